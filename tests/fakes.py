@@ -1,0 +1,115 @@
+"""Fake speech and tiny models for tests: no corpus, no files."""
+
+import collections
+from typing import Optional
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.models import ctc
+from tff_asr.models import transformer
+from tff_asr.text import tokenizer as tokenizer_lib
+
+WORDS = ('ab', 'ba', 'abba', 'cab', 'a')
+
+
+def tiny_model(
+    *, dropout: float = 0.0, layer_drop: float = 0.0, loss_kernel: str = 'op'
+) -> ctc.CtcModel:
+  """A two-block transformer of 5,000 weights or so over 4 + 1 tokens."""
+  encoder = transformer.build(
+      num_blocks=2,
+      dim=8,
+      mlp_dim=16,
+      num_heads=2,
+      dropout=dropout,
+      layer_drop=layer_drop,
+  )
+  return ctc.build(
+      encoder=encoder,
+      vocab_size=tiny_tokenizer().vocab_size,
+      loss_kernel=loss_kernel,
+  )
+
+
+def tiny_tokenizer() -> tokenizer_lib.CharTokenizer:
+  """Tokens of the fake transcripts."""
+  return tokenizer_lib.CharTokenizer(' abc')
+
+
+def tiny_pipeline(
+    model: ctc.CtcModel, *, max_batch_sec: float = 4.0, **kwargs
+) -> pipeline_lib.Pipeline:
+  """Small batches without augmentation, unless asked for."""
+  return pipeline_lib.Pipeline(
+      tokenizer=tiny_tokenizer(),
+      output_lengths=model.encoder.output_lengths,
+      max_batch_sec=max_batch_sec,
+      max_utterance_sec=3.0,
+      **kwargs,
+  )
+
+
+def utterance(client_id: str, index: int) -> dict[str, object]:
+  """One example: noise whose loudness follows its words; fixed by its name."""
+  generator = np.random.default_rng([len(client_id), *client_id.encode(), index])
+  words = generator.choice(WORDS, size=generator.integers(1, 4))
+  samples = int(generator.integers(8000, 24000))
+  envelope = 500.0 * (1 + np.arange(samples) % (1000 * len(words)) / 300)
+  waveform = generator.normal(size=samples) * envelope
+  return collections.OrderedDict(
+      client_id=client_id,
+      transcript=' '.join(words),
+      utterance_id=f'{client_id}-{index}',
+      waveform=np.clip(waveform, -32768, 32767).astype(np.int16),
+  )
+
+
+def examples(
+    client_id: str, num_utterances: int
+) -> list[dict[str, object]]:
+  """A client's examples as NumPy values."""
+  return [utterance(client_id, index) for index in range(num_utterances)]
+
+
+def client_data(
+    num_utterances: Optional[dict[str, int]] = None,
+) -> tff.simulation.datasets.ClientData:
+  """ClientData of fake speech: client ids to their numbers of utterances."""
+  if num_utterances is None:
+    num_utterances = {'ann': 3, 'bob': 5, 'cai': 1, 'dee': 4}
+  stacked = [
+      example
+      for client_id, count in num_utterances.items()
+      for example in examples(client_id, count)
+  ]
+  if not stacked:
+    stacked = examples('nobody', 1)
+  lengths = np.array([len(example['waveform']) for example in stacked])
+  waveforms = np.zeros([len(stacked), lengths.max()], np.int16)
+  for row, example in zip(waveforms, stacked):
+    row[: len(example['waveform'])] = example['waveform']
+  columns = {
+      key: [example[key] for example in stacked]
+      for key in ('client_id', 'transcript', 'utterance_id')
+  }
+
+  def dataset_fn(client_id):
+    dataset = tf.data.Dataset.from_tensor_slices((columns, waveforms, lengths))
+    dataset = dataset.filter(
+        lambda text, *_: tf.equal(text['client_id'], client_id)
+    )
+    return dataset.map(
+        lambda text, waveform, length: collections.OrderedDict(
+            client_id=text['client_id'],
+            transcript=text['transcript'],
+            utterance_id=text['utterance_id'],
+            waveform=waveform[:length],
+        )
+    )
+
+  return tff.simulation.datasets.ClientData.from_clients_and_tf_fn(
+      list(num_utterances), dataset_fn
+  )

@@ -1,0 +1,218 @@
+"""The client's work: local SGD from the broadcast model.
+
+Algorithm 1 of https://arxiv.org/abs/2310.00098: from the server's weights, each
+local step clips the gradient of its batch by global norm and takes a plain SGD
+step; the client returns
+
+    delta = weights before - weights after,
+
+which the server's optimizer takes for a gradient. No state stays at the client.
+
+Type: (<S@SERVER, {<weights, seed>}@CLIENTS, {examples*}@CLIENTS>
+       -> <S@SERVER, {<delta, ()>}@CLIENTS, M@SERVER>), with empty S.
+"""
+
+import collections
+from typing import Any, Optional
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_asr import checks
+from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.models import ctc
+from tff_asr.models import weights as weights_lib
+
+
+def build(
+    *,
+    model: ctc.CtcModel,
+    pipeline: pipeline_lib.Pipeline,
+    broadcast_type: tff.Type,
+    examples_type: tff.Type,
+    learning_rate: float,
+    num_steps: Optional[int] = None,
+    num_epochs: Optional[int] = None,
+    max_grad_norm: float = 1.0,
+) -> tff.learning.templates.ClientWorkProcess:
+  """Builds the client work.
+
+  Args:
+    model: The model to train.
+    pipeline: Examples to batches.
+    broadcast_type: Struct of `weights` and `seed` (int32 [2], this round's).
+    examples_type: Sequence type of a client's examples (`schema`).
+    learning_rate: Of local SGD.
+    num_steps: Local steps; the client's data are passed over again as often as
+      that takes.
+    num_epochs: Passes over the client's data. Exactly one of these two is set.
+    max_grad_norm: Each step's gradient is clipped to this global norm.
+
+  Returns:
+    A client work process. Its measurements are sums over clients, exact and
+    therefore not private:
+      loss_sum: Of utterances over local steps, float32, nats.
+      num_utterances, num_left_out: Trained on and left out, over local steps.
+      num_steps: Local steps taken.
+      num_clients, num_non_finite: Clients, and those whose delta is not finite.
+      delta_norm_sum: Of the clients' finite delta norms.
+
+  Raises:
+    ValueError: An argument is out of range, or not exactly one of num_steps and
+      num_epochs is set.
+  """
+  checks.non_negative(learning_rate=learning_rate)
+  checks.positive(max_grad_norm=max_grad_norm)
+  if (num_steps is None) == (num_epochs is None):
+    raise ValueError(
+        'exactly one of num_steps and num_epochs must be set, found num_steps '
+        f'{num_steps} and num_epochs {num_epochs}.'
+    )
+  if num_steps is not None:
+    checks.positive_int(num_steps=num_steps)
+  if num_epochs is not None:
+    checks.positive_int(num_epochs=num_epochs)
+
+  @tf.function
+  def train(weights, seed, examples):
+    client_seed = tf.random.fold_in(seed, client_number(examples))
+    batches = pipeline.training_batches(
+        examples, seed=client_seed, num_epochs=num_epochs
+    )
+    if num_steps is not None:
+      batches = batches.take(num_steps)
+    initial = weights
+    loss_sum = tf.constant(0.0)
+    num_utterances = tf.constant(0.0)
+    num_left_out = tf.constant(0.0)
+    steps = tf.constant(0.0)
+    # An explicit iterator: a loop over the dataset itself would be traced to a
+    # dataset op whose body runs without graph optimisation.
+    for batch in iter(batches):
+      weights, step_loss_sum = sgd_step(
+          model,
+          weights,
+          batch,
+          learning_rate=learning_rate,
+          max_grad_norm=max_grad_norm,
+      )
+      trained = tf.reduce_sum(batch['weights'])
+      loss_sum += step_loss_sum
+      num_utterances += trained
+      num_left_out += tf.cast(tf.size(batch['weights']), tf.float32) - trained
+      steps += 1.0
+    delta = tf.nest.map_structure(tf.subtract, initial, weights)
+    norm = tf.linalg.global_norm(tf.nest.flatten(delta))
+    is_finite = tf.math.is_finite(norm)
+    measurements = collections.OrderedDict(
+        delta_norm_sum=tf.where(is_finite, norm, 0.0),
+        loss_sum=tf.where(is_finite, loss_sum, 0.0),
+        num_clients=tf.constant(1.0),
+        num_left_out=num_left_out,
+        num_non_finite=tf.cast(~is_finite, tf.float32),
+        num_steps=steps,
+        num_utterances=tf.where(is_finite, num_utterances, 0.0),
+    )
+    result = tff.learning.templates.ClientResult(
+        update=delta, update_weight=()
+    )
+    return result, measurements
+
+  @tff.tensorflow.computation(broadcast_type, examples_type)
+  def client_computation(broadcast, examples):
+    return train(broadcast['weights'], broadcast['seed'], examples)
+
+  @tff.federated_computation
+  def init_fn():
+    return tff.federated_value((), tff.SERVER)
+
+  @tff.federated_computation(
+      init_fn.type_signature.result,
+      tff.FederatedType(broadcast_type, tff.CLIENTS),
+      tff.FederatedType(examples_type, tff.CLIENTS),
+  )
+  def next_fn(state, broadcast, examples):
+    # Client computation.
+    result, measurements = tff.federated_map(
+        client_computation, (broadcast, examples)
+    )
+    # Aggregation of measurements.
+    summed = tff.federated_sum(measurements)
+    return tff.templates.MeasuredProcessOutput(state, result, summed)
+
+  return tff.learning.templates.ClientWorkProcess(init_fn, next_fn)
+
+
+def sgd_step(
+    model: ctc.CtcModel,
+    weights: weights_lib.Weights,
+    batch: pipeline_lib.Batch,
+    *,
+    learning_rate: float,
+    max_grad_norm: float,
+) -> tuple[weights_lib.Weights, tf.Tensor]:
+  """One local step; returns new weights and the batch's loss sum, float32."""
+  gradients, loss_sum = clipped_gradients(
+      model, weights, batch, max_grad_norm=max_grad_norm
+  )
+  stepped = tf.nest.map_structure(
+      lambda weight, gradient: weight - learning_rate * gradient,
+      weights,
+      gradients,
+  )
+  return stepped, loss_sum
+
+
+def clipped_gradients(
+    model: ctc.CtcModel,
+    weights: weights_lib.Weights,
+    batch: pipeline_lib.Batch,
+    *,
+    max_grad_norm: float,
+) -> tuple[weights_lib.Weights, tf.Tensor]:
+  """Gradients of a batch's mean loss, clipped by global norm.
+
+  Args:
+    model: The model.
+    weights: Its weights.
+    batch: See `pipeline.Batch`. Stubs (weight 0) do not count; a batch of
+      nothing else has gradients of zero.
+    max_grad_norm: Positive.
+
+  Returns:
+    Gradients like the weights, and the sum of the utterances' losses.
+  """
+  with tf.GradientTape() as tape:
+    tape.watch(weights)
+    losses = model.loss(
+        weights,
+        batch['features'],
+        batch['feature_lengths'],
+        batch['labels'],
+        batch['label_lengths'],
+        batch['seed'],
+    )
+    losses = tf.where(batch['weights'] > 0, losses, 0.0)
+    loss_sum = tf.reduce_sum(losses)
+    mean_loss = loss_sum / tf.maximum(tf.reduce_sum(batch['weights']), 1.0)
+  gradients = tape.gradient(mean_loss, weights)
+  norm = tf.linalg.global_norm(tf.nest.flatten(gradients))
+  factor = max_grad_norm / tf.maximum(norm, max_grad_norm)
+  return (
+      tf.nest.map_structure(lambda gradient: gradient * factor, gradients),
+      loss_sum,
+  )
+
+
+def client_number(examples: tf.data.Dataset) -> tf.Tensor:
+  """A number of the client for its seeds, int32 [], from its id in the data.
+
+  0 without examples.
+  """
+  number = examples.take(1).reduce(
+      tf.constant(0, tf.int64),
+      lambda _, example: tf.strings.to_hash_bucket_fast(
+          example['client_id'], 2**31 - 1
+      ),
+  )
+  return tf.cast(number, tf.int32)

@@ -1,0 +1,152 @@
+"""Federated averaging of an ASR model as a TFF learning process.
+
+Algorithm 1 of https://arxiv.org/abs/2310.00098 composed from TFF's templates:
+
+    distributor  the weights and this round's seed, to the clients
+    client work  local SGD (`client_update`)
+    aggregator   clip, sum, noise, divide (`aggregators.dp_mean`)
+    finalizer    the server's optimizer (`server_update`)
+"""
+
+import collections
+from typing import Any, NamedTuple, Optional
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_asr.aggregators import dp_mean
+from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.learning import client_update
+from tff_asr.learning import server_update
+from tff_asr.models import ctc
+
+
+class DistributorState(NamedTuple):
+  """What the server adds to the weights it sends.
+
+  Attributes:
+    seed: int32 [2], the run's seed for training randomness (not for noise).
+    round_num: int32, rounds so far.
+  """
+
+  seed: Any
+  round_num: Any
+
+
+def build(
+    *,
+    model: ctc.CtcModel,
+    pipeline: pipeline_lib.Pipeline,
+    client_data: tff.simulation.datasets.ClientData,
+    aggregator: tff.aggregators.WeightedAggregationFactory,
+    server_optimizer: tff.learning.optimizers.Optimizer,
+    client_learning_rate: float,
+    seed: int,
+    num_local_steps: Optional[int] = None,
+    num_local_epochs: Optional[int] = None,
+    max_grad_norm: float = 1.0,
+) -> tff.learning.templates.LearningProcess:
+  """Builds the learning process.
+
+  Its `next` takes the state and the clients' ids:
+    (<S@SERVER, {string}@CLIENTS> -> <state=S@SERVER, metrics=M@SERVER>);
+  each client's dataset is opened where the client runs. Before the first round
+  of a process with noise, put a key into the state: `set_noise_key`.
+
+  Args:
+    model: The model; initial weights are drawn from `seed`.
+    pipeline: Examples to batches.
+    client_data: Opens a client by its id; elements as in `data.schema`.
+    aggregator: See `dp_mean.build`.
+    server_optimizer: Takes the mean delta for a gradient.
+    client_learning_rate: Of the clients' SGD.
+    seed: Of initial weights, shuffling, SpecAugment and dropout.
+    num_local_steps: See `client_update.build`.
+    num_local_epochs: See `client_update.build`.
+    max_grad_norm: See `client_update.build`.
+
+  Returns:
+    A learning process whose weights are float32 tensors by name.
+  """
+  seed_pair = (seed & 0x7FFFFFFF, seed >> 31 & 0x7FFFFFFF)
+
+  @tff.tensorflow.computation
+  def initial_weights():
+    return model.initialize(tf.constant(seed_pair))
+
+  weights_type = initial_weights.type_signature.result
+  distributor = _build_distributor(weights_type, seed_pair)
+  client_work = client_update.build(
+      model=model,
+      pipeline=pipeline,
+      broadcast_type=distributor.next.type_signature.result.result.member,
+      examples_type=client_data.dataset_computation.type_signature.result,
+      learning_rate=client_learning_rate,
+      num_steps=num_local_steps,
+      num_epochs=num_local_epochs,
+      max_grad_norm=max_grad_norm,
+  )
+  result_type = client_work.next.type_signature.result.result.member
+  process = tff.learning.templates.compose_learning_process(
+      initial_weights,
+      distributor,
+      client_work,
+      aggregator.create(result_type.update, result_type.update_weight),
+      server_update.build(
+          optimizer=server_optimizer, weights_type=weights_type
+      ),
+  )
+  return tff.simulation.compose_dataset_computation_with_learning_process(
+      client_data.dataset_computation, process
+  )
+
+
+def set_noise_key(
+    state: tff.learning.templates.LearningAlgorithmState, key: Any
+) -> tff.learning.templates.LearningAlgorithmState:
+  """Returns the state with the aggregator's 128-bit noise key, int32 [4]."""
+  return tff.learning.templates.LearningAlgorithmState(
+      global_model_weights=state.global_model_weights,
+      distributor=state.distributor,
+      client_work=state.client_work,
+      aggregator=dp_mean.set_noise_key(state.aggregator, key),
+      finalizer=state.finalizer,
+  )
+
+
+def _build_distributor(
+    weights_type: tff.Type, seed_pair: tuple[int, int]
+) -> tff.learning.templates.DistributionProcess:
+  """Broadcasts <weights, seed of the round>."""
+
+  @tff.tensorflow.computation
+  def initialize():
+    return DistributorState(
+        seed=tf.constant(seed_pair), round_num=tf.constant(0)
+    )
+
+  state_type = initialize.type_signature.result
+
+  @tff.tensorflow.computation(state_type, weights_type)
+  def prepare(state, weights):
+    broadcast = collections.OrderedDict(
+        seed=tf.random.fold_in(state.seed, state.round_num), weights=weights
+    )
+    return broadcast, DistributorState(state.seed, state.round_num + 1)
+
+  @tff.federated_computation
+  def init_fn():
+    return tff.federated_eval(initialize, tff.SERVER)
+
+  @tff.federated_computation(
+      init_fn.type_signature.result, tff.FederatedType(weights_type, tff.SERVER)
+  )
+  def next_fn(state, weights):
+    broadcast, new_state = tff.federated_map(prepare, (state, weights))
+    return tff.templates.MeasuredProcessOutput(
+        new_state,
+        tff.federated_broadcast(broadcast),
+        tff.federated_value((), tff.SERVER),
+    )
+
+  return tff.learning.templates.DistributionProcess(init_fn, next_fn)

@@ -1,0 +1,84 @@
+"""The server's work: an optimizer step along the aggregated delta.
+
+Type: (<S@SERVER, weights@SERVER, delta@SERVER>
+       -> <S@SERVER, weights@SERVER, M@SERVER>).
+"""
+
+import collections
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+
+def build(
+    *,
+    optimizer: tff.learning.optimizers.Optimizer,
+    weights_type: tff.Type,
+) -> tff.learning.templates.FinalizerProcess:
+  """Builds the finalizer.
+
+  The aggregated delta (old minus new) goes to the optimizer as the gradient.
+  Clients' non-finite deltas do not reach it, so an aggregate that is not finite
+  means that something is wrong (noise without a key, an overflow): it is an
+  error, raised before the weights change.
+
+  Args:
+    optimizer: The server's optimizer; its state is the process's.
+    weights_type: Type of the model's weights.
+
+  Returns:
+    A finalizer process. Measurements, from the noised aggregate and so as
+    private as the model: learning_rate, update_norm and weights_norm, float32.
+  """
+  specs = tff.types.type_to_tf_tensor_specs(weights_type)
+
+  @tff.tensorflow.computation
+  def initialize():
+    return optimizer.initialize(specs)
+
+  state_type = initialize.type_signature.result
+
+  @tff.tensorflow.computation(state_type, weights_type, weights_type)
+  def server_computation(state, weights, delta):
+    norm = tf.linalg.global_norm(tf.nest.flatten(delta))
+    check = tf.debugging.Assert(
+        tf.math.is_finite(norm),
+        ['The aggregated update is not finite: was the noise key set?'],
+    )
+    with tf.control_dependencies([check]):
+      delta = tf.nest.map_structure(tf.identity, delta)
+    new_state, new_weights = optimizer.next(state, weights, delta)
+    measurements = collections.OrderedDict(
+        learning_rate=tf.cast(_learning_rate(state), tf.float32),
+        update_norm=norm,
+        weights_norm=tf.linalg.global_norm(tf.nest.flatten(new_weights)),
+    )
+    return new_state, new_weights, measurements
+
+  @tff.federated_computation
+  def init_fn():
+    return tff.federated_eval(initialize, tff.SERVER)
+
+  @tff.federated_computation(
+      init_fn.type_signature.result,
+      tff.FederatedType(weights_type, tff.SERVER),
+      tff.FederatedType(weights_type, tff.SERVER),
+  )
+  def next_fn(state, weights, delta):
+    # Server computation.
+    new_state, new_weights, measurements = tff.federated_map(
+        server_computation, (state, weights, delta)
+    )
+    return tff.templates.MeasuredProcessOutput(
+        new_state, new_weights, measurements
+    )
+
+  return tff.learning.templates.FinalizerProcess(init_fn, next_fn)
+
+
+def _learning_rate(state) -> tf.Tensor:
+  """The rate of the coming step, of a scheduled optimizer or a plain one."""
+  key = tff.learning.optimizers.LEARNING_RATE_KEY
+  if key in state:
+    return state[key]
+  return state['optimizer'][key]

@@ -1,0 +1,61 @@
+"""Multi-head self-attention without biases.
+
+Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, as in the federated ASR
+paper's code: queries, keys and values in one matrix, dropout on the attention
+weights.
+
+  B: batch size. S: frames. D: width. H: heads.
+"""
+
+import math
+from typing import Optional
+
+import tensorflow as tf
+
+from tff_asr.models import encoder
+from tff_asr.models import weights as weights_lib
+
+_MASKED = -1e9
+
+
+def specs(*, dim: int) -> weights_lib.Specs:
+  """Weights `wqkv` [D, 3 D] and `wf` [D, D]."""
+  return {
+      'wf': weights_lib.matrix(dim, dim),
+      'wqkv': weights_lib.matrix(dim, 3 * dim),
+  }
+
+
+def apply(
+    weights: weights_lib.Weights,
+    inputs: tf.Tensor,
+    valid: tf.Tensor,
+    *,
+    num_heads: int,
+    dropout: float,
+    seed: Optional[tf.Tensor],
+) -> tf.Tensor:
+  """Attends from every frame to the valid ones.
+
+  Args:
+    weights: As in `specs`.
+    inputs: float32 [B, S, D].
+    valid: float32 [B, S, 1], 1 for frames of the utterance, 0 for padding.
+    num_heads: H, divides D.
+    dropout: Rate on the attention weights.
+    seed: int32 [2] in training, None in evaluation.
+
+  Returns:
+    float32 [B, S, D]; what stands at padded frames is arbitrary but finite.
+  """
+  batch_size, size, _ = tf.unstack(tf.shape(inputs))
+  dim = inputs.shape[-1]
+  head_dim = dim // num_heads
+  qkv = tf.matmul(inputs, weights['wqkv'])
+  qkv = tf.reshape(qkv, [batch_size, size, 3, num_heads, head_dim])
+  query, key, value = tf.unstack(tf.transpose(qkv, [2, 0, 3, 1, 4]))
+  scores = tf.matmul(query * (1 / math.sqrt(head_dim)), key, transpose_b=True)
+  scores += (1 - tf.transpose(valid, [0, 2, 1])[:, tf.newaxis]) * _MASKED
+  attention = encoder.dropout(tf.nn.softmax(scores), dropout, seed)
+  heads = tf.transpose(tf.matmul(attention, value), [0, 2, 1, 3])
+  return tf.matmul(tf.reshape(heads, [batch_size, size, dim]), weights['wf'])

@@ -1,0 +1,176 @@
+"""Connectionist temporal classification: head, loss, greedy decoding.
+
+Graves et al. 2006. The blank is the last of the V outputs.
+
+  B: batch size. T: feature frames. F: mel bins. S: output frames.
+  U: label length. V: vocabulary with blank.
+"""
+
+import dataclasses
+import math
+from typing import Optional
+
+import tensorflow as tf
+
+from tff_asr import checks
+from tff_asr.models import encoder as encoder_lib
+from tff_asr.models import weights as weights_lib
+
+LOSS_KERNELS = ('op', 'dense')
+
+
+@dataclasses.dataclass(frozen=True)
+class CtcModel:
+  """An encoder and a linear layer to V logits: a pure function of its weights.
+
+  Attributes:
+    encoder: The acoustic encoder.
+    vocab_size: V.
+    loss_kernel: `op` or `dense`; see `loss`.
+    specs: All weights: the encoder's and `head/kernel`, `head/bias`.
+  """
+
+  encoder: encoder_lib.Encoder
+  vocab_size: int
+  loss_kernel: str
+  specs: weights_lib.Specs
+
+  def initialize(self, seed: tf.Tensor) -> weights_lib.Weights:
+    """Draws initial weights from a seed int32 [2]."""
+    return weights_lib.initialize(self.specs, seed)
+
+  def logits(
+      self,
+      weights: weights_lib.Weights,
+      features: tf.Tensor,
+      feature_lengths: tf.Tensor,
+      seed: Optional[tf.Tensor] = None,
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """Computes logits.
+
+    Args:
+      weights: float32 tensors by name.
+      features: float32 [B, T, F].
+      feature_lengths: int32 [B], each in [0, T]. Frames at or past the length
+        do not affect the output.
+      seed: int32 [2] in training, None in evaluation.
+
+    Returns:
+      float32 [B, S, V] and the valid frames of each, int32 [B].
+    """
+    hidden, lengths = self.encoder.apply(
+        weights, features, feature_lengths, seed
+    )
+    outputs = tf.matmul(hidden, weights['head/kernel'])
+    return outputs + weights['head/bias'], lengths
+
+  def loss(
+      self,
+      weights: weights_lib.Weights,
+      features: tf.Tensor,
+      feature_lengths: tf.Tensor,
+      labels: tf.Tensor,
+      label_lengths: tf.Tensor,
+      seed: Optional[tf.Tensor] = None,
+  ) -> tf.Tensor:
+    """CTC loss of each utterance, float32 [B], in nats; see `loss` below."""
+    logits, lengths = self.logits(weights, features, feature_lengths, seed)
+    return loss(logits, lengths, labels, label_lengths, kernel=self.loss_kernel)
+
+
+def build(
+    *,
+    encoder: encoder_lib.Encoder,
+    vocab_size: int,
+    loss_kernel: str = 'op',
+) -> CtcModel:
+  """Builds a CTC model.
+
+  Args:
+    encoder: The acoustic encoder.
+    vocab_size: V, with the blank, at least 2.
+    loss_kernel: `op` on CPUs, `dense` elsewhere; see `loss`.
+
+  Raises:
+    ValueError: An unknown kernel, or fewer than 2 outputs.
+  """
+  checks.one_of(LOSS_KERNELS, loss_kernel=loss_kernel)
+  checks.positive_int(vocab_size=vocab_size - 1)
+  dim = encoder.output_dim
+  head = {
+      'bias': weights_lib.WeightSpec((vocab_size,), limit=1 / math.sqrt(dim)),
+      'kernel': weights_lib.matrix(dim, vocab_size),
+  }
+  specs = {**encoder.specs, **weights_lib.prefix('head', head)}
+  return CtcModel(encoder, vocab_size, loss_kernel, specs)
+
+
+def min_frames(labels: tf.Tensor) -> tf.Tensor:
+  """Fewest output frames that can spell labels int32 [U]: U and its repeats.
+
+  Between two equal labels CTC needs a blank.
+  """
+  repeats = tf.reduce_sum(tf.cast(tf.equal(labels[1:], labels[:-1]), tf.int32))
+  return tf.size(labels) + repeats
+
+
+def loss(
+    logits: tf.Tensor,
+    logit_lengths: tf.Tensor,
+    labels: tf.Tensor,
+    label_lengths: tf.Tensor,
+    *,
+    kernel: str = 'op',
+) -> tf.Tensor:
+  """Negative log probability of the labels, summed over alignments.
+
+  Args:
+    logits: float32 [B, S, V].
+    logit_lengths: int32 [B]. An utterance must have at least `min_frames` of
+      its labels: `op` raises otherwise, `dense` returns a finite wrong value.
+    labels: int32 [B, U], each id in [0, V - 1); what stands at or past an
+      utterance's label length is ignored.
+    label_lengths: int32 [B], 0 allowed.
+    kernel: `op` is TensorFlow's CTCLoss, which has a CPU kernel only; `dense`
+      is TensorFlow's implementation in tensor ops, which runs on every device
+      and is some 15 times slower on a CPU. They agree to rounding.
+
+  Returns:
+    float32 [B], in nats.
+  """
+  blank = logits.shape[-1] - 1
+  if kernel == 'dense':
+    in_label = tf.sequence_mask(label_lengths, tf.shape(labels)[1])
+    return tf.nn.ctc_loss(
+        tf.where(in_label, labels, 0),
+        logits,
+        label_lengths,
+        logit_lengths,
+        logits_time_major=False,
+        blank_index=blank,
+    )
+  positions = tf.where(tf.sequence_mask(label_lengths, tf.shape(labels)[1]))
+  return tf.raw_ops.CTCLoss(
+      inputs=tf.transpose(logits, [1, 0, 2]),
+      labels_indices=positions,
+      labels_values=tf.gather_nd(labels, positions),
+      sequence_length=logit_lengths,
+  ).loss
+
+
+def greedy_decode(logits: tf.Tensor, logit_lengths: tf.Tensor) -> tf.Tensor:
+  """Best token a frame, repeats merged, blanks removed.
+
+  Args:
+    logits: float32 [B, S, V].
+    logit_lengths: int32 [B].
+
+  Returns:
+    A tf.RaggedTensor int32 [B, (U)] of token ids.
+  """
+  blank = logits.shape[-1] - 1
+  best = tf.argmax(logits, axis=-1, output_type=tf.int32)
+  previous = tf.pad(best[:, :-1], [[0, 0], [1, 0]], constant_values=-1)
+  valid = tf.sequence_mask(logit_lengths, tf.shape(best)[1])
+  is_new = tf.not_equal(best, previous) & tf.not_equal(best, blank)
+  return tf.ragged.boolean_mask(best, valid & is_new)

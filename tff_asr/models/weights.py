@@ -1,0 +1,93 @@
+"""Model weights: what they are called, their shapes and how they start.
+
+A model's weights are an `OrderedDict` from name to tensor, sorted by name, so
+that TensorFlow Federated, `tf.nest` and a checkpoint see them in one order.
+Initial values come from stateless random ops: a seed makes them anywhere, and
+no graph or file has to carry them.
+"""
+
+import collections
+from collections.abc import Mapping
+import math
+from typing import NamedTuple
+import zlib
+
+import tensorflow as tf
+
+Weights = collections.OrderedDict  # of str to tf.Tensor, sorted by name.
+
+
+class WeightSpec(NamedTuple):
+  """One weight: its shape, and how its initial value is drawn.
+
+  Attributes:
+    shape: The tensor's shape.
+    limit: The initial value is uniform in [-limit, limit).
+    offset: Added to it; with limit 0 the initial value is this constant.
+  """
+
+  shape: tuple[int, ...]
+  limit: float = 0.0
+  offset: float = 0.0
+
+
+Specs = Mapping[str, WeightSpec]
+
+
+def matrix(fan_in: int, fan_out: int) -> WeightSpec:
+  """A [fan_in, fan_out] matrix, uniform with variance 1 / (3 fan_in)."""
+  return WeightSpec((fan_in, fan_out), limit=1 / math.sqrt(fan_in))
+
+
+def zeros(size: int) -> WeightSpec:
+  """A vector of zeros."""
+  return WeightSpec((size,))
+
+
+def ones(size: int) -> WeightSpec:
+  """A vector of ones."""
+  return WeightSpec((size,), offset=1.0)
+
+
+def prefix(name: str, specs: Specs) -> Specs:
+  """Puts `name/` before every name."""
+  return {f'{name}/{key}': spec for key, spec in specs.items()}
+
+
+def select(name: str, weights: Mapping[str, tf.Tensor]) -> Weights:
+  """The weights under `name/`, without that prefix: the reverse of `prefix`."""
+  start = f'{name}/'
+  return Weights(
+      (key[len(start) :], value)
+      for key, value in weights.items()
+      if key.startswith(start)
+  )
+
+
+def initialize(specs: Specs, seed: tf.Tensor) -> Weights:
+  """Draws initial weights.
+
+  Args:
+    specs: The model's weights.
+    seed: int32 [2]. A weight's value depends on this and on its name only.
+
+  Returns:
+    float32 tensors by name, sorted by name.
+  """
+  initial = Weights()
+  for name in sorted(specs):
+    spec = specs[name]
+    if spec.limit:
+      own_seed = tf.random.fold_in(seed, zlib.crc32(name.encode()) >> 1)
+      value = tf.random.stateless_uniform(
+          spec.shape, own_seed, -spec.limit, spec.limit
+      )
+      initial[name] = value + spec.offset
+    else:
+      initial[name] = tf.fill(spec.shape, spec.offset)
+  return initial
+
+
+def count(specs: Specs) -> int:
+  """Number of parameters."""
+  return sum(math.prod(spec.shape) for spec in specs.values())

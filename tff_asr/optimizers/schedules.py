@@ -1,0 +1,80 @@
+"""Learning-rate schedules: round or step number to learning rate.
+
+Each builder returns a function of an integer (Python's or a tensor), 0 for the
+first round, to a float32 scalar. `scheduled` puts one into an optimizer, whose
+state then carries the round number.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_asr import checks
+
+Schedule = Callable[[Any], tf.Tensor]
+
+
+def constant(learning_rate: float) -> Schedule:
+  """The same learning rate always."""
+  checks.non_negative(learning_rate=learning_rate)
+
+  def schedule(round_num):
+    del round_num
+    return tf.constant(learning_rate, tf.float32)
+
+  return schedule
+
+
+def exponential_decay(
+    learning_rate: float,
+    *,
+    start: int,
+    decay_rate: float,
+    transition_rounds: float,
+    floor: float = 0.0,
+) -> Schedule:
+  """Constant until `start`, then learning_rate decay_rate^((t - start) / n).
+
+  Continuous, not a staircase, as in the published code of
+  https://arxiv.org/abs/2310.00098.
+
+  Args:
+    learning_rate: Before decay.
+    start: The last round at the full rate.
+    decay_rate: In [0, 1]; the factor over `transition_rounds`.
+    transition_rounds: n, positive.
+    floor: The rate never falls under this.
+  """
+  checks.non_negative(learning_rate=learning_rate, floor=floor)
+  checks.non_negative_int(start=start)
+  checks.in_range(0, 1, decay_rate=decay_rate)
+  checks.positive(transition_rounds=transition_rounds)
+
+  def schedule(round_num):
+    past = tf.maximum(tf.cast(round_num, tf.float32) - start, 0.0)
+    decayed = learning_rate * tf.pow(
+        tf.constant(decay_rate, tf.float32), past / transition_rounds
+    )
+    return tf.maximum(decayed, floor)
+
+  return schedule
+
+
+def warmup(schedule: Schedule, *, rounds: int) -> Schedule:
+  """Multiplies a schedule by min(1, (t + 1) / rounds)."""
+  checks.positive_int(rounds=rounds)
+
+  def warmed(round_num):
+    share = (tf.cast(round_num, tf.float32) + 1.0) / rounds
+    return tf.minimum(share, 1.0) * schedule(round_num)
+
+  return warmed
+
+
+def scheduled(
+    optimizer: tff.learning.optimizers.Optimizer, *, schedule: Schedule
+) -> tff.learning.optimizers.Optimizer:
+  """Returns the optimizer with its learning rate taken from the schedule."""
+  return tff.learning.optimizers.schedule_learning_rate(optimizer, schedule)

@@ -1,0 +1,16 @@
+"""The layer-wise ratio of LAMB and LARS, with its zero-norm cases."""
+
+import tensorflow as tf
+
+
+def trust_ratio(weight: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
+  """||weight|| / ||update|| of one tensor, as a scalar of its dtype.
+
+  1 where either norm is 0 (optax's `scale_by_trust_ratio` without bounds): a
+  tensor that starts at zero, like a bias, still moves.
+  """
+  weight_norm = tf.norm(weight)
+  update_norm = tf.norm(update)
+  usable = (weight_norm > 0) & (update_norm > 0)
+  divisor = tf.where(usable, update_norm, tf.ones_like(update_norm))
+  return tf.where(usable, weight_norm / divisor, tf.ones_like(weight_norm))

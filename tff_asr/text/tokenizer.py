@@ -1,0 +1,88 @@
+"""Character tokens: text to ids and back.
+
+One token a character; the CTC blank is the last id and has no character.
+Encoding runs in the graph through tensorflow-text's `UnicodeCharTokenizer`,
+whose op is a core TensorFlow op, so that every execution context can run it.
+
+  U: label length. V: vocabulary with blank.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_text as tf_text
+
+ENGLISH = " 'abcdefghijklmnopqrstuvwxyz-"
+
+
+class CharTokenizer:
+  """Maps characters to ids 0 .. V - 2; V - 1 is the blank."""
+
+  def __init__(self, characters: str = ENGLISH):
+    """Creates a tokenizer.
+
+    Args:
+      characters: Each character once; its place is its id.
+
+    Raises:
+      ValueError: No character, or one of them twice.
+    """
+    if not characters:
+      raise ValueError('characters must name at least one character.')
+    twice = sorted({c for c in characters if characters.count(c) > 1})
+    if twice:
+      raise ValueError(f'characters has {twice} more than once.')
+    self._characters = characters
+    codepoints = [ord(c) for c in characters]
+    self._id_of_codepoint = np.full(max(codepoints) + 1, -1, np.int32)
+    self._id_of_codepoint[codepoints] = np.arange(len(characters))
+
+  @property
+  def characters(self) -> str:
+    return self._characters
+
+  @property
+  def vocab_size(self) -> int:
+    """V: characters and the blank."""
+    return len(self._characters) + 1
+
+  @property
+  def blank_id(self) -> int:
+    return len(self._characters)
+
+  def encode(self, transcript: tf.Tensor) -> tf.Tensor:
+    """Encodes one transcript in the graph.
+
+    Args:
+      transcript: string scalar, UTF-8.
+
+    Returns:
+      int32 [U] ids; a character that is not a token becomes -1 (check the
+      corpus beforehand with `missing`).
+    """
+    codepoints = tf_text.UnicodeCharTokenizer().tokenize(transcript)
+    table = tf.constant(self._id_of_codepoint)
+    size = len(self._id_of_codepoint)
+    ids = tf.gather(table, tf.minimum(codepoints, size - 1))
+    return tf.where(codepoints < size, ids, -1)
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """Returns the text of ids without blanks.
+
+    Raises:
+      ValueError: An id is the blank or outside [0, V).
+    """
+    text = []
+    for token in ids:
+      if not 0 <= token < len(self._characters):
+        raise ValueError(
+            f'token id {token} is not one of the {len(self._characters)} '
+            'characters.'
+        )
+      text.append(self._characters[token])
+    return ''.join(text)
+
+  def missing(self, characters: Sequence[str]) -> list[str]:
+    """Returns the characters that are not tokens, sorted."""
+    return sorted(set(characters) - set(self._characters))
