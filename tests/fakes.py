@@ -29,7 +29,7 @@ def tiny_model(
   )
   return ctc.build(
       encoder=encoder,
-      vocab_size=tiny_tokenizer().vocab_size,
+      tokenizer=tiny_tokenizer(),
       loss_kernel=loss_kernel,
   )
 

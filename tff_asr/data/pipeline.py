@@ -25,12 +25,13 @@ import tensorflow as tf
 
 from tff_asr import checks
 from tff_asr.features import log_mel
-from tff_asr.models import ctc
+from tff_asr.text import alignment
 from tff_asr.text import tokenizer as tokenizer_lib
 
 Batch = collections.OrderedDict
 """A batch, sorted by name:
 
+client_id: string [B].
 feature_lengths: int32 [B].
 features: float32 [B, T, F], 0 at and past each length.
 label_lengths: int32 [B].
@@ -169,7 +170,7 @@ class Pipeline:
     is_usable = (
         (tf.size(labels) > 0)
         & (num_frames <= max_frames)
-        & (self.output_lengths(num_frames) >= ctc.min_frames(labels))
+        & (self.output_lengths(num_frames) >= alignment.min_frames(labels))
     )
     stub = tf.zeros([_STUB_FRAMES, log_mel.NUM_MEL_BINS])
     is_kept = is_usable
@@ -179,6 +180,7 @@ class Pipeline:
     features.set_shape([None, log_mel.NUM_MEL_BINS])
     labels = tf.cond(is_usable, lambda: labels, lambda: labels[:0])
     return Batch(
+        client_id=example['client_id'],
         feature_lengths=tf.shape(features)[0],
         features=features,
         label_lengths=tf.size(labels),

@@ -42,9 +42,13 @@ def align(reference: str, hypothesis: str) -> WordErrors:
 
   An empty reference makes every word of the hypothesis an insertion.
   """
-  if not reference.split():
-    return WordErrors(insertions=len(hypothesis.split()))
-  counts = jiwer.process_words(reference, hypothesis)
+  reference_words, hypothesis_words = reference.split(), hypothesis.split()
+  if not reference_words:
+    return WordErrors(insertions=len(hypothesis_words))
+  # jiwer itself splits at spaces only.
+  counts = jiwer.process_words(
+      ' '.join(reference_words), ' '.join(hypothesis_words)
+  )
   return WordErrors(
       substitutions=counts.substitutions,
       deletions=counts.deletions,

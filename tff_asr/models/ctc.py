@@ -15,6 +15,7 @@ import tensorflow as tf
 from tff_asr import checks
 from tff_asr.models import encoder as encoder_lib
 from tff_asr.models import weights as weights_lib
+from tff_asr.text import tokenizer as tokenizer_lib
 
 LOSS_KERNELS = ('op', 'dense')
 
@@ -81,21 +82,21 @@ class CtcModel:
 def build(
     *,
     encoder: encoder_lib.Encoder,
-    vocab_size: int,
+    tokenizer: tokenizer_lib.CharTokenizer,
     loss_kernel: str = 'op',
 ) -> CtcModel:
   """Builds a CTC model.
 
   Args:
     encoder: The acoustic encoder.
-    vocab_size: V, with the blank, at least 2.
+    tokenizer: Gives V.
     loss_kernel: `op` on CPUs, `dense` elsewhere; see `loss`.
 
   Raises:
-    ValueError: An unknown kernel, or fewer than 2 outputs.
+    ValueError: An unknown kernel.
   """
   checks.one_of(LOSS_KERNELS, loss_kernel=loss_kernel)
-  checks.positive_int(vocab_size=vocab_size - 1)
+  vocab_size = tokenizer.vocab_size
   dim = encoder.output_dim
   head = {
       'bias': weights_lib.WeightSpec((vocab_size,), limit=1 / math.sqrt(dim)),
@@ -103,15 +104,6 @@ def build(
   }
   specs = {**encoder.specs, **weights_lib.prefix('head', head)}
   return CtcModel(encoder, vocab_size, loss_kernel, specs)
-
-
-def min_frames(labels: tf.Tensor) -> tf.Tensor:
-  """Fewest output frames that can spell labels int32 [U]: U and its repeats.
-
-  Between two equal labels CTC needs a blank.
-  """
-  repeats = tf.reduce_sum(tf.cast(tf.equal(labels[1:], labels[:-1]), tf.int32))
-  return tf.size(labels) + repeats
 
 
 def loss(
@@ -125,37 +117,59 @@ def loss(
   """Negative log probability of the labels, summed over alignments.
 
   Args:
-    logits: float32 [B, S, V].
+    logits: float32 [B, S, V], S at least 1.
     logit_lengths: int32 [B]. An utterance must have at least `min_frames` of
-      its labels: `op` raises otherwise, `dense` returns a finite wrong value.
+      its labels (`text.alignment`): `op` raises otherwise, `dense` returns a
+      finite wrong value.
     labels: int32 [B, U], each id in [0, V - 1); what stands at or past an
       utterance's label length is ignored.
-    label_lengths: int32 [B], 0 allowed.
+    label_lengths: int32 [B], 0 allowed: then every frame is a blank.
     kernel: `op` is TensorFlow's CTCLoss, which has a CPU kernel only; `dense`
       is TensorFlow's implementation in tensor ops, which runs on every device
       and is some 15 times slower on a CPU. They agree to rounding.
 
   Returns:
     float32 [B], in nats.
+
+  Raises:
+    ValueError: An unknown kernel.
   """
+  checks.one_of(LOSS_KERNELS, kernel=kernel)
   blank = logits.shape[-1] - 1
+  # One column more: no kernel is right for labels of no column.
+  labels = tf.pad(labels, [[0, 0], [0, 1]])
+  in_label = tf.sequence_mask(label_lengths, tf.shape(labels)[1])
+  labels = tf.where(in_label, labels, 0)
   if kernel == 'dense':
-    in_label = tf.sequence_mask(label_lengths, tf.shape(labels)[1])
     return tf.nn.ctc_loss(
-        tf.where(in_label, labels, 0),
+        labels,
         logits,
         label_lengths,
         logit_lengths,
         logits_time_major=False,
         blank_index=blank,
     )
-  positions = tf.where(tf.sequence_mask(label_lengths, tf.shape(labels)[1]))
-  return tf.raw_ops.CTCLoss(
+  # The op refuses an empty label: it gets one token and one frame in its
+  # place, and what it returns for them is not used.
+  is_empty = tf.equal(label_lengths, 0)
+  at_least_one = tf.cast(is_empty, tf.int32)
+  positions = tf.where(
+      tf.sequence_mask(label_lengths + at_least_one, tf.shape(labels)[1])
+  )
+  losses = tf.raw_ops.CTCLoss(
       inputs=tf.transpose(logits, [1, 0, 2]),
       labels_indices=positions,
       labels_values=tf.gather_nd(labels, positions),
-      sequence_length=logit_lengths,
+      sequence_length=tf.maximum(logit_lengths, at_least_one),
   ).loss
+  return tf.where(is_empty, _all_blank_loss(logits, logit_lengths), losses)
+
+
+def _all_blank_loss(logits: tf.Tensor, logit_lengths: tf.Tensor) -> tf.Tensor:
+  """The loss of empty labels, whose one alignment is a blank in each frame."""
+  blank_scores = tf.nn.log_softmax(logits)[:, :, -1]
+  valid = tf.sequence_mask(logit_lengths, tf.shape(logits)[1])
+  return -tf.reduce_sum(tf.where(valid, blank_scores, 0.0), axis=1)
 
 
 def greedy_decode(logits: tf.Tensor, logit_lengths: tf.Tensor) -> tf.Tensor:

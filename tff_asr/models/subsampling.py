@@ -53,8 +53,11 @@ def apply(
     seed: Optional[tf.Tensor],
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Returns float32 [B, S, D] and its lengths int32 [B]."""
+  valid = encoder.mask(feature_lengths, tf.shape(features)[1])
+  # Chosen, not multiplied: padding may hold anything, and 0 * NaN is NaN.
+  features = tf.where(valid > 0, features, 0.0)
   scaled = features * weights['input_scale'] + weights['input_bias']
-  scaled *= encoder.mask(feature_lengths, tf.shape(features)[1])
+  scaled *= valid
   padded = tf.pad(scaled, [[0, 0], [_PAD_LEFT, _PAD_RIGHT], [0, 0]])
   hidden = tf.nn.conv1d(padded, weights['kernel'], STRIDE, 'VALID')
   value, gate = tf.split(hidden + weights['bias'], 2, axis=-1)

@@ -54,8 +54,8 @@ def build(
     An `encoder.Encoder` with D = dim and S = T // 3.
 
   Raises:
-    ValueError: A size is not positive, a rate is outside [0, 1], or dim is odd
-      or not divisible by num_heads.
+    ValueError: A size is not positive, a rate is outside [0, 1], dropout is 1,
+      or dim is odd or not divisible by num_heads.
   """
   checks.positive_int(
       num_blocks=num_blocks,
@@ -65,6 +65,8 @@ def build(
       feature_dim=feature_dim,
   )
   checks.in_range(0, 1, dropout=dropout, layer_drop=layer_drop)
+  if dropout == 1:
+    raise ValueError('dropout must be below 1, found 1.')
   checks.non_negative(max_shift_sec=max_shift_sec)
   if dim % num_heads or dim % 2:
     raise ValueError(

@@ -143,8 +143,14 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
           _factor(squared_norm, share * clip)
           for squared_norm, share in zip(squared_norms, shares)
       ]
+    # The product in float64 too: a factor of C over a huge norm may be below
+    # float32's normal numbers, where rounding could double it.
     clipped = [
-        tf.where(is_finite, layer * tf.cast(factor, layer.dtype), 0.0)
+        tf.where(
+            is_finite,
+            tf.cast(tf.cast(layer, tf.float64) * factor, layer.dtype),
+            0.0,
+        )
         for layer, factor in zip(layers, factors)
     ]
     return tf.nest.pack_sequence_as(record, clipped)

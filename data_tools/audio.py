@@ -1,0 +1,180 @@
+"""Audio files to 16 kHz mono int16, and a count of what was converted.
+
+Reads what libsndfile reads, recognised by content and not by file name: WAV,
+FLAC, MP3, Ogg, NIST sphere, AIFF and more. Audio that is already 16 kHz mono
+int16 comes out bit for bit. Otherwise, in this order: channels are averaged,
+other rates are resampled by soxr at its high quality, and samples are rounded
+to int16 and clipped.
+
+A file that ends before its own header says raises instead of giving a shorter
+clip. An MP3 file without a length header is the exception: nothing in it tells
+how long it was.
+"""
+
+import collections
+from collections.abc import Sequence
+import io
+import os
+import re
+import threading
+
+import numpy as np
+import soundfile
+import soxr
+
+SAMPLE_RATE_HZ = 16000
+
+# libsndfile gives the file's own integers as int16, exactly.
+_EXACT_SUBTYPES = ('PCM_16', 'PCM_S8', 'PCM_U8', 'ULAW', 'ALAW')
+# libsndfile's length of an MP3 file may count the encoder's padding.
+_MP3_TOLERANCE = 3 * 1152
+# Programs that write to a pipe leave a length of "unknown" behind.
+_UNKNOWN_LENGTH = 0x7FFFF000
+_DECLARED_BYTES = re.compile(
+    r'^\s*(?:data|SSND)\s*: (\d+) \(should be (\d+)\)', re.MULTILINE
+)
+_DECLARED_SAMPLES = re.compile(rb'^sample_count -i (\d+)', re.MULTILINE)
+_OGG_TRUNCATED = ('File ended unexpectedly', 'lacks an end-of-stream bit')
+
+
+class AudioError(ValueError):
+  """An audio file that cannot be used.
+
+  Attributes:
+    reason: The kind of defect in few words, the same for all such files.
+  """
+
+  def __init__(self, name: str, reason: str, detail: str):
+    super().__init__(f'{name}: {reason} ({detail}).')
+    self.reason = reason
+
+
+class Conversions:
+  """Counts conversions by kind, so that each kind is told once. Thread-safe."""
+
+  def __init__(self):
+    self._counts = collections.Counter()
+    self._lock = threading.Lock()
+
+  def add(self, kind: str) -> None:
+    """Counts one file; `kind` completes the sentence '3 files ...'."""
+    with self._lock:
+      self._counts[kind] += 1
+
+  def notices(self) -> Sequence[str]:
+    """Returns one sentence a kind, as '312 files were ...', sorted by kind."""
+    with self._lock:
+      return [
+          f'{count} file{"s" if count > 1 else ""} {kind}'
+          for kind, count in sorted(self._counts.items())
+      ]
+
+
+def read(
+    source: str | os.PathLike[str] | bytes,
+    *,
+    name: str | None = None,
+    conversions: Conversions | None = None,
+) -> np.ndarray:
+  """Reads one audio file.
+
+  Args:
+    source: A path, or the bytes of a file.
+    name: What errors call the file; by default the path.
+    conversions: Where conversions are counted.
+
+  Returns:
+    int16 [N], 16 kHz mono, N at least 1.
+
+  Raises:
+    AudioError: If the file is missing, empty, not audio, damaged, truncated,
+      without samples, or holds samples that are not finite. It names the file.
+  """
+  if isinstance(source, bytes):
+    name, data = name or 'audio', source
+  else:
+    name = name or os.fspath(source)
+    try:
+      with open(source, 'rb') as f:
+        data = f.read()
+    except OSError as e:
+      raise AudioError(name, 'cannot be opened', e.strerror or str(e)) from e
+  if not data:
+    raise AudioError(name, 'is empty', '0 bytes')
+  try:
+    with soundfile.SoundFile(io.BytesIO(data)) as f:
+      exact = f.subtype in _EXACT_SUBTYPES
+      # float64 holds every integer format exactly.
+      samples = f.read(dtype='int16' if exact else 'float64', always_2d=True)
+      kind = f'{f.format} {f.subtype}'
+      _check_length(name, f, data=data, num_read=len(samples))
+      rate_hz = f.samplerate
+  except soundfile.SoundFileError as e:
+    detail = str(e).rsplit('>: ', 1)[-1].rstrip('.')
+    raise AudioError(name, 'is not readable audio', detail) from e
+  if not samples.size:
+    raise AudioError(name, 'has no samples', kind)
+  if not exact and not np.all(np.isfinite(samples)):
+    raise AudioError(name, 'has samples that are not finite', kind)
+  conversions = conversions or Conversions()
+  return _convert(
+      samples, rate_hz=rate_hz, kind=kind, conversions=conversions, name=name
+  )
+
+
+def _convert(
+    samples: np.ndarray,
+    *,
+    rate_hz: int,
+    kind: str,
+    conversions: Conversions,
+    name: str,
+) -> np.ndarray:
+  """int16 or float64 [N, channels] at any rate to int16 [N] at 16 kHz."""
+  exact = samples.dtype == np.int16
+  if not exact:
+    conversions.add(f'in {kind} were rounded to 16 bits')
+  num_channels = samples.shape[1]
+  if exact and num_channels == 1 and rate_hz == SAMPLE_RATE_HZ:
+    return samples[:, 0]
+  waveform = samples.astype(np.float64) / (2**15 if exact else 1)
+  if num_channels > 1:
+    conversions.add(f'of {num_channels} channels were averaged to one')
+    waveform = waveform.mean(axis=1)
+  else:
+    waveform = waveform[:, 0]
+  if rate_hz != SAMPLE_RATE_HZ:
+    conversions.add(
+        f'of {rate_hz} Hz were resampled to {SAMPLE_RATE_HZ} Hz'
+    )
+    waveform = soxr.resample(
+        waveform.astype(np.float32), rate_hz, SAMPLE_RATE_HZ, quality='HQ'
+    )
+    if not waveform.size:
+      raise AudioError(name, 'has no samples', f'less than one at 16 kHz')
+  return np.clip(np.rint(waveform * 2**15), -(2**15), 2**15 - 1).astype(
+      np.int16
+  )
+
+
+def _check_length(
+    name: str, f: soundfile.SoundFile, *, data: bytes, num_read: int
+) -> None:
+  """Raises AudioError if the file is shorter than its header says."""
+
+  def truncated(detail: str) -> AudioError:
+    return AudioError(name, 'is truncated', detail)
+
+  tolerance = _MP3_TOLERANCE if f.subtype.startswith('MPEG') else 0
+  if num_read < f.frames - tolerance:
+    raise truncated(f'{num_read} of {f.frames} samples')
+  info = f.extra_info
+  for declared, actual in _DECLARED_BYTES.findall(info):
+    if int(actual) < int(declared) < _UNKNOWN_LENGTH:
+      raise truncated(f'{actual} of {declared} bytes')
+  if any(sign in info for sign in _OGG_TRUNCATED):
+    raise truncated('the stream does not end')
+  if f.format == 'NIST':
+    match = _DECLARED_SAMPLES.search(data[:1024])
+    if match and num_read < int(match.group(1)):
+      raise truncated(f'{num_read} of {int(match.group(1))} samples')

@@ -1,0 +1,392 @@
+"""Makes a small corpus of generated speech in LibriSpeech's layout.
+
+    python -m data_tools.synthetic_speech --output_dir=data/synthetic
+
+eSpeak NG (from the package espeakng-loader) speaks short sentences of a closed
+vocabulary. It is not human speech and serves to try the system in minutes: a
+recogniser learns it on two cores, and hears new speakers say new sentences.
+
+- A speaker is a voice variant with an accent, a rate, a pitch, a loudness, a
+  background noise, and a taste for some templates and words (clients differ).
+- Splits train, dev and test share no speaker and no sentence: a sentence
+  belongs to the one split that its hash names.
+- Everything follows from the seed, bit for bit, on one machine. eSpeak's state
+  drifts from one utterance to the next, so each speaker is made in a process of
+  its own (`os.fork`) that starts from the same state; and its breath noise,
+  else seeded by the clock, gets a seed.
+
+TensorFlow must not be loaded in the process that forks.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+import hashlib
+from importlib import metadata
+import json
+import os
+import shutil
+import sys
+import tempfile
+from typing import Any
+
+from absl import app
+from absl import flags
+import numpy as np
+import soundfile
+import soxr
+
+from data_tools import espeak
+from data_tools import sentences
+
+SAMPLE_RATE_HZ = 16000
+SPLITS = ('train', 'dev', 'test')
+MARKER_FILE = 'synthetic_speech.json'
+SPEAKERS_FILE = 'SPEAKERS.TXT'
+
+_GENERATOR_VERSION = 2
+
+_UTTERANCES = (20, 48)
+_RATE_WORDS_PER_MINUTE = (150, 185)
+_PITCH = (40, 60)
+_LEVEL_DB = (-30.0, -20.0)
+_SNR_DB = (22.0, 36.0)
+_NOISE_TAPS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Speaker:
+  """One generated speaker.
+
+  Attributes:
+    speaker_id: A number, as in LibriSpeech.
+    split: 'train', 'dev' or 'test'.
+    variant: eSpeak's voice variant, which carries the identity.
+    accent: eSpeak's language.
+    rate: Words a minute.
+    pitch: eSpeak's scale, 0 to 100.
+    level_db: Loudness of the speech, dB of full scale.
+    snr_db: Speech over background noise.
+    noise_pole: In [0, 0.9]; 0 is white noise, higher is darker.
+    sentences: What the speaker says.
+  """
+
+  speaker_id: str
+  split: str
+  variant: str
+  accent: str
+  rate: int
+  pitch: int
+  level_db: float
+  snr_db: float
+  noise_pole: float
+  sentences: tuple[str, ...]
+
+
+def generate(
+    output_dir: str | os.PathLike[str],
+    *,
+    num_speakers: int = 72,
+    num_dev_speakers: int = 8,
+    num_test_speakers: int = 12,
+    seed: int = 1,
+    num_workers: int | None = None,
+) -> Mapping[str, Any]:
+  """Makes the corpus, unless the same one is there.
+
+  Args:
+    output_dir: Gets SPEAKERS.TXT and train/, dev/ and test/, each with
+      SPEAKER/CHAPTER/SPEAKER-CHAPTER-UTTERANCE.flac (16 kHz mono int16) and
+      SPEAKER-CHAPTER.trans.txt.
+    num_speakers: Of all splits. Up to `len(espeak.VARIANTS)` no two have the
+      same variant; beyond, no two have the same variant and accent.
+    num_dev_speakers: Of these, in dev.
+    num_test_speakers: Of these, in test.
+    seed: At least 0.
+    num_workers: Processes at a time; by default one a core.
+
+  Returns:
+    The parameters, and the number of utterances and seconds.
+
+  Raises:
+    ValueError: If an argument is out of range or `output_dir` holds something
+      else.
+    RuntimeError: If TensorFlow is loaded or eSpeak fails (speaker named).
+  """
+  parameters = {
+      'generator_version': _GENERATOR_VERSION,
+      'espeakng_loader': metadata.version('espeakng-loader'),
+      'num_speakers': num_speakers,
+      'num_dev_speakers': num_dev_speakers,
+      'num_test_speakers': num_test_speakers,
+      'seed': seed,
+  }
+  speakers = build_speakers(
+      num_speakers=num_speakers,
+      num_dev_speakers=num_dev_speakers,
+      num_test_speakers=num_test_speakers,
+      seed=seed,
+  )
+  output_dir = os.path.abspath(os.fspath(output_dir))
+  existing = _read_existing(output_dir, parameters=parameters)
+  if existing is not None:
+    return existing
+  if 'tensorflow' in sys.modules:
+    raise RuntimeError(
+        'Generated speech is made by forked processes, which is not safe once'
+        ' TensorFlow is loaded; run python -m data_tools.synthetic_speech.'
+    )
+  parent, name = os.path.split(output_dir)
+  os.makedirs(parent, exist_ok=True)
+  partial_dir = tempfile.mkdtemp(prefix=f'.{name}.', dir=parent)
+  try:
+    os.chmod(partial_dir, 0o755)
+    seconds = _write_corpus(
+        partial_dir, speakers, seed=seed, num_workers=num_workers
+    )
+    content = dict(
+        parameters,
+        num_utterances=sum(len(s.sentences) for s in speakers),
+        seconds=round(seconds, 3),
+    )
+    path = os.path.join(partial_dir, MARKER_FILE)
+    with open(path, 'w', encoding='utf-8') as f:
+      json.dump(content, f, indent=1)
+      f.write('\n')
+    os.rename(partial_dir, output_dir)
+  finally:
+    shutil.rmtree(partial_dir, ignore_errors=True)
+  return content
+
+
+def build_speakers(
+    *,
+    num_speakers: int,
+    num_dev_speakers: int,
+    num_test_speakers: int,
+    seed: int,
+) -> list[Speaker]:
+  """Returns the speakers and what they say, without making any sound.
+
+  Raises:
+    ValueError: If an argument is out of range.
+  """
+  numbers = {
+      'num_dev_speakers': num_dev_speakers,
+      'num_test_speakers': num_test_speakers,
+      'seed': seed,
+  }
+  for name, value in numbers.items():
+    if value < 0:
+      raise ValueError(f'{name} must be at least 0, found {value}.')
+  most = len(espeak.VARIANTS) * len(espeak.ACCENTS)
+  least = num_dev_speakers + num_test_speakers + 1
+  if not least <= num_speakers <= most:
+    raise ValueError(
+        f'num_speakers must be between {least} (one to train on) and {most},'
+        f' found {num_speakers}.'
+    )
+  rng = _rng(seed, 'voices')
+  accents = list(espeak.ACCENTS)
+  variants = rng.permutation(espeak.VARIANTS).tolist()
+  first_accents = rng.choice(
+      len(accents), len(variants), p=list(espeak.ACCENTS.values())
+  )
+  splits = ['train'] * num_speakers
+  held_out = rng.permutation(num_speakers)
+  for i in held_out[:num_dev_speakers]:
+    splits[i] = 'dev'
+  for i in held_out[num_dev_speakers : num_dev_speakers + num_test_speakers]:
+    splits[i] = 'test'
+  speakers = []
+  for i, split in enumerate(splits):
+    lap, j = divmod(i, len(variants))
+    rng = _rng(seed, 'speaker', i)
+    speakers.append(
+        Speaker(
+            speaker_id=str(1001 + i),
+            split=split,
+            variant=variants[j],
+            accent=accents[(first_accents[j] + lap) % len(accents)],
+            rate=int(rng.integers(*_RATE_WORDS_PER_MINUTE, endpoint=True)),
+            pitch=int(rng.integers(*_PITCH, endpoint=True)),
+            level_db=float(rng.uniform(*_LEVEL_DB)),
+            snr_db=float(rng.uniform(*_SNR_DB)),
+            noise_pole=float(rng.uniform(0, 0.9)),
+            sentences=sentences.draw(
+                rng,
+                split=split,
+                count=int(rng.integers(*_UTTERANCES, endpoint=True)),
+            ),
+        )
+    )
+  return speakers
+
+
+def _write_corpus(
+    folder: str,
+    speakers: Sequence[Speaker],
+    *,
+    seed: int,
+    num_workers: int | None,
+) -> float:
+  """Writes texts and audio; returns the seconds of audio."""
+  engine = espeak.Espeak()
+  tasks, paths = [], []
+  for speaker in speakers:
+    spoken = []
+    chapter = f'{speaker.speaker_id}-{int(speaker.speaker_id) + 100000}'
+    chapter_dir = os.path.join(folder, speaker.split, *chapter.split('-'))
+    os.makedirs(chapter_dir)
+    lines = []
+    for i, sentence in enumerate(speaker.sentences):
+      utterance_id = f'{chapter}-{i:04d}'
+      lines.append(f'{utterance_id} {sentence.upper()}\n')
+      path = os.path.join(chapter_dir, f'{utterance_id}.flac')
+      paths.append(path)
+      spoken.append((path, sentence))
+    task = functools.partial(
+        _write_speaker, engine, speaker, spoken, seed=seed
+    )
+    tasks.append((f'speaker {speaker.speaker_id}', task))
+    path = os.path.join(chapter_dir, f'{chapter}.trans.txt')
+    with open(path, 'w', encoding='utf-8') as f:
+      f.writelines(lines)
+  espeak.run_forked(tasks, num_workers=num_workers or os.cpu_count() or 1)
+  seconds = {path: soundfile.info(path).duration for path in paths}
+  rows = [';ID  |SEX| SUBSET           |MINUTES| NAME']
+  for speaker in speakers:
+    start = os.path.join(folder, speaker.split, speaker.speaker_id, '')
+    total = sum(s for path, s in seconds.items() if path.startswith(start))
+    rows.append(
+        f'{speaker.speaker_id:5}|   | {speaker.split:16} |{total / 60:6.2f} |'
+        f' {speaker.accent}+{speaker.variant}'
+    )
+  path = os.path.join(folder, SPEAKERS_FILE)
+  with open(path, 'w', encoding='utf-8') as f:
+    f.write('\n'.join(rows) + '\n')
+  return sum(seconds.values())
+
+
+def _write_speaker(
+    engine: espeak.Espeak,
+    speaker: Speaker,
+    spoken: Sequence[tuple[str, str]],
+    *,
+    seed: int,
+) -> None:
+  """Speaks a speaker's sentences to their paths, in order."""
+  for path, sentence in spoken:
+    _write_utterance(engine, path, speaker, sentence, seed=seed)
+
+
+def _write_utterance(
+    engine: espeak.Espeak,
+    path: str,
+    speaker: Speaker,
+    sentence: str,
+    *,
+    seed: int,
+) -> None:
+  """Speaks one sentence and writes it as FLAC."""
+  speech = engine.speak(
+      sentence,
+      voice=f'{speaker.accent}+{speaker.variant}',
+      rate=speaker.rate,
+      pitch=speaker.pitch,
+  )
+  speech = soxr.resample(
+      speech.astype(np.float32), engine.sample_rate_hz, SAMPLE_RATE_HZ
+  ).astype(np.float64)
+  rng = _rng(seed, 'utterance', os.path.basename(path))
+  before, after = rng.integers(SAMPLE_RATE_HZ // 50, SAMPLE_RATE_HZ // 8, 2)
+  speech = np.pad(speech, (before, after))
+  level_db = speaker.level_db + rng.uniform(-2, 2)
+  snr_db = speaker.snr_db + rng.uniform(-3, 3)
+  noise = np.convolve(
+      rng.normal(size=len(speech)),
+      speaker.noise_pole ** np.arange(_NOISE_TAPS),
+      mode='same',
+  )
+  mixed = _rms(speech, 10 ** (level_db / 20))
+  mixed = mixed + _rms(noise, 10 ** ((level_db - snr_db) / 20))
+  mixed *= min(1.0, 0.95 / np.max(np.abs(mixed)))
+  soundfile.write(
+      path,
+      np.rint(mixed * 32767).astype(np.int16),
+      SAMPLE_RATE_HZ,
+      format='FLAC',
+      subtype='PCM_16',
+  )
+
+
+def _read_existing(
+    output_dir: str, *, parameters: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+  """The marker of the same corpus in `output_dir`; None to make it."""
+  if not os.path.lexists(output_dir):
+    return None
+  if os.path.isdir(output_dir) and not os.listdir(output_dir):
+    return None
+  try:
+    path = os.path.join(output_dir, MARKER_FILE)
+    with open(path, encoding='utf-8') as f:
+      content = json.load(f)
+  except (OSError, json.JSONDecodeError) as e:
+    raise ValueError(
+        f'{output_dir} is not empty and holds no generated speech; choose'
+        ' another folder.'
+    ) from e
+  for name, value in parameters.items():
+    if content.get(name) != value:
+      raise ValueError(
+          f'{output_dir} holds generated speech with {name} ='
+          f' {content.get(name)!r}, not {value!r}; choose another folder or'
+          ' delete it.'
+      )
+  return content
+
+
+def _rms(waveform: np.ndarray, value: float) -> np.ndarray:
+  """Scales a waveform, not all zero, to a root mean square."""
+  return waveform * (value / np.sqrt(np.mean(np.square(waveform))))
+
+
+def _rng(seed: int, *names: Any) -> np.random.Generator:
+  """A generator that depends on the seed and the names only."""
+  text = ':'.join(map(str, (seed, *names)))
+  digest = hashlib.sha256(text.encode()).digest()
+  return np.random.Generator(np.random.PCG64(int.from_bytes(digest, 'little')))
+
+
+def main(argv: Sequence[str]) -> None:
+  try:
+    if len(argv) > 1:
+      raise ValueError(f'Unknown argument {argv[1]!r}; see --help.')
+    if not _OUTPUT_DIR.value:
+      raise ValueError('--output_dir is needed; see --help.')
+    content = generate(
+        _OUTPUT_DIR.value,
+        num_speakers=_NUM_SPEAKERS.value,
+        num_dev_speakers=_NUM_DEV_SPEAKERS.value,
+        num_test_speakers=_NUM_TEST_SPEAKERS.value,
+        seed=_SEED.value,
+    )
+  except (ValueError, OSError, RuntimeError) as e:
+    print(f'error: {e}', file=sys.stderr)
+    sys.exit(1)
+  print(
+      f'{_OUTPUT_DIR.value}: {content["num_speakers"]} speakers,'
+      f' {content["num_utterances"]} utterances,'
+      f' {content["seconds"] / 60:.1f} minutes of generated speech'
+  )
+
+
+if __name__ == '__main__':
+  # Defined here because `conversion` has flags of the same names.
+  _OUTPUT_DIR = flags.DEFINE_string('output_dir', None, 'The corpus folder.')
+  _NUM_SPEAKERS = flags.DEFINE_integer('num_speakers', 72, 'In all splits.')
+  _NUM_DEV_SPEAKERS = flags.DEFINE_integer('num_dev_speakers', 8, 'In dev.')
+  _NUM_TEST_SPEAKERS = flags.DEFINE_integer('num_test_speakers', 12, 'In test.')
+  _SEED = flags.DEFINE_integer('seed', 1, 'Of everything.')
+  app.run(main)

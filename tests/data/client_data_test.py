@@ -1,0 +1,303 @@
+import hashlib
+import os
+import tempfile
+import time
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from data_tools import shards
+from tff_asr.data import client_data
+from tff_asr.data import hash_table
+from tff_asr.data import index
+from tff_asr.data import schema
+
+_COUNTS = {'anna': 3, 'bert': 1, 'cleo': 5}
+
+
+def _waveform(client_id: str, i: int) -> np.ndarray:
+  rng = np.random.default_rng([len(client_id), ord(client_id[0]), i])
+  return rng.integers(-3000, 3000, 800 + 10 * i).astype(np.int16)
+
+
+def _write(folder: str, *, encoding: str = 'pcm', max_shard_bytes: int = 1):
+  """A corpus of `_COUNTS`; by default each client in a shard of its own."""
+  shards.write_split(
+      [
+          shards.Utterance(
+              client_id=client_id,
+              utterance_id=f'{client_id}-{i}',
+              transcript=f'{client_id} {"abcde"[i]}',
+              audio=lambda c=client_id, i=i: _waveform(c, i),
+          )
+          for client_id, count in _COUNTS.items()
+          for i in range(count)
+      ],
+      folder,
+      origin={'corpus': 'test'},
+      encoding=encoding,
+      max_shard_bytes=max_shard_bytes,
+  )
+
+
+class ClientDataTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    root = self.enterContext(tempfile.TemporaryDirectory())
+    self.folder = os.path.join(root, 'split')
+
+  def check_client(self, dataset: tf.data.Dataset, client_id: str) -> None:
+    elements = list(dataset)
+    self.assertLen(elements, _COUNTS[client_id])
+    for i, element in enumerate(elements):
+      self.assertEqual(element['client_id'].numpy().decode(), client_id)
+      self.assertEqual(
+          element['utterance_id'].numpy().decode(), f'{client_id}-{i}'
+      )
+      self.assertEqual(
+          element['transcript'].numpy().decode(), f'{client_id} {"abcde"[i]}'
+      )
+      np.testing.assert_array_equal(
+          element['waveform'], _waveform(client_id, i)
+      )
+
+  @parameterized.product(
+      encoding=schema.ENCODINGS, max_shard_bytes=(1, 2**20)
+  )
+  def test_every_client_has_its_utterances(self, encoding, max_shard_bytes):
+    _write(self.folder, encoding=encoding, max_shard_bytes=max_shard_bytes)
+    data = client_data.load(self.folder)
+    self.assertEqual(data.client_ids, sorted(_COUNTS))
+    self.assertEqual(data.corpus.encoding, encoding)
+    self.assertEqual(data.corpus.characters, ' abcdelnort')
+    self.assertLen(data.corpus.shards, 3 if max_shard_bytes == 1 else 1)
+    for client_id in data.client_ids:
+      dataset = data.create_tf_dataset_for_client(client_id)
+      self.assertEqual(dataset.element_spec, data.element_type_structure)
+      self.check_client(dataset, client_id)
+    client_data.verify(self.folder)
+
+  def test_counts_and_durations(self):
+    _write(self.folder)
+    data = client_data.load(self.folder)
+    self.assertEqual(data.num_utterances('cleo'), 5)
+    # 5 * 800 + 10 * (0 + 1 + 2 + 3 + 4) samples of 1/16000 s.
+    self.assertAlmostEqual(data.duration_sec('cleo'), 4100 / 16000)
+
+  def test_serves_tff_users_own_loops(self):
+    _write(self.folder)
+    data = client_data.load(self.folder)
+    self.assertIsInstance(data, tff.simulation.datasets.ClientData)
+    self.assertLen(list(data.create_tf_dataset_from_all_clients(seed=1)), 9)
+    self.assertLen(list(data.datasets(limit_count=2, seed=1)), 2)
+    first = data.preprocess(lambda dataset: dataset.take(1))
+    self.assertLen(list(first.create_tf_dataset_for_client('cleo')), 1)
+    train, test = client_data.SpeechClientData.train_test_client_split(
+        data, num_test_clients=1, seed=1
+    )
+    self.assertCountEqual(train.client_ids + test.client_ids, list(_COUNTS))
+    self.assertEqual(
+        str(data.dataset_computation.type_signature),
+        '(str -> <client_id=str,transcript=str,utterance_id=str,'
+        'waveform=int16[?]>*)',
+    )
+
+  def test_tff_graph_runs_after_serialization(self):
+    _write(self.folder)
+    data = client_data.load(self.folder)
+
+    @tff.tensorflow.computation(np.str_)
+    def count(client_id):
+      return data.serializable_dataset_fn(client_id).reduce(
+          np.int64(0), lambda n, _: n + 1
+      )
+
+    proto = tff.framework.serialize_computation(count).tensorflow
+    graph = tf.compat.v1.GraphDef()
+    proto.graph_def.Unpack(graph)
+    ops = {node.op for node in graph.node}
+    for function in graph.library.function:
+      ops |= {node.op for node in function.node_def}
+    self.assertFalse([op for op in ops if '>' in op], 'core ops only')
+    run = tf.compat.v1.wrap_function(
+        lambda: tf.graph_util.import_graph_def(graph, name=''), []
+    ).prune(
+        [proto.parameter.tensor.tensor_name], [proto.result.tensor.tensor_name]
+    )
+    for client_id, expected in _COUNTS.items():
+      self.assertEqual(run(tf.constant(client_id))[0].numpy(), expected)
+    with self.assertRaisesRegex(
+        tf.errors.InvalidArgumentError, 'client nobody is not in the corpus'
+    ):
+      run(tf.constant('nobody'))
+
+  def test_unknown_client_is_named(self):
+    _write(self.folder)
+    data = client_data.load(self.folder)
+    for call in (
+        data.create_tf_dataset_for_client,
+        data.num_utterances,
+        data.duration_sec,
+    ):
+      with self.assertRaisesRegex(ValueError, 'client nobody is not among'):
+        call('nobody')
+
+  def test_selection(self):
+    _write(self.folder)
+    data = client_data.load(self.folder, client_ids=['cleo', 'anna'])
+    self.assertEqual(data.client_ids, ['anna', 'cleo'])
+    self.check_client(data.create_tf_dataset_for_client('cleo'), 'cleo')
+    self.assertEqual(data.num_utterances('cleo'), 5)
+    with self.assertRaisesRegex(ValueError, 'client bert is not among the 2'):
+      data.create_tf_dataset_for_client('bert')
+    with self.assertRaisesRegex(ValueError, 'client bert is not among the 2'):
+      data.select(['bert'])
+    with self.assertRaisesRegex(ValueError, 'anna twice'):
+      data.select(['anna', 'anna'])
+    with self.assertRaisesRegex(ValueError, 'at least one'):
+      data.select([])
+    data.client_ids.clear()
+    self.assertEqual(data.client_ids, ['anna', 'cleo'])
+
+  @parameterized.named_parameters(
+      ('last_byte', -1, 5), ('middle_record', -1, 3), ('first_record', 20, 1)
+  )
+  def test_damage_names_shard_client_and_record(self, offset, record):
+    _write(self.folder)
+    path = os.path.join(self.folder, index.shard_name(2))
+    size = os.path.getsize(path)
+    if record == 3:  # Records of cleo are equally long but for 20 bytes each.
+      offset = size // 2
+    with open(path, 'r+b') as f:
+      f.seek(offset % size)
+      byte = f.read(1)
+      f.seek(offset % size)
+      f.write(bytes([byte[0] ^ 1]))
+    data = client_data.load(self.folder)
+    with self.assertRaisesRegex(
+        tf.errors.InvalidArgumentError,
+        f'record {record} of 5 of client cleo in .*shard-00002.tfrecord is'
+        ' missing or damaged',
+    ):
+      list(data.create_tf_dataset_for_client('cleo'))
+    self.check_client(data.create_tf_dataset_for_client('anna'), 'anna')
+    with self.assertRaisesRegex(ValueError, 'shard-00002.* is damaged'):
+      client_data.verify(self.folder)
+
+  def test_shard_truncated_between_records_while_open(self):
+    _write(self.folder, max_shard_bytes=2**20)
+    data = client_data.load(self.folder)
+    path = os.path.join(self.folder, index.shard_name(0))
+    records = [r.numpy() for r in tf.data.TFRecordDataset(path)]
+    with open(path, 'r+b') as f:
+      f.truncate(os.path.getsize(path) - len(records[-1]) - 16)
+    with self.assertRaisesRegex(
+        tf.errors.InvalidArgumentError, 'record 5 of 5 of client cleo'
+    ):
+      list(data.create_tf_dataset_for_client('cleo'))
+    with self.assertRaisesRegex(ValueError, 'truncated'):
+      client_data.load(self.folder)
+
+  def test_shard_of_another_client(self):
+    _write(self.folder)
+    data = client_data.load(self.folder)
+    names = [os.path.join(self.folder, index.shard_name(i)) for i in (0, 2)]
+    os.replace(names[1], names[0])
+    with self.assertRaisesRegex(
+        tf.errors.InvalidArgumentError,
+        'record 1 of 3 of client anna in .*shard-00000.tfrecord belongs to'
+        ' client cleo',
+    ):
+      list(data.create_tf_dataset_for_client('anna'))
+
+  def test_missing_corpus(self):
+    with self.assertRaisesRegex(ValueError, 'split is not a folder'):
+      client_data.load(self.folder)
+
+
+class MillionClientsTest(absltest.TestCase):
+
+  def load(self, num_clients: int) -> client_data.SpeechClientData:
+    """An index of many clients whose only shard holds one of them."""
+    # Paths of equal length, because they are in the graph.
+    root = self.enterContext(tempfile.TemporaryDirectory())
+    folder = os.path.join(root, f'{num_clients:07d}')
+    os.mkdir(folder)
+    shard = os.path.join(folder, index.shard_name(0))
+    with tf.io.TFRecordWriter(shard) as writer:
+      writer.write(
+          schema.serialize(
+              client_id=self.present,
+              utterance_id='u',
+              transcript='a',
+              waveform=np.arange(1, 6, dtype=np.int16),
+              encoding='pcm',
+          )
+      )
+    with open(shard, 'rb') as f:
+      content = f.read()
+    ones = np.ones(num_clients, np.int64)
+    index.write(
+        folder,
+        clients=index.Clients(
+            [f'{i:08x}' for i in range(num_clients)],
+            0 * ones,
+            0 * ones,
+            ones,
+            5 * ones,
+        ),
+        shards=[
+            index.Shard(
+                index.shard_name(0),
+                len(content),
+                hashlib.sha256(content).hexdigest(),
+            )
+        ],
+        encoding='pcm',
+        characters='a',
+        origin={},
+    )
+    start = time.monotonic()
+    data = client_data.load(folder)
+    self.load_seconds = time.monotonic() - start
+    return data
+
+  def test_graph_and_opening_do_not_grow_with_the_population(self):
+    self.present = f'{7:08x}'
+    sizes, seconds = {}, {}
+    for num_clients in (10, 1_000_000):
+      data = self.load(num_clients)
+      self.assertLen(data.client_ids, num_clients)
+      graph = tf.function(data.serializable_dataset_fn).get_concrete_function(
+          tf.TensorSpec([], tf.string)
+      ).graph.as_graph_def()
+      sizes[num_clients] = graph.ByteSize()
+      (element,) = data.create_tf_dataset_for_client(self.present)
+      self.assertEqual(element['waveform'].numpy().tolist(), [1, 2, 3, 4, 5])
+      lookup = tf.function(
+          hash_table.build_lookup_fn(
+              os.path.join(data.corpus.path, index.HASH_FILE),
+              num_slots=data.corpus.num_slots,
+          )
+      )
+      lookup(tf.constant(self.present))
+      times = []
+      for i in range(0, num_clients, max(1, num_clients // 100)):
+        start = time.perf_counter()
+        lookup(tf.constant(f'{i:08x}'))
+        times.append(time.perf_counter() - start)
+      seconds[num_clients] = np.median(times)
+    self.assertEqual(sizes[10], sizes[1_000_000])
+    self.assertLess(sizes[10], 50_000)
+    # 0.9 ms on an idle machine, whatever the population.
+    self.assertLess(seconds[1_000_000], 0.005)
+    # 2 to 5 s on two shared cores.
+    self.assertLess(self.load_seconds, 20)
+
+
+if __name__ == '__main__':
+  absltest.main()

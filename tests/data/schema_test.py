@@ -1,0 +1,96 @@
+import collections
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import tensorflow as tf
+
+from tff_asr.data import schema
+
+
+def _waveform(num_samples: int = 4000) -> np.ndarray:
+  rng = np.random.default_rng(7)
+  waveform = rng.integers(-(2**15), 2**15, num_samples).astype(np.int16)
+  waveform[:2] = [-(2**15), 2**15 - 1]
+  return waveform
+
+
+def _serialize(**changes) -> bytes:
+  arguments = dict(
+      client_id='anna',
+      utterance_id='anna-1',
+      transcript="it's a café",
+      waveform=_waveform(),
+      encoding='pcm',
+  )
+  return schema.serialize(**(arguments | changes))
+
+
+class SchemaTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ('pcm', 1), ('pcm', 4000), ('flac', 1), ('flac', 4000), ('flac', 70000)
+  )
+  def test_parse_gives_back_every_bit(self, encoding, num_samples):
+    waveform = _waveform(70000)[:num_samples]
+    record = _serialize(waveform=waveform, encoding=encoding)
+    parse = tf.function(schema.build_parse_fn(encoding))
+    element = parse(tf.constant(record))
+    self.assertEqual(element['client_id'].numpy(), b'anna')
+    self.assertEqual(element['utterance_id'].numpy(), b'anna-1')
+    self.assertEqual(element['transcript'].numpy().decode(), "it's a café")
+    self.assertEqual(element['waveform'].dtype, tf.int16)
+    np.testing.assert_array_equal(element['waveform'], waveform)
+
+  @parameterized.parameters(*schema.ENCODINGS)
+  def test_parsed_type_is_the_stated_one(self, encoding):
+    dataset = tf.data.Dataset.from_tensors(b'').map(
+        schema.build_parse_fn(encoding)
+    )
+    self.assertIsInstance(dataset.element_spec, collections.OrderedDict)
+    self.assertEqual(dataset.element_spec, schema.element_spec())
+    self.assertEqual(list(dataset.element_spec), sorted(dataset.element_spec))
+
+  def test_pcm_is_parsed_with_core_ops_only(self):
+    function = tf.function(schema.build_parse_fn('pcm'))
+    graph = function.get_concrete_function(
+        tf.TensorSpec([], tf.string)
+    ).graph.as_graph_def()
+    ops = {node.op for node in graph.node}
+    self.assertContainsSubset({'DecodeRaw', 'ParseExampleV2'}, ops)
+    self.assertFalse([op for op in ops if '>' in op], ops)
+
+  def test_wrong_length_names_the_utterance(self):
+    example = tf.train.Example.FromString(_serialize())
+    example.features.feature['num_samples'].int64_list.value[0] = 4001
+    parse = tf.function(schema.build_parse_fn('pcm'))
+    with self.assertRaisesRegex(
+        tf.errors.InvalidArgumentError, 'anna-1 of client anna.*4001.*4000'
+    ):
+      parse(tf.constant(example.SerializeToString()))
+
+  def test_equal_utterances_give_equal_bytes(self):
+    for encoding in schema.ENCODINGS:
+      self.assertEqual(
+          _serialize(encoding=encoding), _serialize(encoding=encoding)
+      )
+
+  @parameterized.named_parameters(
+      ('client_id', dict(client_id=''), 'client_id'),
+      ('utterance_id', dict(utterance_id=''), 'utterance_id'),
+      ('dtype', dict(waveform=np.ones(3, np.float32)), 'waveform.*float32'),
+      ('rank', dict(waveform=np.ones([3, 1], np.int16)), r'waveform.*\[3, 1\]'),
+      ('empty', dict(waveform=np.ones(0, np.int16)), r'waveform.*\[0\]'),
+      ('encoding', dict(encoding='mp3'), "encoding.*'mp3'"),
+  )
+  def test_refuses(self, changes, message):
+    with self.assertRaisesRegex(ValueError, message):
+      _serialize(**changes)
+
+  def test_parse_refuses_unknown_encoding(self):
+    with self.assertRaisesRegex(ValueError, "encoding.*'mp3'"):
+      schema.build_parse_fn('mp3')
+
+
+if __name__ == '__main__':
+  absltest.main()

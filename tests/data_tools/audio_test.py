@@ -1,0 +1,147 @@
+import io
+import os
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import soundfile
+
+from data_tools import audio
+
+
+def _tone(rate_hz: int = 16000, seconds: float = 0.5) -> np.ndarray:
+  """A 440 Hz tone of amplitude 8000."""
+  t = np.arange(int(rate_hz * seconds)) / rate_hz
+  return np.rint(8000 * np.sin(2 * np.pi * 440 * t)).astype(np.int16)
+
+
+def _encode(
+    samples, rate_hz=16000, *, container='WAV', subtype='PCM_16'
+) -> bytes:
+  buffer = io.BytesIO()
+  soundfile.write(buffer, samples, rate_hz, format=container, subtype=subtype)
+  return buffer.getvalue()
+
+
+class AudioTest(parameterized.TestCase):
+
+  @parameterized.parameters('WAV', 'FLAC', 'NIST', 'AIFF', 'W64')
+  def test_sixteen_bit_mono_is_bit_exact_and_not_told(self, container):
+    noise = np.random.default_rng(3).integers(-(2**15), 2**15, 9000)
+    noise = noise.astype(np.int16)
+    conversions = audio.Conversions()
+    found = audio.read(
+        _encode(noise, container=container), conversions=conversions
+    )
+    self.assertEqual(found.dtype, np.int16)
+    np.testing.assert_array_equal(found, noise)
+    self.assertEmpty(conversions.notices())
+
+  def test_content_and_not_the_name_tells_the_format(self):
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    path = os.path.join(folder, 'clip.wav')
+    with open(path, 'wb') as f:
+      f.write(_encode(_tone(), container='FLAC'))
+    np.testing.assert_array_equal(audio.read(path), _tone())
+
+  @parameterized.parameters(8000, 22050, 44100, 48000)
+  def test_other_rates_are_resampled(self, rate_hz):
+    conversions = audio.Conversions()
+    found = audio.read(
+        _encode(_tone(rate_hz), rate_hz), conversions=conversions
+    )
+    self.assertLen(found, 8000)
+    inside = slice(500, -500)
+    # 1 % of the amplitude of 8000.
+    np.testing.assert_allclose(found[inside], _tone()[inside], atol=80)
+    self.assertEqual(
+        conversions.notices(),
+        [f'1 file of {rate_hz} Hz were resampled to 16000 Hz'],
+    )
+
+  def test_channels_are_averaged(self):
+    left = np.array([100, -101, 2**15 - 1, -(2**15)] * 10, np.int16)
+    right = np.array([300, -100, 2**15 - 1, -(2**15)] * 10, np.int16)
+    conversions = audio.Conversions()
+    found = audio.read(
+        _encode(np.stack([left, right], 1)), conversions=conversions
+    )
+    # Halves go to the even neighbour: -100.5 to -100.
+    self.assertEqual(found[:4].tolist(), [200, -100, 2**15 - 1, -(2**15)])
+    self.assertEqual(
+        conversions.notices(), ['1 file of 2 channels were averaged to one']
+    )
+
+  def test_floats_are_rounded_and_clipped(self):
+    samples = np.array([0, 0.5, -1, 1, 2, 1.4 / 2**15], np.float32)
+    found = audio.read(_encode(samples, subtype='FLOAT'))
+    self.assertEqual(found.tolist(), [0, 2**14, -(2**15), 32767, 32767, 1])
+
+  def test_mp3_and_ogg_keep_their_length_and_sound(self):
+    for container, subtype in (('MP3', 'MPEG_LAYER_III'), ('OGG', 'VORBIS')):
+      found = audio.read(_encode(_tone(), container=container, subtype=subtype))
+      self.assertLen(found, 8000)
+      self.assertGreater(np.corrcoef(found, _tone())[0, 1], 0.99, container)
+
+  def test_each_kind_of_conversion_is_told_once_with_its_count(self):
+    conversions = audio.Conversions()
+    for rate_hz in (48000, 48000, 16000, 44100):
+      audio.read(_encode(_tone(rate_hz), rate_hz), conversions=conversions)
+    self.assertEqual(
+        conversions.notices(),
+        [
+            '1 file of 44100 Hz were resampled to 16000 Hz',
+            '2 files of 48000 Hz were resampled to 16000 Hz',
+        ],
+    )
+
+  @parameterized.parameters(
+      ('WAV', 'PCM_16'),
+      ('WAV', 'FLOAT'),
+      ('FLAC', 'PCM_16'),
+      ('NIST', 'PCM_16'),
+      ('AIFF', 'PCM_16'),
+      ('OGG', 'VORBIS'),
+      ('MP3', 'MPEG_LAYER_III'),
+  )
+  def test_truncated_file_is_named(self, container, subtype):
+    noise = np.random.default_rng(3).normal(scale=0.1, size=32000)
+    data = _encode(noise, container=container, subtype=subtype)
+    for share in (0.03, 0.5, 0.8):
+      with self.assertRaisesRegex(audio.AudioError, '^some/clip: '):
+        audio.read(data[: int(len(data) * share)], name='some/clip')
+
+  def test_truncation_by_a_single_sample_is_seen(self):
+    for container in ('WAV', 'NIST', 'AIFF'):
+      with self.assertRaisesRegex(audio.AudioError, 'clip: is truncated'):
+        audio.read(_encode(_tone(), container=container)[:-2], name='clip')
+
+  def test_wav_of_unknown_length_is_read(self):
+    data = bytearray(_encode(_tone()))
+    data[4:8] = data[40:44] = b'\xff\xff\xff\xff'
+    np.testing.assert_array_equal(audio.read(bytes(data)), _tone())
+
+  @parameterized.named_parameters(
+      ('empty', b'', 'is empty'),
+      ('text', b'not audio at all' * 100, 'is not readable audio'),
+      ('no_samples', _encode(np.zeros(0, np.int16)), 'has no samples'),
+      (
+          'not_finite',
+          _encode(np.array([0, np.nan], np.float32), subtype='FLOAT'),
+          'has samples that are not finite',
+      ),
+  )
+  def test_unusable_file_is_named(self, data, reason):
+    with self.assertRaisesRegex(audio.AudioError, f'^clip: {reason}') as caught:
+      audio.read(data, name='clip')
+    self.assertEqual(caught.exception.reason, reason)
+    self.assertNotIn('\n', str(caught.exception))
+
+  def test_missing_file_is_named(self):
+    with self.assertRaisesRegex(audio.AudioError, 'no/such.wav: cannot be op'):
+      audio.read('no/such.wav')
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,204 @@
+import hashlib
+import json
+import os
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import soundfile
+
+from data_tools import audio
+from data_tools import shards
+from data_tools import summaries
+from tff_asr.data import client_data
+from tff_asr.data import index
+
+
+def _samples(i: int) -> np.ndarray:
+  rng = np.random.default_rng(i)
+  return rng.integers(-3000, 3000, 1600 * (i + 1)).astype(np.int16)
+
+
+def _digests(folder: str) -> dict[str, str]:
+  digests = {}
+  for name in os.listdir(folder):
+    with open(os.path.join(folder, name), 'rb') as f:
+      digests[name] = hashlib.sha256(f.read()).hexdigest()
+  return digests
+
+
+class ShardsTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = self.enterContext(tempfile.TemporaryDirectory())
+    self.output_dir = os.path.join(self.root, 'deep', 'split')
+    self.utterances = []
+    for i, client_id in enumerate(['b', 'a', 'b', 'c', 'a', 'b']):
+      path = os.path.join(self.root, f'{i}.flac')
+      soundfile.write(path, _samples(i), 16000, subtype='PCM_16')
+      self.utterances.append(
+          shards.Utterance(client_id, f'{client_id}-{i}', 'some words', path)
+      )
+
+  def write(self, utterances=None, **changes):
+    arguments = dict(origin={'corpus': 'test', 'part': ['x']})
+    return shards.write_split(
+        self.utterances if utterances is None else utterances,
+        self.output_dir,
+        **(arguments | changes),
+    )
+
+  def waveforms(self) -> dict[str, np.ndarray]:
+    data = client_data.load(self.output_dir)
+    return {
+        e['utterance_id'].decode(): e['waveform']
+        for client_id in data.client_ids
+        for e in data.create_tf_dataset_for_client(
+            client_id
+        ).as_numpy_iterator()
+    }
+
+  @parameterized.product(
+      encoding=('pcm', 'flac'), max_shard_bytes=(1, 30000, 2**30)
+  )
+  def test_round_trip_is_bit_exact(self, encoding, max_shard_bytes):
+    self.write(encoding=encoding, max_shard_bytes=max_shard_bytes)
+    waveforms = self.waveforms()
+    self.assertLen(waveforms, 6)
+    for i, utterance in enumerate(self.utterances):
+      np.testing.assert_array_equal(
+          waveforms[utterance.utterance_id], _samples(i)
+      )
+    client_data.verify(self.output_dir)
+
+  def test_shards_get_no_further_client_once_full(self):
+    # a: 2 + 5 tenths of a second, 22 kB; b: 1 + 3 + 6, 32 kB; c: 4, 13 kB.
+    self.write(max_shard_bytes=30000)
+    corpus, clients = index.read(self.output_dir)
+    self.assertLen(corpus.shards, 2)
+    self.assertEqual(clients.client_ids, ['a', 'b', 'c'])
+    self.assertEqual(clients.shards.tolist(), [0, 0, 1])
+    self.assertEqual(clients.num_utterances.tolist(), [2, 3, 1])
+
+  def test_files_do_not_depend_on_order_or_workers(self):
+    self.write(num_workers=1)
+    first = _digests(self.output_dir)
+    self.output_dir += '2'
+    self.write(self.utterances[::-1], num_workers=4)
+    self.assertEqual(_digests(self.output_dir), first)
+
+  def test_summary(self):
+    summary = self.write()
+    with open(
+        os.path.join(self.output_dir, shards.SUMMARY_FILE), encoding='utf-8'
+    ) as f:
+      self.assertEqual(json.load(f), summary)
+    self.assertEqual(summary['num_clients'], 3)
+    self.assertEqual(summary['num_utterances'], 6)
+    # 0.7, 1.0 and 0.4 s: 2.1 s are 583e-6 h; the mean is 0.7 s or .01167 min.
+    self.assertEqual(summary['hours'], 0.000583)
+    self.assertEqual(
+        summary['minutes_per_client'],
+        {'min': 0.0067, 'mean': 0.0117, 'std': 0.0041, 'max': 0.0167},
+    )
+    self.assertEqual(summary['dropped'], {})
+    self.assertEqual(summary['notices'], [])
+
+  def test_the_same_corpus_is_not_written_again(self):
+    summary = self.write()
+    before = os.stat(os.path.join(self.output_dir, index.CORPUS_FILE))
+    self.assertEqual(self.write(), summary)
+    after = os.stat(os.path.join(self.output_dir, index.CORPUS_FILE))
+    self.assertEqual(before.st_ino, after.st_ino)
+
+  @parameterized.named_parameters(
+      ('encoding', dict(encoding='flac')),
+      ('origin', dict(origin={'corpus': 'other'})),
+      ('fewer', dict(utterances=1)),
+  )
+  def test_another_corpus_is_not_overwritten_unless_asked(self, changes):
+    self.write()
+    before = _digests(self.output_dir)
+    if 'utterances' in changes:
+      changes = dict(utterances=self.utterances[:1])
+    with self.assertRaisesRegex(ValueError, 'holds another corpus.*overwrite'):
+      self.write(**changes)
+    self.assertEqual(_digests(self.output_dir), before)
+    self.write(overwrite=True, **changes)
+    self.assertNotEqual(_digests(self.output_dir), before)
+    self.assertEqual(os.listdir(os.path.dirname(self.output_dir)), ['split'])
+
+  def test_other_files_are_never_overwritten(self):
+    os.makedirs(self.output_dir)
+    note = os.path.join(self.output_dir, 'note')
+    with open(note, 'w', encoding='utf-8') as f:
+      f.write('mine')
+    with self.assertRaisesRegex(ValueError, 'choose another folder'):
+      self.write(overwrite=True)
+    self.assertTrue(os.path.exists(note))
+    os.remove(note)
+    self.write()
+
+  def test_broken_audio_is_named_and_nothing_is_left(self):
+    with open(self.utterances[3].audio, 'r+b') as f:
+      f.truncate(900)
+    with self.assertRaisesRegex(audio.AudioError, '3.flac: is not readable'):
+      self.write()
+    self.assertEmpty(os.listdir(os.path.dirname(self.output_dir)))
+
+  def test_broken_utterances_are_dropped_counted_and_listed(self):
+    with open(self.utterances[3].audio, 'wb') as f:
+      f.write(b'')
+    os.remove(self.utterances[0].audio)
+    empty = shards.Utterance('a', 'a-9', '', self.utterances[1].audio)
+    summary = self.write([*self.utterances, empty], strict=False)
+    self.assertEqual(
+        summary['dropped'],
+        {'cannot be opened': 1, 'has an empty transcript': 1, 'is empty': 1},
+    )
+    self.assertEqual(summary['num_utterances'], 4)
+    self.assertEqual(summary['num_clients'], 2)
+    with open(
+        os.path.join(self.output_dir, summaries.DROPPED_FILE), encoding='utf-8'
+    ) as f:
+      lines = f.read().splitlines()
+    self.assertEqual(
+        [line.split('\t')[:3] for line in lines],
+        [
+            ['client_id', 'utterance_id', 'reason'],
+            ['a', 'a-9', 'has an empty transcript'],
+            ['b', 'b-0', 'cannot be opened'],
+            ['c', 'c-3', 'is empty'],
+        ],
+    )
+    corpus, _ = index.read(self.output_dir)
+    self.assertEqual(corpus.origin['dropped'], summary['dropped'])
+
+  def test_nothing_but_broken_utterances(self):
+    os.remove(self.utterances[0].audio)
+    with self.assertRaisesRegex(ValueError, 'Every utterance.*0.flac'):
+      self.write(self.utterances[:1], strict=False)
+
+  def test_conversions_are_told(self):
+    for i in (1, 4):
+      soundfile.write(self.utterances[i].audio, _samples(i), 48000)
+    summary = self.write()
+    self.assertEqual(
+        summary['notices'], ['2 files of 48000 Hz were resampled to 16000 Hz']
+    )
+
+  def test_refuses(self):
+    with self.assertRaisesRegex(ValueError, 'at least one utterance'):
+      self.write([])
+    with self.assertRaisesRegex(ValueError, 'b-0 of client b .*twice'):
+      self.write([*self.utterances, self.utterances[0]])
+    with self.assertRaisesRegex(ValueError, 'encoding'):
+      self.write(encoding='mp3')
+    with self.assertRaisesRegex(ValueError, 'max_shard_bytes'):
+      self.write(max_shard_bytes=0)
+
+
+if __name__ == '__main__':
+  absltest.main()

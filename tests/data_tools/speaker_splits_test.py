@@ -1,0 +1,96 @@
+import os
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from data_tools import speaker_splits
+
+_SPEAKERS = [f's{i}' for i in range(40)]
+
+
+class SpeakerSplitsTest(parameterized.TestCase):
+
+  def test_sizes(self):
+    parts = speaker_splits.partition(
+        _SPEAKERS, spec='public=24, private=rest,dev=4,test=10%', seed=1
+    )
+    self.assertEqual(
+        {name: len(part) for name, part in parts.items()},
+        {'public': 24, 'private': 8, 'dev': 4, 'test': 4},
+    )
+    self.assertEqual(list(parts), ['public', 'private', 'dev', 'test'])
+
+  @parameterized.parameters(range(20))
+  def test_parts_are_disjoint_and_rest_takes_all(self, seed):
+    parts = speaker_splits.partition(
+        _SPEAKERS, spec='a=7,b=33%,c=rest', seed=seed
+    )
+    together = sum(parts.values(), [])
+    self.assertLen(together, 40)
+    self.assertCountEqual(together, _SPEAKERS)
+    for part in parts.values():
+      self.assertEqual(part, sorted(part))
+
+  def test_depends_on_the_seed_and_not_on_the_order(self):
+    deal = lambda speakers, seed: speaker_splits.partition(
+        speakers, spec='a=20,b=rest', seed=seed
+    )
+    self.assertEqual(deal(_SPEAKERS, 1), deal(_SPEAKERS[::-1], 1))
+    self.assertNotEqual(deal(_SPEAKERS, 1), deal(_SPEAKERS, 2))
+
+  def test_the_deal_is_the_same_on_every_machine(self):
+    # SHA-256 of '0:f', '0:d', '0:a', '0:c', '0:b', '0:e' begins with 49, 7d,
+    # 9d, be, e021, e078.
+    parts = speaker_splits.partition('abcdef', spec='x=2,y=rest', seed=0)
+    self.assertEqual(parts, {'x': ['d', 'f'], 'y': ['a', 'b', 'c', 'e']})
+
+  def test_listed_speakers(self):
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    path = os.path.join(folder, 'test.txt')
+    with open(path, 'w', encoding='utf-8') as f:
+      f.write('s3\ns7\n\n')
+    parts = speaker_splits.partition(
+        _SPEAKERS, spec=f'seed=30,test=@{path},rest=rest', seed=1
+    )
+    self.assertEqual(parts['test'], ['s3', 's7'])
+    self.assertLen(parts['seed'], 30)
+    self.assertLen(parts['rest'], 8)
+    with self.assertRaisesRegex(ValueError, "part 'b': speaker s3 .* is taken"):
+      speaker_splits.partition(
+          _SPEAKERS, spec=f'a=@{path},b=@{path}', seed=1
+      )
+    with self.assertRaisesRegex(ValueError, 'speaker s3 .* is unknown'):
+      speaker_splits.partition(['s1', 's2'], spec=f'a=@{path}', seed=1)
+    with self.assertRaisesRegex(ValueError, 'cannot read the list'):
+      speaker_splits.partition(_SPEAKERS, spec='a=@no/file', seed=1)
+
+  @parameterized.parameters(
+      ('a=41', 'asks for 41 speakers .a=41., but there are 40'),
+      ('a=30,b=11', 'asks for 41 speakers'),
+      ('a=101%', "cannot read 'a=101%'"),
+      ('a=60%,b=50%', 'asks for 44 speakers .a=24, b=20.'),
+      ('a=rest,b=rest', "'rest' twice"),
+      ('a=1,a=2', "part 'a' twice"),
+      ('a=40,b=rest', "part 'b' .* is empty"),
+      ('a=0', "part 'a' .* is empty"),
+      ('a=1%', "part 'a' .* is empty"),
+      ('', 'cannot read'),
+      ('a', "cannot read 'a'"),
+      ('a=-3', "cannot read 'a=-3'"),
+      ('a=3.5', "cannot read 'a=3.5'"),
+      ('a/b=3', "cannot read 'a/b=3'"),
+  )
+  def test_refuses(self, spec, message):
+    with self.assertRaisesRegex(ValueError, message):
+      speaker_splits.partition(_SPEAKERS, spec=spec, seed=1)
+
+  def test_refuses_repeated_speakers_and_bad_seed(self):
+    with self.assertRaisesRegex(ValueError, 'speakers must hold each'):
+      speaker_splits.partition(['a', 'a'], spec='x=1', seed=1)
+    with self.assertRaisesRegex(ValueError, 'seed'):
+      speaker_splits.partition(['a'], spec='x=1', seed=-1)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,188 @@
+import collections
+import filecmp
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import soundfile
+
+from data_tools import librispeech
+from data_tools import synthetic_speech
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_DEFAULT = dict(
+    num_speakers=72, num_dev_speakers=8, num_test_speakers=12, seed=1
+)
+
+
+def _run(output_dir, *arguments: str) -> subprocess.CompletedProcess:
+  """Runs the program: the test's own process may have loaded TensorFlow."""
+  return subprocess.run(
+      [
+          sys.executable,
+          '-m',
+          'data_tools.synthetic_speech',
+          f'--output_dir={output_dir}',
+          '--num_speakers=5',
+          '--num_dev_speakers=1',
+          '--num_test_speakers=1',
+          *arguments,
+      ],
+      cwd=_ROOT,
+      capture_output=True,
+      text=True,
+      check=False,
+  )
+
+
+def _texts(source: pathlib.Path, split: str) -> set[str]:
+  return {
+      u.transcript for u in librispeech.list_utterances(source, split=split)
+  }
+
+
+class SyntheticSpeechTest(parameterized.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.root = pathlib.Path(
+        cls.enterClassContext(tempfile.TemporaryDirectory())
+    )
+    cls.corpus = cls.root / 'corpus'
+    cls.done = _run(cls.corpus)
+
+  def test_program_says_what_it_made(self):
+    self.assertEqual(self.done.returncode, 0, self.done.stderr)
+    self.assertEqual(self.done.stderr, '')
+    self.assertRegex(
+        self.done.stdout, r'corpus: 5 speakers, \d+ utterances, .* minutes'
+    )
+
+  def test_is_in_librispeechs_layout(self):
+    counts = collections.Counter()
+    for split in synthetic_speech.SPLITS:
+      utterances = librispeech.list_utterances(self.corpus, split=split)
+      counts[split] = len({u.client_id for u in utterances})
+      for utterance in utterances:
+        info = soundfile.info(utterance.audio)
+        self.assertEqual(
+            (info.samplerate, info.channels, info.subtype),
+            (16000, 1, 'PCM_16'),
+        )
+        self.assertBetween(info.duration, 0.7, 4.0)
+        self.assertBetween(len(utterance.transcript.split()), 3, 8)
+    self.assertEqual(counts, {'train': 3, 'dev': 1, 'test': 1})
+    speakers = (self.corpus / synthetic_speech.SPEAKERS_FILE).read_text()
+    self.assertLen(speakers.splitlines(), 6)
+
+  def test_second_run_gives_the_same_bytes(self):
+    self.assertEqual(_run(self.root / 'again').returncode, 0)
+    files = [p for p in self.corpus.rglob('*') if p.is_file()]
+    self.assertGreater(len(files), 60)
+    for path in files:
+      again = self.root / 'again' / path.relative_to(self.corpus)
+      self.assertTrue(filecmp.cmp(path, again, shallow=False), path.name)
+
+  def test_another_seed_gives_another_corpus(self):
+    self.assertEqual(_run(self.root / 'other', '--seed=2').returncode, 0)
+    self.assertNotEqual(
+        _texts(self.corpus, 'train'), _texts(self.root / 'other', 'train')
+    )
+
+  def test_is_made_once_and_not_mixed_up(self):
+    marker = self.corpus / synthetic_speech.MARKER_FILE
+    before = marker.stat().st_mtime_ns
+    self.assertEqual(_run(self.corpus).stdout, self.done.stdout)
+    self.assertEqual(marker.stat().st_mtime_ns, before)
+    other = _run(self.corpus, '--seed=2')
+    self.assertEqual(other.returncode, 1)
+    self.assertRegex(other.stderr, r'\Aerror: .*with seed = 1, not 2;.*\n\Z')
+    mine = self.root / 'mine'
+    mine.mkdir()
+    (mine / 'note').write_text('mine')
+    self.assertRegex(_run(mine).stderr, 'error: .* holds no generated speech')
+
+  def test_speech_is_above_the_noise_and_not_clipped(self):
+    for path in self.corpus.rglob('*.flac'):
+      samples, _ = soundfile.read(path)
+      self.assertLess(np.abs(samples).max(), 0.96)
+      frames = samples[: len(samples) // 400 * 400].reshape(-1, 400)
+      level = 10 * np.log10(np.mean(frames**2, axis=1))
+      # Speech over pauses; noise that no file is without.
+      self.assertGreater(level.max() - level.min(), 12, path.name)
+      self.assertGreater(level.min(), -80, path.name)
+
+  def test_default_corpus_keeps_its_promises(self):
+    speakers = synthetic_speech.build_speakers(**_DEFAULT)
+    self.assertLen({s.variant for s in speakers}, 72)
+    self.assertLen({s.speaker_id for s in speakers}, 72)
+    texts, words = collections.defaultdict(set), collections.Counter()
+    for speaker in speakers:
+      self.assertBetween(len(speaker.sentences), 12, 30)
+      self.assertLen(set(speaker.sentences), len(speaker.sentences))
+      texts[speaker.split].update(speaker.sentences)
+      if speaker.split == 'train':
+        for sentence in speaker.sentences:
+          words.update(sentence.split())
+    self.assertEmpty(texts['train'] & texts['test'])
+    self.assertEmpty(texts['train'] & texts['dev'])
+    self.assertEmpty(texts['dev'] & texts['test'])
+    self.assertGreaterEqual(len(words), 150)
+    # Every word of the held-out sentences is heard in training.
+    held_out = ' '.join(texts['dev'] | texts['test']).split()
+    self.assertContainsSubset(held_out, words)
+
+  def test_clients_differ_in_their_words(self):
+    speakers = synthetic_speech.build_speakers(**_DEFAULT)
+    texts = [' '.join(s.sentences).split() for s in speakers]
+    vocabulary = sorted(set(sum(texts, [])))
+    counts = np.array([[t.count(w) for w in vocabulary] for t in texts])
+    total = counts.sum(axis=0)
+    expected = counts.sum(axis=1, keepdims=True) * total / total.sum()
+    # Chi-squared over its degrees of freedom is 1 if all draw alike, and stays
+    # under 1.1; it is 1.6 here.
+    chi_squared = ((counts - expected) ** 2 / expected).sum()
+    self.assertGreater(chi_squared / np.prod(np.subtract(counts.shape, 1)), 1.3)
+
+  def test_more_speakers_than_variants_differ_in_accent(self):
+    speakers = synthetic_speech.build_speakers(
+        **(_DEFAULT | dict(num_speakers=360))
+    )
+    self.assertLen({(s.variant, s.accent) for s in speakers}, 360)
+
+  @parameterized.parameters(
+      (dict(num_speakers=20), 'num_speakers must be between 21'),
+      (dict(num_speakers=361), 'between 21 .* and 360, found 361'),
+      (dict(num_dev_speakers=-1), 'num_dev_speakers'),
+      (dict(num_test_speakers=-1), 'num_test_speakers'),
+      (dict(seed=-1), 'seed'),
+  )
+  def test_refuses(self, changes, message):
+    with self.assertRaisesRegex(ValueError, message):
+      synthetic_speech.build_speakers(**(_DEFAULT | changes))
+
+  def test_does_not_load_tensorflow_and_refuses_to_fork_with_it(self):
+    code = (
+        'import sys; from data_tools import synthetic_speech as s;'
+        ' assert "tensorflow" not in sys.modules;'
+        ' sys.modules["tensorflow"] = None;'
+        f' s.generate({str(self.root / "forked")!r})'
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', code],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertIn('RuntimeError: Generated speech is made by', done.stderr)
+    self.assertFalse((self.root / 'forked').exists())
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,114 @@
+"""Tests of tff_asr.execution.graph."""
+
+import dataclasses
+import pickle
+
+from absl.testing import absltest
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_asr.execution import form
+from tff_asr.execution import graph
+
+
+def _build_adder(amount: float) -> graph.Graph:
+  """Adds `amount` in a library function that is named 'helper'."""
+
+  @tf.function
+  def helper(x):
+    return x + amount
+
+  comp = tff.tensorflow.computation(helper, np.float32)
+  serialized = graph.from_computation(comp)
+  graph_def = tf.compat.v1.GraphDef.FromString(serialized.graph_def)
+  (function,) = graph_def.library.function
+  name = function.signature.name
+  function.signature.name = 'helper'
+  for node in graph_def.node:
+    if 'f' in node.attr and node.attr['f'].func.name == name:
+      node.attr['f'].func.name = 'helper'
+      node.attr['_reference'].s = b'helper'
+  return dataclasses.replace(
+      serialized, graph_def=graph_def.SerializeToString()
+  )
+
+
+class LoadTest(absltest.TestCase):
+
+  def test_functions_of_one_name_and_different_bodies_do_not_clash(self):
+    one = graph.single(_build_adder(1.0)).load()
+    two = graph.single(_build_adder(2.0)).load()
+    value = tf.constant(10.0)
+    self.assertEqual(one(value), [11.0])
+    self.assertEqual(two(value), [12.0])
+    self.assertEqual(one(value), [11.0])
+
+  def test_string_attributes_follow_the_renaming(self):
+    stage = graph._prepare_stage(_build_adder(1.0), 'fresh_')
+    (function,) = stage.graph_def.library.function
+    self.assertEqual(function.signature.name, 'fresh_helper')
+    calls = [n for n in stage.graph_def.node if '_reference' in n.attr]
+    self.assertEqual(
+        [call.attr['f'].func.name for call in calls], ['fresh_helper']
+    )
+    self.assertEqual(
+        [call.attr['_reference'].s for call in calls], [b'fresh_helper']
+    )
+
+  def test_chained_graphs_feed_each_other(self):
+    # (x + 1) + 2 with x = 10: 13.
+    program = graph.Program(
+        stages=(
+            graph.Stage(_build_adder(1.0), (graph.Argument(0),)),
+            graph.Stage(_build_adder(2.0), (graph.Output(0, 0),)),
+        ),
+        outputs=(0,),
+        num_arguments=1,
+    )
+    self.assertEqual(program.load()(tf.constant(10.0)), [13.0])
+
+  def test_program_pickles(self):
+    program = pickle.loads(pickle.dumps(graph.single(_build_adder(1.0))))
+    self.assertEqual(program.load()(tf.constant(1.0)), [2.0])
+
+  def test_only_what_the_outputs_need_is_run(self):
+    @tff.tensorflow.computation(np.float32)
+    def comp(x):
+      return x + 1.0, tf.debugging.check_numerics(x, 'Not needed.')
+
+    program = dataclasses.replace(
+        graph.single(graph.from_computation(comp)), outputs=(0,)
+    )
+    result = program.load()(tf.constant(np.inf))
+    self.assertEqual(result, [np.inf])
+
+  def test_graph_of_a_federated_computation_is_refused(self):
+    comp = tff.federated_computation(
+        lambda x: tff.federated_sum(x),  # pylint: disable=unnecessary-lambda
+        tff.FederatedType(np.float32, tff.CLIENTS),
+    )
+    with self.assertRaisesRegex(ValueError, 'comp'):
+      graph.from_computation(comp)
+
+  def test_round_pickles_piece_by_piece(self):
+    comp = tff.federated_computation(
+        lambda x: tff.federated_sum(x),  # pylint: disable=unnecessary-lambda
+        tff.FederatedType(np.float32, tff.CLIENTS),
+    )
+    compiled = form.compile_computation(comp)
+    self.assertIsInstance(compiled, form.Round)
+    zero, work, merge, finish = (
+        pickle.loads(pickle.dumps(program)).load()
+        for program in (
+            compiled.zero, compiled.work, compiled.merge, compiled.finish
+        )
+    )
+    # Two blocks: (1 + 2) and (4), 7 together.
+    first = work(*work(*zero(), tf.constant(1.0)), tf.constant(2.0))
+    second = work(*zero(), tf.constant(4.0))
+    self.assertEqual(finish(*merge(*first, *second)), [7.0])
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,561 @@
+"""Tests of tff_asr.execution.multi_device, on four logical CPU devices."""
+
+import asyncio
+import collections
+import gc
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.execution import toys
+from tff_asr.execution import cache
+from tff_asr.execution import form
+from tff_asr.execution import multi_device
+from tff_asr.execution import native
+
+_CPUS = ('CPU:0', 'CPU:1', 'CPU:2', 'CPU:3')
+
+
+def tearDownModule():
+  native.stop()
+
+
+def _configure() -> bool:
+  """Makes logical devices; whether that was still possible."""
+  try:
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices('CPU')[0],
+        [tf.config.LogicalDeviceConfiguration()] * len(_CPUS),
+    )
+  except RuntimeError:
+    return False
+  return True
+
+
+# Devices are fixed by TensorFlow's first op. Where another test module was
+# faster, this one runs in a process of its own.
+_CONFIGURED = _configure()
+_needs_devices = absltest.skipUnless(
+    _CONFIGURED, 'Run by OwnProcessTest, in a process of its own.'
+)
+
+
+@absltest.skipIf(_CONFIGURED, 'This process has the devices.')
+class OwnProcessTest(absltest.TestCase):
+
+  def test_module_passes_in_a_process_of_its_own(self):
+    root = pathlib.Path(__file__).parents[2]
+    finished = subprocess.run(
+        [sys.executable, '-m', 'tests.execution.multi_device_test'],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    self.assertEqual(finished.returncode, 0, finished.stdout[-5000:])
+
+
+def _run(context, process, cohorts):
+  """The state after one round a cohort, and the last metrics."""
+  with tff.framework.get_context_stack().install(context):
+    state = process.initialize()
+    metrics = None
+    for cohort in cohorts:
+      output = process.next(state, cohort)
+      state, metrics = output.state, output.metrics
+  return state, metrics
+
+
+def _arrays(structure):
+  return [np.asarray(leaf) for leaf in tf.nest.flatten(_plain(structure))]
+
+
+def _plain(value):
+  """The structure in types that tf.nest takes apart."""
+  if hasattr(value, '__attrs_attrs__'):
+    return [_plain(getattr(value, a.name)) for a in value.__attrs_attrs__]
+  if isinstance(value, dict):
+    return [_plain(child) for child in value.values()]
+  if isinstance(value, (list, tuple)):
+    return [_plain(child) for child in value]
+  return value
+
+
+_PROCESSES = (
+    ('fed_avg', toys.build_fed_avg, toys.build_dataset),
+    ('dp', lambda: toys.build_dp_fed_avg(0.0), toys.build_dataset),
+    ('client_ids', toys.build_fed_avg_over_ids, str),
+)
+
+
+@_needs_devices
+class LearningProcessTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(*_PROCESSES)
+  def test_state_equals_native(self, build_process, build_client):
+    process = build_process()
+    cohorts = [[build_client(i) for i in ids] for ids in ((0, 1, 2), (3, 4))]
+    ours = _run(multi_device.build_sync_context(), process, cohorts)
+    theirs = _run(native.build_sync_context(), process, cohorts)
+    self.assertIs(type(ours[0]), type(theirs[0]))
+    tf.nest.assert_same_structure(_plain(ours), _plain(theirs))
+    for mine, other in zip(_arrays(ours), _arrays(theirs), strict=True):
+      self.assertEqual(mine.dtype, other.dtype)
+      if np.issubdtype(mine.dtype, np.floating):
+        np.testing.assert_allclose(mine, other, rtol=1e-6, atol=1e-6)
+      else:
+        np.testing.assert_array_equal(mine, other)
+    self.assertTrue(
+        np.any(_arrays(ours[0].global_model_weights.trainable)[0])
+    )
+
+  @parameterized.named_parameters(*_PROCESSES)
+  def test_bits_do_not_depend_on_devices_or_workers(
+      self, build_process, build_client
+  ):
+    process = build_process()
+    cohorts = [[build_client(i) for i in range(7)]] * 2
+    results = []
+    for num_devices, per_device in ((1, 1), (2, 1), (4, 1), (1, 2)):
+      context = multi_device.build_sync_context(
+          devices=_CPUS[:num_devices],
+          clients_per_device=per_device,
+          block_size=2,
+      )
+      results.append(_arrays(_run(context, process, cohorts)))
+    for result in results[1:]:
+      for first, other in zip(results[0], result, strict=True):
+        self.assertEqual(first.tobytes(), other.tobytes())
+
+  def test_empty_cohort_runs_the_server_step(self):
+    process = toys.build_dp_fed_avg(0.0)
+    state, metrics = _run(
+        multi_device.build_sync_context(devices=_CPUS[:2]), process, [[]]
+    )
+    for array in _arrays(state.global_model_weights.trainable):
+      np.testing.assert_array_equal(array, np.zeros_like(array))
+    self.assertEqual(metrics['client_work']['train']['num_examples'], 0)
+
+  def test_noise_is_added_once_whatever_the_number_of_devices(self):
+    # Clip 0.5, z = 40, so stddev 20 on the sum and 20 / 4 = 5 on the mean.
+    # Once a block or a device would give 5 * sqrt(4) = 10. Over 60 rounds of
+    # 4 parameters the relative error of the stddev is about 1/sqrt(480) =
+    # 4.6 %; the band of 25 % fails by chance less than once in 1e6 runs.
+    process = toys.build_dp_fed_avg(40.0)
+    context = multi_device.build_sync_context(devices=_CPUS)
+    clients = [toys.build_dataset(0)] * 4
+    steps = []
+    with tff.framework.get_context_stack().install(context):
+      initial = process.initialize()
+      start = _arrays(initial.global_model_weights.trainable)
+      for _ in range(60):
+        state = process.next(initial, clients).state
+        end = _arrays(state.global_model_weights.trainable)
+        for before, after in zip(start, end):
+          steps.extend((after - before).ravel())
+    self.assertBetween(np.std(steps), 5 * 0.75, 5 * 1.25)
+
+  def test_evaluation_returns_metrics(self):
+    evaluate = tff.learning.algorithms.build_fed_eval(toys.build_model)
+    clients = [toys.build_dataset(0), toys.build_dataset(1)]
+    _, metrics = _run(
+        multi_device.build_sync_context(devices=_CPUS[:2]), evaluate, [clients]
+    )
+    current = metrics['client_work']['eval']['current_round_metrics']
+    # Zero weights predict 0: the mean absolute error is that of y.
+    y = np.concatenate(
+        [batch['y'] for client in clients for batch in client]
+    )
+    self.assertEqual(current['num_examples'], 16)
+    self.assertAlmostEqual(
+        current['mean_absolute_error'], np.mean(np.abs(y)), places=5
+    )
+
+
+_SERVER_FLOAT = tff.FederatedType(np.float32, tff.SERVER)
+_CLIENT_FLOAT = tff.FederatedType(np.float32, tff.CLIENTS)
+
+
+@tff.tensorflow.computation(np.float32, np.float32)
+def _scale(value, factor):
+  return value * factor
+
+
+@tff.federated_computation(_SERVER_FLOAT, _CLIENT_FLOAT)
+def _scaled_sum(factor, values):
+  factors = tff.federated_broadcast(factor)
+  return tff.federated_sum(tff.federated_map(_scale, (values, factors)))
+
+
+@_needs_devices
+class ComputationTest(parameterized.TestCase):
+
+  def _invoke(self, comp, *args, **options):
+    context = multi_device.build_sync_context(**options)
+    with tff.framework.get_context_stack().install(context):
+      return comp(*args)
+
+  def test_server_value_and_client_values_to_one_result(self):
+    # 2 * (1 + 2 + 4) = 14.
+    self.assertEqual(self._invoke(_scaled_sum, 2.0, [1.0, 2.0, 4.0]), 14.0)
+
+  def test_empty_cohort_sums_to_zero(self):
+    self.assertEqual(self._invoke(_scaled_sum, 2.0, []), 0.0)
+
+  def test_clients_without_server_argument(self):
+    mean = tff.federated_computation(
+        lambda values: tff.federated_mean(values),
+        _CLIENT_FLOAT,
+    )
+    self.assertEqual(self._invoke(mean, [1.0, 2.0, 6.0]), 3.0)
+
+  def test_two_client_arguments_and_two_results(self):
+    @tff.federated_computation(_CLIENT_FLOAT, _CLIENT_FLOAT)
+    def comp(a, b):
+      return collections.OrderedDict(
+          a=tff.federated_sum(a), b=tff.federated_mean(b, a)
+      )
+
+    # b: (1 * 10 + 3 * 20) / 4 = 17.5.
+    result = self._invoke(comp, [1.0, 3.0], [10.0, 20.0])
+    self.assertEqual(result, collections.OrderedDict(a=4.0, b=17.5))
+
+  def test_server_only_and_plain_computations(self):
+    @tff.federated_computation(_SERVER_FLOAT)
+    def server_only(value):
+      return tff.federated_map(
+          tff.tensorflow.computation(lambda x: x + 1.0), value
+      )
+
+    @tff.federated_computation(np.float32)
+    def plain(value):
+      return _scale(value, value), value
+
+    self.assertEqual(self._invoke(server_only, 1.0), 2.0)
+    self.assertEqual(self._invoke(_scale, 3.0, 4.0), 12.0)
+    self.assertEqual(self._invoke(plain, 3.0), (9.0, 3.0))
+
+  def test_client_results_come_back_in_cohort_order(self):
+    @tff.federated_computation(_SERVER_FLOAT, _CLIENT_FLOAT)
+    def comp(factor, values):
+      return tff.federated_map(
+          _scale, (values, tff.federated_broadcast(factor))
+      )
+
+    result = self._invoke(
+        comp, 2.0, [1.0, 2.0, 3.0], devices=_CPUS[:2], client_cost=float
+    )
+    self.assertEqual(result, [2.0, 4.0, 6.0])
+
+  def test_secure_sum_is_refused(self):
+    comp = tff.federated_computation(
+        lambda values: tff.federated_secure_sum_bitwidth(values, 8),
+        tff.FederatedType(np.int32, tff.CLIENTS),
+    )
+    with self.assertRaisesRegex(form.UncompilableError, 'federated_sum'):
+      self._invoke(comp, [1, 2, 3])
+
+  def test_vectors_are_eager_tensors_and_scalars_numpy(self):
+    comp = tff.tensorflow.computation(
+        lambda: collections.OrderedDict(a=tf.zeros([2]), b=tf.constant(1))
+    )
+    result = self._invoke(comp)
+    self.assertIsInstance(result['a'], tf.Tensor)
+    self.assertIsInstance(result['b'], np.int32)
+
+  def test_custom_gradient_traced_here_before_does_not_clash(self):
+    @tf.function
+    def loss_and_gradient(logits):
+      with tf.GradientTape() as tape:
+        tape.watch(logits)
+        loss = tf.reduce_sum(tf.nn.ctc_loss(
+            labels=tf.constant([[1, 2]]),
+            logits=logits,
+            label_length=tf.constant([2]),
+            logit_length=tf.constant([5]),
+            logits_time_major=False,
+            blank_index=0,
+        ))
+      return loss, tape.gradient(loss, logits)
+
+    logits = np.random.RandomState(0).randn(1, 5, 4).astype(np.float32)
+    expected = loss_and_gradient(tf.constant(logits))
+    comp = tff.tensorflow.computation(
+        loss_and_gradient, tff.TensorType(np.float32, [1, 5, 4])
+    )
+    for _ in range(2):
+      loss, gradient = self._invoke(comp, logits)
+      np.testing.assert_allclose(loss, expected[0], rtol=1e-6)
+      np.testing.assert_allclose(gradient, expected[1], rtol=1e-5, atol=1e-6)
+
+  def test_tables_are_filled_on_every_device(self):
+    @tff.tensorflow.computation(np.str_)
+    def look_up(client_id):
+      table = tf.lookup.StaticHashTable(
+          tf.lookup.KeyValueTensorInitializer(['a', 'b'], [1.0, 10.0]), 0.0
+      )
+      return tf.ensure_shape(table.lookup(client_id), [])
+
+    comp = tff.federated_computation(
+        lambda ids: tff.federated_sum(tff.federated_map(look_up, ids)),
+        tff.FederatedType(np.str_, tff.CLIENTS),
+    )
+    # 4 * 1 + 4 * 10 = 44.
+    result = self._invoke(comp, ['a', 'b'] * 4, devices=_CPUS)
+    self.assertEqual(result, 44.0)
+
+  def test_variables_are_initialized_before_each_client_and_not_shared(self):
+    @tff.tensorflow.computation(np.float32)
+    def work(value):
+      variable = tf.Variable(0.0)
+
+      @tf.function
+      def add():
+        for _ in tf.range(2000):
+          variable.assign_add(value)
+        return variable.read_value()
+
+      return add()
+
+    @tff.federated_computation(_CLIENT_FLOAT)
+    def comp(values):
+      return tff.federated_map(work, values)
+
+    values = [float(i) for i in range(12)]
+    result = self._invoke(comp, values, devices=_CPUS[:2], clients_per_device=3)
+    self.assertEqual(result, [2000 * value for value in values])
+
+  def test_each_load_is_released_with_its_computation(self):
+    store = cache.Cache(lambda comp: object())
+    comp = tff.tensorflow.computation(lambda: tf.constant(1))
+    self.assertIs(store.get(comp), store.get(comp))
+    self.assertLen(store._entries, 1)
+    del comp
+    gc.collect()
+    self.assertEmpty(store._entries)
+
+
+@tff.tensorflow.computation(np.int32)
+def _toil(client):
+  """Returns the client after some 0.1 s; client 13 fails."""
+
+  @tf.function
+  def body(client):
+    matrix = tf.eye(256)
+    for _ in tf.range(100):
+      matrix = tf.linalg.matmul(matrix, matrix)
+    tf.debugging.assert_none_equal(client, 13, message='An unlucky client.')
+    return client + tf.cast(matrix[0, 1], tf.int32)
+
+  return body(client)
+
+
+@tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
+def _sum_toil(clients):
+  return tff.federated_sum(tff.federated_map(_toil, clients))
+
+
+@_needs_devices
+class ScheduleTest(parameterized.TestCase):
+
+  def test_clients_of_different_devices_overlap(self):
+    context = multi_device.build_sync_context(devices=_CPUS[:2])
+    with tff.framework.get_context_stack().install(context):
+      self.assertEqual(_sum_toil([1, 2, 3, 4]), 10)
+    timeline = context.last_timeline
+    self.assertCountEqual([i.position for i in timeline], range(4))
+    self.assertSameElements(
+        [i.device for i in timeline], ['/device:CPU:0', '/device:CPU:1']
+    )
+    self.assertTrue(any(
+        a.device != b.device
+        and a.start_sec < b.end_sec
+        and b.start_sec < a.end_sec
+        for a in timeline
+        for b in timeline
+    ))
+
+  def test_clients_of_one_device_follow_each_other(self):
+    context = multi_device.build_sync_context(devices=_CPUS[:1])
+    with tff.framework.get_context_stack().install(context):
+      _sum_toil([1, 2, 3])
+    timeline = context.last_timeline
+    for before, after in zip(timeline, timeline[1:]):
+      self.assertLessEqual(before.end_sec, after.start_sec)
+
+  def test_costly_clients_start_first(self):
+    context = multi_device.build_sync_context(client_cost=float)
+    with tff.framework.get_context_stack().install(context):
+      _sum_toil([1, 3, 2])
+    self.assertEqual([i.position for i in context.last_timeline], [1, 2, 0])
+
+  def test_outputs_sit_on_their_device(self):
+    comp = tff.tensorflow.computation(lambda: tf.zeros([2]) + 1.0)
+    context = multi_device.build_sync_context(devices=['CPU:2'])
+    with tff.framework.get_context_stack().install(context):
+      self.assertEndsWith(comp().device, 'CPU:2')
+
+  def test_failing_client_is_named_and_no_thread_is_left(self):
+    context = multi_device.build_sync_context(devices=_CPUS[:2])
+    num_threads = threading.active_count()
+    with tff.framework.get_context_stack().install(context):
+      with self.assertRaisesRegex(
+          multi_device.ClientError, r'Client 2 of 6 .* failed on .*unlucky'
+      ) as raised:
+        _sum_toil([1, 2, 13, 4, 5, 6])
+      self.assertEqual(raised.exception.position, 2)
+      self.assertEqual(_sum_toil([1, 2]), 3)
+    self.assertEqual(threading.active_count(), num_threads)
+
+  def test_failure_outside_client_work_ends_the_round(self):
+    @tff.tensorflow.computation
+    def zero():
+      with tf.control_dependencies([
+          tf.debugging.Assert(tf.random.uniform([]) > 2.0, ['No zero.'])
+      ]):
+        return tf.constant(0.0)
+
+    add = tff.tensorflow.computation(lambda a, b: a + b, np.float32, np.float32)
+    report = tff.tensorflow.computation(lambda a: a, np.float32)
+    comp = tff.federated_computation(
+        lambda values: tff.federated_aggregate(
+            values, zero(), add, add, report
+        ),
+        _CLIENT_FLOAT,
+    )
+    context = multi_device.build_sync_context(devices=_CPUS[:2])
+    with tff.framework.get_context_stack().install(context):
+      with self.assertRaisesRegex(tf.errors.InvalidArgumentError, 'No zero'):
+        comp([1.0, 2.0, 3.0])
+
+  def test_overhead_of_a_client_is_milliseconds(self):
+    context = multi_device.build_sync_context()
+    with tff.framework.get_context_stack().install(context):
+      _scaled_sum(2.0, [1.0] * 10)
+      start_sec = time.monotonic()
+      _scaled_sum(2.0, [1.0] * 100)
+    # Some 0.2 s of 100 clients on a slow machine; 20 ms each would be wrong.
+    self.assertLess(time.monotonic() - start_sec, 2.0)
+
+
+@_needs_devices
+class EventLoopTest(absltest.TestCase):
+
+  def test_sync_context_inside_a_running_loop(self):
+    context = multi_device.build_sync_context()
+
+    async def cell():
+      with tff.framework.get_context_stack().install(context):
+        return _scaled_sum(2.0, [1.0, 2.0])
+
+    self.assertEqual(asyncio.run(cell()), 6.0)
+
+  def test_async_context_leaves_the_loop_free(self):
+    context = multi_device.build_async_context()
+
+    async def program():
+      with tff.framework.get_context_stack().install(context):
+        task = asyncio.create_task(_sum_toil([1, 2, 3]))
+        ticks = 0
+        while not task.done():
+          await asyncio.sleep(0.01)
+          ticks += 1
+        return await task, ticks
+
+    result, ticks = asyncio.run(program())
+    self.assertEqual(result, 6)
+    self.assertGreater(ticks, 5)
+
+  def test_cancelled_round_ends_after_the_client_in_work(self):
+    context = multi_device.build_async_context()
+
+    async def program():
+      with tff.framework.get_context_stack().install(context):
+        await _sum_toil([1])
+        task = asyncio.create_task(_sum_toil([1] * 100))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with self.assertRaises(asyncio.CancelledError):
+          await task
+
+    start_sec = time.monotonic()
+    asyncio.run(program())
+    self.assertLess(time.monotonic() - start_sec, 8.0)
+
+  def test_program_context_takes_the_async_context(self):
+    process = toys.build_fed_avg_over_ids()
+    cohorts = [['0', '1'], ['2', '3']]
+    expected = _run(multi_device.build_sync_context(), process, cohorts)[0]
+
+    async def program():
+      context = tff.program.NativeFederatedContext(
+          multi_device.build_async_context(devices=_CPUS[:2])
+      )
+      with tff.framework.get_context_stack().install(context):
+        state = process.initialize()
+        for cohort in cohorts:
+          output = process.next(state, cohort)
+          state = output.state
+        return await tff.program.materialize_value(state)
+
+    found = asyncio.run(program())
+    for a, b in zip(_arrays(expected), _arrays(found), strict=True):
+      self.assertEqual(a.tobytes(), b.tobytes())
+
+
+@_needs_devices
+class BadArgumentTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ('clients_per_device', dict(clients_per_device=0), 'clients_per_device'),
+      ('block_size', dict(block_size=0), 'block_size'),
+      ('client_cost', dict(client_cost=3), 'client_cost'),
+      ('no_device', dict(devices=[]), 'devices'),
+      ('string', dict(devices='CPU:0'), 'devices'),
+      ('absent', dict(devices=['GPU:7']), 'GPU:7'),
+      ('twice', dict(devices=['CPU:0', '/CPU:0']), 'devices'),
+      ('nonsense', dict(devices=['quantum']), 'quantum'),
+  )
+  def test_setting_is_named(self, options, message):
+    with self.assertRaisesRegex(ValueError, message):
+      multi_device.build_sync_context(**options)
+
+  def test_what_does_not_compile_names_the_native_context(self):
+    @tff.federated_computation(_CLIENT_FLOAT)
+    def two_rounds(values):
+      total = tff.federated_broadcast(tff.federated_sum(values))
+      return tff.federated_sum(tff.federated_map(_scale, (values, total)))
+
+    context = multi_device.build_sync_context()
+    with tff.framework.get_context_stack().install(context):
+      with self.assertRaisesRegex(
+          form.UncompilableError, 'run it in the native context'
+      ):
+        two_rounds([1.0, 2.0])
+
+  @parameterized.named_parameters(
+      ('dtype', ([np.float64(1.0)],), 'float64'),
+      ('shape', ([np.zeros(2, np.float32)],), r'shape \(2,\)'),
+      ('no_list', (np.float32(1.0),), 'list with one value a client'),
+  )
+  def test_client_values_are_checked(self, args, message):
+    context = multi_device.build_sync_context()
+    with tff.framework.get_context_stack().install(context):
+      with self.assertRaisesRegex(
+          (TypeError, multi_device.ClientError), message
+      ):
+        _scaled_sum(1.0, *args)
+
+
+if __name__ == '__main__':
+  absltest.main()

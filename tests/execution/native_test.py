@@ -1,0 +1,161 @@
+"""Tests of tff_asr.execution.native and orphans."""
+
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import psutil
+
+from tff_asr.execution import native
+from tff_asr.execution import orphans
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_TIMEOUT_SEC = 120
+
+_PROGRAM = """
+    import os, signal, sys
+    import psutil
+    import tensorflow as tf
+    import tensorflow_federated as tff
+    from tff_asr.execution import native
+
+    context = native.set_default_context()
+    comp = tff.tensorflow.computation(lambda: tf.constant(7))
+    print('result', comp())
+    for child in psutil.Process().children():
+      print('child', child.pid, child.name())
+    sys.stdout.flush()
+"""
+
+
+def _run_piped(program: str) -> list[str]:
+  """The lines of `python -c program | cat`, read to the end of the pipe."""
+  command = f'"{sys.executable}" -c "$PROGRAM" 2>/dev/null | cat'
+  finished = subprocess.run(
+      ['bash', '-c', command],
+      cwd=_ROOT,
+      env={'PROGRAM': textwrap.dedent(program), 'PATH': '/usr/bin:/bin'},
+      stdout=subprocess.PIPE,
+      text=True,
+      timeout=_TIMEOUT_SEC,
+      check=True,
+  )
+  return finished.stdout.splitlines()
+
+
+def _is_running(pid: int) -> bool:
+  try:
+    return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+  except psutil.NoSuchProcess:
+    return False
+
+
+class EndOfProgramTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ('normal', ''),
+      ('exception', "raise ValueError('the end')"),
+      ('ctrl_c', 'os.kill(os.getpid(), signal.SIGINT)'),
+  )
+  def test_piped_program_ends_and_leaves_no_worker(self, last_line):
+    lines = _run_piped(textwrap.dedent(_PROGRAM) + last_line + '\n')
+    self.assertIn('result 7', lines)
+    children = [line.split() for line in lines if line.startswith('child')]
+    self.assertEqual([name for _, _, name in children], ['worker_binary'])
+    self.assertFalse(_is_running(int(children[0][1])))
+
+  def test_worker_ends_with_the_block_and_unknown_ops_are_explained(self):
+    program = textwrap.dedent(_PROGRAM).replace(
+        'comp = tff.tensorflow.computation(lambda: tf.constant(7))',
+        textwrap.dedent("""
+            import tensorflow_text as text
+            comp = tff.tensorflow.computation(lambda: tf.constant(7))
+            unknown = tff.tensorflow.computation(
+                lambda: text.normalize_utf8(tf.constant('a'))
+            )
+            with native.stopped_at_end():
+              try:
+                unknown()
+              except RuntimeError as error:
+                print('error', error)
+            print('left', [
+                child.pid for child in psutil.Process().children()
+                if child.status() != psutil.STATUS_ZOMBIE
+            ])
+            sys.exit()
+        """),
+    )
+    lines = _run_piped(program)
+    self.assertIn('left []', lines)
+    (error,) = [line for line in lines if line.startswith('error')]
+    self.assertIn("core TensorFlow ops only, and found 'NormalizeUTF8'", error)
+
+
+class ErrorTest(absltest.TestCase):
+
+  def test_unknown_op_becomes_one_line_and_other_errors_pass(self):
+    error = RuntimeError(
+        "Op type not registered 'IO>AudioDecodeFlac' in binary running on x.\n"
+        'Make sure the Op and Kernel are registered.'
+    )
+    with self.assertRaisesRegex(
+        RuntimeError, r"^The native worker .*'IO>AudioDecodeFlac'.*PCM"
+    ) as raised:
+      native._explain(error)
+    self.assertNotIn('\n', str(raised.exception))
+    native._explain(ValueError('another'))
+
+
+class BadArgumentTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ('default_num_clients', dict(default_num_clients=-1)),
+      ('max_concurrent_clients', dict(max_concurrent_clients=0)),
+  )
+  def test_setting_is_named(self, options):
+    with self.assertRaisesRegex(ValueError, next(iter(options))):
+      native.build_sync_context(**options)
+    with self.assertRaisesRegex(ValueError, next(iter(options))):
+      native.build_async_context(**options)
+
+
+class OrphansTest(absltest.TestCase):
+
+  def test_only_children_of_the_name_end(self):
+    sleeper = subprocess.Popen(['sleep', '60'])
+    reader = subprocess.Popen(['cat'], stdin=subprocess.PIPE)
+    try:
+      orphans.end_children('sleep')
+      self.assertFalse(_is_running(sleeper.pid))
+      self.assertTrue(_is_running(reader.pid))
+      self.assertEqual(sleeper.wait(timeout=5), -15)
+    finally:
+      sleeper.kill()
+      reader.stdin.close()
+      reader.wait(timeout=5)
+      sleeper.wait(timeout=5)
+
+  def test_child_that_ignores_termination_is_killed(self):
+    child = subprocess.Popen(
+        ['bash', '-c', "trap '' TERM; echo ready; while :; do read -t 1; done"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+      child.stdout.readline()
+      orphans.end_children('bash', timeout_sec=0.3)
+      self.assertEqual(child.wait(timeout=5), -9)
+    finally:
+      child.kill()
+      child.communicate()
+
+  def test_negative_timeout_is_named(self):
+    with self.assertRaisesRegex(ValueError, 'timeout_sec'):
+      orphans.end_children('nothing', timeout_sec=-1.0)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,88 @@
+"""Small learning processes and computations for the tests of execution."""
+
+import collections
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+import tensorflow_privacy as tfp
+
+ELEMENT_SPEC = collections.OrderedDict(
+    x=tf.TensorSpec([None, 3], tf.float32),
+    y=tf.TensorSpec([None, 1], tf.float32),
+)
+
+
+def build_model() -> tff.learning.models.VariableModel:
+  """A linear model, with TensorFlow variables."""
+  model = tf.keras.Sequential([
+      tf.keras.layers.Input((3,)),
+      tf.keras.layers.Dense(1, kernel_initializer='zeros'),
+  ])
+  return tff.learning.models.from_keras_model(
+      model,
+      input_spec=ELEMENT_SPEC,
+      loss=tf.keras.losses.MeanSquaredError(),
+      metrics=[tf.keras.metrics.MeanAbsoluteError()],
+  )
+
+
+def build_fed_avg() -> tff.learning.templates.LearningProcess:
+  """Weighted fed-avg with momentum at the clients and Adam at the server."""
+  return tff.learning.algorithms.build_weighted_fed_avg(
+      build_model,
+      client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1, 0.9),
+      server_optimizer_fn=tff.learning.optimizers.build_adam(0.1),
+      loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
+  )
+
+
+def build_dp_fed_avg(
+    noise_multiplier: float,
+) -> tff.learning.templates.LearningProcess:
+  """Unweighted fed-avg that clips, sums and noises client updates."""
+  query = tfp.GaussianSumQuery(
+      l2_norm_clip=0.5, stddev=0.5 * noise_multiplier
+  )
+  return tff.learning.algorithms.build_unweighted_fed_avg(
+      build_model,
+      client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
+      server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
+      model_aggregator=tff.aggregators.DifferentiallyPrivateFactory(
+          tfp.NormalizedQuery(query, denominator=4.0)
+      ),
+      loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
+  )
+
+
+def build_dataset(seed: int) -> tf.data.Dataset:
+  """Two batches of four examples of one client."""
+  x = np.random.RandomState(seed).randn(8, 3).astype(np.float32)
+  y = x.sum(axis=1, keepdims=True) + np.float32(seed)
+  return tf.data.Dataset.from_tensor_slices(
+      collections.OrderedDict(x=x, y=y)
+  ).batch(4)
+
+
+@tff.tensorflow.computation(np.str_)
+def build_dataset_from_id(client_id):
+  """A dataset made of an id such as '3' by graph ops, through a table."""
+  table = tf.lookup.StaticHashTable(
+      tf.lookup.KeyValueTensorInitializer(
+          [str(index) for index in range(8)],
+          [float(index) for index in range(8)],
+      ),
+      default_value=-1.0,
+  )
+  level = table.lookup(client_id)
+  x = tf.random.stateless_normal([8, 3], [tf.cast(level, tf.int32), 0])
+  return tf.data.Dataset.from_tensor_slices(collections.OrderedDict(
+      x=x, y=tf.reduce_sum(x, axis=1, keepdims=True) + level
+  )).batch(4)
+
+
+def build_fed_avg_over_ids() -> tff.learning.templates.LearningProcess:
+  """`build_fed_avg` whose clients are string ids."""
+  return tff.simulation.compose_dataset_computation_with_learning_process(
+      build_dataset_from_id, build_fed_avg()
+  )

@@ -1,0 +1,117 @@
+from absl.testing import parameterized
+import numpy as np
+import tensorflow as tf
+
+from tests import reference
+from tff_asr.features import log_mel
+
+
+def _noise(num_samples: int, *, loudness: float = 1000.0) -> np.ndarray:
+  rng = np.random.default_rng(num_samples)
+  samples = rng.normal(size=num_samples) * loudness
+  return np.clip(samples, -32768, 32767).astype(np.int16)
+
+
+def _tone(hertz: float, *, num_samples: int = 4000) -> np.ndarray:
+  time = np.arange(num_samples) / log_mel.SAMPLE_RATE_HZ
+  return (8000 * np.sin(2 * np.pi * hertz * time)).astype(np.int16)
+
+
+class LogMelTest(tf.test.TestCase, parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ('noise', _noise(4321)),
+      ('one_frame', _noise(400)),
+      ('two_frames', _noise(560)),
+      ('faint_under_the_floor', _noise(2000, loudness=0.4)),
+      ('full_scale', _noise(2000, loudness=1e6)),
+      ('tone', _tone(440.0)),
+      ('silence_then_noise', np.concatenate([np.zeros(800), _noise(800)])),
+      ('step', np.repeat([0, 20000], 1000)),
+  )
+  def test_agrees_with_the_numpy_twin(self, waveform):
+    waveform = waveform.astype(np.int16)
+    features = log_mel.log_mel(tf.constant(waveform))
+    self.assertEqual(features.dtype, tf.float32)
+    self.assertAllClose(
+        features, reference.log_mel(waveform), rtol=1e-4, atol=1e-4
+    )
+
+  def test_mel_filters_are_those_of_tf_signal(self):
+    expected = tf.signal.linear_to_mel_weight_matrix(
+        num_mel_bins=80,
+        num_spectrogram_bins=257,
+        sample_rate=16000,
+        lower_edge_hertz=0.0,
+        upper_edge_hertz=8000.0,
+    )
+    # tf.signal computes in float32, ours in float64.
+    self.assertAllClose(log_mel._mel_filters(), expected, rtol=0, atol=2e-4)
+    self.assertAllClose(
+        log_mel._mel_filters(), reference.mel_filters(), rtol=0, atol=1e-6
+    )
+
+  @parameterized.parameters(12, 20, 40, 60, 79)
+  def test_a_tone_at_the_centre_of_a_bin_peaks_there(self, mel_bin):
+    # The 80 centres and two ends are evenly spaced from 0 to mel(8000).
+    mel = (mel_bin + 1) / 81 * 2595 * np.log10(1 + 8000 / 700)
+    hertz = 700 * (10 ** (mel / 2595) - 1)
+    features = log_mel.log_mel(tf.constant(_tone(hertz)))
+    np.testing.assert_array_equal(np.argmax(features, axis=1), mel_bin)
+
+  # By hand: one window of 400 samples, then one more for each 160.
+  @parameterized.parameters(
+      (0, 0), (1, 0), (239, 0), (240, 0), (399, 0), (400, 1), (401, 1),
+      (559, 1), (560, 2), (719, 2), (720, 3), (16000, 98),
+  )
+  def test_frame_counts(self, num_samples, expected):
+    self.assertEqual(log_mel.num_frames(num_samples), expected)
+    self.assertAllEqual(
+        log_mel.num_frames(tf.constant([num_samples])), [expected]
+    )
+    self.assertAllEqual(
+        log_mel.num_frames(np.array([num_samples])), [expected]
+    )
+    features = log_mel.log_mel(tf.constant(_noise(num_samples)))
+    self.assertEqual(features.shape, [expected, 80])
+
+  def test_mean_is_0_and_variance_1_over_all_elements(self):
+    features = log_mel.log_mel(tf.constant(_noise(9000))).numpy()
+    self.assertAllClose(np.mean(features), 0.0, atol=1e-5)
+    self.assertAllClose(np.var(features), 1.0, atol=1e-4)
+    # Of all together, not of each mel bin.
+    self.assertGreater(np.ptp(np.mean(features, axis=0)), 0.5)
+
+  def test_normalize_by_hand(self):
+    # Mean 2.5, variance (2.25 + .25 + .25 + 2.25) / 4 = 1.25.
+    features = log_mel.normalize(tf.constant([[1.0, 2.0], [3.0, 4.0]]))
+    scale = 1 / np.sqrt(1.25)
+    self.assertAllClose(
+        features, [[-1.5 * scale, -0.5 * scale], [0.5 * scale, 1.5 * scale]]
+    )
+
+  def test_loudness_cancels_where_nothing_is_under_the_floor(self):
+    waveform = _noise(5000)
+    self.assertAllClose(
+        log_mel.log_mel(tf.constant(waveform)),
+        log_mel.log_mel(tf.constant(4 * waveform)),
+        atol=1e-4,
+    )
+
+  def test_digital_silence_gives_zeros(self):
+    features = log_mel.log_mel(tf.zeros([2000], tf.int16))
+    self.assertAllEqual(features, np.zeros([11, 80]))
+
+  def test_runs_in_a_dataset_of_unknown_lengths(self):
+    waveforms = [_noise(100), _noise(1000), _noise(1500)]
+    dataset = tf.data.Dataset.from_generator(
+        lambda: iter(waveforms),
+        output_signature=tf.TensorSpec([None], tf.int16),
+    ).map(log_mel.log_mel)
+    self.assertEqual(dataset.element_spec.shape.as_list(), [None, 80])
+    for waveform, features in zip(waveforms, dataset, strict=True):
+      self.assertAllClose(features, log_mel.log_mel(tf.constant(waveform)))
+
+
+if __name__ == '__main__':
+  tf.test.main()

@@ -1,0 +1,187 @@
+"""Tests for calibration."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tff_asr.privacy import accounting
+from tff_asr.privacy import calibration
+
+
+def _sampling(kind, cohort_size=10, population=100):
+  if kind == 'full':
+    cohort_size = population
+  return accounting.Sampling(
+      kind=kind, cohort_size=cohort_size, population=population
+  )
+
+
+def _epsilon(sampling, noise_multiplier, rounds, accountant='rdp'):
+  event = accounting.compose([
+      accounting.Rounds(
+          sampling=sampling, noise_multiplier=noise_multiplier, count=rounds
+      )
+  ])
+  return accounting.epsilon(event, delta=1e-5, accountant=accountant)
+
+
+class CalibrationTest(parameterized.TestCase):
+
+  @parameterized.product(
+      kind=accounting.SAMPLING_KINDS, target_epsilon=(2.0, 8.0, 300.0)
+  )
+  def test_noise_is_the_smallest_within_the_target(self, kind, target_epsilon):
+    sampling = _sampling(kind)
+    noise = calibration.noise_multiplier_for_epsilon(
+        target_epsilon, sampling=sampling, rounds=20, delta=1e-5
+    )
+    self.assertLessEqual(_epsilon(sampling, noise, 20), target_epsilon)
+    self.assertGreater(
+        _epsilon(sampling, noise * (1 - 2e-6), 20), target_epsilon
+    )
+
+  def test_noise_by_pld_is_lower_than_by_rdp(self):
+    sampling = _sampling('full')
+    arguments = dict(sampling=sampling, rounds=4, delta=1e-5)
+    by_rdp = calibration.noise_multiplier_for_epsilon(3.0, **arguments)
+    by_pld = calibration.noise_multiplier_for_epsilon(
+        3.0, accountant='pld', **arguments
+    )
+    self.assertLess(by_pld, by_rdp)
+    self.assertAlmostEqual(
+        _epsilon(sampling, by_pld, 4, 'pld'), 3.0, delta=0.01
+    )
+
+  @parameterized.parameters(*accounting.SAMPLING_KINDS)
+  def test_rounds_are_the_most_within_the_target(self, kind):
+    sampling = _sampling(kind)
+    rounds = calibration.rounds_for_epsilon(
+        5.0, sampling=sampling, noise_multiplier=3.0, delta=1e-5
+    )
+    self.assertGreater(rounds, 1)
+    self.assertLessEqual(_epsilon(sampling, 3.0, rounds), 5.0)
+    self.assertGreater(_epsilon(sampling, 3.0, rounds + 1), 5.0)
+
+  def test_not_even_one_round(self):
+    for noise_multiplier in (0.0, 0.01):
+      self.assertEqual(
+          calibration.rounds_for_epsilon(
+              1.0,
+              sampling=_sampling('poisson'),
+              noise_multiplier=noise_multiplier,
+              delta=1e-5,
+          ),
+          0,
+      )
+
+  def test_endless_rounds_are_said(self):
+    with self.assertRaisesRegex(ValueError, 'even after 10+ rounds'):
+      calibration.rounds_for_epsilon(
+          1.0,
+          sampling=_sampling('full'),
+          noise_multiplier=1e9,
+          delta=1e-5,
+      )
+
+  def test_target_that_no_noise_reaches_is_said(self):
+    with self.assertRaisesRegex(ValueError, 'No noise brings epsilon down'):
+      calibration.noise_multiplier_for_epsilon(
+          1e-4, sampling=_sampling('full'), rounds=1, delta=1e-30
+      )
+
+  def test_pld_without_replacement_is_refused(self):
+    with self.assertRaisesRegex(ValueError, 'PLD cannot be used'):
+      calibration.noise_multiplier_for_epsilon(
+          1.0,
+          sampling=_sampling('fixed'),
+          rounds=1,
+          delta=1e-5,
+          accountant='pld',
+      )
+
+  def test_scale_finds_the_papers_headline(self):
+    # sigma 10e-6 at S = 1024, K = 34,753, T = 2,006: at 204,800 of 6,950,600
+    # epsilon is 4.44, so a target of 4.44 is reached at that size.
+    scale = calibration.smallest_scale_for_epsilon(
+        4.4393389,
+        noise_multiplier=10e-6 * 1024,
+        cohort_size=1024,
+        population=34_753,
+        rounds=2006,
+        delta=1e-9,
+    )
+    self.assertAlmostEqual(scale.cohort_size, 204_800, delta=5)
+    self.assertAlmostEqual(scale.population, 6_950_600, delta=200)
+    self.assertAlmostEqual(scale.noise_multiplier, 2.048, delta=1e-4)
+
+  @parameterized.parameters(*accounting.SAMPLING_KINDS)
+  def test_scale_is_the_smallest_with_the_noise_on_the_mean(self, kind):
+    sampling = _sampling(kind)
+    rounds = accounting.Rounds(
+        sampling=sampling, noise_multiplier=0.3, count=20
+    )
+    scale = calibration.smallest_scale(
+        [rounds], target_epsilon=10.0, delta=1e-5
+    )
+    on_mean = rounds.noise_multiplier / sampling.cohort_size
+    self.assertAlmostEqual(
+        scale.noise_multiplier / scale.cohort_size, on_mean, places=12
+    )
+    self.assertLessEqual(scale.epsilon, 10.0)
+    self.assertAlmostEqual(
+        scale.cohort_size / scale.population, sampling.sampling_prob
+    )
+    smaller = accounting.Sampling(
+        kind=kind,
+        cohort_size=scale.cohort_size - 1,
+        population=scale.population - round(1 / sampling.sampling_prob),
+    )
+    self.assertGreater(
+        _epsilon(smaller, on_mean * smaller.cohort_size, 20), 10.0
+    )
+
+  def test_run_within_the_target_is_its_own_scale(self):
+    scale = calibration.smallest_scale_for_epsilon(
+        10.0,
+        noise_multiplier=5.0,
+        cohort_size=10,
+        population=100,
+        rounds=5,
+        delta=1e-5,
+    )
+    self.assertEqual((scale.cohort_size, scale.population), (10, 100))
+
+  def test_groups_grow_together(self):
+    rounds = [
+        accounting.Rounds(
+            sampling=_sampling('poisson', size, 1000),
+            noise_multiplier=0.5,
+            count=10,
+        )
+        for size in (50, 100)
+    ]
+    both = calibration.smallest_scale(rounds, target_epsilon=5.0, delta=1e-5)
+    last = calibration.smallest_scale(
+        rounds[1:], target_epsilon=5.0, delta=1e-5
+    )
+    self.assertGreater(both.cohort_size, last.cohort_size)
+    self.assertLessEqual(both.epsilon, 5.0)
+
+  def test_scale_without_noise_is_refused(self):
+    rounds = accounting.Rounds(
+        sampling=_sampling('full'), noise_multiplier=0.0
+    )
+    with self.assertRaisesRegex(ValueError, 'Without noise'):
+      calibration.smallest_scale([rounds], target_epsilon=1.0, delta=1e-5)
+    with self.assertRaisesRegex(ValueError, 'no rounds'):
+      calibration.smallest_scale([], target_epsilon=1.0, delta=1e-5)
+
+  @parameterized.parameters(0, -1.0)
+  def test_bad_target_is_refused(self, target_epsilon):
+    with self.assertRaisesRegex(ValueError, 'target_epsilon'):
+      calibration.noise_multiplier_for_epsilon(
+          target_epsilon, sampling=_sampling('full'), rounds=1, delta=1e-5
+      )
+
+
+if __name__ == '__main__':
+  absltest.main()

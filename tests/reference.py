@@ -1,0 +1,230 @@
+"""NumPy twins of the code under test, written from the published definitions.
+
+Slow and plain on purpose: loops, float64, one utterance at a time, no code of
+`tff_asr`. Where the twin and the code disagree, one of them is wrong.
+
+  N: samples. T: feature frames. F: mel bins. S: output frames. D: width.
+  U: label length. V: vocabulary with blank, the blank last.
+"""
+
+from collections.abc import Mapping, Sequence
+import itertools
+import math
+from typing import Optional
+
+import numpy as np
+
+
+def mel_filters() -> np.ndarray:
+  """80 triangles on the HTK mel scale, 0 to 8 kHz, float64 [257, F]."""
+  to_mel = lambda hertz: 2595.0 * math.log10(1.0 + hertz / 700.0)
+  points = np.linspace(0.0, to_mel(8000.0), 82)
+  filters = np.zeros([257, 80])
+  for k in range(1, 257):
+    mel = to_mel(k * 16000 / 512)
+    for m in range(80):
+      left, peak, right = points[m : m + 3]
+      if left <= mel <= peak:
+        filters[k, m] = (mel - left) / (peak - left)
+      elif peak < mel <= right:
+        filters[k, m] = (right - mel) / (right - peak)
+  return filters
+
+
+def log_mel(waveform: np.ndarray) -> np.ndarray:
+  """Normalised log-mel frames float64 [T, F] of int16 samples [N]."""
+  filters = mel_filters()
+  window = [
+      0.54 - 0.46 * math.cos(2 * math.pi * n / 399) for n in range(400)
+  ]
+  frames = []
+  for start in range(0, len(waveform) - 399, 160):
+    frame = waveform[start : start + 400].astype(np.float64)
+    emphasised = frame.copy()
+    emphasised[1:] -= 0.97 * frame[:-1]
+    emphasised[0] -= 0.97 * frame[0]
+    magnitude = np.abs(np.fft.rfft(emphasised * window, 512))
+    frames.append(np.log(np.maximum(magnitude @ filters, 1.0)))
+  if not frames:
+    return np.zeros([0, 80])
+  features = np.stack(frames)
+  return (features - features.mean()) / np.sqrt(features.var() + 1e-7)
+
+
+def cape(num_frames: int, dim: int, *, frame_sec: float) -> np.ndarray:
+  """CAPE without a shift, float64 [S, D]."""
+  embedding = np.zeros([num_frames, dim])
+  for s in range(num_frames):
+    seconds = (s - (num_frames - 1) / 2) * frame_sec
+    for k in range(dim // 2):
+      angle = seconds * 30 * 10000 ** (-2 * k / dim)
+      embedding[s, 2 * k] = math.sin(angle)
+      embedding[s, 2 * k + 1] = math.cos(angle)
+  return embedding
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+  """Softmax over the last axis."""
+  shifted = np.exp(scores - scores.max(axis=-1, keepdims=True))
+  return shifted / shifted.sum(axis=-1, keepdims=True)
+
+
+def layer_norm(
+    inputs: np.ndarray, scale: np.ndarray, bias: np.ndarray
+) -> np.ndarray:
+  """Layer norm over the last axis, epsilon 1e-5."""
+  mean = inputs.mean(axis=-1, keepdims=True)
+  variance = inputs.var(axis=-1, keepdims=True)
+  return (inputs - mean) / np.sqrt(variance + 1e-5) * scale + bias
+
+
+def front_end(
+    weights: Mapping[str, np.ndarray], features: np.ndarray
+) -> np.ndarray:
+  """Convolution of kernel 7 and stride 3, and a gated linear unit: [S, D]."""
+  num_frames, num_bins = features.shape
+  outputs = []
+  for s in range(num_frames // 3):
+    hidden = np.array(weights['bias'], np.float64)
+    for k in range(7):
+      t = 3 * s - 2 + k
+      if 0 <= t < num_frames:
+        frame = features[t] * weights['input_scale'] + weights['input_bias']
+        hidden += frame @ weights['kernel'][k]
+    value, gate = np.split(hidden, 2)
+    outputs.append(value / (1 + np.exp(-gate)))
+  return np.reshape(outputs, [num_frames // 3, -1])
+
+
+def self_attention(
+    weights: Mapping[str, np.ndarray], inputs: np.ndarray, *, num_heads: int
+) -> np.ndarray:
+  """Multi-head attention over all frames of one utterance, [S, D]."""
+  dim = inputs.shape[1]
+  head_dim = dim // num_heads
+  heads = []
+  for head in range(num_heads):
+    columns = slice(head * head_dim, (head + 1) * head_dim)
+    query, key, value = (
+        (inputs @ weights['wqkv'][:, part * dim : (part + 1) * dim])[:, columns]
+        for part in range(3)
+    )
+    attention = softmax(query @ key.T / math.sqrt(head_dim))
+    heads.append(attention @ value)
+  return np.concatenate(heads, axis=1) @ weights['wf']
+
+
+def ctc_transformer(
+    weights: Mapping[str, np.ndarray],
+    features: np.ndarray,
+    *,
+    num_blocks: int,
+    num_heads: int,
+) -> np.ndarray:
+  """Logits float64 [S, V] of one utterance [T, F], in evaluation."""
+
+  def under(name: str) -> dict[str, np.ndarray]:
+    return {
+        key[len(name) + 1 :]: np.asarray(value, np.float64)
+        for key, value in weights.items()
+        if key.startswith(name + '/')
+    }
+
+  def normed(block: Mapping[str, np.ndarray], name: str, x: np.ndarray):
+    return layer_norm(x, block[f'{name}scale'], block[f'{name}bias'])
+
+  hidden = front_end(under('front'), features.astype(np.float64))
+  hidden = hidden + cape(len(hidden), hidden.shape[1], frame_sec=0.03)
+  for index in range(num_blocks):
+    block = under(f'block_{index:02}')
+    hidden = hidden + self_attention(
+        block, normed(block, 'ln1/', hidden), num_heads=num_heads
+    )
+    inner = np.maximum(normed(block, 'ln2/', hidden) @ block['w1'], 0)
+    hidden = hidden + inner @ block['w2']
+  head = under('head')
+  return normed(under('norm'), '', hidden) @ head['kernel'] + head['bias']
+
+
+def collapse(path: Sequence[int], *, blank: int) -> tuple[int, ...]:
+  """Merges repeats, then removes blanks."""
+  return tuple(token for token, _ in itertools.groupby(path) if token != blank)
+
+
+def ctc_loss(logits: np.ndarray, labels: Sequence[int]) -> float:
+  """-log of the summed probability of every path [S] that spells the labels.
+
+  Infinite if there is none. Goes through all V^S paths.
+  """
+  num_frames, vocab_size = logits.shape
+  probabilities = softmax(np.asarray(logits, np.float64))
+  total = 0.0
+  for path in itertools.product(range(vocab_size), repeat=num_frames):
+    if collapse(path, blank=vocab_size - 1) == tuple(labels):
+      total += math.prod(probabilities[s, k] for s, k in enumerate(path))
+  return -math.log(total) if total else math.inf
+
+
+def ctc_gradient(
+    logits: np.ndarray, labels: Sequence[int], *, step: float = 1e-4
+) -> np.ndarray:
+  """Central differences of `ctc_loss` by each logit."""
+  gradient = np.zeros(logits.shape)
+  for place in np.ndindex(*logits.shape):
+    nudge = np.zeros(logits.shape)
+    nudge[place] = step
+    difference = ctc_loss(logits + nudge, labels) - ctc_loss(
+        logits - nudge, labels
+    )
+    gradient[place] = difference / (2 * step)
+  return gradient
+
+
+class Lamb:
+  """LAMB over a list of arrays; arguments named as in the paper's algorithm."""
+
+  def __init__(
+      self,
+      learning_rate: float,
+      *,
+      beta_1: float = 0.9,
+      beta_2: float = 0.999,
+      epsilon: float = 1e-6,
+      weight_decay: float = 0.0,
+  ):
+    self.learning_rate = learning_rate
+    self._beta_1 = beta_1
+    self._beta_2 = beta_2
+    self._epsilon = epsilon
+    self._weight_decay = weight_decay
+    self._time = 0
+    self._first: Optional[list[np.ndarray]] = None
+    self._second: Optional[list[np.ndarray]] = None
+
+  def step(
+      self, weights: Sequence[np.ndarray], gradients: Sequence[np.ndarray]
+  ) -> list[np.ndarray]:
+    """Returns the weights after one step."""
+    if self._first is None:
+      self._first = [np.zeros(np.shape(w)) for w in weights]
+      self._second = [np.zeros(np.shape(w)) for w in weights]
+    self._time += 1
+    stepped = []
+    for i, (weight, gradient) in enumerate(zip(weights, gradients)):
+      weight = np.asarray(weight, np.float64)
+      gradient = np.asarray(gradient, np.float64)
+      self._first[i] = (
+          self._beta_1 * self._first[i] + (1 - self._beta_1) * gradient
+      )
+      self._second[i] = (
+          self._beta_2 * self._second[i] + (1 - self._beta_2) * gradient**2
+      )
+      first = self._first[i] / (1 - self._beta_1**self._time)
+      second = self._second[i] / (1 - self._beta_2**self._time)
+      update = first / (np.sqrt(second) + self._epsilon)
+      update = update + self._weight_decay * weight
+      weight_norm = math.sqrt(np.sum(weight**2))
+      update_norm = math.sqrt(np.sum(update**2))
+      ratio = weight_norm / update_norm if weight_norm * update_norm else 1.0
+      stepped.append(weight - self.learning_rate * ratio * update)
+    return stepped

@@ -1,0 +1,69 @@
+from absl.testing import parameterized
+import tensorflow as tf
+
+from tff_asr.text import tokenizer as tokenizer_lib
+
+_MANY = tokenizer_lib.ENGLISH + 'öäüßœ𝄞'
+
+
+class CharTokenizerTest(tf.test.TestCase, parameterized.TestCase):
+
+  def test_english_has_30_outputs_with_the_blank_last(self):
+    tokenizer = tokenizer_lib.CharTokenizer()
+    self.assertEqual(tokenizer.vocab_size, 30)
+    self.assertEqual(tokenizer.blank_id, 29)
+    self.assertEqual(tokenizer.characters, " 'abcdefghijklmnopqrstuvwxyz-")
+
+  def test_ids_are_places_by_hand(self):
+    ids = tokenizer_lib.CharTokenizer(' abc').encode(tf.constant('cab a'))
+    self.assertEqual(ids.dtype, tf.int32)
+    self.assertAllEqual(ids, [3, 1, 2, 0, 1])
+
+  @parameterized.parameters('', 'a', "it's a test-case", 'zz  z', 'öl œuf 𝄞')
+  def test_decoding_undoes_encoding(self, text):
+    tokenizer = tokenizer_lib.CharTokenizer(_MANY)
+    ids = tokenizer.encode(tf.constant(text))
+    self.assertLen(ids, len(text))
+    self.assertEqual(tokenizer.decode(ids.numpy()), text)
+
+  @parameterized.parameters('A', 'ä', '𝄞', '\0', '1')
+  def test_a_character_that_is_no_token_becomes_minus_1(self, character):
+    ids = tokenizer_lib.CharTokenizer().encode(tf.constant(f'a{character}b'))
+    self.assertAllEqual(ids, [2, -1, 3])
+
+  def test_runs_in_a_dataset_with_core_ops_only(self):
+    tokenizer = tokenizer_lib.CharTokenizer('ab')
+    dataset = tf.data.Dataset.from_tensor_slices(['ab', '', 'bba'])
+    encoded = [ids.tolist() for ids in
+               dataset.map(tokenizer.encode).as_numpy_iterator()]
+    self.assertEqual(encoded, [[0, 1], [], [1, 1, 0]])
+    graph = tf.function(tokenizer.encode).get_concrete_function(
+        tf.TensorSpec([], tf.string)
+    ).graph
+    # Ops that tensorflow-text brings itself are not among TensorFlow's own.
+    foreign = [
+        op.type for op in graph.get_operations()
+        if not hasattr(tf.raw_ops, op.type)
+    ]
+    self.assertEmpty(foreign)
+
+  def test_missing_names_what_is_no_token(self):
+    tokenizer = tokenizer_lib.CharTokenizer('ab ')
+    self.assertEqual(tokenizer.missing('abba baéz!'), ['!', 'z', 'é'])
+    self.assertEqual(tokenizer.missing('ab'), [])
+    self.assertEqual(tokenizer.missing(''), [])
+
+  @parameterized.parameters(2, 3, -1, 100)
+  def test_decode_refuses_the_blank_and_unknown_ids(self, token):
+    with self.assertRaisesRegex(ValueError, f'token id {token} is not one'):
+      tokenizer_lib.CharTokenizer('ab').decode([0, token])
+
+  def test_bad_characters_are_named(self):
+    with self.assertRaisesRegex(ValueError, 'characters must name at least'):
+      tokenizer_lib.CharTokenizer('')
+    with self.assertRaisesRegex(ValueError, r"characters has \['a', 'b'\]"):
+      tokenizer_lib.CharTokenizer('abcab')
+
+
+if __name__ == '__main__':
+  tf.test.main()

@@ -1,0 +1,264 @@
+"""Cohort sources: which clients take part in which round.
+
+A source knows the private clients' ids and how a cohort is drawn from them; its
+iterator yields the ids of one round after another. Cohorts are secret: they are
+functions of a 128-bit key and the round number, never logged and never saved.
+
+  poisson     each client on its own with probability cohort_size / population
+  fixed_size  cohort_size clients, every such set equally likely
+  everyone    all clients in each round
+
+Draws are 64-bit words of Philox (https://doi.org/10.1145/2063384.2063405) under
+the key, with the round number in the second word of the counter: round t uses
+the blocks from t * 2^64 on, so that it depends on (key, t) only and no two
+rounds share a block. A Poisson client joins if its word is below
+2^64 * cohort_size / population (exact to 2^-64); a fixed-size cohort is the
+cohort_size smallest words (equal words, of probability below population^2 /
+2^64, go by id). A cohort is in order of client id, whatever the order in which
+ids were given; what a client does must not depend on its place in the list.
+
+Differences from tff.program.ClientIdDataSource: seeded, restorable, Poisson.
+"""
+
+from collections.abc import Sequence
+import json
+from typing import NamedTuple, Optional
+
+import numpy as np
+import tensorflow_federated as tff
+
+from tff_asr.privacy import accounting
+from tff_asr.privacy import keys
+
+_FEDERATED_TYPE = tff.FederatedType(np.str_, tff.CLIENTS)
+_MAX_NAMED = 3
+
+
+class CohortState(NamedTuple):
+  """What an iterator needs to continue exactly.
+
+  Attributes:
+    key: The 128-bit key, int32 [4]. Secret.
+    round_num: The round to be drawn next, int64 [].
+  """
+
+  key: np.ndarray
+  round_num: np.ndarray
+
+
+class CohortSource(tff.program.FederatedDataSource):
+  """Draws cohorts of client ids as its `sampling` declares.
+
+  Made by `poisson`, `fixed_size` and `everyone`.
+  """
+
+  def __init__(
+      self,
+      client_ids: Sequence[str],
+      *,
+      sampling: accounting.Sampling,
+      key: np.ndarray,
+  ):
+    self._client_ids = _sorted_ids(client_ids)
+    if sampling.population != len(self._client_ids):
+      raise ValueError(
+          f'sampling declares a population of {sampling.population}, found '
+          f'{len(self._client_ids)} client ids.'
+      )
+    self._sampling = sampling
+    self._key = keys.check(key)
+
+  @property
+  def federated_type(self) -> tff.FederatedType:
+    """`{string}@CLIENTS`."""
+    return _FEDERATED_TYPE
+
+  @property
+  def sampling(self) -> accounting.Sampling:
+    """How cohorts are drawn, for the privacy accounting."""
+    return self._sampling
+
+  @property
+  def client_ids(self) -> tuple[str, ...]:
+    """All private clients, sorted."""
+    return self._client_ids
+
+  def iterator(self, state: CohortState | None = None) -> 'CohortIterator':
+    """Returns an iterator from round 0 on, or from where `state` was taken.
+
+    The key in `state` replaces the source's own.
+    """
+    if state is None:
+      state = CohortState(self._key, np.int64(0))
+    return CohortIterator(self, state)
+
+
+class CohortIterator(tff.program.FederatedDataSourceIterator):
+  """Yields the cohorts of a source, round after round."""
+
+  def __init__(self, source: CohortSource, state: CohortState):
+    round_num = np.asarray(state.round_num)
+    if round_num.shape or round_num.dtype.kind not in 'iu' or round_num < 0:
+      raise ValueError(
+          'round_num must be an integer of at least 0, found '
+          f'{state.round_num!r}.'
+      )
+    self._source = source
+    self._key = np.array(keys.check(state.key))
+    self._round_num = int(round_num)
+
+  @property
+  def federated_type(self) -> tff.FederatedType:
+    """`{string}@CLIENTS`."""
+    return _FEDERATED_TYPE
+
+  @property
+  def state(self) -> CohortState:
+    """What to save for `CohortSource.iterator`. Holds the key."""
+    return CohortState(np.array(self._key), np.int64(self._round_num))
+
+  def select(self, k: Optional[int] = None) -> list[str]:
+    """Returns the ids of the next round's cohort, sorted; may be empty.
+
+    Args:
+      k: None, or the declared cohort size: the sampling is the source's, since
+        another one would not be the one that is accounted.
+
+    Raises:
+      ValueError: If `k` is another number.
+    """
+    sampling = self._source.sampling
+    if k is not None and k != sampling.cohort_size:
+      raise ValueError(
+          f'The cohort size is {sampling.cohort_size} as declared to the '
+          f'privacy accounting, found k={k!r}: leave k out.'
+      )
+    chosen = _draw(sampling, key=self._key, round_num=self._round_num)
+    self._round_num += 1
+    client_ids = self._source.client_ids
+    return [client_ids[i] for i in chosen]
+
+  def to_bytes(self) -> bytes:
+    """Serializes source and state. Secret: holds the key."""
+    sampling = self._source.sampling
+    return json.dumps({
+        'client_ids': self._source.client_ids,
+        'kind': sampling.kind,
+        'cohort_size': sampling.cohort_size,
+        'key': keys.to_bytes(self._key).hex(),
+        'round_num': self._round_num,
+    }).encode()
+
+  @classmethod
+  def from_bytes(cls, buffer: bytes) -> 'CohortIterator':
+    """Deserializes what `to_bytes` wrote."""
+    fields = json.loads(buffer)
+    key = keys.from_bytes(bytes.fromhex(fields['key']))
+    source = _source(
+        fields['client_ids'],
+        kind=fields['kind'],
+        cohort_size=fields['cohort_size'],
+        key=key,
+    )
+    return source.iterator(CohortState(key, np.int64(fields['round_num'])))
+
+  def __eq__(self, other: object) -> bool:
+    if not isinstance(other, CohortIterator):
+      return NotImplemented
+    return self.to_bytes() == other.to_bytes()
+
+  __hash__ = None  # It advances.
+
+
+def poisson(
+    client_ids: Sequence[str],
+    *,
+    cohort_size: int,
+    key: np.ndarray | None = None,
+) -> CohortSource:
+  """Each client joins on its own, cohort_size of them expected.
+
+  Args:
+    client_ids: The private clients, no two the same.
+    cohort_size: Expected clients a round, in [1, number of clients].
+    key: 128-bit key, int32 [4]; None draws one from the operating system.
+
+  Raises:
+    ValueError: If ids repeat, or cohort_size is out of range.
+  """
+  return _source(client_ids, kind='poisson', cohort_size=cohort_size, key=key)
+
+
+def fixed_size(
+    client_ids: Sequence[str],
+    *,
+    cohort_size: int,
+    key: np.ndarray | None = None,
+) -> CohortSource:
+  """cohort_size clients a round, without replacement. Args as `poisson`."""
+  return _source(client_ids, kind='fixed', cohort_size=cohort_size, key=key)
+
+
+def everyone(
+    client_ids: Sequence[str], *, key: np.ndarray | None = None
+) -> CohortSource:
+  """All clients in each round; `key` is kept but decides nothing."""
+  return _source(
+      client_ids, kind='full', cohort_size=len(client_ids), key=key
+  )
+
+
+def _source(
+    client_ids: Sequence[str],
+    *,
+    kind: str,
+    cohort_size: int,
+    key: np.ndarray | None,
+) -> CohortSource:
+  """A source over these ids."""
+  client_ids = _sorted_ids(client_ids)  # before their number is relied on
+  sampling = accounting.Sampling(
+      kind=kind, cohort_size=cohort_size, population=len(client_ids)
+  )
+  key = keys.draw() if key is None else key
+  return CohortSource(client_ids, sampling=sampling, key=key)
+
+
+def _sorted_ids(client_ids: Sequence[str]) -> tuple[str, ...]:
+  """The ids in order; ValueError unless they are distinct strings."""
+  if isinstance(client_ids, (str, bytes)) or not len(client_ids):
+    raise ValueError(
+        'client_ids must be a sequence of at least one id, found '
+        f'{client_ids!r}.'
+    )
+  for client_id in client_ids:
+    if not isinstance(client_id, str) or not client_id:
+      raise ValueError(
+          f'client_ids must be non-empty strings, found {client_id!r}.'
+      )
+  ordered = sorted(client_ids)
+  repeated = [a for a, b in zip(ordered, ordered[1:]) if a == b]
+  if repeated:
+    named = ', '.join(repr(client_id) for client_id in repeated[:_MAX_NAMED])
+    raise ValueError(
+        f'client_ids repeat: {named} ({len(repeated)} repetitions). A client '
+        'that counts twice would have twice the privacy loss.'
+    )
+  return tuple(ordered)
+
+
+def _draw(
+    sampling: accounting.Sampling, *, key: np.ndarray, round_num: int
+) -> np.ndarray:
+  """Indices of a round's clients, ascending."""
+  population = sampling.population
+  if sampling.cohort_size == population:  # under Poisson too: probability 1
+    return np.arange(population)
+  counter = np.array([0, round_num, 0, 0], np.uint64)
+  generator = np.random.Philox(key=keys.to_uint64(key), counter=counter)
+  words = generator.random_raw(population)
+  if sampling.kind == 'poisson':
+    threshold = (sampling.cohort_size << 64) // population
+    return np.flatnonzero(words < np.uint64(threshold))
+  smallest = np.argsort(words, kind='stable')[: sampling.cohort_size]
+  return np.sort(smallest)

@@ -1,0 +1,361 @@
+"""TFF's serialized TensorFlow graphs to concrete functions of this process.
+
+`Graph` is one serialized computation, `Program` a chain of them compiled to a
+single function (client work followed by accumulation, say), and
+`Program.load` imports the chain. Both pickle, so that a program can be loaded
+in another process too.
+
+What importing has to get right:
+- Library functions and the resources of a graph (variables, tables) carry
+  names that are unique in a process only by accident: the process that traced
+  a graph already has functions of these names, and two clients training at
+  once must not share variables. Each load renames all of them, and every
+  reference to them, string attributes included.
+- A graph may come with an initialize op. TFF runs it before each call, in a
+  fresh session. Here tables are filled once a device; a graph with variables
+  has them initialized before each call.
+- Only what the outputs need is imported, as in a session run.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import itertools
+import threading
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_asr.execution import values
+
+_load_counter = itertools.count()
+
+# Handles with this name are private to their kernel (TensorFlow's own mark).
+_ANONYMOUS = 'cd2c89b7-88b7-44c8-ad83-06c2a9158347'
+_VARIABLE_OPS = frozenset(['VarHandleOp', 'VariableV2', 'Variable'])
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+  """A serialized TensorFlow computation with flat inputs and outputs.
+
+  Attributes:
+    graph_def: serialized `tf.compat.v1.GraphDef`.
+    inputs: tensor names of the parameter's leaves, in the type's order.
+    outputs: tensor names of the result's leaves, in the type's order.
+    specs: a `tf.TensorSpec` for each input.
+    initialize_op: name of the op that fills tables and variables, or ''.
+    session_token: tensor name of TFF's session token, or ''.
+  """
+
+  graph_def: bytes
+  inputs: tuple[str, ...]
+  outputs: tuple[str, ...]
+  specs: tuple[tf.TensorSpec, ...]
+  initialize_op: str
+  session_token: str
+
+
+def from_computation(comp: tff.Computation) -> Graph:
+  """Returns the graph of a TFF computation that is plain TensorFlow.
+
+  Args:
+    comp: a computation whose serialized form is a TensorFlow graph.
+
+  Raises:
+    ValueError: `comp` is not plain TensorFlow.
+  """
+  proto = tff.framework.serialize_computation(comp)
+  kind = proto.WhichOneof('computation')
+  if kind != 'tensorflow':
+    raise ValueError(f'comp must be a TensorFlow graph, found {kind}.')
+  section = proto.tensorflow
+  return Graph(
+      graph_def=section.graph_def.value,
+      inputs=tuple(_binding_names(section.parameter)),
+      outputs=tuple(_binding_names(section.result)),
+      specs=values.Layout(comp.type_signature.parameter).specs,
+      initialize_op=section.initialize_op,
+      session_token=section.session_token_tensor_name,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+  """The program's argument of this index, as an input of a stage."""
+
+  index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+  """Output `index` of the earlier stage `stage`, as an input of a later one."""
+
+  stage: int
+  index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+  """A graph of a program, and where each of its inputs comes from."""
+
+  graph: Graph
+  sources: tuple[Argument | Output, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """Graphs chained to one function of flat tensors.
+
+  Attributes:
+    stages: the graphs in the order in which they feed each other.
+    outputs: the outputs of the last stage that the function returns.
+    num_arguments: how many tensors the function takes.
+  """
+
+  stages: tuple[Stage, ...]
+  outputs: tuple[int, ...]
+  num_arguments: int
+
+  def load(self) -> 'Function':
+    """Imports the program into this process, under names of its own."""
+    return Function(self)
+
+
+def single(graph: Graph) -> Program:
+  """Returns the program that runs one graph as it is."""
+  return Program(
+      stages=(Stage(graph, tuple(map(Argument, range(len(graph.inputs))))),),
+      outputs=tuple(range(len(graph.outputs))),
+      num_arguments=len(graph.inputs),
+  )
+
+
+class Function:
+  """A loaded program: `function(*tensors)` returns a list of tensors.
+
+  It runs on the `tf.device` of the caller, from any thread. Functions without
+  variables may run in several threads at once; one with variables
+  (`has_variables`) may not, load the program once a thread instead.
+  """
+
+  def __init__(self, program: Program):
+    """Imports `program`; `Program.load` is the way to call this."""
+    prefix = f'load{next(_load_counter)}_'
+    stages = [
+        _prepare_stage(stage.graph, f'{prefix}{number}_')
+        for number, stage in enumerate(program.stages)
+    ]
+    self.has_variables = any(stage.has_variables for stage in stages)
+    self._function = tf.compat.v1.wrap_function(
+        _build_body(program, stages), signature=_argument_specs(program)
+    )
+    self._initializers = [
+        tf.compat.v1.wrap_function(_build_initializer(stage), signature=[])
+        for stage in stages
+        if stage.graph.initialize_op
+    ]
+    self._initialized_devices = set()
+    self._lock = threading.Lock()
+
+  def __call__(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the program's outputs for its flat arguments."""
+    if self._initializers:
+      self._initialize()
+    return list(self._function(*tensors))
+
+  def _initialize(self) -> None:
+    if self.has_variables:
+      for initializer in self._initializers:
+        initializer()
+      return
+    # Tables live in the resource manager of a device: fill them once in each.
+    with self._lock:
+      device = tf.identity(0.0).device
+      if device not in self._initialized_devices:
+        for initializer in self._initializers:
+          initializer()
+        self._initialized_devices.add(device)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ImportableStage:
+  """A stage's graph, parsed and renamed."""
+
+  graph: Graph
+  graph_def: tf.compat.v1.GraphDef
+  has_variables: bool
+
+
+def _prepare_stage(graph: Graph, prefix: str) -> _ImportableStage:
+  """Parses a graph and gives its functions and resources unique names."""
+  graph_def = tf.compat.v1.GraphDef.FromString(graph.graph_def)
+  functions = {
+      function.signature.name: prefix + function.signature.name
+      for function in graph_def.library.function
+  }
+  bodies = [graph_def.node]
+  for function in graph_def.library.function:
+    function.signature.name = functions[function.signature.name]
+    bodies.append(function.node_def)
+    for attribute in function.attr.values():
+      _rename_attribute(attribute, functions)
+  for gradient in graph_def.library.gradient:
+    gradient.function_name = functions[gradient.function_name]
+    gradient.gradient_func = functions[gradient.gradient_func]
+  has_variables = False
+  for nodes in bodies:
+    for node in nodes:
+      node.op = functions.get(node.op, node.op)
+      has_variables |= node.op in _VARIABLE_OPS
+      for key, attribute in node.attr.items():
+        if key == 'shared_name':
+          name = attribute.s.decode()
+          if name != _ANONYMOUS:
+            attribute.s = (prefix + (name or node.name)).encode()
+        else:
+          _rename_attribute(attribute, functions)
+  return _ImportableStage(graph, graph_def, has_variables)
+
+
+def _rename_attribute(
+    attribute: tf.compat.v1.AttrValue, functions: dict[str, str]
+) -> None:
+  """Renames the functions that one attribute refers to."""
+  kind = attribute.WhichOneof('value')
+  if kind == 'func':
+    _rename_function(attribute.func, functions)
+  elif kind == 's':
+    attribute.s = _rename_bytes(attribute.s, functions)
+  elif kind == 'list':
+    for function in attribute.list.func:
+      _rename_function(function, functions)
+    for index, value in enumerate(attribute.list.s):
+      attribute.list.s[index] = _rename_bytes(value, functions)
+
+
+def _rename_function(
+    function: tf.compat.v1.NameAttrList, functions: dict[str, str]
+) -> None:
+  function.name = functions.get(function.name, function.name)
+  for attribute in function.attr.values():
+    _rename_attribute(attribute, functions)
+
+
+def _rename_bytes(value: bytes, functions: dict[str, str]) -> bytes:
+  # Bytes that are no text (a serialized config) are not a function's name.
+  name = functions.get(value.decode('utf-8', errors='ignore'))
+  return value if name is None else name.encode()
+
+
+def _extract(
+    graph_def: tf.compat.v1.GraphDef, targets: Sequence[str]
+) -> tf.compat.v1.GraphDef:
+  """The part of the graph that the target tensors or ops depend on."""
+  nodes = {node.name: node for node in graph_def.node}
+  needed = set()
+  pending = [_node_name(target) for target in targets]
+  while pending:
+    name = pending.pop()
+    if name not in needed:
+      needed.add(name)
+      pending.extend(_node_name(source) for source in nodes[name].input)
+  extracted = tf.compat.v1.GraphDef()
+  extracted.versions.CopyFrom(graph_def.versions)
+  extracted.library.CopyFrom(graph_def.library)
+  for node in graph_def.node:
+    if node.name in needed:
+      kept = extracted.node.add()
+      kept.CopyFrom(node)
+      if '_class' in kept.attr:
+        groups = [
+            group
+            for group in kept.attr['_class'].list.s
+            if group.decode().removeprefix('loc:@') in needed
+        ]
+        kept.attr['_class'].list.s[:] = groups
+  return extracted
+
+
+def _build_body(
+    program: Program, stages: Sequence[_ImportableStage]
+) -> Callable[..., list[tf.Tensor]]:
+  """The Python body that imports the stages into one function."""
+
+  def body(*arguments):
+    results = []
+    for number, (stage, importable) in enumerate(
+        zip(program.stages, stages)
+    ):
+      last = number == len(stages) - 1
+      indices = program.outputs if last else range(len(stage.graph.outputs))
+      names = [stage.graph.outputs[index] for index in indices]
+      graph_def = _extract(importable.graph_def, names)
+      present = {node.name for node in graph_def.node}
+      input_map = {
+          name: arguments[source.index]
+          if isinstance(source, Argument)
+          else results[source.stage][source.index]
+          for name, source in zip(stage.graph.inputs, stage.sources)
+          if _node_name(name) in present
+      }
+      if _node_name(stage.graph.session_token) in present:
+        input_map[stage.graph.session_token] = tf.constant('')
+      outputs = tf.graph_util.import_graph_def(
+          graph_def,
+          input_map=input_map,
+          return_elements=names,
+          name=f'stage{number}',
+      )
+      # An output that is an input comes back as the unfed placeholder.
+      results.append([
+          input_map.get(name, output) for name, output in zip(names, outputs)
+      ])
+    return [tf.identity(output) for output in results[-1]]
+
+  return body
+
+
+def _build_initializer(stage: _ImportableStage) -> Callable[[], tf.Tensor]:
+  """The Python body that runs the initialize op of a stage."""
+
+  def body():
+    name = stage.graph.initialize_op
+    (operation,) = tf.graph_util.import_graph_def(
+        _extract(stage.graph_def, [name]),
+        return_elements=[name.split(':')[0]],
+        name='',
+    )
+    with tf.control_dependencies([operation]):
+      return tf.constant(0)
+
+  return body
+
+
+def _argument_specs(program: Program) -> list[tf.TensorSpec]:
+  specs = {}
+  for stage in program.stages:
+    for source, spec in zip(stage.sources, stage.graph.specs):
+      if isinstance(source, Argument):
+        specs[source.index] = tf.TensorSpec(spec.shape, spec.dtype)
+  return [specs[index] for index in range(program.num_arguments)]
+
+
+def _binding_names(binding) -> list[str]:
+  """The tensor names of a TFF binding, leaf by leaf."""
+  kind = binding.WhichOneof('binding')
+  if kind == 'tensor':
+    return [binding.tensor.tensor_name]
+  if kind == 'sequence':
+    return [binding.sequence.variant_tensor_name]
+  if kind == 'struct':
+    return [
+        name
+        for element in binding.struct.element
+        for name in _binding_names(element)
+    ]
+  return []
+
+
+def _node_name(name: str) -> str:
+  """The node of a tensor name or of an input such as '^node'."""
+  return name.removeprefix('^').split(':')[0]

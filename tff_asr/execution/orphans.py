@@ -1,0 +1,64 @@
+"""Ends the child processes that this process must not leave behind.
+
+A child that outlives its parent keeps the parent's stdout open, so that
+`program | tail` never ends.
+"""
+
+import time
+
+import psutil
+
+from tff_asr import checks
+
+
+def end_children(name: str, *, timeout_sec: float = 5.0) -> None:
+  """Ends this process's own children of a name, and waits for them.
+
+  Each is asked to terminate, and killed if it still runs at the timeout. They
+  are left for whoever started them to reap: its `Popen.wait` works as usual.
+
+  Args:
+    name: name of the executable, such as 'worker_binary'.
+    timeout_sec: how long a child may take to terminate, at least 0.
+  """
+  checks.non_negative(timeout_sec=timeout_sec)
+  children = [
+      child for child in psutil.Process().children() if _is_named(child, name)
+  ]
+  for child in children:
+    _ignore_gone(child.terminate)
+  if not _wait(children, timeout_sec):
+    for child in children:
+      _ignore_gone(child.kill)
+    _wait(children, timeout_sec)
+
+
+def _wait(children: list[psutil.Process], timeout_sec: float) -> bool:
+  """Whether all children ended within the time."""
+  deadline = time.monotonic() + timeout_sec
+  while any(map(_runs, children)):
+    if time.monotonic() >= deadline:
+      return False
+    time.sleep(0.01)
+  return True
+
+
+def _runs(child: psutil.Process) -> bool:
+  try:
+    return child.status() != psutil.STATUS_ZOMBIE
+  except psutil.NoSuchProcess:
+    return False
+
+
+def _is_named(child: psutil.Process, name: str) -> bool:
+  try:
+    return child.name() == name and _runs(child)
+  except psutil.NoSuchProcess:
+    return False
+
+
+def _ignore_gone(action) -> None:
+  try:
+    action()
+  except psutil.NoSuchProcess:
+    pass

@@ -1,0 +1,102 @@
+"""What every program does around its work: quiet libraries, clear errors.
+
+Import this first: the libraries print some of their warnings while they are
+being loaded.
+"""
+
+from collections.abc import Callable, Sequence
+import gc
+import logging as python_logging
+import os
+import sys
+import traceback
+import warnings
+
+from absl import app
+from absl import flags
+from absl import logging
+
+# Read by TensorFlow's C++ part when it is loaded.
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+warnings.simplefilter('ignore')
+
+
+def run(main: Callable[[Sequence[str]], None]) -> None:
+  """Runs a program's `main` under absl.
+
+  An error that its user can mend (a wrong setting, a missing file) becomes one
+  line on standard error and exit code 1; with `--verbosity=1` the traceback
+  comes too. Any other exception is a defect and keeps its traceback.
+  """
+  logging.set_verbosity(logging.WARNING)
+  python_logging.getLogger('tensorflow').setLevel(python_logging.ERROR)
+  app.run(_explain_errors(main))
+
+
+def _explain_errors(
+    main: Callable[[Sequence[str]], None]
+) -> Callable[[Sequence[str]], None]:
+  """Wraps main."""
+
+  def wrapped(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+      sys.exit(f'unexpected argument {argv[1]!r}; see --help.')
+    try:
+      main(argv)
+    except KeyboardInterrupt:
+      sys.exit('interrupted.')
+    except Exception as error:  # pylint: disable=broad-exception-caught
+      if not _is_users(error):
+        raise
+      if flags.FLAGS.verbosity > 0:
+        traceback.print_exc()
+      sys.exit(f'error: {one_line(error)}')
+    finally:
+      _drop_default_context()
+
+  return wrapped
+
+
+def _drop_default_context() -> None:
+  """Lets go of TFF's context while Python can still end what it started.
+
+  Left to the interpreter's end, its destructor fails with a message, or leaves
+  its worker process behind.
+  """
+  federated = sys.modules.get('tensorflow_federated')
+  if federated is None:
+    return
+
+  class NoContext(federated.framework.SyncContext):
+
+    def invoke(self, comp, arg):
+      raise RuntimeError('The program has ended.')
+
+  federated.framework.set_default_context(NoContext())
+  gc.collect()
+
+
+def one_line(error: BaseException) -> str:
+  """The error's message on one line, without traces that libraries append."""
+  lines = []
+  for line in str(error).splitlines():
+    # gin and TensorFlow append where it happened.
+    if line.lstrip().startswith(('In call to configurable', '[[{{', '[Op:')):
+      break
+    lines.append(line.strip())
+  return ' '.join(line for line in lines if line) or type(error).__name__
+
+
+def _is_users(error: BaseException) -> bool:
+  """Whether the error is one for the program's user."""
+  if isinstance(error, (ValueError, OSError)):
+    return True
+  # Errors raised inside a graph or by an execution context carry the messages
+  # of checks on data. Looked up late: importing TensorFlow takes seconds.
+  tensorflow = sys.modules.get('tensorflow')
+  if tensorflow is not None and isinstance(error, tensorflow.errors.OpError):
+    return True
+  cause = error.__cause__
+  return isinstance(error, RuntimeError) and cause is not None and _is_users(
+      cause
+  )

@@ -1,0 +1,399 @@
+"""From what ran (sampling, noise, rounds) to epsilon, and back.
+
+A round adds Gaussian noise of standard deviation z * C to the sum of the
+cohort's updates, each clipped to an L2 norm of at most C; z is the noise
+multiplier. What it costs depends on how its cohort was drawn:
+
+  kind     cohort                           event                    neighbours
+  poisson  each client alone, probability   PoissonSampled(q,        add or
+           q = cohort_size / population       Gaussian(z))           remove one
+  fixed    cohort_size of them, uniform,    SampledWithout-          replace
+           without replacement                Replacement(N, n,      one
+                                              Gaussian(z / 2))
+  full     everyone in each round           Gaussian(z)              add or
+                                                                     remove one
+
+Replacing a client moves the sum by up to 2 C, hence the z / 2. A fixed-size
+cohort must not be accounted as a Poisson one: at q = .01, z = 1, 1000 rounds,
+delta 1e-6, it costs epsilon 23.3, not 4.0 [1, 2].
+
+Accountants (upper bounds, from dp_accounting): `rdp`, Renyi DP [1, 2] converted
+by Prop. 12 of [3], where a sampled round's cost is capped by that without
+sampling (also a bound, and it replaces values lost to rounding); `pld`, privacy
+loss distributions, usually tighter, for Poisson and full sampling only.
+
+[1] Poisson sampling: https://arxiv.org/abs/1908.10530
+[2] Without replacement: https://arxiv.org/abs/1808.00087 (Theorem 27)
+[3] https://arxiv.org/abs/2004.00010
+"""
+
+import collections
+from collections.abc import Iterable, Sequence
+import dataclasses
+import functools
+import math
+import warnings
+
+import dp_accounting
+from dp_accounting import pld
+from dp_accounting import rdp
+import numpy as np
+
+from tff_asr import checks
+
+SAMPLING_KINDS = ('poisson', 'fixed', 'full')
+ACCOUNTANTS = ('rdp', 'pld')
+PLD_MAX_RDP_EPSILON = 100.0
+
+_ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+_REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE
+_RELATIONS = {
+    dp_accounting.PoissonSampledDpEvent: _ADD_OR_REMOVE_ONE,
+    dp_accounting.SampledWithoutReplacementDpEvent: _REPLACE_ONE,
+    dp_accounting.SingleEpochTreeAggregationDpEvent: (
+        dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+    ),
+}
+
+ORDERS = tuple(float(order) for order in rdp.RdpAccountant().orders)
+# Below this noise the accountants divide by zero or lose all digits (some then
+# report 0); epsilon there is above 1e15 and is reported as infinite.
+MIN_NOISE_MULTIPLIER = 1e-8
+# PLD's grid grows as 1 / z^2 and takes a minute a round below this.
+_PLD_MIN_NOISE_MULTIPLIER = 0.1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling:
+  """How a round's cohort is drawn: `kind` as in the module's table.
+
+  cohort_size is the number of clients a round (under Poisson sampling the
+  expected one), population that of all private clients, which is public.
+  """
+
+  kind: str
+  cohort_size: int
+  population: int
+
+  def __post_init__(self):
+    checks.one_of(SAMPLING_KINDS, kind=self.kind)
+    checks.positive_int(
+        cohort_size=self.cohort_size, population=self.population
+    )
+    if self.cohort_size > self.population:
+      raise ValueError(
+          f'cohort_size is {self.cohort_size} but population is only '
+          f'{self.population}: make the cohort smaller or add clients.'
+      )
+    if self.kind == 'full' and self.cohort_size != self.population:
+      raise ValueError(
+          'Full participation takes everyone, found cohort_size '
+          f'{self.cohort_size} of population {self.population}.'
+      )
+
+  @property
+  def sampling_prob(self) -> float:
+    return self.cohort_size / self.population
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rounds:
+  """`count` rounds with the same sampling and noise multiplier (0: none)."""
+
+  sampling: Sampling
+  noise_multiplier: float
+  count: int = 1
+
+  def __post_init__(self):
+    checks.finite(noise_multiplier=self.noise_multiplier)
+    checks.non_negative(noise_multiplier=self.noise_multiplier)
+    checks.non_negative_int(count=self.count)
+
+
+def neighbouring(
+    rounds: Sequence[Rounds],
+) -> dp_accounting.NeighboringRelation:
+  """Returns the neighbouring relation that holds for all these rounds.
+
+  Rounds with full participation fit either relation; ValueError if Poisson and
+  fixed-size rounds are mixed, which have no relation in common.
+  """
+  kinds = {group.sampling.kind for group in rounds if group.count}
+  if {'poisson', 'fixed'} <= kinds:
+    raise ValueError(
+        'Poisson rounds (add or remove one client) and fixed-size rounds '
+        '(replace one) cannot be composed: use one sampling in a run.'
+    )
+  return _REPLACE_ONE if 'fixed' in kinds else _ADD_OR_REMOVE_ONE
+
+
+def compose(rounds: Sequence[Rounds]) -> dp_accounting.DpEvent:
+  """Returns the event of all rounds together; equal rounds are merged."""
+  relation = neighbouring(rounds)
+  counts = collections.Counter()
+  for group in rounds:
+    counts[group.sampling, group.noise_multiplier] += group.count
+  events = []
+  for (sampling, noise_multiplier), count in counts.items():
+    if count:
+      event = round_event(
+          sampling, noise_multiplier=noise_multiplier, relation=relation
+      )
+      events.append(dp_accounting.SelfComposedDpEvent(event, count))
+  if not events:
+    return dp_accounting.NoOpDpEvent()
+  if len(events) == 1:
+    return events[0]
+  return dp_accounting.ComposedDpEvent(events)
+
+
+def round_event(
+    sampling: Sampling,
+    *,
+    noise_multiplier: float,
+    relation: dp_accounting.NeighboringRelation | None = None,
+) -> dp_accounting.DpEvent:
+  """Returns the event of one round.
+
+  Args:
+    sampling: How the cohort is drawn.
+    noise_multiplier: Standard deviation of the noise on the sum over the clip
+      (the sensitivity to adding or removing a client). 0: not private.
+    relation: Add-or-remove-one, or replace-one; None takes the sampling's own.
+
+  Raises:
+    ValueError: If the sampling has no event under `relation`.
+  """
+  checks.finite(noise_multiplier=noise_multiplier)
+  checks.non_negative(noise_multiplier=noise_multiplier)
+  own = _REPLACE_ONE if sampling.kind == 'fixed' else _ADD_OR_REMOVE_ONE
+  relation = relation or own
+  allowed = {own, _REPLACE_ONE} if sampling.kind == 'full' else {own}
+  if relation not in allowed:
+    raise ValueError(
+        f'{sampling.kind} sampling is accounted under {own.name}, not '
+        f'{relation.name}.'
+    )
+  if noise_multiplier < MIN_NOISE_MULTIPLIER:
+    return dp_accounting.NonPrivateDpEvent()
+  sensitivity = 2.0 if relation is _REPLACE_ONE else 1.0  # in clips
+  gaussian = dp_accounting.GaussianDpEvent(noise_multiplier / sensitivity)
+  if sampling.kind == 'full':
+    return gaussian
+  if sampling.kind == 'fixed':
+    return dp_accounting.SampledWithoutReplacementDpEvent(
+        sampling.population, sampling.cohort_size, gaussian
+    )
+  return dp_accounting.PoissonSampledDpEvent(sampling.sampling_prob, gaussian)
+
+
+def epsilon(
+    event: dp_accounting.DpEvent, *, delta: float, accountant: str = 'rdp'
+) -> float:
+  """Returns the epsilon of an event at delta.
+
+  Args:
+    event: Any event of dp_accounting. Its neighbouring relation follows from
+      the events it is made of, as in the module's table.
+    delta: In (0, 1).
+    accountant: 'rdp' or 'pld'.
+
+  Returns:
+    Epsilon of at least 0; 0 for no rounds, infinity without noise.
+
+  Raises:
+    ValueError: If `accountant` is 'pld' and it cannot be used here (see
+      `pld_obstacle`), or an argument is out of range.
+  """
+  checks.one_of(ACCOUNTANTS, accountant=accountant)
+  rdp_epsilon, _ = epsilon_and_order(event, delta=delta)
+  if accountant == 'rdp' or math.isinf(rdp_epsilon):
+    return rdp_epsilon
+  obstacle = pld_obstacle(event, delta=delta)
+  if obstacle:
+    raise ValueError(f'PLD cannot be used: {obstacle}. Use RDP.')
+  with warnings.catch_warnings():
+    warnings.simplefilter('ignore')  # SciPy's, about NumPy
+    accounted = pld.PLDAccountant(_relation_of(event)).compose(event)
+    return max(0.0, float(accounted.get_epsilon(delta)))
+
+
+def epsilon_and_order(
+    event: dp_accounting.DpEvent,
+    *,
+    delta: float,
+    orders: Sequence[float] = ORDERS,
+) -> tuple[float, float]:
+  """Returns the smallest RDP epsilon over the orders, and its order.
+
+  Args:
+    event: As for `epsilon`.
+    delta: In (0, 1).
+    orders: Renyi orders above 1.01; one order gives the epsilon that a
+      published table states for it.
+  """
+  check_delta(delta)
+  values = _rdp_of(event, tuple(orders), _relation_of(event))
+  value, order = rdp.compute_epsilon(orders, values, delta)
+  return float(value), float(order)
+
+
+def pld_available(event: dp_accounting.DpEvent, *, delta: float) -> bool:
+  """Whether PLD accounting of the event is possible and ends."""
+  return not pld_obstacle(event, delta=delta)
+
+
+def pld_obstacle(event: dp_accounting.DpEvent, *, delta: float) -> str:
+  """Why PLD accounting would fail or not end; empty if it will do.
+
+  It takes Poisson and full sampling, where the RDP epsilon is at most 100 and
+  each round's noise multiplier at least 0.1.
+  """
+  parts = [part for part, _ in _leaves(event)]
+  if not pld.PLDAccountant(_relation_of(event)).supports(event):
+    found = ', '.join(sorted({type(part).__name__ for part in parts}))
+    return f'it takes Poisson sampling and full participation, found {found}'
+  rdp_epsilon, _ = epsilon_and_order(event, delta=delta)
+  if not rdp_epsilon <= PLD_MAX_RDP_EPSILON:
+    return (
+        f'RDP gives epsilon {rdp_epsilon:.4g}, and above '
+        f'{PLD_MAX_RDP_EPSILON:g} it may not end'
+    )
+  if min(map(_noise_of, parts), default=math.inf) < _PLD_MIN_NOISE_MULTIPLIER:
+    return (
+        f'at a noise multiplier below {_PLD_MIN_NOISE_MULTIPLIER:g} it may not '
+        'end'
+    )
+  return ''
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Noise:
+  """The same noise, as a standard deviation over the clip, in three places.
+
+  on_sum is the noise multiplier z, on_mean the paper's sigma_DP, at_client the
+  noise on each of cohort_size updates before they are summed.
+  """
+
+  on_sum: float
+  on_mean: float
+  at_client: float
+
+
+def convert_noise(value: float, *, given: str, cohort_size: int) -> Noise:
+  """Converts the noise conventions, for a divisor and cohort of cohort_size.
+
+      on_sum = on_mean * cohort_size = at_client * sqrt(cohort_size)
+
+  Args:
+    value: Standard deviation over the clip, at least 0.
+    given: Where `value` is stated: 'sum', 'mean' or 'client'.
+    cohort_size: The public divisor of the mean.
+  """
+  checks.finite(value=value)
+  checks.non_negative(value=value)
+  checks.one_of(('sum', 'mean', 'client'), given=given)
+  checks.positive_int(cohort_size=cohort_size)
+  per_place = {'sum': 1, 'mean': cohort_size, 'client': math.sqrt(cohort_size)}
+  on_sum = value * per_place[given]
+  return Noise(
+      on_sum=on_sum,
+      on_mean=on_sum / per_place['mean'],
+      at_client=on_sum / per_place['client'],
+  )
+
+
+def combine_gaussians(noise_multipliers: Iterable[float]) -> float:
+  """Returns the one noise multiplier of several Gaussians on one cohort.
+
+  z = (sum of z_i^-2)^-1/2: https://arxiv.org/abs/1812.06210, section 3. One
+  without noise leaves none: 0.
+  """
+  multipliers = list(noise_multipliers)
+  if not multipliers:
+    raise ValueError('noise_multipliers must name at least one Gaussian.')
+  for noise_multiplier in multipliers:
+    checks.finite(noise_multiplier=noise_multiplier)
+    checks.non_negative(noise_multiplier=noise_multiplier)
+  smallest = min(multipliers)  # factored out, so that squares stay in range
+  if len(multipliers) == 1 or smallest == 0:
+    return float(smallest)
+  return smallest / math.sqrt(sum((smallest / z) ** 2 for z in multipliers))
+
+
+def check_delta(delta: float) -> None:
+  """Raises ValueError unless delta is in (0, 1)."""
+  checks.positive(delta=delta)
+  if not delta < 1:
+    raise ValueError(f'delta must be below 1, found {delta!r}.')
+
+
+def _relation_of(
+    event: dp_accounting.DpEvent,
+) -> dp_accounting.NeighboringRelation:
+  """The one relation under which all parts of an event can be accounted."""
+  parts = {type(part) for part, _ in _leaves(event)}
+  relations = {_RELATIONS[part] for part in parts if part in _RELATIONS}
+  if len(relations) > 1:
+    names = ' and '.join(sorted(relation.name for relation in relations))
+    raise ValueError(f'Events under {names} cannot be composed.')
+  return relations.pop() if relations else _ADD_OR_REMOVE_ONE
+
+
+def _leaves(
+    event: dp_accounting.DpEvent, count: int = 1
+) -> Iterable[tuple[dp_accounting.DpEvent, int]]:
+  """The events that a composition is made of, each with its count."""
+  if isinstance(event, dp_accounting.SelfComposedDpEvent):
+    yield from _leaves(event.event, count * event.count)
+  elif isinstance(event, dp_accounting.ComposedDpEvent):
+    for part in event.events:
+      yield from _leaves(part, count)
+  else:
+    yield event, count
+
+
+def _rdp_of(
+    event: dp_accounting.DpEvent,
+    orders: tuple[float, ...],
+    relation: dp_accounting.NeighboringRelation,
+) -> np.ndarray:
+  """Renyi divergence of an event at each order."""
+  total = np.zeros(len(orders))
+  for part, count in _leaves(event):
+    if not count:
+      continue
+    if _noise_of(part) < MIN_NOISE_MULTIPLIER:
+      return np.full(len(orders), np.inf)
+    if isinstance(
+        getattr(part, 'event', None), dp_accounting.GaussianDpEvent
+    ):
+      total += count * _sampled_rdp(part, orders, relation)
+    else:
+      total += rdp.RdpAccountant(list(orders), relation).compose(
+          part, count
+      ).rdp
+  return total
+
+
+@functools.lru_cache(maxsize=4096)
+def _sampled_rdp(
+    event: dp_accounting.DpEvent,
+    orders: tuple[float, ...],
+    relation: dp_accounting.NeighboringRelation,
+) -> np.ndarray:
+  """Renyi divergence of one sampled Gaussian, at most that of the whole."""
+  with np.errstate(all='ignore'):
+    values = rdp.RdpAccountant(list(orders), relation).compose(event).rdp
+  whole = np.array(orders) / (2 * event.event.noise_multiplier**2)
+  # Not a number, or at or below 0: cancelled digits, not a divergence.
+  values = np.where(values > 0, np.minimum(values, whole), whole)
+  values.flags.writeable = False
+  return values
+
+
+def _noise_of(event: dp_accounting.DpEvent) -> float:
+  """The noise multiplier of an event, sampled or not; infinite without one."""
+  return getattr(
+      getattr(event, 'event', event), 'noise_multiplier', math.inf
+  )

@@ -1,0 +1,319 @@
+"""Which noise, number of rounds or size of cohort keeps epsilon at a target.
+
+The inverse of `accounting`: each function searches over one quantity, with the
+others given, and returns a value whose epsilon is at most the target.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import math
+
+from tff_asr import checks
+from tff_asr.privacy import accounting
+
+_MIN_LOG_NOISE = math.log(accounting.MIN_NOISE_MULTIPLIER)
+_MAX_LOG_NOISE = math.log(2.0**60)
+_MAX_ROUNDS = 10**9
+
+
+def noise_multiplier_for_epsilon(
+    target_epsilon: float,
+    *,
+    sampling: accounting.Sampling,
+    rounds: int,
+    delta: float,
+    accountant: str = 'rdp',
+) -> float:
+  """Returns the smallest noise multiplier whose epsilon is within the target.
+
+  Epsilon at the returned value is at most the target; it is the smallest such
+  value within a relative 1e-6 (1e-3 with PLD, of which each step is slow).
+
+  Args:
+    target_epsilon: Above 0.
+    sampling: How each cohort is drawn.
+    rounds: Number of rounds, at least 1.
+    delta: In (0, 1).
+    accountant: 'rdp' or 'pld'.
+
+  Raises:
+    ValueError: If an argument is out of range, PLD does not take the sampling,
+      or the accountant cannot show so small an epsilon at any noise.
+  """
+  checks.positive(target_epsilon=target_epsilon)
+  checks.positive_int(rounds=rounds)
+  cost = _cost(target_epsilon, delta=delta, accountant=accountant)
+
+  def excess(log_noise: float) -> float:
+    return _log_ratio(
+        cost([accounting.Rounds(
+            sampling=sampling,
+            noise_multiplier=math.exp(log_noise),
+            count=rounds,
+        )]),
+        target_epsilon,
+    )
+
+  guess = 1.0
+  if accountant == 'pld' and sampling.kind != 'fixed':
+    # Close by, and each step of RDP costs a hundredth.
+    guess = noise_multiplier_for_epsilon(
+        target_epsilon, sampling=sampling, rounds=rounds, delta=delta
+    )
+  high = math.log(guess)
+  step = math.log(1.2 if accountant == 'pld' else 2)
+  while excess(high) > 0:
+    high += step
+    if high > _MAX_LOG_NOISE:
+      raise ValueError(
+          f'No noise brings epsilon down to {target_epsilon} at delta {delta}: '
+          f'{accountant} cannot show less.'
+      )
+  low = high - step
+  while excess(low) <= 0:
+    low, high = low - step, low
+    if low < _MIN_LOG_NOISE:
+      return math.exp(high)
+  tolerance = 1e-3 if accountant == 'pld' else 1e-6
+  return math.exp(_last_step(excess, low, high, tolerance=tolerance))
+
+
+def rounds_for_epsilon(
+    target_epsilon: float,
+    *,
+    sampling: accounting.Sampling,
+    noise_multiplier: float,
+    delta: float,
+    accountant: str = 'rdp',
+) -> int:
+  """Returns the largest number of rounds whose epsilon is within the target.
+
+  Args:
+    target_epsilon: Above 0.
+    sampling: How each cohort is drawn.
+    noise_multiplier: Noise on the sum over the clip.
+    delta: In (0, 1).
+    accountant: 'rdp' or 'pld'.
+
+  Returns:
+    The number of rounds; 0 if one round costs more than the target.
+
+  Raises:
+    ValueError: If an argument is out of range, PLD does not take the sampling,
+      or more than 10^9 rounds would fit.
+  """
+  checks.positive(target_epsilon=target_epsilon)
+  cost = _cost(target_epsilon, delta=delta, accountant=accountant)
+
+  def shortfall(count: int) -> float:
+    return -_log_ratio(
+        cost([accounting.Rounds(
+            sampling=sampling, noise_multiplier=noise_multiplier, count=count
+        )]),
+        target_epsilon,
+    )
+
+  found = _first(shortfall, start=1, limit=_MAX_ROUNDS, strict=True)
+  if found is None:
+    raise ValueError(
+        f'Epsilon is below {target_epsilon} even after {_MAX_ROUNDS} rounds: '
+        'lower the noise or the target.'
+    )
+  return found - 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scale:
+  """A run grown by a factor that keeps the noise on the mean.
+
+  Attributes:
+    cohort_size: The grown cohort.
+    population: The grown population.
+    noise_multiplier: The noise multiplier at that cohort.
+    epsilon: Its RDP epsilon.
+  """
+
+  cohort_size: int
+  population: int
+  noise_multiplier: float
+  epsilon: float
+
+
+def smallest_scale_for_epsilon(
+    target_epsilon: float,
+    *,
+    noise_multiplier: float,
+    cohort_size: int,
+    population: int,
+    rounds: int,
+    delta: float,
+    sampling_kind: str = 'poisson',
+) -> Scale:
+  """Returns the smallest run with this noise on the mean and that epsilon.
+
+  As the paper extrapolates (https://arxiv.org/abs/2310.00098, after McMahan et
+  al. 2018): the noise on the mean, the rounds and q stay; the cohort, the
+  population and with the cohort the noise on the sum grow by one factor. That
+  the WER stays as well is an assumption, not a measurement. A run within the
+  target already is returned as it is.
+
+  Raises:
+    ValueError: If noise is 0, or no size reaches the target.
+  """
+  sampling = accounting.Sampling(
+      kind=sampling_kind, cohort_size=cohort_size, population=population
+  )
+  group = accounting.Rounds(
+      sampling=sampling, noise_multiplier=noise_multiplier, count=rounds
+  )
+  return smallest_scale([group], target_epsilon=target_epsilon, delta=delta)
+
+
+def smallest_scale(
+    rounds: Sequence[accounting.Rounds], *, target_epsilon: float, delta: float
+) -> Scale:
+  """As `smallest_scale_for_epsilon`, for rounds that may differ.
+
+  All groups grow by the same factor. The sizes and the noise multiplier of the
+  result are those of the last group, at the grown size.
+  """
+  checks.positive(target_epsilon=target_epsilon)
+  rounds = [group for group in rounds if group.count]
+  if not rounds:
+    raise ValueError('There are no rounds to scale.')
+  if min(group.noise_multiplier for group in rounds) == 0:
+    raise ValueError(
+        f'Without noise no size of cohort gives epsilon {target_epsilon}.'
+    )
+  cost = _cost(target_epsilon, delta=delta, accountant='rdp')
+  base = rounds[-1].sampling.cohort_size
+
+  def excess(size: int) -> float:
+    return _log_ratio(cost(_grow(rounds, size, base)), target_epsilon)
+
+  size = _first(excess, start=base, limit=base * 2**60)
+  if size is None:
+    raise ValueError(
+        f'No size of cohort gives epsilon {target_epsilon} at delta {delta}.'
+    )
+  grown = _grow(rounds, size, base)
+  return Scale(
+      cohort_size=grown[-1].sampling.cohort_size,
+      population=grown[-1].sampling.population,
+      noise_multiplier=grown[-1].noise_multiplier,
+      epsilon=accounting.epsilon(accounting.compose(grown), delta=delta),
+  )
+
+
+def _cost(
+    target_epsilon: float, *, delta: float, accountant: str
+) -> Callable[[Sequence[accounting.Rounds]], float]:
+  """A bound on the epsilon of rounds, exact near the target, for searches."""
+  checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
+  accounting.check_delta(delta)
+  # The best order is about 2 log(1 / delta) / epsilon. Orders far above it are
+  # left out: they are slow without replacement, and searches take many steps.
+  highest = max(16, -3 * math.log(delta) / target_epsilon)
+  orders = tuple(order for order in accounting.ORDERS if order <= highest)
+
+  def cost(rounds: Sequence[accounting.Rounds]) -> float:
+    event = accounting.compose(rounds)
+    fixed = any(group.sampling.kind == 'fixed' for group in rounds)
+    if accountant == 'pld' and (
+        fixed or accounting.pld_available(event, delta=delta)
+    ):
+      # Fixed-size sampling: raises, and says why.
+      return accounting.epsilon(event, delta=delta, accountant='pld')
+    # PLD does not end at such noise; RDP bounds the same epsilon.
+    return accounting.epsilon_and_order(event, delta=delta, orders=orders)[0]
+
+  return cost
+
+
+def _log_ratio(value: float, target: float) -> float:
+  """log(value / target); 0 or below when the value is within the target."""
+  return math.log(value / target) if value > 0 else -math.inf
+
+
+def _first(
+    falling: Callable[[int], float],
+    *,
+    start: int,
+    limit: int,
+    strict: bool = False,
+) -> int | None:
+  """The first integer from start on at which a falling function is at most 0.
+
+  Args:
+    falling: The function.
+    start: Where to look first.
+    limit: Where to give up and return None.
+    strict: Whether to look for below 0 instead.
+  """
+  def shifted(x: int) -> float:
+    value = falling(x)
+    return 1e-300 if strict and value == 0 else value
+
+  if shifted(start) <= 0:
+    return start
+  low, step = start, start
+  while shifted(low + step) > 0:
+    low, step = low + step, 2 * step
+    if low + step > limit:
+      return None
+  return _last_step(shifted, low, low + step, tolerance=1)
+
+
+def _last_step(
+    falling: Callable[[float], float],
+    low: float,
+    high: float,
+    *,
+    tolerance: float,
+) -> float:
+  """Narrows falling(low) > 0 >= falling(high) to tolerance and returns high.
+
+  False position with the Illinois rule, and halving where a value is infinite.
+  With tolerance 1 and integer ends all points are integers.
+  """
+  at_low, at_high = falling(low), falling(high)
+  kept = 0  # how often in a row the low (+) or high (-) end has been kept
+  while high - low > tolerance:
+    if math.isinf(at_low) or math.isinf(at_high) or abs(kept) > 4:
+      x, kept = low + (high - low) / 2, 0
+    else:
+      x = low + (high - low) * at_low / (at_low - at_high)
+    if tolerance == 1:
+      x = min(max(round(x), low + 1), high - 1)
+    else:
+      x = min(max(x, low + tolerance / 2), high - tolerance / 2)
+    value = falling(x)
+    if value > 0:
+      low, at_low, kept = x, value, min(kept, 0) - 1
+      at_high = at_high / 2 if kept < -1 else at_high
+    else:
+      high, at_high, kept = x, value, max(kept, 0) + 1
+      at_low = at_low / 2 if kept > 1 else at_low
+  return high
+
+
+def _grow(
+    rounds: Sequence[accounting.Rounds], size: int, base: int
+) -> list[accounting.Rounds]:
+  """The rounds with cohort, population and noise on the sum times size/base."""
+  grown = []
+  for group in rounds:
+    sampling = group.sampling
+    cohort_size = -(-sampling.cohort_size * size // base)
+    # Rounded up, so that q does not grow.
+    population = -(-sampling.population * cohort_size // sampling.cohort_size)
+    grown.append(accounting.Rounds(
+        sampling=accounting.Sampling(
+            kind=sampling.kind, cohort_size=cohort_size, population=population
+        ),
+        noise_multiplier=(
+            group.noise_multiplier * cohort_size / sampling.cohort_size
+        ),
+        count=group.count,
+    ))
+  return grown

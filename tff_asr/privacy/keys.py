@@ -1,0 +1,82 @@
+"""128-bit random keys, and the two forms they take.
+
+A key is 16 bytes from the operating system's entropy. In program state and in
+graphs it is an int32 array of shape [4] that holds the same bits, read as
+little-endian words. Noise and cohorts are functions of a key and a counter, so
+whoever knows the key knows the noise: files that hold one are readable by
+their owner only.
+"""
+
+import hashlib
+import secrets
+
+import numpy as np
+
+from tff_asr import checks
+
+NUM_BYTES = 16
+NUM_WORDS = 4
+_WORD = np.dtype('<i4')
+
+
+def draw() -> np.ndarray:
+  """Returns a new key (int32 [4]) from the operating system's entropy."""
+  return from_bytes(secrets.token_bytes(NUM_BYTES))
+
+
+def from_seed(seed: int) -> np.ndarray:
+  """Returns the key that belongs to a seed. NOT PRIVATE: for tests only.
+
+  Anyone can compute this key, subtract the noise and list the cohorts, so a
+  run that uses it must say NOT PRIVATE in every output. The same seed gives
+  the same key on every machine; different seeds give unrelated keys.
+
+  Args:
+    seed: An integer of at least 0, of any size.
+
+  Returns:
+    A key, int32 [4].
+
+  Raises:
+    ValueError: If `seed` is not an integer of at least 0.
+  """
+  checks.non_negative_int(seed=seed)
+  text = f'tff_asr.privacy.keys.from_seed:{seed}'
+  return from_bytes(hashlib.sha256(text.encode()).digest()[:NUM_BYTES])
+
+
+def from_bytes(data: bytes) -> np.ndarray:
+  """Returns the key (int32 [4]) with these 16 bytes."""
+  if not isinstance(data, bytes) or len(data) != NUM_BYTES:
+    raise ValueError(
+        f'A key is {NUM_BYTES} bytes, found {_describe(data)}.'
+    )
+  return np.frombuffer(data, _WORD).astype(np.int32)
+
+
+def to_bytes(key: np.ndarray) -> bytes:
+  """Returns the 16 bytes of a key (int32 [4])."""
+  return check(key).astype(_WORD).tobytes()
+
+
+def to_uint64(key: np.ndarray) -> np.ndarray:
+  """Returns the key as uint64 [2], the form that NumPy's Philox takes."""
+  return np.frombuffer(to_bytes(key), '<u8').astype(np.uint64)
+
+
+def check(key: np.ndarray) -> np.ndarray:
+  """Returns the key as a NumPy array; ValueError unless it is int32 [4]."""
+  array = np.asarray(key)
+  if array.dtype != np.int32 or array.shape != (NUM_WORDS,):
+    # The value is left out on purpose: messages end up in logs.
+    raise ValueError(
+        f'A key is an int32 array of shape ({NUM_WORDS},), found '
+        f'{array.dtype} of shape {array.shape}.'
+    )
+  return array
+
+
+def _describe(data: object) -> str:
+  if isinstance(data, bytes):
+    return f'{len(data)} bytes'
+  return type(data).__name__

@@ -1,0 +1,311 @@
+"""The privacy statement of a run: what is guaranteed, to whom, against what.
+
+It is built from the rounds that the ledger charged (or that a plan intends),
+so that the guarantee that is printed is the guarantee of what ran, and it says
+NOT PRIVATE in plain words where there is none worth the name.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import math
+import textwrap
+from typing import Any
+
+import dp_accounting
+
+from tff_asr import checks
+from tff_asr.privacy import accounting
+from tff_asr.privacy import calibration
+
+MAX_USEFUL_EPSILON = 10.0
+
+_WIDTH = 80
+_LABEL_WIDTH = 18
+_RELATION_WORDS = {
+    dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE: (
+        'add or remove one {unit}'
+    ),
+    dp_accounting.NeighboringRelation.REPLACE_ONE: (
+        'replace one {unit} by another (the noise is weighed against a change '
+        'of twice the clip)'
+    ),
+}
+_SAMPLING_WORDS = {
+    'poisson': (
+        'Poisson: each of {population:,} {unit}s joins a round on its own with '
+        'probability {prob:.4g}, {cohort_size:,} expected'
+    ),
+    'fixed': (
+        'fixed size: {cohort_size:,} of {population:,} {unit}s a round, drawn '
+        'without replacement'
+    ),
+    'full': 'everyone: all {population:,} {unit}s in each round',
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Statement:
+  """A privacy statement.
+
+  Attributes:
+    private: False if the statement says NOT PRIVATE.
+    reasons: Why it is not private; empty if it is.
+    epsilon: The smallest bound on epsilon that the accountants gave.
+    lines: The statement as text, lines of at most 80 columns.
+    fields: The same by name, for JSON; infinity is the string 'inf'.
+  """
+
+  private: bool
+  reasons: tuple[str, ...]
+  epsilon: float
+  lines: tuple[str, ...]
+  fields: dict[str, Any]
+
+  def __str__(self) -> str:
+    return '\n'.join(self.lines)
+
+
+def default_delta(population: int) -> float:
+  """Returns the delta to use where none is given: 1 / (10 * population)."""
+  checks.positive_int(population=population)
+  return 0.1 / population
+
+
+def build(
+    rounds: Sequence[accounting.Rounds],
+    *,
+    delta: float,
+    l2_norm_clip: float,
+    unit: str = 'speaker',
+    fixed_seeds: Sequence[str] = (),
+    target_epsilon: float = MAX_USEFUL_EPSILON,
+) -> Statement:
+  """Builds the statement of the given rounds.
+
+  Args:
+    rounds: What was charged, as in `ledger.Contents`; at least one group, its
+      count may be 0 (nothing released yet).
+    delta: In (0, 1); should be at most 1 / population.
+    l2_norm_clip: The clip C of a client's whole update; infinite without one.
+    unit: What one client is.
+    fixed_seeds: Names of the keys that a seed fixed, such as 'NOISE_SEED'.
+    target_epsilon: The epsilon that the grown run beside it has to reach.
+
+  Raises:
+    ValueError: If an argument is out of range or `rounds` is empty.
+  """
+  if not rounds:
+    raise ValueError('rounds must have at least one group, found none.')
+  checks.positive(l2_norm_clip=l2_norm_clip, target_epsilon=target_epsilon)
+  accounting.check_delta(delta)
+  clipped = math.isfinite(l2_norm_clip)
+  event = accounting.compose(rounds)
+  num_rounds = sum(group.count for group in rounds)
+  noise_free = not clipped or any(
+      group.count and group.noise_multiplier == 0 for group in rounds
+  )
+  by_rdp, by_pld = math.inf, None
+  obstacle = 'without clip and noise there is no bound'
+  if not noise_free:
+    by_rdp = accounting.epsilon(event, delta=delta)
+    obstacle = accounting.pld_obstacle(event, delta=delta)
+    if not obstacle:
+      by_pld = accounting.epsilon(event, delta=delta, accountant='pld')
+  elif not num_rounds:
+    by_rdp = 0.0
+  epsilon = by_rdp if by_pld is None else min(by_rdp, by_pld)
+  reasons = _reasons(
+      rounds, clipped=clipped, epsilon=epsilon, fixed_seeds=fixed_seeds
+  )
+  population = max(group.sampling.population for group in rounds)
+  scale, scale_words = _scale(
+      rounds, target_epsilon=target_epsilon, delta=delta,
+      noise_free=noise_free, unit=unit,
+  )
+  relation = accounting.neighbouring(rounds)
+  if_secret = ', if the keys were secret' if fixed_seeds else ''
+
+  entries = [
+      ('model', 'central differential privacy with a trusted server: the '
+       'server sees the updates before noise is added; what is stated here is '
+       'of those who see only the trained models'),
+      ('unit', f'{unit}: all recordings of one client'),
+      ('neighbours', _RELATION_WORDS[relation].format(unit=unit)),
+      ('public', 'the seed model, the dev set, the number of '
+       f'{unit}s, all hyperparameters'),
+      *_round_entries(rounds, unit=unit),
+      ('clip', f'{l2_norm_clip:g} (L2 norm of a client\'s update)'
+       if clipped else 'none'),
+      ('delta', f'{delta:g}'),
+      ('epsilon (RDP)', _number(by_rdp) + if_secret),
+      ('epsilon (PLD)', f'not computed: {obstacle}'
+       if by_pld is None else _number(by_pld) + if_secret),
+      ('at larger scale', scale_words),
+      ('not counted', 'choosing hyperparameters by looking at private data is '
+       'not charged'),
+      ('noise', 'drawn in float32: the guarantee is that of real-valued noise, '
+       'not of its rounding'),
+      ('metrics', 'per-round figures of training (loss, counts) are exact in '
+       'this simulation and not private; the guarantee is of the models'),
+  ]
+  notes = []
+  if delta > 1 / population:
+    notes.append(
+        f'WARNING: delta {delta:g} is above 1 / population '
+        f'({1 / population:.2g}): it would allow to publish one {unit} '
+        'outright. Lower delta.'
+    )
+  if not num_rounds:
+    verdict = 'No round was released yet: nothing is spent.'
+  elif reasons:
+    verdict = 'NOT PRIVATE: ' + '; '.join(reasons) + '.'
+  else:
+    verdict = f'({_number(epsilon)}, {delta:g})-differential privacy.'
+  if reasons and not num_rounds:
+    verdict += ' It will be NOT PRIVATE: ' + '; '.join(reasons) + '.'
+  lines = ['Privacy statement', *textwrap.wrap(verdict, _WIDTH)]
+  for note in notes:
+    lines.extend(textwrap.wrap(note, _WIDTH))
+  for label, text in entries:
+    lines.extend(_entry(label, text))
+  fields = {
+      'private': not reasons,
+      'verdict': verdict,
+      'reasons': list(reasons),
+      'warnings': notes,
+      'model': 'central, trusted server',
+      'unit': unit,
+      'neighbouring': relation.name.lower(),
+      'rounds': num_rounds,
+      'groups': [
+          {
+              **dataclasses.asdict(group.sampling),
+              'sampling_probability': group.sampling.sampling_prob,
+              'noise_multiplier': group.noise_multiplier,
+              'rounds': group.count,
+          }
+          for group in rounds
+      ],
+      'l2_norm_clip': _json_number(l2_norm_clip),
+      'delta': delta,
+      'epsilon': _json_number(epsilon),
+      'epsilon_rdp': _json_number(by_rdp),
+      'epsilon_pld': None if by_pld is None else _json_number(by_pld),
+      'fixed_seeds': list(fixed_seeds),
+      'tuning_charged': False,
+      'metrics_private': False,
+      'scale_for_target_epsilon': scale,
+  }
+  return Statement(
+      private=not reasons,
+      reasons=tuple(reasons),
+      epsilon=epsilon,
+      lines=tuple(lines),
+      fields=fields,
+  )
+
+
+def _reasons(
+    rounds: Sequence[accounting.Rounds],
+    *,
+    clipped: bool,
+    epsilon: float,
+    fixed_seeds: Sequence[str],
+) -> list[str]:
+  """Why the run is not private."""
+  reasons = []
+  if any(group.noise_multiplier == 0 for group in rounds):
+    reasons.append('no noise is added')
+  if not clipped:
+    reasons.append('updates are not clipped')
+  if not reasons and epsilon > MAX_USEFUL_EPSILON:
+    reasons.append(
+        f'epsilon is {_number(epsilon)}, above {MAX_USEFUL_EPSILON:g}'
+    )
+  for name in fixed_seeds:
+    reasons.append(f'{name} fixes a key, so anyone can compute what it draws')
+  return reasons
+
+
+def _round_entries(
+    rounds: Sequence[accounting.Rounds], *, unit: str
+) -> list[tuple[str, str]]:
+  """One pair of entries for each group of rounds."""
+  entries = []
+  for group in rounds:
+    sampling = group.sampling
+    words = _SAMPLING_WORDS[sampling.kind].format(
+        population=sampling.population,
+        cohort_size=sampling.cohort_size,
+        prob=sampling.sampling_prob,
+        unit=unit,
+    )
+    on_mean = group.noise_multiplier / sampling.cohort_size
+    entries.append(('rounds', f'{group.count:,}; {words}'))
+    entries.append((
+        'noise multiplier',
+        f'{group.noise_multiplier:g} (on the sum, over the clip; '
+        f'{on_mean:.3g} on the mean)',
+    ))
+  return entries
+
+
+def _scale(
+    rounds: Sequence[accounting.Rounds],
+    *,
+    target_epsilon: float,
+    delta: float,
+    noise_free: bool,
+    unit: str,
+) -> tuple[dict[str, Any] | None, str]:
+  """The smallest run with this noise on the mean that reaches the target."""
+  if noise_free:
+    return None, (
+        f'without clip and noise no number of {unit}s gives epsilon '
+        f'{target_epsilon:g}'
+    )
+  if not any(group.count for group in rounds):
+    return None, 'depends on the number of rounds; none was released yet'
+  found = calibration.smallest_scale(
+      rounds, target_epsilon=target_epsilon, delta=delta
+  )
+  sampling = rounds[-1].sampling
+  if found.cohort_size == sampling.cohort_size:
+    words = f'this run is within epsilon {target_epsilon:g} as it is'
+  else:
+    words = (
+        f'the same noise on the mean would give epsilon {target_epsilon:g} '
+        f'with {found.cohort_size:,} of {found.population:,} {unit}s a round '
+        f'at the least (noise multiplier {found.noise_multiplier:.4g}; WER '
+        'assumed, not measured)'
+    )
+  return {
+      'target_epsilon': target_epsilon, **dataclasses.asdict(found),
+      'word_error_rate': 'assumed, not measured',
+  }, words
+
+
+def _entry(label: str, text: str) -> list[str]:
+  """A label and its text, wrapped beside it."""
+  return textwrap.wrap(
+      text,
+      _WIDTH,
+      initial_indent='  ' + label.ljust(_LABEL_WIDTH),
+      subsequent_indent=' ' * (_LABEL_WIDTH + 2),
+      break_long_words=False,
+      break_on_hyphens=False,
+  )
+
+
+def _number(value: float) -> str:
+  """Epsilon for reading, rounded up in its third digit: never understated."""
+  if value == 0 or math.isinf(value):
+    return 'infinite' if value else '0'
+  digit = 10.0 ** (math.floor(math.log10(value)) - 2)
+  rounded = math.ceil(value / digit * (1 - 1e-12)) * digit
+  return f'{rounded:.3g}'
+
+
+def _json_number(value: float) -> float | str:
+  """JSON has no infinity."""
+  return 'inf' if math.isinf(value) else value

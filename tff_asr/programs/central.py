@@ -1,0 +1,189 @@
+"""Central training as a program: seed models and baselines."""
+
+import time
+from typing import Any, NamedTuple, Optional
+
+from absl import logging
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_asr import checks
+from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.learning import central_step
+from tff_asr.models import ctc
+from tff_asr.programs import evaluation
+from tff_asr.programs import outputs
+from tff_asr.programs import progress as progress_lib
+
+# Speakers read from at once, so that a batch mixes them.
+_INTERLEAVED_CLIENTS = 64
+
+
+class ProgramState(NamedTuple):
+  """All that a run needs to go on.
+
+  Attributes:
+    weights: The model as of the last step.
+    optimizer: The optimizer's state.
+    best_weights: The model with the lowest dev WER so far.
+    best_rate: That WER; infinite before the first evaluation.
+    evaluations_since_best: Evaluations since then.
+  """
+
+  weights: Any
+  optimizer: Any
+  best_weights: Any
+  best_rate: float
+  evaluations_since_best: int
+
+
+async def train(
+    *,
+    output_dir: str,
+    configuration: str,
+    model: ctc.CtcModel,
+    pipeline: pipeline_lib.Pipeline,
+    client_data: tff.simulation.datasets.ClientData,
+    optimizer: tff.learning.optimizers.Optimizer,
+    num_steps: int,
+    seed: int,
+    evaluator: Optional[evaluation.Evaluator] = None,
+    evaluate_every: int = 100,
+    patience: Optional[int] = None,
+    seed_run: Optional[str] = None,
+    max_grad_norm: float = 1.0,
+) -> dict[str, Any]:
+  """Trains on all speakers' utterances together.
+
+  Args:
+    output_dir: The run's folder; see `outputs`.
+    configuration: Text of the configuration, kept with the run.
+    model: The model.
+    pipeline: Examples to batches.
+    client_data: The speakers.
+    optimizer: Any TFF optimizer.
+    num_steps: Steps at most.
+    seed: Of initial weights, order, SpecAugment and dropout.
+    evaluator: Decodes a dev set, or None.
+    evaluate_every: Steps between evaluations, after which the state is saved.
+    patience: Stop when this many evaluations in a row did not lower the WER,
+      and keep the weights of the lowest. None: train all steps and keep the
+      last weights.
+    seed_run: Folder of a run whose model training starts from.
+    max_grad_norm: Gradients are clipped to this global norm.
+
+  Returns:
+    The results, as written to results.json.
+
+  Raises:
+    ValueError: A setting or file is unusable.
+  """
+  checks.positive_int(num_steps=num_steps, evaluate_every=evaluate_every)
+  if patience is not None:
+    checks.positive_int(patience=patience)
+    if evaluator is None:
+      raise ValueError('patience needs an evaluator of a dev set, found none.')
+  evaluation.check_characters(client_data, pipeline)
+  tokens = pipeline.tokenizer.characters
+  if seed_run is None:
+    weights = model.initialize(tf.constant([seed & 0x7FFFFFFF, 0]))
+  else:
+    weights = outputs.to_tensors(
+        outputs.read_model(seed_run, model=model, tokens=tokens)
+    )
+  run = outputs.RunFolder(output_dir, configuration=configuration)
+  specs = tf.nest.map_structure(
+      lambda value: tf.TensorSpec(value.shape, value.dtype), weights
+  )
+  # As tensors: Python numbers in it would be traced as constants.
+  optimizer_state = tf.nest.map_structure(
+      tf.convert_to_tensor, optimizer.initialize(specs)
+  )
+  state = ProgramState(weights, optimizer_state, weights, np.inf, 0)
+  saved, step = await run.state_manager.load_latest(state)
+  if saved is None:
+    step = 0
+  else:
+    state = saved._replace(weights=outputs.to_tensors(saved.weights))
+    logging.info('Resuming after step %d.', step)
+  step_fn = central_step.build(
+      model=model, optimizer=optimizer, max_grad_norm=max_grad_norm
+  )
+  batches = iter(_batches(client_data, pipeline, seed).skip(step))
+  managers = run.release_managers()
+  started = time.monotonic()
+  loss_sum = num_utterances = 0.0
+  word_error_rates = {}
+
+  with progress_lib.Progress(
+      description='central', total=num_steps, initial=step, unit='step'
+  ) as progress:
+    while step < num_steps:
+      batch = next(batches, None)
+      if batch is None:
+        raise ValueError('the training speakers have no utterances.')
+      optimizer_state, weights, step_loss, step_utterances = step_fn(
+          state.optimizer, state.weights, batch
+      )
+      state = state._replace(weights=weights, optimizer=optimizer_state)
+      loss_sum += float(step_loss)
+      num_utterances += float(step_utterances)
+      step += 1
+      is_last = step == num_steps
+      figures = {'loss': f'{loss_sum / max(num_utterances, 1):.2f}'}
+      if is_last or step % evaluate_every == 0:
+        metrics = {'train_loss': loss_sum / max(num_utterances, 1)}
+        loss_sum = num_utterances = 0.0
+        if evaluator is not None:
+          evaluated = evaluator(state.weights)
+          rate = evaluated.word_error_rate
+          metrics['dev_word_error_rate'] = rate
+          metrics['dev_loss'] = evaluated.loss
+          word_error_rates[step] = rate
+          figures['dev WER'] = f'{100 * rate:.1f}%'
+          state = _with_evaluation(state, rate)
+        for manager in managers:
+          await manager.release(metrics, key=step)
+        await run.state_manager.save(state, step)
+      progress.update(**figures)
+      if patience is not None and state.evaluations_since_best >= patience:
+        break
+
+  final = state.weights if patience is None else state.best_weights
+  run.write_model(final, tokens=tokens)
+  results = {
+      'steps': step,
+      'seconds': round(time.monotonic() - started, 1),
+      'dev_word_error_rate': word_error_rates,
+  }
+  run.write_json('results.json', results)
+  return results
+
+
+def _with_evaluation(state: ProgramState, rate: float) -> ProgramState:
+  """The state after an evaluation that gave this word error rate."""
+  if rate < state.best_rate:
+    return state._replace(
+        best_weights=state.weights, best_rate=rate, evaluations_since_best=0
+    )
+  return state._replace(
+      evaluations_since_best=state.evaluations_since_best + 1
+  )
+
+
+def _batches(
+    client_data: tff.simulation.datasets.ClientData,
+    pipeline: pipeline_lib.Pipeline,
+    seed: int,
+) -> tf.data.Dataset:
+  """Batches of all speakers together, without end."""
+  ids = sorted(client_data.client_ids)
+  examples = tf.data.Dataset.from_tensor_slices(ids).interleave(
+      client_data.serializable_dataset_fn,
+      cycle_length=min(len(ids), _INTERLEAVED_CLIENTS),
+      deterministic=True,
+  )
+  return pipeline.training_batches(
+      examples, seed=tf.constant([seed & 0x7FFFFFFF, 1])
+  )

@@ -1,0 +1,285 @@
+"""Federated training as a program: rounds, charging, saving, releasing.
+
+A round is charged to the privacy ledger, on disk, before its model can be
+evaluated, saved or seen. A run that ends early resumes from its last saved
+round and repeats the rest with the same cohorts, seeds and noise.
+"""
+
+from collections.abc import Callable
+import hashlib
+import time
+from typing import Any, NamedTuple, Optional
+
+from absl import logging
+import dp_accounting
+import numpy as np
+import tensorflow_federated as tff
+
+from tff_asr import checks
+from tff_asr.data import cohorts
+from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.learning import fed_avg
+from tff_asr.models import ctc
+from tff_asr.privacy import accounting
+from tff_asr.privacy import keys
+from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import statement as statement_lib
+from tff_asr.programs import evaluation
+from tff_asr.programs import outputs
+from tff_asr.programs import progress as progress_lib
+
+
+class ProgramState(NamedTuple):
+  """All that a run needs to go on.
+
+  Attributes:
+    process: The learning process's state; holds the noise key and counter.
+    cohorts: The cohort iterator's state; holds the sampler's key.
+    ledger: Head of the privacy ledger.
+  """
+
+  process: Any
+  cohorts: Any
+  ledger: ledger_lib.Head
+
+
+async def train(
+    *,
+    output_dir: str,
+    configuration: str,
+    model: ctc.CtcModel,
+    pipeline: pipeline_lib.Pipeline,
+    client_data: tff.simulation.datasets.ClientData,
+    learning_process: tff.learning.templates.LearningProcess,
+    build_cohorts: Callable[..., cohorts.CohortSource],
+    context: tff.framework.AsyncContext,
+    num_rounds: int,
+    delta: Optional[float] = None,
+    evaluator: Optional[evaluation.Evaluator] = None,
+    evaluate_every: int = 10,
+    save_every: int = 5,
+    seed_run: Optional[str] = None,
+    noise_seed: Optional[int] = None,
+    sampler_seed: Optional[int] = None,
+) -> dict[str, Any]:
+  """Trains for `num_rounds` rounds, or on to that number if resumed.
+
+  Args:
+    output_dir: The run's folder; see `outputs`.
+    configuration: Text of the configuration, kept with the run.
+    model: The model, for seeds and evaluation.
+    pipeline: Its tokenizer is checked against the private corpus.
+    client_data: The private clients; each is a speaker with all their
+      utterances.
+    learning_process: See `fed_avg.build`; built on `client_data`.
+    build_cohorts: One of `cohorts`' builders, called with the clients' ids and
+      the sampler's key.
+    context: Runs the rounds; see `tff_asr.execution`.
+    num_rounds: Rounds of the whole run.
+    delta: Of the privacy statement; by default 1 / population.
+    evaluator: Decodes a public dev set, or None.
+    evaluate_every: Rounds between evaluations; the last round always is.
+    save_every: Rounds between saved states; the last round always is.
+    seed_run: Folder of a run whose model training starts from.
+    noise_seed: Fixes the noise key, for tests: NOT PRIVATE.
+    sampler_seed: Fixes the sampler's key, for tests: NOT PRIVATE.
+
+  Returns:
+    The results, as written to results.json.
+
+  Raises:
+    ValueError: A setting or file is unusable.
+  """
+  checks.positive_int(
+      num_rounds=num_rounds,
+      evaluate_every=evaluate_every,
+      save_every=save_every,
+  )
+  evaluation.check_characters(client_data, pipeline)
+  source = build_cohorts(
+      client_data.client_ids, key=_draw_or_fix(sampler_seed)
+  )
+  if delta is None:
+    delta = statement_lib.default_delta(source.sampling.population)
+  accounting.check_delta(delta)
+  seed_weights = None
+  if seed_run is not None:
+    seed_weights = outputs.read_model(
+        seed_run, model=model, tokens=pipeline.tokenizer.characters
+    )
+  run = outputs.RunFolder(output_dir, configuration=configuration)
+  tff.framework.set_default_context(
+      tff.program.NativeFederatedContext(context)
+  )
+  digest = hashlib.sha256(configuration.encode()).hexdigest()
+
+  process_state = await tff.program.materialize_value(
+      learning_process.initialize()
+  )
+  if seed_weights is not None:
+    process_state = _with_weights(process_state, seed_weights)
+  process_state = fed_avg.set_noise_key(
+      process_state, _draw_or_fix(noise_seed)
+  )
+  iterator = source.iterator()
+  state = ProgramState(process_state, iterator.state, ledger_lib.Head(0, ''))
+
+  saved, round_num = await run.state_manager.load_latest(state)
+  if saved is None:
+    round_num = 0
+    fixed = [
+        name
+        for name, seed in (
+            ('NOISE_SEED', noise_seed),
+            ('SAMPLER_SEED', sampler_seed),
+        )
+        if seed is not None
+    ]
+    ledger = ledger_lib.create(
+        run.file('ledger.jsonl'), unit='speaker', fixed_seeds=fixed
+    )
+    state = state._replace(ledger=ledger.head)
+    await run.state_manager.save(state, 0)
+  else:
+    state = saved
+    ledger = ledger_lib.resume(run.file('ledger.jsonl'), head=state.ledger)
+    logging.info('Resuming after round %d.', round_num)
+  iterator = source.iterator(state.cohorts)
+  managers = run.release_managers()
+  started = time.monotonic()
+  word_error_rates = {}
+
+  with ledger, progress_lib.Progress(
+      description='federated', total=num_rounds, initial=round_num
+  ) as progress:
+    while round_num < num_rounds:
+      cohort_state = iterator.state
+      cohort = iterator.select()
+      before = state.process
+      output = await tff.program.materialize_value(
+          learning_process.next(before, cohort)
+      )
+      ledger.append(
+          _charged_round(
+              before=before,
+              after=output.state,
+              cohort_state=cohort_state,
+              sampling=source.sampling,
+              round_num=round_num,
+              configuration=digest,
+          )
+      )
+      round_num += 1
+      state = ProgramState(output.state, iterator.state, ledger.head)
+      metrics = _round_metrics(output.metrics)
+      metrics['epsilon'] = accounting.epsilon(
+          ledger_lib.to_event(ledger.contents), delta=delta
+      )
+      is_last = round_num == num_rounds
+      if evaluator is not None and (
+          is_last or round_num % evaluate_every == 0
+      ):
+        evaluated = evaluator(state.process.global_model_weights)
+        metrics['dev_word_error_rate'] = evaluated.word_error_rate
+        metrics['dev_loss'] = evaluated.loss
+        word_error_rates[round_num] = evaluated.word_error_rate
+      for manager in managers:
+        await manager.release(metrics, key=round_num)
+      if is_last or round_num % save_every == 0:
+        await run.state_manager.save(state, round_num)
+      progress.update(**_figures(metrics))
+
+    run.write_model(
+        state.process.global_model_weights,
+        tokens=pipeline.tokenizer.characters,
+    )
+    query_state = state.process.aggregator.query_state.numerator_state
+    contents = ledger.contents
+    statement = statement_lib.build(
+        contents.rounds,
+        delta=delta,
+        l2_norm_clip=float(query_state.l2_norm_clip),
+        unit=contents.unit,
+        fixed_seeds=contents.fixed_seeds,
+    )
+    results = {
+        'rounds': round_num,
+        'seconds': round(time.monotonic() - started, 1),
+        'cohort_size': source.sampling.cohort_size,
+        'population': source.sampling.population,
+        'dev_word_error_rate': word_error_rates,
+        'privacy': statement.fields,
+    }
+  run.write_text('privacy.txt', f'{statement}\n')
+  run.write_json('privacy.json', statement.fields)
+  run.write_json('results.json', results)
+  print(statement)
+  return results
+
+
+def _draw_or_fix(seed: Optional[int]) -> np.ndarray:
+  """A key from the operating system, or from a seed for tests."""
+  return keys.draw() if seed is None else keys.from_seed(seed)
+
+
+def _with_weights(state: Any, weights: Any) -> Any:
+  """The process's state with other model weights."""
+  return tff.learning.templates.LearningAlgorithmState(
+      global_model_weights=outputs.to_tensors(weights),
+      distributor=state.distributor,
+      client_work=state.client_work,
+      aggregator=state.aggregator,
+      finalizer=state.finalizer,
+  )
+
+
+def _charged_round(
+    *,
+    before: Any,
+    after: Any,
+    cohort_state: Any,
+    sampling: accounting.Sampling,
+    round_num: int,
+    configuration: str,
+) -> ledger_lib.Round:
+  """What a round costs, from the event that its aggregator reports."""
+  event = dp_accounting.DpEvent.from_named_tuple(after.aggregator.dp_event)
+  query_state = before.aggregator.query_state.numerator_state
+  return ledger_lib.Round(
+      round_num=round_num,
+      sampling=sampling,
+      noise_multipliers=(float(event.noise_multiplier),),
+      configuration=configuration,
+      identity=ledger_lib.round_identity(
+          noise_key=np.asarray(query_state.noise_key),
+          noise_counter=int(query_state.counter),
+          sampler_key=np.asarray(cohort_state.key),
+          round_num=int(cohort_state.round_num),
+          configuration=configuration,
+      ),
+  )
+
+
+def _round_metrics(metrics: Any) -> dict[str, float]:
+  """Flat metrics with the averages that people read."""
+  flat = outputs.flatten_metrics(metrics)
+  utterances = flat['client_work/num_utterances']
+  clients = flat['client_work/num_clients'] - flat['client_work/num_non_finite']
+  flat['train_loss'] = (
+      flat.pop('client_work/loss_sum') / utterances if utterances else np.nan
+  )
+  flat['delta_norm'] = (
+      flat.pop('client_work/delta_norm_sum') / clients if clients else np.nan
+  )
+  return flat
+
+
+def _figures(metrics: dict[str, float]) -> dict[str, str]:
+  """What the progress display shows."""
+  figures = {
+      'loss': f'{metrics["train_loss"]:.2f}',
+      'epsilon': f'{metrics["epsilon"]:.3g}',
+  }
+  if 'dev_word_error_rate' in metrics:
+    figures['dev WER'] = f'{100 * metrics["dev_word_error_rate"]:.1f}%'
+  return figures
