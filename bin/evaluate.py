@@ -1,9 +1,8 @@
-r"""Decodes a data set with a trained model and prints its word error rate.
+r"""Decodes a data set with trained models and prints their word error rates.
 
 Example:
-  python bin/evaluate.py --output_file=runs/NAME/test.json \
-      --gin_file=gin/experiments/quickstart_evaluate.gin \
-      --gin_param="RUN = 'runs/NAME'"
+  python bin/evaluate.py --gin_file=gin/experiments/quickstart_evaluate.gin \
+      --gin_param="RUNS = ['runs/seed', 'runs/federated']"
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -13,23 +12,19 @@ from absl import flags
 from tff_asr import config
 from tff_asr.programs import evaluate
 
-_OUTPUT_FILE = flags.DEFINE_string(
-    'output_file', None, 'JSON file for figures and hypotheses.'
-)
 _GIN_FILE = flags.DEFINE_multi_string(
     'gin_file', [], 'Configuration file; may be repeated.'
 )
 _GIN_PARAM = flags.DEFINE_multi_string(
-    'gin_param', [], "Override such as 'RUN = \"runs/x\"'; may be repeated."
+    'gin_param', [], "Override such as \"RUNS = ['runs/x']\"; may be repeated."
 )
-flags.mark_flag_as_required('output_file')
 
 
 def main(_) -> None:
-  evaluate_run = config.bind(
+  evaluate_runs = config.bind(
       evaluate.evaluate, gin_files=_GIN_FILE.value, gin_params=_GIN_PARAM.value
   )
-  evaluate_run(output_file=_OUTPUT_FILE.value)
+  evaluate_runs()
 
 
 if __name__ == '__main__':

@@ -16,11 +16,15 @@ WORDS = ('ab', 'ba', 'abba', 'cab', 'a')
 
 
 def tiny_model(
-    *, dropout: float = 0.0, layer_drop: float = 0.0, loss_kernel: str = 'op'
+    *,
+    dropout: float = 0.0,
+    layer_drop: float = 0.0,
+    loss_kernel: str = 'op',
+    num_blocks: int = 2,
 ) -> ctc.CtcModel:
-  """A two-block transformer of 5,000 weights or so over 4 + 1 tokens."""
+  """A transformer of 10,000 weights or so over 4 + 1 tokens."""
   encoder = transformer.build(
-      num_blocks=2,
+      num_blocks=num_blocks,
       dim=8,
       mlp_dim=16,
       num_heads=2,

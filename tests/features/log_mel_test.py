@@ -1,3 +1,4 @@
+from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -17,7 +18,7 @@ def _tone(hertz: float, *, num_samples: int = 4000) -> np.ndarray:
   return (8000 * np.sin(2 * np.pi * hertz * time)).astype(np.int16)
 
 
-class LogMelTest(tf.test.TestCase, parameterized.TestCase):
+class LogMelTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ('noise', _noise(4321)),
@@ -25,7 +26,7 @@ class LogMelTest(tf.test.TestCase, parameterized.TestCase):
       ('two_frames', _noise(560)),
       ('faint_under_the_floor', _noise(2000, loudness=0.4)),
       ('full_scale', _noise(2000, loudness=1e6)),
-      ('tone', _tone(440.0)),
+      ('tone_in_noise', _tone(440.0) + _noise(4000, loudness=30.0)),
       ('silence_then_noise', np.concatenate([np.zeros(800), _noise(800)])),
       ('step', np.repeat([0, 20000], 1000)),
   )
@@ -33,7 +34,7 @@ class LogMelTest(tf.test.TestCase, parameterized.TestCase):
     waveform = waveform.astype(np.int16)
     features = log_mel.log_mel(tf.constant(waveform))
     self.assertEqual(features.dtype, tf.float32)
-    self.assertAllClose(
+    np.testing.assert_allclose(
         features, reference.log_mel(waveform), rtol=1e-4, atol=1e-4
     )
 
@@ -46,9 +47,10 @@ class LogMelTest(tf.test.TestCase, parameterized.TestCase):
         upper_edge_hertz=8000.0,
     )
     # tf.signal computes in float32, ours in float64.
-    self.assertAllClose(log_mel._mel_filters(), expected, rtol=0, atol=2e-4)
-    self.assertAllClose(
-        log_mel._mel_filters(), reference.mel_filters(), rtol=0, atol=1e-6
+    filters = log_mel._mel_filters()
+    np.testing.assert_allclose(filters, expected, rtol=0, atol=2e-4)
+    np.testing.assert_allclose(
+        filters, reference.mel_filters(), rtol=0, atol=1e-6
     )
 
   @parameterized.parameters(12, 20, 40, 60, 79)
@@ -66,10 +68,10 @@ class LogMelTest(tf.test.TestCase, parameterized.TestCase):
   )
   def test_frame_counts(self, num_samples, expected):
     self.assertEqual(log_mel.num_frames(num_samples), expected)
-    self.assertAllEqual(
+    np.testing.assert_array_equal(
         log_mel.num_frames(tf.constant([num_samples])), [expected]
     )
-    self.assertAllEqual(
+    np.testing.assert_array_equal(
         log_mel.num_frames(np.array([num_samples])), [expected]
     )
     features = log_mel.log_mel(tf.constant(_noise(num_samples)))
@@ -77,8 +79,8 @@ class LogMelTest(tf.test.TestCase, parameterized.TestCase):
 
   def test_mean_is_0_and_variance_1_over_all_elements(self):
     features = log_mel.log_mel(tf.constant(_noise(9000))).numpy()
-    self.assertAllClose(np.mean(features), 0.0, atol=1e-5)
-    self.assertAllClose(np.var(features), 1.0, atol=1e-4)
+    np.testing.assert_allclose(np.mean(features), 0.0, atol=1e-5)
+    np.testing.assert_allclose(np.var(features), 1.0, rtol=1e-4)
     # Of all together, not of each mel bin.
     self.assertGreater(np.ptp(np.mean(features, axis=0)), 0.5)
 
@@ -86,13 +88,15 @@ class LogMelTest(tf.test.TestCase, parameterized.TestCase):
     # Mean 2.5, variance (2.25 + .25 + .25 + 2.25) / 4 = 1.25.
     features = log_mel.normalize(tf.constant([[1.0, 2.0], [3.0, 4.0]]))
     scale = 1 / np.sqrt(1.25)
-    self.assertAllClose(
-        features, [[-1.5 * scale, -0.5 * scale], [0.5 * scale, 1.5 * scale]]
+    np.testing.assert_allclose(
+        features,
+        [[-1.5 * scale, -0.5 * scale], [0.5 * scale, 1.5 * scale]],
+        rtol=1e-6,
     )
 
   def test_loudness_cancels_where_nothing_is_under_the_floor(self):
     waveform = _noise(5000)
-    self.assertAllClose(
+    np.testing.assert_allclose(
         log_mel.log_mel(tf.constant(waveform)),
         log_mel.log_mel(tf.constant(4 * waveform)),
         atol=1e-4,
@@ -100,7 +104,7 @@ class LogMelTest(tf.test.TestCase, parameterized.TestCase):
 
   def test_digital_silence_gives_zeros(self):
     features = log_mel.log_mel(tf.zeros([2000], tf.int16))
-    self.assertAllEqual(features, np.zeros([11, 80]))
+    np.testing.assert_array_equal(features, np.zeros([11, 80]))
 
   def test_runs_in_a_dataset_of_unknown_lengths(self):
     waveforms = [_noise(100), _noise(1000), _noise(1500)]
@@ -110,8 +114,9 @@ class LogMelTest(tf.test.TestCase, parameterized.TestCase):
     ).map(log_mel.log_mel)
     self.assertEqual(dataset.element_spec.shape.as_list(), [None, 80])
     for waveform, features in zip(waveforms, dataset, strict=True):
-      self.assertAllClose(features, log_mel.log_mel(tf.constant(waveform)))
+      expected = log_mel.log_mel(tf.constant(waveform))
+      np.testing.assert_allclose(features, expected, rtol=1e-6, atol=1e-6)
 
 
 if __name__ == '__main__':
-  tf.test.main()
+  absltest.main()

@@ -14,8 +14,14 @@ class AlignTest(parameterized.TestCase):
       ('substitution', 'a cat sat', 'a hat sat', (1, 0, 0, 3)),
       ('deletion', 'a cat sat', 'a sat', (0, 1, 0, 3)),
       ('insertion', 'a cat sat', 'a fat cat sat', (0, 0, 1, 3)),
-      # the -> a, quick deleted, fox -> box, "es" inserted.
-      ('all', 'the quick brown fox', 'a brown box es', (2, 1, 1, 4)),
+      # The to a, quick deleted, fox to box, over inserted: 4 in all; without
+      # deletion and insertion it would be five.
+      (
+          'all',
+          'the quick brown fox jumps',
+          'a brown box jumps over',
+          (2, 1, 1, 5),
+      ),
       ('nothing_heard', 'a cat sat', '', (0, 3, 0, 3)),
       ('nothing_said', '', 'a cat', (0, 0, 2, 0)),
       ('neither', '', '', (0, 0, 0, 0)),

@@ -36,7 +36,7 @@ feature_lengths: int32 [B].
 features: float32 [B, T, F], 0 at and past each length.
 label_lengths: int32 [B].
 labels: int32 [B, U], 0 at and past each length.
-seed: int32 [2], for the model's own randomness on this batch.
+seed: int64 [2], for the model's own randomness on this batch.
 transcript: string [B].
 utterance_id: string [B].
 weights: float32 [B], 1 for utterances to train on, 0 for stubs.

@@ -85,7 +85,10 @@ class _Lamb(tff.learning.optimizers.Optimizer):
     )
 
   def next(
-      self, state: collections.OrderedDict[str, Any], weights: Any, gradients: Any
+      self,
+      state: collections.OrderedDict[str, Any],
+      weights: Any,
+      gradients: Any,
   ) -> tuple[collections.OrderedDict[str, Any], Any]:
     gradients = tff.learning.optimizers.handle_indexed_slices_gradients(
         gradients
@@ -102,8 +105,8 @@ class _Lamb(tff.learning.optimizers.Optimizer):
       if gradient is None:
         return weight, first, second
       cast = lambda value: tf.cast(value, weight.dtype)
-      first += cast(1 - beta_1) * (gradient - first)
-      second += cast(1 - beta_2) * (tf.square(gradient) - second)
+      first = cast(beta_1) * first + cast(1 - beta_1) * gradient
+      second = cast(beta_2) * second + cast(1 - beta_2) * tf.square(gradient)
       direction = (first / cast(correction_1)) / (
           tf.sqrt(second / cast(correction_2)) + cast(epsilon)
       )

@@ -162,10 +162,8 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
       # Without a key the result is NaN, not quietly unprotected.
       is_keyed = tf.reduce_any(tf.not_equal(global_state.noise_key, 0))
       stddev = tf.where(is_keyed, stddev, math.nan)
-      layers = [
-          layer + stddev * noise
-          for layer, noise in zip(layers, _standard_normal(layers, global_state))
-      ]
+      noises = _standard_normal(layers, global_state)
+      layers = [layer + stddev * noise for layer, noise in zip(layers, noises)]
     new_state = global_state._replace(counter=global_state.counter + 1)
     event = dp_accounting.GaussianDpEvent(global_state.noise_multiplier)
     return tf.nest.pack_sequence_as(sample_state, layers), new_state, event

@@ -1,6 +1,6 @@
-"""Evaluation of a trained model as a program: words wrong, by speaker."""
+"""Evaluation of trained models as a program: words wrong, by speaker."""
 
-import json
+from collections.abc import Sequence
 import os
 from typing import Any
 
@@ -16,68 +16,72 @@ from tff_asr.programs import progress as progress_lib
 
 def evaluate(
     *,
-    output_file: str,
-    run: str,
+    runs: Sequence[str],
     model: ctc.CtcModel,
     pipeline: pipeline_lib.Pipeline,
     client_data: tff.simulation.datasets.ClientData,
-) -> dict[str, Any]:
-  """Decodes all speakers of a data set with a run's model.
+    output_name: str = 'test.json',
+) -> list[dict[str, Any]]:
+  """Decodes all speakers of a data set with each run's model.
 
   Args:
-    output_file: JSON file to write: the figures, the word errors of each
-      speaker and every hypothesis (the data are public: they are written out).
-    run: Folder of the run whose model is evaluated.
+    runs: Folders of runs with models of this configuration.
     model: The model.
     pipeline: Features, batches and the tokenizer.
     client_data: The speakers to decode.
+    output_name: JSON file to write into each run's folder: the figures, the
+      word errors of each speaker and every hypothesis. The data are taken to
+      be public: their transcripts are written out.
 
   Returns:
-    What was written.
+    What was written for each run.
 
   Raises:
-    ValueError: The run's model does not fit, or the transcripts' characters
-      are not tokens.
+    ValueError: No run, a run's model does not fit, or the transcripts'
+      characters are not tokens.
   """
-  weights = outputs.read_model(
-      run, model=model, tokens=pipeline.tokenizer.characters
-  )
+  if not runs or isinstance(runs, str):
+    raise ValueError(f'runs must be a list of run folders, found {runs!r}.')
+  weights = [
+      outputs.read_model(run, model=model, tokens=pipeline.tokenizer.characters)
+      for run in runs
+  ]
   evaluator = evaluation.Evaluator(
       model=model, pipeline=pipeline, client_data=client_data
   )
-  total = sum(map(client_data.num_utterances, client_data.client_ids))
+  num_utterances = sum(
+      map(client_data.num_utterances, client_data.client_ids)
+  )
+  results = []
   with progress_lib.Progress(
-      description='evaluate', total=total, unit='utterance'
+      description='evaluate', total=len(runs) * num_utterances, unit='utterance'
   ) as progress:
-    evaluated = evaluator(weights, progress=progress.update)
+    for run, run_weights in zip(runs, weights, strict=True):
+      evaluated = evaluator(run_weights, progress=progress.update)
+      results.append(_figures(evaluated))
+      outputs.write_json(os.path.join(run, output_name), results[-1])
+  for run, figures in zip(runs, results, strict=True):
+    print(
+        f'{run}: WER {100 * figures["word_error_rate"]:.2f} % of '
+        f'{figures["num_words"]} words of {figures["num_speakers"]} speakers'
+    )
+  return results
+
+
+def _figures(evaluated: evaluation.Evaluation) -> dict[str, Any]:
+  """An evaluation as JSON."""
   by_client = evaluated.errors_by_client()
   rates = [errors.rate for errors in by_client.values() if errors.words]
-  results = {
-      'run': run,
+  return {
       'word_error_rate': evaluated.word_error_rate,
       'loss': evaluated.loss,
       'num_utterances': len(evaluated.hypotheses),
       'num_words': evaluated.errors.words,
       'num_speakers': len(by_client),
-      'speaker_word_error_rate': {
-          'median': float(np.median(rates)) if rates else None,
-          'worst': max(rates, default=None),
-      },
+      'median_speaker_word_error_rate': float(np.median(rates)),
+      'worst_speaker_word_error_rate': max(rates),
       'speakers': {
           client_id: errors._asdict() for client_id, errors in by_client.items()
       },
       'hypotheses': [each._asdict() for each in evaluated.hypotheses],
   }
-  folder = os.path.dirname(output_file)
-  if folder:
-    os.makedirs(folder, exist_ok=True)
-  with open(output_file, 'w', encoding='utf-8') as f:
-    json.dump(results, f, indent=1)
-    f.write('\n')
-  print(
-      f'{run}: WER {100 * results["word_error_rate"]:.2f} % '
-      f'({evaluated.errors.errors} errors in {evaluated.errors.words} words, '
-      f'{len(by_client)} speakers, worst speaker '
-      f'{100 * max(rates, default=float("nan")):.1f} %)'
-  )
-  return results

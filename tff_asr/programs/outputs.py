@@ -66,20 +66,12 @@ class RunFolder:
     return os.path.join(self.path, name)
 
   def write_text(self, name: str, text: str) -> None:
-    """Writes a file whole or not at all."""
-    descriptor, temporary = tempfile.mkstemp(dir=self.path)
-    try:
-      with os.fdopen(descriptor, 'w', encoding='utf-8') as f:
-        f.write(text)
-      os.chmod(temporary, 0o644)
-      os.replace(temporary, self.file(name))
-    except BaseException:
-      os.unlink(temporary)
-      raise
+    """Writes a file of the folder whole or not at all."""
+    write_text(self.file(name), text)
 
   def write_json(self, name: str, value: Any) -> None:
-    """Writes a value as indented JSON."""
-    self.write_text(name, json.dumps(value, indent=2) + '\n')
+    """Writes a value as a JSON file of the folder."""
+    write_json(self.file(name), value)
 
   def release_managers(self) -> list[tff.program.ReleaseManager]:
     """Where metrics go: CSV and TensorBoard."""
@@ -100,6 +92,25 @@ class RunFolder:
     state_file.write_state(
         self.file(_MODEL), state=arrays, metadata={'tokens': tokens}
     )
+
+
+def write_text(path: str, text: str) -> None:
+  """Writes a file whole or not at all."""
+  folder = os.path.dirname(os.path.abspath(path))
+  descriptor, temporary = tempfile.mkstemp(dir=folder)
+  try:
+    with os.fdopen(descriptor, 'w', encoding='utf-8') as f:
+      f.write(text)
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, path)
+  except BaseException:
+    os.unlink(temporary)
+    raise
+
+
+def write_json(path: str, value: Any) -> None:
+  """Writes a value as indented JSON, whole or not at all."""
+  write_text(path, json.dumps(value, indent=1) + '\n')
 
 
 def read_model(

@@ -1,0 +1,56 @@
+"""What the whole test session needs: devices, quiet libraries, no orphans."""
+
+import gc
+import os
+import sys
+
+# Read by TensorFlow's C++ part when it is loaded.
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+import psutil
+import pytest
+import tensorflow as tf
+
+# As tests/execution/multi_device_test.py wants them. TensorFlow's first op
+# fixes the devices, and any module may run one while it is being imported.
+_NUM_CPU_DEVICES = 4
+
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices('CPU')[0],
+    [tf.config.LogicalDeviceConfiguration()] * _NUM_CPU_DEVICES,
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+  """Ends TFF's worker; fails the session if another process was left."""
+  if 'tensorflow_federated' in sys.modules:
+    _drop_default_context()
+  left = [
+      child
+      for child in psutil.Process().children(recursive=True)
+      if child.status() != psutil.STATUS_ZOMBIE
+  ]
+  for child in left:
+    sys.stderr.write(f'\nA test left process {child.pid} ({child.name()}).\n')
+    child.kill()
+  if left and session.exitstatus == pytest.ExitCode.OK:
+    session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _drop_default_context() -> None:
+  """Lets go of TFF's context while Python can still end what it started.
+
+  Left to the interpreter's end, its destructor fails with a message.
+  """
+  import tensorflow_federated as tff  # pylint: disable=g-import-not-at-top
+  from tff_asr.execution import native  # pylint: disable=g-import-not-at-top
+
+  class NoContext(tff.framework.SyncContext):
+
+    def invoke(self, comp, arg):
+      raise RuntimeError('The tests have ended.')
+
+  tff.framework.set_default_context(NoContext())
+  gc.collect()
+  native.stop()

@@ -1,0 +1,275 @@
+"""Tests of tff_asr.learning.fed_avg against a plain federated average."""
+
+import collections
+import functools
+import math
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests import fakes
+from tests import reference
+from tff_asr.aggregators import dp_mean
+from tff_asr.execution import multi_device
+from tff_asr.learning import fed_avg
+from tff_asr.optimizers import lamb
+from tff_asr.privacy import queries
+
+_SEED = 7
+_CLIENT_RATE = 0.3
+_MAX_GRAD_NORM = 0.8
+_COHORT_SIZE = 4
+_SHAPES = {'features': [None, None, 80], 'labels': [None, None], 'seed': [2]}
+_COHORTS = (('ann', 'bob', 'cai'), ('bob', 'dee'))
+
+
+def _model():
+  return fakes.tiny_model(num_blocks=1)
+
+
+def _aggregator(*, clip: float = math.inf, noise: float = 0.0):
+  return dp_mean.build(
+      query=queries.PerLayerClipSumQuery(
+          l2_norm_clip=clip, noise_multiplier=noise
+      ),
+      cohort_size=_COHORT_SIZE,
+  )
+
+
+def _build(
+    *, server_optimizer=None, aggregator=None, client_data=None, **kwargs
+) -> tff.learning.templates.LearningProcess:
+  model = _model()
+  if server_optimizer is None:
+    server_optimizer = tff.learning.optimizers.build_sgdm(1.0)
+  settings = dict(
+      model=model,
+      pipeline=fakes.tiny_pipeline(model),
+      client_data=client_data or fakes.client_data(),
+      aggregator=aggregator or _aggregator(),
+      server_optimizer=server_optimizer,
+      client_learning_rate=_CLIENT_RATE,
+      max_grad_norm=_MAX_GRAD_NORM,
+      seed=_SEED,
+  )
+  return fed_avg.build(**settings | kwargs)
+
+
+def _run(process, cohorts, *, context=None) -> tuple[list, list]:
+  """Initial weights and those after each round; and each round's metrics."""
+  context = context or multi_device.build_sync_context()
+  with tff.framework.get_context_stack().install(context):
+    state = process.initialize()
+    weights, metrics = [state.global_model_weights], []
+    for cohort in cohorts:
+      output = process.next(state, list(cohort))
+      state = output.state
+      weights.append(state.global_model_weights)
+      metrics.append(output.metrics)
+  to_numpy = lambda tensors: {k: np.asarray(v) for k, v in tensors.items()}
+  return [to_numpy(each) for each in weights], metrics
+
+
+class _Twin:
+  """Rounds in NumPy, float64; TensorFlow gives batches and gradients only."""
+
+  def __init__(self, *, num_steps: int | None, num_epochs: int | None):
+    self._model = _model()
+    self._batches = self._read_batches(num_steps, num_epochs)
+    batch = self._batches[0, 'ann'][0]
+    self._gradients = tf.function(
+        self._gradients_of_batch,
+        input_signature=[
+            collections.OrderedDict(
+                (name, tf.TensorSpec(spec.shape, tf.float32))
+                for name, spec in sorted(self._model.specs.items())
+            ),
+            collections.OrderedDict(
+                (name, tf.TensorSpec(_SHAPES.get(name, [None]), tensor.dtype))
+                for name, tensor in batch.items()
+            ),
+        ],
+    )
+
+  def _read_batches(self, num_steps, num_epochs):
+    """{(round, client): batches}, with the documented seeds."""
+    data = fakes.client_data()
+    pipeline = fakes.tiny_pipeline(self._model)
+    keys, seeds = [], []
+    for round_num, cohort in enumerate(_COHORTS):
+      for client_id in cohort:
+        number = tf.strings.to_hash_bucket_fast(client_id, 2**31 - 1)
+        seed = tf.random.fold_in((_SEED, 0), round_num)
+        seeds.append(tf.random.fold_in(seed, tf.cast(number, tf.int32)))
+        keys.append((round_num, client_id))
+
+    def open_client(place, client_id, seed):
+      batches = pipeline.training_batches(
+          data.serializable_dataset_fn(client_id),
+          seed=seed,
+          num_epochs=num_epochs,
+      )
+      if num_steps is not None:
+        batches = batches.take(num_steps)
+      return batches.map(lambda batch: (place, batch))
+
+    # One dataset over all: to trace it takes longer than to run it.
+    everything = tf.data.Dataset.from_tensor_slices(
+        (list(range(len(keys))), [key[1] for key in keys], seeds)
+    ).flat_map(open_client)
+    batches = collections.defaultdict(list)
+    for place, batch in everything:
+      batches[keys[int(place)]].append(batch)
+    return batches
+
+  def _gradients_of_batch(self, weights, batch):
+    """Every utterance's loss, and the gradients of their mean."""
+    with tf.GradientTape() as tape:
+      tape.watch(weights)
+      logits, lengths = self._model.logits(
+          weights, batch['features'], batch['feature_lengths'], batch['seed']
+      )
+      losses = tf.nn.ctc_loss(
+          batch['labels'],
+          logits,
+          batch['label_lengths'],
+          lengths,
+          logits_time_major=False,
+          blank_index=-1,
+      )
+      loss = tf.reduce_mean(losses)
+    return losses, tape.gradient(loss, weights)
+
+  def train(self, weights, *, client_id: str, round_num: int):
+    """Delta, losses of every utterance trained on, gradient norms."""
+    local = {name: value.astype(np.float64) for name, value in weights.items()}
+    losses, norms = [], []
+    for batch in self._batches[round_num, client_id]:
+      assert np.all(batch['weights'] == 1)  # No stubs in these data.
+      batch_losses, gradients = self._gradients(
+          collections.OrderedDict(
+              (name, tf.constant(value, tf.float32))
+              for name, value in sorted(local.items())
+          ),
+          batch,
+      )
+      losses.extend(batch_losses.numpy())
+      arrays = {k: v.numpy().astype(np.float64) for k, v in gradients.items()}
+      norm = _norm(arrays)
+      norms.append(norm)
+      factor = min(1.0, _MAX_GRAD_NORM / norm)
+      for name, array in arrays.items():
+        local[name] = local[name] - _CLIENT_RATE * factor * array
+    return {k: weights[k] - local[k] for k in weights}, losses, norms
+
+
+def _norm(arrays) -> float:
+  """Norm over all of a dict's arrays."""
+  return math.sqrt(sum(np.sum(array**2) for array in arrays.values()))
+
+
+@functools.lru_cache
+def _twin(*, num_steps: int | None = None, num_epochs: int | None = None):
+  """A twin that tests share."""
+  return _Twin(num_steps=num_steps, num_epochs=num_epochs)
+
+
+class PlainFederatedAverageTest(parameterized.TestCase):
+  """Two rounds of the whole process against NumPy.
+
+  Tolerance: 1e-6 of the tensor's norm plus 1e-6 of the whole change's. The twin
+  computes all but the gradients in float64, the process in float32, which
+  rounds at 6e-8 of a value. A tensor that starts at zero is no larger than its
+  change, whose rounding is relative to the sums over frames that it came from:
+  hence the second part.
+  """
+
+  def check(self, process, server_step, twin):
+    actual, metrics = _run(process, _COHORTS)
+    for round_num, cohort in enumerate(_COHORTS):
+      # From the process's own weights: the same bits at the start of a round.
+      weights = actual[round_num]
+      total = {name: np.zeros(value.shape) for name, value in weights.items()}
+      losses, delta_norms, grad_norms = [], [], []
+      for client_id in cohort:
+        delta, client_losses, norms = twin.train(
+            weights, client_id=client_id, round_num=round_num
+        )
+        losses.extend(client_losses)
+        grad_norms.extend(norms)
+        delta_norms.append(_norm(delta))
+        for name, array in delta.items():
+          total[name] += array
+      mean = {name: array / _COHORT_SIZE for name, array in total.items()}
+      expected = server_step(weights, mean)
+      change = _norm({k: expected[k] - weights[k] for k in weights})
+      self.assertGreater(change, 1e-3)
+      self.assertEqual(list(actual[round_num + 1]), list(expected))
+      for name, value in expected.items():
+        distance = np.linalg.norm(actual[round_num + 1][name] - value)
+        self.assertLessEqual(
+            distance, 1e-6 * (np.linalg.norm(value) + change), name
+        )
+      # Some gradients are clipped and some not, or the test shows little.
+      self.assertGreater(max(grad_norms), _MAX_GRAD_NORM)
+      self.assertLess(min(grad_norms), _MAX_GRAD_NORM)
+      work = metrics[round_num]['client_work']
+      np.testing.assert_allclose(work['loss_sum'], sum(losses), rtol=1e-5)
+      np.testing.assert_allclose(
+          work['delta_norm_sum'], sum(delta_norms), rtol=1e-5
+      )
+      self.assertEqual(work['num_utterances'], len(losses))
+      self.assertEqual(work['num_steps'], len(grad_norms))
+      self.assertEqual(work['num_clients'], len(cohort))
+      self.assertEqual(work['num_left_out'], 0)
+      self.assertEqual(work['num_non_finite'], 0)
+
+  def check_sgd(self, local):
+    rate = 0.7
+    process = _build(
+        server_optimizer=tff.learning.optimizers.build_sgdm(rate),
+        **{f'num_local_{name}': number for name, number in local.items()},
+    )
+
+    def server_step(weights, mean):
+      return {name: weights[name] - rate * mean[name] for name in weights}
+
+    twin = _twin(**{f'num_{name}': number for name, number in local.items()})
+    self.check(process, server_step, twin)
+
+  def check_lamb(self, local):
+    rate, epsilon = 0.02, 1e-3
+    process = _build(
+        server_optimizer=lamb.build_lamb(rate, epsilon=epsilon),
+        **{f'num_local_{name}': number for name, number in local.items()},
+    )
+    optimizer = reference.Lamb(rate, epsilon=epsilon)
+
+    def server_step(weights, mean):
+      stepped = optimizer.step(list(weights.values()), list(mean.values()))
+      return dict(zip(weights, stepped, strict=True))
+
+    twin = _twin(**{f'num_{name}': number for name, number in local.items()})
+    self.check(process, server_step, twin)
+
+  def test_sgd_server_and_local_steps(self):
+    self.check_sgd(dict(steps=3))
+
+  def test_lamb_server_and_local_epochs(self):
+    self.check_lamb(dict(epochs=2))
+
+  @pytest.mark.slow
+  def test_sgd_server_and_local_epochs(self):
+    self.check_sgd(dict(epochs=2))
+
+  @pytest.mark.slow
+  def test_lamb_server_and_local_steps(self):
+    self.check_lamb(dict(steps=3))
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,307 @@
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import tensorflow as tf
+
+from tests import fakes
+from tests import reference
+from tff_asr.models import ctc
+from tff_asr.models import transformer
+from tff_asr.models import weights as weights_lib
+from tff_asr.text import tokenizer as tokenizer_lib
+
+_KERNELS = [dict(kernel=kernel) for kernel in ctc.LOSS_KERNELS]
+
+
+def _logits(*shape: int, seed: int = 0) -> np.ndarray:
+  rng = np.random.default_rng([seed, *shape])
+  return 2 * rng.normal(size=shape).astype(np.float32)
+
+
+def _loss(logits, lengths, labels, label_lengths, kernel):
+  return ctc.loss(
+      tf.constant(logits),
+      tf.constant(lengths),
+      tf.constant(labels, tf.int32, shape=np.shape(labels)),
+      tf.constant(label_lengths),
+      kernel=kernel,
+  )
+
+
+def _loss_and_gradient(logits, lengths, labels, label_lengths, kernel):
+  logits = tf.constant(logits)
+  with tf.GradientTape() as tape:
+    tape.watch(logits)
+    losses = _loss(logits, lengths, labels, label_lengths, kernel)
+    total = tf.reduce_sum(losses)
+  return losses.numpy(), tape.gradient(total, logits).numpy()
+
+
+class CtcLossTest(parameterized.TestCase):
+
+  @parameterized.parameters(*_KERNELS)
+  def test_by_hand(self, kernel):
+    # Two frames, tokens a and blank, each of probability 1/2; 'a' is spelt by
+    # aa, a_ and _a: 3/4. The empty label by __ only: 1/4.
+    losses = _loss(np.zeros([2, 2, 2], np.float32), [2, 2], [[0], [0]], [1, 0],
+                   kernel)
+    np.testing.assert_allclose(losses, -np.log([3 / 4, 1 / 4]), rtol=1e-5)
+
+  @parameterized.product(
+      _KERNELS,
+      labels=([], [0], [1, 2], [2, 2], [0, 1, 0], [1, 1, 2]),
+      num_frames=(4, 5),
+  )
+  def test_agrees_with_enumeration(self, kernel, labels, num_frames):
+    logits = _logits(1, num_frames, 4)
+    losses = _loss(logits, [num_frames], [labels + [3, -1]], [len(labels)],
+                   kernel)
+    np.testing.assert_allclose(
+        losses, [reference.ctc_loss(logits[0], labels)], rtol=1e-4, atol=1e-4
+    )
+
+  @parameterized.product(_KERNELS, labels=([], [1], [0, 0], [1, 0]))
+  def test_gradients_agree_with_finite_differences(self, kernel, labels):
+    logits = _logits(1, 4, 3)
+    _, gradient = _loss_and_gradient(
+        logits, [4], [labels], [len(labels)], kernel
+    )
+    np.testing.assert_allclose(
+        gradient[0], reference.ctc_gradient(logits[0], labels), atol=1e-4
+    )
+
+  def test_kernels_agree_on_a_longer_batch(self):
+    logits = _logits(5, 40, 12)
+    rng = np.random.default_rng(1)
+    labels = rng.integers(0, 11, size=[5, 15])
+    labels[0, 3:6] = 7
+    arguments = logits, [40, 33, 30, 25, 40], labels, [15, 10, 0, 4, 1]
+    op = _loss_and_gradient(*arguments, 'op')
+    dense = _loss_and_gradient(*arguments, 'dense')
+    np.testing.assert_allclose(op[0], dense[0], rtol=1e-4)
+    np.testing.assert_allclose(op[1], dense[1], atol=1e-4)
+
+  @parameterized.parameters(*_KERNELS)
+  def test_the_blank_is_the_last_output(self, kernel):
+    # All mass on the last output makes the empty label certain.
+    logits = np.zeros([1, 3, 4], np.float32)
+    logits[..., 3] = 50.0
+    empty, spelt = _loss(np.repeat(logits, 2, 0), [3, 3], [[0], [0]], [0, 1],
+                         kernel).numpy()
+    self.assertAlmostEqual(empty, 0.0, places=4)
+    self.assertGreater(spelt, 40.0)
+
+  @parameterized.parameters(*_KERNELS)
+  def test_padding_is_ignored(self, kernel):
+    logits = _logits(3, 6, 4)
+    lengths, label_lengths = [6, 4, 5], [2, 1, 0]
+    labels = np.array([[1, 2, 0], [2, 0, 0], [0, 0, 0]])
+    losses, gradient = _loss_and_gradient(
+        logits, lengths, labels, label_lengths, kernel
+    )
+    garbage, other = logits.copy(), labels.copy()
+    for i in range(3):
+      garbage[i, lengths[i] :] = 100 * (i + 1)
+      other[i, label_lengths[i] :] = (-1, 999, 3)[i]
+      np.testing.assert_array_equal(gradient[i, lengths[i] :], 0)
+    padded = _loss_and_gradient(garbage, lengths, other, label_lengths, kernel)
+    np.testing.assert_array_equal(padded[0], losses)
+    np.testing.assert_allclose(padded[1], gradient, atol=1e-6)
+    for i in range(3):
+      alone = _loss(
+          logits[i : i + 1, : lengths[i]],
+          lengths[i : i + 1],
+          labels[i : i + 1, : label_lengths[i]],
+          label_lengths[i : i + 1],
+          kernel,
+      )
+      np.testing.assert_allclose(alone, losses[i : i + 1], rtol=1e-5)
+
+  @parameterized.parameters(*_KERNELS)
+  def test_a_batch_of_empty_labels_has_losses_and_gradients(self, kernel):
+    # Batches of stubs (`data.pipeline`) have labels [B, 0].
+    logits = _logits(2, 3, 4)
+    labels = np.zeros([2, 0], np.int32)
+    losses, gradient = _loss_and_gradient(
+        logits, [3, 0], labels, [0, 0], kernel
+    )
+    expected = [reference.ctc_loss(logits[0], []), 0.0]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        gradient[0], reference.ctc_gradient(logits[0], []), atol=1e-4
+    )
+    np.testing.assert_array_equal(gradient[1], 0)
+
+  @parameterized.parameters(*_KERNELS)
+  def test_runs_in_a_graph_of_unknown_sizes(self, kernel):
+    run = tf.function(
+        lambda *arguments: ctc.loss(*arguments, kernel=kernel),
+        input_signature=[
+            tf.TensorSpec([None, None, 4]),
+            tf.TensorSpec([None], tf.int32),
+            tf.TensorSpec([None, None], tf.int32),
+            tf.TensorSpec([None], tf.int32),
+        ],
+    )
+    logits = _logits(2, 4, 4)
+    losses = run(logits, [4, 3], [[1, 1], [0, 0]], [2, 0])
+    expected = [
+        reference.ctc_loss(logits[0], [1, 1]),
+        reference.ctc_loss(logits[1, :3], []),
+    ]
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+
+  def test_too_few_frames_are_never_a_plausible_loss(self):
+    # 'bb' needs a blank between: 3 frames. With fewer than labels, op raises.
+    too_short = lambda num_frames, kernel: _loss(
+        _logits(1, num_frames, 4), [num_frames], [[1, 1]], [2], kernel
+    )
+    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, 'enough time'):
+      too_short(1, 'op')
+    np.testing.assert_array_equal(too_short(2, 'op'), [np.inf])
+    self.assertGreater(float(too_short(2, 'dense')[0]), 700)
+    self.assertLess(float(too_short(3, 'op')[0]), 100)
+
+  def test_an_unknown_kernel_is_named(self):
+    with self.assertRaisesRegex(ValueError, "kernel must be .* found 'sparse'"):
+      _loss(_logits(1, 2, 4), [2], [[1]], [1], 'sparse')
+
+
+class GreedyDecodeTest(parameterized.TestCase):
+
+  # Best tokens by frame; 3 is the blank.
+  @parameterized.named_parameters(
+      ('repeats_merge', [0, 0, 1, 1, 1], [0, 1]),
+      ('blanks_go', [3, 0, 3, 3, 1], [0, 1]),
+      ('a_blank_parts_repeats', [0, 3, 0, 0, 3], [0, 0]),
+      ('only_blanks', [3, 3, 3, 3, 3], []),
+      ('first_token_0', [0, 1, 0, 1, 0], [0, 1, 0, 1, 0]),
+  )
+  def test_by_hand(self, best, expected):
+    logits = tf.one_hot([best], 4)
+    decoded = ctc.greedy_decode(logits, tf.constant([5]))
+    self.assertEqual(decoded.to_list(), [expected])
+    self.assertEqual(decoded.dtype, tf.int32)
+
+  def test_padding_is_not_decoded(self):
+    logits = tf.one_hot([[0, 1, 2, 2], [1, 1, 2, 0], [0, 0, 0, 0]], 4)
+    decoded = ctc.greedy_decode(logits, tf.constant([3, 1, 0]))
+    self.assertEqual(decoded.to_list(), [[0, 1, 2], [1], []])
+
+  def test_agrees_with_the_numpy_twin(self):
+    logits = _logits(20, 30, 4)
+    decoded = ctc.greedy_decode(tf.constant(logits), tf.fill([20], 30))
+    expected = [
+        list(reference.collapse(path, blank=3)) for path in logits.argmax(-1)
+    ]
+    self.assertEqual(decoded.to_list(), expected)
+
+
+class CtcModelTest(parameterized.TestCase):
+
+  def _weights(self, model: ctc.CtcModel) -> weights_lib.Weights:
+    rng = np.random.default_rng(0)
+    return weights_lib.Weights(
+        (name, value + 0.2 * rng.normal(size=value.shape).astype(np.float32))
+        for name, value in model.initialize(tf.constant([1, 2])).items()
+    )
+
+  def test_the_whole_model_agrees_with_its_numpy_twin(self):
+    model = fakes.tiny_model()
+    weights = self._weights(model)
+    lengths = [31, 47]
+    features = _logits(2, 47, 80)
+    logits, output_lengths = model.logits(
+        weights, tf.constant(features), tf.constant(lengths)
+    )
+    self.assertEqual(logits.shape, [2, 15, 5])
+    np.testing.assert_array_equal(output_lengths, [10, 15])
+    arrays = {name: value.numpy() for name, value in weights.items()}
+    for i, length in enumerate(lengths):
+      expected = reference.ctc_transformer(
+          arrays, features[i, :length], num_blocks=2, num_heads=2
+      )
+      np.testing.assert_allclose(
+          logits[i, : length // 3], expected, rtol=1e-4, atol=1e-4
+      )
+
+  def test_padding_does_not_change_loss_or_gradients(self):
+    model = fakes.tiny_model()
+    weights = self._weights(model)
+    features = _logits(2, 40, 80)
+
+    def gradients(features, lengths, labels, label_lengths):
+      with tf.GradientTape() as tape:
+        tape.watch(weights)
+        losses = model.loss(
+            weights,
+            tf.constant(features),
+            tf.constant(lengths),
+            tf.constant(labels),
+            tf.constant(label_lengths),
+        )
+        first = losses[0]
+      return first, tape.gradient(first, weights)
+
+    alone = gradients(features[:1, :21], [21], [[1, 2]], [2])
+    inside = gradients(features, [21, 40], [[1, 2, -1], [0, 3, 3]], [2, 3])
+    np.testing.assert_allclose(alone[0], inside[0], rtol=1e-5)
+    for name, gradient in alone[1].items():
+      np.testing.assert_allclose(
+          gradient, inside[1][name], rtol=1e-3, atol=1e-4, err_msg=name
+      )
+
+  def test_the_loss_is_that_of_the_logits_for_each_kernel(self):
+    features, lengths = tf.constant(_logits(1, 20, 80)), tf.constant([20])
+    labels, label_lengths = tf.constant([[1, 0, 2]]), tf.constant([3])
+    seed = tf.constant([5, 6])
+    losses = []
+    for kernel in ctc.LOSS_KERNELS:
+      model = fakes.tiny_model(dropout=0.3, loss_kernel=kernel)
+      weights = self._weights(model)
+      logits, output_lengths = model.logits(weights, features, lengths, seed)
+      losses.append(
+          model.loss(weights, features, lengths, labels, label_lengths, seed)
+      )
+      np.testing.assert_allclose(
+          losses[-1],
+          ctc.loss(
+              logits, output_lengths, labels, label_lengths, kernel=kernel
+          ),
+      )
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+
+  def test_the_paper_s_model_has_its_parameters(self):
+    # Front end 861,698; 36 blocks of 7,080,960; norm 1,536; head 768 * 30 + 30.
+    model = ctc.build(
+        encoder=transformer.build(
+            num_blocks=36, dim=768, mlp_dim=3072, num_heads=4
+        ),
+        tokenizer=tokenizer_lib.CharTokenizer(),
+    )
+    self.assertEqual(weights_lib.count(model.specs), 255_800_864)
+
+  def test_head_starts_uniform_within_1_over_root_dim(self):
+    specs = fakes.tiny_model().specs
+    self.assertEqual(specs['head/kernel'].shape, (8, 5))
+    self.assertEqual(specs['head/bias'].shape, (5,))
+    for name in ('head/kernel', 'head/bias'):
+      self.assertAlmostEqual(specs[name].limit, 8**-0.5)
+
+  def test_initial_weights_are_a_function_of_the_seed(self):
+    model = fakes.tiny_model()
+    first = model.initialize(tf.constant([1, 2]))
+    self.assertEqual(list(first), sorted(model.specs))
+    again = model.initialize(tf.constant([1, 2]))
+    other = model.initialize(tf.constant([1, 3]))
+    for name, value in first.items():
+      np.testing.assert_array_equal(value, again[name])
+    self.assertFalse(np.array_equal(first['head/bias'], other['head/bias']))
+
+  def test_an_unknown_kernel_is_named(self):
+    with self.assertRaisesRegex(ValueError, 'loss_kernel must be one of'):
+      fakes.tiny_model(loss_kernel='sparse')
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,104 @@
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import tensorflow as tf
+
+from tests import reference
+from tff_asr.models import positions
+
+
+def _cape(
+    lengths, size: int, *, dim=8, frame_sec=0.03, max_shift_sec=30.0, seed=None
+) -> np.ndarray:
+  return positions.cape(
+      tf.constant(lengths),
+      tf.constant(size),
+      dim=dim,
+      frame_sec=frame_sec,
+      max_shift_sec=max_shift_sec,
+      seed=None if seed is None else tf.constant(seed),
+  ).numpy()
+
+
+def _products(embedding: np.ndarray) -> np.ndarray:
+  """Dot products of all pairs of frames: [S, S]."""
+  return embedding @ embedding.T
+
+
+class CapeTest(parameterized.TestCase):
+
+  def test_by_hand(self):
+    # 3 frames of .1 s centred on 0: -.1, 0 and .1 s. D = 4 has frequencies 30
+    # and 30 / 100, so angles 3 and .03.
+    s, c, s2, c2 = np.sin(3), np.cos(3), np.sin(0.03), np.cos(0.03)
+    np.testing.assert_allclose(
+        _cape([3], 3, dim=4, frame_sec=0.1)[0],
+        [[-s, c, -s2, c2], [0, 1, 0, 1], [s, c, s2, c2]],
+        atol=1e-6,
+    )
+
+  @parameterized.parameters(1, 2, 7, 50)
+  def test_agrees_with_the_numpy_twin(self, length):
+    np.testing.assert_allclose(
+        _cape([length], length, dim=16)[0],
+        reference.cape(length, 16, frame_sec=0.03),
+        atol=1e-5,
+    )
+
+  def test_padding_is_zero_and_changes_nothing_before_it(self):
+    embedding = _cape([4, 0, 7], 9)
+    for row, length in zip(embedding, [4, 0, 7]):
+      np.testing.assert_array_equal(row[length:], 0)
+      if length:
+        np.testing.assert_allclose(
+            row[:length], _cape([length], length)[0], atol=1e-6
+        )
+
+  def test_padding_is_zero_in_training_too(self):
+    np.testing.assert_array_equal(_cape([4], 9, seed=(1, 2))[0, 4:], 0)
+
+  def test_a_shift_keeps_products_of_frames(self):
+    # sin a sin b + cos a cos b = cos(a - b): only differences count, whatever
+    # the utterance's shift.
+    shifted = _cape([20, 20], 20, seed=(1, 2))
+    self.assertGreater(np.abs(shifted[0] - shifted[1]).max(), 0.1)
+    products = _products(_cape([20], 20)[0])
+    for row in shifted:
+      self.assertGreater(np.abs(row - _cape([20], 20)[0]).max(), 0.1)
+      # Angles of up to 900 radians leave float32 some 6e-5.
+      np.testing.assert_allclose(_products(row), products, atol=1e-3)
+
+  def test_one_utterance_shifts_as_a_whole_within_the_limit(self):
+    # Read off the slowest pair, whose angle 30 * 10000^(-6 / 8) * seconds
+    # stays under half a turn.
+    slowest = 30 * 10000 ** (-6 / 8)
+    embedding = _cape([5] * 500, 5, max_shift_sec=2.0, seed=(3, 4))
+    angles = np.arctan2(embedding[..., 6], embedding[..., 7])
+    shifts = angles / slowest - (np.arange(5) - 2) * 0.03
+    np.testing.assert_allclose(shifts, shifts[:, :1].repeat(5, 1), atol=1e-4)
+    self.assertLessEqual(np.abs(shifts).max(), 2.0 + 1e-4)
+    # Uniform: of 500 draws the largest is nearly at the limit on both sides.
+    self.assertGreater(shifts.max(), 1.9)
+    self.assertLess(shifts.min(), -1.9)
+    self.assertGreater(len(np.unique(shifts[:, 0])), 450)
+
+  def test_the_seed_alone_makes_the_shift(self):
+    first = _cape([6], 6, seed=(1, 2))
+    np.testing.assert_array_equal(first, _cape([6], 6, seed=(1, 2)))
+    self.assertFalse(np.array_equal(first, _cape([6], 6, seed=(1, 3))))
+
+  def test_no_shift_allowed_equals_evaluation(self):
+    np.testing.assert_array_equal(
+        _cape([6], 6, max_shift_sec=0.0, seed=(1, 2)), _cape([6], 6)
+    )
+
+  def test_seconds_count_not_frames(self):
+    np.testing.assert_allclose(
+        _cape([5], 5, frame_sec=0.06)[0],
+        _cape([9], 9, frame_sec=0.03)[0, ::2],
+        atol=1e-5,
+    )
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,233 @@
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import tensorflow as tf
+
+from tff_asr.models import encoder as encoder_lib
+from tff_asr.models import transformer
+from tff_asr.models import weights as weights_lib
+
+_SEED = tf.constant([3, 4])
+_SIZES = dict(
+    num_blocks=2, dim=8, mlp_dim=12, num_heads=2, feature_dim=5
+)
+
+
+def _build(**options) -> encoder_lib.Encoder:
+  return transformer.build(**(_SIZES | options))
+
+
+def _weights(encoder: encoder_lib.Encoder) -> weights_lib.Weights:
+  """Random ones everywhere, so that norms' scales and biases count too."""
+  drawn = weights_lib.initialize(encoder.specs, tf.constant([1, 2]))
+  rng = np.random.default_rng(0)
+  return weights_lib.Weights(
+      (name, value + 0.3 * rng.normal(size=value.shape).astype(np.float32))
+      for name, value in drawn.items()
+  )
+
+
+def _features(*shape: int) -> np.ndarray:
+  return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+def _apply(encoder, features, lengths, seed=None, weights=None):
+  outputs, output_lengths = encoder.apply(
+      _weights(encoder) if weights is None else weights,
+      tf.constant(features),
+      tf.constant(lengths),
+      seed,
+  )
+  return outputs.numpy(), output_lengths.numpy()
+
+
+class TransformerTest(parameterized.TestCase):
+
+  @parameterized.parameters(0.0, 1e3, np.nan)
+  def test_padding_does_not_change_outputs(self, padding):
+    encoder = _build()
+    lengths = [16, 3, 30, 7]
+    batch = np.full([4, 30, 5], padding, np.float32)
+    for row, length in zip(batch, lengths):
+      row[:length] = _features(length, 5)
+    outputs, output_lengths = _apply(encoder, batch, lengths)
+    np.testing.assert_array_equal(output_lengths, [5, 1, 10, 2])
+    for i, length in enumerate(lengths):
+      alone, _ = _apply(encoder, batch[i : i + 1, :length], [length])
+      self.assertEqual(alone.shape, (1, output_lengths[i], 8))
+      np.testing.assert_allclose(
+          outputs[i, : output_lengths[i]], alone[0], rtol=1e-4, atol=1e-5
+      )
+
+  def test_an_utterance_too_short_for_a_frame_gives_finite_outputs(self):
+    outputs, lengths = _apply(_build(), _features(2, 9, 5), [2, 9])
+    np.testing.assert_array_equal(lengths, [0, 3])
+    self.assertTrue(np.all(np.isfinite(outputs)))
+
+  @parameterized.parameters(*range(2, 10))
+  def test_output_lengths_are_those_of_real_outputs(self, num_frames):
+    encoder = _build()
+    features = _features(1, num_frames, 5)
+    outputs, lengths = _apply(encoder, features, [num_frames])
+    expected = encoder.output_lengths(num_frames)
+    self.assertEqual(outputs.shape, (1, expected, encoder.output_dim))
+    np.testing.assert_array_equal(lengths, [expected])
+
+  def test_layer_drop_1_leaves_no_block_in_training(self):
+    features, lengths = _features(2, 15, 5), [15, 12]
+    kept, dropped = _build(), _build(layer_drop=1.0, max_shift_sec=0.0)
+    weights = _weights(dropped)
+    training, _ = _apply(dropped, features, lengths, _SEED, weights)
+    # Blocks of zero matrices add nothing either.
+    without = weights_lib.Weights(
+        (name, 0 * value if name.startswith('block_') else value)
+        for name, value in weights.items()
+    )
+    expected, _ = _apply(kept, features, lengths, None, without)
+    np.testing.assert_allclose(training, expected, rtol=1e-5, atol=1e-5)
+    # Evaluation drops none.
+    evaluated, _ = _apply(dropped, features, lengths, None, weights)
+    np.testing.assert_array_equal(
+        evaluated, _apply(kept, features, lengths, None, weights)[0]
+    )
+    self.assertFalse(np.allclose(evaluated, training))
+
+  def test_layer_drop_skips_whole_blocks_at_its_rate(self):
+    # With one block an output is that of all blocks or that of none.
+    encoder = _build(num_blocks=1, layer_drop=0.3, max_shift_sec=0.0)
+    weights = _weights(encoder)
+    features, lengths = tf.constant(_features(1, 9, 5)), tf.constant([9])
+
+    @tf.function
+    def run(seeds):
+      return tf.map_fn(
+          lambda seed: encoder.apply(weights, features, lengths, seed)[0],
+          seeds,
+          fn_output_signature=tf.float32,
+      )
+
+    seeds = np.stack([np.arange(400), np.zeros(400, int)], 1).astype(np.int32)
+    outputs = run(seeds).numpy()
+    with_block, _ = _apply(encoder, features, [9], None, weights)
+    is_kept = np.isclose(outputs, with_block, atol=1e-5).all(axis=(1, 2, 3))
+    dropped = outputs[~is_kept]
+    np.testing.assert_allclose(
+        dropped, np.broadcast_to(dropped[:1], dropped.shape), atol=1e-6
+    )
+    # Binomial, stddev .023; seeded, a new seed would fail 1 time in 10,000.
+    self.assertAlmostEqual(np.mean(~is_kept), 0.3, delta=0.09)
+
+  @parameterized.named_parameters(
+      ('dropout', dict(dropout=0.3, max_shift_sec=0.0)),
+      ('layer_drop', dict(layer_drop=0.5, max_shift_sec=0.0)),
+      ('max_shift_sec', dict(max_shift_sec=5.0)),
+  )
+  def test_the_seed_makes_what_training_draws(self, options):
+    encoder = _build(**options)
+    features = _features(2, 15, 5)
+    run = lambda seed: _apply(encoder, features, [15, 12], seed)[0]
+    first = run(_SEED)
+    np.testing.assert_array_equal(first, run(tf.constant([3, 4])))
+    others = [run(tf.constant([3, seed])) for seed in range(5, 12)]
+    self.assertTrue(any(not np.allclose(first, other) for other in others))
+    # Without a seed nothing is drawn.
+    plain = _apply(_build(), features, [15, 12])[0]
+    np.testing.assert_array_equal(run(None), plain)
+
+  def test_training_without_any_draw_equals_evaluation(self):
+    encoder = _build(max_shift_sec=0.0)
+    features = _features(2, 15, 5)
+    np.testing.assert_allclose(
+        _apply(encoder, features, [15, 12], _SEED)[0],
+        _apply(encoder, features, [15, 12])[0],
+        atol=1e-6,
+    )
+
+  def test_every_weight_has_a_part_in_the_output(self):
+    encoder = _build()
+    weights = _weights(encoder)
+    with tf.GradientTape() as tape:
+      tape.watch(weights)
+      outputs, _ = encoder.apply(
+          weights, tf.constant(_features(1, 30, 5)), tf.constant([30]), None
+      )
+      total = tf.reduce_sum(outputs * _features(1, 10, 8))
+    for name, gradient in tape.gradient(total, weights).items():
+      self.assertGreater(float(tf.norm(gradient)), 0, msg=name)
+
+  def test_runs_in_a_graph_of_unknown_sizes(self):
+    encoder = _build(dropout=0.1, layer_drop=0.1)
+    weights = _weights(encoder)
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, None, 5]),
+            tf.TensorSpec([None], tf.int32),
+            tf.TensorSpec([2], tf.int32),
+        ]
+    )
+    def train(features, lengths, seed):
+      return encoder.apply(weights, features, lengths, seed)
+
+    features = _features(2, 15, 5)
+    outputs, lengths = train(features, [15, 12], _SEED)
+    np.testing.assert_array_equal(lengths, [5, 4])
+    np.testing.assert_allclose(
+        outputs,
+        _apply(encoder, features, [15, 12], _SEED, weights)[0],
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+  def test_names_sort_in_the_order_of_the_blocks(self):
+    for num_blocks in (3, 12, 120):
+      specs = _build(num_blocks=num_blocks).specs
+      blocks = list(
+          dict.fromkeys(
+              name.split('/')[0] for name in specs if name.startswith('block')
+          )
+      )
+      self.assertLen(blocks, num_blocks)
+      self.assertEqual(blocks, sorted(blocks))
+
+  def test_block_weights_have_no_biases(self):
+    # wqkv 8 * 24, wf 8 * 8, two norms of 2 * 8, w1 8 * 12, w2 12 * 8.
+    block = {
+        name: spec.shape
+        for name, spec in _build().specs.items()
+        if name.startswith('block_01/')
+    }
+    self.assertEqual(
+        {name.removeprefix('block_01/') for name in block},
+        {'wqkv', 'wf', 'w1', 'w2', 'ln1/bias', 'ln1/scale', 'ln2/bias',
+         'ln2/scale'},
+    )
+    per_block = weights_lib.count(_build(num_blocks=2).specs) - (
+        weights_lib.count(_build(num_blocks=1).specs)
+    )
+    self.assertEqual(per_block, 192 + 64 + 32 + 96 + 96)
+
+  @parameterized.parameters(
+      'num_blocks', 'dim', 'mlp_dim', 'num_heads', 'feature_dim'
+  )
+  def test_bad_sizes_are_named(self, name):
+    for value in (0, -1, 2.0):
+      with self.assertRaisesRegex(ValueError, name):
+        _build(**{name: value})
+
+  @parameterized.parameters(
+      ('dropout', -0.1), ('dropout', 1.0), ('dropout', 1.1),
+      ('layer_drop', -0.1), ('layer_drop', 1.1), ('max_shift_sec', -1.0),
+  )
+  def test_bad_rates_are_named(self, name, value):
+    with self.assertRaisesRegex(ValueError, name):
+      _build(**{name: value})
+
+  @parameterized.parameters((8, 3), (9, 3))
+  def test_a_dim_that_does_not_divide_is_refused(self, dim, num_heads):
+    with self.assertRaisesRegex(ValueError, f'found dim {dim} and num_heads'):
+      _build(dim=dim, num_heads=num_heads)
+
+
+if __name__ == '__main__':
+  absltest.main()
