@@ -1,12 +1,14 @@
-"""Fake speech and tiny models for tests: no corpus, no files."""
+"""Fake speech and tiny models for tests, in memory or as tiny shards."""
 
 import collections
+from collections.abc import Mapping
 from typing import Optional
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from data_tools import shards
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.models import ctc
 from tff_asr.models import transformer
@@ -117,3 +119,31 @@ def client_data(
   return tff.simulation.datasets.ClientData.from_clients_and_tf_fn(
       list(num_utterances), dataset_fn
   )
+
+
+def write_split(
+    folder: str,
+    num_utterances: Mapping[str, int],
+    *,
+    transcript: Optional[str] = None,
+) -> str:
+  """Writes clients of fake speech as shards of PCM; returns the folder.
+
+  Every utterance has the transcript given, or its own.
+  """
+  shards.write_split(
+      [
+          shards.Utterance(
+              client_id=client_id,
+              utterance_id=example['utterance_id'],
+              transcript=transcript or example['transcript'],
+              audio=lambda waveform=example['waveform']: waveform,
+          )
+          for client_id, count in num_utterances.items()
+          for example in examples(client_id, count)
+      ],
+      folder,
+      origin={'corpus': 'fake'},
+      num_workers=1,
+  )
+  return folder

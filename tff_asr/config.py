@@ -20,6 +20,14 @@ class ConfigError(ValueError):
   """A configuration that cannot be used; the message is for its author."""
 
 
+_GIN_ERRORS = (
+    AttributeError,
+    ImportError,
+    NameError,
+    OSError,
+    SyntaxError,
+    ValueError,
+)
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _MACRO_DEFINITION = re.compile(r'^([A-Z][A-Z0-9_]*) *=', re.MULTILINE)
 _MACRO_USE = re.compile(r'%([A-Z][A-Z0-9_]*)\b')
@@ -78,7 +86,7 @@ def _explained():
   """Turns gin's errors into one line."""
   try:
     yield
-  except (ValueError, SyntaxError, OSError, ImportError, AttributeError) as e:
+  except _GIN_ERRORS as e:
     raise ConfigError(_one_line(e)) from e
 
 

@@ -95,18 +95,19 @@ class Pipeline:
     Args:
       examples: Dataset of `schema` elements: waveform int16 [N], transcript,
         utterance_id and client_id.
-      seed: int32 [2]. The same examples and seed give the same batches.
+      seed: int32 [2]. The same examples and seed give the same batches; the id
+        of the first example's client is folded in, so that clients differ.
       num_epochs: Passes over the examples, each with its own order and masks;
         None for batches without end (none at all from no examples).
 
     Returns:
       Dataset of `Batch`.
     """
+    client = _client_number(examples)
+    seed = tf.random.fold_in(seed, tf.cast(client, tf.int32))
     num_passes = _FOREVER if num_epochs is None else num_epochs
     # Without this, an endless run over no examples would never return.
-    is_empty = examples.take(1).reduce(
-        tf.constant(True), lambda state, example: False
-    )
+    is_empty = client < 0
     num_passes = tf.where(is_empty, tf.constant(0, tf.int64), num_passes)
 
     def one_pass(epoch: tf.Tensor) -> tf.data.Dataset:
@@ -132,7 +133,8 @@ class Pipeline:
       )
       return self._pack(utterances, batch_seed, shuffle=True)
 
-    return tf.data.Dataset.range(num_passes).flat_map(one_pass).prefetch(1)
+    batches = tf.data.Dataset.range(num_passes).flat_map(one_pass)
+    return batches.prefetch(1).with_options(_options())
 
   def evaluation_batches(self, examples: tf.data.Dataset) -> tf.data.Dataset:
     """Batches of every example once, neither shuffled nor augmented.
@@ -153,7 +155,7 @@ class Pipeline:
         num_parallel_calls=tf.data.AUTOTUNE,
     )
     batches = self._pack(utterances, tf.zeros([2], tf.int32), shuffle=False)
-    return batches.prefetch(1)
+    return batches.prefetch(1).with_options(_options())
 
   def _utterance(self, example, *, keep_features: bool = False) -> Batch:
     """Features and labels of one example, or a stub; see the module."""
@@ -227,6 +229,27 @@ class Pipeline:
 
 # One group of the front end's stride, rounded up: the least that a model takes.
 _STUB_FRAMES = 8
+
+
+def _options() -> tf.data.Options:
+  """Without tf.data's rewriting of its graph.
+
+  A client's dataset is short, and opened anew in every round: the rewrite
+  takes longer than what it saves.
+  """
+  options = tf.data.Options()
+  options.experimental_optimization.apply_default_optimizations = False
+  return options
+
+
+def _client_number(examples: tf.data.Dataset) -> tf.Tensor:
+  """int64: a number of the first example's client; -1 without examples."""
+  return examples.take(1).reduce(
+      tf.constant(-1, tf.int64),
+      lambda _, example: tf.strings.to_hash_bucket_fast(
+          example['client_id'], 2**31 - 1
+      ),
+  )
 
 
 def _batch_starts(lengths: tf.Tensor, max_frames: int) -> tf.Tensor:

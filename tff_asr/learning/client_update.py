@@ -75,9 +75,8 @@ def build(
 
   @tf.function
   def train(weights, seed, examples):
-    client_seed = tf.random.fold_in(seed, client_number(examples))
     batches = pipeline.training_batches(
-        examples, seed=client_seed, num_epochs=num_epochs
+        examples, seed=seed, num_epochs=num_epochs
     )
     if num_steps is not None:
       batches = batches.take(num_steps)
@@ -202,17 +201,3 @@ def clipped_gradients(
       tf.nest.map_structure(lambda gradient: gradient * factor, gradients),
       loss_sum,
   )
-
-
-def client_number(examples: tf.data.Dataset) -> tf.Tensor:
-  """A number of the client for its seeds, int32 [], from its id in the data.
-
-  0 without examples.
-  """
-  number = examples.take(1).reduce(
-      tf.constant(0, tf.int64),
-      lambda _, example: tf.strings.to_hash_bucket_fast(
-          example['client_id'], 2**31 - 1
-      ),
-  )
-  return tf.cast(number, tf.int32)

@@ -1,0 +1,242 @@
+"""Tests of tff_asr.learning.client_update."""
+
+import collections
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests import fakes
+from tff_asr.execution import multi_device
+from tff_asr.learning import client_update
+
+_SEED = (3, 4)
+
+
+def _client_work(model, **kwargs):
+  """Client work over the fake clients' examples."""
+  data = fakes.client_data()
+  weights_type = collections.OrderedDict(
+      (name, tff.TensorType(np.float32, spec.shape))
+      for name, spec in sorted(model.specs.items())
+  )
+  return client_update.build(
+      model=model,
+      pipeline=fakes.tiny_pipeline(model),
+      broadcast_type=tff.to_type(
+          collections.OrderedDict(
+              seed=tff.TensorType(np.int32, [2]), weights=weights_type
+          )
+      ),
+      examples_type=data.dataset_computation.type_signature.result,
+      **dict(learning_rate=0.01, max_grad_norm=5.0) | kwargs,
+  )
+
+
+@functools.lru_cache
+def _batches():
+  """A model, its weights, and one batch of three utterances."""
+  model = fakes.tiny_model(num_blocks=1)
+  batch = next(
+      iter(
+          fakes.tiny_pipeline(model).training_batches(
+              fakes.client_data().create_tf_dataset_for_client('ann'),
+              seed=tf.constant(_SEED),
+              num_epochs=1,
+          )
+      )
+  )
+  return model, model.initialize(tf.constant([1, 2])), batch
+
+
+def _global_norm(gradients) -> float:
+  return float(tf.linalg.global_norm(list(gradients.values())))
+
+
+class ClippedGradientsTest(parameterized.TestCase):
+
+  def gradients(self, batch, max_grad_norm):
+    model, weights, _ = _batches()
+    # Nothing random: draws depend on a batch's shape.
+    batch = collections.OrderedDict(batch, seed=None)
+    return client_update.clipped_gradients(
+        model, weights, batch, max_grad_norm=max_grad_norm
+    )
+
+  def test_clips_by_global_norm_and_leaves_what_is_below(self):
+    _, _, batch = _batches()
+    whole, loss_sum = self.gradients(batch, 1e9)
+    norm = _global_norm(whole)
+    clipped, same_loss_sum = self.gradients(batch, norm / 4)
+    self.assertEqual(float(loss_sum), float(same_loss_sum))
+    np.testing.assert_allclose(_global_norm(clipped), norm / 4, rtol=1e-6)
+    below, _ = self.gradients(batch, norm * 1.01)
+    for name, gradient in whole.items():
+      np.testing.assert_array_equal(below[name], gradient)
+      # One factor for all layers.
+      np.testing.assert_allclose(
+          clipped[name], gradient / 4, rtol=1e-4, atol=1e-6
+      )
+
+  def test_stubs_change_nothing(self):
+    _, _, batch = _batches()
+    whole, loss_sum = self.gradients(batch, 1e9)
+    with_stub = collections.OrderedDict(batch)
+    with_stub['features'] = tf.pad(
+        batch['features'], [[0, 1], [0, 0], [0, 0]]
+    )
+    with_stub['labels'] = tf.pad(batch['labels'], [[0, 1], [0, 0]])
+    with_stub['feature_lengths'] = tf.concat(
+        [batch['feature_lengths'], [8]], axis=0
+    )
+    for key in ('label_lengths', 'weights'):
+      with_stub[key] = tf.pad(batch[key], [[0, 1]])
+    other, other_loss_sum = self.gradients(with_stub, 1e9)
+    # The same to the rounding of another order of summation.
+    np.testing.assert_allclose(loss_sum, other_loss_sum, rtol=1e-6)
+    for name, gradient in whole.items():
+      scale = np.max(np.abs(gradient))
+      np.testing.assert_allclose(other[name], gradient, atol=1e-5 * scale)
+
+  def test_a_batch_of_stubs_has_gradients_of_zero(self):
+    _, _, batch = _batches()
+    stubs = collections.OrderedDict(
+        batch, weights=tf.zeros_like(batch['weights'])
+    )
+    gradients, loss_sum = self.gradients(stubs, 1.0)
+    self.assertEqual(float(loss_sum), 0.0)
+    for gradient in gradients.values():
+      np.testing.assert_array_equal(gradient, np.zeros(gradient.shape))
+
+  def test_the_loss_is_a_mean_over_utterances(self):
+    _, _, batch = _batches()
+    whole, _ = self.gradients(batch, 1e9)
+    twice = collections.OrderedDict(
+        (key, tf.concat([value, value], axis=0)) for key, value in batch.items()
+    )
+    other, _ = self.gradients(twice, 1e9)
+    for name, gradient in whole.items():
+      scale = np.max(np.abs(gradient))
+      np.testing.assert_allclose(other[name], gradient, atol=1e-5 * scale)
+
+  def test_step_goes_down_the_gradient(self):
+    model, weights, batch = _batches()
+    gradients, _ = self.gradients(batch, 5.0)
+    stepped, _ = client_update.sgd_step(
+        model,
+        weights,
+        collections.OrderedDict(batch, seed=None),
+        learning_rate=0.5,
+        max_grad_norm=5.0,
+    )
+    for name, gradient in gradients.items():
+      np.testing.assert_allclose(
+          stepped[name], weights[name] - 0.5 * gradient, rtol=1e-6, atol=1e-7
+      )
+
+
+class ClientWorkTest(parameterized.TestCase):
+  """Through TFF; `fed_avg_test` compares with NumPy."""
+
+  def run_work(self, work, weights, clients):
+    """{measurement: value} of one round over lists of examples."""
+    broadcast = collections.OrderedDict(
+        seed=np.array(_SEED, np.int32), weights=weights
+    )
+    data = fakes.client_data()
+
+    @tff.federated_computation(
+        work.next.type_signature.parameter[1],
+        work.next.type_signature.parameter[2],
+    )
+    def run(broadcasts, examples):
+      output = work.next(work.initialize(), broadcasts, examples)
+      return (
+          tff.federated_sum(
+              tff.federated_map(
+                  tff.tensorflow.computation(
+                      lambda result: result.update,
+                      output.result.type_signature.member,
+                  ),
+                  output.result,
+              )
+          ),
+          output.measurements,
+      )
+
+    context = multi_device.build_sync_context()
+    with tff.framework.get_context_stack().install(context):
+      total, measurements = run(
+          [broadcast] * len(clients),
+          [
+              data.serializable_dataset_fn(client_id)
+              for client_id in clients
+          ],
+      )
+    return total, {name: float(value) for name, value in measurements.items()}
+
+  def test_steps_pass_over_the_data_again_and_counts_add_up(self):
+    model, weights, _ = _batches()
+    work = _client_work(model, num_steps=7)
+    # cai has one utterance, so one batch; ann has three, all in one batch.
+    # 'nobody' has none.
+    _, counts = self.run_work(work, weights, ['cai', 'nobody', 'ann'])
+    self.assertEqual(counts['num_clients'], 3)
+    self.assertEqual(counts['num_steps'], 7 + 0 + 7)
+    self.assertEqual(counts['num_utterances'], 7 * 1 + 7 * 3)
+    self.assertEqual(counts['num_left_out'], 0)
+    self.assertEqual(counts['num_non_finite'], 0)
+    only_nobody, counts = self.run_work(work, weights, ['nobody'])
+    self.assertEqual(counts['num_steps'], 0)
+    self.assertEqual(counts['delta_norm_sum'], 0)
+    for delta in only_nobody.values():
+      np.testing.assert_array_equal(delta, np.zeros(delta.shape))
+
+    # Weights that are not finite: counted, and nothing else of the client is.
+    broken = collections.OrderedDict(weights)
+    broken['head/bias'] = tf.fill(weights['head/bias'].shape, np.nan)
+    _, counts = self.run_work(work, broken, ['cai'])
+    self.assertEqual(
+        counts,
+        dict(
+            delta_norm_sum=0,
+            loss_sum=0,
+            num_clients=1,
+            num_left_out=0,
+            num_non_finite=1,
+            num_steps=7,
+            num_utterances=0,
+        ),
+    )
+
+  def test_delta_is_old_minus_new(self):
+    model, weights, _ = _batches()
+    work = _client_work(model, num_epochs=1)
+    delta, counts = self.run_work(work, weights, ['cai'])
+    self.assertEqual(counts['num_steps'], 1)
+    pipeline = fakes.tiny_pipeline(model)
+    batch = next(
+        iter(
+            pipeline.training_batches(
+                fakes.client_data().create_tf_dataset_for_client('cai'),
+                seed=tf.constant(_SEED),
+                num_epochs=1,
+            )
+        )
+    )
+    stepped, loss_sum = client_update.sgd_step(
+        model, weights, batch, learning_rate=0.01, max_grad_norm=5.0
+    )
+    np.testing.assert_allclose(counts['loss_sum'], loss_sum, rtol=1e-5)
+    for name, value in delta.items():
+      np.testing.assert_allclose(
+          value, weights[name] - stepped[name], atol=2e-7, err_msg=name
+      )
+    self.assertGreater(_global_norm(delta), 0.04)  # .01 * 5, clipped.
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Makes .venv with everything that requirements.txt pins, or brings it up to
+# date; does nothing when it is. Needs Python 3.11, pip and the package index.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+wanted=$(sha256sum requirements.txt)
+if [ "$(cat .venv/installed 2>/dev/null || true)" != "$wanted" ]; then
+  python=$(command -v python3.11 || command -v python3 || true)
+  version=$("${python:-false}" -c \
+    'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true)
+  if [ "$version" != 3.11 ]; then
+    echo "error: Python 3.11 is needed, found ${version:-none}." >&2
+    exit 1
+  fi
+  echo "Installing into .venv (0.8 GB to fetch, some minutes) ..." >&2
+  "$python" -m venv --clear .venv
+  # --no-deps: the lock is complete, and TFF's own pins cannot be resolved.
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+    --no-deps -r requirements.txt
+  echo "$wanted" > .venv/installed
+fi
+# Programs in bin/ find the packages beside them.
+pwd > "$(.venv/bin/python -c \
+  'import sysconfig; print(sysconfig.get_path("purelib"))')/tff_asr.pth"
