@@ -11,7 +11,7 @@ _NUM_BINS = 80
 
 def _masked(num_frames: int, *, num_seeds: int, **options) -> np.ndarray:
   """Bool [num_seeds, T, F]: where features of ones were set to 0."""
-  augment = spec_augment.build(**options)
+  augment = _build(**options)
 
   @tf.function
   def run(seeds):
@@ -32,6 +32,14 @@ def _runs(masked: np.ndarray) -> list[int]:
   """Widths of the runs of True in a vector."""
   edges = np.flatnonzero(np.diff(np.concatenate([[0], masked, [0]])))
   return list(edges[1::2] - edges[::2])
+
+
+def _build(**options):
+  """The augmentation of one utterance [T, F], as a batch of one."""
+  augment = spec_augment.build(**options)
+  return lambda features, seed: augment(
+      features[tf.newaxis], tf.shape(features)[:1], seed
+  )[0]
 
 
 class SpecAugmentTest(parameterized.TestCase):
@@ -95,7 +103,7 @@ class SpecAugmentTest(parameterized.TestCase):
     self.assertEqual(widths.max(), widest)
 
   def test_the_same_seed_gives_the_same_masks_and_others_differ(self):
-    augment = spec_augment.build()
+    augment = _build()
     features = tf.random.stateless_normal([200, _NUM_BINS], [1, 2])
     first = augment(features, tf.constant([3, 4]))
     np.testing.assert_array_equal(first, augment(features, tf.constant([3, 4])))
@@ -123,7 +131,7 @@ class SpecAugmentTest(parameterized.TestCase):
 
   def test_what_is_not_masked_is_unchanged(self):
     features = tf.random.stateless_normal([150, _NUM_BINS], [1, 2]).numpy()
-    outputs = spec_augment.build()(features, tf.constant([3, 4])).numpy()
+    outputs = _build()(features, tf.constant([3, 4])).numpy()
     kept = outputs != 0
     self.assertGreater(kept.mean(), 0.1)
     np.testing.assert_array_equal(outputs[kept], features[kept])
@@ -136,8 +144,8 @@ class SpecAugmentTest(parameterized.TestCase):
       ('max_time_share', dict(max_time_share=0.01)),
   )
   def test_each_option_changes_the_result(self, options):
-    augment = spec_augment.build()
-    changed = spec_augment.build(**options)
+    augment = _build()
+    changed = _build(**options)
     features = tf.ones([600, _NUM_BINS])
     seed = tf.constant([3, 4])
     self.assertFalse(
@@ -153,12 +161,12 @@ class SpecAugmentTest(parameterized.TestCase):
     self.assertFalse(_masked(100, num_seeds=5, **options).any())
 
   def test_no_frames_stay_no_frames(self):
-    augment = spec_augment.build()
+    augment = _build()
     outputs = augment(tf.zeros([0, _NUM_BINS]), tf.constant([1, 2]))
     self.assertEqual(outputs.shape, [0, _NUM_BINS])
 
   def test_a_mask_wider_than_the_bins_is_cut_to_them(self):
-    outputs = spec_augment.build(max_freq_width=500)(
+    outputs = _build(max_freq_width=500)(
         tf.ones([20, 4]), tf.constant([1, 2])
     )
     self.assertEqual(outputs.shape, [20, 4])

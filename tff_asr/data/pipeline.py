@@ -19,7 +19,7 @@ say how many utterances were left out. That happens when
 import collections
 from collections.abc import Callable
 import dataclasses
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import tensorflow as tf
 
@@ -42,11 +42,6 @@ utterance_id: string [B].
 weights: float32 [B], 1 for utterances to train on, 0 for stubs.
 """
 
-# More epochs than any run has; not infinite, so that a client without examples
-# ends.
-_FOREVER = 2**40
-
-
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
   """Settings of the input pipeline; see the module's docstring.
@@ -56,7 +51,8 @@ class Pipeline:
     output_lengths: Feature frames to the model's output frames.
     max_batch_sec: A batch's padded audio is at most this many seconds.
     max_utterance_sec: Longer utterances are left out.
-    augment: SpecAugment (features [T, F], seed [2]) for training, or None.
+    augment: SpecAugment (features [B, T, F], lengths [B], seed [2]) for
+      training, or None.
     shuffle_buffer: Examples held to shuffle from in training.
     chunk_size: Examples that are sorted and packed together.
   """
@@ -65,7 +61,9 @@ class Pipeline:
   output_lengths: Callable[[tf.Tensor], tf.Tensor]
   max_batch_sec: float
   max_utterance_sec: float = 30.0
-  augment: Optional[Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = None
+  augment: Optional[
+      Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
+  ] = None
   shuffle_buffer: int = 256
   chunk_size: int = 64
 
@@ -103,38 +101,51 @@ class Pipeline:
     Returns:
       Dataset of `Batch`.
     """
-    client = _client_number(examples)
-    seed = tf.random.fold_in(seed, tf.cast(client, tf.int32))
-    num_passes = _FOREVER if num_epochs is None else num_epochs
-    # Without this, an endless run over no examples would never return.
-    is_empty = client < 0
-    num_passes = tf.where(is_empty, tf.constant(0, tf.int64), num_passes)
+    chunks, seed = self.training_chunks(
+        examples, seed=seed, num_epochs=num_epochs
+    )
+    prepared = chunks.enumerate().map(
+        lambda index, chunk: self.prepare(
+            chunk, seed=tf.random.fold_in(seed, index)
+        ),
+        num_parallel_calls=tf.data.AUTOTUNE,
+    )
+    return _cut_all(prepared)
 
-    def one_pass(epoch: tf.Tensor) -> tf.data.Dataset:
-      epoch_seed = tf.random.fold_in(seed, epoch)
-      shuffle_seed, example_seed, batch_seed = tf.unstack(
-          tf.random.split(epoch_seed, 3)
-      )
-      shuffled = examples.shuffle(
-          self.shuffle_buffer,
-          seed=tf.cast(shuffle_seed[0], tf.int64),
-          reshuffle_each_iteration=False,
-      )
+  def training_chunks(
+      self,
+      examples: tf.data.Dataset,
+      *,
+      seed: tf.Tensor,
+      num_epochs: Optional[int] = None,
+  ) -> tuple[tf.data.Dataset, tf.Tensor]:
+    """What `training_batches` is made of, for loops that do the rest themselves.
 
-      def prepare(index, example):
-        utterance = self._utterance(example)
-        if self.augment is not None:
-          own_seed = tf.random.fold_in(example_seed, index)
-          utterance['features'] = self.augment(utterance['features'], own_seed)
-        return utterance
+    A client's loop prepares and cuts chunks in its own graph: as functions of a
+    dataset, which is opened anew in every round, they would be instantiated
+    each time, and that takes longer than the work.
 
-      utterances = shuffled.enumerate().map(
-          prepare, num_parallel_calls=tf.data.AUTOTUNE
-      )
-      return self._pack(utterances, batch_seed, shuffle=True)
+        for index, chunk in enumerate(chunks):
+          prepared = pipeline.prepare(chunk, seed=fold_in(seed, index))
+          for number in range(num_batches(prepared)):
+            batch = cut(prepared, number)
 
-    batches = tf.data.Dataset.range(num_passes).flat_map(one_pass)
-    return batches.prefetch(1).with_options(_options())
+    Args:
+      examples: As in `training_batches`.
+      seed: As in `training_batches`.
+      num_epochs: As in `training_batches`.
+
+    Returns:
+      Shuffled raw chunks, and the seed of the client int32 [2].
+    """
+    order_seed, seed = tf.unstack(
+        tf.random.split(tf.random.fold_in(seed, _client_number(examples)), 2)
+    )
+    shuffled = examples.shuffle(
+        self.shuffle_buffer, seed=tf.cast(order_seed[0], tf.int64)
+    )
+    chunks = self._chunks(shuffled, is_training=True).repeat(num_epochs)
+    return chunks.prefetch(1).with_options(_options()), seed
 
   def evaluation_batches(self, examples: tf.data.Dataset) -> tf.data.Dataset:
     """Batches of every example once, neither shuffled nor augmented.
@@ -150,85 +161,139 @@ class Pipeline:
     Returns:
       Dataset of `Batch`.
     """
-    utterances = examples.map(
-        lambda example: self._utterance(example, keep_features=True),
-        num_parallel_calls=tf.data.AUTOTUNE,
+    prepare = lambda chunk: self.prepare(
+        chunk, seed=tf.zeros([2], tf.int32), is_training=False
     )
-    batches = self._pack(utterances, tf.zeros([2], tf.int32), shuffle=False)
-    return batches.prefetch(1).with_options(_options())
+    chunks = self._chunks(examples, is_training=False)
+    return _cut_all(chunks.map(prepare, num_parallel_calls=tf.data.AUTOTUNE))
 
-  def _utterance(self, example, *, keep_features: bool = False) -> Batch:
-    """Features and labels of one example, or a stub; see the module."""
-    features = log_mel.log_mel(example['waveform'])
-    labels = self.tokenizer.encode(example['transcript'])
+  def _chunks(
+      self, examples: tf.data.Dataset, *, is_training: bool
+  ) -> tf.data.Dataset:
+    """Examples in padded chunks, with their numbers of samples."""
+    # One frame more than the limit: still seen to be too long, but it does not
+    # blow up its chunk.
+    longest = int(self.max_utterance_sec * log_mel.SAMPLE_RATE_HZ)
+    longest += log_mel.FRAME_LENGTH + log_mel.FRAME_SHIFT
+
+    def cut_and_measure(example):
+      waveform = example['waveform']
+      if is_training:
+        waveform = waveform[:longest]
+      return dict(example, waveform=waveform, num_samples=tf.size(waveform))
+
+    return examples.map(cut_and_measure).padded_batch(self.chunk_size)
+
+  def prepare(
+      self, chunk, *, seed: tf.Tensor, is_training: bool = True
+  ) -> 'Prepared':
+    """Features, masks and labels of a raw chunk, ready to be cut.
+
+    Args:
+      chunk: An element of `training_chunks`.
+      seed: int32 [2], this chunk's.
+      is_training: Whether to augment, shuffle and leave utterances out.
+    """
+    augment_seed, order_seed, batch_seed = tf.unstack(tf.random.split(seed, 3))
+    # A stub has frames, however short the utterance it stands for.
+    waveforms = tf.pad(chunk['waveform'], [[0, 0], [0, _STUB_SAMPLES]])
+    features, lengths = log_mel.log_mel(waveforms, chunk['num_samples'])
+    if is_training and self.augment is not None:
+      features = self.augment(features, lengths, augment_seed)
+    labels, label_lengths = self._labels(chunk['transcript'])
+    max_frames = int(self.max_utterance_sec / log_mel.FRAME_SHIFT_SEC)
+    output_lengths = self.output_lengths(lengths)
+    is_usable = (
+        (label_lengths > 0)
+        & (lengths <= max_frames)
+        & (output_lengths >= alignment.min_frames(labels, label_lengths))
+    )
+    has_features = is_usable if is_training else output_lengths > 0
+    lengths = tf.where(has_features, lengths, _STUB_FRAMES)
+    order = tf.argsort(lengths, stable=True)
+    starts = _batch_starts(
+        tf.gather(lengths, order),
+        int(self.max_batch_sec / log_mel.FRAME_SHIFT_SEC),
+    )
+    ends = tf.concat([starts[1:], [tf.size(order)]], axis=0)
+    bounds = tf.stack([starts, ends], axis=1)
+    if is_training:
+      bounds = tf.random.experimental.stateless_shuffle(bounds, order_seed)
+    whole = Batch(
+        client_id=chunk['client_id'],
+        feature_lengths=lengths,
+        features=tf.where(has_features[:, tf.newaxis, tf.newaxis], features, 0),
+        label_lengths=tf.where(is_usable, label_lengths, 0),
+        labels=tf.where(is_usable[:, tf.newaxis], labels, 0),
+        transcript=chunk['transcript'],
+        utterance_id=chunk['utterance_id'],
+        weights=tf.cast(is_usable, tf.float32),
+    )
+    whole = Batch((key, tf.gather(value, order)) for key, value in whole.items())
+    return Prepared(whole, bounds, batch_seed)
+
+  def _labels(self, transcripts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Labels int32 [B, U], padded with 0, and their lengths int32 [B]."""
+    ids = self.tokenizer.encode(transcripts)
     check = tf.debugging.assert_non_negative(
-        labels,
+        ids.flat_values,
         message='A transcript has a character that is not a token.',
     )
     with tf.control_dependencies([check]):
-      labels = tf.identity(labels)
-    num_frames = tf.shape(features)[0]
-    max_frames = int(self.max_utterance_sec / log_mel.FRAME_SHIFT_SEC)
-    is_usable = (
-        (tf.size(labels) > 0)
-        & (num_frames <= max_frames)
-        & (self.output_lengths(num_frames) >= alignment.min_frames(labels))
-    )
-    stub = tf.zeros([_STUB_FRAMES, log_mel.NUM_MEL_BINS])
-    is_kept = is_usable
-    if keep_features:
-      is_kept = self.output_lengths(num_frames) > 0
-    features = tf.cond(is_kept, lambda: features, lambda: stub)
-    features.set_shape([None, log_mel.NUM_MEL_BINS])
-    labels = tf.cond(is_usable, lambda: labels, lambda: labels[:0])
-    return Batch(
-        client_id=example['client_id'],
-        feature_lengths=tf.shape(features)[0],
-        features=features,
-        label_lengths=tf.size(labels),
-        labels=labels,
-        transcript=example['transcript'],
-        utterance_id=example['utterance_id'],
-        weights=tf.cast(is_usable, tf.float32),
-    )
-
-  def _pack(
-      self, utterances: tf.data.Dataset, seed: tf.Tensor, *, shuffle: bool
-  ) -> tf.data.Dataset:
-    """Packs utterances into batches, chunk by chunk."""
-    max_frames = int(self.max_batch_sec / log_mel.FRAME_SHIFT_SEC)
-
-    def pack_chunk(chunk_index, chunk) -> tf.data.Dataset:
-      order = tf.argsort(chunk['feature_lengths'], stable=True)
-      chunk = Batch((key, tf.gather(chunk[key], order)) for key in chunk)
-      starts = _batch_starts(chunk['feature_lengths'], max_frames)
-      ends = tf.concat([starts[1:], [tf.size(order)]], axis=0)
-      bounds = tf.stack([starts, ends], axis=1)
-      order_seed, batch_seed = tf.unstack(
-          tf.random.split(tf.random.fold_in(seed, chunk_index), 2)
-      )
-      if shuffle:
-        bounds = tf.random.experimental.stateless_shuffle(bounds, order_seed)
-
-      def cut(index, bound) -> Batch:
-        batch = Batch((key, chunk[key][bound[0] : bound[1]]) for key in chunk)
-        batch['features'] = batch['features'][
-            :, : tf.reduce_max(batch['feature_lengths'])
-        ]
-        batch['labels'] = batch['labels'][
-            :, : tf.reduce_max(batch['label_lengths'])
-        ]
-        batch['seed'] = tf.random.fold_in(batch_seed, index)
-        return Batch(sorted(batch.items()))
-
-      return tf.data.Dataset.from_tensor_slices(bounds).enumerate().map(cut)
-
-    chunks = utterances.padded_batch(self.chunk_size)
-    return chunks.enumerate().flat_map(pack_chunk)
+      labels = ids.to_tensor()
+    return labels, tf.cast(ids.row_lengths(), tf.int32)
 
 
 # One group of the front end's stride, rounded up: the least that a model takes.
 _STUB_FRAMES = 8
+_STUB_SAMPLES = log_mel.FRAME_LENGTH + _STUB_FRAMES * log_mel.FRAME_SHIFT
+
+
+class Prepared(NamedTuple):
+  """A chunk, ready to be cut into batches.
+
+  Attributes:
+    utterances: All of the chunk as one batch, sorted by length, without `seed`.
+    bounds: int32 [n, 2], first and past-the-last row of each batch.
+    seed: int32 [2].
+  """
+
+  utterances: Batch
+  bounds: tf.Tensor
+  seed: tf.Tensor
+
+
+def num_batches(prepared: Prepared) -> tf.Tensor:
+  """Number of batches of a chunk, int32 []."""
+  return tf.shape(prepared.bounds)[0]
+
+
+def cut(prepared: Prepared, number: tf.Tensor) -> Batch:
+  """The batch of this number, int32 [], below `num_batches`."""
+  start, end = tf.unstack(prepared.bounds[number])
+  batch = Batch(
+      (key, value[start:end]) for key, value in prepared.utterances.items()
+  )
+  most = tf.reduce_max(batch['feature_lengths'])
+  batch['features'] = batch['features'][:, :most]
+  batch['labels'] = batch['labels'][:, : tf.reduce_max(batch['label_lengths'])]
+  batch['seed'] = tf.random.fold_in(prepared.seed, number)
+  return Batch(sorted(batch.items()))
+
+
+def _cut_all(prepared: tf.data.Dataset) -> tf.data.Dataset:
+  """Dataset of `Prepared` to dataset of `Batch`."""
+  # The function given to flat_map has no function inside, which tf.data would
+  # instantiate anew for each chunk.
+  numbered = prepared.flat_map(
+      lambda *chunk: tf.data.Dataset.from_tensors(Prepared(*chunk))
+      .repeat(tf.shape(chunk[1], tf.int64)[0])
+      .enumerate()
+  )
+  batches = numbered.map(
+      lambda number, chunk: cut(Prepared(*chunk), tf.cast(number, tf.int32))
+  )
+  return batches.prefetch(1).with_options(_options())
 
 
 def _options() -> tf.data.Options:
@@ -243,13 +308,14 @@ def _options() -> tf.data.Options:
 
 
 def _client_number(examples: tf.data.Dataset) -> tf.Tensor:
-  """int64: a number of the first example's client; -1 without examples."""
-  return examples.take(1).reduce(
-      tf.constant(-1, tf.int64),
+  """A number of the first example's client, int32; 0 without examples."""
+  number = examples.take(1).reduce(
+      tf.constant(0, tf.int64),
       lambda _, example: tf.strings.to_hash_bucket_fast(
           example['client_id'], 2**31 - 1
       ),
   )
+  return tf.cast(number, tf.int32)
 
 
 def _batch_starts(lengths: tf.Tensor, max_frames: int) -> tf.Tensor:

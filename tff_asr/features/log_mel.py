@@ -6,7 +6,7 @@ published code: 25 ms Hamming windows every 10 ms without padding, pre-emphasis
 scale) from 0 to 8 kHz, floor 1 on samples in int16 units, natural logarithm;
 then one mean and one variance per utterance, over time and mel together.
 
-  N: samples. T: feature frames. F: mel bins.
+  B: batch size. N: samples. T: feature frames. F: mel bins.
 """
 
 import functools
@@ -41,35 +41,55 @@ def num_frames(num_samples):
   return np.maximum(frames, 0)
 
 
-def log_mel(waveform: tf.Tensor) -> tf.Tensor:
-  """Computes normalised log-mel frames of one utterance.
+def log_mel(
+    waveforms: tf.Tensor, num_samples: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Computes normalised log-mel frames of a batch of utterances.
 
   Args:
-    waveform: int16 [N], 16 kHz mono.
+    waveforms: int16 [B, N], 16 kHz mono, padded with anything.
+    num_samples: int32 [B], samples of each utterance, in [0, N].
 
   Returns:
-    float32 [T, F] with T = num_frames(N): mean 0 and variance 1 over all its
-    elements (a constant utterance gives zeros; T = 0 gives an empty tensor).
+    features: float32 [B, T, F] with T = num_frames(N); over an utterance's
+      frames and bins mean 0 and variance 1 (a constant utterance gives zeros),
+      0 past its frames. What pads a waveform does not matter.
+    feature_lengths: int32 [B], num_frames(num_samples).
   """
-  samples = tf.cast(waveform, tf.float32)
+  samples = tf.cast(waveforms, tf.float32)
   frames = tf.signal.frame(samples, FRAME_LENGTH, FRAME_SHIFT)
   # HTK's convention: the first sample of a frame is its own predecessor.
-  previous = tf.concat([frames[:, :1], frames[:, :-1]], axis=1)
+  previous = tf.concat([frames[..., :1], frames[..., :-1]], axis=-1)
   emphasised = frames - _PRE_EMPHASIS * previous
   window = tf.constant(np.hamming(FRAME_LENGTH).astype(np.float32))
   windowed = tf.pad(
-      emphasised * window, [[0, 0], [0, _FFT_LENGTH - FRAME_LENGTH]]
+      emphasised * window, [[0, 0], [0, 0], [0, _FFT_LENGTH - FRAME_LENGTH]]
   )
   spectrum = tf.abs(tf.signal.rfft(windowed))
   mel = tf.matmul(spectrum, tf.constant(_mel_filters()))
-  return normalize(tf.math.log(tf.maximum(mel, _FLOOR)))
+  feature_lengths = num_frames(num_samples)
+  log = tf.math.log(tf.maximum(mel, _FLOOR))
+  return normalize(log, feature_lengths), feature_lengths
 
 
-def normalize(features: tf.Tensor) -> tf.Tensor:
-  """Shifts and scales [T, F] to one mean 0 and one variance 1 over all of it."""
-  count = tf.maximum(tf.cast(tf.size(features), tf.float32), 1.0)
-  centred = features - tf.reduce_sum(features) / count
-  variance = tf.reduce_sum(tf.square(centred)) / count
+def normalize(features: tf.Tensor, feature_lengths: tf.Tensor) -> tf.Tensor:
+  """Shifts and scales each utterance to mean 0 and variance 1 over its frames.
+
+  Args:
+    features: float32 [B, T, F].
+    feature_lengths: int32 [B].
+
+  Returns:
+    float32 [B, T, F], 0 past each length.
+  """
+  size = tf.shape(features)[1]
+  valid = tf.sequence_mask(feature_lengths, size)[:, :, tf.newaxis]
+  elements = tf.cast(feature_lengths * features.shape[-1], tf.float32)
+  count = tf.maximum(elements, 1.0)[:, tf.newaxis, tf.newaxis]
+  total = lambda values: tf.reduce_sum(values, axis=[1, 2], keepdims=True)
+  mean = total(tf.where(valid, features, 0.0)) / count
+  centred = tf.where(valid, features - mean, 0.0)
+  variance = total(tf.square(centred)) / count
   return centred * tf.math.rsqrt(variance + _VARIANCE_EPSILON)
 
 

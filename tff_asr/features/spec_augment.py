@@ -4,6 +4,8 @@ Park et al. 2019, https://arxiv.org/abs/1904.08779, without time warping, as in
 the federated ASR paper: widths and starts are uniform integers, a time mask is
 at most a share of the utterance, masked values are 0 (the mean of normalised
 features).
+
+  B: batch size. T: feature frames. F: mel bins.
 """
 
 from collections.abc import Callable
@@ -20,7 +22,7 @@ def build(
     num_time_masks: int = 10,
     max_time_width: int = 50,
     max_time_share: float = 0.1,
-) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
   """Builds the augmentation; the defaults are the paper's.
 
   Args:
@@ -32,8 +34,9 @@ def build(
     max_time_share: In [0, 1].
 
   Returns:
-    A function of features float32 [T, F] of one utterance and a seed int32 [2]
-    to masked features of the same shape. The same seed gives the same masks.
+    A function of features float32 [B, T, F], their lengths int32 [B] and a seed
+    int32 [2] to masked features of the same shape; each utterance has masks of
+    its own. The same seed gives the same masks.
 
   Raises:
     ValueError: A count or width is negative, or the share outside [0, 1].
@@ -46,37 +49,45 @@ def build(
   )
   checks.in_range(0, 1, max_time_share=max_time_share)
 
-  def augment(features: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    num_frames, num_bins = tf.unstack(tf.shape(features))
+  def augment(
+      features: tf.Tensor, feature_lengths: tf.Tensor, seed: tf.Tensor
+  ) -> tf.Tensor:
+    batch_size, size, num_bins = tf.unstack(tf.shape(features))
     freq_seed, time_seed = tf.unstack(tf.random.split(seed, 2))
-    freq_limit = tf.minimum(max_freq_width, num_bins)
-    share = tf.cast(
-        max_time_share * tf.cast(num_frames, tf.float32), tf.int32
+    bins = tf.fill([batch_size], num_bins)
+    freq_limits = tf.minimum(max_freq_width, bins)
+    shares = max_time_share * tf.cast(feature_lengths, tf.float32)
+    time_limits = tf.minimum(max_time_width, tf.cast(shares, tf.int32))
+    keep_freq = _keep(num_bins, bins, num_freq_masks, freq_limits, freq_seed)
+    keep_time = _keep(
+        size, feature_lengths, num_time_masks, time_limits, time_seed
     )
-    time_limit = tf.minimum(max_time_width, share)
-    keep_freq = _keep(num_bins, num_freq_masks, freq_limit, freq_seed)
-    keep_time = _keep(num_frames, num_time_masks, time_limit, time_seed)
-    keep = keep_time[:, tf.newaxis] & keep_freq[tf.newaxis, :]
+    keep = keep_time[:, :, tf.newaxis] & keep_freq[:, tf.newaxis, :]
     return tf.where(keep, features, tf.zeros_like(features))
 
   return augment
 
 
 def _keep(
-    size: tf.Tensor, num_masks: int, limit: tf.Tensor, seed: tf.Tensor
+    size: tf.Tensor,
+    lengths: tf.Tensor,
+    num_masks: int,
+    limits: tf.Tensor,
+    seed: tf.Tensor,
 ) -> tf.Tensor:
-  """Returns bool [size]: False under any of the masks."""
+  """Returns bool [B, size]: False under any of a row's masks.
+
+  A mask's width is below its row's limit, and it lies before the row's length.
+  """
   width_seed, start_seed = tf.unstack(tf.random.split(seed, 2))
-  widths = tf.cast(
-      tf.random.stateless_uniform([num_masks], width_seed)
-      * tf.cast(limit, tf.float32),
+  shape = [tf.size(lengths), num_masks]
+  scaled = lambda seed, most: tf.cast(
+      tf.random.stateless_uniform(shape, seed) * tf.cast(most, tf.float32),
       tf.int32,
   )
-  # Starts are such that the whole mask lies inside: uniform in [0, size - w].
-  room = tf.cast(size - widths + 1, tf.float32)
-  starts = tf.cast(
-      tf.random.stateless_uniform([num_masks], start_seed) * room, tf.int32
-  )
+  widths = scaled(width_seed, limits[:, tf.newaxis])
+  # The whole mask lies inside: starts are uniform in [0, length - width].
+  starts = scaled(start_seed, lengths[:, tf.newaxis] - widths + 1)
   position = tf.range(size)[:, tf.newaxis]
-  masked = (position >= starts) & (position < starts + widths)
-  return ~tf.reduce_any(masked, axis=1)
+  starts, ends = starts[:, tf.newaxis], (starts + widths)[:, tf.newaxis]
+  return ~tf.reduce_any((position >= starts) & (position < ends), axis=-1)

@@ -75,31 +75,41 @@ def build(
 
   @tf.function
   def train(weights, seed, examples):
-    batches = pipeline.training_batches(
+    chunks, seed = pipeline.training_chunks(
         examples, seed=seed, num_epochs=num_epochs
     )
-    if num_steps is not None:
-      batches = batches.take(num_steps)
     initial = weights
     loss_sum = tf.constant(0.0)
     num_utterances = tf.constant(0.0)
     num_left_out = tf.constant(0.0)
-    steps = tf.constant(0.0)
+    steps = tf.constant(0)
+    chunk_index = tf.constant(0)
     # An explicit iterator: a loop over the dataset itself would be traced to a
     # dataset op whose body runs without graph optimisation.
-    for batch in iter(batches):
-      weights, step_loss_sum = sgd_step(
-          model,
-          weights,
-          batch,
-          learning_rate=learning_rate,
-          max_grad_norm=max_grad_norm,
+    for chunk in iter(chunks):
+      prepared = pipeline.prepare(
+          chunk, seed=tf.random.fold_in(seed, chunk_index)
       )
-      trained = tf.reduce_sum(batch['weights'])
-      loss_sum += step_loss_sum
-      num_utterances += trained
-      num_left_out += tf.cast(tf.size(batch['weights']), tf.float32) - trained
-      steps += 1.0
+      chunk_index += 1
+      num_batches = pipeline_lib.num_batches(prepared)
+      if num_steps is not None:
+        num_batches = tf.minimum(num_batches, num_steps - steps)
+      for number in tf.range(num_batches):
+        batch = pipeline_lib.cut(prepared, number)
+        weights, step_loss_sum = sgd_step(
+            model,
+            weights,
+            batch,
+            learning_rate=learning_rate,
+            max_grad_norm=max_grad_norm,
+        )
+        trained = tf.reduce_sum(batch['weights'])
+        loss_sum += step_loss_sum
+        num_utterances += trained
+        num_left_out += tf.cast(tf.size(batch['weights']), tf.float32) - trained
+        steps += 1
+      if num_steps is not None and steps >= num_steps:
+        break
     delta = tf.nest.map_structure(tf.subtract, initial, weights)
     norm = tf.linalg.global_norm(tf.nest.flatten(delta))
     is_finite = tf.math.is_finite(norm)
@@ -109,7 +119,7 @@ def build(
         num_clients=tf.constant(1.0),
         num_left_out=num_left_out,
         num_non_finite=tf.cast(~is_finite, tf.float32),
-        num_steps=steps,
+        num_steps=tf.cast(steps, tf.float32),
         num_utterances=tf.where(is_finite, num_utterances, 0.0),
     )
     result = tff.learning.templates.ClientResult(

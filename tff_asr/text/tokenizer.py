@@ -4,7 +4,7 @@ One token a character; the CTC blank is the last id and has no character.
 Encoding runs in the graph through tensorflow-text's `UnicodeCharTokenizer`,
 whose op is a core TensorFlow op, so that every execution context can run it.
 
-  U: label length. V: vocabulary with blank.
+  B: batch size. U: label length. V: vocabulary with blank.
 """
 
 from collections.abc import Iterable, Sequence
@@ -51,21 +51,22 @@ class CharTokenizer:
   def blank_id(self) -> int:
     return len(self._characters)
 
-  def encode(self, transcript: tf.Tensor) -> tf.Tensor:
-    """Encodes one transcript in the graph.
+  def encode(self, transcripts: tf.Tensor) -> tf.RaggedTensor:
+    """Encodes transcripts in the graph.
 
     Args:
-      transcript: string scalar, UTF-8.
+      transcripts: string [B], UTF-8.
 
     Returns:
-      int32 [U] ids; a character that is not a token becomes -1 (check the
+      int32 [B, (U)] ids; a character that is not a token becomes -1 (check the
       corpus beforehand with `missing`).
     """
-    codepoints = tf_text.UnicodeCharTokenizer().tokenize(transcript)
+    codepoints = tf_text.UnicodeCharTokenizer().tokenize(transcripts)
     table = tf.constant(self._id_of_codepoint)
     size = len(self._id_of_codepoint)
-    ids = tf.gather(table, tf.minimum(codepoints, size - 1))
-    return tf.where(codepoints < size, ids, -1)
+    known = codepoints.flat_values < size
+    ids = tf.gather(table, tf.minimum(codepoints.flat_values, size - 1))
+    return codepoints.with_flat_values(tf.where(known, ids, -1))
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of ids without blanks.

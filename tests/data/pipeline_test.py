@@ -1,0 +1,322 @@
+"""Tests of tff_asr.data.pipeline.
+
+To trace a pipeline takes longer than to run it: tests share one where they can.
+"""
+
+import collections
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import tensorflow as tf
+
+from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.data import schema
+from tff_asr.features import log_mel
+from tff_asr.models import subsampling
+from tff_asr.text import tokenizer as tokenizer_lib
+
+_NUM_UTTERANCES = 50
+_MAX_BATCH_SEC = 4.0
+_SEEDS = ((1, 2), (1, 3))
+
+
+def _pipeline(**kwargs) -> pipeline_lib.Pipeline:
+  settings = dict(
+      tokenizer=tokenizer_lib.CharTokenizer(' abc'),
+      output_lengths=subsampling.output_lengths,
+      max_batch_sec=_MAX_BATCH_SEC,
+      max_utterance_sec=2.0,
+      chunk_size=16,
+  )
+  return pipeline_lib.Pipeline(**settings | kwargs)
+
+
+def _examples(rows, *, client_id: str = 'ann') -> tf.data.Dataset:
+  """A dataset of (utterance id, samples, transcript), of noise."""
+
+  def generate():
+    for utterance_id, num_samples, transcript in rows:
+      generator = np.random.default_rng(num_samples)
+      yield collections.OrderedDict(
+          client_id=client_id,
+          transcript=transcript,
+          utterance_id=utterance_id,
+          waveform=generator.integers(-9000, 9000, num_samples).astype('int16'),
+      )
+
+  return tf.data.Dataset.from_generator(
+      generate, output_signature=schema.element_spec()
+  )
+
+
+def _many_rows() -> list[tuple[str, int, str]]:
+  generator = np.random.default_rng(5)
+  return [
+      (f'u{i:02d}', int(generator.integers(8000, 24000)), 'ab')
+      for i in range(_NUM_UTTERANCES)
+  ]
+
+
+@functools.lru_cache
+def _many_batches():
+  """Batches of 3 epochs of many utterances, for each (client, seed)."""
+  keys = [('ann', seed) for seed in _SEEDS] + [('bob', _SEEDS[0])] + [
+      ('ann', _SEEDS[0])
+  ]
+  pipeline = _pipeline()
+
+  def open_client(place, client_id, seed):
+    rows = _examples(_many_rows()).map(
+        lambda example: collections.OrderedDict(example, client_id=client_id)
+    )
+    batches = pipeline.training_batches(rows, seed=seed, num_epochs=3)
+    return batches.map(lambda batch: (place, batch))
+
+  datasets = tf.data.Dataset.from_tensor_slices((
+      list(range(len(keys))),
+      [client_id for client_id, _ in keys],
+      [list(seed) for _, seed in keys],
+  )).flat_map(open_client)
+  batches = [[] for _ in keys]
+  for place, batch in datasets.as_numpy_iterator():
+    batches[place].append(batch)
+  first, other_seed, other_client, again = batches
+  return first, other_seed, other_client, again
+
+
+def _ids(batches) -> list[str]:
+  return [each.decode() for batch in batches for each in batch['utterance_id']]
+
+
+class TrainingBatchesTest(parameterized.TestCase):
+
+  def test_padded_audio_is_bounded_and_little_of_it_is_padding(self):
+    padded = used = 0
+    for batch in _many_batches()[0]:
+      size, longest, num_bins = batch['features'].shape
+      self.assertEqual(num_bins, 80)
+      self.assertEqual(longest, max(batch['feature_lengths']))
+      self.assertLessEqual(size * longest * 0.01, _MAX_BATCH_SEC)
+      padded += size * longest
+      used += np.sum(batch['feature_lengths'])
+    self.assertGreater(used / padded, 0.85)
+    # And batches are filled: no fewer than half of what would fit.
+    fill = padded * 0.01 / _MAX_BATCH_SEC / len(_many_batches()[0])
+    self.assertGreater(fill, 0.5)
+
+  def test_every_utterance_comes_once_an_epoch(self):
+    ids = _ids(_many_batches()[0])
+    self.assertLen(ids, 3 * _NUM_UTTERANCES)
+    for epoch in range(3):
+      part = ids[epoch * _NUM_UTTERANCES :][:_NUM_UTTERANCES]
+      self.assertLen(set(part), _NUM_UTTERANCES)
+
+  def test_every_epoch_has_another_order_and_other_seeds(self):
+    ids = _ids(_many_batches()[0])
+    epochs = [
+        tuple(ids[i * _NUM_UTTERANCES :][:_NUM_UTTERANCES]) for i in range(3)
+    ]
+    self.assertLen(set(epochs), 3)
+    seeds = [tuple(batch['seed']) for batch in _many_batches()[0]]
+    self.assertLen(set(seeds), len(seeds))
+
+  def test_utterances_of_one_epoch_mix_over_chunks(self):
+    # Shuffled before they are cut into chunks of 16: the first chunk is not
+    # always the same.
+    first = _ids(_many_batches()[0])
+    chunks = [set(first[i * _NUM_UTTERANCES :][:16]) for i in range(3)]
+    self.assertNotEqual(chunks[0], chunks[1])
+
+  def test_same_seed_gives_the_same_batches(self):
+    first, _, _, again = _many_batches()
+    for one, other in zip(first, again, strict=True):
+      for key, value in one.items():
+        np.testing.assert_array_equal(value, other[key])
+
+  @parameterized.named_parameters(('seed', 1), ('client', 2))
+  def test_other_gives_other_batches(self, place):
+    first, other = _many_batches()[0], _many_batches()[place]
+    self.assertNotEqual(_ids(first), _ids(other))
+    self.assertNotEqual(tuple(first[0]['seed']), tuple(other[0]['seed']))
+
+  def test_batches_are_as_documented(self):
+    batch = _many_batches()[0][0]
+    self.assertEqual(list(batch), sorted(batch))
+    self.assertEqual(
+        {key: value.dtype for key, value in batch.items()},
+        dict(
+            client_id=object,
+            feature_lengths=np.int32,
+            features=np.float32,
+            label_lengths=np.int32,
+            labels=np.int32,
+            seed=np.int64,
+            transcript=object,
+            utterance_id=object,
+            weights=np.float32,
+        ),
+    )
+    lengths = {name: samples for name, samples, _ in _many_rows()}
+    for i, utterance_id in enumerate(batch['utterance_id']):
+      num_frames = 1 + (lengths[utterance_id.decode()] - 400) // 160
+      self.assertEqual(batch['feature_lengths'][i], num_frames)
+      self.assertTrue(np.all(batch['features'][i, num_frames:] == 0))
+      self.assertTrue(np.any(batch['features'][i, num_frames - 1] != 0))
+      # ' abc': a is 1, b is 2.
+      np.testing.assert_array_equal(batch['labels'][i], [1, 2])
+
+  def test_features_are_those_of_the_utterance(self):
+    waveforms = {
+        example['utterance_id'].decode(): example['waveform']
+        for example in _examples(_many_rows()).as_numpy_iterator()
+    }
+    for batch in _many_batches()[0][:3]:
+      for i, utterance_id in enumerate(batch['utterance_id']):
+        expected = log_mel.log_mel(waveforms[utterance_id.decode()])
+        np.testing.assert_allclose(
+            batch['features'][i, : len(expected)], expected, atol=1e-5
+        )
+
+  def test_masks_differ_by_epoch_and_utterance(self):
+    # In place of SpecAugment: a first frame that tells the seed.
+    def augment(features, seed):
+      number = tf.random.stateless_uniform([], seed)
+      return tf.concat([tf.fill([1, 80], number), features[1:]], axis=0)
+
+    def marks_of(batches):
+      return [
+          mark
+          for batch in batches.as_numpy_iterator()
+          for mark in batch['features'][:, 0, 0]
+      ]
+
+    rows = [(f'u{i}', 9000, 'a') for i in range(5)]
+    pipeline = _pipeline(augment=augment)
+    batches = pipeline.training_batches(
+        _examples(rows), seed=tf.constant([1, 2]), num_epochs=2
+    )
+    marks = marks_of(batches)
+    self.assertLen(set(marks), 10)
+    plain = marks_of(pipeline.evaluation_batches(_examples(rows)))
+    self.assertLen(set(plain), 1)  # All have the same audio.
+    self.assertEmpty(set(plain) & set(marks))
+
+  def test_endless_batches_repeat_and_an_empty_client_has_none(self):
+    def open_client(num_rows):
+      rows = _examples([(f'u{i}', 9000, 'a') for i in range(5)]).take(num_rows)
+      return _pipeline().training_batches(rows, seed=tf.constant([1, 2])).take(7)
+
+    num_rows = tf.data.Dataset.from_tensor_slices(np.array([0, 2], np.int64))
+    counts = [
+        len(batch['utterance_id'])
+        for batch in num_rows.flat_map(open_client).as_numpy_iterator()
+    ]
+    # None of the first; both utterances of the second, seven times.
+    self.assertEqual(counts, [2] * 7)
+
+
+class StubsTest(parameterized.TestCase):
+
+  def rows(self):
+    # Output frames: T // 3. 8 frames in 1520 samples (400 + 7 * 160), 9 in
+    # 1680: 2 and 3 output frames. 'aa' needs 3 (a blank between), 'ab' 2.
+    # 2 s are 200 frames: 32240 samples; 201 in 32400.
+    return [
+        ('repeat_fits', 1680, 'aa', True),
+        ('repeat_too_short', 1520, 'aa', False),
+        ('no_repeat_fits', 1520, 'ab', True),
+        ('no_frame', 300, 'a', False),
+        ('one_frame', 400, 'a', False),
+        ('empty', 9000, '', False),
+        ('just_short_enough', 32240, 'abc', True),
+        ('too_long', 32400, 'abc', False),
+    ]
+
+  def collect(self, batches):
+    return {
+        batch['utterance_id'][i].decode(): {
+            key: value[i] for key, value in batch.items() if key != 'seed'
+        }
+        for batch in batches.as_numpy_iterator()
+        for i in range(len(batch['utterance_id']))
+    }
+
+  def test_in_training(self):
+    rows = self.rows()
+    found = self.collect(
+        _pipeline().training_batches(
+            _examples([row[:3] for row in rows]),
+            seed=tf.constant([1, 2]),
+            num_epochs=1,
+        )
+    )
+    self.assertLen(found, len(rows))
+    for name, num_samples, transcript, is_used in rows:
+      utterance = found[name]
+      self.assertEqual(utterance['weights'], float(is_used), name)
+      self.assertEqual(utterance['transcript'].decode(), transcript)
+      if is_used:
+        self.assertEqual(
+            utterance['feature_lengths'], log_mel.num_frames(num_samples)
+        )
+        self.assertEqual(utterance['label_lengths'], len(transcript))
+      else:
+        self.assertEqual(utterance['feature_lengths'], 8, name)
+        self.assertEqual(utterance['label_lengths'], 0, name)
+        self.assertFalse(np.any(utterance['features']), name)
+
+  def test_evaluation_keeps_what_can_be_decoded(self):
+    rows = self.rows()
+    found = self.collect(
+        _pipeline().evaluation_batches(_examples([row[:3] for row in rows]))
+    )
+    self.assertLen(found, len(rows))
+    for name, num_samples, _, is_used in rows:
+      self.assertEqual(found[name]['weights'], float(is_used), name)
+      has_output = num_samples >= 400 + 2 * 160
+      self.assertEqual(
+          found[name]['feature_lengths'],
+          log_mel.num_frames(num_samples) if has_output else 8,
+          name,
+      )
+
+  def test_evaluation_gives_everything_once(self):
+    batches = list(
+        _pipeline().evaluation_batches(_examples(_many_rows()))
+        .as_numpy_iterator()
+    )
+    self.assertCountEqual(_ids(batches), [row[0] for row in _many_rows()])
+    for batch in batches:
+      size, longest, _ = batch['features'].shape
+      self.assertLessEqual(size * longest * 0.01, _MAX_BATCH_SEC)
+
+  def test_characters_that_are_not_tokens_raise(self):
+    batches = _pipeline().evaluation_batches(_examples([('u', 9000, 'abd')]))
+    with self.assertRaisesRegex(
+        tf.errors.InvalidArgumentError, 'character that is not a token'
+    ):
+      list(batches)
+
+
+class ArgumentsTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ('batch', dict(max_batch_sec=0), 'max_batch_sec'),
+      ('utterance', dict(max_utterance_sec=-1), 'max_utterance_sec'),
+      ('buffer', dict(shuffle_buffer=0), 'shuffle_buffer'),
+      ('chunk', dict(chunk_size=0), 'chunk_size'),
+      (
+          'utterance_beyond_batch',
+          dict(max_utterance_sec=5.0),
+          'max_utterance_sec 5.0 must be at most max_batch_sec 4.0',
+      ),
+  )
+  def test_bad_arguments_are_named(self, kwargs, message):
+    with self.assertRaisesRegex(ValueError, message):
+      _pipeline(**kwargs)
+
+
+if __name__ == '__main__':
+  absltest.main()
