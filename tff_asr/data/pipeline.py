@@ -286,12 +286,12 @@ def _cut_all(prepared: tf.data.Dataset) -> tf.data.Dataset:
   # The function given to flat_map has no function inside, which tf.data would
   # instantiate anew for each chunk.
   numbered = prepared.flat_map(
-      lambda *chunk: tf.data.Dataset.from_tensors(Prepared(*chunk))
-      .repeat(tf.shape(chunk[1], tf.int64)[0])
+      lambda chunk: tf.data.Dataset.from_tensors(chunk)
+      .repeat(tf.shape(chunk.bounds, tf.int64)[0])
       .enumerate()
   )
   batches = numbered.map(
-      lambda number, chunk: cut(Prepared(*chunk), tf.cast(number, tf.int32))
+      lambda number, chunk: cut(chunk, tf.cast(number, tf.int32))
   )
   return batches.prefetch(1).with_options(_options())
 

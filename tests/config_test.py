@@ -1,0 +1,153 @@
+"""Tests of tff_asr.config."""
+
+import logging
+import os
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tff_asr import config
+from tff_asr.programs import central
+from tff_asr.programs import federated
+
+_FILE = 'gin/experiments/quickstart_federated.gin'
+_HEAD = 'from __gin__ import dynamic_registration\n'
+
+
+def _bind(*gin_params: str, gin_files=(_FILE,)):
+  return config.bind(
+      federated.train, gin_files=gin_files, gin_params=gin_params
+  )
+
+
+class BindTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = self.enterContext(tempfile.TemporaryDirectory())
+
+  def write(self, text: str) -> str:
+    path = os.path.join(self.folder, 'test.gin')
+    with open(path, 'w', encoding='utf-8') as f:
+      f.write(_HEAD + text)
+    return path
+
+  def check_error(self, *gin_params: str, message: str, **kwargs) -> None:
+    with self.assertRaises(config.ConfigError) as caught:
+      _bind(*gin_params, **kwargs)
+    self.assertIn(message, str(caught.exception))
+    self.assertNotIn('\n', str(caught.exception))
+    self.assertNotRegex(str(caught.exception), ' at 0x')
+
+  def test_gives_the_program_with_overrides_applied_last(self):
+    self.assertTrue(callable(_bind('NUM_ROUNDS = 3', 'NUM_ROUNDS = 4')))
+    self.assertIn('\nNUM_ROUNDS = 4\n', config.text())
+    self.assertIn('federated.train.num_rounds = %NUM_ROUNDS', config.text())
+    _bind()
+    self.assertNotIn('NUM_ROUNDS = 4\n', config.text())
+
+  def test_later_files_win(self):
+    path = self.write("PRIVATE_DIR = 'elsewhere'\n")
+    _bind(gin_files=(_FILE, path))
+    self.assertIn("\nPRIVATE_DIR = 'elsewhere'\n", config.text())
+
+  def test_works_from_another_folder_without_a_word(self):
+    previous = os.getcwd()
+    os.chdir(self.folder)
+    try:
+      with self.assertNoLogs(level=logging.WARNING):
+        _bind('NUM_ROUNDS = 3')
+    finally:
+      os.chdir(previous)
+
+  def test_text_binds_to_the_same_text(self):
+    _bind('NUM_ROUNDS = 3', 'fed_avg.build.max_grad_norm = 2.0')
+    text = config.text()
+    _bind(gin_files=(self.write(text.removeprefix(_HEAD)),))
+    self.assertEqual(config.text(), text)
+
+  @parameterized.named_parameters(
+      (
+          'macro',
+          'NUM_ROUND = 3',
+          'unknown setting NUM_ROUND in --gin_param. Did you mean NUM_ROUNDS?',
+      ),
+      ('macro_like_none', 'XYZZY = 3', 'unknown setting XYZZY in --gin_param.'),
+      ('lower_case', 'num_rounds = 3', 'unknown setting num_rounds'),
+      (
+          'second_line',
+          'NUM_ROUNDS = 3\nNUM_ROUND = 4',
+          'unknown setting NUM_ROUND',
+      ),
+      (
+          'argument',
+          'fed_avg.build.max_grad_nrm = 2.0',
+          "have a parameter named 'max_grad_nrm'. Did you mean max_grad_norm?",
+      ),
+      (
+          'function',
+          'fed_avg.biuld.max_grad_norm = 2.0',
+          "matching 'fed_avg.biuld'. Did you mean fed_avg.build?",
+      ),
+      (
+          'reference',
+          'BUILD_COHORTS = @cohorts.fixd_size',
+          'cohorts.fixd_size\'. Did you mean cohorts.fixed_size?',
+      ),
+      (
+          'undefined',
+          'NUM_ROUNDS = %NUM_RONDS',
+          '%NUM_RONDS is used and nowhere set. Did you mean NUM_ROUNDS?',
+      ),
+      ('required', 'NUM_ROUNDS = %gin.REQUIRED', 'NUM_ROUNDS has no value'),
+      ('no_value', 'NUM_ROUNDS', "like 'NAME = value', found 'NUM_ROUNDS'"),
+      ('empty_value', 'NUM_ROUNDS =', "--gin_param='NUM_ROUNDS ='"),
+      ('no_quotes', 'SEED_RUN = runs/x', 'SEED_RUN = runs/x'),
+      ('a_word', 'SEED_RUN = seed', 'does a text lack its quotes'),
+      ('open_bracket', 'DEVICES = [3', "--gin_param='DEVICES = [3'"),
+  )
+  def test_overrides_in_error(self, gin_param, message):
+    self.check_error(gin_param, message=message)
+
+  def test_settings_without_a_value_are_all_named(self):
+    path = self.write(
+        "include 'gin/programs/federated.gin'\n"
+        "include 'gin/execution/multi_device.gin'\nNUM_ROUNDS = 1\n"
+    )
+    with self.assertRaises(config.ConfigError) as caught:
+      _bind(gin_files=(path,))
+    message = str(caught.exception)
+    for name in ('COHORT_SIZE', 'PRIVATE_DIR', 'DEV_DIR'):
+      self.assertIn(f"{name} has no value; set it with --gin_param='", message)
+    for name in ('MODEL', 'QUERY', 'SERVER_OPTIMIZER'):
+      self.assertIn(f'%{name} is used and nowhere set.', message)
+    self.assertNotIn('NUM_ROUNDS', message)
+    self.assertNotIn('CONTEXT', message)
+
+  @parameterized.named_parameters(
+      ('include', "include 'gin/nothing.gin'\n", 'gin/nothing.gin'),
+      ('import', 'from tff_asr import nothing\n', 'nothing'),
+      ('syntax', 'NUM_ROUNDS = 3 +\n', "cannot parse 'NUM_ROUNDS = 3 +'"),
+      ('name', 'nothing.at_all = 3\n', "'nothing' was not provided"),
+  )
+  def test_files_in_error(self, text, message):
+    self.check_error(gin_files=(self.write(text),), message=message)
+
+  def test_missing_file_and_no_file(self):
+    self.check_error(
+        gin_files=('gin/nothing.gin',),
+        message='configuration file gin/nothing.gin does not exist',
+    )
+    self.check_error(gin_files=(), message='--gin_file')
+
+  def test_file_of_another_program(self):
+    with self.assertRaisesRegex(
+        config.ConfigError,
+        f'{_FILE} does not configure tff_asr.programs.central.train',
+    ):
+      config.bind(central.train, gin_files=[_FILE])
+
+
+if __name__ == '__main__':
+  absltest.main()

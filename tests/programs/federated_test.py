@@ -1,0 +1,389 @@
+"""Tests of tff_asr.programs.federated on tiny shards.
+
+One learning process and one context serve all tests: to build and trace them
+takes seconds, to run a round does not.
+"""
+
+import asyncio
+import collections
+import contextlib
+import csv
+import functools
+import io
+import json
+import os
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import tensorflow_federated as tff
+
+from tests import fakes
+from tff_asr.aggregators import dp_mean
+from tff_asr.data import client_data as client_data_lib
+from tff_asr.data import cohorts
+from tff_asr.execution import multi_device
+from tff_asr.learning import fed_avg
+from tff_asr.optimizers import lamb
+from tff_asr.privacy import keys
+from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import queries
+from tff_asr.programs import evaluation
+from tff_asr.programs import federated
+from tff_asr.programs import outputs
+
+_CLIENTS = {'ann': 2, 'bob': 2, 'cai': 1, 'dee': 1}
+_COHORT_SIZE = 2
+# A multiplier at which two rounds of half the population cost little.
+_NOISE = 30.0
+_CONFIGURATION = 'SEED = 1\nNUM_ROUNDS = 2\nEVALUATE_EVERY = 2\n'
+
+Parts = collections.namedtuple(
+    'Parts', ['model', 'pipeline', 'data', 'process', 'context', 'evaluator']
+)
+
+
+@functools.lru_cache
+def _parts() -> Parts:
+  """What all tests share."""
+  root = tempfile.TemporaryDirectory()
+  _parts.root = root  # Until the module ends.
+  data = client_data_lib.load(
+      fakes.write_split(os.path.join(root.name, 'private'), _CLIENTS)
+  )
+  model = fakes.tiny_model(num_blocks=1, dropout=0.1)
+  pipeline = fakes.tiny_pipeline(model)
+  process = fed_avg.build(
+      model=model,
+      pipeline=pipeline,
+      client_data=data,
+      aggregator=dp_mean.build(
+          query=queries.PerLayerClipSumQuery(
+              l2_norm_clip=0.01, noise_multiplier=_NOISE, split='dim'
+          ),
+          cohort_size=_COHORT_SIZE,
+      ),
+      server_optimizer=lamb.build_lamb(0.01),
+      client_learning_rate=0.01,
+      seed=5,
+      num_local_steps=1,
+  )
+  return Parts(
+      model=model,
+      pipeline=pipeline,
+      data=data,
+      process=process,
+      context=multi_device.build_async_context(),
+      evaluator=evaluation.Evaluator(
+          model=model, pipeline=pipeline, client_data=data
+      ),
+  )
+
+
+def tearDownModule():
+  if _parts.cache_info().currsize:
+    _parts.root.cleanup()
+    _parts.cache_clear()
+
+
+class _Failing(tff.framework.AsyncContext):
+  """A context that fails when a computation is called for the n-th time."""
+
+  def __init__(self, context, *, call: int):
+    self._context = context
+    self._calls_left = call
+
+  async def invoke(self, comp, arg):
+    self._calls_left -= 1
+    if not self._calls_left:
+      raise KeyboardInterrupt
+    return await self._context.invoke(comp, arg)
+
+
+def _train(output_dir: str, **changes) -> tuple[dict, str]:
+  """Results, and what was printed."""
+  parts = _parts()
+  arguments = dict(
+      output_dir=output_dir,
+      configuration=_CONFIGURATION,
+      model=parts.model,
+      pipeline=parts.pipeline,
+      client_data=parts.data,
+      learning_process=parts.process,
+      build_cohorts=functools.partial(
+          cohorts.poisson, cohort_size=_COHORT_SIZE
+      ),
+      context=parts.context,
+      num_rounds=2,
+  )
+  printed = io.StringIO()
+  with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+    results = asyncio.run(federated.train(**arguments | changes))
+  return results, printed.getvalue()
+
+
+def _weights(run: str) -> dict[str, np.ndarray]:
+  return outputs.read_model(run, model=_parts().model, tokens=' abc')
+
+
+def _read(path: str) -> str:
+  with open(path, encoding='utf-8') as f:
+    return f.read()
+
+
+class FederatedTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = self.enterContext(tempfile.TemporaryDirectory())
+    self.run = os.path.join(self.root, 'runs', 'one')
+
+  def file(self, name: str) -> str:
+    return os.path.join(self.run, name)
+
+  def metrics(self) -> list[dict[str, str]]:
+    with open(self.file('metrics.csv'), encoding='utf-8', newline='') as f:
+      return list(csv.DictReader(f))
+
+  def assert_same_weights(self, one: str, other: str) -> None:
+    first, second = _weights(one), _weights(other)
+    for name, value in first.items():
+      self.assertEqual(value.tobytes(), second[name].tobytes(), name)
+
+  def test_writes_everything_and_states_the_privacy(self):
+    results, printed = _train(self.run, evaluator=_parts().evaluator)
+    self.assertEqual(_read(self.file('config.gin')), _CONFIGURATION)
+    self.assertEqual(
+        json.loads(_read(self.file('results.json'))),
+        json.loads(json.dumps(results)),
+    )
+    self.assertEqual(results['rounds'], 2)
+    self.assertEqual(results['population'], 4)
+    self.assertEqual(results['cohort_size'], _COHORT_SIZE)
+    self.assertEqual(list(results['dev_word_error_rate']), [2])
+    self.assertEqual(
+        json.loads(_read(self.file('privacy.json'))),
+        json.loads(json.dumps(results['privacy'])),
+    )
+    statement = _read(self.file('privacy.txt'))
+    self.assertIn(statement.strip(), printed)
+    for word in ('speaker', 'trusted', 'delta', 'epsilon', '30'):
+      self.assertIn(word, statement)
+    self.assertNotIn('NOT PRIVATE', statement + printed)
+
+    contents = ledger_lib.read(self.file('ledger.jsonl'))
+    self.assertEqual(contents.fixed_seeds, ())
+    (rounds,) = contents.rounds
+    self.assertEqual(rounds.count, 2)
+    self.assertEqual(rounds.noise_multiplier, _NOISE)
+    self.assertEqual(rounds.sampling.kind, 'poisson')
+    self.assertEqual(rounds.sampling.sampling_prob, 0.5)
+
+    rows = self.metrics()
+    self.assertEqual([row['round'] for row in rows], ['1', '2'])
+    self.assertLess(float(rows[0]['epsilon']), float(rows[1]['epsilon']))
+    self.assertEqual(rows[0]['dev_word_error_rate'], '')
+    self.assertEqual(
+        float(rows[1]['dev_word_error_rate']),
+        results['dev_word_error_rate'][2],
+    )
+    self.assertEqual(float(rows[0]['finalizer/learning_rate']), float(np.float32(0.01)))
+    self.assertTrue(os.listdir(self.file('tensorboard')))
+    # Keys are in the state: nobody else may read it.
+    for name in os.listdir(self.file('state')):
+      mode = os.stat(os.path.join(self.file('state'), name)).st_mode
+      self.assertEqual(mode & 0o077, 0, name)
+    # The model that was evaluated is the one that was written.
+    evaluated = _parts().evaluator(_weights(self.run))
+    self.assertEqual(
+        evaluated.word_error_rate, results['dev_word_error_rate'][2]
+    )
+
+  @parameterized.parameters('noise_seed', 'sampler_seed')
+  def test_a_fixed_seed_makes_every_output_say_not_private(self, name):
+    results, printed = _train(self.run, **{name: 3})
+    self.assertIn('NOT PRIVATE', printed)
+    self.assertIn('NOT PRIVATE', _read(self.file('privacy.txt')))
+    self.assertIn(name.upper(), _read(self.file('privacy.txt')))
+    self.assertIn('NOT PRIVATE', _read(self.file('privacy.json')))
+    self.assertIn('NOT PRIVATE', _read(self.file('results.json')))
+    self.assertIn('NOT PRIVATE', json.dumps(results))
+    header = json.loads(_read(self.file('ledger.jsonl')).splitlines()[0])
+    self.assertFalse(header['private'])
+    self.assertEqual(header['fixed_seeds'], [name.upper()])
+
+  def test_cohorts_and_keys_are_not_written_in_the_open(self):
+    _, printed = _train(self.run)
+    open_files = [
+        name for name in os.listdir(self.run)
+        if name not in ('state', 'model.state', 'tensorboard')
+    ]
+    text = printed + ''.join(_read(self.file(name)) for name in open_files)
+    for client_id in _CLIENTS:
+      self.assertNotRegex(text, rf'\b{client_id}\b')
+
+  def test_a_stopped_run_ends_in_the_bits_of_a_whole_one(self):
+    seeds = dict(noise_seed=1, sampler_seed=2, save_every=2)
+    longer = _CONFIGURATION.replace('NUM_ROUNDS = 2', 'NUM_ROUNDS = 5')
+    whole = os.path.join(self.root, 'whole')
+    _train(whole, configuration=longer, num_rounds=5, **seeds)
+
+    _train(self.run, num_rounds=2, **seeds)
+    # Calls: initialize, rounds 3, 4, 5. After 4 the state is saved; round 5 is
+    # stopped by the user.
+    with self.assertRaises(KeyboardInterrupt):
+      _train(
+          self.run,
+          configuration=longer,
+          num_rounds=5,
+          context=_Failing(_parts().context, call=4),
+          **seeds,
+      )
+    results, _ = _train(self.run, configuration=longer, num_rounds=5, **seeds)
+    self.assertEqual(results['rounds'], 5)
+    self.assert_same_weights(self.run, whole)
+    self.assertEqual([row['round'] for row in self.metrics()], list('12345'))
+    (rounds,) = ledger_lib.read(self.file('ledger.jsonl')).rounds
+    self.assertEqual(rounds.count, 5)
+
+  def test_a_round_that_is_repeated_is_charged_once(self):
+    # With keys of its own. Saved at 0 and 2; stopped in round 4: the ledger has
+    # 3 rounds, the state 2.
+    with self.assertRaises(KeyboardInterrupt):
+      _train(
+          self.run,
+          num_rounds=4,
+          save_every=2,
+          context=_Failing(_parts().context, call=5),
+      )
+    (rounds,) = ledger_lib.read(self.file('ledger.jsonl')).rounds
+    self.assertEqual(rounds.count, 3)
+    # More rounds are another text, but the same rounds.
+    _train(
+        self.run,
+        configuration=_CONFIGURATION.replace('NUM_ROUNDS = 2', 'NUM_ROUNDS = 5'),
+        num_rounds=5,
+        save_every=2,
+    )
+    (rounds,) = ledger_lib.read(self.file('ledger.jsonl')).rounds
+    self.assertEqual(rounds.count, 5)
+
+  def test_a_finished_run_does_nothing_more(self):
+    _train(self.run)
+    before = _weights(self.run)
+    results, _ = _train(self.run)
+    self.assertEqual(results['rounds'], 2)
+    (rounds,) = ledger_lib.read(self.file('ledger.jsonl')).rounds
+    self.assertEqual(rounds.count, 2)
+    for name, value in _weights(self.run).items():
+      np.testing.assert_array_equal(value, before[name])
+
+  def test_keys_differ_from_run_to_run(self):
+    other = os.path.join(self.root, 'other')
+    _train(self.run, num_rounds=1)
+    _train(other, num_rounds=1)
+    first, second = _weights(self.run), _weights(other)
+    self.assertTrue(np.any(first['head/kernel'] != second['head/kernel']))
+
+  def test_rounds_of_nobody_work(self):
+    # Expected one of four: nobody comes in .75^4 = .32 of the rounds.
+    draw = functools.partial(cohorts.poisson, cohort_size=1)
+    for seed in range(100):
+      iterator = draw(list(_CLIENTS), key=keys.from_seed(seed)).iterator()
+      sizes = [len(iterator.select()) for _ in range(3)]
+      if sizes[0] == 0 and sizes[1] > 0:
+        break
+    results, _ = _train(
+        self.run, build_cohorts=draw, sampler_seed=seed, num_rounds=2
+    )
+    self.assertEqual(results['rounds'], 2)
+    rows = self.metrics()
+    self.assertEqual(rows[0]['train_loss'], 'nan')
+    self.assertEqual(float(rows[0]['client_work/num_clients']), 0)
+    self.assertEqual(float(rows[1]['client_work/num_clients']), sizes[1])
+    self.assertGreater(float(rows[1]['train_loss']), 0)
+    # Noise moves the model all the same.
+    self.assertGreater(float(rows[0]['finalizer/update_norm']), 0)
+
+  def test_starts_from_the_seed_run(self):
+    seed_run = os.path.join(self.root, 'seed')
+    _train(seed_run, num_rounds=1)
+    seen = []
+
+    async def look(state, cohort):
+      del cohort
+      seen.append(state.global_model_weights)
+      raise KeyboardInterrupt
+
+    process = mock.create_autospec(_parts().process, instance=True)
+    process.initialize = _parts().process.initialize
+    process.next = look
+    with self.assertRaises(KeyboardInterrupt):
+      _train(self.run, seed_run=seed_run, learning_process=process)
+    for name, value in _weights(seed_run).items():
+      np.testing.assert_array_equal(seen[0][name], value)
+
+  def test_another_configuration_in_the_folder_is_refused(self):
+    _train(self.run, num_rounds=1)
+    before = _read(self.file('ledger.jsonl'))
+    with self.assertRaisesRegex(
+        ValueError,
+        r'another configuration \(there: SEED = 1\).*another output_dir',
+    ):
+      _train(
+          self.run,
+          configuration=_CONFIGURATION.replace('SEED = 1', 'SEED = 2'),
+      )
+    self.assertEqual(_read(self.file('ledger.jsonl')), before)
+    self.assertEqual(_read(self.file('config.gin')), _CONFIGURATION)
+
+  def test_seed_runs_that_do_not_fit_are_refused(self):
+    seed_run = os.path.join(self.root, 'seed')
+    folder = outputs.RunFolder(seed_run, configuration='')
+    with self.assertRaisesRegex(ValueError, 'seed holds no trained model'):
+      _train(self.run, seed_run=seed_run)
+    weights = _parts().model.initialize([1, 2])
+    folder.write_model(weights, tokens='abc')
+    with self.assertRaisesRegex(ValueError, "spells 'abc' .* ' abc'"):
+      _train(self.run, seed_run=seed_run)
+    folder.write_model(
+        fakes.tiny_model(num_blocks=2).initialize([1, 2]), tokens=' abc'
+    )
+    with self.assertRaisesRegex(ValueError, 'block_01/.* is unknown here'):
+      _train(self.run, seed_run=seed_run)
+    # Nothing was begun that would stand in the way of a right setting.
+    self.assertFalse(os.path.exists(self.run))
+
+  def test_unusable_settings_are_refused_before_anything_is_written(self):
+    for changes, message in (
+        (dict(num_rounds=0), 'num_rounds'),
+        (dict(save_every=0), 'save_every'),
+        (dict(evaluate_every=-1), 'evaluate_every'),
+        (dict(delta=1.5), 'delta'),
+        (dict(noise_seed=-1), 'seed'),
+        (dict(sampler_seed=-1), 'seed'),
+        (
+            dict(
+                build_cohorts=functools.partial(cohorts.poisson, cohort_size=5)
+            ),
+            'cohort_size 5 .* 4|cohort_size.*5',
+        ),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        _train(self.run, **changes)
+      self.assertFalse(os.path.exists(self.run), changes)
+
+  def test_characters_that_are_not_tokens_are_named(self):
+    other = client_data_lib.load(
+        fakes.write_split(
+            os.path.join(self.root, 'other'), {'eve': 1}, transcript='été'
+        )
+    )
+    with self.assertRaisesRegex(ValueError, "not tokens: 't' 'é'"):
+      _train(self.run, client_data=other)
+
+
+if __name__ == '__main__':
+  absltest.main()
