@@ -47,7 +47,7 @@ _RUNS = {
     'federated': 'federated',
     'federated_dp': 'federated + DP',
 }
-_NUM_ROUNDS = 40
+_NUM_ROUNDS = 32
 _NUM_LOCAL_STEPS = 4
 _GENERATED = ('--num_speakers=180', '--num_dev_speakers=8')
 _GENERATED_PARTITION = 'public=80,private=rest'
