@@ -47,10 +47,10 @@ _RUNS = {
     'federated': 'federated',
     'federated_dp': 'federated + DP',
 }
-_NUM_ROUNDS = 32
+_NUM_ROUNDS = 24
 _NUM_LOCAL_STEPS = 4
 _GENERATED = ('--num_speakers=180', '--num_dev_speakers=8')
-_GENERATED_PARTITION = 'public=80,private=rest'
+_GENERATED_PARTITION = 'public=40,private=rest'
 # Of a real corpus, which has no dev and test speakers of its own.
 _PARTITION = 'public=40%,private=rest,dev=10%,test=15%'
 
