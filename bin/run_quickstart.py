@@ -30,7 +30,7 @@ from tff_asr.programs import comparison
 _SOURCE = flags.DEFINE_string(
     'source',
     None,
-    'Folder of speech in LibriSpeech\'s layout (a split: SPEAKER/CHAPTER/*.flac '
+    "Folder of speech in LibriSpeech's layout (a split: SPEAKER/CHAPTER/*.flac "
     'and *.trans.txt) or of AN4; by default speech is generated.',
 )
 _DATA_DIR = flags.DEFINE_string(

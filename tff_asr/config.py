@@ -39,6 +39,7 @@ _MACRO_USE = re.compile(r'%([A-Z][A-Z0-9_]*)\b')
 _WITHOUT_VALUE = re.compile(
     r'^([A-Z][A-Z0-9_]*) *= *\\?\s*%gin\.REQUIRED', re.MULTILINE
 )
+_INFINITY = re.compile(r'^([\w./]+ =) inf$', re.MULTILINE)
 _FUNCTION = re.compile(r'(?:^|@)([\w./]*\w+\.\w+)', re.MULTILINE)
 # The override itself, which is shown anyway, and a syntax tree's address.
 _NOISE = re.compile(r' In bindings string line .*$| on line \d+: <[^>]*>')
@@ -88,8 +89,9 @@ def bind(
 
 
 def text() -> str:
-  """The whole configuration as bound now, as gin text."""
-  return gin.config_str(max_line_length=80)
+  """The whole configuration as bound now; gin text that can be read again."""
+  # gin writes infinity as Python does and cannot read that.
+  return _INFINITY.sub(r'\1 1e999', gin.config_str(max_line_length=80))
 
 
 def _find(path: str) -> str:

@@ -4,6 +4,7 @@ Import this first: the libraries print some of their warnings while they are
 being loaded.
 """
 
+import atexit
 from collections.abc import Callable, Sequence
 import gc
 import logging as python_logging
@@ -30,6 +31,8 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
   """
   logging.set_verbosity(logging.WARNING)
   python_logging.getLogger('tensorflow').setLevel(python_logging.ERROR)
+  # Also where absl ends the program before main begins.
+  atexit.register(_drop_default_context)
   app.run(_explain_errors(main))
 
 

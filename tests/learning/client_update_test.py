@@ -140,67 +140,73 @@ class ClippedGradientsTest(parameterized.TestCase):
       )
 
 
-class ClientWorkTest(parameterized.TestCase):
+_NUM_STEPS = 7
+
+
+@functools.lru_cache
+def _round():
+  """A computation: the sum of the clients' deltas, and the measurements."""
+  model, _, _ = _batches()
+  work = _client_work(model, num_steps=_NUM_STEPS)
+  result_type = work.next.type_signature.result.result.member
+
+  @tff.tensorflow.computation(result_type)
+  def update(result):
+    return result.update
+
+  @tff.federated_computation(
+      work.next.type_signature.parameter[1],
+      work.next.type_signature.parameter[2],
+  )
+  def run(broadcasts, examples):
+    output = work.next(work.initialize(), broadcasts, examples)
+    updates = tff.federated_map(update, output.result)
+    return tff.federated_sum(updates), output.measurements
+
+  return run
+
+
+class ClientWorkTest(absltest.TestCase):
   """Through TFF; `fed_avg_test` compares with NumPy."""
 
-  def run_work(self, work, weights, clients):
-    """{measurement: value} of one round over lists of examples."""
+  def run_clients(self, weights, clients):
+    """Summed deltas, {measurement: value}."""
     broadcast = collections.OrderedDict(
         seed=np.array(_SEED, np.int32), weights=weights
     )
     data = fakes.client_data()
-
-    @tff.federated_computation(
-        work.next.type_signature.parameter[1],
-        work.next.type_signature.parameter[2],
-    )
-    def run(broadcasts, examples):
-      output = work.next(work.initialize(), broadcasts, examples)
-      return (
-          tff.federated_sum(
-              tff.federated_map(
-                  tff.tensorflow.computation(
-                      lambda result: result.update,
-                      output.result.type_signature.member,
-                  ),
-                  output.result,
-              )
-          ),
-          output.measurements,
-      )
-
     context = multi_device.build_sync_context()
     with tff.framework.get_context_stack().install(context):
-      total, measurements = run(
+      total, measurements = _round()(
           [broadcast] * len(clients),
-          [
-              data.serializable_dataset_fn(client_id)
-              for client_id in clients
-          ],
+          [data.serializable_dataset_fn(client_id) for client_id in clients],
       )
     return total, {name: float(value) for name, value in measurements.items()}
 
   def test_steps_pass_over_the_data_again_and_counts_add_up(self):
-    model, weights, _ = _batches()
-    work = _client_work(model, num_steps=7)
+    _, weights, _ = _batches()
     # cai has one utterance, so one batch; ann has three, all in one batch.
     # 'nobody' has none.
-    _, counts = self.run_work(work, weights, ['cai', 'nobody', 'ann'])
+    _, counts = self.run_clients(weights, ['cai', 'nobody', 'ann'])
     self.assertEqual(counts['num_clients'], 3)
     self.assertEqual(counts['num_steps'], 7 + 0 + 7)
     self.assertEqual(counts['num_utterances'], 7 * 1 + 7 * 3)
     self.assertEqual(counts['num_left_out'], 0)
     self.assertEqual(counts['num_non_finite'], 0)
-    only_nobody, counts = self.run_work(work, weights, ['nobody'])
+
+  def test_an_empty_client_returns_zero(self):
+    _, weights, _ = _batches()
+    deltas, counts = self.run_clients(weights, ['nobody'])
     self.assertEqual(counts['num_steps'], 0)
     self.assertEqual(counts['delta_norm_sum'], 0)
-    for delta in only_nobody.values():
+    for delta in deltas.values():
       np.testing.assert_array_equal(delta, np.zeros(delta.shape))
 
-    # Weights that are not finite: counted, and nothing else of the client is.
+  def test_a_client_that_is_not_finite_is_counted_and_nothing_else(self):
+    _, weights, _ = _batches()
     broken = collections.OrderedDict(weights)
     broken['head/bias'] = tf.fill(weights['head/bias'].shape, np.nan)
-    _, counts = self.run_work(work, broken, ['cai'])
+    _, counts = self.run_clients(broken, ['cai'])
     self.assertEqual(
         counts,
         dict(
@@ -216,28 +222,25 @@ class ClientWorkTest(parameterized.TestCase):
 
   def test_delta_is_old_minus_new(self):
     model, weights, _ = _batches()
-    work = _client_work(model, num_epochs=1)
-    delta, counts = self.run_work(work, weights, ['cai'])
-    self.assertEqual(counts['num_steps'], 1)
-    pipeline = fakes.tiny_pipeline(model)
-    batch = next(
-        iter(
-            pipeline.training_batches(
-                fakes.client_data().create_tf_dataset_for_client('cai'),
-                seed=tf.constant(_SEED),
-                num_epochs=1,
-            )
-        )
+    delta, counts = self.run_clients(weights, ['cai'])
+    batches = fakes.tiny_pipeline(model).training_batches(
+        fakes.client_data().create_tf_dataset_for_client('cai'),
+        seed=tf.constant(_SEED),
     )
-    stepped, loss_sum = client_update.sgd_step(
-        model, weights, batch, learning_rate=0.01, max_grad_norm=5.0
-    )
-    np.testing.assert_allclose(counts['loss_sum'], loss_sum, rtol=1e-5)
+    local, loss_sum = weights, 0.0
+    for batch in batches.take(_NUM_STEPS):
+      local, loss = client_update.sgd_step(
+          model, local, batch, learning_rate=0.01, max_grad_norm=5.0
+      )
+      loss_sum += loss
+    np.testing.assert_allclose(counts['loss_sum'], loss_sum, rtol=1e-4)
+    norm = _global_norm(delta)
+    self.assertGreater(norm, 0.1)  # At most 7 * .01 * 5.
+    np.testing.assert_allclose(counts['delta_norm_sum'], norm, rtol=1e-5)
     for name, value in delta.items():
       np.testing.assert_allclose(
-          value, weights[name] - stepped[name], atol=2e-7, err_msg=name
+          value, weights[name] - local[name], atol=1e-5, err_msg=name
       )
-    self.assertGreater(_global_norm(delta), 0.04)  # .01 * 5, clipped.
 
 
 if __name__ == '__main__':

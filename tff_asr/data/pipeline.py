@@ -36,11 +36,32 @@ feature_lengths: int32 [B].
 features: float32 [B, T, F], 0 at and past each length.
 label_lengths: int32 [B].
 labels: int32 [B, U], 0 at and past each length.
-seed: int64 [2], for the model's own randomness on this batch.
+seed: int32 [2], for the model's own randomness on this batch.
 transcript: string [B].
 utterance_id: string [B].
 weights: float32 [B], 1 for utterances to train on, 0 for stubs.
 """
+
+
+def batch_spec() -> Batch:
+  """The tensor specs of a batch of any size.
+
+  A function traced for this has one graph, and so one rounding, for all
+  batches; one traced for the sizes that it meets rounds by what it met before.
+  """
+  spec = tf.TensorSpec
+  return Batch(
+      client_id=spec([None], tf.string),
+      feature_lengths=spec([None], tf.int32),
+      features=spec([None, None, log_mel.NUM_MEL_BINS], tf.float32),
+      label_lengths=spec([None], tf.int32),
+      labels=spec([None, None], tf.int32),
+      seed=spec([2], tf.int32),
+      transcript=spec([None], tf.string),
+      utterance_id=spec([None], tf.string),
+      weights=spec([None], tf.float32),
+  )
+
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
@@ -105,8 +126,9 @@ class Pipeline:
         examples, seed=seed, num_epochs=num_epochs
     )
     prepared = chunks.enumerate().map(
+        # int32, as in a client's loop: fold_in depends on the type.
         lambda index, chunk: self.prepare(
-            chunk, seed=tf.random.fold_in(seed, index)
+            chunk, seed=tf.random.fold_in(seed, tf.cast(index, tf.int32))
         ),
         num_parallel_calls=tf.data.AUTOTUNE,
     )
@@ -119,7 +141,7 @@ class Pipeline:
       seed: tf.Tensor,
       num_epochs: Optional[int] = None,
   ) -> tuple[tf.data.Dataset, tf.Tensor]:
-    """What `training_batches` is made of, for loops that do the rest themselves.
+    """What `training_batches` is made of, for loops that do the rest.
 
     A client's loop prepares and cuts chunks in its own graph: as functions of a
     dataset, which is opened anew in every round, they would be instantiated
@@ -229,7 +251,9 @@ class Pipeline:
         utterance_id=chunk['utterance_id'],
         weights=tf.cast(is_usable, tf.float32),
     )
-    whole = Batch((key, tf.gather(value, order)) for key, value in whole.items())
+    whole = Batch(
+        (key, tf.gather(value, order)) for key, value in whole.items()
+    )
     return Prepared(whole, bounds, batch_seed)
 
   def _labels(self, transcripts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -31,7 +31,16 @@ def build(
     A batch of stubs alone still is a step, with a gradient of zero.
   """
 
-  @tf.function(reduce_retracing=True)
+  weights_specs = weights_lib.tensor_specs(model.specs)
+  state_specs = tf.nest.map_structure(
+      lambda value: tf.TensorSpec.from_tensor(tf.convert_to_tensor(value)),
+      optimizer.initialize(weights_specs),
+  )
+
+  # One graph for all batches, so that a resumed run has the same bits.
+  @tf.function(
+      input_signature=[state_specs, weights_specs, pipeline_lib.batch_spec()]
+  )
   def step(optimizer_state, weights, batch: pipeline_lib.Batch):
     gradients, loss_sum = client_update.clipped_gradients(
         model, weights, batch, max_grad_norm=max_grad_norm

@@ -88,6 +88,14 @@ def initialize(specs: Specs, seed: tf.Tensor) -> Weights:
   return initial
 
 
+def tensor_specs(specs: Specs) -> Weights:
+  """The tensor specs of weights, sorted by name."""
+  return Weights(
+      (name, tf.TensorSpec(specs[name].shape, tf.float32))
+      for name in sorted(specs)
+  )
+
+
 def count(specs: Specs) -> int:
   """Number of parameters."""
   return sum(math.prod(spec.shape) for spec in specs.values())

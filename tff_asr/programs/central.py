@@ -12,6 +12,7 @@ from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import central_step
 from tff_asr.models import ctc
+from tff_asr.models import weights as weights_lib
 from tff_asr.programs import evaluation
 from tff_asr.programs import outputs
 from tff_asr.programs import progress as progress_lib
@@ -93,9 +94,7 @@ async def train(
         outputs.read_model(seed_run, model=model, tokens=tokens)
     )
   run = outputs.RunFolder(output_dir, configuration=configuration)
-  specs = tf.nest.map_structure(
-      lambda value: tf.TensorSpec(value.shape, value.dtype), weights
-  )
+  specs = weights_lib.tensor_specs(model.specs)
   # As tensors: Python numbers in it would be traced as constants.
   optimizer_state = tf.nest.map_structure(
       tf.convert_to_tensor, optimizer.initialize(specs)
@@ -119,7 +118,7 @@ async def train(
   with progress_lib.Progress(
       description='central', total=num_steps, initial=step, unit='step'
   ) as progress:
-    while step < num_steps:
+    while step < num_steps and not _is_over(state, patience):
       batch = next(batches, None)
       if batch is None:
         raise ValueError('the training speakers have no utterances.')
@@ -147,8 +146,6 @@ async def train(
           await manager.release(metrics, key=step)
         await run.state_manager.save(state, step)
       progress.update(**figures)
-      if patience is not None and state.evaluations_since_best >= patience:
-        break
 
   final = state.weights if patience is None else state.best_weights
   run.write_model(final, tokens=tokens)
@@ -159,6 +156,11 @@ async def train(
   }
   run.write_json('results.json', results)
   return results
+
+
+def _is_over(state: ProgramState, patience: Optional[int]) -> bool:
+  """Whether the WER has not fallen for long enough."""
+  return patience is not None and state.evaluations_since_best >= patience
 
 
 def _with_evaluation(state: ProgramState, rate: float) -> ProgramState:

@@ -80,7 +80,12 @@ class Evaluator:
     self._pipeline = pipeline
     self._client_data = client_data
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(
+        input_signature=[
+            weights_lib.tensor_specs(model.specs),
+            pipeline_lib.batch_spec(),
+        ]
+    )
     def decode(weights, batch):
       logits, lengths = model.logits(
           weights, batch['features'], batch['feature_lengths']

@@ -96,6 +96,7 @@ async def train(
       save_every=save_every,
   )
   evaluation.check_characters(client_data, pipeline)
+  noise_key = _draw_or_fix(noise_seed)
   source = build_cohorts(
       client_data.client_ids, key=_draw_or_fix(sampler_seed)
   )
@@ -111,16 +112,16 @@ async def train(
   tff.framework.set_default_context(
       tff.program.NativeFederatedContext(context)
   )
-  digest = hashlib.sha256(configuration.encode()).hexdigest()
+  digest = hashlib.sha256(
+      outputs.lasting(configuration).encode()
+  ).hexdigest()
 
   process_state = await tff.program.materialize_value(
       learning_process.initialize()
   )
   if seed_weights is not None:
     process_state = _with_weights(process_state, seed_weights)
-  process_state = fed_avg.set_noise_key(
-      process_state, _draw_or_fix(noise_seed)
-  )
+  process_state = fed_avg.set_noise_key(process_state, noise_key)
   iterator = source.iterator()
   state = ProgramState(process_state, iterator.state, ledger_lib.Head(0, ''))
 

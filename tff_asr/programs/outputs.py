@@ -10,7 +10,7 @@
     privacy.txt, privacy.json   the privacy statement (federated runs)
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 import difflib
 import json
 import os
@@ -154,6 +154,12 @@ def read_model(
   return weights
 
 
+def lasting(configuration: str) -> str:
+  """The configuration's text without the settings that a resume may change."""
+  lines = configuration.splitlines()
+  return '\n'.join(line for line in lines if not _MAY_CHANGE.match(line))
+
+
 def flatten_metrics(metrics: Any, *, prefix: str = '') -> dict[str, float]:
   """Nested metrics to a flat dict with names joined by `/`."""
   flat = {}
@@ -185,7 +191,7 @@ def _weight_differences(
 
 def _check_same(old: str, new: str, *, path: str) -> None:
   """Raises ValueError if the configurations differ in what must stay."""
-  difference = _difference(old.splitlines(), new.splitlines())
+  difference = _difference(lasting(old), lasting(new))
   if difference is not None:
     raise ValueError(
         f'{path} holds a run of another configuration ({difference}): resume '
@@ -193,10 +199,12 @@ def _check_same(old: str, new: str, *, path: str) -> None:
     )
 
 
-def _difference(old: Iterable[str], new: Iterable[str]) -> Optional[str]:
-  """The first line that differs and may not."""
-  kept = lambda lines: [line for line in lines if not _MAY_CHANGE.match(line)]
-  for line in difflib.unified_diff(kept(old), kept(new), lineterm='', n=0):
+def _difference(old: str, new: str) -> Optional[str]:
+  """The first line that differs."""
+  lines = difflib.unified_diff(
+      old.splitlines(), new.splitlines(), lineterm='', n=0
+  )
+  for line in lines:
     if line.startswith(('---', '+++', '@@')):
       continue
     where = 'there' if line[0] == '-' else 'here'

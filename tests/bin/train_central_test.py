@@ -1,0 +1,56 @@
+"""Tests of bin/train_central.py and bin/evaluate.py, as processes."""
+
+import os
+import tempfile
+
+from absl.testing import absltest
+import pytest
+
+from tests import fakes
+from tests.bin import programs
+
+
+class TrainAndEvaluateTest(absltest.TestCase):
+
+  @pytest.mark.slow
+  def test_a_trained_model_is_evaluated(self):
+    root = self.enterContext(tempfile.TemporaryDirectory())
+    shards = fakes.write_split(os.path.join(root, 'shards'), {'ann': 2})
+    run = os.path.join(root, 'run')
+    trained = programs.run(
+        'train_central',
+        f'--output_dir={run}',
+        '--gin_file=gin/experiments/quickstart_seed.gin',
+        gin_params=programs.TINY
+        + (
+            f'TRAIN_DIR = {shards!r}',
+            f'DEV_DIR = {shards!r}',
+            'NUM_STEPS = 2',
+        ),
+    )
+    self.assertEqual(trained.code, 0, trained.stderr)
+    self.assertEqual(trained.stdout, '')
+    for line in trained.stderr.splitlines():
+      self.assertRegex(line, r'^central: step [12] of 2, loss ')
+    evaluated = programs.run(
+        'evaluate',
+        '--gin_file=gin/experiments/quickstart_evaluate.gin',
+        gin_params=programs.TINY
+        + (f'TEST_DIR = {shards!r}', f'RUNS = [{run!r}]'),
+    )
+    self.assertEqual(evaluated.code, 0, evaluated.stderr)
+    self.assertRegex(evaluated.stdout, r'run: WER \d+\.\d\d % of \d+ words of 1')
+    for line in evaluated.stderr.splitlines():
+      self.assertRegex(line, r'^evaluate: utterance [12] of 2')
+    self.assertTrue(os.path.exists(os.path.join(run, 'test.json')))
+
+  @pytest.mark.slow
+  def test_flags_that_are_missing_are_named(self):
+    finished = programs.run('train_central')
+    self.assertNotEqual(finished.code, 0)
+    self.assertIn('output_dir', finished.stderr + finished.stdout)
+    self.assertNotIn('Traceback', finished.stderr)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,116 @@
+"""Tests of bin/train_federated.py, each in a process of its own."""
+
+import os
+import re
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import pytest
+
+from tests import fakes
+from tests.bin import programs
+
+_EXPERIMENT = '--gin_file=gin/experiments/quickstart_federated.gin'
+
+
+class TrainFederatedTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = self.enterContext(tempfile.TemporaryDirectory())
+    self.run_dir = os.path.join(self.root, 'run')
+
+  def split(self, name: str, **kwargs) -> str:
+    return fakes.write_split(
+        os.path.join(self.root, name), {'ann': 1, 'bob': 2, 'cai': 1}, **kwargs
+    )
+
+  def run_program(self, *gin_params: str) -> programs.Finished:
+    shards = self.split('shards')
+    settings = (
+        f'PRIVATE_DIR = {shards!r}',
+        f'DEV_DIR = {shards!r}',
+        'SEED_RUN = None',
+        'NUM_ROUNDS = 2',
+        'COHORT_SIZE = 2',
+        'NUM_LOCAL_STEPS = 1',
+    )
+    return programs.run(
+        'train_federated',
+        f'--output_dir={self.run_dir}',
+        _EXPERIMENT,
+        gin_params=programs.TINY + settings + gin_params,
+    )
+
+  def check_error(self, finished: programs.Finished, message: str) -> None:
+    self.assertEqual(finished.code, 1, finished.stderr)
+    self.assertEqual(finished.stdout, '')
+    self.assertRegex(finished.stderr, rf'\Aerror: .*{message}.*\n\Z')
+    self.assertFalse(os.path.exists(self.run_dir))
+
+  def test_two_rounds_show_their_progress_and_nothing_of_the_libraries(self):
+    finished = self.run_program()
+    self.assertEqual(finished.code, 0, finished.stderr)
+    lines = finished.stderr.splitlines()
+    self.assertNotEmpty(lines)
+    for line in lines:
+      self.assertRegex(line, r'^federated: round [12] of 2, loss .*, epsilon ')
+    self.assertRegex(lines[-1], r'round 2 of 2, .*dev WER \d')
+    with open(
+        os.path.join(self.run_dir, 'privacy.txt'), encoding='utf-8'
+    ) as f:
+      self.assertEqual(finished.stdout, f.read())
+    self.assertIn('NOT PRIVATE', finished.stdout)
+    self.assertTrue(os.path.exists(os.path.join(self.run_dir, 'model.state')))
+
+  def test_an_unknown_macro_is_one_line_with_the_nearest_name(self):
+    self.check_error(
+        self.run_program('COHORT_SIZ = 3'),
+        re.escape('unknown setting COHORT_SIZ in --gin_param. Did you mean '
+                  'COHORT_SIZE?'),
+    )
+
+  @pytest.mark.slow
+  def test_a_cohort_larger_than_the_population_is_one_line(self):
+    self.check_error(
+        self.run_program('COHORT_SIZE = 4'), 'cohort_size.*[43].*[34]'
+    )
+
+  def test_a_missing_folder_is_one_line(self):
+    self.check_error(
+        self.run_program("PRIVATE_DIR = 'no/such/folder'"),
+        'no/such/folder is not a folder',
+    )
+
+  @pytest.mark.slow
+  def test_characters_that_are_not_tokens_are_one_line(self):
+    foreign = self.split('foreign', transcript='naïve')
+    self.check_error(
+        self.run_program(f'PRIVATE_DIR = {foreign!r}'), "not tokens: 'ï'"
+    )
+
+  @pytest.mark.slow
+  def test_native_runs_and_leaves_no_worker(self):
+    finished = programs.run(
+        'train_federated',
+        f'--output_dir={self.run_dir}',
+        _EXPERIMENT,
+        '--gin_file=gin/execution/native.gin',
+        gin_params=programs.TINY
+        + (
+            f'PRIVATE_DIR = {self.split("shards")!r}',
+            f'DEV_DIR = {self.split("shards")!r}',
+            'SEED_RUN = None',
+            'NUM_ROUNDS = 1',
+            'COHORT_SIZE = 2',
+            'NUM_LOCAL_STEPS = 1',
+        ),
+    )
+    # Its pipes are closed, or `run` would not have returned.
+    self.assertEqual(finished.code, 0, finished.stderr)
+    self.assertRegex(finished.stderr, r'\Afederated: round 1 of 1, .*\n\Z')
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,272 @@
+"""Tests of gin/: every experiment parses and binds; some run on tiny shards."""
+
+import asyncio
+from collections.abc import Callable
+import contextlib
+import functools
+import io
+import json
+import os
+import pathlib
+import re
+import tempfile
+from typing import Any
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import pytest
+
+from tests import fakes
+from tff_asr import config
+from tff_asr import launch
+from tff_asr.programs import central
+from tff_asr.programs import evaluate
+from tff_asr.programs import federated
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_PROGRAMS = {
+    'gin/programs/central.gin': central.train,
+    'gin/programs/evaluate.gin': evaluate.evaluate,
+    'gin/programs/federated.gin': federated.train,
+}
+_INCLUDE = re.compile(r"^include '(.+)'$", re.MULTILINE)
+# What an experiment leaves to the command line.
+_LEFT_OPEN = {
+    'RUNS': "['runs/x']",
+    'NOISE_MULTIPLIER': '0.01',
+}
+_TINY_MODEL = (
+    'NUM_BLOCKS = 1',
+    'DIM = 8',
+    'MLP_DIM = 16',
+    'NUM_HEADS = 2',
+)
+
+
+def _read(path: str) -> str:
+  return (_ROOT / path).read_text(encoding='utf-8')
+
+
+def _included(path: str) -> set[str]:
+  """The files that a file includes, directly or not, and itself."""
+  files = {path}
+  for other in _INCLUDE.findall(_read(path)):
+    files |= _included(other)
+  return files
+
+
+def _program(path: str) -> Callable[..., Any] | None:
+  """The program that an experiment configures."""
+  (program,) = [
+      program for name, program in _PROGRAMS.items() if name in _included(path)
+  ] or [None]
+  return program
+
+
+def _experiments() -> dict[str, Callable[..., Any]]:
+  """Experiments, without what they share, and their programs."""
+  paths = (
+      str(path.relative_to(_ROOT))
+      for path in sorted((_ROOT / 'gin' / 'experiments').glob('*.gin'))
+  )
+  return {path: _program(path) for path in paths if _program(path)}
+
+
+def _name(path: str) -> str:
+  return pathlib.Path(path).stem
+
+
+class ExperimentsTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      (_name(path), path, program) for path, program in _experiments().items()
+  )
+  def test_binds_with_what_its_header_asks_for(self, path, program):
+    try:
+      config.bind(program, gin_files=[path])
+    except config.ConfigError as error:
+      names = re.findall(r'(\w+) has no value', str(error))
+      self.assertNotEmpty(names, str(error))
+      for name in names:
+        self.assertIn(name, _read(path), 'It must say what it leaves open.')
+      config.bind(
+          program,
+          gin_files=[path],
+          gin_params=[f'{name} = {_LEFT_OPEN[name]}' for name in names],
+      )
+
+  @parameterized.named_parameters(
+      (_name(path), path) for path in _experiments()
+  )
+  def test_begins_with_what_it_is(self, path):
+    lines = _read(path).splitlines()
+    self.assertTrue(lines[0].startswith('# '))
+    settings = [line for line in lines if line and not line.startswith('#')]
+    self.assertEqual(settings[0], 'from __gin__ import dynamic_registration')
+    self.assertLessEqual(len(settings), 25)
+
+  def test_every_file_is_used_by_an_experiment_or_named_as_a_choice(self):
+    used = set()
+    for path in _experiments():
+      used |= _included(path)
+    others = {
+        str(path.relative_to(_ROOT)) for path in (_ROOT / 'gin').rglob('*.gin')
+    } - used
+    self.assertContainsSubset(
+        others,
+        {
+            'gin/execution/native.gin',
+            'gin/models/transformer_1m.gin',
+            'gin/models/transformer_255m.gin',
+        },
+    )
+
+  @parameterized.parameters(
+      'gin/models/transformer_1m.gin',
+      'gin/models/transformer_255m.gin',
+      'gin/execution/native.gin',
+  )
+  def test_other_choices_swap_in(self, path):
+    config.bind(
+        federated.train,
+        gin_files=['gin/experiments/quickstart_federated.gin', path],
+    )
+
+  def test_an_axis_names_what_it_requires(self):
+    for path in sorted((_ROOT / 'gin').rglob('*.gin')):
+      text = path.read_text(encoding='utf-8')
+      required = re.findall(r'^(\w+) = %gin.REQUIRED', text, re.MULTILINE)
+      if not required:
+        continue
+      header = text.split('from __gin__')[0]
+      for name in required:
+        self.assertIn(name, header, path)
+
+
+class QuickstartTest(parameterized.TestCase):
+  """The quickstart's experiments, tiny, one after the other."""
+
+  def setUp(self):
+    super().setUp()
+    self.root = self.enterContext(tempfile.TemporaryDirectory())
+    self.shards = functools.partial(os.path.join, self.root, 'shards')
+    fakes.write_split(self.shards('public'), {'ann': 2, 'bob': 2})
+    fakes.write_split(self.shards('private'), {'cai': 2, 'dee': 1, 'eve': 1})
+    fakes.write_split(self.shards('dev'), {'fay': 2})
+
+  def path(self, run: str) -> str:
+    return os.path.join(self.root, run)
+
+  def bind(self, experiment: str, *gin_params: str):
+    path = f'gin/experiments/quickstart_{experiment}.gin'
+    return config.bind(
+        _program(path), gin_files=[path], gin_params=[*_TINY_MODEL, *gin_params]
+    )
+
+  def train(self, experiment: str, *gin_params: str) -> dict[str, Any]:
+    program = self.bind(
+        experiment, f'DEV_DIR = {self.shards("dev")!r}', *gin_params
+    )
+    with contextlib.redirect_stdout(io.StringIO()):
+      with contextlib.redirect_stderr(io.StringIO()):
+        asyncio.run(
+            program(
+                output_dir=self.path(experiment), configuration=config.text()
+            )
+        )
+    with open(
+        os.path.join(self.path(experiment), 'results.json'), encoding='utf-8'
+    ) as f:
+      return json.load(f)
+
+  def train_seed(self) -> None:
+    results = self.train(
+        'seed',
+        f'TRAIN_DIR = {self.shards("public")!r}',
+        'NUM_STEPS = 2',
+        'EVALUATE_EVERY = 1',
+    )
+    self.assertEqual(list(results['dev_word_error_rate']), ['1', '2'])
+
+  def train_federated(self, experiment: str, *gin_params: str):
+    return self.train(
+        experiment,
+        f'PRIVATE_DIR = {self.shards("private")!r}',
+        f'SEED_RUN = {self.path("seed")!r}',
+        'NUM_ROUNDS = 2',
+        'COHORT_SIZE = 2',
+        'NUM_LOCAL_STEPS = 1',
+        *gin_params,
+    )
+
+  def evaluate(self, *runs: str) -> list[dict[str, Any]]:
+    program = self.bind(
+        'evaluate',
+        f'TEST_DIR = {self.shards("dev")!r}',
+        f'RUNS = {[self.path(run) for run in runs]!r}',
+    )
+    with contextlib.redirect_stdout(io.StringIO()):
+      with contextlib.redirect_stderr(io.StringIO()):
+        return program()
+
+  def test_seed_federated_dp_and_evaluation(self):
+    self.train_seed()
+    results = self.train_federated('federated_dp')
+    self.assertEqual(results['rounds'], 2)
+    self.assertEqual(results['population'], 3)
+    # Noise .0024 on the sum costs far more than 10.
+    self.assertIn('NOT PRIVATE', json.dumps(results['privacy']))
+    seed, federated_dp = self.evaluate('seed', 'federated_dp')
+    self.assertEqual(seed['num_utterances'], 2)
+    self.assertNotEqual(seed['loss'], federated_dp['loss'])
+    saved = os.path.join(self.path('seed'), 'config.gin')
+    # The saved configuration is the whole of it: it binds on its own.
+    config.bind(central.train, gin_files=[saved])
+    # Errors of the data come through gin as one line.
+    with self.assertRaises(ValueError) as caught:
+      self.bind('evaluate', "TEST_DIR = 'nowhere'", "RUNS = ['x']")()
+    self.assertTrue(launch._is_users(caught.exception))
+    self.assertEqual(
+        launch.one_line(caught.exception).count('nowhere is not a folder'), 1
+    )
+    self.assertNotIn('configurable', launch.one_line(caught.exception))
+
+  @pytest.mark.slow
+  def test_control_and_federated_without_privacy(self):
+    self.train_seed()
+    self.train(
+        'control',
+        f'TRAIN_DIR = {self.shards("public")!r}',
+        f'SEED_RUN = {self.path("seed")!r}',
+        'NUM_STEPS = 2',
+    )
+    results = self.train_federated(
+        'federated', 'BUILD_COHORTS = @cohorts.fixed_size'
+    )
+    self.assertEqual(float(results['privacy']['epsilon']), float('inf'))
+    self.assertLen(self.evaluate('seed', 'control', 'federated'), 3)
+
+  @pytest.mark.slow
+  def test_bad_data_settings_are_one_line(self):
+    fakes.write_split(self.shards('foreign'), {'zoe': 1}, transcript='naïve')
+    for setting, message in (
+        (f'PRIVATE_DIR = {self.shards("nothing")!r}', 'nothing is not a folder'),
+        ('COHORT_SIZE = 4', 'cohort_size'),
+        (f'PRIVATE_DIR = {self.shards("foreign")!r}', "not tokens: 'ï'"),
+    ):
+      program = self.bind(
+          'federated',
+          f'DEV_DIR = {self.shards("dev")!r}',
+          f'PRIVATE_DIR = {self.shards("private")!r}',
+          'SEED_RUN = None',
+          setting,
+      )
+      with self.assertRaises(ValueError) as caught:
+        asyncio.run(program(output_dir=self.path('x'), configuration=''))
+      self.assertTrue(launch._is_users(caught.exception))
+      self.assertIn(message, launch.one_line(caught.exception))
+      self.assertFalse(os.path.exists(self.path('x')))
+
+
+if __name__ == '__main__':
+  absltest.main()

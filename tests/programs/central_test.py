@@ -1,0 +1,162 @@
+"""Tests of tff_asr.programs.central."""
+
+import asyncio
+import contextlib
+import functools
+import io
+import json
+import os
+import tempfile
+from typing import NamedTuple
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import tensorflow_federated as tff
+
+from tests import fakes
+from tff_asr.programs import central
+from tff_asr.programs import outputs
+
+
+class _Evaluation(NamedTuple):
+  word_error_rate: float
+  loss: float = 1.0
+
+
+class _Evaluator:
+  """Gives rates that were made up, and keeps the weights it was given."""
+
+  def __init__(self, *rates: float):
+    self._rates = list(rates)
+    self.seen = []
+
+  def __call__(self, weights):
+    self.seen.append({name: value.numpy() for name, value in weights.items()})
+    rate = self._rates.pop(0)
+    if np.isnan(rate):
+      raise KeyboardInterrupt
+    return _Evaluation(rate)
+
+
+@functools.lru_cache
+def _model():
+  return fakes.tiny_model(num_blocks=1, dropout=0.2)
+
+
+def _train(output_dir: str, evaluator=None, **changes):
+  """Results of a run over the fake clients."""
+  model = _model()
+  arguments = dict(
+      output_dir=output_dir,
+      configuration='SEED = 3\n',
+      model=model,
+      pipeline=fakes.tiny_pipeline(model, max_batch_sec=3.0),
+      client_data=fakes.client_data({'ann': 3, 'bob': 4}),
+      optimizer=tff.learning.optimizers.build_adam(0.01),
+      num_steps=6,
+      seed=3,
+      evaluator=evaluator,
+      evaluate_every=1,
+  )
+  with contextlib.redirect_stderr(io.StringIO()):
+    return asyncio.run(central.train(**arguments | changes))
+
+
+def _weights(run: str) -> dict[str, np.ndarray]:
+  return outputs.read_model(run, model=_model(), tokens=' abc')
+
+
+class CentralTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = self.enterContext(tempfile.TemporaryDirectory())
+
+  def path(self, name: str) -> str:
+    return os.path.join(self.root, name)
+
+  def assert_same(self, one, other) -> None:
+    for name, value in one.items():
+      self.assertEqual(value.tobytes(), other[name].tobytes(), name)
+
+  def test_stops_early_keeps_the_best_and_resumes_exactly(self):
+    # The lowest rate is at step 2; two evaluations later it stops.
+    whole = _Evaluator(0.5, 0.4, 0.6, 0.4)
+    results = _train(self.path('whole'), whole, patience=2)
+    self.assertEqual(results['steps'], 4)
+    self.assertEqual(
+        results['dev_word_error_rate'], {1: 0.5, 2: 0.4, 3: 0.6, 4: 0.4}
+    )
+    self.assertLen(whole.seen, 4)
+    self.assert_same(_weights(self.path('whole')), whole.seen[1])
+    self.assertTrue(
+        np.any(whole.seen[1]['head/bias'] != whole.seen[3]['head/bias'])
+    )
+    with open(self.path('whole/results.json'), encoding='utf-8') as f:
+      self.assertEqual(json.load(f)['steps'], 4)
+    with open(self.path('whole/metrics.csv'), encoding='utf-8') as f:
+      self.assertLen(f.readlines(), 5)
+
+    # Stopped while it evaluates after step 3, then resumed after step 2.
+    first = _Evaluator(0.5, 0.4, np.nan)
+    with self.assertRaises(KeyboardInterrupt):
+      _train(self.path('parts'), first, patience=2)
+    self.assertFalse(os.path.exists(self.path('parts/model.state')))
+    second = _Evaluator(0.6, 0.4)
+    _train(self.path('parts'), second, patience=2)
+    self.assert_same(second.seen[0], whole.seen[2])
+    self.assert_same(second.seen[1], whole.seen[3])
+    self.assert_same(
+        _weights(self.path('parts')), _weights(self.path('whole'))
+    )
+
+    # Again: it is over, nothing is trained or evaluated.
+    results = _train(self.path('parts'), _Evaluator(), patience=2)
+    self.assertEqual(results['steps'], 4)
+    self.assert_same(
+        _weights(self.path('parts')), _weights(self.path('whole'))
+    )
+
+  def test_without_patience_keeps_the_last_weights_and_seeds_other_runs(self):
+    evaluator = _Evaluator(0.5, 0.6)
+    results = _train(
+        self.path('seed'), evaluator, num_steps=3, evaluate_every=2
+    )
+    self.assertEqual(results['dev_word_error_rate'], {2: 0.5, 3: 0.6})
+    self.assert_same(_weights(self.path('seed')), evaluator.seen[1])
+
+    # From the seed, at a rate of 0: the weights of the seed.
+    other = _Evaluator(0.5)
+    _train(
+        self.path('other'),
+        other,
+        num_steps=1,
+        seed_run=self.path('seed'),
+        optimizer=tff.learning.optimizers.build_sgdm(0.0),
+    )
+    self.assert_same(other.seen[0], _weights(self.path('seed')))
+
+  def test_bad_settings_are_named_before_anything_is_written(self):
+    for changes, message in (
+        (dict(num_steps=0), 'num_steps'),
+        (dict(evaluate_every=0), 'evaluate_every'),
+        (dict(patience=0), 'patience'),
+        (dict(patience=2), 'patience needs an evaluator'),
+        (dict(seed_run=self.path('nothing')), 'nothing holds no trained model'),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        _train(self.path('run'), **changes)
+      self.assertFalse(os.path.exists(self.path('run')))
+
+  def test_speakers_without_utterances_are_an_error(self):
+    data = tff.simulation.datasets.ClientData.from_clients_and_tf_fn(
+        ['ann'],
+        lambda _: fakes.client_data({'ann': 1}).serializable_dataset_fn('bob'),
+    )
+    with self.assertRaisesRegex(ValueError, 'have no utterances'):
+      _train(self.path('run'), client_data=data)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,177 @@
+"""Tests of tff_asr.programs.evaluation and evaluate."""
+
+import contextlib
+import functools
+import io
+import json
+import os
+import tempfile
+
+from absl.testing import absltest
+import numpy as np
+import tensorflow as tf
+
+from tests import fakes
+from tff_asr.data import client_data as client_data_lib
+from tff_asr.metrics import word_errors
+from tff_asr.models import ctc
+from tff_asr.programs import evaluate
+from tff_asr.programs import evaluation
+from tff_asr.programs import outputs
+
+_CLIENTS = {'ann': 3, 'bob': 2, 'cai': 1}
+
+
+@functools.lru_cache
+def _model():
+  return fakes.tiny_model(num_blocks=1, dropout=0.5)
+
+
+@functools.lru_cache
+def _evaluator():
+  model = _model()
+  return evaluation.Evaluator(
+      model=model,
+      pipeline=fakes.tiny_pipeline(model, max_batch_sec=3.0),
+      client_data=fakes.client_data(_CLIENTS),
+  )
+
+
+def _weights(*, letter: str | None = None):
+  """Initial weights; with a letter, of a model that hears it in each frame."""
+  weights = _model().initialize(tf.constant([1, 2]))
+  if letter is not None:
+    bias = np.zeros(5, np.float32)
+    bias[' abc'.index(letter)] = 100.0
+    weights['head/bias'] = tf.constant(bias)
+  return weights
+
+
+class EvaluatorTest(absltest.TestCase):
+
+  def test_decodes_every_utterance_in_order_and_counts_its_errors(self):
+    counts = []
+    found = _evaluator()(_weights(letter='a'), progress=counts.append)
+    self.assertEqual(sum(counts), sum(_CLIENTS.values()))
+    self.assertGreater(len(counts), 1)
+    expected = sorted(
+        (example['utterance_id'], client_id, example['transcript'])
+        for client_id, count in _CLIENTS.items()
+        for example in fakes.examples(client_id, count)
+    )
+    self.assertEqual(
+        [
+            (each.utterance_id, each.client_id, each.reference)
+            for each in found.hypotheses
+        ],
+        expected,
+    )
+    self.assertEqual({each.text for each in found.hypotheses}, {'a'})
+    # 'a' for a transcript of n words: n errors, or n - 1 if 'a' is among them.
+    errors = {client_id: 0 for client_id in _CLIENTS}
+    words = 0
+    for _, client_id, transcript in expected:
+      said = transcript.split()
+      errors[client_id] += len(said) - ('a' in said)
+      words += len(said)
+    by_client = found.errors_by_client()
+    self.assertEqual(
+        {client_id: each.errors for client_id, each in by_client.items()},
+        errors,
+    )
+    self.assertEqual(found.word_error_rate, sum(errors.values()) / words)
+
+  def test_is_the_same_each_time_and_knows_no_dropout(self):
+    first, second = _evaluator()(_weights()), _evaluator()(_weights())
+    self.assertEqual(first, second)
+    arrays = {name: value.numpy() for name, value in _weights().items()}
+    self.assertEqual(_evaluator()(arrays), first)
+
+  def test_loss_is_the_mean_over_utterances(self):
+    model = _model()
+    losses = []
+    batches = fakes.tiny_pipeline(model, max_batch_sec=3.0).evaluation_batches(
+        fakes.client_data({'ann': 3}).create_tf_dataset_for_client('ann')
+    )
+    for batch in batches:
+      logits, lengths = model.logits(
+          _weights(), batch['features'], batch['feature_lengths']
+      )
+      losses.extend(
+          ctc.loss(
+              logits, lengths, batch['labels'], batch['label_lengths']
+          ).numpy()
+      )
+    evaluator = evaluation.Evaluator(
+        model=model,
+        pipeline=fakes.tiny_pipeline(model, max_batch_sec=3.0),
+        client_data=fakes.client_data({'ann': 3}),
+    )
+    np.testing.assert_allclose(
+        evaluator(_weights()).loss, np.mean(losses), rtol=1e-5
+    )
+
+  def test_nothing_decoded(self):
+    nothing = evaluation.Evaluation(hypotheses=[], loss=float('nan'))
+    self.assertEqual(nothing.errors, word_errors.WordErrors())
+    self.assertEqual(nothing.errors_by_client(), {})
+
+
+class CheckCharactersTest(absltest.TestCase):
+
+  def test_names_the_folder_and_the_characters(self):
+    root = self.enterContext(tempfile.TemporaryDirectory())
+    folder = fakes.write_split(root + '/split', {'ann': 1}, transcript='año b')
+    data = client_data_lib.load(folder)
+    with self.assertRaisesRegex(ValueError, "split .*not tokens: 'o' 'ñ'; add"):
+      evaluation.check_characters(data, fakes.tiny_pipeline(_model()))
+    fine = client_data_lib.load(
+        fakes.write_split(root + '/fine', {'ann': 1}, transcript='ab c')
+    )
+    evaluation.check_characters(fine, fakes.tiny_pipeline(_model()))
+    # Data that do not say are checked as they are read.
+    evaluation.check_characters(
+        fakes.client_data({'ann': 1}), fakes.tiny_pipeline(_model())
+    )
+
+
+class EvaluateTest(absltest.TestCase):
+
+  def test_writes_the_figures_of_each_run(self):
+    root = self.enterContext(tempfile.TemporaryDirectory())
+    data = client_data_lib.load(fakes.write_split(root + '/test', _CLIENTS))
+    runs = []
+    for letter in ('a', 'b'):
+      runs.append(os.path.join(root, letter))
+      folder = outputs.RunFolder(runs[-1], configuration='')
+      folder.write_model(_weights(letter=letter), tokens=' abc')
+    printed = io.StringIO()
+    arguments = dict(
+        model=_model(),
+        pipeline=fakes.tiny_pipeline(_model()),
+        client_data=data,
+    )
+    with contextlib.redirect_stdout(printed):
+      with contextlib.redirect_stderr(io.StringIO()):
+        results = evaluate.evaluate(runs=runs, **arguments)
+    for run, letter, figures in zip(runs, 'ab', results, strict=True):
+      with open(run + '/test.json', encoding='utf-8') as f:
+        self.assertEqual(json.load(f), figures)
+      self.assertEqual(
+          {each['text'] for each in figures['hypotheses']}, {letter}
+      )
+      self.assertEqual(figures['num_utterances'], 6)
+      self.assertEqual(figures['num_speakers'], 3)
+      self.assertIn(
+          f'{run}: WER {100 * figures["word_error_rate"]:.2f} %',
+          printed.getvalue(),
+      )
+    for wrong in ([], runs[0]):
+      with self.assertRaisesRegex(ValueError, 'runs must be a list'):
+        evaluate.evaluate(runs=wrong, **arguments)
+    with self.assertRaisesRegex(ValueError, 'holds no trained model'):
+      evaluate.evaluate(runs=[root], **arguments)
+
+
+if __name__ == '__main__':
+  absltest.main()

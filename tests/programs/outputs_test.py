@@ -1,0 +1,138 @@
+"""Tests of tff_asr.programs.outputs."""
+
+import asyncio
+import collections
+import os
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import tensorflow as tf
+
+from tests import fakes
+from tff_asr.programs import outputs
+
+_CONFIGURATION = """# Macros:
+# ==============
+EVALUATE_EVERY = 10
+NUM_ROUNDS = 30
+SEED = 1
+"""
+
+
+class RunFolderTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.path = os.path.join(
+        self.enterContext(tempfile.TemporaryDirectory()), 'runs', 'one'
+    )
+
+  def open(self, configuration: str = _CONFIGURATION) -> outputs.RunFolder:
+    return outputs.RunFolder(self.path, configuration=configuration)
+
+  def test_is_new_once(self):
+    self.assertTrue(self.open().is_new)
+    self.assertFalse(self.open().is_new)
+    with open(self.open().file('config.gin'), encoding='utf-8') as f:
+      self.assertEqual(f.read(), _CONFIGURATION)
+
+  @parameterized.named_parameters(
+      ('rounds', 'NUM_ROUNDS = 30', 'NUM_ROUNDS = 60'),
+      ('evaluations', 'EVALUATE_EVERY = 10', 'EVALUATE_EVERY = 5'),
+  )
+  def test_how_far_a_run_goes_may_change(self, old, new):
+    self.open()
+    self.assertFalse(self.open(_CONFIGURATION.replace(old, new)).is_new)
+
+  @parameterized.named_parameters(
+      ('changed', _CONFIGURATION.replace('SEED = 1', 'SEED = 2'), 'SEED = 1'),
+      ('more', _CONFIGURATION + 'DIM = 8\n', 'here: DIM = 8'),
+      ('less', _CONFIGURATION.replace('SEED = 1\n', ''), 'there: SEED = 1'),
+      (
+          'looks_like_one_that_may',
+          _CONFIGURATION + 'NUM_ROUNDS_MORE = 8\n',
+          'here: NUM_ROUNDS_MORE = 8',
+      ),
+  )
+  def test_another_configuration_is_refused(self, configuration, difference):
+    self.open()
+    with self.assertRaisesRegex(ValueError, rf'one holds .*\(.*{difference}\)'):
+      self.open(configuration)
+
+  def test_needs_a_name(self):
+    with self.assertRaisesRegex(ValueError, 'output_dir'):
+      outputs.RunFolder('', configuration='')
+
+  def test_model_round_trip(self):
+    model = fakes.tiny_model(num_blocks=1)
+    weights = model.initialize(tf.constant([1, 2]))
+    self.open().write_model(weights, tokens=' abc')
+    read = outputs.read_model(self.path, model=model, tokens=' abc')
+    self.assertEqual(list(read), list(weights))
+    for name, value in weights.items():
+      np.testing.assert_array_equal(read[name], value)
+    tensors = outputs.to_tensors(read)
+    self.assertTrue(all(tf.is_tensor(value) for value in tensors.values()))
+
+  def test_models_that_do_not_fit_are_explained(self):
+    model = fakes.tiny_model(num_blocks=1)
+    with self.assertRaisesRegex(ValueError, 'one holds no trained model'):
+      outputs.read_model(self.path, model=model, tokens=' abc')
+    folder = self.open()
+    folder.write_model(model.initialize([1, 2]), tokens=' ab')
+    with self.assertRaisesRegex(ValueError, "spells ' ab' .* ' abc'"):
+      outputs.read_model(self.path, model=model, tokens=' abc')
+    weights = model.initialize([1, 2])
+    weights['head/bias'] = np.zeros([7], np.float32)
+    weights['tail'] = weights.pop('norm/bias')
+    folder.write_model(weights, tokens=' abc')
+    with self.assertRaisesRegex(
+        ValueError,
+        r'head/bias is \[7\] there and \[5\] here; it has no norm/bias; tail is'
+        r' unknown here\.',
+    ):
+      outputs.read_model(self.path, model=model, tokens=' abc')
+
+  def test_files_are_written_whole_or_not_at_all(self):
+    folder = self.open()
+    folder.write_text('a.txt', 'one')
+    with self.assertRaises(UnicodeEncodeError):
+      folder.write_text('a.txt', '\udc80')
+    with open(folder.file('a.txt'), encoding='utf-8') as f:
+      self.assertEqual(f.read(), 'one')
+    self.assertCountEqual(
+        os.listdir(self.path), ['a.txt', 'config.gin', 'state']
+    )
+
+  def test_metrics_are_released_by_round_and_rewritten_on_a_repeat(self):
+    managers = self.open().release_managers()
+
+    async def release():
+      for key, loss in ((1, 3.0), (2, 2.0), (3, 1.0), (2, 2.5)):
+        for manager in managers:
+          await manager.release({'loss': loss}, key=key)
+
+    asyncio.run(release())
+    with open(self.open().file('metrics.csv'), encoding='utf-8') as f:
+      self.assertEqual(f.read().split(), ['round,loss', '1,3.0', '2,2.5'])
+    self.assertTrue(os.listdir(self.open().file('tensorboard')))
+
+
+class FlattenTest(absltest.TestCase):
+
+  def test_names_are_joined_and_what_is_not_one_number_left_out(self):
+    self.assertEqual(
+        outputs.flatten_metrics(
+            collections.OrderedDict(
+                a=collections.OrderedDict(b=np.float32(0.5), c=()),
+                d=tf.constant(2),
+            )
+        ),
+        {'a/b': 0.5, 'd': 2.0},
+    )
+
+
+if __name__ == '__main__':
+  absltest.main()

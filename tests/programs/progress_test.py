@@ -1,0 +1,81 @@
+"""Tests of tff_asr.programs.progress."""
+
+import io
+from unittest import mock
+
+from absl.testing import absltest
+
+from tff_asr.programs import progress as progress_lib
+
+
+class _Terminal(io.StringIO):
+
+  def isatty(self) -> bool:
+    return True
+
+
+class ProgressTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.now = 100.0
+    self.enterContext(
+        mock.patch.object(
+            progress_lib.time, 'monotonic', side_effect=lambda: self.now
+        )
+    )
+
+  def test_a_pipe_gets_lines_now_and_then(self):
+    stream = io.StringIO()
+    with progress_lib.Progress(
+        description='federated', total=10, stream=stream
+    ) as progress:
+      for round_num in range(1, 11):
+        self.now += 4.0
+        progress.update(loss=f'{10 - round_num}.0')
+    self.assertEqual(
+        stream.getvalue().splitlines(),
+        [
+            # The first at once; then after 10 seconds or more; the last.
+            'federated: round 1 of 10, loss 9.0, 36 s left',
+            'federated: round 4 of 10, loss 6.0, 24 s left',
+            'federated: round 7 of 10, loss 3.0, 12 s left',
+            'federated: round 10 of 10, loss 0.0',
+        ],
+    )
+
+  def test_a_resumed_run_reckons_with_its_own_rounds(self):
+    stream = io.StringIO()
+    with progress_lib.Progress(
+        description='central', total=10, initial=8, unit='step', stream=stream
+    ) as progress:
+      self.now += 5.0
+      progress.update()
+    self.assertEqual(stream.getvalue(), 'central: step 9 of 10, 5 s left\n')
+
+  def test_figures_stay_until_they_are_replaced(self):
+    stream = io.StringIO()
+    progress = progress_lib.Progress(
+        description='x', total=40, unit='utterance', stream=stream
+    )
+    progress.update(5, **{'dev WER': '50%'}, loss='2')
+    self.now += 20
+    progress.update(5, loss='1')
+    self.assertIn('utterance 10 of 40, dev WER 50%, loss 1,', stream.getvalue())
+
+  def test_a_terminal_gets_a_bar(self):
+    stream = _Terminal()
+    with progress_lib.Progress(
+        description='federated', total=2, stream=stream
+    ) as progress:
+      progress.update(loss='2.0')
+      self.now += 60
+      progress.update(loss='1.5')
+    text = stream.getvalue()
+    self.assertIn('federated', text)
+    self.assertIn('2/2', text)
+    self.assertIn('loss=1.5', text)
+
+
+if __name__ == '__main__':
+  absltest.main()
