@@ -60,7 +60,9 @@ def tiny_pipeline(
 
 def utterance(client_id: str, index: int) -> dict[str, object]:
   """One example: noise whose loudness follows its words; fixed by its name."""
-  generator = np.random.default_rng([len(client_id), *client_id.encode(), index])
+  generator = np.random.default_rng(
+      [len(client_id), *client_id.encode(), index]
+  )
   words = generator.choice(WORDS, size=generator.integers(1, 4))
   samples = int(generator.integers(8000, 24000))
   envelope = 500.0 * (1 + np.arange(samples) % (1000 * len(words)) / 300)

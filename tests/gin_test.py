@@ -250,7 +250,10 @@ class QuickstartTest(parameterized.TestCase):
   def test_bad_data_settings_are_one_line(self):
     fakes.write_split(self.shards('foreign'), {'zoe': 1}, transcript='naïve')
     for setting, message in (
-        (f'PRIVATE_DIR = {self.shards("nothing")!r}', 'nothing is not a folder'),
+        (
+            f'PRIVATE_DIR = {self.shards("nothing")!r}',
+            'nothing is not a folder',
+        ),
         ('COHORT_SIZE = 4', 'cohort_size'),
         (f'PRIVATE_DIR = {self.shards("foreign")!r}', "not tokens: 'ï'"),
     ):

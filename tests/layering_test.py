@@ -177,7 +177,8 @@ class BuildFileTest(absltest.TestCase):
         py_test=add,
     )
     path = _ROOT / 'BUILD'
-    exec(compile(path.read_text(encoding='utf-8'), 'BUILD', 'exec'), names)  # pylint: disable=exec-used
+    code = compile(path.read_text(encoding='utf-8'), 'BUILD', 'exec')
+    exec(code, names)  # pylint: disable=exec-used
 
   def library_of(self, path: str) -> str:
     """The library that has a file."""

@@ -39,7 +39,9 @@ class TrainAndEvaluateTest(absltest.TestCase):
         + (f'TEST_DIR = {shards!r}', f'RUNS = [{run!r}]'),
     )
     self.assertEqual(evaluated.code, 0, evaluated.stderr)
-    self.assertRegex(evaluated.stdout, r'run: WER \d+\.\d\d % of \d+ words of 1')
+    self.assertRegex(
+        evaluated.stdout, r'run: WER \d+\.\d\d % of \d+ words of 1'
+    )
     for line in evaluated.stderr.splitlines():
       self.assertRegex(line, r'^evaluate: utterance [12] of 2')
     self.assertTrue(os.path.exists(os.path.join(run, 'test.json')))

@@ -214,7 +214,8 @@ class TrainingBatchesTest(parameterized.TestCase):
   def test_endless_batches_repeat_and_an_empty_client_has_none(self):
     def open_client(num_rows):
       rows = _examples([(f'u{i}', 9000, 'a') for i in range(5)]).take(num_rows)
-      return _pipeline().training_batches(rows, seed=tf.constant([1, 2])).take(7)
+      batches = _pipeline().training_batches(rows, seed=tf.constant([1, 2]))
+      return batches.take(7)
 
     num_rows = tf.data.Dataset.from_tensor_slices(np.array([0, 2], np.int64))
     counts = [

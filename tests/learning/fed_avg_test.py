@@ -394,7 +394,11 @@ class ProcessTest(parameterized.TestCase):
       ),
       ('steps', dict(num_local_steps=0), 'num_steps'),
       ('epochs', dict(num_local_epochs=0), 'num_epochs'),
-      ('rate', dict(num_local_steps=1, client_learning_rate=-1), 'learning_rate'),
+      (
+          'rate',
+          dict(num_local_steps=1, client_learning_rate=-1),
+          'learning_rate',
+      ),
       ('grad', dict(num_local_steps=1, max_grad_norm=0), 'max_grad_norm'),
   )
   def test_bad_arguments_are_named(self, kwargs, message):
