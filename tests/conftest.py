@@ -1,6 +1,5 @@
 """What the whole test session needs: devices, quiet libraries, no orphans."""
 
-import gc
 import os
 import sys
 
@@ -10,6 +9,8 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 import psutil
 import pytest
 import tensorflow as tf
+
+from tff_asr import launch
 
 # As tests/execution/multi_device_test.py wants them. TensorFlow's first op
 # fixes the devices, and any module may run one while it is being imported.
@@ -24,8 +25,11 @@ tf.config.set_logical_device_configuration(
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
   """Ends TFF's worker; fails the session if another process was left."""
+  launch.drop_default_context()
   if 'tensorflow_federated' in sys.modules:
-    _drop_default_context()
+    from tff_asr.execution import native  # pylint: disable=g-import-not-at-top
+
+    native.stop()
   left = [
       child
       for child in psutil.Process().children(recursive=True)
@@ -36,21 +40,3 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     child.kill()
   if left and session.exitstatus == pytest.ExitCode.OK:
     session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def _drop_default_context() -> None:
-  """Lets go of TFF's context while Python can still end what it started.
-
-  Left to the interpreter's end, its destructor fails with a message.
-  """
-  import tensorflow_federated as tff  # pylint: disable=g-import-not-at-top
-  from tff_asr.execution import native  # pylint: disable=g-import-not-at-top
-
-  class NoContext(tff.framework.SyncContext):
-
-    def invoke(self, comp, arg):
-      raise RuntimeError('The tests have ended.')
-
-  tff.framework.set_default_context(NoContext())
-  gc.collect()
-  native.stop()

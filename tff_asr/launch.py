@@ -32,7 +32,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
   logging.set_verbosity(logging.WARNING)
   python_logging.getLogger('tensorflow').setLevel(python_logging.ERROR)
   # Also where absl ends the program before main begins.
-  atexit.register(_drop_default_context)
+  atexit.register(drop_default_context)
   app.run(_explain_errors(main))
 
 
@@ -55,12 +55,12 @@ def _explain_errors(
         traceback.print_exc()
       sys.exit(f'error: {one_line(error)}')
     finally:
-      _drop_default_context()
+      drop_default_context()
 
   return wrapped
 
 
-def _drop_default_context() -> None:
+def drop_default_context() -> None:
   """Lets go of TFF's context while Python can still end what it started.
 
   Left to the interpreter's end, its destructor fails with a message, or leaves

@@ -245,7 +245,14 @@ class FederatedTest(parameterized.TestCase):
     results, _ = _train(self.run, configuration=_LONGER, num_rounds=5, **seeds)
     self.assertEqual(results['rounds'], 5)
     self.assert_same_weights(self.run, whole)
-    self.assertEqual([row['round'] for row in self.metrics()], list('12345'))
+    rows = self.metrics()
+    self.assertEqual([row['round'] for row in rows], list('12345'))
+    # Seeds fix the keys, so nothing is private, whatever the noise.
+    self.assertEqual({row['epsilon'] for row in rows}, {'inf'})
+    # The results are of the whole run, not of its last part.
+    self.assertAlmostEqual(
+        results['seconds'], sum(float(row['seconds']) for row in rows), delta=0.1
+    )
     (rounds,) = ledger_lib.read(self.file('ledger.jsonl')).rounds
     self.assertEqual(rounds.count, 5)
 
@@ -301,10 +308,10 @@ class FederatedTest(parameterized.TestCase):
     )
     self.assertEqual(results['rounds'], 2)
     rows = self.metrics()
-    self.assertEqual(rows[0]['train_loss'], 'nan')
-    self.assertEqual(float(rows[0]['client_work/num_clients']), 0)
-    self.assertEqual(float(rows[1]['client_work/num_clients']), sizes[1])
-    self.assertGreater(float(rows[1]['train_loss']), 0)
+    self.assertEqual(rows[0]['not_private/train_loss'], 'nan')
+    self.assertEqual(float(rows[0]['not_private/num_clients']), 0)
+    self.assertEqual(float(rows[1]['not_private/num_clients']), sizes[1])
+    self.assertGreater(float(rows[1]['not_private/train_loss']), 0)
     # Noise moves the model all the same.
     self.assertGreater(float(rows[0]['finalizer/update_norm']), 0)
 

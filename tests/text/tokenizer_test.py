@@ -17,7 +17,8 @@ class CharTokenizerTest(parameterized.TestCase):
     self.assertEqual(tokenizer.characters, " 'abcdefghijklmnopqrstuvwxyz-")
 
   def test_ids_are_places_by_hand(self):
-    ids = tokenizer_lib.CharTokenizer(' abc').encode(tf.constant(['cab a']))[0]
+    tokenizer = tokenizer_lib.CharTokenizer(' abc')
+    ids = tokenizer.encode(tf.constant(['cab a']))[0]
     self.assertEqual(ids.dtype, tf.int32)
     np.testing.assert_array_equal(ids, [3, 1, 2, 0, 1])
 
@@ -30,7 +31,8 @@ class CharTokenizerTest(parameterized.TestCase):
 
   @parameterized.parameters('A', 'ä', '𝄞', '\0', '1')
   def test_a_character_that_is_no_token_becomes_minus_1(self, character):
-    ids = tokenizer_lib.CharTokenizer().encode(tf.constant([f'a{character}b']))[0]
+    tokenizer = tokenizer_lib.CharTokenizer()
+    ids = tokenizer.encode(tf.constant([f'a{character}b']))[0]
     np.testing.assert_array_equal(ids, [2, -1, 3])
 
   def test_runs_in_a_dataset_with_core_ops_only(self):

@@ -113,7 +113,6 @@ async def train(
   managers = run.release_managers()
   started = time.monotonic()
   loss_sum = num_utterances = 0.0
-  word_error_rates = {}
 
   with progress_lib.Progress(
       description='central', total=num_steps, initial=step, unit='step'
@@ -139,9 +138,10 @@ async def train(
           rate = evaluated.word_error_rate
           metrics['dev_word_error_rate'] = rate
           metrics['dev_loss'] = evaluated.loss
-          word_error_rates[step] = rate
           figures['dev WER'] = f'{100 * rate:.1f}%'
           state = _with_evaluation(state, rate)
+        metrics['seconds'] = time.monotonic() - started
+        started = time.monotonic()
         for manager in managers:
           await manager.release(metrics, key=step)
         await run.state_manager.save(state, step)
@@ -151,8 +151,8 @@ async def train(
   run.write_model(final, tokens=tokens)
   results = {
       'steps': step,
-      'seconds': round(time.monotonic() - started, 1),
-      'dev_word_error_rate': word_error_rates,
+      'seconds': round(sum(run.read_metric('seconds').values()), 1),
+      'dev_word_error_rate': run.read_metric('dev_word_error_rate'),
   }
   run.write_json('results.json', results)
   return results

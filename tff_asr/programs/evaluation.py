@@ -104,11 +104,6 @@ class Evaluator:
 
     self._decode = decode
 
-  @property
-  def num_utterances(self) -> Optional[int]:
-    """Utterances to decode, where the data know."""
-    return getattr(self._client_data, 'total_utterances', None)
-
   def __call__(
       self,
       weights: weights_lib.Weights,

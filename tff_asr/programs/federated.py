@@ -7,6 +7,7 @@ round and repeats the rest with the same cohorts, seeds and noise.
 
 from collections.abc import Callable
 import hashlib
+import math
 import time
 from typing import Any, NamedTuple, Optional
 
@@ -108,7 +109,6 @@ async def train(
     seed_weights = outputs.read_model(
         seed_run, model=model, tokens=pipeline.tokenizer.characters
     )
-  run = outputs.RunFolder(output_dir, configuration=configuration)
   tff.framework.set_default_context(
       tff.program.NativeFederatedContext(context)
   )
@@ -122,6 +122,8 @@ async def train(
   if seed_weights is not None:
     process_state = _with_weights(process_state, seed_weights)
   process_state = fed_avg.set_noise_key(process_state, noise_key)
+  # Not before the process has shown that it can be built and run.
+  run = outputs.RunFolder(output_dir, configuration=configuration)
   iterator = source.iterator()
   state = ProgramState(process_state, iterator.state, ledger_lib.Head(0, ''))
 
@@ -147,13 +149,12 @@ async def train(
     logging.info('Resuming after round %d.', round_num)
   iterator = source.iterator(state.cohorts)
   managers = run.release_managers()
-  started = time.monotonic()
-  word_error_rates = {}
 
   with ledger, progress_lib.Progress(
       description='federated', total=num_rounds, initial=round_num
   ) as progress:
     while round_num < num_rounds:
+      started = time.monotonic()
       cohort_state = iterator.state
       cohort = iterator.select()
       before = state.process
@@ -173,9 +174,7 @@ async def train(
       round_num += 1
       state = ProgramState(output.state, iterator.state, ledger.head)
       metrics = _round_metrics(output.metrics)
-      metrics['epsilon'] = accounting.epsilon(
-          ledger_lib.to_event(ledger.contents), delta=delta
-      )
+      metrics['epsilon'] = _epsilon(ledger.contents, delta=delta)
       is_last = round_num == num_rounds
       if evaluator is not None and (
           is_last or round_num % evaluate_every == 0
@@ -183,7 +182,7 @@ async def train(
         evaluated = evaluator(state.process.global_model_weights)
         metrics['dev_word_error_rate'] = evaluated.word_error_rate
         metrics['dev_loss'] = evaluated.loss
-        word_error_rates[round_num] = evaluated.word_error_rate
+      metrics['seconds'] = time.monotonic() - started
       for manager in managers:
         await manager.release(metrics, key=round_num)
       if is_last or round_num % save_every == 0:
@@ -205,10 +204,10 @@ async def train(
     )
     results = {
         'rounds': round_num,
-        'seconds': round(time.monotonic() - started, 1),
+        'seconds': round(sum(run.read_metric('seconds').values()), 1),
         'cohort_size': source.sampling.cohort_size,
         'population': source.sampling.population,
-        'dev_word_error_rate': word_error_rates,
+        'dev_word_error_rate': run.read_metric('dev_word_error_rate'),
         'privacy': statement.fields,
     }
   run.write_text('privacy.txt', f'{statement}\n')
@@ -261,24 +260,37 @@ def _charged_round(
   )
 
 
+def _epsilon(contents: ledger_lib.Contents, *, delta: float) -> float:
+  """Epsilon by RDP of all charged rounds; infinite if a seed fixed a key."""
+  if contents.fixed_seeds:
+    return math.inf
+  return accounting.epsilon(ledger_lib.to_event(contents), delta=delta)
+
+
 def _round_metrics(metrics: Any) -> dict[str, float]:
-  """Flat metrics with the averages that people read."""
+  """Flat metrics with the averages that people read.
+
+  What comes from clients without noise is marked by its name: it is for
+  simulations, and the privacy statement does not cover it.
+  """
   flat = outputs.flatten_metrics(metrics)
-  utterances = flat['client_work/num_utterances']
-  clients = flat['client_work/num_clients'] - flat['client_work/num_non_finite']
-  flat['train_loss'] = (
-      flat.pop('client_work/loss_sum') / utterances if utterances else np.nan
-  )
-  flat['delta_norm'] = (
-      flat.pop('client_work/delta_norm_sum') / clients if clients else np.nan
-  )
-  return flat
+  exact = {
+      name.removeprefix('client_work/'): flat.pop(name)
+      for name in list(flat)
+      if name.startswith('client_work/')
+  }
+  loss_sum, norm_sum = exact.pop('loss_sum'), exact.pop('delta_norm_sum')
+  utterances = exact['num_utterances']
+  clients = exact['num_clients'] - exact['num_non_finite']
+  exact['train_loss'] = loss_sum / utterances if utterances else math.nan
+  exact['delta_norm'] = norm_sum / clients if clients else math.nan
+  return flat | {f'not_private/{name}': exact[name] for name in exact}
 
 
 def _figures(metrics: dict[str, float]) -> dict[str, str]:
   """What the progress display shows."""
   figures = {
-      'loss': f'{metrics["train_loss"]:.2f}',
+      'loss': f'{metrics["not_private/train_loss"]:.2f}',
       'epsilon': f'{metrics["epsilon"]:.3g}',
   }
   if 'dev_word_error_rate' in metrics:

@@ -11,6 +11,7 @@
 """
 
 from collections.abc import Mapping
+import csv
 import difflib
 import json
 import os
@@ -72,6 +73,18 @@ class RunFolder:
   def write_json(self, name: str, value: Any) -> None:
     """Writes a value as a JSON file of the folder."""
     write_json(self.file(name), value)
+
+  def read_metric(self, name: str) -> dict[int, float]:
+    """A released metric of the whole run, by round or step, where it was set.
+
+    A run that was resumed has released some of them before it was stopped.
+    """
+    with open(self.file('metrics.csv'), encoding='utf-8', newline='') as f:
+      return {
+          int(row['round']): float(row[name])
+          for row in csv.DictReader(f)
+          if row.get(name)
+      }
 
   def release_managers(self) -> list[tff.program.ReleaseManager]:
     """Where metrics go: CSV and TensorBoard."""
