@@ -13,7 +13,7 @@ Type: (<S@SERVER, {<weights, seed>}@CLIENTS, {examples*}@CLIENTS>
 """
 
 import collections
-from typing import Any, Optional
+from typing import Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff

@@ -14,6 +14,7 @@ from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
+from tff_asr.programs import outputs
 
 
 class Hypothesis(NamedTuple):
@@ -116,9 +117,7 @@ class Evaluator:
       weights: float32 tensors or arrays by name.
       progress: Called with the number of utterances just decoded.
     """
-    weights = weights_lib.Weights(
-        (name, tf.convert_to_tensor(value)) for name, value in weights.items()
-    )
+    weights = outputs.to_tensors(weights)
     hypotheses = []
     loss_sum = 0.0
     num_losses = 0.0
