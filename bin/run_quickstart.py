@@ -47,8 +47,8 @@ _RUNS = {
     'federated': 'federated',
     'federated_dp': 'federated + DP',
 }
-_NUM_ROUNDS = 24
-_NUM_LOCAL_STEPS = 4
+_NUM_ROUNDS = 80
+_NUM_LOCAL_STEPS = 2
 _GENERATED = ('--num_speakers=180', '--num_dev_speakers=8')
 _GENERATED_PARTITION = 'public=40,private=rest'
 # Of a real corpus, which has no dev and test speakers of its own.
@@ -126,7 +126,7 @@ def _train(run: str, shards: dict[str, str]) -> None:
   _say(f'{_RUNS[run]}: training.')
   seed = os.path.join(_RUNS_DIR.value, 'seed')
   settings = {'DEV_DIR': shards['dev']}
-  cohort_size = min(10, max(1, _num_clients(shards['private']) // 2))
+  cohort_size = min(6, max(1, _num_clients(shards['private']) // 2))
   if run in ('seed', 'control'):
     program = 'train_central.py'
     settings['TRAIN_DIR'] = shards['public']
