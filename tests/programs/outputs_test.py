@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests import fakes
+from tff_asr.models import weights as weights_lib
 from tff_asr.programs import outputs
 
 _CONFIGURATION = """# Macros:
@@ -32,19 +33,38 @@ class RunFolderTest(parameterized.TestCase):
   def open(self, configuration: str = _CONFIGURATION) -> outputs.RunFolder:
     return outputs.RunFolder(self.path, configuration=configuration)
 
-  def test_is_new_once(self):
-    self.assertTrue(self.open().is_new)
-    self.assertFalse(self.open().is_new)
-    with open(self.open().file('config.gin'), encoding='utf-8') as f:
-      self.assertEqual(f.read(), _CONFIGURATION)
+  def begin(self):
+    """A run that has saved a state."""
+    self.open().state_manager.save_sync({'a': np.ones(2)}, 0)
+
+  def configuration(self) -> str:
+    with open(os.path.join(self.path, 'config.gin'), encoding='utf-8') as f:
+      return f.read()
+
+  def test_configuration_is_kept(self):
+    self.begin()
+    self.open()
+    self.assertEqual(self.configuration(), _CONFIGURATION)
+
+  def test_a_run_stopped_before_its_first_state_binds_no_settings(self):
+    self.open()
+    other = _CONFIGURATION.replace('SEED = 1', 'SEED = 2')
+    self.open(other)
+    self.assertEqual(self.configuration(), other)
+
+  def test_a_charged_round_binds_the_settings(self):
+    outputs.write_text(self.open().file('ledger.jsonl'), '{}')
+    with self.assertRaisesRegex(ValueError, 'another configuration'):
+      self.open(_CONFIGURATION.replace('SEED = 1', 'SEED = 2'))
 
   @parameterized.named_parameters(
       ('rounds', 'NUM_ROUNDS = 30', 'NUM_ROUNDS = 60'),
       ('evaluations', 'EVALUATE_EVERY = 10', 'EVALUATE_EVERY = 5'),
   )
   def test_how_far_a_run_goes_may_change(self, old, new):
-    self.open()
-    self.assertFalse(self.open(_CONFIGURATION.replace(old, new)).is_new)
+    self.begin()
+    self.open(_CONFIGURATION.replace(old, new))
+    self.assertEqual(self.configuration(), _CONFIGURATION)
 
   @parameterized.named_parameters(
       ('changed', _CONFIGURATION.replace('SEED = 1', 'SEED = 2'), 'SEED = 1'),
@@ -57,7 +77,7 @@ class RunFolderTest(parameterized.TestCase):
       ),
   )
   def test_another_configuration_is_refused(self, configuration, difference):
-    self.open()
+    self.begin()
     with self.assertRaisesRegex(ValueError, rf'one holds .*\(.*{difference}\)'):
       self.open(configuration)
 
@@ -73,7 +93,7 @@ class RunFolderTest(parameterized.TestCase):
     self.assertEqual(list(read), list(weights))
     for name, value in weights.items():
       np.testing.assert_array_equal(read[name], value)
-    tensors = outputs.to_tensors(read)
+    tensors = weights_lib.to_tensors(read)
     self.assertTrue(all(tf.is_tensor(value) for value in tensors.values()))
 
   def test_models_that_do_not_fit_are_explained(self):

@@ -9,7 +9,7 @@ no graph or file has to carry them.
 import collections
 from collections.abc import Mapping
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 import zlib
 
 import tensorflow as tf
@@ -93,6 +93,13 @@ def tensor_specs(specs: Specs) -> Weights:
   return Weights(
       (name, tf.TensorSpec(specs[name].shape, tf.float32))
       for name in sorted(specs)
+  )
+
+
+def to_tensors(weights: Mapping[str, Any]) -> Weights:
+  """Arrays to tensors, once, so that steps do not copy them each time."""
+  return Weights(
+      (name, tf.convert_to_tensor(value)) for name, value in weights.items()
   )
 
 

@@ -90,7 +90,7 @@ async def train(
   if seed_run is None:
     weights = model.initialize(tf.constant([seed & 0x7FFFFFFF, 0]))
   else:
-    weights = outputs.to_tensors(
+    weights = weights_lib.to_tensors(
         outputs.read_model(seed_run, model=model, tokens=tokens)
     )
   run = outputs.RunFolder(output_dir, configuration=configuration)
@@ -104,7 +104,7 @@ async def train(
   if saved is None:
     step = 0
   else:
-    state = saved._replace(weights=outputs.to_tensors(saved.weights))
+    state = saved._replace(weights=weights_lib.to_tensors(saved.weights))
     logging.info('Resuming after step %d.', step)
   step_fn = central_step.build(
       model=model, optimizer=optimizer, max_grad_norm=max_grad_norm

@@ -14,7 +14,6 @@ from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
-from tff_asr.programs import outputs
 
 
 class Hypothesis(NamedTuple):
@@ -117,7 +116,7 @@ class Evaluator:
       weights: float32 tensors or arrays by name.
       progress: Called with the number of utterances just decoded.
     """
-    weights = outputs.to_tensors(weights)
+    weights = weights_lib.to_tensors(weights)
     hypotheses = []
     loss_sum = 0.0
     num_losses = 0.0

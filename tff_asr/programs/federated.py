@@ -21,6 +21,7 @@ from tff_asr.data import cohorts
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import fed_avg
 from tff_asr.models import ctc
+from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
@@ -225,7 +226,7 @@ def _draw_or_fix(seed: Optional[int]) -> np.ndarray:
 def _with_weights(state: Any, weights: Any) -> Any:
   """The process's state with other model weights."""
   return tff.learning.templates.LearningAlgorithmState(
-      global_model_weights=outputs.to_tensors(weights),
+      global_model_weights=weights_lib.to_tensors(weights),
       distributor=state.distributor,
       client_work=state.client_work,
       aggregator=state.aggregator,

@@ -20,7 +20,6 @@ import tempfile
 from typing import Any, Optional
 
 import numpy as np
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr.models import ctc
@@ -53,14 +52,22 @@ class RunFolder:
     if not path:
       raise ValueError('output_dir must name a folder.')
     self.path = path
-    self.is_new = not os.path.exists(self.file('config.gin'))
-    if self.is_new:
-      os.makedirs(path, exist_ok=True)
-      self.write_text('config.gin', configuration)
-    else:
+    # A run that was stopped before its first state has nothing to go on from,
+    # so its settings bind nobody.
+    if self._has_begun() and os.path.exists(self.file('config.gin')):
       with open(self.file('config.gin'), encoding='utf-8') as f:
         _check_same(f.read(), configuration, path=path)
+    else:
+      os.makedirs(path, exist_ok=True)
+      self.write_text('config.gin', configuration)
     self.state_manager = state_manager.StateManager(self.file('state'))
+
+  def _has_begun(self) -> bool:
+    """Whether the run has saved a state or charged a round."""
+    states = self.file('state')
+    return os.path.exists(self.file('ledger.jsonl')) or (
+        os.path.isdir(states) and bool(os.listdir(states))
+    )
 
   def file(self, name: str) -> str:
     """Path of a file in the folder."""
@@ -223,10 +230,3 @@ def _difference(old: str, new: str) -> Optional[str]:
     where = 'there' if line[0] == '-' else 'here'
     return f'{where}: {line[1:].strip()}'
   return None
-
-
-def to_tensors(weights: Mapping[str, Any]) -> weights_lib.Weights:
-  """Arrays to tensors, once, so that steps do not copy them each time."""
-  return weights_lib.Weights(
-      (name, tf.convert_to_tensor(value)) for name, value in weights.items()
-  )
