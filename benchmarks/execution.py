@@ -1,0 +1,176 @@
+r"""A round in each execution context, beside the bare local steps.
+
+    python -m benchmarks.execution --json=results/execution.json
+
+`bare` is what nobody can do without: a plain Python loop of one compiled local
+step over the same clients' batches, which lie ready in memory; no input
+pipeline, clipping, sum, noise or server. The contexts run the same local steps
+as a TFF round, data read from shards. Rounds of all of them
+alternate, after one of each that does not count; the table has seconds and the
+ratio to the bare loop of the same turn, medians with least and most.
+"""
+
+from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+
+import functools
+import itertools
+import tempfile
+import time
+from typing import Any
+
+from absl import flags
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from benchmarks import workload as workload_lib
+from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.execution import multi_device
+from tff_asr.execution import native
+from tff_asr.learning import client_update
+
+_NUM_BLOCKS = flags.DEFINE_integer('num_blocks', 6, 'Of the transformer.')
+_DIM = flags.DEFINE_integer('dim', 256, 'Its width.')
+_COHORT = flags.DEFINE_integer('cohort', 4, 'Clients a round.')
+_STEPS = flags.DEFINE_integer('local_steps', 10, 'Of each client.')
+_REPEATS = flags.DEFINE_integer('repeats', 5, 'Rounds that count.')
+_CONTEXTS = flags.DEFINE_list(
+    'contexts', ['multi_device', 'native'], 'To measure beside bare.'
+)
+_DEVICES = flags.DEFINE_list(
+    'devices', None, 'Of multi_device; all GPUs, else the CPU, by default.'
+)
+_JSON = flags.DEFINE_string('json', None, 'File for the figures.')
+
+
+def main(_) -> None:
+  sizes = workload_lib.Workload(
+      num_blocks=_NUM_BLOCKS.value,
+      dim=_DIM.value,
+      num_clients=_COHORT.value,
+      num_local_steps=_STEPS.value,
+  )
+  with tempfile.TemporaryDirectory() as folder, native.stopped_at_end():
+    clients = sizes.write_corpus(folder)
+    runs = {'bare': _Bare(sizes, clients)} | {
+        name: _Round(sizes, clients, context=name) for name in _CONTEXTS.value
+    }
+    seconds = {name: [] for name in runs}
+    for turn in range(_REPEATS.value + 1):
+      for name, run in runs.items():
+        started = time.monotonic()
+        run()
+        if turn:
+          seconds[name].append(time.monotonic() - started)
+  ratios = {
+      name: [own / bare for own, bare in zip(values, seconds['bare'])]
+      for name, values in seconds.items()
+  }
+  num_parameters = sizes.num_parameters()
+  workload_lib.report(
+      f'{num_parameters / 1e6:.1f}M parameters, {_COHORT.value} clients of '
+      f'{_STEPS.value} steps of {sizes.batch_sec:g} s',
+      [['', 'seconds a round', 'ratio to bare']]
+      + [
+          [
+              name,
+              workload_lib.spread(seconds[name]),
+              workload_lib.spread(ratios[name]),
+          ]
+          for name in runs
+      ],
+      {
+          'num_parameters': num_parameters,
+          'sizes': vars(sizes),
+          'seconds': seconds,
+          'ratios': ratios,
+      },
+      _JSON.value,
+  )
+
+
+class _Bare:
+  """The local steps alone."""
+
+  def __init__(
+      self,
+      sizes: workload_lib.Workload,
+      clients: tff.simulation.datasets.ClientData,
+  ):
+    model = sizes.build_model()
+    pipeline = sizes.build_pipeline(model)
+    self._batches = [
+        list(
+            itertools.islice(
+                pipeline.training_batches(
+                    clients.create_tf_dataset_for_client(client_id),
+                    seed=tf.constant([1, 2]),
+                ),
+                sizes.num_local_steps,
+            )
+        )
+        for client_id in clients.client_ids
+    ]
+    self._weights = model.initialize(tf.constant([1, 0]))
+    step = functools.partial(
+        client_update.sgd_step,
+        model,
+        learning_rate=workload_lib.CLIENT_LEARNING_RATE,
+        max_grad_norm=1.0,
+    )
+    self._step = tf.function(
+        step,
+        input_signature=[
+            tf.nest.map_structure(
+                tf.TensorSpec.from_tensor, self._weights
+            ),
+            pipeline_lib.batch_spec(),
+        ],
+    )
+
+  def __call__(self) -> None:
+    for batches in self._batches:
+      weights = self._weights
+      for batch in batches:
+        weights, _ = self._step(weights, batch)
+      tf.nest.map_structure(lambda weight: weight.numpy(), weights)
+
+
+class _Round:
+  """A whole round in a context."""
+
+  def __init__(
+      self,
+      sizes: workload_lib.Workload,
+      clients: tff.simulation.datasets.ClientData,
+      *,
+      context: str,
+  ):
+    self._context = _build_context(context)
+    self._cohort = list(clients.client_ids)
+    self._process = sizes.build_process(
+        clients, cohort_size=len(self._cohort)
+    )
+    with self._installed():
+      self._state = workload_lib.initialize(self._process)
+
+  def __call__(self) -> None:
+    with self._installed():
+      self._state = self._process.next(self._state, self._cohort).state
+
+  def _installed(self) -> Any:
+    return tff.framework.get_context_stack().install(self._context)
+
+
+def _build_context(name: str) -> tff.framework.SyncContext:
+  """The context of a name."""
+  if name == 'multi_device':
+    return multi_device.build_sync_context(devices=_DEVICES.value)
+  if name == 'native':
+    return native.build_sync_context(max_concurrent_clients=1)
+  raise ValueError(
+      f'--contexts knows multi_device and native, found {name!r}.'
+  )
+
+
+if __name__ == '__main__':
+  launch.run(main)

@@ -1,0 +1,178 @@
+"""What the benchmarks train: a corpus of noise, and the recipe at any size.
+
+Every client has the same number of utterances of the same length, so that each
+local step costs the same.
+"""
+
+import dataclasses
+import json
+import os
+import resource
+import statistics
+from typing import Any, Optional
+
+import numpy as np
+import psutil
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from data_tools import shards
+from tff_asr.aggregators import dp_mean
+from tff_asr.data import client_data
+from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.features import log_mel
+from tff_asr.learning import fed_avg
+from tff_asr.models import ctc
+from tff_asr.models import transformer
+from tff_asr.models import weights as weights_lib
+from tff_asr.optimizers import lamb
+from tff_asr.privacy import keys
+from tff_asr.privacy import queries
+from tff_asr.text import tokenizer as tokenizer_lib
+
+_TRANSCRIPT = 'nobody says this but it is as long as speech'
+CLIENT_LEARNING_RATE = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+  """Sizes of model, corpus and local work.
+
+  Attributes:
+    num_blocks: Of the transformer.
+    dim: Its width; the MLPs' is four times that.
+    num_clients: In the corpus.
+    num_local_steps: Of each client in a round.
+    num_utterances: Of each client.
+    utterance_sec: Length of each.
+    batch_sec: Audio in a local step.
+  """
+
+  num_blocks: int
+  dim: int
+  num_clients: int
+  num_local_steps: int
+  num_utterances: int = 16
+  utterance_sec: float = 2.5
+  batch_sec: float = 10.0
+
+  def write_corpus(self, folder: str) -> tff.simulation.datasets.ClientData:
+    """Writes noise as PCM shards; returns its clients."""
+    num_samples = int(self.utterance_sec * log_mel.SAMPLE_RATE_HZ)
+    generator = np.random.default_rng(1)
+    noise = generator.normal(0, 1000, num_samples).astype(np.int16)
+    shards.write_split(
+        [
+            shards.Utterance(
+                client_id=f'client{client:06d}',
+                utterance_id=f'client{client:06d}-{number:04d}',
+                transcript=_TRANSCRIPT,
+                audio=lambda: noise,
+            )
+            for client in range(self.num_clients)
+            for number in range(self.num_utterances)
+        ],
+        folder,
+        origin={'corpus': 'noise'},
+    )
+    return client_data.load(folder)
+
+  def build_model(self) -> ctc.CtcModel:
+    """The transformer, with dropout."""
+    return ctc.build(
+        encoder=transformer.build(
+            num_blocks=self.num_blocks,
+            dim=self.dim,
+            mlp_dim=4 * self.dim,
+            num_heads=4,
+            dropout=0.1,
+        ),
+        tokenizer=tokenizer_lib.CharTokenizer(),
+        loss_kernel='op',
+    )
+
+  def build_pipeline(self, model: ctc.CtcModel) -> pipeline_lib.Pipeline:
+    """Batches of `batch_sec`, without SpecAugment."""
+    return pipeline_lib.Pipeline(
+        tokenizer=tokenizer_lib.CharTokenizer(),
+        output_lengths=model.encoder.output_lengths,
+        max_batch_sec=self.batch_sec,
+        max_utterance_sec=self.utterance_sec + 1,
+    )
+
+  def build_process(
+      self,
+      clients: tff.simulation.datasets.ClientData,
+      *,
+      cohort_size: float,
+      noise_multiplier: float = 0.01,
+  ) -> tff.learning.templates.LearningProcess:
+    """Local SGD, per-layer clipping (dim) with noise, LAMB."""
+    model = self.build_model()
+    return fed_avg.build(
+        model=model,
+        pipeline=self.build_pipeline(model),
+        client_data=clients,
+        aggregator=dp_mean.build(
+            query=queries.PerLayerClipSumQuery(
+                l2_norm_clip=0.01,
+                noise_multiplier=noise_multiplier,
+                split='dim',
+            ),
+            cohort_size=cohort_size,
+        ),
+        server_optimizer=lamb.build_lamb(0.001),
+        client_learning_rate=CLIENT_LEARNING_RATE,
+        seed=1,
+        num_local_steps=self.num_local_steps,
+    )
+
+  def num_parameters(self) -> int:
+    """Of the model."""
+    return weights_lib.count(self.build_model().specs)
+
+
+def initialize(process: tff.learning.templates.LearningProcess) -> Any:
+  """The process's first state with a noise key, in the default context."""
+  return fed_avg.set_noise_key(process.initialize(), keys.draw())
+
+
+def peak_gib() -> float:
+  """This process's largest resident memory so far, GiB."""
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def machine() -> dict[str, Any]:
+  """What the figures were measured on."""
+  gpus = tf.config.list_physical_devices('GPU')
+  return {
+      'cpu_cores': psutil.cpu_count(),
+      'memory_gib': round(psutil.virtual_memory().total / 2**30, 1),
+      'gpus': len(gpus),
+      'tensorflow': tf.__version__,
+      'tff': tff.__version__,
+  }
+
+
+def spread(values: list[float]) -> str:
+  """Median, least and most of some measurements."""
+  return (
+      f'{statistics.median(values):.2f} ({min(values):.2f} to '
+      f'{max(values):.2f})'
+  )
+
+
+def report(title: str, table: list[list[str]], figures: dict[str, Any],
+           json_path: Optional[str]) -> None:
+  """Prints a Markdown table (its first row is the heading); writes JSON."""
+  print(f'\n{title}\n')
+  for number, row in enumerate(table):
+    print('| ' + ' | '.join(row) + ' |')
+    if number == 0:
+      print('|' + '---|' * len(row))
+  if json_path:
+    folder = os.path.dirname(os.path.abspath(json_path))
+    os.makedirs(folder, exist_ok=True)
+    with open(json_path, 'w', encoding='utf-8') as f:
+      json.dump(dict(figures, machine=machine()), f, indent=1)
+      f.write('\n')
