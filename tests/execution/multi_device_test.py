@@ -3,9 +3,6 @@
 import asyncio
 import collections
 import gc
-import pathlib
-import subprocess
-import sys
 import threading
 import time
 
@@ -15,54 +12,23 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests.execution import logical_devices
 from tests.execution import toys
 from tff_asr.execution import cache
 from tff_asr.execution import form
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
 
-_CPUS = ('CPU:0', 'CPU:1', 'CPU:2', 'CPU:3')
+_CPUS = logical_devices.CPUS
 
 
 def tearDownModule():
   native.stop()
 
 
-def _configure() -> bool:
-  """Makes logical devices; whether that was still possible."""
-  try:
-    tf.config.set_logical_device_configuration(
-        tf.config.list_physical_devices('CPU')[0],
-        [tf.config.LogicalDeviceConfiguration()] * len(_CPUS),
-    )
-  except RuntimeError:
-    return False
-  return True
-
-
-# Devices are fixed by TensorFlow's first op. Where another test module was
-# faster, this one runs in a process of its own.
-_CONFIGURED = _configure()
-_needs_devices = absltest.skipUnless(
-    _CONFIGURED, 'Run by OwnProcessTest, in a process of its own.'
-)
-
-
-@absltest.skipIf(_CONFIGURED, 'This process has the devices.')
-class OwnProcessTest(absltest.TestCase):
-
-  def test_module_passes_in_a_process_of_its_own(self):
-    root = pathlib.Path(__file__).parents[2]
-    finished = subprocess.run(
-        [sys.executable, '-m', 'tests.execution.multi_device_test'],
-        cwd=root,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    self.assertEqual(finished.returncode, 0, finished.stdout[-5000:])
+@logical_devices.absent
+class OwnProcessTest(logical_devices.OwnProcessTestCase):
+  MODULE = 'tests.execution.multi_device_test'
 
 
 def _run(context, process, cohorts):
@@ -98,7 +64,7 @@ _PROCESSES = (
 )
 
 
-@_needs_devices
+@logical_devices.needed
 class LearningProcessTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*_PROCESSES)
@@ -197,7 +163,7 @@ def _scaled_sum(factor, values):
   return tff.federated_sum(tff.federated_map(_scale, (values, factors)))
 
 
-@_needs_devices
+@logical_devices.needed
 class ComputationTest(parameterized.TestCase):
 
   def _invoke(self, comp, *args, **options):
@@ -365,7 +331,7 @@ def _sum_toil(clients):
   return tff.federated_sum(tff.federated_map(_toil, clients))
 
 
-@_needs_devices
+@logical_devices.needed
 class ScheduleTest(parameterized.TestCase):
 
   def test_clients_of_different_devices_overlap(self):
@@ -448,7 +414,7 @@ class ScheduleTest(parameterized.TestCase):
     self.assertLess(time.monotonic() - start_sec, 2.0)
 
 
-@_needs_devices
+@logical_devices.needed
 class EventLoopTest(absltest.TestCase):
 
   def test_sync_context_inside_a_running_loop(self):
@@ -513,7 +479,7 @@ class EventLoopTest(absltest.TestCase):
       self.assertEqual(a.tobytes(), b.tobytes())
 
 
-@_needs_devices
+@logical_devices.needed
 class BadArgumentTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
