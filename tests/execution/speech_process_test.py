@@ -1,8 +1,10 @@
 """The whole federated process in both contexts, on one to four devices."""
 
+import contextlib
 import functools
 import itertools
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -14,6 +16,9 @@ from tests.execution import logical_devices
 from tests.execution import speech_process
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
+from tff_asr.execution import workers
+# Private to TensorFlow, which has no public way to see where ops were placed.
+from tensorflow.python.eager import context as eager_context
 
 _NUM_ROUNDS = 3
 _NOISE_MULTIPLIER = 0.5
@@ -172,6 +177,98 @@ class SpeechProcessTest(parameterized.TestCase):
 @functools.lru_cache
 def _run_native() -> list:
   return _run(native.build_sync_context(), noise_multiplier=0.0)
+
+
+# Moves values between devices, and computes nothing.
+_TRANSFERS = frozenset(
+    ['Identity', 'NoOp', '_Arg', '_HostRecv', '_HostSend', '_Recv', '_Retval',
+     '_Send']
+)
+
+
+@contextlib.contextmanager
+def _collected_ops():
+  """Collects {device: ops} of the graphs that are placed meanwhile."""
+  ops = {}
+  tensorflow = eager_context.context()
+  tensorflow.enable_run_metadata()
+  tensorflow.enable_graph_collection()
+  try:
+    yield ops
+    metadata = tensorflow.export_run_metadata()
+  finally:
+    tensorflow.disable_graph_collection()
+    tensorflow.disable_run_metadata()
+  for graph in metadata.partition_graphs:
+    for node in graph.node:
+      device = tf.DeviceSpec.from_string(node.device)
+      name = f'{device.device_type}:{device.device_index}'
+      ops.setdefault(name, set()).add(node.op)
+
+
+@logical_devices.needed
+class PlacementTest(parameterized.TestCase):
+
+  @parameterized.parameters(2, 4)
+  def test_clients_of_different_devices_overlap(self, num_devices):
+    context = _context(num_devices)
+    # The first round of a device places its graph, the next ones run it.
+    _run(context, noise_multiplier=0.0, cohorts=[_data().client_ids] * 2)
+    timeline = context.last_timeline
+    self.assertCountEqual([i.position for i in timeline], range(7))
+    overlapping = {
+        frozenset([a.device, b.device])
+        for a, b in itertools.combinations(timeline, 2)
+        if a.device != b.device
+        and a.start_sec < b.end_sec
+        and b.start_sec < a.end_sec
+    }
+    # Each device with some other one, and at times more than half of a client.
+    self.assertLen(frozenset.union(*overlapping), num_devices)
+    longest = max(
+        min(a.end_sec, b.end_sec) - max(a.start_sec, b.start_sec)
+        for a, b in itertools.combinations(timeline, 2)
+        if a.device != b.device
+    )
+    shortest = min(i.end_sec - i.start_sec for i in timeline)
+    self.assertGreater(longest, shortest / 2)
+
+  def test_ops_updates_and_state_are_on_the_devices_of_the_context(self):
+    run_client = workers.Cohort.run_client
+    devices = {}
+
+    def record(cohort, worker, position, accumulator):
+      outputs = run_client(cohort, worker, position, accumulator)
+      devices.setdefault(worker.device, set()).update(
+          '/' + output.device.rpartition('/')[-1] for output in outputs
+      )
+      return outputs
+
+    context = multi_device.build_sync_context(
+        devices=logical_devices.CPUS[2:]
+    )
+    with mock.patch.object(workers.Cohort, 'run_client', record):
+      with _collected_ops() as ops:
+        (state,) = _run(
+            context, noise_multiplier=0.0, cohorts=[_data().client_ids]
+        )
+    self.assertEqual(
+        devices,
+        {name: {name} for name in ('/device:CPU:2', '/device:CPU:3')},
+    )
+    for tensor in tf.nest.flatten(state.global_model_weights):
+      self.assertEndsWith(tensor.device, 'CPU:2')
+    # The first device takes part with the host's side of transfers only.
+    self.assertEqual(set(ops), {'CPU:0', 'CPU:2', 'CPU:3'})
+    self.assertContainsSubset(ops['CPU:0'], _TRANSFERS)
+    for device in ('CPU:2', 'CPU:3'):
+      self.assertContainsSubset(
+          {'CTCLoss', 'Conv2D', 'Conv2DBackpropFilter', 'SigmoidGrad'},
+          ops[device],
+      )
+    # Noise is the server's alone.
+    self.assertIn('StatelessRandomNormalV2', ops['CPU:2'])
+    self.assertNotIn('StatelessRandomNormalV2', ops['CPU:3'])
 
 
 if __name__ == '__main__':
