@@ -211,9 +211,9 @@ def _standard_normal(
     layers: Sequence[tf.Tensor], state: PerLayerClipSumQuery.GlobalState
 ) -> list[tf.Tensor]:
   """Returns N(0, 1) for each layer: a function of key and counter only."""
-  key, high = tf.unstack(
-      tf.bitcast(tf.reshape(state.noise_key, [2, 2]), tf.uint64)
-  )
+  # Slices: to unstack 64-bit integers there is no GPU kernel.
+  words = tf.bitcast(tf.reshape(state.noise_key, [2, 2]), tf.uint64)
+  key, high = words[0], words[1]
   start = state.counter * _VALUES_PER_ROUND
   noise = []
   for layer in layers:

@@ -1,0 +1,171 @@
+"""Every op of the training loop has a GPU kernel, by TensorFlow's registry.
+
+An op without one runs on the CPU of a machine with GPUs (placement is soft),
+and takes its tensors there and back in every step. Neither a GPU nor a driver
+is needed to look it up.
+"""
+
+import functools
+import tempfile
+
+from absl.testing import absltest
+import tensorflow as tf
+
+from tests.execution import speech_process
+from tff_asr.execution import form
+# Private to TensorFlow, which has no public way to list its kernels.
+from tensorflow.python.framework import kernels
+
+# All on the host by design: what finds, reads, parses and cuts a client's
+# examples. Control flow and calls have kernels for all devices.
+_INPUT_PIPELINE = frozenset([
+    # Datasets; their functions run on the host, too.
+    'BatchDatasetV2',
+    'ConcatenateDataset',
+    'DatasetToSingleElement',
+    'DummySeedGenerator',  # Of shuffling.
+    'FlatMapDataset',
+    'IgnoreErrorsDataset',
+    'MapDataset',
+    'PaddedBatchDatasetV2',
+    'RangeDataset',
+    'ReduceDataset',
+    'RepeatDataset',
+    'RewriteDataset',
+    'ShuffleDatasetV3',
+    'TakeDataset',
+    'TensorDataset',
+    'TFRecordDatasetV2',
+    'ZipDataset',
+    # Client ids, their hash table, paths and records.
+    'ArgMax of int32',
+    'AsString',
+    'DecodeRaw',
+    'ParseExampleV2',
+    'StringJoin',
+    'StringToHashBucketFast',
+    # The tokenizer: characters to labels.
+    'RaggedGather',
+    'RaggedRange',
+    'RaggedTensorToTensor',
+    'StringLength',
+    'UnicodeDecodeWithOffsets',
+    # A chunk of waveforms as it comes from its iterator.
+    'Pad of int16',
+    # The order of a chunk's batches, a few integers.
+    'StatelessShuffle',
+])
+
+
+@functools.lru_cache
+def _compiled(loss_kernel: str) -> form.Round:
+  """The programs of the whole process."""
+  with tempfile.TemporaryDirectory() as root:
+    process = speech_process.build(
+        speech_process.load_data(root), loss_kernel=loss_kernel
+    )
+    return form.compile_computation(process.next)
+
+
+def _nodes(compiled: form.Round) -> dict[str, list[tf.compat.v1.NodeDef]]:
+  """Nodes of all programs and of the functions in them, by op."""
+  nodes = {}
+  for name in ('prepare', 'zero', 'work', 'merge', 'finish'):
+    for stage in getattr(compiled, name).stages:
+      graph_def = tf.compat.v1.GraphDef.FromString(stage.graph.graph_def)
+      functions = {f.signature.name for f in graph_def.library.function}
+      for body in (
+          graph_def.node,
+          *(function.node_def for function in graph_def.library.function),
+      ):
+        for node in body:
+          if node.op not in functions:  # A call by the function's name.
+            nodes.setdefault(node.op, []).append(node)
+  return nodes
+
+
+def _takes_strings(node: tf.compat.v1.NodeDef) -> bool:
+  """Whether strings, which no GPU holds, are what the node works on."""
+  return any(
+      attribute.type == tf.string.as_datatype_enum
+      for attribute in node.attr.values()
+  )
+
+
+def _gpu_kernels(op: str) -> list:
+  """The definitions of an op's kernels for GPUs."""
+  return [
+      kernel
+      for kernel in kernels.get_registered_kernels_for_op(op).kernel
+      # TensorFlow takes one for DEFAULT on every device that has none.
+      if kernel.device_type in ('GPU', 'DEFAULT')
+  ]
+
+
+def _has_gpu_kernel(node: tf.compat.v1.NodeDef) -> bool:
+  """Whether a kernel for GPUs takes the dtypes of this node."""
+  return any(
+      all(
+          constraint.name not in node.attr
+          or node.attr[constraint.name].type
+          in constraint.allowed_values.list.type
+          for constraint in kernel.constraint
+      )
+      for kernel in _gpu_kernels(node.op)
+  )
+
+
+def _dtype(node: tf.compat.v1.NodeDef) -> str:
+  """The name of the dtype that a node works on."""
+  return tf.as_dtype(node.attr['T'].type).name
+
+
+def _without_gpu_kernel(compiled: form.Round) -> set[str]:
+  """Ops without a GPU kernel; with the dtype if others of theirs have one."""
+  found = set()
+  for op, nodes in _nodes(compiled).items():
+    for node in nodes:
+      if not _has_gpu_kernel(node) and not _takes_strings(node):
+        found.add(f'{op} of {_dtype(node)}' if _gpu_kernels(op) else op)
+  return found
+
+
+@absltest.skipUnless(
+    any(
+        kernel.device_type == 'GPU'
+        for kernel in kernels.get_registered_kernels_for_op('MatMul').kernel
+    ),
+    'This TensorFlow was built without GPU kernels.',
+)
+class GpuKernelsTest(absltest.TestCase):
+
+  def test_every_op_but_the_input_pipelines_has_one(self):
+    self.assertEqual(_without_gpu_kernel(_compiled('dense')), _INPUT_PIPELINE)
+
+  def test_the_loss_op_has_none_and_is_found(self):
+    found = _without_gpu_kernel(_compiled('op'))
+    self.assertEqual(found - _INPUT_PIPELINE, {'CTCLoss'})
+
+  def test_gradients_noise_and_optimizer_are_among_the_ops_looked_at(self):
+    ops = set(_nodes(_compiled('dense')))
+    self.assertContainsSubset(
+        {
+            'Conv2DBackpropFilter',  # The gradient.
+            'RsqrtGrad',  # Of a layer norm, in the layer drop's branches.
+            'StatelessRandomNormalV2',  # Noise.
+            'Pow',  # LAMB's bias correction.
+            'StatelessRandomUniformV2',  # SpecAugment and dropout.
+        },
+        ops,
+    )
+
+  def test_a_dtype_without_kernel_is_found(self):
+    node = tf.compat.v1.NodeDef(op='MatMul')
+    node.attr['T'].type = tf.float32.as_datatype_enum
+    self.assertTrue(_has_gpu_kernel(node))
+    node.attr['T'].type = tf.int64.as_datatype_enum  # Has one for CPUs.
+    self.assertFalse(_has_gpu_kernel(node))
+
+
+if __name__ == '__main__':
+  absltest.main()
