@@ -5,9 +5,10 @@ A federated round runs as
     broadcast = prepare(server)                  on the server device
     for each block of clients, on any device:
       sum_b = work(client_n, ... work(client_1, zero(), broadcast))
-    result = finish(server, merge(... merge(sum_0, sum_1) ..., sum_B))
+    result = finish(server, the merged sums)
 
-(`form` for the functions, `schedule` for the blocks). Each device holds one
+(`form` for the functions, `schedule` for the blocks, `merging` for the order
+in which their sums are merged, on the server device). Each device holds one
 replica of the broadcast a round; each of its workers, one Python thread each,
 trains one client at a time and adds it to its block's sum on the device. The
 server device is the first one. Values never leave this process.
@@ -24,34 +25,23 @@ tensors for rank one and more, and NumPy values for scalars and strings
 (`values`). Variables of a computation are initialized before each call.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 import functools
-import inspect
-import threading
 from typing import Any
 
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr import checks
-from tff_asr.execution import cache
+from tff_asr.execution import contexts
+from tff_asr.execution import crew
 from tff_asr.execution import devices as devices_lib
 from tff_asr.execution import form
+from tff_asr.execution import loading
+from tff_asr.execution import runner
 from tff_asr.execution import schedule
 from tff_asr.execution import workers
 
-# Contexts share what was compiled; each loads its own functions, as variables
-# belong to one load.
-_compiled = cache.Cache(form.compile_computation)
-
-
-class ClientError(RuntimeError):
-  """One client's work failed; `position` is its place in the cohort."""
-
-  def __init__(self, message: str, *, position: int):
-    super().__init__(message)
-    self.position = position
+ClientError = crew.ClientError
 
 
 def build_sync_context(
@@ -83,7 +73,7 @@ def build_sync_context(
   Raises:
     ValueError: an argument out of range, or a device this machine has not.
   """
-  return _SyncContext(_Runner(
+  return contexts.SyncRunnerContext(_Runner(
       devices=devices,
       clients_per_device=clients_per_device,
       block_size=block_size,
@@ -104,7 +94,7 @@ def build_async_context(
   the round after the clients in work. `tff.program.NativeFederatedContext`
   takes this context. Arguments and attributes: see `build_sync_context`.
   """
-  return _AsyncContext(_Runner(
+  return contexts.AsyncRunnerContext(_Runner(
       devices=devices,
       clients_per_device=clients_per_device,
       block_size=block_size,
@@ -134,44 +124,8 @@ def set_default_context(
   return context
 
 
-class _SyncContext(tff.framework.SyncContext):
-  """Runs computations in the calling thread's time."""
-
-  def __init__(self, runner: '_Runner'):
-    self._runner = runner
-
-  @property
-  def last_timeline(self) -> list[workers.ClientInterval]:
-    return self._runner.last_timeline
-
-  def invoke(self, comp: tff.Computation, arg: Any) -> Any:
-    return self._runner.invoke(comp, arg, stop=threading.Event())
-
-
-class _AsyncContext(tff.framework.AsyncContext):
-  """Runs computations in a thread, and awaits it."""
-
-  def __init__(self, runner: '_Runner'):
-    self._runner = runner
-
-  @property
-  def last_timeline(self) -> list[workers.ClientInterval]:
-    return self._runner.last_timeline
-
-  async def invoke(self, comp: tff.Computation, arg: Any) -> Any:
-    if inspect.isawaitable(arg):
-      arg = await arg
-    stop = threading.Event()
-    call = functools.partial(self._runner.invoke, comp, arg, stop=stop)
-    try:
-      return await asyncio.get_running_loop().run_in_executor(None, call)
-    except asyncio.CancelledError:
-      stop.set()
-      raise
-
-
-class _Runner:
-  """What the two contexts share: devices, settings, loaded computations."""
+class _Runner(runner.Runner):
+  """Runs clients in threads on the devices of this machine."""
 
   def __init__(
       self,
@@ -181,139 +135,51 @@ class _Runner:
       block_size: int,
       client_cost: Callable[[Any], float] | None,
   ):
-    checks.positive_int(
-        clients_per_device=clients_per_device, block_size=block_size
-    )
-    if client_cost is not None and not callable(client_cost):
-      raise ValueError(
-          'client_cost must be None or a function of one client, found '
-          f'{client_cost!r}.'
-      )
+    checks.positive_int(clients_per_device=clients_per_device)
     self._devices = devices_lib.find(devices)
     self._clients_per_device = clients_per_device
-    self._block_size = block_size
-    self._client_cost = client_cost
-    self._cache = cache.Cache(
-        lambda comp: workers.Loaded(_compiled.get(comp))
+    super().__init__(
+        server_device=self._devices[0],
+        block_size=block_size,
+        client_cost=client_cost,
     )
-    self.last_timeline = []
 
-  def invoke(
-      self, comp: tff.Computation, arg: Any, *, stop: threading.Event
-  ) -> Any:
-    """Returns the result of `comp(arg)`; `stop` ends it between clients."""
-    loaded = self._cache.get(comp)
-    # Functions with variables allow one call at a time.
-    with loaded.lock:
-      if isinstance(loaded.compiled, form.Local):
-        with tf.device(self._devices[0]):
-          tensors = loaded.run(*loaded.compiled.argument.flatten(arg))
-        return loaded.compiled.result.pack(tensors)
-      return self._run_clients(loaded, arg, stop)
+  def load_clients(
+      self, compiled: form.Round | form.ClientMap
+  ) -> loading.ClientFunctions:
+    return loading.ClientFunctions(loading.get_client_programs(compiled))
 
-  def _run_clients(
-      self, loaded: workers.Loaded, arg: Any, stop: threading.Event
-  ) -> Any:
-    """Runs a computation over clients: a `form.Round` or `form.ClientMap`."""
-    compiled = loaded.compiled
-    server, clients = compiled.arguments.split(arg)
-    blocks = schedule.build_blocks(
-        len(clients),
-        block_size=self._block_size,
-        costs=self._measure_costs(clients),
+  def run_clients(
+      self, job: runner.Job
+  ) -> tuple[list[Any], list[crew.ClientInterval]]:
+    cohort = workers.DeviceCohort(
+        job,
+        devices=self._devices,
+        board=schedule.Board(
+            job.blocks,
+            # Two blocks a worker: one in work, one waiting to be merged.
+            window=2 * len(self._devices) * self._clients_per_device,
+        ),
     )
-    server_device = self._devices[0]
-    with tf.device(server_device):
-      cohort = workers.Cohort(
-          loaded=loaded,
-          clients=clients,
-          replicas={
-              device: workers.Replica(device) for device in self._devices
-          },
-          broadcast=loaded.prepare(*server),
-          board=schedule.Board(
-              blocks,
-              # Two blocks a worker: one in work, one waiting to be merged.
-              window=2 * len(self._devices) * self._clients_per_device,
-          ),
-          stop=stop,
+    if isinstance(job.loaded.compiled, form.Round):
+      train = functools.partial(workers.sum_block, cohort)
+      consume = functools.partial(
+          workers.merge_blocks, cohort, device=self._devices[0]
       )
-      if isinstance(compiled, form.Round):
-        train = functools.partial(workers.sum_block, cohort)
-        consume = functools.partial(
-            workers.merge_blocks, loaded, cohort, device=server_device
-        )
-      else:
-        train = functools.partial(workers.map_block, cohort)
-        consume = functools.partial(workers.collect_blocks, len(clients))
-      total = self._run_blocks(cohort, train, consume, len(blocks))
-      self.last_timeline = sorted(
-          cohort.timeline, key=lambda interval: interval.start_sec
-      )
-      if isinstance(compiled, form.Round):
-        return compiled.result.pack(loaded.finish(*server, *total))
-      return [compiled.result.pack(tensors) for tensors in total]
-
-  def _run_blocks(
-      self,
-      cohort: workers.Cohort,
-      train: Callable[[workers.Worker, schedule.Block], Any],
-      consume: Callable[[Any], Any],
-      num_blocks: int,
-  ) -> Any:
-    """Returns what `consume` makes of the blocks' results, in order."""
-    crew = [
+    else:
+      train = functools.partial(workers.map_block, cohort)
+      consume = functools.partial(workers.collect_blocks, cohort)
+    places = [
         workers.Worker(device=device, slot=index * len(self._devices) + place)
         for index in range(self._clients_per_device)
         for place, device in enumerate(self._devices)
     ]
-    threads = [
-        threading.Thread(
-            target=workers.work,
-            args=(cohort, worker, train),
-            name=f'clients on {worker.device}',
-        )
-        for worker in crew[:num_blocks]
-    ]
-    started = []
-    try:
-      for thread in threads:
-        thread.start()
-        started.append(thread)
-      return consume(cohort.board.results())
-    except schedule.Stopped:
-      if not cohort.errors:
-        if cohort.failure is not None:
-          raise cohort.failure from None
-        raise RuntimeError('The round was cancelled.') from None
-    finally:
-      cohort.board.stop()
-      for thread in started:
-        thread.join()
-    # Several may have failed at once: name the first, whichever was faster.
-    position = min(cohort.errors)
-    error, device = cohort.errors[position]
-    raise ClientError(
-        f'Client {position} of {len(cohort.clients)} (counting from 0) failed '
-        f'on {device}: {type(error).__name__}: {_find_reason(error)}',
-        position=position,
-    ) from error
-
-  def _measure_costs(self, clients: Sequence[tuple]) -> list[float] | None:
-    if self._client_cost is None:
-      return None
-    return [
-        self._client_cost(client[0] if len(client) == 1 else client)
-        for client in clients
-    ]
-
-
-def _find_reason(error: Exception) -> str:
-  """The line of an error that tells what happened."""
-  for line in str(error).splitlines():
-    line = line.strip()
-    if line and not line.startswith(
-        ('Graph execution error', 'Detected at node', '<stack traces')
-    ):
-      return line
-  return 'no message'
+    outputs = crew.run(
+        cohort,
+        [
+            functools.partial(workers.work, cohort, worker, train)
+            for worker in places[: len(job.blocks)]
+        ],
+        consume,
+    )
+    return outputs, cohort.timeline

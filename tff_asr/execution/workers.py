@@ -5,60 +5,18 @@ the `schedule.Board`, runs the client function on its device, and puts each
 block's result back; one merger consumes the results in block order.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 import threading
 import time
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tff_asr.execution import form
+from tff_asr.execution import crew
 from tff_asr.execution import graph
+from tff_asr.execution import merging
+from tff_asr.execution import runner
 from tff_asr.execution import schedule
-
-
-class ClientInterval(NamedTuple):
-  """When and where one client's work ran.
-
-  Attributes:
-    position: the client's place in the cohort.
-    device: the logical device, such as '/device:CPU:1'.
-    start_sec: when its work was started, on the clock of `time.monotonic`.
-    end_sec: when its function returned (a GPU may still be computing).
-  """
-
-  position: int
-  device: str
-  start_sec: float
-  end_sec: float
-
-
-class Loaded:
-  """The loaded functions of one computation."""
-
-  def __init__(self, compiled: form.Compiled):
-    self.compiled = compiled
-    self.lock = threading.Lock()
-    if isinstance(compiled, form.Local):
-      self.run = compiled.run.load()
-      return
-    self.prepare = compiled.prepare.load()
-    if isinstance(compiled, form.Round):
-      self.zero = compiled.zero.load()
-      self.merge = compiled.merge.load()
-      self.finish = compiled.finish.load()
-    self._work = {0: compiled.work.load()}
-    self._work_lock = threading.Lock()
-    self.zero_lock = threading.Lock()
-
-  def get_work(self, slot: int) -> graph.Function:
-    """The client function for a worker: its own if it has variables."""
-    with self._work_lock:
-      if not self._work[0].has_variables:
-        slot = 0
-      if slot not in self._work:
-        self._work[slot] = self.compiled.work.load()
-      return self._work[slot]
 
 
 class Replica:
@@ -93,35 +51,25 @@ class Worker(NamedTuple):
   slot: int
 
 
-class Cohort:
+class DeviceCohort(crew.Cohort):
   """What the workers of one round share."""
 
   def __init__(
-      self,
-      *,
-      loaded: Loaded,
-      clients: Sequence[tuple],
-      replicas: dict[str, Replica],
-      broadcast: Sequence[tf.Tensor],
-      board: schedule.Board,
-      stop: threading.Event,
+      self, job: runner.Job, *, devices: Sequence[str], board: schedule.Board
   ):
-    self.loaded = loaded
-    self.clients = clients
-    self.replicas = replicas
-    self.broadcast = broadcast
-    self.board = board
-    self.stop = stop
-    self.timeline = []
-    self.errors = {}  # Position to the error and its device.
-    self.failure = None  # An error outside any client's work.
+    super().__init__(clients=job.clients, board=board, stop=job.stop)
+    self.num_blocks = len(job.blocks)
+    self.functions = job.loaded.clients
+    self._layout = job.loaded.compiled.arguments.client
+    self._broadcast = job.broadcast
+    self._replicas = {device: Replica(device) for device in devices}
 
   def get_broadcast(self, device: str) -> list[tf.Tensor]:
-    return self.replicas[device].get_broadcast(self.broadcast)
+    return self._replicas[device].get_broadcast(self._broadcast)
 
   def get_zero(self, device: str) -> list[tf.Tensor]:
-    with self.loaded.zero_lock:
-      return self.replicas[device].get_zero(self.loaded.zero)
+    with self.functions.zero_lock:
+      return self._replicas[device].get_zero(self.functions.zero)
 
   def run_client(
       self, worker: Worker, position: int, accumulator: Sequence[tf.Tensor]
@@ -131,9 +79,9 @@ class Cohort:
       self.board.stop()
     self.board.check_running()
     try:
-      work = self.loaded.get_work(worker.slot)
+      work = self.functions.get_work(worker.slot)
       start_sec = time.monotonic()
-      tensors = self.loaded.compiled.arguments.client.flatten(
+      tensors = self._layout.flatten(
           self.clients[position], name='client value'
       )
       outputs = work(
@@ -144,13 +92,15 @@ class Cohort:
       self.board.stop()
       raise schedule.Stopped() from error
     self.timeline.append(
-        ClientInterval(position, worker.device, start_sec, time.monotonic())
+        crew.ClientInterval(
+            position, worker.device, start_sec, time.monotonic()
+        )
     )
     return outputs
 
 
 def work(
-    cohort: Cohort,
+    cohort: DeviceCohort,
     worker: Worker,
     train: Callable[[Worker, schedule.Block], Any],
 ) -> None:
@@ -168,7 +118,7 @@ def work(
 
 
 def sum_block(
-    cohort: Cohort, worker: Worker, block: schedule.Block
+    cohort: DeviceCohort, worker: Worker, block: schedule.Block
 ) -> list[tf.Tensor]:
   """The sum of a block's client updates."""
   accumulator = cohort.get_zero(worker.device)
@@ -178,7 +128,7 @@ def sum_block(
 
 
 def map_block(
-    cohort: Cohort, worker: Worker, block: schedule.Block
+    cohort: DeviceCohort, worker: Worker, block: schedule.Block
 ) -> list[tuple[int, list[tf.Tensor]]]:
   """Each client's position and result."""
   return [
@@ -187,23 +137,21 @@ def map_block(
   ]
 
 
-def merge_blocks(
-    loaded: Loaded, cohort: Cohort, partials: Iterator[Any], *, device: str
-) -> list[tf.Tensor]:
-  """The sum of all blocks, merged in their order."""
-  total = None
-  for partial in partials:
-    total = partial if total is None else loaded.merge(*total, *partial)
-    del partial
-  return cohort.get_zero(device) if total is None else total
+def merge_blocks(cohort: DeviceCohort, *, device: str) -> list[tf.Tensor]:
+  """The sum of all blocks, merged as `merging` says."""
+  if not cohort.num_blocks:
+    return cohort.get_zero(device)
+  return merging.merge_in_order(
+      cohort.board.results(),
+      num_blocks=cohort.num_blocks,
+      merge=lambda total, partial: cohort.functions.merge(*total, *partial),
+  )
 
 
-def collect_blocks(
-    num_clients: int, partials: Iterator[Any]
-) -> list[list[tf.Tensor]]:
+def collect_blocks(cohort: DeviceCohort) -> list[list[tf.Tensor]]:
   """Each client's result, in the order of the cohort."""
-  results = [None] * num_clients
-  for block in partials:
+  results = [None] * len(cohort.clients)
+  for block in cohort.board.results():
     for position, tensors in block:
       results[position] = tensors
   return results

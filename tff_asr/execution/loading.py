@@ -1,0 +1,85 @@
+"""The functions of one computation, each loaded where it runs.
+
+The server's part (`prepare`, `finish`) and the clients' (`zero`, `work`,
+`merge`) load apart, since they may run in different processes.
+"""
+
+from collections.abc import Callable
+import threading
+from typing import Any, NamedTuple
+
+from tff_asr.execution import form
+from tff_asr.execution import graph
+
+
+class ClientPrograms(NamedTuple):
+  """What runs at clients; pickles, without the types of the computation.
+
+  Attributes:
+    work: the client program of a `form.Round` or `form.ClientMap`.
+    zero: the empty accumulator; None where nothing is summed.
+    merge: two accumulators to one; None where nothing is summed.
+  """
+
+  work: graph.Program
+  zero: graph.Program | None
+  merge: graph.Program | None
+
+
+def get_client_programs(
+    compiled: form.Round | form.ClientMap,
+) -> ClientPrograms:
+  """Returns the part of a compiled computation that runs at clients."""
+  if isinstance(compiled, form.Round):
+    return ClientPrograms(compiled.work, compiled.zero, compiled.merge)
+  return ClientPrograms(compiled.work, None, None)
+
+
+class ClientFunctions:
+  """Loaded `ClientPrograms`, for several threads of a process."""
+
+  def __init__(self, programs: ClientPrograms):
+    self._programs = programs
+    self._work = {0: programs.work.load()}
+    self._work_lock = threading.Lock()
+    self.zero_lock = threading.Lock()
+    if programs.zero is not None:
+      self.zero = programs.zero.load()
+      self.merge = programs.merge.load()
+
+  def get_work(self, slot: int) -> graph.Function:
+    """The client function for a worker: its own if it has variables."""
+    with self._work_lock:
+      if not self._work[0].has_variables:
+        slot = 0
+      if slot not in self._work:
+        self._work[slot] = self._programs.work.load()
+      return self._work[slot]
+
+
+class Loaded:
+  """One computation: its server's functions, and whatever runs its clients.
+
+  Attributes:
+    compiled: the computation as programs.
+    lock: held while it runs.
+    run: the function of a `form.Local`.
+    prepare: of the others.
+    finish: of a `form.Round`.
+    clients: made by the `load_clients` of the constructor; not for a `Local`.
+  """
+
+  def __init__(
+      self,
+      compiled: form.Compiled,
+      load_clients: Callable[[form.Round | form.ClientMap], Any],
+  ):
+    self.compiled = compiled
+    self.lock = threading.Lock()
+    if isinstance(compiled, form.Local):
+      self.run = compiled.run.load()
+      return
+    self.prepare = compiled.prepare.load()
+    if isinstance(compiled, form.Round):
+      self.finish = compiled.finish.load()
+    self.clients = load_clients(compiled)
