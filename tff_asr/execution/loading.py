@@ -36,14 +36,22 @@ def get_client_programs(
 
 
 class ClientFunctions:
-  """Loaded `ClientPrograms`, for several threads of a process."""
+  """Loaded `ClientPrograms`, for several threads of a process.
+
+  Attributes:
+    sums: whether clients are summed; without, there are the next two neither.
+    zero: the empty accumulator.
+    merge: two accumulators to one.
+    zero_lock: to be held where threads share `zero`.
+  """
 
   def __init__(self, programs: ClientPrograms):
     self._programs = programs
     self._work = {0: programs.work.load()}
     self._work_lock = threading.Lock()
     self.zero_lock = threading.Lock()
-    if programs.zero is not None:
+    self.sums = programs.zero is not None
+    if self.sums:
       self.zero = programs.zero.load()
       self.merge = programs.merge.load()
 

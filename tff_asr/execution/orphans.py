@@ -4,6 +4,7 @@ A child that outlives its parent keeps the parent's stdout open, so that
 `program | tail` never ends.
 """
 
+from collections.abc import Sequence
 import time
 
 import psutil
@@ -21,22 +22,29 @@ def end_children(name: str, *, timeout_sec: float = 5.0) -> None:
     name: name of the executable, such as 'worker_binary'.
     timeout_sec: how long a child may take to terminate, at least 0.
   """
+  end(
+      [child for child in psutil.Process().children() if _is_named(child, name)],
+      timeout_sec=timeout_sec,
+  )
+
+
+def end(
+    processes: Sequence[psutil.Process], *, timeout_sec: float = 5.0
+) -> None:
+  """Ends processes that this one started, as `end_children` does."""
   checks.non_negative(timeout_sec=timeout_sec)
-  children = [
-      child for child in psutil.Process().children() if _is_named(child, name)
-  ]
-  for child in children:
-    _ignore_gone(child.terminate)
-  if not _wait(children, timeout_sec):
-    for child in children:
-      _ignore_gone(child.kill)
-    _wait(children, timeout_sec)
+  for process in processes:
+    _ignore_gone(process.terminate)
+  if not _wait(processes, timeout_sec):
+    for process in processes:
+      _ignore_gone(process.kill)
+    _wait(processes, timeout_sec)
 
 
-def _wait(children: list[psutil.Process], timeout_sec: float) -> bool:
-  """Whether all children ended within the time."""
+def _wait(processes: Sequence[psutil.Process], timeout_sec: float) -> bool:
+  """Whether all processes ended within the time."""
   deadline = time.monotonic() + timeout_sec
-  while any(map(_runs, children)):
+  while any(map(_runs, processes)):
     if time.monotonic() >= deadline:
       return False
     time.sleep(0.01)

@@ -20,8 +20,8 @@ from tff_asr.execution import schedule
 _MAX_LOSSES = 3
 
 
-class TaskLostError(RuntimeError):
-  """The worker was lost each time that a task was tried."""
+class WorkerLostError(ConnectionError):
+  """Workers were lost, and the round cannot go on without them."""
 
 
 class TaskBoard:
@@ -114,7 +114,7 @@ class TaskBoard:
     """Has a task dealt again whose worker was lost.
 
     Raises:
-      TaskLostError: it is not the first worker that this task has lost.
+      WorkerLostError: the task has lost several workers already.
     """
     with self._changed:
       losses = self._losses[task.number] = (
@@ -124,18 +124,17 @@ class TaskBoard:
         what = 'A merge of partial sums'
         if isinstance(task, schedule.Block):
           what = f'A block with the clients at positions {task.positions}'
-        raise TaskLostError(
+        raise WorkerLostError(
             f'{what} lost its worker {losses} times; it may need more memory '
             'than the worker has.'
         )
       self._push(task.number)
       self._changed.notify_all()
 
-  def lose(self, merge: merging.Merge, part: int) -> None:
-    """Has a merge dealt again, and before it the part whose value was lost."""
+  def lose(self, part: int) -> None:
+    """Has a part made again whose value was lost, and then its merge."""
     with self._changed:
       self._forget(part)
-      self._offer(merge)  # Not before the part is there; kept for clarity.
       self._changed.notify_all()
 
   def results(self) -> list[Any]:

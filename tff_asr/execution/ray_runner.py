@@ -1,0 +1,256 @@
+"""Runs the clients of a round on Ray actors; see `ray_cluster`.
+
+One thread of this process stands for each actor: it takes tasks from the
+`task_board.TaskBoard`, sends them, and puts references to the results back.
+"""
+
+from collections.abc import Callable, Sequence
+import functools
+import itertools
+import threading
+import time
+from typing import Any, NamedTuple
+
+from absl import logging
+import ray
+
+from tff_asr.execution import crew
+from tff_asr.execution import devices
+from tff_asr.execution import form
+from tff_asr.execution import loading
+from tff_asr.execution import merging
+from tff_asr.execution import ray_pool
+from tff_asr.execution import ray_session
+from tff_asr.execution import ray_worker
+from tff_asr.execution import runner
+from tff_asr.execution import schedule
+from tff_asr.execution import task_board
+from tff_asr.execution import transport
+
+_POLL_SEC = 0.2
+
+
+class _StoredPrograms(NamedTuple):
+  """A computation's client programs in the object store.
+
+  Attributes:
+    number: names them to the actors.
+    reference: to the `loading.ClientPrograms`.
+  """
+
+  number: int
+  reference: ray.ObjectRef
+
+
+class RayRunner(runner.Runner):
+  """Runs clients on Ray actors, and the server's part in this process."""
+
+  def __init__(
+      self,
+      *,
+      address: str | None,
+      num_workers: int | None,
+      cpus_per_worker: int,
+      block_size: int,
+      client_cost: Callable[[Any], float] | None,
+      required_paths: Sequence[str],
+      op_libraries: Sequence[str],
+  ):
+    """Connects to the cluster and starts the actors; see `ray_cluster`."""
+    runner.check_settings(block_size=block_size, client_cost=client_cost)
+    ray_session.connect(
+        address, num_cpus=(num_workers or 1) * cpus_per_worker
+    )
+    self._members = ray_pool.start(
+        num_workers=num_workers,
+        cpus_per_worker=cpus_per_worker,
+        op_libraries=op_libraries,
+        required_paths=required_paths,
+    )
+    self._computations = itertools.count()
+    self._rounds = itertools.count()
+    super().__init__(
+        server_device=devices.find(None)[0],
+        block_size=block_size,
+        client_cost=client_cost,
+    )
+
+  def load_clients(
+      self, compiled: form.Round | form.ClientMap
+  ) -> _StoredPrograms:
+    programs = loading.get_client_programs(compiled)
+    return _StoredPrograms(next(self._computations), ray.put(programs))
+
+  def run_clients(
+      self, job: runner.Job
+  ) -> tuple[list[Any], list[crew.ClientInterval]]:
+    compiled = job.loaded.compiled
+    is_round = isinstance(compiled, form.Round)
+    if not job.clients:
+      return (compiled.zero.load()() if is_round else []), []
+    cohort = _RayCohort(
+        job,
+        number=next(self._rounds),
+        board=task_board.TaskBoard(
+            job.blocks,
+            merges=merging.plan(len(job.blocks)) if is_round else (),
+            num_workers=len(self._members),
+        ),
+        num_workers=len(self._members),
+    )
+    try:
+      results = crew.run(
+          cohort,
+          [functools.partial(cohort.work, each) for each in self._members],
+          cohort.board.results,
+      )
+    finally:
+      for member in self._members:
+        member.actor.end_round.remote(cohort.key.number)
+    if is_round:
+      return transport.unpack(results[0]), cohort.timeline
+    outputs = [None] * len(job.clients)
+    for block, packed in zip(job.blocks, results):
+      for position, values in zip(block.positions, packed):
+        outputs[position] = transport.unpack(values)
+    return outputs, cohort.timeline
+
+
+class _RayCohort(crew.Cohort):
+  """What the threads of one round share, and what they do."""
+
+  def __init__(
+      self,
+      job: runner.Job,
+      *,
+      number: int,
+      board: task_board.TaskBoard,
+      num_workers: int,
+  ):
+    super().__init__(clients=job.clients, board=board, stop=job.stop)
+    self.key = ray_worker.RoundKey(
+        number=number,
+        computation=job.loaded.clients.number,
+        programs=[job.loaded.clients.reference],
+        broadcast=[ray.put(transport.pack(job.broadcast))],
+    )
+    self._layout = job.loaded.compiled.arguments.client
+    self._num_workers = num_workers
+    self._num_left = num_workers
+    self._lock = threading.Lock()
+
+  def work(self, member: ray_pool.Member) -> None:
+    """The thread of one actor: one task after another until none is left."""
+    try:
+      while self._is_running(member):
+        task = self.board.take()
+        if task is None:
+          return
+        try:
+          self._run(member, task)
+        except ray_pool.LOSSES:
+          member.replace()
+          self.board.give_back(task)
+      self._leave()
+    except schedule.Stopped:
+      pass
+    except Exception as error:  # pylint: disable=broad-exception-caught
+      # Whoever waits for this thread's task would wait forever.
+      self.failure = error
+      self.board.stop()
+
+  def _is_running(self, member: ray_pool.Member) -> bool:
+    """Waits for an actor that is being replaced; whether it came."""
+    try:
+      return member.wait(
+          lambda: self.board.is_over() or self.stop.is_set()
+      )
+    except ray_pool.LOSSES:
+      member.replace()
+    except ValueError as error:
+      logging.warning('A lost Ray worker is not replaced: %s', error)
+    return False
+
+  def _leave(self) -> None:
+    """Ends the round if this was the last actor."""
+    with self._lock:
+      self._num_left -= 1
+      if self.stop.is_set():
+        self.board.stop()
+      elif not self._num_left and not self.board.is_over():
+        self.failure = task_board.WorkerLostError(
+            f'All {self._num_workers} Ray workers were lost, and none could be '
+            'started again; see `ray status`.'
+        )
+        self.board.stop()
+
+  def _run(
+      self,
+      member: ray_pool.Member,
+      task: schedule.Block | merging.Merge,
+  ) -> None:
+    """Runs a task on an actor, and puts its result on the board."""
+    if isinstance(task, merging.Merge):
+      parts = self.board.get_parts(task)
+      lost, result = member.actor.merge.options(num_returns=2).remote(
+          self.key, parts
+      )
+      lost = self._wait(lost)
+      if lost is not None:
+        self.board.lose(task.parts[lost])
+        return
+    else:
+      result = self._run_block(member, task)
+    if self.board.is_output(task):
+      try:
+        result = self._wait(result)
+      except ray.exceptions.ObjectLostError:
+        self.board.give_back(task)
+        return
+    self.board.put(task, result)
+
+  def _run_block(
+      self, member: ray_pool.Member, block: schedule.Block
+  ) -> ray.ObjectRef:
+    """The reference to what a block came to."""
+    clients = []
+    for position in block.positions:
+      try:
+        clients.append(transport.pack(
+            self._layout.flatten(self.clients[position], name='client value')
+        ))
+      except Exception as error:  # pylint: disable=broad-exception-caught
+        self._fail(position, error, member)
+    sent_sec = time.monotonic()
+    report, result = member.actor.run_block.options(num_returns=2).remote(
+        self.key, block.positions, clients
+    )
+    report = self._wait(report)
+    self.timeline.extend(
+        crew.ClientInterval(
+            position, member.device, sent_sec + start_sec, sent_sec + end_sec
+        )
+        for position, (start_sec, end_sec) in zip(
+            block.positions, report.intervals
+        )
+    )
+    if report.error is not None:
+      self._fail(report.position, report.error, member)
+    if report.is_stopped:
+      raise schedule.Stopped()
+    return result
+
+  def _fail(
+      self, position: int, error: Exception, member: ray_pool.Member
+  ) -> None:
+    self.errors[position] = (error, member.device)
+    self.board.stop()
+    raise schedule.Stopped() from error
+
+  def _wait(self, reference: ray.ObjectRef) -> Any:
+    """The value of a reference, unless the round is ended from outside."""
+    while not ray.wait([reference], timeout=_POLL_SEC)[0]:
+      if self.stop.is_set():
+        self.board.stop()
+        raise schedule.Stopped()
+    return ray_pool.get(reference)

@@ -1,0 +1,119 @@
+"""This process' connection to a Ray cluster, ended with the program.
+
+A cluster that was started here is stopped when Python exits, normally or by an
+exception, at Ctrl-C, and by `stop`: its processes are waited for and its folder
+of logs is removed. A cluster that was joined is left, and goes on.
+"""
+
+import atexit
+import logging
+import os
+import shutil
+import tempfile
+import threading
+
+import psutil
+import ray
+
+from tff_asr.execution import orphans
+
+# Read by Ray when it starts: no reports to its makers, no advice on settings of
+# the next release, no metrics (without a dashboard it complains that they go
+# nowhere), and no lines of its C++ part among those of the program.
+_ENVIRONMENT = {
+    'RAY_USAGE_STATS_ENABLED': '0',
+    'RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO': '0',
+    'RAY_enable_metrics_collection': '0',
+    'RAY_BACKEND_LOG_LEVEL': 'fatal',
+}
+
+_lock = threading.Lock()
+# Of the cluster that was started here.
+_processes = []
+_folder = None
+
+
+def connect(address: str | None, *, num_cpus: int) -> None:
+  """Connects this process to a cluster, unless it is already.
+
+  Args:
+    address: 'auto' or 'host:port' of a cluster that this machine belongs to;
+      None starts one on this machine.
+    num_cpus: what a cluster that is started offers at least.
+
+  Raises:
+    ConnectionError: there is no cluster at `address`.
+  """
+  with _lock:
+    if ray.is_initialized():
+      return
+    for name, value in _ENVIRONMENT.items():
+      os.environ.setdefault(name, value)
+    atexit.unregister(stop)
+    if address is None:
+      _start(num_cpus)
+    else:
+      _join(address)
+    # After Ray's own, so that it runs before.
+    atexit.register(stop)
+
+
+def stop() -> None:
+  """Leaves the cluster; stops it if this process started it."""
+  global _folder
+  with _lock:
+    processes = [
+        process
+        for parent in _processes
+        if parent.is_running()
+        for process in (parent, *_get_descendants(parent))
+    ]
+    _processes.clear()
+    ray.shutdown()
+    orphans.end(processes)
+    if _folder is not None:
+      shutil.rmtree(_folder, ignore_errors=True)
+      _folder = None
+
+
+def _start(num_cpus: int) -> None:
+  """Starts a cluster on this machine."""
+  global _folder
+  others = psutil.Process().children()
+  # Short, since the paths of sockets below it are limited to 107 characters.
+  _folder = tempfile.mkdtemp(prefix='ray_', dir='/tmp')
+  try:
+    ray.init(
+        # Given as such: RAY_ADDRESS would have another cluster joined.
+        address='local',
+        num_cpus=max(num_cpus, os.cpu_count()),
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        _temp_dir=_folder,
+    )
+  finally:
+    _processes.extend(
+        child for child in psutil.Process().children() if child not in others
+    )
+
+
+def _join(address: str) -> None:
+  """Joins a running cluster."""
+  try:
+    ray.init(
+        address=address, log_to_driver=False, logging_level=logging.ERROR
+    )
+  except (ConnectionError, RuntimeError, ValueError) as error:
+    raise ConnectionError(
+        f'There is no Ray cluster to join at {address!r} '
+        f'({" ".join(str(error).split())[:200]}); run `ray start --head` on one '
+        'machine and `ray start --address=HOST:PORT` on this and the others.'
+    ) from error
+
+
+def _get_descendants(parent: psutil.Process) -> list[psutil.Process]:
+  try:
+    return parent.children(recursive=True)
+  except psutil.NoSuchProcess:
+    return []
