@@ -116,6 +116,7 @@ class ExperimentsTest(parameterized.TestCase):
         others,
         {
             'gin/execution/native.gin',
+            'gin/execution/ray.gin',
             'gin/models/transformer_1m.gin',
             'gin/models/transformer_255m.gin',
         },
@@ -125,6 +126,7 @@ class ExperimentsTest(parameterized.TestCase):
       'gin/models/transformer_1m.gin',
       'gin/models/transformer_255m.gin',
       'gin/execution/native.gin',
+      'gin/execution/ray.gin',
   )
   def test_other_choices_swap_in(self, path):
     config.bind(

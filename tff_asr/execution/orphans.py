@@ -22,10 +22,10 @@ def end_children(name: str, *, timeout_sec: float = 5.0) -> None:
     name: name of the executable, such as 'worker_binary'.
     timeout_sec: how long a child may take to terminate, at least 0.
   """
-  end(
-      [child for child in psutil.Process().children() if _is_named(child, name)],
-      timeout_sec=timeout_sec,
-  )
+  children = [
+      child for child in psutil.Process().children() if _is_named(child, name)
+  ]
+  end(children, timeout_sec=timeout_sec)
 
 
 def end(

@@ -9,6 +9,7 @@ import atexit
 import logging
 import os
 import shutil
+import socket
 import tempfile
 import threading
 
@@ -18,14 +19,14 @@ import ray
 from tff_asr.execution import orphans
 
 # Read by Ray when it starts: no reports to its makers, no advice on settings of
-# the next release, no metrics (without a dashboard it complains that they go
-# nowhere), and no lines of its C++ part among those of the program.
+# the next release, no metrics (it complains if they go nowhere).
 _ENVIRONMENT = {
     'RAY_USAGE_STATS_ENABLED': '0',
     'RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO': '0',
     'RAY_enable_metrics_collection': '0',
-    'RAY_BACKEND_LOG_LEVEL': 'fatal',
 }
+
+_CONNECT_TIMEOUT_SEC = 10.0
 
 _lock = threading.Lock()
 # Of the cluster that was started here.
@@ -101,10 +102,14 @@ def _start(num_cpus: int) -> None:
 def _join(address: str) -> None:
   """Joins a running cluster."""
   try:
+    if address != 'auto':
+      # Ray itself tries for minutes where nobody listens.
+      host, port = address.rsplit(':', 1)
+      socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_SEC).close()
     ray.init(
         address=address, log_to_driver=False, logging_level=logging.ERROR
     )
-  except (ConnectionError, RuntimeError, ValueError) as error:
+  except (OSError, RuntimeError, ValueError) as error:
     raise ConnectionError(
         f'There is no Ray cluster to join at {address!r} '
         f'({" ".join(str(error).split())[:200]}); run `ray start --head` on one '

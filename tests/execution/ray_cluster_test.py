@@ -1,0 +1,544 @@
+"""Tests of tff_asr.execution.ray_cluster, on a Ray cluster of this machine."""
+
+import asyncio
+import io
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import psutil
+import pytest
+import soundfile
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests import fakes
+from tests.execution import toys
+from tff_asr.aggregators import dp_mean
+from tff_asr.execution import multi_device
+from tff_asr.execution import ray_cluster
+from tff_asr.learning import fed_avg
+from tff_asr.privacy import queries
+
+try:
+  import ray
+except ImportError:
+  ray = None
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_TIMEOUT_SEC = 300
+_needs_ray = absltest.skipIf(
+    ray is None,
+    'Ray is not installed: pip install --no-deps -r requirements-ray.txt',
+)
+# What starting Ray, and TensorFlow in its workers, takes.
+_slow = pytest.mark.slow
+
+# By number of workers: to start one takes half a minute.
+_contexts = {}
+
+
+def tearDownModule():
+  _contexts.clear()
+  if ray is not None:
+    ray_cluster.stop()
+
+
+def _context(num_workers: int = 2) -> tff.framework.SyncContext:
+  """A context that tests share."""
+  from tff_asr.execution import ray_session  # pylint: disable=g-import-not-at-top
+
+  if num_workers not in _contexts:
+    # Room for contexts of 1 and 2 workers, and one more.
+    ray_session.connect(None, num_cpus=4)
+    _contexts[num_workers] = ray_cluster.build_sync_context(
+        num_workers=num_workers
+    )
+  return _contexts[num_workers]
+
+
+def _run(context, process, cohorts) -> list[np.ndarray]:
+  """The leaves of the state after one round a cohort."""
+  with tff.framework.get_context_stack().install(context):
+    state = process.initialize()
+    for cohort in cohorts:
+      state = process.next(state, cohort).state
+  weights = state.global_model_weights
+  if hasattr(weights, 'trainable'):
+    weights = list(weights.trainable)
+  return [
+      np.asarray(leaf)
+      for leaf in tf.nest.flatten([weights, state.finalizer])
+  ]
+
+
+def _members(context):
+  return context._runner._members
+
+
+def _process_id(member) -> int:
+  return ray.get(member.actor.get_process_id.remote())
+
+
+_SERVER_FLOAT = tff.FederatedType(np.float32, tff.SERVER)
+_CLIENT_FLOAT = tff.FederatedType(np.float32, tff.CLIENTS)
+_NUM_WEIGHTS = 100_000  # Too large to travel beside the object store.
+
+
+@tff.tensorflow.computation(np.float32, np.float32)
+def _scale(value, factor):
+  check = tf.debugging.assert_none_equal(
+      value, 13.0, message='An unlucky client.'
+  )
+  with tf.control_dependencies([check]):
+    return value * factor
+
+
+@tff.federated_computation(_SERVER_FLOAT, _CLIENT_FLOAT)
+def _scaled_sum(factor, values):
+  factors = tff.federated_broadcast(factor)
+  return tff.federated_sum(tff.federated_map(_scale, (values, factors)))
+
+
+@tff.tensorflow.computation(np.float32)
+def _toil(value):
+  """A vector whose sums round, after some 0.3 s."""
+
+  @tf.function
+  def body(value):
+    matrix = tf.eye(256)
+    for _ in tf.range(300):
+      matrix = tf.linalg.matmul(matrix, matrix)
+    steps = tf.range(_NUM_WEIGHTS, dtype=tf.float32)
+    return tf.sin(value * steps) + matrix[0, 1]
+
+  return body(value)
+
+
+@tff.federated_computation(_CLIENT_FLOAT)
+def _sum_toil(values):
+  return tff.federated_sum(tff.federated_map(_toil, values))
+
+
+@_slow
+@_needs_ray
+class LearningProcessTest(parameterized.TestCase):
+
+  def test_state_equals_multi_device_for_any_number_of_workers(self):
+    process = toys.build_dp_fed_avg(0.0)
+    # 11 clients: a merge of 8, one of 3, and one of these two.
+    cohorts = [[toys.build_dataset(i) for i in range(11)]] * 3
+    expected = _run(multi_device.build_sync_context(), process, cohorts)
+    found = _run(_context(2), process, cohorts)
+    for mine, other in zip(found, expected, strict=True):
+      self.assertLessEqual(
+          np.linalg.norm(mine - other), 1e-5 * np.linalg.norm(other)
+      )
+    self.assertTrue(np.any(found[0]))
+    for again in (
+        _run(_context(2), process, cohorts), _run(_context(1), process, cohorts)
+    ):
+      for mine, other in zip(found, again, strict=True):
+        self.assertEqual(mine.tobytes(), other.tobytes())
+
+  def test_noise_is_added_once(self):
+    # As in multi_device_test: stddev 20 on the sum, 5 on the mean; once a
+    # block or a worker would give 10 or 7.07. The band of 25 % fails by chance
+    # less than once in 1e6 runs.
+    process = toys.build_dp_fed_avg(40.0)
+    clients = [toys.build_dataset(0)] * 4
+    steps = []
+    with tff.framework.get_context_stack().install(_context()):
+      initial = process.initialize()
+      for _ in range(60):
+        state = process.next(initial, clients).state
+        for before, after in zip(
+            initial.global_model_weights.trainable,
+            state.global_model_weights.trainable,
+        ):
+          steps.extend(np.ravel(after - before))
+    self.assertBetween(np.std(steps), 5 * 0.75, 5 * 1.25)
+
+  def test_empty_cohort_runs_the_server_step(self):
+    (weights, *_) = _run(_context(), toys.build_dp_fed_avg(0.0), [[]])
+    np.testing.assert_array_equal(weights, np.zeros_like(weights))
+
+  def test_recogniser_trains_on_ids(self):
+    # The graph normalizes text with an op of tensorflow-text.
+    model = fakes.tiny_model(num_blocks=1)
+    process = fed_avg.build(
+        model=model,
+        pipeline=fakes.tiny_pipeline(model),
+        client_data=fakes.client_data(),
+        aggregator=dp_mean.build(
+            query=queries.PerLayerClipSumQuery(
+                l2_norm_clip=1.0, noise_multiplier=0.0
+            ),
+            cohort_size=3,
+        ),
+        server_optimizer=tff.learning.optimizers.build_sgdm(1.0),
+        client_learning_rate=0.01,
+        max_grad_norm=40.0,
+        num_local_epochs=1,
+        seed=7,
+    )
+    cohorts = [['ann', 'bob', 'cai'], ['dee']]
+    expected = _run(multi_device.build_sync_context(), process, cohorts)
+    found = _run(_context(), process, cohorts)
+    for mine, other in zip(found, expected, strict=True):
+      np.testing.assert_allclose(
+          mine, other, atol=1e-5 * max(1e-3, np.linalg.norm(other))
+      )
+
+
+@_slow
+@_needs_ray
+class ComputationTest(parameterized.TestCase):
+
+  def invoke(self, comp, *args):
+    with tff.framework.get_context_stack().install(_context()):
+      return comp(*args)
+
+  def test_sum_client_results_and_local_computations(self):
+    # 2 * (1 + 2 + 4) = 14.
+    self.assertEqual(self.invoke(_scaled_sum, 2.0, [1.0, 2.0, 4.0]), 14.0)
+    self.assertEqual(self.invoke(_scaled_sum, 2.0, []), 0.0)
+    self.assertEqual(self.invoke(_scale, 3.0, 4.0), 12.0)
+
+    @tff.federated_computation(_SERVER_FLOAT, _CLIENT_FLOAT)
+    def each(factor, values):
+      return tff.federated_map(
+          _scale, (values, tff.federated_broadcast(factor))
+      )
+
+    self.assertEqual(self.invoke(each, 2.0, [1.0, 2.0, 3.0]), [2.0, 4.0, 6.0])
+    self.assertEqual(self.invoke(each, 2.0, []), [])
+
+  def test_flac_is_decoded_in_the_workers(self):
+    import tensorflow_io as tfio  # pylint: disable=g-import-not-at-top
+
+    waveform = np.array([100, -3, 20], np.int16)
+    file = io.BytesIO()
+    soundfile.write(file, waveform, 16000, format='FLAC')
+
+    @tff.tensorflow.computation(np.str_)
+    def decode(audio):
+      samples = tfio.audio.decode_flac(audio, dtype=tf.int16)
+      return tf.reduce_sum(tf.cast(samples, tf.int32))
+
+    comp = tff.federated_computation(
+        lambda audio: tff.federated_sum(tff.federated_map(decode, audio)),
+        tff.FederatedType(np.str_, tff.CLIENTS),
+    )
+    self.assertEqual(self.invoke(comp, [file.getvalue()] * 2), 2 * 117)
+
+  def test_failing_client_is_named_and_the_workers_live(self):
+    with self.assertRaisesRegex(
+        multi_device.ClientError,
+        r'^Client 2 of 6 .* failed on /device:CPU:0 of node .*unlucky',
+    ) as raised:
+      self.invoke(_scaled_sum, 1.0, [1.0, 2.0, 13.0, 4.0, 5.0, 6.0])
+    self.assertEqual(raised.exception.position, 2)
+    self.assertIsInstance(raised.exception.__cause__, tf.errors.OpError)
+    self.assertEqual(self.invoke(_scaled_sum, 1.0, [1.0, 2.0]), 3.0)
+
+  def test_value_that_does_not_fit_is_named(self):
+    with self.assertRaisesRegex(
+        multi_device.ClientError, 'Client 1 of 2 .*float64'
+    ):
+      self.invoke(_scaled_sum, 1.0, [1.0, np.float64(1.0)])
+
+  def test_timeline_names_every_client(self):
+    self.invoke(_sum_toil, [1.0] * 4)
+    timeline = _context().last_timeline
+    self.assertCountEqual([each.position for each in timeline], range(4))
+    for each in timeline:
+      self.assertBetween(each.end_sec - each.start_sec, 0.001, 60.0)
+      self.assertBetween(each.end_sec, time.monotonic() - 60, time.monotonic())
+
+
+@_slow
+@_needs_ray
+class LossTest(absltest.TestCase):
+
+  def test_killed_worker_changes_no_bit_and_is_replaced(self):
+    context = _context(2)
+    values = [float(i) for i in range(20)]
+    with tff.framework.get_context_stack().install(context):
+      expected = _sum_toil(values)
+      before = [_process_id(member) for member in _members(context)]
+      result = []
+
+      def run():
+        with tff.framework.get_context_stack().install(context):
+          result.append(_sum_toil(values))
+
+      thread = threading.Thread(target=run)
+      thread.start()
+      time.sleep(1.0)
+      self.assertTrue(thread.is_alive(), 'The round was too short.')
+      os.kill(before[0], signal.SIGKILL)
+      thread.join()
+      self.assertEqual(
+          np.asarray(result[0]).tobytes(), np.asarray(expected).tobytes()
+      )
+      # The replacement takes part as soon as TensorFlow is loaded.
+      deadline = time.monotonic() + _TIMEOUT_SEC
+      while _members(context)[0].device is None:
+        self.assertLess(time.monotonic(), deadline)
+        again = _sum_toil(values)
+      self.assertEqual(
+          np.asarray(again).tobytes(), np.asarray(expected).tobytes()
+      )
+      after = [_process_id(member) for member in _members(context)]
+    self.assertNotEqual(before[0], after[0])
+    self.assertEqual(before[1], after[1])
+
+  def test_client_that_ends_its_worker_is_not_tried_forever(self):
+    # Stands for a client that takes more memory than there is.
+    @tff.tensorflow.computation(np.float32)
+    def crash(value):
+      abort = tf.raw_ops.Abort(exit_without_error=True)
+      with tf.control_dependencies([abort]):
+        return tf.identity(value)
+
+    @tff.federated_computation(_CLIENT_FLOAT)
+    def sum_crash(values):
+      return tff.federated_sum(tff.federated_map(crash, values))
+
+    with tff.framework.get_context_stack().install(_context(1)):
+      with self.assertRaisesRegex(
+          ConnectionError, r'positions \(0,\) lost its worker 3 times'
+      ):
+        sum_crash([1.0, 2.0])
+
+  def test_lost_machine_changes_no_bit(self):
+    # Two more nodes of a cluster, of which one is taken away with the partial
+    # sums it holds.
+    lines = _run_program("""
+        import threading, time
+        import numpy as np
+        import psutil
+        import ray
+        from ray import cluster_utils
+        import tensorflow_federated as tff
+        from tests.execution import ray_cluster_test as these
+        from tff_asr.execution import ray_cluster
+
+        options = dict(include_dashboard=False)
+        cluster = cluster_utils.Cluster(
+            initialize_head=True, head_node_args=dict(num_cpus=0) | options)
+        nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        context = ray_cluster.set_default_context(
+            address=cluster.address, op_libraries=())
+        print('workers', len(these._members(context)))
+        values = [float(i) for i in range(20)]
+        expected = np.asarray(these._sum_toil(values)).tobytes()
+
+        def lose():
+          time.sleep(1.5)
+          cluster.remove_node(nodes[0], allow_graceful=False)
+          print('lost while running', is_running)
+
+        thread = threading.Thread(target=lose)
+        is_running = True
+        thread.start()
+        found = np.asarray(these._sum_toil(values)).tobytes()
+        is_running = False
+        thread.join()
+        print('equal', found == expected)
+        print('left', len([n for n in ray.nodes() if n['Alive']]))
+        ray_cluster.stop()
+        cluster.shutdown()
+    """)
+    found = [line.strip() for line in lines]
+    for line in ('workers 2', 'lost while running True', 'equal True'):
+      self.assertIn(line, found)
+
+
+@_slow
+@_needs_ray
+class EventLoopTest(absltest.TestCase):
+
+  def test_async_context_serves_programs_and_is_cancelled(self):
+    _context(1)  # Starts the cluster.
+    context = ray_cluster.build_async_context(num_workers=1, op_libraries=())
+
+    async def program():
+      with tff.framework.get_context_stack().install(
+          tff.program.NativeFederatedContext(context)
+      ):
+        total = await tff.program.materialize_value(
+            _scaled_sum(2.0, [1.0, 2.0])
+        )
+      with tff.framework.get_context_stack().install(context):
+        task = asyncio.create_task(_sum_toil([1.0] * 100))
+        await asyncio.sleep(1.0)
+        start_sec = time.monotonic()
+        task.cancel()
+        with self.assertRaises(asyncio.CancelledError):
+          await task
+        self.assertLess(time.monotonic() - start_sec, 5.0)
+        # The worker dropped the rest of the cancelled round.
+        self.assertEqual(await _scaled_sum(2.0, [1.0]), 2.0)
+      return total
+
+    self.assertEqual(asyncio.run(program()), 6.0)
+
+
+def _run_program(program: str) -> list[str]:
+  """What a Python program prints until the last holder of its stdout ends."""
+  with tempfile.TemporaryDirectory(prefix='ray_', dir='/tmp') as folder:
+    finished = subprocess.run(
+        [sys.executable, '-c', textwrap.dedent(program)],
+        cwd=_ROOT,
+        env=os.environ | {
+            'RAY_TMPDIR': folder,
+            'PYTHONPATH': str(_ROOT),
+            'TF_CPP_MIN_LOG_LEVEL': '3',
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # It sends a Ctrl-C to all of its group.
+        text=True,
+        timeout=_TIMEOUT_SEC,
+        check=False,
+    )
+  lines = finished.stdout.splitlines()
+  return lines + [f'stderr {line}' for line in finished.stderr.splitlines()]
+
+
+def _is_running(process_id: int) -> bool:
+  try:
+    return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
+  except psutil.NoSuchProcess:
+    return False
+
+
+_PROGRAM = """
+    import os, signal, threading, time
+    import psutil
+    from tests.execution import ray_cluster_test as these
+    from tff_asr import launch
+    from tff_asr.execution import ray_cluster, ray_session
+
+    ray_cluster.set_default_context(num_workers=1, op_libraries=())
+    print('result', these._scaled_sum(2.0, [1.0, 2.0]))
+    for process in psutil.Process().children(recursive=True):
+      print('process', process.pid, process.name())
+    print('folder', ray_session._folder, flush=True)
+    def end(): LAST_LINE
+    launch.run(lambda argv: end())
+"""
+_CTRL_C = """
+      threading.Timer(
+          1.0, lambda: os.killpg(os.getpgrp(), signal.SIGINT)
+      ).start()
+      these._sum_toil([1.0] * 200)
+"""
+
+
+@_slow
+@_needs_ray
+class EndOfProgramTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ('normal', 'pass', []),
+      (
+          'exception',
+          "raise ValueError('the end')",
+          ['stderr error: the end'],
+      ),
+      ('ctrl_c_in_a_round', _CTRL_C, ['stderr interrupted.']),
+  )
+  def test_nothing_is_left_and_nothing_but_its_own_is_printed(
+      self, last_line, expected
+  ):
+    lines = _run_program(_PROGRAM.replace('LAST_LINE', last_line))
+    self.assertIn('result 6.0', lines)
+    processes = [line.split() for line in lines if line.startswith('process')]
+    self.assertIn('raylet', [name for _, _, name, *_ in processes])
+    for _, process_id, name, *_ in processes:
+      self.assertFalse(_is_running(int(process_id)), name)
+    (folder,) = [line.split()[1] for line in lines if line.startswith('folder')]
+    self.assertFalse(os.path.exists(folder))
+    self.assertEqual(
+        [line for line in lines if line.startswith('stderr')], expected
+    )
+
+
+class BadArgumentTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ('address', dict(address='ray://host:1')),
+      ('num_workers', dict(num_workers=0)),
+      ('cpus_per_worker', dict(cpus_per_worker=0)),
+      ('block_size', dict(block_size=0)),
+      ('client_cost', dict(client_cost=3)),
+      ('required_paths', dict(required_paths='shards')),
+      ('op_libraries', dict(op_libraries='tensorflow_text')),
+  )
+  def test_setting_is_named(self, options):
+    for build in (
+        ray_cluster.build_sync_context,
+        ray_cluster.build_async_context,
+        ray_cluster.set_default_context,
+    ):
+      with self.assertRaisesRegex(ValueError, next(iter(options))):
+        build(**options)
+
+  def test_missing_ray_says_what_to_install(self):
+    with mock.patch.dict(sys.modules, {'ray': None}):
+      with self.assertRaisesRegex(ValueError, 'install .*requirements-ray.txt'):
+        ray_cluster.build_sync_context()
+
+
+@_slow
+@_needs_ray
+class BadClusterTest(absltest.TestCase):
+
+  def test_unreadable_path_is_named_with_its_node(self):
+    _context(1)
+    with self.assertRaisesRegex(
+        ValueError, rf"^Node {os.uname().nodename} .* cannot read '/no/shards'"
+    ) as raised:
+      ray_cluster.build_sync_context(
+          num_workers=1, required_paths=[str(_ROOT), '/no/shards']
+      )
+    self.assertNotIn('\n', str(raised.exception))
+
+  def test_unknown_op_library_is_named(self):
+    _context(1)
+    with self.assertRaisesRegex(ValueError, "cannot import 'no_such_library'"):
+      ray_cluster.build_sync_context(
+          num_workers=1, op_libraries=['no_such_library']
+      )
+
+  def test_too_many_workers_are_refused(self):
+    _context(1)
+    with self.assertRaisesRegex(ValueError, 'num_workers is 99'):
+      ray_cluster.build_sync_context(num_workers=99)
+
+  def test_absent_cluster_is_named(self):
+    lines = _run_program("""
+        from tff_asr import launch
+        from tff_asr.execution import ray_cluster
+        launch.run(lambda argv: ray_cluster.build_sync_context(
+            address='127.0.0.1:1'))
+    """)
+    self.assertLen(lines, 1)
+    self.assertRegex(lines[0], "no Ray cluster to join at '127.0.0.1:1'")
+
+
+if __name__ == '__main__':
+  absltest.main()
