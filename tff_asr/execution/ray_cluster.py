@@ -126,7 +126,8 @@ def set_default_context(
 def stop() -> None:
   """Ends all actors, and the cluster if it was started here."""
   _import_ray()
-  from tff_asr.execution import ray_session  # pylint: disable=g-import-not-at-top
+  # pylint: disable-next=g-import-not-at-top
+  from tff_asr.execution import ray_session
 
   ray_session.stop()
 
@@ -150,7 +151,8 @@ def _build_runner(**settings: Any) -> contexts.Runner:
         f"address must be None, 'auto' or 'host:port', found {address!r}."
     )
   _import_ray()
-  from tff_asr.execution import ray_runner  # pylint: disable=g-import-not-at-top
+  # pylint: disable-next=g-import-not-at-top
+  from tff_asr.execution import ray_runner
 
   return ray_runner.RayRunner(**settings)
 

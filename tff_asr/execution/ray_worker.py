@@ -211,8 +211,8 @@ def _check_readable(path: str, node: str) -> None:
         file.read(1)
   except tf.errors.OpError as error:
     raise ValueError(
-        f'Node {node} cannot read {path!r}, which required_paths names; put the '
-        'shards where every node finds them under this path.'
+        f'Node {node} cannot read {path!r}, which required_paths names; put '
+        'the shards where every node finds them under this path.'
     ) from error
 
 

@@ -4,8 +4,8 @@ A cohort is cut into blocks of a fixed size: in the order of the cohort, or,
 where each client's cost is known, by falling cost (ties in cohort order).
 Blocks are dealt in the order of their numbers, so longest first, each to the
 next free worker, and their partial sums are merged in an order fixed by these
-numbers (`merging`). Neither the blocks nor that order depend on how many workers
-there are or which is faster, so the result is the same to the bit.
+numbers (`merging`). Neither the blocks nor that order depend on how many
+workers there are or which is faster, so the result is the same to the bit.
 
 Partial sums waiting for their turn to be merged take memory: a worker does not
 start a block that is more than a window ahead of the last merged one, so they
