@@ -19,6 +19,7 @@ import time
 from typing import Any
 
 from absl import flags
+import psutil
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -26,6 +27,7 @@ from benchmarks import workload as workload_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
+from tff_asr.execution import ray_cluster
 from tff_asr.learning import client_update
 
 _NUM_BLOCKS = flags.DEFINE_integer('num_blocks', 6, 'Of the transformer.')
@@ -34,7 +36,9 @@ _COHORT = flags.DEFINE_integer('cohort', 4, 'Clients a round.')
 _STEPS = flags.DEFINE_integer('local_steps', 10, 'Of each client.')
 _REPEATS = flags.DEFINE_integer('repeats', 5, 'Rounds that count.')
 _CONTEXTS = flags.DEFINE_list(
-    'contexts', ['multi_device', 'native'], 'To measure beside bare.'
+    'contexts',
+    ['multi_device', 'native'],
+    "To measure beside bare; also 'ray', where it is installed.",
 )
 _DEVICES = flags.DEFINE_list(
     'devices', None, 'Of multi_device; all GPUs, else the CPU, by default.'
@@ -167,8 +171,11 @@ def _build_context(name: str) -> tff.framework.SyncContext:
     return multi_device.build_sync_context(devices=_DEVICES.value)
   if name == 'native':
     return native.build_sync_context(max_concurrent_clients=1)
+  if name == 'ray':
+    cores = psutil.cpu_count()
+    return ray_cluster.build_sync_context(num_workers=1, cpus_per_worker=cores)
   raise ValueError(
-      f'--contexts knows multi_device and native, found {name!r}.'
+      f'--contexts knows multi_device, native and ray, found {name!r}.'
   )
 
 
