@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import signal
 
 from absl import flags
 from absl.testing import absltest
@@ -106,9 +107,26 @@ class LaunchTest(parameterized.TestCase):
       launch._explain_errors(main)(['program'])
     self.assertIs(caught.exception, error)
 
-  def test_interrupt_ends_quietly(self):
+  def test_interrupt_says_how_to_go_on(self):
     code, printed = self.run_main(KeyboardInterrupt())
-    self.assertEqual((code, printed), ('interrupted.', ''))
+    self.assertEqual(code, 130)
+    self.assertEqual(
+        printed,
+        'interrupted: the same command goes on from what was saved last.\n',
+    )
+
+  def test_sigterm_ends_as_an_interrupt_with_its_own_code(self):
+    before = signal.getsignal(signal.SIGTERM)
+    wrapped = launch._explain_errors(
+        lambda _: signal.raise_signal(signal.SIGTERM)
+    )
+    stream = io.StringIO()
+    with contextlib.redirect_stderr(stream):
+      with self.assertRaises(SystemExit) as caught:
+        wrapped(['program'])
+    self.assertEqual(caught.exception.code, 143)
+    self.assertStartsWith(stream.getvalue(), 'terminated: ')
+    self.assertEqual(signal.getsignal(signal.SIGTERM), before)
 
   def test_arguments_that_are_not_flags_are_refused(self):
     code, _ = self.run_main(None, argv=('program', 'gin/x.gin'))

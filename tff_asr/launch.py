@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import gc
 import logging as python_logging
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -21,6 +22,10 @@ from absl import logging
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 warnings.simplefilter('ignore')
 
+# What a shell reports of a program that a signal ended.
+_INTERRUPTED = 128 + signal.SIGINT
+_TERMINATED = 128 + signal.SIGTERM
+
 
 def run(main: Callable[[Sequence[str]], None]) -> None:
   """Runs a program's `main` under absl.
@@ -28,6 +33,10 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
   An error that its user can mend (a wrong setting, a missing file) becomes one
   line on standard error and exit code 1; with `--verbosity=1` the traceback
   comes too. Any other exception is a defect and keeps its traceback.
+
+  Ctrl-C and SIGTERM end the program after what it cannot leave half done, with
+  one line that says how to go on and exit code 130 or 143. Both leave no
+  process behind.
   """
   logging.set_verbosity(logging.WARNING)
   python_logging.getLogger('tensorflow').setLevel(python_logging.ERROR)
@@ -44,10 +53,22 @@ def _explain_errors(
   def wrapped(argv: Sequence[str]) -> None:
     if len(argv) > 1:
       sys.exit(f'unexpected argument {argv[1]!r}; see --help.')
+    received = []
+
+    def interrupt(signal_num: int, frame) -> None:
+      received.append(signal_num)
+      # As Ctrl-C: asyncio, where it runs, has a handler that ends its tasks.
+      signal.getsignal(signal.SIGINT)(signal.SIGINT, frame)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
       main(argv)
     except KeyboardInterrupt:
-      sys.exit('interrupted.')
+      word = 'terminated' if received else 'interrupted'
+      sys.stderr.write(
+          f'{word}: the same command goes on from what was saved last.\n'
+      )
+      sys.exit(_TERMINATED if received else _INTERRUPTED)
     except Exception as error:  # pylint: disable=broad-exception-caught
       if not _is_users(error):
         raise
@@ -56,6 +77,7 @@ def _explain_errors(
       sys.exit(f'error: {one_line(error)}')
     finally:
       drop_default_context()
+      signal.signal(signal.SIGTERM, before)
 
   return wrapped
 

@@ -1,10 +1,15 @@
 """Runs the programs of bin/ as their users do."""
 
+from collections.abc import Callable
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import time
 from typing import NamedTuple
+
+import psutil
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -20,27 +25,24 @@ class Finished(NamedTuple):
   stderr: str
 
 
+class Ended(NamedTuple):
+  """How a program ended, and which processes outlived it."""
+
+  code: int
+  stdout: str
+  stderr: str
+  left: list[str]
+  seconds: float
+
+
 def run(
     program: str, *arguments: str, gin_params: tuple[str, ...] = ()
 ) -> Finished:
   """Runs `bin/PROGRAM.py` from the project's folder."""
-  # Without what the tests set for themselves: the program has to be quiet on
-  # its own.
-  environment = {
-      name: value
-      for name, value in os.environ.items()
-      if not name.startswith(('TF_', 'PYTHONWARNINGS'))
-  }
-  environment['PYTHONPATH'] = str(ROOT)
   finished = subprocess.run(
-      [
-          sys.executable,
-          str(ROOT / 'bin' / f'{program}.py'),
-          *arguments,
-          *(f'--gin_param={gin_param}' for gin_param in gin_params),
-      ],
+      _command(program, arguments, gin_params),
       cwd=ROOT,
-      env=environment,
+      env=_environment(),
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       text=True,
@@ -48,3 +50,94 @@ def run(
       check=False,
   )
   return Finished(finished.returncode, finished.stdout, finished.stderr)
+
+
+def run_in_session(
+    program: str,
+    *arguments: str,
+    gin_params: tuple[str, ...] = (),
+    send: signal.Signals | None = None,
+    when: Callable[[], bool] = lambda: True,
+) -> Ended:
+  """Runs `bin/PROGRAM.py` in a session of its own, to the end of its pipes.
+
+  Args:
+    program: Name of the program.
+    *arguments: Its flags.
+    gin_params: Its gin parameters.
+    send: A signal to send to the program, or None.
+    when: Tells when to send it.
+
+  Returns:
+    How it ended, with all processes of its session that were left (they are
+    killed), and the seconds since the signal or since its start.
+  """
+  process = subprocess.Popen(
+      _command(program, arguments, gin_params),
+      cwd=ROOT,
+      env=_environment(),
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+      start_new_session=True,
+  )
+  started = time.monotonic()
+  try:
+    if send is not None:
+      while not when() and process.poll() is None:
+        if time.monotonic() - started > _TIMEOUT_SEC:
+          raise TimeoutError(f'{program} came not as far as it should.')
+        time.sleep(0.1)
+      started = time.monotonic()
+      # Ctrl-C on a terminal goes to the whole group, `kill` to one process.
+      deliver = os.killpg if send == signal.SIGINT else os.kill
+      deliver(process.pid, send)
+    # Returns when the last process that holds the pipes has closed them.
+    stdout, stderr = process.communicate(timeout=_TIMEOUT_SEC)
+    seconds = time.monotonic() - started
+  finally:
+    left = _session(process.pid)
+    for other in left:
+      other.kill()
+  return Ended(
+      process.returncode,
+      stdout,
+      stderr,
+      [f'{other.pid} {other.name()}' for other in left],
+      seconds,
+  )
+
+
+def _session(session: int) -> list[psutil.Process]:
+  """The running processes of a session."""
+  found = []
+  for process in psutil.process_iter():
+    try:
+      if os.getsid(process.pid) == session and (
+          process.status() != psutil.STATUS_ZOMBIE
+      ):
+        found.append(process)
+    except (ProcessLookupError, psutil.NoSuchProcess):
+      pass
+  return found
+
+
+def _command(
+    program: str, arguments: tuple[str, ...], gin_params: tuple[str, ...]
+) -> list[str]:
+  return [
+      sys.executable,
+      str(ROOT / 'bin' / f'{program}.py'),
+      *arguments,
+      *(f'--gin_param={gin_param}' for gin_param in gin_params),
+  ]
+
+
+def _environment() -> dict[str, str]:
+  """Without what the tests set for themselves: a program is quiet alone."""
+  environment = {
+      name: value
+      for name, value in os.environ.items()
+      if not name.startswith(('TF_', 'PYTHONWARNINGS'))
+  }
+  return environment | {'PYTHONPATH': str(ROOT)}

@@ -7,15 +7,21 @@ only, and outlives the Python process unless it is stopped. Take it for
 computations that `multi_device` refuses, and to compare with.
 
 The worker is stopped when Python exits, normally or by an exception, at
-Ctrl-C, and at the end of `stopped_at_end`. A process ended by a signal that
-Python does not handle (SIGTERM, SIGKILL) runs no such code.
+Ctrl-C, when a call is cancelled, and at the end of `stopped_at_end`. A process
+ended by a signal that Python does not handle runs no such code: SIGKILL, and
+SIGTERM unless a handler is set, as `tff_asr.launch` does.
 """
 
+import asyncio
 import atexit
 from collections.abc import Iterator
+from concurrent import futures
 import contextlib
+import inspect
 import re
+import threading
 from typing import Any
+import weakref
 
 import tensorflow_federated as tff
 
@@ -42,7 +48,7 @@ def build_sync_context(
   """
   options = _options(default_num_clients, max_concurrent_clients)
   return _SyncContext(
-      tff.backends.native.create_sync_local_cpp_execution_context(**options)
+      tff.backends.native.create_async_local_cpp_execution_context(**options)
   )
 
 
@@ -53,8 +59,9 @@ def build_async_context(
 ) -> tff.framework.AsyncContext:
   """Builds a context in which calling a computation returns an awaitable.
 
-  `tff.program.NativeFederatedContext` takes it. Arguments: see
-  `build_sync_context`.
+  Cancelling the awaitable stops the workers of this process; build a new
+  context to go on. `tff.program.NativeFederatedContext` takes it. Arguments:
+  see `build_sync_context`.
   """
   options = _options(default_num_clients, max_concurrent_clients)
   return _AsyncContext(
@@ -91,17 +98,17 @@ def stopped_at_end() -> Iterator[None]:
 
 
 class _SyncContext(tff.framework.SyncContext):
-  """TFF's synchronous context with clearer errors."""
+  """TFF's context, with clearer errors, and ended by Ctrl-C."""
 
-  def __init__(self, context: tff.framework.SyncContext):
-    self._context = context
+  def __init__(self, context: tff.framework.AsyncContext):
+    self._caller = _Caller(context)
 
   def invoke(self, comp: tff.Computation, arg: Any) -> Any:
+    call = self._caller.start(comp, arg)
     try:
-      return self._context.invoke(comp, arg)
+      return call.result()
     except KeyboardInterrupt:
-      # Python waits for TFF's threads, and these for the worker, before it
-      # runs what is registered for its exit.
+      call.cancel()
       stop()
       raise
     except Exception as error:
@@ -110,17 +117,55 @@ class _SyncContext(tff.framework.SyncContext):
 
 
 class _AsyncContext(tff.framework.AsyncContext):
-  """TFF's asynchronous context with clearer errors."""
+  """TFF's context, with clearer errors, that leaves the event loop free."""
 
   def __init__(self, context: tff.framework.AsyncContext):
-    self._context = context
+    self._caller = _Caller(context)
 
   async def invoke(self, comp: tff.Computation, arg: Any) -> Any:
+    if inspect.isawaitable(arg):
+      arg = await arg
     try:
-      return await self._context.invoke(comp, arg)
+      return await asyncio.wrap_future(self._caller.start(comp, arg))
+    except asyncio.CancelledError:
+      stop()
+      raise
     except Exception as error:
       _explain(error)
       raise
+
+
+class _Caller:
+  """Calls a context of TFF in an event loop of its own.
+
+  Such a call blocks its event loop until the worker answers, at the end of a
+  round, and makes a new worker and calls again if the worker has died. To end
+  it, cancel it first and stop the worker then: it sees that it was cancelled
+  when the worker fails.
+  """
+
+  def __init__(self, context: tff.framework.AsyncContext):
+    self._context = context
+    self._loop = asyncio.new_event_loop()
+    # Python's end does not wait for a daemon.
+    threading.Thread(
+        target=_run_loop, args=(self._loop,), name='native calls', daemon=True
+    ).start()
+    weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
+
+  def start(self, comp: tff.Computation, arg: Any) -> futures.Future:
+    """Starts the call; the future has its result."""
+    return asyncio.run_coroutine_threadsafe(
+        self._context.invoke(comp, arg), self._loop
+    )
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+  """Runs an event loop until it is stopped and its last task has ended."""
+  loop.run_forever()
+  if tasks := asyncio.all_tasks(loop):  # Cancelled ones.
+    loop.run_until_complete(asyncio.wait(tasks))
+  loop.close()
 
 
 def _options(

@@ -1,0 +1,141 @@
+"""However bin/train_federated.py ends, nothing of it is left behind."""
+
+import os
+import signal
+import tempfile
+import time
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import pytest
+
+from tests import fakes
+from tests.bin import programs
+
+_RESUME = ': the same command goes on from what was saved last.'
+# A client's work that outlasts any test: a signal comes in the middle of it.
+_ENDLESS = 'NUM_LOCAL_STEPS = 1000000'
+
+
+class EndingsTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    root = self.enterContext(tempfile.TemporaryDirectory())
+    self.shards = fakes.write_split(
+        os.path.join(root, 'shards'), {'ann': 1, 'bob': 2, 'cai': 1}
+    )
+    self.run_dir = os.path.join(root, 'run')
+
+  def run_program(
+      self, execution: str, *gin_params: str, **kwargs
+  ) -> programs.Ended:
+    ended = programs.run_in_session(
+        'train_federated',
+        f'--output_dir={self.run_dir}',
+        '--gin_file=gin/experiments/quickstart_federated.gin',
+        f'--gin_file=gin/execution/{execution}.gin',
+        gin_params=programs.TINY
+        + (
+            f'PRIVATE_DIR = {self.shards!r}',
+            f'DEV_DIR = {self.shards!r}',
+            'SEED_RUN = None',
+            'NUM_ROUNDS = 1',
+            'COHORT_SIZE = 2',
+            'BUILD_COHORTS = @cohorts.fixed_size',
+            'NUM_LOCAL_STEPS = 1',
+            'SAVE_EVERY = 1',
+        )
+        + gin_params,
+        **kwargs,
+    )
+    self.assertEmpty(ended.left)
+    return ended
+
+  def num_rounds(self) -> int:
+    """Rounds that the run has charged; each is a line after the first."""
+    path = os.path.join(self.run_dir, 'ledger.jsonl')
+    if not os.path.exists(path):
+      return -1
+    with open(path, encoding='utf-8') as f:
+      return len(f.readlines()) - 1
+
+  def check_signal(self, execution: str, send: signal.Signals, word: str):
+    ended = self.run_program(
+        execution,
+        'NUM_ROUNDS = 1000000',
+        send=send,
+        when=lambda: self.num_rounds() > 2,
+    )
+    self.assertEqual(ended.code, 128 + send, ended.stderr)
+    self.assertEqual(ended.stdout, '')
+    *progress, last = ended.stderr.splitlines()
+    self.assertEqual(last, word + _RESUME)
+    for line in progress:
+      self.assertRegex(line, '^federated: round ')
+    # The same command goes on, one round more than it had.
+    done = self.num_rounds()
+    resumed = self.run_program(execution, f'NUM_ROUNDS = {done + 1}')
+    self.assertEqual(resumed.code, 0, resumed.stderr)
+    self.assertRegex(
+        resumed.stderr.splitlines()[-1], f'round {done + 1} of {done + 1}, '
+    )
+    # It went on from the saved state, and did not start over.
+    self.assertNotIn('round 1 of', resumed.stderr)
+
+  @pytest.mark.slow
+  @parameterized.parameters('multi_device', 'native')
+  def test_normal_end(self, execution):
+    ended = self.run_program(execution)
+    self.assertEqual(ended.code, 0, ended.stderr)
+    self.assertIn('NOT PRIVATE', ended.stdout)
+
+  @pytest.mark.slow
+  @parameterized.parameters('multi_device', 'native')
+  def test_bad_setting(self, execution):
+    ended = self.run_program(execution, "PRIVATE_DIR = 'nowhere'")
+    self.assertEqual(ended.code, 1)
+    self.assertIn('nowhere is not a folder', ended.stderr)
+
+  @pytest.mark.slow
+  @parameterized.parameters('multi_device', 'native')
+  def test_error_in_a_round(self, execution):
+    # One byte of a record's audio, which its checksum tells.
+    path = os.path.join(self.shards, 'shard-00000.tfrecord')
+    with open(path, 'r+b') as f:
+      f.seek(2000)
+      byte = f.read(1)
+      f.seek(2000)
+      f.write(bytes([byte[0] ^ 1]))
+    ended = self.run_program(execution, 'COHORT_SIZE = 3')
+    self.assertEqual(ended.code, 1, ended.stderr)
+    self.assertIn('is missing or damaged', ended.stderr)
+
+  @parameterized.parameters('multi_device', 'native')
+  @pytest.mark.slow
+  def test_ctrl_c(self, execution):
+    self.check_signal(execution, signal.SIGINT, 'interrupted')
+
+  @parameterized.parameters('multi_device', 'native')
+  @pytest.mark.slow
+  def test_sigterm(self, execution):
+    self.check_signal(execution, signal.SIGTERM, 'terminated')
+
+  @pytest.mark.slow
+  @parameterized.parameters(signal.SIGINT, signal.SIGTERM)
+  def test_native_does_not_wait_for_the_end_of_a_round(self, send):
+    # The native context compiles in some seconds, and is in the round then.
+    seen = []
+
+    def is_in_round() -> bool:
+      if self.num_rounds() == 0:
+        seen.append(time.monotonic())
+      return bool(seen) and time.monotonic() - seen[0] > 15
+
+    ended = self.run_program('native', _ENDLESS, send=send, when=is_in_round)
+    self.assertEqual(ended.code, 128 + send, ended.stderr)
+    self.assertLess(ended.seconds, 60)
+
+
+if __name__ == '__main__':
+  absltest.main()
