@@ -11,6 +11,7 @@ import pathlib
 import re
 import tempfile
 from typing import Any
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -19,6 +20,8 @@ import pytest
 from tests import fakes
 from tff_asr import config
 from tff_asr import launch
+from tff_asr.data import client_data
+from tff_asr.execution import schedule
 from tff_asr.programs import central
 from tff_asr.programs import evaluate
 from tff_asr.programs import federated
@@ -201,6 +204,15 @@ class QuickstartTest(parameterized.TestCase):
         *gin_params,
     )
 
+  def check_costs(self, build_blocks: mock.Mock) -> None:
+    """Every round's clients cost their seconds of audio."""
+    data = client_data.load(self.shards('private'))
+    durations = [data.duration_sec(name) for name in data.client_ids]
+    self.assertLen(set(durations), 3)
+    self.assertEqual(build_blocks.call_count, 2)
+    for call in build_blocks.call_args_list:
+      self.assertCountEqual(call.kwargs['costs'], durations)
+
   def evaluate(self, *runs: str) -> list[dict[str, Any]]:
     program = self.bind(
         'evaluate',
@@ -213,7 +225,14 @@ class QuickstartTest(parameterized.TestCase):
 
   def test_seed_federated_dp_and_evaluation(self):
     self.train_seed()
-    results = self.train_federated('federated_dp')
+    with mock.patch.object(
+        schedule, 'build_blocks', wraps=schedule.build_blocks
+    ) as build_blocks:
+      results = self.train_federated(
+          'federated_dp', 'BUILD_COHORTS = @cohorts.fixed_size',
+          'COHORT_SIZE = 3',
+      )
+    self.check_costs(build_blocks)
     self.assertEqual(results['rounds'], 2)
     self.assertEqual(results['population'], 3)
     # Noise .0024 on the sum costs far more than 10.

@@ -88,6 +88,19 @@ class ClientDataTest(parameterized.TestCase):
     # 5 * 800 + 10 * (0 + 1 + 2 + 3 + 4) samples of 1/16000 s.
     self.assertAlmostEqual(data.duration_sec('cleo'), 4100 / 16000)
 
+  def test_duration_is_the_cost_and_needs_no_shard(self):
+    _write(self.folder)
+    data = client_data.load(self.folder)
+    for name in os.listdir(self.folder):
+      if name.startswith('shard-'):
+        os.remove(os.path.join(self.folder, name))
+    cost = client_data.duration_cost(data)
+    # 800 samples; 800 to 840 of five: (5 * 800 + 10 * 10) / 16000.
+    self.assertEqual(cost('bert'), 0.05)
+    self.assertEqual(cost(b'cleo'), 0.25625)
+    with self.assertRaisesRegex(ValueError, 'dora'):
+      cost('dora')
+
   def test_serves_tff_users_own_loops(self):
     _write(self.folder)
     data = client_data.load(self.folder)

@@ -53,6 +53,24 @@ def load(
   return data if client_ids is None else data.select(client_ids)
 
 
+def duration_cost(
+    client_data: 'SpeechClientData',
+) -> Callable[[str], float]:
+  """What a client's training costs, in seconds of audio.
+
+  For an execution context that starts costly clients first. The costs come from
+  the index, and no record is read. They decide the order in which updates are
+  summed, and so are a function of the corpus and the client alone: a run that
+  is repeated or resumed has the same ones.
+
+  Returns:
+    A function of a client's id, one of `client_data.client_ids`.
+  """
+  return lambda client_id: client_data.duration_sec(
+      tf.compat.as_text(client_id)
+  )
+
+
 def verify(path: str | os.PathLike[str]) -> None:
   """Reads every shard of a corpus and checks its SHA-256.
 
