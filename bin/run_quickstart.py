@@ -51,6 +51,8 @@ _NUM_ROUNDS = 80
 _NUM_LOCAL_STEPS = 2
 _GENERATED = ('--num_speakers=180', '--num_dev_speakers=8')
 _GENERATED_PARTITION = 'public=40,private=rest'
+# What a program that was interrupted may take to end.
+_ENDING_SEC = 10
 # Of a real corpus, which has no dev and test speakers of its own.
 _PARTITION = 'public=40%,private=rest,dev=10%,test=15%'
 
@@ -164,9 +166,19 @@ def _gin(experiment: str, **settings) -> list[str]:
 
 def _run(*arguments: str) -> None:
   """Runs a program of this project in this Python, and stops if it fails."""
-  ended = subprocess.run([sys.executable, *arguments], check=False)
-  if ended.returncode:
-    sys.exit(ended.returncode)
+  program = subprocess.Popen([sys.executable, *arguments])
+  try:
+    status = program.wait()
+  except KeyboardInterrupt:
+    # Ctrl-C went to the program too, which ends by itself; SIGTERM did not.
+    try:
+      program.wait(_ENDING_SEC)
+    except subprocess.TimeoutExpired:
+      program.terminate()
+      program.wait()
+    raise
+  if status:
+    sys.exit(status)
 
 
 def _say(text: str) -> None:
