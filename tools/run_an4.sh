@@ -39,22 +39,23 @@ for seed in $seeds; do
 done
 
 names=(seed)
-groups=("--group=seed=$runs/seed")
-add() {  # add LABEL PREFIX
-  local list=""
-  for seed in $seeds; do
-    names+=("$2_$seed")
-    list+="$runs/$2_$seed,"
-  done
-  groups+=("--group=$1=$list")
-}
-add "federated, no DP" federated
+label() { echo "--group=$1=$runs/$2_1,$runs/$2_2,$runs/$2_3"; }
+groups=("--group=seed=$runs/seed" "$(label 'federated, no DP' federated)")
+for seed in $seeds; do names+=("federated_$seed"); done
 for noise in 05 16; do
-  add "global, .$noise" "global_$noise"
-  add "per layer (uniform), .$noise" "per_layer_uniform_$noise"
-  add "per layer (dim), .$noise" "per_layer_dim_$noise"
+  for clip in 'global' 'per layer (uniform)' 'per layer (dim)'; do
+    prefix=$(echo "$clip" | tr -d '()' | tr ' ' _)_$noise
+    groups+=("$(label "$clip, .$noise" "$prefix")")
+    for seed in $seeds; do names+=("${prefix}_$seed"); done
+  done
 done
 list=$(printf "'$runs/%s', " "${names[@]}")
 $python bin/evaluate.py --gin_file=gin/experiments/an4_evaluate.gin \
   --gin_param="RUNS = [$list]"
+echo
 $python bin/compare_runs.py "${groups[@]}"
+# The same runs beside global clipping at the same noise.
+for first in 2 5; do
+  echo
+  $python bin/compare_runs.py "${groups[@]:$first:3}"
+done

@@ -234,7 +234,7 @@ class PlacementTest(parameterized.TestCase):
     self.assertGreater(longest, shortest / 2)
 
   def test_ops_updates_and_state_are_on_the_devices_of_the_context(self):
-    run_client = workers.Cohort.run_client
+    run_client = workers.DeviceCohort.run_client
     devices = {}
 
     def record(cohort, worker, position, accumulator):
@@ -247,7 +247,7 @@ class PlacementTest(parameterized.TestCase):
     context = multi_device.build_sync_context(
         devices=logical_devices.CPUS[2:]
     )
-    with mock.patch.object(workers.Cohort, 'run_client', record):
+    with mock.patch.object(workers.DeviceCohort, 'run_client', record):
       with _collected_ops() as ops:
         (state,) = _run(
             context, noise_multiplier=0.0, cohorts=[_data().client_ids]
