@@ -78,7 +78,7 @@ async def train(
       the sampler's key.
     context: Runs the rounds; see `tff_asr.execution`.
     num_rounds: Rounds of the whole run.
-    delta: Of the privacy statement; by default 1 / population.
+    delta: Of the privacy statement; by default 1 / (10 * population).
     evaluator: Decodes a public dev set, or None.
     evaluate_every: Rounds between evaluations; the last round always is.
     save_every: Rounds between saved states; the last round always is.
