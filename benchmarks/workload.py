@@ -5,7 +5,6 @@ local step costs the same.
 """
 
 import dataclasses
-import json
 import os
 import resource
 import statistics
@@ -28,6 +27,7 @@ from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import lamb
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
+from tff_asr.programs import outputs
 from tff_asr.text import tokenizer as tokenizer_lib
 
 _TRANSCRIPT = 'nobody says this but it is as long as speech'
@@ -173,6 +173,4 @@ def report(title: str, table: list[list[str]], figures: dict[str, Any],
   if json_path:
     folder = os.path.dirname(os.path.abspath(json_path))
     os.makedirs(folder, exist_ok=True)
-    with open(json_path, 'w', encoding='utf-8') as f:
-      json.dump(dict(figures, machine=machine()), f, indent=1)
-      f.write('\n')
+    outputs.write_json(json_path, dict(figures, machine=machine()))

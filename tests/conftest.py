@@ -8,18 +8,11 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import psutil
 import pytest
-import tensorflow as tf
 
+# Makes the devices when it is imported. TensorFlow's first op fixes them, and
+# any module may run one while it is being imported.
+from tests.execution import logical_devices  # pylint: disable=unused-import
 from tff_asr import launch
-
-# As tests/execution/multi_device_test.py wants them. TensorFlow's first op
-# fixes the devices, and any module may run one while it is being imported.
-_NUM_CPU_DEVICES = 4
-
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices('CPU')[0],
-    [tf.config.LogicalDeviceConfiguration()] * _NUM_CPU_DEVICES,
-)
 
 
 @pytest.hookimpl(trylast=True)

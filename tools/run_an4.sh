@@ -39,14 +39,19 @@ for seed in $seeds; do
 done
 
 names=(seed)
-label() { echo "--group=$1=$runs/$2_1,$runs/$2_2,$runs/$2_3"; }
-groups=("--group=seed=$runs/seed" "$(label 'federated, no DP' federated)")
-for seed in $seeds; do names+=("federated_$seed"); done
+groups=("--group=seed=$runs/seed")
+add() {  # add LABEL PREFIX
+  local list=""
+  for seed in $seeds; do
+    names+=("$2_$seed")
+    list+="${list:+,}$runs/$2_$seed"
+  done
+  groups+=("--group=$1=$list")
+}
+add 'federated, no DP' federated
 for noise in 05 16; do
   for clip in 'global' 'per layer (uniform)' 'per layer (dim)'; do
-    prefix=$(echo "$clip" | tr -d '()' | tr ' ' _)_$noise
-    groups+=("$(label "$clip, .$noise" "$prefix")")
-    for seed in $seeds; do names+=("${prefix}_$seed"); done
+    add "$clip, .$noise" "$(echo "$clip" | tr -d '()' | tr ' ' _)_$noise"
   done
 done
 list=$(printf "'$runs/%s', " "${names[@]}")

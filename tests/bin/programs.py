@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -40,12 +40,7 @@ def run(
 ) -> Finished:
   """Runs `bin/PROGRAM.py` from the project's folder."""
   finished = subprocess.run(
-      _command(program, arguments, gin_params),
-      cwd=ROOT,
-      env=_environment(),
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
+      **_start(program, arguments, gin_params),
       timeout=_TIMEOUT_SEC,
       check=False,
   )
@@ -73,12 +68,7 @@ def run_in_session(
     killed), and the seconds since the signal or since its start.
   """
   process = subprocess.Popen(
-      _command(program, arguments, gin_params),
-      cwd=ROOT,
-      env=_environment(),
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
+      **_start(program, arguments, gin_params),
       start_new_session=True,
   )
   started = time.monotonic()
@@ -122,15 +112,23 @@ def _session(session: int) -> list[psutil.Process]:
   return found
 
 
-def _command(
+def _start(
     program: str, arguments: tuple[str, ...], gin_params: tuple[str, ...]
-) -> list[str]:
-  return [
-      sys.executable,
-      str(ROOT / 'bin' / f'{program}.py'),
-      *arguments,
-      *(f'--gin_param={gin_param}' for gin_param in gin_params),
-  ]
+) -> dict[str, Any]:
+  """How to start a program, as arguments of `subprocess`."""
+  return dict(
+      args=[
+          sys.executable,
+          str(ROOT / 'bin' / f'{program}.py'),
+          *arguments,
+          *(f'--gin_param={gin_param}' for gin_param in gin_params),
+      ],
+      cwd=ROOT,
+      env=_environment(),
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+  )
 
 
 def _environment() -> dict[str, str]:

@@ -5,6 +5,7 @@ import threading
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tests.execution import stopping
 from tff_asr.execution import schedule
 
 
@@ -69,23 +70,9 @@ class BoardTest(absltest.TestCase):
   def test_stop_wakes_workers_and_merger(self):
     board = schedule.Board(schedule.build_blocks(2, block_size=1), window=1)
     board.take()
-    stopped = []
-
-    def wait(call):
-      try:
-        call()
-      except schedule.Stopped:
-        stopped.append(call)
-
-    waiting = [
-        threading.Thread(target=wait, args=(call,))
-        for call in (board.take, lambda: next(board.results()))
-    ]
-    for thread in waiting:
-      thread.start()
-    board.stop()
-    for thread in waiting:
-      thread.join(timeout=10)
+    stopped = stopping.stopped_calls(
+        board, (board.take, lambda: next(board.results()))
+    )
     self.assertLen(stopped, 2)
     with self.assertRaises(schedule.Stopped):
       board.check_running()

@@ -4,6 +4,7 @@ import threading
 
 from absl.testing import absltest
 
+from tests.execution import stopping
 from tff_asr.execution import merging
 from tff_asr.execution import schedule
 from tff_asr.execution import task_board
@@ -103,23 +104,9 @@ class TaskBoardTest(absltest.TestCase):
   def test_stop_wakes_workers_and_whoever_waits_for_results(self):
     board = _build(1)
     board.take()
-    stopped = []
-
-    def wait(call):
-      try:
-        call()
-      except schedule.Stopped:
-        stopped.append(call)
-
-    threads = [
-        threading.Thread(target=wait, args=(call,))
-        for call in (board.take, board.results)
-    ]
-    for thread in threads:
-      thread.start()
-    board.stop()
-    for thread in threads:
-      thread.join(timeout=10)
+    stopped = stopping.stopped_calls(
+        board, (board.take, board.results)
+    )
     self.assertLen(stopped, 2)
     self.assertTrue(board.is_over())
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import threading
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from tff_asr.execution import schedule
 
@@ -60,6 +60,12 @@ class Cohort:
     self.errors = {}
     self.failure = None
 
+  def fail(self, position: int, error: Exception, place: str) -> NoReturn:
+    """Records a client's error, and ends the round for everyone."""
+    self.errors[position] = (error, place)
+    self.board.stop()
+    raise schedule.Stopped() from error
+
 
 def run(
     cohort: Cohort,
@@ -70,9 +76,9 @@ def run(
 
   Args:
     cohort: what they share.
-    workers: each runs in a thread of its own. They end when the work is done
-      or the board is stopped, and raise nothing: they put client errors into
-      `cohort.errors`, others into `cohort.failure`, and stop the board.
+    workers: each runs in a thread of its own, until the work is done or it
+      raises `schedule.Stopped`. Client errors go to `cohort.fail`; any other
+      exception of a worker ends the round, too, and is raised here.
     consume: waits for the results, in this thread.
 
   Raises:
@@ -80,7 +86,9 @@ def run(
     RuntimeError: the round was cancelled through `cohort.stop`.
   """
   threads = [
-      threading.Thread(target=worker, name=f'clients {number}')
+      threading.Thread(
+          target=_work, args=(cohort, worker), name=f'clients {number}'
+      )
       for number, worker in enumerate(workers)
   ]
   started = []
@@ -110,6 +118,18 @@ def run(
   if cohort.failure is not None:
     raise cohort.failure from None
   raise RuntimeError('The round was cancelled.')
+
+
+def _work(cohort: Cohort, worker: Callable[[], None]) -> None:
+  """A worker's thread."""
+  try:
+    worker()
+  except schedule.Stopped:
+    pass
+  except Exception as error:  # pylint: disable=broad-exception-caught
+    # Whoever waits for this worker's task would wait forever.
+    cohort.failure = error
+    cohort.board.stop()
 
 
 def _find_reason(error: Exception) -> str:

@@ -57,7 +57,6 @@ class RayRunner(runner.Runner):
       op_libraries: Sequence[str],
   ):
     """Connects to the cluster and starts the actors; see `ray_cluster`."""
-    runner.check_settings(block_size=block_size, client_cost=client_cost)
     ray_session.connect(
         address, num_cpus=(num_workers or 1) * cpus_per_worker
     )
@@ -141,23 +140,16 @@ class _RayCohort(crew.Cohort):
 
   def work(self, member: ray_pool.Member) -> None:
     """The thread of one actor: one task after another until none is left."""
-    try:
-      while self._is_running(member):
-        task = self.board.take()
-        if task is None:
-          return
-        try:
-          self._run(member, task)
-        except ray_pool.LOSSES:
-          member.replace()
-          self.board.give_back(task)
-      self._leave()
-    except schedule.Stopped:
-      pass
-    except Exception as error:  # pylint: disable=broad-exception-caught
-      # Whoever waits for this thread's task would wait forever.
-      self.failure = error
-      self.board.stop()
+    while self._is_running(member):
+      task = self.board.take()
+      if task is None:
+        return
+      try:
+        self._run(member, task)
+      except ray_pool.LOSSES:
+        member.replace()
+        self.board.give_back(task)
+    self._leave()
 
   def _is_running(self, member: ray_pool.Member) -> bool:
     """Waits for an actor that is being replaced; whether it came."""
@@ -220,7 +212,7 @@ class _RayCohort(crew.Cohort):
             self._layout.flatten(self.clients[position], name='client value')
         ))
       except Exception as error:  # pylint: disable=broad-exception-caught
-        self._fail(position, error, member)
+        self.fail(position, error, member.device)
     sent_sec = time.monotonic()
     report, result = member.actor.run_block.options(num_returns=2).remote(
         self.key, block.positions, clients
@@ -235,17 +227,10 @@ class _RayCohort(crew.Cohort):
         )
     )
     if report.error is not None:
-      self._fail(report.position, report.error, member)
+      self.fail(report.position, report.error, member.device)
     if report.is_stopped:
       raise schedule.Stopped()
     return result
-
-  def _fail(
-      self, position: int, error: Exception, member: ray_pool.Member
-  ) -> None:
-    self.errors[position] = (error, member.device)
-    self.board.stop()
-    raise schedule.Stopped() from error
 
   def _wait(self, reference: ray.ObjectRef) -> Any:
     """The value of a reference, unless the round is ended from outside."""

@@ -88,9 +88,7 @@ class DeviceCohort(crew.Cohort):
           *accumulator, *tensors, *self.get_broadcast(worker.device)
       )
     except Exception as error:
-      self.errors[position] = (error, worker.device)
-      self.board.stop()
-      raise schedule.Stopped() from error
+      self.fail(position, error, worker.device)
     self.timeline.append(
         crew.ClientInterval(
             position, worker.device, start_sec, time.monotonic()
@@ -105,16 +103,9 @@ def work(
     train: Callable[[Worker, schedule.Block], Any],
 ) -> None:
   """A worker thread: trains one block after another until none is left."""
-  try:
-    with tf.device(worker.device):
-      while (block := cohort.board.take()) is not None:
-        cohort.board.put(block, train(worker, block))
-  except schedule.Stopped:
-    pass
-  except Exception as error:  # pylint: disable=broad-exception-caught
-    # Whoever waits for this worker's block would wait forever.
-    cohort.failure = error
-    cohort.board.stop()
+  with tf.device(worker.device):
+    while (block := cohort.board.take()) is not None:
+      cohort.board.put(block, train(worker, block))
 
 
 def sum_block(

@@ -32,9 +32,11 @@ def build(
   """
 
   weights_specs = weights_lib.tensor_specs(model.specs)
+  # Traced and not run: the state is larger than the weights.
+  initialize = tf.function(lambda: optimizer.initialize(weights_specs))
   state_specs = tf.nest.map_structure(
-      lambda value: tf.TensorSpec.from_tensor(tf.convert_to_tensor(value)),
-      optimizer.initialize(weights_specs),
+      lambda value: tf.TensorSpec(value.shape, value.dtype),
+      initialize.get_concrete_function().structured_outputs,
   )
 
   # One graph for all batches, so that a resumed run has the same bits.
