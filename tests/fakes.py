@@ -22,6 +22,7 @@ def tiny_model(
     dropout: float = 0.0,
     layer_drop: float = 0.0,
     loss_kernel: str = 'op',
+    activation_dtype: str = 'float32',
     num_blocks: int = 2,
 ) -> ctc.CtcModel:
   """A transformer of 10,000 weights or so over 4 + 1 tokens."""
@@ -32,6 +33,7 @@ def tiny_model(
       num_heads=2,
       dropout=dropout,
       layer_drop=layer_drop,
+      activation_dtype=activation_dtype,
   )
   return ctc.build(
       encoder=encoder,

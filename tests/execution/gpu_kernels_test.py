@@ -58,12 +58,10 @@ _INPUT_PIPELINE = frozenset([
 
 
 @functools.lru_cache
-def _compiled(loss_kernel: str) -> form.Round:
+def _compiled(**options: str) -> form.Round:
   """The programs of the whole process."""
   with tempfile.TemporaryDirectory() as root:
-    process = speech_process.build(
-        speech_process.load_data(root), loss_kernel=loss_kernel
-    )
+    process = speech_process.build(speech_process.load_data(root), **options)
     return form.compile_computation(process.next)
 
 
@@ -140,14 +138,19 @@ def _without_gpu_kernel(compiled: form.Round) -> set[str]:
 class GpuKernelsTest(absltest.TestCase):
 
   def test_every_op_but_the_input_pipelines_has_one(self):
-    self.assertEqual(_without_gpu_kernel(_compiled('dense')), _INPUT_PIPELINE)
+    compiled = _compiled(loss_kernel='dense')
+    self.assertEqual(_without_gpu_kernel(compiled), _INPUT_PIPELINE)
+
+  def test_so_has_every_op_of_bfloat16(self):
+    compiled = _compiled(loss_kernel='dense', activation_dtype='bfloat16')
+    self.assertEqual(_without_gpu_kernel(compiled), _INPUT_PIPELINE)
 
   def test_the_loss_op_has_none_and_is_found(self):
-    found = _without_gpu_kernel(_compiled('op'))
+    found = _without_gpu_kernel(_compiled(loss_kernel='op'))
     self.assertEqual(found - _INPUT_PIPELINE, {'CTCLoss'})
 
   def test_gradients_noise_and_optimizer_are_among_the_ops_looked_at(self):
-    ops = set(_nodes(_compiled('dense')))
+    ops = set(_nodes(_compiled(loss_kernel='dense')))
     self.assertContainsSubset(
         {
             'Conv2DBackpropFilter',  # The gradient.

@@ -36,11 +36,17 @@ def load_data(root: str) -> client_data.SpeechClientData:
 
 
 def build(
-    data: client_data.SpeechClientData, *, loss_kernel: str = 'op'
+    data: client_data.SpeechClientData,
+    *,
+    loss_kernel: str = 'op',
+    activation_dtype: str = 'float32',
 ) -> tff.learning.templates.LearningProcess:
   """Builds the process; `initial_state` says how much noise it adds."""
   model = fakes.tiny_model(
-      dropout=0.2, layer_drop=0.3, loss_kernel=loss_kernel
+      dropout=0.2,
+      layer_drop=0.3,
+      loss_kernel=loss_kernel,
+      activation_dtype=activation_dtype,
   )
   return fed_avg.build(
       model=model,

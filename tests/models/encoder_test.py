@@ -22,6 +22,14 @@ class EncoderTest(absltest.TestCase):
     self.assertAlmostEqual(np.mean(outputs == 0), 0.2, delta=0.02)
     np.testing.assert_allclose(outputs[outputs != 0], 1.25, rtol=1e-6)
 
+  def test_dropout_of_bfloat16_drops_what_it_drops_of_float32(self):
+    # A draw of 8 bits would drop 4/128 = 3.1 % for 3.5 %.
+    ones = tf.ones([1000, 100], tf.bfloat16)
+    outputs = encoder.dropout(ones, 0.035, tf.constant([1, 2]))
+    self.assertEqual(outputs.dtype, tf.bfloat16)
+    expected = encoder.dropout(tf.ones([1000, 100]), 0.035, tf.constant([1, 2]))
+    np.testing.assert_array_equal(outputs == 0, expected == 0)
+
   def test_dropout_depends_on_its_seed(self):
     drop = lambda seed: encoder.dropout(tf.ones([100]), 0.5, seed).numpy()
     np.testing.assert_array_equal(drop(_SEED), drop(tf.constant([1, 2])))

@@ -229,5 +229,74 @@ class TransformerTest(parameterized.TestCase):
       _build(dim=dim, num_heads=num_heads)
 
 
+def _dtypes_of_ops(graph: tf.Graph, op: str) -> set[tf.DType]:
+  """The dtypes of a graph's ops of one kind, functions within included."""
+  graph_def = graph.as_graph_def()
+  bodies = [graph_def.node, *(f.node_def for f in graph_def.library.function)]
+  return {
+      tf.as_dtype(node.attr['T'].type)
+      for body in bodies
+      for node in body
+      if node.op == op
+  }
+
+
+def _flat(tensors: weights_lib.Weights) -> np.ndarray:
+  return np.concatenate([tensor.numpy().ravel() for tensor in tensors.values()])
+
+
+class Bfloat16Test(parameterized.TestCase):
+
+  def _outputs_and_gradients(self, activation_dtype, seed):
+    encoder = _build(
+        dropout=0.2, layer_drop=0.3, activation_dtype=activation_dtype
+    )
+    weights = _weights(encoder)
+    with tf.GradientTape() as tape:
+      tape.watch(weights)
+      lengths = tf.constant([60, 45, 9])
+      outputs, lengths = encoder.apply(
+          weights, tf.constant(_features(3, 60, 5)), lengths, seed
+      )
+      valid = encoder_lib.mask(lengths, tf.shape(outputs)[1])
+      loss = tf.reduce_sum(valid * outputs * outputs * tf.range(8, dtype=tf.float32))
+    return outputs * valid, tape.gradient(loss, weights)
+
+  @parameterized.named_parameters(('evaluation', None), ('training', _SEED))
+  def test_it_rounds_and_no_more(self, seed):
+    # With a seed also the draws of dropout and layer drop are float32's. Eight
+    # bits round by up to 2^-9 = .2 % at each of some 20 ops of the way.
+    expected, expected_gradients = self._outputs_and_gradients('float32', seed)
+    outputs, gradients = self._outputs_and_gradients('bfloat16', seed)
+    self.assertEqual(outputs.dtype, tf.float32)
+    error = tf.norm(outputs - expected) / tf.norm(expected)
+    self.assertBetween(error, 1e-4, 0.03)
+    self.assertEqual({g.dtype for g in gradients.values()}, {tf.float32})
+    expected_gradients = _flat(expected_gradients)
+    error = np.linalg.norm(_flat(gradients) - expected_gradients)
+    self.assertBetween(error / np.linalg.norm(expected_gradients), 1e-4, 0.05)
+
+  def test_products_are_bfloat16_and_statistics_float32(self):
+    encoder = _build(
+        dropout=0.2, layer_drop=0.3, activation_dtype='bfloat16'
+    )
+
+    @tf.function
+    def run(weights, features):
+      return encoder.apply(weights, features, tf.constant([30, 30]), _SEED)
+
+    graph = run.get_concrete_function(
+        _weights(encoder), tf.constant(_features(2, 30, 5))
+    ).graph
+    for op in ('BatchMatMulV2', 'Conv2D', 'Relu', 'Sigmoid'):
+      self.assertEqual(_dtypes_of_ops(graph, op), {tf.bfloat16}, op)
+    for op in ('Softmax', 'Rsqrt', 'SquaredDifference', 'Sin'):
+      self.assertEqual(_dtypes_of_ops(graph, op), {tf.float32}, op)
+
+  def test_other_dtypes_are_refused(self):
+    with self.assertRaisesRegex(ValueError, 'activation_dtype.*float16'):
+      _build(activation_dtype='float16')
+
+
 if __name__ == '__main__':
   absltest.main()

@@ -39,23 +39,26 @@ def apply(
 
   Args:
     weights: As in `specs`.
-    inputs: float32 [B, S, D].
+    inputs: float32 or bfloat16 [B, S, D].
     valid: float32 [B, S, 1], 1 for frames of the utterance, 0 for padding.
     num_heads: H, divides D.
     dropout: Rate on the attention weights.
     seed: int32 [2] in training, None in evaluation.
 
   Returns:
-    float32 [B, S, D]; what stands at padded frames is arbitrary but finite.
+    As inputs, [B, S, D]; what stands at padded frames is arbitrary but finite.
   """
   batch_size, size, _ = tf.unstack(tf.shape(inputs))
   dim = inputs.shape[-1]
   head_dim = dim // num_heads
-  qkv = tf.matmul(inputs, weights['wqkv'])
+  qkv = encoder.matmul(inputs, weights['wqkv'])
   qkv = tf.reshape(qkv, [batch_size, size, 3, num_heads, head_dim])
   query, key, value = tf.unstack(tf.transpose(qkv, [2, 0, 3, 1, 4]))
   scores = tf.matmul(query * (1 / math.sqrt(head_dim)), key, transpose_b=True)
+  scores = tf.cast(scores, tf.float32)
   scores += (1 - tf.transpose(valid, [0, 2, 1])[:, tf.newaxis]) * _MASKED
-  attention = encoder.dropout(tf.nn.softmax(scores), dropout, seed)
+  attention = tf.cast(tf.nn.softmax(scores), inputs.dtype)
+  attention = encoder.dropout(attention, dropout, seed)
   heads = tf.transpose(tf.matmul(attention, value), [0, 2, 1, 3])
-  return tf.matmul(tf.reshape(heads, [batch_size, size, dim]), weights['wf'])
+  heads = tf.reshape(heads, [batch_size, size, dim])
+  return encoder.matmul(heads, weights['wf'])

@@ -1,5 +1,10 @@
 """What every encoder is: weights, a pure function of them, and its lengths.
 
+Weights, their gradients and an encoder's output are float32. What happens in
+between, the activations, may be bfloat16: half the memory, and the fast matrix
+units of GPUs. Statistics of norms, the softmax of attention and the draws of
+dropout stay float32.
+
   B: batch size. T: feature frames. F: mel bins. S: subsampled frames.
   D: width of the encoder's output.
 """
@@ -11,6 +16,8 @@ from typing import Optional
 import tensorflow as tf
 
 from tff_asr.models import weights as weights_lib
+
+ACTIVATION_DTYPES = ('float32', 'bfloat16')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +55,15 @@ def dropout(
   """Inverted dropout from a stateless seed; without seed or rate, identity."""
   if seed is None or rate == 0:
     return inputs
-  return tf.nn.experimental.stateless_dropout(inputs, rate, seed)
+  # A bfloat16 draw has 128 values only, and would round the rate to them.
+  draws = tf.random.stateless_uniform(tf.shape(inputs), seed)
+  scale = tf.cast(1 / (1 - rate), inputs.dtype)
+  return tf.where(draws >= rate, inputs * scale, tf.zeros([], inputs.dtype))
+
+
+def matmul(inputs: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+  """`inputs` times a float32 weight, in the dtype of the inputs."""
+  return tf.matmul(inputs, tf.cast(weight, inputs.dtype))
 
 
 def split_seed(

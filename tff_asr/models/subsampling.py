@@ -50,16 +50,20 @@ def apply(
     feature_lengths: tf.Tensor,
     *,
     dropout: float,
+    activation_dtype: str = 'float32',
     seed: Optional[tf.Tensor],
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns float32 [B, S, D] and its lengths int32 [B]."""
+  """Returns activations [B, S, D] and their lengths int32 [B]."""
   valid = encoder.mask(feature_lengths, tf.shape(features)[1])
   # Chosen, not multiplied: padding may hold anything, and 0 * NaN is NaN.
   features = tf.where(valid > 0, features, 0.0)
   scaled = features * weights['input_scale'] + weights['input_bias']
   scaled *= valid
   padded = tf.pad(scaled, [[0, 0], [_PAD_LEFT, _PAD_RIGHT], [0, 0]])
-  hidden = tf.nn.conv1d(padded, weights['kernel'], STRIDE, 'VALID')
-  value, gate = tf.split(hidden + weights['bias'], 2, axis=-1)
+  padded = tf.cast(padded, activation_dtype)
+  kernel = tf.cast(weights['kernel'], activation_dtype)
+  hidden = tf.nn.conv1d(padded, kernel, STRIDE, 'VALID')
+  hidden += tf.cast(weights['bias'], activation_dtype)
+  value, gate = tf.split(hidden, 2, axis=-1)
   outputs = encoder.dropout(value * tf.sigmoid(gate), dropout, seed)
   return outputs, output_lengths(feature_lengths)

@@ -37,6 +37,7 @@ def build(
     layer_drop: float = 0.0,
     max_shift_sec: float = 30.0,
     feature_dim: int = log_mel.NUM_MEL_BINS,
+    activation_dtype: str = 'float32',
 ) -> encoder.Encoder:
   """Builds the encoder.
 
@@ -49,12 +50,13 @@ def build(
     layer_drop: Probability that training skips a block.
     max_shift_sec: Largest shift of positions in training; see `positions`.
     feature_dim: F.
+    activation_dtype: 'float32' or 'bfloat16'; see `encoder`.
 
   Returns:
     An `encoder.Encoder` with D = dim and S = T // 3.
 
   Raises:
-    ValueError: A size is not positive, a rate is outside [0, 1], dropout is 1,
+    ValueError: An unknown activation_dtype, a size is not positive, a rate is outside [0, 1], dropout is 1,
       or dim is odd or not divisible by num_heads.
   """
   checks.positive_int(
@@ -68,6 +70,7 @@ def build(
   if dropout == 1:
     raise ValueError('dropout must be below 1, found 1.')
   checks.non_negative(max_shift_sec=max_shift_sec)
+  checks.one_of(encoder.ACTIVATION_DTYPES, activation_dtype=activation_dtype)
   if dim % num_heads or dim % 2:
     raise ValueError(
         f'dim must be even and divisible by num_heads, found dim {dim} and '
@@ -97,10 +100,11 @@ def build(
         features,
         feature_lengths,
         dropout=dropout,
+        activation_dtype=activation_dtype,
         seed=front_seed,
     )
     size = tf.shape(hidden)[1]
-    hidden += positions.cape(
+    embedding = positions.cape(
         lengths,
         size,
         dim=dim,
@@ -108,6 +112,7 @@ def build(
         max_shift_sec=max_shift_sec,
         seed=shift_seed,
     )
+    hidden += tf.cast(embedding, hidden.dtype)
     valid = encoder.mask(lengths, size)
     for name, block_seed in zip(_block_names(num_blocks), block_seeds):
       hidden = _block(
@@ -119,7 +124,8 @@ def build(
           layer_drop=layer_drop,
           seed=block_seed,
       )
-    return _norm(weights_lib.select('norm', weights), hidden), lengths
+    outputs = _norm(weights_lib.select('norm', weights), hidden)
+    return tf.cast(outputs, tf.float32), lengths
 
   return encoder.Encoder(specs, apply, subsampling.output_lengths, dim)
 
@@ -164,9 +170,9 @@ def _block(
         seed=attention_seed,
     )
     normed = _norm(weights_lib.select('ln2', weights), hidden)
-    inner = tf.nn.relu(tf.matmul(normed, weights['w1']))
+    inner = tf.nn.relu(encoder.matmul(normed, weights['w1']))
     inner = encoder.dropout(inner, dropout, mlp_seed)
-    return hidden + tf.matmul(inner, weights['w2'])
+    return hidden + encoder.matmul(inner, weights['w2'])
 
   if seed is None or layer_drop == 0:
     return run()
@@ -181,7 +187,8 @@ def _norm_specs(dim: int) -> weights_lib.Specs:
 
 
 def _norm(weights: weights_lib.Weights, inputs: tf.Tensor) -> tf.Tensor:
-  """Layer norm over the last axis."""
-  mean, variance = tf.nn.moments(inputs, axes=[-1], keepdims=True)
-  normed = (inputs - mean) * tf.math.rsqrt(variance + _NORM_EPSILON)
-  return normed * weights['scale'] + weights['bias']
+  """Layer norm over the last axis, computed in float32."""
+  values = tf.cast(inputs, tf.float32)
+  mean, variance = tf.nn.moments(values, axes=[-1], keepdims=True)
+  normed = (values - mean) * tf.math.rsqrt(variance + _NORM_EPSILON)
+  return tf.cast(normed * weights['scale'] + weights['bias'], inputs.dtype)
