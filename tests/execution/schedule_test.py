@@ -67,6 +67,13 @@ class BoardTest(absltest.TestCase):
     worker.join(timeout=10)
     self.assertEqual(third, [blocks[2]])
 
+  def test_upcoming_blocks_are_those_that_take_returns_next(self):
+    board = schedule.Board(schedule.build_blocks(4, block_size=1), window=4)
+    self.assertEqual(board.take().number, 0)
+    self.assertEqual([b.number for b in board.upcoming(2)], [1, 2])
+    self.assertEqual([b.number for b in board.upcoming(9)], [1, 2, 3])
+    self.assertEqual(board.take().number, 1)
+
   def test_stop_wakes_workers_and_merger(self):
     board = schedule.Board(schedule.build_blocks(2, block_size=1), window=1)
     board.take()

@@ -23,12 +23,14 @@ class ClientInterval(NamedTuple):
     device: the logical device, such as '/device:CPU:1'.
     start_sec: when its work was started, on the clock of `time.monotonic`.
     end_sec: when its function returned (a GPU may still be computing).
+    waited_sec: how much of this its worker waited for the client's data.
   """
 
   position: int
   device: str
   start_sec: float
   end_sec: float
+  waited_sec: float
 
 
 class Board(Protocol):

@@ -4,13 +4,16 @@ A federated computation becomes
 
     prepare: S -> C              server value to broadcast
     zero: -> A                   an empty accumulator
-    work: <A, D, C> -> A         one client, added to an accumulator
+    read: D -> V                 one client's datasets
+    work: <A, D, C, V> -> A      one client, added to an accumulator
     merge: <A, A> -> A           two disjoint accumulators
     finish: <S, A> -> X          the result at the server
 
 with S all server-placed and D all client-placed arguments. `work` is TFF's
 `work` followed by `accumulate` in one graph, and `finish` is `report` followed
-by `update`, so that no client update or report leaves the function.
+by `update`, so that no client update or report leaves the function. `read` is
+the part of TFF's `work` that makes datasets from the client's values (ids), if
+it has one (`client_datasets`).
 https://www.tensorflow.org/federated/api_docs/python/tff/backends/mapreduce
 
 Other computations become one program: server-only federated ones (such as
@@ -28,6 +31,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_asr.execution import client_datasets
 from tff_asr.execution import graph
 from tff_asr.execution import placed
 from tff_asr.execution import values
@@ -70,11 +74,13 @@ class ClientMap(Compiled):
   Attributes:
     arguments: where server and client values are in the argument.
     prepare: `S -> C`.
-    work: `<D, C> -> R`, with R the member of the result.
+    read: `D -> V`, or None where the work makes no datasets.
+    work: `<D, C, V> -> R`, with R the member of the result.
   """
 
   arguments: placed.PlacedArguments
   prepare: graph.Program
+  read: client_datasets.Read | None
   work: graph.Program
 
 
@@ -84,6 +90,7 @@ class Round(Compiled):
 
   arguments: placed.PlacedArguments
   prepare: graph.Program
+  read: client_datasets.Read | None
   zero: graph.Program
   work: graph.Program
   merge: graph.Program
@@ -206,6 +213,10 @@ def _compile_round(
         'found a secure sum, which simulations do not run; use federated_sum'
     )
   work = graph.from_computation(form.work)
+  num_clients = len(arguments.client.specs)
+  work, read = client_datasets.split(
+      work, client_inputs=work.inputs[:num_clients]
+  )
   accumulate = graph.from_computation(form.accumulate)
   report = graph.from_computation(form.report)
   update = graph.from_computation(form.update)
@@ -218,6 +229,7 @@ def _compile_round(
       result=values.Layout(comp.type_signature.result),
       arguments=arguments,
       prepare=graph.single(graph.from_computation(form.prepare)),
+      read=read,
       zero=graph.single(zero),
       work=graph.Program(
           stages=(
@@ -280,11 +292,16 @@ def _compile_client_map(
   # This form takes <C, D>; here all work takes the client's values first.
   num_clients = len(arguments.client.specs)
   num_broadcast = len(prepare.outputs)
+  work, read = client_datasets.split(
+      work, client_inputs=work.inputs[num_broadcast:]
+  )
+  num_datasets = len(work.inputs) - num_broadcast - num_clients
   return ClientMap(
       type_signature=comp.type_signature,
       result=values.Layout(result.member),
       arguments=arguments,
       prepare=graph.single(prepare),
+      read=read,
       work=graph.Program(
           stages=(
               graph.Stage(work, (
@@ -293,10 +310,14 @@ def _compile_client_map(
                       for index in range(num_broadcast)
                   ),
                   *map(graph.Argument, range(num_clients)),
+                  *(
+                      graph.Argument(num_clients + num_broadcast + index)
+                      for index in range(num_datasets)
+                  ),
               )),
           ),
           outputs=tuple(range(len(work.outputs))),
-          num_arguments=num_clients + num_broadcast,
+          num_arguments=len(work.inputs),
       ),
   )
 

@@ -4,23 +4,29 @@ The server's part (`prepare`, `finish`) and the clients' (`zero`, `work`,
 `merge`) load apart, since they may run in different processes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 import threading
 from typing import Any, NamedTuple
 
+import tensorflow as tf
+
+from tff_asr.execution import client_datasets
 from tff_asr.execution import form
 from tff_asr.execution import graph
+from tff_asr.execution import read_ahead
 
 
 class ClientPrograms(NamedTuple):
   """What runs at clients; pickles, without the types of the computation.
 
   Attributes:
+    read: makes a client's datasets; None where the work makes none.
     work: the client program of a `form.Round` or `form.ClientMap`.
     zero: the empty accumulator; None where nothing is summed.
     merge: two accumulators to one; None where nothing is summed.
   """
 
+  read: client_datasets.Read | None
   work: graph.Program
   zero: graph.Program | None
   merge: graph.Program | None
@@ -31,8 +37,10 @@ def get_client_programs(
 ) -> ClientPrograms:
   """Returns the part of a compiled computation that runs at clients."""
   if isinstance(compiled, form.Round):
-    return ClientPrograms(compiled.work, compiled.zero, compiled.merge)
-  return ClientPrograms(compiled.work, None, None)
+    return ClientPrograms(
+        compiled.read, compiled.work, compiled.zero, compiled.merge
+    )
+  return ClientPrograms(compiled.read, compiled.work, None, None)
 
 
 class ClientFunctions:
@@ -47,6 +55,7 @@ class ClientFunctions:
 
   def __init__(self, programs: ClientPrograms):
     self._programs = programs
+    self._read = programs.read and programs.read.program.load()
     self._work = {0: programs.work.load()}
     self._work_lock = threading.Lock()
     self.zero_lock = threading.Lock()
@@ -54,6 +63,25 @@ class ClientFunctions:
     if self.sums:
       self.zero = programs.zero.load()
       self.merge = programs.merge.load()
+
+  def build_reader(
+      self,
+      get_client: Callable[[Hashable], Sequence[tf.Tensor]],
+      *,
+      num_threads: int,
+  ) -> read_ahead.Reader:
+    """What reads clients' data ahead; to be closed.
+
+    Args:
+      get_client: the flat values of a client by its key.
+      num_threads: how many clients are read at once.
+    """
+    return read_ahead.Reader(
+        self._read,
+        elements=self._programs.read.elements if self._read else (),
+        get_client=get_client,
+        num_threads=num_threads,
+    )
 
   def get_work(self, slot: int) -> graph.Function:
     """The client function for a worker: its own if it has variables."""

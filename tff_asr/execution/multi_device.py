@@ -10,8 +10,9 @@ A federated round runs as
 (`form` for the functions, `schedule` for the blocks, `merging` for the order
 in which their sums are merged, on the server device). Each device holds one
 replica of the broadcast a round; each of its workers, one Python thread each,
-trains one client at a time and adds it to its block's sum on the device. The
-server device is the first one. Values never leave this process.
+trains one client at a time and adds it to its block's sum on the device, while
+the data of the clients that come next are read into memory. The server device
+is the first one. Values never leave this process.
 
 Guarantees:
 - The result has the same bits for any number of devices of one kind and of
@@ -26,6 +27,7 @@ tensors for rank one and more, and NumPy values for scalars and strings
 """
 
 from collections.abc import Callable, Sequence
+import contextlib
 import functools
 from typing import Any
 
@@ -152,14 +154,13 @@ class _Runner(runner.Runner):
   def run_clients(
       self, job: runner.Job
   ) -> tuple[list[Any], list[crew.ClientInterval]]:
+    num_workers = len(self._devices) * self._clients_per_device
     cohort = workers.DeviceCohort(
         job,
         devices=self._devices,
-        board=schedule.Board(
-            job.blocks,
-            # Two blocks a worker: one in work, one waiting to be merged.
-            window=2 * len(self._devices) * self._clients_per_device,
-        ),
+        num_workers=num_workers,
+        # Two blocks a worker: one in work, one waiting to be merged.
+        board=schedule.Board(job.blocks, window=2 * num_workers),
     )
     if isinstance(job.loaded.compiled, form.Round):
       train = functools.partial(workers.sum_block, cohort)
@@ -174,12 +175,13 @@ class _Runner(runner.Runner):
         for index in range(self._clients_per_device)
         for place, device in enumerate(self._devices)
     ]
-    outputs = crew.run(
-        cohort,
-        [
-            functools.partial(workers.work, cohort, worker, train)
-            for worker in places[: len(job.blocks)]
-        ],
-        consume,
-    )
+    with contextlib.closing(cohort):
+      outputs = crew.run(
+          cohort,
+          [
+              functools.partial(workers.work, cohort, worker, train)
+              for worker in places[: len(job.blocks)]
+          ],
+          consume,
+      )
     return outputs, cohort.timeline

@@ -220,9 +220,13 @@ class _RayCohort(crew.Cohort):
     report = self._wait(report)
     self.timeline.extend(
         crew.ClientInterval(
-            position, member.device, sent_sec + start_sec, sent_sec + end_sec
+            position,
+            member.device,
+            sent_sec + start_sec,
+            sent_sec + end_sec,
+            waited_sec,
         )
-        for position, (start_sec, end_sec) in zip(
+        for position, (start_sec, end_sec, waited_sec) in zip(
             block.positions, report.intervals
         )
     )

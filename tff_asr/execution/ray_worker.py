@@ -6,6 +6,7 @@ types name.
 """
 
 import collections
+import contextlib
 from collections.abc import Sequence
 import os
 import pkgutil
@@ -46,14 +47,15 @@ class BlockReport(NamedTuple):
   """How the work on a block went.
 
   Attributes:
-    intervals: seconds since the start of the block at which each client began
-      and ended, in order, for those that are done.
+    intervals: for each client that is done, in order, the seconds since the
+      start of the block at which it began and ended, and those for which it
+      waited for its data.
     position: of the client that failed, or None.
     error: what it failed with, or None.
     is_stopped: whether the round was ended meanwhile.
   """
 
-  intervals: list[tuple[float, float]]
+  intervals: list[tuple[float, float, float]]
   position: int | None = None
   error: Exception | None = None
   is_stopped: bool = False
@@ -142,24 +144,33 @@ class RayWorker:
       functions = self._load(key)
       broadcast = self._get_broadcast(key)
       accumulator = functions.zero() if functions.sums else ()
+      values = dict(zip(positions, map(transport.unpack, clients)))
+      reader = functions.build_reader(values.get, num_threads=1)
       block_start_sec = time.monotonic()
-      for position, values in zip(positions, clients):
-        if key.number in self._ended:
-          return BlockReport(intervals, is_stopped=True), None
-        start_sec = time.monotonic()
-        try:
-          outputs = functions.get_work(0)(
-              *accumulator, *transport.unpack(values), *broadcast
-          )
-          if functions.sums:
-            accumulator = outputs
-          else:
-            results.append(transport.pack(outputs))
-        except Exception as error:  # pylint: disable=broad-exception-caught
-          return BlockReport(intervals, position, _as_picklable(error)), None
-        intervals.append(
-            (start_sec - block_start_sec, time.monotonic() - block_start_sec)
-        )
+      with contextlib.closing(reader):
+        for index, position in enumerate(positions):
+          if key.number in self._ended:
+            return BlockReport(intervals, is_stopped=True), None
+          start_sec = time.monotonic()
+          try:
+            datasets = reader.take(position)
+            for following in positions[index + 1 : index + 2]:
+              reader.start(following)
+            ready_sec = time.monotonic()
+            outputs = functions.get_work(0)(
+                *accumulator, *values[position], *broadcast, *datasets
+            )
+            if functions.sums:
+              accumulator = outputs
+            else:
+              results.append(transport.pack(outputs))
+          except Exception as error:  # pylint: disable=broad-exception-caught
+            return BlockReport(intervals, position, _as_picklable(error)), None
+          intervals.append((
+              start_sec - block_start_sec,
+              time.monotonic() - block_start_sec,
+              ready_sec - start_sec,
+          ))
       if functions.sums:
         results = transport.pack(accumulator)
     return BlockReport(intervals), results

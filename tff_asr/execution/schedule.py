@@ -112,6 +112,11 @@ class Board:
       self._next_block += 1
       return self._blocks[self._next_block - 1]
 
+  def upcoming(self, count: int) -> Sequence[Block]:
+    """The next `count` blocks that `take` will return, or what is left."""
+    with self._changed:
+      return self._blocks[self._next_block : self._next_block + count]
+
   def put(self, block: Block, result: Any) -> None:
     """Hands in the result of a block."""
     with self._changed:

@@ -2,7 +2,8 @@
 
 A worker is one Python thread on one device. It takes blocks of clients from
 the `schedule.Board`, runs the client function on its device, and puts each
-block's result back; one merger consumes the results in block order.
+block's result back; one merger consumes the results in block order. While it
+trains a client, the data of those that come next are read (`read_ahead`).
 """
 
 from collections.abc import Callable, Sequence
@@ -55,7 +56,12 @@ class DeviceCohort(crew.Cohort):
   """What the workers of one round share."""
 
   def __init__(
-      self, job: runner.Job, *, devices: Sequence[str], board: schedule.Board
+      self,
+      job: runner.Job,
+      *,
+      devices: Sequence[str],
+      num_workers: int,
+      board: schedule.Board,
   ):
     super().__init__(clients=job.clients, board=board, stop=job.stop)
     self.num_blocks = len(job.blocks)
@@ -63,6 +69,14 @@ class DeviceCohort(crew.Cohort):
     self._layout = job.loaded.compiled.arguments.client
     self._broadcast = job.broadcast
     self._replicas = {device: Replica(device) for device in devices}
+    self._num_workers = num_workers
+    self._reader = self.functions.build_reader(
+        self._flatten, num_threads=num_workers
+    )
+
+  def close(self) -> None:
+    """Ends what reads ahead; to be called when the workers have ended."""
+    self._reader.close()
 
   def get_broadcast(self, device: str) -> list[tf.Tensor]:
     return self._replicas[device].get_broadcast(self._broadcast)
@@ -72,29 +86,63 @@ class DeviceCohort(crew.Cohort):
       return self._replicas[device].get_zero(self.functions.zero)
 
   def run_client(
-      self, worker: Worker, position: int, accumulator: Sequence[tf.Tensor]
+      self,
+      worker: Worker,
+      position: int,
+      accumulator: Sequence[tf.Tensor],
+      *,
+      upcoming: Sequence[int],
   ) -> list[tf.Tensor]:
-    """`work(accumulator, client, broadcast)`, recorded in the timeline."""
+    """Adds one client to an accumulator, recorded in the timeline.
+
+    Args:
+      worker: where.
+      position: the client's.
+      accumulator: empty where nothing is summed.
+      upcoming: clients of the worker's block that come next.
+    """
     if self.stop.is_set():
       self.board.stop()
     self.board.check_running()
     try:
       work = self.functions.get_work(worker.slot)
       start_sec = time.monotonic()
-      tensors = self._layout.flatten(
-          self.clients[position], name='client value'
-      )
+      datasets = self._read(position, upcoming)
+      ready_sec = time.monotonic()
       outputs = work(
-          *accumulator, *tensors, *self.get_broadcast(worker.device)
+          *accumulator,
+          *self._flatten(position),
+          *self.get_broadcast(worker.device),
+          *datasets,
       )
     except Exception as error:
       self.fail(position, error, worker.device)
     self.timeline.append(
         crew.ClientInterval(
-            position, worker.device, start_sec, time.monotonic()
+            position,
+            worker.device,
+            start_sec,
+            time.monotonic(),
+            ready_sec - start_sec,
         )
     )
     return outputs
+
+  def _read(
+      self, position: int, upcoming: Sequence[int]
+  ) -> Sequence[tf.Tensor]:
+    """A client's datasets; has those of the next ones read meanwhile."""
+    datasets = self._reader.take(position)
+    # Any worker may get the next blocks, so as many are read as there are.
+    for following in upcoming[:1] or [
+        block.positions[0] for block in self.board.upcoming(self._num_workers)
+    ]:
+      self._reader.start(following)
+    return datasets
+
+  def _flatten(self, position: int) -> list[tf.Tensor]:
+    """A client's values as flat tensors."""
+    return self._layout.flatten(self.clients[position], name='client value')
 
 
 def work(
@@ -113,8 +161,13 @@ def sum_block(
 ) -> list[tf.Tensor]:
   """The sum of a block's client updates."""
   accumulator = cohort.get_zero(worker.device)
-  for position in block.positions:
-    accumulator = cohort.run_client(worker, position, accumulator)
+  for index, position in enumerate(block.positions):
+    accumulator = cohort.run_client(
+        worker,
+        position,
+        accumulator,
+        upcoming=block.positions[index + 1 :],
+    )
   return accumulator
 
 
@@ -122,10 +175,13 @@ def map_block(
     cohort: DeviceCohort, worker: Worker, block: schedule.Block
 ) -> list[tuple[int, list[tf.Tensor]]]:
   """Each client's position and result."""
-  return [
-      (position, cohort.run_client(worker, position, ()))
-      for position in block.positions
-  ]
+  results = []
+  for index, position in enumerate(block.positions):
+    outputs = cohort.run_client(
+        worker, position, (), upcoming=block.positions[index + 1 :]
+    )
+    results.append((position, outputs))
+  return results
 
 
 def merge_blocks(cohort: DeviceCohort, *, device: str) -> list[tf.Tensor]:

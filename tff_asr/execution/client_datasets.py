@@ -1,0 +1,131 @@
+"""The part of a client program that makes datasets, as a program of its own.
+
+TFF composes the function from a client id to the client's dataset and the work
+on that dataset into one graph, in which reading starts when the work does. Cut
+at the dataset, it is two:
+
+    read: D -> V                 client value to datasets
+    work: <A, D, C, V> -> A      what remains
+
+so that one client's data can be read while another trains (`read_ahead`).
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import re
+
+import tensorflow as tf
+
+from tff_asr.execution import graph
+
+_DATASET_OP = re.compile(r'Dataset(V\d+)?$')
+_VARYING_OP = re.compile(r'^(?!Stateless).*(Shuffle|Random|Multinomial)')
+# Ops of such names that return no dataset.
+_CONSUMERS = frozenset(['ReduceDataset'])
+
+
+@dataclasses.dataclass(frozen=True)
+class Read:
+  """A program from a client's values to its datasets.
+
+  Attributes:
+    program: `D -> V`, variants.
+    elements: for each dataset, the flat specs of its elements.
+  """
+
+  program: graph.Program
+  elements: tuple[tuple[tf.TensorSpec, ...], ...]
+
+
+def split(
+    work: graph.Graph, *, client_inputs: Sequence[str]
+) -> tuple[graph.Graph, Read | None]:
+  """Cuts the graph of client work at the datasets that it consumes.
+
+  Args:
+    work: the graph.
+    client_inputs: those of its inputs that are the client's values.
+
+  Returns:
+    The graph of what remains, with the datasets as further inputs, and the
+    program that makes them. None, and the graph as it is, if
+      - it makes no dataset from the client's values alone,
+      - it has variables, or
+      - a dataset shuffles or draws without a fixed seed in each op: a second
+        pass over it would differ from the first, and out of memory it does not.
+  """
+  graph_def = tf.compat.v1.GraphDef.FromString(work.graph_def)
+  if graph.has_variables(graph_def):
+    return work, None
+  nodes = {node.name: node for node in graph_def.node}
+  reached = graph.find_needed(graph_def, work.outputs, is_leaf=_is_dataset)
+  others = {graph.node_name(name) for name in work.inputs}
+  others.difference_update(map(graph.node_name, client_inputs))
+  if work.session_token:
+    others.add(graph.node_name(work.session_token))
+  names = sorted(
+      name
+      for name in reached
+      if _is_dataset(nodes[name])
+      and _is_separable(graph_def, graph.find_needed(graph_def, [name]), others)
+  )
+  if not names:
+    return work, None
+  specs = dict(zip(work.inputs, work.specs))
+  read = dataclasses.replace(
+      work,
+      inputs=tuple(client_inputs),
+      outputs=tuple(f'{name}:0' for name in names),
+      specs=tuple(specs[name] for name in client_inputs),
+      session_token='',
+  )
+  elements = tuple(_get_element_specs(nodes[name]) for name in names)
+  for name in names:
+    _make_placeholder(nodes[name])
+  rest = dataclasses.replace(
+      work,
+      graph_def=graph_def.SerializeToString(),
+      inputs=work.inputs + read.outputs,
+      specs=work.specs + (tf.TensorSpec([], tf.variant),) * len(names),
+  )
+  return rest, Read(graph.single(read), elements)
+
+
+def _is_separable(
+    graph_def: tf.compat.v1.GraphDef, needed: set[str], others: set[str]
+) -> bool:
+  """Whether nodes need none of the others, and do the same at each pass."""
+  ops = graph.find_ops(graph_def, needed)
+  return needed.isdisjoint(others) and not any(map(_VARYING_OP.search, ops))
+
+
+def _is_dataset(node: tf.compat.v1.NodeDef) -> bool:
+  """Whether a node returns a dataset and says of what elements."""
+  return (
+      _DATASET_OP.search(node.op) is not None
+      and node.op not in _CONSUMERS
+      and 'output_types' in node.attr
+      and 'output_shapes' in node.attr
+  )
+
+
+def _get_element_specs(
+    node: tf.compat.v1.NodeDef,
+) -> tuple[tf.TensorSpec, ...]:
+  """The flat specs of the elements of a dataset node."""
+  return tuple(
+      tf.TensorSpec(tf.TensorShape(shape), tf.as_dtype(dtype))
+      for shape, dtype in zip(
+          node.attr['output_shapes'].list.shape,
+          node.attr['output_types'].list.type,
+      )
+  )
+
+
+def _make_placeholder(node: tf.compat.v1.NodeDef) -> None:
+  """Makes a dataset node an input of its graph."""
+  node.op = 'Placeholder'
+  del node.input[:]
+  node.attr.clear()
+  node.attr['dtype'].type = tf.variant.as_datatype_enum
+  node.attr['shape'].shape.SetInParent()
