@@ -6,8 +6,10 @@ r"""A round in each execution context, beside the bare local steps.
 step over the same clients' batches, which lie ready in memory; no input
 pipeline, clipping, sum, noise or server. The contexts run the same local steps
 as a TFF round, data read from shards. Rounds of all of them
-alternate, after one of each that does not count; the table has seconds and the
-ratio to the bare loop of the same turn, medians with least and most.
+alternate, after one of each that does not count; the table has seconds, the
+ratio to the bare loop of the same turn, and what the round took beyond it in
+seconds per 100M parameters (reading, features, clipping, sums, noise, LAMB and
+whatever the context adds), medians with least and most.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -70,15 +72,23 @@ def main(_) -> None:
       for name, values in seconds.items()
   }
   num_parameters = sizes.num_parameters()
+  overheads = {
+      name: [
+          (own - bare) / (num_parameters / 1e8)
+          for own, bare in zip(values, seconds['bare'])
+      ]
+      for name, values in seconds.items()
+  }
   workload_lib.report(
       f'{num_parameters / 1e6:.1f}M parameters, {_COHORT.value} clients of '
       f'{_STEPS.value} steps of {sizes.batch_sec:g} s',
-      [['', 'seconds a round', 'ratio to bare']]
+      [['', 'seconds a round', 'ratio to bare', 'seconds beyond, per 100M']]
       + [
           [
               name,
               workload_lib.spread(seconds[name]),
               workload_lib.spread(ratios[name]),
+              workload_lib.spread(overheads[name]),
           ]
           for name in runs
       ],

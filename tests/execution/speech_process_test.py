@@ -195,6 +195,16 @@ class SpeechProcessTest(parameterized.TestCase):
     np.testing.assert_allclose(noised - plain, _aggregate(alone), atol=1e-8)
     self.assertGreater(np.std(noised - plain), 1e-4)
 
+  def test_bfloat16_activations_train_much_the_same(self):
+    process = speech_process.build(_data(), activation_dtype='bfloat16')
+    with tff.framework.get_context_stack().install(_context(1)):
+      state = speech_process.initial_state(process, noise_multiplier=0.0)
+      (cohort,) = speech_process.draw_cohorts(_data(), 1)
+      rounded = _aggregate(process.next(state, cohort).state)
+    expected = _aggregate(_run_devices(1, 0.0)[0])
+    error = np.linalg.norm(rounded - expected) / np.linalg.norm(expected)
+    self.assertBetween(error, 1e-4, 0.1)
+
 
 @functools.lru_cache
 def _run_native() -> list:
