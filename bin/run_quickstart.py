@@ -27,6 +27,10 @@ from absl import flags
 
 from tff_asr.programs import comparison
 
+# BUILD data: //bin:evaluate //bin:train_central //bin:train_federated
+# BUILD data: //data_tools:an4 //data_tools:librispeech
+# BUILD data: //data_tools:synthetic_speech
+
 _SOURCE = flags.DEFINE_string(
     'source',
     None,

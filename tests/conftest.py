@@ -14,6 +14,8 @@ import pytest
 from tests.execution import logical_devices  # pylint: disable=unused-import
 from tff_asr import launch
 
+# BUILD data: //:pyproject.toml
+
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:

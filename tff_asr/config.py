@@ -18,6 +18,8 @@ from typing import Any
 
 import gin
 
+# BUILD data: //gin
+
 
 class ConfigError(ValueError):
   """A configuration that cannot be used; the message is for its author."""

@@ -10,6 +10,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
 
+# BUILD data: //benchmarks:cohort_memory //benchmarks:execution
+# BUILD data: //benchmarks:full_size
+
 _ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
 _TINY = ('--num_blocks=1', '--dim=32')
 

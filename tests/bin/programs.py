@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
+# BUILD data: //bin:evaluate //bin:train_central //bin:train_federated
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 TINY = ('NUM_BLOCKS = 1', 'DIM = 8', 'MLP_DIM = 16', 'NUM_HEADS = 2')

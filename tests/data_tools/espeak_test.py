@@ -5,7 +5,9 @@ import textwrap
 
 from absl.testing import absltest
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
+# BUILD data: //data_tools:espeak
+
+_ROOT = pathlib.Path(__file__).parents[2]
 
 
 def _run(code: str) -> subprocess.CompletedProcess:

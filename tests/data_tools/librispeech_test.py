@@ -14,7 +14,7 @@ from data_tools import conversion
 from data_tools import librispeech
 from tff_asr.data import client_data
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_ROOT = pathlib.Path(__file__).parents[2]
 _SPEECH = os.environ.get('TFF_ASR_SPEECH', '')
 _WITH_SPEECH = unittest.skipUnless(
     _SPEECH, 'TFF_ASR_SPEECH is not set: no real speech to read.'

@@ -13,7 +13,7 @@ import soundfile
 from data_tools import librispeech
 from data_tools import synthetic_speech
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_ROOT = pathlib.Path(__file__).parents[2]
 _DEFAULT = dict(
     num_speakers=72, num_dev_speakers=8, num_test_speakers=12, seed=1
 )

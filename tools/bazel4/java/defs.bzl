@@ -1,0 +1,7 @@
+"""The rules that Bazel 7 and older have built in."""
+
+java_binary = native.java_binary
+java_import = native.java_import
+java_library = native.java_library
+java_runtime = native.java_runtime
+java_toolchain = native.java_toolchain

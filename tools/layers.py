@@ -1,0 +1,243 @@
+"""Who may import what: the layers of the project, as one table.
+
+Imports point down. A package of `tff_asr` may import itself, the packages of
+lower layers, Python's own library, and the libraries listed beside it; folders
+outside `tff_asr` have a list each. `tests/layering_test.py` holds every file to
+the table, and the visibilities in the BUILD files are made from it
+(`tools/build_files.py`).
+"""
+
+import ast
+from collections.abc import Iterator
+import pathlib
+import sys
+
+# Of the working copy, also where Bazel gives a program links to it.
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+FOLDERS = ('tff_asr', 'bin', 'data_tools', 'benchmarks', 'tests', 'tools')
+
+# Layer by layer: the packages and modules of tff_asr, and their libraries.
+LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
+    {'checks': ()},
+    # Plain TensorFlow, NumPy and Python.
+    {
+        'features': ('numpy', 'tensorflow'),
+        'metrics': ('jiwer', 'numpy'),
+        'privacy': (
+            'absl',
+            'dp_accounting',
+            'numpy',
+            'tensorflow',
+            'tensorflow_privacy',
+        ),
+        'text': ('numpy', 'tensorflow', 'tensorflow_text'),
+    },
+    # Parts that gin swaps.
+    {
+        'aggregators': ('tensorflow_federated', 'tensorflow_privacy'),
+        'data': (
+            'numpy',
+            'soundfile',
+            'tensorflow',
+            'tensorflow_federated',
+            'tensorflow_io',
+        ),
+        'execution': (
+            'absl',
+            'attrs',
+            'numpy',
+            'psutil',
+            'ray',
+            'tensorflow',
+            'tensorflow_federated',
+        ),
+        'models': ('numpy', 'tensorflow'),
+        'optimizers': ('tensorflow', 'tensorflow_federated'),
+    },
+    # Learning processes and central steps.
+    {'learning': ('tensorflow', 'tensorflow_federated')},
+    # The logic of programs.
+    {
+        'programs': (
+            'absl',
+            'dp_accounting',
+            'ml_dtypes',
+            'numpy',
+            'tensorflow',
+            'tensorflow_federated',
+            'tqdm',
+            'tree',
+        ),
+    },
+)
+
+# Beside the layers: these import no package of tff_asr, and only programs,
+# benchmarks and tests import them.
+ALONE: dict[str, tuple[str, ...]] = {
+    'config': ('gin',),
+    'launch': ('absl',),
+}
+
+# What converters share with training.
+SHARED_WITH_DATA_TOOLS = (
+    'tff_asr.checks',
+    'tff_asr.data.index',
+    'tff_asr.data.schema',
+    'tff_asr.features',
+    'tff_asr.text',
+)
+
+# Folders outside tff_asr: the modules and libraries that each may import.
+OUTSIDE: dict[str, tuple[str, ...]] = {
+    'bin': ('absl', 'tff_asr'),
+    'data_tools': (
+        'absl',
+        'espeakng_loader',
+        'numpy',
+        'soundfile',
+        'soxr',
+        'tensorflow',
+        'tqdm',
+        *SHARED_WITH_DATA_TOOLS,
+    ),
+    'benchmarks': (
+        'absl',
+        'data_tools',
+        'numpy',
+        'psutil',
+        'tensorflow',
+        'tensorflow_federated',
+        'tff_asr',
+    ),
+    # All but gin and the programs in bin, which they run as their users do.
+    'tests': (
+        'absl',
+        'attrs',
+        'data_tools',
+        'dp_accounting',
+        'ml_dtypes',
+        'numpy',
+        'psutil',
+        'pytest',
+        'ray',
+        'scipy',
+        'soundfile',
+        'tensorflow',
+        'tensorflow_federated',
+        'tensorflow_io',
+        'tensorflow_privacy',
+        'tff_asr',
+        'tools',
+    ),
+    'tools': (),
+}
+
+DEFINES_FLAGS = ('bin', 'data_tools', 'benchmarks')
+_FLAG_LIBRARIES = ('argparse', 'click', 'getopt', 'optparse')
+# Not in requirements.txt: only modules that say so by their name import it.
+_RAY_MODULES = 'ray_'
+
+
+def files(folder: str, *, root: pathlib.Path = ROOT) -> list[pathlib.Path]:
+  """The Python files under a folder of the project, in order."""
+  return sorted((root / folder).rglob('*.py'))
+
+
+def imports(source: str) -> set[str]:
+  """Full names of all that a file imports, anywhere in it.
+
+  Args:
+    source: Text of the file.
+
+  Returns:
+    'a.b' for `import a.b` and for `from a import b`.
+
+  Raises:
+    ValueError: For a relative import.
+  """
+  names = set()
+  for node in ast.walk(ast.parse(source)):
+    if isinstance(node, ast.Import):
+      names |= {alias.name for alias in node.names}
+    elif isinstance(node, ast.ImportFrom):
+      if node.level:
+        raise ValueError(f'line {node.lineno} has a relative import.')
+      names |= {f'{node.module}.{alias.name}' for alias in node.names}
+  return names
+
+
+def package_of(module: str) -> str:
+  """Entry of the table: 'models' of tff_asr.models.ctc, 'bin' of bin.x."""
+  first, *rest = module.split('.')
+  return rest[0] if first == 'tff_asr' and rest else first
+
+
+def layer_of(package: str) -> int:
+  """Number of the layer of a package; those beside the layers are on top."""
+  for layer, packages in enumerate(LAYERS):
+    if package in packages:
+      return layer
+  return len(LAYERS)
+
+
+def may_import(package: str) -> tuple[str, ...]:
+  """Names that files of a package may import, with all that is under them.
+
+  Args:
+    package: As `package_of` gives it.
+
+  Returns:
+    Full names of modules and libraries.
+
+  Raises:
+    ValueError: For a package that is in no table.
+  """
+  if package in ALONE:
+    return ALONE[package]
+  if package in OUTSIDE:
+    return (package, *OUTSIDE[package])
+  for layer, packages in enumerate(LAYERS):
+    if package in packages:
+      lower = [name for below in LAYERS[:layer] for name in below]
+      own = (package, *lower)
+      return (*(f'tff_asr.{name}' for name in own), *packages[package])
+  raise ValueError(f'tools/layers.py has no entry for {package}.')
+
+
+def problems(module: str, source: str) -> Iterator[str]:
+  """What a file does against the table, a line for each.
+
+  Args:
+    module: Its full name, like 'tff_asr.models.ctc'.
+    source: Its text.
+
+  Yields:
+    '{module} ...'.
+  """
+  package = package_of(module)
+  allowed = may_import(package)
+  for name in sorted(imports(source)):
+    library = name.split('.', maxsplit=1)[0]
+    is_ray_module = module.rpartition('.')[2].startswith(_RAY_MODULES)
+    if library == 'ray' and not is_ray_module:
+      yield f'{module} imports ray, which only {_RAY_MODULES}* modules may.'
+    elif library in _FLAG_LIBRARIES:
+      yield f'{module} imports {name}; flags are those of absl.'
+    elif library not in sys.stdlib_module_names and not is_under(name, allowed):
+      yield f'{module} imports {name}, which {package} may not.'
+  if package not in DEFINES_FLAGS and _defines_flags(source):
+    yield f'{module} defines flags, which only {DEFINES_FLAGS} may.'
+
+
+def is_under(name: str, packages: tuple[str, ...]) -> bool:
+  """Whether a full name is one of the packages or in one of them."""
+  return any(
+      name == package or name.startswith(f'{package}.') for package in packages
+  )
+
+
+def _defines_flags(source: str) -> bool:
+  return any(
+      isinstance(node, ast.Attribute) and node.attr.startswith('DEFINE')
+      for node in ast.walk(ast.parse(source))
+  )
