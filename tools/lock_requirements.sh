@@ -1,5 +1,8 @@
 #!/usr/bin/env bash
-# Rewrites requirements.txt from requirements.in and requirements.overrides.
+# Rewrites requirements.txt from requirements.in and requirements.overrides, and
+# shows that requirements-gpu.txt and requirements-ray.txt go with it.
+#   tools/lock_requirements.sh            (further arguments go to uv)
+#   tools/lock_requirements.sh --check    (only shows it, of what is there)
 #
 # Needs Python 3.11 and the package index; installs the resolver `uv` into a
 # temporary virtual environment of its own and leaves nothing behind.
@@ -9,12 +12,40 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 python3.11 -m venv "$work/venv"
 "$work/venv/bin/pip" install --quiet uv
-{
-  echo "# Every package of the environment, pinned. Do not edit: made by"
-  echo "# tools/lock_requirements.sh from requirements.in and"
-  echo "# requirements.overrides. Install with: pip install --no-deps -r"
+
+compile() {  # compile [OPTION ...] FILE ...
   "$work/venv/bin/uv" pip compile --quiet --python-version 3.11 --no-header \
     --no-emit-index-url --no-emit-find-links --no-annotate \
-    --override requirements.overrides "$@" requirements.in
-} > "$work/requirements.txt"
-mv "$work/requirements.txt" requirements.txt
+    --override requirements.overrides "$@"
+}
+
+pins() {  # pins FILE ...: without comments, with names as the index has them
+  sed -e '/^#/d' -e '/^$/d' "$@" | tr '[:upper:]_' '[:lower:]-' | sort
+}
+
+check() {  # check PLATFORM FILE ...: the files are each other's whole closure
+  local platform=$1
+  shift
+  compile --python-platform "$platform" "$@" > "$work/resolved.txt"
+  if ! diff <(pins "$@") <(pins "$work/resolved.txt") >&2; then
+    echo "error: $* need what > marks beyond what they pin." >&2
+    exit 1
+  fi
+  echo "$* resolve together." >&2
+}
+
+if [ "${1:-}" != --check ]; then
+  {
+    echo "# Every package of the environment, pinned. Do not edit: made by"
+    echo "# tools/lock_requirements.sh from requirements.in and"
+    echo "# requirements.overrides. Install with: pip install --no-deps -r"
+    compile "$@" requirements.in
+  } > "$work/requirements.txt"
+  mv "$work/requirements.txt" requirements.txt
+fi
+# The oldest platform that TFF 0.87 has a package for.
+linux=x86_64-manylinux_2_31
+check "$linux" requirements.txt
+check "$linux" requirements.txt requirements-ray.txt
+check "$linux" requirements.txt requirements-gpu.txt
+check "$linux" requirements.txt requirements-ray.txt requirements-gpu.txt

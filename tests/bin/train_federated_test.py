@@ -11,6 +11,8 @@ import pytest
 from tests import fakes
 from tests.bin import programs
 
+# BUILD size: large
+
 _EXPERIMENT = '--gin_file=gin/experiments/quickstart_federated.gin'
 
 
