@@ -56,8 +56,8 @@ def build(
     An `encoder.Encoder` with D = dim and S = T // 3.
 
   Raises:
-    ValueError: An unknown activation_dtype, a size is not positive, a rate is outside [0, 1], dropout is 1,
-      or dim is odd or not divisible by num_heads.
+    ValueError: An unknown activation_dtype, a size is not positive, a rate is
+      outside [0, 1], dropout is 1, or dim is odd or not divisible by num_heads.
   """
   checks.positive_int(
       num_blocks=num_blocks,
