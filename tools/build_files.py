@@ -30,6 +30,7 @@ _DIRECTIVE = re.compile(r'^# BUILD (.*)$', re.MULTILINE)
 _DIRECTIVES = ('data', 'size', 'tags')
 _PROGRAM = re.compile(r"^if __name__ == '__main__':$", re.MULTILINE)
 _GIN_IMPORT = re.compile(r'^from (tff_asr\S*) import (\w+)', re.MULTILINE)
+_TENSORFLOW = ('tensorflow', 'tensorflow_federated')
 # Run by rules and named by them; no library.
 _TEST_MAIN = 'tests.pytest_main'
 _EXPORTED = {'': ['pyproject.toml'], 'tests': ['pytest_main.py']}
@@ -215,16 +216,18 @@ def _module(
 
 
 def _size(module: _Module, modules: dict[str, _Module]) -> str:
-  """A test's size: as its file says, else by whether TFF comes with it."""
+  """A test's size: as its file says, else by whether it uses TensorFlow."""
 
   @functools.cache
-  def loads_tff(name: str) -> bool:
-    return 'tensorflow_federated' in layers.imports(
-        modules[name].source
-    ) or any(loads_tff(m.name) for m in _dependencies(modules[name], modules))
+  def loads_tensorflow(name: str) -> bool:
+    imports = layers.imports(modules[name].source)
+    return not imports.isdisjoint(_TENSORFLOW) or any(
+        loads_tensorflow(other.name)
+        for other in _dependencies(modules[name], modules)
+    )
 
   (size,) = module.directives('size') or [
-      'medium' if loads_tff(module.name) else 'small'
+      'medium' if loads_tensorflow(module.name) else 'small'
   ]
   return size
 
