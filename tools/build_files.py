@@ -33,7 +33,10 @@ _GIN_IMPORT = re.compile(r'^from (tff_asr\S*) import (\w+)', re.MULTILINE)
 _TENSORFLOW = ('tensorflow', 'tensorflow_federated')
 # Run by rules and named by them; no library.
 _TEST_MAIN = 'tests.pytest_main'
-_EXPORTED = {'': ['pyproject.toml'], 'tests': ['pytest_main.py']}
+_EXPORTED = {
+    '': ['pyproject.toml', 'requirements.txt'],
+    'tests': ['pytest_main.py'],
+}
 
 Rule = tuple[str, dict]
 
