@@ -17,7 +17,7 @@ What importing has to get right:
 - Only what the outputs need is imported, as in a session run.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import itertools
 import threading
@@ -25,13 +25,13 @@ import threading
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_asr.execution import graph_nodes
 from tff_asr.execution import values
 
 _load_counter = itertools.count()
 
 # Handles with this name are private to their kernel (TensorFlow's own mark).
 _ANONYMOUS = 'cd2c89b7-88b7-44c8-ad83-06c2a9158347'
-_VARIABLE_OPS = frozenset(['VarHandleOp', 'VariableV2', 'Variable'])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +200,7 @@ def _prepare_stage(graph: Graph, prefix: str) -> _ImportableStage:
   for gradient in graph_def.library.gradient:
     gradient.function_name = functions[gradient.function_name]
     gradient.gradient_func = functions[gradient.gradient_func]
-  for nodes in _bodies(graph_def):
+  for nodes in graph_nodes.bodies(graph_def):
     for node in nodes:
       node.op = functions.get(node.op, node.op)
       for key, attribute in node.attr.items():
@@ -210,7 +210,9 @@ def _prepare_stage(graph: Graph, prefix: str) -> _ImportableStage:
             attribute.s = (prefix + (name or node.name)).encode()
         else:
           _rename_attribute(attribute, functions)
-  return _ImportableStage(graph, graph_def, has_variables(graph_def))
+  return _ImportableStage(
+      graph, graph_def, graph_nodes.has_variables(graph_def)
+  )
 
 
 def _rename_attribute(
@@ -247,7 +249,7 @@ def _extract(
     graph_def: tf.compat.v1.GraphDef, targets: Sequence[str]
 ) -> tf.compat.v1.GraphDef:
   """The part of the graph that the target tensors or ops depend on."""
-  needed = find_needed(graph_def, targets)
+  needed = graph_nodes.find_needed(graph_def, targets)
   extracted = tf.compat.v1.GraphDef()
   extracted.versions.CopyFrom(graph_def.versions)
   extracted.library.CopyFrom(graph_def.library)
@@ -285,9 +287,9 @@ def _build_body(
           if isinstance(source, Argument)
           else results[source.stage][source.index]
           for name, source in zip(stage.graph.inputs, stage.sources)
-          if node_name(name) in present
+          if graph_nodes.node_name(name) in present
       }
-      if node_name(stage.graph.session_token) in present:
+      if graph_nodes.node_name(stage.graph.session_token) in present:
         input_map[stage.graph.session_token] = tf.constant('')
       outputs = tf.graph_util.import_graph_def(
           graph_def,
@@ -343,76 +345,3 @@ def _binding_names(binding) -> list[str]:
         for name in _binding_names(element)
     ]
   return []
-
-
-def find_needed(
-    graph_def: tf.compat.v1.GraphDef,
-    targets: Sequence[str],
-    *,
-    is_leaf: Callable[[tf.compat.v1.NodeDef], bool] = lambda node: False,
-) -> set[str]:
-  """Names of the nodes that the target tensors or ops depend on.
-
-  Args:
-    graph_def: a graph.
-    targets: names of tensors or ops in it.
-    is_leaf: nodes whose own inputs do not count.
-  """
-  nodes = {node.name: node for node in graph_def.node}
-  needed = set()
-  pending = [node_name(target) for target in targets]
-  while pending:
-    name = pending.pop()
-    if name not in needed:
-      needed.add(name)
-      if not is_leaf(nodes[name]):
-        pending.extend(node_name(source) for source in nodes[name].input)
-  return needed
-
-
-def find_ops(
-    graph_def: tf.compat.v1.GraphDef, names: Iterable[str]
-) -> set[str]:
-  """Ops of these nodes and of all functions that they call or hand on."""
-  functions = {
-      function.signature.name: function
-      for function in graph_def.library.function
-  }
-  names = set(names)
-  pending = [node for node in graph_def.node if node.name in names]
-  seen, ops = set(), set()
-  while pending:
-    node = pending.pop()
-    ops.add(node.op)
-    called = {node.op, *_find_function_names(node)} & functions.keys() - seen
-    seen |= called
-    for name in called:
-      pending.extend(functions[name].node_def)
-  return ops
-
-
-def _find_function_names(node: tf.compat.v1.NodeDef) -> set[str]:
-  """Names of the functions that a node's attributes hold."""
-  names = set()
-  for attribute in node.attr.values():
-    names.add(attribute.func.name)
-    names.update(function.name for function in attribute.list.func)
-  return names
-
-
-def has_variables(graph_def: tf.compat.v1.GraphDef) -> bool:
-  """Whether a graph, or a function in it, has variables."""
-  return any(
-      node.op in _VARIABLE_OPS for nodes in _bodies(graph_def) for node in nodes
-  )
-
-
-def _bodies(graph_def: tf.compat.v1.GraphDef) -> list:
-  """The nodes of a graph and those of each function in it."""
-  functions = graph_def.library.function
-  return [graph_def.node, *(function.node_def for function in functions)]
-
-
-def node_name(name: str) -> str:
-  """The node of a tensor name or of an input such as '^node'."""
-  return name.removeprefix('^').split(':')[0]
