@@ -22,7 +22,10 @@ _GIN_PARAM = flags.DEFINE_multi_string(
 
 def main(_) -> None:
   evaluate_runs = config.bind(
-      evaluate.evaluate, gin_files=_GIN_FILE.value, gin_params=_GIN_PARAM.value
+      evaluate.evaluate,
+      gin_files=_GIN_FILE.value,
+      gin_params=_GIN_PARAM.value,
+      check=evaluate.check,
   )
   evaluate_runs()
 

@@ -28,7 +28,10 @@ flags.mark_flag_as_required('output_dir')
 
 def main(_) -> None:
   train = config.bind(
-      federated.train, gin_files=_GIN_FILE.value, gin_params=_GIN_PARAM.value
+      federated.train,
+      gin_files=_GIN_FILE.value,
+      gin_params=_GIN_PARAM.value,
+      check=federated.check,
   )
   asyncio.run(
       train(output_dir=_OUTPUT_DIR.value, configuration=config.text())

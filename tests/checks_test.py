@@ -62,6 +62,23 @@ class ChecksTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, '^allowed must be one of'):
       checks.one_of(('a',), allowed='b')
 
+  def test_several_errors_are_raised_as_one_with_a_line_each(self):
+    one, two = ValueError('one.'), OSError('two.')
+    checks.raise_together([])
+    with self.assertRaises(OSError) as caught:
+      checks.raise_together([two])
+    self.assertIs(caught.exception, two)
+    # The same twice is one.
+    with self.assertRaises(ValueError) as caught:
+      checks.raise_together([one, ValueError('one.')])
+    self.assertIs(caught.exception, one)
+    with self.assertRaises(checks.Problems) as caught:
+      checks.raise_together(
+          [one, checks.Problems('three.', 'one.'), two]
+      )
+    self.assertEqual(caught.exception.messages, ('one.', 'three.', 'two.'))
+    self.assertEqual(str(caught.exception), 'one.\nthree.\ntwo.')
+
 
 if __name__ == '__main__':
   absltest.main()

@@ -48,14 +48,18 @@ def tiny_tokenizer() -> tokenizer_lib.CharTokenizer:
 
 
 def tiny_pipeline(
-    model: ctc.CtcModel, *, max_batch_sec: float = 4.0, **kwargs
+    model: ctc.CtcModel,
+    *,
+    max_batch_sec: float = 4.0,
+    max_utterance_sec: float = 3.0,
+    **kwargs,
 ) -> pipeline_lib.Pipeline:
   """Small batches without augmentation, unless asked for."""
   return pipeline_lib.Pipeline(
       tokenizer=tiny_tokenizer(),
       output_lengths=model.encoder.output_lengths,
       max_batch_sec=max_batch_sec,
-      max_utterance_sec=3.0,
+      max_utterance_sec=max_utterance_sec,
       **kwargs,
   )
 

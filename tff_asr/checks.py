@@ -5,9 +5,33 @@ the claim it makes, `checks.positive(cohort_size=cohort_size)`, and raises
 `ValueError` with the argument's name, what was found and what is allowed.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 import math
 from typing import Any
+
+
+class Problems(ValueError):
+  """Several things that are wrong at once.
+
+  Attributes:
+    messages: What is wrong with each and what to change; a line each in `str`.
+  """
+
+  def __init__(self, *messages: str):
+    super().__init__('\n'.join(messages))
+    self.messages = messages
+
+
+def raise_together(errors: Sequence[Exception], /) -> None:
+  """Raises one error as it is, several as `Problems`, none not at all."""
+  messages = {}  # In order, each once: a part may fail in several places.
+  for error in errors:
+    found = error.messages if isinstance(error, Problems) else [str(error)]
+    messages |= dict.fromkeys(found)
+  if len(messages) == 1:
+    raise errors[0]
+  if messages:
+    raise Problems(*messages)
 
 
 def positive(**values: float) -> None:

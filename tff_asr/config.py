@@ -1,14 +1,18 @@
 """gin files and overrides to a bound program: the only module that knows gin.
 
 `bind` parses, checks what gin itself lets pass (misspelt macros, settings
-without a value) and returns the program with its arguments bound. Files are
-looked up from the working directory and from this project's folder, so that
-`gin/experiments/x.gin` works in a notebook anywhere.
+without a value) and returns the program with its arguments bound. When that is
+called, the parts that the configuration names are built from the leaves up,
+each once; the errors of all parts are reported together, so that a user mends
+them in one go. Files are looked up from the working directory and from this
+project's folder, so that `gin/experiments/x.gin` works in a notebook anywhere.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
+import copy
 import difflib
+import functools
 import inspect
 import logging
 import os
@@ -18,11 +22,14 @@ from typing import Any
 
 import gin
 
+from tff_asr import annotations
+from tff_asr import checks
+
 # BUILD data: //gin
 
 
-class ConfigError(ValueError):
-  """A configuration that cannot be used; the message is for its author."""
+class ConfigError(checks.Problems):
+  """A configuration that cannot be used; the messages are for its author."""
 
 
 _GIN_ERRORS = (
@@ -34,6 +41,8 @@ _GIN_ERRORS = (
     ValueError,
     tokenize.TokenError,
 )
+# What users can mend. Anything else is a defect, and is not caught.
+_USERS_ERRORS = (ValueError, OSError)
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # In gin's own text: a name without a dot is a macro.
 _MACRO_DEFINITION = re.compile(r'^(\w+) *=', re.MULTILINE)
@@ -56,6 +65,7 @@ def bind(
     *,
     gin_files: Sequence[str],
     gin_params: Sequence[str] = (),
+    check: Callable[..., None] | None = None,
 ) -> Callable[..., Any]:
   """Returns `program` with the arguments that gin files and overrides give it.
 
@@ -64,9 +74,14 @@ def bind(
     gin_files: Files to read, in order.
     gin_params: Overrides such as `NUM_ROUNDS = 10`, applied last. A macro must
       be one that the files define.
+    check: Raises ValueError for what is wrong with the program's arguments, of
+      which it takes any by name. It is called where parts cannot be built, so
+      that its error is reported with theirs.
 
   Returns:
-    A callable with the same signature; `text()` gives the configuration.
+    The program, which takes the arguments left by name; those given win. It
+    raises what the parts raise, and `checks.Problems` for several of them.
+    `text()` gives the configuration.
 
   Raises:
     ConfigError: A file is missing, a name is unknown (the nearest known one is
@@ -79,15 +94,33 @@ def bind(
     gin.parse_config_files_and_bindings(
         [_find(path) for path in gin_files], (), finalize_config=False
     )
-  _apply_overrides(gin_params)
-  _check_macros()
+  problems = _apply_overrides(gin_params) + _macro_problems()
+  if problems:
+    raise ConfigError(*problems)
   try:
-    return gin.get_configurable(program)
+    bindings = gin.get_bindings(program, resolve_references=False)
   except ValueError as e:
     raise ConfigError(
         f'{", ".join(gin_files)} does not configure '
         f'{program.__module__}.{program.__name__}.'
     ) from e
+
+  @functools.wraps(program)
+  def bound(**given):
+    parts = _Parts()
+    wanted = bindings | given
+    built, _ = parts.build_arguments(program, wanted)
+    if parts.errors and check is not None:
+      defaults = _defaults(program)
+      left = {name: defaults[name] for name in defaults.keys() - wanted.keys()}
+      try:
+        check(**left | built)
+      except _USERS_ERRORS as e:
+        parts.errors.append(e)
+    checks.raise_together(parts.errors)
+    return program(**built)
+
+  return bound
 
 
 def text() -> str:
@@ -163,30 +196,36 @@ def _functions() -> set[str]:
   return names
 
 
-def _apply_overrides(gin_params: Sequence[str]) -> None:
-  """Parses the overrides; a macro must be one that the files define."""
+def _apply_overrides(gin_params: Sequence[str]) -> list[str]:
+  """Parses the overrides; returns what is wrong with them."""
   known = set(_MACRO_DEFINITION.findall(text()))
+  problems = []
   for param in gin_params:
+    name = param.split('=')[0].strip()
     if '=' not in param:
-      raise ConfigError(
+      problems.append(
           f"--gin_param must look like 'NAME = value', found {param!r}."
       )
-    name = param.split('=')[0].strip()
-    if re.fullmatch(r'\w+', name) and name not in known:
-      raise ConfigError(
+    elif re.fullmatch(r'\w+', name) and name not in known:
+      problems.append(
           f'unknown setting {name} in --gin_param.{nearest(name, known)}'
       )
-    with _explained(f'--gin_param={param!r}: '):
-      gin.parse_config(param)
+    else:
+      try:
+        with _explained(f'--gin_param={param!r}: '):
+          gin.parse_config(param)
+      except ConfigError as e:
+        problems.append(str(e))
   # What the first line of an override does not tell.
   for name in sorted(set(_MACRO_DEFINITION.findall(text())) - known):
-    raise ConfigError(
+    problems.append(
         f'unknown setting {name} in --gin_param.{nearest(name, known)}'
     )
+  return problems
 
 
-def _check_macros() -> None:
-  """Raises ConfigError for macros without a definition or without a value."""
+def _macro_problems() -> list[str]:
+  """Which macros have no definition or no value."""
   config = text()
   known = set(_MACRO_DEFINITION.findall(config))
   problems = []
@@ -198,8 +237,119 @@ def _check_macros() -> None:
     problems.append(
         f"{name} has no value; set it with --gin_param='{name} = ...'."
     )
-  if problems:
-    raise ConfigError(' '.join(problems))
+  return problems
+
+
+class _Failed(Exception):
+  """A part that another one needs could not be built."""
+
+
+class _Parts:
+  """Builds what references stand for, each once, and keeps all errors.
+
+  gin itself would build a part while it is calling the one that needs it, and
+  end at the first error. Scopes are as in gin: a reference without a scope of
+  its own is built in that of the reference it belongs to.
+  """
+
+  def __init__(self):
+    self.errors: list[Exception] = []
+    self._built: dict[tuple[str, str], Any] = {}
+
+  def build_arguments(
+      self, function: Callable[..., Any], bindings: Mapping[str, Any]
+  ) -> tuple[dict[str, Any], bool]:
+    """The arguments that can be built, and whether all can."""
+    built = {}
+    hints = annotations.of(function)
+    for name, binding in bindings.items():
+      try:
+        value = self._build(binding)
+      except _Failed:
+        continue
+      if annotations.is_met(hints.get(name, Any), value):
+        built[name] = value
+      else:
+        self.errors.append(ConfigError(
+            f'{_name(function, name, binding)} must be '
+            f'{annotations.describe(hints[name])}, found {_shown(value)}.'
+        ))
+    for name in _required(function) - bindings.keys():
+      self.errors.append(ConfigError(
+          f'{_name(function, name, None)} has no value; set it in the '
+          'configuration.'
+      ))
+    missing = (bindings.keys() | _required(function)) - built.keys()
+    return built, not missing
+
+  def _build(self, value: Any) -> Any:
+    """A bound value with its references built; _Failed where one cannot be."""
+    if isinstance(value, gin.config.ConfigurableReference):
+      if not value.evaluate:
+        return copy.deepcopy(value)  # gin's way to say: the function.
+      # In gin's own order of calls the scope replaces the one around it.
+      with gin.config_scope(value.scopes or gin.current_scope()) as scope:
+        key = ('/'.join(scope), value.configurable.selector)
+        if key not in self._built:
+          self._built[key] = self._call(value.configurable)
+        if self._built[key] is _Failed:
+          raise _Failed
+        return self._built[key]
+    if isinstance(value, dict):
+      return {self._build(k): self._build(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+      return type(value)(map(self._build, value))
+    return value
+
+  def _call(self, configurable: Any) -> Any:
+    """Builds a part in the scope that is open; `_Failed` if that fails."""
+    function = configurable.wrapped
+    bindings = gin.get_bindings(
+        configurable.selector, resolve_references=False
+    )
+    built, is_whole = self.build_arguments(function, bindings)
+    if not is_whole:
+      return _Failed
+    try:
+      return function(**built)
+    except _USERS_ERRORS as e:
+      self.errors.append(e)
+      return _Failed
+
+
+def _required(function: Callable[..., Any]) -> set[str]:
+  """Names of the arguments that have no default."""
+  return {
+      name
+      for name, parameter in inspect.signature(function).parameters.items()
+      if parameter.default is parameter.empty
+      and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD,
+                             parameter.KEYWORD_ONLY)
+  }
+
+
+def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
+  """The arguments that have a default."""
+  return {
+      name: parameter.default
+      for name, parameter in inspect.signature(function).parameters.items()
+      if parameter.default is not parameter.empty
+  }
+
+
+def _name(function: Callable[..., Any], name: str, binding: Any) -> str:
+  """What a user calls an argument: its macro, if it is set by one."""
+  if str(binding).startswith('%'):
+    return str(binding)[1:]
+  module = function.__module__.rpartition('.')[2]
+  return f'{module}.{function.__name__}.{name}'
+
+
+def _shown(value: Any) -> str:
+  """A value on one line, without addresses."""
+  if isinstance(value, (bool, int, float, str, list, tuple, type(None))):
+    return repr(value)
+  return f'a {type(value).__name__}'
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

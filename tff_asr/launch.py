@@ -4,13 +4,42 @@ Import this first: the libraries print some of their warnings while they are
 being loaded.
 """
 
+import signal
+import sys
+import types
+
+# What a shell reports of a program that a signal ended.
+_INTERRUPTED = 128 + signal.SIGINT
+_TERMINATED = 128 + signal.SIGTERM
+
+
+def end_by_interrupt(
+    kind: type[BaseException],
+    error: BaseException,
+    trace: types.TracebackType | None,
+) -> None:
+  """Python's hook for what nobody caught: Ctrl-C becomes one line and 130.
+
+  That is Ctrl-C while modules are imported, before `run` has begun. Where
+  others have the last word (a notebook, a test runner), it is not called.
+  """
+  if not issubclass(kind, KeyboardInterrupt):
+    sys.__excepthook__(kind, error, trace)
+    return
+  sys.stderr.write('interrupted.\n')
+  sys.exit(_INTERRUPTED)
+
+
+# Before the imports that take long.
+sys.excepthook = end_by_interrupt
+
+# pylint: disable=g-import-not-at-top
 import atexit
 from collections.abc import Callable, Sequence
 import gc
 import logging as python_logging
 import os
-import signal
-import sys
+import re
 import traceback
 import warnings
 
@@ -18,41 +47,65 @@ from absl import app
 from absl import flags
 from absl import logging
 
+from tff_asr import checks
+# pylint: enable=g-import-not-at-top
+
 # Read by TensorFlow's C++ part when it is loaded.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 warnings.simplefilter('ignore')
 
-# What a shell reports of a program that a signal ended.
-_INTERRUPTED = 128 + signal.SIGINT
-_TERMINATED = 128 + signal.SIGTERM
+_RESUME = 'the same command goes on from what was saved last.'
+# How absl says that a flag was not given.
+_MISSING_FLAG = re.compile(r'Flag --(\w+) must have a value other than None')
 
 
-def run(main: Callable[[Sequence[str]], None]) -> None:
+def run(
+    main: Callable[[Sequence[str]], None], *, after_interrupt: str = _RESUME
+) -> None:
   """Runs a program's `main` under absl.
 
-  An error that its user can mend (a wrong setting, a missing file) becomes one
-  line on standard error and exit code 1; with `--verbosity=1` the traceback
-  comes too. Any other exception is a defect and keeps its traceback.
+  An error that its user can mend (a wrong flag or setting, a missing file)
+  becomes one line on standard error and exit code 1, several of them
+  (`checks.Problems`) a line each; with `--verbosity=1` the traceback comes too.
+  Any other exception is a defect and keeps its traceback.
 
   Ctrl-C and SIGTERM end the program after what it cannot leave half done, with
   one line that says how to go on and exit code 130 or 143. Both leave no
   process behind.
+
+  Args:
+    main: The program; gets the arguments that are not flags.
+    after_interrupt: What an interrupted user is told.
   """
   logging.set_verbosity(logging.WARNING)
   python_logging.getLogger('tensorflow').setLevel(python_logging.ERROR)
   # Also where absl ends the program before main begins.
   atexit.register(drop_default_context)
-  app.run(_explain_errors(main))
+  app.run(
+      _explain_errors(main, after_interrupt=after_interrupt),
+      flags_parser=parse_flags,
+  )
+
+
+def parse_flags(argv: Sequence[str]) -> list[str]:
+  """Parses flags; bad ones end the program with a line and exit code 1."""
+  try:
+    return flags.FLAGS(argv)
+  except flags.Error as error:
+    message = one_line(error)
+    if missing := _MISSING_FLAG.search(message):
+      message = f'--{missing[1]} is needed and was not given; see --help.'
+    sys.exit(f'error: {message}')
 
 
 def _explain_errors(
-    main: Callable[[Sequence[str]], None]
+    main: Callable[[Sequence[str]], None], *, after_interrupt: str = _RESUME
 ) -> Callable[[Sequence[str]], None]:
   """Wraps main."""
 
   def wrapped(argv: Sequence[str]) -> None:
     if len(argv) > 1:
-      sys.exit(f'unexpected argument {argv[1]!r}; see --help.')
+      sys.exit(f'error: unexpected argument {argv[1]!r}; see --help.')
     received = []
 
     def interrupt(signal_num: int, frame) -> None:
@@ -65,16 +118,14 @@ def _explain_errors(
       main(argv)
     except KeyboardInterrupt:
       word = 'terminated' if received else 'interrupted'
-      sys.stderr.write(
-          f'{word}: the same command goes on from what was saved last.\n'
-      )
+      sys.stderr.write(f'{word}: {after_interrupt}\n')
       sys.exit(_TERMINATED if received else _INTERRUPTED)
     except Exception as error:  # pylint: disable=broad-exception-caught
       if not _is_users(error):
         raise
       if flags.FLAGS.verbosity > 0:
         traceback.print_exc()
-      sys.exit(f'error: {one_line(error)}')
+      sys.exit('\n'.join(f'error: {line}' for line in lines(error)))
     finally:
       drop_default_context()
       signal.signal(signal.SIGTERM, before)
@@ -101,7 +152,14 @@ def drop_default_context() -> None:
   gc.collect()
 
 
-def one_line(error: BaseException) -> str:
+def lines(error: BaseException) -> list[str]:
+  """What went wrong, a line each; a single one unless it is `Problems`."""
+  if isinstance(error, checks.Problems):
+    return [one_line(message) for message in error.messages]
+  return [one_line(error)]
+
+
+def one_line(error: BaseException | str) -> str:
   """The error's message on one line, without traces that libraries append."""
   lines = []
   for line in str(error).splitlines():

@@ -4,6 +4,7 @@ import asyncio
 import collections
 import os
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -53,9 +54,57 @@ class RunFolderTest(parameterized.TestCase):
     self.assertEqual(self.configuration(), other)
 
   def test_a_charged_round_binds_the_settings(self):
-    outputs.write_text(self.open().file('ledger.jsonl'), '{}')
+    ledger = self.open().file('ledger.jsonl')
+    other = _CONFIGURATION.replace('SEED = 1', 'SEED = 2')
+    outputs.write_text(ledger, '{"kind": "header"}\n')
+    self.open(other)  # Nothing is charged: stopped before its first state.
+    self.assertEqual(self.configuration(), other)
+    outputs.write_text(ledger, '{"kind": "header"}\n{"kind": "round"}\n')
     with self.assertRaisesRegex(ValueError, 'another configuration'):
-      self.open(_CONFIGURATION.replace('SEED = 1', 'SEED = 2'))
+      self.open()
+
+  def test_a_state_that_was_not_finished_binds_no_settings(self):
+    outputs.write_text(self.open().file('state/state_00000000.bin.partial'), '')
+    self.open(_CONFIGURATION.replace('SEED = 1', 'SEED = 2'))
+
+  @parameterized.parameters('config.gin', 'model.state', 'results.json')
+  def test_a_folder_that_is_no_runs_keeps_its_files(self, name):
+    os.makedirs(self.path)
+    outputs.write_text(os.path.join(self.path, name), 'mine')
+    with self.assertRaisesRegex(ValueError, f'one holds {name} but no saved'):
+      self.open()
+    self.assertEqual(os.listdir(self.path), [name])
+    with open(os.path.join(self.path, name), encoding='utf-8') as f:
+      self.assertEqual(f.read(), 'mine')
+
+  def test_a_folder_with_other_files_is_taken(self):
+    os.makedirs(self.path)
+    outputs.write_text(os.path.join(self.path, 'notes.txt'), 'mine')
+    self.open()
+    self.assertEqual(self.configuration(), _CONFIGURATION)
+
+  def test_a_finished_run_without_its_states_is_not_begun_anew(self):
+    folder = self.open()
+    folder.write_json('results.json', {})
+    with self.assertRaisesRegex(ValueError, 'holds results.json but no saved'):
+      self.open()
+
+  def test_a_run_without_its_configuration_is_refused(self):
+    self.begin()
+    os.remove(os.path.join(self.path, 'config.gin'))
+    with self.assertRaisesRegex(ValueError, 'one holds a run without its conf'):
+      self.open()
+
+  def test_places_that_cannot_be_written_are_named(self):
+    file = os.path.join(self.enterContext(tempfile.TemporaryDirectory()), 'x')
+    outputs.write_text(file, '')
+    for path in (file, os.path.join(file, 'run')):
+      with self.assertRaisesRegex(ValueError, f'cannot be a folder: {file} is'):
+        outputs.check_folder(path, configuration='')
+    with mock.patch.object(os, 'access', return_value=False):
+      with self.assertRaisesRegex(ValueError, 'one cannot be written: .* read'):
+        outputs.check_folder(self.path, configuration='')
+    self.assertFalse(os.path.exists(self.path))
 
   @parameterized.named_parameters(
       ('rounds', 'NUM_ROUNDS = 30', 'NUM_ROUNDS = 60'),

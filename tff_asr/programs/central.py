@@ -15,6 +15,7 @@ from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.programs import evaluation
 from tff_asr.programs import outputs
+from tff_asr.programs import preflight
 from tff_asr.programs import progress as progress_lib
 
 # Speakers read from at once, so that a batch mixes them.
@@ -78,14 +79,9 @@ async def train(
     The results, as written to results.json.
 
   Raises:
-    ValueError: A setting or file is unusable.
+    ValueError: As `check`, before anything is written; or a file is damaged.
   """
-  checks.positive_int(num_steps=num_steps, evaluate_every=evaluate_every)
-  if patience is not None:
-    checks.positive_int(patience=patience)
-    if evaluator is None:
-      raise ValueError('patience needs an evaluator of a dev set, found none.')
-  evaluation.check_characters(client_data, pipeline)
+  check(**locals())
   tokens = pipeline.tokenizer.characters
   if seed_run is None:
     weights = model.initialize(tf.constant([seed & 0x7FFFFFFF, 0]))
@@ -156,6 +152,44 @@ async def train(
   }
   run.write_json('results.json', results)
   return results
+
+
+def check(**settings: Any) -> None:
+  """Raises ValueError for what is wrong with `train`'s arguments, together.
+
+  Args:
+    **settings: Arguments of `train`; what needs one that is not given is not
+      checked.
+  """
+  preflight.run(
+      (
+          _check_counts,
+          _check_patience,
+          evaluation.check_characters,
+          preflight.check_durations,
+          preflight.check_seed_run,
+          preflight.check_seed_run_is_another,
+          preflight.check_output_dir,
+      ),
+      settings,
+  )
+
+
+def _check_counts(
+    num_steps: int, evaluate_every: int, max_grad_norm: float
+) -> None:
+  checks.positive_int(num_steps=num_steps)
+  checks.positive_int(evaluate_every=evaluate_every)
+  checks.positive(max_grad_norm=max_grad_norm)
+
+
+def _check_patience(
+    patience: Optional[int], evaluator: Optional[evaluation.Evaluator]
+) -> None:
+  if patience is not None:
+    checks.positive_int(patience=patience)
+    if evaluator is None:
+      raise ValueError('patience needs an evaluator of a dev set, found none.')
 
 
 def _is_over(state: ProgramState, patience: Optional[int]) -> bool:

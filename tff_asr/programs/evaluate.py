@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import tensorflow_federated as tff
 
+from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.models import ctc
 from tff_asr.programs import evaluation
 from tff_asr.programs import outputs
+from tff_asr.programs import preflight
 from tff_asr.programs import progress as progress_lib
 
 
@@ -37,11 +39,9 @@ def evaluate(
     What was written for each run.
 
   Raises:
-    ValueError: No run, a run's model does not fit, or the transcripts'
-      characters are not tokens.
+    ValueError: As `check`, before anything is decoded; or a file is damaged.
   """
-  if not runs or isinstance(runs, str):
-    raise ValueError(f'runs must be a list of run folders, found {runs!r}.')
+  check(**locals())
   weights = [
       outputs.read_model(run, model=model, tokens=pipeline.tokenizer.characters)
       for run in runs
@@ -66,6 +66,61 @@ def evaluate(
         f'{figures["num_words"]} words of {figures["num_speakers"]} speakers'
     )
   return results
+
+
+def check(**settings: Any) -> None:
+  """Raises ValueError for what is wrong with `evaluate`'s arguments, together.
+
+  Args:
+    **settings: Arguments of `evaluate`; what needs one that is not given is not
+      checked.
+  """
+  preflight.run(
+      (
+          evaluation.check_characters,
+          _check_models,
+          _check_outputs,
+      ),
+      settings,
+  )
+
+
+def _check_models(
+    runs: Sequence[str], model: ctc.CtcModel, pipeline: pipeline_lib.Pipeline
+) -> None:
+  """Every run has a model, which fits."""
+  if not runs or isinstance(runs, str):
+    raise ValueError(f'runs must be a list of run folders, found {runs!r}.')
+  twice = sorted({run for run in runs if runs.count(run) > 1})
+  if twice:
+    raise ValueError(f'runs holds {", ".join(twice)} more than once.')
+  tokens = pipeline.tokenizer.characters
+  errors = []
+  for run in runs:
+    try:
+      outputs.check_model(run, model=model, tokens=tokens)
+    except (ValueError, OSError) as e:
+      errors.append(e)
+  checks.raise_together(errors)
+
+
+def _check_outputs(runs: Sequence[str], output_name: str) -> None:
+  """What is written replaces nothing but an earlier evaluation."""
+  is_file_name = os.path.basename(output_name) == output_name
+  if not is_file_name or not output_name.endswith('.json'):
+    raise ValueError(
+        f"output_name must be a file name such as 'test.json', found "
+        f'{output_name!r}.'
+    )
+  if output_name in outputs.RESULTS:
+    raise ValueError(
+        f'output_name {output_name} is what training writes: take another.'
+    )
+  for run in runs:
+    if os.path.isdir(run) and not os.access(run, os.W_OK | os.X_OK):
+      raise ValueError(
+          f'{run} is read-only, and the evaluation writes {output_name} there.'
+      )
 
 
 def _figures(evaluated: evaluation.Evaluation) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import statement as statement_lib
 from tff_asr.programs import evaluation
 from tff_asr.programs import outputs
+from tff_asr.programs import preflight
 from tff_asr.programs import progress as progress_lib
 
 
@@ -90,21 +91,15 @@ async def train(
     The results, as written to results.json.
 
   Raises:
-    ValueError: A setting or file is unusable.
+    ValueError: As `check`, before anything is written; or a file is damaged.
   """
-  checks.positive_int(
-      num_rounds=num_rounds,
-      evaluate_every=evaluate_every,
-      save_every=save_every,
-  )
-  evaluation.check_characters(client_data, pipeline)
+  check(**locals())
   noise_key = _draw_or_fix(noise_seed)
   source = build_cohorts(
       client_data.client_ids, key=_draw_or_fix(sampler_seed)
   )
   if delta is None:
     delta = statement_lib.default_delta(source.sampling.population)
-  accounting.check_delta(delta)
   seed_weights = None
   if seed_run is not None:
     seed_weights = outputs.read_model(
@@ -216,6 +211,54 @@ async def train(
   run.write_json('results.json', results)
   print(statement)
   return results
+
+
+def check(**settings: Any) -> None:
+  """Raises ValueError for what is wrong with `train`'s arguments, together.
+
+  Args:
+    **settings: Arguments of `train`; what needs one that is not given is not
+      checked.
+  """
+  preflight.run(
+      (
+          _check_counts,
+          _check_cohorts,
+          _check_delta,
+          _check_fixed_seeds,
+          evaluation.check_characters,
+          preflight.check_durations,
+          preflight.check_seed_run,
+          preflight.check_seed_run_is_another,
+          preflight.check_output_dir,
+      ),
+      settings,
+  )
+
+
+def _check_counts(num_rounds: int, evaluate_every: int, save_every: int):
+  checks.positive_int(num_rounds=num_rounds)
+  checks.positive_int(evaluate_every=evaluate_every)
+  checks.positive_int(save_every=save_every)
+
+
+def _check_cohorts(client_data, build_cohorts) -> None:
+  """Cohorts can be drawn from these clients."""
+  build_cohorts(client_data.client_ids, key=keys.from_seed(0))
+
+
+def _check_delta(delta: Optional[float]) -> None:
+  if delta is not None:
+    accounting.check_delta(delta)
+
+
+def _check_fixed_seeds(
+    noise_seed: Optional[int], sampler_seed: Optional[int]
+) -> None:
+  if noise_seed is not None:
+    checks.non_negative_int(noise_seed=noise_seed)
+  if sampler_seed is not None:
+    checks.non_negative_int(sampler_seed=sampler_seed)
 
 
 def _draw_or_fix(seed: Optional[int]) -> np.ndarray:

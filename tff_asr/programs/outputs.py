@@ -33,6 +33,18 @@ _MAY_CHANGE = re.compile(
     r'^(NUM_ROUNDS|NUM_STEPS|EVALUATE_EVERY|SAVE_EVERY|TARGET_EPSILON) *='
 )
 _MODEL = 'model.state'
+_CONFIG = 'config.gin'
+_STATES = 'state'
+_LEDGER = 'ledger.jsonl'
+# What a run writes besides its configuration and its states.
+RESULTS = (
+    _MODEL,
+    _LEDGER,
+    'metrics.csv',
+    'results.json',
+    'privacy.txt',
+    'privacy.json',
+)
 
 
 class RunFolder:
@@ -46,28 +58,14 @@ class RunFolder:
       configuration: The configuration's text; kept in `config.gin`.
 
     Raises:
-      ValueError: The folder holds a run of another configuration; the message
-        shows the first difference.
+      ValueError: As `check_folder`.
     """
-    if not path:
-      raise ValueError('output_dir must name a folder.')
+    check_folder(path, configuration=configuration)
     self.path = path
-    # A run that was stopped before its first state has nothing to go on from,
-    # so its settings bind nobody.
-    if self._has_begun() and os.path.exists(self.file('config.gin')):
-      with open(self.file('config.gin'), encoding='utf-8') as f:
-        _check_same(f.read(), configuration, path=path)
-    else:
-      os.makedirs(path, exist_ok=True)
-      self.write_text('config.gin', configuration)
-    self.state_manager = state_manager.StateManager(self.file('state'))
-
-  def _has_begun(self) -> bool:
-    """Whether the run has saved a state or charged a round."""
-    states = self.file('state')
-    return os.path.exists(self.file('ledger.jsonl')) or (
-        os.path.isdir(states) and bool(os.listdir(states))
-    )
+    # First the states' folder, which marks the folder as that of a run.
+    self.state_manager = state_manager.StateManager(self.file(_STATES))
+    if not _has_begun(path):
+      self.write_text(_CONFIG, configuration)
 
   def file(self, name: str) -> str:
     """Path of a file in the folder."""
@@ -114,6 +112,71 @@ class RunFolder:
     )
 
 
+def check_folder(path: str, *, configuration: str) -> None:
+  """Checks that a run can begin or go on in a folder; writes nothing.
+
+  Args:
+    path: The folder; need not exist.
+    configuration: The configuration's text.
+
+  Raises:
+    ValueError: It is no folder or cannot be written; it holds a run of another
+      configuration (the message shows the first difference); or it holds files
+      that a run would overwrite, and is not the folder of a run.
+  """
+  if not path:
+    raise ValueError('output_dir must name a folder, found an empty text.')
+  existing = os.path.abspath(path)
+  while not os.path.lexists(existing):
+    existing = os.path.dirname(existing)
+  if not os.path.isdir(existing):
+    raise ValueError(
+        f'output_dir {path} cannot be a folder: {existing} is a file. Take '
+        'another output_dir.'
+    )
+  if not os.access(existing, os.W_OK | os.X_OK):
+    raise ValueError(
+        f'output_dir {path} cannot be written: {existing} is read-only. Take '
+        'another output_dir.'
+    )
+  config = os.path.join(path, _CONFIG)
+  if _has_begun(path):
+    if not os.path.isfile(config):
+      raise ValueError(
+          f'{path} holds a run without its {_CONFIG}: put the file back, or '
+          'take another output_dir.'
+      )
+    with open(config, encoding='utf-8', errors='replace') as f:
+      _check_same(f.read(), configuration, path=path)
+    return
+  # A run that was stopped before its first state has nothing to go on from, so
+  # its settings bind nobody; but nothing else is overwritten.
+  marks = [_CONFIG, *RESULTS]
+  if os.path.isdir(os.path.join(path, _STATES)):
+    marks = [_MODEL, 'results.json']
+  found = [name for name in marks if os.path.exists(os.path.join(path, name))]
+  if found:
+    raise ValueError(
+        f'{path} holds {", ".join(found)} but no saved state to go on from: '
+        'take another output_dir.'
+    )
+
+
+def _has_begun(path: str) -> bool:
+  """Whether the run in a folder has saved a state or charged a round."""
+  states = os.path.join(path, _STATES)
+  if os.path.isdir(states) and any(
+      not name.endswith('.partial') for name in os.listdir(states)
+  ):
+    return True
+  ledger = os.path.join(path, _LEDGER)
+  if not os.path.isdir(states) or not os.path.isfile(ledger):
+    return False
+  with open(ledger, 'rb') as f:
+    f.readline()  # The header.
+    return bool(f.read(1))
+
+
 def write_text(path: str, text: str) -> None:
   """Writes a file whole or not at all."""
   folder = os.path.dirname(os.path.abspath(path))
@@ -147,6 +210,17 @@ def read_model(
     float32 arrays by name.
 
   Raises:
+    ValueError: As `check_model`, or the file is damaged.
+  """
+  check_model(run, model=model, tokens=tokens)
+  leaves = state_file.read_leaves(os.path.join(run, _MODEL))
+  return weights_lib.Weights(sorted(leaves.items()))
+
+
+def check_model(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
+  """Checks that a run's weights fit a model, without reading them.
+
+  Raises:
     ValueError: The run has no model, its tokens differ, or its weights have
       other names or shapes; the message says which.
   """
@@ -163,15 +237,14 @@ def read_model(
         f'the model of {run} spells {found!r} but this configuration '
         f'{tokens!r}: use the tokenizer of that run.'
     )
-  weights = weights_lib.Weights(sorted(state_file.read_leaves(path).items()))
-  problems = _weight_differences(weights, model.specs)
+  shapes = {leaf.path: leaf.shape for leaf in manifest.leaves}
+  problems = _weight_differences(shapes, model.specs)
   if problems:
     raise ValueError(
         f'the model of {run} does not fit this configuration: '
         f'{"; ".join(problems[:3])}'
         + (f'; and {len(problems) - 3} more.' if len(problems) > 3 else '.')
     )
-  return weights
 
 
 def lasting(configuration: str) -> str:
@@ -192,18 +265,18 @@ def flatten_metrics(metrics: Any, *, prefix: str = '') -> dict[str, float]:
 
 
 def _weight_differences(
-    weights: Mapping[str, np.ndarray], specs: weights_lib.Specs
+    shapes: Mapping[str, tuple[int, ...]], specs: weights_lib.Specs
 ) -> list[str]:
-  """What of `weights` is not as in `specs`."""
+  """What of the weights' shapes is not as in `specs`."""
   problems = []
-  for name in sorted(weights.keys() | specs.keys()):
-    if name not in weights:
+  for name in sorted(shapes.keys() | specs.keys()):
+    if name not in shapes:
       problems.append(f'it has no {name}')
     elif name not in specs:
       problems.append(f'{name} is unknown here')
-    elif weights[name].shape != tuple(specs[name].shape):
+    elif shapes[name] != tuple(specs[name].shape):
       problems.append(
-          f'{name} is {list(weights[name].shape)} there and '
+          f'{name} is {list(shapes[name])} there and '
           f'{list(specs[name].shape)} here'
       )
   return problems

@@ -139,10 +139,17 @@ class StateManager(tff.program.ProgramStateManager):
         path = self.path(version)
         logging.error('%s Trying the version before it.', error)
         os.replace(path, path + '.damaged')
-    if versions:
+    damaged = [
+        name
+        for name in os.listdir(self._root_dir)
+        if _PATTERN.fullmatch(name.removesuffix('.damaged'))
+    ]
+    # Of this time or of an earlier one: to begin anew is the user's decision.
+    if damaged:
       raise state_file.DamagedStateError(
-          f'All {len(versions)} saved states in {self._root_dir} are damaged; '
-          'they are kept with names that end in .damaged.'
+          f'All {len(damaged)} saved states in {self._root_dir} are damaged; '
+          'they are kept with names that end in .damaged. Put good ones in '
+          'their place, or begin in another folder.'
       )
     return None, 0
 
