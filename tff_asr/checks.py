@@ -2,10 +2,11 @@
 
 Each takes the values to check as keyword arguments, so that a call reads like
 the claim it makes, `checks.positive(cohort_size=cohort_size)`, and raises
-`ValueError` with the argument's name, what was found and what is allowed.
+`ValueError` with the argument's name, what was found and what is allowed;
+`Problems`, which is one, for several arguments.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import math
 from typing import Any
 
@@ -36,58 +37,57 @@ def raise_together(errors: Sequence[Exception], /) -> None:
 
 def positive(**values: float) -> None:
   """Raises ValueError unless each value is a number above zero."""
-  for name, value in values.items():
-    if not _is_number(value) or not value > 0:
-      raise ValueError(f'{name} must be positive, found {value!r}.')
+  _check_all(values, lambda v: _is_number(v) and v > 0, 'positive')
 
 
 def non_negative(**values: float) -> None:
   """Raises ValueError unless each value is a number of at least zero."""
-  for name, value in values.items():
-    if not _is_number(value) or not value >= 0:
-      raise ValueError(f'{name} must be at least 0, found {value!r}.')
+  _check_all(values, lambda v: _is_number(v) and v >= 0, 'at least 0')
 
 
 def positive_int(**values: int) -> None:
   """Raises ValueError unless each value is an integer of at least one."""
-  for name, value in values.items():
-    if not _is_int(value) or value < 1:
-      raise ValueError(
-          f'{name} must be a positive integer, found {value!r}.'
-      )
+  _check_all(values, lambda v: _is_int(v) and v >= 1, 'a positive integer')
 
 
 def non_negative_int(**values: int) -> None:
   """Raises ValueError unless each value is an integer of at least zero."""
-  for name, value in values.items():
-    if not _is_int(value) or value < 0:
-      raise ValueError(
-          f'{name} must be an integer of at least 0, found {value!r}.'
-      )
+  _check_all(
+      values, lambda v: _is_int(v) and v >= 0, 'an integer of at least 0'
+  )
 
 
 def finite(**values: float) -> None:
   """Raises ValueError unless each value is a finite number."""
-  for name, value in values.items():
-    if not _is_number(value) or not math.isfinite(value):
-      raise ValueError(f'{name} must be a finite number, found {value!r}.')
+  _check_all(
+      values, lambda v: _is_number(v) and math.isfinite(v), 'a finite number'
+  )
 
 
 def in_range(low: float, high: float, /, **values: float) -> None:
   """Raises ValueError unless low <= value <= high for each value."""
-  for name, value in values.items():
-    if not _is_number(value) or not low <= value <= high:
-      raise ValueError(
-          f'{name} must be between {low} and {high}, found {value!r}.'
-      )
+  _check_all(
+      values,
+      lambda v: _is_number(v) and low <= v <= high,
+      f'between {low} and {high}',
+  )
 
 
 def one_of(allowed: Collection[Any], /, **values: Any) -> None:
   """Raises ValueError unless each value is among the allowed ones."""
-  for name, value in values.items():
-    if value not in allowed:
-      names = ', '.join(repr(option) for option in allowed)
-      raise ValueError(f'{name} must be one of {names}, found {value!r}.')
+  names = ', '.join(repr(option) for option in allowed)
+  _check_all(values, lambda v: v in allowed, f'one of {names}')
+
+
+def _check_all(
+    values: Mapping[str, Any], is_good: Callable[[Any], bool], wanted: str
+) -> None:
+  """Raises ValueError for the values that are not good, together."""
+  raise_together([
+      ValueError(f'{name} must be {wanted}, found {value!r}.')
+      for name, value in values.items()
+      if not is_good(value)
+  ])
 
 
 def _is_number(value: Any) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tests import fakes
+from tff_asr import checks
 from tff_asr.programs import central
 from tff_asr.programs import outputs
 
@@ -148,6 +149,30 @@ class CentralTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, message):
         _train(self.path('run'), **changes)
       self.assertFalse(os.path.exists(self.path('run')))
+
+  def test_training_that_diverges_ends_and_saves_nothing_of_it(self):
+    # At this rate the second step's weights overflow.
+    with self.assertRaisesRegex(ValueError, 'loss is .* by step 4: .* diverged'):
+      _train(
+          self.path('run'),
+          optimizer=tff.learning.optimizers.build_sgdm(1e38),
+          max_grad_norm=1e9,
+          evaluate_every=4,
+      )
+    self.assertEmpty(os.listdir(self.path('run/state')))
+    self.assertFalse(os.path.exists(self.path('run/model.state')))
+
+  def test_all_bad_settings_are_named_together(self):
+    with self.assertRaises(checks.Problems) as caught:
+      _train(
+          self.path('run'),
+          num_steps=0,
+          evaluate_every=0,
+          patience=2,
+          max_grad_norm=-1.0,
+          seed_run=self.path('run'),
+      )
+    self.assertLen(caught.exception.messages, 6)
 
   def test_speakers_without_utterances_are_an_error(self):
     data = tff.simulation.datasets.ClientData.from_clients_and_tf_fn(

@@ -73,7 +73,7 @@ class ChecksTest(absltest.TestCase):
   def test_seed_run(self):
     preflight.check_seed_run(None, self.model, self.pipeline)
     preflight.check_seed_run(self.seed, self.model, self.pipeline)
-    with self.assertRaisesRegex(ValueError, 'does not fit .* it has no blocks'):
+    with self.assertRaisesRegex(ValueError, 'does not fit .* it has no block_01'):
       preflight.check_seed_run(
           self.seed, fakes.tiny_model(num_blocks=2), self.pipeline
       )

@@ -62,6 +62,7 @@ def build(
       num_epochs is set.
   """
   checks.non_negative(learning_rate=learning_rate)
+  checks.finite(learning_rate=learning_rate)
   checks.positive(max_grad_norm=max_grad_norm)
   if (num_steps is None) == (num_epochs is None):
     raise ValueError(

@@ -59,6 +59,7 @@ def build_lamb(
   checks.non_negative(
       learning_rate=learning_rate, epsilon=epsilon, weight_decay=weight_decay
   )
+  checks.finite(learning_rate=learning_rate)
   for name, beta in (('beta_1', beta_1), ('beta_2', beta_2)):
     checks.in_range(0, 1, **{name: beta})
     if beta == 1:

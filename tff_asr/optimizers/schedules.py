@@ -19,6 +19,7 @@ Schedule = Callable[[Any], tf.Tensor]
 def constant(learning_rate: float) -> Schedule:
   """The same learning rate always."""
   checks.non_negative(learning_rate=learning_rate)
+  checks.finite(learning_rate=learning_rate)
 
   def schedule(round_num):
     del round_num
@@ -41,13 +42,14 @@ def exponential_decay(
   https://arxiv.org/abs/2310.00098.
 
   Args:
-    learning_rate: Before decay.
+    learning_rate: Before decay; at least 0 and finite.
     start: The last round at the full rate.
     decay_rate: In [0, 1]; the factor over `transition_rounds`.
     transition_rounds: n, positive.
     floor: The rate never falls under this.
   """
   checks.non_negative(learning_rate=learning_rate, floor=floor)
+  checks.finite(learning_rate=learning_rate, floor=floor)
   checks.non_negative_int(start=start)
   checks.in_range(0, 1, decay_rate=decay_rate)
   checks.positive(transition_rounds=transition_rounds)

@@ -1,5 +1,6 @@
 """Central training as a program: seed models and baselines."""
 
+import math
 import time
 from typing import Any, NamedTuple, Optional
 
@@ -79,7 +80,8 @@ async def train(
     The results, as written to results.json.
 
   Raises:
-    ValueError: As `check`, before anything is written; or a file is damaged.
+    ValueError: As `check`, before anything is written; a file is damaged; or
+      the loss is not finite any more.
   """
   check(**locals())
   tokens = pipeline.tokenizer.characters
@@ -128,6 +130,7 @@ async def train(
       figures = {'loss': f'{loss_sum / max(num_utterances, 1):.2f}'}
       if is_last or step % evaluate_every == 0:
         metrics = {'train_loss': loss_sum / max(num_utterances, 1)}
+        _check_loss(metrics['train_loss'], step=step)
         loss_sum = num_utterances = 0.0
         if evaluator is not None:
           evaluated = evaluator(state.weights)
@@ -164,6 +167,7 @@ def check(**settings: Any) -> None:
   preflight.run(
       (
           _check_counts,
+          _check_max_grad_norm,
           _check_patience,
           evaluation.check_characters,
           preflight.check_durations,
@@ -175,11 +179,11 @@ def check(**settings: Any) -> None:
   )
 
 
-def _check_counts(
-    num_steps: int, evaluate_every: int, max_grad_norm: float
-) -> None:
-  checks.positive_int(num_steps=num_steps)
-  checks.positive_int(evaluate_every=evaluate_every)
+def _check_counts(num_steps: int, evaluate_every: int) -> None:
+  checks.positive_int(**locals())
+
+
+def _check_max_grad_norm(max_grad_norm: float) -> None:
   checks.positive(max_grad_norm=max_grad_norm)
 
 
@@ -190,6 +194,16 @@ def _check_patience(
     checks.positive_int(patience=patience)
     if evaluator is None:
       raise ValueError('patience needs an evaluator of a dev set, found none.')
+
+
+def _check_loss(loss: float, *, step: int) -> None:
+  """Raises ValueError for a loss that no further step can mend."""
+  if not math.isfinite(loss):
+    raise ValueError(
+        f'the training loss is {loss} by step {step}: training diverged. What '
+        'was saved before is kept; lower the learning rate or max_grad_norm, '
+        'with another output_dir.'
+    )
 
 
 def _is_over(state: ProgramState, patience: Optional[int]) -> bool:

@@ -236,10 +236,10 @@ def check(**settings: Any) -> None:
   )
 
 
-def _check_counts(num_rounds: int, evaluate_every: int, save_every: int):
-  checks.positive_int(num_rounds=num_rounds)
-  checks.positive_int(evaluate_every=evaluate_every)
-  checks.positive_int(save_every=save_every)
+def _check_counts(
+    num_rounds: int, evaluate_every: int, save_every: int
+) -> None:
+  checks.positive_int(**locals())
 
 
 def _check_cohorts(client_data, build_cohorts) -> None:

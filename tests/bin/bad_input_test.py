@@ -1,0 +1,365 @@
+"""What the programs of bin/ say to bad input, a row a fault.
+
+Each row runs a program in this process and states the essential parts of every
+line that it must write: one line a fault, exit code 1, nothing on standard
+output, and no file written or changed.
+"""
+
+import os
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import tensorflow as tf
+
+from tests import fakes
+from tests.bin import in_process
+from tests.bin import programs
+from tff_asr.models import ctc
+from tff_asr.models import transformer
+from tff_asr.programs import outputs
+from tff_asr.text import tokenizer as tokenizer_lib
+
+
+def _files(root: str) -> dict[str, tuple[int, bytes]]:
+  """Everything under a folder: time of change and content."""
+  found = {}
+  for folder, _, names in os.walk(root):
+    found[folder] = (0, b'')
+    for name in names:
+      path = os.path.join(folder, name)
+      with open(path, 'rb') as f:
+        found[path] = (os.stat(path).st_mtime_ns, f.read())
+  return found
+
+
+class BadInputTest(parameterized.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    root = cls.enterClassContext(tempfile.TemporaryDirectory())
+    cls.root = root
+    cls.clients = fakes.write_split(
+        os.path.join(root, 'clients'), {'ann': 1, 'bob': 2, 'cai': 1}
+    )
+    fakes.write_split(
+        os.path.join(root, 'foreign'), {'zoe': 1}, transcript='naïve'
+    )
+    os.mkdir(os.path.join(root, 'empty'))
+    with open(os.path.join(root, 'file'), 'w', encoding='utf-8') as f:
+      f.write('not a folder')
+    cls.write_seed('seed', dim=8, tokens=tokenizer_lib.ENGLISH)
+    cls.write_seed('wide', dim=16, tokens=tokenizer_lib.ENGLISH)
+    cls.write_seed('letters', dim=8, tokens=' abc')
+
+  @classmethod
+  def write_seed(cls, name: str, *, dim: int, tokens: str) -> None:
+    """A trained model's folder."""
+    model = ctc.build(
+        encoder=transformer.build(
+            num_blocks=1, dim=dim, mlp_dim=16, num_heads=2
+        ),
+        tokenizer=tokenizer_lib.CharTokenizer(tokens),
+    )
+    folder = outputs.RunFolder(os.path.join(cls.root, name), configuration='')
+    folder.write_model(model.initialize(tf.constant([1, 2])), tokens=tokens)
+
+  def path(self, name: str) -> str:
+    return os.path.join(self.root, name)
+
+  def check(self, expected, program: str, *arguments: str) -> None:
+    """`expected` has the essential parts of each line, as tuples or texts."""
+    before = _files(self.root)
+    finished = in_process.run(program, *arguments)
+    self.assertEqual(finished.code, 1, finished.stderr)
+    self.assertEqual(finished.stdout, '')
+    lines = finished.stderr.splitlines()
+    self.assertLen(lines, len(expected), finished.stderr)
+    for line, parts in zip(lines, expected):
+      self.assertStartsWith(line, 'error: ')
+      self.assertLess(len(line), 500)
+      for part in (parts,) if isinstance(parts, str) else parts:
+        self.assertIn(part.replace('ROOT', self.root), line)
+    self.assertEqual(_files(self.root), before)
+
+  def check_settings(self, program: str, settings, expected, defaults):
+    flags = [] if program == 'evaluate' else [f'--output_dir={self.root}/run']
+    experiment = {
+        'train_central': 'quickstart_seed',
+        'train_federated': 'quickstart_federated',
+        'evaluate': 'quickstart_evaluate',
+    }[program]
+    params = (*programs.TINY, *defaults, *settings)
+    self.check(
+        expected,
+        f'bin/{program}.py',
+        *flags,
+        f'--gin_file=gin/experiments/{experiment}.gin',
+        *(f'--gin_param={p}'.replace('ROOT', self.root) for p in params),
+    )
+
+  @parameterized.named_parameters(
+      ('no_folder', ["TRAIN_DIR = 'no/such'"], ['no/such is not a folder']),
+      ('empty_folder', ["TRAIN_DIR = 'ROOT/empty'"], ['holds no corpus.json']),
+      ('a_file', ["TRAIN_DIR = 'ROOT/file'"], ['ROOT/file is not a folder']),
+      ('not_a_text', ['TRAIN_DIR = 3'], [('TRAIN_DIR must be', 'found 3')]),
+      (
+          'both_folders',
+          ["TRAIN_DIR = 'no/a'", "DEV_DIR = 'no/b'"],
+          ['no/a is not a folder', 'no/b is not a folder'],
+      ),
+      ('characters', ["TRAIN_DIR = 'ROOT/foreign'"], ["not tokens: 'ï'"]),
+      (
+          'counts',
+          ['NUM_STEPS = 0', 'EVALUATE_EVERY = -1', 'PATIENCE = 0'],
+          ['num_steps must be', 'evaluate_every must be', 'patience must be'],
+      ),
+      (
+          'not_numbers',
+          ["NUM_STEPS = '9'", 'EVALUATE_EVERY = 2.5', 'SEED = None'],
+          [
+              ('NUM_STEPS must be an integer', "'9'"),
+              ('SEED must be an integer', 'found None'),
+              ('EVALUATE_EVERY must be an integer', '2.5'),
+          ],
+      ),
+      ('patience', ['EVALUATOR = None'], ['patience needs an evaluator']),
+      (
+          'model',
+          ['DIM = 9', "LOSS_KERNEL = 'slow'"],
+          [('num_heads', '9')],
+      ),
+      ('dropout', ['DROPOUT = 1.5'], [('dropout', '1.5')]),
+      ('text', ["DROPOUT = 'no'"], [('DROPOUT must be a number', "'no'")]),
+      (
+          'batch',
+          ['MAX_BATCH_SEC = 3.0', 'MAX_UTTERANCE_SEC = 4.0'],
+          [('max_utterance_sec 4.0', 'max_batch_sec 3.0')],
+      ),
+      (
+          'utterances_too_long',
+          ['MAX_UTTERANCE_SEC = 0.3'],
+          [('max_utterance_sec 0.3', 'raise it')],
+      ),
+      (
+          'augmentation',
+          ['MAX_TIME_SHARE = 2.0', 'LEARNING_RATE = -1.0'],
+          # TFF's Adam and our schedule both say so.
+          [('max_time_share', '2.0'), 'learning_rate', 'learning_rate'],
+      ),
+      (
+          'schedule',
+          ['DECAY_STEPS = 0', 'WARMUP_STEPS = 0'],
+          [('transition_rounds', '0')],
+      ),
+      (
+          'infinite_rate',
+          ['LEARNING_RATE = 1e999'],
+          [('learning_rate', 'inf')],
+      ),
+      ('no_seed', ["SEED_RUN = 'no/run'"], ['no/run holds no trained model']),
+      ('seed_not_a_run', ["SEED_RUN = 'ROOT/file'"], ['holds no trained']),
+      (
+          'seed_of_another_shape',
+          ["SEED_RUN = 'ROOT/wide'"],
+          [('does not fit', '16] there and', '8] here')],
+      ),
+      (
+          'seed_of_other_tokens',
+          ["SEED_RUN = 'ROOT/letters'"],
+          [("spells ' abc'", 'tokenizer of that run')],
+      ),
+      (
+          'seed_is_the_run',
+          ["SEED_RUN = 'ROOT/run'"],
+          ['holds no trained model', 'cannot start from itself'],
+      ),
+      (
+          'misspelt',
+          ['NUM_STEP = 2', 'LEARNING_RAT = 1.0', 'DIM = [2'],
+          ['Did you mean NUM_STEPS?', 'Did you mean LEARNING_RATE?', 'DIM = ['],
+      ),
+      (
+          'a_part_is_a_number',
+          ['MODEL = 3'],
+          [('MODEL must be a CtcModel', 'found 3')],
+      ),
+      (
+          'everything',
+          [
+              "TRAIN_DIR = 'no/a'",
+              'DROPOUT = -1.0',
+              'NUM_STEPS = 0',
+              'LEARNING_RATE = -1.0',
+              'MAX_BATCH_SEC = 0.0',
+          ],
+          [
+              ('dropout', '-1.0'),
+              ('max_batch_sec', '0.0'),
+              'no/a is not a folder',
+              'learning_rate',
+              'learning_rate',
+              'num_steps must be',
+          ],
+      ),
+  )
+  def test_train_central(self, settings, expected):
+    defaults = ("TRAIN_DIR = 'ROOT/clients'", "DEV_DIR = 'ROOT/clients'")
+    self.check_settings('train_central', settings, expected, defaults)
+
+  @parameterized.named_parameters(
+      (
+          'relations',
+          [
+              'NUM_ROUNDS = 0',
+              'COHORT_SIZE = 4',
+              'DELTA = 2.0',
+              'NOISE_SEED = -1',
+              "SEED_RUN = 'ROOT/wide'",
+          ],
+          [
+              'num_rounds',
+              ('cohort_size', '4', '3'),
+              ('delta', '2.0'),
+              'noise_seed',
+              'does not fit',
+          ],
+      ),
+      (
+          'parts',
+          [
+              "DEV_DIR = 'no/dev'",
+              "DEVICES = ['GPU:7']",
+              'L2_NORM_CLIP = 1e999',
+              'NOISE_MULTIPLIER = 1.0',
+              'SERVER_LEARNING_RATE = -1.0',
+              'SAVE_EVERY = 0',
+          ],
+          [
+              'needs a finite l2_norm_clip',
+              'learning_rate',
+              ('GPU:7', 'this machine has not'),
+              'no/dev is not a folder',
+              'save_every',
+          ],
+      ),
+      (
+          'clients_per_device',
+          ["DEV_DIR = 'no/dev'", 'CLIENTS_PER_DEVICE = 0', 'DROPOUT = 2.0'],
+          [('dropout', '2.0'), 'clients_per_device', 'no/dev'],
+      ),
+      (
+          'local_work',
+          ['NUM_LOCAL_EPOCHS = 1', 'NUM_ROUNDS = -1'],
+          ['exactly one of num_steps and num_epochs', 'num_rounds'],
+      ),
+      (
+          'noise',
+          ['NOISE_MULTIPLIER = -1.0', 'CLIP_SPLIT = 3'],
+          [('CLIP_SPLIT must be a text', 'found 3')],
+      ),
+      (
+          'cohorts_called',
+          ['BUILD_COHORTS = @cohorts.poisson()', "DEV_DIR = 'no/dev'"],
+          ['cohorts.poisson.client_ids has no value', 'no/dev'],
+      ),
+  )
+  def test_train_federated(self, settings, expected):
+    defaults = (
+        "PRIVATE_DIR = 'ROOT/clients'",
+        "DEV_DIR = 'ROOT/clients'",
+        'SEED_RUN = None',
+        'COHORT_SIZE = 2',
+    )
+    self.check_settings('train_federated', settings, expected, defaults)
+
+  @parameterized.named_parameters(
+      ('none', ['RUNS = []'], ['runs must be a list of run folders']),
+      ('a_text', ["RUNS = 'ROOT/seed'"], ['RUNS must be a list']),
+      ('twice', ["RUNS = ['ROOT/seed', 'ROOT/seed']"], ['more than once']),
+      (
+          'each_is_named',
+          ["RUNS = ['no/run', 'ROOT/seed', 'ROOT/wide', 'ROOT/letters']"],
+          ['no/run holds no', 'wide does not fit', "letters spells ' abc'"],
+      ),
+      (
+          'over_the_results',
+          ["OUTPUT_NAME = 'results.json'"],
+          ['output_name results.json is what training writes'],
+      ),
+      (
+          'over_the_model',
+          ["OUTPUT_NAME = 'model.state'"],
+          ['output_name must be a file name such as'],
+      ),
+      (
+          'elsewhere',
+          ["OUTPUT_NAME = '../test.json'", "TEST_DIR = 'no/test'"],
+          ['no/test is not a folder', 'output_name must be a file name'],
+      ),
+      ('characters', ["TEST_DIR = 'ROOT/foreign'"], ["not tokens: 'ï'"]),
+  )
+  def test_evaluate(self, settings, expected):
+    defaults = ("TEST_DIR = 'ROOT/clients'", "RUNS = ['ROOT/seed']")
+    self.check_settings('evaluate', settings, expected, defaults)
+
+  @parameterized.named_parameters(
+      ('none', [], ['--output_dir is needed']),
+      ('no_file', ['--output_dir=x'], ['give a file with --gin_file']),
+      ('unknown', ['--outpt_dir=x'], [('outpt_dir', 'Did you mean')]),
+      (
+          'no_such_file',
+          ['--output_dir=x', '--gin_file=no.gin'],
+          ['configuration file no.gin does not exist'],
+      ),
+      (
+          'a_file_of_another_program',
+          ['--output_dir=x', '--gin_file=gin/experiments/an4_federated.gin'],
+          ['does not configure tff_asr.programs.central.train'],
+      ),
+      (
+          'a_word',
+          ['--output_dir=x', 'gin/x.gin'],
+          ["unexpected argument 'gin/x.gin'"],
+      ),
+      (
+          'a_folder',
+          ['--output_dir=x', '--gin_file=gin'],
+          ['configuration file gin does not exist'],
+      ),
+      (
+          'all_that_is_unset',
+          ['--output_dir=x', '--gin_file=gin/programs/central.gin'],
+          [
+              '%MODEL is used and nowhere set',
+              '%OPTIMIZER is used and nowhere set',
+              'DEV_DIR has no value',
+              'NUM_STEPS has no value',
+              'TRAIN_DIR has no value',
+          ],
+      ),
+  )
+  def test_flags_of_train_central(self, flags, expected):
+    self.check(expected, 'bin/train_central.py', *flags)
+    self.assertFalse(os.path.exists('x'))
+
+  @parameterized.named_parameters(
+      ('file', 'file', 'cannot be a folder'),
+      ('under_a_file', 'file/run', 'cannot be a folder'),
+      ('results', 'seed', 'holds model.state but no saved state'),
+  )
+  def test_output_dir(self, name, message):
+    self.check(
+        ['num_steps must be', message],
+        'bin/train_central.py',
+        f'--output_dir={self.path(name)}',
+        '--gin_file=gin/experiments/quickstart_seed.gin',
+        f'--gin_param=TRAIN_DIR = {self.clients!r}',
+        f'--gin_param=DEV_DIR = {self.clients!r}',
+        '--gin_param=NUM_STEPS = 0',
+    )
+
+
+if __name__ == '__main__':
+  absltest.main()
