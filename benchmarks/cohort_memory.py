@@ -8,6 +8,8 @@ process's largest resident memory, and its ratio to the first cohort's.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
+launch.begin(__name__)
+
 import subprocess
 import sys
 import tempfile
@@ -79,4 +81,4 @@ def _measure(cohort_size: int) -> float:
 
 
 if __name__ == '__main__':
-  launch.run(main)
+  launch.run(main, after_interrupt='the same command begins anew.')

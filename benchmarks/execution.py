@@ -14,6 +14,8 @@ whatever the context adds), medians with least and most.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
+launch.begin(__name__)
+
 import functools
 import itertools
 import tempfile
@@ -190,4 +192,4 @@ def _build_context(name: str) -> tff.framework.SyncContext:
 
 
 if __name__ == '__main__':
-  launch.run(main)
+  launch.run(main, after_interrupt='the same command begins anew.')

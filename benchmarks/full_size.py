@@ -8,6 +8,8 @@ and compared. Needs some 20 GB of memory.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
+launch.begin(__name__)
+
 import os
 import tempfile
 import time
@@ -84,4 +86,4 @@ class _Clock:
 
 
 if __name__ == '__main__':
-  launch.run(main)
+  launch.run(main, after_interrupt='the same command begins anew.')

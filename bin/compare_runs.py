@@ -11,6 +11,8 @@ Example:
 
 from tff_asr import launch
 
+launch.begin(__name__)
+
 from absl import flags
 
 from tff_asr.programs import comparison
@@ -32,10 +34,12 @@ def main(_) -> None:
       raise ValueError(
           f'--group must look like LABEL=RUN,RUN, found {group!r}.'
       )
+    if label in groups:
+      raise ValueError(f'--group has the label {label!r} twice.')
     groups[label] = [run for run in runs.split(',') if run]
   rows = comparison.compare(groups, output_name=_OUTPUT_NAME.value)
   print(comparison.to_markdown(rows))
 
 
 if __name__ == '__main__':
-  launch.run(main)
+  launch.run(main, after_interrupt='the same command begins anew.')

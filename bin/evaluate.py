@@ -7,6 +7,8 @@ Example:
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
+launch.begin(__name__)
+
 from absl import flags
 
 from tff_asr import config
@@ -31,4 +33,4 @@ def main(_) -> None:
 
 
 if __name__ == '__main__':
-  launch.run(main)
+  launch.run(main, after_interrupt='the same command begins anew.')

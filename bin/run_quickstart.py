@@ -18,6 +18,8 @@ Example:
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
+launch.begin(__name__)
+
 import os
 import subprocess
 import sys

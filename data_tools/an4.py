@@ -8,21 +8,19 @@ client is a speaker, the folder an utterance lies in; transcripts become lower
 case.
 """
 
+from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+
+launch.begin(__name__)
+
 from collections.abc import Sequence
 import os
 import re
 
-# Before TensorFlow is imported, which reads it: no notes on missing GPUs.
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-
-# pylint: disable=g-import-not-at-top
-from absl import app
 from absl import flags
 
 from data_tools import conversion
 from data_tools import shards
 from data_tools import transcripts
-# pylint: enable=g-import-not-at-top
 
 DEFAULT_SPLITS = ('train',)
 
@@ -130,4 +128,4 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == '__main__':
   flags.adopt_module_key_flags(conversion)
-  app.run(main)
+  launch.run(main, after_interrupt=conversion.AFTER_INTERRUPT)

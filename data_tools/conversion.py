@@ -1,13 +1,12 @@
 """What the programs that convert a corpus share: flags, partition, messages.
 
 A corpus module lists the utterances of a split; this one deals its speakers
-into parts, writes each part as a folder and says what it did. An error is one
-line on standard error and exit code 1.
+into parts, writes each part as a folder and says what it did. Errors become one
+line and exit code 1 in `launch.run`.
 """
 
 from collections.abc import Callable, Sequence
 import os
-import sys
 from typing import Any
 
 from absl import flags
@@ -15,7 +14,11 @@ from absl import flags
 from data_tools import shards
 from data_tools import speaker_splits
 from data_tools import summaries
+from tff_asr import checks
 from tff_asr.data import schema
+
+# A split that was not whole was removed.
+AFTER_INTERRUPT = 'the same command writes the splits that are missing.'
 
 ListUtterances = Callable[..., Sequence[shards.Utterance]]
 
@@ -127,26 +130,24 @@ def run(
     default_splits: Sequence[str],
 ) -> None:
   """The main function of a corpus' program."""
-  try:
-    if len(argv) > 1:
-      raise ValueError(f'Unknown argument {argv[1]!r}; see --help.')
-    for flag in (_SOURCE_DIR, _OUTPUT_DIR):
-      if not flag.value:
-        raise ValueError(f'--{flag.name} is needed; see --help.')
-    written = convert(
-        list_utterances,
-        corpus=corpus,
-        source_dir=_SOURCE_DIR.value,
-        output_dir=_OUTPUT_DIR.value,
-        splits=_SPLITS.value or default_splits,
-        encoding=_ENCODING.value,
-        partition=_PARTITION.value,
-        partition_seed=_PARTITION_SEED.value,
-        strict=_STRICT.value,
-        overwrite=_OVERWRITE.value,
-    )
-  except (ValueError, OSError) as e:
-    print(f'error: {e}', file=sys.stderr)
-    sys.exit(1)
+  if len(argv) > 1:
+    raise ValueError(f'Unknown argument {argv[1]!r}; see --help.')
+  checks.raise_together([
+      ValueError(f'--{flag.name} is needed; see --help.')
+      for flag in (_SOURCE_DIR, _OUTPUT_DIR)
+      if not flag.value
+  ])
+  written = convert(
+      list_utterances,
+      corpus=corpus,
+      source_dir=_SOURCE_DIR.value,
+      output_dir=_OUTPUT_DIR.value,
+      splits=_SPLITS.value or default_splits,
+      encoding=_ENCODING.value,
+      partition=_PARTITION.value,
+      partition_seed=_PARTITION_SEED.value,
+      strict=_STRICT.value,
+      overwrite=_OVERWRITE.value,
+  )
   for folder, summary in written.items():
     print(summaries.describe(folder, summary))

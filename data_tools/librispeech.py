@@ -9,20 +9,18 @@ audio that libsndfile reads) beside SPEAKER-CHAPTER.trans.txt. A client is a
 speaker; transcripts become lower case.
 """
 
+from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+
+launch.begin(__name__)
+
 from collections.abc import Sequence
 import os
 
-# Before TensorFlow is imported, which reads it: no notes on missing GPUs.
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-
-# pylint: disable=g-import-not-at-top
-from absl import app
 from absl import flags
 
 from data_tools import conversion
 from data_tools import shards
 from data_tools import transcripts
-# pylint: enable=g-import-not-at-top
 
 DEFAULT_SPLITS = ('dev-clean',)
 
@@ -142,4 +140,4 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == '__main__':
   flags.adopt_module_key_flags(conversion)
-  app.run(main)
+  launch.run(main, after_interrupt=conversion.AFTER_INTERRUPT)

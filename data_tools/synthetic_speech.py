@@ -18,6 +18,10 @@ recogniser learns it on two cores, and hears new speakers say new sentences.
 TensorFlow must not be loaded in the process that forks.
 """
 
+from tff_asr import launch  # First: quiets what others load.
+
+launch.begin(__name__)
+
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
@@ -30,7 +34,6 @@ import sys
 import tempfile
 from typing import Any
 
-from absl import app
 from absl import flags
 import numpy as np
 import soundfile
@@ -360,11 +363,11 @@ def _rng(seed: int, *names: Any) -> np.random.Generator:
 
 
 def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise ValueError(f'Unknown argument {argv[1]!r}; see --help.')
+  if not _OUTPUT_DIR.value:
+    raise ValueError('--output_dir is needed; see --help.')
   try:
-    if len(argv) > 1:
-      raise ValueError(f'Unknown argument {argv[1]!r}; see --help.')
-    if not _OUTPUT_DIR.value:
-      raise ValueError('--output_dir is needed; see --help.')
     content = generate(
         _OUTPUT_DIR.value,
         num_speakers=_NUM_SPEAKERS.value,
@@ -372,7 +375,7 @@ def main(argv: Sequence[str]) -> None:
         num_test_speakers=_NUM_TEST_SPEAKERS.value,
         seed=_SEED.value,
     )
-  except (ValueError, OSError, RuntimeError) as e:
+  except RuntimeError as e:  # eSpeak's.
     print(f'error: {e}', file=sys.stderr)
     sys.exit(1)
   print(
@@ -389,4 +392,4 @@ if __name__ == '__main__':
   _NUM_DEV_SPEAKERS = flags.DEFINE_integer('num_dev_speakers', 8, 'In dev.')
   _NUM_TEST_SPEAKERS = flags.DEFINE_integer('num_test_speakers', 12, 'In test.')
   _SEED = flags.DEFINE_integer('seed', 1, 'Of everything.')
-  app.run(main)
+  launch.run(main, after_interrupt='nothing was written.')

@@ -3,6 +3,8 @@
 import contextlib
 import io
 import signal
+import subprocess
+import sys
 
 from absl import flags
 from absl.testing import absltest
@@ -10,6 +12,7 @@ from absl.testing import flagsaver
 from absl.testing import parameterized
 import tensorflow as tf
 
+from tff_asr import checks
 from tff_asr import launch
 
 
@@ -92,6 +95,10 @@ class LaunchTest(parameterized.TestCase):
   def fail_with_value_error(self, _):
     raise ValueError('wrong.')
 
+  def test_several_problems_are_a_line_each(self):
+    code, _ = self.run_main(checks.Problems('one is\n  wrong.', 'two is.'))
+    self.assertEqual(code, 'error: one is wrong.\nerror: two is.')
+
   @parameterized.named_parameters(
       ('type', TypeError('a defect')),
       ('key', KeyError('a defect')),
@@ -127,6 +134,69 @@ class LaunchTest(parameterized.TestCase):
     self.assertEqual(caught.exception.code, 143)
     self.assertStartsWith(stream.getvalue(), 'terminated: ')
     self.assertEqual(signal.getsignal(signal.SIGTERM), before)
+
+  def test_the_advice_to_interrupted_users_is_the_programs(self):
+    wrapped = launch._explain_errors(
+        lambda _: signal.raise_signal(signal.SIGINT), after_interrupt='go on.'
+    )
+    stream = io.StringIO()
+    with contextlib.redirect_stderr(stream):
+      with self.assertRaises(SystemExit):
+        wrapped(['program'])
+    self.assertEqual(stream.getvalue(), 'interrupted: go on.\n')
+
+  @parameterized.parameters(
+      (signal.SIGINT, 130, b'interrupted.\n'),
+      (signal.SIGTERM, 143, b'terminated.\n'),
+  )
+  def test_signals_during_imports_end_the_program_with_a_line(
+      self, signal_num, code, expected
+  ):
+    # An import that swallows an interrupt, as some libraries do.
+    program = (
+        'import signal\n'
+        'from tff_asr import launch\n'
+        'launch.begin(__name__)\n'
+        'try:\n'
+        f'  signal.raise_signal({int(signal_num)})\n'
+        'except BaseException:\n'
+        '  print("swallowed")\n'
+    )
+    finished = subprocess.run(
+        [sys.executable, '-c', program], capture_output=True, check=False
+    )
+    self.assertEqual(finished.returncode, code)
+    self.assertEqual(finished.stderr, expected)
+    self.assertEqual(finished.stdout, b'')
+
+  def test_begin_does_nothing_where_a_program_is_imported(self):
+    before = signal.getsignal(signal.SIGINT)
+    launch.begin('data_tools.an4')
+    self.assertIs(signal.getsignal(signal.SIGINT), before)
+
+  def test_begin_leaves_ignored_signals_and_run_takes_over(self):
+    # As under nohup.
+    before = {
+        signal_num: signal.getsignal(signal_num)
+        for signal_num in (signal.SIGINT, signal.SIGTERM)
+    }
+    seen = {}
+
+    def main(_):
+      seen.update({each: signal.getsignal(each) for each in before})
+
+    try:
+      signal.signal(signal.SIGINT, signal.SIG_IGN)
+      signal.signal(signal.SIGTERM, signal.SIG_DFL)
+      launch.begin('__main__')
+      self.assertIs(signal.getsignal(signal.SIGINT), signal.SIG_IGN)
+      self.assertIs(signal.getsignal(signal.SIGTERM), launch._end_at_once)
+      launch._explain_errors(main)(['program'])
+      self.assertIs(seen[signal.SIGINT], signal.SIG_IGN)
+      self.assertIsNot(seen[signal.SIGTERM], launch._end_at_once)
+    finally:
+      for signal_num, handler in before.items():
+        signal.signal(signal_num, handler)
 
   def test_arguments_that_are_not_flags_are_refused(self):
     code, _ = self.run_main(None, argv=('program', 'gin/x.gin'))

@@ -1,46 +1,20 @@
 """What every program does around its work: quiet libraries, clear errors.
 
 Import this first: the libraries print some of their warnings while they are
-being loaded.
+being loaded. A program then calls `begin`, imports the rest, and ends in
+`run(main)`.
 """
 
-import signal
-import sys
-import types
-
-# What a shell reports of a program that a signal ended.
-_INTERRUPTED = 128 + signal.SIGINT
-_TERMINATED = 128 + signal.SIGTERM
-
-
-def end_by_interrupt(
-    kind: type[BaseException],
-    error: BaseException,
-    trace: types.TracebackType | None,
-) -> None:
-  """Python's hook for what nobody caught: Ctrl-C becomes one line and 130.
-
-  That is Ctrl-C while modules are imported, before `run` has begun. Where
-  others have the last word (a notebook, a test runner), it is not called.
-  """
-  if not issubclass(kind, KeyboardInterrupt):
-    sys.__excepthook__(kind, error, trace)
-    return
-  sys.stderr.write('interrupted.\n')
-  sys.exit(_INTERRUPTED)
-
-
-# Before the imports that take long.
-sys.excepthook = end_by_interrupt
-
-# pylint: disable=g-import-not-at-top
 import atexit
 from collections.abc import Callable, Sequence
 import gc
 import logging as python_logging
 import os
 import re
+import signal
+import sys
 import traceback
+import types
 import warnings
 
 from absl import app
@@ -48,15 +22,53 @@ from absl import flags
 from absl import logging
 
 from tff_asr import checks
-# pylint: enable=g-import-not-at-top
 
 # Read by TensorFlow's C++ part when it is loaded.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 warnings.simplefilter('ignore')
 
+# What a shell reports of a program that a signal ended.
+_INTERRUPTED = 128 + signal.SIGINT
+_TERMINATED = 128 + signal.SIGTERM
+_WORDS = {signal.SIGINT: 'interrupted', signal.SIGTERM: 'terminated'}
 _RESUME = 'the same command goes on from what was saved last.'
 # How absl says that a flag was not given.
 _MISSING_FLAG = re.compile(r'Flag --(\w+) must have a value other than None')
+
+
+def begin(name: str) -> None:
+  """Until `run`, Ctrl-C and SIGTERM end the program at once, with a line.
+
+  A program calls it before the imports that take seconds. Left to Python, an
+  interrupt in one of them is a long traceback, or is lost: libraries being
+  loaded swallow it. Nothing has been begun that could be left half done.
+
+  Args:
+    name: The caller's `__name__`; where it is imported, nothing is done.
+  """
+  if name != '__main__':
+    return
+  for signal_num in _WORDS:
+    # Not where it is ignored, as under nohup.
+    if signal.getsignal(signal_num) in _PYTHONS:
+      signal.signal(signal_num, _end_at_once)
+
+
+# What Python starts with.
+_PYTHONS = (signal.default_int_handler, signal.SIG_DFL)
+
+
+def _end_at_once(signal_num: int, unused_frame: types.FrameType | None) -> None:
+  os.write(sys.__stderr__.fileno(), f'{_WORDS[signal_num]}.\n'.encode())
+  os._exit(128 + signal_num)  # pylint: disable=protected-access
+
+
+def _take_over() -> None:
+  """Ends what `begin` began."""
+  if signal.getsignal(signal.SIGINT) is _end_at_once:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+  if signal.getsignal(signal.SIGTERM) is _end_at_once:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def run(
@@ -106,6 +118,7 @@ def _explain_errors(
   def wrapped(argv: Sequence[str]) -> None:
     if len(argv) > 1:
       sys.exit(f'error: unexpected argument {argv[1]!r}; see --help.')
+    _take_over()
     received = []
 
     def interrupt(signal_num: int, frame) -> None:

@@ -11,6 +11,7 @@ import os
 import statistics
 from typing import Any, NamedTuple
 
+from tff_asr import checks
 from tff_asr.metrics import bootstrap
 
 
@@ -44,13 +45,22 @@ def compare(
     output_name: What the evaluation wrote in each folder.
 
   Raises:
-    ValueError: A run is not evaluated, or on other speakers.
+    ValueError: A run is not evaluated (each is named), or on other speakers.
   """
+  errors = []
+  for label, runs in groups.items():
+    if not runs:
+      errors.append(ValueError(f'{label} has no run.'))
+    for run in runs:
+      for name in (output_name, 'results.json'):
+        try:
+          _read(run, name)
+        except ValueError as e:
+          errors.append(e)
+  checks.raise_together(errors)
   rows = []
   baseline = None
   for label, runs in groups.items():
-    if not runs:
-      raise ValueError(f'{label} has no run.')
     evaluations = [_read(run, output_name) for run in runs]
     words, errors = _average(evaluations)
     if baseline is None:
@@ -133,5 +143,20 @@ def _read(run: str, name: str) -> dict[str, Any]:
   path = os.path.join(run, name)
   if not os.path.exists(path):
     raise ValueError(f'{run} has no {name}: train and evaluate it first.')
-  with open(path, encoding='utf-8') as f:
-    return json.load(f)
+  expected = ('seconds',) if name == 'results.json' else (
+      'speakers', 'word_error_rate'
+  )
+  try:
+    with open(path, encoding='utf-8') as f:
+      content = json.load(f)
+    missing = [key for key in expected if key not in content]
+  except (ValueError, TypeError) as e:
+    raise ValueError(
+        f'{path} is damaged ({e}): train or evaluate the run again.'
+    ) from e
+  if missing:
+    raise ValueError(
+        f'{path} has no {", ".join(missing)}: it is no file of this project. '
+        'Train or evaluate the run again.'
+    )
+  return content
