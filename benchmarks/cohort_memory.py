@@ -20,8 +20,10 @@ from benchmarks import workload as workload_lib
 from tff_asr.execution import multi_device
 
 _COHORTS = flags.DEFINE_list('cohorts', ['8', '64'], 'Clients a round.')
-_NUM_BLOCKS = flags.DEFINE_integer('num_blocks', 6, 'Of the transformer.')
-_DIM = flags.DEFINE_integer('dim', 256, 'Its width.')
+_NUM_BLOCKS = flags.DEFINE_integer(
+    'num_blocks', 6, 'Of the transformer.', lower_bound=1
+)
+_DIM = flags.DEFINE_integer('dim', 256, 'Its width.', lower_bound=1)
 _JSON = flags.DEFINE_string('json', None, 'File for the figures.')
 _ONE = flags.DEFINE_integer(
     'one', None, 'Measure this cohort in this process and print GiB.'
@@ -29,9 +31,15 @@ _ONE = flags.DEFINE_integer(
 
 
 def main(_) -> None:
+  workload_lib.check_json_path(_JSON.value)
   if _ONE.value is not None:
     print(_measure(_ONE.value))
     return
+  for cohort in _COHORTS.value:
+    if not cohort.isdecimal() or not int(cohort):
+      raise ValueError(
+          f'--cohorts must be positive integers such as 8,64, found {cohort!r}.'
+      )
   peaks = {}
   for cohort in _COHORTS.value:
     output = subprocess.run(
@@ -43,10 +51,12 @@ def main(_) -> None:
             f'--num_blocks={_NUM_BLOCKS.value}',
             f'--dim={_DIM.value}',
         ],
-        check=True,
+        check=False,
         stdout=subprocess.PIPE,
         text=True,
     )
+    if output.returncode:
+      sys.exit(output.returncode)  # It has said why.
     peaks[cohort] = float(output.stdout.split()[-1])
   first = peaks[_COHORTS.value[0]]
   workload_lib.report(

@@ -34,11 +34,17 @@ from tff_asr.execution import native
 from tff_asr.execution import ray_cluster
 from tff_asr.learning import client_update
 
-_NUM_BLOCKS = flags.DEFINE_integer('num_blocks', 6, 'Of the transformer.')
-_DIM = flags.DEFINE_integer('dim', 256, 'Its width.')
-_COHORT = flags.DEFINE_integer('cohort', 4, 'Clients a round.')
-_STEPS = flags.DEFINE_integer('local_steps', 10, 'Of each client.')
-_REPEATS = flags.DEFINE_integer('repeats', 5, 'Rounds that count.')
+_NUM_BLOCKS = flags.DEFINE_integer(
+    'num_blocks', 6, 'Of the transformer.', lower_bound=1
+)
+_DIM = flags.DEFINE_integer('dim', 256, 'Its width.', lower_bound=1)
+_COHORT = flags.DEFINE_integer('cohort', 4, 'Clients a round.', lower_bound=1)
+_STEPS = flags.DEFINE_integer(
+    'local_steps', 10, 'Of each client.', lower_bound=1
+)
+_REPEATS = flags.DEFINE_integer(
+    'repeats', 5, 'Rounds that count.', lower_bound=1
+)
 _CONTEXTS = flags.DEFINE_list(
     'contexts',
     ['multi_device', 'native'],
@@ -50,7 +56,16 @@ _DEVICES = flags.DEFINE_list(
 _JSON = flags.DEFINE_string('json', None, 'File for the figures.')
 
 
+_KNOWN_CONTEXTS = ('multi_device', 'native', 'ray')
+
+
 def main(_) -> None:
+  workload_lib.check_json_path(_JSON.value)
+  for name in _CONTEXTS.value:
+    if name not in _KNOWN_CONTEXTS:
+      raise ValueError(
+          f'--contexts knows {", ".join(_KNOWN_CONTEXTS)}, found {name!r}.'
+      )
   sizes = workload_lib.Workload(
       num_blocks=_NUM_BLOCKS.value,
       dim=_DIM.value,
@@ -183,12 +198,8 @@ def _build_context(name: str) -> tff.framework.SyncContext:
     return multi_device.build_sync_context(devices=_DEVICES.value)
   if name == 'native':
     return native.build_sync_context(max_concurrent_clients=1)
-  if name == 'ray':
-    cores = psutil.cpu_count()
-    return ray_cluster.build_sync_context(num_workers=1, cpus_per_worker=cores)
-  raise ValueError(
-      f'--contexts knows multi_device, native and ray, found {name!r}.'
-  )
+  cores = psutil.cpu_count()
+  return ray_cluster.build_sync_context(num_workers=1, cpus_per_worker=cores)
 
 
 if __name__ == '__main__':

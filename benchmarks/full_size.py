@@ -22,13 +22,18 @@ from benchmarks import workload as workload_lib
 from tff_asr.execution import multi_device
 from tff_asr.programs import state_manager
 
-_ROUNDS = flags.DEFINE_integer('rounds', 2, 'The first one also compiles.')
-_NUM_BLOCKS = flags.DEFINE_integer('num_blocks', 36, 'Of the transformer.')
-_DIM = flags.DEFINE_integer('dim', 768, 'Its width.')
+_ROUNDS = flags.DEFINE_integer(
+    'rounds', 2, 'The first one also compiles.', lower_bound=1
+)
+_NUM_BLOCKS = flags.DEFINE_integer(
+    'num_blocks', 36, 'Of the transformer.', lower_bound=1
+)
+_DIM = flags.DEFINE_integer('dim', 768, 'Its width.', lower_bound=1)
 _JSON = flags.DEFINE_string('json', None, 'File for the figures.')
 
 
 def main(_) -> None:
+  workload_lib.check_json_path(_JSON.value)
   sizes = workload_lib.Workload(
       num_blocks=_NUM_BLOCKS.value,
       dim=_DIM.value,

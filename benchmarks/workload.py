@@ -16,6 +16,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from data_tools import shards
+from tff_asr import checks
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data
 from tff_asr.data import pipeline as pipeline_lib
@@ -160,6 +161,15 @@ def spread(values: list[float]) -> str:
       f'{statistics.median(values):.2f} ({min(values):.2f} to '
       f'{max(values):.2f})'
   )
+
+
+def check_json_path(path: Optional[str]) -> None:
+  """Raises ValueError, before hours of work, if figures cannot go there."""
+  if path is None:
+    return
+  checks.output_folders(json_folder=os.path.dirname(os.path.abspath(path)))
+  if os.path.isdir(path):
+    raise ValueError(f'--json {path} is a folder: name a file.')
 
 
 def report(title: str, table: list[list[str]], figures: dict[str, Any],

@@ -27,6 +27,7 @@ import time
 
 from absl import flags
 
+from tff_asr import checks
 from tff_asr.programs import comparison
 
 # BUILD data: //bin:evaluate //bin:train_central //bin:train_federated
@@ -65,6 +66,7 @@ _PARTITION = 'public=40%,private=rest,dev=10%,test=15%'
 
 def main(_) -> None:
   started = time.monotonic()
+  checks.output_folders(data_dir=_DATA_DIR.value, runs_dir=_RUNS_DIR.value)
   shards = _make_shards()
   for run in _RUNS:
     _train(run, shards)

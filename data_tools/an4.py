@@ -49,7 +49,7 @@ def list_utterances(
   if split not in _SPLITS:
     raise ValueError(f"split must be 'train' or 'test', found {split!r}.")
   list_path = os.path.join(source_dir, 'etc', f'an4_{split}.fileids')
-  file_ids = [line for line in _read_lines(list_path) if line]
+  file_ids = [line for line in transcripts.read_lines(list_path) if line]
   if not file_ids:
     raise ValueError(f'{list_path} is empty; get the corpus again.')
   texts = _read_transcripts(
@@ -91,7 +91,7 @@ def _find_audio(stem: str) -> str:
 def _read_transcripts(path: str) -> dict[str, str]:
   """Utterance ids to normalized texts."""
   texts: dict[str, str] = {}
-  for line in _read_lines(path):
+  for line in transcripts.read_lines(path):
     if not line:
       continue
     match = _LINE.fullmatch(line)
@@ -106,15 +106,6 @@ def _read_transcripts(path: str) -> dict[str, str]:
         match['text'], name=utterance_id
     )
   return texts
-
-
-def _read_lines(path: str) -> Sequence[str]:
-  """The lines of a text file, stripped."""
-  try:
-    with open(path, encoding='utf-8') as f:
-      return [line.strip() for line in f]
-  except FileNotFoundError as e:
-    raise ValueError(f'{path} is missing; check --source_dir.') from e
 
 
 def main(argv: Sequence[str]) -> None:

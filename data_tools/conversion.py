@@ -137,6 +137,7 @@ def run(
       for flag in (_SOURCE_DIR, _OUTPUT_DIR)
       if not flag.value
   ])
+  checks.output_folders(output_dir=_OUTPUT_DIR.value)
   written = convert(
       list_utterances,
       corpus=corpus,

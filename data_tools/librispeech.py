@@ -106,18 +106,17 @@ def _list_chapter(folder: str, *, speaker: str) -> list[shards.Utterance]:
 def _read_transcripts(path: str, *, speaker: str) -> dict[str, str]:
   """Utterance ids to normalized texts of one transcript file."""
   texts: dict[str, str] = {}
-  with open(path, encoding='utf-8') as f:
-    for line in f:
-      utterance_id, _, text = line.strip().partition(' ')
-      if not utterance_id:
-        continue
-      if utterance_id in texts:
-        raise ValueError(f'{path}: utterance {utterance_id} occurs twice.')
-      if utterance_id.split('-')[0] != speaker:
-        raise ValueError(
-            f'{path}: utterance {utterance_id} is not of speaker {speaker}.'
-        )
-      texts[utterance_id] = transcripts.normalize(text, name=utterance_id)
+  for line in transcripts.read_lines(path):
+    utterance_id, _, text = line.partition(' ')
+    if not utterance_id:
+      continue
+    if utterance_id in texts:
+      raise ValueError(f'{path}: utterance {utterance_id} occurs twice.')
+    if utterance_id.split('-')[0] != speaker:
+      raise ValueError(
+          f'{path}: utterance {utterance_id} is not of speaker {speaker}.'
+      )
+    texts[utterance_id] = transcripts.normalize(text, name=utterance_id)
   return texts
 
 

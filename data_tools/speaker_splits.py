@@ -111,9 +111,10 @@ def _take_listed(
   try:
     with open(path, encoding='utf-8') as f:
       listed = [line.strip() for line in f if line.strip()]
-  except OSError as e:
+  except (OSError, UnicodeDecodeError) as e:
+    reason = getattr(e, 'strerror', None) or 'not UTF-8'
     raise ValueError(
-        f'part {name!r}: cannot read the list {path} ({e.strerror}).'
+        f'part {name!r}: cannot read the list {path} ({reason}).'
     ) from e
   for speaker in listed:
     if speaker not in free:

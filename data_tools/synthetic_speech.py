@@ -41,6 +41,7 @@ import soxr
 
 from data_tools import espeak
 from data_tools import sentences
+from tff_asr import checks
 
 SAMPLE_RATE_HZ = 16000
 SPLITS = ('train', 'dev', 'test')
@@ -367,6 +368,7 @@ def main(argv: Sequence[str]) -> None:
     raise ValueError(f'Unknown argument {argv[1]!r}; see --help.')
   if not _OUTPUT_DIR.value:
     raise ValueError('--output_dir is needed; see --help.')
+  checks.output_folders(output_dir=_OUTPUT_DIR.value)
   try:
     content = generate(
         _OUTPUT_DIR.value,

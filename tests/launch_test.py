@@ -99,6 +99,12 @@ class LaunchTest(parameterized.TestCase):
     code, _ = self.run_main(checks.Problems('one is\n  wrong.', 'two is.'))
     self.assertEqual(code, 'error: one is wrong.\nerror: two is.')
 
+  def test_errors_of_files_are_shown_without_their_number(self):
+    code, _ = self.run_main(FileExistsError(17, 'File exists', '/a/b'))
+    self.assertEqual(code, 'error: /a/b: File exists')
+    code, _ = self.run_main(OSError(28, 'Saving takes 3 MB.'))
+    self.assertEqual(code, 'error: Saving takes 3 MB.')
+
   @parameterized.named_parameters(
       ('type', TypeError('a defect')),
       ('key', KeyError('a defect')),

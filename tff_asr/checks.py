@@ -8,6 +8,7 @@ the claim it makes, `checks.positive(cohort_size=cohort_size)`, and raises
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 import math
+import os
 from typing import Any
 
 
@@ -77,6 +78,29 @@ def one_of(allowed: Collection[Any], /, **values: Any) -> None:
   """Raises ValueError unless each value is among the allowed ones."""
   names = ', '.join(repr(option) for option in allowed)
   _check_all(values, lambda v: v in allowed, f'one of {names}')
+
+
+def output_folders(**paths: str) -> None:
+  """Raises ValueError unless each is a folder to write in, or can become one.
+
+  Nothing is written to find out.
+  """
+  errors = []
+  for name, path in paths.items():
+    if not path:
+      errors.append(ValueError(f'{name} must name a folder, found {path!r}.'))
+      continue
+    existing = os.path.abspath(path)
+    while not os.path.lexists(existing):
+      existing = os.path.dirname(existing)
+    if not os.path.isdir(existing):
+      problem = f'cannot be a folder: {existing} is a file'
+    elif not os.access(existing, os.W_OK | os.X_OK):
+      problem = f'cannot be written: {existing} is read-only'
+    else:
+      continue
+    errors.append(ValueError(f'{name} {path} {problem}. Take another {name}.'))
+  raise_together(errors)
 
 
 def _check_all(

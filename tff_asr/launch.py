@@ -169,6 +169,10 @@ def lines(error: BaseException) -> list[str]:
   """What went wrong, a line each; a single one unless it is `Problems`."""
   if isinstance(error, checks.Problems):
     return [one_line(message) for message in error.messages]
+  if isinstance(error, OSError) and error.strerror:
+    # Without the number, which tells its users nothing.
+    place = f'{error.filename}: ' if error.filename else ''
+    return [one_line(f'{place}{error.strerror}')]
   return [one_line(error)]
 
 

@@ -360,6 +360,123 @@ class BadInputTest(parameterized.TestCase):
         '--gin_param=NUM_STEPS = 0',
     )
 
+  @parameterized.named_parameters(
+      ('no_group', [], None, ['--group is needed']),
+      ('no_label', ['--group=a'], None, ['must look like LABEL=RUN,RUN']),
+      (
+          'label_twice',
+          ['--group=a=x', '--group=a=y'],
+          None,
+          ["label 'a' twice"],
+      ),
+      (
+          'each_run_is_named',
+          ['--group=a=', '--group=b=no/b'],
+          None,
+          ['a has no run', 'no/b has no test.json', 'no/b has no results.json'],
+      ),
+      ('not_json', ['--group=a=DIR'], '{', ['test.json is damaged']),
+      ('another_kind', ['--group=a=DIR'], '3', ['test.json is damaged']),
+      (
+          'another_programs',
+          ['--group=a=DIR'],
+          '{"speakers": 3, "word_error_rate": 0.1}',
+          ['test.json is damaged'],
+      ),
+      (
+          'no_words',
+          ['--group=a=DIR'],
+          '{"speakers": {}, "word_error_rate": 0.1}',
+          [('test.json is damaged', 'no words')],
+      ),
+  )
+  def test_compare_runs(self, flags, evaluation, expected):
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    if evaluation is not None:
+      outputs.write_text(os.path.join(folder, 'test.json'), evaluation)
+      outputs.write_text(os.path.join(folder, 'results.json'), '{"seconds": 1}')
+    flags = [flag.replace('DIR', folder) for flag in flags]
+    self.check(expected, 'bin/compare_runs.py', *flags)
+
+  @parameterized.named_parameters(
+      ('source', ['--source=no/speech'], ['no/speech is not a folder']),
+      ('flag', ['--sorce=x'], [('sorce', 'Did you mean')]),
+      (
+          'places',
+          ['--data_dir=ROOT/file', '--runs_dir=ROOT/file/runs'],
+          ['data_dir ROOT/file cannot be', 'runs_dir ROOT/file/runs cannot be'],
+      ),
+  )
+  def test_quickstart(self, flags, expected):
+    flags = [flag.replace('ROOT', self.root) for flag in flags]
+    self.check(expected, 'bin/run_quickstart.py', *flags)
+
+  @parameterized.named_parameters(
+      (
+          'nothing_given',
+          'librispeech',
+          [],
+          ['--source_dir is needed', '--output_dir is needed'],
+      ),
+      (
+          'encoding',
+          'an4',
+          ['--encoding=mp3'],
+          [('--encoding=mp3', 'pcm|flac')],
+      ),
+      (
+          'output_is_a_file',
+          'an4',
+          ['--source_dir=ROOT', '--output_dir=ROOT/file/shards'],
+          ['output_dir ROOT/file/shards cannot be a folder'],
+      ),
+      (
+          'source_is_none',
+          'an4',
+          ['--source_dir=ROOT/empty', '--output_dir=ROOT/out'],
+          ['an4_train.fileids is missing'],
+      ),
+      (
+          'no_split',
+          'librispeech',
+          ['--source_dir=ROOT', '--output_dir=ROOT/out', '--splits=no'],
+          [("no split 'no'", 'set --splits')],
+      ),
+      ('number', 'an4', ['--partition_seed=-1'], ['--partition_seed=-1']),
+      (
+          'no_place_for_generated_speech',
+          'synthetic_speech',
+          ['--output_dir=ROOT/clients'],
+          ['holds no generated speech'],
+      ),
+      (
+          'too_few_speakers',
+          'synthetic_speech',
+          ['--output_dir=ROOT/out', '--num_speakers=0'],
+          [('num_speakers', 'found 0')],
+      ),
+  )
+  def test_data_tools(self, tool, flags, expected):
+    flags = [flag.replace('ROOT', self.root) for flag in flags]
+    self.check(expected, f'data_tools.{tool}', *flags)
+
+  @parameterized.named_parameters(
+      ('repeats', 'execution', ['--repeats=0'], [('--repeats=0', 'positive')]),
+      ('contexts', 'execution', ['--contexts=x'], ["contexts knows"]),
+      ('cohorts', 'cohort_memory', ['--cohorts=8,x'], ["found 'x'"]),
+      ('rounds', 'full_size', ['--rounds=-1'], ['--rounds=-1']),
+      (
+          'figures',
+          'full_size',
+          ['--json=ROOT/file/x.json'],
+          ['cannot be a folder'],
+      ),
+      ('figures_in_a_folder', 'execution', ['--json=ROOT'], ['is a folder']),
+  )
+  def test_benchmarks(self, benchmark, flags, expected):
+    flags = [flag.replace('ROOT', self.root) for flag in flags]
+    self.check(expected, f'benchmarks.{benchmark}', *flags)
+
 
 if __name__ == '__main__':
   absltest.main()

@@ -1,5 +1,6 @@
 """Runs programs in this process: what takes seconds to import is imported."""
 
+from collections.abc import Iterator
 import contextlib
 import io
 import os
@@ -10,6 +11,8 @@ from unittest import mock
 
 from absl import flags
 
+# Its flags are those of several programs, and defined once.
+from data_tools import conversion  # pylint: disable=unused-import
 from tests.bin import programs
 from tff_asr import launch
 
@@ -29,26 +32,50 @@ def run(program: str, *arguments: str) -> Finished:
     program: `bin/NAME.py`, or a module such as `data_tools.an4`.
     *arguments: Its flags.
   """
-  known = set(flags.FLAGS)
+  path = os.path.join(programs.ROOT, program)
+  if not program.endswith('.py'):
+    path = os.path.join(programs.ROOT, *program.split('.')) + '.py'
   stdout, stderr = io.StringIO(), io.StringIO()
   code = 0
   with contextlib.ExitStack() as stack:
     stack.enter_context(mock.patch.object(sys, 'argv', [program, *arguments]))
     # The session's tests go on with TFF's contexts.
     stack.enter_context(mock.patch.object(launch, 'drop_default_context'))
+    stack.enter_context(_own_flags(path))
     stack.enter_context(contextlib.redirect_stdout(stdout))
     stack.enter_context(contextlib.redirect_stderr(stderr))
     try:
       if program.endswith('.py'):
-        runpy.run_path(os.path.join(programs.ROOT, program), run_name='__main__')
+        runpy.run_path(path, run_name='__main__')
       else:
         runpy.run_module(program, run_name='__main__')
     except SystemExit as e:
       code = e.code or 0
-    finally:
-      flags.FLAGS.unparse_flags()
-      flags.FLAGS.remove_flag_values(set(flags.FLAGS) - known)
   if isinstance(code, str):
     stderr.write(f'{code}\n')  # As Python does.
     code = 1
   return Finished(code, stdout.getvalue(), stderr.getvalue())
+
+
+@contextlib.contextmanager
+def _own_flags(path: str) -> Iterator[None]:
+  """Lets a program define its flags, as if no other were imported."""
+  values = flags.FLAGS
+  before = {
+      name: {
+          key: list(item) if isinstance(item, list) else item
+          for key, item in value.items()
+      } if isinstance(value, dict) else value
+      for name, value in vars(values).items()
+  }
+  with open(path, encoding='utf-8') as f:
+    kept = ['data_tools.conversion'] if 'import conversion\n' in f.read() else []
+  for module, defined in list(values.flags_by_module_dict().items()):
+    if module.startswith(('data_tools.', 'benchmarks.')) and module not in kept:
+      values.remove_flag_values([flag.name for flag in list(defined)])
+  try:
+    yield
+  finally:
+    values.unparse_flags()
+    vars(values).clear()
+    vars(values).update(before)

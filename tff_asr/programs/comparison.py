@@ -128,10 +128,8 @@ def _average(
     found = {}
     for speaker, counts in sorted(each['speakers'].items()):
       found[speaker] = counts['words']
-      wrong = sum(
-          counts[kind] for kind in ('substitutions', 'deletions', 'insertions')
-      )
-      errors[speaker] = errors.get(speaker, 0.0) + wrong / len(evaluations)
+      share = _num_wrong(counts) / len(evaluations)
+      errors[speaker] = errors.get(speaker, 0.0) + share
     if words and found != words:
       raise ValueError('runs of one row were evaluated on other speakers.')
     words = found
@@ -143,20 +141,32 @@ def _read(run: str, name: str) -> dict[str, Any]:
   path = os.path.join(run, name)
   if not os.path.exists(path):
     raise ValueError(f'{run} has no {name}: train and evaluate it first.')
-  expected = ('seconds',) if name == 'results.json' else (
-      'speakers', 'word_error_rate'
-  )
   try:
     with open(path, encoding='utf-8') as f:
       content = json.load(f)
-    missing = [key for key in expected if key not in content]
-  except (ValueError, TypeError) as e:
+    # What is read of it.
+    if name == 'results.json':
+      float(content['seconds'])
+      float(content.get('privacy', {'epsilon': 0})['epsilon'])
+    else:
+      float(content['word_error_rate'])
+      words = sum(
+          [counts['words'] for counts in content['speakers'].values()]
+      )
+      for counts in content['speakers'].values():
+        _num_wrong(counts)
+      if not words:
+        raise ValueError('no words')
+  except (ValueError, TypeError, KeyError, AttributeError) as e:
     raise ValueError(
-        f'{path} is damaged ({e}): train or evaluate the run again.'
+        f'{path} is damaged or of another program ({type(e).__name__}: '
+        f'{e}): train or evaluate the run again.'
     ) from e
-  if missing:
-    raise ValueError(
-        f'{path} has no {", ".join(missing)}: it is no file of this project. '
-        'Train or evaluate the run again.'
-    )
   return content
+
+
+def _num_wrong(counts: Mapping[str, int]) -> int:
+  """A speaker's wrong words."""
+  return sum(
+      counts[kind] for kind in ('substitutions', 'deletions', 'insertions')
+  )

@@ -22,6 +22,7 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow_federated as tff
 
+from tff_asr import checks
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.programs import state_file
@@ -124,21 +125,7 @@ def check_folder(path: str, *, configuration: str) -> None:
       configuration (the message shows the first difference); or it holds files
       that a run would overwrite, and is not the folder of a run.
   """
-  if not path:
-    raise ValueError('output_dir must name a folder, found an empty text.')
-  existing = os.path.abspath(path)
-  while not os.path.lexists(existing):
-    existing = os.path.dirname(existing)
-  if not os.path.isdir(existing):
-    raise ValueError(
-        f'output_dir {path} cannot be a folder: {existing} is a file. Take '
-        'another output_dir.'
-    )
-  if not os.access(existing, os.W_OK | os.X_OK):
-    raise ValueError(
-        f'output_dir {path} cannot be written: {existing} is read-only. Take '
-        'another output_dir.'
-    )
+  checks.output_folders(output_dir=path)
   config = os.path.join(path, _CONFIG)
   if _has_begun(path):
     if not os.path.isfile(config):
