@@ -38,6 +38,14 @@ class LaunchTest(parameterized.TestCase):
           ),
           'record 3 is damaged',
       ),
+      (
+          'check_in_a_graph',
+          ValueError(
+              'Client 1 failed: {{function_node __inference_f_1}} assertion'
+              ' failed: [record 1 of 2 is damaged; copy it.]'
+          ),
+          'Client 1 failed: record 1 of 2 is damaged; copy it.',
+      ),
       ('empty', ValueError(), 'ValueError'),
   )
   def test_one_line(self, error, expected):

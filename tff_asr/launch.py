@@ -32,6 +32,9 @@ _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
 _WORDS = {signal.SIGINT: 'interrupted', signal.SIGTERM: 'terminated'}
 _RESUME = 'the same command goes on from what was saved last.'
+# What TensorFlow puts around the message of a check in a graph.
+_NODE = re.compile(r'\{\{function_node [^}]*\}\} ')
+_ASSERTION = re.compile(r'assertion failed: \[(.*?)\](?= |$)')
 # How absl says that a flag was not given.
 _MISSING_FLAG = re.compile(r'Flag --(\w+) must have a value other than None')
 
@@ -91,6 +94,8 @@ def run(
   """
   logging.set_verbosity(logging.WARNING)
   python_logging.getLogger('tensorflow').setLevel(python_logging.ERROR)
+  # It repeats a round's error, which ends the program with a line, at length.
+  python_logging.getLogger('asyncio').setLevel(python_logging.CRITICAL)
   # Also where absl ends the program before main begins.
   atexit.register(drop_default_context)
   app.run(
@@ -184,7 +189,8 @@ def one_line(error: BaseException | str) -> str:
     if line.lstrip().startswith(('In call to configurable', '[[{{', '[Op:')):
       break
     lines.append(line.strip())
-  return ' '.join(line for line in lines if line) or type(error).__name__
+  text = ' '.join(line for line in lines if line) or type(error).__name__
+  return _ASSERTION.sub(r'\1', _NODE.sub('', text))
 
 
 def _is_users(error: BaseException) -> bool:

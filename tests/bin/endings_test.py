@@ -111,7 +111,12 @@ class EndingsTest(parameterized.TestCase):
       f.write(bytes([byte[0] ^ 1]))
     ended = self.run_program(execution, 'COHORT_SIZE = 3')
     self.assertEqual(ended.code, 1, ended.stderr)
-    self.assertIn('is missing or damaged', ended.stderr)
+    # The client and the shard, in one line.
+    self.assertRegex(
+        ended.stderr,
+        r'\Aerror: .*record 1 of \d of client \w+ in .*shard-00000.tfrecord is '
+        r'missing or damaged; .*\n\Z',
+    )
 
   @parameterized.parameters('multi_device', 'native')
   @pytest.mark.slow
