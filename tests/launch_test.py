@@ -46,6 +46,15 @@ class LaunchTest(parameterized.TestCase):
           ),
           'Client 1 failed: record 1 of 2 is damaged; copy it.',
       ),
+      (
+          'check_in_the_native_worker',
+          RuntimeError(
+              '<_InactiveRpcError of RPC that terminated with:\n\tdetails = '
+              '"Failed to run computation: assertion failed: [record 1 is '
+              'damaged; copy it.]\n\t [[{{node Assert}}]] while evaluating x"'
+          ),
+          'record 1 is damaged; copy it.',
+      ),
       ('empty', ValueError(), 'ValueError'),
   )
   def test_one_line(self, error, expected):

@@ -1,5 +1,6 @@
 """Every file keeps to the table of tools/layers.py."""
 
+import ast
 import pathlib
 
 from absl.testing import absltest
@@ -65,6 +66,19 @@ class LayeringTest(absltest.TestCase):
   def test_no_folder_shadows_gin(self):
     self.assertEqual(layers.files('gin'), [])
 
+  def test_programs_can_be_interrupted_while_they_import(self):
+    for folder in ('bin', 'benchmarks', 'data_tools'):
+      for path in layers.files(folder):
+        text = path.read_text('utf-8')
+        if "if __name__ == '__main__':" not in text:
+          continue
+        _, *statements = ast.parse(text).body
+        self.assertEqual(
+            [ast.unparse(statement) for statement in statements[:2]],
+            ['from tff_asr import launch', 'launch.begin(__name__)'],
+            path,
+        )
+
   def test_programs_in_bin_are_short(self):
     # Flags, bind, run. The quickstart runs the others, and is no such program.
     for path in layers.files('bin'):
@@ -95,7 +109,7 @@ class TableTest(parameterized.TestCase):
       ('gin_in_bin', 'bin.x', 'import gin'),
       ('gin_in_tests', 'tests.x_test', 'import gin'),
       ('config', 'tff_asr.learning.x', 'from tff_asr import config'),
-      ('project_in_config', 'tff_asr.config', 'from tff_asr import checks'),
+      ('project_in_config', 'tff_asr.config', 'from tff_asr import launch'),
       ('inside', 'tff_asr.programs.x', 'def f():\n  from data_tools import y'),
       ('tests', 'tff_asr.checks', 'from tests import fakes'),
       ('data', 'data_tools.x', 'from tff_asr.data import client_data'),

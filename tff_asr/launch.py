@@ -35,6 +35,7 @@ _RESUME = 'the same command goes on from what was saved last.'
 # What TensorFlow puts around the message of a check in a graph.
 _NODE = re.compile(r'\{\{function_node [^}]*\}\} ')
 _ASSERTION = re.compile(r'assertion failed: \[(.*?)\](?= |$)')
+_NATIVE = re.compile(r'Failed to run computation: (assertion failed: \[.*?\])')
 # How absl says that a flag was not given.
 _MISSING_FLAG = re.compile(r'Flag --(\w+) must have a value other than None')
 
@@ -184,7 +185,10 @@ def lines(error: BaseException) -> list[str]:
 def one_line(error: BaseException | str) -> str:
   """The error's message on one line, without traces that libraries append."""
   lines = []
-  for line in str(error).splitlines():
+  text = str(error)
+  if native := _NATIVE.search(text):
+    text = native[1]
+  for line in text.splitlines():
     # gin and TensorFlow append where it happened.
     if line.lstrip().startswith(('In call to configurable', '[[{{', '[Op:')):
       break
@@ -201,6 +205,9 @@ def _is_users(error: BaseException) -> bool:
   # of checks on data. Looked up late: importing TensorFlow takes seconds.
   tensorflow = sys.modules.get('tensorflow')
   if tensorflow is not None and isinstance(error, tensorflow.errors.OpError):
+    return True
+  # The native context's: the message of a check, in the worker's program.
+  if 'Failed to run computation: assertion failed' in str(error):
     return True
   cause = error.__cause__
   return isinstance(error, RuntimeError) and cause is not None and _is_users(

@@ -18,7 +18,7 @@ FOLDERS = ('tff_asr', 'bin', 'data_tools', 'benchmarks', 'tests', 'tools')
 
 # Layer by layer: the packages and modules of tff_asr, and their libraries.
 LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
-    {'checks': ()},
+    {'annotations': (), 'checks': ()},
     # Plain TensorFlow, NumPy and Python.
     {
         'features': ('numpy', 'tensorflow'),
@@ -71,11 +71,11 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     },
 )
 
-# Beside the layers: these import no package of tff_asr, and only programs,
-# benchmarks and tests import them.
+# Beside the layers: of tff_asr these import layer 0 only, and only programs,
+# benchmarks, data_tools (launch) and tests import them.
 ALONE: dict[str, tuple[str, ...]] = {
-    'config': ('gin',),
-    'launch': ('absl',),
+    'config': ('gin', 'tff_asr.annotations', 'tff_asr.checks'),
+    'launch': ('absl', 'tff_asr.checks'),
 }
 
 # What converters share with training.
@@ -84,6 +84,7 @@ SHARED_WITH_DATA_TOOLS = (
     'tff_asr.data.index',
     'tff_asr.data.schema',
     'tff_asr.features',
+    'tff_asr.launch',
     'tff_asr.text',
 )
 
