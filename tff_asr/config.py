@@ -99,11 +99,13 @@ def bind(
     raise ConfigError(*problems)
   try:
     bindings = gin.get_bindings(program, resolve_references=False)
-  except ValueError as e:
+  except ValueError:  # gin has never heard of it.
+    bindings = {}
+  if not bindings:
     raise ConfigError(
         f'{", ".join(gin_files)} does not configure '
         f'{program.__module__}.{program.__name__}.'
-    ) from e
+    )
 
   @functools.wraps(program)
   def bound(**given):
