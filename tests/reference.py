@@ -114,14 +114,24 @@ def self_attention(
   return np.concatenate(heads, axis=1) @ weights['wf']
 
 
-def ctc_transformer(
+def transformer_block(
+    weights: Mapping[str, np.ndarray], inputs: np.ndarray, *, num_heads: int
+) -> np.ndarray:
+  """A pre-norm block over all frames of one utterance, [S, D]."""
+  normed = layer_norm(inputs, weights['ln1/scale'], weights['ln1/bias'])
+  hidden = inputs + self_attention(weights, normed, num_heads=num_heads)
+  normed = layer_norm(hidden, weights['ln2/scale'], weights['ln2/bias'])
+  return hidden + np.maximum(normed @ weights['w1'], 0) @ weights['w2']
+
+
+def transformer_encoder(
     weights: Mapping[str, np.ndarray],
     features: np.ndarray,
     *,
     num_blocks: int,
     num_heads: int,
 ) -> np.ndarray:
-  """Logits float64 [S, V] of one utterance [T, F], in evaluation."""
+  """Encoded frames float64 [S, D] of one utterance [T, F], in evaluation."""
 
   def under(name: str) -> dict[str, np.ndarray]:
     return {
@@ -130,20 +140,28 @@ def ctc_transformer(
         if key.startswith(name + '/')
     }
 
-  def normed(block: Mapping[str, np.ndarray], name: str, x: np.ndarray):
-    return layer_norm(x, block[f'{name}scale'], block[f'{name}bias'])
-
   hidden = front_end(under('front'), features.astype(np.float64))
   hidden = hidden + cape(len(hidden), hidden.shape[1], frame_sec=0.03)
   for index in range(num_blocks):
-    block = under(f'block_{index:02}')
-    hidden = hidden + self_attention(
-        block, normed(block, 'ln1/', hidden), num_heads=num_heads
+    hidden = transformer_block(
+        under(f'block_{index:02}'), hidden, num_heads=num_heads
     )
-    inner = np.maximum(normed(block, 'ln2/', hidden) @ block['w1'], 0)
-    hidden = hidden + inner @ block['w2']
-  head = under('head')
-  return normed(under('norm'), '', hidden) @ head['kernel'] + head['bias']
+  return layer_norm(hidden, **under('norm'))
+
+
+def ctc_transformer(
+    weights: Mapping[str, np.ndarray],
+    features: np.ndarray,
+    *,
+    num_blocks: int,
+    num_heads: int,
+) -> np.ndarray:
+  """Logits float64 [S, V] of one utterance [T, F], in evaluation."""
+  hidden = transformer_encoder(
+      weights, features, num_blocks=num_blocks, num_heads=num_heads
+  )
+  kernel = np.asarray(weights['head/kernel'], np.float64)
+  return hidden @ kernel + weights['head/bias']
 
 
 def collapse(path: Sequence[int], *, blank: int) -> tuple[int, ...]:
@@ -228,3 +246,34 @@ class Lamb:
       ratio = weight_norm / update_norm if weight_norm * update_norm else 1.0
       stepped.append(weight - self.learning_rate * ratio * update)
     return stepped
+
+
+def clip_layers(
+    layers: Mapping[str, np.ndarray], *, clip: float
+) -> dict[str, np.ndarray]:
+  """Clips each layer to C sqrt(d_h / d), for d_h elements of d in all."""
+  total = sum(layer.size for layer in layers.values())
+  clipped = {}
+  for name, layer in layers.items():
+    limit = clip * math.sqrt(layer.size / total)
+    clipped[name] = layer * (limit / max(limit, math.sqrt(np.sum(layer**2))))
+  return clipped
+
+
+def poisson_cohort(
+    client_ids: Sequence[str],
+    *,
+    sampling_prob: float,
+    key: np.ndarray,
+    round_num: int,
+) -> list[str]:
+  """Each sorted id whose Philox word, as a fraction of 2^64, is below q.
+
+  key: uint64 [2]. The words of a round are those from block round_num * 2^64.
+  """
+  generator = np.random.Philox(key=key, counter=round_num << 64)
+  return [
+      client_id
+      for client_id in sorted(client_ids)
+      if int(generator.random_raw()) / 2**64 < sampling_prob
+  ]

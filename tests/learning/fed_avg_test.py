@@ -1,6 +1,5 @@
 """Tests of tff_asr.learning.fed_avg against a plain federated average."""
 
-import collections
 import functools
 import math
 import os
@@ -15,6 +14,7 @@ import tensorflow_federated as tff
 
 from tests import fakes
 from tests import reference
+from tests.learning import federated_twin
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data
 from tff_asr.execution import multi_device
@@ -27,7 +27,6 @@ _SEED = 7
 _CLIENT_RATE = 0.01
 _MAX_GRAD_NORM = 40.0
 _COHORT_SIZE = 4
-_SHAPES = {'features': [None, None, 80], 'labels': [None, None], 'seed': [2]}
 _COHORTS = (('ann', 'bob', 'cai'), ('bob', 'dee'))
 
 
@@ -63,121 +62,18 @@ def _build(
   return fed_avg.build(**settings | kwargs)
 
 
-def _run(process, cohorts, *, context=None) -> tuple[list, list]:
-  """Initial weights and those after each round; and each round's metrics."""
-  context = context or multi_device.build_sync_context()
-  with tff.framework.get_context_stack().install(context):
-    state = process.initialize()
-    weights, metrics = [state.global_model_weights], []
-    for cohort in cohorts:
-      output = process.next(state, list(cohort))
-      state = output.state
-      weights.append(state.global_model_weights)
-      metrics.append(output.metrics)
-  to_numpy = lambda tensors: {k: np.asarray(v) for k, v in tensors.items()}
-  return [to_numpy(each) for each in weights], metrics
-
-
-class _Twin:
-  """Rounds in NumPy, float64; TensorFlow gives batches and gradients only."""
-
-  def __init__(self, *, num_steps: int | None, num_epochs: int | None):
-    self._model = _model()
-    self._batches = self._read_batches(num_steps, num_epochs)
-    batch = self._batches[0, 'ann'][0]
-    self._gradients = tf.function(
-        self._gradients_of_batch,
-        input_signature=[
-            collections.OrderedDict(
-                (name, tf.TensorSpec(spec.shape, tf.float32))
-                for name, spec in sorted(self._model.specs.items())
-            ),
-            collections.OrderedDict(
-                (name, tf.TensorSpec(_SHAPES.get(name, [None]), tensor.dtype))
-                for name, tensor in batch.items()
-            ),
-        ],
-    )
-
-  def _read_batches(self, num_steps, num_epochs):
-    """{(round, client): batches}, with the documented seeds."""
-    data = fakes.client_data()
-    pipeline = fakes.tiny_pipeline(self._model)
-    keys, seeds = [], []
-    for round_num, cohort in enumerate(_COHORTS):
-      for client_id in cohort:
-        seeds.append(tf.random.fold_in((_SEED, 0), round_num))
-        keys.append((round_num, client_id))
-
-    def open_client(place, client_id, seed):
-      batches = pipeline.training_batches(
-          data.serializable_dataset_fn(client_id),
-          seed=seed,
-          num_epochs=num_epochs,
-      )
-      if num_steps is not None:
-        batches = batches.take(num_steps)
-      return batches.map(lambda batch: (place, batch))
-
-    # One dataset over all: to trace it takes longer than to run it.
-    everything = tf.data.Dataset.from_tensor_slices(
-        (list(range(len(keys))), [key[1] for key in keys], seeds)
-    ).flat_map(open_client)
-    batches = collections.defaultdict(list)
-    for place, batch in everything:
-      batches[keys[int(place)]].append(batch)
-    return batches
-
-  def _gradients_of_batch(self, weights, batch):
-    """Every utterance's loss, and the gradients of their mean."""
-    with tf.GradientTape() as tape:
-      tape.watch(weights)
-      logits, lengths = self._model.logits(
-          weights, batch['features'], batch['feature_lengths'], batch['seed']
-      )
-      losses = tf.nn.ctc_loss(
-          batch['labels'],
-          logits,
-          batch['label_lengths'],
-          lengths,
-          logits_time_major=False,
-          blank_index=-1,
-      )
-      loss = tf.reduce_mean(losses)
-    return losses, tape.gradient(loss, weights)
-
-  def train(self, weights, *, client_id: str, round_num: int):
-    """Delta, losses of every utterance trained on, gradient norms."""
-    local = {name: value.astype(np.float64) for name, value in weights.items()}
-    losses, norms = [], []
-    for batch in self._batches[round_num, client_id]:
-      assert np.all(batch['weights'] == 1)  # No stubs in these data.
-      batch_losses, gradients = self._gradients(
-          collections.OrderedDict(
-              (name, tf.constant(value, tf.float32))
-              for name, value in sorted(local.items())
-          ),
-          batch,
-      )
-      losses.extend(batch_losses.numpy())
-      arrays = {k: v.numpy().astype(np.float64) for k, v in gradients.items()}
-      norm = _norm(arrays)
-      norms.append(norm)
-      factor = min(1.0, _MAX_GRAD_NORM / norm)
-      for name, array in arrays.items():
-        local[name] = local[name] - _CLIENT_RATE * factor * array
-    return {k: weights[k] - local[k] for k in weights}, losses, norms
-
-
-def _norm(arrays) -> float:
-  """Norm over all of a dict's arrays."""
-  return math.sqrt(sum(np.sum(array**2) for array in arrays.values()))
-
-
 @functools.lru_cache
 def _twin(*, num_steps: int | None = None, num_epochs: int | None = None):
   """A twin that tests share."""
-  return _Twin(num_steps=num_steps, num_epochs=num_epochs)
+  return federated_twin.Twin(
+      model=_model(),
+      cohorts=_COHORTS,
+      seed=_SEED,
+      learning_rate=_CLIENT_RATE,
+      max_grad_norm=_MAX_GRAD_NORM,
+      num_steps=num_steps,
+      num_epochs=num_epochs,
+  )
 
 
 class PlainFederatedAverageTest(parameterized.TestCase):
@@ -191,24 +87,24 @@ class PlainFederatedAverageTest(parameterized.TestCase):
   """
 
   def check(self, process, server_step, twin):
-    actual, metrics = _run(process, _COHORTS)
+    actual, metrics = federated_twin.run(process, _COHORTS)
     for round_num, cohort in enumerate(_COHORTS):
       # From the process's own weights: the same bits at the start of a round.
       weights = actual[round_num]
       total = {name: np.zeros(value.shape) for name, value in weights.items()}
       losses, delta_norms, grad_norms = [], [], []
       for client_id in cohort:
-        delta, client_losses, norms = twin.train(
+        trained = twin.train(
             weights, client_id=client_id, round_num=round_num
         )
-        losses.extend(client_losses)
-        grad_norms.extend(norms)
-        delta_norms.append(_norm(delta))
-        for name, array in delta.items():
+        losses.extend(trained.losses)
+        grad_norms.extend(trained.grad_norms)
+        delta_norms.append(federated_twin.norm(trained.delta))
+        for name, array in trained.delta.items():
           total[name] += array
       mean = {name: array / _COHORT_SIZE for name, array in total.items()}
       expected = server_step(weights, mean)
-      change = _norm({k: expected[k] - weights[k] for k in weights})
+      change = federated_twin.norm({k: expected[k] - weights[k] for k in weights})
       self.assertGreater(change, 1e-3)
       self.assertEqual(list(actual[round_num + 1]), list(expected))
       for name, value in expected.items():
@@ -261,6 +157,8 @@ class PlainFederatedAverageTest(parameterized.TestCase):
   def test_sgd_server_and_local_steps(self):
     self.check_sgd(dict(steps=3))
 
+  # `poisson_rounds_test` has these, and more, in the default suite.
+  @pytest.mark.slow
   def test_lamb_server_and_local_epochs(self):
     self.check_lamb(dict(epochs=2))
 
@@ -278,15 +176,15 @@ class PlainFederatedAverageTest(parameterized.TestCase):
     twin = _twin(num_steps=3)
     orders = {
         key: [list(batch['utterance_id'].numpy()) for batch in batches]
-        for key, batches in twin._batches.items()
+        for key, batches in twin.batches.items()
     }
     self.assertNotEqual(orders[0, 'bob'], orders[1, 'bob'])
     seeds = {
         tuple(batch['seed'].numpy())
-        for batches in twin._batches.values()
+        for batches in twin.batches.values()
         for batch in batches
     }
-    self.assertLen(seeds, sum(map(len, twin._batches.values())))
+    self.assertLen(seeds, sum(map(len, twin.batches.values())))
 
 
 class ProcessTest(parameterized.TestCase):
@@ -375,8 +273,8 @@ class ProcessTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_native_gives_the_same(self):
     process = _build(num_local_epochs=1)
-    ours, _ = _run(process, _COHORTS)
-    theirs, _ = _run(process, _COHORTS, context=native.build_sync_context())
+    ours, _ = federated_twin.run(process, _COHORTS)
+    theirs, _ = federated_twin.run(process, _COHORTS, context=native.build_sync_context())
     native.stop()
     # Other kernels and orders of summation: 1e-5.
     for mine, other in zip(ours, theirs, strict=True):
