@@ -1,13 +1,11 @@
 """Tests of gin/: every experiment parses and binds; some run on tiny shards."""
 
 import asyncio
-from collections.abc import Callable
 import contextlib
 import functools
 import io
 import json
 import os
-import pathlib
 import re
 import tempfile
 from typing import Any
@@ -17,27 +15,15 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
 
+from tests import experiments
 from tests import fakes
 from tff_asr import config
 from tff_asr import launch
 from tff_asr.data import client_data
 from tff_asr.execution import schedule
 from tff_asr.programs import central
-from tff_asr.programs import evaluate
 from tff_asr.programs import federated
 
-_ROOT = pathlib.Path(__file__).parents[1]
-_PROGRAMS = {
-    'gin/programs/central.gin': central.train,
-    'gin/programs/evaluate.gin': evaluate.evaluate,
-    'gin/programs/federated.gin': federated.train,
-}
-_INCLUDE = re.compile(r"^include '(.+)'$", re.MULTILINE)
-# What an experiment leaves to the command line.
-_LEFT_OPEN = {
-    'RUNS': "['runs/x']",
-    'NOISE_MULTIPLIER': '0.01',
-}
 _TINY_MODEL = (
     'NUM_BLOCKS = 1',
     'DIM = 8',
@@ -46,63 +32,23 @@ _TINY_MODEL = (
 )
 
 
-def _read(path: str) -> str:
-  return (_ROOT / path).read_text(encoding='utf-8')
-
-
-def _included(path: str) -> set[str]:
-  """The files that a file includes, directly or not, and itself."""
-  files = {path}
-  for other in _INCLUDE.findall(_read(path)):
-    files |= _included(other)
-  return files
-
-
-def _program(path: str) -> Callable[..., Any] | None:
-  """The program that an experiment configures."""
-  (program,) = [
-      program for name, program in _PROGRAMS.items() if name in _included(path)
-  ] or [None]
-  return program
-
-
-def _experiments() -> dict[str, Callable[..., Any]]:
-  """Experiments, without what they share, and their programs."""
-  paths = (
-      str(path.relative_to(_ROOT))
-      for path in sorted((_ROOT / 'gin' / 'experiments').glob('*.gin'))
-  )
-  return {path: _program(path) for path in paths if _program(path)}
-
-
-def _name(path: str) -> str:
-  return pathlib.Path(path).stem
-
-
 class ExperimentsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
-      (_name(path), path, program) for path, program in _experiments().items()
+      (experiments.name(path), path) for path in experiments.experiments()
   )
-  def test_binds_with_what_its_header_asks_for(self, path, program):
-    try:
-      config.bind(program, gin_files=[path])
-    except config.ConfigError as error:
-      names = re.findall(r'(\w+) has no value', str(error))
-      self.assertNotEmpty(names, str(error))
-      for name in names:
-        self.assertIn(name, _read(path), 'It must say what it leaves open.')
-      config.bind(
-          program,
-          gin_files=[path],
-          gin_params=[f'{name} = {_LEFT_OPEN[name]}' for name in names],
+  def test_binds_with_what_its_header_asks_for(self, path):
+    _, left_open = experiments.bind_complete(path)
+    for name in left_open:
+      self.assertIn(
+          name, experiments.read(path), 'It must say what it leaves open.'
       )
 
   @parameterized.named_parameters(
-      (_name(path), path) for path in _experiments()
+      (experiments.name(path), path) for path in experiments.experiments()
   )
   def test_begins_with_what_it_is(self, path):
-    lines = _read(path).splitlines()
+    lines = experiments.read(path).splitlines()
     self.assertTrue(lines[0].startswith('# '))
     settings = [line for line in lines if line and not line.startswith('#')]
     self.assertEqual(settings[0], 'from __gin__ import dynamic_registration')
@@ -110,10 +56,11 @@ class ExperimentsTest(parameterized.TestCase):
 
   def test_every_file_is_used_by_an_experiment_or_named_as_a_choice(self):
     used = set()
-    for path in _experiments():
-      used |= _included(path)
+    for path in experiments.experiments():
+      used |= experiments.included(path)
     others = {
-        str(path.relative_to(_ROOT)) for path in (_ROOT / 'gin').rglob('*.gin')
+        str(path.relative_to(experiments.ROOT))
+        for path in (experiments.ROOT / 'gin').rglob('*.gin')
     } - used
     self.assertContainsSubset(
         others,
@@ -138,7 +85,7 @@ class ExperimentsTest(parameterized.TestCase):
     )
 
   def test_an_axis_names_what_it_requires(self):
-    for path in sorted((_ROOT / 'gin').rglob('*.gin')):
+    for path in sorted((experiments.ROOT / 'gin').rglob('*.gin')):
       text = path.read_text(encoding='utf-8')
       required = re.findall(r'^(\w+) = %gin.REQUIRED', text, re.MULTILINE)
       if not required:
@@ -165,7 +112,9 @@ class QuickstartTest(parameterized.TestCase):
   def bind(self, experiment: str, *gin_params: str):
     path = f'gin/experiments/quickstart_{experiment}.gin'
     return config.bind(
-        _program(path), gin_files=[path], gin_params=[*_TINY_MODEL, *gin_params]
+        experiments.program(path),
+        gin_files=[path],
+        gin_params=[*_TINY_MODEL, *gin_params],
     )
 
   def train(self, experiment: str, *gin_params: str) -> dict[str, Any]:
@@ -251,21 +200,6 @@ class QuickstartTest(parameterized.TestCase):
         launch.one_line(caught.exception).count('nowhere is not a folder'), 1
     )
     self.assertNotIn('configurable', launch.one_line(caught.exception))
-
-  @pytest.mark.slow
-  def test_control_and_federated_without_privacy(self):
-    self.train_seed()
-    self.train(
-        'control',
-        f'TRAIN_DIR = {self.shards("public")!r}',
-        f'SEED_RUN = {self.path("seed")!r}',
-        'NUM_STEPS = 2',
-    )
-    results = self.train_federated(
-        'federated', 'BUILD_COHORTS = @cohorts.fixed_size'
-    )
-    self.assertEqual(float(results['privacy']['epsilon']), float('inf'))
-    self.assertLen(self.evaluate('seed', 'control', 'federated'), 3)
 
   @pytest.mark.slow
   def test_bad_data_settings_are_one_line(self):

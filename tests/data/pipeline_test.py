@@ -211,6 +211,32 @@ class TrainingBatchesTest(parameterized.TestCase):
     self.assertLen(set(plain), 1)  # All have the same audio.
     self.assertEmpty(set(plain) & set(marks))
 
+  def test_the_buffer_shuffles_and_the_chunk_sorts(self):
+    # Ever shorter utterances, as many to a batch as a chunk has.
+    rows = [(f'u{i}', 9000 - 200 * i, 'a') for i in range(6)]
+
+    def ids(**options):
+      batches = _pipeline(**options).training_batches(
+          _examples(rows), seed=tf.constant([1, 2]), num_epochs=1
+      )
+      return [
+          [each.decode() for each in batch['utterance_id']]
+          for batch in batches.as_numpy_iterator()
+      ]
+
+    # A buffer of one keeps the order, a chunk is sorted by length.
+    self.assertEqual(
+        ids(shuffle_buffer=1, chunk_size=3),
+        [['u2', 'u1', 'u0'], ['u5', 'u4', 'u3']],
+    )
+    self.assertEqual(
+        ids(shuffle_buffer=1, chunk_size=1), [[row[0]] for row in rows]
+    )
+    # Seeded; another seed would keep the order 1 time in 720.
+    shuffled = ids(shuffle_buffer=6, chunk_size=1)
+    self.assertNotEqual(shuffled, [[row[0]] for row in rows])
+    self.assertCountEqual(shuffled, [[row[0]] for row in rows])
+
   def test_endless_batches_repeat_and_an_empty_client_has_none(self):
     def open_client(num_rows):
       rows = _examples([(f'u{i}', 9000, 'a') for i in range(5)]).take(num_rows)

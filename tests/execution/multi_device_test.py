@@ -359,6 +359,20 @@ class ScheduleTest(parameterized.TestCase):
     for before, after in zip(timeline, timeline[1:]):
       self.assertLessEqual(before.end_sec, after.start_sec)
 
+  def test_clients_of_one_device_overlap_where_told_to(self):
+    context = multi_device.build_sync_context(
+        devices=_CPUS[:1], clients_per_device=2
+    )
+    with tff.framework.get_context_stack().install(context):
+      self.assertEqual(_sum_toil([1, 2, 3, 4]), 10)
+    timeline = context.last_timeline
+    self.assertTrue(
+        any(
+            after.start_sec < before.end_sec
+            for before, after in zip(timeline, timeline[1:])
+        )
+    )
+
   def test_costly_clients_start_first(self):
     context = multi_device.build_sync_context(client_cost=float)
     with tff.framework.get_context_stack().install(context):

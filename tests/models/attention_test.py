@@ -39,7 +39,7 @@ class AttentionTest(parameterized.TestCase):
     np.testing.assert_allclose(
         _apply(inputs[np.newaxis], [6], num_heads=num_heads)[0],
         reference.self_attention(weights, inputs, num_heads=num_heads),
-        rtol=1e-4,
+        rtol=1e-5,
         atol=1e-5,
     )
 

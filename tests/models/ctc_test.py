@@ -222,7 +222,7 @@ class CtcModelTest(parameterized.TestCase):
           arrays, features[i, :length], num_blocks=2, num_heads=2
       )
       np.testing.assert_allclose(
-          logits[i, : length // 3], expected, rtol=1e-4, atol=1e-4
+          logits[i, : length // 3], expected, rtol=1e-5, atol=1e-5
       )
 
   def test_padding_does_not_change_loss_or_gradients(self):
@@ -297,6 +297,30 @@ class CtcModelTest(parameterized.TestCase):
     for name, value in first.items():
       np.testing.assert_array_equal(value, again[name])
     self.assertFalse(np.array_equal(first['head/bias'], other['head/bias']))
+
+  def test_each_option_changes_the_model(self):
+    encoder = fakes.tiny_model().encoder
+    build = lambda **options: ctc.build(
+        **dict(encoder=encoder, tokenizer=fakes.tiny_tokenizer()) | options
+    )
+    larger = build(tokenizer=tokenizer_lib.CharTokenizer(' abcd'))
+    self.assertEqual((build().vocab_size, larger.vocab_size), (5, 6))
+    self.assertEqual(larger.specs['head/bias'].shape, (6,))
+    other = build(encoder=fakes.tiny_model(num_blocks=1).encoder)
+    self.assertLess(len(other.specs), len(build().specs))
+
+    def has_op(model):
+      graph = tf.function(model.loss).get_concrete_function(
+          self._weights(model),
+          tf.zeros([1, 20, 80]),
+          tf.constant([20]),
+          tf.constant([[1]]),
+          tf.constant([1]),
+      ).graph
+      return 'CTCLoss' in {op.type for op in graph.get_operations()}
+
+    self.assertTrue(has_op(build()))
+    self.assertFalse(has_op(build(loss_kernel='dense')))
 
   def test_an_unknown_kernel_is_named(self):
     with self.assertRaisesRegex(ValueError, 'loss_kernel must be one of'):

@@ -3,6 +3,7 @@ from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
 
+from tests import reference
 from tff_asr.models import encoder as encoder_lib
 from tff_asr.models import transformer
 from tff_asr.models import weights as weights_lib
@@ -58,6 +59,40 @@ class TransformerTest(parameterized.TestCase):
       np.testing.assert_allclose(
           outputs[i, : output_lengths[i]], alone[0], rtol=1e-4, atol=1e-5
       )
+
+  @parameterized.parameters((1, 1), (2, 2), (3, 4))
+  def test_agrees_with_the_numpy_twin(self, num_blocks, num_heads):
+    encoder = _build(num_blocks=num_blocks, num_heads=num_heads)
+    weights = _weights(encoder)
+    arrays = {name: value.numpy() for name, value in weights.items()}
+    for num_frames in (3, 20, 31):
+      features = _features(num_frames, 5)
+      outputs, _ = _apply(
+          encoder, features[np.newaxis], [num_frames], None, weights
+      )
+      expected = reference.transformer_encoder(
+          arrays, features, num_blocks=num_blocks, num_heads=num_heads
+      )
+      np.testing.assert_allclose(outputs[0], expected, rtol=1e-5, atol=1e-5)
+
+  def test_a_block_agrees_with_the_numpy_twin(self):
+    weights = weights_lib.select('block_00', _weights(_build()))
+    inputs = _features(7, 8)
+    outputs = transformer._block(
+        weights,
+        tf.constant(inputs[np.newaxis]),
+        tf.ones([1, 7, 1]),
+        num_heads=2,
+        dropout=0.5,
+        layer_drop=0.5,
+        seed=None,
+    )
+    expected = reference.transformer_block(
+        {name: value.numpy() for name, value in weights.items()},
+        inputs,
+        num_heads=2,
+    )
+    np.testing.assert_allclose(outputs[0], expected, rtol=1e-5, atol=1e-5)
 
   def test_an_utterance_too_short_for_a_frame_gives_finite_outputs(self):
     outputs, lengths = _apply(_build(), _features(2, 9, 5), [2, 9])
@@ -117,6 +152,25 @@ class TransformerTest(parameterized.TestCase):
     # Binomial, stddev .023; seeded, a new seed would fail 1 time in 10,000.
     self.assertAlmostEqual(np.mean(~is_kept), 0.3, delta=0.09)
 
+  def test_each_block_is_dropped_on_its_own(self):
+    encoder = _build(num_blocks=2, layer_drop=0.5, max_shift_sec=0.0)
+    weights = _weights(encoder)
+    features, lengths = tf.constant(_features(1, 9, 5)), tf.constant([9])
+
+    @tf.function
+    def run(seeds):
+      return tf.map_fn(
+          lambda seed: encoder.apply(weights, features, lengths, seed)[0],
+          seeds,
+          fn_output_signature=tf.float32,
+      )
+
+    seeds = np.stack([np.arange(60), np.ones(60, int)], 1).astype(np.int32)
+    outputs = np.round(run(seeds).numpy().reshape([60, -1]), 3)
+    # Both, the first, the second, none: each in a quarter of the draws. Seeded;
+    # a new seed would miss one of them 1 time in 10^7.
+    self.assertLen(np.unique(outputs, axis=0), 4)
+
   @parameterized.named_parameters(
       ('dropout', dict(dropout=0.3, max_shift_sec=0.0)),
       ('layer_drop', dict(layer_drop=0.5, max_shift_sec=0.0)),
@@ -154,6 +208,28 @@ class TransformerTest(parameterized.TestCase):
       total = tf.reduce_sum(outputs * _features(1, 10, 8))
     for name, gradient in tape.gradient(total, weights).items():
       self.assertGreater(float(tf.norm(gradient)), 0, msg=name)
+
+  @parameterized.parameters(
+      dict(num_blocks=3),
+      dict(dim=10),
+      dict(mlp_dim=13),
+      dict(num_heads=4),
+      dict(dropout=0.3),
+      dict(layer_drop=1.0),
+      dict(max_shift_sec=1.0),
+      dict(feature_dim=6),
+  )
+  def test_each_option_changes_the_result(self, **options):
+    def train(**options):
+      encoder = _build(**options)
+      num_bins = options.get('feature_dim', _SIZES['feature_dim'])
+      return _apply(encoder, _features(1, 15, num_bins), [15], _SEED)[0]
+
+    before, after = train(), train(**options)
+    is_other_shape = before.shape != after.shape
+    self.assertTrue(
+        is_other_shape or np.abs(before - after).max() > 1e-3, options
+    )
 
   def test_runs_in_a_graph_of_unknown_sizes(self):
     encoder = _build(dropout=0.1, layer_drop=0.1)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import fakes
@@ -137,6 +138,34 @@ class CentralTest(parameterized.TestCase):
         optimizer=tff.learning.optimizers.build_sgdm(0.0),
     )
     self.assert_same(other.seen[0], _weights(self.path('seed')))
+
+  def test_seed_and_gradient_clip_reach_the_training(self):
+    # At a rate of 1 a step moves the weights by the clipped gradient.
+    norms, weights = [], []
+    for name, changes in (
+        ('seed', dict(seed=4)),
+        ('clip', dict(max_grad_norm=1e-3)),
+    ):
+      _train(
+          self.path(name),
+          num_steps=1,
+          optimizer=tff.learning.optimizers.build_sgdm(1.0),
+          **changes,
+      )
+      weights.append(_weights(self.path(name)))
+      initial = _model().initialize(tf.constant([changes.get('seed', 3), 0]))
+      norms.append(
+          np.sqrt(
+              sum(
+                  np.sum((weights[-1][key] - initial[key]) ** 2)
+                  for key in initial
+              )
+          )
+      )
+    np.testing.assert_allclose(norms, [1.0, 1e-3], rtol=1e-2)
+    self.assertTrue(
+        np.any(weights[0]['head/kernel'] != weights[1]['head/kernel'])
+    )
 
   def test_bad_settings_are_named_before_anything_is_written(self):
     for changes, message in (

@@ -166,6 +166,12 @@ class EvaluateTest(absltest.TestCase):
           f'{run}: WER {100 * figures["word_error_rate"]:.2f} %',
           printed.getvalue(),
       )
+    with contextlib.redirect_stdout(printed):
+      with contextlib.redirect_stderr(io.StringIO()):
+        evaluate.evaluate(
+            runs=runs[:1], output_name='again.json', **arguments
+        )
+    self.assertTrue(os.path.exists(runs[0] + '/again.json'))
     for wrong in ([], runs[0]):
       with self.assertRaisesRegex(ValueError, 'runs must be a list'):
         evaluate.evaluate(runs=wrong, **arguments)

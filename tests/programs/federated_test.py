@@ -33,6 +33,7 @@ from tff_asr.privacy import queries
 from tff_asr.programs import evaluation
 from tff_asr.programs import federated
 from tff_asr.programs import outputs
+from tff_asr.programs import state_manager
 
 _CLIENTS = {'ann': 2, 'bob': 2, 'cai': 1, 'dee': 1}
 _COHORT_SIZE = 2
@@ -163,6 +164,7 @@ class FederatedTest(parameterized.TestCase):
     )
     self.assertEqual(results['rounds'], 2)
     self.assertEqual(results['population'], 4)
+    self.assertEqual(results['privacy']['delta'], 1e-5)
     self.assertEqual(results['cohort_size'], _COHORT_SIZE)
     self.assertEqual(list(results['dev_word_error_rate']), [2])
     self.assertEqual(
@@ -255,6 +257,36 @@ class FederatedTest(parameterized.TestCase):
     )
     (rounds,) = ledger_lib.read(self.file('ledger.jsonl')).rounds
     self.assertEqual(rounds.count, 5)
+
+  def test_a_round_is_charged_before_its_model_is_seen_or_saved(self):
+    seen = []
+
+    def count_charged() -> int:
+      rounds = ledger_lib.read(self.file('ledger.jsonl')).rounds
+      return sum(group.count for group in rounds)
+
+    def evaluator(weights):
+      seen.append(('evaluated', count_charged()))
+      return _parts().evaluator(weights)
+
+    save = state_manager.StateManager.save
+
+    async def save_after_look(manager, state, version):
+      seen.append(('saved', count_charged()))
+      self.assertEqual(state.ledger.count, version)
+      await save(manager, state, version)
+
+    with mock.patch.object(
+        state_manager.StateManager, 'save', save_after_look
+    ):
+      _train(
+          self.run, evaluator=evaluator, evaluate_every=1, save_every=1
+      )
+    self.assertEqual(
+        seen,
+        [('saved', 0), ('evaluated', 1), ('saved', 1), ('evaluated', 2),
+         ('saved', 2)],
+    )
 
   def test_a_round_that_is_repeated_is_charged_once(self):
     # With keys of its own. Saved at 0 and 2; stopped in round 4: the ledger has

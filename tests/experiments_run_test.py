@@ -1,0 +1,111 @@
+"""Every experiment at toy size: two rounds (or steps) on fake speech.
+
+Slow, as each is traced anew. The default suite has three of them, a seed
+model, a federated run with noise and an evaluation, in `gin_test`.
+"""
+
+import asyncio
+import contextlib
+import csv
+import io
+import os
+import shutil
+import tempfile
+from typing import Any
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import pytest
+
+from tests import experiments
+from tests import fakes
+from tff_asr import config
+from tff_asr.programs import central
+from tff_asr.programs import evaluate
+from tff_asr.programs import federated
+
+_MODEL = ('NUM_BLOCKS = 1', 'DIM = 8', 'MLP_DIM = 16', 'NUM_HEADS = 2')
+_TINY = {
+    central.train: (
+        *_MODEL,
+        "TRAIN_DIR = 'public'",
+        "DEV_DIR = 'dev'",
+        'NUM_STEPS = 2',
+        'EVALUATE_EVERY = 1',
+    ),
+    evaluate.evaluate: (*_MODEL, "TEST_DIR = 'dev'", "RUNS = ['seed']"),
+    federated.train: (
+        *_MODEL,
+        "PRIVATE_DIR = 'private'",
+        "DEV_DIR = 'dev'",
+        "SEED_RUN = 'seed'",
+        'NUM_ROUNDS = 2',
+        'COHORT_SIZE = 2',
+        'NUM_LOCAL_STEPS = 1',
+        'EVALUATE_EVERY = 2',
+    ),
+}
+_LEFT_OPEN = ('NOISE_MULTIPLIER = 0.01',)
+
+
+def _run(path: str, output_dir: str) -> Any:
+  """What the experiment's program returns."""
+  program = experiments.program(path)
+  _, left_open = experiments.bind_complete(path)
+  gin_params = [
+      *_TINY[program],
+      *(param for param in _LEFT_OPEN if param.split(' =')[0] in left_open),
+  ]
+  if program is central.train and "SEED_RUN = '" in config.text():
+    gin_params.append("SEED_RUN = 'seed'")
+  bound = config.bind(program, gin_files=[path], gin_params=gin_params)
+  silent = io.StringIO()
+  with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
+    if program is evaluate.evaluate:
+      return bound()
+    return asyncio.run(
+        bound(output_dir=output_dir, configuration=config.text())
+    )
+
+
+def setUpModule():
+  """Shards and a seed model, in a folder that the tests run in."""
+  setUpModule.before = os.getcwd()
+  setUpModule.root = tempfile.mkdtemp()
+  os.chdir(setUpModule.root)
+  fakes.write_split('public', {'ann': 2, 'bob': 2})
+  fakes.write_split('private', {'cai': 2, 'dee': 1, 'eve': 1})
+  fakes.write_split('dev', {'fay': 2})
+  _run('gin/experiments/quickstart_seed.gin', 'seed')
+
+
+def tearDownModule():
+  os.chdir(setUpModule.before)
+  shutil.rmtree(setUpModule.root)
+
+
+@pytest.mark.slow
+class ExperimentsRunTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      (experiments.name(path), path) for path in experiments.experiments()
+  )
+  def test_two_rounds(self, path):
+    run = experiments.name(path)
+    results = _run(path, run)
+    if experiments.program(path) is evaluate.evaluate:
+      (found,) = results
+      self.assertEqual(found['num_utterances'], 2)
+      self.assertGreater(found['loss'], 0)
+      return
+    with open(
+        os.path.join(run, 'metrics.csv'), encoding='utf-8', newline=''
+    ) as f:
+      rows = list(csv.DictReader(f))
+    self.assertEqual([row['round'] for row in rows], ['1', '2'])
+    self.assertGreater(float(rows[1]['dev_loss']), 0)
+    self.assertEqual(list(results['dev_word_error_rate'])[-1], 2)
+
+
+if __name__ == '__main__':
+  absltest.main()
