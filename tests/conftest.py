@@ -16,6 +16,11 @@ from tff_asr import launch
 
 # BUILD data: //:pyproject.toml
 
+if os.environ.get('COVERAGE_RUN'):
+  from tests import autograph_lines  # pylint: disable=g-import-not-at-top
+
+  autograph_lines.install()
+
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from scipy import stats
 import tensorflow_federated as tff
 
+from tests import reference
 from tff_asr.data import cohorts
 from tff_asr.privacy import keys
 
@@ -106,6 +107,22 @@ class CohortsTest(parameterized.TestCase):
     self.assertEqual(
         cohort, [_ids(100)[i] for i in sorted(np.argsort(words)[:3])]
     )
+
+  @parameterized.parameters((3, 1), (7, 3), (50, 20))
+  def test_poisson_cohorts_are_the_numpy_twin_s(self, population, cohort_size):
+    source = cohorts.poisson(
+        _ids(population), cohort_size=cohort_size, key=_KEY
+    )
+    expected = [
+        reference.poisson_cohort(
+            _ids(population),
+            sampling_prob=cohort_size / population,
+            key=keys.to_uint64(_KEY),
+            round_num=round_num,
+        )
+        for round_num in range(40)
+    ]
+    self.assertEqual(_take(source.iterator(), 40), expected)
 
   def test_poisson_inclusion_is_binomial(self):
     # Seeded. Unseeded, each of the 3 tests would fail once in 10^4.
