@@ -120,6 +120,7 @@ _SHOWN = {
     },
     'tests/models/transformer_test.py': {
         'test_each_option_changes_the_result': (
+            'transformer.build.activation_dtype',
             'transformer.build.dim',
             'transformer.build.dropout',
             'transformer.build.feature_dim',

@@ -194,6 +194,17 @@ class ClientWorkTest(absltest.TestCase):
     self.assertEqual(counts['num_left_out'], 0)
     self.assertEqual(counts['num_non_finite'], 0)
 
+  def test_steps_may_end_within_a_pass(self):
+    model, weights, _ = _batches()
+    a_pass = fakes.tiny_pipeline(model).training_batches(
+        fakes.client_data().create_tf_dataset_for_client('bob'),
+        seed=tf.constant(_SEED),
+        num_epochs=1,
+    )
+    self.assertNotEqual(_NUM_STEPS % len(list(a_pass)), 0)
+    _, counts = self.run_clients(weights, ['bob'])
+    self.assertEqual(counts['num_steps'], _NUM_STEPS)
+
   def test_an_empty_client_returns_zero(self):
     _, weights, _ = _batches()
     deltas, counts = self.run_clients(weights, ['nobody'])

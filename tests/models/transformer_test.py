@@ -218,6 +218,7 @@ class TransformerTest(parameterized.TestCase):
       dict(layer_drop=1.0),
       dict(max_shift_sec=1.0),
       dict(feature_dim=6),
+      dict(activation_dtype='bfloat16'),
   )
   def test_each_option_changes_the_result(self, **options):
     def train(**options):
