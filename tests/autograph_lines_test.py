@@ -21,7 +21,10 @@ class AutographLinesTest(absltest.TestCase):
   def test_relocates_lines_far_apart_and_code_inside(self):
     source = 'x = 1\ndef f():\n  return [\n    1 for _ in ()]\ny = 2\n'
     code = compile(source, 'made.py', 'exec')
-    places = {1: ('a.py', 1000), 2: ('a.py', 3), 3: ('a.py', 70), 5: ('a.py', 4)}
+    places = {
+        made: ('a.py', line)
+        for made, line in ((1, 1000), (2, 3), (3, 70), (5, 4))
+    }
     moved = autograph_lines.relocate(code, places)
     self.assertEqual(moved.co_filename, 'a.py')
     # Line 4 has no place, so nothing of it is left.

@@ -297,6 +297,11 @@ class StubsTest(parameterized.TestCase):
             utterance['feature_lengths'], log_mel.num_frames(num_samples)
         )
         self.assertEqual(utterance['label_lengths'], len(transcript))
+        # The utterance's own labels, though batches are sorted by length.
+        self.assertEqual(
+            list(utterance['labels'][: len(transcript)]),
+            [' abc'.index(character) for character in transcript],
+        )
       else:
         self.assertEqual(utterance['feature_lengths'], 8, name)
         self.assertEqual(utterance['label_lengths'], 0, name)

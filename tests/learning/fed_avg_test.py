@@ -104,7 +104,9 @@ class PlainFederatedAverageTest(parameterized.TestCase):
           total[name] += array
       mean = {name: array / _COHORT_SIZE for name, array in total.items()}
       expected = server_step(weights, mean)
-      change = federated_twin.norm({k: expected[k] - weights[k] for k in weights})
+      change = federated_twin.norm(
+          {name: expected[name] - weights[name] for name in weights}
+      )
       self.assertGreater(change, 1e-3)
       self.assertEqual(list(actual[round_num + 1]), list(expected))
       for name, value in expected.items():
@@ -274,7 +276,9 @@ class ProcessTest(parameterized.TestCase):
   def test_native_gives_the_same(self):
     process = _build(num_local_epochs=1)
     ours, _ = federated_twin.run(process, _COHORTS)
-    theirs, _ = federated_twin.run(process, _COHORTS, context=native.build_sync_context())
+    theirs, _ = federated_twin.run(
+        process, _COHORTS, context=native.build_sync_context()
+    )
     native.stop()
     # Other kernels and orders of summation: 1e-5.
     for mine, other in zip(ours, theirs, strict=True):

@@ -39,7 +39,7 @@ _DATA = (
         ('tests/data/pipeline_test.py',),
     ),
     mutant.Mutant(
-        'transcripts stay behind when a chunk is sorted by length',
+        'labels stay behind when a chunk is sorted by length',
         'tff_asr/data/pipeline.py',
         ((
             '(key, tf.gather(value, order)) for key, value in whole.items()',

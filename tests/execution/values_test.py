@@ -1,0 +1,116 @@
+"""Tests of tff_asr.execution.values: what fits a type, and what does not."""
+
+import collections
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import attrs
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_asr.execution import values
+
+_PAIR = tff.to_type(
+    collections.OrderedDict(
+        a=tff.TensorType(np.float32, [2]), b=tff.TensorType(np.int32)
+    )
+)
+_EXAMPLES = tff.SequenceType(_PAIR)
+
+Pair = collections.namedtuple('Pair', ['a', 'b'])
+
+
+@attrs.define
+class _Attrs:
+  a: object
+  b: object
+
+
+def _dataset(dtype=tf.float32):
+  return tf.data.Dataset.from_tensors(
+      collections.OrderedDict(a=tf.ones([2], dtype), b=tf.constant(3))
+  )
+
+
+class LayoutTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ('dict', dict(a=[1.0, 2.0], b=3)),
+      ('other_order', dict(b=3, a=[1.0, 2.0])),
+      ('tuple', ([1.0, 2.0], 3)),
+      ('named_tuple', Pair([1.0, 2.0], 3)),
+      ('attrs', _Attrs([1.0, 2.0], 3)),
+      ('struct', tff.structure.Struct([('a', [1.0, 2.0]), ('b', 3)])),
+      ('arrays', dict(a=np.float32([1, 2]), b=np.int32(3))),
+  )
+  def test_flattens_in_the_order_of_the_type_and_packs(self, value):
+    layout = values.Layout(_PAIR)
+    leaves = layout.flatten(value)
+    np.testing.assert_array_equal(leaves[0], [1, 2])
+    self.assertEqual(int(leaves[1]), 3)
+    self.assertEqual(
+        [leaf.dtype for leaf in leaves], [spec.dtype for spec in layout.specs]
+    )
+    packed = layout.pack(leaves)
+    self.assertIsInstance(packed, collections.OrderedDict)
+    self.assertEqual(list(packed), ['a', 'b'])
+    self.assertEqual(packed['b'], 3)
+
+  def test_a_dataset_is_one_variant_and_comes_back(self):
+    layout = values.Layout(tff.FederatedType(_EXAMPLES, tff.SERVER))
+    self.assertEqual(layout.specs, (tf.TensorSpec([], tf.variant),))
+    (element,) = layout.pack(layout.flatten(_dataset()))
+    np.testing.assert_array_equal(element['a'], [1, 1])
+
+  def test_no_type_has_no_leaves(self):
+    self.assertEqual(values.Layout(None).flatten('anything'), [])
+
+  def test_a_type_without_values_is_refused(self):
+    function = tff.FunctionType(None, np.int32)
+    with self.assertRaisesRegex(ValueError, 'tensors, structs and sequences'):
+      values.Layout(function)
+
+  @parameterized.named_parameters(
+      ('no_container', 3.0, r'argument must be a container .* of float'),
+      ('too_few', ([1.0, 2.0],), r"argument must have .* found \[None\]"),
+      (
+          'other_names',
+          dict(a=[1.0, 2.0], c=3),
+          r"argument must have .* found \['a', 'c'\]",
+      ),
+      (
+          'not_a_number',
+          dict(a=['x', 'y'], b=3),
+          r'argument\.a must be float32 of shape \(2,\), .*does not convert',
+      ),
+      (
+          'dtype',
+          dict(a=np.float64([1, 2]), b=3),
+          r'argument\.a must be float32 .*, found float64 of shape \(2,\)',
+      ),
+      (
+          'shape',
+          dict(a=[1.0, 2.0, 3.0], b=3),
+          r'argument\.a must be .* found .*\(3,\)',
+      ),
+  )
+  def test_what_does_not_fit_is_named(self, value, message):
+    with self.assertRaisesRegex(TypeError, message):
+      values.Layout(_PAIR).flatten(value)
+
+  @parameterized.named_parameters(
+      ('list', [1, 2], 'examples must be a tf.data.Dataset, found list'),
+      (
+          'elements',
+          _dataset(tf.float64),
+          'examples must be a dataset of .*float32.*, found one of .*float64',
+      ),
+  )
+  def test_other_datasets_are_named(self, value, message):
+    with self.assertRaisesRegex(TypeError, message):
+      values.Layout(_EXAMPLES).flatten(value, name='examples')
+
+
+if __name__ == '__main__':
+  absltest.main()
