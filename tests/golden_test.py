@@ -16,6 +16,8 @@ from absl.testing import parameterized
 from tests import experiments
 from tff_asr import config
 
+# BUILD tags: external local
+
 _FOLDER = experiments.ROOT / 'tests' / 'golden' / 'experiments'
 _WRITE = 'TFF_ASR_WRITE_GOLDENS'
 

@@ -12,6 +12,8 @@ from absl.testing import absltest
 
 from tests import experiments
 
+# BUILD tags: external local
+
 # What the programs in bin/ or other functions pass, not gin.
 _NOT_OPTIONS = frozenset({
     'central.train.configuration',

@@ -7,6 +7,8 @@ from absl.testing import absltest
 
 from tests.mutation import mutants
 
+# BUILD tags: external local
+
 _ROOT = pathlib.Path(__file__).parents[2]
 
 
