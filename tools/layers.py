@@ -130,7 +130,13 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
         'tff_asr',
         'tools',
     ),
-    'tools': (),
+    # To plant bugs: loaded once for the tests of all of them.
+    'tools': (
+        'pytest',
+        'tensorflow_federated',
+        'tensorflow_privacy',
+        'tensorflow_text',
+    ),
 }
 
 DEFINES_FLAGS = ('bin', 'data_tools', 'benchmarks')

@@ -1,7 +1,7 @@
-"""Plants the bugs of tests/mutation one at a time; the tests must fail.
+"""Plants the bugs of tools/mutants.py one at a time; the tests must fail.
 
     .venv/bin/python -m tools.mutate            # all of them, over half an hour
-    .venv/bin/python -m tools.mutate --only 'delta|noise'
+    .venv/bin/python -m tools.mutate 'delta|noise'     # names that match
 
 Works on a copy of the project: each bug is planted, its tests must fail, and
 the file is restored. In the end the tests that failed run on the unchanged copy
@@ -11,7 +11,6 @@ time are errors: exit code 1. --write puts the bugs that were caught into the
 table of docs/testing.md, and leaves its other rows as they are.
 """
 
-import argparse
 from collections.abc import Mapping, Sequence
 import multiprocessing
 import os
@@ -30,8 +29,8 @@ import tensorflow_federated  # pylint: disable=unused-import
 import tensorflow_privacy  # pylint: disable=unused-import
 import tensorflow_text  # pylint: disable=unused-import
 
-from tests.mutation import mutant as mutant_lib
-from tests.mutation import mutants
+from tools import mutant as mutant_lib
+from tools import mutants
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _DOCS = _ROOT / 'docs' / 'testing.md'
@@ -46,18 +45,16 @@ _BEGIN, _END = '<!-- mutants -->\n', '<!-- end of mutants -->\n'
 
 
 def main(argv: Sequence[str]) -> int:
-  """Runs the mutants; returns the exit code."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--only', default='', help='regular expression of names')
-  parser.add_argument('--write', action='store_true', help='into the docs')
-  arguments = parser.parse_args(argv)
+  """Runs the mutants that the arguments choose; returns the exit code."""
+  only = [argument for argument in argv if argument != '--write']
   chosen = [
       mutant
       for mutant in mutants.MUTANTS
-      if re.search(arguments.only, mutant.name)
+      if all(re.search(pattern, mutant.name) for pattern in only)
   ]
   if not chosen:
-    parser.error(f'--only {arguments.only!r} matches no mutant.')
+    print(f'error: no mutant has a name like {only}.', file=sys.stderr)
+    return 1
   rows, problems, failed = {}, [], set()
   with tempfile.TemporaryDirectory() as folder:
     copy = pathlib.Path(folder) / 'project'
@@ -80,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
   print(f'{len(rows)} of {len(chosen)} caught.')
   for problem in problems:
     print(f'error: {problem}', file=sys.stderr)
-  if arguments.write:
+  if '--write' in argv:
     _write(rows)
   return 1 if problems else 0
 

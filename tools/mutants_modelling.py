@@ -1,6 +1,6 @@
 """Bugs of features, models, optimizers and metrics."""
 
-from tests.mutation import mutant
+from tools import mutant
 
 _FEATURES = (
     mutant.Mutant(

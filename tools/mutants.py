@@ -5,8 +5,12 @@ that the named tests fail; the table in docs/testing.md says which test did.
 `mutants_test` keeps the list in step with the code.
 """
 
-from tests.mutation import modelling
-from tests.mutation import privacy
-from tests.mutation import training
+from tools import mutants_modelling
+from tools import mutants_privacy
+from tools import mutants_training
 
-MUTANTS = (*modelling.MUTANTS, *privacy.MUTANTS, *training.MUTANTS)
+MUTANTS = (
+    *mutants_modelling.MUTANTS,
+    *mutants_privacy.MUTANTS,
+    *mutants_training.MUTANTS,
+)

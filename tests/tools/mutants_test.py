@@ -5,7 +5,7 @@ import pathlib
 
 from absl.testing import absltest
 
-from tests.mutation import mutants
+from tools import mutants
 
 # BUILD tags: external local
 

@@ -1,6 +1,6 @@
 """Bugs of data, learning, execution and programs."""
 
-from tests.mutation import mutant
+from tools import mutant
 
 _DATA = (
     mutant.Mutant(

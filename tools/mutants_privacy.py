@@ -1,6 +1,6 @@
 """Bugs of clipping, noise, accounting and the ledger."""
 
-from tests.mutation import mutant
+from tools import mutant
 
 _PRIVACY = (
     mutant.Mutant(
