@@ -10,7 +10,7 @@ from tools import layers
 
 # BUILD tags: external local
 
-_LINES_IN_PROGRAMS = 60
+_LINES_IN_PROGRAMS = 100
 _LINES_IN_A_FILE = 400
 _WIDTH = 80
 

@@ -226,13 +226,51 @@ class ComposeTest(parameterized.TestCase):
         event.events[0].event, dp_accounting.GaussianDpEvent(1.0)
     )
 
-  def test_poisson_beside_fixed_is_refused(self):
+  @parameterized.parameters(
+      ('poisson', 'fixed'), ('poisson', 'pass'), ('fixed', 'pass'),
+      ('full', 'pass'),
+  )
+  def test_samplings_without_a_relation_in_common_are_refused(self, *kinds):
     rounds = [
-        accounting.Rounds(sampling=_sampling(kind, 1, 4), noise_multiplier=1.0)
-        for kind in ('poisson', 'fixed')
+        accounting.Rounds(
+            sampling=_sampling(kind, 4, 4), noise_multiplier=1.0
+        )
+        for kind in kinds
     ]
-    with self.assertRaisesRegex(ValueError, 'cannot be composed'):
+    with self.assertRaisesRegex(
+        ValueError, f'{min(kinds)} .* and {max(kinds)} .* cannot be composed'
+    ):
       accounting.compose(rounds)
+
+  def test_passes_cost_a_tree_each_and_one_for_the_begun_pass(self):
+    # 10 clients, 3 a round: 3 rounds a pass, one client waits. 8 rounds are
+    # two passes and two rounds of a third.
+    tree = dp_accounting.SingleEpochTreeAggregationDpEvent
+    self.assertEqual(
+        _event('pass', 3, 10, 4.0, 8),
+        dp_accounting.ComposedDpEvent([
+            dp_accounting.SelfComposedDpEvent(tree(4.0, 3), 2),
+            dp_accounting.SelfComposedDpEvent(tree(4.0, 2), 1),
+        ]),
+    )
+    self.assertEqual(
+        _event('pass', 3, 10, 4.0, 6),
+        dp_accounting.SelfComposedDpEvent(tree(4.0, 3), 2),
+    )
+
+  def test_a_pass_of_one_round_is_full_participation(self):
+    # One leaf: no tree above it, the plain Gaussian.
+    self.assertAlmostEqual(
+        accounting.epsilon(_event('pass', 10, 10, 4.0, 5), delta=1e-5),
+        accounting.epsilon(_event('full', 10, 10, 4.0, 5), delta=1e-5),
+    )
+
+  def test_a_tree_costs_its_levels(self):
+    # 8 leaves: each client is in 4 nodes, that is 4 Gaussians.
+    self.assertAlmostEqual(
+        accounting.epsilon(_event('pass', 1, 8, 4.0, 8), delta=1e-5),
+        accounting.epsilon(_event('full', 8, 8, 4.0, 4), delta=1e-5),
+    )
 
   def test_tree_aggregation_is_accounted_under_replace_special(self):
     tree = dp_accounting.SingleEpochTreeAggregationDpEvent(4.0, 8)
@@ -266,52 +304,6 @@ class ComposeTest(parameterized.TestCase):
       accounting.Rounds(
           sampling=_sampling('full', 2, 2), noise_multiplier=noise_multiplier
       )
-
-
-class NoiseTest(parameterized.TestCase):
-
-  def test_conventions_by_hand(self):
-    # The paper's 3e-6 at S = 1024: z = 0.003072, at a client
-    # 3e-6 * sqrt(1024) = 9.6e-5.
-    for value, given in ((3e-6, 'mean'), (0.003072, 'sum'), (9.6e-5, 'client')):
-      noise = accounting.convert_noise(value, given=given, cohort_size=1024)
-      self.assertAlmostEqual(noise.on_mean, 3e-6, places=15)
-      self.assertAlmostEqual(noise.on_sum, 0.003072, places=12)
-      self.assertAlmostEqual(noise.at_client, 9.6e-5, places=13)
-
-  def test_conventions_agree_with_drawn_noise(self):
-    noise = accounting.convert_noise(0.5, given='client', cohort_size=9)
-    drawn = np.random.default_rng(0).normal(0, 0.5, [200_000, 9])
-    # Seeded; unseeded, 1 % is 6 standard errors.
-    self.assertAlmostEqual(drawn.sum(1).std() / noise.on_sum, 1, delta=0.01)
-    self.assertAlmostEqual(drawn.mean(1).std() / noise.on_mean, 1, delta=0.01)
-
-  def test_gaussians_combine_as_their_events_do(self):
-    # (3^-2 + 4^-2)^-1/2 = 12 / 5.
-    self.assertAlmostEqual(accounting.combine_gaussians([3.0, 4.0]), 2.4)
-    self.assertEqual(accounting.combine_gaussians([3.0]), 3.0)
-    self.assertEqual(accounting.combine_gaussians([3.0, 0.0]), 0.0)
-    self.assertAlmostEqual(
-        accounting.combine_gaussians([1e-200, 1e-200]), 1e-200 / math.sqrt(2)
-    )
-    together = accounting.epsilon(
-        dp_accounting.GaussianDpEvent(2.4), delta=1e-5
-    )
-    apart = accounting.epsilon(
-        dp_accounting.ComposedDpEvent(
-            [dp_accounting.GaussianDpEvent(z) for z in (3.0, 4.0)]
-        ),
-        delta=1e-5,
-    )
-    self.assertAlmostEqual(together, apart)
-
-  def test_bad_arguments_are_named(self):
-    with self.assertRaisesRegex(ValueError, 'given'):
-      accounting.convert_noise(1.0, given='total', cohort_size=2)
-    with self.assertRaisesRegex(ValueError, 'value'):
-      accounting.convert_noise(-1.0, given='sum', cohort_size=2)
-    with self.assertRaisesRegex(ValueError, 'noise_multipliers'):
-      accounting.combine_gaussians([])
 
 
 if __name__ == '__main__':

@@ -1,5 +1,7 @@
 """Tests for keys."""
 
+import hashlib
+
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
@@ -43,6 +45,26 @@ class KeysTest(parameterized.TestCase):
     self.assertEqual(
         keys.to_bytes(keys.from_seed(0)).hex(),
         '3287449e71a34651e39899e7cb5df4b1',
+    )
+
+  def test_derived_keys_depend_on_key_and_purpose_only(self):
+    first, second = keys.from_seed(0), keys.from_seed(1)
+    derived = {
+        keys.to_bytes(keys.derive(key, purpose=purpose))
+        for key in (first, second)
+        for purpose in ('a', 'b')
+    }
+    self.assertLen(derived, 4)
+    self.assertNotIn(keys.to_bytes(first), derived)
+    np.testing.assert_array_equal(
+        keys.derive(first, purpose='a'), keys.derive(first, purpose='a')
+    )
+    # HMAC-SHA-256 of the key's bytes, by the standard's two hashes.
+    block = keys.to_bytes(first).ljust(64, b'\0')
+    inner = hashlib.sha256(bytes(b ^ 0x36 for b in block) + b'a').digest()
+    outer = hashlib.sha256(bytes(b ^ 0x5C for b in block) + inner).digest()
+    self.assertEqual(
+        keys.to_bytes(keys.derive(first, purpose='a')), outer[:16]
     )
 
   @parameterized.parameters(-1, 1.0, '1', True)

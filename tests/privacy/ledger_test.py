@@ -20,10 +20,14 @@ _SAMPLING = accounting.Sampling(
 )
 
 
-def _round(round_num, *, configuration='config', noise=(1.0,), seed=0):
+def _round(
+    round_num, *, configuration='config', noise=(1.0,), seed=0, result='',
+    sampling=_SAMPLING,
+):
   return ledger.Round(
       round_num=round_num,
-      sampling=_SAMPLING,
+      sampling=sampling,
+      result=result,
       noise_multipliers=noise,
       configuration=configuration,
       identity=ledger.round_identity(
@@ -96,12 +100,12 @@ class LedgerTest(_LedgerTestCase):
     self.assertCountEqual(
         header,
         ['kind', 'format_version', 'run_id', 'unit', 'private', 'fixed_seeds',
-         'previous', 'hash'],
+         'inherited', 'parents', 'previous', 'hash'],
     )
     self.assertCountEqual(
         line,
         ['kind', 'index', 'round_num', 'event', 'configuration', 'identity',
-         'previous', 'hash'],
+         'result', 'previous', 'hash'],
     )
     self.assertEqual(line['previous'], header['hash'])
     self.assertEqual(
@@ -266,6 +270,147 @@ class CrashTest(_LedgerTestCase):
       self.assertFalse(opened.append(_round(1)))
 
 
+class ParentTest(_LedgerTestCase):
+  """A run that starts from another run's model goes on with its ledger."""
+
+  def setUp(self):
+    super().setUp()
+    self.parent = os.path.join(self.folder, 'parent.jsonl')
+
+  def write_parent(self, count, **kwargs):
+    with ledger.create(self.parent, **kwargs) as opened:
+      for round_num in range(count):
+        opened.append(_round(round_num))
+      return opened.head
+
+  def test_rounds_and_fixed_seeds_are_taken_over(self):
+    head = self.write_parent(3, fixed_seeds=['NOISE_SEED'])
+    with ledger.create(
+        self.path,
+        parent=self.parent,
+        parent_head=head,
+        fixed_seeds=['NOISE_SEED', 'SAMPLER_SEED'],
+    ) as opened:
+      self.assertEqual(opened.head.count, 3)
+      self.assertTrue(opened.append(_round(0, seed=7)))
+      head = opened.head
+    contents = ledger.read(self.path, head=head)
+    self.assertEqual(_count(contents), 4)
+    self.assertEqual(contents.inherited, 3)
+    self.assertEqual(contents.fixed_seeds, ('NOISE_SEED', 'SAMPLER_SEED'))
+    header = json.loads(self._lines()[0])
+    self.assertEqual(header['parents'], [ledger.read(self.parent).run_id])
+    with ledger.resume(self.path, head=head) as opened:
+      self.assertEqual(opened.head, head)
+
+  def test_a_chain_of_runs_adds_up(self):
+    self.write_parent(2)
+    with ledger.create(self.path, parent=self.parent) as opened:
+      opened.append(_round(0, seed=7))
+    third = os.path.join(self.folder, 'third.jsonl')
+    with ledger.create(third, parent=self.path) as opened:
+      self.assertEqual(_count(opened.contents), 3)
+    self.assertLen(json.loads(open(third, 'rb').readline())['parents'], 2)
+
+  def test_a_changed_or_missing_parent_is_refused(self):
+    head = self.write_parent(2)
+    with open(self.parent, 'rb') as file:
+      lines = file.read().splitlines(keepends=True)
+    with open(self.parent, 'wb') as file:
+      file.write(b''.join(lines[:-1]))
+    with self.assertRaisesRegex(ledger.LedgerError, 'was shortened'):
+      ledger.create(self.path, parent=self.parent, parent_head=head)
+    os.remove(self.parent)
+    with self.assertRaisesRegex(ledger.LedgerError, 'is missing'):
+      ledger.create(self.path, parent=self.parent, parent_head=head)
+    self.assertFalse(os.path.exists(self.path))
+
+  def test_an_unbegun_ledger_is_replaced_a_begun_one_not(self):
+    self.write_parent(2)
+    for _ in range(2):
+      with ledger.create(self.path, parent=self.parent) as opened:
+        self.assertEqual(opened.head.count, 2)
+    with ledger.create(self.path, parent=self.parent) as opened:
+      opened.append(_round(0, seed=7))
+    with self.assertRaisesRegex(ledger.LedgerError, 'already charges 1 rounds'):
+      ledger.create(self.path, parent=self.parent)
+
+
+class ResultTest(_LedgerTestCase):
+  """The same noise never covers two sums that differ."""
+
+  def test_the_same_round_with_the_same_result_is_not_charged_again(self):
+    with ledger.create(self.path) as opened:
+      before = opened.head
+      opened.append(_round(0, result='a' * 64))
+    with ledger.resume(self.path, head=before) as opened:
+      self.assertTrue(opened.holds(_round(0).identity))
+      self.assertFalse(opened.holds(_round(1).identity))
+      self.assertFalse(opened.append(_round(0, result='a' * 64)))
+      self.assertFalse(opened.holds(_round(0).identity))
+      self.assertEqual(_count(opened.contents), 1)
+
+  def test_another_result_asks_for_a_new_key_and_is_charged_with_it(self):
+    with ledger.create(self.path) as opened:
+      before = opened.head
+      opened.append(_round(0, result='a' * 64))
+    with ledger.resume(self.path, head=before) as opened:
+      with self.assertRaisesRegex(ledger.NoiseReuseError, 'new noise key'):
+        opened.append(_round(0, result='b' * 64))
+      self.assertEqual(_count(opened.contents), 1)
+      self.assertTrue(opened.append(_round(0, result='b' * 64, seed=1)))
+      self.assertEqual(_count(opened.contents), 2)
+
+  def test_a_copy_has_another_place_and_a_renamed_file_its_own(self):
+    with ledger.create(self.path) as opened:
+      place, head = opened.place, opened.head
+    renamed = os.path.join(self.folder, 'renamed.jsonl')
+    os.rename(self.path, renamed)
+    with open(renamed, 'rb') as file, open(self.path, 'wb') as copy:
+      copy.write(file.read())
+    with ledger.resume(renamed, head=head) as opened:
+      self.assertEqual(opened.place, place)
+    with ledger.resume(self.path, head=head) as opened:
+      self.assertNotEqual(opened.place, place)
+
+
+class PassTest(_LedgerTestCase):
+  """Rounds of shuffled passes cost by trees, which roll-backs break."""
+
+  # 12 clients, 3 a round: 4 rounds a pass.
+  sampling = accounting.Sampling(kind='pass', cohort_size=3, population=12)
+
+  def count(self, round_nums):
+    with tempfile.TemporaryDirectory() as folder:
+      path = os.path.join(folder, 'ledger.jsonl')
+      with ledger.create(path) as opened:
+        for index, round_num in enumerate(round_nums):
+          opened.append(
+              _round(round_num, sampling=self.sampling, seed=index)
+          )
+        count = _count(opened.contents)
+      self.assertEqual(_count(ledger.read(path)), count)
+    return count
+
+  def test_rounds_in_order_count_as_they_are(self):
+    for number in (1, 3, 4, 5, 8):
+      self.assertEqual(self.count(range(number)), number)
+
+  def test_a_roll_back_within_a_pass_costs_a_tree_more(self):
+    # 0 1 2, then 1 again: a client of rounds 1 or 2 took part twice. The first
+    # tree counts whole (4), the second up to where it is (rounds 0 and 1).
+    self.assertEqual(self.count([0, 1, 2, 1]), 4 + 2)
+    self.assertEqual(self.count([0, 1, 2, 1, 2, 3]), 4 + 4)
+    self.assertEqual(self.count([0, 1, 2, 1, 2, 3, 4]), 4 + 4 + 1)
+
+  def test_a_roll_back_to_the_start_of_a_pass_costs_a_tree_more(self):
+    self.assertEqual(self.count([0, 1, 2, 3, 4, 4]), 4 + 4 + 1)
+    self.assertEqual(self.count([0, 1, 2, 3, 0]), 4 + 1)
+
+  def test_a_single_round_repeated_costs_again(self):
+    self.assertEqual(self.count([0, 0]), 4 + 1)
+
+
 class TamperingTest(_LedgerTestCase):
 
   def test_missing_file_is_refused(self):
@@ -342,7 +487,9 @@ class TamperingTest(_LedgerTestCase):
       ledger.resume(self.path, head=head)
 
   @parameterized.named_parameters(
-      ('version', dict(format_version=2), {}, 'format version 2'),
+      ('version', dict(format_version=1), {}, 'format version 1'),
+      ('inherited', dict(inherited=5), {}, 'not well formed'),
+      ('result', {}, dict(result='abc'), 'not well formed'),
       ('kind', dict(kind='note'), {}, 'no header'),
       ('noise', {}, dict(event={'sampling': {}}), 'not well formed'),
       ('index', {}, dict(index=5), 'not well formed'),

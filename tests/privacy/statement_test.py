@@ -145,7 +145,7 @@ class StatementTest(parameterized.TestCase):
   )
   def test_printed_epsilon_is_never_below_the_real_one(self, value, text):
     # pylint: disable-next=protected-access
-    self.assertEqual(statement._number(value), text)
+    self.assertEqual(statement.number(value), text)
 
   @parameterized.named_parameters(
       ('delta', dict(delta=0.0), 'delta'),

@@ -12,8 +12,14 @@ multiplier. What it costs depends on how its cohort was drawn:
                                               Gaussian(z / 2))
   full     everyone in each round           Gaussian(z)              add or
                                                                      remove one
+  pass     the next cohort_size of a        a tree over the rounds   replace one
+           shuffled order; whoever is left  of each pass, z a node   by nobody
+           over waits for the next pass                              (special)
 
-Replacing a client moves the sum by up to 2 C, hence the z / 2. A fixed-size
+Replacing a client moves the sum by up to 2 C, hence the z / 2. Passes go with
+tree noise (`tree_query`; [4], appendix D): a client is in a tree at most once,
+a pass costs one tree and passes compose; what is replaced is its update, by
+zeros, which moves the sum by up to C and leaves everyone's place. A fixed-size
 cohort must not be accounted as a Poisson one: at q = .01, z = 1, 1000 rounds,
 delta 1e-6, it costs epsilon 23.3, not 4.0 [1, 2].
 
@@ -25,6 +31,7 @@ loss distributions, usually tighter, for Poisson and full sampling only.
 [1] Poisson sampling: https://arxiv.org/abs/1908.10530
 [2] Without replacement: https://arxiv.org/abs/1808.00087 (Theorem 27)
 [3] https://arxiv.org/abs/2004.00010
+[4] https://arxiv.org/abs/2103.00039
 """
 
 import collections
@@ -41,18 +48,23 @@ import numpy as np
 
 from tff_asr import checks
 
-SAMPLING_KINDS = ('poisson', 'fixed', 'full')
+SAMPLING_KINDS = ('poisson', 'fixed', 'full', 'pass')
 ACCOUNTANTS = ('rdp', 'pld')
 PLD_MAX_RDP_EPSILON = 100.0
 
 _ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE
+_REPLACE_SPECIAL = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+_OWN_RELATIONS = {
+    'poisson': _ADD_OR_REMOVE_ONE,
+    'fixed': _REPLACE_ONE,
+    'full': _ADD_OR_REMOVE_ONE,
+    'pass': _REPLACE_SPECIAL,
+}
 _RELATIONS = {
     dp_accounting.PoissonSampledDpEvent: _ADD_OR_REMOVE_ONE,
     dp_accounting.SampledWithoutReplacementDpEvent: _REPLACE_ONE,
-    dp_accounting.SingleEpochTreeAggregationDpEvent: (
-        dp_accounting.NeighboringRelation.REPLACE_SPECIAL
-    ),
+    dp_accounting.SingleEpochTreeAggregationDpEvent: _REPLACE_SPECIAL,
 }
 
 ORDERS = tuple(float(order) for order in rdp.RdpAccountant().orders)
@@ -95,6 +107,11 @@ class Sampling:
   def sampling_prob(self) -> float:
     return self.cohort_size / self.population
 
+  @property
+  def rounds_per_pass(self) -> int:
+    """Whole cohorts in the population: rounds of a pass, leaves of its tree."""
+    return self.population // self.cohort_size
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rounds:
@@ -115,16 +132,20 @@ def neighbouring(
 ) -> dp_accounting.NeighboringRelation:
   """Returns the neighbouring relation that holds for all these rounds.
 
-  Rounds with full participation fit either relation; ValueError if Poisson and
-  fixed-size rounds are mixed, which have no relation in common.
+  Rounds with full participation fit add-or-remove-one and replace-one;
+  ValueError if rounds are mixed that have no relation in common.
   """
   kinds = {group.sampling.kind for group in rounds if group.count}
-  if {'poisson', 'fixed'} <= kinds:
-    raise ValueError(
-        'Poisson rounds (add or remove one client) and fixed-size rounds '
-        '(replace one) cannot be composed: use one sampling in a run.'
+  others = kinds - {'full'} or kinds
+  if len(others) > 1 or ('pass' in kinds and 'full' in kinds):
+    names = ' and '.join(
+        f'{kind} ({_OWN_RELATIONS[kind].name})' for kind in sorted(kinds)
     )
-  return _REPLACE_ONE if 'fixed' in kinds else _ADD_OR_REMOVE_ONE
+    raise ValueError(
+        f'Rounds of {names} sampling cannot be composed: use one sampling in '
+        'a run.'
+    )
+  return _OWN_RELATIONS[others.pop()] if others else _ADD_OR_REMOVE_ONE
 
 
 def compose(rounds: Sequence[Rounds]) -> dp_accounting.DpEvent:
@@ -135,7 +156,9 @@ def compose(rounds: Sequence[Rounds]) -> dp_accounting.DpEvent:
     counts[group.sampling, group.noise_multiplier] += group.count
   events = []
   for (sampling, noise_multiplier), count in counts.items():
-    if count:
+    if sampling.kind == 'pass':
+      events += _tree_events(sampling, noise_multiplier, count)
+    elif count:
       event = round_event(
           sampling, noise_multiplier=noise_multiplier, relation=relation
       )
@@ -166,7 +189,9 @@ def round_event(
   """
   checks.finite(noise_multiplier=noise_multiplier)
   checks.non_negative(noise_multiplier=noise_multiplier)
-  own = _REPLACE_ONE if sampling.kind == 'fixed' else _ADD_OR_REMOVE_ONE
+  if sampling.kind == 'pass':
+    raise ValueError('Passes are accounted by trees of rounds: see `compose`.')
+  own = _OWN_RELATIONS[sampling.kind]
   relation = relation or own
   allowed = {own, _REPLACE_ONE} if sampling.kind == 'full' else {own}
   if relation not in allowed:
@@ -267,65 +292,28 @@ def pld_obstacle(event: dp_accounting.DpEvent, *, delta: float) -> str:
   return ''
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Noise:
-  """The same noise, as a standard deviation over the clip, in three places.
-
-  on_sum is the noise multiplier z, on_mean the paper's sigma_DP, at_client the
-  noise on each of cohort_size updates before they are summed.
-  """
-
-  on_sum: float
-  on_mean: float
-  at_client: float
-
-
-def convert_noise(value: float, *, given: str, cohort_size: int) -> Noise:
-  """Converts the noise conventions, for a divisor and cohort of cohort_size.
-
-      on_sum = on_mean * cohort_size = at_client * sqrt(cohort_size)
-
-  Args:
-    value: Standard deviation over the clip, at least 0.
-    given: Where `value` is stated: 'sum', 'mean' or 'client'.
-    cohort_size: The public divisor of the mean.
-  """
-  checks.finite(value=value)
-  checks.non_negative(value=value)
-  checks.one_of(('sum', 'mean', 'client'), given=given)
-  checks.positive_int(cohort_size=cohort_size)
-  per_place = {'sum': 1, 'mean': cohort_size, 'client': math.sqrt(cohort_size)}
-  on_sum = value * per_place[given]
-  return Noise(
-      on_sum=on_sum,
-      on_mean=on_sum / per_place['mean'],
-      at_client=on_sum / per_place['client'],
-  )
-
-
-def combine_gaussians(noise_multipliers: Iterable[float]) -> float:
-  """Returns the one noise multiplier of several Gaussians on one cohort.
-
-  z = (sum of z_i^-2)^-1/2: https://arxiv.org/abs/1812.06210, section 3. One
-  without noise leaves none: 0.
-  """
-  multipliers = list(noise_multipliers)
-  if not multipliers:
-    raise ValueError('noise_multipliers must name at least one Gaussian.')
-  for noise_multiplier in multipliers:
-    checks.finite(noise_multiplier=noise_multiplier)
-    checks.non_negative(noise_multiplier=noise_multiplier)
-  smallest = min(multipliers)  # factored out, so that squares stay in range
-  if len(multipliers) == 1 or smallest == 0:
-    return float(smallest)
-  return smallest / math.sqrt(sum((smallest / z) ** 2 for z in multipliers))
-
-
 def check_delta(delta: float) -> None:
   """Raises ValueError unless delta is in (0, 1)."""
   checks.positive(delta=delta)
   if not delta < 1:
     raise ValueError(f'delta must be below 1, found {delta!r}.')
+
+
+def _tree_events(
+    sampling: Sampling, noise_multiplier: float, count: int
+) -> list[dp_accounting.DpEvent]:
+  """One tree a pass, and a smaller one for a pass that has only begun."""
+  whole, rest = divmod(count, sampling.rounds_per_pass)
+  events = []
+  for leaves, times in ((sampling.rounds_per_pass, whole), (rest, 1)):
+    if leaves and times:
+      tree = dp_accounting.NonPrivateDpEvent()
+      if noise_multiplier >= MIN_NOISE_MULTIPLIER:
+        tree = dp_accounting.SingleEpochTreeAggregationDpEvent(
+            noise_multiplier, leaves
+        )
+      events.append(dp_accounting.SelfComposedDpEvent(tree, times))
+  return events
 
 
 def _relation_of(

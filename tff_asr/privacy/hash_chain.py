@@ -84,10 +84,10 @@ def open_locked(path: str, *, new: bool = False) -> int:
   return descriptor
 
 
-def append(descriptor: int, line: Line) -> None:
-  """Appends a line and waits for the disk; on failure nothing is appended."""
+def append(descriptor: int, *lines: Line) -> None:
+  """Appends lines and waits for the disk; on failure nothing is appended."""
   size = os.fstat(descriptor).st_size
-  data = _encode(line)
+  data = b''.join(map(_encode, lines))
   try:
     while data:
       data = data[os.write(descriptor, data) :]

@@ -8,6 +8,7 @@ their owner only.
 """
 
 import hashlib
+import hmac
 import secrets
 
 import numpy as np
@@ -62,6 +63,15 @@ def to_bytes(key: np.ndarray) -> bytes:
 def to_uint64(key: np.ndarray) -> np.ndarray:
   """Returns the key as uint64 [2], the form that NumPy's Philox takes."""
   return np.frombuffer(to_bytes(key), '<u8').astype(np.uint64)
+
+
+def derive(key: np.ndarray, *, purpose: str) -> np.ndarray:
+  """Returns the key (int32 [4]) that belongs to a key and a purpose.
+
+  HMAC-SHA-256: without `key`, keys of different purposes look unrelated.
+  """
+  digest = hmac.digest(to_bytes(key), purpose.encode(), 'sha256')
+  return from_bytes(digest[:NUM_BYTES])
 
 
 def check(key: np.ndarray) -> np.ndarray:

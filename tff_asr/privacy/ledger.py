@@ -5,12 +5,13 @@ has returned, which is after the round is on disk. So the file never lags
 behind what has been seen; after a crash it may be ahead of the saved program
 state. Lines are JSON, the first one a header:
 
-    {"kind": "header", "format_version": 1, "run_id": ..., "unit": "speaker",
-     "private": true, "fixed_seeds": [], "previous": "", "hash": ...}
+    {"kind": "header", "format_version": 2, "run_id": ..., "unit": "speaker",
+     "private": true, "fixed_seeds": [], "inherited": 0, "parents": [],
+     "previous": "", "hash": ...}
     {"kind": "round", "index": 0, "round_num": 1, "event": {"sampling":
      {"kind": "poisson", "cohort_size": 10, "population": 1000},
      "noise_multipliers": [1.0]}, "configuration": DIGEST, "identity": DIGEST,
-     "previous": HASH, "hash": HASH}
+     "result": DIGEST, "previous": HASH, "hash": HASH}
 
 The lines are chained by their hashes (`hash_chain`), and the program state
 holds the head, (number of rounds, last hash): a ledger that was deleted,
@@ -20,36 +21,41 @@ cohort.
 Rounds charged twice, or not:
 - The identity of a round is a digest of all that decides its noisy sum: keys,
   counters, state, configuration. Resuming from a state that the ledger is
-  ahead of and repeating the very same round releases nothing new: it is
-  recognized among the lines ahead of that state and not charged again.
+  ahead of and repeating the very same round, with the same bits as its result,
+  releases nothing new: it is recognized among the lines ahead of that state
+  and not charged again.
+- The same round with another result (other data, code or rounding) would set
+  the same noise on two sums: `NoiseReuseError`; repeat it with a new key.
 - A different round there (another configuration, a new key) is charged in
   addition; what is in the ledger stays charged.
+- A run that starts from another run's model starts from its ledger, whatever
+  its clients: the first `inherited` rounds are of the runs in `parents`.
 """
 
-import collections
 from collections.abc import Sequence
-import dataclasses
-import hashlib
-import json
 import os
-import re
 import secrets
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 from absl import logging
 import dp_accounting
-import numpy as np
 
-from tff_asr import checks
 from tff_asr.privacy import accounting
 from tff_asr.privacy import hash_chain
-from tff_asr.privacy import keys
+from tff_asr.privacy import ledger_rounds
 
-_FORMAT_VERSION = 1
+Round = ledger_rounds.Round
+round_identity = ledger_rounds.round_identity
+
+_FORMAT_VERSION = 2
 
 
 class LedgerError(ValueError):
   """The ledger on disk is not the one that the program state belongs to."""
+
+
+class NoiseReuseError(LedgerError):
+  """A round that is charged already came out differently, with its noise."""
 
 
 class Head(NamedTuple):
@@ -59,73 +65,21 @@ class Head(NamedTuple):
   digest: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Round:
-  """One round, as it is charged.
+class Contents(NamedTuple):
+  """What a ledger says.
 
   Attributes:
-    round_num: The run's number of the round.
-    sampling: How its cohort was drawn.
-    noise_multipliers: One for each Gaussian that the round added to sums over
-      its cohort; together they cost as `accounting.combine_gaussians` says.
-    configuration: Digest of the configuration.
-    identity: Digest by `round_identity`.
+    run_id: Random name of the run.
+    unit: What one client is.
+    fixed_seeds: Not empty means NOT PRIVATE.
+    inherited: How many of the rounds are of runs that this one started from.
+    rounds: All charged rounds.
   """
-
-  round_num: int
-  sampling: accounting.Sampling
-  noise_multipliers: tuple[float, ...]
-  configuration: str
-  identity: str
-
-  def __post_init__(self):
-    checks.non_negative_int(round_num=self.round_num)
-    accounting.combine_gaussians(self.noise_multipliers)
-    if not isinstance(self.configuration, str):
-      raise ValueError(
-          f'configuration must be a string, found {self.configuration!r}.'
-      )
-    if not _is_digest(self.identity):
-      raise ValueError(
-          'identity must be a digest by round_identity, found '
-          f'{self.identity!r}.'
-      )
-
-
-def round_identity(
-    *,
-    noise_key: np.ndarray,
-    noise_counter: int,
-    sampler_key: np.ndarray,
-    round_num: int,
-    configuration: str,
-    state_digest: str = '',
-) -> str:
-  """Returns the digest of everything that decides a round's noisy sum.
-
-  Args:
-    noise_key: The noise's 128-bit key, int32 [4].
-    noise_counter: The noise's counter in this round, at least 0.
-    sampler_key: The cohort sampler's key, int32 [4].
-    round_num: The sampler's round number, at least 0.
-    configuration: Digest of the configuration.
-    state_digest: Digest of the server state, for runs that could reach the
-      same counter with another state under one configuration.
-  """
-  checks.non_negative_int(noise_counter=noise_counter, round_num=round_num)
-  parts = [
-      keys.to_bytes(noise_key).hex(), noise_counter,
-      keys.to_bytes(sampler_key).hex(), round_num, configuration, state_digest,
-  ]
-  return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-class Contents(NamedTuple):
-  """What a ledger says; fixed_seeds not empty means NOT PRIVATE."""
 
   run_id: str
   unit: str
   fixed_seeds: tuple[str, ...]
+  inherited: int
   rounds: list[accounting.Rounds]
 
 
@@ -147,7 +101,7 @@ class Ledger:
     self._descriptor = descriptor
     self._lines = lines
     self._position = position  # rounds that the program state knows of
-    self._counts = _count(lines)
+    self._charges = ledger_rounds.Charges(lines[1:])
 
   @property
   def head(self) -> Head:
@@ -156,7 +110,7 @@ class Ledger:
 
   @property
   def contents(self) -> Contents:
-    return _contents(self._lines[0], self._counts)
+    return _contents(self._lines[0], self._charges)
 
   def append(self, charged: Round) -> bool:
     """Charges a round; when this returns the round is on disk.
@@ -170,12 +124,21 @@ class Ledger:
 
     Raises:
       OSError: If it cannot be written; the file is then as before.
+      NoiseReuseError: If the ledger holds this round with another result.
       LedgerError: If a round of the same identity differs otherwise.
     """
     ahead = self._lines[self._position + 1 :]
     for line in ahead:
       if line['identity'] == charged.identity:
-        if line != _line(charged, after=line['index'], hash_=line['previous']):
+        again = ledger_rounds.to_line(
+            charged, after=line['index'], hash_=line['previous']
+        )
+        if line['result'] != again['result']:
+          raise NoiseReuseError(
+              f'Round {charged.round_num} is in {self._path} already, but came '
+              'out differently this time: draw a new noise key for it.'
+          )
+        if line != again:
           raise LedgerError(
               f'Round {charged.round_num} has the identity of a round in '
               f'{self._path} but is another one: its identity must cover its '
@@ -190,12 +153,24 @@ class Ledger:
           len(ahead), charged.round_num,
       )
     index = len(self._lines) - 1
-    line = _line(charged, after=index, hash_=self._lines[-1]['hash'])
+    line = ledger_rounds.to_line(
+        charged, after=index, hash_=self._lines[-1]['hash']
+    )
     hash_chain.append(self._descriptor, line)
     self._lines.append(line)
     self._position = index + 1
-    self._counts += _count([line])
+    self._charges.add(line)
     return True
+
+  def holds(self, identity: str) -> bool:
+    """Whether this round is charged already, ahead of the program state."""
+    ahead = self._lines[self._position + 1 :]
+    return any(line['identity'] == identity for line in ahead)
+
+  @property
+  def place(self) -> int:
+    """What tells this file from a copy of it: its inode."""
+    return os.fstat(self._descriptor).st_ino
 
   def close(self) -> None:
     """Closes the file and frees its lock."""
@@ -211,42 +186,68 @@ class Ledger:
 
 
 def create(
-    path: str, *, unit: str = 'speaker', fixed_seeds: Sequence[str] = ()
+    path: str,
+    *,
+    unit: str = 'speaker',
+    fixed_seeds: Sequence[str] = (),
+    parent: Optional[str] = None,
+    parent_head: Optional[Head] = None,
 ) -> Ledger:
-  """Starts the ledger of a new run, in place of one without any rounds.
+  """Starts the ledger of a new run, in place of one without rounds of its own.
 
   Args:
     path: The file; its folder exists.
     unit: What is protected: one client of this kind.
     fixed_seeds: Names of the keys that a seed fixed, such as 'NOISE_SEED'.
+    parent: Ledger of the run whose model this one starts from, whose rounds
+      and fixed seeds it takes over; None: there is none.
+    parent_head: Head of that ledger as kept with the model.
 
   Raises:
-    LedgerError: If `path` holds rounds or something else, or is in use.
+    LedgerError: If `path` holds rounds or something else or is in use, or the
+      parent is not the ledger of `parent_head`.
   """
+  inherited = [] if parent is None else _read(parent, head=parent_head)
   descriptor = _open_locked(path, new=True)
   try:
     if os.path.getsize(path) and not _is_torn_header(path):
-      charged = len(_read(path)) - 1
+      lines = _read(path)
+      charged = len(lines) - 1 - lines[0]['inherited']
       if charged:
         raise LedgerError(
             f'The privacy ledger {path} already charges {charged} rounds: '
             'resume that run from its saved state, or take another directory.'
         )
-    header = hash_chain.seal({
+    fixed = [name for line in inherited[:1] for name in line['fixed_seeds']]
+    fixed += [name for name in fixed_seeds if name not in fixed]
+    lines = [hash_chain.seal({
         'kind': 'header',
         'format_version': _FORMAT_VERSION,
         'run_id': secrets.token_hex(8),
         'unit': unit,
-        'private': not fixed_seeds,
-        'fixed_seeds': list(fixed_seeds),
-    }, previous='')
+        'private': not fixed,
+        'fixed_seeds': fixed,
+        'inherited': len(inherited[1:]),
+        'parents': [
+            run_id
+            for line in inherited[:1]
+            for run_id in [*line['parents'], line['run_id']]
+        ],
+    }, previous='')]
+    for index, line in enumerate(inherited[1:]):
+      charged_round = ledger_rounds.from_line(line, index=index)
+      lines.append(ledger_rounds.to_line(
+          charged_round, after=index, hash_=lines[-1]['hash']
+      ))
     os.ftruncate(descriptor, 0)
-    hash_chain.append(descriptor, header)
+    hash_chain.append(descriptor, *lines)
     hash_chain.sync_folder(path)
   except BaseException:
     os.close(descriptor)
     raise
-  return Ledger(path, descriptor=descriptor, lines=[header], position=0)
+  return Ledger(
+      path, descriptor=descriptor, lines=lines, position=len(inherited[1:])
+  )
 
 
 def resume(path: str, *, head: Head) -> Ledger:
@@ -268,18 +269,7 @@ def resume(path: str, *, head: Head) -> Ledger:
     )
   descriptor = _open_locked(path)
   try:
-    lines = _read(path)
-    charged = len(lines) - 1
-    if charged < head.count:
-      raise LedgerError(
-          f'The privacy ledger {path} was shortened: it charges {charged} '
-          f'rounds, the saved state {head.count}. Put the whole file back.'
-      )
-    if head.count < 0 or lines[head.count]['hash'] != head.digest:
-      raise LedgerError(
-          f'The privacy ledger {path} is not the one of the saved state: its '
-          f'first {head.count} rounds were rewritten, or it is of another run.'
-      )
+    lines = _read(path, head=head)
     hash_chain.cut_torn_line(descriptor, lines)
   except BaseException:
     os.close(descriptor)
@@ -287,16 +277,17 @@ def resume(path: str, *, head: Head) -> Ledger:
   return Ledger(path, descriptor=descriptor, lines=lines, position=head.count)
 
 
-def read(path: str) -> Contents:
+def read(path: str, *, head: Optional[Head] = None) -> Contents:
   """Reads a ledger file, open elsewhere or not.
 
-  Its chain is checked; lines missing at its end show only against the head.
+  Its chain is checked; lines missing at its end show only against a head.
 
   Raises:
-    LedgerError: If the file was edited or is no ledger.
+    LedgerError: If the file was edited, is no ledger, or is not the one of
+      `head`.
   """
-  lines = _read(path)
-  return _contents(lines[0], _count(lines))
+  lines = _read(path, head=head)
+  return _contents(lines[0], ledger_rounds.Charges(lines[1:]))
 
 
 def to_event(contents: Contents) -> dp_accounting.DpEvent:
@@ -305,49 +296,24 @@ def to_event(contents: Contents) -> dp_accounting.DpEvent:
 
 
 def _contents(
-    header: hash_chain.Line, counts: collections.Counter
+    header: hash_chain.Line, charges: ledger_rounds.Charges
 ) -> Contents:
   """The header's fields and the rounds."""
   return Contents(
       run_id=header['run_id'],
       unit=header['unit'],
       fixed_seeds=tuple(header['fixed_seeds']),
-      rounds=[
-          accounting.Rounds(
-              sampling=sampling, noise_multiplier=noise, count=count
-          )
-          for (sampling, noise), count in counts.items()
-      ],
+      inherited=header['inherited'],
+      rounds=charges.rounds,
   )
 
 
-def _count(lines: Sequence[hash_chain.Line]) -> collections.Counter:
-  """How many of the lines charge each sampling and noise."""
-  counts = collections.Counter()
-  for line in lines:
-    if line['kind'] == 'round':
-      noise = accounting.combine_gaussians(line['event']['noise_multipliers'])
-      counts[accounting.Sampling(**line['event']['sampling']), noise] += 1
-  return counts
-
-
-def _line(charged: Round, *, after: int, hash_: str) -> hash_chain.Line:
-  """The line of a round that follows `after` rounds and a hash."""
-  return hash_chain.seal({
-      'kind': 'round',
-      'index': after,
-      'round_num': charged.round_num,
-      'event': {
-          'sampling': dataclasses.asdict(charged.sampling),
-          'noise_multipliers': [float(z) for z in charged.noise_multipliers],
-      },
-      'configuration': charged.configuration,
-      'identity': charged.identity,
-  }, previous=hash_)
-
-
-def _read(path: str) -> list[hash_chain.Line]:
-  """Reads a ledger and checks its chain and the fields of each line."""
+def _read(
+    path: str, *, head: Optional[Head] = None
+) -> list[hash_chain.Line]:
+  """Reads a ledger and checks its chain, the fields of each line, the head."""
+  if not os.path.exists(path):
+    raise LedgerError(f'The privacy ledger {path} is missing: put it back.')
   try:
     lines = hash_chain.read(path)
   except hash_chain.ChainError as error:
@@ -362,21 +328,30 @@ def _read(path: str) -> list[hash_chain.Line]:
         f'{_FORMAT_VERSION}.'
     )
   try:
-    _contents(header, collections.Counter())
+    _contents(header, ledger_rounds.Charges())
+    if not 0 <= header['inherited'] < len(lines) or not isinstance(
+        header['parents'], list
+    ):
+      raise ValueError('it inherits rounds that it has not')
     for index, line in enumerate(lines[1:]):
-      charged = Round(
-          round_num=line['round_num'],
-          sampling=accounting.Sampling(**line['event']['sampling']),
-          noise_multipliers=tuple(line['event']['noise_multipliers']),
-          configuration=line['configuration'],
-          identity=line['identity'],
-      )
-      if line != _line(charged, after=index, hash_=line['previous']):
-        raise ValueError(f'round {index} has other fields than expected')
+      ledger_rounds.from_line(line, index=index)
   except (ValueError, KeyError, TypeError) as error:
     raise LedgerError(
         f'The privacy ledger {path} is not well formed: {error}.'
     ) from None
+  if head is None:
+    return lines
+  charged = len(lines) - 1
+  if charged < head.count:
+    raise LedgerError(
+        f'The privacy ledger {path} was shortened: it charges {charged} '
+        f'rounds, the saved state {head.count}. Put the whole file back.'
+    )
+  if head.count < 0 or lines[head.count]['hash'] != head.digest:
+    raise LedgerError(
+        f'The privacy ledger {path} is not the one of the saved state: its '
+        f'first {head.count} rounds were rewritten, or it is of another run.'
+    )
   return lines
 
 
@@ -394,7 +369,3 @@ def _is_torn_header(path: str) -> bool:
     data = file.read(1 << 16)
   start = b'{"fixed_seeds": '
   return b'\n' not in data and data[: len(start)] == start[: len(data)]
-
-
-def _is_digest(value: Any) -> bool:
-  return isinstance(value, str) and bool(re.fullmatch('[0-9a-f]{64}', value))

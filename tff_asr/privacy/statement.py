@@ -29,6 +29,10 @@ _RELATION_WORDS = {
         'replace one {unit} by another (the noise is weighed against a change '
         'of twice the clip)'
     ),
+    dp_accounting.NeighboringRelation.REPLACE_SPECIAL: (
+        'replace one {unit} by nobody, whose update is zeros and who keeps the '
+        'place in the pass'
+    ),
 }
 _SAMPLING_WORDS = {
     'poisson': (
@@ -40,6 +44,17 @@ _SAMPLING_WORDS = {
         'without replacement'
     ),
     'full': 'everyone: all {population:,} {unit}s in each round',
+    'pass': (
+        'shuffled passes over {population:,} {unit}s, the next {cohort_size:,} '
+        'a round; each {unit} once in a tree of {rounds_per_pass:,} rounds at '
+        'most, no assumption about sampling (DP-FTRL)'
+    ),
+}
+_NOISE_PLACES = {
+    'poisson': 'on the sum',
+    'fixed': 'on the sum',
+    'full': 'on the sum',
+    'pass': 'on each node of the tree',
 }
 
 
@@ -79,6 +94,7 @@ def build(
     unit: str = 'speaker',
     fixed_seeds: Sequence[str] = (),
     target_epsilon: float = MAX_USEFUL_EPSILON,
+    data_dependent: Sequence[str] = (),
 ) -> Statement:
   """Builds the statement of the given rounds.
 
@@ -90,6 +106,8 @@ def build(
     unit: What one client is.
     fixed_seeds: Names of the keys that a seed fixed, such as 'NOISE_SEED'.
     target_epsilon: The epsilon that the grown run beside it has to reach.
+    data_dependent: What of the run's control looked at clients' data without
+      noise, such as 'failed clients were left out'.
 
   Raises:
     ValueError: If an argument is out of range or `rounds` is empty.
@@ -114,7 +132,7 @@ def build(
   elif not num_rounds:
     by_rdp = 0.0
   epsilon = by_rdp if by_pld is None else min(by_rdp, by_pld)
-  reasons = _reasons(
+  reasons = why_not_private(
       rounds, clipped=clipped, epsilon=epsilon, fixed_seeds=fixed_seeds
   )
   population = max(group.sampling.population for group in rounds)
@@ -137,12 +155,14 @@ def build(
       ('clip', f'{l2_norm_clip:g} (L2 norm of a client\'s update)'
        if clipped else 'none'),
       ('delta', f'{delta:g}'),
-      ('epsilon (RDP)', _number(by_rdp) + if_secret),
+      ('epsilon (RDP)', number(by_rdp) + if_secret),
       ('epsilon (PLD)', f'not computed: {obstacle}'
-       if by_pld is None else _number(by_pld) + if_secret),
+       if by_pld is None else number(by_pld) + if_secret),
       ('at larger scale', scale_words),
-      ('not counted', 'choosing hyperparameters by looking at private data is '
+      ('not counted', 'choosing hyperparameters by looking at private data, '
+       'and other runs on the same data that this one did not start from, are '
        'not charged'),
+      ('control', _control_words(data_dependent)),
       ('noise', 'drawn in float32: the guarantee is that of real-valued noise, '
        'not of its rounding'),
       ('metrics', 'per-round figures of training (loss, counts) are exact in '
@@ -160,7 +180,7 @@ def build(
   elif reasons:
     verdict = 'NOT PRIVATE: ' + '; '.join(reasons) + '.'
   else:
-    verdict = f'({_number(epsilon)}, {delta:g})-differential privacy.'
+    verdict = f'({number(epsilon)}, {delta:g})-differential privacy.'
   if reasons and not num_rounds:
     verdict += ' It will be NOT PRIVATE: ' + '; '.join(reasons) + '.'
   lines = ['Privacy statement', *textwrap.wrap(verdict, _WIDTH)]
@@ -186,13 +206,14 @@ def build(
           }
           for group in rounds
       ],
-      'l2_norm_clip': _json_number(l2_norm_clip),
+      'l2_norm_clip': json_number(l2_norm_clip),
       'delta': delta,
-      'epsilon': _json_number(epsilon),
-      'epsilon_rdp': _json_number(by_rdp),
-      'epsilon_pld': None if by_pld is None else _json_number(by_pld),
+      'epsilon': json_number(epsilon),
+      'epsilon_rdp': json_number(by_rdp),
+      'epsilon_pld': None if by_pld is None else json_number(by_pld),
       'fixed_seeds': list(fixed_seeds),
       'tuning_charged': False,
+      'data_dependent_control': list(data_dependent),
       'metrics_private': False,
       'scale_for_target_epsilon': scale,
   }
@@ -205,14 +226,14 @@ def build(
   )
 
 
-def _reasons(
+def why_not_private(
     rounds: Sequence[accounting.Rounds],
     *,
-    clipped: bool,
     epsilon: float,
-    fixed_seeds: Sequence[str],
+    clipped: bool = True,
+    fixed_seeds: Sequence[str] = (),
 ) -> list[str]:
-  """Why the run is not private."""
+  """Returns why rounds of this epsilon are not private; empty if they are."""
   reasons = []
   if any(group.noise_multiplier == 0 for group in rounds):
     reasons.append('no noise is added')
@@ -220,11 +241,25 @@ def _reasons(
     reasons.append('updates are not clipped')
   if not reasons and epsilon > MAX_USEFUL_EPSILON:
     reasons.append(
-        f'epsilon is {_number(epsilon)}, above {MAX_USEFUL_EPSILON:g}'
+        f'epsilon is {number(epsilon)}, above {MAX_USEFUL_EPSILON:g}'
     )
   for name in fixed_seeds:
     reasons.append(f'{name} fixes a key, so anyone can compute what it draws')
   return reasons
+
+
+def _control_words(data_dependent: Sequence[str]) -> str:
+  """What decided how the run went on."""
+  if data_dependent:
+    return (
+        'NOT COVERED, because it looked at private data without noise: '
+        + '; '.join(data_dependent)
+    )
+  return (
+      'rounds, stopping, evaluation and learning rate follow the settings, '
+      'the ledger and the released (noised) models only; a run that a '
+      "client's unreadable data ended shows that by its end"
+  )
 
 
 def _round_entries(
@@ -238,14 +273,15 @@ def _round_entries(
         population=sampling.population,
         cohort_size=sampling.cohort_size,
         prob=sampling.sampling_prob,
+        rounds_per_pass=sampling.rounds_per_pass,
         unit=unit,
     )
     on_mean = group.noise_multiplier / sampling.cohort_size
     entries.append(('rounds', f'{group.count:,}; {words}'))
     entries.append((
         'noise multiplier',
-        f'{group.noise_multiplier:g} (on the sum, over the clip; '
-        f'{on_mean:.3g} on the mean)',
+        f'{group.noise_multiplier:g} ({_NOISE_PLACES[sampling.kind]}, over the '
+        f'clip; {on_mean:.3g} on the mean)',
     ))
   return entries
 
@@ -297,7 +333,7 @@ def _entry(label: str, text: str) -> list[str]:
   )
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
   """Epsilon for reading, rounded up in its third digit: never understated."""
   if value == 0 or math.isinf(value):
     return 'infinite' if value else '0'
@@ -306,6 +342,6 @@ def _number(value: float) -> str:
   return f'{rounded:.3g}'
 
 
-def _json_number(value: float) -> float | str:
+def json_number(value: float) -> float | str:
   """JSON has no infinity."""
   return 'inf' if math.isinf(value) else value

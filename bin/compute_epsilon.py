@@ -1,0 +1,94 @@
+r"""Prints epsilon from noise, rounds and sampling, or finds one of them.
+
+Give two of noise, --target_epsilon and --rounds: the third is found. Or --run:
+the rounds that a run's privacy ledger charges.
+
+Examples:
+  python bin/compute_epsilon.py --sigma_mean=3e-6 --cohort_size=1024 \
+      --population=34753 --rounds=2006 --delta=1e-9 \
+      --extrapolate_cohorts=204800 --plot=epsilon.png
+  python bin/compute_epsilon.py --run=runs/private --format=json
+"""
+
+from tff_asr import launch
+
+from absl import flags
+
+from tff_asr.privacy import accounting
+from tff_asr.privacy import epsilon_plot
+from tff_asr.privacy import epsilon_report
+
+_NOISE_MULTIPLIER = flags.DEFINE_float(
+    'noise_multiplier', None, 'Noise on the sum of updates, over the clip.'
+)
+_SIGMA_MEAN = flags.DEFINE_float(
+    'sigma_mean', None, 'The same on the mean: noise_multiplier / cohort_size.'
+)
+_TARGET_EPSILON = flags.DEFINE_float(
+    'target_epsilon', None, 'Epsilon not to be exceeded.'
+)
+_COHORT_SIZE = flags.DEFINE_integer(
+    'cohort_size', None, 'Clients a round (expected ones under Poisson).'
+)
+_POPULATION = flags.DEFINE_integer('population', None, 'All private clients.')
+_ROUNDS = flags.DEFINE_integer('rounds', None, 'Number of rounds.')
+_DELTA = flags.DEFINE_float('delta', None, 'By default 1 / (10 population).')
+_SAMPLING = flags.DEFINE_enum(
+    'sampling', 'poisson', accounting.SAMPLING_KINDS,
+    'How cohorts are drawn: Poisson, fixed size, everyone, shuffled passes.',
+)
+_ACCOUNTANT = flags.DEFINE_enum(
+    'accountant', 'rdp', accounting.ACCOUNTANTS, 'PLD: tighter, for some only.'
+)
+_FORMAT = flags.DEFINE_enum(
+    'format', 'text', epsilon_report.FORMATS, 'What to print.'
+)
+_RUN = flags.DEFINE_string('run', None, 'Folder of a run, for its ledger.')
+_COHORTS = flags.DEFINE_list(
+    'extrapolate_cohorts', [], 'Larger cohorts at the same noise on the mean.'
+)
+_POPULATIONS = flags.DEFINE_list(
+    'extrapolate_populations', [],
+    'Populations for them; by default in proportion to the cohort.',
+)
+_PLOT = flags.DEFINE_string(
+    'plot', None, 'Draws epsilon against population into this PNG.'
+)
+for name in ('cohort_size', 'population', 'rounds', 'noise_multiplier'):
+  flags.mark_flags_as_mutual_exclusive(['run', name])
+
+
+def main(_) -> None:
+  if _RUN.value:
+    # Late: it reads saved states, and TensorFlow takes seconds to load.
+    from tff_asr.programs import charged  # pylint: disable=g-import-not-at-top
+
+    result = charged.epsilon_of_run(
+        _RUN.value, delta=_DELTA.value, accountant=_ACCOUNTANT.value
+    )
+  else:
+    result = epsilon_report.solve(
+        cohort_size=_COHORT_SIZE.value,
+        population=_POPULATION.value,
+        noise_multiplier=_NOISE_MULTIPLIER.value,
+        sigma_mean=_SIGMA_MEAN.value,
+        target_epsilon=_TARGET_EPSILON.value,
+        rounds=_ROUNDS.value,
+        delta=_DELTA.value,
+        sampling=_SAMPLING.value,
+        accountant=_ACCOUNTANT.value,
+    )
+  results = [result]
+  if _COHORTS.value or _POPULATIONS.value:
+    results += epsilon_report.extrapolate(
+        result,
+        cohort_sizes=epsilon_report.parse_sizes(_COHORTS.value),
+        populations=epsilon_report.parse_sizes(_POPULATIONS.value),
+    )
+  print(epsilon_report.render(results, output_format=_FORMAT.value))
+  if _PLOT.value:
+    epsilon_plot.draw(results, path=_PLOT.value)
+
+
+if __name__ == '__main__':
+  launch.run(main)

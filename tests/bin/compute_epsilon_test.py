@@ -1,0 +1,94 @@
+"""Tests of bin/compute_epsilon.py, each in a process of its own."""
+
+import json
+import os
+import tempfile
+
+from absl.testing import absltest
+
+from tests.bin import programs
+from tff_asr.privacy import accounting
+from tff_asr.privacy import keys
+from tff_asr.privacy import ledger
+
+# The paper's first headline: epsilon 7.2.
+_HEADLINE = (
+    '--cohort_size=204800', '--population=69506000', '--rounds=2034',
+    '--delta=1e-9',
+)
+
+
+class ComputeEpsilonTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = self.enterContext(tempfile.TemporaryDirectory())
+
+  def run_program(self, *flags):
+    return programs.run('compute_epsilon', *flags)
+
+  def fields(self, *flags):
+    finished = self.run_program(*flags, '--format=json')
+    self.assertEqual((finished.code, finished.stderr), (0, ''))
+    return json.loads(finished.stdout)
+
+  def check_error(self, message, *flags):
+    finished = self.run_program(*flags)
+    self.assertEqual((finished.code, finished.stdout), (1, ''))
+    self.assertRegex(finished.stderr, rf'\Aerror: .*{message}.*\n\Z')
+
+  def test_json_of_the_paper_s_headline(self):
+    found = self.fields('--sigma_mean=3e-6', *_HEADLINE)
+    self.assertAlmostEqual(found['epsilon'], 7.22, delta=0.005)
+    self.assertAlmostEqual(found['noise_multiplier'], 0.6144)
+    self.assertEqual(found['neighbouring'], 'add_or_remove_one')
+
+  def test_extrapolation_prints_a_table_and_draws_it(self):
+    picture = os.path.join(self.folder, 'epsilon.png')
+    finished = self.run_program(
+        '--sigma_mean=3e-6', '--cohort_size=1024', '--population=34753',
+        '--rounds=2006', '--delta=1e-9', '--extrapolate_cohorts=204800',
+        '--extrapolate_populations=6950600,69506000', f'--plot={picture}',
+    )
+    self.assertEqual((finished.code, finished.stderr), (0, ''))
+    self.assertIn('| 204,800 | 6,950,600 |', finished.stdout)
+    self.assertEqual(finished.stdout.count('WER assumed, not measured'), 2)
+    with open(picture, 'rb') as file:
+      self.assertEqual(file.read(4), b'\x89PNG')
+
+  def test_epsilon_of_a_run_is_that_of_its_ledger(self):
+    sampling = accounting.Sampling(
+        kind='fixed', cohort_size=1000, population=100_000
+    )
+    with ledger.create(os.path.join(self.folder, 'ledger.jsonl')) as opened:
+      for round_num in range(3):
+        opened.append(ledger.Round(
+            round_num=round_num,
+            sampling=sampling,
+            noise_multipliers=(1.0,),
+            configuration='',
+            identity=ledger.round_identity(
+                noise_key=keys.draw(), noise_counter=0,
+                sampler_key=keys.draw(), round_num=0, configuration='',
+            ),
+        ))
+    found = self.fields(f'--run={self.folder}')
+    rounds = accounting.Rounds(
+        sampling=sampling, noise_multiplier=1.0, count=3
+    )
+    self.assertEqual(
+        found['epsilon'],
+        accounting.epsilon(accounting.compose([rounds]), delta=1e-6),
+    )
+    self.assertEqual(found['rounds'], 3)
+
+  def test_what_is_missing_or_impossible_is_one_line(self):
+    self.check_error('two of .* must be given', *_HEADLINE)
+    self.check_error(f'{self.folder} has no privacy ledger',
+                     f'--run={self.folder}')
+    self.check_error('PLD cannot be used: RDP gives', '--sigma_mean=1e-8',
+                     '--accountant=pld', *_HEADLINE)
+
+
+if __name__ == '__main__':
+  absltest.main()

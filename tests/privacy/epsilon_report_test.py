@@ -1,0 +1,232 @@
+"""Tests of tff_asr.privacy.epsilon_report."""
+
+import csv
+import io
+import json
+import math
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tff_asr.privacy import accounting
+from tff_asr.privacy import epsilon_report
+
+_PLAN = dict(cohort_size=1000, population=100_000, delta=1e-6)
+
+
+class SolveTest(parameterized.TestCase):
+
+  def test_any_two_of_noise_epsilon_and_rounds_give_the_third(self):
+    forward = epsilon_report.solve(noise_multiplier=1.0, rounds=1000, **_PLAN)
+    self.assertEqual(forward.solved_for, 'epsilon')
+    noise = epsilon_report.solve(
+        target_epsilon=forward.epsilon, rounds=1000, **_PLAN
+    )
+    self.assertEqual(noise.solved_for, 'noise_multiplier')
+    self.assertAlmostEqual(noise.rounds[0].noise_multiplier, 1.0, places=5)
+    self.assertLessEqual(noise.epsilon, forward.epsilon)
+    rounds = epsilon_report.solve(
+        target_epsilon=forward.epsilon, noise_multiplier=1.0, **_PLAN
+    )
+    self.assertEqual(rounds.solved_for, 'rounds')
+    self.assertEqual(rounds.rounds[0].count, 1000)
+
+  def test_noise_on_the_mean_is_noise_on_the_sum_over_the_cohort(self):
+    on_sum = epsilon_report.solve(noise_multiplier=2.0, rounds=10, **_PLAN)
+    on_mean = epsilon_report.solve(sigma_mean=0.002, rounds=10, **_PLAN)
+    self.assertAlmostEqual(on_sum.epsilon, on_mean.epsilon)
+
+  def test_fixed_size_costs_what_replacing_one_does(self):
+    # 23.3; with the noise over C instead of 2 C it would be 4.0.
+    fixed = epsilon_report.solve(
+        noise_multiplier=1.0, rounds=1000, sampling='fixed', **_PLAN
+    )
+    self.assertAlmostEqual(fixed.epsilon, 23.3, delta=0.05)
+    self.assertEqual(
+        epsilon_report.fields(fixed)['neighbouring'], 'replace_one'
+    )
+    poisson = epsilon_report.solve(noise_multiplier=1.0, rounds=1000, **_PLAN)
+    self.assertAlmostEqual(poisson.epsilon, 2.44, delta=0.005)
+
+  def test_pld_is_tighter_and_has_no_order(self):
+    arguments = dict(noise_multiplier=1.0, rounds=100, **_PLAN)
+    by_pld = epsilon_report.solve(accountant='pld', **arguments)
+    self.assertLess(by_pld.epsilon, epsilon_report.solve(**arguments).epsilon)
+    self.assertIsNone(by_pld.order)
+
+  def test_delta_by_default_is_a_tenth_of_one_over_the_population(self):
+    result = epsilon_report.solve(
+        cohort_size=5, population=200, noise_multiplier=1.0, rounds=1
+    )
+    self.assertEqual(result.delta, 0.0005)
+
+  @parameterized.named_parameters(
+      ('one', dict(rounds=1), 'two of .*; found rounds'),
+      ('none', dict(), 'found none of them'),
+      (
+          'three',
+          dict(rounds=1, noise_multiplier=1.0, target_epsilon=1.0),
+          'found .*target_epsilon, rounds',
+      ),
+      (
+          'two_noises',
+          dict(rounds=1, noise_multiplier=1.0, sigma_mean=1.0),
+          'give one of them',
+      ),
+      ('rounds', dict(rounds=-1, noise_multiplier=1.0), 'rounds'),
+      ('target', dict(rounds=1, target_epsilon=0.0), 'target_epsilon'),
+      ('noise', dict(rounds=1, sigma_mean=-1.0), 'at least 0'),
+      (
+          'accountant',
+          dict(rounds=1, noise_multiplier=1.0, accountant='x'),
+          'accountant',
+      ),
+      (
+          'pld_of_fixed',
+          dict(
+              rounds=1, noise_multiplier=1.0, accountant='pld',
+              sampling='fixed',
+          ),
+          'PLD cannot be used',
+      ),
+  )
+  def test_bad_arguments_are_named(self, arguments, message):
+    with self.assertRaisesRegex(ValueError, message):
+      epsilon_report.solve(**arguments, **_PLAN)
+
+
+class ExtrapolateTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    # The paper's run with the noise of its first headline.
+    self.plan = epsilon_report.solve(
+        cohort_size=1024, population=34_753, sigma_mean=3e-6, rounds=2006,
+        delta=1e-9,
+    )
+
+  def test_keeps_the_noise_on_the_mean_and_q(self):
+    (row,) = epsilon_report.extrapolate(self.plan, cohort_sizes=[204_800])
+    (group,) = row.rounds
+    self.assertEqual(group.sampling.population, 6_950_600)
+    self.assertAlmostEqual(group.noise_multiplier, 0.6144)
+    self.assertEqual(group.count, 2006)
+    self.assertAlmostEqual(row.epsilon, 41.9, delta=0.05)
+
+  def test_populations_are_combined_with_the_cohorts_that_they_hold(self):
+    rows = epsilon_report.extrapolate(
+        self.plan,
+        cohort_sizes=[1024, 204_800],
+        populations=[100_000, 69_506_000],
+    )
+    self.assertEqual(
+        [
+            (row.rounds[0].sampling.cohort_size,
+             row.rounds[0].sampling.population)
+            for row in rows
+        ],
+        [(1024, 100_000), (1024, 69_506_000), (204_800, 69_506_000)],
+    )
+
+  def test_what_cannot_be_shown_is_said(self):
+    with self.assertRaisesRegex(ValueError, 'no population of .10. holds'):
+      epsilon_report.extrapolate(self.plan, populations=[10])
+    with self.assertRaisesRegex(ValueError, 'cohort size 0'):
+      epsilon_report.extrapolate(self.plan, cohort_sizes=[0])
+    sampling = accounting.Sampling(
+        kind='poisson', cohort_size=1, population=10
+    )
+    mixed = epsilon_report.of_rounds(
+        [
+            accounting.Rounds(sampling=sampling, noise_multiplier=noise)
+            for noise in (1.0, 2.0)
+        ],
+        delta=1e-3,
+    )
+    with self.assertRaisesRegex(ValueError, '2 kinds of rounds'):
+      epsilon_report.extrapolate(mixed, populations=[100])
+
+  def test_sizes_as_people_write_them(self):
+    self.assertEqual(
+        epsilon_report.parse_sizes(['204800', '204_800', '2e5']),
+        [204_800, 204_800, 200_000],
+    )
+    for text in ('x', '1.5', 'inf', 'nan', ''):
+      with self.assertRaisesRegex(ValueError, 'not a whole number'):
+        epsilon_report.parse_sizes([text])
+
+
+class RenderTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.plan = epsilon_report.solve(
+        noise_multiplier=1.0, rounds=100, **_PLAN
+    )
+    self.rows = [
+        self.plan,
+        *epsilon_report.extrapolate(self.plan, cohort_sizes=[2000]),
+    ]
+
+  def test_json_has_the_fields_that_programs_read(self):
+    fields = json.loads(
+        epsilon_report.render([self.plan], output_format='json')
+    )
+    expected = dict(
+        epsilon=self.plan.epsilon, delta=1e-6, noise_multiplier=1.0,
+        sampling_probability=0.01, rounds=100, accountant='rdp',
+        neighbouring='add_or_remove_one', private=True, sigma_mean=0.001,
+    )
+    self.assertEqual(fields, fields | expected)
+    several = json.loads(
+        epsilon_report.render(self.rows, output_format='json')
+    )
+    self.assertLen(several, 2)
+    self.assertEqual(several[1]['word_error_rate'], epsilon_report.ASSUMED)
+    self.assertNotIn('word_error_rate', several[0])
+
+  def test_csv_has_a_row_a_result(self):
+    text = epsilon_report.render(self.rows, output_format='csv')
+    first, second = csv.DictReader(io.StringIO(text))
+    self.assertEqual(float(first['epsilon']), self.plan.epsilon)
+    self.assertEqual(second['cohort_size'], '2000')
+    self.assertEqual(first['word_error_rate'], '')
+    self.assertIn('not measured', second['word_error_rate'])
+
+  def test_the_table_says_that_error_rates_are_assumed(self):
+    lines = epsilon_report.render(self.rows).splitlines()
+    self.assertIn('as given', lines[2])
+    self.assertIn('WER assumed, not measured', lines[3])
+
+  def test_infinite_epsilon_and_fixed_keys_say_not_private(self):
+    for result, reason in (
+        (
+            epsilon_report.solve(noise_multiplier=0.0, rounds=1, **_PLAN),
+            'no noise is added',
+        ),
+        (
+            epsilon_report.of_rounds(
+                self.plan.rounds, delta=1e-6, fixed_seeds=['NOISE_SEED']
+            ),
+            'NOISE_SEED fixes a key',
+        ),
+    ):
+      self.assertEqual(result.epsilon, math.inf)
+      text = epsilon_report.render([result])
+      self.assertIn(f'NOT PRIVATE: {reason}', text)
+      self.assertIn('infinite', text)
+      fields = json.loads(
+          epsilon_report.render([result], output_format='json')
+      )
+      self.assertEqual(fields['epsilon'], 'inf')
+      self.assertFalse(fields['private'])
+
+  def test_unknown_formats_and_no_rounds_are_refused(self):
+    with self.assertRaisesRegex(ValueError, 'format'):
+      epsilon_report.render([self.plan], output_format='xml')
+    with self.assertRaisesRegex(ValueError, 'no rounds'):
+      epsilon_report.of_rounds([], delta=0.1)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,346 @@
+"""Epsilon of planned or charged rounds, as text, JSON or CSV.
+
+Of noise, epsilon and rounds two are given and the third is found. A plan can be
+extrapolated as the paper does (https://arxiv.org/abs/2310.00098, after McMahan
+et al. 2018): the noise on the mean, the clip and the rounds are kept while the
+cohort and the population grow, so the noise on the sum grows with the cohort.
+That the word error rate stays as it was is then assumed, not measured.
+"""
+
+from collections.abc import Sequence
+import csv
+import dataclasses
+import io
+import itertools
+import json
+import math
+from typing import Any, Optional
+
+from tff_asr import checks
+from tff_asr.privacy import accounting
+from tff_asr.privacy import calibration
+from tff_asr.privacy import noise as noise_lib
+from tff_asr.privacy import statement
+
+FORMATS = ('text', 'json', 'csv')
+ASSUMED = 'WER assumed, not measured'
+_NOT_PRIVATE = 'NOT PRIVATE: '
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+  """Epsilon of rounds.
+
+  Attributes:
+    epsilon: At least 0; infinite without noise or with fixed keys.
+    order: The Renyi order of the bound; None with PLD.
+    delta: In (0, 1).
+    accountant: 'rdp' or 'pld'.
+    rounds: What was accounted, at least one group.
+    solved_for: 'epsilon', 'noise_multiplier' or 'rounds'.
+    fixed_seeds: Names of keys that a seed fixed.
+  """
+
+  epsilon: float
+  order: Optional[float]
+  delta: float
+  accountant: str
+  rounds: tuple[accounting.Rounds, ...]
+  solved_for: str = 'epsilon'
+  fixed_seeds: tuple[str, ...] = ()
+
+
+def solve(
+    *,
+    cohort_size: int,
+    population: int,
+    noise_multiplier: Optional[float] = None,
+    sigma_mean: Optional[float] = None,
+    target_epsilon: Optional[float] = None,
+    rounds: Optional[int] = None,
+    delta: Optional[float] = None,
+    sampling: str = 'poisson',
+    accountant: str = 'rdp',
+) -> Result:
+  """Finds the third of noise, epsilon and rounds from the other two.
+
+  Args:
+    cohort_size: Clients a round, expected ones under Poisson sampling.
+    population: All private clients.
+    noise_multiplier: Noise on the sum over the clip.
+    sigma_mean: The same as noise on the mean; one of the two at most.
+    target_epsilon: Epsilon not to be exceeded.
+    rounds: Number of rounds.
+    delta: In (0, 1); None takes 1 / (10 population).
+    sampling: See `accounting`.
+    accountant: 'rdp' or 'pld'.
+
+  Returns:
+    The result; its epsilon is at most `target_epsilon`.
+
+  Raises:
+    ValueError: Not exactly two of the three are given, or an argument is out of
+      range.
+  """
+  if noise_multiplier is not None and sigma_mean is not None:
+    raise ValueError(
+        'noise_multiplier and sigma_mean are the same noise (on the sum, on '
+        'the mean): give one of them.'
+    )
+  how = accounting.Sampling(
+      kind=sampling, cohort_size=cohort_size, population=population
+  )
+  if sigma_mean is not None:
+    noise_multiplier = noise_lib.convert(
+        sigma_mean, given='mean', cohort_size=cohort_size
+    ).on_sum
+  given = {
+      'noise_multiplier (or sigma_mean)': noise_multiplier,
+      'target_epsilon': target_epsilon,
+      'rounds': rounds,
+  }
+  missing = [name for name, value in given.items() if value is None]
+  if len(missing) != 1:
+    found = [name for name in given if name not in missing]
+    raise ValueError(
+        f'two of {", ".join(given)} must be given, the third is found; found '
+        f'{", ".join(found) or "none of them"}.'
+    )
+  if delta is None:
+    delta = statement.default_delta(population)
+  solved_for = 'epsilon'
+  if noise_multiplier is None:
+    solved_for = 'noise_multiplier'
+    noise_multiplier = calibration.noise_multiplier_for_epsilon(
+        target_epsilon, sampling=how, rounds=rounds, delta=delta,
+        accountant=accountant,
+    )
+  elif rounds is None:
+    solved_for = 'rounds'
+    rounds = calibration.rounds_for_epsilon(
+        target_epsilon, sampling=how, noise_multiplier=noise_multiplier,
+        delta=delta, accountant=accountant,
+    )
+  checks.non_negative_int(rounds=rounds)
+  group = accounting.Rounds(
+      sampling=how, noise_multiplier=noise_multiplier, count=rounds
+  )
+  return of_rounds(
+      [group], delta=delta, accountant=accountant, solved_for=solved_for
+  )
+
+
+def of_rounds(
+    rounds: Sequence[accounting.Rounds],
+    *,
+    delta: float,
+    accountant: str = 'rdp',
+    solved_for: str = 'epsilon',
+    fixed_seeds: Sequence[str] = (),
+) -> Result:
+  """Returns the epsilon of rounds that may differ, such as a ledger's.
+
+  Raises:
+    ValueError: There are no rounds, delta is out of range, or PLD does not take
+      them.
+  """
+  if not rounds:
+    raise ValueError('there are no rounds to account for.')
+  event = accounting.compose(rounds)
+  if accountant == 'pld':
+    value = accounting.epsilon(event, delta=delta, accountant='pld')
+    order = None
+  else:
+    checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
+    value, order = accounting.epsilon_and_order(event, delta=delta)
+  return Result(
+      epsilon=math.inf if fixed_seeds else value,
+      order=order,
+      delta=delta,
+      accountant=accountant,
+      rounds=tuple(rounds),
+      solved_for=solved_for,
+      fixed_seeds=tuple(fixed_seeds),
+  )
+
+
+def extrapolate(
+    result: Result,
+    *,
+    cohort_sizes: Sequence[int] = (),
+    populations: Sequence[int] = (),
+) -> list[Result]:
+  """Returns the results of a grown cohort and population, noise on mean kept.
+
+  Args:
+    result: Of one group of rounds.
+    cohort_sizes: Cohorts; empty keeps the result's.
+    populations: Populations, combined with each cohort that is not larger;
+      empty grows the population with the cohort (q kept).
+
+  Raises:
+    ValueError: `result` has several groups, or nothing is left to show.
+  """
+  if len(result.rounds) != 1:
+    raise ValueError(
+        'only rounds that are all the same can be extrapolated, found '
+        f'{len(result.rounds)} kinds of rounds.'
+    )
+  (group,) = result.rounds
+  base = group.sampling
+  checks.positive_int(
+      **{f'cohort size {size}': size for size in cohort_sizes},
+      **{f'population {size}': size for size in populations},
+  )
+  sizes = []
+  for cohort_size in cohort_sizes or [base.cohort_size]:
+    # Rounded up, so that q does not grow.
+    kept = -(-base.population * cohort_size // base.cohort_size)
+    sizes += itertools.product([cohort_size], populations or [kept])
+  sigma_mean = group.noise_multiplier / base.cohort_size
+  results = [
+      solve(
+          cohort_size=cohort_size,
+          population=population,
+          sigma_mean=sigma_mean,
+          rounds=group.count,
+          delta=result.delta,
+          sampling=base.kind,
+          accountant=result.accountant,
+      )
+      for cohort_size, population in sizes
+      if cohort_size <= population
+  ]
+  if not results:
+    raise ValueError(
+        f'no population of {list(populations)} holds a cohort of '
+        f'{list(cohort_sizes)}.'
+    )
+  return results
+
+
+def parse_sizes(texts: Sequence[str]) -> list[int]:
+  """Returns whole numbers as people write them: 204800, 204_800 or 2e5.
+
+  Raises:
+    ValueError: A text is none.
+  """
+  sizes = []
+  for text in texts:
+    try:
+      value = float(text)
+    except ValueError:
+      value = math.nan
+    if not value.is_integer():
+      raise ValueError(f'{text!r} is not a whole number.')
+    sizes.append(int(value))
+  return sizes
+
+
+def fields(result: Result) -> dict[str, Any]:
+  """A result by name, for JSON; infinity is the string 'inf'."""
+  last = result.rounds[-1]
+  sampling = last.sampling
+  sigma_mean = last.noise_multiplier / sampling.cohort_size
+  return {
+      'epsilon': statement.json_number(result.epsilon),
+      'delta': result.delta,
+      'noise_multiplier': last.noise_multiplier,
+      'sigma_mean': sigma_mean,
+      'sampling': sampling.kind,
+      'sampling_probability': sampling.sampling_prob,
+      'cohort_size': sampling.cohort_size,
+      'population': sampling.population,
+      'rounds': sum(group.count for group in result.rounds),
+      'accountant': result.accountant,
+      'order': result.order,
+      'neighbouring': accounting.neighbouring(result.rounds).name.lower(),
+      'solved_for': result.solved_for,
+      'private': not _reasons(result),
+      'reasons_not_private': _reasons(result),
+      'different_rounds': len(result.rounds),
+  }
+
+
+def render(results: Sequence[Result], *, output_format: str = 'text') -> str:
+  """Returns results as text, JSON or CSV.
+
+  Args:
+    results: One, or the rows of an extrapolation: the plan and then its grown
+      versions.
+    output_format: 'text', 'json' or 'csv'. JSON is one object, or a list of
+      them if there are several results.
+  """
+  checks.one_of(FORMATS, format=output_format)
+  rows = [fields(result) for result in results]
+  for row in rows[1:]:
+    row['word_error_rate'] = ASSUMED
+  if output_format == 'json':
+    return json.dumps(rows if len(rows) > 1 else rows[0], indent=1)
+  if output_format == 'csv':
+    columns = [*rows[0], *(['word_error_rate'] if len(rows) > 1 else [])]
+    buffer = io.StringIO()
+    writer = csv.DictWriter(
+        buffer, columns, restval='', lineterminator='\n'
+    )
+    writer.writeheader()
+    for row in rows:
+      reasons = '; '.join(row['reasons_not_private'])
+      writer.writerow(row | {'reasons_not_private': reasons})
+    return buffer.getvalue().rstrip('\n')
+  if len(results) > 1:
+    return _table(rows)
+  return _text(results[0], rows[0])
+
+
+def _text(result: Result, row: dict[str, Any]) -> str:
+  """One result, a line for each of its figures."""
+  order = '' if result.order is None else f', order {result.order:g}'
+  lines = [
+      f'epsilon           {statement.number(result.epsilon)} at delta '
+      f'{result.delta:g} ({result.accountant.upper()}{order})',
+  ]
+  for group in result.rounds:
+    sampling = group.sampling
+    lines += [
+        f'rounds            {group.count:,}, {sampling.kind}: '
+        f'{sampling.cohort_size:,} of {sampling.population:,}, q = '
+        f'{sampling.sampling_prob:.4g}',
+        f'noise multiplier  {group.noise_multiplier:.6g} on the sum, '
+        f'{group.noise_multiplier / sampling.cohort_size:.4g} on the mean',
+    ]
+  lines.append(f'neighbours        {row["neighbouring"]}')
+  if result.solved_for != 'epsilon':
+    lines.append(f'found             {result.solved_for}')
+  lines += [_NOT_PRIVATE + reason for reason in _reasons(result)]
+  return '\n'.join(lines)
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+  """An extrapolation in Markdown."""
+  lines = [
+      '| cohort | population | q | rounds | noise on mean | noise multiplier '
+      '| epsilon | order | |',
+      '|---|---|---|---|---|---|---|---|---|',
+  ]
+  for number, row in enumerate(rows):
+    order = '' if row['order'] is None else f'{row["order"]:g}'
+    lines.append(
+        f'| {row["cohort_size"]:,} | {row["population"]:,} '
+        f'| {row["sampling_probability"]:.3g} | {row["rounds"]:,} '
+        f'| {row["sigma_mean"]:.4g} | {row["noise_multiplier"]:.4g} '
+        f'| {statement.number(float(row["epsilon"]))} | {order} '
+        f'| {ASSUMED if number else "as given"} |'
+    )
+  lines.append(
+      f'Epsilon by {rows[0]["accountant"].upper()} at delta '
+      f'{rows[0]["delta"]:g}, neighbours: {rows[0]["neighbouring"]}.'
+  )
+  return '\n'.join(lines)
+
+
+def _reasons(result: Result) -> list[str]:
+  """Why the rounds are not private, as the privacy statement says it."""
+  return statement.why_not_private(
+      result.rounds, epsilon=result.epsilon, fixed_seeds=result.fixed_seeds
+  )

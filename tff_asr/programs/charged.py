@@ -1,0 +1,63 @@
+"""What a run's folder says that its rounds cost in privacy."""
+
+import os
+from typing import Optional
+
+from tff_asr.privacy import epsilon_report
+from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import statement
+from tff_asr.programs import state_file
+
+_LEDGER = 'ledger.jsonl'
+
+
+def epsilon_of_run(
+    run: str, *, delta: Optional[float] = None, accountant: str = 'rdp'
+) -> epsilon_report.Result:
+  """Returns the epsilon of all rounds that a run's ledger charges.
+
+  The ledger is compared with the run's newest saved state, so that lines
+  missing at its end are noticed.
+
+  Args:
+    run: The run's folder.
+    delta: In (0, 1); None takes 1 / (10 population).
+    accountant: 'rdp' or 'pld'.
+
+  Raises:
+    ledger.LedgerError: The ledger is missing or was changed.
+    ValueError: It charges no rounds, or an argument is out of range.
+  """
+  path = os.path.join(run, _LEDGER)
+  if not os.path.exists(path):
+    raise ValueError(
+        f'{run} has no privacy ledger ({_LEDGER}): is it the folder of a '
+        'federated run?'
+    )
+  contents = ledger_lib.read(path, head=saved_head(run))
+  if not contents.rounds:
+    raise ValueError(f'the privacy ledger of {run} charges no rounds yet.')
+  if delta is None:
+    delta = statement.default_delta(
+        max(group.sampling.population for group in contents.rounds)
+    )
+  return epsilon_report.of_rounds(
+      contents.rounds,
+      delta=delta,
+      accountant=accountant,
+      fixed_seeds=contents.fixed_seeds,
+  )
+
+
+def saved_head(run: str) -> Optional[ledger_lib.Head]:
+  """The ledger's head in the newest state that a run saved, if there is one."""
+  folder = os.path.join(run, 'state')
+  names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+  names = [name for name in names if name.endswith('.bin')]
+  if not names:
+    return None
+  leaves = state_file.read_leaves(
+      os.path.join(folder, names[-1]), prefix='ledger'
+  )
+  values = list(leaves.values())
+  return ledger_lib.Head(int(values[0]), str(values[1]))
