@@ -1,5 +1,6 @@
 """Tests for cohorts."""
 
+import collections
 import itertools
 
 from absl.testing import absltest
@@ -27,6 +28,7 @@ def _builders():
   return (
       ('poisson', cohorts.poisson, dict(cohort_size=5)),
       ('fixed_size', cohorts.fixed_size, dict(cohort_size=5)),
+      ('shuffled_passes', cohorts.shuffled_passes, dict(cohort_size=5)),
   )
 
 
@@ -175,6 +177,30 @@ class CohortsTest(parameterized.TestCase):
     self.assertEqual(sum(counts), 5000)
     # Seeded; unseeded it would fail once in 10^4.
     self.assertGreater(stats.chisquare(counts).pvalue, 1e-4)
+
+  def test_a_pass_takes_each_client_once_and_leaves_the_rest_of_a_cohort(self):
+    # 22 clients, 5 a round: 4 rounds a pass, 2 clients wait.
+    source = cohorts.shuffled_passes(_ids(22), cohort_size=5, key=_KEY)
+    self.assertEqual(source.sampling.rounds_per_pass, 4)
+    rounds = _take(source.iterator(), 12)
+    passes = [rounds[i : i + 4] for i in (0, 4, 8)]
+    for one_pass in passes:
+      self.assertEqual([len(cohort) for cohort in one_pass], [5] * 4)
+      self.assertLen(set(itertools.chain(*one_pass)), 20)
+    # Each pass has an order of its own; those alike: below 1e-10.
+    self.assertNotEqual(passes[0], passes[1])
+    self.assertNotEqual(passes[1], passes[2])
+
+  def test_passes_place_each_client_anywhere_equally_often(self):
+    # 4 clients, 1 a round: in 2000 passes each of the 24 orders 83 times.
+    source = cohorts.shuffled_passes(_ids(4), cohort_size=1, key=_KEY)
+    iterator = source.iterator()
+    orders = collections.Counter(
+        tuple(itertools.chain(*_take(iterator, 4))) for _ in range(2000)
+    )
+    self.assertLen(orders, 24)
+    # Of a fixed key; a new one would fail 1 time in 1,000.
+    self.assertGreater(stats.chisquare(list(orders.values())).pvalue, 1e-3)
 
   def test_everyone(self):
     source = cohorts.everyone(_ids(7)[::-1])

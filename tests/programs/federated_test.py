@@ -12,6 +12,7 @@ import functools
 import io
 import json
 import os
+import shutil
 import tempfile
 from unittest import mock
 
@@ -27,12 +28,16 @@ from tff_asr.data import cohorts
 from tff_asr.execution import multi_device
 from tff_asr.learning import fed_avg
 from tff_asr.optimizers import lamb
+from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
+from tff_asr.programs import charged
 from tff_asr.programs import evaluation
 from tff_asr.programs import federated
 from tff_asr.programs import outputs
+from tff_asr.programs import private_rounds
+from tff_asr.programs import state_file
 from tff_asr.programs import state_manager
 
 _CLIENTS = {'ann': 2, 'bob': 2, 'cai': 1, 'dee': 1}
@@ -136,7 +141,19 @@ def _read(path: str) -> str:
     return f.read()
 
 
-class FederatedTest(parameterized.TestCase):
+def _epsilon(num_rounds: int) -> float:
+  """What the tests' rounds cost by RDP at their delta."""
+  rounds = accounting.Rounds(
+      sampling=accounting.Sampling(
+          kind='poisson', cohort_size=_COHORT_SIZE, population=len(_CLIENTS)
+      ),
+      noise_multiplier=_NOISE,
+      count=num_rounds,
+  )
+  return accounting.epsilon(accounting.compose([rounds]), delta=1e-5)
+
+
+class _RunTestCase(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -145,6 +162,14 @@ class FederatedTest(parameterized.TestCase):
 
   def file(self, name: str) -> str:
     return os.path.join(self.run, name)
+
+  def charged(self, run: str = '') -> int:
+    """Rounds in a run's ledger."""
+    contents = ledger_lib.read(os.path.join(run or self.run, 'ledger.jsonl'))
+    return sum(group.count for group in contents.rounds)
+
+
+class FederatedTest(_RunTestCase):
 
   def metrics(self) -> list[dict[str, str]]:
     with open(self.file('metrics.csv'), encoding='utf-8', newline='') as f:
@@ -423,6 +448,205 @@ class FederatedTest(parameterized.TestCase):
     )
     with self.assertRaisesRegex(ValueError, "not tokens: 't' 'é'"):
       _train(self.run, client_data=other)
+
+
+class _Perturbing(tff.framework.AsyncContext):
+  """A context on which each round comes out with slightly other weights."""
+
+  def __init__(self, context):
+    self._context = context
+
+  async def invoke(self, comp, arg):
+    output = await self._context.invoke(comp, arg)
+    if hasattr(output, 'state'):
+      weights = output.state.global_model_weights
+      name = next(iter(weights))
+      weights[name] = weights[name] * (1 + 1e-6)
+    return output
+
+
+class LedgerTest(_RunTestCase):
+  """What runs charge cannot be overspent, and noise covers one sum."""
+
+  def stop_in_round(self, number: int, **changes) -> None:
+    """A run of 4 rounds, saved after 2, that a Ctrl-C ends in this round."""
+    with self.assertRaises(KeyboardInterrupt):
+      _train(
+          self.run,
+          num_rounds=4,
+          save_every=2,
+          context=_Failing(_parts().context, call=number + 1),
+          **changes,
+      )
+
+  def noise_key(self, run: str, version: int) -> bytes:
+    path = os.path.join(run, 'state', f'state_{version:08d}.bin')
+    return state_file.read_leaves(path, prefix='noise/key')[
+        'noise/key'
+    ].tobytes()
+
+  def test_a_target_epsilon_ends_the_run_before_it_is_exceeded(self):
+    # Between what 3 and 4 rounds cost.
+    target = (_epsilon(3) + _epsilon(4)) / 2
+    results, _ = _train(
+        self.run, num_rounds=10, target_epsilon=target, save_every=5,
+        evaluator=_parts().evaluator,
+    )
+    self.assertEqual(results['rounds'], 3)
+    self.assertEqual(results['ended_by'], 'TARGET_EPSILON')
+    self.assertEqual(self.charged(), 3)
+    self.assertLessEqual(results['privacy']['epsilon'], target)
+    # The last round counts as such: evaluated, saved.
+    self.assertEqual(list(results['dev_word_error_rate']), [3])
+    again, _ = _train(self.run, num_rounds=10, target_epsilon=target)
+    self.assertEqual((again['rounds'], self.charged()), (3, 3))
+    longer, _ = _train(
+        self.run, num_rounds=4, target_epsilon=_epsilon(5)
+    )
+    self.assertEqual((longer['rounds'], longer['ended_by']), (4, 'NUM_ROUNDS'))
+    self.assertEqual(self.charged(), 4)
+
+  def test_a_repeated_round_is_within_the_target_that_it_was_charged_to(self):
+    self.stop_in_round(4)
+    results, _ = _train(self.run, num_rounds=4, target_epsilon=_epsilon(3))
+    self.assertEqual((results['rounds'], self.charged()), (3, 3))
+
+  def test_a_target_below_the_first_round_is_refused(self):
+    with self.assertRaisesRegex(
+        ValueError, r'TARGET_EPSILON is 1e-06, but after the first round'
+    ):
+      _train(self.run, target_epsilon=1e-6)
+    self.assertFalse(os.path.exists(self.run))
+
+  def test_a_run_from_another_run_s_model_goes_on_with_its_ledger(self):
+    second = os.path.join(self.root, 'second')
+    _train(self.run, num_rounds=3)
+    results, printed = _train(second, num_rounds=2, seed_run=self.run)
+    self.assertEqual(self.charged(second), 5)
+    self.assertEqual(results['privacy']['rounds'], 5)
+    self.assertAlmostEqual(results['privacy']['epsilon_rdp'], _epsilon(5))
+    self.assertIn('3 of these rounds are of the runs', printed)
+    self.assertAlmostEqual(
+        charged.epsilon_of_run(second, delta=1e-5).epsilon, _epsilon(5)
+    )
+    # The sum counts against a target, too.
+    third = os.path.join(self.root, 'third')
+    with self.assertRaisesRegex(ValueError, 'with 5 rounds of SEED_RUN'):
+      _train(third, seed_run=second, target_epsilon=_epsilon(5))
+    results, _ = _train(third, seed_run=second, target_epsilon=_epsilon(6))
+    self.assertEqual(results['rounds'], 1)
+
+  def test_fixed_seeds_of_the_seed_run_stay_not_private(self):
+    second = os.path.join(self.root, 'second')
+    _train(self.run, num_rounds=1, noise_seed=1)
+    results, printed = _train(second, num_rounds=1, seed_run=self.run)
+    self.assertFalse(results['privacy']['private'])
+    self.assertIn('NOISE_SEED fixes a key', printed)
+
+  def test_a_ledger_that_was_taken_away_or_cut_is_refused(self):
+    _train(self.run)
+    second = os.path.join(self.root, 'second')
+    text = _read(self.file('ledger.jsonl'))
+    lines = text.splitlines(keepends=True)
+    outputs.write_text(self.file('ledger.jsonl'), ''.join(lines[:-1]))
+    for arguments in (
+        dict(output_dir=self.run, num_rounds=3),
+        dict(output_dir=second, seed_run=self.run),
+    ):
+      with self.assertRaisesRegex(ledger_lib.LedgerError, 'was shortened'):
+        _train(**arguments)
+    with self.assertRaisesRegex(ledger_lib.LedgerError, 'was shortened'):
+      charged.epsilon_of_run(self.run)
+    os.remove(self.file('ledger.jsonl'))
+    for arguments in (
+        dict(output_dir=self.run, num_rounds=3),
+        dict(output_dir=second, seed_run=self.run),
+    ):
+      with self.assertRaisesRegex(ledger_lib.LedgerError, 'is missing'):
+        _train(**arguments)
+    self.assertFalse(os.path.exists(second))
+    # Nor does it help to remove the states as well.
+    shutil.rmtree(self.file('state'))
+    with self.assertRaisesRegex(ledger_lib.LedgerError, 'is missing'):
+      _train(self.run)
+    outputs.write_text(self.file('ledger.jsonl'), text)
+    with self.assertRaisesRegex(ledger_lib.LedgerError, 'no saved state'):
+      _train(self.run)
+
+  def test_a_repeated_round_that_comes_out_differently_gets_a_new_key(self):
+    self.stop_in_round(4)
+    old_key = self.noise_key(self.run, 2)
+    self.assertEqual(self.charged(), 3)
+    # The third round again, with other bits: as on another machine.
+    with self.assertLogs('absl', 'WARNING') as logs:
+      _train(
+          self.run,
+          num_rounds=3,
+          save_every=2,
+          context=_Perturbing(_parts().context),
+      )
+    self.assertIn('came out differently', ''.join(logs.output))
+    self.assertEqual(self.charged(), 4)
+    self.assertNotEqual(self.noise_key(self.run, 3), old_key)
+
+  def test_a_new_charge_beyond_the_target_is_refused(self):
+    self.stop_in_round(4)
+    with self.assertRaisesRegex(
+        private_rounds.BudgetError, 'would exceed TARGET_EPSILON'
+    ):
+      _train(
+          self.run,
+          num_rounds=3,
+          target_epsilon=_epsilon(3),
+          context=_Perturbing(_parts().context),
+      )
+    self.assertEqual(self.charged(), 3)
+
+  def test_a_copied_folder_draws_a_new_key_and_a_renamed_one_does_not(self):
+    _train(self.run, num_rounds=2, save_every=2)
+    key = self.noise_key(self.run, 2)
+    copy, renamed = (
+        os.path.join(self.root, name) for name in ('copy', 'renamed')
+    )
+    shutil.copytree(self.run, copy)
+    with self.assertLogs('absl', 'WARNING') as logs:
+      _train(copy, num_rounds=3)
+    self.assertIn('is a copy or was restored', ''.join(logs.output))
+    os.rename(self.run, renamed)
+    _train(renamed, num_rounds=3)
+    self.assertEqual(self.noise_key(renamed, 3), key)
+    self.assertNotEqual(self.noise_key(copy, 3), key)
+    # Both were the same round of the same cohort: their noise differs.
+    first, second = _weights(renamed), _weights(copy)
+    self.assertTrue(np.any(first['head/kernel'] != second['head/kernel']))
+    # The copy keeps its key from now on.
+    key = self.noise_key(copy, 3)
+    _train(copy, num_rounds=4)
+    self.assertEqual(self.noise_key(copy, 4), key)
+
+  def test_fixed_size_cohorts_are_accounted_and_stated_as_such(self):
+    results, printed = _train(
+        self.run,
+        build_cohorts=functools.partial(
+            cohorts.fixed_size, cohort_size=_COHORT_SIZE
+        ),
+    )
+    self.assertEqual(results['privacy']['neighbouring'], 'replace_one')
+    self.assertIn('fixed size: 2 of 4 speakers', printed)
+    (rounds,) = ledger_lib.read(self.file('ledger.jsonl')).rounds
+    self.assertEqual(rounds.sampling.kind, 'fixed')
+
+  def test_tree_cohorts_without_tree_noise_are_refused(self):
+    with self.assertRaisesRegex(
+        ValueError, 'independent noise does not go with pass cohorts'
+    ):
+      _train(
+          self.run,
+          build_cohorts=functools.partial(
+              cohorts.shuffled_passes, cohort_size=_COHORT_SIZE
+          ),
+      )
+    self.assertFalse(os.path.exists(self.run))
 
 
 if __name__ == '__main__':

@@ -7,6 +7,9 @@ functions of a 128-bit key and the round number, never logged and never saved.
   poisson     each client on its own with probability cohort_size / population
   fixed_size  cohort_size clients, every such set equally likely
   everyone    all clients in each round
+  shuffled_passes   the next cohort_size clients of a shuffled order, which is
+              drawn anew for each pass; the last population % cohort_size of an
+              order wait for the next pass (for DP-FTRL)
 
 Draws are 64-bit words of Philox (https://doi.org/10.1145/2063384.2063405) under
 the key, with the round number in the second word of the counter: round t uses
@@ -14,7 +17,8 @@ the blocks from t * 2^64 on, so that it depends on (key, t) only and no two
 rounds share a block. A Poisson client joins if its word is below
 2^64 * cohort_size / population (exact to 2^-64); a fixed-size cohort is the
 cohort_size smallest words (equal words, of probability below population^2 /
-2^64, go by id). A cohort is in order of client id, whatever the order in which
+2^64, go by id); a pass is in the order of the words of its number, which stands
+in for the round's. A cohort is in order of client id, whatever the order in which
 ids were given; what a client does must not depend on its place in the list.
 
 Differences from tff.program.ClientIdDataSource: seeded, restorable, Poisson.
@@ -49,7 +53,7 @@ class CohortState(NamedTuple):
 class CohortSource(tff.program.FederatedDataSource):
   """Draws cohorts of client ids as its `sampling` declares.
 
-  Made by `poisson`, `fixed_size` and `everyone`.
+  Made by `poisson`, `fixed_size`, `everyone` and `shuffled_passes`.
   """
 
   def __init__(
@@ -208,6 +212,16 @@ def everyone(
   )
 
 
+def shuffled_passes(
+    client_ids: Sequence[str],
+    *,
+    cohort_size: int,
+    key: np.ndarray | None = None,
+) -> CohortSource:
+  """cohort_size clients a round, each once a pass at most. Args as `poisson`."""
+  return _source(client_ids, kind='pass', cohort_size=cohort_size, key=key)
+
+
 def _source(
     client_ids: Sequence[str],
     *,
@@ -254,11 +268,15 @@ def _draw(
   population = sampling.population
   if sampling.cohort_size == population:  # under Poisson too: probability 1
     return np.arange(population)
-  counter = np.array([0, round_num, 0, 0], np.uint64)
+  block = round_num
+  if sampling.kind == 'pass':
+    block, position = divmod(round_num, sampling.rounds_per_pass)
+  counter = np.array([0, block, 0, 0], np.uint64)
   generator = np.random.Philox(key=keys.to_uint64(key), counter=counter)
   words = generator.random_raw(population)
   if sampling.kind == 'poisson':
     threshold = (sampling.cohort_size << 64) // population
     return np.flatnonzero(words < np.uint64(threshold))
-  smallest = np.argsort(words, kind='stable')[: sampling.cohort_size]
-  return np.sort(smallest)
+  order = np.argsort(words, kind='stable')
+  start = position * sampling.cohort_size if sampling.kind == 'pass' else 0
+  return np.sort(order[start : start + sampling.cohort_size])

@@ -33,6 +33,7 @@ Rounds charged twice, or not:
 """
 
 from collections.abc import Sequence
+import copy
 import os
 import secrets
 from typing import Any, NamedTuple, Optional
@@ -166,6 +167,22 @@ class Ledger:
     """Whether this round is charged already, ahead of the program state."""
     ahead = self._lines[self._position + 1 :]
     return any(line['identity'] == identity for line in ahead)
+
+  def rounds_with(
+      self,
+      *,
+      sampling: accounting.Sampling,
+      noise_multipliers: Sequence[float],
+      round_num: int,
+  ) -> list[accounting.Rounds]:
+    """What would be charged after one more round (see `Round`)."""
+    charges = copy.deepcopy(self._charges)
+    charges.add_round(
+        sampling=sampling,
+        noise_multipliers=noise_multipliers,
+        round_num=round_num,
+    )
+    return charges.rounds
 
   @property
   def place(self) -> int:

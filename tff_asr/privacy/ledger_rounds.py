@@ -135,14 +135,26 @@ class Charges:
 
   def add(self, line: hash_chain.Line) -> None:
     """Adds the round of a line."""
-    sampling = accounting.Sampling(**line['event']['sampling'])
-    noise = noise_lib.combine_gaussians(line['event']['noise_multipliers'])
-    key = sampling, noise
+    self.add_round(
+        sampling=accounting.Sampling(**line['event']['sampling']),
+        noise_multipliers=line['event']['noise_multipliers'],
+        round_num=line['round_num'],
+    )
+
+  def add_round(
+      self,
+      *,
+      sampling: accounting.Sampling,
+      noise_multipliers: Sequence[float],
+      round_num: int,
+  ) -> None:
+    """Adds a round; see `Round`."""
+    key = sampling, noise_lib.combine_gaussians(noise_multipliers)
     if sampling.kind != 'pass':
       self._counts[key] += 1
       self._open = None
       return
-    position = line['round_num'] % sampling.rounds_per_pass
+    position = round_num % sampling.rounds_per_pass
     tree = self._trees.setdefault(key, [0, -1])
     if tree[1] >= 0 and (self._open != key or position != tree[1] + 1):
       tree[0] += sampling.rounds_per_pass

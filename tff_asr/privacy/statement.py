@@ -95,6 +95,7 @@ def build(
     fixed_seeds: Sequence[str] = (),
     target_epsilon: float = MAX_USEFUL_EPSILON,
     data_dependent: Sequence[str] = (),
+    inherited: int = 0,
 ) -> Statement:
   """Builds the statement of the given rounds.
 
@@ -108,6 +109,7 @@ def build(
     target_epsilon: The epsilon that the grown run beside it has to reach.
     data_dependent: What of the run's control looked at clients' data without
       noise, such as 'failed clients were left out'.
+    inherited: How many of the rounds are of runs that this one started from.
 
   Raises:
     ValueError: If an argument is out of range or `rounds` is empty.
@@ -152,6 +154,7 @@ def build(
       ('public', 'the seed model, the dev set, the number of '
        f'{unit}s, all hyperparameters'),
       *_round_entries(rounds, unit=unit),
+      *_inherited_entry(inherited),
       ('clip', f'{l2_norm_clip:g} (L2 norm of a client\'s update)'
        if clipped else 'none'),
       ('delta', f'{delta:g}'),
@@ -214,6 +217,7 @@ def build(
       'fixed_seeds': list(fixed_seeds),
       'tuning_charged': False,
       'data_dependent_control': list(data_dependent),
+      'inherited_rounds': inherited,
       'metrics_private': False,
       'scale_for_target_epsilon': scale,
   }
@@ -246,6 +250,17 @@ def why_not_private(
   for name in fixed_seeds:
     reasons.append(f'{name} fixes a key, so anyone can compute what it draws')
   return reasons
+
+
+def _inherited_entry(inherited: int) -> list[tuple[str, str]]:
+  """Says that rounds of earlier runs are counted."""
+  if not inherited:
+    return []
+  return [(
+      'counted before',
+      f'{inherited:,} of these rounds are of the runs whose model this one '
+      'started from',
+  )]
 
 
 def _control_words(data_dependent: Sequence[str]) -> str:

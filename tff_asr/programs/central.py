@@ -14,6 +14,7 @@ from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import central_step
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import evaluation
 from tff_asr.programs import outputs
 from tff_asr.programs import preflight
@@ -92,6 +93,7 @@ async def train(
         outputs.read_model(seed_run, model=model, tokens=tokens)
     )
   run = outputs.RunFolder(output_dir, configuration=configuration)
+  ledger_head = _take_over_ledger(run, seed_run)
   specs = weights_lib.tensor_specs(model.specs)
   # As tensors: Python numbers in it would be traced as constants.
   optimizer_state = tf.nest.map_structure(
@@ -147,7 +149,7 @@ async def train(
       progress.update(**figures)
 
   final = state.weights if patience is None else state.best_weights
-  run.write_model(final, tokens=tokens)
+  run.write_model(final, tokens=tokens, ledger=ledger_head)
   results = {
       'steps': step,
       'seconds': round(sum(run.read_metric('seconds').values()), 1),
@@ -204,6 +206,20 @@ def _check_loss(loss: float, *, step: int) -> None:
         'was saved before is kept; lower the learning rate or max_grad_norm, '
         'with another output_dir.'
     )
+
+
+def _take_over_ledger(
+    run: outputs.RunFolder, seed_run: Optional[str]
+) -> Optional[ledger_lib.Head]:
+  """What the seed model cost in privacy, this model costs too."""
+  parent = None if seed_run is None else outputs.ledger_of_model(seed_run)
+  if parent is None:
+    return None
+  path, head = parent
+  with ledger_lib.create(
+      run.file(outputs.LEDGER), parent=path, parent_head=head
+  ) as ledger:
+    return ledger.head
 
 
 def _is_over(state: ProgramState, patience: Optional[int]) -> bool:

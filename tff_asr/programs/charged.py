@@ -6,9 +6,8 @@ from typing import Optional
 from tff_asr.privacy import epsilon_report
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import statement
+from tff_asr.programs import outputs
 from tff_asr.programs import state_file
-
-_LEDGER = 'ledger.jsonl'
 
 
 def epsilon_of_run(
@@ -28,10 +27,10 @@ def epsilon_of_run(
     ledger.LedgerError: The ledger is missing or was changed.
     ValueError: It charges no rounds, or an argument is out of range.
   """
-  path = os.path.join(run, _LEDGER)
+  path = os.path.join(run, outputs.LEDGER)
   if not os.path.exists(path):
     raise ValueError(
-        f'{run} has no privacy ledger ({_LEDGER}): is it the folder of a '
+        f'{run} has no privacy ledger ({outputs.LEDGER}): is it the folder of a '
         'federated run?'
     )
   contents = ledger_lib.read(path, head=saved_head(run))

@@ -1,8 +1,9 @@
 """Federated training as a program: rounds, charging, saving, releasing.
 
 A round is charged to the privacy ledger, on disk, before its model can be
-evaluated, saved or seen. A run that ends early resumes from its last saved
-round and repeats the rest with the same cohorts, seeds and noise.
+evaluated, saved or seen (`private_rounds`). A run that ends early resumes from
+its last saved round and repeats the rest with the same cohorts, seeds and
+noise. A run that starts from a federated run's model goes on with its ledger.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,6 @@ import time
 from typing import Any, NamedTuple, Optional
 
 from absl import logging
-import dp_accounting
 import numpy as np
 import tensorflow_federated as tff
 
@@ -29,6 +29,7 @@ from tff_asr.privacy import statement as statement_lib
 from tff_asr.programs import evaluation
 from tff_asr.programs import outputs
 from tff_asr.programs import preflight
+from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
 
 
@@ -36,14 +37,16 @@ class ProgramState(NamedTuple):
   """All that a run needs to go on.
 
   Attributes:
-    process: The learning process's state; holds the noise key and counter.
+    process: The learning process's state; holds the noise counter.
     cohorts: The cohort iterator's state; holds the sampler's key.
     ledger: Head of the privacy ledger.
+    noise: The noise key, and the place that it is for.
   """
 
   process: Any
   cohorts: Any
   ledger: ledger_lib.Head
+  noise: private_rounds.NoiseState
 
 
 async def train(
@@ -58,6 +61,7 @@ async def train(
     context: tff.framework.AsyncContext,
     num_rounds: int,
     delta: Optional[float] = None,
+    target_epsilon: Optional[float] = None,
     evaluator: Optional[evaluation.Evaluator] = None,
     evaluate_every: int = 10,
     save_every: int = 5,
@@ -80,6 +84,8 @@ async def train(
     context: Runs the rounds; see `tff_asr.execution`.
     num_rounds: Rounds of the whole run.
     delta: Of the privacy statement; by default 1 / (10 * population).
+    target_epsilon: The run ends before the round after which the ledger's
+      epsilon (RDP) would exceed this; None: no such end.
     evaluator: Decodes a public dev set, or None.
     evaluate_every: Rounds between evaluations; the last round always is.
     save_every: Rounds between saved states; the last round always is.
@@ -117,31 +123,45 @@ async def train(
   )
   if seed_weights is not None:
     process_state = _with_weights(process_state, seed_weights)
-  process_state = fed_avg.set_noise_key(process_state, noise_key)
+  parent = None if seed_run is None else outputs.ledger_of_model(seed_run)
+  private_rounds.check_first_round(
+      process_state,
+      sampling=source.sampling,
+      delta=delta,
+      target_epsilon=target_epsilon,
+      inherited=_charged(parent),
+  )
   # Not before the process has shown that it can be built and run.
   run = outputs.RunFolder(output_dir, configuration=configuration)
-  iterator = source.iterator()
-  state = ProgramState(process_state, iterator.state, ledger_lib.Head(0, ''))
-
+  state = ProgramState(
+      process_state,
+      source.iterator().state,
+      ledger_lib.Head(0, ''),
+      private_rounds.NoiseState(noise_key, np.int64(0)),
+  )
   saved, round_num = await run.state_manager.load_latest(state)
   if saved is None:
     round_num = 0
-    fixed = [
-        name
-        for name, seed in (
-            ('NOISE_SEED', noise_seed),
-            ('SAMPLER_SEED', sampler_seed),
-        )
-        if seed is not None
-    ]
-    ledger = ledger_lib.create(
-        run.file('ledger.jsonl'), unit='speaker', fixed_seeds=fixed
+    ledger = _create_ledger(
+        run,
+        parent,
+        fixed_seeds=[
+            name
+            for name, seed in (
+                ('NOISE_SEED', noise_seed),
+                ('SAMPLER_SEED', sampler_seed),
+            )
+            if seed is not None
+        ],
     )
-    state = state._replace(ledger=ledger.head)
+    state = state._replace(
+        ledger=ledger.head,
+        noise=private_rounds.NoiseState(noise_key, np.int64(ledger.place)),
+    )
     await run.state_manager.save(state, 0)
   else:
     state = saved
-    ledger = ledger_lib.resume(run.file('ledger.jsonl'), head=state.ledger)
+    ledger = ledger_lib.resume(run.file(outputs.LEDGER), head=state.ledger)
     logging.info('Resuming after round %d.', round_num)
   iterator = source.iterator(state.cohorts)
   managers = run.release_managers()
@@ -149,29 +169,36 @@ async def train(
   with ledger, progress_lib.Progress(
       description='federated', total=num_rounds, initial=round_num
   ) as progress:
-    while round_num < num_rounds:
+    rounds = private_rounds.Rounds(
+        ledger=ledger,
+        noise=state.noise,
+        sampling=source.sampling,
+        configuration=digest,
+        delta=delta,
+        target_epsilon=target_epsilon,
+        fixed_noise=noise_seed is not None,
+    )
+    is_last = round_num >= num_rounds or not rounds.are_left(
+        state.process, iterator.state
+    )
+    while not is_last:
       started = time.monotonic()
       cohort_state = iterator.state
-      cohort = iterator.select()
-      before = state.process
-      output = await tff.program.materialize_value(
-          learning_process.next(before, cohort)
-      )
-      ledger.append(
-          _charged_round(
-              before=before,
-              after=output.state,
-              cohort_state=cohort_state,
-              sampling=source.sampling,
-              round_num=round_num,
-              configuration=digest,
-          )
+      output = await rounds.run(
+          learning_process.next,
+          state.process,
+          cohort=iterator.select(),
+          cohort_state=cohort_state,
       )
       round_num += 1
-      state = ProgramState(output.state, iterator.state, ledger.head)
+      state = ProgramState(
+          output.state, iterator.state, ledger.head, rounds.noise
+      )
       metrics = _round_metrics(output.metrics)
-      metrics['epsilon'] = _epsilon(ledger.contents, delta=delta)
-      is_last = round_num == num_rounds
+      metrics['epsilon'] = rounds.epsilon()
+      is_last = round_num == num_rounds or not rounds.are_left(
+          state.process, iterator.state
+      )
       if evaluator is not None and (
           is_last or round_num % evaluate_every == 0
       ):
@@ -188,6 +215,7 @@ async def train(
     run.write_model(
         state.process.global_model_weights,
         tokens=pipeline.tokenizer.characters,
+        ledger=ledger.head,
     )
     query_state = state.process.aggregator.query_state.numerator_state
     contents = ledger.contents
@@ -197,9 +225,13 @@ async def train(
         l2_norm_clip=float(query_state.l2_norm_clip),
         unit=contents.unit,
         fixed_seeds=contents.fixed_seeds,
+        inherited=contents.inherited,
     )
     results = {
         'rounds': round_num,
+        'ended_by': (
+            'NUM_ROUNDS' if round_num >= num_rounds else 'TARGET_EPSILON'
+        ),
         'seconds': round(sum(run.read_metric('seconds').values()), 1),
         'cohort_size': source.sampling.cohort_size,
         'population': source.sampling.population,
@@ -277,38 +309,37 @@ def _with_weights(state: Any, weights: Any) -> Any:
   )
 
 
-def _charged_round(
+def _charged(
+    parent: Optional[tuple[str, Optional[ledger_lib.Head]]]
+) -> list[accounting.Rounds]:
+  """The rounds that a run takes over."""
+  if parent is None:
+    return []
+  path, head = parent
+  return ledger_lib.read(path, head=head).rounds
+
+
+def _create_ledger(
+    run: outputs.RunFolder,
+    parent: Optional[tuple[str, Optional[ledger_lib.Head]]],
     *,
-    before: Any,
-    after: Any,
-    cohort_state: Any,
-    sampling: accounting.Sampling,
-    round_num: int,
-    configuration: str,
-) -> ledger_lib.Round:
-  """What a round costs, from the event that its aggregator reports."""
-  event = dp_accounting.DpEvent.from_named_tuple(after.aggregator.dp_event)
-  query_state = before.aggregator.query_state.numerator_state
-  return ledger_lib.Round(
-      round_num=round_num,
-      sampling=sampling,
-      noise_multipliers=(float(event.noise_multiplier),),
-      configuration=configuration,
-      identity=ledger_lib.round_identity(
-          noise_key=np.asarray(query_state.noise_key),
-          noise_counter=int(query_state.counter),
-          sampler_key=np.asarray(cohort_state.key),
-          round_num=int(cohort_state.round_num),
-          configuration=configuration,
-      ),
+    fixed_seeds: list[str],
+) -> ledger_lib.Ledger:
+  """The ledger of a new run; refused where one was taken away."""
+  before = outputs.ledger_of_model(run.path)
+  if before is not None and before[1] is not None:
+    raise ledger_lib.LedgerError(
+        f'{run.path} holds a trained model but no saved state: put its states '
+        'back, or take another output_dir.'
+    )
+  path, head = parent or (None, None)
+  return ledger_lib.create(
+      run.file(outputs.LEDGER),
+      unit='speaker',
+      fixed_seeds=fixed_seeds,
+      parent=path,
+      parent_head=head,
   )
-
-
-def _epsilon(contents: ledger_lib.Contents, *, delta: float) -> float:
-  """Epsilon by RDP of all charged rounds; infinite if a seed fixed a key."""
-  if contents.fixed_seeds:
-    return math.inf
-  return accounting.epsilon(ledger_lib.to_event(contents), delta=delta)
 
 
 def _round_metrics(metrics: Any) -> dict[str, float]:

@@ -3,7 +3,8 @@
     config.gin      the configuration
     state/          program states, to resume from (hold keys: owner only)
     model.state     the trained weights, for evaluation and as a seed
-    ledger.jsonl    what the run's rounds cost in privacy (federated runs)
+    ledger.jsonl    what the model's rounds cost in privacy (federated runs, and
+                    runs that start from one)
     metrics.csv     released metrics, a row a round or step
     tensorboard/    the same for TensorBoard
     results.json    the figures at the end
@@ -25,6 +26,7 @@ import tensorflow_federated as tff
 from tff_asr import checks
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import state_file
 from tff_asr.programs import state_manager
 
@@ -33,14 +35,14 @@ from tff_asr.programs import state_manager
 _MAY_CHANGE = re.compile(
     r'^(NUM_ROUNDS|NUM_STEPS|EVALUATE_EVERY|SAVE_EVERY|TARGET_EPSILON) *='
 )
+LEDGER = 'ledger.jsonl'
 _MODEL = 'model.state'
 _CONFIG = 'config.gin'
 _STATES = 'state'
-_LEDGER = 'ledger.jsonl'
 # What a run writes besides its configuration and its states.
 RESULTS = (
     _MODEL,
-    _LEDGER,
+    LEDGER,
     'metrics.csv',
     'results.json',
     'privacy.txt',
@@ -102,15 +104,27 @@ class RunFolder:
     ]
 
   def write_model(
-      self, weights: Mapping[str, Any], *, tokens: str
+      self,
+      weights: Mapping[str, Any],
+      *,
+      tokens: str,
+      ledger: Optional[ledger_lib.Head] = None,
   ) -> None:
-    """Writes the trained weights with the characters they spell."""
+    """Writes the trained weights.
+
+    Args:
+      weights: By name.
+      tokens: The characters they spell.
+      ledger: Head of the run's privacy ledger, so that a run that starts from
+        these weights finds what they cost; None: they cost nothing.
+    """
     arrays = weights_lib.Weights(
         (name, np.asarray(value)) for name, value in weights.items()
     )
-    state_file.write_state(
-        self.file(_MODEL), state=arrays, metadata={'tokens': tokens}
-    )
+    metadata = {'tokens': tokens}
+    if ledger is not None:
+      metadata['ledger'] = json.dumps([ledger.count, ledger.digest])
+    state_file.write_state(self.file(_MODEL), state=arrays, metadata=metadata)
 
 
 def check_folder(path: str, *, configuration: str) -> None:
@@ -156,7 +170,7 @@ def _has_begun(path: str) -> bool:
       not name.endswith('.partial') for name in os.listdir(states)
   ):
     return True
-  ledger = os.path.join(path, _LEDGER)
+  ledger = os.path.join(path, LEDGER)
   if not os.path.isdir(states) or not os.path.isfile(ledger):
     return False
   with open(ledger, 'rb') as f:
@@ -232,6 +246,34 @@ def check_model(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
         f'{"; ".join(problems[:3])}'
         + (f'; and {len(problems) - 3} more.' if len(problems) > 3 else '.')
     )
+
+
+def ledger_of_model(run: str) -> tuple[str, Optional[ledger_lib.Head]] | None:
+  """The privacy ledger that a run's model belongs to.
+
+  Args:
+    run: The run's folder.
+
+  Returns:
+    The ledger's path and the head kept with the model (None: it has no model
+    yet), or None for a run without a ledger.
+
+  Raises:
+    ledger.LedgerError: The model has a ledger, and it is missing.
+  """
+  path, head = os.path.join(run, LEDGER), None
+  if os.path.exists(os.path.join(run, _MODEL)):
+    manifest = state_file.read_manifest(os.path.join(run, _MODEL))
+    if 'ledger' in manifest.metadata:
+      head = ledger_lib.Head(*json.loads(manifest.metadata['ledger']))
+  if os.path.exists(path):
+    return path, head
+  if head is None:
+    return None
+  raise ledger_lib.LedgerError(
+      f'The model of {run} was trained in {head.count} rounds on private '
+      f'clients, but its privacy ledger {path} is missing: put it back.'
+  )
 
 
 def lasting(configuration: str) -> str:

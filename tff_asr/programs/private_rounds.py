@@ -1,0 +1,249 @@
+"""Rounds under a privacy ledger: keys, charging, and a budget of epsilon.
+
+A round's noise key is derived from the run's noise key and the round's
+identity, a digest of all that decides its noisy sum: both keys, counters, the
+server state that clients get, the cohort's draw and the configuration. So the
+same noise comes back for the identical round only, as after a crash. Where that
+is not enough, because the round's sum came out differently (other data, code,
+or rounding of another machine), the ledger notices by the released bits, and
+the round is done again under a new key and charged in addition. A run folder
+that was copied draws a new key too: the original may go on beside it.
+"""
+
+from collections.abc import Callable
+import math
+from typing import Any, NamedTuple, Optional
+
+from absl import logging
+import dp_accounting
+import numpy as np
+import tensorflow_federated as tff
+
+from tff_asr import checks
+from tff_asr.learning import fed_avg
+from tff_asr.privacy import accounting
+from tff_asr.privacy import keys
+from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.programs import digests
+
+
+class NoiseState(NamedTuple):
+  """What a run keeps of its noise.
+
+  Attributes:
+    key: The run's 128-bit noise key, int32 [4]. Secret.
+    place: `Ledger.place` when the key was drawn, int64.
+  """
+
+  key: np.ndarray
+  place: np.int64
+
+
+class Rounds:
+  """Runs and charges the rounds of one run.
+
+  Attributes:
+    noise: The `NoiseState` to save with the run's state.
+  """
+
+  def __init__(
+      self,
+      *,
+      ledger: ledger_lib.Ledger,
+      noise: NoiseState,
+      sampling: accounting.Sampling,
+      configuration: str,
+      delta: float,
+      target_epsilon: Optional[float],
+      fixed_noise: bool,
+  ):
+    """Takes over a ledger.
+
+    Args:
+      ledger: Open, at the saved state.
+      noise: As saved, or with a new key.
+      sampling: How cohorts are drawn.
+      configuration: Digest of the configuration.
+      delta: Of epsilon.
+      target_epsilon: Epsilon (RDP) that the ledger must not exceed, or None.
+      fixed_noise: Whether a seed fixed the noise key (NOT PRIVATE).
+    """
+    self._ledger = ledger
+    self._sampling = sampling
+    self._configuration = configuration
+    self._delta = delta
+    self._target_epsilon = target_epsilon
+    self._fixed_noise = fixed_noise
+    # The weights last seen and their digest, which a next round needs again.
+    self._digested = (None, '')
+    self.noise = noise
+    if int(noise.place) != ledger.place:
+      logging.warning(
+          'This run folder is a copy or was restored: its noise gets a new '
+          'key, since the run that it was copied from may go on with the old.'
+      )
+      self._renew_key()
+
+  def are_left(self, state: Any, cohort_state: Any) -> bool:
+    """Whether the next round stays within the target epsilon."""
+    if self._target_epsilon is None:
+      return True
+    charged = self._ledger.contents.rounds
+    if not self._ledger.holds(self._identity(state, cohort_state)):
+      charged = self._ledger.rounds_with(
+          sampling=self._sampling,
+          noise_multipliers=_noise_multipliers(state, self._sampling),
+          round_num=int(cohort_state.round_num),
+      )
+    return _epsilon(charged, self._delta) <= self._target_epsilon
+
+  async def run(
+      self,
+      next_fn: Callable[..., Any],
+      state: Any,
+      *,
+      cohort: Any,
+      cohort_state: Any,
+  ) -> Any:
+    """Runs a round and charges it; returns `next_fn`'s output, materialized.
+
+    When this returns, the round is in the ledger on disk.
+
+    Args:
+      next_fn: The learning process's `next`.
+      state: The learning process's state.
+      cohort: The clients' ids.
+      cohort_state: The cohort iterator's state before it drew them.
+
+    Raises:
+      BudgetError: The round had to be repeated under a new key, and charging
+        it again would exceed the target epsilon.
+    """
+    while True:
+      identity = self._identity(state, cohort_state)
+      keyed = fed_avg.set_noise_key(
+          state, keys.derive(self.noise.key, purpose=identity)
+      )
+      output = await tff.program.materialize_value(next_fn(keyed, cohort))
+      try:
+        self._ledger.append(ledger_lib.Round(
+            round_num=int(cohort_state.round_num),
+            sampling=self._sampling,
+            noise_multipliers=_noise_multipliers(output.state, self._sampling),
+            configuration=self._configuration,
+            identity=identity,
+            result=self._weights_digest(output.state),
+        ))
+        return output
+      except ledger_lib.NoiseReuseError as error:
+        logging.warning('%s It is repeated under one and charged again.', error)
+        self._renew_key()
+        if not self.are_left(state, cohort_state):
+          raise BudgetError(
+              'A round came out differently when it was repeated, and to charge '
+              f'it again would exceed TARGET_EPSILON = {self._target_epsilon}: '
+              'raise it, or end with the states that are saved.'
+          ) from None
+
+  def epsilon(self) -> float:
+    """Epsilon by RDP of all charged rounds; infinite if a seed fixed a key."""
+    contents = self._ledger.contents
+    if contents.fixed_seeds:
+      return math.inf
+    return _epsilon(contents.rounds, self._delta)
+
+  def _renew_key(self) -> None:
+    """Replaces the noise key; from the operating system unless it is fixed."""
+    key = (
+        keys.derive(self.noise.key, purpose='renewed')
+        if self._fixed_noise
+        else keys.draw()
+    )
+    self.noise = NoiseState(key, np.int64(self._ledger.place))
+
+  def _identity(self, state: Any, cohort_state: Any) -> str:
+    """Digest of all that decides a round's noisy sum."""
+    rest = (state.distributor, state.client_work, state.aggregator)
+    query_state = state.aggregator.query_state.numerator_state
+    return ledger_lib.round_identity(
+        noise_key=np.asarray(self.noise.key),
+        noise_counter=int(query_state.counter),
+        sampler_key=np.asarray(cohort_state.key),
+        round_num=int(cohort_state.round_num),
+        configuration=self._configuration,
+        state_digest=self._weights_digest(state) + digests.digest(rest),
+    )
+
+  def _weights_digest(self, state: Any) -> str:
+    """Digest of the model's weights, kept for the next round."""
+    weights = state.global_model_weights
+    if self._digested[0] is not weights:
+      self._digested = (weights, digests.digest(weights))
+    return self._digested[1]
+
+
+class BudgetError(ValueError):
+  """A round cannot be charged within the target epsilon."""
+
+
+def check_first_round(
+    state: Any,
+    *,
+    sampling: accounting.Sampling,
+    delta: float,
+    target_epsilon: Optional[float],
+    inherited: list[accounting.Rounds],
+) -> None:
+  """Checks that a new run can do a round at all.
+
+  Args:
+    state: The learning process's initial state.
+    sampling: How cohorts are drawn.
+    delta: Of epsilon.
+    target_epsilon: Epsilon that must not be exceeded, or None.
+    inherited: Rounds of the runs that it starts from.
+
+  Raises:
+    ValueError: Sampling and noise do not go together, or cannot be composed
+      with what is inherited, or one round exceeds the target.
+  """
+  noise = _noise_multipliers(state, sampling)
+  first = accounting.Rounds(sampling=sampling, noise_multiplier=noise[0])
+  accounting.neighbouring([*inherited, first])
+  if target_epsilon is None:
+    return
+  checks.positive(target_epsilon=target_epsilon)
+  found = _epsilon([*inherited, first], delta=delta)
+  if not found <= target_epsilon:
+    before = sum(group.count for group in inherited)
+    raise ValueError(
+        f'TARGET_EPSILON is {target_epsilon:g}, but after the first round '
+        f'epsilon would be {found:.4g} at delta {delta:g}'
+        + (f', with {before} rounds of SEED_RUN' if before else '')
+        + ': add noise, or take smaller cohorts of a larger population.'
+    )
+
+
+def _noise_multipliers(
+    state: Any, sampling: accounting.Sampling
+) -> tuple[float]:
+  """The noise of a round, from the event that the aggregator reports."""
+  event = dp_accounting.DpEvent.from_named_tuple(state.aggregator.dp_event)
+  is_tree = isinstance(event, dp_accounting.SingleEpochTreeAggregationDpEvent)
+  if is_tree != (sampling.kind == 'pass'):
+    raise ValueError(
+        f'{"tree" if is_tree else "independent"} noise does not go with '
+        f'{sampling.kind} cohorts: gin/privacy/dp_ftrl.gin sets both '
+        'tree noise and cohorts.shuffled_passes.'
+    )
+  if is_tree and int(event.step_counts) != sampling.rounds_per_pass:
+    raise ValueError(
+        f'the tree has {int(event.step_counts)} rounds, a pass of the cohorts '
+        f'{sampling.rounds_per_pass}: both must come from one COHORT_SIZE and '
+        'PRIVATE_DIR.'
+    )
+  return (float(event.noise_multiplier),)
+
+
+def _epsilon(rounds: list[accounting.Rounds], delta: float) -> float:
+  return accounting.epsilon(accounting.compose(rounds), delta=delta)
