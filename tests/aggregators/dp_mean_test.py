@@ -116,6 +116,17 @@ class TypesTest(absltest.TestCase):
         tff.templates.AggregationProcess,
     )
 
+  def test_open_dimensions_are_refused(self):
+    # An update [1] would be broadcast over another's [1000].
+    with self.assertRaisesRegex(ValueError, r'b/1 has the shape \(None,\)'):
+      _create(
+          _query(),
+          value_type=tff.to_type(collections.OrderedDict(
+              a=tff.TensorType(np.float32, [2]),
+              b=[np.float32, tff.TensorType(np.float32, [None])],
+          )),
+      )
+
   def test_bad_cohort_sizes_are_named(self):
     for cohort_size in (0, -1, math.nan, '4'):
       with self.assertRaisesRegex(ValueError, 'cohort_size must be positive'):
@@ -185,6 +196,14 @@ class ExecutionTest(parameterized.TestCase):
     values = [_value(1, 2, 3), _value(math.nan, 0, 0), _value(0, math.inf, 0)]
     output = process.next(process.initialize(), values, [1.0] * 3)
     np.testing.assert_allclose(_flat(output.result), [0.25, 0.5, 0.75])
+
+  def test_an_update_of_another_shape_is_refused(self):
+    process = _create(_query())
+    bad = collections.OrderedDict(a=np.float32([1, 2, 3]), b=np.float32(0))
+    with self.assertRaisesRegex(
+        multi_device.ClientError, r'Client 1 .* shape \(2,\), found .* \(3,\)'
+    ):
+      process.next(process.initialize(), [_value(1, 2, 3), bad], [1.0] * 2)
 
   def test_an_empty_cohort_gives_the_noise_alone(self):
     process = _create(_query(clip=0.5, multiplier=2.0), cohort_size=4)

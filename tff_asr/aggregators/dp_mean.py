@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
+import tree
 
 from tff_asr import checks
 from tff_asr.privacy import queries
@@ -54,6 +55,26 @@ def set_noise_key(aggregator_state: Any, key: Any) -> Any:
   )
 
 
+def check_shapes(value_type: tff.Type) -> None:
+  """Checks that the type of updates leaves no dimension to the client.
+
+  Then TFF's types refuse an update of another shape before it is summed. With
+  an open one, an update could be added to others by broadcasting, which
+  multiplies what one client can move.
+
+  Raises:
+    ValueError: A dimension is open; the message names the layer.
+  """
+  specs = tff.types.type_to_tf_tensor_specs(value_type)
+  for path, spec in tree.flatten_with_path(specs):
+    if not spec.shape.is_fully_defined():
+      name = '/'.join(map(str, path)) or 'the update'
+      raise ValueError(
+          f'{name} has the shape {spec.shape}: all dimensions of clients\' '
+          'updates must be given.'
+      )
+
+
 class _IgnoreWeights(tff.aggregators.WeightedAggregationFactory):
   """An unweighted aggregator behind the weighted interface."""
 
@@ -63,6 +84,7 @@ class _IgnoreWeights(tff.aggregators.WeightedAggregationFactory):
   def create(
       self, value_type: tff.Type, weight_type: tff.Type
   ) -> tff.templates.AggregationProcess:
+    check_shapes(value_type)
     inner = self._factory.create(value_type)
 
     @tff.federated_computation(

@@ -7,9 +7,9 @@ functions of a 128-bit key and the round number, never logged and never saved.
   poisson     each client on its own with probability cohort_size / population
   fixed_size  cohort_size clients, every such set equally likely
   everyone    all clients in each round
-  shuffled_passes   the next cohort_size clients of a shuffled order, which is
-              drawn anew for each pass; the last population % cohort_size of an
-              order wait for the next pass (for DP-FTRL)
+  shuffled_passes   the next cohort_size clients of an order drawn anew for
+              each pass; the last population % cohort_size of an order wait for
+              the next pass (for DP-FTRL)
 
 Draws are 64-bit words of Philox (https://doi.org/10.1145/2063384.2063405) under
 the key, with the round number in the second word of the counter: round t uses
@@ -18,8 +18,9 @@ rounds share a block. A Poisson client joins if its word is below
 2^64 * cohort_size / population (exact to 2^-64); a fixed-size cohort is the
 cohort_size smallest words (equal words, of probability below population^2 /
 2^64, go by id); a pass is in the order of the words of its number, which stands
-in for the round's. A cohort is in order of client id, whatever the order in which
-ids were given; what a client does must not depend on its place in the list.
+in for the round's. A cohort is in order of client id, whatever the order in
+which ids were given; what a client does must not depend on its place in the
+list.
 
 Differences from tff.program.ClientIdDataSource: seeded, restorable, Poisson.
 """
@@ -218,7 +219,7 @@ def shuffled_passes(
     cohort_size: int,
     key: np.ndarray | None = None,
 ) -> CohortSource:
-  """cohort_size clients a round, each once a pass at most. Args as `poisson`."""
+  """cohort_size clients a round, each once a pass. Args as `poisson`."""
   return _source(client_ids, kind='pass', cohort_size=cohort_size, key=key)
 
 

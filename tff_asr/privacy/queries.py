@@ -38,7 +38,7 @@ SPLITS = {'global': None, 'uniform': uniform_split, 'dim': dim_split}
 
 # Noise is read from the counter stream of one Philox key. A round owns 2^40
 # values of it, far more than any model has.
-_VALUES_PER_ROUND = 2**40
+VALUES_PER_ROUND = 2**40
 _PHILOX = 1
 
 
@@ -158,11 +158,12 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
   def get_noised_result(self, sample_state, global_state):
     layers = tf.nest.flatten(sample_state)
     if self._noise_multiplier > 0:
-      stddev = global_state.noise_multiplier * global_state.l2_norm_clip
-      # Without a key the result is NaN, not quietly unprotected.
-      is_keyed = tf.reduce_any(tf.not_equal(global_state.noise_key, 0))
-      stddev = tf.where(is_keyed, stddev, math.nan)
-      noises = _standard_normal(layers, global_state)
+      stddev = keyed_stddev(global_state)
+      noises = standard_normal(
+          [layer.shape for layer in layers],
+          noise_key=global_state.noise_key,
+          start=global_state.counter * VALUES_PER_ROUND,
+      )
       layers = [layer + stddev * noise for layer, noise in zip(layers, noises)]
     new_state = global_state._replace(counter=global_state.counter + 1)
     event = dp_accounting.GaussianDpEvent(global_state.noise_multiplier)
@@ -207,23 +208,38 @@ def _factor(squared_norm: tf.Tensor, clip: tf.Tensor) -> tf.Tensor:
   return tf.where(over, clip / tf.where(over, norm, 1.0), 1.0)
 
 
-def _standard_normal(
-    layers: Sequence[tf.Tensor], state: PerLayerClipSumQuery.GlobalState
+def keyed_stddev(global_state: Any) -> tf.Tensor:
+  """z C, float32; NaN without a key, so that nothing is quietly unprotected."""
+  stddev = global_state.noise_multiplier * global_state.l2_norm_clip
+  is_keyed = tf.reduce_any(tf.not_equal(global_state.noise_key, 0))
+  return tf.where(is_keyed, stddev, math.nan)
+
+
+def standard_normal(
+    shapes: Sequence[tf.TensorShape],
+    *,
+    noise_key: tf.Tensor,
+    start: tf.Tensor,
 ) -> list[tf.Tensor]:
-  """Returns N(0, 1) for each layer: a function of key and counter only."""
+  """Returns N(0, 1) of each shape: a function of key and start only.
+
+  Args:
+    shapes: Fully defined.
+    noise_key: int32 [4].
+    start: int64, where in the key's stream to begin.
+  """
   # Slices: to unstack 64-bit integers there is no GPU kernel.
-  words = tf.bitcast(tf.reshape(state.noise_key, [2, 2]), tf.uint64)
+  words = tf.bitcast(tf.reshape(noise_key, [2, 2]), tf.uint64)
   key, high = words[0], words[1]
-  start = state.counter * _VALUES_PER_ROUND
   noise = []
-  for layer in layers:
+  for shape in shapes:
     noise.append(
         tf.raw_ops.StatelessRandomNormalV2(
-            shape=tf.shape(layer),
+            shape=shape.as_list(),
             key=[key],
             counter=[tf.cast(start, tf.uint64), high],
             alg=_PHILOX,
         )
     )
-    start += tf.size(layer, tf.int64)
+    start += shape.num_elements()
   return noise

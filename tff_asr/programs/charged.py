@@ -30,8 +30,8 @@ def epsilon_of_run(
   path = os.path.join(run, outputs.LEDGER)
   if not os.path.exists(path):
     raise ValueError(
-        f'{run} has no privacy ledger ({outputs.LEDGER}): is it the folder of a '
-        'federated run?'
+        f'{run} has no privacy ledger ({outputs.LEDGER}): is it the folder of '
+        'a federated run?'
     )
   contents = ledger_lib.read(path, head=saved_head(run))
   if not contents.rounds:

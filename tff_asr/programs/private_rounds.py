@@ -116,9 +116,15 @@ class Rounds:
       cohort_state: The cohort iterator's state before it drew them.
 
     Raises:
+      ValueError: The cohort names a client twice.
       BudgetError: The round had to be repeated under a new key, and charging
         it again would exceed the target epsilon.
     """
+    if len(set(cohort)) != len(cohort):
+      raise ValueError(
+          'a cohort names a client twice: it would count twice in the sum and '
+          'pay for once.'
+      )
     while True:
       identity = self._identity(state, cohort_state)
       keyed = fed_avg.set_noise_key(
@@ -140,9 +146,10 @@ class Rounds:
         self._renew_key()
         if not self.are_left(state, cohort_state):
           raise BudgetError(
-              'A round came out differently when it was repeated, and to charge '
-              f'it again would exceed TARGET_EPSILON = {self._target_epsilon}: '
-              'raise it, or end with the states that are saved.'
+              'A round came out differently when it was repeated, and to '
+              'charge it again would exceed TARGET_EPSILON = '
+              f'{self._target_epsilon}: raise it, or end with the states that '
+              'are saved.'
           ) from None
 
   def epsilon(self) -> float:

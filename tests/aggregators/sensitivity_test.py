@@ -1,0 +1,173 @@
+"""Brute force: how far one client can move what the aggregator releases.
+
+Attacks run through the executed TFF computation, on several devices and
+threads. Noise is off: it does not depend on the updates (`dp_mean_test`).
+"""
+
+import collections
+import functools
+import math
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import tensorflow_federated as tff
+
+from tests.execution import logical_devices
+from tff_asr.aggregators import dp_mean
+from tff_asr.execution import multi_device
+from tff_asr.privacy import queries
+
+_SHAPES = dict(a=(4,), b=(), c=(2, 3), d=(1,))
+_VALUE_TYPE = tff.to_type(collections.OrderedDict(
+    (name, tff.TensorType(np.float32, shape))
+    for name, shape in _SHAPES.items()
+))
+# A power of two, so that to multiply by it is exact.
+_DIVISOR = 4
+# What the guarantee allows beyond C, for float32.
+_SLACK = 1 + 1e-6
+_NUM_ATTACKS = 60
+_CONTEXTS = (
+    ('one_device', dict(devices=['CPU:0'])),
+    (
+        'devices_and_threads',
+        dict(devices=logical_devices.CPUS, clients_per_device=2, block_size=2),
+    ),
+)
+_MAGNITUDES = (0.0, 1e-45, 1e-40, 1e-38, 1e-20, 1e-3, 1.0, 1e10, 1e30, 3e38)
+_INVALID = (math.nan, math.inf, -math.inf)
+
+
+@functools.lru_cache
+def _process(split: str, clip: float) -> tff.templates.AggregationProcess:
+  query = queries.PerLayerClipSumQuery(
+      l2_norm_clip=clip, noise_multiplier=0.0, split=split
+  )
+  return dp_mean.build(query=query, cohort_size=_DIVISOR).create(
+      _VALUE_TYPE, tff.TensorType(np.float32)
+  )
+
+
+def _attack(generator: np.random.Generator) -> dict[str, np.ndarray]:
+  """An update of layers of wildly different sizes, some with NaN or inf."""
+  layers = collections.OrderedDict()
+  for name, shape in _SHAPES.items():
+    size = generator.choice(_MAGNITUDES)
+    kind = generator.integers(4)
+    if kind == 0:
+      values = np.full(shape, size)
+    elif kind == 1:  # Every element of another size.
+      values = generator.choice(_MAGNITUDES, shape) * generator.choice(
+          [-1, 1], shape
+      )
+    else:
+      values = size * generator.uniform(-1, 1, shape)
+    layers[name] = np.asarray(values, np.float32)
+  if generator.random() < 0.2:
+    name = generator.choice(list(_SHAPES))
+    flat = layers[name].reshape(-1)
+    flat[generator.integers(flat.size)] = generator.choice(_INVALID)
+    layers[name] = flat.reshape(_SHAPES[name])
+  return layers
+
+
+def _norm(difference: np.ndarray) -> float:
+  """In float64, of what was computed in float32."""
+  return float(np.linalg.norm(difference.astype(np.float64)))
+
+
+@logical_devices.absent
+class OwnProcessTest(logical_devices.OwnProcessTestCase):
+  MODULE = 'tests.aggregators.sensitivity_test'
+
+
+@logical_devices.needed
+class SensitivityTest(parameterized.TestCase):
+
+  def release(self, split: str, clip: float, updates) -> np.ndarray:
+    """The sum that these clients' updates come to."""
+    process = _process(split, clip)
+    output = process.next(
+        process.initialize(), updates, [1.0] * len(updates)
+    )
+    flat = [np.ravel(layer) for layer in output.result.values()]
+    return np.concatenate(flat).astype(np.float64) * _DIVISOR
+
+  def use(self, **context) -> None:
+    self.enterContext(
+        tff.framework.get_context_stack().install(
+            multi_device.build_sync_context(**context)
+        )
+    )
+
+  @parameterized.named_parameters(
+      (f'{split}_{clip}_{name}', split, clip, context)
+      for split in queries.SPLITS
+      for clip, (name, context) in zip((0.01, 1.0), _CONTEXTS)
+  )
+  def test_no_update_moves_the_sum_by_more_than_the_clip(
+      self, split, clip, context
+  ):
+    self.use(**context)
+    generator = np.random.default_rng(sum(split.encode()))
+    largest = largest_pair = 0.0
+    for _ in range(_NUM_ATTACKS):
+      others = [_attack(generator) for _ in range(generator.integers(3))]
+      first, second = _attack(generator), _attack(generator)
+      without = self.release(split, clip, others)
+      place = generator.integers(len(others) + 1)
+      moved = [
+          self.release(split, clip, [*others[:place], one, *others[place:]])
+          for one in (first, second)
+      ]
+      for total in moved:
+        self.assertTrue(np.all(np.isfinite(total)))
+        added = _norm(total - without)
+        self.assertLessEqual(added, clip * _SLACK)
+        largest = max(largest, added)
+      replaced = _norm(moved[0] - moved[1])
+      self.assertLessEqual(replaced, 2 * clip * _SLACK)
+      largest_pair = max(largest_pair, replaced)
+    # The attacks do come to the bound, so a larger one would have been seen.
+    self.assertGreater(largest, 0.999 * clip)
+    self.assertGreater(largest_pair, 1.2 * clip)
+
+  @parameterized.parameters(*queries.SPLITS)
+  def test_opposite_updates_move_it_by_twice_the_clip(self, split):
+    self.use(devices=['CPU:0'])
+    huge = {
+        name: np.full(shape, 1e30, np.float32)
+        for name, shape in _SHAPES.items()
+    }
+    opposite = {name: -value for name, value in huge.items()}
+    sums = [self.release(split, 1.0, [one]) for one in (huge, opposite)]
+    self.assertAlmostEqual(_norm(sums[0] - sums[1]), 2.0, delta=2e-6)
+
+  @parameterized.parameters(*queries.SPLITS)
+  def test_an_invalid_update_moves_nothing(self, split):
+    self.use(**_CONTEXTS[1][1])
+    others = [_attack(np.random.default_rng(seed)) for seed in range(2)]
+    expected = self.release(split, 1.0, others)
+    for value in _INVALID:
+      for name, shape in _SHAPES.items():
+        bad = {key: np.ones(size, np.float32) for key, size in _SHAPES.items()}
+        bad[name] = np.full(shape, value, np.float32)
+        np.testing.assert_array_equal(
+            self.release(split, 1.0, [others[0], bad, others[1]]), expected
+        )
+
+  def test_the_divisor_is_public(self):
+    # Whoever comes, and whatever they send, one client's share is the same.
+    self.use(devices=['CPU:0'])
+    one = {name: np.full(s, 1e-3, np.float32) for name, s in _SHAPES.items()}
+    alone = self.release('global', 1.0, [one])
+    for number in (2, 5, 9):
+      np.testing.assert_allclose(
+          self.release('global', 1.0, [one] * number), number * alone,
+          rtol=1e-6,
+      )
+
+
+if __name__ == '__main__':
+  absltest.main()
