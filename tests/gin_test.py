@@ -13,6 +13,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import dp_accounting
 import pytest
 
 from tests import experiments
@@ -21,6 +22,7 @@ from tff_asr import config
 from tff_asr import launch
 from tff_asr.data import client_data
 from tff_asr.execution import schedule
+from tff_asr.privacy import accounting
 from tff_asr.programs import central
 from tff_asr.programs import federated
 
@@ -69,6 +71,7 @@ class ExperimentsTest(parameterized.TestCase):
             'gin/execution/ray.gin',
             'gin/models/transformer_1m.gin',
             'gin/models/transformer_255m.gin',
+            'gin/privacy/dp_ftrl.gin',
         },
     )
 
@@ -200,6 +203,40 @@ class QuickstartTest(parameterized.TestCase):
         launch.one_line(caught.exception).count('nowhere is not a folder'), 1
     )
     self.assertNotIn('configurable', launch.one_line(caught.exception))
+
+  @pytest.mark.slow
+  def test_dp_ftrl_over_two_passes(self):
+    # 3 clients, 1 a round: trees of 3 rounds; noise enough for a low epsilon.
+    path = 'gin/experiments/quickstart_federated.gin'
+    program = config.bind(
+        federated.train,
+        gin_files=[path, 'gin/privacy/dp_ftrl.gin'],
+        gin_params=[
+            *_TINY_MODEL,
+            f'PRIVATE_DIR = {self.shards("private")!r}',
+            f'DEV_DIR = {self.shards("dev")!r}',
+            'SEED_RUN = None',
+            'NUM_ROUNDS = 5',
+            'COHORT_SIZE = 1',
+            'NUM_LOCAL_STEPS = 1',
+            'NOISE_MULTIPLIER = 20.0',
+            'DELTA = 1e-5',
+            'SAVE_EVERY = 2',
+        ],
+    )
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+      with contextlib.redirect_stderr(io.StringIO()):
+        results = asyncio.run(
+            program(output_dir=self.path('ftrl'), configuration=config.text())
+        )
+    tree = dp_accounting.SingleEpochTreeAggregationDpEvent
+    event = dp_accounting.ComposedDpEvent([tree(20.0, 3), tree(20.0, 2)])
+    self.assertAlmostEqual(
+        results['privacy']['epsilon_rdp'],
+        accounting.epsilon(event, delta=1e-5),
+    )
+    self.assertEqual(results['privacy']['neighbouring'], 'replace_special')
+    self.assertIn('no assumption', printed.getvalue())
 
   @pytest.mark.slow
   def test_bad_data_settings_are_one_line(self):

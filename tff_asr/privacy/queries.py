@@ -115,7 +115,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     self._split = SPLITS[split]
 
   def initial_global_state(self):
-    return self.GlobalState(
+    return PerLayerClipSumQuery.GlobalState(
         l2_norm_clip=tf.constant(self._l2_norm_clip, tf.float32),
         noise_multiplier=tf.constant(self._noise_multiplier, tf.float32),
         noise_key=tf.zeros([4], tf.int32),

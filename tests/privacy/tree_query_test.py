@@ -1,0 +1,238 @@
+"""Tests of tff_asr.privacy.tree_query."""
+
+import collections
+import functools
+import math
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import dp_accounting
+import numpy as np
+import scipy.stats
+import tensorflow as tf
+import tensorflow_privacy as tfp
+
+from tff_asr.privacy import keys
+from tff_asr.privacy import queries
+from tff_asr.privacy import tree_query
+
+_SPECS = collections.OrderedDict(
+    a=tf.TensorSpec([3], tf.float32), b=tf.TensorSpec([], tf.float32)
+)
+_KEY = keys.from_seed(0)
+
+
+def _query(*, rounds_per_tree=5, specs=None, clip=0.5, multiplier=2.0):
+  return tree_query.TreeSumQuery(
+      l2_norm_clip=clip,
+      noise_multiplier=multiplier,
+      rounds_per_tree=rounds_per_tree,
+      record_specs=_SPECS if specs is None else specs,
+  )
+
+
+def _start(query, key=_KEY):
+  return queries.set_noise_key(query.initial_global_state(), key)
+
+
+def _zeros(specs=None):
+  return tf.nest.map_structure(
+      lambda spec: tf.zeros(spec.shape), _SPECS if specs is None else specs
+  )
+
+
+def _flat(result) -> np.ndarray:
+  return np.concatenate([np.ravel(layer) for layer in tf.nest.flatten(result)])
+
+
+@functools.lru_cache
+def _release(query):
+  """`get_noised_result` traced once, without its event."""
+  return tf.function(
+      lambda total, state: query.get_noised_result(total, state)[:2]
+  )
+
+
+def _rounds(query, count, *, state=None, specs=None):
+  """The noise of rounds of empty sums, and the last state."""
+  state = _start(query) if state is None else state
+  noises = []
+  for _ in range(count):
+    noised, state = _release(query)(_zeros(specs), state)
+    noises.append(_flat(noised))
+  return noises, state
+
+
+class _Replay(tfp.tree_aggregation.ValueGenerator):
+  """Gives out nodes from a list."""
+
+  def __init__(self, nodes):
+    self._nodes = iter(nodes)
+
+  def initialize(self):
+    return ()
+
+  def next(self, state):
+    flat = tf.constant(next(self._nodes), tf.float32)
+    return collections.OrderedDict(a=flat[:3], b=flat[3]), state
+
+
+class TreeSumQueryTest(parameterized.TestCase):
+
+  def test_is_tensorflow_privacy_s_tree_over_the_same_nodes(self):
+    # Their query draws a node for each level that a round completes, one round
+    # ahead: the same nodes in the same order.
+    num_rounds = 7
+    generator = tree_query._NodeNoise(_SPECS, tf.constant(1.0))  # 2 * .5
+    nodes = []
+    for round_num in range(num_rounds + 1):
+      state = (_KEY, tf.constant(round_num, tf.int64), tf.constant(0, tf.int64))
+      # To add a leaf to t leaves completes a node for each trailing one in the
+      # binary t.
+      completed = 0
+      while round_num >> completed & 1:
+        completed += 1
+      for _ in range(1 + completed):
+        node, state = generator.next(state)
+        nodes.append(_flat(node))
+    theirs = tfp.TreeResidualSumQuery(
+        record_specs=_SPECS,
+        noise_generator=_Replay(nodes),
+        clip_fn=lambda record, clip: record,
+        clip_value=1.0,
+    )
+    with _eagerly():
+      state = theirs.initial_global_state()
+      expected = []
+      for _ in range(num_rounds):
+        noised, state, _ = theirs.get_noised_result(_zeros(), state)
+        expected.append(_flat(noised))
+    found, _ = _rounds(_query(rounds_per_tree=8), num_rounds)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+  def test_noise_of_prefixes_is_that_of_their_nodes(self):
+    # Prefix t has a node for each one in the binary t; one with 2^d leaves has
+    # the variance (z C)^2 / (2 - 2^-d) (Honaker). z C = 1.
+    specs = tf.TensorSpec([20_000], tf.float32)
+    query = _query(rounds_per_tree=8, specs=specs)
+    prefixes = np.cumsum(_rounds(query, 8, specs=specs)[0], axis=0)
+    for count, noise in enumerate(prefixes, 1):
+      variance = sum(
+          1 / (2 - 2.0**-level) for level in range(4) if count >> level & 1
+      )
+      # Of a fixed key; a new one would fail 1 time in 1,000.
+      self.assertGreater(
+          scipy.stats.kstest(
+              noise, scipy.stats.norm(scale=math.sqrt(variance)).cdf
+          ).pvalue,
+          1e-4,
+      )
+      self.assertLess(
+          scipy.stats.kstest(
+              noise, scipy.stats.norm(scale=1.5 * math.sqrt(variance)).cdf
+          ).pvalue,
+          1e-9,
+      )
+
+  def test_a_new_tree_starts_by_itself(self):
+    query = _query(rounds_per_tree=3)
+    _, state = _rounds(query, 3)
+    self.assertEqual(np.sum(state.levels >= 0), 2)  # 3 = 2 + 1
+    noises, state = _rounds(query, 1, state=state)
+    self.assertEqual(np.sum(state.levels >= 0), 1)
+    # Nothing of the tree before is in it: it is the new tree's first leaf.
+    node, _ = tree_query._NodeNoise(_SPECS, tf.constant(1.0)).next(
+        (_KEY, tf.constant(3, tf.int64), tf.constant(0, tf.int64))
+    )
+    np.testing.assert_allclose(noises[0], _flat(node), rtol=1e-6)
+
+  def test_no_noise_is_known_before_its_round(self):
+    # From one state under two keys: as a branch or a repeated round has it.
+    query = _query(rounds_per_tree=8)
+    _, state = _rounds(query, 3)
+    one, _ = _rounds(query, 1, state=state)
+    other, _ = _rounds(
+        query, 1, state=queries.set_noise_key(state, keys.from_seed(1))
+    )
+    again, _ = _rounds(query, 1, state=state)
+    self.assertTrue(np.all(one[0] != other[0]))
+    np.testing.assert_array_equal(one, again)
+
+  def test_rounds_may_each_have_their_own_key(self):
+    # The prefix keeps the nodes of earlier rounds, whatever key comes next.
+    query = _query(rounds_per_tree=4)
+    state = _start(query)
+    _, state = _rounds(query, 2, state=state)
+    kept = np.array(state.nodes['a'][0])
+    _, state = _rounds(
+        query, 1, state=queries.set_noise_key(state, keys.from_seed(9))
+    )
+    np.testing.assert_array_equal(state.nodes['a'][1], kept)
+
+  def test_without_a_key_noised_results_are_nan(self):
+    query = _query()
+    noises, _ = _rounds(
+        query, 1, state=query.initial_global_state()
+    )
+    self.assertTrue(np.all(np.isnan(noises[0])))
+
+  @parameterized.parameters((1, 1), (2, 2), (3, 2), (4, 3), (7, 3), (8, 4))
+  def test_the_state_holds_a_model_copy_for_each_level(self, rounds, copies):
+    query = _query(rounds_per_tree=rounds)
+    self.assertEqual(query.num_model_copies, copies)
+    state = query.initial_global_state()
+    shapes = tf.nest.map_structure(lambda value: value.shape, state)
+    _, state = _rounds(query, 2 * rounds + 1)
+    self.assertEqual(
+        tf.nest.map_structure(lambda value: value.shape, state)._replace(
+            noise_key=shapes.noise_key
+        ),
+        shapes,
+    )
+    self.assertEqual(state.nodes['a'].shape, [copies, 3])
+
+  def test_sums_are_kept_and_records_clipped(self):
+    query = _query()
+    state = _start(query)
+    record = collections.OrderedDict(
+        a=tf.constant([3e30, 0, 4e30]), b=tf.constant(0.0)
+    )
+    clipped = query.preprocess_record(query.derive_sample_params(state), record)
+    np.testing.assert_allclose(_flat(clipped), [0.3, 0, 0.4, 0], rtol=1e-6)
+    noised, _ = _release(query)(clipped, state)
+    noise, _ = _release(query)(_zeros(), state)
+    np.testing.assert_allclose(
+        _flat(noised) - _flat(noise), [0.3, 0, 0.4, 0], atol=1e-6
+    )
+
+  def test_event_is_a_tree_of_the_rounds(self):
+    query = _query(rounds_per_tree=5)
+    _, _, event = query.get_noised_result(_zeros(), _start(query))
+    self.assertIsInstance(
+        event, dp_accounting.SingleEpochTreeAggregationDpEvent
+    )
+    self.assertEqual(float(event.noise_multiplier), 2.0)
+    self.assertEqual(int(event.step_counts), 5)
+
+  def test_bad_arguments_are_named(self):
+    for arguments, message in (
+        (dict(rounds_per_tree=0), 'rounds_per_tree'),
+        (dict(multiplier=0.0), 'noise_multiplier'),
+        (dict(clip=-1.0), 'l2_norm_clip'),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        _query(**arguments)
+
+
+class _eagerly:
+  """Runs tf.functions as Python, so that a list can feed them."""
+
+  def __enter__(self):
+    tf.config.run_functions_eagerly(True)
+
+  def __exit__(self, *unused_error):
+    tf.config.run_functions_eagerly(False)
+
+
+if __name__ == '__main__':
+  absltest.main()
