@@ -16,9 +16,11 @@ import tensorflow_federated as tff
 
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.learning import canary_work
 from tff_asr.learning import client_update
 from tff_asr.learning import server_update
 from tff_asr.models import ctc
+from tff_asr.privacy import canaries as canaries_lib
 
 
 class DistributorState(NamedTuple):
@@ -45,6 +47,7 @@ def build(
     num_local_steps: Optional[int] = None,
     num_local_epochs: Optional[int] = None,
     max_grad_norm: float = 1.0,
+    canaries: Optional[canaries_lib.Canaries] = None,
 ) -> tff.learning.templates.LearningProcess:
   """Builds the learning process.
 
@@ -64,6 +67,7 @@ def build(
     num_local_steps: See `client_update.build`.
     num_local_epochs: See `client_update.build`.
     max_grad_norm: See `client_update.build`.
+    canaries: For an audit, where `client_data` has canaries; else None.
 
   Returns:
     A learning process whose weights are float32 tensors by name.
@@ -86,6 +90,8 @@ def build(
       num_epochs=num_local_epochs,
       max_grad_norm=max_grad_norm,
   )
+  if canaries is not None:
+    client_work = canary_work.build(client_work, canaries=canaries)
   result_type = client_work.next.type_signature.result.result.member
   process = tff.learning.templates.compose_learning_process(
       initial_weights,

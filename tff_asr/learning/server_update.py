@@ -77,8 +77,8 @@ def build(
 
 
 def _learning_rate(state) -> tf.Tensor:
-  """The rate of the coming step, of a scheduled optimizer or a plain one."""
+  """The rate of the coming step, of an optimizer or the one it wraps."""
   key = tff.learning.optimizers.LEARNING_RATE_KEY
-  if key in state:
-    return state[key]
-  return state['optimizer'][key]
+  while key not in state:
+    state = state['optimizer']
+  return state[key]

@@ -36,12 +36,12 @@ _MAY_CHANGE = re.compile(
     r'^(NUM_ROUNDS|NUM_STEPS|EVALUATE_EVERY|SAVE_EVERY|TARGET_EPSILON) *='
 )
 LEDGER = 'ledger.jsonl'
-_MODEL = 'model.state'
+MODEL = 'model.state'
 _CONFIG = 'config.gin'
 _STATES = 'state'
 # What a run writes besides its configuration and its states.
 RESULTS = (
-    _MODEL,
+    MODEL,
     LEDGER,
     'metrics.csv',
     'results.json',
@@ -124,7 +124,7 @@ class RunFolder:
     metadata = {'tokens': tokens}
     if ledger is not None:
       metadata['ledger'] = json.dumps([ledger.count, ledger.digest])
-    state_file.write_state(self.file(_MODEL), state=arrays, metadata=metadata)
+    state_file.write_state(self.file(MODEL), state=arrays, metadata=metadata)
 
 
 def check_folder(path: str, *, configuration: str) -> None:
@@ -154,7 +154,7 @@ def check_folder(path: str, *, configuration: str) -> None:
   # its settings bind nobody; but nothing else is overwritten.
   marks = [_CONFIG, *RESULTS]
   if os.path.isdir(os.path.join(path, _STATES)):
-    marks = [_MODEL, 'results.json']
+    marks = [MODEL, 'results.json']
   found = [name for name in marks if os.path.exists(os.path.join(path, name))]
   if found:
     raise ValueError(
@@ -214,7 +214,7 @@ def read_model(
     ValueError: As `check_model`, or the file is damaged.
   """
   check_model(run, model=model, tokens=tokens)
-  leaves = state_file.read_leaves(os.path.join(run, _MODEL))
+  leaves = state_file.read_leaves(os.path.join(run, MODEL))
   return weights_lib.Weights(sorted(leaves.items()))
 
 
@@ -225,10 +225,10 @@ def check_model(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
     ValueError: The run has no model, its tokens differ, or its weights have
       other names or shapes; the message says which.
   """
-  path = os.path.join(run, _MODEL)
+  path = os.path.join(run, MODEL)
   if not os.path.exists(path):
     raise ValueError(
-        f'{run} holds no trained model ({_MODEL}): is it the folder of a run '
+        f'{run} holds no trained model ({MODEL}): is it the folder of a run '
         'that has ended?'
     )
   manifest = state_file.read_manifest(path)
@@ -262,8 +262,8 @@ def ledger_of_model(run: str) -> tuple[str, Optional[ledger_lib.Head]] | None:
     ledger.LedgerError: The model has a ledger, and it is missing.
   """
   path, head = os.path.join(run, LEDGER), None
-  if os.path.exists(os.path.join(run, _MODEL)):
-    manifest = state_file.read_manifest(os.path.join(run, _MODEL))
+  if os.path.exists(os.path.join(run, MODEL)):
+    manifest = state_file.read_manifest(os.path.join(run, MODEL))
     if 'ledger' in manifest.metadata:
       head = ledger_lib.Head(*json.loads(manifest.metadata['ledger']))
   if os.path.exists(path):

@@ -1,0 +1,52 @@
+"""An optimizer that also adds up the gradients that it is given.
+
+    sum <- sum + gradient,    and whatever the inner optimizer does
+
+For an audit, which looks at all that was released in a run.
+"""
+
+import collections
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+
+def build_summing(
+    optimizer: tff.learning.optimizers.Optimizer,
+) -> tff.learning.optimizers.Optimizer:
+  """Returns the optimizer with `gradient_sum`, float32, in its state."""
+  return _Summing(optimizer)
+
+
+class _Summing(tff.learning.optimizers.Optimizer):
+  """See `build_summing`."""
+
+  def __init__(self, optimizer: tff.learning.optimizers.Optimizer):
+    self._optimizer = optimizer
+
+  def initialize(self, specs):
+    return collections.OrderedDict(
+        gradient_sum=tf.nest.map_structure(
+            lambda spec: tf.zeros(spec.shape, tf.float32), specs
+        ),
+        optimizer=self._optimizer.initialize(specs),
+    )
+
+  def next(self, state, weights, gradients):
+    inner, new_weights = self._optimizer.next(
+        state['optimizer'], weights, gradients
+    )
+    new_state = collections.OrderedDict(
+        gradient_sum=tf.nest.map_structure(
+            tf.add, state['gradient_sum'], gradients
+        ),
+        optimizer=inner,
+    )
+    return new_state, new_weights
+
+  def get_hparams(self, state):
+    return self._optimizer.get_hparams(state['optimizer'])
+
+  def set_hparams(self, state, hparams):
+    inner = self._optimizer.set_hparams(state['optimizer'], hparams)
+    return collections.OrderedDict(state, optimizer=inner)

@@ -1,0 +1,131 @@
+"""An audit as a program: a federated run with canaries, and its epsilon.
+
+The run is that of `federated`, with its sampling, clipping, noise and ledger;
+only canary clients are among the people, which makes its model useless: it is
+removed in the end.
+"""
+
+from collections.abc import Awaitable, Callable
+import dataclasses
+import os
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_asr.privacy import audit as audit_lib
+from tff_asr.privacy import canaries as canaries_lib
+from tff_asr.privacy import queries
+from tff_asr.programs import outputs
+from tff_asr.programs import state_file
+
+# Canaries scored at once, so that their directions fit into memory.
+_VALUES_AT_ONCE = 2**26
+_SUM = 'process/finalizer/gradient_sum'
+
+
+async def audit(
+    *,
+    output_dir: str,
+    configuration: str,
+    train: Callable[..., Awaitable[dict[str, Any]]],
+    canaries: canaries_lib.Canaries,
+    split: str,
+) -> dict[str, Any]:
+  """Runs `train` and estimates epsilon from the canaries in it.
+
+  Args:
+    output_dir: The run's folder; the audit is written to audit.json in it.
+    configuration: Text of the configuration.
+    train: `federated.train` with all but the two arguments above: on client
+      data by `canary_data.add_canaries`, with these canaries in `fed_avg.build`
+      and a server optimizer by `summing.build_summing`.
+    canaries: The canaries.
+    split: How the clip is divided over layers; see `queries.SPLITS`.
+
+  Returns:
+    What is in audit.json.
+
+  Raises:
+    ValueError: A setting is unusable, or more leaks than is accounted: the run
+      does not keep its promise.
+  """
+  results = await train(output_dir=output_dir, configuration=configuration)
+  model = os.path.join(output_dir, outputs.MODEL)
+  if os.path.exists(model):
+    os.remove(model)
+  folder = os.path.join(output_dir, 'state')
+  newest = max(name for name in os.listdir(folder) if name.endswith('.bin'))
+  leaves = state_file.read_leaves(os.path.join(folder, newest), prefix=_SUM)
+  found = audit_lib.estimate(
+      score(
+          [leaves[name] for name in sorted(leaves)],
+          canaries=canaries,
+          split=split,
+      ),
+      delta=results['privacy']['delta'],
+  )
+  accounted = float(results['privacy']['epsilon'])
+  fields = {
+      **dataclasses.asdict(found),
+      'accounted_epsilon': results['privacy']['epsilon'],
+      'exceeds_accounted': found.low > accounted,
+      'rounds': results['rounds'],
+      'cohort_size': results['cohort_size'],
+      'population': results['population'],
+  }
+  outputs.write_json(os.path.join(output_dir, 'audit.json'), fields)
+  print(
+      f'audit: epsilon {found.epsilon:.3g} ({found.low:.3g} to '
+      f'{found.high:.3g}) at delta {found.delta:g} by {found.num_canaries} '
+      f'canaries; accounted: {accounted:.3g}'
+  )
+  if fields['exceeds_accounted']:
+    raise ValueError(
+        f'the audit found epsilon {found.low:.3g} or more, but {accounted:.3g} '
+        'is accounted: clipping, noise or sampling is broken. Do not publish '
+        'models of this configuration.'
+    )
+  return fields
+
+
+def score(
+    released: list[np.ndarray],
+    *,
+    canaries: canaries_lib.Canaries,
+    split: str,
+) -> np.ndarray:
+  """Returns the canaries' scores (`audit.scores`), float64 [num_canaries].
+
+  Args:
+    released: Layers of the sum of the released means, in the order in which
+      the model's weights are.
+    canaries: All canaries of the run.
+    split: See `audit`.
+  """
+  shapes = [tf.TensorShape(layer.shape) for layer in released]
+  sizes = [layer.size for layer in released]
+  clip = queries.PerLayerClipSumQuery(
+      l2_norm_clip=1.0, noise_multiplier=0.0, split=split
+  )
+
+  @tf.function
+  def contribution(client_id):
+    # As it counts in a sum, up to a factor; that is all that scores need.
+    update = canaries.update(client_id, shapes)
+    clipped = clip.preprocess_record(tf.constant(1.0), update)
+    return [tf.reshape(layer, [-1]) for layer in clipped]
+
+  flat = [np.ravel(layer) for layer in released]
+  at_once = max(1, _VALUES_AT_ONCE // sum(sizes))
+  ids = canaries.client_ids
+  scores = []
+  for start in range(0, len(ids), at_once):
+    updates = [
+        [layer.numpy() for layer in contribution(tf.constant(client_id))]
+        for client_id in ids[start : start + at_once]
+    ]
+    scores.append(
+        audit_lib.scores(flat, [np.stack(layer) for layer in zip(*updates)])
+    )
+  return np.concatenate(scores)
