@@ -23,6 +23,7 @@ from tff_asr import launch
 from tff_asr.data import client_data
 from tff_asr.execution import schedule
 from tff_asr.privacy import accounting
+from tff_asr.programs import audit
 from tff_asr.programs import central
 from tff_asr.programs import federated
 
@@ -72,6 +73,7 @@ class ExperimentsTest(parameterized.TestCase):
             'gin/models/transformer_1m.gin',
             'gin/models/transformer_255m.gin',
             'gin/privacy/dp_ftrl.gin',
+            'gin/programs/audit.gin',
         },
     )
 
@@ -85,6 +87,22 @@ class ExperimentsTest(parameterized.TestCase):
     config.bind(
         federated.train,
         gin_files=['gin/experiments/quickstart_federated.gin', path],
+    )
+
+  @parameterized.parameters(
+      'gin/privacy/global.gin',
+      'gin/privacy/per_layer_uniform.gin',
+      'gin/privacy/dp_ftrl.gin',
+  )
+  def test_any_privacy_can_be_audited(self, path):
+    config.bind(
+        audit.audit,
+        gin_files=[
+            'gin/experiments/quickstart_federated.gin',
+            path,
+            'gin/programs/audit.gin',
+        ],
+        gin_params=['NOISE_MULTIPLIER = 1.0'],
     )
 
   def test_an_axis_names_what_it_requires(self):

@@ -10,6 +10,7 @@ import tensorflow_federated as tff
 
 from tff_asr.optimizers import lamb
 from tff_asr.optimizers import schedules
+from tff_asr.optimizers import summing
 
 
 def _build_scheduled():
@@ -30,6 +31,7 @@ _ROWS = (
         ),
     ),
     ('scheduled_lamb', _build_scheduled),
+    ('summing_lamb', lambda: summing.build_summing(lamb.build_lamb(0.05))),
 )
 
 _STRUCTURES = {

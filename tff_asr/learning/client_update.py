@@ -114,10 +114,11 @@ def build(
     delta = tf.nest.map_structure(tf.subtract, initial, weights)
     # By element, as the query decides that an update counts as zeros: the norm
     # of finite elements may overflow.
-    is_finite = tf.reduce_all([
-        tf.reduce_all(tf.math.is_finite(part)) for part in tf.nest.flatten(delta)
-    ])
-    norm = tf.linalg.global_norm(tf.nest.flatten(delta))
+    parts = tf.nest.flatten(delta)
+    is_finite = tf.reduce_all(
+        [tf.reduce_all(tf.math.is_finite(part)) for part in parts]
+    )
+    norm = tf.linalg.global_norm(parts)
     measurements = collections.OrderedDict(
         delta_norm_sum=tf.where(tf.math.is_finite(norm), norm, 0.0),
         loss_sum=tf.where(is_finite, loss_sum, 0.0),

@@ -14,7 +14,7 @@ import tensorflow_federated as tff
 def build_summing(
     optimizer: tff.learning.optimizers.Optimizer,
 ) -> tff.learning.optimizers.Optimizer:
-  """Returns the optimizer with `gradient_sum`, float32, in its state."""
+  """Returns the optimizer; its state has `gradient_sum`, like the weights."""
   return _Summing(optimizer)
 
 
@@ -27,7 +27,7 @@ class _Summing(tff.learning.optimizers.Optimizer):
   def initialize(self, specs):
     return collections.OrderedDict(
         gradient_sum=tf.nest.map_structure(
-            lambda spec: tf.zeros(spec.shape, tf.float32), specs
+            lambda spec: tf.zeros(spec.shape, spec.dtype), specs
         ),
         optimizer=self._optimizer.initialize(specs),
     )

@@ -5,10 +5,11 @@ random direction; directions of a high-dimensional space are nearly orthogonal,
 so each canary is an experiment of its own and one run holds hundreds of them. A
 canary's score is its inner product with what was released, in standard
 deviations of the score of a direction that never joined, which is N(0, 1).
-Scores of those that joined are fitted by N(m, s^2), and epsilon at delta is that
-of telling the two normal distributions apart. For canaries that all join alike
-s is 1; an s within three standard errors of 1 is taken for 1, since epsilon
-hangs on s more than K canaries tell of it (2 % in s are 40 % at epsilon 1).
+Scores of those that joined are fitted by N(m, s^2), and epsilon at delta is
+that of telling the two normal distributions apart. For canaries that all join
+alike s is 1; an s within three standard errors of 1 is taken for 1, since
+epsilon hangs on s more than K canaries tell of it (2 % in s are 40 % at
+epsilon 1).
 
 Differences from the paper: the released vectors of all rounds are added before
 scoring (for a canary that joins every round, that is all there is to know), and
