@@ -26,7 +26,9 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
         'privacy': (
             'absl',
             'dp_accounting',
+            'matplotlib',
             'numpy',
+            'scipy',
             'tensorflow',
             'tensorflow_privacy',
         ),
@@ -34,7 +36,12 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     },
     # Parts that gin swaps.
     {
-        'aggregators': ('tensorflow_federated', 'tensorflow_privacy'),
+        'aggregators': (
+            'absl',
+            'tensorflow_federated',
+            'tensorflow_privacy',
+            'tree',
+        ),
         'data': (
             'numpy',
             'soundfile',
@@ -55,7 +62,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
         'optimizers': ('tensorflow', 'tensorflow_federated'),
     },
     # Learning processes and central steps.
-    {'learning': ('tensorflow', 'tensorflow_federated')},
+    {'learning': ('numpy', 'tensorflow', 'tensorflow_federated')},
     # The logic of programs.
     {
         'programs': (
@@ -116,6 +123,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
         'attrs',
         'data_tools',
         'dp_accounting',
+        'matplotlib',
         'ml_dtypes',
         'numpy',
         'psutil',

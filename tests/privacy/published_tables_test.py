@@ -11,6 +11,8 @@ import pytest
 from tff_asr.privacy import accounting
 from tff_asr.privacy import noise as noise_lib
 
+# BUILD tags: external local
+
 _DOCS = pathlib.Path(__file__).parents[2] / 'docs' / 'privacy.md'
 _DELTA = 1e-9
 _COLUMNS = (
