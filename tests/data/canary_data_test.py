@@ -31,7 +31,9 @@ class CanaryDataTest(absltest.TestCase):
     )
     self.assertEqual(data.element_type_structure, people.element_type_structure)
     for name in people.client_ids:
-      found = list(data.dataset_computation(name).as_numpy_iterator())
+      found = list(
+          data.serializable_dataset_fn(name).as_numpy_iterator()
+      )
       expected = list(
           people.create_tf_dataset_for_client(name).as_numpy_iterator()
       )
@@ -41,7 +43,7 @@ class CanaryDataTest(absltest.TestCase):
         self.assertEqual(one['utterance_id'], other['utterance_id'])
       self.assertEqual(data.duration_sec(name), people.duration_sec(name))
     for name in _CANARIES.client_ids:
-      (element,) = data.dataset_computation(name).as_numpy_iterator()
+      (element,) = data.serializable_dataset_fn(name).as_numpy_iterator()
       self.assertEqual(element['client_id'], name.encode())
       self.assertEqual(data.duration_sec(name), 0)
 

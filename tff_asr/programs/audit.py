@@ -101,20 +101,21 @@ def score(
     released: Layers of the sum of the released means, in the order in which
       the model's weights are.
     canaries: All canaries of the run.
-    split: See `audit`.
+    split: See `audit`. What counts of a canary is of norm C_h in each layer;
+      clipped globally, of C / sqrt(H) in each of H layers.
   """
   shapes = [tf.TensorShape(layer.shape) for layer in released]
   sizes = [layer.size for layer in released]
-  clip = queries.PerLayerClipSumQuery(
-      l2_norm_clip=1.0, noise_multiplier=0.0, split=split
-  )
+  # The clip of a layer over C, not by the query's own code: that is audited.
+  divide = queries.SPLITS[split] or queries.uniform_split
+  factors = [share / canaries_lib.LAYER_NORM for share in divide(sizes)]
 
   @tf.function
   def contribution(client_id):
-    # As it counts in a sum, up to a factor; that is all that scores need.
-    update = canaries.update(client_id, shapes)
-    clipped = clip.preprocess_record(tf.constant(1.0), update)
-    return [tf.reshape(layer, [-1]) for layer in clipped]
+    return [
+        tf.reshape(layer * factor, [-1])
+        for layer, factor in zip(canaries.update(client_id, shapes), factors)
+    ]
 
   flat = [np.ravel(layer) for layer in released]
   at_once = max(1, _VALUES_AT_ONCE // sum(sizes))
