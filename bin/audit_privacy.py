@@ -12,6 +12,8 @@ Example:
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
+launch.begin(__name__)
+
 import asyncio
 
 from absl import flags

@@ -12,6 +12,8 @@ Examples:
 
 from tff_asr import launch
 
+launch.begin(__name__)
+
 from absl import flags
 
 from tff_asr.privacy import accounting

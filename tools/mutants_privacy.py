@@ -62,7 +62,7 @@ _PRIVACY = (
     mutant.Mutant(
         'layers share their noise',
         'tff_asr/privacy/queries.py',
-        (('    start += tf.size(layer, tf.int64)\n', ''),),
+        (('    start += shape.num_elements()\n', ''),),
         ('tests/privacy/queries_noise_test.py',),
     ),
     mutant.Mutant(
@@ -136,19 +136,19 @@ _PRIVACY = (
     ),
     mutant.Mutant(
         'noise on the mean is converted by the root of the cohort',
-        'tff_asr/privacy/accounting.py',
+        'tff_asr/privacy/noise.py',
         ((
             "'mean': cohort_size, 'client'",
             "'mean': math.sqrt(cohort_size), 'client'",
         ),),
-        ('tests/privacy/accounting_test.py',),
+        ('tests/privacy/noise_test.py',),
     ),
     mutant.Mutant(
         'a repeated round is charged without a look at the ledger',
         'tff_asr/privacy/ledger.py',
         ((
-            'ahead = self._lines[self._position + 1 :]',
-            'ahead = self._lines[:0]',
+            'ahead = self._lines[self._position + 1 :]\n    for line',
+            'ahead = self._lines[:0]\n    for line',
         ),),
         ('tests/privacy/ledger_test.py',),
     ),

@@ -15,7 +15,7 @@ _DATA = (
     mutant.Mutant(
         'every round draws the same cohort',
         'tff_asr/data/cohorts.py',
-        (('np.array([0, round_num, 0, 0]', 'np.array([0, 0, 0, 0]'),),
+        (('np.array([0, block, 0, 0]', 'np.array([0, 0, 0, 0]'),),
         ('tests/data/cohorts_test.py',),
     ),
     mutant.Mutant(
@@ -164,16 +164,12 @@ _EXECUTION = (
 
 _PROGRAMS = (
     mutant.Mutant(
-        'the ledger is written after the state and the metrics',
-        'tff_asr/programs/federated.py',
-        (
-            ('      ledger.append(\n          _charged_round(',
-             '      charge = lambda charged: ledger.append(charged)\n'
-             '      charged = (\n          _charged_round('),
-            ('      progress.update(**_figures(metrics))\n',
-             '      charge(charged)\n'
-             '      progress.update(**_figures(metrics))\n'),
-        ),
+        'rounds are released without a charge',
+        'tff_asr/programs/private_rounds.py',
+        ((
+            'self._ledger.append(ledger_lib.Round(',
+            '(lambda charged: True)(ledger_lib.Round(',
+        ),),
         ('tests/programs/federated_test.py',),
     ),
     mutant.Mutant(

@@ -567,10 +567,10 @@ class LedgerTest(_RunTestCase):
     self.assertFalse(os.path.exists(second))
     # Nor does it help to remove the states as well.
     shutil.rmtree(self.file('state'))
-    with self.assertRaisesRegex(ledger_lib.LedgerError, 'is missing'):
+    with self.assertRaisesRegex(ValueError, 'no saved state'):
       _train(self.run)
     outputs.write_text(self.file('ledger.jsonl'), text)
-    with self.assertRaisesRegex(ledger_lib.LedgerError, 'no saved state'):
+    with self.assertRaisesRegex(ValueError, 'no saved state'):
       _train(self.run)
 
   def test_a_repeated_round_that_comes_out_differently_gets_a_new_key(self):
