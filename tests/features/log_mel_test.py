@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tests import reference
 from tff_asr.features import log_mel
+from tff_asr.features import mel
 
 
 def _noise(num_samples: int, *, loudness: float = 1000.0) -> np.ndarray:
@@ -46,6 +47,11 @@ class LogMelTest(parameterized.TestCase):
     np.testing.assert_allclose(
         features, reference.log_mel(waveform), rtol=1e-4, atol=1e-4
     )
+    without_graph = mel.compute(waveform)
+    self.assertEqual(without_graph.dtype, np.float32)
+    np.testing.assert_allclose(
+        without_graph, reference.log_mel(waveform), rtol=1e-4, atol=1e-4
+    )
 
   def test_mel_filters_are_those_of_tf_signal(self):
     expected = tf.signal.linear_to_mel_weight_matrix(
@@ -56,7 +62,7 @@ class LogMelTest(parameterized.TestCase):
         upper_edge_hertz=8000.0,
     )
     # tf.signal computes in float32, ours in float64.
-    filters = log_mel._mel_filters()
+    filters = mel.filters()
     np.testing.assert_allclose(filters, expected, rtol=0, atol=2e-4)
     np.testing.assert_allclose(
         filters, reference.mel_filters(), rtol=0, atol=1e-6
@@ -85,6 +91,7 @@ class LogMelTest(parameterized.TestCase):
     )
     features = _features(_noise(num_samples))
     self.assertEqual(features.shape, [expected, 80])
+    self.assertEqual(mel.compute(_noise(num_samples)).shape, (expected, 80))
 
   def test_mean_is_0_and_variance_1_over_all_elements(self):
     features = _features(_noise(9000)).numpy()
@@ -117,6 +124,9 @@ class LogMelTest(parameterized.TestCase):
   def test_digital_silence_gives_zeros(self):
     features = _features(np.zeros(2000, np.int16))
     np.testing.assert_array_equal(features, np.zeros([11, 80]))
+    np.testing.assert_array_equal(
+        mel.compute(np.zeros(2000, np.int16)), np.zeros([11, 80])
+    )
 
   def test_padding_of_a_batch_does_not_matter(self):
     waveforms = [_noise(100), _noise(1000), _noise(1500)]

@@ -6,24 +6,21 @@ published code: 25 ms Hamming windows every 10 ms without padding, pre-emphasis
 scale) from 0 to 8 kHz, floor 1 on samples in int16 units, natural logarithm;
 then one mean and one variance per utterance, over time and mel together.
 
+`mel` holds the constants, and the same in NumPy.
+
   B: batch size. N: samples. T: feature frames. F: mel bins.
 """
-
-import functools
 
 import numpy as np
 import tensorflow as tf
 
-SAMPLE_RATE_HZ = 16000
-FRAME_LENGTH = 400  # Samples: 25 ms.
-FRAME_SHIFT = 160  # Samples: 10 ms.
-FRAME_SHIFT_SEC = FRAME_SHIFT / SAMPLE_RATE_HZ
-NUM_MEL_BINS = 80
+from tff_asr.features import mel
 
-_FFT_LENGTH = 512
-_PRE_EMPHASIS = 0.97
-_FLOOR = 1.0
-_VARIANCE_EPSILON = 1e-7
+SAMPLE_RATE_HZ = mel.SAMPLE_RATE_HZ
+FRAME_LENGTH = mel.FRAME_LENGTH
+FRAME_SHIFT = mel.FRAME_SHIFT
+FRAME_SHIFT_SEC = FRAME_SHIFT / SAMPLE_RATE_HZ
+NUM_MEL_BINS = mel.NUM_MEL_BINS
 
 
 def num_frames(num_samples):
@@ -61,13 +58,13 @@ def log_mel(
   samples = tf.pad(tf.cast(waveforms, tf.float32), [[0, 0], [0, missing]])
   samples = samples[:, :, tf.newaxis]
   parts = tf.nn.conv1d(
-      samples, tf.constant(_frame_transform()), FRAME_SHIFT, 'VALID'
+      samples, tf.constant(_frame_kernel()), FRAME_SHIFT, 'VALID'
   )
   real, imaginary = tf.split(parts, 2, axis=-1)
   spectrum = tf.sqrt(tf.square(real) + tf.square(imaginary))
-  mel = tf.matmul(spectrum, tf.constant(_mel_filters()))
+  bins = tf.matmul(spectrum, tf.constant(mel.filters()))
   feature_lengths = num_frames(num_samples)
-  log = tf.math.log(tf.maximum(mel, _FLOOR))
+  log = tf.math.log(tf.maximum(bins, mel.FLOOR))
   return normalize(log, feature_lengths), feature_lengths
 
 
@@ -89,38 +86,13 @@ def normalize(features: tf.Tensor, feature_lengths: tf.Tensor) -> tf.Tensor:
   mean = total(tf.where(valid, features, 0.0)) / count
   centred = tf.where(valid, features - mean, 0.0)
   variance = total(tf.square(centred)) / count
-  return centred * tf.math.rsqrt(variance + _VARIANCE_EPSILON)
+  return centred * tf.math.rsqrt(variance + mel.VARIANCE_EPSILON)
 
 
-@functools.lru_cache(maxsize=1)
-def _frame_transform() -> np.ndarray:
-  """Returns float32 [400, 1, 514]: a frame to its spectrum, as a convolution.
+def _frame_kernel() -> np.ndarray:
+  """Returns `mel.frame_transform` as a convolution, float32 [400, 1, 514].
 
-  Pre-emphasis, window and DFT are linear, so they are one matrix for all frames
-  (real parts, then imaginary parts). As a convolution over the samples it takes
-  a third of the time of TensorFlow's FFT on a CPU.
+  As a convolution over the samples it takes a third of the time of TensorFlow's
+  FFT on a CPU.
   """
-  # HTK's convention: the first sample of a frame is its own predecessor.
-  pre_emphasis = np.eye(FRAME_LENGTH)
-  pre_emphasis -= _PRE_EMPHASIS * np.eye(FRAME_LENGTH, k=-1)
-  pre_emphasis[0, 0] -= _PRE_EMPHASIS
-  windowed = np.hamming(FRAME_LENGTH)[:, np.newaxis] * pre_emphasis
-  spectrum = np.fft.rfft(windowed, _FFT_LENGTH, axis=0).T
-  transform = np.concatenate([spectrum.real, spectrum.imag], axis=1)
-  return transform[:, np.newaxis, :].astype(np.float32)
-
-
-@functools.lru_cache(maxsize=1)
-def _mel_filters() -> np.ndarray:
-  """Returns float32 [257, F]: weights of the FFT's bins in each mel filter."""
-  # In NumPy, so that it can be built while any graph is being traced.
-  to_mel = lambda hertz: 1127.0 * np.log1p(hertz / 700.0)
-  nyquist = SAMPLE_RATE_HZ / 2
-  edges = np.linspace(0.0, to_mel(nyquist), NUM_MEL_BINS + 2)
-  lower, centre, upper = edges[:-2], edges[1:-1], edges[2:]
-  bins = to_mel(np.linspace(0.0, nyquist, _FFT_LENGTH // 2 + 1))[:, np.newaxis]
-  rising = (bins - lower) / (centre - lower)
-  falling = (upper - bins) / (upper - centre)
-  weights = np.maximum(0.0, np.minimum(rising, falling))
-  weights[0] = 0.0  # The constant part of a frame is no sound.
-  return weights.astype(np.float32)
+  return mel.frame_transform()[:, np.newaxis, :]
