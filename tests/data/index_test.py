@@ -124,6 +124,28 @@ class IndexTest(parameterized.TestCase):
     ):
       tf.function(lookup)(tf.constant('nobody'))
 
+  def test_graph_names_the_client_whose_slots_are_damaged(self):
+    clients = _clients(100)
+    self.write(clients)
+    corpus, _ = index.read(self.folder)
+    lookup = tf.function(_lookup_fn(corpus))
+    key = tf.strings.to_hash_bucket_fast(clients.client_ids[7], 2**63 - 1)
+    with open(self.path(index.HASH_FILE), 'r+b') as f:
+      # Slots are of 40 bytes: 12 of header, 24 of content and a checksum.
+      f.seek(40 * int(key.numpy() % corpus.num_slots) + 14)
+      f.write(b'\xee\xee')
+    with self.assertRaisesRegex(
+        tf.errors.InvalidArgumentError,
+        f'{index.HASH_FILE} is missing or damaged where the place of client'
+        f' {clients.client_ids[7]} ',
+    ):
+      lookup(tf.constant(clients.client_ids[7]))
+    os.remove(self.path(index.HASH_FILE))
+    with self.assertRaisesRegex(
+        tf.errors.InvalidArgumentError, clients.client_ids[0]
+    ):
+      lookup(tf.constant(clients.client_ids[0]))
+
   def test_order_of_clients_does_not_change_a_byte(self):
     clients = _clients(50)
     order = np.arange(50)[::-1]

@@ -15,6 +15,7 @@ from tests import reference
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import schema
 from tff_asr.features import log_mel
+from tff_asr.features import mel
 from tff_asr.models import subsampling
 from tff_asr.text import tokenizer as tokenizer_lib
 
@@ -34,21 +35,27 @@ def _pipeline(**kwargs) -> pipeline_lib.Pipeline:
   return pipeline_lib.Pipeline(**settings | kwargs)
 
 
-def _examples(rows, *, client_id: str = 'ann') -> tf.data.Dataset:
+def _examples(
+    rows, *, client_id: str = 'ann', encoding: str = 'pcm'
+) -> tf.data.Dataset:
   """A dataset of (utterance id, samples, transcript), of noise."""
 
   def generate():
     for utterance_id, num_samples, transcript in rows:
       generator = np.random.default_rng(num_samples)
+      waveform = generator.integers(-9000, 9000, num_samples).astype('int16')
+      sound = dict(waveform=waveform)
+      if encoding == 'log_mel':
+        sound = dict(features=mel.compute(waveform))
       yield collections.OrderedDict(
           client_id=client_id,
           transcript=transcript,
           utterance_id=utterance_id,
-          waveform=generator.integers(-9000, 9000, num_samples).astype('int16'),
+          **sound,
       )
 
   return tf.data.Dataset.from_generator(
-      generate, output_signature=schema.element_spec()
+      generate, output_signature=schema.element_spec(encoding)
   )
 
 
@@ -307,6 +314,31 @@ class StubsTest(parameterized.TestCase):
         self.assertEqual(utterance['label_lengths'], 0, name)
         self.assertFalse(np.any(utterance['features']), name)
 
+  @parameterized.parameters(True, False)
+  def test_stored_features_give_the_same_batches(self, is_training):
+    rows = [row[:3] for row in self.rows()] + _many_rows()[:5]
+
+    def batches(encoding):
+      examples = _examples(rows, encoding=encoding)
+      if is_training:
+        return _pipeline().training_batches(
+            examples, seed=tf.constant([1, 2]), num_epochs=1
+        )
+      return _pipeline().evaluation_batches(examples)
+
+    for one, other in zip(
+        batches('pcm').as_numpy_iterator(),
+        batches('log_mel').as_numpy_iterator(),
+        strict=True,
+    ):
+      self.assertEqual(list(one), list(other))
+      for key, value in one.items():
+        if key == 'features':
+          # Sums in another order; what is longer than the limit is a stub.
+          np.testing.assert_allclose(value, other[key], atol=1e-4)
+        else:
+          np.testing.assert_array_equal(value, other[key], key)
+
   def test_evaluation_keeps_what_can_be_decoded(self):
     rows = self.rows()
     found = self.collect(
@@ -340,11 +372,51 @@ class StubsTest(parameterized.TestCase):
       list(batches)
 
 
+class PackingTest(parameterized.TestCase):
+
+  def librispeech_like(self) -> np.ndarray:
+    """Frames: three quarters of 12 to 17 s, the rest of 1.4 to 14 s."""
+    generator = np.random.default_rng(9)
+    usual = generator.normal(14.5, 1.3, 96)
+    short = generator.uniform(1.4, 14, 32)
+    return np.sort((np.concatenate([usual, short]) * 100).astype(np.int32))
+
+  @parameterized.product(max_sec=(40, 120, 360), max_padding=(0.05, 0.15, 1.0))
+  def test_batches_are_greedy_within_both_bounds(self, max_sec, max_padding):
+    lengths = self.librispeech_like()
+    starts = pipeline_lib._batch_starts(
+        tf.constant(lengths), 100 * max_sec, max_padding=max_padding
+    ).numpy()
+
+    def fits(batch):
+      padded = len(batch) * batch[-1]
+      share = 1 - batch.sum() / padded
+      return padded <= 100 * max_sec and share <= max_padding + 1e-6
+
+    bounds = [*starts, len(lengths)]
+    self.assertEqual(bounds[0], 0)
+    padded = 0
+    for start, end in zip(bounds, bounds[1:]):
+      self.assertTrue(fits(lengths[start:end]))
+      if end < len(lengths):
+        self.assertFalse(fits(lengths[start : end + 1]))
+      padded += (end - start) * lengths[end - 1]
+    if max_padding < 1:
+      self.assertLess(1 - lengths.sum() / padded, max_padding)
+
+  def test_an_utterance_beyond_the_bound_is_a_batch_of_its_own(self):
+    starts = pipeline_lib._batch_starts(
+        tf.constant([10, 10, 50, 60]), 30, max_padding=0.5
+    )
+    self.assertEqual(starts.numpy().tolist(), [0, 2, 3])
+
+
 class ArgumentsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ('batch', dict(max_batch_sec=0), 'max_batch_sec'),
       ('utterance', dict(max_utterance_sec=-1), 'max_utterance_sec'),
+      ('padding', dict(max_padding=1.1), 'max_padding'),
       ('buffer', dict(shuffle_buffer=0), 'shuffle_buffer'),
       ('chunk', dict(chunk_size=0), 'chunk_size'),
       (

@@ -5,7 +5,9 @@ from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
 
+from tff_asr.data import encodings
 from tff_asr.data import schema
+from tff_asr.features import mel
 
 
 def _waveform(num_samples: int = 4000) -> np.ndarray:
@@ -15,13 +17,14 @@ def _waveform(num_samples: int = 4000) -> np.ndarray:
   return waveform
 
 
-def _serialize(**changes) -> bytes:
+def _serialize(waveform=None, encoding='pcm', **changes) -> bytes:
+  waveform = _waveform() if waveform is None else waveform
   arguments = dict(
       client_id='anna',
       utterance_id='anna-1',
       transcript="it's a café",
-      waveform=_waveform(),
-      encoding='pcm',
+      audio=encodings.encode(waveform, encoding=encoding),
+      num_samples=len(waveform),
   )
   return schema.serialize(**(arguments | changes))
 
@@ -42,17 +45,27 @@ class SchemaTest(parameterized.TestCase):
     self.assertEqual(element['waveform'].dtype, tf.int16)
     np.testing.assert_array_equal(element['waveform'], waveform)
 
+  @parameterized.parameters((1, 0), (400, 1), (4000, 23))
+  def test_parse_gives_back_features(self, num_samples, num_frames):
+    waveform = _waveform()[:num_samples]
+    record = _serialize(waveform=waveform, encoding='log_mel')
+    element = tf.function(schema.build_parse_fn('log_mel'))(tf.constant(record))
+    self.assertNotIn('waveform', element)
+    self.assertEqual(element['features'].shape, [num_frames, 80])
+    np.testing.assert_array_equal(element['features'], mel.compute(waveform))
+
   @parameterized.parameters(*schema.ENCODINGS)
   def test_parsed_type_is_the_stated_one(self, encoding):
     dataset = tf.data.Dataset.from_tensors(b'').map(
         schema.build_parse_fn(encoding)
     )
     self.assertIsInstance(dataset.element_spec, collections.OrderedDict)
-    self.assertEqual(dataset.element_spec, schema.element_spec())
+    self.assertEqual(dataset.element_spec, schema.element_spec(encoding))
     self.assertEqual(list(dataset.element_spec), sorted(dataset.element_spec))
 
-  def test_pcm_is_parsed_with_core_ops_only(self):
-    function = tf.function(schema.build_parse_fn('pcm'))
+  @parameterized.parameters('pcm', 'log_mel')
+  def test_is_parsed_with_core_ops_only(self, encoding):
+    function = tf.function(schema.build_parse_fn(encoding))
     graph = function.get_concrete_function(
         tf.TensorSpec([], tf.string)
     ).graph.as_graph_def()
@@ -69,6 +82,15 @@ class SchemaTest(parameterized.TestCase):
     ):
       parse(tf.constant(example.SerializeToString()))
 
+  def test_wrong_number_of_frames_names_the_utterance(self):
+    # 4000 samples have 1 + 3600 // 160 = 23 frames; 4080 have one more.
+    record = _serialize(encoding='log_mel', num_samples=4080)
+    parse = tf.function(schema.build_parse_fn('log_mel'))
+    with self.assertRaisesRegex(
+        tf.errors.InvalidArgumentError, 'anna-1 of client anna.*24 frames.*23'
+    ):
+      parse(tf.constant(record))
+
   def test_equal_utterances_give_equal_bytes(self):
     for encoding in schema.ENCODINGS:
       self.assertEqual(
@@ -82,6 +104,7 @@ class SchemaTest(parameterized.TestCase):
       ('rank', dict(waveform=np.ones([3, 1], np.int16)), r'waveform.*\[3, 1\]'),
       ('empty', dict(waveform=np.ones(0, np.int16)), r'waveform.*\[0\]'),
       ('encoding', dict(encoding='mp3'), "encoding.*'mp3'"),
+      ('num_samples', dict(num_samples=0), 'num_samples'),
   )
   def test_refuses(self, changes, message):
     with self.assertRaisesRegex(ValueError, message):

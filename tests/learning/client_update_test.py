@@ -144,10 +144,10 @@ _NUM_STEPS = 7
 
 
 @functools.lru_cache
-def _round():
+def _round(**limits):
   """A computation: the sum of the clients' deltas, and the measurements."""
   model, _, _ = _batches()
-  work = _client_work(model, num_steps=_NUM_STEPS)
+  work = _client_work(model, **limits)
   result_type = work.next.type_signature.result.result.member
 
   @tff.tensorflow.computation(result_type)
@@ -169,15 +169,16 @@ def _round():
 class ClientWorkTest(absltest.TestCase):
   """Through TFF; `fed_avg_test` compares with NumPy."""
 
-  def run_clients(self, weights, clients):
+  def run_clients(self, weights, clients, **limits):
     """Summed deltas, {measurement: value}."""
+    limits = limits or dict(num_steps=_NUM_STEPS)
     broadcast = collections.OrderedDict(
         seed=np.array(_SEED, np.int32), weights=weights
     )
     data = fakes.client_data()
     context = multi_device.build_sync_context()
     with tff.framework.get_context_stack().install(context):
-      total, measurements = _round()(
+      total, measurements = _round(**limits)(
           [broadcast] * len(clients),
           [data.serializable_dataset_fn(client_id) for client_id in clients],
       )
@@ -193,6 +194,14 @@ class ClientWorkTest(absltest.TestCase):
     self.assertEqual(counts['num_utterances'], 7 * 1 + 7 * 3)
     self.assertEqual(counts['num_left_out'], 0)
     self.assertEqual(counts['num_non_finite'], 0)
+
+  def test_a_client_may_stop_where_its_data_end(self):
+    _, weights, _ = _batches()
+    # ann has one batch, bob three: of two steps at most, ann takes one.
+    _, counts = self.run_clients(
+        weights, ['ann', 'bob'], num_steps=2, num_epochs=1
+    )
+    self.assertEqual(counts['num_steps'], 1 + 2)
 
   def test_steps_may_end_within_a_pass(self):
     model, weights, _ = _batches()

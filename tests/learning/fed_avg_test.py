@@ -288,12 +288,7 @@ class ProcessTest(parameterized.TestCase):
         )
 
   @parameterized.named_parameters(
-      ('neither', {}, 'num_steps None and num_epochs None'),
-      (
-          'both',
-          dict(num_local_steps=1, num_local_epochs=1),
-          'num_steps 1 and num_epochs 1',
-      ),
+      ('neither', {}, 'num_steps or num_epochs must be set, found neither'),
       ('steps', dict(num_local_steps=0), 'num_steps'),
       ('epochs', dict(num_local_epochs=0), 'num_epochs'),
       (

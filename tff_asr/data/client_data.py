@@ -10,9 +10,9 @@ names the client and the shard if
 
 - a record is missing or damaged (its checksum differs, the shard is truncated),
 - a record belongs to another client (the shard is of another corpus),
-- a waveform has not the length its record states.
+- its audio has not the length its record states.
 
-N: samples.
+  N: samples. T: feature frames. F: mel bins.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,6 +20,7 @@ import hashlib
 import os
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -28,6 +29,7 @@ from tff_asr.data import index
 from tff_asr.data import schema
 
 _BUFFER_BYTES = 256 * 1024
+_MAX_NAMED = 5
 
 
 def load(
@@ -75,26 +77,35 @@ def verify(path: str | os.PathLike[str]) -> None:
   """Reads every shard of a corpus and checks its SHA-256.
 
   Raises:
-    ValueError: As `load`, and naming the first shard whose content changed.
+    ValueError: As `load`, and naming the first shard whose content changed, and
+      its clients.
   """
-  corpus, _ = index.read(path)
-  for shard in corpus.shards:
+  corpus, clients = index.read(path)
+  for number, shard in enumerate(corpus.shards):
     name = os.path.join(corpus.path, shard.name)
     with open(name, 'rb') as f:
       found = hashlib.file_digest(f, 'sha256').hexdigest()
     if found != shard.sha256:
+      affected = [clients.client_ids[i] for i in np.flatnonzero(
+          clients.shards == number
+      )]
+      first = ', '.join(affected[:_MAX_NAMED])
+      rest = len(affected) - _MAX_NAMED
       raise ValueError(
           f'{name} does not have the checksum that {index.CORPUS_FILE} gives;'
-          ' it is damaged. Copy or write the corpus again.'
+          f' it is damaged. It holds {first}'
+          f'{f" and {rest} other clients" if rest > 0 else ""}. Copy or write'
+          ' the corpus again.'
       )
 
 
 class SpeechClientData(tff.simulation.datasets.ClientData):
   """Clients with utterances. Built by `load`.
 
-  Elements are those of `schema.element_spec()`: an OrderedDict of `client_id`,
-  `transcript`, `utterance_id` string [] and `waveform` int16 [N], in the order
-  of the utterance ids.
+  Elements are those of `schema.element_spec(encoding)`: an OrderedDict of
+  `client_id`, `transcript`, `utterance_id` string [] and `waveform` int16 [N]
+  or, in shards of log-mel, `features` float32 [T, F]; in the order of the
+  utterance ids.
 
   `serializable_dataset_fn` and `dataset_computation` open every client of the
   corpus, also those that `select` left out: a selection is a list of ids, and
@@ -138,8 +149,8 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
 
   @property
   def element_type_structure(self) -> Any:
-    """`schema.element_spec()`."""
-    return schema.element_spec()
+    """`schema.element_spec` of the corpus' encoding."""
+    return schema.element_spec(self._corpus.encoding)
 
   @property
   def corpus(self) -> index.Corpus:
@@ -257,8 +268,7 @@ def _build_dataset_fn(
           ],
       )
       with tf.control_dependencies([same_client]):
-        element[schema.WAVEFORM] = tf.identity(element[schema.WAVEFORM])
-      return element
+        return tf.nest.map_structure(tf.identity, element)
 
     records = hash_table.record_dataset(
         shard_path, offset=offset, buffer_size=_BUFFER_BYTES

@@ -31,6 +31,7 @@ MAX_UTTERANCES = 2**32 - 1
 
 _NUM_KEYS = 2**63 - 1
 _EMPTY_KEY = -1
+_UNREADABLE_KEY = -2
 _PROBE_LENGTH = 32
 _PAYLOAD_BYTES = 24
 _SLOT_BYTES = _PAYLOAD_BYTES + 16
@@ -92,9 +93,9 @@ def build_lookup_fn(
 
   The function takes string [] and returns int64 scalars: shard number, byte
   offset of the first record, number of records. An id whose key is not in the
-  corpus raises InvalidArgumentError naming the id. It uses core ops only, reads
-  `_PROBE_LENGTH` slots from the file, and its graph does not depend on the
-  number of clients.
+  corpus, or whose slots cannot be read, raises InvalidArgumentError naming the
+  id. It uses core ops only, reads `_PROBE_LENGTH` slots from the file, and its
+  graph does not depend on the number of clients.
 
   Args:
     path: The table's file.
@@ -103,6 +104,7 @@ def build_lookup_fn(
   # A vector, because a scalar is stored as a varint and the size of the graph
   # would depend on the value.
   table_size = np.array([num_slots, _PROBE_LENGTH], np.int64)
+  unreadable = np.array([_UNREADABLE_KEY, 0, 0], '<i8').tobytes()
 
   def lookup(client_id: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     client_id = tf.convert_to_tensor(client_id, tf.string)
@@ -113,14 +115,30 @@ def build_lookup_fn(
         offset=home * _SLOT_BYTES,
         buffer_size=_PROBE_LENGTH * _SLOT_BYTES,
     )
+    # A reader that fails cannot say whose place it was looking for. So its
+    # error ends the slots, and what is then missing is reported by name.
+    missing = tf.data.Dataset.from_tensors(unreadable).repeat(_PROBE_LENGTH)
+    records = records.ignore_errors().concatenate(missing).take(_PROBE_LENGTH)
     slots = tf.io.decode_raw(
-        records.take(_PROBE_LENGTH).batch(_PROBE_LENGTH).get_single_element(),
+        records.batch(_PROBE_LENGTH).get_single_element(),
         tf.int64,
         little_endian=True,
     )
     match = tf.equal(slots[:, 0], key)
+    is_readable = tf.reduce_all(tf.not_equal(slots[:, 0], _UNREADABLE_KEY))
+    readable = tf.debugging.Assert(
+        is_readable,
+        [
+            tf.strings.join([
+                f'{path} is missing or damaged where the place of client ',
+                client_id,
+                ' should be; copy or write the corpus again.',
+            ])
+        ],
+    )
     check = tf.debugging.Assert(
-        tf.reduce_any(match),
+        # One message at a time: the table was read, and the key is not there.
+        tf.logical_or(~is_readable, tf.reduce_any(match)),
         [
             tf.strings.join([
                 'client ',
@@ -129,7 +147,9 @@ def build_lookup_fn(
             ])
         ],
     )
-    with tf.control_dependencies([] if check is None else [check]):
+    # In eager mode the assertions have already run and are no ops.
+    checks = [op for op in (readable, check) if op is not None]
+    with tf.control_dependencies(checks):
       slot = tf.gather(slots, tf.argmax(tf.cast(match, tf.int32)))
     shard = tf.bitwise.right_shift(slot[2], tf.constant(32, tf.int64))
     count = tf.bitwise.bitwise_and(
@@ -145,7 +165,8 @@ def record_dataset(
 ) -> tf.data.Dataset:
   """Returns the TFRecords (string []) of a file from a byte offset on.
 
-  Seeks to the offset instead of reading through the file.
+  Seeks to the offset instead of reading through the file. A file that is
+  missing or empty gives no records; a damaged one an error where it is damaged.
 
   Args:
     path: string [].
@@ -164,9 +185,17 @@ def record_dataset(
         variant, tf.TensorSpec([], tf.string)
     )
 
+  def open_byte(path: tf.Tensor, offset: tf.Tensor):
+    first = tf.data.FixedLengthRecordDataset(path, 1, buffer_size=1).take(1)
+    return path, offset, first.get_single_element()
+
+  # A reader of TensorFlow 2.14 whose file is missing fails at each attempt,
+  # without end where errors are ignored; a map fails once for an element.
+  place = tf.data.Dataset.from_tensors((path, offset))
+  place = place.map(open_byte).ignore_errors()
   # TensorFlow 2.14 forgets the offsets when tf.data rewrites the graph of a
   # dataset before iterating over it; it does not rewrite inside functions.
-  return tf.data.Dataset.from_tensors((path, offset)).flat_map(open_file)
+  return place.flat_map(lambda path, offset, _: open_file(path, offset))
 
 
 def _frame_records(payloads: np.ndarray) -> bytes:

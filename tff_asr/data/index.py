@@ -62,7 +62,7 @@ class Corpus:
 
   Attributes:
     path: The corpus folder, absolute.
-    encoding: 'pcm' or 'flac'.
+    encoding: One of `schema.ENCODINGS`.
     sample_rate_hz: Always 16000.
     num_clients: Number of clients.
     num_utterances: Number of records over all clients.
@@ -105,7 +105,7 @@ def write(
     folder: An existing folder that holds (or will hold) the shards.
     clients: The clients, in any order.
     shards: The shard files, by number.
-    encoding: 'pcm' or 'flac'.
+    encoding: One of `schema.ENCODINGS`.
     characters: Every character that occurs in the transcripts.
     origin: What JSON can hold: corpus name, split, notices and the like.
 

@@ -2,8 +2,8 @@
 
 Plain tf.data in core ops, built inside the client's graph. Batches are bounded
 by seconds of *padded* audio: examples are taken in chunks, sorted by length
-within a chunk and packed greedily, so that little of a batch is padding.
-Everything random comes from one stateless seed.
+within a chunk and packed greedily; a batch also ends where it would have more
+than a share of padding. Everything random comes from one stateless seed.
 
 An utterance that cannot be trained on keeps its place in a batch as a stub: a
 few frames of zeros, no labels, weight 0. So nothing is lost silently: weights
@@ -24,6 +24,7 @@ from typing import NamedTuple, Optional
 import tensorflow as tf
 
 from tff_asr import checks
+from tff_asr.data import schema
 from tff_asr.features import log_mel
 from tff_asr.text import alignment
 from tff_asr.text import tokenizer as tokenizer_lib
@@ -72,6 +73,8 @@ class Pipeline:
     output_lengths: Feature frames to the model's output frames.
     max_batch_sec: A batch's padded audio is at most this many seconds.
     max_utterance_sec: Longer utterances are left out.
+    max_padding: Largest share of padding in a batch, in [0, 1]; 1 fills batches
+      whatever their padding.
     augment: SpecAugment (features [B, T, F], lengths [B], seed [2]) for
       training, or None.
     shuffle_buffer: Examples held to shuffle from in training.
@@ -82,6 +85,7 @@ class Pipeline:
   output_lengths: Callable[[tf.Tensor], tf.Tensor]
   max_batch_sec: float
   max_utterance_sec: float = 30.0
+  max_padding: float = 1.0
   augment: Optional[
       Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
   ] = None
@@ -93,6 +97,7 @@ class Pipeline:
         max_batch_sec=self.max_batch_sec,
         max_utterance_sec=self.max_utterance_sec,
     )
+    checks.in_range(0, 1, max_padding=self.max_padding)
     checks.positive_int(
         shuffle_buffer=self.shuffle_buffer, chunk_size=self.chunk_size
     )
@@ -101,6 +106,11 @@ class Pipeline:
           f'max_utterance_sec {self.max_utterance_sec} must be at most '
           f'max_batch_sec {self.max_batch_sec}: a batch holds whole utterances.'
       )
+
+  @property
+  def _max_frames(self) -> int:
+    """Frames of the longest utterance that is trained on."""
+    return int(self.max_utterance_sec / log_mel.FRAME_SHIFT_SEC)
 
   def training_batches(
       self,
@@ -112,8 +122,8 @@ class Pipeline:
     """Shuffled, augmented batches.
 
     Args:
-      examples: Dataset of `schema` elements: waveform int16 [N], transcript,
-        utterance_id and client_id.
+      examples: Dataset of `schema` elements: waveform int16 [N] or features
+        float32 [T, F] (log-mel), transcript, utterance_id and client_id.
       seed: int32 [2]. The same examples and seed give the same batches; the id
         of the first example's client is folded in, so that clients differ.
       num_epochs: Passes over the examples, each with its own order and masks;
@@ -193,16 +203,17 @@ class Pipeline:
       self, examples: tf.data.Dataset, *, is_training: bool
   ) -> tf.data.Dataset:
     """Examples in padded chunks, with their numbers of samples."""
-    # One frame more than the limit: still seen to be too long, but it does not
-    # blow up its chunk.
-    longest = int(self.max_utterance_sec * log_mel.SAMPLE_RATE_HZ)
-    longest += log_mel.FRAME_LENGTH + log_mel.FRAME_SHIFT
+    # More than the limit: still seen to be too long, but it does not blow up
+    # its chunk.
+    longest = self._max_frames + 2
+    longest_samples = log_mel.FRAME_LENGTH + longest * log_mel.FRAME_SHIFT
 
     def cut_and_measure(example):
-      waveform = example['waveform']
-      if is_training:
-        waveform = waveform[:longest]
-      return dict(example, waveform=waveform, num_samples=tf.size(waveform))
+      name, most = schema.WAVEFORM, longest_samples
+      if schema.FEATURES in example:
+        name, most = schema.FEATURES, longest
+      sound = example[name][:most] if is_training else example[name]
+      return dict(example, **{name: sound, 'length': tf.shape(sound)[0]})
 
     return examples.map(cut_and_measure).padded_batch(self.chunk_size)
 
@@ -218,16 +229,19 @@ class Pipeline:
     """
     augment_seed, order_seed, batch_seed = tf.unstack(tf.random.split(seed, 3))
     # A stub has frames, however short the utterance it stands for.
-    waveforms = tf.pad(chunk['waveform'], [[0, 0], [0, _STUB_SAMPLES]])
-    features, lengths = log_mel.log_mel(waveforms, chunk['num_samples'])
+    if schema.FEATURES in chunk:
+      lengths = chunk['length']
+      features = tf.pad(chunk['features'], [[0, 0], [0, _STUB_FRAMES], [0, 0]])
+    else:
+      waveforms = tf.pad(chunk['waveform'], [[0, 0], [0, _STUB_SAMPLES]])
+      features, lengths = log_mel.log_mel(waveforms, chunk['length'])
     if is_training and self.augment is not None:
       features = self.augment(features, lengths, augment_seed)
     labels, label_lengths = self._labels(chunk['transcript'])
-    max_frames = int(self.max_utterance_sec / log_mel.FRAME_SHIFT_SEC)
     output_lengths = self.output_lengths(lengths)
     is_usable = (
         (label_lengths > 0)
-        & (lengths <= max_frames)
+        & (lengths <= self._max_frames)
         & (output_lengths >= alignment.min_frames(labels, label_lengths))
     )
     has_features = is_usable if is_training else output_lengths > 0
@@ -236,6 +250,7 @@ class Pipeline:
     starts = _batch_starts(
         tf.gather(lengths, order),
         int(self.max_batch_sec / log_mel.FRAME_SHIFT_SEC),
+        max_padding=self.max_padding,
     )
     ends = tf.concat([starts[1:], [tf.size(order)]], axis=0)
     bounds = tf.stack([starts, ends], axis=1)
@@ -342,17 +357,25 @@ def _client_number(examples: tf.data.Dataset) -> tf.Tensor:
   return tf.cast(number, tf.int32)
 
 
-def _batch_starts(lengths: tf.Tensor, max_frames: int) -> tf.Tensor:
+def _batch_starts(
+    lengths: tf.Tensor, max_frames: int, *, max_padding: float
+) -> tf.Tensor:
   """First positions of greedy batches over ascending lengths int32 [n].
 
   The padded size of a batch, its utterances times its longest (its last), is
-  at most max_frames unless a single utterance exceeds that.
+  at most max_frames, and its padding at most a share max_padding of it, unless
+  a single utterance exceeds max_frames.
   """
   size = tf.size(lengths)
+  # What lies before each position.
+  before = tf.cumsum(tf.cast(lengths, tf.int64), exclusive=True)
 
   def step(position, start, starts):
     padded = (position - start + 1) * lengths[position]
-    is_new = (padded > max_frames) & (position > start)
+    used = before[position] + tf.cast(lengths[position], tf.int64)
+    used = tf.cast(used - before[start], tf.float32)
+    is_padding = used < (1 - max_padding) * tf.cast(padded, tf.float32)
+    is_new = ((padded > max_frames) | is_padding) & (position > start)
     start = tf.where(is_new, position, start)
     starts = tf.cond(
         is_new, lambda: tf.concat([starts, [position]], axis=0), lambda: starts

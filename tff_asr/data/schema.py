@@ -7,52 +7,61 @@ A record is a serialized `tf.train.Example` with five features:
 | `client_id`    | bytes | UTF-8                                            |
 | `utterance_id` | bytes | UTF-8                                            |
 | `transcript`   | bytes | UTF-8                                            |
-| `audio`        | bytes | `pcm`: little-endian int16; `flac`: a FLAC file  |
-| `num_samples`  | int64 | length of the decoded audio                      |
+| `audio`        | bytes | as `encodings` tells                             |
+| `num_samples`  | int64 | length of the audio, 16 kHz mono                 |
 
-Audio is mono at 16 kHz in both encodings. `pcm` is parsed with core TensorFlow
-ops only, so it serves every execution context. `flac` is about half the size
-and is decoded in the graph, bit exactly, by tensorflow-io, which only a
-process that has imported tensorflow-io can run (TFF's native worker cannot).
+`pcm` and `log_mel` are parsed with core TensorFlow ops only, so they serve
+every execution context. `flac` is about half the size and is decoded in the
+graph, bit exactly, by tensorflow-io, which only a process that has imported
+tensorflow-io can run (TFF's native worker cannot).
 
-N: samples.
+  N: samples. T: feature frames. F: mel bins.
 """
 
 import collections
 from collections.abc import Callable
-import io
 
 import numpy as np
-import soundfile
 import tensorflow as tf
 
 from tff_asr import checks
+from tff_asr.data import encodings
+from tff_asr.features import log_mel
 
-SAMPLE_RATE_HZ = 16000
-ENCODINGS = ('pcm', 'flac')
+SAMPLE_RATE_HZ = encodings.SAMPLE_RATE_HZ
+ENCODINGS = encodings.ENCODINGS
 
 CLIENT_ID = 'client_id'
 UTTERANCE_ID = 'utterance_id'
 TRANSCRIPT = 'transcript'
 WAVEFORM = 'waveform'
+FEATURES = 'features'
 AUDIO = 'audio'
 NUM_SAMPLES = 'num_samples'
 
 Element = collections.OrderedDict[str, tf.Tensor]
 
 
-def element_spec() -> collections.OrderedDict[str, tf.TensorSpec]:
+def element_spec(
+    encoding: str = 'pcm',
+) -> collections.OrderedDict[str, tf.TensorSpec]:
   """Returns the type of one element of a client's dataset.
 
-  Keys are sorted: `client_id`, `transcript`, `utterance_id` string [], and
-  `waveform` int16 [N].
+  Keys are sorted: `client_id`, `transcript`, `utterance_id` string [] and, with
+  `log_mel`, `features` float32 [T, F], else `waveform` int16 [N].
   """
-  return collections.OrderedDict([
-      (CLIENT_ID, tf.TensorSpec([], tf.string)),
-      (TRANSCRIPT, tf.TensorSpec([], tf.string)),
-      (UTTERANCE_ID, tf.TensorSpec([], tf.string)),
-      (WAVEFORM, tf.TensorSpec([None], tf.int16)),
-  ])
+  if encoding == 'log_mel':
+    audio = (FEATURES, tf.TensorSpec([None, log_mel.NUM_MEL_BINS], tf.float32))
+  else:
+    audio = (WAVEFORM, tf.TensorSpec([None], tf.int16))
+  return collections.OrderedDict(
+      sorted([
+          (CLIENT_ID, tf.TensorSpec([], tf.string)),
+          (TRANSCRIPT, tf.TensorSpec([], tf.string)),
+          (UTTERANCE_ID, tf.TensorSpec([], tf.string)),
+          audio,
+      ])
+  )
 
 
 def serialize(
@@ -60,8 +69,8 @@ def serialize(
     client_id: str,
     utterance_id: str,
     transcript: str,
-    waveform: np.ndarray,
-    encoding: str,
+    audio: bytes,
+    num_samples: int,
 ) -> bytes:
   """Returns one utterance as a serialized record.
 
@@ -69,30 +78,16 @@ def serialize(
     client_id: Whose utterance it is, not empty.
     utterance_id: Its name, unique within the client, not empty.
     transcript: Its text.
-    waveform: int16 [N], 16 kHz mono, N at least 1.
-    encoding: 'pcm' or 'flac'; both give `waveform` back bit for bit.
+    audio: As `encodings.encode` gives it.
+    num_samples: The length of its waveform, at least 1.
 
   Raises:
-    ValueError: If an id is empty, `waveform` is not int16 [N] with N >= 1, or
-      `encoding` is unknown.
+    ValueError: If an id is empty or `num_samples` is not positive.
   """
-  checks.one_of(ENCODINGS, encoding=encoding)
   for name, value in (('client_id', client_id), ('utterance_id', utterance_id)):
     if not value:
       raise ValueError(f'{name} must not be empty.')
-  if waveform.dtype != np.int16 or waveform.ndim != 1 or not waveform.size:
-    raise ValueError(
-        f'waveform of utterance {utterance_id} must be int16 [N] with N at '
-        f'least 1, found {waveform.dtype} {list(waveform.shape)}.'
-    )
-  if encoding == 'pcm':
-    audio = waveform.astype('<i2', copy=False).tobytes()
-  else:
-    buffer = io.BytesIO()
-    soundfile.write(
-        buffer, waveform, SAMPLE_RATE_HZ, format='FLAC', subtype='PCM_16'
-    )
-    audio = buffer.getvalue()
+  checks.positive_int(num_samples=num_samples)
   example = tf.train.Example(
       features=tf.train.Features(
           feature={
@@ -101,7 +96,7 @@ def serialize(
               TRANSCRIPT: _bytes_feature(transcript.encode()),
               AUDIO: _bytes_feature(audio),
               NUM_SAMPLES: tf.train.Feature(
-                  int64_list=tf.train.Int64List(value=[len(waveform)])
+                  int64_list=tf.train.Int64List(value=[num_samples])
               ),
           }
       )
@@ -113,19 +108,25 @@ def build_parse_fn(encoding: str) -> Callable[[tf.Tensor], Element]:
   """Returns the inverse of `serialize` as a graph function.
 
   Args:
-    encoding: 'pcm' or 'flac'. 'flac' imports tensorflow-io.
+    encoding: One of `ENCODINGS`. 'flac' imports tensorflow-io.
 
   Returns:
     A function from a serialized record (string []) to an element of type
-    `element_spec()`. In the graph it raises InvalidArgumentError if a feature
-    is missing or the audio has not `num_samples` samples (the utterance is
-    named).
+    `element_spec(encoding)`. In the graph it raises InvalidArgumentError if a
+    feature is missing or the audio has not the length that `num_samples` tells
+    (the utterance is named).
 
   Raises:
     ValueError: If `encoding` is unknown.
   """
   checks.one_of(ENCODINGS, encoding=encoding)
-  decode = _decode_pcm if encoding == 'pcm' else _build_decode_flac()
+  name, decode, count, unit = {
+      'pcm': (WAVEFORM, _decode_pcm, tf.identity, 'samples'),
+      'flac': (WAVEFORM, _decode_flac, tf.identity, 'samples'),
+      'log_mel': (FEATURES, _decode_log_mel, log_mel.num_frames, 'frames'),
+  }[encoding]
+  if encoding == 'flac':
+    import tensorflow_io  # pylint: disable=g-import-not-at-top,unused-import
 
   def parse(serialized: tf.Tensor) -> Element:
     record = tf.io.parse_single_example(
@@ -138,10 +139,11 @@ def build_parse_fn(encoding: str) -> Callable[[tf.Tensor], Element]:
             NUM_SAMPLES: tf.io.FixedLenFeature([], tf.int64),
         },
     )
-    waveform = decode(record[AUDIO])
-    num_samples = tf.shape(waveform, out_type=tf.int64)[0]
+    decoded = decode(record[AUDIO])
+    found = tf.shape(decoded, out_type=tf.int64)[0]
+    expected = count(record[NUM_SAMPLES])
     check = tf.debugging.Assert(
-        tf.equal(num_samples, record[NUM_SAMPLES]),
+        tf.equal(found, expected),
         [
             tf.strings.join([
                 'utterance ',
@@ -149,9 +151,9 @@ def build_parse_fn(encoding: str) -> Callable[[tf.Tensor], Element]:
                 ' of client ',
                 record[CLIENT_ID],
                 ' should have ',
-                tf.strings.as_string(record[NUM_SAMPLES]),
-                f' samples, its {encoding} audio has ',
-                tf.strings.as_string(num_samples),
+                tf.strings.as_string(expected),
+                f' {unit}, its {encoding} audio has ',
+                tf.strings.as_string(found),
                 '; write the corpus again.',
             ])
         ],
@@ -159,13 +161,11 @@ def build_parse_fn(encoding: str) -> Callable[[tf.Tensor], Element]:
     # TFF traces without automatic control dependencies. In eager mode the
     # assertion has already run and there is no op.
     with tf.control_dependencies([] if check is None else [check]):
-      waveform = tf.identity(waveform)
-    return collections.OrderedDict([
-        (CLIENT_ID, record[CLIENT_ID]),
-        (TRANSCRIPT, record[TRANSCRIPT]),
-        (UTTERANCE_ID, record[UTTERANCE_ID]),
-        (WAVEFORM, waveform),
-    ])
+      decoded = tf.identity(decoded)
+    element = {name: decoded}
+    for key in (CLIENT_ID, TRANSCRIPT, UTTERANCE_ID):
+      element[key] = record[key]
+    return collections.OrderedDict(sorted(element.items()))
 
   return parse
 
@@ -175,14 +175,17 @@ def _decode_pcm(audio: tf.Tensor) -> tf.Tensor:
   return tf.io.decode_raw(audio, tf.int16, little_endian=True)
 
 
-def _build_decode_flac() -> Callable[[tf.Tensor], tf.Tensor]:
-  """Returns a function from a FLAC file's bytes to int16 [N]."""
+def _decode_flac(audio: tf.Tensor) -> tf.Tensor:
+  """A FLAC file's bytes to int16 [N]."""
   import tensorflow_io as tfio  # pylint: disable=g-import-not-at-top
 
-  def decode(audio: tf.Tensor) -> tf.Tensor:
-    return tfio.audio.decode_flac(audio, dtype=tf.int16)[:, 0]
+  return tfio.audio.decode_flac(audio, dtype=tf.int16)[:, 0]
 
-  return decode
+
+def _decode_log_mel(audio: tf.Tensor) -> tf.Tensor:
+  """Little-endian float32 bytes to float32 [T, F]."""
+  values = tf.io.decode_raw(audio, tf.float32, little_endian=True)
+  return tf.reshape(values, [-1, log_mel.NUM_MEL_BINS])
 
 
 def _bytes_feature(value: bytes) -> tf.train.Feature:

@@ -43,9 +43,11 @@ def build(
     broadcast_type: Struct of `weights` and `seed` (int32 [2], this round's).
     examples_type: Sequence type of a client's examples (`schema`).
     learning_rate: Of local SGD.
-    num_steps: Local steps; the client's data are passed over again as often as
-      that takes.
-    num_epochs: Passes over the client's data. Exactly one of these two is set.
+    num_steps: Most local steps.
+    num_epochs: Most passes over the client's data. At least one of these two is
+      set; what is reached first ends the client's work. With num_steps alone
+      the data are passed over again as often as the steps take; with num_epochs
+      1 beside it, a client stops where its data end.
     max_grad_norm: Each step's gradient is clipped to this global norm.
 
   Returns:
@@ -58,17 +60,14 @@ def build(
       delta_norm_sum: Of the clients' finite delta norms.
 
   Raises:
-    ValueError: An argument is out of range, or not exactly one of num_steps and
-      num_epochs is set.
+    ValueError: An argument is out of range, or neither num_steps nor num_epochs
+      is set.
   """
   checks.non_negative(learning_rate=learning_rate)
   checks.finite(learning_rate=learning_rate)
   checks.positive(max_grad_norm=max_grad_norm)
-  if (num_steps is None) == (num_epochs is None):
-    raise ValueError(
-        'exactly one of num_steps and num_epochs must be set, found num_steps '
-        f'{num_steps} and num_epochs {num_epochs}.'
-    )
+  if num_steps is None and num_epochs is None:
+    raise ValueError('num_steps or num_epochs must be set, found neither.')
   if num_steps is not None:
     checks.positive_int(num_steps=num_steps)
   if num_epochs is not None:

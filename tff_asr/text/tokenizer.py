@@ -13,7 +13,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_text as tf_text
 
-ENGLISH = " 'abcdefghijklmnopqrstuvwxyz-"
+from tff_asr.text import alphabets
+
+ENGLISH = alphabets.characters('en')
 
 
 class CharTokenizer:
@@ -87,3 +89,15 @@ class CharTokenizer:
   def missing(self, characters: Sequence[str]) -> list[str]:
     """Returns the characters that are not tokens, sorted."""
     return sorted(set(characters) - set(self._characters))
+
+
+def for_language(language: str) -> CharTokenizer:
+  """Builds the tokenizer of a language with a published set of characters.
+
+  Args:
+    language: 'en', 'fr' or 'de'; see `alphabets`.
+
+  Raises:
+    ValueError: If `language` has no published set.
+  """
+  return CharTokenizer(alphabets.characters(language))

@@ -1,0 +1,88 @@
+import json
+import os
+import tempfile
+
+from absl.testing import absltest
+import numpy as np
+
+from tff_asr.data import index
+from tff_asr.data import summaries
+
+_MINUTE = 60 * 16000
+
+
+def _clients(minutes) -> index.Clients:
+  ones = np.ones(len(minutes), np.int64)
+  return index.Clients(
+      [str(i) for i in range(len(minutes))],
+      0 * ones,
+      0 * ones,
+      2 * ones,
+      np.array([m * _MINUTE for m in minutes], np.int64),
+  )
+
+
+class SummariesTest(absltest.TestCase):
+
+  def test_numbers(self):
+    summary = summaries.build(
+        _clients([1, 2, 6]),
+        dropped={'is empty': 2, 'a': 1},
+        changed={'seconds x': 1.23456, 'files y': 3},
+    )
+    # Mean 3, variance (4 + 1 + 9) / 3.
+    self.assertEqual(
+        summary,
+        {
+            'num_clients': 3,
+            'num_utterances': 6,
+            'hours': 0.15,
+            'minutes_per_client': {
+                'min': 1.0, 'mean': 3.0, 'std': 2.1602, 'max': 6.0,
+            },
+            'dropped': {'a': 1, 'is empty': 2},
+            'changed': {'files y': 3, 'seconds x': 1.235},
+        },
+    )
+    self.assertEqual(list(summary['dropped']), ['a', 'is empty'])
+
+  def test_table_and_remarks(self):
+    summary = summaries.build(
+        _clients([1, 2, 6] * 400), dropped={'is empty': 2}, changed={'x': 1200}
+    )
+    self.assertEqual(
+        summaries.table({'train': summary}).splitlines(),
+        [
+            '| subset | hours | utterances | speakers | min/speaker mean |  std'
+            ' |  min |  max |',
+            '|--------|-------|------------|----------|------------------|-----'
+            '-|------|------|',
+            '| train  | 60.00 |      2,400 |    1,200 |             3.00 | 2.16'
+            ' | 1.00 | 6.00 |',
+        ],
+    )
+    self.assertEqual(
+        summaries.remarks('train', summary),
+        [
+            'train: x: 1,200',
+            'train: left out, is empty: 2 (see dropped.tsv)',
+        ],
+    )
+
+  def test_one_file_over_all_splits(self):
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    summary = summaries.build(_clients([1]))
+    for name in 'ab':
+      os.mkdir(os.path.join(folder, name))
+      summaries.write_all(folder, {name: summary})
+    path = os.path.join(folder, summaries.SUMMARY_FILE)
+    with open(path, encoding='utf-8') as f:
+      self.assertEqual(json.load(f), {'a': summary, 'b': summary})
+    os.rmdir(os.path.join(folder, 'a'))
+    summaries.write_all(folder, {'b': summary})
+    with open(path, encoding='utf-8') as f:
+      self.assertEqual(json.load(f), {'b': summary})
+
+
+if __name__ == '__main__':
+  absltest.main()

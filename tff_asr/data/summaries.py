@@ -1,0 +1,141 @@
+"""What a written split holds: numbers for summary.json and a table to print."""
+
+from collections.abc import Iterable, Mapping
+import json
+import os
+from typing import Any
+
+from tff_asr.data import index
+from tff_asr.data import schema
+
+SUMMARY_FILE = 'summary.json'
+DROPPED_FILE = 'dropped.tsv'
+
+Summary = dict[str, Any]
+
+_COLUMNS = (
+    'subset', 'hours', 'utterances', 'speakers',
+    'min/speaker mean', 'std', 'min', 'max',
+)
+
+
+def build(
+    clients: index.Clients,
+    *,
+    dropped: Mapping[str, int] | None = None,
+    changed: Mapping[str, float] | None = None,
+) -> Summary:
+  """Returns the summary of a split, as summary.json holds it.
+
+  Args:
+    clients: The clients that were written.
+    dropped: How many utterances were left out for which reason.
+    changed: How many files, transcripts or seconds were changed in which way.
+
+  Returns:
+    num_clients, num_utterances, hours, minutes_per_client (min, mean, std,
+    max), dropped, changed.
+  """
+  minutes = clients.num_samples / (60 * schema.SAMPLE_RATE_HZ)
+  return {
+      'num_clients': len(clients.client_ids),
+      'num_utterances': int(clients.num_utterances.sum()),
+      'hours': round(float(minutes.sum()) / 60, 6),
+      'minutes_per_client': {
+          'min': round(float(minutes.min()), 4),
+          'mean': round(float(minutes.mean()), 4),
+          'std': round(float(minutes.std()), 4),
+          'max': round(float(minutes.max()), 4),
+      },
+      'dropped': dict(sorted((dropped or {}).items())),
+      'changed': {
+          kind: round(count, 3) if isinstance(count, float) else count
+          for kind, count in sorted((changed or {}).items())
+      },
+  }
+
+
+def read(folder: str | os.PathLike[str]) -> Summary:
+  """Returns the summary of a corpus folder, from its index.
+
+  Also of a folder without summary.json: what it tells in addition, the index'
+  origin holds too.
+
+  Raises:
+    ValueError: As `index.read`.
+  """
+  corpus, clients = index.read(folder)
+  return build(
+      clients,
+      dropped=corpus.origin.get('dropped'),
+      changed=corpus.origin.get('changed'),
+  )
+
+
+def table(summaries: Mapping[str, Summary]) -> str:
+  """Returns a Markdown table, a row a split, like the paper's Table 2."""
+  rows = [_COLUMNS]
+  for name, summary in summaries.items():
+    minutes = summary['minutes_per_client']
+    rows.append((
+        name,
+        f'{summary["hours"]:,.2f}',
+        f'{summary["num_utterances"]:,}',
+        f'{summary["num_clients"]:,}',
+        f'{minutes["mean"]:,.2f}',
+        f'{minutes["std"]:,.2f}',
+        f'{minutes["min"]:,.2f}',
+        f'{minutes["max"]:,.2f}',
+    ))
+  widths = [max(map(len, column)) for column in zip(*rows)]
+  lines = [_line(row, widths) for row in rows]
+  lines.insert(1, '|' + '|'.join('-' * (width + 2) for width in widths) + '|')
+  return '\n'.join(lines)
+
+
+def remarks(name: str, summary: Summary) -> list[str]:
+  """Returns a line for each kind of change and each reason to leave out."""
+  changed = [
+      f'{name}: {kind}: {count:,.0f}'
+      for kind, count in summary['changed'].items()
+  ]
+  dropped = [
+      f'{name}: left out, {reason}: {count:,} (see {DROPPED_FILE})'
+      for reason, count in summary['dropped'].items()
+  ]
+  return changed + dropped
+
+
+def write_all(folder: str, summaries: Mapping[str, Summary]) -> None:
+  """Adds splits to the summary.json of the folder that holds their folders."""
+  path = os.path.join(folder, SUMMARY_FILE)
+  try:
+    with open(path, encoding='utf-8') as f:
+      known = json.load(f)
+  except (OSError, json.JSONDecodeError):
+    known = {}
+  # Splits that were deleted since are not told any longer.
+  known = {
+      name: summary
+      for name, summary in known.items()
+      if os.path.isdir(os.path.join(folder, name))
+  }
+  write(path, dict(sorted((known | dict(summaries)).items())))
+
+
+def write(path: str, content: Mapping[str, Any]) -> None:
+  """Writes JSON beside its place and moves it there."""
+  partial = f'{path}.partial'
+  with open(partial, 'w', encoding='utf-8') as f:
+    json.dump(content, f, indent=1, ensure_ascii=False)
+    f.write('\n')
+  os.replace(partial, path)
+
+
+def _line(cells: Iterable[str], widths: Iterable[int]) -> str:
+  """One row; the first cell to the left, numbers to the right."""
+  padded = [
+      cell.rjust(width) if i else cell.ljust(width)
+      for i, (cell, width) in enumerate(zip(cells, widths))
+  ]
+  return '| ' + ' | '.join(padded) + ' |'
