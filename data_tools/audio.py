@@ -12,11 +12,10 @@ how long it was.
 """
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping
 import io
 import os
 import re
-import threading
 
 import numpy as np
 import soundfile
@@ -50,24 +49,23 @@ class AudioError(ValueError):
 
 
 class Conversions:
-  """Counts conversions by kind, so that each kind is told once. Thread-safe."""
+  """Counts conversions by kind, so that each kind is told once."""
 
   def __init__(self):
     self._counts = collections.Counter()
-    self._lock = threading.Lock()
 
   def add(self, kind: str) -> None:
     """Counts one file; `kind` completes the sentence '3 files ...'."""
-    with self._lock:
-      self._counts[kind] += 1
+    self._counts[f'files {kind}'] += 1
 
-  def notices(self) -> Sequence[str]:
-    """Returns one sentence a kind, as '312 files were ...', sorted by kind."""
-    with self._lock:
-      return [
-          f'{count} file{"s" if count > 1 else ""} {kind}'
-          for kind, count in sorted(self._counts.items())
-      ]
+  def add_seconds(self, kind: str, num_samples: int) -> None:
+    """Counts audio of 16 kHz; `kind` completes '3 seconds ...'."""
+    if num_samples:
+      self._counts[f'seconds {kind}'] += num_samples / SAMPLE_RATE_HZ
+
+  def counts(self) -> Mapping[str, float]:
+    """Returns how often each kind was counted, by its sentence."""
+    return dict(self._counts)
 
 
 def read(
@@ -120,6 +118,15 @@ def read(
   return _convert(
       samples, rate_hz=rate_hz, kind=kind, conversions=conversions, name=name
   )
+
+
+def duration_sec(path: str | os.PathLike[str]) -> float:
+  """Returns a file's seconds by its header; 0 if it cannot be read."""
+  try:
+    info = soundfile.info(os.fspath(path))
+  except (OSError, soundfile.SoundFileError):
+    return 0.0
+  return info.frames / info.samplerate
 
 
 def _convert(

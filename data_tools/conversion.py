@@ -1,137 +1,229 @@
-"""What the programs that convert a corpus share: flags, partition, messages.
+"""What the programs that convert a corpus share: flags, parts, messages.
 
 A corpus module lists the utterances of a split; this one deals its speakers
 into parts, writes each part as a folder and says what it did. Errors become one
 line and exit code 1 in `launch.run`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
 import os
+import sys
 from typing import Any
 
 from absl import flags
 
+from data_tools import archives
+from data_tools import iid
 from data_tools import shards
 from data_tools import speaker_splits
-from data_tools import summaries
+from data_tools import utterances as utterances_lib
+from data_tools import worker_pool
 from tff_asr import checks
-from tff_asr.data import schema
+from tff_asr import launch
+from tff_asr.data import encodings
+from tff_asr.data import summaries
 
-# A split that was not whole was removed.
-AFTER_INTERRUPT = 'the same command writes the splits that are missing.'
+_AFTER_INTERRUPT = 'the same command goes on after the last finished shard.'
 
-ListUtterances = Callable[..., Sequence[shards.Utterance]]
+ListUtterances = Callable[..., utterances_lib.Listing]
 
 _SOURCE_DIR = flags.DEFINE_string(
-    'source_dir', None, 'The corpus as its publisher ships it.'
+    'source_dir', None, 'The corpus as published: a folder or an archive.'
 )
 _OUTPUT_DIR = flags.DEFINE_string(
     'output_dir', None, 'Where to write one folder a split (and part).'
 )
 _SPLITS = flags.DEFINE_list('splits', None, 'Splits to convert.')
 _ENCODING = flags.DEFINE_enum(
-    'encoding', 'pcm', schema.ENCODINGS, 'How audio is stored.'
+    'encoding', 'pcm', encodings.ENCODINGS, 'How audio is stored.'
 )
 _PARTITION = flags.DEFINE_string(
     'partition',
     '',
-    'Deals the speakers of each split into parts, as'
-    ' public=24,private=rest,test=10%,dev=@FILE; writes SPLIT.PART folders.',
+    'Deals the speakers of each split into parts, as public=10%,private=rest'
+    ' (also 24, longest:24, shortest:5%, @FILE); writes SPLIT.PART folders.',
 )
 _PARTITION_SEED = flags.DEFINE_integer(
     'partition_seed', 1, 'Which speakers go where.', lower_bound=0
 )
+_IID = flags.DEFINE_bool(
+    'iid',
+    False,
+    'Give each utterance to a random speaker of its part, for ablation; writes'
+    ' SPLIT.iid folders.',
+)
+_MAX_UTTERANCE_SEC = flags.DEFINE_float(
+    'max_utterance_sec', None, 'Leave out what is longer.', lower_bound=0.1
+)
 _STRICT = flags.DEFINE_bool(
     'strict',
-    True,
-    'Stop at the first broken utterance; --nostrict leaves them out and lists'
-    ' them in dropped.tsv.',
+    False,
+    'Stop at the first broken utterance; else they are left out, counted and'
+    ' listed in dropped.tsv.',
 )
 _OVERWRITE = flags.DEFINE_bool(
     'overwrite', False, 'Replace another corpus in the output folder.'
 )
+_MAX_SHARD_MB = flags.DEFINE_integer(
+    'max_shard_mb', 256, 'A shard this large gets no further speaker.', 1
+)
+_WORKERS = flags.DEFINE_integer(
+    'workers', None, 'Processes; by default one a core.', lower_bound=0
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+  """A corpus that can be converted.
+
+  Attributes:
+    name: For the record.
+    list_utterances: `list_utterances(source_dir, split=split)` gives a
+      `utterances.Listing`.
+    holds_split: Whether a folder (str) holds a split (str).
+    default_splits: Converted where none are named.
+  """
+
+  name: str
+  list_utterances: ListUtterances
+  holds_split: Callable[[str, str], bool]
+  default_splits: Sequence[str]
 
 
 def convert(
-    list_utterances: ListUtterances,
+    corpus: Corpus,
     *,
-    corpus: str,
     source_dir: str | os.PathLike[str],
     output_dir: str | os.PathLike[str],
     splits: Sequence[str],
-    encoding: str = 'pcm',
     partition: str = '',
     partition_seed: int = 1,
-    strict: bool = True,
-    overwrite: bool = False,
-) -> dict[str, dict[str, Any]]:
+    is_iid: bool = False,
+    num_workers: int | None = None,
+    **settings,
+) -> dict[str, summaries.Summary]:
   """Converts splits of a corpus to folders of shards.
 
   Args:
-    list_utterances: `list_utterances(source_dir, split=split)` of a corpus.
-    corpus: Its name, for the record.
-    source_dir: The corpus as its publisher ships it.
-    output_dir: Gets a folder SPLIT a split, or SPLIT.PART with a partition.
+    corpus: What to convert.
+    source_dir: The corpus as its publisher ships it: a folder or an archive.
+    output_dir: Gets a folder SPLIT a split, or SPLIT.PART with a partition, or
+      SPLIT.iid or SPLIT.PART.iid; and summary.json over all.
     splits: The splits, at least one.
-    encoding: 'pcm' or 'flac'.
     partition: Empty, or as `speaker_splits.partition` takes it.
     partition_seed: Its seed.
-    strict: As `shards.write_split` takes it.
-    overwrite: As `shards.write_split` takes it.
+    is_iid: Whether to give each utterance to a random speaker of its part.
+    num_workers: As `shards.write_split` takes it.
+    **settings: encoding, strict, overwrite and limits, as `shards.write_split`
+      takes them.
 
   Returns:
-    The summary (see `shards.write_split`) of each folder, by folder name.
+    The summary (see `summaries.build`) of each folder, by folder name.
 
   Raises:
-    ValueError: If a source, the partition or an utterance is not as it should
-      be. Every split is listed and dealt before anything is written.
+    ValueError: If a source, the partition or (strict) an utterance is not as it
+      should be. Every split is listed and dealt before anything is written.
   """
   if not splits:
     raise ValueError('splits must name at least one split, found none.')
-  folders: dict[str, tuple[dict[str, Any], Sequence[shards.Utterance]]] = {}
-  for split in splits:
-    utterances = list_utterances(source_dir, split=split)
-    origin = {'corpus': corpus, 'split': split}
-    if not partition:
-      folders[split] = origin, utterances
-      continue
-    parts = speaker_splits.partition(
-        {u.client_id for u in utterances}, spec=partition, seed=partition_seed
-    )
-    for part, speakers in parts.items():
-      chosen = frozenset(speakers)
-      folders[f'{split}.{part}'] = (
-          dict(
-              origin,
-              part=part,
-              partition=partition,
-              partition_seed=partition_seed,
-          ),
-          [u for u in utterances if u.client_id in chosen],
+  scratch = archives.Scratch(os.path.join(output_dir, '.unpacked'))
+  written = {}
+  with scratch:
+    folders: dict[str, tuple[dict[str, Any], utterances_lib.Listing]] = {}
+    for split in splits:
+      folder = scratch.find(
+          source_dir, split=split, holds_split=corpus.holds_split
       )
-  return {
-      folder: shards.write_split(
-          utterances,
-          os.path.join(output_dir, folder),
+      listing = corpus.list_utterances(folder, split=split)
+      origin = {'corpus': corpus.name, 'split': split}
+      for part, chosen in _deal(
+          listing, partition, seed=partition_seed, num_workers=num_workers
+      ):
+        name, details = split, {}
+        if part:
+          name = f'{split}.{part}'
+          details = {
+              'part': part,
+              'partition': partition,
+              'partition_seed': partition_seed,
+          }
+        if is_iid:
+          name, details['iid_seed'] = f'{name}.iid', partition_seed
+          chosen = chosen._replace(
+              utterances=iid.deal(chosen.utterances, seed=partition_seed)
+          )
+        folders[name] = origin | details, chosen
+    for name, (origin, listing) in folders.items():
+      written[name] = shards.write_split(
+          listing.utterances,
+          os.path.join(output_dir, name),
           origin=origin,
-          encoding=encoding,
-          strict=strict,
-          overwrite=overwrite,
+          problems=listing.problems,
+          num_workers=num_workers,
+          **settings,
       )
-      for folder, (origin, utterances) in folders.items()
-  }
+      summaries.write_all(os.fspath(output_dir), {name: written[name]})
+  return written
 
 
-def run(
-    argv: Sequence[str],
+def _deal(
+    listing: utterances_lib.Listing,
+    partition: str,
     *,
-    list_utterances: ListUtterances,
-    corpus: str,
-    default_splits: Sequence[str],
+    seed: int,
+    num_workers: int | None,
+) -> Iterator[tuple[str, utterances_lib.Listing]]:
+  """Names of parts and what they hold; without a partition one part, ''."""
+  if not partition:
+    yield '', listing
+    return
+  speakers = {u.client_id for u in listing.utterances}
+  seconds = None
+  if speaker_splits.needs_durations(partition):
+    seconds = dict.fromkeys(speakers, 0.0)
+    with worker_pool.WorkerPool(num_workers) as pool:
+      measured = pool.map('measure', listing.utterances)
+      for utterance, duration in zip(listing.utterances, measured):
+        seconds[utterance.client_id] += duration
+  parts = speaker_splits.partition(
+      speakers, spec=partition, seed=seed, seconds=seconds
+  )
+  for number, (part, members) in enumerate(parts.items()):
+    chosen = frozenset(members)
+    # A problem of nobody in particular is told with the first part.
+    yield part, utterances_lib.Listing(
+        [u for u in listing.utterances if u.client_id in chosen],
+        [
+            problem
+            for problem in listing.problems
+            if problem.client_id in chosen
+            or (number == 0 and problem.client_id not in speakers)
+        ],
+    )
+
+
+def main(
+    build: Callable[[], Corpus], *, flag_names: Sequence[str] = ()
 ) -> None:
-  """The main function of a corpus' program."""
-  if len(argv) > 1:
-    raise ValueError(f'Unknown argument {argv[1]!r}; see --help.')
+  """The main function of a corpus' program.
+
+  Args:
+    build: Returns what to convert, once flags are parsed.
+    flag_names: Of the corpus' own flags, for --help.
+  """
+  for flag in [
+      *flags.FLAGS.get_key_flags_for_module(__name__),
+      *(flags.FLAGS[name] for name in flag_names),
+  ]:
+    flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
+  launch.run(
+      lambda _: _convert_by_flags(build()), after_interrupt=_AFTER_INTERRUPT
+  )
+
+
+def _convert_by_flags(corpus: Corpus) -> None:
+  """Converts what the flags say, and prints what became of it."""
   checks.raise_together([
       ValueError(f'--{flag.name} is needed; see --help.')
       for flag in (_SOURCE_DIR, _OUTPUT_DIR)
@@ -139,16 +231,21 @@ def run(
   ])
   checks.output_folders(output_dir=_OUTPUT_DIR.value)
   written = convert(
-      list_utterances,
-      corpus=corpus,
+      corpus,
       source_dir=_SOURCE_DIR.value,
       output_dir=_OUTPUT_DIR.value,
-      splits=_SPLITS.value or default_splits,
-      encoding=_ENCODING.value,
+      splits=_SPLITS.value or corpus.default_splits,
       partition=_PARTITION.value,
       partition_seed=_PARTITION_SEED.value,
+      is_iid=_IID.value,
+      num_workers=_WORKERS.value,
+      encoding=_ENCODING.value,
+      max_shard_bytes=_MAX_SHARD_MB.value * 2**20,
+      max_utterance_sec=_MAX_UTTERANCE_SEC.value,
       strict=_STRICT.value,
       overwrite=_OVERWRITE.value,
   )
+  print(summaries.table(written))
   for folder, summary in written.items():
-    print(summaries.describe(folder, summary))
+    for remark in summaries.remarks(folder, summary):
+      print(remark)

@@ -5,8 +5,9 @@
         --partition=public=20%,private=rest
 
 The layout is SPLIT/SPEAKER/CHAPTER/SPEAKER-CHAPTER-UTTERANCE.flac (or any other
-audio that libsndfile reads) beside SPEAKER-CHAPTER.trans.txt. A client is a
-speaker; transcripts become lower case.
+audio that libsndfile reads) beside SPEAKER-CHAPTER.trans.txt; --source_dir may
+also hold the published SPLIT.tar.gz. A client is a speaker; transcripts become
+lower case.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -16,31 +17,28 @@ launch.begin(__name__)
 from collections.abc import Sequence
 import os
 
-from absl import flags
-
 from data_tools import conversion
-from data_tools import shards
 from data_tools import transcripts
-
-DEFAULT_SPLITS = ('dev-clean',)
+from data_tools import utterances
 
 _TRANSCRIPT_SUFFIX = '.trans.txt'
 
 
 def list_utterances(
     source_dir: str | os.PathLike[str], *, split: str
-) -> list[shards.Utterance]:
-  """Returns the utterances of a split, sorted by utterance id.
+) -> utterances.Listing:
+  """Lists a split.
+
+  Problems are: a transcript without audio, audio without a transcript or with
+  two files, an utterance that occurs twice or lies with another speaker, and
+  characters outside the tokens.
 
   Args:
     source_dir: The folder that holds the split's folder.
     split: Such as 'dev-clean'.
 
   Raises:
-    ValueError: If a folder is missing, a split has no transcripts, a transcript
-      has no audio, more than one audio file or characters outside the tokens,
-      audio has no transcript, or a file lies with another speaker. It names the
-      file or utterance.
+    ValueError: If a folder is missing or a split has no transcripts.
   """
   source_dir = os.fspath(source_dir)
   if not os.path.isdir(source_dir):
@@ -51,73 +49,84 @@ def list_utterances(
     raise ValueError(
         f'{source_dir} holds no split {split!r}, but {found}; set --splits.'
     )
-  utterances = []
+  listed: list[utterances.Utterance] = []
+  problems: list[utterances.Problem] = []
   for speaker in _folders(split_dir):
     for chapter in _folders(os.path.join(split_dir, speaker)):
-      utterances.extend(
-          _list_chapter(
-              os.path.join(split_dir, speaker, chapter), speaker=speaker
-          )
-      )
-  if not utterances:
+      folder = os.path.join(split_dir, speaker, chapter)
+      _list_chapter(folder, speaker, listed=listed, problems=problems)
+  if not listed and not problems:
     raise ValueError(
         f'{split_dir} holds no transcripts'
         f' (SPEAKER/CHAPTER/*{_TRANSCRIPT_SUFFIX}); check --source_dir.'
     )
-  return sorted(utterances, key=lambda u: u.utterance_id)
+  return utterances.Listing(listed, problems)
 
 
-def _list_chapter(folder: str, *, speaker: str) -> list[shards.Utterance]:
-  """The utterances of one chapter."""
+def _list_chapter(
+    folder: str,
+    speaker: str,
+    *,
+    listed: list[utterances.Utterance],
+    problems: list[utterances.Problem],
+) -> None:
+  """Adds the utterances and problems of one chapter."""
+
+  def refuse(utterance_id: str, reason: str, detail: str) -> None:
+    problems.append(
+        utterances.Problem(speaker, utterance_id, reason, detail)
+    )
+
   texts: dict[str, str] = {}
   audio_names: dict[str, str] = {}
   for name in sorted(os.listdir(folder)):
     path = os.path.join(folder, name)
     if name.endswith(_TRANSCRIPT_SUFFIX):
-      texts.update(_read_transcripts(path, speaker=speaker))
+      for utterance_id, text in _read_lines(path):
+        if utterance_id in texts:
+          reason = 'occurs twice'
+        elif utterance_id.split('-')[0] != speaker:
+          reason = f'is not of speaker {speaker}'
+        else:
+          texts[utterance_id] = text
+          continue
+        detail = f'{path}: utterance {utterance_id} {reason}.'
+        refuse(utterance_id, reason.replace(f' {speaker}', ''), detail)
     elif not name.startswith('.') and not name.endswith('.txt'):
       stem = os.path.splitext(name)[0]
       if stem in audio_names:
-        raise ValueError(
-            f'{path}: {audio_names[stem]} beside it is the same utterance; keep'
-            ' one.'
-        )
-      audio_names[stem] = name
-  for stem in audio_names.keys() - texts.keys():
-    raise ValueError(
-        f'{os.path.join(folder, audio_names[stem])} has no transcript in'
-        f' *{_TRANSCRIPT_SUFFIX} beside it.'
-    )
-  for stem in texts.keys() - audio_names.keys():
-    raise ValueError(
-        f'{folder}: utterance {stem} has a transcript but no audio file.'
-    )
-  return [
-      shards.Utterance(
-          client_id=speaker,
-          utterance_id=stem,
-          transcript=text,
-          audio=os.path.join(folder, audio_names[stem]),
-      )
-      for stem, text in texts.items()
-  ]
-
-
-def _read_transcripts(path: str, *, speaker: str) -> dict[str, str]:
-  """Utterance ids to normalized texts of one transcript file."""
-  texts: dict[str, str] = {}
-  for line in transcripts.read_lines(path):
-    utterance_id, _, text = line.partition(' ')
-    if not utterance_id:
+        detail = f'{path}: {audio_names[stem]} beside it is the same utterance.'
+        refuse(stem, 'has two audio files', detail)
+      else:
+        audio_names[stem] = name
+  for stem in sorted(audio_names.keys() - texts.keys()):
+    path = os.path.join(folder, audio_names[stem])
+    detail = f'{path} has no transcript in *{_TRANSCRIPT_SUFFIX} beside it.'
+    refuse(stem, 'has no transcript', detail)
+  for stem, text in sorted(texts.items()):
+    if stem not in audio_names:
+      detail = f'{folder}: utterance {stem} has a transcript but no audio file.'
+      refuse(stem, 'has no audio file', detail)
       continue
-    if utterance_id in texts:
-      raise ValueError(f'{path}: utterance {utterance_id} occurs twice.')
-    if utterance_id.split('-')[0] != speaker:
-      raise ValueError(
-          f'{path}: utterance {utterance_id} is not of speaker {speaker}.'
-      )
-    texts[utterance_id] = transcripts.normalize(text, name=utterance_id)
-  return texts
+    try:
+      transcript = transcripts.normalize(text, name=stem)
+    except transcripts.TranscriptError as e:
+      refuse(stem, e.reason, str(e))
+      continue
+    listed.append(
+        utterances.Utterance(
+            client_id=speaker,
+            utterance_id=stem,
+            transcript=transcript,
+            audio=os.path.join(folder, audio_names[stem]),
+        )
+    )
+
+
+def _read_lines(path: str) -> Sequence[tuple[str, str]]:
+  """Ids and texts of one transcript file."""
+  parts = [line.partition(' ') for line in transcripts.read_lines(path)]
+  return [(name, text) for name, _, text in parts if name]
 
 
 def _folders(folder: str) -> Sequence[str]:
@@ -128,15 +137,14 @@ def _folders(folder: str) -> Sequence[str]:
     )
 
 
-def main(argv: Sequence[str]) -> None:
-  conversion.run(
-      argv,
-      list_utterances=list_utterances,
-      corpus='LibriSpeech',
-      default_splits=DEFAULT_SPLITS,
-  )
-
+CORPUS = conversion.Corpus(
+    name='LibriSpeech',
+    list_utterances=list_utterances,
+    holds_split=lambda folder, split: os.path.isdir(
+        os.path.join(folder, split)
+    ),
+    default_splits=('dev-clean',),
+)
 
 if __name__ == '__main__':
-  flags.adopt_module_key_flags(conversion)
-  launch.run(main, after_interrupt=conversion.AFTER_INTERRUPT)
+  conversion.main(lambda: CORPUS)

@@ -1,67 +1,36 @@
 """Writes one split of a corpus: utterances to client-keyed TFRecord shards.
 
 Clients are written in the order of their ids and utterances in the order of
-theirs, so equal input gives equal files on any number of cores. Audio is read
-in threads (libsndfile and soxr run outside Python's lock) and written by one.
+theirs, so equal input gives equal files on any number of cores and after any
+number of interruptions. Audio is read and encoded in processes of their own
+(`worker_pool`), a few utterances ahead of the one that writes.
 
-A split is written beside its place and moved there when it is complete: an
-interrupted run leaves nothing behind that could be taken for a corpus.
+A split is written beside its place and moved there when it is complete; a
+program that was killed goes on after the last finished shard (`partial_split`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-import concurrent.futures
-import dataclasses
+import collections
+from collections.abc import Iterable, Mapping, Sequence
 import hashlib
-import itertools
 import json
 import os
-import shutil
 import sys
-import tempfile
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 import tqdm
 
-from data_tools import audio
-from data_tools import summaries
+from data_tools import partial_split
+from data_tools import shard_file
+from data_tools import utterances as utterances_lib
+from data_tools import worker_pool
 from tff_asr import checks
+from tff_asr.data import encodings
 from tff_asr.data import index
-from tff_asr.data import schema
+from tff_asr.data import summaries
 
-SUMMARY_FILE = 'summary.json'
-
-_RECORD_OVERHEAD_BYTES = 16
-
-
-@dataclasses.dataclass(frozen=True)
-class Utterance:
-  """One utterance to write.
-
-  Attributes:
-    client_id: The speaker.
-    utterance_id: Unique within the client.
-    transcript: In the characters of the tokens.
-    audio: The audio file's path, or a function that returns int16 [N] at 16 kHz
-      mono and may raise `audio.AudioError`.
-  """
-
-  client_id: str
-  utterance_id: str
-  transcript: str
-  audio: str | Callable[[], np.ndarray]
-
-
-@dataclasses.dataclass(frozen=True)
-class _EncodedClient:
-  """A client's serialized records, and what was left out of them."""
-
-  client_id: str
-  records: Sequence[bytes]
-  num_samples: int
-  characters: frozenset[str]
-  dropped: Sequence[tuple[str, str, str]]  # Utterance id, reason, detail.
+Utterance = utterances_lib.Utterance
+Problem = utterances_lib.Problem
 
 
 def write_split(
@@ -69,120 +38,154 @@ def write_split(
     output_dir: str | os.PathLike[str],
     *,
     origin: Mapping[str, Any],
+    problems: Sequence[Problem] = (),
     encoding: str = 'pcm',
     max_shard_bytes: int = 256 * 2**20,
-    strict: bool = True,
+    max_utterance_sec: float | None = None,
+    strict: bool = False,
     overwrite: bool = False,
     num_workers: int | None = None,
-) -> dict[str, Any]:
+) -> summaries.Summary:
   """Writes a split, or returns the one that is there if it is the same.
 
-  "The same" means: the same `origin`, encoding, ids, transcripts, and names and
-  sizes of audio files.
+  "The same" means: the same `origin`, encoding, limits, ids, transcripts, and
+  names and sizes of audio files.
 
   Args:
     utterances: In any order.
     output_dir: The split's folder. Its parents are made.
     origin: Where the utterances come from; JSON. Stored in corpus.json, with
-      the notices and counts of this writing.
-    encoding: 'pcm' or 'flac'.
+      the counts of this writing.
+    problems: What the corpus has besides and cannot be written; counted and
+      listed with what is left out here.
+    encoding: One of `encodings.ENCODINGS`.
     max_shard_bytes: A shard that has reached this size gets no further client.
       A client is never divided.
-    strict: Whether a broken utterance (audio that cannot be read, an empty
-      transcript) raises. Otherwise it is left out, counted by reason and listed
-      in dropped.tsv.
+    max_utterance_sec: Longer utterances are left out; None sets no limit.
+    strict: Whether anything to leave out (audio that cannot be read, an empty
+      transcript, an id that occurs twice, one of `problems`) raises. Otherwise
+      it is left out, counted by reason and listed in dropped.tsv.
     overwrite: Whether to replace another corpus in `output_dir`.
-    num_workers: Threads that read audio; by default one a core.
+    num_workers: Processes that read audio; by default one a core; 0 for none
+      but this one.
 
   Returns:
-    What summary.json holds: num_clients, num_utterances, hours, minutes per
-    client (min, mean, std, max), dropped ({reason: count}), notices.
+    What summary.json holds, see `summaries.build`.
 
   Raises:
-    ValueError: If there are no utterances, an utterance id occurs twice in a
-      client, `output_dir` holds something else, an argument is out of range, or
-      (strict) an utterance is broken.
+    ValueError: If nothing is left to write, `output_dir` holds something else,
+      an argument is out of range, or (strict) something is to be left out.
   """
-  checks.one_of(schema.ENCODINGS, encoding=encoding)
+  checks.one_of(encodings.ENCODINGS, encoding=encoding)
   checks.positive_int(max_shard_bytes=max_shard_bytes)
-  num_workers = num_workers or os.cpu_count() or 1
+  if max_utterance_sec is not None:
+    checks.positive(max_utterance_sec=max_utterance_sec)
   output_dir = os.path.abspath(os.fspath(output_dir))
-  by_client = _group(utterances, output_dir=output_dir)
-  identity = dict(origin, source_sha256=_source_sha256(by_client))
+  ordered, refused = _order(utterances)
+  problems = [*problems, *refused]
+  if not ordered:
+    first = f', the first because {problems[0].detail}' if problems else ''
+    raise ValueError(
+        f'There are no utterances for {output_dir}; {len(problems)} were left'
+        f' out{first}; check the source.'
+    )
+  if strict and problems:
+    raise ValueError(_explain(problems[0]))
+  identity = dict(
+      origin,
+      source_sha256=_source_sha256(ordered, problems),
+      max_utterance_sec=max_utterance_sec,
+  )
   existing = _read_existing(
       output_dir, identity=identity, encoding=encoding, overwrite=overwrite
   )
   if existing is not None:
+    if strict and existing['dropped']:
+      raise ValueError(
+          f'{output_dir} was written without what had to be left out'
+          f' ({", ".join(existing["dropped"])}); pass --overwrite to write it'
+          ' again and stop at the first.'
+      )
     return existing
-  parent, name = os.path.split(output_dir)
-  os.makedirs(parent, exist_ok=True)
-  partial_dir = tempfile.mkdtemp(prefix=f'.{name}.', dir=parent)
-  try:
-    os.chmod(partial_dir, 0o755)
-    conversions = audio.Conversions()
-    clients = _encode_clients(
-        by_client,
-        encoding=encoding,
+  key = dict(
+      identity,
+      encoding=encoding,
+      max_shard_bytes=max_shard_bytes,
+      format_version=index.FORMAT_VERSION,
+  )
+  with (
+      partial_split.PartialSplit(output_dir, identity=key) as partial,
+      worker_pool.WorkerPool(num_workers) as pool,
+  ):
+    _write_shards(
+        ordered,
+        partial,
+        pool,
         strict=strict,
-        conversions=conversions,
-        num_workers=num_workers,
-    )
-    bar = tqdm.tqdm(
-        clients,
-        desc=name,
-        total=len(by_client),
-        unit=' clients',
-        disable=not sys.stderr.isatty(),
-    )
-    summary = _write_files(
-        bar,
-        partial_dir,
-        identity=identity,
-        encoding=encoding,
         max_shard_bytes=max_shard_bytes,
-        conversions=conversions,
+        arguments=dict(
+            encoding=encoding, max_utterance_sec=max_utterance_sec
+        ),
     )
-    _move_into_place(partial_dir, output_dir)
-  finally:
-    shutil.rmtree(partial_dir, ignore_errors=True)
+    summary = _write_index(
+        partial, identity=identity, problems=problems, encoding=encoding
+    )
+    partial.move_into_place()
   return summary
 
 
-def _group(
-    utterances: Iterable[Utterance], *, output_dir: str
-) -> Mapping[str, Sequence[Utterance]]:
-  """Utterances by client, both in the order of their ids."""
+def _order(
+    utterances: Iterable[Utterance],
+) -> tuple[list[Utterance], list[Problem]]:
+  """Utterances by client and id, and those that cannot be told apart."""
   key = lambda u: (u.client_id, u.utterance_id)
-  ordered = sorted(utterances, key=key)
-  if not ordered:
-    raise ValueError(
-        f'utterances must hold at least one utterance for {output_dir}, found'
-        ' none.'
-    )
-  for first, second in itertools.pairwise(ordered):
-    if key(first) == key(second):
-      raise ValueError(
-          f'utterance {first.utterance_id} of client {first.client_id} occurs'
-          ' twice.'
+  ordered, refused = [], []
+  for utterance in sorted(utterances, key=key):
+    reason = ''
+    if ordered and key(utterance) == key(ordered[-1]):
+      reason = 'occurs twice'
+    elif not utterance.client_id or not utterance.client_id.isprintable():
+      reason = 'has an unusable client id'
+    elif not utterance.utterance_id:
+      reason = 'has no id'
+    if reason:
+      detail = (
+          f'utterance {utterance.utterance_id!r} of client'
+          f' {utterance.client_id!r}: {reason}.'
       )
-  groups = itertools.groupby(ordered, key=lambda u: u.client_id)
-  return {client_id: list(group) for client_id, group in groups}
+      refused.append(Problem(*key(utterance), reason, detail))
+    else:
+      ordered.append(utterance)
+  return ordered, refused
 
 
-def _source_sha256(by_client: Mapping[str, Sequence[Utterance]]) -> str:
+def _explain(problem: Problem) -> str:
+  """A problem as an error's one line."""
+  return (
+      f'{problem.detail} Mend it, or leave --strict away to leave it out and'
+      ' count it.'
+  )
+
+
+def _source_sha256(
+    ordered: Iterable[Utterance], problems: Iterable[Problem]
+) -> str:
   """A digest of what is to be written, without reading audio."""
   digest = hashlib.sha256()
-  for utterance in itertools.chain.from_iterable(by_client.values()):
+  for utterance in ordered:
     fields = [
         utterance.client_id,
         utterance.utterance_id,
-        utterance.transcript,
+        utterance.transcript or '',
+        repr(utterance.cutting and utterance.cutting.max_sec),
     ]
     if not callable(utterance.audio):
       path = os.fspath(utterance.audio)
       size = os.path.getsize(path) if os.path.exists(path) else -1
       fields += [os.path.basename(path), str(size)]
     digest.update(('\0'.join(fields) + '\n').encode())
+  for problem in problems:
+    digest.update(('\0'.join(problem[:3]) + '\n').encode())
   return digest.hexdigest()
 
 
@@ -192,7 +195,7 @@ def _read_existing(
     identity: Mapping[str, Any],
     encoding: str,
     overwrite: bool,
-) -> dict[str, Any] | None:
+) -> summaries.Summary | None:
   """The summary of an identical corpus in `output_dir`; None to write it."""
   if not os.path.lexists(output_dir):
     return None
@@ -215,8 +218,7 @@ def _read_existing(
   # JSON turns tuples into lists.
   same = stored == json.loads(json.dumps(identity))
   if same and corpus.encoding == encoding:
-    with open(os.path.join(output_dir, SUMMARY_FILE), encoding='utf-8') as f:
-      return json.load(f)
+    return summaries.read(output_dir)
   if overwrite:
     return None
   raise ValueError(
@@ -225,170 +227,111 @@ def _read_existing(
   )
 
 
-def _encode_clients(
-    by_client: Mapping[str, Sequence[Utterance]],
+def _write_shards(
+    ordered: Sequence[Utterance],
+    partial: partial_split.PartialSplit,
+    pool: worker_pool.WorkerPool,
     *,
-    encoding: str,
     strict: bool,
-    conversions: audio.Conversions,
-    num_workers: int,
-) -> Iterator[_EncodedClient]:
-  """Yields the clients in order; a few are encoded ahead, in threads."""
-
-  def encode(utterances: Sequence[Utterance]) -> _EncodedClient:
-    return _encode_client(
-        utterances, encoding=encoding, strict=strict, conversions=conversions
-    )
-
-  waiting = iter(by_client.values())
-  with concurrent.futures.ThreadPoolExecutor(num_workers) as pool:
-    try:
-      running = [
-          pool.submit(encode, utterances)
-          for utterances in itertools.islice(waiting, 2 * num_workers)
-      ]
-      while running:
-        yield running.pop(0).result()
-        for utterances in itertools.islice(waiting, 1):
-          running.append(pool.submit(encode, utterances))
-    finally:
-      pool.shutdown(cancel_futures=True)
-
-
-def _encode_client(
-    utterances: Sequence[Utterance],
-    *,
-    encoding: str,
-    strict: bool,
-    conversions: audio.Conversions,
-) -> _EncodedClient:
-  """Reads and serializes one client's utterances."""
-  records, dropped, characters, num_samples = [], [], set(), 0
-  for utterance in utterances:
-    try:
-      if not utterance.transcript:
-        raise audio.AudioError(
-            f'utterance {utterance.utterance_id}',
-            'has an empty transcript',
-            f'client {utterance.client_id}',
-        )
-      if callable(utterance.audio):
-        waveform = utterance.audio()
-      else:
-        waveform = audio.read(utterance.audio, conversions=conversions)
-    except audio.AudioError as e:
-      if strict:
-        raise
-      dropped.append((utterance.utterance_id, e.reason, str(e)))
-      continue
-    records.append(
-        schema.serialize(
-            client_id=utterance.client_id,
-            utterance_id=utterance.utterance_id,
-            transcript=utterance.transcript,
-            waveform=waveform,
-            encoding=encoding,
-        )
-    )
-    num_samples += len(waveform)
-    characters.update(utterance.transcript)
-  return _EncodedClient(
-      client_id=utterances[0].client_id,
-      records=records,
-      num_samples=num_samples,
-      characters=frozenset(characters),
-      dropped=dropped,
+    max_shard_bytes: int,
+    arguments: Mapping[str, Any],
+) -> None:
+  """Writes the shards that are not finished yet."""
+  for problem in _problems(partial):
+    if strict:
+      raise ValueError(_explain(problem))
+  num_done = partial.entries[-1]['num_done'] if partial.entries else 0
+  number = sum(len(entry['files']) for entry in partial.entries)
+  rest = ordered[num_done:]
+  bar = tqdm.tqdm(
+      pool.map('encode', rest, **arguments),
+      desc=os.path.basename(partial.folder)[1 : -len('.partial')],
+      initial=num_done,
+      total=len(ordered),
+      unit=' utterances',
+      disable=not sys.stderr.isatty(),
   )
+  shard = shard_file.ShardFile(partial.folder, number)
+  try:
+    for utterance, outcome in zip(rest, bar):
+      if strict and outcome.reason:
+        raise ValueError(
+            _explain(
+                Problem(
+                    utterance.client_id,
+                    utterance.utterance_id,
+                    outcome.reason,
+                    outcome.detail,
+                )
+            )
+        )
+      shard.add(utterance, outcome)
+      num_done += 1
+      is_last = num_done == len(ordered)
+      is_full = shard.num_bytes >= max_shard_bytes
+      if is_last or (
+          is_full and ordered[num_done].client_id != utterance.client_id
+      ):
+        shard.commit(partial, num_done=num_done)
+        number += 1
+        shard = shard_file.ShardFile(partial.folder, number)
+  finally:
+    shard.close()
 
 
-def _write_files(
-    clients: Iterable[_EncodedClient],
-    folder: str,
+def _problems(partial: partial_split.PartialSplit) -> list[Problem]:
+  """What the finished shards left out."""
+  return [
+      Problem(*problem)
+      for entry in partial.entries
+      for problem in entry['problems']
+  ]
+
+
+def _write_index(
+    partial: partial_split.PartialSplit,
     *,
     identity: Mapping[str, Any],
+    problems: Sequence[Problem],
     encoding: str,
-    max_shard_bytes: int,
-    conversions: audio.Conversions,
-) -> dict[str, Any]:
-  """Writes shards, index, summary and the list of what was dropped."""
-  rows, dropped, characters = [], [], set()
-  shard_num, offset, writer = -1, 0, None
-  try:
-    for client in clients:
-      dropped.extend((client.client_id, *item) for item in client.dropped)
-      if not client.records:
-        continue
-      if writer is None or offset >= max_shard_bytes:
-        if writer is not None:
-          writer.close()
-        shard_num, offset = shard_num + 1, 0
-        writer = tf.io.TFRecordWriter(
-            os.path.join(folder, index.shard_name(shard_num))
-        )
-      rows.append((
-          client.client_id,
-          shard_num,
-          offset,
-          len(client.records),
-          client.num_samples,
-      ))
-      characters |= client.characters
-      for record in client.records:
-        writer.write(record)
-        offset += len(record) + _RECORD_OVERHEAD_BYTES
-  finally:
-    if writer is not None:
-      writer.close()
+) -> summaries.Summary:
+  """Writes the index, the summary and the list of what was left out."""
+  rows, files, characters = [], [], set()
+  problems, changed = [*problems, *_problems(partial)], collections.Counter()
+  for entry in partial.entries:
+    rows += entry['clients']
+    files += [index.Shard(**file) for file in entry['files']]
+    characters.update(entry['characters'])
+    changed.update(entry['changed'])
   if not rows:
     raise ValueError(
-        f'Every utterance was dropped, the first because: {dropped[0][3]}'
+        'Every utterance was left out, the first because:'
+        f' {problems[0].detail}'
     )
-  columns = [list(column) for column in zip(*rows)]
-  table = index.Clients(columns[0], *(np.array(c) for c in columns[1:]))
-  summary = summaries.build(table, dropped=dropped, conversions=conversions)
-  origin = dict(
-      identity, dropped=summary['dropped'], notices=summary['notices']
+  ids, *columns = zip(*rows)
+  table = index.Clients(list(ids), *(np.array(c) for c in columns))
+  dropped = collections.Counter(problem.reason for problem in problems)
+  summary = summaries.build(table, dropped=dropped, changed=changed)
+  summaries.write(
+      os.path.join(partial.folder, summaries.SUMMARY_FILE), summary
   )
-  with open(
-      os.path.join(folder, SUMMARY_FILE), 'w', encoding='utf-8'
-  ) as f:
-    json.dump(summary, f, indent=1)
-    f.write('\n')
-  if dropped:
+  if problems:
     lines = ['client_id\tutterance_id\treason\tdetail']
-    lines.extend('\t'.join(item) for item in dropped)
-    with open(
-        os.path.join(folder, summaries.DROPPED_FILE), 'w', encoding='utf-8'
-    ) as f:
+    lines.extend(
+        '\t'.join(' '.join(field.split()) for field in problem)
+        for problem in sorted(problems)
+    )
+    path = os.path.join(partial.folder, summaries.DROPPED_FILE)
+    with open(path, 'w', encoding='utf-8') as f:
       f.write('\n'.join(lines) + '\n')
   index.write(
-      folder,
+      partial.folder,
       clients=table,
-      shards=[
-          _describe_shard(folder, index.shard_name(i))
-          for i in range(shard_num + 1)
-      ],
+      shards=files,
       encoding=encoding,
       characters=''.join(characters),
-      origin=origin,
+      origin=dict(
+          identity, dropped=summary['dropped'], changed=summary['changed']
+      ),
   )
   return summary
-
-
-def _describe_shard(folder: str, name: str) -> index.Shard:
-  """The size and checksum of a shard."""
-  path = os.path.join(folder, name)
-  with open(path, 'rb') as f:
-    sha256 = hashlib.file_digest(f, 'sha256').hexdigest()
-  return index.Shard(name, os.path.getsize(path), sha256)
-
-
-def _move_into_place(partial_dir: str, output_dir: str) -> None:
-  """Renames a complete folder to its place, replacing what is there."""
-  if os.path.isdir(output_dir) and os.listdir(output_dir):
-    replaced_dir = f'{partial_dir}.replaced'
-    os.rename(output_dir, replaced_dir)
-    os.rename(partial_dir, output_dir)
-    shutil.rmtree(replaced_dir)
-  else:
-    os.rename(partial_dir, output_dir)

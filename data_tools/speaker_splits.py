@@ -3,28 +3,43 @@
 A specification is a list such as `public=24,private=rest,dev=4,test=10`:
 
 - `N`: that many speakers,
-- `N%`: that share of all speakers, rounded down,
+- `N%`: that share of all speakers, rounded down (5 % of 34,753 are 1,737),
+- `longest:N`, `longest:N%`, `shortest:N`, `shortest:N%`: those with the most or
+  the least audio,
 - `rest`: all that no other part takes, for at most one part,
 - `@FILE`: the speakers named in a file, one a line.
 
-Speakers are put in the order of SHA-256(seed, speaker) and dealt to the parts
-from left to right, so the outcome depends on the seed and the set of speakers,
-not on the machine or the order they were found in. Without `rest`, speakers may
-be left over and are in no part.
+Parts by name go first, then those by length, from left to right. The other
+speakers are put in the order of SHA-256(seed, speaker) and dealt from left to
+right, so the outcome depends on the seed and the set of speakers, not on the
+machine or the order they were found in. Without `rest`, speakers may be left
+over and are in no part.
 """
 
 from collections.abc import Iterable, Mapping
+import fractions
 import hashlib
 import re
 
 from tff_asr import checks
 
 _NAME = re.compile(r'[A-Za-z0-9_-]+')
-_SIZE = re.compile(r'\d+|(100|\d?\d)%|@.+')
+_COUNT = r'(?:\d+|(?:100|\d?\d(?:\.\d+)?)%)'
+_SIZE = re.compile(rf'(?:(?:longest|shortest):)?{_COUNT}|@.+')
+_BY_LENGTH = ('longest:', 'shortest:')
+
+
+def needs_durations(spec: str) -> bool:
+  """Whether a specification asks for each speaker's audio."""
+  return any(size.startswith(_BY_LENGTH) for size in _parse(spec).values())
 
 
 def partition(
-    speakers: Iterable[str], *, spec: str, seed: int
+    speakers: Iterable[str],
+    *,
+    spec: str,
+    seed: int,
+    seconds: Mapping[str, float] | None = None,
 ) -> dict[str, list[str]]:
   """Deals speakers into parts.
 
@@ -32,6 +47,7 @@ def partition(
     speakers: Their ids, each once.
     spec: As in the module's docstring.
     seed: At least 0.
+    seconds: Each speaker's audio; for parts by length.
 
   Returns:
     Part names, in the order of `spec`, to sorted lists of speakers, disjoint
@@ -58,9 +74,7 @@ def partition(
     if size.startswith('@'):
       parts[name] = _take_listed(name, size[1:], speakers=speakers, free=free)
   counts = {
-      name: len(speakers) * int(size[:-1]) // 100
-      if size.endswith('%')
-      else int(size)
+      name: _count(size.split(':')[-1], len(speakers))
       for name, size in sizes.items()
       if size != 'rest' and not size.startswith('@')
   }
@@ -70,8 +84,15 @@ def partition(
         f'partition {spec!r} asks for {sum(counts.values())} speakers'
         f' ({wanted}), but there are {len(free)}; ask for fewer.'
     )
-  for name, count in counts.items():
-    parts[name] = [speaker for speaker, _ in zip(list(free), range(count))]
+  if seconds is None and needs_durations(spec):
+    raise ValueError(f'seconds must be given for partition {spec!r}.')
+  # Parts by length first: random ones would take long speakers away.
+  for name in sorted(counts, key=lambda n: not sizes[n].startswith(_BY_LENGTH)):
+    order = list(free)
+    if sizes[name].startswith(_BY_LENGTH):
+      sign = -1 if sizes[name].startswith('longest') else 1
+      order.sort(key=lambda speaker: (sign * seconds[speaker], speaker))
+    parts[name] = order[: counts[name]]
     for speaker in parts[name]:
       del free[speaker]
   for name, size in sizes.items():
@@ -86,7 +107,7 @@ def partition(
 
 
 def _parse(spec: str) -> Mapping[str, str]:
-  """Part names to sizes, each 'N', 'N%', 'rest' or '@FILE'."""
+  """Part names to sizes as they are written."""
   sizes: dict[str, str] = {}
   for item in spec.split(','):
     name, equals, size = (text.strip() for text in item.partition('='))
@@ -94,7 +115,8 @@ def _parse(spec: str) -> Mapping[str, str]:
     if not equals or not _NAME.fullmatch(name) or not known:
       raise ValueError(
           f'partition {spec!r}: cannot read {item!r}; write NAME=N, NAME=N%,'
-          ' NAME=rest or NAME=@FILE, separated by commas.'
+          ' NAME=longest:N, NAME=shortest:N, NAME=rest or NAME=@FILE, separated'
+          ' by commas.'
       )
     if name in sizes:
       raise ValueError(f'partition {spec!r} names the part {name!r} twice.')
@@ -102,6 +124,13 @@ def _parse(spec: str) -> Mapping[str, str]:
       raise ValueError(f"partition {spec!r} has 'rest' twice; use it once.")
     sizes[name] = size
   return sizes
+
+
+def _count(size: str, num_speakers: int) -> int:
+  """'24' or '2.5%' of so many speakers as a number, rounded down."""
+  if size.endswith('%'):
+    return int(num_speakers * fractions.Fraction(size[:-1]) / 100)
+  return int(size)
 
 
 def _take_listed(

@@ -20,6 +20,16 @@ _REPLACED = str.maketrans({
 })
 
 
+class TranscriptError(ValueError):
+  """A transcript that cannot be used.
+
+  Attributes:
+    reason: The kind of defect in few words, the same for all such transcripts.
+  """
+
+  reason = 'has characters outside the tokens'
+
+
 def read_lines(path: str) -> list[str]:
   """The lines of a text file, stripped.
 
@@ -46,13 +56,13 @@ def normalize(text: str, *, name: str) -> str:
     name: What errors call it, such as the utterance's id.
 
   Raises:
-    ValueError: Naming the first character outside the tokens.
+    TranscriptError: Naming the first character outside the tokens.
   """
   text = unicodedata.normalize('NFC', text).lower().translate(_REPLACED)
   text = ' '.join(text.split())
   for character in text:
     if character not in CHARACTERS:
-      raise ValueError(
+      raise TranscriptError(
           f'utterance {name}: its transcript holds {character!r}'
           f' (U+{ord(character):04X}), which is not among the tokens (a-z,'
           ' space, apostrophe, hyphen); spell it out or leave it away.'

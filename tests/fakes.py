@@ -152,6 +152,6 @@ def write_split(
       ],
       folder,
       origin={'corpus': 'fake'},
-      num_workers=1,
+      num_workers=0,
   )
   return folder

@@ -68,6 +68,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
         'programs': (
             'absl',
             'dp_accounting',
+            'matplotlib',
             'ml_dtypes',
             'numpy',
             'tensorflow',
@@ -88,8 +89,10 @@ ALONE: dict[str, tuple[str, ...]] = {
 # What converters share with training.
 SHARED_WITH_DATA_TOOLS = (
     'tff_asr.checks',
+    'tff_asr.data.encodings',
     'tff_asr.data.index',
     'tff_asr.data.schema',
+    'tff_asr.data.summaries',
     'tff_asr.features',
     'tff_asr.launch',
     'tff_asr.text',
@@ -100,6 +103,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
     'bin': ('absl', 'tff_asr'),
     'data_tools': (
         'absl',
+        'anyascii',
         'espeakng_loader',
         'numpy',
         'soundfile',

@@ -36,7 +36,7 @@ class AudioTest(parameterized.TestCase):
     )
     self.assertEqual(found.dtype, np.int16)
     np.testing.assert_array_equal(found, noise)
-    self.assertEmpty(conversions.notices())
+    self.assertEmpty(conversions.counts())
 
   def test_content_and_not_the_name_tells_the_format(self):
     folder = self.enterContext(tempfile.TemporaryDirectory())
@@ -56,8 +56,8 @@ class AudioTest(parameterized.TestCase):
     # 1 % of the amplitude of 8000.
     np.testing.assert_allclose(found[inside], _tone()[inside], atol=80)
     self.assertEqual(
-        conversions.notices(),
-        [f'1 file of {rate_hz} Hz were resampled to 16000 Hz'],
+        conversions.counts(),
+        {f'files of {rate_hz} Hz were resampled to 16000 Hz': 1},
     )
 
   def test_channels_are_averaged(self):
@@ -70,7 +70,7 @@ class AudioTest(parameterized.TestCase):
     # Halves go to the even neighbour: -100.5 to -100.
     self.assertEqual(found[:4].tolist(), [200, -100, 2**15 - 1, -(2**15)])
     self.assertEqual(
-        conversions.notices(), ['1 file of 2 channels were averaged to one']
+        conversions.counts(), {'files of 2 channels were averaged to one': 1}
     )
 
   def test_floats_are_rounded_and_clipped(self):
@@ -84,16 +84,16 @@ class AudioTest(parameterized.TestCase):
       self.assertLen(found, 8000)
       self.assertGreater(np.corrcoef(found, _tone())[0, 1], 0.99, container)
 
-  def test_each_kind_of_conversion_is_told_once_with_its_count(self):
+  def test_each_kind_of_conversion_is_counted(self):
     conversions = audio.Conversions()
     for rate_hz in (48000, 48000, 16000, 44100):
       audio.read(_encode(_tone(rate_hz), rate_hz), conversions=conversions)
     self.assertEqual(
-        conversions.notices(),
-        [
-            '1 file of 44100 Hz were resampled to 16000 Hz',
-            '2 files of 48000 Hz were resampled to 16000 Hz',
-        ],
+        conversions.counts(),
+        {
+            'files of 44100 Hz were resampled to 16000 Hz': 1,
+            'files of 48000 Hz were resampled to 16000 Hz': 2,
+        },
     )
 
   @parameterized.parameters(

@@ -1,3 +1,4 @@
+import json
 import os
 import tempfile
 
@@ -6,21 +7,33 @@ import numpy as np
 
 from data_tools import conversion
 from data_tools import shards
+from data_tools import utterances
 from tff_asr.data import client_data
 
 
 def _list_utterances(source_dir, *, split):
-  """Six speakers with two utterances each."""
-  return [
+  """Six speakers with two utterances each, of 0.1 to 0.6 s."""
+  listed = [
       shards.Utterance(
           client_id=f'{source_dir}-{split}-{speaker}',
           utterance_id=str(i),
           transcript='yes',
-          audio=lambda: np.ones(1600, np.int16),
+          audio=lambda n=1600 * (speaker + 1): np.ones(n, np.int16),
       )
       for speaker in range(6)
       for i in range(2)
   ]
+  problem = shards.Problem('src-dev-5', 'x', 'has no audio file', 'x: none')
+  nobody = shards.Problem('', 'y', 'has no transcript', 'y: none')
+  return utterances.Listing(listed, [problem, nobody])
+
+
+_CORPUS = conversion.Corpus(
+    name='test',
+    list_utterances=_list_utterances,
+    holds_split=lambda folder, split: False,
+    default_splits=(),
+)
 
 
 class ConversionTest(absltest.TestCase):
@@ -31,17 +44,23 @@ class ConversionTest(absltest.TestCase):
 
   def convert(self, **changes):
     arguments = dict(
-        corpus='test',
         source_dir='src',
         output_dir=self.output_dir,
         splits=['dev', 'test'],
+        num_workers=0,
     )
-    return conversion.convert(_list_utterances, **(arguments | changes))
+    return conversion.convert(_CORPUS, **(arguments | changes))
 
   def test_a_split_is_a_folder(self):
     summaries = self.convert()
     self.assertEqual(list(summaries), ['dev', 'test'])
-    self.assertCountEqual(os.listdir(self.output_dir), ['dev', 'test'])
+    self.assertCountEqual(
+        os.listdir(self.output_dir), ['dev', 'test', 'summary.json']
+    )
+    with open(
+        os.path.join(self.output_dir, 'summary.json'), encoding='utf-8'
+    ) as f:
+      self.assertEqual(json.load(f), summaries)
     corpus = client_data.load(os.path.join(self.output_dir, 'test')).corpus
     self.assertEqual(corpus.origin['split'], 'test')
     self.assertNotIn('part', corpus.origin)
@@ -69,6 +88,54 @@ class ConversionTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, 'at least one split'):
       self.convert(splits=[])
     self.assertEmpty(os.listdir(self.output_dir))
+
+  def test_problems_go_with_their_speakers_part(self):
+    written = self.convert(partition='a=@' + self.list_of('src-dev-5'),
+                           splits=['dev'])
+    self.assertEqual(
+        written['dev.a']['dropped'],
+        {'has no audio file': 1, 'has no transcript': 1},
+    )
+    written = self.convert(
+        partition='b=longest:1,c=rest', splits=['dev']
+    )
+    self.assertEqual(
+        [written[f'dev.{part}']['dropped'] for part in 'bc'],
+        [{'has no audio file': 1, 'has no transcript': 1}, {}],
+    )
+
+  def list_of(self, *speakers):
+    path = os.path.join(self.enterContext(tempfile.TemporaryDirectory()), 'l')
+    with open(path, 'w', encoding='utf-8') as f:
+      f.write('\n'.join(speakers))
+    return path
+
+  def test_parts_of_the_longest_and_the_shortest(self):
+    self.convert(
+        partition='long=longest:2,short=shortest:1,rest=rest', splits=['dev']
+    )
+    ids = {
+        part: client_data.load(
+            os.path.join(self.output_dir, f'dev.{part}')
+        ).client_ids
+        for part in ('long', 'short', 'rest')
+    }
+    self.assertEqual(ids['long'], ['src-dev-4', 'src-dev-5'])
+    self.assertEqual(ids['short'], ['src-dev-0'])
+    self.assertLen(ids['rest'], 3)
+
+  def test_iid_keeps_utterances_and_parts_but_not_speakers(self):
+    self.convert(partition='a=3,b=rest', is_iid=True, splits=['dev'])
+    self.assertCountEqual(
+        os.listdir(self.output_dir), ['dev.a.iid', 'dev.b.iid', 'summary.json']
+    )
+    a, b = (
+        client_data.load(os.path.join(self.output_dir, f'dev.{part}.iid'))
+        for part in 'ab'
+    )
+    self.assertEqual(a.corpus.num_utterances, 6)
+    self.assertEqual(b.corpus.num_utterances, 6)
+    self.assertEmpty(set(a.client_ids) & set(b.client_ids))
 
   def test_another_seed_is_another_corpus(self):
     self.convert(partition='a=3')

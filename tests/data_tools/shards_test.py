@@ -1,18 +1,22 @@
+import dataclasses
 import hashlib
 import json
 import os
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import soundfile
 
-from data_tools import audio
+from data_tools import partial_split
 from data_tools import shards
-from data_tools import summaries
+from data_tools import worker_pool
 from tff_asr.data import client_data
 from tff_asr.data import index
+from tff_asr.data import summaries
+from tff_asr.features import mel
 
 
 def _samples(i: int) -> np.ndarray:
@@ -43,7 +47,7 @@ class ShardsTest(parameterized.TestCase):
       )
 
   def write(self, utterances=None, **changes):
-    arguments = dict(origin={'corpus': 'test', 'part': ['x']})
+    arguments = dict(origin={'corpus': 'test', 'part': ['x']}, num_workers=0)
     return shards.write_split(
         self.utterances if utterances is None else utterances,
         self.output_dir,
@@ -83,16 +87,16 @@ class ShardsTest(parameterized.TestCase):
     self.assertEqual(clients.num_utterances.tolist(), [2, 3, 1])
 
   def test_files_do_not_depend_on_order_or_workers(self):
-    self.write(num_workers=1)
+    self.write()
     first = _digests(self.output_dir)
     self.output_dir += '2'
-    self.write(self.utterances[::-1], num_workers=4)
+    self.write(self.utterances[::-1], num_workers=3)
     self.assertEqual(_digests(self.output_dir), first)
 
   def test_summary(self):
     summary = self.write()
     with open(
-        os.path.join(self.output_dir, shards.SUMMARY_FILE), encoding='utf-8'
+        os.path.join(self.output_dir, summaries.SUMMARY_FILE), encoding='utf-8'
     ) as f:
       self.assertEqual(json.load(f), summary)
     self.assertEqual(summary['num_clients'], 3)
@@ -104,7 +108,7 @@ class ShardsTest(parameterized.TestCase):
         {'min': 0.0067, 'mean': 0.0117, 'std': 0.0041, 'max': 0.0167},
     )
     self.assertEqual(summary['dropped'], {})
-    self.assertEqual(summary['notices'], [])
+    self.assertEqual(summary['changed'], {})
 
   def test_the_same_corpus_is_not_written_again(self):
     summary = self.write()
@@ -144,8 +148,10 @@ class ShardsTest(parameterized.TestCase):
   def test_broken_audio_is_named_and_nothing_is_left(self):
     with open(self.utterances[3].audio, 'r+b') as f:
       f.truncate(900)
-    with self.assertRaisesRegex(audio.AudioError, '3.flac: is not readable'):
-      self.write()
+    with self.assertRaisesRegex(
+        ValueError, '3.flac: is not readable.*leave --strict away'
+    ):
+      self.write(strict=True)
     self.assertEmpty(os.listdir(os.path.dirname(self.output_dir)))
 
   def test_broken_utterances_are_dropped_counted_and_listed(self):
@@ -153,10 +159,19 @@ class ShardsTest(parameterized.TestCase):
       f.write(b'')
     os.remove(self.utterances[0].audio)
     empty = shards.Utterance('a', 'a-9', '', self.utterances[1].audio)
-    summary = self.write([*self.utterances, empty], strict=False)
+    problem = shards.Problem('z', 'z-1', 'has no audio file', 'a\tb')
+    summary = self.write(
+        [*self.utterances, empty, self.utterances[1]], problems=[problem]
+    )
     self.assertEqual(
         summary['dropped'],
-        {'cannot be opened': 1, 'has an empty transcript': 1, 'is empty': 1},
+        {
+            'cannot be opened': 1,
+            'has an empty transcript': 1,
+            'has no audio file': 1,
+            'is empty': 1,
+            'occurs twice': 1,
+        },
     )
     self.assertEqual(summary['num_utterances'], 4)
     self.assertEqual(summary['num_clients'], 2)
@@ -168,36 +183,118 @@ class ShardsTest(parameterized.TestCase):
         [line.split('\t')[:3] for line in lines],
         [
             ['client_id', 'utterance_id', 'reason'],
+            ['a', 'a-1', 'occurs twice'],
             ['a', 'a-9', 'has an empty transcript'],
             ['b', 'b-0', 'cannot be opened'],
             ['c', 'c-3', 'is empty'],
+            ['z', 'z-1', 'has no audio file'],
         ],
     )
+    self.assertEndsWith(lines[-1], '\ta b')
     corpus, _ = index.read(self.output_dir)
     self.assertEqual(corpus.origin['dropped'], summary['dropped'])
 
   def test_nothing_but_broken_utterances(self):
     os.remove(self.utterances[0].audio)
     with self.assertRaisesRegex(ValueError, 'Every utterance.*0.flac'):
-      self.write(self.utterances[:1], strict=False)
+      self.write(self.utterances[:1])
+    self.assertEmpty(os.listdir(os.path.dirname(self.output_dir)))
+
+  def test_long_utterances_are_left_out_on_request(self):
+    # 0.1 to 0.6 s.
+    summary = self.write(max_utterance_sec=0.45)
+    self.assertEqual(summary['num_utterances'], 4)
+    self.assertEqual(summary['dropped'], {'is longer than 0.45 s': 2})
+
+  def test_features_are_those_of_the_audio(self):
+    self.write(encoding='log_mel')
+    data = client_data.load(self.output_dir)
+    (element,) = data.create_tf_dataset_for_client('c')
+    np.testing.assert_array_equal(
+        element['features'], mel.compute(_samples(3))
+    )
+    self.assertAlmostEqual(data.duration_sec('c'), 0.4)
+
+  def test_an_unusable_client_id_is_left_out(self):
+    bad = shards.Utterance('a\tb', '1', 'words', self.utterances[0].audio)
+    summary = self.write([*self.utterances, bad])
+    self.assertEqual(summary['dropped'], {'has an unusable client id': 1})
+
+  def test_goes_on_after_the_last_finished_shard(self):
+    reference = os.path.join(self.root, 'reference')
+    here, self.output_dir = self.output_dir, reference
+    # Two of the clients to a shard: {a, b}, {c}.
+    self.write(max_shard_bytes=30000)
+    self.output_dir = here
+    shown = []
+
+    def interrupt():
+      shown.append(1)
+      raise KeyboardInterrupt
+
+    broken = dataclasses.replace(self.utterances[3], audio=interrupt)
+    # A function has no size: the source's identity must stay the same.
+    with (
+        mock.patch.object(shards, '_source_sha256', lambda *_: 'same'),
+        mock.patch.object(worker_pool, '_TASK_SIZE', 1),
+    ):
+      with self.assertRaises(KeyboardInterrupt):
+        self.write(
+            [*self.utterances[:3], broken, *self.utterances[4:]],
+            max_shard_bytes=30000,
+        )
+      self.assertFalse(os.path.exists(self.output_dir))
+      # What is finished is not read again.
+      for i in (0, 1, 2, 4, 5):
+        os.remove(self.utterances[i].audio)
+      self.write(max_shard_bytes=30000)
+    self.assertNotEmpty(shown)
+    found, expected = _digests(self.output_dir), _digests(reference)
+    for name, digest in expected.items():
+      if name != index.CORPUS_FILE:  # It holds the source's identity.
+        self.assertEqual(found[name], digest, name)
+    self.assertCountEqual(found, expected)
+
+  def test_strict_also_stops_at_what_an_interrupted_run_left_out(self):
+    os.remove(self.utterances[1].audio)
+    with mock.patch.object(
+        partial_split.PartialSplit, 'move_into_place', side_effect=OSError
+    ):
+      with self.assertRaises(OSError):
+        self.write(max_shard_bytes=1)
+    with self.assertRaisesRegex(ValueError, '1.flac: cannot be opened'):
+      self.write(max_shard_bytes=1, strict=True)
+    self.write(max_shard_bytes=1)
+    with self.assertRaisesRegex(ValueError, 'was written without.*--overwrite'):
+      self.write(max_shard_bytes=1, strict=True)
+
+  def test_another_program_that_writes_it_is_refused(self):
+    key = {}
+    with partial_split.PartialSplit(self.output_dir, identity=key):
+      with self.assertRaisesRegex(ValueError, 'written by another program'):
+        self.write()
+    self.write()
 
   def test_conversions_are_told(self):
     for i in (1, 4):
       soundfile.write(self.utterances[i].audio, _samples(i), 48000)
     summary = self.write()
     self.assertEqual(
-        summary['notices'], ['2 files of 48000 Hz were resampled to 16000 Hz']
+        summary['changed'],
+        {'files of 48000 Hz were resampled to 16000 Hz': 2},
     )
 
   def test_refuses(self):
-    with self.assertRaisesRegex(ValueError, 'at least one utterance'):
+    with self.assertRaisesRegex(ValueError, 'no utterances for .*split; 0 we'):
       self.write([])
-    with self.assertRaisesRegex(ValueError, 'b-0 of client b .*twice'):
-      self.write([*self.utterances, self.utterances[0]])
+    with self.assertRaisesRegex(ValueError, "b-0' of client 'b': occurs twice"):
+      self.write([*self.utterances, self.utterances[0]], strict=True)
     with self.assertRaisesRegex(ValueError, 'encoding'):
       self.write(encoding='mp3')
     with self.assertRaisesRegex(ValueError, 'max_shard_bytes'):
       self.write(max_shard_bytes=0)
+    with self.assertRaisesRegex(ValueError, 'max_utterance_sec'):
+      self.write(max_utterance_sec=0)
 
 
 if __name__ == '__main__':

@@ -85,6 +85,37 @@ class SpeakerSplitsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       speaker_splits.partition(_SPEAKERS, spec=spec, seed=1)
 
+  def test_shares_are_rounded_down_as_in_the_paper(self):
+    # Table 2 of https://arxiv.org/abs/2310.00098: 5 % and 10 % of 34,753
+    # English, 6,856 French and 7,127 German speakers.
+    for count, spec, expected in (
+        (34753, '5%', 1737), (34753, '10%', 3475), (6856, '10%', 685),
+        (7127, '10%', 712), (1000, '2.5%', 25), (1000, '0.29%', 2),
+    ):
+      speakers = [str(i) for i in range(count)]
+      parts = speaker_splits.partition(
+          speakers, spec=f'seed={spec},federated=rest', seed=1
+      )
+      self.assertLen(parts['seed'], expected)
+      self.assertLen(parts['federated'], count - expected)
+      self.assertEmpty(set(parts['seed']) & set(parts['federated']))
+
+  def test_longest_and_shortest(self):
+    seconds = {s: float(s[1:]) for s in _SPEAKERS}
+    parts = speaker_splits.partition(
+        _SPEAKERS,
+        spec='a=30,long=longest:2,short=shortest:5%,b=rest',
+        seed=1,
+        seconds=seconds,
+    )
+    order = sorted(_SPEAKERS, key=lambda s: seconds[s])
+    self.assertCountEqual(parts['long'], order[-2:])
+    self.assertCountEqual(parts['short'], order[:2])
+    self.assertLen(parts['a'], 30)
+    self.assertCountEqual(sum(parts.values(), []), _SPEAKERS)
+    with self.assertRaisesRegex(ValueError, 'seconds must be given'):
+      speaker_splits.partition(_SPEAKERS, spec='a=longest:2', seed=1)
+
   def test_refuses_repeated_speakers_and_bad_seed(self):
     with self.assertRaisesRegex(ValueError, 'speakers must hold each'):
       speaker_splits.partition(['a', 'a'], spec='x=1', seed=1)

@@ -41,7 +41,8 @@ def _run(output_dir, *arguments: str) -> subprocess.CompletedProcess:
 
 def _texts(source: pathlib.Path, split: str) -> set[str]:
   return {
-      u.transcript for u in librispeech.list_utterances(source, split=split)
+      u.transcript
+      for u in librispeech.list_utterances(source, split=split).utterances
   }
 
 
@@ -66,9 +67,9 @@ class SyntheticSpeechTest(parameterized.TestCase):
   def test_is_in_librispeechs_layout(self):
     counts = collections.Counter()
     for split in synthetic_speech.SPLITS:
-      utterances = librispeech.list_utterances(self.corpus, split=split)
-      counts[split] = len({u.client_id for u in utterances})
-      for utterance in utterances:
+      listing = librispeech.list_utterances(self.corpus, split=split)
+      counts[split] = len({u.client_id for u in listing.utterances})
+      for utterance in listing.utterances:
         info = soundfile.info(utterance.audio)
         self.assertEqual(
             (info.samplerate, info.channels, info.subtype),

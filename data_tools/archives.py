@@ -1,0 +1,139 @@
+"""Published archives: a split is read from its .tar.gz as from a folder.
+
+A compressed archive cannot be read from the middle, so it is unpacked once,
+beside the output, and deleted when all splits are written. Unpacking goes on
+where it was interrupted.
+"""
+
+from collections.abc import Callable, Iterator
+import os
+import shutil
+import tarfile
+
+_SUFFIXES = ('.tar', '.tar.gz', '.tgz', '.tar.bz2', '.tar.xz')
+_DONE_FILE = '.unpacked'
+# LibriSpeech/dev-clean and cv-corpus-13.0-2023-03-09/en lie this deep.
+_MAX_DEPTH = 3
+
+
+class Scratch:
+  """Where archives are unpacked; a context manager.
+
+  Leaving it normally deletes what was unpacked; an exception keeps it for
+  another attempt.
+  """
+
+  def __init__(self, folder: str | os.PathLike[str]):
+    self._folder = os.fspath(folder)
+
+  def __enter__(self) -> 'Scratch':
+    return self
+
+  def __exit__(self, exc_type, *_) -> None:
+    if exc_type is None:
+      shutil.rmtree(self._folder, ignore_errors=True)
+
+  def find(
+      self,
+      source: str | os.PathLike[str],
+      *,
+      split: str,
+      holds_split: Callable[[str, str], bool],
+  ) -> str:
+    """Returns the folder that holds a split, unpacked if need be.
+
+    Args:
+      source: A folder that holds the split at most three folders deep; an
+        archive that does; or a folder with archives, of which those that bear
+        the split's name are preferred.
+      split: The split.
+      holds_split: Whether a folder holds a split.
+
+    Returns:
+      The folder; `source` if there is none.
+
+    Raises:
+      ValueError: If an archive is damaged.
+    """
+    source = os.fspath(source)
+    for folder in _folders(source):
+      if holds_split(folder, split):
+        return folder
+    for archive in _archives(source, split):
+      for folder in _folders(self._unpack(archive)):
+        if holds_split(folder, split):
+          return folder
+    return source
+
+  def _unpack(self, archive: str) -> str:
+    """Unpacks an archive, or what is left of it, into a folder of its own."""
+    folder = os.path.join(self._folder, os.path.basename(archive))
+    done = os.path.join(folder, _DONE_FILE)
+    if os.path.exists(done):
+      return folder
+    os.makedirs(folder, exist_ok=True)
+    try:
+      with tarfile.open(archive, 'r|*') as tar:
+        for member in tar:
+          path = os.path.join(folder, member.name)
+          if not _is_inside(folder, path) or not member.isfile():
+            continue
+          if os.path.exists(path) and os.path.getsize(path) == member.size:
+            continue
+          os.makedirs(os.path.dirname(path), exist_ok=True)
+          partial = f'{path}.partial'
+          with tar.extractfile(member) as content, open(partial, 'wb') as f:
+            shutil.copyfileobj(content, f)
+          os.replace(partial, path)
+    except (tarfile.TarError, EOFError, OSError) as e:
+      raise ValueError(
+          f'{archive} cannot be unpacked into {folder} ({e}); it may be damaged'
+          ' or the disk full.'
+      ) from e
+    with open(done, 'w', encoding='utf-8'):
+      pass
+    return folder
+
+
+def _is_inside(folder: str, path: str) -> bool:
+  """Whether a path does not lead out of a folder."""
+  folder = os.path.abspath(folder)
+  return os.path.commonpath([folder, os.path.abspath(path)]) == folder
+
+
+def _archives(source: str, split: str) -> list[str]:
+  """The archives of a source, those named after the split first."""
+  if os.path.isfile(source):
+    if not source.endswith(_SUFFIXES):
+      raise ValueError(
+          f'{source} is a file but no archive ({", ".join(_SUFFIXES)}); set'
+          ' --source_dir to a folder or an archive.'
+      )
+    return [source]
+  if not os.path.isdir(source):
+    return []
+  names = [name for name in os.listdir(source) if name.endswith(_SUFFIXES)]
+  named = [name for name in names if name.startswith(f'{split}.')]
+  return [os.path.join(source, name) for name in sorted(named or names)]
+
+
+def _folders(folder: str) -> Iterator[str]:
+  """A folder and those in it, the upper ones first."""
+  if not os.path.isdir(folder):
+    return
+  level = [folder]
+  for _ in range(_MAX_DEPTH):
+    yield from level
+    level = [
+        os.path.join(parent, name)
+        for parent in level
+        for name in _names_of_folders(parent)
+    ]
+
+
+def _names_of_folders(folder: str) -> list[str]:
+  """Names of the folders in a folder, sorted."""
+  with os.scandir(folder) as entries:
+    return sorted(
+        e.name for e in entries if e.is_dir() and not e.name.startswith('.')
+    )

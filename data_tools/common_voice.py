@@ -1,0 +1,206 @@
+"""Common Voice (https://commonvoice.mozilla.org/datasets) to shards.
+
+    python -m data_tools.common_voice \\
+        --source_dir=cv-corpus-13.0-2023-03-09/en --language=en \\
+        --output_dir=data/common_voice --splits=train,dev,test
+
+The layout is SPLIT.tsv beside clips/; --source_dir is a language's folder or
+the published .tar.gz. A client is a `client_id`. Clips are resampled to 16 kHz.
+Sentences become the published letters of en, fr and de; of another language the
+letters of its transcripts, or those of --letters.
+"""
+
+from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+
+launch.begin(__name__)
+
+import csv
+import functools
+import os
+
+from absl import flags
+
+from data_tools import common_voice_text
+from data_tools import conversion
+from data_tools import utterances
+from tff_asr.text import alphabets
+
+_LANGUAGE = flags.DEFINE_string(
+    'language', 'en', "The language's code, as en, fr, de or another."
+)
+_LETTERS = flags.DEFINE_string(
+    'letters', None, 'The letters to keep, where the language has no set here.'
+)
+
+_COLUMNS = ('client_id', 'path', 'sentence')
+_UNREADABLE = 'has a line that cannot be read'
+
+
+def list_utterances(
+    source_dir: str | os.PathLike[str],
+    *,
+    split: str,
+    language: str = 'en',
+    letters: str | None = None,
+) -> utterances.Listing:
+  """Lists a split.
+
+  Problems are: a line without the header's number of fields or without a
+  client, a clip that occurs twice, a sentence without its clip, and clips that
+  no .tsv names.
+
+  Args:
+    source_dir: A language's folder.
+    split: The name of a .tsv: 'train', 'dev', 'test', 'validated'.
+    language: The language's code.
+    letters: What to keep; None for those of the language, or of the split's
+      sentences if the language has no published set.
+
+  Raises:
+    ValueError: If the folder or the .tsv is missing or lacks a column.
+  """
+  source_dir = os.fspath(source_dir)
+  if not os.path.isdir(source_dir):
+    raise ValueError(f'{source_dir} is not a folder; set --source_dir.')
+  path = os.path.join(source_dir, f'{split}.tsv')
+  if not os.path.isfile(path):
+    found = ', '.join(_tsv_names(source_dir)) or 'no .tsv'
+    raise ValueError(
+        f'{source_dir} holds no {split}.tsv, but {found}; set --splits.'
+    )
+  rows, problems = _read_tsv(path)
+  if letters is None:
+    letters = alphabets.LETTERS.get(language)
+  if letters is None:
+    letters = common_voice_text.letters_of([row['sentence'] for row in rows])
+  clips_dir = os.path.join(source_dir, 'clips')
+  clips = frozenset(os.listdir(clips_dir) if os.path.isdir(clips_dir) else ())
+  listed: list[utterances.Utterance] = []
+  seen = set()
+  for row in rows:
+    name = row['path'] + ('' if row['path'].endswith('.mp3') else '.mp3')
+    client_id, stem = row['client_id'], os.path.splitext(name)[0]
+    reason = None
+    if not client_id:
+      reason = 'has no client_id'
+    elif name in seen:
+      reason = 'occurs twice'
+    elif name not in clips:
+      reason = 'has no audio file'
+    seen.add(name)
+    if reason is not None:
+      detail = f'{path}: clip {name} {reason}.'
+      problems.append(utterances.Problem(client_id, stem, reason, detail))
+      continue
+    transcript, changes = common_voice_text.normalize(
+        row['sentence'], letters=letters
+    )
+    listed.append(
+        utterances.Utterance(
+            client_id=client_id,
+            utterance_id=stem,
+            transcript=transcript,
+            audio=os.path.join(clips_dir, name),
+            changes=changes,
+        )
+    )
+  for name in sorted(clips - seen - _named_elsewhere(source_dir, split)):
+    detail = f'{os.path.join(clips_dir, name)} is in no .tsv of its folder.'
+    stem = os.path.splitext(name)[0]
+    problems.append(utterances.Problem('', stem, 'has no transcript', detail))
+  return utterances.Listing(listed, problems)
+
+
+def _read_tsv(
+    path: str,
+) -> tuple[list[dict[str, str]], list[utterances.Problem]]:
+  """The rows of a .tsv, and the lines that are none."""
+  rows, problems = [], []
+  with open(path, encoding='utf-8', newline='') as f:
+    header = f.readline().rstrip('\r\n').split('\t')
+    missing = [column for column in _COLUMNS if column not in header]
+    if missing:
+      raise ValueError(
+          f'{path} has no column {missing[0]!r}, but {", ".join(header)}; it is'
+          ' no .tsv of Common Voice.'
+      )
+    for number, line in enumerate(f, 2):
+      line = line.rstrip('\r\n')
+      fields = _split(line, len(header))
+      if fields is not None:
+        rows.append(dict(zip(header, fields)))
+      elif line:
+        detail = (
+            f'{path}, line {number} has {line.count(chr(9)) + 1} fields instead'
+            f' of {len(header)}.'
+        )
+        problems.append(
+            utterances.Problem('', f'line {number}', _UNREADABLE, detail)
+        )
+  return rows, problems
+
+
+def _split(line: str, count: int) -> list[str] | None:
+  """The fields of a line; None if they are not as many as they should be.
+
+  Releases differ in whether they quote: a field that begins with a quotation
+  mark may be quoted, with tabs and doubled marks inside, or just begin so.
+  """
+  plain = line.split('\t')
+  if len(plain) == count:
+    return [_unquote(field) for field in plain]
+  try:
+    (quoted,) = csv.reader([line], delimiter='\t', strict=True)
+  except (csv.Error, ValueError):
+    return None
+  return quoted if len(quoted) == count else None
+
+
+def _unquote(field: str) -> str:
+  """A field without the marks that quote it, if it is quoted."""
+  inside = field[1:-1]
+  if len(field) >= 2 and field[0] == field[-1] == '"':
+    if '"' not in inside.replace('""', ''):
+      return inside.replace('""', '"')
+  return field
+
+
+def _named_elsewhere(source_dir: str, split: str) -> frozenset[str]:
+  """The clips that the other .tsv files of the folder name."""
+  names = set()
+  for other in _tsv_names(source_dir):
+    if other != f'{split}.tsv':
+      with open(os.path.join(source_dir, other), encoding='utf-8') as f:
+        header = f.readline().rstrip('\r\n').split('\t')
+        if 'path' in header:
+          column = header.index('path')
+          for line in f:
+            fields = line.split('\t')
+            if len(fields) > column:
+              names.add(fields[column].removesuffix('.mp3') + '.mp3')
+  return frozenset(names)
+
+
+def _tsv_names(source_dir: str) -> list[str]:
+  return sorted(n for n in os.listdir(source_dir) if n.endswith('.tsv'))
+
+
+def corpus(language: str, *, letters: str | None = None) -> conversion.Corpus:
+  """Returns Common Voice in one language."""
+  return conversion.Corpus(
+      name=f'Common Voice {language}',
+      list_utterances=functools.partial(
+          list_utterances, language=language, letters=letters
+      ),
+      holds_split=lambda folder, split: os.path.isfile(
+          os.path.join(folder, f'{split}.tsv')
+      ),
+      default_splits=('train', 'dev', 'test'),
+  )
+
+
+if __name__ == '__main__':
+  conversion.main(
+      lambda: corpus(_LANGUAGE.value, letters=_LETTERS.value),
+      flag_names=('language', 'letters'),
+  )

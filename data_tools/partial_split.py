@@ -1,0 +1,140 @@
+"""A split that is being written: what is finished survives a kill.
+
+The folder `.NAME.partial` lies beside the split's place. Its journal has a line
+a finished shard, written after the shard is on disk; a program that starts
+again goes on after the last one. When all is written the folder is moved into
+place, so that nothing incomplete can be taken for a corpus.
+"""
+
+from collections.abc import Mapping, Sequence
+import fcntl
+import json
+import os
+import shutil
+from typing import Any
+
+JOURNAL_FILE = 'journal.jsonl'
+
+
+class PartialSplit:
+  """The folder that a split is written into; a context manager.
+
+  Attributes:
+    folder: Where to write.
+    entries: What was committed, by this program or one before it.
+  """
+
+  def __init__(self, output_dir: str, *, identity: Mapping[str, Any]):
+    """Opens or begins a partial split.
+
+    Args:
+      output_dir: Where the split shall be in the end, absolute.
+      identity: What is written, and how; JSON. What another identity left
+        behind is deleted.
+
+    Raises:
+      ValueError: If another program is writing it.
+    """
+    parent, name = os.path.split(output_dir)
+    self._output_dir = output_dir
+    self.folder = os.path.join(parent, f'.{name}.partial')
+    os.makedirs(self.folder, exist_ok=True)
+    self._journal = open(
+        os.path.join(self.folder, JOURNAL_FILE), 'a+', encoding='utf-8'
+    )
+    try:
+      fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+      self._journal.close()
+      raise ValueError(
+          f'{output_dir} is being written by another program; wait for it.'
+      ) from e
+    # As JSON gives it back.
+    identity = json.loads(json.dumps(identity))
+    self.entries: list[dict[str, Any]] = self._read(identity)
+    self._delete_unfinished()
+    self._rewrite([identity, *self.entries])
+
+  def __enter__(self) -> 'PartialSplit':
+    return self
+
+  def __exit__(self, *_) -> None:
+    """Keeps finished shards for another attempt; nothing else."""
+    self._journal.close()
+    if not any(entry['files'] for entry in self.entries):
+      shutil.rmtree(self.folder, ignore_errors=True)
+
+  def commit(self, entry: Mapping[str, Any], *, files: Sequence[str]) -> None:
+    """Makes files (names in `folder`) and then their entry durable."""
+    for name in files:
+      _sync(os.path.join(self.folder, name))
+    _sync(self.folder)
+    self._append(entry)
+    self.entries.append(dict(entry))
+
+  def move_into_place(self) -> None:
+    """Moves the folder to its place, replacing a split that is there."""
+    self._journal.close()
+    os.remove(os.path.join(self.folder, JOURNAL_FILE))
+    for name in os.listdir(self.folder):
+      _sync(os.path.join(self.folder, name))
+    if os.path.isdir(self._output_dir) and os.listdir(self._output_dir):
+      replaced = f'{self.folder}.replaced'
+      shutil.rmtree(replaced, ignore_errors=True)
+      os.rename(self._output_dir, replaced)
+      os.rename(self.folder, self._output_dir)
+      shutil.rmtree(replaced)
+    else:
+      os.rename(self.folder, self._output_dir)
+    _sync(os.path.dirname(self._output_dir))
+
+  def _read(self, identity: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The entries of the same identity whose files are whole."""
+    self._journal.seek(0)
+    entries = []
+    for number, line in enumerate(self._journal):
+      try:
+        entry = json.loads(line)
+      except json.JSONDecodeError:
+        break  # The program ended while writing the line.
+      if number == 0:
+        if entry != identity:
+          break
+        continue
+      if not all(self._is_whole(file) for file in entry['files']):
+        break
+      entries.append(entry)
+    return entries
+
+  def _is_whole(self, file: Mapping[str, Any]) -> bool:
+    """Whether a file has the size that its entry tells."""
+    path = os.path.join(self.folder, file['name'])
+    return os.path.isfile(path) and os.path.getsize(path) == file['num_bytes']
+
+  def _delete_unfinished(self) -> None:
+    """Deletes all files that no entry names."""
+    keep = {file['name'] for e in self.entries for file in e['files']}
+    for name in os.listdir(self.folder):
+      if name not in keep and name != JOURNAL_FILE:
+        os.remove(os.path.join(self.folder, name))
+
+  def _rewrite(self, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Makes these the journal's lines."""
+    self._journal.truncate(0)
+    for line in lines:
+      self._append(line)
+
+  def _append(self, line: Mapping[str, Any]) -> None:
+    """Adds a line to the journal, on disk."""
+    self._journal.write(json.dumps(line, ensure_ascii=False) + '\n')
+    self._journal.flush()
+    os.fsync(self._journal.fileno())
+
+
+def _sync(path: str) -> None:
+  """Waits until a file or folder is on disk."""
+  descriptor = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(descriptor)
+  finally:
+    os.close(descriptor)

@@ -1,0 +1,162 @@
+"""Encodes utterances in processes of their own, in order, a few tasks ahead.
+
+The processes are new Pythons (`worker`) and not forks: they do not load
+TensorFlow, and an utterance that makes a decoder crash ends its process and not
+the program.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+import concurrent.futures
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from data_tools import encoder
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PROGRAM = 'from data_tools import worker; worker.main()'
+_TASK_SIZE = 16
+_TASKS_AHEAD = 3  # A worker.
+
+
+class WorkerPool:
+  """Processes that run functions of `encoder`; a context manager.
+
+  Items that cannot be sent to another process (audio that is a function) are
+  encoded in this one.
+  """
+
+  def __init__(self, num_workers: int | None = None):
+    """Creates a pool; processes start with their first task.
+
+    Args:
+      num_workers: Processes; by default one a core, 0 for none but this.
+    """
+    if num_workers is None:
+      num_workers = len(os.sched_getaffinity(0))
+    self._num_workers = num_workers
+    self._threads = concurrent.futures.ThreadPoolExecutor(max(1, num_workers))
+    self._local = threading.local()
+    self._lock = threading.Lock()
+    self._processes: set[subprocess.Popen] = set()
+    self._is_closed = False
+
+  def __enter__(self) -> 'WorkerPool':
+    return self
+
+  def __exit__(self, *_) -> None:
+    with self._lock:
+      self._is_closed = True
+      for process in self._processes:
+        process.kill()
+    self._threads.shutdown(cancel_futures=True)
+    for process in list(self._processes):
+      self._forget(process)
+
+  def map(
+      self, function: str, items: Iterable[Any], **arguments
+  ) -> Iterator[Any]:
+    """Yields `encoder.<function>(item, **arguments)` for each item, in order.
+
+    An item whose decoding ends the process gives `encoder.CRASHED[function]`.
+    """
+    waiting = _batched(items, _TASK_SIZE)
+    running = [
+        self._threads.submit(self._run, function, task, arguments)
+        for task in itertools.islice(
+            waiting, _TASKS_AHEAD * max(1, self._num_workers)
+        )
+    ]
+    try:
+      while running:
+        yield from running.pop(0).result()
+        for task in itertools.islice(waiting, 1):
+          running.append(
+              self._threads.submit(self._run, function, task, arguments)
+          )
+    finally:
+      for future in running:
+        future.cancel()
+
+  def _run(
+      self, function: str, items: Sequence[Any], arguments: dict[str, Any]
+  ) -> list[Any]:
+    """Runs one task in this thread's process."""
+    is_local = any(callable(getattr(item, 'audio', None)) for item in items)
+    if is_local or not self._num_workers:
+      return [getattr(encoder, function)(item, **arguments) for item in items]
+    try:
+      return self._ask(function, items, arguments)
+    except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+      self._local.process = None
+      if self._is_closed:
+        raise
+    if len(items) == 1:
+      return [encoder.CRASHED[function]]
+    # One of them ended the process: which, is found by asking one by one.
+    return [
+        result
+        for item in items
+        for result in self._run(function, [item], arguments)
+    ]
+
+  def _ask(
+      self, function: str, items: Sequence[Any], arguments: dict[str, Any]
+  ) -> list[Any]:
+    """Sends a task to this thread's process and waits for its results."""
+    process = getattr(self._local, 'process', None)
+    if process is None:
+      process = self._local.process = self._start()
+    try:
+      pickle.dump((function, items, arguments), process.stdin)
+      process.stdin.flush()
+      results, defect = pickle.load(process.stdout)
+    except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+      self._forget(process)
+      raise
+    if defect is not None:
+      raise RuntimeError(f'A worker failed:\n{defect}')
+    return results
+
+  def _start(self) -> subprocess.Popen:
+    """Starts a worker process."""
+    paths = [_ROOT, os.environ.get('PYTHONPATH', '')]
+    with self._lock:
+      if self._is_closed:
+        raise EOFError('The pool is closed.')
+      process = subprocess.Popen(
+          [sys.executable, '-c', _PROGRAM],
+          stdin=subprocess.PIPE,
+          stdout=subprocess.PIPE,
+          env=dict(
+              os.environ,
+              PYTHONPATH=os.pathsep.join(p for p in paths if p),
+              # The processes share the cores already.
+              OPENBLAS_NUM_THREADS='1',
+          ),
+      )
+      self._processes.add(process)
+    return process
+
+  def _forget(self, process: subprocess.Popen) -> None:
+    """Ends a process and closes its pipes."""
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+      try:
+        pipe.close()
+      except BrokenPipeError:
+        pass
+    with self._lock:
+      self._processes.discard(process)
+
+
+def _batched(items: Iterable[Any], size: int) -> Iterator[Sequence[Any]]:
+  """Items in tuples of `size`, the last one shorter."""
+  iterator = iter(items)
+  while batch := tuple(itertools.islice(iterator, size)):
+    yield batch

@@ -1,0 +1,191 @@
+import io
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+import numpy as np
+import soundfile
+
+from data_tools import common_voice
+from data_tools import conversion
+from tff_asr.data import client_data
+
+_HEADER = 'client_id\tpath\tsentence\tup_votes\tlocale\n'
+
+
+def _clip(rate_hz: int = 48000, seconds: float = 0.5) -> bytes:
+  """A 440 Hz tone as MP3."""
+  time = np.arange(int(rate_hz * seconds)) / rate_hz
+  buffer = io.BytesIO()
+  soundfile.write(
+      buffer, 0.3 * np.sin(2 * np.pi * 440 * time), rate_hz, format='MP3'
+  )
+  return buffer.getvalue()
+
+
+class CommonVoiceTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.source = pathlib.Path(
+        self.enterContext(tempfile.TemporaryDirectory())
+    )
+    (self.source / 'clips').mkdir()
+    self.lines = []
+    for i, client_id in enumerate(['bob', 'ann', 'bob']):
+      self.add(client_id, f'cv_{i}', f'Sentence {"ABC"[i]}.')
+
+  def add(self, client_id, name, sentence, clip=None):
+    self.lines.append(f'{client_id}\t{name}.mp3\t{sentence}\t2\ten\n')
+    clip = _clip() if clip is None else clip
+    (self.source / 'clips' / f'{name}.mp3').write_bytes(clip)
+
+  def write_tsv(self, split='train'):
+    (self.source / f'{split}.tsv').write_text(_HEADER + ''.join(self.lines))
+
+  def list(self, **settings):
+    self.write_tsv()
+    return common_voice.list_utterances(self.source, split='train', **settings)
+
+  def convert(self, **settings):
+    self.write_tsv()
+    return conversion.convert(
+        common_voice.corpus('en'),
+        source_dir=self.source,
+        output_dir=self.source / 'out',
+        splits=['train'],
+        num_workers=0,
+        **settings,
+    )['train']
+
+  def texts(self, **settings):
+    return [u.transcript for u in self.list(**settings).utterances]
+
+  def test_a_client_is_a_client_id(self):
+    listed, problems = self.list()
+    self.assertEqual(
+        [(u.client_id, u.utterance_id, u.transcript) for u in listed],
+        [
+            ('bob', 'cv_0', 'sentence a'),
+            ('ann', 'cv_1', 'sentence b'),
+            ('bob', 'cv_2', 'sentence c'),
+        ],
+    )
+    self.assertEmpty(problems)
+
+  def test_quotes_and_tabs(self):
+    self.lines = []
+    # As releases that quote write it, and as others do.
+    self.add('a', 'q0', '"He called it ""home"" today."')
+    self.add('a', 'q1', '"Home" is a word')
+    self.add('a', 'q2', 'It is called "home"')
+    self.add('a', 'q3', '"Open at the end')
+    self.add('a', 'q4', '"A tab\tin ""it"""')
+    self.assertEqual(
+        self.texts(),
+        [
+            'he called it home today',
+            'home is a word',
+            'it is called home',
+            'open at the end',
+            'a tab in it',
+        ],
+    )
+
+  def test_each_problem_has_its_reason(self):
+    self.add('ann', 'broken', 'Words', b'no MP3' * 100)
+    self.add('ann', 'cut_off', 'Words', _clip(seconds=2)[:2000])
+    self.add('ann', 'empty_file', 'Words', b'')
+    self.add('ann', 'no_words', '!?')
+    self.add('', 'of_nobody', 'Words')
+    self.add('bob', 'cv_1', 'Again')
+    self.add('eve', 'other_rate', 'More words', _clip(44100))
+    self.lines.append('eve\tmissing.mp3\tWords\t2\ten\n')
+    self.lines.append('eve\tcv_9.mp3\tToo\tmany\ttabs\tin this\n')
+    (self.source / 'clips/unlisted.mp3').write_bytes(_clip())
+    (self.source / 'clips/elsewhere.mp3').write_bytes(_clip())
+    (self.source / 'other.tsv').write_text(
+        _HEADER + 'x\telsewhere.mp3\tWords\t2\ten\n'
+    )
+    summary = self.convert()
+    broken = {
+        'is not readable audio': 1,
+        'is truncated': 1,
+    }
+    self.assertEqual(
+        {k: n for k, n in summary['dropped'].items() if k not in broken},
+        {
+            'has a line that cannot be read': 1,
+            'has an empty transcript': 1,
+            'has no audio file': 1,
+            'has no client_id': 1,
+            'has no transcript': 1,
+            'is empty': 1,
+            'occurs twice': 1,
+        },
+    )
+    # Which of the two a decoder finds in the file that was cut off, depends.
+    self.assertEqual(
+        sum(summary['dropped'].get(reason, 0) for reason in broken), 2
+    )
+    self.assertEqual(summary['num_utterances'], 4)
+    self.assertEqual(
+        summary['changed'],
+        {
+            'files in MP3 MPEG_LAYER_III were rounded to 16 bits': 4,
+            'files of 44100 Hz were resampled to 16000 Hz': 1,
+            'files of 48000 Hz were resampled to 16000 Hz': 3,
+        },
+    )
+    lines = (self.source / 'out/train/dropped.tsv').read_text().splitlines()
+    self.assertLen(lines, 1 + sum(summary['dropped'].values()))
+    with self.assertRaisesRegex(ValueError, 'line 13 has 6 fields instead of'):
+      self.convert(strict=True)
+
+  def test_clips_become_16_khz(self):
+    self.convert()
+    data = client_data.load(self.source / 'out/train')
+    (element,) = data.create_tf_dataset_for_client('ann')
+    time = np.arange(8000) / 16000
+    tone = np.sin(2 * np.pi * 440 * time)
+    found = element['waveform'].numpy()[:8000]
+    self.assertLen(found, 8000)
+    self.assertGreater(np.corrcoef(found, tone)[0, 1], 0.99)
+
+  def test_other_languages_take_the_letters_of_their_sentences(self):
+    self.lines = []
+    self.add('a', 'l0', 'Žluťoučký kůň')
+    self.assertEqual(self.texts(language='cs'), ['žluťoučký kůň'])
+    self.assertEqual(self.texts(language='en'), ['zlutoucky kun'])
+    self.assertEqual(
+        self.texts(language='cs', letters='abcdefghijklmnopqrstuvwxyzůž'),
+        ['žlutoucky kůn'],
+    )
+
+  def test_changes_of_transcripts_are_counted(self):
+    self.add('ann', 'x', 'Café 5')
+    self.assertEqual(
+        {
+            kind: count
+            for kind, count in self.convert()['changed'].items()
+            if kind.startswith('transcripts')
+        },
+        {
+            'transcripts had letters transliterated': 1,
+            'transcripts lost digits': 1,
+        },
+    )
+
+  def test_missing_parts(self):
+    with self.assertRaisesRegex(ValueError, 'no/where is not a folder'):
+      common_voice.list_utterances('no/where', split='train')
+    self.write_tsv()
+    with self.assertRaisesRegex(ValueError, 'no dev.tsv, but train.tsv;'):
+      common_voice.list_utterances(self.source, split='dev')
+    (self.source / 'dev.tsv').write_text('a\tb\n')
+    with self.assertRaisesRegex(ValueError, "no column 'client_id', but a, b"):
+      common_voice.list_utterances(self.source, split='dev')
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,101 @@
+"""A conversion that is killed, and one that is run again."""
+
+import hashlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from absl.testing import absltest
+import numpy as np
+import psutil
+import pytest
+import soundfile
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_NUM_UTTERANCES = 480
+
+
+def _digests(folder: pathlib.Path) -> dict[str, str]:
+  return {
+      path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+      for path in folder.iterdir()
+  }
+
+
+@pytest.mark.slow
+class InterruptionTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    etc = self.root / 'an4/etc'
+    etc.mkdir(parents=True)
+    generator = np.random.default_rng(1)
+    ids, texts = [], []
+    for i in range(_NUM_UTTERANCES):
+      folder = self.root / f'an4/wav/{i % 16:02d}'
+      folder.mkdir(parents=True, exist_ok=True)
+      noise = generator.integers(-9000, 9000, 40000).astype(np.int16)
+      soundfile.write(folder / f'u{i}.wav', noise, 16000)
+      ids.append(f'{i % 16:02d}/u{i}')
+      texts.append(f'YES (u{i})')
+    (etc / 'an4_train.fileids').write_text('\n'.join(ids))
+    (etc / 'an4_train.transcription').write_text('\n'.join(texts))
+
+  def start(self, output: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [
+            sys.executable,
+            '-m',
+            'data_tools.an4',
+            f'--source_dir={self.root / "an4"}',
+            f'--output_dir={self.root / output}',
+            '--encoding=flac',
+            '--max_shard_mb=1',
+        ],
+        cwd=_ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+  def test_a_killed_conversion_goes_on_and_gives_the_same_files(self):
+    reference = self.start('reference')
+    reference.communicate(timeout=300)
+    self.assertEqual(reference.returncode, 0)
+    killed = self.start('killed')
+    journal = self.root / 'killed/.train.partial/journal.jsonl'
+    deadline = time.monotonic() + 300
+    # The identity's line and those of three shards.
+    while not journal.exists() or journal.read_text().count('\n') < 4:
+      self.assertLess(time.monotonic(), deadline)
+      self.assertIsNone(killed.poll(), 'It ended before it could be killed.')
+      time.sleep(0.001)
+    workers = psutil.Process(killed.pid).children()
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    self.assertNotEmpty(workers)
+    # Workers end when their input does.
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    self.assertEmpty(alive)
+    self.assertFalse((self.root / 'killed/train').exists())
+    first = journal.parent / 'shard-00000.tfrecord'
+    written = first.stat()
+    again = self.start('killed')
+    again.communicate(timeout=300)
+    self.assertEqual(again.returncode, 0)
+    self.assertEqual(os.listdir(self.root / 'killed').count('train'), 1)
+    self.assertFalse(journal.parent.exists())
+    done = self.root / 'killed/train'
+    self.assertEqual(_digests(done), _digests(self.root / 'reference/train'))
+    found = (done / first.name).stat()
+    self.assertEqual(
+        (found.st_ino, found.st_mtime_ns), (written.st_ino, written.st_mtime_ns)
+    )
+
+
+if __name__ == '__main__':
+  absltest.main()

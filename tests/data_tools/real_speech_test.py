@@ -1,0 +1,124 @@
+"""The corpora on real speech, with the counts of its README."""
+
+import functools
+import os
+import pathlib
+import tempfile
+import unittest
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import soundfile
+
+from data_tools import an4
+from data_tools import common_voice
+from data_tools import conversion
+from data_tools import libri_light
+from data_tools import librispeech
+from tff_asr.data import client_data
+
+_SPEECH = pathlib.Path(os.environ.get('TFF_ASR_SPEECH', ''))
+_CORPORA = {
+    'an4': (an4.CORPUS, 'an4', 'train'),
+    'librispeech': (librispeech.CORPUS, 'LibriSpeech', 'dev-clean'),
+    'untranscribed': (libri_light.corpus(30.0), '', 'untranscribed'),
+    'en': (common_voice.corpus('en'), 'common_voice/en', 'validated'),
+    'fr': (common_voice.corpus('fr'), 'common_voice/fr', 'validated'),
+    'de': (common_voice.corpus('de'), 'common_voice/de', 'validated'),
+}
+
+
+def setUpModule():  # pylint: disable=invalid-name
+  if not os.environ.get('TFF_ASR_SPEECH'):
+    raise unittest.SkipTest(
+        'TFF_ASR_SPEECH is not set: no real speech to read.'
+    )
+
+
+def tearDownModule():  # pylint: disable=invalid-name
+  if _folder.cache_info().currsize:
+    _folder().cleanup()
+
+
+@functools.lru_cache
+def _folder() -> tempfile.TemporaryDirectory:
+  return tempfile.TemporaryDirectory()
+
+
+@functools.lru_cache
+def _convert(name: str) -> client_data.SpeechClientData:
+  """Converts a corpus as FLAC; strict, so anything left out is an error."""
+  corpus, source, split = _CORPORA[name]
+  output = os.path.join(_folder().name, name)
+  conversion.convert(
+      corpus,
+      source_dir=_SPEECH / source,
+      output_dir=output,
+      splits=[split],
+      encoding='flac',
+      strict=True,
+  )
+  return client_data.load(os.path.join(output, split))
+
+
+class RealSpeechTest(parameterized.TestCase):
+
+  # As the README of the speech counts them: utterances, speakers, hours.
+  @parameterized.named_parameters(
+      ('an4', ['an4'], 948, 74, 0.70),
+      ('librispeech', ['librispeech'], 1313, 20, 2.70),
+      ('common_voice', ['en', 'fr', 'de'], 300, 255, 0.40),
+      ('untranscribed', ['untranscribed'], 126, 126, 0.43),
+  )
+  def test_counts(self, names, num_utterances, num_speakers, hours):
+    corpora = [_convert(name).corpus for name in names]
+    self.assertEqual(sum(c.num_utterances for c in corpora), num_utterances)
+    self.assertEqual(sum(c.num_clients for c in corpora), num_speakers)
+    found = sum(c.num_samples for c in corpora) / 16000 / 3600
+    self.assertAlmostEqual(found, hours, delta=0.01)
+    for corpus in corpora:
+      self.assertEqual(corpus.origin['dropped'], {})
+
+  def test_the_two_clips_of_44100_hz_are_told(self):
+    counts = [
+        _convert(name).corpus.origin['changed'].get(
+            'files of 44100 Hz were resampled to 16000 Hz', 0
+        )
+        for name in ('en', 'fr', 'de')
+    ]
+    self.assertEqual(sum(counts), 2)
+
+  @parameterized.named_parameters(
+      ('sphere', 'an4', 'an4/wav/an4_clstk/{client}/{name}.sph'),
+      ('flac', 'untranscribed', 'untranscribed/{name}.flac'),
+  )
+  def test_audio_comes_back_bit_for_bit(self, corpus, pattern):
+    data = _convert(corpus)
+    for client_id in data.client_ids[:5]:
+      for element in data.create_tf_dataset_for_client(client_id):
+        name = element['utterance_id'].numpy().decode().removesuffix('-0000')
+        path = _SPEECH / pattern.format(client=client_id, name=name)
+        expected, _ = soundfile.read(path, dtype='int16')
+        np.testing.assert_array_equal(element['waveform'], expected)
+
+  def test_mp3_comes_back_but_for_rounding(self):
+    data = _convert('librispeech')
+    element = next(iter(data.create_tf_dataset_for_client('84')))
+    name = element['utterance_id'].numpy().decode()
+    path = next((_SPEECH / 'LibriSpeech/dev-clean/84').rglob(f'{name}.mp3'))
+    expected, _ = soundfile.read(path)
+    np.testing.assert_allclose(
+        element['waveform'].numpy() / 2**15, expected, atol=2e-5
+    )
+
+  def test_transcripts_are_in_the_published_letters(self):
+    for name in ('en', 'fr', 'de'):
+      found = _convert(name).corpus.characters
+      self.assertContainsSubset(found, common_voice.alphabets.characters(name))
+    self.assertContainsSubset('àçéèêîô', _convert('fr').corpus.characters)
+    self.assertContainsSubset('äöüß', _convert('de').corpus.characters)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,93 @@
+import os
+import subprocess
+import sys
+import tempfile
+
+from absl.testing import absltest
+import numpy as np
+import soundfile
+
+from data_tools import encoder
+from data_tools import utterances
+from data_tools import worker_pool
+
+
+class _Exit:
+  """Ends the process that unpickles it, as a crashing decoder would."""
+
+  audio = None
+
+  def __reduce__(self):
+    return os._exit, (3,)
+
+
+class WorkerPoolTest(absltest.TestCase):
+
+  def utterances(self, count):
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    listed = []
+    for i in range(count):
+      path = os.path.join(folder, f'{i}.wav')
+      soundfile.write(path, np.full(100 + i, i, np.int16), 16000)
+      listed.append(utterances.Utterance('c', str(i), 'words', path))
+    return listed
+
+  def check(self, outcomes):
+    for i, outcome in enumerate(outcomes):
+      (record,) = outcome.records
+      self.assertEqual(record.num_samples, 100 + i)
+      self.assertEqual(record.content, np.full(100 + i, i, '<i2').tobytes())
+
+  def test_processes_give_what_this_one_gives_in_order(self):
+    listed = self.utterances(50)  # Four tasks.
+    for num_workers in (0, 2):
+      with worker_pool.WorkerPool(num_workers) as pool:
+        outcomes = list(pool.map('encode', listed, encoding='pcm'))
+        self.assertLen(outcomes, 50)
+        self.check(outcomes)
+        self.assertEqual(
+            list(pool.map('measure', listed[:2])), [100 / 16000, 101 / 16000]
+        )
+
+  def test_an_item_that_ends_its_process_is_told_and_the_rest_goes_on(self):
+    listed = self.utterances(4)
+    with worker_pool.WorkerPool(1) as pool:
+      first, crashed, *rest = pool.map(
+          'encode', [listed[0], _Exit(), *listed[1:]], encoding='pcm'
+      )
+    self.check([first, *rest])
+    self.assertEqual(crashed.reason, 'ends the program that decodes it')
+    self.assertEqual(crashed, encoder.CRASHED['encode'])
+
+  def test_a_defect_is_no_broken_utterance(self):
+    with worker_pool.WorkerPool(1) as pool:
+      with self.assertRaisesRegex(RuntimeError, "encoding must be .*'mp3'"):
+        list(pool.map('encode', self.utterances(1), encoding='mp3'))
+
+  def test_leaving_early_leaves_no_process(self):
+    # conftest fails the session if one is left.
+    with worker_pool.WorkerPool(2) as pool:
+      for _ in pool.map('encode', self.utterances(40), encoding='pcm'):
+        break
+      processes = list(pool._processes)
+    self.assertNotEmpty(processes)
+    for process in processes:
+      self.assertIsNotNone(process.poll())
+
+  def test_workers_do_not_load_tensorflow(self):
+    program = (
+        'import sys; from data_tools import worker;'
+        " print([m for m in ('tensorflow', 'tensorflow_federated') if m in"
+        ' sys.modules])'
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', program],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    self.assertEqual(done.stdout, '[]\n')
+
+
+if __name__ == '__main__':
+  absltest.main()
