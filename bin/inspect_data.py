@@ -1,0 +1,55 @@
+r"""What folders of shards hold: speakers, hours, what was left out, padding.
+
+Example:
+  python bin/inspect_data.py --data=quickstart_data/shards --padding \
+      --histogram=speakers.png
+  python bin/inspect_data.py --data=quickstart_data/shards/dev --client=1003
+"""
+
+from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+
+launch.begin(__name__)
+
+from absl import flags
+
+from tff_asr.programs import inspection
+
+_DATA = flags.DEFINE_list(
+    'data', None, 'Folders of shards, or folders that hold some.'
+)
+_CLIENT = flags.DEFINE_string('client', None, 'Print the records of a client.')
+_HISTOGRAM = flags.DEFINE_string(
+    'histogram', None, 'PNG to draw: minutes of audio a client.'
+)
+_PADDING = flags.DEFINE_bool(
+    'padding', False, 'Measure the share of padding in training batches.'
+)
+_MAX_BATCH_SEC = flags.DEFINE_float(
+    'max_batch_sec', 120.0, 'Of these batches: padded audio.', lower_bound=0.1
+)
+_MAX_PADDING = flags.DEFINE_float(
+    'max_padding', 0.15, 'Of one batch.', lower_bound=0, upper_bound=1
+)
+_VERIFY = flags.DEFINE_bool(
+    'verify', False, 'Read all shards and check their checksums.'
+)
+
+
+def main(_) -> None:
+  if not _DATA.value:
+    raise ValueError('--data is needed: a folder of shards; see --help.')
+  folders = inspection.find_folders(_DATA.value)
+  print(inspection.describe(folders, is_verified=_VERIFY.value))
+  for folder in folders if _PADDING.value else ():
+    limits = dict(
+        max_batch_sec=_MAX_BATCH_SEC.value, max_padding=_MAX_PADDING.value
+    )
+    print(inspection.padding(folder, **limits))
+  for folder in folders if _CLIENT.value else ():
+    print(inspection.describe_client(folder, _CLIENT.value))
+  if _HISTOGRAM.value:
+    inspection.write_histogram(folders, _HISTOGRAM.value)
+
+
+if __name__ == '__main__':
+  launch.run(main)

@@ -1,0 +1,85 @@
+import os
+import tempfile
+
+from absl.testing import absltest
+import tensorflow as tf
+
+from tests import fakes
+from tff_asr.data import index
+from tff_asr.programs import inspection
+
+
+class InspectionTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = self.enterContext(tempfile.TemporaryDirectory())
+    for name, counts in (('a', {'ann': 3, 'bob': 5}), ('b', {'cai': 1})):
+      fakes.write_split(os.path.join(self.root, name), counts)
+    os.mkdir(os.path.join(self.root, 'other'))
+
+  def test_finds_folders(self):
+    a, b = (os.path.join(self.root, name) for name in 'ab')
+    self.assertEqual(inspection.find_folders([self.root]), [a, b])
+    self.assertEqual(inspection.find_folders([b]), [b])
+    for path in (os.path.join(self.root, 'other'), 'no/where'):
+      with self.assertRaisesRegex(ValueError, f'{path} is no folder of shards'):
+        inspection.find_folders([path])
+
+  def test_table_and_checksums(self):
+    folders = inspection.find_folders([self.root])
+    text = inspection.describe(folders, is_verified=True)
+    self.assertRegex(text, r'\| a +\| +0\.00 \| +8 \| +2 \|')
+    self.assertRegex(text, r'\| b +\| +0\.00 \| +1 \| +1 \|')
+    self.assertIn('b: every shard has its checksum.', text)
+    path = os.path.join(folders[0], index.shard_name(0))
+    with open(path, 'r+b') as f:
+      f.seek(100)
+      f.write(b'?')
+    inspection.describe(folders)
+    with self.assertRaisesRegex(ValueError, 'shard-00000.*It holds ann, bob.'):
+      inspection.describe(folders, is_verified=True)
+
+  def test_records_of_a_client(self):
+    lines = inspection.describe_client(
+        os.path.join(self.root, 'a'), 'ann'
+    ).splitlines()
+    self.assertLen(lines, 4)
+    self.assertStartsWith(lines[0], 'ann: 3 utterances, ')
+    for i, example in enumerate(fakes.examples('ann', 3)):
+      seconds = len(example['waveform']) / 16000
+      self.assertEqual(
+          lines[i + 1],
+          f'  ann-{i}  {seconds:.2f} s  {example["transcript"]}',
+      )
+    with self.assertRaisesRegex(ValueError, 'client eve'):
+      inspection.describe_client(os.path.join(self.root, 'a'), 'eve')
+
+  def test_padding_is_that_of_the_batches(self):
+    folder = os.path.join(self.root, 'a')
+    frames = {
+        client_id: sorted(
+            1 + (len(e['waveform']) - 400) // 160
+            for e in fakes.examples(client_id, count)
+        )
+        for client_id, count in (('ann', 3), ('bob', 5))
+    }
+    used = sum(map(sum, frames.values()))
+    padded = sum(len(each) * each[-1] for each in frames.values())
+    # One batch a client, as nothing bounds them.
+    self.assertIn(
+        f': {1 - used / padded:.1%} of frames are padding, in 2 batches of at'
+        ' most 120 s of 2 clients; 0 utterances',
+        inspection.padding(folder, max_batch_sec=120.0, max_padding=1.0),
+    )
+
+  def test_histogram_is_a_png(self):
+    path = os.path.join(self.root, 'h.png')
+    inspection.write_histogram(inspection.find_folders([self.root]), path)
+    image = tf.io.decode_png(tf.io.read_file(path))
+    self.assertEqual(image.shape[:2], [600, 1050])
+    self.assertGreater(tf.math.reduce_std(tf.cast(image, tf.float32)), 1.0)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,187 @@
+"""What a folder of shards holds: a table, one client's records, a histogram."""
+
+from collections.abc import Sequence
+import os
+
+import numpy as np
+import tensorflow as tf
+
+from tff_asr.data import client_data
+from tff_asr.data import index
+from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.data import summaries
+from tff_asr.models import subsampling
+from tff_asr.text import tokenizer as tokenizer_lib
+
+_MAX_PADDING_CLIENTS = 20
+_CHECKED = 'every shard has its checksum.'
+
+
+def find_folders(paths: Sequence[str]) -> list[str]:
+  """Returns the corpus folders among the paths and in them, sorted.
+
+  Raises:
+    ValueError: Naming the first path that holds none.
+  """
+  found = []
+  for path in paths:
+    names = sorted(os.listdir(path)) if os.path.isdir(path) else []
+    inside = [os.path.join(path, name) for name in names]
+    if index.CORPUS_FILE in names:
+      found.append(path)
+      continue
+    corpora = [
+        folder
+        for folder in inside
+        if os.path.isfile(os.path.join(folder, index.CORPUS_FILE))
+    ]
+    if not corpora:
+      raise ValueError(
+          f'{path} is no folder of shards and holds none; name a folder that'
+          ' data_tools wrote.'
+      )
+    found.extend(corpora)
+  return found
+
+
+def describe(folders: Sequence[str], *, is_verified: bool = False) -> str:
+  """Returns the table of some corpora, and what was changed or left out.
+
+  Args:
+    folders: Corpus folders.
+    is_verified: Whether to read all shards and check their checksums.
+
+  Raises:
+    ValueError: If an index is damaged or, with `is_verified`, a shard; it names
+      the file and the clients.
+  """
+  read = {os.path.basename(f.rstrip('/')): summaries.read(f) for f in folders}
+  if len(read) < len(folders):
+    read = {folder: summaries.read(folder) for folder in folders}
+  lines = [summaries.table(read)]
+  for name, summary in read.items():
+    lines.extend(summaries.remarks(name, summary))
+  if is_verified:
+    for folder in folders:
+      client_data.verify(folder)
+      lines.append(f'{folder}: {_CHECKED}')
+  return '\n'.join(lines)
+
+
+def describe_client(folder: str, client_id: str) -> str:
+  """Returns a line for each record of a client: id, seconds, transcript.
+
+  Raises:
+    ValueError: If the client is not in the corpus.
+  """
+  data = client_data.load(folder)
+  rate_hz = data.corpus.sample_rate_hz
+  lines = [
+      f'{client_id}: {data.num_utterances(client_id)} utterances,'
+      f' {data.duration_sec(client_id):.2f} s'
+  ]
+  for example in data.create_tf_dataset_for_client(client_id):
+    if 'waveform' in example:
+      seconds = f'{len(example["waveform"]) / rate_hz:.2f} s'
+    else:
+      seconds = f'{len(example["features"])} frames'
+    name, text = (
+        example[key].numpy().decode() for key in ('utterance_id', 'transcript')
+    )
+    lines.append(f'  {name}  {seconds}  {text}')
+  return '\n'.join(lines)
+
+
+def padding(
+    folder: str, *, max_batch_sec: float, max_padding: float, seed: int = 1
+) -> str:
+  """Returns the share of padding in training batches, as the pipeline cuts it.
+
+  Reads one pass over the data of at most 20 clients, drawn by the seed. A
+  corpus without text has no such batches.
+
+  Args:
+    folder: A corpus folder.
+    max_batch_sec: As `pipeline.Pipeline` takes it.
+    max_padding: As `pipeline.Pipeline` takes it.
+    seed: Which clients, and the order of their data.
+  """
+  data = client_data.load(folder)
+  if not data.corpus.characters:
+    return f'{folder}: no text, so no padding of batches to measure'
+  ids = np.random.default_rng(seed).permutation(data.client_ids)
+  ids = ids[:_MAX_PADDING_CLIENTS]
+  pipeline = pipeline_lib.Pipeline(
+      tokenizer=tokenizer_lib.CharTokenizer(data.corpus.characters),
+      output_lengths=subsampling.output_lengths,
+      max_batch_sec=max_batch_sec,
+      max_utterance_sec=min(30.0, max_batch_sec),
+      max_padding=max_padding,
+  )
+
+  @tf.function
+  def count(client_id):
+    """Frames, padded frames, batches, utterances left out."""
+    batches = pipeline.training_batches(
+        data.serializable_dataset_fn(client_id),
+        seed=tf.constant([seed, 0]),
+        num_epochs=1,
+    )
+    return batches.reduce(
+        tf.zeros([4], tf.int64),
+        lambda total, batch: total
+        + tf.cast(
+            tf.stack([
+                tf.reduce_sum(batch['feature_lengths']),
+                tf.reduce_prod(tf.shape(batch['features'])[:2]),
+                1,
+                tf.reduce_sum(tf.cast(batch['weights'] <= 0, tf.int32)),
+            ]),
+            tf.int64,
+        ),
+    )
+
+  frames, padded, num_batches, left_out = sum(
+      count(tf.constant(client_id)).numpy() for client_id in ids
+  )
+  return (
+      f'{folder}: {1 - frames / padded:.1%} of frames are padding, in'
+      f' {num_batches} batches of at most {max_batch_sec:g} s of {len(ids)}'
+      f' clients; {left_out} utterances not trained on (no labels, too long or'
+      ' too short)'
+  )
+
+
+def write_histogram(folders: Sequence[str], path: str) -> None:
+  """Draws how many clients have how much audio, as PNG.
+
+  Args:
+    folders: Corpus folders, one outline each.
+    path: Of the PNG.
+  """
+  # Loaded where it is needed: it takes a second.
+  import matplotlib.figure  # pylint: disable=g-import-not-at-top
+
+  figure = matplotlib.figure.Figure(figsize=(7, 4), layout='constrained')
+  axes = figure.subplots()
+  minutes = {}
+  for folder in folders:
+    corpus, clients = index.read(folder)
+    minutes[folder] = clients.num_samples / (60 * corpus.sample_rate_hz)
+  everything = np.concatenate(list(minutes.values()))
+  low, high = everything.min(), everything.max()
+  # From the shortest to the longest: some have a second, some have days.
+  edges = np.geomspace(0.99 * low, 1.01 * high, 41)
+  for folder, values in minutes.items():
+    name = os.path.basename(folder.rstrip('/'))
+    axes.hist(
+        values,
+        bins=edges,
+        histtype='step',
+        label=f'{name}: {len(values):,} clients, {values.sum() / 60:,.1f} h',
+    )
+  axes.set_xscale('log')
+  axes.set_xlabel('minutes of audio of a client')
+  axes.set_ylabel('clients')
+  axes.legend()
+  figure.savefig(path, dpi=150)
