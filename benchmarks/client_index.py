@@ -1,0 +1,172 @@
+r"""Opening clients of a large corpus: time and memory against the population.
+
+    python -m benchmarks.client_index --clients=35000
+
+Writes a corpus of so many clients (one short utterance each, ids as long as
+Common Voice's), loads it in a process of its own and opens clients drawn at
+random, each read to its end in a graph that is traced once, as a federated
+round does. CPU time tells what a machine with other work beside it hides.
+Memory is what the process gains by loading, over one that loads a corpus of 10
+clients.
+"""
+
+from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+
+launch.begin(__name__)
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+from absl import flags
+import numpy as np
+import psutil
+import tensorflow as tf
+
+from benchmarks import workload as workload_lib
+from tff_asr.data import client_data
+from tff_asr.data import index
+from tff_asr.data import schema
+
+_CLIENTS = flags.DEFINE_integer('clients', 35000, 'In the corpus.', 1)
+_OPENED = flags.DEFINE_integer('opened', 500, 'Clients to open.', 1)
+_JSON = flags.DEFINE_string('json', None, 'File for the figures.')
+_FOLDER = flags.DEFINE_string(
+    'folder', None, 'Open this corpus in this process and print figures.'
+)
+
+_SMALL = 10
+
+
+def main(_) -> None:
+  if _FOLDER.value is not None:
+    print(*_open_clients(_FOLDER.value))
+    return
+  with tempfile.TemporaryDirectory() as root:
+    small, large = (
+        _write_and_measure(os.path.join(root, str(count)), count)
+        for count in (_SMALL, _CLIENTS.value)
+    )
+  figures = {
+      'clients': _CLIENTS.value,
+      'load_sec': large['load_sec'],
+      'open_ms_least': large['least'],
+      'open_ms_median': large['median'],
+      'open_ms_p99': large['p99'],
+      'open_ms_max': large['max'],
+      'open_cpu_ms': large['cpu'],
+      'small_open_cpu_ms': small['cpu'],
+      'memory_mb': large['memory_mb'] - small['memory_mb'],
+      'index_mb': large['index_mb'],
+  }
+  workload_lib.report(
+      f'{_CLIENTS.value:,} clients, {_OPENED.value} opened',
+      [['figure', 'value']]
+      + [[name, f'{value:,.3g}'] for name, value in figures.items()],
+      figures,
+      _JSON.value,
+  )
+
+
+def _write_and_measure(folder: str, num_clients: int) -> dict[str, float]:
+  """Writes a corpus and opens clients of it in another process."""
+  _write(folder, num_clients)
+  output = subprocess.run(
+      [
+          sys.executable,
+          '-m',
+          'benchmarks.client_index',
+          f'--folder={folder}',
+          f'--opened={_OPENED.value}',
+      ],
+      check=True,
+      stdout=subprocess.PIPE,
+      text=True,
+  )
+  names = ('load_sec', 'least', 'median', 'p99', 'max', 'cpu', 'memory_mb')
+  figures = dict(zip(names, map(float, output.stdout.split())))
+  files = (index.HASH_FILE, index.CLIENTS_FILE, index.CORPUS_FILE)
+  figures['index_mb'] = sum(
+      os.path.getsize(os.path.join(folder, name)) for name in files
+  ) / 1e6
+  return figures
+
+
+def _write(folder: str, num_clients: int) -> None:
+  """A corpus of clients with one utterance of 0.1 s each."""
+  os.mkdir(folder)
+  audio = np.zeros(1600, '<i2').tobytes()
+  ids = [
+      hashlib.sha512(str(i).encode()).hexdigest() for i in range(num_clients)
+  ]
+  offsets, offset = [], 0
+  path = os.path.join(folder, index.shard_name(0))
+  with tf.io.TFRecordWriter(path) as writer:
+    for client_id in ids:
+      record = schema.serialize(
+          client_id=client_id,
+          utterance_id='u',
+          transcript='a',
+          audio=audio,
+          num_samples=1600,
+      )
+      writer.write(record)
+      offsets.append(offset)
+      offset += len(record) + 16
+  ones = np.ones(num_clients, np.int64)
+  with open(path, 'rb') as f:
+    sha256 = hashlib.file_digest(f, 'sha256').hexdigest()
+  index.write(
+      folder,
+      clients=index.Clients(
+          ids, 0 * ones, np.array(offsets), ones, 1600 * ones
+      ),
+      shards=[index.Shard(index.shard_name(0), offset, sha256)],
+      encoding='pcm',
+      characters='a',
+      origin={},
+  )
+
+
+def _open_clients(folder: str) -> tuple[float, ...]:
+  """Seconds to load; ms to open (see the names above); MB gained."""
+  process = psutil.Process()
+  tf.constant(0)  # TensorFlow's own start.
+  before = process.memory_info().rss
+  started = time.perf_counter()
+  data = client_data.load(folder)
+  load_sec = time.perf_counter() - started
+  gained = process.memory_info().rss - before
+
+  @tf.function(input_signature=[tf.TensorSpec([], tf.string)])
+  def num_samples(client_id):
+    dataset = data.serializable_dataset_fn(client_id)
+    return dataset.reduce(0, lambda n, e: n + tf.size(e['waveform']))
+
+  ids = np.random.default_rng(1).choice(data.client_ids, _OPENED.value)
+  num_samples(tf.constant(data.client_ids[0]))
+  milliseconds = []
+  cpu = time.process_time()
+  for client_id in ids:
+    started = time.perf_counter()
+    found = int(num_samples(tf.constant(client_id)))
+    milliseconds.append(1000 * (time.perf_counter() - started))
+    if found != 1600:
+      raise ValueError(f'client {client_id} has {found} samples, not 1600.')
+  cpu = time.process_time() - cpu
+  return (
+      load_sec,
+      min(milliseconds),
+      float(np.median(milliseconds)),
+      float(np.percentile(milliseconds, 99)),
+      max(milliseconds),
+      1000 * cpu / len(ids),
+      gained / 1e6,
+  )
+
+
+if __name__ == '__main__':
+  launch.run(main)
