@@ -143,7 +143,10 @@ def _open_clients(folder: str) -> tuple[float, ...]:
 
   @tf.function(input_signature=[tf.TensorSpec([], tf.string)])
   def num_samples(client_id):
-    dataset = data.serializable_dataset_fn(client_id)
+    # As the pipeline sets them.
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = False
+    dataset = data.serializable_dataset_fn(client_id).with_options(options)
     return dataset.reduce(0, lambda n, e: n + tf.size(e['waveform']))
 
   ids = np.random.default_rng(1).choice(data.client_ids, _OPENED.value)

@@ -63,6 +63,9 @@ _SHOWN = {
             'pipeline.Pipeline.chunk_size',
             'pipeline.Pipeline.shuffle_buffer',
         ),
+        'test_batches_are_greedy_within_both_bounds': (
+            'pipeline.Pipeline.max_padding',
+        ),
         'test_characters_that_are_not_tokens_raise': (
             'pipeline.Pipeline.tokenizer',
         ),
@@ -238,7 +241,9 @@ _SHOWN = {
         ),
     },
     'tests/text/tokenizer_test.py': {
-        'test_ids_are_places_by_hand': ('tokenizer.CharTokenizer.characters',),
+        'test_each_language_has_its_characters': (
+            'tokenizer.for_language.language',
+        ),
     },
 }
 

@@ -228,6 +228,12 @@ class ClientDataTest(parameterized.TestCase):
     ):
       list(data.create_tf_dataset_for_client('bert'))
 
+  def test_places_with_wildcards_in_their_names(self):
+    self.folder = os.path.join(os.path.dirname(self.folder), r'a[1]*?\{b}')
+    _write(self.folder)
+    data = client_data.load(self.folder)
+    self.check_client(data.create_tf_dataset_for_client('anna'), 'anna')
+
   def test_shard_of_another_client(self):
     _write(self.folder)
     data = client_data.load(self.folder)

@@ -68,5 +68,18 @@ class CharTokenizerTest(parameterized.TestCase):
       tokenizer_lib.CharTokenizer('abcab')
 
 
+class ForLanguageTest(absltest.TestCase):
+
+  def test_each_language_has_its_characters(self):
+    self.assertEqual(
+        tokenizer_lib.for_language('en').characters,
+        " 'abcdefghijklmnopqrstuvwxyz-",
+    )
+    self.assertEqual(tokenizer_lib.for_language('fr').vocab_size, 29 + 4 + 16 - 1 + 1)
+    self.assertIn('ß', tokenizer_lib.for_language('de').characters)
+    with self.assertRaisesRegex(ValueError, 'language'):
+      tokenizer_lib.for_language('xx')
+
+
 if __name__ == '__main__':
   absltest.main()

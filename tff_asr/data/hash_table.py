@@ -110,8 +110,10 @@ def build_lookup_fn(
     client_id = tf.convert_to_tensor(client_id, tf.string)
     key = tf.strings.to_hash_bucket_fast(client_id, _NUM_KEYS)
     home = tf.math.floormod(key, tf.constant(table_size)[0])
+    # No constant: whether the file is there would be folded into the graph.
+    nothing = tf.strings.substr(client_id, 0, 0)
     records = record_dataset(
-        tf.constant(path),
+        tf.strings.join([path, nothing]),
         offset=home * _SLOT_BYTES,
         buffer_size=_PROBE_LENGTH * _SLOT_BYTES,
     )
@@ -166,7 +168,7 @@ def record_dataset(
   """Returns the TFRecords (string []) of a file from a byte offset on.
 
   Seeks to the offset instead of reading through the file. A file that is
-  missing or empty gives no records; a damaged one an error where it is damaged.
+  missing gives no records; a damaged one an error where it is damaged.
 
   Args:
     path: string [].
@@ -185,17 +187,14 @@ def record_dataset(
         variant, tf.TensorSpec([], tf.string)
     )
 
-  def open_byte(path: tf.Tensor, offset: tf.Tensor):
-    first = tf.data.FixedLengthRecordDataset(path, 1, buffer_size=1).take(1)
-    return path, offset, first.get_single_element()
-
   # A reader of TensorFlow 2.14 whose file is missing fails at each attempt,
-  # without end where errors are ignored; a map fails once for an element.
-  place = tf.data.Dataset.from_tensors((path, offset))
-  place = place.map(open_byte).ignore_errors()
+  # without end where errors are ignored.
+  pattern = tf.strings.regex_replace(path, r'([*?\[\]\\])', r'\\\1')
+  num_files = tf.size(tf.io.matching_files(pattern), tf.int64)
+  place = tf.data.Dataset.from_tensors((path, offset)).take(num_files)
   # TensorFlow 2.14 forgets the offsets when tf.data rewrites the graph of a
   # dataset before iterating over it; it does not rewrite inside functions.
-  return place.flat_map(lambda path, offset, _: open_file(path, offset))
+  return place.flat_map(open_file)
 
 
 def _frame_records(payloads: np.ndarray) -> bytes:
