@@ -251,8 +251,8 @@ class BadInputTest(parameterized.TestCase):
       ),
       (
           'local_work',
-          ['NUM_LOCAL_EPOCHS = 1', 'NUM_ROUNDS = -1'],
-          ['exactly one of num_steps and num_epochs', 'num_rounds'],
+          ['NUM_LOCAL_STEPS = None', 'NUM_ROUNDS = -1'],
+          ['num_steps or num_epochs must be set', 'num_rounds'],
       ),
       (
           'noise',
