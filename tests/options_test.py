@@ -210,6 +210,11 @@ _SHOWN = {
             'evaluate.evaluate.runs',
         ),
     },
+    'tests/programs/audit_test.py': {
+        'test_finds_about_what_is_accounted_when_all_join': (
+            'fed_avg.build.canaries',
+        ),
+    },
     'tests/programs/federated_test.py': {
         'test_a_fixed_seed_makes_every_output_say_not_private': (
             'federated.train.noise_seed',
@@ -219,6 +224,9 @@ _SHOWN = {
             'federated.train.evaluate_every',
             'federated.train.evaluator',
             'federated.train.save_every',
+        ),
+        'test_a_target_epsilon_ends_the_run_before_it_is_exceeded': (
+            'federated.train.target_epsilon',
         ),
         'test_a_stopped_run_ends_in_the_bits_of_a_whole_one': (
             'federated.train.context',
