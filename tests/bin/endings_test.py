@@ -85,22 +85,22 @@ class EndingsTest(parameterized.TestCase):
     # It went on from the saved state, and did not start over.
     self.assertNotIn('round 1 of', resumed.stderr)
 
-  @pytest.mark.slow
   @parameterized.parameters('multi_device', 'native')
+  @pytest.mark.slow
   def test_normal_end(self, execution):
     ended = self.run_program(execution)
     self.assertEqual(ended.code, 0, ended.stderr)
     self.assertIn('NOT PRIVATE', ended.stdout)
 
-  @pytest.mark.slow
   @parameterized.parameters('multi_device', 'native')
+  @pytest.mark.slow
   def test_bad_setting(self, execution):
     ended = self.run_program(execution, "PRIVATE_DIR = 'nowhere'")
     self.assertEqual(ended.code, 1)
     self.assertIn('nowhere is not a folder', ended.stderr)
 
-  @pytest.mark.slow
   @parameterized.parameters('multi_device', 'native')
+  @pytest.mark.slow
   def test_error_in_a_round(self, execution):
     # One byte of a record's audio, which its checksum tells.
     path = os.path.join(self.shards, 'shard-00000.tfrecord')
@@ -128,8 +128,8 @@ class EndingsTest(parameterized.TestCase):
   def test_sigterm(self, execution):
     self.check_signal(execution, signal.SIGTERM, 'terminated')
 
-  @pytest.mark.slow
   @parameterized.parameters(signal.SIGINT, signal.SIGTERM)
+  @pytest.mark.slow
   def test_native_does_not_wait_for_the_end_of_a_round(self, send):
     # The native context compiles in some seconds, and is in the round then.
     seen = []

@@ -9,6 +9,7 @@ import functools
 import tempfile
 
 from absl.testing import absltest
+import pytest
 import tensorflow as tf
 
 from tests.execution import speech_process
@@ -145,6 +146,7 @@ class GpuKernelsTest(absltest.TestCase):
     compiled = _compiled(loss_kernel='dense', activation_dtype='bfloat16')
     self.assertEqual(_without_gpu_kernel(compiled), _INPUT_PIPELINE)
 
+  @pytest.mark.slow
   def test_the_loss_op_has_none_and_is_found(self):
     found = _without_gpu_kernel(_compiled(loss_kernel='op'))
     self.assertEqual(found - _INPUT_PIPELINE, {'CTCLoss'})

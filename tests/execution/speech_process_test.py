@@ -195,6 +195,7 @@ class SpeechProcessTest(parameterized.TestCase):
     np.testing.assert_allclose(noised - plain, _aggregate(alone), atol=1e-8)
     self.assertGreater(np.std(noised - plain), 1e-4)
 
+  @pytest.mark.slow
   def test_bfloat16_activations_train_much_the_same(self):
     process = speech_process.build(_data(), activation_dtype='bfloat16')
     with tff.framework.get_context_stack().install(_context(1)):
