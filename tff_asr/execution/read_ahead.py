@@ -102,8 +102,12 @@ class Reader:
         output_types=[spec.dtype for spec in specs],
         output_shapes=[spec.shape for spec in specs],
     )
+    elements = tf.data.experimental.from_variant(kept, tuple(specs))
+    # Rewriting the graph of a dataset takes longer than reading a client.
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = False
     num_bytes = 0
-    for element in tf.data.experimental.from_variant(kept, tuple(specs)):
+    for element in elements.with_options(options):
       num_bytes += _ELEMENT_BYTES + sum(map(_count_bytes, element))
       if num_bytes > self._max_bytes or self._closed.is_set():
         return dataset
