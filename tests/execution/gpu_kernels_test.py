@@ -42,9 +42,12 @@ _INPUT_PIPELINE = frozenset([
     'ArgMax of int32',
     'AsString',
     'DecodeRaw',
+    'MatchingFiles',
     'ParseExampleV2',
+    'StaticRegexReplace',
     'StringJoin',
     'StringToHashBucketFast',
+    'Substr',
     # The tokenizer: characters to labels.
     'RaggedGather',
     'RaggedRange',
