@@ -2,9 +2,9 @@
 
 Reads pickled (function of `encoder`, items, keyword arguments) from standard
 input and writes pickled (results, one an item; traceback of a defect or None)
-to standard output. It loads no TensorFlow, so it starts in a fraction of a
-second. It ends when its input ends, which also happens when its parent is
-killed.
+to standard output, after `READY`. It loads no TensorFlow, so it starts in a
+fraction of a second. It ends when its input ends, which also happens when its
+parent is killed.
 """
 
 import os
@@ -13,6 +13,8 @@ import signal
 import traceback
 
 from data_tools import encoder
+
+READY = b'ready'
 
 
 def main() -> None:
@@ -24,6 +26,8 @@ def main() -> None:
   nothing = os.open(os.devnull, os.O_RDWR)
   for descriptor in (0, 1, 2):
     os.dup2(nothing, descriptor)
+  sink.write(READY)
+  sink.flush()
   while True:
     try:
       function, items, arguments = pickle.load(source)

@@ -16,6 +16,7 @@ import threading
 from typing import Any
 
 from data_tools import encoder
+from data_tools import worker
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PROGRAM = 'from data_tools import worker; worker.main()'
@@ -140,6 +141,16 @@ class WorkerPool:
           ),
       )
       self._processes.add(process)
+    # One that ends before it is ready would pass for one that a file crashed.
+    if process.stdout.read(len(worker.READY)) != worker.READY:
+      code = process.wait()
+      self._forget(process)
+      if self._is_closed:
+        raise EOFError('The pool is closed.')
+      raise RuntimeError(
+          f'A worker process ended with code {code} before it was ready: '
+          f'{sys.executable} -c {_PROGRAM!r} says why.'
+      )
     return process
 
   def _forget(self, process: subprocess.Popen) -> None:

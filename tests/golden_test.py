@@ -16,6 +16,7 @@ from absl.testing import parameterized
 from tests import experiments
 from tff_asr import config
 
+# BUILD data: //tests:golden_files
 # BUILD tags: external local
 
 _FOLDER = experiments.ROOT / 'tests' / 'golden' / 'experiments'

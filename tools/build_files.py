@@ -94,6 +94,11 @@ def build_files(root: pathlib.Path = layers.ROOT) -> dict[str, str]:
     ]
   files['tff_asr/BUILD'] += [*_groups(), _whole(modules)]
   files['gin/BUILD'] = [_gin(root, modules)]
+  if (root / 'tests' / 'golden' / 'experiments').exists():
+    files['tests/BUILD'].append(('filegroup', {
+        'name': 'golden_files',
+        'srcs': 'glob(["golden/**"])',
+    }))
   return {
       path: starlark.build_file(_COMMENT, rules)
       for path, rules in sorted(files.items())

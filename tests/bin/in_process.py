@@ -16,6 +16,9 @@ from data_tools import conversion  # pylint: disable=unused-import
 from tests.bin import programs
 from tff_asr import launch
 
+# BUILD data: //bin:compare_runs //bin:evaluate //bin:run_quickstart
+# BUILD data: //bin:train_central //bin:train_federated
+
 
 class Finished(NamedTuple):
   """How a program ended."""

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 import numpy as np
@@ -22,6 +23,12 @@ class _Exit:
 
 
 class WorkerPoolTest(absltest.TestCase):
+
+  def test_a_worker_that_cannot_start_is_no_broken_file(self):
+    program = mock.patch.object(worker_pool, '_PROGRAM', 'raise SystemExit(3)')
+    with program, worker_pool.WorkerPool(1) as pool:
+      with self.assertRaisesRegex(RuntimeError, 'code 3 before it was ready'):
+        list(pool.map('encode', self.utterances(2), encoding='pcm'))
 
   def utterances(self, count):
     folder = self.enterContext(tempfile.TemporaryDirectory())

@@ -68,7 +68,7 @@ class _Build:
     def add_group(name: str, packages: list[str], includes=()) -> None:
       self.groups[f'//{folder}:{name}'] = (packages, labels(includes))
 
-    rules = ('py_binary', 'py_library', 'pytest_test')
+    rules = ('filegroup', 'py_binary', 'py_library', 'pytest_test')
     names = {
         'load': lambda *unused: None,
         'glob': lambda unused: (),
