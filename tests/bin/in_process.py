@@ -18,6 +18,8 @@ from tff_asr import launch
 
 # BUILD data: //bin:compare_runs //bin:evaluate //bin:run_quickstart
 # BUILD data: //bin:train_central //bin:train_federated
+# BUILD data: //benchmarks:cohort_memory //benchmarks:execution
+# BUILD data: //benchmarks:full_size
 
 
 class Finished(NamedTuple):
