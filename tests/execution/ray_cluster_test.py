@@ -462,7 +462,14 @@ class EndOfProgramTest(parameterized.TestCase):
           "raise ValueError('the end')",
           ['stderr error: the end'],
       ),
-      ('ctrl_c_in_a_round', _CTRL_C, ['stderr interrupted.']),
+      (
+          'ctrl_c_in_a_round',
+          _CTRL_C,
+          [
+              'stderr interrupted: the same command goes on from what was '
+              'saved last.'
+          ],
+      ),
   )
   def test_nothing_is_left_and_nothing_but_its_own_is_printed(
       self, last_line, expected
