@@ -34,7 +34,7 @@ _TENSORFLOW = ('tensorflow', 'tensorflow_federated')
 # Run by rules and named by them; no library.
 _TEST_MAIN = 'tests.pytest_main'
 _EXPORTED = {
-    '': ['pyproject.toml', 'requirements.txt'],
+    '': ['docs/privacy.md', 'pyproject.toml', 'requirements.txt'],
     'tests': ['pytest_main.py'],
 }
 

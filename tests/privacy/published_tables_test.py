@@ -11,7 +11,7 @@ import pytest
 from tff_asr.privacy import accounting
 from tff_asr.privacy import noise as noise_lib
 
-# BUILD tags: external local
+# BUILD data: //:docs/privacy.md
 
 _DOCS = pathlib.Path(__file__).parents[2] / 'docs' / 'privacy.md'
 _DELTA = 1e-9

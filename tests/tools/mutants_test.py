@@ -9,7 +9,8 @@ from tools import mutants
 
 # BUILD tags: external local
 
-_ROOT = pathlib.Path(__file__).parents[2]
+# Resolved: Bazel runs a link to this file, beside what it depends on only.
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class MutantsTest(absltest.TestCase):
