@@ -21,7 +21,9 @@ import numpy as np
 import soundfile
 import soxr
 
-SAMPLE_RATE_HZ = 16000
+from tff_asr.features import mel
+
+SAMPLE_RATE_HZ = mel.SAMPLE_RATE_HZ
 
 # libsndfile gives the file's own integers as int16, exactly.
 _EXACT_SUBTYPES = ('PCM_16', 'PCM_S8', 'PCM_U8', 'ULAW', 'ALAW')

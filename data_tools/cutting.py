@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 import math
 from typing import Any
 
-SAMPLE_RATE_HZ = 16000
+from tff_asr.features import mel
+
+SAMPLE_RATE_HZ = mel.SAMPLE_RATE_HZ
 
 Interval = tuple[int, int]
 

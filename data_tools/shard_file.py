@@ -35,22 +35,26 @@ class ShardFile:
 
   def add(
       self, utterance: utterances.Utterance, outcome: encoder.Outcome
-  ) -> None:
-    """Writes the records of an utterance, or notes why there are none."""
+  ) -> utterances.Problem | None:
+    """Writes the records of an utterance, or notes why there are none.
+
+    Returns:
+      What was noted, or None.
+    """
     if outcome.reason:
-      self._problems.append(
-          utterances.Problem(
-              utterance.client_id,
-              utterance.utterance_id,
-              outcome.reason,
-              outcome.detail,
-          )
+      problem = utterances.Problem(
+          utterance.client_id,
+          utterance.utterance_id,
+          outcome.reason,
+          outcome.detail,
       )
-      return
+      self._problems.append(problem)
+      return problem
     self._changed.update(outcome.changes)
     self._characters.update(utterance.transcript or '')
     for record in outcome.records:
       self._write(utterance, record)
+    return None
 
   def _write(
       self, utterance: utterances.Utterance, record: encoder.Encoded

@@ -254,18 +254,9 @@ def _write_shards(
   shard = shard_file.ShardFile(partial.folder, number)
   try:
     for utterance, outcome in zip(rest, bar):
-      if strict and outcome.reason:
-        raise ValueError(
-            _explain(
-                Problem(
-                    utterance.client_id,
-                    utterance.utterance_id,
-                    outcome.reason,
-                    outcome.detail,
-                )
-            )
-        )
-      shard.add(utterance, outcome)
+      problem = shard.add(utterance, outcome)
+      if strict and problem is not None:
+        raise ValueError(_explain(problem))
       num_done += 1
       is_last = num_done == len(ordered)
       is_full = shard.num_bytes >= max_shard_bytes

@@ -42,8 +42,9 @@ import soxr
 from data_tools import espeak
 from data_tools import sentences
 from tff_asr import checks
+from tff_asr.features import mel
 
-SAMPLE_RATE_HZ = 16000
+SAMPLE_RATE_HZ = mel.SAMPLE_RATE_HZ
 SPLITS = ('train', 'dev', 'test')
 MARKER_FILE = 'synthetic_speech.json'
 SPEAKERS_FILE = 'SPEAKERS.TXT'

@@ -9,7 +9,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
 
-from tests import fakes
 from tests.bin import programs
 
 # BUILD size: large
@@ -24,9 +23,8 @@ class EndingsTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     root = self.enterContext(tempfile.TemporaryDirectory())
-    self.shards = fakes.write_split(
-        os.path.join(root, 'shards'), {'ann': 1, 'bob': 2, 'cai': 1}
-    )
+    self.shards = os.path.join(root, 'shards')
+    self.tiny = programs.write_tiny(self.shards)
     self.run_dir = os.path.join(root, 'run')
 
   def run_program(
@@ -37,15 +35,10 @@ class EndingsTest(parameterized.TestCase):
         f'--output_dir={self.run_dir}',
         '--gin_file=gin/experiments/quickstart_federated.gin',
         f'--gin_file=gin/execution/{execution}.gin',
-        gin_params=programs.TINY
+        gin_params=self.tiny
         + (
-            f'PRIVATE_DIR = {self.shards!r}',
-            f'DEV_DIR = {self.shards!r}',
-            'SEED_RUN = None',
             'NUM_ROUNDS = 1',
-            'COHORT_SIZE = 2',
             'BUILD_COHORTS = @cohorts.fixed_size',
-            'NUM_LOCAL_STEPS = 1',
             'SAVE_EVERY = 1',
         )
         + gin_params,

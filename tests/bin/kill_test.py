@@ -11,7 +11,6 @@ import tempfile
 from absl.testing import absltest
 import pytest
 
-from tests import fakes
 from tests.bin import programs
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import charged
@@ -27,9 +26,7 @@ class KillTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     root = self.enterContext(tempfile.TemporaryDirectory())
-    self.shards = fakes.write_split(
-        os.path.join(root, 'shards'), {'ann': 1, 'bob': 2, 'cai': 1}
-    )
+    self.tiny = programs.write_tiny(os.path.join(root, 'shards'))
     self.run_dir = os.path.join(root, 'run')
     self.ledger = os.path.join(self.run_dir, 'ledger.jsonl')
 
@@ -38,14 +35,9 @@ class KillTest(absltest.TestCase):
         'train_federated',
         f'--output_dir={self.run_dir}',
         '--gin_file=gin/experiments/quickstart_federated_dp.gin',
-        gin_params=programs.TINY
+        gin_params=self.tiny
         + (
-            f'PRIVATE_DIR = {self.shards!r}',
-            f'DEV_DIR = {self.shards!r}',
-            'SEED_RUN = None',
             f'NUM_ROUNDS = {_NUM_ROUNDS}',
-            'COHORT_SIZE = 2',
-            'NUM_LOCAL_STEPS = 1',
             'NOISE_MULTIPLIER = 10.0',
             # States are saved less often than rounds are charged.
             'SAVE_EVERY = 3',

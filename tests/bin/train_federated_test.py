@@ -8,7 +8,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
 
-from tests import fakes
 from tests.bin import programs
 
 # BUILD size: large
@@ -23,26 +22,18 @@ class TrainFederatedTest(parameterized.TestCase):
     self.root = self.enterContext(tempfile.TemporaryDirectory())
     self.run_dir = os.path.join(self.root, 'run')
 
-  def split(self, name: str, **kwargs) -> str:
-    return fakes.write_split(
-        os.path.join(self.root, name), {'ann': 1, 'bob': 2, 'cai': 1}, **kwargs
-    )
-
-  def run_program(self, *gin_params: str) -> programs.Finished:
-    shards = self.split('shards')
-    settings = (
-        f'PRIVATE_DIR = {shards!r}',
-        f'DEV_DIR = {shards!r}',
-        'SEED_RUN = None',
-        'NUM_ROUNDS = 2',
-        'COHORT_SIZE = 2',
-        'NUM_LOCAL_STEPS = 1',
+  def run_program(
+      self, *gin_params: str, transcript: str | None = None, flags=()
+  ) -> programs.Finished:
+    tiny = programs.write_tiny(
+        os.path.join(self.root, 'shards'), transcript=transcript
     )
     return programs.run(
         'train_federated',
         f'--output_dir={self.run_dir}',
         _EXPERIMENT,
-        gin_params=programs.TINY + settings + gin_params,
+        *flags,
+        gin_params=tiny + ('NUM_ROUNDS = 2',) + gin_params,
     )
 
   def check_error(self, finished: programs.Finished, message: str) -> None:
@@ -87,27 +78,14 @@ class TrainFederatedTest(parameterized.TestCase):
 
   @pytest.mark.slow
   def test_characters_that_are_not_tokens_are_one_line(self):
-    foreign = self.split('foreign', transcript='naïve')
     self.check_error(
-        self.run_program(f'PRIVATE_DIR = {foreign!r}'), "not tokens: 'ï'"
+        self.run_program(transcript='naïve'), "not tokens: 'ï'"
     )
 
   @pytest.mark.slow
   def test_native_runs_and_leaves_no_worker(self):
-    finished = programs.run(
-        'train_federated',
-        f'--output_dir={self.run_dir}',
-        _EXPERIMENT,
-        '--gin_file=gin/execution/native.gin',
-        gin_params=programs.TINY
-        + (
-            f'PRIVATE_DIR = {self.split("shards")!r}',
-            f'DEV_DIR = {self.split("shards")!r}',
-            'SEED_RUN = None',
-            'NUM_ROUNDS = 1',
-            'COHORT_SIZE = 2',
-            'NUM_LOCAL_STEPS = 1',
-        ),
+    finished = self.run_program(
+        'NUM_ROUNDS = 1', flags=['--gin_file=gin/execution/native.gin']
     )
     # Its pipes are closed, or `run` would not have returned.
     self.assertEqual(finished.code, 0, finished.stderr)

@@ -264,8 +264,8 @@ class PlacementTest(parameterized.TestCase):
     run_client = workers.DeviceCohort.run_client
     devices = {}
 
-    def record(cohort, worker, position, accumulator, **options):
-      outputs = run_client(cohort, worker, position, accumulator, **options)
+    def record(cohort, worker, block, index, accumulator):
+      outputs = run_client(cohort, worker, block, index, accumulator)
       devices.setdefault(worker.device, set()).update(
           '/' + output.device.rpartition('/')[-1] for output in outputs
       )

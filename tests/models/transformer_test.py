@@ -42,6 +42,22 @@ def _apply(encoder, features, lengths, seed=None, weights=None):
   return outputs.numpy(), output_lengths.numpy()
 
 
+def _draws(encoder, *, num_draws: int) -> tuple[np.ndarray, np.ndarray]:
+  """Features of an utterance, and its outputs under `num_draws` seeds."""
+  weights, features = _weights(encoder), _features(1, 9, 5)
+
+  @tf.function
+  def run(seeds):
+    return tf.map_fn(
+        lambda seed: encoder.apply(weights, features, tf.constant([9]), seed)[0],
+        seeds,
+        fn_output_signature=tf.float32,
+    )
+
+  seeds = np.stack([np.arange(num_draws), np.zeros(num_draws, int)], axis=1)
+  return features, run(seeds.astype(np.int32)).numpy()
+
+
 class TransformerTest(parameterized.TestCase):
 
   @parameterized.parameters(0.0, 1e3, np.nan)
@@ -130,20 +146,8 @@ class TransformerTest(parameterized.TestCase):
   def test_layer_drop_skips_whole_blocks_at_its_rate(self):
     # With one block an output is that of all blocks or that of none.
     encoder = _build(num_blocks=1, layer_drop=0.3, max_shift_sec=0.0)
-    weights = _weights(encoder)
-    features, lengths = tf.constant(_features(1, 9, 5)), tf.constant([9])
-
-    @tf.function
-    def run(seeds):
-      return tf.map_fn(
-          lambda seed: encoder.apply(weights, features, lengths, seed)[0],
-          seeds,
-          fn_output_signature=tf.float32,
-      )
-
-    seeds = np.stack([np.arange(400), np.zeros(400, int)], 1).astype(np.int32)
-    outputs = run(seeds).numpy()
-    with_block, _ = _apply(encoder, features, [9], None, weights)
+    features, outputs = _draws(encoder, num_draws=400)
+    with_block, _ = _apply(encoder, features, [9])
     is_kept = np.isclose(outputs, with_block, atol=1e-5).all(axis=(1, 2, 3))
     dropped = outputs[~is_kept]
     np.testing.assert_allclose(
@@ -154,19 +158,8 @@ class TransformerTest(parameterized.TestCase):
 
   def test_each_block_is_dropped_on_its_own(self):
     encoder = _build(num_blocks=2, layer_drop=0.5, max_shift_sec=0.0)
-    weights = _weights(encoder)
-    features, lengths = tf.constant(_features(1, 9, 5)), tf.constant([9])
-
-    @tf.function
-    def run(seeds):
-      return tf.map_fn(
-          lambda seed: encoder.apply(weights, features, lengths, seed)[0],
-          seeds,
-          fn_output_signature=tf.float32,
-      )
-
-    seeds = np.stack([np.arange(60), np.ones(60, int)], 1).astype(np.int32)
-    outputs = np.round(run(seeds).numpy().reshape([60, -1]), 3)
+    _, outputs = _draws(encoder, num_draws=60)
+    outputs = np.round(outputs.reshape([60, -1]), 3)
     # Both, the first, the second, none: each in a quarter of the draws. Seeded;
     # a new seed would miss one of them 1 time in 10^7.
     self.assertLen(np.unique(outputs, axis=0), 4)

@@ -88,26 +88,26 @@ class DeviceCohort(crew.Cohort):
   def run_client(
       self,
       worker: Worker,
-      position: int,
+      block: schedule.Block,
+      index: int,
       accumulator: Sequence[tf.Tensor],
-      *,
-      upcoming: Sequence[int],
   ) -> list[tf.Tensor]:
     """Adds one client to an accumulator, recorded in the timeline.
 
     Args:
       worker: where.
-      position: the client's.
+      block: the block that the worker is at.
+      index: the client's in the block.
       accumulator: empty where nothing is summed.
-      upcoming: clients of the worker's block that come next.
     """
+    position = block.positions[index]
     if self.stop.is_set():
       self.board.stop()
     self.board.check_running()
     try:
       work = self.functions.get_work(worker.slot)
       start_sec = time.monotonic()
-      datasets = self._read(position, upcoming)
+      datasets = self._read(block, index)
       ready_sec = time.monotonic()
       outputs = work(
           *accumulator,
@@ -128,14 +128,12 @@ class DeviceCohort(crew.Cohort):
     )
     return outputs
 
-  def _read(
-      self, position: int, upcoming: Sequence[int]
-  ) -> Sequence[tf.Tensor]:
+  def _read(self, block: schedule.Block, index: int) -> Sequence[tf.Tensor]:
     """A client's datasets; has those of the next ones read meanwhile."""
-    datasets = self._reader.take(position)
+    datasets = self._reader.take(block.positions[index])
     # Any worker may get the next blocks, so as many are read as there are.
-    for following in upcoming[:1] or [
-        block.positions[0] for block in self.board.upcoming(self._num_workers)
+    for following in block.positions[index + 1 : index + 2] or [
+        later.positions[0] for later in self.board.upcoming(self._num_workers)
     ]:
       self._reader.start(following)
     return datasets
@@ -161,13 +159,8 @@ def sum_block(
 ) -> list[tf.Tensor]:
   """The sum of a block's client updates."""
   accumulator = cohort.get_zero(worker.device)
-  for index, position in enumerate(block.positions):
-    accumulator = cohort.run_client(
-        worker,
-        position,
-        accumulator,
-        upcoming=block.positions[index + 1 :],
-    )
+  for index in range(len(block.positions)):
+    accumulator = cohort.run_client(worker, block, index, accumulator)
   return accumulator
 
 
@@ -175,13 +168,10 @@ def map_block(
     cohort: DeviceCohort, worker: Worker, block: schedule.Block
 ) -> list[tuple[int, list[tf.Tensor]]]:
   """Each client's position and result."""
-  results = []
-  for index, position in enumerate(block.positions):
-    outputs = cohort.run_client(
-        worker, position, (), upcoming=block.positions[index + 1 :]
-    )
-    results.append((position, outputs))
-  return results
+  return [
+      (position, cohort.run_client(worker, block, index, ()))
+      for index, position in enumerate(block.positions)
+  ]
 
 
 def merge_blocks(cohort: DeviceCohort, *, device: str) -> list[tf.Tensor]:

@@ -54,9 +54,9 @@ async def audit(
   model = os.path.join(output_dir, outputs.MODEL)
   if os.path.exists(model):
     os.remove(model)
-  folder = os.path.join(output_dir, 'state')
-  newest = max(name for name in os.listdir(folder) if name.endswith('.bin'))
-  leaves = state_file.read_leaves(os.path.join(folder, newest), prefix=_SUM)
+  leaves = state_file.read_leaves(
+      outputs.newest_state(output_dir), prefix=_SUM
+  )
   found = audit_lib.estimate(
       score(
           [leaves[name] for name in sorted(leaves)],

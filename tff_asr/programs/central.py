@@ -172,10 +172,7 @@ def check(**settings: Any) -> None:
           _check_max_grad_norm,
           _check_patience,
           evaluation.check_characters,
-          preflight.check_durations,
-          preflight.check_seed_run,
-          preflight.check_seed_run_is_another,
-          preflight.check_output_dir,
+          *preflight.TRAINING_CHECKS,
       ),
       settings,
   )

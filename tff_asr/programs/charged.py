@@ -50,13 +50,9 @@ def epsilon_of_run(
 
 def saved_head(run: str) -> Optional[ledger_lib.Head]:
   """The ledger's head in the newest state that a run saved, if there is one."""
-  folder = os.path.join(run, 'state')
-  names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-  names = [name for name in names if name.endswith('.bin')]
-  if not names:
+  newest = outputs.newest_state(run)
+  if newest is None:
     return None
-  leaves = state_file.read_leaves(
-      os.path.join(folder, names[-1]), prefix='ledger'
-  )
+  leaves = state_file.read_leaves(newest, prefix='ledger')
   values = list(leaves.values())
   return ledger_lib.Head(int(values[0]), str(values[1]))

@@ -259,10 +259,7 @@ def check(**settings: Any) -> None:
           _check_delta,
           _check_fixed_seeds,
           evaluation.check_characters,
-          preflight.check_durations,
-          preflight.check_seed_run,
-          preflight.check_seed_run_is_another,
-          preflight.check_output_dir,
+          *preflight.TRAINING_CHECKS,
       ),
       settings,
   )

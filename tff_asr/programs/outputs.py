@@ -127,6 +127,12 @@ class RunFolder:
     state_file.write_state(self.file(MODEL), state=arrays, metadata=metadata)
 
 
+def newest_state(run: str) -> Optional[str]:
+  """The file of the newest state that a run saved, or None without any."""
+  files = state_manager.files(os.path.join(run, _STATES))
+  return files[max(files)] if files else None
+
+
 def check_folder(path: str, *, configuration: str) -> None:
   """Checks that a run can begin or go on in a folder; writes nothing.
 

@@ -86,3 +86,12 @@ def check_durations(
         f'utterances, and those of {corpus.path} last {mean_sec:.1f} s on '
         'average: raise it (and max_batch_sec with it).'
     )
+
+
+# What is checked before any training.
+TRAINING_CHECKS = (
+    check_durations,
+    check_seed_run,
+    check_seed_run_is_another,
+    check_output_dir,
+)

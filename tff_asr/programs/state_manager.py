@@ -24,6 +24,15 @@ _NAME = 'state_{version:08d}.bin'
 _PATTERN = re.compile(r'state_(\d{8,})\.bin')
 
 
+def files(root_dir: str | os.PathLike[str]) -> dict[int, str]:
+  """The saved versions in a folder, and the file of each; need not exist."""
+  names = os.listdir(root_dir) if os.path.isdir(root_dir) else []
+  matches = filter(None, map(_PATTERN.fullmatch, names))
+  return {
+      int(match[1]): os.path.join(root_dir, match[0]) for match in matches
+  }
+
+
 class StateManager(tff.program.ProgramStateManager):
   """Saves and loads the versions of a program's state in one folder.
 
@@ -104,8 +113,7 @@ class StateManager(tff.program.ProgramStateManager):
 
   def get_versions_sync(self) -> list[int] | None:
     """As `get_versions`, for programs without an event loop."""
-    matches = map(_PATTERN.fullmatch, os.listdir(self._root_dir))
-    return sorted(int(match[1]) for match in matches if match) or None
+    return sorted(files(self._root_dir)) or None
 
   def save_sync(self, program_state: Any, version: int) -> None:
     """As `save`, for a state without value references."""
