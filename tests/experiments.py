@@ -12,7 +12,8 @@ from tff_asr.programs import central
 from tff_asr.programs import evaluate
 from tff_asr.programs import federated
 
-ROOT = pathlib.Path(__file__).parents[1]
+# Of the working copy, also where Bazel runs a link to this file.
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 _PROGRAMS = {
     'gin/programs/central.gin': central.train,
