@@ -42,6 +42,10 @@ def _run(context, process, cohorts):
   return state, metrics
 
 
+def _count_tensors() -> int:
+  return sum(issubclass(type(each), tf.Tensor) for each in gc.get_objects())
+
+
 def _arrays(structure):
   return [np.asarray(leaf) for leaf in tf.nest.flatten(_plain(structure))]
 
@@ -66,6 +70,22 @@ _PROCESSES = (
 
 @logical_devices.needed
 class LearningProcessTest(parameterized.TestCase):
+
+  def test_no_tensor_of_a_round_waits_for_the_garbage_collector(self):
+    process = toys.build_fed_avg_over_ids()
+    context = multi_device.build_sync_context(devices=_CPUS[:2])
+    with tff.framework.get_context_stack().install(context):
+      state = process.next(process.initialize(), ['a', 'b', 'c']).state
+      gc.collect()
+      gc.disable()
+      try:
+        counts = []
+        for _ in range(3):
+          state = process.next(state, ['a', 'b', 'c']).state
+          counts.append(_count_tensors())
+      finally:
+        gc.enable()
+    self.assertLen(set(counts), 1, counts)
 
   @parameterized.named_parameters(*_PROCESSES)
   def test_state_equals_native(self, build_process, build_client):

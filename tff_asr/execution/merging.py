@@ -9,7 +9,7 @@ so every execution context adds in the same order and gets the same bits. Up to
 Memory: merged in block order, one sum a level is held, so 4 for 1,000 blocks.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 # Larger trees are flatter: fewer sums held on the way, and more merges that
@@ -64,15 +64,24 @@ def merge_in_order(
     num_blocks: how many there are, at least 1.
     merge: two sums to their sum.
   """
-  merges = {step.number: step for step in plan(num_blocks)}
+  parts = {step.number: step.parts for step in plan(num_blocks)}
+  total = num_blocks + len(parts) - 1 if parts else 0
+  return _get_sum(total, parts, partials, merge)
 
-  def get_sum(number: int) -> Any:
-    if number < num_blocks:
-      return next(partials)
-    first, *others = merges[number].parts
-    total = get_sum(first)
-    for part in others:
-      total = merge(total, get_sum(part))
-    return total
 
-  return get_sum(num_blocks + len(merges) - 1 if merges else 0)
+# No closure that calls itself: it would hold the sums until garbage is
+# collected, rounds later.
+def _get_sum(
+    number: int,
+    parts: Mapping[int, Sequence[int]],
+    partials: Iterator[Any],
+    merge: Callable[[Any, Any], Any],
+) -> Any:
+  """The sum of a number: a block's own, or that of its parts."""
+  if number not in parts:
+    return next(partials)
+  first, *others = parts[number]
+  total = _get_sum(first, parts, partials, merge)
+  for part in others:
+    total = merge(total, _get_sum(part, parts, partials, merge))
+  return total

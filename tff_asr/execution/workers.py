@@ -7,6 +7,7 @@ trains a client, the data of those that come next are read (`read_ahead`).
 """
 
 from collections.abc import Callable, Sequence
+import functools
 import threading
 import time
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from tff_asr.execution import graph
 from tff_asr.execution import merging
 from tff_asr.execution import runner
 from tff_asr.execution import schedule
+from tff_asr.execution import values
 
 
 class Replica:
@@ -66,12 +68,16 @@ class DeviceCohort(crew.Cohort):
     super().__init__(clients=job.clients, board=board, stop=job.stop)
     self.num_blocks = len(job.blocks)
     self.functions = job.loaded.clients
-    self._layout = job.loaded.compiled.arguments.client
+    # Of no method of this object, which owns the reader: in such a cycle all
+    # tensors of the round would wait for Python's collector.
+    self._get_client = functools.partial(
+        _flatten, job.loaded.compiled.arguments.client, job.clients
+    )
     self._broadcast = job.broadcast
     self._replicas = {device: Replica(device) for device in devices}
     self._num_workers = num_workers
     self._reader = self.functions.build_reader(
-        self._flatten, num_threads=num_workers
+        self._get_client, num_threads=num_workers
     )
 
   def close(self) -> None:
@@ -111,7 +117,7 @@ class DeviceCohort(crew.Cohort):
       ready_sec = time.monotonic()
       outputs = work(
           *accumulator,
-          *self._flatten(position),
+          *self._get_client(position),
           *self.get_broadcast(worker.device),
           *datasets,
       )
@@ -137,10 +143,6 @@ class DeviceCohort(crew.Cohort):
     ]:
       self._reader.start(following)
     return datasets
-
-  def _flatten(self, position: int) -> list[tf.Tensor]:
-    """A client's values as flat tensors."""
-    return self._layout.flatten(self.clients[position], name='client value')
 
 
 def work(
@@ -192,6 +194,13 @@ def collect_blocks(cohort: DeviceCohort) -> list[list[tf.Tensor]]:
     for position, tensors in block:
       results[position] = tensors
   return results
+
+
+def _flatten(
+    layout: values.Layout, clients: Sequence[tuple], position: int
+) -> list[tf.Tensor]:
+  """A client's values as flat tensors."""
+  return layout.flatten(clients[position], name='client value')
 
 
 def _copy(tensor: tf.Tensor, device: str) -> tf.Tensor:
