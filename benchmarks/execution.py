@@ -2,20 +2,21 @@ r"""A round in each execution context, beside the bare local steps.
 
     python -m benchmarks.execution --json=results/execution.json
 
-`bare` is what nobody can do without: a plain Python loop of one compiled local
-step over the same clients' batches, which lie ready in memory; no input
-pipeline, clipping, sum, noise or server. The contexts run the same local steps
-as a TFF round, data read from shards. Rounds of all of them
-alternate, after one of each that does not count; the table has seconds, the
-ratio to the bare loop of the same turn, and what the round took beyond it in
-seconds per 100M parameters (reading, features, clipping, sums, noise, LAMB and
-whatever the context adds), medians with least and most.
+`bare steps` is what nobody can do without: a plain Python loop of one compiled
+local step over the same clients' batches, which lie ready in memory. `bare
+round` clips and sums their updates besides, adds noise and steps LAMB, each as
+one compiled function: a round by hand. The contexts run the same as a TFF
+round, data read from shards and features computed. All of them alternate, after
+a turn that does not count; the table has seconds, the ratio to the bare steps
+of the same turn, and what a round took beyond the bare one in seconds per 100M
+parameters, medians with least and most.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
+from collections.abc import Iterator
 import functools
 import itertools
 import tempfile
@@ -33,6 +34,9 @@ from tff_asr.execution import multi_device
 from tff_asr.execution import native
 from tff_asr.execution import ray_cluster
 from tff_asr.learning import client_update
+from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import keys
+from tff_asr.privacy import queries
 
 _NUM_BLOCKS = flags.DEFINE_integer(
     'num_blocks', 6, 'Of the transformer.', lower_bound=1
@@ -74,9 +78,10 @@ def main(_) -> None:
   )
   with tempfile.TemporaryDirectory() as folder, native.stopped_at_end():
     clients = sizes.write_corpus(folder)
-    runs = {'bare': _Bare(sizes, clients)} | {
-        name: _Round(sizes, clients, context=name) for name in _CONTEXTS.value
-    }
+    runs = {
+        'bare steps': _BareSteps(sizes, clients),
+        'bare round': _BareRound(sizes, clients),
+    } | {name: _Round(sizes, clients, context=name) for name in _CONTEXTS.value}
     seconds = {name: [] for name in runs}
     for turn in range(_REPEATS.value + 1):
       for name, run in runs.items():
@@ -85,27 +90,29 @@ def main(_) -> None:
         if turn:
           seconds[name].append(time.monotonic() - started)
   ratios = {
-      name: [own / bare for own, bare in zip(values, seconds['bare'])]
+      name: [own / bare for own, bare in zip(values, seconds['bare steps'])]
       for name, values in seconds.items()
   }
   num_parameters = sizes.num_parameters()
   overheads = {
       name: [
           (own - bare) / (num_parameters / 1e8)
-          for own, bare in zip(values, seconds['bare'])
+          for own, bare in zip(values, seconds['bare round'])
       ]
       for name, values in seconds.items()
   }
   workload_lib.report(
       f'{num_parameters / 1e6:.1f}M parameters, {_COHORT.value} clients of '
       f'{_STEPS.value} steps of {sizes.batch_sec:g} s',
-      [['', 'seconds a round', 'ratio to bare', 'seconds beyond, per 100M']]
+      [['', 'seconds', 'ratio to bare steps', 'beyond bare round, s per 100M']]
       + [
           [
               name,
               workload_lib.spread(seconds[name]),
               workload_lib.spread(ratios[name]),
-              workload_lib.spread(overheads[name]),
+              workload_lib.spread(overheads[name])
+              if name in _CONTEXTS.value
+              else '',
           ]
           for name in runs
       ],
@@ -114,12 +121,13 @@ def main(_) -> None:
           'sizes': vars(sizes),
           'seconds': seconds,
           'ratios': ratios,
+          'overheads': overheads,
       },
       _JSON.value,
   )
 
 
-class _Bare:
+class _BareSteps:
   """The local steps alone."""
 
   def __init__(
@@ -141,7 +149,7 @@ class _Bare:
         )
         for client_id in clients.client_ids
     ]
-    self._weights = model.initialize(tf.constant([1, 0]))
+    self.weights = model.initialize(tf.constant([1, 0]))
     step = functools.partial(
         client_update.sgd_step,
         model,
@@ -152,18 +160,72 @@ class _Bare:
         step,
         input_signature=[
             tf.nest.map_structure(
-                tf.TensorSpec.from_tensor, self._weights
+                tf.TensorSpec.from_tensor, self.weights
             ),
             pipeline_lib.batch_spec(),
         ],
     )
 
   def __call__(self) -> None:
+    for weights in self.trained():
+      _wait(weights)
+
+  def trained(self) -> Iterator[weights_lib.Weights]:
+    """Each client's weights after its steps."""
     for batches in self._batches:
-      weights = self._weights
+      weights = self.weights
       for batch in batches:
         weights, _ = self._step(weights, batch)
-      tf.nest.map_structure(lambda weight: weight.numpy(), weights)
+      yield weights
+
+
+class _BareRound:
+  """The same and what a round makes of them, in a loop by hand."""
+
+  def __init__(
+      self,
+      sizes: workload_lib.Workload,
+      clients: tff.simulation.datasets.ClientData,
+  ):
+    self._steps = _BareSteps(sizes, clients)
+    query = workload_lib.build_query()
+    optimizer = workload_lib.build_server_optimizer()
+    num_clients = len(clients.client_ids)
+    self._weights = self._steps.weights
+    # Tensors from the start, so that the functions are traced once.
+    self._query_state, self._optimizer_state = tf.nest.map_structure(
+        tf.convert_to_tensor,
+        (
+            queries.set_noise_key(query.initial_global_state(), keys.draw()),
+            optimizer.initialize(
+                tf.nest.map_structure(tf.TensorSpec.from_tensor, self._weights)
+            ),
+        ),
+    )
+
+    @tf.function
+    def add(total, old, new, state):
+      delta = tf.nest.map_structure(tf.subtract, old, new)
+      clipped = query.preprocess_record(query.derive_sample_params(state), delta)
+      return tf.nest.map_structure(tf.add, total, clipped)
+
+    @tf.function
+    def finish(total, query_state, optimizer_state, weights):
+      noised, query_state, _ = query.get_noised_result(total, query_state)
+      mean = tf.nest.map_structure(lambda layer: layer / num_clients, noised)
+      return query_state, *optimizer.next(optimizer_state, weights, mean)
+
+    self._add, self._finish = add, finish
+
+  def __call__(self) -> None:
+    total = tf.nest.map_structure(tf.zeros_like, self._weights)
+    for weights in self._steps.trained():
+      total = self._add(total, self._weights, weights, self._query_state)
+    # The steps begin at the first weights each time; only these move on.
+    self._query_state, self._optimizer_state, self._weights = self._finish(
+        total, self._query_state, self._optimizer_state, self._weights
+    )
+    _wait(self._weights)
 
 
 class _Round:
@@ -190,6 +252,11 @@ class _Round:
 
   def _installed(self) -> Any:
     return tff.framework.get_context_stack().install(self._context)
+
+
+def _wait(weights: weights_lib.Weights) -> None:
+  """Returns when a device has computed them."""
+  tf.nest.map_structure(lambda weight: weight.numpy(), weights)
 
 
 def _build_context(name: str) -> tff.framework.SyncContext:

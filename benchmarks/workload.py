@@ -115,14 +115,9 @@ class Workload:
         pipeline=self.build_pipeline(model),
         client_data=clients,
         aggregator=dp_mean.build(
-            query=queries.PerLayerClipSumQuery(
-                l2_norm_clip=0.01,
-                noise_multiplier=noise_multiplier,
-                split='dim',
-            ),
-            cohort_size=cohort_size,
+            query=build_query(noise_multiplier), cohort_size=cohort_size
         ),
-        server_optimizer=lamb.build_lamb(0.001),
+        server_optimizer=build_server_optimizer(),
         client_learning_rate=CLIENT_LEARNING_RATE,
         seed=1,
         num_local_steps=self.num_local_steps,
@@ -131,6 +126,18 @@ class Workload:
   def num_parameters(self) -> int:
     """Of the model."""
     return weights_lib.count(self.build_model().specs)
+
+
+def build_query(noise_multiplier: float = 0.01) -> queries.PerLayerClipSumQuery:
+  """Per-layer clipping by size."""
+  return queries.PerLayerClipSumQuery(
+      l2_norm_clip=0.01, noise_multiplier=noise_multiplier, split='dim'
+  )
+
+
+def build_server_optimizer() -> tff.learning.optimizers.Optimizer:
+  """LAMB."""
+  return lamb.build_lamb(0.001)
 
 
 def initialize(process: tff.learning.templates.LearningProcess) -> Any:

@@ -7,6 +7,7 @@ being loaded. A program then calls `begin`, imports the rest, and ends in
 
 import atexit
 from collections.abc import Callable, Sequence
+import ctypes
 import gc
 import logging as python_logging
 import os
@@ -36,6 +37,9 @@ _RESUME = 'the same command goes on from what was saved last.'
 _NODE = re.compile(r'\{\{function_node [^}]*\}\} ')
 _ASSERTION = re.compile(r'assertion failed: \[(.*?)\](?= |$)')
 _NATIVE = re.compile(r'Failed to run computation: (assertion failed: \[.*?\])')
+# Of glibc's malloc.h.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 # How absl says that a flag was not given.
 _MISSING_FLAG = re.compile(r'Flag --(\w+) must have a value other than None')
 
@@ -99,10 +103,27 @@ def run(
   python_logging.getLogger('asyncio').setLevel(python_logging.CRITICAL)
   # Also where absl ends the program before main begins.
   atexit.register(drop_default_context)
+  _keep_memory()
   app.run(
       _explain_errors(main, after_interrupt=after_interrupt),
       flags_parser=parse_flags,
   )
+
+
+def _keep_memory() -> None:
+  """Has glibc keep the memory of freed tensors for the next ones.
+
+  It gives large pieces back to the system at once, and fetching them anew, page
+  by page, took a tenth of a round's CPU time at 86M parameters.
+  """
+  try:
+    mallopt = ctypes.CDLL(None).mallopt
+  except (AttributeError, OSError):
+    return  # Not glibc.
+  # Older versions know no larger threshold than 32 MiB.
+  if not mallopt(_M_MMAP_THRESHOLD, 2**30):
+    mallopt(_M_MMAP_THRESHOLD, 2**25)
+  mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
