@@ -14,12 +14,11 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
-import asyncio
-
 from absl import flags
 
 from tff_asr import config
 from tff_asr.programs import audit
+from tff_asr.programs import machine
 
 _OUTPUT_DIR = flags.DEFINE_string(
     'output_dir', None, 'Folder of the run; an unfinished run there goes on.'
@@ -34,10 +33,13 @@ flags.mark_flag_as_required('output_dir')
 
 
 def main(_) -> None:
+  machine.restore_threads(_OUTPUT_DIR.value)
   run = config.bind(
       audit.audit, gin_files=_GIN_FILE.value, gin_params=_GIN_PARAM.value
   )
-  asyncio.run(run(output_dir=_OUTPUT_DIR.value, configuration=config.text()))
+  launch.run_async(
+      run(output_dir=_OUTPUT_DIR.value, configuration=config.text())
+  )
 
 
 if __name__ == '__main__':

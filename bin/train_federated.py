@@ -9,12 +9,11 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
-import asyncio
-
 from absl import flags
 
 from tff_asr import config
 from tff_asr.programs import federated
+from tff_asr.programs import machine
 
 _OUTPUT_DIR = flags.DEFINE_string(
     'output_dir', None, 'Folder of the run; an unfinished run there goes on.'
@@ -29,13 +28,14 @@ flags.mark_flag_as_required('output_dir')
 
 
 def main(_) -> None:
+  machine.restore_threads(_OUTPUT_DIR.value)
   train = config.bind(
       federated.train,
       gin_files=_GIN_FILE.value,
       gin_params=_GIN_PARAM.value,
       check=federated.check,
   )
-  asyncio.run(
+  launch.run_async(
       train(output_dir=_OUTPUT_DIR.value, configuration=config.text())
   )
 

@@ -5,8 +5,9 @@ being loaded. A program then calls `begin`, imports the rest, and ends in
 `run(main)`.
 """
 
+import asyncio
 import atexit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 import ctypes
 import gc
 import logging as python_logging
@@ -16,6 +17,7 @@ import signal
 import sys
 import traceback
 import types
+from typing import Any
 import warnings
 
 from absl import app
@@ -90,8 +92,10 @@ def run(
   Any other exception is a defect and keeps its traceback.
 
   Ctrl-C and SIGTERM end the program after what it cannot leave half done, with
-  one line that says how to go on and exit code 130 or 143. Both leave no
-  process behind.
+  one line that says how to go on and exit code 130 or 143. A second one ends it
+  at once; files are written so that this does no damage. No process is left
+  behind either way. Where something hangs for good (`TimeoutError`), the
+  program ends after its line as at a second signal.
 
   Args:
     main: The program; gets the arguments that are not flags.
@@ -146,20 +150,18 @@ def _explain_errors(
     if len(argv) > 1:
       sys.exit(f'error: unexpected argument {argv[1]!r}; see --help.')
     _take_over()
-    received = []
-
-    def interrupt(signal_num: int, frame) -> None:
-      received.append(signal_num)
-      # As Ctrl-C: asyncio, where it runs, has a handler that ends its tasks.
-      signal.getsignal(signal.SIGINT)(signal.SIGINT, frame)
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    interrupts = _Interrupts(after_interrupt)
+    before = interrupts.install()
     try:
       main(argv)
     except KeyboardInterrupt:
-      word = 'terminated' if received else 'interrupted'
+      terminated = interrupts.first == signal.SIGTERM
+      word = 'terminated' if terminated else 'interrupted'
       sys.stderr.write(f'{word}: {after_interrupt}\n')
-      sys.exit(_TERMINATED if received else _INTERRUPTED)
+      sys.exit(_TERMINATED if terminated else _INTERRUPTED)
+    except TimeoutError as error:
+      # Threads that hang would keep Python from its end.
+      _abandon(f'error: {one_line(error)}', code=1)
     except Exception as error:  # pylint: disable=broad-exception-caught
       if not _is_users(error):
         raise
@@ -168,9 +170,89 @@ def _explain_errors(
       sys.exit('\n'.join(f'error: {line}' for line in lines(error)))
     finally:
       drop_default_context()
-      signal.signal(signal.SIGTERM, before)
+      for signal_num, handler in before.items():
+        signal.signal(signal_num, handler)
 
   return wrapped
+
+
+def run_async(coroutine: Coroutine[Any, Any, Any]) -> Any:
+  """Runs a coroutine to its end, as `asyncio.run`; within `run`'s main.
+
+  The first Ctrl-C or SIGTERM cancels it, so that it ends where it awaits.
+
+  Raises:
+    KeyboardInterrupt: A signal ended it.
+  """
+  interrupts = signal.getsignal(signal.SIGTERM)
+  if not isinstance(interrupts, _Interrupts):
+    return asyncio.run(coroutine)
+
+  async def cancellable() -> Any:
+    task = asyncio.current_task()
+    loop = asyncio.get_running_loop()
+    interrupts.end = lambda: loop.call_soon_threadsafe(task.cancel)
+    return await coroutine
+
+  try:
+    return asyncio.run(cancellable())
+  except asyncio.CancelledError:
+    raise KeyboardInterrupt() from None
+  finally:
+    interrupts.end = None
+
+
+class _Interrupts:
+  """Handler of signals: the first one ends the work, the second the program.
+
+  Attributes:
+    first: The signal that came first, or None.
+    end: Ends the work; None: a KeyboardInterrupt does.
+  """
+
+  def __init__(self, after_interrupt: str):
+    self._after_interrupt = after_interrupt
+    self.first = None
+    self.end = None
+
+  def install(self) -> dict[signal.Signals, Any]:
+    """Takes the signals over; returns the handlers that they had."""
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, self)}
+    # Not where it is ignored, as under nohup.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+      before[signal.SIGINT] = signal.signal(signal.SIGINT, self)
+    return before
+
+  def __call__(
+      self, signal_num: int, unused_frame: types.FrameType | None
+  ) -> None:
+    if self.first is not None:
+      _abandon(
+          f'{_WORDS[signal_num]} twice, ended at once: {self._after_interrupt}',
+          code=128 + signal_num,
+      )
+    self.first = signal_num
+    if self.end is None:
+      raise KeyboardInterrupt()
+    self.end()
+
+
+def _abandon(line: str, *, code: int) -> None:
+  """Ends the program and its children at once, with a line."""
+  children = []
+  for thread in os.listdir('/proc/self/task'):
+    try:
+      with open(f'/proc/self/task/{thread}/children', encoding='ascii') as file:
+        children += map(int, file.read().split())
+    except OSError:
+      pass  # A thread that has ended, or a system that does not tell.
+  for child in children:
+    try:
+      os.kill(child, signal.SIGKILL)
+    except ProcessLookupError:
+      pass
+  os.write(sys.__stderr__.fileno(), f'{line}\n'.encode())
+  os._exit(code)  # pylint: disable=protected-access
 
 
 def drop_default_context() -> None:

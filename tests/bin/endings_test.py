@@ -104,11 +104,11 @@ class EndingsTest(parameterized.TestCase):
       f.write(bytes([byte[0] ^ 1]))
     ended = self.run_program(execution, 'COHORT_SIZE = 3')
     self.assertEqual(ended.code, 1, ended.stderr)
-    # The client and the shard, in one line.
+    # The shard and the place in it, in one line, and no client's name.
     self.assertRegex(
         ended.stderr,
-        r'\Aerror: .*record 1 of \d of client \w+ in .*shard-00000.tfrecord is '
-        r'missing or damaged; .*\n\Z',
+        r'\Aerror: .*record 1 of \d of the client at byte \d+ of '
+        r'.*shard-00000.tfrecord is missing or damaged; .*\n\Z',
     )
 
   @parameterized.parameters('multi_device', 'native')

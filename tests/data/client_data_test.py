@@ -145,7 +145,7 @@ class ClientDataTest(parameterized.TestCase):
     for client_id, expected in _COUNTS.items():
       self.assertEqual(run(tf.constant(client_id))[0].numpy(), expected)
     with self.assertRaisesRegex(
-        tf.errors.InvalidArgumentError, 'client nobody is not in the corpus'
+        tf.errors.InvalidArgumentError, 'a client of this round is not in the corpus'
     ):
       run(tf.constant('nobody'))
 
@@ -180,7 +180,7 @@ class ClientDataTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ('last_byte', -1, 5), ('middle_record', -1, 3), ('first_record', 20, 1)
   )
-  def test_damage_names_shard_client_and_record(self, offset, record):
+  def test_damage_names_shard_place_and_record(self, offset, record):
     _write(self.folder)
     path = os.path.join(self.folder, index.shard_name(2))
     size = os.path.getsize(path)
@@ -194,7 +194,7 @@ class ClientDataTest(parameterized.TestCase):
     data = client_data.load(self.folder)
     with self.assertRaisesRegex(
         tf.errors.InvalidArgumentError,
-        f'record {record} of 5 of client cleo in .*shard-00002.tfrecord is'
+        f'record {record} of 5 of the client at byte 0 of .*shard-00002.tfrecord is'
         ' missing or damaged',
     ):
       list(data.create_tf_dataset_for_client('cleo'))
@@ -212,7 +212,7 @@ class ClientDataTest(parameterized.TestCase):
     with open(path, 'r+b') as f:
       f.truncate(os.path.getsize(path) - len(records[-1]) - 16)
     with self.assertRaisesRegex(
-        tf.errors.InvalidArgumentError, 'record 5 of 5 of client cleo'
+        tf.errors.InvalidArgumentError, r'record 5 of 5 of the client at byte \d+ of'
     ):
       list(data.create_tf_dataset_for_client('cleo'))
     with self.assertRaisesRegex(ValueError, 'truncated'):
@@ -224,7 +224,8 @@ class ClientDataTest(parameterized.TestCase):
     os.remove(os.path.join(self.folder, index.shard_name(1)))
     with self.assertRaisesRegex(
         tf.errors.InvalidArgumentError,
-        'record 1 of 1 of client bert in .*shard-00001.tfrecord is missing',
+        'record 1 of 1 of the client at byte 0 of .*shard-00001.tfrecord is '
+        'missing',
     ):
       list(data.create_tf_dataset_for_client('bert'))
 
@@ -241,8 +242,8 @@ class ClientDataTest(parameterized.TestCase):
     os.replace(names[1], names[0])
     with self.assertRaisesRegex(
         tf.errors.InvalidArgumentError,
-        'record 1 of 3 of client anna in .*shard-00000.tfrecord belongs to'
-        ' client cleo',
+        'record 1 of 3 of the client at byte 0 of .*shard-00000.tfrecord '
+        'belongs to another client',
     ):
       list(data.create_tf_dataset_for_client('anna'))
 

@@ -73,21 +73,21 @@ class SchemaTest(parameterized.TestCase):
     self.assertContainsSubset({'DecodeRaw', 'ParseExampleV2'}, ops)
     self.assertFalse([op for op in ops if '>' in op], ops)
 
-  def test_wrong_length_names_the_utterance(self):
+  def test_wrong_length_is_an_error_that_names_nobody(self):
     example = tf.train.Example.FromString(_serialize())
     example.features.feature['num_samples'].int64_list.value[0] = 4001
     parse = tf.function(schema.build_parse_fn('pcm'))
     with self.assertRaisesRegex(
-        tf.errors.InvalidArgumentError, 'anna-1 of client anna.*4001.*4000'
+        tf.errors.InvalidArgumentError, r'\[an utterance should have 4001 .*4000'
     ):
       parse(tf.constant(example.SerializeToString()))
 
-  def test_wrong_number_of_frames_names_the_utterance(self):
+  def test_wrong_number_of_frames_is_an_error(self):
     # 4000 samples have 1 + 3600 // 160 = 23 frames; 4080 have one more.
     record = _serialize(encoding='log_mel', num_samples=4080)
     parse = tf.function(schema.build_parse_fn('log_mel'))
     with self.assertRaisesRegex(
-        tf.errors.InvalidArgumentError, 'anna-1 of client anna.*24 frames.*23'
+        tf.errors.InvalidArgumentError, r'\[an utterance .*24 frames.*23'
     ):
       parse(tf.constant(record))
 

@@ -95,6 +95,10 @@ def tearDownModule():
     _parts.cache_clear()
 
 
+class _Killed(Exception):
+  """Ends a run at once, which a KeyboardInterrupt would have saved."""
+
+
 class _Failing(tff.framework.AsyncContext):
   """A context that fails when a computation is called for the n-th time."""
 
@@ -105,7 +109,7 @@ class _Failing(tff.framework.AsyncContext):
   async def invoke(self, comp, arg):
     self._calls_left -= 1
     if not self._calls_left:
-      raise KeyboardInterrupt
+      raise _Killed
     return await self._context.invoke(comp, arg)
 
 
@@ -261,7 +265,7 @@ class FederatedTest(_RunTestCase):
     _train(self.run, num_rounds=2, **seeds)
     # Calls: initialize, rounds 3, 4, 5. After 4 the state is saved; round 5 is
     # stopped by the user.
-    with self.assertRaises(KeyboardInterrupt):
+    with self.assertRaises(_Killed):
       _train(
           self.run,
           configuration=_LONGER,
@@ -316,7 +320,7 @@ class FederatedTest(_RunTestCase):
   def test_a_round_that_is_repeated_is_charged_once(self):
     # With keys of its own. Saved at 0 and 2; stopped in round 4: the ledger has
     # 3 rounds, the state 2.
-    with self.assertRaises(KeyboardInterrupt):
+    with self.assertRaises(_Killed):
       _train(
           self.run,
           num_rounds=4,
@@ -380,12 +384,12 @@ class FederatedTest(_RunTestCase):
     def look(state, cohort):
       del cohort
       seen.append(state.global_model_weights)
-      raise KeyboardInterrupt
+      raise _Killed
 
     process = mock.create_autospec(_parts().process, instance=True)
     process.initialize = _parts().process.initialize
     process.next = look
-    with self.assertRaises(KeyboardInterrupt):
+    with self.assertRaises(_Killed):
       _train(self.run, seed_run=seed_run, learning_process=process)
     for name, value in _weights(seed_run).items():
       np.testing.assert_array_equal(seen[0][name], value)
@@ -470,7 +474,7 @@ class LedgerTest(_RunTestCase):
 
   def stop_in_round(self, number: int, **changes) -> None:
     """A run of 4 rounds, saved after 2, that a Ctrl-C ends in this round."""
-    with self.assertRaises(KeyboardInterrupt):
+    with self.assertRaises(_Killed):
       _train(
           self.run,
           num_rounds=4,

@@ -6,11 +6,14 @@ client's byte offset, and its records are read from there. Nothing scans a
 shard, and the graph holds a path and a table size, not the population.
 
 Nothing is skipped silently. While a dataset is read, in the graph, an error
-names the client and the shard if
+names the shard and the byte where the client's records begin if
 
 - a record is missing or damaged (its checksum differs, the shard is truncated),
 - a record belongs to another client (the shard is of another corpus),
 - its audio has not the length its record states.
+
+Such errors end up in logs, so they do not name the client; who has the corpus
+finds it by its place (`verify`, `bin/inspect_data.py`).
 
   N: samples. T: feature frames. F: mel bins.
 """
@@ -143,7 +146,7 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
     """From a client id (str or string []) to its dataset; traceable.
 
     In the graph, an id that the corpus does not hold raises
-    InvalidArgumentError naming the id.
+    InvalidArgumentError.
     """
     return self._dataset_fn
 
@@ -238,9 +241,9 @@ def _build_dataset_fn(
           tf.strings.as_string(record_num + 1),
           ' of ',
           tf.strings.as_string(count),
-          ' of client ',
-          client_id,
-          ' in ',
+          ' of the client at byte ',
+          tf.strings.as_string(offset),
+          ' of ',
           shard_path,
       ])
       present = tf.debugging.Assert(
@@ -260,9 +263,7 @@ def _build_dataset_fn(
           [
               tf.strings.join([
                   place,
-                  ' belongs to client ',
-                  found,
-                  '; the client is not in this corpus, or the index and the'
+                  ' belongs to another client; the client is not in this corpus, or the index and the'
                   ' shard are of different ones.',
               ])
           ],

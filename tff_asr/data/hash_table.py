@@ -93,8 +93,8 @@ def build_lookup_fn(
 
   The function takes string [] and returns int64 scalars: shard number, byte
   offset of the first record, number of records. An id whose key is not in the
-  corpus, or whose slots cannot be read, raises InvalidArgumentError naming the
-  id. It uses core ops only, reads `_PROBE_LENGTH` slots from the file, and its
+  corpus, or whose slots cannot be read, raises InvalidArgumentError, which
+  does not name it. It uses core ops only, reads `_PROBE_LENGTH` slots from the file, and its
   graph does not depend on the number of clients.
 
   Args:
@@ -131,22 +131,16 @@ def build_lookup_fn(
     readable = tf.debugging.Assert(
         is_readable,
         [
-            tf.strings.join([
-                f'{path} is missing or damaged where the place of client ',
-                client_id,
-                ' should be; copy or write the corpus again.',
-            ])
+            f'{path} is missing or damaged where the place of a client should '
+            'be; copy or write the corpus again.'
         ],
     )
     check = tf.debugging.Assert(
         # One message at a time: the table was read, and the key is not there.
         tf.logical_or(~is_readable, tf.reduce_any(match)),
         [
-            tf.strings.join([
-                'client ',
-                client_id,
-                f' is not in the corpus {os.path.dirname(path)}.',
-            ])
+            'a client of this round is not in the corpus '
+            f'{os.path.dirname(path)}.'
         ],
     )
     # In eager mode the assertions have already run and are no ops.

@@ -146,11 +146,7 @@ def build_parse_fn(encoding: str) -> Callable[[tf.Tensor], Element]:
         tf.equal(found, expected),
         [
             tf.strings.join([
-                'utterance ',
-                record[UTTERANCE_ID],
-                ' of client ',
-                record[CLIENT_ID],
-                ' should have ',
+                'an utterance should have ',
                 tf.strings.as_string(expected),
                 f' {unit}, its {encoding} audio has ',
                 tf.strings.as_string(found),

@@ -15,6 +15,7 @@ class Runner(Protocol):
   """What runs computations for a context."""
 
   last_timeline: list[crew.ClientInterval]
+  last_failures: dict[int, str]
 
   def invoke(
       self, comp: tff.Computation, arg: Any, *, stop: threading.Event
@@ -32,6 +33,10 @@ class SyncRunnerContext(tff.framework.SyncContext):
   def last_timeline(self) -> list[crew.ClientInterval]:
     return self._runner.last_timeline
 
+  @property
+  def last_failures(self) -> dict[int, str]:
+    return self._runner.last_failures
+
   def invoke(self, comp: tff.Computation, arg: Any) -> Any:
     return self._runner.invoke(comp, arg, stop=threading.Event())
 
@@ -45,6 +50,10 @@ class AsyncRunnerContext(tff.framework.AsyncContext):
   @property
   def last_timeline(self) -> list[crew.ClientInterval]:
     return self._runner.last_timeline
+
+  @property
+  def last_failures(self) -> dict[int, str]:
+    return self._runner.last_failures
 
   async def invoke(self, comp: tff.Computation, arg: Any) -> Any:
     if inspect.isawaitable(arg):

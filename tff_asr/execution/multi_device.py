@@ -18,7 +18,8 @@ Guarantees:
 - The result has the same bits for any number of devices of one kind and of
   workers, provided the computation has no unseeded or stateful random ops.
 - An empty cohort gives the server step on `zero`.
-- A client that fails ends the round with one `ClientError` that names it.
+- A client that fails is left out, as long as few do (`max_failed_share`); one
+  too many ends the round with one `ClientError` that tells its position.
 - No process is started, and no thread outlives a call that returns.
 
 Results have the containers that the type signature declares, with eager
@@ -52,6 +53,8 @@ def build_sync_context(
     clients_per_device: int = 1,
     block_size: int = 1,
     client_cost: Callable[[Any], float] | None = None,
+    max_failed_share: float = 0.0,
+    client_timeout_sec: float | None = None,
 ) -> tff.framework.SyncContext:
   """Builds a context in which calling a computation returns its result.
 
@@ -67,10 +70,15 @@ def build_sync_context(
       its expected cost, such as seconds of audio; clients of high cost start
       first. It decides the order of summation, so it must not vary for a run
       to repeat. None keeps the order of the cohort.
+    max_failed_share: share of a round's clients, in [0, 1], that may fail; they
+      are left out of the sum.
+    client_timeout_sec: how long a client's work may take before the round ends
+      with a `crew.HungError`; the first one also compiles. None: forever.
 
   Returns:
-    The context, with the attribute `last_timeline`: the `ClientInterval`s of
-    the round that finished last, by start.
+    The context, with the attributes `last_timeline`: the `ClientInterval`s of
+    the round that finished last, by start; and `last_failures`: what the
+    clients that it left out failed of, by position in the cohort.
 
   Raises:
     ValueError: an argument out of range, or a device this machine has not.
@@ -80,6 +88,8 @@ def build_sync_context(
       clients_per_device=clients_per_device,
       block_size=block_size,
       client_cost=client_cost,
+      max_failed_share=max_failed_share,
+      client_timeout_sec=client_timeout_sec,
   ))
 
 
@@ -89,6 +99,8 @@ def build_async_context(
     clients_per_device: int = 1,
     block_size: int = 1,
     client_cost: Callable[[Any], float] | None = None,
+    max_failed_share: float = 0.0,
+    client_timeout_sec: float | None = None,
 ) -> tff.framework.AsyncContext:
   """Builds a context in which calling a computation returns an awaitable.
 
@@ -101,6 +113,8 @@ def build_async_context(
       clients_per_device=clients_per_device,
       block_size=block_size,
       client_cost=client_cost,
+      max_failed_share=max_failed_share,
+      client_timeout_sec=client_timeout_sec,
   ))
 
 
@@ -110,6 +124,8 @@ def set_default_context(
     clients_per_device: int = 1,
     block_size: int = 1,
     client_cost: Callable[[Any], float] | None = None,
+    max_failed_share: float = 0.0,
+    client_timeout_sec: float | None = None,
 ) -> tff.framework.SyncContext:
   """Makes a new synchronous context the default of this thread; returns it.
 
@@ -121,6 +137,8 @@ def set_default_context(
       clients_per_device=clients_per_device,
       block_size=block_size,
       client_cost=client_cost,
+      max_failed_share=max_failed_share,
+      client_timeout_sec=client_timeout_sec,
   )
   tff.framework.set_default_context(context)
   return context
@@ -136,6 +154,8 @@ class _Runner(runner.Runner):
       clients_per_device: int,
       block_size: int,
       client_cost: Callable[[Any], float] | None,
+      max_failed_share: float,
+      client_timeout_sec: float | None,
   ):
     checks.positive_int(clients_per_device=clients_per_device)
     self._devices = devices_lib.find(devices)
@@ -144,6 +164,8 @@ class _Runner(runner.Runner):
         server_device=self._devices[0],
         block_size=block_size,
         client_cost=client_cost,
+        max_failed_share=max_failed_share,
+        client_timeout_sec=client_timeout_sec,
     )
 
   def load_clients(
@@ -153,7 +175,7 @@ class _Runner(runner.Runner):
 
   def run_clients(
       self, job: runner.Job
-  ) -> tuple[list[Any], list[crew.ClientInterval]]:
+  ) -> tuple[list[Any], crew.Cohort]:
     num_workers = len(self._devices) * self._clients_per_device
     cohort = workers.DeviceCohort(
         job,
@@ -184,4 +206,4 @@ class _Runner(runner.Runner):
           ],
           consume,
       )
-    return outputs, cohort.timeline
+    return outputs, cohort

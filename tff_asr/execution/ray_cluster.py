@@ -13,7 +13,9 @@ Guarantees:
   both merge in the order of `merging`.
 - A lost worker's blocks run again elsewhere, with the same result. The worker
   is replaced where there is room; the round goes on as long as one is left.
-- A client that fails ends the round with one `ClientError` that names it.
+- A client that fails is left out, as long as few do (`max_failed_share`); one
+  too many ends the round with one `ClientError` that tells its position.
+- A worker whose work hangs is given up for lost after `client_timeout_sec`.
 - A cluster that was started here ends with the program; one that was joined
   goes on, without this program's actors.
 
@@ -50,6 +52,8 @@ def build_sync_context(
     cpus_per_worker: int = 1,
     block_size: int = 1,
     client_cost: Callable[[Any], float] | None = None,
+    max_failed_share: float = 0.0,
+    client_timeout_sec: float | None = None,
     required_paths: Sequence[str] = (),
     op_libraries: Sequence[str] = OP_LIBRARIES,
 ) -> tff.framework.SyncContext:
@@ -65,15 +69,19 @@ def build_sync_context(
     block_size: clients a block; more saves messages and merges, one balances
       best.
     client_cost: see `multi_device.build_sync_context`.
+    max_failed_share: see there.
+    client_timeout_sec: how long a client's work may take before its worker is
+      given up for lost; the first one also compiles. None: forever.
     required_paths: files and folders, such as those of the shards, that each
       actor must be able to read when it starts.
     op_libraries: what registers the TensorFlow ops of the computations in an
       actor, as `pkgutil.resolve_name` takes it: a module, or one's attribute.
 
   Returns:
-    The context, with the attribute `last_timeline`: the `crew.ClientInterval`s
-    of the round that finished last, by start, on this machine's clock (to
-    within the time that a message takes).
+    The context, with the attributes `last_timeline`: the
+    `crew.ClientInterval`s of the round that finished last, by start, on this
+    machine's clock (to within the time that a message takes); and
+    `last_failures`: see `multi_device.build_sync_context`.
 
   Raises:
     ValueError: an argument out of range, Ray is not installed, the cluster is
@@ -90,6 +98,8 @@ def build_async_context(
     cpus_per_worker: int = 1,
     block_size: int = 1,
     client_cost: Callable[[Any], float] | None = None,
+    max_failed_share: float = 0.0,
+    client_timeout_sec: float | None = None,
     required_paths: Sequence[str] = (),
     op_libraries: Sequence[str] = OP_LIBRARIES,
 ) -> tff.framework.AsyncContext:
@@ -110,6 +120,8 @@ def set_default_context(
     cpus_per_worker: int = 1,
     block_size: int = 1,
     client_cost: Callable[[Any], float] | None = None,
+    max_failed_share: float = 0.0,
+    client_timeout_sec: float | None = None,
     required_paths: Sequence[str] = (),
     op_libraries: Sequence[str] = OP_LIBRARIES,
 ) -> tff.framework.SyncContext:
@@ -138,7 +150,10 @@ def _build_runner(**settings: Any) -> contexts.Runner:
   if settings['num_workers'] is not None:
     checks.positive_int(num_workers=settings['num_workers'])
   runner.check_settings(
-      block_size=settings['block_size'], client_cost=settings['client_cost']
+      block_size=settings['block_size'],
+      client_cost=settings['client_cost'],
+      max_failed_share=settings['max_failed_share'],
+      client_timeout_sec=settings['client_timeout_sec'],
   )
   for name in ('required_paths', 'op_libraries'):
     if isinstance(settings[name], str):

@@ -53,6 +53,8 @@ class RayRunner(runner.Runner):
       cpus_per_worker: int,
       block_size: int,
       client_cost: Callable[[Any], float] | None,
+      max_failed_share: float,
+      client_timeout_sec: float | None,
       required_paths: Sequence[str],
       op_libraries: Sequence[str],
   ):
@@ -72,6 +74,8 @@ class RayRunner(runner.Runner):
         server_device=devices.find(None)[0],
         block_size=block_size,
         client_cost=client_cost,
+        max_failed_share=max_failed_share,
+        client_timeout_sec=client_timeout_sec,
     )
 
   def load_clients(
@@ -82,11 +86,9 @@ class RayRunner(runner.Runner):
 
   def run_clients(
       self, job: runner.Job
-  ) -> tuple[list[Any], list[crew.ClientInterval]]:
+  ) -> tuple[list[Any], crew.Cohort]:
     compiled = job.loaded.compiled
     is_round = isinstance(compiled, form.Round)
-    if not job.clients:
-      return (compiled.zero.load()() if is_round else []), []
     cohort = _RayCohort(
         job,
         number=next(self._rounds),
@@ -97,6 +99,8 @@ class RayRunner(runner.Runner):
         ),
         num_workers=len(self._members),
     )
+    if not job.clients:
+      return (compiled.zero.load()() if is_round else []), cohort
     try:
       results = crew.run(
           cohort,
@@ -107,12 +111,12 @@ class RayRunner(runner.Runner):
       for member in self._members:
         member.actor.end_round.remote(cohort.key.number)
     if is_round:
-      return transport.unpack(results[0]), cohort.timeline
+      return transport.unpack(results[0]), cohort
     outputs = [None] * len(job.clients)
     for block, packed in zip(job.blocks, results):
       for position, values in zip(block.positions, packed):
         outputs[position] = transport.unpack(values)
-    return outputs, cohort.timeline
+    return outputs, cohort
 
 
 class _RayCohort(crew.Cohort):
@@ -126,12 +130,20 @@ class _RayCohort(crew.Cohort):
       board: task_board.TaskBoard,
       num_workers: int,
   ):
-    super().__init__(clients=job.clients, board=board, stop=job.stop)
+    super().__init__(
+        clients=job.clients,
+        board=board,
+        stop=job.stop,
+        max_failed=job.max_failed,
+    )
+    # Not `crew`'s time limit: a worker that hangs can be ended and replaced.
+    self._block_timeout_sec = job.timeout_sec
     self.key = ray_worker.RoundKey(
         number=number,
         computation=job.loaded.clients.number,
         programs=[job.loaded.clients.reference],
         broadcast=[ray.put(transport.pack(job.broadcast))],
+        leaves_out=job.max_failed > 0,
     )
     self._layout = job.loaded.compiled.arguments.client
     self._num_workers = num_workers
@@ -205,19 +217,25 @@ class _RayCohort(crew.Cohort):
       self, member: ray_pool.Member, block: schedule.Block
   ) -> ray.ObjectRef:
     """The reference to what a block came to."""
-    clients = []
+    clients = {}
     for position in block.positions:
       try:
-        clients.append(transport.pack(
+        clients[position] = transport.pack(
             self._layout.flatten(self.clients[position], name='client value')
-        ))
+        )
       except Exception as error:  # pylint: disable=broad-exception-caught
         self.fail(position, error, member.device)
     sent_sec = time.monotonic()
     report, result = member.actor.run_block.options(num_returns=2).remote(
-        self.key, block.positions, clients
+        self.key, tuple(clients), list(clients.values())
     )
-    report = self._wait(report)
+    report = self._wait(
+        report,
+        timeout_sec=(
+            self._block_timeout_sec
+            and self._block_timeout_sec * len(block.positions)
+        ),
+    )
     self.timeline.extend(
         crew.ClientInterval(
             position,
@@ -227,19 +245,32 @@ class _RayCohort(crew.Cohort):
             waited_sec,
         )
         for position, (start_sec, end_sec, waited_sec) in zip(
-            block.positions, report.intervals
+            clients, report.intervals
         )
     )
-    if report.error is not None:
-      self.fail(report.position, report.error, member.device)
+    for position, error in report.errors:
+      self.fail(position, error, member.device)
     if report.is_stopped:
       raise schedule.Stopped()
     return result
 
-  def _wait(self, reference: ray.ObjectRef) -> Any:
-    """The value of a reference, unless the round is ended from outside."""
+  def _wait(
+      self, reference: ray.ObjectRef, *, timeout_sec: float | None = None
+  ) -> Any:
+    """The value of a reference, unless the round is ended from outside.
+
+    Raises:
+      ray_pool.LOSSES: the worker was lost, or hangs.
+    """
+    begun_sec = time.monotonic()
     while not ray.wait([reference], timeout=_POLL_SEC)[0]:
       if self.stop.is_set():
         self.board.stop()
         raise schedule.Stopped()
+      if timeout_sec and time.monotonic() - begun_sec > timeout_sec:
+        logging.warning(
+            'A Ray worker has been at a block for more than %g s '
+            '(CLIENT_TIMEOUT_SEC for each client) and is given up.', timeout_sec
+        )
+        raise ray.exceptions.WorkerCrashedError()
     return ray_pool.get(reference)

@@ -33,6 +33,7 @@ class RoundKey(NamedTuple):
     computation: names the programs.
     programs: a list with the reference to the `loading.ClientPrograms`.
     broadcast: a list with the reference to the packed broadcast.
+    leaves_out: whether a block goes on without the clients that failed.
   """
 
   # In lists, since Ray would replace the bare references of a call by their
@@ -41,6 +42,7 @@ class RoundKey(NamedTuple):
   computation: int
   programs: list[ray.ObjectRef]
   broadcast: list[ray.ObjectRef]
+  leaves_out: bool
 
 
 class BlockReport(NamedTuple):
@@ -50,14 +52,12 @@ class BlockReport(NamedTuple):
     intervals: for each client that is done, in order, the seconds since the
       start of the block at which it began and ended, and those for which it
       waited for its data.
-    position: of the client that failed, or None.
-    error: what it failed with, or None.
+    errors: positions of the clients that failed, and what with.
     is_stopped: whether the round was ended meanwhile.
   """
 
   intervals: list[tuple[float, float, float]]
-  position: int | None = None
-  error: Exception | None = None
+  errors: Sequence[tuple[int, Exception]] = ()
   is_stopped: bool = False
 
 
@@ -139,7 +139,7 @@ class RayWorker:
       How it went; and the packed sum of the clients' updates or, where nothing
       is summed, each client's packed result; None if it did not go to its end.
     """
-    intervals, results = [], []
+    intervals, results, errors = [], [], []
     with tf.device(self._device):
       functions = self._load(key)
       broadcast = self._get_broadcast(key)
@@ -151,7 +151,7 @@ class RayWorker:
         for index, position in enumerate(positions):
           if key.number in self._ended:
             return BlockReport(intervals, is_stopped=True), None
-          start_sec = time.monotonic()
+          start_sec = ready_sec = time.monotonic()
           try:
             datasets = reader.take(position)
             for following in positions[index + 1 : index + 2]:
@@ -165,7 +165,9 @@ class RayWorker:
             else:
               results.append(transport.pack(outputs))
           except Exception as error:  # pylint: disable=broad-exception-caught
-            return BlockReport(intervals, position, _as_picklable(error)), None
+            errors.append((position, _as_picklable(error)))
+            if not key.leaves_out:
+              return BlockReport(intervals, errors), None
           intervals.append((
               start_sec - block_start_sec,
               time.monotonic() - block_start_sec,
@@ -173,7 +175,7 @@ class RayWorker:
           ))
       if functions.sums:
         results = transport.pack(accumulator)
-    return BlockReport(intervals), results
+    return BlockReport(intervals, errors), results
 
   def merge(
       self, key: RoundKey, parts: Sequence[ray.ObjectRef]

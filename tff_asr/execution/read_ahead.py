@@ -73,10 +73,10 @@ class Reader:
     # Not begun: whoever takes it reads it, and no thread has to be free.
     return self._read_client(key) if reading is None else reading.result()
 
-  def close(self) -> None:
-    """Ends all reading, and waits until it has ended."""
+  def close(self, *, wait: bool = True) -> None:
+    """Ends all reading; by default waits until it has ended."""
     self._closed.set()
-    self._threads.shutdown(cancel_futures=True)
+    self._threads.shutdown(wait=wait, cancel_futures=True)
 
   def _read_client(self, key: Hashable) -> list[tf.Tensor]:
     if self._read is None:

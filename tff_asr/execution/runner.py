@@ -36,6 +36,8 @@ class Job(NamedTuple):
     blocks: the clients' positions, in blocks.
     broadcast: what `prepare` returned.
     stop: set from outside to end the round between clients.
+    max_failed: how many clients may fail and are left out.
+    timeout_sec: how long a client's work may take, or None.
   """
 
   loaded: loading.Loaded
@@ -43,6 +45,8 @@ class Job(NamedTuple):
   blocks: Sequence[schedule.Block]
   broadcast: Sequence[tf.Tensor]
   stop: threading.Event
+  max_failed: int = 0
+  timeout_sec: float | None = None
 
 
 class Runner(abc.ABC):
@@ -51,6 +55,7 @@ class Runner(abc.ABC):
   Attributes:
     last_timeline: the `crew.ClientInterval`s of the round that finished last,
       by start.
+    last_failures: what the clients that it left out failed of, by position.
   """
 
   def __init__(
@@ -59,6 +64,8 @@ class Runner(abc.ABC):
       server_device: str,
       block_size: int,
       client_cost: Callable[[Any], float] | None,
+      max_failed_share: float = 0.0,
+      client_timeout_sec: float | None = None,
   ):
     """Checks the settings.
 
@@ -67,18 +74,28 @@ class Runner(abc.ABC):
       block_size: clients a block, at least 1.
       client_cost: a client's argument (a tuple of them if there are several)
         to its expected cost; None keeps the order of the cohort.
+      max_failed_share: share of a round's clients that may fail.
+      client_timeout_sec: how long a client's work may take; None: forever.
 
     Raises:
       ValueError: an argument out of range.
     """
-    check_settings(block_size=block_size, client_cost=client_cost)
+    check_settings(
+        block_size=block_size,
+        client_cost=client_cost,
+        max_failed_share=max_failed_share,
+        client_timeout_sec=client_timeout_sec,
+    )
     self._server_device = server_device
     self._block_size = block_size
     self._client_cost = client_cost
+    self._max_failed_share = max_failed_share
+    self._timeout_sec = client_timeout_sec
     self._cache = cache.Cache(
         lambda comp: loading.Loaded(_compiled.get(comp), self.load_clients)
     )
     self.last_timeline = []
+    self.last_failures = {}
 
   @abc.abstractmethod
   def load_clients(self, compiled: form.Round | form.ClientMap) -> Any:
@@ -87,12 +104,12 @@ class Runner(abc.ABC):
   @abc.abstractmethod
   def run_clients(
       self, job: Job
-  ) -> tuple[list[Any], list[crew.ClientInterval]]:
+  ) -> tuple[list[Any], crew.Cohort]:
     """Runs all clients of a job.
 
     Returns:
       The total of a `form.Round`, or each client's result, in the order of
-      the cohort, of a `form.ClientMap`; and when each client ran.
+      the cohort, of a `form.ClientMap`; and the cohort that ran.
     """
 
   def invoke(
@@ -118,12 +135,22 @@ class Runner(abc.ABC):
         block_size=self._block_size,
         costs=self._measure_costs(clients),
     )
-    outputs, timeline = self.run_clients(
-        Job(loaded, clients, blocks, loaded.prepare(*server), stop)
-    )
+    max_failed = 0  # Each result of a `form.ClientMap` is asked for.
+    if isinstance(compiled, form.Round):
+      max_failed = int(self._max_failed_share * len(clients))
+    outputs, cohort = self.run_clients(Job(
+        loaded,
+        clients,
+        blocks,
+        loaded.prepare(*server),
+        stop,
+        max_failed,
+        self._timeout_sec,
+    ))
     self.last_timeline = sorted(
-        timeline, key=lambda interval: interval.start_sec
+        cohort.timeline, key=lambda interval: interval.start_sec
     )
+    self.last_failures = cohort.failures
     if isinstance(compiled, form.Round):
       return compiled.result.pack(loaded.finish(*server, *outputs))
     return [compiled.result.pack(tensors) for tensors in outputs]
@@ -138,10 +165,17 @@ class Runner(abc.ABC):
 
 
 def check_settings(
-    *, block_size: int, client_cost: Callable[[Any], float] | None
+    *,
+    block_size: int,
+    client_cost: Callable[[Any], float] | None,
+    max_failed_share: float = 0.0,
+    client_timeout_sec: float | None = None,
 ) -> None:
-  """Raises ValueError, naming the argument, unless both are in range."""
+  """Raises ValueError, naming the argument, unless all are in range."""
   checks.positive_int(block_size=block_size)
+  checks.in_range(0, 1, max_failed_share=max_failed_share)
+  if client_timeout_sec is not None:
+    checks.positive(client_timeout_sec=client_timeout_sec)
   if client_cost is not None and not callable(client_cost):
     raise ValueError(
         'client_cost must be None or a function of one client, found '

@@ -65,7 +65,13 @@ class DeviceCohort(crew.Cohort):
       num_workers: int,
       board: schedule.Board,
   ):
-    super().__init__(clients=job.clients, board=board, stop=job.stop)
+    super().__init__(
+        clients=job.clients,
+        board=board,
+        stop=job.stop,
+        max_failed=job.max_failed,
+        timeout_sec=job.timeout_sec,
+    )
     self.num_blocks = len(job.blocks)
     self.functions = job.loaded.clients
     # Of no method of this object, which owns the reader: in such a cycle all
@@ -82,7 +88,7 @@ class DeviceCohort(crew.Cohort):
 
   def close(self) -> None:
     """Ends what reads ahead; to be called when the workers have ended."""
-    self._reader.close()
+    self._reader.close(wait=not isinstance(self.failure, crew.HungError))
 
   def get_broadcast(self, device: str) -> list[tf.Tensor]:
     return self._replicas[device].get_broadcast(self._broadcast)
@@ -97,7 +103,7 @@ class DeviceCohort(crew.Cohort):
       block: schedule.Block,
       index: int,
       accumulator: Sequence[tf.Tensor],
-  ) -> list[tf.Tensor]:
+  ) -> Sequence[tf.Tensor]:
     """Adds one client to an accumulator, recorded in the timeline.
 
     Args:
@@ -105,14 +111,18 @@ class DeviceCohort(crew.Cohort):
       block: the block that the worker is at.
       index: the client's in the block.
       accumulator: empty where nothing is summed.
+
+    Returns:
+      The new accumulator, or the old one if the client failed and is left out.
     """
     position = block.positions[index]
     if self.stop.is_set():
       self.board.stop()
     self.board.check_running()
+    start_sec = ready_sec = time.monotonic()
+    self.begun[position] = start_sec, worker.device
     try:
       work = self.functions.get_work(worker.slot)
-      start_sec = time.monotonic()
       datasets = self._read(block, index)
       ready_sec = time.monotonic()
       outputs = work(
@@ -121,8 +131,11 @@ class DeviceCohort(crew.Cohort):
           *self.get_broadcast(worker.device),
           *datasets,
       )
-    except Exception as error:
+    except Exception as error:  # pylint: disable=broad-exception-caught
       self.fail(position, error, worker.device)
+      outputs = accumulator
+    finally:
+      del self.begun[position]
     self.timeline.append(
         crew.ClientInterval(
             position,

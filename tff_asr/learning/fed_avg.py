@@ -20,6 +20,7 @@ from tff_asr.learning import canary_work
 from tff_asr.learning import client_update
 from tff_asr.learning import server_update
 from tff_asr.models import ctc
+from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import canaries as canaries_lib
 
 
@@ -116,6 +117,19 @@ def set_noise_key(
       distributor=state.distributor,
       client_work=state.client_work,
       aggregator=dp_mean.set_noise_key(state.aggregator, key),
+      finalizer=state.finalizer,
+  )
+
+
+def set_weights(
+    state: tff.learning.templates.LearningAlgorithmState, weights: Any
+) -> tff.learning.templates.LearningAlgorithmState:
+  """Returns the state with other model weights, float32 by name."""
+  return tff.learning.templates.LearningAlgorithmState(
+      global_model_weights=weights_lib.to_tensors(weights),
+      distributor=state.distributor,
+      client_work=state.client_work,
+      aggregator=state.aggregator,
       finalizer=state.finalizer,
   )
 

@@ -1,5 +1,6 @@
 """Central training as a program: seed models and baselines."""
 
+import asyncio
 import math
 import time
 from typing import Any, NamedTuple, Optional
@@ -16,9 +17,11 @@ from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import evaluation
+from tff_asr.programs import memory
 from tff_asr.programs import outputs
 from tff_asr.programs import preflight
 from tff_asr.programs import progress as progress_lib
+from tff_asr.programs import saving
 
 # Speakers read from at once, so that a batch mixes them.
 _INTERLEAVED_CLIENTS = 64
@@ -33,6 +36,8 @@ class ProgramState(NamedTuple):
     best_weights: The model with the lowest dev WER so far.
     best_rate: That WER; infinite before the first evaluation.
     evaluations_since_best: Evaluations since then.
+    loss_sum: Of the utterances since the last evaluation.
+    num_utterances: Trained on since then.
   """
 
   weights: Any
@@ -40,6 +45,8 @@ class ProgramState(NamedTuple):
   best_weights: Any
   best_rate: float
   evaluations_since_best: int
+  loss_sum: float
+  num_utterances: float
 
 
 async def train(
@@ -57,6 +64,8 @@ async def train(
     patience: Optional[int] = None,
     seed_run: Optional[str] = None,
     max_grad_norm: float = 1.0,
+    keep_last: int = 3,
+    keep_every: int = 0,
 ) -> dict[str, Any]:
   """Trains on all speakers' utterances together.
 
@@ -76,6 +85,8 @@ async def train(
       last weights.
     seed_run: Folder of a run whose model training starts from.
     max_grad_norm: Gradients are clipped to this global norm.
+    keep_last: See `outputs.RunFolder`.
+    keep_every: See there; in steps.
 
   Returns:
     The results, as written to results.json.
@@ -83,6 +94,7 @@ async def train(
   Raises:
     ValueError: As `check`, before anything is written; a file is damaged; or
       the loss is not finite any more.
+    OSError: There is too little memory, or room on the disk.
   """
   check(**locals())
   tokens = pipeline.tokenizer.characters
@@ -92,71 +104,78 @@ async def train(
     weights = weights_lib.to_tensors(
         outputs.read_model(seed_run, model=model, tokens=tokens)
     )
-  run = outputs.RunFolder(output_dir, configuration=configuration)
-  ledger_head = _take_over_ledger(run, seed_run)
-  specs = weights_lib.tensor_specs(model.specs)
-  # As tensors: Python numbers in it would be traced as constants.
-  optimizer_state = tf.nest.map_structure(
-      tf.convert_to_tensor, optimizer.initialize(specs)
-  )
-  state = ProgramState(weights, optimizer_state, weights, np.inf, 0)
-  saved, step = await run.state_manager.load_latest(state)
-  if saved is None:
-    step = 0
-  else:
-    state = saved._replace(weights=weights_lib.to_tensors(saved.weights))
-    logging.info('Resuming after step %d.', step)
-  step_fn = central_step.build(
-      model=model, optimizer=optimizer, max_grad_norm=max_grad_norm
-  )
-  batches = iter(_batches(client_data, pipeline, seed).skip(step))
-  managers = run.release_managers()
-  started = time.monotonic()
-  loss_sum = num_utterances = 0.0
+  with memory.explained(), outputs.RunFolder(
+      output_dir,
+      configuration=configuration,
+      keep_last=keep_last,
+      keep_every=keep_every,
+  ) as run:
+    ledger_head = _take_over_ledger(run, seed_run)
+    specs = weights_lib.tensor_specs(model.specs)
+    # As tensors: Python numbers in it would be traced as constants.
+    optimizer_state = tf.nest.map_structure(
+        tf.convert_to_tensor, optimizer.initialize(specs)
+    )
+    state = ProgramState(
+        weights, optimizer_state, weights, np.inf, 0, 0.0, 0.0
+    )
+    saved, step = await run.state_manager.load_latest(state)
+    if saved is None:
+      step = 0
+    else:
+      state = saved._replace(weights=weights_lib.to_tensors(saved.weights))
+      logging.info('Resuming after step %d.', step)
+    step_fn = central_step.build(
+        model=model, optimizer=optimizer, max_grad_norm=max_grad_norm
+    )
+    batches = iter(_batches(client_data, pipeline, seed).skip(step))
+    managers = run.release_managers(last=step)
+    started = time.monotonic()
 
-  with progress_lib.Progress(
-      description='central', total=num_steps, initial=step, unit='step'
-  ) as progress:
-    while step < num_steps and not _is_over(state, patience):
-      batch = next(batches, None)
-      if batch is None:
-        raise ValueError('the training speakers have no utterances.')
-      optimizer_state, weights, step_loss, step_utterances = step_fn(
-          state.optimizer, state.weights, batch
-      )
-      state = state._replace(weights=weights, optimizer=optimizer_state)
-      loss_sum += float(step_loss)
-      num_utterances += float(step_utterances)
-      step += 1
-      is_last = step == num_steps
-      figures = {'loss': f'{loss_sum / max(num_utterances, 1):.2f}'}
-      if is_last or step % evaluate_every == 0:
-        metrics = {'train_loss': loss_sum / max(num_utterances, 1)}
-        _check_loss(metrics['train_loss'], step=step)
-        loss_sum = num_utterances = 0.0
-        if evaluator is not None:
-          evaluated = evaluator(state.weights)
-          rate = evaluated.word_error_rate
-          metrics['dev_word_error_rate'] = rate
-          metrics['dev_loss'] = evaluated.loss
-          figures['dev WER'] = f'{100 * rate:.1f}%'
-          state = _with_evaluation(state, rate)
-        metrics['seconds'] = time.monotonic() - started
-        started = time.monotonic()
-        for manager in managers:
-          await manager.release(metrics, key=step)
-        await run.state_manager.save(state, step)
-      progress.update(**figures)
+    async with saving.Saver(run.state_manager, saved=step) as saver:
+      with progress_lib.Progress(
+          description='central', total=num_steps, initial=step, unit='step'
+      ) as progress:
+        while step < num_steps and not _is_over(state, patience):
+          batch = next(batches, None)
+          if batch is None:
+            raise ValueError('the training speakers have no utterances.')
+          state = _after_step(state, step_fn(
+              state.optimizer, state.weights, batch
+          ))
+          step += 1
+          loss = state.loss_sum / max(state.num_utterances, 1)
+          figures = {'loss': f'{loss:.2f}'}
+          if step == num_steps or step % evaluate_every == 0:
+            metrics = {'train_loss': loss}
+            _check_loss(loss, step=step)
+            state = state._replace(loss_sum=0.0, num_utterances=0.0)
+            if evaluator is not None:
+              evaluated = evaluator(state.weights)
+              rate = evaluated.word_error_rate
+              metrics['dev_word_error_rate'] = rate
+              metrics['dev_loss'] = evaluated.loss
+              figures['dev WER'] = f'{100 * rate:.1f}%'
+              state = _with_evaluation(state, rate)
+            metrics['seconds'] = time.monotonic() - started
+            started = time.monotonic()
+            for manager in managers:
+              await manager.release(metrics, key=step)
+            await saver.save(state, step)
+          saver.offer(state, step)
+          progress.update(**figures)
+          # Where an interrupt ends the run.
+          await asyncio.sleep(0)
 
-  final = state.weights if patience is None else state.best_weights
-  run.write_model(final, tokens=tokens, ledger=ledger_head)
-  results = {
-      'steps': step,
-      'seconds': round(sum(run.read_metric('seconds').values()), 1),
-      'dev_word_error_rate': run.read_metric('dev_word_error_rate'),
-  }
-  run.write_json('results.json', results)
-  return results
+    final = state.weights if patience is None else state.best_weights
+    run.write_model(final, tokens=tokens, ledger=ledger_head)
+    results = {
+        'steps': step,
+        'seconds': round(sum(run.read_metric('seconds').values()), 1),
+        'dev_word_error_rate': run.read_metric('dev_word_error_rate'),
+    }
+    run.write_json('results.json', results)
+    return results
 
 
 def check(**settings: Any) -> None:
@@ -222,6 +241,19 @@ def _take_over_ledger(
 def _is_over(state: ProgramState, patience: Optional[int]) -> bool:
   """Whether the WER has not fallen for long enough."""
   return patience is not None and state.evaluations_since_best >= patience
+
+
+def _after_step(
+    state: ProgramState, outputs_of_step: tuple[Any, Any, Any, Any]
+) -> ProgramState:
+  """The state after what `central_step` returned."""
+  optimizer_state, weights, loss_sum, num_utterances = outputs_of_step
+  return state._replace(
+      weights=weights,
+      optimizer=optimizer_state,
+      loss_sum=state.loss_sum + float(loss_sum),
+      num_utterances=state.num_utterances + float(num_utterances),
+  )
 
 
 def _with_evaluation(state: ProgramState, rate: float) -> ProgramState:

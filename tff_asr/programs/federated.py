@@ -4,9 +4,12 @@ A round is charged to the privacy ledger, on disk, before its model can be
 evaluated, saved or seen (`private_rounds`). A run that ends early resumes from
 its last saved round and repeats the rest with the same cohorts, seeds and
 noise. A run that starts from a federated run's model goes on with its ledger.
+Clients that fail are left out and counted (`failures`), rounds after which the
+model is of no use end the run or are undone (`divergence`).
 """
 
 from collections.abc import Callable
+import contextlib
 import hashlib
 import math
 import time
@@ -16,21 +19,24 @@ from absl import logging
 import numpy as np
 import tensorflow_federated as tff
 
-from tff_asr import checks
 from tff_asr.data import cohorts
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import fed_avg
 from tff_asr.models import ctc
-from tff_asr.models import weights as weights_lib
-from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import statement as statement_lib
+from tff_asr.programs import charged
+from tff_asr.programs import divergence
 from tff_asr.programs import evaluation
+from tff_asr.programs import failures
+from tff_asr.programs import federated_checks
+from tff_asr.programs import memory
 from tff_asr.programs import outputs
 from tff_asr.programs import preflight
 from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
+from tff_asr.programs import saving
 
 
 class ProgramState(NamedTuple):
@@ -41,12 +47,14 @@ class ProgramState(NamedTuple):
     cohorts: The cohort iterator's state; holds the sampler's key.
     ledger: Head of the privacy ledger.
     noise: The noise key, and the place that it is for.
+    norms: Of the last good round.
   """
 
   process: Any
   cohorts: Any
   ledger: ledger_lib.Head
   noise: private_rounds.NoiseState
+  norms: divergence.Norms
 
 
 async def train(
@@ -65,6 +73,11 @@ async def train(
     evaluator: Optional[evaluation.Evaluator] = None,
     evaluate_every: int = 10,
     save_every: int = 5,
+    keep_last: int = 3,
+    keep_every: int = 0,
+    max_failed_share: Optional[float] = None,
+    on_divergence: str = 'stop',
+    max_norm_growth: Optional[float] = None,
     seed_run: Optional[str] = None,
     noise_seed: Optional[int] = None,
     sampler_seed: Optional[int] = None,
@@ -89,6 +102,14 @@ async def train(
     evaluator: Decodes a public dev set, or None.
     evaluate_every: Rounds between evaluations; the last round always is.
     save_every: Rounds between saved states; the last round always is.
+    keep_last: See `outputs.RunFolder`.
+    keep_every: See there; in rounds.
+    max_failed_share: Share of a round's clients that may fail, their updates
+      not being finite included; None: any number of those. How many others may
+      is for `context` to say.
+    on_divergence: 'stop' ends the run at a round after which the model is of no
+      use; 'roll_back' undoes the round, which stays charged.
+    max_norm_growth: See `divergence.Guard`.
     seed_run: Folder of a run whose model training starts from.
     noise_seed: Fixes the noise key, for tests: NOT PRIVATE.
     sampler_seed: Fixes the sampler's key, for tests: NOT PRIVATE.
@@ -97,7 +118,9 @@ async def train(
     The results, as written to results.json.
 
   Raises:
-    ValueError: As `check`, before anything is written; or a file is damaged.
+    ValueError: As `check`, before anything is written; a file is damaged; too
+      many clients failed; or the model diverged.
+    OSError: There is too little memory, or room on the disk.
   """
   check(**locals())
   noise_key = _draw_or_fix(noise_seed)
@@ -122,53 +145,64 @@ async def train(
       learning_process.initialize()
   )
   if seed_weights is not None:
-    process_state = _with_weights(process_state, seed_weights)
+    process_state = fed_avg.set_weights(process_state, seed_weights)
   parent = None if seed_run is None else outputs.ledger_of_model(seed_run)
   private_rounds.check_first_round(
       process_state,
       sampling=source.sampling,
       delta=delta,
       target_epsilon=target_epsilon,
-      inherited=_charged(parent),
+      inherited=charged.inherited(parent),
   )
-  # Not before the process has shown that it can be built and run.
-  run = outputs.RunFolder(output_dir, configuration=configuration)
-  state = ProgramState(
-      process_state,
-      source.iterator().state,
-      ledger_lib.Head(0, ''),
-      private_rounds.NoiseState(noise_key, np.int64(0)),
-  )
-  saved, round_num = await run.state_manager.load_latest(state)
-  if saved is None:
-    round_num = 0
-    ledger = _create_ledger(
-        run,
-        parent,
-        fixed_seeds=[
-            name
-            for name, seed in (
-                ('NOISE_SEED', noise_seed),
-                ('SAMPLER_SEED', sampler_seed),
-            )
-            if seed is not None
-        ],
+  guard = divergence.Guard(action=on_divergence, max_growth=max_norm_growth)
+  async with contextlib.AsyncExitStack() as stack:
+    stack.enter_context(memory.explained())
+    # Not before the process has shown that it can be built and run.
+    run = stack.enter_context(outputs.RunFolder(
+        output_dir,
+        configuration=configuration,
+        keep_last=keep_last,
+        keep_every=keep_every,
+    ))
+    state = ProgramState(
+        process_state,
+        source.iterator().state,
+        ledger_lib.Head(0, ''),
+        private_rounds.NoiseState(noise_key, np.int64(0)),
+        divergence.Norms(),
     )
-    state = state._replace(
-        ledger=ledger.head,
-        noise=private_rounds.NoiseState(noise_key, np.int64(ledger.place)),
+    saved, round_num = await run.state_manager.load_latest(state)
+    if saved is None:
+      round_num = 0
+      ledger = charged.create_ledger(
+          run,
+          parent,
+          fixed_seeds=[
+              name
+              for name, seed in (
+                  ('NOISE_SEED', noise_seed),
+                  ('SAMPLER_SEED', sampler_seed),
+              )
+              if seed is not None
+          ],
+      )
+      state = state._replace(
+          ledger=ledger.head,
+          noise=private_rounds.NoiseState(noise_key, np.int64(ledger.place)),
+      )
+      await run.state_manager.save(state, 0)
+    else:
+      state = saved
+      ledger = ledger_lib.resume(run.file(outputs.LEDGER), head=state.ledger)
+      logging.info('Resuming after round %d.', round_num)
+    stack.enter_context(ledger)
+    managers = run.release_managers(last=round_num)
+    progress = stack.enter_context(progress_lib.Progress(
+        description='federated', total=num_rounds, initial=round_num
+    ))
+    saver = await stack.enter_async_context(
+        saving.Saver(run.state_manager, saved=round_num)
     )
-    await run.state_manager.save(state, 0)
-  else:
-    state = saved
-    ledger = ledger_lib.resume(run.file(outputs.LEDGER), head=state.ledger)
-    logging.info('Resuming after round %d.', round_num)
-  iterator = source.iterator(state.cohorts)
-  managers = run.release_managers()
-
-  with ledger, progress_lib.Progress(
-      description='federated', total=num_rounds, initial=round_num
-  ) as progress:
     rounds = private_rounds.Rounds(
         ledger=ledger,
         noise=state.noise,
@@ -178,27 +212,61 @@ async def train(
         target_epsilon=target_epsilon,
         fixed_noise=noise_seed is not None,
     )
-    is_last = round_num >= num_rounds or not rounds.are_left(
-        state.process, iterator.state
-    )
+
+    def is_over() -> bool:
+      return round_num >= num_rounds or not rounds.are_left(
+          state.process, state.cohorts
+      )
+
+    is_last = is_over()
+    started = time.monotonic()
     while not is_last:
-      started = time.monotonic()
-      cohort_state = iterator.state
+      iterator = source.iterator(state.cohorts)
+      cohort = iterator.select()
       output = await rounds.run(
           learning_process.next,
           state.process,
-          cohort=iterator.select(),
-          cohort_state=cohort_state,
+          cohort=cohort,
+          cohort_state=state.cohorts,
       )
+      saver.check()
+      metrics = _round_metrics(output.metrics)
+      metrics['not_private/num_failed'] = failures.count(
+          context,
+          output.metrics['client_work'],
+          cohort_size=len(cohort),
+          round_num=round_num + 1,
+          max_failed_share=max_failed_share,
+      )
+      if not guard.is_good(
+          state.norms, output.metrics['finalizer'], round_num=round_num + 1
+      ):
+        rounds.roll_back(state.process, state.cohorts)
+        state = state._replace(
+            ledger=ledger.head,
+            noise=rounds.noise,
+            norms=divergence.after_roll_back(state.norms),
+        )
+        # Another cohort: amplification by sampling is counted once for each
+        # draw. The rounds of a pass draw nothing, and tree and pass go together.
+        if source.sampling.kind != 'pass':
+          state = state._replace(cohorts=iterator.state)
+        logging.warning(
+            'Round %d diverged and was undone; it stays charged.', round_num + 1
+        )
+        is_last = is_over()
+        continue
       round_num += 1
       state = ProgramState(
-          output.state, iterator.state, ledger.head, rounds.noise
+          output.state,
+          iterator.state,
+          ledger.head,
+          rounds.noise,
+          divergence.after_good(state.norms, output.metrics['finalizer']),
       )
-      metrics = _round_metrics(output.metrics)
+      metrics['num_roll_backs'] = state.norms.all_roll_backs
       metrics['epsilon'] = rounds.epsilon()
-      is_last = round_num == num_rounds or not rounds.are_left(
-          state.process, iterator.state
-      )
+      is_last = is_over()
       if evaluator is not None and (
           is_last or round_num % evaluate_every == 0
       ):
@@ -206,12 +274,16 @@ async def train(
         metrics['dev_word_error_rate'] = evaluated.word_error_rate
         metrics['dev_loss'] = evaluated.loss
       metrics['seconds'] = time.monotonic() - started
+      started = time.monotonic()
       for manager in managers:
         await manager.release(metrics, key=round_num)
-      if is_last or round_num % save_every == 0:
-        await run.state_manager.save(state, round_num)
+      saver.offer(state, round_num)
+      if round_num % save_every == 0:
+        await saver.save(state, round_num)
       progress.update(**_figures(metrics))
 
+    await saver.save(state, round_num)
+    await saver.wait()
     run.write_model(
         state.process.global_model_weights,
         tokens=pipeline.tokenizer.characters,
@@ -238,9 +310,9 @@ async def train(
         'dev_word_error_rate': run.read_metric('dev_word_error_rate'),
         'privacy': statement.fields,
     }
-  run.write_text('privacy.txt', f'{statement}\n')
-  run.write_json('privacy.json', statement.fields)
-  run.write_json('results.json', results)
+    run.write_text('privacy.txt', f'{statement}\n')
+    run.write_json('privacy.json', statement.fields)
+    run.write_json('results.json', results)
   print(statement)
   return results
 
@@ -252,91 +324,12 @@ def check(**settings: Any) -> None:
     **settings: Arguments of `train`; what needs one that is not given is not
       checked.
   """
-  preflight.run(
-      (
-          _check_counts,
-          _check_cohorts,
-          _check_delta,
-          _check_fixed_seeds,
-          evaluation.check_characters,
-          *preflight.TRAINING_CHECKS,
-      ),
-      settings,
-  )
-
-
-def _check_counts(
-    num_rounds: int, evaluate_every: int, save_every: int
-) -> None:
-  checks.positive_int(**locals())
-
-
-def _check_cohorts(client_data, build_cohorts) -> None:
-  """Cohorts can be drawn from these clients."""
-  build_cohorts(client_data.client_ids, key=keys.from_seed(0))
-
-
-def _check_delta(delta: Optional[float]) -> None:
-  if delta is not None:
-    accounting.check_delta(delta)
-
-
-def _check_fixed_seeds(
-    noise_seed: Optional[int], sampler_seed: Optional[int]
-) -> None:
-  if noise_seed is not None:
-    checks.non_negative_int(noise_seed=noise_seed)
-  if sampler_seed is not None:
-    checks.non_negative_int(sampler_seed=sampler_seed)
+  preflight.run(federated_checks.ALL, settings)
 
 
 def _draw_or_fix(seed: Optional[int]) -> np.ndarray:
   """A key from the operating system, or from a seed for tests."""
   return keys.draw() if seed is None else keys.from_seed(seed)
-
-
-def _with_weights(state: Any, weights: Any) -> Any:
-  """The process's state with other model weights."""
-  return tff.learning.templates.LearningAlgorithmState(
-      global_model_weights=weights_lib.to_tensors(weights),
-      distributor=state.distributor,
-      client_work=state.client_work,
-      aggregator=state.aggregator,
-      finalizer=state.finalizer,
-  )
-
-
-def _charged(
-    parent: Optional[tuple[str, Optional[ledger_lib.Head]]]
-) -> list[accounting.Rounds]:
-  """The rounds that a run takes over."""
-  if parent is None:
-    return []
-  path, head = parent
-  return ledger_lib.read(path, head=head).rounds
-
-
-def _create_ledger(
-    run: outputs.RunFolder,
-    parent: Optional[tuple[str, Optional[ledger_lib.Head]]],
-    *,
-    fixed_seeds: list[str],
-) -> ledger_lib.Ledger:
-  """The ledger of a new run; refused where one was taken away."""
-  before = outputs.ledger_of_model(run.path)
-  if before is not None and before[1] is not None:
-    raise ledger_lib.LedgerError(
-        f'{run.path} holds a trained model but no saved state: put its states '
-        'back, or take another output_dir.'
-    )
-  path, head = parent or (None, None)
-  return ledger_lib.create(
-      run.file(outputs.LEDGER),
-      unit='speaker',
-      fixed_seeds=fixed_seeds,
-      parent=path,
-      parent_head=head,
-  )
 
 
 def _round_metrics(metrics: Any) -> dict[str, float]:

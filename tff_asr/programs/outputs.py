@@ -1,6 +1,8 @@
 """The folder of a run: what programs write there and read back.
 
     config.gin      the configuration
+    run.lock        held while a run goes on here (`run_lock`)
+    machine.json    threads and devices that it began with (`machine`)
     state/          program states, to resume from (hold keys: owner only)
     model.state     the trained weights, for evaluation and as a seed
     ledger.jsonl    what the model's rounds cost in privacy (federated runs, and
@@ -12,7 +14,6 @@
 """
 
 from collections.abc import Mapping
-import csv
 import difflib
 import json
 import os
@@ -27,23 +28,29 @@ from tff_asr import checks
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.programs import machine
+from tff_asr.programs import metrics_file
+from tff_asr.programs import run_lock
 from tff_asr.programs import state_file
 from tff_asr.programs import state_manager
 
 # Settings that may change when a run is resumed: they decide how far it goes
 # and what is shown, not what a round does.
 _MAY_CHANGE = re.compile(
-    r'^(NUM_ROUNDS|NUM_STEPS|EVALUATE_EVERY|SAVE_EVERY|TARGET_EPSILON) *='
+    r'^(NUM_ROUNDS|NUM_STEPS|EVALUATE_EVERY|SAVE_EVERY|KEEP_LAST|KEEP_EVERY'
+    r'|TARGET_EPSILON|MAX_FAILED_SHARE|CLIENT_TIMEOUT_SEC|MAX_NORM_GROWTH'
+    r'|ON_DIVERGENCE) *='
 )
 LEDGER = 'ledger.jsonl'
 MODEL = 'model.state'
 _CONFIG = 'config.gin'
+_METRICS = 'metrics.csv'
 _STATES = 'state'
 # What a run writes besides its configuration and its states.
 RESULTS = (
     MODEL,
     LEDGER,
-    'metrics.csv',
+    _METRICS,
     'results.json',
     'privacy.txt',
     'privacy.json',
@@ -51,24 +58,50 @@ RESULTS = (
 
 
 class RunFolder:
-  """One run's folder; created with its parents if it is missing."""
+  """One run's folder; created with its parents if it is missing.
 
-  def __init__(self, path: str, *, configuration: str):
+  A context manager: until its end, no other run can open the folder.
+  """
+
+  def __init__(
+      self,
+      path: str,
+      *,
+      configuration: str,
+      keep_last: int = 3,
+      keep_every: int = 0,
+  ):
     """Opens or creates the folder.
 
     Args:
       path: The folder.
       configuration: The configuration's text; kept in `config.gin`.
+      keep_last: Saved states to keep, the newest ones; at least 1.
+      keep_every: States of rounds that are multiples of this are kept too; 0:
+        none.
 
     Raises:
       ValueError: As `check_folder`.
     """
     check_folder(path, configuration=configuration)
     self.path = path
+    os.makedirs(path, exist_ok=True)
+    self._lock = run_lock.RunLock(path)
     # First the states' folder, which marks the folder as that of a run.
-    self.state_manager = state_manager.StateManager(self.file(_STATES))
-    if not _has_begun(path):
+    self.state_manager = state_manager.StateManager(
+        self.file(_STATES), keep_last=keep_last, keep_every=keep_every
+    )
+    if _has_begun(path):
+      machine.check(path)
+    else:
       self.write_text(_CONFIG, configuration)
+      self.write_json(os.path.basename(machine.path(path)), machine.describe())
+
+  def __enter__(self) -> 'RunFolder':
+    return self
+
+  def __exit__(self, *unused_error: Any) -> None:
+    self._lock.release()
 
   def file(self, name: str) -> str:
     """Path of a file in the folder."""
@@ -87,19 +120,17 @@ class RunFolder:
 
     A run that was resumed has released some of them before it was stopped.
     """
-    with open(self.file('metrics.csv'), encoding='utf-8', newline='') as f:
-      return {
-          int(row['round']): float(row[name])
-          for row in csv.DictReader(f)
-          if row.get(name)
-      }
+    return metrics_file.read(self.file(_METRICS), name)
 
-  def release_managers(self) -> list[tff.program.ReleaseManager]:
-    """Where metrics go: CSV and TensorBoard."""
+  def release_managers(self, *, last: int) -> list[tff.program.ReleaseManager]:
+    """Where metrics go: CSV and TensorBoard.
+
+    Args:
+      last: Round or step that the run goes on from; metrics of later ones, of
+        a run that was stopped, are released again.
+    """
     return [
-        tff.program.CSVFileReleaseManager(
-            file_path=self.file('metrics.csv'), key_fieldname='round'
-        ),
+        metrics_file.MetricsFile(self.file(_METRICS), last=last),
         tff.program.TensorBoardReleaseManager(self.file('tensorboard')),
     ]
 
@@ -141,11 +172,13 @@ def check_folder(path: str, *, configuration: str) -> None:
     configuration: The configuration's text.
 
   Raises:
-    ValueError: It is no folder or cannot be written; it holds a run of another
-      configuration (the message shows the first difference); or it holds files
-      that a run would overwrite, and is not the folder of a run.
+    ValueError: It is no folder or cannot be written; a run goes on in it; it
+      holds a run of another configuration (the message shows the first
+      difference); or it holds files that a run would overwrite, and is not the
+      folder of a run.
   """
   checks.output_folders(output_dir=path)
+  run_lock.check_free(path)
   config = os.path.join(path, _CONFIG)
   if _has_begun(path):
     if not os.path.isfile(config):

@@ -88,10 +88,17 @@ def check_durations(
     )
 
 
+def check_keeping(keep_last: int, keep_every: int) -> None:
+  """The numbers of states to keep are numbers of states."""
+  checks.positive_int(keep_last=keep_last)
+  checks.non_negative_int(keep_every=keep_every)
+
+
 # What is checked before any training.
 TRAINING_CHECKS = (
     check_durations,
     check_seed_run,
     check_seed_run_is_another,
     check_output_dir,
+    check_keeping,
 )

@@ -152,6 +152,22 @@ class Rounds:
               'are saved.'
           ) from None
 
+  def roll_back(self, state: Any, cohort_state: Any) -> None:
+    """Gives the rounds after an undone one a new noise key.
+
+    The undone round stays charged. The key is derived from the one before and
+    the round's identity: a run that is killed after a roll-back and resumed
+    before it comes to the same key, and is charged the same rounds.
+
+    Args:
+      state: The learning process's state before the undone round.
+      cohort_state: The cohort iterator's state before it.
+    """
+    identity = self._identity(state, cohort_state)
+    self.noise = self.noise._replace(
+        key=keys.derive(self.noise.key, purpose=f'rolled back {identity}')
+    )
+
   def epsilon(self) -> float:
     """Epsilon by RDP of all charged rounds; infinite if a seed fixed a key."""
     contents = self._ledger.contents

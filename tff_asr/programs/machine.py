@@ -1,0 +1,108 @@
+"""What the bits of a run depend on besides its settings: threads and devices.
+
+Sums over many numbers are split over the threads of an op, so another number of
+threads rounds differently, as do other devices, processors and versions of
+TensorFlow. A run keeps what it began on; a resumed one takes the threads from
+there, and says what else differs.
+"""
+
+import json
+import os
+import platform
+from typing import Any
+
+from absl import logging
+import tensorflow as tf
+
+_NAME = 'machine.json'
+_THREADS = 'threads_per_op'
+
+
+def restore_threads(run: str) -> None:
+  """Gives ops as many threads as a run began with, if there is such a run.
+
+  To be called before TensorFlow is in use; `check` says where it was too late.
+
+  Args:
+    run: The run's folder; need not exist.
+  """
+  before = _read(run)
+  if before is None or before.get(_THREADS) == _num_threads():
+    return
+  try:
+    tf.config.threading.set_intra_op_parallelism_threads(before[_THREADS])
+  except (KeyError, RuntimeError, TypeError, ValueError):
+    pass  # `check` tells.
+
+
+def check(run: str) -> None:
+  """Logs a line where this machine differs from the one that a run began on.
+
+  Args:
+    run: The run's folder.
+  """
+  before = _read(run)
+  if before is None:
+    return
+  here = describe()
+  differences = [
+      f'{name} {before.get(name)!r}, here {here[name]!r}'
+      for name in here
+      if before.get(name) != here[name]
+  ]
+  if differences:
+    logging.warning(
+        '%s was begun elsewhere (%s): it goes on, but not in the same bits, '
+        'and a private round that was not saved yet is charged once more.',
+        run, '; '.join(differences),
+    )
+
+
+def path(run: str) -> str:
+  """The file that keeps what a run began on."""
+  return os.path.join(run, _NAME)
+
+
+def describe() -> dict[str, Any]:
+  """What results of this process depend on, to be compared and kept."""
+  return {
+      'devices': [
+          tf.config.experimental.get_device_details(device).get(
+              'device_name', device.device_type
+          )
+          for device in tf.config.list_physical_devices()
+      ],
+      'processor': _processor(),
+      'tensorflow': tf.__version__,
+      _THREADS: _num_threads(),
+  }
+
+
+def _read(run: str) -> dict[str, Any] | None:
+  """What a run keeps; None if it keeps nothing that can be read."""
+  try:
+    with open(path(run), encoding='utf-8') as file:
+      found = json.load(file)
+  except (OSError, ValueError):
+    return None
+  return found if isinstance(found, dict) else None
+
+
+def _num_threads() -> int:
+  """Threads of an op: as set, or one a processor that this process may use."""
+  return (
+      tf.config.threading.get_intra_op_parallelism_threads()
+      or len(os.sched_getaffinity(0))
+  )
+
+
+def _processor() -> str:
+  """The processor's model; its instructions decide how kernels round."""
+  try:
+    with open('/proc/cpuinfo', encoding='utf-8') as file:
+      for line in file:
+        if line.startswith('model name'):
+          return line.partition(':')[2].strip()
+  except OSError:
+    pass
+  return platform.machine()

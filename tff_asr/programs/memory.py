@@ -1,0 +1,39 @@
+"""Memory: what a run needs of it, and what to change where it is too little."""
+
+from collections.abc import Iterator
+import contextlib
+import errno
+
+import tensorflow as tf
+
+_ADVICE = (
+    'lower MAX_BATCH_SEC (seconds of audio a batch) or CLIENTS_PER_DEVICE, or '
+    'take a smaller model (NUM_BLOCKS, DIM, MLP_DIM)'
+)
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+  """Says which settings to change where memory does not suffice.
+
+  Raises:
+    OSError: TensorFlow or Python had too little memory, here or at a client.
+  """
+  try:
+    yield
+  except Exception as error:
+    found = error
+    while found is not None and not is_shortage(found):
+      found = found.__cause__
+    if found is None:
+      raise
+    what = ' '.join(str(found).split('\n')[0].split())[:200]
+    raise OSError(
+        errno.ENOMEM,
+        f'out of memory ({what or type(found).__name__}): {_ADVICE}.',
+    ) from error
+
+
+def is_shortage(error: BaseException) -> bool:
+  """Whether an error says that memory did not suffice."""
+  return isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError))
