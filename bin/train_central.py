@@ -13,6 +13,7 @@ from absl import flags
 
 from tff_asr import config
 from tff_asr.programs import central
+from tff_asr.programs import dry_run
 from tff_asr.programs import machine
 
 _OUTPUT_DIR = flags.DEFINE_string(
@@ -24,6 +25,11 @@ _GIN_FILE = flags.DEFINE_multi_string(
 _GIN_PARAM = flags.DEFINE_multi_string(
     'gin_param', [], "Override such as 'NUM_STEPS = 10'; may be repeated."
 )
+_DRY_RUN = flags.DEFINE_bool(
+    'dry_run',
+    False,
+    'Check everything, print configuration, sizes and epsilon, and stop.',
+)
 flags.mark_flag_as_required('output_dir')
 
 
@@ -34,10 +40,13 @@ def main(_) -> None:
       gin_files=_GIN_FILE.value,
       gin_params=_GIN_PARAM.value,
       check=central.check,
+      call=dry_run.central if _DRY_RUN.value else None,
   )
-  launch.run_async(
+  result = launch.run_async(
       train(output_dir=_OUTPUT_DIR.value, configuration=config.text())
   )
+  if _DRY_RUN.value:
+    print(result)
 
 
 if __name__ == '__main__':

@@ -66,6 +66,7 @@ def bind(
     gin_files: Sequence[str],
     gin_params: Sequence[str] = (),
     check: Callable[..., None] | None = None,
+    call: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
   """Returns `program` with the arguments that gin files and overrides give it.
 
@@ -77,6 +78,8 @@ def bind(
     check: Raises ValueError for what is wrong with the program's arguments, of
       which it takes any by name. It is called where parts cannot be built, so
       that its error is reported with theirs.
+    call: Called with the program's arguments in its place, such as to describe
+      what it would do.
 
   Returns:
     The program, which takes the arguments left by name; those given win. It
@@ -120,7 +123,7 @@ def bind(
       except _USERS_ERRORS as e:
         parts.errors.append(e)
     checks.raise_together(parts.errors)
-    return program(**built)
+    return (call or program)(**built)
 
   return bound
 

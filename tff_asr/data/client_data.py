@@ -263,8 +263,8 @@ def _build_dataset_fn(
           [
               tf.strings.join([
                   place,
-                  ' belongs to another client; the client is not in this corpus, or the index and the'
-                  ' shard are of different ones.',
+                  ' belongs to another client; the client is not in this'
+                  ' corpus, or the index and the shard are of different ones.',
               ])
           ],
       )

@@ -37,3 +37,19 @@ def explained() -> Iterator[None]:
 def is_shortage(error: BaseException) -> bool:
   """Whether an error says that memory did not suffice."""
   return isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError))
+
+
+def estimate(*, state_bytes: int, weights_bytes: int) -> tuple[int, int]:
+  """Bytes that a run takes, without the activations of its batches.
+
+  Args:
+    state_bytes: Of a program state.
+    weights_bytes: Of the model's weights.
+
+  Returns:
+    Bytes of the server: the state before a round and after it, the one that is
+    being written, what is sent to clients, the sum, and its noise. Bytes of a
+    client at work: its weights, gradients, update and sum, and a sum that waits
+    to be merged.
+  """
+  return 3 * state_bytes + 3 * weights_bytes, 5 * weights_bytes

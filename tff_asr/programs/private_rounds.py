@@ -24,6 +24,7 @@ from tff_asr.learning import fed_avg
 from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import ledger_rounds
 from tff_asr.programs import digests
 
 
@@ -245,6 +246,32 @@ def check_first_round(
         + (f', with {before} rounds of SEED_RUN' if before else '')
         + ': add noise, or take smaller cohorts of a larger population.'
     )
+
+
+def epsilon_of_plan(
+    state: Any,
+    *,
+    sampling: accounting.Sampling,
+    num_rounds: int,
+    inherited: list[accounting.Rounds],
+    delta: float,
+) -> float:
+  """Epsilon (RDP) of a run that comes to its end.
+
+  Args:
+    state: The learning process's initial state.
+    sampling: How cohorts are drawn.
+    num_rounds: Rounds of the whole run.
+    inherited: Rounds of the runs that it starts from.
+    delta: Of epsilon.
+  """
+  charges = ledger_rounds.Charges()
+  noise = _noise_multipliers(state, sampling)
+  for round_num in range(num_rounds):
+    charges.add_round(
+        sampling=sampling, noise_multipliers=noise, round_num=round_num
+    )
+  return _epsilon([*inherited, *charges.rounds], delta)
 
 
 def _noise_multipliers(

@@ -1,0 +1,180 @@
+"""What a program would do, as text: nothing is trained or written.
+
+Everything that a run checks before its first round is checked. The learning
+process is initialized, for its noise and the size of its state.
+"""
+
+from collections.abc import Callable, Mapping
+import inspect
+import math
+import os
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_asr.data import cohorts
+from tff_asr.models import ctc
+from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import keys
+from tff_asr.privacy import statement
+from tff_asr.programs import central as central_lib
+from tff_asr.programs import charged
+from tff_asr.programs import federated as federated_lib
+from tff_asr.programs import memory
+from tff_asr.programs import outputs
+from tff_asr.programs import private_rounds
+
+
+async def federated(**settings: Any) -> str:
+  """What `federated.train` would do; takes its arguments.
+
+  Raises:
+    ValueError: As `federated.train`, before its first round.
+  """
+  settings = _with_defaults(federated_lib.train, settings)
+  federated_lib.check(**settings)
+  ids = settings['client_data'].client_ids
+  source = settings['build_cohorts'](ids, key=keys.draw())
+  delta = settings['delta'] or statement.default_delta(len(ids))
+  tff.framework.set_default_context(
+      tff.program.NativeFederatedContext(settings['context'])
+  )
+  state = await tff.program.materialize_value(
+      settings['learning_process'].initialize()
+  )
+  seed_run = settings['seed_run']
+  inherited = charged.inherited(
+      None if seed_run is None else outputs.ledger_of_model(seed_run)
+  )
+  rules = dict(sampling=source.sampling, delta=delta, inherited=inherited)
+  private_rounds.check_first_round(
+      state, target_epsilon=settings['target_epsilon'], **rules
+  )
+  return _describe(
+      settings,
+      state,
+      {
+          'rounds': f'{settings["num_rounds"]:,}',
+          'cohort': _cohort(source),
+          'epsilon': _epsilon(settings, state, rules),
+      },
+  )
+
+
+async def central(**settings: Any) -> str:
+  """What `central.train` would do; takes its arguments.
+
+  Raises:
+    ValueError: As `central.train`, before its first step.
+  """
+  settings = _with_defaults(central_lib.train, settings)
+  central_lib.check(**settings)
+  specs = weights_lib.tensor_specs(settings['model'].specs)
+  # The weights twice: as they are, and the best.
+  state = [settings['optimizer'].initialize(specs)] + 2 * [
+      tf.nest.map_structure(lambda spec: tf.zeros(spec.shape), specs)
+  ]
+  clients = settings['client_data'].client_ids
+  return _describe(
+      settings,
+      state,
+      {
+          'steps': f'{settings["num_steps"]:,} at most',
+          'speakers': f'{len(clients):,}',
+          'epsilon': 'infinite: central training is not private.',
+      },
+  )
+
+
+def _with_defaults(
+    program: Callable[..., Any], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+  """All arguments of a program."""
+  bound = inspect.signature(program).bind(**settings)
+  bound.apply_defaults()
+  return dict(bound.arguments)
+
+
+def _describe(
+    settings: Mapping[str, Any], state: Any, plan: Mapping[str, str]
+) -> str:
+  """The text: configuration, sizes, plan."""
+  state_bytes = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(state))
+  folder = settings['output_dir']
+  while not os.path.isdir(folder or '.'):
+    folder = os.path.dirname(folder)
+  disk = os.statvfs(folder or '.')
+  rows = {
+      'parameters': f'{weights_lib.count(settings["model"].specs):,}',
+      'memory': _memory(settings['model'], state_bytes),
+      'saved states': (
+          f'{_size(state_bytes)} each, {settings["keep_last"]} kept'
+          + (
+              f' and each {settings["keep_every"]}th'
+              if settings['keep_every']
+              else ''
+          )
+          + f'; the disk has {_size(disk.f_bavail * disk.f_frsize)} free'
+      ),
+      **plan,
+  }
+  return '\n'.join([
+      settings['configuration'].rstrip(),
+      '',
+      '# Checked; nothing was trained or written (dry run).',
+      *(f'# {name + ":":14}{text}' for name, text in rows.items()),
+  ])
+
+
+def _memory(model: ctc.CtcModel, state_bytes: int) -> str:
+  """The estimate of a run's memory, and what it does not hold."""
+  weights_bytes = 4 * weights_lib.count(model.specs)
+  server, client = memory.estimate(
+      state_bytes=state_bytes, weights_bytes=weights_bytes
+  )
+  return (
+      f'about {_size(server)} for the state and {_size(client)} for each client '
+      'at work, without the activations of a batch (MAX_BATCH_SEC)'
+  )
+
+
+def _cohort(source: cohorts.CohortSource) -> str:
+  """How cohorts are drawn."""
+  sampling = source.sampling
+  return (
+      f'{sampling.cohort_size:,} of {sampling.population:,} clients '
+      f'({sampling.kind})'
+  )
+
+
+def _epsilon(
+    settings: Mapping[str, Any], state: Any, rules: Mapping[str, Any]
+) -> str:
+  """Epsilon at the end, and where a target ends the run before."""
+  fixed = [
+      name.upper()
+      for name in ('noise_seed', 'sampler_seed')
+      if settings[name] is not None
+  ]
+  if fixed:
+    return f'infinite, NOT PRIVATE: {" and ".join(fixed)} fixes a key.'
+  rounds, target = settings['num_rounds'], settings['target_epsilon']
+  after = lambda number: private_rounds.epsilon_of_plan(
+      state, num_rounds=number, **rules
+  )
+  text = f'{after(rounds):.4g} (RDP) after all rounds'
+  if target is not None and after(rounds) > target:
+    low, high = 1, rounds  # The first round is within it, the last is not.
+    while high - low > 1:
+      middle = (low + high) // 2
+      low, high = (middle, high) if after(middle) <= target else (low, middle)
+    text += f'; TARGET_EPSILON = {target:g} ends the run after {low:,}'
+  return f'{text}, at delta {rules["delta"]:g}'
+
+
+def _size(num_bytes: float) -> str:
+  """Bytes for people."""
+  exponent = min(max(int(math.log(max(num_bytes, 1), 1000)), 2), 3)
+  return f'{num_bytes / 1000**exponent:,.1f} {("MB", "GB")[exponent - 2]}'
