@@ -172,21 +172,55 @@ class RunFolderTest(parameterized.TestCase):
     with open(folder.file('a.txt'), encoding='utf-8') as f:
       self.assertEqual(f.read(), 'one')
     self.assertCountEqual(
-        os.listdir(self.path), ['a.txt', 'config.gin', 'state']
+        os.listdir(self.path),
+        ['a.txt', 'config.gin', 'machine.json', 'run.lock', 'state'],
     )
 
-  def test_metrics_are_released_by_round_and_rewritten_on_a_repeat(self):
-    managers = self.open().release_managers()
+  def test_metrics_go_to_a_table_and_to_tensorboard(self):
+    managers = self.open().release_managers(last=0)
 
     async def release():
-      for key, loss in ((1, 3.0), (2, 2.0), (3, 1.0), (2, 2.5)):
+      for key, loss in ((1, 3.0), (2, 2.0)):
         for manager in managers:
           await manager.release({'loss': loss}, key=key)
 
     asyncio.run(release())
-    with open(self.open().file('metrics.csv'), encoding='utf-8') as f:
-      self.assertEqual(f.read().split(), ['round,loss', '1,3.0', '2,2.5'])
+    self.assertEqual(self.open().read_metric('loss'), {1: 3.0, 2: 2.0})
+    # Resumed after the first round: the second is released again.
+    self.open().release_managers(last=1)
+    self.assertEqual(self.open().read_metric('loss'), {1: 3.0})
     self.assertTrue(os.listdir(self.open().file('tensorboard')))
+
+  def test_two_runs_exclude_each_other(self):
+    with self.open():
+      with self.assertRaisesRegex(ValueError, f'process {os.getpid()} on '):
+        self.open()
+      with self.assertRaisesRegex(ValueError, 'in use by process'):
+        outputs.check_folder(self.path, configuration=_CONFIGURATION)
+    self.open()
+
+  def test_states_to_keep_are_settings(self):
+    folder = outputs.RunFolder(
+        self.path, configuration='', keep_last=1, keep_every=2
+    )
+    for version in range(1, 6):
+      folder.state_manager.save_sync(version, version)
+    self.assertEqual(folder.state_manager.get_versions_sync(), [2, 4, 5])
+
+  def test_only_files_with_keys_are_the_owners_alone(self):
+    folder = self.open()
+    folder.state_manager.save_sync(1, 1)
+    folder.release_managers(last=0)
+    modes = {
+        name: os.stat(os.path.join(root, name)).st_mode & 0o077
+        for root, _, names in os.walk(self.path)
+        for name in names
+    }
+    closed = [name for name, mode in modes.items() if not mode]
+    self.assertEqual(closed, ['state_00000001.bin'])
+    self.assertContainsSubset(
+        ['config.gin', 'machine.json', 'metrics.csv'], modes
+    )
 
 
 class FlattenTest(absltest.TestCase):

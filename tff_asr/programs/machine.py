@@ -26,12 +26,13 @@ def restore_threads(run: str) -> None:
   Args:
     run: The run's folder; need not exist.
   """
-  before = _read(run)
-  if before is None or before.get(_THREADS) == _num_threads():
+  threads = (_read(run) or {}).get(_THREADS)
+  # Unchecked, TensorFlow would take anything and fail later.
+  if type(threads) is not int or threads < 1 or threads == _num_threads():
     return
   try:
-    tf.config.threading.set_intra_op_parallelism_threads(before[_THREADS])
-  except (KeyError, RuntimeError, TypeError, ValueError):
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+  except RuntimeError:
     pass  # `check` tells.
 
 
