@@ -5,11 +5,13 @@ import io
 import signal
 import subprocess
 import sys
+import textwrap
 
 from absl import flags
 from absl.testing import absltest
 from absl.testing import flagsaver
 from absl.testing import parameterized
+import psutil
 import tensorflow as tf
 
 from tff_asr import checks
@@ -191,6 +193,83 @@ class LaunchTest(parameterized.TestCase):
     self.assertEqual(finished.returncode, code)
     self.assertEqual(finished.stderr, expected)
     self.assertEqual(finished.stdout, b'')
+
+  def run_program(self, main: str) -> subprocess.CompletedProcess:
+    """Runs a program whose main has these lines."""
+    program = (
+        'import asyncio, os, signal, subprocess, sys, threading, time\n'
+        'from tff_asr import launch\n'
+        f'def main(_):\n{textwrap.indent(textwrap.dedent(main), "  ")}\n'
+        'launch.run(main)\n'
+    )
+    return subprocess.run(
+        [sys.executable, '-c', program],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+
+  @parameterized.parameters(
+      (signal.SIGINT, 130, 'interrupted'), (signal.SIGTERM, 143, 'terminated')
+  )
+  def test_a_second_signal_ends_the_program_and_its_children_at_once(
+      self, signal_num, code, word
+  ):
+    finished = self.run_program(f'''
+        child = subprocess.Popen(['sleep', '600'])
+        print(child.pid, flush=True)
+        try:
+          signal.raise_signal({int(signal_num)})
+        finally:
+          # What it cannot leave half done takes forever.
+          threading.Timer(
+              0.2, os.kill, (os.getpid(), {int(signal_num)})
+          ).start()
+          time.sleep(600)
+    ''')
+    self.assertEqual(finished.returncode, code)
+    self.assertEqual(
+        finished.stderr,
+        f'{word} twice, ended at once: the same command goes on from what was '
+        'saved last.\n',
+    )
+    child = int(finished.stdout)
+    self.assertFalse(
+        psutil.pid_exists(child)
+        and psutil.Process(child).status() != psutil.STATUS_ZOMBIE
+    )
+
+  def test_a_signal_ends_a_coroutine_where_it_awaits(self):
+    finished = self.run_program(f'''
+        async def work():
+          threading.Timer(
+              0.2, os.kill, (os.getpid(), {int(signal.SIGTERM)})
+          ).start()
+          try:
+            await asyncio.sleep(600)
+          except asyncio.CancelledError:
+            print('saved')
+            raise
+        launch.run_async(work())
+    ''')
+    self.assertEqual(finished.returncode, 143)
+    self.assertEqual(finished.stdout, 'saved\n')
+    self.assertStartsWith(finished.stderr, 'terminated: ')
+
+  def test_a_coroutine_gives_its_result(self):
+    async def work():
+      return 3
+
+    self.assertEqual(launch.run_async(work()), 3)
+
+  def test_what_hangs_does_not_keep_the_program_from_its_end(self):
+    finished = self.run_program('''
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        raise TimeoutError('a device hangs.')
+    ''')
+    self.assertEqual(finished.returncode, 1)
+    self.assertEqual(finished.stderr, 'error: a device hangs.\n')
 
   def test_begin_does_nothing_where_a_program_is_imported(self):
     before = signal.getsignal(signal.SIGINT)

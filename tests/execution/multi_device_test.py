@@ -5,6 +5,7 @@ import collections
 import gc
 import threading
 import time
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -15,9 +16,11 @@ import tensorflow_federated as tff
 from tests.execution import logical_devices
 from tests.execution import toys
 from tff_asr.execution import cache
+from tff_asr.execution import crew
 from tff_asr.execution import form
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
+from tff_asr.execution import workers
 
 _CPUS = logical_devices.CPUS
 
@@ -417,6 +420,75 @@ class ScheduleTest(parameterized.TestCase):
       self.assertEqual(_sum_toil([1, 2]), 3)
     self.assertEqual(threading.active_count(), num_threads)
 
+  def test_clients_that_fail_are_left_out_up_to_a_share(self):
+    context = multi_device.build_sync_context(
+        devices=_CPUS[:2], max_failed_share=0.5
+    )
+    with tff.framework.get_context_stack().install(context):
+      # 13 fails: the sum is that of the others.
+      self.assertEqual(_sum_toil([1, 13, 3, 13]), 4)
+      self.assertEqual(list(context.last_failures), [1, 3])
+      self.assertIn('An unlucky client.', context.last_failures[1])
+      self.assertLen(context.last_timeline, 4)
+      with self.assertRaisesRegex(
+          multi_device.ClientError, r'^2 clients failed, .*: Client [0-2] of 3'
+      ):
+        _sum_toil([13, 13, 13])
+      # A share below one client is none.
+      with self.assertRaisesRegex(multi_device.ClientError, '^Client 0 of 1'):
+        _sum_toil([13])
+      self.assertEqual(_sum_toil([1, 2]), 3)
+      self.assertEmpty(context.last_failures)
+
+  def test_all_clients_left_out_are_an_empty_cohort(self):
+    context = multi_device.build_sync_context(max_failed_share=1.0)
+    with tff.framework.get_context_stack().install(context):
+      self.assertEqual(_sum_toil([13, 13]), 0)
+
+  def test_a_result_of_each_client_is_a_result_of_all(self):
+    comp = tff.federated_computation(
+        lambda clients: tff.federated_map(_toil, clients),
+        tff.FederatedType(np.int32, tff.CLIENTS),
+    )
+    context = multi_device.build_sync_context(max_failed_share=1.0)
+    with tff.framework.get_context_stack().install(context):
+      with self.assertRaises(multi_device.ClientError):
+        comp([1, 13])
+
+  def test_want_of_memory_is_no_clients_fault(self):
+    context = multi_device.build_sync_context(max_failed_share=1.0)
+    error = tf.errors.ResourceExhaustedError(None, None, 'OOM when allocating')
+    with mock.patch.object(
+        workers.DeviceCohort, '_read', side_effect=error
+    ), tff.framework.get_context_stack().install(context):
+      with self.assertRaisesRegex(
+          multi_device.ClientError, 'OOM when'
+      ) as raised:
+        _sum_toil([1, 2])
+    self.assertIs(raised.exception.__cause__, error)
+
+  def test_a_client_that_hangs_ends_the_round(self):
+    context = multi_device.build_sync_context(
+        devices=_CPUS[:2], client_timeout_sec=1.0
+    )
+    released = threading.Event()
+    self.addCleanup(released.set)
+
+    def hang(*unused_args):
+      released.wait()
+      return ()
+
+    with mock.patch.object(
+        workers.DeviceCohort, '_read', hang
+    ), tff.framework.get_context_stack().install(context):
+      with self.assertRaisesRegex(
+          crew.HungError, r'position [01] of 2 .* CPU:. .*1 s \(CLIENT_TIMEOUT'
+      ):
+        _sum_toil([1, 2])
+    released.set()
+    with tff.framework.get_context_stack().install(context):
+      self.assertEqual(_sum_toil([1, 2, 3]), 6)
+
   def test_failure_outside_client_work_ends_the_round(self):
     @tff.tensorflow.computation
     def zero():
@@ -520,6 +592,8 @@ class BadArgumentTest(parameterized.TestCase):
       ('clients_per_device', dict(clients_per_device=0), 'clients_per_device'),
       ('block_size', dict(block_size=0), 'block_size'),
       ('client_cost', dict(client_cost=3), 'client_cost'),
+      ('share', dict(max_failed_share=1.5), 'max_failed_share'),
+      ('timeout', dict(client_timeout_sec=0), 'client_timeout_sec'),
       ('no_device', dict(devices=[]), 'devices'),
       ('string', dict(devices='CPU:0'), 'devices'),
       ('absent', dict(devices=['GPU:7']), 'GPU:7'),

@@ -253,6 +253,18 @@ class ComputationTest(parameterized.TestCase):
     self.assertIsInstance(raised.exception.__cause__, tf.errors.OpError)
     self.assertEqual(self.invoke(_scaled_sum, 1.0, [1.0, 2.0]), 3.0)
 
+  def test_clients_that_fail_are_left_out_up_to_a_share(self):
+    context = _context(1)
+    with mock.patch.multiple(
+        context._runner, _block_size=2, _max_failed_share=0.5
+    ), tff.framework.get_context_stack().install(context):
+      self.assertEqual(_scaled_sum(1.0, [1.0, 13.0, 13.0, 4.0]), 5.0)
+      self.assertEqual(list(context.last_failures), [1, 2])
+      with self.assertRaisesRegex(
+          multi_device.ClientError, '^2 clients failed, one of them'
+      ):
+        _scaled_sum(1.0, [13.0, 13.0, 3.0])
+
   def test_value_that_does_not_fit_is_named(self):
     with self.assertRaisesRegex(
         multi_device.ClientError, 'Client 1 of 2 .*float64'
@@ -322,6 +334,27 @@ class LossTest(absltest.TestCase):
           ConnectionError, r'positions \(0,\) lost its worker 3 times'
       ):
         sum_crash([1.0, 2.0])
+
+  def test_worker_that_hangs_is_given_up_and_replaced(self):
+    @tff.tensorflow.computation(np.float32)
+    def hang(value):
+      return tf.while_loop(
+          lambda value: value > 0, lambda value: value, [value]
+      )[0]
+
+    @tff.federated_computation(_CLIENT_FLOAT)
+    def sum_hang(values):
+      return tff.federated_sum(tff.federated_map(hang, values))
+
+    context = _context(1)
+    with mock.patch.object(
+        context._runner, '_timeout_sec', 5.0
+    ), tff.framework.get_context_stack().install(context):
+      self.assertEqual(sum_hang([0.0]), 0.0)
+      with self.assertRaisesRegex(
+          ConnectionError, r'positions \(0,\) lost its worker 3 times'
+      ):
+        sum_hang([1.0])
 
   def test_lost_machine_changes_no_bit(self):
     # A head without workers and two nodes, of which one is taken away with
@@ -495,6 +528,8 @@ class BadArgumentTest(parameterized.TestCase):
       ('cpus_per_worker', dict(cpus_per_worker=0)),
       ('block_size', dict(block_size=0)),
       ('client_cost', dict(client_cost=3)),
+      ('max_failed_share', dict(max_failed_share=-1)),
+      ('client_timeout_sec', dict(client_timeout_sec=-1)),
       ('required_paths', dict(required_paths='shards')),
       ('op_libraries', dict(op_libraries='tensorflow_text')),
   )

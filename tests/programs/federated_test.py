@@ -33,7 +33,9 @@ from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
 from tff_asr.programs import charged
+from tff_asr.programs import divergence
 from tff_asr.programs import evaluation
+from tff_asr.programs import failures
 from tff_asr.programs import federated
 from tff_asr.programs import outputs
 from tff_asr.programs import private_rounds
@@ -95,8 +97,8 @@ def tearDownModule():
     _parts.cache_clear()
 
 
-class _Killed(Exception):
-  """Ends a run at once, which a KeyboardInterrupt would have saved."""
+class _Killed(BaseException):
+  """Ends a run at once; errors and interrupts save what there is."""
 
 
 class _Failing(tff.framework.AsyncContext):
@@ -115,8 +117,16 @@ class _Failing(tff.framework.AsyncContext):
 
 def _train(output_dir: str, **changes) -> tuple[dict, str]:
   """Results, and what was printed."""
+  printed = io.StringIO()
+  with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+    results = asyncio.run(federated.train(**_arguments(output_dir, **changes)))
+  return results, printed.getvalue()
+
+
+def _arguments(output_dir: str, **changes) -> dict[str, object]:
+  """Arguments of `federated.train`."""
   parts = _parts()
-  arguments = dict(
+  return dict(
       output_dir=output_dir,
       configuration=_CONFIGURATION,
       model=parts.model,
@@ -129,11 +139,7 @@ def _train(output_dir: str, **changes) -> tuple[dict, str]:
       context=parts.context,
       num_rounds=2,
       delta=1e-5,
-  )
-  printed = io.StringIO()
-  with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-    results = asyncio.run(federated.train(**arguments | changes))
-  return results, printed.getvalue()
+  ) | changes
 
 
 def _weights(run: str) -> dict[str, np.ndarray]:
@@ -155,6 +161,36 @@ def _epsilon(num_rounds: int) -> float:
       count=num_rounds,
   )
   return accounting.epsilon(accounting.compose([rounds]), delta=1e-5)
+
+
+class _Diverging(tff.framework.AsyncContext):
+  """A context on which the n-th call's weights are not finite."""
+
+  def __init__(self, context, *, call: int):
+    self._context = context
+    self._calls_left = call
+
+  async def invoke(self, comp, arg):
+    output = await self._context.invoke(comp, arg)
+    self._calls_left -= 1
+    if not self._calls_left:
+      output.metrics['finalizer']['weights_norm'] = np.float32(np.inf)
+    return output
+
+
+class _Counting(tff.framework.AsyncContext):
+  """A context on which each round counts updates that are not finite."""
+
+  def __init__(self, context, *, num_non_finite: int):
+    self._context = context
+    self._num_non_finite = num_non_finite
+
+  async def invoke(self, comp, arg):
+    output = await self._context.invoke(comp, arg)
+    if hasattr(output, 'metrics'):
+      metrics = output.metrics['client_work']
+      metrics['num_non_finite'] = np.float32(self._num_non_finite)
+    return output
 
 
 class _RunTestCase(parameterized.TestCase):
@@ -467,6 +503,172 @@ class _Perturbing(tff.framework.AsyncContext):
       name = next(iter(weights))
       weights[name] = weights[name] * (1 + 1e-6)
     return output
+
+
+class FaultsTest(_RunTestCase):
+  """Clients that fail, and models that diverge."""
+
+  def metrics(self, name: str) -> list[float]:
+    with open(self.file('metrics.csv'), encoding='utf-8', newline='') as f:
+      return [float(row[name]) for row in csv.DictReader(f)]
+
+  @contextlib.contextmanager
+  def damaged_client(self):
+    """One byte of the first client's audio is another one meanwhile."""
+    path = os.path.join(_parts().data.corpus.path, 'shard-00000.tfrecord')
+
+    def flip():
+      with open(path, 'r+b') as f:
+        f.seek(2000)
+        byte = f.read(1)
+        f.seek(2000)
+        f.write(bytes([byte[0] ^ 1]))
+
+    flip()
+    try:
+      yield
+    finally:
+      flip()
+
+  def test_a_client_that_cannot_be_read_is_left_out_counted_and_unnamed(self):
+    everyone = dict(
+        build_cohorts=cohorts.everyone,
+        context=multi_device.build_async_context(max_failed_share=0.25),
+        max_failed_share=0.25,
+    )
+    with self.damaged_client(), self.assertLogs('absl', 'WARNING') as logs:
+      _train(self.run, **everyone)
+      self.assertEqual(self.metrics('not_private/num_failed'), [1, 1])
+      self.assertEqual(self.metrics('not_private/num_clients'), [3, 3])
+      self.assertEqual(self.charged(), 2)
+      found = [line for line in logs.output if 'left out' in line]
+      self.assertLen(found, 2)
+      self.assertRegex(
+          found[0],
+          r'1 of 4 clients of round 1 failed .*record 1 of 2 of the client at '
+          r'byte 0 of .* is missing or damaged',
+      )
+      for client_id in _CLIENTS:
+        self.assertNotRegex(' '.join(logs.output), rf'\b{client_id}\b')
+      # A smaller share ends the run, which goes on when the data are mended.
+      second = os.path.join(self.root, 'second')
+      everyone['context'] = _parts().context
+      with self.assertRaisesRegex(
+          multi_device.ClientError, r'^Client 0 of 4 .* of the client at byte 0'
+      ):
+        _train(second, **everyone)
+    results, _ = _train(second, **everyone)
+    self.assertEqual(results['rounds'], 2)
+
+  def test_non_finite_updates_above_the_share_end_the_run(self):
+    context = _Counting(_parts().context, num_non_finite=3)
+    with self.assertRaisesRegex(
+        failures.TooManyFailuresError,
+        r'3 of 4 clients of round 1 failed \(3 with an update',
+    ):
+      _train(
+          self.run,
+          build_cohorts=cohorts.everyone,
+          context=context,
+          max_failed_share=0.5,
+      )
+    _train(
+        self.run,
+        build_cohorts=cohorts.everyone,
+        context=context,
+        max_failed_share=0.75,
+    )
+    self.assertEqual(self.metrics('not_private/num_failed'), [0, 0])
+
+  def test_a_round_that_diverges_ends_the_run_with_the_state_before_it(self):
+    with self.assertRaisesRegex(
+        divergence.DivergedError, 'round 2 diverged: its weights_norm is inf'
+    ):
+      _train(self.run, context=_Diverging(_parts().context, call=3))
+    self.assertEqual(self.charged(), 2)
+    self.assertCountEqual(
+        os.listdir(self.file('state')),
+        ['state_00000000.bin', 'state_00000001.bin'],
+    )
+    # What went wrong was not the model: the very same round, charged once.
+    _train(self.run)
+    self.assertEqual(self.charged(), 2)
+
+  def test_growth_of_the_norms_ends_the_run(self):
+    with self.assertRaisesRegex(
+        divergence.DivergedError, 'norm is .* more than 1.00001 times'
+    ):
+      _train(self.run, num_rounds=5, max_norm_growth=1.00001)
+
+  def test_an_undone_round_stays_charged_and_has_a_successor(self):
+    settings = dict(
+        num_rounds=3,
+        save_every=10,
+        noise_seed=1,
+        sampler_seed=2,
+        on_divergence='roll_back',
+    )
+    whole = os.path.join(self.root, 'whole')
+    with self.assertLogs('absl', 'WARNING') as logs:
+      _train(
+          whole, context=_Diverging(_parts().context, call=3), **settings
+      )
+    self.assertIn('Round 2 diverged and was undone', ''.join(logs.output))
+    self.assertEqual(self.charged(whole), 4)
+    with open(os.path.join(whole, 'metrics.csv'), encoding='utf-8') as f:
+      rows = list(csv.DictReader(f))
+    self.assertEqual([row['round'] for row in rows], ['1', '2', '3'])
+    self.assertEqual(
+        [row['num_roll_backs'] for row in rows], ['0', '1', '1']
+    )
+    # Another cohort, since its sampling is what the accounting counts on.
+    with open(os.path.join(whole, 'ledger.jsonl'), encoding='utf-8') as f:
+      lines = [json.loads(line) for line in f][1:]
+    self.assertEqual([line['round_num'] for line in lines], [0, 1, 2, 3])
+    self.assertLen({line['identity'] for line in lines}, 4)
+
+    # Killed in the last round, with nothing saved but the beginning: again the
+    # same rounds, the undone one included, and no charge but the last.
+    context = _Failing(_Diverging(_parts().context, call=3), call=5)
+    with self.assertRaises(_Killed):
+      _train(self.run, context=context, **settings)
+    self.assertEqual(self.charged(), 3)
+    _train(
+        self.run, context=_Diverging(_parts().context, call=3), **settings
+    )
+    self.assertEqual(self.charged(), 4)
+    first, second = _weights(whole), _weights(self.run)
+    for name, value in first.items():
+      self.assertEqual(value.tobytes(), second[name].tobytes(), name)
+
+  def test_an_interrupted_run_saves_its_last_round(self):
+    async def run():
+      task = asyncio.ensure_future(federated.train(**_arguments(
+          self.run, num_rounds=100, save_every=100
+      )))
+      while not os.path.exists(self.file('ledger.jsonl')) or (
+          self.charged() < 2
+      ):
+        await asyncio.sleep(0.01)
+      task.cancel()
+      await task
+
+    with self.assertRaises(asyncio.CancelledError):
+      with contextlib.redirect_stderr(io.StringIO()):
+        asyncio.run(run())
+    saved = max(os.listdir(self.file('state')))
+    self.assertGreaterEqual(saved, 'state_00000001.bin')
+    last = int(saved[6:14])
+    self.assertEqual(
+        self.metrics('round'), [float(i) for i in range(1, last + 1)]
+    )
+
+  def test_keeps_states_as_told(self):
+    _train(self.run, num_rounds=4, save_every=1, keep_last=1, keep_every=3)
+    self.assertCountEqual(
+        os.listdir(self.file('state')),
+        [f'state_{version:08d}.bin' for version in (0, 3, 4)],
+    )
 
 
 class LedgerTest(_RunTestCase):

@@ -84,8 +84,8 @@ class RunFolderTest(parameterized.TestCase):
     self.assertEqual(self.configuration(), _CONFIGURATION)
 
   def test_a_finished_run_without_its_states_is_not_begun_anew(self):
-    folder = self.open()
-    folder.write_json('results.json', {})
+    with self.open() as folder:
+      folder.write_json('results.json', {})
     with self.assertRaisesRegex(ValueError, 'holds results.json but no saved'):
       self.open()
 

@@ -71,7 +71,7 @@ class SaverTest(absltest.TestCase):
       asyncio.run(run())
     self.assertEqual(self.manager.saved, {1: 'a', 2: 'b'})
 
-  def test_a_failed_run_saves_nothing_more(self):
+  def test_a_failed_run_saves_what_it_has(self):
 
     async def run():
       async with self.saver() as saver:
@@ -81,7 +81,20 @@ class SaverTest(absltest.TestCase):
 
     with self.assertRaisesRegex(ValueError, 'diverged'):
       asyncio.run(run())
-    self.assertEqual(self.manager.saved, {1: 'a'})
+    self.assertEqual(self.manager.saved, {1: 'a', 2: 'b'})
+
+  def test_a_run_that_failed_says_so_also_on_a_full_disk(self):
+
+    async def run():
+      async with self.saver() as saver:
+        saver.offer('b', 2)
+        self.manager.error = OSError('disk full')
+        raise ValueError('diverged')
+
+    with self.assertLogs('absl', 'WARNING') as logs:
+      with self.assertRaisesRegex(ValueError, 'diverged'):
+        asyncio.run(run())
+    self.assertIn('could not be saved: disk full', logs.output[0])
 
   def test_a_full_disk_ends_the_run_at_the_next_look(self):
 

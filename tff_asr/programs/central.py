@@ -162,7 +162,8 @@ async def train(
             for manager in managers:
               await manager.release(metrics, key=step)
             await saver.save(state, step)
-          saver.offer(state, step)
+          if math.isfinite(loss):
+            saver.offer(state, step)
           progress.update(**figures)
           # Where an interrupt ends the run.
           await asyncio.sleep(0)

@@ -7,6 +7,8 @@ takes the memory of one state more than it would without.
 import asyncio
 from typing import Any
 
+from absl import logging
+
 from tff_asr.programs import state_manager
 
 
@@ -14,8 +16,9 @@ class Saver:
   """Writes states in the background, one at a time; an async context manager.
 
   The state may not be changed afterwards; a round makes a new one. At the end
-  of the context what is being written is waited for, also where the run was
-  interrupted: then the newest state that `offer` was given is saved as well.
+  of the context what is being written is waited for, also where the run failed
+  or was interrupted: then the newest state that `offer` was given is saved as
+  well, so that nothing is done twice.
   """
 
   def __init__(self, manager: state_manager.StateManager, *, saved: int):
@@ -31,7 +34,7 @@ class Saver:
     self._newest = None
 
   def offer(self, state: Any, version: int) -> None:
-    """Says what there is to save if the run is interrupted."""
+    """Says what there is to save if the run fails or is interrupted."""
     self._newest = state, version
 
   async def save(self, state: Any, version: int) -> None:
@@ -75,8 +78,14 @@ class Saver:
       if self._writing.exception() is not None:
         return  # The run ends with its own error, or with this one.
       self._writing = None
-    if kind is asyncio.CancelledError and self._newest is not None:
-      state, version = self._newest
-      if version != self._saved:
-        self._saved = version
+    if self._newest is None or not issubclass(
+        kind, (Exception, asyncio.CancelledError)
+    ):
+      return
+    state, version = self._newest
+    if version != self._saved:
+      self._saved = version
+      try:
         await self._manager.save(state, version)
+      except OSError as problem:
+        logging.warning('The last state could not be saved: %s', problem)
