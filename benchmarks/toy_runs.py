@@ -1,0 +1,98 @@
+"""Whole training runs at toy size: what is killed and soaked.
+
+Rounds take milliseconds, so that what is measured is the program around them.
+Seeds fix all keys, so that two runs can be compared bit for bit.
+"""
+
+import asyncio
+from collections.abc import Callable
+import contextlib
+import functools
+import os
+
+import tensorflow_federated as tff
+
+from benchmarks import workload as workload_lib
+from tff_asr.data import client_data
+from tff_asr.data import cohorts
+from tff_asr.execution import multi_device
+from tff_asr.programs import central
+from tff_asr.programs import federated
+
+COHORT_SIZE = 2
+_SIZES = workload_lib.Workload(
+    num_blocks=1,
+    dim=8,
+    num_clients=4,
+    num_local_steps=1,
+    num_utterances=2,
+    utterance_sec=1.0,
+    batch_sec=4.0,
+)
+
+
+def write_corpus(folder: str) -> None:
+  """Writes what the runs train on."""
+  _SIZES.write_corpus(folder)
+
+
+def train_federated(corpus: str, output_dir: str, *, num_rounds: int) -> None:
+  """A federated run with DP; goes on where it was killed."""
+  clients = client_data.load(corpus)
+  model = _SIZES.build_model()
+  asyncio.run(federated.train(
+      output_dir=output_dir,
+      configuration='SEED = 1\n',
+      model=model,
+      pipeline=_SIZES.build_pipeline(model),
+      client_data=clients,
+      learning_process=_SIZES.build_process(
+          clients, cohort_size=COHORT_SIZE, noise_multiplier=1.0
+      ),
+      build_cohorts=functools.partial(
+          cohorts.poisson, cohort_size=COHORT_SIZE
+      ),
+      context=multi_device.build_async_context(),
+      num_rounds=num_rounds,
+      save_every=2,
+      noise_seed=1,
+      sampler_seed=2,
+  ))
+
+
+def train_central(corpus: str, output_dir: str, *, num_rounds: int) -> None:
+  """A central run; goes on where it was killed.
+
+  Args:
+    corpus: By `write_corpus`.
+    output_dir: The run's folder.
+    num_rounds: Steps.
+  """
+  model = _SIZES.build_model()
+  asyncio.run(central.train(
+      output_dir=output_dir,
+      configuration='SEED = 1\n',
+      model=model,
+      pipeline=_SIZES.build_pipeline(model),
+      client_data=client_data.load(corpus),
+      optimizer=tff.learning.optimizers.build_adam(0.001),
+      num_steps=num_rounds,
+      seed=1,
+      evaluate_every=2,
+  ))
+
+
+PROGRAMS: dict[str, Callable[..., None]] = {
+    'central': train_central,
+    'federated': train_federated,
+}
+
+
+@contextlib.contextmanager
+def quiet() -> None:
+  """Sends what a run prints nowhere."""
+  with open(os.devnull, 'w', encoding='utf-8') as nowhere:
+    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(
+        nowhere
+    ):
+      yield
