@@ -14,9 +14,12 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
+from collections.abc import Iterator
+import contextlib
 import csv
 import functools
 import os
+from typing import TextIO
 
 from absl import flags
 
@@ -116,7 +119,7 @@ def _read_tsv(
 ) -> tuple[list[dict[str, str]], list[utterances.Problem]]:
   """The rows of a .tsv, and the lines that are none."""
   rows, problems = [], []
-  with open(path, encoding='utf-8', newline='') as f:
+  with _open_tsv(path) as f:
     header = f.readline().rstrip('\r\n').split('\t')
     missing = [column for column in _COLUMNS if column not in header]
     if missing:
@@ -138,6 +141,19 @@ def _read_tsv(
             utterances.Problem('', f'line {number}', _UNREADABLE, detail)
         )
   return rows, problems
+
+
+@contextlib.contextmanager
+def _open_tsv(path: str) -> Iterator[TextIO]:
+  """Opens a .tsv; ValueError that names it where it is not UTF-8."""
+  try:
+    with open(path, encoding='utf-8', newline='') as f:
+      yield f
+  except UnicodeDecodeError as e:
+    raise ValueError(
+        f'{path} is not UTF-8 ({e.reason}); convert it, or get the corpus '
+        'again.'
+    ) from e
 
 
 def _split(line: str, count: int) -> list[str] | None:
@@ -170,7 +186,7 @@ def _named_elsewhere(source_dir: str, split: str) -> frozenset[str]:
   names = set()
   for other in _tsv_names(source_dir):
     if other != f'{split}.tsv':
-      with open(os.path.join(source_dir, other), encoding='utf-8') as f:
+      with _open_tsv(os.path.join(source_dir, other)) as f:
         header = f.readline().rstrip('\r\n').split('\t')
         if 'path' in header:
           column = header.index('path')

@@ -80,6 +80,12 @@ _SHOWN = {
         'test_costly_clients_start_first': (
             'multi_device.build_async_context.client_cost',
         ),
+        'test_clients_that_fail_are_left_out_up_to_a_share': (
+            'multi_device.build_async_context.max_failed_share',
+        ),
+        'test_a_client_that_hangs_ends_the_round': (
+            'multi_device.build_async_context.client_timeout_sec',
+        ),
     },
     'tests/execution/schedule_test.py': {
         'test_cohort_order_without_costs': (
@@ -180,6 +186,10 @@ _SHOWN = {
             'central.train.max_grad_norm',
             'central.train.seed',
         ),
+        'test_keeps_states_as_told': (
+            'central.train.keep_every',
+            'central.train.keep_last',
+        ),
         'test_speakers_without_utterances_are_an_error': (
             'central.train.client_data',
         ),
@@ -235,6 +245,19 @@ _SHOWN = {
         'test_characters_that_are_not_tokens_are_named': (
             'federated.train.client_data',
             'federated.train.pipeline',
+        ),
+        'test_an_undone_round_stays_charged_and_has_a_successor': (
+            'federated.train.on_divergence',
+        ),
+        'test_growth_of_the_norms_ends_the_run': (
+            'federated.train.max_norm_growth',
+        ),
+        'test_keeps_states_as_told': (
+            'federated.train.keep_every',
+            'federated.train.keep_last',
+        ),
+        'test_non_finite_updates_above_the_share_end_the_run': (
+            'federated.train.max_failed_share',
         ),
         'test_rounds_of_nobody_work': ('federated.train.build_cohorts',),
         'test_seed_runs_that_do_not_fit_are_refused': (

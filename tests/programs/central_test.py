@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 from typing import NamedTuple
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -178,6 +179,43 @@ class CentralTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, message):
         _train(self.path('run'), **changes)
       self.assertFalse(os.path.exists(self.path('run')))
+
+  def test_keeps_states_as_told(self):
+    _train(self.path('run'), num_steps=5, keep_last=1, keep_every=2)
+    self.assertCountEqual(
+        os.listdir(self.path('run/state')),
+        [f'state_{version:08d}.bin' for version in (2, 4, 5)],
+    )
+
+  def test_an_interrupted_run_goes_on_in_the_same_bits_and_metrics(self):
+    settings = dict(num_steps=6, evaluate_every=4)
+
+    def metrics(run):
+      with open(self.path(f'{run}/metrics.csv'), encoding='utf-8') as f:
+        return [line.rsplit(',', 1)[0] for line in f]  # Without the seconds.
+
+    _train(self.path('whole'), **settings)
+    step = central._after_step
+    steps = []
+
+    def interrupt(*arguments):
+      steps.append(None)
+      if len(steps) == 3:
+        asyncio.current_task().cancel()
+      return step(*arguments)
+
+    with mock.patch.object(central, '_after_step', interrupt):
+      with self.assertRaises(asyncio.CancelledError):
+        _train(self.path('parts'), **settings)
+    # In the middle between two evaluations.
+    self.assertEqual(
+        os.listdir(self.path('parts/state')), ['state_00000003.bin']
+    )
+    _train(self.path('parts'), **settings)
+    self.assert_same(
+        _weights(self.path('parts')), _weights(self.path('whole'))
+    )
+    self.assertEqual(metrics('parts'), metrics('whole'))
 
   def test_training_that_diverges_ends_and_saves_nothing_of_it(self):
     # At this rate the second step's weights overflow.

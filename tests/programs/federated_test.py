@@ -659,8 +659,9 @@ class FaultsTest(_RunTestCase):
     saved = max(os.listdir(self.file('state')))
     self.assertGreaterEqual(saved, 'state_00000001.bin')
     last = int(saved[6:14])
+    # A row that came after is released again.
     self.assertEqual(
-        self.metrics('round'), [float(i) for i in range(1, last + 1)]
+        self.metrics('round')[:last], [float(i) for i in range(1, last + 1)]
     )
 
   def test_keeps_states_as_told(self):

@@ -83,6 +83,18 @@ class SaverTest(absltest.TestCase):
       asyncio.run(run())
     self.assertEqual(self.manager.saved, {1: 'a', 2: 'b'})
 
+  def test_what_is_withdrawn_is_not_saved(self):
+
+    async def run():
+      async with self.saver() as saver:
+        saver.offer('b', 2)
+        saver.withdraw()
+        raise ValueError('diverged')
+
+    with self.assertRaisesRegex(ValueError, 'diverged'):
+      asyncio.run(run())
+    self.assertEmpty(self.manager.saved)
+
   def test_a_run_that_failed_says_so_also_on_a_full_disk(self):
 
     async def run():

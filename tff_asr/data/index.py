@@ -266,11 +266,38 @@ def _read_corpus_file(path: str) -> tuple[Corpus, Mapping[str, str]]:
         origin=content['origin'],
     )
     sha256s = {f: content['files'][f] for f in (CLIENTS_FILE, HASH_FILE)}
+    _check_kinds(corpus)
   except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as e:
     raise ValueError(
         f'{name} is damaged ({type(e).__name__}: {e}); write the corpus again.'
     ) from e
   return corpus, sha256s
+
+
+def _check_kinds(corpus: Corpus) -> None:
+  """Raises TypeError unless the fields of corpus.json are of their kinds."""
+  numbers = dict(
+      sample_rate_hz=corpus.sample_rate_hz,
+      num_clients=corpus.num_clients,
+      num_utterances=corpus.num_utterances,
+      num_samples=corpus.num_samples,
+      num_slots=corpus.num_slots,
+      **{f'num_bytes of {shard.name}': shard.num_bytes
+         for shard in corpus.shards},
+  )
+  texts = dict(
+      characters=corpus.characters,
+      **{f'name of shard {number}': shard.name
+         for number, shard in enumerate(corpus.shards)},
+  )
+  try:
+    checks.positive_int(**numbers)
+    checks.one_of(schema.ENCODINGS, encoding=corpus.encoding)
+  except ValueError as error:
+    raise TypeError(str(error)) from None
+  for name, text in texts.items():
+    if not isinstance(text, str):
+      raise TypeError(f'{name} must be a text, found {text!r}.')
 
 
 def _read_file(path: str, name: str) -> bytes:

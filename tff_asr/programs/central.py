@@ -148,6 +148,8 @@ async def train(
           figures = {'loss': f'{loss:.2f}'}
           if step == num_steps or step % evaluate_every == 0:
             metrics = {'train_loss': loss}
+            if not math.isfinite(loss):
+              saver.withdraw()
             _check_loss(loss, step=step)
             state = state._replace(loss_sum=0.0, num_utterances=0.0)
             if evaluator is not None:

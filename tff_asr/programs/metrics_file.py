@@ -82,11 +82,14 @@ class MetricsFile(tff.program.ReleaseManager):
 
 def read(path: str, name: str) -> dict[int, float]:
   """A metric by round or step, where it was set."""
-  return {
-      int(row[_KEY]): float(row[name])
-      for row in _read(path)[1]
-      if row.get(name)
-  }
+  try:
+    return {
+        int(row[_KEY]): float(row[name])
+        for row in _read(path)[1]
+        if row.get(name)
+    }
+  except ValueError as error:
+    raise ValueError(f'{path} is damaged: {error}.') from None
 
 
 def _read(path: str) -> tuple[list[str], list[dict[str, str]]]:

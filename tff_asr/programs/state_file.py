@@ -9,17 +9,16 @@ A file, all numbers little-endian:
     24 bytes  manifest's offset, length (uint64), CRC-32 (uint32), magic's end
 
 The manifest comes last so that checksums are computed while the leaves stream
-by: the state is read once and never held twice. Checksums are CRC-32: they are
-there to find damage, not forgery, and cost 0.3 s a GB where BLAKE2 costs 1.4.
-There is no pickle: loading runs no code from the file.
+by: the state is read once and never held twice. Checksums are CRC-32, to find
+damage, not forgery; they cost 0.3 s a GB where BLAKE2 costs 1.4. No pickle:
+loading runs no code from the file.
 
-A file is written under a temporary name (`.partial`), synced to disk and
-renamed, and the folder synced: at any moment the name stands for a whole file,
-old or new. Files have mode 0600, because a program state holds keys.
+A file is written as `.partial`, synced, renamed, and the folder synced: a name
+stands for a whole file, old or new. Its mode is 0600: program states hold keys.
 
-Leaves: NumPy arrays and scalars (bfloat16 and arrays of bytes included), eager
-tensors (loaded as their `.numpy()`), int, float, bool, str, bytes, None.
-Structures: dicts, lists, tuples, NamedTuples, attrs classes.
+Leaves: NumPy arrays and scalars (bfloat16, arrays of bytes), eager tensors
+(loaded as their `.numpy()`), int, float, bool, str, bytes, None. Structures:
+dicts, lists, tuples, NamedTuples, attrs classes.
 """
 
 from collections.abc import Mapping
@@ -334,6 +333,7 @@ def _read_manifest(file: BinaryIO, path: str) -> Manifest:
         for leaf in fields['leaves']
     )
     for leaf in leaves:
+      _describe(*leaf[1:4]), hash(leaf)  # Raise for what they are not made for.
       if leaf.offset < 0 or not 0 <= leaf.nbytes <= offset - leaf.offset:
         raise ValueError(f'leaf {leaf.path!r} lies outside of it')
     return Manifest(fields['metadata'], leaves)
@@ -359,17 +359,19 @@ def _read_leaf(file: BinaryIO, leaf: Leaf, path: str) -> Any:
         f'The state file {path} is damaged: leaf {leaf.path!r} does not have '
         'its checksum.'
     )
-  return _decode(leaf, buffer)
+  try:
+    return _decode(leaf, buffer)
+  except (ValueError, TypeError, IndexError, struct.error) as error:
+    raise DamagedStateError(
+        f'The state file {path} is damaged: leaf {leaf.path!r}: {error}.'
+    ) from None
 
 
 def _check_same(
     leaves: Mapping[str, Leaf], flat: Mapping[str, Any], path: str
 ) -> None:
   """Raises StateMismatchError unless the leaves are those of a structure."""
-  saved = {
-      name: _describe(leaf.kind, leaf.dtype, leaf.shape)
-      for name, leaf in leaves.items()
-  }
+  saved = {name: _describe(*leaf[1:4]) for name, leaf in leaves.items()}
   wanted = {}
   for name, value in flat.items():
     kind, shape = _kind(value), tuple(getattr(value, 'shape', ()))
