@@ -12,8 +12,6 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
-import csv
-import json
 import os
 import random
 import signal
@@ -23,12 +21,10 @@ import traceback
 from typing import Any, NoReturn, Optional
 
 from absl import flags
-import numpy as np
 
 from benchmarks import toy_runs
 from benchmarks import workload as workload_lib
 from tff_asr.programs import outputs
-from tff_asr.programs import state_file
 
 _PROGRAM = flags.DEFINE_enum(
     'program', 'federated', sorted(toy_runs.PROGRAMS), 'What is killed.'
@@ -69,8 +65,8 @@ def main(_) -> None:
         )
       places.append(place)
     _wait(_start(lambda: _train(corpus, killed)))
-    problems = compare(whole, killed)
-    rounds = _ledger(killed)
+    problems = toy_runs.compare(whole, killed)
+    rounds = toy_runs.ledger_rounds(killed)
   for problem in problems:
     print(problem)
   writing = places.count('writing a state')
@@ -93,54 +89,6 @@ def main(_) -> None:
   )
   if problems:
     raise ValueError('a killed run came out differently.')
-
-
-def compare(whole: str, killed: str) -> list[str]:
-  """What differs between two runs that should be the same."""
-  problems = []
-  states = [outputs.newest_state(run) for run in (whole, killed)]
-  models = [os.path.join(run, outputs.MODEL) for run in (whole, killed)]
-  for one, other in (states, models):
-    left, right = state_file.read_leaves(one), state_file.read_leaves(other)
-    if os.path.basename(one) != os.path.basename(other) or (
-        left.keys() != right.keys()
-    ):
-      problems.append(f'{one} and {other} hold other things.')
-    problems += [
-        f'{os.path.basename(one)}: {name} differs.'
-        for name in left.keys() & right.keys()
-        # The ledgers have names of their own, and inodes.
-        if name not in ('ledger/digest', 'noise/place')
-        and np.asarray(left[name]).tobytes()
-        != np.asarray(right[name]).tobytes()
-    ]
-  for what, read in (('ledger', _ledger), ('metrics', _metrics)):
-    if read(whole) != read(killed):
-      problems.append(
-          f'{what}: {read(whole)} of the whole run, {read(killed)} of the '
-          'killed one.'
-      )
-  return problems
-
-
-def _ledger(run: str) -> list[tuple[Any, ...]]:
-  """What the ledger says of each round, if there is one."""
-  path = os.path.join(run, outputs.LEDGER)
-  if not os.path.exists(path):
-    return []
-  with open(path, encoding='utf-8') as file:
-    lines = [json.loads(line) for line in file][1:]
-  return [(line['round_num'], line['identity'], line['result'])
-          for line in lines]
-
-
-def _metrics(run: str) -> list[dict[str, str]]:
-  """The rows of the metrics, without the time they took."""
-  with open(os.path.join(run, 'metrics.csv'), encoding='utf-8') as file:
-    return [
-        {name: value for name, value in row.items() if name != 'seconds'}
-        for row in csv.DictReader(file)
-    ]
 
 
 def _train(corpus: str, run: str) -> None:

@@ -5,11 +5,15 @@ Seeds fix all keys, so that two runs can be compared bit for bit.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import contextlib
+import csv
 import functools
+import json
 import os
+from typing import Any
 
+import numpy as np
 import tensorflow_federated as tff
 
 from benchmarks import workload as workload_lib
@@ -18,6 +22,8 @@ from tff_asr.data import cohorts
 from tff_asr.execution import multi_device
 from tff_asr.programs import central
 from tff_asr.programs import federated
+from tff_asr.programs import outputs
+from tff_asr.programs import state_file
 
 COHORT_SIZE = 2
 _SIZES = workload_lib.Workload(
@@ -89,10 +95,58 @@ PROGRAMS: dict[str, Callable[..., None]] = {
 
 
 @contextlib.contextmanager
-def quiet() -> None:
+def quiet() -> Iterator[None]:
   """Sends what a run prints nowhere."""
   with open(os.devnull, 'w', encoding='utf-8') as nowhere:
     with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(
         nowhere
     ):
       yield
+
+
+def compare(whole: str, killed: str) -> list[str]:
+  """What differs between two runs that should be the same."""
+  problems = []
+  states = [outputs.newest_state(run) for run in (whole, killed)]
+  models = [os.path.join(run, outputs.MODEL) for run in (whole, killed)]
+  for one, other in (states, models):
+    left, right = state_file.read_leaves(one), state_file.read_leaves(other)
+    if os.path.basename(one) != os.path.basename(other) or (
+        left.keys() != right.keys()
+    ):
+      problems.append(f'{one} and {other} hold other things.')
+    problems += [
+        f'{os.path.basename(one)}: {name} differs.'
+        for name in left.keys() & right.keys()
+        # The ledgers have names of their own, and inodes.
+        if name not in ('ledger/digest', 'noise/place')
+        and np.asarray(left[name]).tobytes()
+        != np.asarray(right[name]).tobytes()
+    ]
+  for what, read in (('ledger', ledger_rounds), ('metrics', _metrics)):
+    if read(whole) != read(killed):
+      problems.append(
+          f'{what}: {read(whole)} of the whole run, {read(killed)} of the '
+          'killed one.'
+      )
+  return problems
+
+
+def ledger_rounds(run: str) -> list[tuple[Any, ...]]:
+  """What the ledger says of each round, if there is one."""
+  path = os.path.join(run, outputs.LEDGER)
+  if not os.path.exists(path):
+    return []
+  with open(path, encoding='utf-8') as file:
+    lines = [json.loads(line) for line in file][1:]
+  return [(line['round_num'], line['identity'], line['result'])
+          for line in lines]
+
+
+def _metrics(run: str) -> list[dict[str, str]]:
+  """The rows of the metrics, without the time they took."""
+  with open(os.path.join(run, 'metrics.csv'), encoding='utf-8') as file:
+    return [
+        {name: value for name, value in row.items() if name != 'seconds'}
+        for row in csv.DictReader(file)
+    ]

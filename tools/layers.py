@@ -125,6 +125,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
     'tests': (
         'absl',
         'attrs',
+        'benchmarks',
         'data_tools',
         'dp_accounting',
         'matplotlib',

@@ -1,23 +1,122 @@
-"""bin/train_federated.py, killed again and again, charges each round once.
+"""Runs that are killed again and again end in the bits of whole ones.
 
-A repeated round is charged again unless it gives the very same bits, noise
-included, so the number of charged rounds tells both.
+`benchmarks/kills.py` kills toy runs at random points and compares them with
+whole ones. bin/train_federated.py as a whole, with keys of its own, charges
+each round once: a repeated round is charged again unless it gives the very same
+bits, noise included, so the number of charged rounds tells both.
 """
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 
 from absl.testing import absltest
+from absl.testing import parameterized
 import pytest
 
+from benchmarks import toy_runs
+
 from tests.bin import programs
+from tff_asr.privacy import accounting
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import charged
+from tff_asr.programs import outputs
 
 # BUILD size: large
+# BUILD data: //benchmarks:kills
 
 _NUM_ROUNDS = 8
+
+
+class RandomKillsTest(parameterized.TestCase):
+
+  def run_kills(self, program: str, num_kills: int, num_rounds: int):
+    """Figures of `benchmarks/kills.py`, which found no difference."""
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    path = os.path.join(folder, 'figures.json')
+    finished = subprocess.run(
+        [
+            sys.executable,
+            '-m',
+            'benchmarks.kills',
+            f'--program={program}',
+            f'--kills={num_kills}',
+            f'--rounds={num_rounds}',
+            f'--json={path}',
+        ],
+        cwd=programs.ROOT,
+        env={**os.environ, 'PYTHONPATH': str(programs.ROOT)},
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    self.assertEqual(
+        finished.returncode, 0, finished.stdout + finished.stderr
+    )
+    with open(path, encoding='utf-8') as f:
+      figures = json.load(f)
+    self.assertEqual(figures['kills'], num_kills)
+    self.assertEqual(figures['differences'], [])
+    return figures
+
+  def test_five_kills_change_nothing(self):
+    figures = self.run_kills('federated', 5, 14)
+    self.assertEqual(figures['rounds_in_ledger'], 14)
+    self.assertGreater(figures['kills_while_writing'], 0)
+
+  @parameterized.parameters(('federated', 25, 60), ('central', 10, 40))
+  @pytest.mark.slow
+  def test_many_kills_change_nothing(self, program, num_kills, num_rounds):
+    figures = self.run_kills(program, num_kills, num_rounds)
+    if program == 'federated':
+      self.assertEqual(figures['rounds_in_ledger'], num_rounds)
+    self.assertGreater(figures['kills_while_writing'], 0)
+
+
+class CompareTest(absltest.TestCase):
+  """What the comparison with a whole run would notice."""
+
+  def setUp(self):
+    super().setUp()
+    self.root = self.enterContext(tempfile.TemporaryDirectory())
+
+  def write(self, name: str, *, weight=1.0, version=2, rounds=2, rows=2):
+    run = os.path.join(self.root, name)
+    with outputs.RunFolder(run, configuration='') as folder:
+      folder.state_manager.save_sync({'weight': weight}, version)
+      folder.write_model({'w': [weight]}, tokens='a')
+      with ledger_lib.create(folder.file(outputs.LEDGER)) as ledger:
+        for number in range(rounds):
+          ledger.append(ledger_lib.Round(
+              round_num=number,
+              sampling=accounting.Sampling(
+                  kind='poisson', cohort_size=1, population=2
+              ),
+              noise_multipliers=(1.0,),
+              configuration='',
+              identity=f'{number:064x}',
+          ))
+      folder.write_text(
+          'metrics.csv',
+          'round,loss,seconds\n'
+          + ''.join(f'{n},0.5,{len(name)}\n' for n in range(rows)),
+      )
+    return run
+
+  def test_each_difference_is_found_and_seconds_are_none(self):
+    whole = self.write('whole')
+    self.assertEmpty(toy_runs.compare(whole, self.write('equal_one')))
+    for change, found in (
+        ({'weight': 1.5}, 'weight differs'),
+        ({'version': 3}, 'hold other things'),
+        ({'rounds': 3}, 'ledger'),
+        ({'rows': 1}, 'metrics'),
+    ):
+      killed = self.write(f'killed_{"".join(change)}', **change)
+      self.assertIn(found, ' '.join(toy_runs.compare(whole, killed)))
 
 
 @pytest.mark.slow

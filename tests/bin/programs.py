@@ -76,7 +76,8 @@ def run_in_session(
     *arguments: str,
     gin_params: tuple[str, ...] = (),
     send: signal.Signals | None = None,
-    when: Callable[[], bool] = lambda: True,
+    when: Callable[..., bool] = lambda: True,
+    gets_process: bool = False,
 ) -> Ended:
   """Runs `bin/PROGRAM.py` in a session of its own, to the end of its pipes.
 
@@ -86,6 +87,7 @@ def run_in_session(
     gin_params: Its gin parameters.
     send: A signal to send to the program, or None.
     when: Tells when to send it.
+    gets_process: Whether `when` is called with the running process.
 
   Returns:
     How it ended, with all processes of its session that were left (they are
@@ -98,7 +100,8 @@ def run_in_session(
   started = time.monotonic()
   try:
     if send is not None:
-      while not when() and process.poll() is None:
+      arguments = [psutil.Process(process.pid)] if gets_process else []
+      while not when(*arguments) and process.poll() is None:
         if time.monotonic() - started > _TIMEOUT_SEC:
           raise TimeoutError(f'{program} came not as far as it should.')
         time.sleep(0.1)

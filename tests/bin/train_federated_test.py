@@ -2,13 +2,16 @@
 
 import os
 import re
+import signal
 import tempfile
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import psutil
 import pytest
 
 from tests.bin import programs
+from tff_asr.programs import run_lock
 
 # BUILD size: large
 
@@ -56,6 +59,48 @@ class TrainFederatedTest(parameterized.TestCase):
       self.assertEqual(finished.stdout, f.read())
     self.assertIn('NOT PRIVATE', finished.stdout)
     self.assertTrue(os.path.exists(os.path.join(self.run_dir, 'model.state')))
+
+  def test_nothing_listens_on_the_network(self):
+    tiny = programs.write_tiny(os.path.join(self.root, 'shards'))
+    looks = []
+
+    def look(process: psutil.Process) -> bool:
+      ledger = os.path.join(self.run_dir, 'ledger.jsonl')
+      if not os.path.exists(ledger):
+        return False
+      with open(ledger, encoding='utf-8') as f:
+        is_in_rounds = len(f.readlines()) > 3
+      looks.append([
+          connection.laddr
+          for each in (process, *process.children(recursive=True))
+          for connection in each.connections('inet')
+          if connection.status == psutil.CONN_LISTEN
+      ])
+      return is_in_rounds
+
+    ended = programs.run_in_session(
+        'train_federated',
+        f'--output_dir={self.run_dir}',
+        _EXPERIMENT,
+        gin_params=tiny + ('NUM_ROUNDS = 100000',),
+        send=signal.SIGTERM,
+        when=look,
+        gets_process=True,
+    )
+    self.assertEqual(ended.code, 128 + signal.SIGTERM, ended.stderr)
+    self.assertGreater(len(looks), 1)
+    self.assertEqual([each for each in looks if each], [])
+
+  def test_a_second_run_in_the_folder_is_one_line(self):
+    os.makedirs(self.run_dir)
+    lock = run_lock.RunLock(self.run_dir)
+    self.addCleanup(lock.release)
+    finished = self.run_program()
+    self.assertEqual(finished.code, 1)
+    self.assertRegex(
+        finished.stderr,
+        rf'\Aerror: .*run is in use by process {os.getpid()} on .*\n\Z',
+    )
 
   def test_an_unknown_macro_is_one_line_with_the_nearest_name(self):
     self.check_error(
