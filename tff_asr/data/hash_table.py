@@ -93,9 +93,9 @@ def build_lookup_fn(
 
   The function takes string [] and returns int64 scalars: shard number, byte
   offset of the first record, number of records. An id whose key is not in the
-  corpus, or whose slots cannot be read, raises InvalidArgumentError, which
-  does not name it. It uses core ops only, reads `_PROBE_LENGTH` slots from the file, and its
-  graph does not depend on the number of clients.
+  corpus, or whose slots cannot be read, raises InvalidArgumentError, which does
+  not name it. It uses core ops only, reads `_PROBE_LENGTH` slots from the file,
+  and its graph does not depend on the number of clients.
 
   Args:
     path: The table's file.

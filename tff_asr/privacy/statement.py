@@ -272,8 +272,8 @@ def _control_words(data_dependent: Sequence[str]) -> str:
     )
   return (
       'rounds, stopping, evaluation and learning rate follow the settings, '
-      'the ledger and the released (noised) models only; a run that a '
-      "client's unreadable data ended shows that by its end"
+      'the ledger and the released (noised) models only; a run that ended '
+      'because too many clients failed shows that by its end'
   )
 
 
