@@ -4,8 +4,8 @@ r"""Thousands of toy rounds: memory, open files and processes must not grow.
 
 A federated run with DP, its folder, ledger and metrics. Measured after the
 first 100 rounds (or a fifth of all, if fewer) and until the end; the exit code
-is 1 where the memory of the last tenth is more than 5 % above that of the first,
-or where files or processes became more.
+is 1 where the memory of the last tenth is more than 5 % above that of the
+first, or where files or processes became more.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.

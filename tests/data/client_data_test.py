@@ -145,7 +145,8 @@ class ClientDataTest(parameterized.TestCase):
     for client_id, expected in _COUNTS.items():
       self.assertEqual(run(tf.constant(client_id))[0].numpy(), expected)
     with self.assertRaisesRegex(
-        tf.errors.InvalidArgumentError, 'a client of this round is not in the corpus'
+        tf.errors.InvalidArgumentError,
+        'a client of this round is not in the corpus',
     ):
       run(tf.constant('nobody'))
 
@@ -194,8 +195,8 @@ class ClientDataTest(parameterized.TestCase):
     data = client_data.load(self.folder)
     with self.assertRaisesRegex(
         tf.errors.InvalidArgumentError,
-        f'record {record} of 5 of the client at byte 0 of .*shard-00002.tfrecord is'
-        ' missing or damaged',
+        f'record {record} of 5 of the client at byte 0 of '
+        '.*shard-00002.tfrecord is missing or damaged',
     ):
       list(data.create_tf_dataset_for_client('cleo'))
     self.check_client(data.create_tf_dataset_for_client('anna'), 'anna')
@@ -212,7 +213,8 @@ class ClientDataTest(parameterized.TestCase):
     with open(path, 'r+b') as f:
       f.truncate(os.path.getsize(path) - len(records[-1]) - 16)
     with self.assertRaisesRegex(
-        tf.errors.InvalidArgumentError, r'record 5 of 5 of the client at byte \d+ of'
+        tf.errors.InvalidArgumentError,
+        r'record 5 of 5 of the client at byte \d+ of',
     ):
       list(data.create_tf_dataset_for_client('cleo'))
     with self.assertRaisesRegex(ValueError, 'truncated'):

@@ -116,11 +116,13 @@ class IndexTest(parameterized.TestCase):
     corpus, _ = index.read(self.folder)
     lookup = _lookup_fn(corpus)
     with self.assertRaisesRegex(
-        tf.errors.InvalidArgumentError, 'a client of this round is not in the corpus'
+        tf.errors.InvalidArgumentError,
+        'a client of this round is not in the corpus',
     ):
       lookup('nobody')
     with self.assertRaisesRegex(
-        tf.errors.InvalidArgumentError, 'a client of this round is not in the corpus'
+        tf.errors.InvalidArgumentError,
+        'a client of this round is not in the corpus',
     ):
       tf.function(lookup)(tf.constant('nobody'))
 

@@ -78,7 +78,8 @@ class SchemaTest(parameterized.TestCase):
     example.features.feature['num_samples'].int64_list.value[0] = 4001
     parse = tf.function(schema.build_parse_fn('pcm'))
     with self.assertRaisesRegex(
-        tf.errors.InvalidArgumentError, r'\[an utterance should have 4001 .*4000'
+        tf.errors.InvalidArgumentError,
+        r'\[an utterance should have 4001 .*4000',
     ):
       parse(tf.constant(example.SerializeToString()))
 

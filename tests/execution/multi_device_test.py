@@ -431,7 +431,8 @@ class ScheduleTest(parameterized.TestCase):
       self.assertIn('An unlucky client.', context.last_failures[1])
       self.assertLen(context.last_timeline, 4)
       with self.assertRaisesRegex(
-          multi_device.ClientError, r'^[23] clients failed, .*: Client [0-2] of 3'
+          multi_device.ClientError,
+          r'^[23] clients failed, .*: Client [0-2] of 3',
       ):
         _sum_toil([13, 13, 13])
       # A share below one client is none.

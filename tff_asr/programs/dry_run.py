@@ -135,8 +135,8 @@ def _memory(model: ctc.CtcModel, state_bytes: int) -> str:
       state_bytes=state_bytes, weights_bytes=weights_bytes
   )
   return (
-      f'about {_size(server)} for the state and {_size(client)} for each client '
-      'at work, without the activations of a batch (MAX_BATCH_SEC)'
+      f'about {_size(server)} for the state and {_size(client)} for each '
+      'client at work, without the activations of a batch (MAX_BATCH_SEC)'
   )
 
 

@@ -247,8 +247,8 @@ async def train(
             noise=rounds.noise,
             norms=divergence.after_roll_back(state.norms),
         )
-        # Another cohort: amplification by sampling is counted once for each
-        # draw. The rounds of a pass draw nothing, and tree and pass go together.
+        # Another cohort: amplification by sampling counts for one sum a draw.
+        # The rounds of a pass draw nothing, and tree and pass go together.
         if source.sampling.kind != 'pass':
           state = state._replace(cohorts=iterator.state)
         logging.warning(

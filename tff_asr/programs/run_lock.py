@@ -29,7 +29,7 @@ class RunLock:
     """
     path = os.path.join(folder, _NAME)
     # Unbuffered; not inherited by programs that this one starts.
-    self._file = open(path, 'a+b', buffering=0)  # pylint: disable=consider-using-with
+    self._file = open(path, 'a+b', buffering=0)
     if not _try(self._file.fileno()):
       self._file.close()
       raise _in_use(folder)
