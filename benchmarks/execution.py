@@ -206,7 +206,9 @@ class _BareRound:
     @tf.function
     def add(total, old, new, state):
       delta = tf.nest.map_structure(tf.subtract, old, new)
-      clipped = query.preprocess_record(query.derive_sample_params(state), delta)
+      clipped = query.preprocess_record(
+          query.derive_sample_params(state), delta
+      )
       return tf.nest.map_structure(tf.add, total, clipped)
 
     @tf.function
