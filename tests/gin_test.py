@@ -277,7 +277,7 @@ class QuickstartTest(parameterized.TestCase):
       with self.assertRaises(ValueError) as caught:
         asyncio.run(program(output_dir=self.path('x'), configuration=''))
       self.assertTrue(launch._is_users(caught.exception))
-      self.assertIn(message, launch.one_line(caught.exception))
+      self.assertIn(message, ' '.join(launch.lines(caught.exception)))
       self.assertFalse(os.path.exists(self.path('x')))
 
 
