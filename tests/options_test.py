@@ -171,9 +171,13 @@ _SHOWN = {
     },
     'tests/privacy/queries_test.py': {
         'test_clipped_norms_are_at_most_the_clip': (
+            'clips.Clipping.split',
+            'queries.PerLayerClipSumQuery.clipping',
             'queries.PerLayerClipSumQuery.l2_norm_clip',
-            'queries.PerLayerClipSumQuery.split',
         ),
+        'test_modules_share_their_norm_by_hand': ('clips.Clipping.layers',),
+        'test_rescaling_by_hand': ('clips.Clipping.rule',),
+        'test_weights_by_hand': ('clips.Clipping.weights',),
     },
     'tests/programs/central_test.py': {
         'test_seed_and_gradient_clip_reach_the_training': (

@@ -29,6 +29,7 @@ from tff_asr.execution import multi_device
 from tff_asr.learning import fed_avg
 from tff_asr.optimizers import lamb
 from tff_asr.privacy import accounting
+from tff_asr.privacy import clips
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
@@ -68,7 +69,9 @@ def _parts() -> Parts:
       client_data=data,
       aggregator=dp_mean.build(
           query=queries.PerLayerClipSumQuery(
-              l2_norm_clip=0.01, noise_multiplier=_NOISE, split='dim'
+              l2_norm_clip=0.01,
+              noise_multiplier=_NOISE,
+              clipping=clips.Clipping(split='dim'),
           ),
           cohort_size=_COHORT_SIZE,
       ),
