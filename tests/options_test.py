@@ -95,14 +95,20 @@ _SHOWN = {
             'spec_augment.build.num_time_masks',
         ),
     },
+    'tests/learning/delta_transforms_test.py': {
+        'test_clip_by_hand': ('delta_transforms.clip.max_norm',),
+        'test_normalize_by_hand': ('delta_transforms.normalize.norm',),
+    },
     'tests/learning/fed_avg_test.py': {
         # None of the twin's settings is a default.
         'test_sgd_server_and_local_steps': (
             'fed_avg.build.client_learning_rate',
+            'fed_avg.build.delta_transform',
             'fed_avg.build.max_grad_norm',
             'fed_avg.build.model',
             'fed_avg.build.num_local_steps',
             'fed_avg.build.pipeline',
+            'fed_avg.build.proximal_weight',
             'fed_avg.build.seed',
             'fed_avg.build.server_optimizer',
         ),

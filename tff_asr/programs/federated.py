@@ -8,7 +8,6 @@ noise. A run that starts from a federated run's model goes on with its ledger.
 
 from collections.abc import Callable
 import hashlib
-import math
 import time
 from typing import Any, NamedTuple, Optional
 
@@ -31,6 +30,7 @@ from tff_asr.programs import outputs
 from tff_asr.programs import preflight
 from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
+from tff_asr.programs import round_metrics
 
 
 class ProgramState(NamedTuple):
@@ -164,7 +164,8 @@ async def train(
     ledger = ledger_lib.resume(run.file(outputs.LEDGER), head=state.ledger)
     logging.info('Resuming after round %d.', round_num)
   iterator = source.iterator(state.cohorts)
-  managers = run.release_managers()
+  managers = run.release_managers(in_csv=round_metrics.is_of_the_whole)
+  traffic = fed_avg.traffic(learning_process)
 
   with ledger, progress_lib.Progress(
       description='federated', total=num_rounds, initial=round_num
@@ -194,7 +195,7 @@ async def train(
       state = ProgramState(
           output.state, iterator.state, ledger.head, rounds.noise
       )
-      metrics = _round_metrics(output.metrics)
+      metrics = round_metrics.flatten(output.metrics, traffic=traffic)
       metrics['epsilon'] = rounds.epsilon()
       is_last = round_num == num_rounds or not rounds.are_left(
           state.process, iterator.state
@@ -205,7 +206,8 @@ async def train(
         evaluated = evaluator(state.process.global_model_weights)
         metrics['dev_word_error_rate'] = evaluated.word_error_rate
         metrics['dev_loss'] = evaluated.loss
-      metrics['seconds'] = time.monotonic() - started
+      # How long a round takes tells who came.
+      metrics['not_private/seconds'] = time.monotonic() - started
       for manager in managers:
         await manager.release(metrics, key=round_num)
       if is_last or round_num % save_every == 0:
@@ -226,13 +228,17 @@ async def train(
         unit=contents.unit,
         fixed_seeds=contents.fixed_seeds,
         inherited=contents.inherited,
+        adaptive_layers=np.size(getattr(query_state, 'layer_clips', ())),
     )
     results = {
         'rounds': round_num,
         'ended_by': (
             'NUM_ROUNDS' if round_num >= num_rounds else 'TARGET_EPSILON'
         ),
-        'seconds': round(sum(run.read_metric('seconds').values()), 1),
+        'seconds': round(
+            sum(run.read_metric('not_private/seconds').values()), 1
+        ),
+        'bytes_per_client_and_round': traffic._asdict(),
         'cohort_size': source.sampling.cohort_size,
         'population': source.sampling.population,
         'dev_word_error_rate': run.read_metric('dev_word_error_rate'),
@@ -337,26 +343,6 @@ def _create_ledger(
       parent=path,
       parent_head=head,
   )
-
-
-def _round_metrics(metrics: Any) -> dict[str, float]:
-  """Flat metrics with the averages that people read.
-
-  What comes from clients without noise is marked by its name: it is for
-  simulations, and the privacy statement does not cover it.
-  """
-  flat = outputs.flatten_metrics(metrics)
-  exact = {
-      name.removeprefix('client_work/'): flat.pop(name)
-      for name in list(flat)
-      if name.startswith('client_work/')
-  }
-  loss_sum, norm_sum = exact.pop('loss_sum'), exact.pop('delta_norm_sum')
-  utterances = exact['num_utterances']
-  clients = exact['num_clients'] - exact['num_non_finite']
-  exact['train_loss'] = loss_sum / utterances if utterances else math.nan
-  exact['delta_norm'] = norm_sum / clients if clients else math.nan
-  return flat | {f'not_private/{name}': exact[name] for name in exact}
 
 
 def _figures(metrics: dict[str, float]) -> dict[str, str]:

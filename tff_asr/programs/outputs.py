@@ -11,7 +11,7 @@
     privacy.txt, privacy.json   the privacy statement (federated runs)
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import csv
 import difflib
 import json
@@ -94,11 +94,16 @@ class RunFolder:
           if row.get(name)
       }
 
-  def release_managers(self) -> list[tff.program.ReleaseManager]:
-    """Where metrics go: CSV and TensorBoard."""
+  def release_managers(
+      self, *, in_csv: Callable[[str], bool] = lambda name: True
+  ) -> list[tff.program.ReleaseManager]:
+    """Where metrics go: CSV, those that `in_csv` takes, and TensorBoard."""
+    csv_manager = tff.program.CSVFileReleaseManager(
+        file_path=self.file('metrics.csv'), key_fieldname='round'
+    )
     return [
-        tff.program.CSVFileReleaseManager(
-            file_path=self.file('metrics.csv'), key_fieldname='round'
+        tff.program.FilteringReleaseManager(
+            csv_manager, lambda path: in_csv(path[0])
         ),
         tff.program.TensorBoardReleaseManager(self.file('tensorboard')),
     ]
