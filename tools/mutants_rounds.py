@@ -41,7 +41,7 @@ MUTANTS = (
     mutant.Mutant(
         "the counts' noise is paid for by nobody",
         'tff_asr/privacy/adaptive_query.py',
-        (('return 1 / math.sqrt(1 - self.count_noise_ratio**-2)', 'return 1.0'),),
+        (('1 / math.sqrt(1 - self.count_noise_ratio**-2)', '1.0'),),
         ('tests/privacy/adaptive_query_test.py',),
     ),
     mutant.Mutant(
@@ -117,8 +117,8 @@ MUTANTS = (
                 '    )\n',
             ),
             (
-                '      tf.nest.map_structure(lambda gradient: gradient * factor,'
-                ' gradients),\n',
+                '      tf.nest.map_structure('
+                'lambda gradient: gradient * factor, gradients),\n',
                 '      proximal(tf.nest.map_structure(\n'
                 '          lambda gradient: gradient * factor, gradients\n'
                 '      )),\n',

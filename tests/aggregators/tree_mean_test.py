@@ -123,7 +123,7 @@ class TreeMeanTest(absltest.TestCase):
     ):
       with self.assertRaisesRegex(ValueError, message):
         _build(**changes)
-    with self.assertRaisesRegex(ValueError, 'found in no layer of a, b'):
+    with self.assertRaisesRegex(ValueError, 'none of the 2 layers, a to b'):
       _build(
           clipping=clips.Clipping(split='dim', weights={'c': 2.0})
       ).create(_VALUE_TYPE, tff.TensorType(np.float32))

@@ -157,7 +157,8 @@ class Clipping:
       found = [name for name in names if re.search(pattern, name)]
       if not found:
         raise ValueError(
-            f'weights: {pattern!r} is found in no layer of {", ".join(names)}.'
+            f'weights: {pattern!r} is found in none of the {len(names)} '
+            f'layers, {names[0]} to {names[-1]}.'
         )
       for name in found:
         if name in weights:
