@@ -206,9 +206,8 @@ class _BareRound:
     @tf.function
     def add(total, old, new, state):
       delta = tf.nest.map_structure(tf.subtract, old, new)
-      clipped = query.preprocess_record(
-          query.derive_sample_params(state), delta
-      )
+      params = query.derive_sample_params(state)
+      clipped = query.preprocess_record(params, delta)
       return tf.nest.map_structure(tf.add, total, clipped)
 
     @tf.function

@@ -147,6 +147,10 @@ def _metrics(run: str) -> list[dict[str, str]]:
   """The rows of the metrics, without the time they took."""
   with open(os.path.join(run, 'metrics.csv'), encoding='utf-8') as file:
     return [
-        {name: value for name, value in row.items() if name != 'seconds'}
+        {
+            name: value
+            for name, value in row.items()
+            if not name.endswith('seconds')
+        }
         for row in csv.DictReader(file)
     ]

@@ -26,6 +26,7 @@ from tff_asr.models import ctc
 from tff_asr.models import transformer
 from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import lamb
+from tff_asr.privacy import clips
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 from tff_asr.programs import outputs
@@ -131,7 +132,9 @@ class Workload:
 def build_query(noise_multiplier: float = 0.01) -> queries.PerLayerClipSumQuery:
   """Per-layer clipping by size."""
   return queries.PerLayerClipSumQuery(
-      l2_norm_clip=0.01, noise_multiplier=noise_multiplier, split='dim'
+      l2_norm_clip=0.01,
+      noise_multiplier=noise_multiplier,
+      clipping=clips.Clipping(split='dim'),
   )
 
 

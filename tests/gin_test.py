@@ -72,7 +72,11 @@ class ExperimentsTest(parameterized.TestCase):
             'gin/execution/ray.gin',
             'gin/models/transformer_1m.gin',
             'gin/models/transformer_255m.gin',
+            'gin/privacy/adaptive.gin',
             'gin/privacy/dp_ftrl.gin',
+            'gin/privacy/per_layer_rescaled.gin',
+            'gin/privacy/per_layer_weighted.gin',
+            'gin/privacy/per_module_dim.gin',
             'gin/programs/audit.gin',
         },
     )
@@ -92,6 +96,10 @@ class ExperimentsTest(parameterized.TestCase):
   @parameterized.parameters(
       'gin/privacy/global.gin',
       'gin/privacy/per_layer_uniform.gin',
+      'gin/privacy/per_layer_rescaled.gin',
+      'gin/privacy/per_layer_weighted.gin',
+      'gin/privacy/per_module_dim.gin',
+      'gin/privacy/adaptive.gin',
       'gin/privacy/dp_ftrl.gin',
   )
   def test_any_privacy_can_be_audited(self, path):

@@ -101,14 +101,20 @@ _SHOWN = {
             'spec_augment.build.num_time_masks',
         ),
     },
+    'tests/learning/delta_transforms_test.py': {
+        'test_clip_by_hand': ('delta_transforms.clip.max_norm',),
+        'test_normalize_by_hand': ('delta_transforms.normalize.norm',),
+    },
     'tests/learning/fed_avg_test.py': {
         # None of the twin's settings is a default.
         'test_sgd_server_and_local_steps': (
             'fed_avg.build.client_learning_rate',
+            'fed_avg.build.delta_transform',
             'fed_avg.build.max_grad_norm',
             'fed_avg.build.model',
             'fed_avg.build.num_local_steps',
             'fed_avg.build.pipeline',
+            'fed_avg.build.proximal_weight',
             'fed_avg.build.seed',
             'fed_avg.build.server_optimizer',
         ),
@@ -177,9 +183,13 @@ _SHOWN = {
     },
     'tests/privacy/queries_test.py': {
         'test_clipped_norms_are_at_most_the_clip': (
+            'clips.Clipping.split',
+            'queries.PerLayerClipSumQuery.clipping',
             'queries.PerLayerClipSumQuery.l2_norm_clip',
-            'queries.PerLayerClipSumQuery.split',
         ),
+        'test_modules_share_their_norm_by_hand': ('clips.Clipping.layers',),
+        'test_rescaling_by_hand': ('clips.Clipping.rule',),
+        'test_weights_by_hand': ('clips.Clipping.weights',),
     },
     'tests/programs/central_test.py': {
         'test_seed_and_gradient_clip_reach_the_training': (

@@ -277,3 +277,26 @@ def poisson_cohort(
       for client_id in sorted(client_ids)
       if int(generator.random_raw()) / 2**64 < sampling_prob
   ]
+
+
+def adapt_clips(
+    clips: Sequence[float],
+    norms: Sequence[Sequence[float]],
+    *,
+    cohort_size: float,
+    target_quantile: float,
+    learning_rate: float,
+) -> list[float]:
+  """Clips after a round without noise, by the quantile rule's geometric step.
+
+  norms: Of each client, its layers' norms.
+  """
+  adapted = []
+  for h, clip in enumerate(clips):
+    below = sum(client[h] <= clip for client in norms)
+    above = len(norms) - below
+    # A client that did not come counts as half below.
+    share = 0.5 + (below - above) / (2 * cohort_size)
+    share = min(max(share, 0.0), 1.0)
+    adapted.append(clip * math.exp(-learning_rate * (share - target_quantile)))
+  return adapted

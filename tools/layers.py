@@ -31,6 +31,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
             'scipy',
             'tensorflow',
             'tensorflow_privacy',
+            'tree',
         ),
         'text': ('numpy', 'tensorflow', 'tensorflow_text'),
     },
@@ -38,6 +39,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         'aggregators': (
             'absl',
+            'tensorflow',
             'tensorflow_federated',
             'tensorflow_privacy',
             'tree',

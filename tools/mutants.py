@@ -7,10 +7,12 @@ that the named tests fail; the table in docs/testing.md says which test did.
 
 from tools import mutants_modelling
 from tools import mutants_privacy
+from tools import mutants_rounds
 from tools import mutants_training
 
 MUTANTS = (
     *mutants_modelling.MUTANTS,
     *mutants_privacy.MUTANTS,
+    *mutants_rounds.MUTANTS,
     *mutants_training.MUTANTS,
 )

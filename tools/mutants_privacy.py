@@ -7,10 +7,9 @@ _PRIVACY = (
         'the sum is divided by the clients that came',
         'tff_asr/aggregators/dp_mean.py',
         ((
-            'tff.aggregators.DifferentiallyPrivateFactory(mean_query)',
-            'tff.aggregators.DifferentiallyPrivateFactory(\n'
-            '          query, tff.aggregators.UnweightedMeanFactory()\n'
-            '      )',
+            'denominator=self._cohort_size), record_sum\n',
+            'denominator=1.0),\n'
+            '        tff.aggregators.UnweightedMeanFactory(),\n',
         ),),
         ('tests/aggregators/dp_mean_test.py::ExecutionTest',),
     ),
@@ -35,14 +34,15 @@ _PRIVACY = (
         'every client adds the noise, and the server once more',
         'tff_asr/privacy/queries.py',
         ((
-            '    return tf.nest.pack_sequence_as(record, clipped)\n',
+            '    measured = _measure(squared_norms, factors, layers=layers)\n',
             '    if self._noise_multiplier > 0:\n'
-            '      stddev = self._noise_multiplier * params\n'
+            '      stddev = self._noise_multiplier\n'
+            '      stddev *= tf.cast(clip, tf.float32)\n'
             '      clipped = [\n'
             '          layer + stddev * tf.random.normal(tf.shape(layer))\n'
             '          for layer in clipped\n'
             '      ]\n'
-            '    return tf.nest.pack_sequence_as(record, clipped)\n',
+            '    measured = _measure(squared_norms, factors, layers=layers)\n',
         ),),
         (
             'tests/privacy/queries_noise_test.py',
@@ -84,37 +84,36 @@ _PRIVACY = (
         'the last layer is not clipped',
         'tff_asr/privacy/queries.py',
         ((
-            '          for squared_norm, share in zip(squared_norms, shares)\n'
-            '      ]\n',
-            '          for squared_norm, share in zip(squared_norms, shares)\n'
-            '      ]\n'
-            '      factors[-1] = tf.constant(1.0, tf.float64)\n',
+            '        for tensor, factor in zip(tensors, factors)\n',
+            '        for tensor, factor in zip(\n'
+            '            tensors, [*factors[:-1], 1.0]\n'
+            '        )\n',
         ),),
         ('tests/privacy/queries_test.py',),
     ),
     mutant.Mutant(
         'C is split over one layer too few',
-        'tff_asr/privacy/queries.py',
+        'tff_asr/privacy/clips.py',
         ((
             '[1 / math.sqrt(len(sizes))]',
             '[1 / math.sqrt(max(len(sizes) - 1, 1))]',
         ),),
-        ('tests/privacy/queries_test.py',),
+        ('tests/privacy/clips_test.py',),
     ),
     mutant.Mutant(
         "C is split by the layers' sizes without the root",
-        'tff_asr/privacy/queries.py',
+        'tff_asr/privacy/clips.py',
         (('[math.sqrt(size / total)', '[(size / total)'),),
-        ('tests/privacy/queries_test.py',),
+        ('tests/privacy/clips_test.py',),
     ),
     mutant.Mutant(
         'the uniform and the dim split are exchanged',
-        'tff_asr/privacy/queries.py',
+        'tff_asr/privacy/clips.py',
         ((
-            "'uniform': uniform_split, 'dim': dim_split}",
-            "'uniform': dim_split, 'dim': uniform_split}",
+            "'uniform': uniform_split, 'dim': dim_split,",
+            "'uniform': dim_split, 'dim': uniform_split,",
         ),),
-        ('tests/privacy/queries_test.py',),
+        ('tests/privacy/clips_test.py',),
     ),
     mutant.Mutant(
         'an update that is not finite reaches the sum',

@@ -11,6 +11,7 @@ import tensorflow_privacy as tfp
 
 from tff_asr.aggregators import dp_mean
 from tff_asr.execution import multi_device
+from tff_asr.privacy import clips
 from tff_asr.privacy import queries
 
 _KEY = np.array([1, 2, 3, 4], np.int32)
@@ -58,7 +59,21 @@ _NEXT = f"""
       l2_norm_clip=float32,
       noise_stddev_on_sum=float32
     >,
-    dp=<>
+    noise_norm=float32,
+    not_private=<
+      clipped_clients=float32,
+      clipped_delta_norm=float32,
+      clipped_layers=float32,
+      layer_clipped=<
+        a=float32,
+        b=float32
+      >,
+      layer_norm=<
+        a=float32,
+        b=float32
+      >,
+      signal_norm=float32
+    >
   >@SERVER
 >)
 """
@@ -66,7 +81,9 @@ _NEXT = f"""
 
 def _query(*, clip=1.0, multiplier=0.0, split='global'):
   return queries.PerLayerClipSumQuery(
-      l2_norm_clip=clip, noise_multiplier=multiplier, split=split
+      l2_norm_clip=clip,
+      noise_multiplier=multiplier,
+      clipping=clips.Clipping(split=split),
   )
 
 
@@ -289,6 +306,61 @@ class ExecutionTest(parameterized.TestCase):
         output.measurements['dp_query_metrics'],
         collections.OrderedDict(l2_norm_clip=0.5, noise_stddev_on_sum=1.0),
     )
+
+  def test_measures_what_clipping_did_by_hand(self):
+    # C_h = 10 / sqrt(2) = 7.07 each. Norms of a: 5, 10, 0; of b: 12, 1, 0. An
+    # update that is not finite is left out of all means.
+    process = _create(
+        _query(clip=10.0, multiplier=2.0, split='uniform'), cohort_size=4
+    )
+    values = [
+        _value(3, 4, 12), _value(6, 8, -1), _value(0, 0, 0),
+        _value(math.nan, 1, 1),
+    ]
+    measured = process.next(
+        self.start(process), values, [1.0] * 4
+    ).measurements
+    exact = measured['not_private']
+    self.assertAlmostEqual(exact['clipped_clients'], 2 / 3, places=6)
+    # Two of six layers.
+    self.assertAlmostEqual(exact['clipped_layers'], 1 / 3, places=6)
+    self.assertAlmostEqual(exact['layer_norm']['a'], 15 / 3, places=5)
+    self.assertAlmostEqual(exact['layer_norm']['b'], 13 / 3, places=5)
+    self.assertAlmostEqual(exact['layer_clipped']['a'], 1 / 3, places=6)
+    self.assertAlmostEqual(exact['layer_clipped']['b'], 1 / 3, places=6)
+    # (5, 7.07), (7.07, 1), 0: norms sqrt(75) and sqrt(51).
+    self.assertAlmostEqual(
+        exact['clipped_delta_norm'],
+        (math.sqrt(75) + math.sqrt(51)) / 3,
+        places=5,
+    )
+    # a: (3, 4) + 7.07 (.6, .8) = (3 + 3 sqrt(2), 4 + 4 sqrt(2)), norm
+    # 5 + 5 sqrt(2); b: 5 sqrt(2) - 1. Over 4.
+    root = math.sqrt(2)
+    self.assertAlmostEqual(
+        exact['signal_norm'],
+        math.hypot(5 + 5 * root, 5 * root - 1) / 4,
+        places=5,
+    )
+    # z C sqrt(D) / 4 of D = 3.
+    self.assertAlmostEqual(
+        measured['noise_norm'], 2 * 10 * math.sqrt(3) / 4, places=5
+    )
+
+  def test_the_signal_has_no_noise_in_it(self):
+    process = _create(_query(clip=1.0, multiplier=1e6))
+    measured = process.next(
+        self.start(process), [_value(0.3, 0, 0.4)], [1.0]
+    ).measurements
+    self.assertAlmostEqual(
+        measured['not_private']['signal_norm'], 0.5 / 4, places=6
+    )
+
+  def test_without_clients_there_is_nothing_to_measure(self):
+    process = _create(_query())
+    measured = process.next(process.initialize(), [], []).measurements
+    self.assertTrue(math.isnan(measured['not_private']['clipped_clients']))
+    self.assertEqual(measured['not_private']['signal_norm'], 0)
 
   def test_any_sum_query_does(self):
     # Delegation: TFP's own query, whose sum of clipped values is known.

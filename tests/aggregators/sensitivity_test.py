@@ -16,9 +16,20 @@ import tensorflow_federated as tff
 from tests.execution import logical_devices
 from tff_asr.aggregators import dp_mean
 from tff_asr.execution import multi_device
+from tff_asr.privacy import clips
 from tff_asr.privacy import queries
 
-_SHAPES = dict(a=(4,), b=(), c=(2, 3), d=(1,))
+_SHAPES = {'a': (4,), 'b': (), 'm/c': (2, 3), 'm/d': (1,)}
+_CLIPPINGS = {
+    **{split: dict(split=split) for split in clips.SPLITS},
+    'rescaled_uniform': dict(split='uniform', rule='rescale'),
+    'rescaled_dim': dict(split='dim', rule='rescale'),
+    'modules': dict(split='dim', layers='modules'),
+    'weighted': dict(split='uniform', weights={'^[ab]$': 3.0}),
+    'weighted_modules': dict(
+        split='dim', layers='modules', weights={'m': 0.1}, rule='rescale'
+    ),
+}
 _VALUE_TYPE = tff.to_type(collections.OrderedDict(
     (name, tff.TensorType(np.float32, shape))
     for name, shape in _SHAPES.items()
@@ -40,9 +51,11 @@ _INVALID = (math.nan, math.inf, -math.inf)
 
 
 @functools.lru_cache
-def _process(split: str, clip: float) -> tff.templates.AggregationProcess:
+def _process(name: str, clip: float) -> tff.templates.AggregationProcess:
   query = queries.PerLayerClipSumQuery(
-      l2_norm_clip=clip, noise_multiplier=0.0, split=split
+      l2_norm_clip=clip,
+      noise_multiplier=0.0,
+      clipping=clips.Clipping(**_CLIPPINGS[name]),
   )
   return dp_mean.build(query=query, cohort_size=_DIVISOR).create(
       _VALUE_TYPE, tff.TensorType(np.float32)
@@ -85,9 +98,9 @@ class OwnProcessTest(logical_devices.OwnProcessTestCase):
 @logical_devices.needed
 class SensitivityTest(parameterized.TestCase):
 
-  def release(self, split: str, clip: float, updates) -> np.ndarray:
+  def release(self, clipping: str, clip: float, updates) -> np.ndarray:
     """The sum that these clients' updates come to."""
-    process = _process(split, clip)
+    process = _process(clipping, clip)
     output = process.next(
         process.initialize(), updates, [1.0] * len(updates)
     )
@@ -102,23 +115,26 @@ class SensitivityTest(parameterized.TestCase):
     )
 
   @parameterized.named_parameters(
-      (f'{split}_{clip}_{name}', split, clip, context)
-      for split in queries.SPLITS
+      (f'{clipping}_{clip}_{name}', clipping, clip, context)
+      for clipping in _CLIPPINGS
       for clip, (name, context) in zip((0.01, 1.0), _CONTEXTS)
+      if clipping in clips.SPLITS or clip == 1.0
   )
   def test_no_update_moves_the_sum_by_more_than_the_clip(
-      self, split, clip, context
+      self, clipping, clip, context
   ):
     self.use(**context)
-    generator = np.random.default_rng(sum(split.encode()))
+    generator = np.random.default_rng(sum(clipping.encode()))
     largest = largest_pair = 0.0
     for _ in range(_NUM_ATTACKS):
       others = [_attack(generator) for _ in range(generator.integers(3))]
       first, second = _attack(generator), _attack(generator)
-      without = self.release(split, clip, others)
+      without = self.release(clipping, clip, others)
       place = generator.integers(len(others) + 1)
       moved = [
-          self.release(split, clip, [*others[:place], one, *others[place:]])
+          self.release(
+              clipping, clip, [*others[:place], one, *others[place:]]
+          )
           for one in (first, second)
       ]
       for total in moved:
@@ -133,28 +149,28 @@ class SensitivityTest(parameterized.TestCase):
     self.assertGreater(largest, 0.999 * clip)
     self.assertGreater(largest_pair, 1.2 * clip)
 
-  @parameterized.parameters(*queries.SPLITS)
-  def test_opposite_updates_move_it_by_twice_the_clip(self, split):
+  @parameterized.parameters(*_CLIPPINGS)
+  def test_opposite_updates_move_it_by_twice_the_clip(self, clipping):
     self.use(devices=['CPU:0'])
     huge = {
         name: np.full(shape, 1e30, np.float32)
         for name, shape in _SHAPES.items()
     }
     opposite = {name: -value for name, value in huge.items()}
-    sums = [self.release(split, 1.0, [one]) for one in (huge, opposite)]
+    sums = [self.release(clipping, 1.0, [one]) for one in (huge, opposite)]
     self.assertAlmostEqual(_norm(sums[0] - sums[1]), 2.0, delta=2e-6)
 
-  @parameterized.parameters(*queries.SPLITS)
-  def test_an_invalid_update_moves_nothing(self, split):
+  @parameterized.parameters(*_CLIPPINGS)
+  def test_an_invalid_update_moves_nothing(self, clipping):
     self.use(**_CONTEXTS[1][1])
     others = [_attack(np.random.default_rng(seed)) for seed in range(2)]
-    expected = self.release(split, 1.0, others)
+    expected = self.release(clipping, 1.0, others)
     for value in _INVALID:
       for name, shape in _SHAPES.items():
         bad = {key: np.ones(size, np.float32) for key, size in _SHAPES.items()}
         bad[name] = np.full(shape, value, np.float32)
         np.testing.assert_array_equal(
-            self.release(split, 1.0, [others[0], bad, others[1]]), expected
+            self.release(clipping, 1.0, [others[0], bad, others[1]]), expected
         )
 
   def test_the_divisor_is_public(self):

@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 from tff_asr.aggregators import dp_mean
 from tff_asr.aggregators import tree_mean
 from tff_asr.execution import multi_device
+from tff_asr.privacy import clips
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 from tff_asr.privacy import tree_query
@@ -38,7 +39,7 @@ def _build(**changes) -> tff.aggregators.WeightedAggregationFactory:
       cohort_size=_COHORT_SIZE,
       l2_norm_clip=0.5,
       noise_multiplier=2.0,
-      split='dim',
+      clipping=clips.Clipping(split='dim'),
   )
   return tree_mean.build(**arguments | changes)
 
@@ -122,8 +123,10 @@ class TreeMeanTest(absltest.TestCase):
     ):
       with self.assertRaisesRegex(ValueError, message):
         _build(**changes)
-    with self.assertRaisesRegex(ValueError, 'split'):
-      _build(split='half').create(_VALUE_TYPE, tff.TensorType(np.float32))
+    with self.assertRaisesRegex(ValueError, 'none of the 2 layers, a to b'):
+      _build(
+          clipping=clips.Clipping(split='dim', weights={'c': 2.0})
+      ).create(_VALUE_TYPE, tff.TensorType(np.float32))
 
 
 if __name__ == '__main__':

@@ -260,6 +260,11 @@ class BadInputTest(parameterized.TestCase):
           [('CLIP_SPLIT must be a text', 'found 3')],
       ),
       (
+          'clipping',
+          ["CLIP_SPLIT = 'dim'", "CLIP_WEIGHTS = {'zz': 2.0}"],
+          [("'zz' is found in none of the", 'layers, block_00/ln1/bias to')],
+      ),
+      (
           'cohorts_called',
           ['BUILD_COHORTS = @cohorts.poisson()', "DEV_DIR = 'no/dev'"],
           ['cohorts.poisson.client_ids has no value', 'no/dev'],

@@ -1,7 +1,9 @@
 import hashlib
 import os
+import shutil
 import tempfile
 import time
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -67,9 +69,15 @@ class ClientDataTest(parameterized.TestCase):
       )
 
   @parameterized.product(
-      encoding=encodings.WAVEFORM_ENCODINGS, max_shard_bytes=(1, 2**20)
+      encoding=encodings.WAVEFORM_ENCODINGS,
+      max_shard_bytes=(1, 2**20),
+      # Of at most 5 records: all, or part of them and the rest when asked for.
+      at_once=(32, 5, 2, 1),
   )
-  def test_every_client_has_its_utterances(self, encoding, max_shard_bytes):
+  def test_every_client_has_its_utterances(
+      self, encoding, max_shard_bytes, at_once
+  ):
+    self.enterContext(mock.patch.object(client_data, '_AT_ONCE', at_once))
     _write(self.folder, encoding=encoding, max_shard_bytes=max_shard_bytes)
     data = client_data.load(self.folder)
     self.assertEqual(data.client_ids, sorted(_COUNTS))
@@ -182,6 +190,12 @@ class ClientDataTest(parameterized.TestCase):
       ('last_byte', -1, 5), ('middle_record', -1, 3), ('first_record', 20, 1)
   )
   def test_damage_names_shard_place_and_record(self, offset, record):
+    for at_once in (32, 2):
+      with mock.patch.object(client_data, '_AT_ONCE', at_once):
+        self.check_damage(offset, record)
+
+  def check_damage(self, offset, record):
+    shutil.rmtree(self.folder, ignore_errors=True)
     _write(self.folder)
     path = os.path.join(self.folder, index.shard_name(2))
     size = os.path.getsize(path)

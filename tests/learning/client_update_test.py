@@ -81,6 +81,32 @@ class ClippedGradientsTest(parameterized.TestCase):
           clipped[name], gradient / 4, rtol=1e-4, atol=1e-6
       )
 
+  def test_the_proximal_term_by_hand_within_the_clip(self):
+    model, weights, batch = _batches()
+    batch = collections.OrderedDict(batch, seed=None)
+    anchor = collections.OrderedDict(
+        (name, value - 0.5) for name, value in weights.items()
+    )
+    plain, loss_sum = self.gradients(batch, 1e9)
+
+    def proximal(max_grad_norm):
+      return client_update.clipped_gradients(
+          model, weights, batch, max_grad_norm=max_grad_norm,
+          proximal_weight=40.0, anchor=anchor,
+      )
+
+    # mu (w - w0) = 40 * .5 = 20 on each weight; the loss is the batch's alone.
+    whole, same_loss_sum = proximal(1e9)
+    self.assertEqual(float(loss_sum), float(same_loss_sum))
+    for name, gradient in plain.items():
+      np.testing.assert_allclose(whole[name], gradient + 20, rtol=1e-4)
+    # Clipped as a whole: the direction is the sum's.
+    clipped, _ = proximal(1.0)
+    np.testing.assert_allclose(_global_norm(clipped), 1, rtol=1e-5)
+    norm = _global_norm(whole)
+    for name, gradient in whole.items():
+      np.testing.assert_allclose(clipped[name] * norm, gradient, rtol=1e-4)
+
   def test_stubs_change_nothing(self):
     _, _, batch = _batches()
     whole, loss_sum = self.gradients(batch, 1e9)
@@ -190,6 +216,7 @@ class ClientWorkTest(absltest.TestCase):
     # 'nobody' has none.
     _, counts = self.run_clients(weights, ['cai', 'nobody', 'ann'])
     self.assertEqual(counts['num_clients'], 3)
+    self.assertEqual(counts['num_trained'], 2)
     self.assertEqual(counts['num_steps'], 7 + 0 + 7)
     self.assertEqual(counts['num_utterances'], 7 * 1 + 7 * 3)
     self.assertEqual(counts['num_left_out'], 0)
@@ -231,11 +258,14 @@ class ClientWorkTest(absltest.TestCase):
         counts,
         dict(
             delta_norm_sum=0,
+            first_loss_sum=0,
+            last_loss_sum=0,
             loss_sum=0,
             num_clients=1,
             num_left_out=0,
             num_non_finite=1,
             num_steps=7,
+            num_trained=0,
             num_utterances=0,
         ),
     )

@@ -19,13 +19,17 @@ from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
+from tff_asr.learning import delta_transforms
 from tff_asr.learning import fed_avg
+from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import lamb
 from tff_asr.privacy import queries
 
 _SEED = 7
 _CLIENT_RATE = 0.01
 _MAX_GRAD_NORM = 40.0
+_PROXIMAL_WEIGHT = 20.0
+_DELTA_NORM = 0.3
 _COHORT_SIZE = 4
 _COHORTS = (('ann', 'bob', 'cai'), ('bob', 'dee'))
 
@@ -57,6 +61,7 @@ def _build(
       server_optimizer=server_optimizer,
       client_learning_rate=_CLIENT_RATE,
       max_grad_norm=_MAX_GRAD_NORM,
+      proximal_weight=_PROXIMAL_WEIGHT,
       seed=_SEED,
   )
   return fed_avg.build(**settings | kwargs)
@@ -71,6 +76,7 @@ def _twin(*, num_steps: int | None = None, num_epochs: int | None = None):
       seed=_SEED,
       learning_rate=_CLIENT_RATE,
       max_grad_norm=_MAX_GRAD_NORM,
+      proximal_weight=_PROXIMAL_WEIGHT,
       num_steps=num_steps,
       num_epochs=num_epochs,
   )
@@ -93,11 +99,14 @@ class PlainFederatedAverageTest(parameterized.TestCase):
       weights = actual[round_num]
       total = {name: np.zeros(value.shape) for name, value in weights.items()}
       losses, delta_norms, grad_norms = [], [], []
+      first_losses, last_losses = [], []
       for client_id in cohort:
         trained = twin.train(
             weights, client_id=client_id, round_num=round_num
         )
         losses.extend(trained.losses)
+        first_losses.append(trained.batch_losses[0])
+        last_losses.append(trained.batch_losses[-1])
         grad_norms.extend(trained.grad_norms)
         delta_norms.append(federated_twin.norm(trained.delta))
         for name, array in trained.delta.items():
@@ -122,6 +131,14 @@ class PlainFederatedAverageTest(parameterized.TestCase):
       np.testing.assert_allclose(
           work['delta_norm_sum'], sum(delta_norms), rtol=1e-5
       )
+      np.testing.assert_allclose(
+          work['first_loss_sum'], sum(first_losses), rtol=1e-5
+      )
+      np.testing.assert_allclose(
+          work['last_loss_sum'], sum(last_losses), rtol=1e-5
+      )
+      self.assertNotAlmostEqual(sum(first_losses), sum(last_losses), places=2)
+      self.assertEqual(work['num_trained'], len(cohort))
       self.assertEqual(work['num_utterances'], len(losses))
       self.assertEqual(work['num_steps'], len(grad_norms))
       self.assertEqual(work['num_clients'], len(cohort))
@@ -132,11 +149,13 @@ class PlainFederatedAverageTest(parameterized.TestCase):
     rate = 0.7
     process = _build(
         server_optimizer=tff.learning.optimizers.build_sgdm(rate),
+        delta_transform=delta_transforms.normalize(norm=_DELTA_NORM),
         **{f'num_local_{name}': number for name, number in local.items()},
     )
 
     def server_step(weights, mean):
-      return {name: weights[name] - rate * mean[name] for name in weights}
+      scale = rate * _DELTA_NORM / federated_twin.norm(mean)
+      return {name: weights[name] - scale * mean[name] for name in weights}
 
     twin = _twin(**{f'num_{name}': number for name, number in local.items()})
     self.check(process, server_step, twin)
@@ -214,14 +233,18 @@ class ProcessTest(parameterized.TestCase):
     metrics_type = result_type.metrics.member
     self.assertEqual(
         str(metrics_type.client_work),
-        '<delta_norm_sum=float32,loss_sum=float32,num_clients=float32,'
-        'num_left_out=float32,num_non_finite=float32,num_steps=float32,'
+        '<delta_norm_sum=float32,first_loss_sum=float32,last_loss_sum=float32,'
+        'loss_sum=float32,num_clients=float32,num_left_out=float32,'
+        'num_non_finite=float32,num_steps=float32,num_trained=float32,'
         'num_utterances=float32>',
     )
     self.assertEqual(
         str(metrics_type.finalizer),
         '<learning_rate=float32,update_norm=float32,weights_norm=float32>',
     )
+    # The tiny model's weights in float32, there and back.
+    num_bytes = 4 * weights_lib.count(_model().specs)
+    self.assertEqual(fed_avg.traffic(process), (num_bytes, num_bytes))
 
   def test_noise_needs_a_key_and_is_fixed_by_it(self):
     process = _build(
@@ -297,6 +320,11 @@ class ProcessTest(parameterized.TestCase):
           'learning_rate',
       ),
       ('grad', dict(num_local_steps=1, max_grad_norm=0), 'max_grad_norm'),
+      (
+          'proximal',
+          dict(num_local_steps=1, proximal_weight=-0.1),
+          'proximal_weight must be at least 0',
+      ),
   )
   def test_bad_arguments_are_named(self, kwargs, message):
     with self.assertRaisesRegex(ValueError, message):

@@ -28,11 +28,13 @@ class Trained(NamedTuple):
   Attributes:
     delta: Weights before minus weights after.
     losses: Of every utterance in every step.
+    batch_losses: Their mean in every step.
     grad_norms: Of every step, before the clip.
   """
 
   delta: Arrays
   losses: list[float]
+  batch_losses: list[float]
   grad_norms: list[float]
 
 
@@ -47,6 +49,7 @@ class Twin:
       seed: int,
       learning_rate: float,
       max_grad_norm: float,
+      proximal_weight: float = 0.0,
       num_steps: Optional[int] = None,
       num_epochs: Optional[int] = None,
   ):
@@ -58,6 +61,7 @@ class Twin:
       seed: The process's, below 2^31.
       learning_rate: Of local SGD.
       max_grad_norm: Clip of each step's gradient.
+      proximal_weight: Of half the squared distance from the round's start.
       num_steps: Local steps, or
       num_epochs: Local epochs.
     """
@@ -66,6 +70,7 @@ class Twin:
     self._seed = seed
     self._learning_rate = learning_rate
     self._max_grad_norm = max_grad_norm
+    self._proximal_weight = proximal_weight
     self.batches = self._read_batches(num_steps, num_epochs)
     batch = self.batches[0, cohorts[0][0]][0]
     self._gradients = tf.function(
@@ -134,24 +139,27 @@ class Twin:
   ) -> Trained:
     """Trains a client from the weights of a round's start."""
     local = {name: value.astype(np.float64) for name, value in weights.items()}
-    losses, grad_norms = [], []
+    losses, batch_losses, grad_norms = [], [], []
     for batch in self.batches[round_num, client_id]:
       assert np.all(batch['weights'] == 1)  # No stubs in these data.
-      batch_losses, gradients = self._gradients(
+      step_losses, gradients = self._gradients(
           collections.OrderedDict(
               (name, tf.constant(value, tf.float32))
               for name, value in sorted(local.items())
           ),
           batch,
       )
-      losses.extend(batch_losses.numpy())
+      losses.extend(step_losses.numpy())
+      batch_losses.append(np.mean(step_losses))
       arrays = {k: v.numpy().astype(np.float64) for k, v in gradients.items()}
+      for name, array in arrays.items():
+        array += self._proximal_weight * (local[name] - weights[name])
       grad_norms.append(norm(arrays))
       factor = min(1.0, self._max_grad_norm / grad_norms[-1])
       for name, array in arrays.items():
         local[name] = local[name] - self._learning_rate * factor * array
     delta = {name: weights[name] - local[name] for name in weights}
-    return Trained(delta, losses, grad_norms)
+    return Trained(delta, losses, batch_losses, grad_norms)
 
 
 def norm(arrays: Mapping[str, np.ndarray]) -> float:

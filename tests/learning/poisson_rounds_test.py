@@ -16,6 +16,7 @@ from tff_asr.data import cohorts as cohorts_lib
 from tff_asr.learning import fed_avg
 from tff_asr.optimizers import lamb
 from tff_asr.optimizers import schedules
+from tff_asr.privacy import clips
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 
@@ -43,7 +44,9 @@ def _build():
       client_data=fakes.client_data(),
       aggregator=dp_mean.build(
           query=queries.PerLayerClipSumQuery(
-              l2_norm_clip=_CLIP, noise_multiplier=0.0, split='dim'
+              l2_norm_clip=_CLIP,
+              noise_multiplier=0.0,
+              clipping=clips.Clipping(split='dim'),
           ),
           cohort_size=_COHORT_SIZE,
       ),

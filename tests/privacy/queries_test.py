@@ -8,17 +8,20 @@ from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
 
+from tff_asr.privacy import clips
 from tff_asr.privacy import queries
 
 _KEY = np.array([1, -2, 3, 2**31 - 1], np.int32)
-_SPLITS = tuple(queries.SPLITS)
+_SPLITS = tuple(clips.SPLITS)
 # What the guarantee allows beyond C, for float32.
 _SLACK = 1 + 1e-6
 
 
-def _query(clip=1.0, multiplier=0.0, split='global'):
+def _query(clip=1.0, multiplier=0.0, split='global', **clipping):
   return queries.PerLayerClipSumQuery(
-      l2_norm_clip=clip, noise_multiplier=multiplier, split=split
+      l2_norm_clip=clip,
+      noise_multiplier=multiplier,
+      clipping=clips.Clipping(split=split, **clipping),
   )
 
 
@@ -40,7 +43,7 @@ def _norm(layers) -> float:
 
 def _layer_clips(record, *, clip, split) -> list[float]:
   sizes = [layer.size for layer in tf.nest.flatten(record)]
-  return [share * clip for share in queries.SPLITS[split](sizes)]
+  return [share * clip for share in clips.SPLITS[split](sizes)]
 
 
 def _random_record(rng: np.random.Generator):
@@ -102,22 +105,6 @@ class ClippingTest(parameterized.TestCase):
     np.testing.assert_allclose(clipped[1], -1, rtol=1e-6)
     np.testing.assert_array_equal(clipped[2], [[0.5]])
 
-  def test_splits_by_hand(self):
-    np.testing.assert_allclose(queries.uniform_split([7, 1, 1, 100]), [0.5] * 4)
-    np.testing.assert_allclose(queries.dim_split([9, 16]), [0.6, 0.8])
-    np.testing.assert_allclose(queries.uniform_split([3]), [1])
-    np.testing.assert_allclose(queries.dim_split([3]), [1])
-    self.assertIsNone(queries.SPLITS['global'])
-
-  def test_squares_of_shares_sum_to_1(self):
-    rng = np.random.default_rng(0)
-    for num_layers in (1, 2, 36, 437):
-      sizes = [int(size) for size in rng.integers(1, 10**7, size=num_layers)]
-      for split in (queries.uniform_split, queries.dim_split):
-        shares = split(sizes)
-        self.assertAlmostEqual(sum(share**2 for share in shares), 1, places=12)
-        self.assertGreater(min(shares), 0)
-
   @parameterized.product(split=_SPLITS, clip=(1e-30, 1e-8, 0.01, 1.0, 1e20))
   def test_clipped_norms_are_at_most_the_clip(self, split, clip):
     # Seeded: random structures, from denormals to 1e37.
@@ -137,6 +124,73 @@ class ClippingTest(parameterized.TestCase):
         self.assertLessEqual(_norm([result]), layer_clip * _SLACK)
         if _norm([layer]) > layer_clip:
           self.assertGreater(_norm([result]), layer_clip * (1 - 1e-5))
+
+  @parameterized.product(
+      split=('uniform', 'dim'),
+      layers=clips.LAYERS,
+      clip=(1e-8, 0.01, 1e20),
+  )
+  def test_rescaled_layers_have_their_clip_or_their_bits(
+      self, split, layers, clip
+  ):
+    # Seeded, as above.
+    rng = np.random.default_rng(6)
+    clipping = dict(split=split, layers=layers, rule='rescale')
+    query = _query(clip, **clipping)
+    num_scaled_up = 0
+    for _ in range(40):
+      record = _random_record(rng)
+      clipped = _clip(query, record)
+      self.assertLessEqual(_norm(clipped), clip * _SLACK)
+      tensors = tf.nest.flatten(record)
+      if _norm(tensors) <= clip * (1 - 1e-6):
+        for tensor, result in zip(tensors, clipped):
+          # Processors may flush a denormal number to 0, and nothing else.
+          is_same = result == tensor
+          np.testing.assert_array_equal(is_same | (result == 0), True)
+        continue
+      for layer in clips.Clipping(**clipping).divide(record):
+        before = _norm([tensors[place] for place in layer.places])
+        if before < 1e-37:  # Denormal, or zero.
+          continue
+        after = _norm([clipped[place] for place in layer.places])
+        self.assertAlmostEqual(after / (layer.share * clip), 1, delta=1e-5)
+        num_scaled_up += before < 0.9 * layer.share * clip
+    self.assertGreater(num_scaled_up, 0)
+
+  def test_rescaling_by_hand(self):
+    # C = 10, C_h = 10 / sqrt(4) = 5. Norms 5, 12, .5 and 0: in all 13.01.
+    record = [np.float32([3, 4]), np.float32(-12), np.float32([[0.3, 0.4]]),
+              np.zeros([3], np.float32)]
+    clipped = _clip(_query(10.0, split='uniform', rule='rescale'), record)
+    np.testing.assert_allclose(clipped[0], [3, 4], rtol=1e-6)
+    np.testing.assert_allclose(clipped[1], -5, rtol=1e-6)
+    np.testing.assert_allclose(clipped[2], [[3, 4]], rtol=1e-6)
+    np.testing.assert_array_equal(clipped[3], [0, 0, 0])
+    # Within C as a whole: one layer is above C_h = 7, and stays.
+    for layer, result in zip(
+        record, _clip(_query(14.0, split='uniform', rule='rescale'), record)
+    ):
+      np.testing.assert_array_equal(result, layer)
+
+  def test_modules_share_their_norm_by_hand(self):
+    # C_h = 10 / sqrt(2). m: norm 13, factor .5439; w: norm 1, as it is.
+    record = collections.OrderedDict([
+        ('m/a', np.float32([3, 4])), ('m/b', np.float32(12)),
+        ('w', np.float32([1])),
+    ])
+    clipped = _clip(_query(10.0, split='uniform', layers='modules'), record)
+    factor = 10 / math.sqrt(2) / 13
+    np.testing.assert_allclose(clipped[0], [3 * factor, 4 * factor], rtol=1e-6)
+    np.testing.assert_allclose(clipped[1], 12 * factor, rtol=1e-6)
+    np.testing.assert_array_equal(clipped[2], [1])
+
+  def test_weights_by_hand(self):
+    # Norms as 3 to 1, so C_h = 10 * 3 / sqrt(10) and 10 / sqrt(10).
+    record = {'a': np.float32([30]), 'b': np.float32([30])}
+    clipped = _clip(_query(10.0, split='uniform', weights={'a': 3.0}), record)
+    np.testing.assert_allclose(clipped[0], 3 * math.sqrt(10), rtol=1e-6)
+    np.testing.assert_allclose(clipped[1], math.sqrt(10), rtol=1e-6)
 
   @parameterized.product(split=_SPLITS, size=(1e30, 3.4e38))
   def test_huge_updates_keep_their_direction(self, split, size):
@@ -277,8 +331,6 @@ class ArgumentsTest(parameterized.TestCase):
       ('negative_noise', dict(noise_multiplier=-1.0), 'noise_multiplier'),
       ('infinite_noise', dict(noise_multiplier=math.inf), 'noise_multiplier'),
       ('nan_noise', dict(noise_multiplier=math.nan), 'noise_multiplier'),
-      ('unknown_split', dict(split='layer'), "split must .* found 'layer'"),
-      ('no_split', dict(split=None), 'split'),
       (
           'noise_without_clip',
           dict(l2_norm_clip=math.inf),

@@ -113,18 +113,18 @@ class AuditTest(absltest.TestCase):
   @pytest.mark.slow
   def test_broken_noise_and_broken_clipping_are_found(self):
     keyed_stddev = queries.keyed_stddev
-    preprocess = queries.PerLayerClipSumQuery.preprocess_record
+    clip = queries.PerLayerClipSumQuery.clip
 
     def without_the_last_layer(self, params, record):
-      clipped = preprocess(self, params, record)
+      clipped, measured = clip(self, params, record)
       name = list(record)[-1]
-      return clipped | {name: record[name]}
+      return clipped | {name: record[name]}, measured
 
     for target, name, broken in (
         (queries, 'keyed_stddev', lambda state: keyed_stddev(state) / 20),
         (
             queries.PerLayerClipSumQuery,
-            'preprocess_record',
+            'clip',
             without_the_last_layer,
         ),
     ):

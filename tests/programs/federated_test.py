@@ -27,8 +27,10 @@ from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
 from tff_asr.execution import multi_device
 from tff_asr.learning import fed_avg
+from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import lamb
 from tff_asr.privacy import accounting
+from tff_asr.privacy import clips
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
@@ -70,7 +72,9 @@ def _parts() -> Parts:
       client_data=data,
       aggregator=dp_mean.build(
           query=queries.PerLayerClipSumQuery(
-              l2_norm_clip=0.01, noise_multiplier=_NOISE, split='dim'
+              l2_norm_clip=0.01,
+              noise_multiplier=_NOISE,
+              clipping=clips.Clipping(split='dim'),
           ),
           cohort_size=_COHORT_SIZE,
       ),
@@ -260,6 +264,38 @@ class FederatedTest(_RunTestCase):
     )
     self.assertAlmostEqual(float(rows[0]['finalizer/learning_rate']), 0.01)
     self.assertTrue(os.listdir(self.file('tensorboard')))
+    self.assertEqual(
+        set(rows[1]),
+        {
+            'round', 'epsilon', 'dev_loss', 'dev_word_error_rate',
+            'num_roll_backs',
+            'aggregator/dp_query_metrics/l2_norm_clip',
+            'aggregator/dp_query_metrics/noise_stddev_on_sum',
+            'aggregator/noise_norm',
+            'finalizer/learning_rate', 'finalizer/update_norm',
+            'finalizer/weights_norm',
+        }
+        | {
+            f'not_private/{name}'
+            for name in (
+                'bytes_down', 'bytes_up', 'clipped_clients',
+                'clipped_delta_norm', 'clipped_layers', 'delta_norm',
+                'loss_after', 'loss_before', 'num_clients', 'num_failed',
+                'num_left_out',
+                'num_non_finite', 'num_steps', 'num_utterances', 'seconds',
+                'signal_norm', 'train_loss',
+            )
+        },
+    )
+    num_bytes = 4 * weights_lib.count(_parts().model.specs)
+    self.assertEqual(
+        results['bytes_per_client_and_round'],
+        {'down': num_bytes, 'up': num_bytes},
+    )
+    for row in rows:
+      clients = float(row['not_private/num_clients'])
+      for name in ('bytes_down', 'bytes_up'):
+        self.assertEqual(float(row[f'not_private/{name}']), clients * num_bytes)
     # Keys are in the state: nobody else may read it.
     for name in os.listdir(self.file('state')):
       mode = os.stat(os.path.join(self.file('state'), name)).st_mode
@@ -318,7 +354,9 @@ class FederatedTest(_RunTestCase):
     self.assertEqual({row['epsilon'] for row in rows}, {'inf'})
     # The results are of the whole run, not of its last part.
     self.assertAlmostEqual(
-        results['seconds'], sum(float(row['seconds']) for row in rows), delta=0.1
+        results['seconds'],
+        sum(float(row['not_private/seconds']) for row in rows),
+        delta=0.1,
     )
     (rounds,) = ledger_lib.read(self.file('ledger.jsonl')).rounds
     self.assertEqual(rounds.count, 5)

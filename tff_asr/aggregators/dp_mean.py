@@ -5,15 +5,27 @@ The query's noised sum is divided by the public expected cohort size, never by
 the clients that came (whose number is private under Poisson sampling); the
 weights W are ignored, since weights that depend on data would change the
 sensitivity. Everything federated is TFF's `DifferentiallyPrivateFactory`.
+
+Measurements M, of the round that the state was for:
+
+    dp_query_metrics  the query's, of settings and noised values: may be shown
+    noise_norm        z C sqrt(D) / cohort size, for D elements: the root mean
+                      square of the norm of the noise on the mean
+    not_private       what clipping did (`measured_sum`): exact, not private
 """
 
+import collections
+import math
 from typing import Any
 
+import tensorflow as tf
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 import tree
 
 from tff_asr import checks
+from tff_asr.aggregators import measured_sum
+from tff_asr.privacy import measured_query
 from tff_asr.privacy import queries
 
 
@@ -23,7 +35,8 @@ def build(
   """Builds the aggregator.
 
   Args:
-    query: Clips records and noises their sum.
+    query: Clips records and noises their sum. A `queries.PerLayerClipSumQuery`
+      is measured; of other queries `not_private` is empty.
     cohort_size: Clients expected in a round; the divisor.
 
   Returns:
@@ -34,10 +47,7 @@ def build(
     ValueError: cohort_size is not positive.
   """
   checks.positive(cohort_size=cohort_size)
-  mean_query = tfp.NormalizedQuery(query, denominator=float(cohort_size))
-  return _IgnoreWeights(
-      tff.aggregators.DifferentiallyPrivateFactory(mean_query)
-  )
+  return _DpMean(query, float(cohort_size))
 
 
 def set_noise_key(aggregator_state: Any, key: Any) -> Any:
@@ -75,25 +85,77 @@ def check_shapes(value_type: tff.Type) -> None:
       )
 
 
-class _IgnoreWeights(tff.aggregators.WeightedAggregationFactory):
+class _DpMean(tff.aggregators.WeightedAggregationFactory):
   """An unweighted aggregator behind the weighted interface."""
 
-  def __init__(self, factory: tff.aggregators.UnweightedAggregationFactory):
-    self._factory = factory
+  def __init__(self, query: tfp.SumAggregationDPQuery, cohort_size: float):
+    self._query = query
+    self._cohort_size = cohort_size
 
   def create(
       self, value_type: tff.Type, weight_type: tff.Type
   ) -> tff.templates.AggregationProcess:
     check_shapes(value_type)
-    inner = self._factory.create(value_type)
+    specs = tff.types.type_to_tf_tensor_specs(value_type)
+    inner = self._factory(specs).create(value_type)
+    num_elements = sum(
+        spec.shape.num_elements() for spec in tf.nest.flatten(specs)
+    )
+    state_type = inner.initialize.type_signature.result
+
+    # The state that a round starts with: that is what the round uses.
+    @tff.tensorflow.computation(state_type.member.query_state)
+    def describe(query_state):
+      metrics = self._query.derive_metrics(query_state.numerator_state)
+      described = collections.OrderedDict(dp_query_metrics=metrics)
+      if 'noise_stddev_on_sum' in metrics:
+        described['noise_norm'] = metrics['noise_stddev_on_sum'] * (
+            math.sqrt(num_elements) / self._cohort_size
+        )
+      return described
+
+    @tff.tensorflow.computation(
+        describe.type_signature.result,
+        inner.next.type_signature.result.measurements.member.dp,
+    )
+    def merge(described, exact):
+      return collections.OrderedDict(described, not_private=exact)
 
     @tff.federated_computation(
-        inner.initialize.type_signature.result,
+        state_type,
         tff.FederatedType(value_type, tff.CLIENTS),
         tff.FederatedType(weight_type, tff.CLIENTS),
     )
     def next_fn(state, value, weight):
       del weight
-      return inner.next(state, value)
+      # Inner aggregations.
+      output = inner.next(state, value)
+      # Output preparation.
+      measurements = tff.federated_map(
+          merge,
+          (
+              tff.federated_map(describe, state.query_state),
+              output.measurements.dp,
+          ),
+      )
+      return tff.templates.MeasuredProcessOutput(
+          output.state, output.result, measurements
+      )
 
     return tff.templates.AggregationProcess(inner.initialize, next_fn)
+
+  def _factory(
+      self, specs: Any
+  ) -> tff.aggregators.UnweightedAggregationFactory:
+    """TFF's aggregator of the query, measured where it can be."""
+    query, record_sum = self._query, None
+    if isinstance(query, queries.PerLayerClipSumQuery):
+      record_sum = measured_sum.build(
+          query=query,
+          layer_names=query.layer_names(specs),
+          divisor=self._cohort_size,
+      )
+      query = measured_query.MeasuredQuery(query)
+    return tff.aggregators.DifferentiallyPrivateFactory(
+        tfp.NormalizedQuery(query, denominator=self._cohort_size), record_sum
+    )

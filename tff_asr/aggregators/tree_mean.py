@@ -12,6 +12,7 @@ import tensorflow_federated as tff
 from tff_asr import checks
 from tff_asr.aggregators import dp_mean
 from tff_asr.privacy import accounting
+from tff_asr.privacy import clips
 from tff_asr.privacy import tree_query
 
 
@@ -21,7 +22,7 @@ def build(
     cohort_size: int,
     l2_norm_clip: float,
     noise_multiplier: float,
-    split: str = 'global',
+    clipping: clips.Clipping = clips.Clipping(),
 ) -> tff.aggregators.WeightedAggregationFactory:
   """Builds the aggregator.
 
@@ -33,7 +34,7 @@ def build(
     cohort_size: Clients in each round; the divisor of the mean.
     l2_norm_clip: See `tree_query.TreeSumQuery`.
     noise_multiplier: Noise of each node of the tree, over the clip.
-    split: See `queries.PerLayerClipSumQuery`.
+    clipping: How the clip is divided over layers.
 
   Raises:
     ValueError: An argument is out of its range.
@@ -48,7 +49,7 @@ def build(
       sampling=sampling,
       l2_norm_clip=l2_norm_clip,
       noise_multiplier=noise_multiplier,
-      split=split,
+      clipping=clipping,
   )
 
 

@@ -2,8 +2,9 @@
 
 A client's dataset is built from its id alone, inside the graph: the id is
 looked up in the corpus' hash table (`hash_table`), the shard is opened at the
-client's byte offset, and its records are read from there. Nothing scans a
-shard, and the graph holds a path and a table size, not the population.
+client's byte offset, and its records are read from there: the first few when
+the dataset is made, the others as they are asked for. Nothing scans a shard,
+and the graph holds a path and a table size, not the population.
 
 Nothing is skipped silently. While a dataset is read, in the graph, an error
 names the shard and the byte where the client's records begin if
@@ -33,6 +34,8 @@ from tff_asr.data import schema
 
 _BUFFER_BYTES = 256 * 1024
 _MAX_NAMED = 5
+# Records read with the client's opening; the rest as it is asked for.
+_AT_ONCE = 32
 
 
 def load(
@@ -222,7 +225,7 @@ def _build_dataset_fn(
   lookup = hash_table.build_lookup_fn(
       os.path.join(corpus.path, index.HASH_FILE), num_slots=corpus.num_slots
   )
-  parse = schema.build_parse_fn(corpus.encoding)
+  decode = schema.build_decode_fn(corpus.encoding)
   # The prefix of every shard's path; the number is known in the graph only.
   prefix, suffix = index.shard_name(0).split('00000')
 
@@ -235,8 +238,8 @@ def _build_dataset_fn(
         suffix,
     ])
 
-    def check_and_parse(record_num: tf.Tensor, record: tf.Tensor):
-      place = tf.strings.join([
+    def place(record_num: tf.Tensor) -> tf.Tensor:
+      return tf.strings.join([
           'record ',
           tf.strings.as_string(record_num + 1),
           ' of ',
@@ -246,38 +249,79 @@ def _build_dataset_fn(
           ' of ',
           shard_path,
       ])
+
+    def parse(start: tf.Tensor, records: tf.Tensor) -> tf.data.Dataset:
+      """The elements of records (string [n]) from number `start` on."""
+      missing = tf.equal(records, '')
       present = tf.debugging.Assert(
-          tf.not_equal(record, ''),
+          ~tf.reduce_any(missing),
           [
               tf.strings.join([
-                  place,
+                  place(start + _first(missing)),
                   ' is missing or damaged; copy or write the corpus again.',
               ])
           ],
       )
-      with tf.control_dependencies([present]):
-        element = parse(tf.identity(record))
-      found = element[schema.CLIENT_ID]
+      with tf.control_dependencies(_ops(present)):
+        features = schema.parse(tf.identity(records))
+      found = features[schema.CLIENT_ID]
+      other = tf.not_equal(found, client_id)
       same_client = tf.debugging.Assert(
-          tf.equal(found, client_id),
+          ~tf.reduce_any(other),
           [
               tf.strings.join([
-                  place,
+                  place(start + _first(other)),
                   ' belongs to another client; the client is not in this'
                   ' corpus, or the index and the shard are of different ones.',
               ])
           ],
       )
-      with tf.control_dependencies([same_client]):
-        return tf.nest.map_structure(tf.identity, element)
+      with tf.control_dependencies(_ops(same_client)):
+        features = tf.nest.map_structure(tf.identity, features)
+      return tf.data.Dataset.from_tensor_slices(features).map(decode)
 
-    records = hash_table.record_dataset(
-        shard_path, offset=offset, buffer_size=_BUFFER_BYTES
+    def read() -> tf.data.Dataset:
+      records = hash_table.record_dataset(
+          shard_path, offset=offset, buffer_size=_BUFFER_BYTES
+      )
+      # A reader that fails cannot say whose record it was reading. So its error
+      # ends the records, and what is then missing is reported by name.
+      missing = tf.data.Dataset.from_tensors('').repeat(count)
+      return records.ignore_errors().concatenate(missing).take(count)
+
+    first = parse(
+        tf.zeros_like(count),
+        read().take(_AT_ONCE).batch(_AT_ONCE).get_single_element(),
     )
-    # A reader that fails cannot say whose record it was reading. So its error
-    # ends the records, and what is then missing is reported by name.
-    missing = tf.data.Dataset.from_tensors('').repeat(count)
-    records = records.ignore_errors().concatenate(missing).take(count)
-    return records.enumerate().map(check_and_parse)
+
+    def read_on() -> tf.data.Dataset:
+      rest = read().skip(_AT_ONCE).batch(_AT_ONCE).enumerate(1)
+      return first.concatenate(
+          rest.flat_map(
+              lambda number, records: parse(number * _AT_ONCE, records)
+          )
+      )
+
+    # Preparing a function of a dataset takes longer than to read most clients.
+    return tf.data.experimental.from_variant(
+        tf.cond(
+            count > _AT_ONCE,
+            lambda: tf.data.experimental.to_variant(read_on()),
+            lambda: tf.data.experimental.to_variant(first),
+        ),
+        first.element_spec,
+        # Of a conditional the graph does not tell that it is a dataset, nor of
+        # what; whoever reads ahead looks for that.
+    ).take(-1)
 
   return dataset_fn
+
+
+def _first(wanted: tf.Tensor) -> tf.Tensor:
+  """The first index at which a bool [n] is true, int64; else 0 or n."""
+  return tf.argmax(tf.cast(tf.concat([wanted, [True]], axis=0), tf.int32))
+
+
+def _ops(check: tf.Operation | None) -> list[tf.Operation]:
+  """An assertion as a control dependency; in eager mode it has run."""
+  return [] if check is None else [check]

@@ -164,31 +164,31 @@ def record_dataset(
   Seeks to the offset instead of reading through the file. A file that is
   missing gives no records; a damaged one an error where it is damaged.
 
+  TensorFlow 2.14 forgets the offset when tf.data rewrites the graph of a
+  dataset before it is iterated over, so this one's options forbid that, and
+  with it those of any dataset built on it.
+
   Args:
     path: string [].
     offset: int64 [], the beginning of a record.
     buffer_size: Bytes read at a time.
   """
-
-  def open_file(path: tf.Tensor, offset: tf.Tensor) -> tf.data.Dataset:
-    variant = tf.raw_ops.TFRecordDatasetV2(
-        filenames=tf.expand_dims(path, 0),
-        compression_type='',
-        buffer_size=buffer_size,
-        byte_offsets=tf.expand_dims(offset, 0),
-    )
-    return tf.data.experimental.from_variant(
-        variant, tf.TensorSpec([], tf.string)
-    )
-
   # A reader of TensorFlow 2.14 whose file is missing fails at each attempt,
   # without end where errors are ignored.
   pattern = tf.strings.regex_replace(path, r'([*?\[\]\\])', r'\\\1')
-  num_files = tf.size(tf.io.matching_files(pattern), tf.int64)
-  place = tf.data.Dataset.from_tensors((path, offset)).take(num_files)
-  # TensorFlow 2.14 forgets the offsets when tf.data rewrites the graph of a
-  # dataset before iterating over it; it does not rewrite inside functions.
-  return place.flat_map(open_file)
+  files = tf.io.matching_files(pattern)
+  variant = tf.raw_ops.TFRecordDatasetV2(
+      filenames=files,
+      compression_type='',
+      buffer_size=buffer_size,
+      byte_offsets=tf.fill([tf.size(files)], offset),
+  )
+  options = tf.data.Options()
+  options.experimental_optimization.apply_default_optimizations = False
+  options.autotune.enabled = False
+  return tf.data.experimental.from_variant(
+      variant, tf.TensorSpec([], tf.string)
+  ).with_options(options)
 
 
 def _frame_records(payloads: np.ndarray) -> bytes:

@@ -104,17 +104,40 @@ def serialize(
   return example.SerializeToString(deterministic=True)
 
 
-def build_parse_fn(encoding: str) -> Callable[[tf.Tensor], Element]:
-  """Returns the inverse of `serialize` as a graph function.
+def parse(serialized: tf.Tensor) -> dict[str, tf.Tensor]:
+  """Takes records apart, audio still encoded.
+
+  Args:
+    serialized: string [n].
+
+  Returns:
+    The features of a record by name: string [n], `num_samples` int64 [n]. In
+    the graph, a missing one raises InvalidArgumentError.
+  """
+  return tf.io.parse_example(
+      serialized,
+      {
+          CLIENT_ID: tf.io.FixedLenFeature([], tf.string),
+          UTTERANCE_ID: tf.io.FixedLenFeature([], tf.string),
+          TRANSCRIPT: tf.io.FixedLenFeature([], tf.string),
+          AUDIO: tf.io.FixedLenFeature([], tf.string),
+          NUM_SAMPLES: tf.io.FixedLenFeature([], tf.int64),
+      },
+  )
+
+
+def build_decode_fn(
+    encoding: str,
+) -> Callable[[dict[str, tf.Tensor]], Element]:
+  """Returns what makes an element of one record that `parse` took apart.
 
   Args:
     encoding: One of `ENCODINGS`. 'flac' imports tensorflow-io.
 
   Returns:
-    A function from a serialized record (string []) to an element of type
-    `element_spec(encoding)`. In the graph it raises InvalidArgumentError if a
-    feature is missing or the audio has not the length that `num_samples` tells
-    (the utterance is named).
+    A graph function from features (scalars) to an element of type
+    `element_spec(encoding)`. It raises InvalidArgumentError, which names the
+    utterance, if the audio has not the length that `num_samples` tells.
 
   Raises:
     ValueError: If `encoding` is unknown.
@@ -128,17 +151,7 @@ def build_parse_fn(encoding: str) -> Callable[[tf.Tensor], Element]:
   if encoding == 'flac':
     import tensorflow_io  # pylint: disable=g-import-not-at-top,unused-import
 
-  def parse(serialized: tf.Tensor) -> Element:
-    record = tf.io.parse_single_example(
-        serialized,
-        {
-            CLIENT_ID: tf.io.FixedLenFeature([], tf.string),
-            UTTERANCE_ID: tf.io.FixedLenFeature([], tf.string),
-            TRANSCRIPT: tf.io.FixedLenFeature([], tf.string),
-            AUDIO: tf.io.FixedLenFeature([], tf.string),
-            NUM_SAMPLES: tf.io.FixedLenFeature([], tf.int64),
-        },
-    )
+  def to_element(record: dict[str, tf.Tensor]) -> Element:
     decoded = decode(record[AUDIO])
     found = tf.shape(decoded, out_type=tf.int64)[0]
     expected = count(record[NUM_SAMPLES])
@@ -163,7 +176,7 @@ def build_parse_fn(encoding: str) -> Callable[[tf.Tensor], Element]:
       element[key] = record[key]
     return collections.OrderedDict(sorted(element.items()))
 
-  return parse
+  return to_element
 
 
 def _decode_pcm(audio: tf.Tensor) -> tf.Tensor:

@@ -8,6 +8,14 @@ step; the client returns
 
 which the server's optimizer takes for a gradient. No state stays at the client.
 
+With a proximal weight mu (FedProx, Li et al. 2020, https://arxiv.org/abs/1812.06127)
+a step is along the gradient of the whole local objective,
+
+    mean loss of the batch + mu / 2 |w - w0|^2,   w0: the broadcast weights,
+
+whose second part, mu (w - w0), is added before the clip: what is clipped is the
+gradient of the objective.
+
 Type: (<S@SERVER, {<weights, seed>}@CLIENTS, {examples*}@CLIENTS>
        -> <S@SERVER, {<delta, ()>}@CLIENTS, M@SERVER>), with empty S.
 """
@@ -34,6 +42,7 @@ def build(
     num_steps: Optional[int] = None,
     num_epochs: Optional[int] = None,
     max_grad_norm: float = 1.0,
+    proximal_weight: float = 0.0,
 ) -> tff.learning.templates.ClientWorkProcess:
   """Builds the client work.
 
@@ -49,6 +58,7 @@ def build(
       the data are passed over again as often as the steps take; with num_epochs
       1 beside it, a client stops where its data end.
     max_grad_norm: Each step's gradient is clipped to this global norm.
+    proximal_weight: mu; 0: no proximal term.
 
   Returns:
     A client work process. Its measurements are sums over clients, exact and
@@ -58,6 +68,11 @@ def build(
       num_steps: Local steps taken.
       num_clients, num_non_finite: Clients, and those whose delta is not finite.
       delta_norm_sum: Of the clients' finite delta norms.
+      first_loss_sum, last_loss_sum: Of each client's mean loss over its first
+        batch with utterances, under the broadcast weights, and over its last
+        one, under the weights before that step; both as they are trained on
+        (augmented, with dropout), without a pass of their own.
+      num_trained: Clients in those sums: with a finite delta and such a batch.
 
   Raises:
     ValueError: An argument is out of range, or neither num_steps nor num_epochs
@@ -66,6 +81,8 @@ def build(
   checks.non_negative(learning_rate=learning_rate)
   checks.finite(learning_rate=learning_rate)
   checks.positive(max_grad_norm=max_grad_norm)
+  checks.non_negative(proximal_weight=proximal_weight)
+  checks.finite(proximal_weight=proximal_weight)
   if num_steps is None and num_epochs is None:
     raise ValueError('num_steps or num_epochs must be set, found neither.')
   if num_steps is not None:
@@ -80,6 +97,8 @@ def build(
     )
     initial = weights
     loss_sum = tf.constant(0.0)
+    first_loss = tf.constant(0.0)
+    last_loss = tf.constant(0.0)
     num_utterances = tf.constant(0.0)
     num_left_out = tf.constant(0.0)
     steps = tf.constant(0)
@@ -102,8 +121,15 @@ def build(
             batch,
             learning_rate=learning_rate,
             max_grad_norm=max_grad_norm,
+            proximal_weight=proximal_weight,
+            anchor=initial,
         )
         trained = tf.reduce_sum(batch['weights'])
+        last_loss = tf.where(
+            trained > 0, step_loss_sum / tf.maximum(trained, 1.0), last_loss
+        )
+        is_first = tf.equal(num_utterances, 0.0)
+        first_loss = tf.where(is_first, last_loss, first_loss)
         loss_sum += step_loss_sum
         num_utterances += trained
         num_left_out += tf.cast(tf.size(batch['weights']), tf.float32) - trained
@@ -118,13 +144,17 @@ def build(
         [tf.reduce_all(tf.math.is_finite(part)) for part in parts]
     )
     norm = tf.linalg.global_norm(parts)
+    has_trained = is_finite & (num_utterances > 0)
     measurements = collections.OrderedDict(
         delta_norm_sum=tf.where(tf.math.is_finite(norm), norm, 0.0),
+        first_loss_sum=tf.where(has_trained, first_loss, 0.0),
+        last_loss_sum=tf.where(has_trained, last_loss, 0.0),
         loss_sum=tf.where(is_finite, loss_sum, 0.0),
         num_clients=tf.constant(1.0),
         num_left_out=num_left_out,
         num_non_finite=tf.cast(~is_finite, tf.float32),
         num_steps=tf.cast(steps, tf.float32),
+        num_trained=tf.cast(has_trained, tf.float32),
         num_utterances=tf.where(is_finite, num_utterances, 0.0),
     )
     result = tff.learning.templates.ClientResult(
@@ -164,10 +194,17 @@ def sgd_step(
     *,
     learning_rate: float,
     max_grad_norm: float,
+    proximal_weight: float = 0.0,
+    anchor: Optional[weights_lib.Weights] = None,
 ) -> tuple[weights_lib.Weights, tf.Tensor]:
   """One local step; returns new weights and the batch's loss sum, float32."""
   gradients, loss_sum = clipped_gradients(
-      model, weights, batch, max_grad_norm=max_grad_norm
+      model,
+      weights,
+      batch,
+      max_grad_norm=max_grad_norm,
+      proximal_weight=proximal_weight,
+      anchor=anchor,
   )
   stepped = tf.nest.map_structure(
       lambda weight, gradient: weight - learning_rate * gradient,
@@ -183,15 +220,20 @@ def clipped_gradients(
     batch: pipeline_lib.Batch,
     *,
     max_grad_norm: float,
+    proximal_weight: float = 0.0,
+    anchor: Optional[weights_lib.Weights] = None,
 ) -> tuple[weights_lib.Weights, tf.Tensor]:
-  """Gradients of a batch's mean loss, clipped by global norm.
+  """Gradients of a batch's objective, clipped by global norm.
 
   Args:
     model: The model.
     weights: Its weights.
     batch: See `pipeline.Batch`. Stubs (weight 0) do not count; a batch of
-      nothing else has gradients of zero.
+      nothing else has a mean loss of zero.
     max_grad_norm: Positive.
+    proximal_weight: mu. The objective is the batch's mean loss, and, if mu is
+      above 0, mu / 2 |weights - anchor|^2.
+    anchor: Weights; needed with a mu above 0.
 
   Returns:
     Gradients like the weights, and the sum of the utterances' losses.
@@ -210,6 +252,15 @@ def clipped_gradients(
     loss_sum = tf.reduce_sum(losses)
     mean_loss = loss_sum / tf.maximum(tf.reduce_sum(batch['weights']), 1.0)
   gradients = tape.gradient(mean_loss, weights)
+  if proximal_weight > 0:
+    gradients = tf.nest.map_structure(
+        lambda gradient, weight, start: (
+            gradient + proximal_weight * (weight - start)
+        ),
+        gradients,
+        weights,
+        anchor,
+    )
   norm = tf.linalg.global_norm(tf.nest.flatten(gradients))
   factor = max_grad_norm / tf.maximum(norm, max_grad_norm)
   return (

@@ -18,10 +18,23 @@ from tff_asr.aggregators import dp_mean
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import canary_work
 from tff_asr.learning import client_update
+from tff_asr.learning import delta_transforms
 from tff_asr.learning import server_update
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import canaries as canaries_lib
+
+
+class Traffic(NamedTuple):
+  """Bytes between the server and one client in a round, as float32 tensors.
+
+  Attributes:
+    down: The weights, to the client.
+    up: Its delta, to the server.
+  """
+
+  down: int
+  up: int
 
 
 class DistributorState(NamedTuple):
@@ -48,6 +61,8 @@ def build(
     num_local_steps: Optional[int] = None,
     num_local_epochs: Optional[int] = None,
     max_grad_norm: float = 1.0,
+    proximal_weight: float = 0.0,
+    delta_transform: Optional[delta_transforms.Transform] = None,
     canaries: Optional[canaries_lib.Canaries] = None,
 ) -> tff.learning.templates.LearningProcess:
   """Builds the learning process.
@@ -68,6 +83,8 @@ def build(
     num_local_steps: See `client_update.build`.
     num_local_epochs: See `client_update.build`.
     max_grad_norm: See `client_update.build`.
+    proximal_weight: See `client_update.build`.
+    delta_transform: See `server_update.build`.
     canaries: For an audit, where `client_data` has canaries; else None.
 
   Returns:
@@ -90,6 +107,7 @@ def build(
       num_steps=num_local_steps,
       num_epochs=num_local_epochs,
       max_grad_norm=max_grad_norm,
+      proximal_weight=proximal_weight,
   )
   if canaries is not None:
     client_work = canary_work.build(client_work, canaries=canaries)
@@ -100,7 +118,9 @@ def build(
       client_work,
       aggregator.create(result_type.update, result_type.update_weight),
       server_update.build(
-          optimizer=server_optimizer, weights_type=weights_type
+          optimizer=server_optimizer,
+          weights_type=weights_type,
+          delta_transform=delta_transform,
       ),
   )
   return tff.simulation.compose_dataset_computation_with_learning_process(
@@ -132,6 +152,21 @@ def set_weights(
       aggregator=state.aggregator,
       finalizer=state.finalizer,
   )
+
+
+def traffic(process: tff.learning.templates.LearningProcess) -> Traffic:
+  """Returns what a client of a process made by `build` gets and sends.
+
+  Both are the weights' size, since a delta is of all weights. Seeds, clips and
+  counts, some bytes, are left out.
+  """
+  state_type = process.initialize.type_signature.result.member
+  specs = tff.types.type_to_tf_tensor_specs(state_type.global_model_weights)
+  size = sum(
+      spec.shape.num_elements() * spec.dtype.size
+      for spec in tf.nest.flatten(specs)
+  )
+  return Traffic(down=size, up=size)
 
 
 def _build_distributor(

@@ -5,15 +5,19 @@ Type: (<S@SERVER, weights@SERVER, delta@SERVER>
 """
 
 import collections
+from typing import Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
+
+from tff_asr.learning import delta_transforms
 
 
 def build(
     *,
     optimizer: tff.learning.optimizers.Optimizer,
     weights_type: tff.Type,
+    delta_transform: Optional[delta_transforms.Transform] = None,
 ) -> tff.learning.templates.FinalizerProcess:
   """Builds the finalizer.
 
@@ -25,10 +29,13 @@ def build(
   Args:
     optimizer: The server's optimizer; its state is the process's.
     weights_type: Type of the model's weights.
+    delta_transform: Done to the delta first; see `delta_transforms`. None:
+      nothing.
 
   Returns:
     A finalizer process. Measurements, from the noised aggregate and so as
-    private as the model: learning_rate, update_norm and weights_norm, float32.
+    private as the model: learning_rate, update_norm (of the delta before its
+    transform) and weights_norm, float32.
   """
   specs = tff.types.type_to_tf_tensor_specs(weights_type)
 
@@ -47,6 +54,8 @@ def build(
     )
     with tf.control_dependencies([check]):
       delta = tf.nest.map_structure(tf.identity, delta)
+    if delta_transform is not None:
+      delta = delta_transform(delta)
     new_state, new_weights = optimizer.next(state, weights, delta)
     measurements = collections.OrderedDict(
         learning_rate=tf.cast(_learning_rate(state), tf.float32),

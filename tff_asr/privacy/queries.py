@@ -7,7 +7,7 @@ Pelikan et al. 2025, https://arxiv.org/abs/2310.00098, Definition 3.
 """
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import math
 from typing import Any, NamedTuple
 
@@ -17,24 +17,7 @@ import tensorflow as tf
 import tensorflow_privacy as tfp
 
 from tff_asr import checks
-
-# A split of C: from the layers' numbers of elements to shares s_h of C, with
-# C_h = s_h C and sum of s_h^2 = 1. None stands for clipping all layers as one.
-ClipSplit = Callable[[Sequence[int]], Sequence[float]]
-
-
-def uniform_split(sizes: Sequence[int]) -> list[float]:
-  """The same norm for each of the H layers: C_h = C / sqrt(H)."""
-  return [1 / math.sqrt(len(sizes))] * len(sizes)
-
-
-def dim_split(sizes: Sequence[int]) -> list[float]:
-  """Norms by the layers' sizes d_h: C_h = C sqrt(d_h / sum of d)."""
-  total = sum(sizes)
-  return [math.sqrt(size / total) for size in sizes]
-
-
-SPLITS = {'global': None, 'uniform': uniform_split, 'dim': dim_split}
+from tff_asr.privacy import clips
 
 # Noise is read from the counter stream of one Philox key. A round owns 2^40
 # values of it, far more than any model has.
@@ -42,11 +25,34 @@ VALUES_PER_ROUND = 2**40
 _PHILOX = 1
 
 
+class Measured(NamedTuple):
+  """What clipping did to records; sums over them, exact and so not private.
+
+  H: layers, as the clipping divides a record into them.
+
+  Attributes:
+    num_finite: Records without NaN and infinity; others have zeros below.
+    num_clipped: Records of which at least one layer was changed.
+    norm: Norms of the records before clipping, float32.
+    clipped_norm: Norms of the records after it, float32.
+    layer_norms: Norms of layers before clipping, float32 [H].
+    layers_clipped: Records whose layer was changed, float32 [H].
+  """
+
+  num_finite: Any
+  num_clipped: Any
+  norm: Any
+  clipped_norm: Any
+  layer_norms: Any
+  layers_clipped: Any
+
+
 class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
   """Sums records after clipping each layer, then adds isotropic Gaussian noise.
 
-  A record is a nest of float32 tensors; each tensor is a layer. Let C be the
-  clip and z the noise multiplier.
+  A record is a nest of float32 tensors. Its layers, their clips C_h and what is
+  done with those above are `clips.Clipping`'s. Let C be the clip of the whole
+  and z the noise multiplier.
 
   Sensitivity (one record added or removed, whatever it holds): C; the norm of a
   clipped record is at most C (1 + 1e-6) in float32. Replacing a record moves
@@ -54,7 +60,8 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
   whatever the split. Event: one GaussianDpEvent(z) for each call of
   `get_noised_result`, stated for adding or removing a record.
 
-    - A layer at or under C_h is unchanged; a layer of zeros stays zeros.
+    - A layer at or under C_h is unchanged, unless the rule is `rescale`; a
+      layer of zeros stays zeros.
     - A record with a NaN or an infinity anywhere becomes all zeros.
     - C = inf clips nothing; it takes no noise.
     - z = 0 adds nothing; its event has infinite epsilon.
@@ -87,15 +94,14 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
       *,
       l2_norm_clip: float,
       noise_multiplier: float,
-      split: str = 'global',
+      clipping: clips.Clipping = clips.Clipping(),
   ):
     """Creates the query.
 
     Args:
       l2_norm_clip: C, from 1e-30 up, or infinity.
       noise_multiplier: z, the noise's standard deviation over C, at least 0.
-      split: How C is divided over layers: `global` (one norm over all),
-        `uniform` or `dim`.
+      clipping: How C is divided over layers; by default one norm over all.
 
     Raises:
       ValueError: An argument is out of its range, or there is noise without a
@@ -104,7 +110,6 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     checks.in_range(1e-30, math.inf, l2_norm_clip=l2_norm_clip)
     checks.non_negative(noise_multiplier=noise_multiplier)
     checks.finite(noise_multiplier=noise_multiplier)
-    checks.one_of(SPLITS, split=split)
     if math.isinf(l2_norm_clip) and noise_multiplier > 0:
       raise ValueError(
           f'noise_multiplier {noise_multiplier} needs a finite l2_norm_clip, '
@@ -112,7 +117,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
       )
     self._l2_norm_clip = l2_norm_clip
     self._noise_multiplier = noise_multiplier
-    self._split = SPLITS[split]
+    self._clipping = clipping
 
   def initial_global_state(self):
     return PerLayerClipSumQuery.GlobalState(
@@ -127,33 +132,68 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     return global_state.l2_norm_clip
 
   def preprocess_record(self, params, record):
-    layers = tf.nest.flatten(record)
+    return self.clip(params, record)[0]
+
+  def clip(self, params: Any, record: Any) -> tuple[Any, Measured]:
+    """Returns the clipped record, as it is summed, and what was measured."""
+    clip = tf.cast(params, tf.float64)
+    return self._clip(
+        record,
+        clip=clip,
+        layer_clips=[
+            None if layer.share is None else layer.share * clip
+            for layer in self._clipping.divide(record)
+        ],
+    )
+
+  def summed(self, sample_state: Any) -> Any:
+    """The sum of clipped records, of a sum of what `clip` returns."""
+    return sample_state
+
+  def layer_names(self, record_specs: Any) -> list[str]:
+    """Names of the layers of records like these specs, H of them."""
+    return [layer.name for layer in self._clipping.divide(record_specs)]
+
+  def _clip(
+      self, record: Any, *, clip: tf.Tensor, layer_clips: Sequence[tf.Tensor]
+  ) -> tuple[Any, Measured]:
+    """Clips to C and the C_h, float64 []."""
+    tensors = tf.nest.flatten(record)
+    layers = self._clipping.divide(record)
     squared_norms = [
-        tf.reduce_sum(tf.square(tf.cast(layer, tf.float64))) for layer in layers
+        tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64)))
+        for tensor in tensors
     ]
     # In float64 the squares of finite float32 values neither overflow nor
     # vanish, so this is finite exactly when every element is.
     is_finite = tf.math.is_finite(tf.add_n(squared_norms))
-    clip = tf.cast(params, tf.float64)
-    if self._split is None:
-      factors = [_factor(tf.add_n(squared_norms), clip)] * len(layers)
-    else:
-      shares = self._split([layer.shape.num_elements() for layer in layers])
-      factors = [
-          _factor(squared_norm, share * clip)
-          for squared_norm, share in zip(squared_norms, shares)
-      ]
+    factors = clips.factors(
+        squared_norms,
+        layers=layers,
+        layer_clips=layer_clips,
+        clip=clip,
+        rule=self._clipping.rule,
+    )
     # The product in float64 too: a factor of C over a huge norm may be below
     # float32's normal numbers, where rounding could double it.
     clipped = [
         tf.where(
             is_finite,
-            tf.cast(tf.cast(layer, tf.float64) * factor, layer.dtype),
+            tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype),
             0.0,
         )
-        for layer, factor in zip(layers, factors)
+        for tensor, factor in zip(tensors, factors)
     ]
-    return tf.nest.pack_sequence_as(record, clipped)
+    measured = _measure(squared_norms, factors, layers=layers)
+    zeros = tf.nest.map_structure(tf.zeros_like, measured)
+    return (
+        tf.nest.pack_sequence_as(record, clipped),
+        tf.nest.map_structure(
+            lambda value, zero: tf.where(is_finite, value, zero),
+            measured,
+            zeros,
+        ),
+    )
 
   def get_noised_result(self, sample_state, global_state):
     layers = tf.nest.flatten(sample_state)
@@ -201,11 +241,31 @@ def set_noise_key(
   return state._replace(noise_key=bits)
 
 
-def _factor(squared_norm: tf.Tensor, clip: tf.Tensor) -> tf.Tensor:
-  """min(1, clip / norm), and 1 for norm 0 or an infinite clip."""
-  norm = tf.sqrt(squared_norm)
-  over = norm > clip
-  return tf.where(over, clip / tf.where(over, norm, 1.0), 1.0)
+def _measure(
+    squared_norms: Sequence[tf.Tensor],
+    factors: Sequence[tf.Tensor],
+    *,
+    layers: Sequence[clips.Layer],
+) -> Measured:
+  """What is measured of a finite record."""
+  layer_norms = tf.sqrt(
+      [clips.layer_square(squared_norms, layer) for layer in layers]
+  )
+  # All tensors of a layer have one factor. Zeros times any factor stay zeros.
+  changed = tf.not_equal([factors[layer.places[0]] for layer in layers], 1)
+  changed = tf.cast(changed & (layer_norms > 0), tf.float32)
+  clipped_square = tf.add_n([
+      squared_norm * tf.square(factor)
+      for squared_norm, factor in zip(squared_norms, factors)
+  ])
+  return Measured(
+      num_finite=tf.constant(1.0),
+      num_clipped=tf.reduce_max(changed),
+      norm=tf.cast(tf.sqrt(tf.add_n(squared_norms)), tf.float32),
+      clipped_norm=tf.cast(tf.sqrt(clipped_square), tf.float32),
+      layer_norms=tf.cast(layer_norms, tf.float32),
+      layers_clipped=changed,
+  )
 
 
 def keyed_stddev(global_state: Any) -> tf.Tensor:

@@ -96,6 +96,7 @@ def build(
     target_epsilon: float = MAX_USEFUL_EPSILON,
     data_dependent: Sequence[str] = (),
     inherited: int = 0,
+    adaptive_layers: int = 0,
 ) -> Statement:
   """Builds the statement of the given rounds.
 
@@ -110,6 +111,8 @@ def build(
     data_dependent: What of the run's control looked at clients' data without
       noise, such as 'failed clients were left out'.
     inherited: How many of the rounds are of runs that this one started from.
+    adaptive_layers: Layers whose clips adapt; then C is that of the round to
+      come.
 
   Raises:
     ValueError: If an argument is out of range or `rounds` is empty.
@@ -155,8 +158,7 @@ def build(
        f'{unit}s, all hyperparameters'),
       *_round_entries(rounds, unit=unit),
       *_inherited_entry(inherited),
-      ('clip', f'{l2_norm_clip:g} (L2 norm of a client\'s update)'
-       if clipped else 'none'),
+      ('clip', _clip_words(l2_norm_clip, adaptive_layers)),
       ('delta', f'{delta:g}'),
       ('epsilon (RDP)', number(by_rdp) + if_secret),
       ('epsilon (PLD)', f'not computed: {obstacle}'
@@ -168,8 +170,9 @@ def build(
       ('control', _control_words(data_dependent)),
       ('noise', 'drawn in float32: the guarantee is that of real-valued noise, '
        'not of its rounding'),
-      ('metrics', 'per-round figures of training (loss, counts) are exact in '
-       'this simulation and not private; the guarantee is of the models'),
+      ('metrics', 'per-round figures named not_private/... (loss, norms, '
+       'counts) are exact in this simulation and not private; the guarantee is '
+       'of the models'),
   ]
   notes = []
   if delta > 1 / population:
@@ -210,6 +213,7 @@ def build(
           for group in rounds
       ],
       'l2_norm_clip': json_number(l2_norm_clip),
+      'adaptive_layers': adaptive_layers,
       'delta': delta,
       'epsilon': json_number(epsilon),
       'epsilon_rdp': json_number(by_rdp),
@@ -261,6 +265,19 @@ def _inherited_entry(inherited: int) -> list[tuple[str, str]]:
       f'{inherited:,} of these rounds are of the runs whose model this one '
       'started from',
   )]
+
+
+def _clip_words(l2_norm_clip: float, adaptive_layers: int) -> str:
+  """How updates are clipped."""
+  if math.isinf(l2_norm_clip):
+    return 'none'
+  words = f'{l2_norm_clip:g} (L2 norm of a client\'s update)'
+  if adaptive_layers:
+    words += (
+        f' after the last round; {adaptive_layers:,} clips follow a quantile '
+        'of the norms, whose estimate is paid for by the noise multiplier'
+    )
+  return words
 
 
 def _control_words(data_dependent: Sequence[str]) -> str:

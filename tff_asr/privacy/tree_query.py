@@ -26,6 +26,7 @@ import tensorflow as tf
 import tensorflow_privacy as tfp
 
 from tff_asr import checks
+from tff_asr.privacy import clips
 from tff_asr.privacy import queries
 
 # Values of the noise stream that a node owns; a round draws two for each level
@@ -70,7 +71,7 @@ class TreeSumQuery(queries.PerLayerClipSumQuery):
       noise_multiplier: float,
       rounds_per_tree: int,
       record_specs: Any,
-      split: str = 'global',
+      clipping: clips.Clipping = clips.Clipping(),
   ):
     """Creates the query.
 
@@ -79,14 +80,15 @@ class TreeSumQuery(queries.PerLayerClipSumQuery):
       noise_multiplier: z, each node's noise over C, above 0.
       rounds_per_tree: Noised results after which a new tree starts.
       record_specs: Nest of `tf.TensorSpec`, float32, like a record.
-      split: See the base class.
+      clipping: See the base class.
 
     Raises:
       ValueError: An argument is out of its range.
     """
     super().__init__(
-        l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier,
-        split=split,
+        l2_norm_clip=l2_norm_clip,
+        noise_multiplier=noise_multiplier,
+        clipping=clipping,
     )
     checks.positive(noise_multiplier=noise_multiplier)
     checks.positive_int(rounds_per_tree=rounds_per_tree)

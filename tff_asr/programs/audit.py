@@ -5,17 +5,19 @@ only canary clients are among the people, which makes its model useless: it is
 removed in the end.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 import dataclasses
+import math
 import os
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import audit as audit_lib
 from tff_asr.privacy import canaries as canaries_lib
-from tff_asr.privacy import queries
+from tff_asr.privacy import clips
 from tff_asr.programs import outputs
 from tff_asr.programs import state_file
 
@@ -30,7 +32,7 @@ async def audit(
     configuration: str,
     train: Callable[..., Awaitable[dict[str, Any]]],
     canaries: canaries_lib.Canaries,
-    split: str,
+    clipping: clips.Clipping,
 ) -> dict[str, Any]:
   """Runs `train` and estimates epsilon from the canaries in it.
 
@@ -41,7 +43,7 @@ async def audit(
       data by `canary_data.add_canaries`, with these canaries in `fed_avg.build`
       and a server optimizer by `summing.build_summing`.
     canaries: The canaries.
-    split: How the clip is divided over layers; see `queries.SPLITS`.
+    clipping: How the clip is divided over layers.
 
   Returns:
     What is in audit.json.
@@ -59,9 +61,9 @@ async def audit(
   )
   found = audit_lib.estimate(
       score(
-          [leaves[name] for name in sorted(leaves)],
+          {name.removeprefix(f'{_SUM}/'): leaves[name] for name in leaves},
           canaries=canaries,
-          split=split,
+          clipping=clipping,
       ),
       delta=results['privacy']['delta'],
   )
@@ -90,25 +92,33 @@ async def audit(
 
 
 def score(
-    released: list[np.ndarray],
+    released: Mapping[str, np.ndarray],
     *,
     canaries: canaries_lib.Canaries,
-    split: str,
+    clipping: clips.Clipping,
 ) -> np.ndarray:
   """Returns the canaries' scores (`audit.scores`), float64 [num_canaries].
 
   Args:
-    released: Layers of the sum of the released means, in the order in which
-      the model's weights are.
+    released: Sum of the released means, by the weights' names.
     canaries: All canaries of the run.
-    split: See `audit`. What counts of a canary is of norm C_h in each layer;
-      clipped globally, of C / sqrt(H) in each of H layers.
+    clipping: See `audit`. A canary's tensors have one norm before clipping, so
+      what counts of it is of norm C_h / sqrt(K) in each of a layer's K tensors;
+      clipped globally, C / sqrt(K) in each of all.
   """
-  shapes = [tf.TensorShape(layer.shape) for layer in released]
-  sizes = [layer.size for layer in released]
-  # The clip of a layer over C, not by the query's own code: that is audited.
-  divide = queries.SPLITS[split] or queries.uniform_split
-  factors = [share / canaries_lib.LAYER_NORM for share in divide(sizes)]
+  # In the order in which the model's weights are.
+  specs = weights_lib.Weights(
+      (name, tf.TensorSpec(value.shape, tf.float32))
+      for name, value in sorted(released.items())
+  )
+  shapes = [spec.shape for spec in specs.values()]
+  # Norms after clipping over C, not by the query's own code: that is audited.
+  norms = [1 / math.sqrt(len(shapes))] * len(shapes)
+  for layer in clipping.divide(specs):
+    for place in layer.places:
+      if layer.share is not None:
+        norms[place] = layer.share / math.sqrt(len(layer.places))
+  factors = [norm / canaries_lib.LAYER_NORM for norm in norms]
 
   @tf.function
   def contribution(client_id):
@@ -117,8 +127,8 @@ def score(
         for layer, factor in zip(canaries.update(client_id, shapes), factors)
     ]
 
-  flat = [np.ravel(layer) for layer in released]
-  at_once = max(1, _VALUES_AT_ONCE // sum(sizes))
+  flat = [np.ravel(released[name]) for name in specs]
+  at_once = max(1, _VALUES_AT_ONCE // sum(layer.size for layer in flat))
   ids = canaries.client_ids
   scores = []
   for start in range(0, len(ids), at_once):

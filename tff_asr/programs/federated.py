@@ -11,7 +11,6 @@ model is of no use end the run or are undone (`divergence`).
 from collections.abc import Callable
 import contextlib
 import hashlib
-import math
 import time
 from typing import Any, NamedTuple, Optional
 
@@ -36,6 +35,7 @@ from tff_asr.programs import outputs
 from tff_asr.programs import preflight
 from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
+from tff_asr.programs import round_metrics
 from tff_asr.programs import saving
 
 
@@ -196,7 +196,10 @@ async def train(
       ledger = ledger_lib.resume(run.file(outputs.LEDGER), head=state.ledger)
       logging.info('Resuming after round %d.', round_num)
     stack.enter_context(ledger)
-    managers = run.release_managers(last=round_num)
+    managers = run.release_managers(
+        last=round_num, in_csv=round_metrics.is_of_the_whole
+    )
+    traffic = fed_avg.traffic(learning_process)
     progress = stack.enter_context(progress_lib.Progress(
         description='federated', total=num_rounds, initial=round_num
     ))
@@ -230,7 +233,7 @@ async def train(
           cohort_state=state.cohorts,
       )
       saver.check()
-      metrics = _round_metrics(output.metrics)
+      metrics = round_metrics.flatten(output.metrics, traffic=traffic)
       metrics['not_private/num_failed'] = failures.count(
           context,
           output.metrics['client_work'],
@@ -273,7 +276,8 @@ async def train(
         evaluated = evaluator(state.process.global_model_weights)
         metrics['dev_word_error_rate'] = evaluated.word_error_rate
         metrics['dev_loss'] = evaluated.loss
-      metrics['seconds'] = time.monotonic() - started
+      # How long a round takes tells who came.
+      metrics['not_private/seconds'] = time.monotonic() - started
       started = time.monotonic()
       for manager in managers:
         await manager.release(metrics, key=round_num)
@@ -298,13 +302,17 @@ async def train(
         unit=contents.unit,
         fixed_seeds=contents.fixed_seeds,
         inherited=contents.inherited,
+        adaptive_layers=np.size(getattr(query_state, 'layer_clips', ())),
     )
     results = {
         'rounds': round_num,
         'ended_by': (
             'NUM_ROUNDS' if round_num >= num_rounds else 'TARGET_EPSILON'
         ),
-        'seconds': round(sum(run.read_metric('seconds').values()), 1),
+        'seconds': round(
+            sum(run.read_metric('not_private/seconds').values()), 1
+        ),
+        'bytes_per_client_and_round': traffic._asdict(),
         'cohort_size': source.sampling.cohort_size,
         'population': source.sampling.population,
         'dev_word_error_rate': run.read_metric('dev_word_error_rate'),
@@ -332,24 +340,6 @@ def _draw_or_fix(seed: Optional[int]) -> np.ndarray:
   return keys.draw() if seed is None else keys.from_seed(seed)
 
 
-def _round_metrics(metrics: Any) -> dict[str, float]:
-  """Flat metrics with the averages that people read.
-
-  What comes from clients without noise is marked by its name: it is for
-  simulations, and the privacy statement does not cover it.
-  """
-  flat = outputs.flatten_metrics(metrics)
-  exact = {
-      name.removeprefix('client_work/'): flat.pop(name)
-      for name in list(flat)
-      if name.startswith('client_work/')
-  }
-  loss_sum, norm_sum = exact.pop('loss_sum'), exact.pop('delta_norm_sum')
-  utterances = exact['num_utterances']
-  clients = exact['num_clients'] - exact['num_non_finite']
-  exact['train_loss'] = loss_sum / utterances if utterances else math.nan
-  exact['delta_norm'] = norm_sum / clients if clients else math.nan
-  return flat | {f'not_private/{name}': exact[name] for name in exact}
 
 
 def _figures(metrics: dict[str, float]) -> dict[str, str]:

@@ -13,7 +13,7 @@
     privacy.txt, privacy.json   the privacy statement (federated runs)
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import difflib
 import json
 import os
@@ -122,15 +122,21 @@ class RunFolder:
     """
     return metrics_file.read(self.file(_METRICS), name)
 
-  def release_managers(self, *, last: int) -> list[tff.program.ReleaseManager]:
-    """Where metrics go: CSV and TensorBoard.
+  def release_managers(
+      self, *, last: int, in_csv: Callable[[str], bool] = lambda name: True
+  ) -> list[tff.program.ReleaseManager]:
+    """Where metrics go: CSV, those that `in_csv` takes, and TensorBoard.
 
     Args:
       last: Round or step that the run goes on from; metrics of later ones, of
         a run that was stopped, are released again.
+      in_csv: Whether a metric of a name goes to the CSV.
     """
     return [
-        metrics_file.MetricsFile(self.file(_METRICS), last=last),
+        tff.program.FilteringReleaseManager(
+            metrics_file.MetricsFile(self.file(_METRICS), last=last),
+            lambda path: in_csv(path[0]),
+        ),
         tff.program.TensorBoardReleaseManager(self.file('tensorboard')),
     ]
 

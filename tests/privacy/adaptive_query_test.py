@@ -1,0 +1,429 @@
+"""Tests of tff_asr.privacy.adaptive_query."""
+
+import collections
+import math
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import dp_accounting
+import numpy as np
+import tensorflow as tf
+
+from tests import reference
+from tff_asr.privacy import adaptive_query
+from tff_asr.privacy import clips
+from tff_asr.privacy import keys
+from tff_asr.privacy import noise as noise_lib
+from tff_asr.privacy import queries
+
+_SPECS = collections.OrderedDict(
+    a=tf.TensorSpec([2], tf.float32), b=tf.TensorSpec([], tf.float32)
+)
+_KEY = keys.from_seed(0)
+_UNIFORM = clips.Clipping(split='uniform')
+
+
+def _query(**changes):
+  arguments = dict(
+      l2_norm_clip=math.sqrt(2),  # C_h = 1.
+      noise_multiplier=0.0,
+      cohort_size=4.0,
+      record_specs=_SPECS,
+      clipping=_UNIFORM,
+  )
+  return adaptive_query.AdaptiveClipSumQuery(**arguments | changes)
+
+
+def _record(*numbers: float):
+  return collections.OrderedDict(
+      a=tf.constant(numbers[:2], tf.float32),
+      b=tf.constant(numbers[2], tf.float32),
+  )
+
+
+def _sum(query, state, records, specs=None):
+  """The sum of clipped records and their counts."""
+  total = query.initial_sample_state(_SPECS if specs is None else specs)
+  params = query.derive_sample_params(state)
+  for record in records:
+    total = query.accumulate_record(params, total, record)
+  return total
+
+
+def _round(query, state, records, specs=None):
+  """The released sum, flat; the new state; the event."""
+  total = _sum(query, state, records, specs)
+  result, state, event = query.get_noised_result(total, state)
+  flat = np.concatenate([np.ravel(layer) for layer in tf.nest.flatten(result)])
+  return flat, state, event
+
+
+def _zeros(specs):
+  return tf.nest.map_structure(lambda spec: tf.zeros(spec.shape), specs)
+
+
+class ClipsTest(parameterized.TestCase):
+
+  def test_a_round_by_hand(self):
+    # Clips 1 and 1. a: norms 5, .5, 2; b: 1 (at its clip), .1, 7. Of n = 4,
+    # share of a = 1/2 + (1 - 2) / 8 = .375, of b = 1/2 + (2 - 1) / 8 = .625.
+    query = _query(
+        adaptation=adaptive_query.Adaptation(
+            target_quantile=0.75, learning_rate=0.4
+        )
+    )
+    state = query.initial_global_state()
+    np.testing.assert_allclose(state.layer_clips, [1, 1], rtol=1e-6)
+    released, state, _ = _round(
+        query, state, [_record(3, 4, 1), _record(0.3, 0.4, 0.1),
+                       _record(0, -2, -7)]
+    )
+    np.testing.assert_allclose(released, [0.9, 0.2, 0.1], atol=1e-6)
+    np.testing.assert_allclose(
+        state.layer_clips,
+        [math.exp(-0.4 * -0.375), math.exp(-0.4 * -0.125)],
+        rtol=1e-6,
+    )
+    self.assertAlmostEqual(
+        float(state.l2_norm_clip), math.sqrt(math.exp(0.3) + math.exp(0.1)),
+        places=5,
+    )
+    self.assertEqual(int(state.counter), 1)
+
+  @parameterized.product(split=('uniform', 'dim'), layers=clips.LAYERS)
+  def test_rounds_equal_a_numpy_simulation(self, split, layers):
+    # Names in a folder, so that modules are fewer than tensors.
+    specs = collections.OrderedDict([
+        ('m/a', tf.TensorSpec([3], tf.float32)),
+        ('m/b', tf.TensorSpec([], tf.float32)),
+        ('w', tf.TensorSpec([4], tf.float32)),
+    ])
+    rng = np.random.default_rng(7)
+    clipping = clips.Clipping(split=split, layers=layers)
+    query = _query(
+        l2_norm_clip=1.0, record_specs=specs, clipping=clipping,
+        cohort_size=5.0,
+        adaptation=adaptive_query.Adaptation(
+            target_quantile=0.3, learning_rate=0.5
+        ),
+    )
+    state = query.initial_global_state()
+    division = clipping.divide(specs)
+    expected = [layer.share for layer in division]
+    for num_records in (3, 0, 6, 5):
+      records = [
+          collections.OrderedDict(
+              (name, np.float32(rng.normal(size=spec.shape)))
+              for name, spec in specs.items()
+          )
+          for _ in range(num_records)
+      ]
+      norms = [
+          [
+              math.sqrt(
+                  sum(
+                      np.sum(np.square(list(record.values())[place], dtype='d'))
+                      for place in layer.places
+                  )
+              )
+              for layer in division
+          ]
+          for record in records
+      ]
+      total = np.zeros(8)
+      for record, own in zip(records, norms):
+        flat = {}
+        for h, layer in enumerate(division):
+          for place in layer.places:
+            value = list(record.values())[place]
+            flat[place] = value * min(1, expected[h] / own[h])
+        total += np.concatenate([np.ravel(flat[i]) for i in range(3)])
+      released, state, _ = _round(query, state, records, specs)
+      np.testing.assert_allclose(released, total, atol=1e-5)
+      expected = reference.adapt_clips(
+          expected, norms, cohort_size=5, target_quantile=0.3,
+          learning_rate=0.5,
+      )
+      np.testing.assert_allclose(state.layer_clips, expected, rtol=1e-5)
+      np.testing.assert_allclose(
+          state.l2_norm_clip, np.linalg.norm(expected), rtol=1e-5
+      )
+
+  @parameterized.product(noise_multiplier=(0.0, 2.0), quantile=(0.25, 0.8))
+  def test_clips_come_to_the_quantile(self, noise_multiplier, quantile):
+    # 100 clients with norms of a 10 to 1000, of b .01 to 1, evenly by rank. The
+    # noise on a share is 5 * 2 * sqrt(2) / 200 = .07.
+    query = _query(
+        noise_multiplier=noise_multiplier,
+        cohort_size=100.0,
+        adaptation=adaptive_query.Adaptation(target_quantile=quantile),
+    )
+    state = queries.set_noise_key(query.initial_global_state(), _KEY)
+    state = tf.nest.map_structure(tf.constant, state)
+    ranks = np.arange(100) / 99
+    sizes = np.stack([10 * 100**ranks, 0.01 * 100**ranks], axis=1)
+    release = tf.function(
+        lambda total, state: query.get_noised_result(total, state)[1]
+    )
+    late = []
+    for number in range(250):
+      clips_now = np.asarray(state.layer_clips)
+      counts = np.sum(np.where(sizes <= clips_now, 0.5, -0.5), axis=0)
+      total = adaptive_query.AdaptiveRecord(
+          _zeros(_SPECS), tf.constant(counts, tf.float32)
+      )
+      state = release(total, state)
+      if number >= 150:
+        late.append(np.mean(sizes <= clips_now, axis=0))
+    # Of a fixed key. Ranks go by steps of .01.
+    np.testing.assert_allclose(np.mean(late, axis=0), quantile, atol=0.03)
+
+  def test_one_clip_over_all_layers(self):
+    # Norms 13 and .6 of the whole, C = 2: one below, one above.
+    query = _query(l2_norm_clip=2.0, clipping=clips.Clipping())
+    state = query.initial_global_state()
+    self.assertEqual(state.layer_clips.shape, [1])
+    released, state, _ = _round(
+        query, state, [_record(3, 4, 12), _record(0, 0, 0.6)]
+    )
+    np.testing.assert_allclose(
+        released, [6 / 13, 8 / 13, 24 / 13 + 0.6], rtol=1e-5
+    )
+    # Share 1/2, the target.
+    np.testing.assert_allclose(state.layer_clips, [2.0])
+
+  @parameterized.parameters(math.nan, math.inf)
+  def test_a_record_that_is_not_finite_counts_as_nobody(self, bad):
+    query = _query()
+    state = query.initial_global_state()
+    total = _sum(query, state, [_record(bad, 0, 1)])
+    for part in tf.nest.flatten(total):
+      np.testing.assert_array_equal(part, np.zeros(part.shape))
+
+  def test_clips_stay_normal_numbers(self):
+    for start, quantile, bound in ((1e-30, 0.0, 1e-30), (5e29, 1.0, 1e30)):
+      query = _query(
+          l2_norm_clip=start,
+          clipping=clips.Clipping(),
+          adaptation=adaptive_query.Adaptation(
+              target_quantile=quantile, learning_rate=10.0
+          ),
+      )
+      _, state, _ = _round(query, query.initial_global_state(), [])
+      np.testing.assert_allclose(state.layer_clips, [bound], rtol=1e-6)
+      np.testing.assert_allclose(state.l2_norm_clip, bound, rtol=1e-6)
+
+  def test_each_option_changes_the_clips(self):
+    records = [_record(3, 4, 0.1), _record(0.1, 0, 5)]
+
+    def clips_after(adaptation, **changes):
+      query = _query(adaptation=adaptation, **changes)
+      state = queries.set_noise_key(query.initial_global_state(), _KEY)
+      return np.asarray(_round(query, state, records)[1].layer_clips)
+
+    default = clips_after(adaptive_query.Adaptation())
+    for changed in (dict(target_quantile=0.9), dict(learning_rate=0.7)):
+      # At the default quantile both shares are on target: take another.
+      base = adaptive_query.Adaptation(target_quantile=0.2)
+      if 'learning_rate' in changed:
+        changed['target_quantile'] = 0.2
+      other = clips_after(adaptive_query.Adaptation(**changed))
+      self.assertGreater(np.min(np.abs(other - clips_after(base))), 0.01)
+      self.assertGreater(np.min(np.abs(other - default)), 0.01)
+    noisy = [
+        clips_after(
+            adaptive_query.Adaptation(count_noise_ratio=ratio),
+            noise_multiplier=0.01,
+        )
+        for ratio in (5.0, 10.0)
+    ]
+    # Twice the noise, around the same clips.
+    np.testing.assert_allclose(
+        np.log(noisy[1] / default), 2 * np.log(noisy[0] / default), rtol=1e-3
+    )
+
+
+class PrivacyTest(parameterized.TestCase):
+
+  @parameterized.parameters(1.1, 2.0, 5.0, 1e3)
+  def test_both_noises_come_to_one_of_z(self, ratio):
+    adaptation = adaptive_query.Adaptation(count_noise_ratio=ratio)
+    z = 0.7
+    self.assertAlmostEqual(
+        noise_lib.combine_gaussians(
+            [z * adaptation.update_noise_ratio, z * ratio]
+        ),
+        z,
+        places=12,
+    )
+
+  def test_the_event_is_one_gaussian_of_z(self):
+    query = _query(noise_multiplier=1.5)
+    state = queries.set_noise_key(query.initial_global_state(), _KEY)
+    _, _, event = _round(query, state, [_record(1, 2, 3)])
+    self.assertEqual(event, dp_accounting.GaussianDpEvent(1.5))
+
+  @parameterized.named_parameters(
+      ('global', clips.Clipping()),
+      ('tensors', clips.Clipping(split='dim')),
+      ('modules', clips.Clipping(split='uniform', layers='modules')),
+      ('weighted', clips.Clipping(split='dim', weights={'w': 5.0})),
+  )
+  def test_a_record_moves_both_sums_by_their_sensitivity_at_most(
+      self, clipping
+  ):
+    # In units of the noise: (|sum| / (z_u C))^2 + (|counts| / noise)^2 <=
+    # z^-2, for z = 1, whatever is sent and at whatever clips.
+    specs = collections.OrderedDict([
+        ('m/a', tf.TensorSpec([3], tf.float32)),
+        ('m/b', tf.TensorSpec([], tf.float32)),
+        ('w', tf.TensorSpec([4], tf.float32)),
+    ])
+    adaptation = adaptive_query.Adaptation(count_noise_ratio=2.0)
+    query = _query(
+        record_specs=specs, clipping=clipping, adaptation=adaptation
+    )
+    state = query.initial_global_state()
+    rng = np.random.default_rng(1)
+    num_clips = state.layer_clips.shape[0]
+    count_stddev = 2.0 * math.sqrt(num_clips) / 2
+    largest = 0.0
+    for number in range(60):
+      layer_clips = np.float32(10.0 ** rng.uniform(-20, 20, size=num_clips))
+      if number % 2:
+        layer_clips = np.float32(rng.uniform(0.5, 2, size=num_clips))
+      whole = float(np.linalg.norm(layer_clips.astype('d')))
+      record = collections.OrderedDict(
+          (
+              name,
+              np.float32(
+                  10.0 ** rng.uniform(-30, 37) * rng.normal(size=spec.shape)
+              ),
+          )
+          for name, spec in specs.items()
+      )
+      if number % 10 == 0:
+        record['w'][2] = rng.choice([np.nan, np.inf])
+      moved = _sum(
+          query, state._replace(layer_clips=layer_clips), [record], specs
+      )
+      update = np.concatenate(
+          [np.ravel(layer).astype('d') for layer in moved.record.values()]
+      )
+      counts = np.linalg.norm(moved.counts)
+      self.assertLessEqual(np.linalg.norm(update), whole * (1 + 1e-6))
+      self.assertLessEqual(counts, math.sqrt(num_clips) / 2 * (1 + 1e-6))
+      units = (
+          np.linalg.norm(update) / (adaptation.update_noise_ratio * whole)
+      ) ** 2 + (counts / count_stddev) ** 2
+      self.assertLessEqual(units, 1 + 1e-5)
+      largest = max(largest, units)
+    # The bound is tight: an adversary reaches it.
+    self.assertGreater(largest, 1 - 1e-5)
+
+  def test_noise_of_the_update_and_of_the_counts(self):
+    # 5,000 elements and 400 clips, of a fixed key: estimates of a standard
+    # deviation are off by 1 % and 3.5 % (one standard error).
+    specs = [tf.TensorSpec([4601], tf.float32)] + [
+        tf.TensorSpec([1], tf.float32)
+    ] * 399
+    ratio, z = 1.25, 0.8
+    adaptation = adaptive_query.Adaptation(
+        count_noise_ratio=ratio, learning_rate=1.0
+    )
+    query = _query(
+        l2_norm_clip=3.0, noise_multiplier=z, record_specs=specs,
+        cohort_size=1000.0, adaptation=adaptation,
+    )
+    state = queries.set_noise_key(query.initial_global_state(), _KEY)
+    released, new_state, _ = _round(query, state, [], specs)
+    # z / sqrt(1 - 1.25^-2) = z / .6; C = 3.
+    np.testing.assert_allclose(np.std(released), z / 0.6 * 3, rtol=0.04)
+    shares = -np.log(new_state.layer_clips / state.layer_clips)
+    # 1.25 z sqrt(400) / 2 = 10 on the counts, over 1000.
+    np.testing.assert_allclose(np.std(shares), 0.01, rtol=0.14)
+    self.assertAlmostEqual(query.share_stddev, 0.01)
+    # What the counts get is noise of their own, four standard errors.
+    together = np.corrcoef(released[-400:], shares)[0, 1]
+    self.assertLess(abs(together), 0.2)
+
+  def test_noise_follows_the_clips(self):
+    query = _query(noise_multiplier=1.0)
+    state = queries.set_noise_key(query.initial_global_state(), _KEY)
+    first, state, _ = _round(query, state, [])
+    whole = float(state.l2_norm_clip)
+    rewound = state._replace(counter=tf.constant(0, tf.int64))
+    again, _, _ = _round(query, rewound, [])
+    np.testing.assert_allclose(again, first * whole / math.sqrt(2), rtol=1e-5)
+    other, _, _ = _round(query, state, [])
+    self.assertFalse(np.allclose(other, again))
+
+  def test_without_a_key_nothing_is_released(self):
+    query = _query(noise_multiplier=1.0)
+    released, state, _ = _round(
+        query, query.initial_global_state(), [_record(1, 2, 3)]
+    )
+    self.assertTrue(np.all(np.isnan(released)))
+    self.assertTrue(np.all(np.isnan(state.layer_clips)))
+
+  def test_clients_get_clips_and_no_key(self):
+    query = _query(noise_multiplier=1.0)
+    state = queries.set_noise_key(query.initial_global_state(), _KEY)
+    params = tf.nest.flatten(query.derive_sample_params(state))
+    self.assertLen(params, 1)
+    np.testing.assert_allclose(params[0], [1, 1], rtol=1e-6)
+
+  def test_metrics_are_of_settings_and_noised_values(self):
+    query = _query(
+        noise_multiplier=2.0,
+        adaptation=adaptive_query.Adaptation(count_noise_ratio=1.25),
+    )
+    metrics = query.derive_metrics(query.initial_global_state())
+    self.assertEqual(
+        list(metrics), ['l2_norm_clip', 'noise_stddev_on_sum', 'layer_clip']
+    )
+    self.assertAlmostEqual(
+        float(metrics['noise_stddev_on_sum']), 2 / 0.6 * math.sqrt(2), places=5
+    )
+    self.assertEqual(list(metrics['layer_clip']), ['a', 'b'])
+
+  def test_counts_that_tell_nothing_are_said(self):
+    with self.assertLogs('absl', 'WARNING') as logs:
+      _query(noise_multiplier=1.0)  # 5 * sqrt(2) / 8.
+    self.assertIn('known to +-0.88 only (2 layers, 4 clients', logs.output[0])
+
+
+class ArgumentsTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ('infinite', dict(l2_norm_clip=math.inf), 'must be a finite number'),
+      ('clip', dict(l2_norm_clip=0.0), 'l2_norm_clip'),
+      ('noise', dict(noise_multiplier=-1.0), 'noise_multiplier'),
+      ('cohort', dict(cohort_size=0), 'cohort_size must be positive'),
+      (
+          'rescale',
+          dict(clipping=clips.Clipping(split='dim', rule='rescale')),
+          "rule_of_adaptive_clips must be one of 'clip', found 'rescale'",
+      ),
+  )
+  def test_bad_arguments_are_named(self, arguments, message):
+    with self.assertRaisesRegex(ValueError, message):
+      _query(**arguments)
+
+  @parameterized.named_parameters(
+      ('quantile', dict(target_quantile=1.1), 'target_quantile must be'),
+      ('rate', dict(learning_rate=-0.1), 'learning_rate must be'),
+      (
+          'ratio',
+          dict(count_noise_ratio=1.0),
+          'count_noise_ratio must be at least 1.1, found 1: the counts alone',
+      ),
+      ('infinite', dict(count_noise_ratio=math.inf), 'a finite number'),
+  )
+  def test_bad_adaptations_are_named(self, arguments, message):
+    with self.assertRaisesRegex(ValueError, message):
+      adaptive_query.Adaptation(**arguments)
+
+
+if __name__ == '__main__':
+  absltest.main()
