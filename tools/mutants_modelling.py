@@ -123,8 +123,8 @@ _MODELS = (
         "a block's MLP reads what its attention read",
         'tff_asr/models/transformer.py',
         ((
-            "_norm(weights_lib.select('ln2', weights), hidden)",
-            "_norm(weights_lib.select('ln2', weights), inputs)",
+            'return hidden + mlp(ln2(hidden))',
+            'return hidden + mlp(ln2(inputs))',
         ),),
         ('tests/models/transformer_test.py', 'tests/models/ctc_test.py'),
     ),
