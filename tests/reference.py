@@ -296,8 +296,10 @@ def ctc_gradient(
   return gradient
 
 
-class Lamb:
-  """LAMB over a list of arrays; arguments named as in the paper's algorithm."""
+class Adam:
+  """Adam over a list of arrays; arguments named as in the paper's algorithm."""
+
+  epsilon = 1e-8
 
   def __init__(
       self,
@@ -305,13 +307,13 @@ class Lamb:
       *,
       beta_1: float = 0.9,
       beta_2: float = 0.999,
-      epsilon: float = 1e-6,
+      epsilon: Optional[float] = None,
       weight_decay: float = 0.0,
   ):
     self.learning_rate = learning_rate
     self._beta_1 = beta_1
     self._beta_2 = beta_2
-    self._epsilon = epsilon
+    self._epsilon = self.epsilon if epsilon is None else epsilon
     self._weight_decay = weight_decay
     self._time = 0
     self._first: Optional[list[np.ndarray]] = None
@@ -339,11 +341,107 @@ class Lamb:
       second = self._second[i] / (1 - self._beta_2**self._time)
       update = first / (np.sqrt(second) + self._epsilon)
       update = update + self._weight_decay * weight
+      rate = self.learning_rate * self.ratio(weight, update)
+      stepped.append(weight - rate * update)
+    return stepped
+
+  def ratio(self, weight: np.ndarray, update: np.ndarray) -> float:
+    """What scales a tensor's step."""
+    del weight, update
+    return 1.0
+
+
+class Lamb(Adam):
+  """LAMB over a list of arrays."""
+
+  epsilon = 1e-6
+
+  def ratio(self, weight: np.ndarray, update: np.ndarray) -> float:
+    weight_norm = math.sqrt(np.sum(weight**2))
+    update_norm = math.sqrt(np.sum(update**2))
+    return weight_norm / update_norm if weight_norm * update_norm else 1.0
+
+
+class Lars:
+  """LARS over a list of arrays, the learning rate inside of the momentum."""
+
+  def __init__(
+      self,
+      learning_rate: float,
+      *,
+      momentum: float = 0.9,
+      trust_coefficient: float = 0.001,
+      epsilon: float = 0.0,
+      weight_decay: float = 0.0,
+  ):
+    self.learning_rate = learning_rate
+    self._momentum = momentum
+    self._trust_coefficient = trust_coefficient
+    self._epsilon = epsilon
+    self._weight_decay = weight_decay
+    self._velocity: Optional[list[np.ndarray]] = None
+
+  def step(
+      self, weights: Sequence[np.ndarray], gradients: Sequence[np.ndarray]
+  ) -> list[np.ndarray]:
+    """Returns the weights after one step."""
+    if self._velocity is None:
+      self._velocity = [np.zeros(np.shape(w)) for w in weights]
+    stepped = []
+    for i, (weight, gradient) in enumerate(zip(weights, gradients)):
+      weight = np.asarray(weight, np.float64)
+      update = np.asarray(gradient, np.float64) + self._weight_decay * weight
       weight_norm = math.sqrt(np.sum(weight**2))
       update_norm = math.sqrt(np.sum(update**2))
-      ratio = weight_norm / update_norm if weight_norm * update_norm else 1.0
-      stepped.append(weight - self.learning_rate * ratio * update)
+      ratio = 1.0
+      if weight_norm and update_norm:
+        ratio = self._trust_coefficient * weight_norm
+        ratio /= update_norm + self._epsilon
+      self._velocity[i] = (
+          self._momentum * self._velocity[i]
+          + self.learning_rate * ratio * update
+      )
+      stepped.append(weight - self._velocity[i])
     return stepped
+
+
+def sgd(
+    weight: float,
+    gradients: Sequence[float],
+    *,
+    learning_rate: float,
+    momentum: float,
+) -> float:
+  """A number after SGD with momentum."""
+  velocity = 0.0
+  for gradient in gradients:
+    velocity = momentum * velocity + gradient
+    weight -= learning_rate * velocity
+  return weight
+
+
+def adagrad(
+    weight: float, gradients: Sequence[float], *, learning_rate: float
+) -> float:
+  """A number after Adagrad from an accumulator of 0.1, epsilon 1e-7."""
+  total = 0.1
+  for gradient in gradients:
+    total += gradient**2
+    weight -= learning_rate * gradient / math.sqrt(total + 1e-7)
+  return weight
+
+
+def yogi(
+    weight: float, gradients: Sequence[float], *, learning_rate: float
+) -> float:
+  """A number after Yogi: decays .9 and .999, epsilon .001, v from 1e-6."""
+  first, second = 0.0, 1e-6
+  for time, gradient in enumerate(gradients, start=1):
+    first = 0.9 * first + 0.1 * gradient
+    second -= 0.001 * np.sign(second - gradient**2) * gradient**2
+    rate = learning_rate * math.sqrt(1 - 0.999**time) / (1 - 0.9**time)
+    weight -= rate * first / (math.sqrt(second) + 0.001)
+  return weight
 
 
 def clip_layers(
