@@ -138,8 +138,19 @@ _SHOWN = {
             'transformer.build.layer_drop',
             'transformer.build.max_shift_sec',
             'transformer.build.mlp_dim',
+            'transformer.build.norm',
             'transformer.build.num_blocks',
             'transformer.build.num_heads',
+            'transformer.build.position',
+        ),
+    },
+    'tests/optimizers/adam_test.py': {
+        'test_each_option_changes_the_result': (
+            'adam.build_adam.beta_1',
+            'adam.build_adam.beta_2',
+            'adam.build_adam.epsilon',
+            'adam.build_adam.learning_rate',
+            'adam.build_adam.weight_decay',
         ),
     },
     'tests/optimizers/lamb_test.py': {

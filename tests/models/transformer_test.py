@@ -144,8 +144,9 @@ class TransformerTest(parameterized.TestCase):
     training, _ = _apply(dropped, features, lengths, _SEED, weights)
     # Blocks of zero matrices add nothing either, and leave norm 'post' its
     # layer norms.
+    matrices = ('wqkv', 'wf', 'w1', 'w2')
     without = weights_lib.Weights(
-        (name, 0 * value if name.endswith(('wqkv', 'wf', 'w1', 'w2')) else value)
+        (name, 0 * value if name.endswith(matrices) else value)
         for name, value in weights.items()
     )
     expected, _ = _apply(kept, features, lengths, None, without)

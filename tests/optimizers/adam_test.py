@@ -51,7 +51,9 @@ class AdamTest(parameterized.TestCase):
       ('betas', dict(beta_1=0.5, beta_2=0.8)),
   )
   def test_agrees_with_the_numpy_twin_over_steps(self, options):
-    gradients = [_arrays(2, step, scale=10.0 ** -(step % 9)) for step in range(12)]
+    gradients = [
+        _arrays(2, step, scale=10.0 ** -(step % 9)) for step in range(12)
+    ]
     twin, expected = reference.Adam(0.03, **options), _arrays(1)
     for each in gradients:
       expected = twin.step(expected, each)

@@ -52,7 +52,7 @@ class SchedulesTest(parameterized.TestCase):
     self.assertAlmostEqual(float(_decay(decay_rate=0.0)(1000)), 0.4)
     self.assertEqual(float(_decay(decay_rate=0.0)(1001)), 0.0)
 
-  # The paper's, in thousands of steps: .5, halved at 250 and every 50 from there.
+  # The paper's, in thousands of steps: .5, halved at 250 and then every 50.
   @parameterized.parameters(
       (0, 0.5),
       (249, 0.5),

@@ -7,8 +7,8 @@ https://arxiv.org/abs/1711.05101: with Adam's direction u (`moments`),
 
 as the paper and optax's `adam` and `adamw` have it. TFF's own Adam is not used:
 it adds epsilon to the root of the second moment before that is corrected for
-its bias, which in the first steps makes epsilon 1 / sqrt(1 - beta_2^t), some 30,
-times as large. Client updates under DP are as small as epsilon, so there the
+its bias, which makes epsilon 1 / sqrt(1 - beta_2^t) times as large, some 30 in
+the first step. Client updates under DP are as small as epsilon, so there the
 two differ.
 """
 

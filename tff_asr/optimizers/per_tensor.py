@@ -5,8 +5,8 @@ slots (tensors like the weights, zeros at first) in the state, and an update
 rule for one tensor.
 """
 
-from collections import abc
 import collections
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,7 +14,7 @@ import tensorflow_federated as tff
 
 # (weight, gradient, slots by name, hyperparameters and 1-based `step`, both as
 # scalars of the weight's dtype) to (new weight, new slots by name).
-Update = abc.Callable[
+Update = Callable[
     [tf.Tensor, tf.Tensor, dict[str, tf.Tensor], dict[str, tf.Tensor]],
     tuple[tf.Tensor, dict[str, tf.Tensor]],
 ]
@@ -25,8 +25,8 @@ _State = collections.OrderedDict[str, Any]
 def build(
     update: Update,
     *,
-    hparams: abc.Mapping[str, float],
-    slots: abc.Sequence[str],
+    hparams: Mapping[str, float],
+    slots: Sequence[str],
 ) -> tff.learning.optimizers.Optimizer:
   """Builds an optimizer from the rule for one tensor.
 
