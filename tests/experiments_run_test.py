@@ -33,12 +33,11 @@ _TINY = {
         'NUM_STEPS = 2',
         'EVALUATE_EVERY = 1',
     ),
-    evaluate.evaluate: (*_MODEL, "TEST_DIR = 'dev'", "RUNS = ['seed']"),
+    evaluate.evaluate: (*_MODEL, "TEST_DIR = 'dev'"),
     federated.train: (
         *_MODEL,
         "PRIVATE_DIR = 'private'",
         "DEV_DIR = 'dev'",
-        "SEED_RUN = 'seed'",
         'NUM_ROUNDS = 2',
         'COHORT_SIZE = 2',
         'NUM_LOCAL_STEPS = 1',
@@ -48,16 +47,22 @@ _TINY = {
 _LEFT_OPEN = ('NOISE_MULTIPLIER = 0.01',)
 
 
-def _run(path: str, output_dir: str) -> Any:
-  """What the experiment's program returns."""
+def _run(path: str, output_dir: str, *further: str) -> Any:
+  """What the experiment's program returns, with further parameters."""
   program = experiments.program(path)
   _, left_open = experiments.bind_complete(path)
   gin_params = [
       *_TINY[program],
       *(param for param in _LEFT_OPEN if param.split(' =')[0] in left_open),
   ]
-  if program is central.train and "SEED_RUN = '" in config.text():
-    gin_params.append("SEED_RUN = 'seed'")
+  configuration = config.text()
+  # A seed model has the tokens of its language.
+  seed = 'seed' if "LANGUAGE = 'en'" in configuration else 'seed_fr'
+  if "SEED_RUN = '" in configuration:
+    gin_params.append(f'SEED_RUN = {seed!r}')
+  if program is evaluate.evaluate:
+    gin_params.append(f'RUNS = {[seed]!r}')
+  gin_params.extend(further)
   bound = config.bind(program, gin_files=[path], gin_params=gin_params)
   silent = io.StringIO()
   with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
@@ -76,7 +81,9 @@ def setUpModule():
   fakes.write_split('public', {'ann': 2, 'bob': 2})
   fakes.write_split('private', {'cai': 2, 'dee': 1, 'eve': 1})
   fakes.write_split('dev', {'fay': 2})
-  _run('gin/experiments/quickstart_seed.gin', 'seed')
+  path = 'gin/experiments/quickstart_seed.gin'
+  _run(path, 'seed')
+  _run(path, 'seed_fr', "LANGUAGE = 'fr'")
 
 
 def tearDownModule():

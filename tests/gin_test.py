@@ -144,6 +144,7 @@ class ExperimentsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       *_files('models'),
+      'gin/execution/gpu.gin',
       'gin/execution/native.gin',
       'gin/execution/ray.gin',
   )

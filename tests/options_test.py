@@ -162,6 +162,15 @@ _SHOWN = {
             'lamb.build_lamb.weight_decay',
         ),
     },
+    'tests/optimizers/lars_test.py': {
+        'test_each_option_changes_the_result': (
+            'lars.build_lars.epsilon',
+            'lars.build_lars.learning_rate',
+            'lars.build_lars.momentum',
+            'lars.build_lars.trust_coefficient',
+            'lars.build_lars.weight_decay',
+        ),
+    },
     'tests/optimizers/schedules_test.py': {
         'test_exponential_decay_at_corner_points': (
             'schedules.exponential_decay.decay_rate',
