@@ -24,6 +24,8 @@ from tff_asr import config
 from tff_asr import launch
 from tff_asr.data import client_data
 from tff_asr.execution import schedule
+from tff_asr.learning import client_update
+from tff_asr.learning import fed_avg
 from tff_asr.optimizers import schedules
 from tff_asr.privacy import accounting
 from tff_asr.programs import audit
@@ -80,6 +82,8 @@ class ExperimentsTest(parameterized.TestCase):
     self.assertContainsSubset(
         others,
         {
+            'gin/client_optimizers/lamb.gin',
+            'gin/client_optimizers/lars.gin',
             'gin/execution/native.gin',
             'gin/execution/ray.gin',
             'gin/models/conv.gin',
@@ -290,6 +294,43 @@ class QuickstartTest(parameterized.TestCase):
         launch.one_line(caught.exception).count('nowhere is not a folder'), 1
     )
     self.assertNotIn('configurable', launch.one_line(caught.exception))
+
+  def test_any_optimizer_steps_at_the_clients(self):
+    base = 'gin/experiments/quickstart_federated.gin'
+    for files, expected in (
+        # The server's momentum is not the clients'.
+        ([base, 'gin/optimizers/sgd.gin'], {'learning_rate': 0.2}),
+        (
+            [base, 'gin/client_optimizers/lamb.gin'],
+            {'learning_rate': 0.2, 'beta_1': 0.9, 'epsilon': 1e-3},
+        ),
+        (
+            [base, 'gin/client_optimizers/lars.gin', 'gin/optimizers/lars.gin'],
+            {'learning_rate': 0.2, 'momentum': 0.7, 'trust_coefficient': 1e-3},
+        ),
+    ):
+      known = {
+          'SGD_MOMENTUM': 0.9, 'CLIENT_LAMB_EPSILON': 1e-3,
+          'LARS_MOMENTUM': 0.5, 'CLIENT_LARS_MOMENTUM': 0.7,
+      }
+      text = ''.join(map(experiments.read, files))
+      build = config.bind(
+          fed_avg.build,
+          gin_files=files,
+          gin_params=[
+              *_TINY_MODEL,
+              f'PRIVATE_DIR = {self.shards("private")!r}',
+              *(f'{k} = {v}' for k, v in known.items() if f'\n{k} =' in text),
+          ],
+      )
+      with mock.patch.object(
+          client_update, 'build', side_effect=InterruptedError
+      ) as build_work, self.assertRaises(InterruptedError):
+        build()
+      optimizer = build_work.call_args.kwargs['optimizer']
+      hparams = optimizer.get_hparams(optimizer.initialize(tf.TensorSpec([2])))
+      self.assertEqual(hparams | expected, hparams)
+      self.assertEqual('momentum' in hparams, 'momentum' in expected)
 
   @pytest.mark.slow
   def test_dp_ftrl_over_two_passes(self):

@@ -99,6 +99,11 @@ _SHOWN = {
         'test_clip_by_hand': ('delta_transforms.clip.max_norm',),
         'test_normalize_by_hand': ('delta_transforms.normalize.norm',),
     },
+    'tests/learning/client_update_test.py': {
+        'test_lamb_steps_as_its_twin_and_starts_anew_at_each_client': (
+            'fed_avg.build.build_client_optimizer',
+        ),
+    },
     'tests/learning/fed_avg_test.py': {
         # None of the twin's settings is a default.
         'test_sgd_server_and_local_steps': (

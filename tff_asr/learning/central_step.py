@@ -44,11 +44,13 @@ def build(
       input_signature=[state_specs, weights_specs, pipeline_lib.batch_spec()]
   )
   def step(optimizer_state, weights, batch: pipeline_lib.Batch):
-    gradients, loss_sum = client_update.clipped_gradients(
-        model, weights, batch, max_grad_norm=max_grad_norm
-    )
-    optimizer_state, weights = optimizer.next(
-        optimizer_state, weights, gradients
+    optimizer_state, weights, loss_sum = client_update.step(
+        model,
+        optimizer,
+        optimizer_state,
+        weights,
+        batch,
+        max_grad_norm=max_grad_norm,
     )
     return optimizer_state, weights, loss_sum, tf.reduce_sum(batch['weights'])
 

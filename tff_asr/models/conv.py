@@ -21,7 +21,7 @@ import tensorflow as tf
 from tff_asr import checks
 from tff_asr.features import log_mel
 from tff_asr.models import encoder
-from tff_asr.models import layer_norm
+from tff_asr.models import norms
 from tff_asr.models import subsampling
 from tff_asr.models import weights as weights_lib
 
@@ -71,7 +71,7 @@ def build(
   )
   for name in names:
     specs |= weights_lib.prefix(name, _block_specs(dim, kernel_size))
-  specs |= weights_lib.prefix('norm', layer_norm.specs(dim=dim))
+  specs |= weights_lib.prefix('norm', norms.specs(dim))
 
   def apply(
       weights: weights_lib.Weights,
@@ -92,7 +92,7 @@ def build(
     for name, block_seed in zip(names, block_seeds):
       added = _gated_conv(weights_lib.select(name, weights), hidden, valid)
       hidden += encoder.dropout(added, dropout, block_seed)
-    outputs = layer_norm.apply(weights_lib.select('norm', weights), hidden)
+    outputs = norms.layer_norm(weights_lib.select('norm', weights), hidden)
     return tf.cast(outputs, tf.float32), lengths
 
   return encoder.Encoder(specs, apply, subsampling.output_lengths, dim)
@@ -106,7 +106,7 @@ def _block_specs(dim: int, kernel_size: int) -> weights_lib.Specs:
       'kernel': weights_lib.WeightSpec(
           (kernel_size, dim, 2 * dim), limit=math.sqrt(3 / fan_in)
       ),
-      **weights_lib.prefix('norm', layer_norm.specs(dim=dim)),
+      **weights_lib.prefix('norm', norms.specs(dim)),
   }
 
 
@@ -114,7 +114,7 @@ def _gated_conv(
     weights: weights_lib.Weights, inputs: tf.Tensor, valid: tf.Tensor
 ) -> tf.Tensor:
   """GLU(conv(LN(inputs)) + b), [B, S, D]; arbitrary at padded frames."""
-  normed = layer_norm.apply(weights_lib.select('norm', weights), inputs)
+  normed = norms.layer_norm(weights_lib.select('norm', weights), inputs)
   normed *= tf.cast(valid, inputs.dtype)
   kernel = tf.cast(weights['kernel'], inputs.dtype)
   hidden = tf.nn.conv1d(normed, kernel, 1, 'SAME')

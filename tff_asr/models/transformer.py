@@ -27,7 +27,7 @@ from tff_asr import checks
 from tff_asr.features import log_mel
 from tff_asr.models import attention
 from tff_asr.models import encoder
-from tff_asr.models import layer_norm
+from tff_asr.models import norms
 from tff_asr.models import positions
 from tff_asr.models import subsampling
 from tff_asr.models import weights as weights_lib
@@ -100,7 +100,7 @@ def build(
   for name in encoder.block_names(num_blocks):
     specs |= weights_lib.prefix(name, _block_specs(dim, mlp_dim))
   if norm == 'pre':
-    specs |= weights_lib.prefix('norm', layer_norm.specs(dim=dim))
+    specs |= weights_lib.prefix('norm', norms.specs(dim))
 
   def positions_of(lengths, size, seed):
     if position == 'sinusoidal':
@@ -147,7 +147,7 @@ def build(
           seed=block_seed,
       )
     if norm == 'pre':
-      hidden = layer_norm.apply(weights_lib.select('norm', weights), hidden)
+      hidden = norms.layer_norm(weights_lib.select('norm', weights), hidden)
     return tf.cast(hidden, tf.float32), lengths
 
   return encoder.Encoder(specs, apply, subsampling.output_lengths, dim)
@@ -157,8 +157,8 @@ def _block_specs(dim: int, mlp_dim: int) -> weights_lib.Specs:
   """Weights of one block."""
   return {
       **attention.specs(dim=dim),
-      **weights_lib.prefix('ln1', layer_norm.specs(dim=dim)),
-      **weights_lib.prefix('ln2', layer_norm.specs(dim=dim)),
+      **weights_lib.prefix('ln1', norms.specs(dim)),
+      **weights_lib.prefix('ln2', norms.specs(dim)),
       'w1': weights_lib.matrix(dim, mlp_dim),
       'w2': weights_lib.matrix(mlp_dim, dim),
   }
@@ -194,7 +194,7 @@ def _block(
     return encoder.matmul(inner, weights['w2'])
 
   ln1, ln2 = (
-      functools.partial(layer_norm.apply, weights_lib.select(name, weights))
+      functools.partial(norms.layer_norm, weights_lib.select(name, weights))
       for name in ('ln1', 'ln2')
   )
 
