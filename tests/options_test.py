@@ -99,6 +99,9 @@ _SHOWN = {
         'test_clip_by_hand': ('delta_transforms.clip.max_norm',),
         'test_normalize_by_hand': ('delta_transforms.normalize.norm',),
     },
+    'tests/learning/data_parallel_test.py': {
+        'test_work_is_placed_on_every_device': ('central.train.devices',),
+    },
     'tests/learning/client_update_test.py': {
         'test_lamb_steps_as_its_twin_and_starts_anew_at_each_client': (
             'fed_avg.build.build_client_optimizer',

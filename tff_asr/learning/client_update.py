@@ -246,6 +246,33 @@ def clipped_gradients(
   Returns:
     Gradients like the weights, and the sum of the utterances' losses.
   """
+  gradients, loss_sum = loss_gradients(
+      model, weights, batch, num_utterances=tf.reduce_sum(batch['weights'])
+  )
+  if proximal_weight > 0:
+    gradients = tf.nest.map_structure(
+        lambda gradient, weight, start: (
+            gradient + proximal_weight * (weight - start)
+        ),
+        gradients,
+        weights,
+        anchor,
+    )
+  return clip(gradients, max_norm=max_grad_norm), loss_sum
+
+
+def loss_gradients(
+    model: ctc.CtcModel,
+    weights: weights_lib.Weights,
+    batch: pipeline_lib.Batch,
+    *,
+    num_utterances: tf.Tensor,
+) -> tuple[weights_lib.Weights, tf.Tensor]:
+  """Gradients of a batch's summed losses over a number of utterances.
+
+  Returns:
+    Gradients like the weights, and the sum of the utterances' losses.
+  """
   with tf.GradientTape() as tape:
     tape.watch(weights)
     losses = model.loss(
@@ -258,20 +285,14 @@ def clipped_gradients(
     )
     losses = tf.where(batch['weights'] > 0, losses, 0.0)
     loss_sum = tf.reduce_sum(losses)
-    mean_loss = loss_sum / tf.maximum(tf.reduce_sum(batch['weights']), 1.0)
-  gradients = tape.gradient(mean_loss, weights)
-  if proximal_weight > 0:
-    gradients = tf.nest.map_structure(
-        lambda gradient, weight, start: (
-            gradient + proximal_weight * (weight - start)
-        ),
-        gradients,
-        weights,
-        anchor,
-    )
+    mean_loss = loss_sum / tf.maximum(num_utterances, 1.0)
+  return tape.gradient(mean_loss, weights), loss_sum
+
+
+def clip(
+    gradients: weights_lib.Weights, *, max_norm: float
+) -> weights_lib.Weights:
+  """Scales gradients down to a global norm, if theirs is larger."""
   norm = tf.linalg.global_norm(tf.nest.flatten(gradients))
-  factor = max_grad_norm / tf.maximum(norm, max_grad_norm)
-  return (
-      tf.nest.map_structure(lambda gradient: gradient * factor, gradients),
-      loss_sum,
-  )
+  factor = max_norm / tf.maximum(norm, max_norm)
+  return tf.nest.map_structure(lambda gradient: gradient * factor, gradients)
