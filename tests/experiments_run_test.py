@@ -5,6 +5,7 @@ model, a federated run with noise and an evaluation, in `gin_test`.
 """
 
 import asyncio
+from collections.abc import Sequence
 import contextlib
 import csv
 import io
@@ -47,8 +48,10 @@ _TINY = {
 _LEFT_OPEN = ('NOISE_MULTIPLIER = 0.01',)
 
 
-def _run(path: str, output_dir: str, *further: str) -> Any:
-  """What the experiment's program returns, with further parameters."""
+def _run(
+    path: str, output_dir: str, *further: str, files: Sequence[str] = ()
+) -> Any:
+  """What the program returns, with further parameters and files."""
   program = experiments.program(path)
   _, left_open = experiments.bind_complete(path)
   gin_params = [
@@ -63,7 +66,9 @@ def _run(path: str, output_dir: str, *further: str) -> Any:
   if program is evaluate.evaluate:
     gin_params.append(f'RUNS = {[seed]!r}')
   gin_params.extend(further)
-  bound = config.bind(program, gin_files=[path], gin_params=gin_params)
+  bound = config.bind(
+      program, gin_files=[path, *files], gin_params=gin_params
+  )
   silent = io.StringIO()
   with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
     if program is evaluate.evaluate:
@@ -112,6 +117,20 @@ class ExperimentsRunTest(parameterized.TestCase):
     self.assertEqual([row['round'] for row in rows], ['1', '2'])
     self.assertGreater(float(rows[1]['dev_loss']), 0)
     self.assertEqual(list(results['dev_word_error_rate'])[-1], 2)
+
+  @parameterized.product(
+      encoder=('gru', 'conv'), context=('multi_device', 'native')
+  )
+  def test_two_rounds_of_another_encoder(self, encoder, context):
+    results = _run(
+        'gin/experiments/quickstart_federated_dp.gin',
+        f'{encoder}_{context}',
+        'SEED_RUN = None',
+        files=[
+            f'gin/models/{encoder}.gin', f'gin/execution/{context}.gin',
+        ],
+    )
+    self.assertEqual(results['rounds'], 2)
 
 
 if __name__ == '__main__':
