@@ -337,6 +337,7 @@ class BadInputTest(parameterized.TestCase):
           [
               '%BASE_OPTIMIZER is used and nowhere set',
               '%MODEL is used and nowhere set',
+              '%OUTPUT_LENGTHS is used and nowhere set',
               'DEV_DIR has no value',
               'LEARNING_RATE has no value',
               'NUM_STEPS has no value',
