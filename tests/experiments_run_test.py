@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Sequence
 import contextlib
 import csv
-import io
 import os
 import shutil
 import tempfile
@@ -69,8 +68,12 @@ def _run(
   bound = config.bind(
       program, gin_files=[path, *files], gin_params=gin_params
   )
-  silent = io.StringIO()
-  with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
+  # A file: the native worker is given it, too.
+  with (
+      open(os.devnull, 'w', encoding='utf-8') as silent,
+      contextlib.redirect_stdout(silent),
+      contextlib.redirect_stderr(silent),
+  ):
     if program is evaluate.evaluate:
       return bound()
     return asyncio.run(
