@@ -17,7 +17,6 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 launch.begin(__name__)
 
 from collections.abc import Iterator
-import functools
 import itertools
 import tempfile
 import time
@@ -150,12 +149,18 @@ class _BareSteps:
         for client_id in clients.client_ids
     ]
     self.weights = model.initialize(tf.constant([1, 0]))
-    step = functools.partial(
-        client_update.sgd_step,
-        model,
-        learning_rate=workload_lib.CLIENT_LEARNING_RATE,
-        max_grad_norm=1.0,
+    optimizer = tff.learning.optimizers.build_sgdm(
+        workload_lib.CLIENT_LEARNING_RATE
     )
+    state = optimizer.initialize(weights_lib.tensor_specs(model.specs))
+
+    def step(weights, batch):
+      # SGD has no state but its rate.
+      _, weights, loss_sum = client_update.step(
+          model, optimizer, state, weights, batch, max_grad_norm=1.0
+      )
+      return weights, loss_sum
+
     self._step = tf.function(
         step,
         input_signature=[

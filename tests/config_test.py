@@ -120,7 +120,7 @@ class BindTest(parameterized.TestCase):
     message = str(caught.exception)
     for name in ('COHORT_SIZE', 'PRIVATE_DIR', 'DEV_DIR'):
       self.assertIn(f"{name} has no value; set it with --gin_param='", message)
-    for name in ('MODEL', 'AGGREGATOR', 'SERVER_OPTIMIZER'):
+    for name in ('MODEL', 'AGGREGATOR', 'BASE_OPTIMIZER'):
       self.assertIn(f'%{name} is used and nowhere set.', message)
     self.assertNotIn('NUM_ROUNDS', message)
     self.assertNotIn('CONTEXT', message)

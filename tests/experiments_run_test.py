@@ -5,9 +5,9 @@ model, a federated run with noise and an evaluation, in `gin_test`.
 """
 
 import asyncio
+from collections.abc import Sequence
 import contextlib
 import csv
-import io
 import os
 import shutil
 import tempfile
@@ -33,12 +33,11 @@ _TINY = {
         'NUM_STEPS = 2',
         'EVALUATE_EVERY = 1',
     ),
-    evaluate.evaluate: (*_MODEL, "TEST_DIR = 'dev'", "RUNS = ['seed']"),
+    evaluate.evaluate: (*_MODEL, "TEST_DIR = 'dev'"),
     federated.train: (
         *_MODEL,
         "PRIVATE_DIR = 'private'",
         "DEV_DIR = 'dev'",
-        "SEED_RUN = 'seed'",
         'NUM_ROUNDS = 2',
         'COHORT_SIZE = 2',
         'NUM_LOCAL_STEPS = 1',
@@ -48,19 +47,33 @@ _TINY = {
 _LEFT_OPEN = ('NOISE_MULTIPLIER = 0.01',)
 
 
-def _run(path: str, output_dir: str) -> Any:
-  """What the experiment's program returns."""
+def _run(
+    path: str, output_dir: str, *further: str, files: Sequence[str] = ()
+) -> Any:
+  """What the program returns, with further parameters and files."""
   program = experiments.program(path)
   _, left_open = experiments.bind_complete(path)
   gin_params = [
       *_TINY[program],
       *(param for param in _LEFT_OPEN if param.split(' =')[0] in left_open),
   ]
-  if program is central.train and "SEED_RUN = '" in config.text():
-    gin_params.append("SEED_RUN = 'seed'")
-  bound = config.bind(program, gin_files=[path], gin_params=gin_params)
-  silent = io.StringIO()
-  with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
+  configuration = config.text()
+  # A seed model has the tokens of its language.
+  seed = 'seed' if "LANGUAGE = 'en'" in configuration else 'seed_fr'
+  if "SEED_RUN = '" in configuration:
+    gin_params.append(f'SEED_RUN = {seed!r}')
+  if program is evaluate.evaluate:
+    gin_params.append(f'RUNS = {[seed]!r}')
+  gin_params.extend(further)
+  bound = config.bind(
+      program, gin_files=[path, *files], gin_params=gin_params
+  )
+  # A file: the native worker is given it, too.
+  with (
+      open(os.devnull, 'w', encoding='utf-8') as silent,
+      contextlib.redirect_stdout(silent),
+      contextlib.redirect_stderr(silent),
+  ):
     if program is evaluate.evaluate:
       return bound()
     return asyncio.run(
@@ -76,7 +89,9 @@ def setUpModule():
   fakes.write_split('public', {'ann': 2, 'bob': 2})
   fakes.write_split('private', {'cai': 2, 'dee': 1, 'eve': 1})
   fakes.write_split('dev', {'fay': 2})
-  _run('gin/experiments/quickstart_seed.gin', 'seed')
+  path = 'gin/experiments/quickstart_seed.gin'
+  _run(path, 'seed')
+  _run(path, 'seed_fr', "LANGUAGE = 'fr'")
 
 
 def tearDownModule():
@@ -105,6 +120,20 @@ class ExperimentsRunTest(parameterized.TestCase):
     self.assertEqual([row['round'] for row in rows], ['1', '2'])
     self.assertGreater(float(rows[1]['dev_loss']), 0)
     self.assertEqual(list(results['dev_word_error_rate'])[-1], 2)
+
+  @parameterized.product(
+      encoder=('gru', 'conv'), context=('multi_device', 'native')
+  )
+  def test_two_rounds_of_another_encoder(self, encoder, context):
+    results = _run(
+        'gin/experiments/quickstart_federated_dp.gin',
+        f'{encoder}_{context}',
+        'SEED_RUN = None',
+        files=[
+            f'gin/models/{encoder}.gin', f'gin/execution/{context}.gin',
+        ],
+    )
+    self.assertEqual(results['rounds'], 2)
 
 
 if __name__ == '__main__':

@@ -14,7 +14,9 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 import dp_accounting
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests import experiments
 from tests import fakes
@@ -22,6 +24,9 @@ from tff_asr import config
 from tff_asr import launch
 from tff_asr.data import client_data
 from tff_asr.execution import schedule
+from tff_asr.learning import client_update
+from tff_asr.learning import fed_avg
+from tff_asr.optimizers import schedules
 from tff_asr.privacy import accounting
 from tff_asr.programs import audit
 from tff_asr.programs import central
@@ -33,6 +38,15 @@ _TINY_MODEL = (
     'MLP_DIM = 16',
     'NUM_HEADS = 2',
 )
+
+
+def _files(axis: str) -> list[str]:
+  """The files of an axis that stand for themselves."""
+  return [
+      str(path.relative_to(experiments.ROOT))
+      for path in sorted((experiments.ROOT / 'gin' / axis).glob('*.gin'))
+      if '%gin.REQUIRED' not in path.read_text(encoding='utf-8')
+  ]
 
 
 class ExperimentsTest(parameterized.TestCase):
@@ -68,22 +82,73 @@ class ExperimentsTest(parameterized.TestCase):
     self.assertContainsSubset(
         others,
         {
+            'gin/client_optimizers/lamb.gin',
+            'gin/client_optimizers/lars.gin',
             'gin/execution/native.gin',
             'gin/execution/ray.gin',
+            'gin/models/conv.gin',
+            'gin/models/gru.gin',
             'gin/models/transformer_1m.gin',
-            'gin/models/transformer_255m.gin',
+            'gin/optimizers/adagrad.gin',
+            'gin/optimizers/adamw.gin',
+            'gin/optimizers/sgd.gin',
+            'gin/optimizers/yogi.gin',
             'gin/privacy/adaptive.gin',
             'gin/privacy/dp_ftrl.gin',
             'gin/privacy/per_layer_rescaled.gin',
             'gin/privacy/per_layer_weighted.gin',
             'gin/privacy/per_module_dim.gin',
             'gin/programs/audit.gin',
+            'gin/schedules/constant.gin',
+            'gin/schedules/step.gin',
         },
     )
 
+  @parameterized.parameters(*_files('optimizers'))
+  def test_any_optimizer_trains_centrally_and_at_the_server(self, path):
+    for experiment, settings in (
+        ('quickstart_seed', {'LEARNING_RATE': 0.25, 'WARMUP_STEPS': 0}),
+        ('quickstart_federated', {'SERVER_LEARNING_RATE': 0.25}),
+    ):
+      optimizer = config.bind(
+          schedules.scheduled,
+          gin_files=[f'gin/experiments/{experiment}.gin', path],
+          gin_params=[f'{name} = {value}' for name, value in settings.items()],
+      )()
+      state = optimizer.initialize(tf.TensorSpec([2]))
+      self.assertEqual(float(state['optimizer']['learning_rate']), 0.25)
+      weights = tf.constant([3.0, 4.0])
+      _, new_weights = optimizer.next(state, weights, tf.constant([0.1, -0.2]))
+      self.assertTrue(np.all((new_weights < weights) == [True, False]))
+
   @parameterized.parameters(
-      'gin/models/transformer_1m.gin',
-      'gin/models/transformer_255m.gin',
+      # 40 is where the experiment's decay starts, 20 rounds halve .6 times.
+      ('constant', 0.01, 0.01, 0.01),
+      ('exponential', 0.01, 0.01, 0.006),
+      ('step', 0.01, 0.006, 0.0036),
+  )
+  def test_any_schedule_swaps_in(self, name, *expected):
+    optimizer = config.bind(
+        schedules.scheduled,
+        gin_files=[
+            'gin/experiments/quickstart_federated.gin',
+            f'gin/schedules/{name}.gin',
+        ],
+        gin_params=['WARMUP_ROUNDS = 4'],
+    )()
+    rates, state = [], optimizer.initialize(tf.TensorSpec([]))
+    for _ in range(61):
+      rates.append(float(state['optimizer']['learning_rate']))
+      state, _ = optimizer.next(state, tf.constant(1.0), tf.constant(0.0))
+    np.testing.assert_allclose(
+        [rates[0], rates[39], rates[40], rates[60]],
+        [0.0025, *expected],
+        rtol=1e-5,
+    )
+
+  @parameterized.parameters(
+      *_files('models'),
+      'gin/execution/gpu.gin',
       'gin/execution/native.gin',
       'gin/execution/ray.gin',
   )
@@ -230,6 +295,43 @@ class QuickstartTest(parameterized.TestCase):
     )
     self.assertNotIn('configurable', launch.one_line(caught.exception))
 
+  def test_any_optimizer_steps_at_the_clients(self):
+    base = 'gin/experiments/quickstart_federated.gin'
+    for files, expected in (
+        # The server's momentum is not the clients'.
+        ([base, 'gin/optimizers/sgd.gin'], {'learning_rate': 0.2}),
+        (
+            [base, 'gin/client_optimizers/lamb.gin'],
+            {'learning_rate': 0.2, 'beta_1': 0.9, 'epsilon': 1e-3},
+        ),
+        (
+            [base, 'gin/client_optimizers/lars.gin', 'gin/optimizers/lars.gin'],
+            {'learning_rate': 0.2, 'momentum': 0.7, 'trust_coefficient': 1e-3},
+        ),
+    ):
+      known = {
+          'SGD_MOMENTUM': 0.9, 'CLIENT_LAMB_EPSILON': 1e-3,
+          'LARS_MOMENTUM': 0.5, 'CLIENT_LARS_MOMENTUM': 0.7,
+      }
+      text = ''.join(map(experiments.read, files))
+      build = config.bind(
+          fed_avg.build,
+          gin_files=files,
+          gin_params=[
+              *_TINY_MODEL,
+              f'PRIVATE_DIR = {self.shards("private")!r}',
+              *(f'{k} = {v}' for k, v in known.items() if f'\n{k} =' in text),
+          ],
+      )
+      with mock.patch.object(
+          client_update, 'build', side_effect=InterruptedError
+      ) as build_work, self.assertRaises(InterruptedError):
+        build()
+      optimizer = build_work.call_args.kwargs['optimizer']
+      hparams = optimizer.get_hparams(optimizer.initialize(tf.TensorSpec([2])))
+      self.assertEqual(hparams | expected, hparams)
+      self.assertEqual('momentum' in hparams, 'momentum' in expected)
+
   @pytest.mark.slow
   def test_dp_ftrl_over_two_passes(self):
     # 3 clients, 1 a round: trees of 3 rounds; noise enough for a low epsilon.
@@ -266,7 +368,8 @@ class QuickstartTest(parameterized.TestCase):
 
   @pytest.mark.slow
   def test_bad_data_settings_are_one_line(self):
-    fakes.write_split(self.shards('foreign'), {'zoe': 1}, transcript='naïve')
+    foreign = {f'zoe{number}': 1 for number in range(6)}
+    fakes.write_split(self.shards('foreign'), foreign, transcript='naïve')
     for setting, message in (
         (
             f'PRIVATE_DIR = {self.shards("nothing")!r}',

@@ -105,6 +105,14 @@ _SHOWN = {
         'test_clip_by_hand': ('delta_transforms.clip.max_norm',),
         'test_normalize_by_hand': ('delta_transforms.normalize.norm',),
     },
+    'tests/learning/data_parallel_test.py': {
+        'test_work_is_placed_on_every_device': ('central.train.devices',),
+    },
+    'tests/learning/client_update_test.py': {
+        'test_lamb_steps_as_its_twin_and_starts_anew_at_each_client': (
+            'fed_avg.build.build_client_optimizer',
+        ),
+    },
     'tests/learning/fed_avg_test.py': {
         # None of the twin's settings is a default.
         'test_sgd_server_and_local_steps': (
@@ -144,8 +152,19 @@ _SHOWN = {
             'transformer.build.layer_drop',
             'transformer.build.max_shift_sec',
             'transformer.build.mlp_dim',
+            'transformer.build.norm',
             'transformer.build.num_blocks',
             'transformer.build.num_heads',
+            'transformer.build.position',
+        ),
+    },
+    'tests/optimizers/adam_test.py': {
+        'test_each_option_changes_the_result': (
+            'adam.build_adam.beta_1',
+            'adam.build_adam.beta_2',
+            'adam.build_adam.epsilon',
+            'adam.build_adam.learning_rate',
+            'adam.build_adam.weight_decay',
         ),
     },
     'tests/optimizers/lamb_test.py': {
@@ -155,6 +174,15 @@ _SHOWN = {
             'lamb.build_lamb.epsilon',
             'lamb.build_lamb.learning_rate',
             'lamb.build_lamb.weight_decay',
+        ),
+    },
+    'tests/optimizers/lars_test.py': {
+        'test_each_option_changes_the_result': (
+            'lars.build_lars.epsilon',
+            'lars.build_lars.learning_rate',
+            'lars.build_lars.momentum',
+            'lars.build_lars.trust_coefficient',
+            'lars.build_lars.weight_decay',
         ),
     },
     'tests/optimizers/schedules_test.py': {

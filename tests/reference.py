@@ -47,7 +47,11 @@ def log_mel(waveform: np.ndarray) -> np.ndarray:
     frames.append(np.log(np.maximum(magnitude @ filters, 1.0)))
   if not frames:
     return np.zeros([0, 80])
-  features = np.stack(frames)
+  return normalize(np.stack(frames))
+
+
+def normalize(features: np.ndarray) -> np.ndarray:
+  """Mean 0 and variance 1 over all frames and bins of an utterance [T, F]."""
   return (features - features.mean()) / np.sqrt(features.var() + 1e-7)
 
 
@@ -58,6 +62,17 @@ def cape(num_frames: int, dim: int, *, frame_sec: float) -> np.ndarray:
     seconds = (s - (num_frames - 1) / 2) * frame_sec
     for k in range(dim // 2):
       angle = seconds * 30 * 10000 ** (-2 * k / dim)
+      embedding[s, 2 * k] = math.sin(angle)
+      embedding[s, 2 * k + 1] = math.cos(angle)
+  return embedding
+
+
+def sinusoidal(num_frames: int, dim: int) -> np.ndarray:
+  """Sines and cosines of the frame's number, float64 [S, D]."""
+  embedding = np.zeros([num_frames, dim])
+  for s in range(num_frames):
+    for k in range(dim // 2):
+      angle = s / 10000 ** (2 * k / dim)
       embedding[s, 2 * k] = math.sin(angle)
       embedding[s, 2 * k + 1] = math.cos(angle)
   return embedding
@@ -82,17 +97,18 @@ def front_end(
     weights: Mapping[str, np.ndarray], features: np.ndarray
 ) -> np.ndarray:
   """Convolution of kernel 7 and stride 3, and a gated linear unit: [S, D]."""
-  num_frames, num_bins = features.shape
+  num_frames, _ = features.shape
+  normed = normalize(features) if num_frames else features
   outputs = []
   for s in range(num_frames // 3):
     hidden = np.array(weights['bias'], np.float64)
     for k in range(7):
       t = 3 * s - 2 + k
       if 0 <= t < num_frames:
-        frame = features[t] * weights['input_scale'] + weights['input_bias']
+        frame = normed[t] * weights['input_scale'] + weights['input_bias']
         hidden += frame @ weights['kernel'][k]
     value, gate = np.split(hidden, 2)
-    outputs.append(value / (1 + np.exp(-gate)))
+    outputs.append(value * sigmoid(gate))
   return np.reshape(outputs, [num_frames // 3, -1])
 
 
@@ -115,13 +131,33 @@ def self_attention(
 
 
 def transformer_block(
-    weights: Mapping[str, np.ndarray], inputs: np.ndarray, *, num_heads: int
+    weights: Mapping[str, np.ndarray],
+    inputs: np.ndarray,
+    *,
+    num_heads: int,
+    norm: str = 'pre',
 ) -> np.ndarray:
-  """A pre-norm block over all frames of one utterance, [S, D]."""
-  normed = layer_norm(inputs, weights['ln1/scale'], weights['ln1/bias'])
-  hidden = inputs + self_attention(weights, normed, num_heads=num_heads)
-  normed = layer_norm(hidden, weights['ln2/scale'], weights['ln2/bias'])
-  return hidden + np.maximum(normed @ weights['w1'], 0) @ weights['w2']
+  """A block over all frames of one utterance, [S, D]."""
+  ln1 = lambda x: layer_norm(x, weights['ln1/scale'], weights['ln1/bias'])
+  ln2 = lambda x: layer_norm(x, weights['ln2/scale'], weights['ln2/bias'])
+  attend = lambda x: self_attention(weights, x, num_heads=num_heads)
+  mlp = lambda x: np.maximum(x @ weights['w1'], 0) @ weights['w2']
+  if norm == 'post':
+    hidden = ln1(inputs + attend(inputs))
+    return ln2(hidden + mlp(hidden))
+  hidden = inputs + attend(ln1(inputs))
+  return hidden + mlp(ln2(hidden))
+
+
+def under(
+    name: str, weights: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+  """The weights under `name/`, without that prefix, float64."""
+  return {
+      key[len(name) + 1 :]: np.asarray(value, np.float64)
+      for key, value in weights.items()
+      if key.startswith(name + '/')
+  }
 
 
 def transformer_encoder(
@@ -130,23 +166,85 @@ def transformer_encoder(
     *,
     num_blocks: int,
     num_heads: int,
+    norm: str = 'pre',
+    position: str = 'cape',
 ) -> np.ndarray:
   """Encoded frames float64 [S, D] of one utterance [T, F], in evaluation."""
-
-  def under(name: str) -> dict[str, np.ndarray]:
-    return {
-        key[len(name) + 1 :]: np.asarray(value, np.float64)
-        for key, value in weights.items()
-        if key.startswith(name + '/')
-    }
-
-  hidden = front_end(under('front'), features.astype(np.float64))
-  hidden = hidden + cape(len(hidden), hidden.shape[1], frame_sec=0.03)
+  hidden = front_end(under('front', weights), features.astype(np.float64))
+  if position == 'cape':
+    hidden = hidden + cape(len(hidden), hidden.shape[1], frame_sec=0.03)
+  else:
+    hidden = hidden + sinusoidal(len(hidden), hidden.shape[1])
   for index in range(num_blocks):
     hidden = transformer_block(
-        under(f'block_{index:02}'), hidden, num_heads=num_heads
+        under(f'block_{index:02}', weights),
+        hidden,
+        num_heads=num_heads,
+        norm=norm,
     )
-  return layer_norm(hidden, **under('norm'))
+  if norm == 'post':
+    return hidden
+  return layer_norm(hidden, **under('norm', weights))
+
+
+def sigmoid(values: np.ndarray) -> np.ndarray:
+  """1 / (1 + exp(-x))."""
+  return 1 / (1 + np.exp(-values))
+
+
+def gru(
+    weights: Mapping[str, np.ndarray], inputs: np.ndarray
+) -> np.ndarray:
+  """One direction over all frames of one utterance, [S, D] to [S, H]."""
+  size = len(weights['recurrent'])
+  state = np.zeros(size)
+  outputs = []
+  for frame in inputs:
+    from_input = frame @ weights['kernel'] + weights['bias']
+    from_state = state @ weights['recurrent'] + weights['recurrent_bias']
+    update, reset = (
+        sigmoid(from_input[part] + from_state[part])
+        for part in (slice(size), slice(size, 2 * size))
+    )
+    new = np.tanh(from_input[2 * size :] + reset * from_state[2 * size :])
+    state = update * state + (1 - update) * new
+    outputs.append(state)
+  return np.reshape(outputs, [len(inputs), size])
+
+
+def gru_encoder(
+    weights: Mapping[str, np.ndarray], features: np.ndarray, *, num_blocks: int
+) -> np.ndarray:
+  """Encoded frames float64 [S, D] of one utterance [T, F], in evaluation."""
+  hidden = front_end(under('front', weights), features.astype(np.float64))
+  for index in range(num_blocks):
+    block = under(f'block_{index:02}', weights)
+    forward = gru(under('forward', block), hidden)
+    backward = gru(under('backward', block), hidden[::-1])[::-1]
+    hidden = np.concatenate([forward, backward], axis=1)
+  return hidden
+
+
+def conv_encoder(
+    weights: Mapping[str, np.ndarray], features: np.ndarray, *, num_blocks: int
+) -> np.ndarray:
+  """Encoded frames float64 [S, D] of one utterance [T, F], in evaluation."""
+  hidden = front_end(under('front', weights), features.astype(np.float64))
+  for index in range(num_blocks):
+    block = under(f'block_{index:02}', weights)
+    normed = layer_norm(hidden, **under('norm', block))
+    added = []
+    for s in range(len(hidden)):
+      frame = block['bias'].copy()
+      width = len(block['kernel'])
+      for k in range(width):
+        t = s - width // 2 + k
+        if 0 <= t < len(hidden):
+          frame += normed[t] @ block['kernel'][k]
+      value, gate = np.split(frame, 2)
+      added.append(value * sigmoid(gate))
+    hidden = hidden + np.reshape(added, hidden.shape)
+  return layer_norm(hidden, **under('norm', weights))
 
 
 def ctc_transformer(
@@ -198,8 +296,10 @@ def ctc_gradient(
   return gradient
 
 
-class Lamb:
-  """LAMB over a list of arrays; arguments named as in the paper's algorithm."""
+class Adam:
+  """Adam over a list of arrays; arguments named as in the paper's algorithm."""
+
+  epsilon = 1e-8
 
   def __init__(
       self,
@@ -207,13 +307,13 @@ class Lamb:
       *,
       beta_1: float = 0.9,
       beta_2: float = 0.999,
-      epsilon: float = 1e-6,
+      epsilon: Optional[float] = None,
       weight_decay: float = 0.0,
   ):
     self.learning_rate = learning_rate
     self._beta_1 = beta_1
     self._beta_2 = beta_2
-    self._epsilon = epsilon
+    self._epsilon = self.epsilon if epsilon is None else epsilon
     self._weight_decay = weight_decay
     self._time = 0
     self._first: Optional[list[np.ndarray]] = None
@@ -241,11 +341,107 @@ class Lamb:
       second = self._second[i] / (1 - self._beta_2**self._time)
       update = first / (np.sqrt(second) + self._epsilon)
       update = update + self._weight_decay * weight
+      rate = self.learning_rate * self.ratio(weight, update)
+      stepped.append(weight - rate * update)
+    return stepped
+
+  def ratio(self, weight: np.ndarray, update: np.ndarray) -> float:
+    """What scales a tensor's step."""
+    del weight, update
+    return 1.0
+
+
+class Lamb(Adam):
+  """LAMB over a list of arrays."""
+
+  epsilon = 1e-6
+
+  def ratio(self, weight: np.ndarray, update: np.ndarray) -> float:
+    weight_norm = math.sqrt(np.sum(weight**2))
+    update_norm = math.sqrt(np.sum(update**2))
+    return weight_norm / update_norm if weight_norm * update_norm else 1.0
+
+
+class Lars:
+  """LARS over a list of arrays, the learning rate inside of the momentum."""
+
+  def __init__(
+      self,
+      learning_rate: float,
+      *,
+      momentum: float = 0.9,
+      trust_coefficient: float = 0.001,
+      epsilon: float = 0.0,
+      weight_decay: float = 0.0,
+  ):
+    self.learning_rate = learning_rate
+    self._momentum = momentum
+    self._trust_coefficient = trust_coefficient
+    self._epsilon = epsilon
+    self._weight_decay = weight_decay
+    self._velocity: Optional[list[np.ndarray]] = None
+
+  def step(
+      self, weights: Sequence[np.ndarray], gradients: Sequence[np.ndarray]
+  ) -> list[np.ndarray]:
+    """Returns the weights after one step."""
+    if self._velocity is None:
+      self._velocity = [np.zeros(np.shape(w)) for w in weights]
+    stepped = []
+    for i, (weight, gradient) in enumerate(zip(weights, gradients)):
+      weight = np.asarray(weight, np.float64)
+      update = np.asarray(gradient, np.float64) + self._weight_decay * weight
       weight_norm = math.sqrt(np.sum(weight**2))
       update_norm = math.sqrt(np.sum(update**2))
-      ratio = weight_norm / update_norm if weight_norm * update_norm else 1.0
-      stepped.append(weight - self.learning_rate * ratio * update)
+      ratio = 1.0
+      if weight_norm and update_norm:
+        ratio = self._trust_coefficient * weight_norm
+        ratio /= update_norm + self._epsilon
+      self._velocity[i] = (
+          self._momentum * self._velocity[i]
+          + self.learning_rate * ratio * update
+      )
+      stepped.append(weight - self._velocity[i])
     return stepped
+
+
+def sgd(
+    weight: float,
+    gradients: Sequence[float],
+    *,
+    learning_rate: float,
+    momentum: float,
+) -> float:
+  """A number after SGD with momentum."""
+  velocity = 0.0
+  for gradient in gradients:
+    velocity = momentum * velocity + gradient
+    weight -= learning_rate * velocity
+  return weight
+
+
+def adagrad(
+    weight: float, gradients: Sequence[float], *, learning_rate: float
+) -> float:
+  """A number after Adagrad from an accumulator of 0.1, epsilon 1e-7."""
+  total = 0.1
+  for gradient in gradients:
+    total += gradient**2
+    weight -= learning_rate * gradient / math.sqrt(total + 1e-7)
+  return weight
+
+
+def yogi(
+    weight: float, gradients: Sequence[float], *, learning_rate: float
+) -> float:
+  """A number after Yogi: decays .9 and .999, epsilon .001, v from 1e-6."""
+  first, second = 0.0, 1e-6
+  for time, gradient in enumerate(gradients, start=1):
+    first = 0.9 * first + 0.1 * gradient
+    second -= 0.001 * np.sign(second - gradient**2) * gradient**2
+    rate = learning_rate * math.sqrt(1 - 0.999**time) / (1 - 0.9**time)
+    weight -= rate * first / (math.sqrt(second) + 0.001)
+  return weight
 
 
 def clip_layers(

@@ -117,11 +117,9 @@ MUTANTS = (
                 '    )\n',
             ),
             (
-                '      tf.nest.map_structure('
-                'lambda gradient: gradient * factor, gradients),\n',
-                '      proximal(tf.nest.map_structure(\n'
-                '          lambda gradient: gradient * factor, gradients\n'
-                '      )),\n',
+                '  return clip(gradients, max_norm=max_grad_norm), loss_sum\n',
+                '  clipped = clip(gradients, max_norm=max_grad_norm)\n'
+                '  return proximal(clipped), loss_sum\n',
             ),
         ),
         ('tests/learning/client_update_test.py',),

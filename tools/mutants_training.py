@@ -92,7 +92,7 @@ _LEARNING = (
         'stubs count in the mean loss',
         'tff_asr/learning/client_update.py',
         ((
-            "tf.maximum(tf.reduce_sum(batch['weights']), 1.0)",
+            'tf.maximum(num_utterances, 1.0)',
             "tf.cast(tf.size(batch['weights']), tf.float32)",
         ),),
         ('tests/learning/client_update_test.py',),
@@ -102,7 +102,7 @@ _LEARNING = (
         'tff_asr/learning/client_update.py',
         ((
             'lambda gradient: gradient * factor, gradients)',
-            'lambda gradient: tf.clip_by_norm(gradient, max_grad_norm),'
+            'lambda gradient: tf.clip_by_norm(gradient, max_norm),'
             ' gradients)',
         ),),
         ('tests/learning/client_update_test.py',),

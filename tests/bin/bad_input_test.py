@@ -145,12 +145,11 @@ class BadInputTest(parameterized.TestCase):
       (
           'augmentation',
           ['MAX_TIME_SHARE = 2.0', 'LEARNING_RATE = -1.0'],
-          # TFF's Adam and our schedule both say so.
-          [('max_time_share', '2.0'), 'learning_rate', 'learning_rate'],
+          [('max_time_share', '2.0'), 'learning_rate'],
       ),
       (
           'schedule',
-          ['DECAY_STEPS = 0', 'WARMUP_STEPS = 0'],
+          ['DECAY_STEPS = 0', 'WARMUP_STEPS = -1'],
           [('transition_rounds', '0')],
       ),
       (
@@ -198,7 +197,6 @@ class BadInputTest(parameterized.TestCase):
               ('dropout', '-1.0'),
               ('max_batch_sec', '0.0'),
               'no/a is not a folder',
-              'learning_rate',
               'learning_rate',
               'num_steps must be',
           ],
@@ -337,9 +335,11 @@ class BadInputTest(parameterized.TestCase):
           'all_that_is_unset',
           ['--output_dir=x', '--gin_file=gin/programs/central.gin'],
           [
+              '%BASE_OPTIMIZER is used and nowhere set',
               '%MODEL is used and nowhere set',
-              '%OPTIMIZER is used and nowhere set',
+              '%OUTPUT_LENGTHS is used and nowhere set',
               'DEV_DIR has no value',
+              'LEARNING_RATE has no value',
               'NUM_STEPS has no value',
               'TRAIN_DIR has no value',
           ],

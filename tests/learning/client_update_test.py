@@ -6,14 +6,19 @@ import functools
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
+import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import fakes
+from tests import reference
 from tff_asr.execution import multi_device
 from tff_asr.learning import client_update
+from tff_asr.optimizers import lamb
+from tff_asr.optimizers import lars
 
 _SEED = (3, 4)
+_SGD = tff.learning.optimizers.build_sgdm(0.01)
 
 
 def _client_work(model, **kwargs):
@@ -32,7 +37,7 @@ def _client_work(model, **kwargs):
           )
       ),
       examples_type=data.dataset_computation.type_signature.result,
-      **dict(learning_rate=0.01, max_grad_norm=5.0) | kwargs,
+      **dict(optimizer=_SGD, max_grad_norm=5.0) | kwargs,
   )
 
 
@@ -153,16 +158,17 @@ class ClippedGradientsTest(parameterized.TestCase):
   def test_step_goes_down_the_gradient(self):
     model, weights, batch = _batches()
     gradients, _ = self.gradients(batch, 5.0)
-    stepped, _ = client_update.sgd_step(
+    _, stepped, _ = client_update.step(
         model,
+        tff.learning.optimizers.build_sgdm(0.3),
+        collections.OrderedDict(learning_rate=0.3),
         weights,
         collections.OrderedDict(batch, seed=None),
-        learning_rate=0.5,
         max_grad_norm=5.0,
     )
     for name, gradient in gradients.items():
-      np.testing.assert_allclose(
-          stepped[name], weights[name] - 0.5 * gradient, rtol=1e-6, atol=1e-7
+      np.testing.assert_array_equal(
+          stepped[name], weights[name] - 0.3 * gradient
       )
 
 
@@ -278,9 +284,10 @@ class ClientWorkTest(absltest.TestCase):
         seed=tf.constant(_SEED),
     )
     local, loss_sum = weights, 0.0
+    state = collections.OrderedDict(learning_rate=0.01)
     for batch in batches.take(_NUM_STEPS):
-      local, loss = client_update.sgd_step(
-          model, local, batch, learning_rate=0.01, max_grad_norm=5.0
+      state, local, loss = client_update.step(
+          model, _SGD, state, local, batch, max_grad_norm=5.0
       )
       loss_sum += loss
     np.testing.assert_allclose(counts['loss_sum'], loss_sum, rtol=1e-4)
@@ -291,6 +298,40 @@ class ClientWorkTest(absltest.TestCase):
       np.testing.assert_allclose(
           value, weights[name] - local[name], atol=1e-5, err_msg=name
       )
+
+  def check_steps(self, build, twin):
+    # cai, twice: the second one's state is not what the first one left.
+    model, weights, _ = _batches()
+    batches = fakes.tiny_pipeline(model).training_batches(
+        fakes.client_data().create_tf_dataset_for_client('cai'),
+        seed=tf.constant(_SEED),
+    )
+    total, _ = self.run_clients(
+        weights, ['cai', 'cai'], num_steps=3, optimizer=build(0.02)
+    )
+    twin, local = twin(0.02), [value.numpy() for value in weights.values()]
+    for batch in batches.take(3):
+      gradients, _ = client_update.clipped_gradients(
+          model,
+          collections.OrderedDict(
+              (name, tf.constant(value, tf.float32))
+              for name, value in zip(weights, local)
+          ),
+          batch,
+          max_grad_norm=5.0,
+      )
+      local = twin.step(local, [g.numpy() for g in gradients.values()])
+    for (name, delta), value in zip(total.items(), local):
+      np.testing.assert_allclose(
+          delta / 2, weights[name] - value, rtol=0.01, atol=2e-5, err_msg=name
+      )
+
+  def test_lamb_steps_as_its_twin_and_starts_anew_at_each_client(self):
+    self.check_steps(lamb.build_lamb, reference.Lamb)
+
+  @pytest.mark.slow
+  def test_lars_steps_as_its_twin_and_starts_anew_at_each_client(self):
+    self.check_steps(lars.build_lars, reference.Lars)
 
 
 if __name__ == '__main__':

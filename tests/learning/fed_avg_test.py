@@ -121,7 +121,7 @@ class PlainFederatedAverageTest(parameterized.TestCase):
       for name, value in expected.items():
         distance = np.linalg.norm(actual[round_num + 1][name] - value)
         self.assertLessEqual(
-            distance, 1e-6 * (np.linalg.norm(value) + change), name
+            distance, 2e-6 * (np.linalg.norm(value) + change), name
         )
       # Some gradients are clipped and some not, or the test shows little.
       self.assertGreater(max(grad_norms), _MAX_GRAD_NORM)

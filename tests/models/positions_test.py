@@ -100,5 +100,41 @@ class CapeTest(parameterized.TestCase):
     )
 
 
+class SinusoidalTest(parameterized.TestCase):
+
+  def embed(self, lengths, size, dim=8):
+    return positions.sinusoidal(
+        tf.constant(lengths), tf.constant(size), dim=dim
+    ).numpy()
+
+  def test_by_hand(self):
+    # D = 4 has frequencies 1 and 10000^(-1/2) = .01.
+    np.testing.assert_allclose(
+        self.embed([3], 3, dim=4)[0],
+        [
+            [0, 1, 0, 1],
+            [np.sin(1), np.cos(1), np.sin(0.01), np.cos(0.01)],
+            [np.sin(2), np.cos(2), np.sin(0.02), np.cos(0.02)],
+        ],
+        atol=1e-6,
+    )
+
+  @parameterized.parameters(1, 2, 7, 200)
+  def test_agrees_with_the_numpy_twin(self, length):
+    np.testing.assert_allclose(
+        self.embed([length], length, dim=16)[0],
+        reference.sinusoidal(length, 16),
+        atol=1e-4,
+    )
+
+  def test_padding_is_zero_and_changes_nothing_before_it(self):
+    embedding = self.embed([4, 0, 7], 9)
+    for row, length in zip(embedding, [4, 0, 7]):
+      np.testing.assert_array_equal(row[length:], 0)
+      np.testing.assert_array_equal(
+          row[:length], self.embed([7], 7)[0, :length]
+      )
+
+
 if __name__ == '__main__':
   absltest.main()

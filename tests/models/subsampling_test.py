@@ -85,10 +85,34 @@ class SubsamplingTest(parameterized.TestCase):
     outputs, _ = _apply(features, [21])
     for t in range(21):
       changed = features.copy()
-      changed[0, t] += 1.0
+      # The same values, so the same mean and variance.
+      changed[0, t] = features[0, t, ::-1]
       difference = np.abs(_apply(changed, [21])[0] - outputs)[0].max(axis=1)
       seen = [s for s in range(7) if 3 * s - 2 <= t <= 3 * s + 4]
-      np.testing.assert_array_equal(np.flatnonzero(difference), seen)
+      np.testing.assert_array_equal(np.flatnonzero(difference > 1e-4), seen)
+
+  def test_features_are_normalised_before_scale_and_bias(self):
+    features = _features(2, 21, 5)
+    outputs, _ = _apply(features, [21, 15])
+    shifted, _ = _apply(7.0 * features - 3.0, [21, 15])
+    np.testing.assert_allclose(
+        outputs[0], shifted[0], rtol=1e-4, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        outputs[1, :5], shifted[1, :5], rtol=1e-4, atol=1e-5
+    )
+    # One mean and variance an utterance, not one a frame or a bin.
+    for unit in ((slice(None), 3), (3,)):
+      changed = features[:1].copy()
+      changed[0][unit] = 7.0 * changed[0][unit] - 3.0
+      self.assertGreater(
+          np.abs(_apply(changed, [21])[0] - outputs[:1]).max(), 0.1
+      )
+
+  def test_an_utterance_of_one_value_is_its_bias(self):
+    constant, _ = _apply(np.full([1, 9, 5], 4.0, np.float32), [9])
+    zeros, _ = _apply(np.zeros([1, 9, 5], np.float32), [9])
+    np.testing.assert_allclose(constant, zeros, atol=1e-5)
 
   def test_initial_ranges(self):
     # Fan-in 7 * 5 = 35: LeCun uniform has limit sqrt(3 / 35), the bias

@@ -60,9 +60,12 @@ def _draws(encoder, *, num_draws: int) -> tuple[np.ndarray, np.ndarray]:
 
 class TransformerTest(parameterized.TestCase):
 
-  @parameterized.parameters(0.0, 1e3, np.nan)
-  def test_padding_does_not_change_outputs(self, padding):
-    encoder = _build()
+  @parameterized.product(
+      padding=(0.0, 1e3, np.nan),
+      options=({}, dict(norm='post'), dict(position='sinusoidal')),
+  )
+  def test_padding_does_not_change_outputs(self, padding, options):
+    encoder = _build(**options)
     lengths = [16, 3, 30, 7]
     batch = np.full([4, 30, 5], padding, np.float32)
     for row, length in zip(batch, lengths):
@@ -76,9 +79,16 @@ class TransformerTest(parameterized.TestCase):
           outputs[i, : output_lengths[i]], alone[0], rtol=1e-4, atol=1e-5
       )
 
-  @parameterized.parameters((1, 1), (2, 2), (3, 4))
-  def test_agrees_with_the_numpy_twin(self, num_blocks, num_heads):
-    encoder = _build(num_blocks=num_blocks, num_heads=num_heads)
+  @parameterized.parameters(
+      dict(num_blocks=1, num_heads=1),
+      dict(num_blocks=2, num_heads=2),
+      dict(num_blocks=3, num_heads=4),
+      dict(num_blocks=2, num_heads=2, norm='post'),
+      dict(num_blocks=2, num_heads=2, position='sinusoidal'),
+      dict(num_blocks=2, num_heads=4, norm='post', position='sinusoidal'),
+  )
+  def test_agrees_with_the_numpy_twin(self, **options):
+    encoder = _build(**options)
     weights = _weights(encoder)
     arrays = {name: value.numpy() for name, value in weights.items()}
     for num_frames in (3, 20, 31):
@@ -86,12 +96,11 @@ class TransformerTest(parameterized.TestCase):
       outputs, _ = _apply(
           encoder, features[np.newaxis], [num_frames], None, weights
       )
-      expected = reference.transformer_encoder(
-          arrays, features, num_blocks=num_blocks, num_heads=num_heads
-      )
+      expected = reference.transformer_encoder(arrays, features, **options)
       np.testing.assert_allclose(outputs[0], expected, rtol=1e-5, atol=1e-5)
 
-  def test_a_block_agrees_with_the_numpy_twin(self):
+  @parameterized.parameters(*transformer.NORMS)
+  def test_a_block_agrees_with_the_numpy_twin(self, norm):
     weights = weights_lib.select('block_00', _weights(_build()))
     inputs = _features(7, 8)
     outputs = transformer._block(
@@ -101,12 +110,14 @@ class TransformerTest(parameterized.TestCase):
         num_heads=2,
         dropout=0.5,
         layer_drop=0.5,
+        norm=norm,
         seed=None,
     )
     expected = reference.transformer_block(
         {name: value.numpy() for name, value in weights.items()},
         inputs,
         num_heads=2,
+        norm=norm,
     )
     np.testing.assert_allclose(outputs[0], expected, rtol=1e-5, atol=1e-5)
 
@@ -124,14 +135,18 @@ class TransformerTest(parameterized.TestCase):
     self.assertEqual(outputs.shape, (1, expected, encoder.output_dim))
     np.testing.assert_array_equal(lengths, [expected])
 
-  def test_layer_drop_1_leaves_no_block_in_training(self):
+  @parameterized.parameters(*transformer.NORMS)
+  def test_layer_drop_1_leaves_no_block_in_training(self, norm):
     features, lengths = _features(2, 15, 5), [15, 12]
-    kept, dropped = _build(), _build(layer_drop=1.0, max_shift_sec=0.0)
+    kept = _build(norm=norm)
+    dropped = _build(norm=norm, layer_drop=1.0, max_shift_sec=0.0)
     weights = _weights(dropped)
     training, _ = _apply(dropped, features, lengths, _SEED, weights)
-    # Blocks of zero matrices add nothing either.
+    # Blocks of zero matrices add nothing either, and leave norm 'post' its
+    # layer norms.
+    matrices = ('wqkv', 'wf', 'w1', 'w2')
     without = weights_lib.Weights(
-        (name, 0 * value if name.startswith('block_') else value)
+        (name, 0 * value if name.endswith(matrices) else value)
         for name, value in weights.items()
     )
     expected, _ = _apply(kept, features, lengths, None, without)
@@ -190,8 +205,9 @@ class TransformerTest(parameterized.TestCase):
         atol=1e-6,
     )
 
-  def test_every_weight_has_a_part_in_the_output(self):
-    encoder = _build()
+  @parameterized.parameters(*transformer.NORMS)
+  def test_every_weight_has_a_part_in_the_output(self, norm):
+    encoder = _build(norm=norm)
     weights = _weights(encoder)
     with tf.GradientTape() as tape:
       tape.watch(weights)
@@ -210,6 +226,8 @@ class TransformerTest(parameterized.TestCase):
       dict(dropout=0.3),
       dict(layer_drop=1.0),
       dict(max_shift_sec=1.0),
+      dict(norm='post'),
+      dict(position='sinusoidal'),
       dict(feature_dim=6),
       dict(activation_dtype='bfloat16'),
   )
@@ -292,6 +310,31 @@ class TransformerTest(parameterized.TestCase):
   def test_bad_rates_are_named(self, name, value):
     with self.assertRaisesRegex(ValueError, name):
       _build(**{name: value})
+
+  @parameterized.parameters('norm', 'position')
+  def test_unknown_names_are_refused(self, name):
+    with self.assertRaisesRegex(ValueError, f"{name} must be one of '"):
+      _build(**{name: 'middle'})
+
+  def test_norm_post_has_no_norm_at_the_end(self):
+    pre, post = _build().specs, _build(norm='post').specs
+    self.assertEqual(pre.keys() - post.keys(), {'norm/bias', 'norm/scale'})
+    self.assertContainsSubset(post, pre)
+    # So the last thing is LN2 of the last block: mean 0, variance 1 a frame
+    # where its scale is 1 and its bias 0, as they start.
+    encoder = _build(norm='post')
+    weights = weights_lib.initialize(encoder.specs, _SEED)
+    outputs, _ = _apply(encoder, _features(1, 15, 5), [15], None, weights)
+    np.testing.assert_allclose(outputs.mean(axis=-1), 0, atol=1e-6)
+    np.testing.assert_allclose(outputs.var(axis=-1), 1, atol=1e-3)
+
+  def test_sinusoidal_positions_draw_nothing(self):
+    encoder = _build(position='sinusoidal')
+    features = _features(1, 15, 5)
+    np.testing.assert_array_equal(
+        _apply(encoder, features, [15], _SEED)[0],
+        _apply(encoder, features, [15])[0],
+    )
 
   @parameterized.parameters((8, 3), (9, 3))
   def test_a_dim_that_does_not_divide_is_refused(self, dim, num_heads):

@@ -8,7 +8,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_asr.optimizers import adam
 from tff_asr.optimizers import lamb
+from tff_asr.optimizers import lars
 from tff_asr.optimizers import schedules
 from tff_asr.optimizers import summing
 
@@ -28,6 +30,14 @@ _ROWS = (
         'lamb_with_options',
         lambda: lamb.build_lamb(
             0.05, beta_1=0.8, beta_2=0.9, epsilon=1e-4, weight_decay=0.01
+        ),
+    ),
+    ('adam', lambda: adam.build_adam(0.05)),
+    ('adamw', lambda: adam.build_adam(0.05, weight_decay=1e-4)),
+    (
+        'lars',
+        lambda: lars.build_lars(
+            1.0, trust_coefficient=0.02, momentum=0.5, epsilon=1e-3
         ),
     ),
     ('scheduled_lamb', _build_scheduled),

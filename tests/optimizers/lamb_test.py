@@ -51,6 +51,20 @@ class LambTest(parameterized.TestCase):
     _, weights = _step(optimizer, [2.0], [0.5])
     np.testing.assert_allclose(weights[0], 1.8, rtol=1e-6)
 
+  def test_three_steps_to_40_digits(self):
+    # The module's formulas in decimal arithmetic of 40 digits, from w = (3, 4)
+    # with rate .1, epsilon 1e-6, decay .01 and these gradients.
+    optimizer = lamb.build_lamb(0.1, weight_decay=0.01)
+    weights = tf.constant([3.0, 4.0])
+    state = optimizer.initialize(tf.TensorSpec([2]))
+    for gradient, expected in (
+        ([0.1, -0.2], [2.63423704072847, 4.34090681663019]),
+        ([-0.3, 0.1], [3.09262498437855, 4.55932673534267]),
+        ([0.2, 0.4], [3.03843034583227, 4.01107420512601]),
+    ):
+      state, weights = optimizer.next(state, weights, tf.constant(gradient))
+      np.testing.assert_allclose(weights, expected, rtol=2e-6)
+
   @parameterized.named_parameters(
       ('defaults', {}),
       ('weight_decay', dict(weight_decay=0.1)),

@@ -15,6 +15,13 @@ def _decay(**options) -> schedules.Schedule:
   return schedules.exponential_decay(**(defaults | options))
 
 
+def _step_decay(**options) -> schedules.Schedule:
+  defaults = dict(
+      learning_rate=0.5, start=250, decay_rate=0.5, transition_rounds=50
+  )
+  return schedules.step_decay(**(defaults | options))
+
+
 class SchedulesTest(parameterized.TestCase):
 
   @parameterized.parameters(0, 1, 10**6)
@@ -45,6 +52,42 @@ class SchedulesTest(parameterized.TestCase):
     self.assertAlmostEqual(float(_decay(decay_rate=0.0)(1000)), 0.4)
     self.assertEqual(float(_decay(decay_rate=0.0)(1001)), 0.0)
 
+  # The paper's, in thousands of steps: .5, halved at 250 and then every 50.
+  @parameterized.parameters(
+      (0, 0.5),
+      (249, 0.5),
+      (250, 0.25),
+      (299, 0.25),
+      (300, 0.125),
+      (349, 0.125),
+      (350, 0.0625),
+      (600, 0.5 / 2**8),
+  )
+  def test_step_decay_at_corner_points(self, round_num, expected):
+    np.testing.assert_allclose(_step_decay()(round_num), expected, rtol=1e-6)
+
+  @parameterized.named_parameters(
+      ('start', dict(start=200), 240, 0.25),
+      ('start_0', dict(start=0), 0, 0.25),
+      ('decay_rate', dict(decay_rate=0.1), 300, 0.005),
+      ('decay_rate_0', dict(decay_rate=0.0), 250, 0.0),
+      ('decay_rate_1', dict(decay_rate=1.0), 1000, 0.5),
+      ('transition_rounds', dict(transition_rounds=25), 275, 0.125),
+      ('learning_rate', dict(learning_rate=1.0), 250, 0.5),
+      ('floor', dict(floor=0.2), 300, 0.2),
+      ('floor_before', dict(floor=0.2), 299, 0.25),
+  )
+  def test_step_decay_by_its_options(self, options, round_num, expected):
+    np.testing.assert_allclose(
+        _step_decay(**options)(round_num), expected, rtol=1e-6
+    )
+
+  def test_step_decay_counts_rounds_beyond_float32(self):
+    # 2^24 + 1 rounds are 2^24 in float32.
+    schedule = _step_decay(start=2**24 + 1)
+    np.testing.assert_allclose(schedule(2**24), 0.5)
+    np.testing.assert_allclose(schedule(2**24 + 1), 0.25)
+
   # 1 / 4, 2 / 4, ... of .2, reached in the fourth round.
   @parameterized.parameters((0, 0.05), (1, 0.1), (2, 0.15), (3, 0.2), (4, 0.2))
   def test_warmup_at_corner_points(self, round_num, expected):
@@ -61,6 +104,7 @@ class SchedulesTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ('constant', schedules.constant(0.2)),
       ('exponential_decay', _decay()),
+      ('step_decay', _step_decay()),
       ('warmup', schedules.warmup(_decay(), rounds=7)),
   )
   def test_tensors_of_rounds_give_float32_scalars(self, schedule):
@@ -106,6 +150,10 @@ class SchedulesTest(parameterized.TestCase):
       theirs = plain.next(state, theirs[1], gradients)
       np.testing.assert_allclose(ours[1][0], theirs[1][0], rtol=1e-6)
 
+  def test_a_warmup_of_0_rounds_is_none(self):
+    schedule = _decay()
+    self.assertIs(schedules.warmup(schedule, rounds=0), schedule)
+
   @parameterized.named_parameters(
       ('learning_rate', 'learning_rate', -0.1),
       ('start', 'start', -1),
@@ -116,13 +164,18 @@ class SchedulesTest(parameterized.TestCase):
       ('floor', 'floor', -0.1),
   )
   def test_bad_arguments_are_named(self, name, value):
-    with self.assertRaisesRegex(ValueError, f'{name} must be'):
-      _decay(**{name: value})
+    for build in (_decay, _step_decay):
+      with self.assertRaisesRegex(ValueError, f'{name} must be'):
+        build(**{name: value})
+
+  def test_steps_of_decay_are_whole(self):
+    with self.assertRaisesRegex(ValueError, 'transition_rounds must be'):
+      _step_decay(transition_rounds=2.5)
 
   def test_bad_rates_and_rounds_are_named(self):
     with self.assertRaisesRegex(ValueError, 'learning_rate must be'):
       schedules.constant(-1.0)
-    for rounds in (0, -1, 2.5):
+    for rounds in (-1, 2.5):
       with self.assertRaisesRegex(ValueError, 'rounds must be'):
         schedules.warmup(schedules.constant(1.0), rounds=rounds)
 

@@ -30,6 +30,19 @@ class TrustRatioTest(parameterized.TestCase):
       self.assertEqual(ratio.shape, [])
       np.testing.assert_allclose(ratio, expected, rtol=1e-6)
 
+  def test_coefficient_and_epsilon_by_hand(self):
+    # .5 * 5 / (10 + 2.5) = .2; a zero norm still gives 1.
+    options = dict(coefficient=0.5, epsilon=2.5)
+    ratio = trust_ratio.trust_ratio(
+        tf.constant([3.0, 4.0]), tf.constant([6.0, 8.0]), **options
+    )
+    np.testing.assert_allclose(ratio, 0.2, rtol=1e-6)
+    for weight, update in (([0.0], [1.0]), ([1.0], [0.0])):
+      ratio = trust_ratio.trust_ratio(
+          tf.constant(weight), tf.constant(update), **options
+      )
+      self.assertEqual(float(ratio), 1.0)
+
   def test_zero_norms_hold_in_a_plain_graph(self):
     with tf.Graph().as_default():
       ratio = trust_ratio.trust_ratio(tf.zeros([2]), tf.ones([2]))

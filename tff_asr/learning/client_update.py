@@ -1,8 +1,8 @@
-"""The client's work: local SGD from the broadcast model.
+"""The client's work: local steps, of SGD as a rule, from the broadcast model.
 
 Algorithm 1 of https://arxiv.org/abs/2310.00098: from the server's weights, each
-local step clips the gradient of its batch by global norm and takes a plain SGD
-step; the client returns
+local step clips the gradient of its batch by global norm and takes a step of an
+optimizer that starts anew at each client; the client returns
 
     delta = weights before - weights after,
 
@@ -21,7 +21,7 @@ Type: (<S@SERVER, {<weights, seed>}@CLIENTS, {examples*}@CLIENTS>
 """
 
 import collections
-from typing import Optional
+from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -38,7 +38,7 @@ def build(
     pipeline: pipeline_lib.Pipeline,
     broadcast_type: tff.Type,
     examples_type: tff.Type,
-    learning_rate: float,
+    optimizer: tff.learning.optimizers.Optimizer,
     num_steps: Optional[int] = None,
     num_epochs: Optional[int] = None,
     max_grad_norm: float = 1.0,
@@ -51,7 +51,7 @@ def build(
     pipeline: Examples to batches.
     broadcast_type: Struct of `weights` and `seed` (int32 [2], this round's).
     examples_type: Sequence type of a client's examples (`schema`).
-    learning_rate: Of local SGD.
+    optimizer: Of the local steps, with a new state for each client.
     num_steps: Most local steps.
     num_epochs: Most passes over the client's data. At least one of these two is
       set; what is reached first ends the client's work. With num_steps alone
@@ -78,8 +78,6 @@ def build(
     ValueError: An argument is out of range, or neither num_steps nor num_epochs
       is set.
   """
-  checks.non_negative(learning_rate=learning_rate)
-  checks.finite(learning_rate=learning_rate)
   checks.positive(max_grad_norm=max_grad_norm)
   checks.non_negative(proximal_weight=proximal_weight)
   checks.finite(proximal_weight=proximal_weight)
@@ -90,12 +88,18 @@ def build(
   if num_epochs is not None:
     checks.positive_int(num_epochs=num_epochs)
 
+  weights_specs = weights_lib.tensor_specs(model.specs)
+
   @tf.function
   def train(weights, seed, examples):
     chunks, seed = pipeline.training_chunks(
         examples, seed=seed, num_epochs=num_epochs
     )
     initial = weights
+    # As tensors, which the loop can carry.
+    optimizer_state = tf.nest.map_structure(
+        tf.convert_to_tensor, optimizer.initialize(weights_specs)
+    )
     loss_sum = tf.constant(0.0)
     first_loss = tf.constant(0.0)
     last_loss = tf.constant(0.0)
@@ -115,11 +119,12 @@ def build(
         num_batches = tf.minimum(num_batches, num_steps - steps)
       for number in tf.range(num_batches):
         batch = pipeline_lib.cut(prepared, number)
-        weights, step_loss_sum = sgd_step(
+        optimizer_state, weights, step_loss_sum = step(
             model,
+            optimizer,
+            optimizer_state,
             weights,
             batch,
-            learning_rate=learning_rate,
             max_grad_norm=max_grad_norm,
             proximal_weight=proximal_weight,
             anchor=initial,
@@ -187,17 +192,22 @@ def build(
   return tff.learning.templates.ClientWorkProcess(init_fn, next_fn)
 
 
-def sgd_step(
+def step(
     model: ctc.CtcModel,
+    optimizer: tff.learning.optimizers.Optimizer,
+    optimizer_state: Any,
     weights: weights_lib.Weights,
     batch: pipeline_lib.Batch,
     *,
-    learning_rate: float,
     max_grad_norm: float,
     proximal_weight: float = 0.0,
     anchor: Optional[weights_lib.Weights] = None,
-) -> tuple[weights_lib.Weights, tf.Tensor]:
-  """One local step; returns new weights and the batch's loss sum, float32."""
+) -> tuple[Any, weights_lib.Weights, tf.Tensor]:
+  """One step along the gradient of `clipped_gradients`.
+
+  Returns:
+    The optimizer's new state, new weights and the batch's loss sum, float32.
+  """
   gradients, loss_sum = clipped_gradients(
       model,
       weights,
@@ -206,12 +216,10 @@ def sgd_step(
       proximal_weight=proximal_weight,
       anchor=anchor,
   )
-  stepped = tf.nest.map_structure(
-      lambda weight, gradient: weight - learning_rate * gradient,
-      weights,
-      gradients,
+  optimizer_state, weights = optimizer.next(
+      optimizer_state, weights, gradients
   )
-  return stepped, loss_sum
+  return optimizer_state, weights, loss_sum
 
 
 def clipped_gradients(
@@ -238,6 +246,33 @@ def clipped_gradients(
   Returns:
     Gradients like the weights, and the sum of the utterances' losses.
   """
+  gradients, loss_sum = loss_gradients(
+      model, weights, batch, num_utterances=tf.reduce_sum(batch['weights'])
+  )
+  if proximal_weight > 0:
+    gradients = tf.nest.map_structure(
+        lambda gradient, weight, start: (
+            gradient + proximal_weight * (weight - start)
+        ),
+        gradients,
+        weights,
+        anchor,
+    )
+  return clip(gradients, max_norm=max_grad_norm), loss_sum
+
+
+def loss_gradients(
+    model: ctc.CtcModel,
+    weights: weights_lib.Weights,
+    batch: pipeline_lib.Batch,
+    *,
+    num_utterances: tf.Tensor,
+) -> tuple[weights_lib.Weights, tf.Tensor]:
+  """Gradients of a batch's summed losses over a number of utterances.
+
+  Returns:
+    Gradients like the weights, and the sum of the utterances' losses.
+  """
   with tf.GradientTape() as tape:
     tape.watch(weights)
     losses = model.loss(
@@ -250,20 +285,14 @@ def clipped_gradients(
     )
     losses = tf.where(batch['weights'] > 0, losses, 0.0)
     loss_sum = tf.reduce_sum(losses)
-    mean_loss = loss_sum / tf.maximum(tf.reduce_sum(batch['weights']), 1.0)
-  gradients = tape.gradient(mean_loss, weights)
-  if proximal_weight > 0:
-    gradients = tf.nest.map_structure(
-        lambda gradient, weight, start: (
-            gradient + proximal_weight * (weight - start)
-        ),
-        gradients,
-        weights,
-        anchor,
-    )
+    mean_loss = loss_sum / tf.maximum(num_utterances, 1.0)
+  return tape.gradient(mean_loss, weights), loss_sum
+
+
+def clip(
+    gradients: weights_lib.Weights, *, max_norm: float
+) -> weights_lib.Weights:
+  """Scales gradients down to a global norm, if theirs is larger."""
   norm = tf.linalg.global_norm(tf.nest.flatten(gradients))
-  factor = max_grad_norm / tf.maximum(norm, max_grad_norm)
-  return (
-      tf.nest.map_structure(lambda gradient: gradient * factor, gradients),
-      loss_sum,
-  )
+  factor = max_norm / tf.maximum(norm, max_norm)
+  return tf.nest.map_structure(lambda gradient: gradient * factor, gradients)

@@ -3,17 +3,19 @@
 Algorithm 1 of https://arxiv.org/abs/2310.00098 composed from TFF's templates:
 
     distributor  the weights and this round's seed, to the clients
-    client work  local SGD (`client_update`)
+    client work  local SGD, or another optimizer (`client_update`)
     aggregator   clip, sum, noise, divide (`aggregators.dp_mean`)
     finalizer    the server's optimizer (`server_update`)
 """
 
 import collections
+from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_asr import checks
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import canary_work
@@ -23,6 +25,8 @@ from tff_asr.learning import server_update
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import canaries as canaries_lib
+
+BuildOptimizer = Callable[[float], tff.learning.optimizers.Optimizer]
 
 
 class Traffic(NamedTuple):
@@ -63,6 +67,7 @@ def build(
     max_grad_norm: float = 1.0,
     proximal_weight: float = 0.0,
     delta_transform: Optional[delta_transforms.Transform] = None,
+    build_client_optimizer: BuildOptimizer = tff.learning.optimizers.build_sgdm,
     canaries: Optional[canaries_lib.Canaries] = None,
 ) -> tff.learning.templates.LearningProcess:
   """Builds the learning process.
@@ -78,18 +83,26 @@ def build(
     client_data: Opens a client by its id; elements as in `data.schema`.
     aggregator: See `dp_mean.build`.
     server_optimizer: Takes the mean delta for a gradient.
-    client_learning_rate: Of the clients' SGD.
+    client_learning_rate: Of the clients' optimizer.
     seed: Of initial weights, shuffling, SpecAugment and dropout.
     num_local_steps: See `client_update.build`.
     num_local_epochs: See `client_update.build`.
     max_grad_norm: See `client_update.build`.
     proximal_weight: See `client_update.build`.
     delta_transform: See `server_update.build`.
+    build_client_optimizer: Called with `client_learning_rate`; its state is new
+      for each client.
     canaries: For an audit, where `client_data` has canaries; else None.
 
   Returns:
     A learning process whose weights are float32 tensors by name.
+
+  Raises:
+    ValueError: client_learning_rate is negative or not finite, or as the parts
+      raise.
   """
+  checks.non_negative(client_learning_rate=client_learning_rate)
+  checks.finite(client_learning_rate=client_learning_rate)
   seed_pair = (seed & 0x7FFFFFFF, seed >> 31 & 0x7FFFFFFF)
 
   @tff.tensorflow.computation
@@ -103,7 +116,7 @@ def build(
       pipeline=pipeline,
       broadcast_type=distributor.next.type_signature.result.result.member,
       examples_type=client_data.dataset_computation.type_signature.result,
-      learning_rate=client_learning_rate,
+      optimizer=build_client_optimizer(client_learning_rate),
       num_steps=num_local_steps,
       num_epochs=num_local_epochs,
       max_grad_norm=max_grad_norm,

@@ -15,6 +15,7 @@ from typing import Optional
 
 import tensorflow as tf
 
+from tff_asr import checks
 from tff_asr.models import weights as weights_lib
 
 ACTIVATION_DTYPES = ('float32', 'bfloat16')
@@ -44,6 +45,12 @@ class Encoder:
   output_dim: int
 
 
+def block_names(num_blocks: int) -> list[str]:
+  """Names of blocks that sort in their order."""
+  digits = max(2, len(str(num_blocks - 1)))
+  return [f'block_{index:0{digits}}' for index in range(num_blocks)]
+
+
 def mask(lengths: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
   """Returns float32 [B, size, 1]: 1 before each length, 0 from it on."""
   return tf.sequence_mask(lengths, size, tf.float32)[:, :, tf.newaxis]
@@ -59,6 +66,13 @@ def dropout(
   draws = tf.random.stateless_uniform(tf.shape(inputs), seed)
   scale = tf.cast(1 / (1 - rate), inputs.dtype)
   return tf.where(draws >= rate, inputs * scale, tf.zeros([], inputs.dtype))
+
+
+def check_dropout(dropout: float) -> None:
+  """Raises ValueError unless the rate is in [0, 1)."""
+  checks.in_range(0, 1, dropout=dropout)
+  if dropout == 1:
+    raise ValueError('dropout must be below 1, found 1.')
 
 
 def matmul(inputs: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:

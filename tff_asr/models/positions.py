@@ -1,9 +1,12 @@
-"""CAPE: continuous augmented positional embeddings, in seconds.
+"""Positional embeddings: CAPE, in seconds, and plain sinusoids, in frames.
 
-Likhomanenko et al. 2021, https://arxiv.org/abs/2106.03143, with the settings of
-the federated ASR paper's code: sinusoids of the position in seconds, centred on
-the utterance; in training the whole utterance is shifted by up to 30 s either
-way; no local shift, no scaling.
+CAPE, continuous augmented positional embeddings (Likhomanenko et al. 2021,
+https://arxiv.org/abs/2106.03143), with the settings of the federated ASR
+paper's code: sinusoids of the position in seconds, centred on the utterance; in
+training the whole utterance is shifted by up to 30 s either way; no local
+shift, no scaling. Plain ones (Vaswani et al. 2017,
+https://arxiv.org/abs/1706.03762) are of the frame's number, and are the same in
+training.
 
   B: batch size. S: frames. D: width.
 """
@@ -42,16 +45,43 @@ def cape(
     float32 [B, S, D]: sines at even and cosines at odd places, with
     frequencies 30 * 10000^(-2k / D) radians a second; 0 past each length.
   """
-  half = np.arange(dim) // 2
-  frequencies = _FREQ_SCALE * np.exp(-2 * half * math.log(1e4) / dim)
-  phases = (math.pi / 2) * (np.arange(dim) % 2)
-  frames = tf.range(tf.cast(size, tf.float32), dtype=tf.float32)
   centres = (tf.cast(lengths, tf.float32) - 1) / 2
-  seconds = (frames[tf.newaxis, :] - centres[:, tf.newaxis]) * frame_sec
+  seconds = (_frames(size) - centres[:, tf.newaxis]) * frame_sec
   if seed is not None:
     seconds += tf.random.stateless_uniform(
         [tf.shape(lengths)[0], 1], seed, -max_shift_sec, max_shift_sec
     )
-  angles = seconds[:, :, tf.newaxis] * frequencies.astype(np.float32)
-  embedding = tf.sin(angles + phases.astype(np.float32))
+  embedding = _sinusoids(seconds, dim=dim, scale=_FREQ_SCALE)
   return embedding * encoder.mask(lengths, size)
+
+
+def sinusoidal(lengths: tf.Tensor, size: tf.Tensor, *, dim: int) -> tf.Tensor:
+  """Computes positional embeddings.
+
+  Args:
+    lengths: int32 [B], frames of each utterance.
+    size: S, frames to make.
+    dim: D, even.
+
+  Returns:
+    float32 [B, S, D]: sines at even and cosines at odd places of the frame's
+    number, 0 for the first, with frequencies 10000^(-2k / D) radians a frame; 0
+    past each length.
+  """
+  embedding = _sinusoids(_frames(size), dim=dim, scale=1.0)
+  return embedding * encoder.mask(lengths, size)
+
+
+def _frames(size: tf.Tensor) -> tf.Tensor:
+  """Numbers of the frames, float32 [1, S]."""
+  frames = tf.range(tf.cast(size, tf.float32), dtype=tf.float32)
+  return frames[tf.newaxis, :]
+
+
+def _sinusoids(positions: tf.Tensor, *, dim: int, scale: float) -> tf.Tensor:
+  """float32 [B, S] to [B, S, D], with frequencies scale 10000^(-2k / D)."""
+  half = np.arange(dim) // 2
+  frequencies = scale * np.exp(-2 * half * math.log(1e4) / dim)
+  phases = (math.pi / 2) * (np.arange(dim) % 2)
+  angles = positions[:, :, tf.newaxis] * frequencies.astype(np.float32)
+  return tf.sin(angles + phases.astype(np.float32))

@@ -1,11 +1,13 @@
 """Convolutional front end: features to subsampled frames.
 
-One scalar scale and bias over the features, a 1-D convolution (kernel 7,
-stride 3) to twice the width, a gated linear unit, dropout, as in the published
-code of https://arxiv.org/abs/2310.00098. An output frame sees the 7 input
-frames centred on its group of 3; frames past the utterance's end read as 0,
-whether they are padding of the batch or lie outside it, so that padding never
-changes an output.
+As in the published code of https://arxiv.org/abs/2310.00098: the features are
+normalised to mean 0 and variance 1 over the utterance's frames and bins (once
+more after the front end of the signal: SpecAugment's zeros have changed both),
+then scaled and shifted by one scalar each; a 1-D convolution (kernel 7, stride
+3) to twice the width, a gated linear unit, dropout. The convolution sees the 7
+input frames centred on an output frame's group of 3; frames past the
+utterance's end read as 0, whether they are padding of the batch or lie outside
+it, so that padding never changes an output.
 
   B: batch size. T: feature frames. F: mel bins. S: subsampled frames.
   D: output width.
@@ -16,6 +18,7 @@ from typing import Optional
 
 import tensorflow as tf
 
+from tff_asr.features import log_mel
 from tff_asr.models import encoder
 from tff_asr.models import weights as weights_lib
 
@@ -55,9 +58,8 @@ def apply(
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Returns activations [B, S, D] and their lengths int32 [B]."""
   valid = encoder.mask(feature_lengths, tf.shape(features)[1])
-  # Chosen, not multiplied: padding may hold anything, and 0 * NaN is NaN.
-  features = tf.where(valid > 0, features, 0.0)
-  scaled = features * weights['input_scale'] + weights['input_bias']
+  normed = log_mel.normalize(features, feature_lengths)
+  scaled = normed * weights['input_scale'] + weights['input_bias']
   scaled *= valid
   padded = tf.pad(scaled, [[0, 0], [_PAD_LEFT, _PAD_RIGHT], [0, 0]])
   padded = tf.cast(padded, activation_dtype)

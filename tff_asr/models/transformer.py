@@ -1,17 +1,24 @@
-"""Pre-norm transformer encoder with layer drop.
+"""Transformer encoder with layer drop, layer norms before or after.
 
 The encoder of the federated ASR paper (https://arxiv.org/abs/2310.00098) as its
-published code has it: convolutional front end, CAPE added once, then blocks
+published code has it: convolutional front end, positions added once, then
+blocks, with MLP(x) = W2 dropout(relu(W1 x)), of norm 'pre', the paper's,
 
     x = x + keep * attention(LN1(x))
-    x = x + keep * W2 dropout(relu(W1 LN2(x)))
+    x = x + keep * MLP(LN2(x))
 
-where one draw of layer drop (`keep`) switches both halves of a block, and a
-final layer norm. No biases in the blocks.
+and a final layer norm; or of norm 'post' (Vaswani et al. 2017), without one,
+
+    x = LN1(x + keep * attention(x))
+    x = LN2(x + keep * MLP(x))
+
+where one draw of layer drop (`keep`) switches both halves of a block. No biases
+in the blocks. The paper's 'post' needs a warm-up of the learning rate.
 
   B: batch size. T: feature frames. F: mel bins. S: subsampled frames. D: width.
 """
 
+import functools
 from typing import Optional
 
 import tensorflow as tf
@@ -20,11 +27,13 @@ from tff_asr import checks
 from tff_asr.features import log_mel
 from tff_asr.models import attention
 from tff_asr.models import encoder
+from tff_asr.models import norms
 from tff_asr.models import positions
 from tff_asr.models import subsampling
 from tff_asr.models import weights as weights_lib
 
-_NORM_EPSILON = 1e-5
+NORMS = ('pre', 'post')
+POSITIONS = ('cape', 'sinusoidal')
 
 
 def build(
@@ -35,6 +44,8 @@ def build(
     num_heads: int,
     dropout: float = 0.0,
     layer_drop: float = 0.0,
+    norm: str = 'pre',
+    position: str = 'cape',
     max_shift_sec: float = 30.0,
     feature_dim: int = log_mel.NUM_MEL_BINS,
     activation_dtype: str = 'float32',
@@ -48,7 +59,9 @@ def build(
     num_heads: Attention heads.
     dropout: Rate after the front end, on attention weights and in the MLPs.
     layer_drop: Probability that training skips a block.
-    max_shift_sec: Largest shift of positions in training; see `positions`.
+    norm: 'pre' or 'post'; where a block has its layer norms.
+    position: 'cape' or 'sinusoidal'; see `positions`.
+    max_shift_sec: Largest shift of CAPE's positions in training.
     feature_dim: F.
     activation_dtype: 'float32' or 'bfloat16'; see `encoder`.
 
@@ -56,8 +69,9 @@ def build(
     An `encoder.Encoder` with D = dim and S = T // 3.
 
   Raises:
-    ValueError: An unknown activation_dtype, a size is not positive, a rate is
-      outside [0, 1], dropout is 1, or dim is odd or not divisible by num_heads.
+    ValueError: An unknown norm, position or activation_dtype, a size is not
+      positive, a rate is outside [0, 1], dropout is 1, or dim is odd or not
+      divisible by num_heads.
   """
   checks.positive_int(
       num_blocks=num_blocks,
@@ -66,9 +80,10 @@ def build(
       num_heads=num_heads,
       feature_dim=feature_dim,
   )
-  checks.in_range(0, 1, dropout=dropout, layer_drop=layer_drop)
-  if dropout == 1:
-    raise ValueError('dropout must be below 1, found 1.')
+  checks.in_range(0, 1, layer_drop=layer_drop)
+  encoder.check_dropout(dropout)
+  checks.one_of(NORMS, norm=norm)
+  checks.one_of(POSITIONS, position=position)
   checks.non_negative(max_shift_sec=max_shift_sec)
   checks.one_of(encoder.ACTIVATION_DTYPES, activation_dtype=activation_dtype)
   if dim % num_heads or dim % 2:
@@ -82,9 +97,22 @@ def build(
           'front', subsampling.specs(feature_dim=feature_dim, dim=dim)
       )
   )
-  for name in _block_names(num_blocks):
+  for name in encoder.block_names(num_blocks):
     specs |= weights_lib.prefix(name, _block_specs(dim, mlp_dim))
-  specs |= weights_lib.prefix('norm', _norm_specs(dim))
+  if norm == 'pre':
+    specs |= weights_lib.prefix('norm', norms.specs(dim))
+
+  def positions_of(lengths, size, seed):
+    if position == 'sinusoidal':
+      return positions.sinusoidal(lengths, size, dim=dim)
+    return positions.cape(
+        lengths,
+        size,
+        dim=dim,
+        frame_sec=subsampling.STRIDE * log_mel.FRAME_SHIFT_SEC,
+        max_shift_sec=max_shift_sec,
+        seed=seed,
+    )
 
   def apply(
       weights: weights_lib.Weights,
@@ -104,17 +132,10 @@ def build(
         seed=front_seed,
     )
     size = tf.shape(hidden)[1]
-    embedding = positions.cape(
-        lengths,
-        size,
-        dim=dim,
-        frame_sec=subsampling.STRIDE * log_mel.FRAME_SHIFT_SEC,
-        max_shift_sec=max_shift_sec,
-        seed=shift_seed,
-    )
+    embedding = positions_of(lengths, size, shift_seed)
     hidden += tf.cast(embedding, hidden.dtype)
     valid = encoder.mask(lengths, size)
-    for name, block_seed in zip(_block_names(num_blocks), block_seeds):
+    for name, block_seed in zip(encoder.block_names(num_blocks), block_seeds):
       hidden = _block(
           weights_lib.select(name, weights),
           hidden,
@@ -122,26 +143,22 @@ def build(
           num_heads=num_heads,
           dropout=dropout,
           layer_drop=layer_drop,
+          norm=norm,
           seed=block_seed,
       )
-    outputs = _norm(weights_lib.select('norm', weights), hidden)
-    return tf.cast(outputs, tf.float32), lengths
+    if norm == 'pre':
+      hidden = norms.layer_norm(weights_lib.select('norm', weights), hidden)
+    return tf.cast(hidden, tf.float32), lengths
 
   return encoder.Encoder(specs, apply, subsampling.output_lengths, dim)
-
-
-def _block_names(num_blocks: int) -> list[str]:
-  """Names that sort in the blocks' order."""
-  digits = max(2, len(str(num_blocks - 1)))
-  return [f'block_{index:0{digits}}' for index in range(num_blocks)]
 
 
 def _block_specs(dim: int, mlp_dim: int) -> weights_lib.Specs:
   """Weights of one block."""
   return {
       **attention.specs(dim=dim),
-      **weights_lib.prefix('ln1', _norm_specs(dim)),
-      **weights_lib.prefix('ln2', _norm_specs(dim)),
+      **weights_lib.prefix('ln1', norms.specs(dim)),
+      **weights_lib.prefix('ln2', norms.specs(dim)),
       'w1': weights_lib.matrix(dim, mlp_dim),
       'w2': weights_lib.matrix(mlp_dim, dim),
   }
@@ -155,40 +172,44 @@ def _block(
     num_heads: int,
     dropout: float,
     layer_drop: float,
+    norm: str,
     seed: Optional[tf.Tensor],
 ) -> tf.Tensor:
-  """One block, or in training, with probability layer_drop, nothing."""
+  """One block; in training, with probability layer_drop, without its halves."""
   attention_seed, mlp_seed, drop_seed = encoder.split_seed(seed, 3)
 
-  def run() -> tf.Tensor:
-    hidden = inputs + attention.apply(
+  def attend(hidden: tf.Tensor) -> tf.Tensor:
+    return attention.apply(
         weights,
-        _norm(weights_lib.select('ln1', weights), inputs),
+        hidden,
         valid,
         num_heads=num_heads,
         dropout=dropout,
         seed=attention_seed,
     )
-    normed = _norm(weights_lib.select('ln2', weights), hidden)
-    inner = tf.nn.relu(encoder.matmul(normed, weights['w1']))
+
+  def mlp(hidden: tf.Tensor) -> tf.Tensor:
+    inner = tf.nn.relu(encoder.matmul(hidden, weights['w1']))
     inner = encoder.dropout(inner, dropout, mlp_seed)
-    return hidden + encoder.matmul(inner, weights['w2'])
+    return encoder.matmul(inner, weights['w2'])
+
+  ln1, ln2 = (
+      functools.partial(norms.layer_norm, weights_lib.select(name, weights))
+      for name in ('ln1', 'ln2')
+  )
+
+  def run() -> tf.Tensor:
+    if norm == 'pre':
+      hidden = inputs + attend(ln1(inputs))
+      return hidden + mlp(ln2(hidden))
+    hidden = ln1(inputs + attend(inputs))
+    return ln2(hidden + mlp(hidden))
+
+  def skip() -> tf.Tensor:
+    return inputs if norm == 'pre' else ln2(ln1(inputs))
 
   if seed is None or layer_drop == 0:
     return run()
-  # A conditional, not a product with 0: a dropped block costs nothing.
+  # A conditional, not a product with 0: a dropped block costs next to nothing.
   keep = tf.random.stateless_uniform([], drop_seed) >= layer_drop
-  return tf.cond(keep, run, lambda: inputs)
-
-
-def _norm_specs(dim: int) -> weights_lib.Specs:
-  """Weights of a layer norm."""
-  return {'bias': weights_lib.zeros(dim), 'scale': weights_lib.ones(dim)}
-
-
-def _norm(weights: weights_lib.Weights, inputs: tf.Tensor) -> tf.Tensor:
-  """Layer norm over the last axis, computed in float32."""
-  values = tf.cast(inputs, tf.float32)
-  mean, variance = tf.nn.moments(values, axes=[-1], keepdims=True)
-  normed = (values - mean) * tf.math.rsqrt(variance + _NORM_EPSILON)
-  return tf.cast(normed * weights['scale'] + weights['bias'], inputs.dtype)
+  return tf.cond(keep, run, skip)

@@ -48,10 +48,7 @@ def exponential_decay(
     transition_rounds: n, positive.
     floor: The rate never falls under this.
   """
-  checks.non_negative(learning_rate=learning_rate, floor=floor)
-  checks.finite(learning_rate=learning_rate, floor=floor)
-  checks.non_negative_int(start=start)
-  checks.in_range(0, 1, decay_rate=decay_rate)
+  _check_decay(learning_rate, start, decay_rate, floor)
   checks.positive(transition_rounds=transition_rounds)
 
   def schedule(round_num):
@@ -64,15 +61,62 @@ def exponential_decay(
   return schedule
 
 
+def step_decay(
+    learning_rate: float,
+    *,
+    start: int,
+    decay_rate: float,
+    transition_rounds: int,
+    floor: float = 0.0,
+) -> Schedule:
+  """Constant before `start`, then times decay_rate there and every n rounds.
+
+  learning_rate decay_rate^(1 + (t - start) // n) from round `start` on: the
+  central recipe of https://arxiv.org/abs/2310.00098 halves every 50,000 steps.
+
+  Args:
+    learning_rate: Before decay; at least 0 and finite.
+    start: The first round at a lower rate.
+    decay_rate: In [0, 1]; the factor at each decay.
+    transition_rounds: n, a positive integer.
+    floor: The rate never falls under this.
+  """
+  _check_decay(learning_rate, start, decay_rate, floor)
+  checks.positive_int(transition_rounds=transition_rounds)
+
+  def schedule(round_num):
+    past = tf.cast(round_num, tf.int64) - start
+    # In integers: a quotient of floats may fall short of a whole number.
+    decays = tf.maximum(1 + past // transition_rounds, 0)
+    decayed = learning_rate * tf.pow(
+        tf.constant(decay_rate, tf.float32), tf.cast(decays, tf.float32)
+    )
+    return tf.maximum(decayed, floor)
+
+  return schedule
+
+
 def warmup(schedule: Schedule, *, rounds: int) -> Schedule:
-  """Multiplies a schedule by min(1, (t + 1) / rounds)."""
-  checks.positive_int(rounds=rounds)
+  """Multiplies a schedule by min(1, (t + 1) / rounds); rounds 0: as it is."""
+  checks.non_negative_int(rounds=rounds)
+  if rounds == 0:
+    return schedule
 
   def warmed(round_num):
     share = (tf.cast(round_num, tf.float32) + 1.0) / rounds
     return tf.minimum(share, 1.0) * schedule(round_num)
 
   return warmed
+
+
+def _check_decay(
+    learning_rate: float, start: int, decay_rate: float, floor: float
+) -> None:
+  """Raises ValueError for what decays cannot have."""
+  checks.non_negative(learning_rate=learning_rate, floor=floor)
+  checks.finite(learning_rate=learning_rate, floor=floor)
+  checks.non_negative_int(start=start)
+  checks.in_range(0, 1, decay_rate=decay_rate)
 
 
 def scheduled(

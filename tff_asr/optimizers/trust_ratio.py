@@ -3,8 +3,14 @@
 import tensorflow as tf
 
 
-def trust_ratio(weight: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
-  """||weight|| / ||update|| of one tensor, as a scalar of its dtype.
+def trust_ratio(
+    weight: tf.Tensor,
+    update: tf.Tensor,
+    *,
+    coefficient: float | tf.Tensor = 1.0,
+    epsilon: float | tf.Tensor = 0.0,
+) -> tf.Tensor:
+  """coefficient ||weight|| / (||update|| + epsilon), a scalar of its dtype.
 
   1 where either norm is 0 (optax's `scale_by_trust_ratio` without bounds): a
   tensor that starts at zero, like a bias, still moves.
@@ -12,5 +18,9 @@ def trust_ratio(weight: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
   weight_norm = tf.norm(weight)
   update_norm = tf.norm(update)
   usable = (weight_norm > 0) & (update_norm > 0)
-  divisor = tf.where(usable, update_norm, tf.ones_like(update_norm))
-  return tf.where(usable, weight_norm / divisor, tf.ones_like(weight_norm))
+  divisor = tf.where(
+      usable, update_norm + epsilon, tf.ones_like(update_norm)
+  )
+  return tf.where(
+      usable, coefficient * weight_norm / divisor, tf.ones_like(weight_norm)
+  )

@@ -1,6 +1,7 @@
 """Central training as a program: seed models and baselines."""
 
 import asyncio
+from collections.abc import Sequence
 import math
 import time
 from typing import Any, NamedTuple, Optional
@@ -13,6 +14,7 @@ import tensorflow_federated as tff
 from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import central_step
+from tff_asr.learning import data_parallel
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import ledger as ledger_lib
@@ -66,6 +68,7 @@ async def train(
     max_grad_norm: float = 1.0,
     keep_last: int = 3,
     keep_every: int = 0,
+    devices: Optional[Sequence[str]] = None,
 ) -> dict[str, Any]:
   """Trains on all speakers' utterances together.
 
@@ -87,6 +90,7 @@ async def train(
     max_grad_norm: Gradients are clipped to this global norm.
     keep_last: See `outputs.RunFolder`.
     keep_every: See there; in steps.
+    devices: Each batch is divided among these; None: TensorFlow's default one.
 
   Returns:
     The results, as written to results.json.
@@ -126,7 +130,10 @@ async def train(
       state = saved._replace(weights=weights_lib.to_tensors(saved.weights))
       logging.info('Resuming after step %d.', step)
     step_fn = central_step.build(
-        model=model, optimizer=optimizer, max_grad_norm=max_grad_norm
+        model=model,
+        optimizer=optimizer,
+        max_grad_norm=max_grad_norm,
+        devices=devices,
     )
     batches = iter(_batches(client_data, pipeline, seed).skip(step))
     managers = run.release_managers(last=step)
@@ -191,6 +198,7 @@ def check(**settings: Any) -> None:
   preflight.run(
       (
           _check_counts,
+          _check_devices,
           _check_max_grad_norm,
           _check_patience,
           evaluation.check_characters,
@@ -202,6 +210,11 @@ def check(**settings: Any) -> None:
 
 def _check_counts(num_steps: int, evaluate_every: int) -> None:
   checks.positive_int(**locals())
+
+
+def _check_devices(devices: Optional[Sequence[str]]) -> None:
+  if devices is not None:
+    data_parallel.find(devices)
 
 
 def _check_max_grad_norm(max_grad_norm: float) -> None:

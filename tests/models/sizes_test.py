@@ -1,0 +1,76 @@
+"""The sizes of gin/models, as docs/models.md has them. Allocates no weights."""
+
+import re
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tests import experiments
+from tff_asr import config
+from tff_asr.models import ctc
+from tff_asr.models import weights
+
+# BUILD tags: external local
+
+_ROW = re.compile(
+    r'^\| `(gin/models/\w+\.gin)` \|[^|]*\|[^|]*\|[^|]*\| ([\d,]+) \| (.*?) ?\|$',
+    re.MULTILINE,
+)
+
+
+def _rows() -> list[tuple[str, str, int, str]]:
+  """The documented table: name, file, parameters, what the paper prints."""
+  text = experiments.read('docs/models.md')
+  return [
+      (experiments.name(path), path, int(count.replace(',', '')), printed)
+      for path, count, printed in _ROW.findall(text)
+  ]
+
+
+def _count(path: str, **settings: str) -> int:
+  model = config.bind(
+      ctc.build,
+      gin_files=['gin/data/pipeline.gin', 'gin/execution/cpu.gin', path],
+      gin_params=[f'{name} = {value}' for name, value in settings.items()],
+  )()
+  return weights.count(model.specs)
+
+
+class SizesTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(*_rows())
+  def test_counted_is_what_is_documented(self, path, expected, printed):
+    del printed
+    self.assertEqual(_count(path), expected)
+
+  @parameterized.named_parameters(*(row for row in _rows() if row[3]))
+  def test_the_paper_s_figures_are_those_counted(self, path, _, printed):
+    # 244M is in units of 2^20. 450M for 454M is the furthest off.
+    count = _count(path)
+    for figure in re.findall(r'(\d+)M', printed):
+      unit = 2**20 if figure == '244' else 10**6
+      # 250M is the introduction's round figure.
+      tolerance = 0.025 if figure == '250' else 0.01
+      self.assertAlmostEqual(
+          count / unit / int(figure), 1.0, delta=tolerance, msg=figure
+      )
+
+  def test_every_model_is_in_the_table(self):
+    files = {
+        str(path.relative_to(experiments.ROOT))
+        for path in (experiments.ROOT / 'gin' / 'models').glob('*.gin')
+    }
+    # What the others include.
+    files -= {'gin/models/ctc.gin', 'gin/models/transformer.gin'}
+    self.assertCountEqual(files, [row[1] for row in _rows()])
+
+  def test_what_outputs_and_norms_add(self):
+    # 49 outputs for 30: 19 * (768 + 1). Norm 'post' has no last norm: 2 * 768.
+    path = 'gin/models/transformer_255m.gin'
+    before = _count(path)
+    self.assertEqual(_count(path, LANGUAGE="'fr'") - before, 19 * 769)
+    self.assertEqual(_count(path, NORM="'post'") - before, -2 * 768)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,123 @@
+"""Convolutional encoder with gated residual blocks.
+
+The convolutional front end of the transformer, then blocks
+
+    x = x + dropout(GLU(conv(LN(x)) + b))
+
+with a 1-D convolution over an odd number of frames centred on each (Dauphin et
+al. 2017, https://arxiv.org/abs/1612.08083, here not causal), and a final layer
+norm. Not of the federated ASR paper: an architecture to compare per-layer
+clipping on. Frames past an utterance's end read as 0 in every convolution,
+whether they are padding of the batch or lie outside it.
+
+  B: batch size. T: feature frames. F: mel bins. S: subsampled frames. D: width.
+"""
+
+import math
+from typing import Optional
+
+import tensorflow as tf
+
+from tff_asr import checks
+from tff_asr.features import log_mel
+from tff_asr.models import encoder
+from tff_asr.models import norms
+from tff_asr.models import subsampling
+from tff_asr.models import weights as weights_lib
+
+
+def build(
+    *,
+    num_blocks: int,
+    dim: int,
+    kernel_size: int,
+    dropout: float = 0.0,
+    feature_dim: int = log_mel.NUM_MEL_BINS,
+    activation_dtype: str = 'float32',
+) -> encoder.Encoder:
+  """Builds the encoder.
+
+  Args:
+    num_blocks: Residual blocks.
+    dim: D.
+    kernel_size: Frames that a block's convolution sees, odd.
+    dropout: Rate after the front end and in each block.
+    feature_dim: F.
+    activation_dtype: 'float32' or 'bfloat16'; see `encoder`.
+
+  Returns:
+    An `encoder.Encoder` with D = dim and S = T // 3.
+
+  Raises:
+    ValueError: An unknown activation_dtype, a size is not positive, kernel_size
+      is even, or dropout is outside [0, 1).
+  """
+  checks.positive_int(
+      num_blocks=num_blocks,
+      dim=dim,
+      kernel_size=kernel_size,
+      feature_dim=feature_dim,
+  )
+  encoder.check_dropout(dropout)
+  checks.one_of(encoder.ACTIVATION_DTYPES, activation_dtype=activation_dtype)
+  if kernel_size % 2 == 0:
+    raise ValueError(f'kernel_size must be odd, found {kernel_size}.')
+
+  names = encoder.block_names(num_blocks)
+  specs = dict(
+      weights_lib.prefix(
+          'front', subsampling.specs(feature_dim=feature_dim, dim=dim)
+      )
+  )
+  for name in names:
+    specs |= weights_lib.prefix(name, _block_specs(dim, kernel_size))
+  specs |= weights_lib.prefix('norm', norms.specs(dim))
+
+  def apply(
+      weights: weights_lib.Weights,
+      features: tf.Tensor,
+      feature_lengths: tf.Tensor,
+      seed: Optional[tf.Tensor],
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    front_seed, *block_seeds = encoder.split_seed(seed, num_blocks + 1)
+    hidden, lengths = subsampling.apply(
+        weights_lib.select('front', weights),
+        features,
+        feature_lengths,
+        dropout=dropout,
+        activation_dtype=activation_dtype,
+        seed=front_seed,
+    )
+    valid = encoder.mask(lengths, tf.shape(hidden)[1])
+    for name, block_seed in zip(names, block_seeds):
+      added = _gated_conv(weights_lib.select(name, weights), hidden, valid)
+      hidden += encoder.dropout(added, dropout, block_seed)
+    outputs = norms.layer_norm(weights_lib.select('norm', weights), hidden)
+    return tf.cast(outputs, tf.float32), lengths
+
+  return encoder.Encoder(specs, apply, subsampling.output_lengths, dim)
+
+
+def _block_specs(dim: int, kernel_size: int) -> weights_lib.Specs:
+  """Weights of one block; the convolution starts LeCun uniform."""
+  fan_in = kernel_size * dim
+  return {
+      'bias': weights_lib.zeros(2 * dim),
+      'kernel': weights_lib.WeightSpec(
+          (kernel_size, dim, 2 * dim), limit=math.sqrt(3 / fan_in)
+      ),
+      **weights_lib.prefix('norm', norms.specs(dim)),
+  }
+
+
+def _gated_conv(
+    weights: weights_lib.Weights, inputs: tf.Tensor, valid: tf.Tensor
+) -> tf.Tensor:
+  """GLU(conv(LN(inputs)) + b), [B, S, D]; arbitrary at padded frames."""
+  normed = norms.layer_norm(weights_lib.select('norm', weights), inputs)
+  normed *= tf.cast(valid, inputs.dtype)
+  kernel = tf.cast(weights['kernel'], inputs.dtype)
+  hidden = tf.nn.conv1d(normed, kernel, 1, 'SAME')
+  hidden += tf.cast(weights['bias'], inputs.dtype)
+  value, gate = tf.split(hidden, 2, axis=-1)
+  return value * tf.sigmoid(gate)

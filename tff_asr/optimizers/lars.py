@@ -1,0 +1,76 @@
+"""LARS: layer-wise adaptive rate scaling.
+
+You et al. 2017, https://arxiv.org/abs/1708.03888, with the semantics of optax's
+`lars`, which the federated ASR paper used for central training: for each tensor
+w with gradient g,
+
+    u = g + weight_decay w
+    ratio = trust_coefficient ||w|| / (||u|| + epsilon)    (1 if a norm is 0)
+    v = momentum v + learning_rate ratio u
+    w = w - v
+
+The learning rate is inside of the momentum: what was added at another rate
+keeps it. Every tensor is adapted, biases and layer norms too. A tensor of zeros
+moves by the plain step, which is much larger (1 / trust_coefficient), as optax
+has it.
+"""
+
+import tensorflow_federated as tff
+
+from tff_asr import checks
+from tff_asr.optimizers import moments
+from tff_asr.optimizers import per_tensor
+from tff_asr.optimizers import trust_ratio
+
+
+def build_lars(
+    learning_rate: float,
+    *,
+    momentum: float = 0.9,
+    trust_coefficient: float = 0.001,
+    epsilon: float = 0.0,
+    weight_decay: float = 0.0,
+) -> tff.learning.optimizers.Optimizer:
+  """Builds the optimizer; the defaults are optax's and the paper's.
+
+  Args:
+    learning_rate: At least 0.
+    momentum: In [0, 1).
+    trust_coefficient: Positive.
+    epsilon: At least 0; beside the update's norm.
+    weight_decay: At least 0; added to the gradient before the ratio.
+
+  Returns:
+    An optimizer whose memory and hyperparameters are all in its state.
+
+  Raises:
+    ValueError: An argument is out of its range.
+  """
+  checks.non_negative(
+      learning_rate=learning_rate, epsilon=epsilon, weight_decay=weight_decay
+  )
+  checks.finite(learning_rate=learning_rate)
+  checks.positive(trust_coefficient=trust_coefficient)
+  moments.below_one(momentum=momentum)
+
+  def update(weight, gradient, slots, scalars):
+    direction = gradient + scalars['weight_decay'] * weight
+    ratio = trust_ratio.trust_ratio(
+        weight,
+        direction,
+        coefficient=scalars['trust_coefficient'],
+        epsilon=scalars['epsilon'],
+    )
+    velocity = scalars['momentum'] * slots['velocity'] + (
+        scalars['learning_rate'] * ratio * direction
+    )
+    return weight - velocity, dict(velocity=velocity)
+
+  hparams = dict(
+      learning_rate=learning_rate,
+      momentum=momentum,
+      trust_coefficient=trust_coefficient,
+      epsilon=epsilon,
+      weight_decay=weight_decay,
+  )
+  return per_tensor.build(update, hparams=hparams, slots=('velocity',))

@@ -1,0 +1,114 @@
+"""Optimizers that treat each tensor of the weights on its own.
+
+What LAMB, LARS and Adam have in common: hyperparameters, a step number and
+slots (tensors like the weights, zeros at first) in the state, and an update
+rule for one tensor.
+"""
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+# (weight, gradient, slots by name, hyperparameters and 1-based `step`, both as
+# scalars of the weight's dtype) to (new weight, new slots by name).
+Update = Callable[
+    [tf.Tensor, tf.Tensor, dict[str, tf.Tensor], dict[str, tf.Tensor]],
+    tuple[tf.Tensor, dict[str, tf.Tensor]],
+]
+
+_State = collections.OrderedDict[str, Any]
+
+
+def build(
+    update: Update,
+    *,
+    hparams: Mapping[str, float],
+    slots: Sequence[str],
+) -> tff.learning.optimizers.Optimizer:
+  """Builds an optimizer from the rule for one tensor.
+
+  Args:
+    update: The rule; see `Update`. A tensor without a gradient (None) stays as
+      it is, with its slots.
+    hparams: Hyperparameters by name, `learning_rate` among them.
+    slots: Names of the slots.
+
+  Returns:
+    An optimizer whose memory and hyperparameters are all in its state, in the
+    order: hyperparameters, step, slots.
+  """
+  return _PerTensor(update, collections.OrderedDict(hparams), tuple(slots))
+
+
+class _PerTensor(tff.learning.optimizers.Optimizer):
+  """See `build`."""
+
+  def __init__(
+      self,
+      update: Update,
+      hparams: collections.OrderedDict[str, float],
+      slots: tuple[str, ...],
+  ):
+    self._update = update
+    self._hparams = hparams
+    self._slots = slots
+
+  def initialize(self, specs: Any) -> _State:
+    zeros = lambda: tf.nest.map_structure(
+        lambda spec: tf.zeros(spec.shape, spec.dtype), specs
+    )
+    return collections.OrderedDict(
+        self._hparams, step=0, **{slot: zeros() for slot in self._slots}
+    )
+
+  def next(
+      self, state: _State, weights: Any, gradients: Any
+  ) -> tuple[_State, Any]:
+    gradients = tff.learning.optimizers.handle_indexed_slices_gradients(
+        gradients
+    )
+    tff.learning.optimizers.check_weights_gradients_match(weights, gradients)
+    step = state['step'] + 1
+    scalars = dict(self.get_hparams(state), step=step)
+
+    def update(weight, gradient, *slots):
+      if gradient is None:
+        return weight, slots
+      new_weight, new_slots = self._update(
+          weight,
+          gradient,
+          dict(zip(self._slots, slots)),
+          {key: tf.cast(value, weight.dtype) for key, value in scalars.items()},
+      )
+      return new_weight, [new_slots[slot] for slot in self._slots]
+
+    # Flat lists, since a gradient may be None, which tf.nest takes for a leaf.
+    updated = [
+        update(*leaves)
+        for leaves in zip(
+            tf.nest.flatten(weights),
+            tf.nest.flatten(gradients),
+            *(tf.nest.flatten(state[slot]) for slot in self._slots),
+            strict=True,
+        )
+    ]
+    pack = lambda leaves: tf.nest.pack_sequence_as(weights, leaves)
+    new_slots = {
+        slot: pack([slots[index] for _, slots in updated])
+        for index, slot in enumerate(self._slots)
+    }
+    new_state = collections.OrderedDict(state, step=step, **new_slots)
+    return new_state, pack([weight for weight, _ in updated])
+
+  def get_hparams(self, state: _State) -> _State:
+    return collections.OrderedDict(
+        (name, state[name]) for name in self._hparams
+    )
+
+  def set_hparams(self, state: _State, hparams: _State) -> _State:
+    return collections.OrderedDict(
+        state, **{name: hparams[name] for name in self._hparams}
+    )
