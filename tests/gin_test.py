@@ -22,6 +22,8 @@ from tff_asr import config
 from tff_asr import launch
 from tff_asr.data import client_data
 from tff_asr.execution import schedule
+from tff_asr.models import ctc
+from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import accounting
 from tff_asr.programs import audit
 from tff_asr.programs import central
@@ -70,6 +72,9 @@ class ExperimentsTest(parameterized.TestCase):
         {
             'gin/execution/native.gin',
             'gin/execution/ray.gin',
+            'gin/models/conformer.gin',
+            'gin/models/conformer_300m.gin',
+            'gin/models/conformer_toy.gin',
             'gin/models/transformer_1m.gin',
             'gin/models/transformer_255m.gin',
             'gin/privacy/dp_ftrl.gin',
@@ -78,6 +83,8 @@ class ExperimentsTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(
+      'gin/models/conformer_300m.gin',
+      'gin/models/conformer_toy.gin',
       'gin/models/transformer_1m.gin',
       'gin/models/transformer_255m.gin',
       'gin/execution/native.gin',
@@ -104,6 +111,21 @@ class ExperimentsTest(parameterized.TestCase):
         ],
         gin_params=['NOISE_MULTIPLIER = 1.0'],
     )
+
+  def test_documented_conformers_have_their_parameters(self):
+    # From the specs: no weight is allocated.
+    rows = re.findall(
+        r'^\| `(conformer_\w+\.gin)` .* ([\d,]+) \|$',
+        experiments.read('docs/pretraining.md'),
+        re.MULTILINE,
+    )
+    self.assertLen(rows, 2)
+    for name, count in rows:
+      files = ['gin/data/pipeline.gin', f'gin/models/{name}']
+      model = config.bind(ctc.build, gin_files=files)()
+      self.assertEqual(
+          weights_lib.count(model.encoder.specs), int(count.replace(',', ''))
+      )
 
   def test_an_axis_names_what_it_requires(self):
     for path in sorted((experiments.ROOT / 'gin').rglob('*.gin')):

@@ -44,6 +44,12 @@ class Encoder:
   output_dim: int
 
 
+def block_names(num_blocks: int) -> list[str]:
+  """Names that sort in the blocks' order."""
+  digits = max(2, len(str(num_blocks - 1)))
+  return [f'block_{index:0{digits}}' for index in range(num_blocks)]
+
+
 def mask(lengths: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
   """Returns float32 [B, size, 1]: 1 before each length, 0 from it on."""
   return tf.sequence_mask(lengths, size, tf.float32)[:, :, tf.newaxis]

@@ -20,11 +20,14 @@ from tff_asr import checks
 from tff_asr.features import log_mel
 from tff_asr.models import attention
 from tff_asr.models import encoder
+from tff_asr.models import norms
 from tff_asr.models import positions
 from tff_asr.models import subsampling
 from tff_asr.models import weights as weights_lib
 
-_NORM_EPSILON = 1e-5
+_block_names = encoder.block_names
+_norm = norms.layer_norm
+_norm_specs = norms.specs
 
 
 def build(
@@ -130,12 +133,6 @@ def build(
   return encoder.Encoder(specs, apply, subsampling.output_lengths, dim)
 
 
-def _block_names(num_blocks: int) -> list[str]:
-  """Names that sort in the blocks' order."""
-  digits = max(2, len(str(num_blocks - 1)))
-  return [f'block_{index:0{digits}}' for index in range(num_blocks)]
-
-
 def _block_specs(dim: int, mlp_dim: int) -> weights_lib.Specs:
   """Weights of one block."""
   return {
@@ -179,16 +176,3 @@ def _block(
   # A conditional, not a product with 0: a dropped block costs nothing.
   keep = tf.random.stateless_uniform([], drop_seed) >= layer_drop
   return tf.cond(keep, run, lambda: inputs)
-
-
-def _norm_specs(dim: int) -> weights_lib.Specs:
-  """Weights of a layer norm."""
-  return {'bias': weights_lib.zeros(dim), 'scale': weights_lib.ones(dim)}
-
-
-def _norm(weights: weights_lib.Weights, inputs: tf.Tensor) -> tf.Tensor:
-  """Layer norm over the last axis, computed in float32."""
-  values = tf.cast(inputs, tf.float32)
-  mean, variance = tf.nn.moments(values, axes=[-1], keepdims=True)
-  normed = (values - mean) * tf.math.rsqrt(variance + _NORM_EPSILON)
-  return tf.cast(normed * weights['scale'] + weights['bias'], inputs.dtype)
