@@ -159,3 +159,25 @@ def conformer_encoder(
         num_groups=num_groups,
     )
   return hidden
+
+
+def labels(
+    features: np.ndarray,
+    projection: np.ndarray,
+    codes: np.ndarray,
+    *,
+    num_stacked: int,
+) -> list[int]:
+  """The nearest code of each stacked, projected, normalised frame."""
+  features = features.astype(np.float64)
+  normed = (features - features.mean(axis=0)) / np.sqrt(
+      features.var(axis=0) + 1e-5
+  )
+  found = []
+  for s in range(len(features) // num_stacked):
+    frames = normed[s * num_stacked : (s + 1) * num_stacked]
+    projected = np.concatenate(list(frames)) @ projection
+    projected /= np.linalg.norm(projected)
+    distances = [np.linalg.norm(projected - code) for code in codes]
+    found.append(int(np.argmin(distances)))
+  return found
