@@ -23,6 +23,7 @@ from tff_asr import config
 from tff_asr.programs import central
 from tff_asr.programs import evaluate
 from tff_asr.programs import federated
+from tff_asr.programs import pretrain
 
 _MODEL = ('NUM_BLOCKS = 1', 'DIM = 8', 'MLP_DIM = 16', 'NUM_HEADS = 2')
 _TINY = {
@@ -44,6 +45,15 @@ _TINY = {
         'NUM_LOCAL_STEPS = 1',
         'EVALUATE_EVERY = 2',
     ),
+    pretrain.train: (
+        *_MODEL,
+        "TRAIN_DIR = 'public'",
+        "DEV_DIR = 'dev'",
+        'NUM_STEPS = 2',
+        'BATCH_SIZE = 2',
+        'EVALUATE_EVERY = 2',
+        'NUM_CODES = 16',
+    ),
 }
 _LEFT_OPEN = ('NOISE_MULTIPLIER = 0.01',)
 
@@ -58,6 +68,8 @@ def _run(path: str, output_dir: str) -> Any:
   ]
   if program is central.train and "SEED_RUN = '" in config.text():
     gin_params.append("SEED_RUN = 'seed'")
+  if program is pretrain.train and "SEED_RUN = '" in config.text():
+    gin_params.append("SEED_RUN = 'pretrained'")
   bound = config.bind(program, gin_files=[path], gin_params=gin_params)
   silent = io.StringIO()
   with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
@@ -77,6 +89,7 @@ def setUpModule():
   fakes.write_split('private', {'cai': 2, 'dee': 1, 'eve': 1})
   fakes.write_split('dev', {'fay': 2})
   _run('gin/experiments/quickstart_seed.gin', 'seed')
+  _run('gin/experiments/pretrain_mini_public.gin', 'pretrained')
 
 
 def tearDownModule():
@@ -103,6 +116,9 @@ class ExperimentsRunTest(parameterized.TestCase):
     ) as f:
       rows = list(csv.DictReader(f))
     self.assertEqual([row['round'] for row in rows], ['1', '2'])
+    if experiments.program(path) is pretrain.train:
+      self.assertEqual(list(results['dev_loss']), [2])
+      return
     self.assertGreater(float(rows[1]['dev_loss']), 0)
     self.assertEqual(list(results['dev_word_error_rate'])[-1], 2)
 

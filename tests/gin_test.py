@@ -72,9 +72,7 @@ class ExperimentsTest(parameterized.TestCase):
         {
             'gin/execution/native.gin',
             'gin/execution/ray.gin',
-            'gin/models/conformer.gin',
             'gin/models/conformer_300m.gin',
-            'gin/models/conformer_toy.gin',
             'gin/models/transformer_1m.gin',
             'gin/models/transformer_255m.gin',
             'gin/privacy/dp_ftrl.gin',

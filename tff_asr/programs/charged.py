@@ -3,6 +3,7 @@
 import os
 from typing import Optional
 
+from tff_asr.privacy import accounting
 from tff_asr.privacy import epsilon_report
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import statement
@@ -56,3 +57,37 @@ def saved_head(run: str) -> Optional[ledger_lib.Head]:
   leaves = state_file.read_leaves(newest, prefix='ledger')
   values = list(leaves.values())
   return ledger_lib.Head(int(values[0]), str(values[1]))
+
+
+def inherited(
+    parent: Optional[tuple[str, Optional[ledger_lib.Head]]]
+) -> list[accounting.Rounds]:
+  """The rounds that a run takes over from its seed run's ledger, or none."""
+  if parent is None:
+    return []
+  path, head = parent
+  return ledger_lib.read(path, head=head).rounds
+
+
+def create_ledger(
+    run: outputs.RunFolder,
+    parent: Optional[tuple[str, Optional[ledger_lib.Head]]],
+    *,
+    fixed_seeds: list[str],
+    unit: str = 'speaker',
+) -> ledger_lib.Ledger:
+  """The ledger of a new run; refused where one was taken away."""
+  before = outputs.ledger_of_model(run.path)
+  if before is not None and before[1] is not None:
+    raise ledger_lib.LedgerError(
+        f'{run.path} holds a trained model but no saved state: put its states '
+        'back, or take another output_dir.'
+    )
+  path, head = parent or (None, None)
+  return ledger_lib.create(
+      run.file(outputs.LEDGER),
+      unit=unit,
+      fixed_seeds=fixed_seeds,
+      parent=path,
+      parent_head=head,
+  )
