@@ -5,8 +5,8 @@ examples at a time: by `tf.vectorized_map` for n of 2 and more, one after the
 other for 1. Each becomes a record of the query, which clips it; the sum is over
 the records. The result depends on n by rounding only.
 
-Memory beside the weights: n gradients, 4 n bytes a trained parameter; one record
-that is being clipped, in float64, and the sum, up to 20 bytes a trained
+Memory beside the weights: n gradients, 4 n bytes a trained parameter; one
+record that is being clipped, in float64, and the sum, up to 20 bytes a trained
 parameter; and the activations of n examples.
 
   B: batch size.
