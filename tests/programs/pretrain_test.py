@@ -120,6 +120,7 @@ class PretrainTest(parameterized.TestCase):
     with open(self.path('public/layer_scores.png'), 'rb') as f:
       self.assertEqual(f.read(4), b'\x89PNG')
 
+  @pytest.mark.slow
   def test_a_stopped_private_run_ends_in_the_bits_of_a_whole_one(self):
     results, printed = self.run_program('whole')
     self.assertEqual(results['privacy']['unit'], 'example')
