@@ -23,6 +23,7 @@ from tff_asr import config
 from tff_asr.programs import central
 from tff_asr.programs import evaluate
 from tff_asr.programs import federated
+from tff_asr.programs import pretrain
 
 _MODEL = ('NUM_BLOCKS = 1', 'DIM = 8', 'MLP_DIM = 16', 'NUM_HEADS = 2')
 _TINY = {
@@ -43,6 +44,15 @@ _TINY = {
         'NUM_LOCAL_STEPS = 1',
         'EVALUATE_EVERY = 2',
     ),
+    pretrain.train: (
+        *_MODEL,
+        "TRAIN_DIR = 'public'",
+        "DEV_DIR = 'dev'",
+        'NUM_STEPS = 2',
+        'BATCH_SIZE = 2',
+        'EVALUATE_EVERY = 2',
+        'NUM_CODES = 16',
+    ),
 }
 _LEFT_OPEN = ('NOISE_MULTIPLIER = 0.01',)
 
@@ -58,8 +68,10 @@ def _run(
       *(param for param in _LEFT_OPEN if param.split(' =')[0] in left_open),
   ]
   configuration = config.text()
-  # A seed model has the tokens of its language.
+  # A seed model has the tokens of its language, a pre-trained one has none.
   seed = 'seed' if "LANGUAGE = 'en'" in configuration else 'seed_fr'
+  if program is pretrain.train:
+    seed = 'pretrained'
   if "SEED_RUN = '" in configuration:
     gin_params.append(f'SEED_RUN = {seed!r}')
   if program is evaluate.evaluate:
@@ -92,6 +104,7 @@ def setUpModule():
   path = 'gin/experiments/quickstart_seed.gin'
   _run(path, 'seed')
   _run(path, 'seed_fr', "LANGUAGE = 'fr'")
+  _run('gin/experiments/pretrain_mini_public.gin', 'pretrained')
 
 
 def tearDownModule():
@@ -118,6 +131,9 @@ class ExperimentsRunTest(parameterized.TestCase):
     ) as f:
       rows = list(csv.DictReader(f))
     self.assertEqual([row['round'] for row in rows], ['1', '2'])
+    if experiments.program(path) is pretrain.train:
+      self.assertEqual(list(results['dev_loss']), [2])
+      return
     self.assertGreater(float(rows[1]['dev_loss']), 0)
     self.assertEqual(list(results['dev_word_error_rate'])[-1], 2)
 

@@ -27,6 +27,8 @@ from tff_asr.execution import schedule
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
 from tff_asr.optimizers import schedules
+from tff_asr.models import ctc
+from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import accounting
 from tff_asr.programs import audit
 from tff_asr.programs import central
@@ -86,6 +88,7 @@ class ExperimentsTest(parameterized.TestCase):
             'gin/client_optimizers/lars.gin',
             'gin/execution/native.gin',
             'gin/execution/ray.gin',
+            'gin/models/conformer_300m.gin',
             'gin/models/conv.gin',
             'gin/models/gru.gin',
             'gin/models/transformer_1m.gin',
@@ -177,6 +180,25 @@ class ExperimentsTest(parameterized.TestCase):
         ],
         gin_params=['NOISE_MULTIPLIER = 1.0'],
     )
+
+  def test_documented_conformers_have_their_parameters(self):
+    # From the specs: no weight is allocated.
+    rows = re.findall(
+        r'^\| `(conformer_\w+\.gin)` .* ([\d,]+) \|$',
+        experiments.read('docs/pretraining.md'),
+        re.MULTILINE,
+    )
+    self.assertLen(rows, 2)
+    for name, count in rows:
+      files = [
+          'gin/data/pipeline.gin',
+          'gin/execution/cpu.gin',
+          f'gin/models/{name}',
+      ]
+      model = config.bind(ctc.build, gin_files=files)()
+      self.assertEqual(
+          weights_lib.count(model.encoder.specs), int(count.replace(',', ''))
+      )
 
   def test_an_axis_names_what_it_requires(self):
     for path in sorted((experiments.ROOT / 'gin').rglob('*.gin')):

@@ -24,7 +24,10 @@ _NOT_OPTIONS = frozenset({
     'cohorts.poisson.key',
     'federated.train.configuration',
     'federated.train.output_dir',
+    'pretrain.train.configuration',
+    'pretrain.train.output_dir',
     'subsampling.output_lengths.feature_lengths',
+    'subsampling_2d.output_lengths.feature_lengths',
 })
 
 # By test file and test: the options whose effect it shows.
@@ -135,6 +138,49 @@ _SHOWN = {
     },
     'tests/learning/poisson_rounds_test.py': {
         'test_equal_a_numpy_simulation': ('fed_avg.build.num_local_epochs',),
+    },
+    'tests/learning/dp_sgd_step_test.py': {
+        'test_an_example_moves_the_sum_by_at_most_the_clip': (
+            'pretrain.train.query',
+        ),
+        'test_packing_and_devices_do_not_change_the_sum': (
+            'pretrain.train.devices',
+        ),
+        'test_vectorized_they_equal_a_loop_over_single_examples': (
+            'pretrain.train.num_vectorized',
+        ),
+    },
+    'tests/models/best_rq_test.py': {
+        'test_any_encoder_of_as_many_frames_will_do': (
+            'best_rq.build.encoder',
+        ),
+        'test_each_option_changes_the_loss': (
+            'best_rq.build.noise_stddev',
+            'best_rq.build.quantizer',
+            'best_rq.build.span_sec',
+            'best_rq.build.start_prob',
+        ),
+        'test_each_option_changes_the_labels': (
+            'quantizer.Quantizer.code_dim',
+            'quantizer.Quantizer.feature_dim',
+            'quantizer.Quantizer.num_codes',
+            'quantizer.Quantizer.num_stacked',
+            'quantizer.Quantizer.seed',
+        ),
+    },
+    'tests/models/conformer_test.py': {
+        'test_each_option_changes_the_result': (
+            'conformer.build.activation_dtype',
+            'conformer.build.dim',
+            'conformer.build.dropout',
+            'conformer.build.feature_dim',
+            'conformer.build.front_channels',
+            'conformer.build.kernel_size',
+            'conformer.build.mlp_dim',
+            'conformer.build.num_blocks',
+            'conformer.build.num_groups',
+            'conformer.build.num_heads',
+        ),
     },
     'tests/models/ctc_test.py': {
         'test_each_option_changes_the_model': (
@@ -308,6 +354,45 @@ _SHOWN = {
         'test_writes_everything_and_states_the_privacy': (
             'federated.train.delta',
         ),
+    },
+    'tests/programs/pretrain_test.py': {
+        'test_keeps_states_as_told': (
+            'pretrain.train.keep_every',
+            'pretrain.train.keep_last',
+        ),
+        'test_a_public_run_scores_layers_and_charges_nothing': (
+            'masked_evaluation.MaskedEvaluator.client_data',
+            'masked_evaluation.MaskedEvaluator.model',
+            'masked_evaluation.MaskedEvaluator.pipeline',
+            'pretrain.train.evaluate_every',
+            'pretrain.train.evaluator',
+            'pretrain.train.model',
+            'pretrain.train.optimizer',
+        ),
+        'test_a_stopped_private_run_ends_in_the_bits_of_a_whole_one': (
+            'pretrain.train.batch_size',
+            'pretrain.train.client_data',
+            'pretrain.train.noise_seed',
+            'pretrain.train.num_steps',
+            'pretrain.train.sampler_seed',
+            'pretrain.train.save_every',
+            'pretrain.train.seed',
+        ),
+        'test_a_target_epsilon_ends_the_run_before_it_is_exceeded': (
+            'pretrain.train.delta',
+            'pretrain.train.target_epsilon',
+        ),
+        'test_choices_by_hand': (
+            'layer_freeze.LayerFreeze.number',
+            'layer_freeze.LayerFreeze.order',
+            'layer_freeze.LayerFreeze.seed',
+            'layer_freeze.LayerFreeze.share',
+        ),
+        'test_frozen_layers_are_those_of_the_lowest_scores_and_do_not_move': (
+            'pretrain.train.freeze',
+            'pretrain.train.seed_run',
+        ),
+        'test_too_long_ones_add_nothing': ('pretrain.train.pipeline',),
     },
     'tests/text/tokenizer_test.py': {
         'test_each_language_has_its_characters': (

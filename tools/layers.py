@@ -64,7 +64,14 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
         'optimizers': ('tensorflow', 'tensorflow_federated'),
     },
     # Learning processes and central steps.
-    {'learning': ('numpy', 'tensorflow', 'tensorflow_federated')},
+    {
+        'learning': (
+            'numpy',
+            'tensorflow',
+            'tensorflow_federated',
+            'tensorflow_privacy',
+        ),
+    },
     # The logic of programs.
     {
         'programs': (
@@ -75,6 +82,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
             'numpy',
             'tensorflow',
             'tensorflow_federated',
+            'tensorflow_privacy',
             'tqdm',
             'tree',
         ),

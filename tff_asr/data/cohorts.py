@@ -138,7 +138,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
           f'The cohort size is {sampling.cohort_size} as declared to the '
           f'privacy accounting, found k={k!r}: leave k out.'
       )
-    chosen = _draw(sampling, key=self._key, round_num=self._round_num)
+    chosen = draw_indices(sampling, key=self._key, round_num=self._round_num)
     self._round_num += 1
     client_ids = self._source.client_ids
     return [client_ids[i] for i in chosen]
@@ -262,10 +262,19 @@ def _sorted_ids(client_ids: Sequence[str]) -> tuple[str, ...]:
   return tuple(ordered)
 
 
-def _draw(
+def draw_indices(
     sampling: accounting.Sampling, *, key: np.ndarray, round_num: int
 ) -> np.ndarray:
-  """Indices of a round's clients, ascending."""
+  """Draws a round's cohort.
+
+  Args:
+    sampling: How.
+    key: 128-bit key, int32 [4].
+    round_num: The round.
+
+  Returns:
+    int64 [n], ascending places in the order of the population.
+  """
   population = sampling.population
   if sampling.cohort_size == population:  # under Poisson too: probability 1
     return np.arange(population)

@@ -205,7 +205,7 @@ class Ledger:
 def create(
     path: str,
     *,
-    unit: str = 'speaker',
+    unit: Optional[str] = None,
     fixed_seeds: Sequence[str] = (),
     parent: Optional[str] = None,
     parent_head: Optional[Head] = None,
@@ -214,17 +214,27 @@ def create(
 
   Args:
     path: The file; its folder exists.
-    unit: What is protected: one client of this kind.
+    unit: What is protected: one client of this kind; None: that of the parent,
+      or 'speaker'.
     fixed_seeds: Names of the keys that a seed fixed, such as 'NOISE_SEED'.
     parent: Ledger of the run whose model this one starts from, whose rounds
       and fixed seeds it takes over; None: there is none.
     parent_head: Head of that ledger as kept with the model.
 
   Raises:
-    LedgerError: If `path` holds rounds or something else or is in use, or the
-      parent is not the ledger of `parent_head`.
+    LedgerError: If `path` holds rounds or something else or is in use, the
+      parent is not the ledger of `parent_head`, or it charges rounds of another
+      unit, which cannot be added to these.
   """
   inherited = [] if parent is None else _read(parent, head=parent_head)
+  if unit is None:
+    unit = inherited[0]['unit'] if inherited else 'speaker'
+  if inherited[1:] and inherited[0]['unit'] != unit:
+    raise LedgerError(
+        f'The privacy ledger {parent} protects each {inherited[0]["unit"]}, '
+        f'this run each {unit}: what they cost cannot be added up. Start from '
+        'a model that was trained on public data, or in the same unit.'
+    )
   descriptor = _open_locked(path, new=True)
   try:
     if os.path.getsize(path) and not _is_torn_header(path):

@@ -34,6 +34,11 @@ _RELATION_WORDS = {
         'place in the pass'
     ),
 }
+_UNIT_WORDS = {
+    'speaker': 'all recordings of one client',
+    'example': 'one recording; a speaker with several of them is protected '
+    'less, and the server sees all recordings',
+}
 _SAMPLING_WORDS = {
     'poisson': (
         'Poisson: each of {population:,} {unit}s joins a round on its own with '
@@ -152,7 +157,7 @@ def build(
       ('model', 'central differential privacy with a trusted server: the '
        'server sees the updates before noise is added; what is stated here is '
        'of those who see only the trained models'),
-      ('unit', f'{unit}: all recordings of one client'),
+      ('unit', f'{unit}: {_UNIT_WORDS.get(unit, "one client")}'),
       ('neighbours', _RELATION_WORDS[relation].format(unit=unit)),
       ('public', 'the seed model, the dev set, the number of '
        f'{unit}s, all hyperparameters'),

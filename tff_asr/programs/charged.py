@@ -74,6 +74,7 @@ def create_ledger(
     parent: Optional[tuple[str, Optional[ledger_lib.Head]]],
     *,
     fixed_seeds: list[str],
+    unit: str = 'speaker',
 ) -> ledger_lib.Ledger:
   """The ledger of a new run; refused where one was taken away."""
   before = outputs.ledger_of_model(run.path)
@@ -85,7 +86,7 @@ def create_ledger(
   path, head = parent or (None, None)
   return ledger_lib.create(
       run.file(outputs.LEDGER),
-      unit='speaker',
+      unit=unit,
       fixed_seeds=fixed_seeds,
       parent=path,
       parent_head=head,

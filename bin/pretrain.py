@@ -1,0 +1,44 @@
+r"""Pre-trains an encoder on untranscribed speech (BEST-RQ), with or without DP.
+
+Example:
+  python bin/pretrain.py --output_dir=runs/NAME \
+      --gin_file=gin/experiments/pretrain_mini_public.gin
+"""
+
+from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+
+launch.begin(__name__)
+
+from absl import flags
+
+from tff_asr import config
+from tff_asr.programs import machine
+from tff_asr.programs import pretrain
+
+_OUTPUT_DIR = flags.DEFINE_string(
+    'output_dir', None, 'Folder of the run; an unfinished run there goes on.'
+)
+_GIN_FILE = flags.DEFINE_multi_string(
+    'gin_file', [], 'Configuration file; may be repeated.'
+)
+_GIN_PARAM = flags.DEFINE_multi_string(
+    'gin_param', [], "Override such as 'NUM_STEPS = 10'; may be repeated."
+)
+flags.mark_flag_as_required('output_dir')
+
+
+def main(_) -> None:
+  machine.restore_threads(_OUTPUT_DIR.value)
+  train = config.bind(
+      pretrain.train,
+      gin_files=_GIN_FILE.value,
+      gin_params=_GIN_PARAM.value,
+      check=pretrain.check,
+  )
+  launch.run_async(
+      train(output_dir=_OUTPUT_DIR.value, configuration=config.text())
+  )
+
+
+if __name__ == '__main__':
+  launch.run(main)

@@ -1,0 +1,110 @@
+"""Utterances as the unit of sampling: Poisson batches of a corpus' examples.
+
+An example's number is its place when clients are in the order of their ids and
+each client's utterances in that of the corpus. Which numbers a round has is
+drawn as cohorts are (`cohorts`), from a secret key and the round; so that a
+run can say what it cost by example, whoever the speakers are.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from tff_asr.data import client_data as client_data_lib
+from tff_asr.data import cohorts
+from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.data import schema
+from tff_asr.features import log_mel
+from tff_asr.privacy import accounting
+
+# Clients read from at once; the order of the examples is that of the numbers.
+_INTERLEAVED = 4
+
+
+class Examples:
+  """The utterances of a corpus, drawn at random."""
+
+  def __init__(
+      self,
+      client_data: client_data_lib.SpeechClientData,
+      *,
+      pipeline: pipeline_lib.Pipeline,
+      batch_size: int,
+      key: np.ndarray,
+  ):
+    """Creates the source.
+
+    Args:
+      client_data: The speakers.
+      pipeline: Gives features and packs physical batches; utterances longer
+        than its limit, and those too short for an output frame, are drawn and
+        counted as any and add nothing.
+      batch_size: Examples expected in a batch, at most all.
+      key: 128-bit key of the draws, int32 [4].
+
+    Raises:
+      ValueError: batch_size is not in [1, number of utterances].
+    """
+    self._client_ids = np.array(sorted(client_data.client_ids))
+    counts = [client_data.num_utterances(str(i)) for i in self._client_ids]
+    self._ends = np.cumsum(counts)
+    self._dataset_fn = client_data.serializable_dataset_fn
+    self._pipeline = pipeline
+    self._key = key
+    self.sampling = accounting.Sampling(
+        kind='poisson',
+        cohort_size=batch_size,
+        population=int(self._ends[-1]),
+    )
+
+  def initial_state(self) -> cohorts.CohortState:
+    """The state before the first batch; holds the key."""
+    return cohorts.CohortState(np.array(self._key), np.int64(0))
+
+  def draw(
+      self, state: cohorts.CohortState
+  ) -> tuple[list[int], cohorts.CohortState]:
+    """The numbers of the next batch's examples, and the state after it."""
+    numbers = cohorts.draw_indices(
+        self.sampling, key=state.key, round_num=int(state.round_num)
+    )
+    after = cohorts.CohortState(state.key, np.int64(state.round_num + 1))
+    return numbers.tolist(), after
+
+  def batches(self, numbers: list[int]) -> Iterator[pipeline_lib.Batch]:
+    """The physical batches of some examples; each is in one of them."""
+    if not numbers:
+      return iter(())
+    return iter(self._pipeline.evaluation_batches(self._dataset(numbers)))
+
+  def _dataset(self, numbers: list[int]) -> tf.data.Dataset:
+    """The examples of these numbers, without text."""
+    numbers = np.asarray(numbers)
+    clients = np.searchsorted(self._ends, numbers, side='right')
+    starts = np.concatenate([[0], self._ends])[clients]
+    places = tf.data.Dataset.from_tensor_slices(
+        (self._client_ids[clients], numbers - starts)
+    )
+    examples = places.interleave(
+        lambda client_id, place: self._dataset_fn(client_id)
+        .skip(place)
+        .take(1),
+        cycle_length=_INTERLEAVED,
+        num_parallel_calls=_INTERLEAVED,
+        deterministic=True,
+    )
+    return examples.map(
+        lambda example: dict(example, **{schema.TRANSCRIPT: ''})
+    ).filter(self._is_usable)
+
+  def _is_usable(self, example: schema.Element) -> tf.Tensor:
+    """Whether an example has an output frame and is within the limit."""
+    if schema.FEATURES in example:
+      num_frames = tf.shape(example[schema.FEATURES])[0]
+    else:
+      num_frames = log_mel.num_frames(tf.shape(example[schema.WAVEFORM])[0])
+    most = self._pipeline.max_utterance_sec / log_mel.FRAME_SHIFT_SEC
+    return (num_frames <= int(most)) & (
+        self._pipeline.output_lengths(num_frames) > 0
+    )

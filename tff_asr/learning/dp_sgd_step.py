@@ -1,0 +1,396 @@
+"""One step of DP-SGD on masked prediction: the example is the unit of privacy.
+
+Abadi et al. 2016, https://arxiv.org/abs/1607.00133, as in
+https://arxiv.org/abs/2409.13953: the gradient of each example of a
+Poisson-sampled batch is clipped and noised by the query that clips and noises
+clients' updates (`queries.PerLayerClipSumQuery`); the sum is divided by the
+expected batch size, never by the examples that came, and an optimizer steps
+along it. Frozen weights have no gradients, no share of the clip, no noise and
+no optimizer state, and do not change.
+
+A batch comes in physical batches, as many as it takes; noise is drawn once, on
+the whole sum. What is random of an example (its masks, its dropout) depends on
+the step and on the example's name, so that the sum does not depend, but for
+rounding, on how examples are packed and on how many devices share the work.
+
+Without a query nothing is clipped or noised, and gradients are those of whole
+physical batches: for public data. Such a step also gives the squared norm of
+each layer's gradient (`layer_freeze`).
+
+The state is that of a learning process, so that rounds can be charged as those
+of one (`programs.private_rounds`).
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+import concurrent.futures
+import itertools
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+import tensorflow_privacy as tfp
+
+from tff_asr import checks
+from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.learning import example_gradients
+from tff_asr.models import best_rq
+from tff_asr.models import weights as weights_lib
+
+
+class StepState(NamedTuple):
+  """What decides a step's randomness: seed int32 [2], steps so far int32."""
+
+  seed: Any
+  round_num: Any
+
+
+class AggregatorState(NamedTuple):
+  """State of the normalised query, and the event of its last result."""
+
+  query_state: Any
+  dp_event: Any
+
+
+class Output(NamedTuple):
+  """A step's result, as of a learning process's `next`."""
+
+  state: tff.learning.templates.LearningAlgorithmState
+  metrics: dict[str, Any]
+
+
+class DpSgd:
+  """Steps of one run; built once, as tracing takes longer than a step."""
+
+  def __init__(
+      self,
+      *,
+      model: best_rq.BestRqModel,
+      optimizer: tff.learning.optimizers.Optimizer,
+      batch_size: int,
+      seed: int,
+      query: Optional[tfp.SumAggregationDPQuery] = None,
+      num_vectorized: int = 1,
+      frozen: Collection[str] = (),
+      devices: Sequence[str] = ('/device:CPU:0',),
+  ):
+    """Creates the step.
+
+    Args:
+      model: The model.
+      optimizer: Steps along the mean gradient.
+      batch_size: Examples expected in a batch; the divisor.
+      seed: Of initial weights, masks and dropout (not of noise).
+      query: Clips and noises; None for public data.
+      num_vectorized: Examples whose gradients are computed at once; see
+        `example_gradients` for the memory. More than 1 is faster on small
+        models and takes long to trace on deep ones.
+      frozen: Names of weights that stay as they are.
+      devices: Logical devices that share a batch; the weights and the sum are
+        on each.
+
+    Raises:
+      ValueError: An argument is out of range, a name is unknown, or all
+        weights are frozen.
+    """
+    checks.positive_int(batch_size=batch_size, num_vectorized=num_vectorized)
+    checks.non_negative_int(seed=seed)
+    if not devices:
+      raise ValueError('devices must name at least one device, found none.')
+    unknown = sorted(set(frozen) - model.specs.keys())
+    if unknown:
+      raise ValueError(f'frozen names {unknown[0]}, which the model has not.')
+    live = {
+        name: spec for name, spec in model.specs.items() if name not in frozen
+    }
+    if not live:
+      raise ValueError('frozen names all weights: nothing is left to train.')
+    self._model = model
+    self._optimizer = optimizer
+    self._live_specs = weights_lib.tensor_specs(live)
+    self._seed = (seed & 0x7FFFFFFF, seed >> 31 & 0x7FFFFFFF)
+    self._frozen = tuple(sorted(frozen))
+    self._devices = tuple(devices)
+    self._query = None
+    if query is not None:
+      self._query = tfp.NormalizedQuery(query, denominator=float(batch_size))
+    self._add = _build_add(
+        model,
+        query=self._query,
+        live=tuple(self._live_specs),
+        num_vectorized=num_vectorized,
+    )
+    self._batch_size = batch_size
+    self._update = tf.function(self._update_graph)
+    self._event = tf.function(self._event_graph)
+
+  def initialize(self) -> tff.learning.templates.LearningAlgorithmState:
+    """The state before the first step, with weights drawn from the seed."""
+    weights = self._model.initialize(tf.constant(self._seed))
+    query_state, event = (), ()
+    if self._query is not None:
+      query_state = self._query.initial_global_state()
+      event = _to_arrays(self._event(query_state))
+    # As tensors: Python numbers in it would be traced as constants.
+    finalizer = tf.nest.map_structure(
+        tf.convert_to_tensor, self._optimizer.initialize(self._live_specs)
+    )
+    return tff.learning.templates.LearningAlgorithmState(
+        global_model_weights=weights,
+        distributor=StepState(tf.constant(self._seed), tf.constant(0)),
+        # In the state, so that a step is another one if others are frozen.
+        client_work='\n'.join(self._frozen),
+        aggregator=AggregatorState(query_state, event),
+        finalizer=finalizer,
+    )
+
+  def next(
+      self,
+      state: tff.learning.templates.LearningAlgorithmState,
+      batches: Iterable[pipeline_lib.Batch],
+  ) -> Output:
+    """Takes a step.
+
+    Args:
+      state: From `initialize` or the last step.
+      batches: The physical batches of this step's batch, of features and
+        names; none of them for a batch of nobody, which still is a step.
+
+    Returns:
+      The new state, and metrics, exact and therefore not private: `loss_sum`,
+      `gradient_norm_sum` (before clipping; 0 without a query) and
+      `num_examples`; without a query also `layer_squares`, by layer the squared
+      norm of the mean gradient.
+    """
+    seed = tf.random.fold_in(
+        tf.constant(state.distributor.seed), state.distributor.round_num
+    )
+    sums = self._sum(state, seed, batches)
+    weights = weights_lib.to_tensors(state.global_model_weights)
+    query_state, finalizer = tf.nest.map_structure(
+        tf.convert_to_tensor, (state.aggregator.query_state, state.finalizer)
+    )
+    query_state, event, finalizer, live, squares = self._update(
+        query_state, finalizer, self._live(weights), sums.records
+    )
+    metrics = {
+        'loss_sum': sums.loss,
+        'gradient_norm_sum': sums.norm,
+        'num_examples': sums.count,
+    }
+    if self._query is None:
+      metrics['layer_squares'] = squares
+    new_weights = weights_lib.Weights(
+        (name, live.get(name, value)) for name, value in weights.items()
+    )
+    step = StepState(
+        state.distributor.seed, np.int32(state.distributor.round_num + 1)
+    )
+    new_state = tff.learning.templates.LearningAlgorithmState(
+        global_model_weights=new_weights,
+        distributor=step,
+        client_work=state.client_work,
+        aggregator=AggregatorState(query_state, _to_arrays(event)),
+        finalizer=finalizer,
+    )
+    return Output(new_state, metrics)
+
+  def _live(self, weights: weights_lib.Weights) -> weights_lib.Weights:
+    """The weights that are trained."""
+    return weights_lib.Weights(
+        (name, weights[name]) for name in self._live_specs
+    )
+
+  def _sum(self, state: Any, seed: tf.Tensor, batches: Any) -> '_Sums':
+    """Sums over all batches, shared by the devices in turn."""
+    params = ()
+    if self._query is not None:
+      query_state = state.aggregator.query_state
+      params = tf.nest.map_structure(
+          tf.convert_to_tensor, self._query.derive_sample_params(query_state)
+      )
+
+    def start(device: str) -> Callable[[Any], Any]:
+      with tf.device(device):
+        weights = tf.nest.map_structure(
+            tf.identity, weights_lib.to_tensors(state.global_model_weights)
+        )
+        sums = [_zeros(self._live(weights), self._query)]
+
+      def add(batch: pipeline_lib.Batch) -> None:
+        with tf.device(device):
+          sums[0] = self._add(weights, params, seed, batch, sums[0])
+
+      return add, sums
+
+    workers = [start(device) for device in self._devices]
+    with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
+      remaining = iter(batches)
+      while turn := list(itertools.islice(remaining, len(workers))):
+        # Each batch has its device by its number: deterministic.
+        list(pool.map(lambda worker, batch: worker[0](batch), workers, turn))
+    with tf.device(self._devices[0]):
+      total = workers[0][1][0]
+      for _, (sums,) in workers[1:]:
+        total = _merge(self._query, total, sums)
+    return total
+
+  def _event_graph(self, query_state):
+    """The event of a step."""
+    nothing = tf.nest.map_structure(
+        lambda spec: tf.zeros(spec.shape, spec.dtype), self._live_specs
+    )
+    _, _, event = self._query.get_noised_result(
+        self._query.initial_sample_state(nothing), query_state
+    )
+    return event.to_named_tuple()
+
+  def _update_graph(self, query_state, finalizer, live, records):
+    """The noised mean, and the optimizer's step along it."""
+    event = ()
+    squares = ()
+    if self._query is None:
+      mean = tf.nest.map_structure(
+          lambda record: record / self._batch_size, records
+      )
+      squares = tf.nest.map_structure(
+          lambda part: tf.reduce_sum(tf.square(part)), mean
+      )
+    else:
+      mean, query_state, event = self._query.get_noised_result(
+          records, query_state
+      )
+      event = event.to_named_tuple()
+    finalizer, live = self._optimizer.next(finalizer, live, mean)
+    return query_state, event, finalizer, live, squares
+
+
+class _Sums(NamedTuple):
+  """As `example_gradients.Sums`, and the number of examples."""
+
+  records: Any
+  loss: tf.Tensor
+  norm: tf.Tensor
+  count: tf.Tensor
+
+
+def _zeros(
+    live: weights_lib.Weights, query: Optional[tfp.DPQuery]
+) -> _Sums:
+  """Sums over no example."""
+  if query is None:
+    zeros = tf.nest.map_structure(tf.zeros_like, live)
+    return _Sums(zeros, tf.zeros([]), tf.zeros([]), tf.zeros([]))
+  return _Sums(*example_gradients.zeros(live, query=query), tf.zeros([]))
+
+
+def _merge(query: Optional[tfp.DPQuery], one: Any, other: Any) -> _Sums:
+  """Adds sums."""
+  if query is None:
+    return tf.nest.map_structure(tf.add, one, other)
+  return _Sums(
+      query.merge_sample_states(one.records, other.records),
+      *(a + b for a, b in zip(one[1:], other[1:])),
+  )
+
+
+def _build_add(
+    model: best_rq.BestRqModel,
+    *,
+    query: Optional[tfp.DPQuery],
+    live: tuple[str, ...],
+    num_vectorized: int,
+) -> Callable[..., _Sums]:
+  """The graph function that adds a physical batch to sums."""
+  num_stacked = model.quantizer.num_stacked
+
+  def trim(examples):
+    """Without the padding that all of them have."""
+    masked, seeds = examples
+    most = tf.reduce_max(masked.feature_lengths)
+    labels = most // num_stacked
+    return best_rq.Masked(
+        features=masked.features[:, :most],
+        feature_lengths=masked.feature_lengths,
+        labels=masked.labels[:, :labels],
+        is_masked=masked.is_masked[:, :labels],
+    ), seeds
+
+  # One graph for all batches, so that a resumed run has the same bits.
+  @tf.function
+  def add(weights, params, seed, batch, sums):
+    names = tf.strings.join(
+        [batch['client_id'], batch['utterance_id']], separator='\n'
+    )
+    numbers = tf.cast(
+        tf.strings.to_hash_bucket_fast(names, 2**31 - 1), tf.int32
+    )
+    seeds = tf.map_fn(
+        lambda number: tf.random.split(tf.random.fold_in(seed, number), 2),
+        numbers,
+        fn_output_signature=tf.TensorSpec([2, 2], tf.int32),
+    )
+    masked = model.mask(
+        batch['features'], batch['feature_lengths'], seeds[:, 0]
+    )
+    trained = weights_lib.Weights((name, weights[name]) for name in live)
+
+    def loss_fn(trained, examples):
+      masked, seeds = examples
+      return tf.reduce_sum(
+          model.loss({**weights, **trained}, masked, seeds[0])
+      )
+
+    examples = (masked, seeds[:, 1])
+    count = tf.cast(tf.size(numbers), tf.float32)
+    if query is None:
+      with tf.GradientTape() as tape:
+        tape.watch(trained)
+        loss = loss_fn(trained, examples)
+      gradient = tape.gradient(
+          loss, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
+      )
+      found = _Sums(gradient, loss, tf.zeros([]), count)
+    else:
+      found = _Sums(
+          *example_gradients.clipped_sum(
+              loss_fn,
+              trained,
+              examples,
+              query=query,
+              params=params,
+              num_vectorized=num_vectorized,
+              trim=trim,
+          ),
+          count,
+      )
+    return _merge(query, sums, found)
+
+  return _with_fixed_batch_type(add)
+
+
+def _with_fixed_batch_type(add: tf.types.experimental.GenericFunction):
+  """Traces for batches of any size, once a device."""
+  traced = {}
+
+  def call(weights, params, seed, batch, sums):
+    device = weights[next(iter(weights))].device
+    if device not in traced:
+      specs = tf.nest.map_structure(
+          lambda value: tf.TensorSpec(value.shape, value.dtype),
+          (weights, params, seed),
+      )
+      sum_specs = tf.nest.map_structure(
+          lambda value: tf.TensorSpec(value.shape, value.dtype), sums
+      )
+      traced[device] = add.get_concrete_function(
+          *specs, pipeline_lib.batch_spec(), sum_specs
+      )
+    return traced[device](weights, params, seed, batch, sums)
+
+  return call
+
+
+def _to_arrays(event: Any) -> Any:
+  """The event as TFF keeps it in a state: its names as bytes."""
+  return tf.nest.map_structure(lambda value: value.numpy(), event)

@@ -1,0 +1,86 @@
+"""LayerFreeze: which layers private training leaves as they are.
+
+Chauhan et al. 2024, https://arxiv.org/abs/2409.13953: during a public warm
+start the squared norms of each layer's gradients are added up; the layers with
+the smallest scores are frozen. Fewer trained weights have less noise in all,
+and each trained layer a larger part of the clip. A layer is a weight tensor, as
+for clipping.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+from typing import Optional
+
+import numpy as np
+
+from tff_asr import checks
+
+ORDERS = ('lowest', 'highest', 'random')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerFreeze:
+  """How many layers to freeze, and which. One of share and number is set.
+
+  Attributes:
+    share: Of all layers, in [0, 1), rounded down.
+    number: Of layers.
+    order: `lowest` scores, as in the paper; `highest` or `random` to compare.
+    seed: Of `random`.
+  """
+
+  share: Optional[float] = None
+  number: Optional[int] = None
+  order: str = 'lowest'
+  seed: int = 1
+
+  def __post_init__(self):
+    if (self.share is None) == (self.number is None):
+      raise ValueError(
+          'share or number must be set, not both, found '
+          f'{self.share} and {self.number}.'
+      )
+    if self.share is not None:
+      checks.in_range(0, 1, share=self.share)
+      if self.share == 1:
+        raise ValueError('share must be below 1, found 1: nothing is left.')
+    else:
+      checks.non_negative_int(number=self.number)
+    checks.one_of(ORDERS, order=self.order)
+    checks.non_negative_int(seed=self.seed)
+
+  def choose(self, scores: Mapping[str, float]) -> list[str]:
+    """The names of the layers to freeze, sorted.
+
+    Args:
+      scores: Of each layer; equal ones go by name.
+
+    Raises:
+      ValueError: A score is not a number, or no layer would be left.
+    """
+    for name, score in scores.items():
+      if not math.isfinite(score):
+        raise ValueError(f'the score of {name} must be finite, found {score}.')
+    number = self.number
+    if number is None:
+      number = int(self.share * len(scores))
+    if number >= len(scores):
+      raise ValueError(
+          f'number {number} would freeze all of {len(scores)} layers.'
+      )
+    names = sorted(scores)
+    if self.order == 'random':
+      np.random.default_rng(self.seed).shuffle(names)
+    else:
+      sign = -1 if self.order == 'highest' else 1
+      names.sort(key=lambda name: sign * scores[name])
+    return sorted(names[:number])
+
+
+def normalized(squares: Mapping[str, float]) -> dict[str, float]:
+  """Scores: accumulated squared norms over their sum (zeros of zeros)."""
+  total = sum(squares.values())
+  return {
+      name: value / total if total else 0.0 for name, value in squares.items()
+  }

@@ -1,0 +1,240 @@
+"""BEST-RQ: predicting the labels of masked speech, over any encoder.
+
+Chiu et al. 2022, https://arxiv.org/abs/2202.01855: spans of frames are replaced
+by noise (`features.span_masks`), and the encoder with a linear layer predicts
+what a frozen quantizer (`quantizer`) made of the frames that are hidden; the
+loss is cross-entropy over masked frames. An output frame counts as masked where
+all the feature frames that make its label are.
+
+  B: batch size. T: feature frames. F: mel bins. S: output frames.
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple, Optional
+
+import tensorflow as tf
+
+from tff_asr import checks
+from tff_asr.features import log_mel
+from tff_asr.features import span_masks
+from tff_asr.models import encoder as encoder_lib
+from tff_asr.models import quantizer as quantizer_lib
+from tff_asr.models import weights as weights_lib
+
+# Lengths at which an encoder's frames are compared with the quantizer's.
+_COMPARED_LENGTHS = 100
+
+
+class Masked(NamedTuple):
+  """A batch whose labels are to be predicted.
+
+  Attributes:
+    features: float32 [B, T, F], noise in masked frames.
+    feature_lengths: int32 [B].
+    labels: int32 [B, S].
+    is_masked: bool [B, S], True for masked output frames.
+  """
+
+  features: tf.Tensor
+  feature_lengths: tf.Tensor
+  labels: tf.Tensor
+  is_masked: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class BestRqModel:
+  """An encoder and a linear layer to the quantizer's labels.
+
+  Attributes:
+    encoder: The acoustic encoder; its weights keep their names.
+    quantizer: Makes the labels.
+    start_prob: Probability that a feature frame starts a masked span.
+    span_frames: Feature frames of a span.
+    noise_stddev: Of what replaces masked features.
+    specs: All weights: the encoder's and `prediction/kernel`,
+      `prediction/bias`.
+  """
+
+  encoder: encoder_lib.Encoder
+  quantizer: quantizer_lib.Quantizer
+  start_prob: float
+  span_frames: int
+  noise_stddev: float
+  specs: weights_lib.Specs
+
+  def initialize(self, seed: tf.Tensor) -> weights_lib.Weights:
+    """Draws initial weights from a seed int32 [2]."""
+    return weights_lib.initialize(self.specs, seed)
+
+  def mask(
+      self, features: tf.Tensor, feature_lengths: tf.Tensor, seeds: tf.Tensor
+  ) -> Masked:
+    """Labels a batch and hides part of it.
+
+    Args:
+      features: float32 [B, T, F].
+      feature_lengths: int32 [B], each in [0, T]. Frames at or past the length
+        change neither labels nor masks before it.
+      seeds: int32 [B, 2], one an utterance.
+    """
+    batch_size, size, _ = tf.unstack(tf.shape(features))
+    split = tf.map_fn(lambda seed: tf.random.split(seed, 2), seeds)
+    is_hidden = span_masks.draw(
+        feature_lengths,
+        size,
+        split[:, 0],
+        start_prob=self.start_prob,
+        width=self.span_frames,
+    )
+    num_stacked = self.quantizer.num_stacked
+    num_labels = size // num_stacked
+    by_label = tf.reshape(
+        is_hidden[:, : num_labels * num_stacked],
+        [batch_size, num_labels, num_stacked],
+    )
+    return Masked(
+        features=span_masks.fill(
+            features, is_hidden, split[:, 1], noise_stddev=self.noise_stddev
+        ),
+        feature_lengths=feature_lengths,
+        labels=self.quantizer.labels(features, feature_lengths),
+        is_masked=tf.reduce_all(by_label, axis=-1),
+    )
+
+  def logits(
+      self,
+      weights: weights_lib.Weights,
+      masked: Masked,
+      seed: Optional[tf.Tensor] = None,
+  ) -> tf.Tensor:
+    """Scores of the labels, float32 [B, S, number of codes].
+
+    Args:
+      weights: float32 tensors by name.
+      masked: See `mask`.
+      seed: int32 [2] in training, None in evaluation.
+    """
+    hidden, _ = self.encoder.apply(
+        weights, masked.features, masked.feature_lengths, seed
+    )
+    outputs = tf.matmul(hidden, weights['prediction/kernel'])
+    return outputs + weights['prediction/bias']
+
+  def loss(
+      self,
+      weights: weights_lib.Weights,
+      masked: Masked,
+      seed: Optional[tf.Tensor] = None,
+  ) -> tf.Tensor:
+    """Mean cross-entropy of each utterance's masked frames.
+
+    Args:
+      weights: As in `logits`.
+      masked: As in `logits`.
+      seed: As in `logits`.
+
+    Returns:
+      float32 [B], in nats; 0 for an utterance without masked frames.
+    """
+    return loss(self.logits(weights, masked, seed), masked)
+
+
+def build(
+    *,
+    encoder: encoder_lib.Encoder,
+    quantizer: quantizer_lib.Quantizer,
+    start_prob: float = 0.01,
+    span_sec: float = 0.4,
+    noise_stddev: float = 0.1,
+) -> BestRqModel:
+  """Builds a model.
+
+  Args:
+    encoder: The acoustic encoder.
+    quantizer: Makes the labels, one an output frame of the encoder.
+    start_prob: Probability that a feature frame starts a masked span.
+    span_sec: Length of a span.
+    noise_stddev: Of what replaces masked features.
+
+  Raises:
+    ValueError: A setting is out of range, a span is shorter than the frames
+      of a label, or the encoder's output frames are not the quantizer's.
+  """
+  checks.in_range(0, 1, start_prob=start_prob)
+  checks.positive(span_sec=span_sec)
+  checks.non_negative(noise_stddev=noise_stddev)
+  span_frames = round(span_sec / log_mel.FRAME_SHIFT_SEC)
+  num_stacked = quantizer.num_stacked
+  if span_frames < num_stacked:
+    raise ValueError(
+        f'span_sec {span_sec} is shorter than the {num_stacked} frames of a '
+        'label, which it has to hide.'
+    )
+  lengths = range(1, _COMPARED_LENGTHS)
+  if any(encoder.output_lengths(n) != n // num_stacked for n in lengths):
+    raise ValueError(
+        f'the quantizer makes a label of {num_stacked} feature frames, but of '
+        f'{_COMPARED_LENGTHS} the encoder makes '
+        f'{encoder.output_lengths(_COMPARED_LENGTHS)}: num_stacked must be the '
+        "encoder's subsampling."
+    )
+  dim, num_codes = encoder.output_dim, quantizer.num_codes
+  prediction = {
+      'bias': weights_lib.WeightSpec((num_codes,), limit=1 / math.sqrt(dim)),
+      'kernel': weights_lib.matrix(dim, num_codes),
+  }
+  return BestRqModel(
+      encoder=encoder,
+      quantizer=quantizer,
+      start_prob=start_prob,
+      span_frames=span_frames,
+      noise_stddev=noise_stddev,
+      specs={**encoder.specs, **weights_lib.prefix('prediction', prediction)},
+  )
+
+
+def loss(logits: tf.Tensor, masked: Masked) -> tf.Tensor:
+  """Mean cross-entropy of each utterance's masked frames; see the method."""
+  losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+      labels=masked.labels, logits=logits
+  )
+  is_masked = tf.cast(masked.is_masked, tf.float32)
+  count = tf.maximum(tf.reduce_sum(is_masked, axis=1), 1.0)
+  return tf.reduce_sum(losses * is_masked, axis=1) / count
+
+
+class Counts(NamedTuple):
+  """What was predicted, in sums that add up over batches.
+
+  Attributes:
+    masked: float32 [], masked output frames.
+    correct: float32 [], those whose best label was the right one.
+    labels: float32 [number of codes], right labels of the masked frames.
+    predictions: float32 [number of codes], best labels of them.
+  """
+
+  masked: tf.Tensor
+  correct: tf.Tensor
+  labels: tf.Tensor
+  predictions: tf.Tensor
+
+
+def count(logits: tf.Tensor, masked: Masked) -> Counts:
+  """Counts a batch's predictions."""
+  best = tf.argmax(logits, axis=-1, output_type=tf.int32)
+  num_codes = logits.shape[-1]
+  is_masked = masked.is_masked
+  used = lambda labels: tf.math.bincount(
+      tf.boolean_mask(labels, is_masked),
+      minlength=num_codes,
+      maxlength=num_codes,
+      dtype=tf.float32,
+  )
+  is_correct = is_masked & tf.equal(best, masked.labels)
+  return Counts(
+      masked=tf.reduce_sum(tf.cast(is_masked, tf.float32)),
+      correct=tf.reduce_sum(tf.cast(is_correct, tf.float32)),
+      labels=used(masked.labels),
+      predictions=used(best),
+  )

@@ -1,0 +1,131 @@
+"""Random-projection quantizer: speech frames to labels, and nothing to train.
+
+Chiu et al. 2022 (BEST-RQ), https://arxiv.org/abs/2202.01855: stacked frames are
+projected to a few dimensions by a random matrix (Xavier) and labelled by the
+nearest of many random vectors, both sides l2-normalised. Matrix and vectors are
+functions of a seed and stay as they are.
+
+Frames are first shifted and scaled, each mel bin to mean 0 and variance 1 over
+the utterance; the paper does so over its corpus. Otherwise bins that are always
+loud decide all labels, and few are used; and no statistic of a private corpus
+is needed.
+
+  B: batch size. T: feature frames. F: mel bins. S: stacked frames.
+"""
+
+import dataclasses
+import math
+
+import tensorflow as tf
+
+from tff_asr import checks
+from tff_asr.features import log_mel
+
+_VARIANCE_EPSILON = 1e-5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Quantizer:
+  """A frozen quantizer.
+
+  Attributes:
+    num_codes: Labels are in [0, num_codes).
+    code_dim: Dimensions that frames are projected to.
+    num_stacked: Frames that make one label.
+    seed: Of the matrix and the codes.
+    feature_dim: F.
+  """
+
+  num_codes: int = 8192
+  code_dim: int = 16
+  num_stacked: int = 4
+  seed: int = 1
+  feature_dim: int = log_mel.NUM_MEL_BINS
+
+  def __post_init__(self):
+    checks.positive_int(
+        num_codes=self.num_codes,
+        code_dim=self.code_dim,
+        num_stacked=self.num_stacked,
+        feature_dim=self.feature_dim,
+    )
+    checks.non_negative_int(seed=self.seed)
+
+  @property
+  def projection(self) -> tf.Tensor:
+    """The matrix, float32 [num_stacked F, code_dim]."""
+    fan_in = self.num_stacked * self.feature_dim
+    limit = math.sqrt(6 / (fan_in + self.code_dim))
+    return tf.random.stateless_uniform(
+        [fan_in, self.code_dim], self._seeds[0], -limit, limit
+    )
+
+  @property
+  def codes(self) -> tf.Tensor:
+    """The unit vectors, float32 [num_codes, code_dim]."""
+    codes = tf.random.stateless_normal(
+        [self.num_codes, self.code_dim], self._seeds[1]
+    )
+    return tf.math.l2_normalize(codes, axis=-1)
+
+  def labels(
+      self, features: tf.Tensor, feature_lengths: tf.Tensor
+  ) -> tf.Tensor:
+    """Labels of each utterance's stacked frames.
+
+    Args:
+      features: float32 [B, T, F].
+      feature_lengths: int32 [B], each in [0, T]. Frames at or past the length
+        do not affect the labels before it.
+
+    Returns:
+      int32 [B, S] with S = T // num_stacked; arbitrary at and past
+      feature_lengths // num_stacked.
+    """
+    batch_size, size, _ = tf.unstack(tf.shape(features))
+    num_labels = size // self.num_stacked
+    normed = _normalize_bins(features, feature_lengths)
+    stacked = tf.reshape(
+        normed[:, : num_labels * self.num_stacked],
+        [batch_size, num_labels, self.num_stacked * self.feature_dim],
+    )
+    # Of unit vectors the nearest has the largest product, and the length of
+    # what it is compared with does not matter.
+    products = tf.matmul(
+        tf.matmul(stacked, self.projection), self.codes, transpose_b=True
+    )
+    return tf.argmax(products, axis=-1, output_type=tf.int32)
+
+  @property
+  def _seeds(self) -> list[tf.Tensor]:
+    pair = tf.constant([self.seed & 0x7FFFFFFF, self.seed >> 31 & 0x7FFFFFFF])
+    return tf.unstack(tf.random.split(pair, 2))
+
+
+def perplexity(counts: tf.Tensor) -> tf.Tensor:
+  """Labels that as evenly used ones would be as uncertain: exp(entropy).
+
+  Args:
+    counts: [number of labels], how often each was used.
+
+  Returns:
+    float64 [], between 1 and the number of labels; 1 for no use at all.
+  """
+  counts = tf.cast(counts, tf.float64)
+  shares = counts / tf.maximum(tf.reduce_sum(counts), 1.0)
+  return tf.exp(-tf.reduce_sum(tf.math.xlogy(shares, shares)))
+
+
+def _normalize_bins(
+    features: tf.Tensor, feature_lengths: tf.Tensor
+) -> tf.Tensor:
+  """Each bin to mean 0 and variance 1 over an utterance's frames."""
+  valid = tf.sequence_mask(feature_lengths, tf.shape(features)[1])
+  valid = valid[:, :, tf.newaxis]
+  count = tf.cast(tf.maximum(feature_lengths, 1), tf.float32)
+  count = count[:, tf.newaxis, tf.newaxis]
+  total = lambda values: tf.reduce_sum(values, axis=1, keepdims=True)
+  mean = total(tf.where(valid, features, 0.0)) / count
+  centred = tf.where(valid, features - mean, 0.0)
+  variance = total(tf.square(centred)) / count
+  return centred * tf.math.rsqrt(variance + _VARIANCE_EPSILON)

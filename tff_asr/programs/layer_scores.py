@@ -1,0 +1,66 @@
+"""The scores of a warm start's layers in its folder: a table and a picture."""
+
+from collections.abc import Mapping
+import csv
+import io
+import os
+
+from matplotlib import figure
+
+from tff_asr.learning import layer_freeze
+from tff_asr.models import weights as weights_lib
+from tff_asr.programs import outputs
+
+TABLE = 'layer_scores.csv'
+PICTURE = 'layer_scores.png'
+
+
+def write(
+    run: str, squares: Mapping[str, float], *, specs: weights_lib.Specs
+) -> None:
+  """Writes the table and the picture.
+
+  Args:
+    run: The run's folder.
+    squares: Accumulated squared gradient norms by layer.
+    specs: Of the layers.
+  """
+  scores = layer_freeze.normalized(squares)
+  names = sorted(scores, key=scores.get, reverse=True)
+  text = io.StringIO()
+  table = csv.writer(text, lineterminator='\n')
+  table.writerow(['layer', 'score', 'squared_norms', 'parameters'])
+  for name in names:
+    size = weights_lib.count({name: specs[name]})
+    table.writerow([name, scores[name], squares[name], size])
+  outputs.write_text(os.path.join(run, TABLE), text.getvalue())
+  picture = figure.Figure(figsize=(8, 1 + 0.16 * len(names)))
+  axes = picture.add_subplot()
+  axes.barh(names[::-1], [scores[name] for name in names[::-1]])
+  axes.set_xscale('log')
+  axes.set_xlabel('share of the squared gradient norms')
+  axes.tick_params(axis='y', labelsize=6)
+  axes.margins(y=0.01)
+  picture.savefig(os.path.join(run, PICTURE), bbox_inches='tight')
+
+
+def read(run: str, *, specs: weights_lib.Specs) -> dict[str, float]:
+  """The scores of the layers of `specs`.
+
+  Raises:
+    ValueError: The run has no table, or it is of other layers.
+  """
+  path = os.path.join(run, TABLE)
+  if not os.path.exists(path):
+    raise ValueError(
+        f'{run} has no {TABLE}: layers are frozen by the scores of a public '
+        'warm start that has ended.'
+    )
+  with open(path, encoding='utf-8', newline='') as f:
+    scores = {row['layer']: float(row['score']) for row in csv.DictReader(f)}
+  if scores.keys() != specs.keys():
+    raise ValueError(
+        f'{path} is of other layers than the model: '
+        f'{sorted(scores.keys() ^ specs.keys())[0]} is in one of them only.'
+    )
+  return scores

@@ -1,0 +1,392 @@
+"""Self-supervised pre-training as a program: BEST-RQ, with or without DP.
+
+Without a query: a warm start on public data, which also scores the layers
+(`layer_scores`). With one: DP-SGD with the example as the unit of privacy, each
+step charged to the ledger before its model can be seen, and perhaps some layers
+frozen by the scores of the warm start it begins from. Batches are drawn by
+Poisson sampling in both; a run that ends early resumes from its last saved step
+and repeats the rest with the same bits.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import math
+import time
+from typing import Any, NamedTuple, Optional
+
+from absl import logging
+import numpy as np
+import tensorflow_federated as tff
+import tensorflow_privacy as tfp
+
+from tff_asr.data import client_data as client_data_lib
+from tff_asr.data import examples as examples_lib
+from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.execution import devices as devices_lib
+from tff_asr.learning import dp_sgd_step
+from tff_asr.learning import layer_freeze
+from tff_asr.models import best_rq
+from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import keys
+from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import statement as statement_lib
+from tff_asr.programs import charged
+from tff_asr.programs import layer_scores
+from tff_asr.programs import masked_evaluation
+from tff_asr.programs import memory
+from tff_asr.programs import outputs
+from tff_asr.programs import preflight
+from tff_asr.programs import pretrain_checks
+from tff_asr.programs import private_rounds
+from tff_asr.programs import progress as progress_lib
+from tff_asr.programs import saving
+
+_UNIT = 'example'
+
+
+class ProgramState(NamedTuple):
+  """All that a run needs to go on.
+
+  Attributes:
+    process: The steps' state; holds the noise counter.
+    examples: State of the draws; holds their key.
+    ledger: Head of the privacy ledger.
+    noise: The noise key, and the place that it is for.
+    layer_squares: Squared gradient norms by layer so far, float64; public runs.
+  """
+
+  process: Any
+  examples: Any
+  ledger: ledger_lib.Head
+  noise: private_rounds.NoiseState
+  layer_squares: Any
+
+
+async def train(
+    *,
+    output_dir: str,
+    configuration: str,
+    model: best_rq.BestRqModel,
+    pipeline: pipeline_lib.Pipeline,
+    client_data: client_data_lib.SpeechClientData,
+    optimizer: tff.learning.optimizers.Optimizer,
+    batch_size: int,
+    num_steps: int,
+    seed: int,
+    query: Optional[tfp.SumAggregationDPQuery] = None,
+    num_vectorized: int = 1,
+    devices: Optional[list[str]] = None,
+    freeze: Optional[layer_freeze.LayerFreeze] = None,
+    evaluator: Optional[masked_evaluation.MaskedEvaluator] = None,
+    evaluate_every: int = 100,
+    save_every: int = 100,
+    keep_last: int = 3,
+    keep_every: int = 0,
+    seed_run: Optional[str] = None,
+    delta: Optional[float] = None,
+    target_epsilon: Optional[float] = None,
+    noise_seed: Optional[int] = None,
+    sampler_seed: Optional[int] = None,
+) -> dict[str, Any]:
+  """Pre-trains for `num_steps` steps, or on to that number if resumed.
+
+  Args:
+    output_dir: The run's folder; see `outputs`.
+    configuration: Text of the configuration, kept with the run.
+    model: The model.
+    pipeline: Gives features; a physical batch has at most its max_batch_sec.
+    client_data: The speakers; public without a query, else private.
+    optimizer: Any TFF optimizer.
+    batch_size: Utterances expected in a step's batch, and its divisor.
+    num_steps: Steps of the whole run.
+    seed: Of initial weights, masks and dropout; without a query of the batches.
+    query: Clips and noises gradients by example; None: the data are public.
+    num_vectorized: Examples whose gradients are computed at once; see
+      `example_gradients`.
+    devices: Logical devices that share a batch; None: all GPUs, else the CPU.
+    freeze: Which layers to leave as they are, by the scores of seed_run.
+    evaluator: Predicts a public dev set, or None.
+    evaluate_every: Steps between evaluations; the last step always is.
+    save_every: Steps between saved states; the last step always is.
+    keep_last: See `outputs.RunFolder`.
+    keep_every: See there; in steps.
+    seed_run: Folder of a run whose model training starts from.
+    delta: Of the privacy statement; by default 1 / (10 * utterances).
+    target_epsilon: The run ends before the step after which the ledger's
+      epsilon (RDP) would exceed this; None: no such end.
+    noise_seed: Fixes the noise key, for tests: NOT PRIVATE.
+    sampler_seed: Fixes the draws' key, for tests: NOT PRIVATE.
+
+  Returns:
+    The results, as written to results.json.
+
+  Raises:
+    ValueError: As `check`, before anything is written; a file is damaged; or
+      the loss is not finite any more.
+  """
+  check(**locals())
+  is_private = query is not None
+  sampler_key = (
+      _draw_or_fix(sampler_seed) if is_private else keys.from_seed(seed)
+  )
+  examples = examples_lib.Examples(
+      client_data, pipeline=pipeline, batch_size=batch_size, key=sampler_key
+  )
+  if delta is None:
+    delta = statement_lib.default_delta(examples.sampling.population)
+  frozen = []
+  if freeze is not None:
+    frozen = freeze.choose(layer_scores.read(seed_run, specs=model.specs))
+    logging.info('%d layers are frozen.', len(frozen))
+  step_process = dp_sgd_step.DpSgd(
+      model=model,
+      optimizer=optimizer,
+      batch_size=batch_size,
+      seed=seed,
+      query=query,
+      num_vectorized=num_vectorized,
+      frozen=frozen,
+      devices=devices_lib.find(devices),
+  )
+  process_state = step_process.initialize()
+  parent = None
+  if seed_run is not None:
+    weights = outputs.read_model(seed_run, model=model, tokens='')
+    process_state = process_state._replace(
+        global_model_weights=weights_lib.to_tensors(weights)
+    )
+    parent = outputs.ledger_of_model(seed_run)
+  if is_private:
+    private_rounds.check_first_round(
+        process_state,
+        sampling=examples.sampling,
+        delta=delta,
+        target_epsilon=target_epsilon,
+        inherited=charged.inherited(parent),
+    )
+  async with contextlib.AsyncExitStack() as stack:
+    stack.enter_context(memory.explained())
+    run = stack.enter_context(outputs.RunFolder(
+        output_dir,
+        configuration=configuration,
+        keep_last=keep_last,
+        keep_every=keep_every,
+    ))
+    noise_key = _draw_or_fix(noise_seed)
+    state = ProgramState(
+        process_state,
+        examples.initial_state(),
+        ledger_lib.Head(0, ''),
+        private_rounds.NoiseState(noise_key, np.int64(0)),
+        {} if is_private else {name: np.float64(0) for name in model.specs},
+    )
+    saved, step = await run.state_manager.load_latest(state)
+    ledger = None
+    if saved is None:
+      step = 0
+      if is_private or parent is not None:
+        ledger = charged.create_ledger(
+            run,
+            parent,
+            fixed_seeds=_fixed_seeds(noise_seed, sampler_seed),
+            unit=_UNIT,
+        )
+        state = state._replace(
+            ledger=ledger.head,
+            noise=private_rounds.NoiseState(noise_key, np.int64(ledger.place)),
+        )
+      await run.state_manager.save(state, 0)
+    else:
+      state = saved
+      if state.ledger.digest:
+        ledger = ledger_lib.resume(run.file(outputs.LEDGER), head=state.ledger)
+      logging.info('Resuming after step %d.', step)
+    if ledger is not None:
+      stack.enter_context(ledger)
+    managers = run.release_managers(last=step)
+    progress = stack.enter_context(progress_lib.Progress(
+        description='pre-training', total=num_steps, initial=step, unit='step'
+    ))
+    saver = await stack.enter_async_context(
+        saving.Saver(run.state_manager, saved=step)
+    )
+    rounds = None
+    if is_private:
+      rounds = private_rounds.Rounds(
+          ledger=ledger,
+          noise=state.noise,
+          sampling=examples.sampling,
+          configuration=hashlib.sha256(
+              outputs.lasting(configuration).encode()
+          ).hexdigest(),
+          delta=delta,
+          target_epsilon=target_epsilon,
+          fixed_noise=noise_seed is not None,
+      )
+
+    def is_over() -> bool:
+      return step >= num_steps or (
+          rounds is not None
+          and not rounds.are_left(state.process, state.examples)
+      )
+
+    def next_fn(process_state: Any, numbers: list[int]) -> dp_sgd_step.Output:
+      return step_process.next(process_state, examples.batches(numbers))
+
+    is_last = is_over()
+    while not is_last:
+      started = time.monotonic()
+      numbers, drawn = examples.draw(state.examples)
+      if rounds is None:
+        output = next_fn(state.process, numbers)
+      else:
+        output = await rounds.run(
+            next_fn, state.process, cohort=numbers, cohort_state=state.examples
+        )
+      step += 1
+      state = _after(state, output, drawn, ledger=ledger, rounds=rounds)
+      metrics = _metrics(output.metrics, num_drawn=len(numbers))
+      _check_loss(metrics, step=step)
+      if rounds is not None:
+        metrics['epsilon'] = rounds.epsilon()
+      is_last = is_over()
+      if evaluator is not None and (is_last or step % evaluate_every == 0):
+        found = evaluator(state.process.global_model_weights)
+        metrics |= {
+            f'dev_{name}': value for name, value in found._asdict().items()
+        }
+      # How long a step takes tells how many were drawn.
+      metrics['not_private/seconds'] = time.monotonic() - started
+      for manager in managers:
+        await manager.release(metrics, key=step)
+      saver.offer(state, step)
+      if step % save_every == 0:
+        await saver.save(state, step)
+      progress.update(**_figures(metrics))
+      # Where an interrupt ends the run.
+      await asyncio.sleep(0)
+
+    await saver.save(state, step)
+    await saver.wait()
+    run.write_model(
+        state.process.global_model_weights,
+        tokens='',
+        ledger=None if ledger is None else ledger.head,
+    )
+    results = {
+        'steps': step,
+        'ended_by': 'NUM_STEPS' if step >= num_steps else 'TARGET_EPSILON',
+        'seconds': round(
+            sum(run.read_metric('not_private/seconds').values()), 1
+        ),
+        'batch_size': batch_size,
+        'population': examples.sampling.population,
+        'frozen': frozen,
+        'trained_parameters': weights_lib.count(
+            {n: spec for n, spec in model.specs.items() if n not in frozen}
+        ),
+        'dev_accuracy': run.read_metric('dev_accuracy'),
+        'dev_loss': run.read_metric('dev_loss'),
+    }
+    if rounds is None:
+      layer_scores.write(
+          run.path,
+          {name: float(v) for name, v in state.layer_squares.items()},
+          specs=model.specs,
+      )
+    else:
+      contents = ledger.contents
+      query_state = state.process.aggregator.query_state.numerator_state
+      statement = statement_lib.build(
+          contents.rounds,
+          delta=delta,
+          l2_norm_clip=float(query_state.l2_norm_clip),
+          unit=contents.unit,
+          fixed_seeds=contents.fixed_seeds,
+          inherited=contents.inherited,
+      )
+      results['privacy'] = statement.fields
+      run.write_text('privacy.txt', f'{statement}\n')
+      run.write_json('privacy.json', statement.fields)
+      print(statement)
+    run.write_json('results.json', results)
+    return results
+
+
+def check(**settings: Any) -> None:
+  """Raises ValueError for what is wrong with `train`'s arguments, together.
+
+  Args:
+    **settings: Arguments of `train`; what needs one that is not given is not
+      checked.
+  """
+  preflight.run(pretrain_checks.CHECKS, settings)
+
+
+def _draw_or_fix(seed: Optional[int]) -> np.ndarray:
+  """A key from the operating system, or from a seed for tests."""
+  return keys.draw() if seed is None else keys.from_seed(seed)
+
+
+def _fixed_seeds(
+    noise_seed: Optional[int], sampler_seed: Optional[int]
+) -> list[str]:
+  """Names of the keys that a seed fixed."""
+  fixed = (('NOISE_SEED', noise_seed), ('SAMPLER_SEED', sampler_seed))
+  return [name for name, seed in fixed if seed is not None]
+
+
+def _after(
+    state: ProgramState,
+    output: dp_sgd_step.Output,
+    drawn: Any,
+    *,
+    ledger: Optional[ledger_lib.Ledger],
+    rounds: Optional[private_rounds.Rounds],
+) -> ProgramState:
+  """The state after a step."""
+  squares = output.metrics.get('layer_squares', {})
+  return ProgramState(
+      output.state,
+      drawn,
+      state.ledger if ledger is None else ledger.head,
+      state.noise if rounds is None else rounds.noise,
+      {
+          name: np.float64(before + np.float64(squares[name]))
+          for name, before in state.layer_squares.items()
+      },
+  )
+
+
+def _metrics(metrics: dict[str, Any], *, num_drawn: int) -> dict[str, float]:
+  """Averages that people read; exact, so marked as not private."""
+  count = float(metrics['num_examples'])
+  mean = lambda name: float(metrics[name]) / count if count else math.nan
+  return {
+      'not_private/train_loss': mean('loss_sum'),
+      'not_private/gradient_norm': mean('gradient_norm_sum'),
+      'not_private/num_examples': count,
+      'not_private/num_left_out': num_drawn - count,
+  }
+
+
+def _check_loss(metrics: dict[str, float], *, step: int) -> None:
+  """Raises ValueError for a loss that no further step can mend."""
+  loss = metrics['not_private/train_loss']
+  if metrics['not_private/num_examples'] and not math.isfinite(loss):
+    raise ValueError(
+        f'the training loss is {loss} at step {step}: training diverged. What '
+        'was saved before is kept; lower the learning rate or the noise, with '
+        'another output_dir.'
+    )
+
+
+def _figures(metrics: dict[str, float]) -> dict[str, str]:
+  """What the progress display shows."""
+  figures = {'loss': f'{metrics["not_private/train_loss"]:.2f}'}
+  if 'epsilon' in metrics:
+    figures['epsilon'] = f'{metrics["epsilon"]:.3g}'
+  if 'dev_accuracy' in metrics:
+    figures['dev accuracy'] = f'{100 * metrics["dev_accuracy"]:.1f}%'
+  return figures
