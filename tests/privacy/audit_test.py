@@ -125,7 +125,13 @@ class GaussianEpsilonTest(parameterized.TestCase):
       audit.estimate(np.full(10, math.nan), delta=0.1)
 
 
-class ScoresTest(absltest.TestCase):
+def _unit(generator, count: int, size: int) -> np.ndarray:
+  """Random directions, [count, size]."""
+  drawn = generator.standard_normal((count, size))
+  return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+
+
+class ScoresTest(parameterized.TestCase):
 
   def test_by_hand(self):
     # Layers (3, 4) and (2): mean squares 12.5 and 4. The canary (1, 0), (1):
@@ -133,11 +139,34 @@ class ScoresTest(absltest.TestCase):
     released = [np.array([3.0, 4.0]), np.array([2.0])]
     canaries = [np.array([[1.0, 0.0]]), np.array([[1.0]])]
     np.testing.assert_allclose(
-        audit.scores(released, canaries),
+        audit.scores(released, canaries, weigh_layers=True),
         [(0.24 + 0.5) / math.sqrt(0.08 + 0.25)],
     )
+    # Without weights: (3 + 2) / sqrt(12.5 + 4).
+    np.testing.assert_allclose(
+        audit.scores(released, canaries, weigh_layers=False),
+        [5 / math.sqrt(16.5)],
+    )
 
-  def test_who_never_joined_scores_as_a_standard_normal(self):
+  def test_a_layer_that_is_not_clipped_shows_without_weights(self):
+    # 50 canaries of norm .01 in two layers, noise 10 times as large as they
+    # are together in the first, and the second as they sent it.
+    generator = np.random.default_rng(0)
+    sent = [_unit(generator, 50, 2000) for _ in range(2)]
+    released = [
+        0.01 * sent[0].sum(axis=0) + 0.1 * generator.standard_normal(2000),
+        1e6 * sent[1].sum(axis=0),
+    ]
+    counted = [0.01 * layer for layer in sent]
+    score = lambda weigh_layers: np.mean(
+        audit.scores(released, counted, weigh_layers=weigh_layers)
+    )
+    # sqrt(d / K) of the layer: a canary's own share of the sum of all.
+    self.assertAlmostEqual(score(False), math.sqrt(2000 / 50), delta=0.5)
+    self.assertLess(score(True), 1)
+
+  @parameterized.parameters(True, False)
+  def test_who_never_joined_scores_as_a_standard_normal(self, weigh_layers):
     # With layers of different sizes, scales and canary norms.
     generator = np.random.default_rng(0)
     sizes, scales = (1000, 3000), (0.01, 30.0)
@@ -149,7 +178,7 @@ class ScoresTest(absltest.TestCase):
         norm * generator.standard_normal((2000, size)) / math.sqrt(size)
         for size, norm in zip(sizes, (0.3, 2.0))
     ]
-    found = audit.scores(released, canaries)
+    found = audit.scores(released, canaries, weigh_layers=weigh_layers)
     # Seeded; a new one would fail 1 time in 1,000.
     self.assertGreater(scipy.stats.kstest(found, 'norm').pvalue, 1e-3)
 
@@ -157,11 +186,11 @@ class ScoresTest(absltest.TestCase):
     zeros, ones = np.zeros(2), np.ones(3)
     canaries = [np.ones([4, 2]), np.ones([4, 3])]
     np.testing.assert_allclose(
-        audit.scores([zeros, ones], canaries),
-        audit.scores([ones], canaries[1:]),
+        audit.scores([zeros, ones], canaries, weigh_layers=True),
+        audit.scores([ones], canaries[1:], weigh_layers=True),
     )
     with self.assertRaisesRegex(ValueError, 'nothing but zeros'):
-      audit.scores([zeros, zeros], [canaries[0]] * 2)
+      audit.scores([zeros, zeros], [canaries[0]] * 2, weigh_layers=True)
 
 
 class BareGaussianTest(parameterized.TestCase):

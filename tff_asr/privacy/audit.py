@@ -14,8 +14,8 @@ epsilon 1).
 Differences from the paper: the released vectors of all rounds are added before
 scoring (for a canary that joins every round, that is all there is to know), and
 each layer is weighted by the inverse of its mean square, for noise and clips
-that differ from layer to layer. For one layer and one round both are the same
-as the paper's cosine.
+that differ from layer to layer, or none is. For one layer and one round these
+are the same as the paper's cosine.
 
 It is an estimate, not a bound: at full participation it comes out near the
 exact epsilon; under sampling or with few rounds it is lower, since the
@@ -61,18 +61,23 @@ class Estimate:
 
 
 def scores(
-    released: Sequence[np.ndarray], canaries: Sequence[np.ndarray]
+    released: Sequence[np.ndarray],
+    canaries: Sequence[np.ndarray],
+    *,
+    weigh_layers: bool,
 ) -> np.ndarray:
   """Returns the scores of canaries; N(0, 1) for those that never joined.
 
-  With released layers A_h of d_h elements, the weight of a layer is
-  w_h = d_h / |A_h|^2 and the score of c is
-  sum(w_h <c_h, A_h>) / sqrt(sum(w_h |c_h|^2)).
+  With released layers A_h of d_h elements and m_h = |A_h|^2 / d_h, the score of
+  c is sum(w_h <c_h, A_h>) / sqrt(sum(w_h^2 |c_h|^2 m_h)). Weights w_h = 1 / m_h
+  tell most while all layers are clipped; a layer that is not, and so far larger
+  than the others, is what weights of 1 are for.
 
   Args:
     released: Layers of the sum of what was released, float [d_h] each.
     canaries: The same layers for K canaries as they count in a sum (after
       clipping), float [K, d_h] each.
+    weigh_layers: Whether w_h is 1 / m_h; else it is 1.
 
   Returns:
     float64 [K]. Layers of zeros do not count.
@@ -82,10 +87,10 @@ def scores(
     mean_square = float(np.mean(np.square(layer, dtype=np.float64)))
     if mean_square > 0:
       inner = directions @ layer.astype(directions.dtype)
-      total = total + inner.astype(np.float64) / mean_square
-      squares = squares + (
+      weight = 1 / mean_square if weigh_layers else 1.0
+      total = total + weight * inner.astype(np.float64)
+      squares = squares + weight**2 * mean_square * (
           np.einsum('kd,kd->k', directions, directions).astype(np.float64)
-          / mean_square
       )
   if np.ndim(total) == 0:
     raise ValueError(

@@ -59,13 +59,19 @@ async def audit(
   leaves = state_file.read_leaves(
       outputs.newest_state(output_dir), prefix=_SUM
   )
-  found = audit_lib.estimate(
-      score(
-          {name.removeprefix(f'{_SUM}/'): leaves[name] for name in leaves},
-          canaries=canaries,
-          clipping=clipping,
+  both = score(
+      {name.removeprefix(f'{_SUM}/'): leaves[name] for name in leaves},
+      canaries=canaries,
+      clipping=clipping,
+  )
+  # Weighted by layer they hide a layer that is not clipped. The larger of two
+  # bounds that fail one time in 40 each fails one time in 20 at most.
+  found = max(
+      (
+          audit_lib.estimate(each, delta=results['privacy']['delta'])
+          for each in both
       ),
-      delta=results['privacy']['delta'],
+      key=lambda estimate: estimate.low,
   )
   accounted = float(results['privacy']['epsilon'])
   fields = {
@@ -97,7 +103,9 @@ def score(
     canaries: canaries_lib.Canaries,
     clipping: clips.Clipping,
 ) -> np.ndarray:
-  """Returns the canaries' scores (`audit.scores`), float64 [num_canaries].
+  """Returns the canaries' scores (`audit.scores`), float64 [2, num_canaries].
+
+  With layers weighted, and without.
 
   Args:
     released: Sum of the released means, by the weights' names.
@@ -136,7 +144,9 @@ def score(
         [layer.numpy() for layer in contribution(tf.constant(client_id))]
         for client_id in ids[start : start + at_once]
     ]
-    scores.append(
-        audit_lib.scores(flat, [np.stack(layer) for layer in zip(*updates)])
-    )
-  return np.concatenate(scores)
+    layers = [np.stack(layer) for layer in zip(*updates)]
+    scores.append([
+        audit_lib.scores(flat, layers, weigh_layers=weigh_layers)
+        for weigh_layers in (True, False)
+    ])
+  return np.concatenate(scores, axis=1)
