@@ -186,9 +186,15 @@ _PROGRAMS = (
         'a resumed run draws its cohorts from the first one on',
         'tff_asr/programs/federated.py',
         ((
-            'iterator = source.iterator(state.cohorts)',
+            'iterator = source.iterator(cohort_state)',
             'iterator = source.iterator()',
         ),),
+        ('tests/programs/federated_test.py',),
+    ),
+    mutant.Mutant(
+        'a round done again under a new key keeps its clients',
+        'tff_asr/programs/private_rounds.py',
+        (('cohort_state = self._redrawn(cohort_state)', 'pass'),),
         ('tests/programs/federated_test.py',),
     ),
     mutant.Mutant(

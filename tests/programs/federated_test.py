@@ -724,11 +724,14 @@ class LedgerTest(_RunTestCase):
           **changes,
       )
 
-  def noise_key(self, run: str, version: int) -> bytes:
+  def noise_key(
+      self, run: str, version: int, name: str = 'noise/key'
+  ) -> bytes:
     path = os.path.join(run, 'state', f'state_{version:08d}.bin')
-    return state_file.read_leaves(path, prefix='noise/key')[
-        'noise/key'
-    ].tobytes()
+    return state_file.read_leaves(path, prefix=name)[name].tobytes()
+
+  def sampler_key(self, run: str, version: int) -> bytes:
+    return self.noise_key(run, version, 'cohorts/key')
 
   def test_a_target_epsilon_ends_the_run_before_it_is_exceeded(self):
     # Between what 3 and 4 rounds cost.
@@ -833,6 +836,10 @@ class LedgerTest(_RunTestCase):
     self.assertIn('came out differently', ''.join(logs.output))
     self.assertEqual(self.charged(), 4)
     self.assertNotEqual(self.noise_key(self.run, 3), old_key)
+    # The clients of the repeated round were drawn anew.
+    self.assertNotEqual(
+        self.sampler_key(self.run, 3), self.sampler_key(self.run, 2)
+    )
 
   def test_a_new_charge_beyond_the_target_is_refused(self):
     self.stop_in_round(4)
@@ -861,7 +868,9 @@ class LedgerTest(_RunTestCase):
     _train(renamed, num_rounds=3)
     self.assertEqual(self.noise_key(renamed, 3), key)
     self.assertNotEqual(self.noise_key(copy, 3), key)
-    # Both were the same round of the same cohort: their noise differs.
+    # Both were the same round: their noise and their clients differ.
+    self.assertEqual(self.sampler_key(renamed, 3), self.sampler_key(renamed, 2))
+    self.assertNotEqual(self.sampler_key(copy, 3), self.sampler_key(copy, 2))
     first, second = _weights(renamed), _weights(copy)
     self.assertTrue(np.any(first['head/kernel'] != second['head/kernel']))
     # The copy keeps its key from now on.

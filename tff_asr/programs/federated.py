@@ -216,6 +216,14 @@ async def train(
         fixed_noise=noise_seed is not None,
     )
 
+    state = state._replace(cohorts=rounds.sampled_from(state.cohorts))
+
+    def draw(
+        cohort_state: cohorts.CohortState,
+    ) -> tuple[list[str], cohorts.CohortState]:
+      iterator = source.iterator(cohort_state)
+      return iterator.select(), iterator.state
+
     def is_over() -> bool:
       return round_num >= num_rounds or not rounds.are_left(
           state.process, state.cohorts
@@ -224,27 +232,26 @@ async def train(
     is_last = is_over()
     started = time.monotonic()
     while not is_last:
-      iterator = source.iterator(state.cohorts)
-      cohort = iterator.select()
-      output = await rounds.run(
+      done = await rounds.run(
           learning_process.next,
           state.process,
-          cohort=cohort,
+          draw=draw,
           cohort_state=state.cohorts,
       )
+      output = done.output
       saver.check()
       metrics = round_metrics.flatten(output.metrics, traffic=traffic)
       metrics['not_private/num_failed'] = failures.count(
           context,
           output.metrics['client_work'],
-          cohort_size=len(cohort),
+          cohort_size=len(done.cohort),
           round_num=round_num + 1,
           max_failed_share=max_failed_share,
       )
       if not guard.is_good(
           state.norms, output.metrics['finalizer'], round_num=round_num + 1
       ):
-        rounds.roll_back(state.process, state.cohorts)
+        rounds.roll_back(state.process, done.before)
         state = state._replace(
             ledger=ledger.head,
             noise=rounds.noise,
@@ -253,7 +260,7 @@ async def train(
         # Another cohort: amplification by sampling counts for one sum a draw.
         # The rounds of a pass draw nothing, and tree and pass go together.
         if source.sampling.kind != 'pass':
-          state = state._replace(cohorts=iterator.state)
+          state = state._replace(cohorts=done.after)
         logging.warning(
             'Round %d diverged and was undone; it stays charged.', round_num + 1
         )
@@ -262,7 +269,7 @@ async def train(
       round_num += 1
       state = ProgramState(
           output.state,
-          iterator.state,
+          done.after,
           ledger.head,
           rounds.noise,
           divergence.after_good(state.norms, output.metrics['finalizer']),

@@ -224,6 +224,7 @@ async def train(
           target_epsilon=target_epsilon,
           fixed_noise=noise_seed is not None,
       )
+      state = state._replace(examples=rounds.sampled_from(state.examples))
 
     def is_over() -> bool:
       return step >= num_steps or (
@@ -237,13 +238,17 @@ async def train(
     is_last = is_over()
     while not is_last:
       started = time.monotonic()
-      numbers, drawn = examples.draw(state.examples)
       if rounds is None:
+        numbers, drawn = examples.draw(state.examples)
         output = next_fn(state.process, numbers)
       else:
-        output = await rounds.run(
-            next_fn, state.process, cohort=numbers, cohort_state=state.examples
+        done = await rounds.run(
+            next_fn,
+            state.process,
+            draw=examples.draw,
+            cohort_state=state.examples,
         )
+        output, numbers, drawn = done.output, done.cohort, done.after
       step += 1
       state = _after(state, output, drawn, ledger=ledger, rounds=rounds)
       metrics = _metrics(output.metrics, num_drawn=len(numbers))

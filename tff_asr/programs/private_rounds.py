@@ -8,6 +8,10 @@ is not enough, because the round's sum came out differently (other data, code,
 or rounding of another machine), the ledger notices by the released bits, and
 the round is done again under a new key and charged in addition. A run folder
 that was copied draws a new key too: the original may go on beside it.
+
+With a new noise key comes a new sampler's key wherever cohorts are drawn: a
+round is charged as a draw of its own, and two sums over one draw of clients
+would tell more than two such rounds.
 """
 
 from collections.abc import Callable
@@ -20,6 +24,7 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tff_asr import checks
+from tff_asr.data import cohorts
 from tff_asr.learning import fed_avg
 from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
@@ -38,6 +43,22 @@ class NoiseState(NamedTuple):
 
   key: np.ndarray
   place: np.int64
+
+
+class Done(NamedTuple):
+  """A round that was run and charged.
+
+  Attributes:
+    output: What the learning process's `next` returned, materialized.
+    cohort: The clients' ids.
+    before: The cohort iterator's state before it drew them.
+    after: The same state after it.
+  """
+
+  output: Any
+  cohort: Any
+  before: cohorts.CohortState
+  after: cohorts.CohortState
 
 
 class Rounds:
@@ -75,6 +96,7 @@ class Rounds:
     self._delta = delta
     self._target_epsilon = target_epsilon
     self._fixed_noise = fixed_noise
+    self._is_renewed = False
     # The weights last seen and their digest, which a next round needs again.
     self._digested = (None, '')
     self.noise = noise
@@ -98,35 +120,42 @@ class Rounds:
       )
     return _epsilon(charged, self._delta) <= self._target_epsilon
 
+  def sampled_from(
+      self, cohort_state: cohorts.CohortState
+  ) -> cohorts.CohortState:
+    """The saved state of cohorts, with another key if the noise has one."""
+    return self._redrawn(cohort_state) if self._is_renewed else cohort_state
+
   async def run(
       self,
       next_fn: Callable[..., Any],
       state: Any,
       *,
-      cohort: Any,
-      cohort_state: Any,
-  ) -> Any:
-    """Runs a round and charges it; returns `next_fn`'s output, materialized.
+      draw: Callable[[cohorts.CohortState], tuple[Any, cohorts.CohortState]],
+      cohort_state: cohorts.CohortState,
+  ) -> Done:
+    """Runs a round and charges it.
 
     When this returns, the round is in the ledger on disk.
 
     Args:
       next_fn: The learning process's `next`.
       state: The learning process's state.
-      cohort: The clients' ids.
-      cohort_state: The cohort iterator's state before it drew them.
+      draw: From a state of cohorts to the ids of the next, and the state after.
+      cohort_state: The state to draw from.
 
     Raises:
       ValueError: The cohort names a client twice.
       BudgetError: The round had to be repeated under a new key, and charging
         it again would exceed the target epsilon.
     """
-    if len(set(cohort)) != len(cohort):
-      raise ValueError(
-          'a cohort names a client twice: it would count twice in the sum and '
-          'pay for once.'
-      )
     while True:
+      cohort, after = draw(cohort_state)
+      if len(set(cohort)) != len(cohort):
+        raise ValueError(
+            'a cohort names a client twice: it would count twice in the sum '
+            'and pay for once.'
+        )
       identity = self._identity(state, cohort_state)
       keyed = fed_avg.set_noise_key(
           state, keys.derive(self.noise.key, purpose=identity)
@@ -141,10 +170,11 @@ class Rounds:
             identity=identity,
             result=self._weights_digest(output.state),
         ))
-        return output
+        return Done(output, cohort, cohort_state, after)
       except ledger_lib.NoiseReuseError as error:
         logging.warning('%s It is repeated under one and charged again.', error)
         self._renew_key()
+        cohort_state = self._redrawn(cohort_state)
         if not self.are_left(state, cohort_state):
           raise BudgetError(
               'A round came out differently when it was repeated, and to '
@@ -184,6 +214,19 @@ class Rounds:
         else keys.draw()
     )
     self.noise = NoiseState(key, np.int64(self._ledger.place))
+    self._is_renewed = True
+
+  def _redrawn(self, cohort_state: cohorts.CohortState) -> cohorts.CohortState:
+    """The state with the sampler's key that goes with the noise key.
+
+    The rounds of a pass draw nothing: each client is in one of them, and tree
+    and pass go together.
+    """
+    if self._sampling.kind == 'pass':
+      return cohort_state
+    return cohort_state._replace(
+        key=keys.derive(self.noise.key, purpose='cohorts')
+    )
 
   def _identity(self, state: Any, cohort_state: Any) -> str:
     """Digest of all that decides a round's noisy sum."""
