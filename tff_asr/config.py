@@ -35,6 +35,7 @@ class ConfigError(checks.Problems):
 _GIN_ERRORS = (
     AttributeError,
     ImportError,
+    KeyError,
     NameError,
     OSError,
     SyntaxError,
@@ -179,6 +180,8 @@ def _one_line(error: Exception) -> str:
     message = f'cannot parse: {error.args[0]}.'
   else:
     message = str(error)
+  if isinstance(error, KeyError):  # Python shows its argument in quotes.
+    message = message.replace('\\n', ' ').strip('\'"')
   # gin appends the place as further lines; the last names file and line.
   message = ' '.join(message.split())
   message = _NOISE.sub('', message).replace(

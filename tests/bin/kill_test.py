@@ -65,7 +65,6 @@ class RandomKillsTest(parameterized.TestCase):
   def test_five_kills_change_nothing(self):
     figures = self.run_kills('federated', 5, 14)
     self.assertEqual(figures['rounds_in_ledger'], 14)
-    self.assertGreater(figures['kills_while_writing'], 0)
 
   @parameterized.parameters(('federated', 25, 60), ('central', 10, 40))
   @pytest.mark.slow

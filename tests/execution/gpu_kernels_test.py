@@ -34,8 +34,10 @@ _INPUT_PIPELINE = frozenset([
     'RepeatDataset',
     'RewriteDataset',
     'ShuffleDatasetV3',
+    'SkipDataset',
     'TakeDataset',
     'TensorDataset',
+    'TensorSliceDataset',
     'TFRecordDatasetV2',
     'ZipDataset',
     # Client ids, their hash table, paths and records.

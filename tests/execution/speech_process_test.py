@@ -135,15 +135,17 @@ class SpeechProcessTest(parameterized.TestCase):
     # Native sums in another order and runs graphs as they were written. That
     # moves weights by less than 1e-5 of their tensor's norm. LAMB's moments are
     # of deltas of some 1e-3, which float32 takes from weights of 1 with an
-    # error of up to 6e-8: 1e-4 for them.
+    # error of up to 6e-8: 1e-4 for them. Biases begin at 0 and have moved
+    # by .03 in all, most of it the difference of much larger terms: they are
+    # compared as if their norm were .1 at least.
     for mine, other in zip(states, others, strict=True):
       for (name, a), (_, b) in zip(_leaves(mine), _leaves(other), strict=True):
         self.assertEqual(a.dtype, b.dtype, name)
-        tolerance = 1e-5 if name.startswith('weights') else 1e-4
+        is_weight = name.startswith('weights')
+        tolerance, least = (1e-5, 0.1) if is_weight else (1e-4, 0.0)
         distance = np.linalg.norm(np.float64(a) - np.float64(b))
-        self.assertLessEqual(
-            distance, tolerance * np.linalg.norm(np.float64(b)), name
-        )
+        norm = np.linalg.norm(np.float64(b))
+        self.assertLessEqual(distance, tolerance * max(norm, least), name)
 
   @parameterized.parameters(1, 2, 4)
   def test_state_equals_native(self, num_devices):
