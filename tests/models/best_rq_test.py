@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests import reference_ssl
+from tests.models import calls
 from tff_asr.features import span_masks
 from tff_asr.models import best_rq
 from tff_asr.models import conformer
@@ -13,6 +14,7 @@ from tff_asr.models import quantizer as quantizer_lib
 from tff_asr.models import transformer
 
 _BINS = 6
+_features = calls.features
 
 
 def _quantizer(**options) -> quantizer_lib.Quantizer:
@@ -37,10 +39,6 @@ def _encoder(**options):
 def _model(**options) -> best_rq.BestRqModel:
   settings = dict(encoder=_encoder(), quantizer=_quantizer(), start_prob=0.05)
   return best_rq.build(**(settings | options))
-
-
-def _features(*shape: int) -> np.ndarray:
-  return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
 
 
 def _seeds(*numbers: int) -> tf.Tensor:

@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests import reference_ssl
+from tests.models import calls
 from tff_asr.models import conformer
 from tff_asr.models import encoder as encoder_lib
 from tff_asr.models import norms
@@ -30,32 +31,13 @@ def _build(**options) -> encoder_lib.Encoder:
   return conformer.build(**(_SIZES | options))
 
 
-def _perturbed(specs: weights_lib.Specs) -> weights_lib.Weights:
-  """Random ones everywhere, so that norms' scales and biases count too."""
-  drawn = weights_lib.initialize(specs, tf.constant([1, 2]))
-  rng = np.random.default_rng(0)
-  return weights_lib.Weights(
-      (name, value + 0.3 * rng.normal(size=value.shape).astype(np.float32))
-      for name, value in drawn.items()
-  )
+_perturbed = calls.perturbed
+_features = calls.features
+_apply = calls.apply
 
 
 def _arrays(weights: weights_lib.Weights) -> dict[str, np.ndarray]:
   return {name: value.numpy() for name, value in weights.items()}
-
-
-def _features(*shape: int) -> np.ndarray:
-  return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
-
-
-def _apply(encoder, features, lengths, seed=None):
-  outputs, output_lengths = encoder.apply(
-      _perturbed(encoder.specs),
-      tf.constant(features),
-      tf.constant(lengths),
-      seed,
-  )
-  return outputs.numpy(), output_lengths.numpy()
 
 
 class ConformerTest(parameterized.TestCase):

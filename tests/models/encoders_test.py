@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests import reference
+from tests.models import calls
 from tff_asr.models import conv
 from tff_asr.models import encoder as encoder_lib
 from tff_asr.models import gru
@@ -27,28 +28,12 @@ _TWIN = {'gru': reference.gru_encoder, 'conv': reference.conv_encoder}
 _ROWS = tuple((name, name) for name in _BUILD)
 
 
+_features = calls.features
+_apply = calls.apply
+
+
 def _weights(encoder: encoder_lib.Encoder) -> weights_lib.Weights:
-  """Random ones everywhere, so that scales and biases count too."""
-  drawn = weights_lib.initialize(encoder.specs, tf.constant([1, 2]))
-  rng = np.random.default_rng(0)
-  return weights_lib.Weights(
-      (name, value + 0.3 * rng.normal(size=value.shape).astype(np.float32))
-      for name, value in drawn.items()
-  )
-
-
-def _features(*shape: int) -> np.ndarray:
-  return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
-
-
-def _apply(encoder, features, lengths, seed=None, weights=None):
-  outputs, output_lengths = encoder.apply(
-      _weights(encoder) if weights is None else weights,
-      tf.constant(features),
-      tf.constant(lengths),
-      seed,
-  )
-  return outputs.numpy(), output_lengths.numpy()
+  return calls.perturbed(encoder.specs)
 
 
 class EncodersTest(parameterized.TestCase):

@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests import reference
+from tests.models import calls
 from tff_asr.models import encoder as encoder_lib
 from tff_asr.models import transformer
 from tff_asr.models import weights as weights_lib
@@ -18,38 +19,23 @@ def _build(**options) -> encoder_lib.Encoder:
   return transformer.build(**(_SIZES | options))
 
 
+_features = calls.features
+_apply = calls.apply
+
+
 def _weights(encoder: encoder_lib.Encoder) -> weights_lib.Weights:
-  """Random ones everywhere, so that norms' scales and biases count too."""
-  drawn = weights_lib.initialize(encoder.specs, tf.constant([1, 2]))
-  rng = np.random.default_rng(0)
-  return weights_lib.Weights(
-      (name, value + 0.3 * rng.normal(size=value.shape).astype(np.float32))
-      for name, value in drawn.items()
-  )
-
-
-def _features(*shape: int) -> np.ndarray:
-  return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
-
-
-def _apply(encoder, features, lengths, seed=None, weights=None):
-  outputs, output_lengths = encoder.apply(
-      _weights(encoder) if weights is None else weights,
-      tf.constant(features),
-      tf.constant(lengths),
-      seed,
-  )
-  return outputs.numpy(), output_lengths.numpy()
+  return calls.perturbed(encoder.specs)
 
 
 def _draws(encoder, *, num_draws: int) -> tuple[np.ndarray, np.ndarray]:
   """Features of an utterance, and its outputs under `num_draws` seeds."""
   weights, features = _weights(encoder), _features(1, 9, 5)
+  lengths = tf.constant([9])
 
   @tf.function
   def run(seeds):
     return tf.map_fn(
-        lambda seed: encoder.apply(weights, features, tf.constant([9]), seed)[0],
+        lambda seed: encoder.apply(weights, features, lengths, seed)[0],
         seeds,
         fn_output_signature=tf.float32,
     )

@@ -5,27 +5,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import reference
+from tests.optimizers import steps
 from tff_asr.optimizers import adam
 
-
-def _arrays(*key: int, scale: float = 1.0) -> list[np.ndarray]:
-  rng = np.random.default_rng(key)
-  return [
-      scale * rng.normal(size=shape).astype(np.float32)
-      for shape in ((4, 3), (5,), ())
-  ]
-
-
-def _run(optimizer, weights, gradients):
-  """The weights after a step a list of gradients."""
-  weights = [tf.constant(w) for w in weights]
-  state = optimizer.initialize(
-      [tf.TensorSpec(w.shape, w.dtype) for w in weights]
-  )
-  next_fn = tf.function(optimizer.next)
-  for each in gradients:
-    state, weights = next_fn(state, weights, [tf.constant(g) for g in each])
-  return weights
+_arrays = steps.arrays
+_run = steps.run
 
 
 class AdamTest(parameterized.TestCase):

@@ -4,27 +4,11 @@ import numpy as np
 import tensorflow as tf
 
 from tests import reference
+from tests.optimizers import steps
 from tff_asr.optimizers import lars
 
-
-def _arrays(*key: int, scale: float = 1.0) -> list[np.ndarray]:
-  rng = np.random.default_rng(key)
-  return [
-      scale * rng.normal(size=shape).astype(np.float32)
-      for shape in ((4, 3), (5,), ())
-  ]
-
-
-def _run(optimizer, weights, gradients):
-  """The weights after a step a list of gradients."""
-  weights = [tf.constant(w, tf.float32) for w in weights]
-  state = optimizer.initialize(
-      [tf.TensorSpec(w.shape, w.dtype) for w in weights]
-  )
-  for each in gradients:
-    each = [tf.constant(g, tf.float32) for g in each]
-    state, weights = optimizer.next(state, weights, each)
-  return weights
+_arrays = steps.arrays
+_run = steps.run
 
 
 class LarsTest(parameterized.TestCase):

@@ -77,9 +77,7 @@ def build(
       front_channels=front_channels,
       feature_dim=feature_dim,
   )
-  checks.in_range(0, 1, dropout=dropout)
-  if dropout == 1:
-    raise ValueError('dropout must be below 1, found 1.')
+  encoder.check_dropout(dropout)
   checks.one_of(encoder.ACTIVATION_DTYPES, activation_dtype=activation_dtype)
   if dim % num_heads or dim % num_groups:
     raise ValueError(

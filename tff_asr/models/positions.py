@@ -51,7 +51,7 @@ def cape(
     seconds += tf.random.stateless_uniform(
         [tf.shape(lengths)[0], 1], seed, -max_shift_sec, max_shift_sec
     )
-  embedding = _sinusoids(seconds, dim=dim, scale=_FREQ_SCALE)
+  embedding = sinusoids(seconds, dim=dim, scale=_FREQ_SCALE)
   return embedding * encoder.mask(lengths, size)
 
 
@@ -68,20 +68,31 @@ def sinusoidal(lengths: tf.Tensor, size: tf.Tensor, *, dim: int) -> tf.Tensor:
     number, 0 for the first, with frequencies 10000^(-2k / D) radians a frame; 0
     past each length.
   """
-  embedding = _sinusoids(_frames(size), dim=dim, scale=1.0)
+  embedding = sinusoids(_frames(size), dim=dim)
   return embedding * encoder.mask(lengths, size)
+
+
+def sinusoids(
+    positions: tf.Tensor, *, dim: int, scale: float = 1.0
+) -> tf.Tensor:
+  """Sines at even and cosines at odd places of positions.
+
+  Args:
+    positions: float32 [...].
+    dim: D, even.
+    scale: Of the frequencies scale * 10000^(-2k / D).
+
+  Returns:
+    float32 [..., D].
+  """
+  half = np.arange(dim) // 2
+  frequencies = scale * np.exp(-2 * half * math.log(1e4) / dim)
+  phases = (math.pi / 2) * (np.arange(dim) % 2)
+  angles = positions[..., tf.newaxis] * frequencies.astype(np.float32)
+  return tf.sin(angles + phases.astype(np.float32))
 
 
 def _frames(size: tf.Tensor) -> tf.Tensor:
   """Numbers of the frames, float32 [1, S]."""
   frames = tf.range(tf.cast(size, tf.float32), dtype=tf.float32)
   return frames[tf.newaxis, :]
-
-
-def _sinusoids(positions: tf.Tensor, *, dim: int, scale: float) -> tf.Tensor:
-  """float32 [B, S] to [B, S, D], with frequencies scale 10000^(-2k / D)."""
-  half = np.arange(dim) // 2
-  frequencies = scale * np.exp(-2 * half * math.log(1e4) / dim)
-  phases = (math.pi / 2) * (np.arange(dim) % 2)
-  angles = positions[:, :, tf.newaxis] * frequencies.astype(np.float32)
-  return tf.sin(angles + phases.astype(np.float32))

@@ -14,14 +14,12 @@ of each head. Other matrices as in `attention`.
 import math
 from typing import Optional
 
-import numpy as np
 import tensorflow as tf
 
 from tff_asr.models import attention
 from tff_asr.models import encoder
+from tff_asr.models import positions as positions_lib
 from tff_asr.models import weights as weights_lib
-
-_LONGEST_PERIOD = 1e4
 
 
 def specs(*, dim: int) -> weights_lib.Specs:
@@ -49,7 +47,11 @@ def apply(
   query, key, value = attention.project(weights, inputs, num_heads=num_heads)
   distances = size - 1 - tf.range(tf.maximum(2 * size - 1, 1))
   positions = encoder.matmul(
-      tf.cast(_sinusoids(distances, dim=dim), inputs.dtype), weights['wr']
+      tf.cast(
+          positions_lib.sinusoids(tf.cast(distances, tf.float32), dim=dim),
+          inputs.dtype,
+      ),
+      weights['wr'],
   )
   positions = tf.transpose(
       tf.reshape(positions, [-1, num_heads, head_dim]), [1, 2, 0]
@@ -63,16 +65,6 @@ def apply(
   return attention.combine(
       weights, scores, value, valid, dropout=dropout, seed=seed
   )
-
-
-def _sinusoids(distances: tf.Tensor, *, dim: int) -> tf.Tensor:
-  """float32 [n, D] of int32 [n]: sines at even, cosines at odd places."""
-  half = np.arange(dim) // 2
-  frequencies = _LONGEST_PERIOD ** (-2 * half / dim)
-  phases = (math.pi / 2) * (np.arange(dim) % 2)
-  distances = tf.cast(distances, tf.float32)[:, tf.newaxis]
-  angles = distances * frequencies.astype(np.float32)
-  return tf.sin(angles + phases.astype(np.float32))
 
 
 def _shift(scores: tf.Tensor) -> tf.Tensor:

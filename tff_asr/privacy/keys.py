@@ -10,6 +10,7 @@ their owner only.
 import hashlib
 import hmac
 import secrets
+from typing import Optional
 
 import numpy as np
 
@@ -23,6 +24,11 @@ _WORD = np.dtype('<i4')
 def draw() -> np.ndarray:
   """Returns a new key (int32 [4]) from the operating system's entropy."""
   return from_bytes(secrets.token_bytes(NUM_BYTES))
+
+
+def draw_or_fix(seed: Optional[int]) -> np.ndarray:
+  """A key from the operating system, or `from_seed` for tests."""
+  return draw() if seed is None else from_seed(seed)
 
 
 def from_seed(seed: int) -> np.ndarray:

@@ -1,7 +1,9 @@
 """What a run's folder says that its rounds cost in privacy."""
 
 import os
-from typing import Optional
+from typing import Any, Optional
+
+import numpy as np
 
 from tff_asr.privacy import accounting
 from tff_asr.privacy import epsilon_report
@@ -57,6 +59,44 @@ def saved_head(run: str) -> Optional[ledger_lib.Head]:
   leaves = state_file.read_leaves(newest, prefix='ledger')
   values = list(leaves.values())
   return ledger_lib.Head(int(values[0]), str(values[1]))
+
+
+def fixed_seeds(
+    *, noise_seed: Optional[int], sampler_seed: Optional[int]
+) -> list[str]:
+  """Names of the keys that a seed fixed."""
+  seeds = (('NOISE_SEED', noise_seed), ('SAMPLER_SEED', sampler_seed))
+  return [name for name, seed in seeds if seed is not None]
+
+
+def write_statement(
+    run: outputs.RunFolder,
+    ledger: ledger_lib.Ledger,
+    query_state: Any,
+    *,
+    delta: float,
+) -> statement.Statement:
+  """States what a run's ledger charges, in privacy.txt and privacy.json.
+
+  Args:
+    run: The run's folder.
+    ledger: Its ledger.
+    query_state: State of its query, `queries` or `adaptive_query`.
+    delta: Of the statement.
+  """
+  contents = ledger.contents
+  stated = statement.build(
+      contents.rounds,
+      delta=delta,
+      l2_norm_clip=float(query_state.l2_norm_clip),
+      unit=contents.unit,
+      fixed_seeds=contents.fixed_seeds,
+      inherited=contents.inherited,
+      adaptive_layers=np.size(getattr(query_state, 'layer_clips', ())),
+  )
+  run.write_text('privacy.txt', f'{stated}\n')
+  run.write_json('privacy.json', stated.fields)
+  return stated
 
 
 def inherited(

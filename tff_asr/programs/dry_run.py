@@ -153,11 +153,9 @@ def _epsilon(
     settings: Mapping[str, Any], state: Any, rules: Mapping[str, Any]
 ) -> str:
   """Epsilon at the end, and where a target ends the run before."""
-  fixed = [
-      name.upper()
-      for name in ('noise_seed', 'sampler_seed')
-      if settings[name] is not None
-  ]
+  fixed = charged.fixed_seeds(
+      noise_seed=settings['noise_seed'], sampler_seed=settings['sampler_seed']
+  )
   if fixed:
     return f'infinite, NOT PRIVATE: {" and ".join(fixed)} fixes a key.'
   rounds, target = settings['num_rounds'], settings['target_epsilon']

@@ -10,7 +10,6 @@ model is of no use end the run or are undone (`divergence`).
 
 from collections.abc import Callable
 import contextlib
-import hashlib
 import time
 from typing import Any, NamedTuple, Optional
 
@@ -123,9 +122,9 @@ async def train(
     OSError: There is too little memory, or room on the disk.
   """
   check(**locals())
-  noise_key = _draw_or_fix(noise_seed)
+  noise_key = keys.draw_or_fix(noise_seed)
   source = build_cohorts(
-      client_data.client_ids, key=_draw_or_fix(sampler_seed)
+      client_data.client_ids, key=keys.draw_or_fix(sampler_seed)
   )
   if delta is None:
     delta = statement_lib.default_delta(source.sampling.population)
@@ -137,9 +136,6 @@ async def train(
   tff.framework.set_default_context(
       tff.program.NativeFederatedContext(context)
   )
-  digest = hashlib.sha256(
-      outputs.lasting(configuration).encode()
-  ).hexdigest()
 
   process_state = await tff.program.materialize_value(
       learning_process.initialize()
@@ -177,14 +173,9 @@ async def train(
       ledger = charged.create_ledger(
           run,
           parent,
-          fixed_seeds=[
-              name
-              for name, seed in (
-                  ('NOISE_SEED', noise_seed),
-                  ('SAMPLER_SEED', sampler_seed),
-              )
-              if seed is not None
-          ],
+          fixed_seeds=charged.fixed_seeds(
+              noise_seed=noise_seed, sampler_seed=sampler_seed
+          ),
       )
       state = state._replace(
           ledger=ledger.head,
@@ -210,7 +201,7 @@ async def train(
         ledger=ledger,
         noise=state.noise,
         sampling=source.sampling,
-        configuration=digest,
+        configuration=outputs.digest(configuration),
         delta=delta,
         target_epsilon=target_epsilon,
         fixed_noise=noise_seed is not None,
@@ -300,16 +291,11 @@ async def train(
         tokens=pipeline.tokenizer.characters,
         ledger=ledger.head,
     )
-    query_state = state.process.aggregator.query_state.numerator_state
-    contents = ledger.contents
-    statement = statement_lib.build(
-        contents.rounds,
+    statement = charged.write_statement(
+        run,
+        ledger,
+        state.process.aggregator.query_state.numerator_state,
         delta=delta,
-        l2_norm_clip=float(query_state.l2_norm_clip),
-        unit=contents.unit,
-        fixed_seeds=contents.fixed_seeds,
-        inherited=contents.inherited,
-        adaptive_layers=np.size(getattr(query_state, 'layer_clips', ())),
     )
     results = {
         'rounds': round_num,
@@ -325,8 +311,6 @@ async def train(
         'dev_word_error_rate': run.read_metric('dev_word_error_rate'),
         'privacy': statement.fields,
     }
-    run.write_text('privacy.txt', f'{statement}\n')
-    run.write_json('privacy.json', statement.fields)
     run.write_json('results.json', results)
   print(statement)
   return results
@@ -340,13 +324,6 @@ def check(**settings: Any) -> None:
       checked.
   """
   preflight.run(federated_checks.ALL, settings)
-
-
-def _draw_or_fix(seed: Optional[int]) -> np.ndarray:
-  """A key from the operating system, or from a seed for tests."""
-  return keys.draw() if seed is None else keys.from_seed(seed)
-
-
 
 
 def _figures(metrics: dict[str, float]) -> dict[str, str]:

@@ -15,6 +15,7 @@
 
 from collections.abc import Callable, Mapping
 import difflib
+import hashlib
 import json
 import os
 import re
@@ -325,6 +326,11 @@ def lasting(configuration: str) -> str:
   """The configuration's text without the settings that a resume may change."""
   lines = configuration.splitlines()
   return '\n'.join(line for line in lines if not _MAY_CHANGE.match(line))
+
+
+def digest(configuration: str) -> str:
+  """SHA-256 of what is `lasting` in a configuration, in hex."""
+  return hashlib.sha256(lasting(configuration).encode()).hexdigest()
 
 
 def flatten_metrics(metrics: Any, *, prefix: str = '') -> dict[str, float]:

@@ -10,7 +10,6 @@ and repeats the rest with the same bits.
 
 import asyncio
 import contextlib
-import hashlib
 import math
 import time
 from typing import Any, NamedTuple, Optional
@@ -128,7 +127,7 @@ async def train(
   check(**locals())
   is_private = query is not None
   sampler_key = (
-      _draw_or_fix(sampler_seed) if is_private else keys.from_seed(seed)
+      keys.draw_or_fix(sampler_seed) if is_private else keys.from_seed(seed)
   )
   examples = examples_lib.Examples(
       client_data, pipeline=pipeline, batch_size=batch_size, key=sampler_key
@@ -173,7 +172,7 @@ async def train(
         keep_last=keep_last,
         keep_every=keep_every,
     ))
-    noise_key = _draw_or_fix(noise_seed)
+    noise_key = keys.draw_or_fix(noise_seed)
     state = ProgramState(
         process_state,
         examples.initial_state(),
@@ -189,7 +188,9 @@ async def train(
         ledger = charged.create_ledger(
             run,
             parent,
-            fixed_seeds=_fixed_seeds(noise_seed, sampler_seed),
+            fixed_seeds=charged.fixed_seeds(
+                noise_seed=noise_seed, sampler_seed=sampler_seed
+            ),
             unit=_UNIT,
         )
         state = state._replace(
@@ -217,9 +218,7 @@ async def train(
           ledger=ledger,
           noise=state.noise,
           sampling=examples.sampling,
-          configuration=hashlib.sha256(
-              outputs.lasting(configuration).encode()
-          ).hexdigest(),
+          configuration=outputs.digest(configuration),
           delta=delta,
           target_epsilon=target_epsilon,
           fixed_noise=noise_seed is not None,
@@ -301,19 +300,13 @@ async def train(
           specs=model.specs,
       )
     else:
-      contents = ledger.contents
-      query_state = state.process.aggregator.query_state.numerator_state
-      statement = statement_lib.build(
-          contents.rounds,
+      statement = charged.write_statement(
+          run,
+          ledger,
+          state.process.aggregator.query_state.numerator_state,
           delta=delta,
-          l2_norm_clip=float(query_state.l2_norm_clip),
-          unit=contents.unit,
-          fixed_seeds=contents.fixed_seeds,
-          inherited=contents.inherited,
       )
       results['privacy'] = statement.fields
-      run.write_text('privacy.txt', f'{statement}\n')
-      run.write_json('privacy.json', statement.fields)
       print(statement)
     run.write_json('results.json', results)
     return results
@@ -327,19 +320,6 @@ def check(**settings: Any) -> None:
       checked.
   """
   preflight.run(pretrain_checks.CHECKS, settings)
-
-
-def _draw_or_fix(seed: Optional[int]) -> np.ndarray:
-  """A key from the operating system, or from a seed for tests."""
-  return keys.draw() if seed is None else keys.from_seed(seed)
-
-
-def _fixed_seeds(
-    noise_seed: Optional[int], sampler_seed: Optional[int]
-) -> list[str]:
-  """Names of the keys that a seed fixed."""
-  fixed = (('NOISE_SEED', noise_seed), ('SAMPLER_SEED', sampler_seed))
-  return [name for name, seed in fixed if seed is not None]
 
 
 def _after(

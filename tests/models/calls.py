@@ -1,0 +1,35 @@
+"""How the tests of encoders call them."""
+
+import numpy as np
+import tensorflow as tf
+
+from tff_asr.models import encoder as encoder_lib
+from tff_asr.models import weights as weights_lib
+
+
+def perturbed(specs: weights_lib.Specs) -> weights_lib.Weights:
+  """Random ones everywhere, so that norms' scales and biases count too."""
+  drawn = weights_lib.initialize(specs, tf.constant([1, 2]))
+  rng = np.random.default_rng(0)
+  return weights_lib.Weights(
+      (name, value + 0.3 * rng.normal(size=value.shape).astype(np.float32))
+      for name, value in drawn.items()
+  )
+
+
+def features(*shape: int) -> np.ndarray:
+  """Random ones, a function of the shape."""
+  return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+def apply(
+    encoder: encoder_lib.Encoder, features, lengths, seed=None, weights=None
+) -> tuple[np.ndarray, np.ndarray]:
+  """Outputs and their lengths; `perturbed` weights unless some are given."""
+  outputs, output_lengths = encoder.apply(
+      perturbed(encoder.specs) if weights is None else weights,
+      tf.constant(features),
+      tf.constant(lengths),
+      seed,
+  )
+  return outputs.numpy(), output_lengths.numpy()
