@@ -56,12 +56,15 @@ _POPULATIONS = flags.DEFINE_list(
 _PLOT = flags.DEFINE_string(
     'plot', None, 'Draws epsilon against population into this PNG.'
 )
-for name in ('cohort_size', 'population', 'rounds', 'noise_multiplier'):
+for name in ('cohort_size', 'population', 'rounds', 'noise_multiplier',
+             'sigma_mean', 'target_epsilon'):
   flags.mark_flags_as_mutual_exclusive(['run', name])
 
 
 def main(_) -> None:
   if _RUN.value:
+    if flags.FLAGS['sampling'].present:
+      raise ValueError('leave --sampling out: the ledger of --run says it.')
     # Late: it reads saved states, and TensorFlow takes seconds to load.
     from tff_asr.programs import charged  # pylint: disable=g-import-not-at-top
 

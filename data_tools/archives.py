@@ -16,6 +16,11 @@ _DONE_FILE = '.unpacked'
 _MAX_DEPTH = 3
 
 
+def is_named_after_split(archive: str, split: str) -> bool:
+  """Whether an archive bears the split's name, as dev-clean.tar.gz."""
+  return archive.startswith(f'{split}.')
+
+
 class Scratch:
   """Where archives are unpacked; a context manager.
 
@@ -39,15 +44,17 @@ class Scratch:
       *,
       split: str,
       holds_split: Callable[[str, str], bool],
+      is_named: Callable[[str, str], bool] = is_named_after_split,
   ) -> str:
     """Returns the folder that holds a split, unpacked if need be.
 
     Args:
       source: A folder that holds the split at most three folders deep; an
-        archive that does; or a folder with archives, of which those that bear
-        the split's name are preferred.
+        archive that does; or a folder with archives, of which those named for
+        the split are the only ones tried, if there are any.
       split: The split.
       holds_split: Whether a folder holds a split.
+      is_named: Whether an archive's file name says that it holds a split.
 
     Returns:
       The folder; `source` if there is none.
@@ -59,7 +66,7 @@ class Scratch:
     for folder in _folders(source):
       if holds_split(folder, split):
         return folder
-    for archive in _archives(source, split):
+    for archive in _archives(source, lambda name: is_named(name, split)):
       for folder in _folders(self._unpack(archive)):
         if holds_split(folder, split):
           return folder
@@ -101,8 +108,8 @@ def _is_inside(folder: str, path: str) -> bool:
   return os.path.commonpath([folder, os.path.abspath(path)]) == folder
 
 
-def _archives(source: str, split: str) -> list[str]:
-  """The archives of a source, those named after the split first."""
+def _archives(source: str, is_named: Callable[[str], bool]) -> list[str]:
+  """The archives of a source; those named for what is sought, if any are."""
   if os.path.isfile(source):
     if not source.endswith(_SUFFIXES):
       raise ValueError(
@@ -113,7 +120,7 @@ def _archives(source: str, split: str) -> list[str]:
   if not os.path.isdir(source):
     return []
   names = [name for name in os.listdir(source) if name.endswith(_SUFFIXES)]
-  named = [name for name in names if name.startswith(f'{split}.')]
+  named = [name for name in names if is_named(name)]
   return [os.path.join(source, name) for name in sorted(named or names)]
 
 

@@ -5,16 +5,16 @@
         --output_dir=data/common_voice --splits=train,dev,test
 
 The layout is SPLIT.tsv beside clips/; --source_dir is a language's folder or
-the published .tar.gz. A client is a `client_id`. Clips are resampled to 16 kHz.
-Sentences become the published letters of en, fr and de; of another language the
-letters of its transcripts, or those of --letters.
+the published .tar.gz, or holds it. A client is a `client_id`. Clips are resampled
+to 16 kHz. Sentences become the published letters of en, fr and de; of another
+language the letters of its transcripts, or those of --letters.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 import contextlib
 import csv
 import functools
@@ -35,6 +35,7 @@ _LETTERS = flags.DEFINE_string(
     'letters', None, 'The letters to keep, where the language has no set here.'
 )
 
+_SPLITS = ('train', 'dev', 'test', 'validated')
 _COLUMNS = ('client_id', 'path', 'sentence')
 _UNREADABLE = 'has a line that cannot be read'
 
@@ -56,11 +57,12 @@ def list_utterances(
     source_dir: A language's folder.
     split: The name of a .tsv: 'train', 'dev', 'test', 'validated'.
     language: The language's code.
-    letters: What to keep; None for those of the language, or of the split's
-      sentences if the language has no published set.
+    letters: What to keep; None for those of the language, or of the sentences
+      of all the folder's splits if the language has no published set.
 
   Raises:
-    ValueError: If the folder or the .tsv is missing or lacks a column.
+    ValueError: If the folder or the .tsv is missing, lacks a column or is of
+      another language.
   """
   source_dir = os.fspath(source_dir)
   if not os.path.isdir(source_dir):
@@ -69,13 +71,15 @@ def list_utterances(
   if not os.path.isfile(path):
     found = ', '.join(_tsv_names(source_dir)) or 'no .tsv'
     raise ValueError(
-        f'{source_dir} holds no {split}.tsv, but {found}; set --splits.'
+        f'{source_dir} holds no {split}.tsv of {language}, but {found}; set'
+        ' --splits, or --source_dir to the folder of the language.'
     )
   rows, problems = _read_tsv(path)
+  _check_language(rows, path=path, language=language)
   if letters is None:
     letters = alphabets.LETTERS.get(language)
   if letters is None:
-    letters = common_voice_text.letters_of([row['sentence'] for row in rows])
+    letters = common_voice_text.letters_of(_sentences(source_dir))
   clips_dir = os.path.join(source_dir, 'clips')
   clips = frozenset(os.listdir(clips_dir) if os.path.isdir(clips_dir) else ())
   listed: list[utterances.Utterance] = []
@@ -143,6 +147,48 @@ def _read_tsv(
   return rows, problems
 
 
+def _check_language(
+    rows: Iterable[Mapping[str, str]], *, path: str, language: str
+) -> None:
+  """Raises ValueError if a row is of another language."""
+  for row in rows:
+    locale = row.get('locale') or language  # Old releases have no column.
+    if locale != language:
+      raise ValueError(
+          f'{path} holds clip {row["path"]} of locale {locale!r}, but --language'
+          f' is {language!r}; set --language={locale}, or --source_dir to the'
+          f' folder of {language}.'
+      )
+
+
+def _holds(folder: str, split: str, language: str) -> bool:
+  """Whether a folder holds a split in the language (by its first row)."""
+  path = os.path.join(folder, f'{split}.tsv')
+  if not os.path.isfile(path):
+    return False
+  with _open_tsv(path) as f:
+    header, first = (f.readline().rstrip('\r\n').split('\t') for _ in range(2))
+  return dict(zip(header, first)).get('locale') in (None, '', language)
+
+
+def _is_named(archive: str, split: str, language: str) -> bool:
+  """Whether an archive is the language's, as cv-corpus-DATE-en.tar.gz."""
+  del split  # An archive holds all of them.
+  return archive.startswith(f'{language}.') or f'-{language}.' in archive
+
+
+def _sentences(source_dir: str) -> list[str]:
+  """The sentences of all splits that are there."""
+  present = (f'{name}.tsv' for name in _SPLITS)
+  paths = [os.path.join(source_dir, name) for name in present]
+  return [
+      row['sentence']
+      for path in paths
+      if os.path.isfile(path)
+      for row in _read_tsv(path)[0]
+  ]
+
+
 @contextlib.contextmanager
 def _open_tsv(path: str) -> Iterator[TextIO]:
   """Opens a .tsv; ValueError that names it where it is not UTF-8."""
@@ -208,9 +254,8 @@ def corpus(language: str, *, letters: str | None = None) -> conversion.Corpus:
       list_utterances=functools.partial(
           list_utterances, language=language, letters=letters
       ),
-      holds_split=lambda folder, split: os.path.isfile(
-          os.path.join(folder, f'{split}.tsv')
-      ),
+      holds_split=functools.partial(_holds, language=language),
+      is_named=functools.partial(_is_named, language=language),
       default_splits=('train', 'dev', 'test'),
   )
 

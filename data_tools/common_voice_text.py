@@ -26,6 +26,8 @@ LOST_SYMBOLS = 'lost symbols'
 
 _APOSTROPHES = '\u2019\u2018\u02bc\u0060\u00b4'
 _HYPHENS = '\u2010\u2011'
+# Unicode has them as punctuation, but people say them.
+_SPOKEN = '&%@#§¶†‡‰*'
 
 
 def normalize(text: str, *, letters: str) -> tuple[str, Sequence[str]]:
@@ -92,6 +94,6 @@ def _transliterate(character: str, letters: str, changes: set[str]) -> str:
     changes.add(LOST_LETTERS)
   elif kind[0] == 'N':
     changes.add(LOST_DIGITS)
-  elif kind[0] == 'S':
+  elif kind[0] == 'S' or character in _SPOKEN:
     changes.add(LOST_SYMBOLS)
   return ''

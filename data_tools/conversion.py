@@ -34,7 +34,9 @@ _SOURCE_DIR = flags.DEFINE_string(
 _OUTPUT_DIR = flags.DEFINE_string(
     'output_dir', None, 'Where to write one folder a split (and part).'
 )
-_SPLITS = flags.DEFINE_list('splits', None, 'Splits to convert.')
+_SPLITS = flags.DEFINE_list(
+    'splits', None, 'Splits to convert; NAME=A+B writes two as one.'
+)
 _ENCODING = flags.DEFINE_enum(
     'encoding', 'pcm', encodings.ENCODINGS, 'How audio is stored.'
 )
@@ -83,12 +85,14 @@ class Corpus:
       `utterances.Listing`.
     holds_split: Whether a folder (str) holds a split (str).
     default_splits: Converted where none are named.
+    is_named: Whether an archive's file name (str) says that it holds a split.
   """
 
   name: str
   list_utterances: ListUtterances
   holds_split: Callable[[str, str], bool]
   default_splits: Sequence[str]
+  is_named: Callable[[str, str], bool] = archives.is_named_after_split
 
 
 def convert(
@@ -110,7 +114,8 @@ def convert(
     source_dir: The corpus as its publisher ships it: a folder or an archive.
     output_dir: Gets a folder SPLIT a split, or SPLIT.PART with a partition, or
       SPLIT.iid or SPLIT.PART.iid; and summary.json over all.
-    splits: The splits, at least one.
+    splits: The splits, at least one; 'NAME=A+B' are two that become one of that
+      name, in which a client of both is one.
     partition: Empty, or as `speaker_splits.partition` takes it.
     partition_seed: Its seed.
     is_iid: Whether to give each utterance to a random speaker of its part.
@@ -132,10 +137,8 @@ def convert(
   with scratch:
     folders: dict[str, tuple[dict[str, Any], utterances_lib.Listing]] = {}
     for split in splits:
-      folder = scratch.find(
-          source_dir, split=split, holds_split=corpus.holds_split
-      )
-      listing = corpus.list_utterances(folder, split=split)
+      split, members = _parse(split)
+      listing = _list(corpus, members, source_dir=source_dir, scratch=scratch)
       origin = {'corpus': corpus.name, 'split': split}
       for part, chosen in _deal(
           listing, partition, seed=partition_seed, num_workers=num_workers
@@ -165,6 +168,42 @@ def convert(
       )
       summaries.write_all(os.fspath(output_dir), {name: written[name]})
   return written
+
+
+def _parse(split: str) -> tuple[str, Sequence[str]]:
+  """A split's name and those that it is made of: 'train' or 'NAME=A+B'."""
+  name, equals, members = split.partition('=')
+  parts = members.split('+') if equals else [name]
+  if not name or not all(parts) or len(set(parts)) < len(parts):
+    raise ValueError(
+        f'splits holds {split!r}; write a split as the corpus names it, or'
+        ' NAME=A+B for several, each once, that become one.'
+    )
+  return name, parts
+
+
+def _list(
+    corpus: Corpus,
+    splits: Sequence[str],
+    *,
+    source_dir: str | os.PathLike[str],
+    scratch: archives.Scratch,
+) -> utterances_lib.Listing:
+  """What splits hold together."""
+  utterances: list[utterances_lib.Utterance] = []
+  # Some problems are those of the whole corpus: each is told once.
+  problems: dict[utterances_lib.Problem, None] = {}
+  for name in splits:
+    folder = scratch.find(
+        source_dir,
+        split=name,
+        holds_split=corpus.holds_split,
+        is_named=corpus.is_named,
+    )
+    listing = corpus.list_utterances(folder, split=name)
+    utterances += listing.utterances
+    problems.update(dict.fromkeys(listing.problems))
+  return utterances_lib.Listing(utterances, list(problems))
 
 
 def _deal(

@@ -27,8 +27,11 @@ def parse_activity(metadata: Mapping[str, Any]) -> list[Interval] | None:
     Intervals in order of time; None if there is no `voice_activity`.
 
   Raises:
-    ValueError: If `voice_activity` is not a list of pairs in order.
+    ValueError: If it is no object, or `voice_activity` is not a list of pairs
+      of finite numbers in order.
   """
+  if not isinstance(metadata, Mapping):
+    raise ValueError(f'it must hold an object, found {type(metadata).__name__}')
   stretches = metadata.get('voice_activity')
   if stretches is None:
     return None
@@ -37,7 +40,7 @@ def parse_activity(metadata: Mapping[str, Any]) -> list[Interval] | None:
         (round(start * SAMPLE_RATE_HZ), round(end * SAMPLE_RATE_HZ))
         for start, end in stretches
     ]
-  except (TypeError, ValueError) as e:
+  except (TypeError, ValueError, OverflowError) as e:
     raise ValueError(f'voice_activity must list [start, end] ({e})') from e
   before = 0
   for start, end in intervals:

@@ -3,7 +3,9 @@
 The folder `.NAME.partial` lies beside the split's place. Its journal has a line
 a finished shard, written after the shard is on disk; a program that starts
 again goes on after the last one. When all is written the folder is moved into
-place, so that nothing incomplete can be taken for a corpus.
+place, so that nothing incomplete can be taken for a corpus. The journal is never
+written anew and goes last, so that no moment is one in which a kill would lose
+what is finished.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,9 +41,7 @@ class PartialSplit:
     self._output_dir = output_dir
     self.folder = os.path.join(parent, f'.{name}.partial')
     os.makedirs(self.folder, exist_ok=True)
-    self._journal = open(
-        os.path.join(self.folder, JOURNAL_FILE), 'a+', encoding='utf-8'
-    )
+    self._journal = open(os.path.join(self.folder, JOURNAL_FILE), 'a+b')
     try:
       fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
@@ -51,9 +51,11 @@ class PartialSplit:
       ) from e
     # As JSON gives it back.
     identity = json.loads(json.dumps(identity))
-    self.entries: list[dict[str, Any]] = self._read(identity)
+    self.entries, num_bytes = self._read(identity)
+    self._journal.truncate(num_bytes)
     self._delete_unfinished()
-    self._rewrite([identity, *self.entries])
+    if not num_bytes:
+      self._append(identity)
 
   def __enter__(self) -> 'PartialSplit':
     return self
@@ -75,36 +77,44 @@ class PartialSplit:
   def move_into_place(self) -> None:
     """Moves the folder to its place, replacing a split that is there."""
     self._journal.close()
-    os.remove(os.path.join(self.folder, JOURNAL_FILE))
     for name in os.listdir(self.folder):
       _sync(os.path.join(self.folder, name))
+    replaced = f'{self.folder}.replaced'
     if os.path.isdir(self._output_dir) and os.listdir(self._output_dir):
-      replaced = f'{self.folder}.replaced'
       shutil.rmtree(replaced, ignore_errors=True)
       os.rename(self._output_dir, replaced)
-      os.rename(self.folder, self._output_dir)
-      shutil.rmtree(replaced)
-    else:
-      os.rename(self.folder, self._output_dir)
+    os.rename(self.folder, self._output_dir)
     _sync(os.path.dirname(self._output_dir))
+    # Also what a program left that was killed between the two.
+    shutil.rmtree(replaced, ignore_errors=True)
+    forget_journal(self._output_dir)
 
-  def _read(self, identity: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The entries of the same identity whose files are whole."""
+  def _read(
+      self, identity: Mapping[str, Any]
+  ) -> tuple[list[dict[str, Any]], int]:
+    """The entries of the same identity whose files are whole, and their end.
+
+    The end is the journal's bytes up to the last of them; 0 if it is not of
+    this identity.
+    """
     self._journal.seek(0)
-    entries = []
+    entries, num_bytes = [], 0
     for number, line in enumerate(self._journal):
       try:
         entry = json.loads(line)
-      except json.JSONDecodeError:
+      except ValueError:
         break  # The program ended while writing the line.
       if number == 0:
-        if entry != identity:
+        if entry != identity or not line.endswith(b'\n'):
           break
-        continue
-      if not all(self._is_whole(file) for file in entry['files']):
+      elif not line.endswith(b'\n') or not all(
+          self._is_whole(file) for file in entry['files']
+      ):
         break
-      entries.append(entry)
-    return entries
+      else:
+        entries.append(entry)
+      num_bytes += len(line)
+    return entries, num_bytes
 
   def _is_whole(self, file: Mapping[str, Any]) -> bool:
     """Whether a file has the size that its entry tells."""
@@ -118,17 +128,19 @@ class PartialSplit:
       if name not in keep and name != JOURNAL_FILE:
         os.remove(os.path.join(self.folder, name))
 
-  def _rewrite(self, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Makes these the journal's lines."""
-    self._journal.truncate(0)
-    for line in lines:
-      self._append(line)
-
   def _append(self, line: Mapping[str, Any]) -> None:
     """Adds a line to the journal, on disk."""
-    self._journal.write(json.dumps(line, ensure_ascii=False) + '\n')
+    text = json.dumps(line, ensure_ascii=False) + '\n'
+    self._journal.write(text.encode())
     self._journal.flush()
     os.fsync(self._journal.fileno())
+
+
+def forget_journal(folder: str) -> None:
+  """Deletes the journal of a split that is in its place, if it is there."""
+  journal = os.path.join(folder, JOURNAL_FILE)
+  if os.path.exists(journal):
+    os.remove(journal)
 
 
 def _sync(path: str) -> None:

@@ -179,6 +179,8 @@ def _source_sha256(
         utterance.transcript or '',
         repr(utterance.cutting and utterance.cutting.max_sec),
     ]
+    if utterance.cutting is not None and utterance.cutting.activity_path:
+      fields.append(str(os.path.getsize(utterance.cutting.activity_path)))
     if not callable(utterance.audio):
       path = os.fspath(utterance.audio)
       size = os.path.getsize(path) if os.path.exists(path) else -1
@@ -218,6 +220,7 @@ def _read_existing(
   # JSON turns tuples into lists.
   same = stored == json.loads(json.dumps(identity))
   if same and corpus.encoding == encoding:
+    partial_split.forget_journal(output_dir)
     return summaries.read(output_dir)
   if overwrite:
     return None
@@ -244,7 +247,7 @@ def _write_shards(
   number = sum(len(entry['files']) for entry in partial.entries)
   rest = ordered[num_done:]
   bar = tqdm.tqdm(
-      pool.map('encode', rest, **arguments),
+      pool.map('encode', rest, task_size=_task_size(rest), **arguments),
       desc=os.path.basename(partial.folder)[1 : -len('.partial')],
       initial=num_done,
       total=len(ordered),
@@ -268,6 +271,15 @@ def _write_shards(
         shard = shard_file.ShardFile(partial.folder, number)
   finally:
     shard.close()
+
+
+def _task_size(utterances: Iterable[Utterance]) -> int:
+  """Recordings that a worker takes at once, and so holds in memory.
+
+  One that is cut may last an hour (a Libri-Light chapter: 16 minutes, 30 MB).
+  """
+  is_long = any(utterance.cutting is not None for utterance in utterances)
+  return 1 if is_long else worker_pool.TASK_SIZE
 
 
 def _problems(partial: partial_split.PartialSplit) -> list[Problem]:

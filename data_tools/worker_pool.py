@@ -10,6 +10,7 @@ import concurrent.futures
 import itertools
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -20,8 +21,10 @@ from data_tools import worker
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PROGRAM = 'from data_tools import worker; worker.main()'
-_TASK_SIZE = 16
+# Utterances of some seconds.
+TASK_SIZE = 16
 _TASKS_AHEAD = 3  # A worker.
+_END_SEC = 5.0
 
 
 class WorkerPool:
@@ -59,13 +62,28 @@ class WorkerPool:
       self._forget(process)
 
   def map(
-      self, function: str, items: Iterable[Any], **arguments
+      self,
+      function: str,
+      items: Iterable[Any],
+      *,
+      task_size: int = TASK_SIZE,
+      **arguments,
   ) -> Iterator[Any]:
     """Yields `encoder.<function>(item, **arguments)` for each item, in order.
 
     An item whose decoding ends the process gives `encoder.CRASHED[function]`.
+
+    Args:
+      function: A function's name.
+      items: Its first arguments.
+      task_size: Items that a worker takes at once. Results of three tasks a
+        worker are held in memory.
+      **arguments: Its other arguments.
+
+    Raises:
+      RuntimeError: If a worker cannot start, has a defect, or is killed.
     """
-    waiting = _batched(items, _TASK_SIZE)
+    waiting = _batched(items, task_size)
     running = [
         self._threads.submit(self._run, function, task, arguments)
         for task in itertools.islice(
@@ -116,8 +134,15 @@ class WorkerPool:
       pickle.dump((function, items, arguments), process.stdin)
       process.stdin.flush()
       results, defect = pickle.load(process.stdout)
-    except (EOFError, BrokenPipeError, pickle.UnpicklingError):
-      self._forget(process)
+    except (EOFError, BrokenPipeError, pickle.UnpicklingError) as e:
+      code = self._forget(process)
+      if code == -signal.SIGKILL and not self._is_closed:
+        # No decoder does that; to blame the file would lose good audio.
+        raise RuntimeError(
+            'A worker process was killed (SIGKILL), as the system does when'
+            ' memory runs out; give the same command again with fewer'
+            ' --workers.'
+        ) from e
       raise
     if defect is not None:
       raise RuntimeError(f'A worker failed:\n{defect}')
@@ -153,8 +178,14 @@ class WorkerPool:
       )
     return process
 
-  def _forget(self, process: subprocess.Popen) -> None:
-    """Ends a process and closes its pipes."""
+  def _forget(self, process: subprocess.Popen) -> int:
+    """Ends a process and closes its pipes; returns its own exit code."""
+    try:
+      if not self._is_closed:
+        process.wait(timeout=_END_SEC)  # Its pipe has ended: so does it.
+    except subprocess.TimeoutExpired:
+      pass
+    ended = process.poll()
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
@@ -164,6 +195,7 @@ class WorkerPool:
         pass
     with self._lock:
       self._processes.discard(process)
+    return 0 if ended is None else ended
 
 
 def _batched(items: Iterable[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -28,6 +28,9 @@ from tff_asr import checks
 
 # Read by TensorFlow's C++ part when it is loaded.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+# Read when it first uses a GPU, of which it would otherwise take all memory; a
+# call would come too late wherever something was traced before.
+os.environ.setdefault('TF_FORCE_GPU_ALLOW_GROWTH', 'true')
 warnings.simplefilter('ignore')
 
 # What a shell reports of a program that a signal ended.

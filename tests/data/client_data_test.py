@@ -215,7 +215,7 @@ class ClientDataTest(parameterized.TestCase):
       list(data.create_tf_dataset_for_client('cleo'))
     self.check_client(data.create_tf_dataset_for_client('anna'), 'anna')
     with self.assertRaisesRegex(
-        ValueError, 'shard-00002.* is damaged. It holds cleo. Copy'
+        ValueError, 'Damaged, .*shard-00002.*, with the clients cleo. Copy'
     ):
       client_data.verify(self.folder)
 

@@ -1,5 +1,7 @@
 import io
 import pathlib
+import shutil
+import tarfile
 import tempfile
 
 from absl.testing import absltest
@@ -72,6 +74,65 @@ class CommonVoiceTest(absltest.TestCase):
         ],
     )
     self.assertEmpty(problems)
+
+  def test_another_language_is_refused(self):
+    with self.assertRaisesRegex(
+        ValueError, "cv_0.mp3 of locale 'en', but --language is 'fr'; set --lan"
+    ):
+      self.list(language='fr')
+    # Releases without the column are taken at their word.
+    self.lines = [line.replace('\ten\n', '\t\n') for line in self.lines]
+    self.assertLen(self.list(language='fr').utterances, 3)
+
+  def test_a_release_is_searched_for_the_language(self):
+    root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    for language in ('de', 'en', 'fr'):
+      shutil.copytree(self.source / 'clips', root / language / 'clips')
+      lines = ''.join(self.lines).replace('\ten\n', f'\t{language}\n')
+      (root / language / 'train.tsv').write_text(_HEADER + lines)
+    for archive in (False, True):
+      if archive:
+        for language in ('de', 'en', 'fr'):
+          path = root / f'cv-corpus-1.0-{language}.tar.gz'
+          with tarfile.open(path, 'w:gz') as tar:
+            tar.add(root / language, f'cv-corpus-1.0/{language}')
+          shutil.rmtree(root / language)
+      for language in ('fr', 'en'):
+        output = root / f'out_{archive}_{language}'
+        conversion.convert(
+            common_voice.corpus(language),
+            source_dir=root,
+            output_dir=output,
+            splits=['train'],
+            num_workers=0,
+        )
+        corpus = client_data.load(output / 'train').corpus
+        self.assertEqual(corpus.origin['corpus'], f'Common Voice {language}')
+    with self.assertRaisesRegex(ValueError, 'no train.tsv of it, but no .tsv; set'):
+      conversion.convert(
+          common_voice.corpus('it'),
+          source_dir=root,
+          output_dir=root / 'out_it',
+          splits=['train'],
+      )
+
+  def test_letters_of_another_language_are_those_of_all_its_splits(self):
+    self.lines = []
+    self.add('a', 'x0', 'Ač')
+    self.write_tsv('dev')
+    self.lines = []
+    self.add('a', 'x1', 'Bé')
+    self.lines = [line.replace('\ten\n', '\t\n') for line in self.lines]
+    self.write_tsv()
+    for split in ('dev', 'train'):
+      path = self.source / f'{split}.tsv'
+      path.write_text(path.read_text().replace('\ten\n', '\tcs\n'))
+    for split, text in (('dev', 'ač'), ('train', 'bé')):
+      (utterance,) = common_voice.list_utterances(
+          self.source, split=split, language='cs'
+      ).utterances
+      self.assertEqual(utterance.transcript, text)
+      self.assertEmpty(utterance.changes)
 
   def test_quotes_and_tabs(self):
     self.lines = []
@@ -155,6 +216,7 @@ class CommonVoiceTest(absltest.TestCase):
   def test_other_languages_take_the_letters_of_their_sentences(self):
     self.lines = []
     self.add('a', 'l0', 'Žluťoučký kůň')
+    self.lines = [line.replace('\ten\n', '\t\n') for line in self.lines]
     self.assertEqual(self.texts(language='cs'), ['žluťoučký kůň'])
     self.assertEqual(self.texts(language='en'), ['zlutoucky kun'])
     self.assertEqual(
@@ -180,7 +242,7 @@ class CommonVoiceTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, 'no/where is not a folder'):
       common_voice.list_utterances('no/where', split='train')
     self.write_tsv()
-    with self.assertRaisesRegex(ValueError, 'no dev.tsv, but train.tsv;'):
+    with self.assertRaisesRegex(ValueError, 'no dev.tsv of en, but train.tsv;'):
       common_voice.list_utterances(self.source, split='dev')
     (self.source / 'dev.tsv').write_text('a\tb\n')
     with self.assertRaisesRegex(ValueError, "no column 'client_id', but a, b"):

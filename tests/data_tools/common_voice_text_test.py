@@ -34,6 +34,9 @@ class CommonVoiceTextTest(parameterized.TestCase):
       ('ligature', 'Æon', 'aeon', 'transliterated'),
       ('digits', 'room 5', 'room', 'lost digits'),
       ('symbols', 'a + b', 'a b', 'lost symbols'),
+      # Punctuation to Unicode, words to people.
+      ('and', 'AT&T', 'att', 'lost symbols'),
+      ('percent', 'half a % @home', 'half a home', 'lost symbols'),
   )
   def test_what_english_loses_is_told(self, text, expected, change):
     found, changes = common_voice_text.normalize(text, letters=_EN)

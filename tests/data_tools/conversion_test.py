@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import tempfile
@@ -64,6 +65,38 @@ class ConversionTest(absltest.TestCase):
     corpus = client_data.load(os.path.join(self.output_dir, 'test')).corpus
     self.assertEqual(corpus.origin['split'], 'test')
     self.assertNotIn('part', corpus.origin)
+
+  def test_joined_splits_have_each_client_once(self):
+    def list_utterances(source_dir, *, split):
+      listing = _list_utterances(source_dir, split='x')
+      named = [
+          dataclasses.replace(u, utterance_id=f'{split}{u.utterance_id}')
+          for u in listing.utterances
+      ]
+      return utterances.Listing(named, listing.problems)
+
+    corpus = dataclasses.replace(_CORPUS, list_utterances=list_utterances)
+    summary = conversion.convert(
+        corpus,
+        source_dir='src',
+        output_dir=self.output_dir,
+        splits=['both=a+b'],
+        partition='public=2,private=rest',
+        num_workers=0,
+    )
+    self.assertEqual(list(summary), ['both.public', 'both.private'])
+    self.assertEqual([s['num_clients'] for s in summary.values()], [2, 4])
+    self.assertEqual([s['num_utterances'] for s in summary.values()], [8, 16])
+    # What both splits tell of the corpus counts once.
+    self.assertEqual(
+        summary['both.public']['dropped'],
+        {'has no audio file': 1, 'has no transcript': 1},
+    )
+
+  def test_unreadable_joined_splits(self):
+    for split in ('both=a+', '=a+b', 'both=', 'both=a+a'):
+      with self.assertRaisesRegex(ValueError, 'splits holds .*NAME=A.B'):
+        self.convert(splits=[split])
 
   def test_a_part_is_a_folder_and_parts_share_no_speaker(self):
     summaries = self.convert(partition='public=2,private=rest')

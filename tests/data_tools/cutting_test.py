@@ -37,10 +37,22 @@ class CuttingTest(parameterized.TestCase):
         [(8000, 16000), (20000, 32000)],
     )
 
-  @parameterized.parameters([[[1, 0.5]]], [[[0, 2], [1, 3]]], [[[0]]], [5])
+  @parameterized.parameters(
+      [[[1, 0.5]]],
+      [[[0, 2], [1, 3]]],
+      [[[0]]],
+      [5],
+      [[[0, float('inf')]]],
+      [[[0, float('nan')]]],
+  )
   def test_bad_activity(self, activity):
     with self.assertRaisesRegex(ValueError, 'voice_activity'):
       cutting.parse_activity({'voice_activity': activity})
+
+  @parameterized.parameters([[]], [None], [3])
+  def test_json_of_another_shape(self, metadata):
+    with self.assertRaisesRegex(ValueError, 'must hold an object, found'):
+      cutting.parse_activity(metadata)
 
 
 if __name__ == '__main__':

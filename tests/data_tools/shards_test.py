@@ -236,7 +236,7 @@ class ShardsTest(parameterized.TestCase):
     # A function has no size: the source's identity must stay the same.
     with (
         mock.patch.object(shards, '_source_sha256', lambda *_: 'same'),
-        mock.patch.object(worker_pool, '_TASK_SIZE', 1),
+        mock.patch.object(worker_pool, 'TASK_SIZE', 1),
     ):
       with self.assertRaises(KeyboardInterrupt):
         self.write(

@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -65,6 +66,32 @@ class WorkerPoolTest(absltest.TestCase):
     self.check([first, *rest])
     self.assertEqual(crashed.reason, 'ends the program that decodes it')
     self.assertEqual(crashed, encoder.CRASHED['encode'])
+
+  def test_a_killed_worker_is_no_broken_file(self):
+    with worker_pool.WorkerPool(1) as pool:
+      results = pool.map(
+          'encode', self.utterances(4), task_size=1, encoding='pcm'
+      )
+      next(results)
+      (process,) = pool._processes
+      process.send_signal(signal.SIGKILL)
+      with self.assertRaisesRegex(RuntimeError, 'was killed.*fewer --workers'):
+        list(results)
+
+  def test_what_is_read_ahead_is_bounded(self):
+    asked = 0
+
+    def listed():
+      nonlocal asked
+      for utterance in self.utterances(40):
+        asked += 1
+        yield utterance
+
+    with worker_pool.WorkerPool(2) as pool:
+      results = pool.map('encode', listed(), task_size=1, encoding='pcm')
+      next(results)
+      # Three tasks a worker.
+      self.assertEqual(asked, 6)
 
   def test_a_defect_is_no_broken_utterance(self):
     with worker_pool.WorkerPool(1) as pool:

@@ -27,6 +27,7 @@ from tests.execution import toys
 from tff_asr.aggregators import dp_mean
 from tff_asr.execution import multi_device
 from tff_asr.execution import ray_cluster
+from tff_asr.execution import shared_files
 from tff_asr.learning import fed_avg
 from tff_asr.privacy import queries
 
@@ -401,6 +402,40 @@ class LossTest(absltest.TestCase):
     for line in ('workers 2', 'lost while running True', 'equal True'):
       self.assertIn(line, found)
 
+  def test_a_machine_with_many_workers_that_is_gone_costs_no_client(self):
+    # Its idle workers find out one after another, each with a task in hand.
+    lines = _run_program("""
+        import numpy as np
+        from ray import cluster_utils
+        from tests.execution import ray_cluster_test as these
+        from tff_asr.execution import ray_cluster
+
+        options = dict(include_dashboard=False)
+        cluster = cluster_utils.Cluster(
+            initialize_head=True, head_node_args=dict(num_cpus=0) | options)
+        nodes = [cluster.add_node(num_cpus=n) for n in (1, 4)]
+        context = ray_cluster.set_default_context(
+            address=cluster.address, num_workers=5, op_libraries=())
+        print('before', np.asarray(these._sum_toil([1.0])).tobytes().hex()[:60])
+        cluster.remove_node(nodes[1], allow_graceful=False)
+        for _ in range(3):
+          print('after', np.asarray(these._sum_toil([1.0])).tobytes().hex()[:60])
+        ray_cluster.stop()
+        cluster.shutdown()
+    """)
+    found = [line.split() for line in lines if line.strip()]
+    before = [value for name, value in found if name == 'before']
+    after = [value for name, value in found if name == 'after']
+    self.assertEqual(after, 3 * before)
+
+  def test_what_the_memory_monitor_ends_is_a_loss(self):
+    # pylint: disable-next=g-import-not-at-top
+    from tff_asr.execution import ray_pool
+
+    self.assertTrue(
+        issubclass(ray.exceptions.OutOfMemoryError, ray_pool.LOSSES)
+    )
+
 
 @_slow
 @_needs_ray
@@ -552,15 +587,32 @@ class BadArgumentTest(parameterized.TestCase):
 @_needs_ray
 class BadClusterTest(absltest.TestCase):
 
+  def check_paths(self, digests, expected):
+    # pylint: disable-next=g-import-not-at-top
+    from tff_asr.execution import ray_pool
+
+    # As if the driver were another machine.
+    with mock.patch.object(
+        ray_pool, '_digest_all', lambda paths: digests
+    ), self.assertRaisesRegex(ValueError, expected) as raised:
+      ray_cluster.build_sync_context(num_workers=1, required_paths=digests)
+    self.assertNotIn('\n', str(raised.exception))
+
   def test_unreadable_path_is_named_with_its_node(self):
     _context(1)
+    node = rf'^Node {os.uname().nodename} .*'
+    gin = str(_ROOT / 'gin')
+    readable = {gin: shared_files.digest(gin)}
+    self.check_paths(
+        readable | {'/no/shards': 'x'}, f"{node} cannot read '/no/shards'"
+    )
+    self.check_paths({gin: 'x'}, f"{node} has other files at '{gin}'")
     with self.assertRaisesRegex(
-        ValueError, rf"^Node {os.uname().nodename} .* cannot read '/no/shards'"
-    ) as raised:
+        ValueError, "^This machine cannot read '/no/shards'"
+    ):
       ray_cluster.build_sync_context(
-          num_workers=1, required_paths=[str(_ROOT), '/no/shards']
+          num_workers=1, required_paths=['/no/shards']
       )
-    self.assertNotIn('\n', str(raised.exception))
 
   def test_unknown_op_library_is_named(self):
     _context(1)

@@ -82,6 +82,12 @@ class TaskBoardTest(absltest.TestCase):
     ):
       board.give_back(board.take())
 
+  def test_a_worker_that_was_lost_before_says_nothing_of_the_task(self):
+    board = _build(2)
+    for _ in range(9):
+      board.give_back(board.take(), counts=False)
+    self.assertEqual(board.take().number, 0)
+
   def test_lost_sum_is_made_again_with_all_that_it_was_made_of(self):
     board = _build(10)
     numbers = []

@@ -196,6 +196,17 @@ class ComposeTest(parameterized.TestCase):
     event = accounting.compose([first, other, first])
     self.assertEqual([part.count for part in event.events], [4, 1])
 
+  def test_a_tree_is_one_group(self):
+    group = accounting.Rounds(
+        sampling=accounting.Sampling(
+            kind='pass', cohort_size=3, population=12
+        ),
+        noise_multiplier=1.0,
+        count=2,
+    )
+    with self.assertRaisesRegex(ValueError, 'same passes must be one group'):
+      accounting.compose([group, group])
+
   def test_differing_rounds_cost_between_the_extremes(self):
     def groups(*noise):
       return accounting.compose([

@@ -221,6 +221,25 @@ class RenderTest(absltest.TestCase):
       self.assertEqual(fields['epsilon'], 'inf')
       self.assertFalse(fields['private'])
 
+  def test_no_growth_mends_fixed_keys(self):
+    group = accounting.Rounds(
+        sampling=accounting.Sampling(
+            kind='poisson', cohort_size=10, population=1000
+        ),
+        noise_multiplier=1.0,
+        count=10,
+    )
+    plan = epsilon_report.of_rounds(
+        [group], delta=1e-6, fixed_seeds=['NOISE_SEED']
+    )
+    rows = [plan, *epsilon_report.extrapolate(plan, cohort_sizes=[1000])]
+    text = epsilon_report.render(rows)
+    self.assertIn('As given: NOT PRIVATE: NOISE_SEED', text)
+    self.assertEqual(text.count('| infinite |'), 2)
+    for row in json.loads(epsilon_report.render(rows, output_format='json')):
+      self.assertFalse(row['private'])
+      self.assertEqual(row['epsilon'], 'inf')
+
   def test_unknown_formats_and_no_rounds_are_refused(self):
     with self.assertRaisesRegex(ValueError, 'format'):
       epsilon_report.render([self.plan], output_format='xml')

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import tempfile
 from unittest import mock
@@ -89,9 +90,6 @@ class LedgerTest(_LedgerTestCase):
                 sampling=_SAMPLING, noise_multiplier=2.4, count=1
             ),
         ],
-    )
-    self.assertEqual(
-        ledger.to_event(contents), accounting.compose(contents.rounds)
     )
 
   def test_file_is_as_documented_and_names_no_client(self):
@@ -361,15 +359,41 @@ class ResultTest(_LedgerTestCase):
       self.assertTrue(opened.append(_round(0, result='b' * 64, seed=1)))
       self.assertEqual(_count(opened.contents), 2)
 
-  def test_a_copy_has_another_place_and_a_renamed_file_its_own(self):
+  def test_a_copy_has_another_place_and_a_renamed_folder_its_own(self):
+    run, renamed, copy = (
+        os.path.join(self.folder, name) for name in ('run', 'renamed', 'copy')
+    )
+    os.mkdir(run)
+    with ledger.create(os.path.join(run, 'ledger.jsonl')) as opened:
+      place, head = opened.place, opened.head
+    os.rename(run, renamed)
+    shutil.copytree(renamed, copy)
+    with ledger.resume(
+        os.path.join(renamed, 'ledger.jsonl'), head=head
+    ) as opened:
+      self.assertEqual(opened.place, place)
+    with ledger.resume(os.path.join(copy, 'ledger.jsonl'), head=head) as opened:
+      self.assertNotEqual(opened.place, place)
+
+  def test_a_backup_written_over_it_has_another_place(self):
     with ledger.create(self.path) as opened:
       place, head = opened.place, opened.head
-    renamed = os.path.join(self.folder, 'renamed.jsonl')
-    os.rename(self.path, renamed)
-    with open(renamed, 'rb') as file, open(self.path, 'wb') as copy:
-      copy.write(file.read())
-    with ledger.resume(renamed, head=head) as opened:
+    backup = os.path.join(self.folder, 'backup')
+    os.mkdir(backup)
+    names = [n for n in os.listdir(self.folder) if n.startswith('ledger')]
+    self.assertLen(names, 2)
+    for name in names:
+      shutil.copy2(os.path.join(self.folder, name), backup)
+    with ledger.resume(self.path, head=head) as opened:
       self.assertEqual(opened.place, place)
+    inode = os.stat(self.path).st_ino
+    for name in names:
+      shutil.copy2(os.path.join(backup, name), self.folder)
+    self.assertEqual(os.stat(self.path).st_ino, inode)
+    with ledger.resume(self.path, head=head) as opened:
+      self.assertNotEqual(opened.place, place)
+    # Without the file beside it, too.
+    os.remove(os.path.join(self.folder, 'ledger.jsonl.place'))
     with ledger.resume(self.path, head=head) as opened:
       self.assertNotEqual(opened.place, place)
 
@@ -406,6 +430,11 @@ class PassTest(_LedgerTestCase):
   def test_a_roll_back_to_the_start_of_a_pass_costs_a_tree_more(self):
     self.assertEqual(self.count([0, 1, 2, 3, 4, 4]), 4 + 4 + 1)
     self.assertEqual(self.count([0, 1, 2, 3, 0]), 4 + 1)
+
+  def test_a_roll_back_by_a_whole_pass_costs_a_tree_more(self):
+    # Round 2 stands where round 6 would: two clients of one tree, or one twice.
+    self.assertEqual(self.count([0, 1, 2, 3, 4, 5, 2]), 4 + 4 + 3)
+    self.assertEqual(self.count([*range(8), 4, 5]), 4 + 4 + 2)
 
   def test_a_single_round_repeated_costs_again(self):
     self.assertEqual(self.count([0, 0]), 4 + 1)

@@ -815,6 +815,10 @@ class LedgerTest(_RunTestCase):
     self.assertFalse(os.path.exists(second))
     # Nor does it help to remove the states as well.
     shutil.rmtree(self.file('state'))
+    outputs.write_text(self.file('ledger.jsonl'), ''.join(lines[:-1]))
+    with self.assertRaisesRegex(ledger_lib.LedgerError, 'was shortened'):
+      charged.epsilon_of_run(self.run)
+    os.remove(self.file('ledger.jsonl'))
     with self.assertRaisesRegex(ValueError, 'no saved state'):
       _train(self.run)
     outputs.write_text(self.file('ledger.jsonl'), text)

@@ -33,7 +33,6 @@ from tff_asr.data import index
 from tff_asr.data import schema
 
 _BUFFER_BYTES = 256 * 1024
-_MAX_NAMED = 5
 # Records read with the client's opening; the rest as it is asked for.
 _AT_ONCE = 32
 
@@ -83,26 +82,27 @@ def verify(path: str | os.PathLike[str]) -> None:
   """Reads every shard of a corpus and checks its SHA-256.
 
   Raises:
-    ValueError: As `load`, and naming the first shard whose content changed, and
-      its clients.
+    ValueError: As `load`, and naming the shards whose content changed, and all
+      their clients.
   """
   corpus, clients = index.read(path)
+  damaged, affected = [], []
   for number, shard in enumerate(corpus.shards):
     name = os.path.join(corpus.path, shard.name)
     with open(name, 'rb') as f:
       found = hashlib.file_digest(f, 'sha256').hexdigest()
     if found != shard.sha256:
-      affected = [clients.client_ids[i] for i in np.flatnonzero(
-          clients.shards == number
-      )]
-      first = ', '.join(affected[:_MAX_NAMED])
-      rest = len(affected) - _MAX_NAMED
-      raise ValueError(
-          f'{name} does not have the checksum that {index.CORPUS_FILE} gives;'
-          f' it is damaged. It holds {first}'
-          f'{f" and {rest} other clients" if rest > 0 else ""}. Copy or write'
-          ' the corpus again.'
-      )
+      damaged.append(name)
+      affected += [
+          clients.client_ids[i]
+          for i in np.flatnonzero(clients.shards == number)
+      ]
+  if damaged:
+    raise ValueError(
+        f'Damaged, by the checksums of {index.CORPUS_FILE}:'
+        f' {", ".join(damaged)}, with the clients {", ".join(affected)}. Copy'
+        ' or write the corpus again.'
+    )
 
 
 class SpeechClientData(tff.simulation.datasets.ClientData):

@@ -1,15 +1,19 @@
 """The logical TensorFlow devices of this machine to run on."""
 
 from collections.abc import Sequence
+import os
 
-from absl import logging
 import tensorflow as tf
+
+# As in `launch`, for those who do not import it: notebooks, Ray's workers.
+os.environ.setdefault('TF_FORCE_GPU_ALLOW_GROWTH', 'true')
 
 
 def find(devices: Sequence[str] | None) -> tuple[str, ...]:
   """Returns the logical devices to run on, such as '/device:GPU:0'.
 
-  Memory growth is turned on for all GPUs.
+  GPUs' memory is taken as it is needed (TF_FORCE_GPU_ALLOW_GROWTH, set when
+  this module is imported), unless TensorFlow used them before.
 
   Args:
     devices: names of devices of this machine, each once, such as 'GPU:0' or
@@ -18,14 +22,6 @@ def find(devices: Sequence[str] | None) -> tuple[str, ...]:
   Raises:
     ValueError: `devices` is empty, or holds a device twice, or an unknown one.
   """
-  for gpu in tf.config.list_physical_devices('GPU'):
-    try:
-      tf.config.experimental.set_memory_growth(gpu, True)
-    except RuntimeError:
-      logging.warning(
-          'Memory growth of %s cannot be set any more, as TensorFlow is in use '
-          'already; build the context first.', gpu.name,
-      )
   present = [
       _device_name(device.name) for device in tf.config.list_logical_devices()
   ]

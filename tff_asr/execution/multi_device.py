@@ -16,7 +16,9 @@ is the first one. Values never leave this process.
 
 Guarantees:
 - The result has the same bits for any number of devices of one kind and of
-  workers, provided the computation has no unseeded or stateful random ops.
+  workers, provided the computation has no unseeded or stateful random ops. On
+  GPUs this needs kernels that repeat their bits (TF_DETERMINISTIC_OPS=1), and
+  was not run.
 - An empty cohort gives the server step on `zero`.
 - A client that fails is left out, as long as few do (`max_failed_share`); one
   too many ends the round with one `ClientError` that tells its position.

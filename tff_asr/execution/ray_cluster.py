@@ -10,7 +10,8 @@ its first device. https://docs.ray.io
 Guarantees:
 - The result has the same bits for any number of workers of one kind, and those
   of `multi_device` where devices, threads of an op and block size are the same:
-  both merge in the order of `merging`.
+  both merge in the order of `merging`. On GPUs this needs kernels that repeat
+  their bits (TF_DETERMINISTIC_OPS=1 on every machine), and was not run.
 - A lost worker's blocks run again elsewhere, with the same result. The worker
   is replaced where there is room; the round goes on as long as one is left.
 - A client that fails is left out, as long as few do (`max_failed_share`); one
@@ -73,7 +74,7 @@ def build_sync_context(
     client_timeout_sec: how long a client's work may take before its worker is
       given up for lost; the first one also compiles. None: forever.
     required_paths: files and folders, such as those of the shards, that each
-      actor must be able to read when it starts.
+      actor must be able to read when it starts, the same as this process.
     op_libraries: what registers the TensorFlow ops of the computations in an
       actor, as `pkgutil.resolve_name` takes it: a module, or one's attribute.
 
@@ -130,7 +131,10 @@ def set_default_context(
   For notebooks: afterwards `process.next(state, clients)` runs on the cluster.
   Arguments: see `build_sync_context`.
   """
-  context = build_sync_context(**locals())
+  settings = locals()
+  # A default that was set before holds its actors, which the new ones may need.
+  tff.framework.set_no_default_context()
+  context = build_sync_context(**settings)
   tff.framework.set_default_context(context)
   return context
 

@@ -9,6 +9,7 @@ from absl import logging
 import ray
 
 from tff_asr.execution import ray_worker
+from tff_asr.execution import shared_files
 
 # TensorFlow takes 15 s to load on a slow machine, and more when several load.
 _START_TIMEOUT_SEC = 180.0
@@ -18,6 +19,8 @@ _POLL_SEC = 0.2
 LOSSES = (
     ray.exceptions.RayActorError,
     ray.exceptions.NodeDiedError,
+    # Ray's memory monitor ended it.
+    ray.exceptions.OutOfMemoryError,
     ray.exceptions.WorkerCrashedError,
 )
 
@@ -85,17 +88,19 @@ def start(
     num_workers: how many; None is all GPUs, else one a node.
     cpus_per_worker: CPUs of each, at least 1.
     op_libraries: see `ray_worker.RayWorker.start`.
-    required_paths: see there.
+    required_paths: files and folders of which each actor must see what this
+      process sees.
 
   Raises:
-    ValueError: the cluster is too small, or a node lacks something.
+    ValueError: a path cannot be read here, the cluster is too small, or a node
+      lacks something.
     ConnectionError: workers did not start.
   """
   start_arguments = dict(
       folder=os.getcwd(),
       num_threads=cpus_per_worker,
       op_libraries=tuple(op_libraries),
-      required_paths=tuple(required_paths),
+      required_files=_digest_all(required_paths),
   )
   members = [
       Member(options, start_arguments)
@@ -116,6 +121,16 @@ def start(
           'end other work on the cluster or lower num_workers.'
       )
   return members
+
+
+def _digest_all(paths: Sequence[str]) -> dict[str, str]:
+  try:
+    return {path: shared_files.digest(path) for path in paths}
+  except ValueError as error:
+    raise ValueError(
+        f'This machine cannot read {error}, which required_paths names; put the'
+        ' shards under this path on every machine.'
+    ) from error
 
 
 def get(reference: ray.ObjectRef) -> Any:

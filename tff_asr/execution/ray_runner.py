@@ -156,11 +156,16 @@ class _RayCohort(crew.Cohort):
       task = self.board.take()
       if task is None:
         return
+      was_there = False
       try:
+        # One that was dead before says nothing about the task: machines die
+        # with all their workers at once.
+        self._wait(member.actor.ping.remote())
+        was_there = True
         self._run(member, task)
       except ray_pool.LOSSES:
         member.replace()
-        self.board.give_back(task)
+        self.board.give_back(task, counts=was_there)
     self._leave()
 
   def _is_running(self, member: ray_pool.Member) -> bool:

@@ -7,7 +7,7 @@ types name.
 
 import collections
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import os
 import pkgutil
 import threading
@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tff_asr.execution import devices
 from tff_asr.execution import loading
+from tff_asr.execution import shared_files
 from tff_asr.execution import transport
 
 # Computations in use at a time are few: a round, an evaluation.
@@ -78,7 +79,7 @@ class RayWorker:
       folder: str,
       num_threads: int,
       op_libraries: Sequence[str],
-      required_paths: Sequence[str],
+      required_files: Mapping[str, str],
   ) -> str:
     """Prepares the process; returns where it runs, for messages.
 
@@ -87,11 +88,13 @@ class RayWorker:
       num_threads: of each op; the bits of a result depend on it.
       op_libraries: what registers TensorFlow ops when it is resolved, as
         `pkgutil.resolve_name` takes it.
-      required_paths: files and folders to read.
+      required_files: paths of files and folders, and `shared_files.digest` of
+        each in the driver.
 
     Raises:
-      ValueError: naming the node, a path that cannot be read, a library that is
-        not there, or that TensorFlow has no GPU where Ray gave one.
+      ValueError: naming the node, a path that cannot be read or holds something
+        else than the driver's, a library that is not there, or that TensorFlow
+        has no GPU where Ray gave one.
     """
     node = f'{os.uname().nodename} ({ray.util.get_node_ip_address()})'
     tf.config.threading.set_intra_op_parallelism_threads(num_threads)
@@ -99,8 +102,8 @@ class RayWorker:
       tf.config.set_visible_devices([], 'GPU')
     if os.path.isdir(folder):
       os.chdir(folder)
-    for path in required_paths:
-      _check_readable(path, node)
+    for path, digest in required_files.items():
+      _check_same(path, digest, node)
     for name in op_libraries:
       _register_ops(name, node)
     self._device = devices.find(None)[0]
@@ -113,6 +116,10 @@ class RayWorker:
 
   def get_process_id(self) -> int:
     return os.getpid()
+
+  @ray.method(concurrency_group='control')
+  def ping(self) -> None:
+    """Returns at once, also during a block."""
 
   @ray.method(concurrency_group='control')
   def end_round(self, number: int) -> None:
@@ -215,18 +222,19 @@ class RayWorker:
     return broadcast
 
 
-def _check_readable(path: str, node: str) -> None:
+def _check_same(path: str, digest: str, node: str) -> None:
   try:
-    if tf.io.gfile.isdir(path):
-      tf.io.gfile.listdir(path)
-    else:
-      with tf.io.gfile.GFile(path, 'rb') as file:
-        file.read(1)
-  except tf.errors.OpError as error:
+    found = shared_files.digest(path)
+  except ValueError as error:
     raise ValueError(
-        f'Node {node} cannot read {path!r}, which required_paths names; put '
+        f'Node {node} cannot read {error}, which required_paths names; put '
         'the shards where every node finds them under this path.'
     ) from error
+  if found != digest:
+    raise ValueError(
+        f'Node {node} has other files at {path!r}, which required_paths names, '
+        'than the program; copy the same corpus to every node.'
+    )
 
 
 def _register_ops(name: str, node: str) -> None:

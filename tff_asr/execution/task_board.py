@@ -110,15 +110,21 @@ class TaskBoard:
       self._offer(self._parents.get(task.number))
       self._changed.notify_all()
 
-  def give_back(self, task: schedule.Block | merging.Merge) -> None:
+  def give_back(
+      self, task: schedule.Block | merging.Merge, *, counts: bool = True
+  ) -> None:
     """Has a task dealt again whose worker was lost.
+
+    Args:
+      task: one that was taken.
+      counts: whether it may be the task that ended its worker.
 
     Raises:
       WorkerLostError: the task has lost several workers already.
     """
     with self._changed:
       losses = self._losses[task.number] = (
-          self._losses.get(task.number, 0) + 1
+          self._losses.get(task.number, 0) + int(counts)
       )
       if losses >= _MAX_LOSSES:
         what = 'A merge of partial sums'

@@ -198,15 +198,22 @@ def extrapolate(
     kept = -(-base.population * cohort_size // base.cohort_size)
     sizes += itertools.product([cohort_size], populations or [kept])
   sigma_mean = group.noise_multiplier / base.cohort_size
+  # Known keys protect nobody, however many they are.
+  known = {'fixed_seeds': result.fixed_seeds}
+  if result.fixed_seeds:
+    known['epsilon'] = math.inf
   results = [
-      solve(
-          cohort_size=cohort_size,
-          population=population,
-          sigma_mean=sigma_mean,
-          rounds=group.count,
-          delta=result.delta,
-          sampling=base.kind,
-          accountant=result.accountant,
+      dataclasses.replace(
+          solve(
+              cohort_size=cohort_size,
+              population=population,
+              sigma_mean=sigma_mean,
+              rounds=group.count,
+              delta=result.delta,
+              sampling=base.kind,
+              accountant=result.accountant,
+          ),
+          **known,
       )
       for cohort_size, population in sizes
       if cohort_size <= population
@@ -336,6 +343,10 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
       f'Epsilon by {rows[0]["accountant"].upper()} at delta '
       f'{rows[0]["delta"]:g}, neighbours: {rows[0]["neighbouring"]}.'
   )
+  lines += [
+      f'As given: {_NOT_PRIVATE}{reason}'
+      for reason in rows[0]['reasons_not_private']
+  ]
   return '\n'.join(lines)
 
 

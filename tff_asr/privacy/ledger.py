@@ -39,11 +39,11 @@ import secrets
 from typing import Any, NamedTuple, Optional
 
 from absl import logging
-import dp_accounting
 
 from tff_asr.privacy import accounting
 from tff_asr.privacy import hash_chain
 from tff_asr.privacy import ledger_rounds
+from tff_asr.privacy import place
 
 Round = ledger_rounds.Round
 round_identity = ledger_rounds.round_identity
@@ -186,8 +186,8 @@ class Ledger:
 
   @property
   def place(self) -> int:
-    """What tells this file from a copy of it: its inode."""
-    return os.fstat(self._descriptor).st_ino
+    """What tells this file from a copy of it; see `place.of`."""
+    return place.of(self._path, self._descriptor)
 
   def close(self) -> None:
     """Closes the file and frees its lock."""
@@ -317,9 +317,11 @@ def read(path: str, *, head: Optional[Head] = None) -> Contents:
   return _contents(lines[0], ledger_rounds.Charges(lines[1:]))
 
 
-def to_event(contents: Contents) -> dp_accounting.DpEvent:
-  """Returns the event of all charged rounds, for `accounting.epsilon`."""
-  return accounting.compose(contents.rounds)
+def read_charges(
+    path: str, *, head: Optional[Head] = None
+) -> ledger_rounds.Charges:
+  """As `read`: what a ledger's rounds cost, to add further ones to."""
+  return ledger_rounds.Charges(_read(path, head=head)[1:])
 
 
 def _contents(

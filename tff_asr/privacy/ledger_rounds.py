@@ -128,7 +128,8 @@ class Charges:
 
   def __init__(self, lines: Sequence[hash_chain.Line] = ()):
     self._counts = collections.Counter()
-    self._trees = {}  # by (sampling, noise): [rounds of ended trees, position]
+    # By (sampling, noise): (rounds of ended trees, last round's number).
+    self._trees = {}
     self._open = None
     for line in lines:
       self.add(line)
@@ -155,12 +156,16 @@ class Charges:
       self._open = None
       return
     position = round_num % sampling.rounds_per_pass
-    tree = self._trees.setdefault(key, [0, -1])
-    if tree[1] >= 0 and (self._open != key or position != tree[1] + 1):
-      tree[0] += sampling.rounds_per_pass
-    tree[1] = position
+    ended = 0
+    if key in self._trees:
+      ended, last = self._trees[key]
+      # Not by the position alone: a roll-back may be by a whole pass.
+      goes_on = self._open == key and round_num == last + 1 and position > 0
+      if not goes_on:
+        ended += sampling.rounds_per_pass
+    self._trees[key] = ended, round_num
     self._open = key
-    self._counts[key] = tree[0] + position + 1
+    self._counts[key] = ended + position + 1
 
   @property
   def rounds(self) -> list[accounting.Rounds]:

@@ -5,9 +5,9 @@ from typing import Any, Optional
 
 import numpy as np
 
-from tff_asr.privacy import accounting
 from tff_asr.privacy import epsilon_report
 from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import ledger_rounds
 from tff_asr.privacy import statement
 from tff_asr.programs import outputs
 from tff_asr.programs import state_file
@@ -18,8 +18,8 @@ def epsilon_of_run(
 ) -> epsilon_report.Result:
   """Returns the epsilon of all rounds that a run's ledger charges.
 
-  The ledger is compared with the run's newest saved state, so that lines
-  missing at its end are noticed.
+  The ledger is compared with the run's newest saved state and its model, so
+  that lines missing at its end are noticed as long as one of them is there.
 
   Args:
     run: The run's folder.
@@ -36,7 +36,8 @@ def epsilon_of_run(
         f'{run} has no privacy ledger ({outputs.LEDGER}): is it the folder of '
         'a federated run?'
     )
-  contents = ledger_lib.read(path, head=saved_head(run))
+  for head in (saved_head(run), outputs.ledger_of_model(run)[1]):
+    contents = ledger_lib.read(path, head=head)
   if not contents.rounds:
     raise ValueError(f'the privacy ledger of {run} charges no rounds yet.')
   if delta is None:
@@ -101,12 +102,12 @@ def write_statement(
 
 def inherited(
     parent: Optional[tuple[str, Optional[ledger_lib.Head]]]
-) -> list[accounting.Rounds]:
-  """The rounds that a run takes over from its seed run's ledger, or none."""
+) -> ledger_rounds.Charges:
+  """What a run takes over from its seed run's ledger."""
   if parent is None:
-    return []
+    return ledger_rounds.Charges()
   path, head = parent
-  return ledger_lib.read(path, head=head).rounds
+  return ledger_lib.read_charges(path, head=head)
 
 
 def create_ledger(

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Optional
 
 from absl import logging
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 
@@ -251,7 +252,10 @@ async def train(
       step += 1
       state = _after(state, output, drawn, ledger=ledger, rounds=rounds)
       metrics = _metrics(output.metrics, num_drawn=len(numbers))
-      _check_loss(metrics, step=step)
+      if rounds is None:
+        _check_loss(metrics, step=step)
+      else:
+        _check_weights(state.process.global_model_weights, step=step)
       if rounds is not None:
         metrics['epsilon'] = rounds.epsilon()
       is_last = is_over()
@@ -364,6 +368,17 @@ def _check_loss(metrics: dict[str, float], *, step: int) -> None:
         f'the training loss is {loss} at step {step}: training diverged. What '
         'was saved before is kept; lower the learning rate or the noise, with '
         'another output_dir.'
+    )
+
+
+def _check_weights(weights: Any, *, step: int) -> None:
+  """As `_check_loss`, from what is released: a loss is exact and private."""
+  norm = float(tf.linalg.global_norm(tf.nest.flatten(weights)))
+  if not math.isfinite(norm):
+    raise ValueError(
+        f'the norm of the weights is {norm} after step {step}: training '
+        'diverged. What was saved before is kept; lower the learning rate or '
+        'the noise, with another output_dir.'
     )
 
 

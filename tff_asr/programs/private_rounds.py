@@ -15,6 +15,7 @@ would tell more than two such rounds.
 """
 
 from collections.abc import Callable
+import copy
 import math
 from typing import Any, NamedTuple, Optional
 
@@ -259,7 +260,7 @@ def check_first_round(
     sampling: accounting.Sampling,
     delta: float,
     target_epsilon: Optional[float],
-    inherited: list[accounting.Rounds],
+    inherited: ledger_rounds.Charges,
 ) -> None:
   """Checks that a new run can do a round at all.
 
@@ -268,21 +269,24 @@ def check_first_round(
     sampling: How cohorts are drawn.
     delta: Of epsilon.
     target_epsilon: Epsilon that must not be exceeded, or None.
-    inherited: Rounds of the runs that it starts from.
+    inherited: What the runs cost that it starts from.
 
   Raises:
     ValueError: Sampling and noise do not go together, or cannot be composed
       with what is inherited, or one round exceeds the target.
   """
   noise = _noise_multipliers(state, sampling)
-  first = accounting.Rounds(sampling=sampling, noise_multiplier=noise[0])
-  accounting.neighbouring([*inherited, first])
+  charges = copy.deepcopy(inherited)
+  charges.add_round(
+      sampling=sampling, noise_multipliers=noise, round_num=0
+  )
+  accounting.neighbouring(charges.rounds)
   if target_epsilon is None:
     return
   checks.positive(target_epsilon=target_epsilon)
-  found = _epsilon([*inherited, first], delta=delta)
+  found = _epsilon(charges.rounds, delta=delta)
   if not found <= target_epsilon:
-    before = sum(group.count for group in inherited)
+    before = sum(group.count for group in inherited.rounds)
     raise ValueError(
         f'TARGET_EPSILON is {target_epsilon:g}, but after the first round '
         f'epsilon would be {found:.4g} at delta {delta:g}'
@@ -296,7 +300,7 @@ def epsilon_of_plan(
     *,
     sampling: accounting.Sampling,
     num_rounds: int,
-    inherited: list[accounting.Rounds],
+    inherited: ledger_rounds.Charges,
     delta: float,
 ) -> float:
   """Epsilon (RDP) of a run that comes to its end.
@@ -305,16 +309,16 @@ def epsilon_of_plan(
     state: The learning process's initial state.
     sampling: How cohorts are drawn.
     num_rounds: Rounds of the whole run.
-    inherited: Rounds of the runs that it starts from.
+    inherited: What the runs cost that it starts from.
     delta: Of epsilon.
   """
-  charges = ledger_rounds.Charges()
+  charges = copy.deepcopy(inherited)
   noise = _noise_multipliers(state, sampling)
   for round_num in range(num_rounds):
     charges.add_round(
         sampling=sampling, noise_multipliers=noise, round_num=round_num
     )
-  return _epsilon([*inherited, *charges.rounds], delta)
+  return _epsilon(charges.rounds, delta)
 
 
 def _noise_multipliers(

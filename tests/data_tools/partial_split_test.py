@@ -1,0 +1,164 @@
+"""A split that is killed at any moment keeps what is finished."""
+
+import os
+import pathlib
+import shutil
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest
+
+from data_tools import partial_split
+
+_IDENTITY = {'what': 'a corpus', 'how': [1, 2]}
+_NUM_SHARDS = 3
+
+
+class _Kill(BaseException):
+  """Stands for SIGKILL: nothing in the code catches it."""
+
+
+class _KillAt:
+  """Lets calls that touch the disk pass until the one of a number."""
+
+  def __init__(self, number: int):
+    self.left = number
+    self.is_dead = False
+
+  def wrap(self, function):
+    def call(*args, **kwargs):
+      self.left -= 1
+      if self.left < 0:
+        self.is_dead = True
+      if self.is_dead:
+        raise _Kill
+      return function(*args, **kwargs)
+
+    return call
+
+
+class PartialSplitTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    root = self.enterContext(tempfile.TemporaryDirectory())
+    self.output = pathlib.Path(root) / 'split'
+    self.num_written = 0
+
+  def write(self):
+    """Writes what shards are missing, and moves the split into place."""
+    with partial_split.PartialSplit(
+        str(self.output), identity=_IDENTITY
+    ) as partial:
+      for number in range(len(partial.entries), _NUM_SHARDS):
+        name = f'shard-{number}'
+        path = pathlib.Path(partial.folder) / name
+        path.write_bytes(bytes([number]) * 100)
+        self.num_written += 1
+        entry = {'files': [{'name': name, 'num_bytes': 100}]}
+        partial.commit(entry, files=[name])
+      partial.move_into_place()
+
+  def killed_write(self, number: int) -> bool:
+    """Like `write`, killed at a call; whether it was."""
+    killer = _KillAt(number)
+    with (
+        mock.patch.object(os, 'fsync', killer.wrap(os.fsync)),
+        mock.patch.object(os, 'rename', killer.wrap(os.rename)),
+        mock.patch.object(os, 'remove', killer.wrap(os.remove)),
+        mock.patch.object(shutil, 'rmtree', killer.wrap(shutil.rmtree)),
+    ):
+      try:
+        self.write()
+      except _Kill:
+        return True
+    return False
+
+  def check_whole(self):
+    self.assertCountEqual(
+        os.listdir(self.output), [f'shard-{i}' for i in range(_NUM_SHARDS)]
+    )
+    self.assertEqual(os.listdir(self.output.parent), ['split'])
+
+  def test_a_kill_at_any_moment_loses_no_finished_shard(self):
+    number, was_killed = 0, True
+    while was_killed:
+      self.num_written = 0
+      was_killed = self.killed_write(number)
+      if not self.output.exists():
+        self.write()
+      # The one that was being committed, at most, is written twice.
+      self.assertLessEqual(self.num_written, _NUM_SHARDS + 1, number)
+      partial_split.forget_journal(str(self.output))
+      self.check_whole()
+      shutil.rmtree(self.output)
+      number += 1
+    self.assertGreater(number, 2 * _NUM_SHARDS)
+
+  def test_a_kill_while_going_on_loses_no_finished_shard(self):
+    number, was_killed = 0, True
+    while was_killed:
+      with mock.patch.object(
+          partial_split.PartialSplit, 'move_into_place', side_effect=_Kill
+      ):
+        with self.assertRaises(_Kill):
+          self.write()
+      self.num_written = 0
+      was_killed = self.killed_write(number)
+      if not self.output.exists():
+        self.write()
+      self.assertEqual(self.num_written, 0, number)
+      partial_split.forget_journal(str(self.output))
+      self.check_whole()
+      shutil.rmtree(self.output)
+      number += 1
+    self.assertGreater(number, 3)
+
+  def test_a_kill_while_replacing_leaves_the_old_or_the_new(self):
+    number, was_killed = 0, True
+    while was_killed:
+      self.output.mkdir()
+      (self.output / 'old').write_text('of another corpus')
+      was_killed = self.killed_write(number)
+      if was_killed:
+        # What an interrupted one left is kept until the new one is in place.
+        self.num_written = 0
+        self.write()
+        self.assertLessEqual(self.num_written, _NUM_SHARDS)
+      self.check_whole()
+      shutil.rmtree(self.output)
+      number += 1
+
+  def test_a_line_that_was_not_finished_is_not_read(self):
+    with mock.patch.object(
+        partial_split.PartialSplit, 'move_into_place', side_effect=_Kill
+    ):
+      with self.assertRaises(_Kill):
+        self.write()
+    journal = self.output.parent / '.split.partial' / partial_split.JOURNAL_FILE
+    whole = journal.read_bytes()
+    for cut in (1, 10):
+      journal.write_bytes(whole[:-cut])
+      with partial_split.PartialSplit(
+          str(self.output), identity=_IDENTITY
+      ) as partial:
+        self.assertLen(partial.entries, _NUM_SHARDS - 1)
+      self.assertTrue(whole.startswith(journal.read_bytes()))
+
+  def test_what_another_identity_left_is_deleted(self):
+    with mock.patch.object(
+        partial_split.PartialSplit, 'move_into_place', side_effect=_Kill
+    ):
+      with self.assertRaises(_Kill):
+        self.write()
+    with partial_split.PartialSplit(
+        str(self.output), identity={'another': 1}
+    ) as partial:
+      self.assertEmpty(partial.entries)
+      self.assertEqual(
+          os.listdir(partial.folder), [partial_split.JOURNAL_FILE]
+      )
+
+
+if __name__ == '__main__':
+  absltest.main()
