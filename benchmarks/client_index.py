@@ -6,10 +6,10 @@ Writes a corpus of so many clients (one short utterance each, ids as long as
 Common Voice's), loads it in a process of its own and opens clients drawn at
 random, each read to its end in a graph that is traced once, as a federated
 round does. `find` is what the index has to do with it: the id is looked up and
-the client's records are read. The rest of `open` is TensorFlow's, which prepares
-the functions of a dataset whenever one is opened. CPU time tells what a machine
-with other work beside it hides. Memory is what the process gains by loading, over one that loads a corpus of 10
-clients.
+the client's records are read. The rest of `open` is TensorFlow's, which
+prepares the functions of a dataset whenever one is opened. CPU time tells what
+a machine with other work beside it hides. Memory is what the process gains by
+loading, over one that loads a corpus of 10 clients.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -140,7 +140,7 @@ def _write(folder: str, num_clients: int) -> None:
 
 
 def _open_clients(folder: str) -> tuple[float, ...]:
-  """Seconds to load; ms to open and to find (see the names above); MB gained."""
+  """Seconds to load; ms to open and to find (names as above); MB gained."""
   process = psutil.Process()
   tf.constant(0)  # TensorFlow's own start.
   before = process.memory_info().rss

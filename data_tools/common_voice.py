@@ -5,9 +5,9 @@
         --output_dir=data/common_voice --splits=train,dev,test
 
 The layout is SPLIT.tsv beside clips/; --source_dir is a language's folder or
-the published .tar.gz, or holds it. A client is a `client_id`. Clips are resampled
-to 16 kHz. Sentences become the published letters of en, fr and de; of another
-language the letters of its transcripts, or those of --letters.
+the published .tar.gz, or holds it. A client is a `client_id`. Clips are
+resampled to 16 kHz. Sentences become the published letters of en, fr and de; of
+another language the letters of its transcripts, or those of --letters.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -155,9 +155,9 @@ def _check_language(
     locale = row.get('locale') or language  # Old releases have no column.
     if locale != language:
       raise ValueError(
-          f'{path} holds clip {row["path"]} of locale {locale!r}, but --language'
-          f' is {language!r}; set --language={locale}, or --source_dir to the'
-          f' folder of {language}.'
+          f'{path} holds clip {row["path"]} of locale {locale!r}, but'
+          f' --language is {language!r}; set --language={locale}, or'
+          f' --source_dir to the folder of {language}.'
       )
 
 

@@ -3,9 +3,9 @@
 The folder `.NAME.partial` lies beside the split's place. Its journal has a line
 a finished shard, written after the shard is on disk; a program that starts
 again goes on after the last one. When all is written the folder is moved into
-place, so that nothing incomplete can be taken for a corpus. The journal is never
-written anew and goes last, so that no moment is one in which a kill would lose
-what is finished.
+place, so that nothing incomplete can be taken for a corpus. The journal is
+never written anew and goes last, so that no moment is one in which a kill would
+lose what is finished.
 """
 
 from collections.abc import Mapping, Sequence

@@ -108,7 +108,9 @@ class CommonVoiceTest(absltest.TestCase):
         )
         corpus = client_data.load(output / 'train').corpus
         self.assertEqual(corpus.origin['corpus'], f'Common Voice {language}')
-    with self.assertRaisesRegex(ValueError, 'no train.tsv of it, but no .tsv; set'):
+    with self.assertRaisesRegex(
+        ValueError, 'no train.tsv of it, but no .tsv; set'
+    ):
       conversion.convert(
           common_voice.corpus('it'),
           source_dir=root,

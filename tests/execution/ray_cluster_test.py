@@ -416,10 +416,12 @@ class LossTest(absltest.TestCase):
         nodes = [cluster.add_node(num_cpus=n) for n in (1, 4)]
         context = ray_cluster.set_default_context(
             address=cluster.address, num_workers=5, op_libraries=())
-        print('before', np.asarray(these._sum_toil([1.0])).tobytes().hex()[:60])
+        total = np.asarray(these._sum_toil([1.0]))
+        print('before', total.tobytes().hex()[:60])
         cluster.remove_node(nodes[1], allow_graceful=False)
         for _ in range(3):
-          print('after', np.asarray(these._sum_toil([1.0])).tobytes().hex()[:60])
+          total = np.asarray(these._sum_toil([1.0]))
+          print('after', total.tobytes().hex()[:60])
         ray_cluster.stop()
         cluster.shutdown()
     """)
