@@ -14,11 +14,14 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tests.execution import logical_devices
+from tff_asr.aggregators import adaptive_mean
 from tff_asr.aggregators import dp_mean
 from tff_asr.execution import multi_device
+from tff_asr.privacy import adaptive_query
 from tff_asr.privacy import clips
 from tff_asr.privacy import queries
 
+_ADAPTATION = adaptive_query.Adaptation()
 _SHAPES = {'a': (4,), 'b': (), 'm/c': (2, 3), 'm/d': (1,)}
 _CLIPPINGS = {
     **{split: dict(split=split) for split in clips.SPLITS},
@@ -29,7 +32,11 @@ _CLIPPINGS = {
     'weighted_modules': dict(
         split='dim', layers='modules', weights={'m': 0.1}, rule='rescale'
     ),
+    # Of the first round; those of later ones differ in their clips alone.
+    'adaptive': dict(split='dim'),
+    'adaptive_modules': dict(split='uniform', layers='modules'),
 }
+_ADAPTIVE = ('adaptive', 'adaptive_modules')
 _VALUE_TYPE = tff.to_type(collections.OrderedDict(
     (name, tff.TensorType(np.float32, shape))
     for name, shape in _SHAPES.items()
@@ -52,14 +59,19 @@ _INVALID = (math.nan, math.inf, -math.inf)
 
 @functools.lru_cache
 def _process(name: str, clip: float) -> tff.templates.AggregationProcess:
-  query = queries.PerLayerClipSumQuery(
+  settings = dict(
       l2_norm_clip=clip,
       noise_multiplier=0.0,
       clipping=clips.Clipping(**_CLIPPINGS[name]),
   )
-  return dp_mean.build(query=query, cohort_size=_DIVISOR).create(
-      _VALUE_TYPE, tff.TensorType(np.float32)
-  )
+  if name in _ADAPTIVE:
+    factory = adaptive_mean.build(
+        cohort_size=_DIVISOR, adaptation=_ADAPTATION, **settings
+    )
+  else:
+    query = queries.PerLayerClipSumQuery(**settings)
+    factory = dp_mean.build(query=query, cohort_size=_DIVISOR)
+  return factory.create(_VALUE_TYPE, tff.TensorType(np.float32))
 
 
 def _attack(generator: np.random.Generator) -> dict[str, np.ndarray]:
@@ -148,6 +160,34 @@ class SensitivityTest(parameterized.TestCase):
     # The attacks do come to the bound, so a larger one would have been seen.
     self.assertGreater(largest, 0.999 * clip)
     self.assertGreater(largest_pair, 1.2 * clip)
+
+  @parameterized.parameters(('adaptive', 4), ('adaptive_modules', 3))
+  def test_no_update_moves_the_counts_by_more_than_their_sensitivity(
+      self, clipping, num_layers
+  ):
+    self.use(**_CONTEXTS[1][1])
+    process = _process(clipping, 1.0)
+    initial = process.initialize()
+
+    def counts(updates) -> np.ndarray:
+      """Sums of the +-1/2 that the clips of the next round were made from."""
+      state = process.next(initial, updates, [1.0] * len(updates)).state
+      before, after = (
+          np.asarray(each.query_state.numerator_state.layer_clips, np.float64)
+          for each in (initial, state)
+      )
+      steps = -np.log(after / before) / _ADAPTATION.learning_rate
+      shares = steps + _ADAPTATION.target_quantile
+      return (shares - 0.5) * _DIVISOR
+
+    generator = np.random.default_rng(7)
+    largest = 0.0
+    for _ in range(_NUM_ATTACKS // 2):
+      others = [_attack(generator) for _ in range(generator.integers(3))]
+      moved = _norm(counts([*others, _attack(generator)]) - counts(others))
+      self.assertLessEqual(moved, math.sqrt(num_layers) / 2 * (1 + 1e-5))
+      largest = max(largest, moved)
+    self.assertGreater(largest, 0.999 * math.sqrt(num_layers) / 2)
 
   @parameterized.parameters(*_CLIPPINGS)
   def test_opposite_updates_move_it_by_twice_the_clip(self, clipping):
