@@ -90,13 +90,12 @@ def num_left(
     groups: Sequence[findings.Group], *, runs_dir: str
 ) -> tuple[int, int]:
   """Runs that are not trained yet, as far as is known, and all of them."""
-  runs = {
-      run.name: run for group in groups for run in _runs(group, runs_dir=runs_dir)
+  is_left = {
+      run.name: not findings.is_trained(run, runs_dir=runs_dir)
+      for group in groups
+      for run in _runs(group, runs_dir=runs_dir)
   }
-  is_left = [
-      not findings.is_trained(run, runs_dir=runs_dir) for run in runs.values()
-  ]
-  return sum(is_left), len(is_left)
+  return sum(is_left.values()), len(is_left)
 
 
 def _runs(group: findings.Group, *, runs_dir: str) -> list[findings.Run]:

@@ -1,6 +1,6 @@
 """The report of all groups of findings: docs/results.md and its plots."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import os
 import textwrap
 
@@ -20,7 +20,8 @@ Written by `bin/run_findings.py` from what its runs' folders hold:
     python bin/run_findings.py --source=AN4_FOLDER --groups=a,c
 
 What was run is kept, and what is not there yet is run; with `--groups=` alone
-the report is written anew. The groups of runs are `tff_asr/programs/findings_*.py`.
+the report is written anew. The groups of runs are data, in
+`tff_asr/programs/findings_*.py`.
 
 The speech is AN4's training part: 74 people spelling words and reading numbers
 and commands, of whom 28 are public, 32 private, 4 for tuning (dev) and 10 for
@@ -53,15 +54,42 @@ def write(
   """
   plots = os.path.join(os.path.dirname(os.path.abspath(path)), _PLOTS)
   os.makedirs(plots, exist_ok=True)
-  sections = [_INTRODUCTION]
+  claims = [['', 'the paper', 'here']]
+  sections = []
   for group in groups:
-    sections.append(_section(group, runs_dir=runs_dir, plots=plots))
-  outputs.write_text(path, '\n'.join(sections))
+    measured, absent = findings_table.measure(group, runs_dir=runs_dir)
+    verdicts = findings_table.verdicts(group, measured)
+    claims += _summary(group, verdicts)
+    sections.append(
+        _section(
+            group, measured, absent, verdicts, runs_dir=runs_dir, plots=plots
+        )
+    )
+  summary = f'## What holds\n\n{comparison.markdown(claims)}\n'
+  outputs.write_text(path, '\n'.join([_INTRODUCTION, summary, *sections]))
 
 
-def _section(group: findings.Group, *, runs_dir: str, plots: str) -> str:
-  """One group's."""
-  measured, absent = findings_table.measure(group, runs_dir=runs_dir)
+def _summary(
+    group: findings.Group, verdicts: Sequence[findings_table.Verdict]
+) -> list[list[str]]:
+  """A line a claim: the group, the claim and whether it holds."""
+  found = {verdict.claim.text: verdict.text for verdict in verdicts}
+  return [
+      [group.name, claim.text, found.get(claim.text, 'not run')]
+      for claim in group.claims
+  ]
+
+
+def _section(
+    group: findings.Group,
+    measured: Mapping[str, findings_table.Measured],
+    absent: Sequence[str],
+    verdicts: Sequence[findings_table.Verdict],
+    *,
+    runs_dir: str,
+    plots: str,
+) -> str:
+  """One group's: its table, plot, claims and remark."""
   parts = [
       f'## {group.title}',
       _wrap(group.question),
@@ -84,7 +112,7 @@ def _section(group: findings.Group, *, runs_dir: str, plots: str) -> str:
           initial_indent='- ',
           subsequent_indent='  ',
       )
-      for verdict in findings_table.verdicts(group, measured)
+      for verdict in verdicts
   ]
   if claims:
     parts.append('\n'.join(claims))
