@@ -207,7 +207,8 @@ def _noise_over_signal(each: Measured, *unused) -> str:
   noise = _mean(each.runs, 'aggregator/noise_norm')
   if not noise:
     return ''
-  return f'{noise / _mean(each.runs, "not_private/signal_norm"):.2g}'
+  signal = _mean(each.runs, 'not_private/signal_norm')
+  return f'{noise / signal:.2g}'
 
 
 def _utterances(each: Measured, *unused) -> str:
@@ -224,7 +225,8 @@ def _utterances(each: Measured, *unused) -> str:
 
 def _traffic(each: Measured, *unused) -> str:
   """Of a client in a round."""
-  traffic = findings.read_results(each.runs[0]).get('bytes_per_client_and_round')
+  results = findings.read_results(each.runs[0])
+  traffic = results.get('bytes_per_client_and_round')
   if traffic is None:
     return ''
   return f'{traffic["down"] / 1e6:.2f} + {traffic["up"] / 1e6:.2f}'

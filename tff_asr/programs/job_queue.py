@@ -73,7 +73,9 @@ def run(
   """
   checks.positive_int(num_at_once=num_at_once)
   processors = sorted(os.sched_getaffinity(0))
-  shares = [processors[i::num_at_once] or processors for i in range(num_at_once)]
+  shares = [
+      processors[i::num_at_once] or processors for i in range(num_at_once)
+  ]
   running: dict[int, _Running] = {}
   begun: set[str] = set()
   failed: list[str] = []
