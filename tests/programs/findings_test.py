@@ -127,7 +127,7 @@ class RunsTest(absltest.TestCase):
       errors: tuple[int, int] | None = None,
       dev: float = 0.5,
       noise_multiplier: float | None = None,
-      configuration: str = 'SEED = 1\n',
+      configuration: str = '',
       metrics: str = '',
   ) -> None:
     """Makes the folder of a run, evaluated if it has errors of ten words."""
@@ -258,7 +258,7 @@ class RunsTest(absltest.TestCase):
 
   def test_a_run_with_other_settings_is_refused(self):
     self.finish('seed')
-    self.finish('federated_1', configuration='SEED = 1\nCOHORT_SIZE = 4\n')
+    self.finish('federated_1', configuration='COHORT_SIZE = 4\n')
     recipe = _FEDERATED.but('federated', settings={'COHORT_SIZE': 8})
     with self.assertRaisesRegex(
         ValueError, 'federated_1 was run with COHORT_SIZE = 4, which is 8 now'
