@@ -5,7 +5,7 @@ from tff_asr.programs import findings_recipes as recipes
 
 _COHORTS = (1, 2, 4, 8, 16, 32)
 # Utterances of 80 rounds of one client, in central batches.
-_STEPS_PER_CLIENT = 72
+_STEPS_PER_CLIENT = 74
 
 
 def _cohort_rows(cohort_size: int) -> tuple[findings.Row, findings.Row]:
