@@ -11,6 +11,8 @@ from tff_asr.programs import findings_table
 
 _INCHES = (6.4, 3.6)
 _DPI = 90
+# Of rows that are lines across.
+_STYLES = ('--', ':', '-.')
 
 
 def draw(
@@ -45,17 +47,17 @@ def draw(
       axes.axhline(
           100 * each.shown.word_error_rate,
           color='gray',
-          linestyle=':' if len(axes.lines) % 2 else '--',
+          linestyle=_STYLES[len(axes.lines) % len(_STYLES)],
           linewidth=1,
           label=each.row.label,
       )
     else:
       series.setdefault(each.row.series, []).append(each)
   for number, (name, points) in enumerate(series.items()):
-    # Side by side, where all are at the same words.
-    shift = 0.08 * (number - (len(series) - 1) / 2) if words else 0
+    # Side by side, so that bars do not hide each other.
+    shift = number - (len(series) - 1) / 2
     axes.errorbar(
-        [words.get(each.row.x, each.row.x) + shift for each in points],
+        [_place(each.row.x, words, shift) for each in points],
         [100 * each.shown.word_error_rate for each in points],
         yerr=[100 * (each.shown.spread or 0) for each in points],
         fmt='o' if words else 'o-',
@@ -109,6 +111,13 @@ def _draw_gaps(axes, gaps: Mapping[float, bootstrap.Interval]) -> None:
   )
   axes.axhline(0, color='gray', linewidth=1)
   axes.set_ylabel('gap in points of WER (95 %)')
+
+
+def _place(
+    x: float | str, words: Mapping[str, int], shift: float
+) -> float:
+  """A place on the axis, linear for words and logarithmic for numbers."""
+  return words[x] + 0.08 * shift if words else x * 1.03**shift
 
 
 def _words(places: Iterable[float | str | None]) -> dict[str, int]:

@@ -128,7 +128,7 @@ def _split_row(
           },
       ),
       against=None if cohort_size == 2 else f'2 x 8, {sigma:g}',
-      series=f'{sigma:g}',
+      series=f'{sigma:g} on the mean',
       x=cohort_size,
   )
 
@@ -152,7 +152,7 @@ SPLIT = findings.Group(
             for split in _SPLITS
         ),
     ),
-    x_label='clients a round (times local steps: 16)',
+    x_label='clients a round, among whom 16 local steps are divided',
     columns=('noise / signal', 'deployed', 'MB'),
     deployment=(2_000, 1_000_000),
     claims=tuple(

@@ -49,7 +49,7 @@ def run(
 
   def write_report() -> None:
     findings_report.write(
-        findings_groups.ALL, runs_dir=folders.runs_dir, path=report
+        findings_groups.IN_REPORT, runs_dir=folders.runs_dir, path=report
     )
 
   def on_end(ended: job_queue.Ended) -> None:

@@ -54,7 +54,7 @@ def write(
   """
   plots = os.path.join(os.path.dirname(os.path.abspath(path)), _PLOTS)
   os.makedirs(plots, exist_ok=True)
-  claims = [['', 'the paper', 'here']]
+  claims = [['', 'claim', 'here']]
   sections = []
   for group in groups:
     measured, absent = findings_table.measure(group, runs_dir=runs_dir)
