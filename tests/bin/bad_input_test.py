@@ -417,6 +417,27 @@ class BadInputTest(parameterized.TestCase):
     self.check(expected, 'bin/run_quickstart.py', *flags)
 
   @parameterized.named_parameters(
+      ('group', ['--groups=a,z'], [("group 'z'", 'table, c, a')]),
+      ('source', ['--source=no/speech'], ['no/speech is not a folder']),
+      ('no_shards', [], [('no shards of AN4', '--source')]),
+      ('no_runs', ['--groups='], ['ROOT/new/runs holds no runs']),
+      (
+          'report',
+          ['--report=ROOT/file/results.md', '--num_at_once=0'],
+          ['num_at_once', 'report ROOT/file cannot be'],
+      ),
+  )
+  def test_findings(self, flags, expected):
+    flags = [
+        '--data_dir=ROOT/new/data',
+        '--runs_dir=ROOT/new/runs',
+        '--report=ROOT/new/results.md',
+        *flags,
+    ]
+    flags = [flag.replace('ROOT', self.root) for flag in flags]
+    self.check(expected, 'bin/run_findings.py', *flags)
+
+  @parameterized.named_parameters(
       (
           'nothing_given',
           'librispeech',

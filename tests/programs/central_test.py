@@ -19,6 +19,7 @@ import tensorflow_federated as tff
 from tests import fakes
 from tff_asr import checks
 from tff_asr.programs import central
+from tff_asr.programs import metrics_file
 from tff_asr.programs import outputs
 
 
@@ -130,15 +131,22 @@ class CentralTest(parameterized.TestCase):
     self.assert_same(_weights(self.path('seed')), evaluator.seen[1])
 
     # From the seed, at a rate of 0: the weights of the seed.
-    other = _Evaluator(0.5)
+    other = _Evaluator(0.5, 0.5)
     _train(
         self.path('other'),
         other,
-        num_steps=1,
+        num_steps=3,
+        evaluate_every=2,
+        pipeline=fakes.tiny_pipeline(_model(), max_batch_sec=30.0),
         seed_run=self.path('seed'),
         optimizer=tff.learning.optimizers.build_sgdm(0.0),
     )
     self.assert_same(other.seen[0], _weights(self.path('seed')))
+    # All 7 utterances are a batch.
+    self.assertEqual(
+        metrics_file.read(self.path('other/metrics.csv'), 'num_utterances'),
+        {2: 14, 3: 7},
+    )
 
   def test_seed_and_gradient_clip_reach_the_training(self):
     # At a rate of 1 a step moves the weights by the clipped gradient.

@@ -68,6 +68,22 @@ class ComparisonTest(absltest.TestCase):
         cells, ['dp', '40.0', '-30.0 (-30.0 to -30.0)', '1.23e+04', '10']
     )
 
+  def test_contrast_by_hand(self):
+    seed = (self._run('seed', {'a': 8, 'b': 6}),)
+    pair = (self._run('x', {'a': 4, 'b': 2}), self._run('y', {'a': 6, 'b': 4}))
+    # The pair's mean errors are 5 and 3, .4; minus twice .7.
+    found = comparison.contrast({pair: 1, seed: -2})
+    self.assertAlmostEqual(found.estimate, 0.4 - 2 * 0.7)
+    # Of one speaker alone: .5 - 2 (.8), and .3 - 2 (.6).
+    self.assertAlmostEqual(found.low, -1.1)
+    self.assertAlmostEqual(found.high, -0.9)
+    rows = comparison.compare({'seed': seed, 'pair': pair})
+    self.assertEqual(
+        comparison.contrast({pair: 1, seed: -1}), rows[1].difference
+    )
+    with self.assertRaisesRegex(ValueError, 'other was evaluated on other'):
+      comparison.contrast({seed: 1, (self._run('other', {'b': 8}),): -1})
+
   def test_other_speakers_are_refused(self):
     groups = {
         'seed': [self._run('seed', {'a': 8})],

@@ -154,7 +154,10 @@ async def train(
           loss = state.loss_sum / max(state.num_utterances, 1)
           figures = {'loss': f'{loss:.2f}'}
           if step == num_steps or step % evaluate_every == 0:
-            metrics = {'train_loss': loss}
+            metrics = {
+                'train_loss': loss,
+                'num_utterances': float(state.num_utterances),
+            }
             if not math.isfinite(loss):
               saver.withdraw()
             _check_loss(loss, step=step)

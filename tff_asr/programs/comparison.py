@@ -95,21 +95,64 @@ def compare(
   return rows
 
 
+def contrast(
+    weights: Mapping[tuple[str, ...], float], *, output_name: str = 'test.json'
+) -> bootstrap.Interval:
+  """A sum of word error rates with weights, and its 95 % interval.
+
+  Args:
+    weights: Folders of runs, whose errors are averaged, to the weight of their
+      word error rate. With 1 and -1 it is the difference of two.
+    output_name: What the evaluation wrote in each folder.
+
+  Raises:
+    ValueError: As `compare`.
+  """
+  words = {}
+  totals = ({}, {})  # What is added, and what is taken away.
+  for runs, weight in weights.items():
+    found, errors = _average([_read(run, output_name) for run in runs])
+    if words and found != words:
+      raise ValueError(f'{runs[0]} was evaluated on other speakers.')
+    words = found
+    total = totals[weight < 0]
+    for speaker, count in errors.items():
+      total[speaker] = total.get(speaker, 0.0) + abs(weight) * count
+  added, taken = (
+      [total.get(speaker, 0.0) for speaker in words] for total in totals
+  )
+  return bootstrap.difference(added, taken, list(words.values()))
+
+
+def show_rate(row: Row) -> str:
+  """A word error rate in percent, with its spread."""
+  rate = f'{100 * row.word_error_rate:.1f}'
+  if row.spread is not None:
+    rate += f' +- {100 * row.spread:.1f}'
+  return rate
+
+
+def show_difference(difference: bootstrap.Interval) -> str:
+  """A difference in points, with its interval."""
+  estimate, low, high = (100 * value for value in difference)
+  return f'{estimate:+.1f} ({low:+.1f} to {high:+.1f})'
+
+
 def to_markdown(rows: Sequence[Row]) -> str:
   """The table as Markdown; readable as it is in a terminal, too."""
   first = rows[0].label
   header = ['', 'WER %', f'minus "{first}" (95 %)', 'epsilon', 'seconds']
   cells = [header]
   for row in rows:
-    rate = f'{100 * row.word_error_rate:.1f}'
-    if row.spread is not None:
-      rate += f' +- {100 * row.spread:.1f}'
-    gap = ''
-    if row.difference is not None:
-      estimate, low, high = (100 * value for value in row.difference)
-      gap = f'{estimate:+.1f} ({low:+.1f} to {high:+.1f})'
+    rate = show_rate(row)
+    gap = '' if row.difference is None else show_difference(row.difference)
     epsilon = '' if row.epsilon is None else f'{row.epsilon:.3g}'
     cells.append([row.label, rate, gap, epsilon, f'{row.seconds:.0f}'])
+  return markdown(cells)
+
+
+def markdown(cells: Sequence[Sequence[str]]) -> str:
+  """A table of rows of cells, the first of which are the columns' names."""
   widths = [max(map(len, column)) for column in zip(*cells)]
   lines = [
       '| ' + ' | '.join(map(str.ljust, line, widths)) + ' |' for line in cells

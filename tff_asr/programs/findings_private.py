@@ -1,0 +1,167 @@
+"""Findings about privacy: the table of the README, and groups c and h."""
+
+from tff_asr.programs import findings
+from tff_asr.programs import findings_recipes as recipes
+
+TABLE = findings.Group(
+    name='table',
+    title='Without and with differential privacy',
+    question=(
+        'A seed model learns from 28 public speakers; from it, 32 private '
+        'speakers train federatedly (80 rounds of 8 expected clients, 2 local '
+        'steps each) without DP, and with global and per-layer clipping at '
+        'equal noise.'
+    ),
+    rows=(
+        recipes.SEED_ROW,
+        recipes.NO_DP_ROW,
+        *recipes.private_rows((0.05, 0.16)),
+    ),
+    columns=('minus seed', 'epsilon', 'MB', 'seconds'),
+    claims=(
+        findings.Claim(
+            'Federated training improves on the seed model.',
+            recipes.minus(['no DP'], ['seed']),
+            -1,
+        ),
+    ),
+)
+
+_NOISES = (0.05, 0.16, 0.5, 1.6)
+# (C / sqrt(D)) / epsilon is .63 in the paper; with this epsilon, here, too.
+_LARGE_EPSILON = 2.4e-5
+
+
+def _labels(clip: str) -> list[str]:
+  return [f'{clip}, {recipes.text(noise)}' for noise in _NOISES]
+
+
+def _large_epsilon_row(clip: str) -> findings.Row:
+  """A row with LAMB in the regime that it has in the paper."""
+  recipe = recipes.private(clip, 0.5)
+  return findings.Row(
+      label=f'{clip}, .5, large epsilon',
+      recipe=recipe.having(
+          f'{recipe.name}_large_epsilon', LAMB_EPSILON=_LARGE_EPSILON
+      ),
+      against=None if clip == 'global' else 'global, .5, large epsilon',
+      series=f'{clip}, large epsilon',
+      x=0.5,
+  )
+
+
+NOISE = findings.Group(
+    name='c',
+    title='(c) Noise and clipping',
+    question=(
+        'The paper: with global clipping, noise of .05 and .16 costs much of '
+        'the gain; with per-layer clipping, far less. Here: three clips at '
+        'equal noise multipliers, from .05 to 1.6.'
+    ),
+    rows=(
+        recipes.SEED_ROW,
+        recipes.NO_DP_ROW,
+        *recipes.private_rows(_NOISES),
+        *map(_large_epsilon_row, recipes.CLIPS),
+    ),
+    x_label='(noise norm) / C',
+    columns=('noise / signal', 'epsilon'),
+    claims=(
+        findings.Claim(
+            'With global clipping, noise of .16 costs.',
+            recipes.minus(['global, .16'], ['no DP']),
+            1,
+        ),
+        findings.Claim(
+            'With global clipping, noise of 1.6 costs.',
+            recipes.minus(['global, 1.6'], ['no DP']),
+            1,
+        ),
+        findings.Claim(
+            'Uniform clipping is ahead of global, all noises together.',
+            recipes.minus(_labels('uniform'), _labels('global')),
+            -1,
+        ),
+        findings.Claim(
+            'Dim clipping is ahead of global, all noises together.',
+            recipes.minus(_labels('dim'), _labels('global')),
+            -1,
+        ),
+        findings.Claim(
+            'Dim clipping is ahead of global with a large LAMB epsilon.',
+            recipes.minus(
+                ['dim, .5, large epsilon'], ['global, .5, large epsilon']
+            ),
+            -1,
+        ),
+    ),
+    remark=(
+        'Of sizes: a delta clipped to C = .01 has at most C / sqrt(D) = 1.5e-5 '
+        "a coordinate (root mean square) here, 15 times LAMB's epsilon of "
+        "1e-6; at the paper's 255M parameters it has 6.3e-7, less than "
+        'epsilon. There LAMB is nearly momentum with a norm per tensor, here '
+        'it divides each coordinate by its own size. The rows with a large '
+        "epsilon, 2.4e-5, have the paper's ratio."
+    ),
+)
+
+# Noise on the mean, and clients a round by their local steps.
+_SIGMAS = (0.00024, 0.00075, 0.0024)
+_SPLITS = ((2, 8), (4, 4), (8, 2), (16, 1))
+
+
+def _split_row(
+    sigma: float, cohort_size: int, num_steps: int
+) -> findings.Row:
+  """A row of a cohort and local steps at a noise on the mean."""
+  label = f'{cohort_size} x {num_steps}'
+  return findings.Row(
+      label=f'{label}, {sigma:g}',
+      recipe=recipes.FEDERATED.but(
+          f'split_{cohort_size}x{num_steps}_{sigma:g}',
+          experiment='an4_dp_per_layer_dim',
+          settings={
+              'COHORT_SIZE': cohort_size,
+              'BUILD_COHORTS': '@cohorts.fixed_size',
+              'NUM_LOCAL_STEPS': num_steps,
+              'NOISE_MULTIPLIER': float(f'{sigma * cohort_size:.3g}'),
+          },
+      ),
+      against=None if cohort_size == 2 else f'2 x 8, {sigma:g}',
+      series=f'{sigma:g} on the mean',
+      x=cohort_size,
+  )
+
+
+SPLIT = findings.Group(
+    name='h',
+    title='(h) Cohort against local steps at one epsilon',
+    question=(
+        'The paper: larger cohorts always help, and epsilon is that of a '
+        'deployment with the same noise on the mean. Here: 16 local steps a '
+        'round, by few clients or by many, with dim clipping and the same '
+        'noise on the mean, so at the same extrapolated epsilon. Cohorts have '
+        'a fixed size, since large ones hardly vary.'
+    ),
+    rows=(
+        recipes.SEED_ROW,
+        recipes.NO_DP_ROW,
+        *(
+            _split_row(sigma, *split)
+            for sigma in _SIGMAS
+            for split in _SPLITS
+        ),
+    ),
+    x_label='clients a round, among whom 16 local steps are divided',
+    columns=('noise / signal', 'deployed', 'MB'),
+    deployment=(2_000, 1_000_000),
+    claims=tuple(
+        findings.Claim(
+            f'At a noise on the mean of {sigma:g}, 16 clients of a step are '
+            'ahead of 2 of eight.',
+            recipes.minus([f'16 x 1, {sigma:g}'], [f'2 x 8, {sigma:g}']),
+            -1,
+        )
+        for sigma in _SIGMAS
+    ),
+)

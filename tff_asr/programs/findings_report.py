@@ -1,0 +1,144 @@
+"""The report of all groups of findings: docs/results.md and its plots."""
+
+from collections.abc import Mapping, Sequence
+import os
+import textwrap
+
+from tff_asr.programs import comparison
+from tff_asr.programs import findings
+from tff_asr.programs import findings_plot
+from tff_asr.programs import findings_table
+from tff_asr.programs import outputs
+
+_PLOTS = 'results'
+_INTRODUCTION = """\
+# The paper's findings in miniature
+
+Written by `bin/run_findings.py` from what its runs' folders hold:
+
+    python bin/run_findings.py --source=AN4_FOLDER             # all of it
+    python bin/run_findings.py --source=AN4_FOLDER --groups=a,c
+
+What was run is kept, and what is not there yet is run; with `--groups=` alone
+the report is written anew. The groups of runs are data, in
+`tff_asr/programs/findings_*.py`.
+
+The speech is AN4's training part: 74 people spelling words and reading numbers
+and commands, of whom 28 are public, 32 private, 4 for tuning (dev) and 10 for
+testing, whom no run heard. The model has 0.44 million parameters. A word error
+rate (WER) is the mean over runs that differ in their random seed, with their
+standard deviation; differences come with a 95 % interval from a paired
+bootstrap over the test speakers, which does not hold what another seed would
+change. Claims are judged by that interval: where it holds 0, nothing is
+decided. Noise is (noise norm) / C of the noise on the mean, sqrt(D) z / S:
+.05 and .16 are what the paper's 3e-6 and 10e-6 come to. Epsilon is at delta
+1 / (10 population); at 32 speakers it is no guarantee (NOT PRIVATE). Noise /
+signal is the norm of the noise on the mean over that of the clipped mean.
+Bytes are of a client and round, as float32. Seconds are those of a run, in
+whatever company it had on its machine.
+"""
+
+
+def write(
+    groups: Sequence[findings.Group], *, runs_dir: str, path: str
+) -> None:
+  """Writes the report, and a plot for each group into a folder beside it.
+
+  Args:
+    groups: All of them; what is not run is said to be so.
+    runs_dir: The folder of all runs.
+    path: The report's file, in a folder that exists.
+
+  Raises:
+    ValueError: A run is damaged, or was run with other settings.
+  """
+  plots = os.path.join(os.path.dirname(os.path.abspath(path)), _PLOTS)
+  os.makedirs(plots, exist_ok=True)
+  claims = [['', 'claim', 'here']]
+  sections = []
+  for group in groups:
+    measured, absent = findings_table.measure(group, runs_dir=runs_dir)
+    verdicts = findings_table.verdicts(group, measured)
+    claims += _summary(group, verdicts)
+    sections.append(
+        _section(
+            group, measured, absent, verdicts, runs_dir=runs_dir, plots=plots
+        )
+    )
+  summary = f'## What holds\n\n{comparison.markdown(claims)}\n'
+  outputs.write_text(path, '\n'.join([_INTRODUCTION, summary, *sections]))
+
+
+def _summary(
+    group: findings.Group, verdicts: Sequence[findings_table.Verdict]
+) -> list[list[str]]:
+  """A line a claim: the group, the claim and whether it holds."""
+  found = {verdict.claim.text: verdict.text for verdict in verdicts}
+  return [
+      [group.name, claim.text, found.get(claim.text, 'not run')]
+      for claim in group.claims
+  ]
+
+
+def _section(
+    group: findings.Group,
+    measured: Mapping[str, findings_table.Measured],
+    absent: Sequence[str],
+    verdicts: Sequence[findings_table.Verdict],
+    *,
+    runs_dir: str,
+    plots: str,
+) -> str:
+  """One group's: its table, plot, claims and remark."""
+  parts = [
+      f'## {group.title}',
+      _wrap(group.question),
+      f'    python bin/run_findings.py --source=AN4_FOLDER '
+      f'--groups={group.name}',
+  ]
+  if not measured:
+    return _join([*parts, 'Not run.'])
+  parts.append(findings_table.to_markdown(group, measured))
+  if absent:
+    parts.append(_wrap(f'Not run yet: {"; ".join(absent)}.'))
+  if group.x_label is not None:
+    name = f'{group.name}.png'
+    findings_plot.draw(group, measured, path=os.path.join(plots, name))
+    parts.append(f'![{group.title}]({_PLOTS}/{name})')
+  claims = [
+      _wrap(
+          f'{verdict.claim.text} {comparison.show_difference(verdict.found)}: '
+          f'**{verdict.text}**.',
+          initial_indent='- ',
+          subsequent_indent='  ',
+      )
+      for verdict in verdicts
+  ]
+  if claims:
+    parts.append('\n'.join(claims))
+  if group.remark:
+    parts.append(_wrap(group.remark))
+  parts.append(_wrap(_times(group, runs_dir=runs_dir)))
+  return _join(parts)
+
+
+def _times(group: findings.Group, *, runs_dir: str) -> str:
+  """How many runs the group has, and how long they took."""
+  runs = {
+      run.name: findings.results(run, runs_dir=runs_dir)['seconds']
+      for row in group.rows
+      for run in findings.wanted(row, runs_dir=runs_dir)
+      if findings.is_trained(run, runs_dir=runs_dir)
+  }
+  hours = sum(runs.values()) / 3600
+  return f'{len(runs)} runs, {hours:.1f} hours of training.'
+
+
+def _join(parts: Sequence[str]) -> str:
+  return '\n\n'.join(parts) + '\n'
+
+
+def _wrap(text: str, **options: str) -> str:
+  return textwrap.fill(
+      text, width=80, break_long_words=False, break_on_hyphens=False, **options
+  )
