@@ -17,9 +17,9 @@ import os
 
 from absl import flags
 
-from tff_asr.programs import findings_groups
-from tff_asr.programs import findings_jobs
-from tff_asr.programs import findings_program
+from tff_asr.findings import groups
+from tff_asr.findings import jobs
+from tff_asr.findings import program
 
 # BUILD data: //bin:evaluate //bin:train_central //bin:train_federated
 # BUILD data: //data_tools:an4
@@ -29,7 +29,7 @@ _SOURCE = flags.DEFINE_string(
 )
 _GROUPS = flags.DEFINE_list(
     'groups',
-    [group.name for group in findings_groups.ALL],
+    [group.name for group in groups.ALL],
     'Groups to run; none: only the report is written.',
 )
 _DATA_DIR = flags.DEFINE_string(
@@ -48,9 +48,9 @@ _NUM_AT_ONCE = flags.DEFINE_integer(
 
 
 def main(_) -> None:
-  findings_program.run(
+  program.run(
       group_names=_GROUPS.value,
-      folders=findings_jobs.Folders(
+      folders=jobs.Folders(
           bin_dir=os.path.dirname(os.path.abspath(__file__)),
           data_dir=_DATA_DIR.value,
           runs_dir=_RUNS_DIR.value,

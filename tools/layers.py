@@ -87,6 +87,8 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
             'tree',
         ),
     },
+    # Many runs of programs, and what they show together.
+    {'findings': ('matplotlib',)},
 )
 
 # Beside the layers: of tff_asr these import layer 0 only, and only programs,

@@ -425,9 +425,11 @@ class LossTest(absltest.TestCase):
         ray_cluster.stop()
         cluster.shutdown()
     """)
-    found = [line.split() for line in lines if line.strip()]
-    before = [value for name, value in found if name == 'before']
-    after = [value for name, value in found if name == 'after']
+    before, after = (
+        [line.split()[1] for line in lines if line.strip().startswith(name)]
+        for name in ('before ', 'after ')
+    )
+    self.assertLen(before, 1)
     self.assertEqual(after, 3 * before)
 
   def test_what_the_memory_monitor_ends_is_a_loss(self):

@@ -132,8 +132,9 @@ def set_default_context(
   Arguments: see `build_sync_context`.
   """
   settings = locals()
-  # A default that was set before holds its actors, which the new ones may need.
-  tff.framework.set_no_default_context()
+  _check(settings)
+  # The default before may hold the actors' places that the new ones need.
+  tff.framework.set_default_context(_Absent())
   context = build_sync_context(**settings)
   tff.framework.set_default_context(context)
   return context
@@ -148,8 +149,26 @@ def stop() -> None:
   ray_session.stop()
 
 
+class _Absent(tff.framework.SyncContext):
+  """Stands where a context was that could not be replaced."""
+
+  def invoke(self, comp: Any, arg: Any) -> Any:
+    raise RuntimeError(
+        'There is no context: set_default_context failed. Call it again.'
+    )
+
+
 def _build_runner(**settings: Any) -> contexts.Runner:
-  """The runner of a context; checks the arguments that Ray does not."""
+  """The runner of a context."""
+  _check(settings)
+  # pylint: disable-next=g-import-not-at-top
+  from tff_asr.execution import ray_runner
+
+  return ray_runner.RayRunner(**settings)
+
+
+def _check(settings: dict[str, Any]) -> None:
+  """Checks that Ray is there, and the arguments that it does not check."""
   checks.positive_int(cpus_per_worker=settings['cpus_per_worker'])
   if settings['num_workers'] is not None:
     checks.positive_int(num_workers=settings['num_workers'])
@@ -170,10 +189,6 @@ def _build_runner(**settings: Any) -> contexts.Runner:
         f"address must be None, 'auto' or 'host:port', found {address!r}."
     )
   _import_ray()
-  # pylint: disable-next=g-import-not-at-top
-  from tff_asr.execution import ray_runner
-
-  return ray_runner.RayRunner(**settings)
 
 
 def _import_ray() -> None:

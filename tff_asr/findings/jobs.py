@@ -5,8 +5,8 @@ import os
 import sys
 from typing import Any, NamedTuple
 
-from tff_asr.programs import findings
-from tff_asr.programs import job_queue
+from tff_asr.findings import experiments
+from tff_asr.findings import job_queue
 
 # How AN4's speakers are divided.
 PARTITION = 'public=28,private=rest,dev=4,test=10'
@@ -52,7 +52,7 @@ def shards_job(source: str, *, folders: Folders) -> job_queue.Job:
 
 
 def missing(
-    groups: Sequence[findings.Group], *, folders: Folders
+    groups: Sequence[experiments.Group], *, folders: Folders
 ) -> Callable[[frozenset[str]], Iterator[job_queue.Job]]:
   """What `job_queue.run` takes: jobs that could be started now, in order.
 
@@ -87,56 +87,57 @@ def is_evaluation(job: job_queue.Job) -> bool:
 
 
 def num_left(
-    groups: Sequence[findings.Group], *, runs_dir: str
+    groups: Sequence[experiments.Group], *, runs_dir: str
 ) -> tuple[int, int]:
   """Runs that are not trained yet, as far as is known, and all of them."""
   is_left = {
-      run.name: not findings.is_trained(run, runs_dir=runs_dir)
+      run.name: not experiments.is_trained(run, runs_dir=runs_dir)
       for group in groups
       for run in _runs(group, runs_dir=runs_dir)
   }
   return sum(is_left.values()), len(is_left)
 
 
-def _runs(group: findings.Group, *, runs_dir: str) -> list[findings.Run]:
+def _runs(group: experiments.Group, *, runs_dir: str) -> list[experiments.Run]:
   """The runs of a group that are known to be needed, each once."""
   runs = {
       run.name: run
       for row in group.rows
-      for run in findings.wanted(row, runs_dir=runs_dir)
+      for run in experiments.wanted(row, runs_dir=runs_dir)
   }
   return list(runs.values())
 
 
 def _next_of(
-    run: findings.Run, *, folders: Folders, failed: frozenset[str]
+    run: experiments.Run, *, folders: Folders, failed: frozenset[str]
 ) -> job_queue.Job | None:
   """What is to be done first of a run and of the one that it starts from."""
-  if findings.is_trained(run, runs_dir=folders.runs_dir) or run.name in failed:
+  is_trained = experiments.is_trained(run, runs_dir=folders.runs_dir)
+  if is_trained or run.name in failed:
     return None
   if run.recipe.parent is not None:
-    parent = findings.Run(run.recipe.parent)
-    if not findings.is_trained(parent, runs_dir=folders.runs_dir):
+    parent = experiments.Run(run.recipe.parent)
+    if not experiments.is_trained(parent, runs_dir=folders.runs_dir):
       return _next_of(parent, folders=folders, failed=failed)
   return _training(run, folders=folders)
 
 
-def _training(run: findings.Run, *, folders: Folders) -> job_queue.Job:
+def _training(run: experiments.Run, *, folders: Folders) -> job_queue.Job:
   """Trains a run, or trains it on."""
   recipe = run.recipe
   data = {
-      findings.CENTRAL: 'TRAIN_DIR', findings.FEDERATED: 'PRIVATE_DIR'
+      experiments.CENTRAL: 'TRAIN_DIR', experiments.FEDERATED: 'PRIVATE_DIR'
   }[recipe.program]
   paths = {
       data: folders.shards(recipe.speakers), 'DEV_DIR': folders.shards('dev')
   }
   if recipe.parent is not None:
-    parent = findings.Run(recipe.parent)
-    paths['SEED_RUN'] = findings.folder(parent, runs_dir=folders.runs_dir)
+    parent = experiments.Run(recipe.parent)
+    paths['SEED_RUN'] = experiments.folder(parent, runs_dir=folders.runs_dir)
   command = (
       sys.executable,
       os.path.join(folders.bin_dir, f'{recipe.program}.py'),
-      f'--output_dir={findings.folder(run, runs_dir=folders.runs_dir)}',
+      f'--output_dir={experiments.folder(run, runs_dir=folders.runs_dir)}',
       *_gin(
           recipe.experiment,
           *recipe.model.gin_files,
@@ -148,20 +149,20 @@ def _training(run: findings.Run, *, folders: Folders) -> job_queue.Job:
 
 
 def _evaluations(
-    group: findings.Group, *, folders: Folders
+    group: experiments.Group, *, folders: Folders
 ) -> Iterator[job_queue.Job]:
   """Decodes what is trained and not decoded yet, one job a model."""
-  models: list[findings.Model] = []
+  models: list[experiments.Model] = []
   runs: list[list[str]] = []
   for run in _runs(group, runs_dir=folders.runs_dir):
     if run.recipe.model not in models:
       models.append(run.recipe.model)
       runs.append([])
-    if findings.is_trained(
+    if experiments.is_trained(
         run, runs_dir=folders.runs_dir
-    ) and not findings.is_evaluated(run, runs_dir=folders.runs_dir):
+    ) and not experiments.is_evaluated(run, runs_dir=folders.runs_dir):
       runs[models.index(run.recipe.model)].append(
-          findings.folder(run, runs_dir=folders.runs_dir)
+          experiments.folder(run, runs_dir=folders.runs_dir)
       )
   for number, (model, paths) in enumerate(zip(models, runs)):
     if not paths:

@@ -1,21 +1,21 @@
 """Findings about federated training without privacy: groups a, b, d and e."""
 
-from tff_asr.programs import findings
-from tff_asr.programs import findings_recipes as recipes
+from tff_asr.findings import experiments
+from tff_asr.findings import recipes as recipes
 
 _COHORTS = (1, 2, 4, 8, 16, 32)
 # Utterances of 80 rounds of one client, in central batches.
 _STEPS_PER_CLIENT = 74
 
 
-def _cohort_rows(cohort_size: int) -> tuple[findings.Row, findings.Row]:
+def _cohort_rows(cohort_size: int) -> tuple[experiments.Row, experiments.Row]:
   """Central training, and federated training with a cohort beside it."""
   num_steps = _STEPS_PER_CLIENT * cohort_size
-  central = findings.Row(
+  central = experiments.Row(
       label=f'central, as {cohort_size}',
-      recipe=findings.Recipe(
+      recipe=experiments.Recipe(
           name=f'central_{cohort_size}',
-          program=findings.CENTRAL,
+          program=experiments.CENTRAL,
           experiment='an4_central',
           settings={
               'NUM_STEPS': num_steps,
@@ -30,7 +30,7 @@ def _cohort_rows(cohort_size: int) -> tuple[findings.Row, findings.Row]:
       series='central',
       x=cohort_size,
   )
-  federated = findings.Row(
+  federated = experiments.Row(
       label=f'federated, {cohort_size}',
       recipe=recipes.FEDERATED.having(
           f'cohort_{cohort_size}',
@@ -46,7 +46,7 @@ def _cohort_rows(cohort_size: int) -> tuple[findings.Row, findings.Row]:
 
 _FIRST_GAP = {'federated, 1': 1, 'central, as 1': -1}
 _LAST_GAP = {'federated, 32': 1, 'central, as 32': -1}
-COHORT = findings.Group(
+COHORT = experiments.Group(
     name='a',
     title='(a) Federated training approaches central training',
     question=(
@@ -64,9 +64,9 @@ COHORT = findings.Group(
     x_label='clients a round',
     columns=('rate', 'utterances', 'MB', 'seconds'),
     claims=(
-        findings.Claim('Federated training is behind at 1.', _FIRST_GAP, 1),
-        findings.Claim('The gap is gone at 32.', _LAST_GAP, 0),
-        findings.Claim(
+        experiments.Claim('Federated training is behind at 1.', _FIRST_GAP, 1),
+        experiments.Claim('The gap is gone at 32.', _LAST_GAP, 0),
+        experiments.Claim(
             'The gap at 1 is larger than at 32.',
             _FIRST_GAP | {label: -n for label, n in _LAST_GAP.items()},
             1,
@@ -75,10 +75,10 @@ COHORT = findings.Group(
 )
 
 
-def _optimizer_row(label: str, *rates: float) -> findings.Row:
+def _optimizer_row(label: str, *rates: float) -> experiments.Row:
   """A server optimizer with rates to choose from."""
   name = label.lower()
-  return findings.Row(
+  return experiments.Row(
       label=label,
       recipe=recipes.FEDERATED.but(
           f'server_{name}', gin_files=(f'gin/optimizers/{name}.gin',)
@@ -89,7 +89,7 @@ def _optimizer_row(label: str, *rates: float) -> findings.Row:
   )
 
 
-OPTIMIZERS = findings.Group(
+OPTIMIZERS = experiments.Group(
     name='b',
     title='(b) Server optimizers',
     question=(
@@ -106,13 +106,13 @@ OPTIMIZERS = findings.Group(
     x_label='server optimizer',
     columns=('rate', 'tried', 'seconds'),
     claims=(
-        findings.Claim(
+        experiments.Claim(
             'LAMB is ahead of SGD.', recipes.minus(['LAMB'], ['SGD']), -1
         ),
-        findings.Claim(
+        experiments.Claim(
             'LAMB and Adam are level.', recipes.minus(['LAMB'], ['Adam']), 0
         ),
-        findings.Claim(
+        experiments.Claim(
             'LAMB and LARS are level.', recipes.minus(['LAMB'], ['LARS']), 0
         ),
     ),
@@ -125,9 +125,9 @@ def _work_row(
     steps: int | None = None,
     epochs: int | None = None,
     against: str | None = None,
-) -> findings.Row:
+) -> experiments.Row:
   """A row of local steps or epochs."""
-  return findings.Row(
+  return experiments.Row(
       label=label,
       recipe=recipes.FEDERATED.having(
           f'work_{label.replace(" ", "_")}',
@@ -139,7 +139,7 @@ def _work_row(
   )
 
 
-WORK = findings.Group(
+WORK = experiments.Group(
     name='d',
     title='(d) Local steps against local epochs',
     question=(
@@ -156,7 +156,7 @@ WORK = findings.Group(
     x_label='local work',
     columns=('utterances', 'seconds'),
     claims=(
-        findings.Claim(
+        experiments.Claim(
             'Epochs are ahead of steps.',
             recipes.minus(['1 epoch', '2 epochs'], ['3 steps', '6 steps']),
             -1,
@@ -173,7 +173,7 @@ _SHORT_SEED = recipes.SEED.having('seed_300', NUM_STEPS=300)
 _SCRATCH = recipes.FEDERATED.having(
     'scratch', SEED_RUN=None, CLIENT_LEARNING_RATE=0.4
 ).but('scratch', parent=None)
-SEEDS = findings.Group(
+SEEDS = experiments.Group(
     name='e',
     title='(e) With and without a seed model',
     question=(
@@ -185,22 +185,22 @@ SEEDS = findings.Group(
     rows=(
         recipes.SEED_ROW,
         recipes.NO_DP_ROW,
-        findings.Row(
+        experiments.Row(
             label='short seed', recipe=_SHORT_SEED, seeds=(None,), series=None
         ),
-        findings.Row(
+        experiments.Row(
             label='from short seed',
             recipe=recipes.FEDERATED.but('from_seed_300', parent=_SHORT_SEED),
             against='short seed',
             x='short seed,\n80 rounds',
         ),
-        findings.Row(
+        experiments.Row(
             label='from scratch',
             recipe=_SCRATCH,
             against='no DP',
             x='scratch,\n80 rounds',
         ),
-        findings.Row(
+        experiments.Row(
             label='from scratch, 320 rounds',
             recipe=_SCRATCH.having(
                 'scratch_320', NUM_ROUNDS=320, DECAY_START=160, DECAY_ROUNDS=80
@@ -212,17 +212,17 @@ SEEDS = findings.Group(
     x_label='start',
     columns=('utterances', 'seconds'),
     claims=(
-        findings.Claim(
+        experiments.Claim(
             'After as many rounds, a seed model is ahead of none.',
             recipes.minus(['no DP'], ['from scratch']),
             -1,
         ),
-        findings.Claim(
+        experiments.Claim(
             'And of none after four times as many.',
             recipes.minus(['no DP'], ['from scratch, 320 rounds']),
             -1,
         ),
-        findings.Claim(
+        experiments.Claim(
             'An under-trained seed model is ahead of none.',
             recipes.minus(['from short seed'], ['from scratch']),
             -1,

@@ -9,7 +9,7 @@ import time
 
 from absl.testing import absltest
 
-from tff_asr.programs import job_queue
+from tff_asr.findings import job_queue
 
 
 class JobQueueTest(absltest.TestCase):

@@ -5,17 +5,17 @@ import os
 from typing import Optional
 
 from tff_asr import checks
-from tff_asr.programs import findings
-from tff_asr.programs import findings_groups
-from tff_asr.programs import findings_jobs
-from tff_asr.programs import findings_report
-from tff_asr.programs import job_queue
+from tff_asr.findings import experiments
+from tff_asr.findings import groups as groups_lib
+from tff_asr.findings import job_queue
+from tff_asr.findings import jobs
+from tff_asr.findings import report as report_lib
 
 
 def run(
     *,
     group_names: Sequence[str],
-    folders: findings_jobs.Folders,
+    folders: jobs.Folders,
     report: str,
     source: Optional[str] = None,
     num_at_once: Optional[int] = None,
@@ -35,7 +35,7 @@ def run(
     ValueError: An argument is wrong, before anything is written; or something
       that was run failed, after all else.
   """
-  groups = findings.select(findings_groups.ALL, group_names)
+  groups = experiments.select(groups_lib.ALL, group_names)
   report_dir = os.path.dirname(os.path.abspath(report))
   _check(source, num_at_once, folders, report_dir)
   if groups and source is None and not os.path.isdir(folders.shards('test')):
@@ -48,29 +48,29 @@ def run(
   os.makedirs(report_dir, exist_ok=True)
 
   def write_report() -> None:
-    findings_report.write(
-        findings_groups.IN_REPORT, runs_dir=folders.runs_dir, path=report
+    report_lib.write(
+        groups_lib.IN_REPORT, runs_dir=folders.runs_dir, path=report
     )
 
   def on_end(ended: job_queue.Ended) -> None:
-    left, total = findings_jobs.num_left(groups, runs_dir=folders.runs_dir)
+    left, total = jobs.num_left(groups, runs_dir=folders.runs_dir)
     outcome = f'failed ({ended.status})' if ended.status else 'ended'
     print(
         f'{outcome} {ended.job.name} after {ended.seconds:.0f} s; {left} of '
         f'{total} runs are left.',
         flush=True,
     )
-    if findings_jobs.is_evaluation(ended.job):
+    if jobs.is_evaluation(ended.job):
       write_report()
 
   failed = []
   if groups and source is not None:
-    job = findings_jobs.shards_job(source, folders=folders)
+    job = jobs.shards_job(source, folders=folders)
     if job_queue.run(lambda unused_failed: [job], num_at_once=1):
       raise ValueError(f'AN4 could not be converted: see {job.log}.')
   if groups:
     failed = job_queue.run(
-        findings_jobs.missing(groups, folders=folders),
+        jobs.missing(groups, folders=folders),
         num_at_once=num_at_once or len(os.sched_getaffinity(0)),
         on_start=lambda job: print(f'begun {job.name}', flush=True),
         on_end=on_end,
@@ -85,7 +85,7 @@ def run(
 def _check(
     source: Optional[str],
     num_at_once: Optional[int],
-    folders: findings_jobs.Folders,
+    folders: jobs.Folders,
     report_dir: str,
 ) -> None:
   """Raises ValueError for all that is wrong, together."""

@@ -8,7 +8,7 @@ https://arxiv.org/abs/2310.00098 come to .05 and .16.
 from collections.abc import Iterable, Sequence
 import math
 
-from tff_asr.programs import findings
+from tff_asr.findings import experiments
 
 # Parameters of gin/experiments/an4_common.gin's model, and the recipe's cohort.
 NUM_PARAMETERS = 443_744
@@ -21,22 +21,22 @@ CLIPS = {
 }
 THREE = (1, 2, 3)
 
-SEED = findings.Recipe(
+SEED = experiments.Recipe(
     name='seed',
-    program=findings.CENTRAL,
+    program=experiments.CENTRAL,
     experiment='an4_seed',
     speakers='public',
 )
-FEDERATED = findings.Recipe(
+FEDERATED = experiments.Recipe(
     name='federated',
-    program=findings.FEDERATED,
+    program=experiments.FEDERATED,
     experiment='an4_federated',
     parent=SEED,
 )
-SEED_ROW = findings.Row(
+SEED_ROW = experiments.Row(
     label='seed', recipe=SEED, seeds=(None,), series=None
 )
-NO_DP_ROW = findings.Row(
+NO_DP_ROW = experiments.Row(
     label='no DP', recipe=FEDERATED, seeds=THREE, against='seed', series=None
 )
 
@@ -53,7 +53,7 @@ def noise_multiplier(
   return float(f'{noise * COHORT_SIZE / math.sqrt(num_parameters):.2g}')
 
 
-def private(clip: str, noise: float) -> findings.Recipe:
+def private(clip: str, noise: float) -> experiments.Recipe:
   """Federated training with a clip and noise."""
   return FEDERATED.but(
       f'{CLIPS[clip]}_{noise:g}',
@@ -62,13 +62,13 @@ def private(clip: str, noise: float) -> findings.Recipe:
   )
 
 
-def private_rows(noises: Iterable[float]) -> tuple[findings.Row, ...]:
+def private_rows(noises: Iterable[float]) -> tuple[experiments.Row, ...]:
   """A row a noise and clip, three seeds; per-layer ones beside the global one.
 
   To be had with `NO_DP_ROW`.
   """
   return tuple(
-      findings.Row(
+      experiments.Row(
           label=f'{clip}, {text(noise)}',
           recipe=private(clip, noise),
           seeds=THREE,

@@ -6,11 +6,11 @@ import os
 import statistics
 from typing import NamedTuple, Optional
 
+from tff_asr.findings import experiments
 from tff_asr.metrics import bootstrap
 from tff_asr.privacy import epsilon_report
 from tff_asr.privacy import statement
 from tff_asr.programs import comparison
-from tff_asr.programs import findings
 from tff_asr.programs import metrics_file
 
 _METRICS = 'metrics.csv'
@@ -31,7 +31,7 @@ class Measured(NamedTuple):
     best_rate: The one that was taken; None: none was tried.
   """
 
-  row: findings.Row
+  row: experiments.Row
   runs: tuple[str, ...]
   shown: comparison.Row
   difference: Optional[bootstrap.Interval]
@@ -42,7 +42,7 @@ class Measured(NamedTuple):
 class Verdict(NamedTuple):
   """A claim and what was found: a difference of WERs with its interval."""
 
-  claim: findings.Claim
+  claim: experiments.Claim
   found: bootstrap.Interval
 
   @property
@@ -58,7 +58,7 @@ class Verdict(NamedTuple):
 
 
 def measure(
-    group: findings.Group, *, runs_dir: str
+    group: experiments.Group, *, runs_dir: str
 ) -> tuple[dict[str, Measured], list[str]]:
   """Reads the runs of a group.
 
@@ -72,14 +72,14 @@ def measure(
   """
   folders, rows, absent = {}, {}, []
   for row in group.rows:
-    runs = findings.averaged(row, runs_dir=runs_dir)
+    runs = experiments.averaged(row, runs_dir=runs_dir)
     if runs and all(
-        findings.is_trained(run, runs_dir=runs_dir)
-        and findings.is_evaluated(run, runs_dir=runs_dir)
+        experiments.is_trained(run, runs_dir=runs_dir)
+        and experiments.is_evaluated(run, runs_dir=runs_dir)
         for run in runs
     ):
       folders[row.label] = tuple(
-          findings.folder(run, runs_dir=runs_dir) for run in runs
+          experiments.folder(run, runs_dir=runs_dir) for run in runs
       )
       rows[row.label] = row
     else:
@@ -97,16 +97,16 @@ def measure(
         runs=folders[label],
         shown=shown,
         difference=difference,
-        dev_rates=findings.dev_rates(row, runs_dir=runs_dir),
+        dev_rates=experiments.dev_rates(row, runs_dir=runs_dir),
         best_rate=(
-            findings.best_rate(row, runs_dir=runs_dir) if row.rates else None
+            experiments.best_rate(row, runs_dir=runs_dir) if row.rates else None
         ),
     )
   return measured, absent
 
 
 def verdicts(
-    group: findings.Group, measured: Mapping[str, Measured]
+    group: experiments.Group, measured: Mapping[str, Measured]
 ) -> list[Verdict]:
   """The claims all of whose rows are measured."""
   return [
@@ -123,7 +123,7 @@ def verdicts(
 
 
 def to_markdown(
-    group: findings.Group, measured: Mapping[str, Measured]
+    group: experiments.Group, measured: Mapping[str, Measured]
 ) -> str:
   """The table of the rows that are measured."""
   titles = [_title(name, group) for name in group.columns]
@@ -143,7 +143,7 @@ def to_markdown(
   return comparison.markdown(cells)
 
 
-def _title(name: str, group: findings.Group) -> str:
+def _title(name: str, group: experiments.Group) -> str:
   """What a column is called."""
   if name == 'deployed':
     cohort_size, population = group.deployment
@@ -186,9 +186,9 @@ def _epsilon(each: Measured, *unused) -> str:
   return statement.number(each.shown.epsilon)
 
 
-def _deployed(each: Measured, group: findings.Group, *unused) -> str:
+def _deployed(each: Measured, group: experiments.Group, *unused) -> str:
   """Epsilon of the deployment with the same noise on the mean."""
-  privacy = findings.read_results(each.runs[0]).get('privacy')
+  privacy = experiments.read_results(each.runs[0]).get('privacy')
   if privacy is None:
     return ''
   (rounds,) = privacy['groups']
@@ -225,7 +225,7 @@ def _utterances(each: Measured, *unused) -> str:
 
 def _traffic(each: Measured, *unused) -> str:
   """Of a client in a round."""
-  results = findings.read_results(each.runs[0])
+  results = experiments.read_results(each.runs[0])
   traffic = results.get('bytes_per_client_and_round')
   if traffic is None:
     return ''

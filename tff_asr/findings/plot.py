@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from matplotlib import figure
 from matplotlib import ticker
 
+from tff_asr.findings import experiments
+from tff_asr.findings import table
 from tff_asr.metrics import bootstrap
-from tff_asr.programs import findings
-from tff_asr.programs import findings_table
 
 _INCHES = (6.4, 3.6)
 _DPI = 90
@@ -16,8 +16,8 @@ _STYLES = ('--', ':', '-.')
 
 
 def draw(
-    group: findings.Group,
-    measured: Mapping[str, findings_table.Measured],
+    group: experiments.Group,
+    measured: Mapping[str, table.Measured],
     *,
     path: str,
 ) -> None:
@@ -76,7 +76,7 @@ def draw(
 
 
 def _gaps(
-    measured: Mapping[str, findings_table.Measured],
+    measured: Mapping[str, table.Measured],
 ) -> dict[float, bootstrap.Interval]:
   """Numbers on the axis to differences of two series there."""
   gaps = {}
@@ -127,7 +127,7 @@ def _words(places: Iterable[float | str | None]) -> dict[str, int]:
 
 
 def _numbers(
-    measured: Mapping[str, findings_table.Measured],
+    measured: Mapping[str, table.Measured],
 ) -> list[float]:
   """Places that are numbers, sorted."""
   return sorted({
@@ -137,7 +137,7 @@ def _numbers(
   })
 
 
-def _set_x(axes, group: findings.Group, words, numbers) -> None:
+def _set_x(axes, group: experiments.Group, words, numbers) -> None:
   """The axis of the places: words, or numbers on a logarithmic scale."""
   axes.set_xlabel(group.x_label)
   if words:

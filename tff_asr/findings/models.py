@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 
-from tff_asr.programs import findings
-from tff_asr.programs import findings_recipes as recipes
+from tff_asr.findings import experiments
+from tff_asr.findings import recipes as recipes
 
 
 def _family(
     name: str,
-    model: findings.Model,
+    model: experiments.Model,
     *,
     clips: Sequence[str],
     noises: Sequence[float],
     num_parameters: int = recipes.NUM_PARAMETERS,
-) -> tuple[findings.Row, ...]:
+) -> tuple[experiments.Row, ...]:
   """Rows of a model: its seed, no DP, and clips with noise.
 
   Args:
@@ -26,14 +26,14 @@ def _family(
   seed = recipes.SEED.but(f'{name}_seed', model=model)
   base = recipes.FEDERATED.but(f'{name}_federated', model=model, parent=seed)
   rows = [
-      findings.Row(
+      experiments.Row(
           label=f'{name}, seed',
           recipe=seed,
           seeds=(None,),
           series='seed',
           x=name,
       ),
-      findings.Row(
+      experiments.Row(
           label=f'{name}, no DP',
           recipe=base,
           against=f'{name}, seed',
@@ -47,7 +47,7 @@ def _family(
       other = recipes.private(clip, noise)
       series = f'{clip}, {recipes.text(noise)}'
       rows.append(
-          findings.Row(
+          experiments.Row(
               label=f'{name}, {series}',
               recipe=other.but(
                   f'{name}_{other.name}',
@@ -68,17 +68,19 @@ def _family(
 
 
 # About as many parameters as the transformer.
-_GRU = findings.Model(gin_files=('gin/models/gru.gin',), settings={'DIM': 144})
-_CONV = findings.Model(
+_GRU = experiments.Model(
+    gin_files=('gin/models/gru.gin',), settings={'DIM': 144}
+)
+_CONV = experiments.Model(
     gin_files=('gin/models/conv.gin',), settings={'DIM': 80, 'NUM_BLOCKS': 4}
 )
 _ARCHITECTURE_NOISES = (0.16, 1.6)
 
 
-def _ahead(name: str) -> findings.Claim:
+def _ahead(name: str) -> experiments.Claim:
   """The claim that dim clipping is ahead of global at a model."""
   labels = [recipes.text(noise) for noise in _ARCHITECTURE_NOISES]
-  return findings.Claim(
+  return experiments.Claim(
       f'{name}: dim clipping is ahead of global, both noises together.',
       recipes.minus(
           [f'{name}, dim, {label}' for label in labels],
@@ -88,7 +90,7 @@ def _ahead(name: str) -> findings.Claim:
   )
 
 
-ARCHITECTURES = findings.Group(
+ARCHITECTURES = experiments.Group(
     name='f',
     title='(f) Clipping other architectures',
     question=(
@@ -126,7 +128,7 @@ _SIZE_NOISE = 0.5
 _SIZE_CLIPS = ('global', 'uniform')
 
 
-def _base_rows() -> tuple[findings.Row, ...]:
+def _base_rows() -> tuple[experiments.Row, ...]:
   """The rows of the base model, whose runs other groups have, too."""
   rows = {'seed': recipes.SEED, 'no DP': recipes.FEDERATED}
   for clip in _SIZE_CLIPS:
@@ -138,7 +140,7 @@ def _base_rows() -> tuple[findings.Row, ...]:
       'uniform, .5': 'base, global, .5',
   }
   return tuple(
-      findings.Row(
+      experiments.Row(
           label=f'base, {series}',
           recipe=recipe,
           seeds=(None,) if recipe is recipes.SEED else (1, 2),
@@ -150,7 +152,7 @@ def _base_rows() -> tuple[findings.Row, ...]:
   )
 
 
-SIZES = findings.Group(
+SIZES = experiments.Group(
     name='g',
     title='(g) Width and depth',
     question=(
@@ -167,7 +169,7 @@ SIZES = findings.Group(
             for name, settings in _SIZES.items()
             for row in _family(
                 name,
-                findings.Model(settings=settings),
+                experiments.Model(settings=settings),
                 clips=_SIZE_CLIPS,
                 noises=(_SIZE_NOISE,),
             )
@@ -177,7 +179,7 @@ SIZES = findings.Group(
     columns=('noise / signal', 'MB', 'seconds'),
     claims=(
         *(
-            findings.Claim(
+            experiments.Claim(
                 f'{name}: noise with global clipping costs less than at base.',
                 {
                     f'{name}, global, .5': 1,
@@ -189,7 +191,7 @@ SIZES = findings.Group(
             )
             for name in ('wide', 'deep')
         ),
-        findings.Claim(
+        experiments.Claim(
             'Uniform clipping is ahead of global, all sizes together.',
             recipes.minus(
                 [f'{name}, uniform, .5' for name in ('base', *_SIZES)],

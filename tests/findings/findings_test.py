@@ -8,41 +8,43 @@ import tempfile
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tests import experiments
+from tests import experiments as experiments_lib
 from tff_asr import config
-from tff_asr.programs import findings
-from tff_asr.programs import findings_groups
-from tff_asr.programs import findings_jobs
-from tff_asr.programs import findings_program
-from tff_asr.programs import findings_recipes
-from tff_asr.programs import findings_report
-from tff_asr.programs import findings_table
+from tff_asr.findings import experiments
+from tff_asr.findings import groups
+from tff_asr.findings import jobs
+from tff_asr.findings import program
+from tff_asr.findings import recipes
+from tff_asr.findings import report
+from tff_asr.findings import table
 
 # BUILD tags: external local
 
-_SEED = findings.Recipe(
+_SEED = experiments.Recipe(
     name='seed',
-    program=findings.CENTRAL,
+    program=experiments.CENTRAL,
     experiment='an4_seed',
     speakers='public',
 )
-_FEDERATED = findings.Recipe(
+_FEDERATED = experiments.Recipe(
     name='federated',
-    program=findings.FEDERATED,
+    program=experiments.FEDERATED,
     experiment='an4_federated',
     parent=_SEED,
 )
-_SEED_ROW = findings.Row(label='seed', recipe=_SEED, seeds=(None,), series=None)
+_SEED_ROW = experiments.Row(
+    label='seed', recipe=_SEED, seeds=(None,), series=None
+)
 
 
-def _row(**changes) -> findings.Row:
-  return findings.Row(**{
+def _row(**changes) -> experiments.Row:
+  return experiments.Row(**{
       'label': 'federated', 'recipe': _FEDERATED, 'against': 'seed', **changes
   })
 
 
-def _group(*rows: findings.Row, **changes) -> findings.Group:
-  return findings.Group(**{
+def _group(*rows: experiments.Row, **changes) -> experiments.Group:
+  return experiments.Group(**{
       'name': 'x', 'title': 'X', 'question': 'Why?', 'rows': rows, **changes
   })
 
@@ -51,10 +53,10 @@ class GroupsTest(parameterized.TestCase):
   """The data of all groups."""
 
   def test_names_are_of_one_group(self):
-    names = [group.name for group in findings_groups.ALL]
+    names = [group.name for group in groups.ALL]
     self.assertCountEqual(names, ['table', *'abcdefgh'])
 
-  @parameterized.parameters(*findings_groups.ALL)
+  @parameterized.parameters(*groups.ALL)
   def test_rows_and_claims_name_each_other(self, group):
     labels = [row.label for row in group.rows]
     self.assertCountEqual(labels, set(labels))
@@ -66,51 +68,51 @@ class GroupsTest(parameterized.TestCase):
       # A difference of rates: what all rows have in common falls out.
       self.assertAlmostEqual(sum(claim.weights.values()), 0)
     for name in group.columns:
-      self.assertIn(name, findings_table._COLUMNS)
+      self.assertIn(name, table._COLUMNS)
 
   def test_runs_of_a_name_are_trained_alike(self):
     runs = {}
-    for group in findings_groups.ALL:
+    for group in groups.ALL:
       for row in group.rows:
         for seed in row.seeds:
           for rate in row.rates or (None,):
-            run = findings.Run(row.recipe, seed, rate)
+            run = experiments.Run(row.recipe, seed, rate)
             known = runs.setdefault(run.name, run)
             self.assertEqual(known, run)
             self.assertEqual(known.settings, run.settings)
             if row.recipe.parent is not None:
-              parent = findings.Run(row.recipe.parent)
+              parent = experiments.Run(row.recipe.parent)
               self.assertEqual(runs.setdefault(parent.name, parent), parent)
     self.assertGreater(len(runs), 100)
 
-  @parameterized.parameters(*findings_groups.ALL)
+  @parameterized.parameters(*groups.ALL)
   def test_the_settings_of_all_runs_are_known(self, group):
     recipes = {}
     for row in group.rows:
       rate = row.rates[0] if row.rates else None
-      recipes[row.recipe.name] = findings.Run(row.recipe, row.seeds[0], rate)
+      recipes[row.recipe.name] = experiments.Run(row.recipe, row.seeds[0], rate)
     for run in recipes.values():
       experiment = f'gin/experiments/{run.recipe.experiment}.gin'
       config.bind(
-          experiments.program(experiment),
+          experiments_lib.program(experiment),
           gin_files=[
               experiment, *run.recipe.model.gin_files, *run.recipe.gin_files
           ],
           gin_params=[f'{k} = {v}' for k, v in run.settings.items()],
       )
-      # As `findings.is_trained` finds them in the saved configuration.
+      # As `experiments.is_trained` finds them in the saved configuration.
       found = dict(re.findall(r'^(\w+) = (.+)$', config.text(), re.MULTILINE))
       for name, value in run.settings.items():
         self.assertEqual(found[name], str(value))
 
   def test_noise_multipliers_are_those_of_the_headers(self):
     # sqrt(443744) = 666.1; .05 * 8 / 666.1 = .00060, .16 * 8 / 666.1 = .0019.
-    self.assertEqual(findings_recipes.noise_multiplier(0.05), 0.0006)
-    self.assertEqual(findings_recipes.noise_multiplier(0.16), 0.0019)
+    self.assertEqual(recipes.noise_multiplier(0.05), 0.0006)
+    self.assertEqual(recipes.noise_multiplier(0.16), 0.0019)
 
   def test_unknown_groups_are_named(self):
     with self.assertRaisesRegex(ValueError, "no group 'z': take table, c, a"):
-      findings.select(findings_groups.ALL, ['a', 'z'])
+      experiments.select(groups.ALL, ['a', 'z'])
 
 
 class RunsTest(absltest.TestCase):
@@ -118,7 +120,7 @@ class RunsTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.root = self.enterContext(tempfile.TemporaryDirectory())
-    self.folders = findings_jobs.Folders('bin', 'data', self.root)
+    self.folders = jobs.Folders('bin', 'data', self.root)
 
   def finish(
       self,
@@ -167,13 +169,13 @@ class RunsTest(absltest.TestCase):
       with open(os.path.join(folder, file), 'w', encoding='utf-8') as f:
         f.write(text)
 
-  def names(self, *groups: findings.Group, failed=()) -> list[str]:
-    wanted = findings_jobs.missing(groups, folders=self.folders)
+  def names(self, *groups: experiments.Group, failed=()) -> list[str]:
+    wanted = jobs.missing(groups, folders=self.folders)
     return [job.name for job in wanted(frozenset(failed))]
 
-  def report(self, *groups: findings.Group) -> str:
+  def report(self, *groups: experiments.Group) -> str:
     path = os.path.join(self.root, 'results.md')
-    findings_report.write(groups, runs_dir=self.root, path=path)
+    report.write(groups, runs_dir=self.root, path=path)
     with open(path, encoding='utf-8') as f:
       return f.read()
 
@@ -195,7 +197,7 @@ class RunsTest(absltest.TestCase):
     )
 
   def test_models_are_decoded_when_a_group_is_trained_each_once(self):
-    conv = findings.Model(gin_files=('gin/models/conv.gin',))
+    conv = experiments.Model(gin_files=('gin/models/conv.gin',))
     other = _row(
         label='other', recipe=_FEDERATED.but('other', model=conv), seeds=(1,)
     )
@@ -205,7 +207,7 @@ class RunsTest(absltest.TestCase):
     self.finish('other_1')
     self.assertEqual(self.names(group), ['evaluate_x_0', 'evaluate_x_1'])
     self.finish('seed', errors=(1, 2))
-    (job,) = findings_jobs.missing([group], folders=self.folders)(frozenset())
+    (job,) = jobs.missing([group], folders=self.folders)(frozenset())
     self.assertEqual(job.name, 'evaluate_x_1')
     self.assertIn('--gin_file=gin/models/conv.gin', job.command)
     runs = [os.path.join(self.root, 'other_1')]
@@ -219,7 +221,7 @@ class RunsTest(absltest.TestCase):
         'few', gin_files=('gin/optimizers/sgd.gin',)
     )
     group = _group(_row(recipe=recipe, seeds=(3, 4), rates=(0.5, 1.0)))
-    first, _ = findings_jobs.missing([group], folders=self.folders)(frozenset())
+    first, _ = jobs.missing([group], folders=self.folders)(frozenset())
     self.assertEqual(first.name, 'few_rate0.5_3')
     self.assertEqual(
         first.command[1:],
@@ -274,7 +276,7 @@ class RunsTest(absltest.TestCase):
         _row(seeds=(1,)),
         _row(label='mixed', recipe=_FEDERATED.but('mixed'), seeds=(1,)),
     )
-    minus = findings_recipes.minus
+    minus = recipes.minus
     claims = [
         # Two of ten words less for both speakers: -20 points without doubt.
         (minus(['federated'], ['seed']), -1, '-20.0', 'holds'),
@@ -289,7 +291,7 @@ class RunsTest(absltest.TestCase):
     group = _group(
         *rows,
         claims=tuple(
-            findings.Claim(f'Claim {number}.', weights, expected)
+            experiments.Claim(f'Claim {number}.', weights, expected)
             for number, (weights, expected, *_) in enumerate(claims)
         ),
     )
@@ -303,7 +305,7 @@ class RunsTest(absltest.TestCase):
 
   def test_a_claim_without_its_runs_is_not_judged(self):
     self.finish('seed', errors=(6, 8))
-    claim = findings.Claim('Claimed.', {'federated': 1, 'seed': -1}, -1)
+    claim = experiments.Claim('Claimed.', {'federated': 1, 'seed': -1}, -1)
     text = self.report(_group(_SEED_ROW, _row(), claims=(claim,)))
     self.assertIn('Not run yet: federated.', text)
     self.assertRegex(text, r'\| x +\| Claimed\. +\| not run +\|')
@@ -376,9 +378,9 @@ class RunsTest(absltest.TestCase):
     )
 
   def test_what_is_not_run_is_said_to_be_so(self):
-    text = self.report(*findings_groups.ALL)
-    self.assertEqual(text.count('\nNot run.\n'), len(findings_groups.ALL))
-    claims = [claim for group in findings_groups.ALL for claim in group.claims]
+    text = self.report(*groups.ALL)
+    self.assertEqual(text.count('\nNot run.\n'), len(groups.ALL))
+    claims = [claim for group in groups.ALL for claim in group.claims]
     lines = [line for line in text.splitlines() if line.startswith('|')]
     self.assertLen(lines, 2 + len(claims))
     for line in lines[2:]:
@@ -386,7 +388,7 @@ class RunsTest(absltest.TestCase):
 
   def test_bad_arguments_are_named_together(self):
     with self.assertRaises(ValueError) as caught:
-      findings_program.run(
+      program.run(
           group_names=['a'],
           folders=self.folders,
           report=os.path.join(self.root, 'results.md'),
@@ -399,11 +401,11 @@ class RunsTest(absltest.TestCase):
     for names, message in (
         (['a'], 'has no shards of AN4'), ([], 'holds no runs')
     ):
-      folders = findings_jobs.Folders(
+      folders = jobs.Folders(
           'bin', os.path.join(self.root, 'data'), os.path.join(self.root, 'no')
       )
       with self.assertRaisesRegex(ValueError, message):
-        findings_program.run(
+        program.run(
             group_names=names,
             folders=folders,
             report=os.path.join(self.root, 'results.md'),

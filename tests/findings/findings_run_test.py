@@ -12,29 +12,29 @@ from absl.testing import absltest
 import pytest
 
 from tests import fakes
-from tff_asr.programs import findings
-from tff_asr.programs import findings_groups
-from tff_asr.programs import findings_jobs
-from tff_asr.programs import findings_program
+from tff_asr.findings import experiments
+from tff_asr.findings import groups
+from tff_asr.findings import jobs
+from tff_asr.findings import program
 
 # BUILD data: //bin:evaluate //bin:train_central //bin:train_federated
 # BUILD size: large
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_TINY = findings.Model(
+_TINY = experiments.Model(
     settings={'NUM_BLOCKS': 1, 'DIM': 8, 'MLP_DIM': 16, 'NUM_HEADS': 2}
 )
-_SEED = findings.Recipe(
+_SEED = experiments.Recipe(
     name='seed',
-    program=findings.CENTRAL,
+    program=experiments.CENTRAL,
     experiment='an4_seed',
     settings={'NUM_STEPS': 2, 'EVALUATE_EVERY': 1},
     model=_TINY,
     speakers='public',
 )
-_FEDERATED = findings.Recipe(
+_FEDERATED = experiments.Recipe(
     name='federated',
-    program=findings.FEDERATED,
+    program=experiments.FEDERATED,
     experiment='an4_dp_global',
     settings={
         'NUM_ROUNDS': 2,
@@ -45,13 +45,13 @@ _FEDERATED = findings.Recipe(
     model=_TINY,
     parent=_SEED,
 )
-_GROUP = findings.Group(
+_GROUP = experiments.Group(
     name='x',
     title='Tiny',
     question='Does it run?',
     rows=(
-        findings.Row(label='seed', recipe=_SEED, seeds=(None,)),
-        findings.Row(
+        experiments.Row(label='seed', recipe=_SEED, seeds=(None,)),
+        experiments.Row(
             label='federated',
             recipe=_FEDERATED,
             seeds=(1,),
@@ -72,7 +72,7 @@ class FindingsRunTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.root = self.enterContext(tempfile.TemporaryDirectory())
-    self.folders = findings_jobs.Folders(
+    self.folders = jobs.Folders(
         bin_dir=str(_ROOT / 'bin'),
         data_dir=os.path.join(self.root, 'data'),
         runs_dir=os.path.join(self.root, 'runs'),
@@ -92,7 +92,7 @@ class FindingsRunTest(absltest.TestCase):
             mock.patch.object(findings_groups, name, (_GROUP,))
         )
       stack.enter_context(contextlib.redirect_stdout(printed))
-      findings_program.run(
+      program.run(
           group_names=['x'], folders=self.folders, report=self.report
       )
     return printed.getvalue().splitlines()

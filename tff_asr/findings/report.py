@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 import os
 import textwrap
 
+from tff_asr.findings import experiments
+from tff_asr.findings import plot
+from tff_asr.findings import table
 from tff_asr.programs import comparison
-from tff_asr.programs import findings
-from tff_asr.programs import findings_plot
-from tff_asr.programs import findings_table
 from tff_asr.programs import outputs
 
 _PLOTS = 'results'
@@ -21,7 +21,7 @@ Written by `bin/run_findings.py` from what its runs' folders hold:
 
 What was run is kept, and what is not there yet is run; with `--groups=` alone
 the report is written anew. The groups of runs are data, in
-`tff_asr/programs/findings_*.py`.
+`tff_asr/findings`.
 
 The speech is AN4's training part: 74 people spelling words and reading numbers
 and commands, of whom 28 are public, 32 private, 4 for tuning (dev) and 10 for
@@ -40,7 +40,7 @@ whatever company it had on its machine.
 
 
 def write(
-    groups: Sequence[findings.Group], *, runs_dir: str, path: str
+    groups: Sequence[experiments.Group], *, runs_dir: str, path: str
 ) -> None:
   """Writes the report, and a plot for each group into a folder beside it.
 
@@ -57,8 +57,8 @@ def write(
   claims = [['', 'claim', 'here']]
   sections = []
   for group in groups:
-    measured, absent = findings_table.measure(group, runs_dir=runs_dir)
-    verdicts = findings_table.verdicts(group, measured)
+    measured, absent = table.measure(group, runs_dir=runs_dir)
+    verdicts = table.verdicts(group, measured)
     claims += _summary(group, verdicts)
     sections.append(
         _section(
@@ -70,7 +70,7 @@ def write(
 
 
 def _summary(
-    group: findings.Group, verdicts: Sequence[findings_table.Verdict]
+    group: experiments.Group, verdicts: Sequence[table.Verdict]
 ) -> list[list[str]]:
   """A line a claim: the group, the claim and whether it holds."""
   found = {verdict.claim.text: verdict.text for verdict in verdicts}
@@ -81,10 +81,10 @@ def _summary(
 
 
 def _section(
-    group: findings.Group,
-    measured: Mapping[str, findings_table.Measured],
+    group: experiments.Group,
+    measured: Mapping[str, table.Measured],
     absent: Sequence[str],
-    verdicts: Sequence[findings_table.Verdict],
+    verdicts: Sequence[table.Verdict],
     *,
     runs_dir: str,
     plots: str,
@@ -98,12 +98,12 @@ def _section(
   ]
   if not measured:
     return _join([*parts, 'Not run.'])
-  parts.append(findings_table.to_markdown(group, measured))
+  parts.append(table.to_markdown(group, measured))
   if absent:
     parts.append(_wrap(f'Not run yet: {"; ".join(absent)}.'))
   if group.x_label is not None:
     name = f'{group.name}.png'
-    findings_plot.draw(group, measured, path=os.path.join(plots, name))
+    plot.draw(group, measured, path=os.path.join(plots, name))
     parts.append(f'![{group.title}]({_PLOTS}/{name})')
   claims = [
       _wrap(
@@ -122,13 +122,13 @@ def _section(
   return _join(parts)
 
 
-def _times(group: findings.Group, *, runs_dir: str) -> str:
+def _times(group: experiments.Group, *, runs_dir: str) -> str:
   """How many runs the group has, and how long they took."""
   runs = {
-      run.name: findings.results(run, runs_dir=runs_dir)['seconds']
+      run.name: experiments.results(run, runs_dir=runs_dir)['seconds']
       for row in group.rows
-      for run in findings.wanted(row, runs_dir=runs_dir)
-      if findings.is_trained(run, runs_dir=runs_dir)
+      for run in experiments.wanted(row, runs_dir=runs_dir)
+      if experiments.is_trained(run, runs_dir=runs_dir)
   }
   hours = sum(runs.values()) / 3600
   return f'{len(runs)} runs, {hours:.1f} hours of training.'

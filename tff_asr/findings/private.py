@@ -1,9 +1,9 @@
 """Findings about privacy: the table of the README, and groups c and h."""
 
-from tff_asr.programs import findings
-from tff_asr.programs import findings_recipes as recipes
+from tff_asr.findings import experiments
+from tff_asr.findings import recipes as recipes
 
-TABLE = findings.Group(
+TABLE = experiments.Group(
     name='table',
     title='Without and with differential privacy',
     question=(
@@ -19,7 +19,7 @@ TABLE = findings.Group(
     ),
     columns=('minus seed', 'epsilon', 'MB', 'seconds'),
     claims=(
-        findings.Claim(
+        experiments.Claim(
             'Federated training improves on the seed model.',
             recipes.minus(['no DP'], ['seed']),
             -1,
@@ -36,10 +36,10 @@ def _labels(clip: str) -> list[str]:
   return [f'{clip}, {recipes.text(noise)}' for noise in _NOISES]
 
 
-def _large_epsilon_row(clip: str) -> findings.Row:
+def _large_epsilon_row(clip: str) -> experiments.Row:
   """A row with LAMB in the regime that it has in the paper."""
   recipe = recipes.private(clip, 0.5)
-  return findings.Row(
+  return experiments.Row(
       label=f'{clip}, .5, large epsilon',
       recipe=recipe.having(
           f'{recipe.name}_large_epsilon', LAMB_EPSILON=_LARGE_EPSILON
@@ -50,7 +50,7 @@ def _large_epsilon_row(clip: str) -> findings.Row:
   )
 
 
-NOISE = findings.Group(
+NOISE = experiments.Group(
     name='c',
     title='(c) Noise and clipping',
     question=(
@@ -67,27 +67,27 @@ NOISE = findings.Group(
     x_label='(noise norm) / C',
     columns=('noise / signal', 'epsilon'),
     claims=(
-        findings.Claim(
+        experiments.Claim(
             'With global clipping, noise of .16 costs.',
             recipes.minus(['global, .16'], ['no DP']),
             1,
         ),
-        findings.Claim(
+        experiments.Claim(
             'With global clipping, noise of 1.6 costs.',
             recipes.minus(['global, 1.6'], ['no DP']),
             1,
         ),
-        findings.Claim(
+        experiments.Claim(
             'Uniform clipping is ahead of global, all noises together.',
             recipes.minus(_labels('uniform'), _labels('global')),
             -1,
         ),
-        findings.Claim(
+        experiments.Claim(
             'Dim clipping is ahead of global, all noises together.',
             recipes.minus(_labels('dim'), _labels('global')),
             -1,
         ),
-        findings.Claim(
+        experiments.Claim(
             'Dim clipping is ahead of global with a large LAMB epsilon.',
             recipes.minus(
                 ['dim, .5, large epsilon'], ['global, .5, large epsilon']
@@ -112,10 +112,10 @@ _SPLITS = ((2, 8), (4, 4), (8, 2), (16, 1))
 
 def _split_row(
     sigma: float, cohort_size: int, num_steps: int
-) -> findings.Row:
+) -> experiments.Row:
   """A row of a cohort and local steps at a noise on the mean."""
   label = f'{cohort_size} x {num_steps}'
-  return findings.Row(
+  return experiments.Row(
       label=f'{label}, {sigma:g}',
       recipe=recipes.FEDERATED.but(
           f'split_{cohort_size}x{num_steps}_{sigma:g}',
@@ -133,7 +133,7 @@ def _split_row(
   )
 
 
-SPLIT = findings.Group(
+SPLIT = experiments.Group(
     name='h',
     title='(h) Cohort against local steps at one epsilon',
     question=(
@@ -156,7 +156,7 @@ SPLIT = findings.Group(
     columns=('noise / signal', 'deployed', 'MB'),
     deployment=(2_000, 1_000_000),
     claims=tuple(
-        findings.Claim(
+        experiments.Claim(
             f'At a noise on the mean of {sigma:g}, 16 clients of a step are '
             'ahead of 2 of eight.',
             recipes.minus([f'16 x 1, {sigma:g}'], [f'2 x 8, {sigma:g}']),

@@ -148,7 +148,7 @@ class Group:
     question: What the paper finds, and what is run here.
     rows: The table.
     x_label: Of the plot; None: no plot.
-    columns: Names of further columns (`findings_table`).
+    columns: Names of further columns (`table`).
     claims: What the table is to show.
     remark: What follows from sizes alone; empty: nothing.
     deployment: Cohort and population that epsilons are extrapolated to.
