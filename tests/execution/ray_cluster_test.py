@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import ipaddress
 import os
 import pathlib
 import signal
@@ -400,6 +401,24 @@ class LossTest(absltest.TestCase):
     found = [line.strip() for line in lines]
     for line in ('workers 2', 'lost while running True', 'equal True'):
       self.assertIn(line, found)
+
+
+@_slow
+@_needs_ray
+class NetworkTest(absltest.TestCase):
+
+  def test_a_cluster_of_this_machine_listens_on_the_loopback_address(self):
+    _context(1)
+    this = psutil.Process()
+    addresses = {
+        connection.laddr.ip
+        for process in (this, *this.children(recursive=True))
+        for connection in process.connections('inet')
+        if connection.status == psutil.CONN_LISTEN
+    }
+    self.assertNotEmpty(addresses)
+    for address in addresses:
+      self.assertTrue(ipaddress.ip_address(address).is_loopback, address)
 
 
 @_slow

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
+from tff_asr import checks
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
 from tff_asr.data import pipeline as pipeline_lib
@@ -49,6 +50,12 @@ class Examples:
     self._client_ids = np.array(sorted(client_data.client_ids))
     counts = [client_data.num_utterances(str(i)) for i in self._client_ids]
     self._ends = np.cumsum(counts)
+    checks.positive_int(batch_size=batch_size)
+    if batch_size > self._ends[-1]:
+      raise ValueError(
+          f'batch_size is {batch_size} but there are only {self._ends[-1]} '
+          'utterances: make batches smaller or add speech.'
+      )
     self._dataset_fn = client_data.serializable_dataset_fn
     self._pipeline = pipeline
     self._key = key

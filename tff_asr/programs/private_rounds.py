@@ -23,7 +23,6 @@ import dp_accounting
 import numpy as np
 import tensorflow_federated as tff
 
-from tff_asr import checks
 from tff_asr.data import cohorts
 from tff_asr.learning import fed_avg
 from tff_asr.privacy import accounting
@@ -279,7 +278,6 @@ def check_first_round(
   accounting.neighbouring([*inherited, first])
   if target_epsilon is None:
     return
-  checks.positive(target_epsilon=target_epsilon)
   found = _epsilon([*inherited, first], delta=delta)
   if not found <= target_epsilon:
     before = sum(group.count for group in inherited)
