@@ -20,9 +20,12 @@ from benchmarks import workload as workload_lib
 from tff_asr.data import client_data
 from tff_asr.data import cohorts
 from tff_asr.execution import multi_device
+from tff_asr.models import best_rq
+from tff_asr.models import quantizer
 from tff_asr.programs import central
 from tff_asr.programs import federated
 from tff_asr.programs import outputs
+from tff_asr.programs import pretrain
 from tff_asr.programs import state_file
 
 COHORT_SIZE = 2
@@ -88,9 +91,40 @@ def train_central(corpus: str, output_dir: str, *, num_rounds: int) -> None:
   ))
 
 
+def train_pretrain(corpus: str, output_dir: str, *, num_rounds: int) -> None:
+  """Private pre-training; goes on where it was killed.
+
+  Args:
+    corpus: By `write_corpus`.
+    output_dir: The run's folder.
+    num_rounds: Steps.
+  """
+  recogniser = _SIZES.build_model()
+  asyncio.run(pretrain.train(
+      output_dir=output_dir,
+      configuration='SEED = 1\n',
+      model=best_rq.build(
+          encoder=recogniser.encoder,
+          quantizer=quantizer.Quantizer(num_codes=16, num_stacked=3),
+          start_prob=0.1,
+      ),
+      pipeline=_SIZES.build_pipeline(recogniser),
+      client_data=client_data.load(corpus),
+      optimizer=tff.learning.optimizers.build_adam(0.001),
+      batch_size=COHORT_SIZE,
+      num_steps=num_rounds,
+      seed=1,
+      query=workload_lib.build_query(1.0),
+      save_every=2,
+      noise_seed=1,
+      sampler_seed=2,
+  ))
+
+
 PROGRAMS: dict[str, Callable[..., None]] = {
     'central': train_central,
     'federated': train_federated,
+    'pretrain': train_pretrain,
 }
 
 

@@ -12,6 +12,7 @@ launch.begin(__name__)
 from absl import flags
 
 from tff_asr import config
+from tff_asr.programs import dry_run
 from tff_asr.programs import machine
 from tff_asr.programs import pretrain
 
@@ -24,6 +25,11 @@ _GIN_FILE = flags.DEFINE_multi_string(
 _GIN_PARAM = flags.DEFINE_multi_string(
     'gin_param', [], "Override such as 'NUM_STEPS = 10'; may be repeated."
 )
+_DRY_RUN = flags.DEFINE_bool(
+    'dry_run',
+    False,
+    'Check everything, print configuration, sizes and epsilon, and stop.',
+)
 flags.mark_flag_as_required('output_dir')
 
 
@@ -34,10 +40,13 @@ def main(_) -> None:
       gin_files=_GIN_FILE.value,
       gin_params=_GIN_PARAM.value,
       check=pretrain.check,
+      call=dry_run.pretraining if _DRY_RUN.value else None,
   )
-  launch.run_async(
+  result = launch.run_async(
       train(output_dir=_OUTPUT_DIR.value, configuration=config.text())
   )
+  if _DRY_RUN.value:
+    print(result)
 
 
 if __name__ == '__main__':

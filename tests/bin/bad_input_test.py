@@ -89,8 +89,10 @@ class BadInputTest(parameterized.TestCase):
         'train_central': 'quickstart_seed',
         'train_federated': 'quickstart_federated',
         'evaluate': 'quickstart_evaluate',
+        'pretrain': 'pretrain_mini_private',
     }[program]
-    params = (*programs.TINY, *defaults, *settings)
+    sizes = () if program == 'pretrain' else programs.TINY
+    params = (*sizes, *defaults, *settings)
     self.check(
         expected,
         f'bin/{program}.py',
@@ -233,6 +235,7 @@ class BadInputTest(parameterized.TestCase):
               'NOISE_MULTIPLIER = 1.0',
               'SERVER_LEARNING_RATE = -1.0',
               'SAVE_EVERY = 0',
+              'TARGET_EPSILON = 2.0',
           ],
           [
               'needs a finite l2_norm_clip',
@@ -240,6 +243,7 @@ class BadInputTest(parameterized.TestCase):
               ('GPU:7', 'this machine has not'),
               'no/dev is not a folder',
               'save_every',
+              ('target_epsilon is 2 at no delta', 'set DELTA'),
           ],
       ),
       (
@@ -276,6 +280,65 @@ class BadInputTest(parameterized.TestCase):
         'COHORT_SIZE = 2',
     )
     self.check_settings('train_federated', settings, expected, defaults)
+
+  @parameterized.named_parameters(
+      (
+          'relations',
+          [
+              'NUM_STEPS = 0',
+              'SAMPLER_SEED = -1',
+              "DEVICES = ['GPU:7']",
+              'BATCH_SIZE = 5',
+              'FREEZE = @layer_freeze.LayerFreeze()',
+              'TARGET_EPSILON = 1.0',
+              'KEEP_LAST = 0',
+          ],
+          [
+              'num_steps',
+              'sampler_seed',
+              ('GPU:7', 'this machine has not'),
+              ('batch_size is 5', 'only 4 utterances'),
+              'freeze needs the scores',
+              ('target_epsilon is 1 at no delta', 'set DELTA'),
+              'keep_last',
+          ],
+      ),
+      (
+          'public',
+          ['QUERY = None', 'TARGET_EPSILON = 1.0', 'DELTA = 1e-3'],
+          [('target_epsilon is 1.0', 'add a file of gin/privacy')],
+      ),
+      (
+          'parts',
+          [
+              'L2_NORM_CLIP = 1e999',
+              'FREEZE = @layer_freeze.LayerFreeze()',
+              'FREEZE_SHARE = 1.0',
+              "DEV_DIR = 'no/dev'",
+              "SEED_RUN = 'no/run'",
+          ],
+          [
+              'needs a finite l2_norm_clip',
+              ('share must be below 1', 'nothing is left'),
+              'no/dev is not a folder',
+              'no/run holds no trained model',
+          ],
+      ),
+      (
+          'macro',
+          ['BATCH_SIZ = 3', 'NUM_STEPS = 0'],
+          ['Did you mean BATCH_SIZE?'],
+      ),
+  )
+  def test_pretrain(self, settings, expected):
+    defaults = (
+        "TRAIN_DIR = 'ROOT/clients'",
+        "DEV_DIR = 'ROOT/clients'",
+        'SEED_RUN = None',
+        'FREEZE = None',
+        'BATCH_SIZE = 2',
+    )
+    self.check_settings('pretrain', settings, expected, defaults)
 
   @parameterized.named_parameters(
       ('none', ['RUNS = []'], ['runs must be a list of run folders']),

@@ -1,4 +1,4 @@
-"""Tests of bin/compute_epsilon.py, each in a process of its own."""
+"""Tests of bin/compute_epsilon.py."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import tempfile
 
 from absl.testing import absltest
 
-from tests.bin import programs
+from tests.bin import in_process
 from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger
@@ -27,7 +27,7 @@ class ComputeEpsilonTest(absltest.TestCase):
     self.folder = self.enterContext(tempfile.TemporaryDirectory())
 
   def run_program(self, *flags):
-    return programs.run('compute_epsilon', *flags)
+    return in_process.run('bin/compute_epsilon.py', *flags)
 
   def fields(self, *flags):
     finished = self.run_program(*flags, '--format=json')

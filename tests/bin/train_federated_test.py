@@ -1,4 +1,4 @@
-"""Tests of bin/train_federated.py, each in a process of its own."""
+"""Tests of bin/train_federated.py, most of them in a process of its own."""
 
 import os
 import re
@@ -10,6 +10,7 @@ from absl.testing import parameterized
 import psutil
 import pytest
 
+from tests.bin import in_process
 from tests.bin import programs
 from tff_asr.programs import run_lock
 
@@ -60,6 +61,7 @@ class TrainFederatedTest(parameterized.TestCase):
     self.assertIn('NOT PRIVATE', finished.stdout)
     self.assertTrue(os.path.exists(os.path.join(self.run_dir, 'model.state')))
 
+  @pytest.mark.slow
   def test_nothing_listens_on_the_network(self):
     tiny = programs.write_tiny(os.path.join(self.root, 'shards'))
     looks = []
@@ -95,13 +97,20 @@ class TrainFederatedTest(parameterized.TestCase):
     os.makedirs(self.run_dir)
     lock = run_lock.RunLock(self.run_dir)
     self.addCleanup(lock.release)
-    finished = self.run_program()
+    tiny = programs.write_tiny(os.path.join(self.root, 'shards'))
+    finished = in_process.run(
+        'bin/train_federated.py',
+        f'--output_dir={self.run_dir}',
+        _EXPERIMENT,
+        *(f'--gin_param={param}' for param in tiny),
+    )
     self.assertEqual(finished.code, 1)
     self.assertRegex(
         finished.stderr,
         rf'\Aerror: .*run is in use by process {os.getpid()} on .*\n\Z',
     )
 
+  @pytest.mark.slow
   def test_an_unknown_macro_is_one_line_with_the_nearest_name(self):
     self.check_error(
         self.run_program('COHORT_SIZ = 3'),
@@ -115,6 +124,7 @@ class TrainFederatedTest(parameterized.TestCase):
         self.run_program('COHORT_SIZE = 4'), 'cohort_size.*[43].*[34]'
     )
 
+  @pytest.mark.slow
   def test_a_missing_folder_is_one_line(self):
     self.check_error(
         self.run_program("PRIVATE_DIR = 'no/such/folder'"),

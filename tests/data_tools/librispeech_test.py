@@ -12,6 +12,7 @@ import soundfile
 
 from data_tools import conversion
 from data_tools import librispeech
+from tests.bin import in_process
 from tff_asr.data import client_data
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -127,19 +128,20 @@ class LibriSpeechTest(parameterized.TestCase):
         f'--output_dir={output}',
         '--splits=dev',
     )
-    done = _run('data_tools.librispeech', *arguments, '--encoding=flac')
-    self.assertEqual(done.returncode, 0, done.stderr)
-    self.assertEqual(done.stderr, '')
+    done = in_process.run(
+        'data_tools.librispeech', *arguments, '--encoding=flac'
+    )
+    self.assertEqual((done.code, done.stderr), (0, ''))
     self.assertRegex(done.stdout, r'\| dev +\| +0.00 \| +5 \| +2 \|')
     self.assertEqual(client_data.load(output / 'dev').corpus.encoding, 'flac')
     with open(self.source / 'dev/19/1/19-1-0000.flac', 'r+b') as f:
       f.truncate(200)
     arguments += ('--overwrite',)
-    done = _run('data_tools.librispeech', *arguments, '--strict')
-    self.assertEqual(done.returncode, 1)
+    done = in_process.run('data_tools.librispeech', *arguments, '--strict')
+    self.assertEqual(done.code, 1)
     self.assertRegex(done.stderr, r'\Aerror: .*19-1-0000.flac: is .*\n\Z')
-    done = _run('data_tools.librispeech', *arguments)
-    self.assertEqual(done.returncode, 0, done.stderr)
+    done = in_process.run('data_tools.librispeech', *arguments)
+    self.assertEqual(done.code, 0, done.stderr)
     self.assertIn('dev: left out, is not readable audio: 1', done.stdout)
 
   def test_help_is_short_and_has_an_example(self):

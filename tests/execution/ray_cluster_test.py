@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import ipaddress
 import os
 import pathlib
 import signal
@@ -439,6 +440,24 @@ class LossTest(absltest.TestCase):
     self.assertTrue(
         issubclass(ray.exceptions.OutOfMemoryError, ray_pool.LOSSES)
     )
+
+
+@_slow
+@_needs_ray
+class NetworkTest(absltest.TestCase):
+
+  def test_a_cluster_of_this_machine_listens_on_the_loopback_address(self):
+    _context(1)
+    this = psutil.Process()
+    addresses = {
+        connection.laddr.ip
+        for process in (this, *this.children(recursive=True))
+        for connection in process.connections('inet')
+        if connection.status == psutil.CONN_LISTEN
+    }
+    self.assertNotEmpty(addresses)
+    for address in addresses:
+      self.assertTrue(ipaddress.ip_address(address).is_loopback, address)
 
 
 @_slow

@@ -17,6 +17,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import fakes
+from tests import seen
 from tff_asr import checks
 from tff_asr.programs import central
 from tff_asr.programs import metrics_file
@@ -34,9 +35,11 @@ class _Evaluator:
   def __init__(self, *rates: float):
     self._rates = list(rates)
     self.seen = []
+    self.listening = set()
 
   def __call__(self, weights):
     self.seen.append({name: value.numpy() for name, value in weights.items()})
+    self.listening |= seen.listening()
     rate = self._rates.pop(0)
     if np.isnan(rate):
       raise KeyboardInterrupt
@@ -124,9 +127,16 @@ class CentralTest(parameterized.TestCase):
 
   def test_without_patience_keeps_the_last_weights_and_seeds_other_runs(self):
     evaluator = _Evaluator(0.5, 0.6)
+    before = seen.listening()
     results = _train(
         self.path('seed'), evaluator, num_steps=3, evaluate_every=2
     )
+    self.assertEqual(evaluator.listening - before, set())
+    self.assertEmpty(seen.readable_keys(self.path('seed')))
+    text = seen.text(self.path('seed'))
+    self.assertIn('dev_word_error_rate', text)
+    for word in ('ann', 'bob', *fakes.WORDS[:-1]):
+      self.assertNotRegex(text, rf'\b{word}\b')
     self.assertEqual(results['dev_word_error_rate'], {2: 0.5, 3: 0.6})
     self.assert_same(_weights(self.path('seed')), evaluator.seen[1])
 

@@ -5,15 +5,24 @@ import os
 import tempfile
 
 from absl.testing import absltest
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import fakes
 from tests.bin import in_process
 from tests.bin import programs
+from tff_asr import checks
 from tff_asr import launch
+from tff_asr.data import client_data
+from tff_asr.learning import layer_freeze
+from tff_asr.models import best_rq
+from tff_asr.models import quantizer
 from tff_asr.models import weights
 from tff_asr.privacy import accounting
+from tff_asr.privacy import queries
 from tff_asr.programs import dry_run
+from tff_asr.programs import layer_scores
+from tff_asr.programs import outputs
 
 
 class DryRunTest(absltest.TestCase):
@@ -59,7 +68,7 @@ class DryRunTest(absltest.TestCase):
         '3 kept and each 7th',
         'rounds:       50',
         '2 of 3 clients (poisson)',
-        f'{epsilon(50):.4g} (RDP) after all rounds; TARGET_EPSILON = 1 ends '
+        f'{epsilon(50):.4g} (RDP) at the end; TARGET_EPSILON = 1 ends '
         f'the run after {last}, at delta 1e-05',
     ):
       self.assertIn(part, finished.stdout)
@@ -102,6 +111,82 @@ class DryRunTest(absltest.TestCase):
     self.assertEmpty(os.listdir(self.root))
     with self.assertRaisesRegex(ValueError, 'num_steps must be'):
       launch.run_async(describe(num_steps=0))
+
+  def write_seed(self, model: best_rq.BestRqModel) -> str:
+    """The folder of a public warm start that has ended."""
+    run = os.path.join(self.root, 'warm')
+    with outputs.RunFolder(run, configuration='') as folder:
+      folder.write_model(model.initialize(tf.constant([1, 2])), tokens='')
+    squares = {
+        name: float(number) for number, name in enumerate(sorted(model.specs))
+    }
+    layer_scores.write(run, squares, specs=model.specs)
+    return run
+
+  def test_pretraining_is_described(self):
+    recogniser = fakes.tiny_model(num_blocks=1)
+    model = best_rq.build(
+        encoder=recogniser.encoder,
+        quantizer=quantizer.Quantizer(num_codes=16, num_stacked=3),
+    )
+    shards = fakes.write_split(
+        os.path.join(self.root, 'shards'), {'ann': 3, 'bob': 2, 'cai': 1}
+    )
+    seed_run = self.write_seed(model)
+    describe = functools.partial(
+        dry_run.pretraining,
+        output_dir=os.path.join(self.root, 'run'),
+        configuration='A = 1\n',
+        model=model,
+        pipeline=fakes.tiny_pipeline(recogniser),
+        client_data=client_data.load(shards),
+        optimizer=tff.learning.optimizers.build_adam(0.01),
+        batch_size=3,
+        seed=1,
+    )
+    text = launch.run_async(describe(
+        num_steps=50,
+        query=queries.PerLayerClipSumQuery(
+            l2_norm_clip=0.1, noise_multiplier=10.0
+        ),
+        delta=1e-3,
+        seed_run=seed_run,
+        freeze=layer_freeze.LayerFreeze(number=2),
+    ))
+    # The two lowest scores are those of the first names.
+    frozen = sorted(model.specs)[:2]
+    count = weights.count(model.specs)
+    trained = count - weights.count({n: model.specs[n] for n in frozen})
+    epsilon = accounting.epsilon(
+        accounting.compose([accounting.Rounds(
+            sampling=accounting.Sampling(
+                kind='poisson', cohort_size=3, population=6
+            ),
+            noise_multiplier=10.0,
+            count=50,
+        )]),
+        delta=1e-3,
+    )
+    for part in (
+        'A = 1\n',
+        f'parameters:   {count:,}',
+        f'trained:      {trained:,} of them; 2 of {len(model.specs)} layers '
+        'are frozen',
+        'steps:        50',
+        'batch:        3 of 6 utterances (poisson)',
+        f'epsilon:      {epsilon:.4g} (RDP) at the end, at delta 0.001',
+    ):
+      self.assertIn(part, text)
+    # Adam's two moments of what is trained, and the weights: 4 bytes each.
+    size = 4 * (2 * trained + count) / 1e6
+    self.assertIn(f'saved states: {size:.1f} MB each', text)
+    self.assertFalse(os.path.exists(os.path.join(self.root, 'run')))
+    # Public, nothing costs anything.
+    text = launch.run_async(describe(num_steps=50))
+    self.assertIn('nothing is charged', text)
+    with self.assertRaises(checks.Problems) as caught:
+      launch.run_async(describe(num_steps=0, target_epsilon=2.0))
+    self.assertLen(caught.exception.messages, 3)
 
 
 if __name__ == '__main__':

@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tests import fakes
+from tests import seen
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
@@ -296,10 +297,6 @@ class FederatedTest(_RunTestCase):
       clients = float(row['not_private/num_clients'])
       for name in ('bytes_down', 'bytes_up'):
         self.assertEqual(float(row[f'not_private/{name}']), clients * num_bytes)
-    # Keys are in the state: nobody else may read it.
-    for name in os.listdir(self.file('state')):
-      mode = os.stat(os.path.join(self.file('state'), name)).st_mode
-      self.assertEqual(mode & 0o077, 0, name)
     # The model that was evaluated is the one that was written.
     evaluated = _parts().evaluator(_weights(self.run))
     self.assertEqual(
@@ -319,15 +316,20 @@ class FederatedTest(_RunTestCase):
     self.assertFalse(header['private'])
     self.assertEqual(header['fixed_seeds'], [name.upper()])
 
-  def test_cohorts_and_keys_are_not_written_in_the_open(self):
-    _, printed = _train(self.run)
-    open_files = [
-        name for name in os.listdir(self.run)
-        if name not in ('state', 'model.state', 'tensorboard')
-    ]
-    text = printed + ''.join(_read(self.file(name)) for name in open_files)
-    for client_id in _CLIENTS:
-      self.assertNotRegex(text, rf'\b{client_id}\b')
+  def test_people_words_and_keys_are_not_in_the_open_and_nothing_listens(self):
+    before, looks = seen.listening(), []
+
+    def evaluator(weights):
+      looks.append(seen.listening() - before)
+      return _parts().evaluator(weights)
+
+    _, printed = _train(self.run, evaluator=evaluator)
+    self.assertEqual(looks, [set()])
+    self.assertEmpty(seen.readable_keys(self.run))
+    text = printed + seen.text(self.run)
+    self.assertIn('num_clients', text)
+    for word in (*_CLIENTS, *fakes.WORDS[:-1]):
+      self.assertNotRegex(text, rf'\b{word}\b')
 
   def test_a_stopped_run_ends_in_the_bits_of_a_whole_one(self):
     seeds = dict(noise_seed=1, sampler_seed=2, save_every=2)

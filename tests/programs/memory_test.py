@@ -31,7 +31,10 @@ class ExplainedTest(parameterized.TestCase):
       with memory.explained():
         raise error
     (line,) = launch.lines(caught.exception)
-    for part in (text, 'MAX_BATCH_SEC', 'CLIENTS_PER_DEVICE', 'NUM_BLOCKS'):
+    for part in (
+        text, 'MAX_BATCH_SEC', 'CLIENTS_PER_DEVICE', 'NUM_VECTORIZED',
+        'NUM_BLOCKS',
+    ):
       self.assertIn(part, line)
     self.assertNotIn('Errno', line)
 
@@ -42,11 +45,21 @@ class ExplainedTest(parameterized.TestCase):
         raise error
     self.assertIs(caught.exception, error)
 
-  def test_the_estimate_by_hand(self):
+  def test_the_estimate_of_rounds_by_hand(self):
     # Weights of 1 byte under LAMB: a state of 3. Of the server 3 states, what
     # is sent, the sum and its noise; of a client 5 times the weights.
     self.assertEqual(
-        memory.estimate(state_bytes=3, weights_bytes=1), (12, 5)
+        memory.estimate_rounds(state_bytes=3, weights_bytes=1), (12, 5)
+    )
+
+  def test_the_estimate_of_steps_by_hand(self):
+    # Weights of 10 bytes, 4 of them trained, a state of 20. Of the whole 3
+    # states and a mean; of a device the weights, two sums, and the gradient.
+    sizes = dict(state_bytes=20, weights_bytes=10, trained_bytes=4)
+    self.assertEqual(memory.estimate_steps(**sizes), (64, 22))
+    # By example 8 gradients, and one in float64, which is two.
+    self.assertEqual(
+        memory.estimate_steps(**sizes, num_vectorized=8), (64, 58)
     )
 
 

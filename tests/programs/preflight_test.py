@@ -84,6 +84,18 @@ class ChecksTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, 'cannot start from itself'):
       preflight.check_seed_run_is_another(self.seed + '/', self.seed)
 
+  def test_delta(self):
+    preflight.check_delta(None, None)
+    preflight.check_delta(1e-5, None)
+    preflight.check_delta(1e-5, 2.0)
+    for delta, target, message in (
+        (1.0, None, 'delta'),
+        (1e-5, 0, 'target_epsilon must be positive'),
+        (None, 2.0, 'target_epsilon is 2 at no delta: set DELTA'),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        preflight.check_delta(delta, target)
+
   def test_durations(self):
     # Utterances of 0.5 to 1.5 seconds, allowed up to 3.
     shards = fakes.write_split(os.path.join(self.root, 'shards'), {'ann': 3})

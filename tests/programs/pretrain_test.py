@@ -7,14 +7,17 @@ import io
 import json
 import os
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import pytest
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import fakes
+from tests import seen
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import examples as examples_lib
 from tff_asr.data import pipeline as pipeline_lib
@@ -68,12 +71,18 @@ class PretrainTest(parameterized.TestCase):
     cls.data = client_data_lib.load(
         fakes.write_split(os.path.join(cls.root, 'shards'), _CLIENTS)
     )
-    cls.run_program(
+    evaluator = masked_evaluation.MaskedEvaluator(
+        model=_model_of(16), pipeline=_pipeline(), client_data=cls.data
+    )
+    before = seen.listening()
+
+    def evaluate(weights):
+      cls.listening = seen.listening() - before
+      return evaluator(weights)
+
+    _, cls.printed = cls.run_program(
         'public', query=None, num_steps=2, sampler_seed=None, noise_seed=None,
-        save_every=1, keep_last=1, keep_every=2,
-        evaluator=masked_evaluation.MaskedEvaluator(
-            model=_model_of(16), pipeline=_pipeline(), client_data=cls.data
-        ),
+        save_every=1, keep_last=1, keep_every=2, evaluator=evaluate,
     )
 
   @classmethod
@@ -99,8 +108,9 @@ class PretrainTest(parameterized.TestCase):
         noise_seed=4,
         sampler_seed=5,
     )
-    with contextlib.redirect_stderr(io.StringIO()):
-      with contextlib.redirect_stdout(io.StringIO()) as printed:
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed):
+      with contextlib.redirect_stdout(printed):
         results = asyncio.run(pretrain.train(**arguments | changes))
     return results, printed.getvalue()
 
@@ -123,6 +133,14 @@ class PretrainTest(parameterized.TestCase):
     self.assertTrue(all(score > 0 for score in scores.values()))
     with open(self.path('public/layer_scores.png'), 'rb') as f:
       self.assertEqual(f.read(4), b'\x89PNG')
+
+  def test_people_words_and_keys_are_not_in_the_open_and_nothing_listens(self):
+    self.assertEqual(self.listening, set())
+    self.assertEmpty(seen.readable_keys(self.path('public')))
+    text = self.printed + seen.text(self.path('public'))
+    self.assertIn('num_left_out', text)
+    for word in (*_CLIENTS, *fakes.WORDS[:-1]):
+      self.assertNotRegex(text, rf'\b{word}\b')
 
   def test_keeps_states_as_told(self):
     self.assertCountEqual(
@@ -149,6 +167,25 @@ class PretrainTest(parameterized.TestCase):
     contents = ledger_lib.read(self.path('parts/ledger.jsonl'))
     self.assertEqual([group.count for group in contents.rounds], [3])
     self.assertEqual(contents.unit, 'example')
+
+    # A Ctrl-C in step 2 saves what there is, and the same command goes on.
+    after, steps = pretrain._after, []
+
+    def interrupt(*arguments, **options):
+      steps.append(None)
+      if len(steps) == 2:
+        asyncio.current_task().cancel()
+      return after(*arguments, **options)
+
+    with mock.patch.object(pretrain, '_after', interrupt):
+      with self.assertRaises(asyncio.CancelledError):
+        self.run_program('interrupted', save_every=10)
+    saved = os.listdir(self.path('interrupted/state'))
+    self.assertGreater(max(saved), 'state_00000000.bin')
+    self.run_program('interrupted', save_every=10)
+    self.assert_same('interrupted', 'whole')
+    contents = ledger_lib.read(self.path('interrupted/ledger.jsonl'))
+    self.assertEqual([group.count for group in contents.rounds], [3])
 
   def test_frozen_layers_are_those_of_the_lowest_scores_and_do_not_move(self):
     results, _ = self.run_program(
@@ -199,11 +236,15 @@ class PretrainTest(parameterized.TestCase):
       self.assertEqual(ledger.contents.unit, 'example')
 
   @parameterized.parameters(
-      (dict(batch_size=7), 'cohort_size is 7'),
+      (dict(batch_size=7), 'batch_size is 7 but there are only 6 utterances'),
       (dict(num_steps=0), 'num_steps'),
       (dict(num_vectorized=0), 'num_vectorized'),
       (dict(noise_seed=-1), 'noise_seed'),
       (dict(delta=2.0), 'delta'),
+      (dict(target_epsilon=1.0), 'target_epsilon is 1 at no delta'),
+      (dict(query=None, target_epsilon=1.0, delta=1e-3), 'without a query'),
+      (dict(keep_last=0), 'keep_last'),
+      (dict(devices=['GPU:7']), "'GPU:7', which this machine has not"),
       (
           dict(freeze=layer_freeze.LayerFreeze(number=1)),
           'freeze needs the scores',
@@ -216,6 +257,27 @@ class PretrainTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       self.run_program('bad', **changes)
     self.assertFalse(os.path.exists(self.path('bad')))
+
+  def test_a_step_that_diverged_ends_the_run(self):
+    found = {'not_private/num_examples': 2.0, 'not_private/train_loss': 0.5}
+    diverged = found | {'not_private/train_loss': np.nan}
+    good, bad = (
+        {'a': tf.constant([value, 1.0])} for value in (0.0, np.inf)
+    )
+
+    def check(metrics, weights, *, is_private):
+      pretrain._check_step(metrics, weights, step=7, is_private=is_private)
+
+    check(found, good, is_private=False)
+    with self.assertRaisesRegex(ValueError, 'loss is nan at step 7: .*diverge'):
+      check(diverged, good, is_private=False)
+    # Nobody has a loss.
+    check(diverged | {'not_private/num_examples': 0}, good, is_private=False)
+    # The exact loss of private data decides nothing.
+    check(diverged, good, is_private=True)
+    for is_private in (True, False):
+      with self.assertRaisesRegex(ValueError, 'norm of the weights is inf'):
+        check(found, bad, is_private=is_private)
 
 
 class ExamplesTest(parameterized.TestCase):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
+from tff_asr import checks
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
 from tff_asr.data import pipeline as pipeline_lib
@@ -49,9 +50,22 @@ class Examples:
     self._client_ids = np.array(sorted(client_data.client_ids))
     counts = [client_data.num_utterances(str(i)) for i in self._client_ids]
     self._ends = np.cumsum(counts)
+    checks.positive_int(batch_size=batch_size)
+    if batch_size > self._ends[-1]:
+      raise ValueError(
+          f'batch_size is {batch_size} but there are only {self._ends[-1]} '
+          'utterances: make batches smaller or add speech.'
+      )
     self._dataset_fn = client_data.serializable_dataset_fn
     self._pipeline = pipeline
     self._key = key
+    # Traced here, not at each step.
+    self._open = tf.function(
+        lambda *places: pipeline.evaluation_batches(self._examples(*places)),
+        input_signature=[
+            tf.TensorSpec([None], tf.string), tf.TensorSpec([None], tf.int64)
+        ],
+    )
     self.sampling = accounting.Sampling(
         kind='poisson',
         cohort_size=batch_size,
@@ -76,16 +90,18 @@ class Examples:
     """The physical batches of some examples; each is in one of them."""
     if not numbers:
       return iter(())
-    return iter(self._pipeline.evaluation_batches(self._dataset(numbers)))
-
-  def _dataset(self, numbers: list[int]) -> tf.data.Dataset:
-    """The examples of these numbers, without text."""
     numbers = np.asarray(numbers)
     clients = np.searchsorted(self._ends, numbers, side='right')
     starts = np.concatenate([[0], self._ends])[clients]
-    places = tf.data.Dataset.from_tensor_slices(
-        (self._client_ids[clients], numbers - starts)
-    )
+    return iter(self._open(
+        tf.constant(self._client_ids[clients]), tf.constant(numbers - starts)
+    ))
+
+  def _examples(
+      self, client_ids: tf.Tensor, places: tf.Tensor
+  ) -> tf.data.Dataset:
+    """The examples at these places of clients, without text."""
+    places = tf.data.Dataset.from_tensor_slices((client_ids, places))
     examples = places.interleave(
         lambda client_id, place: self._dataset_fn(client_id)
         .skip(place)

@@ -123,11 +123,14 @@ async def train(
     state = ProgramState(
         weights, optimizer_state, weights, np.inf, 0, 0.0, 0.0
     )
+    # Or they would take their memory to the end.
+    del weights, optimizer_state
     saved, step = await run.state_manager.load_latest(state)
     if saved is None:
       step = 0
     else:
       state = saved._replace(weights=weights_lib.to_tensors(saved.weights))
+      saved = None
       logging.info('Resuming after step %d.', step)
     step_fn = central_step.build(
         model=model,

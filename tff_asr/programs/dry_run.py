@@ -14,9 +14,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_asr.data import cohorts
-from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.privacy import statement
 from tff_asr.programs import central as central_lib
@@ -24,6 +23,8 @@ from tff_asr.programs import charged
 from tff_asr.programs import federated as federated_lib
 from tff_asr.programs import memory
 from tff_asr.programs import outputs
+from tff_asr.programs import pretrain as pretrain_lib
+from tff_asr.programs import pretrain_setup
 from tff_asr.programs import private_rounds
 
 
@@ -52,13 +53,21 @@ async def federated(**settings: Any) -> str:
   private_rounds.check_first_round(
       state, target_epsilon=settings['target_epsilon'], **rules
   )
+  state_bytes = _num_bytes(state)
   return _describe(
       settings,
-      state,
+      state_bytes,
       {
+          'memory': _memory(
+              memory.estimate_rounds(
+                  state_bytes=state_bytes,
+                  weights_bytes=_weights_bytes(settings),
+              ),
+              'client',
+          ),
           'rounds': f'{settings["num_rounds"]:,}',
-          'cohort': _cohort(source),
-          'epsilon': _epsilon(settings, state, rules),
+          'cohort': _drawn(source.sampling, 'clients'),
+          'epsilon': _epsilon(settings, state, settings['num_rounds'], rules),
       },
   )
 
@@ -76,14 +85,71 @@ async def central(**settings: Any) -> str:
   state = [settings['optimizer'].initialize(specs)] + 2 * [
       tf.nest.map_structure(lambda spec: tf.zeros(spec.shape), specs)
   ]
-  clients = settings['client_data'].client_ids
+  state_bytes = _num_bytes(state)
+  weights_bytes = _weights_bytes(settings)
   return _describe(
       settings,
-      state,
+      state_bytes,
       {
+          'memory': _memory(
+              memory.estimate_steps(
+                  state_bytes=state_bytes,
+                  weights_bytes=weights_bytes,
+                  trained_bytes=weights_bytes,
+              ),
+              'device',
+          ),
           'steps': f'{settings["num_steps"]:,} at most',
-          'speakers': f'{len(clients):,}',
+          'speakers': f'{len(settings["client_data"].client_ids):,}',
           'epsilon': 'infinite: central training is not private.',
+      },
+  )
+
+
+async def pretraining(**settings: Any) -> str:
+  """What `pretrain.train` would do; takes its arguments.
+
+  Raises:
+    ValueError: As `pretrain.train`, before its first step.
+  """
+  settings = _with_defaults(pretrain_lib.train, settings)
+  pretrain_lib.check(**settings)
+  setup = pretrain_setup.build(**settings)
+  is_private = settings['query'] is not None
+  specs = settings['model'].specs
+  trained = {name: specs[name] for name in specs.keys() - set(setup.frozen)}
+  num_trained = weights_lib.count(trained)
+  state_bytes = _num_bytes(setup.state)
+  sampling = setup.examples.sampling
+  if is_private:
+    rules = dict(
+        sampling=sampling, delta=setup.delta, inherited=setup.inherited
+    )
+    epsilon = _epsilon(settings, setup.state, settings['num_steps'], rules)
+  else:
+    epsilon = 'nothing is charged: without a query the data are public.'
+  return _describe(
+      settings,
+      state_bytes,
+      {
+          'trained': (
+              f'{num_trained:,} of them; {len(setup.frozen)} of {len(specs)} '
+              'layers are frozen'
+          ),
+          'memory': _memory(
+              memory.estimate_steps(
+                  state_bytes=state_bytes,
+                  weights_bytes=_weights_bytes(settings),
+                  trained_bytes=4 * num_trained,
+                  num_vectorized=(
+                      settings['num_vectorized'] if is_private else None
+                  ),
+              ),
+              'device',
+          ),
+          'steps': f'{settings["num_steps"]:,}',
+          'batch': _drawn(sampling, 'utterances'),
+          'epsilon': epsilon,
       },
   )
 
@@ -98,17 +164,15 @@ def _with_defaults(
 
 
 def _describe(
-    settings: Mapping[str, Any], state: Any, plan: Mapping[str, str]
+    settings: Mapping[str, Any], state_bytes: int, plan: Mapping[str, str]
 ) -> str:
   """The text: configuration, sizes, plan."""
-  state_bytes = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(state))
   folder = settings['output_dir']
   while not os.path.isdir(folder or '.'):
     folder = os.path.dirname(folder)
   disk = os.statvfs(folder or '.')
   rows = {
       'parameters': f'{weights_lib.count(settings["model"].specs):,}',
-      'memory': _memory(settings['model'], state_bytes),
       'saved states': (
           f'{_size(state_bytes)} each, {settings["keep_last"]} kept'
           + (
@@ -128,29 +192,38 @@ def _describe(
   ])
 
 
-def _memory(model: ctc.CtcModel, state_bytes: int) -> str:
+def _num_bytes(state: Any) -> int:
+  """Of a state."""
+  return sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(state))
+
+
+def _weights_bytes(settings: Mapping[str, Any]) -> int:
+  """Of the model's weights."""
+  return 4 * weights_lib.count(settings['model'].specs)
+
+
+def _memory(estimate: tuple[int, int], worker: str) -> str:
   """The estimate of a run's memory, and what it does not hold."""
-  weights_bytes = 4 * weights_lib.count(model.specs)
-  server, client = memory.estimate(
-      state_bytes=state_bytes, weights_bytes=weights_bytes
-  )
+  whole, each = estimate
   return (
-      f'about {_size(server)} for the state and {_size(client)} for each '
-      'client at work, without the activations of a batch (MAX_BATCH_SEC)'
+      f'about {_size(whole)} for the state and {_size(each)} for each {worker} '
+      'at work, without the activations of a batch (MAX_BATCH_SEC)'
   )
 
 
-def _cohort(source: cohorts.CohortSource) -> str:
-  """How cohorts are drawn."""
-  sampling = source.sampling
+def _drawn(sampling: accounting.Sampling, what: str) -> str:
+  """How a round's clients or examples are drawn."""
   return (
-      f'{sampling.cohort_size:,} of {sampling.population:,} clients '
+      f'{sampling.cohort_size:,} of {sampling.population:,} {what} '
       f'({sampling.kind})'
   )
 
 
 def _epsilon(
-    settings: Mapping[str, Any], state: Any, rules: Mapping[str, Any]
+    settings: Mapping[str, Any],
+    state: Any,
+    rounds: int,
+    rules: Mapping[str, Any],
 ) -> str:
   """Epsilon at the end, and where a target ends the run before."""
   fixed = charged.fixed_seeds(
@@ -158,11 +231,11 @@ def _epsilon(
   )
   if fixed:
     return f'infinite, NOT PRIVATE: {" and ".join(fixed)} fixes a key.'
-  rounds, target = settings['num_rounds'], settings['target_epsilon']
+  target = settings['target_epsilon']
   after = lambda number: private_rounds.epsilon_of_plan(
       state, num_rounds=number, **rules
   )
-  text = f'{after(rounds):.4g} (RDP) after all rounds'
+  text = f'{after(rounds):.4g} (RDP) at the end'
   if target is not None and after(rounds) > target:
     low, high = 1, rounds  # The first round is within it, the last is not.
     while high - low > 1:

@@ -167,6 +167,8 @@ async def train(
         private_rounds.NoiseState(noise_key, np.int64(0)),
         divergence.Norms(),
     )
+    # Or they would take their memory to the end.
+    del process_state, seed_weights
     saved, round_num = await run.state_manager.load_latest(state)
     if saved is None:
       round_num = 0
@@ -183,7 +185,7 @@ async def train(
       )
       await run.state_manager.save(state, 0)
     else:
-      state = saved
+      state, saved = saved, None
       ledger = ledger_lib.resume(run.file(outputs.LEDGER), head=state.ledger)
       logging.info('Resuming after round %d.', round_num)
     stack.enter_context(ledger)

@@ -6,7 +6,6 @@ from typing import Any, Optional
 import tensorflow_federated as tff
 
 from tff_asr import checks
-from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.programs import divergence
 from tff_asr.programs import evaluation
@@ -33,12 +32,6 @@ def check_cohorts(
   build_cohorts(client_data.client_ids, key=keys.from_seed(0))
 
 
-def check_delta(delta: Optional[float]) -> None:
-  """Delta is a probability."""
-  if delta is not None:
-    accounting.check_delta(delta)
-
-
 def check_faults(
     max_failed_share: Optional[float],
     on_divergence: str,
@@ -62,7 +55,7 @@ def check_fixed_seeds(
 ALL = (
     check_counts,
     check_cohorts,
-    check_delta,
+    preflight.check_delta,
     check_fixed_seeds,
     check_faults,
     evaluation.check_characters,

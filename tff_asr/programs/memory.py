@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 import contextlib
 import errno
+from typing import Optional
 
 import tensorflow as tf
 
 _ADVICE = (
-    'lower MAX_BATCH_SEC (seconds of audio a batch) or CLIENTS_PER_DEVICE, or '
-    'take a smaller model (NUM_BLOCKS, DIM, MLP_DIM)'
+    'lower MAX_BATCH_SEC (seconds of audio a batch), CLIENTS_PER_DEVICE or '
+    'NUM_VECTORIZED, or take a smaller model (NUM_BLOCKS, DIM, MLP_DIM)'
 )
 
 
@@ -39,8 +40,8 @@ def is_shortage(error: BaseException) -> bool:
   return isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError))
 
 
-def estimate(*, state_bytes: int, weights_bytes: int) -> tuple[int, int]:
-  """Bytes that a run takes, without the activations of its batches.
+def estimate_rounds(*, state_bytes: int, weights_bytes: int) -> tuple[int, int]:
+  """Bytes that federated rounds take, without the activations of its batches.
 
   Args:
     state_bytes: Of a program state.
@@ -53,3 +54,32 @@ def estimate(*, state_bytes: int, weights_bytes: int) -> tuple[int, int]:
     to be merged.
   """
   return 3 * state_bytes + 3 * weights_bytes, 5 * weights_bytes
+
+
+def estimate_steps(
+    *,
+    state_bytes: int,
+    weights_bytes: int,
+    trained_bytes: int,
+    num_vectorized: Optional[int] = None,
+) -> tuple[int, int]:
+  """Bytes that steps on batches take, without the activations of a batch.
+
+  Args:
+    state_bytes: Of a program state.
+    weights_bytes: Of the model's weights.
+    trained_bytes: Of those that are trained.
+    num_vectorized: Of DP-SGD, see `example_gradients`; None: gradients are
+      those of batches.
+
+  Returns:
+    Bytes of the whole: the state before a step and after it, the one that is
+    being written, and the mean gradient. Bytes of a device at work: the
+    weights, a sum and the next one, and the gradient; with gradients by example
+    `num_vectorized` of these, and one being clipped in float64.
+  """
+  gradients = 1 if num_vectorized is None else num_vectorized + 2
+  return (
+      3 * state_bytes + trained_bytes,
+      weights_bytes + (2 + gradients) * trained_bytes,
+  )

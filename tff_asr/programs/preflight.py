@@ -15,6 +15,7 @@ import tensorflow_federated as tff
 from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.models import ctc
+from tff_asr.privacy import accounting
 from tff_asr.programs import outputs
 
 Check = Callable[..., None]
@@ -86,6 +87,21 @@ def check_durations(
         f'utterances, and those of {corpus.path} last {mean_sec:.1f} s on '
         'average: raise it (and max_batch_sec with it).'
     )
+
+
+def check_delta(
+    delta: Optional[float], target_epsilon: Optional[float]
+) -> None:
+  """Delta is a probability, and chosen by whoever chooses epsilon."""
+  if delta is not None:
+    accounting.check_delta(delta)
+  if target_epsilon is not None:
+    checks.positive(target_epsilon=target_epsilon)
+    if delta is None:
+      raise ValueError(
+          f'target_epsilon is {target_epsilon:g} at no delta: set DELTA, well '
+          'below 1 / population.'
+      )
 
 
 def check_keeping(keep_last: int, keep_every: int) -> None:

@@ -21,16 +21,13 @@ import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 
 from tff_asr.data import client_data as client_data_lib
-from tff_asr.data import examples as examples_lib
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.execution import devices as devices_lib
 from tff_asr.learning import dp_sgd_step
 from tff_asr.learning import layer_freeze
 from tff_asr.models import best_rq
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
-from tff_asr.privacy import statement as statement_lib
 from tff_asr.programs import charged
 from tff_asr.programs import layer_scores
 from tff_asr.programs import masked_evaluation
@@ -38,6 +35,7 @@ from tff_asr.programs import memory
 from tff_asr.programs import outputs
 from tff_asr.programs import preflight
 from tff_asr.programs import pretrain_checks
+from tff_asr.programs import pretrain_setup
 from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
 from tff_asr.programs import saving
@@ -123,48 +121,13 @@ async def train(
 
   Raises:
     ValueError: As `check`, before anything is written; a file is damaged; or
-      the loss is not finite any more.
+      the model diverged.
   """
-  check(**locals())
+  settings = locals()
+  check(**settings)
   is_private = query is not None
-  sampler_key = (
-      keys.draw_or_fix(sampler_seed) if is_private else keys.from_seed(seed)
-  )
-  examples = examples_lib.Examples(
-      client_data, pipeline=pipeline, batch_size=batch_size, key=sampler_key
-  )
-  if delta is None:
-    delta = statement_lib.default_delta(examples.sampling.population)
-  frozen = []
-  if freeze is not None:
-    frozen = freeze.choose(layer_scores.read(seed_run, specs=model.specs))
-    logging.info('%d layers are frozen.', len(frozen))
-  step_process = dp_sgd_step.DpSgd(
-      model=model,
-      optimizer=optimizer,
-      batch_size=batch_size,
-      seed=seed,
-      query=query,
-      num_vectorized=num_vectorized,
-      frozen=frozen,
-      devices=devices_lib.find(devices),
-  )
-  process_state = step_process.initialize()
-  parent = None
-  if seed_run is not None:
-    weights = outputs.read_model(seed_run, model=model, tokens='')
-    process_state = process_state._replace(
-        global_model_weights=weights_lib.to_tensors(weights)
-    )
-    parent = outputs.ledger_of_model(seed_run)
-  if is_private:
-    private_rounds.check_first_round(
-        process_state,
-        sampling=examples.sampling,
-        delta=delta,
-        target_epsilon=target_epsilon,
-        inherited=charged.inherited(parent),
-    )
+  setup = pretrain_setup.build(**settings)
+  examples = setup.examples
   async with contextlib.AsyncExitStack() as stack:
     stack.enter_context(memory.explained())
     run = stack.enter_context(outputs.RunFolder(
@@ -175,20 +138,22 @@ async def train(
     ))
     noise_key = keys.draw_or_fix(noise_seed)
     state = ProgramState(
-        process_state,
+        setup.state,
         examples.initial_state(),
         ledger_lib.Head(0, ''),
         private_rounds.NoiseState(noise_key, np.int64(0)),
         {} if is_private else {name: np.float64(0) for name in model.specs},
     )
+    # Or the first state would take its memory to the end.
+    setup = setup._replace(state=None)
     saved, step = await run.state_manager.load_latest(state)
     ledger = None
     if saved is None:
       step = 0
-      if is_private or parent is not None:
+      if is_private or setup.parent is not None:
         ledger = charged.create_ledger(
             run,
-            parent,
+            setup.parent,
             fixed_seeds=charged.fixed_seeds(
                 noise_seed=noise_seed, sampler_seed=sampler_seed
             ),
@@ -200,7 +165,7 @@ async def train(
         )
       await run.state_manager.save(state, 0)
     else:
-      state = saved
+      state, saved = saved, None
       if state.ledger.digest:
         ledger = ledger_lib.resume(run.file(outputs.LEDGER), head=state.ledger)
       logging.info('Resuming after step %d.', step)
@@ -220,7 +185,7 @@ async def train(
           noise=state.noise,
           sampling=examples.sampling,
           configuration=outputs.digest(configuration),
-          delta=delta,
+          delta=setup.delta,
           target_epsilon=target_epsilon,
           fixed_noise=noise_seed is not None,
       )
@@ -233,7 +198,7 @@ async def train(
       )
 
     def next_fn(process_state: Any, numbers: list[int]) -> dp_sgd_step.Output:
-      return step_process.next(process_state, examples.batches(numbers))
+      return setup.step.next(process_state, examples.batches(numbers))
 
     is_last = is_over()
     while not is_last:
@@ -252,10 +217,12 @@ async def train(
       step += 1
       state = _after(state, output, drawn, ledger=ledger, rounds=rounds)
       metrics = _metrics(output.metrics, num_drawn=len(numbers))
-      if rounds is None:
-        _check_loss(metrics, step=step)
-      else:
-        _check_weights(state.process.global_model_weights, step=step)
+      _check_step(
+          metrics,
+          state.process.global_model_weights,
+          step=step,
+          is_private=is_private,
+      )
       if rounds is not None:
         metrics['epsilon'] = rounds.epsilon()
       is_last = is_over()
@@ -290,9 +257,13 @@ async def train(
         ),
         'batch_size': batch_size,
         'population': examples.sampling.population,
-        'frozen': frozen,
+        'frozen': setup.frozen,
         'trained_parameters': weights_lib.count(
-            {n: spec for n, spec in model.specs.items() if n not in frozen}
+            {
+                name: spec
+                for name, spec in model.specs.items()
+                if name not in setup.frozen
+            }
         ),
         'dev_accuracy': run.read_metric('dev_accuracy'),
         'dev_loss': run.read_metric('dev_loss'),
@@ -308,7 +279,7 @@ async def train(
           run,
           ledger,
           state.process.aggregator.query_state.numerator_state,
-          delta=delta,
+          delta=setup.delta,
       )
       results['privacy'] = statement.fields
       print(statement)
@@ -360,26 +331,34 @@ def _metrics(metrics: dict[str, Any], *, num_drawn: int) -> dict[str, float]:
   }
 
 
-def _check_loss(metrics: dict[str, float], *, step: int) -> None:
-  """Raises ValueError for a loss that no further step can mend."""
+def _check_step(
+    metrics: dict[str, float],
+    weights: weights_lib.Weights,
+    *,
+    step: int,
+    is_private: bool,
+) -> None:
+  """Raises ValueError for what no further step can mend.
+
+  Of a private step the weights alone are looked at: they come from the noised
+  sum, which is charged by now. Losses are exact and private.
+  """
   loss = metrics['not_private/train_loss']
-  if metrics['not_private/num_examples'] and not math.isfinite(loss):
-    raise ValueError(
-        f'the training loss is {loss} at step {step}: training diverged. What '
-        'was saved before is kept; lower the learning rate or the noise, with '
-        'another output_dir.'
-    )
-
-
-def _check_weights(weights: Any, *, step: int) -> None:
-  """As `_check_loss`, from what is released: a loss is exact and private."""
-  norm = float(tf.linalg.global_norm(tf.nest.flatten(weights)))
+  norm = float(tf.linalg.global_norm(list(weights.values())))
   if not math.isfinite(norm):
-    raise ValueError(
-        f'the norm of the weights is {norm} after step {step}: training '
-        'diverged. What was saved before is kept; lower the learning rate or '
-        'the noise, with another output_dir.'
-    )
+    problem = f'the norm of the weights is {norm}'
+  elif (
+      not is_private
+      and metrics['not_private/num_examples']
+      and not math.isfinite(loss)
+  ):
+    problem = f'the training loss is {loss}'
+  else:
+    return
+  raise ValueError(
+      f'{problem} at step {step}: training diverged. What was saved before is '
+      'kept; lower the learning rate or the noise, with another output_dir.'
+  )
 
 
 def _figures(metrics: dict[str, float]) -> dict[str, str]:

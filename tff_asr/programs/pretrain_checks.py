@@ -2,13 +2,15 @@
 
 from typing import Optional
 
+import tensorflow_privacy as tfp
+
 from tff_asr import checks
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import examples as examples_lib
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.execution import devices as devices_lib
 from tff_asr.learning import layer_freeze
 from tff_asr.models import best_rq
-from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.programs import layer_scores
 from tff_asr.programs import outputs
@@ -34,9 +36,20 @@ def _check_seeds(
   )
 
 
-def _check_delta(delta: Optional[float]) -> None:
-  if delta is not None:
-    accounting.check_delta(delta)
+def _check_target(
+    query: Optional[tfp.SumAggregationDPQuery],
+    target_epsilon: Optional[float],
+) -> None:
+  """What is charged can come to a target."""
+  if query is None and target_epsilon is not None:
+    raise ValueError(
+        f'target_epsilon is {target_epsilon}, but without a query nothing is '
+        'private or charged: add a file of gin/privacy, or set it to None.'
+    )
+
+
+def _check_devices(devices: Optional[list[str]]) -> None:
+  devices_lib.find(devices)
 
 
 def _check_batch_size(
@@ -80,11 +93,14 @@ def _check_seed_run(
 CHECKS = (
     _check_counts,
     _check_seeds,
-    _check_delta,
+    _check_target,
+    _check_devices,
     _check_batch_size,
     _check_freeze,
     _check_seed_run,
+    preflight.check_delta,
     preflight.check_durations,
+    preflight.check_keeping,
     preflight.check_seed_run_is_another,
     preflight.check_output_dir,
 )

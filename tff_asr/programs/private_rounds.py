@@ -24,7 +24,6 @@ import dp_accounting
 import numpy as np
 import tensorflow_federated as tff
 
-from tff_asr import checks
 from tff_asr.data import cohorts
 from tff_asr.learning import fed_avg
 from tff_asr.privacy import accounting
@@ -283,7 +282,6 @@ def check_first_round(
   accounting.neighbouring(charges.rounds)
   if target_epsilon is None:
     return
-  checks.positive(target_epsilon=target_epsilon)
   found = _epsilon(charges.rounds, delta=delta)
   if not found <= target_epsilon:
     before = sum(group.count for group in inherited.rounds)
