@@ -522,8 +522,8 @@ def _is_running(process_id: int) -> bool:
 _PROGRAM = """
     import os, signal, threading, time
     import psutil
-    from tests.execution import ray_cluster_test as these
     from tff_asr import launch
+    from tests.execution import ray_cluster_test as these
     from tff_asr.execution import ray_cluster, ray_session
 
     ray_cluster.set_default_context(num_workers=1, op_libraries=())
