@@ -573,9 +573,14 @@ class EndOfProgramTest(parameterized.TestCase):
       self.assertFalse(_is_running(int(process_id)), name)
     (folder,) = [line.split()[1] for line in lines if line.startswith('folder')]
     self.assertFalse(os.path.exists(folder))
-    self.assertEqual(
-        [line for line in lines if line.startswith('stderr')], expected
-    )
+    printed = [
+        line
+        for line in lines
+        # Ray's own, after half a minute, whatever is set:
+        # https://github.com/ray-project/ray/issues/59665
+        if line.startswith('stderr') and 'metrics exporter agent' not in line
+    ]
+    self.assertEqual(printed, expected)
 
 
 class BadArgumentTest(parameterized.TestCase):

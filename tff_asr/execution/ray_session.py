@@ -24,10 +24,6 @@ _ENVIRONMENT = {
     'RAY_USAGE_STATS_ENABLED': '0',
     'RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO': '0',
     'RAY_enable_metrics_collection': '0',
-    # Nor that errors of its C++ part, which reach us as exceptions, are printed
-    # besides: it would tell that nobody takes the metrics,
-    # https://github.com/ray-project/ray/issues/59665
-    'RAY_BACKEND_LOG_LEVEL': 'fatal',
 }
 
 _CONNECT_TIMEOUT_SEC = 10.0
