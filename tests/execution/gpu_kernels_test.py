@@ -147,6 +147,7 @@ class GpuKernelsTest(absltest.TestCase):
     compiled = _compiled(loss_kernel='dense')
     self.assertEqual(_without_gpu_kernel(compiled), _INPUT_PIPELINE)
 
+  @pytest.mark.slow
   def test_so_has_every_op_of_bfloat16(self):
     compiled = _compiled(loss_kernel='dense', activation_dtype='bfloat16')
     self.assertEqual(_without_gpu_kernel(compiled), _INPUT_PIPELINE)

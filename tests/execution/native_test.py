@@ -8,6 +8,7 @@ import textwrap
 from absl.testing import absltest
 from absl.testing import parameterized
 import psutil
+import pytest
 
 from tff_asr.execution import native
 from tff_asr.execution import orphans
@@ -56,11 +57,17 @@ def _is_running(pid: int) -> bool:
 class EndOfProgramTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
-      ('normal', ''),
-      ('exception', "raise ValueError('the end')"),
-      ('ctrl_c', 'os.kill(os.getpid(), signal.SIGINT)'),
+      ('normal', ''), ('exception', "raise ValueError('the end')")
   )
+  @pytest.mark.slow
   def test_piped_program_ends_and_leaves_no_worker(self, last_line):
+    self.check_end(last_line)
+
+  def test_interrupted_program_ends_and_leaves_no_worker(self):
+    self.check_end('os.kill(os.getpid(), signal.SIGINT)')
+
+  def check_end(self, last_line: str) -> None:
+    """The worker ends with a program that ends so."""
     lines = _run_piped(textwrap.dedent(_PROGRAM) + last_line + '\n')
     self.assertIn('result 7', lines)
     children = [line.split() for line in lines if line.startswith('child')]

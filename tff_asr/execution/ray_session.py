@@ -88,6 +88,8 @@ def _start(num_cpus: int) -> None:
         # Given as such: RAY_ADDRESS would have another cluster joined.
         address='local',
         num_cpus=max(num_cpus, os.cpu_count()),
+        # Otherwise all of it listens on every address of this machine.
+        _node_ip_address='127.0.0.1',
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
