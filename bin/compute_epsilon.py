@@ -59,6 +59,12 @@ _PLOT = flags.DEFINE_string(
 for name in ('cohort_size', 'population', 'rounds', 'noise_multiplier',
              'sigma_mean', 'target_epsilon'):
   flags.mark_flags_as_mutual_exclusive(['run', name])
+_GROUPS = {
+    'Two of': ('noise_multiplier', 'sigma_mean', 'target_epsilon', 'rounds'),
+    'With': ('cohort_size', 'population', 'sampling'),
+    'Or': ('run',),
+    'At a larger scale': ('extrapolate_cohorts', 'extrapolate_populations'),
+}
 
 
 def main(_) -> None:
@@ -73,15 +79,11 @@ def main(_) -> None:
     )
   else:
     result = epsilon_report.solve(
-        cohort_size=_COHORT_SIZE.value,
-        population=_POPULATION.value,
-        noise_multiplier=_NOISE_MULTIPLIER.value,
-        sigma_mean=_SIGMA_MEAN.value,
-        target_epsilon=_TARGET_EPSILON.value,
-        rounds=_ROUNDS.value,
-        delta=_DELTA.value,
+        noise_multiplier=_NOISE_MULTIPLIER.value, sigma_mean=_SIGMA_MEAN.value,
+        target_epsilon=_TARGET_EPSILON.value, rounds=_ROUNDS.value,
+        cohort_size=_COHORT_SIZE.value, population=_POPULATION.value,
         sampling=_SAMPLING.value,
-        accountant=_ACCOUNTANT.value,
+        delta=_DELTA.value, accountant=_ACCOUNTANT.value,
     )
   results = [result]
   if _COHORTS.value or _POPULATIONS.value:
@@ -96,4 +98,4 @@ def main(_) -> None:
 
 
 if __name__ == '__main__':
-  launch.run(main)
+  launch.run(main, groups=_GROUPS)
