@@ -74,16 +74,15 @@ def main(_) -> None:
     # Late: it reads saved states, and TensorFlow takes seconds to load.
     from tff_asr.programs import charged  # pylint: disable=g-import-not-at-top
 
-    result = charged.epsilon_of_run(
-        _RUN.value, delta=_DELTA.value, accountant=_ACCOUNTANT.value
-    )
+    how = {'delta': _DELTA.value, 'accountant': _ACCOUNTANT.value}
+    result = charged.epsilon_of_run(_RUN.value, **how)
   else:
     result = epsilon_report.solve(
         noise_multiplier=_NOISE_MULTIPLIER.value, sigma_mean=_SIGMA_MEAN.value,
         target_epsilon=_TARGET_EPSILON.value, rounds=_ROUNDS.value,
         cohort_size=_COHORT_SIZE.value, population=_POPULATION.value,
-        sampling=_SAMPLING.value,
-        delta=_DELTA.value, accountant=_ACCOUNTANT.value,
+        sampling=_SAMPLING.value, delta=_DELTA.value,
+        accountant=_ACCOUNTANT.value,
     )
   results = [result]
   if _COHORTS.value or _POPULATIONS.value:

@@ -207,4 +207,3 @@ def _read(run: str, name: str) -> dict[str, Any]:
         f'{e}): train or evaluate the run again.'
     ) from e
   return content
-
