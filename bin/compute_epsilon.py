@@ -62,7 +62,6 @@ for name in ('cohort_size', 'population', 'rounds', 'noise_multiplier',
 _GROUPS = {
     'Two of': ('noise_multiplier', 'sigma_mean', 'target_epsilon', 'rounds'),
     'With': ('cohort_size', 'population', 'sampling'),
-    'Or': ('run',),
     'At a larger scale': ('extrapolate_cohorts', 'extrapolate_populations'),
 }
 
