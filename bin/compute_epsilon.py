@@ -59,6 +59,11 @@ _PLOT = flags.DEFINE_string(
 for name in ('cohort_size', 'population', 'rounds', 'noise_multiplier',
              'sigma_mean', 'target_epsilon'):
   flags.mark_flags_as_mutual_exclusive(['run', name])
+_GROUPS = {
+    'Two of': ('noise_multiplier', 'sigma_mean', 'target_epsilon', 'rounds'),
+    'With': ('cohort_size', 'population', 'sampling'),
+    'At a larger scale': ('extrapolate_cohorts', 'extrapolate_populations'),
+}
 
 
 def main(_) -> None:
@@ -68,19 +73,14 @@ def main(_) -> None:
     # Late: it reads saved states, and TensorFlow takes seconds to load.
     from tff_asr.programs import charged  # pylint: disable=g-import-not-at-top
 
-    result = charged.epsilon_of_run(
-        _RUN.value, delta=_DELTA.value, accountant=_ACCOUNTANT.value
-    )
+    how = {'delta': _DELTA.value, 'accountant': _ACCOUNTANT.value}
+    result = charged.epsilon_of_run(_RUN.value, **how)
   else:
     result = epsilon_report.solve(
-        cohort_size=_COHORT_SIZE.value,
-        population=_POPULATION.value,
-        noise_multiplier=_NOISE_MULTIPLIER.value,
-        sigma_mean=_SIGMA_MEAN.value,
-        target_epsilon=_TARGET_EPSILON.value,
-        rounds=_ROUNDS.value,
-        delta=_DELTA.value,
-        sampling=_SAMPLING.value,
+        noise_multiplier=_NOISE_MULTIPLIER.value, sigma_mean=_SIGMA_MEAN.value,
+        target_epsilon=_TARGET_EPSILON.value, rounds=_ROUNDS.value,
+        cohort_size=_COHORT_SIZE.value, population=_POPULATION.value,
+        sampling=_SAMPLING.value, delta=_DELTA.value,
         accountant=_ACCOUNTANT.value,
     )
   results = [result]
@@ -96,4 +96,4 @@ def main(_) -> None:
 
 
 if __name__ == '__main__':
-  launch.run(main)
+  launch.run(main, groups=_GROUPS)

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_tools import audio
 from data_tools import cutting
 from data_tools import utterances
+from tff_asr.data import audio
 from tff_asr.data import encodings
 
 

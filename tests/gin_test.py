@@ -102,6 +102,7 @@ class ExperimentsTest(parameterized.TestCase):
             'gin/privacy/per_layer_weighted.gin',
             'gin/privacy/per_module_dim.gin',
             'gin/programs/audit.gin',
+            'gin/programs/recognize.gin',
             'gin/schedules/constant.gin',
             'gin/schedules/step.gin',
         },
@@ -177,6 +178,7 @@ class ExperimentsTest(parameterized.TestCase):
             'gin/experiments/quickstart_federated.gin',
             path,
             'gin/programs/audit.gin',
+            'gin/programs/recognize.gin',
         ],
         gin_params=['NOISE_MULTIPLIER = 1.0'],
     )

@@ -7,8 +7,9 @@ being loaded. A program then calls `begin`, imports the rest, and ends in
 
 import asyncio
 import atexit
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 import ctypes
+import functools
 import gc
 import logging as python_logging
 import os
@@ -25,6 +26,7 @@ from absl import flags
 from absl import logging
 
 from tff_asr import checks
+from tff_asr import usage
 
 # Read by TensorFlow's C++ part when it is loaded.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -45,6 +47,7 @@ _NATIVE = re.compile(r'Failed to run computation: (assertion failed: \[.*?\])')
 # Of glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+_HELP = frozenset({'--help', '-help', '-h', '--helpshort'})
 # How absl says that a flag was not given.
 _MISSING_FLAG = re.compile(r'Flag --(\w+) must have a value other than None')
 
@@ -85,7 +88,11 @@ def _take_over() -> None:
 
 
 def run(
-    main: Callable[[Sequence[str]], None], *, after_interrupt: str = _RESUME
+    main: Callable[[Sequence[str]], None],
+    *,
+    after_interrupt: str = _RESUME,
+    arguments: str | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
   """Runs a program's `main` under absl.
 
@@ -103,6 +110,10 @@ def run(
   Args:
     main: The program; gets the arguments that are not flags.
     after_interrupt: What an interrupted user is told.
+    arguments: What the arguments that are not flags are, such as 'FILE'; None:
+      the program takes none.
+    groups: Headings of --help to the names of the flags under them; see
+      `usage`.
   """
   logging.set_verbosity(logging.WARNING)
   python_logging.getLogger('tensorflow').setLevel(python_logging.ERROR)
@@ -112,8 +123,10 @@ def run(
   atexit.register(drop_default_context)
   _keep_memory()
   app.run(
-      _explain_errors(main, after_interrupt=after_interrupt),
-      flags_parser=parse_flags,
+      _explain_errors(
+          main, after_interrupt=after_interrupt, arguments=arguments
+      ),
+      flags_parser=functools.partial(parse_flags, groups=groups),
   )
 
 
@@ -133,8 +146,23 @@ def _keep_memory() -> None:
   mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def parse_flags(argv: Sequence[str]) -> list[str]:
-  """Parses flags; bad ones end the program with a line and exit code 1."""
+def parse_flags(
+    argv: Sequence[str], *, groups: Mapping[str, Sequence[str]] | None = None
+) -> list[str]:
+  """Parses flags; bad ones end the program with a line and exit code 1.
+
+  --help prints what `usage` makes of the program's docstring and flags, and
+  ends it with exit code 0.
+  """
+  if not _HELP.isdisjoint(argv[1:]):
+    sys.stdout.write(
+        usage.text(
+            sys.modules['__main__'].__doc__ or '',
+            defined=flags.FLAGS.get_key_flags_for_module(argv[0]),
+            groups=groups,
+        )
+    )
+    sys.exit(0)
   try:
     return flags.FLAGS(argv)
   except flags.Error as error:
@@ -145,13 +173,18 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def _explain_errors(
-    main: Callable[[Sequence[str]], None], *, after_interrupt: str = _RESUME
+    main: Callable[[Sequence[str]], None],
+    *,
+    after_interrupt: str = _RESUME,
+    arguments: str | None = None,
 ) -> Callable[[Sequence[str]], None]:
   """Wraps main."""
 
   def wrapped(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
+    if len(argv) > 1 and arguments is None:
       sys.exit(f'error: unexpected argument {argv[1]!r}; see --help.')
+    if len(argv) == 1 and arguments is not None:
+      sys.exit(f'error: no {arguments} was given; see --help.')
     _take_over()
     interrupts = _Interrupts(after_interrupt)
     before = interrupts.install()

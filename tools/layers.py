@@ -47,6 +47,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
         'data': (
             'numpy',
             'soundfile',
+            'soxr',
             'tensorflow',
             'tensorflow_federated',
             'tensorflow_io',
@@ -80,6 +81,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
             'matplotlib',
             'ml_dtypes',
             'numpy',
+            'pyctcdecode',
             'tensorflow',
             'tensorflow_federated',
             'tensorflow_privacy',
@@ -95,12 +97,14 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
 # benchmarks, data_tools (launch) and tests import them.
 ALONE: dict[str, tuple[str, ...]] = {
     'config': ('gin', 'tff_asr.annotations', 'tff_asr.checks'),
-    'launch': ('absl', 'tff_asr.checks'),
+    'launch': ('absl', 'tff_asr.checks', 'tff_asr.usage'),
+    'usage': ('absl',),
 }
 
 # What converters share with training.
 SHARED_WITH_DATA_TOOLS = (
     'tff_asr.checks',
+    'tff_asr.data.audio',
     'tff_asr.data.encodings',
     'tff_asr.data.index',
     'tff_asr.data.schema',
@@ -167,7 +171,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
 DEFINES_FLAGS = ('bin', 'data_tools', 'benchmarks')
 _FLAG_LIBRARIES = ('argparse', 'click', 'getopt', 'optparse')
 # Not in requirements.txt: only modules that say so by their name import it.
-_RAY_MODULES = 'ray_'
+_EXTRAS = {'ray': 'ray_', 'pyctcdecode': 'language_model'}
 
 
 def files(folder: str, *, root: pathlib.Path = ROOT) -> list[pathlib.Path]:
@@ -250,9 +254,9 @@ def problems(module: str, source: str) -> Iterator[str]:
   allowed = may_import(package)
   for name in sorted(imports(source)):
     library = name.split('.', maxsplit=1)[0]
-    is_ray_module = module.rpartition('.')[2].startswith(_RAY_MODULES)
-    if library == 'ray' and not is_ray_module:
-      yield f'{module} imports ray, which only {_RAY_MODULES}* modules may.'
+    users = _EXTRAS.get(library, '')
+    if not module.rpartition('.')[2].startswith(users):
+      yield f'{module} imports {library}, which only {users}* modules may.'
     elif library in _FLAG_LIBRARIES:
       yield f'{module} imports {name}; flags are those of absl.'
     elif library not in sys.stdlib_module_names and not is_under(name, allowed):

@@ -63,6 +63,10 @@ _NEXT = f"""
     not_private=<
       clipped_clients=float32,
       clipped_delta_norm=float32,
+      clipped_layer_norm=<
+        a=float32,
+        b=float32
+      >,
       clipped_layers=float32,
       layer_clipped=<
         a=float32,
@@ -326,6 +330,10 @@ class ExecutionTest(parameterized.TestCase):
     self.assertAlmostEqual(exact['clipped_layers'], 1 / 3, places=6)
     self.assertAlmostEqual(exact['layer_norm']['a'], 15 / 3, places=5)
     self.assertAlmostEqual(exact['layer_norm']['b'], 13 / 3, places=5)
+    # a: 5, 7.07, 0; b: 7.07, 1, 0.
+    after = exact['clipped_layer_norm']
+    self.assertAlmostEqual(after['a'], (5 + 5 * math.sqrt(2)) / 3, places=5)
+    self.assertAlmostEqual(after['b'], (5 * math.sqrt(2) + 1) / 3, places=5)
     self.assertAlmostEqual(exact['layer_clipped']['a'], 1 / 3, places=6)
     self.assertAlmostEqual(exact['layer_clipped']['b'], 1 / 3, places=6)
     # (5, 7.07), (7.07, 1), 0: norms sqrt(75) and sqrt(51).

@@ -54,7 +54,7 @@ def run(program: str, *arguments: str) -> Finished:
       if program.endswith('.py'):
         runpy.run_path(path, run_name='__main__')
       else:
-        runpy.run_module(program, run_name='__main__')
+        runpy.run_module(program, run_name='__main__', alter_sys=True)
     except SystemExit as e:
       code = e.code or 0
   if isinstance(code, str):

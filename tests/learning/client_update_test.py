@@ -13,6 +13,7 @@ import tensorflow_federated as tff
 from tests import fakes
 from tests import reference
 from tff_asr.execution import multi_device
+from tff_asr.features import log_mel
 from tff_asr.learning import client_update
 from tff_asr.optimizers import lamb
 from tff_asr.optimizers import lars
@@ -55,6 +56,15 @@ def _batches():
       )
   )
   return model, model.initialize(tf.constant([1, 2])), batch
+
+
+def _num_frames(client_id: str) -> int:
+  """Feature frames of all utterances of a fake client."""
+  count = {'ann': 3, 'cai': 1}[client_id]
+  return sum(
+      log_mel.num_frames(len(example['waveform']))
+      for example in fakes.examples(client_id, count)
+  )
 
 
 def _global_norm(gradients) -> float:
@@ -227,6 +237,11 @@ class ClientWorkTest(absltest.TestCase):
     self.assertEqual(counts['num_utterances'], 7 * 1 + 7 * 3)
     self.assertEqual(counts['num_left_out'], 0)
     self.assertEqual(counts['num_non_finite'], 0)
+    self.assertAlmostEqual(
+        counts['audio_sec'],
+        0.01 * 7 * (_num_frames('cai') + _num_frames('ann')),
+        places=3,
+    )
 
   def test_a_client_may_stop_where_its_data_end(self):
     _, weights, _ = _batches()
@@ -263,6 +278,8 @@ class ClientWorkTest(absltest.TestCase):
     self.assertEqual(
         counts,
         dict(
+            # Seven steps on its one utterance, in whole frames.
+            audio_sec=np.float32(7 * _num_frames('cai')) * np.float32(0.01),
             delta_norm_sum=0,
             first_loss_sum=0,
             last_loss_sum=0,

@@ -129,6 +129,7 @@ class AdaptiveRunTest(absltest.TestCase):
         {
             'aggregator/dp_query_metrics/layer_clip/block_00/ln1',
             'not_private/layer_norm/block_00/ln1',
+            'not_private/clipped_layer_norm/block_00/ln1',
             'not_private/layer_clipped/head',
             clip,
         },

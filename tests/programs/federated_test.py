@@ -279,7 +279,7 @@ class FederatedTest(_RunTestCase):
         | {
             f'not_private/{name}'
             for name in (
-                'bytes_down', 'bytes_up', 'clipped_clients',
+                'audio_sec', 'bytes_down', 'bytes_up', 'clipped_clients',
                 'clipped_delta_norm', 'clipped_layers', 'delta_norm',
                 'loss_after', 'loss_before', 'num_clients', 'num_failed',
                 'num_left_out',

@@ -53,6 +53,22 @@ class ProgressTest(absltest.TestCase):
       progress.update()
     self.assertEqual(stream.getvalue(), 'central: step 9 of 10, 5 s left\n')
 
+  def test_time_left_is_said_in_the_units_of_people(self):
+    for total, said in ((2, '100 s'), (3, '3 min'), (80, '2 h 12 min')):
+      stream = io.StringIO()
+      progress = progress_lib.Progress(
+          description='x', total=total, stream=stream
+      )
+      self.now += 100
+      progress.update()
+      # Of 100 s a round: 1, 2 (200 s) and 79 (7900 s, 132 minutes) are left.
+      self.assertEndsWith(stream.getvalue(), f', {said} left\n')
+
+  def test_epsilon_is_shown_beside_its_target(self):
+    self.assertEqual(progress_lib.spent(3.14159, target=10.0), '3.14 of 10')
+    self.assertEqual(progress_lib.spent(3.14159, target=None), '3.14')
+    self.assertEqual(progress_lib.spent(float('inf'), target=None), 'inf')
+
   def test_figures_stay_until_they_are_replaced(self):
     stream = io.StringIO()
     progress = progress_lib.Progress(
@@ -75,6 +91,7 @@ class ProgressTest(absltest.TestCase):
     self.assertIn('federated', text)
     self.assertIn('2/2', text)
     self.assertIn('loss=1.5', text)
+    self.assertIn('00:00 left', text)
 
 
 if __name__ == '__main__':

@@ -13,7 +13,8 @@ _TRAFFIC = fed_avg.Traffic(down=100, up=40)
 
 def _flatten(**work: float) -> dict[str, float]:
   names = (
-      'delta_norm_sum', 'first_loss_sum', 'last_loss_sum', 'loss_sum',
+      'audio_sec', 'delta_norm_sum', 'first_loss_sum', 'last_loss_sum',
+      'loss_sum',
       'num_clients', 'num_left_out', 'num_non_finite', 'num_steps',
       'num_trained', 'num_utterances',
   )
@@ -24,7 +25,8 @@ def _flatten(**work: float) -> dict[str, float]:
           dp_query_metrics={'l2_norm_clip': 0.5, 'layer_clip': {'a/b': 0.25}},
           noise_norm=3.0,
           not_private=collections.OrderedDict(
-              signal_norm=0.1, layer_norm={'a/b': 7.0}
+              signal_norm=0.1, layer_norm={'a/b': 7.0},
+              clipped_layer_norm={'a/b': 3.0},
           ),
       ),
       finalizer={'update_norm': 2.0},
@@ -87,6 +89,7 @@ class RoundMetricsTest(absltest.TestCase):
         of_layers,
         {
             'aggregator/dp_query_metrics/layer_clip/a/b',
+            'not_private/clipped_layer_norm/a/b',
             'not_private/layer_norm/a/b',
         },
     )

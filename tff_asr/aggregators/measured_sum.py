@@ -11,6 +11,7 @@ exact values: nothing in N is private.
     clipped_layers      share of layers that were changed
     signal_norm         norm of the sum over the divisor, without noise
     layer_norm/NAME     norm of a layer before clipping
+    clipped_layer_norm/NAME  and after it
     layer_clipped/NAME  share of updates whose layer was changed
 """
 
@@ -64,9 +65,11 @@ class _MeasuredSum(tff.aggregators.UnweightedAggregationFactory):
       count = measured.num_finite
       share = measured.layers_clipped / count
       norms = measured.layer_norms / count
+      clipped_norms = measured.clipped_layer_norms / count
       return collections.OrderedDict(
           clipped_clients=measured.num_clipped / count,
           clipped_delta_norm=measured.clipped_norm / count,
+          clipped_layer_norm=self._by_name(clipped_norms),
           clipped_layers=tf.reduce_mean(share),
           layer_clipped=self._by_name(share),
           layer_norm=self._by_name(norms),

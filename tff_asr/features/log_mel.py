@@ -44,7 +44,8 @@ def log_mel(
   """Computes normalised log-mel frames of a batch of utterances.
 
   Args:
-    waveforms: int16 [B, N], 16 kHz mono, padded with anything.
+    waveforms: int16 [B, N], or their values as float32; 16 kHz mono, padded
+      with anything.
     num_samples: int32 [B], samples of each utterance, in [0, N].
 
   Returns:
@@ -56,7 +57,7 @@ def log_mel(
   # A convolution refuses what is too short even for no frame.
   missing = tf.maximum(FRAME_LENGTH - FRAME_SHIFT - tf.shape(waveforms)[1], 0)
   samples = tf.pad(tf.cast(waveforms, tf.float32), [[0, 0], [0, missing]])
-  samples = samples[:, :, tf.newaxis]
+  samples = tf.expand_dims(samples, axis=2)
   parts = tf.nn.conv1d(
       samples, tf.constant(_frame_kernel()), FRAME_SHIFT, 'VALID'
   )

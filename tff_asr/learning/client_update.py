@@ -28,6 +28,7 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.features import log_mel
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 
@@ -65,6 +66,7 @@ def build(
     therefore not private:
       loss_sum: Of utterances over local steps, float32, nats.
       num_utterances, num_left_out: Trained on and left out, over local steps.
+      audio_sec: Of the utterances trained on, over local steps, in frames.
       num_steps: Local steps taken.
       num_clients, num_non_finite: Clients, and those whose delta is not finite.
       delta_norm_sum: Of the clients' finite delta norms.
@@ -105,6 +107,7 @@ def build(
     last_loss = tf.constant(0.0)
     num_utterances = tf.constant(0.0)
     num_left_out = tf.constant(0.0)
+    num_frames = tf.constant(0.0)
     steps = tf.constant(0)
     chunk_index = tf.constant(0)
     # An explicit iterator: a loop over the dataset itself would be traced to a
@@ -137,6 +140,9 @@ def build(
         first_loss = tf.where(is_first, last_loss, first_loss)
         loss_sum += step_loss_sum
         num_utterances += trained
+        num_frames += tf.reduce_sum(
+            batch['weights'] * tf.cast(batch['feature_lengths'], tf.float32)
+        )
         num_left_out += tf.cast(tf.size(batch['weights']), tf.float32) - trained
         steps += 1
       if num_steps is not None and steps >= num_steps:
@@ -151,6 +157,7 @@ def build(
     norm = tf.linalg.global_norm(parts)
     has_trained = is_finite & (num_utterances > 0)
     measurements = collections.OrderedDict(
+        audio_sec=num_frames * log_mel.FRAME_SHIFT_SEC,
         delta_norm_sum=tf.where(tf.math.is_finite(norm), norm, 0.0),
         first_loss_sum=tf.where(has_trained, first_loss, 0.0),
         last_loss_sum=tf.where(has_trained, last_loss, 0.0),

@@ -182,9 +182,26 @@ def greedy_decode(logits: tf.Tensor, logit_lengths: tf.Tensor) -> tf.Tensor:
   Returns:
     A tf.RaggedTensor int32 [B, (U)] of token ids.
   """
+  tokens, is_heard = greedy_tokens(logits, logit_lengths)
+  return tf.ragged.boolean_mask(tokens, is_heard)
+
+
+def greedy_tokens(
+    logits: tf.Tensor, logit_lengths: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Best token a frame, and in which frames one is heard.
+
+  Args:
+    logits: float32 [B, S, V].
+    logit_lengths: int32 [B].
+
+  Returns:
+    int32 [B, S], and bool [B, S]: true where a token begins that is no blank,
+    before each length.
+  """
   blank = logits.shape[-1] - 1
   best = tf.argmax(logits, axis=-1, output_type=tf.int32)
   previous = tf.pad(best[:, :-1], [[0, 0], [1, 0]], constant_values=-1)
   valid = tf.sequence_mask(logit_lengths, tf.shape(best)[1])
   is_new = tf.not_equal(best, previous) & tf.not_equal(best, blank)
-  return tf.ragged.boolean_mask(best, valid & is_new)
+  return best, valid & is_new

@@ -49,6 +49,7 @@ class MeasuredQuery(tfp.SumAggregationDPQuery):
             norm=tf.constant(0.0),
             clipped_norm=tf.constant(0.0),
             layer_norms=tf.zeros([num_layers]),
+            clipped_layer_norms=tf.zeros([num_layers]),
             layers_clipped=tf.zeros([num_layers]),
         ),
     )

@@ -36,6 +36,7 @@ class Measured(NamedTuple):
     norm: Norms of the records before clipping, float32.
     clipped_norm: Norms of the records after it, float32.
     layer_norms: Norms of layers before clipping, float32 [H].
+    clipped_layer_norms: Norms of layers after it, float32 [H].
     layers_clipped: Records whose layer was changed, float32 [H].
   """
 
@@ -44,6 +45,7 @@ class Measured(NamedTuple):
   norm: Any
   clipped_norm: Any
   layer_norms: Any
+  clipped_layer_norms: Any
   layers_clipped: Any
 
 
@@ -252,8 +254,9 @@ def _measure(
       [clips.layer_square(squared_norms, layer) for layer in layers]
   )
   # All tensors of a layer have one factor. Zeros times any factor stay zeros.
-  changed = tf.not_equal([factors[layer.places[0]] for layer in layers], 1)
-  changed = tf.cast(changed & (layer_norms > 0), tf.float32)
+  layer_factors = tf.stack([factors[layer.places[0]] for layer in layers])
+  changed = tf.not_equal(layer_factors, 1) & (layer_norms > 0)
+  changed = tf.cast(changed, tf.float32)
   clipped_square = tf.add_n([
       squared_norm * tf.square(factor)
       for squared_norm, factor in zip(squared_norms, factors)
@@ -264,6 +267,7 @@ def _measure(
       norm=tf.cast(tf.sqrt(tf.add_n(squared_norms)), tf.float32),
       clipped_norm=tf.cast(tf.sqrt(clipped_square), tf.float32),
       layer_norms=tf.cast(layer_norms, tf.float32),
+      clipped_layer_norms=tf.cast(layer_norms * layer_factors, tf.float32),
       layers_clipped=changed,
   )
 

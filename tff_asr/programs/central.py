@@ -13,6 +13,7 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.features import log_mel
 from tff_asr.learning import central_step
 from tff_asr.learning import data_parallel
 from tff_asr.models import ctc
@@ -140,7 +141,8 @@ async def train(
     )
     batches = iter(_batches(client_data, pipeline, seed).skip(step))
     managers = run.release_managers(last=step)
-    started = time.monotonic()
+    begun = started = time.monotonic()
+    audio_sec = 0.0
 
     async with saving.Saver(run.state_manager, saved=step) as saver:
       with progress_lib.Progress(
@@ -154,8 +156,10 @@ async def train(
               state.optimizer, state.weights, batch
           ))
           step += 1
+          audio_sec += _audio_sec(batch)
           loss = state.loss_sum / max(state.num_utterances, 1)
-          figures = {'loss': f'{loss:.2f}'}
+          speed = audio_sec / (time.monotonic() - begun)
+          figures = {'loss': f'{loss:.2f}', 'audio': f'{speed:.0f} s/s'}
           if step == num_steps or step % evaluate_every == 0:
             metrics = {
                 'train_loss': loss,
@@ -287,6 +291,12 @@ def _with_evaluation(state: ProgramState, rate: float) -> ProgramState:
   return state._replace(
       evaluations_since_best=state.evaluations_since_best + 1
   )
+
+
+def _audio_sec(batch: pipeline_lib.Batch) -> float:
+  """Seconds of the utterances that a batch trains on."""
+  frames = np.dot(batch['weights'].numpy(), batch['feature_lengths'].numpy())
+  return float(frames) * log_mel.FRAME_SHIFT_SEC
 
 
 def _batches(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tff_asr import checks
 from tff_asr.metrics import bootstrap
+from tff_asr.programs import speaker_spread
 
 
 class Row(NamedTuple):
@@ -171,7 +172,7 @@ def _average(
     found = {}
     for speaker, counts in sorted(each['speakers'].items()):
       found[speaker] = counts['words']
-      share = _num_wrong(counts) / len(evaluations)
+      share = speaker_spread.num_wrong(counts) / len(evaluations)
       errors[speaker] = errors.get(speaker, 0.0) + share
     if words and found != words:
       raise ValueError('runs of one row were evaluated on other speakers.')
@@ -197,7 +198,7 @@ def _read(run: str, name: str) -> dict[str, Any]:
           [counts['words'] for counts in content['speakers'].values()]
       )
       for counts in content['speakers'].values():
-        _num_wrong(counts)
+        speaker_spread.num_wrong(counts)
       if not words:
         raise ValueError('no words')
   except (ValueError, TypeError, KeyError, AttributeError) as e:
@@ -206,10 +207,3 @@ def _read(run: str, name: str) -> dict[str, Any]:
         f'{e}): train or evaluate the run again.'
     ) from e
   return content
-
-
-def _num_wrong(counts: Mapping[str, int]) -> int:
-  """A speaker's wrong words."""
-  return sum(
-      counts[kind] for kind in ('substitutions', 'deletions', 'insertions')
-  )

@@ -284,7 +284,7 @@ async def train(
       saver.offer(state, round_num)
       if round_num % save_every == 0:
         await saver.save(state, round_num)
-      progress.update(**_figures(metrics))
+      progress.update(**_figures(metrics, target_epsilon=target_epsilon))
 
     await saver.save(state, round_num)
     await saver.wait()
@@ -328,12 +328,17 @@ def check(**settings: Any) -> None:
   preflight.run(federated_checks.ALL, settings)
 
 
-def _figures(metrics: dict[str, float]) -> dict[str, str]:
+def _figures(
+    metrics: dict[str, float], *, target_epsilon: Optional[float]
+) -> dict[str, str]:
   """What the progress display shows."""
+  exact = lambda name: metrics[f'not_private/{name}']
   figures = {
-      'loss': f'{metrics["not_private/train_loss"]:.2f}',
-      'epsilon': f'{metrics["epsilon"]:.3g}',
+      'loss': f'{exact("train_loss"):.2f}',
+      'epsilon': progress_lib.spent(metrics['epsilon'], target=target_epsilon),
   }
   if 'dev_word_error_rate' in metrics:
     figures['dev WER'] = f'{100 * metrics["dev_word_error_rate"]:.1f}%'
+  figures['clients'] = f'{exact("num_clients"):.0f}'
+  figures['audio'] = f'{exact("audio_sec") / exact("seconds"):.0f} s/s'
   return figures

@@ -82,11 +82,17 @@ class MetricsFile(tff.program.ReleaseManager):
 
 def read(path: str, name: str) -> dict[int, float]:
   """A metric by round or step, where it was set."""
+  return read_all(path).get(name, {})
+
+
+def read_all(path: str) -> dict[str, dict[int, float]]:
+  """All metrics by name, then by round or step, where they were set."""
+  columns, rows = _read(path)
   try:
     return {
-        int(row[_KEY]): float(row[name])
-        for row in _read(path)[1]
-        if row.get(name)
+        name: {int(row[_KEY]): float(row[name]) for row in rows if row[name]}
+        for name in columns
+        if name != _KEY
     }
   except ValueError as error:
     raise ValueError(f'{path} is damaged: {error}.') from None

@@ -238,7 +238,7 @@ async def train(
       saver.offer(state, step)
       if step % save_every == 0:
         await saver.save(state, step)
-      progress.update(**_figures(metrics))
+      progress.update(**_figures(metrics, target_epsilon=target_epsilon))
       # Where an interrupt ends the run.
       await asyncio.sleep(0)
 
@@ -361,11 +361,15 @@ def _check_step(
   )
 
 
-def _figures(metrics: dict[str, float]) -> dict[str, str]:
+def _figures(
+    metrics: dict[str, float], *, target_epsilon: Optional[float]
+) -> dict[str, str]:
   """What the progress display shows."""
   figures = {'loss': f'{metrics["not_private/train_loss"]:.2f}'}
   if 'epsilon' in metrics:
-    figures['epsilon'] = f'{metrics["epsilon"]:.3g}'
+    figures['epsilon'] = progress_lib.spent(
+        metrics['epsilon'], target=target_epsilon
+    )
   if 'dev_accuracy' in metrics:
     figures['dev accuracy'] = f'{100 * metrics["dev_accuracy"]:.1f}%'
   return figures

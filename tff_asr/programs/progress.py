@@ -7,6 +7,7 @@ from typing import Optional, TextIO
 import tqdm
 
 _SECONDS_BETWEEN_LINES = 10.0
+_BAR = '{desc}: {n_fmt}/{total_fmt} |{bar:16}| {remaining} left{postfix}'
 
 
 class Progress:
@@ -52,6 +53,7 @@ class Progress:
           unit=unit,
           file=self._stream,
           dynamic_ncols=True,
+          bar_format=_BAR,
       )
 
   def update(self, count: int = 1, **figures: str) -> None:
@@ -87,5 +89,21 @@ class Progress:
     advanced = self._done - self._initial
     if 0 < advanced and self._done < self._total:
       rate = (now - self._started) / advanced
-      parts.append(f'{rate * (self._total - self._done):.0f} s left')
+      parts.append(f'{_duration(rate * (self._total - self._done))} left')
     return f'{self._description}: {", ".join(parts)}'
+
+
+def spent(epsilon: float, *, target: Optional[float]) -> str:
+  """Epsilon of its target, such as `3.1 of 10`; alone without one."""
+  of_target = '' if target is None else f' of {target:g}'
+  return f'{epsilon:.3g}{of_target}'
+
+
+def _duration(seconds: float) -> str:
+  """Seconds in two units at most, as people say it: `2 h 5 min`."""
+  if seconds < 120:
+    return f'{seconds:.0f} s'
+  minutes = round(seconds / 60)
+  if minutes < 120:
+    return f'{minutes} min'
+  return f'{minutes // 60} h {minutes % 60} min'

@@ -20,7 +20,7 @@ _PREFIX = 'not_private/'
 # Where the learning process keeps exact figures.
 _EXACT = re.compile(r'client_work/|aggregator/not_private/')
 # A figure for each layer of a model: TensorBoard has them, the CSV has not.
-_BY_LAYER = re.compile(r'(^|/)layer_(norm|clipped|clip)/')
+_BY_LAYER = re.compile(r'(^|/)(clipped_)?layer_(norm|clipped|clip)/')
 
 
 def flatten(

@@ -7,7 +7,7 @@ from absl.testing import parameterized
 import numpy as np
 import soundfile
 
-from data_tools import audio
+from tff_asr.data import audio
 
 
 def _tone(rate_hz: int = 16000, seconds: float = 0.5) -> np.ndarray:

@@ -1,0 +1,64 @@
+r"""Exports the model of a run: SavedModel, TFLite, and a model card.
+
+Each export is checked on real utterances against the run's own model: how many
+it hears alike, and its word error rate. The card tells that, and of the run its
+data, word errors and privacy statement.
+
+Example:
+  python bin/export.py --run=runs/private --output_dir=exported \
+      --data=quickstart_data/shards/test
+"""
+
+from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+
+launch.begin(__name__)
+
+import os
+
+from absl import flags
+
+from tff_asr import config
+from tff_asr.data import client_data
+from tff_asr.programs import exporting
+from tff_asr.programs import model_card
+from tff_asr.programs import outputs
+from tff_asr.programs import recognizer as recognizer_lib
+from tff_asr.programs import run_record
+
+_RUN = flags.DEFINE_string('run', None, 'Folder of a run that has ended.')
+_OUTPUT_DIR = flags.DEFINE_string('output_dir', None, 'Folder for the exports.')
+_DATA = flags.DEFINE_string(
+    'data', None, 'Folder of shards to check the exports on.'
+)
+_NUM_UTTERANCES = flags.DEFINE_integer(
+    'num_utterances', 100, 'How many of them.', lower_bound=1
+)
+_EVALUATION = flags.DEFINE_string(
+    'evaluation', 'test.json', 'What bin/evaluate.py wrote in the run.'
+)
+flags.mark_flags_as_required(['run', 'output_dir', 'data'])
+
+
+def main(_) -> None:
+  load = config.bind(
+      recognizer_lib.load, gin_files=recognizer_lib.gin_files(_RUN.value)
+  )
+  (run,) = run_record.read([_RUN.value], evaluation=_EVALUATION.value)
+  data = client_data.load(_DATA.value)
+  recognizer = load(run=_RUN.value)
+  exports = exporting.export(
+      recognizer=recognizer,
+      client_data=data,
+      output_dir=_OUTPUT_DIR.value,
+      num_utterances=_NUM_UTTERANCES.value,
+  )
+  card = model_card.build(
+      run, recognizer=recognizer, exports=exports, data_dir=_DATA.value
+  )
+  outputs.write_text(os.path.join(_OUTPUT_DIR.value, model_card.CARD), card)
+  for each in exports:
+    print(each)
+
+
+if __name__ == '__main__':
+  launch.run(main, after_interrupt='the same command begins anew.')

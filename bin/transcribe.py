@@ -1,0 +1,81 @@
+r"""Writes down what is said in audio files, with the model of a run.
+
+WAV, FLAC, MP3, Ogg and what else libsndfile reads, at any rate, and folders of
+them. Recordings longer than --window_sec are decoded in windows that overlap.
+Decoding is greedy, as in bin/evaluate.py, or by beam search with --lm.
+
+Example:
+  python bin/transcribe.py --run=runs/private recording.wav folder
+  python bin/transcribe.py --run=runs/private --format=srt talk.mp3 > talk.srt
+"""
+
+from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+
+launch.begin(__name__)
+
+import sys
+
+from absl import flags
+
+from tff_asr import config
+from tff_asr.programs import language_models
+from tff_asr.programs import recognizer
+from tff_asr.programs import transcription
+
+_RUN = flags.DEFINE_string('run', None, 'Folder of a run that has ended.')
+_FORMAT = flags.DEFINE_enum(
+    'format', 'text', transcription.FORMATS, 'What to write.'
+)
+_OUTPUT_DIR = flags.DEFINE_string(
+    'output_dir', None, 'Gets a file for each audio file; else it is printed.'
+)
+_WINDOW_SEC = flags.DEFINE_float(
+    'window_sec',
+    None,
+    'What is decoded at once; by default the longest that training took.',
+)
+_LM = flags.DEFINE_string(
+    'lm', None, 'KenLM model, .arpa or binary (needs requirements-lm.txt).'
+)
+_LM_WEIGHT = flags.DEFINE_float('lm_weight', 0.5, 'Its weight.')
+_WORD_BONUS = flags.DEFINE_float('word_bonus', 1.5, 'Added for each word.')
+_BEAM_WIDTH = flags.DEFINE_integer('beam_width', 100, 'Prefixes kept.')
+flags.mark_flag_as_required('run')
+
+
+def main(argv) -> None:
+  language_model = None
+  if _LM.value is not None:
+    language_model = language_models.LanguageModel(
+        path=_LM.value,
+        alpha=_LM_WEIGHT.value,
+        beta=_WORD_BONUS.value,
+        beam_width=_BEAM_WIDTH.value,
+    )
+  load = config.bind(
+      recognizer.load,
+      gin_files=recognizer.gin_files(_RUN.value),
+      gin_params=[f'WINDOW_SEC = {_WINDOW_SEC.value}'],
+  )
+  try:
+    text = transcription.transcribe(
+        argv[1:],
+        recognizer=load(run=_RUN.value, language_model=language_model),
+        output_format=_FORMAT.value,
+        output_dir=_OUTPUT_DIR.value,
+    )
+  except transcription.Unreadable as e:
+    sys.stdout.write(e.text or '')
+    raise
+  sys.stdout.write(text or '')
+
+
+if __name__ == '__main__':
+  launch.run(
+      main,
+      arguments='FILE',
+      after_interrupt='the same command begins anew.',
+      groups={
+          'Language model': ('lm', 'lm_weight', 'word_bonus', 'beam_width')
+      },
+  )

@@ -1,0 +1,166 @@
+"""What the programs of bin/ do with a trained run, each in this process."""
+
+import asyncio
+import json
+import os
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import pytest
+import soundfile
+import tensorflow as tf
+
+from tests import fakes
+from tests.bin import in_process
+from tests.bin import programs
+from tff_asr import config
+from tff_asr.programs import central
+from tff_asr.programs import outputs
+from tff_asr.text import tokenizer as tokenizer_lib
+
+# BUILD data: //bin:export //bin:report //bin:transcribe
+
+_CLIENTS = {'ann': 2, 'bob': 3}
+
+
+def _write_run(folder: str, shards: str) -> None:
+  """A run as the program leaves it, but for its training."""
+
+  model = config.bind(
+      central.train,
+      gin_files=['gin/experiments/quickstart_seed.gin'],
+      gin_params=(
+          *programs.TINY, f'TRAIN_DIR = {shards!r}', f'DEV_DIR = {shards!r}',
+      ),
+      call=lambda *, model, **unused_settings: model,
+  )(output_dir='', configuration='')
+  with outputs.RunFolder(folder, configuration=config.text()) as run:
+    run.write_model(
+        model.initialize(tf.constant([1, 2])), tokens=tokenizer_lib.ENGLISH
+    )
+    csv, _ = run.release_managers(last=0)
+    asyncio.run(csv.release({'dev_word_error_rate': 0.75}, key=1))
+
+
+class TrainedProgramsTest(parameterized.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.root = cls.enterClassContext(tempfile.TemporaryDirectory())
+    cls.shards = fakes.write_split(os.path.join(cls.root, 'shards'), _CLIENTS)
+    cls.run_dir = os.path.join(cls.root, 'run')
+    _write_run(cls.run_dir, cls.shards)
+    finished = in_process.run(
+        'bin/evaluate.py',
+        '--gin_file=gin/experiments/quickstart_evaluate.gin',
+        f"--gin_param=TEST_DIR = {cls.shards!r}",
+        f'--gin_param=RUNS = [{cls.run_dir!r}]',
+        *(f'--gin_param={param}' for param in programs.TINY),
+    )
+    assert not finished.code, finished.stderr
+    with open(os.path.join(cls.run_dir, 'test.json'), encoding='utf-8') as f:
+      cls.evaluated = {
+          each['utterance_id']: each['text']
+          for each in json.load(f)['hypotheses']
+      }
+    cls.audio = os.path.join(cls.root, 'audio')
+    os.mkdir(cls.audio)
+    for client_id, count in _CLIENTS.items():
+      for example in fakes.examples(client_id, count):
+        soundfile.write(
+            os.path.join(cls.audio, f'{example["utterance_id"]}.flac'),
+            example['waveform'], 16000,
+        )
+
+  def run_program(self, program: str, *arguments: str) -> in_process.Finished:
+    finished = in_process.run(f'bin/{program}.py', *arguments)
+    self.assertEqual(finished.code, 0, finished.stderr)
+    return finished
+
+  def test_transcribe_gives_the_hypotheses_of_the_evaluation(self):
+    finished = self.run_program(
+        'transcribe', f'--run={self.run_dir}', '--format=json', self.audio
+    )
+    heard = {
+        os.path.splitext(os.path.basename(each['file']))[0]: each['text']
+        for each in json.loads(finished.stdout)
+    }
+    self.assertEqual(heard, self.evaluated)
+    self.assertNotEmpty(''.join(heard.values()))
+
+  def test_transcribe_takes_flags_after_files(self):
+    path = os.path.join(self.audio, 'ann-0.flac')
+    finished = self.run_program(
+        'transcribe', path, f'--run={self.run_dir}', '--window_sec=15'
+    )
+    self.assertEqual(finished.stdout, f'{self.evaluated["ann-0"]}\n')
+
+  def test_transcribe_prints_the_others_before_it_says_which_files_are_bad(self):
+    bad = os.path.join(self.root, 'bad.wav')
+    with open(bad, 'wb') as f:
+      f.write(b'x')
+    path = os.path.join(self.audio, 'ann-0.flac')
+    finished = in_process.run(
+        'bin/transcribe.py', f'--run={self.run_dir}', bad, path
+    )
+    self.assertEqual(finished.code, 1)
+    self.assertEqual(finished.stdout, f'{path}\t{self.evaluated["ann-0"]}\n')
+    *progress, error = finished.stderr.splitlines()
+    self.assertRegex(error, '^error: .*bad.wav: is not readable audio')
+    for line in progress:
+      self.assertStartsWith(line, 'transcribe: file ')
+
+  @parameterized.named_parameters(
+      ('transcribe_nothing', 'transcribe', ['--run=x'], 'no FILE was given'),
+      ('transcribe_no_run', 'transcribe', ['x.wav'], '--run is needed'),
+      (
+          'transcribe_of_no_run', 'transcribe', ['--run=nowhere', 'x.wav'],
+          'nowhere has no config.gin',
+      ),
+      ('report_on_nothing', 'report', ['--output_dir=x'], 'no RUN was given'),
+      (
+          'report_of_no_run', 'report', ['--output_dir=x', 'nowhere'],
+          'nowhere has no config.gin',
+      ),
+      (
+          'export_of_no_run', 'export',
+          ['--run=nowhere', '--output_dir=x', '--data=y'],
+          'nowhere has no config.gin',
+      ),
+  )
+  def test_bad_arguments_are_a_line(self, program, arguments, message):
+    finished = in_process.run(f'bin/{program}.py', *arguments)
+    self.assertEqual(finished.code, 1)
+    self.assertEqual(finished.stdout, '')
+    self.assertRegex(finished.stderr, rf'\Aerror: .*{message}.*\n\Z')
+    self.assertFalse(os.path.exists('x'))
+
+  def test_report_is_written_where_it_says(self):
+    output_dir = os.path.join(self.root, 'report')
+    finished = self.run_program(
+        'report', self.run_dir, f'--output_dir={output_dir}', '--num_worst=1'
+    )
+    path = finished.stdout.strip()
+    self.assertEqual(path, os.path.join(output_dir, 'report.html'))
+    with open(path, encoding='utf-8') as f:
+      self.assertIn('Utterances with the most errors', f.read())
+
+  @pytest.mark.slow
+  def test_export_checks_and_writes_a_card(self):
+    output_dir = os.path.join(self.root, 'exported')
+    finished = self.run_program(
+        'export', f'--run={self.run_dir}', f'--output_dir={output_dir}',
+        f'--data={self.shards}', '--num_utterances=2',
+    )
+    first, *_ = finished.stdout.splitlines()
+    self.assertRegex(first, '^saved_model: .* in 2 of 2 utterances')
+    with open(os.path.join(output_dir, 'model_card.md'), encoding='utf-8') as f:
+      card = f.read()
+    self.assertIn('# Model card: run', card)
+    self.assertIn('| shards | trained on | 2 | 5 |', card)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,92 @@
+"""Folders as runs leave them, written by hand for tests of what reads them."""
+
+from collections.abc import Mapping
+import json
+import os
+from typing import Any, Optional
+
+
+def write(
+    folder: str,
+    *,
+    settings: Mapping[str, str],
+    metrics: Mapping[str, Mapping[int, float]],
+    privacy: Optional[dict[str, Any]] = None,
+    hypotheses: Optional[list[tuple[str, str, str]]] = None,
+    errors: Optional[Mapping[str, tuple[int, int]]] = None,
+) -> str:
+  """Writes a run's folder; returns it.
+
+  Args:
+    folder: To be made.
+    settings: Macros as gin text, by name.
+    metrics: By name, then by round or step.
+    privacy: Its privacy statement; also in results.json.
+    hypotheses: Speaker, what was said, what was heard; None: not evaluated.
+    errors: Substitutions and words of each speaker of the evaluation.
+  """
+  os.makedirs(folder)
+
+  def put(name: str, text: str) -> None:
+    with open(os.path.join(folder, name), 'w', encoding='utf-8') as f:
+      f.write(text)
+
+  put('config.gin', ''.join(f'{k} = {v}\n' for k, v in settings.items()))
+  numbers = sorted({n for values in metrics.values() for n in values})
+  rows = [','.join(['round', *metrics])] + [
+      ','.join([str(n), *(str(v.get(n, '')) for v in metrics.values())])
+      for n in numbers
+  ]
+  put('metrics.csv', '\n'.join(rows) + '\n')
+  if privacy is not None:
+    put('privacy.json', json.dumps(privacy))
+    put('privacy.txt', f'Privacy statement\n{privacy["verdict"]}\n')
+    put('results.json', json.dumps({'seconds': 10.0, 'privacy': privacy}))
+  if errors is not None:
+    wrong = sum(count for count, _ in errors.values())
+    words = sum(count for _, count in errors.values())
+    put('test.json', json.dumps({
+        'word_error_rate': wrong / words,
+        'num_words': words,
+        'num_speakers': len(errors),
+        'speakers': {
+            speaker: {
+                'substitutions': count, 'deletions': 0, 'insertions': 0,
+                'words': words,
+            }
+            for speaker, (count, words) in errors.items()
+        },
+        'hypotheses': [
+            {
+                'client_id': speaker, 'utterance_id': f'{speaker}-{number}',
+                'reference': said, 'text': heard,
+            }
+            for number, (speaker, said, heard) in enumerate(hypotheses or [])
+        ],
+    }))
+  return folder
+
+
+def privacy(
+    *,
+    epsilon: Any = 1000.0,
+    noise_multiplier: float = 0.1,
+    cohort_size: int = 10,
+    population: int = 100,
+    rounds: int = 20,
+) -> dict[str, Any]:
+  """A privacy statement's fields, those that are read."""
+  return {
+      'private': False,
+      'verdict': f'NOT PRIVATE: epsilon is {epsilon}.',
+      'delta': 1e-3,
+      'epsilon': epsilon,
+      'groups': [{
+          'kind': 'poisson',
+          'cohort_size': cohort_size,
+          'population': population,
+          'sampling_probability': cohort_size / population,
+          'noise_multiplier': noise_multiplier,
+          'rounds': rounds,
+      }],
+  }

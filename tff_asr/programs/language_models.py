@@ -1,0 +1,106 @@
+"""Beam search with an n-gram language model: an optional extra.
+
+pyctcdecode's search over CTC prefixes, which scores
+
+    log p(frames | text) + alpha ln p_LM(text) + beta (number of words)
+
+with a KenLM model. It needs the packages of requirements-lm.txt, which are no
+part of requirements.txt.
+
+  S: output frames. V: vocabulary with blank.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import logging
+import os
+
+import numpy as np
+
+from tff_asr import checks
+
+_INSTALL = (
+    'a language model needs further packages; install them with: '
+    'pip install --no-deps -r requirements-lm.txt'
+)
+_ENDINGS = ('.arpa', '.bin', '.binary')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageModel:
+  """An n-gram model and how it is used.
+
+  Attributes:
+    path: A KenLM model, .arpa or binary. With .arpa, words that it does not
+      have are scored as unlikely while they are being spelled.
+    alpha: Weight of the model, at least 0.
+    beta: Added for each word, so that words are not joined.
+    beam_width: Prefixes that are kept, at least 1.
+  """
+
+  path: str
+  alpha: float = 0.5
+  beta: float = 1.5
+  beam_width: int = 100
+
+  def __post_init__(self):
+    checks.non_negative(alpha=self.alpha)
+    checks.finite(beta=self.beta)
+    checks.positive_int(beam_width=self.beam_width)
+    if not os.path.isfile(self.path):
+      raise ValueError(f'the language model {self.path} does not exist.')
+    if not self.path.endswith(_ENDINGS):
+      raise ValueError(
+          f'the language model {self.path} must be a file of KenLM that ends '
+          f'in one of {", ".join(_ENDINGS)}.'
+      )
+
+
+def build_decode(
+    language_model: LanguageModel, *, characters: str
+) -> Callable[[np.ndarray], tuple[str, list[tuple[str, int, int]]]]:
+  """Returns a `recognizer.Decode`: logits [S, V] to text, and words in frames.
+
+  Args:
+    language_model: The model.
+    characters: What tokens spell, in the order of their ids; with a space.
+
+  Raises:
+    ValueError: The packages are not installed, the file is no KenLM model, or
+      the tokens have no space.
+  """
+  if ' ' not in characters:
+    raise ValueError('a language model of words needs a token for the space.')
+  try:
+    import pyctcdecode  # pylint: disable=g-import-not-at-top
+  except ImportError as e:
+    raise ValueError(f'{_INSTALL} ({e}).') from e
+  # It remarks on what labels look like, and on models without unigrams.
+  logging.getLogger('pyctcdecode').setLevel(logging.ERROR)
+  try:
+    decoder = pyctcdecode.build_ctcdecoder(
+        [*characters, ''],
+        kenlm_model_path=language_model.path,
+        alpha=language_model.alpha,
+        beta=language_model.beta,
+    )
+  except ImportError as e:
+    raise ValueError(f'{_INSTALL} ({e}).') from e
+  except (OSError, RuntimeError) as e:
+    raise ValueError(
+        f'{language_model.path} is not a model that KenLM can read: '
+        f'{str(e).splitlines()[0]}.'
+    ) from e
+
+  def decode(
+      logits: np.ndarray,
+  ) -> tuple[str, list[tuple[str, int, int]]]:
+    if not len(logits):  # pylint: disable=g-explicit-length-test
+      return '', []
+    best = decoder.decode_beams(
+        logits, beam_width=language_model.beam_width
+    )[0]
+    text, _, frames, *_ = best
+    return text, [(word, start, end) for word, (start, end) in frames]
+
+  return decode
