@@ -81,15 +81,17 @@ for group in $groups; do
       done
       ;;
     share)
-      # Of 110 speakers: some 1, 5 and (above) 36 %.
+      # Some 1 and 5 % of 110 speakers, all others of whom are private.
       shards libri_light "$speech" untranscribed data/pretrain_shares \
-        public1=1,public5=5,private=rest --max_sec=5
+        public1=1,public5=5,private=rest,dev=16 --max_sec=5
+      parts=data/pretrain_shares/untranscribed
       for number in 1 5; do
         train pretrain pretrain_mini_public "public$number" \
-          "TRAIN_DIR = 'data/pretrain_shares/untranscribed.public$number'" \
+          "TRAIN_DIR = '$parts.public$number'" "DEV_DIR = '$parts.dev'" \
           "BATCH_SIZE = $number"
         row "warm start of $number speakers" "public$number"
         private "from_public$number" dim 0.0047 "$freeze" \
+          "TRAIN_DIR = '$parts.private'" "DEV_DIR = '$parts.dev'" \
           "SEED_RUN = '$runs/public$number'"
         row "private from $number speakers' warm start" "from_public$number"
       done
