@@ -31,6 +31,7 @@ _CONFIGURED = re.compile(
 _INCLUDE = re.compile(r"^include '(.+)'$", re.MULTILINE)
 # What an experiment leaves to the command line, and a value for it.
 _LEFT_OPEN = {
+    'L2_NORM_CLIP': '0.1',
     'NOISE_MULTIPLIER': '0.01',
     'RUNS': "['runs/x']",
 }

@@ -52,9 +52,11 @@ _TINY = {
         'BATCH_SIZE = 2',
         'EVALUATE_EVERY = 2',
         'NUM_CODES = 16',
+        # Fake utterances are short.
+        'MASK_PROB = 0.1',
     ),
 }
-_LEFT_OPEN = ('NOISE_MULTIPLIER = 0.01',)
+_LEFT_OPEN = ('NOISE_MULTIPLIER = 0.01', 'L2_NORM_CLIP = 0.1')
 
 
 def _run(
@@ -68,10 +70,15 @@ def _run(
       *(param for param in _LEFT_OPEN if param.split(' =')[0] in left_open),
   ]
   configuration = config.text()
-  # A seed model has the tokens of its language, a pre-trained one has none.
+  # A seed model has the tokens of its language, a pre-trained one has none; to
+  # fine-tune, its encoder is enough.
   seed = 'seed' if "LANGUAGE = 'en'" in configuration else 'seed_fr'
-  if program is pretrain.train:
-    seed = 'pretrained'
+  is_conformer = 'FRONT_CHANNELS' in configuration
+  if is_conformer:
+    seed = 'conformer' if program is evaluate.evaluate else 'pretrained'
+    gin_params.append('FRONT_CHANNELS = 2')
+  if "SCORES_RUN = '" in configuration:
+    gin_params.append("SCORES_RUN = 'pretrained'")
   if "SEED_RUN = '" in configuration:
     gin_params.append(f'SEED_RUN = {seed!r}')
   if program is evaluate.evaluate:
@@ -105,6 +112,7 @@ def setUpModule():
   _run(path, 'seed')
   _run(path, 'seed_fr', "LANGUAGE = 'fr'")
   _run('gin/experiments/pretrain_mini_public.gin', 'pretrained')
+  _run('gin/experiments/finetune_mini_an4.gin', 'conformer')
 
 
 def tearDownModule():

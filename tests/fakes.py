@@ -12,6 +12,9 @@ from data_tools import shards
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.models import ctc
 from tff_asr.models import transformer
+from tff_asr.privacy import accounting
+from tff_asr.privacy import keys
+from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.text import tokenizer as tokenizer_lib
 
 WORDS = ('ab', 'ba', 'abba', 'cab', 'a')
@@ -126,6 +129,25 @@ def client_data(
 
   return tff.simulation.datasets.ClientData.from_clients_and_tf_fn(
       list(num_utterances), dataset_fn
+  )
+
+
+def charged_round(seed: int = 0) -> ledger_lib.Round:
+  """A round as a ledger charges it; another one for each seed."""
+  return ledger_lib.Round(
+      round_num=0,
+      sampling=accounting.Sampling(
+          kind='poisson', cohort_size=10, population=1000
+      ),
+      noise_multipliers=(1.0,),
+      configuration='',
+      identity=ledger_lib.round_identity(
+          noise_key=keys.from_seed(seed),
+          noise_counter=0,
+          sampler_key=keys.from_seed(1),
+          round_num=0,
+          configuration='',
+      ),
   )
 
 

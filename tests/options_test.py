@@ -129,6 +129,9 @@ _SHOWN = {
             'fed_avg.build.seed',
             'fed_avg.build.server_optimizer',
         ),
+        'test_frozen_layers_are_not_trained_clipped_noised_or_sent': (
+            'fed_avg.build.frozen',
+        ),
         'test_noise_needs_a_key_and_is_fixed_by_it': (
             'fed_avg.build.aggregator',
         ),
@@ -266,6 +269,10 @@ _SHOWN = {
         'test_weights_by_hand': ('clips.Clipping.weights',),
     },
     'tests/programs/central_test.py': {
+        'test_the_encoder_waits_and_then_steps_at_its_rate': (
+            'central.train.encoder_frozen_steps',
+            'central.train.encoder_rate',
+        ),
         'test_seed_and_gradient_clip_reach_the_training': (
             'central.train.max_grad_norm',
             'central.train.seed',
@@ -353,6 +360,13 @@ _SHOWN = {
         ),
         'test_writes_everything_and_states_the_privacy': (
             'federated.train.delta',
+        ),
+    },
+    'tests/programs/layer_scores_test.py': {
+        'test_the_encoder_s_layers_are_chosen_by_its_scores': (
+            'layer_scores.frozen.freeze',
+            'layer_scores.frozen.model',
+            'layer_scores.frozen.run',
         ),
     },
     'tests/programs/pretrain_test.py': {

@@ -161,6 +161,18 @@ class PublishedRunsTest(parameterized.TestCase):
     if seed != 'None' and _path(seed) not in _PATHS:
       self.assertIn(f'--output_dir=runs/{seed} ', header)
 
+  @parameterized.named_parameters(
+      (experiments.name(path), path)
+      for path in experiments.experiments()
+      if re.search(r'/(ssl|pretrain_mini|finetune_mini)_', path)
+  )
+  def test_headers_of_pretraining_say_how_to_run_it(self, path):
+    header = experiments.read(path).split('from __gin__')[0]
+    self.assertIn(f'--gin_file={path}', header.replace(' \\\n#      ', ''))
+    if '/ssl_' in path and experiments.program(path) is not evaluate.evaluate:
+      for part in ('Expected WER', 'Cost:'):
+        self.assertIn(part, header)
+
   def test_the_table_of_docs_has_each(self):
     documented = re.findall(
         r'^\| `((?:ls|cv)_\w+)` \|', experiments.read('docs/recipe.md'),

@@ -104,16 +104,16 @@ MUTANTS = (
                 '            gradient + proximal_weight * (weight - start)\n'
                 '        ),\n'
                 '        gradients,\n'
-                '        weights,\n'
-                '        anchor,\n'
+                '        weights_lib.without(frozen, weights),\n'
+                '        weights_lib.without(frozen, anchor),\n'
                 '    )\n',
                 '    proximal = lambda gradients: tf.nest.map_structure(\n'
                 '        lambda gradient, weight, start: (\n'
                 '            gradient + proximal_weight * (weight - start)\n'
                 '        ),\n'
                 '        gradients,\n'
-                '        weights,\n'
-                '        anchor,\n'
+                '        weights_lib.without(frozen, weights),\n'
+                '        weights_lib.without(frozen, anchor),\n'
                 '    )\n',
             ),
             (

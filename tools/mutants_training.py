@@ -83,8 +83,8 @@ _LEARNING = (
         'the delta has the wrong sign',
         'tff_asr/learning/client_update.py',
         ((
-            'tf.nest.map_structure(tf.subtract, initial, weights)',
-            'tf.nest.map_structure(tf.subtract, weights, initial)',
+            'tf.nest.map_structure(tf.subtract, before, after)',
+            'tf.nest.map_structure(tf.subtract, after, before)',
         ),),
         ('tests/learning/client_update_test.py',),
     ),

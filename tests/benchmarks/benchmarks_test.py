@@ -11,7 +11,7 @@ from absl.testing import parameterized
 import pytest
 
 # BUILD data: //benchmarks:cohort_memory //benchmarks:execution
-# BUILD data: //benchmarks:full_size
+# BUILD data: //benchmarks:dp_sgd //benchmarks:full_size
 
 _ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
 _TINY = ('--num_blocks=1', '--dim=32')
@@ -35,6 +35,12 @@ class BenchmarksTest(parameterized.TestCase):
           'full_size',
           ('full_size', '--rounds=1'),
           lambda figures: [figures['save'], figures['restore']],
+      ),
+      (
+          'dp_sgd',
+          ('dp_sgd', '--batch=2', '--sec=1', '--repeats=1', '--vectorized=1',
+           '--frozen=0.5'),
+          lambda figures: figures['ratios']['DP, n = 1, 50% frozen'],
       ),
   )
   def test_writes_positive_figures(self, arguments, select):

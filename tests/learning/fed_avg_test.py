@@ -23,6 +23,7 @@ from tff_asr.learning import delta_transforms
 from tff_asr.learning import fed_avg
 from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import lamb
+from tff_asr.privacy import clips
 from tff_asr.privacy import queries
 
 _SEED = 7
@@ -242,9 +243,80 @@ class ProcessTest(parameterized.TestCase):
         str(metrics_type.finalizer),
         '<learning_rate=float32,update_norm=float32,weights_norm=float32>',
     )
-    # The tiny model's weights in float32, there and back.
+
+  def test_frozen_layers_are_not_trained_clipped_noised_or_sent(self):
+    clip, noise = 0.01, 10.0
+    specs = _model().specs
+    frozen = sorted(n for n in specs if '/w' in n or n.startswith('front'))
+    live = sorted(specs.keys() - set(frozen))
+    process = _build(
+        aggregator=dp_mean.build(
+            query=queries.PerLayerClipSumQuery(
+                l2_norm_clip=clip,
+                noise_multiplier=noise,
+                clipping=clips.Clipping(split='dim'),
+            ),
+            cohort_size=_COHORT_SIZE,
+        ),
+        num_local_steps=1,
+        frozen=['front/.*', '.*/w.*'],
+    )
+    context = multi_device.build_sync_context()
+    with tff.framework.get_context_stack().install(context):
+      initial = process.initialize()
+      state = fed_avg.set_noise_key(initial, np.array([1, 2, 3, 4], np.int32))
+      rounds = [process.next(state, cohort) for cohort in ([], ['bob'])]
+    self.assertEqual(fed_avg.frozen_layers(initial), frozen)
+    before = {
+        name: np.asarray(value)
+        for name, value in initial.global_model_weights.items()
+    }
+    # The server's SGD at a rate of 1: weights move by minus the mean.
+    alone, with_bob = (
+        {
+            name: (before[name] - np.asarray(value)) * _COHORT_SIZE
+            for name, value in done.state.global_model_weights.items()
+        }
+        for done in rounds
+    )
+    for name in frozen:
+      self.assertTrue(np.all(alone[name] == 0), name)
+      self.assertTrue(np.all(with_bob[name] == 0), name)
+    noises = np.concatenate([alone[name].ravel() for name in live])
+    # z C = .1 on the sum, of some thousands of elements.
+    np.testing.assert_allclose(noises.std(), clip * noise, rtol=0.06)
+    # C is divided among the live layers: bob's, each over its part, fill it.
+    sizes = {name: before[name].size for name in live}
+    norms = {
+        name: np.linalg.norm(with_bob[name] - alone[name]) for name in live
+    }
+    for name in live:
+      share = np.sqrt(sizes[name] / sum(sizes.values()))
+      self.assertLessEqual(norms[name], clip * share * 1.01 + 3e-6, name)
+    self.assertAlmostEqual(
+        federated_twin.norm(norms) / clip, 1, delta=0.05
+    )
+    self.assertAlmostEqual(
+        float(rounds[1].metrics['aggregator']['noise_norm']),
+        clip * noise * np.sqrt(sum(sizes.values())) / _COHORT_SIZE,
+        places=5,
+    )
+    # The rest in float32, there and back.
+    num_bytes = 4 * sum(sizes.values())
+    self.assertEqual(fed_avg.traffic(initial), (num_bytes, num_bytes))
+    # Another set of frozen layers is another round to the ledger.
+    self.assertEqual(
+        fed_avg.frozen_layers(rounds[1].state), frozen
+    )
+
+  def test_without_frozen_layers_all_weights_are_sent(self):
+    weights = _model().initialize(tf.constant([1, 2]))
+    state = tff.learning.templates.LearningAlgorithmState(
+        weights, (), (), (), ()
+    )
     num_bytes = 4 * weights_lib.count(_model().specs)
-    self.assertEqual(fed_avg.traffic(process), (num_bytes, num_bytes))
+    self.assertEqual(fed_avg.traffic(state), (num_bytes, num_bytes))
+    self.assertEqual(fed_avg.frozen_layers(state), [])
 
   def test_noise_needs_a_key_and_is_fixed_by_it(self):
     process = _build(
@@ -325,6 +397,7 @@ class ProcessTest(parameterized.TestCase):
           dict(num_local_steps=1, proximal_weight=-0.1),
           'proximal_weight must be at least 0',
       ),
+      ('frozen', dict(num_local_steps=1, frozen=['.*']), 'nothing is left'),
   )
   def test_bad_arguments_are_named(self, kwargs, message):
     with self.assertRaisesRegex(ValueError, message):

@@ -51,6 +51,20 @@ class ServerUpdateTest(parameterized.TestCase):
         output.measurements['weights_norm'], np.sqrt(20), rtol=1e-6
     )
 
+  def test_frozen_weights_have_no_delta_and_no_state(self):
+    finalizer = server_update.build(
+        optimizer=lamb.build_lamb(0.5), weights_type=_TYPE, frozen=['a']
+    )
+    state = finalizer.initialize()
+    self.assertEqual(list(state['first_moment']), ['b'])
+    output = finalizer.next(
+        state, _weights(1, 2, 3), collections.OrderedDict(b=np.float32(-2))
+    )
+    np.testing.assert_array_equal(output.result['a'], [1, 2])
+    # LAMB: 3 + .5 * 3 / 1 * 1.
+    np.testing.assert_allclose(output.result['b'], 4.5, rtol=1e-4)
+    self.assertEqual(list(output.result), ['a', 'b'])
+
   def test_reports_the_scheduled_rate_of_each_round(self):
     optimizer = schedules.scheduled(
         lamb.build_lamb(0.1),

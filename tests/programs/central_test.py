@@ -19,7 +19,9 @@ import tensorflow_federated as tff
 from tests import fakes
 from tests import seen
 from tff_asr import checks
+from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import central
+from tff_asr.programs import charged
 from tff_asr.programs import metrics_file
 from tff_asr.programs import outputs
 
@@ -192,11 +194,96 @@ class CentralTest(parameterized.TestCase):
         (dict(evaluate_every=0), 'evaluate_every'),
         (dict(patience=0), 'patience'),
         (dict(patience=2), 'patience needs an evaluator'),
+        (dict(encoder_rate=0.0), 'encoder_rate'),
+        (dict(encoder_frozen_steps=-1), 'encoder_frozen_steps'),
         (dict(seed_run=self.path('nothing')), 'nothing holds no trained model'),
     ):
       with self.assertRaisesRegex(ValueError, message):
         _train(self.path('run'), **changes)
       self.assertFalse(os.path.exists(self.path('run')))
+
+  def test_the_encoder_waits_and_then_steps_at_its_rate(self):
+    settings = dict(
+        num_steps=3,
+        seed_run=self.pretrained(),
+        encoder_frozen_steps=2,
+        encoder_rate=0.25,
+        optimizer=tff.learning.optimizers.build_sgdm(0.1),
+        max_grad_norm=1e9,
+    )
+    evaluator = _Evaluator(0.5, 0.4, 0.3)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+      _train(self.path('run'), evaluator, **settings)
+    self.assertIn('pre-trained: of it the encoder is taken', printed.getvalue())
+    encoder = _model().encoder.specs
+    before = self.encoder_weights()
+    moved = [
+        {name: np.any(seen[name] != before[name]) for name in encoder}
+        for seen in evaluator.seen
+    ]
+    self.assertFalse(any([*moved[0].values(), *moved[1].values()]))
+    self.assertTrue(all(moved[2].values()), moved[2])
+    head = [seen['head/kernel'] for seen in evaluator.seen]
+    self.assertTrue(np.any(head[0] != head[1]))
+
+    # At a rate of 1 the third step is four times as long.
+    full = _Evaluator(0.5, 0.4, 0.3)
+    with contextlib.redirect_stdout(io.StringIO()):
+      _train(self.path('full'), full, **settings | dict(encoder_rate=1.0))
+    for name in encoder:
+      np.testing.assert_allclose(
+          4 * (evaluator.seen[2][name] - before[name]),
+          full.seen[2][name] - before[name],
+          atol=1e-6,
+          err_msg=name,
+      )
+
+    # Stopped as the encoder begins: the same bits.
+    for rates in ((0.5, 0.4, np.nan), (0.3,)):
+      parts = _Evaluator(*rates)
+      with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.suppress(KeyboardInterrupt):
+          _train(self.path('parts'), parts, **settings)
+    self.assert_same(
+        _weights(self.path('parts')), _weights(self.path('run'))
+    )
+
+  def encoder_weights(self) -> dict[str, np.ndarray]:
+    """Of the pre-training run that `pretrained` makes."""
+    weights = _model().initialize(tf.constant([7, 7]))
+    return {name: weights[name].numpy() for name in _model().encoder.specs}
+
+  def pretrained(self) -> str:
+    """A finished pre-training run of two examples' rounds."""
+    folder = outputs.RunFolder(self.path('pretrained'), configuration='')
+    with ledger_lib.create(
+        folder.file(outputs.LEDGER), unit='example'
+    ) as ledger:
+      ledger.append(fakes.charged_round())
+      folder.write_model(
+          self.encoder_weights(), tokens='', ledger=ledger.head
+      )
+    return folder.path
+
+  def test_what_pretraining_cost_is_stated_with_the_model(self):
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+      results = _train(
+          self.path('run'), num_steps=1, seed_run=self.pretrained()
+      )
+    privacy = results['privacy']
+    self.assertEqual((privacy['unit'], privacy['rounds']), ('example', 1))
+    self.assertEqual(privacy['inherited_rounds'], 1)
+    self.assertIn('all of these rounds', printed.getvalue())
+    # Started again when it is over.
+    with contextlib.redirect_stdout(io.StringIO()):
+      again = _train(
+          self.path('run'), num_steps=1, seed_run=self.path('pretrained')
+      )
+    self.assertEqual(again['privacy'], privacy)
+    self.assertEqual(
+        charged.epsilon_of_run(self.path('run'), delta=1e-5).epsilon,
+        charged.epsilon_of_run(self.path('pretrained'), delta=1e-5).epsilon,
+    )
 
   def test_keeps_states_as_told(self):
     _train(self.path('run'), num_steps=5, keep_last=1, keep_every=2)

@@ -470,6 +470,68 @@ class FederatedTest(_RunTestCase):
     for name, value in _weights(seed_run).items():
       np.testing.assert_array_equal(seen[0][name], value)
 
+  def test_starts_from_a_pretrained_encoder_and_states_its_cost_apart(self):
+    model = _parts().model
+    folder = outputs.RunFolder(
+        os.path.join(self.root, 'pretrained'), configuration=''
+    )
+    weights = model.initialize([9, 9])
+    encoder = {name: weights[name] for name in model.encoder.specs}
+    with ledger_lib.create(
+        folder.file('ledger.jsonl'), unit='example'
+    ) as ledger:
+      for seed in range(3):
+        ledger.append(fakes.charged_round(seed))
+      folder.write_model(
+          encoder | {'prediction/bias': np.zeros([4], np.float32)},
+          tokens='',
+          ledger=ledger.head,
+      )
+    results, printed = _train(
+        self.run, seed_run=folder.path, num_rounds=1, keep_every=1
+    )
+    self.assertIn('of it the encoder is taken', printed)
+    # The first saved state has its encoder, and a head of its own.
+    leaves = state_file.read_leaves(
+        self.file('state/state_00000000.bin'),
+        prefix='process/global_model_weights',
+    )
+    found = {name.split('weights/')[1]: leaves[name] for name in leaves}
+    for name in encoder:
+      np.testing.assert_array_equal(found[name], encoder[name])
+    self.assertTrue(np.any(found['head/kernel'] != weights['head/kernel']))
+
+    # Two guarantees, neither of which holds the other's rounds.
+    privacy = results['privacy']
+    self.assertEqual((privacy['unit'], privacy['rounds']), ('speaker', 1))
+    self.assertEqual(privacy['epsilon_rdp'], _epsilon(1))
+    (apart,) = privacy['apart']
+    self.assertEqual((apart['unit'], apart['rounds']), ('example', 3))
+    self.assertEqual(printed.count('Privacy statement'), 2)
+    self.assertIn('stated apart', printed)
+    result = charged.epsilon_of_run(self.run, delta=1e-5)
+    self.assertEqual((result.unit, result.epsilon), ('speaker', _epsilon(1)))
+    self.assertEqual([each.unit for each in result.apart], ['example'])
+
+    # It goes on, if the other ledger is there.
+    os.rename(self.file('ledger.example.jsonl'), self.file('away'))
+    with self.assertRaisesRegex(ledger_lib.LedgerError, 'example.*missing'):
+      _train(self.run, seed_run=folder.path)
+    os.rename(self.file('away'), self.file('ledger.example.jsonl'))
+    results, _ = _train(self.run, seed_run=folder.path)
+    self.assertEqual(results['privacy']['rounds'], 2)
+
+  def test_a_resumed_run_has_to_freeze_the_same_layers(self):
+    _train(self.run, num_rounds=1)
+    with mock.patch.object(
+        fed_avg,
+        'frozen_layers',
+        side_effect=lambda state: ['a'] * int(
+            np.asarray(state.distributor.round_num) == 0
+        ),
+    ), self.assertRaisesRegex(ValueError, 'has 0 frozen layers'):
+      _train(self.run)
+
   def test_another_configuration_in_the_folder_is_refused(self):
     _train(self.run, num_rounds=1)
     before = _read(self.file('ledger.jsonl'))

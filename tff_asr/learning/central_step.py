@@ -1,6 +1,6 @@
 """One minibatch step of central training, with any TFF optimizer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 import functools
 from typing import Any, Optional
 
@@ -20,6 +20,7 @@ def build(
     optimizer: tff.learning.optimizers.Optimizer,
     max_grad_norm: float = 1.0,
     devices: Optional[Sequence[str]] = None,
+    frozen: Collection[str] = (),
 ) -> Callable[..., tuple[Any, weights_lib.Weights, tf.Tensor, tf.Tensor]]:
   """Builds the step.
 
@@ -29,6 +30,8 @@ def build(
     max_grad_norm: The gradient is clipped to this global norm.
     devices: The batch is divided among these; see `data_parallel`. None: as a
       whole, on TensorFlow's default device.
+    frozen: Names of weights for which the optimizer gets no gradient (None);
+      those gradients are not computed.
 
   Returns:
     A tf.function (optimizer_state, weights, batch) to (optimizer_state,
@@ -40,13 +43,16 @@ def build(
   """
   if devices is None:
     clipped_gradients = functools.partial(
-        client_update.clipped_gradients, max_grad_norm=max_grad_norm
+        client_update.clipped_gradients,
+        max_grad_norm=max_grad_norm,
+        frozen=frozen,
     )
   else:
     clipped_gradients = functools.partial(
         data_parallel.clipped_gradients,
         max_grad_norm=max_grad_norm,
         devices=data_parallel.find(devices),
+        frozen=frozen,
     )
 
   weights_specs = weights_lib.tensor_specs(model.specs)
@@ -62,7 +68,10 @@ def build(
       input_signature=[state_specs, weights_specs, pipeline_lib.batch_spec()]
   )
   def step(optimizer_state, weights, batch: pipeline_lib.Batch):
-    gradients, loss_sum = clipped_gradients(model, weights, batch)
+    live, loss_sum = clipped_gradients(model, weights, batch)
+    gradients = weights_lib.Weights(
+        (name, live.get(name)) for name in weights
+    )
     optimizer_state, weights = optimizer.next(
         optimizer_state, weights, gradients
     )

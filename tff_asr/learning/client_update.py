@@ -16,11 +16,15 @@ a step is along the gradient of the whole local objective,
 whose second part, mu (w - w0), is added before the clip: what is clipped is the
 gradient of the objective.
 
+Frozen weights (`layer_freeze`) stay as they were sent: no gradient of theirs is
+computed, and the delta, with its clip and its noise, is of the others alone.
+
 Type: (<S@SERVER, {<weights, seed>}@CLIENTS, {examples*}@CLIENTS>
        -> <S@SERVER, {<delta, ()>}@CLIENTS, M@SERVER>), with empty S.
 """
 
 import collections
+from collections.abc import Collection
 from typing import Any, Optional
 
 import tensorflow as tf
@@ -44,6 +48,7 @@ def build(
     num_epochs: Optional[int] = None,
     max_grad_norm: float = 1.0,
     proximal_weight: float = 0.0,
+    frozen: Collection[str] = (),
 ) -> tff.learning.templates.ClientWorkProcess:
   """Builds the client work.
 
@@ -60,6 +65,8 @@ def build(
       1 beside it, a client stops where its data end.
     max_grad_norm: Each step's gradient is clipped to this global norm.
     proximal_weight: mu; 0: no proximal term.
+    frozen: Names of weights that are not trained, not all of them. The state
+      has them, so that a round is another one if others are frozen.
 
   Returns:
     A client work process. Its measurements are sums over clients, exact and
@@ -90,7 +97,10 @@ def build(
   if num_epochs is not None:
     checks.positive_int(num_epochs=num_epochs)
 
-  weights_specs = weights_lib.tensor_specs(model.specs)
+  frozen = tuple(sorted(frozen))
+  live_specs = weights_lib.tensor_specs(
+      weights_lib.without(frozen, model.specs)
+  )
 
   @tf.function
   def train(weights, seed, examples):
@@ -100,7 +110,7 @@ def build(
     initial = weights
     # As tensors, which the loop can carry.
     optimizer_state = tf.nest.map_structure(
-        tf.convert_to_tensor, optimizer.initialize(weights_specs)
+        tf.convert_to_tensor, optimizer.initialize(live_specs)
     )
     loss_sum = tf.constant(0.0)
     first_loss = tf.constant(0.0)
@@ -131,6 +141,7 @@ def build(
             max_grad_norm=max_grad_norm,
             proximal_weight=proximal_weight,
             anchor=initial,
+            frozen=frozen,
         )
         trained = tf.reduce_sum(batch['weights'])
         last_loss = tf.where(
@@ -147,7 +158,9 @@ def build(
         steps += 1
       if num_steps is not None and steps >= num_steps:
         break
-    delta = tf.nest.map_structure(tf.subtract, initial, weights)
+    before = weights_lib.without(frozen, initial)
+    after = weights_lib.without(frozen, weights)
+    delta = tf.nest.map_structure(tf.subtract, before, after)
     # By element, as the query decides that an update counts as zeros: the norm
     # of finite elements may overflow.
     parts = tf.nest.flatten(delta)
@@ -180,7 +193,7 @@ def build(
 
   @tff.federated_computation
   def init_fn():
-    return tff.federated_value((), tff.SERVER)
+    return tff.federated_value('\n'.join(frozen) if frozen else (), tff.SERVER)
 
   @tff.federated_computation(
       init_fn.type_signature.result,
@@ -209,8 +222,11 @@ def step(
     max_grad_norm: float,
     proximal_weight: float = 0.0,
     anchor: Optional[weights_lib.Weights] = None,
+    frozen: Collection[str] = (),
 ) -> tuple[Any, weights_lib.Weights, tf.Tensor]:
   """One step along the gradient of `clipped_gradients`.
+
+  The optimizer's state is of the weights that are not frozen.
 
   Returns:
     The optimizer's new state, new weights and the batch's loss sum, float32.
@@ -222,11 +238,12 @@ def step(
       max_grad_norm=max_grad_norm,
       proximal_weight=proximal_weight,
       anchor=anchor,
+      frozen=frozen,
   )
-  optimizer_state, weights = optimizer.next(
-      optimizer_state, weights, gradients
+  optimizer_state, live = optimizer.next(
+      optimizer_state, weights_lib.without(frozen, weights), gradients
   )
-  return optimizer_state, weights, loss_sum
+  return optimizer_state, weights_lib.updated(weights, live), loss_sum
 
 
 def clipped_gradients(
@@ -237,6 +254,7 @@ def clipped_gradients(
     max_grad_norm: float,
     proximal_weight: float = 0.0,
     anchor: Optional[weights_lib.Weights] = None,
+    frozen: Collection[str] = (),
 ) -> tuple[weights_lib.Weights, tf.Tensor]:
   """Gradients of a batch's objective, clipped by global norm.
 
@@ -249,12 +267,18 @@ def clipped_gradients(
     proximal_weight: mu. The objective is the batch's mean loss, and, if mu is
       above 0, mu / 2 |weights - anchor|^2.
     anchor: Weights; needed with a mu above 0.
+    frozen: Names of weights without a gradient.
 
   Returns:
-    Gradients like the weights, and the sum of the utterances' losses.
+    Gradients like the weights that are not frozen, and the sum of the
+    utterances' losses.
   """
   gradients, loss_sum = loss_gradients(
-      model, weights, batch, num_utterances=tf.reduce_sum(batch['weights'])
+      model,
+      weights,
+      batch,
+      num_utterances=tf.reduce_sum(batch['weights']),
+      frozen=frozen,
   )
   if proximal_weight > 0:
     gradients = tf.nest.map_structure(
@@ -262,8 +286,8 @@ def clipped_gradients(
             gradient + proximal_weight * (weight - start)
         ),
         gradients,
-        weights,
-        anchor,
+        weights_lib.without(frozen, weights),
+        weights_lib.without(frozen, anchor),
     )
   return clip(gradients, max_norm=max_grad_norm), loss_sum
 
@@ -274,16 +298,19 @@ def loss_gradients(
     batch: pipeline_lib.Batch,
     *,
     num_utterances: tf.Tensor,
+    frozen: Collection[str] = (),
 ) -> tuple[weights_lib.Weights, tf.Tensor]:
   """Gradients of a batch's summed losses over a number of utterances.
 
   Returns:
-    Gradients like the weights, and the sum of the utterances' losses.
+    Gradients like the weights that are not frozen, and the sum of the
+    utterances' losses.
   """
+  live = weights_lib.without(frozen, weights)
   with tf.GradientTape() as tape:
-    tape.watch(weights)
+    tape.watch(live)
     losses = model.loss(
-        weights,
+        weights_lib.updated(weights, live),
         batch['features'],
         batch['feature_lengths'],
         batch['labels'],
@@ -293,7 +320,7 @@ def loss_gradients(
     losses = tf.where(batch['weights'] > 0, losses, 0.0)
     loss_sum = tf.reduce_sum(losses)
     mean_loss = loss_sum / tf.maximum(num_utterances, 1.0)
-  return tape.gradient(mean_loss, weights), loss_sum
+  return tape.gradient(mean_loss, live), loss_sum
 
 
 def clip(

@@ -11,7 +11,7 @@ named twice has two parts, with the draws of two devices.
   B: utterances of a batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import tensorflow as tf
 
@@ -43,6 +43,7 @@ def clipped_gradients(
     *,
     max_grad_norm: float,
     devices: Sequence[str],
+    frozen: Collection[str] = (),
 ) -> tuple[weights_lib.Weights, tf.Tensor]:
   """As `client_update.clipped_gradients`, in a part for each device.
 
@@ -52,13 +53,14 @@ def clipped_gradients(
     batch: See `pipeline.Batch`; at least one utterance or stub.
     max_grad_norm: Positive; clips the whole gradient.
     devices: Names as `find` returns them.
+    frozen: Names of weights without a gradient.
   """
   num_trained = tf.reduce_sum(batch['weights'])
   gradients, losses = [], []
   for device, part in zip(devices, _parts(batch, len(devices))):
     with tf.device(device):
       part_gradients, loss_sum = client_update.loss_gradients(
-          model, weights, part, num_utterances=num_trained
+          model, weights, part, num_utterances=num_trained, frozen=frozen
       )
     gradients.append(part_gradients)
     losses.append(loss_sum)

@@ -6,12 +6,16 @@ Algorithm 1 of https://arxiv.org/abs/2310.00098 composed from TFF's templates:
     client work  local SGD, or another optimizer (`client_update`)
     aggregator   clip, sum, noise, divide (`aggregators.dp_mean`)
     finalizer    the server's optimizer (`server_update`)
+
+Some layers may be frozen (`layer_freeze`): they have no gradients, no delta, no
+part of the clip, no noise and no optimizer state, and do not change.
 """
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Optional
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -21,6 +25,7 @@ from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import canary_work
 from tff_asr.learning import client_update
 from tff_asr.learning import delta_transforms
+from tff_asr.learning import layer_freeze
 from tff_asr.learning import server_update
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
@@ -32,8 +37,11 @@ BuildOptimizer = Callable[[float], tff.learning.optimizers.Optimizer]
 class Traffic(NamedTuple):
   """Bytes between the server and one client in a round, as float32 tensors.
 
+  Frozen weights are not counted: they never change, so that a client that has
+  the seed model has them.
+
   Attributes:
-    down: The weights, to the client.
+    down: The weights that are trained, to the client.
     up: Its delta, to the server.
   """
 
@@ -69,6 +77,7 @@ def build(
     delta_transform: Optional[delta_transforms.Transform] = None,
     build_client_optimizer: BuildOptimizer = tff.learning.optimizers.build_sgdm,
     canaries: Optional[canaries_lib.Canaries] = None,
+    frozen: Collection[str] = (),
 ) -> tff.learning.templates.LearningProcess:
   """Builds the learning process.
 
@@ -93,17 +102,19 @@ def build(
     build_client_optimizer: Called with `client_learning_rate`; its state is new
       for each client.
     canaries: For an audit, where `client_data` has canaries; else None.
+    frozen: Layers that are not trained; see `layer_freeze.match`.
 
   Returns:
     A learning process whose weights are float32 tensors by name.
 
   Raises:
-    ValueError: client_learning_rate is negative or not finite, or as the parts
-      raise.
+    ValueError: client_learning_rate is negative or not finite, frozen names no
+      layer or all of them, or as the parts raise.
   """
   checks.non_negative(client_learning_rate=client_learning_rate)
   checks.finite(client_learning_rate=client_learning_rate)
   seed_pair = (seed & 0x7FFFFFFF, seed >> 31 & 0x7FFFFFFF)
+  frozen = layer_freeze.match(frozen, model.specs)
 
   @tff.tensorflow.computation
   def initial_weights():
@@ -121,6 +132,7 @@ def build(
       num_epochs=num_local_epochs,
       max_grad_norm=max_grad_norm,
       proximal_weight=proximal_weight,
+      frozen=frozen,
   )
   if canaries is not None:
     client_work = canary_work.build(client_work, canaries=canaries)
@@ -134,6 +146,7 @@ def build(
           optimizer=server_optimizer,
           weights_type=weights_type,
           delta_transform=delta_transform,
+          frozen=frozen,
       ),
   )
   return tff.simulation.compose_dataset_computation_with_learning_process(
@@ -167,18 +180,29 @@ def set_weights(
   )
 
 
-def traffic(process: tff.learning.templates.LearningProcess) -> Traffic:
+def frozen_layers(
+    state: tff.learning.templates.LearningAlgorithmState,
+) -> list[str]:
+  """The layers that a process made by `build` does not train, sorted."""
+  if not tf.nest.flatten(state.client_work):
+    return []
+  names = np.asarray(state.client_work).item()
+  return (names.decode() if isinstance(names, bytes) else names).split('\n')
+
+
+def traffic(state: tff.learning.templates.LearningAlgorithmState) -> Traffic:
   """Returns what a client of a process made by `build` gets and sends.
 
-  Both are the weights' size, since a delta is of all weights. Seeds, clips and
-  counts, some bytes, are left out.
+  Both are the size of the trained weights. Seeds, clips and counts, some bytes,
+  are left out.
+
+  Args:
+    state: Of the process.
   """
-  state_type = process.initialize.type_signature.result.member
-  specs = tff.types.type_to_tf_tensor_specs(state_type.global_model_weights)
-  size = sum(
-      spec.shape.num_elements() * spec.dtype.size
-      for spec in tf.nest.flatten(specs)
+  live = weights_lib.without(
+      frozen_layers(state), state.global_model_weights
   )
+  size = sum(np.asarray(value).nbytes for value in live.values())
   return Traffic(down=size, up=size)
 
 

@@ -7,9 +7,10 @@ and each trained layer a larger part of the clip. A layer is a weight tensor, as
 for clipping.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 import dataclasses
 import math
+import re
 from typing import Optional
 
 import numpy as np
@@ -76,6 +77,38 @@ class LayerFreeze:
       sign = -1 if self.order == 'highest' else 1
       names.sort(key=lambda name: sign * scores[name])
     return sorted(names[:number])
+
+
+def match(patterns: Collection[str], names: Collection[str]) -> list[str]:
+  """The layers to freeze, sorted.
+
+  Args:
+    patterns: Names of layers, or regular expressions of whole names.
+    names: Of all layers.
+
+  Raises:
+    ValueError: A pattern is no regular expression or the name of no layer, or
+      no layer would be left to train.
+  """
+  if isinstance(patterns, str):
+    raise ValueError(f'frozen must be a list of names, found {patterns!r}.')
+  found = set()
+  for pattern in patterns:
+    try:
+      matched = [name for name in names if re.fullmatch(pattern, name)]
+    except re.error as error:
+      raise ValueError(
+          f'frozen: {pattern!r} is no regular expression ({error}).'
+      ) from None
+    if not matched:
+      raise ValueError(
+          f'frozen: {pattern!r} is the name of no layer; they are '
+          f'{", ".join(sorted(names))}.'
+      )
+    found.update(matched)
+  if len(found) == len(names):
+    raise ValueError('frozen names all layers: nothing is left to train.')
+  return sorted(found)
 
 
 def normalized(squares: Mapping[str, float]) -> dict[str, float]:

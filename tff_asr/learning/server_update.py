@@ -1,16 +1,19 @@
 """The server's work: an optimizer step along the aggregated delta.
 
 Type: (<S@SERVER, weights@SERVER, delta@SERVER>
-       -> <S@SERVER, weights@SERVER, M@SERVER>).
+       -> <S@SERVER, weights@SERVER, M@SERVER>);
+the delta has the weights that are trained, perhaps not all of them.
 """
 
 import collections
+from collections.abc import Collection
 from typing import Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr.learning import delta_transforms
+from tff_asr.models import weights as weights_lib
 
 
 def build(
@@ -18,6 +21,7 @@ def build(
     optimizer: tff.learning.optimizers.Optimizer,
     weights_type: tff.Type,
     delta_transform: Optional[delta_transforms.Transform] = None,
+    frozen: Collection[str] = (),
 ) -> tff.learning.templates.FinalizerProcess:
   """Builds the finalizer.
 
@@ -31,13 +35,18 @@ def build(
     weights_type: Type of the model's weights.
     delta_transform: Done to the delta first; see `delta_transforms`. None:
       nothing.
+    frozen: Names of weights that have no delta and no optimizer state, and
+      stay as they are.
 
   Returns:
     A finalizer process. Measurements, from the noised aggregate and so as
     private as the model: learning_rate, update_norm (of the delta before its
     transform) and weights_norm, float32.
   """
-  specs = tff.types.type_to_tf_tensor_specs(weights_type)
+  specs = weights_lib.without(
+      frozen, tff.types.type_to_tf_tensor_specs(weights_type)
+  )
+  delta_type = tff.types.tensorflow_to_type(specs)
 
   @tff.tensorflow.computation
   def initialize():
@@ -45,7 +54,7 @@ def build(
 
   state_type = initialize.type_signature.result
 
-  @tff.tensorflow.computation(state_type, weights_type, weights_type)
+  @tff.tensorflow.computation(state_type, weights_type, delta_type)
   def server_computation(state, weights, delta):
     norm = tf.linalg.global_norm(tf.nest.flatten(delta))
     check = tf.debugging.Assert(
@@ -56,7 +65,10 @@ def build(
       delta = tf.nest.map_structure(tf.identity, delta)
     if delta_transform is not None:
       delta = delta_transform(delta)
-    new_state, new_weights = optimizer.next(state, weights, delta)
+    new_state, live = optimizer.next(
+        state, weights_lib.without(frozen, weights), delta
+    )
+    new_weights = weights_lib.updated(weights, live)
     measurements = collections.OrderedDict(
         learning_rate=tf.cast(_learning_rate(state), tf.float32),
         update_norm=norm,
@@ -71,7 +83,7 @@ def build(
   @tff.federated_computation(
       init_fn.type_signature.result,
       tff.FederatedType(weights_type, tff.SERVER),
-      tff.FederatedType(weights_type, tff.SERVER),
+      tff.FederatedType(delta_type, tff.SERVER),
   )
   def next_fn(state, weights, delta):
     # Server computation.

@@ -7,7 +7,7 @@ no graph or file has to carry them.
 """
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 import math
 from typing import Any, NamedTuple
 import zlib
@@ -96,11 +96,45 @@ def tensor_specs(specs: Specs) -> Weights:
   )
 
 
+def without(names: Collection[str], weights: Mapping[str, Any]) -> Weights:
+  """The weights, or specs of weights, but for those of these names."""
+  return Weights(
+      (name, value) for name, value in weights.items() if name not in names
+  )
+
+
+def updated(
+    weights: Mapping[str, tf.Tensor], changes: Mapping[str, tf.Tensor]
+) -> Weights:
+  """The weights with some of them replaced, in the same order."""
+  return Weights(
+      (name, changes.get(name, value)) for name, value in weights.items()
+  )
+
+
 def to_tensors(weights: Mapping[str, Any]) -> Weights:
   """Arrays to tensors, once, so that steps do not copy them each time."""
   return Weights(
       (name, tf.convert_to_tensor(value)) for name, value in weights.items()
   )
+
+
+def differences(
+    shapes: Mapping[str, tuple[int, ...]], specs: Specs
+) -> list[str]:
+  """What of some weights' shapes is not as in `specs`, in words."""
+  problems = []
+  for name in sorted(shapes.keys() | specs.keys()):
+    if name not in shapes:
+      problems.append(f'it has no {name}')
+    elif name not in specs:
+      problems.append(f'{name} is unknown here')
+    elif tuple(shapes[name]) != tuple(specs[name].shape):
+      problems.append(
+          f'{name} is {list(shapes[name])} there and '
+          f'{list(specs[name].shape)} here'
+      )
+  return problems
 
 
 def count(specs: Specs) -> int:

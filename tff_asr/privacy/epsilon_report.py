@@ -39,6 +39,8 @@ class Result:
     rounds: What was accounted, at least one group.
     solved_for: 'epsilon', 'noise_multiplier' or 'rounds'.
     fixed_seeds: Names of keys that a seed fixed.
+    unit: What is protected, where it is known.
+    apart: Of other units that the same model cost; not added up.
   """
 
   epsilon: float
@@ -48,6 +50,8 @@ class Result:
   rounds: tuple[accounting.Rounds, ...]
   solved_for: str = 'epsilon'
   fixed_seeds: tuple[str, ...] = ()
+  unit: Optional[str] = None
+  apart: tuple['Result', ...] = ()
 
 
 def solve(
@@ -137,6 +141,7 @@ def of_rounds(
     accountant: str = 'rdp',
     solved_for: str = 'epsilon',
     fixed_seeds: Sequence[str] = (),
+    unit: Optional[str] = None,
 ) -> Result:
   """Returns the epsilon of rounds that may differ, such as a ledger's.
 
@@ -161,6 +166,7 @@ def of_rounds(
       rounds=tuple(rounds),
       solved_for=solved_for,
       fixed_seeds=tuple(fixed_seeds),
+      unit=unit,
   )
 
 
@@ -199,7 +205,7 @@ def extrapolate(
     sizes += itertools.product([cohort_size], populations or [kept])
   sigma_mean = group.noise_multiplier / base.cohort_size
   # Known keys protect nobody, however many they are.
-  known = {'fixed_seeds': result.fixed_seeds}
+  known = {'fixed_seeds': result.fixed_seeds, 'unit': result.unit}
   if result.fixed_seeds:
     known['epsilon'] = math.inf
   results = [
@@ -266,6 +272,8 @@ def fields(result: Result) -> dict[str, Any]:
       'private': not _reasons(result),
       'reasons_not_private': _reasons(result),
       'different_rounds': len(result.rounds),
+      **({'unit': result.unit} if result.unit else {}),
+      **({'apart': list(map(fields, result.apart))} if result.apart else {}),
   }
 
 
@@ -293,6 +301,8 @@ def render(results: Sequence[Result], *, output_format: str = 'text') -> str:
     writer.writeheader()
     for row in rows:
       reasons = '; '.join(row['reasons_not_private'])
+      if 'apart' in row:
+        row |= {'apart': '; '.join(map(_in_short, row['apart']))}
       writer.writerow(row | {'reasons_not_private': reasons})
     return buffer.getvalue().rstrip('\n')
   if len(results) > 1:
@@ -317,10 +327,24 @@ def _text(result: Result, row: dict[str, Any]) -> str:
         f'{group.noise_multiplier / sampling.cohort_size:.4g} on the mean',
     ]
   lines.append(f'neighbours        {row["neighbouring"]}')
+  if result.unit:
+    lines.append(f'unit              {result.unit}')
+  lines += [
+      f'apart             {_in_short(each)}; not added up'
+      for each in row.get('apart', ())
+  ]
   if result.solved_for != 'epsilon':
     lines.append(f'found             {result.solved_for}')
   lines += [_NOT_PRIVATE + reason for reason in _reasons(result)]
   return '\n'.join(lines)
+
+
+def _in_short(row: dict[str, Any]) -> str:
+  """Epsilon of another unit."""
+  return (
+      f'{row["unit"]}: epsilon {statement.number(float(row["epsilon"]))} at '
+      f'delta {row["delta"]:g}'
+  )
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
@@ -341,7 +365,8 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
     )
   lines.append(
       f'Epsilon by {rows[0]["accountant"].upper()} at delta '
-      f'{rows[0]["delta"]:g}, neighbours: {rows[0]["neighbouring"]}.'
+      f'{rows[0]["delta"]:g}, neighbours: {rows[0]["neighbouring"]}'
+      + (f', unit: {rows[0]["unit"]}.' if 'unit' in rows[0] else '.')
   )
   lines += [
       f'As given: {_NOT_PRIVATE}{reason}'

@@ -8,7 +8,7 @@ removal or reordering of those lines. What follows the last newline is a line
 that a crash cut short; it does not count, because `append` had not returned.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 import fcntl
 import hashlib
 import json
@@ -108,6 +108,26 @@ def cut_torn_line(descriptor: int, lines: list[Line]) -> None:
     )
     os.ftruncate(descriptor, size)
     os.fsync(descriptor)
+
+
+def is_torn_start(path: str, starts: Collection[bytes]) -> bool:
+  """Whether the file is the beginning of a first line and nothing else.
+
+  Args:
+    path: The file.
+    starts: How first lines may begin.
+  """
+  with open(path, 'rb') as file:
+    data = file.read(1 << 16)
+  return b'\n' not in data and any(
+      data[: len(start)] == start[: len(data)] for start in starts
+  )
+
+
+def path_beside(path: str, name: str) -> str:
+  """Path of a chain that goes with another: a/b.jsonl to a/b.NAME.jsonl."""
+  stem, extension = os.path.splitext(path)
+  return f'{stem}.{name}{extension}'
 
 
 def sync_folder(path: str) -> None:

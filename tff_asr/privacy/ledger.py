@@ -29,10 +29,10 @@ Rounds charged twice, or not:
 - A different round there (another configuration, a new key) is charged in
   addition; what is in the ledger stays charged.
 - A run that starts from another run's model starts from its ledger, whatever
-  its clients: the first `inherited` rounds are of the runs in `parents`.
+  its clients: `inherited` rounds of `parents` (another unit: `ledger_apart`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import copy
 import os
 import secrets
@@ -49,6 +49,7 @@ Round = ledger_rounds.Round
 round_identity = ledger_rounds.round_identity
 
 _FORMAT_VERSION = 2
+_STARTS = (b'{"apart": ', b'{"fixed_seeds": ')
 
 
 class LedgerError(ValueError):
@@ -75,6 +76,7 @@ class Contents(NamedTuple):
     fixed_seeds: Not empty means NOT PRIVATE.
     inherited: How many of the rounds are of runs that this one started from.
     rounds: All charged rounds.
+    apart: Heads of the ledgers of other units that its model cost, by unit.
   """
 
   run_id: str
@@ -82,6 +84,7 @@ class Contents(NamedTuple):
   fixed_seeds: tuple[str, ...]
   inherited: int
   rounds: list[accounting.Rounds]
+  apart: dict[str, Head]
 
 
 class Ledger:
@@ -209,6 +212,7 @@ def create(
     fixed_seeds: Sequence[str] = (),
     parent: Optional[str] = None,
     parent_head: Optional[Head] = None,
+    apart: Mapping[str, Head] | None = None,
 ) -> Ledger:
   """Starts the ledger of a new run, in place of one without rounds of its own.
 
@@ -220,6 +224,7 @@ def create(
     parent: Ledger of the run whose model this one starts from, whose rounds
       and fixed seeds it takes over; None: there is none.
     parent_head: Head of that ledger as kept with the model.
+    apart: See `Contents`; None: there are none.
 
   Raises:
     LedgerError: If `path` holds rounds or something else or is in use, the
@@ -232,12 +237,11 @@ def create(
   if inherited[1:] and inherited[0]['unit'] != unit:
     raise LedgerError(
         f'The privacy ledger {parent} protects each {inherited[0]["unit"]}, '
-        f'this run each {unit}: what they cost cannot be added up. Start from '
-        'a model that was trained on public data, or in the same unit.'
+        f'this run each {unit}: what they cost cannot be added up.'
     )
   descriptor = _open_locked(path, new=True)
   try:
-    if os.path.getsize(path) and not _is_torn_header(path):
+    if os.path.getsize(path) and not hash_chain.is_torn_start(path, _STARTS):
       lines = _read(path)
       charged = len(lines) - 1 - lines[0]['inherited']
       if charged:
@@ -260,6 +264,7 @@ def create(
             for line in inherited[:1]
             for run_id in [*line['parents'], line['run_id']]
         ],
+        **({'apart': apart} if apart else {}),
     }, previous='')]
     for index, line in enumerate(inherited[1:]):
       charged_round = ledger_rounds.from_line(line, index=index)
@@ -297,6 +302,8 @@ def resume(path: str, *, head: Head) -> Ledger:
   descriptor = _open_locked(path)
   try:
     lines = _read(path, head=head)
+    for unit, other in lines[0].get('apart', {}).items():
+      read(hash_chain.path_beside(path, unit), head=Head(*other))
     hash_chain.cut_torn_line(descriptor, lines)
   except BaseException:
     os.close(descriptor)
@@ -334,6 +341,7 @@ def _contents(
       fixed_seeds=tuple(header['fixed_seeds']),
       inherited=header['inherited'],
       rounds=charges.rounds,
+      apart={u: Head(*h) for u, h in header.get('apart', {}).items()},
   )
 
 
@@ -364,7 +372,7 @@ def _read(
       raise ValueError('it inherits rounds that it has not')
     for index, line in enumerate(lines[1:]):
       ledger_rounds.from_line(line, index=index)
-  except (ValueError, KeyError, TypeError) as error:
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise LedgerError(
         f'The privacy ledger {path} is not well formed: {error}.'
     ) from None
@@ -390,11 +398,3 @@ def _open_locked(path: str, *, new: bool = False) -> int:
     return hash_chain.open_locked(path, new=new)
   except hash_chain.ChainError as error:
     raise LedgerError(f'The privacy ledger {error}') from None
-
-
-def _is_torn_header(path: str) -> bool:
-  """Whether the file is the beginning of a header and nothing else."""
-  with open(path, 'rb') as file:
-    data = file.read(1 << 16)
-  start = b'{"fixed_seeds": '
-  return b'\n' not in data and data[: len(start)] == start[: len(data)]

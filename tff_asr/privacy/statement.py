@@ -9,58 +9,19 @@ from collections.abc import Sequence
 import dataclasses
 import math
 import textwrap
-from typing import Any
+from typing import Any, Optional
 
 import dp_accounting
 
 from tff_asr import checks
 from tff_asr.privacy import accounting
 from tff_asr.privacy import calibration
+from tff_asr.privacy import statement_words as words_lib
 
 MAX_USEFUL_EPSILON = 10.0
 
 _WIDTH = 80
 _LABEL_WIDTH = 18
-_RELATION_WORDS = {
-    dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE: (
-        'add or remove one {unit}'
-    ),
-    dp_accounting.NeighboringRelation.REPLACE_ONE: (
-        'replace one {unit} by another (the noise is weighed against a change '
-        'of twice the clip)'
-    ),
-    dp_accounting.NeighboringRelation.REPLACE_SPECIAL: (
-        'replace one {unit} by nobody, whose update is zeros and who keeps the '
-        'place in the pass'
-    ),
-}
-_UNIT_WORDS = {
-    'speaker': 'all recordings of one client',
-    'example': 'one recording; a speaker with several of them is protected '
-    'less, and the server sees all recordings',
-}
-_SAMPLING_WORDS = {
-    'poisson': (
-        'Poisson: each of {population:,} {unit}s joins a round on its own with '
-        'probability {prob:.4g}, {cohort_size:,} expected'
-    ),
-    'fixed': (
-        'fixed size: {cohort_size:,} of {population:,} {unit}s a round, drawn '
-        'without replacement'
-    ),
-    'full': 'everyone: all {population:,} {unit}s in each round',
-    'pass': (
-        'shuffled passes over {population:,} {unit}s, the next {cohort_size:,} '
-        'a round; each {unit} once in a tree of {rounds_per_pass:,} rounds at '
-        'most, no assumption about sampling (DP-FTRL)'
-    ),
-}
-_NOISE_PLACES = {
-    'poisson': 'on the sum',
-    'fixed': 'on the sum',
-    'full': 'on the sum',
-    'pass': 'on each node of the tree',
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,13 +56,14 @@ def build(
     rounds: Sequence[accounting.Rounds],
     *,
     delta: float,
-    l2_norm_clip: float,
+    l2_norm_clip: Optional[float],
     unit: str = 'speaker',
     fixed_seeds: Sequence[str] = (),
     target_epsilon: float = MAX_USEFUL_EPSILON,
     data_dependent: Sequence[str] = (),
     inherited: int = 0,
     adaptive_layers: int = 0,
+    apart: Sequence[str] = (),
 ) -> Statement:
   """Builds the statement of the given rounds.
 
@@ -110,6 +72,7 @@ def build(
       count may be 0 (nothing released yet).
     delta: In (0, 1); should be at most 1 / population.
     l2_norm_clip: The clip C of a client's whole update; infinite without one.
+      None: that of earlier runs, of which all rounds are.
     unit: What one client is.
     fixed_seeds: Names of the keys that a seed fixed, such as 'NOISE_SEED'.
     target_epsilon: The epsilon that the grown run beside it has to reach.
@@ -118,15 +81,19 @@ def build(
     inherited: How many of the rounds are of runs that this one started from.
     adaptive_layers: Layers whose clips adapt; then C is that of the round to
       come.
+    apart: Units of other guarantees, of other data, that the seed model has.
 
   Raises:
     ValueError: If an argument is out of range or `rounds` is empty.
   """
   if not rounds:
     raise ValueError('rounds must have at least one group, found none.')
-  checks.positive(l2_norm_clip=l2_norm_clip, target_epsilon=target_epsilon)
+  checks.positive(target_epsilon=target_epsilon)
+  if l2_norm_clip is not None:
+    checks.positive(l2_norm_clip=l2_norm_clip)
   accounting.check_delta(delta)
-  clipped = math.isfinite(l2_norm_clip)
+  # Noise needs a finite clip, so an unknown one is finite where there is noise.
+  clipped = l2_norm_clip is None or math.isfinite(l2_norm_clip)
   event = accounting.compose(rounds)
   num_rounds = sum(group.count for group in rounds)
   noise_free = not clipped or any(
@@ -157,13 +124,14 @@ def build(
       ('model', 'central differential privacy with a trusted server: the '
        'server sees the updates before noise is added; what is stated here is '
        'of those who see only the trained models'),
-      ('unit', f'{unit}: {_UNIT_WORDS.get(unit, "one client")}'),
-      ('neighbours', _RELATION_WORDS[relation].format(unit=unit)),
-      ('public', 'the seed model, the dev set, the number of '
-       f'{unit}s, all hyperparameters'),
-      *_round_entries(rounds, unit=unit),
-      *_inherited_entry(inherited),
-      ('clip', _clip_words(l2_norm_clip, adaptive_layers)),
+      ('unit', f'{unit}: {words_lib.UNIT_WORDS.get(unit, "one client")}'),
+      ('neighbours', words_lib.RELATION_WORDS[relation].format(unit=unit)),
+      ('public', f'{words_lib.seed_words(inherited, apart)}, the dev set, the '
+       f'number of {unit}s, all hyperparameters'),
+      *words_lib.round_entries(rounds, unit=unit),
+      *words_lib.inherited_entry(inherited, of=num_rounds),
+      *words_lib.apart_entry(apart),
+      ('clip', words_lib.clip_words(l2_norm_clip, adaptive_layers)),
       ('delta', f'{delta:g}'),
       ('epsilon (RDP)', number(by_rdp) + if_secret),
       ('epsilon (PLD)', f'not computed: {obstacle}'
@@ -172,7 +140,7 @@ def build(
       ('not counted', 'choosing hyperparameters by looking at private data, '
        'and other runs on the same data that this one did not start from, are '
        'not charged'),
-      ('control', _control_words(data_dependent)),
+      ('control', words_lib.control_words(data_dependent)),
       ('noise', 'drawn in float32: the guarantee is that of real-valued noise, '
        'not of its rounding'),
       ('metrics', 'per-round figures named not_private/... (loss, norms, '
@@ -217,7 +185,9 @@ def build(
           }
           for group in rounds
       ],
-      'l2_norm_clip': json_number(l2_norm_clip),
+      'l2_norm_clip': (
+          None if l2_norm_clip is None else json_number(l2_norm_clip)
+      ),
       'adaptive_layers': adaptive_layers,
       'delta': delta,
       'epsilon': json_number(epsilon),
@@ -259,68 +229,6 @@ def why_not_private(
   for name in fixed_seeds:
     reasons.append(f'{name} fixes a key, so anyone can compute what it draws')
   return reasons
-
-
-def _inherited_entry(inherited: int) -> list[tuple[str, str]]:
-  """Says that rounds of earlier runs are counted."""
-  if not inherited:
-    return []
-  return [(
-      'counted before',
-      f'{inherited:,} of these rounds are of the runs whose model this one '
-      'started from',
-  )]
-
-
-def _clip_words(l2_norm_clip: float, adaptive_layers: int) -> str:
-  """How updates are clipped."""
-  if math.isinf(l2_norm_clip):
-    return 'none'
-  words = f'{l2_norm_clip:g} (L2 norm of a client\'s update)'
-  if adaptive_layers:
-    words += (
-        f' after the last round; {adaptive_layers:,} clips follow a quantile '
-        'of the norms, whose estimate is paid for by the noise multiplier'
-    )
-  return words
-
-
-def _control_words(data_dependent: Sequence[str]) -> str:
-  """What decided how the run went on."""
-  if data_dependent:
-    return (
-        'NOT COVERED, because it looked at private data without noise: '
-        + '; '.join(data_dependent)
-    )
-  return (
-      'rounds, stopping, evaluation and learning rate follow the settings, '
-      'the ledger and the released (noised) models only; a run that ended '
-      'because too many clients failed shows that by its end'
-  )
-
-
-def _round_entries(
-    rounds: Sequence[accounting.Rounds], *, unit: str
-) -> list[tuple[str, str]]:
-  """One pair of entries for each group of rounds."""
-  entries = []
-  for group in rounds:
-    sampling = group.sampling
-    words = _SAMPLING_WORDS[sampling.kind].format(
-        population=sampling.population,
-        cohort_size=sampling.cohort_size,
-        prob=sampling.sampling_prob,
-        rounds_per_pass=sampling.rounds_per_pass,
-        unit=unit,
-    )
-    on_mean = group.noise_multiplier / sampling.cohort_size
-    entries.append(('rounds', f'{group.count:,}; {words}'))
-    entries.append((
-        'noise multiplier',
-        f'{group.noise_multiplier:g} ({_NOISE_PLACES[sampling.kind]}, over the '
-        f'clip; {on_mean:.3g} on the mean)',
-    ))
-  return entries
 
 
 def _scale(

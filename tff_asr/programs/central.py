@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+import functools
 import math
 import time
 from typing import Any, NamedTuple, Optional
@@ -18,13 +19,16 @@ from tff_asr.learning import central_step
 from tff_asr.learning import data_parallel
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
+from tff_asr.optimizers import grouped
 from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.programs import charged
 from tff_asr.programs import evaluation
 from tff_asr.programs import memory
 from tff_asr.programs import outputs
 from tff_asr.programs import preflight
 from tff_asr.programs import progress as progress_lib
 from tff_asr.programs import saving
+from tff_asr.programs import seeds
 
 # Speakers read from at once, so that a batch mixes them.
 _INTERLEAVED_CLIENTS = 64
@@ -70,6 +74,8 @@ async def train(
     keep_last: int = 3,
     keep_every: int = 0,
     devices: Optional[Sequence[str]] = None,
+    encoder_rate: float = 1.0,
+    encoder_frozen_steps: int = 0,
 ) -> dict[str, Any]:
   """Trains on all speakers' utterances together.
 
@@ -87,11 +93,15 @@ async def train(
     patience: Stop when this many evaluations in a row did not lower the WER,
       and keep the weights of the lowest. None: train all steps and keep the
       last weights.
-    seed_run: Folder of a run whose model training starts from.
+    seed_run: Folder of a run whose model training starts from; of a pre-trained
+      one its encoder alone. See `seeds`.
     max_grad_norm: Gradients are clipped to this global norm.
     keep_last: See `outputs.RunFolder`.
     keep_every: See there; in steps.
     devices: Each batch is divided among these; None: TensorFlow's default one.
+    encoder_rate: Of the encoder's steps, beside those of the head.
+    encoder_frozen_steps: The encoder is trained after so many steps; its
+      optimizer and schedule begin then (`optimizers.grouped`).
 
   Returns:
     The results, as written to results.json.
@@ -103,11 +113,17 @@ async def train(
   """
   check(**locals())
   tokens = pipeline.tokenizer.characters
-  if seed_run is None:
-    weights = model.initialize(tf.constant([seed & 0x7FFFFFFF, 0]))
-  else:
+  weights = model.initialize(tf.constant([seed & 0x7FFFFFFF, 0]))
+  if seed_run is not None:
+    found = seeds.read(seed_run, model=model, tokens=tokens)
+    print(f'seed: {found.summary}')
     weights = weights_lib.to_tensors(
-        outputs.read_model(seed_run, model=model, tokens=tokens)
+        weights_lib.updated(weights, found.weights)
+    )
+  encoder = frozenset(model.encoder.specs)
+  if encoder_rate != 1 or encoder_frozen_steps:
+    optimizer = grouped.build_grouped(
+        optimizer, group=encoder, rate=encoder_rate
     )
   with memory.explained(), outputs.RunFolder(
       output_dir,
@@ -115,7 +131,7 @@ async def train(
       keep_last=keep_last,
       keep_every=keep_every,
   ) as run:
-    ledger_head = _take_over_ledger(run, seed_run)
+    ledger = _take_over_ledger(run, seed_run)
     specs = weights_lib.tensor_specs(model.specs)
     # As tensors: Python numbers in it would be traced as constants.
     optimizer_state = tf.nest.map_structure(
@@ -133,12 +149,15 @@ async def train(
       state = saved._replace(weights=weights_lib.to_tensors(saved.weights))
       saved = None
       logging.info('Resuming after step %d.', step)
-    step_fn = central_step.build(
+    build_step = functools.partial(
+        central_step.build,
         model=model,
         optimizer=optimizer,
         max_grad_norm=max_grad_norm,
         devices=devices,
     )
+    frozen = encoder if step < encoder_frozen_steps else ()
+    step_fn = build_step(frozen=frozen)
     batches = iter(_batches(client_data, pipeline, seed).skip(step))
     managers = run.release_managers(last=step)
     begun = started = time.monotonic()
@@ -149,6 +168,8 @@ async def train(
           description='central', total=num_steps, initial=step, unit='step'
       ) as progress:
         while step < num_steps and not _is_over(state, patience):
+          if frozen and step == encoder_frozen_steps:
+            frozen, step_fn = (), build_step()
           batch = next(batches, None)
           if batch is None:
             raise ValueError('the training speakers have no utterances.')
@@ -188,12 +209,18 @@ async def train(
           await asyncio.sleep(0)
 
     final = state.weights if patience is None else state.best_weights
-    run.write_model(final, tokens=tokens, ledger=ledger_head)
+    run.write_model(
+        final, tokens=tokens, ledger=None if ledger is None else ledger.head
+    )
     results = {
         'steps': step,
         'seconds': round(sum(run.read_metric('seconds').values()), 1),
         'dev_word_error_rate': run.read_metric('dev_word_error_rate'),
     }
+    if ledger is not None and ledger.contents.rounds:
+      statement = charged.write_statement(run, ledger)
+      results['privacy'] = statement.fields
+      print(statement)
     run.write_json('results.json', results)
     return results
 
@@ -209,6 +236,7 @@ def check(**settings: Any) -> None:
       (
           _check_counts,
           _check_devices,
+          _check_encoder,
           _check_max_grad_norm,
           _check_patience,
           evaluation.check_characters,
@@ -225,6 +253,12 @@ def _check_counts(num_steps: int, evaluate_every: int) -> None:
 def _check_devices(devices: Optional[Sequence[str]]) -> None:
   if devices is not None:
     data_parallel.find(devices)
+
+
+def _check_encoder(encoder_rate: float, encoder_frozen_steps: int) -> None:
+  checks.positive(encoder_rate=encoder_rate)
+  checks.finite(encoder_rate=encoder_rate)
+  checks.non_negative_int(encoder_frozen_steps=encoder_frozen_steps)
 
 
 def _check_max_grad_norm(max_grad_norm: float) -> None:
@@ -252,16 +286,13 @@ def _check_loss(loss: float, *, step: int) -> None:
 
 def _take_over_ledger(
     run: outputs.RunFolder, seed_run: Optional[str]
-) -> Optional[ledger_lib.Head]:
-  """What the seed model cost in privacy, this model costs too."""
+) -> Optional[ledger_lib.Ledger]:
+  """What the seed model cost in privacy, this model costs too; closed."""
   parent = None if seed_run is None else outputs.ledger_of_model(seed_run)
   if parent is None:
     return None
-  path, head = parent
-  with ledger_lib.create(
-      run.file(outputs.LEDGER), parent=path, parent_head=head
-  ) as ledger:
-    return ledger.head
+  with charged.take_over(run, parent) as ledger:
+    return ledger
 
 
 def _is_over(state: ProgramState, patience: Optional[int]) -> bool:

@@ -1,5 +1,7 @@
 """What a run's folder says that its rounds cost in privacy."""
 
+from collections.abc import Sequence
+import dataclasses
 import os
 from typing import Any, Optional
 
@@ -7,6 +9,7 @@ import numpy as np
 
 from tff_asr.privacy import epsilon_report
 from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import ledger_apart
 from tff_asr.privacy import ledger_rounds
 from tff_asr.privacy import statement
 from tff_asr.programs import outputs
@@ -20,10 +23,11 @@ def epsilon_of_run(
 
   The ledger is compared with the run's newest saved state and its model, so
   that lines missing at its end are noticed as long as one of them is there.
+  Ledgers of other units are accounted apart.
 
   Args:
     run: The run's folder.
-    delta: In (0, 1); None takes 1 / (10 population).
+    delta: In (0, 1); None takes 1 / (10 population), of each ledger.
     accountant: 'rdp' or 'pld'.
 
   Raises:
@@ -34,28 +38,37 @@ def epsilon_of_run(
   if not os.path.exists(path):
     raise ValueError(
         f'{run} has no privacy ledger ({outputs.LEDGER}): is it the folder of '
-        'a federated run?'
+        'a run on private data, or of one that started from its model?'
     )
   for head in (saved_head(run), outputs.ledger_of_model(run)[1]):
     contents = ledger_lib.read(path, head=head)
   if not contents.rounds:
     raise ValueError(f'the privacy ledger of {run} charges no rounds yet.')
-  if delta is None:
-    delta = statement.default_delta(
-        max(group.sampling.population for group in contents.rounds)
+
+  def account(contents: ledger_lib.Contents) -> epsilon_report.Result:
+    return epsilon_report.of_rounds(
+        contents.rounds,
+        delta=_default_delta(contents) if delta is None else delta,
+        accountant=accountant,
+        fixed_seeds=contents.fixed_seeds,
+        unit=contents.unit,
     )
-  return epsilon_report.of_rounds(
-      contents.rounds,
-      delta=delta,
-      accountant=accountant,
-      fixed_seeds=contents.fixed_seeds,
+
+  return dataclasses.replace(
+      account(contents), apart=tuple(map(account, ledger_apart.read(path)))
   )
 
 
 def saved_head(run: str) -> Optional[ledger_lib.Head]:
-  """The ledger's head in the newest state that a run saved, if there is one."""
+  """The ledger's head in the newest state that a run saved, if there is one.
+
+  States of central runs, whose ledger does not change, have none.
+  """
   newest = outputs.newest_state(run)
   if newest is None:
+    return None
+  names = [leaf.path for leaf in state_file.read_manifest(newest).leaves]
+  if not any(name.startswith('ledger/') for name in names):
     return None
   leaves = state_file.read_leaves(newest, prefix='ledger')
   values = list(leaves.values())
@@ -73,62 +86,127 @@ def fixed_seeds(
 def write_statement(
     run: outputs.RunFolder,
     ledger: ledger_lib.Ledger,
-    query_state: Any,
+    query_state: Any = None,
     *,
-    delta: float,
+    delta: Optional[float] = None,
 ) -> statement.Statement:
   """States what a run's ledger charges, in privacy.txt and privacy.json.
+
+  Guarantees of other units follow it, a statement each.
 
   Args:
     run: The run's folder.
     ledger: Its ledger.
-    query_state: State of its query, `queries` or `adaptive_query`.
-    delta: Of the statement.
+    query_state: State of its query, `queries` or `adaptive_query`; None: it
+      charges no round of its own.
+    delta: Of the statement; None: the default one.
   """
   contents = ledger.contents
+  apart = ledger_apart.read(run.file(outputs.LEDGER))
+  clip = None if query_state is None else float(query_state.l2_norm_clip)
   stated = statement.build(
       contents.rounds,
-      delta=delta,
-      l2_norm_clip=float(query_state.l2_norm_clip),
+      delta=_default_delta(contents) if delta is None else delta,
+      l2_norm_clip=clip,
       unit=contents.unit,
       fixed_seeds=contents.fixed_seeds,
       inherited=contents.inherited,
       adaptive_layers=np.size(getattr(query_state, 'layer_clips', ())),
+      apart=[other.unit for other in apart],
   )
+  others = [
+      statement.build(
+          other.rounds,
+          delta=_default_delta(other),
+          l2_norm_clip=None,
+          unit=other.unit,
+          fixed_seeds=other.fixed_seeds,
+          inherited=sum(group.count for group in other.rounds),
+      )
+      for other in apart
+  ]
+  if others:
+    stated = dataclasses.replace(
+        stated,
+        lines=sum([('', *other.lines) for other in others], stated.lines),
+        fields=stated.fields | {'apart': [other.fields for other in others]},
+    )
   run.write_text('privacy.txt', f'{stated}\n')
   run.write_json('privacy.json', stated.fields)
   return stated
 
 
 def inherited(
-    parent: Optional[tuple[str, Optional[ledger_lib.Head]]]
+    parent: Optional[ledger_apart.Place], *, unit: str = 'speaker'
 ) -> ledger_rounds.Charges:
-  """What a run takes over from its seed run's ledger."""
-  if parent is None:
+  """What of its unit a run takes over from its seed run's ledger."""
+  own = ledger_apart.split(parent, unit=unit).own
+  if own is None:
     return ledger_rounds.Charges()
-  path, head = parent
+  path, head = own
   return ledger_lib.read_charges(path, head=head)
 
 
 def create_ledger(
     run: outputs.RunFolder,
-    parent: Optional[tuple[str, Optional[ledger_lib.Head]]],
+    parent: Optional[ledger_apart.Place],
     *,
-    fixed_seeds: list[str],
-    unit: str = 'speaker',
+    fixed_seeds: Sequence[str] = (),
+    unit: Optional[str] = 'speaker',
 ) -> ledger_lib.Ledger:
-  """The ledger of a new run; refused where one was taken away."""
+  """The ledger of a new run; refused where one was taken away.
+
+  Args:
+    run: The run's folder.
+    parent: The ledger of the model that it starts from, or None.
+    fixed_seeds: Names of the keys that a seed fixed.
+    unit: What is protected; None: as `take_over`.
+  """
   before = outputs.ledger_of_model(run.path)
   if before is not None and before[1] is not None:
     raise ledger_lib.LedgerError(
         f'{run.path} holds a trained model but no saved state: put its states '
         'back, or take another output_dir.'
     )
-  path, head = parent or (None, None)
+  return _create(run, parent, fixed_seeds=fixed_seeds, unit=unit)
+
+
+def take_over(
+    run: outputs.RunFolder, parent: ledger_apart.Place
+) -> ledger_lib.Ledger:
+  """The ledger of a run that charges no rounds of its own; made at each start.
+
+  Args:
+    run: The run's folder.
+    parent: The ledger of the model that it starts from.
+  """
+  return _create(run, parent, fixed_seeds=(), unit=None)
+
+
+def _create(
+    run: outputs.RunFolder,
+    parent: Optional[ledger_apart.Place],
+    *,
+    fixed_seeds: Sequence[str],
+    unit: Optional[str],
+) -> ledger_lib.Ledger:
+  """A new ledger, with what it takes over and what stays apart."""
+  parents = ledger_apart.split(parent, unit=unit)
+  path, head = parents.own or (None, None)
   return ledger_lib.create(
       run.file(outputs.LEDGER),
       unit=unit,
       fixed_seeds=fixed_seeds,
       parent=path,
       parent_head=head,
+      apart=ledger_apart.carry(
+          run.file(outputs.LEDGER), parents.apart
+      ),
+  )
+
+
+def _default_delta(contents: ledger_lib.Contents) -> float:
+  """Delta where none is given, for the largest population."""
+  return statement.default_delta(
+      max(group.sampling.population for group in contents.rounds)
   )

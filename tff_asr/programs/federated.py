@@ -21,6 +21,7 @@ from tff_asr.data import cohorts
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import fed_avg
 from tff_asr.models import ctc
+from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import statement as statement_lib
@@ -36,6 +37,7 @@ from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
 from tff_asr.programs import round_metrics
 from tff_asr.programs import saving
+from tff_asr.programs import seeds
 
 
 class ProgramState(NamedTuple):
@@ -109,7 +111,8 @@ async def train(
     on_divergence: 'stop' ends the run at a round after which the model is of no
       use; 'roll_back' undoes the round, which stays charged.
     max_norm_growth: See `divergence.Guard`.
-    seed_run: Folder of a run whose model training starts from.
+    seed_run: Folder of a run whose model training starts from; of a pre-trained
+      one its encoder alone. See `seeds`.
     noise_seed: Fixes the noise key, for tests: NOT PRIVATE.
     sampler_seed: Fixes the sampler's key, for tests: NOT PRIVATE.
 
@@ -128,11 +131,12 @@ async def train(
   )
   if delta is None:
     delta = statement_lib.default_delta(source.sampling.population)
-  seed_weights = None
+  found = None
   if seed_run is not None:
-    seed_weights = outputs.read_model(
+    found = seeds.read(
         seed_run, model=model, tokens=pipeline.tokenizer.characters
     )
+    print(f'seed: {found.summary}')
   tff.framework.set_default_context(
       tff.program.NativeFederatedContext(context)
   )
@@ -140,8 +144,13 @@ async def train(
   process_state = await tff.program.materialize_value(
       learning_process.initialize()
   )
-  if seed_weights is not None:
-    process_state = fed_avg.set_weights(process_state, seed_weights)
+  if found is not None:
+    process_state = fed_avg.set_weights(
+        process_state,
+        weights_lib.updated(process_state.global_model_weights, found.weights),
+    )
+  frozen = fed_avg.frozen_layers(process_state)
+  traffic = fed_avg.traffic(process_state)
   parent = None if seed_run is None else outputs.ledger_of_model(seed_run)
   private_rounds.check_first_round(
       process_state,
@@ -168,7 +177,7 @@ async def train(
         divergence.Norms(),
     )
     # Or they would take their memory to the end.
-    del process_state, seed_weights
+    del process_state, found
     saved, round_num = await run.state_manager.load_latest(state)
     if saved is None:
       round_num = 0
@@ -186,13 +195,13 @@ async def train(
       await run.state_manager.save(state, 0)
     else:
       state, saved = saved, None
+      _check_frozen(state.process, frozen)
       ledger = ledger_lib.resume(run.file(outputs.LEDGER), head=state.ledger)
       logging.info('Resuming after round %d.', round_num)
     stack.enter_context(ledger)
     managers = run.release_managers(
         last=round_num, in_csv=round_metrics.is_of_the_whole
     )
-    traffic = fed_avg.traffic(learning_process)
     progress = stack.enter_context(progress_lib.Progress(
         description='federated', total=num_rounds, initial=round_num
     ))
@@ -308,6 +317,7 @@ async def train(
             sum(run.read_metric('not_private/seconds').values()), 1
         ),
         'bytes_per_client_and_round': traffic._asdict(),
+        'frozen': frozen,
         'cohort_size': source.sampling.cohort_size,
         'population': source.sampling.population,
         'dev_word_error_rate': run.read_metric('dev_word_error_rate'),
@@ -316,6 +326,17 @@ async def train(
     run.write_json('results.json', results)
   print(statement)
   return results
+
+
+def _check_frozen(saved: Any, frozen: list[str]) -> None:
+  """Raises ValueError if a saved run froze other layers."""
+  before = fed_avg.frozen_layers(saved)
+  if before != frozen:
+    raise ValueError(
+        f'the saved run has {len(before)} frozen layers, these settings '
+        f'{len(frozen)} or others: put the scores that it began with back, or '
+        'take another output_dir.'
+    )
 
 
 def check(**settings: Any) -> None:

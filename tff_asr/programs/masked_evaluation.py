@@ -19,6 +19,8 @@ class MaskedEvaluation(NamedTuple):
   Attributes:
     loss: Mean over utterances of their mean cross-entropy, in nats.
     accuracy: Share of frames whose best label is the right one.
+    most_frequent: Share of the most frequent label: the accuracy of a model
+      that predicts one label always, at best.
     label_perplexity: How many labels are used, as if evenly (`quantizer`);
       frozen: a property of the data.
     prediction_perplexity: The same of the best labels; 1 if the model predicts
@@ -27,6 +29,7 @@ class MaskedEvaluation(NamedTuple):
 
   loss: float
   accuracy: float
+  most_frequent: float
   label_perplexity: float
   prediction_perplexity: float
 
@@ -94,6 +97,7 @@ class MaskedEvaluator:
     return MaskedEvaluation(
         loss=loss_sum / num_utterances,
         accuracy=float(counts.correct / counts.masked),
+        most_frequent=float(tf.reduce_max(counts.labels) / counts.masked),
         label_perplexity=float(quantizer_lib.perplexity(counts.labels)),
         prediction_perplexity=float(
             quantizer_lib.perplexity(counts.predictions)

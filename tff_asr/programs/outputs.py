@@ -6,7 +6,8 @@
     state/          program states, to resume from (hold keys: owner only)
     model.state     the trained weights, for evaluation and as a seed
     ledger.jsonl    what the model's rounds cost in privacy (federated runs, and
-                    runs that start from one)
+                    runs that start from one); ledger.UNIT.jsonl: of another
+                    unit (`privacy.ledger_apart`)
     metrics.csv     released metrics, a row a round or step
     tensorboard/    the same for TensorBoard
     results.json    the figures at the end
@@ -45,13 +46,13 @@ _MAY_CHANGE = re.compile(
 LEDGER = 'ledger.jsonl'
 MODEL = 'model.state'
 _CONFIG = 'config.gin'
-_METRICS = 'metrics.csv'
+METRICS = 'metrics.csv'
 _STATES = 'state'
 # What a run writes besides its configuration and its states.
 RESULTS = (
     MODEL,
     LEDGER,
-    _METRICS,
+    METRICS,
     'results.json',
     'privacy.txt',
     'privacy.json',
@@ -121,7 +122,7 @@ class RunFolder:
 
     A run that was resumed has released some of them before it was stopped.
     """
-    return metrics_file.read(self.file(_METRICS), name)
+    return metrics_file.read(self.file(METRICS), name)
 
   def release_managers(
       self, *, last: int, in_csv: Callable[[str], bool] = lambda name: True
@@ -135,7 +136,7 @@ class RunFolder:
     """
     return [
         tff.program.FilteringReleaseManager(
-            metrics_file.MetricsFile(self.file(_METRICS), last=last),
+            metrics_file.MetricsFile(self.file(METRICS), last=last),
             lambda path: in_csv(path[0]),
         ),
         tff.program.TensorBoardReleaseManager(self.file('tensorboard')),
@@ -277,19 +278,46 @@ def check_model(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
         f'{run} holds no trained model ({MODEL}): is it the folder of a run '
         'that has ended?'
     )
-  manifest = state_file.read_manifest(path)
-  found = manifest.metadata.get('tokens')
+  found = state_file.read_manifest(path).metadata.get('tokens')
+  if tokens and is_pretrained(run):
+    raise ValueError(
+        f'the model of {run} is pre-trained and spells nothing yet: fine-tune '
+        'it first, by a training run with SEED_RUN.'
+    )
   if found != tokens:
     raise ValueError(
         f'the model of {run} spells {found!r} but this configuration '
         f'{tokens!r}: use the tokenizer of that run.'
     )
-  shapes = {leaf.path: leaf.shape for leaf in manifest.leaves}
-  problems = _weight_differences(shapes, model.specs)
+  check_shapes(shapes(run), model.specs, of=f'the model of {run}')
+
+
+def is_pretrained(run: str) -> bool:
+  """Whether a run's model is of pre-training, without text."""
+  manifest = state_file.read_manifest(os.path.join(run, MODEL))
+  return manifest.metadata.get('tokens') == ''
+
+
+def shapes(run: str) -> dict[str, tuple[int, ...]]:
+  """The shapes of a run's trained weights, by name."""
+  manifest = state_file.read_manifest(os.path.join(run, MODEL))
+  return {leaf.path: leaf.shape for leaf in manifest.leaves}
+
+
+def check_shapes(
+    found: Mapping[str, tuple[int, ...]], specs: weights_lib.Specs, *, of: str
+) -> None:
+  """Raises ValueError, with the first differences, for shapes of other specs.
+
+  Args:
+    found: By name.
+    specs: What they should be.
+    of: What they are of, for the message.
+  """
+  problems = weights_lib.differences(found, specs)
   if problems:
     raise ValueError(
-        f'the model of {run} does not fit this configuration: '
-        f'{"; ".join(problems[:3])}'
+        f'{of} does not fit this configuration: {"; ".join(problems[:3])}'
         + (f'; and {len(problems) - 3} more.' if len(problems) > 3 else '.')
     )
 
@@ -342,24 +370,6 @@ def flatten_metrics(metrics: Any, *, prefix: str = '') -> dict[str, float]:
     elif np.size(value) == 1:
       flat[prefix + name] = float(value)
   return flat
-
-
-def _weight_differences(
-    shapes: Mapping[str, tuple[int, ...]], specs: weights_lib.Specs
-) -> list[str]:
-  """What of the weights' shapes is not as in `specs`."""
-  problems = []
-  for name in sorted(shapes.keys() | specs.keys()):
-    if name not in shapes:
-      problems.append(f'it has no {name}')
-    elif name not in specs:
-      problems.append(f'{name} is unknown here')
-    elif shapes[name] != tuple(specs[name].shape):
-      problems.append(
-          f'{name} is {list(shapes[name])} there and '
-          f'{list(specs[name].shape)} here'
-      )
-  return problems
 
 
 def _check_same(old: str, new: str, *, path: str) -> None:

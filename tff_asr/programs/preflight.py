@@ -17,6 +17,7 @@ from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.models import ctc
 from tff_asr.privacy import accounting
 from tff_asr.programs import outputs
+from tff_asr.programs import seeds
 
 Check = Callable[..., None]
 
@@ -54,7 +55,7 @@ def check_seed_run(
 ) -> None:
   """The model that training starts from is there and fits."""
   if seed_run is not None:
-    outputs.check_model(
+    seeds.check(
         seed_run, model=model, tokens=pipeline.tokenizer.characters
     )
 

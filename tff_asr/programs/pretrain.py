@@ -40,8 +40,6 @@ from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
 from tff_asr.programs import saving
 
-_UNIT = 'example'
-
 
 class ProgramState(NamedTuple):
   """All that a run needs to go on.
@@ -157,7 +155,7 @@ async def train(
             fixed_seeds=charged.fixed_seeds(
                 noise_seed=noise_seed, sampler_seed=sampler_seed
             ),
-            unit=_UNIT,
+            unit=pretrain_setup.UNIT if is_private else None,
         )
         state = state._replace(
             ledger=ledger.head,
@@ -265,8 +263,10 @@ async def train(
                 if name not in setup.frozen
             }
         ),
-        'dev_accuracy': run.read_metric('dev_accuracy'),
-        'dev_loss': run.read_metric('dev_loss'),
+        **{
+            f'dev_{name}': run.read_metric(f'dev_{name}')
+            for name in masked_evaluation.MaskedEvaluation._fields
+        },
     }
     if rounds is None:
       layer_scores.write(
@@ -274,12 +274,12 @@ async def train(
           {name: float(v) for name, v in state.layer_squares.items()},
           specs=model.specs,
       )
-    else:
+    if ledger is not None and ledger.contents.rounds:
+      query_state = None
+      if is_private:
+        query_state = state.process.aggregator.query_state.numerator_state
       statement = charged.write_statement(
-          run,
-          ledger,
-          state.process.aggregator.query_state.numerator_state,
-          delta=setup.delta,
+          run, ledger, query_state, delta=setup.delta if is_private else None
       )
       results['privacy'] = statement.fields
       print(statement)

@@ -27,6 +27,9 @@ from tff_asr.programs import outputs
 from tff_asr.programs import private_rounds
 
 
+UNIT = 'example'
+
+
 class Setup(NamedTuple):
   """The beginning of a run.
 
@@ -107,7 +110,7 @@ def build(
     weights = outputs.read_model(seed_run, model=model, tokens='')
     state = state._replace(global_model_weights=weights_lib.to_tensors(weights))
     parent = outputs.ledger_of_model(seed_run)
-  inherited = charged.inherited(parent)
+  inherited = charged.inherited(parent, unit=UNIT)
   if is_private:
     private_rounds.check_first_round(
         state,

@@ -1,0 +1,230 @@
+r"""A step of DP-SGD by example beside a plain one: seconds and peak memory.
+
+    python -m benchmarks.dp_sgd --json=results/dp_sgd.json
+
+BEST-RQ over a Conformer, a batch of utterances of one length, no dropout (its
+draws become a loop each in a vectorized graph, which then takes minutes to
+compile). `plain` is the gradient of the batch; the others clip each example's
+gradient by layer and add noise, n examples at once (`NUM_VECTORIZED`), with a
+share of the layers frozen. Steps of all alternate in one process, after a turn
+that does not count (and compiles); memory is that of a process for each.
+"""
+
+from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+
+launch.begin(__name__)
+
+import subprocess
+import sys
+import time
+from typing import NamedTuple
+
+from absl import flags
+import numpy as np
+import tensorflow as tf
+
+from benchmarks import workload as workload_lib
+from tff_asr.aggregators import dp_mean
+from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.features import log_mel
+from tff_asr.learning import dp_sgd_step
+from tff_asr.learning import layer_freeze
+from tff_asr.models import best_rq
+from tff_asr.models import conformer
+from tff_asr.models import quantizer
+from tff_asr.models import weights as weights_lib
+from tff_asr.optimizers import adam
+from tff_asr.privacy import keys
+
+_NUM_BLOCKS = flags.DEFINE_integer(
+    'num_blocks', 3, 'Of the Conformer.', lower_bound=1
+)
+_DIM = flags.DEFINE_integer(
+    'dim', 96, 'Its width, a multiple of 8.', lower_bound=8
+)
+_CODES = flags.DEFINE_integer('codes', 256, 'Labels.', lower_bound=2)
+_BATCH = flags.DEFINE_integer('batch', 8, 'Utterances a step.', lower_bound=1)
+_SEC = flags.DEFINE_float('sec', 12.0, 'Length of each.', lower_bound=1.0)
+_VECTORIZED = flags.DEFINE_list('vectorized', ['1', '4'], 'Values of n.')
+_FROZEN = flags.DEFINE_list('frozen', ['0', '0.5'], 'Shares of the layers.')
+_REPEATS = flags.DEFINE_integer(
+    'repeats', 5, 'Steps that count, of each.', lower_bound=1
+)
+_JSON = flags.DEFINE_string('json', None, 'File for the figures.')
+_ONE = flags.DEFINE_string(
+    'one', None, 'Measure this variant in this process and print GiB.'
+)
+
+
+class _Variant(NamedTuple):
+  """A kind of step; num_vectorized 0 is the plain one."""
+
+  num_vectorized: int
+  frozen: float
+
+  @property
+  def label(self) -> str:
+    kind = f'DP, n = {self.num_vectorized}' if self.num_vectorized else 'plain'
+    return kind + (f', {self.frozen:.0%} frozen' if self.frozen else '')
+
+
+def main(_) -> None:
+  workload_lib.check_json_path(_JSON.value)
+  if _ONE.value is not None:
+    number, frozen = _ONE.value.split(',')
+    run = _build(_Variant(int(number), float(frozen)))
+    run()
+    print(workload_lib.peak_gib())
+    return
+  variants = _variants()
+  runs = {variant: _build(variant) for variant in variants}
+  seconds = {variant: [] for variant in variants}
+  compiling = {}
+  for turn in range(_REPEATS.value + 1):
+    for variant, run in runs.items():
+      started = time.monotonic()
+      run()
+      took = time.monotonic() - started
+      if turn:
+        seconds[variant].append(took)
+      else:
+        compiling[variant] = took
+  plain = seconds[variants[0]]
+  ratios = {
+      variant: [own / base for own, base in zip(values, plain)]
+      for variant, values in seconds.items()
+  }
+  peaks = {variant: _peak_gib(variant) for variant in variants}
+  num_parameters = weights_lib.count(_model().specs)
+  workload_lib.report(
+      f'{num_parameters / 1e6:.1f}M parameters, {_BATCH.value} utterances of '
+      f'{_SEC.value:g} s a step',
+      [['', 'seconds', 'ratio to plain', 'first step', 'peak GiB']]
+      + [
+          [
+              variant.label,
+              workload_lib.spread(seconds[variant]),
+              workload_lib.spread(ratios[variant]),
+              f'{compiling[variant]:.1f}',
+              f'{peaks[variant]:.2f}',
+          ]
+          for variant in variants
+      ],
+      {
+          'num_parameters': num_parameters,
+          **{
+              name: {v.label: values[v] for v in variants}
+              for name, values in (
+                  ('seconds', seconds),
+                  ('ratios', ratios),
+                  ('compiling', compiling),
+                  ('peak_gib', peaks),
+              )
+          },
+      },
+      _JSON.value,
+  )
+
+
+def _variants() -> list[_Variant]:
+  """The plain step, and all that the flags name."""
+  try:
+    numbers = [int(text) for text in _VECTORIZED.value]
+    shares = [float(text) for text in _FROZEN.value]
+  except ValueError as error:
+    raise ValueError(f'--vectorized or --frozen: {error}.') from None
+  if min(numbers, default=0) < 1:
+    raise ValueError('--vectorized must be integers from 1 up.')
+  return [
+      _Variant(0, 0.0),
+      *(_Variant(number, share) for share in shares for number in numbers),
+  ]
+
+
+def _model() -> best_rq.BestRqModel:
+  return best_rq.build(
+      encoder=conformer.build(
+          num_blocks=_NUM_BLOCKS.value,
+          dim=_DIM.value,
+          mlp_dim=4 * _DIM.value,
+          num_heads=4,
+          front_channels=16,
+      ),
+      quantizer=quantizer.Quantizer(num_codes=_CODES.value),
+  )
+
+
+def _build(variant: _Variant):
+  """A function that takes a step and waits for it."""
+  model = _model()
+  frozen = ()
+  if variant.frozen:
+    freeze = layer_freeze.LayerFreeze(share=variant.frozen, order='random')
+    frozen = freeze.choose(dict.fromkeys(model.specs, 1.0))
+  step = dp_sgd_step.DpSgd(
+      model=model,
+      optimizer=adam.build_adam(0.001),
+      batch_size=_BATCH.value,
+      seed=1,
+      query=workload_lib.build_query() if variant.num_vectorized else None,
+      num_vectorized=max(variant.num_vectorized, 1),
+      frozen=frozen,
+  )
+  state = step.initialize()
+  if variant.num_vectorized:
+    state = state._replace(
+        aggregator=dp_mean.set_noise_key(state.aggregator, keys.draw())
+    )
+  batch = _batch()
+
+  def run() -> None:
+    weights = step.next(state, [batch]).state.global_model_weights
+    tf.nest.map_structure(lambda value: value.numpy(), weights)
+
+  return run
+
+
+def _batch() -> pipeline_lib.Batch:
+  """Noise as features."""
+  size = int(_SEC.value / log_mel.FRAME_SHIFT_SEC)
+  number = _BATCH.value
+  shape = [number, size, log_mel.NUM_MEL_BINS]
+  noise = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+  names = tf.constant([f'{index}' for index in range(number)])
+  return pipeline_lib.Batch(
+      client_id=names,
+      feature_lengths=tf.fill([number], size),
+      features=tf.constant(noise),
+      label_lengths=tf.zeros([number], tf.int32),
+      labels=tf.zeros([number, 0], tf.int32),
+      seed=tf.zeros([2], tf.int32),
+      transcript=names,
+      utterance_id=names,
+      weights=tf.zeros([number]),
+  )
+
+
+def _peak_gib(variant: _Variant) -> float:
+  """Peak memory of a step in a process of its own."""
+  output = subprocess.run(
+      [
+          sys.executable,
+          '-m',
+          'benchmarks.dp_sgd',
+          f'--one={variant.num_vectorized},{variant.frozen}',
+          *(
+              f'--{flag.name}={flag.value}'
+              for flag in (_NUM_BLOCKS, _DIM, _CODES, _BATCH, _SEC)
+          ),
+      ],
+      check=False,
+      stdout=subprocess.PIPE,
+      text=True,
+  )
+  if output.returncode:
+    sys.exit(output.returncode)  # It has said why.
+  return float(output.stdout.split()[-1])
+
+
+if __name__ == '__main__':
+  launch.run(main, after_interrupt='the same command begins anew.')

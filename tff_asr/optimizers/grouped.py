@@ -1,0 +1,106 @@
+"""An optimizer with some of the weights in a group of their own.
+
+For fine-tuning: a pre-trained encoder takes smaller steps than a new head, or
+none at first. With the step of the inner optimizer, w -> step(w),
+
+    w <- w + rate (step(w) - w)    for the weights of the group,
+    w <- step(w)                   for the others.
+
+The group has a state of its own, as have the others. Where it has no gradients
+(None for each), it stays as it is, with its state: its moments, its bias
+corrections and its schedule begin with its first gradients.
+"""
+
+import collections
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_asr import checks
+
+
+def build_grouped(
+    optimizer: tff.learning.optimizers.Optimizer,
+    *,
+    group: Collection[str],
+    rate: float,
+) -> tff.learning.optimizers.Optimizer:
+  """Returns the optimizer, for weights by name.
+
+  Args:
+    optimizer: Its states are those of `others` and `group` in the state.
+    group: Names of the group's weights.
+    rate: Of the group's steps; positive.
+
+  Raises:
+    ValueError: rate is not positive and finite; and `initialize`, if a name is
+      not one of the weights' or all of them are in the group.
+  """
+  checks.positive(rate=rate)
+  checks.finite(rate=rate)
+  return _Grouped(optimizer, frozenset(group), rate)
+
+
+class _Grouped(tff.learning.optimizers.Optimizer):
+  """See `build_grouped`."""
+
+  def __init__(
+      self,
+      optimizer: tff.learning.optimizers.Optimizer,
+      group: frozenset[str],
+      rate: float,
+  ):
+    self._optimizer = optimizer
+    self._group = group
+    self._rate = rate
+
+  def initialize(self, specs):
+    unknown = sorted(self._group - specs.keys())
+    if unknown:
+      raise ValueError(f'group names {unknown[0]}, which is no weight.')
+    if len(self._group) == len(specs):
+      raise ValueError('group names all weights: there are no others.')
+    parts = self._split(specs)
+    return collections.OrderedDict(
+        group=self._optimizer.initialize(parts['group']),
+        others=self._optimizer.initialize(parts['others']),
+    )
+
+  def next(self, state, weights, gradients):
+    parts = self._split(weights)
+    new_state = collections.OrderedDict(state)
+    for key, part in self._split(gradients).items():
+      if all(gradient is None for gradient in part.values()):
+        continue
+      new_state[key], stepped = self._optimizer.next(
+          state[key], parts[key], part
+      )
+      if key == 'group':
+        stepped = tf.nest.map_structure(
+            lambda old, new: old + self._rate * (new - old),
+            parts[key],
+            stepped,
+        )
+      parts[key] = stepped
+    merged = parts['group'] | parts['others']
+    return new_state, type(weights)((name, merged[name]) for name in weights)
+
+  def get_hparams(self, state):
+    return self._optimizer.get_hparams(state['others'])
+
+  def set_hparams(self, state, hparams):
+    return collections.OrderedDict(
+        (key, self._optimizer.set_hparams(part, hparams))
+        for key, part in state.items()
+    )
+
+  def _split(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The group's values and the others', each in their order."""
+    pick = lambda is_in: collections.OrderedDict(
+        (name, value)
+        for name, value in values.items()
+        if (name in self._group) == is_in
+    )
+    return dict(group=pick(True), others=pick(False))
