@@ -74,6 +74,28 @@ class EndOfProgramTest(parameterized.TestCase):
     self.assertEqual([name for _, _, name in children], ['worker_binary'])
     self.assertFalse(_is_running(int(children[0][1])))
 
+  def test_a_program_in_the_background_does_not_wait_for_its_worker(self):
+    # What a script starts with `&` ignores SIGINT, by which TFF ends workers.
+    lines = _run_piped("""
+        import gc, os, signal
+        import psutil
+        import tensorflow as tf
+        import tensorflow_federated as tff
+        from tff_asr.execution import native
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        context = native.build_sync_context()
+        comp = tff.tensorflow.computation(lambda: tf.constant(7))
+        with tff.framework.get_context_stack().install(context):
+          print('result', comp())
+        del context
+        gc.collect()
+        print('children', len(psutil.Process().children()))
+        os.kill(os.getpid(), signal.SIGINT)
+        print('went on')
+    """)
+    self.assertEqual(lines, ['result 7', 'children 0', 'went on'])
+
   def test_worker_ends_with_the_block_and_unknown_ops_are_explained(self):
     program = textwrap.dedent(_PROGRAM).replace(
         'comp = tff.tensorflow.computation(lambda: tf.constant(7))',

@@ -19,6 +19,7 @@ from concurrent import futures
 import contextlib
 import inspect
 import re
+import signal
 import threading
 from typing import Any
 import weakref
@@ -177,10 +178,27 @@ def _options(
     checks.positive_int(max_concurrent_clients=max_concurrent_clients)
   atexit.unregister(stop)
   atexit.register(stop)
+  _leave_interrupts_to_workers()
   return {
       'default_num_clients': default_num_clients,
       'max_concurrent_computation_calls': max_concurrent_clients or -1,
   }
+
+
+def _leave_interrupts_to_workers() -> None:
+  """Has workers end at SIGINT where this process ignores it.
+
+  What a script starts in the background ignores it, and so would the worker,
+  which inherits that: TFF sends it SIGINT when a context is dropped, and would
+  wait forever. Handlers, other than SIG_IGN, are not inherited.
+  """
+  is_main = threading.current_thread() is threading.main_thread()
+  if is_main and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, _ignore)
+
+
+def _ignore(*unused_signal: Any) -> None:
+  """What SIG_IGN does."""
 
 
 def _explain(error: Exception) -> None:
