@@ -23,8 +23,13 @@ _MAX_UNITS = 8
 
 
 def install() -> None:
-  """Makes all conversions from now on keep the places of their originals."""
+  """Makes all conversions from now on keep the places of their originals.
+
+  Once: code that has been put in its place has none in the copy any more.
+  """
   load_ast = loader.load_ast
+  if getattr(load_ast, 'keeps_places', False):
+    return
 
   def load_ast_in_place(*args, **kwargs):
     module, source, source_map = load_ast(*args, **kwargs)
@@ -38,6 +43,7 @@ def install() -> None:
           value.__code__ = relocate(value.__code__, places)
     return module, source, source_map
 
+  load_ast_in_place.keeps_places = True
   loader.load_ast = load_ast_in_place
 
 
