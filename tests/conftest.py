@@ -1,6 +1,7 @@
 """What the whole test session needs: devices, quiet libraries, no orphans."""
 
 import os
+import signal
 import sys
 
 # Read by TensorFlow's C++ part when it is loaded.
@@ -20,6 +21,12 @@ if os.environ.get('COVERAGE_RUN'):
   from tests import autograph_lines  # pylint: disable=g-import-not-at-top
 
   autograph_lines.install()
+
+
+# What a script starts in the background ignores it, and so would the programs
+# that tests interrupt.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+  signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)
