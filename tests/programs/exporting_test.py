@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 from tests import fakes
+from tests.programs import recognizers
 from tff_asr.data import client_data
 from tff_asr.programs import exporting
-from tff_asr.programs import recognizer as recognizer_lib
 
 
 @pytest.mark.slow
@@ -25,12 +25,7 @@ class ExportingTest(absltest.TestCase):
     cls.shards = fakes.write_split(
         os.path.join(cls.root, 'test'), {'ann': 3, 'bob': 4}
     )
-    model = fakes.tiny_model(num_blocks=1)
-    cls.recognizer = recognizer_lib.Recognizer(
-        model=model,
-        pipeline=fakes.tiny_pipeline(model),
-        weights=model.initialize(tf.constant([1, 2])),
-    )
+    cls.recognizer = recognizers.tiny()
     cls.folder = os.path.join(cls.root, 'exported')
     cls.checks = exporting.export(
         recognizer=cls.recognizer,

@@ -4,14 +4,13 @@ import os
 import tempfile
 
 from absl.testing import absltest
-import tensorflow as tf
 
 from tests import fakes
+from tests.programs import recognizers
 from tests.programs import run_folders
 from tff_asr.metrics import word_errors
 from tff_asr.programs import exporting
 from tff_asr.programs import model_card
-from tff_asr.programs import recognizer as recognizer_lib
 from tff_asr.programs import run_record
 
 _CHECK = exporting.Check(
@@ -33,12 +32,7 @@ class ModelCardTest(absltest.TestCase):
     cls.shards = fakes.write_split(
         os.path.join(cls.root, 'test'), {'ann': 3, 'bob': 4}
     )
-    model = fakes.tiny_model(num_blocks=1)
-    cls.recognizer = recognizer_lib.Recognizer(
-        model=model,
-        pipeline=fakes.tiny_pipeline(model),
-        weights=model.initialize(tf.constant([1, 2])),
-    )
+    cls.recognizer = recognizers.tiny()
 
   def card(self, **content) -> str:
     root = self.enterContext(tempfile.TemporaryDirectory())

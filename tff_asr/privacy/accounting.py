@@ -165,7 +165,7 @@ def compose(rounds: Sequence[Rounds]) -> dp_accounting.DpEvent:
           'rounds of the same passes must be one group, as the ledger counts'
           ' them, found two.'
       )
-    counts[group.sampling, group.noise_multiplier] += group.count
+    counts[key] += group.count
   events = []
   for (sampling, noise_multiplier), count in counts.items():
     if sampling.kind == 'pass':

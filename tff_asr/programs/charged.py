@@ -40,7 +40,9 @@ def epsilon_of_run(
         f'{run} has no privacy ledger ({outputs.LEDGER}): is it the folder of '
         'a run on private data, or of one that started from its model?'
     )
-  for head in (saved_head(run), outputs.ledger_of_model(run)[1]):
+  # Of a run that has ended they are equal, and the ledger is read once.
+  heads = dict.fromkeys((saved_head(run), outputs.ledger_of_model(run)[1]))
+  for head in heads:
     contents = ledger_lib.read(path, head=head)
   if not contents.rounds:
     raise ValueError(f'the privacy ledger of {run} charges no rounds yet.')
