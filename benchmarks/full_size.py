@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from benchmarks import workload as workload_lib
 from tff_asr.execution import multi_device
-from tff_asr.programs import state_manager
+from tff_asr.storage import state_manager
 
 _ROUNDS = flags.DEFINE_integer(
     'rounds', 2, 'The first one also compiles.', lower_bound=1

@@ -24,7 +24,7 @@ from absl import flags
 
 from benchmarks import toy_runs
 from benchmarks import workload as workload_lib
-from tff_asr.programs import outputs
+from tff_asr.storage import outputs
 
 _PROGRAM = flags.DEFINE_enum(
     'program', 'federated', sorted(toy_runs.PROGRAMS), 'What is killed.'

@@ -22,7 +22,7 @@ import psutil
 
 from benchmarks import toy_runs
 from benchmarks import workload as workload_lib
-from tff_asr.programs import metrics_file
+from tff_asr.storage import metrics_file
 
 _ROUNDS = flags.DEFINE_integer(
     'rounds', 2000, 'Of the run.', lower_bound=20

@@ -24,9 +24,9 @@ from tff_asr.models import best_rq
 from tff_asr.models import quantizer
 from tff_asr.programs import central
 from tff_asr.programs import federated
-from tff_asr.programs import outputs
 from tff_asr.programs import pretrain
-from tff_asr.programs import state_file
+from tff_asr.storage import outputs
+from tff_asr.storage import state_file
 
 COHORT_SIZE = 2
 _SIZES = workload_lib.Workload(

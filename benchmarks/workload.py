@@ -16,8 +16,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from data_tools import shards
-from tff_asr import checks
 from tff_asr.aggregators import dp_mean
+from tff_asr import checks
 from tff_asr.data import client_data
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.features import log_mel
@@ -29,7 +29,7 @@ from tff_asr.optimizers import lamb
 from tff_asr.privacy import clips
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
-from tff_asr.programs import outputs
+from tff_asr.storage import outputs
 from tff_asr.text import tokenizer as tokenizer_lib
 
 _TRANSCRIPT = 'nobody says this but it is as long as speech'

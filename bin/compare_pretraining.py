@@ -11,7 +11,7 @@ launch.begin(__name__)
 
 from absl import flags
 
-from tff_asr.programs import pretraining_comparison
+from tff_asr.reports import pretraining_comparison
 
 _RUN = flags.DEFINE_multi_string('run', None, 'LABEL=FOLDER; a row each.')
 flags.mark_flag_as_required('run')

@@ -15,7 +15,7 @@ launch.begin(__name__)
 
 from absl import flags
 
-from tff_asr.programs import comparison
+from tff_asr.reports import comparison
 
 _GROUP = flags.DEFINE_multi_string(
     'group', None, 'LABEL=RUN,RUN,...; the first is the baseline.'

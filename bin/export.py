@@ -19,11 +19,11 @@ from absl import flags
 
 from tff_asr import config
 from tff_asr.data import client_data
-from tff_asr.programs import exporting
-from tff_asr.programs import model_card
-from tff_asr.programs import outputs
-from tff_asr.programs import recognizer as recognizer_lib
-from tff_asr.programs import run_record
+from tff_asr.recognition import exporting
+from tff_asr.recognition import recognizer as recognizer_lib
+from tff_asr.reports import model_card
+from tff_asr.reports import run_record
+from tff_asr.storage import outputs
 
 _RUN = flags.DEFINE_string('run', None, 'Folder of a run that has ended.')
 _OUTPUT_DIR = flags.DEFINE_string('output_dir', None, 'Folder for the exports.')

@@ -15,7 +15,7 @@ launch.begin(__name__)
 
 from absl import flags
 
-from tff_asr.programs import report
+from tff_asr.reports import report
 
 _OUTPUT_DIR = flags.DEFINE_string(
     'output_dir', None, 'Folder for report.html and the PNGs.'

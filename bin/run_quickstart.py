@@ -28,7 +28,7 @@ import time
 from absl import flags
 
 from tff_asr import checks
-from tff_asr.programs import comparison
+from tff_asr.reports import comparison
 
 # BUILD data: //bin:evaluate //bin:train_central //bin:train_federated
 # BUILD data: //data_tools:an4 //data_tools:librispeech

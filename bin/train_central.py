@@ -14,7 +14,7 @@ from absl import flags
 from tff_asr import config
 from tff_asr.programs import central
 from tff_asr.programs import dry_run
-from tff_asr.programs import machine
+from tff_asr.storage import machine
 
 _OUTPUT_DIR = flags.DEFINE_string(
     'output_dir', None, 'Folder of the run; an unfinished run there goes on.'

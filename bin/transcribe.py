@@ -18,9 +18,9 @@ import sys
 from absl import flags
 
 from tff_asr import config
-from tff_asr.programs import language_models
-from tff_asr.programs import recognizer
-from tff_asr.programs import transcription
+from tff_asr.recognition import language_models
+from tff_asr.recognition import recognizer
+from tff_asr.recognition import transcription
 
 _RUN = flags.DEFINE_string('run', None, 'Folder of a run that has ended.')
 _FORMAT = flags.DEFINE_enum(

@@ -24,16 +24,16 @@ from data_tools import common_voice
 from data_tools import librispeech
 from tests import fakes
 from tff_asr import config
-from tff_asr import launch
 from tff_asr.data import client_data
 from tff_asr.data import index
+from tff_asr import launch
 from tff_asr.privacy import accounting
 from tff_asr.privacy import hash_chain
 from tff_asr.privacy import ledger
 from tff_asr.programs import central
-from tff_asr.programs import metrics_file
-from tff_asr.programs import outputs
-from tff_asr.programs import state_file
+from tff_asr.storage import metrics_file
+from tff_asr.storage import outputs
+from tff_asr.storage import state_file
 
 _TRIALS = 150
 _VALUES = (

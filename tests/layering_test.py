@@ -117,7 +117,7 @@ class TableTest(parameterized.TestCase):
       ('unknown', 'tff_asr.data.x', 'import pandas'),
       ('like_a_name', 'tff_asr.models.x', 'import tff_asr.features_old'),
       ('ray', 'tff_asr.execution.runner', 'import ray'),
-      ('beams', 'tff_asr.programs.recognizer', 'import pyctcdecode'),
+      ('beams', 'tff_asr.recognition.recognizer', 'import pyctcdecode'),
       ('flags', 'tff_asr.launch', "flags.DEFINE_string('x', None, 'X.')"),
       ('flags_in_tests', 'tests.x_test', "f.DEFINE_bool('x', None, 'X.')"),
       ('argparse', 'tools.x', 'import argparse'),

@@ -73,15 +73,24 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
             'tensorflow_privacy',
         ),
     },
-    # The logic of programs.
+    # A run's folder: states, metrics, what was configured.
+    {
+        'storage': (
+            'absl',
+            'ml_dtypes',
+            'numpy',
+            'tensorflow',
+            'tensorflow_federated',
+            'tree',
+        ),
+    },
+    # The logic of programs that train and evaluate.
     {
         'programs': (
             'absl',
             'dp_accounting',
             'matplotlib',
-            'ml_dtypes',
             'numpy',
-            'pyctcdecode',
             'tensorflow',
             'tensorflow_federated',
             'tensorflow_privacy',
@@ -89,6 +98,17 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
             'tree',
         ),
     },
+    # What is done with a trained model: transcribing, exporting.
+    {
+        'recognition': (
+            'numpy',
+            'pyctcdecode',
+            'tensorflow',
+            'tensorflow_federated',
+        ),
+    },
+    # What is read from runs' folders: pages, tables, cards.
+    {'reports': ('matplotlib', 'numpy', 'tensorflow')},
     # Many runs of programs, and what they show together.
     {'findings': ('matplotlib',)},
 )

@@ -12,12 +12,12 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import tensorflow as tf
 
-from tests import fakes
 from tests.bin import in_process
 from tests.bin import programs
+from tests import fakes
 from tff_asr.models import ctc
 from tff_asr.models import transformer
-from tff_asr.programs import outputs
+from tff_asr.storage import outputs
 from tff_asr.text import tokenizer as tokenizer_lib
 
 

@@ -23,7 +23,7 @@ from tests.bin import programs
 from tff_asr.privacy import accounting
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import charged
-from tff_asr.programs import outputs
+from tff_asr.storage import outputs
 
 # BUILD size: large
 # BUILD data: //benchmarks:kills

@@ -12,7 +12,7 @@ import pytest
 
 from tests.bin import in_process
 from tests.bin import programs
-from tff_asr.programs import run_lock
+from tff_asr.storage import run_lock
 
 # BUILD size: large
 

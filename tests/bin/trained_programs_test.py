@@ -11,12 +11,12 @@ import pytest
 import soundfile
 import tensorflow as tf
 
-from tests import fakes
 from tests.bin import in_process
 from tests.bin import programs
+from tests import fakes
 from tff_asr import config
 from tff_asr.programs import central
-from tff_asr.programs import outputs
+from tff_asr.storage import outputs
 from tff_asr.text import tokenizer as tokenizer_lib
 
 # BUILD data: //bin:export //bin:report //bin:transcribe

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests import fakes
 from tff_asr.models import serving
-from tff_asr.programs import recognizer as recognizer_lib
+from tff_asr.recognition import recognizer as recognizer_lib
 
 _CLIENTS = {'ann': 3, 'bob': 3}
 

@@ -23,8 +23,8 @@ from tff_asr.learning import fed_avg
 from tff_asr.privacy import clips
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import federated
-from tff_asr.programs import outputs
-from tff_asr.programs import state_file
+from tff_asr.storage import outputs
+from tff_asr.storage import state_file
 
 _NOISE = 3.0
 _CONFIGURATION = 'SEED = 1\n'

@@ -22,8 +22,8 @@ from tff_asr import checks
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import central
 from tff_asr.programs import charged
-from tff_asr.programs import metrics_file
-from tff_asr.programs import outputs
+from tff_asr.storage import metrics_file
+from tff_asr.storage import outputs
 
 
 class _Evaluation(NamedTuple):

@@ -8,12 +8,12 @@ from absl.testing import absltest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tests import fakes
 from tests.bin import in_process
 from tests.bin import programs
+from tests import fakes
 from tff_asr import checks
-from tff_asr import launch
 from tff_asr.data import client_data
+from tff_asr import launch
 from tff_asr.learning import layer_freeze
 from tff_asr.models import best_rq
 from tff_asr.models import quantizer
@@ -22,7 +22,7 @@ from tff_asr.privacy import accounting
 from tff_asr.privacy import queries
 from tff_asr.programs import dry_run
 from tff_asr.programs import layer_scores
-from tff_asr.programs import outputs
+from tff_asr.storage import outputs
 
 
 class DryRunTest(absltest.TestCase):

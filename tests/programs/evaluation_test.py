@@ -17,7 +17,7 @@ from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
 from tff_asr.programs import evaluate
 from tff_asr.programs import evaluation
-from tff_asr.programs import outputs
+from tff_asr.storage import outputs
 
 _CLIENTS = {'ann': 3, 'bob': 2, 'cai': 1}
 

@@ -40,10 +40,10 @@ from tff_asr.programs import divergence
 from tff_asr.programs import evaluation
 from tff_asr.programs import failures
 from tff_asr.programs import federated
-from tff_asr.programs import outputs
 from tff_asr.programs import private_rounds
-from tff_asr.programs import state_file
-from tff_asr.programs import state_manager
+from tff_asr.storage import outputs
+from tff_asr.storage import state_file
+from tff_asr.storage import state_manager
 
 _CLIENTS = {'ann': 2, 'bob': 2, 'cai': 1, 'dee': 1}
 _COHORT_SIZE = 2

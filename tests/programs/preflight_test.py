@@ -9,8 +9,8 @@ import tensorflow as tf
 from tests import fakes
 from tff_asr import checks
 from tff_asr.data import client_data
-from tff_asr.programs import outputs
 from tff_asr.programs import preflight
+from tff_asr.storage import outputs
 
 
 def _check_size(size):

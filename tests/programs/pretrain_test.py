@@ -31,8 +31,8 @@ from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
 from tff_asr.programs import layer_scores
 from tff_asr.programs import masked_evaluation
-from tff_asr.programs import outputs
 from tff_asr.programs import pretrain
+from tff_asr.storage import outputs
 
 _CLIENTS = {'ann': 3, 'bob': 2, 'cai': 1}
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from tests import fakes
 from tff_asr.models import weights as weights_lib
-from tff_asr.programs import outputs
 from tff_asr.programs import seeds
+from tff_asr.storage import outputs
 
 
 class SeedsTest(absltest.TestCase):

@@ -7,8 +7,8 @@ import textwrap
 from tff_asr.findings import experiments
 from tff_asr.findings import plot
 from tff_asr.findings import table
-from tff_asr.programs import comparison
-from tff_asr.programs import outputs
+from tff_asr.reports import comparison
+from tff_asr.storage import outputs
 
 _PLOTS = 'results'
 _INTRODUCTION = """\

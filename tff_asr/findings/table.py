@@ -10,8 +10,8 @@ from tff_asr.findings import experiments
 from tff_asr.metrics import bootstrap
 from tff_asr.privacy import epsilon_report
 from tff_asr.privacy import statement
-from tff_asr.programs import comparison
-from tff_asr.programs import metrics_file
+from tff_asr.reports import comparison
+from tff_asr.storage import metrics_file
 
 _METRICS = 'metrics.csv'
 # Of the row that all are compared with in a column of its own.

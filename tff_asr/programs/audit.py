@@ -18,8 +18,8 @@ from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import audit as audit_lib
 from tff_asr.privacy import canaries as canaries_lib
 from tff_asr.privacy import clips
-from tff_asr.programs import outputs
-from tff_asr.programs import state_file
+from tff_asr.storage import outputs
+from tff_asr.storage import state_file
 
 # Canaries scored at once, so that their directions fit into memory.
 _VALUES_AT_ONCE = 2**26

@@ -24,11 +24,11 @@ from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import charged
 from tff_asr.programs import evaluation
 from tff_asr.programs import memory
-from tff_asr.programs import outputs
 from tff_asr.programs import preflight
 from tff_asr.programs import progress as progress_lib
-from tff_asr.programs import saving
 from tff_asr.programs import seeds
+from tff_asr.storage import outputs
+from tff_asr.storage import saving
 
 # Speakers read from at once, so that a batch mixes them.
 _INTERLEAVED_CLIENTS = 64

@@ -12,8 +12,8 @@ from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import ledger_apart
 from tff_asr.privacy import ledger_rounds
 from tff_asr.privacy import statement
-from tff_asr.programs import outputs
-from tff_asr.programs import state_file
+from tff_asr.storage import outputs
+from tff_asr.storage import state_file
 
 
 def epsilon_of_run(

@@ -22,10 +22,10 @@ from tff_asr.programs import central as central_lib
 from tff_asr.programs import charged
 from tff_asr.programs import federated as federated_lib
 from tff_asr.programs import memory
-from tff_asr.programs import outputs
 from tff_asr.programs import pretrain as pretrain_lib
 from tff_asr.programs import pretrain_setup
 from tff_asr.programs import private_rounds
+from tff_asr.storage import outputs
 
 
 async def federated(**settings: Any) -> str:

@@ -11,9 +11,9 @@ from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.models import ctc
 from tff_asr.programs import evaluation
-from tff_asr.programs import outputs
 from tff_asr.programs import preflight
 from tff_asr.programs import progress as progress_lib
+from tff_asr.storage import outputs
 
 
 def evaluate(

@@ -31,13 +31,13 @@ from tff_asr.programs import evaluation
 from tff_asr.programs import failures
 from tff_asr.programs import federated_checks
 from tff_asr.programs import memory
-from tff_asr.programs import outputs
 from tff_asr.programs import preflight
 from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
 from tff_asr.programs import round_metrics
-from tff_asr.programs import saving
 from tff_asr.programs import seeds
+from tff_asr.storage import outputs
+from tff_asr.storage import saving
 
 
 class ProgramState(NamedTuple):

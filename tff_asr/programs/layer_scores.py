@@ -10,7 +10,7 @@ from matplotlib import figure
 from tff_asr.learning import layer_freeze
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
-from tff_asr.programs import outputs
+from tff_asr.storage import outputs
 
 TABLE = 'layer_scores.csv'
 PICTURE = 'layer_scores.png'

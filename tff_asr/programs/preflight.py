@@ -16,8 +16,8 @@ from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.models import ctc
 from tff_asr.privacy import accounting
-from tff_asr.programs import outputs
 from tff_asr.programs import seeds
+from tff_asr.storage import outputs
 
 Check = Callable[..., None]
 

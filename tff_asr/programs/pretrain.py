@@ -32,13 +32,13 @@ from tff_asr.programs import charged
 from tff_asr.programs import layer_scores
 from tff_asr.programs import masked_evaluation
 from tff_asr.programs import memory
-from tff_asr.programs import outputs
 from tff_asr.programs import preflight
 from tff_asr.programs import pretrain_checks
 from tff_asr.programs import pretrain_setup
 from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
-from tff_asr.programs import saving
+from tff_asr.storage import outputs
+from tff_asr.storage import saving
 
 
 class ProgramState(NamedTuple):

@@ -13,8 +13,8 @@ from tff_asr.learning import layer_freeze
 from tff_asr.models import best_rq
 from tff_asr.privacy import keys
 from tff_asr.programs import layer_scores
-from tff_asr.programs import outputs
 from tff_asr.programs import preflight
+from tff_asr.storage import outputs
 
 
 def _check_counts(

@@ -17,14 +17,14 @@ from tff_asr.learning import dp_sgd_step
 from tff_asr.learning import layer_freeze
 from tff_asr.models import best_rq
 from tff_asr.models import weights as weights_lib
-from tff_asr.privacy import ledger_rounds
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import ledger_rounds
 from tff_asr.privacy import statement as statement_lib
 from tff_asr.programs import charged
 from tff_asr.programs import layer_scores
-from tff_asr.programs import outputs
 from tff_asr.programs import private_rounds
+from tff_asr.storage import outputs
 
 
 UNIT = 'example'

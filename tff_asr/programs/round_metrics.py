@@ -14,7 +14,7 @@ import re
 from typing import Any
 
 from tff_asr.learning import fed_avg
-from tff_asr.programs import outputs
+from tff_asr.storage import outputs
 
 _PREFIX = 'not_private/'
 # Where the learning process keeps exact figures.

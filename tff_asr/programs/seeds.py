@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
-from tff_asr.programs import outputs
-from tff_asr.programs import state_file
+from tff_asr.storage import outputs
+from tff_asr.storage import state_file
 
 
 class Seed(NamedTuple):

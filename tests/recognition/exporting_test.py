@@ -1,0 +1,117 @@
+"""Tests of tff_asr.recognition.exporting."""
+
+import json
+import os
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest
+import pytest
+import tensorflow as tf
+
+from tests import fakes
+from tests.recognition import recognizers
+from tff_asr.data import client_data
+from tff_asr.recognition import exporting
+
+
+@pytest.mark.slow
+class ExportingTest(absltest.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.root = cls.enterClassContext(tempfile.TemporaryDirectory())
+    cls.shards = fakes.write_split(
+        os.path.join(cls.root, 'test'), {'ann': 3, 'bob': 4}
+    )
+    cls.recognizer = recognizers.tiny()
+    cls.folder = os.path.join(cls.root, 'exported')
+    cls.checks = exporting.export(
+        recognizer=cls.recognizer,
+        client_data=client_data.load(cls.shards),
+        output_dir=cls.folder,
+        num_utterances=5,
+    )
+
+  def test_writes_what_its_docstring_names(self):
+    self.assertCountEqual(
+        os.listdir(self.folder),
+        ['saved_model', 'model.float16.tflite', 'model.dynamic_range.tflite',
+         'tokens.json', 'export.json'],
+    )
+    with open(os.path.join(self.folder, 'tokens.json'), encoding='utf-8') as f:
+      self.assertEqual(json.load(f), [' ', 'a', 'b', 'c'])
+    with open(os.path.join(self.folder, 'export.json'), encoding='utf-8') as f:
+      self.assertEqual(json.load(f), [each.fields() for each in self.checks])
+
+  def test_exports_hear_what_the_checkpoint_hears(self):
+    saved, half, dynamic = self.checks
+    self.assertEqual((saved.num_utterances, saved.num_same), (5, 5))
+    self.assertEqual(saved.errors, saved.checkpoint_errors)
+    self.assertEqual(half.num_utterances, 5)
+    # Random weights are near ties everywhere; float16 turns few of them.
+    self.assertGreaterEqual(half.num_same, 4)
+    self.assertLess(dynamic.num_bytes, half.num_bytes)
+    self.assertEqual(saved.num_bytes, sum(
+        os.path.getsize(os.path.join(folder, name))
+        for folder, _, names in os.walk(
+            os.path.join(self.folder, 'saved_model')
+        )
+        for name in names
+    ))
+
+  def test_the_saved_model_needs_nothing_of_this_project(self):
+    loaded = tf.saved_model.load(os.path.join(self.folder, 'saved_model'))
+    signature = loaded.signatures['serving_default']
+    _, inputs = signature.structured_input_signature
+    self.assertEqual(
+        {name: (spec.dtype, spec.shape.as_list())
+         for name, spec in inputs.items()},
+        {'waveforms': (tf.int16, [None, None]), 'num_samples': (tf.int32, [None])},
+    )
+    self.assertEqual(
+        {name: spec.dtype for name, spec in signature.structured_outputs.items()},
+        {'text': tf.string, 'token_ids': tf.int32},
+    )
+
+  def test_tflite_has_built_in_ops_only(self):
+    for name in ('float16', 'dynamic_range'):
+      # The interpreter without TensorFlow's own ops takes it.
+      interpreter = tf.lite.Interpreter(
+          os.path.join(self.folder, f'model.{name}.tflite'),
+          experimental_op_resolver_type=(
+              tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+          ),
+      )
+      interpreter.allocate_tensors()
+      ops = [op['op_name'] for op in interpreter._get_ops_details()]  # pylint: disable=protected-access
+      self.assertNotEmpty(ops)
+      self.assertEmpty([op for op in ops if op.startswith('Flex')])
+
+  def test_an_export_that_hears_something_else_is_refused(self):
+    with mock.patch.object(
+        exporting, 'saved_model_texts', lambda path, utterances: ['x'] * 7
+    ):
+      with self.assertRaisesRegex(ValueError, 'in only 0 of 7 utterances'):
+        exporting.export(
+            recognizer=self.recognizer,
+            client_data=client_data.load(self.shards),
+            output_dir=os.path.join(self.root, 'other'),
+        )
+
+  def test_bad_arguments(self):
+    data = client_data.load(self.shards)
+    with self.assertRaisesRegex(ValueError, 'holds an export already'):
+      exporting.export(
+          recognizer=self.recognizer, client_data=data, output_dir=self.folder
+      )
+    with self.assertRaisesRegex(ValueError, 'num_utterances'):
+      exporting.export(
+          recognizer=self.recognizer, client_data=data,
+          output_dir=os.path.join(self.root, 'new'), num_utterances=0,
+      )
+
+
+if __name__ == '__main__':
+  absltest.main()

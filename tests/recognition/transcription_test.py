@@ -1,0 +1,148 @@
+"""Tests of tff_asr.recognition.transcription."""
+
+import json
+import os
+import tempfile
+
+from absl.testing import absltest
+import numpy as np
+import soundfile
+
+from tff_asr.recognition import recognizer as recognizer_lib
+from tff_asr.recognition import transcription
+
+
+def _recognizer(waveforms):
+  """Hears a word a second: its number."""
+  for name, waveform in waveforms:
+    seconds = len(waveform) / 16000
+    words = [
+        recognizer_lib.Word(f'w{i}', i + 0.25, i + 0.75)
+        for i in range(int(seconds))
+    ]
+    text = ' '.join(word.text for word in words)
+    yield recognizer_lib.Recognition(name, seconds, text, words)
+
+
+class TranscriptionTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = self.enterContext(tempfile.TemporaryDirectory())
+
+  def audio(self, name: str, seconds: float = 1.0, rate_hz: int = 16000) -> str:
+    path = os.path.join(self.root, name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    soundfile.write(path, np.zeros(int(seconds * rate_hz)), rate_hz)
+    return path
+
+  def transcribe(self, *paths: str, **options):
+    return transcription.transcribe(
+        paths, recognizer=_recognizer, **options
+    )
+
+  def test_text_of_one_file_and_of_several(self):
+    one, two = self.audio('one.wav'), self.audio('two.flac', 2.0, 44100)
+    self.assertEqual(self.transcribe(one), 'w0\n')
+    self.assertEqual(
+        self.transcribe(two, one), f'{two}\tw0 w1\n{one}\tw0\n'
+    )
+
+  def test_folders_are_searched(self):
+    paths = [
+        self.audio(name) for name in ('d/a.wav', 'd/e/b.FLAC', 'd/e/c.mp3')
+    ]
+    with open(os.path.join(self.root, 'd', 'notes.txt'), 'w') as f:
+      f.write('no audio')
+    found = transcription.find([os.path.join(self.root, 'd')])
+    self.assertEqual([source.path for source in found], paths)
+    self.assertEqual(
+        [source.stem for source in found], ['a', 'e/b', 'e/c']
+    )
+
+  def test_json_has_words_and_times(self):
+    path = self.audio('one.wav', 1.5)
+    self.assertEqual(
+        json.loads(self.transcribe(path, output_format='json')),
+        [{
+            'file': path, 'seconds': 1.5, 'text': 'w0',
+            'words': [{'text': 'w0', 'start_sec': 0.25, 'end_sec': 0.75}],
+        }],
+    )
+
+  def test_srt_by_hand(self):
+    # A word a second from .25 to .75: the seventh would make 6.5 seconds.
+    path = self.audio('one.wav', 7.0)
+    self.assertEqual(
+        self.transcribe(path, output_format='srt'),
+        '1\n00:00:00,250 --> 00:00:05,750\nw0 w1 w2 w3 w4 w5\n\n'
+        '2\n00:00:06,250 --> 00:00:06,750\nw6\n',
+    )
+
+  def test_subtitles_end_at_pauses_and_before_they_are_too_wide(self):
+    word = recognizer_lib.Word
+    for words, cues in (
+        ([word('a', 0, 1), word('b', 1.7, 2)], 1),
+        ([word('a', 0, 1), word('b', 1.9, 2)], 2),
+        ([word('a' * 40, 0, 1), word('b' * 39, 1, 2)], 1),
+        ([word('a' * 40, 0, 1), word('b' * 40, 1, 2)], 2),
+        ([], 0),
+    ):
+      heard = recognizer_lib.Recognition('x', 3.0, '', words)
+      text = transcription.render([heard], output_format='srt')
+      self.assertEqual(text.count(' --> '), cues)
+
+  def test_times_of_hours(self):
+    heard = recognizer_lib.Recognition(
+        'x', 4000.0, 'a', [recognizer_lib.Word('a', 3599.9996, 3723.4)]
+    )
+    self.assertIn(
+        '01:00:00,000 --> 01:02:03,400',
+        transcription.render([heard], output_format='srt'),
+    )
+
+  def test_a_folder_gets_a_file_each(self):
+    self.audio('d/a.wav')
+    self.audio('d/e/b.flac', 2.0)
+    output_dir = os.path.join(self.root, 'out')
+    self.assertIsNone(self.transcribe(
+        os.path.join(self.root, 'd'), output_dir=output_dir,
+        output_format='srt',
+    ))
+    with open(os.path.join(output_dir, 'a.srt'), encoding='utf-8') as f:
+      self.assertIn('w0', f.read())
+    with open(os.path.join(output_dir, 'e', 'b.srt'), encoding='utf-8') as f:
+      self.assertIn('w0 w1', f.read())
+
+  def test_unreadable_files_are_named_after_the_others_are_done(self):
+    good = self.audio('good.wav')
+    bad = os.path.join(self.root, 'bad.wav')
+    with open(bad, 'wb') as f:
+      f.write(b'RIFF')
+    with self.assertRaisesRegex(
+        transcription.Unreadable, 'bad.wav: is not readable audio'
+    ) as caught:
+      self.transcribe(bad, good)
+    self.assertEqual(caught.exception.text, f'{good}\tw0\n')
+
+  def test_bad_arguments(self):
+    one = self.audio('one.wav')
+    os.mkdir(os.path.join(self.root, 'empty'))
+    with self.assertRaisesRegex(ValueError, 'empty holds no audio'):
+      self.transcribe(os.path.join(self.root, 'empty'))
+    with self.assertRaisesRegex(ValueError, 'nowhere.wav does not exist'):
+      self.transcribe('nowhere.wav')
+    with self.assertRaisesRegex(ValueError, 'one.wav is given more than once'):
+      self.transcribe(one, one)
+    with self.assertRaisesRegex(ValueError, 'output_format'):
+      self.transcribe(one, output_format='vtt')
+    two = self.audio('d/one.flac')
+    with self.assertRaisesRegex(ValueError, '2 files are one SRT each'):
+      self.transcribe(one, two, output_format='srt')
+    with self.assertRaisesRegex(ValueError, 'would both be written as one'):
+      self.transcribe(one, two, output_dir=os.path.join(self.root, 'out'))
+    self.assertFalse(os.path.exists(os.path.join(self.root, 'out')))
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,94 @@
+"""Tests of tff_asr.reports.model_card."""
+
+import os
+import tempfile
+
+from absl.testing import absltest
+
+from tests import fakes
+from tests.recognition import recognizers
+from tests.reports import run_folders
+from tff_asr.metrics import word_errors
+from tff_asr.recognition import exporting
+from tff_asr.reports import model_card
+from tff_asr.reports import run_record
+
+_CHECK = exporting.Check(
+    file='saved_model',
+    num_bytes=1_500_000,
+    num_utterances=5,
+    num_same=5,
+    errors=word_errors.WordErrors(substitutions=4, words=8),
+    checkpoint_errors=word_errors.WordErrors(substitutions=2, words=8),
+)
+
+
+class ModelCardTest(absltest.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.root = cls.enterClassContext(tempfile.TemporaryDirectory())
+    cls.shards = fakes.write_split(
+        os.path.join(cls.root, 'test'), {'ann': 3, 'bob': 4}
+    )
+    cls.recognizer = recognizers.tiny()
+
+  def card(self, **content) -> str:
+    root = self.enterContext(tempfile.TemporaryDirectory())
+    folder = run_folders.write(
+        os.path.join(root, 'my_run'),
+        **dict(
+            settings={
+                'NUM_ROUNDS': '2',
+                'PRIVATE_DIR': repr(self.shards),
+                'DEV_DIR': "'gone/dev'",
+                'SEED_RUN': "'runs/seed'",
+            },
+            metrics={'dev_word_error_rate': {1: 0.9, 2: 0.5}},
+        )
+        | content,
+    )
+    (run,) = run_record.read([folder])
+    return model_card.build(
+        run, recognizer=self.recognizer, exports=[_CHECK],
+        data_dir=self.shards,
+    )
+
+  def test_the_card_is_filled_in_from_the_run(self):
+    card = self.card(
+        privacy=run_folders.privacy(epsilon=1234.0),
+        errors={'ann': (1, 4), 'bob': (3, 6)},
+    )
+    self.assertStartsWith(card, '# Model card: my_run\n')
+    self.assertIn('2 rounds of federated training', card)
+    self.assertIn('from the model of the run `seed`', card)
+    self.assertIn('`␣abc`', card)
+    self.assertIn('| test | trained on federatedly (private) | 2 | 7 |', card)
+    self.assertIn('| dev | watched during training | not there', card)
+    self.assertIn('50.0 % of words wrong at the last', card)
+    # 4 of 10 words; speakers 1/4 and 1/2.
+    self.assertIn('40.0 % of 10 words wrong, 2 speakers', card)
+    self.assertIn('median 37.5 %', card)
+    self.assertIn('NOT PRIVATE: epsilon is 1234.0', card)
+    self.assertIn('| saved_model | 1.50 | 5 of 5 | 50.0 | +25.0 |', card)
+    # Nobody is told where the files lie.
+    self.assertNotIn(self.root, card)
+
+  def test_the_card_says_what_is_missing(self):
+    card = self.card(settings={'NUM_STEPS': '2'}, metrics={'loss': {1: 2.0}})
+    self.assertIn('1 steps of central training', card)
+    self.assertIn("names no folder of data", card)
+    self.assertIn('No test set: the run was not evaluated', card)
+    self.assertIn('NOT PRIVATE: the run has no privacy statement', card)
+
+  def test_a_check_reads_as_a_line(self):
+    self.assertRegex(
+        str(_CHECK),
+        r'^saved_model: 1.50 MB, .* in 5 of 5 utterances, WER 50.00 % '
+        r'\(checkpoint 25.00 %\)$',
+    )
+
+
+if __name__ == '__main__':
+  absltest.main()

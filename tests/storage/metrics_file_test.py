@@ -1,0 +1,75 @@
+"""Tests of tff_asr.storage.metrics_file."""
+
+import asyncio
+import os
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tff_asr.storage import metrics_file
+
+
+class MetricsFileTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    self.path = os.path.join(folder, 'metrics.csv')
+
+  def release(self, rows, *, last: int = 0) -> None:
+    manager = metrics_file.MetricsFile(self.path, last=last)
+
+    async def run():
+      for key, row in rows.items():
+        await manager.release(row, key)
+
+    asyncio.run(run())
+
+  def text(self) -> str:
+    with open(self.path, encoding='utf-8') as f:
+      return f.read()
+
+  def test_rows_follow_each_other_and_new_columns_come_last(self):
+    self.release({1: {'a': 0.5}, 2: {'a': 2.0, 'b': 1e-7}, 3: {'a': 3.0}})
+    self.assertEqual(self.text(), 'round,a,b\n1,0.5,\n2,2.0,1e-07\n3,3.0,\n')
+    self.assertEqual(metrics_file.read(self.path, 'b'), {2: 1e-7})
+    self.assertEqual(metrics_file.read(self.path, 'absent'), {})
+
+  def test_a_killed_run_has_each_round_once(self):
+    rows = {number: {'a': float(number)} for number in range(1, 13)}
+    rows[10]['b'] = 1.0
+    self.release(rows)
+    whole = self.text()
+    # Saved at 8, killed at any later byte, resumed: the same file.
+    for size in range(whole.index('9,'), len(whole) + 1):
+      with open(self.path, 'w', encoding='utf-8') as f:
+        f.write(whole[:size])
+      self.release({key: rows[key] for key in range(9, 13)}, last=8)
+      self.assertEqual(self.text(), whole, size)
+
+  def test_a_row_is_there_when_release_returns(self):
+    manager = metrics_file.MetricsFile(self.path, last=0)
+
+    async def run():
+      await manager.release({'a': 1.0}, 1)
+      self.assertEqual(self.text(), 'round,a\n1,1.0\n')
+      await manager.release({'a': 2.0}, 2)
+      self.assertEqual(self.text(), 'round,a\n1,1.0\n2,2.0\n')
+
+    asyncio.run(run())
+
+  @parameterized.parameters(
+      'key,a\n1,2\n', 'round,a\nx,2\n', 'round,a\n1,2,3\n', 'round,a\n1\n',
+      'round,a\n1,"2\n', '\0\n',
+  )
+  def test_what_is_no_metrics_is_refused(self, text):
+    with open(self.path, 'w', encoding='utf-8') as f:
+      f.write(text)
+    with self.assertRaisesRegex(ValueError, 'is not a file of metrics'):
+      metrics_file.MetricsFile(self.path, last=0)
+    self.assertEqual(self.text(), text)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,270 @@
+"""A run's model as SavedModel and TFLite, each checked against the checkpoint.
+
+    saved_model/                 waveforms in, text out (`serving.Server`)
+    model.float16.tflite         a waveform in, token ids out: weights in
+                                 float16, built-in ops only
+    model.dynamic_range.tflite   the same with weights in int8
+    tokens.json                  the character of each token id
+    export.json                  what the check found
+    model_card.md                what the model is, and what it may be used for
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import itertools
+import json
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_asr import checks
+from tff_asr.data import schema
+from tff_asr.metrics import word_errors
+from tff_asr.models import serving
+from tff_asr.recognition import recognizer as recognizer_lib
+from tff_asr.storage import outputs
+
+SAVED_MODEL = 'saved_model'
+TOKENS = 'tokens.json'
+
+_TFLITE = 'model.{}.tflite'
+_BATCH_SIZE = 8
+# Rounding may turn a near tie; more than this share of utterances is a defect.
+_MAX_DIFFERENT = 0.02
+
+
+class Utterance(NamedTuple):
+  """What an export is checked on."""
+
+  name: str
+  transcript: str
+  waveform: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Check:
+  """What an exported model heard beside the checkpoint.
+
+  Attributes:
+    file: The export.
+    num_bytes: Its size.
+    num_utterances: Utterances of the check.
+    num_same: Those in which it heard the same text.
+    errors: Its word errors.
+    checkpoint_errors: The checkpoint's.
+  """
+
+  file: str
+  num_bytes: int
+  num_utterances: int
+  num_same: int
+  errors: word_errors.WordErrors
+  checkpoint_errors: word_errors.WordErrors
+
+  def __str__(self) -> str:
+    return (
+        f'{self.file}: {self.num_bytes / 1e6:.2f} MB, the same text as the '
+        f'checkpoint in {self.num_same} of {self.num_utterances} utterances, '
+        f'WER {100 * self.errors.rate:.2f} % (checkpoint '
+        f'{100 * self.checkpoint_errors.rate:.2f} %)'
+    )
+
+  def fields(self) -> dict[str, Any]:
+    """For JSON."""
+    return {
+        'file': self.file,
+        'num_bytes': self.num_bytes,
+        'num_utterances': self.num_utterances,
+        'num_same': self.num_same,
+        'word_error_rate': self.errors.rate,
+        'checkpoint_word_error_rate': self.checkpoint_errors.rate,
+        'num_words': self.errors.words,
+    }
+
+
+def export(
+    *,
+    recognizer: recognizer_lib.Recognizer,
+    client_data: tff.simulation.datasets.ClientData,
+    output_dir: str,
+    num_utterances: int = 100,
+) -> list[Check]:
+  """Writes the exports and checks them.
+
+  Args:
+    recognizer: Holds the model.
+    client_data: Speakers whose utterances the exports are checked on; with
+      waveforms.
+    output_dir: Folder to write to; holds no export yet.
+    num_utterances: How many of them, at least 1; fewer if there are fewer.
+
+  Returns:
+    The checks; the first is that of the SavedModel.
+
+  Raises:
+    ValueError: A folder or the data cannot be used, the model has ops that
+      TFLite has not, or an export is not the checkpoint: the SavedModel hears
+      something else in more than 2 % of the utterances.
+  """
+  checks.positive_int(num_utterances=num_utterances)
+  checks.output_folders(output_dir=output_dir)
+  if os.path.exists(os.path.join(output_dir, SAVED_MODEL)):
+    raise ValueError(
+        f'{output_dir} holds an export already: take another output_dir.'
+    )
+  utterances = list(
+      itertools.islice(_utterances(client_data), num_utterances)
+  )
+  characters = recognizer.pipeline.tokenizer.characters
+  expected = [
+      heard.text
+      for heard in recognizer((u.name, u.waveform) for u in utterances)
+  ]
+  os.makedirs(output_dir, exist_ok=True)
+  server = serving.Server(
+      model=recognizer.model,
+      weights=recognizer.weights,
+      characters=characters,
+  )
+  found = []
+
+  def check(file: str, texts: Sequence[str]) -> None:
+    found.append(_check(
+        os.path.join(output_dir, file),
+        texts=texts,
+        expected=expected,
+        utterances=utterances,
+    ))
+
+  path = os.path.join(output_dir, SAVED_MODEL)
+  tf.saved_model.save(
+      server, path, signatures={'serving_default': server.transcribe}
+  )
+  check(SAVED_MODEL, saved_model_texts(path, utterances))
+  if found[0].num_utterances - found[0].num_same > (
+      _MAX_DIFFERENT * found[0].num_utterances
+  ):
+    raise ValueError(
+        f'{path} hears the same as the checkpoint in only {found[0].num_same} '
+        f'of {found[0].num_utterances} utterances.'
+    )
+  for name, types in (('float16', [tf.float16]), ('dynamic_range', None)):
+    file = _TFLITE.format(name)
+    path = os.path.join(output_dir, file)
+    with open(path, 'wb') as f:
+      f.write(_convert(server, supported_types=types))
+    check(file, [
+        recognizer.pipeline.tokenizer.decode(ids).strip()
+        for ids in tflite_tokens(path, utterances)
+    ])
+  outputs.write_text(
+      os.path.join(output_dir, TOKENS),
+      json.dumps(list(characters), ensure_ascii=False) + '\n',
+  )
+  outputs.write_json(
+      os.path.join(output_dir, 'export.json'),
+      [each.fields() for each in found],
+  )
+  return found
+
+
+def saved_model_texts(
+    path: str, utterances: Sequence[Utterance]
+) -> list[str]:
+  """What a SavedModel hears, through its signature."""
+  signature = tf.saved_model.load(path).signatures['serving_default']
+  texts = []
+  for start in range(0, len(utterances), _BATCH_SIZE):
+    waveforms = [u.waveform for u in utterances[start : start + _BATCH_SIZE]]
+    padded = np.zeros([len(waveforms), max(map(len, waveforms))], np.int16)
+    for row, waveform in zip(padded, waveforms):
+      row[: len(waveform)] = waveform
+    heard = signature(
+        waveforms=tf.constant(padded),
+        num_samples=tf.constant([len(w) for w in waveforms], tf.int32),
+    )
+    texts += [text.decode() for text in heard['text'].numpy()]
+  return texts
+
+
+def tflite_tokens(
+    path: str, utterances: Sequence[Utterance]
+) -> Iterator[list[int]]:
+  """What a TFLite model hears, through its signature."""
+  interpreter = tf.lite.Interpreter(model_path=path)
+  run = interpreter.get_signature_runner()
+  for utterance in utterances:
+    yield run(waveform=utterance.waveform[np.newaxis])['token_ids'].tolist()
+
+
+def _convert(
+    server: serving.Server, *, supported_types: Any
+) -> bytes:
+  """A TFLite model of `Server.tokens_of_one`."""
+  converter = tf.lite.TFLiteConverter.from_concrete_functions(
+      [server.tokens_of_one.get_concrete_function()], server
+  )
+  converter.optimizations = [tf.lite.Optimize.DEFAULT]
+  if supported_types is not None:
+    converter.target_spec.supported_types = supported_types
+  try:
+    return converter.convert()
+  except Exception as e:  # pylint: disable=broad-exception-caught
+    raise ValueError(
+        "the model cannot be converted with TFLite's built-in ops: "
+        f'{str(e).strip().splitlines()[0]}'
+    ) from e
+
+
+def _utterances(
+    client_data: tff.simulation.datasets.ClientData,
+) -> Iterator[Utterance]:
+  """The utterances of all clients, sorted by client."""
+  for client_id in sorted(client_data.client_ids):
+    for example in client_data.create_tf_dataset_for_client(client_id):
+      if schema.WAVEFORM not in example:
+        raise ValueError(
+            'the data hold features and no waveforms (--encoding=log_mel): '
+            'check the export on shards of pcm or flac.'
+        )
+      yield Utterance(
+          example[schema.UTTERANCE_ID].numpy().decode(),
+          example[schema.TRANSCRIPT].numpy().decode(),
+          example[schema.WAVEFORM].numpy(),
+      )
+
+
+def _check(
+    path: str,
+    *,
+    texts: Sequence[str],
+    expected: Sequence[str],
+    utterances: Sequence[Utterance],
+) -> Check:
+  """Compares what an export heard with what the checkpoint did."""
+  total = lambda heard: word_errors.total(
+      word_errors.align(utterance.transcript, text)
+      for utterance, text in zip(utterances, heard, strict=True)
+  )
+  return Check(
+      file=os.path.basename(path),
+      num_bytes=_size(path),
+      num_utterances=len(utterances),
+      num_same=sum(a == b for a, b in zip(texts, expected, strict=True)),
+      errors=total(texts),
+      checkpoint_errors=total(expected),
+  )
+
+
+def _size(path: str) -> int:
+  """Bytes of a file, or of all files of a folder."""
+  if os.path.isfile(path):
+    return os.path.getsize(path)
+  return sum(
+      os.path.getsize(os.path.join(folder, name))
+      for folder, _, names in os.walk(path)
+      for name in names
+  )

@@ -1,0 +1,244 @@
+"""Audio files and folders of them to text, JSON or SRT subtitles."""
+
+from collections.abc import Iterator, Sequence
+import json
+import os
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+from tff_asr import checks
+from tff_asr.data import audio
+from tff_asr.programs import progress as progress_lib
+from tff_asr.recognition import recognizer as recognizer_lib
+from tff_asr.storage import outputs
+
+FORMATS = ('text', 'json', 'srt')
+
+_SUFFIXES = (
+    '.aif', '.aiff', '.flac', '.mp3', '.ogg', '.opus', '.sph', '.wav',
+)
+_ENDINGS = {'text': '.txt', 'json': '.json', 'srt': '.srt'}
+# A subtitle ends at a pause, or before it is too long to read.
+_PAUSE_SEC = 0.8
+_MAX_CUE_SEC = 6.0
+_MAX_CUE_CHARACTERS = 80
+
+
+class Source(NamedTuple):
+  """An audio file, and its name without ending below the folder given."""
+
+  path: str
+  stem: str
+
+
+def transcribe(
+    paths: Sequence[str],
+    *,
+    recognizer: recognizer_lib.Recognizer,
+    output_format: str = 'text',
+    output_dir: Optional[str] = None,
+) -> Optional[str]:
+  """Transcribes audio files.
+
+  Args:
+    paths: Files, and folders whose audio files are all taken. Their content
+      tells what they are (`data.audio`).
+    recognizer: What hears.
+    output_format: 'text' (of several files a line each: the path, a tab and the
+      text), 'json' (a list of objects: file, seconds, text, and words with
+      start_sec and end_sec) or 'srt'.
+    output_dir: Gets a file for each audio file, in folders as they lie in the
+      folder given; existing ones are replaced. None: the text is returned.
+
+  Returns:
+    The text, or None with an output_dir.
+
+  Raises:
+    ValueError: A path is missing, a folder holds no audio, or an argument is
+      wrong; nothing is transcribed.
+    Unreadable: Files could not be read; all others are transcribed.
+  """
+  checks.one_of(FORMATS, output_format=output_format)
+  sources = find(paths)
+  if output_dir is None and output_format == 'srt' and len(sources) > 1:
+    raise ValueError(
+        f'{len(sources)} files are one SRT each: say where with --output_dir.'
+    )
+  if output_dir is not None:
+    checks.output_folders(output_dir=output_dir)
+    _check_stems(sources)
+  errors = []
+  stems = {source.path: source.stem for source in sources}
+  done = []
+  with progress_lib.Progress(
+      description='transcribe', total=len(sources), unit='file'
+  ) as progress:
+    for heard in recognizer(_waveforms(sources, errors)):
+      progress.update()
+      if output_dir is None:
+        done.append(heard)
+      else:
+        path = os.path.join(
+            output_dir, stems[heard.name] + _ENDINGS[output_format]
+        )
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        outputs.write_text(path, render([heard], output_format=output_format))
+  text = None
+  if output_dir is None and (done or not errors):
+    text = render(done, output_format=output_format, named=len(sources) > 1)
+  if errors:
+    raise Unreadable(text, errors)
+  return text
+
+
+class Unreadable(checks.Problems):
+  """Files that could not be read; all others were transcribed.
+
+  Attributes:
+    text: What `transcribe` would have returned of the others.
+  """
+
+  def __init__(self, text: Optional[str], errors: Sequence[Exception]):
+    super().__init__(*map(str, errors))
+    self.text = text
+
+
+def find(paths: Sequence[str]) -> list[Source]:
+  """The audio files among paths and in folders among them, sorted in each.
+
+  Raises:
+    ValueError: A path is missing, a folder holds no audio file, or a file is
+      found twice.
+  """
+  errors, found = [], {}
+  for path in paths:
+    if os.path.isdir(path):
+      inside = sorted(
+          os.path.join(folder, name)
+          for folder, _, names in os.walk(path)
+          for name in names
+          if name.lower().endswith(_SUFFIXES)
+      )
+      sources = [
+          Source(each, os.path.splitext(os.path.relpath(each, path))[0])
+          for each in inside
+      ]
+      if not sources:
+        errors.append(ValueError(
+            f'{path} holds no audio file ({", ".join(_SUFFIXES)}).'
+        ))
+    elif os.path.exists(path):
+      stem = os.path.splitext(os.path.basename(path))[0]
+      sources = [Source(path, stem)]
+    else:
+      sources = []
+      errors.append(ValueError(f'{path} does not exist.'))
+    for source in sources:
+      if found.setdefault(source.path, source) is not source:
+        errors.append(ValueError(f'{source.path} is given more than once.'))
+  checks.raise_together(errors)
+  return list(found.values())
+
+
+def render(
+    heard: Sequence[recognizer_lib.Recognition],
+    *,
+    output_format: str,
+    named: bool = False,
+) -> str:
+  """What was heard, as text that ends with a new line.
+
+  Args:
+    heard: Of one file, or of several.
+    output_format: As in `transcribe`; SRT takes one file.
+    named: Whether lines of text begin with the file's path.
+  """
+  checks.one_of(FORMATS, output_format=output_format)
+  if output_format == 'json':
+    values = [
+        {
+            'file': each.name,
+            'seconds': round(each.seconds, 3),
+            'text': each.text,
+            'words': [
+                {
+                    'text': word.text,
+                    'start_sec': round(word.start_sec, 3),
+                    'end_sec': round(word.end_sec, 3),
+                }
+                for word in each.words
+            ],
+        }
+        for each in heard
+    ]
+    return json.dumps(values, indent=1, ensure_ascii=False) + '\n'
+  if output_format == 'srt':
+    (only,) = heard
+    return _srt(only.words)
+  return ''.join(
+      f'{each.name}\t{each.text}\n' if named else f'{each.text}\n'
+      for each in heard
+  )
+
+
+def _waveforms(
+    sources: Sequence[Source], errors: list[Exception]
+) -> Iterator[tuple[str, np.ndarray]]:
+  """Names and waveforms of the files that can be read."""
+  for source in sources:
+    try:
+      yield source.path, audio.read(source.path)
+    except audio.AudioError as e:
+      errors.append(e)
+
+
+def _check_stems(sources: Sequence[Source]) -> None:
+  """Raises ValueError where two files would have one transcript."""
+  by_stem = {}
+  for source in sources:
+    other = by_stem.setdefault(source.stem, source)
+    if other is not source:
+      raise ValueError(
+          f'{other.path} and {source.path} would both be written as '
+          f'{source.stem}: give them in separate calls.'
+      )
+
+
+def _srt(words: Sequence[recognizer_lib.Word]) -> str:
+  """Words as numbered subtitles."""
+  cues = []
+  for word in words:
+    if cues and _goes_on(cues[-1], word):
+      cues[-1].append(word)
+    else:
+      cues.append([word])
+  blocks = [
+      f'{number}\n{_time(cue[0].start_sec)} --> {_time(cue[-1].end_sec)}\n'
+      f'{" ".join(word.text for word in cue)}\n'
+      for number, cue in enumerate(cues, 1)
+  ]
+  return '\n'.join(blocks)
+
+
+def _goes_on(
+    cue: Sequence[recognizer_lib.Word], word: recognizer_lib.Word
+) -> bool:
+  """Whether a word belongs to a subtitle that has begun."""
+  characters = sum(len(each.text) + 1 for each in cue) + len(word.text)
+  return (
+      word.start_sec - cue[-1].end_sec <= _PAUSE_SEC
+      and word.end_sec - cue[0].start_sec <= _MAX_CUE_SEC
+      and characters <= _MAX_CUE_CHARACTERS
+  )
+
+
+def _time(seconds: float) -> str:
+  """As SRT has it: 01:02:03,456."""
+  milliseconds = round(1000 * seconds)
+  minutes, milliseconds = divmod(milliseconds, 60_000)
+  hours, minutes = divmod(minutes, 60)
+  return (
+      f'{hours:02}:{minutes:02}:{milliseconds // 1000:02},'
+      f'{milliseconds % 1000:03}'
+  )

@@ -1,0 +1,177 @@
+"""Program state on disk: one checked file a version, written atomically.
+
+Differs from `tff.program.FileProgramStateManager`: checksums, atomic files, no
+TensorFlow graph and no second copy of the state, the structure is compared on
+loading, damaged versions are passed over (see `state_file` for the format).
+"""
+
+import asyncio
+from collections.abc import Mapping
+import contextlib
+import os
+import re
+import threading
+from typing import Any
+
+from absl import logging
+import tensorflow_federated as tff
+import tree
+
+from tff_asr import checks
+from tff_asr.storage import state_file
+
+_NAME = 'state_{version:08d}.bin'
+_PATTERN = re.compile(r'state_(\d{8,})\.bin')
+
+
+def files(root_dir: str | os.PathLike[str]) -> dict[int, str]:
+  """The saved versions in a folder, and the file of each; need not exist."""
+  names = os.listdir(root_dir) if os.path.isdir(root_dir) else []
+  matches = filter(None, map(_PATTERN.fullmatch, names))
+  return {
+      int(match[1]): os.path.join(root_dir, match[0]) for match in matches
+  }
+
+
+class StateManager(tff.program.ProgramStateManager):
+  """Saves and loads the versions of a program's state in one folder.
+
+  Keeps the last `keep_last` versions and every `keep_every`-th. One writer a
+  folder; `save` may run beside the next round, since it blocks no event loop.
+  """
+
+  def __init__(
+      self,
+      root_dir: str | os.PathLike[str],
+      *,
+      keep_last: int = 3,
+      keep_every: int = 0,
+      metadata: Mapping[str, str] | None = None,
+  ):
+    """Initializes the manager and makes the folder.
+
+    Args:
+      root_dir: The folder.
+      keep_last: How many of the newest versions to keep, at least 1.
+      keep_every: Versions that are multiples of this are kept too; 0: none.
+      metadata: Text to store with each version, such as the digest of the
+        configuration.
+    """
+    if not root_dir:
+      raise ValueError('root_dir must name a folder, found an empty string.')
+    checks.positive_int(keep_last=keep_last)
+    checks.non_negative_int(keep_every=keep_every)
+    self._root_dir = os.fspath(root_dir)
+    self._keep_last = keep_last
+    self._keep_every = keep_every
+    self._metadata = dict(metadata or {})
+    self._lock = threading.Lock()
+    os.makedirs(self._root_dir, exist_ok=True)
+
+  async def get_versions(self) -> list[int] | None:
+    """Returns the saved versions, ascending, or None without any."""
+    return await asyncio.to_thread(self.get_versions_sync)
+
+  async def save(self, program_state: Any, version: int) -> None:
+    """Saves a version; value references in the state are materialized first.
+
+    Raises:
+      tff.program.ProgramStateExistsError: If the version is there already.
+      OSError: If the disk has too little room; nothing is left behind.
+      ValueError: If a leaf cannot be stored.
+    """
+    leaves = await tff.program.materialize_value(tree.flatten(program_state))
+    program_state = tree.unflatten_as(program_state, leaves)
+    await asyncio.to_thread(self.save_sync, program_state, version)
+
+  async def load(self, version: int, structure: Any) -> Any:
+    """Returns a version, in the structure given.
+
+    Raises:
+      tff.program.ProgramStateNotFoundError: If there is no such version.
+      state_file.DamagedStateError: If a checksum fails; names the leaf.
+      state_file.StateMismatchError: If paths, types or shapes differ.
+    """
+    return await asyncio.to_thread(self.load_sync, version, structure)
+
+  async def load_latest(self, structure: Any) -> tuple[Any, int]:
+    """Returns the newest good version and its number, or (None, 0).
+
+    A damaged version is renamed to end in `.damaged`, which is logged, and the
+    one before it is tried.
+
+    Raises:
+      state_file.DamagedStateError: If there are versions and all are damaged.
+      state_file.StateMismatchError: As `load`.
+    """
+    return await asyncio.to_thread(self.load_latest_sync, structure)
+
+  async def remove_all(self) -> None:
+    """Removes all versions."""
+    for version in await self.get_versions() or []:
+      self.remove(version)
+
+  def get_versions_sync(self) -> list[int] | None:
+    """As `get_versions`, for programs without an event loop."""
+    return sorted(files(self._root_dir)) or None
+
+  def save_sync(self, program_state: Any, version: int) -> None:
+    """As `save`, for a state without value references."""
+    checks.non_negative_int(version=int(version))
+    with self._lock:
+      path = self.path(version)
+      if os.path.exists(path):
+        raise tff.program.ProgramStateExistsError(
+            version=int(version), path=self._root_dir
+        )
+      for name in os.listdir(self._root_dir):
+        if name.endswith('.partial'):  # of a run that was killed
+          os.remove(os.path.join(self._root_dir, name))
+      state_file.write_state(path, state=program_state, metadata=self._metadata)
+      self._remove_old()
+
+  def load_sync(self, version: int, structure: Any) -> Any:
+    """As `load`, for programs without an event loop."""
+    path = self.path(version)
+    if not os.path.exists(path):
+      raise tff.program.ProgramStateNotFoundError(version)
+    return state_file.read_state(path, structure=structure)
+
+  def load_latest_sync(self, structure: Any) -> tuple[Any, int]:
+    """As `load_latest`, for programs without an event loop."""
+    versions = self.get_versions_sync() or []
+    for version in reversed(versions):
+      try:
+        return self.load_sync(version, structure), version
+      except state_file.DamagedStateError as error:
+        path = self.path(version)
+        logging.error('%s Trying the version before it.', error)
+        os.replace(path, path + '.damaged')
+    damaged = [
+        name
+        for name in os.listdir(self._root_dir)
+        if _PATTERN.fullmatch(name.removesuffix('.damaged'))
+    ]
+    # Of this time or of an earlier one: to begin anew is the user's decision.
+    if damaged:
+      raise state_file.DamagedStateError(
+          f'All {len(damaged)} saved states in {self._root_dir} are damaged; '
+          'they are kept with names that end in .damaged. Put good ones in '
+          'their place, or begin in another folder.'
+      )
+    return None, 0
+
+  def path(self, version: int) -> str:
+    """Returns the file of a version, whether it is there or not."""
+    return os.path.join(self._root_dir, _NAME.format(version=int(version)))
+
+  def remove(self, version: int) -> None:
+    """Removes a version if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+      os.remove(self.path(version))
+
+  def _remove_old(self) -> None:
+    """Removes the versions that are not to be kept."""
+    for version in (self.get_versions_sync() or [])[: -self._keep_last]:
+      if not self._keep_every or version % self._keep_every:
+        self.remove(version)
