@@ -39,7 +39,11 @@ _SEED_ROW = experiments.Row(
 
 def _row(**changes) -> experiments.Row:
   return experiments.Row(**{
-      'label': 'federated', 'recipe': _FEDERATED, 'against': 'seed', **changes
+      'label': 'federated',
+      'recipe': _FEDERATED,
+      'against': 'seed',
+      'seeds': (1, 2),
+      **changes,
   })
 
 

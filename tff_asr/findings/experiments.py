@@ -116,7 +116,7 @@ class Row:
 
   label: str
   recipe: Recipe
-  seeds: tuple[int | None, ...] = (1, 2)
+  seeds: tuple[int | None, ...] = (1,)
   rates: tuple[float, ...] = ()
   against: Optional[str] = None
   series: Optional[str] = ''
