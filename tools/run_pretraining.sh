@@ -4,8 +4,8 @@
 # CTC fine-tuning on AN4 and a part of LibriSpeech.
 #   tools/run_pretraining.sh SPEECH [GROUP ...]
 # SPEECH holds untranscribed/, an4/ and LibriSpeech/dev-clean/. Groups: noise,
-# frozen, share, tuned (all by default); runs that are there are kept, so it can
-# be stopped and started again. Afterwards it prints the tables.
+# frozen, share, an4, librispeech (all by default); runs that are there are kept,
+# so it can be stopped and started again. Afterwards it prints the tables.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ $# = 0 ]; then
@@ -14,7 +14,7 @@ if [ $# = 0 ]; then
 fi
 speech=$1
 shift
-groups=${*:-noise frozen share tuned}
+groups=${*:-noise frozen share an4 librispeech}
 python=${PYTHON:-.venv/bin/python}
 runs=runs/pretrain
 
@@ -96,14 +96,17 @@ for group in $groups; do
         row "private from $number speakers' warm start" "from_public$number"
       done
       ;;
-    tuned)
+    an4)
       shards an4 "$speech/an4" train data/an4 \
         public=28,private=rest,dev=4,test=10
+      ;;
+    librispeech)
       shards librispeech "$speech/LibriSpeech" dev-clean data/ls_mini \
         public=14,dev=2,test=rest
       ;;
     *)
-      echo "error: no group $group; there are noise, frozen, share, tuned." >&2
+      echo "error: no group $group; there are noise, frozen, share, an4," \
+        "librispeech." >&2
       exit 1
       ;;
   esac
@@ -123,19 +126,24 @@ compare() {  # compare CORPUS RUN ...: WER of the runs fine-tuned on it
   echo
   $python bin/compare_runs.py "${rows[@]}"
 }
-if [[ " $groups " == *" tuned "* ]]; then
+tune() {  # tune CORPUS RUN ...: from these runs, or from nothing; the table
+  local corpus=$1 run
+  shift
+  for run in "$@"; do
+    local from=("SEED_RUN = '$runs/$run'")
+    [ "$run" = nothing ] && from=("SEED_RUN = None" "ENCODER_RATE = 1.0" \
+      "ENCODER_FROZEN_STEPS = 0")
+    train train_central "finetune_mini_$corpus" "${corpus}_$run" "${from[@]}"
+  done
+  compare "$corpus" "$@"
+}
+if [[ " $groups " == *" an4 "* ]]; then
   seeds=(nothing public)
   for run in dim_0.0047 frozen_0.5 unprotected; do
     [ -e "$runs/$run/results.json" ] && seeds+=("$run")
   done
-  tune() {  # tune CORPUS SEED: from a run, or from nothing
-    local from=("SEED_RUN = '$runs/$2'")
-    [ "$2" = nothing ] && from=("SEED_RUN = None" "ENCODER_RATE = 1.0" \
-      "ENCODER_FROZEN_STEPS = 0")
-    train train_central "finetune_mini_$1" "$1_$2" "${from[@]}"
-  }
-  for seed in "${seeds[@]}"; do tune an4 "$seed"; done
-  for seed in nothing public; do tune ls "$seed"; done
-  compare an4 "${seeds[@]}"
-  compare ls nothing public
+  tune an4 "${seeds[@]}"
+fi
+if [[ " $groups " == *" librispeech "* ]]; then
+  tune ls nothing public
 fi
