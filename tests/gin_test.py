@@ -98,6 +98,7 @@ class ExperimentsTest(parameterized.TestCase):
             'gin/optimizers/yogi.gin',
             'gin/privacy/adaptive.gin',
             'gin/privacy/dp_ftrl.gin',
+            'gin/privacy/partial_noise.gin',
             'gin/privacy/per_layer_rescaled.gin',
             'gin/privacy/per_layer_weighted.gin',
             'gin/privacy/per_module_dim.gin',
@@ -170,8 +171,12 @@ class ExperimentsTest(parameterized.TestCase):
       'gin/privacy/per_module_dim.gin',
       'gin/privacy/adaptive.gin',
       'gin/privacy/dp_ftrl.gin',
+      'gin/privacy/partial_noise.gin',
   )
   def test_any_privacy_can_be_audited(self, path):
+    params = ['NOISE_MULTIPLIER = 1.0']
+    if path == 'gin/privacy/partial_noise.gin':
+      params.append("NOISED_LAYERS = ('head',)")
     config.bind(
         audit.audit,
         gin_files=[
@@ -180,7 +185,7 @@ class ExperimentsTest(parameterized.TestCase):
             'gin/programs/audit.gin',
             'gin/programs/recognize.gin',
         ],
-        gin_params=['NOISE_MULTIPLIER = 1.0'],
+        gin_params=params,
     )
 
   def test_documented_conformers_have_their_parameters(self):

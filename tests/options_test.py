@@ -115,6 +115,10 @@ _SHOWN = {
         'test_lamb_steps_as_its_twin_and_starts_anew_at_each_client': (
             'fed_avg.build.build_client_optimizer',
         ),
+        'test_deltas_are_weighed_by_what_a_client_trained_on': (
+            'fed_avg.build.mean_weight',
+            'fed_avg.build.weigh_by',
+        ),
     },
     'tests/learning/fed_avg_test.py': {
         # None of the twin's settings is a default.

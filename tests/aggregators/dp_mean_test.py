@@ -12,6 +12,7 @@ import tensorflow_privacy as tfp
 from tff_asr.aggregators import dp_mean
 from tff_asr.execution import multi_device
 from tff_asr.privacy import clips
+from tff_asr.privacy import partial_query
 from tff_asr.privacy import queries
 
 _KEY = np.array([1, 2, 3, 4], np.int32)
@@ -354,6 +355,23 @@ class ExecutionTest(parameterized.TestCase):
     self.assertAlmostEqual(
         measured['noise_norm'], 2 * 10 * math.sqrt(3) / 4, places=5
     )
+
+  def test_noise_on_some_layers_is_measured_and_charged_as_none(self):
+    query = partial_query.PartialNoiseQuery(
+        l2_norm_clip=10.0, noise_multiplier=2.0, noised=['a']
+    )
+    process = _create(query, cohort_size=4)
+    start = self.start(process)
+    output = process.next(start, [_value(3, 4, 8)], [1.0])
+    # b is the clip of nothing, without noise; a has two of three elements.
+    self.assertEqual(output.result['b'], 8 / 4)
+    self.assertNotEqual(output.result['a'][0], 3 / 4)
+    self.assertAlmostEqual(
+        output.measurements['noise_norm'], 2 * 10 * math.sqrt(2) / 4, places=5
+    )
+    for state in (start, output.state):
+      event = dp_accounting.DpEvent.from_named_tuple(state.dp_event)
+      self.assertEqual(event, dp_accounting.GaussianDpEvent(0.0))
 
   def test_the_signal_has_no_noise_in_it(self):
     process = _create(_query(clip=1.0, multiplier=1e6))

@@ -316,6 +316,41 @@ class ClientWorkTest(absltest.TestCase):
           value, weights[name] - local[name], atol=1e-5, err_msg=name
       )
 
+  def test_deltas_are_weighed_by_what_a_client_trained_on(self):
+    _, weights, _ = _batches()
+    parts = {
+        client: self.run_clients(weights, [client], num_steps=2)[0]
+        for client in ('ann', 'cai')
+    }
+    # Two steps of ann are 2 x 3 utterances, of cai 2 x 1; 3 weigh 1.
+    # A frame is 10 ms; 2 seconds weigh 1.
+    for weigh_by, mean_weight, weight_of in (
+        ('utterances', 3.0, {'ann': 6 / 3, 'cai': 2 / 3}),
+        (
+            'seconds',
+            2.0,
+            {name: 2 * 0.01 * _num_frames(name) / 2 for name in parts},
+        ),
+    ):
+      total, counts = self.run_clients(
+          weights, ['ann', 'cai', 'nobody'], num_steps=2,
+          weigh_by=weigh_by, mean_weight=mean_weight,
+      )
+      for name, value in total.items():
+        expected = sum(
+            weight * parts[client][name] for client, weight in weight_of.items()
+        )
+        np.testing.assert_allclose(
+            value, expected, rtol=1e-5, atol=1e-7, err_msg=name
+        )
+      norms = [
+          weight * _global_norm(parts[client])
+          for client, weight in weight_of.items()
+      ]
+      np.testing.assert_allclose(
+          counts['delta_norm_sum'], sum(norms), rtol=1e-5
+      )
+
   def check_steps(self, build, twin):
     # cai, twice: the second one's state is not what the first one left.
     model, weights, _ = _batches()

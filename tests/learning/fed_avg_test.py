@@ -398,6 +398,8 @@ class ProcessTest(parameterized.TestCase):
           'proximal_weight must be at least 0',
       ),
       ('frozen', dict(num_local_steps=1, frozen=['.*']), 'nothing is left'),
+      ('weight', dict(num_local_steps=1, weigh_by='speakers'), 'weigh_by'),
+      ('mean', dict(num_local_steps=1, mean_weight=0.0), 'mean_weight'),
   )
   def test_bad_arguments_are_named(self, kwargs, message):
     with self.assertRaisesRegex(ValueError, message):

@@ -202,7 +202,7 @@ class RenderTest(absltest.TestCase):
     for result, reason in (
         (
             epsilon_report.solve(noise_multiplier=0.0, rounds=1, **_PLAN),
-            'no noise is added',
+            'no noise is added, or not to all layers',
         ),
         (
             epsilon_report.of_rounds(

@@ -98,7 +98,7 @@ class StatementTest(parameterized.TestCase):
     self.assertIn('WER assumed, not measured', _joined(built))
 
   @parameterized.named_parameters(
-      ('noise', _rounds(noise=0.0), {}, 'NOT PRIVATE: no noise is added'),
+      ('noise', _rounds(noise=0.0), {}, 'NOT PRIVATE: no noise is added, or not to all layers'),
       ('clip', _rounds(), dict(l2_norm_clip=math.inf), 'are not clipped'),
       ('noise_seed', _rounds(), dict(fixed_seeds=['NOISE_SEED']),
        'NOT PRIVATE: NOISE_SEED fixes a key'),

@@ -9,8 +9,8 @@ sensitivity. Everything federated is TFF's `DifferentiallyPrivateFactory`.
 Measurements M, of the round that the state was for:
 
     dp_query_metrics  the query's, of settings and noised values: may be shown
-    noise_norm        z C sqrt(D) / cohort size, for D elements: the root mean
-                      square of the norm of the noise on the mean
+    noise_norm        z C sqrt(D) / cohort size, for D noised elements: the root
+                      mean square of the norm of the noise on the mean
     not_private       what clipping did (`measured_sum`): exact, not private
 """
 
@@ -36,7 +36,8 @@ def build(
 
   Args:
     query: Clips records and noises their sum. A `queries.PerLayerClipSumQuery`
-      is measured; of other queries `not_private` is empty.
+      is measured; of other queries `not_private` is empty and there is no
+      `noise_norm`.
     cohort_size: Clients expected in a round; the divisor.
 
   Returns:
@@ -98,9 +99,9 @@ class _DpMean(tff.aggregators.WeightedAggregationFactory):
     check_shapes(value_type)
     specs = tff.types.type_to_tf_tensor_specs(value_type)
     inner = self._factory(specs).create(value_type)
-    num_elements = sum(
-        spec.shape.num_elements() for spec in tf.nest.flatten(specs)
-    )
+    num_noised = 0
+    if isinstance(self._query, queries.PerLayerClipSumQuery):
+      num_noised = self._query.num_noised(specs)
     state_type = inner.initialize.type_signature.result
 
     # The state that a round starts with: that is what the round uses.
@@ -108,9 +109,9 @@ class _DpMean(tff.aggregators.WeightedAggregationFactory):
     def describe(query_state):
       metrics = self._query.derive_metrics(query_state.numerator_state)
       described = collections.OrderedDict(dp_query_metrics=metrics)
-      if 'noise_stddev_on_sum' in metrics:
+      if num_noised:
         described['noise_norm'] = metrics['noise_stddev_on_sum'] * (
-            math.sqrt(num_elements) / self._cohort_size
+            math.sqrt(num_noised) / self._cohort_size
         )
       return described
 

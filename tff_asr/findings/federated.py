@@ -52,10 +52,11 @@ COHORT = experiments.Group(
     question=(
         'The paper: without DP the gap to central training is large at 8 '
         'clients a round and gone at 256. Here: cohorts of fixed size from 1 '
-        'to 16 (half of them), against central training (Adam) continued from the '
-        'same seed model on the same 32 speakers for about as many utterances. '
-        'The federated recipe is the same for all cohorts; central training '
-        'takes the best of three rates on the dev speakers at each length.'
+        'to 16 (half of them), against central training (Adam) continued from '
+        'the same seed model on the same 32 speakers for about as many '
+        'utterances. The federated recipe is the same for all cohorts; central '
+        'training takes the best of three rates on the dev speakers at each '
+        'length.'
     ),
     rows=(
         recipes.SEED_ROW,

@@ -19,6 +19,11 @@ gradient of the objective.
 Frozen weights (`layer_freeze`) stay as they were sent: no gradient of theirs is
 computed, and the delta, with its clip and its noise, is of the others alone.
 
+Clients weigh the same unless told otherwise. Algorithm 1 has a weight w_k for
+each client; here a client multiplies its delta by w_k over a public mean weight
+before anything is clipped, so that what one client can do to the sum stays C,
+and the sum over the public cohort size estimates the weighted mean.
+
 Type: (<S@SERVER, {<weights, seed>}@CLIENTS, {examples*}@CLIENTS>
        -> <S@SERVER, {<delta, ()>}@CLIENTS, M@SERVER>), with empty S.
 """
@@ -36,6 +41,8 @@ from tff_asr.features import log_mel
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 
+_WEIGHTS = ('utterances', 'seconds')
+
 
 def build(
     *,
@@ -49,6 +56,8 @@ def build(
     max_grad_norm: float = 1.0,
     proximal_weight: float = 0.0,
     frozen: Collection[str] = (),
+    weigh_by: Optional[str] = None,
+    mean_weight: float = 1.0,
 ) -> tff.learning.templates.ClientWorkProcess:
   """Builds the client work.
 
@@ -67,6 +76,10 @@ def build(
     proximal_weight: mu; 0: no proximal term.
     frozen: Names of weights that are not trained, not all of them. The state
       has them, so that a round is another one if others are frozen.
+    weigh_by: What a client's weight w_k is: `utterances` or `seconds`, trained
+      on over its local steps; None: all weigh the same.
+    mean_weight: The weight that leaves a delta as it is, a public number such
+      as what clients are expected to have; not used without `weigh_by`.
 
   Returns:
     A client work process. Its measurements are sums over clients, exact and
@@ -76,7 +89,7 @@ def build(
       audio_sec: Of the utterances trained on, over local steps, in frames.
       num_steps: Local steps taken.
       num_clients, num_non_finite: Clients, and those whose delta is not finite.
-      delta_norm_sum: Of the clients' finite delta norms.
+      delta_norm_sum: Of the clients' finite delta norms, weighed.
       first_loss_sum, last_loss_sum: Of each client's mean loss over its first
         batch with utterances, under the broadcast weights, and over its last
         one, under the weights before that step; both as they are trained on
@@ -90,6 +103,9 @@ def build(
   checks.positive(max_grad_norm=max_grad_norm)
   checks.non_negative(proximal_weight=proximal_weight)
   checks.finite(proximal_weight=proximal_weight)
+  checks.one_of((None, *_WEIGHTS), weigh_by=weigh_by)
+  checks.positive(mean_weight=mean_weight)
+  checks.finite(mean_weight=mean_weight)
   if num_steps is None and num_epochs is None:
     raise ValueError('num_steps or num_epochs must be set, found neither.')
   if num_steps is not None:
@@ -161,6 +177,12 @@ def build(
     before = weights_lib.without(frozen, initial)
     after = weights_lib.without(frozen, weights)
     delta = tf.nest.map_structure(tf.subtract, before, after)
+    audio_sec = num_frames * log_mel.FRAME_SHIFT_SEC
+    if weigh_by is not None:
+      weight = num_utterances if weigh_by == 'utterances' else audio_sec
+      delta = tf.nest.map_structure(
+          lambda part: part * (weight / mean_weight), delta
+      )
     # By element, as the query decides that an update counts as zeros: the norm
     # of finite elements may overflow.
     parts = tf.nest.flatten(delta)
@@ -170,7 +192,7 @@ def build(
     norm = tf.linalg.global_norm(parts)
     has_trained = is_finite & (num_utterances > 0)
     measurements = collections.OrderedDict(
-        audio_sec=num_frames * log_mel.FRAME_SHIFT_SEC,
+        audio_sec=audio_sec,
         delta_norm_sum=tf.where(tf.math.is_finite(norm), norm, 0.0),
         first_loss_sum=tf.where(has_trained, first_loss, 0.0),
         last_loss_sum=tf.where(has_trained, last_loss, 0.0),

@@ -78,6 +78,8 @@ def build(
     build_client_optimizer: BuildOptimizer = tff.learning.optimizers.build_sgdm,
     canaries: Optional[canaries_lib.Canaries] = None,
     frozen: Collection[str] = (),
+    weigh_by: Optional[str] = None,
+    mean_weight: float = 1.0,
 ) -> tff.learning.templates.LearningProcess:
   """Builds the learning process.
 
@@ -103,6 +105,8 @@ def build(
       for each client.
     canaries: For an audit, where `client_data` has canaries; else None.
     frozen: Layers that are not trained; see `layer_freeze.match`.
+    weigh_by: See `client_update.build`.
+    mean_weight: See `client_update.build`.
 
   Returns:
     A learning process whose weights are float32 tensors by name.
@@ -133,6 +137,8 @@ def build(
       max_grad_norm=max_grad_norm,
       proximal_weight=proximal_weight,
       frozen=frozen,
+      weigh_by=weigh_by,
+      mean_weight=mean_weight,
   )
   if canaries is not None:
     client_work = canary_work.build(client_work, canaries=canaries)

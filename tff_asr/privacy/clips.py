@@ -128,7 +128,7 @@ class Clipping:
     """
     tensors = tf.nest.flatten(record)
     places: dict[str, list[int]] = {}
-    for place, name in enumerate(_names(record)):
+    for place, name in enumerate(names(record)):
       if self.layers == 'modules':
         name = module_name(name)
       places.setdefault(name, []).append(place)
@@ -147,18 +147,18 @@ class Clipping:
     ]
 
   def _weighted(
-      self, shares: Sequence[float], names: Sequence[str]
+      self, shares: Sequence[float], layers: Sequence[str]
   ) -> Sequence[float]:
     """The shares times the layers' weights, again with squares of sum 1."""
     if not self.weights:
       return shares
     weights: dict[str, float] = {}
     for pattern, weight in self.weights.items():
-      found = [name for name in names if re.search(pattern, name)]
+      found = [name for name in layers if re.search(pattern, name)]
       if not found:
         raise ValueError(
-            f'weights: {pattern!r} is found in none of the {len(names)} '
-            f'layers, {names[0]} to {names[-1]}.'
+            f'weights: {pattern!r} is found in none of the {len(layers)} '
+            f'layers, {layers[0]} to {layers[-1]}.'
         )
       for name in found:
         if name in weights:
@@ -167,7 +167,7 @@ class Clipping:
           )
         weights[name] = weight
     weighted = [
-        share * weights.get(name, 1.0) for share, name in zip(shares, names)
+        share * weights.get(name, 1.0) for share, name in zip(shares, layers)
     ]
     norm = math.sqrt(sum(share**2 for share in weighted))
     return [share / norm for share in weighted]
@@ -239,11 +239,11 @@ def _factor(squared_norm: tf.Tensor, clip: tf.Tensor) -> tf.Tensor:
   return tf.where(over, clip / tf.where(over, norm, 1.0), 1.0)
 
 
-def _names(record: Any) -> list[str]:
+def names(record: Any) -> list[str]:
   """Names of an update's tensors, in the order of `tf.nest.flatten`."""
   count = len(tf.nest.flatten(record))
   numbered = tf.nest.pack_sequence_as(record, list(range(count)))
-  names = [''] * count
+  found = [''] * count
   for path, place in tree.flatten_with_path(numbered):
-    names[place] = '/'.join(map(str, path)) or 'update'
-  return names
+    found[place] = '/'.join(map(str, path)) or 'update'
+  return found

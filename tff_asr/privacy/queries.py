@@ -156,6 +156,12 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     """Names of the layers of records like these specs, H of them."""
     return [layer.name for layer in self._clipping.divide(record_specs)]
 
+  def num_noised(self, record_specs: Any) -> int:
+    """Elements of records like these specs whose sums get noise."""
+    return sum(
+        math.prod(spec.shape) for spec in tf.nest.flatten(record_specs)
+    )
+
   def _clip(
       self, record: Any, *, clip: tf.Tensor, layer_clips: Sequence[tf.Tensor]
   ) -> tuple[Any, Measured]:

@@ -219,7 +219,7 @@ def why_not_private(
   """Returns why rounds of this epsilon are not private; empty if they are."""
   reasons = []
   if any(group.noise_multiplier == 0 for group in rounds):
-    reasons.append('no noise is added')
+    reasons.append('no noise is added, or not to all layers')
   if not clipped:
     reasons.append('updates are not clipped')
   if not reasons and epsilon > MAX_USEFUL_EPSILON:

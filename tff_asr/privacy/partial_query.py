@@ -1,0 +1,111 @@
+"""Noise on some layers only: to see which layers suffer from it, not to protect.
+
+Pelikan et al. 2025 (https://arxiv.org/abs/2310.00098) look in this way for the
+layers that lose most to noise. What other layers send is published as it is, so
+nothing is private: the event of a round is that of no noise, and statements say
+NOT PRIVATE.
+"""
+
+from collections.abc import Sequence
+import math
+import re
+from typing import Any
+
+import dp_accounting
+import tensorflow as tf
+
+from tff_asr.privacy import clips
+from tff_asr.privacy import queries
+
+
+class PartialNoiseQuery(queries.PerLayerClipSumQuery):
+  """`PerLayerClipSumQuery` whose noise is left out of some layers.
+
+  Noised layers have the bits that they would have with noise everywhere: runs
+  with other layers noised differ in nothing else. Event:
+  GaussianDpEvent(0) for each call of `get_noised_result`.
+  """
+
+  def __init__(
+      self,
+      *,
+      l2_norm_clip: float,
+      noise_multiplier: float,
+      noised: Sequence[str],
+      clipping: clips.Clipping = clips.Clipping(),
+  ):
+    """Creates the query.
+
+    Args:
+      l2_norm_clip: C; see the base class.
+      noise_multiplier: z of the noised layers, over C.
+      noised: Regular expressions; a tensor is noised if one of them is found
+        (`re.search`) in its name, as `clips.names` gives it.
+      clipping: How C is divided, over all layers.
+
+    Raises:
+      ValueError: An argument is out of its range, or no regular expression.
+    """
+    super().__init__(
+        l2_norm_clip=l2_norm_clip,
+        noise_multiplier=noise_multiplier,
+        clipping=clipping,
+    )
+    if isinstance(noised, str) or not noised:
+      raise ValueError(
+          'noised must be a list of regular expressions that is not empty, '
+          f'found {noised!r}.'
+      )
+    for pattern in noised:
+      try:
+        re.compile(pattern)
+      except re.error as error:
+        raise ValueError(
+            f'noised: {pattern!r} is no regular expression ({error}).'
+        ) from None
+    self._noised = tuple(noised)
+
+  def get_noised_result(self, sample_state, global_state):
+    result, new_state, _ = super().get_noised_result(sample_state, global_state)
+    layers = [
+        noisy if is_noised else plain
+        for noisy, plain, is_noised in zip(
+            tf.nest.flatten(result),
+            tf.nest.flatten(sample_state),
+            self._choose(sample_state),
+            strict=True,
+        )
+    ]
+    event = dp_accounting.GaussianDpEvent(
+        tf.zeros_like(global_state.noise_multiplier)
+    )
+    return tf.nest.pack_sequence_as(sample_state, layers), new_state, event
+
+  def num_noised(self, record_specs):
+    return sum(
+        math.prod(spec.shape)
+        for spec, is_noised in zip(
+            tf.nest.flatten(record_specs),
+            self._choose(record_specs),
+            strict=True,
+        )
+        if is_noised
+    )
+
+  def _choose(self, record: Any) -> list[bool]:
+    """Whether each tensor of a record is noised, in flattened order.
+
+    Raises:
+      ValueError: A pattern is found in no name.
+    """
+    names = clips.names(record)
+    for pattern in self._noised:
+      if not any(re.search(pattern, name) for name in names):
+        raise ValueError(
+            f'noised: {pattern!r} is found in none of the {len(names)} '
+            f'layers, {names[0]} to {names[-1]}.'
+        )
+    return [
+        any(re.search(pattern, name) for pattern in self._noised)
+        for name in names
+    ]
