@@ -29,13 +29,13 @@ testing, whom no run heard. The model has 0.44 million parameters. A word error
 rate (WER) with a standard deviation is the mean over three runs that differ in
 their random seed, any other is of one run; differences come with a 95 %
 interval from a paired bootstrap over the test speakers, which does not hold
-what another seed would change. Claims are judged by that interval: where it holds 0, nothing is
-decided. Noise is (noise norm) / C of the noise on the mean, sqrt(D) z / S:
-.05 and .16 are what the paper's 3e-6 and 10e-6 come to. Epsilon is at delta
-1 / (10 population); at 32 speakers it is no guarantee (NOT PRIVATE). Noise /
-signal is the norm of the noise on the mean over that of the clipped mean.
-Bytes are of a client and round, as float32. Seconds are those of a run, in
-whatever company it had on its machine.
+what another seed would change. Claims are judged by that interval: where it
+holds 0, nothing is decided. Noise is (noise norm) / C of the noise on the mean,
+sqrt(D) z / S: .05 and .16 are what the paper's 3e-6 and 10e-6 come to. Epsilon
+is at delta 1 / (10 population); at 32 speakers it is no guarantee (NOT
+PRIVATE). Noise / signal is the norm of the noise on the mean over that of the
+clipped mean. Bytes are of a client and round, as float32. Seconds are those of
+a run, in whatever company it had on its machine.
 """
 
 

@@ -1,4 +1,4 @@
-"""Noise on some layers only: to see which layers suffer from it, not to protect.
+"""Noise on some layers only: to see which suffer from it, not to protect.
 
 Pelikan et al. 2025 (https://arxiv.org/abs/2310.00098) look in this way for the
 layers that lose most to noise. What other layers send is published as it is, so
