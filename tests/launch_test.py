@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -189,7 +190,11 @@ class LaunchTest(parameterized.TestCase):
         '  print("swallowed")\n'
     )
     finished = subprocess.run(
-        [sys.executable, '-c', program], capture_output=True, check=False
+        [sys.executable, '-c', program],
+        capture_output=True,
+        check=False,
+        # A measured process has a handler of the measurement.
+        env={k: v for k, v in os.environ.items() if 'COVERAGE' not in k},
     )
     self.assertEqual(finished.returncode, code)
     self.assertEqual(finished.stderr, expected)
