@@ -16,7 +16,6 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -28,11 +27,11 @@ import numpy as np
 import psutil
 import tensorflow as tf
 
+from benchmarks import client_corpus
 from benchmarks import workload as workload_lib
 from tff_asr.data import client_data
 from tff_asr.data import hash_table
 from tff_asr.data import index
-from tff_asr.data import schema
 
 _CLIENTS = flags.DEFINE_integer('clients', 35000, 'In the corpus.', 1)
 _OPENED = flags.DEFINE_integer('opened', 500, 'Clients to open.', 1)
@@ -78,7 +77,7 @@ def main(_) -> None:
 
 def _write_and_measure(folder: str, num_clients: int) -> dict[str, float]:
   """Writes a corpus and opens clients of it in another process."""
-  _write(folder, num_clients)
+  client_corpus.write(folder, num_clients)
   output = subprocess.run(
       [
           sys.executable,
@@ -101,42 +100,6 @@ def _write_and_measure(folder: str, num_clients: int) -> dict[str, float]:
       os.path.getsize(os.path.join(folder, name)) for name in files
   ) / 1e6
   return figures
-
-
-def _write(folder: str, num_clients: int) -> None:
-  """A corpus of clients with one utterance of 0.1 s each."""
-  os.mkdir(folder)
-  audio = np.zeros(1600, '<i2').tobytes()
-  ids = [
-      hashlib.sha512(str(i).encode()).hexdigest() for i in range(num_clients)
-  ]
-  offsets, offset = [], 0
-  path = os.path.join(folder, index.shard_name(0))
-  with tf.io.TFRecordWriter(path) as writer:
-    for client_id in ids:
-      record = schema.serialize(
-          client_id=client_id,
-          utterance_id='u',
-          transcript='a',
-          audio=audio,
-          num_samples=1600,
-      )
-      writer.write(record)
-      offsets.append(offset)
-      offset += len(record) + 16
-  ones = np.ones(num_clients, np.int64)
-  with open(path, 'rb') as f:
-    sha256 = hashlib.file_digest(f, 'sha256').hexdigest()
-  index.write(
-      folder,
-      clients=index.Clients(
-          ids, 0 * ones, np.array(offsets), ones, 1600 * ones
-      ),
-      shards=[index.Shard(index.shard_name(0), offset, sha256)],
-      encoding='pcm',
-      characters='a',
-      origin={},
-  )
 
 
 def _open_clients(folder: str) -> tuple[float, ...]:

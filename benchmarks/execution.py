@@ -169,6 +169,7 @@ class _BareSteps:
             ),
             pipeline_lib.batch_spec(),
         ],
+        autograph=False,
     )
 
   def __call__(self) -> None:
@@ -208,14 +209,14 @@ class _BareRound:
         ),
     )
 
-    @tf.function
+    @tf.function(autograph=False)
     def add(total, old, new, state):
       delta = tf.nest.map_structure(tf.subtract, old, new)
       params = query.derive_sample_params(state)
       clipped = query.preprocess_record(params, delta)
       return tf.nest.map_structure(tf.add, total, clipped)
 
-    @tf.function
+    @tf.function(autograph=False)
     def finish(total, query_state, optimizer_state, weights):
       noised, query_state, _ = query.get_noised_result(total, query_state)
       mean = tf.nest.map_structure(lambda layer: layer / num_clients, noised)

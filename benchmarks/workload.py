@@ -5,7 +5,9 @@ local step costs the same.
 """
 
 import dataclasses
+import functools
 import os
+import re
 import resource
 import statistics
 from typing import Any, Optional
@@ -46,8 +48,10 @@ class Workload:
     num_clients: In the corpus.
     num_local_steps: Of each client in a round.
     num_utterances: Of each client.
-    utterance_sec: Length of each.
+    utterance_sec: Length of each, the mean if they differ.
     batch_sec: Audio in a local step.
+    length_range: Lengths are drawn evenly from this share below the mean to
+      this share above it, in [0, 1); 0: all are equal.
   """
 
   num_blocks: int
@@ -57,27 +61,37 @@ class Workload:
   num_utterances: int = 16
   utterance_sec: float = 2.5
   batch_sec: float = 10.0
+  length_range: float = 0.0
 
   def write_corpus(self, folder: str) -> tff.simulation.datasets.ClientData:
     """Writes noise as PCM shards; returns its clients."""
-    num_samples = int(self.utterance_sec * log_mel.SAMPLE_RATE_HZ)
     generator = np.random.default_rng(1)
-    noise = generator.normal(0, 1000, num_samples).astype(np.int16)
+    longest = self._num_samples(1.0)
+    noise = generator.normal(0, 1000, longest).astype(np.int16)
+    lengths = {
+        (client, number): self._num_samples(generator.uniform(-1, 1))
+        for client in range(self.num_clients)
+        for number in range(self.num_utterances)
+    }
     shards.write_split(
         [
             shards.Utterance(
                 client_id=f'client{client:06d}',
                 utterance_id=f'client{client:06d}-{number:04d}',
                 transcript=_TRANSCRIPT,
-                audio=lambda: noise,
+                audio=functools.partial(noise.__getitem__, slice(length)),
             )
-            for client in range(self.num_clients)
-            for number in range(self.num_utterances)
+            for (client, number), length in lengths.items()
         ],
         folder,
         origin={'corpus': 'noise'},
     )
     return client_data.load(folder)
+
+  def _num_samples(self, place: float) -> int:
+    """Samples of an utterance at a place in [-1, 1] of the range of lengths."""
+    seconds = self.utterance_sec * (1 + self.length_range * place)
+    return int(seconds * log_mel.SAMPLE_RATE_HZ)
 
   def build_model(self) -> ctc.CtcModel:
     """The transformer, with dropout."""
@@ -99,7 +113,7 @@ class Workload:
         tokenizer=tokenizer_lib.CharTokenizer(),
         output_lengths=model.encoder.output_lengths,
         max_batch_sec=self.batch_sec,
-        max_utterance_sec=self.utterance_sec + 1,
+        max_utterance_sec=self.utterance_sec * (1 + self.length_range) + 1,
     )
 
   def build_process(
@@ -108,12 +122,22 @@ class Workload:
       *,
       cohort_size: float,
       noise_multiplier: float = 0.01,
+      pipeline: Optional[pipeline_lib.Pipeline] = None,
+      num_epochs: Optional[int] = None,
   ) -> tff.learning.templates.LearningProcess:
-    """Local SGD, per-layer clipping (dim) with noise, LAMB."""
+    """Local SGD, per-layer clipping (dim) with noise, LAMB.
+
+    Args:
+      clients: The corpus.
+      cohort_size: Clients expected in a round.
+      noise_multiplier: Of the query.
+      pipeline: None: `build_pipeline`'s.
+      num_epochs: Most passes over a client's data; None: no limit.
+    """
     model = self.build_model()
     return fed_avg.build(
         model=model,
-        pipeline=self.build_pipeline(model),
+        pipeline=pipeline or self.build_pipeline(model),
         client_data=clients,
         aggregator=dp_mean.build(
             query=build_query(noise_multiplier), cohort_size=cohort_size
@@ -122,6 +146,7 @@ class Workload:
         client_learning_rate=CLIENT_LEARNING_RATE,
         seed=1,
         num_local_steps=self.num_local_steps,
+        num_local_epochs=num_epochs,
     )
 
   def num_parameters(self) -> int:
@@ -165,12 +190,28 @@ def machine() -> dict[str, Any]:
   }
 
 
-def spread(values: list[float]) -> str:
+def spread(values: list[float], *, digits: int = 2) -> str:
   """Median, least and most of some measurements."""
-  return (
-      f'{statistics.median(values):.2f} ({min(values):.2f} to '
-      f'{max(values):.2f})'
+  middle, least, most = (
+      f'{value:.{digits}f}'
+      for value in (statistics.median(values), min(values), max(values))
   )
+  return f'{middle} ({least} to {most})'
+
+
+def parse_size(text: str, *, flag: str) -> tuple[int, int]:
+  """Blocks and width of a transformer, such as '8x512'.
+
+  Raises:
+    ValueError: It is something else; names the flag.
+  """
+  found = re.fullmatch(r'([1-9]\d*)x([1-9]\d*)', text)
+  if not found or int(found[2]) % 4:
+    raise ValueError(
+        f'{flag} must be blocks and a width that 4 divides, such as 8x512, '
+        f'found {text!r}.'
+    )
+  return int(found[1]), int(found[2])
 
 
 def check_json_path(path: Optional[str]) -> None:

@@ -12,6 +12,9 @@ import pytest
 
 # BUILD data: //benchmarks:cohort_memory //benchmarks:execution
 # BUILD data: //benchmarks:dp_sgd //benchmarks:full_size
+# BUILD data: //benchmarks:aggregation //benchmarks:growth
+# BUILD data: //benchmarks:input_pipeline //benchmarks:local_step
+# BUILD data: //benchmarks:start_up
 
 _ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
 _TINY = ('--num_blocks=1', '--dim=32')
@@ -42,19 +45,59 @@ class BenchmarksTest(parameterized.TestCase):
            '--frozen=0.5'),
           lambda figures: figures['ratios']['DP, n = 1, 50% frozen'],
       ),
+      (
+          'local_step',
+          ('local_step', '--batch=2', '--sec=1', '--repeats=1'),
+          lambda figures: figures['utilization'].values(),
+      ),
+      (
+          'input_pipeline',
+          ('input_pipeline', '--clients=2', '--repeats=1'),
+          lambda figures: [figures['padding'], *figures['prepared']],
+      ),
   )
-  def test_writes_positive_figures(self, arguments, select):
+  def test_writes_positive_figures_at_one_size(self, arguments, select):
+    self._check(arguments, select, flags=_TINY)
+
+  @parameterized.named_parameters(
+      (
+          'aggregation',
+          ('aggregation', '--sizes=1x32', '--repeats=1'),
+          lambda figures: next(
+              figures[size]['shares'] for size in figures if size.isdecimal()
+          ).values(),
+      ),
+      (
+          'start_up',
+          ('start_up', '--sizes=1x8', '--repeats=1'),
+          lambda figures: figures['1x8'][0]['seconds'].values(),
+      ),
+      (
+          'growth',
+          ('growth', '--cohorts=2', '--populations=100', '--devices=2',
+           '--devices_cohort=2', '--rounds=1'),
+          lambda figures: [
+              figures['cohort']['2']['round_sec'],
+              figures['population']['100']['load_sec'],
+              figures['devices']['2']['round_sec'],
+          ],
+      ),
+  )
+  def test_writes_positive_figures_at_its_own_sizes(self, arguments, select):
+    self._check(arguments, select, flags=())
+
+  def _check(self, arguments, select, *, flags):
     folder = self.enterContext(tempfile.TemporaryDirectory())
     path = os.path.join(folder, 'figures.json')
-    program, *flags = arguments
+    program, *own_flags = arguments
     output = subprocess.run(
         [
             sys.executable,
             '-m',
             f'benchmarks.{program}',
             f'--json={path}',
-            *_TINY,
             *flags,
+            *own_flags,
         ],
         cwd=_ROOT,
         check=True,

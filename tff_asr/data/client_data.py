@@ -229,6 +229,8 @@ def _build_dataset_fn(
   # The prefix of every shard's path; the number is known in the graph only.
   prefix, suffix = index.shard_name(0).split('00000')
 
+  # Nothing to convert, and conversion takes longer than tracing.
+  @tf.autograph.experimental.do_not_convert
   def dataset_fn(client_id: str | tf.Tensor) -> tf.data.Dataset:
     client_id = tf.convert_to_tensor(client_id, tf.string)
     shard, offset, count = lookup(client_id)

@@ -65,6 +65,7 @@ class Examples:
         input_signature=[
             tf.TensorSpec([None], tf.string), tf.TensorSpec([None], tf.int64)
         ],
+        autograph=False,
     )
     self.sampling = accounting.Sampling(
         kind='poisson',

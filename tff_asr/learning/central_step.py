@@ -57,7 +57,9 @@ def build(
 
   weights_specs = weights_lib.tensor_specs(model.specs)
   # Traced and not run: the state is larger than the weights.
-  initialize = tf.function(lambda: optimizer.initialize(weights_specs))
+  initialize = tf.function(
+      lambda: optimizer.initialize(weights_specs), autograph=False
+  )
   state_specs = tf.nest.map_structure(
       lambda value: tf.TensorSpec(value.shape, value.dtype),
       initialize.get_concrete_function().structured_outputs,
@@ -65,7 +67,8 @@ def build(
 
   # One graph for all batches, so that a resumed run has the same bits.
   @tf.function(
-      input_signature=[state_specs, weights_specs, pipeline_lib.batch_spec()]
+      input_signature=[state_specs, weights_specs, pipeline_lib.batch_spec()],
+      autograph=False,
   )
   def step(optimizer_state, weights, batch: pipeline_lib.Batch):
     live, loss_sum = clipped_gradients(model, weights, batch)

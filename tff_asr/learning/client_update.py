@@ -118,16 +118,70 @@ def build(
       weights_lib.without(frozen, model.specs)
   )
 
+  @tf.autograph.experimental.do_not_convert
+  def begin():
+    # As tensors, which the loop can carry.
+    return tf.nest.map_structure(
+        tf.convert_to_tensor, optimizer.initialize(live_specs)
+    )
+
+  @tf.autograph.experimental.do_not_convert
+  def finish(
+      initial,
+      weights,
+      *,
+      first_loss,
+      last_loss,
+      loss_sum,
+      num_frames,
+      num_left_out,
+      num_utterances,
+      steps,
+  ):
+    before = weights_lib.without(frozen, initial)
+    after = weights_lib.without(frozen, weights)
+    delta = tf.nest.map_structure(tf.subtract, before, after)
+    audio_sec = num_frames * log_mel.FRAME_SHIFT_SEC
+    if weigh_by is not None:
+      weight = num_utterances if weigh_by == 'utterances' else audio_sec
+      delta = tf.nest.map_structure(
+          lambda part: part * (weight / mean_weight), delta
+      )
+    # By element, as the query decides that an update counts as zeros: the norm
+    # of finite elements may overflow.
+    parts = tf.nest.flatten(delta)
+    is_finite = tf.reduce_all(
+        [tf.reduce_all(tf.math.is_finite(part)) for part in parts]
+    )
+    norm = tf.linalg.global_norm(parts)
+    has_trained = is_finite & (num_utterances > 0)
+    measurements = collections.OrderedDict(
+        audio_sec=audio_sec,
+        delta_norm_sum=tf.where(tf.math.is_finite(norm), norm, 0.0),
+        first_loss_sum=tf.where(has_trained, first_loss, 0.0),
+        last_loss_sum=tf.where(has_trained, last_loss, 0.0),
+        loss_sum=tf.where(is_finite, loss_sum, 0.0),
+        num_clients=tf.constant(1.0),
+        num_left_out=num_left_out,
+        num_non_finite=tf.cast(~is_finite, tf.float32),
+        num_steps=tf.cast(steps, tf.float32),
+        num_trained=tf.cast(has_trained, tf.float32),
+        num_utterances=tf.where(is_finite, num_utterances, 0.0),
+    )
+    result = tff.learning.templates.ClientResult(
+        update=delta, update_weight=()
+    )
+    return result, measurements
+
+  # For the loops. All else asks AutoGraph to leave it as it is: converting code
+  # takes longer than tracing it.
   @tf.function
   def train(weights, seed, examples):
     chunks, seed = pipeline.training_chunks(
         examples, seed=seed, num_epochs=num_epochs
     )
     initial = weights
-    # As tensors, which the loop can carry.
-    optimizer_state = tf.nest.map_structure(
-        tf.convert_to_tensor, optimizer.initialize(live_specs)
-    )
+    optimizer_state = begin()
     loss_sum = tf.constant(0.0)
     first_loss = tf.constant(0.0)
     last_loss = tf.constant(0.0)
@@ -174,40 +228,17 @@ def build(
         steps += 1
       if num_steps is not None and steps >= num_steps:
         break
-    before = weights_lib.without(frozen, initial)
-    after = weights_lib.without(frozen, weights)
-    delta = tf.nest.map_structure(tf.subtract, before, after)
-    audio_sec = num_frames * log_mel.FRAME_SHIFT_SEC
-    if weigh_by is not None:
-      weight = num_utterances if weigh_by == 'utterances' else audio_sec
-      delta = tf.nest.map_structure(
-          lambda part: part * (weight / mean_weight), delta
-      )
-    # By element, as the query decides that an update counts as zeros: the norm
-    # of finite elements may overflow.
-    parts = tf.nest.flatten(delta)
-    is_finite = tf.reduce_all(
-        [tf.reduce_all(tf.math.is_finite(part)) for part in parts]
-    )
-    norm = tf.linalg.global_norm(parts)
-    has_trained = is_finite & (num_utterances > 0)
-    measurements = collections.OrderedDict(
-        audio_sec=audio_sec,
-        delta_norm_sum=tf.where(tf.math.is_finite(norm), norm, 0.0),
-        first_loss_sum=tf.where(has_trained, first_loss, 0.0),
-        last_loss_sum=tf.where(has_trained, last_loss, 0.0),
-        loss_sum=tf.where(is_finite, loss_sum, 0.0),
-        num_clients=tf.constant(1.0),
+    return finish(
+        initial,
+        weights,
+        first_loss=first_loss,
+        last_loss=last_loss,
+        loss_sum=loss_sum,
+        num_frames=num_frames,
         num_left_out=num_left_out,
-        num_non_finite=tf.cast(~is_finite, tf.float32),
-        num_steps=tf.cast(steps, tf.float32),
-        num_trained=tf.cast(has_trained, tf.float32),
-        num_utterances=tf.where(is_finite, num_utterances, 0.0),
+        num_utterances=num_utterances,
+        steps=steps,
     )
-    result = tff.learning.templates.ClientResult(
-        update=delta, update_weight=()
-    )
-    return result, measurements
 
   @tff.tensorflow.computation(broadcast_type, examples_type)
   def client_computation(broadcast, examples):
@@ -234,6 +265,7 @@ def build(
   return tff.learning.templates.ClientWorkProcess(init_fn, next_fn)
 
 
+@tf.autograph.experimental.do_not_convert
 def step(
     model: ctc.CtcModel,
     optimizer: tff.learning.optimizers.Optimizer,

@@ -121,8 +121,8 @@ class DpSgd:
         num_vectorized=num_vectorized,
     )
     self._batch_size = batch_size
-    self._update = tf.function(self._update_graph)
-    self._event = tf.function(self._event_graph)
+    self._update = tf.function(self._update_graph, autograph=False)
+    self._event = tf.function(self._event_graph, autograph=False)
 
   def initialize(self) -> tff.learning.templates.LearningAlgorithmState:
     """The state before the first step, with weights drawn from the seed."""
@@ -317,7 +317,7 @@ def _build_add(
     ), seeds
 
   # One graph for all batches, so that a resumed run has the same bits.
-  @tf.function
+  @tf.function(autograph=False)
   def add(weights, params, seed, batch, sums):
     names = tf.strings.join(
         [batch['client_id'], batch['utterance_id']], separator='\n'

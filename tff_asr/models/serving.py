@@ -58,7 +58,8 @@ class Server(tf.Module):
       input_signature=[
           tf.TensorSpec([None, None], tf.int16, name='waveforms'),
           tf.TensorSpec([None], tf.int32, name='num_samples'),
-      ]
+      ],
+      autograph=False,
   )
   def transcribe(
       self, waveforms: tf.Tensor, num_samples: tf.Tensor
@@ -80,7 +81,8 @@ class Server(tf.Module):
     return {'text': text, 'token_ids': heard.to_tensor(_NO_TOKEN)}
 
   @tf.function(
-      input_signature=[tf.TensorSpec([1, None], tf.int16, name='waveform')]
+      input_signature=[tf.TensorSpec([1, None], tf.int16, name='waveform')],
+      autograph=False,
   )
   def tokens_of_one(self, waveform: tf.Tensor) -> dict[str, tf.Tensor]:
     """Decodes one utterance with ops that TFLite has, too.

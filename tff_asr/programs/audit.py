@@ -128,7 +128,7 @@ def score(
         norms[place] = layer.share / math.sqrt(len(layer.places))
   factors = [norm / canaries_lib.LAYER_NORM for norm in norms]
 
-  @tf.function
+  @tf.function(autograph=False)
   def contribution(client_id):
     return [
         tf.reshape(layer * factor, [-1])

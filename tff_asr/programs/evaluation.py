@@ -84,7 +84,8 @@ class Evaluator:
         input_signature=[
             weights_lib.tensor_specs(model.specs),
             pipeline_lib.batch_spec(),
-        ]
+        ],
+        autograph=False,
     )
     def decode(weights, batch):
       logits, lengths = model.logits(

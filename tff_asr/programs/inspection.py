@@ -119,7 +119,7 @@ def padding(
       max_padding=max_padding,
   )
 
-  @tf.function
+  @tf.function(autograph=False)
   def count(client_id):
     """Frames, padded frames, batches, utterances left out."""
     batches = pipeline.training_batches(

@@ -61,7 +61,8 @@ class MaskedEvaluator:
         input_signature=[
             weights_lib.tensor_specs(model.specs),
             pipeline_lib.batch_spec(),
-        ]
+        ],
+        autograph=False,
     )
     def evaluate(weights, batch):
       numbers = tf.cast(

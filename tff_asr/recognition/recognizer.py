@@ -110,7 +110,8 @@ class Recognizer:
         input_signature=[
             weights_lib.tensor_specs(model.specs),
             pipeline_lib.batch_spec(),
-        ]
+        ],
+        autograph=False,
     )
     def compute(weights, batch):
       return model.logits(weights, batch['features'], batch['feature_lengths'])

@@ -1,0 +1,122 @@
+r"""The server's arithmetic at several sizes, against the pace of copying.
+
+    python -m benchmarks.aggregation --sizes=4x128,8x512,36x768
+
+For each model: clipping one client's update per layer and adding it to a sum,
+drawing noise and adding it, and a step of LAMB. All three are passes over
+memory at best; `of the pace` is the least traffic that the arithmetic needs
+over the seconds, as a share of what a plain pass over memory moves
+(`limits`). Passes of float32 values counted as needed:
+
+  clip and add   4: the update for its norms, the update, the sum, the new sum
+  noise          2: the sum, the new sum
+  LAMB           7: weights, two moments and update; weights and two moments
+
+Memory at 255M parameters: some 8 GiB.
+"""
+
+from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+
+launch.begin(__name__)
+
+from collections.abc import Callable
+import statistics
+
+from absl import flags
+import tensorflow as tf
+
+from benchmarks import limits
+from benchmarks import turns
+from benchmarks import workload as workload_lib
+from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import keys
+from tff_asr.privacy import queries
+
+_SIZES = flags.DEFINE_list(
+    'sizes',
+    ['4x128', '8x512', '36x768'],
+    'Blocks and width of each transformer.',
+)
+_REPEATS = flags.DEFINE_integer('repeats', 5, 'Turns that count.', lower_bound=1)
+_JSON = flags.DEFINE_string('json', None, 'File for the figures.')
+
+_PASSES = {'clip and add': 4, 'noise': 2, 'LAMB': 7}
+_FLOAT_BYTES = 4
+
+
+def main(_) -> None:
+  workload_lib.check_json_path(_JSON.value)
+  sizes = [
+      workload_lib.parse_size(text, flag='--sizes') for text in _SIZES.value
+  ]
+  rows = [['parameters', 'part', 'seconds', 'of the pace of copying']]
+  figures = {}
+  for num_blocks, dim in sizes:
+    workload = workload_lib.Workload(
+        num_blocks=num_blocks, dim=dim, num_clients=1, num_local_steps=1
+    )
+    num_parameters = workload.num_parameters()
+    runs = _build(workload)
+    runs['copy'], copy_bytes = limits.build_copy()
+    seconds = turns.measure(runs, repeats=_REPEATS.value)
+    del runs
+    paces = [copy_bytes / took for took in seconds['copy']]
+    shares = {
+        name: turns.share_of_paces(
+            passes * _FLOAT_BYTES * num_parameters, seconds[name], paces
+        )
+        for name, passes in _PASSES.items()
+    }
+    rows += [
+        [
+            f'{num_parameters / 1e6:.1f}M',
+            name,
+            workload_lib.spread(seconds[name], digits=3),
+            f'{share:.0%}',
+        ]
+        for name, share in shares.items()
+    ]
+    figures[str(num_parameters)] = {
+        'seconds': seconds,
+        'shares': shares,
+        'copy_bytes_per_sec': statistics.median(paces),
+    }
+  workload_lib.report(
+      "The server's arithmetic", rows, figures, _JSON.value
+  )
+
+
+def _build(workload: workload_lib.Workload) -> dict[str, Callable[[], None]]:
+  """The three parts, each with its own state, as compiled functions."""
+  specs = workload.build_model().specs
+  weights = weights_lib.initialize(specs, tf.constant([1, 0]))
+  update = tf.nest.map_structure(lambda weight: 1e-3 * weight, weights)
+  query = workload_lib.build_query()
+  optimizer = workload_lib.build_server_optimizer()
+  query_state, optimizer_state = tf.nest.map_structure(
+      tf.convert_to_tensor,
+      (
+          queries.set_noise_key(query.initial_global_state(), keys.draw()),
+          optimizer.initialize(weights_lib.tensor_specs(specs)),
+      ),
+  )
+
+  @tf.function(autograph=False)
+  def add(total, delta, state):
+    clipped = query.preprocess_record(query.derive_sample_params(state), delta)
+    return tf.nest.map_structure(tf.add, total, clipped)
+
+  @tf.function(autograph=False)
+  def noise(total, state):
+    return query.get_noised_result(total, state)[0]
+
+  lamb = tf.function(optimizer.next, autograph=False)
+  return {
+      'clip and add': lambda: limits.wait(add(weights, update, query_state)),
+      'noise': lambda: limits.wait(noise(weights, query_state)),
+      'LAMB': lambda: limits.wait(lamb(optimizer_state, weights, update)),
+  }
+
+
+if __name__ == '__main__':
+  launch.run(main, after_interrupt='the same command begins anew.')

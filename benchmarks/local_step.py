@@ -1,0 +1,269 @@
+r"""A local step by parts, against the machine's pace of matrix products.
+
+    python -m benchmarks.local_step --num_blocks=8 --dim=512
+
+The same batch goes through functions each of which does more than the one
+before: logits, loss, gradients, clipped gradients, whole step; what a part
+takes is the difference to the one before, in the same turn. Features are
+computed from the same seconds of audio. For comparison: the step without
+dropout, and (`--jit`) with an encoder that XLA compiles, forward and backward.
+TensorFlow's losses are not among what XLA compiles, so the loss stays as it is.
+
+`of the product's pace`: the operations of the step's matrix products, forward
+and backward (`flops`), over its seconds, as a share of the pace at which
+TensorFlow multiplies square matrices on the same threads (`limits`).
+"""
+
+from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+
+launch.begin(__name__)
+
+import dataclasses
+import statistics
+
+from absl import flags
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from benchmarks import flops
+from benchmarks import limits
+from benchmarks import turns
+from benchmarks import workload as workload_lib
+from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.features import log_mel
+from tff_asr.learning import client_update
+from tff_asr.models import ctc
+from tff_asr.models import transformer
+from tff_asr.models import weights as weights_lib
+from tff_asr.text import tokenizer as tokenizer_lib
+
+_NUM_BLOCKS = flags.DEFINE_integer(
+    'num_blocks', 8, 'Of the transformer.', lower_bound=1
+)
+_DIM = flags.DEFINE_integer(
+    'dim', 512, 'Its width, a multiple of 4.', lower_bound=4
+)
+_BATCH = flags.DEFINE_integer('batch', 4, 'Utterances.', lower_bound=1)
+_SEC = flags.DEFINE_float('sec', 10.0, 'Length of each.', lower_bound=1.0)
+_DROPOUT = flags.DEFINE_float(
+    'dropout', 0.1, 'Of the model.', lower_bound=0.0, upper_bound=0.9
+)
+_JIT = flags.DEFINE_boolean('jit', False, 'Also compile the step with XLA.')
+_REPEATS = flags.DEFINE_integer('repeats', 5, 'Turns that count.', lower_bound=1)
+_JSON = flags.DEFINE_string('json', None, 'File for the figures.')
+
+_LABELS_A_SEC = 12
+_PARTS = ('features', 'logits', 'loss', 'gradients', 'clipped', 'step')
+_WORDS = {
+    'features': 'features',
+    'logits': 'encoder and head, forward',
+    'loss': 'CTC, with its gradient',
+    'gradients': 'encoder and head, backward',
+    'clipped': 'clip',
+    'step': 'update',
+}
+
+
+def main(_) -> None:
+  workload_lib.check_json_path(_JSON.value)
+  if _DIM.value % 4:
+    raise ValueError(f'--dim must be a multiple of 4, found {_DIM.value}.')
+  model = _model(_DROPOUT.value)
+  batch = _batch()
+  runs = _functions(model, batch)
+  if _DROPOUT.value:
+    plain = _model(0.0)
+    runs['without dropout'] = _functions(plain, batch)['step']
+  if _JIT.value:
+    encoder = model.encoder
+    jitted = dataclasses.replace(
+        encoder,
+        apply=tf.function(encoder.apply, autograph=False, jit_compile=True),
+    )
+    xla = dataclasses.replace(model, encoder=jitted)
+    runs['with XLA'] = _functions(xla, batch)['step']
+  runs['product'], product_flops = limits.build_product()
+  seconds = turns.measure(runs, repeats=_REPEATS.value)
+  num_frames = batch['features'].shape[1]
+  work = flops.step(
+      batch_size=_BATCH.value,
+      num_frames=num_frames,
+      feature_dim=log_mel.NUM_MEL_BINS,
+      num_blocks=_NUM_BLOCKS.value,
+      dim=_DIM.value,
+      mlp_dim=4 * _DIM.value,
+      vocab_size=model.vocab_size,
+  )
+  paces = [product_flops / took for took in seconds['product']]
+  parts = _parts(seconds)
+  whole = [
+      one + other for one, other in zip(seconds['features'], seconds['step'])
+  ]
+  shares = {
+      name: statistics.median(turns.ratios(values, whole))
+      for name, values in parts.items()
+  }
+  others = [name for name in runs if name not in (*_PARTS, 'product')]
+  utilization = {
+      name: turns.share_of_paces(work, seconds[name], paces)
+      for name in ('step', *others)
+  }
+  num_parameters = weights_lib.count(model.specs)
+  workload_lib.report(
+      f'{num_parameters / 1e6:.1f}M parameters, {_BATCH.value} utterances of '
+      f'{_SEC.value:g} s, {work / 1e9:.0f} GFLOP a step; '
+      f'{statistics.median(paces) / 1e9:.0f} GFLOP/s of products',
+      [['', 'seconds', 'share', "of the product's pace"]]
+      + [
+          [_WORDS[name], workload_lib.spread(parts[name]),
+           f'{shares[name]:.1%}', '']
+          for name in _PARTS
+      ]
+      + [
+          [
+              'whole step' if name == 'step' else name,
+              workload_lib.spread(seconds[name]),
+              '',
+              f'{utilization[name]:.0%}',
+          ]
+          for name in utilization
+      ],
+      {
+          'num_parameters': num_parameters,
+          'flops': work,
+          'seconds': seconds,
+          'shares': shares,
+          'product_flops_per_sec': paces,
+          'utilization': utilization,
+      },
+      _JSON.value,
+  )
+
+
+def _parts(seconds: dict[str, list[float]]) -> dict[str, list[float]]:
+  """What each part takes beyond the one before, turn by turn."""
+  parts = {'features': seconds['features'], 'logits': seconds['logits']}
+  for before, name in zip(_PARTS[1:], _PARTS[2:]):
+    parts[name] = [
+        one - other for one, other in zip(seconds[name], seconds[before])
+    ]
+  return parts
+
+
+def _model(dropout: float) -> ctc.CtcModel:
+  return ctc.build(
+      encoder=transformer.build(
+          num_blocks=_NUM_BLOCKS.value,
+          dim=_DIM.value,
+          mlp_dim=4 * _DIM.value,
+          num_heads=4,
+          dropout=dropout,
+      ),
+      tokenizer=tokenizer_lib.CharTokenizer(),
+      loss_kernel='op',
+  )
+
+
+def _batch() -> pipeline_lib.Batch:
+  """Noise as features, and labels at the pace of speech."""
+  size = int(_SEC.value / log_mel.FRAME_SHIFT_SEC)
+  number = _BATCH.value
+  generator = np.random.default_rng(1)
+  features = generator.normal(size=[number, size, log_mel.NUM_MEL_BINS])
+  num_labels = int(_LABELS_A_SEC * _SEC.value)
+  labels = generator.integers(0, 27, [number, num_labels])
+  names = tf.constant([str(index) for index in range(number)])
+  return pipeline_lib.Batch(
+      client_id=names,
+      feature_lengths=tf.fill([number], size),
+      features=tf.constant(features, tf.float32),
+      label_lengths=tf.fill([number], num_labels),
+      labels=tf.constant(labels, tf.int32),
+      seed=tf.constant([1, 2]),
+      transcript=names,
+      utterance_id=names,
+      weights=tf.ones([number]),
+  )
+
+
+@dataclasses.dataclass
+class _Call:
+  """A compiled function on fixed arguments, that waits for its result."""
+
+  function: tf.types.experimental.GenericFunction
+  arguments: tuple
+
+  def __call__(self) -> None:
+    limits.wait(self.function(*self.arguments))
+
+
+def _functions(
+    model: ctc.CtcModel, batch: pipeline_lib.Batch
+) -> dict[str, _Call]:
+  """The functions of `_PARTS`; traced for batches of any size."""
+  weights = model.initialize(tf.constant([1, 0]))
+  optimizer = tff.learning.optimizers.build_sgdm(
+      workload_lib.CLIENT_LEARNING_RATE
+  )
+  state = optimizer.initialize(weights_lib.tensor_specs(model.specs))
+
+  def logits(weights, batch):
+    return model.logits(
+        weights, batch['features'], batch['feature_lengths'], batch['seed']
+    )
+
+  def loss(weights, batch):
+    names = ('features', 'feature_lengths', 'labels', 'label_lengths', 'seed')
+    return model.loss(weights, *(batch[name] for name in names))
+
+  def gradients(weights, batch):
+    return client_update.loss_gradients(
+        model,
+        weights,
+        batch,
+        num_utterances=tf.reduce_sum(batch['weights']),
+    )
+
+  def clipped(weights, batch):
+    return client_update.clipped_gradients(
+        model, weights, batch, max_grad_norm=1.0
+    )
+
+  def step(weights, batch):
+    _, weights, loss_sum = client_update.step(
+        model, optimizer, state, weights, batch, max_grad_norm=1.0
+    )
+    return weights, loss_sum
+
+  specs = [weights_lib.tensor_specs(model.specs), pipeline_lib.batch_spec()]
+  calls = {
+      function.__name__: _Call(
+          tf.function(function, input_signature=specs, autograph=False),
+          (weights, batch),
+      )
+      for function in (logits, loss, gradients, clipped, step)
+  }
+  num_samples = int(_SEC.value * log_mel.SAMPLE_RATE_HZ)
+  waveforms = np.random.default_rng(1).normal(
+      0, 1000, [_BATCH.value, num_samples]
+  )
+  calls['features'] = _Call(
+      tf.function(
+          log_mel.log_mel,
+          input_signature=[
+              tf.TensorSpec([None, None], tf.int16),
+              tf.TensorSpec([None], tf.int32),
+          ],
+          autograph=False,
+      ),
+      (
+          tf.constant(waveforms, tf.int16),
+          tf.fill([_BATCH.value], num_samples),
+      ),
+  )
+  return calls
+
+
+if __name__ == '__main__':
+  launch.run(main, after_interrupt='the same command begins anew.')

@@ -1,0 +1,60 @@
+"""Timing several things in turn, so that what disturbs one disturbs all."""
+
+from collections.abc import Callable, Mapping, Sequence
+import statistics
+import time
+from typing import Any
+
+from tff_asr import checks
+
+
+def measure(
+    runs: Mapping[str, Callable[[], Any]], /, *, repeats: int
+) -> dict[str, list[float]]:
+  """Seconds of each run in each turn.
+
+  Args:
+    runs: What is measured, by name; each must have finished its work when it
+      returns.
+    repeats: Turns that count, at least 1. One before them, in which functions
+      are traced and compiled, does not.
+
+  Returns:
+    For each name as many seconds as there are repeats; those of one place were
+    measured one after the other.
+
+  Raises:
+    ValueError: repeats is out of range.
+  """
+  checks.positive_int(repeats=repeats)
+  seconds = {name: [] for name in runs}
+  for turn in range(repeats + 1):
+    for name, run in runs.items():
+      started = time.perf_counter()
+      run()
+      if turn:
+        seconds[name].append(time.perf_counter() - started)
+  return seconds
+
+
+def ratios(
+    numerators: Sequence[float], denominators: Sequence[float], /
+) -> list[float]:
+  """Turn by turn."""
+  return [one / other for one, other in zip(numerators, denominators,
+                                            strict=True)]
+
+
+def share_of_paces(
+    work: float, seconds: Sequence[float], pace: Sequence[float], /
+) -> float:
+  """Median share of the machine's pace at which work was done.
+
+  Args:
+    work: How much, in operations or bytes.
+    seconds: What it took, in each turn.
+    pace: The machine's, in the same turns, in the same unit a second.
+  """
+  return statistics.median(
+      work / took / limit for took, limit in zip(seconds, pace, strict=True)
+  )

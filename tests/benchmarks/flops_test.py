@@ -1,0 +1,97 @@
+"""Operations counted on paper, by hand and against TensorFlow's own count."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import tensorflow as tf
+
+from benchmarks import flops
+from tff_asr.models import ctc
+from tff_asr.models import transformer
+from tff_asr.text import tokenizer as tokenizer_lib
+
+_SIZES = dict(
+    batch_size=2,
+    num_frames=31,
+    feature_dim=80,
+    num_blocks=3,
+    dim=16,
+    mlp_dim=32,
+    vocab_size=30,
+)
+
+
+class FlopsTest(parameterized.TestCase):
+
+  def test_forward_by_hand(self):
+    # T = 7 gives S = 2. A frame: front 2*7*5*(2*4) = 560; a block: 4 products
+    # of 4x4 = 128, scores and values 2*2*2*4 = 32, MLP 2*2*4*8 = 128; head
+    # 2*4*3 = 24. Of 3 utterances of 2 frames: 6 (560 + 2*288 + 24) = 6960.
+    found = flops.forward(
+        batch_size=3,
+        num_frames=7,
+        feature_dim=5,
+        num_blocks=2,
+        dim=4,
+        mlp_dim=8,
+        vocab_size=3,
+    )
+    self.assertEqual(found, 6960)
+
+  def test_backward_is_two_products_for_each_forward_one(self):
+    self.assertEqual(flops.step(**_SIZES), 3 * flops.forward(**_SIZES))
+
+  def test_forward_is_what_the_graph_multiplies(self):
+    tokenizer = tokenizer_lib.CharTokenizer()
+    model = ctc.build(
+        encoder=transformer.build(
+            num_blocks=_SIZES['num_blocks'],
+            dim=_SIZES['dim'],
+            mlp_dim=_SIZES['mlp_dim'],
+            num_heads=4,
+        ),
+        tokenizer=tokenizer,
+    )
+    weights = model.initialize(tf.constant([1, 2]))
+    batch_size, num_frames = _SIZES['batch_size'], _SIZES['num_frames']
+    shape = [batch_size, num_frames, _SIZES['feature_dim']]
+    graph = (
+        tf.function(model.logits, autograph=False)
+        .get_concrete_function(
+            weights, tf.zeros(shape), tf.fill([batch_size], num_frames)
+        )
+        .graph
+    )
+    counted = 0
+    for node in graph.get_operations():
+      if node.type in ('MatMul', 'BatchMatMulV2'):
+        # [..., m, k] by [..., k, n].
+        left = node.inputs[0].shape.as_list()
+        inner = left[-2 if _is_transposed(node) else -1]
+        counted += 2 * inner * _size(node.outputs[0])
+      elif node.type == 'Conv2D':
+        kernel = node.inputs[1].shape.as_list()
+        counted += 2 * kernel[0] * kernel[1] * kernel[2] * _size(
+            node.outputs[0]
+        )
+    self.assertEqual(
+        counted,
+        flops.forward(**dict(_SIZES, vocab_size=tokenizer.vocab_size)),
+    )
+
+  @parameterized.parameters(*_SIZES)
+  def test_refuses(self, name):
+    with self.assertRaisesRegex(ValueError, name):
+      flops.forward(**dict(_SIZES, **{name: 0}))
+
+
+def _is_transposed(node: tf.Operation) -> bool:
+  name = 'transpose_a' if node.type == 'MatMul' else 'adj_x'
+  return node.get_attr(name)
+
+
+def _size(tensor: tf.Tensor) -> int:
+  return tensor.shape.num_elements()
+
+
+if __name__ == '__main__':
+  absltest.main()
