@@ -7,14 +7,15 @@
 The layout is SPLIT.tsv beside clips/; --source_dir is a language's folder or
 the published .tar.gz, or holds it. A client is a `client_id`. Clips are
 resampled to 16 kHz. Sentences become the published letters of en, fr and de; of
-another language the letters of its transcripts, or those of --letters.
+another language the letters of its transcripts, or those of --letters. Kept
+of a speaker are gender, age and accent, where the rows of the split agree.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import csv
 import functools
@@ -23,6 +24,7 @@ from typing import TextIO
 
 from absl import flags
 
+from data_tools import attributes
 from data_tools import common_voice_text
 from data_tools import conversion
 from data_tools import utterances
@@ -37,6 +39,18 @@ _LETTERS = flags.DEFINE_string(
 
 _SPLITS = ('train', 'dev', 'test', 'validated')
 _COLUMNS = ('client_id', 'path', 'sentence')
+# Attributes to the columns that releases have them in.
+_ATTRIBUTE_COLUMNS = {
+    'gender': ('gender',),
+    'age': ('age',),
+    'accent': ('accent', 'accents'),
+}
+# Since 2024: some of a speaker's rows have the older words, others these.
+_OLDER_WORDS = {
+    'male_masculine': 'male',
+    'female_feminine': 'female',
+    'do_not_wish_to_say': '',
+}
 _UNREADABLE = 'has a line that cannot be read'
 
 
@@ -115,7 +129,28 @@ def list_utterances(
     detail = f'{os.path.join(clips_dir, name)} is in no .tsv of its folder.'
     stem = os.path.splitext(name)[0]
     problems.append(utterances.Problem('', stem, 'has no transcript', detail))
-  return utterances.Listing(listed, problems)
+  return utterances.Listing(listed, problems, _said_of_speakers(rows))
+
+
+def _said_of_speakers(
+    rows: Sequence[Mapping[str, str]],
+) -> attributes.Attributes:
+  """What rows say of their speakers, as far as the release has columns."""
+  columns = {
+      name: column
+      for name, columns in _ATTRIBUTE_COLUMNS.items()
+      for column in columns
+      if rows and column in rows[0]
+  }
+
+  def said():
+    for row in rows:
+      yield row['client_id'], {
+          name: _OLDER_WORDS.get(row[column], row[column])
+          for name, column in columns.items()
+      }
+
+  return attributes.gather(list(columns), said())
 
 
 def _read_tsv(

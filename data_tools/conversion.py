@@ -14,6 +14,7 @@ from typing import Any
 from absl import flags
 
 from data_tools import archives
+from data_tools import attributes as attributes_lib
 from data_tools import iid
 from data_tools import shards
 from data_tools import speaker_splits
@@ -54,6 +55,12 @@ _IID = flags.DEFINE_bool(
     False,
     'Give each utterance to a random speaker of its part, for ablation; writes'
     ' SPLIT.iid folders.',
+)
+_ATTRIBUTES = flags.DEFINE_list(
+    'attributes',
+    None,
+    'What to keep of what the corpus says of speakers, as gender,age; by'
+    ' default all of it, empty for nothing.',
 )
 _MAX_UTTERANCE_SEC = flags.DEFINE_float(
     'max_utterance_sec', None, 'Leave out what is longer.', lower_bound=0.1
@@ -104,6 +111,7 @@ def convert(
     partition: str = '',
     partition_seed: int = 1,
     is_iid: bool = False,
+    attributes: Sequence[str] | None = None,
     num_workers: int | None = None,
     **settings,
 ) -> dict[str, summaries.Summary]:
@@ -118,7 +126,10 @@ def convert(
       name, in which a client of both is one.
     partition: Empty, or as `speaker_splits.partition` takes it.
     partition_seed: Its seed.
-    is_iid: Whether to give each utterance to a random speaker of its part.
+    is_iid: Whether to give each utterance to a random speaker of its part. Then
+      nothing is known of a speaker.
+    attributes: Which to keep of those that the corpus says of its speakers;
+      None keeps all.
     num_workers: As `shards.write_split` takes it.
     **settings: encoding, strict, overwrite and limits, as `shards.write_split`
       takes them.
@@ -132,6 +143,11 @@ def convert(
   """
   if not splits:
     raise ValueError('splits must name at least one split, found none.')
+  if is_iid and attributes:
+    raise ValueError(
+        f'attributes names {", ".join(attributes)}, but with iid a speaker has'
+        " other speakers' utterances: leave one of them away."
+    )
   scratch = archives.Scratch(os.path.join(output_dir, '.unpacked'))
   written = {}
   with scratch:
@@ -139,6 +155,9 @@ def convert(
     for split in splits:
       split, members = _parse(split)
       listing = _list(corpus, members, source_dir=source_dir, scratch=scratch)
+      listing = listing._replace(
+          attributes=attributes_lib.keep(listing.attributes, names=attributes)
+      )
       origin = {'corpus': corpus.name, 'split': split}
       for part, chosen in _deal(
           listing, partition, seed=partition_seed, num_workers=num_workers
@@ -154,7 +173,8 @@ def convert(
         if is_iid:
           name, details['iid_seed'] = f'{name}.iid', partition_seed
           chosen = chosen._replace(
-              utterances=iid.deal(chosen.utterances, seed=partition_seed)
+              utterances=iid.deal(chosen.utterances, seed=partition_seed),
+              attributes=attributes_lib.NONE,
           )
         folders[name] = origin | details, chosen
     for name, (origin, listing) in folders.items():
@@ -163,6 +183,7 @@ def convert(
           os.path.join(output_dir, name),
           origin=origin,
           problems=listing.problems,
+          attributes=listing.attributes,
           num_workers=num_workers,
           **settings,
       )
@@ -193,6 +214,7 @@ def _list(
   utterances: list[utterances_lib.Utterance] = []
   # Some problems are those of the whole corpus: each is told once.
   problems: dict[utterances_lib.Problem, None] = {}
+  said: list[attributes_lib.Attributes] = []
   for name in splits:
     folder = scratch.find(
         source_dir,
@@ -203,7 +225,10 @@ def _list(
     listing = corpus.list_utterances(folder, split=name)
     utterances += listing.utterances
     problems.update(dict.fromkeys(listing.problems))
-  return utterances_lib.Listing(utterances, list(problems))
+    said.append(listing.attributes)
+  return utterances_lib.Listing(
+      utterances, list(problems), attributes_lib.join(said)
+  )
 
 
 def _deal(
@@ -239,6 +264,7 @@ def _deal(
             if problem.client_id in chosen
             or (number == 0 and problem.client_id not in speakers)
         ],
+        listing.attributes,
     )
 
 
@@ -277,6 +303,7 @@ def _convert_by_flags(corpus: Corpus) -> None:
       partition=_PARTITION.value,
       partition_seed=_PARTITION_SEED.value,
       is_iid=_IID.value,
+      attributes=_ATTRIBUTES.value,
       num_workers=_WORKERS.value,
       encoding=_ENCODING.value,
       max_shard_bytes=_MAX_SHARD_MB.value * 2**20,

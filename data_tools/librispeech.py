@@ -7,21 +7,24 @@
 The layout is SPLIT/SPEAKER/CHAPTER/SPEAKER-CHAPTER-UTTERANCE.flac (or any other
 audio that libsndfile reads) beside SPEAKER-CHAPTER.trans.txt; --source_dir may
 also hold the published SPLIT.tar.gz. A client is a speaker; transcripts become
-lower case.
+lower case. SPEAKERS.TXT beside the splits, if it is there, tells genders.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import os
 
+from data_tools import attributes
 from data_tools import conversion
 from data_tools import transcripts
 from data_tools import utterances
 
 _TRANSCRIPT_SUFFIX = '.trans.txt'
+_SPEAKERS_FILE = 'SPEAKERS.TXT'
+_GENDERS = {'F': 'female', 'M': 'male'}
 
 
 def list_utterances(
@@ -30,8 +33,8 @@ def list_utterances(
   """Lists a split.
 
   Problems are: a transcript without audio, audio without a transcript or with
-  two files, an utterance that occurs twice or lies with another speaker, and
-  characters outside the tokens.
+  two files, an utterance that occurs twice or lies with another speaker,
+  characters outside the tokens, and a line of SPEAKERS.TXT without a gender.
 
   Args:
     source_dir: The folder that holds the split's folder.
@@ -60,7 +63,13 @@ def list_utterances(
         f'{split_dir} holds no transcripts'
         f' (SPEAKER/CHAPTER/*{_TRANSCRIPT_SUFFIX}); check --source_dir.'
     )
-  return utterances.Listing(listed, problems)
+  path = os.path.join(source_dir, _SPEAKERS_FILE)
+  said = attributes.NONE
+  if os.path.isfile(path):
+    said = attributes.gather(
+        ['gender'], _read_speakers(path, problems=problems)
+    )
+  return utterances.Listing(listed, problems, said)
 
 
 def _list_chapter(
@@ -121,6 +130,30 @@ def _list_chapter(
             audio=os.path.join(folder, audio_names[stem]),
         )
     )
+
+
+def _read_speakers(
+    path: str, *, problems: list[utterances.Problem]
+) -> Iterator[tuple[str, dict[str, str]]]:
+  """Speakers and genders; a line has 'ID | F or M | ...' or is a comment."""
+  # Names come after these two and may hold anything, also what is not UTF-8.
+  with open(path, encoding='utf-8', errors='replace') as f:
+    for number, line in enumerate(f, 1):
+      if not line.strip() or line.startswith(';'):
+        continue
+      speaker, *fields = (field.strip() for field in line.split('|'))
+      if not fields or (fields[0] and fields[0] not in _GENDERS):
+        problems.append(
+            utterances.Problem(
+                '',
+                f'line {number}',
+                'has a line that cannot be read',
+                f'{path}, line {number}: must begin as "19 | F |" or as'
+                ' "19 | M |".',
+            )
+        )
+      else:
+        yield speaker, {'gender': _GENDERS.get(fields[0], '')}
 
 
 def _read_lines(path: str) -> Sequence[tuple[str, str]]:

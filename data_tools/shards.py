@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import tqdm
 
+from data_tools import attributes as attributes_lib
 from data_tools import partial_split
 from data_tools import shard_file
 from data_tools import utterances as utterances_lib
@@ -27,6 +28,7 @@ from data_tools import worker_pool
 from tff_asr import checks
 from tff_asr.data import encodings
 from tff_asr.data import index
+from tff_asr.data import speakers
 from tff_asr.data import summaries
 
 Utterance = utterances_lib.Utterance
@@ -39,6 +41,7 @@ def write_split(
     *,
     origin: Mapping[str, Any],
     problems: Sequence[Problem] = (),
+    attributes: attributes_lib.Attributes = attributes_lib.NONE,
     encoding: str = 'pcm',
     max_shard_bytes: int = 256 * 2**20,
     max_utterance_sec: float | None = None,
@@ -49,7 +52,8 @@ def write_split(
   """Writes a split, or returns the one that is there if it is the same.
 
   "The same" means: the same `origin`, encoding, limits, ids, transcripts, and
-  names and sizes of audio files.
+  names and sizes of audio files. Of such a one only `attributes` are brought up
+  to date, which lie beside it.
 
   Args:
     utterances: In any order.
@@ -58,6 +62,7 @@ def write_split(
       the counts of this writing.
     problems: What the corpus has besides and cannot be written; counted and
       listed with what is left out here.
+    attributes: What the corpus says of its speakers, for `speakers.write`.
     encoding: One of `encodings.ENCODINGS`.
     max_shard_bytes: A shard that has reached this size gets no further client.
       A client is never divided.
@@ -106,7 +111,7 @@ def write_split(
           f' ({", ".join(existing["dropped"])}); pass --overwrite to write it'
           ' again and stop at the first.'
       )
-    return existing
+    return _write_attributes(output_dir, attributes)
   key = dict(
       identity,
       encoding=encoding,
@@ -127,9 +132,10 @@ def write_split(
             encoding=encoding, max_utterance_sec=max_utterance_sec
         ),
     )
-    summary = _write_index(
+    _write_index(
         partial, identity=identity, problems=problems, encoding=encoding
     )
+    summary = _write_attributes(partial.folder, attributes)
     partial.move_into_place()
   return summary
 
@@ -297,8 +303,8 @@ def _write_index(
     identity: Mapping[str, Any],
     problems: Sequence[Problem],
     encoding: str,
-) -> summaries.Summary:
-  """Writes the index, the summary and the list of what was left out."""
+) -> None:
+  """Writes the index and the list of what was left out."""
   rows, files, characters = [], [], set()
   problems, changed = [*problems, *_problems(partial)], collections.Counter()
   for entry in partial.entries:
@@ -315,9 +321,6 @@ def _write_index(
   table = index.Clients(list(ids), *(np.array(c) for c in columns))
   dropped = collections.Counter(problem.reason for problem in problems)
   summary = summaries.build(table, dropped=dropped, changed=changed)
-  summaries.write(
-      os.path.join(partial.folder, summaries.SUMMARY_FILE), summary
-  )
   if problems:
     lines = ['client_id\tutterance_id\treason\tdetail']
     lines.extend(
@@ -337,4 +340,19 @@ def _write_index(
           identity, dropped=summary['dropped'], changed=summary['changed']
       ),
   )
+
+
+def _write_attributes(
+    folder: str, attributes: attributes_lib.Attributes
+) -> summaries.Summary:
+  """Writes what is known of speakers, and the summary, beside an index."""
+  _, clients = index.read(folder)
+  settled = attributes_lib.settle(attributes, client_ids=clients.client_ids)
+  is_changed = speakers.write(
+      folder, settled.values, names=list(attributes), counts=settled.counts
+  )
+  summary = summaries.read(folder)
+  path = os.path.join(folder, summaries.SUMMARY_FILE)
+  if is_changed or not os.path.exists(path):
+    summaries.write(path, summary)
   return summary

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data_tools import attributes as attributes_lib
+
 
 @dataclasses.dataclass(frozen=True)
 class Cutting:
@@ -61,7 +63,14 @@ class Problem(NamedTuple):
 
 
 class Listing(NamedTuple):
-  """What a split of a corpus holds."""
+  """What a split of a corpus holds.
+
+  Attributes:
+    utterances: What to write.
+    problems: What there is besides and cannot be written.
+    attributes: What the corpus says of its speakers; also of others, maybe.
+  """
 
   utterances: Sequence[Utterance]
   problems: Sequence[Problem] = ()
+  attributes: attributes_lib.Attributes = attributes_lib.NONE

@@ -8,6 +8,8 @@ trial fails or passes always.
 
 from collections.abc import Callable, Iterator
 import copy
+import dataclasses
+import hashlib
 import json
 import os
 import struct
@@ -26,6 +28,7 @@ from tests import fakes
 from tff_asr import config
 from tff_asr.data import client_data
 from tff_asr.data import index
+from tff_asr.data import speakers
 from tff_asr import launch
 from tff_asr.privacy import accounting
 from tff_asr.privacy import hash_chain
@@ -168,6 +171,34 @@ class FuzzTest(parameterized.TestCase):
           lambda: index._parse_clients(self.path('corpus'), text),
           names=index.CLIENTS_FILE,
           case=text,
+      )
+
+  def test_attributes_of_speakers(self):
+    self.write_corpus()
+    speakers.write(
+        self.path('corpus'),
+        {'ann': {'age': 'teens'}},
+        names=['age'],
+        counts={'age': {'known': 1, 'contradictory': 0}},
+    )
+    corpus, _ = index.read(self.path('corpus'))
+    self.check_all(
+        f'corpus/{speakers.SPEAKERS_FILE}',
+        lambda: speakers.read(corpus),
+        names=speakers.SPEAKERS_FILE,
+        seed=8,
+    )
+    # Behind its checksum.
+    for data in _damaged(self.read(f'corpus/{speakers.SPEAKERS_FILE}'), seed=9):
+      self.write(f'corpus/{speakers.SPEAKERS_FILE}', data)
+      digest = hashlib.sha256(data).hexdigest()
+      changed = dataclasses.replace(
+          corpus, files=corpus.files | {speakers.SPEAKERS_FILE: digest}
+      )
+      self.check(
+          lambda: speakers.read(changed),
+          names=speakers.SPEAKERS_FILE,
+          case=data,
       )
 
   def test_shards(self):

@@ -44,6 +44,18 @@ class LayeringTest(absltest.TestCase):
     ]
     self.assertEqual(problems, [])
 
+  def test_training_does_not_read_what_is_known_of_speakers(self):
+    # As docs/data.md promises.
+    readers = {
+        module
+        for module, path in _modules().items()
+        if module.startswith('tff_asr.')
+        and 'tff_asr.data.speakers' in layers.imports(path.read_text('utf-8'))
+    }
+    self.assertEqual(
+        readers, {'tff_asr.programs.evaluate', 'tff_asr.programs.inspection'}
+    )
+
   def test_every_library_in_the_table_is_imported(self):
     imported = {}
     for module, path in _modules().items():

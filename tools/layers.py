@@ -128,6 +128,7 @@ SHARED_WITH_DATA_TOOLS = (
     'tff_asr.data.encodings',
     'tff_asr.data.index',
     'tff_asr.data.schema',
+    'tff_asr.data.speakers',
     'tff_asr.data.summaries',
     'tff_asr.features',
     'tff_asr.launch',

@@ -29,6 +29,7 @@ class SummariesTest(absltest.TestCase):
         _clients([1, 2, 6]),
         dropped={'is empty': 2, 'a': 1},
         changed={'seconds x': 1.23456, 'files y': 3},
+        attributes={'age': {'known': 2, 'contradictory': 1}},
     )
     # Mean 3, variance (4 + 1 + 9) / 3.
     self.assertEqual(
@@ -42,13 +43,20 @@ class SummariesTest(absltest.TestCase):
             },
             'dropped': {'a': 1, 'is empty': 2},
             'changed': {'files y': 3, 'seconds x': 1.235},
+            'attributes': {'age': {'known': 2, 'contradictory': 1}},
         },
     )
     self.assertEqual(list(summary['dropped']), ['a', 'is empty'])
 
   def test_table_and_remarks(self):
     summary = summaries.build(
-        _clients([1, 2, 6] * 400), dropped={'is empty': 2}, changed={'x': 1200}
+        _clients([1, 2, 6] * 400),
+        dropped={'is empty': 2},
+        changed={'x': 1200},
+        attributes={
+            'gender': {'known': 1100, 'contradictory': 0},
+            'age': {'known': 9, 'contradictory': 3},
+        },
     )
     self.assertEqual(
         summaries.table({'train': summary}).splitlines(),
@@ -66,6 +74,9 @@ class SummariesTest(absltest.TestCase):
         [
             'train: x: 1,200',
             'train: left out, is empty: 2 (see dropped.tsv)',
+            'train: gender known of 1,100 of 1,200 speakers',
+            'train: age known of 9 of 1,200 speakers; 3 left empty: the corpus'
+            ' says several',
         ],
     )
 

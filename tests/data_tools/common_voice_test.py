@@ -64,7 +64,7 @@ class CommonVoiceTest(absltest.TestCase):
     return [u.transcript for u in self.list(**settings).utterances]
 
   def test_a_client_is_a_client_id(self):
-    listed, problems = self.list()
+    listed, problems, attributes = self.list()
     self.assertEqual(
         [(u.client_id, u.utterance_id, u.transcript) for u in listed],
         [
@@ -74,6 +74,51 @@ class CommonVoiceTest(absltest.TestCase):
         ],
     )
     self.assertEmpty(problems)
+    self.assertEmpty(attributes)
+
+  def said(self, columns: str, *rows: str):
+    """What rows of a client_id and values say."""
+    lines = ['\t'.join(['path', 'sentence', 'client_id', columns])]
+    for i, row in enumerate(rows):
+      (self.source / f'clips/r{i}.mp3').write_bytes(b'')
+      lines.append(f'r{i}.mp3\tWords\t{row}')
+    (self.source / 'rows.tsv').write_text('\n'.join(lines) + '\n')
+    return common_voice.list_utterances(
+        self.source, split='rows'
+    ).attributes
+
+  def test_speakers_are_what_their_rows_say(self):
+    self.assertEqual(
+        self.said(
+            'age\tgender\taccent',
+            'ann\ttwenties\tfemale\tus',
+            'ann\tthirties\t\tus',
+            'bob\t\tmale\t',
+        ),
+        {
+            'gender': {'ann': {'female'}, 'bob': {'male'}},
+            'age': {'ann': {'twenties', 'thirties'}},
+            'accent': {'ann': {'us'}},
+        },
+    )
+
+  def test_releases_differ_in_columns_and_words(self):
+    self.assertEqual(
+        self.said(
+            'gender\taccents',
+            'ann\tfemale_feminine\tIndia and South Asia (India)',
+            'ann\tfemale\t',
+            'bob\tmale_masculine\t',
+            'cai\tdo_not_wish_to_say\t',
+            'dee\tnon-binary\t',
+        ),
+        {
+            'gender': {
+                'ann': {'female'}, 'bob': {'male'}, 'dee': {'non-binary'}
+            },
+            'accent': {'ann': {'India and South Asia (India)'}},
+        },
+    )
 
   def test_another_language_is_refused(self):
     with self.assertRaisesRegex(

@@ -10,6 +10,7 @@ from data_tools import conversion
 from data_tools import shards
 from data_tools import utterances
 from tff_asr.data import client_data
+from tff_asr.data import speakers
 
 
 def _list_utterances(source_dir, *, split):
@@ -26,7 +27,13 @@ def _list_utterances(source_dir, *, split):
   ]
   problem = shards.Problem('src-dev-5', 'x', 'has no audio file', 'x: none')
   nobody = shards.Problem('', 'y', 'has no transcript', 'y: none')
-  return utterances.Listing(listed, [problem, nobody])
+  ids = [utterance.client_id for utterance in listed]
+  said = {'gender': {i: frozenset([_gender(i)]) for i in ids}, 'age': {}}
+  return utterances.Listing(listed, [problem, nobody], said)
+
+
+def _gender(client_id: str) -> str:
+  return 'female' if client_id[-1] in '024' else 'male'
 
 
 _CORPUS = conversion.Corpus(
@@ -169,6 +176,76 @@ class ConversionTest(absltest.TestCase):
     self.assertEqual(a.corpus.num_utterances, 6)
     self.assertEqual(b.corpus.num_utterances, 6)
     self.assertEmpty(set(a.client_ids) & set(b.client_ids))
+
+  def read_speakers(self, name):
+    corpus = client_data.load(os.path.join(self.output_dir, name)).corpus
+    return speakers.read(corpus)
+
+  def test_each_part_has_its_own_speakers(self):
+    written = self.convert(partition='a=2,b=3', splits=['dev'])
+    for part, count in (('dev.a', 2), ('dev.b', 3)):
+      ids = client_data.load(os.path.join(self.output_dir, part)).client_ids
+      self.assertEqual(
+          self.read_speakers(part), {i: {'gender': _gender(i)} for i in ids}
+      )
+      self.assertEqual(
+          written[part]['attributes'],
+          {
+              'gender': {'known': count, 'contradictory': 0},
+              'age': {'known': 0, 'contradictory': 0},
+          },
+      )
+
+  def test_joined_splits_that_contradict_each_other(self):
+    def list_utterances(source_dir, *, split):
+      listing = _list_utterances(source_dir, split='x')
+      said = {'gender': {
+          'src-x-0': frozenset([split]), 'src-x-1': frozenset(['male'])
+      }}
+      return utterances.Listing(
+          listing.utterances[:4] if split == 'a' else (), (), said
+      )
+
+    written = conversion.convert(
+        dataclasses.replace(_CORPUS, list_utterances=list_utterances),
+        source_dir='src',
+        output_dir=self.output_dir,
+        splits=['both=a+b'],
+        num_workers=0,
+    )
+    self.assertEqual(
+        written['both']['attributes'],
+        {'gender': {'known': 1, 'contradictory': 1}},
+    )
+    self.assertEqual(
+        self.read_speakers('both'), {'src-x-1': {'gender': 'male'}}
+    )
+
+  def test_attributes_can_be_left_out_and_put_back(self):
+    shard = os.path.join(self.output_dir, 'dev/shard-00000.tfrecord')
+    with_all = self.convert(splits=['dev'])
+    stamp = os.stat(shard).st_ino
+    without = self.convert(splits=['dev'], attributes=[])
+    self.assertEqual(without['dev'], with_all['dev'] | {'attributes': {}})
+    self.assertEqual(self.read_speakers('dev'), {})
+    for name in ('summary.json', 'dev/summary.json'):
+      path = os.path.join(self.output_dir, name)
+      with open(path, encoding='utf-8') as f:
+        found = json.load(f)
+      self.assertEqual(found.get('dev', found), without['dev'])
+    # As shards of before there were any, which get them when asked again.
+    self.assertEqual(self.convert(splits=['dev']), with_all)
+    self.assertLen(self.read_speakers('dev'), 6)
+    self.assertEqual(os.stat(shard).st_ino, stamp)
+    with self.assertRaisesRegex(ValueError, "attributes names 'sex'"):
+      self.convert(splits=['dev'], attributes=['sex'])
+
+  def test_nothing_is_said_of_speakers_with_the_utterances_of_others(self):
+    written = self.convert(is_iid=True, splits=['dev'])
+    self.assertEqual(written['dev.iid']['attributes'], {})
+    self.assertEqual(self.read_speakers('dev.iid'), {})
+    with self.assertRaisesRegex(ValueError, 'names gender, but with iid'):
+      self.convert(is_iid=True, splits=['dev'], attributes=['gender'])
 
   def test_another_seed_is_another_corpus(self):
     self.convert(partition='a=3')

@@ -48,7 +48,12 @@ class LibriSpeechTest(parameterized.TestCase):
         _write_audio(folder / f'{name}.{("flac", "wav")[i]}')
         lines.append(f"{name} IT'S WORD {'ABC'[i]}\n")
       (folder / f'{speaker}-{chapter}.trans.txt').write_text(''.join(lines))
-    (self.source / 'SPEAKERS.TXT').write_text('19 | F\n')
+    (self.source / 'SPEAKERS.TXT').write_bytes(
+        b'; A comment | M | of no speaker\n\n;ID |SEX|...\n'
+        b'14   | F | train-clean-360  | 25.03 | Of another split\n'
+        b'19   | F | dev  | 25.19 | Jos\xe9 | with (a name)\n'
+        b'84|M|dev| 30.07\n'
+    )
 
   def list(self):
     listing = librispeech.list_utterances(self.source, split='dev')
@@ -56,7 +61,8 @@ class LibriSpeechTest(parameterized.TestCase):
     return listing.utterances
 
   def check_problem(self, utterance_id, reason, detail, num_left=4):
-    listed, (problem,) = librispeech.list_utterances(self.source, split='dev')
+    listing = librispeech.list_utterances(self.source, split='dev')
+    listed, (problem,) = listing.utterances, listing.problems
     self.assertLen(listed, num_left)
     self.assertEqual(problem.client_id, '19')
     self.assertEqual(problem.utterance_id, utterance_id)
@@ -75,6 +81,33 @@ class LibriSpeechTest(parameterized.TestCase):
         ],
     )
     self.assertEndsWith(self.list()[1].audio, '19/1/19-1-0001.wav')
+
+  def test_genders_are_those_of_the_table_of_speakers(self):
+    listing = librispeech.list_utterances(self.source, split='dev')
+    self.assertEqual(
+        listing.attributes,
+        {'gender': {'14': {'female'}, '19': {'female'}, '84': {'male'}}},
+    )
+    (self.source / 'SPEAKERS.TXT').write_text('19 | F\n84 | |\n')
+    listing = librispeech.list_utterances(self.source, split='dev')
+    self.assertEqual(listing.attributes, {'gender': {'19': {'female'}}})
+    self.assertEmpty(listing.problems)
+    (self.source / 'SPEAKERS.TXT').unlink()
+    listing = librispeech.list_utterances(self.source, split='dev')
+    self.assertEmpty(listing.attributes)
+
+  def test_line_of_the_table_of_speakers_that_cannot_be_read(self):
+    path = self.source / 'SPEAKERS.TXT'
+    for line in ('84, M', '84 | dev | M'):
+      path.write_text(f'19 | F\n{line}\n')
+      listing = librispeech.list_utterances(self.source, split='dev')
+      self.assertLen(listing.utterances, 5)
+      self.assertEqual(listing.attributes, {'gender': {'19': {'female'}}})
+      (problem,) = listing.problems
+      self.assertEqual(problem[:3], (
+          '', 'line 2', 'has a line that cannot be read'
+      ))
+      self.assertRegex(problem.detail, 'SPEAKERS.TXT, line 2: must begin as')
 
   def test_missing_folders(self):
     with self.assertRaisesRegex(ValueError, 'no/where is not a folder'):
@@ -134,15 +167,30 @@ class LibriSpeechTest(parameterized.TestCase):
     self.assertEqual((done.code, done.stderr), (0, ''))
     self.assertRegex(done.stdout, r'\| dev +\| +0.00 \| +5 \| +2 \|')
     self.assertEqual(client_data.load(output / 'dev').corpus.encoding, 'flac')
+    self.assertEqual(
+        (output / 'dev/speakers.tsv').read_text(),
+        'client_id\tgender\n19\tfemale\n84\tmale\n',
+    )
+    self.assertIn('dev: gender known of 2 of 2 speakers', done.stdout)
     with open(self.source / 'dev/19/1/19-1-0000.flac', 'r+b') as f:
       f.truncate(200)
     arguments += ('--overwrite',)
     done = in_process.run('data_tools.librispeech', *arguments, '--strict')
     self.assertEqual(done.code, 1)
     self.assertRegex(done.stderr, r'\Aerror: .*19-1-0000.flac: is .*\n\Z')
-    done = in_process.run('data_tools.librispeech', *arguments)
+    done = in_process.run(
+        'data_tools.librispeech', *arguments, '--attributes='
+    )
     self.assertEqual(done.code, 0, done.stderr)
     self.assertIn('dev: left out, is not readable audio: 1', done.stdout)
+    self.assertFalse((output / 'dev/speakers.tsv').exists())
+    done = in_process.run(
+        'data_tools.librispeech', *arguments, '--attributes=gender,age'
+    )
+    self.assertEqual(done.code, 1)
+    self.assertRegex(
+        done.stderr, r"\Aerror: attributes names 'age', .* says gender .*\n\Z"
+    )
 
   def test_help_is_short_and_has_an_example(self):
     done = _run('data_tools.librispeech', '--help')
@@ -173,6 +221,8 @@ class LibriSpeechTest(parameterized.TestCase):
         for name in ('folder', 'archive')
     ]
     self.assertEqual(corpora[0].shards, corpora[1].shards)
+    self.assertIn('speakers.tsv', corpora[0].files)
+    self.assertEqual(corpora[0].files, corpora[1].files)
     self.assertEqual(corpora[0].origin, corpora[1].origin)
 
 

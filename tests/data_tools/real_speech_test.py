@@ -17,6 +17,7 @@ from data_tools import conversion
 from data_tools import libri_light
 from data_tools import librispeech
 from tff_asr.data import client_data
+from tff_asr.data import speakers
 
 _SPEECH = pathlib.Path(os.environ.get('TFF_ASR_SPEECH', ''))
 _CORPORA = {
@@ -79,6 +80,31 @@ class RealSpeechTest(parameterized.TestCase):
     self.assertAlmostEqual(found, hours, delta=0.01)
     for corpus in corpora:
       self.assertEqual(corpus.origin['dropped'], {})
+
+  # Counted in SPEAKERS.TXT and validated.tsv with awk. Nobody's rows differ.
+  @parameterized.named_parameters(
+      ('an4', 'an4', {}),
+      ('librispeech', 'librispeech', {'gender': (20, 'female', 9)}),
+      ('en', 'en', {
+          'gender': (63, 'female', 18),
+          'age': (62, 'twenties', 24),
+          'accent': (49, 'us', 34),
+      }),
+  )
+  def test_speakers_are_known(self, name, expected):
+    corpus = _convert(name).corpus
+    known = list(speakers.read(corpus).values())
+    self.assertEqual(
+        corpus.origin.get('attributes', {}),
+        {
+            attribute: {'known': count, 'contradictory': 0}
+            for attribute, (count, _, _) in expected.items()
+        },
+    )
+    for attribute, (count, value, num_speakers) in expected.items():
+      values = [each[attribute] for each in known if attribute in each]
+      self.assertLen(values, count)
+      self.assertEqual(values.count(value), num_speakers)
 
   def test_the_two_clips_of_44100_hz_are_told(self):
     counts = [

@@ -1,3 +1,5 @@
+from unittest import mock
+
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
@@ -48,6 +50,35 @@ class DifferenceTest(parameterized.TestCase):
     first = bootstrap.difference(*arguments)
     self.assertEqual(first, bootstrap.difference(*arguments))
     self.assertNotEqual(first, bootstrap.difference(*arguments, seed=2))
+
+  @parameterized.parameters(1, 7, 1000)
+  def test_how_many_are_drawn_at_once_changes_nothing(self, at_once):
+    gaps = np.random.default_rng(0).normal(size=20)
+    arguments = gaps, np.zeros(20), np.arange(1, 21)
+    expected = bootstrap.difference(*arguments, num_samples=999)
+    with mock.patch.object(bootstrap, '_MAX_DRAWN', 20 * at_once):
+      found = bootstrap.difference(*arguments, num_samples=999)
+    self.assertEqual(found, expected)
+
+  def test_rate_by_hand(self):
+    # 6 of 20 words wrong; either speaker may be drawn twice.
+    interval = bootstrap.rate([1, 5], [10, 10])
+    self.assertAlmostEqual(interval.estimate, 0.3)
+    self.assertAlmostEqual(interval.low, 0.1)
+    self.assertAlmostEqual(interval.high, 0.5)
+    self.assertEqual(bootstrap.rate([2], [8]), (0.25, 0.25, 0.25))
+
+  def test_rate_takes_the_options_of_the_difference(self):
+    arguments = [1, 5, 2, 9], [10, 12, 9, 11]
+    options = dict(confidence=0.5, num_samples=100, seed=3)
+    self.assertEqual(
+        bootstrap.rate(*arguments, **options),
+        bootstrap.difference(
+            arguments[0], [0, 0, 0, 0], arguments[1], **options
+        ),
+    )
+    with self.assertRaisesRegex(ValueError, 'at least one word'):
+      bootstrap.rate([1], [0])
 
   @parameterized.parameters(
       (([1], [1, 2], [3, 4]), {}, 'found 1, 2, 2'),

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tests import fakes
 from tff_asr.data import client_data as client_data_lib
+from tff_asr.data import speakers
 from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
 from tff_asr.programs import evaluate
@@ -139,7 +140,14 @@ class EvaluateTest(absltest.TestCase):
 
   def test_writes_the_figures_of_each_run(self):
     root = self.enterContext(tempfile.TemporaryDirectory())
-    data = client_data_lib.load(fakes.write_split(root + '/test', _CLIENTS))
+    shards = fakes.write_split(root + '/test', _CLIENTS | {'dee': 1})
+    speakers.write(
+        shards,
+        {'ann': {'age': 'teens'}, 'cai': {'age': ''}, 'dee': {'age': 'x'}},
+        names=['age'],
+        counts={'age': {'known': 2, 'contradictory': 0}},
+    )
+    data = client_data_lib.load(shards, client_ids=_CLIENTS)
     runs = []
     for letter in ('a', 'b'):
       runs.append(os.path.join(root, letter))
@@ -161,6 +169,8 @@ class EvaluateTest(absltest.TestCase):
           {each['text'] for each in figures['hypotheses']}, {letter}
       )
       self.assertEqual(figures['num_utterances'], 6)
+      # Nothing of those whom it is not known of, or who were not decoded.
+      self.assertEqual(figures['attributes'], {'ann': {'age': 'teens'}})
       self.assertEqual(figures['num_speakers'], 3)
       self.assertIn(
           f'{run}: WER {100 * figures["word_error_rate"]:.2f} %',
@@ -177,6 +187,10 @@ class EvaluateTest(absltest.TestCase):
         evaluate.evaluate(runs=wrong, **arguments)
     with self.assertRaisesRegex(ValueError, 'holds no trained model'):
       evaluate.evaluate(runs=[root], **arguments)
+    with open(f'{shards}/{speakers.SPEAKERS_FILE}', 'a') as f:
+      f.write('more')
+    with self.assertRaisesRegex(ValueError, 'speakers.tsv does not have the'):
+      evaluate.check(client_data=data)
 
 
 if __name__ == '__main__':

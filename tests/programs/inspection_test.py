@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tests import fakes
 from tff_asr.data import index
+from tff_asr.data import speakers
 from tff_asr.programs import inspection
 
 
@@ -32,6 +33,18 @@ class InspectionTest(absltest.TestCase):
     self.assertRegex(text, r'\| a +\| +0\.00 \| +8 \| +2 \|')
     self.assertRegex(text, r'\| b +\| +0\.00 \| +1 \| +1 \|')
     self.assertIn('b: every shard has its checksum.', text)
+    speakers.write(
+        folders[1],
+        {'cai': {'age': 'teens'}},
+        names=['age'],
+        counts={'age': {'known': 1, 'contradictory': 0}},
+    )
+    text = inspection.describe(folders, is_verified=True)
+    self.assertIn('b: age known of 1 of 1 speakers', text)
+    with open(os.path.join(folders[1], speakers.SPEAKERS_FILE), 'w') as f:
+      f.write('client_id\tage\ncai\ttwenties\n')
+    with self.assertRaisesRegex(ValueError, 'b/speakers.tsv does not have'):
+      inspection.describe(folders, is_verified=True)
     path = os.path.join(folders[0], index.shard_name(0))
     with open(path, 'r+b') as f:
       f.seek(100)

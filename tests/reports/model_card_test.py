@@ -70,10 +70,25 @@ class ModelCardTest(absltest.TestCase):
     # 4 of 10 words; speakers 1/4 and 1/2.
     self.assertIn('40.0 % of 10 words wrong, 2 speakers', card)
     self.assertIn('median 37.5 %', card)
+    self.assertIn('By gender, age or accent: not measured.', card)
     self.assertIn('NOT PRIVATE: epsilon is 1234.0', card)
     self.assertIn('| saved_model | 1.50 | 5 of 5 | 50.0 | +25.0 |', card)
     # Nobody is told where the files lie.
     self.assertNotIn(self.root, card)
+
+  def test_the_card_has_groups_of_test_speakers(self):
+    card = self.card(
+        errors={'ann': (1, 4), 'bob': (3, 4), 'cai': (1, 10)},
+        attributes={
+            'ann': {'accent': 'a|b'},
+            'bob': {'accent': 'a|b'},
+            'cai': {'accent': 'c'},
+        },
+    )
+    # 4 of 8 words; of either speaker, drawn twice, 1 or 3 of 4.
+    self.assertIn('| accent: a\\|b | 2 | 50.0 (25.0 to 75.0) |\n', card)
+    self.assertIn('| accent: c | 1 | 10.0 |\n', card)
+    self.assertNotIn('not measured', card)
 
   def test_the_card_says_what_is_missing(self):
     card = self.card(settings={'NUM_STEPS': '2'}, metrics={'loss': {1: 2.0}})

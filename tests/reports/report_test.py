@@ -160,6 +160,41 @@ class ReportTest(absltest.TestCase):
     self.assertNotIn('<b>', text)
     self.assertIn('&lt;b&gt;four&lt;/b&gt;', text)
 
+  def test_groups_of_speakers_have_their_rates(self):
+    attributes = {
+        'ann': {'gender': 'female'},
+        'bob': {'gender': 'm<a>le'},
+        'cai': {'gender': 'm<a>le'},
+    }
+    folder = self.run_folder(
+        'known',
+        settings={'NUM_ROUNDS': '1'},
+        metrics={'dev_loss': {}},
+        errors={'ann': (2, 4), 'bob': (2, 8), 'cai': (0, 8), 'dee': (1, 1)},
+        attributes=attributes,
+    )
+    # Evaluated before there were groups, or on others.
+    other = self.run_folder(
+        'other',
+        settings={'NUM_ROUNDS': '1'},
+        metrics={'dev_loss': {}},
+        errors={'eve': (2, 4)},
+    )
+    text, page = self.write(folder, other)
+    rows = {
+        cells[0]: cells[1:]
+        for row in re.findall('<tr>(.*?)</tr>', text, re.DOTALL)
+        if (cells := re.findall('<t[hd][^>]*>(.*?)</t[hd]>', row))
+    }
+    # 2 of 16 words; of either speaker, drawn twice, 0 or 2 of 8.
+    self.assertEqual(
+        rows['gender: m&lt;a&gt;le'], ['2', '12.5 (0.0 to 25.0)', '']
+    )
+    self.assertEqual(rows['gender: female'], ['1', '50.0', ''])
+    self.assertEqual(rows['gender: not known'], ['1', '100.0', ''])
+    self.assertIn('speaker_groups.png', os.listdir(self.output_dir))
+    self.assertLen(page.fetched, 2)
+
   def test_transcripts_are_left_out_where_none_is_asked_for(self):
     # A run with little else, as pictures take seconds.
     folder = self.private(metrics={'dev_loss': {}}, privacy=None)

@@ -14,6 +14,7 @@ def write(
     privacy: Optional[dict[str, Any]] = None,
     hypotheses: Optional[list[tuple[str, str, str]]] = None,
     errors: Optional[Mapping[str, tuple[int, int]]] = None,
+    attributes: Optional[Mapping[str, Mapping[str, str]]] = None,
 ) -> str:
   """Writes a run's folder; returns it.
 
@@ -24,6 +25,7 @@ def write(
     privacy: Its privacy statement; also in results.json.
     hypotheses: Speaker, what was said, what was heard; None: not evaluated.
     errors: Substitutions and words of each speaker of the evaluation.
+    attributes: What is known of speakers.
   """
   os.makedirs(folder)
 
@@ -56,6 +58,7 @@ def write(
             }
             for speaker, (count, words) in errors.items()
         },
+        'attributes': attributes or {},
         'hypotheses': [
             {
                 'client_id': speaker, 'utterance_id': f'{speaker}-{number}',

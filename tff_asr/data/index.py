@@ -7,7 +7,8 @@ A corpus is a folder with
     clients.hash             the same as a hash table that the graph reads
     shard-00000.tfrecord     records, each client contiguous in one shard
 
-`hash_table` tells how `clients.hash` works.
+`hash_table` tells how `clients.hash` works. `speakers` may add speakers.tsv,
+which nothing here reads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -70,6 +71,7 @@ class Corpus:
     characters: Every character of the transcripts, sorted.
     num_slots: Home slots of the hash table.
     shards: The shard files, by number.
+    files: SHA-256 of the other files, by name.
     origin: Where the corpus comes from, what was converted and dropped.
   """
 
@@ -82,6 +84,7 @@ class Corpus:
   characters: str
   num_slots: int
   shards: tuple[Shard, ...]
+  files: Mapping[str, str]
   origin: Mapping[str, Any]
 
 
@@ -169,10 +172,12 @@ def read(folder: str | os.PathLike[str]) -> tuple[Corpus, Clients]:
       corpus. The message is one line that names the file.
   """
   path = os.path.abspath(os.fspath(folder))
-  corpus, sha256s = _read_corpus_file(path)
-  _check_hash_file(path, sha256=sha256s[HASH_FILE], num_slots=corpus.num_slots)
+  corpus = _read_corpus_file(path)
+  content = _read_file(path, HASH_FILE)
+  check_sha256(corpus, HASH_FILE, content)
+  _check_num_slots(path, content, num_slots=corpus.num_slots)
   content = _read_file(path, CLIENTS_FILE)
-  _check_sha256(path, CLIENTS_FILE, content, sha256s[CLIENTS_FILE])
+  check_sha256(corpus, CLIENTS_FILE, content)
   clients = _parse_clients(path, content.decode())
   found = (
       len(clients.client_ids),
@@ -195,6 +200,22 @@ def read(folder: str | os.PathLike[str]) -> tuple[Corpus, Clients]:
           ' write the corpus again.'
       )
   return corpus, clients
+
+
+def check_sha256(corpus: Corpus, name: str, content: bytes) -> None:
+  """Raises ValueError if a file is not the one that corpus.json names.
+
+  Args:
+    corpus: The corpus.
+    name: The file's, one of `corpus.files`.
+    content: What was read of it.
+  """
+  if hashlib.sha256(content).hexdigest() != corpus.files[name]:
+    raise ValueError(
+        f'{os.path.join(corpus.path, name)} does not have the checksum that'
+        f' {CORPUS_FILE} gives; it is damaged or of another corpus. Copy or'
+        ' write the corpus again.'
+    )
 
 
 def _sorted(clients: Clients) -> Clients:
@@ -233,8 +254,8 @@ def _check_clients(clients: Clients, *, num_shards: int) -> None:
     )
 
 
-def _read_corpus_file(path: str) -> tuple[Corpus, Mapping[str, str]]:
-  """Reads corpus.json: the corpus and the checksums of its index files."""
+def _read_corpus_file(path: str) -> Corpus:
+  """Reads corpus.json."""
   if not os.path.isdir(path):
     raise ValueError(f'{path} is not a folder; write the corpus first.')
   name = os.path.join(path, CORPUS_FILE)
@@ -263,15 +284,15 @@ def _read_corpus_file(path: str) -> tuple[Corpus, Mapping[str, str]]:
         characters=content['characters'],
         num_slots=content['num_slots'],
         shards=tuple(Shard(**shard) for shard in content['shards']),
+        files=content['files'],
         origin=content['origin'],
     )
-    sha256s = {f: content['files'][f] for f in (CLIENTS_FILE, HASH_FILE)}
     _check_kinds(corpus)
   except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as e:
     raise ValueError(
         f'{name} is damaged ({type(e).__name__}: {e}); write the corpus again.'
     ) from e
-  return corpus, sha256s
+  return corpus
 
 
 def _check_kinds(corpus: Corpus) -> None:
@@ -287,6 +308,8 @@ def _check_kinds(corpus: Corpus) -> None:
   )
   texts = dict(
       characters=corpus.characters,
+      **{f'checksum of {name}': corpus.files[name]
+         for name in (CLIENTS_FILE, HASH_FILE)},
       **{f'name of shard {number}': shard.name
          for number, shard in enumerate(corpus.shards)},
   )
@@ -311,20 +334,8 @@ def _read_file(path: str, name: str) -> bytes:
     ) from e
 
 
-def _check_sha256(path: str, name: str, content: bytes, sha256: str) -> None:
-  """Raises ValueError if an index file is not the one corpus.json names."""
-  if hashlib.sha256(content).hexdigest() != sha256:
-    raise ValueError(
-        f'{os.path.join(path, name)} does not have the checksum that'
-        f' {CORPUS_FILE} gives; it is damaged or of another corpus. Copy or'
-        ' write the corpus again.'
-    )
-
-
-def _check_hash_file(path: str, *, sha256: str, num_slots: int) -> None:
-  """Raises ValueError if clients.hash is damaged or of another size."""
-  content = _read_file(path, HASH_FILE)
-  _check_sha256(path, HASH_FILE, content, sha256)
+def _check_num_slots(path: str, content: bytes, *, num_slots: int) -> None:
+  """Raises ValueError if clients.hash is of another size."""
   if len(content) != hash_table.num_bytes(num_slots):
     raise ValueError(
         f'{os.path.join(path, HASH_FILE)} does not have the {num_slots} slots'

@@ -24,6 +24,7 @@ def build(
     *,
     dropped: Mapping[str, int] | None = None,
     changed: Mapping[str, float] | None = None,
+    attributes: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Summary:
   """Returns the summary of a split, as summary.json holds it.
 
@@ -31,10 +32,12 @@ def build(
     clients: The clients that were written.
     dropped: How many utterances were left out for which reason.
     changed: How many files, transcripts or seconds were changed in which way.
+    attributes: Of how many speakers each attribute (gender, age, accent) is
+      `known`, and of how many what the corpus says is `contradictory`.
 
   Returns:
     num_clients, num_utterances, hours, minutes_per_client (min, mean, std,
-    max), dropped, changed.
+    max), dropped, changed, attributes.
   """
   minutes = clients.num_samples / (60 * schema.SAMPLE_RATE_HZ)
   return {
@@ -51,6 +54,9 @@ def build(
       'changed': {
           kind: round(count, 3) if isinstance(count, float) else count
           for kind, count in sorted((changed or {}).items())
+      },
+      'attributes': {
+          name: dict(counts) for name, counts in (attributes or {}).items()
       },
   }
 
@@ -69,6 +75,7 @@ def read(folder: str | os.PathLike[str]) -> Summary:
       clients,
       dropped=corpus.origin.get('dropped'),
       changed=corpus.origin.get('changed'),
+      attributes=corpus.origin.get('attributes'),
   )
 
 
@@ -94,7 +101,7 @@ def table(summaries: Mapping[str, Summary]) -> str:
 
 
 def remarks(name: str, summary: Summary) -> list[str]:
-  """Returns a line for each kind of change and each reason to leave out."""
+  """Returns a line for each change, reason to leave out, and attribute."""
   changed = [
       f'{name}: {kind}: {count:,.0f}'
       for kind, count in summary['changed'].items()
@@ -103,7 +110,17 @@ def remarks(name: str, summary: Summary) -> list[str]:
       f'{name}: left out, {reason}: {count:,} (see {DROPPED_FILE})'
       for reason, count in summary['dropped'].items()
   ]
-  return changed + dropped
+  known = [
+      f'{name}: {attribute} known of {counts["known"]:,} of'
+      f' {summary["num_clients"]:,} speakers'
+      + (
+          f'; {counts["contradictory"]:,} left empty: the corpus says several'
+          if counts['contradictory']
+          else ''
+      )
+      for attribute, counts in summary['attributes'].items()
+  ]
+  return changed + dropped + known
 
 
 def write_all(folder: str, summaries: Mapping[str, Summary]) -> None:

@@ -9,6 +9,7 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.data import speakers
 from tff_asr.models import ctc
 from tff_asr.programs import evaluation
 from tff_asr.programs import preflight
@@ -32,8 +33,9 @@ def evaluate(
     pipeline: Features, batches and the tokenizer.
     client_data: The speakers to decode.
     output_name: JSON file to write into each run's folder: the figures, the
-      word errors of each speaker and every hypothesis. The data are taken to
-      be public: their transcripts are written out.
+      word errors of each speaker, what the data say of the speakers (gender,
+      age, accent) and every hypothesis. The data are taken to be public: their
+      transcripts are written out.
 
   Returns:
     What was written for each run.
@@ -42,6 +44,7 @@ def evaluate(
     ValueError: As `check`, before anything is decoded; or a file is damaged.
   """
   check(**locals())
+  attributes = _attributes(client_data)
   weights = [
       outputs.read_model(run, model=model, tokens=pipeline.tokenizer.characters)
       for run in runs
@@ -58,7 +61,7 @@ def evaluate(
   ) as progress:
     for run, run_weights in zip(runs, weights, strict=True):
       evaluated = evaluator(run_weights, progress=progress.update)
-      results.append(_figures(evaluated))
+      results.append(_figures(evaluated, attributes))
       outputs.write_json(os.path.join(run, output_name), results[-1])
   for run, figures in zip(runs, results, strict=True):
     print(
@@ -80,6 +83,7 @@ def check(**settings: Any) -> None:
           evaluation.check_characters,
           _check_models,
           _check_outputs,
+          _check_attributes,
       ),
       settings,
   )
@@ -123,7 +127,30 @@ def _check_outputs(runs: Sequence[str], output_name: str) -> None:
       )
 
 
-def _figures(evaluated: evaluation.Evaluation) -> dict[str, Any]:
+def _check_attributes(
+    client_data: tff.simulation.datasets.ClientData,
+) -> None:
+  """What is known of the speakers can be read."""
+  _attributes(client_data)
+
+
+def _attributes(
+    client_data: tff.simulation.datasets.ClientData,
+) -> dict[str, dict[str, str]]:
+  """What is known of the speakers to decode; of data in memory, nothing."""
+  corpus = getattr(client_data, 'corpus', None)
+  known = {} if corpus is None else speakers.read(corpus)
+  return {
+      client_id: known[client_id]
+      for client_id in sorted(client_data.client_ids)
+      if client_id in known
+  }
+
+
+def _figures(
+    evaluated: evaluation.Evaluation,
+    attributes: dict[str, dict[str, str]],
+) -> dict[str, Any]:
   """An evaluation as JSON."""
   by_client = evaluated.errors_by_client()
   rates = [errors.rate for errors in by_client.values() if errors.words]
@@ -138,5 +165,6 @@ def _figures(evaluated: evaluation.Evaluation) -> dict[str, Any]:
       'speakers': {
           client_id: errors._asdict() for client_id, errors in by_client.items()
       },
+      'attributes': attributes,
       'hypotheses': [each._asdict() for each in evaluated.hypotheses],
   }

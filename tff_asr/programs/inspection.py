@@ -9,6 +9,7 @@ import tensorflow as tf
 from tff_asr.data import client_data
 from tff_asr.data import index
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.data import speakers
 from tff_asr.data import summaries
 from tff_asr.models import subsampling
 from tff_asr.text import tokenizer as tokenizer_lib
@@ -64,6 +65,7 @@ def describe(folders: Sequence[str], *, is_verified: bool = False) -> str:
   if is_verified:
     for folder in folders:
       client_data.verify(folder)
+      speakers.read(index.read(folder)[0])
       lines.append(f'{folder}: {_CHECKED}')
   return '\n'.join(lines)
 

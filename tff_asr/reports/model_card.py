@@ -6,16 +6,17 @@ folders or the checks; what is not there is said to be missing.
 """
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import os
 import statistics
-from typing import Optional
+from typing import Any, Optional
 
 from tff_asr.data import summaries
 from tff_asr.models import weights as weights_lib
 from tff_asr.recognition import exporting
 from tff_asr.recognition import recognizer as recognizer_lib
 from tff_asr.reports import run_record
+from tff_asr.reports import speaker_groups
 from tff_asr.reports import speaker_spread
 
 CARD = 'model_card.md'
@@ -143,10 +144,27 @@ def _errors(run: run_record.Run) -> str:
       f'{evaluated["num_speakers"]:,} speakers. By speaker: median '
       f'{100 * statistics.median(s.rate for s in speakers):.1f} %, the worst '
       f'tenth of speakers {100 * speaker_spread.worst_tenth(speakers):.1f} %, '
-      f'the worst {100 * speakers[-1].rate:.1f} %. By gender, age or accent: '
-      'not measured.'
+      f'the worst {100 * speakers[-1].rate:.1f} %.'
   )
+  lines.append(_groups(evaluated))
   return '\n\n'.join(lines)
+
+
+def _groups(evaluated: Mapping[str, Any]) -> str:
+  """Word error rates of groups of the test speakers."""
+  found = speaker_groups.by_attribute(evaluated)
+  if not found:
+    return 'By gender, age or accent: not measured.'
+  lines = ['| test speakers | number | WER % (95 %) |', '|---|---|---|']
+  for name, groups in found.items():
+    for value, group in groups.items():
+      cell = f'{100 * group.rate:.1f}'
+      if group.interval is not None:
+        low, high = group.interval
+        cell += f' ({100 * low:.1f} to {100 * high:.1f})'
+      label = f'{name}: {value}'.replace('|', '\\|')
+      lines.append(f'| {label} | {group.num_speakers:,} | {cell} |')
+  return '\n'.join(lines)
 
 
 def _exports(exports: Sequence[exporting.Check], data_dir: str) -> str:

@@ -21,6 +21,7 @@ from tff_asr.reports import privacy_utility
 from tff_asr.reports import report_page as page_lib
 from tff_asr.reports import report_plots
 from tff_asr.reports import run_record
+from tff_asr.reports import speaker_groups
 from tff_asr.reports import speaker_spread
 from tff_asr.storage import outputs
 
@@ -232,10 +233,54 @@ def _speakers(
       ),
       page_lib.note(
           'Worst tenth: all words of the tenth of speakers (at least one) with '
-          'the highest rates. The corpora converted here keep no gender or '
-          'accent beside a speaker, so none is compared.'
+          'the highest rates.'
+      ),
+      *_groups(runs, pictures),
+  ]
+
+
+def _groups(
+    runs: Sequence[run_record.Run], pictures: _Pictures
+) -> list[str]:
+  """Word error rates of groups of speakers, where there are groups."""
+  by_run = [
+      speaker_groups.by_attribute(run.evaluation) if run.evaluation else {}
+      for run in runs
+  ]
+  labels = speaker_groups.rows(by_run)
+  if not labels:
+    return []
+  rows = [
+      [
+          f'{name}: {value}',
+          speaker_groups.speakers(by_run, name, value),
+          *(_group(groups.get(name, {}).get(value)) for groups in by_run),
+      ]
+      for name, value in labels
+  ]
+  return [
+      *pictures.add('speaker_groups', speaker_groups.draw(runs, by_run)),
+      page_lib.table(
+          ['WER by group, % (95 %)', 'speakers', *(run.name for run in runs)],
+          rows,
+      ),
+      page_lib.note(
+          'Groups are what the corpus says of its speakers. Intervals are from '
+          'a bootstrap over the speakers of a group; one speaker has none, and '
+          'of a few they are too narrow. Groups may also differ in what was '
+          'said and how it was recorded.'
       ),
   ]
+
+
+def _group(group: Optional[speaker_groups.Group]) -> str:
+  """A group's word error rate with its interval."""
+  if group is None:
+    return ''
+  if group.interval is None:
+    return page_lib.percent(group.rate)
+  low, high = map(page_lib.percent, group.interval)
+  return f'{page_lib.percent(group.rate)} ({low} to {high})'
 
 
 def _worst(runs: Sequence[run_record.Run], num_worst: int) -> list[str]:

@@ -34,7 +34,7 @@ pre { background: #f6f6f6; padding: 0.8em; overflow-x: auto;
 .words td { border: 0; padding: 0 0.2em; text-align: center; }
 .substituted { background: #fbe3b5; } .deleted { background: #f6c4c4; }
 .inserted { background: #c9dcf7; }
-.note { color: #555; font-size: 0.9em; }
+.note { color: #555; font-size: 0.9em; overflow-wrap: anywhere; }
 .swatch { display: inline-block; width: 0.8em; height: 0.8em; }
 """
 

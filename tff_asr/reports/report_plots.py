@@ -70,7 +70,7 @@ def epsilons(runs: Runs) -> Optional[Figure]:
   axes.set_yscale('log')
   axes.set_xlabel('round')
   axes.set_ylabel('epsilon spent (RDP)')
-  _finish(figure, axes)
+  finish(figure, axes)
   return figure
 
 
@@ -172,7 +172,7 @@ def speakers(runs: Runs) -> Optional[Figure]:
   axes.set_xlim(0, 100)
   axes.set_xlabel('speakers from best to worst, %')
   axes.set_ylabel('WER of the speaker, %')
-  _finish(figure, axes)
+  finish(figure, axes)
   return figure
 
 
@@ -183,6 +183,11 @@ def color_of(runs: Runs, run: run_record.Run) -> str:
   rgb = colors(place if len(runs) <= 10 else place / (len(runs) - 1))
   return '#' + ''.join(f'{round(255 * part):02x}' for part in rgb[:3])
 
+
+def finish(figure: Figure, axes: axes_lib.Axes) -> None:
+  """Grid and legend of a single panel."""
+  axes.grid(alpha=0.3)
+  _legend(figure, [axes])
 
 
 def _over_time(
@@ -286,12 +291,6 @@ def _figure() -> tuple[Figure, axes_lib.Axes]:
   """A figure of one panel. Not through pyplot, which looks for a display."""
   figure = figure_lib.Figure(figsize=(_WIDTH, _HEIGHT), layout='constrained')
   return figure, figure.subplots()
-
-
-def _finish(figure: Figure, axes: axes_lib.Axes) -> None:
-  """Grid and legend of a single panel."""
-  axes.grid(alpha=0.3)
-  _legend(figure, [axes])
 
 
 def _legend(

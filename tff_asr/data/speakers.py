@@ -1,0 +1,130 @@
+"""What a corpus says of its speakers, beside its index: gender, age, accent.
+
+`speakers.tsv` has a line a client, in the order of clients.tsv, and a column an
+attribute, empty where the corpus does not say it. corpus.json names its
+checksum, and of how many speakers each attribute is known. It is personal
+information: training never opens it, evaluation reads it of the speakers that
+are evaluated, and whoever deletes it loses nothing else.
+"""
+
+from collections.abc import Mapping, Sequence
+import hashlib
+import json
+import os
+
+from tff_asr.data import index
+from tff_asr.data import summaries
+
+SPEAKERS_FILE = 'speakers.tsv'
+
+_FIRST_COLUMN = 'client_id'
+
+Attributes = Mapping[str, Mapping[str, str]]
+
+
+def write(
+    folder: str | os.PathLike[str],
+    attributes: Attributes,
+    *,
+    names: Sequence[str],
+    counts: Mapping[str, Mapping[str, int]],
+) -> bool:
+  """Puts speakers.tsv beside an index that is there, or takes it away.
+
+  Shards, clients.tsv and clients.hash stay as they are, so a corpus may be in
+  use meanwhile. Where everything is as asked for, nothing is written.
+
+  Args:
+    folder: A corpus folder.
+    attributes: Clients to values by attribute; '' or no entry: not said.
+    names: The attributes, the file's columns. Without any, there is no file.
+    counts: Of each attribute what corpus.json says under `attributes`.
+
+  Returns:
+    Whether anything was changed.
+
+  Raises:
+    ValueError: As `index.read`, or if a value holds a control character.
+  """
+  corpus, clients = index.read(folder)
+  path = os.path.join(corpus.path, SPEAKERS_FILE)
+  content = _to_tsv(clients.client_ids, attributes, names=names)
+  files = {k: v for k, v in corpus.files.items() if k != SPEAKERS_FILE}
+  origin = {k: v for k, v in corpus.origin.items() if k != 'attributes'}
+  if names:
+    files[SPEAKERS_FILE] = hashlib.sha256(content).hexdigest()
+    origin['attributes'] = {name: dict(counts[name]) for name in names}
+  is_file_new = _read(path) != (content if names else None)
+  is_index_new = (files, origin) != (corpus.files, corpus.origin)
+  if is_file_new and names:
+    with open(f'{path}.partial', 'wb') as f:
+      f.write(content)
+    os.replace(f'{path}.partial', path)
+  if is_index_new:
+    corpus_file = os.path.join(corpus.path, index.CORPUS_FILE)
+    with open(corpus_file, encoding='utf-8') as f:
+      stored = json.load(f)
+    summaries.write(corpus_file, stored | dict(files=files, origin=origin))
+  if is_file_new and not names:
+    os.remove(path)
+  return is_file_new or is_index_new
+
+
+def read(corpus: index.Corpus) -> dict[str, dict[str, str]]:
+  """Returns what is known of the speakers of a corpus.
+
+  Returns:
+    Clients to values by attribute; what is not said is left out, and clients of
+    whom nothing is. Empty for a corpus that has no such file, since it says
+    nothing, or was written before there was one, or the file was deleted.
+
+  Raises:
+    ValueError: If the file is damaged or of another corpus.
+  """
+  path = os.path.join(corpus.path, SPEAKERS_FILE)
+  content = _read(path)
+  if content is None or SPEAKERS_FILE not in corpus.files:
+    return {}
+  index.check_sha256(corpus, SPEAKERS_FILE, content)
+  try:
+    header, *lines = content.decode().rstrip('\n').split('\n')
+    first, *names = header.split('\t')
+    if first != _FIRST_COLUMN or not names:
+      raise ValueError('unknown columns')
+    found = {}
+    for line in lines:
+      client_id, *values = line.split('\t')
+      known = {n: v for n, v in zip(names, values, strict=True) if v}
+      if known:
+        found[client_id] = known
+  except ValueError as e:
+    raise ValueError(
+        f'{path} is damaged ({e}); write the corpus again.'
+    ) from e
+  return found
+
+
+def _to_tsv(
+    client_ids: Sequence[str], attributes: Attributes, *, names: Sequence[str]
+) -> bytes:
+  """The file's content."""
+  lines = ['\t'.join([_FIRST_COLUMN, *names])]
+  for client_id in client_ids:
+    known = attributes.get(client_id, {})
+    values = [known.get(name, '') for name in names]
+    for name, value in zip(names, values):
+      if not value.isprintable():
+        raise ValueError(
+            f'attributes: the {name} of client {client_id} must hold no tabs,'
+            f' line ends or other control characters, found {value!r}.'
+        )
+    lines.append('\t'.join([client_id, *values]))
+  return ('\n'.join(lines) + '\n').encode()
+
+
+def _read(path: str) -> bytes | None:
+  """A file's content; None without the file."""
+  if not os.path.exists(path):
+    return None
+  with open(path, 'rb') as f:
+    return f.read()
