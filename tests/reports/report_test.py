@@ -256,6 +256,16 @@ class ReportTest(absltest.TestCase):
     self.assertEqual(list(axes.lines[0].get_ydata()), [62.5, 75])
     self.assertEqual(list(axes.lines[0].get_xdata()), [25, 75])
 
+  def test_each_run_is_in_the_legend_once(self):
+    # The seed model has no loss on the dev set, the other run both.
+    figure = report_plots.losses(
+        run_record.read([self.seed(), self.private()])
+    )
+    (legend,) = figure.legends
+    self.assertCountEqual(
+        [text.get_text() for text in legend.get_texts()], ['seed', 'private']
+    )
+
   def test_layers_are_means_over_rounds(self):
     (run,) = run_record.read([self.private()])
     self.assertIsNone(report_plots.layers(run))

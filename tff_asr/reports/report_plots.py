@@ -69,6 +69,7 @@ def epsilons(runs: Runs) -> Optional[Figure]:
     )
   axes.set_yscale('log')
   axes.set_xlabel('round')
+  _integers(axes)
   axes.set_ylabel('epsilon spent (RDP)')
   finish(figure, axes)
   return figure
@@ -215,13 +216,15 @@ def _over_time(
   for panel, (unit, shown) in zip(panels, units):
     for run, name in itertools.product(shown, metrics):
       values = run.metric(name)
+      has_name = next((each for each in metrics if run.metric(each)), None)
       if values:
         style = (styles or {}).get(name, 'o-')
         rounds, heights = _points(values)
         panel.plot(
             rounds, scale * np.array(heights), style, markersize=3,
             color=color_of(runs, run), alpha=1 if 'o' in style else 0.5,
-            label=run.name if 'o' in style else None,
+            # Of its first metric that there is: each run once.
+            label=run.name if name == has_name else None,
         )
     what = 'federated' if unit == 'round' else 'central'
     panel.set_xlabel(f'{unit} ({what})')
