@@ -45,7 +45,13 @@ def main(_) -> None:
       toy_runs.train_federated(corpus, run, num_rounds=_ROUNDS.value)
   tenth = max(1, len(watch.looks) // 10)
   parts = [watch.looks[:tenth], watch.looks[-tenth:]]
-  rows, figures, problems = [], {'rounds': _ROUNDS.value}, []
+  tenths = [
+      statistics.median(look[0] for look in watch.looks[start : start + tenth])
+      for start in range(0, tenth * 10, tenth)
+      if start < len(watch.looks)
+  ]
+  figures = {'rounds': _ROUNDS.value, 'memory by tenth, MiB': tenths}
+  rows, problems = [], []
   for index, (name, growth) in enumerate([
       ('memory, MiB', _MAX_GROWTH), ('open files', 1), ('processes', 1)
   ]):
