@@ -52,7 +52,8 @@ _PARTS = (
 def main(_) -> None:
   workload_lib.check_json_path(_JSON.value)
   if _ONE.value is not None:
-    print(json.dumps(_measure(*workload_lib.parse_size(_ONE.value, flag='--one'))))
+    size = workload_lib.parse_size(_ONE.value, flag='--one')
+    print(json.dumps(_measure(*size)))
     return
   for size in _SIZES.value:
     workload_lib.parse_size(size, flag='--sizes')

@@ -1,4 +1,4 @@
-"""The benchmarks run, at a size that measures nothing, and write their figures."""
+"""The benchmarks run at a size that measures nothing and write figures."""
 
 import json
 import os
