@@ -37,7 +37,9 @@ _SIZES = flags.DEFINE_list(
     ['4x128', '8x512', '36x768'],
     'Blocks and width of each transformer.',
 )
-_REPEATS = flags.DEFINE_integer('repeats', 5, 'Turns that count.', lower_bound=1)
+_REPEATS = flags.DEFINE_integer(
+    'repeats', 5, 'Turns that count.', lower_bound=1
+)
 _JSON = flags.DEFINE_string('json', None, 'File for the figures.')
 
 _PASSES = {'clip and add': 4, 'noise': 2, 'LAMB': 7}

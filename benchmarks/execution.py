@@ -19,7 +19,6 @@ launch.begin(__name__)
 from collections.abc import Iterator
 import itertools
 import tempfile
-import time
 from typing import Any
 
 from absl import flags
@@ -27,6 +26,7 @@ import psutil
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from benchmarks import turns
 from benchmarks import workload as workload_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.execution import multi_device
@@ -81,15 +81,9 @@ def main(_) -> None:
         'bare steps': _BareSteps(sizes, clients),
         'bare round': _BareRound(sizes, clients),
     } | {name: _Round(sizes, clients, context=name) for name in _CONTEXTS.value}
-    seconds = {name: [] for name in runs}
-    for turn in range(_REPEATS.value + 1):
-      for name, run in runs.items():
-        started = time.monotonic()
-        run()
-        if turn:
-          seconds[name].append(time.monotonic() - started)
+    seconds = turns.measure(runs, repeats=_REPEATS.value)
   ratios = {
-      name: [own / bare for own, bare in zip(values, seconds['bare steps'])]
+      name: turns.ratios(values, seconds['bare steps'])
       for name, values in seconds.items()
   }
   num_parameters = sizes.num_parameters()

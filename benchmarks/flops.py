@@ -5,7 +5,8 @@ dropout, the loss) is left out: it is what keeps a step from the rate of its
 products. Backward takes twice forward: one product for each factor's gradient,
 the features' own too, since the front end scales them by a weight.
 
-  B: batch size. T: feature frames. S: subsampled frames. D: width. V: vocabulary.
+  B: batch size. T: feature frames. S: subsampled frames. D: width.
+  V: vocabulary.
 """
 
 from tff_asr import checks

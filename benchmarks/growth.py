@@ -174,7 +174,7 @@ def _measure_population(num_clients: int) -> dict[str, float]:
     load_sec = time.perf_counter() - started
     gained = process.memory_info().rss - before
     source = cohorts.poisson(
-        data.client_ids, cohort_size=min(_SAMPLED, num_clients / 2)
+        data.client_ids, cohort_size=min(_SAMPLED, max(1, num_clients // 2))
     ).iterator()
     draws = []
     for _ in range(_ROUNDS.value + 1):

@@ -4,8 +4,8 @@ r"""The input pipeline alone: audio seconds a second, padding, and who waits.
     python -m benchmarks.input_pipeline --data=SHARDS
 
 By parts, over one pass of all clients as a local step's loop makes it: `read`
-opens a client, reads, checks, shuffles and pads its records to chunks; `prepare`
-has features, SpecAugment and labels besides; `cut` makes the batches.
+opens a client, reads, checks, shuffles and pads its records to chunks;
+`prepare` has features, SpecAugment and labels besides; `cut` makes the batches.
 
 Then a round trains a model on the same clients (one pass each). Of a client's
 time there, `waited for data` is what its thread waited for the records, which
@@ -50,7 +50,9 @@ _BATCH_SEC = flags.DEFINE_float(
 _MAX_PADDING = flags.DEFINE_float(
     'max_padding', 0.15, 'Of a batch.', lower_bound=0, upper_bound=1
 )
-_REPEATS = flags.DEFINE_integer('repeats', 3, 'Turns that count.', lower_bound=1)
+_REPEATS = flags.DEFINE_integer(
+    'repeats', 3, 'Turns that count.', lower_bound=1
+)
 _JSON = flags.DEFINE_string('json', None, 'File for the figures.')
 
 _PARTS = ('read', 'prepare', 'cut')

@@ -50,7 +50,9 @@ _DROPOUT = flags.DEFINE_float(
     'dropout', 0.1, 'Of the model.', lower_bound=0.0, upper_bound=0.9
 )
 _JIT = flags.DEFINE_boolean('jit', False, 'Also compile the step with XLA.')
-_REPEATS = flags.DEFINE_integer('repeats', 5, 'Turns that count.', lower_bound=1)
+_REPEATS = flags.DEFINE_integer(
+    'repeats', 5, 'Turns that count.', lower_bound=1
+)
 _JSON = flags.DEFINE_string('json', None, 'File for the figures.')
 
 _LABELS_A_SEC = 12

@@ -4,11 +4,11 @@ r"""Runs benchmarks one after the other and collects their figures.
     python -m benchmarks.run all --results=FOLDER
     python -m benchmarks.run execution 'local_step --jit' --results=FOLDER
 
-Each argument is a benchmark's name, with flags of its own if it is quoted; `all`
-are those that need none. Each runs as a process of its own (nothing of one is
-left for the next) and writes FOLDER/NAME.json; FOLDER/tables.md has the commands
-and the tables of all, one run after the other. Where one fails, the others still
-run, and the exit code is 1.
+Each argument is a benchmark's name, with flags of its own if it is quoted;
+`all` are those that need none. Each runs as a process of its own (nothing of
+one is left for the next) and writes FOLDER/NAME.json; FOLDER/tables.md has the
+commands and the tables of all, one run after the other. Where one fails, the
+others still run, and the exit code is 1.
 """
 
 from tff_asr import launch

@@ -12,11 +12,6 @@ tell what a machine with other work beside it hides. Graphs built in the second
 and third round, by tracing something again, should be none.
 """
 
-import time
-
-_STARTED = time.perf_counter()
-
-# pylint: disable=g-import-not-at-top
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
@@ -27,8 +22,10 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 
 from absl import flags
+import psutil
 import tensorflow as tf
 
 from benchmarks import workload as workload_lib
@@ -55,7 +52,8 @@ _PARTS = (
 def main(_) -> None:
   workload_lib.check_json_path(_JSON.value)
   if _ONE.value is not None:
-    print(json.dumps(_measure(*workload_lib.parse_size(_ONE.value, flag='--one'))))
+    size = workload_lib.parse_size(_ONE.value, flag='--one')
+    print(json.dumps(_measure(*size)))
     return
   for size in _SIZES.value:
     workload_lib.parse_size(size, flag='--sizes')
@@ -128,7 +126,8 @@ def _measure(num_blocks: int, dim: int) -> dict:
       'num_parameters': sizes.num_parameters(),
       'seconds': laps.seconds,
       'cpu_seconds': laps.cpu_seconds,
-      'graphs': len(graphs),
+      # Each new thread has an empty one.
+      'graphs': sum(bool(graph.get_operations()) for graph in graphs),
   }
 
 
@@ -138,7 +137,8 @@ class _Laps:
   def __init__(self):
     self.seconds = {}
     self.cpu_seconds = {}
-    self._last = _STARTED, 0.0
+    since = time.time() - psutil.Process().create_time()
+    self._last = time.perf_counter() - since, 0.0
 
   def skip(self) -> None:
     """What was done since the last part is none."""

@@ -50,12 +50,12 @@ _DATA = (
     ),
     mutant.Mutant(
         'the utterance that would overfill a batch still joins it',
-        'tff_asr/data/pipeline.py',
+        'tff_asr/data/packing.py',
         ((
             'padded = (position - start + 1) * lengths[position]',
             'padded = (position - start) * lengths[position]',
         ),),
-        ('tests/data/pipeline_test.py',),
+        ('tests/data/packing_test.py',),
     ),
     mutant.Mutant(
         'utterances too short for their labels are trained on',

@@ -27,6 +27,7 @@ from typing import NamedTuple, Optional
 import tensorflow as tf
 
 from tff_asr import checks
+from tff_asr.data import packing
 from tff_asr.data import schema
 from tff_asr.features import log_mel
 from tff_asr.text import alignment
@@ -254,7 +255,7 @@ class Pipeline:
     has_features = is_usable if is_training else output_lengths > 0
     lengths = tf.where(has_features, lengths, _STUB_FRAMES)
     order = tf.argsort(lengths, stable=True)
-    starts = _batch_starts(
+    starts = packing.batch_starts(
         tf.gather(lengths, order),
         int(self.max_batch_sec / log_mel.FRAME_SHIFT_SEC),
         max_padding=self.max_padding,
@@ -364,41 +365,3 @@ def _client_number(examples: tf.data.Dataset) -> tf.Tensor:
       ),
   )
   return tf.cast(number, tf.int32)
-
-
-def _batch_starts(
-    lengths: tf.Tensor, max_frames: int, *, max_padding: float
-) -> tf.Tensor:
-  """First positions of greedy batches over ascending lengths int32 [n].
-
-  The padded size of a batch, its utterances times its longest (its last), is
-  at most max_frames, and its padding at most a share max_padding of it, unless
-  a single utterance exceeds max_frames.
-  """
-  size = tf.size(lengths)
-  # What lies before each position.
-  before = tf.cumsum(tf.cast(lengths, tf.int64), exclusive=True)
-
-  def step(position, start, starts):
-    padded = (position - start + 1) * lengths[position]
-    used = before[position] + tf.cast(lengths[position], tf.int64)
-    used = tf.cast(used - before[start], tf.float32)
-    is_padding = used < (1 - max_padding) * tf.cast(padded, tf.float32)
-    is_new = ((padded > max_frames) | is_padding) & (position > start)
-    start = tf.where(is_new, position, start)
-    starts = tf.cond(
-        is_new, lambda: tf.concat([starts, [position]], axis=0), lambda: starts
-    )
-    return position + 1, start, starts
-
-  _, _, starts = tf.while_loop(
-      lambda position, *_: position < size,
-      step,
-      (tf.constant(0), tf.constant(0), tf.zeros([1], tf.int32)),
-      shape_invariants=(
-          tf.TensorShape([]),
-          tf.TensorShape([]),
-          tf.TensorShape([None]),
-      ),
-  )
-  return starts
