@@ -51,6 +51,11 @@ _SHOWN = {
         ),
         'test_poisson_inclusion_is_binomial': ('cohorts.poisson.cohort_size',),
     },
+    'tests/data/packing_test.py': {
+        'test_batches_are_greedy_within_both_bounds': (
+            'pipeline.Pipeline.max_padding',
+        ),
+    },
     'tests/data/pipeline_test.py': {
         'test_masks_differ_by_epoch_and_utterance': (
             'pipeline.Pipeline.augment',
@@ -65,9 +70,6 @@ _SHOWN = {
         'test_the_buffer_shuffles_and_the_chunk_sorts': (
             'pipeline.Pipeline.chunk_size',
             'pipeline.Pipeline.shuffle_buffer',
-        ),
-        'test_batches_are_greedy_within_both_bounds': (
-            'pipeline.Pipeline.max_padding',
         ),
         'test_characters_that_are_not_tokens_raise': (
             'pipeline.Pipeline.tokenizer',

@@ -2,7 +2,6 @@ import hashlib
 import os
 import shutil
 import tempfile
-import time
 from unittest import mock
 
 from absl.testing import absltest
@@ -14,7 +13,6 @@ import tensorflow_federated as tff
 from data_tools import shards
 from tff_asr.data import client_data
 from tff_asr.data import encodings
-from tff_asr.data import hash_table
 from tff_asr.data import index
 from tff_asr.data import schema
 
@@ -310,14 +308,12 @@ class MillionClientsTest(absltest.TestCase):
         characters='a',
         origin={},
     )
-    start = time.monotonic()
-    data = client_data.load(folder)
-    self.load_seconds = time.monotonic() - start
-    return data
+    return client_data.load(folder)
 
-  def test_graph_and_opening_do_not_grow_with_the_population(self):
+  def test_the_graph_does_not_grow_with_the_population(self):
+    # Nor does the time of finding a client: benchmarks/client_index.py.
     self.present = f'{7:08x}'
-    sizes, seconds = {}, {}
+    sizes = {}
     for num_clients in (10, 1_000_000):
       data = self.load(num_clients)
       self.assertLen(data.client_ids, num_clients)
@@ -327,26 +323,9 @@ class MillionClientsTest(absltest.TestCase):
       sizes[num_clients] = graph.ByteSize()
       (element,) = data.create_tf_dataset_for_client(self.present)
       self.assertEqual(element['waveform'].numpy().tolist(), [1, 2, 3, 4, 5])
-      lookup = tf.function(
-          hash_table.build_lookup_fn(
-              os.path.join(data.corpus.path, index.HASH_FILE),
-              num_slots=data.corpus.num_slots,
-          )
-      )
-      lookup(tf.constant(self.present))
-      times = []
-      for i in range(0, num_clients, max(1, num_clients // 100)):
-        start = time.perf_counter()
-        lookup(tf.constant(f'{i:08x}'))
-        times.append(time.perf_counter() - start)
-      seconds[num_clients] = np.median(times)
     # But for the digits of function names, which TensorFlow numbers.
     self.assertAlmostEqual(sizes[10], sizes[1_000_000], delta=100)
     self.assertLess(sizes[10], 50_000)
-    # 0.9 ms on an idle machine, whatever the population.
-    self.assertLess(seconds[1_000_000], 0.005)
-    # 2 to 5 s on two shared cores.
-    self.assertLess(self.load_seconds, 20)
 
 
 if __name__ == '__main__':
