@@ -6,13 +6,15 @@
 #     benchmarks/rivals/make_venvs.sh pfl flwr   # these
 #
 # Each comes from the pinned requirements-NAME.txt beside this file into
-# venvs/NAME. PYTHON is the interpreter to make them with, python3.11 by default.
-# PyTorch of a plain package index brings CUDA, some GB: where it has none, set
-# PIP_EXTRA_INDEX_URL to PyTorch's index of CPU wheels.
+# .venvs/NAME of the project's folder. PYTHON is the interpreter to make them
+# with, python3.11 by default. PyTorch of a plain package index brings CUDA, some
+# GB: where there is no GPU, set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU
+# wheels.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")"
 python="${PYTHON:-python3.11}"
+venvs=../../.venvs
 names=("$@")
 if [[ ${#names[@]} -eq 0 ]]; then
   names=(torch jax pfl flwr)
@@ -25,7 +27,7 @@ for name in "${names[@]}"; do
   fi
 done
 for name in "${names[@]}"; do
-  "${python}" -m venv --clear "venvs/${name}"
-  "venvs/${name}/bin/python" -m pip install --quiet \
+  "${python}" -m venv --clear "${venvs}/${name}"
+  "${venvs}/${name}/bin/python" -m pip install --quiet \
       --requirement "requirements-${name}.txt"
 done

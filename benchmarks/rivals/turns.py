@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, Optional
 from benchmarks.rivals import job as job_lib
 from benchmarks.rivals import memory
 
-FOLDER = os.path.dirname(os.path.abspath(__file__))
-_ROOT = os.path.dirname(os.path.dirname(FOLDER))
-# What loses its own threads and devices to a setting of the user's shell.
+_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
+# Of a user's shell; all use all cores that this process may use.
 _SETTINGS = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS')
 
 
@@ -41,7 +40,7 @@ class Rival:
     """Its interpreter."""
     if self.venv is None:
       return sys.executable
-    return os.path.join(FOLDER, 'venvs', self.venv, 'bin', 'python')
+    return os.path.join(_ROOT, '.venvs', self.venv, 'bin', 'python')
 
 
 class Turn(NamedTuple):
