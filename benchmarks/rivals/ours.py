@@ -127,7 +127,7 @@ def build_step(job: job_lib.Job) -> tf.types.experimental.GenericFunction:
 def build_process(
     job: job_lib.Job, folder: str
 ) -> tff.learning.templates.LearningProcess:
-  """Federated averaging with one clip, noise, and SGD of rate 1 at the server."""
+  """Federated averaging with one clip and noise; the server's rate is 1."""
   model = build_model(job)
   return fed_avg.build(
       model=model,

@@ -2,7 +2,8 @@
 
 `FederatedAveraging` in a `SimulatedBackend` whose postprocessor is a
 `CentrallyAppliedPrivacyMechanism` over a `GaussianMechanism`. Data lie in
-memory. A program of the drivers; see `rounds`.
+memory. Under torch.distributed.run, pfl divides each cohort over the processes;
+the first of them reports. A program of the drivers; see `rounds`.
 """
 
 from tff_asr import launch
@@ -10,6 +11,7 @@ from tff_asr import launch
 launch.begin(__name__)
 
 import itertools
+import os
 import time
 
 from absl import flags
@@ -107,6 +109,8 @@ class _Clock(callback_base.TrainingProcessCallback):
       self, aggregate_metrics, model, *, central_iteration
   ):
     seconds = time.monotonic() - self._started
+    if os.environ.get('RANK', '0') != '0':
+      return False, metrics_lib.Metrics()
     if central_iteration:
       job_lib.say(seconds=seconds)
     else:

@@ -38,6 +38,11 @@ _RIVALS = {
         venv=None, program='ours_round', flags=('--context=native',)
     ),
     'pfl': turns_lib.Rival(venv='pfl', program='pfl_round'),
+    'pfl 2 at once': turns_lib.Rival(
+        venv='pfl',
+        program='pfl_round',
+        launcher=('torch.distributed.run', '--nproc_per_node=2'),
+    ),
     'Flower': turns_lib.Rival(venv='flwr', program='flwr_round'),
     'Flower 2 at once': turns_lib.Rival(
         venv='flwr', program='flwr_round', flags=('--at_once=2',)

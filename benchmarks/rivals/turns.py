@@ -30,11 +30,13 @@ class Rival:
     venv: Name of its virtual environment; None: ours.
     program: Module of this package.
     flags: Beside those of the turn.
+    launcher: A module that runs the program's, with its flags; `-m` follows.
   """
 
   venv: Optional[str]
   program: str
   flags: tuple[str, ...] = ()
+  launcher: tuple[str, ...] = ()
 
   def python(self) -> str:
     """Its interpreter."""
@@ -114,6 +116,7 @@ def take(
     done = subprocess.run(
         [
             rival.python(),
+            *(('-m', *rival.launcher) if rival.launcher else ()),
             '-m',
             f'benchmarks.rivals.{rival.program}',
             *rival.flags,
