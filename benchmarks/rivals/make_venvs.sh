@@ -2,7 +2,7 @@
 # Makes the virtual environments of the rivals, which do not install beside
 # TensorFlow 2.14:
 #
-#     benchmarks/rivals/make_venvs.sh            # torch jax pfl flwr
+#     benchmarks/rivals/make_venvs.sh            # torch jax pfl pfl_tf flwr
 #     benchmarks/rivals/make_venvs.sh pfl flwr   # these
 #
 # Each comes from the pinned requirements-NAME.txt beside this file into
@@ -17,7 +17,7 @@ python="${PYTHON:-python3.11}"
 venvs=../../.venvs
 names=("$@")
 if [[ ${#names[@]} -eq 0 ]]; then
-  names=(torch jax pfl flwr)
+  names=(torch jax pfl pfl_tf flwr)
 fi
 for name in "${names[@]}"; do
   if [[ ! -f "requirements-${name}.txt" ]]; then

@@ -1,6 +1,6 @@
 r"""Our federated round beside TFF's native context, pfl and Flower.
 
-    benchmarks/rivals/make_venvs.sh pfl flwr
+    benchmarks/rivals/make_venvs.sh pfl pfl_tf flwr
     python -m benchmarks.rivals.rounds --json=results/rival_rounds.json
 
 All do the same work: the same initial weights, clients, batches and local SGD
@@ -9,10 +9,13 @@ the sum with noise, its mean added to the weights. That it is the same is
 checked: in each turn, the update of the first round must be ours to 1e-2 of
 its norm (the noise is far below), and the benchmark fails otherwise. All
 compute features from 16-bit samples; ours come from shards on disk, the
-rivals' lie in memory.
+rivals' lie in memory. Names with `2 at once` train two clients at the same
+time, in a process each; pfl starts these through PyTorch's launcher.
 
 The programs take turns, each alone on the machine; the first round of a turn
-does not count. Peak memory is of all processes together.
+does not count. Peak memory is of all processes together. A busy machine
+falsifies the ratios: threads of PyTorch that wait for each other wait longer,
+and Ray gives Flower's clients a low priority.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -43,6 +46,7 @@ _RIVALS = {
         program='pfl_round',
         launcher=('torch.distributed.run', '--nproc_per_node=2'),
     ),
+    'pfl TensorFlow': turns_lib.Rival(venv='pfl_tf', program='pfl_tf_round'),
     'Flower': turns_lib.Rival(venv='flwr', program='flwr_round'),
     'Flower 2 at once': turns_lib.Rival(
         venv='flwr', program='flwr_round', flags=('--at_once=2',)
@@ -64,7 +68,7 @@ _ROUNDS = flags.DEFINE_integer(
 _TURNS = flags.DEFINE_integer('turns', 3, 'Of each rival.', lower_bound=1)
 _NAMES = flags.DEFINE_list(
     'rivals',
-    ['TFF native', 'pfl', 'Flower'],
+    ['TFF native', 'pfl', 'pfl TensorFlow', 'Flower'],
     f'Of {", ".join(_RIVALS)}.',
 )
 _JSON = flags.DEFINE_string('json', None, 'File for the figures.')

@@ -145,6 +145,7 @@ class ProgramsTest(parameterized.TestCase):
       ('JAX', 'local_step', 'JAX', 'jax', ('--steps=1',)),
       ('native', 'rounds', 'TFF native', None, ()),
       ('pfl', 'rounds', 'pfl', 'pfl', ()),
+      ('pfl_tensorflow', 'rounds', 'pfl TensorFlow', 'pfl_tf', ()),
       ('Flower', 'rounds', 'Flower', 'flwr', ()),
   )
   def test_does_our_work(self, program, rival, venv, flags):
