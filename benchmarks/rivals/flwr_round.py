@@ -60,9 +60,9 @@ def _build_server(
   def after_round(round_num: int, arrays: flwr_app.ArrayRecord) -> None:
     nonlocal started
     seconds = time.monotonic() - started
-    if round_num > 1:
+    if round_num > job_lib.NUM_WARM_UP:
       job_lib.say(seconds=seconds)
-    elif round_num == 1:
+    if round_num == 1:
       model = torch_model.CtcTransformer(job)
       model.load_state_dict(arrays.to_torch_state_dict())
       np.savez(_FIRST.value, **torch_model.export(model))
@@ -83,7 +83,7 @@ def _build_server(
     strategy.start(
         grid=grid,
         initial_arrays=flwr_app.ArrayRecord(initial.state_dict()),
-        num_rounds=_ROUNDS.value + 1,
+        num_rounds=job_lib.NUM_WARM_UP + _ROUNDS.value,
         train_config=flwr_app.ConfigRecord(
             {'job': _JOB.value, 'num_threads': num_threads}
         ),

@@ -24,6 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _MARK = 'RIVAL '
+# Rounds that do not count: they trace and warm up. The first is checked; pfl
+# always evaluates in it, so that TensorFlow traces in the second as well.
+NUM_WARM_UP = 2
 # Of the loss, and of each weight's gradient: |found - ours| / |ours|.
 LOSS_TOLERANCE = 1e-4
 GRADIENT_TOLERANCE = 1e-3

@@ -41,18 +41,17 @@ def main(_) -> None:
     with tff.framework.get_context_stack().install(_build_context()):
       state = fed_avg.set_noise_key(process.initialize(), keys.draw())
       state = fed_avg.set_weights(state, ours.load_weights(_JOB.value))
-      # One more that does not count: it traces.
-      for number in range(_ROUNDS.value + 1):
+      for number in range(job_lib.NUM_WARM_UP + _ROUNDS.value):
         started = time.monotonic()
         state = process.next(state, cohort).state
         weights = tf.nest.map_structure(
             np.asarray, state.global_model_weights
         )
         seconds = time.monotonic() - started
-        if number:
-          job_lib.say(seconds=seconds)
-        else:
+        if number == 0:
           np.savez(_FIRST.value, **weights)
+        if number >= job_lib.NUM_WARM_UP:
+          job_lib.say(seconds=seconds)
 
 
 def _build_context() -> tff.framework.SyncContext:

@@ -44,7 +44,7 @@ def run(
     job: The job.
     read_client: From a client's number to its arrays or tensors.
     export: Gives the weights by our names.
-    num_rounds: Rounds that count; there is one more, the first.
+    num_rounds: Rounds that count, after those of the warm-up.
     first_path: File for the weights after that.
   """
   mechanism = privacy_mechanism.CentrallyAppliedPrivacyMechanism(
@@ -60,12 +60,13 @@ def run(
       ),
       lambda: next(turns),
   )
+  total = job_lib.NUM_WARM_UP + num_rounds
   algorithm = federated_averaging.FederatedAveraging()
   algorithm.run(
       algorithm_params=algorithm_base.NNAlgorithmParams(
-          central_num_iterations=num_rounds + 1,
+          central_num_iterations=total,
           # Evaluates in the first round alone, which does not count.
-          evaluation_frequency=num_rounds + 1,
+          evaluation_frequency=total,
           train_cohort_size=job.num_clients,
           val_cohort_size=0,
       ),
@@ -103,9 +104,9 @@ class _Clock(callback_base.TrainingProcessCallback):
     weights = self._export()
     seconds = time.monotonic() - self._started
     if os.environ.get('RANK', '0') == '0':
-      if central_iteration:
-        job_lib.say(seconds=seconds)
-      else:
+      if central_iteration == 0:
         np.savez(self._first_path, **weights)
+      if central_iteration >= job_lib.NUM_WARM_UP:
+        job_lib.say(seconds=seconds)
     self._started = time.monotonic()
     return False, metrics_lib.Metrics()

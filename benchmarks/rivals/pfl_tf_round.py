@@ -54,7 +54,7 @@ class _Module(tf.keras.Model):
   """Waveforms int16 [B, N] of one length to logits [B, S, V]."""
 
   def __init__(self, job: job_lib.Job, initial: dict[str, np.ndarray]):
-    super().__init__()
+    super().__init__(name='twin')
     self._encoder = transformer.build(
         num_blocks=job.num_blocks,
         dim=job.dim,

@@ -12,8 +12,8 @@ compute features from 16-bit samples; ours come from shards on disk, the
 rivals' lie in memory. Names with `2 at once` train two clients at the same
 time, in a process each; pfl starts these through PyTorch's launcher.
 
-The programs take turns, each alone on the machine; the first round of a turn
-does not count. Peak memory is of all processes together. A busy machine
+The programs take turns, each alone on the machine; the first two rounds of a
+turn do not count. Peak memory is of all processes together. A busy machine
 falsifies the ratios: threads of PyTorch that wait for each other wait longer,
 and Ray gives Flower's clients a low priority.
 """
