@@ -29,5 +29,5 @@ done
 for name in "${names[@]}"; do
   "${python}" -m venv --clear "${venvs}/${name}"
   "${venvs}/${name}/bin/python" -m pip install --quiet \
-      --requirement "requirements-${name}.txt"
+      --disable-pip-version-check --requirement "requirements-${name}.txt"
 done
