@@ -5,11 +5,14 @@ where they leave their parent. What is summed is PSS, in which a page that n
 processes share counts 1 / n for each.
 """
 
+import os
+import pathlib
+import re
 import threading
 
-import psutil
-
 VARIABLE = 'TFF_ASR_RIVAL'
+
+_PSS = re.compile(r'^Pss: +(\d+) kB$', re.MULTILINE)
 
 
 class Peak:
@@ -23,7 +26,7 @@ class Peak:
     gib: The largest sum so far, GiB.
   """
 
-  def __init__(self, mark: str, *, interval_sec: float = 0.25):
+  def __init__(self, mark: str, *, interval_sec: float = 0.5):
     """Initializes it.
 
     Args:
@@ -31,9 +34,8 @@ class Peak:
       interval_sec: From one sample to the next.
     """
     self.gib = 0.0
-    self._mark = mark
+    self._mark = f'{VARIABLE}={mark}'.encode()
     self._interval_sec = interval_sec
-    self._others: set[tuple[int, float]] = set()
     self._ended = threading.Event()
     self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -52,15 +54,16 @@ class Peak:
   def _sum(self) -> int:
     """PSS of the processes now, bytes."""
     total = 0
-    for process in psutil.process_iter():
-      try:
-        key = process.pid, process.create_time()
-        if key in self._others:
-          continue
-        if process.environ().get(VARIABLE) != self._mark:
-          self._others.add(key)
-          continue
-        total += process.memory_full_info().pss
-      except psutil.Error:  # It has ended, or is another user's.
+    for name in os.listdir('/proc'):
+      if not name.isdecimal():
         continue
+      process = pathlib.Path('/proc', name)
+      try:
+        if self._mark not in (process / 'environ').read_bytes().split(b'\0'):
+          continue
+        found = _PSS.search((process / 'smaps_rollup').read_text('ascii'))
+      except (FileNotFoundError, PermissionError, ProcessLookupError):
+        continue  # It has ended, or is another user's.
+      if found:
+        total += int(found.group(1)) << 10
     return total
