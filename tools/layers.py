@@ -152,11 +152,16 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
     'benchmarks': (
         'absl',
         'data_tools',
+        'flwr',
+        'jax',
         'numpy',
+        'optax',
+        'pfl',
         'psutil',
         'tensorflow',
         'tensorflow_federated',
         'tff_asr',
+        'torch',
     ),
     # All but gin and the programs in bin, which they run as their users do.
     'tests': (
@@ -192,7 +197,15 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
 DEFINES_FLAGS = ('bin', 'data_tools', 'benchmarks')
 _FLAG_LIBRARIES = ('argparse', 'click', 'getopt', 'optparse')
 # Not in requirements.txt: only modules that say so by their name import it.
-_EXTRAS = {'ray': 'ray_', 'pyctcdecode': 'language_model'}
+_EXTRAS: dict[str, tuple[str, ...]] = {
+    'flwr': ('flwr_',),
+    'jax': ('jax_',),
+    'optax': ('jax_',),
+    'pfl': ('pfl_',),
+    'pyctcdecode': ('language_model',),
+    'ray': ('ray_',),
+    'torch': ('torch_', 'flwr_', 'pfl_'),
+}
 
 
 def files(folder: str, *, root: pathlib.Path = ROOT) -> list[pathlib.Path]:
@@ -275,9 +288,10 @@ def problems(module: str, source: str) -> Iterator[str]:
   allowed = may_import(package)
   for name in sorted(imports(source)):
     library = name.split('.', maxsplit=1)[0]
-    users = _EXTRAS.get(library, '')
+    users = _EXTRAS.get(library, ('',))
     if not module.rpartition('.')[2].startswith(users):
-      yield f'{module} imports {library}, which only {users}* modules may.'
+      names = ', '.join(f'{user}*' for user in users)
+      yield f'{module} imports {library}, which only {names} modules may.'
     elif library in _FLAG_LIBRARIES:
       yield f'{module} imports {name}; flags are those of absl.'
     elif library not in sys.stdlib_module_names and not is_under(name, allowed):

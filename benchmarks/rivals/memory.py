@@ -1,0 +1,69 @@
+"""Peak memory of a program with all processes that it started.
+
+Processes are known by a variable in their environment, which they inherit, also
+where they leave their parent. What is summed is PSS, in which a page that n
+processes share counts 1 / n for each.
+"""
+
+import os
+import pathlib
+import re
+import threading
+
+VARIABLE = 'TFF_ASR_RIVAL'
+
+_PSS = re.compile(r'^Pss: +(\d+) kB$', re.MULTILINE)
+
+
+class Peak:
+  """Samples the sum in a thread, from entry to exit.
+
+      with memory.Peak(mark) as peak:
+        ...
+      print(peak.gib)
+
+  Attributes:
+    gib: The largest sum so far, GiB.
+  """
+
+  def __init__(self, mark: str, *, interval_sec: float = 0.5):
+    """Initializes it.
+
+    Args:
+      mark: Value of `VARIABLE` of the processes that count.
+      interval_sec: From one sample to the next.
+    """
+    self.gib = 0.0
+    self._mark = f'{VARIABLE}={mark}'.encode()
+    self._interval_sec = interval_sec
+    self._ended = threading.Event()
+    self._thread = threading.Thread(target=self._watch, daemon=True)
+
+  def __enter__(self) -> 'Peak':
+    self._thread.start()
+    return self
+
+  def __exit__(self, *_) -> None:
+    self._ended.set()
+    self._thread.join()
+
+  def _watch(self) -> None:
+    while not self._ended.wait(self._interval_sec):
+      self.gib = max(self.gib, self._sum() / 2**30)
+
+  def _sum(self) -> int:
+    """PSS of the processes now, bytes."""
+    total = 0
+    for name in os.listdir('/proc'):
+      if not name.isdecimal():
+        continue
+      process = pathlib.Path('/proc', name)
+      try:
+        if self._mark not in (process / 'environ').read_bytes().split(b'\0'):
+          continue
+        found = _PSS.search((process / 'smaps_rollup').read_text('ascii'))
+      except (FileNotFoundError, PermissionError, ProcessLookupError):
+        continue  # It has ended, or is another user's.
+      if found:
+        total += int(found.group(1)) << 10
+    return total
