@@ -10,6 +10,8 @@ from tools import starlark
 
 PRIVATE = ['//visibility:private']
 PUBLIC = ['//visibility:public']
+# Folders outside tff_asr that have packages of their own below them.
+_NESTED = ('benchmarks', 'tests')
 
 
 def of(module: str) -> list[str]:
@@ -23,8 +25,9 @@ def of(module: str) -> list[str]:
   """
   if not module.startswith('tff_asr.'):
     labels = _outside(module)
-    if module.startswith('tests.'):
-      labels.append(_visible_to('tests'))
+    folder = module.partition('.')[0]
+    if folder in _NESTED:
+      labels.append(_visible_to(folder))
     return starlark.sorted_labels(labels) or PRIVATE
   package = layers.package_of(module)
   if package in layers.ALONE:
@@ -46,7 +49,7 @@ def groups() -> dict[str, tuple[list[str], list[str]]]:
       for layer in range(1, top)
   }
   outside = [
-      '//tests/...' if folder == 'tests' else f'//{folder}'
+      f'//{folder}/...' if folder in _NESTED else f'//{folder}'
       for folder, allowed in layers.OUTSIDE.items()
       if 'tff_asr' in allowed
   ]
@@ -69,5 +72,5 @@ def _outside(module: str) -> list[str]:
 
 
 def _visible_to(folder: str) -> str:
-  """A folder as a visibility; tests have folders of their own."""
-  return f'//{folder}:{"__subpackages__" if folder == "tests" else "__pkg__"}'
+  """A folder as a visibility, with the packages below it if it has any."""
+  return f'//{folder}:{"__subpackages__" if folder in _NESTED else "__pkg__"}'

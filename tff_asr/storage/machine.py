@@ -73,6 +73,8 @@ def describe() -> dict[str, Any]:
           )
           for device in tf.config.list_physical_devices()
       ],
+      # Other kernels on CPUs, which round differently; '': TensorFlow chooses.
+      'onednn': os.environ.get('TF_ENABLE_ONEDNN_OPTS', ''),
       'processor': _processor(),
       'tensorflow': tf.__version__,
       _THREADS: _num_threads(),
