@@ -29,7 +29,8 @@ _TEST = re.compile(r'`(test_\w+)`')
 
 def _rows() -> dict[str, re.Match[str]]:
   """The rows of the table by fault, without its head."""
-  lines = experiments.read('docs/reliability.md').splitlines()
+  text = experiments.read('docs/reliability.md')
+  lines = text.split('\n## Faults\n')[1].split('\n## ')[0].splitlines()
   rows = [row for row in map(_ROW.match, lines) if row is not None]
   return {row['fault']: row for row in rows if row['fault'] != 'fault'}
 

@@ -43,7 +43,7 @@ class An4Test(parameterized.TestCase):
     return an4.list_utterances(self.source, split='train')
 
   def check_problem(self, reason, detail, num_left=1):
-    listed, (problem,) = self.list()
+    listed, (problem,), _ = self.list()
     self.assertLen(listed, num_left)
     self.assertEqual(problem.reason, reason)
     self.assertRegex(problem.detail, detail)

@@ -109,7 +109,7 @@ class _DpMean(tff.aggregators.WeightedAggregationFactory):
     def describe(query_state):
       metrics = self._query.derive_metrics(query_state.numerator_state)
       described = collections.OrderedDict(dp_query_metrics=metrics)
-      if num_noised:
+      if num_noised and 'noise_stddev_on_sum' in metrics:
         described['noise_norm'] = metrics['noise_stddev_on_sum'] * (
             math.sqrt(num_noised) / self._cohort_size
         )
