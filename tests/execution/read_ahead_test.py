@@ -3,6 +3,7 @@ import threading
 from absl.testing import absltest
 import tensorflow as tf
 
+from tff_asr.execution import kept_clients
 from tff_asr.execution import read_ahead
 
 _ELEMENTS = [(tf.TensorSpec([None], tf.int16),)]
@@ -104,6 +105,31 @@ class ReaderTest(absltest.TestCase):
     reader.close()
     self.assertEqual(clients, [0])
     self.assertEqual(source.num_made, 1)
+
+  def test_a_kept_client_is_not_read_again_by_another_reader(self):
+    source = _Source({0: [3, 1], 1: [2]})
+    kept = kept_clients.KeptClients()
+    for _ in range(2):
+      reader = _build(source.read, kept=kept)
+      self.assertEqual(_lengths(*reader.take(0)), [3, 1])
+      self.assertEqual(_lengths(*reader.take(1)), [2])
+      reader.close()
+    self.assertEqual(source.num_made, 3)
+
+  def test_what_could_not_be_read_is_not_kept(self):
+    source = _Source({0: [3]})
+    errors = [OSError('the disk is away')]
+
+    def read(client):
+      if errors:
+        raise errors.pop()
+      return source.read(client)
+
+    reader = _build(read, kept=kept_clients.KeptClients())
+    self.addCleanup(reader.close)
+    with self.assertRaisesRegex(OSError, 'the disk is away'):
+      reader.take(0)
+    self.assertEqual(_lengths(*reader.take(0)), [3])
 
   def test_an_error_of_reading_is_raised_to_whoever_takes_the_client(self):
     def read(client):

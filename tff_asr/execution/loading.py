@@ -13,6 +13,7 @@ import tensorflow as tf
 from tff_asr.execution import client_datasets
 from tff_asr.execution import form
 from tff_asr.execution import graph
+from tff_asr.execution import kept_clients
 from tff_asr.execution import read_ahead
 
 
@@ -56,6 +57,7 @@ class ClientFunctions:
   def __init__(self, programs: ClientPrograms):
     self._programs = programs
     self._read = programs.read and programs.read.program.load()
+    self._kept = kept_clients.KeptClients()
     self._work = {0: programs.work.load()}
     self._work_lock = threading.Lock()
     self.zero_lock = threading.Lock()
@@ -81,6 +83,7 @@ class ClientFunctions:
         elements=self._programs.read.elements if self._read else (),
         get_client=get_client,
         num_threads=num_threads,
+        kept=self._kept,
     )
 
   def get_work(self, slot: int) -> graph.Function:

@@ -3,7 +3,8 @@
 A client's datasets (`client_datasets`) are drained into memory in a thread, and
 the client's work gets the same datasets out of memory: the same elements in the
 same order. A minute of int16 audio takes 2 MB; of a client with more than
-`MAX_BYTES` nothing is kept, and its work reads it as it goes.
+`MAX_BYTES` nothing is kept, and its work reads it as it goes. The clients read
+last stay in memory for later rounds (`kept_clients`).
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from tff_asr.execution import client_datasets
 from tff_asr.execution import graph
+from tff_asr.execution import kept_clients
 
 MAX_BYTES = 2**30
 # Counted for each element beside its bytes: many small ones take time, too.
@@ -31,6 +33,7 @@ class Reader:
       get_client: Callable[[Hashable], Sequence[tf.Tensor]],
       num_threads: int,
       max_bytes: int = MAX_BYTES,
+      kept: kept_clients.KeptClients | None = None,
   ):
     """Prepares to read; starts no thread yet.
 
@@ -40,11 +43,13 @@ class Reader:
       get_client: the flat values of a client by its key.
       num_threads: how many clients are read at once.
       max_bytes: what is kept of a client at most.
+      kept: clients that need not be read again; None keeps none.
     """
     self._read = read
     self._elements = elements
     self._get_client = get_client
     self._max_bytes = max_bytes
+    self._kept = kept or kept_clients.KeptClients(max_bytes=0)
     self._threads = futures.ThreadPoolExecutor(
         num_threads, thread_name_prefix='read clients'
     )
@@ -81,28 +86,37 @@ class Reader:
   def _read_client(self, key: Hashable) -> list[tf.Tensor]:
     if self._read is None:
       return []
+    values = self._get_client(key)
+    name = kept_clients.key_of(values)
+    datasets = self._kept.get(name)
+    if datasets is not None:
+      return datasets
     with tf.device('/device:CPU:0'):
-      datasets = self._read(*self._get_client(key))
-      return [
-          self._keep(dataset, specs)
-          for dataset, specs in zip(datasets, self._elements)
+      read = self._read(*values)
+      pairs = [
+          self._cache(dataset, specs)
+          for dataset, specs in zip(read, self._elements)
       ]
+    cached, sizes = zip(*pairs)
+    if all(new is not None for new in cached):
+      self._kept.put(name, list(cached), sum(sizes))
+    return [old if new is None else new for old, new in zip(read, cached)]
 
-  def _keep(
+  def _cache(
       self, dataset: tf.Tensor, specs: Sequence[tf.TensorSpec]
-  ) -> tf.Tensor:
-    """The dataset in memory, or as it is if it is too large for that."""
+  ) -> tuple[tf.Tensor | None, int]:
+    """The dataset in memory, or None if it is too large for that; its bytes."""
     # The cache lives as long as the dataset; `Dataset.cache` would make one
     # for each iterator.
     cache, _ = tf.raw_ops.AnonymousMemoryCache()
-    kept = tf.raw_ops.CacheDatasetV2(
+    cached = tf.raw_ops.CacheDatasetV2(
         input_dataset=dataset,
         filename='',
         cache=cache,
         output_types=[spec.dtype for spec in specs],
         output_shapes=[spec.shape for spec in specs],
     )
-    elements = tf.data.experimental.from_variant(kept, tuple(specs))
+    elements = tf.data.experimental.from_variant(cached, tuple(specs))
     # Rewriting the graph of a dataset takes longer than reading a client.
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False
@@ -110,8 +124,8 @@ class Reader:
     for element in elements.with_options(options):
       num_bytes += _ELEMENT_BYTES + sum(map(_count_bytes, element))
       if num_bytes > self._max_bytes or self._closed.is_set():
-        return dataset
-    return kept
+        return None, num_bytes
+    return cached, num_bytes
 
 
 def _count_bytes(tensor: tf.Tensor) -> int:
