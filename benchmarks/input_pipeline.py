@@ -145,7 +145,7 @@ def _build(
   @tf.function(input_signature=[tf.TensorSpec([], tf.string)])
   def run(client_id):
     chunks, seed = pipeline.training_chunks(
-        clients.serializable_dataset_fn(client_id),
+        pipeline.measured(clients.serializable_dataset_fn(client_id)),
         seed=tf.constant([1, 2]),
         num_epochs=1,
     )

@@ -138,7 +138,7 @@ class Pipeline:
       Dataset of `Batch`.
     """
     chunks, seed = self.training_chunks(
-        examples, seed=seed, num_epochs=num_epochs
+        self.measured(examples), seed=seed, num_epochs=num_epochs
     )
     prepared = chunks.enumerate().map(
         # int32, as in a client's loop: fold_in depends on the type.
@@ -161,7 +161,8 @@ class Pipeline:
 
     A client's loop prepares and cuts chunks in its own graph: as functions of a
     dataset, which is opened anew in every round, they would be instantiated
-    each time, and that takes longer than the work.
+    each time, and that takes longer than the work. So nothing here is a
+    function of a dataset.
 
         for index, chunk in enumerate(chunks):
           prepared = pipeline.prepare(chunk, seed=fold_in(seed, index))
@@ -169,7 +170,7 @@ class Pipeline:
             batch = cut(prepared, number)
 
     Args:
-      examples: As in `training_batches`.
+      examples: `measured` ones.
       seed: As in `training_batches`.
       num_epochs: As in `training_batches`.
 
@@ -182,7 +183,7 @@ class Pipeline:
     shuffled = examples.shuffle(
         self.shuffle_buffer, seed=tf.cast(order_seed[0], tf.int64)
     )
-    chunks = self._chunks(shuffled, is_training=True).repeat(num_epochs)
+    chunks = shuffled.padded_batch(self.chunk_size).repeat(num_epochs)
     return chunks.prefetch(1).with_options(_options()), seed
 
   @tf.autograph.experimental.do_not_convert
@@ -203,13 +204,20 @@ class Pipeline:
     prepare = lambda chunk: self.prepare(
         chunk, seed=tf.zeros([2], tf.int32), is_training=False
     )
-    chunks = self._chunks(examples, is_training=False)
+    measured = self.measured(examples, is_training=False)
+    chunks = measured.padded_batch(self.chunk_size)
     return _cut_all(chunks.map(prepare, num_parallel_calls=tf.data.AUTOTUNE))
 
-  def _chunks(
-      self, examples: tf.data.Dataset, *, is_training: bool
+  @tf.autograph.experimental.do_not_convert
+  def measured(
+      self, examples: tf.data.Dataset, *, is_training: bool = True
   ) -> tf.data.Dataset:
-    """Examples in padded chunks, with their numbers of samples."""
+    """Examples with their `length`, int32 [], of samples or of frames.
+
+    Args:
+      examples: As in `training_batches`.
+      is_training: Whether to cut those that are too long to be trained on.
+    """
     # More than the limit: still seen to be too long, but it does not blow up
     # its chunk.
     longest = self._max_frames + 2
@@ -222,7 +230,7 @@ class Pipeline:
       sound = example[name][:most] if is_training else example[name]
       return dict(example, **{name: sound, 'length': tf.shape(sound)[0]})
 
-    return examples.map(cut_and_measure).padded_batch(self.chunk_size)
+    return examples.map(cut_and_measure)
 
   @tf.autograph.experimental.do_not_convert
   def prepare(
@@ -358,10 +366,14 @@ def _options() -> tf.data.Options:
 
 def _client_number(examples: tf.data.Dataset) -> tf.Tensor:
   """A number of the first example's client, int32; 0 without examples."""
-  number = examples.take(1).reduce(
-      tf.constant(0, tf.int64),
-      lambda _, example: tf.strings.to_hash_bucket_fast(
-          example['client_id'], 2**31 - 1
-      ),
+  nobody = tf.data.Dataset.from_tensors(
+      tf.nest.map_structure(
+          lambda spec: tf.zeros([size or 0 for size in spec.shape], spec.dtype),
+          examples.element_spec,
+      )
   )
-  return tf.cast(number, tf.int32)
+  first = examples.concatenate(nobody).take(1).get_single_element()
+  number = tf.strings.to_hash_bucket_fast(first['client_id'], 2**31 - 1)
+  # As an empty dataset's.
+  is_nobody = tf.equal(first['client_id'], '')
+  return tf.where(is_nobody, 0, tf.cast(number, tf.int32))

@@ -47,6 +47,8 @@ def shards_job(source: str, *, folders: Folders) -> job_queue.Job:
       f'--output_dir={folders.data_dir}',
       '--splits=train',
       f'--partition={PARTITION}',
+      # Every run reads the same few speakers many times.
+      '--encoding=log_mel',
   )
   return job_queue.Job('shards', command, folders.log('shards'))
 

@@ -242,7 +242,11 @@ def build(
 
   @tff.tensorflow.computation(broadcast_type, examples_type)
   def client_computation(broadcast, examples):
-    return train(broadcast['weights'], broadcast['seed'], examples)
+    # Here, not in the function: what is a part of reading is done once
+    # (`execution.client_datasets`).
+    return train(
+        broadcast['weights'], broadcast['seed'], pipeline.measured(examples)
+    )
 
   @tff.federated_computation
   def init_fn():
