@@ -11,6 +11,7 @@ launch.begin(__name__)
 
 from absl import flags
 
+from tff_asr.reports import labels
 from tff_asr.reports import pretraining_comparison
 
 _RUN = flags.DEFINE_multi_string('run', None, 'LABEL=FOLDER; a row each.')
@@ -18,14 +19,7 @@ flags.mark_flag_as_required('run')
 
 
 def main(_) -> None:
-  runs = {}
-  for text in _RUN.value:
-    label, separator, folder = text.rpartition('=')
-    if not separator:
-      raise ValueError(f'--run must look like LABEL=FOLDER, found {text!r}.')
-    if label in runs:
-      raise ValueError(f'--run has the label {label!r} twice.')
-    runs[label] = folder
+  runs = labels.parse('run', _RUN.value, form='LABEL=FOLDER')
   rows = pretraining_comparison.compare(runs)
   print(pretraining_comparison.to_markdown(rows))
 

@@ -16,6 +16,7 @@ launch.begin(__name__)
 from absl import flags
 
 from tff_asr.reports import comparison
+from tff_asr.reports import labels
 
 _GROUP = flags.DEFINE_multi_string(
     'group', None, 'LABEL=RUN,RUN,...; the first is the baseline.'
@@ -27,16 +28,11 @@ flags.mark_flag_as_required('group')
 
 
 def main(_) -> None:
-  groups = {}
-  for group in _GROUP.value:
-    label, separator, runs = group.partition('=')
-    if not separator:
-      raise ValueError(
-          f'--group must look like LABEL=RUN,RUN, found {group!r}.'
-      )
-    if label in groups:
-      raise ValueError(f'--group has the label {label!r} twice.')
-    groups[label] = [run for run in runs.split(',') if run]
+  parsed = labels.parse('group', _GROUP.value, form='LABEL=RUN,RUN')
+  groups = {
+      label: [run for run in runs.split(',') if run]
+      for label, runs in parsed.items()
+  }
   rows = comparison.compare(groups, output_name=_OUTPUT_NAME.value)
   print(comparison.to_markdown(rows))
 

@@ -29,6 +29,7 @@ from absl import flags
 
 from tff_asr import checks
 from tff_asr.reports import comparison
+from tff_asr.storage import outputs
 
 # BUILD data: //bin:evaluate //bin:train_central //bin:train_federated
 # BUILD data: //data_tools:an4 //data_tools:librispeech
@@ -130,7 +131,7 @@ def _convert(
 def _train(run: str, shards: dict[str, str]) -> None:
   """Trains one of the runs, unless it is there."""
   output_dir = os.path.join(_RUNS_DIR.value, run)
-  if os.path.exists(os.path.join(output_dir, 'results.json')):
+  if os.path.exists(os.path.join(output_dir, outputs.RESULTS)):
     _say(f'{_RUNS[run]}: {output_dir} is there.')
     return
   _say(f'{_RUNS[run]}: training.')

@@ -88,9 +88,7 @@ class FindingsRunTest(absltest.TestCase):
     printed = io.StringIO()
     with contextlib.ExitStack() as stack:
       for name in ('ALL', 'IN_REPORT'):
-        stack.enter_context(
-            mock.patch.object(findings_groups, name, (_GROUP,))
-        )
+        stack.enter_context(mock.patch.object(groups, name, (_GROUP,)))
       stack.enter_context(contextlib.redirect_stdout(printed))
       program.run(
           group_names=['x'], folders=self.folders, report=self.report

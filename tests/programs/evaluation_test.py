@@ -50,6 +50,13 @@ def _weights(*, letter: str | None = None):
 
 class EvaluatorTest(absltest.TestCase):
 
+  def test_speakers_who_train_too_are_counted_in_a_warning(self):
+    with self.assertLogs('absl', level='WARNING') as logs:
+      evaluation.warn_of_heard_speakers(_evaluator(), ['bob', 'dan', 'cai'])
+    self.assertIn('2 of the 3 dev speakers train, too', logs.output[0])
+    with self.assertNoLogs('absl', level='WARNING'):
+      evaluation.warn_of_heard_speakers(_evaluator(), ['dan'])
+
   def test_decodes_every_utterance_in_order_and_counts_its_errors(self):
     counts = []
     found = _evaluator()(_weights(letter='a'), progress=counts.append)

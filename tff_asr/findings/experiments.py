@@ -13,10 +13,11 @@ import os
 import re
 from typing import Any, NamedTuple, Optional
 
+from tff_asr.storage import outputs
+
 CENTRAL, FEDERATED = 'train_central', 'train_federated'
 # The name of the learning rate that a row with rates tries.
 _RATE = {CENTRAL: 'LEARNING_RATE', FEDERATED: 'SERVER_LEARNING_RATE'}
-_RESULTS = 'results.json'
 _EVALUATION = 'test.json'
 _CONFIG = 'config.gin'
 
@@ -218,7 +219,7 @@ def results(run: Run, *, runs_dir: str) -> dict[str, Any]:
 
 def read_results(path: str) -> dict[str, Any]:
   """The same of a run's folder."""
-  with open(os.path.join(path, _RESULTS), encoding='utf-8') as f:
+  with open(os.path.join(path, outputs.RESULTS), encoding='utf-8') as f:
     return json.load(f)
 
 
@@ -229,7 +230,7 @@ def is_trained(run: Run, *, runs_dir: str) -> bool:
     ValueError: It was run with other settings than it has now.
   """
   path = folder(run, runs_dir=runs_dir)
-  if not os.path.exists(os.path.join(path, _RESULTS)):
+  if not os.path.exists(os.path.join(path, outputs.RESULTS)):
     return False
   with open(os.path.join(path, _CONFIG), encoding='utf-8') as f:
     text = f.read()

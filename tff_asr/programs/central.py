@@ -112,6 +112,8 @@ async def train(
     OSError: There is too little memory, or room on the disk.
   """
   check(**locals())
+  if evaluator is not None:
+    evaluation.warn_of_heard_speakers(evaluator, client_data.client_ids)
   tokens = pipeline.tokenizer.characters
   weights = model.initialize(tf.constant([seed & 0x7FFFFFFF, 0]))
   if seed_run is not None:
@@ -221,7 +223,7 @@ async def train(
       statement = charged.write_statement(run, ledger)
       results['privacy'] = statement.fields
       print(statement)
-    run.write_json('results.json', results)
+    run.write_json(outputs.RESULTS, results)
     return results
 
 

@@ -116,7 +116,7 @@ def _check_outputs(runs: Sequence[str], output_name: str) -> None:
         f"output_name must be a file name such as 'test.json', found "
         f'{output_name!r}.'
     )
-  if output_name in outputs.RESULTS:
+  if output_name in outputs.FILES:
     raise ValueError(
         f'output_name {output_name} is what training writes: take another.'
     )

@@ -3,10 +3,11 @@
   B: batch size. S: output frames. V: vocabulary with blank.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import dataclasses
 from typing import Any, NamedTuple, Optional
 
+from absl import logging
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -57,7 +58,11 @@ class Evaluation:
 
 
 class Evaluator:
-  """Decodes a data set with given weights; the graph is traced once."""
+  """Decodes a data set with given weights; the graph is traced once.
+
+  Attributes:
+    client_ids: The speakers of the data set.
+  """
 
   def __init__(
       self,
@@ -79,6 +84,7 @@ class Evaluator:
     check_characters(client_data, pipeline)
     self._pipeline = pipeline
     self._client_data = client_data
+    self.client_ids = frozenset(client_data.client_ids)
 
     @tf.function(
         input_signature=[
@@ -153,6 +159,25 @@ class Evaluator:
         sorted(self._client_data.client_ids)
     ).flat_map(self._client_data.serializable_dataset_fn)
     return iter(self._pipeline.evaluation_batches(examples))
+
+
+def warn_of_heard_speakers(
+    evaluator: Evaluator, client_ids: Iterable[str]
+) -> None:
+  """Says so if speakers that are evaluated train, too.
+
+  Their word error rates would be mistaken for those of people whom the model
+  never heard.
+  """
+  num_heard = len(evaluator.client_ids & frozenset(client_ids))
+  if num_heard:
+    logging.warning(
+        '%d of the %d dev speakers train, too: word error rates are not of '
+        'people whom the model never heard. Divide the corpus by speaker '
+        '(--partition of data_tools).',
+        num_heard,
+        len(evaluator.client_ids),
+    )
 
 
 def check_characters(

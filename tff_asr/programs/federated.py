@@ -125,6 +125,8 @@ async def train(
     OSError: There is too little memory, or room on the disk.
   """
   check(**locals())
+  if evaluator is not None:
+    evaluation.warn_of_heard_speakers(evaluator, client_data.client_ids)
   noise_key = keys.draw_or_fix(noise_seed)
   source = build_cohorts(
       client_data.client_ids, key=keys.draw_or_fix(sampler_seed)
@@ -323,7 +325,7 @@ async def train(
         'dev_word_error_rate': run.read_metric('dev_word_error_rate'),
         'privacy': statement.fields,
     }
-    run.write_json('results.json', results)
+    run.write_json(outputs.RESULTS, results)
   print(statement)
   return results
 

@@ -283,7 +283,7 @@ async def train(
       )
       results['privacy'] = statement.fields
       print(statement)
-    run.write_json('results.json', results)
+    run.write_json(outputs.RESULTS, results)
     return results
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from tff_asr import checks
 from tff_asr.metrics import bootstrap
 from tff_asr.reports import speaker_spread
+from tff_asr.storage import outputs
 
 
 class Row(NamedTuple):
@@ -53,7 +54,7 @@ def compare(
     if not runs:
       errors.append(ValueError(f'{label} has no run.'))
     for run in runs:
-      for name in (output_name, 'results.json'):
+      for name in (output_name, outputs.RESULTS):
         try:
           _read(run, name)
         except ValueError as e:
@@ -77,7 +78,7 @@ def compare(
           list(words.values()),
       )
     rates = [each['word_error_rate'] for each in evaluations]
-    results = [_read(run, 'results.json') for run in runs]
+    results = [_read(run, outputs.RESULTS) for run in runs]
     epsilons = [
         float(each['privacy']['epsilon'])
         for each in results
@@ -189,7 +190,7 @@ def _read(run: str, name: str) -> dict[str, Any]:
     with open(path, encoding='utf-8') as f:
       content = json.load(f)
     # What is read of it.
-    if name == 'results.json':
+    if name == outputs.RESULTS:
       float(content['seconds'])
       float(content.get('privacy', {'epsilon': 0})['epsilon'])
     else:

@@ -86,9 +86,11 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 def _row(label: str, run: str) -> Row:
   """The row of a run."""
-  path = os.path.join(run, 'results.json')
+  path = os.path.join(run, outputs.RESULTS)
   if not os.path.exists(path):
-    raise ValueError(f'{run} has no results.json: is it a run that has ended?')
+    raise ValueError(
+        f'{run} has no {outputs.RESULTS}: is it a run that has ended?'
+    )
   with open(path, encoding='utf-8') as f:
     results = json.load(f)
   if 'trained_parameters' not in results:

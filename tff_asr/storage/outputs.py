@@ -47,13 +47,14 @@ LEDGER = 'ledger.jsonl'
 MODEL = 'model.state'
 _CONFIG = 'config.gin'
 METRICS = 'metrics.csv'
+RESULTS = 'results.json'
 _STATES = 'state'
 # What a run writes besides its configuration and its states.
-RESULTS = (
+FILES = (
     MODEL,
     LEDGER,
     METRICS,
-    'results.json',
+    RESULTS,
     'privacy.txt',
     'privacy.json',
 )
@@ -199,9 +200,9 @@ def check_folder(path: str, *, configuration: str) -> None:
     return
   # A run that was stopped before its first state has nothing to go on from, so
   # its settings bind nobody; but nothing else is overwritten.
-  marks = [_CONFIG, *RESULTS]
+  marks = [_CONFIG, *FILES]
   if os.path.isdir(os.path.join(path, _STATES)):
-    marks = [MODEL, 'results.json']
+    marks = [MODEL, RESULTS]
   found = [name for name in marks if os.path.exists(os.path.join(path, name))]
   if found:
     raise ValueError(
