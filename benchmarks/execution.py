@@ -50,8 +50,9 @@ _REPEATS = flags.DEFINE_integer(
 )
 _CONTEXTS = flags.DEFINE_list(
     'contexts',
-    ['multi_device', 'native'],
-    "To measure beside bare; also 'ray', where it is installed.",
+    ['multi_device', 'multi_device 2 at once', 'native'],
+    "To measure beside bare; also 'ray', where it is installed. '2 at once' "
+    'trains two clients at a time on each device.',
 )
 _DEVICES = flags.DEFINE_list(
     'devices', None, 'Of multi_device; all GPUs, else the CPU, by default.'
@@ -59,7 +60,9 @@ _DEVICES = flags.DEFINE_list(
 _JSON = flags.DEFINE_string('json', None, 'File for the figures.')
 
 
-_KNOWN_CONTEXTS = ('multi_device', 'native', 'ray')
+_KNOWN_CONTEXTS = (
+    'multi_device', 'multi_device 2 at once', 'native', 'ray'
+)
 
 
 def main(_) -> None:
@@ -262,8 +265,11 @@ def _wait(weights: weights_lib.Weights) -> None:
 
 def _build_context(name: str) -> tff.framework.SyncContext:
   """The context of a name."""
-  if name == 'multi_device':
-    return multi_device.build_sync_context(devices=_DEVICES.value)
+  if name.startswith('multi_device'):
+    return multi_device.build_sync_context(
+        devices=_DEVICES.value,
+        clients_per_device=2 if name.endswith('2 at once') else 1,
+    )
   if name == 'native':
     return native.build_sync_context(max_concurrent_clients=1)
   cores = psutil.cpu_count()

@@ -28,6 +28,9 @@ _ROUNDS = flags.DEFINE_integer(
 _FIRST = flags.DEFINE_string(
     'first', None, 'File for the weights after the first round.', required=True
 )
+_AT_ONCE = flags.DEFINE_integer(
+    'at_once', 1, 'Clients that train at once on a device.', lower_bound=1
+)
 _CONTEXT = flags.DEFINE_enum(
     'context', 'multi_device', ['multi_device', 'native'], 'Where rounds run.'
 )
@@ -56,8 +59,8 @@ def main(_) -> None:
 
 def _build_context() -> tff.framework.SyncContext:
   if _CONTEXT.value == 'native':
-    return native.build_sync_context(max_concurrent_clients=1)
-  return multi_device.build_sync_context()
+    return native.build_sync_context(max_concurrent_clients=_AT_ONCE.value)
+  return multi_device.build_sync_context(clients_per_device=_AT_ONCE.value)
 
 
 if __name__ == '__main__':

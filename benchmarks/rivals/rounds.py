@@ -37,6 +37,9 @@ from tff_asr.models import weights as weights_lib
 
 _RIVALS = {
     'tff_asr': turns_lib.Rival(venv=None, program='ours_round'),
+    'tff_asr 2 at once': turns_lib.Rival(
+        venv=None, program='ours_round', flags=('--at_once=2',)
+    ),
     'TFF native': turns_lib.Rival(
         venv=None, program='ours_round', flags=('--context=native',)
     ),
@@ -68,7 +71,7 @@ _ROUNDS = flags.DEFINE_integer(
 _TURNS = flags.DEFINE_integer('turns', 3, 'Of each rival.', lower_bound=1)
 _NAMES = flags.DEFINE_list(
     'rivals',
-    ['TFF native', 'pfl', 'pfl TensorFlow', 'Flower'],
+    ['tff_asr 2 at once', 'TFF native', 'pfl', 'pfl TensorFlow', 'Flower'],
     f'Of {", ".join(_RIVALS)}.',
 )
 _JSON = flags.DEFINE_string('json', None, 'File for the figures.')
