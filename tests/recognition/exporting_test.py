@@ -6,6 +6,7 @@ import tempfile
 from unittest import mock
 
 from absl.testing import absltest
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -99,6 +100,35 @@ class ExportingTest(absltest.TestCase):
             client_data=client_data.load(self.shards),
             output_dir=os.path.join(self.root, 'other'),
         )
+
+  def test_what_would_be_decoded_in_windows_is_passed_over(self):
+    short, long = (
+        exporting.Utterance(f'{size}', 'a', np.zeros(size, np.int16))
+        for size in (12_000, 40_000)
+    )
+    recognizer = recognizers.tiny(window_sec=1.0)
+    self.assertBetween(recognizer.window_samples, 12_000, 39_999)
+    heard = []
+
+    def hear(_, utterances):
+      heard.extend(utterances)
+      return ['something else'] * len(utterances)
+
+    for found, message in (
+        ([long, short, long], 'in only 0 of 1 utterances'),
+        ([long], 'all utterances .* longer than .* decodes at once, 1.0 s'),
+    ):
+      with (
+          mock.patch.object(exporting, '_utterances', lambda _, f=found: f),
+          mock.patch.object(exporting, 'saved_model_texts', hear),
+          self.assertRaisesRegex(ValueError, message),
+      ):
+        exporting.export(
+            recognizer=recognizer,
+            client_data=client_data.load(self.shards),
+            output_dir=os.path.join(self.root, message[:6].strip()),
+        )
+    self.assertEqual(heard, [short])
 
   def test_bad_arguments(self):
     data = client_data.load(self.shards)

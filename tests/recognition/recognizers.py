@@ -6,11 +6,12 @@ from tests import fakes
 from tff_asr.recognition import recognizer as recognizer_lib
 
 
-def tiny() -> recognizer_lib.Recognizer:
+def tiny(**options) -> recognizer_lib.Recognizer:
   """One of one block, as it was initialized."""
   model = fakes.tiny_model(num_blocks=1)
   return recognizer_lib.Recognizer(
       model=model,
       pipeline=fakes.tiny_pipeline(model),
       weights=model.initialize(tf.constant([1, 2])),
+      **options,
   )

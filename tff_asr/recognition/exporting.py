@@ -97,7 +97,8 @@ def export(
   Args:
     recognizer: Holds the model.
     client_data: Speakers whose utterances the exports are checked on; with
-      waveforms.
+      waveforms. Those that the recognizer would decode in windows are passed
+      over: exports decode whole.
     output_dir: Folder to write to; holds no export yet.
     num_utterances: How many of them, at least 1; fewer if there are fewer.
 
@@ -116,8 +117,21 @@ def export(
         f'{output_dir} holds an export already: take another output_dir.'
     )
   utterances = list(
-      itertools.islice(_utterances(client_data), num_utterances)
+      itertools.islice(
+          (
+              utterance
+              for utterance in _utterances(client_data)
+              if len(utterance.waveform) <= recognizer.window_samples
+          ),
+          num_utterances,
+      )
   )
+  if not utterances:
+    raise ValueError(
+        'all utterances of the data are longer than what the model decodes at '
+        f'once, {recognizer.window_samples / schema.SAMPLE_RATE_HZ:.1f} s: check '
+        'the export on others.'
+    )
   characters = recognizer.pipeline.tokenizer.characters
   expected = [
       heard.text

@@ -66,6 +66,7 @@ class Recognizer:
     model: The model.
     pipeline: Its features, batches and tokenizer.
     weights: Its weights, tensors by name.
+    window_samples: The longest waveform that is decoded whole.
   """
 
   def __init__(
@@ -102,7 +103,7 @@ class Recognizer:
     window = int(window_sec * schema.SAMPLE_RATE_HZ) // self._frame_samples
     self._margin = int(_MARGIN_SHARE * window)
     self._hop = window - 2 * self._margin
-    self._window_samples = (
+    self.window_samples = (
         (window * stride - 1) * log_mel.FRAME_SHIFT + log_mel.FRAME_LENGTH
     )
 
@@ -152,7 +153,7 @@ class Recognizer:
         for place, start in enumerate(starts):
           piece = waveform[start:]
           if len(starts) > 1:
-            piece = piece[: self._window_samples]
+            piece = piece[: self.window_samples]
           yield {
               schema.CLIENT_ID: str(number),
               schema.TRANSCRIPT: '',
@@ -187,10 +188,10 @@ class Recognizer:
 
   def _starts(self, num_samples: int) -> list[int]:
     """First samples of the windows of a waveform."""
-    if num_samples <= self._window_samples:
+    if num_samples <= self.window_samples:
       return [0]
     hop = self._hop * self._frame_samples
-    count = 1 + -(-(num_samples - self._window_samples) // hop)
+    count = 1 + -(-(num_samples - self.window_samples) // hop)
     return [hop * place for place in range(count)]
 
   def _join(self, parts: dict[int, np.ndarray]) -> np.ndarray:
