@@ -127,10 +127,10 @@ def export(
       )
   )
   if not utterances:
+    window_sec = recognizer.window_samples / schema.SAMPLE_RATE_HZ
     raise ValueError(
         'all utterances of the data are longer than what the model decodes at '
-        f'once, {recognizer.window_samples / schema.SAMPLE_RATE_HZ:.1f} s: check '
-        'the export on others.'
+        f'once, {window_sec:.1f} s: check the export on others.'
     )
   characters = recognizer.pipeline.tokenizer.characters
   expected = [
