@@ -86,15 +86,20 @@ class _PerTensor(tff.learning.optimizers.Optimizer):
       return new_weight, [new_slots[slot] for slot in self._slots]
 
     # Flat lists, since a gradient may be None, which tf.nest takes for a leaf.
-    updated = [
-        update(*leaves)
-        for leaves in zip(
-            tf.nest.flatten(weights),
-            tf.nest.flatten(gradients),
-            *(tf.nest.flatten(state[slot]) for slot in self._slots),
-            strict=True,
-        )
-    ]
+    # One tensor after the other: what is computed on the way takes the memory
+    # of the largest of them, and not of all.
+    updated = []
+    done = []
+    for leaves in zip(
+        tf.nest.flatten(weights),
+        tf.nest.flatten(gradients),
+        *(tf.nest.flatten(state[slot]) for slot in self._slots),
+        strict=True,
+    ):
+      with tf.control_dependencies(done):
+        weight, slots = update(*leaves)
+      updated.append((weight, slots))
+      done = [weight, *slots]
     pack = lambda leaves: tf.nest.pack_sequence_as(weights, leaves)
     new_slots = {
         slot: pack([slots[index] for _, slots in updated])

@@ -303,13 +303,15 @@ def standard_normal(
   key, high = words[0], words[1]
   noise = []
   for shape in shapes:
-    noise.append(
-        tf.raw_ops.StatelessRandomNormalV2(
-            shape=shape.as_list(),
-            key=[key],
-            counter=[tf.cast(start, tf.uint64), high],
-            alg=_PHILOX,
-        )
-    )
+    # One after the other: each is added and gone before the next takes memory.
+    with tf.control_dependencies(noise[-1:]):
+      noise.append(
+          tf.raw_ops.StatelessRandomNormalV2(
+              shape=shape.as_list(),
+              key=[key],
+              counter=[tf.cast(start, tf.uint64), high],
+              alg=_PHILOX,
+          )
+      )
     start += shape.num_elements()
   return noise
