@@ -18,7 +18,7 @@ FOLDERS = ('tff_asr', 'bin', 'data_tools', 'benchmarks', 'tests', 'tools')
 
 # Layer by layer: the packages and modules of tff_asr, and their libraries.
 LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
-    {'annotations': (), 'checks': ()},
+    {'annotations': (), 'checks': (), 'lean': ('tensorflow',)},
     # Plain TensorFlow, NumPy and Python.
     {
         'features': ('numpy', 'tensorflow'),

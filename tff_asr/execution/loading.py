@@ -102,7 +102,6 @@ class Loaded:
   Attributes:
     compiled: the computation as programs.
     lock: held while it runs.
-    run: the function of a `form.Local`.
     prepare: of the others.
     finish: of a `form.Round`.
     clients: made by the `load_clients` of the constructor; not for a `Local`.
@@ -116,9 +115,24 @@ class Loaded:
     self.compiled = compiled
     self.lock = threading.Lock()
     if isinstance(compiled, form.Local):
-      self.run = compiled.run.load()
+      self._run = None if _is_constant(compiled.run) else compiled.run.load()
       return
     self.prepare = compiled.prepare.load()
     if isinstance(compiled, form.Round):
       self.finish = compiled.finish.load()
     self.clients = load_clients(compiled)
+
+  def run(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+    """The function of a `form.Local`."""
+    if self._run is None:
+      return self.compiled.run.load()(*tensors)
+    return self._run(*tensors)
+
+
+def _is_constant(program: graph.Program) -> bool:
+  """Whether a program takes nothing.
+
+  Graph optimization makes constants of what it returns, such as a process's
+  first state. They would take memory for as long as the program is loaded.
+  """
+  return not program.num_arguments

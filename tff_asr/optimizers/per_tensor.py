@@ -12,6 +12,8 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_asr import lean
+
 # (weight, gradient, slots by name, hyperparameters and 1-based `step`, both as
 # scalars of the weight's dtype) to (new weight, new slots by name).
 Update = Callable[
@@ -86,20 +88,12 @@ class _PerTensor(tff.learning.optimizers.Optimizer):
       return new_weight, [new_slots[slot] for slot in self._slots]
 
     # Flat lists, since a gradient may be None, which tf.nest takes for a leaf.
-    # One tensor after the other: what is computed on the way takes the memory
-    # of the largest of them, and not of all.
-    updated = []
-    done = []
-    for leaves in zip(
+    updated = lean.one_by_one(
+        update,
         tf.nest.flatten(weights),
         tf.nest.flatten(gradients),
         *(tf.nest.flatten(state[slot]) for slot in self._slots),
-        strict=True,
-    ):
-      with tf.control_dependencies(done):
-        weight, slots = update(*leaves)
-      updated.append((weight, slots))
-      done = [weight, *slots]
+    )
     pack = lambda leaves: tf.nest.pack_sequence_as(weights, leaves)
     new_slots = {
         slot: pack([slots[index] for _, slots in updated])

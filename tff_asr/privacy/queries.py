@@ -17,6 +17,7 @@ import tensorflow as tf
 import tensorflow_privacy as tfp
 
 from tff_asr import checks
+from tff_asr import lean
 from tff_asr.privacy import clips
 
 # Noise is read from the counter stream of one Philox key. A round owns 2^40
@@ -168,10 +169,10 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     """Clips to C and the C_h, float64 []."""
     tensors = tf.nest.flatten(record)
     layers = self._clipping.divide(record)
-    squared_norms = [
-        tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64)))
-        for tensor in tensors
-    ]
+    squared_norms = lean.one_by_one(
+        lambda tensor: tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64))),
+        tensors,
+    )
     # In float64 the squares of finite float32 values neither overflow nor
     # vanish, so this is finite exactly when every element is.
     is_finite = tf.math.is_finite(tf.add_n(squared_norms))
@@ -184,14 +185,15 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     )
     # The product in float64 too: a factor of C over a huge norm may be below
     # float32's normal numbers, where rounding could double it.
-    clipped = [
-        tf.where(
+    clipped = lean.one_by_one(
+        lambda tensor, factor: tf.where(
             is_finite,
             tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype),
             0.0,
-        )
-        for tensor, factor in zip(tensors, factors)
-    ]
+        ),
+        tensors,
+        factors,
+    )
     measured = _measure(squared_norms, factors, layers=layers)
     zeros = tf.nest.map_structure(tf.zeros_like, measured)
     return (
