@@ -84,10 +84,9 @@ _PRIVACY = (
         'the last layer is not clipped',
         'tff_asr/privacy/queries.py',
         ((
-            '        for tensor, factor in zip(tensors, factors)\n',
-            '        for tensor, factor in zip(\n'
-            '            tensors, [*factors[:-1], 1.0]\n'
-            '        )\n',
+            '        tensors,\n        factors,\n',
+            '        tensors,\n'
+            '        [*factors[:-1], tf.ones([], tf.float64)],\n',
         ),),
         ('tests/privacy/queries_test.py',),
     ),

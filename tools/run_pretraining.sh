@@ -51,8 +51,8 @@ shards libri_light "$speech" untranscribed data/pretrain \
 train pretrain pretrain_mini_public public
 row 'warm start (40 speakers, public)' public
 
-# Noise is (noise norm)/C = sqrt(D) z / S: 0, .16, .5, 1.6.
-noises="0.0 0.0015 0.0047 0.015"
+# Noise is (noise norm)/C = sqrt(D) z / S: 0, .16, .5, 1.6, 5, 16.
+noises="0.0 0.0015 0.0047 0.015 0.047 0.15"
 freeze=@layer_freeze.LayerFreeze\(\)
 for group in $groups; do
   case $group in
@@ -139,7 +139,7 @@ tune() {  # tune CORPUS RUN ...: from these runs, or from nothing; the table
 }
 if [[ " $groups " == *" an4 "* ]]; then
   seeds=(nothing public)
-  for run in dim_0.0047 frozen_0.5 unprotected; do
+  for run in scratch dim_0.0047 frozen_0.5 global_0.15 dim_0.15 unprotected; do
     [ -e "$runs/$run/results.json" ] && seeds+=("$run")
   done
   tune an4 "${seeds[@]}"
