@@ -19,6 +19,7 @@ from tff_asr import checks
 from tff_asr.execution import cache
 from tff_asr.execution import crew
 from tff_asr.execution import form
+from tff_asr.execution import freed_memory
 from tff_asr.execution import loading
 from tff_asr.execution import schedule
 
@@ -138,11 +139,14 @@ class Runner(abc.ABC):
     max_failed = 0  # Each result of a `form.ClientMap` is asked for.
     if isinstance(compiled, form.Round):
       max_failed = int(self._max_failed_share * len(clients))
+    broadcast = loaded.prepare(*server)
+    # Here, too: of the round before, what nobody holds any more.
+    freed_memory.give_back(broadcast)
     outputs, cohort = self.run_clients(Job(
         loaded,
         clients,
         blocks,
-        loaded.prepare(*server),
+        broadcast,
         stop,
         max_failed,
         self._timeout_sec,
@@ -152,7 +156,10 @@ class Runner(abc.ABC):
     )
     self.last_failures = cohort.failures
     if isinstance(compiled, form.Round):
-      return compiled.result.pack(loaded.finish(*server, *outputs))
+      freed_memory.give_back(outputs)
+      results = loaded.finish(*server, *outputs)
+      freed_memory.give_back(results)
+      return compiled.result.pack(results)
     return [compiled.result.pack(tensors) for tensors in outputs]
 
   def _measure_costs(self, clients: Sequence[tuple]) -> list[float] | None:
