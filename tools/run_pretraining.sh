@@ -69,6 +69,10 @@ for group in $groups; do
       row 'the private speakers without DP' unprotected
       private scratch dim 0.0047 None "SEED_RUN = None"
       row 'private, dim, z = 0.0047, no warm start' scratch
+      for clip in global dim; do
+        private "scratch_${clip}_0.15" "$clip" 0.15 None "SEED_RUN = None"
+        row "private, $clip, z = 0.15, no warm start" "scratch_${clip}_0.15"
+      done
       ;;
     frozen)
       for share in 0.25 0.5 0.75; do
