@@ -21,8 +21,8 @@ Written by `bin/run_findings.py` from what its runs' folders hold:
 
 What was run is kept, and what is not there yet is run; with `--groups=` alone
 the report is written anew. The groups of runs are data, in
-`tff_asr/findings`. What self-supervised pre-training gives in miniature, without
-and with differential privacy: [pretraining.md](pretraining.md#in-miniature).
+`tff_asr/findings`. What self-supervised pre-training gives in miniature, with
+and without differential privacy: [pretraining.md](pretraining.md#in-miniature).
 
 The speech is AN4's training part: 74 people spelling words and reading numbers
 and commands, of whom 28 are public, 32 private, 4 for tuning (dev) and 10 for
