@@ -22,19 +22,21 @@ _TIMEOUT_SEC = 300
 
 
 def write_tiny(folder: str, **options) -> tuple[str, ...]:
-  """Writes a corpus of three people, and returns what trains on it in seconds.
+  """Writes corpora, and returns what trains on them in seconds.
 
   Args:
-    folder: Gets the corpus.
+    folder: Gets the corpus of three people to train on; beside it is one of two
+      others to evaluate on.
     **options: Of `fakes.write_split`.
 
   Returns:
     Gin parameters for the quickstart's federated experiments.
   """
   shards = fakes.write_split(folder, {'ann': 1, 'bob': 2, 'cai': 1}, **options)
+  dev = fakes.write_split(f'{folder}_dev', {'dan': 1, 'eve': 1}, **options)
   return TINY + (
       f'PRIVATE_DIR = {shards!r}',
-      f'DEV_DIR = {shards!r}',
+      f'DEV_DIR = {dev!r}',
       'SEED_RUN = None',
       'COHORT_SIZE = 2',
       'NUM_LOCAL_STEPS = 1',
