@@ -135,8 +135,8 @@ tune() {  # tune CORPUS RUN ...: from these runs, or from nothing; the table
   shift
   for run in "$@"; do
     local from=("SEED_RUN = '$runs/$run'")
-    [ "$run" = nothing ] && from=("SEED_RUN = None" "ENCODER_RATE = 1.0" \
-      "ENCODER_FROZEN_STEPS = 0")
+    # With the pre-trained ones' rates: at the head's rate it learns less.
+    [ "$run" = nothing ] && from=("SEED_RUN = None" "ENCODER_FROZEN_STEPS = 0")
     train train_central "finetune_mini_$corpus" "${corpus}_$run" "${from[@]}"
   done
   compare "$corpus" "$@"

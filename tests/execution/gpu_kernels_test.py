@@ -30,7 +30,6 @@ _INPUT_PIPELINE = frozenset([
     'MapDataset',
     'PaddedBatchDatasetV2',
     'RangeDataset',
-    'ReduceDataset',
     'RepeatDataset',
     'RewriteDataset',
     'ShuffleDatasetV3',

@@ -654,7 +654,8 @@ class FaultsTest(_RunTestCase):
         self.assertNotRegex(' '.join(logs.output), rf'\b{client_id}\b')
       # A smaller share ends the run, which goes on when the data are mended.
       second = os.path.join(self.root, 'second')
-      everyone['context'] = _parts().context
+      # Of its own, which has kept nobody's data.
+      everyone['context'] = multi_device.build_async_context()
       with self.assertRaisesRegex(
           multi_device.ClientError, r'^Client 0 of 4 .* of the client at byte 0'
       ):
