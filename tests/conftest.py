@@ -4,16 +4,14 @@ import os
 import signal
 import sys
 
-# Read by TensorFlow's C++ part when it is loaded.
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-
 import psutil
 import pytest
+
+from tff_asr import launch  # First: sets up TensorFlow before it is loaded.
 
 # Makes the devices when it is imported. TensorFlow's first op fixes them, and
 # any module may run one while it is being imported.
 from tests.execution import logical_devices  # pylint: disable=unused-import
-from tff_asr import launch
 
 # BUILD data: //:pyproject.toml
 

@@ -232,7 +232,9 @@ def _collected_ops():
     for node in graph.node:
       device = tf.DeviceSpec.from_string(node.device)
       name = f'{device.device_type}:{device.device_index}'
-      ops.setdefault(name, set()).add(node.op)
+      # oneDNN's kernels are ops of their own.
+      op = node.op.removeprefix('_MklNative').removeprefix('_Mkl')
+      ops.setdefault(name, set()).add(op)
 
 
 @logical_devices.needed

@@ -14,6 +14,7 @@ then one mean and one variance per utterance, over time and mel together.
 import numpy as np
 import tensorflow as tf
 
+from tff_asr.features import convolution
 from tff_asr.features import mel
 
 SAMPLE_RATE_HZ = mel.SAMPLE_RATE_HZ
@@ -54,12 +55,9 @@ def log_mel(
       0 past its frames. What pads a waveform does not matter.
     feature_lengths: int32 [B], num_frames(num_samples).
   """
-  # A convolution refuses what is too short even for no frame.
-  missing = tf.maximum(FRAME_LENGTH - FRAME_SHIFT - tf.shape(waveforms)[1], 0)
-  samples = tf.pad(tf.cast(waveforms, tf.float32), [[0, 0], [0, missing]])
-  samples = tf.expand_dims(samples, axis=2)
-  parts = tf.nn.conv1d(
-      samples, tf.constant(_frame_kernel()), FRAME_SHIFT, 'VALID'
+  samples = tf.cast(waveforms, tf.float32)[:, :, tf.newaxis]
+  parts = convolution.convolve(
+      samples, tf.constant(_frame_kernel()), FRAME_SHIFT
   )
   real, imaginary = tf.split(parts, 2, axis=-1)
   spectrum = tf.sqrt(tf.square(real) + tf.square(imaginary))

@@ -118,7 +118,7 @@ class BestRqModel:
     hidden, _ = self.encoder.apply(
         weights, masked.features, masked.feature_lengths, seed
     )
-    outputs = tf.matmul(hidden, weights['prediction/kernel'])
+    outputs = encoder_lib.matmul(hidden, weights['prediction/kernel'])
     return outputs + weights['prediction/bias']
 
   def loss(

@@ -19,6 +19,7 @@ from typing import Optional
 import tensorflow as tf
 
 from tff_asr import checks
+from tff_asr.features import convolution
 from tff_asr.features import log_mel
 from tff_asr.models import encoder
 from tff_asr.models import norms
@@ -117,7 +118,9 @@ def _gated_conv(
   normed = norms.layer_norm(weights_lib.select('norm', weights), inputs)
   normed *= tf.cast(valid, inputs.dtype)
   kernel = tf.cast(weights['kernel'], inputs.dtype)
-  hidden = tf.nn.conv1d(normed, kernel, 1, 'SAME')
+  reach = kernel.shape[0] // 2
+  padded = tf.pad(normed, [[0, 0], [reach, reach], [0, 0]])
+  hidden = convolution.convolve(padded, kernel, 1)
   hidden += tf.cast(weights['bias'], inputs.dtype)
   value, gate = tf.split(hidden, 2, axis=-1)
   return value * tf.sigmoid(gate)

@@ -62,7 +62,7 @@ class CtcModel:
     hidden, lengths = self.encoder.apply(
         weights, features, feature_lengths, seed
     )
-    outputs = tf.matmul(hidden, weights['head/kernel'])
+    outputs = encoder_lib.matmul(hidden, weights['head/kernel'])
     return outputs + weights['head/bias'], lengths
 
   def loss(

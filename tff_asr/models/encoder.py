@@ -76,8 +76,15 @@ def check_dropout(dropout: float) -> None:
 
 
 def matmul(inputs: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-  """`inputs` times a float32 weight, in the dtype of the inputs."""
-  return tf.matmul(inputs, tf.cast(weight, inputs.dtype))
+  """`inputs` [..., D] times a float32 weight [D, E], in the inputs' dtype."""
+  # One product of all rows. `tf.matmul` would take one an utterance, and their
+  # gradients' sum over utterances is then an operation of its own.
+  rows = tf.reshape(inputs, [-1, weight.shape[0]])
+  outputs = tf.matmul(rows, tf.cast(weight, inputs.dtype))
+  shape = tf.concat([tf.shape(inputs)[:-1], weight.shape[1:]], axis=0)
+  outputs = tf.reshape(outputs, shape)
+  outputs.set_shape(inputs.shape[:-1] + weight.shape[1:])
+  return outputs
 
 
 def split_seed(

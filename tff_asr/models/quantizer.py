@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tff_asr import checks
 from tff_asr.features import log_mel
+from tff_asr.models import encoder
 
 _VARIANCE_EPSILON = 1e-5
 
@@ -91,9 +92,8 @@ class Quantizer:
     )
     # Of unit vectors the nearest has the largest product, and the length of
     # what it is compared with does not matter.
-    products = tf.matmul(
-        tf.matmul(stacked, self.projection), self.codes, transpose_b=True
-    )
+    projected = encoder.matmul(stacked, self.projection)
+    products = encoder.matmul(projected, tf.transpose(self.codes))
     return tf.argmax(products, axis=-1, output_type=tf.int32)
 
   @property

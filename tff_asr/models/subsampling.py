@@ -18,6 +18,7 @@ from typing import Optional
 
 import tensorflow as tf
 
+from tff_asr.features import convolution
 from tff_asr.features import log_mel
 from tff_asr.models import encoder
 from tff_asr.models import weights as weights_lib
@@ -64,7 +65,7 @@ def apply(
   padded = tf.pad(scaled, [[0, 0], [_PAD_LEFT, _PAD_RIGHT], [0, 0]])
   padded = tf.cast(padded, activation_dtype)
   kernel = tf.cast(weights['kernel'], activation_dtype)
-  hidden = tf.nn.conv1d(padded, kernel, STRIDE, 'VALID')
+  hidden = convolution.convolve(padded, kernel, STRIDE)
   hidden += tf.cast(weights['bias'], activation_dtype)
   value, gate = tf.split(hidden, 2, axis=-1)
   outputs = encoder.dropout(value * tf.sigmoid(gate), dropout, seed)

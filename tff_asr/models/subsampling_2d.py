@@ -15,6 +15,7 @@ from typing import Optional
 
 import tensorflow as tf
 
+from tff_asr.features import convolution
 from tff_asr.models import encoder
 from tff_asr.models import weights as weights_lib
 
@@ -84,6 +85,5 @@ def _kernel(fan_in: int, fan_out: int) -> weights_lib.WeightSpec:
 def _convolve(inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
   """Whole strides in time and mel of [B, T, F, K]; reads 0 past the end."""
   padded = tf.pad(inputs, [[0, 0], [0, _PAD_RIGHT], [0, _PAD_RIGHT], [0, 0]])
-  return tf.nn.conv2d(
-      padded, tf.cast(kernel, inputs.dtype), _CONV_STRIDE, 'VALID'
-  )
+  kernel = tf.cast(kernel, inputs.dtype)
+  return convolution.convolve(padded, kernel, _CONV_STRIDE)

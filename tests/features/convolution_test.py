@@ -1,0 +1,46 @@
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import tensorflow as tf
+
+from tff_asr.features import convolution
+
+
+class ConvolveTest(parameterized.TestCase):
+
+  @parameterized.product(size=tuple(range(10)), stride=(1, 2, 3))
+  def test_outputs_are_sums_over_whole_windows(self, size, stride):
+    rng = np.random.default_rng(size)
+    inputs = rng.normal(size=[2, size, 3]).astype(np.float32)
+    kernel = rng.normal(size=[4, 3, 5]).astype(np.float32)
+    expected = [
+        np.einsum('blk,lkm->bm', inputs[:, start : start + 4], kernel)
+        for start in range(0, size - 3, stride)
+    ]
+    expected = np.stack(expected, 1) if expected else np.zeros([2, 0, 5])
+    for function in (convolution.convolve, tf.function(convolution.convolve)):
+      outputs = function(tf.constant(inputs), tf.constant(kernel), stride)
+      self.assertEqual(outputs.shape, expected.shape)
+      np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
+
+  @parameterized.parameters(0, 1, 2, 3, 4, 7)
+  def test_over_time_and_frequency_it_has_the_outputs_of_time(self, size):
+    inputs = tf.random.stateless_normal([2, size, 8, 3], [1, 2])
+    kernel = tf.random.stateless_normal([3, 3, 3, 5], [3, 4])
+    outputs = convolution.convolve(inputs, kernel, 2)
+    self.assertEqual(outputs.shape, (2, max(0, (size - 1) // 2), 3, 5))
+
+  @parameterized.parameters(0, 3)
+  def test_without_an_output_gradients_are_zero(self, size):
+    inputs = tf.ones([2, size, 3])
+    kernel = tf.ones([4, 3, 5])
+    with tf.GradientTape() as tape:
+      tape.watch(kernel)
+      total = tf.reduce_sum(convolution.convolve(inputs, kernel, 2))
+    np.testing.assert_array_equal(
+        tape.gradient(total, kernel), np.zeros([4, 3, 5])
+    )
+
+
+if __name__ == '__main__':
+  absltest.main()
