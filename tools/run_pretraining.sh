@@ -135,14 +135,19 @@ tune() {  # tune CORPUS RUN ...: from these runs, or from nothing; the table
   shift
   for run in "$@"; do
     local from=("SEED_RUN = '$runs/$run'")
-    # With the pre-trained ones' rates: at the head's rate it learns less.
-    [ "$run" = nothing ] && from=("SEED_RUN = None" "ENCODER_FROZEN_STEPS = 0")
+    case $run in
+      # With the pre-trained ones' rates and frozen steps.
+      nothing) from=("SEED_RUN = None") ;;
+      nothing_unfrozen)
+        from=("SEED_RUN = None" "ENCODER_FROZEN_STEPS = 0")
+        ;;
+    esac
     train train_central "finetune_mini_$corpus" "${corpus}_$run" "${from[@]}"
   done
   compare "$corpus" "$@"
 }
 if [[ " $groups " == *" an4 "* ]]; then
-  seeds=(nothing public)
+  seeds=(nothing nothing_unfrozen public)
   for run in scratch dim_0.0047 frozen_0.5 global_0.15 dim_0.15 unprotected; do
     [ -e "$runs/$run/results.json" ] && seeds+=("$run")
   done
