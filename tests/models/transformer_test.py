@@ -373,7 +373,8 @@ class Bfloat16Test(parameterized.TestCase):
     self.assertEqual({g.dtype for g in gradients.values()}, {tf.float32})
     expected_gradients = _flat(expected_gradients)
     error = np.linalg.norm(_flat(gradients) - expected_gradients)
-    self.assertBetween(error / np.linalg.norm(expected_gradients), 1e-4, 0.05)
+    # From .01 to .09 over seeds: some gradients nearly cancel.
+    self.assertBetween(error / np.linalg.norm(expected_gradients), 1e-4, 0.15)
 
   def test_products_are_bfloat16_and_statistics_float32(self):
     encoder = _build(

@@ -59,13 +59,22 @@ def mask(lengths: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
 def dropout(
     inputs: tf.Tensor, rate: float, seed: Optional[tf.Tensor]
 ) -> tf.Tensor:
-  """Inverted dropout from a stateless seed; without seed or rate, identity."""
+  """Inverted dropout from a stateless seed; without seed or rate, identity.
+
+  The rate is rounded to 16 bits, of which a value takes 16: drawing costs half
+  of what a uniform float32 does, and is most of dropout's cost.
+  """
   if seed is None or rate == 0:
     return inputs
-  # A bfloat16 draw has 128 values only, and would round the rate to them.
-  draws = tf.random.stateless_uniform(tf.shape(inputs), seed)
-  scale = tf.cast(1 / (1 - rate), inputs.dtype)
-  return tf.where(draws >= rate, inputs * scale, tf.zeros([], inputs.dtype))
+  size = tf.size(inputs)
+  pairs = tf.random.stateless_uniform(
+      [(size + 1) // 2], seed, minval=None, maxval=None, dtype=tf.uint32
+  )
+  draws = tf.reshape(tf.bitcast(pairs, tf.uint16), [-1])[:size]
+  num_dropped = min(round(rate * 2**16), 2**16 - 1)
+  kept = tf.cast(draws >= tf.constant(num_dropped, tf.uint16), inputs.dtype)
+  kept *= tf.cast(1 / (1 - num_dropped / 2**16), inputs.dtype)
+  return inputs * tf.reshape(kept, tf.shape(inputs))
 
 
 def check_dropout(dropout: float) -> None:
