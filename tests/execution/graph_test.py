@@ -1,5 +1,6 @@
 """Tests of tff_asr.execution.graph."""
 
+from concurrent import futures
 import dataclasses
 import pickle
 
@@ -67,6 +68,20 @@ class LoadTest(absltest.TestCase):
         num_arguments=1,
     )
     self.assertEqual(program.load()(tf.constant(10.0)), [13.0])
+
+  def test_it_runs_in_several_threads_however_much_memory_it_takes(self):
+    # 20 x 16 MiB: above 256 MiB, what TensorFlow takes a CPU to have, it makes
+    # variables of large sums, of one name in all calls.
+    @tff.tensorflow.computation(tff.TensorType(np.float32, [2**22]))
+    def add_many(x):
+      return tf.reduce_sum(tf.add_n([tf.sin(x + float(i)) for i in range(20)]))
+
+    function = graph.single(graph.from_computation(add_many)).load()
+    ones = tf.ones([2**22])
+    (expected,) = function(ones)
+    with futures.ThreadPoolExecutor(4) as pool:
+      results = list(pool.map(lambda _: function(ones)[0], range(12)))
+    self.assertEqual([float(each) for each in results], [float(expected)] * 12)
 
   def test_program_pickles(self):
     program = pickle.loads(pickle.dumps(graph.single(_build_adder(1.0))))

@@ -17,13 +17,18 @@ What importing has to get right:
 - Only what the outputs need is imported, as in a session run.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
 import dataclasses
 import itertools
 import threading
 
 import tensorflow as tf
 import tensorflow_federated as tff
+
+# TensorFlow's public functions do not reach the option that is needed.
+from tensorflow.core.protobuf import rewriter_config_pb2
+from tensorflow.python.eager import context as eager_context
 
 from tff_asr.execution import graph_nodes
 from tff_asr.execution import values
@@ -161,7 +166,8 @@ class Function:
     """Returns the program's outputs for its flat arguments."""
     if self._initializers:
       self._initialize()
-    return list(self._function(*tensors))
+    with _optimized_for_threads():
+      return list(self._function(*tensors))
 
   def _initialize(self) -> None:
     if self.has_variables:
@@ -175,6 +181,28 @@ class Function:
         for initializer in self._initializers:
           initializer()
         self._initialized_devices.add(device)
+
+
+@contextlib.contextmanager
+def _optimized_for_threads() -> Iterator[None]:
+  """In this thread, functions can run in others at the same time.
+
+  TensorFlow's memory optimizer turns sums of a graph that seems large into
+  temporary variables, which it names alike in all calls of a function.
+  """
+  context = eager_context.context()
+  options = context.function_call_options
+  config = tf.compat.v1.ConfigProto.FromString(options.config_proto_serialized)
+  config.graph_options.rewrite_options.memory_optimization = (
+      rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
+  )
+  context.function_call_options = eager_context.FunctionCallOptions(
+      executor_type=options.executor_type, config_proto=config
+  )
+  try:
+    yield
+  finally:
+    context.function_call_options = options
 
 
 @dataclasses.dataclass(frozen=True)
