@@ -1,3 +1,5 @@
+import tempfile
+
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
@@ -29,6 +31,25 @@ class ConvolveTest(parameterized.TestCase):
     kernel = tf.random.stateless_normal([3, 3, 3, 5], [3, 4])
     outputs = convolution.convolve(inputs, kernel, 2)
     self.assertEqual(outputs.shape, (2, max(0, (size - 1) // 2), 3, 5))
+
+  def test_tflite_converts_it_and_it_gives_the_same(self):
+    @tf.function(
+        autograph=False, input_signature=[tf.TensorSpec([1, None, 3])]
+    )
+    def function(inputs):
+      return convolution.convolve(inputs, tf.ones([4, 3, 5]), 2)
+
+    # From a SavedModel, as an export is made: shapes are inferred anew.
+    with tempfile.TemporaryDirectory() as folder:
+      module = tf.Module()
+      module.function = function
+      tf.saved_model.save(module, folder)
+      converter = tf.lite.TFLiteConverter.from_saved_model(folder)
+      interpreter = tf.lite.Interpreter(model_content=converter.convert())
+    run = interpreter.get_signature_runner()
+    inputs = tf.random.stateless_normal([1, 9, 3], [1, 2])
+    (outputs,) = run(inputs=inputs).values()
+    np.testing.assert_allclose(outputs, function(inputs), rtol=1e-5, atol=1e-5)
 
   @parameterized.parameters(0, 3)
   def test_without_an_output_gradients_are_zero(self, size):

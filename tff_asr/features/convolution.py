@@ -10,7 +10,7 @@ def convolve(inputs: tf.Tensor, kernel: tf.Tensor, stride: int) -> tf.Tensor:
   oneDNN's (2.14: the default on processors with AVX-512) returns its input.
 
   Args:
-    inputs: [B, T, ..., K].
+    inputs: [B, T, ..., K], of which all but B and T are known.
     kernel: [L, ..., K, M], of the same dtype, its shape known.
     stride: Along time and what follows it.
 
@@ -20,7 +20,8 @@ def convolve(inputs: tf.Tensor, kernel: tf.Tensor, stride: int) -> tf.Tensor:
   size = tf.shape(inputs)[1]
   length = kernel.shape[0]
   missing = tf.maximum(length - size, 0)
-  others = [[0, 0]] * (len(kernel.shape) - 2)
-  padded = tf.pad(inputs, [[0, 0], [0, missing], *others])
+  # Not a pad, after which TFLite knows no channels, and it needs them.
+  end = tf.zeros([tf.shape(inputs)[0], missing, *inputs.shape[2:]], inputs.dtype)
+  padded = tf.concat([inputs, end], axis=1)
   outputs = tf.nn.convolution(padded, kernel, stride, 'VALID')
   return outputs[:, : tf.maximum(1 + (size - length) // stride, 0)]
