@@ -21,7 +21,8 @@ def convolve(inputs: tf.Tensor, kernel: tf.Tensor, stride: int) -> tf.Tensor:
   length = kernel.shape[0]
   missing = tf.maximum(length - size, 0)
   # Not a pad, after which TFLite knows no channels, and it needs them.
-  end = tf.zeros([tf.shape(inputs)[0], missing, *inputs.shape[2:]], inputs.dtype)
+  shape = [tf.shape(inputs)[0], missing, *inputs.shape[2:]]
+  end = tf.zeros(shape, inputs.dtype)
   padded = tf.concat([inputs, end], axis=1)
   outputs = tf.nn.convolution(padded, kernel, stride, 'VALID')
   return outputs[:, : tf.maximum(1 + (size - length) // stride, 0)]
