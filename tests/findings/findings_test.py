@@ -359,7 +359,7 @@ class RunsTest(absltest.TestCase):
     self.finish('few_1', errors=(5, 5))
     few = _FEDERATED.but('few')
     groups = [
-        # Numbers with a gap, words, and lines only.
+        # Numbers with a gap, words, and no point, of which there is no plot.
         _group(
             _row(seeds=(1,), label='central', series='central', x=2),
             _row(label='few', recipe=few, seeds=(1,), against='central',
@@ -372,13 +372,12 @@ class RunsTest(absltest.TestCase):
         _group(_SEED_ROW, name='without'),
     ]
     text = self.report(*groups)
-    for name in ('gap', 'word', 'line'):
+    for name in ('gap', 'word'):
       self.assertIn(f'](results/{name}.png)', text)
       with open(os.path.join(self.root, 'results', f'{name}.png'), 'rb') as f:
         self.assertStartsWith(f.read(), b'\x89PNG')
     self.assertCountEqual(
-        os.listdir(os.path.join(self.root, 'results')),
-        ['gap.png', 'word.png', 'line.png'],
+        os.listdir(os.path.join(self.root, 'results')), ['gap.png', 'word.png']
     )
 
   def test_what_is_not_run_is_said_to_be_so(self):

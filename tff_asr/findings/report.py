@@ -102,7 +102,8 @@ def _section(
   parts.append(table.to_markdown(group, measured))
   if absent:
     parts.append(_wrap(f'Not run yet: {"; ".join(absent)}.'))
-  if group.x_label is not None:
+  points = any(each.row.series is not None for each in measured.values())
+  if group.x_label is not None and points:
     name = f'{group.name}.png'
     plot.draw(group, measured, path=os.path.join(plots, name))
     parts.append(f'![{group.title}]({_PLOTS}/{name})')
