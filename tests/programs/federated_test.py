@@ -440,10 +440,11 @@ class FederatedTest(_RunTestCase):
       sizes = [len(iterator.select()) for _ in range(3)]
       if sizes[0] == 0 and sizes[1] > 0:
         break
-    results, _ = _train(
+    results, printed = _train(
         self.run, build_cohorts=draw, sampler_seed=seed, num_rounds=2
     )
     self.assertEqual(results['rounds'], 2)
+    self.assertIn('round 1 of 2, loss none, ', printed)
     rows = self.metrics()
     self.assertEqual(rows[0]['not_private/train_loss'], 'nan')
     self.assertEqual(float(rows[0]['not_private/num_clients']), 0)

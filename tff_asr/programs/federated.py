@@ -357,7 +357,9 @@ def _figures(
   """What the progress display shows."""
   exact = lambda name: metrics[f'not_private/{name}']
   figures = {
-      'loss': f'{exact("train_loss"):.2f}',
+      'loss': progress_lib.mean(
+          exact('train_loss'), count=exact('num_utterances')
+      ),
       'epsilon': progress_lib.spent(metrics['epsilon'], target=target_epsilon),
   }
   if 'dev_word_error_rate' in metrics:

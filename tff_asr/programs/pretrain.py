@@ -365,7 +365,9 @@ def _figures(
     metrics: dict[str, float], *, target_epsilon: Optional[float]
 ) -> dict[str, str]:
   """What the progress display shows."""
-  figures = {'loss': f'{metrics["not_private/train_loss"]:.2f}'}
+  exact = lambda name: metrics[f'not_private/{name}']
+  loss = progress_lib.mean(exact('train_loss'), count=exact('num_examples'))
+  figures = {'loss': loss}
   if 'epsilon' in metrics:
     figures['epsilon'] = progress_lib.spent(
         metrics['epsilon'], target=target_epsilon

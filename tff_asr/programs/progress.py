@@ -99,6 +99,11 @@ def spent(epsilon: float, *, target: Optional[float]) -> str:
   return f'{epsilon:.3g}{of_target}'
 
 
+def mean(value: float, *, count: float) -> str:
+  """A mean to two decimals; `none` of nobody, which is no divergence."""
+  return f'{value:.2f}' if count else 'none'
+
+
 def _duration(seconds: float) -> str:
   """Seconds in two units at most, as people say it: `2 h 5 min`."""
   if seconds < 120:
