@@ -36,6 +36,7 @@ class _Evaluator:
 
   def __init__(self, *rates: float):
     self._rates = list(rates)
+    self.client_ids = frozenset()
     self.seen = []
     self.listening = set()
 

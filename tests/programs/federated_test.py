@@ -128,6 +128,11 @@ def _train(output_dir: str, **changes) -> tuple[dict, str]:
   return results, printed.getvalue()
 
 
+def _evaluator(evaluate):
+  """An evaluator that does this, of people who do not train."""
+  return mock.Mock(side_effect=evaluate, client_ids=frozenset())
+
+
 def _arguments(output_dir: str, **changes) -> dict[str, object]:
   """Arguments of `federated.train`."""
   parts = _parts()
@@ -319,11 +324,11 @@ class FederatedTest(_RunTestCase):
   def test_people_words_and_keys_are_not_in_the_open_and_nothing_listens(self):
     before, looks = seen.listening(), []
 
-    def evaluator(weights):
+    def evaluate(weights):
       looks.append(seen.listening() - before)
       return _parts().evaluator(weights)
 
-    _, printed = _train(self.run, evaluator=evaluator)
+    _, printed = _train(self.run, evaluator=_evaluator(evaluate))
     self.assertEqual(looks, [set()])
     self.assertEmpty(seen.readable_keys(self.run))
     text = printed + seen.text(self.run)
@@ -370,7 +375,7 @@ class FederatedTest(_RunTestCase):
       rounds = ledger_lib.read(self.file('ledger.jsonl')).rounds
       return sum(group.count for group in rounds)
 
-    def evaluator(weights):
+    def evaluate(weights):
       seen.append(('evaluated', count_charged()))
       return _parts().evaluator(weights)
 
@@ -385,7 +390,10 @@ class FederatedTest(_RunTestCase):
         state_manager.StateManager, 'save', save_after_look
     ):
       _train(
-          self.run, evaluator=evaluator, evaluate_every=1, save_every=1
+          self.run,
+          evaluator=_evaluator(evaluate),
+          evaluate_every=1,
+          save_every=1,
       )
     self.assertEqual(
         seen,

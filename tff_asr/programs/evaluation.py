@@ -169,15 +169,14 @@ def warn_of_heard_speakers(
   Their word error rates would be mistaken for those of people whom the model
   never heard.
   """
-  dev_ids = getattr(evaluator, 'client_ids', frozenset())
-  num_heard = len(dev_ids & frozenset(client_ids))
+  num_heard = len(evaluator.client_ids & frozenset(client_ids))
   if num_heard:
     logging.warning(
         '%d of the %d dev speakers train, too: word error rates are not of '
         'people whom the model never heard. Divide the corpus by speaker '
         '(--partition of data_tools).',
         num_heard,
-        len(dev_ids),
+        len(evaluator.client_ids),
     )
 
 
