@@ -1,4 +1,4 @@
-r"""One round of the paper's 255M model: seconds by part, and peak memory.
+r"""Rounds of the paper's 255M model: seconds and peak memory, by part.
 
     python -m benchmarks.full_size
 
@@ -13,6 +13,7 @@ launch.begin(__name__)
 import os
 import tempfile
 import time
+from typing import NamedTuple
 
 from absl import flags
 import numpy as np
@@ -62,32 +63,54 @@ def main(_) -> None:
     clock.lap('restore')
     for old, new in zip(tf.nest.flatten(state), tf.nest.flatten(restored)):
       np.testing.assert_array_equal(np.asarray(old), np.asarray(new))
-  clock.laps.append(('peak memory, GiB', workload_lib.peak_gib()))
   workload_lib.report(
       f'{sizes.num_parameters() / 1e6:.1f}M parameters, 2 clients of one step '
       f'of {sizes.batch_sec:g} s',
       [
-          ['', 'seconds'],
-          *([name, f'{value:.1f}'] for name, value in clock.laps),
+          ['', 'seconds', 'peak GiB', 'GiB at its end'],
+          *(
+              [lap.part, *(f'{value:.1f}' for value in lap[1:])]
+              for lap in clock.laps
+          ),
       ],
-      dict(clock.laps),
+      {lap.part: lap._asdict() for lap in clock.laps},
       _JSON.value,
   )
 
 
+class _Lap(NamedTuple):
+  """What a part took: its time, its peak of memory, and what it left."""
+
+  part: str
+  seconds: float
+  peak_gib: float
+  end_gib: float
+
+
 class _Clock:
-  """Seconds of each part."""
+  """Laps of one part after the other."""
 
   def __init__(self):
     self.laps = []
+    self._begin()
+
+  def _begin(self) -> None:
+    workload_lib.reset_peak()
     self._last = time.monotonic()
 
-  def lap(self, name: str) -> None:
-    now = time.monotonic()
-    self.laps.append((name, now - self._last))
-    print(f'{name}: {now - self._last:.1f} s, '
-          f'{workload_lib.peak_gib():.1f} GiB so far', flush=True)
-    self._last = time.monotonic()
+  def lap(self, part: str) -> None:
+    """Ends a part."""
+    seconds = time.monotonic() - self._last
+    lap = _Lap(
+        part, seconds, workload_lib.peak_gib(), workload_lib.resident_gib()
+    )
+    print(
+        f'{part}: {seconds:.1f} s, {lap.peak_gib:.1f} GiB at its peak, '
+        f'{lap.end_gib:.1f} at its end',
+        flush=True,
+    )
+    self.laps.append(lap)
+    self._begin()
 
 
 if __name__ == '__main__':

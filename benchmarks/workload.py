@@ -34,7 +34,6 @@ from tff_asr.privacy import queries
 from tff_asr.storage import outputs
 from tff_asr.text import tokenizer as tokenizer_lib
 
-_PEAK_KIB = re.compile(r'^VmHWM:\s+(\d+) kB$', re.MULTILINE)
 _TRANSCRIPT = 'nobody says this but it is as long as speech'
 CLIENT_LEARNING_RATE = 0.1
 
@@ -175,10 +174,26 @@ def initialize(process: tff.learning.templates.LearningProcess) -> Any:
 
 
 def peak_gib() -> float:
-  """This process's largest resident memory so far, GiB."""
+  """This process's largest resident memory since `reset_peak`, GiB."""
   # Not ru_maxrss: a process inherits the one of who started it.
+  return _status_gib('VmHWM')
+
+
+def resident_gib() -> float:
+  """This process's resident memory now, GiB."""
+  return _status_gib('VmRSS')
+
+
+def reset_peak() -> None:
+  """`peak_gib` begins anew from what is resident now."""
+  pathlib.Path('/proc/self/clear_refs').write_text('5', encoding='ascii')
+
+
+def _status_gib(name: str) -> float:
+  """A size of Linux's account of this process, GiB."""
   status = pathlib.Path('/proc/self/status').read_text(encoding='ascii')
-  return int(_PEAK_KIB.search(status)[1]) / 2**20
+  kib = re.search(rf'^{name}:\s+(\d+) kB$', status, re.MULTILINE)[1]
+  return int(kib) / 2**20
 
 
 def machine() -> dict[str, Any]:

@@ -37,7 +37,11 @@ class BenchmarksTest(parameterized.TestCase):
       (
           'full_size',
           ('full_size', '--rounds=1'),
-          lambda figures: [figures['save'], figures['restore']],
+          lambda figures: [
+              figures[part][figure]
+              for part in ('round 1', 'save', 'restore')
+              for figure in ('seconds', 'peak_gib', 'end_gib')
+          ],
       ),
       (
           'dp_sgd',

@@ -13,6 +13,16 @@ class PeakTest(absltest.TestCase):
     filled = np.ones(2**28, np.uint8)
     self.assertGreater(workload.peak_gib(), filled.nbytes / 2**30)
 
+  def test_it_begins_anew(self):
+    filled = np.ones(2**28, np.uint8)
+    del filled
+    before = workload.peak_gib()
+    workload.reset_peak()
+    self.assertLess(workload.peak_gib(), before - 0.2)
+    self.assertBetween(
+        workload.peak_gib() - workload.resident_gib(), 0, 0.1
+    )
+
   def test_it_is_not_that_of_who_started_the_process(self):
     filled = np.ones(2**31, np.uint8)
     program = 'from benchmarks import workload; print(workload.peak_gib())'
