@@ -6,8 +6,9 @@ The same batch goes through functions each of which does more than the one
 before: logits, loss, gradients, clipped gradients, whole step; what a part
 takes is the difference to the one before, in the same turn. Features are
 computed from the same seconds of audio. For comparison: the step without
-dropout, and (`--jit`) with an encoder that XLA compiles, forward and backward.
-TensorFlow's losses are not among what XLA compiles, so the loss stays as it is.
+dropout, and if asked for with bfloat16 activations (`--bfloat16`) and with an
+encoder that XLA compiles, forward and backward (`--jit`). TensorFlow's losses
+are not among what XLA compiles, so the loss stays as it is.
 
 `of the product's pace`: the operations of the step's matrix products, forward
 and backward (`flops`), over its seconds, as a share of the pace at which
@@ -49,6 +50,9 @@ _SEC = flags.DEFINE_float('sec', 10.0, 'Length of each.', lower_bound=1.0)
 _DROPOUT = flags.DEFINE_float(
     'dropout', 0.1, 'Of the model.', lower_bound=0.0, upper_bound=0.9
 )
+_BFLOAT16 = flags.DEFINE_boolean(
+    'bfloat16', False, 'Also with bfloat16 activations.'
+)
 _JIT = flags.DEFINE_boolean('jit', False, 'Also compile the step with XLA.')
 _REPEATS = flags.DEFINE_integer(
     'repeats', 5, 'Turns that count.', lower_bound=1
@@ -77,6 +81,9 @@ def main(_) -> None:
   if _DROPOUT.value:
     plain = _model(0.0)
     runs['without dropout'] = _functions(plain, batch)['step']
+  if _BFLOAT16.value:
+    short = _model(_DROPOUT.value, activation_dtype='bfloat16')
+    runs['with bfloat16'] = _functions(short, batch)['step']
   if _JIT.value:
     encoder = model.encoder
     jitted = dataclasses.replace(
@@ -153,7 +160,9 @@ def _parts(seconds: dict[str, list[float]]) -> dict[str, list[float]]:
   return parts
 
 
-def _model(dropout: float) -> ctc.CtcModel:
+def _model(
+    dropout: float, *, activation_dtype: str = 'float32'
+) -> ctc.CtcModel:
   return ctc.build(
       encoder=transformer.build(
           num_blocks=_NUM_BLOCKS.value,
@@ -161,6 +170,7 @@ def _model(dropout: float) -> ctc.CtcModel:
           mlp_dim=4 * _DIM.value,
           num_heads=4,
           dropout=dropout,
+          activation_dtype=activation_dtype,
       ),
       tokenizer=tokenizer_lib.CharTokenizer(),
       loss_kernel='op',

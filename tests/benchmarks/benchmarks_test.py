@@ -51,7 +51,7 @@ class BenchmarksTest(parameterized.TestCase):
       ),
       (
           'local_step',
-          ('local_step', '--batch=2', '--sec=1', '--repeats=1'),
+          ('local_step', '--batch=2', '--sec=1', '--repeats=1', '--bfloat16'),
           lambda figures: figures['utilization'].values(),
       ),
       (
