@@ -7,6 +7,7 @@ import tempfile
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import numpy as np
 
 from tests import experiments as experiments_lib
 from tff_asr import config
@@ -262,6 +263,15 @@ class RunsTest(absltest.TestCase):
     self.assertRegex(text, r'\| federated +\| 60\.0 \+- 14\.1 ')
     self.assertRegex(text, r'\| 0\.2 +\| 0\.1: 40\.0, 0\.2: 30\.0, 0\.3: 45\.0')
 
+  def test_only_the_rate_that_is_taken_is_decoded(self):
+    self.finish('seed', errors=(9, 9))
+    self.finish('federated_rate0.1_1', dev=0.4)
+    self.finish('federated_rate0.2_1', dev=0.3)
+    group = _group(_row(rates=(0.1, 0.2), seeds=(1,)))
+    (job,) = jobs.missing([group], folders=self.folders)(frozenset())
+    runs = [os.path.join(self.root, 'federated_rate0.2_1')]
+    self.assertIn(f'--gin_param=RUNS = {runs}', job.command)
+
   def test_a_run_with_other_settings_is_refused(self):
     self.finish('seed')
     self.finish('federated_1', configuration='COHORT_SIZE = 4\n')
@@ -306,6 +316,47 @@ class RunsTest(absltest.TestCase):
           rf'Claim {number}\. {re.escape(figure)} \([^)]*\): \*\*{verdict}',
       )
       self.assertRegex(text, rf'\| Claim {number}\. +\| {verdict}')
+
+  def test_another_seed_could_change_what_runs_differ_by(self):
+    self.finish('seed', errors=(6, 8))
+    # Rates of .4, .5 and .6, and .3, .5 and .7: variances .01 and .04.
+    for name, spread in (('federated', 1), ('mixed', 2)):
+      for seed, extra in enumerate((-spread, 0, spread), start=1):
+        self.finish(f'{name}_{seed}', errors=(4 + extra, 6 + extra))
+    self.finish('one_1', errors=(2, 4))
+    rows = (
+        _SEED_ROW,
+        _row(seeds=(1, 2, 3)),
+        _row(label='mixed', recipe=_FEDERATED.but('mixed'), seeds=(1, 2, 3)),
+        _row(label='not run', recipe=_FEDERATED.but('not_run')),
+        _row(label='one', recipe=_FEDERATED.but('one'), seeds=(1,),
+             against='mixed'),
+    )
+    group = _group(*rows)
+    deviation = table.pool_deviation([group, group], runs_dir=self.root)
+    self.assertEqual(deviation.num_rows, 2)
+    self.assertAlmostEqual(deviation.value, 0.025**0.5)
+    measured, absent = table.measure(
+        group, runs_dir=self.root, deviation=deviation
+    )
+    self.assertEqual(absent, ['not run'])
+    # Nothing but the seed: one run, minus the mean of three; Student's 12.706.
+    width = 12.706 * (0.025 + 0.025 / 3) ** 0.5
+    np.testing.assert_allclose(
+        measured['one'].difference, (-0.2, -0.2 - width, -0.2 + width),
+        rtol=1e-4,
+    )
+    # The seed model is what it is.
+    np.testing.assert_allclose(
+        measured['federated'].difference.high,
+        -0.2 + 12.706 * (0.025 / 3) ** 0.5,
+        rtol=1e-4,
+    )
+    text = ' '.join(self.report(group).split())
+    self.assertIn(
+        'a seed changes a run by 15.8 points, the standard deviation of 2 rows',
+        text,
+    )
 
   def test_a_claim_without_its_runs_is_not_judged(self):
     self.finish('seed', errors=(6, 8))

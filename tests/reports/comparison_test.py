@@ -4,6 +4,7 @@ import tempfile
 
 from absl.testing import absltest
 
+from tff_asr.metrics import contrast
 from tff_asr.reports import comparison
 
 
@@ -71,18 +72,15 @@ class ComparisonTest(absltest.TestCase):
   def test_contrast_by_hand(self):
     seed = (self._run('seed', {'a': 8, 'b': 6}),)
     pair = (self._run('x', {'a': 4, 'b': 2}), self._run('y', {'a': 6, 'b': 4}))
-    # The pair's mean errors are 5 and 3, .4; minus twice .7.
-    found = comparison.contrast({pair: 1, seed: -2})
-    self.assertAlmostEqual(found.estimate, 0.4 - 2 * 0.7)
-    # Of one speaker alone: .5 - 2 (.8), and .3 - 2 (.6).
-    self.assertAlmostEqual(found.low, -1.1)
-    self.assertAlmostEqual(found.high, -0.9)
-    rows = comparison.compare({'seed': seed, 'pair': pair})
+    # The pair's mean errors are 5 and 3, minus twice 8 and 6: -11 and -9.
+    terms = [comparison.Term(pair, 1, 0.01), comparison.Term(seed, -2, 0.005)]
     self.assertEqual(
-        comparison.contrast({pair: 1, seed: -1}), rows[1].difference
+        comparison.contrast(terms),
+        contrast.interval([-11, -9], [10, 10], seed_variance=0.01 + 4 * 0.005),
     )
+    other = (self._run('other', {'b': 8}),)
     with self.assertRaisesRegex(ValueError, 'other was evaluated on other'):
-      comparison.contrast({seed: 1, (self._run('other', {'b': 8}),): -1})
+      comparison.contrast([comparison.Term(seed, 1), comparison.Term(other, 1)])
 
   def test_other_speakers_are_refused(self):
     groups = {

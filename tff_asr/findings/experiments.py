@@ -227,7 +227,8 @@ def is_trained(run: Run, *, runs_dir: str) -> bool:
   """Whether a run has ended.
 
   Raises:
-    ValueError: It was run with other settings than it has now.
+    ValueError: It was run with other settings of its recipe than these. What
+      an experiment's own files or a seed model were then is not compared.
   """
   path = folder(run, runs_dir=runs_dir)
   if not os.path.exists(os.path.join(path, outputs.RESULTS)):

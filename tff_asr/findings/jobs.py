@@ -153,10 +153,18 @@ def _training(run: experiments.Run, *, folders: Folders) -> job_queue.Job:
 def _evaluations(
     group: experiments.Group, *, folders: Folders
 ) -> Iterator[job_queue.Job]:
-  """Decodes what is trained and not decoded yet, one job a model."""
+  """Decodes what is shown and not decoded yet, one job a model.
+
+  Of learning rates that were tried, only the one that was taken.
+  """
   models: list[experiments.Model] = []
   runs: list[list[str]] = []
-  for run in _runs(group, runs_dir=folders.runs_dir):
+  shown = {
+      run.name: run
+      for row in group.rows
+      for run in experiments.averaged(row, runs_dir=folders.runs_dir)
+  }
+  for run in shown.values():
     if run.recipe.model not in models:
       models.append(run.recipe.model)
       runs.append([])

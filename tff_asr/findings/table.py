@@ -25,6 +25,7 @@ class Measured(NamedTuple):
     row: What it is.
     runs: Folders of its runs.
     shown: Its figures.
+    seed_variance: Of its word error rate, squared, over random seeds.
     difference: From the row that it is compared with; None: that is none, or
       not measured.
     dev_rates: Learning rates that were tried to dev WERs.
@@ -34,9 +35,22 @@ class Measured(NamedTuple):
   row: experiments.Row
   runs: tuple[str, ...]
   shown: comparison.Row
+  seed_variance: float
   difference: Optional[bootstrap.Interval]
   dev_rates: Mapping[float, float]
   best_rate: Optional[float]
+
+
+class Deviation(NamedTuple):
+  """What another random seed changes.
+
+  Attributes:
+    value: Standard deviation of a run's word error rate, pooled.
+    num_rows: Rows of several seeds that it is from; 0: nothing is known.
+  """
+
+  value: float
+  num_rows: int
 
 
 class Verdict(NamedTuple):
@@ -57,51 +71,68 @@ class Verdict(NamedTuple):
     return 'holds' if signs == [self.claim.expected] else 'the opposite'
 
 
+def pool_deviation(
+    groups: Sequence[experiments.Group], *, runs_dir: str
+) -> Deviation:
+  """Pools the spread over random seeds of all rows that have several.
+
+  Args:
+    groups: All groups; what is not run yet is left out.
+    runs_dir: The folder of all runs.
+  """
+  spreads = {}  # A row that groups share counts once.
+  for group in groups:
+    for row in group.rows:
+      runs = _measured_runs(row, runs_dir=runs_dir)
+      if len(runs) > 1:
+        spreads[runs] = comparison.read_row(row.label, runs).spread
+  degrees = sum(len(runs) - 1 for runs in spreads)
+  if not degrees:
+    return Deviation(0.0, 0)
+  squares = sum(
+      (len(runs) - 1) * spread**2 for runs, spread in spreads.items()
+  )
+  return Deviation(math.sqrt(squares / degrees), len(spreads))
+
+
 def measure(
-    group: experiments.Group, *, runs_dir: str
+    group: experiments.Group, *, runs_dir: str, deviation: Deviation
 ) -> tuple[dict[str, Measured], list[str]]:
   """Reads the runs of a group.
 
   Args:
     group: The group.
     runs_dir: The folder of all runs.
+    deviation: Of a run's word error rate over random seeds.
 
   Returns:
     The rows that are measured, by label and in order, and the labels of those
     that are not.
   """
-  folders, rows, absent = {}, {}, []
+  measured, absent = {}, []
   for row in group.rows:
-    runs = experiments.averaged(row, runs_dir=runs_dir)
-    if runs and all(
-        experiments.is_trained(run, runs_dir=runs_dir)
-        and experiments.is_evaluated(run, runs_dir=runs_dir)
-        for run in runs
-    ):
-      folders[row.label] = tuple(
-          experiments.folder(run, runs_dir=runs_dir) for run in runs
-      )
-      rows[row.label] = row
-    else:
+    runs = _measured_runs(row, runs_dir=runs_dir)
+    if not runs:
       absent.append(row.label)
-  measured = {}
-  for label, shown in zip(folders, comparison.compare(folders)):
-    row = rows[label]
-    difference = None
-    if row.against in folders:
-      difference = comparison.contrast(
-          {folders[label]: 1, folders[row.against]: -1}
-      )
-    measured[label] = Measured(
+      continue
+    measured[row.label] = Measured(
         row=row,
-        runs=folders[label],
-        shown=shown,
-        difference=difference,
+        runs=runs,
+        shown=comparison.read_row(row.label, runs),
+        # A seed model is the one that it is.
+        seed_variance=(
+            0.0 if None in row.seeds else deviation.value**2 / len(runs)
+        ),
+        difference=None,
         dev_rates=experiments.dev_rates(row, runs_dir=runs_dir),
         best_rate=(
             experiments.best_rate(row, runs_dir=runs_dir) if row.rates else None
         ),
     )
+  for label, each in measured.items():
+    if each.row.against in measured:
+      weights = {label: 1, each.row.against: -1}
+      measured[label] = each._replace(difference=_contrast(measured, weights))
   return measured, absent
 
 
@@ -110,16 +141,34 @@ def verdicts(
 ) -> list[Verdict]:
   """The claims all of whose rows are measured."""
   return [
-      Verdict(
-          claim,
-          comparison.contrast({
-              measured[label].runs: weight
-              for label, weight in claim.weights.items()
-          }),
-      )
+      Verdict(claim, _contrast(measured, claim.weights))
       for claim in group.claims
       if claim.weights.keys() <= measured.keys()
   ]
+
+
+def _measured_runs(row: experiments.Row, *, runs_dir: str) -> tuple[str, ...]:
+  """Folders of a row's runs if all are trained and evaluated; else none."""
+  runs = experiments.averaged(row, runs_dir=runs_dir)
+  if not all(
+      experiments.is_trained(run, runs_dir=runs_dir)
+      and experiments.is_evaluated(run, runs_dir=runs_dir)
+      for run in runs
+  ):
+    return ()
+  return tuple(experiments.folder(run, runs_dir=runs_dir) for run in runs)
+
+
+def _contrast(
+    measured: Mapping[str, Measured], weights: Mapping[str, float]
+) -> bootstrap.Interval:
+  """A sum of rows' word error rates."""
+  return comparison.contrast([
+      comparison.Term(
+          measured[label].runs, weight, measured[label].seed_variance
+      )
+      for label, weight in weights.items()
+  ])
 
 
 def to_markdown(
@@ -161,9 +210,8 @@ def _minus_seed(
 ) -> str:
   if _SEED not in measured or each.row.label == _SEED:
     return ''
-  return comparison.show_difference(
-      comparison.contrast({each.runs: 1, measured[_SEED].runs: -1})
-  )
+  weights = {each.row.label: 1, _SEED: -1}
+  return comparison.show_difference(_contrast(measured, weights))
 
 
 def _rate(each: Measured, *unused) -> str:

@@ -2,7 +2,8 @@
 
 Runs that differ in nothing but their seed form one row: their errors are
 averaged speaker by speaker. Differences from the first row come with a paired
-bootstrap over speakers (`metrics.bootstrap`).
+bootstrap over speakers (`metrics.bootstrap`), which does not hold what another
+seed would change; `contrast` does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 from tff_asr import checks
 from tff_asr.metrics import bootstrap
+from tff_asr.metrics import contrast as contrast_lib
 from tff_asr.reports import speaker_spread
 from tff_asr.storage import outputs
 
@@ -35,6 +37,20 @@ class Row(NamedTuple):
   difference: bootstrap.Interval | None
   epsilon: float | None
   seconds: float
+
+
+class Term(NamedTuple):
+  """A part of a contrast.
+
+  Attributes:
+    runs: Folders of runs, whose errors are averaged.
+    weight: Of their word error rate.
+    seed_variance: Of that rate, as a WER squared, over random seeds.
+  """
+
+  runs: Sequence[str]
+  weight: float
+  seed_variance: float = 0.0
 
 
 def compare(
@@ -63,67 +79,86 @@ def compare(
   rows = []
   baseline = None
   for label, runs in groups.items():
-    evaluations = [_read(run, output_name) for run in runs]
-    words, errors = _average(evaluations)
+    row = read_row(label, runs, output_name=output_name)
+    words, errors = _average([_read(run, output_name) for run in runs])
     if baseline is None:
       baseline = (label, words, errors)
-      difference = None
     elif words != baseline[1]:
       raise ValueError(
           f'{label} and {baseline[0]} were evaluated on other speakers.'
       )
     else:
-      difference = bootstrap.difference(
-          list(errors.values()), list(baseline[2].values()),
-          list(words.values()),
+      row = row._replace(
+          difference=bootstrap.difference(
+              list(errors.values()),
+              list(baseline[2].values()),
+              list(words.values()),
+          )
       )
-    rates = [each['word_error_rate'] for each in evaluations]
-    results = [_read(run, outputs.RESULTS) for run in runs]
-    epsilons = [
-        float(each['privacy']['epsilon'])
-        for each in results
-        if 'privacy' in each
-    ]
-    rows.append(
-        Row(
-            label=label,
-            word_error_rate=sum(errors.values()) / sum(words.values()),
-            spread=statistics.stdev(rates) if len(rates) > 1 else None,
-            difference=difference,
-            epsilon=max(epsilons, default=None),
-            seconds=statistics.fmean(each['seconds'] for each in results),
-        )
-    )
+    rows.append(row)
   return rows
 
 
-def contrast(
-    weights: Mapping[tuple[str, ...], float], *, output_name: str = 'test.json'
-) -> bootstrap.Interval:
-  """A sum of word error rates with weights, and its 95 % interval.
+def read_row(
+    label: str, runs: Sequence[str], *, output_name: str = 'test.json'
+) -> Row:
+  """A row without a difference.
 
   Args:
-    weights: Folders of runs, whose errors are averaged, to the weight of their
-      word error rate. With 1 and -1 it is the difference of two.
+    label: What the runs have in common.
+    runs: Folders of evaluated runs.
     output_name: What the evaluation wrote in each folder.
 
   Raises:
     ValueError: As `compare`.
   """
-  words = {}
-  totals = ({}, {})  # What is added, and what is taken away.
-  for runs, weight in weights.items():
-    found, errors = _average([_read(run, output_name) for run in runs])
-    if words and found != words:
-      raise ValueError(f'{runs[0]} was evaluated on other speakers.')
-    words = found
-    total = totals[weight < 0]
-    for speaker, count in errors.items():
-      total[speaker] = total.get(speaker, 0.0) + abs(weight) * count
-  added, taken = (
-      [total.get(speaker, 0.0) for speaker in words] for total in totals
+  evaluations = [_read(run, output_name) for run in runs]
+  words, errors = _average(evaluations)
+  rates = [each['word_error_rate'] for each in evaluations]
+  results = [_read(run, outputs.RESULTS) for run in runs]
+  epsilons = [
+      float(each['privacy']['epsilon']) for each in results if 'privacy' in each
+  ]
+  return Row(
+      label=label,
+      word_error_rate=sum(errors.values()) / sum(words.values()),
+      spread=statistics.stdev(rates) if len(rates) > 1 else None,
+      difference=None,
+      epsilon=max(epsilons, default=None),
+      seconds=statistics.fmean(each['seconds'] for each in results),
   )
-  return bootstrap.difference(added, taken, list(words.values()))
+
+
+def contrast(
+    terms: Sequence[Term], *, output_name: str = 'test.json'
+) -> bootstrap.Interval:
+  """A sum of word error rates with weights, and its 95 % interval.
+
+  Unlike `compare`'s, the interval holds what another seed would change
+  (`metrics.contrast`).
+
+  Args:
+    terms: With weights of 1 and -1 it is the difference of two.
+    output_name: What the evaluation wrote in each folder.
+
+  Raises:
+    ValueError: As `compare`; or there is one speaker alone.
+  """
+  words, total = {}, {}
+  for term in terms:
+    found, errors = _average([_read(run, output_name) for run in term.runs])
+    if words and found != words:
+      raise ValueError(f'{term.runs[0]} was evaluated on other speakers.')
+    words = found
+    for speaker, count in errors.items():
+      total[speaker] = total.get(speaker, 0.0) + term.weight * count
+  return contrast_lib.interval(
+      [total[speaker] for speaker in words],
+      list(words.values()),
+      seed_variance=sum(
+          term.weight**2 * term.seed_variance for term in terms
+      ),
+  )
 
 
 def show_rate(row: Row) -> str:
