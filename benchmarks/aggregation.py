@@ -64,7 +64,7 @@ def main(_) -> None:
     del runs
     paces = [copy_bytes / took for took in seconds['copy']]
     shares = {
-        name: turns.share_of_paces(
+        name: turns.shares_of_paces(
             passes * _FLOAT_BYTES * num_parameters, seconds[name], paces
         )
         for name, passes in _PASSES.items()
@@ -74,7 +74,7 @@ def main(_) -> None:
             f'{num_parameters / 1e6:.1f}M',
             name,
             workload_lib.spread(seconds[name], digits=3),
-            f'{share:.0%}',
+            workload_lib.spread_percent(share),
         ]
         for name, share in shares.items()
     ]

@@ -23,6 +23,7 @@ from absl import flags
 import numpy as np
 import tensorflow as tf
 
+from benchmarks import turns
 from benchmarks import workload as workload_lib
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import pipeline as pipeline_lib
@@ -78,20 +79,14 @@ def main(_) -> None:
     return
   variants = _variants()
   runs = {variant: _build(variant) for variant in variants}
-  seconds = {variant: [] for variant in variants}
   compiling = {}
-  for turn in range(_REPEATS.value + 1):
-    for variant, run in runs.items():
-      started = time.monotonic()
-      run()
-      took = time.monotonic() - started
-      if turn:
-        seconds[variant].append(took)
-      else:
-        compiling[variant] = took
-  plain = seconds[variants[0]]
+  for variant, run in runs.items():
+    started = time.monotonic()
+    run()
+    compiling[variant] = time.monotonic() - started
+  seconds = turns.measure(runs, repeats=_REPEATS.value)
   ratios = {
-      variant: [own / base for own, base in zip(values, plain)]
+      variant: turns.ratios(values, seconds[variants[0]])
       for variant, values in seconds.items()
   }
   peaks = {variant: _peak_gib(variant) for variant in variants}

@@ -6,7 +6,8 @@ r"""A round in each execution context, beside the bare local steps.
 local step over the same clients' batches, which lie ready in memory. `bare
 round` clips and sums their updates besides, adds noise and steps LAMB, each as
 one compiled function: a round by hand. The contexts run the same as a TFF
-round, data read from shards and features computed. All of them alternate, after
+round, with data read from shards (a Ray worker has those of the turn before in
+memory) and features computed. All of them alternate, after
 a turn that does not count; the table has seconds, the ratio to the bare steps
 of the same turn, and what a round took beyond the bare one in seconds per 100M
 parameters, medians with least and most.
@@ -29,6 +30,7 @@ import tensorflow_federated as tff
 from benchmarks import turns
 from benchmarks import workload as workload_lib
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.execution import kept_clients
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
 from tff_asr.execution import ray_cluster
@@ -251,6 +253,7 @@ class _Round:
       self._state = workload_lib.initialize(self._process)
 
   def __call__(self) -> None:
+    kept_clients.IN_PROCESS.clear()
     with self._installed():
       self._state = self._process.next(self._state, self._cohort).state
 

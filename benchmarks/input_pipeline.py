@@ -32,6 +32,7 @@ from benchmarks import turns
 from benchmarks import workload as workload_lib
 from tff_asr.data import client_data
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.execution import kept_clients
 from tff_asr.execution import multi_device
 from tff_asr.features import log_mel
 from tff_asr.features import spec_augment
@@ -215,6 +216,8 @@ class _Round:
     return tff.framework.get_context_stack().install(self._context)
 
   def __call__(self) -> None:
+    # As clients that come for the first time.
+    kept_clients.IN_PROCESS.clear()
     with self._installed():
       self._state = self._process.next(self._state, self._cohort).state
     timeline = self._context.last_timeline

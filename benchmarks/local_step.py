@@ -115,7 +115,7 @@ def main(_) -> None:
   }
   others = [name for name in runs if name not in (*_PARTS, 'product')]
   utilization = {
-      name: turns.share_of_paces(work, seconds[name], paces)
+      name: turns.shares_of_paces(work, seconds[name], paces)
       for name in ('step', *others)
   }
   num_parameters = weights_lib.count(model.specs)
@@ -134,7 +134,7 @@ def main(_) -> None:
               'whole step' if name == 'step' else name,
               workload_lib.spread(seconds[name]),
               '',
-              f'{utilization[name]:.0%}',
+              workload_lib.spread_percent(utilization[name]),
           ]
           for name in utilization
       ],

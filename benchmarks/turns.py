@@ -1,16 +1,17 @@
 """Timing several things in turn, so that what disturbs one disturbs all."""
 
-from collections.abc import Callable, Mapping, Sequence
-import statistics
+from collections.abc import Callable, Hashable, Mapping, Sequence
 import time
-from typing import Any
+from typing import Any, TypeVar
 
 from tff_asr import checks
 
+_Name = TypeVar('_Name', bound=Hashable)
+
 
 def measure(
-    runs: Mapping[str, Callable[[], Any]], /, *, repeats: int
-) -> dict[str, list[float]]:
+    runs: Mapping[_Name, Callable[[], Any]], /, *, repeats: int
+) -> dict[_Name, list[float]]:
   """Seconds of each run in each turn.
 
   Args:
@@ -45,16 +46,16 @@ def ratios(
                                             strict=True)]
 
 
-def share_of_paces(
+def shares_of_paces(
     work: float, seconds: Sequence[float], pace: Sequence[float], /
-) -> float:
-  """Median share of the machine's pace at which work was done.
+) -> list[float]:
+  """Shares of the machine's pace at which work was done, turn by turn.
 
   Args:
     work: How much, in operations or bytes.
     seconds: What it took, in each turn.
     pace: The machine's, in the same turns, in the same unit a second.
   """
-  return statistics.median(
+  return [
       work / took / limit for took, limit in zip(seconds, pace, strict=True)
-  )
+  ]

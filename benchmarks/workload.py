@@ -217,6 +217,15 @@ def spread(values: list[float], *, digits: int = 2) -> str:
   return f'{middle} ({least} to {most})'
 
 
+def spread_percent(shares: list[float]) -> str:
+  """The same of shares, in percent."""
+  middle, least, most = (
+      f'{value:.0%}'
+      for value in (statistics.median(shares), min(shares), max(shares))
+  )
+  return f'{middle} ({least} to {most})'
+
+
 def parse_size(text: str, *, flag: str) -> tuple[int, int]:
   """Blocks and width of a transformer, such as '8x512'.
 

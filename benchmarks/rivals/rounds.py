@@ -8,9 +8,10 @@ steps with clipped gradients; each client's whole update clipped to one norm,
 the sum with noise, its mean added to the weights. That it is the same is
 checked: in each turn, the update of the first round must be ours to 1e-2 of
 its norm (the noise is far below), and the benchmark fails otherwise. All
-compute features from 16-bit samples; ours come from shards on disk, the
-rivals' lie in memory. Names with `2 at once` train two clients at the same
-time, in a process each; pfl starts these through PyTorch's launcher.
+compute features from 16-bit samples, which lie in memory; ours come from shards
+on disk in the first round, and TFF's native context reads them in each. Names
+with `2 at once` train two clients at the same time: we in threads of a process,
+pfl, through PyTorch's launcher, and Flower in a process each.
 
 The programs take turns, each alone on the machine; the first two rounds of a
 turn do not count. Peak memory is of all processes together. A busy machine
@@ -42,6 +43,11 @@ _RIVALS = {
     ),
     'TFF native': turns_lib.Rival(
         venv=None, program='ours_round', flags=('--context=native',)
+    ),
+    'TFF native 2 at once': turns_lib.Rival(
+        venv=None,
+        program='ours_round',
+        flags=('--context=native', '--at_once=2'),
     ),
     'pfl': turns_lib.Rival(venv='pfl', program='pfl_round'),
     'pfl 2 at once': turns_lib.Rival(

@@ -52,7 +52,7 @@ class BenchmarksTest(parameterized.TestCase):
       (
           'local_step',
           ('local_step', '--batch=2', '--sec=1', '--repeats=1', '--bfloat16'),
-          lambda figures: figures['utilization'].values(),
+          lambda figures: sum(figures['utilization'].values(), []),
       ),
       (
           'input_pipeline',
@@ -67,9 +67,13 @@ class BenchmarksTest(parameterized.TestCase):
       (
           'aggregation',
           ('aggregation', '--sizes=1x32', '--repeats=1'),
-          lambda figures: next(
-              figures[size]['shares'] for size in figures if size.isdecimal()
-          ).values(),
+          lambda figures: [
+              share
+              for size in figures
+              if size.isdecimal()
+              for shares in figures[size]['shares'].values()
+              for share in shares
+          ],
       ),
       (
           'start_up',

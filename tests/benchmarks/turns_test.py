@@ -19,11 +19,12 @@ class TurnsTest(absltest.TestCase):
   def test_ratios_are_turn_by_turn(self):
     self.assertEqual(turns.ratios([6.0, 2.0], [3.0, 4.0]), [2.0, 0.5])
 
-  def test_share_is_the_median_over_turns(self):
+  def test_shares_are_turn_by_turn(self):
     # 12 units in 1, 2 and 3 s are paces of 12, 6 and 4; of 24, 24 and 4 that is
     # .5, .25 and 1.
     self.assertEqual(
-        turns.share_of_paces(12.0, [1.0, 2.0, 3.0], [24.0, 24.0, 4.0]), 0.5
+        turns.shares_of_paces(12.0, [1.0, 2.0, 3.0], [24.0, 24.0, 4.0]),
+        [0.5, 0.25, 1.0],
     )
 
   def test_refuses(self):

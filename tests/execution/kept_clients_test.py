@@ -31,6 +31,29 @@ class KeptClientsTest(absltest.TestCase):
     self.assertEqual(kept.get('a'), ['A'])
     self.assertEqual(kept.get('b'), ['B'])
 
+  def test_parts_share_the_bytes_and_no_key(self):
+    kept = kept_clients.KeptClients(max_bytes=10)
+    one, other = kept.part(), kept.part()
+    one.put('a', ['A'], 4)
+    self.assertIsNone(other.get('a'))
+    other.put('a', ['another A'], 4)
+    self.assertEqual(one.get('a'), ['A'])
+    self.assertEqual(other.get('a'), ['another A'])
+    one.put('b', ['B'], 4)
+    self.assertIsNone(one.get('a'))
+    one.put(None, ['C'], 1)
+    self.assertIsNone(one.get(None))
+
+  def test_nothing_is_kept_when_cleared(self):
+    kept = kept_clients.KeptClients(max_bytes=10)
+    kept.put('a', ['A'], 6)
+    kept.clear()
+    self.assertIsNone(kept.get('a'))
+    # All bytes are free.
+    kept.put('b', ['B'], 4)
+    kept.put('c', ['C'], 6)
+    self.assertEqual(kept.get('b'), ['B'])
+
   def test_ids_are_keys_and_data_are_not(self):
     id_key = kept_clients.key_of([tf.constant('speaker'), tf.constant(1)])
     self.assertEqual(

@@ -108,7 +108,7 @@ class ReaderTest(absltest.TestCase):
 
   def test_a_kept_client_is_not_read_again_by_another_reader(self):
     source = _Source({0: [3, 1], 1: [2]})
-    kept = kept_clients.KeptClients()
+    kept = kept_clients.KeptClients().part()
     for _ in range(2):
       reader = _build(source.read, kept=kept)
       self.assertEqual(_lengths(*reader.take(0)), [3, 1])
@@ -125,7 +125,7 @@ class ReaderTest(absltest.TestCase):
         raise errors.pop()
       return source.read(client)
 
-    reader = _build(read, kept=kept_clients.KeptClients())
+    reader = _build(read, kept=kept_clients.KeptClients().part())
     self.addCleanup(reader.close)
     with self.assertRaisesRegex(OSError, 'the disk is away'):
       reader.take(0)

@@ -2,11 +2,13 @@
 
 In a simulation clients come again: a small corpus is read once and then comes
 out of memory. What is kept is a client's datasets by its values (its id, as a
-rule), which determine them: `client_datasets` separates nothing else.
+rule), which determine them for a computation: `client_datasets` separates
+nothing else. All computations of a process share its memory, `IN_PROCESS`.
 """
 
 import collections
 from collections.abc import Hashable, Sequence
+import itertools
 import threading
 
 import tensorflow as tf
@@ -22,6 +24,16 @@ class KeptClients:
     self._num_bytes = 0
     self._kept = collections.OrderedDict()
     self._lock = threading.Lock()
+
+  def part(self) -> 'Part':
+    """A new computation's own clients."""
+    return Part(self)
+
+  def clear(self) -> None:
+    """Keeps nothing of what was read so far."""
+    with self._lock:
+      self._kept.clear()
+      self._num_bytes = 0
 
   def get(self, key: Hashable | None) -> list[tf.Tensor] | None:
     """The datasets, variants, kept under a key; None: there are none."""
@@ -52,6 +64,32 @@ class KeptClients:
       while self._num_bytes > self._max_bytes:
         _, (_, freed) = self._kept.popitem(last=False)
         self._num_bytes -= freed
+
+
+class Part:
+  """Some of the clients kept, whose keys are nobody else's."""
+
+  _counter = itertools.count()
+
+  def __init__(self, whole: KeptClients):
+    self._whole = whole
+    self._number = next(self._counter)
+
+  def get(self, key: Hashable | None) -> list[tf.Tensor] | None:
+    """As `KeptClients.get`."""
+    return self._whole.get(self._own(key))
+
+  def put(
+      self, key: Hashable | None, datasets: list[tf.Tensor], num_bytes: int
+  ) -> None:
+    """As `KeptClients.put`."""
+    self._whole.put(self._own(key), datasets, num_bytes)
+
+  def _own(self, key: Hashable | None) -> Hashable | None:
+    return None if key is None else (self._number, key)
+
+
+IN_PROCESS = KeptClients()
 
 
 def key_of(values: Sequence[tf.Tensor]) -> Hashable | None:

@@ -57,7 +57,7 @@ class ClientFunctions:
   def __init__(self, programs: ClientPrograms):
     self._programs = programs
     self._read = programs.read and programs.read.program.load()
-    self._kept = kept_clients.KeptClients()
+    self._kept = kept_clients.IN_PROCESS.part()
     self._work = {0: programs.work.load()}
     self._work_lock = threading.Lock()
     self.zero_lock = threading.Lock()

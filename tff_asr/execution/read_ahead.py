@@ -33,7 +33,7 @@ class Reader:
       get_client: Callable[[Hashable], Sequence[tf.Tensor]],
       num_threads: int,
       max_bytes: int = MAX_BYTES,
-      kept: kept_clients.KeptClients | None = None,
+      kept: kept_clients.Part | None = None,
   ):
     """Prepares to read; starts no thread yet.
 
@@ -49,7 +49,7 @@ class Reader:
     self._elements = elements
     self._get_client = get_client
     self._max_bytes = max_bytes
-    self._kept = kept or kept_clients.KeptClients(max_bytes=0)
+    self._kept = kept or kept_clients.KeptClients(max_bytes=0).part()
     self._threads = futures.ThreadPoolExecutor(
         num_threads, thread_name_prefix='read clients'
     )

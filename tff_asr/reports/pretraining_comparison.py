@@ -7,6 +7,7 @@ import statistics
 from typing import NamedTuple, Optional
 
 from tff_asr import checks
+from tff_asr.reports import comparison
 from tff_asr.storage import metrics_file
 from tff_asr.storage import outputs
 
@@ -76,12 +77,7 @@ def to_markdown(rows: Sequence[Row]) -> str:
         '' if row.epsilon is None else f'{row.epsilon:.3g}',
         f'{row.step_sec:.2f}',
     ])
-  widths = [max(map(len, column)) for column in zip(*cells)]
-  lines = [
-      '| ' + ' | '.join(map(str.ljust, line, widths)) + ' |' for line in cells
-  ]
-  lines.insert(1, '|' + '|'.join('-' * (width + 2) for width in widths) + '|')
-  return '\n'.join(lines)
+  return comparison.markdown(cells)
 
 
 def _row(label: str, run: str) -> Row:
