@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Private self-supervised pre-training in miniature (docs/results.md): a public
+# Private self-supervised pre-training in miniature (docs/pretraining.md): a public
 # warm start, private phases from it with clips, noises and frozen layers, and
 # CTC fine-tuning on AN4 and a part of LibriSpeech.
 #   tools/run_pretraining.sh SPEECH [GROUP ...]
@@ -141,13 +141,16 @@ tune() {  # tune CORPUS RUN ...: from these runs, or from nothing; the table
       nothing_unfrozen)
         from=("SEED_RUN = None" "ENCODER_FROZEN_STEPS = 0")
         ;;
+      nothing_head_rate)
+        from=("SEED_RUN = None" "ENCODER_FROZEN_STEPS = 0" "ENCODER_RATE = 1.0")
+        ;;
     esac
     train train_central "finetune_mini_$corpus" "${corpus}_$run" "${from[@]}"
   done
   compare "$corpus" "$@"
 }
 if [[ " $groups " == *" an4 "* ]]; then
-  seeds=(nothing nothing_unfrozen public)
+  seeds=(nothing nothing_unfrozen nothing_head_rate public)
   for run in scratch dim_0.0047 frozen_0.5 global_0.15 dim_0.15 unprotected; do
     [ -e "$runs/$run/results.json" ] && seeds+=("$run")
   done
