@@ -25,6 +25,7 @@ def _cohort_rows(cohort_size: int) -> tuple[experiments.Row, experiments.Row]:
           },
           parent=recipes.SEED,
       ),
+      seeds=recipes.THREE,
       rates=(0.0003, 0.001, 0.003),
       against='seed',
       series='central',
@@ -37,6 +38,7 @@ def _cohort_rows(cohort_size: int) -> tuple[experiments.Row, experiments.Row]:
           COHORT_SIZE=cohort_size,
           BUILD_COHORTS='@cohorts.fixed_size',
       ),
+      seeds=recipes.THREE,
       against=central.label,
       series='federated',
       x=cohort_size,
@@ -84,6 +86,7 @@ def _optimizer_row(label: str, *rates: float) -> experiments.Row:
       recipe=recipes.FEDERATED.but(
           f'server_{name}', gin_files=(f'gin/optimizers/{name}.gin',)
       ),
+      seeds=recipes.THREE,
       rates=rates,
       against=None if label == 'LAMB' else 'LAMB',
       x=label,
@@ -135,6 +138,7 @@ def _work_row(
           NUM_LOCAL_STEPS=steps,
           NUM_LOCAL_EPOCHS=epochs,
       ),
+      seeds=recipes.THREE,
       against=against,
       x=label,
   )
