@@ -22,7 +22,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     # Plain TensorFlow, NumPy and Python.
     {
         'features': ('numpy', 'tensorflow'),
-        'metrics': ('jiwer', 'numpy'),
+        'metrics': ('jiwer', 'numpy', 'scipy'),
         'privacy': (
             'absl',
             'dp_accounting',
