@@ -59,7 +59,7 @@ class GroupsTest(parameterized.TestCase):
 
   def test_names_are_of_one_group(self):
     names = [group.name for group in groups.ALL]
-    self.assertCountEqual(names, ['table', *'abcdefgh'])
+    self.assertCountEqual(names, ['table', *'abcdefghi'])
 
   @parameterized.parameters(*groups.ALL)
   def test_rows_and_claims_name_each_other(self, group):

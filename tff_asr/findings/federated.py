@@ -86,7 +86,6 @@ def _optimizer_row(label: str, *rates: float) -> experiments.Row:
       recipe=recipes.FEDERATED.but(
           f'server_{name}', gin_files=(f'gin/optimizers/{name}.gin',)
       ),
-      seeds=recipes.THREE,
       rates=rates,
       against=None if label == 'LAMB' else 'LAMB',
       x=label,
@@ -138,7 +137,6 @@ def _work_row(
           NUM_LOCAL_STEPS=steps,
           NUM_LOCAL_EPOCHS=epochs,
       ),
-      seeds=recipes.THREE,
       against=against,
       x=label,
   )
@@ -174,7 +172,6 @@ WORK = experiments.Group(
     ),
 )
 
-_SHORT_SEED = recipes.SEED.having('seed_300', NUM_STEPS=300)
 _SCRATCH = recipes.FEDERATED.having(
     'scratch', SEED_RUN=None, CLIENT_LEARNING_RATE=0.4
 ).but('scratch', parent=None)
@@ -190,12 +187,11 @@ SEEDS = experiments.Group(
     rows=(
         recipes.SEED_ROW,
         recipes.NO_DP_ROW,
-        experiments.Row(
-            label='short seed', recipe=_SHORT_SEED, seeds=(None,), series=None
-        ),
+        recipes.SHORT_SEED_ROW,
         experiments.Row(
             label='from short seed',
-            recipe=recipes.FEDERATED.but('from_seed_300', parent=_SHORT_SEED),
+            recipe=recipes.FROM_SHORT_SEED,
+            seeds=recipes.THREE,
             against='short seed',
             x='short seed,\n80 rounds',
         ),

@@ -15,6 +15,7 @@ ALL = (
     models.ARCHITECTURES,
     models.SIZES,
     private.SPLIT,
+    private.MORE_TO_LEARN,
 )
 # The table, then by letter.
 IN_REPORT = tuple(

@@ -1,4 +1,4 @@
-"""Findings about privacy: the table of the README, and groups c and h."""
+"""Findings about privacy: the table of the README, and groups c, h and i."""
 
 from tff_asr.findings import experiments
 from tff_asr.findings import recipes as recipes
@@ -102,6 +102,50 @@ NOISE = experiments.Group(
         'epsilon. There LAMB is nearly momentum with a norm per tensor, here '
         'it divides each coordinate by its own size. The rows with a large '
         "epsilon, 2.4e-5, have the paper's ratio."
+    ),
+)
+
+_MORE_NOISES = (0.5, 1.6)
+_FROM_SHORT_SEED_ROW = experiments.Row(
+    label='no DP',
+    recipe=recipes.FROM_SHORT_SEED,
+    seeds=recipes.THREE,
+    against='short seed',
+    series=None,
+)
+MORE_TO_LEARN = experiments.Group(
+    name='i',
+    title='(i) Noise and clipping where there is more to learn',
+    question=(
+        'As (c), with the larger noises, from a seed model of 300 instead of '
+        '1,500 steps, from which training without DP gains several times as '
+        'much: the seed model of (c) leaves little that noise could take away.'
+    ),
+    rows=(
+        recipes.SHORT_SEED_ROW,
+        _FROM_SHORT_SEED_ROW,
+        *recipes.private_rows(_MORE_NOISES, without=_FROM_SHORT_SEED_ROW),
+    ),
+    x_label='(noise norm) / C',
+    columns=('noise / signal', 'epsilon'),
+    claims=(
+        experiments.Claim(
+            'From a short seed, noise of .5 with global clipping costs.',
+            recipes.minus(['global, .5'], ['no DP']),
+            1,
+        ),
+        *(
+            experiments.Claim(
+                f'From a short seed, {clip} clipping is ahead of global, both '
+                'noises together.',
+                recipes.minus(
+                    [f'{clip}, {recipes.text(n)}' for n in _MORE_NOISES],
+                    [f'global, {recipes.text(n)}' for n in _MORE_NOISES],
+                ),
+                -1,
+            )
+            for clip in ('uniform', 'dim')
+        ),
     ),
 )
 

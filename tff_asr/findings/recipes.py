@@ -33,11 +33,16 @@ FEDERATED = experiments.Recipe(
     experiment='an4_federated',
     parent=SEED,
 )
+SHORT_SEED = SEED.having('seed_300', NUM_STEPS=300)
+FROM_SHORT_SEED = FEDERATED.but('from_seed_300', parent=SHORT_SEED)
 SEED_ROW = experiments.Row(
     label='seed', recipe=SEED, seeds=(None,), series=None
 )
 NO_DP_ROW = experiments.Row(
     label='no DP', recipe=FEDERATED, seeds=THREE, against='seed', series=None
+)
+SHORT_SEED_ROW = experiments.Row(
+    label='short seed', recipe=SHORT_SEED, seeds=(None,), series=None
 )
 
 
@@ -62,17 +67,35 @@ def private(clip: str, noise: float) -> experiments.Recipe:
   )
 
 
-def private_rows(noises: Iterable[float]) -> tuple[experiments.Row, ...]:
+def private_rows(
+    noises: Iterable[float],
+    *,
+    without: experiments.Row = NO_DP_ROW,
+) -> tuple[experiments.Row, ...]:
   """A row a noise and clip, three seeds; per-layer ones beside the global one.
 
-  To be had with `NO_DP_ROW`.
+  Args:
+    noises: (noise norm) / C.
+    without: The row without DP, to be had with them, from whose seed model they
+      start.
   """
+
+  def recipe(clip, noise):
+    base = private(clip, noise)
+    if without is NO_DP_ROW:
+      return base
+    return base.but(
+        f'{without.recipe.name}_{base.name}', parent=without.recipe.parent
+    )
+
   return tuple(
       experiments.Row(
           label=f'{clip}, {text(noise)}',
-          recipe=private(clip, noise),
+          recipe=recipe(clip, noise),
           seeds=THREE,
-          against='no DP' if clip == 'global' else f'global, {text(noise)}',
+          against=(
+              without.label if clip == 'global' else f'global, {text(noise)}'
+          ),
           series=clip,
           x=noise,
       )
