@@ -101,7 +101,9 @@ NOISE = experiments.Group(
         "1e-6; at the paper's 255M parameters it has 6.3e-7, less than "
         'epsilon. There LAMB is nearly momentum with a norm per tensor, here '
         'it divides each coordinate by its own size. The rows with a large '
-        "epsilon, 2.4e-5, have the paper's ratio."
+        "epsilon, 2.4e-5, have the paper's ratio. Of gains: noise can only "
+        'take away what training gains without it, two points here, hardly '
+        'more than a seed changes; (i) has more.'
     ),
 )
 
