@@ -1,6 +1,7 @@
 """The plot of a group of findings: word error rates along one axis."""
 
 from collections.abc import Iterable, Mapping
+import math
 
 from matplotlib import figure
 from matplotlib import ticker
@@ -11,6 +12,7 @@ from tff_asr.metrics import bootstrap
 
 _INCHES = (6.4, 3.6)
 _DPI = 90
+_LEGEND_COLUMNS = 4
 # Of rows that are lines across.
 _STYLES = ('--', ':', '-.')
 
@@ -23,8 +25,9 @@ def draw(
 ) -> None:
   """Draws the rows that are measured.
 
-  Points are means over runs, bars their standard deviations; rows that belong
-  to no series are lines across. Where each row of one series is compared with
+  Points are means over runs, bars the standard deviations of a run over random
+  seeds (of a row of one run the pooled one); rows that belong to no series are
+  lines across. Where each row of one series is compared with
   one of another at the same place, the differences are drawn beside, with their
   95 % intervals.
 
@@ -59,20 +62,34 @@ def draw(
     axes.errorbar(
         [_place(each.row.x, words, shift) for each in points],
         [100 * each.shown.word_error_rate for each in points],
-        yerr=[100 * (each.shown.spread or 0) for each in points],
+        yerr=[100 * _deviation(each) for each in points],
         fmt='o' if words else 'o-',
         markersize=4,
         capsize=3,
         label=name or None,
     )
   axes.set_ylabel('WER % of the test speakers')
-  if axes.get_legend_handles_labels()[0]:
-    axes.legend(fontsize='small')
+  handles, labels = axes.get_legend_handles_labels()
+  if handles:
+    canvas.legend(
+        handles,
+        labels,
+        loc='outside upper left',
+        ncols=_LEGEND_COLUMNS,
+        fontsize='small',
+    )
   _set_x(axes, group, words, _numbers(measured))
   for other in others:
     _draw_gaps(other, gaps)
     _set_x(other, group, {}, list(gaps))
   canvas.savefig(path, dpi=_DPI)
+
+
+def _deviation(each: table.Measured) -> float:
+  """Of a run's word error rate over seeds; not a number draws no bar."""
+  if each.shown.spread is not None:
+    return each.shown.spread
+  return math.sqrt(each.seed_variance) or math.nan
 
 
 def _gaps(

@@ -37,7 +37,7 @@ and .16 are what the paper's 3e-6 and 10e-6 come to. Epsilon is at delta 1 / (10
 population); at 32 speakers it is no guarantee (NOT PRIVATE). Noise / signal is
 the norm of the noise on the mean over that of the clipped mean. Bytes are of a
 client and round, as float32. Seconds are those of a run, in whatever company it
-had on its machine.
+had on its machine. Bars of plots are standard deviations over seeds.
 """
 
 
