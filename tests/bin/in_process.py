@@ -5,6 +5,7 @@ import contextlib
 import io
 import os
 import runpy
+import signal
 import sys
 from typing import NamedTuple
 from unittest import mock
@@ -48,6 +49,9 @@ def run(program: str, *arguments: str) -> Finished:
     # The session's tests go on with TFF's contexts.
     stack.enter_context(mock.patch.object(launch, 'drop_default_context'))
     stack.enter_context(_own_flags(path))
+    # One that ends before `launch.run` leaves what `launch.begin` installed.
+    for signal_num in (signal.SIGINT, signal.SIGTERM):
+      stack.callback(signal.signal, signal_num, signal.getsignal(signal_num))
     stack.enter_context(contextlib.redirect_stdout(stdout))
     stack.enter_context(contextlib.redirect_stderr(stderr))
     try:

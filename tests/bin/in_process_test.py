@@ -1,0 +1,24 @@
+"""Programs in this process leave it as it was."""
+
+import signal
+
+from absl.testing import absltest
+
+from tests.bin import in_process
+
+# BUILD tags: external local
+
+
+class InProcessTest(absltest.TestCase):
+
+  def test_signals_are_handled_as_before(self):
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in signals]
+    # Ends before it has taken the signals over itself.
+    finished = in_process.run('bin/compare_runs.py', '--nonsense')
+    self.assertEqual(finished.code, 1)
+    self.assertEqual([signal.getsignal(number) for number in signals], before)
+
+
+if __name__ == '__main__':
+  absltest.main()
