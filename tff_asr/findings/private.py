@@ -131,10 +131,14 @@ MORE_TO_LEARN = experiments.Group(
     x_label='(noise norm) / C',
     columns=('noise / signal', 'epsilon'),
     claims=(
-        experiments.Claim(
-            'From a short seed, noise of .5 with global clipping costs.',
-            recipes.minus(['global, .5'], ['no DP']),
-            1,
+        *(
+            experiments.Claim(
+                f'From a short seed, noise of {recipes.text(n)} with global '
+                'clipping costs.',
+                recipes.minus([f'global, {recipes.text(n)}'], ['no DP']),
+                1,
+            )
+            for n in _MORE_NOISES
         ),
         *(
             experiments.Claim(
