@@ -16,7 +16,7 @@ _INTRODUCTION = """\
 
 Written by `bin/run_findings.py` from what its runs' folders hold:
 
-    python bin/run_findings.py --source=AN4_FOLDER             # all: 2 hours, 2 cores
+    python bin/run_findings.py --source=AN4_FOLDER             # all, 2 hours
     python bin/run_findings.py --source=AN4_FOLDER --groups=a,c
 
 What was run is kept, and what is not there yet is run; with `--groups=` alone
