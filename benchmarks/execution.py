@@ -7,10 +7,10 @@ local step over the same clients' batches, which lie ready in memory. `bare
 round` clips and sums their updates besides, adds noise and steps LAMB, each as
 one compiled function: a round by hand. The contexts run the same as a TFF
 round, with data read from shards (a Ray worker has those of the turn before in
-memory) and features computed. All of them alternate, after
-a turn that does not count; the table has seconds, the ratio to the bare steps
-of the same turn, and what a round took beyond the bare one in seconds per 100M
-parameters, medians with least and most.
+memory) and features computed. All of them alternate, after a turn that does not
+count; the table has seconds, the ratio to the bare steps of the same turn, and
+what a round took beyond the bare one in seconds per 100M parameters, medians
+with least and most.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.

@@ -2,7 +2,7 @@ r"""Prints a table of evaluated runs with differences from the first.
 
 Each --group is one row: a label and the runs (say, of several seeds) whose
 errors are averaged. Differences come with a 95 % interval from a paired
-bootstrap over speakers.
+bootstrap over speakers, which does not hold what another seed would change.
 
 Example:
   python bin/compare_runs.py --group="seed=runs/seed" \
