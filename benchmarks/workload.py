@@ -210,18 +210,18 @@ def machine() -> dict[str, Any]:
 
 def spread(values: list[float], *, digits: int = 2) -> str:
   """Median, least and most of some measurements."""
-  middle, least, most = (
-      f'{value:.{digits}f}'
-      for value in (statistics.median(values), min(values), max(values))
-  )
-  return f'{middle} ({least} to {most})'
+  return _spread(values, f'.{digits}f')
 
 
 def spread_percent(shares: list[float]) -> str:
   """The same of shares, in percent."""
+  return _spread(shares, '.0%')
+
+
+def _spread(values: list[float], spec: str) -> str:
   middle, least, most = (
-      f'{value:.0%}'
-      for value in (statistics.median(shares), min(shares), max(shares))
+      format(value, spec)
+      for value in (statistics.median(values), min(values), max(values))
   )
   return f'{middle} ({least} to {most})'
 

@@ -100,12 +100,17 @@ def num_left(
   return sum(is_left.values()), len(is_left)
 
 
-def _runs(group: experiments.Group, *, runs_dir: str) -> list[experiments.Run]:
-  """The runs of a group that are known to be needed, each once."""
+def _runs(
+    group: experiments.Group,
+    *,
+    runs_dir: str,
+    of: Callable[..., list[experiments.Run]] = experiments.wanted,
+) -> list[experiments.Run]:
+  """The runs of a group's rows, each once; those known to be needed."""
   runs = {
       run.name: run
       for row in group.rows
-      for run in experiments.wanted(row, runs_dir=runs_dir)
+      for run in of(row, runs_dir=runs_dir)
   }
   return list(runs.values())
 
@@ -159,12 +164,8 @@ def _evaluations(
   """
   models: list[experiments.Model] = []
   runs: list[list[str]] = []
-  shown = {
-      run.name: run
-      for row in group.rows
-      for run in experiments.averaged(row, runs_dir=folders.runs_dir)
-  }
-  for run in shown.values():
+  shown = _runs(group, runs_dir=folders.runs_dir, of=experiments.averaged)
+  for run in shown:
     if run.recipe.model not in models:
       models.append(run.recipe.model)
       runs.append([])

@@ -108,6 +108,17 @@ NOISE = experiments.Group(
 )
 
 _MORE_NOISES = (0.5, 1.6)
+
+
+def _from_short_seed(clip: str, noise: float) -> experiments.Recipe:
+  """Federated training with a clip and noise, from the short seed model."""
+  recipe = recipes.private(clip, noise)
+  return recipe.but(
+      f'{recipes.FROM_SHORT_SEED.name}_{recipe.name}',
+      parent=recipes.SHORT_SEED,
+  )
+
+
 _FROM_SHORT_SEED_ROW = experiments.Row(
     label='no DP',
     recipe=recipes.FROM_SHORT_SEED,
@@ -126,7 +137,7 @@ MORE_TO_LEARN = experiments.Group(
     rows=(
         recipes.SHORT_SEED_ROW,
         _FROM_SHORT_SEED_ROW,
-        *recipes.private_rows(_MORE_NOISES, without=_FROM_SHORT_SEED_ROW),
+        *recipes.private_rows(_MORE_NOISES, recipe=_from_short_seed),
     ),
     x_label='(noise norm) / C',
     columns=('noise / signal', 'epsilon'),

@@ -5,7 +5,7 @@ D parameters, S clients a round and noise multiplier z: the 3e-6 and 10e-6 of
 https://arxiv.org/abs/2310.00098 come to .05 and .16.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import math
 
 from tff_asr.findings import experiments
@@ -70,32 +70,22 @@ def private(clip: str, noise: float) -> experiments.Recipe:
 def private_rows(
     noises: Iterable[float],
     *,
-    without: experiments.Row = NO_DP_ROW,
+    recipe: Callable[[str, float], experiments.Recipe] = private,
 ) -> tuple[experiments.Row, ...]:
   """A row a noise and clip, three seeds; per-layer ones beside the global one.
 
+  To be had with a row called 'no DP'.
+
   Args:
     noises: (noise norm) / C.
-    without: The row without DP, to be had with them, from whose seed model they
-      start.
+    recipe: Makes the recipe of a clip and noise.
   """
-
-  def recipe(clip, noise):
-    base = private(clip, noise)
-    if without is NO_DP_ROW:
-      return base
-    return base.but(
-        f'{without.recipe.name}_{base.name}', parent=without.recipe.parent
-    )
-
   return tuple(
       experiments.Row(
           label=f'{clip}, {text(noise)}',
           recipe=recipe(clip, noise),
           seeds=THREE,
-          against=(
-              without.label if clip == 'global' else f'global, {text(noise)}'
-          ),
+          against='no DP' if clip == 'global' else f'global, {text(noise)}',
           series=clip,
           x=noise,
       )

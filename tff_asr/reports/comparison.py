@@ -79,8 +79,9 @@ def compare(
   rows = []
   baseline = None
   for label, runs in groups.items():
-    row = read_row(label, runs, output_name=output_name)
-    words, errors = _average([_read(run, output_name) for run in runs])
+    evaluations = [_read(run, output_name) for run in runs]
+    row = _row(label, runs, evaluations)
+    words, errors = _average(evaluations)
     if baseline is None:
       baseline = (label, words, errors)
     elif words != baseline[1]:
@@ -112,7 +113,13 @@ def read_row(
   Raises:
     ValueError: As `compare`.
   """
-  evaluations = [_read(run, output_name) for run in runs]
+  return _row(label, runs, [_read(run, output_name) for run in runs])
+
+
+def _row(
+    label: str, runs: Sequence[str], evaluations: Sequence[dict[str, Any]]
+) -> Row:
+  """The same, of what the evaluations wrote."""
   words, errors = _average(evaluations)
   rates = [each['word_error_rate'] for each in evaluations]
   results = [_read(run, outputs.RESULTS) for run in runs]
