@@ -1,0 +1,297 @@
+r"""Digests of what training comes to from fixed seeds, to hold behaviour by.
+
+    python -m benchmarks.digests --json=before.json
+    (change the code)
+    python -m benchmarks.digests --json=after.json --compare=before.json
+
+Toy runs: federated without DP on one and on two logical devices and on Ray with
+two workers, federated with DP, central, public pre-training, and fine-tuning
+from it. Digests are of each tensor of the final model. Sums: clipped, and noised
+under one key, by each query. Bits depend on machine and thread count: compare
+digests of one machine only. Exits with 1 if any differs.
+"""
+
+from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+
+launch.begin(__name__)
+
+import asyncio
+import functools
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+from absl import flags
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from benchmarks import toy_runs
+from benchmarks import workload as workload_lib
+from tff_asr.data import client_data
+from tff_asr.data import cohorts
+from tff_asr.execution import multi_device
+from tff_asr.privacy import adaptive_query
+from tff_asr.privacy import clips
+from tff_asr.privacy import queries
+from tff_asr.programs import central
+from tff_asr.programs import federated
+from tff_asr.programs import pretrain
+from tff_asr.storage import outputs
+from tff_asr.storage import state_file
+
+_JSON = flags.DEFINE_string('json', None, 'File for the digests.')
+_COMPARE = flags.DEFINE_string('compare', None, 'Digests to compare with.')
+_CASE = flags.DEFINE_string('case', None, 'One case alone, in this process.')
+_FOLDER = flags.DEFINE_string('folder', None, 'Of the runs; for --case.')
+
+# Utterances long enough for their transcripts: others teach nothing.
+_SIZES = workload_lib.Workload(
+    num_blocks=1,
+    dim=8,
+    num_clients=6,
+    num_local_steps=2,
+    num_utterances=4,
+    utterance_sec=2.5,
+    batch_sec=6.0,
+    length_range=0.2,
+)
+_ROUNDS = 3
+_STEPS = 6
+_KEY = np.array([1, 2, 3, 4], np.int32)
+
+
+def _process(clients, noise_multiplier=0.0):
+  return _SIZES.build_process(
+      clients, cohort_size=4, noise_multiplier=noise_multiplier
+  )
+
+
+def _federated(folder: str, name: str, *, context, noise: float = 0.0) -> str:
+  clients = client_data.load(os.path.join(folder, 'corpus'))
+  model = _SIZES.build_model()
+  run = os.path.join(folder, name)
+  asyncio.run(federated.train(
+      output_dir=run,
+      configuration='SEED = 1\n',
+      model=model,
+      pipeline=_SIZES.build_pipeline(model),
+      client_data=clients,
+      learning_process=_process(clients, noise),
+      build_cohorts=functools.partial(cohorts.fixed_size, cohort_size=4),
+      context=context,
+      num_rounds=_ROUNDS,
+      noise_seed=1,
+      sampler_seed=2,
+  ))
+  return run
+
+
+def _one_device(folder: str) -> str:
+  return _federated(
+      folder, 'one_device', context=multi_device.build_async_context()
+  )
+
+
+def _two_devices(folder: str) -> str:
+  tf.config.set_logical_device_configuration(
+      tf.config.list_physical_devices('CPU')[0],
+      [tf.config.LogicalDeviceConfiguration()] * 2,
+  )
+  return _federated(
+      folder,
+      'two_devices',
+      context=multi_device.build_async_context(devices=['CPU:0', 'CPU:1']),
+  )
+
+
+def _ray(folder: str) -> str:
+  from tff_asr.execution import ray_cluster  # pylint: disable=g-import-not-at-top
+
+  return _federated(
+      folder, 'ray', context=ray_cluster.build_async_context(num_workers=2)
+  )
+
+
+def _noised(folder: str) -> str:
+  return _federated(
+      folder, 'noised', context=multi_device.build_async_context(), noise=1.0
+  )
+
+
+def _central(folder: str, name: str = 'central', **kwargs) -> str:
+  model = _SIZES.build_model()
+  run = os.path.join(folder, name)
+  asyncio.run(central.train(
+      output_dir=run,
+      configuration='SEED = 1\n',
+      model=model,
+      pipeline=_SIZES.build_pipeline(model),
+      client_data=client_data.load(os.path.join(folder, 'corpus')),
+      optimizer=tff.learning.optimizers.build_adam(0.001),
+      num_steps=_STEPS,
+      seed=1,
+      evaluate_every=3,
+      **kwargs,
+  ))
+  return run
+
+
+def _pretrain(folder: str) -> str:
+  recogniser = _SIZES.build_model()
+  run = os.path.join(folder, 'pretrain')
+  asyncio.run(pretrain.train(
+      output_dir=run,
+      configuration='SEED = 1\n',
+      model=toy_runs.best_rq.build(
+          encoder=recogniser.encoder,
+          quantizer=toy_runs.quantizer.Quantizer(num_codes=16, num_stacked=3),
+          start_prob=0.1,
+      ),
+      pipeline=_SIZES.build_pipeline(recogniser),
+      client_data=client_data.load(os.path.join(folder, 'corpus')),
+      optimizer=tff.learning.optimizers.build_adam(0.001),
+      batch_size=2,
+      num_steps=_STEPS,
+      seed=1,
+  ))
+  return run
+
+
+def _fine_tuned(folder: str) -> str:
+  return _central(
+      folder,
+      'fine_tuned',
+      seed_run=os.path.join(folder, 'pretrain'),
+      encoder_rate=0.5,
+      encoder_frozen_steps=2,
+  )
+
+
+_RUNS = {
+    'federated, 1 device': _one_device,
+    'federated, 2 devices': _two_devices,
+    'federated, Ray, 2 workers': _ray,
+    'federated, noised': _noised,
+    'central': _central,
+    'public pre-training': _pretrain,
+    'fine-tuning': _fine_tuned,
+}
+
+
+def _digest(array) -> str:
+  array = np.asarray(array)
+  return hashlib.sha256(
+      f'{array.dtype}{array.shape}'.encode() + array.tobytes()
+  ).hexdigest()[:16]
+
+
+def _model(run: str) -> dict[str, str]:
+  leaves = state_file.read_leaves(os.path.join(run, outputs.MODEL))
+  return {name: _digest(value) for name, value in sorted(leaves.items())}
+
+
+def _records() -> list[dict[str, tf.Tensor]]:
+  generator = np.random.default_rng(1)
+  return [
+      {
+          f'{layer}': tf.constant(
+              scale * generator.normal(size=shape), tf.float32
+          )
+          for layer, shape in (('a', [30, 20]), ('b/c', [7]), ('b/d', [400]))
+      }
+      for scale in (1.0, 0.001, 30.0)
+  ]
+
+
+def _sums(query) -> dict[str, str]:
+  """Digests of three records' clipped sum and of what is released."""
+  records = _records()
+  state = queries.set_noise_key(query.initial_global_state(), _KEY)
+  params = query.derive_sample_params(state)
+  total = query.initial_sample_state(records[0])
+  for record in records:
+    total = query.accumulate_record(params, total, record)
+  result, _, _ = query.get_noised_result(total, state)
+  flat = lambda nest: [_digest(leaf) for leaf in tf.nest.flatten(nest)]
+  return {'clipped': flat(total), 'noised': flat(result)}
+
+
+def _queries() -> dict[str, dict[str, str]]:
+  """Digests by query."""
+  found = {}
+  for name, clipping in (
+      ('global', clips.Clipping()),
+      ('uniform', clips.Clipping(split='uniform')),
+      ('dim', clips.Clipping(split='dim')),
+      ('dim, rescaled', clips.Clipping(split='dim', rule='rescale')),
+  ):
+    found[f'query, {name}'] = _sums(queries.PerLayerClipSumQuery(
+        l2_norm_clip=1.0, noise_multiplier=0.7, clipping=clipping
+    ))
+  found['query, adaptive'] = _sums(adaptive_query.AdaptiveClipSumQuery(
+      l2_norm_clip=1.0,
+      noise_multiplier=0.7,
+      cohort_size=3,
+      record_specs=tf.nest.map_structure(
+          lambda value: tf.TensorSpec(value.shape), _records()[0]
+      ),
+      clipping=clips.Clipping(split='dim'),
+  ))
+  return found
+
+
+def main(_) -> None:
+  if _CASE.value:
+    with toy_runs.quiet():
+      found = (
+          _queries()
+          if _CASE.value == 'queries'
+          else _model(_RUNS[_CASE.value](_FOLDER.value))
+      )
+    with open(_JSON.value, 'w', encoding='utf-8') as file:
+      json.dump(found, file)
+    return
+  found = {}
+  with tempfile.TemporaryDirectory() as folder:
+    _SIZES.write_corpus(os.path.join(folder, 'corpus'))
+    # Each in a process of its own: devices are fixed by the first op.
+    for number, case in enumerate([*_RUNS, 'queries']):
+      path = os.path.join(folder, f'{number}.json')
+      subprocess.run(
+          [
+              sys.executable, '-m', 'benchmarks.digests', f'--case={case}',
+              f'--folder={folder}', f'--json={path}',
+          ],
+          check=True,
+      )
+      with open(path, encoding='utf-8') as file:
+        digests = json.load(file)
+      found |= digests if case == 'queries' else {case: digests}
+      print(f'{case}: {_summary(digests)}', flush=True)
+  if _JSON.value:
+    with open(_JSON.value, 'w', encoding='utf-8') as file:
+      json.dump(found, file, indent=1, sort_keys=True)
+  if _COMPARE.value:
+    with open(_COMPARE.value, encoding='utf-8') as file:
+      before = json.load(file)
+    differing = sorted(
+        case
+        for case in before.keys() | found.keys()
+        if before.get(case) != found.get(case)
+    )
+    if differing:
+      raise ValueError(f'not as in {_COMPARE.value}: {"; ".join(differing)}.')
+    print(f'all {len(found)} as in {_COMPARE.value}.')
+
+
+def _summary(digests) -> str:
+  text = json.dumps(digests, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+if __name__ == '__main__':
+  launch.run(main, after_interrupt='the same command begins anew.')
