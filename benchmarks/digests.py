@@ -35,12 +35,12 @@ from tff_asr.data import client_data
 from tff_asr.data import cohorts
 from tff_asr.execution import multi_device
 from tff_asr.privacy import adaptive_query
-from tff_asr.privacy import clips
+from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import queries
 from tff_asr.programs import central
 from tff_asr.programs import federated
-from tff_asr.programs import pretrain
-from tff_asr.storage import outputs
+from tff_asr.programs import pretraining
+from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
 _JSON = flags.DEFINE_string('json', None, 'File for the digests.')
@@ -143,7 +143,7 @@ def _central(folder: str, name: str = 'central', **kwargs) -> str:
 def _pretrain(folder: str) -> str:
   recogniser = _SIZES.build_model()
   run = os.path.join(folder, 'pretrain')
-  asyncio.run(pretrain.train(
+  asyncio.run(pretraining.train(
       output_dir=run,
       configuration='SEED = 1\n',
       model=toy_runs.best_rq.build(
@@ -165,7 +165,7 @@ def _fine_tuned(folder: str) -> str:
   return _central(
       folder,
       'fine_tuned',
-      seed_run=os.path.join(folder, 'pretrain'),
+      init_from_run=os.path.join(folder, 'pretrain'),
       encoder_rate=0.5,
       encoder_frozen_steps=2,
   )
@@ -190,7 +190,7 @@ def _digest(array) -> str:
 
 
 def _model(run: str) -> dict[str, str]:
-  leaves = state_file.read_leaves(os.path.join(run, outputs.MODEL))
+  leaves = state_file.read_leaves(os.path.join(run, run_dir.MODEL))
   return {name: _digest(value) for name, value in sorted(leaves.items())}
 
 
@@ -224,10 +224,10 @@ def _queries() -> dict[str, dict[str, str]]:
   """Digests by query."""
   found = {}
   for name, clipping in (
-      ('global', clips.Clipping()),
-      ('uniform', clips.Clipping(split='uniform')),
-      ('dim', clips.Clipping(split='dim')),
-      ('dim, rescaled', clips.Clipping(split='dim', rule='rescale')),
+      ('global', clipping_lib.Clipping()),
+      ('uniform', clipping_lib.Clipping(split='uniform')),
+      ('dim', clipping_lib.Clipping(split='dim')),
+      ('dim, rescaled', clipping_lib.Clipping(split='dim', rule='rescale')),
   ):
     found[f'query, {name}'] = _sums(queries.PerLayerClipSumQuery(
         l2_norm_clip=1.0, noise_multiplier=0.7, clipping=clipping
@@ -239,7 +239,7 @@ def _queries() -> dict[str, dict[str, str]]:
       record_specs=tf.nest.map_structure(
           lambda value: tf.TensorSpec(value.shape), _records()[0]
       ),
-      clipping=clips.Clipping(split='dim'),
+      clipping=clipping_lib.Clipping(split='dim'),
   ))
   return found
 

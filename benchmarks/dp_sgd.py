@@ -28,7 +28,7 @@ from benchmarks import workload as workload_lib
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.features import log_mel
-from tff_asr.learning import dp_sgd_step
+from tff_asr.learning import dp_sgd
 from tff_asr.learning import layer_freeze
 from tff_asr.models import best_rq
 from tff_asr.models import conformer
@@ -156,7 +156,7 @@ def _build(variant: _Variant):
   if variant.frozen:
     freeze = layer_freeze.LayerFreeze(share=variant.frozen, order='random')
     frozen = freeze.choose(dict.fromkeys(model.specs, 1.0))
-  step = dp_sgd_step.DpSgd(
+  step = dp_sgd.DpSgd(
       model=model,
       optimizer=adam.build_adam(0.001),
       batch_size=_BATCH.value,

@@ -30,7 +30,7 @@ import tensorflow_federated as tff
 from benchmarks import turns
 from benchmarks import workload as workload_lib
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.execution import kept_clients
+from tff_asr.execution import client_cache
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
 from tff_asr.execution import ray_cluster
@@ -253,7 +253,7 @@ class _Round:
       self._state = workload_lib.initialize(self._process)
 
   def __call__(self) -> None:
-    kept_clients.IN_PROCESS.clear()
+    client_cache.IN_PROCESS.clear()
     with self._installed():
       self._state = self._process.next(self._state, self._cohort).state
 

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from benchmarks import workload as workload_lib
 from tff_asr.execution import multi_device
-from tff_asr.storage import state_manager
+from tff_asr.storage import checkpoints
 
 _ROUNDS = flags.DEFINE_integer(
     'rounds', 2, 'The first one also compiles.', lower_bound=1
@@ -56,7 +56,7 @@ def main(_) -> None:
     for number in range(_ROUNDS.value):
       state = process.next(state, list(clients.client_ids)).state
       clock.lap(f'round {number + 1}')
-    manager = state_manager.StateManager(os.path.join(folder, 'state'))
+    manager = checkpoints.StateManager(os.path.join(folder, 'state'))
     manager.save_sync(state, 1)
     clock.lap('save')
     restored = manager.load_sync(1, state)

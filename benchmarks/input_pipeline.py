@@ -32,7 +32,7 @@ from benchmarks import turns
 from benchmarks import workload as workload_lib
 from tff_asr.data import client_data
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.execution import kept_clients
+from tff_asr.execution import client_cache
 from tff_asr.execution import multi_device
 from tff_asr.features import log_mel
 from tff_asr.features import spec_augment
@@ -146,7 +146,7 @@ def _build(
   @tf.function(input_signature=[tf.TensorSpec([], tf.string)])
   def run(client_id):
     chunks, seed = pipeline.training_chunks(
-        pipeline.measured(clients.serializable_dataset_fn(client_id)),
+        pipeline.with_lengths(clients.serializable_dataset_fn(client_id)),
         seed=tf.constant([1, 2]),
         num_epochs=1,
     )
@@ -163,7 +163,7 @@ def _build(
         total += tf.stack([_sum(lengths), 0.0, used])
         continue
       for number in tf.range(pipeline_lib.num_batches(prepared)):
-        batch = pipeline_lib.cut(prepared, number)
+        batch = pipeline_lib.slice_batch(prepared, number)
         size = tf.reduce_prod(tf.shape(batch['features'])[:2])
         used = tf.reduce_sum(batch['features'])
         total += tf.stack(
@@ -217,7 +217,7 @@ class _Round:
 
   def __call__(self) -> None:
     # As clients that come for the first time.
-    kept_clients.IN_PROCESS.clear()
+    client_cache.IN_PROCESS.clear()
     with self._installed():
       self._state = self._process.next(self._state, self._cohort).state
     timeline = self._context.last_timeline

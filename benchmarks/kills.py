@@ -24,7 +24,7 @@ from absl import flags
 
 from benchmarks import toy_runs
 from benchmarks import workload as workload_lib
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 
 _PROGRAM = flags.DEFINE_enum(
     'program', 'federated', sorted(toy_runs.PROGRAMS), 'What is killed.'
@@ -167,7 +167,7 @@ def _kill(child: int, run: str, num_changes: int) -> Optional[str]:
 def _look(run: str) -> tuple[Any, ...]:
   """What changes on disk as a run goes on."""
   sizes = []
-  for name in (outputs.LEDGER, 'metrics.csv'):
+  for name in (run_dir.LEDGER, 'metrics.csv'):
     path = os.path.join(run, name)
     sizes.append(os.path.getsize(path) if os.path.exists(path) else -1)
   states = os.path.join(run, 'state')

@@ -234,7 +234,7 @@ def _functions(
         model,
         weights,
         batch,
-        num_utterances=tf.reduce_sum(batch['weights']),
+        num_utterances=tf.reduce_sum(batch['example_weights']),
     )
 
   def clipped(weights, batch):

@@ -5,7 +5,7 @@ r"""Seconds from the command to the first round, by part.
 Each size runs in a process of its own, on a small corpus of noise: `imports`
 until the program's modules are loaded; `process` builds the learning process
 (tracing the client's work, the aggregator and the optimizer); `initialize`
-draws the first weights; `form` takes TFF's computation apart into the programs
+draws the first weights; `compiler` takes TFF's computation apart into the programs
 that run it (`execution.form`); `first round` loads, optimizes and runs them;
 `second round` is what a round takes from then on. CPU seconds (of all threads)
 tell what a machine with other work beside it hides. Graphs built in the second
@@ -29,7 +29,7 @@ import psutil
 import tensorflow as tf
 
 from benchmarks import workload as workload_lib
-from tff_asr.execution import form
+from tff_asr.execution import compiler
 from tff_asr.execution import multi_device
 
 _SIZES = flags.DEFINE_list(
@@ -111,7 +111,7 @@ def _measure(num_blocks: int, dim: int) -> dict:
     multi_device.set_default_context()
     state = workload_lib.initialize(process)
     laps.end('initialize')
-    form.compile_computation(process.next)
+    compiler.compile_computation(process.next)
     laps.end('form')
     state = process.next(state, cohort).state
     laps.end('first round')

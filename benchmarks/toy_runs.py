@@ -24,8 +24,8 @@ from tff_asr.models import best_rq
 from tff_asr.models import quantizer
 from tff_asr.programs import central
 from tff_asr.programs import federated
-from tff_asr.programs import pretrain
-from tff_asr.storage import outputs
+from tff_asr.programs import pretraining
+from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
 COHORT_SIZE = 2
@@ -100,7 +100,7 @@ def train_pretrain(corpus: str, output_dir: str, *, num_rounds: int) -> None:
     num_rounds: Steps.
   """
   recogniser = _SIZES.build_model()
-  asyncio.run(pretrain.train(
+  asyncio.run(pretraining.train(
       output_dir=output_dir,
       configuration='SEED = 1\n',
       model=best_rq.build(
@@ -141,8 +141,8 @@ def quiet() -> Iterator[None]:
 def compare(whole: str, killed: str) -> list[str]:
   """What differs between two runs that should be the same."""
   problems = []
-  states = [outputs.newest_state(run) for run in (whole, killed)]
-  models = [os.path.join(run, outputs.MODEL) for run in (whole, killed)]
+  states = [run_dir.newest_state(run) for run in (whole, killed)]
+  models = [os.path.join(run, run_dir.MODEL) for run in (whole, killed)]
   for one, other in (states, models):
     left, right = state_file.read_leaves(one), state_file.read_leaves(other)
     if os.path.basename(one) != os.path.basename(other) or (
@@ -168,7 +168,7 @@ def compare(whole: str, killed: str) -> list[str]:
 
 def ledger_rounds(run: str) -> list[tuple[Any, ...]]:
   """What the ledger says of each round, if there is one."""
-  path = os.path.join(run, outputs.LEDGER)
+  path = os.path.join(run, run_dir.LEDGER)
   if not os.path.exists(path):
     return []
   with open(path, encoding='utf-8') as file:

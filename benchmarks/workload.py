@@ -28,10 +28,10 @@ from tff_asr.models import ctc
 from tff_asr.models import transformer
 from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import lamb
-from tff_asr.privacy import clips
+from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 from tff_asr.text import tokenizer as tokenizer_lib
 
 _TRANSCRIPT = 'nobody says this but it is as long as speech'
@@ -159,7 +159,7 @@ def build_query(noise_multiplier: float = 0.01) -> queries.PerLayerClipSumQuery:
   return queries.PerLayerClipSumQuery(
       l2_norm_clip=0.01,
       noise_multiplier=noise_multiplier,
-      clipping=clips.Clipping(split='dim'),
+      clipping=clipping_lib.Clipping(split='dim'),
   )
 
 
@@ -261,4 +261,4 @@ def report(title: str, table: list[list[str]], figures: dict[str, Any],
   if json_path:
     folder = os.path.dirname(os.path.abspath(json_path))
     os.makedirs(folder, exist_ok=True)
-    outputs.write_json(json_path, dict(figures, machine=machine()))
+    run_dir.write_json(json_path, dict(figures, machine=machine()))

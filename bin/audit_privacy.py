@@ -18,7 +18,7 @@ from absl import flags
 
 from tff_asr import config
 from tff_asr.programs import audit
-from tff_asr.storage import machine
+from tff_asr.storage import hardware_fingerprint
 
 _OUTPUT_DIR = flags.DEFINE_string(
     'output_dir', None, 'Folder of the run; an unfinished run there goes on.'
@@ -33,7 +33,7 @@ flags.mark_flag_as_required('output_dir')
 
 
 def main(_) -> None:
-  machine.restore_threads(_OUTPUT_DIR.value)
+  hardware_fingerprint.restore_threads(_OUTPUT_DIR.value)
   run = config.bind(
       audit.audit, gin_files=_GIN_FILE.value, gin_params=_GIN_PARAM.value
   )

@@ -13,8 +13,8 @@ from absl import flags
 
 from tff_asr import config
 from tff_asr.programs import dry_run
-from tff_asr.programs import pretrain
-from tff_asr.storage import machine
+from tff_asr.programs import pretraining
+from tff_asr.storage import hardware_fingerprint
 
 _OUTPUT_DIR = flags.DEFINE_string(
     'output_dir', None, 'Folder of the run; an unfinished run there goes on.'
@@ -34,12 +34,12 @@ flags.mark_flag_as_required('output_dir')
 
 
 def main(_) -> None:
-  machine.restore_threads(_OUTPUT_DIR.value)
+  hardware_fingerprint.restore_threads(_OUTPUT_DIR.value)
   train = config.bind(
-      pretrain.train,
+      pretraining.train,
       gin_files=_GIN_FILE.value,
       gin_params=_GIN_PARAM.value,
-      check=pretrain.check,
+      check=pretraining.check,
       call=dry_run.pretraining if _DRY_RUN.value else None,
   )
   result = launch.run_async(

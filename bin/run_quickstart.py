@@ -29,7 +29,7 @@ from absl import flags
 
 from tff_asr import checks
 from tff_asr.reports import comparison
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 
 # BUILD data: //bin:evaluate //bin:train_central //bin:train_federated
 # BUILD data: //data_tools:an4 //data_tools:librispeech
@@ -131,7 +131,7 @@ def _convert(
 def _train(run: str, shards: dict[str, str]) -> None:
   """Trains one of the runs, unless it is there."""
   output_dir = os.path.join(_RUNS_DIR.value, run)
-  if os.path.exists(os.path.join(output_dir, outputs.RESULTS)):
+  if os.path.exists(os.path.join(output_dir, run_dir.RESULTS)):
     _say(f'{_RUNS[run]}: {output_dir} is there.')
     return
   _say(f'{_RUNS[run]}: training.')
@@ -142,13 +142,13 @@ def _train(run: str, shards: dict[str, str]) -> None:
     program = 'train_central.py'
     settings['TRAIN_DIR'] = shards['public']
     if run == 'control':
-      settings['SEED_RUN'] = seed
+      settings['INIT_FROM_RUN'] = seed
       settings['NUM_STEPS'] = _NUM_ROUNDS * cohort_size * _NUM_LOCAL_STEPS
   else:
     program = 'train_federated.py'
     settings |= {
         'PRIVATE_DIR': shards['private'],
-        'SEED_RUN': seed,
+        'INIT_FROM_RUN': seed,
         'NUM_ROUNDS': _NUM_ROUNDS,
         'NUM_LOCAL_STEPS': _NUM_LOCAL_STEPS,
         'COHORT_SIZE': cohort_size,

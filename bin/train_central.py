@@ -14,7 +14,7 @@ from absl import flags
 from tff_asr import config
 from tff_asr.programs import central
 from tff_asr.programs import dry_run
-from tff_asr.storage import machine
+from tff_asr.storage import hardware_fingerprint
 
 _OUTPUT_DIR = flags.DEFINE_string(
     'output_dir', None, 'Folder of the run; an unfinished run there goes on.'
@@ -34,7 +34,7 @@ flags.mark_flag_as_required('output_dir')
 
 
 def main(_) -> None:
-  machine.restore_threads(_OUTPUT_DIR.value)
+  hardware_fingerprint.restore_threads(_OUTPUT_DIR.value)
   train = config.bind(
       central.train,
       gin_files=_GIN_FILE.value,

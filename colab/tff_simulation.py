@@ -85,7 +85,7 @@ def parts_of(*gin_files, **settings):
   """The parts that an experiment with these files and settings names."""
   settings = {
       'PRIVATE_DIR': os.path.join(SHARDS, 'train'),
-      'SEED_RUN': None,
+      'INIT_FROM_RUN': None,
       'COHORT_SIZE': COHORT_SIZE,
       'NUM_LOCAL_STEPS': 2,
       'NOISE_MULTIPLIER': NOISE_MULTIPLIER,

@@ -173,7 +173,7 @@ def convert(
         if is_iid:
           name, details['iid_seed'] = f'{name}.iid', partition_seed
           chosen = chosen._replace(
-              utterances=iid.deal(chosen.utterances, seed=partition_seed),
+              utterances=iid.repartition(chosen.utterances, seed=partition_seed),
               attributes=attributes_lib.NONE,
           )
         folders[name] = origin | details, chosen

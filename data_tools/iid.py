@@ -13,7 +13,7 @@ from data_tools import utterances as utterances_lib
 from tff_asr import checks
 
 
-def deal(
+def repartition(
     utterances: Iterable[utterances_lib.Utterance], *, seed: int
 ) -> list[utterances_lib.Utterance]:
   """Returns the utterances with other speakers.

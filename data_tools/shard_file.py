@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from data_tools import encoder
+from data_tools import audio_encoding
 from data_tools import partial_split
 from data_tools import utterances
 from tff_asr.data import index
@@ -34,7 +34,7 @@ class ShardFile:
     self.num_bytes = 0
 
   def add(
-      self, utterance: utterances.Utterance, outcome: encoder.Outcome
+      self, utterance: utterances.Utterance, outcome: audio_encoding.Outcome
   ) -> utterances.Problem | None:
     """Writes the records of an utterance, or notes why there are none.
 
@@ -57,7 +57,7 @@ class ShardFile:
     return None
 
   def _write(
-      self, utterance: utterances.Utterance, record: encoder.Encoded
+      self, utterance: utterances.Utterance, record: audio_encoding.Encoded
   ) -> None:
     """Writes one record."""
     if self._writer is None:

@@ -1,6 +1,6 @@
 """A process that encodes utterances; started and spoken to by `worker_pool`.
 
-Reads pickled (function of `encoder`, items, keyword arguments) from standard
+Reads pickled (function of `audio_encoding`, items, keyword arguments) from standard
 input and writes pickled (results, one an item; traceback of a defect or None)
 to standard output, after `READY`. It loads no TensorFlow, so it starts in a
 fraction of a second. It ends when its input ends, which also happens when its
@@ -12,7 +12,7 @@ import pickle
 import signal
 import traceback
 
-from data_tools import encoder
+from data_tools import audio_encoding
 
 READY = b'ready'
 
@@ -35,7 +35,7 @@ def main() -> None:
       return
     results, defect = [], None
     try:
-      run = getattr(encoder, function)
+      run = getattr(audio_encoding, function)
       results = [run(item, **arguments) for item in items]
     except Exception:  # pylint: disable=broad-exception-caught
       defect = traceback.format_exc()

@@ -16,7 +16,7 @@ import sys
 import threading
 from typing import Any
 
-from data_tools import encoder
+from data_tools import audio_encoding
 from data_tools import worker
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -28,7 +28,7 @@ _END_SEC = 5.0
 
 
 class WorkerPool:
-  """Processes that run functions of `encoder`; a context manager.
+  """Processes that run functions of `audio_encoding`; a context manager.
 
   Items that cannot be sent to another process (audio that is a function) are
   encoded in this one.
@@ -69,9 +69,9 @@ class WorkerPool:
       task_size: int = TASK_SIZE,
       **arguments,
   ) -> Iterator[Any]:
-    """Yields `encoder.<function>(item, **arguments)` for each item, in order.
+    """Yields `audio_encoding.<function>(item, **arguments)` for each item, in order.
 
-    An item whose decoding ends the process gives `encoder.CRASHED[function]`.
+    An item whose decoding ends the process gives `audio_encoding.CRASHED[function]`.
 
     Args:
       function: A function's name.
@@ -107,7 +107,7 @@ class WorkerPool:
     """Runs one task in this thread's process."""
     is_local = any(callable(getattr(item, 'audio', None)) for item in items)
     if is_local or not self._num_workers:
-      return [getattr(encoder, function)(item, **arguments) for item in items]
+      return [getattr(audio_encoding, function)(item, **arguments) for item in items]
     try:
       return self._ask(function, items, arguments)
     except (EOFError, BrokenPipeError, pickle.UnpicklingError):
@@ -115,7 +115,7 @@ class WorkerPool:
       if self._is_closed:
         raise
     if len(items) == 1:
-      return [encoder.CRASHED[function]]
+      return [audio_encoding.CRASHED[function]]
     # One of them ended the process: which, is found by asking one by one.
     return [
         result

@@ -103,8 +103,8 @@ class BindTest(parameterized.TestCase):
       ('required', 'NUM_ROUNDS = %gin.REQUIRED', 'NUM_ROUNDS has no value'),
       ('no_value', 'NUM_ROUNDS', "like 'NAME = value', found 'NUM_ROUNDS'"),
       ('empty_value', 'NUM_ROUNDS =', "--gin_param='NUM_ROUNDS ='"),
-      ('no_quotes', 'SEED_RUN = runs/x', 'SEED_RUN = runs/x'),
-      ('a_word', 'SEED_RUN = seed', 'does a text lack its quotes'),
+      ('no_quotes', 'INIT_FROM_RUN = runs/x', 'INIT_FROM_RUN = runs/x'),
+      ('a_word', 'INIT_FROM_RUN = seed', 'does a text lack its quotes'),
       ('open_bracket', 'DEVICES = [3', "--gin_param='DEVICES = [3'"),
   )
   def test_overrides_in_error(self, gin_param, message):

@@ -11,7 +11,7 @@ from tff_asr import config
 from tff_asr.programs import central
 from tff_asr.programs import evaluate
 from tff_asr.programs import federated
-from tff_asr.programs import pretrain
+from tff_asr.programs import pretraining
 
 # Of the working copy, also where Bazel runs a link to this file.
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -20,7 +20,7 @@ _PROGRAMS = {
     'gin/programs/central.gin': central.train,
     'gin/programs/evaluate.gin': evaluate.evaluate,
     'gin/programs/federated.gin': federated.train,
-    'gin/programs/pretrain.gin': pretrain.train,
+    'gin/programs/pretrain.gin': pretraining.train,
 }
 _IMPORT = re.compile(r'^from ([\w.]+) import (\w+)$', re.MULTILINE)
 # Arguments and uses of functions: `scope/module.function`, the module perhaps

@@ -23,7 +23,7 @@ from tff_asr import config
 from tff_asr.programs import central
 from tff_asr.programs import evaluate
 from tff_asr.programs import federated
-from tff_asr.programs import pretrain
+from tff_asr.programs import pretraining
 
 _MODEL = ('NUM_BLOCKS = 1', 'DIM = 8', 'MLP_DIM = 16', 'NUM_HEADS = 2')
 _TINY = {
@@ -44,7 +44,7 @@ _TINY = {
         'NUM_LOCAL_STEPS = 1',
         'EVALUATE_EVERY = 2',
     ),
-    pretrain.train: (
+    pretraining.train: (
         *_MODEL,
         "TRAIN_DIR = 'public'",
         "DEV_DIR = 'dev'",
@@ -79,8 +79,8 @@ def _run(
     gin_params.append('FRONT_CHANNELS = 2')
   if "SCORES_RUN = '" in configuration:
     gin_params.append("SCORES_RUN = 'pretrained'")
-  if "SEED_RUN = '" in configuration:
-    gin_params.append(f'SEED_RUN = {seed!r}')
+  if "INIT_FROM_RUN = '" in configuration:
+    gin_params.append(f'INIT_FROM_RUN = {seed!r}')
   if program is evaluate.evaluate:
     gin_params.append(f'RUNS = {[seed]!r}')
   gin_params.extend(further)
@@ -139,7 +139,7 @@ class ExperimentsRunTest(parameterized.TestCase):
     ) as f:
       rows = list(csv.DictReader(f))
     self.assertEqual([row['round'] for row in rows], ['1', '2'])
-    if experiments.program(path) is pretrain.train:
+    if experiments.program(path) is pretraining.train:
       self.assertEqual(list(results['dev_loss']), [2])
       return
     self.assertGreater(float(rows[1]['dev_loss']), 0)
@@ -152,7 +152,7 @@ class ExperimentsRunTest(parameterized.TestCase):
     results = _run(
         'gin/experiments/quickstart_federated_dp.gin',
         f'{encoder}_{context}',
-        'SEED_RUN = None',
+        'INIT_FROM_RUN = None',
         files=[
             f'gin/models/{encoder}.gin', f'gin/execution/{context}.gin',
         ],

@@ -35,7 +35,7 @@ from tff_asr.privacy import hash_chain
 from tff_asr.privacy import ledger
 from tff_asr.programs import central
 from tff_asr.storage import metrics_file
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
 _TRIALS = 150
@@ -344,11 +344,11 @@ class FuzzTest(parameterized.TestCase):
     )
 
   def test_configuration_of_a_run(self):
-    with outputs.RunFolder(self.path('run'), configuration='A = 1\n') as run:
+    with run_dir.RunDir(self.path('run'), configuration='A = 1\n') as run:
       run.state_manager.save_sync(_STATE, 0)
     self.check_all(
         'run/config.gin',
-        lambda: outputs.check_folder(
+        lambda: run_dir.check_folder(
             self.path('run'), configuration='A = 1\n'
         ),
         names='run',

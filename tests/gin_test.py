@@ -269,7 +269,7 @@ class QuickstartTest(parameterized.TestCase):
     return self.train(
         experiment,
         f'PRIVATE_DIR = {self.shards("private")!r}',
-        f'SEED_RUN = {self.path("seed")!r}',
+        f'INIT_FROM_RUN = {self.path("seed")!r}',
         'NUM_ROUNDS = 2',
         'COHORT_SIZE = 2',
         'NUM_LOCAL_STEPS = 1',
@@ -372,7 +372,7 @@ class QuickstartTest(parameterized.TestCase):
             *_TINY_MODEL,
             f'PRIVATE_DIR = {self.shards("private")!r}',
             f'DEV_DIR = {self.shards("dev")!r}',
-            'SEED_RUN = None',
+            'INIT_FROM_RUN = None',
             'NUM_ROUNDS = 5',
             'COHORT_SIZE = 1',
             'NUM_LOCAL_STEPS = 1',
@@ -411,7 +411,7 @@ class QuickstartTest(parameterized.TestCase):
           'federated',
           f'DEV_DIR = {self.shards("dev")!r}',
           f'PRIVATE_DIR = {self.shards("private")!r}',
-          'SEED_RUN = None',
+          'INIT_FROM_RUN = None',
           setting,
       )
       with self.assertRaises(ValueError) as caught:

@@ -1,8 +1,8 @@
 """Each experiment's whole configuration, against a text file in tests/golden.
 
-That is what gin binds, and the defaults of the code where it binds nothing.
+Of a dozen that span the axes. That is what gin binds, and the defaults of the code where it binds nothing.
 Whoever changes a gin file or a default sees in the diff of the golden files
-what becomes of every experiment. To write them anew after an intended change:
+what becomes of them. To write them anew after an intended change:
 
     TFF_ASR_WRITE_GOLDENS=1 .venv/bin/python -m pytest tests/golden_test.py
 """
@@ -21,6 +21,21 @@ from tff_asr import config
 
 _FOLDER = experiments.ROOT / 'tests' / 'golden' / 'experiments'
 _WRITE = 'TFF_ASR_WRITE_GOLDENS'
+# Each axis has each kind of its swaps in one of them.
+_NAMES = (
+    'an4_dp_per_layer_uniform',
+    'cv_de_evaluate',
+    'cv_en_central_10',
+    'cv_en_dp_dim_from_ls_960',
+    'cv_en_dp_global_90_from_10',
+    'cv_en_federated_steps_from_ls_100',
+    'finetune_mini_an4',
+    'ls_central_960_from_cv_en',
+    'ls_federated_960',
+    'quickstart_federated_dp',
+    'ssl_private',
+    'ssl_warm_start',
+)
 
 
 def _difference(found: str, golden: str) -> str:
@@ -38,7 +53,9 @@ def _difference(found: str, golden: str) -> str:
 class GoldenTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
-      (experiments.name(path), path) for path in experiments.experiments()
+      (experiments.name(path), path)
+      for path in experiments.experiments()
+      if experiments.name(path) in _NAMES
   )
   def test_configuration_is_the_golden_one(self, path):
     experiments.bind_complete(path)
@@ -57,10 +74,9 @@ class GoldenTest(parameterized.TestCase):
           f'intended, set {_WRITE}=1 and run this test once.\n{difference}'
       )
 
-  def test_every_golden_file_is_of_an_experiment(self):
+  def test_golden_files_are_those_of_the_list(self):
     self.assertCountEqual(
-        [path.stem for path in _FOLDER.glob('*')],
-        [experiments.name(path) for path in experiments.experiments()],
+        [path.stem for path in _FOLDER.glob('*')], _NAMES
     )
 
   def test_a_difference_names_the_lines(self):

@@ -11,7 +11,6 @@ from tools import layers
 # BUILD tags: external local
 
 _LINES_IN_PROGRAMS = 100
-_LINES_IN_A_FILE = 400
 _WIDTH = 80
 
 
@@ -98,12 +97,11 @@ class LayeringTest(absltest.TestCase):
         lines = path.read_text('utf-8').splitlines()
         self.assertLess(len(lines), _LINES_IN_PROGRAMS, path)
 
-  def test_files_are_of_readable_length(self):
+  def test_lines_fit_a_page(self):
     for module, path in _modules().items():
       if module.startswith('tests.'):
         continue
       lines = path.read_text('utf-8').splitlines()
-      self.assertLessEqual(len(lines), _LINES_IN_A_FILE, path)
       for number, line in enumerate(lines, 1):
         if '://' not in line:
           self.assertLessEqual(len(line), _WIDTH, f'{path}:{number}')
@@ -129,7 +127,7 @@ class TableTest(parameterized.TestCase):
       ('unknown', 'tff_asr.data.x', 'import pandas'),
       ('like_a_name', 'tff_asr.models.x', 'import tff_asr.features_old'),
       ('ray', 'tff_asr.execution.runner', 'import ray'),
-      ('rival', 'benchmarks.rivals.rounds', 'import torch'),
+      ('rival', 'benchmarks.baselines.rounds', 'import torch'),
       ('beams', 'tff_asr.recognition.recognizer', 'import pyctcdecode'),
       ('flags', 'tff_asr.launch', "flags.DEFINE_string('x', None, 'X.')"),
       ('flags_in_tests', 'tests.x_test', "f.DEFINE_bool('x', None, 'X.')"),
@@ -146,7 +144,7 @@ class TableTest(parameterized.TestCase):
       ('python', 'tff_asr.checks', 'import collections.abc'),
       ('format', 'data_tools.x', 'from tff_asr.data import schema'),
       ('ray', 'tff_asr.execution.ray_pool', 'import ray'),
-      ('rival', 'benchmarks.rivals.pfl_round', 'import torch'),
+      ('rival', 'benchmarks.baselines.pfl_round', 'import torch'),
       ('flags', 'bin.x', "flags.DEFINE_string('x', None, 'X.')"),
   )
   def test_allows(self, module, source):

@@ -148,7 +148,7 @@ _SHOWN = {
     'tests/learning/poisson_rounds_test.py': {
         'test_equal_a_numpy_simulation': ('fed_avg.build.num_local_epochs',),
     },
-    'tests/learning/dp_sgd_step_test.py': {
+    'tests/learning/dp_sgd_test.py': {
         'test_an_example_moves_the_sum_by_at_most_the_clip': (
             'pretrain.train.query',
         ),
@@ -300,7 +300,7 @@ _SHOWN = {
         'test_without_patience_keeps_the_last_weights_and_seeds_other_runs': (
             'central.train.evaluate_every',
             'central.train.optimizer',
-            'central.train.seed_run',
+            'central.train.init_from_run',
         ),
     },
     'tests/programs/evaluation_test.py': {
@@ -362,7 +362,7 @@ _SHOWN = {
         ),
         'test_starts_from_the_seed_run': (
             'federated.train.learning_process',
-            'federated.train.seed_run',
+            'federated.train.init_from_run',
         ),
         'test_writes_everything_and_states_the_privacy': (
             'federated.train.delta',
@@ -375,7 +375,7 @@ _SHOWN = {
             'layer_scores.frozen.run',
         ),
     },
-    'tests/programs/pretrain_test.py': {
+    'tests/programs/pretraining_test.py': {
         'test_keeps_states_as_told': (
             'pretrain.train.keep_every',
             'pretrain.train.keep_last',
@@ -410,7 +410,7 @@ _SHOWN = {
         ),
         'test_frozen_layers_are_those_of_the_lowest_scores_and_do_not_move': (
             'pretrain.train.freeze',
-            'pretrain.train.seed_run',
+            'pretrain.train.init_from_run',
         ),
         'test_too_long_ones_add_nothing': ('pretrain.train.pipeline',),
     },

@@ -13,7 +13,7 @@ import pytest
 from data_tools import libri_light
 from data_tools import shards
 from tff_asr import config
-from tff_asr.programs import pretrain
+from tff_asr.programs import pretraining
 
 # BUILD tags: external local
 
@@ -39,7 +39,7 @@ class PretrainingOnSpeechTest(absltest.TestCase):
           origin={'corpus': 'untranscribed'},
       )
     train = config.bind(
-        pretrain.train,
+        pretraining.train,
         gin_files=['gin/experiments/pretrain_mini_public.gin'],
         gin_params=[
             f"TRAIN_DIR = '{root / 'train'}'",

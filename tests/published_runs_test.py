@@ -157,7 +157,7 @@ class PublishedRunsTest(parameterized.TestCase):
     for part in ('Expected WER', 'Cost:', 'Table', f'--gin_file={path}',
                  f'--output_dir=runs/{experiments.name(path)} '):
       self.assertIn(part, header)
-    seed = _settings(path)['SEED_RUN'].strip("'").removeprefix('runs/')
+    seed = _settings(path)['INIT_FROM_RUN'].strip("'").removeprefix('runs/')
     if seed != 'None' and _path(seed) not in _PATHS:
       self.assertIn(f'--output_dir=runs/{seed} ', header)
 

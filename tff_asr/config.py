@@ -22,7 +22,7 @@ from typing import Any
 
 import gin
 
-from tff_asr import annotations
+from tff_asr import type_checks
 from tff_asr import checks
 
 # BUILD data: //gin
@@ -269,18 +269,18 @@ class _Parts:
   ) -> tuple[dict[str, Any], bool]:
     """The arguments that can be built, and whether all can."""
     built = {}
-    hints = annotations.of(function)
+    hints = type_checks.of(function)
     for name, binding in bindings.items():
       try:
         value = self._build(binding)
       except _Failed:
         continue
-      if annotations.is_met(hints.get(name, Any), value):
+      if type_checks.is_met(hints.get(name, Any), value):
         built[name] = value
       else:
         self.errors.append(ConfigError(
             f'{_name(function, name, binding)} must be '
-            f'{annotations.describe(hints[name])}, found {_shown(value)}.'
+            f'{type_checks.describe(hints[name])}, found {_shown(value)}.'
         ))
     for name in _required(function) - bindings.keys():
       self.errors.append(ConfigError(

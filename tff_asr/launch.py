@@ -26,7 +26,7 @@ from absl import flags
 from absl import logging
 
 from tff_asr import checks
-from tff_asr import usage
+from tff_asr import help_text
 
 # Read by TensorFlow's C++ part when it is loaded.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -116,7 +116,7 @@ def run(
     arguments: What the arguments that are not flags are, such as 'FILE'; None:
       the program takes none.
     groups: Headings of --help to the names of the flags under them; see
-      `usage`.
+      `help_text`.
   """
   logging.set_verbosity(logging.WARNING)
   python_logging.getLogger('tensorflow').setLevel(python_logging.ERROR)
@@ -154,12 +154,12 @@ def parse_flags(
 ) -> list[str]:
   """Parses flags; bad ones end the program with a line and exit code 1.
 
-  --help prints what `usage` makes of the program's docstring and flags, and
+  --help prints what `help_text` makes of the program's docstring and flags, and
   ends it with exit code 0.
   """
   if not _HELP.isdisjoint(argv[1:]):
     sys.stdout.write(
-        usage.text(
+        help_text.text(
             sys.modules['__main__'].__doc__ or '',
             defined=flags.FLAGS.get_key_flags_for_module(argv[0]),
             groups=groups,

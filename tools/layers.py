@@ -18,7 +18,7 @@ FOLDERS = ('tff_asr', 'bin', 'data_tools', 'benchmarks', 'tests', 'tools')
 
 # Layer by layer: the packages and modules of tff_asr, and their libraries.
 LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
-    {'annotations': (), 'checks': (), 'lean': ('tensorflow',)},
+    {'type_checks': (), 'checks': (), 'sequential': ('tensorflow',)},
     # Plain TensorFlow, NumPy and Python.
     {
         'features': ('numpy', 'tensorflow'),
@@ -116,9 +116,9 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
 # Beside the layers: of tff_asr these import layer 0 only, and only programs,
 # benchmarks, data_tools (launch) and tests import them.
 ALONE: dict[str, tuple[str, ...]] = {
-    'config': ('gin', 'tff_asr.annotations', 'tff_asr.checks'),
-    'launch': ('absl', 'tff_asr.checks', 'tff_asr.usage'),
-    'usage': ('absl',),
+    'config': ('gin', 'tff_asr.type_checks', 'tff_asr.checks'),
+    'launch': ('absl', 'tff_asr.checks', 'tff_asr.help_text'),
+    'help_text': ('absl',),
 }
 
 # What converters share with training.

@@ -92,27 +92,27 @@ _PRIVACY = (
     ),
     mutant.Mutant(
         'C is split over one layer too few',
-        'tff_asr/privacy/clips.py',
+        'tff_asr/privacy/clipping.py',
         ((
             '[1 / math.sqrt(len(sizes))]',
             '[1 / math.sqrt(max(len(sizes) - 1, 1))]',
         ),),
-        ('tests/privacy/clips_test.py',),
+        ('tests/privacy/clipping_test.py',),
     ),
     mutant.Mutant(
         "C is split by the layers' sizes without the root",
-        'tff_asr/privacy/clips.py',
+        'tff_asr/privacy/clipping.py',
         (('[math.sqrt(size / total)', '[(size / total)'),),
-        ('tests/privacy/clips_test.py',),
+        ('tests/privacy/clipping_test.py',),
     ),
     mutant.Mutant(
         'the uniform and the dim split are exchanged',
-        'tff_asr/privacy/clips.py',
+        'tff_asr/privacy/clipping.py',
         ((
             "'uniform': uniform_split, 'dim': dim_split,",
             "'uniform': dim_split, 'dim': uniform_split,",
         ),),
-        ('tests/privacy/clips_test.py',),
+        ('tests/privacy/clipping_test.py',),
     ),
     mutant.Mutant(
         'an update that is not finite reaches the sum',

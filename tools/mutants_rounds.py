@@ -5,7 +5,7 @@ from tools import mutant
 MUTANTS = (
     mutant.Mutant(
         'rescaling leaves small layers as they are and clips the rest',
-        'tff_asr/privacy/clips.py',
+        'tff_asr/privacy/clipping.py',
         ((
             'is_scaled = is_over & (norm > 0)',
             'is_scaled = is_over & (norm > layer_clip)',
@@ -14,22 +14,22 @@ MUTANTS = (
     ),
     mutant.Mutant(
         'rescaling scales layers of updates within the clip, too',
-        'tff_asr/privacy/clips.py',
+        'tff_asr/privacy/clipping.py',
         (('is_scaled = is_over & (norm > 0)', 'is_scaled = norm > 0'),),
         ('tests/privacy/queries_test.py',),
     ),
     mutant.Mutant(
         'weighted shares are not brought back to C',
-        'tff_asr/privacy/clips.py',
+        'tff_asr/privacy/clipping.py',
         (('[share / norm for share in weighted]', 'weighted'),),
-        ('tests/privacy/clips_test.py',),
+        ('tests/privacy/clipping_test.py',),
     ),
     mutant.Mutant(
         'each tensor of a module gets the clip of the module',
-        'tff_asr/privacy/clips.py',
+        'tff_asr/privacy/clipping.py',
         ((
-            '    for place in layer.places:\n      result[place] = factor\n',
-            '    for place in layer.places:\n'
+            '    for place in layer.indices:\n      result[place] = factor\n',
+            '    for place in layer.indices:\n'
             '      result[place] = (\n'
             '          factor\n'
             '          if is_over is not None\n'

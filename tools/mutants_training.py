@@ -93,7 +93,7 @@ _LEARNING = (
         'tff_asr/learning/client_update.py',
         ((
             'tf.maximum(num_utterances, 1.0)',
-            "tf.cast(tf.size(batch['weights']), tf.float32)",
+            "tf.cast(tf.size(batch['example_weights']), tf.float32)",
         ),),
         ('tests/learning/client_update_test.py',),
     ),
@@ -153,12 +153,12 @@ _EXECUTION = (
     ),
     mutant.Mutant(
         'partial sums beyond the first eight are lost',
-        'tff_asr/execution/merging.py',
+        'tff_asr/execution/reduction.py',
         ((
             'for start in range(0, len(level), FAN_IN)',
             'for start in range(0, min(len(level), FAN_IN), FAN_IN)',
         ),),
-        ('tests/execution/merging_test.py',),
+        ('tests/execution/reduction_test.py',),
     ),
 )
 

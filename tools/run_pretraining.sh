@@ -65,12 +65,12 @@ for group in $groups; do
       done
       train pretrain pretrain_mini_public unprotected \
         "TRAIN_DIR = 'data/pretrain/untranscribed.private'" \
-        "SEED_RUN = 'runs/pretrain/public'" "NUM_STEPS = 300"
+        "INIT_FROM_RUN = 'runs/pretrain/public'" "NUM_STEPS = 300"
       row 'the private speakers without DP' unprotected
-      private scratch dim 0.0047 None "SEED_RUN = None"
+      private scratch dim 0.0047 None "INIT_FROM_RUN = None"
       row 'private, dim, z = 0.0047, no warm start' scratch
       for clip in global dim; do
-        private "scratch_${clip}_0.15" "$clip" 0.15 None "SEED_RUN = None"
+        private "scratch_${clip}_0.15" "$clip" 0.15 None "INIT_FROM_RUN = None"
         row "private, $clip, z = 0.15, no warm start" "scratch_${clip}_0.15"
       done
       ;;
@@ -96,7 +96,7 @@ for group in $groups; do
         row "warm start of $number speakers" "public$number"
         private "from_public$number" dim 0.0047 "$freeze" \
           "TRAIN_DIR = '$parts.private'" "DEV_DIR = '$parts.dev'" \
-          "SEED_RUN = '$runs/public$number'"
+          "INIT_FROM_RUN = '$runs/public$number'"
         row "private from $number speakers' warm start" "from_public$number"
       done
       ;;
@@ -134,15 +134,15 @@ tune() {  # tune CORPUS RUN ...: from these runs, or from nothing; the table
   local corpus=$1 run
   shift
   for run in "$@"; do
-    local from=("SEED_RUN = '$runs/$run'")
+    local from=("INIT_FROM_RUN = '$runs/$run'")
     case $run in
       # With the pre-trained ones' rates and frozen steps.
-      nothing) from=("SEED_RUN = None") ;;
+      nothing) from=("INIT_FROM_RUN = None") ;;
       nothing_unfrozen)
-        from=("SEED_RUN = None" "ENCODER_FROZEN_STEPS = 0")
+        from=("INIT_FROM_RUN = None" "ENCODER_FROZEN_STEPS = 0")
         ;;
       nothing_head_rate)
-        from=("SEED_RUN = None" "ENCODER_FROZEN_STEPS = 0" "ENCODER_RATE = 1.0")
+        from=("INIT_FROM_RUN = None" "ENCODER_FROZEN_STEPS = 0" "ENCODER_RATE = 1.0")
         ;;
     esac
     train train_central "finetune_mini_$corpus" "${corpus}_$run" "${from[@]}"

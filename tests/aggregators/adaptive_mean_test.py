@@ -13,7 +13,7 @@ from tff_asr.aggregators import adaptive_mean
 from tff_asr.aggregators import dp_mean
 from tff_asr.execution import multi_device
 from tff_asr.privacy import adaptive_query
-from tff_asr.privacy import clips
+from tff_asr.privacy import clipping as clipping_lib
 
 _KEY = np.array([1, 2, 3, 4], np.int32)
 _VALUE_TYPE = tff.to_type(
@@ -28,7 +28,7 @@ def _create(**changes) -> tff.templates.AggregationProcess:
       cohort_size=4,
       l2_norm_clip=math.sqrt(2),  # C_h = 1.
       noise_multiplier=0.0,
-      clipping=clips.Clipping(split='uniform'),
+      clipping=clipping_lib.Clipping(split='uniform'),
       adaptation=adaptive_query.Adaptation(learning_rate=0.5),
   )
   factory = adaptive_mean.build(**arguments | changes)
@@ -119,7 +119,7 @@ class AdaptiveMeanTest(absltest.TestCase):
     process = _create(
         l2_norm_clip=5.0,
         noise_multiplier=0.3,
-        clipping=clips.Clipping(split='uniform', weights={'a': 4 / 3}),
+        clipping=clipping_lib.Clipping(split='uniform', weights={'a': 4 / 3}),
     )
     state = process.initialize().query_state.numerator_state
     np.testing.assert_allclose(state.layer_clips, [4, 3], rtol=1e-6)

@@ -11,7 +11,7 @@ import tensorflow_privacy as tfp
 
 from tff_asr.aggregators import dp_mean
 from tff_asr.execution import multi_device
-from tff_asr.privacy import clips
+from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import partial_query
 from tff_asr.privacy import queries
 
@@ -88,7 +88,7 @@ def _query(*, clip=1.0, multiplier=0.0, split='global'):
   return queries.PerLayerClipSumQuery(
       l2_norm_clip=clip,
       noise_multiplier=multiplier,
-      clipping=clips.Clipping(split=split),
+      clipping=clipping_lib.Clipping(split=split),
   )
 
 

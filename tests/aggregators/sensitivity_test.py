@@ -18,13 +18,13 @@ from tff_asr.aggregators import adaptive_mean
 from tff_asr.aggregators import dp_mean
 from tff_asr.execution import multi_device
 from tff_asr.privacy import adaptive_query
-from tff_asr.privacy import clips
+from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import queries
 
 _ADAPTATION = adaptive_query.Adaptation()
 _SHAPES = {'a': (4,), 'b': (), 'm/c': (2, 3), 'm/d': (1,)}
 _CLIPPINGS = {
-    **{split: dict(split=split) for split in clips.SPLITS},
+    **{split: dict(split=split) for split in clipping_lib.SPLITS},
     'rescaled_uniform': dict(split='uniform', rule='rescale'),
     'rescaled_dim': dict(split='dim', rule='rescale'),
     'modules': dict(split='dim', layers='modules'),
@@ -62,7 +62,7 @@ def _process(name: str, clip: float) -> tff.templates.AggregationProcess:
   settings = dict(
       l2_norm_clip=clip,
       noise_multiplier=0.0,
-      clipping=clips.Clipping(**_CLIPPINGS[name]),
+      clipping=clipping_lib.Clipping(**_CLIPPINGS[name]),
   )
   if name in _ADAPTIVE:
     factory = adaptive_mean.build(
@@ -130,7 +130,7 @@ class SensitivityTest(parameterized.TestCase):
       (f'{clipping}_{clip}_{name}', clipping, clip, context)
       for clipping in _CLIPPINGS
       for clip, (name, context) in zip((0.01, 1.0), _CONTEXTS)
-      if clipping in clips.SPLITS or clip == 1.0
+      if clipping in clipping_lib.SPLITS or clip == 1.0
   )
   def test_no_update_moves_the_sum_by_more_than_the_clip(
       self, clipping, clip, context

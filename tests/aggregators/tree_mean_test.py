@@ -11,7 +11,7 @@ import tensorflow_federated as tff
 from tff_asr.aggregators import dp_mean
 from tff_asr.aggregators import tree_mean
 from tff_asr.execution import multi_device
-from tff_asr.privacy import clips
+from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 from tff_asr.privacy import tree_query
@@ -39,7 +39,7 @@ def _build(**changes) -> tff.aggregators.WeightedAggregationFactory:
       cohort_size=_COHORT_SIZE,
       l2_norm_clip=0.5,
       noise_multiplier=2.0,
-      clipping=clips.Clipping(split='dim'),
+      clipping=clipping_lib.Clipping(split='dim'),
   )
   return tree_mean.build(**arguments | changes)
 
@@ -125,7 +125,7 @@ class TreeMeanTest(absltest.TestCase):
         _build(**changes)
     with self.assertRaisesRegex(ValueError, 'none of the 2 layers, a to b'):
       _build(
-          clipping=clips.Clipping(split='dim', weights={'c': 2.0})
+          clipping=clipping_lib.Clipping(split='dim', weights={'c': 2.0})
       ).create(_VALUE_TYPE, tff.TensorType(np.float32))
 
 

@@ -17,7 +17,7 @@ from tests.bin import programs
 from tests import fakes
 from tff_asr.models import ctc
 from tff_asr.models import transformer
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 from tff_asr.text import tokenizer as tokenizer_lib
 
 
@@ -62,7 +62,7 @@ class BadInputTest(parameterized.TestCase):
         ),
         tokenizer=tokenizer_lib.CharTokenizer(tokens),
     )
-    folder = outputs.RunFolder(os.path.join(cls.root, name), configuration='')
+    folder = run_dir.RunDir(os.path.join(cls.root, name), configuration='')
     folder.write_model(model.initialize(tf.constant([1, 2])), tokens=tokens)
 
   def path(self, name: str) -> str:
@@ -159,21 +159,21 @@ class BadInputTest(parameterized.TestCase):
           ['LEARNING_RATE = 1e999'],
           [('learning_rate', 'inf')],
       ),
-      ('no_seed', ["SEED_RUN = 'no/run'"], ['no/run holds no trained model']),
-      ('seed_not_a_run', ["SEED_RUN = 'ROOT/file'"], ['holds no trained']),
+      ('no_seed', ["INIT_FROM_RUN = 'no/run'"], ['no/run holds no trained model']),
+      ('seed_not_a_run', ["INIT_FROM_RUN = 'ROOT/file'"], ['holds no trained']),
       (
           'seed_of_another_shape',
-          ["SEED_RUN = 'ROOT/wide'"],
+          ["INIT_FROM_RUN = 'ROOT/wide'"],
           [('does not fit', '16] there and', '8] here')],
       ),
       (
           'seed_of_other_tokens',
-          ["SEED_RUN = 'ROOT/letters'"],
+          ["INIT_FROM_RUN = 'ROOT/letters'"],
           [("spells ' abc'", 'tokenizer of that run')],
       ),
       (
           'seed_is_the_run',
-          ["SEED_RUN = 'ROOT/run'"],
+          ["INIT_FROM_RUN = 'ROOT/run'"],
           ['holds no trained model', 'cannot start from itself'],
       ),
       (
@@ -216,7 +216,7 @@ class BadInputTest(parameterized.TestCase):
               'COHORT_SIZE = 4',
               'DELTA = 2.0',
               'NOISE_SEED = -1',
-              "SEED_RUN = 'ROOT/wide'",
+              "INIT_FROM_RUN = 'ROOT/wide'",
           ],
           [
               'num_rounds',
@@ -276,7 +276,7 @@ class BadInputTest(parameterized.TestCase):
     defaults = (
         "PRIVATE_DIR = 'ROOT/clients'",
         "DEV_DIR = 'ROOT/clients'",
-        'SEED_RUN = None',
+        'INIT_FROM_RUN = None',
         'COHORT_SIZE = 2',
     )
     self.check_settings('train_federated', settings, expected, defaults)
@@ -315,7 +315,7 @@ class BadInputTest(parameterized.TestCase):
               'FREEZE = @layer_freeze.LayerFreeze()',
               'FREEZE_SHARE = 1.0',
               "DEV_DIR = 'no/dev'",
-              "SEED_RUN = 'no/run'",
+              "INIT_FROM_RUN = 'no/run'",
           ],
           [
               'needs a finite l2_norm_clip',
@@ -334,7 +334,7 @@ class BadInputTest(parameterized.TestCase):
     defaults = (
         "TRAIN_DIR = 'ROOT/clients'",
         "DEV_DIR = 'ROOT/clients'",
-        'SEED_RUN = None',
+        'INIT_FROM_RUN = None',
         'FREEZE = None',
         'BATCH_SIZE = 2',
     )
@@ -461,8 +461,8 @@ class BadInputTest(parameterized.TestCase):
   def test_compare_runs(self, flags, evaluation, expected):
     folder = self.enterContext(tempfile.TemporaryDirectory())
     if evaluation is not None:
-      outputs.write_text(os.path.join(folder, 'test.json'), evaluation)
-      outputs.write_text(os.path.join(folder, 'results.json'), '{"seconds": 1}')
+      run_dir.write_text(os.path.join(folder, 'test.json'), evaluation)
+      run_dir.write_text(os.path.join(folder, 'results.json'), '{"seconds": 1}')
     flags = [flag.replace('DIR', folder) for flag in flags]
     self.check(expected, 'bin/compare_runs.py', *flags)
 

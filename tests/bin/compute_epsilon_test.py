@@ -75,7 +75,7 @@ class ComputeEpsilonTest(absltest.TestCase):
             ),
         ))
     found = self.fields(f'--run={self.folder}')
-    rounds = accounting.Rounds(
+    rounds = accounting.RoundGroup(
         sampling=sampling, noise_multiplier=1.0, count=3
     )
     self.assertEqual(

@@ -22,8 +22,8 @@ from benchmarks import toy_runs
 from tests.bin import programs
 from tff_asr.privacy import accounting
 from tff_asr.privacy import ledger as ledger_lib
-from tff_asr.programs import charged
-from tff_asr.storage import outputs
+from tff_asr.programs import run_privacy
+from tff_asr.storage import run_dir
 
 # BUILD size: large
 # BUILD data: //benchmarks:kills
@@ -86,10 +86,10 @@ class CompareTest(absltest.TestCase):
 
   def write(self, name: str, *, weight=1.0, version=2, rounds=2, rows=2):
     run = os.path.join(self.root, name)
-    with outputs.RunFolder(run, configuration='') as folder:
+    with run_dir.RunDir(run, configuration='') as folder:
       folder.state_manager.save_sync({'weight': weight}, version)
       folder.write_model({'w': [weight]}, tokens='a')
-      with ledger_lib.create(folder.file(outputs.LEDGER)) as ledger:
+      with ledger_lib.create(folder.file(run_dir.LEDGER)) as ledger:
         for number in range(rounds):
           ledger.append(ledger_lib.Round(
               round_num=number,
@@ -158,7 +158,7 @@ class KillTest(absltest.TestCase):
           send=signal.SIGKILL, when=lambda: self.num_lines() >= lines
       )
       self.assertEqual(ended.code, -signal.SIGKILL, ended.stderr)
-      head = charged.saved_head(self.run_dir)
+      head = run_privacy.saved_head(self.run_dir)
       if head is not None:
         # The ledger is the saved state's, and not behind it.
         ledger_lib.read(self.ledger, head=head)

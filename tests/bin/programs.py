@@ -37,7 +37,7 @@ def write_tiny(folder: str, **options) -> tuple[str, ...]:
   return TINY + (
       f'PRIVATE_DIR = {shards!r}',
       f'DEV_DIR = {dev!r}',
-      'SEED_RUN = None',
+      'INIT_FROM_RUN = None',
       'COHORT_SIZE = 2',
       'NUM_LOCAL_STEPS = 1',
   )

@@ -16,7 +16,7 @@ from tests.bin import programs
 from tests import fakes
 from tff_asr import config
 from tff_asr.programs import central
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 from tff_asr.text import tokenizer as tokenizer_lib
 
 # BUILD data: //bin:export //bin:report //bin:transcribe
@@ -35,7 +35,7 @@ def _write_run(folder: str, shards: str) -> None:
       ),
       call=lambda *, model, **unused_settings: model,
   )(output_dir='', configuration='')
-  with outputs.RunFolder(folder, configuration=config.text()) as run:
+  with run_dir.RunDir(folder, configuration=config.text()) as run:
     run.write_model(
         model.initialize(tf.constant([1, 2])), tokens=tokenizer_lib.ENGLISH
     )

@@ -169,7 +169,7 @@ class TrainingBatchesTest(parameterized.TestCase):
             seed=np.int32,
             transcript=object,
             utterance_id=object,
-            weights=np.float32,
+            example_weights=np.float32,
         ),
     )
     lengths = {name: samples for name, samples, _ in _many_rows()}
@@ -297,7 +297,7 @@ class StubsTest(parameterized.TestCase):
     self.assertLen(found, len(rows))
     for name, num_samples, transcript, is_used in rows:
       utterance = found[name]
-      self.assertEqual(utterance['weights'], float(is_used), name)
+      self.assertEqual(utterance['example_weights'], float(is_used), name)
       self.assertEqual(utterance['transcript'].decode(), transcript)
       if is_used:
         self.assertEqual(
@@ -346,7 +346,7 @@ class StubsTest(parameterized.TestCase):
     )
     self.assertLen(found, len(rows))
     for name, num_samples, _, is_used in rows:
-      self.assertEqual(found[name]['weights'], float(is_used), name)
+      self.assertEqual(found[name]['example_weights'], float(is_used), name)
       has_output = num_samples >= 400 + 2 * 160
       self.assertEqual(
           found[name]['feature_lengths'],

@@ -9,7 +9,7 @@ from absl.testing import absltest
 import numpy as np
 import soundfile
 
-from data_tools import encoder
+from data_tools import audio_encoding
 from data_tools import utterances
 from data_tools import worker_pool
 
@@ -65,7 +65,7 @@ class WorkerPoolTest(absltest.TestCase):
       )
     self.check([first, *rest])
     self.assertEqual(crashed.reason, 'ends the program that decodes it')
-    self.assertEqual(crashed, encoder.CRASHED['encode'])
+    self.assertEqual(crashed, audio_encoding.CRASHED['encode'])
 
   def test_a_killed_worker_is_no_broken_file(self):
     with worker_pool.WorkerPool(1) as pool:

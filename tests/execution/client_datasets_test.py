@@ -11,11 +11,11 @@ import tensorflow_federated as tff
 
 from tests.execution import toys
 from tff_asr.execution import client_datasets
-from tff_asr.execution import form
+from tff_asr.execution import compiler
 from tff_asr.execution import graph
 from tff_asr.execution import loading
 from tff_asr.execution import multi_device
-from tff_asr.execution import read_ahead
+from tff_asr.execution import prefetch
 
 
 def _split(work):
@@ -151,7 +151,7 @@ class RoundTest(parameterized.TestCase):
     self.assertAlmostEqual(total, float(expected), places=4)
 
   def test_tables_are_filled_for_reading_too(self):
-    self.assertIsNotNone(form.compile_computation(_total_of_all).read)
+    self.assertIsNotNone(compiler.compile_computation(_total_of_all).read)
     self._run(['2', '5', '3'])
 
   @parameterized.parameters(
@@ -163,7 +163,7 @@ class RoundTest(parameterized.TestCase):
     client_ids = ['1', '2', '3', '4', '5']
     read = {client_id: threading.Event() for client_id in client_ids}
     num_working = itertools.count()
-    read_client = read_ahead.Reader._read_client
+    read_client = prefetch.Reader._read_client
     get_work = loading.ClientFunctions.get_work
     overlaps = []
 
@@ -184,7 +184,7 @@ class RoundTest(parameterized.TestCase):
       return wait_and_work
 
     with (
-        mock.patch.object(read_ahead.Reader, '_read_client', read_and_tell),
+        mock.patch.object(prefetch.Reader, '_read_client', read_and_tell),
         mock.patch.object(
             loading.ClientFunctions, 'get_work', get_waiting_work
         ),
@@ -203,7 +203,7 @@ class RoundTest(parameterized.TestCase):
     def comp(datasets):
       return tff.federated_sum(tff.federated_map(total, datasets))
 
-    self.assertIsNone(form.compile_computation(comp).read)
+    self.assertIsNone(compiler.compile_computation(comp).read)
 
 
 if __name__ == '__main__':

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tests.execution import speech_process
-from tff_asr.execution import form
+from tff_asr.execution import compiler
 # Private to TensorFlow, which has no public way to list its kernels.
 from tensorflow.python.framework import kernels
 
@@ -63,14 +63,14 @@ _INPUT_PIPELINE = frozenset([
 
 
 @functools.lru_cache
-def _compiled(**options: str) -> form.Round:
+def _compiled(**options: str) -> compiler.Round:
   """The programs of the whole process."""
   with tempfile.TemporaryDirectory() as root:
     process = speech_process.build(speech_process.load_data(root), **options)
-    return form.compile_computation(process.next)
+    return compiler.compile_computation(process.next)
 
 
-def _nodes(compiled: form.Round) -> dict[str, list[tf.compat.v1.NodeDef]]:
+def _nodes(compiled: compiler.Round) -> dict[str, list[tf.compat.v1.NodeDef]]:
   """Nodes of all programs and of the functions in them, by op."""
   nodes = {}
   for name in ('prepare', 'zero', 'work', 'merge', 'finish'):
@@ -123,7 +123,7 @@ def _dtype(node: tf.compat.v1.NodeDef) -> str:
   return tf.as_dtype(node.attr['T'].type).name
 
 
-def _without_gpu_kernel(compiled: form.Round) -> set[str]:
+def _without_gpu_kernel(compiled: compiler.Round) -> set[str]:
   """Ops without a GPU kernel; with the dtype if others of theirs have one."""
   found = set()
   for op, nodes in _nodes(compiled).items():

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_asr.execution import form
+from tff_asr.execution import compiler
 from tff_asr.execution import graph
 
 
@@ -111,8 +111,8 @@ class LoadTest(absltest.TestCase):
         lambda x: tff.federated_sum(x),  # pylint: disable=unnecessary-lambda
         tff.FederatedType(np.float32, tff.CLIENTS),
     )
-    compiled = form.compile_computation(comp)
-    self.assertIsInstance(compiled, form.Round)
+    compiled = compiler.compile_computation(comp)
+    self.assertIsInstance(compiled, compiler.Round)
     zero, work, merge, finish = (
         pickle.loads(pickle.dumps(program)).load()
         for program in (

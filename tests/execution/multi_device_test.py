@@ -16,8 +16,8 @@ import tensorflow_federated as tff
 from tests.execution import logical_devices
 from tests.execution import toys
 from tff_asr.execution import cache
-from tff_asr.execution import crew
-from tff_asr.execution import form
+from tff_asr.execution import worker_threads
+from tff_asr.execution import compiler
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
 from tff_asr.execution import workers
@@ -251,7 +251,7 @@ class ComputationTest(parameterized.TestCase):
         lambda values: tff.federated_secure_sum_bitwidth(values, 8),
         tff.FederatedType(np.int32, tff.CLIENTS),
     )
-    with self.assertRaisesRegex(form.UncompilableError, 'federated_sum'):
+    with self.assertRaisesRegex(compiler.UncompilableError, 'federated_sum'):
       self._invoke(comp, [1, 2, 3])
 
   def test_vectors_are_eager_tensors_and_scalars_numpy(self):
@@ -483,7 +483,7 @@ class ScheduleTest(parameterized.TestCase):
         workers.DeviceCohort, '_read', hang
     ), tff.framework.get_context_stack().install(context):
       with self.assertRaisesRegex(
-          crew.HungError, r'position [01] of 2 .*CPU:. .*1 s \(CLIENT_TIMEOUT'
+          worker_threads.HungError, r'position [01] of 2 .*CPU:. .*1 s \(CLIENT_TIMEOUT'
       ):
         _sum_toil([1, 2])
     released.set()
@@ -614,7 +614,7 @@ class BadArgumentTest(parameterized.TestCase):
     context = multi_device.build_sync_context()
     with tff.framework.get_context_stack().install(context):
       with self.assertRaisesRegex(
-          form.UncompilableError, 'run it in the native context'
+          compiler.UncompilableError, 'run it in the native context'
       ):
         two_rounds([1.0, 2.0])
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tff_asr.execution import native
-from tff_asr.execution import orphans
+from tff_asr.execution import process_cleanup
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _TIMEOUT_SEC = 120
@@ -157,7 +157,7 @@ class OrphansTest(absltest.TestCase):
     sleeper = subprocess.Popen(['sleep', '60'])
     reader = subprocess.Popen(['cat'], stdin=subprocess.PIPE)
     try:
-      orphans.end_children('sleep')
+      process_cleanup.end_children('sleep')
       self.assertFalse(_is_running(sleeper.pid))
       self.assertTrue(_is_running(reader.pid))
       self.assertEqual(sleeper.wait(timeout=5), -15)
@@ -175,7 +175,7 @@ class OrphansTest(absltest.TestCase):
     )
     try:
       child.stdout.readline()
-      orphans.end_children('bash', timeout_sec=0.3)
+      process_cleanup.end_children('bash', timeout_sec=0.3)
       self.assertEqual(child.wait(timeout=5), -9)
     finally:
       child.kill()
@@ -183,7 +183,7 @@ class OrphansTest(absltest.TestCase):
 
   def test_negative_timeout_is_named(self):
     with self.assertRaisesRegex(ValueError, 'timeout_sec'):
-      orphans.end_children('nothing', timeout_sec=-1.0)
+      process_cleanup.end_children('nothing', timeout_sec=-1.0)
 
 
 if __name__ == '__main__':

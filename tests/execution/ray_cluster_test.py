@@ -28,7 +28,7 @@ from tests.execution import toys
 from tff_asr.aggregators import dp_mean
 from tff_asr.execution import multi_device
 from tff_asr.execution import ray_cluster
-from tff_asr.execution import shared_files
+from tff_asr.execution import path_digest
 from tff_asr.learning import fed_avg
 from tff_asr.privacy import queries
 
@@ -631,7 +631,7 @@ class BadClusterTest(absltest.TestCase):
     _context(1)
     node = rf'^Node {os.uname().nodename} .*'
     gin = str(_ROOT / 'gin')
-    readable = {gin: shared_files.digest(gin)}
+    readable = {gin: path_digest.digest(gin)}
     self.check_paths(
         readable | {'/no/shards': 'x'}, f"{node} cannot read '/no/shards'"
     )

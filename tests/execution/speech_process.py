@@ -17,7 +17,7 @@ from tff_asr.features import spec_augment
 from tff_asr.learning import fed_avg
 from tff_asr.optimizers import lamb
 from tff_asr.optimizers import schedules
-from tff_asr.privacy import clips
+from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 
@@ -60,7 +60,7 @@ def build(
           query=queries.PerLayerClipSumQuery(
               l2_norm_clip=CLIP,
               noise_multiplier=1.0,
-              clipping=clips.Clipping(split='dim'),
+              clipping=clipping_lib.Clipping(split='dim'),
           ),
           cohort_size=_COHORT_SIZE,
       ),

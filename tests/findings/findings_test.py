@@ -240,7 +240,7 @@ class RunsTest(absltest.TestCase):
             '--gin_param=SERVER_LEARNING_RATE = 0.5',
             "--gin_param=PRIVATE_DIR = 'data/train.private'",
             "--gin_param=DEV_DIR = 'data/train.dev'",
-            f"--gin_param=SEED_RUN = '{self.root}/seed'",
+            f"--gin_param=INIT_FROM_RUN = '{self.root}/seed'",
         ),
     )
     self.assertEqual(first.log, f'{self.root}/logs/few_rate0.5_3.log')

@@ -48,12 +48,12 @@ class CentralStepTest(absltest.TestCase):
         expected[name] = weights[name].numpy() - 0.1 * momentum[name]
       state, weights, loss_sum, num_utterances = step(state, weights, batch)
       np.testing.assert_allclose(loss_sum, expected_sum, rtol=1e-5)
-      self.assertEqual(num_utterances, len(batch['weights']))
+      self.assertEqual(num_utterances, len(batch['example_weights']))
       for name, value in weights.items():
         np.testing.assert_allclose(value, expected[name], atol=1e-5)
 
     stubs = collections.OrderedDict(
-        batches[0], weights=tf.zeros_like(batches[0]['weights'])
+        batches[0], example_weights=tf.zeros_like(batches[0]['example_weights'])
     )
     plain = tff.learning.optimizers.build_sgdm(0.1)
     step = central_step.build(model=model, optimizer=plain)

@@ -133,7 +133,7 @@ class ClippedGradientsTest(parameterized.TestCase):
     with_stub['feature_lengths'] = tf.concat(
         [batch['feature_lengths'], [8]], axis=0
     )
-    for key in ('label_lengths', 'weights'):
+    for key in ('label_lengths', 'example_weights'):
       with_stub[key] = tf.pad(batch[key], [[0, 1]])
     other, other_loss_sum = self.gradients(with_stub, 1e9)
     # The same to the rounding of another order of summation.
@@ -146,7 +146,7 @@ class ClippedGradientsTest(parameterized.TestCase):
   def test_a_batch_of_stubs_has_gradients_of_zero(self):
     _, _, batch = _batches()
     stubs = collections.OrderedDict(
-        batch, weights=tf.zeros_like(batch['weights'])
+        batch, example_weights=tf.zeros_like(batch['example_weights'])
     )
     gradients, loss_sum = self.gradients(stubs, 1.0)
     self.assertEqual(float(loss_sum), 0.0)

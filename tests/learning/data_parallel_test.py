@@ -89,7 +89,7 @@ class DataParallelTest(parameterized.TestCase):
   # 5 utterances: 3 and 2, 2 and 2 and 1, 2 and 2 and 1 and none.
   @parameterized.parameters(1, 2, 3, 4)
   def test_the_gradient_is_that_of_one_device(self, num_devices):
-    self.assertLen(_batch()['weights'], 5)
+    self.assertLen(_batch()['example_weights'], 5)
     devices = logical_devices.CPUS[:num_devices]
     expected, expected_sum = _gradients()
     found, loss_sum = _gradients(devices)
@@ -104,12 +104,12 @@ class DataParallelTest(parameterized.TestCase):
 
   def test_stubs_count_nowhere(self):
     batch = collections.OrderedDict(_batch())
-    batch['weights'] = tf.constant([1.0, 0.0, 0.0, 0.0, 1.0])
+    batch['example_weights'] = tf.constant([1.0, 0.0, 0.0, 0.0, 1.0])
     expected, expected_sum = _gradients(batch=batch)
     found, loss_sum = _gradients(logical_devices.CPUS, batch=batch)
     np.testing.assert_allclose(loss_sum, expected_sum, rtol=1e-5)
     self.assert_near(found, expected)
-    batch['weights'] = tf.zeros([5])
+    batch['example_weights'] = tf.zeros([5])
     found, loss_sum = _gradients(logical_devices.CPUS, batch=batch)
     self.assertEqual(float(loss_sum), 0)
     for gradient in found.values():

@@ -23,7 +23,7 @@ from tff_asr.learning import delta_transforms
 from tff_asr.learning import fed_avg
 from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import lamb
-from tff_asr.privacy import clips
+from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import queries
 
 _SEED = 7
@@ -254,7 +254,7 @@ class ProcessTest(parameterized.TestCase):
             query=queries.PerLayerClipSumQuery(
                 l2_norm_clip=clip,
                 noise_multiplier=noise,
-                clipping=clips.Clipping(split='dim'),
+                clipping=clipping_lib.Clipping(split='dim'),
             ),
             cohort_size=_COHORT_SIZE,
         ),

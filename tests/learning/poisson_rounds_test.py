@@ -16,7 +16,7 @@ from tff_asr.data import cohorts as cohorts_lib
 from tff_asr.learning import fed_avg
 from tff_asr.optimizers import lamb
 from tff_asr.optimizers import schedules
-from tff_asr.privacy import clips
+from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 
@@ -46,7 +46,7 @@ def _build():
           query=queries.PerLayerClipSumQuery(
               l2_norm_clip=_CLIP,
               noise_multiplier=0.0,
-              clipping=clips.Clipping(split='dim'),
+              clipping=clipping_lib.Clipping(split='dim'),
           ),
           cohort_size=_COHORT_SIZE,
       ),

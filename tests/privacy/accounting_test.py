@@ -22,7 +22,7 @@ def _sampling(kind, cohort_size, population):
 
 def _event(kind, cohort_size, population, noise_multiplier, count):
   return accounting.compose([
-      accounting.Rounds(
+      accounting.RoundGroup(
           sampling=_sampling(kind, cohort_size, population),
           noise_multiplier=noise_multiplier,
           count=count,
@@ -187,17 +187,17 @@ class ComposeTest(parameterized.TestCase):
     )
 
   def test_equal_rounds_are_merged(self):
-    first = accounting.Rounds(
+    first = accounting.RoundGroup(
         sampling=_sampling('poisson', 1, 4), noise_multiplier=1.0, count=2
     )
-    other = accounting.Rounds(
+    other = accounting.RoundGroup(
         sampling=_sampling('poisson', 2, 4), noise_multiplier=1.0
     )
     event = accounting.compose([first, other, first])
     self.assertEqual([part.count for part in event.events], [4, 1])
 
   def test_a_tree_is_one_group(self):
-    group = accounting.Rounds(
+    group = accounting.RoundGroup(
         sampling=accounting.Sampling(
             kind='pass', cohort_size=3, population=12
         ),
@@ -210,7 +210,7 @@ class ComposeTest(parameterized.TestCase):
   def test_differing_rounds_cost_between_the_extremes(self):
     def groups(*noise):
       return accounting.compose([
-          accounting.Rounds(
+          accounting.RoundGroup(
               sampling=_sampling('poisson', 10, 100),
               noise_multiplier=z,
               count=50,
@@ -227,7 +227,7 @@ class ComposeTest(parameterized.TestCase):
 
   def test_full_rounds_beside_fixed_ones_are_under_replace_one(self):
     rounds = [
-        accounting.Rounds(sampling=_sampling(*args), noise_multiplier=2.0)
+        accounting.RoundGroup(sampling=_sampling(*args), noise_multiplier=2.0)
         for args in (('full', 4, 4), ('fixed', 1, 4))
     ]
     self.assertEqual(accounting.neighbouring(rounds[:1]), _ADD)
@@ -243,7 +243,7 @@ class ComposeTest(parameterized.TestCase):
   )
   def test_samplings_without_a_relation_in_common_are_refused(self, *kinds):
     rounds = [
-        accounting.Rounds(
+        accounting.RoundGroup(
             sampling=_sampling(kind, 4, 4), noise_multiplier=1.0
         )
         for kind in kinds
@@ -312,7 +312,7 @@ class ComposeTest(parameterized.TestCase):
   @parameterized.parameters(-1.0, math.nan, math.inf)
   def test_bad_noise_is_refused(self, noise_multiplier):
     with self.assertRaisesRegex(ValueError, 'noise_multiplier'):
-      accounting.Rounds(
+      accounting.RoundGroup(
           sampling=_sampling('full', 2, 2), noise_multiplier=noise_multiplier
       )
 

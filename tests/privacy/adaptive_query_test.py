@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests import reference
 from tff_asr.privacy import adaptive_query
-from tff_asr.privacy import clips
+from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import noise as noise_lib
 from tff_asr.privacy import queries
@@ -20,7 +20,7 @@ _SPECS = collections.OrderedDict(
     a=tf.TensorSpec([2], tf.float32), b=tf.TensorSpec([], tf.float32)
 )
 _KEY = keys.from_seed(0)
-_UNIFORM = clips.Clipping(split='uniform')
+_UNIFORM = clipping_lib.Clipping(split='uniform')
 
 
 def _query(**changes):
@@ -90,7 +90,7 @@ class ClipsTest(parameterized.TestCase):
     )
     self.assertEqual(int(state.counter), 1)
 
-  @parameterized.product(split=('uniform', 'dim'), layers=clips.LAYERS)
+  @parameterized.product(split=('uniform', 'dim'), layers=clipping_lib.LAYERS)
   def test_rounds_equal_a_numpy_simulation(self, split, layers):
     # Names in a folder, so that modules are fewer than tensors.
     specs = collections.OrderedDict([
@@ -99,7 +99,7 @@ class ClipsTest(parameterized.TestCase):
         ('w', tf.TensorSpec([4], tf.float32)),
     ])
     rng = np.random.default_rng(7)
-    clipping = clips.Clipping(split=split, layers=layers)
+    clipping = clipping_lib.Clipping(split=split, layers=layers)
     query = _query(
         l2_norm_clip=1.0, record_specs=specs, clipping=clipping,
         cohort_size=5.0,
@@ -123,7 +123,7 @@ class ClipsTest(parameterized.TestCase):
               math.sqrt(
                   sum(
                       np.sum(np.square(list(record.values())[place], dtype='d'))
-                      for place in layer.places
+                      for place in layer.indices
                   )
               )
               for layer in division
@@ -134,7 +134,7 @@ class ClipsTest(parameterized.TestCase):
       for record, own in zip(records, norms):
         flat = {}
         for h, layer in enumerate(division):
-          for place in layer.places:
+          for place in layer.indices:
             value = list(record.values())[place]
             flat[place] = value * min(1, expected[h] / own[h])
         total += np.concatenate([np.ravel(flat[i]) for i in range(3)])
@@ -180,7 +180,7 @@ class ClipsTest(parameterized.TestCase):
 
   def test_one_clip_over_all_layers(self):
     # Norms 13 and .6 of the whole, C = 2: one below, one above.
-    query = _query(l2_norm_clip=2.0, clipping=clips.Clipping())
+    query = _query(l2_norm_clip=2.0, clipping=clipping_lib.Clipping())
     state = query.initial_global_state()
     self.assertEqual(state.layer_clips.shape, [1])
     released, state, _ = _round(
@@ -204,7 +204,7 @@ class ClipsTest(parameterized.TestCase):
     for start, quantile, bound in ((1e-30, 0.0, 1e-30), (5e29, 1.0, 1e30)):
       query = _query(
           l2_norm_clip=start,
-          clipping=clips.Clipping(),
+          clipping=clipping_lib.Clipping(),
           adaptation=adaptive_query.Adaptation(
               target_quantile=quantile, learning_rate=10.0
           ),
@@ -264,10 +264,10 @@ class PrivacyTest(parameterized.TestCase):
     self.assertEqual(event, dp_accounting.GaussianDpEvent(1.5))
 
   @parameterized.named_parameters(
-      ('global', clips.Clipping()),
-      ('tensors', clips.Clipping(split='dim')),
-      ('modules', clips.Clipping(split='uniform', layers='modules')),
-      ('weighted', clips.Clipping(split='dim', weights={'w': 5.0})),
+      ('global', clipping_lib.Clipping()),
+      ('tensors', clipping_lib.Clipping(split='dim')),
+      ('modules', clipping_lib.Clipping(split='uniform', layers='modules')),
+      ('weighted', clipping_lib.Clipping(split='dim', weights={'w': 5.0})),
   )
   def test_a_record_moves_both_sums_by_their_sensitivity_at_most(
       self, clipping
@@ -402,7 +402,7 @@ class ArgumentsTest(parameterized.TestCase):
       ('cohort', dict(cohort_size=0), 'cohort_size must be positive'),
       (
           'rescale',
-          dict(clipping=clips.Clipping(split='dim', rule='rescale')),
+          dict(clipping=clipping_lib.Clipping(split='dim', rule='rescale')),
           "rule_of_adaptive_clips must be one of 'clip', found 'rescale'",
       ),
   )

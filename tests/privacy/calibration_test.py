@@ -17,7 +17,7 @@ def _sampling(kind, cohort_size=10, population=100):
 
 def _epsilon(sampling, noise_multiplier, rounds, accountant='rdp'):
   event = accounting.compose([
-      accounting.Rounds(
+      accounting.RoundGroup(
           sampling=sampling, noise_multiplier=noise_multiplier, count=rounds
       )
   ])
@@ -116,7 +116,7 @@ class CalibrationTest(parameterized.TestCase):
   @parameterized.parameters(*accounting.SAMPLING_KINDS)
   def test_scale_is_the_smallest_with_the_noise_on_the_mean(self, kind):
     sampling = _sampling(kind)
-    rounds = accounting.Rounds(
+    rounds = accounting.RoundGroup(
         sampling=sampling, noise_multiplier=0.3, count=20
     )
     scale = calibration.smallest_scale(
@@ -152,7 +152,7 @@ class CalibrationTest(parameterized.TestCase):
 
   def test_groups_grow_together(self):
     rounds = [
-        accounting.Rounds(
+        accounting.RoundGroup(
             sampling=_sampling('poisson', size, 1000),
             noise_multiplier=0.5,
             count=10,
@@ -167,7 +167,7 @@ class CalibrationTest(parameterized.TestCase):
     self.assertLessEqual(both.epsilon, 5.0)
 
   def test_scale_without_noise_is_refused(self):
-    rounds = accounting.Rounds(
+    rounds = accounting.RoundGroup(
         sampling=_sampling('full'), noise_multiplier=0.0
     )
     with self.assertRaisesRegex(ValueError, 'Without noise'):

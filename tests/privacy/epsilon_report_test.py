@@ -138,7 +138,7 @@ class ExtrapolateTest(absltest.TestCase):
     )
     mixed = epsilon_report.of_rounds(
         [
-            accounting.Rounds(sampling=sampling, noise_multiplier=noise)
+            accounting.RoundGroup(sampling=sampling, noise_multiplier=noise)
             for noise in (1.0, 2.0)
         ],
         delta=1e-3,
@@ -222,7 +222,7 @@ class RenderTest(absltest.TestCase):
       self.assertFalse(fields['private'])
 
   def test_no_growth_mends_fixed_keys(self):
-    group = accounting.Rounds(
+    group = accounting.RoundGroup(
         sampling=accounting.Sampling(
             kind='poisson', cohort_size=10, population=1000
         ),

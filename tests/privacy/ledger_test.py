@@ -83,10 +83,10 @@ class LedgerTest(_LedgerTestCase):
     self.assertEqual(
         contents.rounds,
         [
-            accounting.Rounds(
+            accounting.RoundGroup(
                 sampling=_SAMPLING, noise_multiplier=1.0, count=2
             ),
-            accounting.Rounds(
+            accounting.RoundGroup(
                 sampling=_SAMPLING, noise_multiplier=2.4, count=1
             ),
         ],

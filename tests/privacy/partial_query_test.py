@@ -7,7 +7,7 @@ from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
 
-from tff_asr.privacy import clips
+from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import partial_query
 from tff_asr.privacy import queries
 
@@ -21,7 +21,7 @@ _SUM = collections.OrderedDict(
 _ARGUMENTS = {
     'l2_norm_clip': 0.5,
     'noise_multiplier': 2.0,
-    'clipping': clips.Clipping(split='uniform'),
+    'clipping': clipping_lib.Clipping(split='uniform'),
 }
 
 

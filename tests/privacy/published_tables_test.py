@@ -50,7 +50,7 @@ def _event(row: dict[str, str]) -> dp_accounting.DpEvent:
       float(row['sigma_mean']), given='mean', cohort_size=cohort_size
   )
   return accounting.compose([
-      accounting.Rounds(
+      accounting.RoundGroup(
           sampling=accounting.Sampling(
               kind='poisson',
               cohort_size=cohort_size,

@@ -10,18 +10,18 @@ import numpy as np
 import scipy.stats
 import tensorflow as tf
 
-from tff_asr.privacy import clips
+from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import queries
 
 _KEY = np.array([1, -2, 3, 2**31 - 1], np.int32)
-_SPLITS = tuple(clips.SPLITS)
+_SPLITS = tuple(clipping_lib.SPLITS)
 
 
 def _query(clip=1.0, multiplier=0.0, split='global'):
   return queries.PerLayerClipSumQuery(
       l2_norm_clip=clip,
       noise_multiplier=multiplier,
-      clipping=clips.Clipping(split=split),
+      clipping=clipping_lib.Clipping(split=split),
   )
 
 

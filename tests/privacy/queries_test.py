@@ -8,11 +8,11 @@ from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
 
-from tff_asr.privacy import clips
+from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import queries
 
 _KEY = np.array([1, -2, 3, 2**31 - 1], np.int32)
-_SPLITS = tuple(clips.SPLITS)
+_SPLITS = tuple(clipping_lib.SPLITS)
 # What the guarantee allows beyond C, for float32.
 _SLACK = 1 + 1e-6
 
@@ -21,7 +21,7 @@ def _query(clip=1.0, multiplier=0.0, split='global', **clipping):
   return queries.PerLayerClipSumQuery(
       l2_norm_clip=clip,
       noise_multiplier=multiplier,
-      clipping=clips.Clipping(split=split, **clipping),
+      clipping=clipping_lib.Clipping(split=split, **clipping),
   )
 
 
@@ -43,7 +43,7 @@ def _norm(layers) -> float:
 
 def _layer_clips(record, *, clip, split) -> list[float]:
   sizes = [layer.size for layer in tf.nest.flatten(record)]
-  return [share * clip for share in clips.SPLITS[split](sizes)]
+  return [share * clip for share in clipping_lib.SPLITS[split](sizes)]
 
 
 def _random_record(rng: np.random.Generator):
@@ -127,7 +127,7 @@ class ClippingTest(parameterized.TestCase):
 
   @parameterized.product(
       split=('uniform', 'dim'),
-      layers=clips.LAYERS,
+      layers=clipping_lib.LAYERS,
       clip=(1e-8, 0.01, 1e20),
   )
   def test_rescaled_layers_have_their_clip_or_their_bits(
@@ -149,11 +149,11 @@ class ClippingTest(parameterized.TestCase):
           is_same = result == tensor
           np.testing.assert_array_equal(is_same | (result == 0), True)
         continue
-      for layer in clips.Clipping(**clipping).divide(record):
-        before = _norm([tensors[place] for place in layer.places])
+      for layer in clipping_lib.Clipping(**clipping).divide(record):
+        before = _norm([tensors[place] for place in layer.indices])
         if before < 1e-37:  # Denormal, or zero.
           continue
-        after = _norm([clipped[place] for place in layer.places])
+        after = _norm([clipped[place] for place in layer.indices])
         self.assertAlmostEqual(after / (layer.share * clip), 1, delta=1e-5)
         num_scaled_up += before < 0.9 * layer.share * clip
     self.assertGreater(num_scaled_up, 0)

@@ -13,7 +13,7 @@ from tff_asr.privacy import statement
 def _rounds(
     kind='poisson', cohort_size=10, population=1000, noise=2.0, count=9
 ):
-  return accounting.Rounds(
+  return accounting.RoundGroup(
       sampling=accounting.Sampling(
           kind=kind, cohort_size=cohort_size, population=population
       ),

@@ -20,10 +20,10 @@ from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
 from tff_asr.execution import multi_device
 from tff_asr.learning import fed_avg
-from tff_asr.privacy import clips
+from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import federated
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
 _NOISE = 3.0
@@ -84,7 +84,7 @@ class AdaptiveRunTest(absltest.TestCase):
             cohort_size=2,
             l2_norm_clip=0.1,
             noise_multiplier=_NOISE,
-            clipping=clips.Clipping(split='dim', layers='modules'),
+            clipping=clipping_lib.Clipping(split='dim', layers='modules'),
         ),
         server_optimizer=tff.learning.optimizers.build_sgdm(0.1),
         client_learning_rate=0.01,
@@ -99,7 +99,7 @@ class AdaptiveRunTest(absltest.TestCase):
     _train(stopped, parts=parts, num_rounds=3)
 
     states = [
-        state_file.read_leaves(outputs.newest_state(run), prefix='process')
+        state_file.read_leaves(run_dir.newest_state(run), prefix='process')
         for run in (whole, stopped)
     ]
     self.assertEqual(list(states[0]), list(states[1]))
@@ -111,7 +111,7 @@ class AdaptiveRunTest(absltest.TestCase):
     # Six modules in the block, the front end, the norm and the head.
     self.assertEqual(layer_clips.shape, (9,))
 
-    (rounds,) = ledger_lib.read(os.path.join(whole, outputs.LEDGER)).rounds
+    (rounds,) = ledger_lib.read(os.path.join(whole, run_dir.LEDGER)).rounds
     self.assertEqual((rounds.count, rounds.noise_multiplier), (3, _NOISE))
     self.assertEqual(results['privacy']['adaptive_layers'], 9)
     with open(os.path.join(whole, 'privacy.txt'), encoding='utf-8') as f:

@@ -56,7 +56,7 @@ def _run(output_dir: str, *gin_params: str) -> tuple[dict, str]:
           'NUM_BLOCKS = 1', 'DIM = 16', 'MLP_DIM = 64', 'NUM_HEADS = 2',
           f'PRIVATE_DIR = {_shards()!r}',
           f'DEV_DIR = {_shards()!r}',
-          'SEED_RUN = None',
+          'INIT_FROM_RUN = None',
           f'NUM_ROUNDS = {_NUM_ROUNDS}',
           f'COHORT_SIZE = {everyone}',
           'NUM_LOCAL_STEPS = 1',
@@ -87,7 +87,7 @@ class AuditTest(absltest.TestCase):
     # Poisson with probability 1 is full participation.
     exact = accounting.epsilon(
         accounting.compose([
-            accounting.Rounds(
+            accounting.RoundGroup(
                 sampling=accounting.Sampling(
                     kind='full', cohort_size=1, population=1
                 ),

@@ -21,9 +21,9 @@ from tests import seen
 from tff_asr import checks
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import central
-from tff_asr.programs import charged
+from tff_asr.programs import run_privacy
 from tff_asr.storage import metrics_file
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 
 
 class _Evaluation(NamedTuple):
@@ -74,7 +74,7 @@ def _train(output_dir: str, evaluator=None, **changes):
 
 
 def _weights(run: str) -> dict[str, np.ndarray]:
-  return outputs.read_model(run, model=_model(), tokens=' abc')
+  return run_dir.read_model(run, model=_model(), tokens=' abc')
 
 
 class CentralTest(parameterized.TestCase):
@@ -151,7 +151,7 @@ class CentralTest(parameterized.TestCase):
         num_steps=3,
         evaluate_every=2,
         pipeline=fakes.tiny_pipeline(_model(), max_batch_sec=30.0),
-        seed_run=self.path('seed'),
+        init_from_run=self.path('seed'),
         optimizer=tff.learning.optimizers.build_sgdm(0.0),
     )
     self.assert_same(other.seen[0], _weights(self.path('seed')))
@@ -197,7 +197,7 @@ class CentralTest(parameterized.TestCase):
         (dict(patience=2), 'patience needs an evaluator'),
         (dict(encoder_rate=0.0), 'encoder_rate'),
         (dict(encoder_frozen_steps=-1), 'encoder_frozen_steps'),
-        (dict(seed_run=self.path('nothing')), 'nothing holds no trained model'),
+        (dict(init_from_run=self.path('nothing')), 'nothing holds no trained model'),
     ):
       with self.assertRaisesRegex(ValueError, message):
         _train(self.path('run'), **changes)
@@ -206,7 +206,7 @@ class CentralTest(parameterized.TestCase):
   def test_the_encoder_waits_and_then_steps_at_its_rate(self):
     settings = dict(
         num_steps=3,
-        seed_run=self.pretrained(),
+        init_from_run=self.pretrained(),
         encoder_frozen_steps=2,
         encoder_rate=0.25,
         optimizer=tff.learning.optimizers.build_sgdm(0.1),
@@ -256,9 +256,9 @@ class CentralTest(parameterized.TestCase):
 
   def pretrained(self) -> str:
     """A finished pre-training run of two examples' rounds."""
-    folder = outputs.RunFolder(self.path('pretrained'), configuration='')
+    folder = run_dir.RunDir(self.path('pretrained'), configuration='')
     with ledger_lib.create(
-        folder.file(outputs.LEDGER), unit='example'
+        folder.file(run_dir.LEDGER), unit='example'
     ) as ledger:
       ledger.append(fakes.charged_round())
       folder.write_model(
@@ -269,7 +269,7 @@ class CentralTest(parameterized.TestCase):
   def test_what_pretraining_cost_is_stated_with_the_model(self):
     with contextlib.redirect_stdout(io.StringIO()) as printed:
       results = _train(
-          self.path('run'), num_steps=1, seed_run=self.pretrained()
+          self.path('run'), num_steps=1, init_from_run=self.pretrained()
       )
     privacy = results['privacy']
     self.assertEqual((privacy['unit'], privacy['rounds']), ('example', 1))
@@ -278,12 +278,12 @@ class CentralTest(parameterized.TestCase):
     # Started again when it is over.
     with contextlib.redirect_stdout(io.StringIO()):
       again = _train(
-          self.path('run'), num_steps=1, seed_run=self.path('pretrained')
+          self.path('run'), num_steps=1, init_from_run=self.path('pretrained')
       )
     self.assertEqual(again['privacy'], privacy)
     self.assertEqual(
-        charged.epsilon_of_run(self.path('run'), delta=1e-5).epsilon,
-        charged.epsilon_of_run(self.path('pretrained'), delta=1e-5).epsilon,
+        run_privacy.epsilon_of_run(self.path('run'), delta=1e-5).epsilon,
+        run_privacy.epsilon_of_run(self.path('pretrained'), delta=1e-5).epsilon,
     )
 
   def test_keeps_states_as_told(self):
@@ -343,7 +343,7 @@ class CentralTest(parameterized.TestCase):
           evaluate_every=0,
           patience=2,
           max_grad_norm=-1.0,
-          seed_run=self.path('run'),
+          init_from_run=self.path('run'),
       )
     self.assertLen(caught.exception.messages, 6)
 

@@ -22,7 +22,7 @@ from tff_asr.privacy import accounting
 from tff_asr.privacy import queries
 from tff_asr.programs import dry_run
 from tff_asr.programs import layer_scores
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 
 
 class DryRunTest(absltest.TestCase):
@@ -50,7 +50,7 @@ class DryRunTest(absltest.TestCase):
     self.assertFalse(os.path.exists(os.path.join(self.root, 'run')))
 
     def epsilon(count):
-      rounds = accounting.Rounds(
+      rounds = accounting.RoundGroup(
           sampling=accounting.Sampling(
               kind='poisson', cohort_size=2, population=3
           ),
@@ -111,7 +111,7 @@ class DryRunTest(absltest.TestCase):
   def write_seed(self, model: best_rq.BestRqModel) -> str:
     """The folder of a public warm start that has ended."""
     run = os.path.join(self.root, 'warm')
-    with outputs.RunFolder(run, configuration='') as folder:
+    with run_dir.RunDir(run, configuration='') as folder:
       folder.write_model(model.initialize(tf.constant([1, 2])), tokens='')
     squares = {
         name: float(number) for number, name in enumerate(sorted(model.specs))
@@ -128,7 +128,7 @@ class DryRunTest(absltest.TestCase):
     shards = fakes.write_split(
         os.path.join(self.root, 'shards'), {'ann': 3, 'bob': 2, 'cai': 1}
     )
-    seed_run = self.write_seed(model)
+    init_from_run = self.write_seed(model)
     describe = functools.partial(
         dry_run.pretraining,
         output_dir=os.path.join(self.root, 'run'),
@@ -147,7 +147,7 @@ class DryRunTest(absltest.TestCase):
         num_steps=50,
         query=query,
         delta=1e-3,
-        seed_run=seed_run,
+        init_from_run=init_from_run,
         freeze=layer_freeze.LayerFreeze(number=2),
     ))
     # The two lowest scores are those of the first names.
@@ -155,7 +155,7 @@ class DryRunTest(absltest.TestCase):
     count = weights.count(model.specs)
     trained = count - weights.count({n: model.specs[n] for n in frozen})
     epsilon = accounting.epsilon(
-        accounting.compose([accounting.Rounds(
+        accounting.compose([accounting.RoundGroup(
             sampling=accounting.Sampling(
                 kind='poisson', cohort_size=3, population=6
             ),

@@ -18,7 +18,7 @@ from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
 from tff_asr.programs import evaluate
 from tff_asr.programs import evaluation
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 
 _CLIENTS = {'ann': 3, 'bob': 2, 'cai': 1}
 
@@ -158,7 +158,7 @@ class EvaluateTest(absltest.TestCase):
     runs = []
     for letter in ('a', 'b'):
       runs.append(os.path.join(root, letter))
-      folder = outputs.RunFolder(runs[-1], configuration='')
+      folder = run_dir.RunDir(runs[-1], configuration='')
       folder.write_model(_weights(letter=letter), tokens=' abc')
     printed = io.StringIO()
     arguments = dict(

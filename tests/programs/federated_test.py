@@ -31,19 +31,19 @@ from tff_asr.learning import fed_avg
 from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import lamb
 from tff_asr.privacy import accounting
-from tff_asr.privacy import clips
+from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
-from tff_asr.programs import charged
+from tff_asr.programs import run_privacy
 from tff_asr.programs import divergence
 from tff_asr.programs import evaluation
 from tff_asr.programs import failures
 from tff_asr.programs import federated
 from tff_asr.programs import private_rounds
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
-from tff_asr.storage import state_manager
+from tff_asr.storage import checkpoints
 
 _CLIENTS = {'ann': 2, 'bob': 2, 'cai': 1, 'dee': 1}
 _COHORT_SIZE = 2
@@ -75,7 +75,7 @@ def _parts() -> Parts:
           query=queries.PerLayerClipSumQuery(
               l2_norm_clip=0.01,
               noise_multiplier=_NOISE,
-              clipping=clips.Clipping(split='dim'),
+              clipping=clipping_lib.Clipping(split='dim'),
           ),
           cohort_size=_COHORT_SIZE,
       ),
@@ -153,7 +153,7 @@ def _arguments(output_dir: str, **changes) -> dict[str, object]:
 
 
 def _weights(run: str) -> dict[str, np.ndarray]:
-  return outputs.read_model(run, model=_parts().model, tokens=' abc')
+  return run_dir.read_model(run, model=_parts().model, tokens=' abc')
 
 
 def _read(path: str) -> str:
@@ -163,7 +163,7 @@ def _read(path: str) -> str:
 
 def _epsilon(num_rounds: int) -> float:
   """What the tests' rounds cost by RDP at their delta."""
-  rounds = accounting.Rounds(
+  rounds = accounting.RoundGroup(
       sampling=accounting.Sampling(
           kind='poisson', cohort_size=_COHORT_SIZE, population=len(_CLIENTS)
       ),
@@ -379,7 +379,7 @@ class FederatedTest(_RunTestCase):
       seen.append(('evaluated', count_charged()))
       return _parts().evaluator(weights)
 
-    save = state_manager.StateManager.save
+    save = checkpoints.StateManager.save
 
     async def save_after_look(manager, state, version):
       seen.append(('saved', count_charged()))
@@ -387,7 +387,7 @@ class FederatedTest(_RunTestCase):
       await save(manager, state, version)
 
     with mock.patch.object(
-        state_manager.StateManager, 'save', save_after_look
+        checkpoints.StateManager, 'save', save_after_look
     ):
       _train(
           self.run,
@@ -462,8 +462,8 @@ class FederatedTest(_RunTestCase):
     self.assertGreater(float(rows[0]['finalizer/update_norm']), 0)
 
   def test_starts_from_the_seed_run(self):
-    seed_run = os.path.join(self.root, 'seed')
-    _train(seed_run, num_rounds=1)
+    init_from_run = os.path.join(self.root, 'seed')
+    _train(init_from_run, num_rounds=1)
     seen = []
 
     def look(state, cohort):
@@ -475,13 +475,13 @@ class FederatedTest(_RunTestCase):
     process.initialize = _parts().process.initialize
     process.next = look
     with self.assertRaises(_Killed):
-      _train(self.run, seed_run=seed_run, learning_process=process)
-    for name, value in _weights(seed_run).items():
+      _train(self.run, init_from_run=init_from_run, learning_process=process)
+    for name, value in _weights(init_from_run).items():
       np.testing.assert_array_equal(seen[0][name], value)
 
   def test_starts_from_a_pretrained_encoder_and_states_its_cost_apart(self):
     model = _parts().model
-    folder = outputs.RunFolder(
+    folder = run_dir.RunDir(
         os.path.join(self.root, 'pretrained'), configuration=''
     )
     weights = model.initialize([9, 9])
@@ -497,7 +497,7 @@ class FederatedTest(_RunTestCase):
           ledger=ledger.head,
       )
     results, printed = _train(
-        self.run, seed_run=folder.path, num_rounds=1, keep_every=1
+        self.run, init_from_run=folder.path, num_rounds=1, keep_every=1
     )
     self.assertIn('of it the encoder is taken', printed)
     # The first saved state has its encoder, and a head of its own.
@@ -518,16 +518,16 @@ class FederatedTest(_RunTestCase):
     self.assertEqual((apart['unit'], apart['rounds']), ('example', 3))
     self.assertEqual(printed.count('Privacy statement'), 2)
     self.assertIn('stated apart', printed)
-    result = charged.epsilon_of_run(self.run, delta=1e-5)
+    result = run_privacy.epsilon_of_run(self.run, delta=1e-5)
     self.assertEqual((result.unit, result.epsilon), ('speaker', _epsilon(1)))
     self.assertEqual([each.unit for each in result.apart], ['example'])
 
     # It goes on, if the other ledger is there.
     os.rename(self.file('ledger.example.jsonl'), self.file('away'))
     with self.assertRaisesRegex(ledger_lib.LedgerError, 'example.*missing'):
-      _train(self.run, seed_run=folder.path)
+      _train(self.run, init_from_run=folder.path)
     os.rename(self.file('away'), self.file('ledger.example.jsonl'))
-    results, _ = _train(self.run, seed_run=folder.path)
+    results, _ = _train(self.run, init_from_run=folder.path)
     self.assertEqual(results['privacy']['rounds'], 2)
 
   def test_a_resumed_run_has_to_freeze_the_same_layers(self):
@@ -556,19 +556,19 @@ class FederatedTest(_RunTestCase):
     self.assertEqual(_read(self.file('config.gin')), _CONFIGURATION)
 
   def test_seed_runs_that_do_not_fit_are_refused(self):
-    seed_run = os.path.join(self.root, 'seed')
-    folder = outputs.RunFolder(seed_run, configuration='')
+    init_from_run = os.path.join(self.root, 'seed')
+    folder = run_dir.RunDir(init_from_run, configuration='')
     with self.assertRaisesRegex(ValueError, 'seed holds no trained model'):
-      _train(self.run, seed_run=seed_run)
+      _train(self.run, init_from_run=init_from_run)
     weights = _parts().model.initialize([1, 2])
     folder.write_model(weights, tokens='abc')
     with self.assertRaisesRegex(ValueError, "spells 'abc' .* ' abc'"):
-      _train(self.run, seed_run=seed_run)
+      _train(self.run, init_from_run=init_from_run)
     folder.write_model(
         fakes.tiny_model(num_blocks=2).initialize([1, 2]), tokens=' abc'
     )
     with self.assertRaisesRegex(ValueError, 'block_01/.* is unknown here'):
-      _train(self.run, seed_run=seed_run)
+      _train(self.run, init_from_run=init_from_run)
     # Nothing was begun that would stand in the way of a right setting.
     self.assertFalse(os.path.exists(self.run))
 
@@ -843,25 +843,25 @@ class LedgerTest(_RunTestCase):
   def test_a_run_from_another_run_s_model_goes_on_with_its_ledger(self):
     second = os.path.join(self.root, 'second')
     _train(self.run, num_rounds=3)
-    results, printed = _train(second, num_rounds=2, seed_run=self.run)
+    results, printed = _train(second, num_rounds=2, init_from_run=self.run)
     self.assertEqual(self.charged(second), 5)
     self.assertEqual(results['privacy']['rounds'], 5)
     self.assertAlmostEqual(results['privacy']['epsilon_rdp'], _epsilon(5))
     self.assertIn('3 of these rounds are of the runs', printed)
     self.assertAlmostEqual(
-        charged.epsilon_of_run(second, delta=1e-5).epsilon, _epsilon(5)
+        run_privacy.epsilon_of_run(second, delta=1e-5).epsilon, _epsilon(5)
     )
     # The sum counts against a target, too.
     third = os.path.join(self.root, 'third')
-    with self.assertRaisesRegex(ValueError, 'with 5 rounds of SEED_RUN'):
-      _train(third, seed_run=second, target_epsilon=_epsilon(5))
-    results, _ = _train(third, seed_run=second, target_epsilon=_epsilon(6))
+    with self.assertRaisesRegex(ValueError, 'with 5 rounds of INIT_FROM_RUN'):
+      _train(third, init_from_run=second, target_epsilon=_epsilon(5))
+    results, _ = _train(third, init_from_run=second, target_epsilon=_epsilon(6))
     self.assertEqual(results['rounds'], 1)
 
   def test_fixed_seeds_of_the_seed_run_stay_not_private(self):
     second = os.path.join(self.root, 'second')
     _train(self.run, num_rounds=1, noise_seed=1)
-    results, printed = _train(second, num_rounds=1, seed_run=self.run)
+    results, printed = _train(second, num_rounds=1, init_from_run=self.run)
     self.assertFalse(results['privacy']['private'])
     self.assertIn('NOISE_SEED fixes a key', printed)
 
@@ -870,32 +870,32 @@ class LedgerTest(_RunTestCase):
     second = os.path.join(self.root, 'second')
     text = _read(self.file('ledger.jsonl'))
     lines = text.splitlines(keepends=True)
-    outputs.write_text(self.file('ledger.jsonl'), ''.join(lines[:-1]))
+    run_dir.write_text(self.file('ledger.jsonl'), ''.join(lines[:-1]))
     for arguments in (
         dict(output_dir=self.run, num_rounds=3),
-        dict(output_dir=second, seed_run=self.run),
+        dict(output_dir=second, init_from_run=self.run),
     ):
       with self.assertRaisesRegex(ledger_lib.LedgerError, 'was shortened'):
         _train(**arguments)
     with self.assertRaisesRegex(ledger_lib.LedgerError, 'was shortened'):
-      charged.epsilon_of_run(self.run)
+      run_privacy.epsilon_of_run(self.run)
     os.remove(self.file('ledger.jsonl'))
     for arguments in (
         dict(output_dir=self.run, num_rounds=3),
-        dict(output_dir=second, seed_run=self.run),
+        dict(output_dir=second, init_from_run=self.run),
     ):
       with self.assertRaisesRegex(ledger_lib.LedgerError, 'is missing'):
         _train(**arguments)
     self.assertFalse(os.path.exists(second))
     # Nor does it help to remove the states as well.
     shutil.rmtree(self.file('state'))
-    outputs.write_text(self.file('ledger.jsonl'), ''.join(lines[:-1]))
+    run_dir.write_text(self.file('ledger.jsonl'), ''.join(lines[:-1]))
     with self.assertRaisesRegex(ledger_lib.LedgerError, 'was shortened'):
-      charged.epsilon_of_run(self.run)
+      run_privacy.epsilon_of_run(self.run)
     os.remove(self.file('ledger.jsonl'))
     with self.assertRaisesRegex(ValueError, 'no saved state'):
       _train(self.run)
-    outputs.write_text(self.file('ledger.jsonl'), text)
+    run_dir.write_text(self.file('ledger.jsonl'), text)
     with self.assertRaisesRegex(ValueError, 'no saved state'):
       _train(self.run)
 

@@ -10,7 +10,7 @@ from tests import fakes
 from tff_asr import checks
 from tff_asr.data import client_data
 from tff_asr.programs import preflight
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 
 
 def _check_size(size):
@@ -66,7 +66,7 @@ class ChecksTest(absltest.TestCase):
     self.model = fakes.tiny_model(num_blocks=1)
     self.pipeline = fakes.tiny_pipeline(self.model)
     self.seed = os.path.join(self.root, 'seed')
-    outputs.RunFolder(self.seed, configuration='').write_model(
+    run_dir.RunDir(self.seed, configuration='').write_model(
         self.model.initialize(tf.constant([1, 2])), tokens=' abc'
     )
 

@@ -91,7 +91,7 @@ class PlanTest(absltest.TestCase):
     private_rounds.check_first_round(
         _state(_POISSON), target_epsilon=10.0, **settings
     )
-    with self.assertRaisesRegex(ValueError, 'with 3 rounds of SEED_RUN'):
+    with self.assertRaisesRegex(ValueError, 'with 3 rounds of INIT_FROM_RUN'):
       private_rounds.check_first_round(
           _state(_POISSON), target_epsilon=1e-3, **settings
       )

@@ -43,7 +43,7 @@ class ModelCardTest(absltest.TestCase):
                 'NUM_ROUNDS': '2',
                 'PRIVATE_DIR': repr(self.shards),
                 'DEV_DIR': "'gone/dev'",
-                'SEED_RUN': "'runs/seed'",
+                'INIT_FROM_RUN': "'runs/seed'",
             },
             metrics={'dev_word_error_rate': {1: 0.9, 2: 0.5}},
         )

@@ -8,7 +8,7 @@ import tensorflow_federated as tff
 
 from tff_asr.aggregators import dp_mean
 from tff_asr.privacy import adaptive_query
-from tff_asr.privacy import clips
+from tff_asr.privacy import clipping as clipping_lib
 
 
 def build(
@@ -16,7 +16,7 @@ def build(
     cohort_size: float,
     l2_norm_clip: float,
     noise_multiplier: float,
-    clipping: clips.Clipping = clips.Clipping(),
+    clipping: clipping_lib.Clipping = clipping_lib.Clipping(),
     adaptation: adaptive_query.Adaptation = adaptive_query.Adaptation(),
 ) -> tff.aggregators.WeightedAggregationFactory:
   """Builds the aggregator.

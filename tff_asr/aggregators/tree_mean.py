@@ -12,7 +12,7 @@ import tensorflow_federated as tff
 from tff_asr import checks
 from tff_asr.aggregators import dp_mean
 from tff_asr.privacy import accounting
-from tff_asr.privacy import clips
+from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import tree_query
 
 
@@ -22,7 +22,7 @@ def build(
     cohort_size: int,
     l2_norm_clip: float,
     noise_multiplier: float,
-    clipping: clips.Clipping = clips.Clipping(),
+    clipping: clipping_lib.Clipping = clipping_lib.Clipping(),
 ) -> tff.aggregators.WeightedAggregationFactory:
   """Builds the aggregator.
 

@@ -44,7 +44,7 @@ labels: int32 [B, U], 0 at and past each length.
 seed: int32 [2], for the model's own randomness on this batch.
 transcript: string [B].
 utterance_id: string [B].
-weights: float32 [B], 1 for utterances to train on, 0 for stubs.
+example_weights: float32 [B], 1 for utterances to train on, 0 for stubs.
 """
 
 
@@ -57,6 +57,7 @@ def batch_spec() -> Batch:
   spec = tf.TensorSpec
   return Batch(
       client_id=spec([None], tf.string),
+      example_weights=spec([None], tf.float32),
       feature_lengths=spec([None], tf.int32),
       features=spec([None, None, log_mel.NUM_MEL_BINS], tf.float32),
       label_lengths=spec([None], tf.int32),
@@ -64,7 +65,6 @@ def batch_spec() -> Batch:
       seed=spec([2], tf.int32),
       transcript=spec([None], tf.string),
       utterance_id=spec([None], tf.string),
-      weights=spec([None], tf.float32),
   )
 
 
@@ -138,7 +138,7 @@ class Pipeline:
       Dataset of `Batch`.
     """
     chunks, seed = self.training_chunks(
-        self.measured(examples), seed=seed, num_epochs=num_epochs
+        self.with_lengths(examples), seed=seed, num_epochs=num_epochs
     )
     prepared = chunks.enumerate().map(
         # int32, as in a client's loop: fold_in depends on the type.
@@ -167,10 +167,10 @@ class Pipeline:
         for index, chunk in enumerate(chunks):
           prepared = pipeline.prepare(chunk, seed=fold_in(seed, index))
           for number in range(num_batches(prepared)):
-            batch = cut(prepared, number)
+            batch = slice_batch(prepared, number)
 
     Args:
-      examples: `measured` ones.
+      examples: those of `with_lengths`.
       seed: As in `training_batches`.
       num_epochs: As in `training_batches`.
 
@@ -192,7 +192,7 @@ class Pipeline:
 
     Utterances come out in another order than they went in (sorted within a
     chunk); `utterance_id` tells them apart. None is left out for its labels or
-    its length: all keep their features, and `weights` say which had a usable
+    its length: all keep their features, and `example_weights` say which had a usable
     loss.
 
     Args:
@@ -204,12 +204,12 @@ class Pipeline:
     prepare = lambda chunk: self.prepare(
         chunk, seed=tf.zeros([2], tf.int32), is_training=False
     )
-    measured = self.measured(examples, is_training=False)
+    measured = self.with_lengths(examples, is_training=False)
     chunks = measured.padded_batch(self.chunk_size)
     return _cut_all(chunks.map(prepare, num_parallel_calls=tf.data.AUTOTUNE))
 
   @tf.autograph.experimental.do_not_convert
-  def measured(
+  def with_lengths(
       self, examples: tf.data.Dataset, *, is_training: bool = True
   ) -> tf.data.Dataset:
     """Examples with their `length`, int32 [], of samples or of frames.
@@ -274,13 +274,13 @@ class Pipeline:
       bounds = tf.random.experimental.stateless_shuffle(bounds, order_seed)
     whole = Batch(
         client_id=chunk['client_id'],
+        example_weights=tf.cast(is_usable, tf.float32),
         feature_lengths=lengths,
         features=tf.where(has_features[:, tf.newaxis, tf.newaxis], features, 0),
         label_lengths=tf.where(is_usable, label_lengths, 0),
         labels=tf.where(is_usable[:, tf.newaxis], labels, 0),
         transcript=chunk['transcript'],
         utterance_id=chunk['utterance_id'],
-        weights=tf.cast(is_usable, tf.float32),
     )
     whole = Batch(
         (key, tf.gather(value, order)) for key, value in whole.items()
@@ -325,7 +325,7 @@ def num_batches(prepared: Prepared) -> tf.Tensor:
 
 
 @tf.autograph.experimental.do_not_convert
-def cut(prepared: Prepared, number: tf.Tensor) -> Batch:
+def slice_batch(prepared: Prepared, number: tf.Tensor) -> Batch:
   """The batch of this number, int32 [], below `num_batches`."""
   start, end = tf.unstack(prepared.bounds[number])
   batch = Batch(
@@ -348,7 +348,7 @@ def _cut_all(prepared: tf.data.Dataset) -> tf.data.Dataset:
       .enumerate()
   )
   batches = numbered.map(
-      lambda number, chunk: cut(chunk, tf.cast(number, tf.int32))
+      lambda number, chunk: slice_batch(chunk, tf.cast(number, tf.int32))
   )
   return batches.prefetch(1).with_options(_options())
 

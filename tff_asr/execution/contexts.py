@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 import tensorflow_federated as tff
 
-from tff_asr.execution import crew
+from tff_asr.execution import worker_threads
 
 
 class Runner(Protocol):
   """What runs computations for a context."""
 
-  last_timeline: list[crew.ClientInterval]
+  last_timeline: list[worker_threads.ClientInterval]
   last_failures: dict[int, str]
 
   def invoke(
@@ -30,7 +30,7 @@ class SyncRunnerContext(tff.framework.SyncContext):
     self._runner = runner
 
   @property
-  def last_timeline(self) -> list[crew.ClientInterval]:
+  def last_timeline(self) -> list[worker_threads.ClientInterval]:
     return self._runner.last_timeline
 
   @property
@@ -48,7 +48,7 @@ class AsyncRunnerContext(tff.framework.AsyncContext):
     self._runner = runner
 
   @property
-  def last_timeline(self) -> list[crew.ClientInterval]:
+  def last_timeline(self) -> list[worker_threads.ClientInterval]:
     return self._runner.last_timeline
 
   @property

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tff_asr.execution import client_datasets
-from tff_asr.execution import form
+from tff_asr.execution import compiler
 from tff_asr.execution import graph
-from tff_asr.execution import kept_clients
-from tff_asr.execution import read_ahead
+from tff_asr.execution import client_cache
+from tff_asr.execution import prefetch
 
 
 class ClientPrograms(NamedTuple):
@@ -22,7 +22,7 @@ class ClientPrograms(NamedTuple):
 
   Attributes:
     read: makes a client's datasets; None where the work makes none.
-    work: the client program of a `form.Round` or `form.ClientMap`.
+    work: the client program of a `compiler.Round` or `compiler.ClientMap`.
     zero: the empty accumulator; None where nothing is summed.
     merge: two accumulators to one; None where nothing is summed.
   """
@@ -34,10 +34,10 @@ class ClientPrograms(NamedTuple):
 
 
 def get_client_programs(
-    compiled: form.Round | form.ClientMap,
+    compiled: compiler.Round | compiler.ClientMap,
 ) -> ClientPrograms:
   """Returns the part of a compiled computation that runs at clients."""
-  if isinstance(compiled, form.Round):
+  if isinstance(compiled, compiler.Round):
     return ClientPrograms(
         compiled.read, compiled.work, compiled.zero, compiled.merge
     )
@@ -57,7 +57,7 @@ class ClientFunctions:
   def __init__(self, programs: ClientPrograms):
     self._programs = programs
     self._read = programs.read and programs.read.program.load()
-    self._kept = kept_clients.IN_PROCESS.part()
+    self._kept = client_cache.IN_PROCESS.part()
     self._work = {0: programs.work.load()}
     self._work_lock = threading.Lock()
     self.zero_lock = threading.Lock()
@@ -71,14 +71,14 @@ class ClientFunctions:
       get_client: Callable[[Hashable], Sequence[tf.Tensor]],
       *,
       num_threads: int,
-  ) -> read_ahead.Reader:
+  ) -> prefetch.Reader:
     """What reads clients' data ahead; to be closed.
 
     Args:
       get_client: the flat values of a client by its key.
       num_threads: how many clients are read at once.
     """
-    return read_ahead.Reader(
+    return prefetch.Reader(
         self._read,
         elements=self._programs.read.elements if self._read else (),
         get_client=get_client,
@@ -103,27 +103,27 @@ class Loaded:
     compiled: the computation as programs.
     lock: held while it runs.
     prepare: of the others.
-    finish: of a `form.Round`.
+    finish: of a `compiler.Round`.
     clients: made by the `load_clients` of the constructor; not for a `Local`.
   """
 
   def __init__(
       self,
-      compiled: form.Compiled,
-      load_clients: Callable[[form.Round | form.ClientMap], Any],
+      compiled: compiler.Compiled,
+      load_clients: Callable[[compiler.Round | compiler.ClientMap], Any],
   ):
     self.compiled = compiled
     self.lock = threading.Lock()
-    if isinstance(compiled, form.Local):
+    if isinstance(compiled, compiler.Local):
       self._run = None if _is_constant(compiled.run) else compiled.run.load()
       return
     self.prepare = compiled.prepare.load()
-    if isinstance(compiled, form.Round):
+    if isinstance(compiled, compiler.Round):
       self.finish = compiled.finish.load()
     self.clients = load_clients(compiled)
 
   def run(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
-    """The function of a `form.Local`."""
+    """The function of a `compiler.Local`."""
     if self._run is None:
       return self.compiled.run.load()(*tensors)
     return self._run(*tensors)

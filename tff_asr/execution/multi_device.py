@@ -7,7 +7,7 @@ A federated round runs as
       sum_b = work(client_n, ... work(client_1, zero(), broadcast))
     result = finish(server, the merged sums)
 
-(`form` for the functions, `schedule` for the blocks, `merging` for the order
+(`compiler` for the functions, `schedule` for the blocks, `merging` for the order
 in which their sums are merged, on the server device). Each device holds one
 replica of the broadcast a round; each of its workers, one Python thread each,
 trains one client at a time and adds it to its block's sum on the device, while
@@ -38,15 +38,15 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr.execution import contexts
-from tff_asr.execution import crew
+from tff_asr.execution import worker_threads
 from tff_asr.execution import devices as devices_lib
-from tff_asr.execution import form
+from tff_asr.execution import compiler
 from tff_asr.execution import loading
 from tff_asr.execution import runner
 from tff_asr.execution import schedule
 from tff_asr.execution import workers
 
-ClientError = crew.ClientError
+ClientError = worker_threads.ClientError
 
 
 def build_sync_context(
@@ -75,7 +75,7 @@ def build_sync_context(
     max_failed_share: share of a round's clients, in [0, 1], that may fail; they
       are left out of the sum.
     client_timeout_sec: how long a client's work may take before the round ends
-      with a `crew.HungError`; the first one also compiles. None: forever.
+      with a `worker_threads.HungError`; the first one also compiles. None: forever.
 
   Returns:
     The context, with the attributes `last_timeline`: the `ClientInterval`s of
@@ -171,13 +171,13 @@ class _Runner(runner.Runner):
     )
 
   def load_clients(
-      self, compiled: form.Round | form.ClientMap
+      self, compiled: compiler.Round | compiler.ClientMap
   ) -> loading.ClientFunctions:
     return loading.ClientFunctions(loading.get_client_programs(compiled))
 
   def run_clients(
       self, job: runner.Job
-  ) -> tuple[list[Any], crew.Cohort]:
+  ) -> tuple[list[Any], worker_threads.RoundExecution]:
     num_workers = len(self._devices) * self._clients_per_device
     cohort = workers.DeviceCohort(
         job,
@@ -186,7 +186,7 @@ class _Runner(runner.Runner):
         # Two blocks a worker: one in work, one waiting to be merged.
         board=schedule.Board(job.blocks, window=2 * num_workers),
     )
-    if isinstance(job.loaded.compiled, form.Round):
+    if isinstance(job.loaded.compiled, compiler.Round):
       train = functools.partial(workers.sum_block, cohort)
       consume = functools.partial(
           workers.merge_blocks, cohort, device=self._devices[0]
@@ -200,7 +200,7 @@ class _Runner(runner.Runner):
         for place, device in enumerate(self._devices)
     ]
     with contextlib.closing(cohort):
-      outputs = crew.run(
+      outputs = worker_threads.run(
           cohort,
           [
               functools.partial(workers.work, cohort, worker, train)

@@ -27,7 +27,7 @@ import weakref
 import tensorflow_federated as tff
 
 from tff_asr import checks
-from tff_asr.execution import orphans
+from tff_asr.execution import process_cleanup
 
 _WORKER = 'worker_binary'
 _UNKNOWN_OP = re.compile(r"Op type not registered '([^']+)'")
@@ -86,7 +86,7 @@ def set_default_context(
 
 def stop() -> None:
   """Ends every worker of this process; build a new context to go on."""
-  orphans.end_children(_WORKER)
+  process_cleanup.end_children(_WORKER)
 
 
 @contextlib.contextmanager

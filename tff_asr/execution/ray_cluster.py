@@ -33,10 +33,10 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr.execution import contexts
-from tff_asr.execution import crew
+from tff_asr.execution import worker_threads
 from tff_asr.execution import runner
 
-ClientError = crew.ClientError
+ClientError = worker_threads.ClientError
 
 # Libraries whose ops the data pipelines of this project use. tensorflow-io
 # loads its own at the first look at one of them.
@@ -80,7 +80,7 @@ def build_sync_context(
 
   Returns:
     The context, with the attributes `last_timeline`: the
-    `crew.ClientInterval`s of the round that finished last, by start, on this
+    `worker_threads.ClientInterval`s of the round that finished last, by start, on this
     machine's clock (to within the time that a message takes); and
     `last_failures`: see `multi_device.build_sync_context`.
 

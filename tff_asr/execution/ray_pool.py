@@ -9,7 +9,7 @@ from absl import logging
 import ray
 
 from tff_asr.execution import ray_worker
-from tff_asr.execution import shared_files
+from tff_asr.execution import path_digest
 
 # TensorFlow takes 15 s to load on a slow machine, and more when several load.
 _START_TIMEOUT_SEC = 180.0
@@ -125,7 +125,7 @@ def start(
 
 def _digest_all(paths: Sequence[str]) -> dict[str, str]:
   try:
-    return {path: shared_files.digest(path) for path in paths}
+    return {path: path_digest.digest(path) for path in paths}
   except ValueError as error:
     raise ValueError(
         f'This machine cannot read {error}, which required_paths names; put the'

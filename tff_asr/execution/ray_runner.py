@@ -1,7 +1,7 @@
 """Runs the clients of a round on Ray actors; see `ray_cluster`.
 
 One thread of this process stands for each actor: it takes tasks from the
-`task_board.TaskBoard`, sends them, and puts references to the results back.
+`scheduler.TaskBoard`, sends them, and puts references to the results back.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 from absl import logging
 import ray
 
-from tff_asr.execution import crew
+from tff_asr.execution import worker_threads
 from tff_asr.execution import devices
-from tff_asr.execution import form
+from tff_asr.execution import compiler
 from tff_asr.execution import loading
-from tff_asr.execution import merging
+from tff_asr.execution import reduction
 from tff_asr.execution import ray_pool
 from tff_asr.execution import ray_session
 from tff_asr.execution import ray_worker
 from tff_asr.execution import runner
 from tff_asr.execution import schedule
-from tff_asr.execution import task_board
+from tff_asr.execution import scheduler
 from tff_asr.execution import transport
 
 _POLL_SEC = 0.2
@@ -79,22 +79,22 @@ class RayRunner(runner.Runner):
     )
 
   def load_clients(
-      self, compiled: form.Round | form.ClientMap
+      self, compiled: compiler.Round | compiler.ClientMap
   ) -> _StoredPrograms:
     programs = loading.get_client_programs(compiled)
     return _StoredPrograms(next(self._computations), ray.put(programs))
 
   def run_clients(
       self, job: runner.Job
-  ) -> tuple[list[Any], crew.Cohort]:
+  ) -> tuple[list[Any], worker_threads.RoundExecution]:
     compiled = job.loaded.compiled
-    is_round = isinstance(compiled, form.Round)
+    is_round = isinstance(compiled, compiler.Round)
     cohort = _RayCohort(
         job,
         number=next(self._rounds),
-        board=task_board.TaskBoard(
+        board=scheduler.TaskBoard(
             job.blocks,
-            merges=merging.plan(len(job.blocks)) if is_round else (),
+            merges=reduction.plan(len(job.blocks)) if is_round else (),
             num_workers=len(self._members),
         ),
         num_workers=len(self._members),
@@ -102,7 +102,7 @@ class RayRunner(runner.Runner):
     if not job.clients:
       return (compiled.zero.load()() if is_round else []), cohort
     try:
-      results = crew.run(
+      results = worker_threads.run(
           cohort,
           [functools.partial(cohort.work, each) for each in self._members],
           cohort.board.results,
@@ -119,7 +119,7 @@ class RayRunner(runner.Runner):
     return outputs, cohort
 
 
-class _RayCohort(crew.Cohort):
+class _RayCohort(worker_threads.RoundExecution):
   """What the threads of one round share, and what they do."""
 
   def __init__(
@@ -127,7 +127,7 @@ class _RayCohort(crew.Cohort):
       job: runner.Job,
       *,
       number: int,
-      board: task_board.TaskBoard,
+      board: scheduler.TaskBoard,
       num_workers: int,
   ):
     super().__init__(
@@ -136,7 +136,7 @@ class _RayCohort(crew.Cohort):
         stop=job.stop,
         max_failed=job.max_failed,
     )
-    # Not `crew`'s time limit: a worker that hangs can be ended and replaced.
+    # Not `worker_threads`'s time limit: a worker that hangs can be ended and replaced.
     self._block_timeout_sec = job.timeout_sec
     self.key = ray_worker.RoundKey(
         number=number,
@@ -187,7 +187,7 @@ class _RayCohort(crew.Cohort):
       if self.stop.is_set():
         self.board.stop()
       elif not self._num_left and not self.board.is_over():
-        self.failure = task_board.WorkerLostError(
+        self.failure = scheduler.WorkerLostError(
             f'All {self._num_workers} Ray workers were lost, and none could be '
             'started again; see `ray status`.'
         )
@@ -196,10 +196,10 @@ class _RayCohort(crew.Cohort):
   def _run(
       self,
       member: ray_pool.Member,
-      task: schedule.Block | merging.Merge,
+      task: schedule.Block | reduction.Merge,
   ) -> None:
     """Runs a task on an actor, and puts its result on the board."""
-    if isinstance(task, merging.Merge):
+    if isinstance(task, reduction.Merge):
       parts = self.board.get_parts(task)
       lost, result = member.actor.merge.options(num_returns=2).remote(
           self.key, parts
@@ -242,7 +242,7 @@ class _RayCohort(crew.Cohort):
         ),
     )
     self.timeline.extend(
-        crew.ClientInterval(
+        worker_threads.ClientInterval(
             position,
             member.device,
             sent_sec + start_sec,

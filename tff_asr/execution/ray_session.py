@@ -16,7 +16,7 @@ import threading
 import psutil
 import ray
 
-from tff_asr.execution import orphans
+from tff_asr.execution import process_cleanup
 
 # Read by Ray when it starts: no reports to its makers, no advice on settings of
 # the next release, no metrics (it complains if they go nowhere).
@@ -71,7 +71,7 @@ def stop() -> None:
     ]
     _processes.clear()
     ray.shutdown()
-    orphans.end(processes)
+    process_cleanup.end(processes)
     if _folder is not None:
       shutil.rmtree(_folder, ignore_errors=True)
       _folder = None

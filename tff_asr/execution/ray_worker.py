@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tff_asr.execution import devices
 from tff_asr.execution import loading
-from tff_asr.execution import shared_files
+from tff_asr.execution import path_digest
 from tff_asr.execution import transport
 
 # Computations in use at a time are few: a round, an evaluation.
@@ -88,7 +88,7 @@ class RayWorker:
       num_threads: of each op; the bits of a result depend on it.
       op_libraries: what registers TensorFlow ops when it is resolved, as
         `pkgutil.resolve_name` takes it.
-      required_files: paths of files and folders, and `shared_files.digest` of
+      required_files: paths of files and folders, and `path_digest.digest` of
         each in the driver.
 
     Raises:
@@ -224,7 +224,7 @@ class RayWorker:
 
 def _check_same(path: str, digest: str, node: str) -> None:
   try:
-    found = shared_files.digest(path)
+    found = path_digest.digest(path)
   except ValueError as error:
     raise ValueError(
         f'Node {node} cannot read {error}, which required_paths names; put '

@@ -17,22 +17,22 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr.execution import cache
-from tff_asr.execution import crew
-from tff_asr.execution import form
-from tff_asr.execution import freed_memory
+from tff_asr.execution import worker_threads
+from tff_asr.execution import compiler
+from tff_asr.execution import malloc_trim
 from tff_asr.execution import loading
 from tff_asr.execution import schedule
 
 # Contexts share what was compiled; each loads its own functions, as variables
 # belong to one load.
-_compiled = cache.Cache(form.compile_computation)
+_compiled = cache.Cache(compiler.compile_computation)
 
 
 class Job(NamedTuple):
   """The clients' part of one call of a computation.
 
   Attributes:
-    loaded: the computation, a `form.Round` or `form.ClientMap`.
+    loaded: the computation, a `compiler.Round` or `compiler.ClientMap`.
     clients: a tuple of values for each client.
     blocks: the clients' positions, in blocks.
     broadcast: what `prepare` returned.
@@ -54,7 +54,7 @@ class Runner(abc.ABC):
   """Runs computations for the contexts of `contexts`.
 
   Attributes:
-    last_timeline: the `crew.ClientInterval`s of the round that finished last,
+    last_timeline: the `worker_threads.ClientInterval`s of the round that finished last,
       by start.
     last_failures: what the clients that it left out failed of, by position.
   """
@@ -99,18 +99,18 @@ class Runner(abc.ABC):
     self.last_failures = {}
 
   @abc.abstractmethod
-  def load_clients(self, compiled: form.Round | form.ClientMap) -> Any:
+  def load_clients(self, compiled: compiler.Round | compiler.ClientMap) -> Any:
     """Returns what a job's `loaded.clients` shall be; made once."""
 
   @abc.abstractmethod
   def run_clients(
       self, job: Job
-  ) -> tuple[list[Any], crew.Cohort]:
+  ) -> tuple[list[Any], worker_threads.RoundExecution]:
     """Runs all clients of a job.
 
     Returns:
-      The total of a `form.Round`, or each client's result, in the order of
-      the cohort, of a `form.ClientMap`; and the cohort that ran.
+      The total of a `compiler.Round`, or each client's result, in the order of
+      the cohort, of a `compiler.ClientMap`; and the cohort that ran.
     """
 
   def invoke(
@@ -120,7 +120,7 @@ class Runner(abc.ABC):
     loaded = self._cache.get(comp)
     # Functions with variables allow one call at a time.
     with loaded.lock, tf.device(self._server_device):
-      if isinstance(loaded.compiled, form.Local):
+      if isinstance(loaded.compiled, compiler.Local):
         tensors = loaded.run(*loaded.compiled.argument.flatten(arg))
         return loaded.compiled.result.pack(tensors)
       return self._invoke_over_clients(loaded, arg, stop)
@@ -128,7 +128,7 @@ class Runner(abc.ABC):
   def _invoke_over_clients(
       self, loaded: loading.Loaded, arg: Any, stop: threading.Event
   ) -> Any:
-    """Runs a computation over clients: a `form.Round` or `form.ClientMap`."""
+    """Runs a computation over clients: a `compiler.Round` or `compiler.ClientMap`."""
     compiled = loaded.compiled
     server, clients = compiled.arguments.split(arg)
     blocks = schedule.build_blocks(
@@ -136,12 +136,12 @@ class Runner(abc.ABC):
         block_size=self._block_size,
         costs=self._measure_costs(clients),
     )
-    max_failed = 0  # Each result of a `form.ClientMap` is asked for.
-    if isinstance(compiled, form.Round):
+    max_failed = 0  # Each result of a `compiler.ClientMap` is asked for.
+    if isinstance(compiled, compiler.Round):
       max_failed = int(self._max_failed_share * len(clients))
     broadcast = loaded.prepare(*server)
     # Here, too: of the round before, what nobody holds any more.
-    freed_memory.give_back(broadcast)
+    malloc_trim.give_back(broadcast)
     outputs, cohort = self.run_clients(Job(
         loaded,
         clients,
@@ -155,10 +155,10 @@ class Runner(abc.ABC):
         cohort.timeline, key=lambda interval: interval.start_sec
     )
     self.last_failures = cohort.failures
-    if isinstance(compiled, form.Round):
-      freed_memory.give_back(outputs)
+    if isinstance(compiled, compiler.Round):
+      malloc_trim.give_back(outputs)
       results = loaded.finish(*server, *outputs)
-      freed_memory.give_back(results)
+      malloc_trim.give_back(results)
       return compiled.result.pack(results)
     return [compiled.result.pack(tensors) for tensors in outputs]
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tff_asr.execution import crew
+from tff_asr.execution import worker_threads
 from tff_asr.execution import graph
-from tff_asr.execution import merging
+from tff_asr.execution import reduction
 from tff_asr.execution import runner
 from tff_asr.execution import schedule
 from tff_asr.execution import values
@@ -54,7 +54,7 @@ class Worker(NamedTuple):
   slot: int
 
 
-class DeviceCohort(crew.Cohort):
+class DeviceCohort(worker_threads.RoundExecution):
   """What the workers of one round share."""
 
   def __init__(
@@ -88,7 +88,7 @@ class DeviceCohort(crew.Cohort):
 
   def close(self) -> None:
     """Ends what reads ahead; to be called when the workers have ended."""
-    self._reader.close(wait=not isinstance(self.failure, crew.HungError))
+    self._reader.close(wait=not isinstance(self.failure, worker_threads.HungError))
 
   def get_broadcast(self, device: str) -> list[tf.Tensor]:
     return self._replicas[device].get_broadcast(self._broadcast)
@@ -137,7 +137,7 @@ class DeviceCohort(crew.Cohort):
     finally:
       del self.begun[position]
     self.timeline.append(
-        crew.ClientInterval(
+        worker_threads.ClientInterval(
             position,
             worker.device,
             start_sec,
@@ -190,10 +190,10 @@ def map_block(
 
 
 def merge_blocks(cohort: DeviceCohort, *, device: str) -> list[tf.Tensor]:
-  """The sum of all blocks, merged as `merging` says."""
+  """The sum of all blocks, merged as `reduction` says."""
   if not cohort.num_blocks:
     return cohort.get_zero(device)
-  return merging.merge_in_order(
+  return reduction.merge_in_order(
       cohort.board.results(),
       num_blocks=cohort.num_blocks,
       merge=lambda total, partial: cohort.functions.merge(*total, *partial),

@@ -13,7 +13,7 @@ import os
 import re
 from typing import Any, NamedTuple, Optional
 
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 
 CENTRAL, FEDERATED = 'train_central', 'train_federated'
 # The name of the learning rate that a row with rates tries.
@@ -172,7 +172,7 @@ def wanted(row: Row, *, runs_dir: str) -> list[Run]:
     return [Run(row.recipe, seed) for seed in row.seeds]
   first, *others = row.seeds
   runs = [Run(row.recipe, first, rate) for rate in row.rates]
-  rate = best_rate(row, runs_dir=runs_dir)
+  rate = best_wer(row, runs_dir=runs_dir)
   if rate is not None:
     runs += [Run(row.recipe, seed, rate) for seed in others]
   return runs
@@ -182,13 +182,13 @@ def averaged(row: Row, *, runs_dir: str) -> list[Run]:
   """The runs that a row shows; none while its learning rate is not known."""
   if not row.rates:
     return [Run(row.recipe, seed) for seed in row.seeds]
-  rate = best_rate(row, runs_dir=runs_dir)
+  rate = best_wer(row, runs_dir=runs_dir)
   if rate is None:
     return []
   return [Run(row.recipe, seed, rate) for seed in row.seeds]
 
 
-def best_rate(row: Row, *, runs_dir: str) -> float | None:
+def best_wer(row: Row, *, runs_dir: str) -> float | None:
   """The rate with the lowest dev WER; None before all of them are trained."""
   rates = dev_rates(row, runs_dir=runs_dir)
   if len(rates) < len(row.rates):
@@ -219,7 +219,7 @@ def results(run: Run, *, runs_dir: str) -> dict[str, Any]:
 
 def read_results(path: str) -> dict[str, Any]:
   """The same of a run's folder."""
-  with open(os.path.join(path, outputs.RESULTS), encoding='utf-8') as f:
+  with open(os.path.join(path, run_dir.RESULTS), encoding='utf-8') as f:
     return json.load(f)
 
 
@@ -231,7 +231,7 @@ def is_trained(run: Run, *, runs_dir: str) -> bool:
       an experiment's own files or a seed model were then is not compared.
   """
   path = folder(run, runs_dir=runs_dir)
-  if not os.path.exists(os.path.join(path, outputs.RESULTS)):
+  if not os.path.exists(os.path.join(path, run_dir.RESULTS)):
     return False
   with open(os.path.join(path, _CONFIG), encoding='utf-8') as f:
     text = f.read()

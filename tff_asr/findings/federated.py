@@ -196,7 +196,7 @@ WORK = experiments.Group(
 )
 
 _SCRATCH = recipes.FEDERATED.having(
-    'scratch', SEED_RUN=None, CLIENT_LEARNING_RATE=0.4
+    'scratch', INIT_FROM_RUN=None, CLIENT_LEARNING_RATE=0.4
 ).but('scratch', parent=None)
 SEEDS = experiments.Group(
     name='e',

@@ -140,7 +140,7 @@ def _training(run: experiments.Run, *, folders: Folders) -> job_queue.Job:
   }
   if recipe.parent is not None:
     parent = experiments.Run(recipe.parent)
-    paths['SEED_RUN'] = experiments.folder(parent, runs_dir=folders.runs_dir)
+    paths['INIT_FROM_RUN'] = experiments.folder(parent, runs_dir=folders.runs_dir)
   command = (
       sys.executable,
       os.path.join(folders.bin_dir, f'{recipe.program}.py'),

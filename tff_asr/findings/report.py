@@ -8,7 +8,7 @@ from tff_asr.findings import experiments
 from tff_asr.findings import plot
 from tff_asr.findings import table
 from tff_asr.reports import comparison
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 
 _PLOTS = 'results'
 _INTRODUCTION = """\
@@ -72,7 +72,7 @@ def write(
     )
   summary = f'## What holds\n\n{comparison.markdown(claims)}\n'
   introduction = _introduction(deviation)
-  outputs.write_text(path, '\n'.join([introduction, summary, *sections]))
+  run_dir.write_text(path, '\n'.join([introduction, summary, *sections]))
 
 
 def _introduction(deviation: table.Deviation) -> str:

@@ -29,7 +29,7 @@ class Measured(NamedTuple):
     difference: From the row that it is compared with; None: that is none, or
       not measured.
     dev_rates: Learning rates that were tried to dev WERs.
-    best_rate: The one that was taken; None: none was tried.
+    best_wer: The one that was taken; None: none was tried.
   """
 
   row: experiments.Row
@@ -38,7 +38,7 @@ class Measured(NamedTuple):
   seed_variance: float
   difference: Optional[bootstrap.Interval]
   dev_rates: Mapping[float, float]
-  best_rate: Optional[float]
+  best_wer: Optional[float]
 
 
 class Deviation(NamedTuple):
@@ -125,8 +125,8 @@ def measure(
         ),
         difference=None,
         dev_rates=experiments.dev_rates(row, runs_dir=runs_dir),
-        best_rate=(
-            experiments.best_rate(row, runs_dir=runs_dir) if row.rates else None
+        best_wer=(
+            experiments.best_wer(row, runs_dir=runs_dir) if row.rates else None
         ),
     )
   for label, each in measured.items():
@@ -216,10 +216,10 @@ def _minus_seed(
 
 def _rate(each: Measured, *unused) -> str:
   """The rate that was taken, and whether the others tried end there."""
-  if each.best_rate is None:
+  if each.best_wer is None:
     return ''
-  edge = each.best_rate in (min(each.dev_rates), max(each.dev_rates))
-  return f'{each.best_rate:g}' + (' (an end of those tried)' if edge else '')
+  edge = each.best_wer in (min(each.dev_rates), max(each.dev_rates))
+  return f'{each.best_wer:g}' + (' (an end of those tried)' if edge else '')
 
 
 def _tried(each: Measured, *unused) -> str:

@@ -78,6 +78,6 @@ def build(
     optimizer_state, weights = optimizer.next(
         optimizer_state, weights, gradients
     )
-    return optimizer_state, weights, loss_sum, tf.reduce_sum(batch['weights'])
+    return optimizer_state, weights, loss_sum, tf.reduce_sum(batch['example_weights'])
 
   return step

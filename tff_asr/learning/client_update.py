@@ -201,7 +201,7 @@ def build(
       if num_steps is not None:
         num_batches = tf.minimum(num_batches, num_steps - steps)
       for number in tf.range(num_batches):
-        batch = pipeline_lib.cut(prepared, number)
+        batch = pipeline_lib.slice_batch(prepared, number)
         optimizer_state, weights, step_loss_sum = step(
             model,
             optimizer,
@@ -213,7 +213,7 @@ def build(
             anchor=initial,
             frozen=frozen,
         )
-        trained = tf.reduce_sum(batch['weights'])
+        trained = tf.reduce_sum(batch['example_weights'])
         last_loss = tf.where(
             trained > 0, step_loss_sum / tf.maximum(trained, 1.0), last_loss
         )
@@ -222,9 +222,9 @@ def build(
         loss_sum += step_loss_sum
         num_utterances += trained
         num_frames += tf.reduce_sum(
-            batch['weights'] * tf.cast(batch['feature_lengths'], tf.float32)
+            batch['example_weights'] * tf.cast(batch['feature_lengths'], tf.float32)
         )
-        num_left_out += tf.cast(tf.size(batch['weights']), tf.float32) - trained
+        num_left_out += tf.cast(tf.size(batch['example_weights']), tf.float32) - trained
         steps += 1
       if num_steps is not None and steps >= num_steps:
         break
@@ -245,7 +245,7 @@ def build(
     # Here, not in the function: what is a part of reading is done once
     # (`execution.client_datasets`).
     return train(
-        broadcast['weights'], broadcast['seed'], pipeline.measured(examples)
+        broadcast['weights'], broadcast['seed'], pipeline.with_lengths(examples)
     )
 
   @tff.federated_computation
@@ -335,7 +335,7 @@ def clipped_gradients(
       model,
       weights,
       batch,
-      num_utterances=tf.reduce_sum(batch['weights']),
+      num_utterances=tf.reduce_sum(batch['example_weights']),
       frozen=frozen,
   )
   if proximal_weight > 0:
@@ -375,7 +375,7 @@ def loss_gradients(
         batch['label_lengths'],
         batch['seed'],
     )
-    losses = tf.where(batch['weights'] > 0, losses, 0.0)
+    losses = tf.where(batch['example_weights'] > 0, losses, 0.0)
     loss_sum = tf.reduce_sum(losses)
     mean_loss = loss_sum / tf.maximum(num_utterances, 1.0)
   return tape.gradient(mean_loss, live), loss_sum

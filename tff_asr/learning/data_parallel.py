@@ -55,7 +55,7 @@ def clipped_gradients(
     devices: Names as `find` returns them.
     frozen: Names of weights without a gradient.
   """
-  num_trained = tf.reduce_sum(batch['weights'])
+  num_trained = tf.reduce_sum(batch['example_weights'])
   gradients, losses = [], []
   for device, part in zip(devices, _parts(batch, len(devices))):
     with tf.device(device):
@@ -73,7 +73,7 @@ def _parts(
     batch: pipeline_lib.Batch, num_parts: int
 ) -> list[pipeline_lib.Batch]:
   """A batch in parts of as many utterances, with stubs where some are short."""
-  size = tf.shape(batch['weights'])[0]
+  size = tf.shape(batch['example_weights'])[0]
   part_size = (size + num_parts - 1) // num_parts
   places = tf.range(part_size * num_parts)
   # What fills up is a copy with a weight of 0, which no kernel refuses.
@@ -87,7 +87,7 @@ def _parts(
         for name, value in batch.items()
         if name != 'seed'
     )
-    part['weights'] = tf.where(is_copy[rows], 0.0, part['weights'])
+    part['example_weights'] = tf.where(is_copy[rows], 0.0, part['example_weights'])
     part['seed'] = tf.random.fold_in(batch['seed'], number)
     parts.append(part)
   return parts

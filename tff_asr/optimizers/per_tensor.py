@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_asr import lean
+from tff_asr import sequential
 
 # (weight, gradient, slots by name, hyperparameters and 1-based `step`, both as
 # scalars of the weight's dtype) to (new weight, new slots by name).
@@ -88,7 +88,7 @@ class _PerTensor(tff.learning.optimizers.Optimizer):
       return new_weight, [new_slots[slot] for slot in self._slots]
 
     # Flat lists, since a gradient may be None, which tf.nest takes for a leaf.
-    updated = lean.one_by_one(
+    updated = sequential.sequential_map(
         update,
         tf.nest.flatten(weights),
         tf.nest.flatten(gradients),

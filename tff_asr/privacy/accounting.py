@@ -114,7 +114,7 @@ class Sampling:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rounds:
+class RoundGroup:
   """`count` rounds with the same sampling and noise multiplier (0: none)."""
 
   sampling: Sampling
@@ -128,7 +128,7 @@ class Rounds:
 
 
 def neighbouring(
-    rounds: Sequence[Rounds],
+    rounds: Sequence[RoundGroup],
 ) -> dp_accounting.NeighboringRelation:
   """Returns the neighbouring relation that holds for all these rounds.
 
@@ -148,7 +148,7 @@ def neighbouring(
   return _OWN_RELATIONS[others.pop()] if others else _ADD_OR_REMOVE_ONE
 
 
-def compose(rounds: Sequence[Rounds]) -> dp_accounting.DpEvent:
+def compose(rounds: Sequence[RoundGroup]) -> dp_accounting.DpEvent:
   """Returns the event of all rounds together; equal rounds are merged.
 
   Raises:

@@ -36,7 +36,7 @@ import dp_accounting
 import tensorflow as tf
 
 from tff_asr import checks
-from tff_asr.privacy import clips
+from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import queries
 
 # Clips stay where float32 has normal numbers.
@@ -122,7 +122,7 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
       noise_multiplier: float,
       cohort_size: float,
       record_specs: Any,
-      clipping: clips.Clipping = clips.Clipping(),
+      clipping: clipping_lib.Clipping = clipping_lib.Clipping(),
       adaptation: Adaptation = Adaptation(),
   ):
     """Creates the query.

@@ -46,7 +46,7 @@ def noise_multiplier_for_epsilon(
 
   def excess(log_noise: float) -> float:
     return _log_ratio(
-        cost([accounting.Rounds(
+        cost([accounting.RoundGroup(
             sampling=sampling,
             noise_multiplier=math.exp(log_noise),
             count=rounds,
@@ -107,7 +107,7 @@ def rounds_for_epsilon(
 
   def shortfall(count: int) -> float:
     return -_log_ratio(
-        cost([accounting.Rounds(
+        cost([accounting.RoundGroup(
             sampling=sampling, noise_multiplier=noise_multiplier, count=count
         )]),
         target_epsilon,
@@ -163,14 +163,14 @@ def smallest_scale_for_epsilon(
   sampling = accounting.Sampling(
       kind=sampling_kind, cohort_size=cohort_size, population=population
   )
-  group = accounting.Rounds(
+  group = accounting.RoundGroup(
       sampling=sampling, noise_multiplier=noise_multiplier, count=rounds
   )
   return smallest_scale([group], target_epsilon=target_epsilon, delta=delta)
 
 
 def smallest_scale(
-    rounds: Sequence[accounting.Rounds], *, target_epsilon: float, delta: float
+    rounds: Sequence[accounting.RoundGroup], *, target_epsilon: float, delta: float
 ) -> Scale:
   """As `smallest_scale_for_epsilon`, for rounds that may differ.
 
@@ -207,7 +207,7 @@ def smallest_scale(
 
 def _cost(
     target_epsilon: float, *, delta: float, accountant: str
-) -> Callable[[Sequence[accounting.Rounds]], float]:
+) -> Callable[[Sequence[accounting.RoundGroup]], float]:
   """A bound on the epsilon of rounds, exact near the target, for searches."""
   checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
   accounting.check_delta(delta)
@@ -216,7 +216,7 @@ def _cost(
   highest = max(16, -3 * math.log(delta) / target_epsilon)
   orders = tuple(order for order in accounting.ORDERS if order <= highest)
 
-  def cost(rounds: Sequence[accounting.Rounds]) -> float:
+  def cost(rounds: Sequence[accounting.RoundGroup]) -> float:
     event = accounting.compose(rounds)
     fixed = any(group.sampling.kind == 'fixed' for group in rounds)
     if accountant == 'pld' and (
@@ -298,8 +298,8 @@ def _last_step(
 
 
 def _grow(
-    rounds: Sequence[accounting.Rounds], size: int, base: int
-) -> list[accounting.Rounds]:
+    rounds: Sequence[accounting.RoundGroup], size: int, base: int
+) -> list[accounting.RoundGroup]:
   """The rounds with cohort, population and noise on the sum times size/base."""
   grown = []
   for group in rounds:
@@ -307,7 +307,7 @@ def _grow(
     cohort_size = -(-sampling.cohort_size * size // base)
     # Rounded up, so that q does not grow.
     population = -(-sampling.population * cohort_size // sampling.cohort_size)
-    grown.append(accounting.Rounds(
+    grown.append(accounting.RoundGroup(
         sampling=accounting.Sampling(
             kind=sampling.kind, cohort_size=cohort_size, population=population
         ),

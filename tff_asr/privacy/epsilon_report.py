@@ -47,7 +47,7 @@ class Result:
   order: Optional[float]
   delta: float
   accountant: str
-  rounds: tuple[accounting.Rounds, ...]
+  rounds: tuple[accounting.RoundGroup, ...]
   solved_for: str = 'epsilon'
   fixed_seeds: tuple[str, ...] = ()
   unit: Optional[str] = None
@@ -126,7 +126,7 @@ def solve(
         delta=delta, accountant=accountant,
     )
   checks.non_negative_int(rounds=rounds)
-  group = accounting.Rounds(
+  group = accounting.RoundGroup(
       sampling=how, noise_multiplier=noise_multiplier, count=rounds
   )
   return of_rounds(
@@ -135,7 +135,7 @@ def solve(
 
 
 def of_rounds(
-    rounds: Sequence[accounting.Rounds],
+    rounds: Sequence[accounting.RoundGroup],
     *,
     delta: float,
     accountant: str = 'rdp',

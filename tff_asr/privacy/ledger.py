@@ -43,7 +43,7 @@ from absl import logging
 from tff_asr.privacy import accounting
 from tff_asr.privacy import hash_chain
 from tff_asr.privacy import ledger_rounds
-from tff_asr.privacy import place
+from tff_asr.privacy import file_identity
 
 Round = ledger_rounds.Round
 round_identity = ledger_rounds.round_identity
@@ -83,7 +83,7 @@ class Contents(NamedTuple):
   unit: str
   fixed_seeds: tuple[str, ...]
   inherited: int
-  rounds: list[accounting.Rounds]
+  rounds: list[accounting.RoundGroup]
   apart: dict[str, Head]
 
 
@@ -177,7 +177,7 @@ class Ledger:
       sampling: accounting.Sampling,
       noise_multipliers: Sequence[float],
       round_num: int,
-  ) -> list[accounting.Rounds]:
+  ) -> list[accounting.RoundGroup]:
     """What would be charged after one more round (see `Round`)."""
     charges = copy.deepcopy(self._charges)
     charges.add_round(
@@ -189,8 +189,8 @@ class Ledger:
 
   @property
   def place(self) -> int:
-    """What tells this file from a copy of it; see `place.of`."""
-    return place.of(self._path, self._descriptor)
+    """What tells this file from a copy of it; see `file_identity.of`."""
+    return file_identity.of(self._path, self._descriptor)
 
   def close(self) -> None:
     """Closes the file and frees its lock."""

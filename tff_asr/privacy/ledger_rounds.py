@@ -168,10 +168,10 @@ class Charges:
     self._counts[key] = ended + position + 1
 
   @property
-  def rounds(self) -> list[accounting.Rounds]:
+  def rounds(self) -> list[accounting.RoundGroup]:
     """What was charged, for `accounting`; equal rounds are one group."""
     return [
-        accounting.Rounds(
+        accounting.RoundGroup(
             sampling=sampling, noise_multiplier=noise, count=count
         )
         for (sampling, noise), count in self._counts.items()

@@ -14,7 +14,7 @@ from typing import Any
 import dp_accounting
 import tensorflow as tf
 
-from tff_asr.privacy import clips
+from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import queries
 
 
@@ -32,7 +32,7 @@ class PartialNoiseQuery(queries.PerLayerClipSumQuery):
       l2_norm_clip: float,
       noise_multiplier: float,
       noised: Sequence[str],
-      clipping: clips.Clipping = clips.Clipping(),
+      clipping: clipping_lib.Clipping = clipping_lib.Clipping(),
   ):
     """Creates the query.
 
@@ -40,7 +40,7 @@ class PartialNoiseQuery(queries.PerLayerClipSumQuery):
       l2_norm_clip: C; see the base class.
       noise_multiplier: z of the noised layers, over C.
       noised: Regular expressions; a tensor is noised if one of them is found
-        (`re.search`) in its name, as `clips.names` gives it.
+        (`re.search`) in its name, as `clipping_lib.names` gives it.
       clipping: How C is divided, over all layers.
 
     Raises:
@@ -98,7 +98,7 @@ class PartialNoiseQuery(queries.PerLayerClipSumQuery):
     Raises:
       ValueError: A pattern is found in no name.
     """
-    names = clips.names(record)
+    names = clipping_lib.names(record)
     for pattern in self._noised:
       if not any(re.search(pattern, name) for name in names):
         raise ValueError(

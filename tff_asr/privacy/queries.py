@@ -17,8 +17,8 @@ import tensorflow as tf
 import tensorflow_privacy as tfp
 
 from tff_asr import checks
-from tff_asr import lean
-from tff_asr.privacy import clips
+from tff_asr import sequential
+from tff_asr.privacy import clipping as clipping_lib
 
 # Noise is read from the counter stream of one Philox key. A round owns 2^40
 # values of it, far more than any model has.
@@ -54,7 +54,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
   """Sums records after clipping each layer, then adds isotropic Gaussian noise.
 
   A record is a nest of float32 tensors. Its layers, their clips C_h and what is
-  done with those above are `clips.Clipping`'s. Let C be the clip of the whole
+  done with those above are `clipping_lib.Clipping`'s. Let C be the clip of the whole
   and z the noise multiplier.
 
   Sensitivity (one record added or removed, whatever it holds): C; the norm of a
@@ -97,7 +97,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
       *,
       l2_norm_clip: float,
       noise_multiplier: float,
-      clipping: clips.Clipping = clips.Clipping(),
+      clipping: clipping_lib.Clipping = clipping_lib.Clipping(),
   ):
     """Creates the query.
 
@@ -169,14 +169,14 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     """Clips to C and the C_h, float64 []."""
     tensors = tf.nest.flatten(record)
     layers = self._clipping.divide(record)
-    squared_norms = lean.one_by_one(
+    squared_norms = sequential.sequential_map(
         lambda tensor: tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64))),
         tensors,
     )
     # In float64 the squares of finite float32 values neither overflow nor
     # vanish, so this is finite exactly when every element is.
     is_finite = tf.math.is_finite(tf.add_n(squared_norms))
-    factors = clips.factors(
+    factors = clipping_lib.factors(
         squared_norms,
         layers=layers,
         layer_clips=layer_clips,
@@ -185,7 +185,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     )
     # The product in float64 too: a factor of C over a huge norm may be below
     # float32's normal numbers, where rounding could double it.
-    clipped = lean.one_by_one(
+    clipped = sequential.sequential_map(
         lambda tensor, factor: tf.where(
             is_finite,
             tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype),
@@ -255,14 +255,14 @@ def _measure(
     squared_norms: Sequence[tf.Tensor],
     factors: Sequence[tf.Tensor],
     *,
-    layers: Sequence[clips.Layer],
+    layers: Sequence[clipping_lib.Layer],
 ) -> Measured:
   """What is measured of a finite record."""
   layer_norms = tf.sqrt(
-      [clips.layer_square(squared_norms, layer) for layer in layers]
+      [clipping_lib.layer_square(squared_norms, layer) for layer in layers]
   )
   # All tensors of a layer have one factor. Zeros times any factor stay zeros.
-  layer_factors = tf.stack([factors[layer.places[0]] for layer in layers])
+  layer_factors = tf.stack([factors[layer.indices[0]] for layer in layers])
   changed = tf.not_equal(layer_factors, 1) & (layer_norms > 0)
   changed = tf.cast(changed, tf.float32)
   clipped_square = tf.add_n([

@@ -53,7 +53,7 @@ def default_delta(population: int) -> float:
 
 
 def build(
-    rounds: Sequence[accounting.Rounds],
+    rounds: Sequence[accounting.RoundGroup],
     *,
     delta: float,
     l2_norm_clip: Optional[float],
@@ -210,7 +210,7 @@ def build(
 
 
 def why_not_private(
-    rounds: Sequence[accounting.Rounds],
+    rounds: Sequence[accounting.RoundGroup],
     *,
     epsilon: float,
     clipped: bool = True,
@@ -232,7 +232,7 @@ def why_not_private(
 
 
 def _scale(
-    rounds: Sequence[accounting.Rounds],
+    rounds: Sequence[accounting.RoundGroup],
     *,
     target_epsilon: float,
     delta: float,

@@ -117,7 +117,7 @@ def control_words(data_dependent: Sequence[str]) -> str:
 
 
 def round_entries(
-    rounds: Sequence[accounting.Rounds], *, unit: str
+    rounds: Sequence[accounting.RoundGroup], *, unit: str
 ) -> list[tuple[str, str]]:
   """One pair of entries for each group of rounds."""
   entries = []

@@ -26,7 +26,7 @@ import tensorflow as tf
 import tensorflow_privacy as tfp
 
 from tff_asr import checks
-from tff_asr.privacy import clips
+from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import queries
 
 # Values of the noise stream that a node owns; a round draws two for each level
@@ -71,7 +71,7 @@ class TreeSumQuery(queries.PerLayerClipSumQuery):
       noise_multiplier: float,
       rounds_per_tree: int,
       record_specs: Any,
-      clipping: clips.Clipping = clips.Clipping(),
+      clipping: clipping_lib.Clipping = clipping_lib.Clipping(),
   ):
     """Creates the query.
 

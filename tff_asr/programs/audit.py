@@ -17,8 +17,8 @@ import tensorflow as tf
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import audit as audit_lib
 from tff_asr.privacy import canaries as canaries_lib
-from tff_asr.privacy import clips
-from tff_asr.storage import outputs
+from tff_asr.privacy import clipping as clipping_lib
+from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
 # Canaries scored at once, so that their directions fit into memory.
@@ -32,7 +32,7 @@ async def audit(
     configuration: str,
     train: Callable[..., Awaitable[dict[str, Any]]],
     canaries: canaries_lib.Canaries,
-    clipping: clips.Clipping,
+    clipping: clipping_lib.Clipping,
 ) -> dict[str, Any]:
   """Runs `train` and estimates epsilon from the canaries in it.
 
@@ -53,11 +53,11 @@ async def audit(
       does not keep its promise.
   """
   results = await train(output_dir=output_dir, configuration=configuration)
-  model = os.path.join(output_dir, outputs.MODEL)
+  model = os.path.join(output_dir, run_dir.MODEL)
   if os.path.exists(model):
     os.remove(model)
   leaves = state_file.read_leaves(
-      outputs.newest_state(output_dir), prefix=_SUM
+      run_dir.newest_state(output_dir), prefix=_SUM
   )
   both = score(
       {name.removeprefix(f'{_SUM}/'): leaves[name] for name in leaves},
@@ -82,7 +82,7 @@ async def audit(
       'cohort_size': results['cohort_size'],
       'population': results['population'],
   }
-  outputs.write_json(os.path.join(output_dir, 'audit.json'), fields)
+  run_dir.write_json(os.path.join(output_dir, 'audit.json'), fields)
   print(
       f'audit: epsilon {found.epsilon:.3g} ({found.low:.3g} to '
       f'{found.high:.3g}) at delta {found.delta:g} by {found.num_canaries} '
@@ -101,7 +101,7 @@ def score(
     released: Mapping[str, np.ndarray],
     *,
     canaries: canaries_lib.Canaries,
-    clipping: clips.Clipping,
+    clipping: clipping_lib.Clipping,
 ) -> np.ndarray:
   """Returns the canaries' scores (`audit.scores`), float64 [2, num_canaries].
 
@@ -123,9 +123,9 @@ def score(
   # Norms after clipping over C, not by the query's own code: that is audited.
   norms = [1 / math.sqrt(len(shapes))] * len(shapes)
   for layer in clipping.divide(specs):
-    for place in layer.places:
+    for place in layer.indices:
       if layer.share is not None:
-        norms[place] = layer.share / math.sqrt(len(layer.places))
+        norms[place] = layer.share / math.sqrt(len(layer.indices))
   factors = [norm / canaries_lib.LAYER_NORM for norm in norms]
 
   @tf.function(autograph=False)

@@ -21,14 +21,14 @@ from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import grouped
 from tff_asr.privacy import ledger as ledger_lib
-from tff_asr.programs import charged
+from tff_asr.programs import run_privacy
 from tff_asr.programs import evaluation
 from tff_asr.programs import memory
 from tff_asr.programs import preflight
 from tff_asr.programs import progress as progress_lib
-from tff_asr.programs import seeds
-from tff_asr.storage import outputs
-from tff_asr.storage import saving
+from tff_asr.programs import warm_start
+from tff_asr.storage import run_dir
+from tff_asr.storage import async_checkpointer
 
 # Speakers read from at once, so that a batch mixes them.
 _INTERLEAVED_CLIENTS = 64
@@ -41,7 +41,7 @@ class ProgramState(NamedTuple):
     weights: The model as of the last step.
     optimizer: The optimizer's state.
     best_weights: The model with the lowest dev WER so far.
-    best_rate: That WER; infinite before the first evaluation.
+    best_wer: That WER; infinite before the first evaluation.
     evaluations_since_best: Evaluations since then.
     loss_sum: Of the utterances since the last evaluation.
     num_utterances: Trained on since then.
@@ -50,7 +50,7 @@ class ProgramState(NamedTuple):
   weights: Any
   optimizer: Any
   best_weights: Any
-  best_rate: float
+  best_wer: float
   evaluations_since_best: int
   loss_sum: float
   num_utterances: float
@@ -69,7 +69,7 @@ async def train(
     evaluator: Optional[evaluation.Evaluator] = None,
     evaluate_every: int = 100,
     patience: Optional[int] = None,
-    seed_run: Optional[str] = None,
+    init_from_run: Optional[str] = None,
     max_grad_norm: float = 1.0,
     keep_last: int = 3,
     keep_every: int = 0,
@@ -80,7 +80,7 @@ async def train(
   """Trains on all speakers' utterances together.
 
   Args:
-    output_dir: The run's folder; see `outputs`.
+    output_dir: The run's folder; see `run_dir`.
     configuration: Text of the configuration, kept with the run.
     model: The model.
     pipeline: Examples to batches.
@@ -93,10 +93,10 @@ async def train(
     patience: Stop when this many evaluations in a row did not lower the WER,
       and keep the weights of the lowest. None: train all steps and keep the
       last weights.
-    seed_run: Folder of a run whose model training starts from; of a pre-trained
-      one its encoder alone. See `seeds`.
+    init_from_run: Folder of a run whose model training starts from; of a pre-trained
+      one its encoder alone. See `warm_start`.
     max_grad_norm: Gradients are clipped to this global norm.
-    keep_last: See `outputs.RunFolder`.
+    keep_last: See `run_dir.RunDir`.
     keep_every: See there; in steps.
     devices: Each batch is divided among these; None: TensorFlow's default one.
     encoder_rate: Of the encoder's steps, beside those of the head.
@@ -116,8 +116,8 @@ async def train(
     evaluation.warn_of_heard_speakers(evaluator, client_data.client_ids)
   tokens = pipeline.tokenizer.characters
   weights = model.initialize(tf.constant([seed & 0x7FFFFFFF, 0]))
-  if seed_run is not None:
-    found = seeds.read(seed_run, model=model, tokens=tokens)
+  if init_from_run is not None:
+    found = warm_start.read(init_from_run, model=model, tokens=tokens)
     print(f'seed: {found.summary}')
     weights = weights_lib.to_tensors(
         weights_lib.updated(weights, found.weights)
@@ -127,13 +127,13 @@ async def train(
     optimizer = grouped.build_grouped(
         optimizer, group=encoder, rate=encoder_rate
     )
-  with memory.explained(), outputs.RunFolder(
+  with memory.explained(), run_dir.RunDir(
       output_dir,
       configuration=configuration,
       keep_last=keep_last,
       keep_every=keep_every,
   ) as run:
-    ledger = _take_over_ledger(run, seed_run)
+    ledger = _take_over_ledger(run, init_from_run)
     specs = weights_lib.tensor_specs(model.specs)
     # As tensors: Python numbers in it would be traced as constants.
     optimizer_state = tf.nest.map_structure(
@@ -165,7 +165,7 @@ async def train(
     begun = started = time.monotonic()
     audio_sec = 0.0
 
-    async with saving.Saver(run.state_manager, saved=step) as saver:
+    async with async_checkpointer.Saver(run.state_manager, saved=step) as saver:
       with progress_lib.Progress(
           description='central', total=num_steps, initial=step, unit='step'
       ) as progress:
@@ -220,10 +220,10 @@ async def train(
         'dev_word_error_rate': run.read_metric('dev_word_error_rate'),
     }
     if ledger is not None and ledger.contents.rounds:
-      statement = charged.write_statement(run, ledger)
+      statement = run_privacy.write_statement(run, ledger)
       results['privacy'] = statement.fields
       print(statement)
-    run.write_json(outputs.RESULTS, results)
+    run.write_json(run_dir.RESULTS, results)
     return results
 
 
@@ -287,13 +287,13 @@ def _check_loss(loss: float, *, step: int) -> None:
 
 
 def _take_over_ledger(
-    run: outputs.RunFolder, seed_run: Optional[str]
+    run: run_dir.RunDir, init_from_run: Optional[str]
 ) -> Optional[ledger_lib.Ledger]:
   """What the seed model cost in privacy, this model costs too; closed."""
-  parent = None if seed_run is None else outputs.ledger_of_model(seed_run)
+  parent = None if init_from_run is None else run_dir.ledger_of_model(init_from_run)
   if parent is None:
     return None
-  with charged.take_over(run, parent) as ledger:
+  with run_privacy.take_over(run, parent) as ledger:
     return ledger
 
 
@@ -317,9 +317,9 @@ def _after_step(
 
 def _with_evaluation(state: ProgramState, rate: float) -> ProgramState:
   """The state after an evaluation that gave this word error rate."""
-  if rate < state.best_rate:
+  if rate < state.best_wer:
     return state._replace(
-        best_weights=state.weights, best_rate=rate, evaluations_since_best=0
+        best_weights=state.weights, best_wer=rate, evaluations_since_best=0
     )
   return state._replace(
       evaluations_since_best=state.evaluations_since_best + 1
@@ -328,7 +328,7 @@ def _with_evaluation(state: ProgramState, rate: float) -> ProgramState:
 
 def _audio_sec(batch: pipeline_lib.Batch) -> float:
   """Seconds of the utterances that a batch trains on."""
-  frames = np.dot(batch['weights'].numpy(), batch['feature_lengths'].numpy())
+  frames = np.dot(batch['example_weights'].numpy(), batch['feature_lengths'].numpy())
   return float(frames) * log_mel.FRAME_SHIFT_SEC
 
 

@@ -19,13 +19,13 @@ from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.privacy import statement
 from tff_asr.programs import central as central_lib
-from tff_asr.programs import charged
+from tff_asr.programs import run_privacy
 from tff_asr.programs import federated as federated_lib
 from tff_asr.programs import memory
-from tff_asr.programs import pretrain as pretrain_lib
+from tff_asr.programs import pretraining as pretrain_lib
 from tff_asr.programs import pretrain_setup
 from tff_asr.programs import private_rounds
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 
 
 async def federated(**settings: Any) -> str:
@@ -45,9 +45,9 @@ async def federated(**settings: Any) -> str:
   state = await tff.program.materialize_value(
       settings['learning_process'].initialize()
   )
-  seed_run = settings['seed_run']
-  inherited = charged.inherited(
-      None if seed_run is None else outputs.ledger_of_model(seed_run)
+  init_from_run = settings['init_from_run']
+  inherited = run_privacy.inherited(
+      None if init_from_run is None else run_dir.ledger_of_model(init_from_run)
   )
   rules = dict(sampling=source.sampling, delta=delta, inherited=inherited)
   private_rounds.check_first_round(
@@ -226,7 +226,7 @@ def _epsilon(
     rules: Mapping[str, Any],
 ) -> str:
   """Epsilon at the end, and where a target ends the run before."""
-  fixed = charged.fixed_seeds(
+  fixed = run_privacy.fixed_seeds(
       noise_seed=settings['noise_seed'], sampler_seed=settings['sampler_seed']
   )
   if fixed:

@@ -14,7 +14,7 @@ from tff_asr.models import ctc
 from tff_asr.programs import evaluation
 from tff_asr.programs import preflight
 from tff_asr.programs import progress as progress_lib
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 
 
 def evaluate(
@@ -46,7 +46,7 @@ def evaluate(
   check(**locals())
   attributes = _attributes(client_data)
   weights = [
-      outputs.read_model(run, model=model, tokens=pipeline.tokenizer.characters)
+      run_dir.read_model(run, model=model, tokens=pipeline.tokenizer.characters)
       for run in runs
   ]
   evaluator = evaluation.Evaluator(
@@ -62,7 +62,7 @@ def evaluate(
     for run, run_weights in zip(runs, weights, strict=True):
       evaluated = evaluator(run_weights, progress=progress.update)
       results.append(_figures(evaluated, attributes))
-      outputs.write_json(os.path.join(run, output_name), results[-1])
+      run_dir.write_json(os.path.join(run, output_name), results[-1])
   for run, figures in zip(runs, results, strict=True):
     print(
         f'{run}: WER {100 * figures["word_error_rate"]:.2f} % of '
@@ -102,7 +102,7 @@ def _check_models(
   errors = []
   for run in runs:
     try:
-      outputs.check_model(run, model=model, tokens=tokens)
+      run_dir.check_model(run, model=model, tokens=tokens)
     except (ValueError, OSError) as e:
       errors.append(e)
   checks.raise_together(errors)
@@ -116,7 +116,7 @@ def _check_outputs(runs: Sequence[str], output_name: str) -> None:
         f"output_name must be a file name such as 'test.json', found "
         f'{output_name!r}.'
     )
-  if output_name in outputs.FILES:
+  if output_name in run_dir.FILES:
     raise ValueError(
         f'output_name {output_name} is what training writes: take another.'
     )

@@ -104,10 +104,10 @@ class Evaluator:
           batch['label_lengths'],
           kernel=model.loss_kernel,
       )
-      usable = batch['weights'] > 0
+      usable = batch['example_weights'] > 0
       loss_sum = tf.reduce_sum(tf.where(usable, losses, 0.0))
       tokens = ctc.greedy_decode(logits, lengths)
-      return tokens, loss_sum, tf.reduce_sum(batch['weights'])
+      return tokens, loss_sum, tf.reduce_sum(batch['example_weights'])
 
     self._decode = decode
 

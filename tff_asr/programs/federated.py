@@ -25,7 +25,7 @@ from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import statement as statement_lib
-from tff_asr.programs import charged
+from tff_asr.programs import run_privacy
 from tff_asr.programs import divergence
 from tff_asr.programs import evaluation
 from tff_asr.programs import failures
@@ -35,9 +35,9 @@ from tff_asr.programs import preflight
 from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
 from tff_asr.programs import round_metrics
-from tff_asr.programs import seeds
-from tff_asr.storage import outputs
-from tff_asr.storage import saving
+from tff_asr.programs import warm_start
+from tff_asr.storage import run_dir
+from tff_asr.storage import async_checkpointer
 
 
 class ProgramState(NamedTuple):
@@ -79,14 +79,14 @@ async def train(
     max_failed_share: Optional[float] = None,
     on_divergence: str = 'stop',
     max_norm_growth: Optional[float] = None,
-    seed_run: Optional[str] = None,
+    init_from_run: Optional[str] = None,
     noise_seed: Optional[int] = None,
     sampler_seed: Optional[int] = None,
 ) -> dict[str, Any]:
   """Trains for `num_rounds` rounds, or on to that number if resumed.
 
   Args:
-    output_dir: The run's folder; see `outputs`.
+    output_dir: The run's folder; see `run_dir`.
     configuration: Text of the configuration, kept with the run.
     model: The model, for seeds and evaluation.
     pipeline: Its tokenizer is checked against the private corpus.
@@ -103,7 +103,7 @@ async def train(
     evaluator: Decodes a public dev set, or None.
     evaluate_every: Rounds between evaluations; the last round always is.
     save_every: Rounds between saved states; the last round always is.
-    keep_last: See `outputs.RunFolder`.
+    keep_last: See `run_dir.RunDir`.
     keep_every: See there; in rounds.
     max_failed_share: Share of a round's clients that may fail, their updates
       not being finite included; None: any number of those. How many others may
@@ -111,8 +111,8 @@ async def train(
     on_divergence: 'stop' ends the run at a round after which the model is of no
       use; 'roll_back' undoes the round, which stays charged.
     max_norm_growth: See `divergence.Guard`.
-    seed_run: Folder of a run whose model training starts from; of a pre-trained
-      one its encoder alone. See `seeds`.
+    init_from_run: Folder of a run whose model training starts from; of a pre-trained
+      one its encoder alone. See `warm_start`.
     noise_seed: Fixes the noise key, for tests: NOT PRIVATE.
     sampler_seed: Fixes the sampler's key, for tests: NOT PRIVATE.
 
@@ -134,9 +134,9 @@ async def train(
   if delta is None:
     delta = statement_lib.default_delta(source.sampling.population)
   found = None
-  if seed_run is not None:
-    found = seeds.read(
-        seed_run, model=model, tokens=pipeline.tokenizer.characters
+  if init_from_run is not None:
+    found = warm_start.read(
+        init_from_run, model=model, tokens=pipeline.tokenizer.characters
     )
     print(f'seed: {found.summary}')
   tff.framework.set_default_context(
@@ -153,19 +153,19 @@ async def train(
     )
   frozen = fed_avg.frozen_layers(process_state)
   traffic = fed_avg.traffic(process_state)
-  parent = None if seed_run is None else outputs.ledger_of_model(seed_run)
+  parent = None if init_from_run is None else run_dir.ledger_of_model(init_from_run)
   private_rounds.check_first_round(
       process_state,
       sampling=source.sampling,
       delta=delta,
       target_epsilon=target_epsilon,
-      inherited=charged.inherited(parent),
+      inherited=run_privacy.inherited(parent),
   )
   guard = divergence.Guard(action=on_divergence, max_growth=max_norm_growth)
   async with contextlib.AsyncExitStack() as stack:
     stack.enter_context(memory.explained())
     # Not before the process has shown that it can be built and run.
-    run = stack.enter_context(outputs.RunFolder(
+    run = stack.enter_context(run_dir.RunDir(
         output_dir,
         configuration=configuration,
         keep_last=keep_last,
@@ -183,10 +183,10 @@ async def train(
     saved, round_num = await run.state_manager.load_latest(state)
     if saved is None:
       round_num = 0
-      ledger = charged.create_ledger(
+      ledger = run_privacy.create_ledger(
           run,
           parent,
-          fixed_seeds=charged.fixed_seeds(
+          fixed_seeds=run_privacy.fixed_seeds(
               noise_seed=noise_seed, sampler_seed=sampler_seed
           ),
       )
@@ -198,7 +198,7 @@ async def train(
     else:
       state, saved = saved, None
       _check_frozen(state.process, frozen)
-      ledger = ledger_lib.resume(run.file(outputs.LEDGER), head=state.ledger)
+      ledger = ledger_lib.resume(run.file(run_dir.LEDGER), head=state.ledger)
       logging.info('Resuming after round %d.', round_num)
     stack.enter_context(ledger)
     managers = run.release_managers(
@@ -208,13 +208,13 @@ async def train(
         description='federated', total=num_rounds, initial=round_num
     ))
     saver = await stack.enter_async_context(
-        saving.Saver(run.state_manager, saved=round_num)
+        async_checkpointer.Saver(run.state_manager, saved=round_num)
     )
-    rounds = private_rounds.Rounds(
+    rounds = private_rounds.PrivateRoundRunner(
         ledger=ledger,
         noise=state.noise,
         sampling=source.sampling,
-        configuration=outputs.digest(configuration),
+        configuration=run_dir.digest(configuration),
         delta=delta,
         target_epsilon=target_epsilon,
         fixed_noise=noise_seed is not None,
@@ -304,7 +304,7 @@ async def train(
         tokens=pipeline.tokenizer.characters,
         ledger=ledger.head,
     )
-    statement = charged.write_statement(
+    statement = run_privacy.write_statement(
         run,
         ledger,
         state.process.aggregator.query_state.numerator_state,
@@ -325,7 +325,7 @@ async def train(
         'dev_word_error_rate': run.read_metric('dev_word_error_rate'),
         'privacy': statement.fields,
     }
-    run.write_json(outputs.RESULTS, results)
+    run.write_json(run_dir.RESULTS, results)
   print(statement)
   return results
 

@@ -137,7 +137,7 @@ def padding(
                 tf.reduce_sum(batch['feature_lengths']),
                 tf.reduce_prod(tf.shape(batch['features'])[:2]),
                 1,
-                tf.reduce_sum(tf.cast(batch['weights'] <= 0, tf.int32)),
+                tf.reduce_sum(tf.cast(batch['example_weights'] <= 0, tf.int32)),
             ]),
             tf.int64,
         ),

@@ -16,8 +16,8 @@ from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.models import ctc
 from tff_asr.privacy import accounting
-from tff_asr.programs import seeds
-from tff_asr.storage import outputs
+from tff_asr.programs import warm_start
+from tff_asr.storage import run_dir
 
 Check = Callable[..., None]
 
@@ -45,30 +45,30 @@ def run(all_checks: Iterable[Check], settings: Mapping[str, Any]) -> None:
 
 def check_output_dir(output_dir: str, configuration: str) -> None:
   """A run can begin or go on there."""
-  outputs.check_folder(output_dir, configuration=configuration)
+  run_dir.check_folder(output_dir, configuration=configuration)
 
 
 def check_seed_run(
-    seed_run: Optional[str],
+    init_from_run: Optional[str],
     model: ctc.CtcModel,
     pipeline: pipeline_lib.Pipeline,
 ) -> None:
   """The model that training starts from is there and fits."""
-  if seed_run is not None:
-    seeds.check(
-        seed_run, model=model, tokens=pipeline.tokenizer.characters
+  if init_from_run is not None:
+    warm_start.check(
+        init_from_run, model=model, tokens=pipeline.tokenizer.characters
     )
 
 
 def check_seed_run_is_another(
-    seed_run: Optional[str], output_dir: str
+    init_from_run: Optional[str], output_dir: str
 ) -> None:
   """No run starts from itself."""
-  if seed_run is not None and (
-      os.path.realpath(seed_run) == os.path.realpath(output_dir)
+  if init_from_run is not None and (
+      os.path.realpath(init_from_run) == os.path.realpath(output_dir)
   ):
     raise ValueError(
-        f'seed_run and output_dir are both {output_dir}: a run cannot start '
+        f'init_from_run and output_dir are both {output_dir}: a run cannot start '
         'from itself.'
     )
 

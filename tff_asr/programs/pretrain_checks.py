@@ -14,7 +14,7 @@ from tff_asr.models import best_rq
 from tff_asr.privacy import keys
 from tff_asr.programs import layer_scores
 from tff_asr.programs import preflight
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 
 
 def _check_counts(
@@ -68,26 +68,26 @@ def _check_batch_size(
 
 def _check_freeze(
     freeze: Optional[layer_freeze.LayerFreeze],
-    seed_run: Optional[str],
+    init_from_run: Optional[str],
     model: best_rq.BestRqModel,
 ) -> None:
   """There are scores to freeze by."""
   if freeze is None:
     return
-  if seed_run is None:
+  if init_from_run is None:
     raise ValueError(
-        'freeze needs the scores of a public warm start: set seed_run to its '
+        'freeze needs the scores of a public warm start: set init_from_run to its '
         'folder.'
     )
-  freeze.choose(layer_scores.read(seed_run, specs=model.specs))
+  freeze.choose(layer_scores.read(init_from_run, specs=model.specs))
 
 
 def _check_seed_run(
-    seed_run: Optional[str], model: best_rq.BestRqModel
+    init_from_run: Optional[str], model: best_rq.BestRqModel
 ) -> None:
   """The model that training starts from is there and fits."""
-  if seed_run is not None:
-    outputs.check_model(seed_run, model=model, tokens='')
+  if init_from_run is not None:
+    run_dir.check_model(init_from_run, model=model, tokens='')
 
 
 CHECKS = (

@@ -13,7 +13,7 @@ from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import examples as examples_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.execution import devices as devices_lib
-from tff_asr.learning import dp_sgd_step
+from tff_asr.learning import dp_sgd
 from tff_asr.learning import layer_freeze
 from tff_asr.models import best_rq
 from tff_asr.models import weights as weights_lib
@@ -21,10 +21,10 @@ from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import ledger_rounds
 from tff_asr.privacy import statement as statement_lib
-from tff_asr.programs import charged
+from tff_asr.programs import run_privacy
 from tff_asr.programs import layer_scores
 from tff_asr.programs import private_rounds
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 
 
 UNIT = 'example'
@@ -36,16 +36,16 @@ class Setup(NamedTuple):
   Attributes:
     examples: What batches are drawn from.
     step: Takes a step.
-    state: The steps' first state, with the weights of seed_run.
+    state: The steps' first state, with the weights of init_from_run.
     frozen: Names of the layers that stay as they are, sorted.
     devices: That share a batch.
     delta: Of epsilon.
-    parent: Ledger of seed_run's model, with its head, or None.
+    parent: Ledger of init_from_run's model, with its head, or None.
     inherited: What it charges.
   """
 
   examples: examples_lib.Examples
-  step: dp_sgd_step.DpSgd
+  step: dp_sgd.DpSgd
   state: tff.learning.templates.LearningAlgorithmState
   frozen: list[str]
   devices: tuple[str, ...]
@@ -66,7 +66,7 @@ def build(
     num_vectorized: int,
     devices: Optional[list[str]],
     freeze: Optional[layer_freeze.LayerFreeze],
-    seed_run: Optional[str],
+    init_from_run: Optional[str],
     delta: Optional[float],
     target_epsilon: Optional[float],
     sampler_seed: Optional[int],
@@ -91,10 +91,10 @@ def build(
     delta = statement_lib.default_delta(examples.sampling.population)
   frozen = []
   if freeze is not None:
-    frozen = freeze.choose(layer_scores.read(seed_run, specs=model.specs))
+    frozen = freeze.choose(layer_scores.read(init_from_run, specs=model.specs))
     logging.info('%d layers are frozen.', len(frozen))
   found_devices = devices_lib.find(devices)
-  step = dp_sgd_step.DpSgd(
+  step = dp_sgd.DpSgd(
       model=model,
       optimizer=optimizer,
       batch_size=batch_size,
@@ -106,11 +106,11 @@ def build(
   )
   state = step.initialize()
   parent = None
-  if seed_run is not None:
-    weights = outputs.read_model(seed_run, model=model, tokens='')
+  if init_from_run is not None:
+    weights = run_dir.read_model(init_from_run, model=model, tokens='')
     state = state._replace(global_model_weights=weights_lib.to_tensors(weights))
-    parent = outputs.ledger_of_model(seed_run)
-  inherited = charged.inherited(parent, unit=UNIT)
+    parent = run_dir.ledger_of_model(init_from_run)
+  inherited = run_privacy.inherited(parent, unit=UNIT)
   if is_private:
     private_rounds.check_first_round(
         state,

@@ -61,7 +61,7 @@ class Done(NamedTuple):
   after: cohorts.CohortState
 
 
-class Rounds:
+class PrivateRoundRunner:
   """Runs and charges the rounds of one run.
 
   Attributes:
@@ -288,7 +288,7 @@ def check_first_round(
     raise ValueError(
         f'TARGET_EPSILON is {target_epsilon:g}, but after the first round '
         f'epsilon would be {found:.4g} at delta {delta:g}'
-        + (f', with {before} rounds of SEED_RUN' if before else '')
+        + (f', with {before} rounds of INIT_FROM_RUN' if before else '')
         + ': add noise, or take smaller cohorts of a larger population.'
     )
 
@@ -340,5 +340,5 @@ def _noise_multipliers(
   return (float(event.noise_multiplier),)
 
 
-def _epsilon(rounds: list[accounting.Rounds], delta: float) -> float:
+def _epsilon(rounds: list[accounting.RoundGroup], delta: float) -> float:
   return accounting.epsilon(accounting.compose(rounds), delta=delta)

@@ -14,7 +14,7 @@ import re
 from typing import Any
 
 from tff_asr.learning import fed_avg
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 
 _PREFIX = 'not_private/'
 # Where the learning process keeps exact figures.
@@ -36,7 +36,7 @@ def flatten(
     Numbers by name. A mean over clients of whom there were none is NaN.
   """
   released, exact = {}, {}
-  for name, value in outputs.flatten_metrics(metrics).items():
+  for name, value in run_dir.flatten_metrics(metrics).items():
     is_exact = _EXACT.match(name)
     if is_exact:
       exact[name[is_exact.end() :]] = value

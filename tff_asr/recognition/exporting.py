@@ -25,7 +25,7 @@ from tff_asr.data import schema
 from tff_asr.metrics import word_errors
 from tff_asr.models import serving
 from tff_asr.recognition import recognizer as recognizer_lib
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 
 SAVED_MODEL = 'saved_model'
 TOKENS = 'tokens.json'
@@ -174,11 +174,11 @@ def export(
         recognizer.pipeline.tokenizer.decode(ids).strip()
         for ids in tflite_tokens(path, utterances)
     ])
-  outputs.write_text(
+  run_dir.write_text(
       os.path.join(output_dir, TOKENS),
       json.dumps(list(characters), ensure_ascii=False) + '\n',
   )
-  outputs.write_json(
+  run_dir.write_json(
       os.path.join(output_dir, 'export.json'),
       [each.fields() for each in found],
   )

@@ -27,7 +27,7 @@ from tff_asr.features import log_mel
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.recognition import language_models
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 
 _MARGIN_SHARE = 0.1
 
@@ -251,7 +251,7 @@ def load(
     language_model: Decodes by beam search with this; None: greedily.
 
   Raises:
-    ValueError: As `outputs.read_model`, `Recognizer` and
+    ValueError: As `run_dir.read_model`, `Recognizer` and
       `language_models.build_decode`.
   """
   characters = pipeline.tokenizer.characters
@@ -260,7 +260,7 @@ def load(
     decode = language_models.build_decode(
         language_model, characters=characters
     )
-  weights = outputs.read_model(run, model=model, tokens=characters)
+  weights = run_dir.read_model(run, model=model, tokens=characters)
   return Recognizer(
       model=model,
       pipeline=pipeline,

@@ -16,7 +16,7 @@ from tff_asr import checks
 from tff_asr.metrics import bootstrap
 from tff_asr.metrics import contrast as contrast_lib
 from tff_asr.reports import speaker_spread
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 
 
 class Row(NamedTuple):
@@ -70,7 +70,7 @@ def compare(
     if not runs:
       errors.append(ValueError(f'{label} has no run.'))
     for run in runs:
-      for name in (output_name, outputs.RESULTS):
+      for name in (output_name, run_dir.RESULTS):
         try:
           _read(run, name)
         except ValueError as e:
@@ -122,7 +122,7 @@ def _row(
   """The same, of what the evaluations wrote."""
   words, errors = _average(evaluations)
   rates = [each['word_error_rate'] for each in evaluations]
-  results = [_read(run, outputs.RESULTS) for run in runs]
+  results = [_read(run, run_dir.RESULTS) for run in runs]
   epsilons = [
       float(each['privacy']['epsilon']) for each in results if 'privacy' in each
   ]
@@ -232,7 +232,7 @@ def _read(run: str, name: str) -> dict[str, Any]:
     with open(path, encoding='utf-8') as f:
       content = json.load(f)
     # What is read of it.
-    if name == outputs.RESULTS:
+    if name == run_dir.RESULTS:
       float(content['seconds'])
       float(content.get('privacy', {'epsilon': 0})['epsilon'])
     else:

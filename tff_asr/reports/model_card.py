@@ -86,7 +86,7 @@ def _model(run: run_record.Run, recognizer: recognizer_lib.Recognizer) -> str:
   model = recognizer.model
   last = max((max(v) for v in run.metrics.values() if v), default=0)
   how = 'federated training' if run.unit == 'round' else 'central training'
-  seed = _literal(run, 'SEED_RUN')
+  seed = _literal(run, 'INIT_FROM_RUN')
   start = f', from the model of the run `{_base(seed)}`' if seed else ''
   characters = recognizer.pipeline.tokenizer.characters
   return (

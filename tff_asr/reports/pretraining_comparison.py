@@ -9,7 +9,7 @@ from typing import NamedTuple, Optional
 from tff_asr import checks
 from tff_asr.reports import comparison
 from tff_asr.storage import metrics_file
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 
 
 class Row(NamedTuple):
@@ -82,17 +82,17 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 def _row(label: str, run: str) -> Row:
   """The row of a run."""
-  path = os.path.join(run, outputs.RESULTS)
+  path = os.path.join(run, run_dir.RESULTS)
   if not os.path.exists(path):
     raise ValueError(
-        f'{run} has no {outputs.RESULTS}: is it a run that has ended?'
+        f'{run} has no {run_dir.RESULTS}: is it a run that has ended?'
     )
   with open(path, encoding='utf-8') as f:
     results = json.load(f)
   if 'trained_parameters' not in results:
     raise ValueError(f'{run} is no run of pre-training.')
   read = lambda name: metrics_file.read(
-      os.path.join(run, outputs.METRICS), name
+      os.path.join(run, run_dir.METRICS), name
   )
   evaluated = {
       name: read(f'dev_{name}')

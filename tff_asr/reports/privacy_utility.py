@@ -55,7 +55,7 @@ def points(run: run_record.Run) -> list[Point]:
   found = [Point(run.epsilon, rate[0], group['population'], False)]
   if others or not math.isfinite(run.epsilon):
     return found
-  rounds = accounting.Rounds(
+  rounds = accounting.RoundGroup(
       sampling=accounting.Sampling(
           **{
               name: group[name]

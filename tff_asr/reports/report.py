@@ -23,7 +23,7 @@ from tff_asr.reports import report_plots
 from tff_asr.reports import run_record
 from tff_asr.reports import speaker_groups
 from tff_asr.reports import speaker_spread
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 
 PAGE = 'report.html'
 _DPI = 110
@@ -91,7 +91,7 @@ def write(
   ]
   title = 'Report of ' + ', '.join(run.name for run in runs)
   path = os.path.join(output_dir, PAGE)
-  outputs.write_text(path, page_lib.page(title=title, sections=sections))
+  run_dir.write_text(path, page_lib.page(title=title, sections=sections))
   return path
 
 

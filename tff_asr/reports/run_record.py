@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tff_asr import checks
 from tff_asr.storage import metrics_file
-from tff_asr.storage import outputs
+from tff_asr.storage import run_dir
 
 _SETTING = re.compile(r'^([A-Z][A-Z0-9_]*) = ((?:.|\n +)*)$', re.MULTILINE)
 _BY_LAYER = re.compile(r'(?:^|/)((?:clipped_)?layer_norm|layer_clipped)/(.*)')
@@ -110,7 +110,7 @@ def _read(path: str, *, name: str, evaluation: str) -> Run:
           'run (the output_dir of a training program)?'
       )
   configuration = _text(config)
-  results = _json(path, outputs.RESULTS)
+  results = _json(path, run_dir.RESULTS)
   evaluated = _json(path, evaluation)
   if evaluated is not None and not {
       'word_error_rate', 'speakers', 'hypotheses'

@@ -1,0 +1,97 @@
+"""Rounds of Flower's simulation with a PyTorch client.
+
+`FedAvg` under `DifferentialPrivacyServerSideFixedClipping`, and the `ClientApp`
+of `flwr_client`. A program of the drivers; see `rounds`.
+"""
+
+from tff_asr import launch
+
+launch.begin(__name__)
+
+import os
+import time
+
+from absl import flags
+from flwr import app as flwr_app
+from flwr import serverapp
+from flwr import simulation
+from flwr.serverapp import strategy as strategy_lib
+import numpy as np
+
+from benchmarks.baselines import flwr_client
+from benchmarks.baselines import job as job_lib
+from benchmarks.baselines import torch_model
+
+_JOB = flags.DEFINE_string('job', None, 'Folder of the job.', required=True)
+_ROUNDS = flags.DEFINE_integer(
+    'rounds', 2, 'Rounds that count.', lower_bound=1
+)
+_FIRST = flags.DEFINE_string(
+    'first', None, 'File for the weights after the first round.', required=True
+)
+_AT_ONCE = flags.DEFINE_integer(
+    'at_once', 1, 'Clients that train at the same time.', lower_bound=1
+)
+
+
+def main(_) -> None:
+  job = job_lib.load(_JOB.value)
+  num_threads = max(1, len(os.sched_getaffinity(0)) // _AT_ONCE.value)
+  simulation.run_simulation(
+      server_app=_build_server(job, num_threads=num_threads),
+      client_app=flwr_client.app,
+      num_supernodes=job.num_clients,
+      backend_config={
+          'init_args': {'num_cpus': num_threads * _AT_ONCE.value},
+          'client_resources': {'num_cpus': num_threads, 'num_gpus': 0.0},
+      },
+  )
+
+
+def _build_server(
+    job: job_lib.Job, *, num_threads: int
+) -> serverapp.ServerApp:
+  """Federated averaging, which says what each round took."""
+  server = serverapp.ServerApp()
+  initial = torch_model.CtcTransformer(job)
+  torch_model.load(initial, job_lib.load_arrays(_JOB.value, 'weights'))
+  started = time.monotonic()
+
+  def after_round(round_num: int, arrays: flwr_app.ArrayRecord) -> None:
+    nonlocal started
+    seconds = time.monotonic() - started
+    if round_num > job_lib.NUM_WARM_UP:
+      job_lib.say(seconds=seconds)
+    if round_num == 1:
+      model = torch_model.CtcTransformer(job)
+      model.load_state_dict(arrays.to_torch_state_dict())
+      np.savez(_FIRST.value, **torch_model.export(model))
+    started = time.monotonic()
+
+  @server.main()
+  def run(grid: serverapp.Grid, _: flwr_app.Context) -> None:
+    strategy = strategy_lib.DifferentialPrivacyServerSideFixedClipping(
+        strategy_lib.FedAvg(
+            fraction_evaluate=0.0,
+            min_train_nodes=job.num_clients,
+            min_available_nodes=job.num_clients,
+        ),
+        noise_multiplier=job.noise_multiplier,
+        clipping_norm=job.l2_norm_clip,
+        num_sampled_clients=job.num_clients,
+    )
+    strategy.start(
+        grid=grid,
+        initial_arrays=flwr_app.ArrayRecord(initial.state_dict()),
+        num_rounds=job_lib.NUM_WARM_UP + _ROUNDS.value,
+        train_config=flwr_app.ConfigRecord(
+            {'job': _JOB.value, 'num_threads': num_threads}
+        ),
+        evaluate_fn=after_round,
+    )
+
+  return server
+
+
+if __name__ == '__main__':
+  launch.run(main, after_interrupt='the same command begins anew.')

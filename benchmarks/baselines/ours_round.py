@@ -1,0 +1,67 @@
+"""Our federated rounds, in a context of ours or in TFF's own.
+
+A program of the drivers; see `rounds`.
+"""
+
+from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+
+launch.begin(__name__)
+
+import time
+
+from absl import flags
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from benchmarks.baselines import job as job_lib
+from benchmarks.baselines import ours
+from tff_asr.execution import multi_device
+from tff_asr.execution import native
+from tff_asr.learning import fed_avg
+from tff_asr.privacy import keys
+
+_JOB = flags.DEFINE_string('job', None, 'Folder of the job.', required=True)
+_ROUNDS = flags.DEFINE_integer(
+    'rounds', 2, 'Rounds that count.', lower_bound=1
+)
+_FIRST = flags.DEFINE_string(
+    'first', None, 'File for the weights after the first round.', required=True
+)
+_AT_ONCE = flags.DEFINE_integer(
+    'at_once', 1, 'Clients that train at once on a device.', lower_bound=1
+)
+_CONTEXT = flags.DEFINE_enum(
+    'context', 'multi_device', ['multi_device', 'native'], 'Where rounds run.'
+)
+
+
+def main(_) -> None:
+  job = job_lib.load(_JOB.value)
+  process = ours.build_process(job, _JOB.value)
+  cohort = [f'client{client:06d}' for client in range(job.num_clients)]
+  with native.stopped_at_end():
+    with tff.framework.get_context_stack().install(_build_context()):
+      state = fed_avg.set_noise_key(process.initialize(), keys.draw())
+      state = fed_avg.set_weights(state, ours.load_weights(_JOB.value))
+      for number in range(job_lib.NUM_WARM_UP + _ROUNDS.value):
+        started = time.monotonic()
+        state = process.next(state, cohort).state
+        weights = tf.nest.map_structure(
+            np.asarray, state.global_model_weights
+        )
+        seconds = time.monotonic() - started
+        if number == 0:
+          np.savez(_FIRST.value, **weights)
+        if number >= job_lib.NUM_WARM_UP:
+          job_lib.say(seconds=seconds)
+
+
+def _build_context() -> tff.framework.SyncContext:
+  if _CONTEXT.value == 'native':
+    return native.build_sync_context(max_concurrent_clients=_AT_ONCE.value)
+  return multi_device.build_sync_context(clients_per_device=_AT_ONCE.value)
+
+
+if __name__ == '__main__':
+  launch.run(main, after_interrupt='the same command begins anew.')

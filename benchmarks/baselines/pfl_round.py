@@ -1,0 +1,64 @@
+"""Rounds of `pfl` with its PyTorch back end; see `pfl_run`.
+
+A program of the drivers; see `rounds`.
+"""
+
+from tff_asr import launch
+
+launch.begin(__name__)
+
+import functools
+
+from absl import flags
+import numpy as np
+from pfl import metrics as metrics_lib
+from pfl.model import pytorch
+import torch
+
+from benchmarks.baselines import job as job_lib
+from benchmarks.baselines import pfl_run
+from benchmarks.baselines import torch_model
+
+_JOB = flags.DEFINE_string('job', None, 'Folder of the job.', required=True)
+_ROUNDS = flags.DEFINE_integer(
+    'rounds', 2, 'Rounds that count.', lower_bound=1
+)
+_FIRST = flags.DEFINE_string(
+    'first', None, 'File for the weights after the first round.', required=True
+)
+
+
+def main(_) -> None:
+  job = job_lib.load(_JOB.value)
+  module = _Module(job)
+  torch_model.load(module, job_lib.load_arrays(_JOB.value, 'weights'))
+  clients = job_lib.load_clients(_JOB.value)
+  labels = clients.labels.astype(np.int64)
+  pfl_run.run(
+      pytorch.PyTorchModel(
+          module,
+          local_optimizer_create=torch.optim.SGD,
+          central_optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
+      ),
+      job=job,
+      read_client=lambda client: [clients.waveforms[client], labels[client]],
+      export=functools.partial(torch_model.export, module),
+      num_rounds=_ROUNDS.value,
+      first_path=_FIRST.value,
+  )
+
+
+class _Module(torch_model.CtcTransformer):
+  """The twin with the two methods that `PyTorchModel` asks for."""
+
+  @torch.no_grad()
+  def metrics(
+      self, waveforms: torch.Tensor, labels: torch.Tensor
+  ) -> dict[str, metrics_lib.Weighted]:
+    """The loss."""
+    loss = self.loss(waveforms, labels).item()
+    return {'loss': metrics_lib.Weighted(loss * len(labels), len(labels))}
+
+
+if __name__ == '__main__':
+  launch.run(main, after_interrupt='the same command begins anew.')

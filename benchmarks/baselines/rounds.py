@@ -1,0 +1,200 @@
+r"""Our federated round beside TFF's native context, pfl and Flower.
+
+    benchmarks/baselines/make_venvs.sh pfl pfl_tf flwr
+    python -m benchmarks.baselines.rounds --json=results/rival_rounds.json
+
+All do the same work: the same initial weights, clients, batches and local SGD
+steps with clipped gradients; each client's whole update clipped to one norm,
+the sum with noise, its mean added to the weights. That it is the same is
+checked: in each turn, the update of the first round must be ours to 1e-2 of
+its norm (the noise is far below), and the benchmark fails otherwise. All
+compute features from 16-bit samples, which lie in memory; ours come from shards
+on disk in the first round, and TFF's native context reads them in each. Names
+with `2 at once` train two clients at the same time: we in threads of a process,
+pfl, through PyTorch's launcher, and Flower in a process each.
+
+The programs take turns, each alone on the machine; the first two rounds of a
+turn do not count. Peak memory is of all processes together. A busy machine
+falsifies the ratios: threads of PyTorch that wait for each other wait longer,
+and Ray gives Flower's clients a low priority.
+"""
+
+from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+
+launch.begin(__name__)
+
+import os
+import statistics
+import tempfile
+
+from absl import flags
+import numpy as np
+
+from benchmarks import workload as workload_lib
+from benchmarks.baselines import job as job_lib
+from benchmarks.baselines import ours
+from benchmarks.baselines import turns as turns_lib
+from tff_asr.models import weights as weights_lib
+
+_RIVALS = {
+    'tff_asr': turns_lib.Rival(venv=None, program='ours_round'),
+    'tff_asr 2 at once': turns_lib.Rival(
+        venv=None, program='ours_round', flags=('--at_once=2',)
+    ),
+    'TFF native': turns_lib.Rival(
+        venv=None, program='ours_round', flags=('--context=native',)
+    ),
+    'TFF native 2 at once': turns_lib.Rival(
+        venv=None,
+        program='ours_round',
+        flags=('--context=native', '--at_once=2'),
+    ),
+    'pfl': turns_lib.Rival(venv='pfl', program='pfl_round'),
+    'pfl 2 at once': turns_lib.Rival(
+        venv='pfl',
+        program='pfl_round',
+        launcher=('torch.distributed.run', '--nproc_per_node=2'),
+    ),
+    'pfl TensorFlow': turns_lib.Rival(venv='pfl_tf', program='pfl_tf_round'),
+    'Flower': turns_lib.Rival(venv='flwr', program='flwr_round'),
+    'Flower 2 at once': turns_lib.Rival(
+        venv='flwr', program='flwr_round', flags=('--at_once=2',)
+    ),
+}
+_OURS = 'tff_asr'
+
+_NUM_BLOCKS = flags.DEFINE_integer(
+    'num_blocks', 6, 'Of the transformer.', lower_bound=1
+)
+_DIM = flags.DEFINE_integer('dim', 256, 'Its width.', lower_bound=4)
+_COHORT = flags.DEFINE_integer('cohort', 4, 'Clients a round.', lower_bound=2)
+_STEPS = flags.DEFINE_integer(
+    'local_steps', 10, 'Of each client.', lower_bound=1
+)
+_ROUNDS = flags.DEFINE_integer(
+    'rounds', 1, 'Rounds of a turn that count.', lower_bound=1
+)
+_TURNS = flags.DEFINE_integer('turns', 3, 'Of each rival.', lower_bound=1)
+_NAMES = flags.DEFINE_list(
+    'baselines',
+    ['tff_asr 2 at once', 'TFF native', 'pfl', 'pfl TensorFlow', 'Flower'],
+    f'Of {", ".join(_RIVALS)}.',
+)
+_JSON = flags.DEFINE_string('json', None, 'File for the figures.')
+
+
+def main(_) -> None:
+  workload_lib.check_json_path(_JSON.value)
+  baselines = turns_lib.select(
+      [_OURS, *_NAMES.value], _RIVALS, flag='baselines'
+  )
+  job = ours.build_job(
+      num_blocks=_NUM_BLOCKS.value,
+      dim=_DIM.value,
+      num_clients=_COHORT.value,
+      num_local_steps=_STEPS.value,
+  )
+  turns = {name: [] for name in baselines}
+  differences = {name: [] for name in baselines}
+  with tempfile.TemporaryDirectory() as folder:
+    ours.write(job, folder)
+    ours.write_clients(job, folder)
+    initial = job_lib.load_arrays(folder, 'weights')
+    expected = None
+    for _ in range(_TURNS.value):
+      for name, rival in baselines.items():
+        turn = turns_lib.take(
+            rival,
+            name=name,
+            flags=[
+                f'--job={folder}',
+                f'--rounds={_ROUNDS.value}',
+                f'--first={os.path.join(folder, "first.npz")}',
+            ],
+        )
+        first = job_lib.load_arrays(folder, 'first')
+        expected = first if expected is None else expected
+        differences[name].append(
+            _check_update(name, first, expected, initial)
+        )
+        turns[name].append(turn)
+  seconds = {
+      name: [
+          statistics.median(figure['seconds'] for figure in turn.figures)
+          for turn in own
+      ]
+      for name, own in turns.items()
+  }
+  ratios = {
+      name: [own / our for own, our in zip(values, seconds[_OURS])]
+      for name, values in seconds.items()
+  }
+  peaks = {
+      name: [turn.peak_gib for turn in own] for name, own in turns.items()
+  }
+  rates = {
+      name: job.num_clients / statistics.median(values)
+      for name, values in seconds.items()
+  }
+  audio_rate = job.audio_sec / job.num_clients
+  num_parameters = weights_lib.count(ours.build_model(job).specs)
+  workload_lib.report(
+      f'A round of {num_parameters / 1e6:.1f}M parameters, {_COHORT.value} '
+      f'clients of {_STEPS.value} steps of '
+      f'{job.batch_size * job.utterance_sec:g} s',
+      [[
+          '',
+          'seconds',
+          'ratio to tff_asr',
+          'clients/s',
+          'audio s/s',
+          'peak GiB',
+          'update differs by',
+      ]]
+      + [
+          [
+              name,
+              workload_lib.spread(seconds[name]),
+              workload_lib.spread(ratios[name]),
+              f'{rates[name]:.2f}',
+              f'{rates[name] * audio_rate:.1f}',
+              f'{max(peaks[name]):.2f}',
+              f'{max(differences[name]):.1g}',
+          ]
+          for name in baselines
+      ],
+      {
+          'num_parameters': num_parameters,
+          'job': vars(job),
+          'seconds': seconds,
+          'ratios': ratios,
+          'peak_gib': peaks,
+          'update_differences': differences,
+          'turn_sec': {
+              name: [turn.total_sec for turn in own]
+              for name, own in turns.items()
+          },
+      },
+      _JSON.value,
+  )
+
+
+def _check_update(
+    name: str,
+    first: dict[str, np.ndarray],
+    expected: dict[str, np.ndarray],
+    initial: dict[str, np.ndarray],
+) -> float:
+  """How far a first round's update is from ours; raises if too far."""
+  difference = job_lib.update_difference(first, expected, initial=initial)
+  # Written so that NaN fails.
+  if not difference <= job_lib.UPDATE_TOLERANCE:
+    raise ValueError(
+        f'The first update of {name} is {difference:.2g} of its norm from '
+        f'ours, more than {job_lib.UPDATE_TOLERANCE}: it does other work.'
+    )
+  return difference
+
+
+if __name__ == '__main__':
+  launch.run(main, after_interrupt='the same command begins anew.')

@@ -1,0 +1,197 @@
+"""The benchmarks against baselines refuse what is not the same work."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import pytest
+
+from benchmarks.baselines import job as job_lib
+from benchmarks.baselines import memory
+from benchmarks.baselines import turns
+
+# BUILD data: //benchmarks/baselines:local_step //benchmarks/baselines:rounds
+# BUILD data: //benchmarks/baselines:ours_step //benchmarks/baselines:ours_round
+
+_ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
+_OURS = turns.Rival(venv=None, program='ours_step')
+# Allocates some MB, of which a child that left its parent has half.
+_HUNGRY = """
+import subprocess, sys, time
+child = 'import time; held = bytearray(50 << 20); time.sleep(2)'
+subprocess.Popen([sys.executable, '-c', child], start_new_session=True)
+held = bytearray(50 << 20)
+time.sleep(2)
+"""
+
+
+class JobTest(parameterized.TestCase):
+
+  def test_is_the_same_after_saving_and_loading(self):
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    job = _job(noise_multiplier=0.5)
+    job.save(folder)
+    self.assertEqual(job_lib.load(folder), job)
+
+  def test_audio_of_a_round(self):
+    # 3 clients x 2 steps x 4 utterances x 2.5 s.
+    self.assertEqual(_job().num_utterances, 8)
+    self.assertEqual(_job().audio_sec, 60.0)
+
+  def test_a_folder_without_a_job_is_refused(self):
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    with self.assertRaisesRegex(ValueError, f'--job {folder} has no job.json'):
+      job_lib.load(folder)
+
+  def test_figures_are_found_between_other_lines(self):
+    said = 'INFO: Round 1\nRIVAL {"seconds": 1.5}\nRIVALS\nRIVAL {"seconds": 2}'
+    self.assertEqual(job_lib.heard(said), [{'seconds': 1.5}, {'seconds': 2}])
+
+
+class CheckTest(parameterized.TestCase):
+
+  def _check(self, loss=2.0, weight=(3.0, 4.0), name='w'):
+    job_lib.check_twin(
+        loss=loss,
+        gradients={name: np.array(weight, np.float32)},
+        expected={
+            'loss': np.float32(2.0),
+            'gradient/w': np.array([3.0, 4.0], np.float32),
+            'features': np.zeros([1, 2, 3]),
+        },
+    )
+
+  def test_accepts_differences_of_rounding(self):
+    # Relative: 5e-5 of the loss; (0, 0.004) of norm 5 are 8e-4.
+    self._check(loss=2.0001, weight=(3.0, 4.004))
+
+  @parameterized.named_parameters(
+      # 2e-4 of the loss.
+      ('loss', {'loss': 2.0004}, "twin's loss is 0.0002 from ours"),
+      ('loss_nan', {'loss': float('nan')}, "twin's loss is nan"),
+      # (0, 0.01) of norm 5: 2e-3.
+      ('gradient', {'weight': (3.0, 4.01)}, "twin's w is 0.002 from ours"),
+      ('gradient_nan', {'weight': (np.nan, 4.0)}, "twin's w is nan"),
+      ('name', {'name': 'v'}, 'other weights than ours'),
+      ('shape', {'weight': (3.0,)}, r'Found shape \(1,\), expected \(2,\)'),
+  )
+  def test_refuses(self, changes, message):
+    with self.assertRaisesRegex(ValueError, message):
+      self._check(**changes)
+
+  def test_difference_of_updates(self):
+    initial = {'a': np.array([1.0, 1.0]), 'b': np.array([[2.0]])}
+    ours = {'a': np.array([4.0, 1.0]), 'b': np.array([[6.0]])}
+    theirs = {'a': np.array([4.0, 1.3]), 'b': np.array([[6.4]])}
+    # Ours has norm |(3, 0, 4)| = 5, the difference |(0, 0.3, 0.4)| = 0.5.
+    self.assertAlmostEqual(
+        job_lib.update_difference(theirs, ours, initial=initial), 0.1
+    )
+
+  def test_updates_of_other_weights_are_refused(self):
+    one = {'a': np.zeros(2)}
+    with self.assertRaisesRegex(ValueError, 'different names'):
+      job_lib.update_difference(one, {'b': np.zeros(2)}, initial=one)
+
+
+class TurnsTest(parameterized.TestCase):
+
+  def test_selects_in_the_order_of_all(self):
+    baselines = {'a': _OURS, 'b': _OURS, 'c': _OURS}
+    selected = turns.select(['c', 'a'], baselines, flag='baselines')
+    self.assertEqual(list(selected), ['a', 'c'])
+
+  def test_an_unknown_rival_is_refused(self):
+    with self.assertRaisesRegex(ValueError, "--baselines knows a, found 'd'"):
+      turns.select(['d'], {'a': _OURS}, flag='baselines')
+
+  def test_a_rival_without_its_environment_is_refused(self):
+    baselines = {'a': turns.Rival(venv='no_such', program='torch_step')}
+    with self.assertRaisesRegex(
+        ValueError, 'run benchmarks/baselines/make_venvs.sh no_such, or leave it'
+    ):
+      turns.select(['a'], baselines, flag='baselines')
+
+  def test_a_program_without_figures_is_an_error(self):
+    # A module that is no program: it ends at once, and well.
+    silent = turns.Rival(venv=None, program='job')
+    with self.assertRaisesRegex(
+        RuntimeError, 'x ended with code 0 and 0 figures: it said nothing'
+    ):
+      turns.take(silent, name='x', flags=[])
+
+  def test_memory_of_all_processes_is_counted_and_of_no_other(self):
+    environment = os.environ | {memory.VARIABLE: 'rivals_test'}
+    with memory.Peak('rivals_test', interval_sec=0.1) as peak:
+      with memory.Peak('another', interval_sec=0.1) as other:
+        subprocess.run(
+            [sys.executable, '-c', _HUNGRY], env=environment, check=True
+        )
+    # Two of 50 MiB, and two interpreters of some 10 MiB.
+    self.assertBetween(peak.gib * 1024, 100, 180)
+    self.assertEqual(other.gib, 0)
+
+
+@pytest.mark.slow
+class ProgramsTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ('PyTorch', 'local_step', 'PyTorch', 'torch', ('--steps=1',)),
+      ('JAX', 'local_step', 'JAX', 'jax', ('--steps=1',)),
+      ('native', 'rounds', 'TFF native', None, ()),
+      ('pfl', 'rounds', 'pfl', 'pfl', ()),
+      ('pfl_tensorflow', 'rounds', 'pfl TensorFlow', 'pfl_tf', ()),
+      ('Flower', 'rounds', 'Flower', 'flwr', ()),
+  )
+  def test_does_our_work(self, program, rival, venv, flags):
+    if venv and not os.path.exists(
+        turns.Rival(venv=venv, program='').python()
+    ):
+      self.skipTest(f'make_venvs.sh {venv} has not been run.')
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    path = os.path.join(folder, 'figures.json')
+    if program == 'rounds':
+      flags = ('--cohort=2', '--local_steps=2', '--rounds=1')
+    output = subprocess.run(
+        [
+            sys.executable,
+            '-m',
+            f'benchmarks.baselines.{program}',
+            f'--baselines={rival}',
+            f'--json={path}',
+            '--num_blocks=2',
+            '--dim=32',
+            '--turns=1',
+            *flags,
+        ],
+        cwd=_ROOT,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=600,
+    )
+    self.assertIn(f'| {rival} |', output.stdout)
+    with open(path, encoding='utf-8') as f:
+      figures = json.load(f)
+    self.assertGreater(figures['ratios'][rival][0], 0)
+    self.assertGreater(figures['peak_gib'][rival][0], 0.05)
+
+
+def _job(**changes) -> job_lib.Job:
+  return job_lib.Job(
+      num_blocks=2,
+      dim=32,
+      vocab_size=30,
+      num_clients=3,
+      num_local_steps=2,
+      **changes,
+  )
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,60 @@
+import os
+import pathlib
+import shutil
+import tempfile
+
+from absl.testing import absltest
+
+from tff_asr.execution import path_digest
+
+
+class SharedFilesTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    self.folder = self.root / 'corpus'
+    (self.folder / 'part').mkdir(parents=True)
+    (self.folder / 'corpus.json').write_text('{"sha256": "abc"}')
+    (self.folder / 'part/shard').write_bytes(b'x' * 10)
+    self.digest = path_digest.digest(str(self.folder))
+
+  def test_a_copy_is_the_same(self):
+    shutil.copytree(self.folder, self.root / 'elsewhere')
+    self.assertEqual(
+        path_digest.digest(str(self.root / 'elsewhere')), self.digest
+    )
+
+  def test_another_version_is_told(self):
+    # Of the same names and sizes, with other checksums.
+    (self.folder / 'corpus.json').write_text('{"sha256": "abd"}')
+    self.assertNotEqual(path_digest.digest(str(self.folder)), self.digest)
+
+  def test_a_file_of_another_size_or_name_is_told(self):
+    (self.folder / 'part/shard').write_bytes(b'x' * 9)
+    self.assertNotEqual(path_digest.digest(str(self.folder)), self.digest)
+    (self.folder / 'part/shard').write_bytes(b'x' * 10)
+    (self.folder / 'part/shard').rename(self.folder / 'part/other')
+    self.assertNotEqual(path_digest.digest(str(self.folder)), self.digest)
+
+  def test_a_file_alone(self):
+    path = str(self.folder / 'part/shard')
+    before = path_digest.digest(path)
+    (self.folder / 'part/shard').write_bytes(b'x' * 11)
+    self.assertNotEqual(path_digest.digest(path), before)
+
+  def test_an_unmounted_folder_is_refused(self):
+    (self.root / 'mount').mkdir()
+    with self.assertRaisesRegex(ValueError, "mount', which is an empty folder"):
+      path_digest.digest(str(self.root / 'mount'))
+
+  def test_what_is_missing_or_unreadable_is_refused(self):
+    with self.assertRaisesRegex(ValueError, "nowhere'"):
+      path_digest.digest(str(self.root / 'nowhere'))
+    os.symlink('nowhere', self.folder / 'part/dangling')
+    with self.assertRaisesRegex(ValueError, "corpus'"):
+      path_digest.digest(str(self.folder))
+
+
+if __name__ == '__main__':
+  absltest.main()

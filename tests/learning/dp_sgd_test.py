@@ -1,0 +1,353 @@
+"""Tests of tff_asr.learning.{dp_sgd_step,example_gradients}."""
+
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import dp_accounting
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests import reference
+from tests.execution import logical_devices
+from tff_asr.aggregators import dp_mean
+from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.learning import dp_sgd
+from tff_asr.learning import example_gradients
+from tff_asr.models import best_rq
+from tff_asr.models import conformer
+from tff_asr.models import quantizer as quantizer_lib
+from tff_asr.models import transformer
+from tff_asr.privacy import keys
+from tff_asr.privacy import clipping as clipping_lib
+from tff_asr.privacy import queries
+
+_CLIP = 0.3
+_NUM_EXAMPLES = 5
+_LENGTHS = (40, 61, 24, 52, 33)
+
+
+@functools.lru_cache
+def _model(kind: str = 'conformer') -> best_rq.BestRqModel:
+  """With every kind of layer: 2-D and depthwise or 1-D convolutions, norms,
+  matrices, attention with and without biases of position, a head."""
+  sizes = dict(num_blocks=1, dim=8, mlp_dim=8, num_heads=2, dropout=0.1)
+  if kind == 'conformer':
+    encoder = conformer.build(num_groups=2, front_channels=2, **sizes)
+  else:
+    encoder = transformer.build(**sizes)
+  return best_rq.build(
+      encoder=encoder,
+      quantizer=quantizer_lib.Quantizer(
+          num_codes=16, num_stacked=4 if kind == 'conformer' else 3
+      ),
+      start_prob=0.1,
+      span_sec=0.1,
+  )
+
+
+def _batch(*rows: int) -> pipeline_lib.Batch:
+  """These of five fake examples."""
+  size = max((_LENGTHS[row] for row in rows), default=8)
+  features = np.zeros([len(rows), size, 80], np.float32)
+  for place, row in enumerate(rows):
+    shape = [_LENGTHS[row], 80]
+    features[place, : shape[0]] = np.random.default_rng(row).normal(size=shape)
+  strings = lambda texts: tf.constant(texts, tf.string)
+  return pipeline_lib.Batch(
+      client_id=strings(['ann'] * len(rows)),
+      feature_lengths=tf.constant([_LENGTHS[row] for row in rows]),
+      features=tf.constant(features),
+      label_lengths=tf.zeros([len(rows)], tf.int32),
+      labels=tf.zeros([len(rows), 0], tf.int32),
+      seed=tf.zeros([2], tf.int32),
+      transcript=strings([''] * len(rows)),
+      utterance_id=strings([f'u{row}' for row in rows]),
+      weights=tf.zeros([len(rows)]),
+  )
+
+
+def _query(*, split='dim', **options) -> queries.PerLayerClipSumQuery:
+  return queries.PerLayerClipSumQuery(
+      clipping=clipping_lib.Clipping(split=split),
+      **(dict(l2_norm_clip=_CLIP, noise_multiplier=0.0) | options),
+  )
+
+
+_SGD = tff.learning.optimizers.build_sgdm(1.0)
+_ADAM = tff.learning.optimizers.build_adam(0.01)
+
+
+@functools.lru_cache
+def _build(
+    *, clip=_CLIP, noise=0.0, split='dim', is_public=False, **options
+) -> dp_sgd.DpSgd:
+  """At a rate of 1 weights move by minus the mean. Each is traced once."""
+  query = _query(l2_norm_clip=clip, noise_multiplier=noise, split=split)
+  defaults = dict(model=_model(), optimizer=_SGD, batch_size=4, seed=3)
+  return dp_sgd.DpSgd(
+      query=None if is_public else query, **(defaults | options)
+  )
+
+
+def _weights(state) -> dict[str, np.ndarray]:
+  return {
+      name: np.asarray(value)
+      for name, value in state.global_model_weights.items()
+  }
+
+
+def _keyed(state):
+  key = keys.from_seed(1)
+  return state._replace(
+      aggregator=dp_mean.set_noise_key(state.aggregator, key)
+  )
+
+
+def _moves(step: dp_sgd.DpSgd, *batches) -> dict[str, np.ndarray]:
+  """What a first step subtracts from each weight, times the batch size."""
+  state = _keyed(step.initialize()) if step._query else step.initialize()
+  after = _weights(step.next(state, batches).state)
+  return {
+      name: 4 * (before - after[name])
+      for name, before in _weights(state).items()
+  }
+
+
+def _norm(moves) -> float:
+  return np.sqrt(sum(np.sum(np.square(part)) for part in moves.values()))
+
+
+def _difference(one, other) -> dict[str, np.ndarray]:
+  return {name: one[name] - other[name] for name in one}
+
+
+class ExampleGradientsTest(parameterized.TestCase):
+
+  def _compare(self, kind: str, split: str, num_vectorized: int):
+    model = _model(kind)
+    weights = model.initialize(tf.constant([1, 2]))
+    batch = _batch(0, 1, 2, 3, 4)
+    numbers = tf.stack([tf.range(5), tf.range(5)], axis=1)
+    masked = model.mask(batch['features'], batch['feature_lengths'], numbers)
+    query = _query(split=split)
+    params = query.derive_sample_params(query.initial_global_state())
+
+    def loss_fn(weights, examples):
+      masked, seeds = examples
+      return tf.reduce_sum(model.loss(weights, masked, seeds[0]))
+
+    @tf.function
+    def run(weights):
+      return example_gradients.clipped_sum(
+          loss_fn,
+          weights,
+          (masked, numbers),
+          query=query,
+          params=params,
+          num_vectorized=num_vectorized,
+      )
+
+    found = run(weights)
+    expected = {name: 0.0 for name in weights}
+    norms, num_clipped = [], 0
+    for row in range(5):
+      with tf.GradientTape() as tape:
+        tape.watch(weights)
+        alone = tf.nest.map_structure(
+            lambda part, row=row: part[row : row + 1], (masked, numbers)
+        )
+        loss = loss_fn(weights, alone)
+      gradient = {
+          name: np.asarray(part, np.float64)
+          for name, part in tape.gradient(loss, weights).items()
+      }
+      norms.append(_norm(gradient))
+      shares = {
+          'dim': lambda part: np.sqrt(
+              part.size / sum(other.size for other in gradient.values())
+          ),
+          'uniform': lambda part: 1 / np.sqrt(len(gradient)),
+      }
+      for name, part in gradient.items():
+        if split == 'global':
+          factor = min(1.0, _CLIP / norms[-1])
+        else:
+          limit = _CLIP * shares[split](part)
+          factor = limit / max(limit, np.linalg.norm(part))
+        num_clipped += factor < 1
+        expected[name] = expected[name] + factor * part
+    self.assertGreater(num_clipped, 10)
+    self.assertLess(num_clipped, 5 * len(weights) + 1)
+    for name, value in expected.items():
+      np.testing.assert_allclose(
+          found.records[name], value, rtol=1e-5, atol=1e-5 * _CLIP, err_msg=name
+      )
+    np.testing.assert_allclose(found.norm, np.sum(norms), rtol=1e-4)
+
+  @parameterized.parameters('global', 'uniform')
+  def test_one_by_one_they_equal_a_loop_over_single_examples(self, split):
+    self._compare('conformer', split, 1)
+
+  @pytest.mark.slow
+  def test_one_by_one_over_the_transformer_s_layers(self):
+    self._compare('transformer', 'dim', 1)
+
+  @pytest.mark.slow
+  def test_vectorized_they_equal_a_loop_over_single_examples(self):
+    # Groups of 3 and 2.
+    self._compare('conformer', 'dim', 3)
+
+  @pytest.mark.slow
+  def test_vectorized_over_the_transformer_s_layers(self):
+    self._compare('transformer', 'uniform', 3)
+
+
+class DpSgdTest(parameterized.TestCase):
+
+  @parameterized.parameters('global', 'dim')
+  def test_an_example_moves_the_sum_by_at_most_the_clip(self, split):
+    step = _build(split=split)
+    whole = _moves(step, _batch(0, 1, 2, 3, 4))
+    self.assertGreater(_norm(whole), _CLIP)
+    for row in range(_NUM_EXAMPLES):
+      rest = [other for other in range(_NUM_EXAMPLES) if other != row]
+      removed = _norm(_difference(whole, _moves(step, _batch(*rest))))
+      # The sum is read from weights of some 1, to float32.
+      self.assertBetween(removed, 0.1 * _CLIP, _CLIP * 1.001)
+
+  def test_packing_and_devices_do_not_change_the_sum(self):
+    whole = _moves(_build(), _batch(0, 1, 2, 3, 4))
+    packed = (_batch(3, 0), _batch(4), _batch(2, 1))
+    for options in (
+        dict(),
+        dict(devices=tuple(logical_devices.CPUS[:2])),
+    ):
+      moves = _moves(_build(**options), *packed)
+      for name, value in whole.items():
+        np.testing.assert_allclose(
+            moves[name], value, atol=1e-5, err_msg=f'{name} {options}'
+        )
+
+  def test_a_step_of_nobody_is_noise_alone_and_charged_as_any(self):
+    step = _build(noise=2.0)
+    moves = _moves(step)
+    values = np.concatenate([part.ravel() for part in moves.values()])
+    # z C = .6 on the sum, on every element; some 3,000 values: stddev of the
+    # stddev .008.
+    self.assertAlmostEqual(values.std(), 0.6, delta=0.05)
+    self.assertAlmostEqual(values.mean(), 0, delta=0.07)
+
+  def test_noise_is_added_once_a_step_however_it_is_packed(self):
+    noisy = _build(noise=2.0)
+    alone = _moves(noisy)
+    batches = (_batch(0, 1), _batch(2), _batch(3, 4))
+    with_examples = _moves(noisy, *batches)
+    expected = _moves(_build(), *batches)
+    for name, value in _difference(with_examples, alone).items():
+      np.testing.assert_allclose(value, expected[name], atol=1e-5)
+
+  def test_without_a_key_noise_makes_weights_nan(self):
+    step = _build(noise=2.0)
+    output = step.next(step.initialize(), [])
+    self.assertTrue(np.isnan(_weights(output.state)['prediction/bias']).all())
+
+  def test_frozen_layers_have_no_change_no_noise_and_no_part_of_the_clip(self):
+    names = sorted(_model().specs)
+    frozen = tuple(names[::2])
+    live = names[1::2]
+    step = _build(noise=2.0, frozen=frozen)
+    moves = _moves(step, _batch(0, 1))
+    for name in frozen:
+      self.assertTrue(np.all(moves[name] == 0), name)
+    for name in live:
+      self.assertTrue(np.all(moves[name] != 0), name)
+    # The clip is divided among those that are left: an example whose layers
+    # all are over their norms comes to C.
+    exact = _moves(_build(frozen=frozen, clip=1e-3), _batch(1))
+    sizes = {name: moves[name].size for name in live}
+    for name in live:
+      share = np.sqrt(sizes[name] / sum(sizes.values()))
+      self.assertLessEqual(np.linalg.norm(exact[name]), 1.01e-3 * share)
+    self.assertAlmostEqual(_norm(exact) / 1e-3, 1, delta=0.05)
+    # Nothing of frozen layers is in what is summed, or in the optimizer.
+    state = _build(frozen=frozen, optimizer=_ADAM).initialize()
+    self.assertEqual(list(state.finalizer['accumulator']), live)
+
+  def test_a_restored_state_goes_on_with_the_same_bits(self):
+    batches = [_batch(0, 1, 2)], [_batch(3), _batch(4)]
+    step = _build(noise=1.0, optimizer=_ADAM)
+    state = half = step.next(_keyed(step.initialize()), batches[0]).state
+    state = step.next(state, batches[1]).state
+    arrays = tf.nest.map_structure(
+        lambda value: value.numpy() if tf.is_tensor(value) else value, half
+    )
+    # Another process traces anew.
+    _build.cache_clear()
+    resumed = _build(noise=1.0, optimizer=_ADAM).next(arrays, batches[1]).state
+    for name, value in _weights(state).items():
+      self.assertEqual(value.tobytes(), _weights(resumed)[name].tobytes(), name)
+    self.assertEqual(int(resumed.distributor.round_num), 2)
+    query_state = resumed.aggregator.query_state.numerator_state
+    self.assertEqual(int(query_state.counter), 2)
+
+  def test_the_state_tells_the_event_and_what_is_frozen(self):
+    step = _build(noise=1.5, frozen=('prediction/bias',))
+    before = _keyed(step.initialize())
+    after = step.next(before, [_batch(0)]).state
+    for state in (before, after):
+      self.assertEqual(
+          dp_accounting.DpEvent.from_named_tuple(state.aggregator.dp_event),
+          dp_accounting.GaussianDpEvent(1.5),
+      )
+      self.assertEqual(state.client_work, 'prediction/bias')
+
+  def test_without_a_query_it_is_the_gradient_of_the_sum(self):
+    # Without dropout, which is drawn by batch in one and by example in other.
+    model = best_rq.build(
+        encoder=conformer.build(
+            num_blocks=1, dim=8, mlp_dim=8, num_heads=2, num_groups=2,
+            front_channels=2,
+        ),
+        quantizer=_model().quantizer,
+        start_prob=0.1,
+        span_sec=0.1,
+    )
+    build = _build.__wrapped__  # Models are no keys of a cache.
+    one = _moves(build(is_public=True, model=model), _batch(0, 1, 2))
+    other = _moves(
+        build(clip=np.inf, split='global', model=model), _batch(0, 1, 2)
+    )
+    for name, value in one.items():
+      np.testing.assert_allclose(
+          other[name], value, atol=1e-5 * _norm(one), err_msg=name
+      )
+
+  def test_public_steps_measure_each_layer_s_squared_gradient_norm(self):
+    step = _build(is_public=True)
+    state = step.initialize()
+    output = step.next(state, [_batch(0, 1), _batch(2)])
+    moved = _difference(_weights(state), _weights(output.state))
+    for name, square in output.metrics['layer_squares'].items():
+      np.testing.assert_allclose(
+          square, np.sum(np.square(moved[name])), rtol=1e-2, atol=1e-7
+      )
+    self.assertEqual(float(output.metrics['num_examples']), 3)
+
+  @parameterized.parameters(
+      (dict(batch_size=0), 'batch_size'),
+      (dict(num_vectorized=0), 'num_vectorized'),
+      (dict(seed=-1), 'seed'),
+      (dict(devices=()), 'devices'),
+      (dict(frozen=('nothing',)), 'frozen names nothing'),
+      (dict(frozen=tuple(_model().specs)), 'nothing is left to train'),
+  )
+  def test_bad_arguments_are_named(self, options, message):
+    with self.assertRaisesRegex(ValueError, message):
+      _build(**options)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,377 @@
+"""Tests of tff_asr.programs.pretraining and of what it is made of."""
+
+import asyncio
+import contextlib
+import functools
+import io
+import json
+import os
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests import fakes
+from tests import seen
+from tff_asr.data import client_data as client_data_lib
+from tff_asr.data import examples as examples_lib
+from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.learning import layer_freeze
+from tff_asr.models import best_rq
+from tff_asr.models import conformer
+from tff_asr.models import quantizer as quantizer_lib
+from tff_asr.privacy import clipping as clipping_lib
+from tff_asr.privacy import keys
+from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import queries
+from tff_asr.programs import layer_scores
+from tff_asr.programs import masked_evaluation
+from tff_asr.programs import pretraining
+from tff_asr.storage import run_dir
+
+_CLIENTS = {'ann': 3, 'bob': 2, 'cai': 1}
+
+
+@functools.lru_cache
+def _model_of(num_codes: int):
+  encoder = conformer.build(
+      num_blocks=1, dim=8, mlp_dim=8, num_heads=2, num_groups=2,
+      front_channels=2,
+  )
+  return best_rq.build(
+      encoder=encoder,
+      quantizer=quantizer_lib.Quantizer(num_codes=num_codes),
+      start_prob=0.05,
+  )
+
+
+def _pipeline(**options) -> pipeline_lib.Pipeline:
+  return fakes.tiny_pipeline(_model_of(16), **options)
+
+
+def _query(noise_multiplier: float = 1.0):
+  return queries.PerLayerClipSumQuery(
+      l2_norm_clip=0.1,
+      noise_multiplier=noise_multiplier,
+      clipping=clipping_lib.Clipping(split='dim'),
+  )
+
+
+class PretrainTest(parameterized.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.root = cls.enterClassContext(tempfile.TemporaryDirectory())
+    cls.data = client_data_lib.load(
+        fakes.write_split(os.path.join(cls.root, 'shards'), _CLIENTS)
+    )
+    evaluator = masked_evaluation.MaskedEvaluator(
+        model=_model_of(16), pipeline=_pipeline(), client_data=cls.data
+    )
+    before = seen.listening()
+
+    def evaluate(weights):
+      cls.listening = seen.listening() - before
+      return evaluator(weights)
+
+    _, cls.printed = cls.run_program(
+        'public', query=None, num_steps=2, sampler_seed=None, noise_seed=None,
+        save_every=1, keep_last=1, keep_every=2, evaluator=evaluate,
+    )
+
+  @classmethod
+  def path(cls, name: str) -> str:
+    return os.path.join(cls.root, name)
+
+  @classmethod
+  def run_program(cls, name: str, **changes):
+    """Results, and what was printed, of a run."""
+    arguments = dict(
+        output_dir=cls.path(name),
+        configuration='SEED = 3\n',
+        model=_model_of(16),
+        pipeline=_pipeline(),
+        client_data=cls.data,
+        optimizer=tff.learning.optimizers.build_adam(0.01),
+        batch_size=3,
+        num_steps=3,
+        seed=3,
+        query=_query(),
+        evaluate_every=2,
+        save_every=2,
+        noise_seed=4,
+        sampler_seed=5,
+    )
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed):
+      with contextlib.redirect_stdout(printed):
+        results = asyncio.run(pretraining.train(**arguments | changes))
+    return results, printed.getvalue()
+
+  def weights(self, name: str) -> dict[str, np.ndarray]:
+    return run_dir.read_model(self.path(name), model=_model_of(16), tokens='')
+
+  def assert_same(self, one: str, other: str) -> None:
+    expected = self.weights(other)
+    for name, value in self.weights(one).items():
+      self.assertEqual(value.tobytes(), expected[name].tobytes(), name)
+
+  def test_a_public_run_scores_layers_and_charges_nothing(self):
+    with open(self.path('public/results.json'), encoding='utf-8') as f:
+      results = json.load(f)
+    self.assertEqual(results['population'], 6)
+    self.assertBetween(results['dev_accuracy']['2'], 0, 1)
+    self.assertFalse(os.path.exists(self.path('public/ledger.jsonl')))
+    scores = layer_scores.read(self.path('public'), specs=_model_of(16).specs)
+    self.assertAlmostEqual(sum(scores.values()), 1, places=6)
+    self.assertTrue(all(score > 0 for score in scores.values()))
+    with open(self.path('public/layer_scores.png'), 'rb') as f:
+      self.assertEqual(f.read(4), b'\x89PNG')
+
+  def test_people_words_and_keys_are_not_in_the_open_and_nothing_listens(self):
+    self.assertEqual(self.listening, set())
+    self.assertEmpty(seen.readable_keys(self.path('public')))
+    text = self.printed + seen.text(self.path('public'))
+    self.assertIn('num_left_out', text)
+    for word in (*_CLIENTS, *fakes.WORDS[:-1]):
+      self.assertNotRegex(text, rf'\b{word}\b')
+
+  def test_keeps_states_as_told(self):
+    self.assertCountEqual(
+        os.listdir(self.path('public/state')),
+        [f'state_{version:08d}.bin' for version in (0, 2)],
+    )
+
+  @pytest.mark.slow
+  def test_a_stopped_private_run_ends_in_the_bits_of_a_whole_one(self):
+    results, printed = self.run_program('whole')
+    self.assertEqual(results['privacy']['unit'], 'example')
+    self.assertEqual(results['privacy']['rounds'], 3)
+    (group,) = results['privacy']['groups']
+    self.assertEqual(
+        (group['kind'], group['cohort_size'], group['population']),
+        ('poisson', 3, 6),
+    )
+    self.assertIn('example: one recording', printed)
+    self.assertIn('NOT PRIVATE', printed)  # Of the seeds that fix its keys.
+    # A run that ends after step 2 and is then asked for 3.
+    self.run_program('parts', num_steps=2)
+    self.run_program('parts', num_steps=3)
+    self.assert_same('parts', 'whole')
+    contents = ledger_lib.read(self.path('parts/ledger.jsonl'))
+    self.assertEqual([group.count for group in contents.rounds], [3])
+    self.assertEqual(contents.unit, 'example')
+
+    # A Ctrl-C in step 2 saves what there is, and the same command goes on.
+    after, steps = pretraining._after, []
+
+    def interrupt(*arguments, **options):
+      steps.append(None)
+      if len(steps) == 2:
+        asyncio.current_task().cancel()
+      return after(*arguments, **options)
+
+    with mock.patch.object(pretraining, '_after', interrupt):
+      with self.assertRaises(asyncio.CancelledError):
+        self.run_program('interrupted', save_every=10)
+    saved = os.listdir(self.path('interrupted/state'))
+    self.assertGreater(max(saved), 'state_00000000.bin')
+    self.run_program('interrupted', save_every=10)
+    self.assert_same('interrupted', 'whole')
+    contents = ledger_lib.read(self.path('interrupted/ledger.jsonl'))
+    self.assertEqual([group.count for group in contents.rounds], [3])
+
+  def test_frozen_layers_are_those_of_the_lowest_scores_and_do_not_move(self):
+    results, _ = self.run_program(
+        'frozen',
+        init_from_run=self.path('public'),
+        freeze=layer_freeze.LayerFreeze(share=0.5),
+        num_steps=1,
+    )
+    specs = _model_of(16).specs
+    scores = layer_scores.read(self.path('public'), specs=specs)
+    by_score = sorted(specs, key=scores.get)
+    self.assertEqual(
+        results['frozen'], sorted(by_score[: len(by_score) // 2])
+    )
+    before, after = self.weights('public'), self.weights('frozen')
+    for name in specs:
+      self.assertEqual(
+          np.array_equal(before[name], after[name]),
+          name in results['frozen'],
+          name,
+      )
+
+  @pytest.mark.slow
+  def test_a_target_epsilon_ends_the_run_before_it_is_exceeded(self):
+    results, _ = self.run_program(
+        'budget',
+        query=_query(5.0),
+        num_steps=50,
+        delta=1e-3,
+        target_epsilon=1.5,
+        noise_seed=None,
+        sampler_seed=None,
+    )
+    self.assertEqual(results['ended_by'], 'TARGET_EPSILON')
+    self.assertBetween(results['steps'], 1, 49)
+    self.assertLessEqual(results['privacy']['epsilon_rdp'], 1.5)
+
+  @pytest.mark.slow
+  def test_rounds_of_another_unit_cannot_be_added(self):
+    self.run_program('private_seed', num_steps=1)
+    parent = self.path('private_seed/ledger.jsonl')
+    with self.assertRaisesRegex(
+        ledger_lib.LedgerError, 'protects each example, this run each speaker'
+    ):
+      ledger_lib.create(self.path('x.jsonl'), unit='speaker', parent=parent)
+    # Training on public data takes the ledger over as it is.
+    with ledger_lib.create(self.path('y.jsonl'), parent=parent) as ledger:
+      self.assertEqual(ledger.contents.unit, 'example')
+
+  @parameterized.parameters(
+      (dict(batch_size=7), 'batch_size is 7 but there are only 6 utterances'),
+      (dict(num_steps=0), 'num_steps'),
+      (dict(num_vectorized=0), 'num_vectorized'),
+      (dict(noise_seed=-1), 'noise_seed'),
+      (dict(delta=2.0), 'delta'),
+      (dict(target_epsilon=1.0), 'target_epsilon is 1 at no delta'),
+      (dict(query=None, target_epsilon=1.0, delta=1e-3), 'without a query'),
+      (dict(keep_last=0), 'keep_last'),
+      (dict(devices=['GPU:7']), "'GPU:7', which this machine has not"),
+      (
+          dict(freeze=layer_freeze.LayerFreeze(number=1)),
+          'freeze needs the scores',
+      ),
+      (dict(init_from_run='nowhere'), 'nowhere holds no trained model'),
+  )
+  def test_bad_settings_are_named_before_anything_is_written(
+      self, changes, message
+  ):
+    with self.assertRaisesRegex(ValueError, message):
+      self.run_program('bad', **changes)
+    self.assertFalse(os.path.exists(self.path('bad')))
+
+  def test_a_step_that_diverged_ends_the_run(self):
+    found = {'not_private/num_examples': 2.0, 'not_private/train_loss': 0.5}
+    diverged = found | {'not_private/train_loss': np.nan}
+    good, bad = (
+        {'a': tf.constant([value, 1.0])} for value in (0.0, np.inf)
+    )
+
+    def check(metrics, weights, *, is_private):
+      pretraining._check_step(metrics, weights, step=7, is_private=is_private)
+
+    check(found, good, is_private=False)
+    with self.assertRaisesRegex(ValueError, 'loss is nan at step 7: .*diverge'):
+      check(diverged, good, is_private=False)
+    # Nobody has a loss.
+    check(diverged | {'not_private/num_examples': 0}, good, is_private=False)
+    # The exact loss of private data decides nothing.
+    check(diverged, good, is_private=True)
+    for is_private in (True, False):
+      with self.assertRaisesRegex(ValueError, 'norm of the weights is inf'):
+        check(found, bad, is_private=is_private)
+
+
+class ExamplesTest(parameterized.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    root = cls.enterClassContext(tempfile.TemporaryDirectory())
+    cls.data = client_data_lib.load(
+        fakes.write_split(os.path.join(root, 'shards'), _CLIENTS)
+    )
+
+  def _source(self, **options) -> examples_lib.Examples:
+    return examples_lib.Examples(
+        self.data,
+        pipeline=_pipeline(**options),
+        batch_size=3,
+        key=keys.from_seed(1),
+    )
+
+  def _names(self, source, numbers) -> list[str]:
+    return sorted(
+        name.decode()
+        for batch in source.batches(numbers)
+        for name in batch['utterance_id'].numpy()
+    )
+
+  def test_numbers_are_places_in_the_order_of_clients_and_utterances(self):
+    source = self._source()
+    self.assertEqual(source.sampling.population, 6)
+    every = ['ann-0', 'ann-1', 'ann-2', 'bob-0', 'bob-1', 'cai-0']
+    for number, name in enumerate(every):
+      self.assertEqual(self._names(source, [number]), [name])
+    self.assertEqual(self._names(source, [1, 3, 5]), every[1::2])
+    self.assertEqual(self._names(source, []), [])
+
+  def test_draws_are_poisson_and_restart_where_they_were(self):
+    source = self._source()
+    state, sizes, second = source.initial_state(), [], None
+    counts = np.zeros(6)
+    for round_num in range(400):
+      if round_num == 1:
+        second = state
+      numbers, state = source.draw(state)
+      counts[numbers] += 1
+      sizes.append(len(numbers))
+    # Binomial(400, 1/2): stddev 10. Sizes vary, as those of cohorts must.
+    self.assertTrue(np.all(np.abs(counts - 200) < 45), counts)
+    self.assertGreater(len(set(sizes)), 4)
+    numbers, _ = source.draw(second)
+    self.assertLen(numbers, sizes[1])
+
+  def test_too_long_ones_add_nothing(self):
+    # The fake utterances have .5 to 1.5 seconds.
+    source = self._source(max_utterance_sec=1.0)
+    found = self._names(source, list(range(6)))
+    self.assertBetween(len(found), 1, 5)
+
+
+class LayerFreezeTest(parameterized.TestCase):
+
+  _SCORES = dict(a=0.5, b=0.1, c=0.3, d=0.05, e=0.05)
+
+  def test_choices_by_hand(self):
+    choose = lambda **options: layer_freeze.LayerFreeze(**options).choose(
+        self._SCORES
+    )
+    self.assertEqual(choose(share=0.5), ['d', 'e'])
+    self.assertEqual(choose(number=3), ['b', 'd', 'e'])
+    self.assertEqual(choose(number=1), ['d'])  # Equal scores go by name.
+    self.assertEqual(choose(number=2, order='highest'), ['a', 'c'])
+    self.assertEqual(choose(share=0.0), [])
+    found = {
+        tuple(choose(number=2, order='random', seed=seed)) for seed in range(9)
+    }
+    self.assertGreater(len(found), 3)
+
+  @parameterized.parameters(
+      (dict(), 'share or number'),
+      (dict(share=0.5, number=1), 'share or number'),
+      (dict(share=1), 'share must be below 1'),
+      (dict(number=-1), 'number'),
+      (dict(number=1, order='best'), 'order'),
+  )
+  def test_bad_settings_are_named(self, options, message):
+    with self.assertRaisesRegex(ValueError, message):
+      layer_freeze.LayerFreeze(**options)
+
+  def test_bad_scores_are_named(self):
+    with self.assertRaisesRegex(ValueError, 'score of b'):
+      layer_freeze.LayerFreeze(number=1).choose(dict(a=1.0, b=np.nan))
+    with self.assertRaisesRegex(ValueError, 'all of 5'):
+      layer_freeze.LayerFreeze(number=5).choose(self._SCORES)
+
+
+if __name__ == '__main__':
+  absltest.main()

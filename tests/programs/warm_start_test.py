@@ -1,0 +1,85 @@
+"""Tests of tff_asr.programs.warm_start."""
+
+import os
+import tempfile
+
+from absl.testing import absltest
+import numpy as np
+
+from tests import fakes
+from tff_asr.models import weights as weights_lib
+from tff_asr.programs import warm_start
+from tff_asr.storage import run_dir
+
+
+class SeedsTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.run_dir = os.path.join(
+        self.enterContext(tempfile.TemporaryDirectory()), 'run'
+    )
+    self.folder = run_dir.RunDir(self.run_dir, configuration='')
+    self.model = fakes.tiny_model(num_blocks=1)
+    self.weights = self.model.initialize([1, 2])
+
+  def pretrained(self, **changes):
+    """Writes a pre-training run's model: the encoder and what predicts."""
+    encoder = {name: self.weights[name] for name in self.model.encoder.specs}
+    encoder['prediction/bias'] = np.zeros([16], np.float32)
+    for name, value in changes.items():
+      name = name.replace('__', '/')
+      encoder.pop(name, None)
+      if value is not None:
+        encoder[name] = value
+    self.folder.write_model(encoder, tokens='')
+
+  def read(self):
+    return warm_start.read(self.run_dir, model=self.model, tokens=' abc')
+
+  def test_of_a_trained_run_all_is_taken(self):
+    self.folder.write_model(self.weights, tokens=' abc')
+    seed = self.read()
+    self.assertEqual(list(seed.weights), list(self.weights))
+    self.assertIn('all of its model is taken', seed.summary)
+
+  def test_of_a_pretrained_run_the_encoder_is_taken_by_name(self):
+    self.pretrained()
+    seed = self.read()
+    self.assertEqual(list(seed.weights), sorted(self.model.encoder.specs))
+    for name, value in seed.weights.items():
+      np.testing.assert_array_equal(value, self.weights[name])
+    # The head of 8 dimensions and 5 tokens: 8 * 5 + 5.
+    count = weights_lib.count(self.model.encoder.specs)
+    self.assertRegex(
+        seed.summary,
+        rf'the encoder is taken, {len(seed.weights)} tensors with {count:,} '
+        r'parameters; new: head/bias, head/kernel \(45 parameters\); left '
+        'behind: prediction/bias',
+    )
+    self.assertNotIn('\n', seed.summary)
+
+  def test_other_encoders_are_refused_with_the_difference(self):
+    name = sorted(self.model.encoder.specs)[0]
+    key = name.replace('/', '__')
+    self.pretrained(**{key: None})
+    with self.assertRaisesRegex(
+        ValueError, f'the encoder of .* does not fit .*it has no {name}'
+    ):
+      self.read()
+    self.pretrained(**{key: np.zeros([77], np.float32)})
+    with self.assertRaisesRegex(ValueError, rf'{name} is \[77\] there and'):
+      warm_start.check(self.run_dir, model=self.model, tokens=' abc')
+
+  def test_a_pretrained_run_cannot_be_evaluated_as_it_is(self):
+    self.pretrained()
+    with self.assertRaisesRegex(ValueError, 'fine-tune it first'):
+      run_dir.check_model(self.run_dir, model=self.model, tokens=' abc')
+
+  def test_a_run_without_a_model_is_refused(self):
+    with self.assertRaisesRegex(ValueError, 'holds no trained model'):
+      self.read()
+
+
+if __name__ == '__main__':
+  absltest.main()

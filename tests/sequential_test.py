@@ -1,0 +1,34 @@
+from absl.testing import absltest
+import tensorflow as tf
+
+from tff_asr import sequential
+
+
+class LeanTest(absltest.TestCase):
+
+  def test_one_by_one_is_a_chain_of_each_ones_results(self):
+    begun = []
+
+    @tf.function(autograph=False)
+    def add(left, right):
+      def add_one(a, b):
+        begun.append(tf.square(a))
+        return {'sum': begun[-1] + b, 'none': None}
+
+      return [each['sum'] for each in sequential.sequential_map(add_one, left, right)]
+
+    left, right = ([tf.constant(x) for x in xs] for xs in ((1, 2, 3), (4, 5, 6)))
+    found = add(left, right)
+    self.assertEqual([int(x) for x in found], [1 + 4, 4 + 5, 9 + 6])
+    self.assertEqual(
+        [[op.type for op in x.op.control_inputs] for x in begun],
+        [[], ['AddV2'], ['AddV2']],
+    )
+
+  def test_one_by_one_takes_sequences_of_one_length(self):
+    with self.assertRaises(ValueError):
+      sequential.sequential_map(lambda a, b: a, [1, 2], [1])
+
+
+if __name__ == '__main__':
+  absltest.main()

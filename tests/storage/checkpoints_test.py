@@ -1,0 +1,418 @@
+"""Tests for state_manager."""
+
+import asyncio
+import collections
+import os
+import signal
+import stat
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import attrs
+import ml_dtypes
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_asr.storage import state_file
+from tff_asr.storage import checkpoints
+
+_State = collections.namedtuple('_State', ['process', 'key', 'round_num'])
+
+
+@attrs.define
+class _Process:
+  weights: object
+  empty: tuple = ()
+
+
+class _Reference(tff.program.MaterializableValueReference):
+  """A value that becomes known later."""
+
+  def __init__(self, value):
+    self._value = value
+
+  @property
+  def type_signature(self):
+    return tff.TensorType(np.float32, [2])
+
+  async def get_value(self):
+    await asyncio.sleep(0)
+    return self._value
+
+
+def _state(scale=1.0):
+  return _State(
+      process=_Process(
+          collections.OrderedDict(
+              w=np.arange(6, dtype=np.float32).reshape(2, 3) * scale,
+              b=[np.float64(0.5), (np.int64(3),)],
+          )
+      ),
+      key=np.array([1, -2, 3, 4], np.int32),
+      round_num=7,
+  )
+
+
+def _assert_same(test, left, right):
+  """Equal bit for bit, types included."""
+  left = state_file._flatten(left)  # pylint: disable=protected-access
+  right = state_file._flatten(right)  # pylint: disable=protected-access
+  test.assertEqual(list(left), list(right))
+  for path, value in left.items():
+    other = right[path]
+    test.assertIs(type(value), type(other), path)
+    if hasattr(value, 'dtype'):
+      test.assertEqual(value.dtype, other.dtype, path)
+      test.assertEqual(value.shape, other.shape, path)
+      if value.dtype == object:
+        test.assertEqual(value.tolist(), other.tolist(), path)
+      else:
+        test.assertEqual(value.tobytes(), other.tobytes(), path)
+    else:
+      test.assertEqual(repr(value), repr(other), path)
+
+
+class StateFileTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    self.path = os.path.join(folder, 'state.bin')
+
+  def _round_trip(self, state, structure=None):
+    state_file.write_state(self.path, state=state)
+    return state_file.read_state(
+        self.path, structure=state if structure is None else structure
+    )
+
+  @parameterized.named_parameters(
+      ('float32', np.array([1.5, -0.0, np.nan, np.inf, 1e-45], np.float32)),
+      ('nan_payload', np.array([0x7FC00123], np.uint32).view(np.float32)),
+      ('bfloat16', np.array([[1.5], [-3]], ml_dtypes.bfloat16)),
+      ('bool', np.array([True, False])),
+      ('complex', np.array([1 + 2j])),
+      ('big_endian', np.array([1, 2], '>i4')),
+      ('fixed_bytes', np.array([b'ab', b'c'])),
+      ('unicode', np.array(['ä', 'xyz'])),
+      ('object_bytes', np.array([[b'ab\0'], [b'']], object)),
+      ('empty', np.zeros([0, 3], np.float32)),
+      ('array_scalar', np.array(3, np.int64)),
+      ('transposed', np.arange(6).reshape(2, 3).T),
+      ('strided', np.arange(10)[::3]),
+      ('numpy_scalar', np.float32(0.1)),
+      ('numpy_bool', np.bool_(True)),
+      ('int', -(10**40)),
+      ('float', float('nan')),
+      ('small_float', 5e-324),
+      ('bool_python', True),
+      ('str', 'naïve \ud800 \n'),
+      ('bytes', b'\x00\xff'),
+      ('none', None),
+  )
+  def test_leaf_round_trips_bit_for_bit(self, leaf):
+    _assert_same(self, self._round_trip({'x': leaf}), {'x': leaf})
+
+  def test_structure_round_trips(self):
+    state = _state()
+    loaded = self._round_trip(state)
+    self.assertIsInstance(loaded, _State)
+    self.assertIsInstance(loaded.process, _Process)
+    self.assertIsInstance(loaded.process.weights, collections.OrderedDict)
+    self.assertEqual(loaded.process.empty, ())
+    _assert_same(self, loaded, state)
+
+  def test_loaded_arrays_can_be_written_to(self):
+    self._round_trip(_state()).key[0] = 5
+
+  def test_tensors_come_back_as_their_numpy_values(self):
+    state = {
+        'matrix': tf.constant([[1.0, 2.0]]),
+        'scalar': tf.constant(3),
+        'half': tf.constant([1.5], tf.bfloat16),
+        'text': tf.constant('abc'),
+        'texts': tf.constant(['a', 'bc']),
+        'variable': tf.Variable([1.0]),
+    }
+    loaded = self._round_trip(state)
+    self.assertEqual(
+        tf.nest.map_structure(type, loaded),
+        {
+            'matrix': np.ndarray,
+            'scalar': np.int32,
+            'half': np.ndarray,
+            'text': bytes,
+            'texts': np.ndarray,
+            'variable': np.ndarray,
+        },
+    )
+    for name, value in state.items():
+      np.testing.assert_array_equal(loaded[name], value.numpy())
+
+  def test_tensor_and_array_of_one_type_are_interchangeable(self):
+    loaded = self._round_trip(
+        {'x': tf.constant([1.0]), 's': b'a'},
+        {'x': np.zeros([1], np.float32), 's': tf.constant('long text')},
+    )
+    self.assertEqual(loaded, {'x': np.float32([1]), 's': b'a'})
+
+  def test_file_is_readable_by_its_owner_only(self):
+    state_file.write_state(self.path, state=_state())
+    self.assertEqual(stat.S_IMODE(os.stat(self.path).st_mode), 0o600)
+
+  def test_leaves_are_aligned(self):
+    state_file.write_state(self.path, state=_state())
+    for leaf in state_file.read_manifest(self.path).leaves:
+      self.assertEqual(leaf.offset % 64, 0)
+
+  def test_every_flipped_byte_is_found_and_a_leafs_is_named(self):
+    state_file.write_state(self.path, state=_state())
+    leaf = next(
+        leaf for leaf in state_file.read_manifest(self.path).leaves
+        if leaf.path == 'process/weights/w'
+    )
+    with open(self.path, 'rb') as file:
+      good = file.read()
+    padding = 0
+    for position in range(len(good)):
+      damaged = bytearray(good)
+      damaged[position] ^= 0x10
+      with open(self.path, 'wb') as file:
+        file.write(damaged)
+      try:
+        state_file.read_state(self.path, structure=_state())
+        self.assertEqual(good[position], 0)  # between leaves: no data
+        padding += 1
+      except state_file.DamagedStateError as error:
+        inside = leaf.offset <= position < leaf.offset + leaf.nbytes
+        self.assertEqual("'process/weights/w'" in str(error), inside)
+    self.assertLess(padding, 64 * 6)
+
+  @parameterized.parameters(0, 1, 8, 60, -1, -24, -40)
+  def test_cut_short_file_is_refused(self, size):
+    state_file.write_state(self.path, state=_state())
+    with open(self.path, 'rb') as file:
+      good = file.read()
+    with open(self.path, 'wb') as file:
+      file.write(good[:size])
+    with self.assertRaisesRegex(state_file.DamagedStateError, 'damaged'):
+      state_file.read_state(self.path, structure=_state())
+
+  def test_random_files_are_refused(self):
+    random = np.random.default_rng(0)
+    for size in [0, 7, 31, 32, 33, 1000]:
+      with open(self.path, 'wb') as file:
+        file.write(random.bytes(size))
+      with self.assertRaises(state_file.DamagedStateError):
+        state_file.read_manifest(self.path)
+
+  @parameterized.named_parameters(
+      ('shape', {'a': np.zeros(3)}, 'a: float64[2] in the file, float64[3] in'),
+      ('dtype', {'a': np.zeros(2, np.float32)}, 'float32[2] in the program'),
+      ('kind', {'a': 1}, 'int in the program'),
+      ('missing', {'a': np.zeros(2), 'b': 1}, 'b: absent in the file, int in'),
+      ('renamed', {'c': np.zeros(2)}, 'a: float64[2] in the file, absent in'),
+  )
+  def test_other_structure_is_refused_with_the_difference(
+      self, structure, message
+  ):
+    state_file.write_state(self.path, state={'a': np.zeros(2)})
+    with self.assertRaises(state_file.StateMismatchError) as context:
+      state_file.read_state(self.path, structure=structure)
+    self.assertIn(message, str(context.exception))
+
+  def test_only_the_first_differences_are_shown(self):
+    state_file.write_state(self.path, state=[1] * 9)
+    with self.assertRaisesRegex(state_file.StateMismatchError, 'and 5 more'):
+      state_file.read_state(self.path, structure=[1.0] * 9)
+
+  @parameterized.named_parameters(
+      ('object', {'x': object()}, "'x' is a object"),
+      ('object_array', {'x': np.array([1, 'a'], object)}, 'ndarray of object'),
+      ('same_path', {'a/b': 1, 'a': {'b': 2}}, "path 'a/b'"),
+  )
+  def test_what_cannot_be_stored_is_refused(self, state, message):
+    with self.assertRaisesRegex(ValueError, message):
+      state_file.write_state(self.path, state=state)
+    self.assertFalse(os.path.exists(self.path))
+
+  def test_leaves_are_read_by_prefix_without_a_structure(self):
+    state_file.write_state(
+        self.path, state={'model': {'w': np.ones(2), 'b': 1}, 'model2': 3}
+    )
+    self.assertCountEqual(
+        state_file.read_leaves(self.path, prefix='model'),
+        ['model/w', 'model/b'],
+    )
+    self.assertEqual(
+        state_file.read_leaves(self.path, prefix='model/b'), {'model/b': 1}
+    )
+    self.assertLen(state_file.read_leaves(self.path), 3)
+    with self.assertRaisesRegex(ValueError, 'no leaf under .mod.; it has mod'):
+      state_file.read_leaves(self.path, prefix='mod')
+
+  def test_metadata_is_kept(self):
+    state_file.write_state(
+        self.path, state={}, metadata={'configuration': 'abc'}
+    )
+    self.assertEqual(
+        state_file.read_manifest(self.path).metadata, {'configuration': 'abc'}
+    )
+
+  def test_full_disk_is_said_before_writing(self):
+    folder = os.path.dirname(self.path)
+    free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
+    # Takes no memory: one number seen as an array larger than the disk.
+    state = np.broadcast_to(np.float32(0), [free // 4 + 1])
+    with self.assertRaisesRegex(OSError, 'make room'):
+      state_file.write_state(self.path, state={'x': state})
+    self.assertEmpty(os.listdir(folder))
+
+  def test_failed_write_leaves_the_old_file_and_nothing_else(self):
+    state_file.write_state(self.path, state={'x': 1})
+    with mock.patch.object(os, 'fsync', side_effect=OSError('full')):
+      with self.assertRaisesRegex(OSError, 'full'):
+        state_file.write_state(self.path, state={'x': 2})
+    self.assertEqual(os.listdir(os.path.dirname(self.path)), ['state.bin'])
+    self.assertEqual(state_file.read_leaves(self.path), {'x': 1})
+
+
+class StateManagerTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = self.enterContext(tempfile.TemporaryDirectory())
+
+  def _manager(self, **kwargs):
+    return checkpoints.StateManager(self.folder, **kwargs)
+
+  def test_save_and_load(self):
+    manager = self._manager()
+    self.assertIsInstance(manager, tff.program.ProgramStateManager)
+
+    async def run():
+      self.assertIsNone(await manager.get_versions())
+      self.assertEqual(await manager.load_latest(_state()), (None, 0))
+      await manager.save(_state(), 0)
+      await manager.save(_state(2.0), 1)
+      self.assertEqual(await manager.get_versions(), [0, 1])
+      _assert_same(self, await manager.load(0, _state()), _state())
+      loaded, version = await manager.load_latest(_state())
+      self.assertEqual(version, 1)
+      _assert_same(self, loaded, _state(2.0))
+      await manager.remove_all()
+      self.assertIsNone(await manager.get_versions())
+
+    asyncio.run(run())
+
+  def test_value_references_are_materialized_also_inside_attrs(self):
+    value = np.array([1, 2], np.float32)
+    state = _Process(weights={'w': _Reference(value)})
+    asyncio.run(self._manager().save(state, 3))
+    loaded = self._manager().load_sync(3, _Process(weights={'w': value}))
+    np.testing.assert_array_equal(loaded.weights['w'], value)
+
+  def test_existing_and_missing_versions_raise(self):
+    manager = self._manager()
+    manager.save_sync({'x': 1}, 4)
+    with self.assertRaises(tff.program.ProgramStateExistsError):
+      manager.save_sync({'x': 1}, 4)
+    with self.assertRaises(tff.program.ProgramStateNotFoundError):
+      manager.load_sync(5, {'x': 1})
+
+  @parameterized.parameters(
+      (1, 0, [9]), (3, 0, [7, 8, 9]), (2, 4, [0, 4, 8, 9]), (99, 1, range(10))
+  )
+  def test_keeps_last_and_every_nth(self, keep_last, keep_every, expected):
+    manager = self._manager(keep_last=keep_last, keep_every=keep_every)
+    for version in range(10):
+      manager.save_sync({'x': version}, version)
+    self.assertEqual(manager.get_versions_sync(), list(expected))
+
+  def test_damaged_version_is_passed_over_and_said(self):
+    manager = self._manager()
+    for version in (1, 2):
+      manager.save_sync({'x': np.full(4, version)}, version)
+    with open(manager.path(2), 'r+b') as file:
+      file.seek(64)
+      file.write(b'\xff')
+    with self.assertLogs(level='ERROR') as logs:
+      loaded, version = manager.load_latest_sync({'x': np.zeros(4, int)})
+    self.assertEqual(version, 1)
+    np.testing.assert_array_equal(loaded['x'], np.ones(4))
+    self.assertRegex(logs.output[0], "leaf 'x' does not have its checksum")
+    manager.save_sync({'x': np.full(4, 2)}, 2)  # the number is free again
+    self.assertEqual(manager.get_versions_sync(), [1, 2])
+
+  def test_all_damaged_does_not_start_anew(self):
+    manager = self._manager()
+    manager.save_sync({'x': 1}, 1)
+    os.truncate(manager.path(1), 20)
+    with self.assertRaisesRegex(state_file.DamagedStateError, 'All 1 saved'):
+      manager.load_latest_sync({'x': 1})
+
+  def test_other_configuration_is_refused_not_passed_over(self):
+    manager = self._manager()
+    manager.save_sync({'x': 1}, 1)
+    with self.assertRaises(state_file.StateMismatchError):
+      manager.load_latest_sync({'x': 1.0})
+    self.assertEqual(manager.get_versions_sync(), [1])
+
+  def test_metadata_reaches_the_file(self):
+    manager = self._manager(metadata={'configuration': 'abc'})
+    manager.save_sync({'x': 1}, 1)
+    manifest = state_file.read_manifest(manager.path(1))
+    self.assertEqual(manifest.metadata, {'configuration': 'abc'})
+
+  @parameterized.named_parameters(
+      ('inside_a_leaf', 'zlib.crc32', 4),
+      ('before_the_sync', 'os.fsync', 1),
+      ('before_the_rename', 'os.replace', 1),
+      ('before_the_folders_sync', 'os.fsync', 2),
+  )
+  def test_kill_while_writing_leaves_a_whole_state(self, where, call):
+    manager = self._manager()
+    manager.save_sync({'x': np.full(1 << 23, 1)}, 1)
+    child = os.fork()
+    if not child:  # the process to be killed, inside its `call`-th call
+      calls = []
+
+      def kill(*unused_args):
+        calls.append(1)
+        if len(calls) == call:
+          os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+      try:
+        with mock.patch(where, kill):
+          manager.save_sync({'x': np.full(1 << 23, 2)}, 2)
+      finally:
+        os._exit(1)  # not reached  # pylint: disable=protected-access
+    _, status = os.waitpid(child, 0)
+    self.assertEqual(os.WTERMSIG(status), signal.SIGKILL)
+    loaded, version = self._manager().load_latest_sync(
+        {'x': np.zeros(1 << 23, int)}
+    )
+    renamed = where == 'os.fsync' and call == 2
+    self.assertEqual(version, 2 if renamed else 1)
+    self.assertTrue((loaded['x'] == version).all())
+    self._manager().save_sync({'x': 1}, 3)
+    self.assertFalse(
+        [name for name in os.listdir(self.folder) if 'partial' in name]
+    )
+
+  def test_bad_arguments_are_named(self):
+    with self.assertRaisesRegex(ValueError, 'keep_last'):
+      self._manager(keep_last=0)
+    with self.assertRaisesRegex(ValueError, 'keep_every'):
+      self._manager(keep_every=-1)
+    with self.assertRaisesRegex(ValueError, 'root_dir'):
+      checkpoints.StateManager('')
+    with self.assertRaisesRegex(ValueError, 'version'):
+      self._manager().save_sync({}, -1)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,241 @@
+"""Tests of tff_asr.storage.run_dir."""
+
+import asyncio
+import collections
+import os
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import tensorflow as tf
+
+from tests import fakes
+from tff_asr.models import weights as weights_lib
+from tff_asr.storage import run_dir
+
+_CONFIGURATION = """# Macros:
+# ==============
+EVALUATE_EVERY = 10
+NUM_ROUNDS = 30
+SEED = 1
+"""
+
+
+class RunFolderTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.path = os.path.join(
+        self.enterContext(tempfile.TemporaryDirectory()), 'runs', 'one'
+    )
+
+  def open(self, configuration: str = _CONFIGURATION) -> run_dir.RunDir:
+    return run_dir.RunDir(self.path, configuration=configuration)
+
+  def begin(self):
+    """A run that has saved a state."""
+    self.open().state_manager.save_sync({'a': np.ones(2)}, 0)
+
+  def configuration(self) -> str:
+    with open(os.path.join(self.path, 'config.gin'), encoding='utf-8') as f:
+      return f.read()
+
+  def test_configuration_is_kept(self):
+    self.begin()
+    self.open()
+    self.assertEqual(self.configuration(), _CONFIGURATION)
+
+  def test_a_run_stopped_before_its_first_state_binds_no_settings(self):
+    self.open()
+    other = _CONFIGURATION.replace('SEED = 1', 'SEED = 2')
+    self.open(other)
+    self.assertEqual(self.configuration(), other)
+
+  def test_a_charged_round_binds_the_settings(self):
+    ledger = self.open().file('ledger.jsonl')
+    other = _CONFIGURATION.replace('SEED = 1', 'SEED = 2')
+    run_dir.write_text(ledger, '{"kind": "header"}\n')
+    self.open(other)  # Nothing is charged: stopped before its first state.
+    self.assertEqual(self.configuration(), other)
+    run_dir.write_text(ledger, '{"kind": "header"}\n{"kind": "round"}\n')
+    with self.assertRaisesRegex(ValueError, 'another configuration'):
+      self.open()
+
+  def test_a_state_that_was_not_finished_binds_no_settings(self):
+    run_dir.write_text(self.open().file('state/state_00000000.bin.partial'), '')
+    self.open(_CONFIGURATION.replace('SEED = 1', 'SEED = 2'))
+
+  @parameterized.parameters('config.gin', 'model.state', 'results.json')
+  def test_a_folder_that_is_no_runs_keeps_its_files(self, name):
+    os.makedirs(self.path)
+    run_dir.write_text(os.path.join(self.path, name), 'mine')
+    with self.assertRaisesRegex(ValueError, f'one holds {name} but no saved'):
+      self.open()
+    self.assertEqual(os.listdir(self.path), [name])
+    with open(os.path.join(self.path, name), encoding='utf-8') as f:
+      self.assertEqual(f.read(), 'mine')
+
+  def test_a_folder_with_other_files_is_taken(self):
+    os.makedirs(self.path)
+    run_dir.write_text(os.path.join(self.path, 'notes.txt'), 'mine')
+    self.open()
+    self.assertEqual(self.configuration(), _CONFIGURATION)
+
+  def test_a_finished_run_without_its_states_is_not_begun_anew(self):
+    with self.open() as folder:
+      folder.write_json('results.json', {})
+    with self.assertRaisesRegex(ValueError, 'holds results.json but no saved'):
+      self.open()
+
+  def test_a_run_without_its_configuration_is_refused(self):
+    self.begin()
+    os.remove(os.path.join(self.path, 'config.gin'))
+    with self.assertRaisesRegex(ValueError, 'one holds a run without its conf'):
+      self.open()
+
+  def test_places_that_cannot_be_written_are_named(self):
+    file = os.path.join(self.enterContext(tempfile.TemporaryDirectory()), 'x')
+    run_dir.write_text(file, '')
+    for path in (file, os.path.join(file, 'run')):
+      with self.assertRaisesRegex(ValueError, f'cannot be a folder: {file} is'):
+        run_dir.check_folder(path, configuration='')
+    with mock.patch.object(os, 'access', return_value=False):
+      with self.assertRaisesRegex(ValueError, 'one cannot be written: .* read'):
+        run_dir.check_folder(self.path, configuration='')
+    self.assertFalse(os.path.exists(self.path))
+
+  @parameterized.named_parameters(
+      ('rounds', 'NUM_ROUNDS = 30', 'NUM_ROUNDS = 60'),
+      ('evaluations', 'EVALUATE_EVERY = 10', 'EVALUATE_EVERY = 5'),
+  )
+  def test_how_far_a_run_goes_may_change(self, old, new):
+    self.begin()
+    self.open(_CONFIGURATION.replace(old, new))
+    self.assertEqual(self.configuration(), _CONFIGURATION)
+
+  @parameterized.named_parameters(
+      ('changed', _CONFIGURATION.replace('SEED = 1', 'SEED = 2'), 'SEED = 1'),
+      ('more', _CONFIGURATION + 'DIM = 8\n', 'here: DIM = 8'),
+      ('less', _CONFIGURATION.replace('SEED = 1\n', ''), 'there: SEED = 1'),
+      (
+          'looks_like_one_that_may',
+          _CONFIGURATION + 'NUM_ROUNDS_MORE = 8\n',
+          'here: NUM_ROUNDS_MORE = 8',
+      ),
+  )
+  def test_another_configuration_is_refused(self, configuration, difference):
+    self.begin()
+    with self.assertRaisesRegex(ValueError, rf'one holds .*\(.*{difference}\)'):
+      self.open(configuration)
+
+  def test_needs_a_name(self):
+    with self.assertRaisesRegex(ValueError, 'output_dir'):
+      run_dir.RunDir('', configuration='')
+
+  def test_model_round_trip(self):
+    model = fakes.tiny_model(num_blocks=1)
+    weights = model.initialize(tf.constant([1, 2]))
+    self.open().write_model(weights, tokens=' abc')
+    read = run_dir.read_model(self.path, model=model, tokens=' abc')
+    self.assertEqual(list(read), list(weights))
+    for name, value in weights.items():
+      np.testing.assert_array_equal(read[name], value)
+    tensors = weights_lib.to_tensors(read)
+    self.assertTrue(all(tf.is_tensor(value) for value in tensors.values()))
+
+  def test_models_that_do_not_fit_are_explained(self):
+    model = fakes.tiny_model(num_blocks=1)
+    with self.assertRaisesRegex(ValueError, 'one holds no trained model'):
+      run_dir.read_model(self.path, model=model, tokens=' abc')
+    folder = self.open()
+    folder.write_model(model.initialize([1, 2]), tokens=' ab')
+    with self.assertRaisesRegex(ValueError, "spells ' ab' .* ' abc'"):
+      run_dir.read_model(self.path, model=model, tokens=' abc')
+    weights = model.initialize([1, 2])
+    weights['head/bias'] = np.zeros([7], np.float32)
+    weights['tail'] = weights.pop('norm/bias')
+    folder.write_model(weights, tokens=' abc')
+    with self.assertRaisesRegex(
+        ValueError,
+        r'head/bias is \[7\] there and \[5\] here; it has no norm/bias; tail is'
+        r' unknown here\.',
+    ):
+      run_dir.read_model(self.path, model=model, tokens=' abc')
+
+  def test_files_are_written_whole_or_not_at_all(self):
+    folder = self.open()
+    folder.write_text('a.txt', 'one')
+    with self.assertRaises(UnicodeEncodeError):
+      folder.write_text('a.txt', '\udc80')
+    with open(folder.file('a.txt'), encoding='utf-8') as f:
+      self.assertEqual(f.read(), 'one')
+    self.assertCountEqual(
+        os.listdir(self.path),
+        ['a.txt', 'config.gin', 'machine.json', 'run.lock', 'state'],
+    )
+
+  def test_metrics_go_to_a_table_and_to_tensorboard(self):
+    managers = self.open().release_managers(last=0)
+
+    async def release():
+      for key, loss in ((1, 3.0), (2, 2.0)):
+        for manager in managers:
+          await manager.release({'loss': loss}, key=key)
+
+    asyncio.run(release())
+    self.assertEqual(self.open().read_metric('loss'), {1: 3.0, 2: 2.0})
+    # Resumed after the first round: the second is released again.
+    self.open().release_managers(last=1)
+    self.assertEqual(self.open().read_metric('loss'), {1: 3.0})
+    self.assertTrue(os.listdir(self.open().file('tensorboard')))
+
+  def test_two_runs_exclude_each_other(self):
+    with self.open():
+      with self.assertRaisesRegex(ValueError, f'process {os.getpid()} on '):
+        self.open()
+      with self.assertRaisesRegex(ValueError, 'in use by process'):
+        run_dir.check_folder(self.path, configuration=_CONFIGURATION)
+    self.open()
+
+  def test_states_to_keep_are_settings(self):
+    folder = run_dir.RunDir(
+        self.path, configuration='', keep_last=1, keep_every=2
+    )
+    for version in range(1, 6):
+      folder.state_manager.save_sync(version, version)
+    self.assertEqual(folder.state_manager.get_versions_sync(), [2, 4, 5])
+
+  def test_only_files_with_keys_are_the_owners_alone(self):
+    folder = self.open()
+    folder.state_manager.save_sync(1, 1)
+    folder.release_managers(last=0)
+    modes = {
+        name: os.stat(os.path.join(root, name)).st_mode & 0o077
+        for root, _, names in os.walk(self.path)
+        for name in names
+    }
+    closed = [name for name, mode in modes.items() if not mode]
+    self.assertEqual(closed, ['state_00000001.bin'])
+    self.assertContainsSubset(
+        ['config.gin', 'machine.json', 'metrics.csv'], modes
+    )
+
+
+class FlattenTest(absltest.TestCase):
+
+  def test_names_are_joined_and_what_is_not_one_number_left_out(self):
+    self.assertEqual(
+        run_dir.flatten_metrics(
+            collections.OrderedDict(
+                a=collections.OrderedDict(b=np.float32(0.5), c=()),
+                d=tf.constant(2),
+            )
+        ),
+        {'a/b': 0.5, 'd': 2.0},
+    )
+
+
+if __name__ == '__main__':
+  absltest.main()

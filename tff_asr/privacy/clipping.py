@@ -1,0 +1,249 @@
+"""How a clip C is divided over the layers of an update.
+
+A layer h is clipped to its own norm C_h = s_h C, with shares s_h whose squares
+sum to 1, so that the whole update's norm is at most C (Pelikan et al. 2025,
+https://arxiv.org/abs/2310.00098, Definition 3). With d_h elements in layer h
+and its weight a_h (1 without weights):
+
+    uniform   s_h = a_h / sqrt(sum_i a_i^2)
+    dim       s_h = a_h sqrt(d_h) / sqrt(sum_i a_i^2 d_i)
+
+The paper's weight beta of a layer's dimension is a^2 here.
+
+  H: layers.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import math
+import re
+from typing import Any, NamedTuple, Optional
+
+import tensorflow as tf
+import tree
+
+from tff_asr import checks
+
+# From the layers' numbers of elements to the shares s_h.
+Split = Callable[[Sequence[int]], Sequence[float]]
+
+LAYERS = ('tensors', 'modules')
+RULES = ('clip', 'rescale')
+
+_BLOCK = re.compile(r'(.*/)?block_\d+')
+
+
+def uniform_split(sizes: Sequence[int]) -> list[float]:
+  """The same norm for each of the H layers: C_h = C / sqrt(H)."""
+  return [1 / math.sqrt(len(sizes))] * len(sizes)
+
+
+def dim_split(sizes: Sequence[int]) -> list[float]:
+  """Norms by the layers' sizes d_h: C_h = C sqrt(d_h / sum of d)."""
+  total = sum(sizes)
+  return [math.sqrt(size / total) for size in sizes]
+
+
+SPLITS: dict[str, Optional[Split]] = {
+    'global': None, 'uniform': uniform_split, 'dim': dim_split,
+}
+
+
+class Layer(NamedTuple):
+  """A part of an update that has a norm of its own.
+
+  Attributes:
+    name: Of the tensor or module.
+    indices: Of its tensors in the flattened update.
+    share: s_h = C_h / C; None where all layers are clipped as one.
+  """
+
+  name: str
+  indices: tuple[int, ...]
+  share: Optional[float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Clipping:
+  """What is clipped, to which parts of C.
+
+  Attributes:
+    split: `global` (one norm over all layers), `uniform` or `dim`.
+    layers: What a layer is. `tensors`: each tensor, so the scale and the bias
+      of a layer norm are two layers. `modules`: tensors of one module share
+      their norm; see `module_name`.
+    weights: {regular expression: a_h} of layers whose norm is larger or smaller
+      than the split alone would have it, found by `re.search` in their names;
+      others have 1. None: all have 1.
+    rule: `clip`: each layer by min(1, C_h / norm_h), the paper's definition.
+      `rescale`: what the paper's published code does instead. Where the whole
+      update's norm exceeds C, every layer is brought to exactly C_h, layers
+      under it upwards (one of zeros stays zeros); where it does not, nothing
+      changes.
+  """
+
+  split: str = 'global'
+  layers: str = 'tensors'
+  weights: Optional[Mapping[str, float]] = None
+  rule: str = 'clip'
+
+  def __post_init__(self):
+    checks.one_of(SPLITS, split=self.split)
+    checks.one_of(LAYERS, layers=self.layers)
+    checks.one_of(RULES, rule=self.rule)
+    if self.split == 'global' and self.rule == 'rescale':
+      raise ValueError(
+          "rule 'rescale' brings each layer to a norm of its own: it needs "
+          "split 'uniform' or 'dim', found 'global'."
+      )
+    if self.weights is None:
+      return
+    if self.split == 'global':
+      raise ValueError(
+          "weights divide C over layers: they need split 'uniform' or 'dim', "
+          "found 'global'."
+      )
+    for pattern, weight in self.weights.items():
+      try:
+        re.compile(pattern)
+      except re.error as error:
+        raise ValueError(
+            f'weights: {pattern!r} is no regular expression ({error}).'
+        ) from None
+      checks.in_range(1e-3, 1e3, **{f'weight of {pattern}': weight})
+
+  def divide(self, record: Any) -> list[Layer]:
+    """Divides C over the layers of an update.
+
+    Args:
+      record: Nest of tensors, arrays or specs, their shapes fully defined.
+        Names are the keys on the way to a tensor, joined by `/`.
+
+    Returns:
+      Layers in the order of their first tensors.
+
+    Raises:
+      ValueError: A pattern of `weights` is found in no name, or two of them in
+        one.
+    """
+    tensors = tf.nest.flatten(record)
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(names(record)):
+      if self.layers == 'modules':
+        name = module_name(name)
+      places.setdefault(name, []).append(place)
+    split = SPLITS[self.split]
+    if split is None:
+      shares = [None] * len(places)
+    else:
+      sizes = [
+          sum(math.prod(tensors[place].shape) for place in members)
+          for members in places.values()
+      ]
+      shares = self._weighted(split(sizes), list(places))
+    return [
+        Layer(name, tuple(members), share)
+        for (name, members), share in zip(places.items(), shares)
+    ]
+
+  def _weighted(
+      self, shares: Sequence[float], layers: Sequence[str]
+  ) -> Sequence[float]:
+    """The shares times the layers' weights, again with squares of sum 1."""
+    if not self.weights:
+      return shares
+    weights: dict[str, float] = {}
+    for pattern, weight in self.weights.items():
+      found = [name for name in layers if re.search(pattern, name)]
+      if not found:
+        raise ValueError(
+            f'weights: {pattern!r} is found in none of the {len(layers)} '
+            f'layers, {layers[0]} to {layers[-1]}.'
+        )
+      for name in found:
+        if name in weights:
+          raise ValueError(
+              f'weights: {name} is found by {pattern!r} and by another pattern.'
+          )
+        weights[name] = weight
+    weighted = [
+        share * weights.get(name, 1.0) for share, name in zip(shares, layers)
+    ]
+    norm = math.sqrt(sum(share**2 for share in weighted))
+    return [share / norm for share in weighted]
+
+
+def module_name(name: str) -> str:
+  """The module that a tensor belongs to.
+
+  That is what stands before the last `/` of its name, as in `block_07/ln1` of
+  `block_07/ln1/bias`; a tensor that stands in a block itself, as `block_07/w1`,
+  or in no folder, is a module of its own.
+  """
+  folder, _, _ = name.rpartition('/')
+  return name if not folder or _BLOCK.fullmatch(folder) else folder
+
+
+def factors(
+    squared_norms: Sequence[tf.Tensor],
+    *,
+    layers: Sequence[Layer],
+    layer_clips: Sequence[tf.Tensor],
+    clip: tf.Tensor,
+    rule: str,
+) -> list[tf.Tensor]:
+  """What each tensor of an update is multiplied by.
+
+  Args:
+    squared_norms: float64 [] of each tensor, finite.
+    layers: H of them, as `Clipping.divide` returns them.
+    layer_clips: C_h, float64 []; not used where layers have no share.
+    clip: C, float64 []; used where they have none, and to rescale.
+    rule: See `Clipping`.
+
+  Returns:
+    float64 [] for each tensor. A norm of 0 or an infinite clip gives 1.
+  """
+  result = [None] * len(squared_norms)
+  if layers[0].share is None:
+    return [_factor(tf.add_n(squared_norms), clip)] * len(squared_norms)
+  is_over = None
+  if rule == 'rescale':
+    is_over = tf.sqrt(tf.add_n(squared_norms)) > clip
+  for layer, layer_clip in zip(layers, layer_clips, strict=True):
+    squared_norm = layer_square(squared_norms, layer)
+    if is_over is None:
+      factor = _factor(squared_norm, layer_clip)
+    else:
+      norm = tf.sqrt(squared_norm)
+      is_scaled = is_over & (norm > 0)
+      factor = tf.where(
+          is_scaled, layer_clip / tf.where(is_scaled, norm, 1.0), 1.0
+      )
+    for place in layer.indices:
+      result[place] = factor
+  return result
+
+
+def layer_square(
+    squared_norms: Sequence[tf.Tensor], layer: Layer
+) -> tf.Tensor:
+  """The squared norm of a layer, of those of all tensors."""
+  return tf.add_n([squared_norms[place] for place in layer.indices])
+
+
+def _factor(squared_norm: tf.Tensor, clip: tf.Tensor) -> tf.Tensor:
+  """min(1, clip / norm), and 1 for norm 0 or an infinite clip."""
+  norm = tf.sqrt(squared_norm)
+  over = norm > clip
+  return tf.where(over, clip / tf.where(over, norm, 1.0), 1.0)
+
+
+def names(record: Any) -> list[str]:
+  """Names of an update's tensors, in the order of `tf.nest.flatten`."""
+  count = len(tf.nest.flatten(record))
+  numbered = tf.nest.pack_sequence_as(record, list(range(count)))
+  found = [''] * count
+  for path, place in tree.flatten_with_path(numbered):
+    found[place] = '/'.join(map(str, path)) or 'update'
+  return found

@@ -1,0 +1,396 @@
+"""The folder of a run: what programs write there and read back.
+
+    config.gin      the configuration
+    run.lock        held while a run goes on here (`run_lock`)
+    machine.json    threads and devices that it began with (`hardware_fingerprint`)
+    state/          program states, to resume from (hold keys: owner only)
+    model.state     the trained weights, for evaluation and as a seed
+    ledger.jsonl    what the model's rounds cost in privacy (federated runs, and
+                    runs that start from one); ledger.UNIT.jsonl: of another
+                    unit (`privacy.ledger_apart`)
+    metrics.csv     released metrics, a row a round or step
+    tensorboard/    the same for TensorBoard
+    results.json    the figures at the end
+    privacy.txt, privacy.json   the privacy statement (federated runs)
+"""
+
+from collections.abc import Callable, Mapping
+import difflib
+import hashlib
+import json
+import os
+import re
+import tempfile
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow_federated as tff
+
+from tff_asr import checks
+from tff_asr.models import ctc
+from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.storage import hardware_fingerprint
+from tff_asr.storage import metrics_file
+from tff_asr.storage import run_lock
+from tff_asr.storage import state_file
+from tff_asr.storage import checkpoints
+
+# Settings that may change when a run is resumed: they decide how far it goes
+# and what is shown, not what a round does.
+_MAY_CHANGE = re.compile(
+    r'^(NUM_ROUNDS|NUM_STEPS|EVALUATE_EVERY|SAVE_EVERY|KEEP_LAST|KEEP_EVERY'
+    r'|TARGET_EPSILON|MAX_FAILED_SHARE|CLIENT_TIMEOUT_SEC|MAX_NORM_GROWTH'
+    r'|ON_DIVERGENCE) *='
+)
+LEDGER = 'ledger.jsonl'
+MODEL = 'model.state'
+_CONFIG = 'config.gin'
+METRICS = 'metrics.csv'
+RESULTS = 'results.json'
+_STATES = 'state'
+# What a run writes besides its configuration and its states.
+FILES = (
+    MODEL,
+    LEDGER,
+    METRICS,
+    RESULTS,
+    'privacy.txt',
+    'privacy.json',
+)
+
+
+class RunDir:
+  """One run's folder; created with its parents if it is missing.
+
+  A context manager: until its end, no other run can open the folder.
+  """
+
+  def __init__(
+      self,
+      path: str,
+      *,
+      configuration: str,
+      keep_last: int = 3,
+      keep_every: int = 0,
+  ):
+    """Opens or creates the folder.
+
+    Args:
+      path: The folder.
+      configuration: The configuration's text; kept in `config.gin`.
+      keep_last: Saved states to keep, the newest ones; at least 1.
+      keep_every: States of rounds that are multiples of this are kept too; 0:
+        none.
+
+    Raises:
+      ValueError: As `check_folder`.
+    """
+    check_folder(path, configuration=configuration)
+    self.path = path
+    os.makedirs(path, exist_ok=True)
+    self._lock = run_lock.RunLock(path)
+    # First the states' folder, which marks the folder as that of a run.
+    self.state_manager = checkpoints.StateManager(
+        self.file(_STATES), keep_last=keep_last, keep_every=keep_every
+    )
+    if _has_begun(path):
+      hardware_fingerprint.check(path)
+    else:
+      self.write_text(_CONFIG, configuration)
+      self.write_json(os.path.basename(hardware_fingerprint.path(path)), hardware_fingerprint.describe())
+
+  def __enter__(self) -> 'RunDir':
+    return self
+
+  def __exit__(self, *unused_error: Any) -> None:
+    self._lock.release()
+
+  def file(self, name: str) -> str:
+    """Path of a file in the folder."""
+    return os.path.join(self.path, name)
+
+  def write_text(self, name: str, text: str) -> None:
+    """Writes a file of the folder whole or not at all."""
+    write_text(self.file(name), text)
+
+  def write_json(self, name: str, value: Any) -> None:
+    """Writes a value as a JSON file of the folder."""
+    write_json(self.file(name), value)
+
+  def read_metric(self, name: str) -> dict[int, float]:
+    """A released metric of the whole run, by round or step, where it was set.
+
+    A run that was resumed has released some of them before it was stopped.
+    """
+    return metrics_file.read(self.file(METRICS), name)
+
+  def release_managers(
+      self, *, last: int, in_csv: Callable[[str], bool] = lambda name: True
+  ) -> list[tff.program.ReleaseManager]:
+    """Where metrics go: CSV, those that `in_csv` takes, and TensorBoard.
+
+    Args:
+      last: Round or step that the run goes on from; metrics of later ones, of
+        a run that was stopped, are released again.
+      in_csv: Whether a metric of a name goes to the CSV.
+    """
+    return [
+        tff.program.FilteringReleaseManager(
+            metrics_file.MetricsFile(self.file(METRICS), last=last),
+            lambda path: in_csv(path[0]),
+        ),
+        tff.program.TensorBoardReleaseManager(self.file('tensorboard')),
+    ]
+
+  def write_model(
+      self,
+      weights: Mapping[str, Any],
+      *,
+      tokens: str,
+      ledger: Optional[ledger_lib.Head] = None,
+  ) -> None:
+    """Writes the trained weights.
+
+    Args:
+      weights: By name.
+      tokens: The characters they spell.
+      ledger: Head of the run's privacy ledger, so that a run that starts from
+        these weights finds what they cost; None: they cost nothing.
+    """
+    arrays = weights_lib.Weights(
+        (name, np.asarray(value)) for name, value in weights.items()
+    )
+    metadata = {'tokens': tokens}
+    if ledger is not None:
+      metadata['ledger'] = json.dumps([ledger.count, ledger.digest])
+    state_file.write_state(self.file(MODEL), state=arrays, metadata=metadata)
+
+
+def newest_state(run: str) -> Optional[str]:
+  """The file of the newest state that a run saved, or None without any."""
+  files = checkpoints.files(os.path.join(run, _STATES))
+  return files[max(files)] if files else None
+
+
+def check_folder(path: str, *, configuration: str) -> None:
+  """Checks that a run can begin or go on in a folder; writes nothing.
+
+  Args:
+    path: The folder; need not exist.
+    configuration: The configuration's text.
+
+  Raises:
+    ValueError: It is no folder or cannot be written; a run goes on in it; it
+      holds a run of another configuration (the message shows the first
+      difference); or it holds files that a run would overwrite, and is not the
+      folder of a run.
+  """
+  checks.output_folders(output_dir=path)
+  run_lock.check_free(path)
+  config = os.path.join(path, _CONFIG)
+  if _has_begun(path):
+    if not os.path.isfile(config):
+      raise ValueError(
+          f'{path} holds a run without its {_CONFIG}: put the file back, or '
+          'take another output_dir.'
+      )
+    with open(config, encoding='utf-8', errors='replace') as f:
+      _check_same(f.read(), configuration, path=path)
+    return
+  # A run that was stopped before its first state has nothing to go on from, so
+  # its settings bind nobody; but nothing else is overwritten.
+  marks = [_CONFIG, *FILES]
+  if os.path.isdir(os.path.join(path, _STATES)):
+    marks = [MODEL, RESULTS]
+  found = [name for name in marks if os.path.exists(os.path.join(path, name))]
+  if found:
+    raise ValueError(
+        f'{path} holds {", ".join(found)} but no saved state to go on from: '
+        'take another output_dir.'
+    )
+
+
+def _has_begun(path: str) -> bool:
+  """Whether the run in a folder has saved a state or charged a round."""
+  states = os.path.join(path, _STATES)
+  if os.path.isdir(states) and any(
+      not name.endswith('.partial') for name in os.listdir(states)
+  ):
+    return True
+  ledger = os.path.join(path, LEDGER)
+  if not os.path.isdir(states) or not os.path.isfile(ledger):
+    return False
+  with open(ledger, 'rb') as f:
+    f.readline()  # The header.
+    return bool(f.read(1))
+
+
+def write_text(path: str, text: str) -> None:
+  """Writes a file whole or not at all."""
+  folder = os.path.dirname(os.path.abspath(path))
+  descriptor, temporary = tempfile.mkstemp(dir=folder)
+  try:
+    with os.fdopen(descriptor, 'w', encoding='utf-8') as f:
+      f.write(text)
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, path)
+  except BaseException:
+    os.unlink(temporary)
+    raise
+
+
+def write_json(path: str, value: Any) -> None:
+  """Writes a value as indented JSON, whole or not at all."""
+  write_text(path, json.dumps(value, indent=1) + '\n')
+
+
+def read_model(
+    run: str, *, model: ctc.CtcModel, tokens: str
+) -> weights_lib.Weights:
+  """Reads the weights of a finished run for a model.
+
+  Args:
+    run: The run's folder.
+    model: What the weights are for.
+    tokens: The characters of its tokens.
+
+  Returns:
+    float32 arrays by name.
+
+  Raises:
+    ValueError: As `check_model`, or the file is damaged.
+  """
+  check_model(run, model=model, tokens=tokens)
+  leaves = state_file.read_leaves(os.path.join(run, MODEL))
+  return weights_lib.Weights(sorted(leaves.items()))
+
+
+def check_model(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
+  """Checks that a run's weights fit a model, without reading them.
+
+  Raises:
+    ValueError: The run has no model, its tokens differ, or its weights have
+      other names or shapes; the message says which.
+  """
+  path = os.path.join(run, MODEL)
+  if not os.path.exists(path):
+    raise ValueError(
+        f'{run} holds no trained model ({MODEL}): is it the folder of a run '
+        'that has ended?'
+    )
+  found = state_file.read_manifest(path).metadata.get('tokens')
+  if tokens and is_pretrained(run):
+    raise ValueError(
+        f'the model of {run} is pre-trained and spells nothing yet: fine-tune '
+        'it first, by a training run with INIT_FROM_RUN.'
+    )
+  if found != tokens:
+    raise ValueError(
+        f'the model of {run} spells {found!r} but this configuration '
+        f'{tokens!r}: use the tokenizer of that run.'
+    )
+  check_shapes(shapes(run), model.specs, of=f'the model of {run}')
+
+
+def is_pretrained(run: str) -> bool:
+  """Whether a run's model is of pre-training, without text."""
+  manifest = state_file.read_manifest(os.path.join(run, MODEL))
+  return manifest.metadata.get('tokens') == ''
+
+
+def shapes(run: str) -> dict[str, tuple[int, ...]]:
+  """The shapes of a run's trained weights, by name."""
+  manifest = state_file.read_manifest(os.path.join(run, MODEL))
+  return {leaf.path: leaf.shape for leaf in manifest.leaves}
+
+
+def check_shapes(
+    found: Mapping[str, tuple[int, ...]], specs: weights_lib.Specs, *, of: str
+) -> None:
+  """Raises ValueError, with the first differences, for shapes of other specs.
+
+  Args:
+    found: By name.
+    specs: What they should be.
+    of: What they are of, for the message.
+  """
+  problems = weights_lib.differences(found, specs)
+  if problems:
+    raise ValueError(
+        f'{of} does not fit this configuration: {"; ".join(problems[:3])}'
+        + (f'; and {len(problems) - 3} more.' if len(problems) > 3 else '.')
+    )
+
+
+def ledger_of_model(run: str) -> tuple[str, Optional[ledger_lib.Head]] | None:
+  """The privacy ledger that a run's model belongs to.
+
+  Args:
+    run: The run's folder.
+
+  Returns:
+    The ledger's path and the head kept with the model (None: it has no model
+    yet), or None for a run without a ledger.
+
+  Raises:
+    ledger.LedgerError: The model has a ledger, and it is missing.
+  """
+  path, head = os.path.join(run, LEDGER), None
+  if os.path.exists(os.path.join(run, MODEL)):
+    manifest = state_file.read_manifest(os.path.join(run, MODEL))
+    if 'ledger' in manifest.metadata:
+      head = ledger_lib.Head(*json.loads(manifest.metadata['ledger']))
+  if os.path.exists(path):
+    return path, head
+  if head is None:
+    return None
+  raise ledger_lib.LedgerError(
+      f'The model of {run} was trained in {head.count} rounds on private '
+      f'clients, but its privacy ledger {path} is missing: put it back.'
+  )
+
+
+def lasting(configuration: str) -> str:
+  """The configuration's text without the settings that a resume may change."""
+  lines = configuration.splitlines()
+  return '\n'.join(line for line in lines if not _MAY_CHANGE.match(line))
+
+
+def digest(configuration: str) -> str:
+  """SHA-256 of what is `lasting` in a configuration, in hex."""
+  return hashlib.sha256(lasting(configuration).encode()).hexdigest()
+
+
+def flatten_metrics(metrics: Any, *, prefix: str = '') -> dict[str, float]:
+  """Nested metrics to a flat dict with names joined by `/`."""
+  flat = {}
+  for name, value in metrics.items():
+    if isinstance(value, Mapping):
+      flat |= flatten_metrics(value, prefix=f'{prefix}{name}/')
+    elif np.size(value) == 1:
+      flat[prefix + name] = float(value)
+  return flat
+
+
+def _check_same(old: str, new: str, *, path: str) -> None:
+  """Raises ValueError if the configurations differ in what must stay."""
+  difference = _difference(lasting(old), lasting(new))
+  if difference is not None:
+    raise ValueError(
+        f'{path} holds a run of another configuration ({difference}): resume '
+        'it with its own settings, or take another output_dir.'
+    )
+
+
+def _difference(old: str, new: str) -> Optional[str]:
+  """The first line that differs."""
+  lines = difflib.unified_diff(
+      old.splitlines(), new.splitlines(), lineterm='', n=0
+  )
+  for line in lines:
+    if line.startswith(('---', '+++', '@@')):
+      continue
+    where = 'there' if line[0] == '-' else 'here'
+    return f'{where}: {line[1:].strip()}'
+  return None
