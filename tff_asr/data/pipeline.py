@@ -192,8 +192,8 @@ class Pipeline:
 
     Utterances come out in another order than they went in (sorted within a
     chunk); `utterance_id` tells them apart. None is left out for its labels or
-    its length: all keep their features, and `example_weights` say which had a usable
-    loss.
+    its length: all keep their features, and `example_weights` say which had a
+    usable loss.
 
     Args:
       examples: As in `training_batches`.
