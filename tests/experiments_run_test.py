@@ -145,16 +145,14 @@ class ExperimentsRunTest(parameterized.TestCase):
     self.assertGreater(float(rows[1]['dev_loss']), 0)
     self.assertEqual(list(results['dev_word_error_rate'])[-1], 2)
 
-  @parameterized.product(
-      encoder=('gru', 'conv'), context=('multi_device', 'native')
-  )
-  def test_two_rounds_of_another_encoder(self, encoder, context):
+  @parameterized.parameters('multi_device', 'native')
+  def test_two_rounds_of_another_encoder(self, context):
     results = _run(
         'gin/experiments/quickstart_federated_dp.gin',
-        f'{encoder}_{context}',
+        f'conv_{context}',
         'INIT_FROM_RUN = None',
         files=[
-            f'gin/models/{encoder}.gin', f'gin/execution/{context}.gin',
+            'gin/models/conv.gin', f'gin/execution/{context}.gin',
         ],
     )
     self.assertEqual(results['rounds'], 2)

@@ -90,7 +90,6 @@ class ExperimentsTest(parameterized.TestCase):
             'gin/execution/ray.gin',
             'gin/models/conformer_300m.gin',
             'gin/models/conv.gin',
-            'gin/models/gru.gin',
             'gin/models/transformer_1m.gin',
             'gin/optimizers/adagrad.gin',
             'gin/optimizers/adamw.gin',

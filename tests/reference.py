@@ -192,39 +192,6 @@ def sigmoid(values: np.ndarray) -> np.ndarray:
   return 1 / (1 + np.exp(-values))
 
 
-def gru(
-    weights: Mapping[str, np.ndarray], inputs: np.ndarray
-) -> np.ndarray:
-  """One direction over all frames of one utterance, [S, D] to [S, H]."""
-  size = len(weights['recurrent'])
-  state = np.zeros(size)
-  outputs = []
-  for frame in inputs:
-    from_input = frame @ weights['kernel'] + weights['bias']
-    from_state = state @ weights['recurrent'] + weights['recurrent_bias']
-    update, reset = (
-        sigmoid(from_input[part] + from_state[part])
-        for part in (slice(size), slice(size, 2 * size))
-    )
-    new = np.tanh(from_input[2 * size :] + reset * from_state[2 * size :])
-    state = update * state + (1 - update) * new
-    outputs.append(state)
-  return np.reshape(outputs, [len(inputs), size])
-
-
-def gru_encoder(
-    weights: Mapping[str, np.ndarray], features: np.ndarray, *, num_blocks: int
-) -> np.ndarray:
-  """Encoded frames float64 [S, D] of one utterance [T, F], in evaluation."""
-  hidden = front_end(under('front', weights), features.astype(np.float64))
-  for index in range(num_blocks):
-    block = under(f'block_{index:02}', weights)
-    forward = gru(under('forward', block), hidden)
-    backward = gru(under('backward', block), hidden[::-1])[::-1]
-    hidden = np.concatenate([forward, backward], axis=1)
-  return hidden
-
-
 def conv_encoder(
     weights: Mapping[str, np.ndarray], features: np.ndarray, *, num_blocks: int
 ) -> np.ndarray:

@@ -12,19 +12,15 @@ from tests import reference
 from tests.models import calls
 from tff_asr.models import conv
 from tff_asr.models import encoder as encoder_lib
-from tff_asr.models import gru
 from tff_asr.models import weights as weights_lib
 
 _SEED = tf.constant([3, 4])
 _BUILD = {
-    'gru': lambda **options: gru.build(
-        **(dict(num_blocks=2, dim=8, feature_dim=5) | options)
-    ),
     'conv': lambda **options: conv.build(
         **(dict(num_blocks=2, dim=8, kernel_size=3, feature_dim=5) | options)
     ),
 }
-_TWIN = {'gru': reference.gru_encoder, 'conv': reference.conv_encoder}
+_TWIN = {'conv': reference.conv_encoder}
 _ROWS = tuple((name, name) for name in _BUILD)
 
 
@@ -154,7 +150,6 @@ class EncodersTest(parameterized.TestCase):
       *(
           (f'{row}_{name}', row, {name: value})
           for row, options in (
-              ('gru', dict(num_blocks=3, dim=10, feature_dim=6)),
               ('conv', dict(num_blocks=3, dim=9, kernel_size=5, feature_dim=6)),
           )
           for name, value in options.items()
@@ -173,12 +168,6 @@ class EncodersTest(parameterized.TestCase):
     )
 
   @parameterized.named_parameters(
-      ('gru_num_blocks', 'gru', 'num_blocks', 0),
-      ('gru_dim', 'gru', 'dim', -2),
-      ('gru_odd_dim', 'gru', 'dim', 7),
-      ('gru_feature_dim', 'gru', 'feature_dim', 0),
-      ('gru_dropout', 'gru', 'dropout', 1.0),
-      ('gru_dtype', 'gru', 'activation_dtype', 'float16'),
       ('conv_num_blocks', 'conv', 'num_blocks', 0),
       ('conv_dim', 'conv', 'dim', 0),
       ('conv_kernel_size', 'conv', 'kernel_size', 0),
@@ -190,31 +179,6 @@ class EncodersTest(parameterized.TestCase):
   def test_bad_arguments_are_named(self, row, name, value):
     with self.assertRaisesRegex(ValueError, f'{name} must be'):
       _BUILD[row](**{name: value})
-
-
-class GruTest(absltest.TestCase):
-
-  def test_one_direction_agrees_with_keras(self):
-    # Keras has the gates in the same order: update, reset, new.
-    encoder = gru.build(num_blocks=1, dim=8)
-    weights = weights_lib.select('block_00/backward', _weights(encoder))
-    layer = tf.keras.layers.GRU(4, return_sequences=True, reset_after=True)
-    inputs = tf.constant(_features(3, 11, 8))
-    layer.build(inputs.shape)
-    layer.set_weights([
-        weights['kernel'],
-        weights['recurrent'],
-        np.stack([weights['bias'], weights['recurrent_bias']]),
-    ])
-    np.testing.assert_allclose(
-        gru._read(weights, inputs), layer(inputs), rtol=1e-5, atol=1e-6
-    )
-
-  def test_weights_by_hand(self):
-    # A direction: 8 * 12 + 4 * 12 + two biases of 12; two directions a block.
-    one, two = (gru.build(num_blocks=n, dim=8, feature_dim=5) for n in (1, 2))
-    per_block = weights_lib.count(two.specs) - weights_lib.count(one.specs)
-    self.assertEqual(per_block, 2 * (96 + 48 + 24))
 
 
 class ConvTest(absltest.TestCase):

@@ -68,9 +68,6 @@ def _family(
 
 
 # About as many parameters as the transformer.
-_GRU = experiments.Model(
-    gin_files=('gin/models/gru.gin',), settings={'DIM': 144}
-)
 _CONV = experiments.Model(
     gin_files=('gin/models/conv.gin',), settings={'DIM': 80, 'NUM_BLOCKS': 4}
 )
@@ -95,27 +92,20 @@ ARCHITECTURES = experiments.Group(
     title='(f) Clipping other architectures',
     question=(
         "The paper's open question: does per-layer clipping help models other "
-        'than transformers? Here: a bidirectional GRU (3 blocks of width 144, '
-        '448,448 parameters) and gated convolutions (4 blocks of width 80, '
-        '452,032), each with a seed model of its own, at the same (noise norm) '
-        '/ C.'
+        'than transformers? Here: gated convolutions (4 blocks of width 80, '
+        '452,032 parameters) with a seed model of their own, at the same '
+        '(noise norm) / C.'
     ),
-    rows=tuple(
-        row
-        for name, model, num_parameters in (
-            ('GRU', _GRU, 448_448), ('conv', _CONV, 452_032)
-        )
-        for row in _family(
-            name,
-            model,
-            clips=('global', 'dim'),
-            noises=_ARCHITECTURE_NOISES,
-            num_parameters=num_parameters,
-        )
+    rows=_family(
+        'conv',
+        _CONV,
+        clips=('global', 'dim'),
+        noises=_ARCHITECTURE_NOISES,
+        num_parameters=452_032,
     ),
     x_label='architecture',
     columns=('noise / signal', 'MB', 'seconds'),
-    claims=(_ahead('GRU'), _ahead('conv')),
+    claims=(_ahead('conv'),),
 )
 
 _SIZES = {
