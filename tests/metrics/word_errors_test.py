@@ -1,4 +1,7 @@
+"""Tests of tff_asr.metrics.word_errors."""
+
 import math
+import random
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -8,12 +11,65 @@ from tff_asr.metrics import word_errors
 
 class AlignTest(parameterized.TestCase):
 
+  @parameterized.named_parameters(
+      (
+          'each_kind',
+          'one two three',
+          'one to three four',
+          [
+              ('equal', 'one', 'one'),
+              ('substitute', 'two', 'to'),
+              ('equal', 'three', 'three'),
+              ('insert', '', 'four'),
+          ],
+      ),
+      ('deleted', 'a b', 'a', [('equal', 'a', 'a'), ('delete', 'b', '')]),
+      ('nothing_said', '', 'a b', [('insert', '', 'a'), ('insert', '', 'b')]),
+      ('neither', '', '', []),
+      ('white_space', ' a\tb ', 'a  b', [
+          ('equal', 'a', 'a'), ('equal', 'b', 'b'),
+      ]),
+  )
+  def test_by_hand(self, reference, hypothesis, expected):
+    self.assertEqual(word_errors.align(reference, hypothesis), expected)
+
+  def test_spells_both_with_the_fewest_errors(self):
+    generator = random.Random(1)
+    for _ in range(200):
+      said, heard = (
+          generator.choices('abcd', k=generator.randrange(8)) for _ in range(2)
+      )
+      pairs = word_errors.align(' '.join(said), ' '.join(heard))
+      self.assertEqual(
+          [pair.reference for pair in pairs if pair.kind != 'insert'], said
+      )
+      self.assertEqual(
+          [pair.heard for pair in pairs if pair.kind != 'delete'], heard
+      )
+      for pair in pairs:
+        self.assertEqual(pair.kind == 'equal', pair.reference == pair.heard)
+      self.assertEqual(
+          word_errors.count(' '.join(said), ' '.join(heard)).errors,
+          _distance(said, heard),
+      )
+
+
+def _distance(said: list[str], heard: list[str]) -> int:
+  """Levenshtein's."""
+  row = list(range(len(heard) + 1))
+  for number, word in enumerate(said, 1):
+    before, row = row, [number]
+    for place, other in enumerate(heard):
+      row.append(min(
+          before[place] + (word != other), before[place + 1] + 1, row[place] + 1
+      ))
+  return row[-1]
+
+
+class CountTest(parameterized.TestCase):
+
   # Aligned by hand: substitutions, deletions, insertions, words.
   @parameterized.named_parameters(
-      ('equal', 'a cat sat', 'a cat sat', (0, 0, 0, 3)),
-      ('substitution', 'a cat sat', 'a hat sat', (1, 0, 0, 3)),
-      ('deletion', 'a cat sat', 'a sat', (0, 1, 0, 3)),
-      ('insertion', 'a cat sat', 'a fat cat sat', (0, 0, 1, 3)),
       # The to a, quick deleted, fox to box, over inserted: 4 in all; without
       # deletion and insertion it would be five.
       (
@@ -24,52 +80,31 @@ class AlignTest(parameterized.TestCase):
       ),
       ('nothing_heard', 'a cat sat', '', (0, 3, 0, 3)),
       ('nothing_said', '', 'a cat', (0, 0, 2, 0)),
-      ('neither', '', '', (0, 0, 0, 0)),
       ('blanks_said', '  ', 'cat', (0, 0, 1, 0)),
-      ('blanks_heard', 'cat', '  ', (0, 1, 0, 1)),
       ('case_counts', 'Cat', 'cat', (1, 0, 0, 1)),
-      ('extra_spaces', ' a  cat ', 'a cat', (0, 0, 0, 2)),
-      ('tabs_and_lines', 'a\tcat\nsat', 'a cat sat', (0, 0, 0, 3)),
+      ('tabs_and_lines', 'a\tcat\nsat', 'a  cat sat ', (0, 0, 0, 3)),
       ('hyphens_join', "it's well-known", 'its well known', (2, 0, 1, 2)),
   )
   def test_by_hand(self, reference, hypothesis, expected):
-    self.assertEqual(tuple(word_errors.align(reference, hypothesis)), expected)
+    self.assertEqual(tuple(word_errors.count(reference, hypothesis)), expected)
 
-
-class WordErrorsTest(absltest.TestCase):
-
-  def test_rate_by_hand(self):
+  def test_rates_by_hand(self):
     # (2 + 1 + 1) / 8.
-    self.assertEqual(word_errors.WordErrors(2, 1, 1, 8).errors, 4)
     self.assertEqual(word_errors.WordErrors(2, 1, 1, 8).rate, 0.5)
-
-  def test_rate_may_exceed_1(self):
-    self.assertEqual(word_errors.align('a', 'b c d').rate, 3.0)
-
-  def test_rate_without_words_is_nan(self):
-    self.assertTrue(math.isnan(word_errors.align('', 'a').rate))
-    self.assertTrue(math.isnan(word_errors.WordErrors().rate))
+    self.assertEqual(word_errors.count('a', 'b c d').rate, 3.0)
+    self.assertTrue(math.isnan(word_errors.count('', 'a').rate))
 
   def test_total_weighs_utterances_by_their_words(self):
     # 1 of 1 wrong and 0 of 3: a quarter, not a half.
     total = word_errors.total(
-        [word_errors.align('a', 'b'), word_errors.align('a b c', 'a b c')]
+        word_errors.count(*pair) for pair in (('a', 'b'), ('a b c', 'a b c'))
     )
     self.assertEqual(total, word_errors.WordErrors(1, 0, 0, 4))
     self.assertEqual(total.rate, 0.25)
-
-  def test_sums_are_word_errors(self):
-    total = word_errors.WordErrors(1, 2, 3, 4) + word_errors.WordErrors(
-        10, 20, 30, 40
-    )
-    self.assertEqual(total, word_errors.WordErrors(11, 22, 33, 44))
-    self.assertIsInstance(total, word_errors.WordErrors)
-
-  def test_total_of_nothing_is_zero(self):
-    self.assertEqual(word_errors.total([]), word_errors.WordErrors())
     self.assertEqual(
-        word_errors.total(iter([word_errors.WordErrors(words=1)])).words, 1
+        word_errors.total([(1, 2, 3, 4), (10, 20, 30, 40)]), (11, 22, 33, 44)
     )
+    self.assertEqual(word_errors.total([]), word_errors.WordErrors())
 
 
 if __name__ == '__main__':

@@ -4,7 +4,7 @@ import tempfile
 
 from absl.testing import absltest
 
-from tff_asr.metrics import contrast
+from tff_asr.metrics import confidence
 from tff_asr.reports import comparison
 
 
@@ -76,7 +76,7 @@ class ComparisonTest(absltest.TestCase):
     terms = [comparison.Term(pair, 1, 0.01), comparison.Term(seed, -2, 0.005)]
     self.assertEqual(
         comparison.contrast(terms),
-        contrast.interval([-11, -9], [10, 10], seed_variance=0.01 + 4 * 0.005),
+        confidence.contrast([-11, -9], [10, 10], seed_variance=0.01 + 4 * 0.005),
     )
     other = (self._run('other', {'b': 8}),)
     with self.assertRaisesRegex(ValueError, 'other was evaluated on other'):

@@ -284,9 +284,9 @@ class ReportTest(absltest.TestCase):
   def test_alignment_shows_each_kind(self):
     text = report_page.aligned('one two three', 'one to three four')
     self.assertIn('<td class="">one</td>', text)
-    self.assertIn('<td class="substituted">to</td>', text)
-    self.assertIn('<td class="inserted">four</td>', text)
-    self.assertIn('<td class="inserted">&middot;</td>', text)
+    self.assertIn('<td class="substitute">to</td>', text)
+    self.assertIn('<td class="insert">four</td>', text)
+    self.assertIn('<td class="insert">&middot;</td>', text)
     self.assertIn('nothing was said', report_page.aligned('', ''))
 
 

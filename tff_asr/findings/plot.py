@@ -8,7 +8,7 @@ from matplotlib import ticker
 
 from tff_asr.findings import experiments
 from tff_asr.findings import table
-from tff_asr.metrics import bootstrap
+from tff_asr.metrics import confidence
 
 _INCHES = (6.4, 3.6)
 _DPI = 90
@@ -94,7 +94,7 @@ def _deviation(each: table.Measured) -> float:
 
 def _gaps(
     measured: Mapping[str, table.Measured],
-) -> dict[float, bootstrap.Interval]:
+) -> dict[float, confidence.Interval]:
   """Numbers on the axis to differences of two series there."""
   gaps = {}
   for each in measured.values():
@@ -111,7 +111,7 @@ def _gaps(
   return gaps
 
 
-def _draw_gaps(axes, gaps: Mapping[float, bootstrap.Interval]) -> None:
+def _draw_gaps(axes, gaps: Mapping[float, confidence.Interval]) -> None:
   """Differences with their intervals."""
   estimates = [100 * gap.estimate for gap in gaps.values()]
   axes.errorbar(

@@ -29,7 +29,7 @@ and commands, of whom 28 are public, 32 private, 4 for tuning (dev) and 10 for
 testing, whom no run heard. The model has 0.44 million parameters. A word error
 rate (WER) with a standard deviation is the mean over three runs that differ in
 their random seed, any other is of one run. Differences come with a 95 %
-interval over the test speakers and random seeds (`tff_asr/metrics/contrast.py`;
+interval over the test speakers and random seeds (`tff_asr/metrics/confidence.py`;
 {deviation}; seed models are the ones that they are). Claims are judged by that
 interval: where it holds 0, nothing is decided; they are not corrected for their
 number. Noise is (noise norm) / C of the noise on the mean, sqrt(D) z / S: .05

@@ -7,7 +7,7 @@ import statistics
 from typing import NamedTuple, Optional
 
 from tff_asr.findings import experiments
-from tff_asr.metrics import bootstrap
+from tff_asr.metrics import confidence
 from tff_asr.privacy import epsilon_report
 from tff_asr.privacy import statement
 from tff_asr.reports import comparison
@@ -36,7 +36,7 @@ class Measured(NamedTuple):
   runs: tuple[str, ...]
   shown: comparison.Row
   seed_variance: float
-  difference: Optional[bootstrap.Interval]
+  difference: Optional[confidence.Interval]
   dev_rates: Mapping[float, float]
   best_wer: Optional[float]
 
@@ -57,7 +57,7 @@ class Verdict(NamedTuple):
   """A claim and what was found: a difference of WERs with its interval."""
 
   claim: experiments.Claim
-  found: bootstrap.Interval
+  found: confidence.Interval
 
   @property
   def text(self) -> str:
@@ -161,7 +161,7 @@ def _measured_runs(row: experiments.Row, *, runs_dir: str) -> tuple[str, ...]:
 
 def _contrast(
     measured: Mapping[str, Measured], weights: Mapping[str, float]
-) -> bootstrap.Interval:
+) -> confidence.Interval:
   """A sum of rows' word error rates."""
   return comparison.contrast([
       comparison.Term(

@@ -1,9 +1,24 @@
-"""Word errors and their rates, from jiwer's alignment."""
+"""Word errors, their rates and the alignment that they are counted in."""
 
 from collections.abc import Iterable
+import itertools
 from typing import NamedTuple
 
 import jiwer
+
+
+class Pair(NamedTuple):
+  """A word of the reference beside the word that was heard.
+
+  Attributes:
+    kind: 'equal', 'substitute', 'delete' or 'insert'.
+    reference: The word that was said; empty for 'insert'.
+    heard: The word that was heard; empty for 'delete'.
+  """
+
+  kind: str
+  reference: str
+  heard: str
 
 
 class WordErrors(NamedTuple):
@@ -37,23 +52,43 @@ class WordErrors(NamedTuple):
     return self.errors / self.words if self.words else float('nan')
 
 
-def align(reference: str, hypothesis: str) -> WordErrors:
-  """Counts the word errors of one utterance; words are split at white space.
+def align(reference: str, hypothesis: str) -> list[Pair]:
+  """Aligns the words of an utterance with those heard, with fewest errors.
 
-  An empty reference makes every word of the hypothesis an insertion.
+  Words are split at white space.
+
+  Args:
+    reference: What was said; if empty, every word heard is an insertion.
+    hypothesis: What was heard.
+
+  Returns:
+    A pair for each word of either, in order. All but the insertions spell the
+    reference, all but the deletions the hypothesis.
   """
-  reference_words, hypothesis_words = reference.split(), hypothesis.split()
-  if not reference_words:
-    return WordErrors(insertions=len(hypothesis_words))
+  said, heard = reference.split(), hypothesis.split()
+  if not said:
+    return [Pair('insert', '', word) for word in heard]
   # jiwer itself splits at spaces only.
-  counts = jiwer.process_words(
-      ' '.join(reference_words), ' '.join(hypothesis_words)
-  )
+  output = jiwer.process_words(' '.join(said), ' '.join(heard))
+  return [
+      Pair(chunk.type, *words)
+      for chunk in output.alignments[0]
+      for words in itertools.zip_longest(
+          said[chunk.ref_start_idx : chunk.ref_end_idx],
+          heard[chunk.hyp_start_idx : chunk.hyp_end_idx],
+          fillvalue='',
+      )
+  ]
+
+
+def count(reference: str, hypothesis: str) -> WordErrors:
+  """Counts the word errors of one utterance, as `align` finds them."""
+  kinds = [pair.kind for pair in align(reference, hypothesis)]
   return WordErrors(
-      substitutions=counts.substitutions,
-      deletions=counts.deletions,
-      insertions=counts.insertions,
-      words=counts.hits + counts.substitutions + counts.deletions,
+      substitutions=kinds.count('substitute'),
+      deletions=kinds.count('delete'),
+      insertions=kinds.count('insert'),
+      words=len(kinds) - kinds.count('insert'),
   )
 
 

@@ -44,7 +44,7 @@ class Evaluation:
     for hypothesis in self.hypotheses:
       errors[hypothesis.client_id] = errors.get(
           hypothesis.client_id, word_errors.WordErrors()
-      ) + word_errors.align(hypothesis.reference, hypothesis.text)
+      ) + word_errors.count(hypothesis.reference, hypothesis.text)
     return dict(sorted(errors.items()))
 
   @property

@@ -2,7 +2,7 @@
 
 Runs that differ in nothing but their seed form one row: their errors are
 averaged speaker by speaker. Differences from the first row come with a paired
-bootstrap over speakers (`metrics.bootstrap`), which does not hold what another
+bootstrap over speakers (`metrics.confidence`), which does not hold what another
 seed would change; `contrast` does.
 """
 
@@ -13,8 +13,7 @@ import statistics
 from typing import Any, NamedTuple
 
 from tff_asr import checks
-from tff_asr.metrics import bootstrap
-from tff_asr.metrics import contrast as contrast_lib
+from tff_asr.metrics import confidence
 from tff_asr.reports import speaker_spread
 from tff_asr.storage import run_dir
 
@@ -34,7 +33,7 @@ class Row(NamedTuple):
   label: str
   word_error_rate: float
   spread: float | None
-  difference: bootstrap.Interval | None
+  difference: confidence.Interval | None
   epsilon: float | None
   seconds: float
 
@@ -90,7 +89,7 @@ def compare(
       )
     else:
       row = row._replace(
-          difference=bootstrap.difference(
+          difference=confidence.difference(
               list(errors.values()),
               list(baseline[2].values()),
               list(words.values()),
@@ -138,11 +137,11 @@ def _row(
 
 def contrast(
     terms: Sequence[Term], *, output_name: str = 'test.json'
-) -> bootstrap.Interval:
+) -> confidence.Interval:
   """A sum of word error rates with weights, and its 95 % interval.
 
   Unlike `compare`'s, the interval holds what another seed would change
-  (`metrics.contrast`).
+  (`metrics.confidence`).
 
   Args:
     terms: With weights of 1 and -1 it is the difference of two.
@@ -159,7 +158,7 @@ def contrast(
     words = found
     for speaker, count in errors.items():
       total[speaker] = total.get(speaker, 0.0) + term.weight * count
-  return contrast_lib.interval(
+  return confidence.contrast(
       [total[speaker] for speaker in words],
       list(words.values()),
       seed_variance=sum(
@@ -176,7 +175,7 @@ def show_rate(row: Row) -> str:
   return rate
 
 
-def show_difference(difference: bootstrap.Interval) -> str:
+def show_difference(difference: confidence.Interval) -> str:
   """A difference in points, with its interval."""
   estimate, low, high = (100 * value for value in difference)
   return f'{estimate:+.1f} ({low:+.1f} to {high:+.1f})'

@@ -15,7 +15,7 @@ from typing import Any, Optional
 from matplotlib import figure as figure_lib
 
 from tff_asr import checks
-from tff_asr.metrics import bootstrap
+from tff_asr.metrics import confidence
 from tff_asr.metrics import word_errors
 from tff_asr.reports import privacy_utility
 from tff_asr.reports import report_page as page_lib
@@ -187,7 +187,7 @@ def _differences(runs: Sequence[run_record.Run]) -> list[str]:
     if run is runs[0] or not words or words != _words(first):
       cells.append('')
       continue
-    estimate, low, high = bootstrap.difference(
+    estimate, low, high = confidence.difference(
         *(
             [speaker_spread.num_wrong(each['speakers'][name]) for name in words]
             for each in (here, first)
@@ -296,7 +296,7 @@ def _worst(runs: Sequence[run_record.Run], num_worst: int) -> list[str]:
       continue
     counted = []
     for each in run.evaluation['hypotheses']:
-      errors = word_errors.align(each['reference'], each['text'])
+      errors = word_errors.count(each['reference'], each['text'])
       counted.append((errors.errors, errors.words, each))
     counted.sort(key=lambda row: (-row[0], row[2]['utterance_id']))
     parts.append(page_lib.heading(run.name))

@@ -10,7 +10,7 @@ import html
 import math
 from typing import Optional
 
-from tff_asr.metrics import word_alignment
+from tff_asr.metrics import word_errors
 from tff_asr.privacy import statement
 from tff_asr.reports import run_record
 
@@ -32,8 +32,8 @@ pre { background: #f6f6f6; padding: 0.8em; overflow-x: auto;
 .bad { color: #a00; font-weight: bold; }
 .words { border-collapse: separate; border-spacing: 0.3em 0; }
 .words td { border: 0; padding: 0 0.2em; text-align: center; }
-.substituted { background: #fbe3b5; } .deleted { background: #f6c4c4; }
-.inserted { background: #c9dcf7; }
+.substitute { background: #fbe3b5; } .delete { background: #f6c4c4; }
+.insert { background: #c9dcf7; }
 .note { color: #555; font-size: 0.9em; overflow-wrap: anywhere; }
 .swatch { display: inline-block; width: 0.8em; height: 0.8em; }
 """
@@ -132,12 +132,12 @@ def configuration(runs: Runs) -> list[str]:
 
 def aligned(reference: str, heard: str) -> str:
   """An utterance's words above what was heard of them, errors in colour."""
-  pairs = word_alignment.align(reference, heard)
+  pairs = word_errors.align(reference, heard)
   if not pairs:
     return note('(nothing was said, and nothing heard)')
   rows = ['', '']
   for pair in pairs:
-    kind = '' if pair.kind == word_alignment.EQUAL else pair.kind
+    kind = '' if pair.kind == 'equal' else pair.kind
     for row, word in enumerate((pair.reference, pair.heard)):
       text = html.escape(word) or '&middot;'
       rows[row] += f'<td class="{kind}">{text}</td>'

@@ -2,7 +2,7 @@
 
 Groups are what the corpus says of its speakers (`data.speakers`), as the
 evaluation kept it. Intervals resample the speakers of a group
-(`metrics.bootstrap`).
+(`metrics.confidence`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Optional
 
 from matplotlib import figure as figure_lib
 
-from tff_asr.metrics import bootstrap
+from tff_asr.metrics import confidence
 from tff_asr.reports import report_plots
 from tff_asr.reports import run_record
 from tff_asr.reports import speaker_spread
@@ -194,6 +194,6 @@ def _age(value: str) -> int:
 def _group(counts: Sequence[tuple[int, int]]) -> Group:
   """A group, from its speakers' wrong words and words."""
   wrong, words = zip(*counts)
-  interval = bootstrap.rate(wrong, words)
+  interval = confidence.rate(wrong, words)
   ends = (interval.low, interval.high) if len(counts) > 1 else None
   return Group(interval.estimate, ends, len(counts))

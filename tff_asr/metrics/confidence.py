@@ -1,0 +1,158 @@
+"""Confidence intervals (95 %) of word error rates over speakers and seeds.
+
+Utterances of one speaker are not independent, so speakers are what is sampled.
+`rate` and `difference` resample many speakers (Bisani and Ney 2004, "Bootstrap
+estimates for confidence intervals in ASR performance evaluation"). A percentile
+bootstrap of ten speakers is too narrow: `contrast` is for few speakers, and can
+add the variance over random seeds.
+"""
+
+from collections.abc import Sequence
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from tff_asr import checks
+
+_CONFIDENCE = 0.95
+# Speakers drawn at once; bounds memory and does not change the result.
+_MAX_DRAWN = 2**22
+
+
+class Interval(NamedTuple):
+  """An estimate with its confidence interval."""
+
+  estimate: float
+  low: float
+  high: float
+
+
+def rate(errors: Sequence[float], words: Sequence[float]) -> Interval:
+  """Bootstrap of a word error rate.
+
+  Args:
+    errors: Word errors of each speaker.
+    words: Words of each speaker's references.
+
+  Returns:
+    WER with its percentile interval. With a single speaker both ends are the
+    estimate, which is no certainty.
+
+  Raises:
+    ValueError: As `difference`.
+  """
+  return difference(errors, np.zeros(len(errors)), words)
+
+
+def difference(
+    errors: Sequence[float],
+    baseline_errors: Sequence[float],
+    words: Sequence[float],
+    *,
+    num_samples: int = 10_000,
+    seed: int = 1,
+) -> Interval:
+  """Paired bootstrap of the difference of two word error rates.
+
+  Args:
+    errors: Word errors of each speaker.
+    baseline_errors: The other system's, of the same speakers in the same order.
+    words: Words of each speaker's references.
+    num_samples: Resamples.
+    seed: Of the resamples: equal calls give equal results.
+
+  Returns:
+    WER minus baseline WER, with its percentile interval; below zero the first
+    system is better.
+
+  Raises:
+    ValueError: The sequences differ in length, or there are no words.
+  """
+  checks.positive_int(num_samples=num_samples)
+  if not len(errors) == len(baseline_errors) == len(words):
+    raise ValueError(
+        'errors, baseline_errors and words must have an entry for each '
+        f'speaker, found {len(errors)}, {len(baseline_errors)}, {len(words)}.'
+    )
+  words = np.asarray(words, np.float64)
+  gaps = np.asarray(errors, np.float64) - np.asarray(baseline_errors)
+  if not words.sum() > 0:
+    raise ValueError('words must have a speaker with at least one word.')
+  generator = np.random.default_rng(seed)
+  totals, sums = np.empty(num_samples), np.empty(num_samples)
+  at_once = max(1, _MAX_DRAWN // len(words))
+  for start in range(0, num_samples, at_once):
+    part = slice(start, min(start + at_once, num_samples))
+    drawn = generator.integers(
+        len(words), size=(part.stop - part.start, len(words))
+    )
+    totals[part] = words[drawn].sum(axis=1)
+    sums[part] = gaps[drawn].sum(axis=1)
+  # A resample of speakers without words has no rate.
+  rates = sums[totals > 0] / totals[totals > 0]
+  tail = 50 * (1 - _CONFIDENCE)
+  low, high = np.percentile(rates, [tail, 100 - tail])
+  return Interval(float(gaps.sum() / words.sum()), float(low), float(high))
+
+
+def contrast(
+    errors: Sequence[float],
+    words: Sequence[float],
+    *,
+    seed_variance: float = 0.0,
+) -> Interval:
+  """Weighted sum of word error rates of few speakers and random seeds.
+
+  For speakers i with w_i words, and g_i errors that are added with the weights
+  of their systems, the sum is d = sum(g_i) / sum(w_i), a ratio estimator whose
+  variance over S speakers is (Cochran 1977, "Sampling Techniques", 6.3)
+
+      S / (S - 1) sum((g_i - d w_i)^2) / sum(w_i)^2.
+
+  The variance over random seeds is added. The interval is Student's, with S - 1
+  degrees of freedom.
+
+  Args:
+    errors: Word errors of each speaker, times the weights of their systems.
+    words: Words of each speaker's references.
+    seed_variance: Of the sum, as a WER squared, over random seeds.
+
+  Raises:
+    ValueError: The sequences differ in length, there are fewer than two
+      speakers or no words, or the variance is negative.
+  """
+  checks.non_negative(seed_variance=seed_variance)
+  if len(errors) != len(words) or len(words) < 2 or not sum(words) > 0:
+    raise ValueError(
+        'errors and words must have an entry for each of at least two '
+        f'speakers, with a word, found {len(errors)} and {len(words)} of '
+        f'{sum(words)} words.'
+    )
+  errors, words = np.asarray(errors, np.float64), np.asarray(words, np.float64)
+  num_speakers, num_words = len(words), words.sum()
+  estimate = float(errors.sum() / num_words)
+  residuals = errors - estimate * words
+  variance = (
+      num_speakers / (num_speakers - 1) * (residuals @ residuals) / num_words**2
+  )
+  width = stats.t.ppf((1 + _CONFIDENCE) / 2, num_speakers - 1) * math.sqrt(
+      variance + seed_variance
+  )
+  return Interval(estimate, estimate - width, estimate + width)
+
+
+def pooled_variance(samples: Sequence[Sequence[float]]) -> float:
+  """Variance within samples, pooled by their degrees of freedom.
+
+  Args:
+    samples: Word error rates of each system over random seeds.
+
+  Returns:
+    The variance; 0 if no sample has two values, when nothing is known of it.
+  """
+  known = [sample for sample in samples if len(sample) > 1]
+  degrees = sum(len(sample) - 1 for sample in known)
+  squares = sum((len(sample) - 1) * np.var(sample, ddof=1) for sample in known)
+  return float(squares) / degrees if degrees else 0.0
