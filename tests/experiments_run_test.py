@@ -17,7 +17,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
 
-from tests import experiments
+from tests import experiment_files
 from tests import fakes
 from tff_asr import config
 from tff_asr.programs import central
@@ -63,8 +63,8 @@ def _run(
     path: str, output_dir: str, *further: str, files: Sequence[str] = ()
 ) -> Any:
   """What the program returns, with further parameters and files."""
-  program = experiments.program(path)
-  _, left_open = experiments.bind_complete(path)
+  program = experiment_files.program(path)
+  _, left_open = experiment_files.bind_complete(path)
   gin_params = [
       *_TINY[program],
       *(param for param in _LEFT_OPEN if param.split(' =')[0] in left_open),
@@ -124,12 +124,12 @@ def tearDownModule():
 class ExperimentsRunTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
-      (experiments.name(path), path) for path in experiments.experiments()
+      (experiment_files.name(path), path) for path in experiment_files.paths()
   )
   def test_two_rounds(self, path):
-    run = experiments.name(path)
+    run = experiment_files.name(path)
     results = _run(path, run)
-    if experiments.program(path) is evaluate.evaluate:
+    if experiment_files.program(path) is evaluate.evaluate:
       (found,) = results
       self.assertEqual(found['num_utterances'], 2)
       self.assertGreater(found['loss'], 0)
@@ -139,7 +139,7 @@ class ExperimentsRunTest(parameterized.TestCase):
     ) as f:
       rows = list(csv.DictReader(f))
     self.assertEqual([row['round'] for row in rows], ['1', '2'])
-    if experiments.program(path) is pretraining.train:
+    if experiment_files.program(path) is pretraining.train:
       self.assertEqual(list(results['dev_loss']), [2])
       return
     self.assertGreater(float(rows[1]['dev_loss']), 0)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import experiments
+from tests import experiment_files
 from tests import fakes
 from tff_asr import config
 from tff_asr import launch
@@ -45,8 +45,8 @@ _TINY_MODEL = (
 def _files(axis: str) -> list[str]:
   """The files of an axis that stand for themselves."""
   return [
-      str(path.relative_to(experiments.ROOT))
-      for path in sorted((experiments.ROOT / 'gin' / axis).glob('*.gin'))
+      str(path.relative_to(experiment_files.ROOT))
+      for path in sorted((experiment_files.ROOT / 'gin' / axis).glob('*.gin'))
       if '%gin.REQUIRED' not in path.read_text(encoding='utf-8')
   ]
 
@@ -54,20 +54,20 @@ def _files(axis: str) -> list[str]:
 class ExperimentsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
-      (experiments.name(path), path) for path in experiments.experiments()
+      (experiment_files.name(path), path) for path in experiment_files.paths()
   )
   def test_binds_with_what_its_header_asks_for(self, path):
-    _, left_open = experiments.bind_complete(path)
+    _, left_open = experiment_files.bind_complete(path)
     for name in left_open:
       self.assertIn(
-          name, experiments.read(path), 'It must say what it leaves open.'
+          name, experiment_files.read(path), 'It must say what it leaves open.'
       )
 
   @parameterized.named_parameters(
-      (experiments.name(path), path) for path in experiments.experiments()
+      (experiment_files.name(path), path) for path in experiment_files.paths()
   )
   def test_begins_with_what_it_is(self, path):
-    lines = experiments.read(path).splitlines()
+    lines = experiment_files.read(path).splitlines()
     self.assertTrue(lines[0].startswith('# '))
     settings = [line for line in lines if line and not line.startswith('#')]
     self.assertEqual(settings[0], 'from __gin__ import dynamic_registration')
@@ -75,11 +75,11 @@ class ExperimentsTest(parameterized.TestCase):
 
   def test_every_file_is_used_by_an_experiment_or_named_as_a_choice(self):
     used = set()
-    for path in experiments.experiments():
-      used |= experiments.included(path)
+    for path in experiment_files.paths():
+      used |= experiment_files.included(path)
     others = {
-        str(path.relative_to(experiments.ROOT))
-        for path in (experiments.ROOT / 'gin').rglob('*.gin')
+        str(path.relative_to(experiment_files.ROOT))
+        for path in (experiment_files.ROOT / 'gin').rglob('*.gin')
     } - used
     self.assertContainsSubset(
         others,
@@ -191,7 +191,7 @@ class ExperimentsTest(parameterized.TestCase):
     # From the specs: no weight is allocated.
     rows = re.findall(
         r'^\| `(conformer_\w+\.gin)` .* ([\d,]+) \|$',
-        experiments.read('docs/pretraining.md'),
+        experiment_files.read('docs/pretraining.md'),
         re.MULTILINE,
     )
     self.assertLen(rows, 2)
@@ -207,7 +207,7 @@ class ExperimentsTest(parameterized.TestCase):
       )
 
   def test_an_axis_names_what_it_requires(self):
-    for path in sorted((experiments.ROOT / 'gin').rglob('*.gin')):
+    for path in sorted((experiment_files.ROOT / 'gin').rglob('*.gin')):
       text = path.read_text(encoding='utf-8')
       required = re.findall(r'^(\w+) = %gin.REQUIRED', text, re.MULTILINE)
       if not required:
@@ -234,7 +234,7 @@ class QuickstartTest(parameterized.TestCase):
   def bind(self, experiment: str, *gin_params: str):
     path = f'gin/experiments/quickstart_{experiment}.gin'
     return config.bind(
-        experiments.program(path),
+        experiment_files.program(path),
         gin_files=[path],
         gin_params=[*_TINY_MODEL, *gin_params],
     )
@@ -341,7 +341,7 @@ class QuickstartTest(parameterized.TestCase):
           'SGD_MOMENTUM': 0.9, 'CLIENT_LAMB_EPSILON': 1e-3,
           'LARS_MOMENTUM': 0.5, 'CLIENT_LARS_MOMENTUM': 0.7,
       }
-      text = ''.join(map(experiments.read, files))
+      text = ''.join(map(experiment_files.read, files))
       build = config.bind(
           fed_avg.build,
           gin_files=files,

@@ -13,13 +13,13 @@ import os
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tests import experiments
+from tests import experiment_files
 from tff_asr import config
 
 # BUILD data: //tests:golden_files
 # BUILD tags: external local
 
-_FOLDER = experiments.ROOT / 'tests' / 'golden' / 'experiments'
+_FOLDER = experiment_files.ROOT / 'tests' / 'golden' / 'experiments'
 _WRITE = 'TFF_ASR_WRITE_GOLDENS'
 # Each axis has each kind of its swaps in one of them.
 _NAMES = (
@@ -53,15 +53,15 @@ def _difference(found: str, golden: str) -> str:
 class GoldenTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
-      (experiments.name(path), path)
-      for path in experiments.experiments()
-      if experiments.name(path) in _NAMES
+      (experiment_files.name(path), path)
+      for path in experiment_files.paths()
+      if experiment_files.name(path) in _NAMES
   )
   def test_configuration_is_the_golden_one(self, path):
-    experiments.bind_complete(path)
+    experiment_files.bind_complete(path)
     found = config.text()
-    found += f'\n# Defaults of the code:\n{experiments.defaults(found)}'
-    golden = _FOLDER / f'{experiments.name(path)}.gin'
+    found += f'\n# Defaults of the code:\n{experiment_files.defaults(found)}'
+    golden = _FOLDER / f'{experiment_files.name(path)}.gin'
     if os.environ.get(_WRITE):
       golden.parent.mkdir(parents=True, exist_ok=True)
       golden.write_text(found, encoding='utf-8')

@@ -10,7 +10,7 @@ import re
 
 from absl.testing import absltest
 
-from tests import experiments
+from tests import experiment_files
 
 # BUILD tags: external local
 
@@ -425,9 +425,9 @@ _SHOWN = {
 def _options() -> set[str]:
   """'module.function.argument' of all that the experiments configure."""
   options = set()
-  for path in experiments.experiments():
-    golden = f'tests/golden/experiments/{experiments.name(path)}.gin'
-    functions = experiments.configured(experiments.read(golden))
+  for path in experiment_files.paths():
+    golden = f'tests/golden/experiments/{experiment_files.name(path)}.gin'
+    functions = experiment_files.configured(experiment_files.read(golden))
     for selector, function in functions.items():
       for argument in inspect.signature(function).parameters:
         options.add(f'{selector}.{argument}')
@@ -448,7 +448,7 @@ class OptionsTest(absltest.TestCase):
 
   def test_the_tests_exist(self):
     for path, tests in _SHOWN.items():
-      text = experiments.read(path)
+      text = experiment_files.read(path)
       for test in tests:
         self.assertTrue(
             re.search(rf'^  def {test}\(', text, re.MULTILINE),

@@ -6,7 +6,7 @@ import re
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tests import experiments
+from tests import experiment_files
 from tff_asr import config
 from tff_asr.programs import central
 from tff_asr.programs import evaluate
@@ -15,11 +15,11 @@ from tff_asr.programs import evaluate
 
 _PATHS = [
     path
-    for path in experiments.experiments()
-    if experiments.name(path).startswith(('ls_', 'cv_'))
+    for path in experiment_files.paths()
+    if experiment_files.name(path).startswith(('ls_', 'cv_'))
 ]
 _TRAINING = [
-    path for path in _PATHS if experiments.program(path) is not evaluate.evaluate
+    path for path in _PATHS if experiment_files.program(path) is not evaluate.evaluate
 ]
 
 # The table of hyperparameters of https://arxiv.org/abs/2310.00098, section 4.2
@@ -35,7 +35,7 @@ _FEDERATED = (
     ('cv_fr_federated', *_FROM_SCRATCH, 120.0),
     ('cv_de_federated', *_FROM_SCRATCH, 120.0),
     *(
-        (experiments.name(path), *_CV_FROM_SEED, 120.0)
+        (experiment_files.name(path), *_CV_FROM_SEED, 120.0)
         for path in _TRAINING
         if re.search(r'cv_.._(dp_|federated_)', path)
     ),
@@ -49,7 +49,7 @@ def _path(name: str) -> str:
 @functools.lru_cache(maxsize=None)
 def _settings(path: str) -> dict[str, str]:
   """All settings that an experiment ends up with, as text."""
-  config.bind(experiments.program(path), gin_files=[path])
+  config.bind(experiment_files.program(path), gin_files=[path])
   return dict(
       re.findall(r'^([A-Z]\w*) = (?:\\\n +)?(.+)$', config.text(), re.MULTILINE)
   )
@@ -104,9 +104,9 @@ class PublishedRunsTest(parameterized.TestCase):
       self.assertEqual(settings['L2_NORM_CLIP'], '1e999')
 
   @parameterized.named_parameters(
-      (experiments.name(path), path)
+      (experiment_files.name(path), path)
       for path in _TRAINING
-      if experiments.program(path) is central.train
+      if experiment_files.program(path) is central.train
   )
   def test_central_runs_have_the_published_settings(self, path):
     settings = _settings(path)
@@ -125,7 +125,7 @@ class PublishedRunsTest(parameterized.TestCase):
     self.assertEqual(float(settings['MAX_BATCH_SEC']), 8 * 240)
 
   @parameterized.named_parameters(
-      (experiments.name(path), path) for path in _TRAINING
+      (experiment_files.name(path), path) for path in _TRAINING
   )
   def test_the_model_is_the_paper_s(self, path):
     settings = _settings(path)
@@ -150,35 +150,35 @@ class PublishedRunsTest(parameterized.TestCase):
     )
 
   @parameterized.named_parameters(
-      (experiments.name(path), path) for path in _TRAINING
+      (experiment_files.name(path), path) for path in _TRAINING
   )
   def test_the_header_says_what_to_expect_and_how_to_run_it(self, path):
-    header = experiments.read(path).split('from __gin__')[0]
+    header = experiment_files.read(path).split('from __gin__')[0]
     for part in ('Expected WER', 'Cost:', 'Table', f'--gin_file={path}',
-                 f'--output_dir=runs/{experiments.name(path)} '):
+                 f'--output_dir=runs/{experiment_files.name(path)} '):
       self.assertIn(part, header)
     seed = _settings(path)['INIT_FROM_RUN'].strip("'").removeprefix('runs/')
     if seed != 'None' and _path(seed) not in _PATHS:
       self.assertIn(f'--output_dir=runs/{seed} ', header)
 
   @parameterized.named_parameters(
-      (experiments.name(path), path)
-      for path in experiments.experiments()
+      (experiment_files.name(path), path)
+      for path in experiment_files.paths()
       if re.search(r'/(ssl|pretrain_mini|finetune_mini)_', path)
   )
   def test_headers_of_pretraining_say_how_to_run_it(self, path):
-    header = experiments.read(path).split('from __gin__')[0]
+    header = experiment_files.read(path).split('from __gin__')[0]
     self.assertIn(f'--gin_file={path}', header.replace(' \\\n#      ', ''))
-    if '/ssl_' in path and experiments.program(path) is not evaluate.evaluate:
+    if '/ssl_' in path and experiment_files.program(path) is not evaluate.evaluate:
       for part in ('Expected WER', 'Cost:'):
         self.assertIn(part, header)
 
   def test_the_table_of_docs_has_each(self):
     documented = re.findall(
-        r'^\| `((?:ls|cv)_\w+)` \|', experiments.read('docs/recipe.md'),
+        r'^\| `((?:ls|cv)_\w+)` \|', experiment_files.read('docs/recipe.md'),
         re.MULTILINE,
     )
-    self.assertCountEqual(documented, map(experiments.name, _TRAINING))
+    self.assertCountEqual(documented, map(experiment_files.name, _TRAINING))
 
 
 if __name__ == '__main__':

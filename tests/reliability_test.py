@@ -4,7 +4,7 @@ import re
 
 from absl.testing import absltest
 
-from tests import experiments
+from tests import experiment_files
 
 # BUILD tags: external local
 
@@ -29,7 +29,7 @@ _TEST = re.compile(r'`(test_\w+)`')
 
 def _rows() -> dict[str, re.Match[str]]:
   """The rows of the table by fault, without its head."""
-  text = experiments.read('docs/reliability.md')
+  text = experiment_files.read('docs/reliability.md')
   lines = text.split('\n## Faults\n')[1].split('\n## ')[0].splitlines()
   rows = [row for row in map(_ROW.match, lines) if row is not None]
   return {row['fault']: row for row in rows if row['fault'] != 'fault'}
@@ -48,7 +48,7 @@ class FaultsTest(absltest.TestCase):
       self.assertNotEmpty(_FILE.findall(row['tests']), fault)
       for part in row['tests'].split(';'):
         (name,) = _FILE.findall(part)
-        (path,) = (experiments.ROOT / 'tests').rglob(f'{name}.py')
+        (path,) = (experiment_files.ROOT / 'tests').rglob(f'{name}.py')
         text = path.read_text(encoding='utf-8')
         for test in _TEST.findall(part):
           self.assertIn(f'def {test}(', text, f'{fault}: {path.name}')

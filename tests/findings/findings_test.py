@@ -9,7 +9,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
-from tests import experiments as experiments_lib
+from tests import experiment_files
 from tff_asr import config
 from tff_asr.findings import experiments
 from tff_asr.findings import groups
@@ -99,7 +99,7 @@ class GroupsTest(parameterized.TestCase):
     for run in recipes.values():
       experiment = f'gin/experiments/{run.recipe.experiment}.gin'
       config.bind(
-          experiments_lib.program(experiment),
+          experiment_files.program(experiment),
           gin_files=[
               experiment, *run.recipe.model.gin_files, *run.recipe.gin_files
           ],

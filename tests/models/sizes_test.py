@@ -5,7 +5,7 @@ import re
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tests import experiments
+from tests import experiment_files
 from tff_asr import config
 from tff_asr.models import ctc
 from tff_asr.models import weights
@@ -20,9 +20,9 @@ _ROW = re.compile(
 
 def _rows() -> list[tuple[str, str, int, str]]:
   """The documented table: name, file, parameters, what the paper prints."""
-  text = experiments.read('docs/models.md')
+  text = experiment_files.read('docs/models.md')
   return [
-      (experiments.name(path), path, int(count.replace(',', '')), printed)
+      (experiment_files.name(path), path, int(count.replace(',', '')), printed)
       for path, count, printed in _ROW.findall(text)
   ]
 
@@ -57,8 +57,8 @@ class SizesTest(parameterized.TestCase):
 
   def test_every_model_is_in_the_table(self):
     files = {
-        str(path.relative_to(experiments.ROOT))
-        for path in (experiments.ROOT / 'gin' / 'models').glob('*.gin')
+        str(path.relative_to(experiment_files.ROOT))
+        for path in (experiment_files.ROOT / 'gin' / 'models').glob('*.gin')
     }
     # What the others include.
     files -= {

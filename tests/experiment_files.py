@@ -58,13 +58,13 @@ def program(path: str) -> Callable[..., Any] | None:
   return found
 
 
-def experiments() -> list[str]:
+def paths() -> list[str]:
   """Paths of all experiments, without what they share."""
-  paths = (
+  found = (
       str(path.relative_to(ROOT))
       for path in sorted((ROOT / 'gin' / 'experiments').glob('*.gin'))
   )
-  return [path for path in paths if program(path)]
+  return [path for path in found if program(path)]
 
 
 def name(path: str) -> str:
