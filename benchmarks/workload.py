@@ -18,6 +18,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from data_tools import shards
+from tff_asr import files
 from tff_asr.aggregators import dp_mean
 from tff_asr import checks
 from tff_asr.data import client_data
@@ -31,7 +32,6 @@ from tff_asr.optimizers import lamb
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
-from tff_asr.storage import run_dir
 from tff_asr.text import tokenizer as tokenizer_lib
 
 _TRANSCRIPT = 'nobody says this but it is as long as speech'
@@ -261,4 +261,4 @@ def report(title: str, table: list[list[str]], figures: dict[str, Any],
   if json_path:
     folder = os.path.dirname(os.path.abspath(json_path))
     os.makedirs(folder, exist_ok=True)
-    run_dir.write_json(json_path, dict(figures, machine=machine()))
+    files.write_json(json_path, dict(figures, machine=machine()))

@@ -9,6 +9,7 @@ Example:
       --data=quickstart_data/shards/test
 """
 
+from tff_asr import files
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
@@ -23,7 +24,6 @@ from tff_asr.recognition import exporting
 from tff_asr.recognition import recognizer as recognizer_lib
 from tff_asr.reports import model_card
 from tff_asr.reports import run_record
-from tff_asr.storage import run_dir
 
 _RUN = flags.DEFINE_string('run', None, 'Folder of a run that has ended.')
 _OUTPUT_DIR = flags.DEFINE_string('output_dir', None, 'Folder for the exports.')
@@ -55,7 +55,7 @@ def main(_) -> None:
   card = model_card.build(
       run, recognizer=recognizer, exports=exports, data_dir=_DATA.value
   )
-  run_dir.write_text(os.path.join(_OUTPUT_DIR.value, model_card.CARD), card)
+  files.write_text(os.path.join(_OUTPUT_DIR.value, model_card.CARD), card)
   for each in exports:
     print(each)
 

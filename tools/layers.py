@@ -18,7 +18,12 @@ FOLDERS = ('tff_asr', 'bin', 'data_tools', 'benchmarks', 'tests', 'tools')
 
 # Layer by layer: the packages and modules of tff_asr, and their libraries.
 LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
-    {'type_checks': (), 'checks': (), 'sequential': ('tensorflow',)},
+    {
+        'type_checks': (),
+        'checks': (),
+        'files': (),
+        'sequential': ('tensorflow',),
+    },
     # Plain TensorFlow, NumPy and Python.
     {
         'features': ('numpy', 'tensorflow'),

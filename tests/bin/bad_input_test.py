@@ -15,6 +15,7 @@ import tensorflow as tf
 from tests.bin import in_process
 from tests.bin import programs
 from tests import fakes
+from tff_asr import files
 from tff_asr.models import ctc
 from tff_asr.models import transformer
 from tff_asr.storage import run_dir
@@ -461,8 +462,8 @@ class BadInputTest(parameterized.TestCase):
   def test_compare_runs(self, flags, evaluation, expected):
     folder = self.enterContext(tempfile.TemporaryDirectory())
     if evaluation is not None:
-      run_dir.write_text(os.path.join(folder, 'test.json'), evaluation)
-      run_dir.write_text(os.path.join(folder, 'results.json'), '{"seconds": 1}')
+      files.write_text(os.path.join(folder, 'test.json'), evaluation)
+      files.write_text(os.path.join(folder, 'results.json'), '{"seconds": 1}')
     flags = [flag.replace('DIR', folder) for flag in flags]
     self.check(expected, 'bin/compare_runs.py', *flags)
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.bin import in_process
 from tests.bin import programs
-from tff_asr.storage import run_lock
+from tff_asr.storage import run_dir
 
 # BUILD size: large
 
@@ -95,7 +95,7 @@ class TrainFederatedTest(parameterized.TestCase):
 
   def test_a_second_run_in_the_folder_is_one_line(self):
     os.makedirs(self.run_dir)
-    lock = run_lock.RunLock(self.run_dir)
+    lock = run_dir.RunLock(self.run_dir)
     self.addCleanup(lock.release)
     tiny = programs.write_tiny(os.path.join(self.root, 'shards'))
     finished = in_process.run(

@@ -23,6 +23,7 @@ import tensorflow_federated as tff
 
 from tests import fakes
 from tests import seen
+from tff_asr import files
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
@@ -870,7 +871,7 @@ class LedgerTest(_RunTestCase):
     second = os.path.join(self.root, 'second')
     text = _read(self.file('ledger.jsonl'))
     lines = text.splitlines(keepends=True)
-    run_dir.write_text(self.file('ledger.jsonl'), ''.join(lines[:-1]))
+    files.write_text(self.file('ledger.jsonl'), ''.join(lines[:-1]))
     for arguments in (
         dict(output_dir=self.run, num_rounds=3),
         dict(output_dir=second, init_from_run=self.run),
@@ -889,13 +890,13 @@ class LedgerTest(_RunTestCase):
     self.assertFalse(os.path.exists(second))
     # Nor does it help to remove the states as well.
     shutil.rmtree(self.file('state'))
-    run_dir.write_text(self.file('ledger.jsonl'), ''.join(lines[:-1]))
+    files.write_text(self.file('ledger.jsonl'), ''.join(lines[:-1]))
     with self.assertRaisesRegex(ledger_lib.LedgerError, 'was shortened'):
       run_privacy.epsilon_of_run(self.run)
     os.remove(self.file('ledger.jsonl'))
     with self.assertRaisesRegex(ValueError, 'no saved state'):
       _train(self.run)
-    run_dir.write_text(self.file('ledger.jsonl'), text)
+    files.write_text(self.file('ledger.jsonl'), text)
     with self.assertRaisesRegex(ValueError, 'no saved state'):
       _train(self.run)
 

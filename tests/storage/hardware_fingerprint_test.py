@@ -14,9 +14,9 @@ _RESTORE = (
     'import sys\n'
     'import tensorflow as tf\n'
     'from tff_asr.storage import hardware_fingerprint\n'
-    'machine.restore_threads(sys.argv[1])\n'
+    'hardware_fingerprint.restore_threads(sys.argv[1])\n'
     'print(tf.config.threading.get_intra_op_parallelism_threads())\n'
-    'machine.check(sys.argv[1])\n'
+    'hardware_fingerprint.check(sys.argv[1])\n'
 )
 
 

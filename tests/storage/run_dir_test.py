@@ -3,6 +3,8 @@
 import asyncio
 import collections
 import os
+import subprocess
+import sys
 import tempfile
 from unittest import mock
 
@@ -12,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests import fakes
+from tff_asr import files
 from tff_asr.models import weights as weights_lib
 from tff_asr.storage import run_dir
 
@@ -21,6 +24,15 @@ EVALUATE_EVERY = 10
 NUM_ROUNDS = 30
 SEED = 1
 """
+
+
+_HOLD = (
+    'import sys\n'
+    'from tff_asr.storage import run_dir\n'
+    'lock = run_dir.RunLock(sys.argv[1])\n'
+    'print("held", flush=True)\n'
+    'sys.stdin.read()\n'
+)
 
 
 class RunFolderTest(parameterized.TestCase):
@@ -56,21 +68,21 @@ class RunFolderTest(parameterized.TestCase):
   def test_a_charged_round_binds_the_settings(self):
     ledger = self.open().file('ledger.jsonl')
     other = _CONFIGURATION.replace('SEED = 1', 'SEED = 2')
-    run_dir.write_text(ledger, '{"kind": "header"}\n')
+    files.write_text(ledger, '{"kind": "header"}\n')
     self.open(other)  # Nothing is charged: stopped before its first state.
     self.assertEqual(self.configuration(), other)
-    run_dir.write_text(ledger, '{"kind": "header"}\n{"kind": "round"}\n')
+    files.write_text(ledger, '{"kind": "header"}\n{"kind": "round"}\n')
     with self.assertRaisesRegex(ValueError, 'another configuration'):
       self.open()
 
   def test_a_state_that_was_not_finished_binds_no_settings(self):
-    run_dir.write_text(self.open().file('state/state_00000000.bin.partial'), '')
+    files.write_text(self.open().file('state/state_00000000.bin.partial'), '')
     self.open(_CONFIGURATION.replace('SEED = 1', 'SEED = 2'))
 
   @parameterized.parameters('config.gin', 'model.state', 'results.json')
   def test_a_folder_that_is_no_runs_keeps_its_files(self, name):
     os.makedirs(self.path)
-    run_dir.write_text(os.path.join(self.path, name), 'mine')
+    files.write_text(os.path.join(self.path, name), 'mine')
     with self.assertRaisesRegex(ValueError, f'one holds {name} but no saved'):
       self.open()
     self.assertEqual(os.listdir(self.path), [name])
@@ -79,7 +91,7 @@ class RunFolderTest(parameterized.TestCase):
 
   def test_a_folder_with_other_files_is_taken(self):
     os.makedirs(self.path)
-    run_dir.write_text(os.path.join(self.path, 'notes.txt'), 'mine')
+    files.write_text(os.path.join(self.path, 'notes.txt'), 'mine')
     self.open()
     self.assertEqual(self.configuration(), _CONFIGURATION)
 
@@ -97,7 +109,7 @@ class RunFolderTest(parameterized.TestCase):
 
   def test_places_that_cannot_be_written_are_named(self):
     file = os.path.join(self.enterContext(tempfile.TemporaryDirectory()), 'x')
-    run_dir.write_text(file, '')
+    files.write_text(file, '')
     for path in (file, os.path.join(file, 'run')):
       with self.assertRaisesRegex(ValueError, f'cannot be a folder: {file} is'):
         run_dir.check_folder(path, configuration='')
@@ -164,18 +176,6 @@ class RunFolderTest(parameterized.TestCase):
     ):
       run_dir.read_model(self.path, model=model, tokens=' abc')
 
-  def test_files_are_written_whole_or_not_at_all(self):
-    folder = self.open()
-    folder.write_text('a.txt', 'one')
-    with self.assertRaises(UnicodeEncodeError):
-      folder.write_text('a.txt', '\udc80')
-    with open(folder.file('a.txt'), encoding='utf-8') as f:
-      self.assertEqual(f.read(), 'one')
-    self.assertCountEqual(
-        os.listdir(self.path),
-        ['a.txt', 'config.gin', 'machine.json', 'run.lock', 'state'],
-    )
-
   def test_metrics_go_to_a_table_and_to_tensorboard(self):
     managers = self.open().release_managers(last=0)
 
@@ -192,12 +192,30 @@ class RunFolderTest(parameterized.TestCase):
     self.assertTrue(os.listdir(self.open().file('tensorboard')))
 
   def test_two_runs_exclude_each_other(self):
+    run_dir.check_folder(self.path, configuration=_CONFIGURATION)
+    self.assertFalse(os.path.exists(self.path))  # To look writes nothing.
     with self.open():
       with self.assertRaisesRegex(ValueError, f'process {os.getpid()} on '):
         self.open()
       with self.assertRaisesRegex(ValueError, 'in use by process'):
         run_dir.check_folder(self.path, configuration=_CONFIGURATION)
     self.open()
+
+  def test_it_ends_with_its_process_however_that_ends(self):
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    process = subprocess.Popen(
+        [sys.executable, '-c', _HOLD, folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    self.addCleanup(process.stdin.close)
+    self.addCleanup(process.stdout.close)
+    self.assertEqual(process.stdout.readline(), b'held\n')
+    with self.assertRaisesRegex(run_dir.InUseError, f' {process.pid} on '):
+      run_dir.RunLock(folder)
+    process.kill()
+    process.wait()
+    run_dir.RunLock(folder).release()
 
   def test_states_to_keep_are_settings(self):
     folder = run_dir.RunDir(

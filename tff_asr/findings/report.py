@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 import os
 import textwrap
 
+from tff_asr import files
 from tff_asr.findings import experiments
 from tff_asr.findings import plot
 from tff_asr.findings import table
 from tff_asr.reports import comparison
-from tff_asr.storage import run_dir
 
 _PLOTS = 'results'
 _INTRODUCTION = """\
@@ -72,7 +72,7 @@ def write(
     )
   summary = f'## What holds\n\n{comparison.markdown(claims)}\n'
   introduction = _introduction(deviation)
-  run_dir.write_text(path, '\n'.join([introduction, summary, *sections]))
+  files.write_text(path, '\n'.join([introduction, summary, *sections]))
 
 
 def _introduction(deviation: table.Deviation) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tff_asr import files
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import audit as audit_lib
 from tff_asr.privacy import canaries as canaries_lib
@@ -82,7 +83,7 @@ async def audit(
       'cohort_size': results['cohort_size'],
       'population': results['population'],
   }
-  run_dir.write_json(os.path.join(output_dir, 'audit.json'), fields)
+  files.write_json(os.path.join(output_dir, 'audit.json'), fields)
   print(
       f'audit: epsilon {found.epsilon:.3g} ({found.low:.3g} to '
       f'{found.high:.3g}) at delta {found.delta:g} by {found.num_canaries} '

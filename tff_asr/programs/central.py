@@ -28,7 +28,7 @@ from tff_asr.programs import preflight
 from tff_asr.programs import progress as progress_lib
 from tff_asr.programs import warm_start
 from tff_asr.storage import run_dir
-from tff_asr.storage import async_checkpointer
+from tff_asr.storage import checkpoints
 
 # Speakers read from at once, so that a batch mixes them.
 _INTERLEAVED_CLIENTS = 64
@@ -165,7 +165,7 @@ async def train(
     begun = started = time.monotonic()
     audio_sec = 0.0
 
-    async with async_checkpointer.Saver(run.state_manager, saved=step) as saver:
+    async with checkpoints.Saver(run.state_manager, saved=step) as saver:
       with progress_lib.Progress(
           description='central', total=num_steps, initial=step, unit='step'
       ) as progress:

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tff_asr import checks
+from tff_asr import files
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import speakers
 from tff_asr.models import ctc
@@ -62,7 +63,7 @@ def evaluate(
     for run, run_weights in zip(runs, weights, strict=True):
       evaluated = evaluator(run_weights, progress=progress.update)
       results.append(_figures(evaluated, attributes))
-      run_dir.write_json(os.path.join(run, output_name), results[-1])
+      files.write_json(os.path.join(run, output_name), results[-1])
   for run, figures in zip(runs, results, strict=True):
     print(
         f'{run}: WER {100 * figures["word_error_rate"]:.2f} % of '

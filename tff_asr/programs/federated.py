@@ -36,8 +36,8 @@ from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
 from tff_asr.programs import round_metrics
 from tff_asr.programs import warm_start
+from tff_asr.storage import checkpoints
 from tff_asr.storage import run_dir
-from tff_asr.storage import async_checkpointer
 
 
 class ProgramState(NamedTuple):
@@ -208,7 +208,7 @@ async def train(
         description='federated', total=num_rounds, initial=round_num
     ))
     saver = await stack.enter_async_context(
-        async_checkpointer.Saver(run.state_manager, saved=round_num)
+        checkpoints.Saver(run.state_manager, saved=round_num)
     )
     rounds = private_rounds.PrivateRoundRunner(
         ledger=ledger,

@@ -7,10 +7,10 @@ import os
 
 from matplotlib import figure
 
+from tff_asr import files
 from tff_asr.learning import layer_freeze
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
-from tff_asr.storage import run_dir
 
 TABLE = 'layer_scores.csv'
 PICTURE = 'layer_scores.png'
@@ -34,7 +34,7 @@ def write(
   for name in names:
     size = weights_lib.count({name: specs[name]})
     table.writerow([name, scores[name], squares[name], size])
-  run_dir.write_text(os.path.join(run, TABLE), text.getvalue())
+  files.write_text(os.path.join(run, TABLE), text.getvalue())
   picture = figure.Figure(figsize=(8, 1 + 0.16 * len(names)))
   axes = picture.add_subplot()
   axes.barh(names[::-1], [scores[name] for name in names[::-1]])

@@ -38,7 +38,7 @@ from tff_asr.programs import pretrain_setup
 from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
 from tff_asr.storage import run_dir
-from tff_asr.storage import async_checkpointer
+from tff_asr.storage import checkpoints
 
 
 class ProgramState(NamedTuple):
@@ -174,7 +174,7 @@ async def train(
         description='pre-training', total=num_steps, initial=step, unit='step'
     ))
     saver = await stack.enter_async_context(
-        async_checkpointer.Saver(run.state_manager, saved=step)
+        checkpoints.Saver(run.state_manager, saved=step)
     )
     rounds = None
     if is_private:

@@ -21,11 +21,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr import checks
+from tff_asr import files
 from tff_asr.data import schema
 from tff_asr.metrics import word_errors
 from tff_asr.models import serving
 from tff_asr.recognition import recognizer as recognizer_lib
-from tff_asr.storage import run_dir
 
 SAVED_MODEL = 'saved_model'
 TOKENS = 'tokens.json'
@@ -174,11 +174,11 @@ def export(
         recognizer.pipeline.tokenizer.decode(ids).strip()
         for ids in tflite_tokens(path, utterances)
     ])
-  run_dir.write_text(
+  files.write_text(
       os.path.join(output_dir, TOKENS),
       json.dumps(list(characters), ensure_ascii=False) + '\n',
   )
-  run_dir.write_json(
+  files.write_json(
       os.path.join(output_dir, 'export.json'),
       [each.fields() for each in found],
   )

@@ -8,10 +8,10 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from tff_asr import checks
+from tff_asr import files
 from tff_asr.data import audio
 from tff_asr.programs import progress as progress_lib
 from tff_asr.recognition import recognizer as recognizer_lib
-from tff_asr.storage import run_dir
 
 FORMATS = ('text', 'json', 'srt')
 
@@ -83,7 +83,7 @@ def transcribe(
             output_dir, stems[heard.name] + _ENDINGS[output_format]
         )
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        run_dir.write_text(path, render([heard], output_format=output_format))
+        files.write_text(path, render([heard], output_format=output_format))
   text = None
   if output_dir is None and (done or not errors):
     text = render(done, output_format=output_format, named=len(sources) > 1)

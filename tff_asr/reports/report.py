@@ -15,6 +15,7 @@ from typing import Any, Optional
 from matplotlib import figure as figure_lib
 
 from tff_asr import checks
+from tff_asr import files
 from tff_asr.metrics import confidence
 from tff_asr.metrics import word_errors
 from tff_asr.reports import privacy_utility
@@ -23,7 +24,6 @@ from tff_asr.reports import report_plots
 from tff_asr.reports import run_record
 from tff_asr.reports import speaker_groups
 from tff_asr.reports import speaker_spread
-from tff_asr.storage import run_dir
 
 PAGE = 'report.html'
 _DPI = 110
@@ -91,7 +91,7 @@ def write(
   ]
   title = 'Report of ' + ', '.join(run.name for run in runs)
   path = os.path.join(output_dir, PAGE)
-  run_dir.write_text(path, page_lib.page(title=title, sections=sections))
+  files.write_text(path, page_lib.page(title=title, sections=sections))
   return path
 
 

@@ -1,4 +1,4 @@
-"""Program state on disk: one checked file a version, written atomically.
+"""Program states on disk: a checked file a version, written in the background.
 
 Differs from `tff.program.FileProgramStateManager`: checksums, atomic files, no
 TensorFlow graph and no second copy of the state, the structure is compared on
@@ -175,3 +175,89 @@ class StateManager(tff.program.ProgramStateManager):
     for version in (self.get_versions_sync() or [])[: -self._keep_last]:
       if not self._keep_every or version % self._keep_every:
         self.remove(version)
+
+
+class Saver:
+  """Writes states beside the rounds that follow; an async context manager.
+
+  A state that is being written holds its arrays until it is on disk, so a run
+  takes the memory of one state more than it would without.
+
+  The state may not be changed afterwards; a round makes a new one. At the end
+  of the context what is being written is waited for, also where the run failed
+  or was interrupted: then the newest state that `offer` was given is saved as
+  well, so that nothing is done twice.
+  """
+
+  def __init__(self, manager: StateManager, *, saved: int):
+    """Prepares to save.
+
+    Args:
+      manager: Where to.
+      saved: The version that is saved already.
+    """
+    self._manager = manager
+    self._saved = saved
+    self._writing = None
+    self._newest = None
+
+  def offer(self, state: Any, version: int) -> None:
+    """Says what there is to save if the run fails or is interrupted."""
+    self._newest = state, version
+
+  def withdraw(self) -> None:
+    """Says that what was offered is no good."""
+    self._newest = None
+
+  async def save(self, state: Any, version: int) -> None:
+    """Begins to write a version, when the one before is on disk.
+
+    Raises:
+      OSError: A version could not be written: this one's error comes with the
+        next call.
+    """
+    await self.wait()
+    if version != self._saved:
+      self._saved = version
+      self._writing = asyncio.ensure_future(self._manager.save(state, version))
+
+  async def wait(self) -> None:
+    """Waits until all versions are on disk.
+
+    Raises:
+      OSError: One could not be written.
+    """
+    if self._writing is not None:
+      # A run that is interrupted meanwhile still finishes to write.
+      await asyncio.shield(self._writing)
+      self._writing = None
+
+  def check(self) -> None:
+    """Raises the error of a version that could not be written, if any."""
+    if self._writing is not None and self._writing.done():
+      self._writing.result()
+      self._writing = None
+
+  async def __aenter__(self) -> 'Saver':
+    return self
+
+  async def __aexit__(self, kind: Any, error: Any, unused_trace: Any) -> None:
+    if kind is None:
+      await self.wait()
+      return
+    if self._writing is not None:
+      await asyncio.wait([self._writing])
+      if self._writing.exception() is not None:
+        return  # The run ends with its own error, or with this one.
+      self._writing = None
+    if self._newest is None or not issubclass(
+        kind, (Exception, asyncio.CancelledError)
+    ):
+      return
+    state, version = self._newest
+    if version != self._saved:
+      self._saved = version
+      try:
+        await self._manager.save(state, version)
+      except OSError as problem:
+        logging.warning('The last state could not be saved: %s', problem)

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 import csv
 import io
 import os
-import tempfile
 from typing import Any
 
 import tensorflow_federated as tff
 
 from tff_asr import checks
+from tff_asr import files
 
 _KEY = 'round'
 
@@ -66,18 +66,7 @@ class MetricsFile(tff.program.ReleaseManager):
     """Writes the whole file, or leaves it as it is."""
     data = _format(self._columns, [dict(zip(self._columns, self._columns))])
     data += _format(self._columns, rows)
-    folder = os.path.dirname(os.path.abspath(self._path))
-    descriptor, temporary = tempfile.mkstemp(dir=folder)
-    try:
-      with os.fdopen(descriptor, 'wb') as file:
-        file.write(data)
-        file.flush()
-        os.fsync(descriptor)
-      os.chmod(temporary, 0o644)
-      os.replace(temporary, self._path)
-    except BaseException:
-      os.unlink(temporary)
-      raise
+    files.write(self._path, data)
 
 
 def read(path: str, name: str) -> dict[int, float]:

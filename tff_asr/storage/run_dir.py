@@ -1,7 +1,7 @@
 """The folder of a run: what programs write there and read back.
 
     config.gin      the configuration
-    run.lock        held while a run goes on here (`run_lock`)
+    run.lock        held while a run goes on here; names its process
     machine.json    threads and devices that it began with (`hardware_fingerprint`)
     state/          program states, to resume from (hold keys: owner only)
     model.state     the trained weights, for evaluation and as a seed
@@ -20,21 +20,21 @@ import hashlib
 import json
 import os
 import re
-import tempfile
+import socket
 from typing import Any, Optional
 
 import numpy as np
 import tensorflow_federated as tff
 
 from tff_asr import checks
+from tff_asr import files
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.storage import checkpoints
 from tff_asr.storage import hardware_fingerprint
 from tff_asr.storage import metrics_file
-from tff_asr.storage import run_lock
 from tff_asr.storage import state_file
-from tff_asr.storage import checkpoints
 
 # Settings that may change when a run is resumed: they decide how far it goes
 # and what is shown, not what a round does.
@@ -46,6 +46,7 @@ _MAY_CHANGE = re.compile(
 LEDGER = 'ledger.jsonl'
 MODEL = 'model.state'
 _CONFIG = 'config.gin'
+_LOCK = 'run.lock'
 METRICS = 'metrics.csv'
 RESULTS = 'results.json'
 _STATES = 'state'
@@ -58,6 +59,39 @@ FILES = (
     'privacy.txt',
     'privacy.json',
 )
+
+
+class InUseError(ValueError):
+  """Another run has the folder."""
+
+
+class RunLock:
+  """Holds a folder until `release`, or until this process ends.
+
+  The file stays and says who held the folder last.
+  """
+
+  def __init__(self, folder: str):
+    """Takes the lock.
+
+    Args:
+      folder: Exists.
+
+    Raises:
+      InUseError: Another process (or this one) holds it; names it.
+    """
+    path = os.path.join(folder, _LOCK)
+    # Unbuffered; not inherited by programs that this one starts.
+    self._file = open(path, 'a+b', buffering=0)
+    if not files.try_lock(self._file.fileno()):
+      self._file.close()
+      raise _in_use(folder)
+    self._file.truncate(0)
+    self._file.write(f'{os.getpid()} on {socket.gethostname()}\n'.encode())
+
+  def release(self) -> None:
+    """Lets go of the folder."""
+    self._file.close()
 
 
 class RunDir:
@@ -89,7 +123,7 @@ class RunDir:
     check_folder(path, configuration=configuration)
     self.path = path
     os.makedirs(path, exist_ok=True)
-    self._lock = run_lock.RunLock(path)
+    self._lock = RunLock(path)
     # First the states' folder, which marks the folder as that of a run.
     self.state_manager = checkpoints.StateManager(
         self.file(_STATES), keep_last=keep_last, keep_every=keep_every
@@ -98,7 +132,9 @@ class RunDir:
       hardware_fingerprint.check(path)
     else:
       self.write_text(_CONFIG, configuration)
-      self.write_json(os.path.basename(hardware_fingerprint.path(path)), hardware_fingerprint.describe())
+      files.write_json(
+          hardware_fingerprint.path(path), hardware_fingerprint.describe()
+      )
 
   def __enter__(self) -> 'RunDir':
     return self
@@ -112,11 +148,11 @@ class RunDir:
 
   def write_text(self, name: str, text: str) -> None:
     """Writes a file of the folder whole or not at all."""
-    write_text(self.file(name), text)
+    files.write_text(self.file(name), text)
 
   def write_json(self, name: str, value: Any) -> None:
     """Writes a value as a JSON file of the folder."""
-    write_json(self.file(name), value)
+    files.write_json(self.file(name), value)
 
   def read_metric(self, name: str) -> dict[int, float]:
     """A released metric of the whole run, by round or step, where it was set.
@@ -169,8 +205,8 @@ class RunDir:
 
 def newest_state(run: str) -> Optional[str]:
   """The file of the newest state that a run saved, or None without any."""
-  files = checkpoints.files(os.path.join(run, _STATES))
-  return files[max(files)] if files else None
+  saved = checkpoints.files(os.path.join(run, _STATES))
+  return saved[max(saved)] if saved else None
 
 
 def check_folder(path: str, *, configuration: str) -> None:
@@ -187,7 +223,7 @@ def check_folder(path: str, *, configuration: str) -> None:
       folder of a run.
   """
   checks.output_folders(output_dir=path)
-  run_lock.check_free(path)
+  _check_free(path)
   config = os.path.join(path, _CONFIG)
   if _has_begun(path):
     if not os.path.isfile(config):
@@ -211,6 +247,29 @@ def check_folder(path: str, *, configuration: str) -> None:
     )
 
 
+def _check_free(folder: str) -> None:
+  """Raises InUseError if a run holds the folder; writes nothing."""
+  try:
+    descriptor = os.open(os.path.join(folder, _LOCK), os.O_RDONLY)
+  except OSError:
+    return  # Nobody ever held it.
+  try:
+    if not files.try_lock(descriptor):
+      raise _in_use(folder)
+  finally:
+    os.close(descriptor)
+
+
+def _in_use(folder: str) -> InUseError:
+  """The error that names who holds the folder."""
+  with open(os.path.join(folder, _LOCK), encoding='utf-8') as f:
+    holder = f.read().strip() or 'unknown'
+  return InUseError(
+      f'{folder} is in use by process {holder}: wait until it has ended, end '
+      'it, or take another output_dir.'
+  )
+
+
 def _has_begun(path: str) -> bool:
   """Whether the run in a folder has saved a state or charged a round."""
   states = os.path.join(path, _STATES)
@@ -224,25 +283,6 @@ def _has_begun(path: str) -> bool:
   with open(ledger, 'rb') as f:
     f.readline()  # The header.
     return bool(f.read(1))
-
-
-def write_text(path: str, text: str) -> None:
-  """Writes a file whole or not at all."""
-  folder = os.path.dirname(os.path.abspath(path))
-  descriptor, temporary = tempfile.mkstemp(dir=folder)
-  try:
-    with os.fdopen(descriptor, 'w', encoding='utf-8') as f:
-      f.write(text)
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
-  except BaseException:
-    os.unlink(temporary)
-    raise
-
-
-def write_json(path: str, value: Any) -> None:
-  """Writes a value as indented JSON, whole or not at all."""
-  write_text(path, json.dumps(value, indent=1) + '\n')
 
 
 def read_model(

@@ -13,8 +13,8 @@ by: the state is read once and never held twice. Checksums are CRC-32, to find
 damage, not forgery; they cost 0.3 s a GB where BLAKE2 costs 1.4. No pickle:
 loading runs no code from the file.
 
-A file is written as `.partial`, synced, renamed, and the folder synced: a name
-stands for a whole file, old or new. Its mode is 0600: program states hold keys.
+A file is written atomically (`files`). Its mode is 0600: program states hold
+keys.
 
 Leaves: NumPy arrays and scalars (bfloat16, arrays of bytes), eager tensors
 (loaded as their `.numpy()`), int, float, bool, str, bytes, None. Structures:
@@ -22,7 +22,6 @@ dicts, lists, tuples, NamedTuples, attrs classes.
 """
 
 from collections.abc import Mapping
-import contextlib
 import errno
 import json
 import os
@@ -34,6 +33,8 @@ import ml_dtypes
 import numpy as np
 import tensorflow as tf
 import tree
+
+from tff_asr import files
 
 _MAGIC = b'TFFASR\x00\x01'
 _END = b'TASR'
@@ -89,22 +90,8 @@ def write_state(
   flat = _flatten(state)
   folder = os.path.dirname(os.path.abspath(path))
   _check_room(folder, flat)
-  partial = f'{path}.partial'
-  descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-  try:
-    with open(descriptor, 'wb', buffering=0) as file:
-      _write_file(file, flat, dict(metadata or {}))
-      os.fsync(descriptor)
-    os.replace(partial, path)
-  except BaseException:
-    with contextlib.suppress(OSError):
-      os.remove(partial)
-    raise
-  folder_descriptor = os.open(folder, os.O_RDONLY)
-  try:
-    os.fsync(folder_descriptor)
-  finally:
-    os.close(folder_descriptor)
+  with files.replacing(path, mode=0o600) as file:
+    _write_file(file, flat, dict(metadata or {}))
 
 
 def read_manifest(path: str) -> Manifest:
