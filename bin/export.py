@@ -9,7 +9,6 @@ Example:
       --data=quickstart_data/shards/test
 """
 
-from tff_asr import files
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
@@ -18,6 +17,7 @@ import os
 
 from absl import flags
 
+from tff_asr import files
 from tff_asr import config
 from tff_asr.data import client_data
 from tff_asr.recognition import exporting
