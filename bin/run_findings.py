@@ -21,9 +21,6 @@ from tff_asr.findings import groups
 from tff_asr.findings import jobs
 from tff_asr.findings import program
 
-# BUILD data: //bin:evaluate //bin:train_central //bin:train_federated
-# BUILD data: //data_tools:an4
-
 _SOURCE = flags.DEFINE_string(
     'source', None, "AN4's folder (with etc/ and wav/); None: shards are there."
 )

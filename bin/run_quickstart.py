@@ -31,10 +31,6 @@ from tff_asr import checks
 from tff_asr.reports import comparison
 from tff_asr.storage import run_dir
 
-# BUILD data: //bin:evaluate //bin:train_central //bin:train_federated
-# BUILD data: //data_tools:an4 //data_tools:librispeech
-# BUILD data: //data_tools:synthetic_speech
-
 _SOURCE = flags.DEFINE_string(
     'source',
     None,

@@ -11,9 +11,8 @@ from tff_asr import launch  # First: sets up TensorFlow before it is loaded.
 
 # Makes the devices when it is imported. TensorFlow's first op fixes them, and
 # any module may run one while it is being imported.
-from tests.execution import logical_devices  # pylint: disable=unused-import
+from tests import logical_devices  # pylint: disable=unused-import
 
-# BUILD data: //:pyproject.toml
 
 if os.environ.get('COVERAGE_RUN'):
   from tests import autograph_lines  # pylint: disable=g-import-not-at-top

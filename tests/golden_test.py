@@ -16,9 +16,6 @@ from absl.testing import parameterized
 from tests import experiment_files
 from tff_asr import config
 
-# BUILD data: //tests:golden_files
-# BUILD tags: external local
-
 _FOLDER = experiment_files.ROOT / 'tests' / 'golden' / 'experiments'
 _WRITE = 'TFF_ASR_WRITE_GOLDENS'
 # Each axis has each kind of its swaps in one of them.

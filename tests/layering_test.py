@@ -8,8 +8,6 @@ from absl.testing import parameterized
 
 from tools import layers
 
-# BUILD tags: external local
-
 _LINES_IN_PROGRAMS = 100
 _WIDTH = 80
 

@@ -12,8 +12,6 @@ from absl.testing import absltest
 
 from tests import experiment_files
 
-# BUILD tags: external local
-
 # What the programs in bin/ or other functions pass, not gin.
 _NOT_OPTIONS = frozenset({
     'central.train.configuration',

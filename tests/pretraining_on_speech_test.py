@@ -15,8 +15,6 @@ from data_tools import shards
 from tff_asr import config
 from tff_asr.programs import pretraining
 
-# BUILD tags: external local
-
 _SPEECH = os.environ.get('TFF_ASR_SPEECH')
 _NUM_STEPS = 300
 

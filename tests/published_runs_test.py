@@ -11,8 +11,6 @@ from tff_asr import config
 from tff_asr.programs import central
 from tff_asr.programs import evaluate
 
-# BUILD tags: external local
-
 _PATHS = [
     path
     for path in experiment_files.paths()

@@ -6,8 +6,6 @@ from absl.testing import absltest
 
 from tests import experiment_files
 
-# BUILD tags: external local
-
 # What the table must hold.
 _FAULTS = (
     'full disk',

@@ -25,8 +25,6 @@ import gin
 from tff_asr import type_checks
 from tff_asr import checks
 
-# BUILD data: //gin
-
 
 class ConfigError(checks.Problems):
   """A configuration that cannot be used; the messages are for its author."""

@@ -14,8 +14,6 @@ import pathlib
 import subprocess
 import sys
 
-# BUILD data: //:requirements.txt
-
 _REQUIREMENTS = pathlib.Path(__file__).parents[1] / 'requirements.txt'
 KNOWN = (
     'tensorflow-federated 0.87.0 has requirement jax==0.4.14, but you have jax '

@@ -3,8 +3,7 @@
 Imports point down. A package of `tff_asr` may import itself, the packages of
 lower layers, Python's own library, and the libraries listed beside it; folders
 outside `tff_asr` have a list each. `tests/layering_test.py` holds every file to
-the table, and the visibilities in the BUILD files are made from it
-(`tools/build_files.py`).
+the table, `tests/tools/build_files_test.py` the visibilities in BUILD files.
 """
 
 import ast

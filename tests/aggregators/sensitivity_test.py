@@ -13,7 +13,7 @@ from absl.testing import parameterized
 import numpy as np
 import tensorflow_federated as tff
 
-from tests.execution import logical_devices
+from tests import logical_devices
 from tff_asr.aggregators import adaptive_mean
 from tff_asr.aggregators import dp_mean
 from tff_asr.execution import multi_device

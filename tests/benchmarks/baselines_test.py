@@ -15,9 +15,6 @@ from benchmarks.baselines import job as job_lib
 from benchmarks.baselines import memory
 from benchmarks.baselines import turns
 
-# BUILD data: //benchmarks/baselines:local_step //benchmarks/baselines:rounds
-# BUILD data: //benchmarks/baselines:ours_step //benchmarks/baselines:ours_round
-
 _ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
 _OURS = turns.Rival(venv=None, program='ours_step')
 # Allocates some MB, of which a child that left its parent has half.

@@ -10,12 +10,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
 
-# BUILD data: //benchmarks:cohort_memory //benchmarks:execution
-# BUILD data: //benchmarks:dp_sgd //benchmarks:full_size
-# BUILD data: //benchmarks:aggregation //benchmarks:growth
-# BUILD data: //benchmarks:input_pipeline //benchmarks:local_step
-# BUILD data: //benchmarks:start_up
-
 _ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
 _TINY = ('--num_blocks=1', '--dim=32')
 

@@ -11,13 +11,6 @@ from absl.testing import parameterized
 
 from benchmarks import run
 
-# BUILD data: //benchmarks:aggregation //benchmarks:client_index
-# BUILD data: //benchmarks:cohort_memory //benchmarks:conversion
-# BUILD data: //benchmarks:dp_sgd //benchmarks:execution //benchmarks:full_size
-# BUILD data: //benchmarks:growth //benchmarks:input_pipeline //benchmarks:kills
-# BUILD data: //benchmarks:local_step //benchmarks:run //benchmarks:soak
-# BUILD data: //benchmarks:start_up
-
 _ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
 
 

@@ -11,8 +11,6 @@ from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger
 
-# BUILD data: //bin:compute_epsilon
-
 # The paper's first headline: epsilon 7.2.
 _HEADLINE = (
     '--cohort_size=204800', '--population=69506000', '--rounds=2034',

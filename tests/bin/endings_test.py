@@ -11,8 +11,6 @@ import pytest
 
 from tests.bin import programs
 
-# BUILD size: large
-
 _RESUME = ': the same command goes on from what was saved last.'
 # A client's work that outlasts any test: a signal comes in the middle of it.
 _ENDLESS = 'NUM_LOCAL_STEPS = 1000000'

@@ -8,10 +8,6 @@ from absl.testing import parameterized
 from tests.bin import in_process
 from tests.bin import programs
 
-# BUILD data: //bin:audit_privacy //bin:compute_epsilon //bin:export
-# BUILD data: //bin:inspect_data //bin:pretrain //bin:report //bin:transcribe
-# BUILD tags: external local
-
 _MAX_LINES = 50
 _PROGRAMS = sorted(
     path.relative_to(programs.ROOT).as_posix()

@@ -17,12 +17,6 @@ from data_tools import conversion  # pylint: disable=unused-import
 from tests.bin import programs
 from tff_asr import launch
 
-# BUILD data: //bin:compare_runs //bin:evaluate //bin:pretrain
-# BUILD data: //bin:run_findings //bin:run_quickstart
-# BUILD data: //bin:train_central //bin:train_federated
-# BUILD data: //benchmarks:cohort_memory //benchmarks:execution
-# BUILD data: //benchmarks:full_size
-
 
 class Finished(NamedTuple):
   """How a program ended."""

@@ -6,8 +6,6 @@ from absl.testing import absltest
 
 from tests.bin import in_process
 
-# BUILD tags: external local
-
 
 class InProcessTest(absltest.TestCase):
 

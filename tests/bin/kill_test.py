@@ -25,9 +25,6 @@ from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import run_privacy
 from tff_asr.storage import run_dir
 
-# BUILD size: large
-# BUILD data: //benchmarks:kills
-
 _NUM_ROUNDS = 8
 
 

@@ -13,8 +13,6 @@ import psutil
 
 from tests import fakes
 
-# BUILD data: //bin:evaluate //bin:train_central //bin:train_federated
-
 ROOT = pathlib.Path(__file__).parents[2]
 
 TINY = ('NUM_BLOCKS = 1', 'DIM = 8', 'MLP_DIM = 16', 'NUM_HEADS = 2')

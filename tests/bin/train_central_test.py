@@ -9,8 +9,6 @@ import pytest
 from tests import fakes
 from tests.bin import programs
 
-# BUILD size: large
-
 
 class TrainAndEvaluateTest(absltest.TestCase):
 

@@ -14,8 +14,6 @@ from tests.bin import in_process
 from tests.bin import programs
 from tff_asr.storage import run_dir
 
-# BUILD size: large
-
 _EXPERIMENT = '--gin_file=gin/experiments/quickstart_federated.gin'
 
 

@@ -19,8 +19,6 @@ from tff_asr.programs import central
 from tff_asr.storage import run_dir
 from tff_asr.text import tokenizer as tokenizer_lib
 
-# BUILD data: //bin:export //bin:report //bin:transcribe
-
 _CLIENTS = {'ann': 2, 'bob': 3}
 
 

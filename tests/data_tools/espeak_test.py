@@ -5,8 +5,6 @@ import textwrap
 
 from absl.testing import absltest
 
-# BUILD data: //data_tools:espeak
-
 _ROOT = pathlib.Path(__file__).parents[2]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tests.execution import logical_devices
+from tests import logical_devices
 from tests.execution import toys
 from tff_asr.execution import cache
 from tff_asr.execution import worker_threads

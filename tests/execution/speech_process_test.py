@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tests.execution import logical_devices
+from tests import logical_devices
 from tests.execution import speech_process
 from tff_asr.execution import multi_device
 from tff_asr.execution import ray_cluster

@@ -17,9 +17,6 @@ from tff_asr.findings import groups
 from tff_asr.findings import jobs
 from tff_asr.findings import program
 
-# BUILD data: //bin:evaluate //bin:train_central //bin:train_federated
-# BUILD size: large
-
 _ROOT = pathlib.Path(__file__).parents[2]
 _TINY = experiments.Model(
     settings={'NUM_BLOCKS': 1, 'DIM': 8, 'MLP_DIM': 16, 'NUM_HEADS': 2}

@@ -19,8 +19,6 @@ from tff_asr.findings import recipes
 from tff_asr.findings import report
 from tff_asr.findings import table
 
-# BUILD tags: external local
-
 _SEED = experiments.Recipe(
     name='seed',
     program=experiments.CENTRAL,

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import fakes
-from tests.execution import logical_devices
+from tests import logical_devices
 from tff_asr.learning import central_step
 from tff_asr.learning import client_update
 from tff_asr.learning import data_parallel

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import reference
-from tests.execution import logical_devices
+from tests import logical_devices
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import dp_sgd

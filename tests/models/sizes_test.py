@@ -10,8 +10,6 @@ from tff_asr import config
 from tff_asr.models import ctc
 from tff_asr.models import weights
 
-# BUILD tags: external local
-
 _ROW = re.compile(
     r'^\| `(gin/models/\w+\.gin)` \|[^|]*\|[^|]*\|[^|]*\| ([\d,]+) \| (.*?) ?\|$',
     re.MULTILINE,

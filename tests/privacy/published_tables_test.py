@@ -11,8 +11,6 @@ import pytest
 from tff_asr.privacy import accounting
 from tff_asr.privacy import noise as noise_lib
 
-# BUILD data: //:docs/privacy.md
-
 _DOCS = pathlib.Path(__file__).parents[2] / 'docs' / 'privacy.md'
 _DELTA = 1e-9
 _COLUMNS = (

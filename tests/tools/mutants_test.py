@@ -7,8 +7,6 @@ from absl.testing import absltest
 
 from tools import mutants
 
-# BUILD tags: external local
-
 # Resolved: Bazel runs a link to this file, beside what it depends on only.
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 

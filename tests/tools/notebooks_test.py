@@ -11,8 +11,6 @@ import pytest
 from tools import layers
 from tools import notebooks
 
-# BUILD tags: external local
-
 _TIMEOUT_SEC = 900
 # What a kernel does: the cells one after the other, in one module.
 _EXECUTE = '''
