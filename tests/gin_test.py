@@ -1,4 +1,4 @@
-"""Tests of gin/: every experiment parses and binds; some run on tiny shards."""
+"""Tests of gin/: every file binds; the quickstart's experiments run, tiny."""
 
 import asyncio
 import contextlib
@@ -13,9 +13,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
-import dp_accounting
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from tests import experiment_files
@@ -26,98 +24,79 @@ from tff_asr.data import client_data
 from tff_asr.execution import schedule
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
-from tff_asr.optimizers import schedules
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
-from tff_asr.privacy import accounting
+from tff_asr.optimizers import schedules
 from tff_asr.programs import audit
 from tff_asr.programs import central
 from tff_asr.programs import federated
 
-_TINY_MODEL = (
-    'NUM_BLOCKS = 1',
-    'DIM = 8',
-    'MLP_DIM = 16',
-    'NUM_HEADS = 2',
+_TINY_MODEL = ('NUM_BLOCKS = 1', 'DIM = 8', 'MLP_DIM = 16', 'NUM_HEADS = 2')
+_FEDERATED = 'gin/experiments/quickstart_federated.gin'
+_FILES = sorted(
+    path.relative_to(experiment_files.ROOT).as_posix()
+    for path in (experiment_files.ROOT / 'gin').rglob('*.gin')
 )
+# Files that users include in an experiment.
+_SWAPS = [
+    path
+    for path in _FILES
+    if path.split('/')[1] not in ('experiments', 'programs')
+    and '%gin.REQUIRED' not in experiment_files.read(path)
+]
+_PRIVACY = [path for path in _SWAPS if path.startswith('gin/privacy/')]
+# An audit needs noise.
+_AUDITED = {*_PRIVACY, 'gin/privacy/partial_noise.gin'} - {
+    'gin/privacy/none.gin'
+}
 
 
-def _files(axis: str) -> list[str]:
-  """The files of an axis that stand for themselves."""
-  return [
-      str(path.relative_to(experiment_files.ROOT))
-      for path in sorted((experiment_files.ROOT / 'gin' / axis).glob('*.gin'))
-      if '%gin.REQUIRED' not in path.read_text(encoding='utf-8')
-  ]
+class FilesTest(parameterized.TestCase):
 
-
-class ExperimentsTest(parameterized.TestCase):
-
-  @parameterized.named_parameters(
-      (experiment_files.name(path), path) for path in experiment_files.paths()
-  )
-  def test_binds_with_what_its_header_asks_for(self, path):
+  @parameterized.parameters(*experiment_files.paths())
+  def test_an_experiment_binds_with_what_its_header_asks_for(self, path):
+    header, settings = experiment_files.read(path).split('from __gin__')
+    self.assertStartsWith(header, '# ')
+    self.assertLessEqual(len(re.findall('\n+', settings)), 25)
     _, left_open = experiment_files.bind_complete(path)
     for name in left_open:
-      self.assertIn(
-          name, experiment_files.read(path), 'It must say what it leaves open.'
-      )
+      self.assertIn(name, header, 'The header must say what is left open.')
 
-  @parameterized.named_parameters(
-      (experiment_files.name(path), path) for path in experiment_files.paths()
-  )
-  def test_begins_with_what_it_is(self, path):
-    lines = experiment_files.read(path).splitlines()
-    self.assertTrue(lines[0].startswith('# '))
-    settings = [line for line in lines if line and not line.startswith('#')]
-    self.assertEqual(settings[0], 'from __gin__ import dynamic_registration')
-    self.assertLessEqual(len(settings), 25)
+  def test_a_header_names_what_the_file_requires(self):
+    for path in _FILES:
+      header, settings = experiment_files.read(path).split('from __gin__')
+      for name in re.findall(r'^(\w+) = %gin.REQUIRED', settings, re.MULTILINE):
+        self.assertIn(name, header, path)
 
-  def test_every_file_is_used_by_an_experiment_or_named_as_a_choice(self):
-    used = set()
-    for path in experiment_files.paths():
-      used |= experiment_files.included(path)
-    others = {
-        str(path.relative_to(experiment_files.ROOT))
-        for path in (experiment_files.ROOT / 'gin').rglob('*.gin')
-    } - used
-    self.assertContainsSubset(
-        others,
-        {
-            'gin/client_optimizers/lamb.gin',
-            'gin/client_optimizers/lars.gin',
-            'gin/execution/native.gin',
-            'gin/execution/ray.gin',
-            'gin/models/conformer_300m.gin',
-            'gin/models/conv.gin',
-            'gin/models/transformer_1m.gin',
-            'gin/optimizers/adagrad.gin',
-            'gin/optimizers/adamw.gin',
-            'gin/optimizers/sgd.gin',
-            'gin/optimizers/yogi.gin',
-            'gin/privacy/adaptive.gin',
-            'gin/privacy/dp_ftrl.gin',
-            'gin/privacy/partial_noise.gin',
-            'gin/privacy/per_layer_rescaled.gin',
-            'gin/privacy/per_layer_weighted.gin',
-            'gin/privacy/per_module_dim.gin',
-            'gin/programs/audit.gin',
-            'gin/programs/recognize.gin',
-            'gin/schedules/constant.gin',
-            'gin/schedules/step.gin',
-        },
+  @parameterized.parameters(*_SWAPS)
+  def test_a_swap_binds_in_an_experiment(self, path):
+    params = ['NOISE_MULTIPLIER = 1.0'] if path in _PRIVACY else []
+    config.bind(
+        federated.train, gin_files=[_FEDERATED, path], gin_params=params
     )
 
-  @parameterized.parameters(*_files('optimizers'))
+  @parameterized.parameters(*sorted(_AUDITED))
+  def test_any_privacy_can_be_audited(self, path):
+    params = ['NOISE_MULTIPLIER = 1.0']
+    if path == 'gin/privacy/partial_noise.gin':
+      params.append("NOISED_LAYERS = ('head',)")
+    files = ('gin/programs/audit.gin', 'gin/programs/recognize.gin')
+    config.bind(
+        audit.audit, gin_files=[_FEDERATED, path, *files], gin_params=params
+    )
+
+  @parameterized.parameters(
+      *(path for path in _SWAPS if path.startswith('gin/optimizers/'))
+  )
   def test_any_optimizer_trains_centrally_and_at_the_server(self, path):
     for experiment, settings in (
-        ('quickstart_seed', {'LEARNING_RATE': 0.25, 'WARMUP_STEPS': 0}),
-        ('quickstart_federated', {'SERVER_LEARNING_RATE': 0.25}),
+        ('quickstart_seed', ['LEARNING_RATE = 0.25', 'WARMUP_STEPS = 0']),
+        ('quickstart_federated', ['SERVER_LEARNING_RATE = 0.25']),
     ):
       optimizer = config.bind(
           schedules.scheduled,
           gin_files=[f'gin/experiments/{experiment}.gin', path],
-          gin_params=[f'{name} = {value}' for name, value in settings.items()],
+          gin_params=settings,
       )()
       state = optimizer.initialize(tf.TensorSpec([2]))
       self.assertEqual(float(state['optimizer']['learning_rate']), 0.25)
@@ -125,20 +104,32 @@ class ExperimentsTest(parameterized.TestCase):
       _, new_weights = optimizer.next(state, weights, tf.constant([0.1, -0.2]))
       self.assertTrue(np.all((new_weights < weights) == [True, False]))
 
-  @parameterized.parameters(
-      # 40 is where the experiment's decay starts, 20 rounds halve .6 times.
-      ('constant', 0.01, 0.01, 0.01),
-      ('exponential', 0.01, 0.01, 0.006),
-      ('step', 0.01, 0.006, 0.0036),
+  @parameterized.product(
+      experiment_and_unit=(
+          ('quickstart_federated', 'ROUNDS', 'SERVER_'),
+          ('quickstart_seed', 'STEPS', ''),
+      ),
+      name_and_rates=(
+          # Decay starts at 40, and 20 rounds are one step of it.
+          ('constant', 0.01, 0.01, 0.01),
+          ('exponential', 0.01, 0.01, 0.006),
+          ('step', 0.01, 0.006, 0.0036),
+      ),
   )
-  def test_any_schedule_swaps_in(self, name, *expected):
+  def test_any_schedule_swaps_in(self, experiment_and_unit, name_and_rates):
+    experiment, unit, prefix = experiment_and_unit
+    name, *expected = name_and_rates
+    swap = [] if name == 'exponential' else [f'gin/schedules/{name}.gin']
     optimizer = config.bind(
         schedules.scheduled,
-        gin_files=[
-            'gin/experiments/quickstart_federated.gin',
-            f'gin/schedules/{name}.gin',
+        gin_files=[f'gin/experiments/{experiment}.gin', *swap],
+        gin_params=[
+            f'{prefix}LEARNING_RATE = 0.01',
+            'DECAY_START = 40',
+            'DECAY_RATE = 0.6',
+            f'DECAY_{unit} = 20',
+            f'WARMUP_{unit} = 4',
         ],
-        gin_params=['WARMUP_ROUNDS = 4'],
     )()
     rates, state = [], optimizer.initialize(tf.TensorSpec([]))
     for _ in range(61):
@@ -150,45 +141,7 @@ class ExperimentsTest(parameterized.TestCase):
         rtol=1e-5,
     )
 
-  @parameterized.parameters(
-      *_files('models'),
-      'gin/execution/gpu.gin',
-      'gin/execution/native.gin',
-      'gin/execution/ray.gin',
-  )
-  def test_other_choices_swap_in(self, path):
-    config.bind(
-        federated.train,
-        gin_files=['gin/experiments/quickstart_federated.gin', path],
-    )
-
-  @parameterized.parameters(
-      'gin/privacy/global.gin',
-      'gin/privacy/per_layer_uniform.gin',
-      'gin/privacy/per_layer_rescaled.gin',
-      'gin/privacy/per_layer_weighted.gin',
-      'gin/privacy/per_module_dim.gin',
-      'gin/privacy/adaptive.gin',
-      'gin/privacy/dp_ftrl.gin',
-      'gin/privacy/partial_noise.gin',
-  )
-  def test_any_privacy_can_be_audited(self, path):
-    params = ['NOISE_MULTIPLIER = 1.0']
-    if path == 'gin/privacy/partial_noise.gin':
-      params.append("NOISED_LAYERS = ('head',)")
-    config.bind(
-        audit.audit,
-        gin_files=[
-            'gin/experiments/quickstart_federated.gin',
-            path,
-            'gin/programs/audit.gin',
-            'gin/programs/recognize.gin',
-        ],
-        gin_params=params,
-    )
-
   def test_documented_conformers_have_their_parameters(self):
-    # From the specs: no weight is allocated.
     rows = re.findall(
         r'^\| `(conformer_\w+\.gin)` .* ([\d,]+) \|$',
         experiment_files.read('docs/pretraining.md'),
@@ -196,25 +149,12 @@ class ExperimentsTest(parameterized.TestCase):
     )
     self.assertLen(rows, 2)
     for name, count in rows:
-      files = [
-          'gin/data/pipeline.gin',
-          'gin/execution/cpu.gin',
-          f'gin/models/{name}',
-      ]
-      model = config.bind(ctc.build, gin_files=files)()
+      axes = ('data/pipeline.gin', 'execution/cpu.gin', f'models/{name}')
+      # From the specs: no weight is allocated.
+      model = config.bind(ctc.build, gin_files=[f'gin/{x}' for x in axes])()
       self.assertEqual(
           weights_lib.count(model.encoder.specs), int(count.replace(',', ''))
       )
-
-  def test_an_axis_names_what_it_requires(self):
-    for path in sorted((experiment_files.ROOT / 'gin').rglob('*.gin')):
-      text = path.read_text(encoding='utf-8')
-      required = re.findall(r'^(\w+) = %gin.REQUIRED', text, re.MULTILINE)
-      if not required:
-        continue
-      header = text.split('from __gin__')[0]
-      for name in required:
-        self.assertIn(name, header, path)
 
 
 class QuickstartTest(parameterized.TestCase):
@@ -231,193 +171,117 @@ class QuickstartTest(parameterized.TestCase):
   def path(self, run: str) -> str:
     return os.path.join(self.root, run)
 
-  def bind(self, experiment: str, *gin_params: str):
-    path = f'gin/experiments/quickstart_{experiment}.gin'
+  def bind(self, name: str, **settings):
+    path = f'gin/experiments/quickstart_{name}.gin'
+    params = [f'{key} = {value}' for key, value in settings.items()]
     return config.bind(
         experiment_files.program(path),
         gin_files=[path],
-        gin_params=[*_TINY_MODEL, *gin_params],
+        gin_params=[*_TINY_MODEL, *params],
     )
 
-  def train(self, experiment: str, *gin_params: str) -> dict[str, Any]:
-    program = self.bind(
-        experiment, f'DEV_DIR = {self.shards("dev")!r}', *gin_params
-    )
-    with contextlib.redirect_stdout(io.StringIO()):
-      with contextlib.redirect_stderr(io.StringIO()):
-        asyncio.run(
-            program(
-                output_dir=self.path(experiment), configuration=config.text()
-            )
-        )
-    with open(
-        os.path.join(self.path(experiment), 'results.json'), encoding='utf-8'
-    ) as f:
+  def train(self, name: str, **settings) -> dict[str, Any]:
+    """Trains into a folder of the experiment's name; the results."""
+    program = self.bind(name, DEV_DIR=repr(self.shards('dev')), **settings)
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+      asyncio.run(
+          program(output_dir=self.path(name), configuration=config.text())
+      )
+    results = os.path.join(self.path(name), 'results.json')
+    with open(results, encoding='utf-8') as f:
       return json.load(f)
 
-  def train_seed(self) -> None:
+  def evaluate(self, test_dir: str, *runs: str) -> list[dict[str, Any]]:
+    runs = [self.path(run) for run in runs]
+    program = self.bind('evaluate', TEST_DIR=repr(test_dir), RUNS=repr(runs))
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+      return program()
+
+  def test_seed_federated_dp_and_evaluation(self):
     results = self.train(
         'seed',
-        f'TRAIN_DIR = {self.shards("public")!r}',
-        'NUM_STEPS = 2',
-        'EVALUATE_EVERY = 1',
+        TRAIN_DIR=repr(self.shards('public')),
+        NUM_STEPS=2,
+        EVALUATE_EVERY=1,
     )
     self.assertEqual(list(results['dev_word_error_rate']), ['1', '2'])
-
-  def train_federated(self, experiment: str, *gin_params: str):
-    return self.train(
-        experiment,
-        f'PRIVATE_DIR = {self.shards("private")!r}',
-        f'INIT_FROM_RUN = {self.path("seed")!r}',
-        'NUM_ROUNDS = 2',
-        'COHORT_SIZE = 2',
-        'NUM_LOCAL_STEPS = 1',
-        *gin_params,
-    )
-
-  def check_costs(self, build_blocks: mock.Mock) -> None:
-    """Every round's clients cost their seconds of audio."""
+    with mock.patch.object(
+        schedule, 'build_blocks', wraps=schedule.build_blocks
+    ) as build_blocks:
+      results = self.train(
+          'federated_dp',
+          PRIVATE_DIR=repr(self.shards('private')),
+          INIT_FROM_RUN=repr(self.path('seed')),
+          BUILD_COHORTS='@cohorts.fixed_size',
+          NUM_ROUNDS=2,
+          COHORT_SIZE=3,
+          NUM_LOCAL_STEPS=1,
+      )
+    # Every round's clients cost their seconds of audio.
     data = client_data.load(self.shards('private'))
     durations = [data.duration_sec(name) for name in data.client_ids]
     self.assertLen(set(durations), 3)
     self.assertEqual(build_blocks.call_count, 2)
     for call in build_blocks.call_args_list:
       self.assertCountEqual(call.kwargs['costs'], durations)
-
-  def evaluate(self, *runs: str) -> list[dict[str, Any]]:
-    program = self.bind(
-        'evaluate',
-        f'TEST_DIR = {self.shards("dev")!r}',
-        f'RUNS = {[self.path(run) for run in runs]!r}',
-    )
-    with contextlib.redirect_stdout(io.StringIO()):
-      with contextlib.redirect_stderr(io.StringIO()):
-        return program()
-
-  def test_seed_federated_dp_and_evaluation(self):
-    self.train_seed()
-    with mock.patch.object(
-        schedule, 'build_blocks', wraps=schedule.build_blocks
-    ) as build_blocks:
-      results = self.train_federated(
-          'federated_dp', 'BUILD_COHORTS = @cohorts.fixed_size',
-          'COHORT_SIZE = 3',
-      )
-    self.check_costs(build_blocks)
     self.assertEqual(results['rounds'], 2)
     self.assertEqual(results['population'], 3)
     # Noise .0024 on the sum costs far more than 10.
     self.assertIn('NOT PRIVATE', json.dumps(results['privacy']))
-    seed, federated_dp = self.evaluate('seed', 'federated_dp')
+    seed, federated_dp = self.evaluate(
+        self.shards('dev'), 'seed', 'federated_dp'
+    )
     self.assertEqual(seed['num_utterances'], 2)
     self.assertNotEqual(seed['loss'], federated_dp['loss'])
-    saved = os.path.join(self.path('seed'), 'config.gin')
     # The saved configuration is the whole of it: it binds on its own.
+    saved = os.path.join(self.path('seed'), 'config.gin')
     config.bind(central.train, gin_files=[saved])
     # Errors of the data come through gin as one line.
     with self.assertRaises(ValueError) as caught:
-      self.bind('evaluate', "TEST_DIR = 'nowhere'", "RUNS = ['x']")()
-    self.assertTrue(launch._is_users(caught.exception))
+      self.evaluate('nowhere', 'seed')
     self.assertEqual(
-        launch.one_line(caught.exception).count('nowhere is not a folder'), 1
+        launch.lines(caught.exception)[0].count('nowhere is not a folder'), 1
     )
-    self.assertNotIn('configurable', launch.one_line(caught.exception))
 
-  def test_any_optimizer_steps_at_the_clients(self):
-    base = 'gin/experiments/quickstart_federated.gin'
-    for files, expected in (
-        # The server's momentum is not the clients'.
-        ([base, 'gin/optimizers/sgd.gin'], {'learning_rate': 0.2}),
-        (
-            [base, 'gin/client_optimizers/lamb.gin'],
-            {'learning_rate': 0.2, 'beta_1': 0.9, 'epsilon': 1e-3},
-        ),
-        (
-            [base, 'gin/client_optimizers/lars.gin', 'gin/optimizers/lars.gin'],
-            {'learning_rate': 0.2, 'momentum': 0.7, 'trust_coefficient': 1e-3},
-        ),
-    ):
-      known = {
-          'SGD_MOMENTUM': 0.9, 'CLIENT_LAMB_EPSILON': 1e-3,
-          'LARS_MOMENTUM': 0.5, 'CLIENT_LARS_MOMENTUM': 0.7,
-      }
-      text = ''.join(map(experiment_files.read, files))
-      build = config.bind(
-          fed_avg.build,
-          gin_files=files,
-          gin_params=[
-              *_TINY_MODEL,
-              f'PRIVATE_DIR = {self.shards("private")!r}',
-              *(f'{k} = {v}' for k, v in known.items() if f'\n{k} =' in text),
-          ],
-      )
-      with mock.patch.object(
-          client_update, 'build', side_effect=InterruptedError
-      ) as build_work, self.assertRaises(InterruptedError):
-        build()
-      optimizer = build_work.call_args.kwargs['optimizer']
-      hparams = optimizer.get_hparams(optimizer.initialize(tf.TensorSpec([2])))
-      self.assertEqual(hparams | expected, hparams)
-      self.assertEqual('momentum' in hparams, 'momentum' in expected)
-
-  @pytest.mark.slow
-  def test_dp_ftrl_over_two_passes(self):
-    # 3 clients, 1 a round: trees of 3 rounds; noise enough for a low epsilon.
-    path = 'gin/experiments/quickstart_federated.gin'
-    program = config.bind(
-        federated.train,
-        gin_files=[path, 'gin/privacy/dp_ftrl.gin'],
+  @parameterized.parameters(
+      # The server's momentum is not the clients'.
+      (['gin/optimizers/sgd.gin'], {'SGD_MOMENTUM': 0.9}, {}),
+      (
+          ['gin/client_optimizers/lamb.gin'],
+          {'CLIENT_LAMB_EPSILON': 1e-3},
+          {'beta_1': 0.9, 'epsilon': 1e-3},
+      ),
+      (
+          ['gin/client_optimizers/lars.gin', 'gin/optimizers/lars.gin'],
+          {'LARS_MOMENTUM': 0.5, 'CLIENT_LARS_MOMENTUM': 0.7},
+          {'momentum': 0.7, 'trust_coefficient': 1e-3},
+      ),
+  )
+  def test_any_optimizer_steps_at_the_clients(self, files, settings, expected):
+    build = config.bind(
+        fed_avg.build,
+        gin_files=[_FEDERATED, *files],
         gin_params=[
             *_TINY_MODEL,
             f'PRIVATE_DIR = {self.shards("private")!r}',
-            f'DEV_DIR = {self.shards("dev")!r}',
-            'INIT_FROM_RUN = None',
-            'NUM_ROUNDS = 5',
-            'COHORT_SIZE = 1',
-            'NUM_LOCAL_STEPS = 1',
-            'NOISE_MULTIPLIER = 20.0',
-            'DELTA = 1e-5',
-            'SAVE_EVERY = 2',
+            *(f'{name} = {value}' for name, value in settings.items()),
         ],
     )
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-      with contextlib.redirect_stderr(io.StringIO()):
-        results = asyncio.run(
-            program(output_dir=self.path('ftrl'), configuration=config.text())
-        )
-    tree = dp_accounting.SingleEpochTreeAggregationDpEvent
-    event = dp_accounting.ComposedDpEvent([tree(20.0, 3), tree(20.0, 2)])
-    self.assertAlmostEqual(
-        results['privacy']['epsilon_rdp'],
-        accounting.epsilon(event, delta=1e-5),
-    )
-    self.assertEqual(results['privacy']['neighbouring'], 'replace_special')
-    self.assertIn('no assumption', printed.getvalue())
-
-  @pytest.mark.slow
-  def test_bad_data_settings_are_one_line(self):
-    foreign = {f'zoe{number}': 1 for number in range(6)}
-    fakes.write_split(self.shards('foreign'), foreign, transcript='naïve')
-    for setting, message in (
-        (
-            f'PRIVATE_DIR = {self.shards("nothing")!r}',
-            'nothing is not a folder',
-        ),
-        ('COHORT_SIZE = 4', 'cohort_size'),
-        (f'PRIVATE_DIR = {self.shards("foreign")!r}', "not tokens: 'ï'"),
-    ):
-      program = self.bind(
-          'federated',
-          f'DEV_DIR = {self.shards("dev")!r}',
-          f'PRIVATE_DIR = {self.shards("private")!r}',
-          'INIT_FROM_RUN = None',
-          setting,
-      )
-      with self.assertRaises(ValueError) as caught:
-        asyncio.run(program(output_dir=self.path('x'), configuration=''))
-      self.assertTrue(launch._is_users(caught.exception))
-      self.assertIn(message, ' '.join(launch.lines(caught.exception)))
-      self.assertFalse(os.path.exists(self.path('x')))
+    with mock.patch.object(
+        client_update, 'build', side_effect=InterruptedError
+    ) as build_work, self.assertRaises(InterruptedError):
+      build()
+    optimizer = build_work.call_args.kwargs['optimizer']
+    hparams = optimizer.get_hparams(optimizer.initialize(tf.TensorSpec([2])))
+    expected = {'learning_rate': 0.2, **expected}
+    self.assertEqual(hparams | expected, hparams)
+    self.assertEqual('momentum' in hparams, 'momentum' in expected)
 
 
 if __name__ == '__main__':
