@@ -71,10 +71,10 @@ def main(_) -> None:
     if flags.FLAGS['sampling'].present:
       raise ValueError('leave --sampling out: the ledger of --run says it.')
     # Late: it reads saved states, and TensorFlow takes seconds to load.
-    from tff_asr.programs import run_privacy  # pylint: disable=g-import-not-at-top
+    from tff_asr.programs import private_rounds  # pylint: disable=g-import-not-at-top
 
     how = {'delta': _DELTA.value, 'accountant': _ACCOUNTANT.value}
-    result = run_privacy.epsilon_of_run(_RUN.value, **how)
+    result = private_rounds.epsilon_of_run(_RUN.value, **how)
   else:
     result = epsilon_report.solve(
         noise_multiplier=_NOISE_MULTIPLIER.value, sigma_mean=_SIGMA_MEAN.value,

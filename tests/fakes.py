@@ -1,8 +1,10 @@
 """Fake speech and tiny models for tests, in memory or as tiny shards."""
 
 import collections
-from collections.abc import Mapping
-from typing import Optional
+from collections.abc import Iterable, Mapping
+import hashlib
+import json
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -132,23 +134,44 @@ def client_data(
   )
 
 
-def charged_round(seed: int = 0) -> ledger_lib.Round:
-  """A round as a ledger charges it; another one for each seed."""
-  return ledger_lib.Round(
-      round_num=0,
-      sampling=accounting.Sampling(
+def charged_round(
+    round_num: int = 0, *, key: int = 0, configuration: str = '', **changes: Any
+) -> ledger_lib.Round:
+  """A round as a ledger charges it; another one for each number and key."""
+  return ledger_lib.Round(**{
+      'round_num': round_num,
+      'sampling': accounting.Sampling(
           kind='poisson', cohort_size=10, population=1000
       ),
-      noise_multipliers=(1.0,),
-      configuration='',
-      identity=ledger_lib.round_identity(
-          noise_key=keys.from_seed(seed),
-          noise_counter=0,
+      'noise_multipliers': (1.0,),
+      'configuration': configuration,
+      'identity': ledger_lib.round_identity(
+          noise_key=keys.from_seed(key),
+          noise_counter=round_num,
           sampler_key=keys.from_seed(1),
-          round_num=0,
-          configuration='',
+          round_num=round_num,
+          configuration=configuration,
       ),
+      **changes,
+  })
+
+
+def sealed_ledger(lines: Iterable[Mapping[str, Any]]) -> bytes:
+  """A ledger's file with these lines' fields and the hashes that go with them.
+
+  Raises:
+    ValueError: JSON has no such value.
+  """
+  encode = lambda line: (
+      json.dumps(line, sort_keys=True, allow_nan=False).encode() + b'\n'
   )
+  sealed, previous = [], ''
+  for line in lines:
+    bare = {**line, 'previous': previous}
+    bare.pop('hash', None)
+    previous = hashlib.sha256(encode(bare)).hexdigest()
+    sealed.append(encode({**bare, 'hash': previous}))
+  return b''.join(sealed)
 
 
 def write_split(

@@ -31,7 +31,6 @@ from tff_asr.data import index
 from tff_asr.data import speakers
 from tff_asr import launch
 from tff_asr.privacy import accounting
-from tff_asr.privacy import hash_chain
 from tff_asr.privacy import ledger
 from tff_asr.programs import central
 from tff_asr.storage import metrics_file
@@ -285,23 +284,10 @@ class FuzzTest(parameterized.TestCase):
     path = self.write_ledger()
     lines = [json.loads(line) for line in self.read(path).splitlines()]
     for changed in _changed(lines, seed=9):
-      if not isinstance(changed, list):
+      try:
+        self.write(path, fakes.sealed_ledger(changed))
+      except (TypeError, ValueError):  # Not lines, or JSON has no infinity.
         continue
-      previous, sealed = '', []
-      for line in changed:
-        if not isinstance(line, dict) or float('inf') in line.values():
-          break
-        fields = {
-            name: value
-            for name, value in line.items()
-            if name not in ('hash', 'previous')
-        }
-        try:
-          sealed.append(hash_chain.seal(fields, previous=previous))
-        except ValueError:  # No JSON has infinity.
-          break
-        previous = sealed[-1]['hash']
-      self.write(path, b''.join(map(hash_chain._encode, sealed)))
       self.check(lambda: ledger.read(path), names=path, case=changed)
 
   def write_state(self) -> str:

@@ -21,7 +21,7 @@ from tests import seen
 from tff_asr import checks
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import central
-from tff_asr.programs import run_privacy
+from tff_asr.programs import private_rounds
 from tff_asr.storage import metrics_file
 from tff_asr.storage import run_dir
 
@@ -282,8 +282,8 @@ class CentralTest(parameterized.TestCase):
       )
     self.assertEqual(again['privacy'], privacy)
     self.assertEqual(
-        run_privacy.epsilon_of_run(self.path('run'), delta=1e-5).epsilon,
-        run_privacy.epsilon_of_run(self.path('pretrained'), delta=1e-5).epsilon,
+        private_rounds.epsilon_of_run(self.path('run'), delta=1e-5).epsilon,
+        private_rounds.epsilon_of_run(self.path('pretrained'), delta=1e-5).epsilon,
     )
 
   def test_keeps_states_as_told(self):

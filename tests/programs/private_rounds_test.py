@@ -1,16 +1,24 @@
-"""Tests of what private_rounds says of a plan; its rounds: federated_test."""
+"""Tests of tff_asr.programs.private_rounds; see also federated_test."""
 
+import asyncio
+import collections
+import json
 import os
 import tempfile
-import types
 
 from absl.testing import absltest
+from absl.testing import parameterized
 import dp_accounting
+import numpy as np
+import tensorflow_federated as tff
 
+from tests import fakes
+from tff_asr.data import cohorts
 from tff_asr.privacy import accounting
+from tff_asr.privacy import adaptive_query
+from tff_asr.privacy import epsilon_report
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger
-from tff_asr.privacy import ledger_rounds
 from tff_asr.programs import private_rounds
 
 _NOISE = 4.0
@@ -19,84 +27,225 @@ _PASS = accounting.Sampling(kind='pass', cohort_size=1, population=100)
 _POISSON = accounting.Sampling(kind='poisson', cohort_size=5, population=100)
 _DELTA = 1e-5
 
+_Aggregator = collections.namedtuple('_Aggregator', 'query_state dp_event')
+_MeanState = collections.namedtuple('_MeanState', 'numerator_state denominator')
 
-def _state(sampling: accounting.Sampling) -> types.SimpleNamespace:
-  """A process's state, as far as its plan goes."""
+# What decides a round's noisy sum, by name, and something else at its place:
+# of the state, of the cohorts, of the run.
+_PARTS = dict(
+    first_weight=(np.arange(5.0), np.array([0.0, 1.0, 2.0, 3.0, 5.0])),
+    last_weight=(np.zeros(2**20), np.eye(1, 2**20, 2**20 - 1)[0]),
+    seed=(np.array([1, 2], np.int32), np.array([1, 3], np.int32)),
+    round_of_training=(np.int32(3), np.int32(4)),
+    frozen_layers=('wq', 'wk'),
+    clip=(np.float32(1), np.float32(2)),
+    noise_multiplier=(np.float32(_NOISE), np.float32(5)),
+    counter=(np.int64(0), np.int64(1)),
+    layer_clips=(np.float32([0.6, 0.8]), np.float32([0.6, 0.9])),
+    denominator=(np.float32(5), np.float32(6)),
+    cohort_key=(keys.from_seed(2), keys.from_seed(3)),
+    cohort_round=(np.int64(7), np.int64(8)),
+    configuration=('text', 'other text'),
+    noise_key=(keys.from_seed(1), keys.from_seed(4)),
+)
+
+
+def _state(sampling=_POISSON, **values):
+  """A learning process's state."""
+  of = {name: good for name, (good, _) in _PARTS.items()} | values
   if sampling.kind == 'pass':
     event = dp_accounting.SingleEpochTreeAggregationDpEvent(
         _NOISE, sampling.rounds_per_pass
     )
   else:
-    event = accounting.round_event(
-        accounting.Sampling(kind='full', cohort_size=1, population=1),
-        noise_multiplier=_NOISE,
-    )
-  return types.SimpleNamespace(
-      aggregator=types.SimpleNamespace(dp_event=event.to_named_tuple())
+    event = dp_accounting.GaussianDpEvent(_NOISE)
+  query_state = adaptive_query.AdaptiveClipSumQuery.GlobalState(
+      of['clip'], of['noise_multiplier'], np.zeros([4], np.int32),
+      of['counter'], of['layer_clips'],
+  )
+  return tff.learning.templates.LearningAlgorithmState(
+      global_model_weights={'a': of['first_weight'], 'b': of['last_weight']},
+      distributor=(of['seed'], of['round_of_training']),
+      client_work=of['frozen_layers'],
+      aggregator=_Aggregator(
+          _MeanState(query_state, of['denominator']), event.to_named_tuple()
+      ),
+      finalizer=(),
   )
 
 
-def _append(opened: ledger.Ledger, sampling: accounting.Sampling, number: int):
-  opened.append(
-      ledger.Round(
-          round_num=number,
-          sampling=sampling,
-          noise_multipliers=(_NOISE,),
-          configuration='',
-          identity=ledger.round_identity(
-              noise_key=keys.draw(),
-              noise_counter=number,
-              sampler_key=keys.draw(),
-              round_num=number,
-              configuration='',
+class _TestCase(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = self.enterContext(tempfile.TemporaryDirectory())
+    self.path = os.path.join(self.folder, 'ledger.jsonl')
+
+  def write(self, num_rounds, path=None, **options):
+    with ledger.create(path or self.path, **options) as opened:
+      for number in range(num_rounds):
+        opened.append(fakes.charged_round(number))
+      return opened.head
+
+
+class RoundTest(_TestCase):
+
+  def noise_key(self, **values):
+    """The key that a round's noise gets, as bytes."""
+    of = {name: good for name, (good, _) in _PARTS.items()} | values
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    seen = []
+
+    def next_fn(state, cohort):
+      del cohort
+      seen.append(state.aggregator.query_state.numerator_state.noise_key)
+      return tff.learning.templates.LearningProcessOutput(state, ())
+
+    with ledger.create(os.path.join(folder, 'ledger.jsonl')) as opened:
+      rounds = private_rounds.PrivateRoundRunner(
+          ledger=opened,
+          noise=private_rounds.NoiseState(
+              of['noise_key'], np.int64(opened.file_identity)
           ),
+          sampling=_POISSON,
+          configuration=of['configuration'],
+          delta=_DELTA,
+          target_epsilon=None,
+          fixed_noise=True,
       )
-  )
+      cohort_state = cohorts.CohortState(of['cohort_key'], of['cohort_round'])
+      done = asyncio.run(rounds.run(
+          next_fn,
+          _state(**values),
+          draw=lambda state: (['ann'], state._replace(round_num=99)),
+          cohort_state=cohort_state,
+      ))
+      self.assertEqual((done.before.round_num, done.after.round_num),
+                       (of['cohort_round'], 99))
+      self.assertEqual(opened.head.count, 1)
+    return keys.to_bytes(seen[0])
+
+  def test_everything_that_decides_a_round_changes_its_noise(self):
+    found = {'none': self.noise_key()}
+    self.assertEqual(self.noise_key(), found['none'])
+    for name, (_, other) in _PARTS.items():
+      found[name] = self.noise_key(**{name: other})
+    self.assertLen(set(found.values()), 1 + len(_PARTS), found)
+
+  def test_a_cohort_that_names_a_client_twice_is_refused(self):
+    with ledger.create(self.path) as opened:
+      rounds = private_rounds.PrivateRoundRunner(
+          ledger=opened,
+          noise=private_rounds.NoiseState(
+              keys.from_seed(1), np.int64(opened.file_identity)
+          ),
+          sampling=_POISSON,
+          configuration='',
+          delta=_DELTA,
+          target_epsilon=None,
+          fixed_noise=True,
+      )
+      with self.assertRaisesRegex(ValueError, 'names a client twice'):
+        asyncio.run(rounds.run(
+            None,
+            _state(),
+            draw=lambda state: (['ann', 'bob', 'ann'], state),
+            cohort_state=cohorts.CohortState(keys.from_seed(2), np.int64(0)),
+        ))
 
 
-class PlanTest(absltest.TestCase):
+class PlanTest(_TestCase):
 
   def test_the_plan_costs_what_the_ledger_will_charge(self):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    for kind in (_PASS, _POISSON):
-      first = os.path.join(folder, f'{kind.kind}_first')
-      second = os.path.join(folder, f'{kind.kind}_second')
+    for sampling in (_PASS, _POISSON):
+      first, second = (
+          os.path.join(self.folder, f'{sampling.kind}_{number}')
+          for number in (1, 2)
+      )
+      charged = lambda number, key: fakes.charged_round(
+          number, key=key, sampling=sampling, noise_multipliers=(_NOISE,)
+      )
       with ledger.create(first) as opened:
-        _append(opened, kind, 0)
-        head = opened.head
+        opened.append(charged(0, 1))
+        parent = first, opened.head
       planned = private_rounds.epsilon_of_plan(
-          _state(kind),
-          sampling=kind,
+          _state(sampling),
+          sampling=sampling,
           num_rounds=100,
-          inherited=ledger.read_charges(first, head=head),
+          inherited=ledger.inherited_charges(parent, unit='speaker'),
           delta=_DELTA,
       )
-      with ledger.create(second, parent=first, parent_head=head) as opened:
+      with ledger.create(second, parent=parent) as opened:
         for number in range(100):
-          _append(opened, kind, number)
-        charged = accounting.epsilon(
-            accounting.compose(opened.contents.rounds), delta=_DELTA
-        )
-      self.assertAlmostEqual(planned, charged, places=9)
+          opened.append(charged(number, 2))
+        rounds = opened.contents.rounds
+      self.assertAlmostEqual(
+          planned,
+          accounting.epsilon(accounting.compose(rounds), delta=_DELTA),
+          places=9,
+      )
 
   def test_a_target_below_the_first_round_is_refused(self):
-    inherited = ledger_rounds.Charges()
+    inherited = ledger.Charges()
     for number in range(3):
-      inherited.add_round(
+      inherited.add(
           sampling=_POISSON, noise_multipliers=(_NOISE,), round_num=number
       )
-    settings = dict(
-        sampling=_POISSON, delta=_DELTA, inherited=inherited
+    check = lambda target: private_rounds.check_first_round(
+        _state(),
+        target_epsilon=target,
+        sampling=_POISSON,
+        delta=_DELTA,
+        inherited=inherited,
     )
-    private_rounds.check_first_round(
-        _state(_POISSON), target_epsilon=10.0, **settings
-    )
+    check(10.0)
     with self.assertRaisesRegex(ValueError, 'with 3 rounds of INIT_FROM_RUN'):
-      private_rounds.check_first_round(
-          _state(_POISSON), target_epsilon=1e-3, **settings
-      )
+      check(1e-3)
     # What was inherited stays as it was.
     self.assertEqual([group.count for group in inherited.rounds], [3])
+
+  def test_a_tree_that_is_not_of_the_cohorts_is_refused(self):
+    other = accounting.Sampling(kind='pass', cohort_size=2, population=100)
+    with self.assertRaisesRegex(ValueError, 'the tree has 100 rounds'):
+      private_rounds.check_first_round(
+          _state(_PASS),
+          sampling=other,
+          delta=_DELTA,
+          target_epsilon=None,
+          inherited=ledger.Charges(),
+      )
+
+
+class EpsilonOfRunTest(_TestCase):
+
+  def test_a_run_of_pretraining_is_extrapolated_in_its_unit(self):
+    self.write(2, unit='example')
+    result = private_rounds.epsilon_of_run(self.folder)
+    text = epsilon_report.render(
+        [result, *epsilon_report.extrapolate(result, cohort_sizes=[1000])]
+    )
+    # 10 of 1,000 with z = 1: a hundred times as many of as many more, with as
+    # much noise on the mean.
+    self.assertIn('| 10 | 1,000 | 0.01 | 2 | 0.1 | 1 |', text)
+    self.assertIn('| 1,000 | 100,000 | 0.01 | 2 | 0.1 | 100 |', text)
+    self.assertIn('unit: example.', text)
+
+  def test_another_unit_is_accounted_apart(self):
+    other = os.path.join(self.folder, 'pretrained.jsonl')
+    head = self.write(1, other, unit='example')
+    self.write(3, unit='speaker', parent=(other, head))
+    result = private_rounds.epsilon_of_run(self.folder)
+    found = json.loads(epsilon_report.render([result], output_format='json'))
+    (apart,) = found['apart']
+    self.assertEqual((found['unit'], found['rounds']), ('speaker', 3))
+    self.assertEqual((apart['unit'], apart['rounds']), ('example', 1))
+    self.assertLess(apart['epsilon'], found['epsilon'])
+    self.assertRegex(
+        epsilon_report.render([result]),
+        r'apart +example: epsilon [\d.]+ at delta 0.0001; not added up',
+    )
+    table = epsilon_report.render([result], output_format='csv')
+    self.assertIn('example: epsilon', table)
 
 
 if __name__ == '__main__':

@@ -154,7 +154,7 @@ def compose(rounds: Sequence[RoundGroup]) -> dp_accounting.DpEvent:
   Raises:
     ValueError: If kinds of sampling do not go together, or two groups are of
       the same passes: whether a tree goes on from one to the other is for
-      `ledger_rounds.Charges` to say.
+      `ledger.Charges` to say.
   """
   relation = neighbouring(rounds)
   counts = collections.Counter()

@@ -1,4 +1,4 @@
-"""The privacy ledger: an append-only file with one line a round.
+"""Privacy ledger: an append-only file with one line for each charged round.
 
 A run may release (save, evaluate, show) a round's model only after `append`
 has returned, which is after the round is on disk. So the file never lags
@@ -13,43 +13,65 @@ state. Lines are JSON, the first one a header:
      "noise_multipliers": [1.0]}, "configuration": DIGEST, "identity": DIGEST,
      "result": DIGEST, "previous": HASH, "hash": HASH}
 
-The lines are chained by their hashes (`hash_chain`), and the program state
-holds the head, (number of rounds, last hash): a ledger that was deleted,
-edited, shortened or reordered since is refused. It names no member of a
-cohort.
+A line's hash is SHA-256 over its canonical JSON (sorted keys, a newline)
+without the hash itself, and each line holds the hash of the line before. The
+program state holds the head, (number of rounds, last hash): a ledger that was
+deleted, edited, shortened or reordered since is refused. What follows the last
+newline is a line that a crash cut short; it does not count, because `append`
+had not returned. The file names no member of a cohort.
 
 Rounds charged twice, or not:
-- The identity of a round is a digest of all that decides its noisy sum: keys,
-  counters, state, configuration. Resuming from a state that the ledger is
-  ahead of and repeating the very same round, with the same bits as its result,
-  releases nothing new: it is recognized among the lines ahead of that state
-  and not charged again.
-- The same round with another result (other data, code or rounding) would set
+- The identity of a round is a digest of everything that decides its noisy sum:
+  keys, counters, state, configuration. A run that resumes from a state that the
+  ledger is ahead of, and repeats the very same round with the same bits as its
+  result, releases nothing new. The round is recognized among the lines ahead of
+  that state and is not charged again.
+- The same round with another result (other data, code or rounding) would put
   the same noise on two sums: `NoiseReuseError`; repeat it with a new key.
 - A different round there (another configuration, a new key) is charged in
   addition; what is in the ledger stays charged.
-- A run that starts from another run's model starts from its ledger, whatever
-  its clients: `inherited` rounds of `parents` (another unit: `ledger_apart`).
+
+Parents: a run that starts from another run's model inherits the rounds of its
+ledger, if both protect the same unit. Costs of different units (speakers and
+examples) hold each for its own data and are never added up: a recording is not
+a speaker. The ledger of another unit is copied whole,
+
+    ledger.jsonl           of the run's unit; its header has the others' heads
+    ledger.example.jsonl   of examples, as it was with the model,
+
+and a chain of runs ends with one whole ledger for each unit.
 """
 
-from collections.abc import Mapping, Sequence
+import collections
+from collections.abc import Iterable, Mapping, Sequence
 import copy
+import dataclasses
+import fcntl
+import hashlib
+import json
 import os
+import re
 import secrets
+import tempfile
 from typing import Any, NamedTuple, Optional
 
 from absl import logging
+import numpy as np
 
+from tff_asr import checks
 from tff_asr.privacy import accounting
-from tff_asr.privacy import hash_chain
-from tff_asr.privacy import ledger_rounds
-from tff_asr.privacy import file_identity
-
-Round = ledger_rounds.Round
-round_identity = ledger_rounds.round_identity
+from tff_asr.privacy import keys
+from tff_asr.privacy import noise as noise_lib
 
 _FORMAT_VERSION = 2
+_MAX_BYTES = 2**31
+# How a header that a crash cut short may begin.
 _STARTS = (b'{"apart": ', b'{"fixed_seeds": ')
+_IDENTITY_SUFFIX = '.place'
+_IDENTITY_TEXT = (
+    'When this file was written tells the ledger beside it from a copy: a copy'
+    ' draws new keys.\n'
+)
 
 
 class LedgerError(ValueError):
@@ -67,13 +89,150 @@ class Head(NamedTuple):
   digest: str
 
 
+# A ledger's path, and the head kept with the model that it belongs to; a head
+# of None accepts any whole chain.
+Parent = tuple[str, Optional[Head]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Round:
+  """One round, as it is charged.
+
+  Attributes:
+    round_num: The run's number of the round.
+    sampling: How its cohort was drawn.
+    noise_multipliers: One for each Gaussian that the round added to sums over
+      its cohort; together they cost as `noise.combine_gaussians` says.
+    configuration: Digest of the configuration.
+    identity: Digest by `round_identity`.
+    result: Digest of the model that the round released; '' if not known.
+  """
+
+  round_num: int
+  sampling: accounting.Sampling
+  noise_multipliers: tuple[float, ...]
+  configuration: str
+  identity: str
+  result: str = ''
+
+  def __post_init__(self):
+    checks.non_negative_int(round_num=self.round_num)
+    noise_lib.combine_gaussians(self.noise_multipliers)
+    if not isinstance(self.configuration, str):
+      raise ValueError(
+          f'configuration must be a string, found {self.configuration!r}.'
+      )
+    for name in ('identity', 'result'):
+      value = getattr(self, name)
+      if (name, value) != ('result', '') and not (
+          isinstance(value, str) and re.fullmatch('[0-9a-f]{64}', value)
+      ):
+        raise ValueError(f'{name} must be a SHA-256 digest, found {value!r}.')
+
+
+def round_identity(
+    *,
+    noise_key: np.ndarray,
+    noise_counter: int,
+    sampler_key: np.ndarray,
+    round_num: int,
+    configuration: str,
+    state_digest: str = '',
+) -> str:
+  """Returns the digest of everything that decides a round's noisy sum.
+
+  Args:
+    noise_key: The noise's 128-bit key, int32 [4].
+    noise_counter: The noise's counter in this round, at least 0.
+    sampler_key: The cohort sampler's key, int32 [4].
+    round_num: The sampler's round number, at least 0.
+    configuration: Digest of the configuration.
+    state_digest: Digest of the server state that clients and noise depend on.
+  """
+  checks.non_negative_int(noise_counter=noise_counter, round_num=round_num)
+  parts = [
+      keys.to_bytes(noise_key).hex(), noise_counter,
+      keys.to_bytes(sampler_key).hex(), round_num, configuration, state_digest,
+  ]
+  return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+class Charges:
+  """The sum of what rounds cost, in the order in which they are charged.
+
+  Rounds of `pass` sampling cost by trees. A tree continues while the rounds of
+  its pass follow each other. Where they do not (a roll-back, another run), the
+  old tree counts as a whole one, and a new tree begins that counts from the
+  start of its pass. So a client that took part again after a roll-back is
+  charged again, with all nodes above it.
+  """
+
+  def __init__(self):
+    self._counts = collections.Counter()
+    # By (sampling, noise): (rounds of ended trees, last round's number).
+    self._trees = {}
+    self._open = None
+
+  def add(
+      self,
+      *,
+      sampling: accounting.Sampling,
+      noise_multipliers: Sequence[float],
+      round_num: int,
+  ) -> None:
+    """Adds a round; see `Round`."""
+    key = sampling, noise_lib.combine_gaussians(noise_multipliers)
+    if sampling.kind != 'pass':
+      self._counts[key] += 1
+      self._open = None
+      return
+    position = round_num % sampling.rounds_per_pass
+    ended = 0
+    if key in self._trees:
+      ended, last = self._trees[key]
+      # Not by the position alone: a roll-back may be by a whole pass.
+      continues = self._open == key and round_num == last + 1 and position > 0
+      if not continues:
+        ended += sampling.rounds_per_pass
+    self._trees[key] = ended, round_num
+    self._open = key
+    self._counts[key] = ended + position + 1
+
+  def after(
+      self,
+      round_nums: Iterable[int],
+      *,
+      sampling: accounting.Sampling,
+      noise_multipliers: Sequence[float],
+  ) -> list[accounting.RoundGroup]:
+    """Returns what would be charged after further rounds; adds none of them."""
+    planned = copy.deepcopy(self)
+    for round_num in round_nums:
+      planned.add(
+          sampling=sampling,
+          noise_multipliers=noise_multipliers,
+          round_num=round_num,
+      )
+    return planned.rounds
+
+  @property
+  def rounds(self) -> list[accounting.RoundGroup]:
+    """What was charged, for `accounting`; equal rounds are one group."""
+    return [
+        accounting.RoundGroup(
+            sampling=sampling, noise_multiplier=noise, count=count
+        )
+        for (sampling, noise), count in self._counts.items()
+    ]
+
+
 class Contents(NamedTuple):
   """What a ledger says.
 
   Attributes:
     run_id: Random name of the run.
     unit: What one client is.
-    fixed_seeds: Not empty means NOT PRIVATE.
+    fixed_seeds: Names of keys that a seed fixed. Not empty means NOT PRIVATE.
     inherited: How many of the rounds are of runs that this one started from.
     rounds: All charged rounds.
     apart: Heads of the ledgers of other units that its model cost, by unit.
@@ -93,28 +252,25 @@ class Ledger:
   Made by `create` and `resume`; a context manager.
   """
 
-  def __init__(
-      self,
-      path: str,
-      *,
-      descriptor: int,
-      lines: list[hash_chain.Line],
-      position: int,
-  ):
+  def __init__(self, path: str, *, descriptor: int, chain: '_Chain', count: int):
     self._path = path
     self._descriptor = descriptor
-    self._lines = lines
-    self._position = position  # rounds that the program state knows of
-    self._charges = ledger_rounds.Charges(lines[1:])
+    self._chain = chain
+    self._count = count  # rounds that the program state knows of
 
   @property
   def head(self) -> Head:
     """The head as of the last round appended: save it with that round."""
-    return Head(self._position, self._lines[self._position]['hash'])
+    return self._chain.head(self._count)
 
   @property
   def contents(self) -> Contents:
-    return _contents(self._lines[0], self._charges)
+    return self._chain.contents
+
+  @property
+  def charges(self) -> Charges:
+    """What all rounds in the file cost."""
+    return self._chain.charges
 
   def append(self, charged: Round) -> bool:
     """Charges a round; when this returns the round is on disk.
@@ -131,66 +287,59 @@ class Ledger:
       NoiseReuseError: If the ledger holds this round with another result.
       LedgerError: If a round of the same identity differs otherwise.
     """
-    ahead = self._lines[self._position + 1 :]
-    for line in ahead:
-      if line['identity'] == charged.identity:
-        again = ledger_rounds.to_line(
-            charged, after=line['index'], hash_=line['previous']
+    rounds = self._chain.rounds
+    for index in range(self._count, len(rounds)):
+      before = rounds[index]
+      if before.identity != charged.identity:
+        continue
+      if before.result != charged.result:
+        raise NoiseReuseError(
+            f'Round {charged.round_num} is in {self._path} already, but came '
+            'out differently this time: draw a new noise key for it.'
         )
-        if line['result'] != again['result']:
-          raise NoiseReuseError(
-              f'Round {charged.round_num} is in {self._path} already, but came '
-              'out differently this time: draw a new noise key for it.'
-          )
-        if line != again:
-          raise LedgerError(
-              f'Round {charged.round_num} has the identity of a round in '
-              f'{self._path} but is another one: its identity must cover its '
-              'sampling and noise.'
-          )
-        self._position = line['index'] + 1
-        return False
-    if ahead:
+      if before != charged:
+        raise LedgerError(
+            f'Round {charged.round_num} has the identity of a round in '
+            f'{self._path} but is another one: its identity must cover its '
+            'sampling and noise.'
+        )
+      self._count = index + 1
+      return False
+    if len(rounds) > self._count:
       logging.warning(
-          '%d rounds after the saved state stay charged in the ledger; round '
-          '%d differs from them and is charged in addition.',
-          len(ahead), charged.round_num,
+          'The ledger is %d rounds ahead of the saved state. They stay charged,'
+          ' and round %d, which differs from them, is charged in addition.',
+          len(rounds) - self._count, charged.round_num,
       )
-    index = len(self._lines) - 1
-    line = ledger_rounds.to_line(
-        charged, after=index, hash_=self._lines[-1]['hash']
-    )
-    hash_chain.append(self._descriptor, line)
-    self._lines.append(line)
-    self._position = index + 1
-    self._charges.add(line)
+    line = self._chain.line_of(charged)
+    _append(self._descriptor, line)
+    self._chain.add(line, charged)
+    self._count = len(rounds)
     return True
 
   def holds(self, identity: str) -> bool:
     """Whether this round is charged already, ahead of the program state."""
-    ahead = self._lines[self._position + 1 :]
-    return any(line['identity'] == identity for line in ahead)
-
-  def rounds_with(
-      self,
-      *,
-      sampling: accounting.Sampling,
-      noise_multipliers: Sequence[float],
-      round_num: int,
-  ) -> list[accounting.RoundGroup]:
-    """What would be charged after one more round (see `Round`)."""
-    charges = copy.deepcopy(self._charges)
-    charges.add_round(
-        sampling=sampling,
-        noise_multipliers=noise_multipliers,
-        round_num=round_num,
-    )
-    return charges.rounds
+    ahead = self._chain.rounds[self._count :]
+    return any(charged.identity == identity for charged in ahead)
 
   @property
-  def place(self) -> int:
-    """What tells this file from a copy of it; see `file_identity.of`."""
-    return file_identity.of(self._path, self._descriptor)
+  def file_identity(self) -> int:
+    """A number from 0 to 2^63 - 1 that tells this file from a copy of it.
+
+    The file keeps it when its folder is renamed. It is made of the inodes of
+    the file and of a marker beside it that is written once, and of the time at
+    which the marker was last changed in any way: a backup that is written over
+    both cannot have the same.
+    """
+    marker = self._path + _IDENTITY_SUFFIX
+    if not os.path.exists(marker):
+      with open(marker, 'w', encoding='utf-8') as file:
+        file.write(_IDENTITY_TEXT)
+    status = os.stat(marker)
+    inode = os.fstat(self._descriptor).st_ino
+    parts = inode, status.st_ino, status.st_ctime_ns
+    digest = hashlib.sha256(repr(parts).encode()).digest()
+    return int.from_bytes(digest[:8], 'big') >> 1
 
   def close(self) -> None:
     """Closes the file and frees its lock."""
@@ -210,75 +359,66 @@ def create(
     *,
     unit: Optional[str] = None,
     fixed_seeds: Sequence[str] = (),
-    parent: Optional[str] = None,
-    parent_head: Optional[Head] = None,
-    apart: Mapping[str, Head] | None = None,
+    parent: Optional[Parent] = None,
 ) -> Ledger:
   """Starts the ledger of a new run, in place of one without rounds of its own.
 
+  The ledger inherits the rounds and fixed seeds that the parent has of its
+  unit; ledgers of other units are copied beside it.
+
   Args:
     path: The file; its folder exists.
-    unit: What is protected: one client of this kind; None: that of the parent,
-      or 'speaker'.
+    unit: What one client is; None: as in the parent, or 'speaker'.
     fixed_seeds: Names of the keys that a seed fixed, such as 'NOISE_SEED'.
-    parent: Ledger of the run whose model this one starts from, whose rounds
-      and fixed seeds it takes over; None: there is none.
-    parent_head: Head of that ledger as kept with the model.
-    apart: See `Contents`; None: there are none.
+    parent: The ledger of the model that this run starts from, if there is one.
 
   Raises:
-    LedgerError: If `path` holds rounds or something else or is in use, the
-      parent is not the ledger of `parent_head`, or it charges rounds of another
-      unit, which cannot be added to these.
+    LedgerError: If `path` holds rounds or something else or is in use, or a
+      ledger of the parent is missing or was changed.
   """
-  inherited = [] if parent is None else _read(parent, head=parent_head)
-  if unit is None:
-    unit = inherited[0]['unit'] if inherited else 'speaker'
-  if inherited[1:] and inherited[0]['unit'] != unit:
-    raise LedgerError(
-        f'The privacy ledger {parent} protects each {inherited[0]["unit"]}, '
-        f'this run each {unit}: what they cost cannot be added up.'
-    )
-  descriptor = _open_locked(path, new=True)
+  own, apart = _split(parent, unit=unit)
+  before = None if own is None else _read(*own)
+  descriptor = _open_locked(path, os.O_CREAT)
   try:
-    if os.path.getsize(path) and not hash_chain.is_torn_start(path, _STARTS):
-      lines = _read(path)
-      charged = len(lines) - 1 - lines[0]['inherited']
+    if os.path.getsize(path) and not _is_torn_header(path):
+      old = _read(path)
+      charged = len(old.rounds) - old.header['inherited']
       if charged:
         raise LedgerError(
             f'The privacy ledger {path} already charges {charged} rounds: '
             'resume that run from its saved state, or take another directory.'
         )
-    fixed = [name for line in inherited[:1] for name in line['fixed_seeds']]
+    for other, (chain, data) in apart.items():
+      _write_whole(_path_beside(path, other), data)
+      apart[other] = chain.head(len(chain.rounds))
+    fixed = [] if before is None else list(before.header['fixed_seeds'])
     fixed += [name for name in fixed_seeds if name not in fixed]
-    lines = [hash_chain.seal({
+    inherited = [] if before is None else before.rounds
+    chain = _Chain(_seal({
         'kind': 'header',
         'format_version': _FORMAT_VERSION,
         'run_id': secrets.token_hex(8),
-        'unit': unit,
+        'unit': unit or ('speaker' if before is None else before.header['unit']),
         'private': not fixed,
         'fixed_seeds': fixed,
-        'inherited': len(inherited[1:]),
-        'parents': [
-            run_id
-            for line in inherited[:1]
-            for run_id in [*line['parents'], line['run_id']]
+        'inherited': len(inherited),
+        'parents': [] if before is None else [
+            *before.header['parents'], before.header['run_id']
         ],
         **({'apart': apart} if apart else {}),
-    }, previous='')]
-    for index, line in enumerate(inherited[1:]):
-      charged_round = ledger_rounds.from_line(line, index=index)
-      lines.append(ledger_rounds.to_line(
-          charged_round, after=index, hash_=lines[-1]['hash']
-      ))
+    }, previous=''))
+    lines = [chain.header]
+    for charged in inherited:
+      lines.append(chain.line_of(charged))
+      chain.add(lines[-1], charged)
     os.ftruncate(descriptor, 0)
-    hash_chain.append(descriptor, *lines)
-    hash_chain.sync_folder(path)
+    _append(descriptor, *lines)
+    _sync_folder(path)
   except BaseException:
     os.close(descriptor)
     raise
   return Ledger(
-      path, descriptor=descriptor, lines=lines, position=len(inherited[1:])
+      path, descriptor=descriptor, chain=chain, count=len(inherited)
   )
 
 
@@ -291,7 +431,8 @@ def resume(path: str, *, head: Head) -> Ledger:
 
   Raises:
     LedgerError: If the file is missing, edited, shortened, reordered or of
-      another run, or is in use.
+      another run, or is in use; or if a ledger of another unit beside it is
+      missing or was changed.
   """
   head = Head(int(head.count), str(head.digest))
   if not os.path.exists(path):
@@ -301,14 +442,21 @@ def resume(path: str, *, head: Head) -> Ledger:
     )
   descriptor = _open_locked(path)
   try:
-    lines = _read(path, head=head)
-    for unit, other in lines[0].get('apart', {}).items():
-      read(hash_chain.path_beside(path, unit), head=Head(*other))
-    hash_chain.cut_torn_line(descriptor, lines)
+    chain = _read(path, head)
+    _read_apart(path, chain)
+    whole = _bytes_of(path).rfind(b'\n') + 1
+    torn = os.fstat(descriptor).st_size - whole
+    if torn > 0:
+      logging.warning(
+          'The ledger ended in a line that a crash cut short; nothing of it '
+          'was released, %d bytes are removed.', torn
+      )
+      os.ftruncate(descriptor, whole)
+      os.fsync(descriptor)
   except BaseException:
     os.close(descriptor)
     raise
-  return Ledger(path, descriptor=descriptor, lines=lines, position=head.count)
+  return Ledger(path, descriptor=descriptor, chain=chain, count=head.count)
 
 
 def read(path: str, *, head: Optional[Head] = None) -> Contents:
@@ -320,41 +468,86 @@ def read(path: str, *, head: Optional[Head] = None) -> Contents:
     LedgerError: If the file was edited, is no ledger, or is not the one of
       `head`.
   """
-  lines = _read(path, head=head)
-  return _contents(lines[0], ledger_rounds.Charges(lines[1:]))
+  return _read(path, head).contents
 
 
-def read_charges(
-    path: str, *, head: Optional[Head] = None
-) -> ledger_rounds.Charges:
-  """As `read`: what a ledger's rounds cost, to add further ones to."""
-  return ledger_rounds.Charges(_read(path, head=head)[1:])
+def read_apart(path: str) -> list[Contents]:
+  """Reads the ledgers of other units beside a run's own.
+
+  Args:
+    path: The run's own ledger.
+
+  Raises:
+    LedgerError: One is missing or was changed.
+  """
+  return [
+      chain.contents for chain, _ in _read_apart(path, _read(path)).values()
+  ]
 
 
-def _contents(
-    header: hash_chain.Line, charges: ledger_rounds.Charges
-) -> Contents:
-  """The header's fields and the rounds."""
-  return Contents(
-      run_id=header['run_id'],
-      unit=header['unit'],
-      fixed_seeds=tuple(header['fixed_seeds']),
-      inherited=header['inherited'],
-      rounds=charges.rounds,
-      apart={u: Head(*h) for u, h in header.get('apart', {}).items()},
-  )
+def inherited_charges(parent: Optional[Parent], *, unit: str) -> Charges:
+  """Returns what a run of this unit would inherit from the parent's ledgers."""
+  own, _ = _split(parent, unit=unit)
+  return Charges() if own is None else _read(*own).charges
 
 
-def _read(
-    path: str, *, head: Optional[Head] = None
-) -> list[hash_chain.Line]:
+_Line = dict[str, Any]
+
+
+class _Chain:
+  """The lines of a ledger: the header, and rounds with their hashes."""
+
+  def __init__(self, header: _Line):
+    self.header = header
+    self.rounds = []
+    self.charges = Charges()
+    self._hashes = [header['hash']]
+
+  def line_of(self, charged: Round) -> _Line:
+    """The line that charges a round next."""
+    return _seal({
+        'kind': 'round',
+        'index': len(self.rounds),
+        'round_num': charged.round_num,
+        'event': {
+            'sampling': dataclasses.asdict(charged.sampling),
+            'noise_multipliers': [float(z) for z in charged.noise_multipliers],
+        },
+        'configuration': charged.configuration,
+        'identity': charged.identity,
+        'result': charged.result,
+    }, previous=self._hashes[-1])
+
+  def add(self, line: _Line, charged: Round) -> None:
+    """Adds the line of a round."""
+    self.rounds.append(charged)
+    self._hashes.append(line['hash'])
+    self.charges.add(
+        sampling=charged.sampling,
+        noise_multipliers=charged.noise_multipliers,
+        round_num=charged.round_num,
+    )
+
+  def head(self, count: int) -> Head:
+    """The head after so many rounds."""
+    return Head(count, self._hashes[count])
+
+  @property
+  def contents(self) -> Contents:
+    header = self.header
+    return Contents(
+        run_id=header['run_id'],
+        unit=header['unit'],
+        fixed_seeds=tuple(header['fixed_seeds']),
+        inherited=header['inherited'],
+        rounds=self.charges.rounds,
+        apart={u: Head(*h) for u, h in header.get('apart', {}).items()},
+    )
+
+
+def _read(path: str, head: Optional[Head] = None) -> _Chain:
   """Reads a ledger and checks its chain, the fields of each line, the head."""
-  if not os.path.exists(path):
-    raise LedgerError(f'The privacy ledger {path} is missing: put it back.')
-  try:
-    lines = hash_chain.read(path)
-  except hash_chain.ChainError as error:
-    raise LedgerError(f'The privacy ledger {error}') from None
+  lines = _read_lines(path)
   header = lines[0] if lines else {}
   if header.get('kind') != 'header':
     raise LedgerError(f'{path} is not a privacy ledger: it has no header.')
@@ -364,37 +557,184 @@ def _read(
         f'{header.get("format_version")!r}; this program reads '
         f'{_FORMAT_VERSION}.'
     )
+  chain = _Chain(header)
   try:
-    _contents(header, ledger_rounds.Charges())
+    _ = chain.contents
     if not 0 <= header['inherited'] < len(lines) or not isinstance(
         header['parents'], list
     ):
-      raise ValueError('it inherits rounds that it has not')
+      raise ValueError('it inherits rounds that are not in it')
     for index, line in enumerate(lines[1:]):
-      ledger_rounds.from_line(line, index=index)
+      charged = Round(
+          round_num=line['round_num'],
+          sampling=accounting.Sampling(**line['event']['sampling']),
+          noise_multipliers=tuple(line['event']['noise_multipliers']),
+          configuration=line['configuration'],
+          identity=line['identity'],
+          result=line['result'],
+      )
+      if line != chain.line_of(charged):
+        raise ValueError(f'round {index} has other fields than expected')
+      chain.add(line, charged)
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise LedgerError(
         f'The privacy ledger {path} is not well formed: {error}.'
     ) from None
-  if head is None:
-    return lines
-  charged = len(lines) - 1
-  if charged < head.count:
+  charged = len(chain.rounds)
+  if head is not None and charged < head.count:
     raise LedgerError(
         f'The privacy ledger {path} was shortened: it charges {charged} '
         f'rounds, the saved state {head.count}. Put the whole file back.'
     )
-  if head.count < 0 or lines[head.count]['hash'] != head.digest:
+  if head is not None and (head.count < 0 or chain.head(head.count) != head):
     raise LedgerError(
         f'The privacy ledger {path} is not the one of the saved state: its '
         f'first {head.count} rounds were rewritten, or it is of another run.'
     )
+  return chain
+
+
+def _read_lines(path: str) -> list[_Line]:
+  """Returns the complete lines of a file after checking their hashes."""
+  if not os.path.exists(path):
+    raise LedgerError(f'The privacy ledger {path} is missing: put it back.')
+  if os.path.getsize(path) > _MAX_BYTES:
+    raise LedgerError(f'{path} has over {_MAX_BYTES} bytes: not a ledger.')
+  lines, previous = [], ''
+  for number, raw in enumerate(_bytes_of(path).split(b'\n')[:-1], start=1):
+    try:
+      line = json.loads(raw)
+      is_next = (
+          isinstance(line, dict)
+          and line['previous'] == previous
+          and line['hash'] == _hash(line)
+          and raw + b'\n' == _encode(line)
+      )
+    except (ValueError, KeyError, RecursionError):
+      is_next = False
+    if not is_next:
+      raise LedgerError(
+          f'The privacy ledger {path} was changed: line {number} does not '
+          'follow from the line before it.'
+      )
+    previous = line['hash']
+    lines.append(line)
   return lines
 
 
-def _open_locked(path: str, *, new: bool = False) -> int:
-  """As `hash_chain.open_locked`, naming the ledger."""
+def _read_apart(path: str, chain: _Chain) -> dict[str, tuple[_Chain, bytes]]:
+  """The ledgers of other units beside one, by unit, and their files' bytes."""
+  found = {}
+  for unit, head in chain.contents.apart.items():
+    other = _path_beside(path, unit)
+    found[unit] = _read(other, head), _bytes_of(other)
+  return found
+
+
+def _split(
+    parent: Optional[Parent], *, unit: Optional[str]
+) -> tuple[Optional[Parent], dict[str, tuple[_Chain, bytes]]]:
+  """The parent's ledger of the run's unit, and those of other units."""
+  if parent is None:
+    return None, {}
+  path, head = parent
+  chain = _read(path, head)
+  apart = _read_apart(path, chain)
+  parent_unit = chain.header['unit']
+  if unit in (None, parent_unit):
+    return parent, apart
+  own = None
+  if unit in apart:
+    apart.pop(unit)
+    own = _path_beside(path, unit), chain.contents.apart[unit]
+  if chain.rounds:
+    apart[parent_unit] = chain, _bytes_of(path)
+  return own, apart
+
+
+def _open_locked(path: str, flags: int = 0) -> int:
+  """Returns a file descriptor for `_append`, with an exclusive lock."""
+  descriptor = os.open(path, os.O_RDWR | os.O_APPEND | flags, 0o644)
   try:
-    return hash_chain.open_locked(path, new=new)
-  except hash_chain.ChainError as error:
-    raise LedgerError(f'The privacy ledger {error}') from None
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError:
+    os.close(descriptor)
+    raise LedgerError(
+        f'The privacy ledger {path} is in use by another run.'
+    ) from None
+  return descriptor
+
+
+def _append(descriptor: int, *lines: _Line) -> None:
+  """Appends lines and waits for the disk; on failure nothing is appended."""
+  size = os.fstat(descriptor).st_size
+  data = b''.join(map(_encode, lines))
+  try:
+    while data:
+      data = data[os.write(descriptor, data) :]
+    os.fsync(descriptor)
+  except OSError:
+    os.ftruncate(descriptor, size)
+    raise
+
+
+def _is_torn_header(path: str) -> bool:
+  """Whether the file is the beginning of a header and nothing else."""
+  data = _bytes_of(path)
+  return b'\n' not in data and any(
+      data[: len(start)] == start[: len(data)] for start in _STARTS
+  )
+
+
+def _path_beside(path: str, unit: str) -> str:
+  """The ledger of another unit beside one: a/b.jsonl to a/b.UNIT.jsonl."""
+  stem, extension = os.path.splitext(path)
+  return f'{stem}.{unit}{extension}'
+
+
+def _bytes_of(path: str) -> bytes:
+  with open(path, 'rb') as file:
+    return file.read()
+
+
+def _write_whole(path: str, data: bytes) -> None:
+  """Writes a file whole or not at all, and waits for the disk."""
+  descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path))
+  try:
+    with os.fdopen(descriptor, 'wb') as file:
+      file.write(data)
+      os.fchmod(file.fileno(), 0o644)
+      file.flush()
+      os.fsync(file.fileno())
+    os.replace(temporary, path)
+  except BaseException:
+    os.unlink(temporary)
+    raise
+  _sync_folder(path)
+
+
+def _sync_folder(path: str) -> None:
+  """Makes the file's name survive a crash, as fsync does its content."""
+  folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
+  try:
+    os.fsync(folder)
+  finally:
+    os.close(folder)
+
+
+def _seal(fields: Mapping[str, Any], *, previous: str) -> _Line:
+  """Returns the line with these fields that follows the hash `previous`."""
+  line = {**fields, 'previous': previous}
+  return {**line, 'hash': _hash(line)}
+
+
+def _encode(line: Mapping[str, Any]) -> bytes:
+  """The one way in which a line is written."""
+  text = json.dumps(line, sort_keys=True, allow_nan=False)
+  return text.encode() + b'\n'
+
+
+def _hash(line: Mapping[str, Any]) -> str:
+  """SHA-256 of a line without its own hash."""
+  bare = {name: value for name, value in line.items() if name != 'hash'}
+  return hashlib.sha256(_encode(bare)).hexdigest()

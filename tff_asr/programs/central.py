@@ -21,10 +21,10 @@ from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import grouped
 from tff_asr.privacy import ledger as ledger_lib
-from tff_asr.programs import run_privacy
 from tff_asr.programs import evaluation
 from tff_asr.programs import memory
 from tff_asr.programs import preflight
+from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
 from tff_asr.programs import warm_start
 from tff_asr.storage import run_dir
@@ -220,7 +220,7 @@ async def train(
         'dev_word_error_rate': run.read_metric('dev_word_error_rate'),
     }
     if ledger is not None and ledger.contents.rounds:
-      statement = run_privacy.write_statement(run, ledger)
+      statement = private_rounds.write_statement(run, ledger)
       results['privacy'] = statement.fields
       print(statement)
     run.write_json(run_dir.RESULTS, results)
@@ -293,7 +293,7 @@ def _take_over_ledger(
   parent = None if init_from_run is None else run_dir.ledger_of_model(init_from_run)
   if parent is None:
     return None
-  with run_privacy.take_over(run, parent) as ledger:
+  with ledger_lib.create(run.file(run_dir.LEDGER), parent=parent) as ledger:
     return ledger
 
 

@@ -17,9 +17,9 @@ import tensorflow_federated as tff
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
+from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import statement
 from tff_asr.programs import central as central_lib
-from tff_asr.programs import run_privacy
 from tff_asr.programs import federated as federated_lib
 from tff_asr.programs import memory
 from tff_asr.programs import pretraining as pretrain_lib
@@ -46,8 +46,9 @@ async def federated(**settings: Any) -> str:
       settings['learning_process'].initialize()
   )
   init_from_run = settings['init_from_run']
-  inherited = run_privacy.inherited(
-      None if init_from_run is None else run_dir.ledger_of_model(init_from_run)
+  inherited = ledger_lib.inherited_charges(
+      None if init_from_run is None else run_dir.ledger_of_model(init_from_run),
+      unit='speaker',
   )
   rules = dict(sampling=source.sampling, delta=delta, inherited=inherited)
   private_rounds.check_first_round(
@@ -226,7 +227,7 @@ def _epsilon(
     rules: Mapping[str, Any],
 ) -> str:
   """Epsilon at the end, and where a target ends the run before."""
-  fixed = run_privacy.fixed_seeds(
+  fixed = private_rounds.fixed_seeds(
       noise_seed=settings['noise_seed'], sampler_seed=settings['sampler_seed']
   )
   if fixed:

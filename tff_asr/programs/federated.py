@@ -25,7 +25,6 @@ from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import statement as statement_lib
-from tff_asr.programs import run_privacy
 from tff_asr.programs import divergence
 from tff_asr.programs import evaluation
 from tff_asr.programs import failures
@@ -159,7 +158,7 @@ async def train(
       sampling=source.sampling,
       delta=delta,
       target_epsilon=target_epsilon,
-      inherited=run_privacy.inherited(parent),
+      inherited=ledger_lib.inherited_charges(parent, unit='speaker'),
   )
   guard = divergence.Guard(action=on_divergence, max_growth=max_norm_growth)
   async with contextlib.AsyncExitStack() as stack:
@@ -183,16 +182,18 @@ async def train(
     saved, round_num = await run.state_manager.load_latest(state)
     if saved is None:
       round_num = 0
-      ledger = run_privacy.create_ledger(
+      ledger = private_rounds.create_ledger(
           run,
           parent,
-          fixed_seeds=run_privacy.fixed_seeds(
+          fixed_seeds=private_rounds.fixed_seeds(
               noise_seed=noise_seed, sampler_seed=sampler_seed
           ),
       )
       state = state._replace(
           ledger=ledger.head,
-          noise=private_rounds.NoiseState(noise_key, np.int64(ledger.place)),
+          noise=private_rounds.NoiseState(
+              noise_key, np.int64(ledger.file_identity)
+          ),
       )
       await run.state_manager.save(state, 0)
     else:
@@ -304,7 +305,7 @@ async def train(
         tokens=pipeline.tokenizer.characters,
         ledger=ledger.head,
     )
-    statement = run_privacy.write_statement(
+    statement = private_rounds.write_statement(
         run,
         ledger,
         state.process.aggregator.query_state.numerator_state,

@@ -19,9 +19,7 @@ from tff_asr.models import best_rq
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
-from tff_asr.privacy import ledger_rounds
 from tff_asr.privacy import statement as statement_lib
-from tff_asr.programs import run_privacy
 from tff_asr.programs import layer_scores
 from tff_asr.programs import private_rounds
 from tff_asr.storage import run_dir
@@ -51,7 +49,7 @@ class Setup(NamedTuple):
   devices: tuple[str, ...]
   delta: float
   parent: Optional[tuple[str, Optional[ledger_lib.Head]]]
-  inherited: ledger_rounds.Charges
+  inherited: ledger_lib.Charges
 
 
 def build(
@@ -110,7 +108,7 @@ def build(
     weights = run_dir.read_model(init_from_run, model=model, tokens='')
     state = state._replace(global_model_weights=weights_lib.to_tensors(weights))
     parent = run_dir.ledger_of_model(init_from_run)
-  inherited = run_privacy.inherited(parent, unit=UNIT)
+  inherited = ledger_lib.inherited_charges(parent, unit=UNIT)
   if is_private:
     private_rounds.check_first_round(
         state,

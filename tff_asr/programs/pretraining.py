@@ -28,7 +28,6 @@ from tff_asr.models import best_rq
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
-from tff_asr.programs import run_privacy
 from tff_asr.programs import layer_scores
 from tff_asr.programs import masked_evaluation
 from tff_asr.programs import memory
@@ -149,17 +148,19 @@ async def train(
     if saved is None:
       step = 0
       if is_private or setup.parent is not None:
-        ledger = run_privacy.create_ledger(
+        ledger = private_rounds.create_ledger(
             run,
             setup.parent,
-            fixed_seeds=run_privacy.fixed_seeds(
+            fixed_seeds=private_rounds.fixed_seeds(
                 noise_seed=noise_seed, sampler_seed=sampler_seed
             ),
             unit=pretrain_setup.UNIT if is_private else None,
         )
         state = state._replace(
             ledger=ledger.head,
-            noise=private_rounds.NoiseState(noise_key, np.int64(ledger.place)),
+            noise=private_rounds.NoiseState(
+                noise_key, np.int64(ledger.file_identity)
+            ),
         )
       await run.state_manager.save(state, 0)
     else:
@@ -278,7 +279,7 @@ async def train(
       query_state = None
       if is_private:
         query_state = state.process.aggregator.query_state.numerator_state
-      statement = run_privacy.write_statement(
+      statement = private_rounds.write_statement(
           run, ledger, query_state, delta=setup.delta if is_private else None
       )
       results['privacy'] = statement.fields

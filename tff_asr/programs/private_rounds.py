@@ -1,22 +1,23 @@
-"""Rounds under a privacy ledger: keys, charging, and a budget of epsilon.
+"""Rounds under a privacy ledger: keys, charging, a budget, and the statement.
 
 A round's noise key is derived from the run's noise key and the round's
-identity, a digest of all that decides its noisy sum: both keys, counters, the
-server state that clients get, the cohort's draw and the configuration. So the
-same noise comes back for the identical round only, as after a crash. Where that
-is not enough, because the round's sum came out differently (other data, code,
-or rounding of another machine), the ledger notices by the released bits, and
-the round is done again under a new key and charged in addition. A run folder
-that was copied draws a new key too: the original may go on beside it.
+identity, a digest of everything that decides its noisy sum: both keys,
+counters, the server state that clients get, the cohort's draw and the
+configuration. So the same noise comes back for the identical round only, as
+after a crash. A round may still come out differently (other data, code, or
+rounding of another machine). The ledger notices by the released bits, and the
+round is repeated under a new key and charged in addition. A run folder that was
+copied draws a new key too, because the original may continue beside it.
 
 With a new noise key comes a new sampler's key wherever cohorts are drawn: a
 round is charged as a draw of its own, and two sums over one draw of clients
 would tell more than two such rounds.
 """
 
-from collections.abc import Callable
-import copy
+from collections.abc import Callable, Sequence
+import dataclasses
 import math
+import os
 from typing import Any, NamedTuple, Optional
 
 from absl import logging
@@ -27,10 +28,13 @@ import tensorflow_federated as tff
 from tff_asr.data import cohorts
 from tff_asr.learning import fed_avg
 from tff_asr.privacy import accounting
+from tff_asr.privacy import epsilon_report
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
-from tff_asr.privacy import ledger_rounds
+from tff_asr.privacy import statement
 from tff_asr.programs import digests
+from tff_asr.storage import run_dir
+from tff_asr.storage import state_file
 
 
 class NoiseState(NamedTuple):
@@ -38,11 +42,11 @@ class NoiseState(NamedTuple):
 
   Attributes:
     key: The run's 128-bit noise key, int32 [4]. Secret.
-    place: `Ledger.place` when the key was drawn, int64.
+    file_identity: `Ledger.file_identity` when the key was drawn, int64.
   """
 
   key: np.ndarray
-  place: np.int64
+  file_identity: np.int64
 
 
 class Done(NamedTuple):
@@ -100,7 +104,7 @@ class PrivateRoundRunner:
     # The weights last seen and their digest, which a next round needs again.
     self._digested = (None, '')
     self.noise = noise
-    if int(noise.place) != ledger.place:
+    if int(noise.file_identity) != ledger.file_identity:
       logging.warning(
           'This run folder is a copy or was restored: its noise gets a new '
           'key, since the run that it was copied from may go on with the old.'
@@ -113,10 +117,10 @@ class PrivateRoundRunner:
       return True
     charged = self._ledger.contents.rounds
     if not self._ledger.holds(self._identity(state, cohort_state)):
-      charged = self._ledger.rounds_with(
+      charged = self._ledger.charges.after(
+          [int(cohort_state.round_num)],
           sampling=self._sampling,
           noise_multipliers=_noise_multipliers(state, self._sampling),
-          round_num=int(cohort_state.round_num),
       )
     return _epsilon(charged, self._delta) <= self._target_epsilon
 
@@ -213,7 +217,7 @@ class PrivateRoundRunner:
         if self._fixed_noise
         else keys.draw()
     )
-    self.noise = NoiseState(key, np.int64(self._ledger.place))
+    self.noise = NoiseState(key, np.int64(self._ledger.file_identity))
     self._is_renewed = True
 
   def _redrawn(self, cohort_state: cohorts.CohortState) -> cohorts.CohortState:
@@ -259,7 +263,7 @@ def check_first_round(
     sampling: accounting.Sampling,
     delta: float,
     target_epsilon: Optional[float],
-    inherited: ledger_rounds.Charges,
+    inherited: ledger_lib.Charges,
 ) -> None:
   """Checks that a new run can do a round at all.
 
@@ -274,15 +278,15 @@ def check_first_round(
     ValueError: Sampling and noise do not go together, or cannot be composed
       with what is inherited, or one round exceeds the target.
   """
-  noise = _noise_multipliers(state, sampling)
-  charges = copy.deepcopy(inherited)
-  charges.add_round(
-      sampling=sampling, noise_multipliers=noise, round_num=0
+  rounds = inherited.after(
+      [0],
+      sampling=sampling,
+      noise_multipliers=_noise_multipliers(state, sampling),
   )
-  accounting.neighbouring(charges.rounds)
+  accounting.neighbouring(rounds)
   if target_epsilon is None:
     return
-  found = _epsilon(charges.rounds, delta=delta)
+  found = _epsilon(rounds, delta)
   if not found <= target_epsilon:
     before = sum(group.count for group in inherited.rounds)
     raise ValueError(
@@ -298,7 +302,7 @@ def epsilon_of_plan(
     *,
     sampling: accounting.Sampling,
     num_rounds: int,
-    inherited: ledger_rounds.Charges,
+    inherited: ledger_lib.Charges,
     delta: float,
 ) -> float:
   """Epsilon (RDP) of a run that comes to its end.
@@ -310,13 +314,172 @@ def epsilon_of_plan(
     inherited: What the runs cost that it starts from.
     delta: Of epsilon.
   """
-  charges = copy.deepcopy(inherited)
-  noise = _noise_multipliers(state, sampling)
-  for round_num in range(num_rounds):
-    charges.add_round(
-        sampling=sampling, noise_multipliers=noise, round_num=round_num
+  rounds = inherited.after(
+      range(num_rounds),
+      sampling=sampling,
+      noise_multipliers=_noise_multipliers(state, sampling),
+  )
+  return _epsilon(rounds, delta)
+
+
+def create_ledger(
+    run: run_dir.RunDir,
+    parent: Optional[ledger_lib.Parent],
+    *,
+    fixed_seeds: Sequence[str] = (),
+    unit: Optional[str] = 'speaker',
+) -> ledger_lib.Ledger:
+  """Starts the ledger of a new run; refuses where one was taken away.
+
+  Args:
+    run: The run's folder.
+    parent: The ledger of the model that it starts from, or None.
+    fixed_seeds: Names of the keys that a seed fixed.
+    unit: What one client is; None: as in the parent.
+
+  Raises:
+    ledger.LedgerError: The folder holds a model with a ledger but no state, or
+      as `ledger.create`.
+  """
+  before = run_dir.ledger_of_model(run.path)
+  if before is not None and before[1] is not None:
+    raise ledger_lib.LedgerError(
+        f'{run.path} holds a trained model but no saved state: put its states '
+        'back, or take another output_dir.'
     )
-  return _epsilon(charges.rounds, delta)
+  return ledger_lib.create(
+      run.file(run_dir.LEDGER),
+      unit=unit,
+      fixed_seeds=fixed_seeds,
+      parent=parent,
+  )
+
+
+def fixed_seeds(
+    *, noise_seed: Optional[int], sampler_seed: Optional[int]
+) -> list[str]:
+  """Names of the keys that a seed fixed."""
+  seeds = (('NOISE_SEED', noise_seed), ('SAMPLER_SEED', sampler_seed))
+  return [name for name, seed in seeds if seed is not None]
+
+
+def saved_head(run: str) -> Optional[ledger_lib.Head]:
+  """The ledger's head in the newest state that a run saved, if there is one.
+
+  States of central runs, whose ledger does not change, have none.
+  """
+  newest = run_dir.newest_state(run)
+  if newest is None:
+    return None
+  names = [leaf.path for leaf in state_file.read_manifest(newest).leaves]
+  if not any(name.startswith('ledger/') for name in names):
+    return None
+  count, digest = state_file.read_leaves(newest, prefix='ledger').values()
+  return ledger_lib.Head(int(count), str(digest))
+
+
+def epsilon_of_run(
+    run: str, *, delta: Optional[float] = None, accountant: str = 'rdp'
+) -> epsilon_report.Result:
+  """Returns the epsilon of all rounds that a run's ledger charges.
+
+  The ledger is compared with the run's newest saved state and its model, so
+  that lines missing at its end are noticed as long as one of them is there.
+  Ledgers of other units are accounted apart.
+
+  Args:
+    run: The run's folder.
+    delta: In (0, 1); None takes 1 / (10 population), of each ledger.
+    accountant: 'rdp' or 'pld'.
+
+  Raises:
+    ledger.LedgerError: The ledger is missing or was changed.
+    ValueError: It charges no rounds, or an argument is out of range.
+  """
+  path = os.path.join(run, run_dir.LEDGER)
+  if not os.path.exists(path):
+    raise ValueError(
+        f'{run} has no privacy ledger ({run_dir.LEDGER}): is it the folder of '
+        'a run on private data, or of one that started from its model?'
+    )
+  # The two are equal once a run has ended; the ledger is then read once.
+  heads = dict.fromkeys((saved_head(run), run_dir.ledger_of_model(run)[1]))
+  for head in heads:
+    contents = ledger_lib.read(path, head=head)
+  if not contents.rounds:
+    raise ValueError(f'the privacy ledger of {run} charges no rounds yet.')
+
+  def account(contents: ledger_lib.Contents) -> epsilon_report.Result:
+    return epsilon_report.of_rounds(
+        contents.rounds,
+        delta=_default_delta(contents) if delta is None else delta,
+        accountant=accountant,
+        fixed_seeds=contents.fixed_seeds,
+        unit=contents.unit,
+    )
+
+  apart = tuple(map(account, ledger_lib.read_apart(path)))
+  return dataclasses.replace(account(contents), apart=apart)
+
+
+def write_statement(
+    run: run_dir.RunDir,
+    ledger: ledger_lib.Ledger,
+    query_state: Any = None,
+    *,
+    delta: Optional[float] = None,
+) -> statement.Statement:
+  """States what a run's ledger charges, in privacy.txt and privacy.json.
+
+  Guarantees of other units follow it, a statement each.
+
+  Args:
+    run: The run's folder.
+    ledger: Its ledger.
+    query_state: State of its query, `queries` or `adaptive_query`; None: it
+      charges no round of its own.
+    delta: Of the statement; None: the default one.
+  """
+  contents = ledger.contents
+  apart = ledger_lib.read_apart(run.file(run_dir.LEDGER))
+  clip = None if query_state is None else float(query_state.l2_norm_clip)
+  stated = statement.build(
+      contents.rounds,
+      delta=_default_delta(contents) if delta is None else delta,
+      l2_norm_clip=clip,
+      unit=contents.unit,
+      fixed_seeds=contents.fixed_seeds,
+      inherited=contents.inherited,
+      adaptive_layers=np.size(getattr(query_state, 'layer_clips', ())),
+      apart=[other.unit for other in apart],
+  )
+  others = [
+      statement.build(
+          other.rounds,
+          delta=_default_delta(other),
+          l2_norm_clip=None,
+          unit=other.unit,
+          fixed_seeds=other.fixed_seeds,
+          inherited=sum(group.count for group in other.rounds),
+      )
+      for other in apart
+  ]
+  if others:
+    stated = dataclasses.replace(
+        stated,
+        lines=sum([('', *other.lines) for other in others], stated.lines),
+        fields=stated.fields | {'apart': [other.fields for other in others]},
+    )
+  run.write_text('privacy.txt', f'{stated}\n')
+  run.write_json('privacy.json', stated.fields)
+  return stated
+
+
+def _default_delta(contents: ledger_lib.Contents) -> float:
+  """Delta where none is given, for the largest population."""
+  return statement.default_delta(
+      max(group.sampling.population for group in contents.rounds)
+  )
 
 
 def _noise_multipliers(

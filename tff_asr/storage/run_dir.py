@@ -7,7 +7,7 @@
     model.state     the trained weights, for evaluation and as a seed
     ledger.jsonl    what the model's rounds cost in privacy (federated runs, and
                     runs that start from one); ledger.UNIT.jsonl: of another
-                    unit (`privacy.ledger_apart`)
+                    unit (`privacy.ledger`)
     metrics.csv     released metrics, a row a round or step
     tensorboard/    the same for TensorBoard
     results.json    the figures at the end
