@@ -189,13 +189,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
         'tff_asr',
         'tools',
     ),
-    # To plant bugs: loaded once for the tests of all of them.
-    'tools': (
-        'pytest',
-        'tensorflow_federated',
-        'tensorflow_privacy',
-        'tensorflow_text',
-    ),
+    'tools': ('pytest',),
 }
 
 DEFINES_FLAGS = ('bin', 'data_tools', 'benchmarks')

@@ -1,179 +1,195 @@
-"""Plants the bugs of tools/mutants.py one at a time; the tests must fail.
+"""Planted bugs: each patch in tools/mutants must make its tests fail.
 
     .venv/bin/python -m tools.mutate            # all of them, over half an hour
     .venv/bin/python -m tools.mutate 'delta|noise'     # names that match
 
-Works on a copy of the project: each bug is planted, its tests must fail, and
-the file is restored. In the end the tests that failed run on the unchanged copy
-and must pass, or their failures prove nothing. A bug that survives, tests that
-cannot run (a bug that breaks an import proves nothing either) or run out of
-time are errors: exit code 1. --write puts the bugs that were caught into the
-table of docs/testing.md, and leaves its other rows as they are.
+A patch begins with the bug in words, a line "Tests: ID ..." with pytest's ids of
+the tests that must fail, and an empty line; a unified diff of one file follows.
+
+Each bug is planted in a copy of the project, one at a time. In the end the
+tests that failed run on the unchanged copy and must pass: otherwise their
+failures prove nothing. Errors, with exit code 1: a bug that survives, tests that
+cannot run or take too long (a bug that breaks an import proves nothing
+either), and a patch that does not apply.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+import importlib
 import multiprocessing
 import os
 import pathlib
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 # Read by TensorFlow's C++ part when it is loaded.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import pytest
-import tensorflow_federated  # pylint: disable=unused-import
-import tensorflow_privacy  # pylint: disable=unused-import
-import tensorflow_text  # pylint: disable=unused-import
 
-from tools import mutant as mutant_lib
-from tools import mutants
+from tools import layers
 
-_ROOT = pathlib.Path(__file__).parents[1]
-_DOCS = _ROOT / 'docs' / 'testing.md'
-_COPIED = (
-    'benchmarks', 'bin', 'data_tools', 'gin', 'tests', 'tff_asr', 'tools',
-    'pyproject.toml',
-)
+# Loaded once: test runs are forks of this process.
+_LIBRARIES = ('tensorflow_federated', 'tensorflow_privacy', 'tensorflow_text')
+_COPIED = (*layers.FOLDERS, 'docs', 'gin', 'pyproject.toml', 'requirements.txt')
 _TIMEOUT_SEC = 1200
+_HEADER = re.compile(r'(.+)\nTests: (.+)\n\n--- a/(.+)\n\+\+\+ b/\3\n')
 _PASSED, _FAILED = 0, 1  # pytest's exit codes.
 _FIRST_FAILURE = re.compile(r'^FAILED (\S+)', re.MULTILINE)
-_BEGIN, _END = '<!-- mutants -->\n', '<!-- end of mutants -->\n'
 
 
-def main(argv: Sequence[str]) -> int:
-  """Runs the mutants that the arguments choose; returns the exit code."""
-  only = [argument for argument in argv if argument != '--write']
+class Mutant(NamedTuple):
+  """A bug.
+
+  Attributes:
+    name: The bug in words.
+    tests: pytest's ids of tests of the default suite.
+    path: The file that it is planted in.
+    patch: The patch file.
+  """
+
+  name: str
+  tests: tuple[str, ...]
+  path: str
+  patch: pathlib.Path
+
+  def apply(self, root: pathlib.Path) -> str:
+    """The text of the file with the bug; the file itself stays as it is.
+
+    Up to two lines of context may have changed, and lines may have moved.
+
+    Raises:
+      ValueError: The patch does not apply.
+    """
+    finished = subprocess.run(
+        ['patch', '--fuzz=2', '--silent', '--force', '--reject-file=-',
+         '--output=-', root / self.path, self.patch],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if finished.returncode:
+      raise ValueError(
+          f'{self.patch.name} does not apply to {self.path}: plant the bug anew.'
+      )
+    return finished.stdout
+
+
+def load() -> Iterator[Mutant]:
+  """Yields the planted bugs, by file name.
+
+  Raises:
+    ValueError: A patch has no name, tests and file.
+  """
+  for patch in sorted((layers.ROOT / 'tools' / 'mutants').glob('*.patch')):
+    header = _HEADER.match(patch.read_text('utf-8'))
+    if header is None:
+      raise ValueError(
+          f'{patch.name} must begin with the bug, "Tests: ID ...", an empty '
+          'line, and the diff of one file.'
+      )
+    yield Mutant(header[1], tuple(header[2].split()), header[3], patch)
+
+
+def main(patterns: Sequence[str]) -> int:
+  """Plants the bugs whose names match all patterns; returns the exit code."""
   chosen = [
       mutant
-      for mutant in mutants.MUTANTS
-      if all(re.search(pattern, mutant.name) for pattern in only)
+      for mutant in load()
+      if all(re.search(pattern, mutant.name) for pattern in patterns)
   ]
   if not chosen:
-    print(f'error: no mutant has a name like {only}.', file=sys.stderr)
+    print(f'error: no mutant has a name like {patterns}.', file=sys.stderr)
     return 1
-  rows, problems, failed = {}, [], set()
+  for library in _LIBRARIES:
+    importlib.import_module(library)
+  problems, failed = [], set()
   with tempfile.TemporaryDirectory() as folder:
     copy = pathlib.Path(folder) / 'project'
     _copy_project(copy)
     for number, mutant in enumerate(chosen, 1):
-      test, problem = _plant(copy, mutant)
-      print(
-          f'[{number}/{len(chosen)}] {mutant.name}: {problem or test}',
-          flush=True,
-      )
-      if problem:
-        problems.append(f'{mutant.name}: {problem}')
-      else:
-        rows[mutant.name] = _row(mutant, test)
-        failed.add(test)
-    code, output = _run(copy, sorted(failed)) if failed else (_PASSED, '')
-    if code != _PASSED:
-      problems.append(f'the tests fail without any bug, too:\n{output}')
-      rows = {}
-  print(f'{len(rows)} of {len(chosen)} caught.')
+      try:
+        outcome = _plant(copy, mutant)
+        failed.add(outcome)
+      except (ValueError, TimeoutError) as error:
+        outcome = str(error)
+        problems.append(f'{mutant.name}: {error}')
+      print(f'[{number}/{len(chosen)}] {mutant.name}: {outcome}', flush=True)
+    if failed:
+      code, output = _run(copy, sorted(failed))
+      if code != _PASSED:
+        problems.append(f'the tests fail without any bug, too:\n{output}')
+  print(f'{len(chosen) - len(problems)} of {len(chosen)} caught.')
   for problem in problems:
     print(f'error: {problem}', file=sys.stderr)
-  if '--write' in argv:
-    _write(rows)
   return 1 if problems else 0
 
 
-def _row(mutant: mutant_lib.Mutant, test: str) -> str:
-  """A line of the table."""
-  path, _, name = test.partition('::')
-  return (
-      f'| {mutant.name} | `{mutant.path}` | `{pathlib.Path(path).name}`: '
-      f'`{name.rpartition("::")[2]}` |\n'
-  )
-
-
-def _write(rows: Mapping[str, str]) -> None:
-  """Puts lines of the table, by the bug's name, into the documentation."""
-  text = _DOCS.read_text(encoding='utf-8')
-  before, rest = text.split(_BEGIN)
-  table, after = rest.split(_END)
-  heading, rule, *lines = table.splitlines(keepends=True)
-  known = {line.split('|')[1].strip(): line for line in lines} | rows
-  ordered = [
-      known[mutant.name]
-      for mutant in mutants.MUTANTS
-      if mutant.name in known
-  ]
-  table = ''.join([heading, rule, *ordered])
-  _DOCS.write_text(f'{before}{_BEGIN}{table}{_END}{after}', encoding='utf-8')
-
-
 def _copy_project(target: pathlib.Path) -> None:
-  """What tests need, without compiled files, which could be stale."""
+  """Copies what tests need, without compiled files, which could be stale."""
   target.mkdir()
   for name in _COPIED:
-    source = _ROOT / name
+    source = layers.ROOT / name
     if source.is_dir():
-      shutil.copytree(
-          source, target / name, ignore=shutil.ignore_patterns('__pycache__')
-      )
+      ignored = shutil.ignore_patterns('__pycache__')
+      shutil.copytree(source, target / name, ignore=ignored)
     else:
       shutil.copy(source, target / name)
 
 
-def _plant(
-    copy: pathlib.Path, mutant: mutant_lib.Mutant
-) -> tuple[str, str]:
-  """Returns the test that caught a mutant, or what went wrong."""
+def _plant(copy: pathlib.Path, mutant: Mutant) -> str:
+  """Returns the first test that fails with the bug.
+
+  Raises:
+    ValueError: The patch does not apply, its tests pass, or they cannot run.
+    TimeoutError: They take too long.
+  """
   path = copy / mutant.path
-  original = path.read_text(encoding='utf-8')
-  text = original
-  for old, new in mutant.edits:
-    if text.count(old) != 1:
-      return '', f'{mutant.path} has {old!r} {text.count(old)} times, not once'
-    text = text.replace(old, new)
-  path.write_text(text, encoding='utf-8')
+  original = path.read_text('utf-8')
+  path.write_text(mutant.apply(copy), 'utf-8')
   try:
     code, output = _run(copy, mutant.tests)
-  except TimeoutError:
-    return '', f'the tests took more than {_TIMEOUT_SEC} s'
   finally:
-    path.write_text(original, encoding='utf-8')
+    path.write_text(original, 'utf-8')
   if code == _PASSED:
-    return '', f'SURVIVED {" ".join(mutant.tests)}'
+    raise ValueError(f'SURVIVED {" ".join(mutant.tests)}')
   failure = _FIRST_FAILURE.search(output)
   if code != _FAILED or not failure:
-    return '', f'the tests could not run:\n{output[-2000:]}'
-  return failure[1], ''
+    raise ValueError(f'the tests could not run:\n{output[-2000:]}')
+  return failure[1]
 
 
 def _run(copy: pathlib.Path, tests: Sequence[str]) -> tuple[int, str]:
-  """pytest's exit code and output, up to the first failure.
+  """Returns pytest's exit code and output, up to the first failure.
 
   In a fork of this process, which has loaded the libraries and nothing of the
   project: to load them takes longer than most of the tests.
   """
   with tempfile.TemporaryFile() as output:
     child = multiprocessing.get_context('fork').Process(
-        target=_run_pytest, args=(copy, list(tests), output.fileno())
+        target=_run_pytest, args=(copy, tests, output.fileno())
     )
     child.start()
     child.join(_TIMEOUT_SEC)
     if child.is_alive():
       child.kill()
       child.join()
-      raise TimeoutError
+      raise TimeoutError(f'the tests took more than {_TIMEOUT_SEC} s')
     output.seek(0)
     return child.exitcode, output.read().decode(errors='replace')
 
 
 def _run_pytest(
-    copy: pathlib.Path, tests: list[str], descriptor: int
+    copy: pathlib.Path, tests: Sequence[str], descriptor: int
 ) -> NoReturn:
   """Runs tests of a copy of the project, and ends the process."""
   for stream in (1, 2):
     os.dup2(descriptor, stream)
   for name in list(sys.modules):
-    if name.split('.')[0] in ('tests', 'tools'):
+    if name.split('.')[0] in layers.FOLDERS:
       del sys.modules[name]
   os.chdir(copy)
   sys.path.insert(0, str(copy))
