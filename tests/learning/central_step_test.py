@@ -1,22 +1,179 @@
-"""Tests of tff_asr.learning.central_step."""
+"""Tests of tff_asr.learning.central_step, on one device and on several."""
 
 import collections
+import functools
 
 from absl.testing import absltest
+from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import fakes
+from tests import logical_devices
 from tff_asr.learning import central_step
 from tff_asr.learning import client_update
+from tff_asr.optimizers import lars
 
 
-class CentralStepTest(absltest.TestCase):
+@logical_devices.absent
+class OwnProcessTest(logical_devices.OwnProcessTestCase):
+  MODULE = 'tests.learning.central_step_test'
+
+
+@functools.lru_cache
+def _batch():
+  """A batch of 5 utterances."""
+  model = fakes.tiny_model(num_blocks=1)
+  return next(
+      iter(
+          fakes.tiny_pipeline(model, max_batch_sec=15.0).training_batches(
+              fakes.client_data().create_tf_dataset_for_client('bob'),
+              seed=tf.constant([1, 2]),
+              num_epochs=1,
+          )
+      )
+  )
+
+
+def _gradients(devices=None, *, batch=None, max_grad_norm=1e9, dropout=0.0):
+  model = fakes.tiny_model(num_blocks=1, dropout=dropout)
+  if not dropout:
+    # Nor shifts of positions, which the parts draw apart.
+    model = _without_draws(model)
+  weights = model.initialize(tf.constant([1, 2]))
+  batch = _batch() if batch is None else batch
+  if devices is not None:
+    devices = central_step.find_devices(devices)
+  return tf.function(
+      lambda: central_step.clipped_gradients(
+          model, weights, batch, max_grad_norm=max_grad_norm, devices=devices
+      )
+  )()
+
+
+def _without_draws(model):
+  """The model, which evaluates in training, too."""
+  apply = model.encoder.apply
+  encoder = type(model.encoder)(
+      model.encoder.specs,
+      lambda weights, features, lengths, seed: apply(
+          weights, features, lengths, None
+      ),
+      model.encoder.output_lengths,
+      model.encoder.output_dim,
+  )
+  return type(model)(
+      encoder, model.vocab_size, model.loss_kernel, model.specs
+  )
+
+
+@logical_devices.needed
+class DevicesTest(parameterized.TestCase):
+
+  def assert_near(self, found, expected):
+    norm = float(tf.linalg.global_norm(list(expected.values())))
+    for name, value in expected.items():
+      np.testing.assert_allclose(
+          found[name], value, atol=1e-5 * norm, err_msg=name
+      )
+
+  # 5 utterances: 3 and 2, 2 and 2 and 1, 2 and 2 and 1 and none.
+  @parameterized.parameters(1, 2, 3, 4)
+  def test_the_gradient_is_that_of_one_device(self, num_devices):
+    self.assertLen(_batch()['example_weights'], 5)
+    devices = logical_devices.CPUS[:num_devices]
+    expected, expected_sum = _gradients()
+    found, loss_sum = _gradients(devices)
+    np.testing.assert_allclose(loss_sum, expected_sum, rtol=1e-5)
+    self.assert_near(found, expected)
+    # Clipped as a whole, not by part.
+    norm = float(tf.linalg.global_norm(list(expected.values())))
+    clipped, _ = _gradients(devices, max_grad_norm=norm / 4)
+    self.assert_near(
+        clipped, {name: value / 4 for name, value in expected.items()}
+    )
+
+  def test_stubs_count_nowhere(self):
+    batch = collections.OrderedDict(_batch())
+    batch['example_weights'] = tf.constant([1.0, 0.0, 0.0, 0.0, 1.0])
+    expected, expected_sum = _gradients(batch=batch)
+    found, loss_sum = _gradients(logical_devices.CPUS, batch=batch)
+    np.testing.assert_allclose(loss_sum, expected_sum, rtol=1e-5)
+    self.assert_near(found, expected)
+    batch['example_weights'] = tf.zeros([5])
+    found, loss_sum = _gradients(logical_devices.CPUS, batch=batch)
+    self.assertEqual(float(loss_sum), 0)
+    for gradient in found.values():
+      np.testing.assert_array_equal(gradient, np.zeros(gradient.shape))
+
+  def test_the_same_parts_give_the_same_bits_on_any_devices(self):
+    run = lambda *devices: _gradients(devices, dropout=0.3)[0]
+    first = run('CPU:0', 'CPU:1', 'CPU:2')
+    for devices in (('CPU:0', 'CPU:1', 'CPU:2'), ('CPU:3',) * 3):
+      for name, value in run(*devices).items():
+        np.testing.assert_array_equal(value, first[name], err_msg=name)
+
+  def test_parts_draw_apart(self):
+    # Two utterances alike, a part each, would else have the same draws.
+    batch = collections.OrderedDict(
+        (name, value if name == 'seed' else tf.repeat(value[:1], 2, axis=0))
+        for name, value in _batch().items()
+    )
+    two = central_step._parts(batch, 2)
+    np.testing.assert_array_equal(two[0]['features'], two[1]['features'])
+    self.assertFalse(np.array_equal(two[0]['seed'], two[1]['seed']))
+
+  def test_work_is_placed_on_every_device(self):
+    model = _without_draws(fakes.tiny_model(num_blocks=1))
+    weights = model.initialize(tf.constant([1, 2]))
+    devices = central_step.find_devices(logical_devices.CPUS)
+    graph = tf.function(
+        lambda: central_step.clipped_gradients(
+            model, weights, _batch(), max_grad_norm=1.0, devices=devices
+        )
+    ).get_concrete_function().graph
+    products = [
+        op.device for op in graph.get_operations() if op.type == 'Conv2D'
+    ]
+    self.assertCountEqual(products, devices)
+
+  def test_steps_are_those_of_one_device(self):
+    model = _without_draws(fakes.tiny_model(num_blocks=1))
+    ends = []
+    for devices in (None, logical_devices.CPUS[:3]):
+      process = central_step.CentralStep(
+          model=model, optimizer=lars.build_lars(0.5), seed=1, devices=devices
+      )
+      start = state = process.initialize()
+      for _ in range(5):
+        state, metrics = process.next(state, _batch())
+        self.assertEqual(float(metrics['num_utterances']), 5)
+      ends.append(state.global_model_weights)
+    for name, value in ends[0].items():
+      np.testing.assert_allclose(value, ends[1][name], atol=1e-5, err_msg=name)
+      moved = np.abs(value - start.global_model_weights[name]).max()
+      self.assertGreater(moved, 1e-4, name)
+
+  @parameterized.parameters(
+      ([], 'at least one device name'),
+      ('CPU:0', 'at least one device name'),
+      (['CPU:0', 'GPU:9'], "'GPU:9', which this machine has not"),
+      (['first'], "names such as 'CPU:1', found 'first'"),
+  )
+  def test_bad_devices_are_named(self, devices, message):
+    with self.assertRaisesRegex(ValueError, message):
+      central_step.CentralStep(
+          model=fakes.tiny_model(num_blocks=1),
+          optimizer=tff.learning.optimizers.build_sgdm(0.1),
+          devices=devices,
+      )
+
+
+class CentralStepTest(parameterized.TestCase):
 
   def test_is_the_optimizers_step_along_the_clipped_gradient(self):
     model = fakes.tiny_model(num_blocks=1)
-    weights = model.initialize(tf.constant([1, 2]))
     batches = list(
         fakes.tiny_pipeline(model, max_batch_sec=3.0).training_batches(
             fakes.client_data().create_tf_dataset_for_client('bob'),
@@ -25,44 +182,83 @@ class CentralStepTest(absltest.TestCase):
         )
     )
     self.assertGreater(len(batches), 1)
-    optimizer = tff.learning.optimizers.build_sgdm(0.1, momentum=0.5)
-    step = central_step.build(
-        model=model, optimizer=optimizer, max_grad_norm=3.0
+    process = central_step.CentralStep(
+        model=model,
+        optimizer=tff.learning.optimizers.build_sgdm(0.1, momentum=0.5),
+        seed=2**31 + 7,
+        max_grad_norm=3.0,
     )
-    state = tf.nest.map_structure(
-        tf.convert_to_tensor,
-        optimizer.initialize(
-            tf.nest.map_structure(
-                lambda value: tf.TensorSpec(value.shape, value.dtype), weights
-            )
-        ),
-    )
+    state = process.initialize()
+    weights = model.initialize(tf.constant([7, 1]))
     momentum = {name: np.zeros(value.shape) for name, value in weights.items()}
-    for batch in batches:
+    for number, batch in enumerate(batches):
       gradients, expected_sum = client_update.clipped_gradients(
           model, weights, batch, max_grad_norm=3.0
       )
-      expected = {}
       for name, gradient in gradients.items():
         momentum[name] = 0.5 * momentum[name] + gradient.numpy()
-        expected[name] = weights[name].numpy() - 0.1 * momentum[name]
-      state, weights, loss_sum, num_utterances = step(state, weights, batch)
-      np.testing.assert_allclose(loss_sum, expected_sum, rtol=1e-5)
-      self.assertEqual(num_utterances, len(batch['example_weights']))
-      for name, value in weights.items():
-        np.testing.assert_allclose(value, expected[name], atol=1e-5)
+        weights[name] = weights[name] - 0.1 * momentum[name]
+      state, metrics = process.next(state, batch)
+      self.assertEqual(state.distributor.round_num, number + 1)
+      np.testing.assert_allclose(metrics['loss_sum'], expected_sum, rtol=1e-5)
+      self.assertEqual(
+          metrics['num_utterances'], len(batch['example_weights'])
+      )
+      for name, value in state.global_model_weights.items():
+        np.testing.assert_allclose(value, weights[name], atol=1e-5)
 
-    stubs = collections.OrderedDict(
-        batches[0], example_weights=tf.zeros_like(batches[0]['example_weights'])
+  def test_a_batch_of_stubs_changes_no_weight(self):
+    stubs = collections.OrderedDict(_batch(), example_weights=tf.zeros([5]))
+    process = central_step.CentralStep(
+        model=fakes.tiny_model(num_blocks=1),
+        optimizer=tff.learning.optimizers.build_sgdm(0.1),
     )
-    plain = tff.learning.optimizers.build_sgdm(0.1)
-    step = central_step.build(model=model, optimizer=plain)
-    _, same, loss_sum, num_utterances = step(
-        collections.OrderedDict(learning_rate=tf.constant(0.1)), weights, stubs
+    state = process.initialize()
+    output = process.next(state, stubs)
+    self.assertEqual([float(x) for x in output.metrics.values()], [0, 0])
+    tf.nest.map_structure(
+        np.testing.assert_array_equal,
+        output.state.global_model_weights,
+        state.global_model_weights,
     )
-    self.assertEqual((float(loss_sum), float(num_utterances)), (0, 0))
-    for name, value in same.items():
-      np.testing.assert_array_equal(value, weights[name])
+
+  def test_the_encoder_starts_late_and_with_smaller_steps(self):
+    model = fakes.tiny_model(num_blocks=1)
+    build = lambda **options: central_step.CentralStep(
+        model=model,
+        optimizer=tff.learning.optimizers.build_sgdm(0.1),
+        max_grad_norm=1e9,
+        **options,
+    )
+    plain, late = build(), build(encoder_rate=0.5, encoder_frozen_steps=2)
+    state = late.initialize()
+    for step in range(3):
+      begin = state.global_model_weights
+      full = plain.next(
+          plain.initialize()._replace(global_model_weights=begin), _batch()
+      ).state.global_model_weights
+      # As if resumed: nothing but the state says how far training is.
+      late = build(encoder_rate=0.5, encoder_frozen_steps=2)
+      state = late.next(state, _batch()).state
+      for name, value in state.global_model_weights.items():
+        share = (0, 0, 0.5)[step] if name in model.encoder.specs else 1
+        np.testing.assert_allclose(
+            value - begin[name],
+            share * (full[name] - begin[name]),
+            atol=1e-6,
+            err_msg=name,
+        )
+
+  @parameterized.parameters(
+      ('encoder_frozen_steps', -1), ('encoder_rate', 0), ('max_grad_norm', 0)
+  )
+  def test_bad_arguments_are_named(self, name, value):
+    with self.assertRaisesRegex(ValueError, name.removeprefix('encoder_')):
+      central_step.CentralStep(
+          model=fakes.tiny_model(num_blocks=1),
+          optimizer=tff.learning.optimizers.build_sgdm(0.1),
+          **{name: value},
+      )
 
 
 if __name__ == '__main__':

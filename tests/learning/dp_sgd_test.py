@@ -58,6 +58,7 @@ def _batch(*rows: int) -> pipeline_lib.Batch:
   strings = lambda texts: tf.constant(texts, tf.string)
   return pipeline_lib.Batch(
       client_id=strings(['ann'] * len(rows)),
+      example_weights=tf.zeros([len(rows)]),
       feature_lengths=tf.constant([_LENGTHS[row] for row in rows]),
       features=tf.constant(features),
       label_lengths=tf.zeros([len(rows)], tf.int32),
@@ -65,7 +66,6 @@ def _batch(*rows: int) -> pipeline_lib.Batch:
       seed=tf.zeros([2], tf.int32),
       transcript=strings([''] * len(rows)),
       utterance_id=strings([f'u{row}' for row in rows]),
-      weights=tf.zeros([len(rows)]),
   )
 
 

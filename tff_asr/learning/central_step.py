@@ -1,83 +1,240 @@
-"""One minibatch step of central training, with any TFF optimizer."""
+"""Central training as a learning process: one minibatch step a round.
+
+On several devices a batch's gradient is computed in parts, one a device:
+
+    gradient = sum over parts of (gradient of the part's summed losses) / n,
+
+for n utterances of the whole batch, so that it is that of the batch's mean loss
+to rounding. Parts are added in the order of the devices: the same devices give
+the same bits. What training draws (dropout, layer drop, shifts) is drawn for
+each part apart, from the batch's seed and the part's number; a device that is
+named twice has two parts, with the draws of two devices.
+"""
 
 from collections.abc import Callable, Collection, Sequence
-import functools
 from typing import Any, Optional
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.execution import devices as devices_lib
 from tff_asr.learning import client_update
-from tff_asr.learning import data_parallel
+from tff_asr.learning import process
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
+from tff_asr.optimizers import grouped
 
 
-def build(
-    *,
+class CentralStep:
+  """Steps of one run, each traced once; see `process.Process`."""
+
+  def __init__(
+      self,
+      *,
+      model: ctc.CtcModel,
+      optimizer: tff.learning.optimizers.Optimizer,
+      seed: int = 0,
+      max_grad_norm: float = 1.0,
+      devices: Optional[Sequence[str]] = None,
+      encoder_rate: float = 1.0,
+      encoder_frozen_steps: int = 0,
+  ):
+    """Creates the process.
+
+    Args:
+      model: The model.
+      optimizer: Steps along the gradient of a batch's mean loss.
+      seed: Of initial weights.
+      max_grad_norm: A gradient is clipped to this global norm.
+      devices: Each batch is divided among these; see `find_devices`. None: as
+        a whole, on TensorFlow's default device.
+      encoder_rate: Of the encoder's steps, beside those of the head.
+      encoder_frozen_steps: The encoder is trained after so many steps; its
+        gradients are not computed before, and its optimizer and schedule begin
+        then (`optimizers.grouped`).
+
+    Raises:
+      ValueError: An argument is out of range, or as `find_devices`.
+    """
+    checks.positive(max_grad_norm=max_grad_norm)
+    checks.non_negative_int(encoder_frozen_steps=encoder_frozen_steps)
+    encoder = frozenset(model.encoder.specs)
+    if encoder_rate != 1 or encoder_frozen_steps:
+      optimizer = grouped.build_grouped(
+          optimizer, group=encoder, rate=encoder_rate
+      )
+    self._model = model
+    self._optimizer = optimizer
+    self._seed = weights_lib.seed_pair(seed)
+    self._max_grad_norm = max_grad_norm
+    self._devices = None if devices is None else find_devices(devices)
+    self._encoder = encoder
+    self._encoder_frozen_steps = encoder_frozen_steps
+    self._traced = {}
+
+  def initialize(self) -> process.State:
+    """The state before the first step, with weights drawn from the seed."""
+    specs = weights_lib.tensor_specs(self._model.specs)
+    return process.State(
+        global_model_weights=self._model.initialize(tf.constant(self._seed)),
+        distributor=process.RandomState(tf.constant(self._seed), np.int32(0)),
+        client_work=(),
+        aggregator=(),
+        # As tensors: Python numbers in it would be traced as constants.
+        finalizer=tf.nest.map_structure(
+            tf.convert_to_tensor, self._optimizer.initialize(specs)
+        ),
+    )
+
+  def next(
+      self, state: process.State, batch: pipeline_lib.Batch
+  ) -> process.Output:
+    """Takes a step.
+
+    Args:
+      state: From `initialize` or the last step.
+      batch: A batch; one of stubs alone still is a step, with a gradient of
+        zero.
+
+    Returns:
+      The new state, and metrics: `loss_sum` of the utterances' losses, float32
+      [], in nats, and `num_utterances` trained on, float32 [].
+    """
+    step = int(state.distributor.round_num)
+    frozen = self._encoder if step < self._encoder_frozen_steps else frozenset()
+    if frozen not in self._traced:
+      # The one before is not needed again.
+      self._traced = {frozen: self._build(frozen)}
+    finalizer, weights, metrics = self._traced[frozen](
+        state.finalizer, state.global_model_weights, batch
+    )
+    return process.Output(
+        state._replace(
+            global_model_weights=weights,
+            distributor=process.RandomState(
+                state.distributor.seed, np.int32(step + 1)
+            ),
+            finalizer=finalizer,
+        ),
+        metrics,
+    )
+
+  def _build(self, frozen: Collection[str]) -> Callable[..., Any]:
+    """The graph of a step in which these weights get no gradient."""
+    weights_specs = weights_lib.tensor_specs(self._model.specs)
+    # Traced and not run: the state is larger than the weights.
+    initialize = tf.function(
+        lambda: self._optimizer.initialize(weights_specs), autograph=False
+    )
+    state_specs = tf.nest.map_structure(
+        lambda value: tf.TensorSpec(value.shape, value.dtype),
+        initialize.get_concrete_function().structured_outputs,
+    )
+
+    # One graph for all batches, so that a resumed run has the same bits.
+    @tf.function(
+        input_signature=[state_specs, weights_specs, pipeline_lib.batch_spec()],
+        autograph=False,
+    )
+    def step(optimizer_state, weights, batch):
+      live, loss_sum = clipped_gradients(
+          self._model,
+          weights,
+          batch,
+          max_grad_norm=self._max_grad_norm,
+          devices=self._devices,
+          frozen=frozen,
+      )
+      gradients = weights_lib.Weights(
+          (name, live.get(name)) for name in weights
+      )
+      optimizer_state, weights = self._optimizer.next(
+          optimizer_state, weights, gradients
+      )
+      num_utterances = tf.reduce_sum(batch['example_weights'])
+      metrics = dict(loss_sum=loss_sum, num_utterances=num_utterances)
+      return optimizer_state, weights, metrics
+
+    return step
+
+
+def find_devices(devices: Sequence[str]) -> tuple[str, ...]:
+  """The devices' full names.
+
+  Args:
+    devices: Such as ['GPU:0', 'GPU:1']; one may be named several times.
+
+  Raises:
+    ValueError: There is none, or one is not of this machine.
+  """
+  if isinstance(devices, str) or not devices:
+    return devices_lib.find(devices)  # Which raises.
+  return tuple(devices_lib.find([device])[0] for device in devices)
+
+
+def clipped_gradients(
     model: ctc.CtcModel,
-    optimizer: tff.learning.optimizers.Optimizer,
-    max_grad_norm: float = 1.0,
+    weights: weights_lib.Weights,
+    batch: pipeline_lib.Batch,
+    *,
+    max_grad_norm: float,
     devices: Optional[Sequence[str]] = None,
     frozen: Collection[str] = (),
-) -> Callable[..., tuple[Any, weights_lib.Weights, tf.Tensor, tf.Tensor]]:
-  """Builds the step.
+) -> tuple[weights_lib.Weights, tf.Tensor]:
+  """As `client_update.clipped_gradients`, in a part for each device.
 
   Args:
     model: The model.
-    optimizer: Steps along the gradient of the batch's mean loss.
-    max_grad_norm: The gradient is clipped to this global norm.
-    devices: The batch is divided among these; see `data_parallel`. None: as a
-      whole, on TensorFlow's default device.
-    frozen: Names of weights for which the optimizer gets no gradient (None);
-      those gradients are not computed.
-
-  Returns:
-    A tf.function (optimizer_state, weights, batch) to (optimizer_state,
-    weights, sum of the utterances' losses, number of utterances trained on).
-    A batch of stubs alone still is a step, with a gradient of zero.
-
-  Raises:
-    ValueError: As `data_parallel.find`.
+    weights: Its weights.
+    batch: See `pipeline.Batch`; at least one utterance or stub.
+    max_grad_norm: Positive; clips the whole gradient.
+    devices: Names as `find_devices` returns them; None: one part, with the
+      batch's own seed.
+    frozen: Names of weights without a gradient.
   """
   if devices is None:
-    clipped_gradients = functools.partial(
-        client_update.clipped_gradients,
-        max_grad_norm=max_grad_norm,
-        frozen=frozen,
+    return client_update.clipped_gradients(
+        model, weights, batch, max_grad_norm=max_grad_norm, frozen=frozen
     )
-  else:
-    clipped_gradients = functools.partial(
-        data_parallel.clipped_gradients,
-        max_grad_norm=max_grad_norm,
-        devices=data_parallel.find(devices),
-        frozen=frozen,
-    )
+  num_trained = tf.reduce_sum(batch['example_weights'])
+  total = total_loss = None
+  for device, part in zip(devices, _parts(batch, len(devices))):
+    with tf.device(device):
+      gradients, loss_sum = client_update.loss_gradients(
+          model, weights, part, num_utterances=num_trained, frozen=frozen
+      )
+    if total is None:
+      total, total_loss = gradients, loss_sum
+    else:
+      total = tf.nest.map_structure(tf.add, total, gradients)
+      total_loss += loss_sum
+  return client_update.clip(total, max_norm=max_grad_norm), total_loss
 
-  weights_specs = weights_lib.tensor_specs(model.specs)
-  # Traced and not run: the state is larger than the weights.
-  initialize = tf.function(
-      lambda: optimizer.initialize(weights_specs), autograph=False
-  )
-  state_specs = tf.nest.map_structure(
-      lambda value: tf.TensorSpec(value.shape, value.dtype),
-      initialize.get_concrete_function().structured_outputs,
-  )
 
-  # One graph for all batches, so that a resumed run has the same bits.
-  @tf.function(
-      input_signature=[state_specs, weights_specs, pipeline_lib.batch_spec()],
-      autograph=False,
-  )
-  def step(optimizer_state, weights, batch: pipeline_lib.Batch):
-    live, loss_sum = clipped_gradients(model, weights, batch)
-    gradients = weights_lib.Weights(
-        (name, live.get(name)) for name in weights
+def _parts(
+    batch: pipeline_lib.Batch, num_parts: int
+) -> list[pipeline_lib.Batch]:
+  """A batch in parts of as many utterances, with stubs where some are short."""
+  size = tf.shape(batch['example_weights'])[0]
+  part_size = (size + num_parts - 1) // num_parts
+  indices = tf.range(part_size * num_parts)
+  # What fills up is a copy with a weight of 0, which no kernel refuses.
+  is_copy = indices >= size
+  indices %= size
+  parts = []
+  for number in range(num_parts):
+    rows = slice(number * part_size, (number + 1) * part_size)
+    part = type(batch)(
+        (name, tf.gather(value, indices[rows]))
+        for name, value in batch.items()
+        if name != 'seed'
     )
-    optimizer_state, weights = optimizer.next(
-        optimizer_state, weights, gradients
+    part['example_weights'] = tf.where(
+        is_copy[rows], 0.0, part['example_weights']
     )
-    return optimizer_state, weights, loss_sum, tf.reduce_sum(batch['example_weights'])
-
-  return step
+    part['seed'] = tf.random.fold_in(batch['seed'], number)
+    parts.append(part)
+  return parts

@@ -34,15 +34,9 @@ import tensorflow_privacy as tfp
 from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import example_gradients
+from tff_asr.learning import process
 from tff_asr.models import best_rq
 from tff_asr.models import weights as weights_lib
-
-
-class StepState(NamedTuple):
-  """What decides a step's randomness: seed int32 [2], steps so far int32."""
-
-  seed: Any
-  round_num: Any
 
 
 class AggregatorState(NamedTuple):
@@ -52,15 +46,8 @@ class AggregatorState(NamedTuple):
   dp_event: Any
 
 
-class Output(NamedTuple):
-  """A step's result, as of a learning process's `next`."""
-
-  state: tff.learning.templates.LearningAlgorithmState
-  metrics: dict[str, Any]
-
-
 class DpSgd:
-  """Steps of one run; built once, as tracing takes longer than a step."""
+  """Steps of one run, traced once; see `process.Process`."""
 
   def __init__(
       self,
@@ -108,7 +95,7 @@ class DpSgd:
     self._model = model
     self._optimizer = optimizer
     self._live_specs = weights_lib.tensor_specs(live)
-    self._seed = (seed & 0x7FFFFFFF, seed >> 31 & 0x7FFFFFFF)
+    self._seed = weights_lib.seed_pair(seed)
     self._frozen = tuple(sorted(frozen))
     self._devices = tuple(devices)
     self._query = None
@@ -124,7 +111,7 @@ class DpSgd:
     self._update = tf.function(self._update_graph, autograph=False)
     self._event = tf.function(self._event_graph, autograph=False)
 
-  def initialize(self) -> tff.learning.templates.LearningAlgorithmState:
+  def initialize(self) -> process.State:
     """The state before the first step, with weights drawn from the seed."""
     weights = self._model.initialize(tf.constant(self._seed))
     query_state, event = (), ()
@@ -135,9 +122,9 @@ class DpSgd:
     finalizer = tf.nest.map_structure(
         tf.convert_to_tensor, self._optimizer.initialize(self._live_specs)
     )
-    return tff.learning.templates.LearningAlgorithmState(
+    return process.State(
         global_model_weights=weights,
-        distributor=StepState(tf.constant(self._seed), tf.constant(0)),
+        distributor=process.RandomState(tf.constant(self._seed), tf.constant(0)),
         # In the state, so that a step is another one if others are frozen.
         client_work='\n'.join(self._frozen),
         aggregator=AggregatorState(query_state, event),
@@ -146,9 +133,9 @@ class DpSgd:
 
   def next(
       self,
-      state: tff.learning.templates.LearningAlgorithmState,
+      state: process.State,
       batches: Iterable[pipeline_lib.Batch],
-  ) -> Output:
+  ) -> process.Output:
     """Takes a step.
 
     Args:
@@ -183,17 +170,17 @@ class DpSgd:
     new_weights = weights_lib.Weights(
         (name, live.get(name, value)) for name, value in weights.items()
     )
-    step = StepState(
+    step = process.RandomState(
         state.distributor.seed, np.int32(state.distributor.round_num + 1)
     )
-    new_state = tff.learning.templates.LearningAlgorithmState(
+    new_state = process.State(
         global_model_weights=new_weights,
         distributor=step,
         client_work=state.client_work,
         aggregator=AggregatorState(query_state, _to_arrays(event)),
         finalizer=finalizer,
     )
-    return Output(new_state, metrics)
+    return process.Output(new_state, metrics)
 
   def _live(self, weights: weights_lib.Weights) -> weights_lib.Weights:
     """The weights that are trained."""

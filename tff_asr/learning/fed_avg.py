@@ -26,6 +26,7 @@ from tff_asr.learning import canary_work
 from tff_asr.learning import client_update
 from tff_asr.learning import delta_transforms
 from tff_asr.learning import layer_freeze
+from tff_asr.learning import process as process_lib
 from tff_asr.learning import server_update
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
@@ -47,18 +48,6 @@ class Traffic(NamedTuple):
 
   down: int
   up: int
-
-
-class DistributorState(NamedTuple):
-  """What the server adds to the weights it sends.
-
-  Attributes:
-    seed: int32 [2], the run's seed for training randomness (not for noise).
-    round_num: int32, rounds so far.
-  """
-
-  seed: Any
-  round_num: Any
 
 
 def build(
@@ -117,7 +106,7 @@ def build(
   """
   checks.non_negative(client_learning_rate=client_learning_rate)
   checks.finite(client_learning_rate=client_learning_rate)
-  seed_pair = (seed & 0x7FFFFFFF, seed >> 31 & 0x7FFFFFFF)
+  seed_pair = weights_lib.seed_pair(seed)
   frozen = layer_freeze.match(frozen, model.specs)
 
   @tff.tensorflow.computation
@@ -161,33 +150,22 @@ def build(
 
 
 def set_noise_key(
-    state: tff.learning.templates.LearningAlgorithmState, key: Any
-) -> tff.learning.templates.LearningAlgorithmState:
+    state: process_lib.State, key: Any
+) -> process_lib.State:
   """Returns the state with the aggregator's 128-bit noise key, int32 [4]."""
-  return tff.learning.templates.LearningAlgorithmState(
-      global_model_weights=state.global_model_weights,
-      distributor=state.distributor,
-      client_work=state.client_work,
-      aggregator=dp_mean.set_noise_key(state.aggregator, key),
-      finalizer=state.finalizer,
-  )
+  aggregator = dp_mean.set_noise_key(state.aggregator, key)
+  return state._replace(aggregator=aggregator)
 
 
 def set_weights(
-    state: tff.learning.templates.LearningAlgorithmState, weights: Any
-) -> tff.learning.templates.LearningAlgorithmState:
+    state: process_lib.State, weights: Any
+) -> process_lib.State:
   """Returns the state with other model weights, float32 by name."""
-  return tff.learning.templates.LearningAlgorithmState(
-      global_model_weights=weights_lib.to_tensors(weights),
-      distributor=state.distributor,
-      client_work=state.client_work,
-      aggregator=state.aggregator,
-      finalizer=state.finalizer,
-  )
+  return state._replace(global_model_weights=weights_lib.to_tensors(weights))
 
 
 def frozen_layers(
-    state: tff.learning.templates.LearningAlgorithmState,
+    state: process_lib.State,
 ) -> list[str]:
   """The layers that a process made by `build` does not train, sorted."""
   if not tf.nest.flatten(state.client_work):
@@ -196,7 +174,7 @@ def frozen_layers(
   return (names.decode() if isinstance(names, bytes) else names).split('\n')
 
 
-def traffic(state: tff.learning.templates.LearningAlgorithmState) -> Traffic:
+def traffic(state: process_lib.State) -> Traffic:
   """Returns what a client of a process made by `build` gets and sends.
 
   Both are the size of the trained weights. Seeds, clips and counts, some bytes,
@@ -219,7 +197,7 @@ def _build_distributor(
 
   @tff.tensorflow.computation
   def initialize():
-    return DistributorState(
+    return process_lib.RandomState(
         seed=tf.constant(seed_pair), round_num=tf.constant(0)
     )
 
@@ -230,7 +208,7 @@ def _build_distributor(
     broadcast = collections.OrderedDict(
         seed=tf.random.fold_in(state.seed, state.round_num), weights=weights
     )
-    return broadcast, DistributorState(state.seed, state.round_num + 1)
+    return broadcast, process_lib.RandomState(state.seed, state.round_num + 1)
 
   @tff.federated_computation
   def init_fn():

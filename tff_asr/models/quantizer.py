@@ -21,6 +21,7 @@ import tensorflow as tf
 from tff_asr import checks
 from tff_asr.features import log_mel
 from tff_asr.models import encoder
+from tff_asr.models import weights as weights_lib
 
 _VARIANCE_EPSILON = 1e-5
 
@@ -98,8 +99,8 @@ class Quantizer:
 
   @property
   def _seeds(self) -> list[tf.Tensor]:
-    pair = tf.constant([self.seed & 0x7FFFFFFF, self.seed >> 31 & 0x7FFFFFFF])
-    return tf.unstack(tf.random.split(pair, 2))
+    seed = tf.constant(weights_lib.seed_pair(self.seed))
+    return tf.unstack(tf.random.split(seed, 2))
 
 
 def perplexity(counts: tf.Tensor) -> tf.Tensor:

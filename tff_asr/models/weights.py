@@ -34,6 +34,11 @@ class WeightSpec(NamedTuple):
 Specs = Mapping[str, WeightSpec]
 
 
+def seed_pair(seed: int) -> tuple[int, int]:
+  """An integer seed in [0, 2^62) as the seed of stateless ops, int32 [2]."""
+  return seed & 0x7FFFFFFF, seed >> 31 & 0x7FFFFFFF
+
+
 def matrix(fan_in: int, fan_out: int) -> WeightSpec:
   """A [fan_in, fan_out] matrix, uniform with variance 1 / (3 fan_in)."""
   return WeightSpec((fan_in, fan_out), limit=1 / math.sqrt(fan_in))

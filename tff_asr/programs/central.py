@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-import functools
 import math
 import time
 from typing import Any, NamedTuple, Optional
@@ -16,10 +15,9 @@ from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.features import log_mel
 from tff_asr.learning import central_step
-from tff_asr.learning import data_parallel
+from tff_asr.learning import process as process_lib
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
-from tff_asr.optimizers import grouped
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import evaluation
 from tff_asr.programs import memory
@@ -38,8 +36,7 @@ class ProgramState(NamedTuple):
   """All that a run needs to go on.
 
   Attributes:
-    weights: The model as of the last step.
-    optimizer: The optimizer's state.
+    process: Of `central_step`: the model as of the last step, the optimizer.
     best_weights: The model with the lowest dev WER so far.
     best_wer: That WER; infinite before the first evaluation.
     evaluations_since_best: Evaluations since then.
@@ -47,8 +44,7 @@ class ProgramState(NamedTuple):
     num_utterances: Trained on since then.
   """
 
-  weights: Any
-  optimizer: Any
+  process: Any
   best_weights: Any
   best_wer: float
   evaluations_since_best: int
@@ -115,17 +111,25 @@ async def train(
   if evaluator is not None:
     evaluation.warn_of_heard_speakers(evaluator, client_data.client_ids)
   tokens = pipeline.tokenizer.characters
-  weights = model.initialize(tf.constant([seed & 0x7FFFFFFF, 0]))
+  process = central_step.CentralStep(
+      model=model,
+      optimizer=optimizer,
+      seed=seed,
+      max_grad_norm=max_grad_norm,
+      devices=devices,
+      encoder_rate=encoder_rate,
+      encoder_frozen_steps=encoder_frozen_steps,
+  )
+  process_state = process.initialize()
   if init_from_run is not None:
     found = warm_start.read(init_from_run, model=model, tokens=tokens)
     print(f'seed: {found.summary}')
-    weights = weights_lib.to_tensors(
-        weights_lib.updated(weights, found.weights)
-    )
-  encoder = frozenset(model.encoder.specs)
-  if encoder_rate != 1 or encoder_frozen_steps:
-    optimizer = grouped.build_grouped(
-        optimizer, group=encoder, rate=encoder_rate
+    process_state = process_state._replace(
+        global_model_weights=weights_lib.to_tensors(
+            weights_lib.updated(
+                process_state.global_model_weights, found.weights
+            )
+        )
     )
   with memory.explained(), run_dir.RunDir(
       output_dir,
@@ -134,32 +138,18 @@ async def train(
       keep_every=keep_every,
   ) as run:
     ledger = _take_over_ledger(run, init_from_run)
-    specs = weights_lib.tensor_specs(model.specs)
-    # As tensors: Python numbers in it would be traced as constants.
-    optimizer_state = tf.nest.map_structure(
-        tf.convert_to_tensor, optimizer.initialize(specs)
-    )
     state = ProgramState(
-        weights, optimizer_state, weights, np.inf, 0, 0.0, 0.0
+        process_state, process_state.global_model_weights, np.inf, 0, 0.0, 0.0
     )
-    # Or they would take their memory to the end.
-    del weights, optimizer_state
+    # Or it would take its memory to the end.
+    del process_state
     saved, step = await run.state_manager.load_latest(state)
     if saved is None:
       step = 0
     else:
-      state = saved._replace(weights=weights_lib.to_tensors(saved.weights))
+      state = saved
       saved = None
       logging.info('Resuming after step %d.', step)
-    build_step = functools.partial(
-        central_step.build,
-        model=model,
-        optimizer=optimizer,
-        max_grad_norm=max_grad_norm,
-        devices=devices,
-    )
-    frozen = encoder if step < encoder_frozen_steps else ()
-    step_fn = build_step(frozen=frozen)
     batches = iter(_batches(client_data, pipeline, seed).skip(step))
     managers = run.release_managers(last=step)
     begun = started = time.monotonic()
@@ -170,14 +160,10 @@ async def train(
           description='central', total=num_steps, initial=step, unit='step'
       ) as progress:
         while step < num_steps and not _is_over(state, patience):
-          if frozen and step == encoder_frozen_steps:
-            frozen, step_fn = (), build_step()
           batch = next(batches, None)
           if batch is None:
             raise ValueError('the training speakers have no utterances.')
-          state = _after_step(state, step_fn(
-              state.optimizer, state.weights, batch
-          ))
+          state = _after_step(state, process.next(state.process, batch))
           step += 1
           audio_sec += _audio_sec(batch)
           loss = state.loss_sum / max(state.num_utterances, 1)
@@ -193,7 +179,7 @@ async def train(
             _check_loss(loss, step=step)
             state = state._replace(loss_sum=0.0, num_utterances=0.0)
             if evaluator is not None:
-              evaluated = evaluator(state.weights)
+              evaluated = evaluator(state.process.global_model_weights)
               rate = evaluated.word_error_rate
               metrics['dev_word_error_rate'] = rate
               metrics['dev_loss'] = evaluated.loss
@@ -210,7 +196,9 @@ async def train(
           # Where an interrupt ends the run.
           await asyncio.sleep(0)
 
-    final = state.weights if patience is None else state.best_weights
+    final = state.best_weights
+    if patience is None:
+      final = state.process.global_model_weights
     run.write_model(
         final, tokens=tokens, ledger=None if ledger is None else ledger.head
     )
@@ -254,7 +242,7 @@ def _check_counts(num_steps: int, evaluate_every: int) -> None:
 
 def _check_devices(devices: Optional[Sequence[str]]) -> None:
   if devices is not None:
-    data_parallel.find(devices)
+    central_step.find_devices(devices)
 
 
 def _check_encoder(encoder_rate: float, encoder_frozen_steps: int) -> None:
@@ -303,15 +291,14 @@ def _is_over(state: ProgramState, patience: Optional[int]) -> bool:
 
 
 def _after_step(
-    state: ProgramState, outputs_of_step: tuple[Any, Any, Any, Any]
+    state: ProgramState, output: process_lib.Output
 ) -> ProgramState:
-  """The state after what `central_step` returned."""
-  optimizer_state, weights, loss_sum, num_utterances = outputs_of_step
+  """The state after a step."""
+  metrics = output.metrics
   return state._replace(
-      weights=weights,
-      optimizer=optimizer_state,
-      loss_sum=state.loss_sum + float(loss_sum),
-      num_utterances=state.num_utterances + float(num_utterances),
+      process=output.state,
+      loss_sum=state.loss_sum + float(metrics['loss_sum']),
+      num_utterances=state.num_utterances + float(metrics['num_utterances']),
   )
 
 
@@ -319,7 +306,9 @@ def _with_evaluation(state: ProgramState, rate: float) -> ProgramState:
   """The state after an evaluation that gave this word error rate."""
   if rate < state.best_wer:
     return state._replace(
-        best_weights=state.weights, best_wer=rate, evaluations_since_best=0
+        best_weights=state.process.global_model_weights,
+        best_wer=rate,
+        evaluations_since_best=0,
     )
   return state._replace(
       evaluations_since_best=state.evaluations_since_best + 1

@@ -22,7 +22,7 @@ import tensorflow_privacy as tfp
 
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.learning import dp_sgd
+from tff_asr.learning import process as process_lib
 from tff_asr.learning import layer_freeze
 from tff_asr.models import best_rq
 from tff_asr.models import weights as weights_lib
@@ -196,7 +196,7 @@ async def train(
           and not rounds.are_left(state.process, state.examples)
       )
 
-    def next_fn(process_state: Any, numbers: list[int]) -> dp_sgd.Output:
+    def next_fn(process_state: Any, numbers: list[int]) -> process_lib.Output:
       return setup.step.next(process_state, examples.batches(numbers))
 
     is_last = is_over()
@@ -300,7 +300,7 @@ def check(**settings: Any) -> None:
 
 def _after(
     state: ProgramState,
-    output: dp_sgd.Output,
+    output: process_lib.Output,
     drawn: Any,
     *,
     ledger: Optional[ledger_lib.Ledger],

@@ -1,0 +1,51 @@
+"""Learning process as a training loop sees it: a state and what changes it.
+
+Federated rounds (`fed_avg`), central steps (`central_step`) and private steps
+by example (`dp_sgd`) have the same interface and the same state:
+
+    global_model_weights  float32 tensors by name
+    distributor           `RandomState`
+    client_work           names of frozen weights, a line each, or ()
+    aggregator            of the DP query, or ()
+    finalizer             of the optimizer
+
+What is frozen is in the state so that a round is another one if others are.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+import tensorflow_federated as tff
+
+State = tff.learning.templates.LearningAlgorithmState
+Output = tff.learning.templates.LearningProcessOutput
+
+
+class RandomState(NamedTuple):
+  """What decides the randomness of a round or step, noise apart.
+
+  Attributes:
+    seed: int32 [2], the run's.
+    round_num: int32, rounds or steps so far.
+  """
+
+  seed: Any
+  round_num: Any
+
+
+class Process(Protocol):
+  """The interface; `tff.learning.templates.LearningProcess` has it too."""
+
+  def initialize(self) -> State:
+    """Returns the state before the first round."""
+
+  def next(self, state: State, data: Any) -> Output:
+    """Runs a round.
+
+    Args:
+      state: From `initialize` or the last round; it is not changed.
+      data: Clients' ids of `fed_avg`, a batch of `central_step`, physical
+        batches of `dp_sgd`.
+
+    Returns:
+      The new state, and metrics, exact and therefore not private.
+    """
