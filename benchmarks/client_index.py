@@ -30,7 +30,6 @@ import tensorflow as tf
 from benchmarks import client_corpus
 from benchmarks import workload as workload_lib
 from tff_asr.data import client_data
-from tff_asr.data import hash_table
 from tff_asr.data import index
 
 _CLIENTS = flags.DEFINE_integer('clients', 35000, 'In the corpus.', 1)
@@ -120,14 +119,14 @@ def _open_clients(folder: str) -> tuple[float, ...]:
     dataset = data.serializable_dataset_fn(client_id).with_options(options)
     return dataset.reduce(0, lambda n, e: n + tf.size(e['waveform']))
 
-  lookup = hash_table.build_lookup_fn(
+  lookup = index.build_lookup_fn(
       os.path.join(folder, index.HASH_FILE), num_slots=data.corpus.num_slots
   )
 
   @tf.function(input_signature=[tf.TensorSpec([], tf.string)])
   def find(client_id):
     _, offset, count = lookup(client_id)
-    records = hash_table.record_dataset(
+    records = index.record_dataset(
         os.path.join(folder, index.shard_name(0)),
         offset=offset,
         buffer_size=256 * 1024,

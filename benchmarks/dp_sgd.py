@@ -181,7 +181,7 @@ def _build(variant: _Variant):
 
 def _batch() -> pipeline_lib.Batch:
   """Noise as features."""
-  size = int(_SEC.value / log_mel.FRAME_SHIFT_SEC)
+  size = log_mel.frames_of_seconds(_SEC.value)
   number = _BATCH.value
   shape = [number, size, log_mel.NUM_MEL_BINS]
   noise = np.random.default_rng(1).normal(size=shape).astype(np.float32)

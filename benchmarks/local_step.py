@@ -179,7 +179,7 @@ def _model(
 
 def _batch() -> pipeline_lib.Batch:
   """Noise as features, and labels at the pace of speech."""
-  size = int(_SEC.value / log_mel.FRAME_SHIFT_SEC)
+  size = log_mel.frames_of_seconds(_SEC.value)
   number = _BATCH.value
   generator = np.random.default_rng(1)
   features = generator.normal(size=[number, size, log_mel.NUM_MEL_BINS])

@@ -16,7 +16,7 @@ import os
 import re
 
 from data_tools import conversion
-from data_tools import transcripts
+from data_tools import text
 from data_tools import utterances
 
 _SPLITS = ('train', 'test')
@@ -48,7 +48,7 @@ def list_utterances(
   problems: list[utterances.Problem] = []
   list_path = os.path.join(source_dir, 'etc', f'an4_{split}.fileids')
   text_path = os.path.join(source_dir, 'etc', f'an4_{split}.transcription')
-  file_ids = [line for line in transcripts.read_lines(list_path) if line]
+  file_ids = [line for line in text.read_lines(list_path) if line]
   if not file_ids:
     raise ValueError(f'{list_path} is empty; get the corpus again.')
   texts = _read_transcripts(text_path, problems)
@@ -74,10 +74,10 @@ def list_utterances(
       detail = f'{stem}{_SUFFIXES[0]} is listed but missing.'
     else:
       try:
-        transcript = transcripts.normalize(
+        transcript = text.normalize_english(
             texts[utterance_id], name=utterance_id
         )
-      except transcripts.TranscriptError as e:
+      except text.TranscriptError as e:
         reason, detail = e.reason, str(e)
     seen.add(utterance_id)
     if reason is not None:
@@ -109,7 +109,7 @@ def _read_transcripts(
 ) -> dict[str, str]:
   """Utterance ids to texts; adds what cannot be read to `problems`."""
   texts: dict[str, str] = {}
-  for line in transcripts.read_lines(path):
+  for line in text.read_lines(path):
     match = _LINE.fullmatch(line)
     if not line:
       continue

@@ -24,11 +24,10 @@ from typing import TextIO
 
 from absl import flags
 
-from data_tools import attributes
-from data_tools import common_voice_text
 from data_tools import conversion
+from data_tools import text
 from data_tools import utterances
-from tff_asr.text import alphabets
+from tff_asr.text import tokenizer
 
 _LANGUAGE = flags.DEFINE_string(
     'language', 'en', "The language's code, as en, fr, de or another."
@@ -91,9 +90,9 @@ def list_utterances(
   rows, problems = _read_tsv(path)
   _check_language(rows, path=path, language=language)
   if letters is None:
-    letters = alphabets.LETTERS.get(language)
+    letters = tokenizer.LETTERS.get(language)
   if letters is None:
-    letters = common_voice_text.letters_of(_sentences(source_dir))
+    letters = text.letters_of(_sentences(source_dir))
   clips_dir = os.path.join(source_dir, 'clips')
   clips = frozenset(os.listdir(clips_dir) if os.path.isdir(clips_dir) else ())
   listed: list[utterances.Utterance] = []
@@ -113,7 +112,7 @@ def list_utterances(
       detail = f'{path}: clip {name} {reason}.'
       problems.append(utterances.Problem(client_id, stem, reason, detail))
       continue
-    transcript, changes = common_voice_text.normalize(
+    transcript, changes = text.normalize_common_voice(
         row['sentence'], letters=letters
     )
     listed.append(
@@ -134,7 +133,7 @@ def list_utterances(
 
 def _said_of_speakers(
     rows: Sequence[Mapping[str, str]],
-) -> attributes.Attributes:
+) -> utterances.Attributes:
   """What rows say of their speakers, as far as the release has columns."""
   columns = {
       name: column
@@ -150,7 +149,7 @@ def _said_of_speakers(
           for name, column in columns.items()
       }
 
-  return attributes.gather(list(columns), said())
+  return utterances.gather_attributes(list(columns), said())
 
 
 def _read_tsv(

@@ -14,15 +14,13 @@ from typing import Any
 from absl import flags
 
 from data_tools import archives
-from data_tools import attributes as attributes_lib
-from data_tools import iid
 from data_tools import shards
 from data_tools import speaker_splits
 from data_tools import utterances as utterances_lib
 from data_tools import worker_pool
 from tff_asr import checks
 from tff_asr import launch
-from tff_asr.data import encodings
+from tff_asr.data import audio
 from tff_asr.data import summaries
 
 _AFTER_INTERRUPT = 'the same command goes on after the last finished shard.'
@@ -39,7 +37,7 @@ _SPLITS = flags.DEFINE_list(
     'splits', None, 'Splits to convert; NAME=A+B writes two as one.'
 )
 _ENCODING = flags.DEFINE_enum(
-    'encoding', 'pcm', encodings.ENCODINGS, 'How audio is stored.'
+    'encoding', 'pcm', audio.ENCODINGS, 'How audio is stored.'
 )
 _PARTITION = flags.DEFINE_string(
     'partition',
@@ -156,7 +154,7 @@ def convert(
       split, members = _parse(split)
       listing = _list(corpus, members, source_dir=source_dir, scratch=scratch)
       listing = listing._replace(
-          attributes=attributes_lib.keep(listing.attributes, names=attributes)
+          attributes=_keep(listing.attributes, names=attributes)
       )
       origin = {'corpus': corpus.name, 'split': split}
       for part, chosen in _deal(
@@ -173,8 +171,10 @@ def convert(
         if is_iid:
           name, details['iid_seed'] = f'{name}.iid', partition_seed
           chosen = chosen._replace(
-              utterances=iid.repartition(chosen.utterances, seed=partition_seed),
-              attributes=attributes_lib.NONE,
+              utterances=speaker_splits.repartition(
+                  chosen.utterances, seed=partition_seed
+              ),
+              attributes={},
           )
         folders[name] = origin | details, chosen
     for name, (origin, listing) in folders.items():
@@ -214,7 +214,7 @@ def _list(
   utterances: list[utterances_lib.Utterance] = []
   # Some problems are those of the whole corpus: each is told once.
   problems: dict[utterances_lib.Problem, None] = {}
-  said: list[attributes_lib.Attributes] = []
+  attributes: dict[str, dict[str, frozenset[str]]] = {}
   for name in splits:
     folder = scratch.find(
         source_dir,
@@ -225,10 +225,29 @@ def _list(
     listing = corpus.list_utterances(folder, split=name)
     utterances += listing.utterances
     problems.update(dict.fromkeys(listing.problems))
-    said.append(listing.attributes)
-  return utterances_lib.Listing(
-      utterances, list(problems), attributes_lib.join(said)
-  )
+    for attribute, said in listing.attributes.items():
+      joined = attributes.setdefault(attribute, {})
+      for client_id, values in said.items():
+        joined[client_id] = joined.get(client_id, frozenset()) | values
+  return utterances_lib.Listing(utterances, list(problems), attributes)
+
+
+def _keep(
+    attributes: utterances_lib.Attributes, *, names: Sequence[str] | None
+) -> utterances_lib.Attributes:
+  """Some attributes, in the order of `names`; None keeps all."""
+  if names is None:
+    return attributes
+  for number, name in enumerate(names):
+    if name not in attributes:
+      found = ', '.join(attributes) or 'nothing'
+      raise ValueError(
+          f'attributes names {name!r}, but the corpus says {found} of its'
+          ' speakers; name those to keep, or leave it away for all.'
+      )
+    if name in names[:number]:
+      raise ValueError(f'attributes names {name!r} twice.')
+  return {name: attributes[name] for name in names}
 
 
 def _deal(
@@ -247,7 +266,9 @@ def _deal(
   if speaker_splits.needs_durations(partition):
     seconds = dict.fromkeys(speakers, 0.0)
     with worker_pool.WorkerPool(num_workers) as pool:
-      measured = pool.map('measure', listing.utterances)
+      measured = pool.map(
+          utterances_lib.measure, listing.utterances, crashed=0.0
+      )
       for utterance, duration in zip(listing.utterances, measured):
         seconds[utterance.client_id] += duration
   parts = speaker_splits.partition(

@@ -17,9 +17,8 @@ launch.begin(__name__)
 from collections.abc import Iterator, Sequence
 import os
 
-from data_tools import attributes
 from data_tools import conversion
-from data_tools import transcripts
+from data_tools import text
 from data_tools import utterances
 
 _TRANSCRIPT_SUFFIX = '.trans.txt'
@@ -64,9 +63,9 @@ def list_utterances(
         f' (SPEAKER/CHAPTER/*{_TRANSCRIPT_SUFFIX}); check --source_dir.'
     )
   path = os.path.join(source_dir, _SPEAKERS_FILE)
-  said = attributes.NONE
+  said = {}
   if os.path.isfile(path):
-    said = attributes.gather(
+    said = utterances.gather_attributes(
         ['gender'], _read_speakers(path, problems=problems)
     )
   return utterances.Listing(listed, problems, said)
@@ -91,13 +90,13 @@ def _list_chapter(
   for name in sorted(os.listdir(folder)):
     path = os.path.join(folder, name)
     if name.endswith(_TRANSCRIPT_SUFFIX):
-      for utterance_id, text in _read_lines(path):
+      for utterance_id, spoken in _read_lines(path):
         if utterance_id in texts:
           reason = 'occurs twice'
         elif utterance_id.split('-')[0] != speaker:
           reason = f'is not of speaker {speaker}'
         else:
-          texts[utterance_id] = text
+          texts[utterance_id] = spoken
           continue
         detail = f'{path}: utterance {utterance_id} {reason}.'
         refuse(utterance_id, reason.replace(f' {speaker}', ''), detail)
@@ -112,14 +111,14 @@ def _list_chapter(
     path = os.path.join(folder, audio_names[stem])
     detail = f'{path} has no transcript in *{_TRANSCRIPT_SUFFIX} beside it.'
     refuse(stem, 'has no transcript', detail)
-  for stem, text in sorted(texts.items()):
+  for stem, spoken in sorted(texts.items()):
     if stem not in audio_names:
       detail = f'{folder}: utterance {stem} has a transcript but no audio file.'
       refuse(stem, 'has no audio file', detail)
       continue
     try:
-      transcript = transcripts.normalize(text, name=stem)
-    except transcripts.TranscriptError as e:
+      transcript = text.normalize_english(spoken, name=stem)
+    except text.TranscriptError as e:
       refuse(stem, e.reason, str(e))
       continue
     listed.append(
@@ -158,8 +157,8 @@ def _read_speakers(
 
 def _read_lines(path: str) -> Sequence[tuple[str, str]]:
   """Ids and texts of one transcript file."""
-  parts = [line.partition(' ') for line in transcripts.read_lines(path)]
-  return [(name, text) for name, _, text in parts if name]
+  parts = [line.partition(' ') for line in text.read_lines(path)]
+  return [(name, spoken) for name, _, spoken in parts if name]
 
 
 def _folders(folder: str) -> Sequence[str]:

@@ -15,24 +15,27 @@ import hashlib
 import json
 import os
 import sys
+import types
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 import tqdm
 
-from data_tools import attributes as attributes_lib
 from data_tools import partial_split
-from data_tools import shard_file
 from data_tools import utterances as utterances_lib
 from data_tools import worker_pool
 from tff_asr import checks
-from tff_asr.data import encodings
+from tff_asr.data import audio
 from tff_asr.data import index
+from tff_asr.data import schema
 from tff_asr.data import speakers
 from tff_asr.data import summaries
 
 Utterance = utterances_lib.Utterance
 Problem = utterances_lib.Problem
+
+_RECORD_OVERHEAD_BYTES = 16
 
 
 def write_split(
@@ -41,7 +44,7 @@ def write_split(
     *,
     origin: Mapping[str, Any],
     problems: Sequence[Problem] = (),
-    attributes: attributes_lib.Attributes = attributes_lib.NONE,
+    attributes: speakers.Attributes = types.MappingProxyType({}),
     encoding: str = 'pcm',
     max_shard_bytes: int = 256 * 2**20,
     max_utterance_sec: float | None = None,
@@ -63,7 +66,7 @@ def write_split(
     problems: What the corpus has besides and cannot be written; counted and
       listed with what is left out here.
     attributes: What the corpus says of its speakers, for `speakers.write`.
-    encoding: One of `encodings.ENCODINGS`.
+    encoding: One of `audio.ENCODINGS`.
     max_shard_bytes: A shard that has reached this size gets no further client.
       A client is never divided.
     max_utterance_sec: Longer utterances are left out; None sets no limit.
@@ -81,7 +84,7 @@ def write_split(
     ValueError: If nothing is left to write, `output_dir` holds something else,
       an argument is out of range, or (strict) something is to be left out.
   """
-  checks.one_of(encodings.ENCODINGS, encoding=encoding)
+  checks.one_of(audio.ENCODINGS, encoding=encoding)
   checks.positive_int(max_shard_bytes=max_shard_bytes)
   if max_utterance_sec is not None:
     checks.positive(max_utterance_sec=max_utterance_sec)
@@ -253,14 +256,20 @@ def _write_shards(
   number = sum(len(entry['files']) for entry in partial.entries)
   rest = ordered[num_done:]
   bar = tqdm.tqdm(
-      pool.map('encode', rest, task_size=_task_size(rest), **arguments),
+      pool.map(
+          utterances_lib.encode,
+          rest,
+          crashed=utterances_lib.CRASHED,
+          task_size=_task_size(rest),
+          **arguments,
+      ),
       desc=os.path.basename(partial.folder)[1 : -len('.partial')],
       initial=num_done,
       total=len(ordered),
       unit=' utterances',
       disable=not sys.stderr.isatty(),
   )
-  shard = shard_file.ShardFile(partial.folder, number)
+  shard = _ShardFile(partial.folder, number)
   try:
     for utterance, outcome in zip(rest, bar):
       problem = shard.add(utterance, outcome)
@@ -274,9 +283,100 @@ def _write_shards(
       ):
         shard.commit(partial, num_done=num_done)
         number += 1
-        shard = shard_file.ShardFile(partial.folder, number)
+        shard = _ShardFile(partial.folder, number)
   finally:
     shard.close()
+
+
+class _ShardFile:
+  """A shard that is being written, and what its journal entry tells.
+
+  Attributes:
+    num_bytes: What it has by now.
+  """
+
+  def __init__(self, folder: str, number: int):
+    self._path = os.path.join(folder, index.shard_name(number))
+    self._writer = None
+    self._number = number
+    self._characters: set[str] = set()
+    self._clients: list[list[Any]] = []
+    self._problems: list[Problem] = []
+    self._changed = collections.Counter()
+    self.num_bytes = 0
+
+  def add(
+      self, utterance: Utterance, outcome: utterances_lib.Outcome
+  ) -> Problem | None:
+    """Writes the records of an utterance, or notes why there are none.
+
+    Returns:
+      What was noted, or None.
+    """
+    if outcome.reason:
+      problem = Problem(
+          utterance.client_id,
+          utterance.utterance_id,
+          outcome.reason,
+          outcome.detail,
+      )
+      self._problems.append(problem)
+      return problem
+    self._changed.update(outcome.changes)
+    self._characters.update(utterance.transcript or '')
+    for record in outcome.records:
+      self._write(utterance, record)
+    return None
+
+  def _write(
+      self, utterance: Utterance, record: utterances_lib.Encoded
+  ) -> None:
+    """Writes one record."""
+    if self._writer is None:
+      self._writer = tf.io.TFRecordWriter(self._path)
+    if not self._clients or self._clients[-1][0] != utterance.client_id:
+      self._clients.append(
+          [utterance.client_id, self._number, self.num_bytes, 0, 0]
+      )
+    content = schema.serialize(
+        client_id=utterance.client_id,
+        utterance_id=utterance.utterance_id + record.suffix,
+        transcript=utterance.transcript or '',
+        audio=record.content,
+        num_samples=record.num_samples,
+    )
+    self._writer.write(content)
+    self._clients[-1][3] += 1
+    self._clients[-1][4] += record.num_samples
+    self.num_bytes += len(content) + _RECORD_OVERHEAD_BYTES
+
+  def close(self) -> None:
+    """Closes the file; without effect if it is closed."""
+    if self._writer is not None:
+      self._writer.close()
+
+  def commit(
+      self, partial: partial_split.PartialSplit, *, num_done: int
+  ) -> None:
+    """Makes the shard, and that it is finished, durable."""
+    self.close()
+    files = []
+    if self._writer is not None:
+      with open(self._path, 'rb') as f:
+        sha256 = hashlib.file_digest(f, 'sha256').hexdigest()
+      name = os.path.basename(self._path)
+      files = [index.Shard(name, self.num_bytes, sha256)]
+    partial.commit(
+        {
+            'files': [file._asdict() for file in files],
+            'clients': self._clients,
+            'characters': ''.join(sorted(self._characters)),
+            'problems': self._problems,
+            'changed': dict(self._changed),
+            'num_done': num_done,
+        },
+        files=[file.name for file in files],
+    )
 
 
 def _task_size(utterances: Iterable[Utterance]) -> int:
@@ -343,14 +443,10 @@ def _write_index(
 
 
 def _write_attributes(
-    folder: str, attributes: attributes_lib.Attributes
+    folder: str, attributes: speakers.Attributes
 ) -> summaries.Summary:
   """Writes what is known of speakers, and the summary, beside an index."""
-  _, clients = index.read(folder)
-  settled = attributes_lib.settle(attributes, client_ids=clients.client_ids)
-  is_changed = speakers.write(
-      folder, settled.values, names=list(attributes), counts=settled.counts
-  )
+  is_changed = speakers.write(folder, attributes)
   summary = summaries.read(folder)
   path = os.path.join(folder, summaries.SUMMARY_FILE)
   if is_changed or not os.path.exists(path):

@@ -14,13 +14,18 @@ speakers are put in the order of SHA-256(seed, speaker) and dealt from left to
 right, so the outcome depends on the seed and the set of speakers, not on the
 machine or the order they were found in. Without `rest`, speakers may be left
 over and are in no part.
+
+`repartition` gives each utterance to a random speaker instead: the IID ablation
+of the federated ASR paper (https://arxiv.org/abs/2310.00098).
 """
 
 from collections.abc import Iterable, Mapping
+import dataclasses
 import fractions
 import hashlib
 import re
 
+from data_tools import utterances as utterances_lib
 from tff_asr import checks
 
 _NAME = re.compile(r'[A-Za-z0-9_-]+')
@@ -104,6 +109,35 @@ def partition(
           f' {len(speakers)} speakers; give it at least one.'
       )
   return {name: sorted(part) for name, part in parts.items()}
+
+
+def repartition(
+    utterances: Iterable[utterances_lib.Utterance], *, seed: int
+) -> list[utterances_lib.Utterance]:
+  """Returns the utterances with other speakers.
+
+  The outcome depends on the seed, the set of speakers and the utterance, not on
+  the order or on other utterances.
+
+  Args:
+    utterances: Of all speakers. Ids become SPEAKER/ID, by the speaker who
+      spoke, so that they stay unique.
+    seed: At least 0.
+  """
+  checks.non_negative_int(seed=seed)
+  utterances = list(utterances)
+  speakers = sorted({u.client_id for u in utterances})
+  dealt = []
+  for utterance in utterances:
+    name = f'{utterance.client_id}/{utterance.utterance_id}'
+    digest = hashlib.sha256(f'{seed}:{name}'.encode()).digest()
+    number = int.from_bytes(digest[:16], 'big') % len(speakers)
+    dealt.append(
+        dataclasses.replace(
+            utterance, client_id=speakers[number], utterance_id=name
+        )
+    )
+  return dealt
 
 
 def _parse(spec: str) -> Mapping[str, str]:

@@ -22,7 +22,8 @@ from tff_asr import launch  # First: quiets what others load.
 
 launch.begin(__name__)
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import ctypes
 import dataclasses
 import functools
 import hashlib
@@ -35,16 +36,16 @@ import tempfile
 from typing import Any
 
 from absl import flags
+import espeakng_loader
 import numpy as np
 import soundfile
 import soxr
+import tqdm
 
-from data_tools import espeak
-from data_tools import sentences
 from tff_asr import checks
-from tff_asr.features import mel
+from tff_asr.features import log_mel
 
-SAMPLE_RATE_HZ = mel.SAMPLE_RATE_HZ
+SAMPLE_RATE_HZ = log_mel.SAMPLE_RATE_HZ
 SPLITS = ('train', 'dev', 'test')
 MARKER_FILE = 'synthetic_speech.json'
 SPEAKERS_FILE = 'SPEAKERS.TXT'
@@ -57,6 +58,63 @@ _PITCH = (40, 60)
 _LEVEL_DB = (-30.0, -20.0)
 _SNR_DB = (22.0, 36.0)
 _NOISE_TAPS = 32
+# Voice variants, without effects (whispers, robots, echoes), without those
+# that differ from an earlier one by under 1 dB of mean spectrum, 6 % of pitch
+# and 4 % of rate, and without five of extreme pitch, pace or distortion.
+VARIANTS = (
+    'Alex Alicia Andrea Andy Annie AnxiousAndy Denis Diogo Gene Gene2 Hugo Lee'
+    ' Mario Michael Mike Nguyen Reed RicishayMax RicishayMax2 Storm adam anika'
+    ' announcer antonio aunty belinda boris david ed edward f1 f2 f3 f5 grandma'
+    ' grandpa gustave ian iven2 iven3 iven4 john kaukovalta klatt klatt3 klatt4'
+    ' linda m1 m2 m3 m4 m5 m6 m7 m8 marcelo max michel mike2 norbert pablo paul'
+    ' pedro quincy rob robert sandro shelby steph steph2 travis victor'
+).split()
+# Languages, and how often a generated speaker should have each.
+ACCENTS = {'en-us': 0.75, 'en-us-nyc': 0.1, 'en-gb-x-rp': 0.15}
+
+# speak_lib.h
+_AUDIO_OUTPUT_SYNCHRONOUS = 2
+_RATE, _PITCH_PARAMETER = 1, 3
+_BREATH_SEED = 1
+_POS_CHARACTER, _CHARS_UTF8 = 1, 1
+
+_WORDS = {
+    'verb': 'open close bring find paint carry hold sell wash',
+    'deed': 'likes wants makes takes needs draws counts loves',
+    'color': 'red blue green yellow black white brown silver',
+    'number': 'two three four five six seven eight nine ten',
+    'adjective': 'old new small large broken quiet cold happy',
+    'object': (
+        'door window table chair lamp bottle basket hammer picture garden'
+    ),
+    'things': 'apples books flowers boats horses letters stones shoes',
+    'animal': 'dog cat bird fish rabbit monkey tiger',
+    'name': 'anna peter maria thomas david susan oliver laura',
+    'place': 'london paris berlin boston madrid tokyo',
+    'day': 'monday tuesday friday sunday',
+    'time': 'today tomorrow tonight again now together',
+    'motion': 'runs walks sleeps sings waits',
+    'where': 'under behind near inside',
+    'device': 'radio music heating camera',
+    'switch': 'on off up down',
+    'weather': 'rain snow wind thunder',
+}
+_TEMPLATES = (
+    '{verb} the {color} {object}',
+    'please {verb} the {adjective} {object}',
+    '{verb} {number} {color} {things}',
+    '{name} {deed} {number} {things}',
+    '{name} {deed} {adjective} {things} {time}',
+    'the {color} {animal} {motion} {where} the {object}',
+    'my {adjective} {animal} {motion} {time}',
+    'turn the {device} {switch} {time}',
+    'meet {name} in {place} on {day}',
+    'call {name} at {number} {time}',
+    'there is {weather} in {place} {time}',
+    '{name} goes to {place} {time}',
+    '{number} {animal} pictures for {name}',
+    'add {number} and {number} please',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +161,7 @@ def generate(
     output_dir: Gets SPEAKERS.TXT and train/, dev/ and test/, each with
       SPEAKER/CHAPTER/SPEAKER-CHAPTER-UTTERANCE.flac (16 kHz mono int16) and
       SPEAKER-CHAPTER.trans.txt.
-    num_speakers: Of all splits. Up to `len(espeak.VARIANTS)` no two have the
+    num_speakers: Of all splits. Up to `len(VARIANTS)` no two have the
       same variant; beyond, no two have the same variant and accent.
     num_dev_speakers: Of these, in dev.
     num_test_speakers: Of these, in test.
@@ -184,7 +242,7 @@ def build_speakers(
   for name, value in numbers.items():
     if value < 0:
       raise ValueError(f'{name} must be at least 0, found {value}.')
-  most = len(espeak.VARIANTS) * len(espeak.ACCENTS)
+  most = len(VARIANTS) * len(ACCENTS)
   least = num_dev_speakers + num_test_speakers + 1
   if not least <= num_speakers <= most:
     raise ValueError(
@@ -192,10 +250,10 @@ def build_speakers(
         f' found {num_speakers}.'
     )
   rng = _rng(seed, 'voices')
-  accents = list(espeak.ACCENTS)
-  variants = rng.permutation(espeak.VARIANTS).tolist()
+  accents = list(ACCENTS)
+  variants = rng.permutation(VARIANTS).tolist()
   first_accents = rng.choice(
-      len(accents), len(variants), p=list(espeak.ACCENTS.values())
+      len(accents), len(variants), p=list(ACCENTS.values())
   )
   splits = ['train'] * num_speakers
   held_out = rng.permutation(num_speakers)
@@ -218,7 +276,7 @@ def build_speakers(
             level_db=float(rng.uniform(*_LEVEL_DB)),
             snr_db=float(rng.uniform(*_SNR_DB)),
             noise_pole=float(rng.uniform(0, 0.9)),
-            sentences=sentences.draw(
+            sentences=draw_sentences(
                 rng,
                 split=split,
                 count=int(rng.integers(*_UTTERANCES, endpoint=True)),
@@ -226,6 +284,140 @@ def build_speakers(
         )
     )
   return speakers
+
+
+class Espeak:
+  """eSpeak NG's library, loaded once; `speak` is called in forked processes."""
+
+  def __init__(self):
+    self._library = ctypes.CDLL(espeakng_loader.get_library_path())
+    self._library.espeak_Synth.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+        ctypes.c_uint,
+        ctypes.c_int,
+        ctypes.c_uint,
+        ctypes.c_uint,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+    ]
+    data_dir = os.path.dirname(espeakng_loader.get_data_path())
+    self.sample_rate_hz = self._library.espeak_Initialize(
+        _AUDIO_OUTPUT_SYNCHRONOUS, 0, data_dir.encode(), 0
+    )
+    if self.sample_rate_hz <= 0:
+      raise RuntimeError(f'eSpeak NG cannot use its data in {data_dir}.')
+    self._chunks: list[np.ndarray] = []
+
+    def collect(samples, num_samples, unused_events) -> int:
+      if samples and num_samples:
+        self._chunks.append(
+            np.ctypeslib.as_array(samples, (num_samples,)).copy()
+        )
+      return 0
+
+    callback_type = ctypes.CFUNCTYPE(
+        ctypes.c_int,
+        ctypes.POINTER(ctypes.c_short),
+        ctypes.c_int,
+        ctypes.c_void_p,
+    )
+    self._callback = callback_type(collect)  # Kept: the library calls it.
+    self._library.espeak_SetSynthCallback(self._callback)
+
+  def speak(
+      self, text: str, *, voice: str, rate: int, pitch: int
+  ) -> np.ndarray:
+    """Returns int16 [N] at `sample_rate_hz`; silent speech is an error."""
+    library = self._library
+    # An unknown language leaves the voice as it was and says so only here.
+    if library.espeak_SetVoiceByName(voice.encode()) != 0:
+      raise RuntimeError(f'eSpeak NG has no voice {voice!r}.')
+    library.espeak_SetParameter(_RATE, rate, 0)
+    library.espeak_SetParameter(_PITCH_PARAMETER, pitch, 0)
+    library.espeak_ng_SetRandSeed(ctypes.c_long(_BREATH_SEED))
+    data = text.encode() + b'\0'
+    self._chunks.clear()
+    status = library.espeak_Synth(
+        data, len(data), 0, _POS_CHARACTER, 0, _CHARS_UTF8, None, None
+    )
+    speech = np.concatenate(self._chunks) if self._chunks else np.zeros(0)
+    if status != 0 or not np.any(speech):
+      raise RuntimeError(f'eSpeak NG said nothing (status {status}).')
+    return speech
+
+
+def split_of(sentence: str) -> str:
+  """Returns the only split whose speakers say a sentence."""
+  digit = hashlib.sha256(sentence.encode()).digest()[0] % 8
+  return {0: 'dev', 1: 'test'}.get(digit, 'train')
+
+
+def draw_sentences(
+    rng: np.random.Generator, *, split: str, count: int
+) -> tuple[str, ...]:
+  """Returns `count` distinct sentences of one speaker, by a taste of its own.
+
+  Args:
+    rng: Decides the taste and the sentences.
+    split: The split that the sentences must belong to.
+    count: How many.
+  """
+
+  def taste(size: int) -> np.ndarray:
+    weights = np.exp(rng.normal(size=size))
+    return weights / weights.sum()
+
+  words = {kind: text.split() for kind, text in _WORDS.items()}
+  word_taste = {kind: taste(len(options)) for kind, options in words.items()}
+  template_taste = taste(len(_TEMPLATES))
+  sentences: dict[str, None] = {}
+  while len(sentences) < count:
+    template = _TEMPLATES[rng.choice(len(_TEMPLATES), p=template_taste)]
+    sentence = ' '.join(
+        words[token[1:-1]][
+            rng.choice(len(words[token[1:-1]]), p=word_taste[token[1:-1]])
+        ]
+        if token.startswith('{')
+        else token
+        for token in template.split()
+    )
+    if split_of(sentence) == split:
+      sentences[sentence] = None
+  return tuple(sentences)
+
+
+def run_forked(
+    tasks: Iterable[tuple[str, Callable[[], None]]], *, num_workers: int
+) -> None:
+  """Runs each task in a process of its own, `num_workers` at a time.
+
+  Args:
+    tasks: Names and what to do. What a task returns is lost: it writes files.
+    num_workers: Processes at a time.
+
+  Raises:
+    RuntimeError: If a task raised or its process died; it names the task. No
+      process is left behind.
+  """
+  running: list[tuple[str, int, int]] = []
+  bar = tqdm.tqdm(
+      list(tasks),
+      desc='generated speech',
+      unit=' tasks',
+      disable=not sys.stderr.isatty(),
+  )
+  try:
+    for name, task in bar:
+      if len(running) >= num_workers:
+        _wait(*running.pop(0))
+      running.append((name, *_fork(task)))
+    while running:
+      _wait(*running.pop(0))
+  finally:
+    for _, pid, reader in running:
+      os.waitpid(pid, 0)
+      os.close(reader)
 
 
 def _write_corpus(
@@ -236,7 +428,7 @@ def _write_corpus(
     num_workers: int | None,
 ) -> float:
   """Writes texts and audio; returns the seconds of audio."""
-  engine = espeak.Espeak()
+  engine = Espeak()
   tasks, paths = [], []
   for speaker in speakers:
     spoken = []
@@ -257,7 +449,7 @@ def _write_corpus(
     path = os.path.join(chapter_dir, f'{chapter}.trans.txt')
     with open(path, 'w', encoding='utf-8') as f:
       f.writelines(lines)
-  espeak.run_forked(tasks, num_workers=num_workers or os.cpu_count() or 1)
+  run_forked(tasks, num_workers=num_workers or os.cpu_count() or 1)
   seconds = {path: soundfile.info(path).duration for path in paths}
   rows = [';ID  |SEX| SUBSET           |MINUTES| NAME']
   for speaker in speakers:
@@ -274,7 +466,7 @@ def _write_corpus(
 
 
 def _write_speaker(
-    engine: espeak.Espeak,
+    engine: Espeak,
     speaker: Speaker,
     spoken: Sequence[tuple[str, str]],
     *,
@@ -286,7 +478,7 @@ def _write_speaker(
 
 
 def _write_utterance(
-    engine: espeak.Espeak,
+    engine: Espeak,
     path: str,
     speaker: Speaker,
     sentence: str,
@@ -323,6 +515,33 @@ def _write_utterance(
       format='FLAC',
       subtype='PCM_16',
   )
+
+
+def _fork(task: Callable[[], None]) -> tuple[int, int]:
+  """Starts a task; returns its process id and a pipe with its error, if any."""
+  reader, writer = os.pipe()
+  pid = os.fork()
+  if pid:
+    os.close(writer)
+    return pid, reader
+  status = 1
+  try:
+    task()
+    status = 0
+  except BaseException as e:  # pylint: disable=broad-exception-caught
+    os.write(writer, f'{type(e).__name__}: {e}'.encode())
+  finally:
+    os._exit(status)  # pylint: disable=protected-access
+
+
+def _wait(name: str, pid: int, reader: int) -> None:
+  """Waits for a task; raises RuntimeError naming it if it failed."""
+  with os.fdopen(reader, 'rb') as f:
+    error = f.read().decode(errors='replace')
+  _, status = os.waitpid(pid, 0)
+  if status:
+    code = os.waitstatus_to_exitcode(status)
+    raise RuntimeError(f'{name}: {error or f"ended with {code}"}')
 
 
 def _read_existing(

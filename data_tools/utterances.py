@@ -1,12 +1,29 @@
-"""What a corpus lists: utterances to write, and problems to tell."""
+"""Utterances of a corpus: what a split lists, and how one becomes records.
 
-from collections.abc import Callable, Sequence
+`encode` reads an utterance's audio, converts and encodes it. A long recording
+is cut at silences into records of bounded length: stretches of voice that
+follow each other are joined, with the silence between them, as long as the
+record stays within the bound; silence between records is left out. A stretch
+longer than the bound is cut into equal parts.
+
+Loads no TensorFlow, so that processes that encode start fast.
+"""
+
+import collections
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
-from typing import NamedTuple
+import json
+import math
+import types
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_tools import attributes as attributes_lib
+from tff_asr.data import audio
+
+Interval = tuple[int, int]
+# As `tff_asr.data.speakers` takes them; that module loads TensorFlow.
+Attributes = Mapping[str, Mapping[str, frozenset[str]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,4 +90,223 @@ class Listing(NamedTuple):
 
   utterances: Sequence[Utterance]
   problems: Sequence[Problem] = ()
-  attributes: attributes_lib.Attributes = attributes_lib.NONE
+  attributes: Attributes = types.MappingProxyType({})
+
+
+class Encoded(NamedTuple):
+  """One record's part of an utterance.
+
+  Attributes:
+    suffix: What its id has after the utterance's; '' if it is not cut.
+    content: As `audio.encode` gives it.
+    num_samples: Length of its waveform.
+  """
+
+  suffix: str
+  content: bytes
+  num_samples: int
+
+
+class Outcome(NamedTuple):
+  """What became of an utterance.
+
+  Attributes:
+    records: Empty if it is left out.
+    reason: Why it is left out; '' if it is not.
+    detail: The same as one line that names the file.
+    changes: How often each kind of change was made to it.
+  """
+
+  records: Sequence[Encoded] = ()
+  reason: str = ''
+  detail: str = ''
+  changes: Mapping[str, int] = {}
+
+
+CRASHED = Outcome(
+    reason='ends the program that decodes it',
+    detail='its decoder crashed; check the file with another program.',
+)
+"""What became of an utterance whose decoding ended its process."""
+
+
+def gather_attributes(
+    names: Sequence[str], rows: Iterable[tuple[str, Mapping[str, str]]]
+) -> Attributes:
+  """Gathers what rows say of speakers.
+
+  Args:
+    names: The attributes that the corpus has, also if no row says one.
+    rows: Clients, and values by attribute; an empty one says nothing. Tabs,
+      line ends and other control characters become spaces, runs of them one.
+  """
+  said = {name: collections.defaultdict(frozenset) for name in names}
+  for client_id, values in rows:
+    for name in names:
+      characters = values.get(name, '')
+      printable = (c if c.isprintable() else ' ' for c in characters)
+      value = ' '.join(''.join(printable).split())
+      if value:
+        said[name][client_id] |= {value}
+  return {name: dict(by_client) for name, by_client in said.items()}
+
+
+def encode(
+    utterance: Utterance,
+    *,
+    encoding: str,
+    max_utterance_sec: float | None = None,
+) -> Outcome:
+  """Reads, converts and encodes one utterance; what cannot be used is told.
+
+  Args:
+    utterance: What to read.
+    encoding: One of `audio.ENCODINGS`.
+    max_utterance_sec: What is longer is left out; None sets no limit.
+  """
+  name = f'utterance {utterance.utterance_id} of client {utterance.client_id}'
+  conversions = audio.Conversions()
+  try:
+    if utterance.transcript is not None and not utterance.transcript.strip():
+      raise audio.AudioError(name, 'has an empty transcript', 'no letters')
+    if callable(utterance.audio):
+      waveform = utterance.audio()
+    else:
+      waveform = audio.read(utterance.audio, conversions=conversions)
+    pieces = [('', waveform)]
+    if utterance.cutting is not None:
+      pieces = _pieces(utterance.cutting, waveform, conversions=conversions)
+      if not pieces:
+        raise audio.AudioError(name, 'has no voice', 'by its JSON file')
+    seconds = len(waveform) / audio.SAMPLE_RATE_HZ
+    if max_utterance_sec is not None and utterance.cutting is None:
+      if seconds > max_utterance_sec:
+        raise audio.AudioError(
+            name, f'is longer than {max_utterance_sec:g} s', f'{seconds:.1f} s'
+        )
+  except audio.AudioError as e:
+    return Outcome(reason=e.reason, detail=str(e))
+  changes = collections.Counter(conversions.counts())
+  changes.update(f'transcripts {kind}' for kind in utterance.changes)
+  return Outcome(
+      records=[
+          Encoded(
+              suffix, audio.encode(piece, encoding=encoding), len(piece)
+          )
+          for suffix, piece in pieces
+      ],
+      changes=changes,
+  )
+
+
+def measure(utterance: Utterance) -> float:
+  """Returns an utterance's seconds by its header; 0 if it cannot be read."""
+  if callable(utterance.audio):
+    return len(utterance.audio()) / audio.SAMPLE_RATE_HZ
+  return audio.duration_sec(utterance.audio)
+
+
+def parse_activity(metadata: Mapping[str, Any]) -> list[Interval] | None:
+  """Returns the stretches of voice of a recording, in samples.
+
+  Args:
+    metadata: A Libri-Light JSON file's content; `voice_activity` is a list of
+      [start, end] in seconds.
+
+  Returns:
+    Intervals in order of time; None if there is no `voice_activity`.
+
+  Raises:
+    ValueError: If it is no object, or `voice_activity` is not a list of pairs
+      of finite numbers in order.
+  """
+  if not isinstance(metadata, Mapping):
+    raise ValueError(f'it must hold an object, found {type(metadata).__name__}')
+  stretches = metadata.get('voice_activity')
+  if stretches is None:
+    return None
+  try:
+    intervals = [
+        (round(start * audio.SAMPLE_RATE_HZ), round(end * audio.SAMPLE_RATE_HZ))
+        for start, end in stretches
+    ]
+  except (TypeError, ValueError, OverflowError) as e:
+    raise ValueError(f'voice_activity must list [start, end] ({e})') from e
+  before = 0
+  for start, end in intervals:
+    if not before <= start <= end:
+      raise ValueError(
+          f'voice_activity must be in order of time, found {start} to {end}'
+          f' samples after {before}'
+      )
+    before = end
+  return intervals
+
+
+def cut(
+    num_samples: int,
+    *,
+    max_samples: int,
+    activity: Sequence[Interval] | None,
+) -> list[Interval]:
+  """Returns the records of a recording as [start, end) in samples.
+
+  Args:
+    num_samples: Its length.
+    max_samples: Of a record, at least 1.
+    activity: Its stretches of voice, in order; None for one from end to end.
+  """
+  if activity is None:
+    activity = [(0, num_samples)]
+  records: list[Interval] = []
+  current: Interval | None = None
+  for start, end in activity:
+    start, end = min(start, num_samples), min(end, num_samples)
+    if end == start:
+      continue
+    if current is not None and end - current[0] <= max_samples:
+      current = current[0], end
+      continue
+    if current is not None:
+      records.extend(_split(*current, max_samples))
+    current = start, end
+  if current is not None:
+    records.extend(_split(*current, max_samples))
+  return records
+
+
+def _pieces(
+    how: Cutting,
+    waveform: np.ndarray,
+    *,
+    conversions: audio.Conversions,
+) -> list[tuple[str, np.ndarray]]:
+  """Suffixes and pieces of a recording."""
+  activity = None
+  if how.activity_path is not None:
+    try:
+      with open(how.activity_path, encoding='utf-8') as f:
+        activity = parse_activity(json.load(f))
+    except (OSError, ValueError) as e:
+      raise audio.AudioError(
+          how.activity_path, 'has no readable JSON file', str(e)
+      ) from e
+  if activity is None:
+    conversions.add('without voice activity were cut at equal lengths')
+  max_samples = int(how.max_sec * audio.SAMPLE_RATE_HZ)
+  bounds = cut(
+      len(waveform), max_samples=max_samples, activity=activity
+  )
+  left = len(waveform) - sum(end - start for start, end in bounds)
+  conversions.add_seconds('without voice were left away', left)
+  return [
+      (f'-{i:04d}', waveform[start:end])
+      for i, (start, end) in enumerate(bounds)
+  ]
+
+
+def _split(start: int, end: int, max_samples: int) -> list[Interval]:
+  """Equal parts of at most max_samples."""
+  count = math.ceil((end - start) / max_samples)
+  edges = [start + (end - start) * i // count for i in range(count + 1)]
+  return list(zip(edges, edges[1:]))

@@ -1,12 +1,13 @@
 """Encodes utterances in processes of their own, in order, a few tasks ahead.
 
-The processes are new Pythons (`worker`) and not forks: they do not load
-TensorFlow, and an utterance that makes a decoder crash ends its process and not
-the program.
+The processes are new Pythons that run `work`, not forks: they do not load
+TensorFlow, so they start in a fraction of a second, and an utterance that makes
+a decoder crash ends its process and not the program.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import concurrent.futures
+import functools
 import itertools
 import os
 import pickle
@@ -14,21 +15,20 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from typing import Any
 
-from data_tools import audio_encoding
-from data_tools import worker
-
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_PROGRAM = 'from data_tools import worker; worker.main()'
+_PROGRAM = 'from data_tools import worker_pool; worker_pool.work()'
 # Utterances of some seconds.
 TASK_SIZE = 16
 _TASKS_AHEAD = 3  # A worker.
 _END_SEC = 5.0
+_READY = b'ready'
 
 
 class WorkerPool:
-  """Processes that run functions of `audio_encoding`; a context manager.
+  """Processes that run a function on items; a context manager.
 
   Items that cannot be sent to another process (audio that is a function) are
   encoded in this one.
@@ -63,19 +63,20 @@ class WorkerPool:
 
   def map(
       self,
-      function: str,
+      function: Callable[..., Any],
       items: Iterable[Any],
       *,
+      crashed: Any,
       task_size: int = TASK_SIZE,
       **arguments,
   ) -> Iterator[Any]:
-    """Yields `audio_encoding.<function>(item, **arguments)` for each item, in order.
-
-    An item whose decoding ends the process gives `audio_encoding.CRASHED[function]`.
+    """Yields `function(item, **arguments)` for each item, in order.
 
     Args:
-      function: A function's name.
+      function: Of a module that loads no TensorFlow, such as
+        `utterances.encode`.
       items: Its first arguments.
+      crashed: What an item gives that ends its process.
       task_size: Items that a worker takes at once. Results of three tasks a
         worker are held in memory.
       **arguments: Its other arguments.
@@ -84,8 +85,11 @@ class WorkerPool:
       RuntimeError: If a worker cannot start, has a defect, or is killed.
     """
     waiting = _batched(items, task_size)
+    run = functools.partial(
+        self._run, functools.partial(function, **arguments), crashed
+    )
     running = [
-        self._threads.submit(self._run, function, task, arguments)
+        self._threads.submit(run, task)
         for task in itertools.islice(
             waiting, _TASKS_AHEAD * max(1, self._num_workers)
         )
@@ -94,44 +98,42 @@ class WorkerPool:
       while running:
         yield from running.pop(0).result()
         for task in itertools.islice(waiting, 1):
-          running.append(
-              self._threads.submit(self._run, function, task, arguments)
-          )
+          running.append(self._threads.submit(run, task))
     finally:
       for future in running:
         future.cancel()
 
   def _run(
-      self, function: str, items: Sequence[Any], arguments: dict[str, Any]
+      self, function: Callable[[Any], Any], crashed: Any, items: Sequence[Any]
   ) -> list[Any]:
     """Runs one task in this thread's process."""
     is_local = any(callable(getattr(item, 'audio', None)) for item in items)
     if is_local or not self._num_workers:
-      return [getattr(audio_encoding, function)(item, **arguments) for item in items]
+      return [function(item) for item in items]
     try:
-      return self._ask(function, items, arguments)
+      return self._ask(function, items)
     except (EOFError, BrokenPipeError, pickle.UnpicklingError):
       self._local.process = None
       if self._is_closed:
         raise
     if len(items) == 1:
-      return [audio_encoding.CRASHED[function]]
+      return [crashed]
     # One of them ended the process: which, is found by asking one by one.
     return [
         result
         for item in items
-        for result in self._run(function, [item], arguments)
+        for result in self._run(function, crashed, [item])
     ]
 
   def _ask(
-      self, function: str, items: Sequence[Any], arguments: dict[str, Any]
+      self, function: Callable[[Any], Any], items: Sequence[Any]
   ) -> list[Any]:
     """Sends a task to this thread's process and waits for its results."""
     process = getattr(self._local, 'process', None)
     if process is None:
       process = self._local.process = self._start()
     try:
-      pickle.dump((function, items, arguments), process.stdin)
+      pickle.dump((function, items), process.stdin)
       process.stdin.flush()
       results, defect = pickle.load(process.stdout)
     except (EOFError, BrokenPipeError, pickle.UnpicklingError) as e:
@@ -167,7 +169,7 @@ class WorkerPool:
       )
       self._processes.add(process)
     # One that ends before it is ready would pass for one that a file crashed.
-    if process.stdout.read(len(worker.READY)) != worker.READY:
+    if process.stdout.read(len(_READY)) != _READY:
       code = process.wait()
       self._forget(process)
       if self._is_closed:
@@ -196,6 +198,38 @@ class WorkerPool:
     with self._lock:
       self._processes.discard(process)
     return 0 if ended is None else ended
+
+
+def work() -> None:
+  """The loop of a worker process.
+
+  Reads pickled (function, items) from standard input and writes pickled
+  (results, one an item; traceback of a defect or None) to standard output,
+  after `_READY`. Ends when its input ends, which
+  also happens when its parent is killed.
+  """
+  # Ctrl-C goes to the parent too, which decides what becomes of the work.
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  source = os.fdopen(os.dup(0), 'rb')
+  sink = os.fdopen(os.dup(1), 'wb')
+  # Decoders written in C print what they think of a broken file.
+  nothing = os.open(os.devnull, os.O_RDWR)
+  for descriptor in (0, 1, 2):
+    os.dup2(nothing, descriptor)
+  sink.write(_READY)
+  sink.flush()
+  while True:
+    try:
+      function, items = pickle.load(source)
+    except EOFError:
+      return
+    results, defect = [], None
+    try:
+      results = [function(item) for item in items]
+    except Exception:  # pylint: disable=broad-exception-caught
+      defect = traceback.format_exc()
+    pickle.dump((results, defect), sink, protocol=pickle.HIGHEST_PROTOCOL)
+    sink.flush()
 
 
 def _batched(items: Iterable[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -4,6 +4,7 @@ import collections
 from collections.abc import Iterable, Mapping
 import hashlib
 import json
+import os
 from typing import Any, Optional
 
 import numpy as np
@@ -200,3 +201,13 @@ def write_split(
       num_workers=0,
   )
   return folder
+
+
+def damage(path: str | os.PathLike[str], place: float) -> None:
+  """Changes one byte of a file: the first at place 0, the last at place 1."""
+  with open(path, 'r+b') as f:
+    offset = int(place * (os.path.getsize(path) - 1))
+    f.seek(offset)
+    (byte,) = f.read(1)
+    f.seek(offset)
+    f.write(bytes([byte ^ 0x55]))

@@ -16,11 +16,11 @@ import numpy as np
 import optax
 
 from benchmarks.baselines import job as job_lib
-from tff_asr.features import mel
+from tff_asr.features import log_mel
 
 _STRIDE = 3
 _PADDING = (2, 2)
-_FRAME_SEC = _STRIDE * mel.FRAME_SHIFT / mel.SAMPLE_RATE_HZ
+_FRAME_SEC = _STRIDE * log_mel.FRAME_SHIFT / log_mel.SAMPLE_RATE_HZ
 _NORM_EPSILON = 1e-5
 _FREQ_SCALE = 30.0
 _MASKED = -1e9
@@ -133,7 +133,7 @@ def _normalize(features: jax.Array, feature_lengths: jax.Array) -> jax.Array:
   mean = total(features * valid) / count
   centred = (features - mean) * valid
   variance = total(jnp.square(centred)) / count
-  return centred * jax.lax.rsqrt(variance + mel.VARIANCE_EPSILON)
+  return centred * jax.lax.rsqrt(variance + log_mel.VARIANCE_EPSILON)
 
 
 def _valid(lengths: jax.Array, size: int) -> jax.Array:

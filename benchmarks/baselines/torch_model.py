@@ -18,11 +18,11 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.baselines import job as job_lib
-from tff_asr.features import mel
+from tff_asr.features import log_mel
 
 _KERNEL_SIZE = 7
 _STRIDE = 3
-_FRAME_SEC = _STRIDE * mel.FRAME_SHIFT / mel.SAMPLE_RATE_HZ
+_FRAME_SEC = _STRIDE * log_mel.FRAME_SHIFT / log_mel.SAMPLE_RATE_HZ
 _NORM_EPSILON = 1e-5
 _FREQ_SCALE = 30.0
 
@@ -63,7 +63,7 @@ class CtcTransformer(nn.Module):
     self.input_scale = nn.Parameter(torch.ones(1))
     self.input_bias = nn.Parameter(torch.zeros(1))
     self.front = nn.Conv1d(
-        mel.NUM_MEL_BINS,
+        log_mel.NUM_MEL_BINS,
         2 * job.dim,
         _KERNEL_SIZE,
         stride=_STRIDE,
@@ -159,19 +159,19 @@ def normalize(
   mean = total(features * valid) / count
   centred = (features - mean) * valid
   variance = total(centred.square()) / count
-  return centred * torch.rsqrt(variance + mel.VARIANCE_EPSILON)
+  return centred * torch.rsqrt(variance + log_mel.VARIANCE_EPSILON)
 
 
 def log_mel(waveforms: torch.Tensor) -> torch.Tensor:
   """Log-mel features [B, T, F] of waveforms [B, N], all of one length."""
   samples = waveforms.to(torch.float32)
-  frames = samples.unfold(1, mel.FRAME_LENGTH, mel.FRAME_SHIFT)
-  parts = frames @ _float32(mel.frame_transform())
+  frames = samples.unfold(1, log_mel.FRAME_LENGTH, log_mel.FRAME_SHIFT)
+  parts = frames @ _float32(log_mel.frame_transform())
   real, imaginary = parts.chunk(2, dim=-1)
   bins = torch.sqrt(real.square() + imaginary.square()) @ _float32(
-      mel.filters()
+      log_mel.filters()
   )
-  log = torch.log(bins.clamp(min=mel.FLOOR))
+  log = torch.log(bins.clamp(min=log_mel.FLOOR))
   return normalize(log, torch.full([len(log)], log.shape[1]))
 
 

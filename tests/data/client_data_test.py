@@ -12,7 +12,7 @@ import tensorflow_federated as tff
 
 from data_tools import shards
 from tff_asr.data import client_data
-from tff_asr.data import encodings
+from tff_asr.data import audio
 from tff_asr.data import index
 from tff_asr.data import schema
 
@@ -67,7 +67,7 @@ class ClientDataTest(parameterized.TestCase):
       )
 
   @parameterized.product(
-      encoding=encodings.WAVEFORM_ENCODINGS,
+      encoding=audio.WAVEFORM_ENCODINGS,
       max_shard_bytes=(1, 2**20),
       # Of at most 5 records: all, or part of them and the rest when asked for.
       at_once=(32, 5, 2, 1),

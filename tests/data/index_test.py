@@ -9,7 +9,6 @@ from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
 
-from tff_asr.data import hash_table
 from tff_asr.data import index
 
 
@@ -26,7 +25,7 @@ def _clients(num_clients: int, **changes) -> index.Clients:
 
 
 def _lookup_fn(corpus: index.Corpus):
-  return hash_table.build_lookup_fn(
+  return index.build_lookup_fn(
       os.path.join(corpus.path, index.HASH_FILE), num_slots=corpus.num_slots
   )
 

@@ -5,9 +5,9 @@ from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
 
-from tff_asr.data import encodings
+from tff_asr.data import audio
 from tff_asr.data import schema
-from tff_asr.features import mel
+from tff_asr.features import log_mel
 
 
 def _waveform(num_samples: int = 4000) -> np.ndarray:
@@ -23,7 +23,7 @@ def _serialize(waveform=None, encoding='pcm', **changes) -> bytes:
       client_id='anna',
       utterance_id='anna-1',
       transcript="it's a café",
-      audio=encodings.encode(waveform, encoding=encoding),
+      audio=audio.encode(waveform, encoding=encoding),
       num_samples=len(waveform),
   )
   return schema.serialize(**(arguments | changes))
@@ -63,7 +63,7 @@ class SchemaTest(parameterized.TestCase):
     element = tf.function(_build_parse_fn('log_mel'))(tf.constant(record))
     self.assertNotIn('waveform', element)
     self.assertEqual(element['features'].shape, [num_frames, 80])
-    np.testing.assert_array_equal(element['features'], mel.compute(waveform))
+    np.testing.assert_array_equal(element['features'], log_mel.compute(waveform))
 
   @parameterized.parameters(*schema.ENCODINGS)
   def test_parsed_type_is_the_stated_one(self, encoding):

@@ -16,7 +16,7 @@ from data_tools import worker_pool
 from tff_asr.data import client_data
 from tff_asr.data import index
 from tff_asr.data import summaries
-from tff_asr.features import mel
+from tff_asr.features import log_mel
 
 
 def _samples(i: int) -> np.ndarray:
@@ -211,7 +211,7 @@ class ShardsTest(parameterized.TestCase):
     data = client_data.load(self.output_dir)
     (element,) = data.create_tf_dataset_for_client('c')
     np.testing.assert_array_equal(
-        element['features'], mel.compute(_samples(3))
+        element['features'], log_mel.compute(_samples(3))
     )
     self.assertAlmostEqual(data.duration_sec('c'), 0.4)
 

@@ -4,6 +4,8 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import textwrap
+import time
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -183,6 +185,62 @@ class SyntheticSpeechTest(parameterized.TestCase):
     )
     self.assertIn('RuntimeError: Generated speech is made by', done.stderr)
     self.assertFalse((self.root / 'forked').exists())
+
+
+class EspeakTest(absltest.TestCase):
+
+  def run_code(self, code: str) -> str:
+    """What code printed in a process that has not loaded TensorFlow."""
+    code = (
+        'from data_tools import synthetic_speech as s\n' + textwrap.dedent(code)
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', code],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertEqual(done.returncode, 0, done.stderr)
+    return done.stdout
+
+  def test_failing_tasks_are_named_and_leave_no_process(self):
+    printed = self.run_code("""
+        import os, time
+        engine = s.Espeak()
+        say = lambda text, voice: engine.speak(
+            text, voice=voice, rate=170, pitch=50)
+        for fail in (
+            lambda: say('hello', 'en-gb+m3'), lambda: say(' ', 'en-us+m3')):
+          tasks = [('a', fail), ('b', lambda: time.sleep(0.2))] * 3
+          try:
+            s.run_forked(tasks, num_workers=4)
+          except RuntimeError as e:
+            print(e)
+          try:
+            os.waitpid(-1, os.WNOHANG)
+          except ChildProcessError:
+            print('none left')
+    """)
+    self.assertEqual(
+        printed,
+        "a: RuntimeError: eSpeak NG has no voice 'en-gb+m3'.\nnone left\n"
+        'a: RuntimeError: eSpeak NG said nothing (status 0).\nnone left\n',
+    )
+
+  def test_breath_does_not_depend_on_the_clock(self):
+    # Variant f2 has breath noise, m3 has none.
+    code = """
+        import hashlib
+        for variant in ('f2', 'm3'):
+          samples = s.Espeak().speak(
+              'seven', voice='en-us+' + variant, rate=170, pitch=50)
+          print(hashlib.sha256(samples.tobytes()).hexdigest())
+    """
+    first = self.run_code(code)
+    time.sleep(1.1)
+    self.assertEqual(first, self.run_code(code))
+    self.assertLen(set(first.split()), 2)
 
 
 if __name__ == '__main__':

@@ -9,7 +9,6 @@ from absl.testing import absltest
 import numpy as np
 import soundfile
 
-from data_tools import audio_encoding
 from data_tools import utterances
 from data_tools import worker_pool
 
@@ -23,13 +22,23 @@ class _Exit:
     return os._exit, (3,)
 
 
+def _encode(pool, listed, *, encoding='pcm', **kwargs):
+  return pool.map(
+      utterances.encode,
+      listed,
+      crashed=utterances.CRASHED,
+      encoding=encoding,
+      **kwargs,
+  )
+
+
 class WorkerPoolTest(absltest.TestCase):
 
   def test_a_worker_that_cannot_start_is_no_broken_file(self):
     program = mock.patch.object(worker_pool, '_PROGRAM', 'raise SystemExit(3)')
     with program, worker_pool.WorkerPool(1) as pool:
       with self.assertRaisesRegex(RuntimeError, 'code 3 before it was ready'):
-        list(pool.map('encode', self.utterances(2), encoding='pcm'))
+        list(_encode(pool, self.utterances(2)))
 
   def utterances(self, count):
     folder = self.enterContext(tempfile.TemporaryDirectory())
@@ -50,27 +59,27 @@ class WorkerPoolTest(absltest.TestCase):
     listed = self.utterances(50)  # Four tasks.
     for num_workers in (0, 2):
       with worker_pool.WorkerPool(num_workers) as pool:
-        outcomes = list(pool.map('encode', listed, encoding='pcm'))
+        outcomes = list(_encode(pool, listed))
         self.assertLen(outcomes, 50)
         self.check(outcomes)
         self.assertEqual(
-            list(pool.map('measure', listed[:2])), [100 / 16000, 101 / 16000]
+            list(pool.map(utterances.measure, listed[:2], crashed=0.0)), [100 / 16000, 101 / 16000]
         )
 
   def test_an_item_that_ends_its_process_is_told_and_the_rest_goes_on(self):
     listed = self.utterances(4)
     with worker_pool.WorkerPool(1) as pool:
-      first, crashed, *rest = pool.map(
-          'encode', [listed[0], _Exit(), *listed[1:]], encoding='pcm'
+      first, crashed, *rest = _encode(
+          pool, [listed[0], _Exit(), *listed[1:]]
       )
     self.check([first, *rest])
     self.assertEqual(crashed.reason, 'ends the program that decodes it')
-    self.assertEqual(crashed, audio_encoding.CRASHED['encode'])
+    self.assertEqual(crashed, utterances.CRASHED)
 
   def test_a_killed_worker_is_no_broken_file(self):
     with worker_pool.WorkerPool(1) as pool:
-      results = pool.map(
-          'encode', self.utterances(4), task_size=1, encoding='pcm'
+      results = _encode(
+          pool, self.utterances(4), task_size=1
       )
       next(results)
       (process,) = pool._processes
@@ -88,7 +97,7 @@ class WorkerPoolTest(absltest.TestCase):
         yield utterance
 
     with worker_pool.WorkerPool(2) as pool:
-      results = pool.map('encode', listed(), task_size=1, encoding='pcm')
+      results = _encode(pool, listed(), task_size=1)
       next(results)
       # Three tasks a worker.
       self.assertEqual(asked, 6)
@@ -96,12 +105,12 @@ class WorkerPoolTest(absltest.TestCase):
   def test_a_defect_is_no_broken_utterance(self):
     with worker_pool.WorkerPool(1) as pool:
       with self.assertRaisesRegex(RuntimeError, "encoding must be .*'mp3'"):
-        list(pool.map('encode', self.utterances(1), encoding='mp3'))
+        list(_encode(pool, self.utterances(1), encoding='mp3'))
 
   def test_leaving_early_leaves_no_process(self):
     # conftest fails the session if one is left.
     with worker_pool.WorkerPool(2) as pool:
-      for _ in pool.map('encode', self.utterances(40), encoding='pcm'):
+      for _ in _encode(pool, self.utterances(40)):
         break
       processes = list(pool._processes)
     self.assertNotEmpty(processes)
@@ -110,7 +119,7 @@ class WorkerPoolTest(absltest.TestCase):
 
   def test_workers_do_not_load_tensorflow(self):
     program = (
-        'import sys; from data_tools import worker;'
+        'import sys; from data_tools import worker_pool;'
         " print([m for m in ('tensorflow', 'tensorflow_federated') if m in"
         ' sys.modules])'
     )

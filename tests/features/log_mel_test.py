@@ -5,7 +5,6 @@ import tensorflow as tf
 
 from tests import reference
 from tff_asr.features import log_mel
-from tff_asr.features import mel
 
 
 def _noise(num_samples: int, *, loudness: float = 1000.0) -> np.ndarray:
@@ -50,7 +49,7 @@ class LogMelTest(parameterized.TestCase):
     np.testing.assert_allclose(
         features, reference.log_mel(waveform), **tolerance
     )
-    without_graph = mel.compute(waveform)
+    without_graph = log_mel.compute(waveform)
     self.assertEqual(without_graph.dtype, np.float32)
     np.testing.assert_allclose(
         without_graph, reference.log_mel(waveform), **tolerance
@@ -65,7 +64,7 @@ class LogMelTest(parameterized.TestCase):
         upper_edge_hertz=8000.0,
     )
     # tf.signal computes in float32, ours in float64.
-    filters = mel.filters()
+    filters = log_mel.filters()
     np.testing.assert_allclose(filters, expected, rtol=0, atol=2e-4)
     np.testing.assert_allclose(
         filters, reference.mel_filters(), rtol=0, atol=1e-6
@@ -94,7 +93,16 @@ class LogMelTest(parameterized.TestCase):
     )
     features = _features(_noise(num_samples))
     self.assertEqual(features.shape, [expected, 80])
-    self.assertEqual(mel.compute(_noise(num_samples)).shape, (expected, 80))
+    self.assertEqual(log_mel.compute(_noise(num_samples)).shape, (expected, 80))
+
+  def test_seconds_to_frames(self):
+    # Every multiple of 10 ms up to 10 minutes is whole: 16.4 / 0.01 is not.
+    for frames in range(60000):
+      self.assertEqual(log_mel.frames_of_seconds(frames / 100), frames)
+    self.assertEqual(log_mel.frames_of_seconds(16.4), 1640)
+    # What does not fit whole does not count.
+    self.assertEqual(log_mel.frames_of_seconds(0.0199), 1)
+    self.assertEqual(log_mel.frames_of_seconds(29.999), 2999)
 
   def test_mean_is_0_and_variance_1_over_all_elements(self):
     features = _features(_noise(9000)).numpy()
@@ -128,7 +136,7 @@ class LogMelTest(parameterized.TestCase):
     features = _features(np.zeros(2000, np.int16))
     np.testing.assert_array_equal(features, np.zeros([11, 80]))
     np.testing.assert_array_equal(
-        mel.compute(np.zeros(2000, np.int16)), np.zeros([11, 80])
+        log_mel.compute(np.zeros(2000, np.int16)), np.zeros([11, 80])
     )
 
   def test_padding_of_a_batch_does_not_matter(self):

@@ -18,7 +18,7 @@ from tests import fakes
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
-from tff_asr.data import encodings
+from tff_asr.data import audio
 from tff_asr.execution import multi_device
 from tff_asr.learning import fed_avg
 from tff_asr.optimizers import lamb
@@ -30,14 +30,14 @@ _GOOD = ('ann', 'bob')
 
 
 def _encode_nan(waveform: np.ndarray, *, encoding: str) -> bytes:
-  """As `encodings.encode`, and NaN for what is silent."""
+  """As `audio.encode`, and NaN for what is silent."""
   data = _ENCODE(waveform, encoding=encoding)
   if np.any(waveform):
     return data
   return np.full(len(data) // 4, np.nan, '<f4').tobytes()
 
 
-_ENCODE = encodings.encode
+_ENCODE = audio.encode
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ class OddClientsTest(absltest.TestCase):
         for name, waveform in waveforms.items()
     ]
     folder = os.path.join(root, 'shards')
-    with mock.patch.object(encodings, 'encode', _encode_nan):
+    with mock.patch.object(audio, 'encode', _encode_nan):
       shards.write_split(
           utterances,
           folder,

@@ -1,6 +1,7 @@
-"""Audio files to 16 kHz mono int16, and a count of what was converted.
+"""Audio files to 16 kHz mono int16, and to what a record stores.
 
-Reads what libsndfile reads, recognised by content and not by file name: WAV,
+Loads no TensorFlow, so that processes that encode audio start fast. `read`
+reads what libsndfile reads, recognised by content and not by file name: WAV,
 FLAC, MP3, Ogg, NIST sphere, AIFF and more. Audio that is already 16 kHz mono
 int16 comes out bit for bit. Otherwise, in this order: channels are averaged,
 other rates are resampled by soxr at its high quality, and samples are rounded
@@ -9,6 +10,19 @@ to int16 and clipped.
 A file that ends before its own header says raises instead of giving a shorter
 clip. An MP3 file without a length header is the exception: nothing in it tells
 how long it was.
+
+`encode` gives what a record of 16 kHz mono audio stores:
+
+| encoding  | content                                     | bytes a second  |
+|-----------|---------------------------------------------|-----------------|
+| `pcm`     | little-endian int16                         | 32,000          |
+| `flac`    | a FLAC file                                 | 13,000 to 20,000|
+| `log_mel` | little-endian float32 [T, F] of `log_mel`   | 32,000          |
+
+`pcm` and `flac` give the audio back bit for bit; `log_mel` gives what the model
+reads, computed once.
+
+  N: samples. T: feature frames. F: mel bins.
 """
 
 import collections
@@ -21,9 +35,12 @@ import numpy as np
 import soundfile
 import soxr
 
-from tff_asr.features import mel
+from tff_asr import checks
+from tff_asr.features import log_mel
 
-SAMPLE_RATE_HZ = mel.SAMPLE_RATE_HZ
+SAMPLE_RATE_HZ = log_mel.SAMPLE_RATE_HZ
+WAVEFORM_ENCODINGS = ('pcm', 'flac')
+ENCODINGS = (*WAVEFORM_ENCODINGS, 'log_mel')
 
 # libsndfile gives the file's own integers as int16, exactly.
 _EXACT_SUBTYPES = ('PCM_16', 'PCM_S8', 'PCM_U8', 'ULAW', 'ALAW')
@@ -120,6 +137,34 @@ def read(
   return _convert(
       samples, rate_hz=rate_hz, kind=kind, conversions=conversions, name=name
   )
+
+
+def encode(waveform: np.ndarray, *, encoding: str) -> bytes:
+  """Returns the bytes that a record stores of a waveform.
+
+  Args:
+    waveform: int16 [N], 16 kHz mono, N at least 1.
+    encoding: One of `ENCODINGS`.
+
+  Raises:
+    ValueError: If `waveform` is not int16 [N] with N at least 1, or `encoding`
+      is unknown.
+  """
+  checks.one_of(ENCODINGS, encoding=encoding)
+  if waveform.dtype != np.int16 or waveform.ndim != 1 or not waveform.size:
+    raise ValueError(
+        'waveform must be int16 [N] with N at least 1, found'
+        f' {waveform.dtype} {list(waveform.shape)}.'
+    )
+  if encoding == 'pcm':
+    return waveform.astype('<i2', copy=False).tobytes()
+  if encoding == 'log_mel':
+    return log_mel.compute(waveform).astype('<f4', copy=False).tobytes()
+  buffer = io.BytesIO()
+  soundfile.write(
+      buffer, waveform, SAMPLE_RATE_HZ, format='FLAC', subtype='PCM_16'
+  )
+  return buffer.getvalue()
 
 
 def duration_sec(path: str | os.PathLike[str]) -> float:

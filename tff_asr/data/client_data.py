@@ -1,7 +1,7 @@
 """A corpus on disk as `tff.simulation.datasets.ClientData`.
 
 A client's dataset is built from its id alone, inside the graph: the id is
-looked up in the corpus' hash table (`hash_table`), the shard is opened at the
+looked up in the corpus' hash table (`index`), the shard is opened at the
 client's byte offset, and its records are read from there: the first few when
 the dataset is made, the others as they are asked for. Nothing scans a shard,
 and the graph holds a path and a table size, not the population.
@@ -28,7 +28,6 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_asr.data import hash_table
 from tff_asr.data import index
 from tff_asr.data import schema
 
@@ -222,7 +221,7 @@ def _build_dataset_fn(
     corpus: index.Corpus,
 ) -> Callable[[str | tf.Tensor], tf.data.Dataset]:
   """Returns a graph function from a client id to the client's dataset."""
-  lookup = hash_table.build_lookup_fn(
+  lookup = index.build_lookup_fn(
       os.path.join(corpus.path, index.HASH_FILE), num_slots=corpus.num_slots
   )
   decode = schema.build_decode_fn(corpus.encoding)
@@ -283,7 +282,7 @@ def _build_dataset_fn(
       return tf.data.Dataset.from_tensor_slices(features).map(decode)
 
     def read() -> tf.data.Dataset:
-      records = hash_table.record_dataset(
+      records = index.record_dataset(
           shard_path, offset=offset, buffer_size=_BUFFER_BYTES
       )
       # A reader that fails cannot say whose record it was reading. So its error

@@ -121,7 +121,6 @@ class Examples:
       num_frames = tf.shape(example[schema.FEATURES])[0]
     else:
       num_frames = log_mel.num_frames(tf.shape(example[schema.WAVEFORM])[0])
-    most = self._pipeline.max_utterance_sec / log_mel.FRAME_SHIFT_SEC
-    return (num_frames <= int(most)) & (
+    return (num_frames <= self._pipeline.max_frames) & (
         self._pipeline.output_lengths(num_frames) > 0
     )

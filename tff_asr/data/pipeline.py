@@ -5,9 +5,9 @@ by seconds of *padded* audio: examples are taken in chunks, sorted by length
 within a chunk and packed greedily; a batch also ends where it would have more
 than a share of padding. Everything random comes from one stateless seed.
 
-An utterance that cannot be trained on keeps its place in a batch as a stub: a
-few frames of zeros, no labels, weight 0. So nothing is lost silently: weights
-say how many utterances were left out. That happens when
+An utterance that cannot be trained on keeps its place in a batch as a
+placeholder: a few frames of zeros, no labels, weight 0. So nothing is lost
+silently: weights say how many utterances were left out. That happens when
 
   - it has fewer output frames than its labels and their repeats need,
   - it is longer than the limit, or
@@ -27,7 +27,6 @@ from typing import NamedTuple, Optional
 import tensorflow as tf
 
 from tff_asr import checks
-from tff_asr.data import packing
 from tff_asr.data import schema
 from tff_asr.features import log_mel
 from tff_asr.text import alignment
@@ -44,7 +43,7 @@ labels: int32 [B, U], 0 at and past each length.
 seed: int32 [2], for the model's own randomness on this batch.
 transcript: string [B].
 utterance_id: string [B].
-example_weights: float32 [B], 1 for utterances to train on, 0 for stubs.
+example_weights: float32 [B], 1 for utterances to train on, 0 for placeholders.
 """
 
 
@@ -112,9 +111,9 @@ class Pipeline:
       )
 
   @property
-  def _max_frames(self) -> int:
+  def max_frames(self) -> int:
     """Frames of the longest utterance that is trained on."""
-    return int(self.max_utterance_sec / log_mel.FRAME_SHIFT_SEC)
+    return log_mel.frames_of_seconds(self.max_utterance_sec)
 
   @tf.autograph.experimental.do_not_convert
   def training_batches(
@@ -220,7 +219,7 @@ class Pipeline:
     """
     # More than the limit: still seen to be too long, but it does not blow up
     # its chunk.
-    longest = self._max_frames + 2
+    longest = self.max_frames + 2
     longest_samples = log_mel.FRAME_LENGTH + longest * log_mel.FRAME_SHIFT
 
     def cut_and_measure(example):
@@ -244,12 +243,13 @@ class Pipeline:
       is_training: Whether to augment, shuffle and leave utterances out.
     """
     augment_seed, order_seed, batch_seed = tf.unstack(tf.random.split(seed, 3))
-    # A stub has frames, however short the utterance it stands for.
+    # A placeholder has frames, however short the utterance it stands for.
     if schema.FEATURES in chunk:
       lengths = chunk['length']
-      features = tf.pad(chunk['features'], [[0, 0], [0, _STUB_FRAMES], [0, 0]])
+      paddings = [[0, 0], [0, _PLACEHOLDER_FRAMES], [0, 0]]
+      features = tf.pad(chunk['features'], paddings)
     else:
-      waveforms = tf.pad(chunk['waveform'], [[0, 0], [0, _STUB_SAMPLES]])
+      waveforms = tf.pad(chunk['waveform'], [[0, 0], [0, _PLACEHOLDER_SAMPLES]])
       features, lengths = log_mel.log_mel(waveforms, chunk['length'])
     if is_training and self.augment is not None:
       features = self.augment(features, lengths, augment_seed)
@@ -257,15 +257,15 @@ class Pipeline:
     output_lengths = self.output_lengths(lengths)
     is_usable = (
         (label_lengths > 0)
-        & (lengths <= self._max_frames)
+        & (lengths <= self.max_frames)
         & (output_lengths >= alignment.min_frames(labels, label_lengths))
     )
     has_features = is_usable if is_training else output_lengths > 0
-    lengths = tf.where(has_features, lengths, _STUB_FRAMES)
+    lengths = tf.where(has_features, lengths, _PLACEHOLDER_FRAMES)
     order = tf.argsort(lengths, stable=True)
-    starts = packing.batch_starts(
+    starts = batch_starts(
         tf.gather(lengths, order),
-        int(self.max_batch_sec / log_mel.FRAME_SHIFT_SEC),
+        log_mel.frames_of_seconds(self.max_batch_sec),
         max_padding=self.max_padding,
     )
     ends = tf.concat([starts[1:], [tf.size(order)]], axis=0)
@@ -300,8 +300,10 @@ class Pipeline:
 
 
 # One group of the front end's stride, rounded up: the least that a model takes.
-_STUB_FRAMES = 8
-_STUB_SAMPLES = log_mel.FRAME_LENGTH + _STUB_FRAMES * log_mel.FRAME_SHIFT
+_PLACEHOLDER_FRAMES = 8
+_PLACEHOLDER_SAMPLES = (
+    log_mel.FRAME_LENGTH + _PLACEHOLDER_FRAMES * log_mel.FRAME_SHIFT
+)
 
 
 class Prepared(NamedTuple):
@@ -336,6 +338,52 @@ def slice_batch(prepared: Prepared, number: tf.Tensor) -> Batch:
   batch['labels'] = batch['labels'][:, : tf.reduce_max(batch['label_lengths'])]
   batch['seed'] = tf.random.fold_in(prepared.seed, number)
   return Batch(sorted(batch.items()))
+
+
+def batch_starts(
+    lengths: tf.Tensor, max_frames: int, *, max_padding: float
+) -> tf.Tensor:
+  """First positions of greedy batches.
+
+  The padded size of a batch, its utterances times its longest (its last), is
+  at most max_frames, and its padding at most a share max_padding of it, unless
+  a single utterance exceeds max_frames.
+
+  Args:
+    lengths: int32 [n], frames, ascending.
+    max_frames: Padded frames of a batch.
+    max_padding: Share of them, in [0, 1].
+
+  Returns:
+    int32 [number of batches], ascending from 0.
+  """
+  size = tf.size(lengths)
+  # What lies before each position.
+  before = tf.cumsum(tf.cast(lengths, tf.int64), exclusive=True)
+
+  def step(position, start, starts):
+    padded = (position - start + 1) * lengths[position]
+    used = before[position] + tf.cast(lengths[position], tf.int64)
+    used = tf.cast(used - before[start], tf.float32)
+    is_padding = used < (1 - max_padding) * tf.cast(padded, tf.float32)
+    is_new = ((padded > max_frames) | is_padding) & (position > start)
+    start = tf.where(is_new, position, start)
+    starts = tf.cond(
+        is_new, lambda: tf.concat([starts, [position]], axis=0), lambda: starts
+    )
+    return position + 1, start, starts
+
+  _, _, starts = tf.while_loop(
+      lambda position, *_: position < size,
+      step,
+      (tf.constant(0), tf.constant(0), tf.zeros([1], tf.int32)),
+      shape_invariants=(
+          tf.TensorShape([]),
+          tf.TensorShape([]),
+          tf.TensorShape([None]),
+      ),
+  )
+  return starts
 
 
 def _cut_all(prepared: tf.data.Dataset) -> tf.data.Dataset:

@@ -7,7 +7,7 @@ A record is a serialized `tf.train.Example` with five features:
 | `client_id`    | bytes | UTF-8                                            |
 | `utterance_id` | bytes | UTF-8                                            |
 | `transcript`   | bytes | UTF-8                                            |
-| `audio`        | bytes | as `encodings` tells                             |
+| `audio`        | bytes | as `audio.encode` gives                          |
 | `num_samples`  | int64 | length of the audio, 16 kHz mono                 |
 
 `pcm` and `log_mel` are parsed with core TensorFlow ops only, so they serve
@@ -21,15 +21,14 @@ tensorflow-io can run (TFF's native worker cannot).
 import collections
 from collections.abc import Callable
 
-import numpy as np
 import tensorflow as tf
 
 from tff_asr import checks
-from tff_asr.data import encodings
+from tff_asr.data import audio as audio_lib
 from tff_asr.features import log_mel
 
-SAMPLE_RATE_HZ = encodings.SAMPLE_RATE_HZ
-ENCODINGS = encodings.ENCODINGS
+SAMPLE_RATE_HZ = audio_lib.SAMPLE_RATE_HZ
+ENCODINGS = audio_lib.ENCODINGS
 
 CLIENT_ID = 'client_id'
 UTTERANCE_ID = 'utterance_id'
@@ -78,7 +77,7 @@ def serialize(
     client_id: Whose utterance it is, not empty.
     utterance_id: Its name, unique within the client, not empty.
     transcript: Its text.
-    audio: As `encodings.encode` gives it.
+    audio: As `audio.encode` gives it.
     num_samples: The length of its waveform, at least 1.
 
   Raises:

@@ -19,26 +19,23 @@ SPEAKERS_FILE = 'speakers.tsv'
 
 _FIRST_COLUMN = 'client_id'
 
-Attributes = Mapping[str, Mapping[str, str]]
+Attributes = Mapping[str, Mapping[str, frozenset[str]]]
+"""Attributes, in the order of their columns, to clients to all that is said."""
 
 
-def write(
-    folder: str | os.PathLike[str],
-    attributes: Attributes,
-    *,
-    names: Sequence[str],
-    counts: Mapping[str, Mapping[str, int]],
-) -> bool:
+def write(folder: str | os.PathLike[str], attributes: Attributes) -> bool:
   """Puts speakers.tsv beside an index that is there, or takes it away.
 
   Shards, clients.tsv and clients.hash stay as they are, so a corpus may be in
-  use meanwhile. Where everything is as asked for, nothing is written.
+  use meanwhile. Where everything is as asked for, nothing is written. A corpus
+  may say a thing of a speaker many times (Common Voice with every clip), or not
+  at all, or contradict itself: then the speaker is of no group that anyone
+  could name, and the attribute is left empty and counted.
 
   Args:
     folder: A corpus folder.
-    attributes: Clients to values by attribute; '' or no entry: not said.
-    names: The attributes, the file's columns. Without any, there is no file.
-    counts: Of each attribute what corpus.json says under `attributes`.
+    attributes: What the corpus says; also of others, maybe. Without any
+      attribute there is no file.
 
   Returns:
     Whether anything was changed.
@@ -48,15 +45,18 @@ def write(
   """
   corpus, clients = index.read(folder)
   path = os.path.join(corpus.path, SPEAKERS_FILE)
-  content = _to_tsv(clients.client_ids, attributes, names=names)
+  content = _to_tsv(clients.client_ids, attributes) if attributes else None
   files = {k: v for k, v in corpus.files.items() if k != SPEAKERS_FILE}
   origin = {k: v for k, v in corpus.origin.items() if k != 'attributes'}
-  if names:
+  if content is not None:
     files[SPEAKERS_FILE] = hashlib.sha256(content).hexdigest()
-    origin['attributes'] = {name: dict(counts[name]) for name in names}
-  is_file_new = _read(path) != (content if names else None)
+    origin['attributes'] = {
+        name: _count(said, clients.client_ids)
+        for name, said in attributes.items()
+    }
+  is_file_new = _read(path) != content
   is_index_new = (files, origin) != (corpus.files, corpus.origin)
-  if is_file_new and names:
+  if is_file_new and content is not None:
     with open(f'{path}.partial', 'wb') as f:
       f.write(content)
     os.replace(f'{path}.partial', path)
@@ -65,7 +65,7 @@ def write(
     with open(corpus_file, encoding='utf-8') as f:
       stored = json.load(f)
     summaries.write(corpus_file, stored | dict(files=files, origin=origin))
-  if is_file_new and not names:
+  if is_file_new and content is None:
     os.remove(path)
   return is_file_new or is_index_new
 
@@ -104,20 +104,31 @@ def read(corpus: index.Corpus) -> dict[str, dict[str, str]]:
   return found
 
 
-def _to_tsv(
-    client_ids: Sequence[str], attributes: Attributes, *, names: Sequence[str]
-) -> bytes:
+def _count(
+    said: Mapping[str, frozenset[str]], client_ids: Sequence[str]
+) -> dict[str, int]:
+  """Of how many clients an attribute is known, and of how many ambiguous."""
+  numbers = [len(said.get(client_id, ())) for client_id in client_ids]
+  return {
+      'known': numbers.count(1),
+      'contradictory': sum(number > 1 for number in numbers),
+  }
+
+
+def _to_tsv(client_ids: Sequence[str], attributes: Attributes) -> bytes:
   """The file's content."""
-  lines = ['\t'.join([_FIRST_COLUMN, *names])]
+  lines = ['\t'.join([_FIRST_COLUMN, *attributes])]
   for client_id in client_ids:
-    known = attributes.get(client_id, {})
-    values = [known.get(name, '') for name in names]
-    for name, value in zip(names, values):
+    values = []
+    for name, by_client in attributes.items():
+      said = by_client.get(client_id, ())
+      value = next(iter(said)) if len(said) == 1 else ''
       if not value.isprintable():
         raise ValueError(
             f'attributes: the {name} of client {client_id} must hold no tabs,'
             f' line ends or other control characters, found {value!r}.'
         )
+      values.append(value)
     lines.append('\t'.join([client_id, *values]))
   return ('\n'.join(lines) + '\n').encode()
 

@@ -6,22 +6,33 @@ published code: 25 ms Hamming windows every 10 ms without padding, pre-emphasis
 scale) from 0 to 8 kHz, floor 1 on samples in int16 units, natural logarithm;
 then one mean and one variance per utterance, over time and mel together.
 
-`mel` holds the constants, and the same in NumPy.
+`log_mel` computes them in a graph, `compute` in NumPy. Only the functions of
+tensors load TensorFlow, so a process that encodes audio starts without it.
 
   B: batch size. N: samples. T: feature frames. F: mel bins.
 """
 
+from __future__ import annotations
+
+import functools
+import math
+import typing
+
 import numpy as np
-import tensorflow as tf
 
-from tff_asr.features import convolution
-from tff_asr.features import mel
+if typing.TYPE_CHECKING:
+  import tensorflow as tf
 
-SAMPLE_RATE_HZ = mel.SAMPLE_RATE_HZ
-FRAME_LENGTH = mel.FRAME_LENGTH
-FRAME_SHIFT = mel.FRAME_SHIFT
+SAMPLE_RATE_HZ = 16000
+FRAME_LENGTH = 400  # Samples: 25 ms.
+FRAME_SHIFT = 160  # Samples: 10 ms.
 FRAME_SHIFT_SEC = FRAME_SHIFT / SAMPLE_RATE_HZ
-NUM_MEL_BINS = mel.NUM_MEL_BINS
+NUM_MEL_BINS = 80
+FLOOR = 1.0
+VARIANCE_EPSILON = 1e-7
+
+_FFT_LENGTH = 512
+_PRE_EMPHASIS = 0.97
 
 
 def num_frames(num_samples):
@@ -34,9 +45,22 @@ def num_frames(num_samples):
     Frames, of the same kind: max(0, 1 + (num_samples - 400) // 160).
   """
   frames = 1 + (num_samples - FRAME_LENGTH) // FRAME_SHIFT
-  if tf.is_tensor(frames):
-    return tf.maximum(frames, 0)
-  return np.maximum(frames, 0)
+  if isinstance(frames, (int, np.integer, np.ndarray)):
+    return np.maximum(frames, 0)
+  import tensorflow as tf  # pylint: disable=g-import-not-at-top
+
+  return tf.maximum(frames, 0)
+
+
+def frames_of_seconds(seconds: float) -> int:
+  """Whole frame shifts (10 ms) in a duration.
+
+  A duration that is a multiple of 10 ms but for its rounding to a float counts
+  whole: 16.4 s are 1,640 frames, though 16.4 / 0.01 is below 1640.
+  """
+  shifts = seconds * SAMPLE_RATE_HZ / FRAME_SHIFT
+  nearest = round(shifts)
+  return nearest if math.isclose(shifts, nearest) else math.floor(shifts)
 
 
 def log_mel(
@@ -55,15 +79,21 @@ def log_mel(
       0 past its frames. What pads a waveform does not matter.
     feature_lengths: int32 [B], num_frames(num_samples).
   """
+  # pylint: disable=g-import-not-at-top
+  import tensorflow as tf
+
+  from tff_asr.features import convolution
+
+  # As a convolution over the samples, pre-emphasis, window and DFT take a third
+  # of the time of TensorFlow's FFT on a CPU.
+  kernel = tf.constant(frame_transform()[:, np.newaxis, :])
   samples = tf.cast(waveforms, tf.float32)[:, :, tf.newaxis]
-  parts = convolution.convolve(
-      samples, tf.constant(_frame_kernel()), FRAME_SHIFT
-  )
+  parts = convolution.convolve(samples, kernel, FRAME_SHIFT)
   real, imaginary = tf.split(parts, 2, axis=-1)
   spectrum = tf.sqrt(tf.square(real) + tf.square(imaginary))
-  bins = tf.matmul(spectrum, tf.constant(mel.filters()))
+  bins = tf.matmul(spectrum, tf.constant(filters()))
   feature_lengths = num_frames(num_samples)
-  log = tf.math.log(tf.maximum(bins, mel.FLOOR))
+  log = tf.math.log(tf.maximum(bins, FLOOR))
   return normalize(log, feature_lengths), feature_lengths
 
 
@@ -77,6 +107,8 @@ def normalize(features: tf.Tensor, feature_lengths: tf.Tensor) -> tf.Tensor:
   Returns:
     float32 [B, T, F], 0 past each length.
   """
+  import tensorflow as tf  # pylint: disable=g-import-not-at-top
+
   size = tf.shape(features)[1]
   valid = tf.sequence_mask(feature_lengths, size)[:, :, tf.newaxis]
   elements = tf.cast(feature_lengths * features.shape[-1], tf.float32)
@@ -85,13 +117,61 @@ def normalize(features: tf.Tensor, feature_lengths: tf.Tensor) -> tf.Tensor:
   mean = total(tf.where(valid, features, 0.0)) / count
   centred = tf.where(valid, features - mean, 0.0)
   variance = total(tf.square(centred)) / count
-  return centred * tf.math.rsqrt(variance + mel.VARIANCE_EPSILON)
+  return centred * tf.math.rsqrt(variance + VARIANCE_EPSILON)
 
 
-def _frame_kernel() -> np.ndarray:
-  """Returns `mel.frame_transform` as a convolution, float32 [400, 1, 514].
+def compute(waveform: np.ndarray) -> np.ndarray:
+  """Computes the normalised log-mel frames of one utterance, in NumPy.
 
-  As a convolution over the samples it takes a third of the time of TensorFlow's
-  FFT on a CPU.
+  Args:
+    waveform: int16 [N], 16 kHz mono.
+
+  Returns:
+    float32 [T, F], T = num_frames(N), as `log_mel` but for rounding.
   """
-  return mel.frame_transform()[:, np.newaxis, :]
+  if len(waveform) < FRAME_LENGTH:
+    return np.zeros([0, NUM_MEL_BINS], np.float32)
+  frames = np.lib.stride_tricks.sliding_window_view(
+      waveform.astype(np.float32), FRAME_LENGTH
+  )[::FRAME_SHIFT]
+  # Rows that overlap in memory would be multiplied without BLAS.
+  frames = np.ascontiguousarray(frames)
+  real, imaginary = np.split(frames @ frame_transform(), 2, axis=1)
+  spectrum = np.sqrt(np.square(real) + np.square(imaginary))
+  log = np.log(np.maximum(spectrum @ filters(), FLOOR))
+  centred = log - np.mean(log, dtype=np.float64)
+  variance = np.mean(np.square(centred), dtype=np.float64)
+  return (centred / np.sqrt(variance + VARIANCE_EPSILON)).astype(np.float32)
+
+
+@functools.lru_cache(maxsize=1)
+def frame_transform() -> np.ndarray:
+  """Returns what takes a frame to its spectrum.
+
+  float32 [400, 514], 257 real parts and 257 imaginary parts: pre-emphasis,
+  window and DFT are linear, so they are one matrix.
+  """
+  # HTK's convention: the first sample of a frame is its own predecessor.
+  pre_emphasis = np.eye(FRAME_LENGTH)
+  pre_emphasis -= _PRE_EMPHASIS * np.eye(FRAME_LENGTH, k=-1)
+  pre_emphasis[0, 0] -= _PRE_EMPHASIS
+  windowed = np.hamming(FRAME_LENGTH)[:, np.newaxis] * pre_emphasis
+  spectrum = np.fft.rfft(windowed, _FFT_LENGTH, axis=0).T
+  return np.concatenate([spectrum.real, spectrum.imag], axis=1).astype(
+      np.float32
+  )
+
+
+@functools.lru_cache(maxsize=1)
+def filters() -> np.ndarray:
+  """Returns float32 [257, F]: weights of the FFT's bins in each mel filter."""
+  to_mel = lambda hertz: 1127.0 * np.log1p(hertz / 700.0)
+  nyquist = SAMPLE_RATE_HZ / 2
+  edges = np.linspace(0.0, to_mel(nyquist), NUM_MEL_BINS + 2)
+  lower, centre, upper = edges[:-2], edges[1:-1], edges[2:]
+  bins = to_mel(np.linspace(0.0, nyquist, _FFT_LENGTH // 2 + 1))[:, np.newaxis]
+  rising = (bins - lower) / (centre - lower)
+  falling = (upper - bins) / (upper - centre)
+  weights = np.maximum(0.0, np.minimum(rising, falling))
+  weights[0] = 0.0  # The constant part of a frame is no sound.
+  return weights.astype(np.float32)

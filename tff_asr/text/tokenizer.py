@@ -8,14 +8,23 @@ whose op is a core TensorFlow op, so that every execution context can run it.
 """
 
 from collections.abc import Iterable, Sequence
+import string
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_text as tf_text
 
-from tff_asr.text import alphabets
+PUNCTUATION = " '-"
+"""Space, apostrophe and hyphen are characters of every language."""
 
-ENGLISH = alphabets.characters('en')
+_LATIN = string.ascii_lowercase
+# French and German share one set, which the published code uses for all three
+# languages, so that a model can be carried from one to the other.
+_ALL = _LATIN + 'öäüßàâæçéèêëîïôœùûÿ'
+LETTERS = {'en': _LATIN, 'de': _ALL, 'fr': _ALL}
+"""Letters of the published recipes (https://arxiv.org/abs/2310.00098)."""
+
+ENGLISH = f" '{_LATIN}-"
 
 
 class CharTokenizer:
@@ -95,9 +104,14 @@ def for_language(language: str) -> CharTokenizer:
   """Builds the tokenizer of a language with a published set of characters.
 
   Args:
-    language: 'en', 'fr' or 'de'; see `alphabets`.
+    language: 'en', 'fr' or 'de'; see `LETTERS`.
 
   Raises:
     ValueError: If `language` has no published set.
   """
-  return CharTokenizer(alphabets.characters(language))
+  if language not in LETTERS:
+    raise ValueError(
+        f'language must be one of {", ".join(LETTERS)}, found {language!r};'
+        ' for another one give CharTokenizer its characters.'
+    )
+  return CharTokenizer(ENGLISH + LETTERS[language][len(_LATIN) :])

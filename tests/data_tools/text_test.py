@@ -1,11 +1,14 @@
+import pathlib
+import tempfile
+
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from data_tools import common_voice_text
-from tff_asr.text import alphabets
+from data_tools import text as text_lib
+from tff_asr.text import tokenizer
 
-_EN = alphabets.LETTERS['en']
-_FR = alphabets.LETTERS['fr']
+_EN = tokenizer.LETTERS['en']
+_FR = tokenizer.LETTERS['fr']
 
 
 class CommonVoiceTextTest(parameterized.TestCase):
@@ -25,7 +28,7 @@ class CommonVoiceTextTest(parameterized.TestCase):
       ('nothing', '?!', ''),
   )
   def test_english(self, text, expected):
-    found, changes = common_voice_text.normalize(text, letters=_EN)
+    found, changes = text_lib.normalize_common_voice(text, letters=_EN)
     self.assertEqual(found, expected)
     self.assertEmpty(changes)
 
@@ -39,46 +42,65 @@ class CommonVoiceTextTest(parameterized.TestCase):
       ('percent', 'half a % @home', 'half a home', 'lost symbols'),
   )
   def test_what_english_loses_is_told(self, text, expected, change):
-    found, changes = common_voice_text.normalize(text, letters=_EN)
+    found, changes = text_lib.normalize_common_voice(text, letters=_EN)
     self.assertEqual(found, expected)
     self.assertLen(changes, 1)
     self.assertIn(change, changes[0])
 
   def test_french_and_german_keep_the_letters_of_all_three(self):
-    found, changes = common_voice_text.normalize(
+    found, changes = text_lib.normalize_common_voice(
         'L’été où Zoë naïvement «grüßt» le cœur', letters=_FR
     )
     self.assertEqual(found, "l'été où zoë naïvement grüßt le cœur")
     self.assertEmpty(changes)
     # Composed and decomposed letters are the same.
     self.assertEqual(
-        common_voice_text.normalize('voila\u0300', letters=_FR)[0], 'voilà'
+        text_lib.normalize_common_voice('voila\u0300', letters=_FR)[0], 'voilà'
     )
-    found, changes = common_voice_text.normalize('Łódź', letters=_FR)
+    found, changes = text_lib.normalize_common_voice('Łódź', letters=_FR)
     self.assertEqual(found, 'lodz')
-    self.assertEqual(changes, [common_voice_text.TRANSLITERATED])
+    self.assertEqual(changes, [text_lib.TRANSLITERATED])
 
   def test_letters_of_another_language(self):
-    letters = common_voice_text.letters_of(['Žluťoučký kůň!', 'PES 5'])
+    letters = text_lib.letters_of(['Žluťoučký kůň!', 'PES 5'])
     self.assertEqual(letters, ''.join(sorted('žluťočkýůňpes')))
     self.assertEqual(
-        common_voice_text.normalize('Žluťoučký kůň!', letters=letters)[0],
+        text_lib.normalize_common_voice('Žluťoučký kůň!', letters=letters)[0],
         'žluťoučký kůň',
     )
 
 
-class AlphabetsTest(absltest.TestCase):
+class EnglishTest(parameterized.TestCase):
 
-  def test_published_sets(self):
-    self.assertEqual(
-        alphabets.characters('en'), " 'abcdefghijklmnopqrstuvwxyz-"
+  @parameterized.parameters(
+      ('RUBOUT  T G', 'rubout t g'),
+      (' It\u2019s  a\twell-known ', "it's a well-known"),
+      ('', ''),
+  )
+  def test_normalizes(self, text, expected):
+    self.assertEqual(text_lib.normalize_english(text, name='u'), expected)
+    self.assertEqual(text_lib.normalize_english(expected, name='u'), expected)
+
+  @parameterized.parameters(
+      ('room 5', "'5' .U.0035"), ('CAF\u00c9', 'U.00E9'), ('yes.', 'U.002E')
+  )
+  def test_other_characters_are_refused_by_name(self, text, character):
+    with self.assertRaisesRegex(ValueError, f'utterance u-1: .*{character}'):
+      text_lib.normalize_english(text, name='u-1')
+
+  def test_files_that_cannot_be_read_are_named(self):
+    folder = pathlib.Path(
+        self.enterContext(tempfile.TemporaryDirectory())
     )
-    # 29, 4 German letters and 16 French ones, of which ü is both.
-    self.assertLen(set(alphabets.characters('fr')), 29 + 4 + 16 - 1)
-    self.assertContainsSubset('öäüßàâæçéèêëîïôœùûüÿ', alphabets.LETTERS['de'])
-    self.assertEqual(alphabets.characters('fr'), alphabets.characters('de'))
-    with self.assertRaisesRegex(ValueError, "language .*'xx'"):
-      alphabets.characters('xx')
+    (folder / 'good').write_text(' one \n\ntwo', encoding='utf-8')
+    (folder / 'latin').write_bytes(b'caf\xe9')
+    self.assertEqual(
+        text_lib.read_lines(str(folder / 'good')), ['one', '', 'two']
+    )
+    with self.assertRaisesRegex(ValueError, 'latin is not UTF-8'):
+      text_lib.read_lines(str(folder / 'latin'))
+    with self.assertRaisesRegex(ValueError, 'nothing is missing'):
+      text_lib.read_lines(str(folder / 'nothing'))
 
 
 if __name__ == '__main__':

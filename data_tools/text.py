@@ -1,6 +1,13 @@
-"""Common Voice sentences to the characters of a language's tokens.
+"""Transcripts to the characters of the tokens: a rule a kind of corpus.
 
-The rule of the published federated recipe (https://arxiv.org/abs/2310.00098):
+`normalize_english` is for read English corpora: lower case, Unicode NFC,
+typographic apostrophes and hyphens as plain ones, runs of white space as one
+space. What is then left must be a-z, space, apostrophe and hyphen: another
+character means that a corpus needs a rule of its own, so it is refused by name
+and not dropped.
+
+`normalize_common_voice` is for Common Voice, by the published federated recipe
+(https://arxiv.org/abs/2310.00098):
 lower case; the language's letters, space, apostrophe and hyphen are kept; a
 typographic apostrophe becomes a plain one unless punctuation is beside it (then
 it is a quotation mark); another letter is transliterated to ASCII if that gives
@@ -17,7 +24,7 @@ import unicodedata
 
 import anyascii
 
-from tff_asr.text import alphabets
+from tff_asr.text import tokenizer
 
 TRANSLITERATED = 'had letters transliterated'
 LOST_DIGITS = 'lost digits'
@@ -28,9 +35,68 @@ _APOSTROPHES = '\u2019\u2018\u02bc\u0060\u00b4'
 _HYPHENS = '\u2010\u2011'
 # Unicode has them as punctuation, but people say them.
 _SPOKEN = '&%@#§¶†‡‰*'
+_REPLACED = str.maketrans({
+    '\u2018': "'",  # left single quotation mark
+    '\u2019': "'",  # right single quotation mark
+    '\u02bc': "'",  # modifier letter apostrophe
+    '\u2010': '-',  # hyphen
+    '\u2011': '-',  # non-breaking hyphen
+})
 
 
-def normalize(text: str, *, letters: str) -> tuple[str, Sequence[str]]:
+class TranscriptError(ValueError):
+  """A transcript that cannot be used.
+
+  Attributes:
+    reason: The kind of defect in few words, the same for all such transcripts.
+  """
+
+  reason = 'has characters outside the tokens'
+
+
+def read_lines(path: str) -> list[str]:
+  """The lines of a text file, stripped.
+
+  Raises:
+    ValueError: If it is missing or not UTF-8. It names the file.
+  """
+  try:
+    with open(path, encoding='utf-8') as f:
+      return [line.strip() for line in f]
+  except FileNotFoundError as e:
+    raise ValueError(f'{path} is missing; check --source_dir.') from e
+  except UnicodeDecodeError as e:
+    raise ValueError(
+        f'{path} is not UTF-8 ({e.reason}); convert it, or get the corpus '
+        'again.'
+    ) from e
+
+
+def normalize_english(text: str, *, name: str) -> str:
+  """Returns `text` in the characters of the English tokens; may be empty.
+
+  Args:
+    text: A transcript.
+    name: What errors call it, such as the utterance's id.
+
+  Raises:
+    TranscriptError: Naming the first character outside the tokens.
+  """
+  text = unicodedata.normalize('NFC', text).lower().translate(_REPLACED)
+  text = ' '.join(text.split())
+  for character in text:
+    if character not in tokenizer.ENGLISH:
+      raise TranscriptError(
+          f'utterance {name}: its transcript holds {character!r}'
+          f' (U+{ord(character):04X}), which is not among the tokens (a-z,'
+          ' space, apostrophe, hyphen); spell it out or leave it away.'
+      )
+  return text
+
+
+def normalize_common_voice(
+    text: str, *, letters: str
+) -> tuple[str, Sequence[str]]:
   """Returns a sentence in the given letters, and what happened to it.
 
   Args:
@@ -45,7 +111,7 @@ def normalize(text: str, *, letters: str) -> tuple[str, Sequence[str]]:
   kept: list[str] = []
   changes = set()
   for i, character in enumerate(text):
-    if character in letters or character in alphabets.PUNCTUATION:
+    if character in letters or character in tokenizer.PUNCTUATION:
       kept.append(character)
     elif character.isspace():
       kept.append(' ')
