@@ -17,13 +17,13 @@ import os
 
 from absl import flags
 
-from tff_asr import files
 from tff_asr import config
+from tff_asr import files
 from tff_asr.data import client_data
 from tff_asr.recognition import exporting
 from tff_asr.recognition import recognizer as recognizer_lib
 from tff_asr.reports import model_card
-from tff_asr.reports import run_record
+from tff_asr.reports import runs
 
 _RUN = flags.DEFINE_string('run', None, 'Folder of a run that has ended.')
 _OUTPUT_DIR = flags.DEFINE_string('output_dir', None, 'Folder for the exports.')
@@ -43,7 +43,7 @@ def main(_) -> None:
   load = config.bind(
       recognizer_lib.load, gin_files=recognizer_lib.gin_files(_RUN.value)
   )
-  (run,) = run_record.read([_RUN.value], evaluation=_EVALUATION.value)
+  (run,) = runs.read([_RUN.value], evaluation=_EVALUATION.value)
   data = client_data.load(_DATA.value)
   recognizer = load(run=_RUN.value)
   exports = exporting.export(

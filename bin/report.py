@@ -1,11 +1,18 @@
-r"""Shows runs as one HTML file with pictures, several side by side.
+r"""Shows runs side by side: as a table, and with pictures as one HTML file.
 
-Word errors, loss, epsilon, clipping and noise, layers, speakers, privacy
-statements and configurations; the file needs no network. Figures marked `not
-private` are exact and not covered by a privacy statement. The utterances with
-the most errors are shown with their transcripts; --num_worst=0 leaves them out.
+RUN is a run's folder, or LABEL=RUN,RUN: runs that differ in their random seed,
+whose errors are averaged. Word error rates are compared with the first one's by
+a paired bootstrap over speakers (95 %), which does not hold what another seed
+would change.
+
+With --output_dir it also writes word errors, loss, epsilon, clipping and noise,
+layers, speakers, privacy statements and configurations to an HTML file that
+needs no network. Figures marked `not private` are exact and not covered by a
+privacy statement. The utterances with the most errors are shown with their
+transcripts; --num_worst=0 leaves them out.
 
 Example:
+  python bin/report.py runs/seed federated=runs/federated_1,runs/federated_2
   python bin/report.py runs/seed runs/private --output_dir=report
 """
 
@@ -16,9 +23,10 @@ launch.begin(__name__)
 from absl import flags
 
 from tff_asr.reports import report
+from tff_asr.reports import tables
 
 _OUTPUT_DIR = flags.DEFINE_string(
-    'output_dir', None, 'Folder for report.html and the PNGs.'
+    'output_dir', None, 'Folder for report.html and the PNGs; None: no page.'
 )
 _EVALUATION = flags.DEFINE_string(
     'evaluation', 'test.json', 'What bin/evaluate.py wrote in each run.'
@@ -29,18 +37,17 @@ _NUM_WORST = flags.DEFINE_integer(
     'Utterances with the most errors to show, with their transcripts.',
     lower_bound=0,
 )
-flags.mark_flag_as_required('output_dir')
 
 
 def main(argv) -> None:
-  print(
-      report.write(
-          argv[1:],
-          output_dir=_OUTPUT_DIR.value,
-          evaluation=_EVALUATION.value,
-          num_worst=_NUM_WORST.value,
-      )
-  )
+  rows = tables.parse(argv[1:], evaluation=_EVALUATION.value)
+  print(tables.markdown(tables.overview(rows)))
+  if _OUTPUT_DIR.value is not None:
+    print(
+        report.write(
+            rows, output_dir=_OUTPUT_DIR.value, num_worst=_NUM_WORST.value
+        )
+    )
 
 
 if __name__ == '__main__':

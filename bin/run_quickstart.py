@@ -28,7 +28,7 @@ import time
 from absl import flags
 
 from tff_asr import checks
-from tff_asr.reports import comparison
+from tff_asr.reports import tables
 from tff_asr.storage import run_dir
 
 _SOURCE = flags.DEFINE_string(
@@ -73,10 +73,10 @@ def main(_) -> None:
       os.path.join(_BIN, 'evaluate.py'),
       *_gin('quickstart_evaluate', TEST_DIR=shards['test'], RUNS=folders),
   )
-  rows = comparison.compare(
-      {label: [folder] for label, folder in zip(_RUNS.values(), folders)}
+  rows = tables.parse(
+      [f'{label}={folder}' for label, folder in zip(_RUNS.values(), folders)]
   )
-  print(f'\n{comparison.to_markdown(rows)}\n')
+  print(f'\n{tables.markdown(tables.overview(rows))}\n')
   print(f'Corpus and shards: {_DATA_DIR.value}')
   print(
       'Models, metrics, privacy statement, hypotheses (test.json): '

@@ -43,7 +43,7 @@ private() {  # private RUN CLIP NOISE FREEZE [SETTING ...]
 }
 pretrained=()
 row() {  # row LABEL RUN: of the table of pre-training runs
-  pretrained+=("--run=$1=$runs/$2")
+  pretrained+=("$1=$runs/$2")
 }
 
 shards libri_light "$speech" untranscribed data/pretrain \
@@ -116,19 +116,19 @@ for group in $groups; do
   esac
 done
 echo
-$python bin/compare_pretraining.py "${pretrained[@]}"
+$python bin/report.py "${pretrained[@]}"
 
 compare() {  # compare CORPUS RUN ...: WER of the runs fine-tuned on it
   local corpus=$1 list="" rows=()
   shift
   for run in "$@"; do
     list+="'$runs/${corpus}_$run', "
-    rows+=("--group=from $run=$runs/${corpus}_$run")
+    rows+=("from $run=$runs/${corpus}_$run")
   done
   $python bin/evaluate.py --gin_param="RUNS = [$list]" \
     --gin_file="gin/experiments/finetune_mini_${corpus}_evaluate.gin"
   echo
-  $python bin/compare_runs.py "${rows[@]}"
+  $python bin/report.py "${rows[@]}"
 }
 tune() {  # tune CORPUS RUN ...: from these runs, or from nothing; the table
   local corpus=$1 run

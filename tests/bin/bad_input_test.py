@@ -15,7 +15,6 @@ import tensorflow as tf
 from tests.bin import in_process
 from tests.bin import programs
 from tests import fakes
-from tff_asr import files
 from tff_asr.models import ctc
 from tff_asr.models import transformer
 from tff_asr.storage import run_dir
@@ -430,42 +429,17 @@ class BadInputTest(parameterized.TestCase):
     )
 
   @parameterized.named_parameters(
-      ('no_group', [], None, ['--group is needed']),
-      ('no_label', ['--group=a'], None, ['must look like LABEL=RUN,RUN']),
-      (
-          'label_twice',
-          ['--group=a=x', '--group=a=y'],
-          None,
-          ["label 'a' twice"],
-      ),
+      ('no_run', [], ['no RUN was given']),
       (
           'each_run_is_named',
-          ['--group=a=', '--group=b=no/b'],
-          None,
-          ['a has no run', 'no/b has no test.json', 'no/b has no results.json'],
+          ['a=no/a', 'no/b'],
+          ['no/a has no config.gin', 'no/b has no config.gin'],
       ),
-      ('not_json', ['--group=a=DIR'], '{', ['test.json is damaged']),
-      ('another_kind', ['--group=a=DIR'], '3', ['test.json is damaged']),
-      (
-          'another_programs',
-          ['--group=a=DIR'],
-          '{"speakers": 3, "word_error_rate": 0.1}',
-          ['test.json is damaged'],
-      ),
-      (
-          'no_words',
-          ['--group=a=DIR'],
-          '{"speakers": {}, "word_error_rate": 0.1}',
-          [('test.json is damaged', 'no words')],
-      ),
+      ('label_twice', ['a=x', 'a=y'], ["label 'a' comes twice"]),
+      ('num_worst', ['x', '--num_worst=-1'], ['num_worst']),
   )
-  def test_compare_runs(self, flags, evaluation, expected):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    if evaluation is not None:
-      files.write_text(os.path.join(folder, 'test.json'), evaluation)
-      files.write_text(os.path.join(folder, 'results.json'), '{"seconds": 1}')
-    flags = [flag.replace('DIR', folder) for flag in flags]
-    self.check(expected, 'bin/compare_runs.py', *flags)
+  def test_report(self, arguments, expected):
+    self.check(expected, 'bin/report.py', *arguments)
 
   @parameterized.named_parameters(
       ('source', ['--source=no/speech'], ['no/speech is not a folder']),

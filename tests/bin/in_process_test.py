@@ -13,7 +13,7 @@ class InProcessTest(absltest.TestCase):
     signals = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in signals]
     # Ends before it has taken the signals over itself.
-    finished = in_process.run('bin/compare_runs.py', '--nonsense')
+    finished = in_process.run('bin/report.py', '--nonsense')
     self.assertEqual(finished.code, 1)
     self.assertEqual([signal.getsignal(number) for number in signals], before)
 

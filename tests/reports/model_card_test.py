@@ -11,7 +11,6 @@ from tests.reports import run_folders
 from tff_asr.metrics import word_errors
 from tff_asr.recognition import exporting
 from tff_asr.reports import model_card
-from tff_asr.reports import run_record
 
 _CHECK = exporting.Check(
     file='saved_model',
@@ -36,7 +35,7 @@ class ModelCardTest(absltest.TestCase):
 
   def card(self, **content) -> str:
     root = self.enterContext(tempfile.TemporaryDirectory())
-    folder = run_folders.write(
+    run = run_folders.read(
         os.path.join(root, 'my_run'),
         **dict(
             settings={
@@ -49,7 +48,6 @@ class ModelCardTest(absltest.TestCase):
         )
         | content,
     )
-    (run,) = run_record.read([folder])
     return model_card.build(
         run, recognizer=self.recognizer, exports=[_CHECK],
         data_dir=self.shards,
@@ -64,15 +62,17 @@ class ModelCardTest(absltest.TestCase):
     self.assertIn('2 rounds of federated training', card)
     self.assertIn('from the model of the run `seed`', card)
     self.assertIn('`␣abc`', card)
-    self.assertIn('| test | trained on federatedly (private) | 2 | 7 |', card)
-    self.assertIn('| dev | watched during training | not there', card)
+    self.assertRegex(card, r'\| test +\| trained .* \(private\) \| 2 +\| 7 ')
+    self.assertRegex(card, r'\| dev +\| watched during training +\| not there')
     self.assertIn('50.0 % of words wrong at the last', card)
     # 4 of 10 words; speakers 1/4 and 1/2.
     self.assertIn('40.0 % of 10 words wrong, 2 speakers', card)
     self.assertIn('median 37.5 %', card)
     self.assertIn('By gender, age or accent: not measured.', card)
     self.assertIn('NOT PRIVATE: epsilon is 1234.0', card)
-    self.assertIn('| saved_model | 1.50 | 5 of 5 | 50.0 | +25.0 |', card)
+    self.assertRegex(
+        card, r'\| saved_model \| 1.50 \| 5 of 5 +\| 50.0 +\| \+25.0 '
+    )
     # Nobody is told where the files lie.
     self.assertNotIn(self.root, card)
 
@@ -86,8 +86,8 @@ class ModelCardTest(absltest.TestCase):
         },
     )
     # 4 of 8 words; of either speaker, drawn twice, 1 or 3 of 4.
-    self.assertIn('| accent: a\\|b | 2 | 50.0 (25.0 to 75.0) |\n', card)
-    self.assertIn('| accent: c | 1 | 10.0 |\n', card)
+    self.assertRegex(card, r'accent: a\\\|b +\| 2 +\| 50.0 \(25.0 to 75.0\) \|')
+    self.assertRegex(card, r'accent: c +\| 1 +\| 10.0 +\|')
     self.assertNotIn('not measured', card)
 
   def test_the_card_says_what_is_missing(self):

@@ -5,13 +5,16 @@ import json
 import os
 from typing import Any, Optional
 
+from tff_asr.reports import runs
+
 
 def write(
     folder: str,
     *,
-    settings: Mapping[str, str],
-    metrics: Mapping[str, Mapping[int, float]],
+    settings: Optional[Mapping[str, str]] = None,
+    metrics: Optional[Mapping[str, Mapping[int, float]]] = None,
     privacy: Optional[dict[str, Any]] = None,
+    results: Optional[dict[str, Any]] = None,
     hypotheses: Optional[list[tuple[str, str, str]]] = None,
     errors: Optional[Mapping[str, tuple[int, int]]] = None,
     attributes: Optional[Mapping[str, Mapping[str, str]]] = None,
@@ -22,12 +25,14 @@ def write(
     folder: To be made.
     settings: Macros as gin text, by name.
     metrics: By name, then by round or step.
-    privacy: Its privacy statement; also in results.json.
+    privacy: Its privacy statement.
+    results: Its figures at the end; None: it has not ended.
     hypotheses: Speaker, what was said, what was heard; None: not evaluated.
     errors: Substitutions and words of each speaker of the evaluation.
     attributes: What is known of speakers.
   """
   os.makedirs(folder)
+  settings, metrics = settings or {}, metrics or {}
 
   def put(name: str, text: str) -> None:
     with open(os.path.join(folder, name), 'w', encoding='utf-8') as f:
@@ -43,14 +48,10 @@ def write(
   if privacy is not None:
     put('privacy.json', json.dumps(privacy))
     put('privacy.txt', f'Privacy statement\n{privacy["verdict"]}\n')
-    put('results.json', json.dumps({'seconds': 10.0, 'privacy': privacy}))
+  if results is not None:
+    put('results.json', json.dumps(results))
   if errors is not None:
-    wrong = sum(count for count, _ in errors.values())
-    words = sum(count for _, count in errors.values())
     put('test.json', json.dumps({
-        'word_error_rate': wrong / words,
-        'num_words': words,
-        'num_speakers': len(errors),
         'speakers': {
             speaker: {
                 'substitutions': count, 'deletions': 0, 'insertions': 0,
@@ -68,6 +69,12 @@ def write(
         ],
     }))
   return folder
+
+
+def read(folder: str, **content: Any) -> runs.Run:
+  """Writes a run's folder; reads it."""
+  (run,) = runs.read([write(folder, **content)])
+  return run
 
 
 def privacy(

@@ -470,8 +470,8 @@ def write_statement(
         lines=sum([('', *other.lines) for other in others], stated.lines),
         fields=stated.fields | {'apart': [other.fields for other in others]},
     )
-  run.write_text('privacy.txt', f'{stated}\n')
-  run.write_json('privacy.json', stated.fields)
+  run.write_text(run_dir.STATEMENT, f'{stated}\n')
+  run.write_json(run_dir.PRIVACY, stated.fields)
   return stated
 
 

@@ -14,7 +14,6 @@ so that a word at a border is neither cut nor doubled.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-import os
 from typing import NamedTuple, Optional
 
 import numpy as np
@@ -276,13 +275,7 @@ def gin_files(run: str) -> list[str]:
   Raises:
     ValueError: The folder has no configuration.
   """
-  config = os.path.join(run, 'config.gin')
-  if not os.path.isfile(config):
-    raise ValueError(
-        f'{run} has no config.gin: is it the folder of a run (the output_dir '
-        'of a training program)?'
-    )
-  return [config, 'gin/programs/recognize.gin']
+  return [run_dir.config_file(run), 'gin/programs/recognize.gin']
 
 
 def _stride(output_lengths: Callable[[tf.Tensor], tf.Tensor]) -> int:

@@ -6,18 +6,18 @@ folders or the checks; what is not there is said to be missing.
 """
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import os
 import statistics
-from typing import Any, Optional
+from typing import Optional
 
 from tff_asr.data import summaries
 from tff_asr.models import weights as weights_lib
 from tff_asr.recognition import exporting
 from tff_asr.recognition import recognizer as recognizer_lib
-from tff_asr.reports import run_record
-from tff_asr.reports import speaker_groups
-from tff_asr.reports import speaker_spread
+from tff_asr.reports import runs as runs_lib
+from tff_asr.reports import speakers as speakers_lib
+from tff_asr.reports import tables
 
 CARD = 'model_card.md'
 
@@ -45,7 +45,7 @@ lite(waveform=waveforms[:1])['token_ids']   # int32 [U]; see tokens.json
 
 
 def build(
-    run: run_record.Run,
+    run: runs_lib.Run,
     *,
     recognizer: recognizer_lib.Recognizer,
     exports: Sequence[exporting.Check],
@@ -81,29 +81,25 @@ def build(
   return '\n\n'.join(parts) + '\n'
 
 
-def _model(run: run_record.Run, recognizer: recognizer_lib.Recognizer) -> str:
+def _model(run: runs_lib.Run, recognizer: recognizer_lib.Recognizer) -> str:
   """What it is and how it came about."""
   model = recognizer.model
-  last = max((max(v) for v in run.metrics.values() if v), default=0)
   how = 'federated training' if run.unit == 'round' else 'central training'
   seed = _literal(run, 'INIT_FROM_RUN')
   start = f', from the model of the run `{_base(seed)}`' if seed else ''
   characters = recognizer.pipeline.tokenizer.characters
   return (
       f'A CTC speech recogniser of {weights_lib.count(model.specs):,} '
-      f'parameters: {last:,} {run.unit}s of {how}{start}. Log-mel features '
-      'are computed inside. It writes the characters '
+      f'parameters: {run.num_done:,} {run.unit}s of {how}{start}. Log-mel '
+      'features are computed inside. It writes the characters '
       f'`{characters.replace(" ", "␣")}`, decoded greedily, without a '
       'language model.'
   )
 
 
-def _data(run: run_record.Run) -> str:
+def _data(run: runs_lib.Run) -> str:
   """The data folders that its configuration names."""
-  lines = [
-      '| data | what for | speakers | utterances | hours |',
-      '|---|---|---|---|---|',
-  ]
+  cells = [['data', 'what for', 'speakers', 'utterances', 'hours']]
   for name, purpose in _DATA.items():
     folder = _literal(run, name)
     if not folder:
@@ -116,79 +112,64 @@ def _data(run: run_record.Run) -> str:
           f'{summary["num_utterances"]:,}',
           f'{summary["hours"]:.2f}',
       ]
-    lines.append(f'| {_base(folder)} | {purpose} | {" | ".join(figures)} |')
-  if len(lines) == 2:
+    cells.append([_base(folder), purpose, *figures])
+  if len(cells) == 1:
     return 'The run\'s configuration names no folder of data.'
-  return '\n'.join(lines)
+  return tables.markdown(cells)
 
 
-def _errors(run: run_record.Run) -> str:
-  """Word error rates of the evaluation, by speaker."""
-  dev = run.last('dev_word_error_rate')
-  lines = []
-  if dev is not None:
-    lines.append(
-        f'Dev set, which training was watched on: {100 * dev:.1f} % of words '
-        'wrong at the last evaluation.'
+def _errors(run: runs_lib.Run) -> str:
+  """Word error rates of the evaluation, by speaker and group of speakers."""
+  dev = run.metric('dev_word_error_rate')
+  parts = []
+  if dev:
+    parts.append(
+        f'Dev set, which training was watched on: {100 * dev[max(dev)]:.1f} % '
+        'of words wrong at the last evaluation.'
     )
-  if run.evaluation is None:
-    lines.append(
-        'No test set: the run was not evaluated (`bin/evaluate.py`).'
-    )
-    return '\n\n'.join(lines)
-  evaluated = run.evaluation
-  speakers = speaker_spread.by_rate(evaluated['speakers'])
-  lines.append(
-      f'Test set: {100 * evaluated["word_error_rate"]:.1f} % of '
-      f'{evaluated["num_words"]:,} words wrong, '
-      f'{evaluated["num_speakers"]:,} speakers. By speaker: median '
-      f'{100 * statistics.median(s.rate for s in speakers):.1f} %, the worst '
-      f'tenth of speakers {100 * speaker_spread.worst_tenth(speakers):.1f} %, '
-      f'the worst {100 * speakers[-1].rate:.1f} %.'
+  if not run.speakers:
+    parts.append('No test set: the run was not evaluated (`bin/evaluate.py`).')
+    return '\n\n'.join(parts)
+  speakers = speakers_lib.by_rate(run)
+  median = statistics.median(each.rate for each in speakers)
+  parts.append(
+      f'Test set: {100 * run.test_errors.rate:.1f} % of '
+      f'{run.test_errors.words:,} words wrong, {len(run.speakers):,} speakers. '
+      f'By speaker: median {100 * median:.1f} %, the worst tenth of speakers '
+      f'{100 * speakers_lib.worst_tenth(speakers):.1f} %, the worst '
+      f'{100 * speakers[-1].rate:.1f} %.'
   )
-  lines.append(_groups(evaluated))
-  return '\n\n'.join(lines)
-
-
-def _groups(evaluated: Mapping[str, Any]) -> str:
-  """Word error rates of groups of the test speakers."""
-  found = speaker_groups.by_attribute(evaluated)
-  if not found:
-    return 'By gender, age or accent: not measured.'
-  lines = ['| test speakers | number | WER % (95 %) |', '|---|---|---|']
-  for name, groups in found.items():
-    for value, group in groups.items():
-      cell = f'{100 * group.rate:.1f}'
-      if group.interval is not None:
-        low, high = group.interval
-        cell += f' ({100 * low:.1f} to {100 * high:.1f})'
-      label = f'{name}: {value}'.replace('|', '\\|')
-      lines.append(f'| {label} | {group.num_speakers:,} | {cell} |')
-  return '\n'.join(lines)
+  groups = tables.speaker_groups([run])
+  parts.append(
+      tables.markdown(groups)
+      if len(groups) > 1
+      else 'By gender, age or accent: not measured.'
+  )
+  return '\n\n'.join(parts)
 
 
 def _exports(exports: Sequence[exporting.Check], data_dir: str) -> str:
   """The table of checks."""
   first = exports[0]
-  lines = [
-      f'Checked on {first.num_utterances:,} utterances '
-      f'({first.errors.words:,} words) of {_base(data_dir)}, of which the '
-      f'checkpoint has {100 * first.checkpoint_errors.rate:.1f} % wrong.',
-      '',
-      '| file | MB | same text | WER % | minus the checkpoint |',
-      '|---|---|---|---|---|',
-  ]
+  cells = [['file', 'MB', 'same text', 'WER %', 'minus the checkpoint']]
   for each in exports:
     gap = 100 * (each.errors.rate - each.checkpoint_errors.rate)
-    lines.append(
-        f'| {each.file} | {each.num_bytes / 1e6:.2f} '
-        f'| {each.num_same:,} of {each.num_utterances:,} '
-        f'| {100 * each.errors.rate:.1f} | {gap:+.1f} |'
-    )
-  return '\n'.join(lines)
+    cells.append([
+        each.file,
+        f'{each.num_bytes / 1e6:.2f}',
+        f'{each.num_same:,} of {each.num_utterances:,}',
+        f'{100 * each.errors.rate:.1f}',
+        f'{gap:+.1f}',
+    ])
+  return (
+      f'Checked on {first.num_utterances:,} utterances '
+      f'({first.errors.words:,} words) of {_base(data_dir)}, of which the '
+      f'checkpoint has {100 * first.checkpoint_errors.rate:.1f} % wrong.\n\n'
+      f'{tables.markdown(cells)}'
+  )
 
 
-def _privacy(run: run_record.Run) -> str:
+def _privacy(run: runs_lib.Run) -> str:
   """The statement, or that there is none."""
   if run.statement:
     return f'```\n{run.statement.rstrip()}\n```'
@@ -199,7 +180,7 @@ def _privacy(run: run_record.Run) -> str:
   )
 
 
-def _literal(run: run_record.Run, name: str) -> Optional[str]:
+def _literal(run: runs_lib.Run, name: str) -> Optional[str]:
   """A text among the run's settings; None if it is none."""
   try:
     value = ast.literal_eval(run.settings.get(name, 'None').replace('\\\n', ''))

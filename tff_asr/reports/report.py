@@ -1,48 +1,70 @@
-"""A report of runs: pictures as PNG, and all of it as one HTML file.
+"""Report of runs: figures as PNG, and all of it as one HTML file.
 
-It shows transcripts, those of the worst utterances, because a user who
-evaluated a run on a data set asks for them; nothing else of a run's outputs but
-the evaluation's own file does. With `num_worst` 0 it shows none.
+Figures are embedded and nothing is fetched, so that the file can be sent and
+kept. Whatever comes from runs is escaped. It shows transcripts, those of the
+worst utterances, because a user who evaluated a run on a data set asks for
+them; with `num_worst` 0 it shows none.
 """
 
-from collections.abc import Sequence
+import base64
+from collections.abc import Iterator, Sequence
+import html
 import io
 import os
 import re
-import statistics
-from typing import Any, Optional
-
-from matplotlib import figure as figure_lib
+from typing import Optional
 
 from tff_asr import checks
 from tff_asr import files
-from tff_asr.metrics import confidence
 from tff_asr.metrics import word_errors
-from tff_asr.reports import privacy_utility
-from tff_asr.reports import report_page as page_lib
-from tff_asr.reports import report_plots
-from tff_asr.reports import run_record
-from tff_asr.reports import speaker_groups
-from tff_asr.reports import speaker_spread
+from tff_asr.reports import plots
+from tff_asr.reports import runs as runs_lib
+from tff_asr.reports import tables
 
 PAGE = 'report.html'
-_DPI = 110
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; margin: 2em auto;
+  max-width: 64em; padding: 0 1em; }
+h1 { font-size: 1.5em; } h2 { font-size: 1.2em; margin-top: 2em;
+  border-bottom: 1px solid #ccc; } h3 { font-size: 1em; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 0.9em; }
+th, td { padding: 0.25em 0.6em; border-bottom: 1px solid #ddd; }
+th, td { text-align: left; vertical-align: top; }
+td.figure { white-space: nowrap; }
+img { max-width: 100%; }
+pre { background: #f6f6f6; padding: 0.8em; overflow-x: auto;
+  font-size: 0.85em; }
+.bad { color: #a00; font-weight: bold; }
+.words { border-collapse: separate; border-spacing: 0.3em 0; }
+.words td { border: 0; padding: 0 0.2em; text-align: center; }
+.substitute { background: #fbe3b5; } .delete { background: #f6c4c4; }
+.insert { background: #c9dcf7; }
+.note { color: #555; font-size: 0.9em; overflow-wrap: anywhere; }
+.swatch { display: inline-block; width: 0.8em; height: 0.8em; }
+"""
+_GROUPS = (
+    'Groups are what the corpus says of its speakers. Intervals are from a '
+    'bootstrap over the speakers of a group; one speaker has none, and those '
+    'of a few are too narrow. Groups may also differ in what was said and how '
+    'it was recorded.'
+)
+_TRANSCRIPTS = (
+    'People of the evaluated data set said these words: do not pass the page '
+    'on unless the data set may be. --num_worst=0 leaves them out.'
+)
 
 
 def write(
-    paths: Sequence[str],
-    *,
-    output_dir: str,
-    evaluation: str = 'test.json',
-    num_worst: int = 10,
+    rows: Sequence[tables.Row], *, output_dir: str, num_worst: int = 10
 ) -> str:
   """Writes the report of runs.
 
   Args:
-    paths: The runs' folders, at least one; the first is what the others'
-      word error rates are compared with.
+    rows: The runs, at least one row; the first is what the others' word error
+      rates are compared with.
     output_dir: Gets report.html and the PNGs; may exist.
-    evaluation: The file that an evaluation wrote in the runs' folders.
     num_worst: Utterances of each run to show with their transcripts, those with
       the most errors; 0 shows no transcript.
 
@@ -50,260 +72,176 @@ def write(
     The path of the HTML file.
 
   Raises:
-    ValueError: There is no run, or as `run_record.read`.
+    ValueError: The output_dir cannot be written, or num_worst is negative.
   """
-  if not paths:
-    raise ValueError('no run to report on: name the folder of at least one.')
   checks.non_negative_int(num_worst=num_worst)
   checks.output_folders(output_dir=output_dir)
-  runs = run_record.read(paths, evaluation=evaluation)
   os.makedirs(output_dir, exist_ok=True)
-  pictures = _Pictures(output_dir)
-  sections = [
-      ('Runs', _overview(runs)),
-      ('Word errors and loss', [
-          *pictures.add(
-              'word_error_rates', report_plots.word_error_rates(runs)
-          ),
-          *pictures.add('losses', report_plots.losses(runs)),
-      ]),
-      ('Privacy', [
-          *pictures.add('epsilons', report_plots.epsilons(runs)),
-          *pictures.add('privacy_utility', privacy_utility.draw(runs)),
-          *(part for run in runs for part in page_lib.statement_of(run)),
-      ]),
-      ('Clipping and noise (not private)', [
-          *pictures.add('norms', report_plots.norms(runs)),
-          *pictures.add('clipped', report_plots.clipped(runs)),
-          *pictures.add('noise', report_plots.noise(runs)),
-      ]),
-      ('Layers (not private)', [
-          part
-          for run in runs
-          for part in pictures.add(
+  runs = [run for row in rows for run in row.runs]
+
+  def picture(name: str, figure: Optional[plots.Figure]) -> str:
+    return '' if figure is None else _picture(output_dir, name, figure)
+
+  sections = {
+      'Runs': [
+          _table([list(line) for line in zip(*tables.overview(rows))]),
+          _legend(runs),
+      ],
+      'Word errors and loss': [
+          picture('word_error_rates', plots.word_error_rates(runs)),
+          picture('losses', plots.losses(runs)),
+      ],
+      'Privacy': [
+          picture('epsilons', plots.epsilons(runs)),
+          picture('privacy_utility', plots.privacy_utility(runs)),
+          *map(_statement, runs),
+      ],
+      'Clipping and noise (not private)': [
+          picture('norms', plots.norms(runs)),
+          picture('clipped', plots.clipped(runs)),
+          picture('noise', plots.noise(runs)),
+      ],
+      'Layers (not private)': [
+          picture(
               f'layers_{re.sub("[^A-Za-z0-9_.-]", "_", run.name)}',
-              report_plots.layers(run),
+              plots.layers(run),
           )
-      ]),
-      ('Speakers', _speakers(runs, pictures)),
-      ('Utterances with the most errors', _worst(runs, num_worst)),
-      ('Configuration', page_lib.configuration(runs)),
-  ]
-  title = 'Report of ' + ', '.join(run.name for run in runs)
+          for run in runs
+      ],
+      'Speakers': [
+          picture('speakers', plots.speakers(runs)),
+          _table(tables.speaker_spread(runs)),
+          picture('speaker_groups', plots.speaker_groups(runs)),
+          _table(tables.speaker_groups(runs), note=_GROUPS),
+      ],
+      'Utterances with the most errors': list(_worst(runs, num_worst)),
+      'Configuration': [
+          _table(tables.settings(runs), note='Settings in which runs differ.'),
+          *map(_configuration, runs),
+      ],
+  }
   path = os.path.join(output_dir, PAGE)
-  files.write_text(path, page_lib.page(title=title, sections=sections))
+  title = 'Report of ' + ', '.join(row.label for row in rows)
+  files.write_text(path, _page(html.escape(title), sections))
   return path
 
 
-class _Pictures:
-  """Writes figures as PNG and gives them back as HTML."""
-
-  def __init__(self, folder: str):
-    self._folder = folder
-
-  def add(self, name: str, figure: Optional[figure_lib.Figure]) -> list[str]:
-    """The HTML of a figure, or nothing without one."""
-    if figure is None:
-      return []
-    png = io.BytesIO()
-    figure.savefig(png, format='png', dpi=_DPI)
-    with open(os.path.join(self._folder, f'{name}.png'), 'wb') as f:
-      f.write(png.getvalue())
-    return [page_lib.picture(png.getvalue(), name=name)]
-
-
-def _overview(runs: Sequence[run_record.Run]) -> list[str]:
-  """The table of all runs, a column a run."""
-  compared = _differences(runs)
-  rows = [
-      ['kind', *(_kind(run) for run in runs)],
-      ['rounds or steps', *(_progress(run) for run in runs)],
-      ['WER on the test set, %', *(
-          page_lib.percent(run.evaluation and run.evaluation['word_error_rate'])
-          for run in runs
-      )],
-      ['minus the first (95 %)', *compared],
-      ['WER on the dev set, %', *(
-          page_lib.percent(run.last('dev_word_error_rate')) for run in runs
-      )],
-      ['epsilon', *(page_lib.epsilon(run.epsilon) for run in runs)],
-      ['delta', *(
-          page_lib.number(run.privacy and run.privacy['delta']) for run in runs
-      )],
-      ['verdict', *(
-          run.privacy['verdict'] if run.privacy else '' for run in runs
-      )],
-      ['cohort of population', *(_cohort(run) for run in runs)],
-      ['noise multiplier', *(_noise(run) for run in runs)],
-      ['seconds of training', *(
-          page_lib.number(run.results and run.results['seconds'])
-          for run in runs
-      )],
-  ]
-  rows = [row for row in rows if any(row[1:])]
-  colors = [(run.name, report_plots.color_of(runs, run)) for run in runs]
-  return [
-      page_lib.table(['', *(run.name for run in runs)], rows),
-      page_lib.legend(colors) if len(runs) > 1 else '',
-  ]
+def _page(title: str, sections: dict[str, list[str]]) -> str:
+  """The whole file; sections without content are left out."""
+  body = [f'<h1>{title}</h1>']
+  for heading, parts in sections.items():
+    if any(parts):
+      body += [f'<h2>{heading}</h2>', *filter(None, parts)]
+  return '\n'.join([
+      '<!DOCTYPE html>',
+      '<html lang="en"><head><meta charset="utf-8">',
+      '<meta name="viewport" content="width=device-width">',
+      f'<title>{title}</title>',
+      f'<style>{_STYLE}</style></head><body>',
+      *body,
+      '</body></html>\n',
+  ])
 
 
-def _kind(run: run_record.Run) -> str:
-  """What kind of training it was."""
-  if run.unit == 'step':
-    return 'central'
-  groups = (run.privacy or {}).get('groups', ())
-  noises = [group['noise_multiplier'] for group in groups]
-  return 'federated, DP' if any(noises) else 'federated'
+def _picture(folder: str, name: str, figure: plots.Figure) -> str:
+  """Writes a figure to the folder as PNG, and embeds it."""
+  png = io.BytesIO()
+  plots.save(figure, png)
+  with open(os.path.join(folder, f'{name}.png'), 'wb') as f:
+    f.write(png.getvalue())
+  data = base64.b64encode(png.getvalue()).decode()
+  return f'<p><img alt="{name}" src="data:image/png;base64,{data}"></p>'
 
 
-def _progress(run: run_record.Run) -> str:
-  """How far it came, and whether it has ended."""
-  last = max((max(v) for v in run.metrics.values() if v), default=0)
-  return f'{last:,}' if run.results else f'{last:,}, not ended'
+def _note(text: str) -> str:
+  return f'<p class="note">{html.escape(text)}</p>'
 
 
-def _cohort(run: run_record.Run) -> str:
-  """Clients a round, of how many."""
-  groups = (run.privacy or {}).get('groups')
-  if not groups:
+def _table(table: tables.Table, *, note: str = '') -> str:
+  """A table with a remark; nothing if it has no line below its titles."""
+  titles, *lines = table
+  if not lines:
     return ''
-  return f'{groups[-1]["cohort_size"]:,} of {groups[-1]["population"]:,}'
+  shown = [''.join(f'<th>{html.escape(cell)}</th>' for cell in titles)]
+  for first, *cells in lines:
+    shown.append(f'<th>{html.escape(first)}</th>' + ''.join(map(_cell, cells)))
+  inside = '\n'.join(f'<tr>{line}</tr>' for line in shown)
+  return f'<div class="wide"><table>{inside}</table></div>' + (
+      _note(note) if note else ''
+  )
 
 
-def _noise(run: run_record.Run) -> str:
-  """Noise multiplier of the last rounds."""
-  groups = (run.privacy or {}).get('groups')
-  return page_lib.number(groups[-1]['noise_multiplier']) if groups else ''
+def _cell(text: str) -> str:
+  """What begins with a number stays on one line."""
+  kind = 'figure' if re.match(r'[-+.\d]', text) else ''
+  return f'<td class="{kind}">{html.escape(text)}</td>'
 
 
-def _differences(runs: Sequence[run_record.Run]) -> list[str]:
-  """Each run's test WER minus the first run's, where speakers are the same."""
-  cells = []
-  first = runs[0].evaluation
-  for run in runs:
-    here = run.evaluation
-    words = _words(here)
-    if run is runs[0] or not words or words != _words(first):
-      cells.append('')
-      continue
-    estimate, low, high = confidence.difference(
-        *(
-            [speaker_spread.num_wrong(each['speakers'][name]) for name in words]
-            for each in (here, first)
-        ),
-        list(words.values()),
-    )
-    cells.append(
-        f'{100 * estimate:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})'
-    )
-  return cells
-
-
-def _words(evaluated: Optional[dict[str, Any]]) -> dict[str, int]:
-  """Words of each speaker of an evaluation, sorted; none without one."""
-  speakers = {} if evaluated is None else evaluated['speakers']
-  return {name: counts['words'] for name, counts in sorted(speakers.items())}
-
-
-def _speakers(
-    runs: Sequence[run_record.Run], pictures: _Pictures
-) -> list[str]:
-  """How word error rates spread over speakers."""
-  rows = []
-  for run in runs:
-    if run.evaluation is not None:
-      speakers = speaker_spread.by_rate(run.evaluation['speakers'])
-      rows.append([
-          run.name,
-          f'{len(speakers)}',
-          page_lib.percent(speakers[0].rate),
-          page_lib.percent(statistics.median(s.rate for s in speakers)),
-          page_lib.percent(speaker_spread.worst_tenth(speakers)),
-          page_lib.percent(speakers[-1].rate),
-      ])
-  if not rows:
-    return []
-  return [
-      *pictures.add('speakers', report_plots.speakers(runs)),
-      page_lib.table(
-          ['WER by speaker, %', 'speakers', 'best', 'median', 'worst tenth',
-           'worst'],
-          rows,
-      ),
-      page_lib.note(
-          'Worst tenth: all words of the tenth of speakers (at least one) with '
-          'the highest rates.'
-      ),
-      *_groups(runs, pictures),
-  ]
-
-
-def _groups(
-    runs: Sequence[run_record.Run], pictures: _Pictures
-) -> list[str]:
-  """Word error rates of groups of speakers, where there are groups."""
-  by_run = [
-      speaker_groups.by_attribute(run.evaluation) if run.evaluation else {}
+def _legend(runs: plots.Runs) -> str:
+  """The runs' names beside their colours."""
+  if len(runs) == 1:
+    return ''
+  return '<p>' + ' &emsp; '.join(
+      f'<span class="swatch" style="background: {plots.color_of(runs, run)}">'
+      f'</span> {html.escape(run.name)}'
       for run in runs
-  ]
-  labels = speaker_groups.rows(by_run)
-  if not labels:
-    return []
-  rows = [
-      [
-          f'{name}: {value}',
-          speaker_groups.speakers(by_run, name, value),
-          *(_group(groups.get(name, {}).get(value)) for groups in by_run),
-      ]
-      for name, value in labels
-  ]
-  return [
-      *pictures.add('speaker_groups', speaker_groups.draw(runs, by_run)),
-      page_lib.table(
-          ['WER by group, % (95 %)', 'speakers', *(run.name for run in runs)],
-          rows,
-      ),
-      page_lib.note(
-          'Groups are what the corpus says of its speakers. Intervals are from '
-          'a bootstrap over the speakers of a group; one speaker has none, and '
-          'of a few they are too narrow. Groups may also differ in what was '
-          'said and how it was recorded.'
-      ),
-  ]
+  ) + '</p>'
 
 
-def _group(group: Optional[speaker_groups.Group]) -> str:
-  """A group's word error rate with its interval."""
-  if group is None:
+def _statement(run: runs_lib.Run) -> str:
+  """A run's privacy statement; nothing without one."""
+  if not run.statement:
     return ''
-  if group.interval is None:
-    return page_lib.percent(group.rate)
-  low, high = map(page_lib.percent, group.interval)
-  return f'{page_lib.percent(group.rate)} ({low} to {high})'
+  is_private = run.privacy is not None and run.privacy['private']
+  words = '' if is_private else ' <span class="bad">NOT PRIVATE</span>'
+  return (
+      f'<h3>{html.escape(run.name)}{words}</h3>'
+      f'<pre>{html.escape(run.statement)}</pre>'
+  )
 
 
-def _worst(runs: Sequence[run_record.Run], num_worst: int) -> list[str]:
+def _configuration(run: runs_lib.Run) -> str:
+  return (
+      f'<details><summary>config.gin of {html.escape(run.name)}</summary>'
+      f'<pre>{html.escape(run.configuration)}</pre></details>'
+  )
+
+
+def _worst(runs: plots.Runs, num_worst: int) -> Iterator[str]:
   """The utterances with the most errors, aligned."""
-  if not num_worst or all(run.evaluation is None for run in runs):
-    return []
-  parts = [page_lib.note(
-      'These are words that people of the evaluated data set said: do not pass '
-      'the page on unless the data set may be. --num_worst=0 leaves them out.'
-  )]
-  for run in runs:
-    if run.evaluation is None:
-      continue
-    counted = []
-    for each in run.evaluation['hypotheses']:
-      errors = word_errors.count(each['reference'], each['text'])
-      counted.append((errors.errors, errors.words, each))
-    counted.sort(key=lambda row: (-row[0], row[2]['utterance_id']))
-    parts.append(page_lib.heading(run.name))
-    for errors, words, each in counted[:num_worst]:
-      parts.append(page_lib.note(
-          f'{each["utterance_id"]} (speaker {each["client_id"]}): {errors} '
-          f'errors, {words} words'
-      ))
-      parts.append(page_lib.aligned(each['reference'], each['text']))
-  return parts
+  evaluated = [run for run in runs if run.evaluation is not None]
+  if not num_worst or not evaluated:
+    return
+  yield _note(_TRANSCRIPTS)
+  for run in evaluated:
+    counted = [
+        (word_errors.count(each['reference'], each['text']), each)
+        for each in run.evaluation['hypotheses']
+    ]
+    counted.sort(key=lambda pair: (-pair[0].errors, pair[1]['utterance_id']))
+    yield f'<h3>{html.escape(run.name)}</h3>'
+    for errors, each in counted[:num_worst]:
+      yield _note(
+          f'{each["utterance_id"]} (speaker {each["client_id"]}): '
+          f'{errors.errors} errors, {errors.words} words'
+      )
+      yield _aligned(each['reference'], each['text'])
+
+
+def _aligned(reference: str, heard: str) -> str:
+  """An utterance's words above what was heard of them, errors in colour."""
+  pairs = word_errors.align(reference, heard)
+  if not pairs:
+    return _note('(nothing was said, and nothing heard)')
+  lines = {
+      name: ''.join(
+          f'<td class="{pair.kind}">'
+          f'{html.escape(getattr(pair, field)) or "&middot;"}</td>'
+          for pair in pairs
+      )
+      for name, field in (('said', 'reference'), ('heard', 'heard'))
+  }
+  inside = ''.join(
+      f'<tr><th>{name}</th>{line}</tr>' for name, line in lines.items()
+  )
+  return f'<div class="wide"><table class="words">{inside}</table></div>'

@@ -45,10 +45,13 @@ _MAY_CHANGE = re.compile(
 )
 LEDGER = 'ledger.jsonl'
 MODEL = 'model.state'
-_CONFIG = 'config.gin'
+CONFIG = 'config.gin'
 _LOCK = 'run.lock'
 METRICS = 'metrics.csv'
 RESULTS = 'results.json'
+PRIVACY = 'privacy.json'
+STATEMENT = 'privacy.txt'
+TENSORBOARD = 'tensorboard'
 _STATES = 'state'
 # What a run writes besides its configuration and its states.
 FILES = (
@@ -56,8 +59,8 @@ FILES = (
     LEDGER,
     METRICS,
     RESULTS,
-    'privacy.txt',
-    'privacy.json',
+    STATEMENT,
+    PRIVACY,
 )
 
 
@@ -131,7 +134,7 @@ class RunDir:
     if _has_begun(path):
       hardware_fingerprint.check(path)
     else:
-      self.write_text(_CONFIG, configuration)
+      self.write_text(CONFIG, configuration)
       files.write_json(
           hardware_fingerprint.path(path), hardware_fingerprint.describe()
       )
@@ -176,7 +179,7 @@ class RunDir:
             metrics_file.MetricsFile(self.file(METRICS), last=last),
             lambda path: in_csv(path[0]),
         ),
-        tff.program.TensorBoardReleaseManager(self.file('tensorboard')),
+        tff.program.TensorBoardReleaseManager(self.file(TENSORBOARD)),
     ]
 
   def write_model(
@@ -224,11 +227,11 @@ def check_folder(path: str, *, configuration: str) -> None:
   """
   checks.output_folders(output_dir=path)
   _check_free(path)
-  config = os.path.join(path, _CONFIG)
+  config = os.path.join(path, CONFIG)
   if _has_begun(path):
     if not os.path.isfile(config):
       raise ValueError(
-          f'{path} holds a run without its {_CONFIG}: put the file back, or '
+          f'{path} holds a run without its {CONFIG}: put the file back, or '
           'take another output_dir.'
       )
     with open(config, encoding='utf-8', errors='replace') as f:
@@ -236,7 +239,7 @@ def check_folder(path: str, *, configuration: str) -> None:
     return
   # A run that was stopped before its first state has nothing to go on from, so
   # its settings bind nobody; but nothing else is overwritten.
-  marks = [_CONFIG, *FILES]
+  marks = [CONFIG, *FILES]
   if os.path.isdir(os.path.join(path, _STATES)):
     marks = [MODEL, RESULTS]
   found = [name for name in marks if os.path.exists(os.path.join(path, name))]
@@ -268,6 +271,21 @@ def _in_use(folder: str) -> InUseError:
       f'{folder} is in use by process {holder}: wait until it has ended, end '
       'it, or take another output_dir.'
   )
+
+
+def config_file(run: str) -> str:
+  """The file of a run's configuration.
+
+  Raises:
+    ValueError: The folder has none.
+  """
+  path = os.path.join(run, CONFIG)
+  if not os.path.isfile(path):
+    raise ValueError(
+        f'{run} has no {CONFIG}: is it the folder of a run (the output_dir of '
+        'a training program)?'
+    )
+  return path
 
 
 def _has_begun(path: str) -> bool:

@@ -1,0 +1,236 @@
+"""Tests of tff_asr.reports.plots: figures have the values of what they show."""
+
+import math
+import os
+import tempfile
+
+from absl.testing import absltest
+import numpy as np
+
+from tests.reports import run_folders
+from tff_asr.metrics import confidence
+from tff_asr.privacy import epsilon_report
+from tff_asr.reports import plots
+from tff_asr.reports import runs
+
+
+def _plan(noise_multiplier: float) -> epsilon_report.Result:
+  return epsilon_report.solve(
+      cohort_size=10, population=100, noise_multiplier=noise_multiplier,
+      rounds=10,
+  )
+
+
+class PlotsTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = self.enterContext(tempfile.TemporaryDirectory())
+
+  def read(self, name: str, **content) -> runs.Run:
+    return run_folders.read(os.path.join(self.root, name), **content)
+
+  def seed(self) -> runs.Run:
+    return self.read(
+        'seed',
+        settings={'NUM_STEPS': '20'},
+        metrics={
+            'train_loss': {10: 9.0, 20: 8.0},
+            'dev_word_error_rate': {10: 0.9, 20: 0.8},
+        },
+        errors={'ann': (3, 4), 'bob': (5, 8)},
+    )
+
+  def private(self, name: str = 'private', **content) -> runs.Run:
+    rounds = range(1, 4)
+    return self.read(name, **dict(
+        settings={'NUM_ROUNDS': '3', 'TARGET_EPSILON': '2000'},
+        metrics={
+            'not_private/train_loss': {n: 9.0 - n for n in rounds},
+            'dev_word_error_rate': {3: 0.4},
+            'dev_loss': {3: 5.5},
+            'epsilon': {n: 400.0 * n for n in rounds},
+            'not_private/delta_norm': {1: 2.0, 2: math.nan, 3: 1.0},
+            'not_private/clipped_clients': {n: 0.75 for n in rounds},
+            'not_private/signal_norm': {n: 0.2 for n in rounds},
+            'aggregator/noise_norm': {n: 0.1 for n in rounds},
+        },
+        privacy=run_folders.privacy(epsilon=1234.5),
+    ) | content)
+
+  def test_curves_have_the_values_of_the_metrics(self):
+    both = [self.seed(), self.private()]
+    rounds, steps = plots.word_error_rates(both).axes
+    self.assertEqual(list(rounds.lines[0].get_xdata()), [3])
+    self.assertEqual(list(rounds.lines[0].get_ydata()), [40])
+    self.assertEqual(list(steps.lines[0].get_ydata()), [90, 80])
+    figures = {
+        plots.epsilons: [[400, 800, 1200], [2000, 2000]],
+        # A round of nobody has no mean.
+        plots.norms: [[2, 1]],
+        plots.clipped: [[75, 75, 75]],
+        plots.noise: [[0.2, 0.2, 0.2], [0.1, 0.1, 0.1]],
+        plots.speakers: [[62.5, 75]],
+    }
+    for draw, curves in figures.items():
+      (axes,) = draw(both).axes
+      self.assertEqual([list(line.get_ydata()) for line in axes.lines], curves)
+    (axes,) = plots.norms(both).axes
+    self.assertEqual(list(axes.lines[0].get_xdata()), [1, 3])
+
+  def test_each_run_is_in_the_legend_once(self):
+    # The seed model has no loss on the dev set, the other run both.
+    (legend,) = plots.losses([self.seed(), self.private()]).legends
+    self.assertCountEqual(
+        [text.get_text() for text in legend.get_texts()], ['seed', 'private']
+    )
+
+  def test_what_no_run_has_is_no_figure(self):
+    run = self.read('run')
+    for draw in (
+        plots.word_error_rates, plots.losses, plots.epsilons, plots.norms,
+        plots.clipped, plots.noise, plots.speakers, plots.speaker_groups,
+        plots.privacy_utility,
+    ):
+      self.assertIsNone(draw([run]))
+    self.assertIsNone(plots.layers(run))
+
+  def test_runs_have_colors_of_their_own(self):
+    many = [self.read(str(number)) for number in range(12)]
+    for some in (many[:10], many):
+      self.assertLen({plots.color_of(some, run) for run in some}, len(some))
+
+  def test_layers_are_means_over_rounds(self):
+    run = self.private()
+    run.layers.update(
+        layer_norm={'a': {1: 1.0, 2: 3.0}, 'b': {1: math.nan, 2: 5.0}},
+        clipped_layer_norm={'a': {1: 0.5}, 'b': {2: 2.0}},
+        layer_clipped={'a': {1: 0.0, 2: 0.5}, 'b': {2: 1.0}},
+    )
+    left, right = plots.layers(run).axes
+    self.assertEqual(list(left.lines[0].get_xdata()), [2.0, 5.0])
+    self.assertEqual(list(left.lines[1].get_xdata()), [0.5, 2.0])
+    self.assertEqual([bar.get_width() for bar in right.patches], [25, 100])
+    labels = [label.get_text() for label in left.get_yticklabels()]
+    self.assertEqual(labels, ['a', 'b'])
+
+  def test_groups_of_speakers_have_points_and_intervals(self):
+    long = 'a$b$c ' * 20
+    content = dict(
+        errors={'a': (1, 10), 'b': (5, 10), 'c': (2, 40)},
+        attributes={
+            'a': {'accent': long}, 'b': {'accent': long}, 'c': {'accent': 'us'}
+        },
+    )
+    first, second = self.read('a', **content), self.read('b', **content)
+    figure = plots.speaker_groups([first, self.seed(), second])
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    self.assertStartsWith(labels[0], r'accent: a\$b\$c')
+    self.assertEndsWith(labels[0], '… (2)')
+    self.assertEqual(labels[1], 'accent: us (1)')
+    # Runs are beside each other; 6 of 20 and 2 of 40 words.
+    for line in axes.lines:
+      np.testing.assert_allclose(line.get_xdata(), [30, 5])
+    heights = [line.get_ydata() for line in axes.lines]
+    np.testing.assert_allclose(heights[1] - heights[0], 0.35)
+    # Either speaker drawn twice: 1 or 5 of 10; one speaker has no interval.
+    self.assertLen(axes.collections, 2)
+    for interval, points in zip(axes.collections, heights):
+      ((start, end),) = interval.get_segments()
+      np.testing.assert_allclose([start[0], end[0]], [10, 50])
+      self.assertEqual(start[1], points[0])
+
+  def test_own_operation_is_measured_and_larger_ones_are_extrapolated(self):
+    own, *others = plots.operations(self.private())
+    self.assertEqual(own, (1234.5, 0.4, 100, False))
+    self.assertNotEmpty(others)
+    for growth, each in zip((10, 100, 1000, 10_000, 100_000), others):
+      # The same noise on the mean: 0.1 / 10; the same share of clients.
+      expected = epsilon_report.solve(
+          cohort_size=10 * growth,
+          population=100 * growth,
+          sigma_mean=0.01,
+          rounds=20,
+          delta=1e-3,
+      )
+      self.assertEqual(each[1:], (0.4, 100 * growth, True))
+      self.assertAlmostEqual(each.epsilon, expected.epsilon, places=6)
+    # No further than to an epsilon of use.
+    self.assertLessEqual(others[-1].epsilon, 1.0)
+    self.assertGreater(others[-2].epsilon, 1.0)
+
+  def test_what_is_not_extrapolated(self):
+    infinite = self.private('inf', privacy=run_folders.privacy(epsilon='inf'))
+    self.assertEqual(plots.operations(infinite), [(math.inf, 0.4, 100, False)])
+    self.assertIsNone(plots.privacy_utility([infinite]))
+    several = run_folders.privacy()
+    several['groups'] *= 2
+    # The test set goes before the dev set.
+    run = self.private('several', privacy=several, errors={'ann': (1, 4)})
+    self.assertEqual(plots.operations(run), [(1000.0, 0.25, 100, False)])
+    self.assertEqual(plots.operations(self.private('none', metrics={})), [])
+
+  def test_privacy_utility_marks_what_is_extrapolated(self):
+    both = [
+        self.private(),
+        self.private('plain', privacy=run_folders.privacy(epsilon='inf')),
+    ]
+    (axes,) = plots.privacy_utility(both).axes
+    self.assertIn('hollow: extrapolated', axes.get_title())
+    self.assertIn(epsilon_report.ASSUMED, axes.get_title())
+    by_style = {
+        line.get_fillstyle(): line
+        for line in axes.lines if line.get_marker() == 'o'
+    }
+    self.assertEqual(list(by_style['full'].get_xdata()), [1234.5])
+    self.assertEqual(list(by_style['full'].get_ydata()), [40.0])
+    self.assertEqual(
+        list(by_style['none'].get_xdata()),
+        [each.epsilon for each in plots.operations(both[0])[1:]],
+    )
+    labels = axes.get_legend_handles_labels()[1]
+    self.assertEqual(labels, ['private', 'plain (no DP)'])
+
+  def test_epsilon_falls_as_the_population_grows(self):
+    plan = _plan(1.0)
+    (axes,) = plots.epsilon_by_population([plan], largest_population=7000).axes
+    curve, mark, *_ = axes.lines
+    self.assertEqual(list(mark.get_xdata()), [100])
+    self.assertEqual(list(mark.get_ydata()), [plan.epsilon])
+    self.assertEqual(curve.get_xdata()[0], 100)
+    self.assertEqual(curve.get_xdata()[-1], 7000)
+    self.assertEqual(curve.get_ydata()[0], plan.epsilon)
+    self.assertTrue(all(np.diff(curve.get_ydata()) < 0))
+    with self.assertRaisesRegex(ValueError, 'no finite epsilon'):
+      plots.epsilon_by_population([_plan(0.0)])
+
+  def test_experiments_along_numbers_have_their_gaps_beside(self):
+    points = [plots.Point(1, 0.5, 0.1), plots.Point(4, 0.25, math.nan)]
+    gap = confidence.Interval(0.1, 0.05, 0.2)
+    left, right = plots.along(
+        {'a': points}, lines={'seed': 0.75}, gaps={4: gap}, label='clients'
+    ).axes
+    line, (curve, *_) = left.lines[0], left.containers[0]
+    self.assertEqual(list(line.get_ydata()), [75, 75])
+    self.assertEqual(list(curve.get_xdata()), [1, 4])
+    self.assertEqual(list(curve.get_ydata()), [50, 25])
+    self.assertEqual(left.get_xscale(), 'log')
+    self.assertEqual(list(right.containers[0][0].get_ydata()), [10])
+    ((low, high),) = right.containers[0][2][0].get_segments()
+    np.testing.assert_allclose([low[1], high[1]], [5, 20])
+
+  def test_experiments_along_words(self):
+    points = [plots.Point(x, 0.5, math.nan) for x in ('LAMB', 'SGD')]
+    (axes,) = plots.along({'': points}, lines={}, gaps={}, label='y').axes
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    self.assertEqual(labels, ['LAMB', 'SGD'])
+    path = os.path.join(self.root, 'x.png')
+    plots.save(axes.figure, path)
+    with open(path, 'rb') as f:
+      self.assertStartsWith(f.read(), b'\x89PNG')
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,140 @@
+"""Tests of tff_asr.reports.runs."""
+
+import asyncio
+import os
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import tensorflow_federated as tff
+
+from tests.reports import run_folders
+from tff_asr.reports import runs
+
+
+class RunsTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = self.enterContext(tempfile.TemporaryDirectory())
+
+  def write(self, name: str, **content) -> str:
+    return run_folders.write(os.path.join(self.root, name), **content)
+
+  def release(self, folder: str, metrics: dict[str, float], *keys: int) -> str:
+    """Writes metrics to a new file of TensorBoard; returns its folder."""
+    folder = os.path.join(folder, 'tensorboard')
+    manager = tff.program.TensorBoardReleaseManager(folder)
+    for key in keys:
+      asyncio.run(manager.release(metrics, key=key))
+    manager._summary_writer.close()  # pylint: disable=protected-access
+    return folder
+
+  def test_reads_what_the_folder_has(self):
+    folder = self.write(
+        'run',
+        settings={'NUM_ROUNDS': '3', 'RUNS': "\\\n    ['a',\n     'b']"},
+        metrics={
+            'not_private/train_loss': {1: 4.0, 2: 3.0}, 'dev_loss': {2: 5}
+        },
+        privacy=run_folders.privacy(epsilon=12.5),
+        errors={'bob': (0, 4), 'ann': (1, 4)},
+    )
+    (run,) = runs.read([folder])
+    self.assertEqual((run.name, run.unit, run.num_done), ('run', 'round', 2))
+    self.assertEqual(run.settings['RUNS'], "\\\n    ['a',\n     'b']")
+    self.assertEqual(run.metric('train_loss'), {1: 4.0, 2: 3.0})
+    self.assertEqual(run.last('train_loss'), 3.0)
+    self.assertEqual(run.metric('dev_loss'), {2: 5.0})
+    self.assertEqual(run.epsilon, 12.5)
+    self.assertEqual(run.rounds['cohort_size'], 10)
+    self.assertIn('NOT PRIVATE', run.statement)
+    self.assertEqual(
+        list(run.speakers.items()),
+        [('ann', (1, 0, 0, 4)), ('bob', (0, 0, 0, 4))],
+    )
+    self.assertEqual(run.test_errors.rate, 0.125)
+
+  def test_what_is_missing_is_none(self):
+    run = run_folders.read(os.path.join(self.root, 'run'))
+    self.assertEqual((run.unit, run.num_done), ('step', 0))
+    for missing in (run.results, run.epsilon, run.evaluation, run.last('x')):
+      self.assertIsNone(missing)
+    for empty in (
+        run.statement, run.layers, run.speakers, run.rounds, run.metric('x')
+    ):
+      self.assertEmpty(empty)
+
+  def test_layers_come_from_tensorboard_and_the_later_release_counts(self):
+    folder = self.write('run')
+    for value in (1.0, 2.0):
+      self.release(
+          folder,
+          {
+              'not_private/layer_norm/block_00/ln1': value,
+              'not_private/clipped_layer_norm/head': 3.0,
+              'not_private/layer_clipped/head': 0.5,
+              'not_private/delta_norm': 7.0,
+          },
+          4,
+      )
+    (run,) = runs.read([folder])
+    self.assertEqual(
+        run.layers,
+        {
+            'layer_norm': {'block_00/ln1': {4: 2.0}},
+            'clipped_layer_norm': {'head': {4: 3.0}},
+            'layer_clipped': {'head': {4: 0.5}},
+        },
+    )
+
+  def test_a_torn_record_of_tensorboard_ends_what_is_read(self):
+    folder = self.write('run')
+    events = self.release(folder, {'x/layer_norm/a': 1.0}, 1, 2)
+    path = os.path.join(events, *os.listdir(events))
+    os.truncate(path, os.path.getsize(path) - 3)
+    (run,) = runs.read([folder])
+    self.assertEqual(run.layers, {'layer_norm': {'a': {1: 1.0}}})
+
+  def test_names_tell_runs_apart(self):
+    folders = [self.write(name) for name in ('a/x', 'b/x', 'b/y')]
+    self.assertEqual(
+        [run.name for run in runs.read(folders)], ['a/x', 'b/x', 'b/y']
+    )
+
+  def test_bad_folders_are_named_together(self):
+    good = self.write('good')
+    with self.assertRaisesRegex(ValueError, 'good is given more than once'):
+      runs.read([good, good + '/'])
+    with self.assertRaisesRegex(ValueError, 'x has no config.*\n.*y has no'):
+      runs.read([os.path.join(self.root, name) for name in ('x', 'good', 'y')])
+
+  @parameterized.parameters(
+      ('test.json', '{', 'test.json is damaged'),
+      ('test.json', '3', 'test.json is damaged'),
+      ('test.json', '{"a": 1}', 'it has no speakers'),
+      ('test.json', '{"speakers": 3, "hypotheses": []}', 'json is damaged'),
+      ('test.json', '{"speakers": {}, "hypotheses": []}', 'no words'),
+      (
+          'test.json',
+          '{"speakers": {"a": {"wrong": 1}}, "hypotheses": []}',
+          'test.json is damaged',
+      ),
+      ('privacy.json', '[]', 'it has no epsilon'),
+      ('results.json', '{}', 'it has no seconds'),
+      ('metrics.csv', 'round,a\n1,x\n', 'metrics.csv is damaged'),
+      ('metrics.csv', None, 'has no metrics.csv'),
+  )
+  def test_damaged_files_are_named(self, name, text, message):
+    path = os.path.join(self.write('run'), name)
+    if text is None:
+      os.remove(path)
+    else:
+      with open(path, 'w', encoding='utf-8') as f:
+        f.write(text)
+    with self.assertRaisesRegex(ValueError, message):
+      runs.read([os.path.join(self.root, 'run')])
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,114 @@
+"""Tests of tff_asr.reports.speakers and of the tables made of them."""
+
+from absl.testing import absltest
+import numpy as np
+
+from tff_asr.metrics import word_errors
+from tff_asr.reports import runs
+from tff_asr.reports import speakers
+from tff_asr.reports import tables
+
+
+def _run(errors, attributes=None, *, name='run') -> runs.Run:
+  """Of each speaker wrong words and words; and what is known of them."""
+  return runs.Run(
+      name=name, path=name, configuration='', settings={}, metrics={},
+      evaluation={} if attributes is None else {'attributes': attributes},
+      speakers={
+          each: word_errors.WordErrors(substitutions=wrong, words=words)
+          for each, (wrong, words) in errors.items()
+      },
+  )
+
+
+def _ones(values: dict[str, int], attribute: str, **options) -> runs.Run:
+  """So many speakers of each value, one of two words wrong."""
+  names = [f'{v}{i}' for v, count in values.items() for i in range(count)]
+  return _run(
+      {name: (1, 2) for name in names},
+      {name: {attribute: name.rstrip('0123456789')} for name in names},
+      **options,
+  )
+
+
+class SpreadTest(absltest.TestCase):
+
+  def test_speakers_are_sorted_and_those_without_words_left_out(self):
+    found = speakers.by_rate(_run({'a': (5, 10), 'b': (1, 10), 'c': (3, 0)}))
+    self.assertEqual([each.rate for each in found], [0.1, 0.5])
+
+  def test_worst_tenth_by_hand(self):
+    # Two of twenty: 9 of 10 and 20 of 40 words wrong, so 29 of 50.
+    many = {str(i): (1, 100) for i in range(18)} | {'x': (9, 10), 'y': (20, 40)}
+    self.assertEqual(
+        tables.speaker_spread([_run({}), _run(many)])[1:],
+        [['run', '20', '1.0', '1.0', '58.0', '90.0']],
+    )
+    # One speaker at least.
+    found = speakers.by_rate(_run({'a': (1, 4), 'b': (3, 4)}))
+    self.assertEqual(speakers.worst_tenth(found), 0.75)
+
+
+class GroupsTest(absltest.TestCase):
+
+  def test_rates_by_hand(self):
+    # Who has no words, e, is of no group. Accents have one group: left out.
+    groups = speakers.groups(_run(
+        {'a': (1, 10), 'b': (5, 10), 'c': (2, 40), 'd': (3, 4), 'e': (9, 0)},
+        {
+            'a': {'gender': 'female', 'accent': 'us'},
+            'b': {'gender': 'female', 'accent': 'us'},
+            'c': {'gender': 'male'},
+            'e': {'gender': 'other'},
+        },
+    ))
+    self.assertEqual(list(groups), ['gender'])
+    self.assertEqual(
+        list(groups['gender']), ['female', 'male', speakers.NOT_KNOWN]
+    )
+    female, male, unknown = groups['gender'].values()
+    # 6 of 20 words; either speaker may be drawn twice: 1 or 5 of 10.
+    self.assertAlmostEqual(female.rate, 0.3)
+    np.testing.assert_allclose(female.interval, [0.1, 0.5])
+    self.assertEqual(female.num_speakers, 2)
+    # One speaker: 2 of 40 words, and nobody to compare with.
+    self.assertEqual(male, (0.05, None, 1))
+    self.assertEqual(unknown, (0.75, None, 1))
+
+  def test_one_group_or_none_is_nothing_to_compare(self):
+    for attributes in (
+        None, {}, {'a': {'x': 'y'}}, {name: {'x': 'y'} for name in 'ab'}
+    ):
+      run = _run({'a': (1, 10), 'b': (5, 10)}, attributes)
+      self.assertEqual(speakers.groups(run), {})
+
+  def test_the_largest_come_first_and_small_ones_together(self):
+    counts = {chr(ord('a') + i): 1 + i % 3 for i in range(14)}
+    (groups,) = speakers.groups(_ones(counts, 'accent')).values()
+    # Of three speakers c, f, i, l; of two b, e, h, k, n; of one a, d, g, j, m.
+    self.assertEqual(list(groups), [*'cfilbehknadg', '2 smaller groups'])
+    self.assertEqual(groups['2 smaller groups'].num_speakers, 2)
+
+  def test_ages_come_from_young_to_old(self):
+    counts = {'fifties': 3, 'teens': 1, 'unheard of': 9, 'twenties': 2}
+    (groups,) = speakers.groups(_ones(counts, 'age')).values()
+    self.assertEqual(
+        list(groups), ['teens', 'twenties', 'fifties', 'unheard of']
+    )
+
+  def test_table_of_runs_that_were_evaluated_on_other_speakers(self):
+    table = tables.speaker_groups([
+        _run({}, name='none'),
+        _ones({'us': 2, 'uk': 1}, 'accent', name='a'),
+        _ones({'us': 5, 'nz': 3}, 'accent', name='b'),
+    ])
+    self.assertEqual(table, [
+        ['WER by group, % (95 %)', 'speakers', 'none', 'a', 'b'],
+        ['accent: us', '2, 5', '', *(['50.0 (50.0 to 50.0)'] * 2)],
+        ['accent: uk', '1', '', '50.0', ''],
+        ['accent: nz', '3', '', '', '50.0 (50.0 to 50.0)'],
+    ])
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,149 @@
+"""Tests of tff_asr.reports.tables."""
+
+import os
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tests.reports import run_folders
+from tff_asr.metrics import confidence
+from tff_asr.reports import tables
+
+
+class TablesTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = self.enterContext(tempfile.TemporaryDirectory())
+
+  def run_(self, name: str, *wrong: int, epsilon=None, **content):
+    """A run with so many of ten words wrong of each speaker."""
+    if epsilon is not None:
+      content['privacy'] = run_folders.privacy(epsilon=epsilon)
+    return run_folders.read(
+        os.path.join(self.root, name),
+        errors={s: (count, 10) for s, count in zip('abc', wrong)} or None,
+        **{'results': {'seconds': 10.0}} | content,
+    )
+
+  def overview(self, *rows: tables.Row) -> dict[str, list[str]]:
+    """Its columns, by title."""
+    titles, *lines = tables.overview(rows)
+    return dict(zip(titles, map(list, zip(*lines))))
+
+  def test_rows_by_hand(self):
+    found = self.overview(
+        tables.Row('seed', [self.run_('seed', 8, 6)]),
+        tables.Row('pair', [
+            self.run_('x', 4, 2, epsilon=3.5, settings={'NUM_ROUNDS': '9'}),
+            self.run_('y', 6, 4, epsilon='inf', results={'seconds': 30.0}),
+        ]),
+        tables.Row('others', [self.run_('z', 8, results=None)]),
+    )
+    self.assertEqual(found, {
+        '': ['seed', 'pair', 'others'],
+        'kind': ['central', 'federated, DP', 'central'],
+        'rounds or steps': ['0', '0', '0, not ended'],
+        # Speakers' mean errors are 5 and 3: 8 of 20 words. Rates .3 and .5:
+        # standard deviation .1 sqrt(2).
+        'WER %': ['70.0', '40.0 +- 14.1', '80.0'],
+        # Both speakers gain three words of ten: no doubt.
+        'minus seed (95 %)': ['', '-30.0 (-30.0 to -30.0)', ''],
+        'epsilon': ['', 'infinite', ''],
+        'private': ['', 'NOT PRIVATE', ''],
+        'cohort of population': ['', '10 of 100', ''],
+        'noise multiplier': ['', '0.1', ''],
+        'seconds': ['10', '20', ''],
+    })
+
+  def test_pretraining_by_hand(self):
+    run = self.run_(
+        'pretrained',
+        # The first step compiles, the evaluated ones take longer.
+        metrics={
+            'not_private/seconds': {1: 90.0, 2: 9.0, 3: 2.0, 4: 4.0, 5: 9.0},
+            'dev_accuracy': {2: 0.04, 5: 0.125},
+            'dev_most_frequent': {2: 0.05, 5: 0.05},
+            'dev_loss': {2: 5.5, 5: 4.25},
+            'dev_prediction_perplexity': {2: 1.0, 5: 7.5},
+            'dev_label_perplexity': {2: 80.0, 5: 80.0},
+        },
+        results={'seconds': 1, 'trained_parameters': 1234},
+    )
+    found = self.overview(tables.Row('ours', [run]))
+    self.assertEqual(
+        {title: cell for title, (cell,) in found.items()},
+        {
+            '': 'ours',
+            'kind': 'pre-training',
+            'rounds or steps': '5',
+            'dev loss': '4.250',
+            'masked accuracy %': '12.5 (most frequent 5.0)',
+            'labels predicted': '7.5 of 80.0',
+            'trained parameters': '1,234',
+            's a round or step': '3.00',
+            'seconds': '1',
+        },
+    )
+
+  def test_contrast_by_hand(self):
+    seed = tables.Row('seed', [self.run_('seed', 8, 6)])
+    pair = tables.Row('pair', [self.run_('x', 4, 2), self.run_('y', 6, 4)])
+    # The pair's mean errors are 5 and 3, minus twice 8 and 6: -11 and -9.
+    self.assertEqual(
+        tables.contrast([(pair, 1, 0.01), (seed, -2, 0.005)]),
+        confidence.contrast(
+            [-11, -9], [10, 10], seed_variance=0.01 + 4 * 0.005
+        ),
+    )
+    other = tables.Row('other', [self.run_('other', 8)])
+    with self.assertRaisesRegex(ValueError, 'other was evaluated on other'):
+      tables.contrast([(seed, 1, 0), (other, -1, 0)])
+
+  def test_runs_of_a_row_must_have_the_same_speakers(self):
+    for name, wrong in (('few', (1,)), ('none', ())):
+      row = tables.Row('both', [self.run_(f'{name}_1', 1, 2),
+                                self.run_(f'{name}_2', *wrong)])
+      with self.assertRaisesRegex(ValueError, 'both were not all evaluated'):
+        tables.overview([row])
+
+  def test_rows_are_parsed_in_order(self):
+    a, b, c = (self.run_(name, 1).path for name in 'abc')
+    rows = tables.parse([f'z = .5={b},{a}', c])
+    self.assertEqual(
+        [(row.label, [run.name for run in row.runs]) for row in rows],
+        [('z = .5', ['b', 'a']), ('c', ['c'])],
+    )
+
+  @parameterized.parameters(
+      (['a='], "'a=' has no run"),
+      (['a=x', 'a=y'], "the label 'a' comes twice"),
+      (['x', 'a=y'], 'x has no config.gin.*\n.*y has no config.gin'),
+  )
+  def test_bad_rows(self, texts, message):
+    with self.assertRaisesRegex(ValueError, message):
+      tables.parse(texts)
+
+  def test_settings_that_differ(self):
+    runs = [
+        self.run_('a', settings={'SEED': '1', 'DIM': '8'}),
+        self.run_('b', settings={'SEED': '1'}),
+    ]
+    self.assertEqual(
+        tables.settings(runs), [['', 'a', 'b'], ['DIM', '8', '']]
+    )
+
+  def test_markdown_by_hand(self):
+    self.assertEqual(
+        tables.markdown([['', 'WER %'], ['a|b', '9']]),
+        '|      | WER % |\n|------|-------|\n| a\\|b | 9     |',
+    )
+
+  def test_numbers(self):
+    found = list(map(tables.number, (None, float('nan'), 0.12345, 12345.6)))
+    self.assertEqual(found, ['', '', '0.123', '12,346'])
+
+
+if __name__ == '__main__':
+  absltest.main()

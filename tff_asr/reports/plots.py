@@ -1,0 +1,678 @@
+"""Figures: of a report's runs, of plans and of experiments.
+
+Functions of runs return None where no run has what they show. A run has one
+colour in all figures. Nothing goes through pyplot, which looks for a display.
+"""
+
+from collections.abc import Mapping, Sequence
+import itertools
+import math
+from typing import NamedTuple, Optional
+
+import matplotlib
+from matplotlib import axes as axes_lib
+from matplotlib import figure as figure_lib
+from matplotlib import ticker
+import numpy as np
+
+from tff_asr import checks
+from tff_asr.metrics import confidence
+from tff_asr.privacy import accounting
+from tff_asr.privacy import epsilon_report
+from tff_asr.privacy import statement
+from tff_asr.reports import runs as runs_lib
+from tff_asr.reports import speakers as speakers_lib
+
+_WIDTH = 9.0
+_HEIGHT = 4.2
+_PANEL_HEIGHT = 3.2
+_LEGEND_COLUMNS = 5
+_MAX_NAMED_LAYERS = 60
+_MAX_LABEL = 45
+_POINTS_PER_DECADE = 6
+# How many times the population, until epsilon is useful.
+_GROWTHS = (10, 100, 1_000, 10_000, 100_000)
+_ENOUGH = 1.0
+_LINES = ('--', ':', '-.')
+
+Runs = Sequence[runs_lib.Run]
+Figure = figure_lib.Figure
+
+
+class Operation(NamedTuple):
+  """A run's trade of words for privacy, or what it would be in a larger one.
+
+  Attributes:
+    epsilon: Infinite without noise.
+    word_error_rate: Measured; assumed where extrapolated.
+    population: Private clients.
+    is_extrapolated: Whether the word error rate is assumed.
+  """
+
+  epsilon: float
+  word_error_rate: float
+  population: int
+  is_extrapolated: bool
+
+
+class Point(NamedTuple):
+  """A measured word error rate of an experiment.
+
+  Attributes:
+    x: Where: a number of a logarithmic axis, or a word of an axis of words.
+    rate: The word error rate.
+    deviation: Its standard deviation over random seeds; NaN: not known.
+  """
+
+  x: float | str
+  rate: float
+  deviation: float
+
+
+def word_error_rates(runs: Runs) -> Optional[Figure]:
+  """Word error rate on the dev set, over rounds and steps."""
+  return _over_time(
+      runs,
+      {'dev_word_error_rate': ''},
+      label='WER on the dev set, %',
+      scale=100,
+  )
+
+
+def losses(runs: Runs) -> Optional[Figure]:
+  """Loss in training and on the dev set, over rounds and steps."""
+  return _over_time(
+      runs,
+      {'dev_loss': 'dev set', 'train_loss': 'training (not private)'},
+      label='loss',
+  )
+
+
+def epsilons(runs: Runs) -> Optional[Figure]:
+  """Epsilon of the ledger over rounds; runs without noise have none."""
+  shown = [
+      run for run in runs
+      if (values := run.metric('epsilon').values())
+      and all(map(math.isfinite, values))
+  ]
+  if not shown:
+    return None
+  figure, axes = _figure()
+  for run in shown:
+    rounds, values = _points(run.metric('epsilon'))
+    axes.plot(rounds, values, color=color_of(runs, run), label=run.name)
+  targets = {run.settings.get('TARGET_EPSILON', 'None') for run in shown}
+  for target in sorted(map(float, targets - {'None'})):
+    axes.axhline(target, color='gray', linestyle=':', linewidth=1)
+    axes.annotate(
+        f'target {target:g}', (1, target), xycoords=('axes fraction', 'data'),
+        ha='right', va='bottom', color='gray', fontsize='small',
+    )
+  axes.set_yscale('log')
+  axes.set_xlabel('round')
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  axes.set_ylabel('epsilon spent (RDP)')
+  _legend(figure, [axes])
+  return figure
+
+
+def norms(runs: Runs) -> Optional[Figure]:
+  """Norms of clients' updates before and after clipping, beside the clip."""
+  return _panels(
+      runs,
+      {
+          'delta_norm': ('before clipping', 'C0-'),
+          'clipped_delta_norm': ('after clipping', 'C1-'),
+          'aggregator/dp_query_metrics/l2_norm_clip': ('clip C', 'k:'),
+      },
+      label="norm of a client's update",
+  )
+
+
+def clipped(runs: Runs) -> Optional[Figure]:
+  """Share of clients, and of layers, that clipping changed."""
+  return _panels(
+      runs,
+      {
+          'clipped_clients': ('clients', 'C0-'),
+          'clipped_layers': ('layers of clients', 'C1-'),
+      },
+      label='share clipped, %',
+      scale=100,
+  )
+
+
+def noise(runs: Runs) -> Optional[Figure]:
+  """Norm of the mean of clipped updates beside that of the noise on it."""
+  return _panels(
+      runs,
+      {
+          'signal_norm': ('signal: the mean without noise', 'C0-'),
+          'aggregator/noise_norm': ('noise on it, expected', 'C3-'),
+          'finalizer/update_norm': ('their sum, the update', 'C2--'),
+      },
+      label='norm',
+  )
+
+
+def layers(run: runs_lib.Run) -> Optional[Figure]:
+  """Norms of a run's layers before and after clipping, mean over its rounds."""
+  before, after, shares = (
+      _means(run.layers.get(name, {}))
+      for name in ('layer_norm', 'clipped_layer_norm', 'layer_clipped')
+  )
+  if not before:
+    return None
+  names = sorted(before)
+  heights = np.arange(len(names))
+  figure, (left, right) = _figure(
+      1, 2,
+      height=max(_HEIGHT, 0.19 * min(len(names), 4 * _MAX_NAMED_LAYERS) + 1),
+      sharey=True, gridspec_kw={'width_ratios': [3, 1]},
+  )
+  left.plot([before[n] for n in names], heights, 'C0o', label='before clipping')
+  if after:
+    left.plot(
+        [after.get(n, math.nan) for n in names],
+        heights, 'C1|', markersize=9, markeredgewidth=2, label='after clipping',
+    )
+  if all(value > 0 for value in before.values()):
+    left.set_xscale('log')
+  left.set_xlabel("norm of a client's update, mean over clients and rounds")
+  left.legend(fontsize='small')
+  right.barh(heights, [100 * shares.get(n, math.nan) for n in names])
+  right.set_xlim(0, 100)
+  right.set_xlabel('clients clipped, %')
+  left.set_yticks(heights, names, fontsize='x-small')
+  left.set_ylim(len(names) - 0.5, -0.5)
+  figure.suptitle(f'{run.name} (not private)', fontsize='medium')
+  return figure
+
+
+def speakers(runs: Runs) -> Optional[Figure]:
+  """Word error rates of speakers from best to worst, the worst tenth marked."""
+  shown = [run for run in runs if run.speakers]
+  if not shown:
+    return None
+  figure, axes = _figure()
+  for run in shown:
+    rates = [100 * each.rate for each in speakers_lib.by_rate(run)]
+    axes.plot(
+        100 * (np.arange(len(rates)) + 0.5) / len(rates), rates, '.-',
+        color=color_of(runs, run), label=run.name,
+    )
+  axes.axvspan(90, 100, color='gray', alpha=0.15)
+  axes.text(95, 0.02, 'worst tenth', ha='center', fontsize='small',
+            transform=axes.get_xaxis_transform())
+  axes.set_xlim(0, 100)
+  axes.set_xlabel('speakers from best to worst, %')
+  axes.set_ylabel('WER of the speaker, %')
+  _legend(figure, [axes])
+  return figure
+
+
+def speaker_groups(runs: Runs) -> Optional[Figure]:
+  """Word error rates of groups of speakers with their intervals."""
+  shown = [(run, found) for run in runs if (found := speakers_lib.groups(run))]
+  if not shown:
+    return None
+  labels = speakers_lib.labels([found for _, found in shown])
+  # Rows from above, with space between attributes; runs side by side.
+  heights = {}
+  for number, (attribute, value, _) in enumerate(labels):
+    num_attributes = len({each for each, _, _ in labels[: number + 1]})
+    heights[attribute, value] = number + 0.5 * (num_attributes - 1)
+  last = max(heights.values())
+  figure, axes = _figure(height=1.8 + 0.15 * max(2, len(shown)) * (last + 1))
+  for number, (run, found) in enumerate(shown):
+    offset = 0.7 * ((number + 0.5) / len(shown) - 0.5)
+    color = color_of(runs, run)
+    places = [
+        (group, heights[attribute, value] + offset)
+        for attribute, by_value in found.items()
+        for value, group in by_value.items()
+    ]
+    axes.plot(
+        [100 * group.rate for group, _ in places],
+        [height for _, height in places],
+        'o', color=color, label=run.name, markersize=4,
+    )
+    for group, height in places:
+      if group.interval is not None:
+        low, high = group.interval
+        axes.hlines(height, 100 * low, 100 * high, color=color)
+  axes.set_yticks(
+      list(heights.values()),
+      [
+          f'{_short(f"{attribute}: {value}")} ({count})'
+          for attribute, value, count in labels
+      ],
+      fontsize='small',
+  )
+  axes.set_ylim(last + 0.7, -0.7)
+  axes.set_xlabel('WER, %, with its 95 % interval (in brackets: speakers)')
+  _legend(figure, [axes])
+  return figure
+
+
+def operations(run: runs_lib.Run) -> list[Operation]:
+  """A run's own trade, then those of larger populations.
+
+  Where the population is too small for a useful epsilon, larger ones keep the
+  noise on the mean, the rounds and the share of clients a round; their epsilon
+  is computed and their word error rate is assumed to be the run's. Runs with
+  rounds of several kinds (their ledgers go on from others'), without noise, or
+  with fixed seeds are not extrapolated.
+
+  Returns:
+    None of them without a word error rate or a privacy statement.
+  """
+  measured = _word_error_rate(run)
+  if measured is None or not run.rounds:
+    return []
+  rate, _ = measured
+  *others, group = run.privacy['groups']
+  found = [Operation(run.epsilon, rate, group['population'], False)]
+  if others or not math.isfinite(run.epsilon) or not group['rounds']:
+    return found
+  sampling = accounting.Sampling(
+      **{name: group[name] for name in ('kind', 'cohort_size', 'population')}
+  )
+  plan = epsilon_report.of_rounds(
+      [
+          accounting.RoundGroup(
+              sampling=sampling,
+              noise_multiplier=group['noise_multiplier'],
+              count=group['rounds'],
+          )
+      ],
+      delta=run.privacy['delta'],
+  )
+  for growth in _GROWTHS:
+    if found[-1].epsilon <= _ENOUGH:
+      break
+    (grown,) = epsilon_report.extrapolate(
+        plan, cohort_sizes=[growth * sampling.cohort_size]
+    )
+    population = grown.rounds[0].sampling.population
+    found.append(Operation(grown.epsilon, rate, population, True))
+  return found
+
+
+def privacy_utility(runs: Runs) -> Optional[Figure]:
+  """Word error rate against epsilon, as in the paper's Figure 1.
+
+  See https://arxiv.org/abs/2310.00098. None where no epsilon is finite.
+  """
+  by_run = [(run, operations(run)) for run in runs]
+  if not any(math.isfinite(found[0].epsilon) for _, found in by_run if found):
+    return None
+  figure, axes = _figure(height=4.6)
+  labelled, sets = set(), set()
+  for run, found in by_run:
+    if (measured := _word_error_rate(run)) is None:
+      continue
+    rate, measured_on = 100 * measured[0], measured[1]
+    sets.add(measured_on)
+    color = color_of(runs, run)
+    if not found or not math.isfinite(found[0].epsilon):
+      axes.axhline(
+          rate, color=color, linestyle='--', linewidth=1,
+          label=f'{run.name} (no DP)',
+      )
+      continue
+    epsilons_found = [each.epsilon for each in found]
+    heights = [rate] * len(found)
+    axes.plot(epsilons_found, heights, ':', color=color, linewidth=1)
+    axes.plot(epsilons_found[0], rate, 'o', color=color, label=run.name)
+    axes.plot(
+        epsilons_found[1:], heights[1:], 'o', color=color, fillstyle='none'
+    )
+    for each in found:
+      # Marks of one population lie below each other: one label is enough.
+      mark = (each.population, round(math.log(each.epsilon)))
+      if mark not in labelled:
+        labelled.add(mark)
+        axes.annotate(
+            f'{each.population:,}', (each.epsilon, rate),
+            textcoords='offset points', xytext=(0, 6), ha='center',
+            fontsize='x-small', color='0.3',
+            bbox={'facecolor': 'white', 'edgecolor': 'none', 'pad': 0.5},
+        )
+  axes.axvline(
+      statement.MAX_USEFUL_EPSILON, color='gray', linestyle=':', linewidth=1
+  )
+  axes.set_xscale('log')
+  axes.margins(x=0.08, y=0.15)
+  axes.set_xlabel('epsilon; numbers are speakers in the population')
+  axes.set_ylabel(f'WER on the {" or ".join(sorted(sets))}, %')
+  axes.set_title(
+      'filled: measured; hollow: extrapolated to a larger population at the '
+      f'same noise on the mean,\n{epsilon_report.ASSUMED}', fontsize='small',
+  )
+  _legend(figure, [axes])
+  return figure
+
+
+def epsilon_by_population(
+    results: Sequence[epsilon_report.Result], *, largest_population: int = 0
+) -> Figure:
+  """Epsilon against population, a curve for each cohort and noise.
+
+  A curve keeps its result's cohort, noise on the mean, rounds and delta, and
+  starts at the smallest population of its results, which are its marks.
+
+  Args:
+    results: Each of one group of rounds, with finite epsilons.
+    largest_population: How far the curves go; at least to ten times the
+      largest population of the results.
+
+  Raises:
+    ValueError: There is nothing to draw.
+  """
+  checks.non_negative_int(largest_population=largest_population)
+  curves, populations = {}, []
+  for result in results:
+    (group,) = result.rounds
+    sampling = group.sampling
+    populations.append(sampling.population)
+    sigma_mean = group.noise_multiplier / sampling.cohort_size
+    key = (sampling.cohort_size, f'{sigma_mean:.3g}', group.count)
+    if result.epsilon < math.inf:
+      curves.setdefault(key, []).append(result)
+  if not curves:
+    raise ValueError('there is no finite epsilon to draw.')
+  last = max(largest_population, 10 * max(populations))
+  figure, axes = _figure(width=7, height=4.5)
+  for (cohort_size, sigma_mean, rounds), marked in curves.items():
+    marks = _by_population(marked)
+    decades = math.log10(last / min(marks))
+    grid = np.geomspace(
+        min(marks), last, 2 + int(_POINTS_PER_DECADE * decades)
+    )
+    curve = _by_population(
+        epsilon_report.extrapolate(
+            marked[0], populations=[round(each) for each in grid]
+        )
+    )
+    (line,) = axes.plot(
+        *_points(curve),
+        label=(
+            f'cohort {cohort_size:,}, noise on mean {sigma_mean}, '
+            f'{rounds:,} rounds'
+        ),
+    )
+    axes.plot(*_points(marks), 'o', color=line.get_color())
+  axes.axhline(
+      statement.MAX_USEFUL_EPSILON, color='gray', linestyle=':', linewidth=1
+  )
+  axes.set_xscale('log')
+  axes.set_yscale('log')
+  axes.set_xlabel('population (speakers)')
+  axes.set_ylabel(f'epsilon at delta {results[0].delta:g}')
+  axes.set_title(f'Noise on the mean kept; {epsilon_report.ASSUMED}')
+  axes.legend(fontsize='small')
+  return figure
+
+
+def along(
+    series: Mapping[str, Sequence[Point]],
+    *,
+    lines: Mapping[str, float],
+    gaps: Mapping[float, confidence.Interval],
+    label: str,
+) -> Figure:
+  """Word error rates of an experiment along one axis.
+
+  Args:
+    series: Names (empty: no legend) to points, with bars of their deviations.
+    lines: Names to word error rates that are lines across.
+    gaps: Numbers on the axis to differences between two series there, which are
+      drawn beside with their intervals; empty: none.
+    label: Of the axis.
+  """
+  figure, panels = _figure(
+      1, 2 if gaps else 1, width=9.6 if gaps else 6.4, height=3.6, squeeze=False
+  )
+  axes = panels[0, 0]
+  for (name, rate), style in zip(lines.items(), itertools.cycle(_LINES)):
+    axes.axhline(
+        100 * rate, color='gray', linestyle=style, linewidth=1, label=name
+    )
+  xs = dict.fromkeys(point.x for points in series.values() for point in points)
+  words = {x: number for number, x in enumerate(xs) if isinstance(x, str)}
+  for number, (name, points) in enumerate(series.items()):
+    # Side by side, so that bars do not hide each other.
+    shift = number - (len(series) - 1) / 2
+    axes.errorbar(
+        [
+            words[x] + 0.08 * shift if words else x * 1.03**shift
+            for x, _, _ in points
+        ],
+        [100 * point.rate for point in points],
+        yerr=[100 * point.deviation for point in points],
+        fmt='o' if words else 'o-', markersize=4, capsize=3, label=name or None,
+    )
+  axes.set_ylabel('WER % of the test speakers')
+  if words:
+    axes.set_xlabel(label)
+    axes.set_xticks(list(words.values()), list(words))
+  else:
+    _set_log_axis(axes, sorted(xs), label=label)
+  if gaps:
+    axes = panels[0, 1]
+    axes.errorbar(
+        list(gaps),
+        [100 * gap.estimate for gap in gaps.values()],
+        yerr=[
+            [100 * (gap.estimate - gap.low) for gap in gaps.values()],
+            [100 * (gap.high - gap.estimate) for gap in gaps.values()],
+        ],
+        fmt='o-', markersize=4, capsize=3, color='black',
+    )
+    axes.axhline(0, color='gray', linewidth=1)
+    axes.set_ylabel('gap in points of WER (95 %)')
+    _set_log_axis(axes, list(gaps), label=label)
+  _legend(figure, [panels[0, 0]])
+  return figure
+
+
+def save(figure: Figure, path: str, *, dpi: int = 110) -> None:
+  """Writes a figure; the file's ending (.png, .svg, .pdf) is its format."""
+  figure.savefig(path, dpi=dpi)
+
+
+def color_of(runs: Runs, run: runs_lib.Run) -> str:
+  """The colour of a run among runs, as `#rrggbb`."""
+  number = list(runs).index(run)
+  if len(runs) <= 10:
+    rgb = matplotlib.colormaps['tab10'](number)
+  else:
+    rgb = matplotlib.colormaps['turbo'](number / (len(runs) - 1))
+  return '#' + ''.join(f'{round(255 * part):02x}' for part in rgb[:3])
+
+
+def _word_error_rate(run: runs_lib.Run) -> Optional[tuple[float, str]]:
+  """A run's word error rate and the set it is of: the test set if evaluated."""
+  if run.speakers:
+    return run.test_errors.rate, 'test set'
+  last = run.last('dev_word_error_rate')
+  return None if last is None else (last, 'dev set')
+
+
+def _over_time(
+    runs: Runs,
+    metrics: Mapping[str, str],
+    *,
+    label: str,
+    scale: float = 1.0,
+) -> Optional[Figure]:
+  """Metrics by run; rounds and steps are two panels.
+
+  Args:
+    runs: The runs.
+    metrics: Names to what they are of; the first is drawn with marks, the
+      second pale.
+    label: Of the values.
+    scale: Of the values.
+  """
+  shown = {
+      unit: found
+      for unit in ('round', 'step')
+      if (found := [
+          run for run in runs
+          if run.unit == unit and any(map(run.metric, metrics))
+      ])
+  }
+  if not shown:
+    return None
+  figure, panels = _figure(1, len(shown), squeeze=False, sharey=True)
+  for panel, (unit, found) in zip(panels[0], shown.items()):
+    for run in found:
+      name = run.name  # Once in the legend.
+      for metric, (style, alpha) in zip(metrics, (('o-', 1), ('-', 0.5))):
+        if values := run.metric(metric):
+          rounds, heights = _points(values)
+          panel.plot(
+              rounds, scale * np.array(heights), style, markersize=3,
+              color=color_of(runs, run), alpha=alpha, label=name,
+          )
+          name = None
+    panel.set_xlabel(
+        f'{unit} ({"federated" if unit == "round" else "central"})'
+    )
+    panel.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  panels[0, 0].set_ylabel(label)
+  if len(metrics) > 1:
+    marked, pale = metrics.values()
+    figure.suptitle(f'with marks: {marked}; pale: {pale}', fontsize='small')
+  _legend(figure, panels.flat)
+  return figure
+
+
+def _panels(
+    runs: Runs,
+    metrics: Mapping[str, tuple[str, str]],
+    *,
+    label: str,
+    scale: float = 1.0,
+) -> Optional[Figure]:
+  """A panel a run, with several metrics over its rounds.
+
+  Args:
+    runs: Those without the first metric are left out.
+    metrics: Names to texts and styles.
+    label: Of the values.
+    scale: 100 for shares in percent; 1 for norms, on a logarithmic axis.
+  """
+  shown = [run for run in runs if run.metric(next(iter(metrics)))]
+  if not shown:
+    return None
+  is_share = scale == 100
+  columns = min(2, len(shown))
+  rows = -(-len(shown) // columns)
+  figure, panels = _figure(
+      rows, columns, height=_PANEL_HEIGHT * rows + 0.4, squeeze=False,
+      sharey=True,
+  )
+  for panel, run in itertools.zip_longest(panels.flat, shown):
+    if run is None:
+      panel.set_visible(False)
+      continue
+    for number, (name, (text, style)) in enumerate(metrics.items()):
+      rounds, heights = _points({
+          number: value
+          for number, value in run.metric(name).items()
+          if math.isfinite(value) and (value > 0 or is_share)
+      })
+      if rounds:
+        # Thinner and thinner: no curve hides another that it lies on.
+        panel.plot(
+            rounds, scale * np.array(heights), style, label=text,
+            linewidth=4 - 1.3 * number, alpha=0.8,
+        )
+    panel.set_yscale('linear' if is_share else 'log')
+    panel.set_title(run.name, fontsize='medium')
+    panel.set_xlabel('round')
+    panel.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  for row in panels:
+    row[0].set_ylabel(label)
+  if is_share:
+    panels[0, 0].set_ylim(-3, 103)
+  _legend(figure, panels.flat)
+  return figure
+
+
+def _figure(
+    rows: int = 1,
+    columns: int = 1,
+    *,
+    width: float = _WIDTH,
+    height: float = _HEIGHT,
+    **options,
+) -> tuple[Figure, axes_lib.Axes | np.ndarray]:
+  """A figure and its panels, with grids."""
+  figure = figure_lib.Figure(figsize=(width, height), layout='constrained')
+  panels = figure.subplots(rows, columns, **options)
+  for panel in np.atleast_1d(panels).flat:
+    panel.grid(alpha=0.3)
+  return figure, panels
+
+
+def _legend(figure: Figure, panels: Sequence[axes_lib.Axes]) -> None:
+  """One legend for all panels, below them; each text once."""
+  handles = {}
+  for panel in panels:
+    for handle, text in zip(*panel.get_legend_handles_labels()):
+      handles.setdefault(text, handle)
+  if handles:
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc='outside lower center',
+        ncols=min(len(handles), _LEGEND_COLUMNS),
+        fontsize='small',
+        frameon=False,
+    )
+
+
+def _set_log_axis(
+    axes: axes_lib.Axes, xs: Sequence[float], *, label: str
+) -> None:
+  """A logarithmic axis with marks at its numbers alone."""
+  axes.set_xlabel(label)
+  axes.set_xscale('log')
+  axes.set_xticks(xs, [f'{x:g}' for x in xs])
+  axes.xaxis.set_minor_locator(ticker.NullLocator())
+
+
+def _points(values: Mapping[float, float]) -> tuple[list[float], list[float]]:
+  """Places and values in order of the places."""
+  places = sorted(values)
+  return places, [values[place] for place in places]
+
+
+def _by_population(
+    results: Sequence[epsilon_report.Result],
+) -> dict[int, float]:
+  """Populations to epsilons."""
+  return {
+      result.rounds[0].sampling.population: result.epsilon
+      for result in results
+  }
+
+
+def _means(by_layer: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
+  """The mean over rounds of each layer, where it is a number."""
+  return {
+      layer: float(np.mean(finite))
+      for layer, values in by_layer.items()
+      if (finite := [v for v in values.values() if math.isfinite(v)])
+  }
+
+
+def _short(label: str) -> str:
+  """A group's name in a figure, where dollars would begin a formula."""
+  if len(label) > _MAX_LABEL:
+    label = f'{label[:_MAX_LABEL - 1]}…'
+  return label.replace('$', r'\$')

@@ -1,0 +1,129 @@
+"""Word errors by speaker and by group of speakers: gender, age, accent.
+
+Groups are what the corpus says of its speakers (`data.speakers`), as the
+evaluation kept it. Intervals resample the speakers of a group
+(`metrics.confidence`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Optional
+
+from tff_asr.metrics import confidence
+from tff_asr.metrics import word_errors
+from tff_asr.reports import runs as runs_lib
+
+NOT_KNOWN = 'not known'
+# Groups of an attribute that are shown; smaller ones are put together.
+MAX_GROUPS = 12
+_WORST_SHARE = 0.1
+# As Common Voice spells them.
+_AGES = (
+    'teens', 'twenties', 'thirties', 'fourties', 'fifties', 'sixties',
+    'seventies', 'eighties', 'nineties',
+)
+
+
+class Group(NamedTuple):
+  """Some of an evaluation's speakers.
+
+  Attributes:
+    rate: Word error rate over all their words.
+    interval: Its 95 % interval; None for a single speaker.
+    num_speakers: Those with words.
+  """
+
+  rate: float
+  interval: Optional[tuple[float, float]]
+  num_speakers: int
+
+
+# Attributes to values to groups, in the order to show them.
+Groups = Mapping[str, Mapping[str, Group]]
+
+
+def by_rate(run: runs_lib.Run) -> list[word_errors.WordErrors]:
+  """Errors of the speakers with words, the best understood speaker first."""
+  spoken = [errors for errors in run.speakers.values() if errors.words]
+  return sorted(spoken, key=lambda errors: errors.rate)
+
+
+def worst_tenth(errors: Sequence[word_errors.WordErrors]) -> float:
+  """WER over all words of the tenth of speakers that are worst understood.
+
+  Args:
+    errors: As `by_rate` sorts them; at least one. A tenth is one speaker at
+      least.
+  """
+  count = max(1, round(_WORST_SHARE * len(errors)))
+  return word_errors.total(errors[-count:]).rate
+
+
+def groups(run: runs_lib.Run) -> Groups:
+  """The groups of an evaluation's speakers.
+
+  Ages come from young to old, other groups by falling number of speakers. Last
+  come the groups beyond `MAX_GROUPS` together, and `NOT_KNOWN`.
+
+  Returns:
+    Groups by attribute and value; empty without an evaluation. Attributes of
+    which fewer than two groups have speakers with words are left out.
+  """
+  # Evaluations of before groups have no attributes.
+  attributes = (run.evaluation or {}).get('attributes', {})
+  known = {
+      name: attributes.get(name, {})
+      for name, errors in run.speakers.items()
+      if errors.words
+  }
+  found = {}
+  for attribute in sorted(set().union(*known.values())):
+    members: dict[str, list[str]] = {}
+    for name, values in known.items():
+      members.setdefault(values.get(attribute, NOT_KNOWN), []).append(name)
+    unknown = members.pop(NOT_KNOWN, [])
+    if len(members) < 2:
+      continue
+    by_size = sorted(members, key=lambda value: (-len(members[value]), value))
+    shown, rest = by_size[:MAX_GROUPS], by_size[MAX_GROUPS:]
+    ordered = {value: members[value] for value in sorted(shown, key=_age)}
+    if rest:
+      ordered[f'{len(rest)} smaller groups'] = sum(map(members.get, rest), [])
+    if unknown:
+      ordered[NOT_KNOWN] = unknown
+    found[attribute] = {
+        value: _group([run.speakers[name] for name in names])
+        for value, names in ordered.items()
+    }
+  return found
+
+
+def labels(by_run: Sequence[Groups]) -> list[tuple[str, str, str]]:
+  """Attribute, value and number of speakers of each group of several runs.
+
+  The number is a list of numbers where the runs' evaluations differ.
+  """
+  counts = {}
+  for found in by_run:
+    for attribute, by_value in found.items():
+      for value, group in by_value.items():
+        of_attribute = counts.setdefault(attribute, {})
+        of_attribute.setdefault(value, {})[f'{group.num_speakers:,}'] = None
+  return [
+      (attribute, value, ', '.join(numbers))
+      for attribute, by_value in counts.items()
+      for value, numbers in by_value.items()
+  ]
+
+
+def _age(value: str) -> int:
+  """The place of an age among ages; all else is of one place."""
+  return _AGES.index(value) if value in _AGES else len(_AGES)
+
+
+def _group(errors: Sequence[word_errors.WordErrors]) -> Group:
+  """A group of speakers."""
+  found = confidence.rate(
+      [each.errors for each in errors], [each.words for each in errors]
+  )
+  ends = (found.low, found.high) if len(errors) > 1 else None
+  return Group(found.estimate, ends, len(errors))

@@ -1,0 +1,358 @@
+"""Tables of runs, and the one way to print a table.
+
+A row is a run, or several that differ in nothing but their random seed: their
+errors are averaged speaker by speaker. A table is a list of rows of cells, the
+first of which are the columns' titles.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import math
+import statistics
+from typing import Any, NamedTuple, Optional
+
+from tff_asr.metrics import confidence
+from tff_asr.privacy import statement
+from tff_asr.reports import runs as runs_lib
+from tff_asr.reports import speakers as speakers_lib
+
+Table = Sequence[Sequence[str]]
+
+
+class Row(NamedTuple):
+  """One row of a table.
+
+  Attributes:
+    label: What the runs have in common.
+    runs: At least one.
+  """
+
+  label: str
+  runs: Sequence[runs_lib.Run]
+
+  @property
+  def first(self) -> runs_lib.Run:
+    """The run that stands for all where they are alike."""
+    return self.runs[0]
+
+  @property
+  def rates(self) -> list[float]:
+    """Word error rates of the runs that were evaluated."""
+    return [run.test_errors.rate for run in self.runs if run.speakers]
+
+  @property
+  def words(self) -> dict[str, int]:
+    """Words of the evaluated speakers; empty if no run was evaluated.
+
+    Raises:
+      ValueError: Only some of the runs were evaluated, or on other speakers.
+    """
+    first, *others = (
+        {name: errors.words for name, errors in run.speakers.items()}
+        for run in self.runs
+    )
+    if any(other != first for other in others):
+      raise ValueError(
+          f'the runs of {self.label} were not all evaluated on the same '
+          'speakers: evaluate them again.'
+      )
+    return first
+
+  @property
+  def errors(self) -> list[float]:
+    """Mean word errors of the evaluated speakers, in the order of `words`."""
+    return [
+        statistics.fmean(run.speakers[name].errors for run in self.runs)
+        for name in self.words
+    ]
+
+  def last(self, name: str) -> Optional[float]:
+    """Mean of a metric's last values; None if a run never released it."""
+    return _mean([run.last(name) for run in self.runs])
+
+  def result(self, name: str) -> Any:
+    """A field of the first run's results; None if it has not ended."""
+    return (self.first.results or {}).get(name)
+
+
+def parse(
+    texts: Sequence[str], *, evaluation: str = runs_lib.EVALUATION
+) -> list[Row]:
+  """Reads the rows that texts name.
+
+  Args:
+    texts: RUN, or LABEL=RUN,RUN: folders, with a label that may hold equals
+      signs.
+    evaluation: The file that an evaluation wrote in the folders.
+
+  Raises:
+    ValueError: A text names no run, a label comes twice, or as `runs.read`.
+  """
+  paths = {}
+  for text in texts:
+    label, _, folders = text.rpartition('=')
+    named = [folder for folder in folders.split(',') if folder]
+    if not named:
+      raise ValueError(f'{text!r} has no run: give RUN or LABEL=RUN,RUN.')
+    label = label or ', '.join(named)
+    if label in paths:
+      raise ValueError(f'the label {label!r} comes twice.')
+    paths[label] = named
+  flat = [path for named in paths.values() for path in named]
+  found = iter(runs_lib.read(flat, evaluation=evaluation))
+  rows = [Row(k, [next(found) for _ in named]) for k, named in paths.items()]
+  return [
+      Row(row.first.name, row.runs) if row.label == row.first.path else row
+      for row in rows
+  ]
+
+
+def overview(rows: Sequence[Row]) -> Table:
+  """A row each, in columns that are not all empty; differences from the first.
+
+  Differences are paired bootstraps over speakers: they do not hold what another
+  random seed would change.
+  """
+  cells = []
+  for row in rows:
+    known = {title: show(row) for title, show in COLUMNS.items()}
+    if row is not rows[0] and row.words and row.words == rows[0].words:
+      known[_DIFFERENCE] = interval(
+          confidence.difference(
+              row.errors, rows[0].errors, list(row.words.values())
+          )
+      )
+    cells.append(known)
+  titles = [title for title in COLUMNS if any(each[title] for each in cells)]
+  return [
+      ['', *(title.format(first=rows[0].label) for title in titles)],
+      *(
+          [row.label, *(each[title] for title in titles)]
+          for row, each in zip(rows, cells)
+      ),
+  ]
+
+
+def contrast(
+    terms: Sequence[tuple[Row, float, float]],
+) -> confidence.Interval:
+  """A weighted sum of word error rates, and its interval.
+
+  Unlike `overview`'s, the interval holds what another random seed would change.
+
+  Args:
+    terms: A row, its weight, and the variance of its rate over random seeds.
+
+  Raises:
+    ValueError: The rows were evaluated on different speakers, or on one alone.
+  """
+  words = terms[0][0].words
+  for row, _, _ in terms:
+    if row.words != words:
+      raise ValueError(f'{row.label} was evaluated on other speakers.')
+  return confidence.contrast(
+      [
+          sum(weight * count for (_, weight, _), count in zip(terms, counts))
+          for counts in zip(*(row.errors for row, _, _ in terms))
+      ],
+      list(words.values()),
+      seed_variance=sum(
+          weight**2 * variance for _, weight, variance in terms
+      ),
+  )
+
+
+def speaker_spread(runs: Sequence[runs_lib.Run]) -> Table:
+  """How word error rates spread over speakers, of the runs that know it."""
+  titles = ('speakers', 'best', 'median', 'worst tenth', 'worst')
+  cells = [['WER by speaker, %', *titles]]
+  for run in runs:
+    if errors := speakers_lib.by_rate(run):
+      rates = [each.rate for each in errors]
+      worst_tenth = speakers_lib.worst_tenth(errors)
+      shown = (rates[0], statistics.median(rates), worst_tenth, rates[-1])
+      cells.append([run.name, f'{len(rates)}', *map(percent, shown)])
+  return cells
+
+
+def speaker_groups(runs: Sequence[runs_lib.Run]) -> Table:
+  """Word error rates of groups of speakers, a column a run."""
+  by_run = [speakers_lib.groups(run) for run in runs]
+  return [
+      ['WER by group, % (95 %)', 'speakers', *(run.name for run in runs)],
+      *(
+          [
+              f'{attribute}: {value}',
+              count,
+              *(
+                  _group(found.get(attribute, {}).get(value))
+                  for found in by_run
+              ),
+          ]
+          for attribute, value, count in speakers_lib.labels(by_run)
+      ),
+  ]
+
+
+def settings(runs: Sequence[runs_lib.Run]) -> Table:
+  """The settings in which runs differ."""
+  found = {
+      name: [run.settings.get(name, '') for run in runs]
+      for name in sorted({name for run in runs for name in run.settings})
+  }
+  return [
+      ['', *(run.name for run in runs)],
+      *([name, *v] for name, v in found.items() if len(set(v)) > 1),
+  ]
+
+
+def markdown(table: Table) -> str:
+  """A table as Markdown; readable as it is in a terminal, too."""
+  cells = [[cell.replace('|', '\\|') for cell in line] for line in table]
+  widths = [max(map(len, column)) for column in zip(*cells)]
+  lines = [
+      '| ' + ' | '.join(map(str.ljust, line, widths)) + ' |' for line in cells
+  ]
+  lines.insert(1, '|' + '|'.join('-' * (width + 2) for width in widths) + '|')
+  return '\n'.join(lines)
+
+
+def percent(rate: Optional[float]) -> str:
+  """A rate in percent; empty for None."""
+  return '' if rate is None else f'{100 * rate:.1f}'
+
+
+def number(value: Optional[float]) -> str:
+  """A figure with three digits; empty for None."""
+  if value is None or math.isnan(value):
+    return ''
+  return f'{value:.3g}' if abs(value) < 1000 else f'{value:,.0f}'
+
+
+def interval(found: confidence.Interval) -> str:
+  """A difference of rates in points, with its interval."""
+  estimate, low, high = (100 * value for value in found)
+  return f'{estimate:+.1f} ({low:+.1f} to {high:+.1f})'
+
+
+def epsilon(row: Row) -> str:
+  """The largest epsilon of a row's runs; empty without a privacy statement."""
+  known = [run.epsilon for run in row.runs if run.epsilon is not None]
+  return statement.number(max(known)) if known else ''
+
+
+def rate(row: Row) -> str:
+  """The mean word error rate in percent, with its deviation over the runs."""
+  if not row.words:
+    return ''
+  shown = percent(sum(row.errors) / sum(row.words.values()))
+  if len(row.rates) > 1:
+    shown += f' +- {percent(statistics.stdev(row.rates))}'
+  return shown
+
+
+def traffic(row: Row) -> str:
+  """Megabytes of a client in a round."""
+  found = row.result('bytes_per_client_and_round')
+  return f'{found["down"] / 1e6:.2f} + {found["up"] / 1e6:.2f}' if found else ''
+
+
+def seconds(row: Row) -> str:
+  """Seconds of training, mean of the runs; empty before their end."""
+  found = _mean([run.results and run.results['seconds'] for run in row.runs])
+  return _show(found, ',.0f')
+
+
+def _kind(row: Row) -> str:
+  if row.result('trained_parameters'):
+    kind = 'pre-training'
+  else:
+    kind = 'federated' if row.first.unit == 'round' else 'central'
+  return kind + (', DP' if row.first.rounds.get('noise_multiplier') else '')
+
+
+def _progress(row: Row) -> str:
+  """How far the runs came."""
+  least = min(run.num_done for run in row.runs)
+  is_over = all(run.results for run in row.runs)
+  return f'{least:,}' if is_over else f'{least:,}, not ended'
+
+
+def _private(row: Row) -> str:
+  if not any(run.statement for run in row.runs):
+    return ''
+  is_private = all(run.privacy and run.privacy['private'] for run in row.runs)
+  return 'yes' if is_private else 'NOT PRIVATE'
+
+
+def _cohort(row: Row) -> str:
+  """Clients a round, of how many."""
+  rounds = row.first.rounds
+  if not rounds:
+    return ''
+  return f'{rounds["cohort_size"]:,} of {rounds["population"]:,}'
+
+
+def _masked_accuracy(row: Row) -> str:
+  """Of pre-training, beside that of always predicting one label."""
+  accuracy, other = row.last('dev_accuracy'), row.last('dev_most_frequent')
+  if accuracy is None or other is None:
+    return ''
+  return f'{percent(accuracy)} (most frequent {percent(other)})'
+
+
+def _labels_predicted(row: Row) -> str:
+  """Of pre-training: how many labels are used, as if evenly."""
+  predicted = row.last('dev_prediction_perplexity')
+  known = row.last('dev_label_perplexity')
+  if predicted is None or known is None:
+    return ''
+  return f'{predicted:.1f} of {known:.1f}'
+
+
+def _step_seconds(row: Row) -> str:
+  """Median of the first run, without its first step and evaluated ones."""
+  by_step = row.first.metric('seconds')
+  evaluated = row.first.metric('dev_loss')
+  plain = [v for k, v in by_step.items() if k > 1 and k not in evaluated]
+  return f'{statistics.median(plain):.2f}' if plain else ''
+
+
+def _group(group: Optional[speakers_lib.Group]) -> str:
+  """A group's word error rate with its interval."""
+  if group is None or group.interval is None:
+    return percent(group and group.rate)
+  low, high = map(percent, group.interval)
+  return f'{percent(group.rate)} ({low} to {high})'
+
+
+def _show(value: Optional[float], form: str) -> str:
+  """A value in a format; empty for None."""
+  return '' if value is None else format(value, form)
+
+
+def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
+  """The mean; None if one is missing."""
+  return None if None in values else statistics.fmean(values)
+
+
+_DIFFERENCE = 'minus {first} (95 %)'
+COLUMNS: Mapping[str, Callable[[Row], str]] = {
+    'kind': _kind,
+    'rounds or steps': _progress,
+    'WER %': rate,
+    _DIFFERENCE: lambda row: '',  # `overview` fills it in.
+    'dev WER %': lambda row: percent(row.last('dev_word_error_rate')),
+    'dev loss': lambda row: _show(row.last('dev_loss'), '.3f'),
+    'masked accuracy %': _masked_accuracy,
+    'labels predicted': _labels_predicted,
+    'trained parameters': lambda row: number(row.result('trained_parameters')),
+    'epsilon': epsilon,
+    'private': _private,
+    'cohort of population': _cohort,
+    'noise multiplier': lambda row: number(
+        row.first.rounds.get('noise_multiplier')
+    ),
+    's a round or step': _step_seconds,
+    'seconds': seconds,
+}
+"""Columns of `overview`: titles to what they show of a row."""
