@@ -10,36 +10,20 @@ Example:
       --gin_param="COHORT_SIZE = 20" --gin_param="NOISE_MULTIPLIER = 1.0"
 """
 
-from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+from tff_asr import launch
 
 launch.begin(__name__)
 
 from absl import flags
 
-from tff_asr import config
+from bin import training
 from tff_asr.programs import audit
-from tff_asr.storage import hardware_fingerprint
 
-_OUTPUT_DIR = flags.DEFINE_string(
-    'output_dir', None, 'Folder of the run; an unfinished run there goes on.'
-)
-_GIN_FILE = flags.DEFINE_multi_string(
-    'gin_file', [], 'Configuration file; may be repeated.'
-)
-_GIN_PARAM = flags.DEFINE_multi_string(
-    'gin_param', [], "Override such as 'NUM_CANARIES = 100'; may be repeated."
-)
-flags.mark_flag_as_required('output_dir')
+flags.adopt_module_key_flags(training)
 
 
 def main(_) -> None:
-  hardware_fingerprint.restore_threads(_OUTPUT_DIR.value)
-  run = config.bind(
-      audit.audit, gin_files=_GIN_FILE.value, gin_params=_GIN_PARAM.value
-  )
-  launch.run_async(
-      run(output_dir=_OUTPUT_DIR.value, configuration=config.text())
-  )
+  training.run(audit.audit)
 
 
 if __name__ == '__main__':

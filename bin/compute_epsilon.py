@@ -59,11 +59,6 @@ _PLOT = flags.DEFINE_string(
 for name in ('cohort_size', 'population', 'rounds', 'noise_multiplier',
              'sigma_mean', 'target_epsilon'):
   flags.mark_flags_as_mutual_exclusive(['run', name])
-_GROUPS = {
-    'Two of': ('noise_multiplier', 'sigma_mean', 'target_epsilon', 'rounds'),
-    'With': ('cohort_size', 'population', 'sampling'),
-    'At a larger scale': ('extrapolate_cohorts', 'extrapolate_populations'),
-}
 
 
 def main(_) -> None:
@@ -96,4 +91,4 @@ def main(_) -> None:
 
 
 if __name__ == '__main__':
-  launch.run(main, groups=_GROUPS)
+  launch.run(main)

@@ -5,7 +5,7 @@ Example:
       --gin_param="RUNS = ['runs/seed', 'runs/federated']"
 """
 
-from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+from tff_asr import launch
 
 launch.begin(__name__)
 
@@ -15,10 +15,10 @@ from tff_asr import config
 from tff_asr.programs import evaluate
 
 _GIN_FILE = flags.DEFINE_multi_string(
-    'gin_file', [], 'Configuration file; may be repeated.'
+    'gin_file', [], 'Configuration file.'
 )
 _GIN_PARAM = flags.DEFINE_multi_string(
-    'gin_param', [], "Override such as \"RUNS = ['runs/x']\"; may be repeated."
+    'gin_param', [], "Override such as \"RUNS = ['runs/x']\"."
 )
 
 
@@ -27,7 +27,6 @@ def main(_) -> None:
       evaluate.evaluate,
       gin_files=_GIN_FILE.value,
       gin_params=_GIN_PARAM.value,
-      check=evaluate.check,
   )
   evaluate_runs()
 

@@ -9,7 +9,7 @@ Example:
       --data=quickstart_data/shards/test
 """
 
-from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+from tff_asr import launch
 
 launch.begin(__name__)
 

@@ -6,7 +6,7 @@ Example:
   python bin/inspect_data.py --data=quickstart_data/shards/dev --client=1003
 """
 
-from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+from tff_asr import launch
 
 launch.begin(__name__)
 

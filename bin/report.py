@@ -16,7 +16,7 @@ Example:
   python bin/report.py runs/seed runs/private --output_dir=report
 """
 
-from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+from tff_asr import launch
 
 launch.begin(__name__)
 

@@ -9,7 +9,7 @@ Example:
   python bin/run_findings.py --groups=     # only writes the report anew
 """
 
-from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+from tff_asr import launch
 
 launch.begin(__name__)
 

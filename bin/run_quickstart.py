@@ -16,7 +16,7 @@ Example:
   bin/quickstart --source=corpora/LibriSpeech/dev-clean
 """
 
-from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+from tff_asr import launch
 
 launch.begin(__name__)
 

@@ -9,7 +9,7 @@ Example:
   python bin/transcribe.py --run=runs/private --format=srt talk.mp3 > talk.srt
 """
 
-from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+from tff_asr import launch
 
 launch.begin(__name__)
 
@@ -75,7 +75,4 @@ if __name__ == '__main__':
       main,
       arguments='FILE',
       after_interrupt='the same command begins anew.',
-      groups={
-          'Language model': ('lm', 'lm_weight', 'word_bonus', 'beam_width')
-      },
   )

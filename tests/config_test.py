@@ -1,12 +1,15 @@
 """Tests of tff_asr.config."""
 
+from collections.abc import Callable, Sequence
 import logging
 import os
 import tempfile
+from typing import Any, Optional
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tff_asr import checks
 from tff_asr import config
 from tff_asr.programs import central
 from tff_asr.programs import federated
@@ -19,6 +22,38 @@ def _bind(*gin_params: str, gin_files=(_FILE,)):
   return config.bind(
       federated.train, gin_files=gin_files, gin_params=gin_params
   )
+
+
+class Part:
+  """A part that a configuration builds."""
+
+  def __init__(self, size: 'int', *, name: Optional[str] = None):
+    self.size = size
+    self.name = name
+
+
+def program(
+    part: Any = None,
+    second: Any = None,
+    whole: int = 1,
+    number: float = 1.0,
+    flag: bool = True,
+    optional: int | None = None,
+    path: str | os.PathLike[str] = '',
+    texts: Sequence[str] = (),
+    items: Sequence = (),
+    function: Callable[..., int] = len,
+    typed: Optional[Part] = None,
+) -> dict[str, Any]:
+  """Arguments of many types; bound in the tests."""
+  return dict(locals())
+
+
+def needs(first: int, second: int) -> int:
+  """A part with a check of its own."""
+  if first == second:
+    raise ValueError('they are equal.')
+  return first
 
 
 class BindTest(parameterized.TestCase):
@@ -147,6 +182,89 @@ class BindTest(parameterized.TestCase):
         f'{_FILE} does not configure tff_asr.programs.central.train',
     ):
       config.bind(central.train, gin_files=[_FILE])
+
+
+class PartsTest(parameterized.TestCase):
+
+  def bind(self, *bindings: str):
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    path = os.path.join(folder, 'test.gin')
+    lines = ('from tests import config_test', 'A = 1', *bindings)
+    with open(path, 'w', encoding='utf-8') as f:
+      f.write(_HEAD + '\n'.join(lines) + '\n')
+    return config.bind(program, gin_files=[path])
+
+  @parameterized.parameters(
+      ('whole', ['0', '-3'], ['1.0', 'True', "'1'", 'None'], 'an integer'),
+      ('number', ['0', '1.5'], ['True', "'1'", 'None'], 'a number'),
+      ('flag', ['True'], ['1', 'None'], 'True or False'),
+      ('optional', ['1', 'None'], ["''", '1.5'], 'an integer or None'),
+      ('path', ["'a'"], ['3', 'None'], 'a text in quotes'),
+      ('texts', ['[]', "['a']", "('a',)"], ["'a'", '[1]', '3'], 'a list'),
+      ('items', ["[1, 'a']"], ["'a'"], 'a list'),
+      (
+          'function',
+          ['@config_test.needs'],
+          ['3'],
+          'a function (@ without brackets)',
+      ),
+      (
+          'typed',
+          ['None', '@config_test.Part()'],
+          ['1', '@config_test.needs()'],
+          'a Part or None',
+      ),
+      ('part', ['1', 'None', "'a'"], [], ''),
+  )
+  def test_a_value_of_another_type_is_one_line(self, name, good, bad, words):
+    needed = (
+        'config_test.Part.size = 3',
+        'config_test.needs.first = 1',
+        'config_test.needs.second = 2',
+    )
+    for value in good:
+      self.bind(f'config_test.program.{name} = {value}', *needed)()
+    for value in bad:
+      bound = self.bind(f'config_test.program.{name} = {value}', *needed)
+      with self.assertRaises(config.ConfigError) as caught:
+        bound()
+      self.assertStartsWith(
+          str(caught.exception),
+          f'config_test.program.{name} must be {words}, found ',
+      )
+
+  def test_errors_of_all_parts_are_reported_once_and_by_macro(self):
+    bound = self.bind(
+        'config_test.program.part = @x/config_test.needs()',
+        'config_test.program.second = [@y/config_test.needs(), '
+        '@y/config_test.needs()]',
+        'config_test.program.typed = @config_test.Part()',
+        'x/config_test.needs.first = 1',
+        'y/config_test.needs.first = %A',
+        'y/config_test.needs.second = 1',
+        "config_test.Part.size = 'x'",
+        'config_test.program.flag = 3',
+    )
+    with self.assertRaises(checks.Problems) as caught:
+      bound()
+    self.assertCountEqual(caught.exception.messages, (
+        'config_test.needs.second has no value; set it in the configuration.',
+        'they are equal.',
+        "config_test.Part.size must be an integer, found 'x'.",
+        'config_test.program.flag must be True or False, found 3.',
+    ))
+
+  def test_a_part_is_built_once_in_its_scope(self):
+    built = self.bind(
+        'config_test.program.part = @x/config_test.Part()',
+        'config_test.program.second = {"a": @x/config_test.Part()}',
+        'config_test.program.typed = @config_test.Part()',
+        'config_test.Part.size = 1',
+        'x/config_test.Part.size = 2',
+    )(whole=5)
+    self.assertIs(built['part'], built['second']['a'])
+    self.assertEqual((built['part'].size, built['typed'].size), (2, 1))
+    self.assertEqual(built['whole'], 5)
 
 
 if __name__ == '__main__':

@@ -29,7 +29,7 @@ from tff_asr import config
 from tff_asr.data import client_data
 from tff_asr.data import index
 from tff_asr.data import speakers
-from tff_asr import launch
+from tff_asr import errors
 from tff_asr.privacy import accounting
 from tff_asr.privacy import ledger
 from tff_asr.programs import central
@@ -113,12 +113,12 @@ class FuzzTest(parameterized.TestCase):
     try:
       parse()
     except Exception as error:  # pylint: disable=broad-exception-caught
-      if not launch._is_users(error):
+      if not errors.is_users(error):
         raise AssertionError(f'{case!r} gave {error!r}') from error
-      for line in launch.lines(error):
+      for line in errors.lines(error):
         self.assertNotIn('\n', line)
         self.assertLess(len(line), 600)
-      self.assertIn(names, ' '.join(launch.lines(error)), repr(error))
+      self.assertIn(names, ' '.join(errors.lines(error)), repr(error))
       return True
     return False
 

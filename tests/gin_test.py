@@ -19,7 +19,7 @@ import tensorflow as tf
 from tests import experiment_files
 from tests import fakes
 from tff_asr import config
-from tff_asr import launch
+from tff_asr import errors
 from tff_asr.data import client_data
 from tff_asr.execution import schedule
 from tff_asr.learning import client_update
@@ -246,7 +246,7 @@ class QuickstartTest(parameterized.TestCase):
     with self.assertRaises(ValueError) as caught:
       self.evaluate('nowhere', 'seed')
     self.assertEqual(
-        launch.lines(caught.exception)[0].count('nowhere is not a folder'), 1
+        errors.lines(caught.exception)[0].count('nowhere is not a folder'), 1
     )
 
   @parameterized.parameters(

@@ -1,8 +1,8 @@
-"""Each experiment's whole configuration, against a text file in tests/golden.
+"""Whole configurations of a dozen experiments, against files in tests/golden.
 
-Of a dozen that span the axes. That is what gin binds, and the defaults of the code where it binds nothing.
-Whoever changes a gin file or a default sees in the diff of the golden files
-what becomes of them. To write them anew after an intended change:
+A file holds what gin binds, and the defaults of the code where it binds
+nothing. Whoever changes a gin file or a default sees in the diff what becomes
+of them. To rewrite the files after an intended change:
 
     TFF_ASR_WRITE_GOLDENS=1 .venv/bin/python -m pytest tests/golden_test.py
 """

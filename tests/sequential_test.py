@@ -1,12 +1,14 @@
+"""Tests of tff_asr.sequential."""
+
 from absl.testing import absltest
 import tensorflow as tf
 
 from tff_asr import sequential
 
 
-class LeanTest(absltest.TestCase):
+class SequentialMapTest(absltest.TestCase):
 
-  def test_one_by_one_is_a_chain_of_each_ones_results(self):
+  def test_each_element_waits_for_the_results_of_the_one_before(self):
     begun = []
 
     @tf.function(autograph=False)
@@ -15,7 +17,8 @@ class LeanTest(absltest.TestCase):
         begun.append(tf.square(a))
         return {'sum': begun[-1] + b, 'none': None}
 
-      return [each['sum'] for each in sequential.sequential_map(add_one, left, right)]
+      results = sequential.sequential_map(add_one, left, right)
+      return [each['sum'] for each in results]
 
     left, right = ([tf.constant(x) for x in xs] for xs in ((1, 2, 3), (4, 5, 6)))
     found = add(left, right)
@@ -25,7 +28,7 @@ class LeanTest(absltest.TestCase):
         [[], ['AddV2'], ['AddV2']],
     )
 
-  def test_one_by_one_takes_sequences_of_one_length(self):
+  def test_sequences_have_one_length(self):
     with self.assertRaises(ValueError):
       sequential.sequential_map(lambda a, b: a, [1, 2], [1])
 

@@ -1,13 +1,13 @@
 """gin files and overrides to a bound program: the only module that knows gin.
 
-`bind` parses, checks what gin itself lets pass (misspelt macros, settings
-without a value) and returns the program with its arguments bound. When that is
-called, the parts that the configuration names are built from the leaves up,
-each once; the errors of all parts are reported together, so that a user mends
-them in one go. Files are looked up from the working directory and from this
-project's folder, so that `gin/experiments/x.gin` works in a notebook anywhere.
+- Files are looked up from the working directory, then from this project's
+  folder: `gin/experiments/x.gin` works in a notebook anywhere.
+- Misspelt macros and settings without a value, which gin lets pass, are errors.
+- Each part is built once, from the leaves up, and its arguments have the types
+  of its annotations. What is wrong with several parts is reported together.
 """
 
+import collections.abc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import copy
@@ -18,11 +18,12 @@ import logging
 import os
 import re
 import tokenize
+import types
+import typing
 from typing import Any
 
 import gin
 
-from tff_asr import type_checks
 from tff_asr import checks
 
 
@@ -40,8 +41,6 @@ _GIN_ERRORS = (
     ValueError,
     tokenize.TokenError,
 )
-# What users can mend. Anything else is a defect, and is not caught.
-_USERS_ERRORS = (ValueError, OSError)
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # In gin's own text: a name without a dot is a macro.
 _MACRO_DEFINITION = re.compile(r'^(\w+) *=', re.MULTILINE)
@@ -57,6 +56,15 @@ _UNKNOWN_FUNCTION = re.compile(r"No configurable matching .*?'@?([\w./]+)")
 _UNKNOWN_ARGUMENT = re.compile(
     r"'([^']+)' doesn't have a parameter named '(\w+)'"
 )
+_TYPES = {
+    bool: 'True or False',
+    int: 'an integer',
+    float: 'a number',
+    str: 'a text in quotes',
+    types.NoneType: 'None',
+    collections.abc.Callable: 'a function (@ without brackets)',
+    collections.abc.Sequence: 'a list',
+}
 
 
 def bind(
@@ -64,7 +72,6 @@ def bind(
     *,
     gin_files: Sequence[str],
     gin_params: Sequence[str] = (),
-    check: Callable[..., None] | None = None,
     call: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
   """Returns `program` with the arguments that gin files and overrides give it.
@@ -74,16 +81,13 @@ def bind(
     gin_files: Files to read, in order.
     gin_params: Overrides such as `NUM_ROUNDS = 10`, applied last. A macro must
       be one that the files define.
-    check: Raises ValueError for what is wrong with the program's arguments, of
-      which it takes any by name. It is called where parts cannot be built, so
-      that its error is reported with theirs.
     call: Called with the program's arguments in its place, such as to describe
-      what it would do.
+      what the program would do.
 
   Returns:
     The program, which takes the arguments left by name; those given win. It
-    raises what the parts raise, and `checks.Problems` for several of them.
-    `text()` gives the configuration.
+    raises what the parts raise, `checks.Problems` for several of them. `text()`
+    gives the configuration.
 
   Raises:
     ConfigError: A file is missing, a name is unknown (the nearest known one is
@@ -112,15 +116,7 @@ def bind(
   @functools.wraps(program)
   def bound(**given):
     parts = _Parts()
-    wanted = bindings | given
-    built, _ = parts.build_arguments(program, wanted)
-    if parts.errors and check is not None:
-      defaults = _defaults(program)
-      left = {name: defaults[name] for name in defaults.keys() - wanted.keys()}
-      try:
-        check(**left | built)
-      except _USERS_ERRORS as e:
-        parts.errors.append(e)
+    built = parts.build_arguments(program, bindings | given)
     checks.raise_together(parts.errors)
     return (call or program)(**built)
 
@@ -145,10 +141,7 @@ def _find(path: str) -> str:
 @contextlib.contextmanager
 def _searched_from_root() -> Iterator[None]:
   """Lets `include` find this project's files from any working directory."""
-  global _is_root_known  # gin's list of folders is global, too.
-  if not _is_root_known:
-    gin.add_config_file_search_path(_ROOT)
-    _is_root_known = True
+  _add_root()
   # gin logs an error for each folder that it looks into in vain.
   is_wanted = lambda record: not str(record.msg).startswith('Path not found')
   logging.getLogger().addFilter(is_wanted)
@@ -158,7 +151,9 @@ def _searched_from_root() -> Iterator[None]:
     logging.getLogger().removeFilter(is_wanted)
 
 
-_is_root_known = False
+@functools.lru_cache(maxsize=None)  # gin's list of folders is global.
+def _add_root() -> None:
+  gin.add_config_file_search_path(_ROOT)
 
 
 @contextlib.contextmanager
@@ -180,16 +175,14 @@ def _one_line(error: Exception) -> str:
     message = str(error)
   if isinstance(error, KeyError):  # Python shows its argument in quotes.
     message = message.replace('\\n', ' ').strip('\'"')
-  # gin appends the place as further lines; the last names file and line.
-  message = ' '.join(message.split())
-  message = _NOISE.sub('', message).replace(
+  message = _NOISE.sub('', ' '.join(message.split())).replace(
       'malformed node or string', 'no value (does a text lack its quotes?)'
   )
   if unknown := _UNKNOWN_FUNCTION.search(message):
-    message += nearest(unknown[1], _functions())
+    message += _nearest(unknown[1], _functions())
   if unknown := _UNKNOWN_ARGUMENT.search(message):
     function = gin.get_configurable(unknown[1])
-    message += nearest(unknown[2], inspect.signature(function).parameters)
+    message += _nearest(unknown[2], inspect.signature(function).parameters)
   return message
 
 
@@ -207,43 +200,36 @@ def _apply_overrides(gin_params: Sequence[str]) -> list[str]:
   known = set(_MACRO_DEFINITION.findall(text()))
   problems = []
   for param in gin_params:
-    name = param.split('=')[0].strip()
     if '=' not in param:
       problems.append(
           f"--gin_param must look like 'NAME = value', found {param!r}."
       )
-    elif re.fullmatch(r'\w+', name) and name not in known:
-      problems.append(
-          f'unknown setting {name} in --gin_param.{nearest(name, known)}'
-      )
-    else:
-      try:
-        with _explained(f'--gin_param={param!r}: '):
-          gin.parse_config(param)
-      except ConfigError as e:
-        problems.append(str(e))
-  # What the first line of an override does not tell.
-  for name in sorted(set(_MACRO_DEFINITION.findall(text())) - known):
-    problems.append(
-        f'unknown setting {name} in --gin_param.{nearest(name, known)}'
-    )
-  return problems
+      continue
+    try:
+      with _explained(f'--gin_param={param!r}: '):
+        gin.parse_config(param)
+    except ConfigError as e:
+      problems.append(str(e))
+  # An override may have several lines, so ask gin for the names.
+  unknown = set(_MACRO_DEFINITION.findall(text())) - known
+  return problems + [
+      f'unknown setting {name} in --gin_param.{_nearest(name, known)}'
+      for name in sorted(unknown)
+  ]
 
 
 def _macro_problems() -> list[str]:
   """Which macros have no definition or no value."""
   config = text()
   known = set(_MACRO_DEFINITION.findall(config))
-  problems = []
-  for name in sorted(set(_MACRO_USE.findall(config)) - known):
-    problems.append(
-        f'%{name} is used and nowhere set.{nearest(name, known)}'
-    )
-  for name in _WITHOUT_VALUE.findall(config):
-    problems.append(
-        f"{name} has no value; set it with --gin_param='{name} = ...'."
-    )
-  return problems
+  unset = sorted(set(_MACRO_USE.findall(config)) - known)
+  return [
+      f'%{name} is used and nowhere set.{_nearest(name, known)}'
+      for name in unset
+  ] + [
+      f"{name} has no value; set it with --gin_param='{name} = ...'."
+      for name in _WITHOUT_VALUE.findall(config)
+  ]
 
 
 class _Failed(Exception):
@@ -256,6 +242,9 @@ class _Parts:
   gin itself would build a part while it is calling the one that needs it, and
   end at the first error. Scopes are as in gin: a reference without a scope of
   its own is built in that of the reference it belongs to.
+
+  Attributes:
+    errors: What is wrong with the parts, in the order they were built.
   """
 
   def __init__(self):
@@ -264,29 +253,33 @@ class _Parts:
 
   def build_arguments(
       self, function: Callable[..., Any], bindings: Mapping[str, Any]
-  ) -> tuple[dict[str, Any], bool]:
-    """The arguments that can be built, and whether all can."""
+  ) -> dict[str, Any]:
+    """The arguments that can be built; the others leave an error."""
     built = {}
-    hints = type_checks.of(function)
+    hints = _annotations(function)
     for name, binding in bindings.items():
       try:
         value = self._build(binding)
       except _Failed:
         continue
-      if type_checks.is_met(hints.get(name, Any), value):
+      if _is_of_type(value, hints.get(name, Any)):
         built[name] = value
       else:
         self.errors.append(ConfigError(
             f'{_name(function, name, binding)} must be '
-            f'{type_checks.describe(hints[name])}, found {_shown(value)}.'
+            f'{_describe(hints[name])}, found {_shown(value)}.'
         ))
-    for name in _required(function) - bindings.keys():
-      self.errors.append(ConfigError(
-          f'{_name(function, name, None)} has no value; set it in the '
-          'configuration.'
-      ))
-    missing = (bindings.keys() | _required(function)) - built.keys()
-    return built, not missing
+    for name, parameter in inspect.signature(function).parameters.items():
+      is_variadic = parameter.kind in (
+          parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD
+      )
+      is_needed = parameter.default is parameter.empty and not is_variadic
+      if is_needed and name not in bindings:
+        self.errors.append(ConfigError(
+            f'{_name(function, name, None)} has no value; set it in the '
+            'configuration.'
+        ))
+    return built
 
   def _build(self, value: Any) -> Any:
     """A bound value with its references built; _Failed where one cannot be."""
@@ -309,38 +302,61 @@ class _Parts:
 
   def _call(self, configurable: Any) -> Any:
     """Builds a part in the scope that is open; `_Failed` if that fails."""
-    function = configurable.wrapped
+    num_errors = len(self.errors)
     bindings = gin.get_bindings(
         configurable.selector, resolve_references=False
     )
-    built, is_whole = self.build_arguments(function, bindings)
-    if not is_whole:
+    built = self.build_arguments(configurable.wrapped, bindings)
+    if len(self.errors) > num_errors or len(built) < len(bindings):
       return _Failed
     try:
-      return function(**built)
-    except _USERS_ERRORS as e:
+      return configurable.wrapped(**built)
+    except (ValueError, OSError) as e:  # Anything else is a defect.
       self.errors.append(e)
       return _Failed
 
 
-def _required(function: Callable[..., Any]) -> set[str]:
-  """Names of the arguments that have no default."""
-  return {
-      name
-      for name, parameter in inspect.signature(function).parameters.items()
-      if parameter.default is parameter.empty
-      and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD,
-                             parameter.KEYWORD_ONLY)
-  }
+def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
+  """The annotations of a function's, or a class's, arguments by name."""
+  if inspect.isclass(function) and '__init__' in vars(function):
+    function = function.__init__
+  return typing.get_type_hints(function)
 
 
-def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
-  """The arguments that have a default."""
-  return {
-      name: parameter.default
-      for name, parameter in inspect.signature(function).parameters.items()
-      if parameter.default is not parameter.empty
-  }
+def _is_of_type(value: Any, annotation: Any) -> bool:
+  """Whether a value is of an annotated type; an int is a float, too.
+
+  Annotations other than classes, unions, sequences and callables allow all.
+  """
+  origin = typing.get_origin(annotation) or annotation
+  arguments = typing.get_args(annotation)
+  if origin in (typing.Union, types.UnionType):
+    return any(_is_of_type(value, argument) for argument in arguments)
+  if origin is collections.abc.Sequence:
+    return isinstance(value, (list, tuple)) and all(
+        _is_of_type(item, argument) for argument in arguments for item in value
+    )
+  if origin is collections.abc.Callable:
+    return callable(value)
+  if origin in (int, float):
+    allowed = (int,) if origin is int else (int, float)
+    return isinstance(value, allowed) and not isinstance(value, bool)
+  if annotation is Any or not isinstance(origin, type):
+    return True
+  return isinstance(value, origin)
+
+
+def _describe(annotation: Any) -> str:
+  """What an annotation asks for: `an integer or None`."""
+  origin = typing.get_origin(annotation) or annotation
+  if origin in (typing.Union, types.UnionType):
+    words = [
+        _describe(argument)
+        for argument in typing.get_args(annotation)
+        if typing.get_origin(argument) is not os.PathLike
+    ]
+    return ' or '.join(dict.fromkeys(words))
+  return _TYPES.get(origin) or f'a {getattr(origin, "__name__", origin)}'
 
 
 def _name(function: Callable[..., Any], name: str, binding: Any) -> str:
@@ -358,7 +374,7 @@ def _shown(value: Any) -> str:
   return f'a {type(value).__name__}'
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def _nearest(name: str, known: Iterable[str]) -> str:
   """` Did you mean X?` for the known name most like `name`, else nothing."""
   close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
   return f' Did you mean {close[0]}?' if close else ''

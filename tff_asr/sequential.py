@@ -1,4 +1,4 @@
-"""What a graph does with all tensors of a model, in little memory."""
+"""A map over the tensors of a model, one after the other to save memory."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -13,12 +13,12 @@ def sequential_map(
 ) -> list[_Result]:
   """`[function(*each) for each in zip(*tensors)]`, in a graph in that order.
 
-  An executor begins with all tensors at once, and what is computed on the way
-  takes the memory of all of them; so it takes that of the largest.
+  TensorFlow would begin with all elements at once, and the temporary tensors
+  would take the memory of all of them, here that of the largest.
 
   Args:
-    function: Of one element of each; returns a nest of tensors.
-    *tensors: Of one length.
+    function: Maps one element of each; returns a nest of tensors.
+    *tensors: Sequences of one length.
   """
   results = []
   done = []

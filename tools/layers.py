@@ -18,7 +18,6 @@ FOLDERS = ('tff_asr', 'bin', 'data_tools', 'benchmarks', 'tests', 'tools')
 # Layer by layer: the packages and modules of tff_asr, and their libraries.
 LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
-        'type_checks': (),
         'checks': (),
         'files': (),
         'sequential': ('tensorflow',),
@@ -120,9 +119,10 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
 # Beside the layers: of tff_asr these import layer 0 only, and only programs,
 # benchmarks, data_tools (launch) and tests import them.
 ALONE: dict[str, tuple[str, ...]] = {
-    'config': ('gin', 'tff_asr.type_checks', 'tff_asr.checks'),
-    'launch': ('absl', 'tff_asr.checks', 'tff_asr.help_text'),
-    'help_text': ('absl',),
+    'config': ('gin', 'tff_asr.checks'),
+    'errors': ('tff_asr.checks',),
+    'launch': ('absl', 'tff_asr.errors', 'tff_asr.signals'),
+    'signals': ('psutil',),
 }
 
 # What converters share with training.

@@ -106,11 +106,6 @@ class BadInputTest(parameterized.TestCase):
       ('empty_folder', ["TRAIN_DIR = 'ROOT/empty'"], ['holds no corpus.json']),
       ('a_file', ["TRAIN_DIR = 'ROOT/file'"], ['ROOT/file is not a folder']),
       ('not_a_text', ['TRAIN_DIR = 3'], [('TRAIN_DIR must be', 'found 3')]),
-      (
-          'both_folders',
-          ["TRAIN_DIR = 'no/a'", "DEV_DIR = 'no/b'"],
-          ['no/a is not a folder', 'no/b is not a folder'],
-      ),
       ('characters', ["TRAIN_DIR = 'ROOT/foreign'"], ["not tokens: 'ï'"]),
       (
           'counts',
@@ -132,8 +127,6 @@ class BadInputTest(parameterized.TestCase):
           ['DIM = 9', "LOSS_KERNEL = 'slow'"],
           [('num_heads', '9')],
       ),
-      ('dropout', ['DROPOUT = 1.5'], [('dropout', '1.5')]),
-      ('text', ["DROPOUT = 'no'"], [('DROPOUT must be a number', "'no'")]),
       (
           'batch',
           ['MAX_BATCH_SEC = 3.0', 'MAX_UTTERANCE_SEC = 4.0'],
@@ -153,11 +146,6 @@ class BadInputTest(parameterized.TestCase):
           'schedule',
           ['DECAY_STEPS = 0', 'WARMUP_STEPS = -1'],
           [('transition_rounds', '0')],
-      ),
-      (
-          'infinite_rate',
-          ['LEARNING_RATE = 1e999'],
-          [('learning_rate', 'inf')],
       ),
       ('no_seed', ["INIT_FROM_RUN = 'no/run'"], ['no/run holds no trained model']),
       ('seed_not_a_run', ["INIT_FROM_RUN = 'ROOT/file'"], ['holds no trained']),
@@ -179,7 +167,7 @@ class BadInputTest(parameterized.TestCase):
       (
           'misspelt',
           ['NUM_STEP = 2', 'LEARNING_RAT = 1.0', 'DIM = [2'],
-          ['Did you mean NUM_STEPS?', 'Did you mean LEARNING_RATE?', 'DIM = ['],
+          ['DIM = [', 'Did you mean LEARNING_RATE?', 'Did you mean NUM_STEPS?'],
       ),
       (
           'a_part_is_a_number',
@@ -191,7 +179,6 @@ class BadInputTest(parameterized.TestCase):
           [
               "TRAIN_DIR = 'no/a'",
               'DROPOUT = -1.0',
-              'NUM_STEPS = 0',
               'LEARNING_RATE = -1.0',
               'MAX_BATCH_SEC = 0.0',
           ],
@@ -200,7 +187,6 @@ class BadInputTest(parameterized.TestCase):
               ('max_batch_sec', '0.0'),
               'no/a is not a folder',
               'learning_rate',
-              'num_steps must be',
           ],
       ),
   )
@@ -214,12 +200,14 @@ class BadInputTest(parameterized.TestCase):
           [
               'NUM_ROUNDS = 0',
               'COHORT_SIZE = 4',
+              'SAVE_EVERY = 0',
               'DELTA = 2.0',
               'NOISE_SEED = -1',
               "INIT_FROM_RUN = 'ROOT/wide'",
           ],
           [
               'num_rounds',
+              'save_every',
               ('cohort_size', '4', '3'),
               ('delta', '2.0'),
               'noise_seed',
@@ -234,27 +222,18 @@ class BadInputTest(parameterized.TestCase):
               'L2_NORM_CLIP = 1e999',
               'NOISE_MULTIPLIER = 1.0',
               'SERVER_LEARNING_RATE = -1.0',
-              'SAVE_EVERY = 0',
-              'TARGET_EPSILON = 2.0',
           ],
           [
               'needs a finite l2_norm_clip',
               'learning_rate',
               ('GPU:7', 'this machine has not'),
               'no/dev is not a folder',
-              'save_every',
-              ('target_epsilon is 2 at no delta', 'set DELTA'),
           ],
       ),
       (
-          'clients_per_device',
-          ["DEV_DIR = 'no/dev'", 'CLIENTS_PER_DEVICE = 0', 'DROPOUT = 2.0'],
-          [('dropout', '2.0'), 'clients_per_device', 'no/dev'],
-      ),
-      (
           'local_work',
-          ['NUM_LOCAL_STEPS = None', 'NUM_ROUNDS = -1'],
-          ['num_steps or num_epochs must be set', 'num_rounds'],
+          ['NUM_LOCAL_STEPS = None'],
+          ['num_steps or num_epochs must be set'],
       ),
       (
           'noise',
@@ -315,19 +294,12 @@ class BadInputTest(parameterized.TestCase):
               'FREEZE = @layer_freeze.LayerFreeze()',
               'FREEZE_SHARE = 1.0',
               "DEV_DIR = 'no/dev'",
-              "INIT_FROM_RUN = 'no/run'",
           ],
           [
               'needs a finite l2_norm_clip',
               ('share must be below 1', 'nothing is left'),
               'no/dev is not a folder',
-              'no/run holds no trained model',
           ],
-      ),
-      (
-          'macro',
-          ['BATCH_SIZ = 3', 'NUM_STEPS = 0'],
-          ['Did you mean BATCH_SIZE?'],
       ),
   )
   def test_pretrain(self, settings, expected):
@@ -361,8 +333,8 @@ class BadInputTest(parameterized.TestCase):
       ),
       (
           'elsewhere',
-          ["OUTPUT_NAME = '../test.json'", "TEST_DIR = 'no/test'"],
-          ['no/test is not a folder', 'output_name must be a file name'],
+          ["OUTPUT_NAME = '../test.json'", "RUNS = ['no/run']"],
+          ['no/run holds no', 'output_name must be a file name'],
       ),
       ('characters', ["TEST_DIR = 'ROOT/foreign'"], ["not tokens: 'ï'"]),
   )

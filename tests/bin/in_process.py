@@ -73,10 +73,16 @@ def _own_flags(path: str) -> Iterator[None]:
       for name, value in vars(values).items()
   }
   with open(path, encoding='utf-8') as f:
-    kept = ['data_tools.conversion'] if 'import conversion\n' in f.read() else []
+    source = f.read()
   for module, defined in list(values.flags_by_module_dict().items()):
-    if module.startswith(('data_tools.', 'benchmarks.')) and module not in kept:
+    if f'import {module.rpartition(".")[2]}\n' in source:
+      for flag in defined:
+        flag.unparse()
+    elif module.startswith(('data_tools.', 'benchmarks.')):
       values.remove_flag_values([flag.name for flag in list(defined)])
+  # It defines its flags anew where it is imported.
+  for name in ('bin', 'bin.training'):
+    sys.modules.pop(name, None)
   try:
     yield
   finally:

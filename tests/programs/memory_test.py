@@ -4,7 +4,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import tensorflow as tf
 
-from tff_asr import launch
+from tff_asr import errors
 from tff_asr.programs import memory
 
 
@@ -30,7 +30,7 @@ class ExplainedTest(parameterized.TestCase):
     with self.assertRaises(OSError) as caught:
       with memory.explained():
         raise error
-    (line,) = launch.lines(caught.exception)
+    (line,) = errors.lines(caught.exception)
     for part in (
         text, 'MAX_BATCH_SEC', 'CLIENTS_PER_DEVICE', 'NUM_VECTORIZED',
         'NUM_BLOCKS',
