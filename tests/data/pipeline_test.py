@@ -26,7 +26,7 @@ _SEEDS = ((1, 2), (1, 3))
 def _pipeline(**kwargs) -> pipeline_lib.Pipeline:
   settings = dict(
       tokenizer=tokenizer_lib.CharTokenizer(' abc'),
-      output_lengths=subsampling.output_lengths,
+      output_lengths=subsampling.output_lengths_3x,
       max_batch_sec=_MAX_BATCH_SEC,
       max_utterance_sec=2.0,
       chunk_size=16,

@@ -17,6 +17,11 @@ def perturbed(specs: weights_lib.Specs) -> weights_lib.Weights:
   )
 
 
+def arrays(weights: weights_lib.Weights) -> dict[str, np.ndarray]:
+  """Tensors to arrays."""
+  return {name: value.numpy() for name, value in weights.items()}
+
+
 def features(*shape: int) -> np.ndarray:
   """Random ones, a function of the shape."""
   return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)

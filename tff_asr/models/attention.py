@@ -1,8 +1,16 @@
-"""Multi-head self-attention without biases.
+"""Multi-head self-attention, plain or with relative positions.
 
 Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, as in the federated ASR
 paper's code: queries, keys and values in one matrix, dropout on the attention
-weights.
+weights, no biases.
+
+With relative positions (Dai et al. 2019, Transformer-XL,
+https://arxiv.org/abs/1901.02860, as in the Conformer) frame i scores frame j by
+
+    ((q_i + u) k_j + (q_i + v) W_r r_(i-j)) / sqrt(D / H)
+
+for sinusoids r of the distance i - j in frames, either way, and biases u and v
+of each head.
 
   B: batch size. S: frames. D: width. H: heads.
 """
@@ -12,7 +20,8 @@ from typing import Optional
 
 import tensorflow as tf
 
-from tff_asr.models import encoder
+from tff_asr.models import layers
+from tff_asr.models import positions as positions_lib
 from tff_asr.models import weights as weights_lib
 
 _MASKED = -1e9
@@ -48,25 +57,68 @@ def apply(
   Returns:
     As inputs, [B, S, D]; what stands at padded frames is arbitrary but finite.
   """
-  query, key, value = project(weights, inputs, num_heads=num_heads)
+  query, key, value = _project(weights, inputs, num_heads=num_heads)
   dim = inputs.shape[-1]
   head_dim = dim // num_heads
   scores = tf.matmul(query * (1 / math.sqrt(head_dim)), key, transpose_b=True)
-  return combine(weights, scores, value, valid, dropout=dropout, seed=seed)
+  return _combine(weights, scores, value, valid, dropout=dropout, seed=seed)
 
 
-def project(
+def relative_specs(*, dim: int) -> weights_lib.Specs:
+  """As `specs`, and `wr` [D, D], `u` and `v` [D], a part a head."""
+  return {
+      **specs(dim=dim),
+      'u': weights_lib.zeros(dim),
+      'v': weights_lib.zeros(dim),
+      'wr': weights_lib.matrix(dim, dim),
+  }
+
+
+def apply_relative(
+    weights: weights_lib.Weights,
+    inputs: tf.Tensor,
+    valid: tf.Tensor,
+    *,
+    num_heads: int,
+    dropout: float,
+    seed: Optional[tf.Tensor],
+) -> tf.Tensor:
+  """Attends from every frame to the valid ones; as `apply`."""
+  size, dim = tf.shape(inputs)[1], inputs.shape[-1]
+  head_dim = dim // num_heads
+  query, key, value = _project(weights, inputs, num_heads=num_heads)
+  distances = size - 1 - tf.range(tf.maximum(2 * size - 1, 1))
+  positions = layers.matmul(
+      tf.cast(
+          positions_lib.sinusoids(tf.cast(distances, tf.float32), dim=dim),
+          inputs.dtype,
+      ),
+      weights['wr'],
+  )
+  positions = tf.transpose(
+      tf.reshape(positions, [-1, num_heads, head_dim]), [1, 2, 0]
+  )
+  by_head = lambda bias: tf.cast(
+      tf.reshape(bias, [num_heads, 1, head_dim]), inputs.dtype
+  )
+  content = tf.matmul(query + by_head(weights['u']), key, transpose_b=True)
+  position = tf.matmul(query + by_head(weights['v']), positions)
+  scores = (content + _shift(position)) * (1 / math.sqrt(head_dim))
+  return _combine(weights, scores, value, valid, dropout=dropout, seed=seed)
+
+
+def _project(
     weights: weights_lib.Weights, inputs: tf.Tensor, *, num_heads: int
 ) -> list[tf.Tensor]:
   """Returns queries, keys and values of each head, [B, H, S, D / H]."""
   batch_size, size, _ = tf.unstack(tf.shape(inputs))
   head_dim = inputs.shape[-1] // num_heads
-  qkv = encoder.matmul(inputs, weights['wqkv'])
+  qkv = layers.matmul(inputs, weights['wqkv'])
   qkv = tf.reshape(qkv, [batch_size, size, 3, num_heads, head_dim])
   return tf.unstack(tf.transpose(qkv, [2, 0, 3, 1, 4]))
 
 
-def combine(
+def _combine(
     weights: weights_lib.Weights,
     scores: tf.Tensor,
     value: tf.Tensor,
@@ -75,25 +127,28 @@ def combine(
     dropout: float,
     seed: Optional[tf.Tensor],
 ) -> tf.Tensor:
-  """Weighs the values of valid frames by their scores, and joins the heads.
-
-  Args:
-    weights: As in `specs`.
-    scores: float32 or bfloat16 [B, H, S, S], from each frame to each frame.
-    value: As from `project`.
-    valid: As in `apply`.
-    dropout: As in `apply`.
-    seed: As in `apply`.
-
-  Returns:
-    As from `apply`.
-  """
+  """Weighs the values of valid frames by scores [B, H, S, S]; see `apply`."""
   batch_size, _, size, _ = tf.unstack(tf.shape(value))
   dim = value.shape[1] * value.shape[3]
   scores = tf.cast(scores, tf.float32)
   scores += (1 - tf.transpose(valid, [0, 2, 1])[:, tf.newaxis]) * _MASKED
   attention = tf.cast(tf.nn.softmax(scores), value.dtype)
-  attention = encoder.dropout(attention, dropout, seed)
+  attention = layers.dropout(attention, dropout, seed)
   heads = tf.transpose(tf.matmul(attention, value), [0, 2, 1, 3])
   heads = tf.reshape(heads, [batch_size, size, dim])
-  return encoder.matmul(heads, weights['wf'])
+  return layers.matmul(heads, weights['wf'])
+
+
+def _shift(scores: tf.Tensor) -> tf.Tensor:
+  """Scores by distance S-1 ... 1-S [B, H, S, 2S-1] to by frame [B, H, S, S].
+
+  Row i needs the S columns from S-1-i on: read in rows of one column less, each
+  row starts one column further left.
+  """
+  batch_size, num_heads, size, num_distances = tf.unstack(tf.shape(scores))
+  padded = tf.pad(scores, [[0, 0], [0, 0], [0, 0], [1, 0]])
+  turned = tf.reshape(padded, [batch_size, num_heads, 2 * size, size])
+  shifted = tf.reshape(
+      turned[:, :, 1:], [batch_size, num_heads, size, num_distances]
+  )
+  return shifted[:, :, :, :size]

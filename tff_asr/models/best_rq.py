@@ -19,6 +19,7 @@ from tff_asr import checks
 from tff_asr.features import log_mel
 from tff_asr.features import span_masks
 from tff_asr.models import encoder as encoder_lib
+from tff_asr.models import layers
 from tff_asr.models import quantizer as quantizer_lib
 from tff_asr.models import weights as weights_lib
 
@@ -118,7 +119,7 @@ class BestRqModel:
     hidden, _ = self.encoder.apply(
         weights, masked.features, masked.feature_lengths, seed
     )
-    outputs = encoder_lib.matmul(hidden, weights['prediction/kernel'])
+    outputs = layers.matmul(hidden, weights['prediction/kernel'])
     return outputs + weights['prediction/bias']
 
   def loss(

@@ -1,10 +1,10 @@
 """Conformer encoder with group norm.
 
 Gulati et al. 2020, https://arxiv.org/abs/2005.08100: a convolutional front end
-(`subsampling_2d`), then blocks
+(`subsampling`, 4x), then blocks
 
     x = x + FFN(x) / 2
-    x = x + relative_attention(LN(x))
+    x = x + attention(LN(x))
     x = x + W_4 swish(GN(depthwise(glu(W_3 LN(x)))))
     x = x + FFN(x) / 2
     x = LN(x),    FFN(x) = W_2 swish(W_1 LN(x))
@@ -18,6 +18,7 @@ only; matrices have no biases, as in `transformer`.
   B: batch size. T: feature frames. F: mel bins. S: subsampled frames. D: width.
 """
 
+import functools
 import math
 from typing import Optional
 
@@ -25,10 +26,10 @@ import tensorflow as tf
 
 from tff_asr import checks
 from tff_asr.features import log_mel
+from tff_asr.models import attention
 from tff_asr.models import encoder
-from tff_asr.models import norms
-from tff_asr.models import relative_attention
-from tff_asr.models import subsampling_2d
+from tff_asr.models import layers
+from tff_asr.models import subsampling
 from tff_asr.models import weights as weights_lib
 
 
@@ -57,7 +58,7 @@ def build(
     front_channels: Channels of the front end's convolutions.
     dropout: Rate.
     feature_dim: F, at least 4.
-    activation_dtype: 'float32' or 'bfloat16'; see `encoder`.
+    activation_dtype: 'float32' or 'bfloat16'; see `layers`.
 
   Returns:
     An `encoder.Encoder` with D = dim and S = T // 4.
@@ -77,8 +78,7 @@ def build(
       front_channels=front_channels,
       feature_dim=feature_dim,
   )
-  encoder.check_dropout(dropout)
-  checks.one_of(encoder.ACTIVATION_DTYPES, activation_dtype=activation_dtype)
+  layers.check_options(dropout=dropout, activation_dtype=activation_dtype)
   if dim % num_heads or dim % num_groups:
     raise ValueError(
         'dim must be divisible by num_heads and num_groups, found dim '
@@ -86,46 +86,20 @@ def build(
     )
   if kernel_size % 2 == 0:
     raise ValueError(f'kernel_size must be odd, found {kernel_size}.')
-  if feature_dim < subsampling_2d.STRIDE:
-    raise ValueError(f'feature_dim must be at least 4, found {feature_dim}.')
-
-  names = encoder.block_names(num_blocks)
-  front = subsampling_2d.specs(
-      feature_dim=feature_dim, channels=front_channels, dim=dim
-  )
-  specs = dict(weights_lib.prefix('front', front))
-  for name in names:
-    specs |= weights_lib.prefix(name, _block_specs(dim, mlp_dim, kernel_size))
-
-  def apply(
-      weights: weights_lib.Weights,
-      features: tf.Tensor,
-      feature_lengths: tf.Tensor,
-      seed: Optional[tf.Tensor],
-  ) -> tuple[tf.Tensor, tf.Tensor]:
-    front_seed, *block_seeds = encoder.split_seed(seed, num_blocks + 1)
-    hidden, lengths = subsampling_2d.apply(
-        weights_lib.select('front', weights),
-        features,
-        feature_lengths,
-        dropout=dropout,
-        activation_dtype=activation_dtype,
-        seed=front_seed,
-    )
-    valid = encoder.mask(lengths, tf.shape(hidden)[1])
-    for name, block_seed in zip(names, block_seeds):
-      hidden = _block(
-          weights_lib.select(name, weights),
-          hidden,
-          valid,
-          num_heads=num_heads,
-          num_groups=num_groups,
+  return encoder.stack(
+      subsampling.build_4x(
+          feature_dim=feature_dim,
+          channels=front_channels,
+          dim=dim,
           dropout=dropout,
-          seed=block_seed,
-      )
-    return tf.cast(hidden, tf.float32), lengths
-
-  return encoder.Encoder(specs, apply, subsampling_2d.output_lengths, dim)
+          activation_dtype=activation_dtype,
+      ),
+      num_blocks=num_blocks,
+      block_specs=_block_specs(dim, mlp_dim, kernel_size),
+      apply_block=functools.partial(
+          _block, num_heads=num_heads, num_groups=num_groups, dropout=dropout
+      ),
+  )
 
 
 def _block_specs(
@@ -133,27 +107,27 @@ def _block_specs(
 ) -> weights_lib.Specs:
   """Weights of one block."""
   mlp = {
-      **weights_lib.prefix('ln', norms.specs(dim)),
+      **weights_lib.prefix('ln', layers.norm_specs(dim)),
       'w1': weights_lib.matrix(dim, mlp_dim),
       'w2': weights_lib.matrix(mlp_dim, dim),
   }
-  attention = {
-      **weights_lib.prefix('ln', norms.specs(dim)),
-      **relative_attention.specs(dim=dim),
+  relative = {
+      **weights_lib.prefix('ln', layers.norm_specs(dim)),
+      **attention.relative_specs(dim=dim),
   }
   convolution = {
       'depthwise': weights_lib.WeightSpec(
           (kernel_size, dim), limit=1 / math.sqrt(kernel_size)
       ),
-      **weights_lib.prefix('gn', norms.specs(dim)),
-      **weights_lib.prefix('ln', norms.specs(dim)),
+      **weights_lib.prefix('gn', layers.norm_specs(dim)),
+      **weights_lib.prefix('ln', layers.norm_specs(dim)),
       'w3': weights_lib.matrix(dim, 2 * dim),
       'w4': weights_lib.matrix(dim, dim),
   }
   return {
-      **weights_lib.prefix('attention', attention),
+      **weights_lib.prefix('attention', relative),
       **weights_lib.prefix('conv', convolution),
-      **weights_lib.prefix('ln', norms.specs(dim)),
+      **weights_lib.prefix('ln', layers.norm_specs(dim)),
       **weights_lib.prefix('mlp_1', mlp),
       **weights_lib.prefix('mlp_2', mlp),
   }
@@ -163,14 +137,14 @@ def _block(
     weights: weights_lib.Weights,
     inputs: tf.Tensor,
     valid: tf.Tensor,
+    seed: Optional[tf.Tensor],
     *,
     num_heads: int,
     num_groups: int,
     dropout: float,
-    seed: Optional[tf.Tensor],
 ) -> tf.Tensor:
   """One block."""
-  mlp_1_seed, attention_seed, conv_seed, mlp_2_seed = encoder.split_seed(
+  mlp_1_seed, attention_seed, conv_seed, mlp_2_seed = layers.split_seed(
       seed, 4
   )
   part = lambda name: weights_lib.select(name, weights)
@@ -182,7 +156,7 @@ def _block(
       part('conv'), hidden, valid, num_groups, dropout, conv_seed
   )
   hidden += _mlp(part('mlp_2'), hidden, dropout, mlp_2_seed) / 2
-  return norms.layer_norm(part('ln'), hidden)
+  return layers.layer_norm(part('ln'), hidden)
 
 
 def _mlp(
@@ -192,12 +166,12 @@ def _mlp(
     seed: Optional[tf.Tensor],
 ) -> tf.Tensor:
   """The feed-forward module."""
-  inner_seed, outer_seed = encoder.split_seed(seed, 2)
-  normed = norms.layer_norm(weights_lib.select('ln', weights), inputs)
-  inner = _swish(encoder.matmul(normed, weights['w1']))
-  inner = encoder.dropout(inner, dropout, inner_seed)
-  outputs = encoder.matmul(inner, weights['w2'])
-  return encoder.dropout(outputs, dropout, outer_seed)
+  inner_seed, outer_seed = layers.split_seed(seed, 2)
+  normed = layers.layer_norm(weights_lib.select('ln', weights), inputs)
+  inner = _swish(layers.matmul(normed, weights['w1']))
+  inner = layers.dropout(inner, dropout, inner_seed)
+  outputs = layers.matmul(inner, weights['w2'])
+  return layers.dropout(outputs, dropout, outer_seed)
 
 
 def _attention(
@@ -209,16 +183,16 @@ def _attention(
     seed: Optional[tf.Tensor],
 ) -> tf.Tensor:
   """The attention module."""
-  inner_seed, outer_seed = encoder.split_seed(seed, 2)
-  outputs = relative_attention.apply(
+  inner_seed, outer_seed = layers.split_seed(seed, 2)
+  outputs = attention.apply_relative(
       weights,
-      norms.layer_norm(weights_lib.select('ln', weights), inputs),
+      layers.layer_norm(weights_lib.select('ln', weights), inputs),
       valid,
       num_heads=num_heads,
       dropout=dropout,
       seed=inner_seed,
   )
-  return encoder.dropout(outputs, dropout, outer_seed)
+  return layers.dropout(outputs, dropout, outer_seed)
 
 
 def _convolution(
@@ -230,15 +204,14 @@ def _convolution(
     seed: Optional[tf.Tensor],
 ) -> tf.Tensor:
   """The convolution module."""
-  normed = norms.layer_norm(weights_lib.select('ln', weights), inputs)
-  value, gate = tf.split(encoder.matmul(normed, weights['w3']), 2, axis=-1)
-  gated = value * tf.sigmoid(gate)
+  normed = layers.layer_norm(weights_lib.select('ln', weights), inputs)
+  gated = layers.glu(layers.matmul(normed, weights['w3']))
   hidden = _depthwise(gated * tf.cast(valid, gated.dtype), weights['depthwise'])
-  hidden = norms.group_norm(
+  hidden = layers.group_norm(
       weights_lib.select('gn', weights), hidden, valid, num_groups=num_groups
   )
-  outputs = encoder.matmul(_swish(hidden), weights['w4'])
-  return encoder.dropout(outputs, dropout, seed)
+  outputs = layers.matmul(_swish(hidden), weights['w4'])
+  return layers.dropout(outputs, dropout, seed)
 
 
 def _depthwise(inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:

@@ -13,6 +13,7 @@ whether they are padding of the batch or lie outside it.
   B: batch size. T: feature frames. F: mel bins. S: subsampled frames. D: width.
 """
 
+import functools
 import math
 from typing import Optional
 
@@ -22,7 +23,7 @@ from tff_asr import checks
 from tff_asr.features import convolution
 from tff_asr.features import log_mel
 from tff_asr.models import encoder
-from tff_asr.models import norms
+from tff_asr.models import layers
 from tff_asr.models import subsampling
 from tff_asr.models import weights as weights_lib
 
@@ -44,7 +45,7 @@ def build(
     kernel_size: Frames that a block's convolution sees, odd.
     dropout: Rate after the front end and in each block.
     feature_dim: F.
-    activation_dtype: 'float32' or 'bfloat16'; see `encoder`.
+    activation_dtype: 'float32' or 'bfloat16'; see `layers`.
 
   Returns:
     An `encoder.Encoder` with D = dim and S = T // 3.
@@ -59,44 +60,22 @@ def build(
       kernel_size=kernel_size,
       feature_dim=feature_dim,
   )
-  encoder.check_dropout(dropout)
-  checks.one_of(encoder.ACTIVATION_DTYPES, activation_dtype=activation_dtype)
+  layers.check_options(dropout=dropout, activation_dtype=activation_dtype)
   if kernel_size % 2 == 0:
     raise ValueError(f'kernel_size must be odd, found {kernel_size}.')
 
-  names = encoder.block_names(num_blocks)
-  specs = dict(
-      weights_lib.prefix(
-          'front', subsampling.specs(feature_dim=feature_dim, dim=dim)
-      )
+  return encoder.stack(
+      subsampling.build_3x(
+          feature_dim=feature_dim,
+          dim=dim,
+          dropout=dropout,
+          activation_dtype=activation_dtype,
+      ),
+      num_blocks=num_blocks,
+      block_specs=_block_specs(dim, kernel_size),
+      apply_block=functools.partial(_block, dropout=dropout),
+      final_norm=True,
   )
-  for name in names:
-    specs |= weights_lib.prefix(name, _block_specs(dim, kernel_size))
-  specs |= weights_lib.prefix('norm', norms.specs(dim))
-
-  def apply(
-      weights: weights_lib.Weights,
-      features: tf.Tensor,
-      feature_lengths: tf.Tensor,
-      seed: Optional[tf.Tensor],
-  ) -> tuple[tf.Tensor, tf.Tensor]:
-    front_seed, *block_seeds = encoder.split_seed(seed, num_blocks + 1)
-    hidden, lengths = subsampling.apply(
-        weights_lib.select('front', weights),
-        features,
-        feature_lengths,
-        dropout=dropout,
-        activation_dtype=activation_dtype,
-        seed=front_seed,
-    )
-    valid = encoder.mask(lengths, tf.shape(hidden)[1])
-    for name, block_seed in zip(names, block_seeds):
-      added = _gated_conv(weights_lib.select(name, weights), hidden, valid)
-      hidden += encoder.dropout(added, dropout, block_seed)
-    outputs = norms.layer_norm(weights_lib.select('norm', weights), hidden)
-    return tf.cast(outputs, tf.float32), lengths
-
-  return encoder.Encoder(specs, apply, subsampling.output_lengths, dim)
 
 
 def _block_specs(dim: int, kernel_size: int) -> weights_lib.Specs:
@@ -107,20 +86,24 @@ def _block_specs(dim: int, kernel_size: int) -> weights_lib.Specs:
       'kernel': weights_lib.WeightSpec(
           (kernel_size, dim, 2 * dim), limit=math.sqrt(3 / fan_in)
       ),
-      **weights_lib.prefix('norm', norms.specs(dim)),
+      **weights_lib.prefix('norm', layers.norm_specs(dim)),
   }
 
 
-def _gated_conv(
-    weights: weights_lib.Weights, inputs: tf.Tensor, valid: tf.Tensor
+def _block(
+    weights: weights_lib.Weights,
+    inputs: tf.Tensor,
+    valid: tf.Tensor,
+    seed: Optional[tf.Tensor],
+    *,
+    dropout: float,
 ) -> tf.Tensor:
-  """GLU(conv(LN(inputs)) + b), [B, S, D]; arbitrary at padded frames."""
-  normed = norms.layer_norm(weights_lib.select('norm', weights), inputs)
+  """One block."""
+  normed = layers.layer_norm(weights_lib.select('norm', weights), inputs)
   normed *= tf.cast(valid, inputs.dtype)
   kernel = tf.cast(weights['kernel'], inputs.dtype)
   reach = kernel.shape[0] // 2
   padded = tf.pad(normed, [[0, 0], [reach, reach], [0, 0]])
   hidden = convolution.convolve(padded, kernel, 1)
   hidden += tf.cast(weights['bias'], inputs.dtype)
-  value, gate = tf.split(hidden, 2, axis=-1)
-  return value * tf.sigmoid(gate)
+  return inputs + layers.dropout(layers.glu(hidden), dropout, seed)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tff_asr import checks
 from tff_asr.models import encoder as encoder_lib
+from tff_asr.models import layers
 from tff_asr.models import weights as weights_lib
 from tff_asr.text import tokenizer as tokenizer_lib
 
@@ -62,7 +63,7 @@ class CtcModel:
     hidden, lengths = self.encoder.apply(
         weights, features, feature_lengths, seed
     )
-    outputs = encoder_lib.matmul(hidden, weights['head/kernel'])
+    outputs = layers.matmul(hidden, weights['head/kernel'])
     return outputs + weights['head/bias'], lengths
 
   def loss(

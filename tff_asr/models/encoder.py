@@ -1,9 +1,4 @@
-"""What every encoder is: weights, a pure function of them, and its lengths.
-
-Weights, their gradients and an encoder's output are float32. What happens in
-between, the activations, may be bfloat16: half the memory, and the fast matrix
-units of GPUs. Statistics of norms, the softmax of attention and the draws of
-dropout stay float32.
+"""Encoder: weights, a pure function of them, and its lengths.
 
   B: batch size. T: feature frames. F: mel bins. S: subsampled frames.
   D: width of the encoder's output.
@@ -15,10 +10,14 @@ from typing import Optional
 
 import tensorflow as tf
 
-from tff_asr import checks
+from tff_asr.models import layers
 from tff_asr.models import weights as weights_lib
 
-ACTIVATION_DTYPES = ('float32', 'bfloat16')
+# (weights, activations [B, S, D], valid float32 [B, S, 1], seed int32 [2] or
+# None) to activations. What stands at padded frames may be arbitrary.
+Block = Callable[
+    [weights_lib.Weights, tf.Tensor, tf.Tensor, Optional[tf.Tensor]], tf.Tensor
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,61 +44,56 @@ class Encoder:
   output_dim: int
 
 
-def block_names(num_blocks: int) -> list[str]:
-  """Names of blocks that sort in their order."""
-  digits = max(2, len(str(num_blocks - 1)))
-  return [f'block_{index:0{digits}}' for index in range(num_blocks)]
+def stack(
+    front: Encoder,
+    *,
+    num_blocks: int,
+    block_specs: weights_lib.Specs,
+    apply_block: Block,
+    embed: Optional[Callable[..., tf.Tensor]] = None,
+    final_norm: bool = False,
+) -> Encoder:
+  """Builds an encoder of a front end and blocks that are alike.
 
-
-def mask(lengths: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-  """Returns float32 [B, size, 1]: 1 before each length, 0 from it on."""
-  return tf.sequence_mask(lengths, size, tf.float32)[:, :, tf.newaxis]
-
-
-def dropout(
-    inputs: tf.Tensor, rate: float, seed: Optional[tf.Tensor]
-) -> tf.Tensor:
-  """Inverted dropout from a stateless seed; without seed or rate, identity.
-
-  The rate is rounded to 16 bits, of which a value takes 16: drawing costs half
-  of what a uniform float32 does, and is most of dropout's cost.
+  Args:
+    front: The front end; its activations may be bfloat16, and then the blocks'
+      are.
+    num_blocks: Blocks, each with weights and a seed of its own.
+    block_specs: Weights of one block.
+    apply_block: A block.
+    embed: (lengths int32 [B], S, seed) to positions float32 [B, S, D], added
+      before the blocks.
+    final_norm: A layer norm after them.
   """
-  if seed is None or rate == 0:
-    return inputs
-  size = tf.size(inputs)
-  pairs = tf.random.stateless_uniform(
-      [(size + 1) // 2], seed, minval=None, maxval=None, dtype=tf.uint32
-  )
-  draws = tf.reshape(tf.bitcast(pairs, tf.uint16), [-1])[:size]
-  num_dropped = min(round(rate * 2**16), 2**16 - 1)
-  kept = tf.cast(draws >= tf.constant(num_dropped, tf.uint16), inputs.dtype)
-  kept *= tf.cast(1 / (1 - num_dropped / 2**16), inputs.dtype)
-  return inputs * tf.reshape(kept, tf.shape(inputs))
+  digits = max(2, len(str(num_blocks - 1)))  # Names sort in their order.
+  names = [f'block_{index:0{digits}}' for index in range(num_blocks)]
+  specs = dict(weights_lib.prefix('front', front.specs))
+  for name in names:
+    specs |= weights_lib.prefix(name, block_specs)
+  if final_norm:
+    specs |= weights_lib.prefix('norm', layers.norm_specs(front.output_dim))
 
+  def apply(weights, features, feature_lengths, seed):
+    front_seed, *seeds = layers.split_seed(
+        seed, num_blocks + (1 if embed is None else 2)
+    )
+    hidden, lengths = front.apply(
+        weights_lib.select('front', weights),
+        features,
+        feature_lengths,
+        front_seed,
+    )
+    size = tf.shape(hidden)[1]
+    if embed is not None:
+      positions = embed(lengths, size, seeds.pop(0))
+      hidden += tf.cast(positions, hidden.dtype)
+    valid = layers.mask(lengths, size)
+    for name, block_seed in zip(names, seeds, strict=True):
+      block_weights = weights_lib.select(name, weights)
+      hidden = apply_block(block_weights, hidden, valid, block_seed)
+    if final_norm:
+      norm_weights = weights_lib.select('norm', weights)
+      hidden = layers.layer_norm(norm_weights, hidden)
+    return tf.cast(hidden, tf.float32), lengths
 
-def check_dropout(dropout: float) -> None:
-  """Raises ValueError unless the rate is in [0, 1)."""
-  checks.in_range(0, 1, dropout=dropout)
-  if dropout == 1:
-    raise ValueError('dropout must be below 1, found 1.')
-
-
-def matmul(inputs: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-  """`inputs` [..., D] times a float32 weight [D, E], in the inputs' dtype."""
-  # One product of all rows. `tf.matmul` would take one an utterance, and their
-  # gradients' sum over utterances is then an operation of its own.
-  rows = tf.reshape(inputs, [-1, weight.shape[0]])
-  outputs = tf.matmul(rows, tf.cast(weight, inputs.dtype))
-  shape = tf.concat([tf.shape(inputs)[:-1], weight.shape[1:]], axis=0)
-  outputs = tf.reshape(outputs, shape)
-  outputs.set_shape(inputs.shape[:-1] + weight.shape[1:])
-  return outputs
-
-
-def split_seed(
-    seed: Optional[tf.Tensor], num_seeds: int
-) -> list[Optional[tf.Tensor]]:
-  """Splits a seed into independent ones; None stays None (evaluation)."""
-  if seed is None:
-    return [None] * num_seeds
-  return tf.unstack(tf.random.split(seed, num_seeds))
+  return Encoder(specs, apply, front.output_lengths, front.output_dim)

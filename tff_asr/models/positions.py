@@ -17,7 +17,7 @@ from typing import Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_asr.models import encoder
+from tff_asr.models import layers
 
 _FREQ_SCALE = 30.0
 
@@ -52,7 +52,7 @@ def cape(
         [tf.shape(lengths)[0], 1], seed, -max_shift_sec, max_shift_sec
     )
   embedding = sinusoids(seconds, dim=dim, scale=_FREQ_SCALE)
-  return embedding * encoder.mask(lengths, size)
+  return embedding * layers.mask(lengths, size)
 
 
 def sinusoidal(lengths: tf.Tensor, size: tf.Tensor, *, dim: int) -> tf.Tensor:
@@ -69,7 +69,7 @@ def sinusoidal(lengths: tf.Tensor, size: tf.Tensor, *, dim: int) -> tf.Tensor:
     past each length.
   """
   embedding = sinusoids(_frames(size), dim=dim)
-  return embedding * encoder.mask(lengths, size)
+  return embedding * layers.mask(lengths, size)
 
 
 def sinusoids(

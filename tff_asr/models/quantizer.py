@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tff_asr import checks
 from tff_asr.features import log_mel
-from tff_asr.models import encoder
+from tff_asr.models import layers
 from tff_asr.models import weights as weights_lib
 
 _VARIANCE_EPSILON = 1e-5
@@ -93,8 +93,8 @@ class Quantizer:
     )
     # Of unit vectors the nearest has the largest product, and the length of
     # what it is compared with does not matter.
-    projected = encoder.matmul(stacked, self.projection)
-    products = encoder.matmul(projected, tf.transpose(self.codes))
+    projected = layers.matmul(stacked, self.projection)
+    products = layers.matmul(projected, tf.transpose(self.codes))
     return tf.argmax(products, axis=-1, output_type=tf.int32)
 
   @property

@@ -1,72 +1,146 @@
-"""Convolutional front end: features to subsampled frames.
+"""Convolutional front ends: features to subsampled frames.
 
-As in the published code of https://arxiv.org/abs/2310.00098: the features are
-normalised to mean 0 and variance 1 over the utterance's frames and bins (once
-more after the front end of the signal: SpecAugment's zeros have changed both),
-then scaled and shifted by one scalar each; a 1-D convolution (kernel 7, stride
-3) to twice the width, a gated linear unit, dropout. The convolution sees the 7
-input frames centred on an output frame's group of 3; frames past the
-utterance's end read as 0, whether they are padding of the batch or lie outside
-it, so that padding never changes an output.
+3x, of the transformer, as in the published code of
+https://arxiv.org/abs/2310.00098: the features are normalised to mean 0 and
+variance 1 over the utterance's frames and bins (once more after the front end
+of the signal: SpecAugment's zeros have changed both), then scaled and shifted
+by one scalar each; a 1-D convolution (kernel 7, stride 3) to twice the width, a
+gated linear unit, dropout. It sees the 7 input frames centred on an output
+frame's group of 3.
+
+4x, of the Conformer, in time and mel (Gulati et al. 2020,
+https://arxiv.org/abs/2005.08100): two convolutions over time and mel bins
+(kernel 3 x 3, stride 2 x 2, ReLU) and a linear layer over what is left of the
+bins. Frame j of a convolution sees the 3 frames from 2 j on.
+
+Frames past the utterance's end read as 0 in both, whether they are padding of
+the batch or lie outside it, so that padding never changes an output.
 
   B: batch size. T: feature frames. F: mel bins. S: subsampled frames.
-  D: output width.
+  K: channels. D: output width.
 """
 
 import math
-from typing import Optional
 
 import tensorflow as tf
 
 from tff_asr.features import convolution
 from tff_asr.features import log_mel
 from tff_asr.models import encoder
+from tff_asr.models import layers
 from tff_asr.models import weights as weights_lib
 
-KERNEL_SIZE = 7
-STRIDE = 3
+STRIDE_3X = 3
+STRIDE_4X = 4
 
-_PAD_LEFT = (KERNEL_SIZE - STRIDE) // 2
-_PAD_RIGHT = KERNEL_SIZE - STRIDE - _PAD_LEFT
+_KERNEL_3X = 7
+_KERNEL_4X = 3
+_CONV_STRIDE_4X = 2
 
 
-def output_lengths(feature_lengths: tf.Tensor) -> tf.Tensor:
+def output_lengths_3x(feature_lengths: tf.Tensor) -> tf.Tensor:
   """Whole groups of 3 frames: S = T // 3."""
-  return feature_lengths // STRIDE
+  return feature_lengths // STRIDE_3X
 
 
-def specs(*, feature_dim: int, dim: int) -> weights_lib.Specs:
-  """Weights of the front end from F = feature_dim to D = dim."""
-  fan_in = KERNEL_SIZE * feature_dim
-  return {
+def output_lengths_4x(feature_lengths: tf.Tensor) -> tf.Tensor:
+  """Whole groups of 4 frames: S = T // 4."""
+  return feature_lengths // STRIDE_4X
+
+
+def build_3x(
+    *, feature_dim: int, dim: int, dropout: float, activation_dtype: str
+) -> encoder.Encoder:
+  """Builds the front end from F = feature_dim to D = dim, with S = T // 3."""
+  fan_in = _KERNEL_3X * feature_dim
+  specs = {
       'bias': weights_lib.WeightSpec((2 * dim,), limit=math.sqrt(1 / fan_in)),
       'input_bias': weights_lib.zeros(1),
       'input_scale': weights_lib.ones(1),
       'kernel': weights_lib.WeightSpec(
-          (KERNEL_SIZE, feature_dim, 2 * dim), limit=math.sqrt(3 / fan_in)
+          (_KERNEL_3X, feature_dim, 2 * dim), limit=math.sqrt(3 / fan_in)
+      ),
+  }
+  pad_left = (_KERNEL_3X - STRIDE_3X) // 2
+  pad_right = _KERNEL_3X - STRIDE_3X - pad_left
+
+  def apply(weights, features, feature_lengths, seed):
+    valid = layers.mask(feature_lengths, tf.shape(features)[1])
+    normed = log_mel.normalize(features, feature_lengths)
+    scaled = normed * weights['input_scale'] + weights['input_bias']
+    scaled *= valid
+    padded = tf.pad(scaled, [[0, 0], [pad_left, pad_right], [0, 0]])
+    padded = tf.cast(padded, activation_dtype)
+    kernel = tf.cast(weights['kernel'], activation_dtype)
+    hidden = convolution.convolve(padded, kernel, STRIDE_3X)
+    hidden += tf.cast(weights['bias'], activation_dtype)
+    outputs = layers.dropout(layers.glu(hidden), dropout, seed)
+    return outputs, output_lengths_3x(feature_lengths)
+
+  return encoder.Encoder(specs, apply, output_lengths_3x, dim)
+
+
+def build_4x(
+    *,
+    feature_dim: int,
+    channels: int,
+    dim: int,
+    dropout: float,
+    activation_dtype: str,
+) -> encoder.Encoder:
+  """Builds the front end from F by way of K = channels to D, S = T // 4.
+
+  Raises:
+    ValueError: feature_dim is below 4.
+  """
+  if feature_dim < STRIDE_4X:
+    raise ValueError(f'feature_dim must be at least 4, found {feature_dim}.')
+  specs = {
+      'bias_1': weights_lib.zeros(channels),
+      'bias_2': weights_lib.zeros(channels),
+      'bias_out': weights_lib.zeros(dim),
+      'kernel_1': _kernel_4x(1, channels),
+      'kernel_2': _kernel_4x(channels, channels),
+      'kernel_out': weights_lib.matrix(
+          feature_dim // STRIDE_4X * channels, dim
       ),
   }
 
+  def apply(weights, features, feature_lengths, seed):
+    valid = layers.mask(feature_lengths, tf.shape(features)[1])
+    # Chosen, not multiplied: padding may hold anything, and 0 * NaN is NaN.
+    hidden = tf.where(valid > 0, features, 0.0)[:, :, :, tf.newaxis]
+    hidden = tf.cast(hidden, activation_dtype)
+    lengths = feature_lengths
+    for number in ('1', '2'):
+      hidden = _convolve_4x(hidden, weights[f'kernel_{number}'])
+      hidden = tf.nn.relu(
+          hidden + tf.cast(weights[f'bias_{number}'], activation_dtype)
+      )
+      lengths = lengths // _CONV_STRIDE_4X
+      valid = layers.mask(lengths, tf.shape(hidden)[1])[:, :, :, tf.newaxis]
+      hidden *= tf.cast(valid, activation_dtype)
+    batch_size, size, _, _ = tf.unstack(tf.shape(hidden))
+    flat = hidden.shape[2] * hidden.shape[3]
+    hidden = tf.reshape(hidden, [batch_size, size, flat])
+    outputs = layers.matmul(hidden, weights['kernel_out'])
+    outputs += tf.cast(weights['bias_out'], activation_dtype)
+    return layers.dropout(outputs, dropout, seed), lengths
 
-def apply(
-    weights: weights_lib.Weights,
-    features: tf.Tensor,
-    feature_lengths: tf.Tensor,
-    *,
-    dropout: float,
-    activation_dtype: str = 'float32',
-    seed: Optional[tf.Tensor],
-) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns activations [B, S, D] and their lengths int32 [B]."""
-  valid = encoder.mask(feature_lengths, tf.shape(features)[1])
-  normed = log_mel.normalize(features, feature_lengths)
-  scaled = normed * weights['input_scale'] + weights['input_bias']
-  scaled *= valid
-  padded = tf.pad(scaled, [[0, 0], [_PAD_LEFT, _PAD_RIGHT], [0, 0]])
-  padded = tf.cast(padded, activation_dtype)
-  kernel = tf.cast(weights['kernel'], activation_dtype)
-  hidden = convolution.convolve(padded, kernel, STRIDE)
-  hidden += tf.cast(weights['bias'], activation_dtype)
-  value, gate = tf.split(hidden, 2, axis=-1)
-  outputs = encoder.dropout(value * tf.sigmoid(gate), dropout, seed)
-  return outputs, output_lengths(feature_lengths)
+  return encoder.Encoder(specs, apply, output_lengths_4x, dim)
+
+
+def _kernel_4x(fan_in: int, fan_out: int) -> weights_lib.WeightSpec:
+  """A kernel whose outputs, before ReLU, have the variance of its inputs."""
+  limit = math.sqrt(3 / (_KERNEL_4X**2 * fan_in))
+  return weights_lib.WeightSpec(
+      (_KERNEL_4X, _KERNEL_4X, fan_in, fan_out), limit=limit
+  )
+
+
+def _convolve_4x(inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+  """Whole strides in time and mel of [B, T, F, K]; reads 0 past the end."""
+  pad = [0, _KERNEL_4X - _CONV_STRIDE_4X]
+  padded = tf.pad(inputs, [[0, 0], pad, pad, [0, 0]])
+  kernel = tf.cast(kernel, inputs.dtype)
+  return convolution.convolve(padded, kernel, _CONV_STRIDE_4X)

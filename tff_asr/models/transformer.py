@@ -27,7 +27,7 @@ from tff_asr import checks
 from tff_asr.features import log_mel
 from tff_asr.models import attention
 from tff_asr.models import encoder
-from tff_asr.models import norms
+from tff_asr.models import layers
 from tff_asr.models import positions
 from tff_asr.models import subsampling
 from tff_asr.models import weights as weights_lib
@@ -63,7 +63,7 @@ def build(
     position: 'cape' or 'sinusoidal'; see `positions`.
     max_shift_sec: Largest shift of CAPE's positions in training.
     feature_dim: F.
-    activation_dtype: 'float32' or 'bfloat16'; see `encoder`.
+    activation_dtype: 'float32' or 'bfloat16'; see `layers`.
 
   Returns:
     An `encoder.Encoder` with D = dim and S = T // 3.
@@ -81,84 +81,55 @@ def build(
       feature_dim=feature_dim,
   )
   checks.in_range(0, 1, layer_drop=layer_drop)
-  encoder.check_dropout(dropout)
+  layers.check_options(dropout=dropout, activation_dtype=activation_dtype)
   checks.one_of(NORMS, norm=norm)
   checks.one_of(POSITIONS, position=position)
   checks.non_negative(max_shift_sec=max_shift_sec)
-  checks.one_of(encoder.ACTIVATION_DTYPES, activation_dtype=activation_dtype)
   if dim % num_heads or dim % 2:
     raise ValueError(
         f'dim must be even and divisible by num_heads, found dim {dim} and '
         f'num_heads {num_heads}.'
     )
 
-  specs = dict(
-      weights_lib.prefix(
-          'front', subsampling.specs(feature_dim=feature_dim, dim=dim)
-      )
-  )
-  for name in encoder.block_names(num_blocks):
-    specs |= weights_lib.prefix(name, _block_specs(dim, mlp_dim))
-  if norm == 'pre':
-    specs |= weights_lib.prefix('norm', norms.specs(dim))
-
-  def positions_of(lengths, size, seed):
+  def embed(lengths, size, seed):
     if position == 'sinusoidal':
       return positions.sinusoidal(lengths, size, dim=dim)
     return positions.cape(
         lengths,
         size,
         dim=dim,
-        frame_sec=subsampling.STRIDE * log_mel.FRAME_SHIFT_SEC,
+        frame_sec=subsampling.STRIDE_3X * log_mel.FRAME_SHIFT_SEC,
         max_shift_sec=max_shift_sec,
         seed=seed,
     )
 
-  def apply(
-      weights: weights_lib.Weights,
-      features: tf.Tensor,
-      feature_lengths: tf.Tensor,
-      seed: Optional[tf.Tensor],
-  ) -> tuple[tf.Tensor, tf.Tensor]:
-    front_seed, shift_seed, *block_seeds = encoder.split_seed(
-        seed, num_blocks + 2
-    )
-    hidden, lengths = subsampling.apply(
-        weights_lib.select('front', weights),
-        features,
-        feature_lengths,
-        dropout=dropout,
-        activation_dtype=activation_dtype,
-        seed=front_seed,
-    )
-    size = tf.shape(hidden)[1]
-    embedding = positions_of(lengths, size, shift_seed)
-    hidden += tf.cast(embedding, hidden.dtype)
-    valid = encoder.mask(lengths, size)
-    for name, block_seed in zip(encoder.block_names(num_blocks), block_seeds):
-      hidden = _block(
-          weights_lib.select(name, weights),
-          hidden,
-          valid,
+  return encoder.stack(
+      subsampling.build_3x(
+          feature_dim=feature_dim,
+          dim=dim,
+          dropout=dropout,
+          activation_dtype=activation_dtype,
+      ),
+      num_blocks=num_blocks,
+      block_specs=_block_specs(dim, mlp_dim),
+      apply_block=functools.partial(
+          _block,
           num_heads=num_heads,
           dropout=dropout,
           layer_drop=layer_drop,
           norm=norm,
-          seed=block_seed,
-      )
-    if norm == 'pre':
-      hidden = norms.layer_norm(weights_lib.select('norm', weights), hidden)
-    return tf.cast(hidden, tf.float32), lengths
-
-  return encoder.Encoder(specs, apply, subsampling.output_lengths, dim)
+      ),
+      embed=embed,
+      final_norm=norm == 'pre',
+  )
 
 
 def _block_specs(dim: int, mlp_dim: int) -> weights_lib.Specs:
   """Weights of one block."""
   return {
       **attention.specs(dim=dim),
-      **weights_lib.prefix('ln1', norms.specs(dim)),
-      **weights_lib.prefix('ln2', norms.specs(dim)),
+      **weights_lib.prefix('ln1', layers.norm_specs(dim)),
+      **weights_lib.prefix('ln2', layers.norm_specs(dim)),
       'w1': weights_lib.matrix(dim, mlp_dim),
       'w2': weights_lib.matrix(mlp_dim, dim),
   }
@@ -168,15 +139,15 @@ def _block(
     weights: weights_lib.Weights,
     inputs: tf.Tensor,
     valid: tf.Tensor,
+    seed: Optional[tf.Tensor],
     *,
     num_heads: int,
     dropout: float,
     layer_drop: float,
     norm: str,
-    seed: Optional[tf.Tensor],
 ) -> tf.Tensor:
   """One block; in training, with probability layer_drop, without its halves."""
-  attention_seed, mlp_seed, drop_seed = encoder.split_seed(seed, 3)
+  attention_seed, mlp_seed, drop_seed = layers.split_seed(seed, 3)
 
   def attend(hidden: tf.Tensor) -> tf.Tensor:
     return attention.apply(
@@ -189,12 +160,12 @@ def _block(
     )
 
   def mlp(hidden: tf.Tensor) -> tf.Tensor:
-    inner = tf.nn.relu(encoder.matmul(hidden, weights['w1']))
-    inner = encoder.dropout(inner, dropout, mlp_seed)
-    return encoder.matmul(inner, weights['w2'])
+    inner = tf.nn.relu(layers.matmul(hidden, weights['w1']))
+    inner = layers.dropout(inner, dropout, mlp_seed)
+    return layers.matmul(inner, weights['w2'])
 
   ln1, ln2 = (
-      functools.partial(norms.layer_norm, weights_lib.select(name, weights))
+      functools.partial(layers.layer_norm, weights_lib.select(name, weights))
       for name in ('ln1', 'ln2')
   )
 

@@ -115,7 +115,7 @@ def padding(
   ids = ids[:_MAX_PADDING_CLIENTS]
   pipeline = pipeline_lib.Pipeline(
       tokenizer=tokenizer_lib.CharTokenizer(data.corpus.characters),
-      output_lengths=subsampling.output_lengths,
+      output_lengths=subsampling.output_lengths_3x,
       max_batch_sec=max_batch_sec,
       max_utterance_sec=min(30.0, max_batch_sec),
       max_padding=max_padding,

@@ -1,0 +1,144 @@
+"""Layers that encoders are made of: norms, dropout, matrix products.
+
+Layer norm (Ba et al. 2016, https://arxiv.org/abs/1607.06450) and group norm (Wu
+and He 2018, https://arxiv.org/abs/1803.08494) take their statistics from one
+utterance alone, as gradients by example need; batch norm does not.
+
+Activations may be bfloat16: half the memory, and the fast matrix units of GPUs.
+Weights, their gradients, the statistics of norms, the softmax of attention and
+the draws of dropout stay float32.
+
+  B: batch size. S: frames. D: width.
+"""
+
+from typing import Optional
+
+import tensorflow as tf
+
+from tff_asr import checks
+from tff_asr.models import weights as weights_lib
+
+_ACTIVATION_DTYPES = ('float32', 'bfloat16')
+_EPSILON = 1e-5
+
+
+def check_options(*, dropout: float, activation_dtype: str) -> None:
+  """Raises ValueError unless the rate is in [0, 1) and the dtype is known."""
+  checks.in_range(0, 1, dropout=dropout)
+  if dropout == 1:
+    raise ValueError('dropout must be below 1, found 1.')
+  checks.one_of(_ACTIVATION_DTYPES, activation_dtype=activation_dtype)
+
+
+def norm_specs(dim: int) -> weights_lib.Specs:
+  """Weights of either norm over D = dim: `bias` and `scale`."""
+  return {'bias': weights_lib.zeros(dim), 'scale': weights_lib.ones(dim)}
+
+
+def layer_norm(weights: weights_lib.Weights, inputs: tf.Tensor) -> tf.Tensor:
+  """Shifts and scales each frame to mean 0 and variance 1 over its D values.
+
+  Args:
+    weights: As in `norm_specs`.
+    inputs: float32 or bfloat16 [..., D].
+
+  Returns:
+    As inputs.
+  """
+  values = tf.cast(inputs, tf.float32)
+  mean, variance = tf.nn.moments(values, axes=[-1], keepdims=True)
+  normed = (values - mean) * tf.math.rsqrt(variance + _EPSILON)
+  return tf.cast(normed * weights['scale'] + weights['bias'], inputs.dtype)
+
+
+def group_norm(
+    weights: weights_lib.Weights,
+    inputs: tf.Tensor,
+    valid: tf.Tensor,
+    *,
+    num_groups: int,
+) -> tf.Tensor:
+  """Shifts and scales each group of channels of an utterance.
+
+  To mean 0 and variance 1 over the group's channels in all valid frames.
+
+  Args:
+    weights: As in `norm_specs`.
+    inputs: float32 or bfloat16 [B, S, D].
+    valid: float32 [B, S, 1], 1 for frames of the utterance, 0 for padding,
+      which has no part in the statistics.
+    num_groups: Divides D.
+
+  Returns:
+    As inputs; what stands at padded frames is arbitrary but finite.
+  """
+  batch_size, size, _ = tf.unstack(tf.shape(inputs))
+  dim = inputs.shape[-1]
+  group_dim = dim // num_groups
+  values = tf.reshape(
+      tf.cast(inputs, tf.float32), [batch_size, size, num_groups, group_dim]
+  )
+  is_valid = valid[:, :, tf.newaxis] > 0
+  count = tf.maximum(tf.reduce_sum(valid, axis=1), 1.0) * group_dim
+  count = count[:, :, tf.newaxis, tf.newaxis]
+  total = lambda x: tf.reduce_sum(x, axis=[1, 3], keepdims=True)
+  mean = total(tf.where(is_valid, values, 0.0)) / count
+  centred = tf.where(is_valid, values - mean, 0.0)
+  variance = total(tf.square(centred)) / count
+  normed = tf.reshape(
+      centred * tf.math.rsqrt(variance + _EPSILON), [batch_size, size, dim]
+  )
+  return tf.cast(normed * weights['scale'] + weights['bias'], inputs.dtype)
+
+
+def mask(lengths: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+  """Returns float32 [B, size, 1]: 1 before each length, 0 from it on."""
+  return tf.sequence_mask(lengths, size, tf.float32)[:, :, tf.newaxis]
+
+
+def dropout(
+    inputs: tf.Tensor, rate: float, seed: Optional[tf.Tensor]
+) -> tf.Tensor:
+  """Inverted dropout from a stateless seed; without seed or rate, identity.
+
+  The rate is rounded to 16 bits, of which a value takes 16: drawing costs half
+  of what a uniform float32 does, and is most of dropout's cost.
+  """
+  if seed is None or rate == 0:
+    return inputs
+  size = tf.size(inputs)
+  pairs = tf.random.stateless_uniform(
+      [(size + 1) // 2], seed, minval=None, maxval=None, dtype=tf.uint32
+  )
+  draws = tf.reshape(tf.bitcast(pairs, tf.uint16), [-1])[:size]
+  num_dropped = min(round(rate * 2**16), 2**16 - 1)
+  kept = tf.cast(draws >= tf.constant(num_dropped, tf.uint16), inputs.dtype)
+  kept *= tf.cast(1 / (1 - num_dropped / 2**16), inputs.dtype)
+  return inputs * tf.reshape(kept, tf.shape(inputs))
+
+
+def matmul(inputs: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+  """`inputs` [..., D] times a float32 weight [D, E], in the inputs' dtype."""
+  # One product of all rows. `tf.matmul` would take one an utterance, and their
+  # gradients' sum over utterances is then an operation of its own.
+  rows = tf.reshape(inputs, [-1, weight.shape[0]])
+  outputs = tf.matmul(rows, tf.cast(weight, inputs.dtype))
+  shape = tf.concat([tf.shape(inputs)[:-1], weight.shape[1:]], axis=0)
+  outputs = tf.reshape(outputs, shape)
+  outputs.set_shape(inputs.shape[:-1] + weight.shape[1:])
+  return outputs
+
+
+def glu(inputs: tf.Tensor) -> tf.Tensor:
+  """Gated linear unit: one half of [..., 2 D] times the other's sigmoid."""
+  value, gate = tf.split(inputs, 2, axis=-1)
+  return value * tf.sigmoid(gate)
+
+
+def split_seed(
+    seed: Optional[tf.Tensor], num_seeds: int
+) -> list[Optional[tf.Tensor]]:
+  """Splits a seed into independent ones; None stays None (evaluation)."""
+  if seed is None:
+    return [None] * num_seeds
+  return tf.unstack(tf.random.split(seed, num_seeds))
