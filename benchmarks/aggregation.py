@@ -26,6 +26,7 @@ from absl import flags
 import tensorflow as tf
 
 from benchmarks import limits
+from benchmarks import report
 from benchmarks import turns
 from benchmarks import workload as workload_lib
 from tff_asr.models import weights as weights_lib
@@ -40,14 +41,13 @@ _SIZES = flags.DEFINE_list(
 _REPEATS = flags.DEFINE_integer(
     'repeats', 5, 'Turns that count.', lower_bound=1
 )
-_JSON = flags.DEFINE_string('json', None, 'File for the figures.')
 
 _PASSES = {'clip and add': 4, 'noise': 2, 'LAMB': 7}
 _FLOAT_BYTES = 4
 
 
 def main(_) -> None:
-  workload_lib.check_json_path(_JSON.value)
+  report.check_json_flag()
   sizes = [
       workload_lib.parse_size(text, flag='--sizes') for text in _SIZES.value
   ]
@@ -73,8 +73,8 @@ def main(_) -> None:
         [
             f'{num_parameters / 1e6:.1f}M',
             name,
-            workload_lib.spread(seconds[name], digits=3),
-            workload_lib.spread_percent(share),
+            report.spread(seconds[name], '.3f'),
+            report.spread(share, '.0%'),
         ]
         for name, share in shares.items()
     ]
@@ -83,9 +83,7 @@ def main(_) -> None:
         'shares': shares,
         'copy_bytes_per_sec': statistics.median(paces),
     }
-  workload_lib.report(
-      "The server's arithmetic", rows, figures, _JSON.value
-  )
+  report.write("The server's arithmetic", rows, figures)
 
 
 def _build(workload: workload_lib.Workload) -> dict[str, Callable[[], None]]:

@@ -17,24 +17,21 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 launch.begin(__name__)
 
 import os
-import subprocess
-import sys
 import tempfile
 import time
 
 from absl import flags
 import numpy as np
-import psutil
 import tensorflow as tf
 
 from benchmarks import client_corpus
-from benchmarks import workload as workload_lib
+from benchmarks import own_process
+from benchmarks import report
 from tff_asr.data import client_data
 from tff_asr.data import index
 
 _CLIENTS = flags.DEFINE_integer('clients', 35000, 'In the corpus.', 1)
 _OPENED = flags.DEFINE_integer('opened', 500, 'Clients to open.', 1)
-_JSON = flags.DEFINE_string('json', None, 'File for the figures.')
 _FOLDER = flags.DEFINE_string(
     'folder', None, 'Open this corpus in this process and print figures.'
 )
@@ -65,35 +62,25 @@ def main(_) -> None:
       'memory_mb': large['memory_mb'] - small['memory_mb'],
       'index_mb': large['index_mb'],
   }
-  workload_lib.report(
+  report.write(
       f'{_CLIENTS.value:,} clients, {_OPENED.value} opened',
       [['figure', 'value']]
       + [[name, f'{value:,.3g}'] for name, value in figures.items()],
       figures,
-      _JSON.value,
   )
 
 
 def _write_and_measure(folder: str, num_clients: int) -> dict[str, float]:
   """Writes a corpus and opens clients of it in another process."""
   client_corpus.write(folder, num_clients)
-  output = subprocess.run(
-      [
-          sys.executable,
-          '-m',
-          'benchmarks.client_index',
-          f'--folder={folder}',
-          f'--opened={_OPENED.value}',
-      ],
-      check=True,
-      stdout=subprocess.PIPE,
-      text=True,
+  output = own_process.measure(
+      'client_index', folder=folder, opened=_OPENED.value
   )
   names = (
       'load_sec', 'least', 'median', 'p99', 'max', 'cpu', 'find_median',
       'find_p99', 'memory_mb',
   )
-  figures = dict(zip(names, map(float, output.stdout.split())))
+  figures = dict(zip(names, map(float, output.split())))
   files = (index.HASH_FILE, index.CLIENTS_FILE, index.CORPUS_FILE)
   figures['index_mb'] = sum(
       os.path.getsize(os.path.join(folder, name)) for name in files
@@ -103,13 +90,12 @@ def _write_and_measure(folder: str, num_clients: int) -> dict[str, float]:
 
 def _open_clients(folder: str) -> tuple[float, ...]:
   """Seconds to load; ms to open and to find (names as above); MB gained."""
-  process = psutil.Process()
   tf.constant(0)  # TensorFlow's own start.
-  before = process.memory_info().rss
+  before = own_process.resident_gib()
   started = time.perf_counter()
   data = client_data.load(folder)
   load_sec = time.perf_counter() - started
-  gained = process.memory_info().rss - before
+  gained = own_process.resident_gib() - before
 
   @tf.function(input_signature=[tf.TensorSpec([], tf.string)])
   def num_samples(client_id):
@@ -160,7 +146,7 @@ def _open_clients(folder: str) -> tuple[float, ...]:
       1000 * cpu / len(ids),
       float(np.median(found_ms)),
       float(np.percentile(found_ms, 99)),
-      gained / 1e6,
+      gained * 2**30 / 1e6,
   )
 
 

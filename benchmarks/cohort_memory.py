@@ -10,12 +10,12 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
-import subprocess
-import sys
 import tempfile
 
 from absl import flags
 
+from benchmarks import own_process
+from benchmarks import report
 from benchmarks import workload as workload_lib
 from tff_asr.execution import multi_device
 
@@ -24,14 +24,13 @@ _NUM_BLOCKS = flags.DEFINE_integer(
     'num_blocks', 6, 'Of the transformer.', lower_bound=1
 )
 _DIM = flags.DEFINE_integer('dim', 256, 'Its width.', lower_bound=1)
-_JSON = flags.DEFINE_string('json', None, 'File for the figures.')
 _ONE = flags.DEFINE_integer(
     'one', None, 'Measure this cohort in this process and print GiB.'
 )
 
 
 def main(_) -> None:
-  workload_lib.check_json_path(_JSON.value)
+  report.check_json_flag()
   if _ONE.value is not None:
     print(_measure(_ONE.value))
     return
@@ -42,24 +41,15 @@ def main(_) -> None:
       )
   peaks = {}
   for cohort in _COHORTS.value:
-    output = subprocess.run(
-        [
-            sys.executable,
-            '-m',
-            'benchmarks.cohort_memory',
-            f'--one={cohort}',
-            f'--num_blocks={_NUM_BLOCKS.value}',
-            f'--dim={_DIM.value}',
-        ],
-        check=False,
-        stdout=subprocess.PIPE,
-        text=True,
+    peak = own_process.measure(
+        'cohort_memory',
+        one=cohort,
+        num_blocks=_NUM_BLOCKS.value,
+        dim=_DIM.value,
     )
-    if output.returncode:
-      sys.exit(output.returncode)  # It has said why.
-    peaks[cohort] = float(output.stdout.split()[-1])
+    peaks[cohort] = float(peak)
   first = peaks[_COHORTS.value[0]]
-  workload_lib.report(
+  report.write(
       'Peak memory of two rounds',
       [['clients a round', 'GiB', 'ratio']]
       + [
@@ -67,7 +57,6 @@ def main(_) -> None:
           for cohort, peak in peaks.items()
       ],
       {'peak_gib': peaks},
-      _JSON.value,
   )
 
 
@@ -87,7 +76,7 @@ def _measure(cohort_size: int) -> float:
     state = workload_lib.initialize(process)
     for _ in range(2):
       state = process.next(state, list(clients.client_ids)).state
-  return workload_lib.peak_gib()
+  return own_process.peak_gib()
 
 
 if __name__ == '__main__':

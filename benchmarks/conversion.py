@@ -24,10 +24,9 @@ import time
 
 from absl import flags
 
-from benchmarks import workload as workload_lib
+from benchmarks import report
 
 _SPEECH = flags.DEFINE_string('speech', None, 'Folder with the corpora.')
-_JSON = flags.DEFINE_string('json', None, 'File for the figures.')
 
 # Kind of source, program, where it lies, split, encoding.
 _CORPORA = (
@@ -74,7 +73,7 @@ def main(_) -> None:
     figures[f'{kind}, {encoding}'] = {
         'hours': hours, 'wall_sec': wall, 'cpu_sec': cpu,
     }
-  workload_lib.report('Conversion', rows, figures, _JSON.value)
+  report.write('Conversion', rows, figures)
 
 
 def _seconds(module: str, *arguments: str) -> tuple[float, float]:

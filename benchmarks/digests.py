@@ -109,7 +109,7 @@ def _two_devices(folder: str) -> str:
 
 
 def _ray(folder: str) -> str:
-  from tff_asr.execution import ray_cluster  # pylint: disable=g-import-not-at-top
+  from tff_asr.execution import ray_cluster  # pylint: disable=import-outside-toplevel
 
   return _federated(
       folder, 'ray', context=ray_cluster.build_async_context(num_workers=2)

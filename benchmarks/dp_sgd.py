@@ -14,8 +14,6 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
-import subprocess
-import sys
 import time
 from typing import NamedTuple
 
@@ -23,6 +21,8 @@ from absl import flags
 import numpy as np
 import tensorflow as tf
 
+from benchmarks import own_process
+from benchmarks import report
 from benchmarks import turns
 from benchmarks import workload as workload_lib
 from tff_asr.aggregators import dp_mean
@@ -51,7 +51,6 @@ _FROZEN = flags.DEFINE_list('frozen', ['0', '0.5'], 'Shares of the layers.')
 _REPEATS = flags.DEFINE_integer(
     'repeats', 5, 'Steps that count, of each.', lower_bound=1
 )
-_JSON = flags.DEFINE_string('json', None, 'File for the figures.')
 _ONE = flags.DEFINE_string(
     'one', None, 'Measure this variant in this process and print GiB.'
 )
@@ -70,12 +69,12 @@ class _Variant(NamedTuple):
 
 
 def main(_) -> None:
-  workload_lib.check_json_path(_JSON.value)
+  report.check_json_flag()
   if _ONE.value is not None:
     number, frozen = _ONE.value.split(',')
     run = _build(_Variant(int(number), float(frozen)))
     run()
-    print(workload_lib.peak_gib())
+    print(own_process.peak_gib())
     return
   variants = _variants()
   runs = {variant: _build(variant) for variant in variants}
@@ -91,15 +90,15 @@ def main(_) -> None:
   }
   peaks = {variant: _peak_gib(variant) for variant in variants}
   num_parameters = weights_lib.count(_model().specs)
-  workload_lib.report(
+  report.write(
       f'{num_parameters / 1e6:.1f}M parameters, {_BATCH.value} utterances of '
       f'{_SEC.value:g} s a step',
       [['', 'seconds', 'ratio to plain', 'first step', 'peak GiB']]
       + [
           [
               variant.label,
-              workload_lib.spread(seconds[variant]),
-              workload_lib.spread(ratios[variant]),
+              report.spread(seconds[variant]),
+              report.spread(ratios[variant]),
               f'{compiling[variant]:.1f}',
               f'{peaks[variant]:.2f}',
           ]
@@ -117,7 +116,6 @@ def main(_) -> None:
               )
           },
       },
-      _JSON.value,
   )
 
 
@@ -201,24 +199,13 @@ def _batch() -> pipeline_lib.Batch:
 
 def _peak_gib(variant: _Variant) -> float:
   """Peak memory of a step in a process of its own."""
-  output = subprocess.run(
-      [
-          sys.executable,
-          '-m',
-          'benchmarks.dp_sgd',
-          f'--one={variant.num_vectorized},{variant.frozen}',
-          *(
-              f'--{flag.name}={flag.value}'
-              for flag in (_NUM_BLOCKS, _DIM, _CODES, _BATCH, _SEC)
-          ),
-      ],
-      check=False,
-      stdout=subprocess.PIPE,
-      text=True,
+  sizes = (_NUM_BLOCKS, _DIM, _CODES, _BATCH, _SEC)
+  peak = own_process.measure(
+      'dp_sgd',
+      one=f'{variant.num_vectorized},{variant.frozen}',
+      **{flag.name: flag.value for flag in sizes},
   )
-  if output.returncode:
-    sys.exit(output.returncode)  # It has said why.
-  return float(output.stdout.split()[-1])
+  return float(peak)
 
 
 if __name__ == '__main__':

@@ -27,6 +27,7 @@ import psutil
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from benchmarks import report
 from benchmarks import turns
 from benchmarks import workload as workload_lib
 from tff_asr.data import pipeline as pipeline_lib
@@ -59,7 +60,6 @@ _CONTEXTS = flags.DEFINE_list(
 _DEVICES = flags.DEFINE_list(
     'devices', None, 'Of multi_device; all GPUs, else the CPU, by default.'
 )
-_JSON = flags.DEFINE_string('json', None, 'File for the figures.')
 
 
 _KNOWN_CONTEXTS = (
@@ -68,7 +68,7 @@ _KNOWN_CONTEXTS = (
 
 
 def main(_) -> None:
-  workload_lib.check_json_path(_JSON.value)
+  report.check_json_flag()
   for name in _CONTEXTS.value:
     if name not in _KNOWN_CONTEXTS:
       raise ValueError(
@@ -99,16 +99,16 @@ def main(_) -> None:
       ]
       for name, values in seconds.items()
   }
-  workload_lib.report(
+  report.write(
       f'{num_parameters / 1e6:.1f}M parameters, {_COHORT.value} clients of '
       f'{_STEPS.value} steps of {sizes.batch_sec:g} s',
       [['', 'seconds', 'ratio to bare steps', 'beyond bare round, s per 100M']]
       + [
           [
               name,
-              workload_lib.spread(seconds[name]),
-              workload_lib.spread(ratios[name]),
-              workload_lib.spread(overheads[name])
+              report.spread(seconds[name]),
+              report.spread(ratios[name]),
+              report.spread(overheads[name])
               if name in _CONTEXTS.value
               else '',
           ]
@@ -121,7 +121,6 @@ def main(_) -> None:
           'ratios': ratios,
           'overheads': overheads,
       },
-      _JSON.value,
   )
 
 

@@ -19,6 +19,8 @@ from absl import flags
 import numpy as np
 import tensorflow as tf
 
+from benchmarks import own_process
+from benchmarks import report
 from benchmarks import workload as workload_lib
 from tff_asr.execution import multi_device
 from tff_asr.storage import checkpoints
@@ -30,11 +32,10 @@ _NUM_BLOCKS = flags.DEFINE_integer(
     'num_blocks', 36, 'Of the transformer.', lower_bound=1
 )
 _DIM = flags.DEFINE_integer('dim', 768, 'Its width.', lower_bound=1)
-_JSON = flags.DEFINE_string('json', None, 'File for the figures.')
 
 
 def main(_) -> None:
-  workload_lib.check_json_path(_JSON.value)
+  report.check_json_flag()
   sizes = workload_lib.Workload(
       num_blocks=_NUM_BLOCKS.value,
       dim=_DIM.value,
@@ -63,7 +64,7 @@ def main(_) -> None:
     clock.lap('restore')
     for old, new in zip(tf.nest.flatten(state), tf.nest.flatten(restored)):
       np.testing.assert_array_equal(np.asarray(old), np.asarray(new))
-  workload_lib.report(
+  report.write(
       f'{sizes.num_parameters() / 1e6:.1f}M parameters, 2 clients of one step '
       f'of {sizes.batch_sec:g} s',
       [
@@ -74,7 +75,6 @@ def main(_) -> None:
           ),
       ],
       {lap.part: lap._asdict() for lap in clock.laps},
-      _JSON.value,
   )
 
 
@@ -95,14 +95,14 @@ class _Clock:
     self._begin()
 
   def _begin(self) -> None:
-    workload_lib.reset_peak()
+    own_process.reset_peak()
     self._last = time.monotonic()
 
   def lap(self, part: str) -> None:
     """Ends a part."""
     seconds = time.monotonic() - self._last
     lap = _Lap(
-        part, seconds, workload_lib.peak_gib(), workload_lib.resident_gib()
+        part, seconds, own_process.peak_gib(), own_process.resident_gib()
     )
     print(
         f'{part}: {seconds:.1f} s, {lap.peak_gib:.1f} GiB at its peak, '

@@ -20,16 +20,15 @@ from collections.abc import Callable, Sequence
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 
 from absl import flags
-import psutil
 import tensorflow as tf
 
 from benchmarks import client_corpus
+from benchmarks import own_process
+from benchmarks import report
 from benchmarks import workload as workload_lib
 from tff_asr.data import client_data
 from tff_asr.data import cohorts
@@ -50,7 +49,6 @@ _DEVICES_COHORT = flags.DEFINE_integer(
 _ROUNDS = flags.DEFINE_integer(
     'rounds', 3, 'That count, of each.', lower_bound=1
 )
-_JSON = flags.DEFINE_string('json', None, 'File for the figures.')
 _ONE = flags.DEFINE_string(
     'one', None, 'Measure this point here and print its figures.'
 )
@@ -59,7 +57,7 @@ _SAMPLED = 1000
 
 
 def main(_) -> None:
-  workload_lib.check_json_path(_JSON.value)
+  report.check_json_flag()
   if _ONE.value is not None:
     kind, number = _ONE.value.split(':')
     print(json.dumps(_KINDS[kind](int(number))))
@@ -80,7 +78,7 @@ def main(_) -> None:
           [kind, f'{number:,}', name, f'{value:.3g}']
           for name, value in point.items()
       ]
-  workload_lib.report('Growth', rows, figures, _JSON.value)
+  report.write('Growth', rows, figures)
 
 
 def _numbers(flag: flags.FlagHolder) -> Sequence[int]:
@@ -95,22 +93,13 @@ def _numbers(flag: flags.FlagHolder) -> Sequence[int]:
 
 
 def _measure_in_process(kind: str, number: int) -> dict[str, float]:
-  output = subprocess.run(
-      [
-          sys.executable,
-          '-m',
-          'benchmarks.growth',
-          f'--one={kind}:{number}',
-          f'--rounds={_ROUNDS.value}',
-          f'--devices_cohort={_DEVICES_COHORT.value}',
-      ],
-      check=False,
-      stdout=subprocess.PIPE,
-      text=True,
+  figures = own_process.measure(
+      'growth',
+      one=f'{kind}:{number}',
+      rounds=_ROUNDS.value,
+      devices_cohort=_DEVICES_COHORT.value,
   )
-  if output.returncode:
-    sys.exit(output.returncode)  # It has said why.
-  return json.loads(output.stdout.splitlines()[-1])
+  return json.loads(figures)
 
 
 def _measure_cohort(cohort_size: int) -> dict[str, float]:
@@ -140,7 +129,7 @@ def _measure_rounds(
       num_clients=cohort_size,
       num_local_steps=1,
       num_utterances=2,
-      utterance_sec=1.0,
+      utterance_sec=2.0,
       batch_sec=4.0,
   )
   seconds = []
@@ -157,7 +146,7 @@ def _measure_rounds(
   return {
       'round_sec': round_sec,
       'client_ms': 1000 * round_sec / cohort_size,
-      'peak_gib': workload_lib.peak_gib(),
+      'peak_gib': own_process.peak_gib(),
   }
 
 
@@ -166,13 +155,12 @@ def _measure_population(num_clients: int) -> dict[str, float]:
   with tempfile.TemporaryDirectory() as root:
     folder = os.path.join(root, 'corpus')
     client_corpus.write(folder, num_clients, num_samples=16)
-    process = psutil.Process()
     tf.constant(0)  # TensorFlow's own start.
-    before = process.memory_info().rss
+    before = own_process.resident_gib()
     started = time.perf_counter()
     data = client_data.load(folder)
     load_sec = time.perf_counter() - started
-    gained = process.memory_info().rss - before
+    gained = own_process.resident_gib() - before
     source = cohorts.poisson(
         data.client_ids, cohort_size=min(_SAMPLED, max(1, num_clients // 2))
     ).iterator()
@@ -184,7 +172,7 @@ def _measure_population(num_clients: int) -> dict[str, float]:
   return {
       'load_sec': load_sec,
       'draw_cohort_ms': 1000 * statistics.median(draws[1:]),
-      'index_mib': gained / 2**20,
+      'index_mib': 1024 * gained,
   }
 
 

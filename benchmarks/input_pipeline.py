@@ -28,6 +28,7 @@ from absl import flags
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from benchmarks import report
 from benchmarks import turns
 from benchmarks import workload as workload_lib
 from tff_asr.data import client_data
@@ -54,13 +55,12 @@ _MAX_PADDING = flags.DEFINE_float(
 _REPEATS = flags.DEFINE_integer(
     'repeats', 3, 'Turns that count.', lower_bound=1
 )
-_JSON = flags.DEFINE_string('json', None, 'File for the figures.')
 
 _PARTS = ('read', 'prepare', 'cut')
 
 
 def main(_) -> None:
-  workload_lib.check_json_path(_JSON.value)
+  report.check_json_flag()
   if _DIM.value % 4:
     raise ValueError(f'--dim must be a multiple of 4, found {_DIM.value}.')
   sizes = workload_lib.Workload(
@@ -114,14 +114,14 @@ def main(_) -> None:
       'waited_for_data': waited,
       'prepared': prepared,
   }
-  workload_lib.report(
+  report.write(
       f'{len(cohort)} clients, {audio_sec:.0f} s of audio, batches of '
       f'{_BATCH_SEC.value:g} s; round: {sizes.num_parameters() / 1e6:.1f}M '
       'parameters',
       [['', 'figure']]
       + [
           [f'audio seconds a second: {part}',
-           workload_lib.spread(values, digits=0)]
+           report.spread(values, '.0f')]
           for part, values in paces.items()
       ]
       + [
@@ -132,7 +132,6 @@ def main(_) -> None:
            f'{statistics.median(prepared):.1%}'],
       ],
       figures,
-      _JSON.value,
   )
 
 

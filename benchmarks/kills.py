@@ -22,8 +22,8 @@ from typing import Any, NoReturn, Optional
 
 from absl import flags
 
+from benchmarks import report
 from benchmarks import toy_runs
-from benchmarks import workload as workload_lib
 from tff_asr.storage import run_dir
 
 _PROGRAM = flags.DEFINE_enum(
@@ -34,7 +34,6 @@ _ROUNDS = flags.DEFINE_integer(
     'rounds', 60, 'Rounds (or steps) of the run.', lower_bound=2
 )
 _SEED = flags.DEFINE_integer('seed', 1, 'Of the points.', lower_bound=0)
-_JSON = flags.DEFINE_string('json', None, 'File for the figures.')
 
 _SLOW_SYNC_SEC = 0.02
 _POLL_SEC = 0.002
@@ -45,7 +44,7 @@ _CHANGES_A_ROUND = 3
 
 
 def main(_) -> None:
-  workload_lib.check_json_path(_JSON.value)
+  report.check_json_flag()
   chance = random.Random(_SEED.value)
   most = max(1, _CHANGES_A_ROUND * _ROUNDS.value // _KILLS.value - 1)
   with tempfile.TemporaryDirectory() as root:
@@ -70,7 +69,7 @@ def main(_) -> None:
   for problem in problems:
     print(problem)
   writing = places.count('writing a state')
-  workload_lib.report(
+  report.write(
       f'{_PROGRAM.value}: {len(places)} kills over {_ROUNDS.value} rounds',
       [
           ['', ''],
@@ -85,7 +84,6 @@ def main(_) -> None:
           'rounds_in_ledger': len(rounds),
           'differences': problems,
       },
-      _JSON.value,
   )
   if problems:
     raise ValueError('a killed run came out differently.')

@@ -29,6 +29,7 @@ import tensorflow_federated as tff
 
 from benchmarks import flops
 from benchmarks import limits
+from benchmarks import report
 from benchmarks import turns
 from benchmarks import workload as workload_lib
 from tff_asr.data import pipeline as pipeline_lib
@@ -57,7 +58,6 @@ _JIT = flags.DEFINE_boolean('jit', False, 'Also compile the step with XLA.')
 _REPEATS = flags.DEFINE_integer(
     'repeats', 5, 'Turns that count.', lower_bound=1
 )
-_JSON = flags.DEFINE_string('json', None, 'File for the figures.')
 
 _LABELS_A_SEC = 12
 _PARTS = ('features', 'logits', 'loss', 'gradients', 'clipped', 'step')
@@ -72,7 +72,7 @@ _WORDS = {
 
 
 def main(_) -> None:
-  workload_lib.check_json_path(_JSON.value)
+  report.check_json_flag()
   if _DIM.value % 4:
     raise ValueError(f'--dim must be a multiple of 4, found {_DIM.value}.')
   model = _model(_DROPOUT.value)
@@ -119,22 +119,22 @@ def main(_) -> None:
       for name in ('step', *others)
   }
   num_parameters = weights_lib.count(model.specs)
-  workload_lib.report(
+  report.write(
       f'{num_parameters / 1e6:.1f}M parameters, {_BATCH.value} utterances of '
       f'{_SEC.value:g} s, {work / 1e9:.0f} GFLOP a step; '
       f'{statistics.median(paces) / 1e9:.0f} GFLOP/s of products',
       [['', 'seconds', 'share', "of the product's pace"]]
       + [
-          [_WORDS[name], workload_lib.spread(parts[name]),
+          [_WORDS[name], report.spread(parts[name]),
            f'{shares[name]:.1%}', '']
           for name in _PARTS
       ]
       + [
           [
               'whole step' if name == 'step' else name,
-              workload_lib.spread(seconds[name]),
+              report.spread(seconds[name]),
               '',
-              workload_lib.spread_percent(utilization[name]),
+              report.spread(utilization[name], '.0%'),
           ]
           for name in utilization
       ],
@@ -146,7 +146,6 @@ def main(_) -> None:
           'product_flops_per_sec': paces,
           'utilization': utilization,
       },
-      _JSON.value,
   )
 
 

@@ -20,14 +20,13 @@ import threading
 from absl import flags
 import psutil
 
+from benchmarks import report
 from benchmarks import toy_runs
-from benchmarks import workload as workload_lib
 from tff_asr.storage import metrics_file
 
 _ROUNDS = flags.DEFINE_integer(
     'rounds', 2000, 'Of the run.', lower_bound=20
 )
-_JSON = flags.DEFINE_string('json', None, 'File for the figures.')
 
 _MAX_WARM_UP = 100
 _MAX_GROWTH = 1.05
@@ -35,7 +34,7 @@ _LOOK_SEC = 0.2
 
 
 def main(_) -> None:
-  workload_lib.check_json_path(_JSON.value)
+  report.check_json_flag()
   warm_up = min(_MAX_WARM_UP, _ROUNDS.value // 5)
   with tempfile.TemporaryDirectory() as root:
     corpus, run = os.path.join(root, 'corpus'), os.path.join(root, 'run')
@@ -62,12 +61,11 @@ def main(_) -> None:
     figures[name] = [first, last]
     if last > growth * first:
       problems.append(f'{name} grew from {first:.0f} to {last:.0f}')
-  workload_lib.report(
+  report.write(
       f'{_ROUNDS.value} rounds, {len(watch.looks)} looks after the first '
       f'{warm_up}',
       [['', 'first tenth', 'last tenth', 'ratio'], *rows],
       figures,
-      _JSON.value,
   )
   if problems:
     raise ValueError(f'{"; ".join(problems)}.')

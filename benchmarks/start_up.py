@@ -5,11 +5,11 @@ r"""Seconds from the command to the first round, by part.
 Each size runs in a process of its own, on a small corpus of noise: `imports`
 until the program's modules are loaded; `process` builds the learning process
 (tracing the client's work, the aggregator and the optimizer); `initialize`
-draws the first weights; `compiler` takes TFF's computation apart into the programs
-that run it (`execution.form`); `first round` loads, optimizes and runs them;
-`second round` is what a round takes from then on. CPU seconds (of all threads)
-tell what a machine with other work beside it hides. Graphs built in the second
-and third round, by tracing something again, should be none.
+draws the first weights; `compile` takes TFF's computation apart into the
+programs that run it (`execution.compiler`); `first round` loads, optimizes and
+runs them; `second round` is what a round takes from then on. CPU seconds (of
+all threads) tell what a machine with other work beside it hides. Graphs built
+in the second and third round, by tracing something again, should be none.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -19,8 +19,6 @@ launch.begin(__name__)
 from collections.abc import Iterator
 import contextlib
 import json
-import subprocess
-import sys
 import tempfile
 import time
 
@@ -28,6 +26,8 @@ from absl import flags
 import psutil
 import tensorflow as tf
 
+from benchmarks import own_process
+from benchmarks import report
 from benchmarks import workload as workload_lib
 from tff_asr.execution import compiler
 from tff_asr.execution import multi_device
@@ -41,16 +41,15 @@ _ONE = flags.DEFINE_string(
 _REPEATS = flags.DEFINE_integer(
     'repeats', 3, 'Processes of each size.', lower_bound=1
 )
-_JSON = flags.DEFINE_string('json', None, 'File for the figures.')
 
 _COHORT_SIZE = 2
 _PARTS = (
-    'imports', 'process', 'initialize', 'form', 'first round', 'second round'
+    'imports', 'process', 'initialize', 'compile', 'first round', 'second round'
 )
 
 
 def main(_) -> None:
-  workload_lib.check_json_path(_JSON.value)
+  report.check_json_flag()
   if _ONE.value is not None:
     size = workload_lib.parse_size(_ONE.value, flag='--one')
     print(json.dumps(_measure(*size)))
@@ -60,33 +59,21 @@ def main(_) -> None:
   found = {size: [] for size in _SIZES.value}
   for _ in range(_REPEATS.value):
     for size in _SIZES.value:
-      found[size].append(_measure_in_process(size))
+      found[size].append(json.loads(own_process.measure('start_up', one=size)))
   rows = [['model', 'part', 'seconds', 'CPU seconds']]
   for size, runs in found.items():
     label = f'{runs[0]["num_parameters"] / 1e6:.2g}M'
     rows += [
         [label, part]
         + [
-            workload_lib.spread([run[unit][part] for run in runs])
+            report.spread([run[unit][part] for run in runs])
             for unit in ('seconds', 'cpu_seconds')
         ]
         for part in _PARTS
     ]
     graphs = max(run['graphs'] for run in runs)
     rows.append([label, 'graphs built in later rounds', str(graphs), ''])
-  workload_lib.report('Start-up', rows, found, _JSON.value)
-
-
-def _measure_in_process(size: str) -> dict:
-  output = subprocess.run(
-      [sys.executable, '-m', 'benchmarks.start_up', f'--one={size}'],
-      check=False,
-      stdout=subprocess.PIPE,
-      text=True,
-  )
-  if output.returncode:
-    sys.exit(output.returncode)  # It has said why.
-  return json.loads(output.stdout.splitlines()[-1])
+  report.write('Start-up', rows, found)
 
 
 def _measure(num_blocks: int, dim: int) -> dict:
@@ -112,12 +99,12 @@ def _measure(num_blocks: int, dim: int) -> dict:
     state = workload_lib.initialize(process)
     laps.end('initialize')
     compiler.compile_computation(process.next)
-    laps.end('form')
+    laps.end('compile')
     state = process.next(state, cohort).state
     laps.end('first round')
     # It took the computation apart once more.
     for record in (laps.seconds, laps.cpu_seconds):
-      record['first round'] = max(record['first round'] - record['form'], 0)
+      record['first round'] = max(record['first round'] - record['compile'], 0)
     with _counted_graphs() as graphs:
       state = process.next(state, cohort).state
       laps.end('second round')

@@ -35,7 +35,7 @@ _SIZES = workload_lib.Workload(
     num_clients=4,
     num_local_steps=1,
     num_utterances=2,
-    utterance_sec=1.0,
+    utterance_sec=2.0,
     batch_sec=4.0,
 )
 

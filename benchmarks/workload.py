@@ -6,21 +6,14 @@ local step costs the same.
 
 import dataclasses
 import functools
-import os
-import pathlib
 import re
-import statistics
 from typing import Any, Optional
 
 import numpy as np
-import psutil
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from data_tools import shards
-from tff_asr import files
 from tff_asr.aggregators import dp_mean
-from tff_asr import checks
 from tff_asr.data import client_data
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.features import log_mel
@@ -173,59 +166,6 @@ def initialize(process: tff.learning.templates.LearningProcess) -> Any:
   return fed_avg.set_noise_key(process.initialize(), keys.draw())
 
 
-def peak_gib() -> float:
-  """This process's largest resident memory since `reset_peak`, GiB."""
-  # Not ru_maxrss: a process inherits the one of who started it.
-  return _status_gib('VmHWM')
-
-
-def resident_gib() -> float:
-  """This process's resident memory now, GiB."""
-  return _status_gib('VmRSS')
-
-
-def reset_peak() -> None:
-  """`peak_gib` begins anew from what is resident now."""
-  pathlib.Path('/proc/self/clear_refs').write_text('5', encoding='ascii')
-
-
-def _status_gib(name: str) -> float:
-  """A size of Linux's account of this process, GiB."""
-  status = pathlib.Path('/proc/self/status').read_text(encoding='ascii')
-  kib = re.search(rf'^{name}:\s+(\d+) kB$', status, re.MULTILINE)[1]
-  return int(kib) / 2**20
-
-
-def machine() -> dict[str, Any]:
-  """What the figures were measured on."""
-  gpus = tf.config.list_physical_devices('GPU')
-  return {
-      'cpu_cores': psutil.cpu_count(),
-      'memory_gib': round(psutil.virtual_memory().total / 2**30, 1),
-      'gpus': len(gpus),
-      'tensorflow': tf.__version__,
-      'tff': tff.__version__,
-  }
-
-
-def spread(values: list[float], *, digits: int = 2) -> str:
-  """Median, least and most of some measurements."""
-  return _spread(values, f'.{digits}f')
-
-
-def spread_percent(shares: list[float]) -> str:
-  """The same of shares, in percent."""
-  return _spread(shares, '.0%')
-
-
-def _spread(values: list[float], spec: str) -> str:
-  middle, least, most = (
-      format(value, spec)
-      for value in (statistics.median(values), min(values), max(values))
-  )
-  return f'{middle} ({least} to {most})'
-
-
 def parse_size(text: str, *, flag: str) -> tuple[int, int]:
   """Blocks and width of a transformer, such as '8x512'.
 
@@ -239,26 +179,3 @@ def parse_size(text: str, *, flag: str) -> tuple[int, int]:
         f'found {text!r}.'
     )
   return int(found[1]), int(found[2])
-
-
-def check_json_path(path: Optional[str]) -> None:
-  """Raises ValueError, before hours of work, if figures cannot go there."""
-  if path is None:
-    return
-  checks.output_folders(json_folder=os.path.dirname(os.path.abspath(path)))
-  if os.path.isdir(path):
-    raise ValueError(f'--json {path} is a folder: name a file.')
-
-
-def report(title: str, table: list[list[str]], figures: dict[str, Any],
-           json_path: Optional[str]) -> None:
-  """Prints a Markdown table (its first row is the heading); writes JSON."""
-  print(f'\n{title}\n')
-  for number, row in enumerate(table):
-    print('| ' + ' | '.join(row) + ' |')
-    if number == 0:
-      print('|' + '---|' * len(row))
-  if json_path:
-    folder = os.path.dirname(os.path.abspath(json_path))
-    os.makedirs(folder, exist_ok=True)
-    files.write_json(json_path, dict(figures, machine=machine()))

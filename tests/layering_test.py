@@ -125,7 +125,7 @@ class TableTest(parameterized.TestCase):
       ('unknown', 'tff_asr.data.x', 'import pandas'),
       ('like_a_name', 'tff_asr.models.x', 'import tff_asr.features_old'),
       ('ray', 'tff_asr.execution.runner', 'import ray'),
-      ('rival', 'benchmarks.baselines.rounds', 'import torch'),
+      ('baseline', 'benchmarks.baselines.rounds', 'import torch'),
       ('beams', 'tff_asr.recognition.recognizer', 'import pyctcdecode'),
       ('flags', 'tff_asr.launch', "flags.DEFINE_string('x', None, 'X.')"),
       ('flags_in_tests', 'tests.x_test', "f.DEFINE_bool('x', None, 'X.')"),
@@ -142,7 +142,7 @@ class TableTest(parameterized.TestCase):
       ('python', 'tff_asr.checks', 'import collections.abc'),
       ('format', 'data_tools.x', 'from tff_asr.data import schema'),
       ('ray', 'tff_asr.execution.ray_pool', 'import ray'),
-      ('rival', 'benchmarks.baselines.pfl_round', 'import torch'),
+      ('baseline', 'benchmarks.baselines.pfl_round', 'import torch'),
       ('flags', 'bin.x', "flags.DEFINE_string('x', None, 'X.')"),
   )
   def test_allows(self, module, source):

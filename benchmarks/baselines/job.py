@@ -1,6 +1,6 @@
 """What all baselines compute, as files: sizes, weights, data, expected values.
 
-A job is a folder that the driver writes and every rival reads, in whatever
+A job is a folder that the driver writes and every baseline reads, in whatever
 virtual environment it runs; so this needs NumPy alone.
 
     job.json      the sizes and rates of `Job`
@@ -10,7 +10,7 @@ virtual environment it runs; so this needs NumPy alone.
     clients.npz   waveforms int16 [clients, utterances, N], and their labels
     corpus        the same utterances as our shards
 
-A rival says what it has measured in lines of its standard output, between
+A baseline says what it has measured in lines of its standard output, between
 whatever its libraries print there.
 
   B: batch size. T: feature frames. F: mel bins. U: label length. N: samples.
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_MARK = 'RIVAL '
+_MARK = 'BASELINE '
 # Rounds that do not count: they trace and warm up. The first is checked; pfl
 # always evaluates in it, so that TensorFlow traces in the second as well.
 NUM_WARM_UP = 2

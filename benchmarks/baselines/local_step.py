@@ -1,10 +1,10 @@
 r"""Our compiled local step beside the same model in PyTorch and JAX.
 
     benchmarks/baselines/make_venvs.sh torch jax
-    python -m benchmarks.baselines.local_step --json=results/rival_steps.json
+    python -m benchmarks.baselines.local_step --json=results/baseline_steps.json
 
 A step is forward, CTC, backward, clip by global norm and SGD on a batch of
-features that lies ready: 4 utterances of 2.5 s. Before a rival measures, its
+features that lies ready: 4 utterances of 2.5 s. Before a baseline measures, its
 loss (to 1e-4) and gradients (to 1e-3 of each weight's norm) on another batch,
 of utterances of several lengths, must be ours; it fails otherwise. Nothing is
 random: no dropout, no layer drop, no shift of positions.
@@ -19,23 +19,23 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
-import statistics
 import tempfile
 
 from absl import flags
 
-from benchmarks import workload as workload_lib
+from benchmarks import report
+from benchmarks import turns as clock
 from benchmarks.baselines import ours
 from benchmarks.baselines import turns as turns_lib
 from tff_asr.models import weights as weights_lib
 
-_RIVALS = {
-    'tff_asr': turns_lib.Rival(venv=None, program='ours_step'),
-    'PyTorch': turns_lib.Rival(venv='torch', program='torch_step'),
-    'torch.compile': turns_lib.Rival(
+_BASELINES = {
+    'tff_asr': turns_lib.Baseline(venv=None, program='ours_step'),
+    'PyTorch': turns_lib.Baseline(venv='torch', program='torch_step'),
+    'torch.compile': turns_lib.Baseline(
         venv='torch', program='torch_step', flags=('--compile=loss',)
     ),
-    'JAX': turns_lib.Rival(venv='jax', program='jax_step'),
+    'JAX': turns_lib.Baseline(venv='jax', program='jax_step'),
 }
 _OURS = 'tff_asr'
 
@@ -46,17 +46,16 @@ _DIM = flags.DEFINE_integer('dim', 256, 'Its width.', lower_bound=4)
 _STEPS = flags.DEFINE_integer(
     'steps', 10, 'Steps of a turn that count.', lower_bound=1
 )
-_TURNS = flags.DEFINE_integer('turns', 3, 'Of each rival.', lower_bound=1)
+_TURNS = flags.DEFINE_integer('turns', 3, 'Of each baseline.', lower_bound=1)
 _NAMES = flags.DEFINE_list(
-    'baselines', ['PyTorch', 'JAX'], f'Of {", ".join(_RIVALS)}.'
+    'baselines', ['PyTorch', 'JAX'], f'Of {", ".join(_BASELINES)}.'
 )
-_JSON = flags.DEFINE_string('json', None, 'File for the figures.')
 
 
 def main(_) -> None:
-  workload_lib.check_json_path(_JSON.value)
+  report.check_json_flag()
   baselines = turns_lib.select(
-      [_OURS, *_NAMES.value], _RIVALS, flag='baselines'
+      [_OURS, *_NAMES.value], _BASELINES, flag='baselines'
   )
   job = ours.build_job(
       num_blocks=_NUM_BLOCKS.value,
@@ -68,35 +67,29 @@ def main(_) -> None:
   with tempfile.TemporaryDirectory() as folder:
     ours.write(job, folder)
     for _ in range(_TURNS.value):
-      for name, rival in baselines.items():
+      for name, baseline in baselines.items():
         turns[name].append(
             turns_lib.take(
-                rival,
+                baseline,
                 name=name,
                 flags=[f'--job={folder}', f'--steps={_STEPS.value}'],
             )
         )
-  medians = {
-      name: [
-          statistics.median(figure['seconds'] for figure in turn.figures)
-          for turn in own
-      ]
-      for name, own in turns.items()
-  }
+  medians = turns_lib.medians(turns)
   ratios = {
-      name: [own / our for own, our in zip(values, medians[_OURS])]
+      name: clock.ratios(values, medians[_OURS])
       for name, values in medians.items()
   }
   num_parameters = weights_lib.count(ours.build_model(job).specs)
-  workload_lib.report(
+  report.write(
       f'A local step of {num_parameters / 1e6:.1f}M parameters on '
       f'{job.batch_size * job.utterance_sec:g} s of audio',
       [['', 'seconds', 'ratio to tff_asr', 'peak GiB']]
       + [
           [
               name,
-              workload_lib.spread(medians[name]),
-              workload_lib.spread(ratios[name]),
+              report.spread(medians[name]),
+              report.spread(ratios[name]),
               f'{max(turn.peak_gib for turn in turns[name]):.2f}',
           ]
           for name in baselines
@@ -114,7 +107,6 @@ def main(_) -> None:
               for name, own in turns.items()
           },
       },
-      _JSON.value,
   )
 
 

@@ -10,7 +10,7 @@ import pathlib
 import re
 import threading
 
-VARIABLE = 'TFF_ASR_RIVAL'
+VARIABLE = 'TFF_ASR_BASELINE'
 
 _PSS = re.compile(r'^Pss: +(\d+) kB$', re.MULTILINE)
 

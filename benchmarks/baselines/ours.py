@@ -44,7 +44,10 @@ def write(job: job_lib.Job, folder: str) -> None:
   weights = model.initialize(tf.constant(_WEIGHTS_SEED))
   check = _batch(job, lengths_differ=True)
   gradients, loss_sum = client_update.loss_gradients(
-      model, weights, check, num_utterances=tf.reduce_sum(check['example_weights'])
+      model,
+      weights,
+      check,
+      num_utterances=tf.reduce_sum(check['example_weights']),
   )
   _save(folder, 'weights', weights)
   _save(

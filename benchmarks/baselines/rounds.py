@@ -1,7 +1,7 @@
 r"""Our federated round beside TFF's native context, pfl and Flower.
 
     benchmarks/baselines/make_venvs.sh pfl pfl_tf flwr
-    python -m benchmarks.baselines.rounds --json=results/rival_rounds.json
+    python -m benchmarks.baselines.rounds --json=results/baseline_rounds.json
 
 All do the same work: the same initial weights, clients, batches and local SGD
 steps with clipped gradients; each client's whole update clipped to one norm,
@@ -30,34 +30,35 @@ import tempfile
 from absl import flags
 import numpy as np
 
-from benchmarks import workload as workload_lib
+from benchmarks import report
+from benchmarks import turns as clock
 from benchmarks.baselines import job as job_lib
 from benchmarks.baselines import ours
 from benchmarks.baselines import turns as turns_lib
 from tff_asr.models import weights as weights_lib
 
-_RIVALS = {
-    'tff_asr': turns_lib.Rival(venv=None, program='ours_round'),
-    'tff_asr 2 at once': turns_lib.Rival(
+_BASELINES = {
+    'tff_asr': turns_lib.Baseline(venv=None, program='ours_round'),
+    'tff_asr 2 at once': turns_lib.Baseline(
         venv=None, program='ours_round', flags=('--at_once=2',)
     ),
-    'TFF native': turns_lib.Rival(
+    'TFF native': turns_lib.Baseline(
         venv=None, program='ours_round', flags=('--context=native',)
     ),
-    'TFF native 2 at once': turns_lib.Rival(
+    'TFF native 2 at once': turns_lib.Baseline(
         venv=None,
         program='ours_round',
         flags=('--context=native', '--at_once=2'),
     ),
-    'pfl': turns_lib.Rival(venv='pfl', program='pfl_round'),
-    'pfl 2 at once': turns_lib.Rival(
+    'pfl': turns_lib.Baseline(venv='pfl', program='pfl_round'),
+    'pfl 2 at once': turns_lib.Baseline(
         venv='pfl',
         program='pfl_round',
         launcher=('torch.distributed.run', '--nproc_per_node=2'),
     ),
-    'pfl TensorFlow': turns_lib.Rival(venv='pfl_tf', program='pfl_tf_round'),
-    'Flower': turns_lib.Rival(venv='flwr', program='flwr_round'),
-    'Flower 2 at once': turns_lib.Rival(
+    'pfl TensorFlow': turns_lib.Baseline(venv='pfl_tf', program='pfl_tf_round'),
+    'Flower': turns_lib.Baseline(venv='flwr', program='flwr_round'),
+    'Flower 2 at once': turns_lib.Baseline(
         venv='flwr', program='flwr_round', flags=('--at_once=2',)
     ),
 }
@@ -74,19 +75,18 @@ _STEPS = flags.DEFINE_integer(
 _ROUNDS = flags.DEFINE_integer(
     'rounds', 1, 'Rounds of a turn that count.', lower_bound=1
 )
-_TURNS = flags.DEFINE_integer('turns', 3, 'Of each rival.', lower_bound=1)
+_TURNS = flags.DEFINE_integer('turns', 3, 'Of each baseline.', lower_bound=1)
 _NAMES = flags.DEFINE_list(
     'baselines',
     ['tff_asr 2 at once', 'TFF native', 'pfl', 'pfl TensorFlow', 'Flower'],
-    f'Of {", ".join(_RIVALS)}.',
+    f'Of {", ".join(_BASELINES)}.',
 )
-_JSON = flags.DEFINE_string('json', None, 'File for the figures.')
 
 
 def main(_) -> None:
-  workload_lib.check_json_path(_JSON.value)
+  report.check_json_flag()
   baselines = turns_lib.select(
-      [_OURS, *_NAMES.value], _RIVALS, flag='baselines'
+      [_OURS, *_NAMES.value], _BASELINES, flag='baselines'
   )
   job = ours.build_job(
       num_blocks=_NUM_BLOCKS.value,
@@ -102,9 +102,9 @@ def main(_) -> None:
     initial = job_lib.load_arrays(folder, 'weights')
     expected = None
     for _ in range(_TURNS.value):
-      for name, rival in baselines.items():
+      for name, baseline in baselines.items():
         turn = turns_lib.take(
-            rival,
+            baseline,
             name=name,
             flags=[
                 f'--job={folder}',
@@ -118,15 +118,9 @@ def main(_) -> None:
             _check_update(name, first, expected, initial)
         )
         turns[name].append(turn)
-  seconds = {
-      name: [
-          statistics.median(figure['seconds'] for figure in turn.figures)
-          for turn in own
-      ]
-      for name, own in turns.items()
-  }
+  seconds = turns_lib.medians(turns)
   ratios = {
-      name: [own / our for own, our in zip(values, seconds[_OURS])]
+      name: clock.ratios(values, seconds[_OURS])
       for name, values in seconds.items()
   }
   peaks = {
@@ -138,7 +132,7 @@ def main(_) -> None:
   }
   audio_rate = job.audio_sec / job.num_clients
   num_parameters = weights_lib.count(ours.build_model(job).specs)
-  workload_lib.report(
+  report.write(
       f'A round of {num_parameters / 1e6:.1f}M parameters, {_COHORT.value} '
       f'clients of {_STEPS.value} steps of '
       f'{job.batch_size * job.utterance_sec:g} s',
@@ -154,8 +148,8 @@ def main(_) -> None:
       + [
           [
               name,
-              workload_lib.spread(seconds[name]),
-              workload_lib.spread(ratios[name]),
+              report.spread(seconds[name]),
+              report.spread(ratios[name]),
               f'{rates[name]:.2f}',
               f'{rates[name] * audio_rate:.1f}',
               f'{max(peaks[name]):.2f}',
@@ -175,7 +169,6 @@ def main(_) -> None:
               for name, own in turns.items()
           },
       },
-      _JSON.value,
   )
 
 

@@ -7,8 +7,10 @@ Virtual environments are made by make_venvs.sh beside this file; our own
 programs run in this process's.
 """
 
+from collections.abc import Mapping, Sequence
 import dataclasses
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -23,7 +25,7 @@ _SETTINGS = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rival:
+class Baseline:
   """A program to measure.
 
   Attributes:
@@ -60,8 +62,8 @@ class Turn(NamedTuple):
 
 
 def select(
-    names: list[str], baselines: dict[str, Rival], *, flag: str
-) -> dict[str, Rival]:
+    names: list[str], baselines: dict[str, Baseline], *, flag: str
+) -> dict[str, Baseline]:
   """The baselines of these names.
 
   Args:
@@ -82,20 +84,34 @@ def select(
       )
     if not os.path.exists(baselines[name].python()):
       raise ValueError(
-          f'{name} needs a virtual environment: run '
-          f'benchmarks/baselines/make_venvs.sh {baselines[name].venv}, or leave it '
-          f'out of --{flag}.'
+          f'{name} needs a virtual environment: run benchmarks/baselines/'
+          f'make_venvs.sh {baselines[name].venv}, or leave it out of --{flag}.'
       )
-  return {name: rival for name, rival in baselines.items() if name in names}
+  return {name: found for name, found in baselines.items() if name in names}
+
+
+def medians(turns: Mapping[str, Sequence[Turn]]) -> dict[str, list[float]]:
+  """Median seconds of each turn's figures, by name."""
+  return {
+      name: [
+          statistics.median(figure['seconds'] for figure in turn.figures)
+          for turn in own
+      ]
+      for name, own in turns.items()
+  }
 
 
 def take(
-    rival: Rival, *, name: str, flags: list[str], timeout_sec: float = 1800.0
+    baseline: Baseline,
+    *,
+    name: str,
+    flags: list[str],
+    timeout_sec: float = 1800.0,
 ) -> Turn:
-  """Runs a rival's program once.
+  """Runs a baseline's program once.
 
   Args:
-    rival: The rival.
+    baseline: The baseline.
     name: For messages.
     flags: Of this turn.
     timeout_sec: Until the program is ended.
@@ -115,11 +131,11 @@ def take(
   with memory.Peak(mark) as peak:
     done = subprocess.run(
         [
-            rival.python(),
-            *(('-m', *rival.launcher) if rival.launcher else ()),
+            baseline.python(),
+            *(('-m', *baseline.launcher) if baseline.launcher else ()),
             '-m',
-            f'benchmarks.baselines.{rival.program}',
-            *rival.flags,
+            f'benchmarks.baselines.{baseline.program}',
+            *baseline.flags,
             *flags,
         ],
         cwd=_ROOT,

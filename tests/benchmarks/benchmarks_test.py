@@ -75,7 +75,7 @@ class BenchmarksTest(parameterized.TestCase):
           lambda figures: [
               figures['1x8'][0]['seconds'][part]
               # The first round's is a difference.
-              for part in ('imports', 'process', 'form', 'second round')
+              for part in ('imports', 'process', 'compile', 'second round')
           ],
       ),
       (

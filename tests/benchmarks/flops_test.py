@@ -1,7 +1,6 @@
 """Operations counted on paper, by hand and against TensorFlow's own count."""
 
 from absl.testing import absltest
-from absl.testing import parameterized
 import tensorflow as tf
 
 from benchmarks import flops
@@ -20,7 +19,7 @@ _SIZES = dict(
 )
 
 
-class FlopsTest(parameterized.TestCase):
+class FlopsTest(absltest.TestCase):
 
   def test_forward_by_hand(self):
     # T = 7 gives S = 2. A frame: front 2*7*5*(2*4) = 560; a block: 4 products
@@ -36,8 +35,7 @@ class FlopsTest(parameterized.TestCase):
         vocab_size=3,
     )
     self.assertEqual(found, 6960)
-
-  def test_backward_is_two_products_for_each_forward_one(self):
+    # Two products backward for each forward.
     self.assertEqual(flops.step(**_SIZES), 3 * flops.forward(**_SIZES))
 
   def test_forward_is_what_the_graph_multiplies(self):
@@ -78,10 +76,6 @@ class FlopsTest(parameterized.TestCase):
         flops.forward(**dict(_SIZES, vocab_size=tokenizer.vocab_size)),
     )
 
-  @parameterized.parameters(*_SIZES)
-  def test_refuses(self, name):
-    with self.assertRaisesRegex(ValueError, name):
-      flops.forward(**dict(_SIZES, **{name: 0}))
 
 
 def _is_transposed(node: tf.Operation) -> bool:
