@@ -11,20 +11,27 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from data_tools import shards
-from tff_asr.data import client_data
+from tests import fakes
 from tff_asr.data import audio
+from tff_asr.data import client_data
 from tff_asr.data import index
 from tff_asr.data import schema
 
 _COUNTS = {'anna': 3, 'bert': 1, 'cleo': 5}
 
 
-def _waveform(client_id: str, i: int) -> np.ndarray:
-  rng = np.random.default_rng([len(client_id), ord(client_id[0]), i])
+def _waveform(client_id: str, i: int, seed: int = 0) -> np.ndarray:
+  rng = np.random.default_rng([len(client_id), ord(client_id[0]), i, seed])
   return rng.integers(-3000, 3000, 800 + 10 * i).astype(np.int16)
 
 
-def _write(folder: str, *, encoding: str = 'pcm', max_shard_bytes: int = 1):
+def _write(
+    folder: str,
+    *,
+    encoding: str = 'pcm',
+    max_shard_bytes: int = 1,
+    seed: int = 0,
+):
   """A corpus of `_COUNTS`; by default each client in a shard of its own."""
   shards.write_split(
       [
@@ -32,7 +39,7 @@ def _write(folder: str, *, encoding: str = 'pcm', max_shard_bytes: int = 1):
               client_id=client_id,
               utterance_id=f'{client_id}-{i}',
               transcript=f'{client_id} {"abcde"[i]}',
-              audio=lambda c=client_id, i=i: _waveform(c, i),
+              audio=lambda c=client_id, i=i: _waveform(c, i, seed),
           )
           for client_id, count in _COUNTS.items()
           for i in range(count)
@@ -51,7 +58,9 @@ class ClientDataTest(parameterized.TestCase):
     root = self.enterContext(tempfile.TemporaryDirectory())
     self.folder = os.path.join(root, 'split')
 
-  def check_client(self, dataset: tf.data.Dataset, client_id: str) -> None:
+  def check_client(
+      self, dataset: tf.data.Dataset, client_id: str, seed: int = 0
+  ) -> None:
     elements = list(dataset)
     self.assertLen(elements, _COUNTS[client_id])
     for i, element in enumerate(elements):
@@ -63,7 +72,7 @@ class ClientDataTest(parameterized.TestCase):
           element['transcript'].numpy().decode(), f'{client_id} {"abcde"[i]}'
       )
       np.testing.assert_array_equal(
-          element['waveform'], _waveform(client_id, i)
+          element['waveform'], _waveform(client_id, i, seed)
       )
 
   @parameterized.product(
@@ -88,14 +97,7 @@ class ClientDataTest(parameterized.TestCase):
       self.check_client(dataset, client_id)
     client_data.verify(self.folder)
 
-  def test_counts_and_durations(self):
-    _write(self.folder)
-    data = client_data.load(self.folder)
-    self.assertEqual(data.num_utterances('cleo'), 5)
-    # 5 * 800 + 10 * (0 + 1 + 2 + 3 + 4) samples of 1/16000 s.
-    self.assertAlmostEqual(data.duration_sec('cleo'), 4100 / 16000)
-
-  def test_duration_is_the_cost_and_needs_no_shard(self):
+  def test_durations_are_costs_and_need_no_shard(self):
     _write(self.folder)
     data = client_data.load(self.folder)
     for name in os.listdir(self.folder):
@@ -105,8 +107,24 @@ class ClientDataTest(parameterized.TestCase):
     # 800 samples; 800 to 840 of five: (5 * 800 + 10 * 10) / 16000.
     self.assertEqual(cost('bert'), 0.05)
     self.assertEqual(cost(b'cleo'), 0.25625)
+    self.assertEqual(data.duration_sec('cleo'), 0.25625)
+    self.assertEqual(data.num_utterances('cleo'), 5)
     with self.assertRaisesRegex(ValueError, 'dora'):
       cost('dora')
+
+  def test_corpora_with_the_same_clients_are_not_mixed_up(self):
+    folders = [self.folder, f'{self.folder}2']
+    for seed, folder in enumerate(folders):
+      _write(folder, seed=seed)
+    several = [client_data.load(folder) for folder in folders]
+    for client_id in _COUNTS:
+      for seed, data in enumerate(several):
+        self.check_client(data.dataset_computation(client_id), client_id, seed)
+    # Nor what stood in a folder before.
+    shutil.rmtree(folders[0])
+    os.rename(folders[1], folders[0])
+    data = client_data.load(folders[0])
+    self.check_client(data.create_tf_dataset_for_client('cleo'), 'cleo', 1)
 
   def test_serves_tff_users_own_loops(self):
     _write(self.folder)
@@ -156,27 +174,20 @@ class ClientDataTest(parameterized.TestCase):
     ):
       run(tf.constant('nobody'))
 
-  def test_unknown_client_is_named(self):
-    _write(self.folder)
-    data = client_data.load(self.folder)
-    for call in (
-        data.create_tf_dataset_for_client,
-        data.num_utterances,
-        data.duration_sec,
-    ):
-      with self.assertRaisesRegex(ValueError, 'client nobody is not among'):
-        call('nobody')
-
   def test_selection(self):
     _write(self.folder)
     data = client_data.load(self.folder, client_ids=['cleo', 'anna'])
     self.assertEqual(data.client_ids, ['anna', 'cleo'])
     self.check_client(data.create_tf_dataset_for_client('cleo'), 'cleo')
     self.assertEqual(data.num_utterances('cleo'), 5)
-    with self.assertRaisesRegex(ValueError, 'client bert is not among the 2'):
-      data.create_tf_dataset_for_client('bert')
-    with self.assertRaisesRegex(ValueError, 'client bert is not among the 2'):
-      data.select(['bert'])
+    for call in (
+        data.create_tf_dataset_for_client,
+        data.num_utterances,
+        data.duration_sec,
+        lambda client_id: data.select([client_id]),
+    ):
+      with self.assertRaisesRegex(ValueError, 'client bert is not among the 2'):
+        call('bert')
     with self.assertRaisesRegex(ValueError, 'anna twice'):
       data.select(['anna', 'anna'])
     with self.assertRaisesRegex(ValueError, 'at least one'):
@@ -184,37 +195,50 @@ class ClientDataTest(parameterized.TestCase):
     data.client_ids.clear()
     self.assertEqual(data.client_ids, ['anna', 'cleo'])
 
-  @parameterized.named_parameters(
-      ('last_byte', -1, 5), ('middle_record', -1, 3), ('first_record', 20, 1)
+  # Records of cleo are equally long but for 20 bytes each.
+  @parameterized.product(
+      damage=((0, 1), (0.5, 3), (1, 5)), at_once=(32, 2), shard=(0, 1, 2)
   )
-  def test_damage_names_shard_place_and_record(self, offset, record):
-    for at_once in (32, 2):
-      with mock.patch.object(client_data, '_AT_ONCE', at_once):
-        self.check_damage(offset, record)
-
-  def check_damage(self, offset, record):
-    shutil.rmtree(self.folder, ignore_errors=True)
+  def test_damage_names_shard_place_and_record(self, damage, at_once, shard):
+    place, record = damage
+    self.enterContext(mock.patch.object(client_data, '_AT_ONCE', at_once))
     _write(self.folder)
-    path = os.path.join(self.folder, index.shard_name(2))
-    size = os.path.getsize(path)
-    if record == 3:  # Records of cleo are equally long but for 20 bytes each.
-      offset = size // 2
-    with open(path, 'r+b') as f:
-      f.seek(offset % size)
-      byte = f.read(1)
-      f.seek(offset % size)
-      f.write(bytes([byte[0] ^ 1]))
+    damaged, *others = np.roll(sorted(_COUNTS), -shard).tolist()
+    if damaged != 'cleo':
+      record = '.'
+    fakes.damage(os.path.join(self.folder, index.shard_name(shard)), place)
     data = client_data.load(self.folder)
     with self.assertRaisesRegex(
         tf.errors.InvalidArgumentError,
-        f'record {record} of 5 of the client at byte 0 of '
-        '.*shard-00002.tfrecord is missing or damaged',
+        f'record {record} of {_COUNTS[damaged]} of the client at byte 0 of '
+        f'.*shard-0000{shard}.tfrecord is missing or damaged',
     ):
-      list(data.create_tf_dataset_for_client('cleo'))
-    self.check_client(data.create_tf_dataset_for_client('anna'), 'anna')
+      list(data.create_tf_dataset_for_client(damaged))
+    for client_id in others:
+      self.check_client(data.create_tf_dataset_for_client(client_id), client_id)
     with self.assertRaisesRegex(
-        ValueError, 'Damaged, .*shard-00002.*, with the clients cleo. Copy'
+        ValueError,
+        f'Damaged, .*shard-0000{shard}[^,]*, with the clients {damaged}. Copy',
     ):
+      client_data.verify(self.folder)
+
+  def test_a_checksum_is_of_the_whole_shard(self):
+    # Several times what is read at once.
+    waveform = np.zeros(300_000, np.int16)
+    shards.write_split(
+        [
+            shards.Utterance('a', str(i), 'a', lambda: waveform)
+            for i in range(3)
+        ],
+        self.folder,
+        origin={},
+    )
+    path = os.path.join(self.folder, index.shard_name(0))
+    for place in (0, 0.3, 0.5, 0.8, 1):
+      fakes.damage(path, place)
+      with self.assertRaisesRegex(ValueError, 'Damaged'):
+        client_data.verify(self.folder)
+      fakes.damage(path, place)
       client_data.verify(self.folder)
 
   def test_shard_truncated_between_records_while_open(self):
@@ -232,28 +256,20 @@ class ClientDataTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'truncated'):
       client_data.load(self.folder)
 
-  def test_shard_that_vanished_while_open(self):
+  def test_shards_that_vanish_or_change_places_while_open(self):
     _write(self.folder)
     data = client_data.load(self.folder)
-    os.remove(os.path.join(self.folder, index.shard_name(1)))
+    first, second, third = (
+        os.path.join(self.folder, index.shard_name(i)) for i in range(3)
+    )
+    os.remove(second)
+    os.replace(third, first)
     with self.assertRaisesRegex(
         tf.errors.InvalidArgumentError,
         'record 1 of 1 of the client at byte 0 of .*shard-00001.tfrecord is '
         'missing',
     ):
       list(data.create_tf_dataset_for_client('bert'))
-
-  def test_places_with_wildcards_in_their_names(self):
-    self.folder = os.path.join(os.path.dirname(self.folder), r'a[1]*?\{b}')
-    _write(self.folder)
-    data = client_data.load(self.folder)
-    self.check_client(data.create_tf_dataset_for_client('anna'), 'anna')
-
-  def test_shard_of_another_client(self):
-    _write(self.folder)
-    data = client_data.load(self.folder)
-    names = [os.path.join(self.folder, index.shard_name(i)) for i in (0, 2)]
-    os.replace(names[1], names[0])
     with self.assertRaisesRegex(
         tf.errors.InvalidArgumentError,
         'record 1 of 3 of the client at byte 0 of .*shard-00000.tfrecord '
@@ -261,9 +277,11 @@ class ClientDataTest(parameterized.TestCase):
     ):
       list(data.create_tf_dataset_for_client('anna'))
 
-  def test_missing_corpus(self):
-    with self.assertRaisesRegex(ValueError, 'split is not a folder'):
-      client_data.load(self.folder)
+  def test_places_with_wildcards_in_their_names(self):
+    self.folder = os.path.join(os.path.dirname(self.folder), r'a[1]*?\{b}')
+    _write(self.folder)
+    data = client_data.load(self.folder)
+    self.check_client(data.create_tf_dataset_for_client('anna'), 'anna')
 
 
 class MillionClientsTest(absltest.TestCase):

@@ -20,7 +20,6 @@ from tff_asr.text import tokenizer as tokenizer_lib
 
 _NUM_UTTERANCES = 50
 _MAX_BATCH_SEC = 4.0
-_SEEDS = ((1, 2), (1, 3))
 
 
 def _pipeline(**kwargs) -> pipeline_lib.Pipeline:
@@ -66,13 +65,17 @@ def _many_rows() -> list[tuple[str, int, str]]:
   ]
 
 
+def _mark(features, lengths, seed):
+  """In place of SpecAugment: a first frame that tells the seed."""
+  marks = tf.random.stateless_uniform([tf.size(lengths), 1, 80], seed)
+  return tf.concat([marks, features[:, 1:]], axis=1)
+
+
 @functools.lru_cache
 def _many_batches():
-  """Batches of 3 epochs of many utterances, for each (client, seed)."""
-  keys = [('ann', seed) for seed in _SEEDS] + [('bob', _SEEDS[0])] + [
-      ('ann', _SEEDS[0])
-  ]
-  pipeline = _pipeline()
+  """Batches of 3 epochs of many utterances, for each (client, round's seed)."""
+  keys = [('ann', (1, 2)), ('ann', (1, 3)), ('bob', (1, 2)), ('ann', (1, 2))]
+  pipeline = _pipeline(augment=_mark)
 
   def open_client(place, client_id, seed):
     rows = _examples(_many_rows()).map(
@@ -89,8 +92,7 @@ def _many_batches():
   batches = [[] for _ in keys]
   for place, batch in datasets.as_numpy_iterator():
     batches[place].append(batch)
-  first, other_seed, other_client, again = batches
-  return first, other_seed, other_client, again
+  return batches
 
 
 def _ids(batches) -> list[str]:
@@ -102,8 +104,7 @@ class TrainingBatchesTest(parameterized.TestCase):
   def test_padded_audio_is_bounded_and_little_of_it_is_padding(self):
     padded = used = 0
     for batch in _many_batches()[0]:
-      size, longest, num_bins = batch['features'].shape
-      self.assertEqual(num_bins, 80)
+      size, longest, _ = batch['features'].shape
       self.assertEqual(longest, max(batch['feature_lengths']))
       self.assertLessEqual(size * longest * 0.01, _MAX_BATCH_SEC)
       padded += size * longest
@@ -113,28 +114,29 @@ class TrainingBatchesTest(parameterized.TestCase):
     fill = padded * 0.01 / _MAX_BATCH_SEC / len(_many_batches()[0])
     self.assertGreater(fill, 0.5)
 
-  def test_every_utterance_comes_once_an_epoch(self):
-    ids = _ids(_many_batches()[0])
-    self.assertLen(ids, 3 * _NUM_UTTERANCES)
-    for epoch in range(3):
-      part = ids[epoch * _NUM_UTTERANCES :][:_NUM_UTTERANCES]
-      self.assertLen(set(part), _NUM_UTTERANCES)
-
-  def test_every_epoch_has_another_order_and_other_seeds(self):
-    ids = _ids(_many_batches()[0])
-    epochs = [
-        tuple(ids[i * _NUM_UTTERANCES :][:_NUM_UTTERANCES]) for i in range(3)
-    ]
-    self.assertLen(set(epochs), 3)
-    seeds = [tuple(batch['seed']) for batch in _many_batches()[0]]
-    self.assertLen(set(seeds), len(seeds))
-
-  def test_utterances_of_one_epoch_mix_over_chunks(self):
-    # Shuffled before they are cut into chunks of 16: the first chunk is not
-    # always the same.
-    first = _ids(_many_batches()[0])
-    chunks = [set(first[i * _NUM_UTTERANCES :][:16]) for i in range(3)]
-    self.assertNotEqual(chunks[0], chunks[1])
+  def test_no_two_draws_share_a_stream(self):
+    orders, chunks, marks, seeds, uses = set(), set(), set(), set(), 0
+    # Two rounds of a client, and another client of the first.
+    for batches in _many_batches()[:3]:
+      ids = _ids(batches)
+      for start in range(0, 3 * _NUM_UTTERANCES, _NUM_UTTERANCES):
+        epoch = ids[start : start + _NUM_UTTERANCES]
+        # Every utterance once an epoch, and the first chunk is not the same.
+        self.assertLen(set(epoch), _NUM_UTTERANCES)
+        orders.add(tuple(epoch))
+        chunks.add(frozenset(epoch[:16]))
+      for batch in batches:
+        uses += len(batch['utterance_id'])
+        marks.update(batch['features'][:, 0, 0].tolist())
+        seeds.add(tuple(batch['seed']))
+        # The model's draws are not those of the masks.
+        own = tf.random.stateless_uniform([64, 1, 80], batch['seed'])
+        self.assertTrue(marks.isdisjoint(own[:, 0, 0].numpy().tolist()))
+    self.assertLen(orders, 9)
+    self.assertLen(chunks, 9)
+    self.assertEqual(uses, 9 * _NUM_UTTERANCES)
+    self.assertLen(marks, uses)
+    self.assertLen(seeds, sum(map(len, _many_batches()[:3])))
 
   def test_same_seed_gives_the_same_batches(self):
     first, _, _, again = _many_batches()
@@ -142,35 +144,14 @@ class TrainingBatchesTest(parameterized.TestCase):
       for key, value in one.items():
         np.testing.assert_array_equal(value, other[key])
 
-  @parameterized.named_parameters(('seed', 1), ('client', 2))
-  def test_other_gives_other_batches(self, place):
-    first, other = _many_batches()[0], _many_batches()[place]
-    self.assertNotEqual(_ids(first), _ids(other))
-    self.assertNotEqual(tuple(first[0]['seed']), tuple(other[0]['seed']))
-
   def test_batches_are_as_documented(self):
     batch = _many_batches()[0][0]
     spec = pipeline_lib.batch_spec()
     self.assertEqual(list(spec), list(batch))
     for key, value in batch.items():
-      self.assertTrue(
-          spec[key].is_compatible_with(tf.convert_to_tensor(value)), key
-      )
+      value = tf.convert_to_tensor(value)
+      self.assertTrue(spec[key].is_compatible_with(value), key)
     self.assertEqual(list(batch), sorted(batch))
-    self.assertEqual(
-        {key: value.dtype for key, value in batch.items()},
-        dict(
-            client_id=object,
-            feature_lengths=np.int32,
-            features=np.float32,
-            label_lengths=np.int32,
-            labels=np.int32,
-            seed=np.int32,
-            transcript=object,
-            utterance_id=object,
-            example_weights=np.float32,
-        ),
-    )
     lengths = {name: samples for name, samples, _ in _many_rows()}
     for i, utterance_id in enumerate(batch['utterance_id']):
       num_frames = 1 + (lengths[utterance_id.decode()] - 400) // 160
@@ -180,42 +161,35 @@ class TrainingBatchesTest(parameterized.TestCase):
       # ' abc': a is 1, b is 2.
       np.testing.assert_array_equal(batch['labels'][i], [1, 2])
 
-  def test_features_are_those_of_the_utterance(self):
+  def check_features(self, batches, *, first_frame):
     waveforms = {
         example['utterance_id'].decode(): example['waveform']
         for example in _examples(_many_rows()).as_numpy_iterator()
     }
-    for batch in _many_batches()[0][:3]:
+    for batch in batches:
       for i, utterance_id in enumerate(batch['utterance_id']):
         expected = reference.log_mel(waveforms[utterance_id.decode()])
         np.testing.assert_allclose(
-            batch['features'][i, : len(expected)], expected, atol=1e-4
+            batch['features'][i, first_frame : len(expected)],
+            expected[first_frame:],
+            atol=1e-4,
         )
 
-  def test_masks_differ_by_epoch_and_utterance(self):
-    # In place of SpecAugment: a first frame that tells the seed.
-    def augment(features, lengths, seed):
-      marks = tf.random.stateless_uniform([tf.size(lengths), 1, 80], seed)
-      return tf.concat([marks, features[:, 1:]], axis=1)
+  def test_features_are_those_of_the_utterance(self):
+    # The first frame is marked.
+    self.check_features(_many_batches()[0][:3], first_frame=1)
 
-    def marks_of(batches):
-      return [
-          mark
-          for batch in batches.as_numpy_iterator()
-          for mark in batch['features'][:, 0, 0]
-      ]
-
-    rows = [(f'u{i}', 9000, 'a') for i in range(5)]
-    pipeline = _pipeline(augment=augment)
-    marks = marks_of(
-        pipeline.training_batches(
-            _examples(rows), seed=tf.constant([1, 2]), num_epochs=2
-        )
+  def test_evaluation_gives_everything_once_and_unmasked(self):
+    examples = _examples(_many_rows())
+    batches = list(
+        _pipeline(augment=_mark).evaluation_batches(examples)
+        .as_numpy_iterator()
     )
-    self.assertLen(set(marks), 10)
-    plain = marks_of(pipeline.evaluation_batches(_examples(rows)))
-    self.assertLen(set(plain), 1)  # All have the same audio.
-    self.assertEmpty(set(plain) & set(marks))
+    self.assertCountEqual(_ids(batches), [row[0] for row in _many_rows()])
+    self.check_features(batches[:1], first_frame=0)
+    for batch in batches:
+      size, longest, _ = batch['features'].shape
+      self.assertLessEqual(size * longest * 0.01, _MAX_BATCH_SEC)
 
   def test_the_buffer_shuffles_and_the_chunk_sorts(self):
     # Ever shorter utterances, as many to a batch as a chunk has.
@@ -258,7 +232,7 @@ class TrainingBatchesTest(parameterized.TestCase):
     self.assertEqual(counts, [2] * 7)
 
 
-class StubsTest(parameterized.TestCase):
+class PlaceholdersTest(parameterized.TestCase):
 
   def rows(self):
     # Output frames: T // 3. 8 frames in 1520 samples (400 + 7 * 160), 9 in
@@ -353,16 +327,6 @@ class StubsTest(parameterized.TestCase):
           name,
       )
 
-  def test_evaluation_gives_everything_once(self):
-    batches = list(
-        _pipeline().evaluation_batches(_examples(_many_rows()))
-        .as_numpy_iterator()
-    )
-    self.assertCountEqual(_ids(batches), [row[0] for row in _many_rows()])
-    for batch in batches:
-      size, longest, _ = batch['features'].shape
-      self.assertLessEqual(size * longest * 0.01, _MAX_BATCH_SEC)
-
   def test_characters_that_are_not_tokens_raise(self):
     batches = _pipeline().evaluation_batches(_examples([('u', 9000, 'abd')]))
     with self.assertRaisesRegex(
@@ -388,6 +352,12 @@ class ArgumentsTest(parameterized.TestCase):
   def test_bad_arguments_are_named(self, kwargs, message):
     with self.assertRaisesRegex(ValueError, message):
       _pipeline(**kwargs)
+
+
+  def test_limits_of_whole_frames_lose_none(self):
+    # 16.4 / 0.01 is below 1640.
+    pipeline = _pipeline(max_utterance_sec=16.4, max_batch_sec=16.4)
+    self.assertEqual(pipeline.max_frames, 1640)
 
 
 class PackingTest(parameterized.TestCase):
