@@ -1,7 +1,6 @@
-r"""Writes the notebooks from their paired Python files.
+"""Notebooks, written from their paired Python files.
 
-    python -m tools.notebooks            # writes colab/*.ipynb from colab/*.py
-    python -m tools.notebooks --check    # exit 1 if one is out of date
+    python -m tools.notebooks    # writes colab/*.ipynb from colab/*.py
 
 The pair is in the percent format that Jupytext and editors read: `# %%` begins
 a cell of code, `# %% [markdown]` one of text, whose lines are comments. The
@@ -10,7 +9,6 @@ Python file is the one that is written by hand; a notebook holds no outputs.
 
 import json
 import pathlib
-import sys
 from typing import Any
 
 from tools import layers
@@ -86,19 +84,6 @@ def files(root: pathlib.Path = layers.ROOT) -> dict[pathlib.Path, str]:
   }
 
 
-def main(argv: list[str]) -> int:
-  """Writes or checks; returns the exit code."""
-  stale = [
-      path
-      for path, text in files().items()
-      if not path.exists() or path.read_text('utf-8') != text
-  ]
-  for path in stale:
-    print(path.relative_to(layers.ROOT))
-    if '--check' not in argv:
-      path.write_text(files()[path], 'utf-8')
-  return int('--check' in argv and bool(stale))
-
-
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  for notebook_path, notebook_text in files().items():
+    notebook_path.write_text(notebook_text, 'utf-8')
