@@ -49,13 +49,8 @@ _WITHOUT_VALUE = re.compile(
     r'^([A-Z][A-Z0-9_]*) *= *\\?\s*%gin\.REQUIRED', re.MULTILINE
 )
 _INFINITY = re.compile(r'^([\w./]+ =) inf$', re.MULTILINE)
-_FUNCTION = re.compile(r'(?:^|@)([\w./]*\w+\.\w+)', re.MULTILINE)
 # The override itself, which is shown anyway, and a syntax tree's address.
 _NOISE = re.compile(r' In bindings string line .*$| on line \d+: <[^>]*>')
-_UNKNOWN_FUNCTION = re.compile(r"No configurable matching .*?'@?([\w./]+)")
-_UNKNOWN_ARGUMENT = re.compile(
-    r"'([^']+)' doesn't have a parameter named '(\w+)'"
-)
 _TYPES = {
     bool: 'True or False',
     int: 'an integer',
@@ -166,7 +161,7 @@ def _explained(where: str = '') -> Iterator[None]:
 
 
 def _one_line(error: Exception) -> str:
-  """gin's message on one line, with the nearest known name."""
+  """gin's message on one line."""
   if isinstance(error, SyntaxError) and error.text:
     message = f'cannot parse {error.text.strip()!r}: {error.msg}'
   elif isinstance(error, tokenize.TokenError):
@@ -175,24 +170,9 @@ def _one_line(error: Exception) -> str:
     message = str(error)
   if isinstance(error, KeyError):  # Python shows its argument in quotes.
     message = message.replace('\\n', ' ').strip('\'"')
-  message = _NOISE.sub('', ' '.join(message.split())).replace(
+  return _NOISE.sub('', ' '.join(message.split())).replace(
       'malformed node or string', 'no value (does a text lack its quotes?)'
   )
-  if unknown := _UNKNOWN_FUNCTION.search(message):
-    message += _nearest(unknown[1], _functions())
-  if unknown := _UNKNOWN_ARGUMENT.search(message):
-    function = gin.get_configurable(unknown[1])
-    message += _nearest(unknown[2], inspect.signature(function).parameters)
-  return message
-
-
-def _functions() -> set[str]:
-  """Names of the functions that the configuration mentions."""
-  names = set()
-  for name in _FUNCTION.findall(text()):
-    name = name.split('/')[-1]
-    names |= {name, name.rpartition('.')[0]}  # With and without an argument.
-  return names
 
 
 def _apply_overrides(gin_params: Sequence[str]) -> list[str]:
