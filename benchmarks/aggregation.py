@@ -91,7 +91,7 @@ def _build(workload: workload_lib.Workload) -> dict[str, Callable[[], None]]:
   specs = workload.build_model().specs
   weights = weights_lib.initialize(specs, tf.constant([1, 0]))
   update = tf.nest.map_structure(lambda weight: 1e-3 * weight, weights)
-  query = workload_lib.build_query()
+  query = workload_lib.build_query()(weights_lib.tensor_specs(specs))
   optimizer = workload_lib.build_server_optimizer()
   query_state, optimizer_state = tf.nest.map_structure(
       tf.convert_to_tensor,

@@ -223,6 +223,7 @@ def _sums(query) -> dict[str, str]:
 def _queries() -> dict[str, dict[str, str]]:
   """Digests by query."""
   found = {}
+  specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, _records()[0])
   for name, clipping in (
       ('global', clipping_lib.Clipping()),
       ('uniform', clipping_lib.Clipping(split='uniform')),
@@ -230,15 +231,14 @@ def _queries() -> dict[str, dict[str, str]]:
       ('dim, rescaled', clipping_lib.Clipping(split='dim', rule='rescale')),
   ):
     found[f'query, {name}'] = _sums(queries.PerLayerClipSumQuery(
+        specs,
         l2_norm_clip=1.0, noise_multiplier=0.7, clipping=clipping
     ))
   found['query, adaptive'] = _sums(adaptive_query.AdaptiveClipSumQuery(
+      specs,
       l2_norm_clip=1.0,
       noise_multiplier=0.7,
       cohort_size=3,
-      record_specs=tf.nest.map_structure(
-          lambda value: tf.TensorSpec(value.shape), _records()[0]
-      ),
       clipping=clipping_lib.Clipping(split='dim'),
   ))
   return found

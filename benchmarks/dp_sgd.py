@@ -159,7 +159,9 @@ def _build(variant: _Variant):
       optimizer=adam.build_adam(0.001),
       batch_size=_BATCH.value,
       seed=1,
-      query=workload_lib.build_query() if variant.num_vectorized else None,
+      build_query=(
+          workload_lib.build_query() if variant.num_vectorized else None
+      ),
       num_vectorized=max(variant.num_vectorized, 1),
       frozen=frozen,
   )

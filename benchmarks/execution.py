@@ -192,18 +192,17 @@ class _BareRound:
       clients: tff.simulation.datasets.ClientData,
   ):
     self._steps = _BareSteps(sizes, clients)
-    query = workload_lib.build_query()
     optimizer = workload_lib.build_server_optimizer()
     num_clients = len(clients.client_ids)
     self._weights = self._steps.weights
+    specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, self._weights)
+    query = workload_lib.build_query()(specs)
     # Tensors from the start, so that the functions are traced once.
     self._query_state, self._optimizer_state = tf.nest.map_structure(
         tf.convert_to_tensor,
         (
             queries.set_noise_key(query.initial_global_state(), keys.draw()),
-            optimizer.initialize(
-                tf.nest.map_structure(tf.TensorSpec.from_tensor, self._weights)
-            ),
+            optimizer.initialize(specs),
         ),
     )
 

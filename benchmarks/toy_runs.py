@@ -114,7 +114,7 @@ def train_pretrain(corpus: str, output_dir: str, *, num_rounds: int) -> None:
       batch_size=COHORT_SIZE,
       num_steps=num_rounds,
       seed=1,
-      query=workload_lib.build_query(1.0),
+      build_query=workload_lib.build_query(1.0),
       save_every=2,
       noise_seed=1,
       sampler_seed=2,

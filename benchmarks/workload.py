@@ -133,7 +133,8 @@ class Workload:
         pipeline=pipeline or self.build_pipeline(model),
         client_data=clients,
         aggregator=dp_mean.build(
-            query=build_query(noise_multiplier), cohort_size=cohort_size
+            build_query=build_query(noise_multiplier),
+            cohort_size=cohort_size,
         ),
         server_optimizer=build_server_optimizer(),
         client_learning_rate=CLIENT_LEARNING_RATE,
@@ -147,9 +148,10 @@ class Workload:
     return weights_lib.count(self.build_model().specs)
 
 
-def build_query(noise_multiplier: float = 0.01) -> queries.PerLayerClipSumQuery:
+def build_query(noise_multiplier: float = 0.01) -> queries.BuildQuery:
   """Per-layer clipping by size."""
-  return queries.PerLayerClipSumQuery(
+  return functools.partial(
+      queries.PerLayerClipSumQuery,
       l2_norm_clip=0.01,
       noise_multiplier=noise_multiplier,
       clipping=clipping_lib.Clipping(split='dim'),

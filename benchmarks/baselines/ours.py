@@ -5,6 +5,7 @@ SpecAugment, no shift of positions. Every client has one utterance of noise of
 its own, again and again, so that a shuffled pass has the same batches.
 """
 
+import functools
 import os
 from typing import Any
 
@@ -142,7 +143,8 @@ def build_process(
       ),
       client_data=client_data.load(os.path.join(folder, 'corpus')),
       aggregator=dp_mean.build(
-          query=queries.PerLayerClipSumQuery(
+          build_query=functools.partial(
+              queries.PerLayerClipSumQuery,
               l2_norm_clip=job.l2_norm_clip,
               noise_multiplier=job.noise_multiplier,
               clipping=clipping_lib.Clipping(split='global'),

@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tests import logical_devices
-from tff_asr.aggregators import adaptive_mean
 from tff_asr.aggregators import dp_mean
 from tff_asr.execution import multi_device
 from tff_asr.privacy import adaptive_query
@@ -64,13 +63,15 @@ def _process(name: str, clip: float) -> tff.templates.AggregationProcess:
       noise_multiplier=0.0,
       clipping=clipping_lib.Clipping(**_CLIPPINGS[name]),
   )
+  build_query = functools.partial(queries.PerLayerClipSumQuery, **settings)
   if name in _ADAPTIVE:
-    factory = adaptive_mean.build(
-        cohort_size=_DIVISOR, adaptation=_ADAPTATION, **settings
+    build_query = functools.partial(
+        adaptive_query.AdaptiveClipSumQuery,
+        cohort_size=_DIVISOR,
+        adaptation=_ADAPTATION,
+        **settings,
     )
-  else:
-    query = queries.PerLayerClipSumQuery(**settings)
-    factory = dp_mean.build(query=query, cohort_size=_DIVISOR)
+  factory = dp_mean.build(build_query=build_query, cohort_size=_DIVISOR)
   return factory.create(_VALUE_TYPE, tff.TensorType(np.float32))
 
 

@@ -284,7 +284,7 @@ class BadInputTest(parameterized.TestCase):
       ),
       (
           'public',
-          ['QUERY = None', 'TARGET_EPSILON = 1.0', 'DELTA = 1e-3'],
+          ['BUILD_QUERY = None', 'TARGET_EPSILON = 1.0', 'DELTA = 1e-3'],
           [('target_epsilon is 1.0', 'add a file of gin/privacy')],
       ),
       (

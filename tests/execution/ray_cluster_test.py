@@ -1,6 +1,7 @@
 """Tests of tff_asr.execution.ray_cluster, on a Ray cluster of this machine."""
 
 import asyncio
+import functools
 import io
 import ipaddress
 import os
@@ -184,7 +185,8 @@ class LearningProcessTest(parameterized.TestCase):
         pipeline=fakes.tiny_pipeline(model),
         client_data=fakes.client_data(),
         aggregator=dp_mean.build(
-            query=queries.PerLayerClipSumQuery(
+            build_query=functools.partial(
+                queries.PerLayerClipSumQuery,
                 l2_norm_clip=1.0, noise_multiplier=0.0
             ),
             cohort_size=3,

@@ -4,6 +4,7 @@ A transformer with CTC, dropout, layer drop and SpecAugment over shards of PCM,
 per-layer clipping, noise, and LAMB with a schedule at the server.
 """
 
+import functools
 import os
 
 import numpy as np
@@ -57,7 +58,8 @@ def build(
       ),
       client_data=data,
       aggregator=dp_mean.build(
-          query=queries.PerLayerClipSumQuery(
+          build_query=functools.partial(
+              queries.PerLayerClipSumQuery,
               l2_norm_clip=CLIP,
               noise_multiplier=1.0,
               clipping=clipping_lib.Clipping(split='dim'),

@@ -69,8 +69,9 @@ def _batch(*rows: int) -> pipeline_lib.Batch:
   )
 
 
-def _query(*, split='dim', **options) -> queries.PerLayerClipSumQuery:
-  return queries.PerLayerClipSumQuery(
+def _build_query(*, split='dim', **options) -> queries.BuildQuery:
+  return functools.partial(
+      queries.PerLayerClipSumQuery,
       clipping=clipping_lib.Clipping(split=split),
       **(dict(l2_norm_clip=_CLIP, noise_multiplier=0.0) | options),
   )
@@ -85,10 +86,12 @@ def _build(
     *, clip=_CLIP, noise=0.0, split='dim', is_public=False, **options
 ) -> dp_sgd.DpSgd:
   """At a rate of 1 weights move by minus the mean. Each is traced once."""
-  query = _query(l2_norm_clip=clip, noise_multiplier=noise, split=split)
+  build_query = _build_query(
+      l2_norm_clip=clip, noise_multiplier=noise, split=split
+  )
   defaults = dict(model=_model(), optimizer=_SGD, batch_size=4, seed=3)
   return dp_sgd.DpSgd(
-      query=None if is_public else query, **(defaults | options)
+      build_query=None if is_public else build_query, **(defaults | options)
   )
 
 
@@ -132,7 +135,7 @@ class ExampleGradientsTest(parameterized.TestCase):
     batch = _batch(0, 1, 2, 3, 4)
     numbers = tf.stack([tf.range(5), tf.range(5)], axis=1)
     masked = model.mask(batch['features'], batch['feature_lengths'], numbers)
-    query = _query(split=split)
+    query = _build_query(split=split)(weights)
     params = query.derive_sample_params(query.initial_global_state())
 
     def loss_fn(weights, examples):

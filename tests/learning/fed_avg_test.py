@@ -41,7 +41,8 @@ def _model():
 
 def _aggregator(*, clip: float = math.inf, noise: float = 0.0):
   return dp_mean.build(
-      query=queries.PerLayerClipSumQuery(
+      build_query=functools.partial(
+          queries.PerLayerClipSumQuery,
           l2_norm_clip=clip, noise_multiplier=noise
       ),
       cohort_size=_COHORT_SIZE,
@@ -251,7 +252,8 @@ class ProcessTest(parameterized.TestCase):
     live = sorted(specs.keys() - set(frozen))
     process = _build(
         aggregator=dp_mean.build(
-            query=queries.PerLayerClipSumQuery(
+            build_query=functools.partial(
+                queries.PerLayerClipSumQuery,
                 l2_norm_clip=clip,
                 noise_multiplier=noise,
                 clipping=clipping_lib.Clipping(split='dim'),

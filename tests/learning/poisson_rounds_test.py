@@ -6,6 +6,8 @@ without clip and sampling.
 """
 
 from absl.testing import absltest
+import functools
+
 import numpy as np
 
 from tests import fakes
@@ -43,7 +45,8 @@ def _build():
       pipeline=fakes.tiny_pipeline(model),
       client_data=fakes.client_data(),
       aggregator=dp_mean.build(
-          query=queries.PerLayerClipSumQuery(
+          build_query=functools.partial(
+              queries.PerLayerClipSumQuery,
               l2_norm_clip=_CLIP,
               noise_multiplier=0.0,
               clipping=clipping_lib.Clipping(split='dim'),

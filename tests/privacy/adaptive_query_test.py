@@ -23,15 +23,14 @@ _KEY = keys.from_seed(0)
 _UNIFORM = clipping_lib.Clipping(split='uniform')
 
 
-def _query(**changes):
+def _query(specs=_SPECS, **changes):
   arguments = dict(
       l2_norm_clip=math.sqrt(2),  # C_h = 1.
       noise_multiplier=0.0,
       cohort_size=4.0,
-      record_specs=_SPECS,
       clipping=_UNIFORM,
   )
-  return adaptive_query.AdaptiveClipSumQuery(**arguments | changes)
+  return adaptive_query.AdaptiveClipSumQuery(specs, **arguments | changes)
 
 
 def _record(*numbers: float):
@@ -101,7 +100,7 @@ class ClipsTest(parameterized.TestCase):
     rng = np.random.default_rng(7)
     clipping = clipping_lib.Clipping(split=split, layers=layers)
     query = _query(
-        l2_norm_clip=1.0, record_specs=specs, clipping=clipping,
+        specs, l2_norm_clip=1.0, clipping=clipping,
         cohort_size=5.0,
         adaptation=adaptive_query.Adaptation(
             target_quantile=0.3, learning_rate=0.5
@@ -281,7 +280,7 @@ class PrivacyTest(parameterized.TestCase):
     ])
     adaptation = adaptive_query.Adaptation(count_noise_ratio=2.0)
     query = _query(
-        record_specs=specs, clipping=clipping, adaptation=adaptation
+        specs, clipping=clipping, adaptation=adaptation
     )
     state = query.initial_global_state()
     rng = np.random.default_rng(1)
@@ -332,7 +331,7 @@ class PrivacyTest(parameterized.TestCase):
         count_noise_ratio=ratio, learning_rate=1.0
     )
     query = _query(
-        l2_norm_clip=3.0, noise_multiplier=z, record_specs=specs,
+        specs, l2_norm_clip=3.0, noise_multiplier=z,
         cohort_size=1000.0, adaptation=adaptation,
     )
     state = queries.set_noise_key(query.initial_global_state(), _KEY)

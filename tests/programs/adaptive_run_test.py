@@ -15,11 +15,12 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import fakes
-from tff_asr.aggregators import adaptive_mean
+from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
 from tff_asr.execution import multi_device
 from tff_asr.learning import fed_avg
+from tff_asr.privacy import adaptive_query
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import federated
@@ -80,11 +81,15 @@ class AdaptiveRunTest(absltest.TestCase):
         model=model,
         pipeline=pipeline,
         client_data=data,
-        aggregator=adaptive_mean.build(
+        aggregator=dp_mean.build(
+            build_query=functools.partial(
+                adaptive_query.AdaptiveClipSumQuery,
+                cohort_size=2,
+                l2_norm_clip=0.1,
+                noise_multiplier=_NOISE,
+                clipping=clipping_lib.Clipping(split='dim', layers='modules'),
+            ),
             cohort_size=2,
-            l2_norm_clip=0.1,
-            noise_multiplier=_NOISE,
-            clipping=clipping_lib.Clipping(split='dim', layers='modules'),
         ),
         server_optimizer=tff.learning.optimizers.build_sgdm(0.1),
         client_learning_rate=0.01,

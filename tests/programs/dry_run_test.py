@@ -140,12 +140,12 @@ class DryRunTest(absltest.TestCase):
         batch_size=3,
         seed=1,
     )
-    query = queries.PerLayerClipSumQuery(
-        l2_norm_clip=0.1, noise_multiplier=10.0
+    build_query = functools.partial(
+        queries.PerLayerClipSumQuery, l2_norm_clip=0.1, noise_multiplier=10.0
     )
     text = launch.run_async(describe(
         num_steps=50,
-        query=query,
+        build_query=build_query,
         delta=1e-3,
         init_from_run=init_from_run,
         freeze=layer_freeze.LayerFreeze(number=2),
@@ -179,7 +179,7 @@ class DryRunTest(absltest.TestCase):
     self.assertIn(f'saved states: {size:.1f} MB each', text)
     self.assertFalse(os.path.exists(os.path.join(self.root, 'run')))
     text = launch.run_async(
-        describe(num_steps=50, query=query, noise_seed=1)
+        describe(num_steps=50, build_query=build_query, noise_seed=1)
     )
     self.assertIn('infinite, NOT PRIVATE: NOISE_SEED fixes a key', text)
     # Public, nothing costs anything.

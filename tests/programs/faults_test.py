@@ -72,7 +72,8 @@ class OddClientsTest(absltest.TestCase):
         pipeline=pipeline,
         client_data=data,
         aggregator=dp_mean.build(
-            query=queries.PerLayerClipSumQuery(
+            build_query=functools.partial(
+                queries.PerLayerClipSumQuery,
                 l2_norm_clip=0.01, noise_multiplier=1.0
             ),
             cohort_size=len(waveforms),

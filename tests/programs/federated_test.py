@@ -72,7 +72,8 @@ def _parts() -> Parts:
       pipeline=pipeline,
       client_data=data,
       aggregator=dp_mean.build(
-          query=queries.PerLayerClipSumQuery(
+          build_query=functools.partial(
+              queries.PerLayerClipSumQuery,
               l2_norm_clip=0.01,
               noise_multiplier=_NOISE,
               clipping=clipping_lib.Clipping(split='dim'),

@@ -54,8 +54,9 @@ def _pipeline(**options) -> pipeline_lib.Pipeline:
   return fakes.tiny_pipeline(_model_of(16), **options)
 
 
-def _query(noise_multiplier: float = 1.0):
-  return queries.PerLayerClipSumQuery(
+def _build_query(noise_multiplier: float = 1.0):
+  return functools.partial(
+      queries.PerLayerClipSumQuery,
       l2_norm_clip=0.1,
       noise_multiplier=noise_multiplier,
       clipping=clipping_lib.Clipping(split='dim'),
@@ -81,7 +82,7 @@ class PretrainTest(parameterized.TestCase):
       return evaluator(weights)
 
     _, cls.printed = cls.run_program(
-        'public', query=None, num_steps=2, sampler_seed=None, noise_seed=None,
+        'public', build_query=None, num_steps=2, sampler_seed=None, noise_seed=None,
         save_every=1, keep_last=1, keep_every=2, evaluator=evaluate,
     )
 
@@ -102,7 +103,7 @@ class PretrainTest(parameterized.TestCase):
         batch_size=3,
         num_steps=3,
         seed=3,
-        query=_query(),
+        build_query=_build_query(),
         evaluate_every=2,
         save_every=2,
         noise_seed=4,
@@ -212,7 +213,7 @@ class PretrainTest(parameterized.TestCase):
   def test_a_target_epsilon_ends_the_run_before_it_is_exceeded(self):
     results, _ = self.run_program(
         'budget',
-        query=_query(5.0),
+        build_query=_build_query(5.0),
         num_steps=50,
         delta=1e-3,
         target_epsilon=1.5,
@@ -242,7 +243,7 @@ class PretrainTest(parameterized.TestCase):
       (dict(noise_seed=-1), 'noise_seed'),
       (dict(delta=2.0), 'delta'),
       (dict(target_epsilon=1.0), 'target_epsilon is 1 at no delta'),
-      (dict(query=None, target_epsilon=1.0, delta=1e-3), 'without a query'),
+      (dict(build_query=None, target_epsilon=1.0, delta=1e-3), 'without a query'),
       (dict(keep_last=0), 'keep_last'),
       (dict(devices=['GPU:7']), "'GPU:7', which this machine has not"),
       (

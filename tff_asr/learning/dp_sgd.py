@@ -37,6 +37,7 @@ from tff_asr.learning import example_gradients
 from tff_asr.learning import process
 from tff_asr.models import best_rq
 from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import queries
 
 
 class AggregatorState(NamedTuple):
@@ -56,7 +57,7 @@ class DpSgd:
       optimizer: tff.learning.optimizers.Optimizer,
       batch_size: int,
       seed: int,
-      query: Optional[tfp.SumAggregationDPQuery] = None,
+      build_query: Optional[queries.BuildQuery] = None,
       num_vectorized: int = 1,
       frozen: Collection[str] = (),
       devices: Sequence[str] = ('/device:CPU:0',),
@@ -68,7 +69,8 @@ class DpSgd:
       optimizer: Steps along the mean gradient.
       batch_size: Examples expected in a batch; the divisor.
       seed: Of initial weights, masks and dropout (not of noise).
-      query: Clips and noises; None for public data.
+      build_query: From the specs of the weights that are trained to the query
+        that clips and noises; None for public data.
       num_vectorized: Examples whose gradients are computed at once; see
         `example_gradients` for the memory. More than 1 is faster on small
         models and takes long to trace on deep ones.
@@ -99,8 +101,10 @@ class DpSgd:
     self._frozen = tuple(sorted(frozen))
     self._devices = tuple(devices)
     self._query = None
-    if query is not None:
-      self._query = tfp.NormalizedQuery(query, denominator=float(batch_size))
+    if build_query is not None:
+      self._query = tfp.NormalizedQuery(
+          build_query(self._live_specs), denominator=float(batch_size)
+      )
     self._add = _build_add(
         model,
         query=self._query,

@@ -17,7 +17,7 @@ multiplier. What it costs depends on how its cohort was drawn:
            over waits for the next pass                              (special)
 
 Replacing a client moves the sum by up to 2 C, hence the z / 2. Passes go with
-tree noise (`tree_query`; [4], appendix D): a client is in a tree at most once,
+tree noise (`correlated_noise`; [4], appendix D): a client is in a tree at most once,
 a pass costs one tree and passes compose; what is replaced is its update, by
 zeros, which moves the sum by up to C and leaves everyone's place. A fixed-size
 cohort must not be accounted as a Poisson one: at q = .01, z = 1, 1000 rounds,

@@ -117,21 +117,21 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
 
   def __init__(
       self,
+      record_specs: Any,
       *,
       l2_norm_clip: float,
       noise_multiplier: float,
       cohort_size: float,
-      record_specs: Any,
       clipping: clipping_lib.Clipping = clipping_lib.Clipping(),
       adaptation: Adaptation = Adaptation(),
   ):
     """Creates the query.
 
     Args:
+      record_specs: See the base class.
       l2_norm_clip: C of the first round, finite; see the base class.
       noise_multiplier: z of a round in all.
       cohort_size: n, the public expected number of records.
-      record_specs: Nest of `tf.TensorSpec`, float32, like a record.
       clipping: How the first C is divided; its layers are those that adapt.
       adaptation: How clips adapt.
 
@@ -139,6 +139,7 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
       ValueError: An argument is out of its range, or the clipping rescales.
     """
     super().__init__(
+        record_specs,
         l2_norm_clip=l2_norm_clip,
         noise_multiplier=noise_multiplier,
         clipping=clipping,
@@ -146,13 +147,12 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
     checks.finite(l2_norm_clip=l2_norm_clip)
     checks.positive(cohort_size=cohort_size)
     checks.one_of(('clip',), rule_of_adaptive_clips=clipping.rule)
-    layers = clipping.divide(record_specs)
-    self._is_global = layers[0].share is None
+    self._is_global = self._layers[0].share is None
     if self._is_global:
       self._initial_clips = collections.OrderedDict(all=l2_norm_clip)
     else:
       self._initial_clips = collections.OrderedDict(
-          (layer.name, layer.share * l2_norm_clip) for layer in layers
+          (layer.name, layer.share * l2_norm_clip) for layer in self._layers
       )
     self._cohort_size = cohort_size
     self._adaptation = adaptation
@@ -193,9 +193,7 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
   def clip(self, params, record):
     layer_clips = tf.unstack(tf.cast(params, tf.float64))
     if self._is_global:
-      clip, layer_clips = layer_clips[0], [None] * len(
-          self._clipping.divide(record)
-      )
+      clip, layer_clips = layer_clips[0], [None] * len(self._layers)
     else:
       clip = tf.constant(math.inf, tf.float64)  # Each layer has its own.
     clipped, measured = self._clip(record, clip=clip, layer_clips=layer_clips)

@@ -28,6 +28,7 @@ class PartialNoiseQuery(queries.PerLayerClipSumQuery):
 
   def __init__(
       self,
+      record_specs: Any,
       *,
       l2_norm_clip: float,
       noise_multiplier: float,
@@ -37,6 +38,7 @@ class PartialNoiseQuery(queries.PerLayerClipSumQuery):
     """Creates the query.
 
     Args:
+      record_specs: See the base class.
       l2_norm_clip: C; see the base class.
       noise_multiplier: z of the noised layers, over C.
       noised: Regular expressions; a tensor is noised if one of them is found
@@ -44,9 +46,11 @@ class PartialNoiseQuery(queries.PerLayerClipSumQuery):
       clipping: How C is divided, over all layers.
 
     Raises:
-      ValueError: An argument is out of its range, or no regular expression.
+      ValueError: An argument is out of its range, or a pattern is no regular
+        expression or is found in no name.
     """
     super().__init__(
+        record_specs,
         l2_norm_clip=l2_norm_clip,
         noise_multiplier=noise_multiplier,
         clipping=clipping,
@@ -56,14 +60,22 @@ class PartialNoiseQuery(queries.PerLayerClipSumQuery):
           'noised must be a list of regular expressions that is not empty, '
           f'found {noised!r}.'
       )
+    names = clipping_lib.names(record_specs)
     for pattern in noised:
       try:
-        re.compile(pattern)
+        is_found = any(re.search(pattern, name) for name in names)
       except re.error as error:
         raise ValueError(
             f'noised: {pattern!r} is no regular expression ({error}).'
         ) from None
-    self._noised = tuple(noised)
+      if not is_found:
+        raise ValueError(
+            f'noised: {pattern!r} is found in none of the {len(names)} '
+            f'layers, {names[0]} to {names[-1]}.'
+        )
+    self._is_noised = [
+        any(re.search(pattern, name) for pattern in noised) for name in names
+    ]
 
   def get_noised_result(self, sample_state, global_state):
     result, new_state, _ = super().get_noised_result(sample_state, global_state)
@@ -72,7 +84,7 @@ class PartialNoiseQuery(queries.PerLayerClipSumQuery):
         for noisy, plain, is_noised in zip(
             tf.nest.flatten(result),
             tf.nest.flatten(sample_state),
-            self._choose(sample_state),
+            self._is_noised,
             strict=True,
         )
     ]
@@ -81,31 +93,12 @@ class PartialNoiseQuery(queries.PerLayerClipSumQuery):
     )
     return tf.nest.pack_sequence_as(sample_state, layers), new_state, event
 
-  def num_noised(self, record_specs):
+  @property
+  def num_noised(self) -> int:
     return sum(
         math.prod(spec.shape)
         for spec, is_noised in zip(
-            tf.nest.flatten(record_specs),
-            self._choose(record_specs),
-            strict=True,
+            tf.nest.flatten(self._specs), self._is_noised, strict=True
         )
         if is_noised
     )
-
-  def _choose(self, record: Any) -> list[bool]:
-    """Whether each tensor of a record is noised, in flattened order.
-
-    Raises:
-      ValueError: A pattern is found in no name.
-    """
-    names = clipping_lib.names(record)
-    for pattern in self._noised:
-      if not any(re.search(pattern, name) for name in names):
-        raise ValueError(
-            f'noised: {pattern!r} is found in none of the {len(names)} '
-            f'layers, {names[0]} to {names[-1]}.'
-        )
-    return [
-        any(re.search(pattern, name) for pattern in self._noised)
-        for name in names
-    ]

@@ -7,9 +7,9 @@ Pelikan et al. 2025, https://arxiv.org/abs/2310.00098, Definition 3.
 """
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import dp_accounting
 import numpy as np
@@ -50,12 +50,56 @@ class Measured(NamedTuple):
   layers_clipped: Any
 
 
+class ClippingQuery(Protocol):
+  """A `tfp.SumAggregationDPQuery` that tells what its clipping did.
+
+  Its global state has at least the fields of
+  `PerLayerClipSumQuery.GlobalState`, which is where its noise key is.
+
+  H: layers, as the clipping divides a record into them.
+
+  Attributes:
+    layer_names: Names of the layers, H of them.
+    num_noised: Elements of the sum that get noise.
+  """
+
+  layer_names: Sequence[str]
+  num_noised: int
+
+  def initial_global_state(self) -> Any:
+    """The state before the first round, without a noise key."""
+
+  def derive_sample_params(self, global_state: Any) -> Any:
+    """What `clip` takes of the state."""
+
+  def initial_sample_state(self, template: Any) -> Any:
+    """The sum of no records."""
+
+  def clip(self, params: Any, record: Any) -> tuple[Any, Measured]:
+    """Returns the clipped record, as it is summed, and what was measured."""
+
+  def summed(self, sample_state: Any) -> Any:
+    """The sum of clipped records, of a sum of what `clip` returns."""
+
+  def get_noised_result(
+      self, sample_state: Any, global_state: Any
+  ) -> tuple[Any, Any, dp_accounting.DpEvent]:
+    """Returns the noised sum, the new state, and the event."""
+
+  def derive_metrics(self, global_state: Any) -> dict[str, Any]:
+    """Settings and noised values of the coming round, which may be shown."""
+
+
+# From the specs of a record (nest of float32 `tf.TensorSpec`) to a query.
+BuildQuery = Callable[[Any], ClippingQuery]
+
+
 class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
   """Sums records after clipping each layer, then adds isotropic Gaussian noise.
 
-  A record is a nest of float32 tensors. Its layers, their clips C_h and what is
-  done with those above are `clipping_lib.Clipping`'s. Let C be the clip of the whole
-  and z the noise multiplier.
+  A record is a nest of float32 tensors. `clipping_lib.Clipping` says what its
+  layers are, their clips C_h, and what happens to a layer above its clip. Let C
+  be the clip of the whole and z the noise multiplier.
 
   Sensitivity (one record added or removed, whatever it holds): C; the norm of a
   clipped record is at most C (1 + 1e-6) in float32. Replacing a record moves
@@ -94,6 +138,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
 
   def __init__(
       self,
+      record_specs: Any,
       *,
       l2_norm_clip: float,
       noise_multiplier: float,
@@ -102,13 +147,14 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     """Creates the query.
 
     Args:
+      record_specs: Nest of float32 `tf.TensorSpec`, like a record.
       l2_norm_clip: C, from 1e-30 up, or infinity.
       noise_multiplier: z, the noise's standard deviation over C, at least 0.
       clipping: How C is divided over layers; by default one norm over all.
 
     Raises:
-      ValueError: An argument is out of its range, or there is noise without a
-        finite clip.
+      ValueError: An argument is out of its range, there is noise without a
+        finite clip, or the clipping does not fit the record.
     """
     checks.in_range(1e-30, math.inf, l2_norm_clip=l2_norm_clip)
     checks.non_negative(noise_multiplier=noise_multiplier)
@@ -120,7 +166,9 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
       )
     self._l2_norm_clip = l2_norm_clip
     self._noise_multiplier = noise_multiplier
-    self._clipping = clipping
+    self._specs = record_specs
+    self._rule = clipping.rule
+    self._layers = clipping.divide(record_specs)
 
   def initial_global_state(self):
     return PerLayerClipSumQuery.GlobalState(
@@ -145,7 +193,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
         clip=clip,
         layer_clips=[
             None if layer.share is None else layer.share * clip
-            for layer in self._clipping.divide(record)
+            for layer in self._layers
         ],
     )
 
@@ -153,22 +201,21 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     """The sum of clipped records, of a sum of what `clip` returns."""
     return sample_state
 
-  def layer_names(self, record_specs: Any) -> list[str]:
-    """Names of the layers of records like these specs, H of them."""
-    return [layer.name for layer in self._clipping.divide(record_specs)]
+  @property
+  def layer_names(self) -> list[str]:
+    """Names of the layers, H of them."""
+    return [layer.name for layer in self._layers]
 
-  def num_noised(self, record_specs: Any) -> int:
-    """Elements of records like these specs whose sums get noise."""
-    return sum(
-        math.prod(spec.shape) for spec in tf.nest.flatten(record_specs)
-    )
+  @property
+  def num_noised(self) -> int:
+    """Elements of the sum that get noise."""
+    return sum(math.prod(spec.shape) for spec in tf.nest.flatten(self._specs))
 
   def _clip(
       self, record: Any, *, clip: tf.Tensor, layer_clips: Sequence[tf.Tensor]
   ) -> tuple[Any, Measured]:
     """Clips to C and the C_h, float64 []."""
     tensors = tf.nest.flatten(record)
-    layers = self._clipping.divide(record)
     squared_norms = sequential.sequential_map(
         lambda tensor: tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64))),
         tensors,
@@ -178,10 +225,10 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     is_finite = tf.math.is_finite(tf.add_n(squared_norms))
     factors = clipping_lib.factors(
         squared_norms,
-        layers=layers,
+        layers=self._layers,
         layer_clips=layer_clips,
         clip=clip,
-        rule=self._clipping.rule,
+        rule=self._rule,
     )
     # The product in float64 too: a factor of C over a huge norm may be below
     # float32's normal numbers, where rounding could double it.
@@ -194,7 +241,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
         tensors,
         factors,
     )
-    measured = _measure(squared_norms, factors, layers=layers)
+    measured = _measure(squared_norms, factors, layers=self._layers)
     zeros = tf.nest.map_structure(tf.zeros_like, measured)
     return (
         tf.nest.pack_sequence_as(record, clipped),

@@ -116,7 +116,7 @@ async def pretraining(**settings: Any) -> str:
   settings = _with_defaults(pretrain_lib.train, settings)
   pretrain_lib.check(**settings)
   setup = pretrain_setup.build(**settings)
-  is_private = settings['query'] is not None
+  is_private = settings['build_query'] is not None
   specs = settings['model'].specs
   trained = {name: specs[name] for name in specs.keys() - set(setup.frozen)}
   num_trained = weights_lib.count(trained)

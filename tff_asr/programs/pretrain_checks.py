@@ -2,7 +2,6 @@
 
 from typing import Optional
 
-import tensorflow_privacy as tfp
 
 from tff_asr import checks
 from tff_asr.data import client_data as client_data_lib
@@ -12,6 +11,7 @@ from tff_asr.execution import devices as devices_lib
 from tff_asr.learning import layer_freeze
 from tff_asr.models import best_rq
 from tff_asr.privacy import keys
+from tff_asr.privacy import queries
 from tff_asr.programs import layer_scores
 from tff_asr.programs import preflight
 from tff_asr.storage import run_dir
@@ -37,11 +37,11 @@ def _check_seeds(
 
 
 def _check_target(
-    query: Optional[tfp.SumAggregationDPQuery],
+    build_query: Optional[queries.BuildQuery],
     target_epsilon: Optional[float],
 ) -> None:
   """What is charged can come to a target."""
-  if query is None and target_epsilon is not None:
+  if build_query is None and target_epsilon is not None:
     raise ValueError(
         f'target_epsilon is {target_epsilon}, but without a query nothing is '
         'private or charged: add a file of gin/privacy, or set it to None.'

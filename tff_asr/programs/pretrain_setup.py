@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Optional
 
 from absl import logging
 import tensorflow_federated as tff
-import tensorflow_privacy as tfp
 
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import examples as examples_lib
@@ -19,6 +18,7 @@ from tff_asr.models import best_rq
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import queries
 from tff_asr.privacy import statement as statement_lib
 from tff_asr.programs import layer_scores
 from tff_asr.programs import private_rounds
@@ -60,7 +60,7 @@ def build(
     optimizer: tff.learning.optimizers.Optimizer,
     batch_size: int,
     seed: int,
-    query: Optional[tfp.SumAggregationDPQuery],
+    build_query: Optional[queries.BuildQuery],
     num_vectorized: int,
     devices: Optional[list[str]],
     freeze: Optional[layer_freeze.LayerFreeze],
@@ -76,7 +76,7 @@ def build(
     ValueError: No step can be taken within the target epsilon, or the seed
       run's model or ledger is damaged.
   """
-  is_private = query is not None
+  is_private = build_query is not None
   examples = examples_lib.Examples(
       client_data,
       pipeline=pipeline,
@@ -97,7 +97,7 @@ def build(
       optimizer=optimizer,
       batch_size=batch_size,
       seed=seed,
-      query=query,
+      build_query=build_query,
       num_vectorized=num_vectorized,
       frozen=frozen,
       devices=found_devices,

@@ -18,7 +18,6 @@ from absl import logging
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
-import tensorflow_privacy as tfp
 
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import pipeline as pipeline_lib
@@ -28,6 +27,7 @@ from tff_asr.models import best_rq
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import queries
 from tff_asr.programs import layer_scores
 from tff_asr.programs import masked_evaluation
 from tff_asr.programs import memory
@@ -69,7 +69,7 @@ async def train(
     batch_size: int,
     num_steps: int,
     seed: int,
-    query: Optional[tfp.SumAggregationDPQuery] = None,
+    build_query: Optional[queries.BuildQuery] = None,
     num_vectorized: int = 1,
     devices: Optional[list[str]] = None,
     freeze: Optional[layer_freeze.LayerFreeze] = None,
@@ -96,7 +96,8 @@ async def train(
     batch_size: Utterances expected in a step's batch, and its divisor.
     num_steps: Steps of the whole run.
     seed: Of initial weights, masks and dropout; without a query of the batches.
-    query: Clips and noises gradients by example; None: the data are public.
+    build_query: From the specs of the trained weights to the query that clips
+      and noises gradients by example; None: the data are public.
     num_vectorized: Examples whose gradients are computed at once; see
       `example_gradients`.
     devices: Logical devices that share a batch; None: all GPUs, else the CPU.
@@ -122,7 +123,7 @@ async def train(
   """
   settings = locals()
   check(**settings)
-  is_private = query is not None
+  is_private = build_query is not None
   setup = pretrain_setup.build(**settings)
   examples = setup.examples
   async with contextlib.AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Sums whose noise is that of a tree over rounds: DP-FTRL.
+"""Correlated noise: sums whose noise is that of a tree over rounds (DP-FTRL).
 
 Kairouz et al. 2021, https://arxiv.org/abs/2103.00039, needs no assumption about
 how cohorts are sampled: with x_t the sum of round t's clipped records, all
@@ -21,17 +21,40 @@ Differences from its `TreeResidualSumQuery`:
 import collections
 from typing import Any, NamedTuple
 
+from absl import logging
 import dp_accounting
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
 from tff_asr import checks
+from tff_asr.privacy import accounting
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import queries
 
 # Values of the noise stream that a node owns; a round draws two for each level
 # at most, and so stays within its own part of the stream.
 _VALUES_PER_NODE = 2**34
+
+
+def rounds_per_tree(*, client_data: Any, cohort_size: int) -> int:
+  """Returns the rounds of one pass over the clients, which one tree covers.
+
+  Cohorts must come from `cohorts.shuffled_passes` with the same cohort size, so
+  that a client is in a tree once at most.
+
+  Args:
+    client_data: The private clients; only the number of its `client_ids` is
+      used.
+    cohort_size: Clients in each round.
+
+  Raises:
+    ValueError: The cohort is not positive, or larger than the population.
+  """
+  return accounting.Sampling(
+      kind='pass',
+      cohort_size=cohort_size,
+      population=len(client_data.client_ids),
+  ).rounds_per_pass
 
 
 class TreeSumQuery(queries.PerLayerClipSumQuery):
@@ -66,40 +89,40 @@ class TreeSumQuery(queries.PerLayerClipSumQuery):
 
   def __init__(
       self,
+      record_specs: Any,
       *,
       l2_norm_clip: float,
       noise_multiplier: float,
       rounds_per_tree: int,
-      record_specs: Any,
       clipping: clipping_lib.Clipping = clipping_lib.Clipping(),
   ):
     """Creates the query.
 
     Args:
+      record_specs: See the base class.
       l2_norm_clip: See the base class.
       noise_multiplier: z, each node's noise over C, above 0.
       rounds_per_tree: Noised results after which a new tree starts.
-      record_specs: Nest of `tf.TensorSpec`, float32, like a record.
       clipping: See the base class.
 
     Raises:
       ValueError: An argument is out of its range.
     """
     super().__init__(
+        record_specs,
         l2_norm_clip=l2_norm_clip,
         noise_multiplier=noise_multiplier,
         clipping=clipping,
     )
     checks.positive(noise_multiplier=noise_multiplier)
     checks.positive_int(rounds_per_tree=rounds_per_tree)
-    self._specs = record_specs
     self._rounds_per_tree = rounds_per_tree
     self._num_levels = rounds_per_tree.bit_length()
-
-  @property
-  def num_model_copies(self) -> int:
-    """Copies of a record that the state holds."""
-    return self._num_levels
+    logging.warning(
+        'DP-FTRL: trees of %d rounds; the state holds %d more copies of the '
+        'model for their noise.',
+        rounds_per_tree, self._num_levels,
+    )
 
   def initial_global_state(self):
     base = super().initial_global_state()

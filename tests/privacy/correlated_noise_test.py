@@ -1,4 +1,4 @@
-"""Tests of tff_asr.privacy.tree_query."""
+"""Tests of tff_asr.privacy.correlated_noise; streams: noise_streams_test."""
 
 import collections
 import functools
@@ -12,9 +12,9 @@ import scipy.stats
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
+from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
-from tff_asr.privacy import tree_query
 
 _SPECS = collections.OrderedDict(
     a=tf.TensorSpec([3], tf.float32), b=tf.TensorSpec([], tf.float32)
@@ -23,11 +23,11 @@ _KEY = keys.from_seed(0)
 
 
 def _query(*, rounds_per_tree=5, specs=None, clip=0.5, multiplier=2.0):
-  return tree_query.TreeSumQuery(
+  return correlated_noise.TreeSumQuery(
+      _SPECS if specs is None else specs,
       l2_norm_clip=clip,
       noise_multiplier=multiplier,
       rounds_per_tree=rounds_per_tree,
-      record_specs=_SPECS if specs is None else specs,
   )
 
 
@@ -83,7 +83,7 @@ class TreeSumQueryTest(parameterized.TestCase):
     # Their query draws a node for each level that a round completes, one round
     # ahead: the same nodes in the same order.
     num_rounds = 7
-    generator = tree_query._NodeNoise(_SPECS, tf.constant(1.0))  # 2 * .5
+    generator = correlated_noise._NodeNoise(_SPECS, tf.constant(1.0))  # 2 * .5
     nodes = []
     for round_num in range(num_rounds + 1):
       state = (_KEY, tf.constant(round_num, tf.int64), tf.constant(0, tf.int64))
@@ -141,7 +141,7 @@ class TreeSumQueryTest(parameterized.TestCase):
     noises, state = _rounds(query, 1, state=state)
     self.assertEqual(np.sum(state.levels >= 0), 1)
     # Nothing of the tree before is in it: it is the new tree's first leaf.
-    node, _ = tree_query._NodeNoise(_SPECS, tf.constant(1.0)).next(
+    node, _ = correlated_noise._NodeNoise(_SPECS, tf.constant(1.0)).next(
         (_KEY, tf.constant(3, tf.int64), tf.constant(0, tf.int64))
     )
     np.testing.assert_allclose(noises[0], _flat(node), rtol=1e-6)
@@ -178,8 +178,9 @@ class TreeSumQueryTest(parameterized.TestCase):
 
   @parameterized.parameters((1, 1), (2, 2), (3, 2), (4, 3), (7, 3), (8, 4))
   def test_the_state_holds_a_model_copy_for_each_level(self, rounds, copies):
-    query = _query(rounds_per_tree=rounds)
-    self.assertEqual(query.num_model_copies, copies)
+    with self.assertLogs('absl', 'WARNING') as logs:
+      query = _query(rounds_per_tree=rounds)
+    self.assertIn(f'holds {copies} more copies of the model', logs.output[0])
     state = query.initial_global_state()
     shapes = tf.nest.map_structure(lambda value: value.shape, state)
     _, state = _rounds(query, 2 * rounds + 1)
