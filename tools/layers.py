@@ -41,7 +41,6 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     # Parts that gin swaps.
     {
         'aggregators': (
-            'absl',
             'tensorflow',
             'tensorflow_federated',
             'tensorflow_privacy',
