@@ -95,7 +95,6 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
             'numpy',
             'tensorflow',
             'tensorflow_federated',
-            'tensorflow_privacy',
             'tqdm',
             'tree',
         ),
