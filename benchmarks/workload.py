@@ -17,6 +17,7 @@ from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.features import log_mel
+from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
 from tff_asr.models import ctc
 from tff_asr.models import transformer
@@ -137,10 +138,12 @@ class Workload:
             cohort_size=cohort_size,
         ),
         server_optimizer=build_server_optimizer(),
-        client_learning_rate=CLIENT_LEARNING_RATE,
+        local=client_update.LocalTraining(
+            learning_rate=CLIENT_LEARNING_RATE,
+            num_steps=self.num_local_steps,
+            num_epochs=num_epochs,
+        ),
         seed=1,
-        num_local_steps=self.num_local_steps,
-        num_local_epochs=num_epochs,
     )
 
   def num_parameters(self) -> int:

@@ -97,7 +97,7 @@ class BindTest(parameterized.TestCase):
       os.chdir(previous)
 
   def test_text_binds_to_the_same_text(self):
-    _bind('NUM_ROUNDS = 3', 'fed_avg.build.max_grad_norm = 2.0')
+    _bind('NUM_ROUNDS = 3', 'client_update.LocalTraining.max_grad_norm = 2.0')
     text = config.text()
     _bind(gin_files=(self.write(text.removeprefix(_HEAD)),))
     self.assertEqual(config.text(), text)

@@ -277,7 +277,8 @@ class QuickstartTest(parameterized.TestCase):
         client_update, 'build', side_effect=InterruptedError
     ) as build_work, self.assertRaises(InterruptedError):
       build()
-    optimizer = build_work.call_args.kwargs['optimizer']
+    local = build_work.call_args.kwargs['local']
+    optimizer = local.build_optimizer(local.learning_rate)
     hparams = optimizer.get_hparams(optimizer.initialize(tf.TensorSpec([2])))
     expected = {'learning_rate': 0.2, **expected}
     self.assertEqual(hparams | expected, hparams)

@@ -152,9 +152,10 @@ def build_process(
           cohort_size=job.num_clients,
       ),
       server_optimizer=tff.learning.optimizers.build_sgdm(1.0),
-      client_learning_rate=job.learning_rate,
+      local=client_update.LocalTraining(
+          learning_rate=job.learning_rate, num_steps=job.num_local_steps
+      ),
       seed=1,
-      num_local_steps=job.num_local_steps,
   )
 
 

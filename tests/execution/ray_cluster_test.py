@@ -30,6 +30,7 @@ from tff_asr.aggregators import dp_mean
 from tff_asr.execution import multi_device
 from tff_asr.execution import ray_cluster
 from tff_asr.execution import path_digest
+from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
 from tff_asr.privacy import queries
 
@@ -192,9 +193,9 @@ class LearningProcessTest(parameterized.TestCase):
             cohort_size=3,
         ),
         server_optimizer=tff.learning.optimizers.build_sgdm(1.0),
-        client_learning_rate=0.01,
-        max_grad_norm=40.0,
-        num_local_epochs=1,
+        local=client_update.LocalTraining(
+            learning_rate=0.01, max_grad_norm=40.0, num_epochs=1
+        ),
         seed=7,
     )
     cohorts = [['ann', 'bob', 'cai'], ['dee']]

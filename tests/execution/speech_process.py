@@ -15,6 +15,7 @@ from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data
 from tff_asr.data import cohorts
 from tff_asr.features import spec_augment
+from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
 from tff_asr.optimizers import lamb
 from tff_asr.optimizers import schedules
@@ -72,9 +73,8 @@ def build(
               0.01, start=1, decay_rate=0.6, transition_rounds=2
           ),
       ),
-      client_learning_rate=1.0,
+      local=client_update.LocalTraining(learning_rate=1.0, num_steps=2),
       seed=3,
-      num_local_steps=2,
   )
 
 

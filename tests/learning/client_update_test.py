@@ -19,10 +19,9 @@ from tff_asr.optimizers import lamb
 from tff_asr.optimizers import lars
 
 _SEED = (3, 4)
-_SGD = tff.learning.optimizers.build_sgdm(0.01)
 
 
-def _client_work(model, **kwargs):
+def _client_work(model, **limits):
   """Client work over the fake clients' examples."""
   data = fakes.client_data()
   weights_type = collections.OrderedDict(
@@ -38,7 +37,9 @@ def _client_work(model, **kwargs):
           )
       ),
       examples_type=data.dataset_computation.type_signature.result,
-      **dict(optimizer=_SGD, max_grad_norm=5.0) | kwargs,
+      local=client_update.LocalTraining(
+          **dict(learning_rate=0.01, max_grad_norm=5.0) | limits
+      ),
   )
 
 
@@ -301,10 +302,11 @@ class ClientWorkTest(absltest.TestCase):
         seed=tf.constant(_SEED),
     )
     local, loss_sum = weights, 0.0
+    sgd = tff.learning.optimizers.build_sgdm(0.01)
     state = collections.OrderedDict(learning_rate=0.01)
     for batch in batches.take(_NUM_STEPS):
       state, local, loss = client_update.step(
-          model, _SGD, state, local, batch, max_grad_norm=5.0
+          model, sgd, state, local, batch, max_grad_norm=5.0
       )
       loss_sum += loss
     np.testing.assert_allclose(counts['loss_sum'], loss_sum, rtol=1e-4)
@@ -359,7 +361,8 @@ class ClientWorkTest(absltest.TestCase):
         seed=tf.constant(_SEED),
     )
     total, _ = self.run_clients(
-        weights, ['cai', 'cai'], num_steps=3, optimizer=build(0.02)
+        weights, ['cai', 'cai'], num_steps=3, learning_rate=0.02,
+        build_optimizer=build,
     )
     twin, local = twin(0.02), [value.numpy() for value in weights.values()]
     for batch in batches.take(3):

@@ -1,4 +1,4 @@
-"""Tests of tff_asr.learning.{dp_sgd_step,example_gradients}."""
+"""Tests of tff_asr.learning.dp_sgd."""
 
 import functools
 
@@ -10,12 +10,10 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tests import reference
 from tests import logical_devices
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import dp_sgd
-from tff_asr.learning import example_gradients
 from tff_asr.models import best_rq
 from tff_asr.models import conformer
 from tff_asr.models import quantizer as quantizer_lib
@@ -144,13 +142,14 @@ class ExampleGradientsTest(parameterized.TestCase):
 
     @tf.function
     def run(weights):
-      return example_gradients.clipped_sum(
+      return dp_sgd._clipped_sum(
           loss_fn,
           weights,
           (masked, numbers),
           query=query,
           params=params,
           num_vectorized=num_vectorized,
+          trim=lambda examples: examples,
       )
 
     found = run(weights)

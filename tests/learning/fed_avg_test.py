@@ -19,8 +19,9 @@ from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
-from tff_asr.learning import delta_transforms
+from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
+from tff_asr.learning import server_update
 from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import lamb
 from tff_asr.privacy import clipping as clipping_lib
@@ -50,7 +51,8 @@ def _aggregator(*, clip: float = math.inf, noise: float = 0.0):
 
 
 def _build(
-    *, server_optimizer=None, aggregator=None, data=None, **kwargs
+    *, server_optimizer=None, aggregator=None, data=None, frozen=(),
+    delta_transform=None, **local
 ) -> tff.learning.templates.LearningProcess:
   model = _model()
   if server_optimizer is None:
@@ -61,12 +63,18 @@ def _build(
       client_data=data or fakes.client_data(),
       aggregator=aggregator or _aggregator(),
       server_optimizer=server_optimizer,
-      client_learning_rate=_CLIENT_RATE,
+      seed=_SEED,
+      frozen=frozen,
+      delta_transform=delta_transform,
+  )
+  defaults = dict(
+      learning_rate=_CLIENT_RATE,
       max_grad_norm=_MAX_GRAD_NORM,
       proximal_weight=_PROXIMAL_WEIGHT,
-      seed=_SEED,
   )
-  return fed_avg.build(**settings | kwargs)
+  return fed_avg.build(
+      local=client_update.LocalTraining(**defaults | local), **settings
+  )
 
 
 @functools.lru_cache
@@ -151,8 +159,8 @@ class PlainFederatedAverageTest(parameterized.TestCase):
     rate = 0.7
     process = _build(
         server_optimizer=tff.learning.optimizers.build_sgdm(rate),
-        delta_transform=delta_transforms.normalize(norm=_DELTA_NORM),
-        **{f'num_local_{name}': number for name, number in local.items()},
+        delta_transform=server_update.normalize_delta(norm=_DELTA_NORM),
+        **{f'num_{name}': number for name, number in local.items()},
     )
 
     def server_step(weights, mean):
@@ -166,7 +174,7 @@ class PlainFederatedAverageTest(parameterized.TestCase):
     rate, epsilon = 0.01, 1e-2
     process = _build(
         server_optimizer=lamb.build_lamb(rate, epsilon=epsilon),
-        **{f'num_local_{name}': number for name, number in local.items()},
+        **{f'num_{name}': number for name, number in local.items()},
     )
     optimizer = reference.Lamb(rate, epsilon=epsilon)
 
@@ -213,7 +221,7 @@ class PlainFederatedAverageTest(parameterized.TestCase):
 class ProcessTest(parameterized.TestCase):
 
   def test_type_signature(self):
-    process = _build(num_local_steps=1)
+    process = _build(num_steps=1)
     self.assertIsInstance(process, tff.learning.templates.LearningProcess)
     state_type, clients_type = process.next.type_signature.parameter
     self.assertEqual(str(clients_type), '{str}@CLIENTS')
@@ -260,7 +268,7 @@ class ProcessTest(parameterized.TestCase):
             ),
             cohort_size=_COHORT_SIZE,
         ),
-        num_local_steps=1,
+        num_steps=1,
         frozen=['front/.*', '.*/w.*'],
     )
     context = multi_device.build_sync_context()
@@ -322,7 +330,7 @@ class ProcessTest(parameterized.TestCase):
 
   def test_noise_needs_a_key_and_is_fixed_by_it(self):
     process = _build(
-        aggregator=_aggregator(clip=1.0, noise=0.1), num_local_steps=1
+        aggregator=_aggregator(clip=1.0, noise=0.1), num_steps=1
     )
     context = multi_device.build_sync_context()
     with tff.framework.get_context_stack().install(context):
@@ -362,7 +370,7 @@ class ProcessTest(parameterized.TestCase):
           os.path.join(root, f'{num_clients:02d}'),
           {f'client{i:02d}': 1 for i in range(num_clients)},
       )
-      process = _build(data=client_data.load(folder), num_local_steps=1)
+      process = _build(data=client_data.load(folder), num_steps=1)
       serialized = tff.framework.serialize_computation(process.next)
       sizes.append(serialized.ByteSize())
     # A name that is numbered, or a table's size, may be a few bytes longer;
@@ -371,7 +379,7 @@ class ProcessTest(parameterized.TestCase):
 
   @pytest.mark.slow
   def test_native_gives_the_same(self):
-    process = _build(num_local_epochs=1)
+    process = _build(num_epochs=1)
     ours, _ = federated_twin.run(process, _COHORTS)
     theirs, _ = federated_twin.run(
         process, _COHORTS, context=native.build_sync_context()
@@ -386,22 +394,22 @@ class ProcessTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ('neither', {}, 'num_steps or num_epochs must be set, found neither'),
-      ('steps', dict(num_local_steps=0), 'num_steps'),
-      ('epochs', dict(num_local_epochs=0), 'num_epochs'),
+      ('steps', dict(num_steps=0), 'num_steps'),
+      ('epochs', dict(num_epochs=0), 'num_epochs'),
       (
           'rate',
-          dict(num_local_steps=1, client_learning_rate=-1),
+          dict(num_steps=1, learning_rate=-1),
           'learning_rate',
       ),
-      ('grad', dict(num_local_steps=1, max_grad_norm=0), 'max_grad_norm'),
+      ('grad', dict(num_steps=1, max_grad_norm=0), 'max_grad_norm'),
       (
           'proximal',
-          dict(num_local_steps=1, proximal_weight=-0.1),
+          dict(num_steps=1, proximal_weight=-0.1),
           'proximal_weight must be at least 0',
       ),
-      ('frozen', dict(num_local_steps=1, frozen=['.*']), 'nothing is left'),
-      ('weight', dict(num_local_steps=1, weigh_by='speakers'), 'weigh_by'),
-      ('mean', dict(num_local_steps=1, mean_weight=0.0), 'mean_weight'),
+      ('frozen', dict(num_steps=1, frozen=['.*']), 'nothing is left'),
+      ('weight', dict(num_steps=1, weigh_by='speakers'), 'weigh_by'),
+      ('mean', dict(num_steps=1, mean_weight=0.0), 'mean_weight'),
   )
   def test_bad_arguments_are_named(self, kwargs, message):
     with self.assertRaisesRegex(ValueError, message):

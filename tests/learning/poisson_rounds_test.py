@@ -15,6 +15,7 @@ from tests import reference
 from tests.learning import federated_twin
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import cohorts as cohorts_lib
+from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
 from tff_asr.optimizers import lamb
 from tff_asr.optimizers import schedules
@@ -59,9 +60,11 @@ def _build():
               0.05, start=1, decay_rate=0.5, transition_rounds=1
           ),
       ),
-      client_learning_rate=_CLIENT_RATE,
-      max_grad_norm=_MAX_GRAD_NORM,
-      num_local_epochs=_NUM_EPOCHS,
+      local=client_update.LocalTraining(
+          learning_rate=_CLIENT_RATE,
+          max_grad_norm=_MAX_GRAD_NORM,
+          num_epochs=_NUM_EPOCHS,
+      ),
       seed=_SEED,
   )
 

@@ -398,7 +398,7 @@ class TransformerTest(parameterized.TestCase):
 class SizesTest(parameterized.TestCase):
 
   # A block's parameters by hand.
-  # Transformer: wqkv 8 * 24, wf 8 * 8, two norms of 2 * 8, w1 8 * 12, w2 12 * 8.
+  # Transformer: wqkv 8 * 24, wf 8 * 8, two norms 2 * 8, w1 8 * 12, w2 12 * 8.
   # Convolution: kernel 3 * 8 * 16, bias 16, a norm of 2 * 8.
   # Conformer of MLP 4 D and kernel 5: FFNs 16 D^2, attention 5 D^2, convolution
   # 3 D^2; 6 norms of 2 D, u and v, depthwise 5 D.

@@ -3,7 +3,7 @@ from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
 
-from tff_asr.optimizers import trust_ratio
+from tff_asr.optimizers import per_tensor
 
 
 class TrustRatioTest(parameterized.TestCase):
@@ -23,7 +23,7 @@ class TrustRatioTest(parameterized.TestCase):
   )
   def test_by_hand(self, weight, update, expected):
     for dtype in (tf.float32, tf.float64):
-      ratio = trust_ratio.trust_ratio(
+      ratio = per_tensor.trust_ratio(
           tf.constant(weight, dtype), tf.constant(update, dtype)
       )
       self.assertEqual(ratio.dtype, dtype)
@@ -33,19 +33,19 @@ class TrustRatioTest(parameterized.TestCase):
   def test_coefficient_and_epsilon_by_hand(self):
     # .5 * 5 / (10 + 2.5) = .2; a zero norm still gives 1.
     options = dict(coefficient=0.5, epsilon=2.5)
-    ratio = trust_ratio.trust_ratio(
+    ratio = per_tensor.trust_ratio(
         tf.constant([3.0, 4.0]), tf.constant([6.0, 8.0]), **options
     )
     np.testing.assert_allclose(ratio, 0.2, rtol=1e-6)
     for weight, update in (([0.0], [1.0]), ([1.0], [0.0])):
-      ratio = trust_ratio.trust_ratio(
+      ratio = per_tensor.trust_ratio(
           tf.constant(weight), tf.constant(update), **options
       )
       self.assertEqual(float(ratio), 1.0)
 
   def test_zero_norms_hold_in_a_plain_graph(self):
     with tf.Graph().as_default():
-      ratio = trust_ratio.trust_ratio(tf.zeros([2]), tf.ones([2]))
+      ratio = per_tensor.trust_ratio(tf.zeros([2]), tf.ones([2]))
       with tf.compat.v1.Session() as session:
         self.assertEqual(session.run(ratio), 1.0)
 

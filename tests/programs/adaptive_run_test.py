@@ -19,6 +19,7 @@ from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
 from tff_asr.execution import multi_device
+from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
 from tff_asr.privacy import adaptive_query
 from tff_asr.privacy import clipping as clipping_lib
@@ -92,9 +93,8 @@ class AdaptiveRunTest(absltest.TestCase):
             cohort_size=2,
         ),
         server_optimizer=tff.learning.optimizers.build_sgdm(0.1),
-        client_learning_rate=0.01,
+        local=client_update.LocalTraining(learning_rate=0.01, num_steps=1),
         seed=5,
-        num_local_steps=1,
     )
     context = multi_device.build_async_context()
     parts = model, pipeline, data, process, context

@@ -20,6 +20,7 @@ from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
 from tff_asr.data import audio
 from tff_asr.execution import multi_device
+from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
 from tff_asr.optimizers import lamb
 from tff_asr.privacy import ledger as ledger_lib
@@ -79,9 +80,8 @@ class OddClientsTest(absltest.TestCase):
             cohort_size=len(waveforms),
         ),
         server_optimizer=lamb.build_lamb(0.01),
-        client_learning_rate=0.01,
+        local=client_update.LocalTraining(learning_rate=0.01, num_steps=1),
         seed=1,
-        num_local_steps=1,
     )
     run = os.path.join(root, 'run')
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(

@@ -28,6 +28,7 @@ from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
 from tff_asr.execution import multi_device
+from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
 from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import lamb
@@ -81,9 +82,8 @@ def _parts() -> Parts:
           cohort_size=_COHORT_SIZE,
       ),
       server_optimizer=lamb.build_lamb(0.01),
-      client_learning_rate=0.01,
+      local=client_update.LocalTraining(learning_rate=0.01, num_steps=1),
       seed=5,
-      num_local_steps=1,
   )
   return Parts(
       model=model,

@@ -29,7 +29,8 @@ Type: (<S@SERVER, {<weights, seed>}@CLIENTS, {examples*}@CLIENTS>
 """
 
 import collections
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+import dataclasses
 from typing import Any, Optional
 
 import tensorflow as tf
@@ -44,20 +45,66 @@ from tff_asr.models import weights as weights_lib
 _WEIGHTS = ('utterances', 'seconds')
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocalTraining:
+  """Settings of the local steps.
+
+  Attributes:
+    learning_rate: Of the clients' optimizer, at least 0.
+    num_steps: Most local steps.
+    num_epochs: Most passes over the client's data. At least one of these two is
+      set; what is reached first ends the client's work. With num_steps alone
+      the data are passed over again as often as the steps take; with num_epochs
+      1 beside it, a client stops where its data end.
+    max_grad_norm: Each step's gradient is clipped to this global norm.
+    proximal_weight: mu; 0: no proximal term.
+    build_optimizer: Called with `learning_rate`; the optimizer's state is new
+      for each client.
+    weigh_by: What a client's weight w_k is: `utterances` or `seconds`, trained
+      on over its local steps; None: all weigh the same.
+    mean_weight: The weight that leaves a delta as it is, a public number such
+      as what clients are expected to have; not used without `weigh_by`.
+  """
+
+  learning_rate: float
+  num_steps: Optional[int] = None
+  num_epochs: Optional[int] = None
+  max_grad_norm: float = 1.0
+  proximal_weight: float = 0.0
+  build_optimizer: Callable[[float], tff.learning.optimizers.Optimizer] = (
+      tff.learning.optimizers.build_sgdm
+  )
+  weigh_by: Optional[str] = None
+  mean_weight: float = 1.0
+
+  def __post_init__(self):
+    checks.non_negative(
+        learning_rate=self.learning_rate, proximal_weight=self.proximal_weight
+    )
+    checks.positive(
+        max_grad_norm=self.max_grad_norm, mean_weight=self.mean_weight
+    )
+    checks.finite(
+        learning_rate=self.learning_rate,
+        proximal_weight=self.proximal_weight,
+        mean_weight=self.mean_weight,
+    )
+    checks.one_of((None, *_WEIGHTS), weigh_by=self.weigh_by)
+    limits = dict(num_steps=self.num_steps, num_epochs=self.num_epochs)
+    limits = {name: most for name, most in limits.items() if most is not None}
+    if not limits:
+      raise ValueError('num_steps or num_epochs must be set, found neither.')
+    checks.positive_int(**limits)
+
+
 def build(
     *,
     model: ctc.CtcModel,
     pipeline: pipeline_lib.Pipeline,
     broadcast_type: tff.Type,
     examples_type: tff.Type,
-    optimizer: tff.learning.optimizers.Optimizer,
-    num_steps: Optional[int] = None,
-    num_epochs: Optional[int] = None,
-    max_grad_norm: float = 1.0,
-    proximal_weight: float = 0.0,
+    local: LocalTraining,
     frozen: Collection[str] = (),
-    weigh_by: Optional[str] = None,
-    mean_weight: float = 1.0,
 ) -> tff.learning.templates.ClientWorkProcess:
   """Builds the client work.
 
@@ -66,20 +113,9 @@ def build(
     pipeline: Examples to batches.
     broadcast_type: Struct of `weights` and `seed` (int32 [2], this round's).
     examples_type: Sequence type of a client's examples (`schema`).
-    optimizer: Of the local steps, with a new state for each client.
-    num_steps: Most local steps.
-    num_epochs: Most passes over the client's data. At least one of these two is
-      set; what is reached first ends the client's work. With num_steps alone
-      the data are passed over again as often as the steps take; with num_epochs
-      1 beside it, a client stops where its data end.
-    max_grad_norm: Each step's gradient is clipped to this global norm.
-    proximal_weight: mu; 0: no proximal term.
+    local: Settings of the local steps.
     frozen: Names of weights that are not trained, not all of them. The state
       has them, so that a round is another one if others are frozen.
-    weigh_by: What a client's weight w_k is: `utterances` or `seconds`, trained
-      on over its local steps; None: all weigh the same.
-    mean_weight: The weight that leaves a delta as it is, a public number such
-      as what clients are expected to have; not used without `weigh_by`.
 
   Returns:
     A client work process. Its measurements are sums over clients, exact and
@@ -95,25 +131,10 @@ def build(
         one, under the weights before that step; both as they are trained on
         (augmented, with dropout), without a pass of their own.
       num_trained: Clients in those sums: with a finite delta and such a batch.
-
-  Raises:
-    ValueError: An argument is out of range, or neither num_steps nor num_epochs
-      is set.
   """
-  checks.positive(max_grad_norm=max_grad_norm)
-  checks.non_negative(proximal_weight=proximal_weight)
-  checks.finite(proximal_weight=proximal_weight)
-  checks.one_of((None, *_WEIGHTS), weigh_by=weigh_by)
-  checks.positive(mean_weight=mean_weight)
-  checks.finite(mean_weight=mean_weight)
-  if num_steps is None and num_epochs is None:
-    raise ValueError('num_steps or num_epochs must be set, found neither.')
-  if num_steps is not None:
-    checks.positive_int(num_steps=num_steps)
-  if num_epochs is not None:
-    checks.positive_int(num_epochs=num_epochs)
-
   frozen = tuple(sorted(frozen))
+  num_steps = local.num_steps
+  optimizer = local.build_optimizer(local.learning_rate)
   live_specs = weights_lib.tensor_specs(
       weights_lib.without(frozen, model.specs)
   )
@@ -142,10 +163,10 @@ def build(
     after = weights_lib.without(frozen, weights)
     delta = tf.nest.map_structure(tf.subtract, before, after)
     audio_sec = num_frames * log_mel.FRAME_SHIFT_SEC
-    if weigh_by is not None:
-      weight = num_utterances if weigh_by == 'utterances' else audio_sec
+    if local.weigh_by is not None:
+      weight = num_utterances if local.weigh_by == 'utterances' else audio_sec
       delta = tf.nest.map_structure(
-          lambda part: part * (weight / mean_weight), delta
+          lambda part: part * (weight / local.mean_weight), delta
       )
     # By element, as the query decides that an update counts as zeros: the norm
     # of finite elements may overflow.
@@ -178,7 +199,7 @@ def build(
   @tf.function
   def train(weights, seed, examples):
     chunks, seed = pipeline.training_chunks(
-        examples, seed=seed, num_epochs=num_epochs
+        examples, seed=seed, num_epochs=local.num_epochs
     )
     initial = weights
     optimizer_state = begin()
@@ -208,8 +229,8 @@ def build(
             optimizer_state,
             weights,
             batch,
-            max_grad_norm=max_grad_norm,
-            proximal_weight=proximal_weight,
+            max_grad_norm=local.max_grad_norm,
+            proximal_weight=local.proximal_weight,
             anchor=initial,
             frozen=frozen,
         )
@@ -222,9 +243,11 @@ def build(
         loss_sum += step_loss_sum
         num_utterances += trained
         num_frames += tf.reduce_sum(
-            batch['example_weights'] * tf.cast(batch['feature_lengths'], tf.float32)
+            batch['example_weights']
+            * tf.cast(batch['feature_lengths'], tf.float32)
         )
-        num_left_out += tf.cast(tf.size(batch['example_weights']), tf.float32) - trained
+        size = tf.cast(tf.size(batch['example_weights']), tf.float32)
+        num_left_out += size - trained
         steps += 1
       if num_steps is not None and steps >= num_steps:
         break

@@ -13,6 +13,12 @@ the whole sum. What is random of an example (its masks, its dropout) depends on
 the step and on the example's name, so that the sum does not depend, but for
 rounding, on how examples are packed and on how many devices share the work.
 
+Gradients by example are computed for n examples at a time: by
+`tf.vectorized_map` for n of 2 and more, one after the other for 1. The result
+depends on n by rounding only. Memory beside the weights: n gradients, 4 n bytes
+a trained parameter; one record that is being clipped, in float64, and the sum,
+up to 20 bytes a trained parameter; and the activations of n examples.
+
 Without a query nothing is clipped or noised, and gradients are those of whole
 physical batches: for public data. Such a step also gives the squared norm of
 each layer's gradient (`layer_freeze`).
@@ -33,7 +39,6 @@ import tensorflow_privacy as tfp
 
 from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.learning import example_gradients
 from tff_asr.learning import process
 from tff_asr.models import best_rq
 from tff_asr.models import weights as weights_lib
@@ -72,7 +77,7 @@ class DpSgd:
       build_query: From the specs of the weights that are trained to the query
         that clips and noises; None for public data.
       num_vectorized: Examples whose gradients are computed at once; see
-        `example_gradients` for the memory. More than 1 is faster on small
+        the module for the memory. More than 1 is faster on small
         models and takes long to trace on deep ones.
       frozen: Names of weights that stay as they are.
       devices: Logical devices that share a batch; the weights and the sum are
@@ -257,7 +262,14 @@ class DpSgd:
 
 
 class _Sums(NamedTuple):
-  """As `example_gradients.Sums`, and the number of examples."""
+  """Sums over examples, the exact ones not private.
+
+  Attributes:
+    records: The query's sample state; without a query gradients.
+    loss: float32 [], of the losses.
+    norm: float32 [], of the gradients' norms before clipping.
+    count: float32 [], examples.
+  """
 
   records: Any
   loss: tf.Tensor
@@ -270,9 +282,10 @@ def _zeros(
 ) -> _Sums:
   """Sums over no example."""
   if query is None:
-    zeros = tf.nest.map_structure(tf.zeros_like, live)
-    return _Sums(zeros, tf.zeros([]), tf.zeros([]), tf.zeros([]))
-  return _Sums(*example_gradients.zeros(live, query=query), tf.zeros([]))
+    records = tf.nest.map_structure(tf.zeros_like, live)
+  else:
+    records = query.initial_sample_state(live)
+  return _Sums(records, tf.zeros([]), tf.zeros([]), tf.zeros([]))
 
 
 def _merge(query: Optional[tfp.DPQuery], one: Any, other: Any) -> _Sums:
@@ -343,21 +356,97 @@ def _build_add(
       )
       found = _Sums(gradient, loss, tf.zeros([]), count)
     else:
-      found = _Sums(
-          *example_gradients.clipped_sum(
-              loss_fn,
-              trained,
-              examples,
-              query=query,
-              params=params,
-              num_vectorized=num_vectorized,
-              trim=trim,
-          ),
-          count,
+      found = _clipped_sum(
+          loss_fn,
+          trained,
+          examples,
+          query=query,
+          params=params,
+          num_vectorized=num_vectorized,
+          trim=trim,
       )
     return _merge(query, sums, found)
 
   return _with_fixed_batch_type(add)
+
+
+def _clipped_sum(
+    loss_fn: Callable[[weights_lib.Weights, Any], tf.Tensor],
+    weights: weights_lib.Weights,
+    examples: Any,
+    *,
+    query: tfp.DPQuery,
+    params: Any,
+    num_vectorized: int,
+    trim: Callable[[Any], Any],
+) -> _Sums:
+  """Sums the clipped gradients of a batch's examples.
+
+  Args:
+    loss_fn: Of weights and a batch of one example, as in `examples`, to its
+      loss float32 [].
+    weights: What is trained: gradients are by these alone.
+    examples: Nest of tensors [B, ...], B at least 1.
+    query: Clips; its records are gradients like the weights.
+    params: Of the query's `derive_sample_params`.
+    num_vectorized: Examples at a time.
+    trim: Cuts padding off some of the examples.
+  """
+
+  def gradient_of(example):
+    with tf.GradientTape() as tape:
+      tape.watch(weights)
+      loss = loss_fn(weights, example)
+    gradient = tape.gradient(
+        loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
+    )
+    return gradient, loss
+
+  def add(sums: _Sums, gradient, loss) -> _Sums:
+    record = query.preprocess_record(params, gradient)
+    return _Sums(
+        query.accumulate_preprocessed_record(sums.records, record),
+        sums.loss + loss,
+        sums.norm + tf.linalg.global_norm(tf.nest.flatten(gradient)),
+        sums.count + 1,
+    )
+
+  def group_sum(start, sums):
+    group = trim(
+        tf.nest.map_structure(
+            lambda part: part[start : start + num_vectorized], examples
+        )
+    )
+    if num_vectorized == 1:
+      return add(sums, *gradient_of(group))
+    gradients, losses = tf.vectorized_map(
+        lambda row: gradient_of(
+            tf.nest.map_structure(lambda part: part[tf.newaxis], row)
+        ),
+        group,
+    )
+    # Records one after the other: what clipping needs, float64, it needs once.
+    row = lambda number: tf.nest.map_structure(
+        lambda part: part[number], gradients
+    )
+    _, sums = tf.while_loop(
+        lambda number, _: number < tf.size(losses),
+        lambda number, sums: (
+            number + 1, add(sums, row(number), losses[number])
+        ),
+        (tf.constant(0), sums),
+        parallel_iterations=1,
+    )
+    return sums
+
+  batch_size = tf.shape(tf.nest.flatten(examples)[0])[0]
+  _, sums = tf.while_loop(
+      lambda start, _: start < batch_size,
+      lambda start, sums: (start + num_vectorized, group_sum(start, sums)),
+      (tf.constant(0), _zeros(weights, query)),
+      parallel_iterations=1,
+  )
+  return sums
 
 
 def _with_fixed_batch_type(add: tf.types.experimental.GenericFunction):

@@ -12,27 +12,23 @@ part of the clip, no noise and no optimizer state, and do not change.
 """
 
 import collections
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_asr import checks
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import canary_work
 from tff_asr.learning import client_update
-from tff_asr.learning import delta_transforms
 from tff_asr.learning import layer_freeze
 from tff_asr.learning import process as process_lib
 from tff_asr.learning import server_update
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import canaries as canaries_lib
-
-BuildOptimizer = Callable[[float], tff.learning.optimizers.Optimizer]
 
 
 class Traffic(NamedTuple):
@@ -57,18 +53,11 @@ def build(
     client_data: tff.simulation.datasets.ClientData,
     aggregator: tff.aggregators.WeightedAggregationFactory,
     server_optimizer: tff.learning.optimizers.Optimizer,
-    client_learning_rate: float,
+    local: client_update.LocalTraining,
     seed: int,
-    num_local_steps: Optional[int] = None,
-    num_local_epochs: Optional[int] = None,
-    max_grad_norm: float = 1.0,
-    proximal_weight: float = 0.0,
-    delta_transform: Optional[delta_transforms.Transform] = None,
-    build_client_optimizer: BuildOptimizer = tff.learning.optimizers.build_sgdm,
+    delta_transform: Optional[server_update.Transform] = None,
     canaries: Optional[canaries_lib.Canaries] = None,
     frozen: Collection[str] = (),
-    weigh_by: Optional[str] = None,
-    mean_weight: float = 1.0,
 ) -> tff.learning.templates.LearningProcess:
   """Builds the learning process.
 
@@ -83,29 +72,18 @@ def build(
     client_data: Opens a client by its id; elements as in `data.schema`.
     aggregator: See `dp_mean.build`.
     server_optimizer: Takes the mean delta for a gradient.
-    client_learning_rate: Of the clients' optimizer.
+    local: Settings of the clients' local steps.
     seed: Of initial weights, shuffling, SpecAugment and dropout.
-    num_local_steps: See `client_update.build`.
-    num_local_epochs: See `client_update.build`.
-    max_grad_norm: See `client_update.build`.
-    proximal_weight: See `client_update.build`.
     delta_transform: See `server_update.build`.
-    build_client_optimizer: Called with `client_learning_rate`; its state is new
-      for each client.
     canaries: For an audit, where `client_data` has canaries; else None.
     frozen: Layers that are not trained; see `layer_freeze.match`.
-    weigh_by: See `client_update.build`.
-    mean_weight: See `client_update.build`.
 
   Returns:
     A learning process whose weights are float32 tensors by name.
 
   Raises:
-    ValueError: client_learning_rate is negative or not finite, frozen names no
-      layer or all of them, or as the parts raise.
+    ValueError: frozen names no layer or all of them, or as the parts raise.
   """
-  checks.non_negative(client_learning_rate=client_learning_rate)
-  checks.finite(client_learning_rate=client_learning_rate)
   seed_pair = weights_lib.seed_pair(seed)
   frozen = layer_freeze.match(frozen, model.specs)
 
@@ -120,14 +98,8 @@ def build(
       pipeline=pipeline,
       broadcast_type=distributor.next.type_signature.result.result.member,
       examples_type=client_data.dataset_computation.type_signature.result,
-      optimizer=build_client_optimizer(client_learning_rate),
-      num_steps=num_local_steps,
-      num_epochs=num_local_epochs,
-      max_grad_norm=max_grad_norm,
-      proximal_weight=proximal_weight,
+      local=local,
       frozen=frozen,
-      weigh_by=weigh_by,
-      mean_weight=mean_weight,
   )
   if canaries is not None:
     client_work = canary_work.build(client_work, canaries=canaries)

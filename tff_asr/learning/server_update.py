@@ -3,24 +3,31 @@
 Type: (<S@SERVER, weights@SERVER, delta@SERVER>
        -> <S@SERVER, weights@SERVER, M@SERVER>);
 the delta has the weights that are trained, perhaps not all of them.
+
+A transform may change the delta before the optimizer sees it. The aggregate is
+noised by then, so this is post-processing: it costs no privacy and protects
+nothing.
 """
 
 import collections
-from collections.abc import Collection
-from typing import Optional
+from collections.abc import Callable, Collection
+from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_asr.learning import delta_transforms
+from tff_asr import checks
 from tff_asr.models import weights as weights_lib
+
+# A pure function of a nest of float32 tensors to one like it.
+Transform = Callable[[Any], Any]
 
 
 def build(
     *,
     optimizer: tff.learning.optimizers.Optimizer,
     weights_type: tff.Type,
-    delta_transform: Optional[delta_transforms.Transform] = None,
+    delta_transform: Optional[Transform] = None,
     frozen: Collection[str] = (),
 ) -> tff.learning.templates.FinalizerProcess:
   """Builds the finalizer.
@@ -33,8 +40,7 @@ def build(
   Args:
     optimizer: The server's optimizer; its state is the process's.
     weights_type: Type of the model's weights.
-    delta_transform: Done to the delta first; see `delta_transforms`. None:
-      nothing.
+    delta_transform: Done to the delta first, such as `clip_delta`.
     frozen: Names of weights that have no delta and no optimizer state, and
       stay as they are.
 
@@ -95,6 +101,31 @@ def build(
     )
 
   return tff.learning.templates.FinalizerProcess(init_fn, next_fn)
+
+
+def clip_delta(*, max_norm: float) -> Transform:
+  """Returns a transform: delta min(1, max_norm / |delta|), of all as one."""
+  checks.positive(max_norm=max_norm)
+
+  def transform(delta: Any) -> Any:
+    norm = tf.linalg.global_norm(tf.nest.flatten(delta))
+    factor = max_norm / tf.maximum(norm, max_norm)
+    return tf.nest.map_structure(lambda part: part * factor, delta)
+
+  return transform
+
+
+def normalize_delta(*, norm: float = 1.0) -> Transform:
+  """Returns a transform: delta norm / |delta|; a delta of zeros stays zeros."""
+  checks.positive(norm=norm)
+  checks.finite(norm=norm)
+
+  def transform(delta: Any) -> Any:
+    found = tf.linalg.global_norm(tf.nest.flatten(delta))
+    factor = tf.math.divide_no_nan(norm, found)
+    return tf.nest.map_structure(lambda part: part * factor, delta)
+
+  return transform
 
 
 def _learning_rate(state) -> tf.Tensor:

@@ -1,7 +1,8 @@
 """Adam, and AdamW with decoupled weight decay.
 
 Kingma and Ba 2015, https://arxiv.org/abs/1412.6980; Loshchilov and Hutter 2019,
-https://arxiv.org/abs/1711.05101: with Adam's direction u (`moments`),
+https://arxiv.org/abs/1711.05101: with the direction u of
+`per_tensor.adam_direction`,
 
     w = w - learning_rate (u + weight_decay w)
 
@@ -14,7 +15,6 @@ two differ.
 
 import tensorflow_federated as tff
 
-from tff_asr.optimizers import moments
 from tff_asr.optimizers import per_tensor
 
 
@@ -41,7 +41,7 @@ def build_adam(
   Raises:
     ValueError: An argument is out of its range.
   """
-  hparams = moments.hparams(
+  hparams = per_tensor.adam_hparams(
       learning_rate,
       beta_1=beta_1,
       beta_2=beta_2,
@@ -50,8 +50,8 @@ def build_adam(
   )
 
   def update(weight, gradient, slots, scalars):
-    direction, slots = moments.direction(gradient, slots, scalars)
+    direction, slots = per_tensor.adam_direction(gradient, slots, scalars)
     direction += scalars['weight_decay'] * weight
     return weight - scalars['learning_rate'] * direction, slots
 
-  return per_tensor.build(update, hparams=hparams, slots=moments.SLOTS)
+  return per_tensor.build(update, hparams=hparams, slots=per_tensor.ADAM_SLOTS)

@@ -2,7 +2,7 @@
 
 You et al. 2020, https://arxiv.org/abs/1904.00962, with the semantics of
 optax's `lamb`, which the federated ASR paper used: for each tensor w, with
-Adam's direction u (`moments`) from its gradient,
+Adam's direction u from its gradient (`per_tensor.adam_direction`),
 
     u = u + weight_decay w
     w = w - learning_rate ||w|| / ||u|| u        (ratio 1 if a norm is 0)
@@ -12,9 +12,7 @@ Every tensor is adapted, biases and layer norms too; the ratio has no bounds.
 
 import tensorflow_federated as tff
 
-from tff_asr.optimizers import moments
 from tff_asr.optimizers import per_tensor
-from tff_asr.optimizers import trust_ratio
 
 
 def build_lamb(
@@ -42,7 +40,7 @@ def build_lamb(
   Raises:
     ValueError: An argument is out of its range.
   """
-  hparams = moments.hparams(
+  hparams = per_tensor.adam_hparams(
       learning_rate,
       beta_1=beta_1,
       beta_2=beta_2,
@@ -51,9 +49,9 @@ def build_lamb(
   )
 
   def update(weight, gradient, slots, scalars):
-    direction, slots = moments.direction(gradient, slots, scalars)
+    direction, slots = per_tensor.adam_direction(gradient, slots, scalars)
     direction += scalars['weight_decay'] * weight
-    ratio = trust_ratio.trust_ratio(weight, direction)
+    ratio = per_tensor.trust_ratio(weight, direction)
     return weight - scalars['learning_rate'] * ratio * direction, slots
 
-  return per_tensor.build(update, hparams=hparams, slots=moments.SLOTS)
+  return per_tensor.build(update, hparams=hparams, slots=per_tensor.ADAM_SLOTS)

@@ -18,9 +18,7 @@ has it.
 import tensorflow_federated as tff
 
 from tff_asr import checks
-from tff_asr.optimizers import moments
 from tff_asr.optimizers import per_tensor
-from tff_asr.optimizers import trust_ratio
 
 
 def build_lars(
@@ -51,11 +49,11 @@ def build_lars(
   )
   checks.finite(learning_rate=learning_rate)
   checks.positive(trust_coefficient=trust_coefficient)
-  moments.below_one(momentum=momentum)
+  per_tensor.below_one(momentum=momentum)
 
   def update(weight, gradient, slots, scalars):
     direction = gradient + scalars['weight_decay'] * weight
-    ratio = trust_ratio.trust_ratio(
+    ratio = per_tensor.trust_ratio(
         weight,
         direction,
         coefficient=scalars['trust_coefficient'],
