@@ -245,8 +245,8 @@ class ProcessTest(parameterized.TestCase):
         str(metrics_type.client_work),
         '<audio_sec=float32,delta_norm_sum=float32,first_loss_sum=float32,'
         'last_loss_sum=float32,loss_sum=float32,num_clients=float32,'
-        'num_left_out=float32,num_non_finite=float32,num_steps=float32,num_trained=float32,'
-        'num_utterances=float32>',
+        'num_left_out=float32,num_non_finite=float32,num_steps=float32,'
+        'num_trained=float32,num_utterances=float32>',
     )
     self.assertEqual(
         str(metrics_type.finalizer),

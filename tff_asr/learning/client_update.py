@@ -8,8 +8,9 @@ optimizer that starts anew at each client; the client returns
 
 which the server's optimizer takes for a gradient. No state stays at the client.
 
-With a proximal weight mu (FedProx, Li et al. 2020, https://arxiv.org/abs/1812.06127)
-a step is along the gradient of the whole local objective,
+With a proximal weight mu (FedProx, Li et al. 2020,
+https://arxiv.org/abs/1812.06127) a step is along the gradient of the whole
+local objective,
 
     mean loss of the batch + mu / 2 |w - w0|^2,   w0: the broadcast weights,
 

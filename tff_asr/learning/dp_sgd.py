@@ -133,7 +133,9 @@ class DpSgd:
     )
     return process.State(
         global_model_weights=weights,
-        distributor=process.RandomState(tf.constant(self._seed), tf.constant(0)),
+        distributor=process.RandomState(
+            tf.constant(self._seed), tf.constant(0)
+        ),
         # In the state, so that a step is another one if others are frozen.
         client_work='\n'.join(self._frozen),
         aggregator=AggregatorState(query_state, event),
