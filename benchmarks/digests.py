@@ -104,7 +104,9 @@ def _two_devices(folder: str) -> str:
   return _federated(
       folder,
       'two_devices',
-      context=multi_device.build_async_context(devices=['CPU:0', 'CPU:1']),
+      context=multi_device.build_async_context(
+          multi_device.Settings(devices=['CPU:0', 'CPU:1'])
+      ),
   )
 
 
@@ -112,7 +114,11 @@ def _ray(folder: str) -> str:
   from tff_asr.execution import ray_cluster  # pylint: disable=import-outside-toplevel
 
   return _federated(
-      folder, 'ray', context=ray_cluster.build_async_context(num_workers=2)
+      folder,
+      'ray',
+      context=ray_cluster.build_async_context(
+          ray_cluster.Settings(num_workers=2)
+      ),
   )
 
 

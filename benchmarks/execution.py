@@ -31,9 +31,9 @@ from benchmarks import report
 from benchmarks import turns
 from benchmarks import workload as workload_lib
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.execution import client_cache
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
+from tff_asr.execution import prefetch
 from tff_asr.execution import ray_cluster
 from tff_asr.learning import client_update
 from tff_asr.models import weights as weights_lib
@@ -251,7 +251,7 @@ class _Round:
       self._state = workload_lib.initialize(self._process)
 
   def __call__(self) -> None:
-    client_cache.IN_PROCESS.clear()
+    prefetch.CLIENT_CACHE.clear()
     with self._installed():
       self._state = self._process.next(self._state, self._cohort).state
 
@@ -268,13 +268,17 @@ def _build_context(name: str) -> tff.framework.SyncContext:
   """The context of a name."""
   if name.startswith('multi_device'):
     return multi_device.build_sync_context(
-        devices=_DEVICES.value,
-        clients_per_device=2 if name.endswith('2 at once') else 1,
+        multi_device.Settings(
+            devices=_DEVICES.value,
+            clients_per_device=2 if name.endswith('2 at once') else 1,
+        )
     )
   if name == 'native':
     return native.build_sync_context(max_concurrent_clients=1)
   cores = psutil.cpu_count()
-  return ray_cluster.build_sync_context(num_workers=1, cpus_per_worker=cores)
+  return ray_cluster.build_sync_context(
+      ray_cluster.Settings(num_workers=1, cpus_per_worker=cores)
+  )
 
 
 if __name__ == '__main__':

@@ -136,7 +136,7 @@ def _measure_rounds(
   with tempfile.TemporaryDirectory() as folder:
     clients = sizes.write_corpus(folder)
     process = sizes.build_process(clients, cohort_size=cohort_size)
-    multi_device.set_default_context(devices=devices)
+    multi_device.set_default_context(multi_device.Settings(devices=devices))
     state = workload_lib.initialize(process)
     for _ in range(_ROUNDS.value + 1):
       started = time.perf_counter()

@@ -33,8 +33,8 @@ from benchmarks import turns
 from benchmarks import workload as workload_lib
 from tff_asr.data import client_data
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.execution import client_cache
 from tff_asr.execution import multi_device
+from tff_asr.execution import prefetch
 from tff_asr.features import log_mel
 from tff_asr.features import spec_augment
 
@@ -203,7 +203,9 @@ class _Round:
 
   def __init__(self, sizes, clients, cohort, pipeline):
     self._cohort = cohort
-    self._context = multi_device.build_sync_context(devices=['CPU:0'])
+    self._context = multi_device.build_sync_context(
+        multi_device.Settings(devices=['CPU:0'])
+    )
     self._process = sizes.build_process(
         clients, cohort_size=len(cohort), pipeline=pipeline, num_epochs=1
     )
@@ -216,7 +218,7 @@ class _Round:
 
   def __call__(self) -> None:
     # As clients that come for the first time.
-    client_cache.IN_PROCESS.clear()
+    prefetch.CLIENT_CACHE.clear()
     with self._installed():
       self._state = self._process.next(self._state, self._cohort).state
     timeline = self._context.last_timeline

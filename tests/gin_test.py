@@ -21,7 +21,7 @@ from tests import fakes
 from tff_asr import config
 from tff_asr import errors
 from tff_asr.data import client_data
-from tff_asr.execution import schedule
+from tff_asr.execution import scheduler
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
 from tff_asr.models import ctc
@@ -212,7 +212,7 @@ class QuickstartTest(parameterized.TestCase):
     )
     self.assertEqual(list(results['dev_word_error_rate']), ['1', '2'])
     with mock.patch.object(
-        schedule, 'build_blocks', wraps=schedule.build_blocks
+        scheduler, 'build_blocks', wraps=scheduler.build_blocks
     ) as build_blocks:
       results = self.train(
           'federated_dp',

@@ -124,7 +124,7 @@ class TableTest(parameterized.TestCase):
       ('tools_in_bin', 'bin.x', 'from data_tools import shards'),
       ('unknown', 'tff_asr.data.x', 'import pandas'),
       ('like_a_name', 'tff_asr.models.x', 'import tff_asr.features_old'),
-      ('ray', 'tff_asr.execution.runner', 'import ray'),
+      ('ray', 'tff_asr.execution.context', 'import ray'),
       ('baseline', 'benchmarks.baselines.rounds', 'import torch'),
       ('beams', 'tff_asr.recognition.recognizer', 'import pyctcdecode'),
       ('flags', 'tff_asr.launch', "flags.DEFINE_string('x', None, 'X.')"),
@@ -141,7 +141,7 @@ class TableTest(parameterized.TestCase):
       ('library', 'tff_asr.data.x', 'import tensorflow_federated as tff'),
       ('python', 'tff_asr.checks', 'import collections.abc'),
       ('format', 'data_tools.x', 'from tff_asr.data import schema'),
-      ('ray', 'tff_asr.execution.ray_pool', 'import ray'),
+      ('ray', 'tff_asr.execution.ray_runner', 'import ray'),
       ('baseline', 'benchmarks.baselines.pfl_round', 'import torch'),
       ('flags', 'bin.x', "flags.DEFINE_string('x', None, 'X.')"),
   )

@@ -191,7 +191,9 @@ class ExecutionTest(parameterized.TestCase):
     self.enterContext(
         tff.framework.get_context_stack().install(
             multi_device.build_sync_context(
-                devices=['CPU:0'], clients_per_device=2
+                multi_device.Settings(
+                    devices=['CPU:0'], clients_per_device=2
+                )
             )
         )
     )

@@ -123,7 +123,7 @@ class SensitivityTest(parameterized.TestCase):
   def use(self, **context) -> None:
     self.enterContext(
         tff.framework.get_context_stack().install(
-            multi_device.build_sync_context(**context)
+            multi_device.build_sync_context(multi_device.Settings(**context))
         )
     )
 

@@ -11,9 +11,9 @@ import tensorflow_federated as tff
 
 from tests.execution import toys
 from tff_asr.execution import client_datasets
+from tff_asr.execution import client_loop
 from tff_asr.execution import compiler
 from tff_asr.execution import graph
-from tff_asr.execution import loading
 from tff_asr.execution import multi_device
 from tff_asr.execution import prefetch
 
@@ -140,7 +140,7 @@ def _total_of_all(client_ids):
 class RoundTest(parameterized.TestCase):
 
   def _run(self, client_ids, **options):
-    context = multi_device.build_sync_context(**options)
+    context = multi_device.build_sync_context(multi_device.Settings(**options))
     with tff.framework.get_context_stack().install(context):
       total = _total_of_all(client_ids)
     # Level k comes of the id 'k' through a table.
@@ -151,7 +151,7 @@ class RoundTest(parameterized.TestCase):
     self.assertAlmostEqual(total, float(expected), places=4)
 
   def test_tables_are_filled_for_reading_too(self):
-    self.assertIsNotNone(compiler.compile_computation(_total_of_all).read)
+    self.assertIsNotNone(compiler.compile_computation(_total_of_all).clients.read)
     self._run(['2', '5', '3'])
 
   @parameterized.parameters(
@@ -164,7 +164,7 @@ class RoundTest(parameterized.TestCase):
     read = {client_id: threading.Event() for client_id in client_ids}
     num_working = itertools.count()
     read_client = prefetch.Reader._read_client
-    get_work = loading.ClientFunctions.get_work
+    get_work = client_loop.ClientFunctions.get_work
     overlaps = []
 
     def read_and_tell(reader, position):
@@ -186,7 +186,7 @@ class RoundTest(parameterized.TestCase):
     with (
         mock.patch.object(prefetch.Reader, '_read_client', read_and_tell),
         mock.patch.object(
-            loading.ClientFunctions, 'get_work', get_waiting_work
+            client_loop.ClientFunctions, 'get_work', get_waiting_work
         ),
     ):
       self._run(client_ids, **options)
@@ -203,7 +203,7 @@ class RoundTest(parameterized.TestCase):
     def comp(datasets):
       return tff.federated_sum(tff.federated_map(total, datasets))
 
-    self.assertIsNone(compiler.compile_computation(comp).read)
+    self.assertIsNone(compiler.compile_computation(comp).clients.read)
 
 
 if __name__ == '__main__':

@@ -74,7 +74,8 @@ def _nodes(compiled: compiler.Round) -> dict[str, list[tf.compat.v1.NodeDef]]:
   """Nodes of all programs and of the functions in them, by op."""
   nodes = {}
   for name in ('prepare', 'zero', 'work', 'merge', 'finish'):
-    for stage in getattr(compiled, name).stages:
+    programs = compiled.clients if hasattr(compiled.clients, name) else compiled
+    for stage in getattr(programs, name).stages:
       graph_def = tf.compat.v1.GraphDef.FromString(stage.graph.graph_def)
       functions = {f.signature.name for f in graph_def.library.function}
       for body in (

@@ -46,10 +46,10 @@ class LoadTest(absltest.TestCase):
     self.assertEqual(one(value), [11.0])
 
   def test_string_attributes_follow_the_renaming(self):
-    stage = graph._prepare_stage(_build_adder(1.0), 'fresh_')
-    (function,) = stage.graph_def.library.function
+    graph_def = graph._parse_renamed(_build_adder(1.0), 'fresh_')
+    (function,) = graph_def.library.function
     self.assertEqual(function.signature.name, 'fresh_helper')
-    calls = [n for n in stage.graph_def.node if '_reference' in n.attr]
+    calls = [n for n in graph_def.node if '_reference' in n.attr]
     self.assertEqual(
         [call.attr['f'].func.name for call in calls], ['fresh_helper']
     )
@@ -61,8 +61,8 @@ class LoadTest(absltest.TestCase):
     # (x + 1) + 2 with x = 10: 13.
     program = graph.Program(
         stages=(
-            graph.Stage(_build_adder(1.0), (graph.Argument(0),)),
-            graph.Stage(_build_adder(2.0), (graph.Output(0, 0),)),
+            graph.Stage(_build_adder(1.0), [0]),
+            graph.Stage(_build_adder(2.0), [1]),
         ),
         outputs=(0,),
         num_arguments=1,
@@ -113,10 +113,10 @@ class LoadTest(absltest.TestCase):
     )
     compiled = compiler.compile_computation(comp)
     self.assertIsInstance(compiled, compiler.Round)
-    zero, work, merge, finish = (
+    work, zero, merge, finish = (
         pickle.loads(pickle.dumps(program)).load()
         for program in (
-            compiled.zero, compiled.work, compiled.merge, compiled.finish
+            *compiled.clients[1:], compiled.finish
         )
     )
     # Two blocks: (1 + 2) and (4), 7 together.

@@ -15,12 +15,12 @@ import tensorflow_federated as tff
 
 from tests import logical_devices
 from tests.execution import toys
-from tff_asr.execution import cache
-from tff_asr.execution import worker_threads
 from tff_asr.execution import compiler
+from tff_asr.execution import context as context_lib
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
-from tff_asr.execution import workers
+from tff_asr.execution import prefetch
+from tff_asr.execution import round_execution
 
 _CPUS = logical_devices.CPUS
 
@@ -76,7 +76,7 @@ class LearningProcessTest(parameterized.TestCase):
 
   def test_no_tensor_of_a_round_waits_for_the_garbage_collector(self):
     process = toys.build_fed_avg_over_ids()
-    context = multi_device.build_sync_context(devices=_CPUS[:2])
+    context = multi_device.build_sync_context(multi_device.Settings(devices=_CPUS[:2]))
     with tff.framework.get_context_stack().install(context):
       state = process.next(process.initialize(), ['a', 'b', 'c']).state
       gc.collect()
@@ -117,9 +117,11 @@ class LearningProcessTest(parameterized.TestCase):
     results = []
     for num_devices, per_device in ((1, 1), (2, 1), (4, 1), (1, 2)):
       context = multi_device.build_sync_context(
-          devices=_CPUS[:num_devices],
-          clients_per_device=per_device,
-          block_size=2,
+          multi_device.Settings(
+              devices=_CPUS[:num_devices],
+              clients_per_device=per_device,
+              block_size=2,
+          )
       )
       results.append(_arrays(_run(context, process, cohorts)))
     for result in results[1:]:
@@ -129,7 +131,7 @@ class LearningProcessTest(parameterized.TestCase):
   def test_empty_cohort_runs_the_server_step(self):
     process = toys.build_dp_fed_avg(0.0)
     state, metrics = _run(
-        multi_device.build_sync_context(devices=_CPUS[:2]), process, [[]]
+        multi_device.build_sync_context(multi_device.Settings(devices=_CPUS[:2])), process, [[]]
     )
     for array in _arrays(state.global_model_weights.trainable):
       np.testing.assert_array_equal(array, np.zeros_like(array))
@@ -141,7 +143,7 @@ class LearningProcessTest(parameterized.TestCase):
     # 4 parameters the relative error of the stddev is about 1/sqrt(480) =
     # 4.6 %; the band of 25 % fails by chance less than once in 1e6 runs.
     process = toys.build_dp_fed_avg(40.0)
-    context = multi_device.build_sync_context(devices=_CPUS)
+    context = multi_device.build_sync_context(multi_device.Settings(devices=_CPUS))
     clients = [toys.build_dataset(0)] * 4
     steps = []
     with tff.framework.get_context_stack().install(context):
@@ -158,7 +160,7 @@ class LearningProcessTest(parameterized.TestCase):
     evaluate = tff.learning.algorithms.build_fed_eval(toys.build_model)
     clients = [toys.build_dataset(0), toys.build_dataset(1)]
     _, metrics = _run(
-        multi_device.build_sync_context(devices=_CPUS[:2]), evaluate, [clients]
+        multi_device.build_sync_context(multi_device.Settings(devices=_CPUS[:2])), evaluate, [clients]
     )
     current = metrics['client_work']['eval']['current_round_metrics']
     # Zero weights predict 0: the mean absolute error is that of y.
@@ -190,7 +192,7 @@ def _scaled_sum(factor, values):
 class ComputationTest(parameterized.TestCase):
 
   def _invoke(self, comp, *args, **options):
-    context = multi_device.build_sync_context(**options)
+    context = multi_device.build_sync_context(multi_device.Settings(**options))
     with tff.framework.get_context_stack().install(context):
       return comp(*args)
 
@@ -325,7 +327,7 @@ class ComputationTest(parameterized.TestCase):
     self.assertEqual(result, [2000 * value for value in values])
 
   def test_each_load_is_released_with_its_computation(self):
-    store = cache.Cache(lambda comp: object())
+    store = context_lib.Cache(lambda comp: object())
     comp = tff.tensorflow.computation(lambda: tf.constant(1))
     self.assertIs(store.get(comp), store.get(comp))
     self.assertLen(store._entries, 1)
@@ -358,7 +360,7 @@ def _sum_toil(clients):
 class ScheduleTest(parameterized.TestCase):
 
   def test_clients_of_different_devices_overlap(self):
-    context = multi_device.build_sync_context(devices=_CPUS[:2])
+    context = multi_device.build_sync_context(multi_device.Settings(devices=_CPUS[:2]))
     with tff.framework.get_context_stack().install(context):
       self.assertEqual(_sum_toil([1, 2, 3, 4]), 10)
     timeline = context.last_timeline
@@ -375,7 +377,7 @@ class ScheduleTest(parameterized.TestCase):
     ))
 
   def test_clients_of_one_device_follow_each_other(self):
-    context = multi_device.build_sync_context(devices=_CPUS[:1])
+    context = multi_device.build_sync_context(multi_device.Settings(devices=_CPUS[:1]))
     with tff.framework.get_context_stack().install(context):
       _sum_toil([1, 2, 3])
     timeline = context.last_timeline
@@ -384,7 +386,9 @@ class ScheduleTest(parameterized.TestCase):
 
   def test_clients_of_one_device_overlap_where_told_to(self):
     context = multi_device.build_sync_context(
-        devices=_CPUS[:1], clients_per_device=2
+        multi_device.Settings(
+            devices=_CPUS[:1], clients_per_device=2
+        )
     )
     with tff.framework.get_context_stack().install(context):
       self.assertEqual(_sum_toil([1, 2, 3, 4]), 10)
@@ -397,19 +401,19 @@ class ScheduleTest(parameterized.TestCase):
     )
 
   def test_costly_clients_start_first(self):
-    context = multi_device.build_sync_context(client_cost=float)
+    context = multi_device.build_sync_context(multi_device.Settings(client_cost=float))
     with tff.framework.get_context_stack().install(context):
       _sum_toil([1, 3, 2])
     self.assertEqual([i.position for i in context.last_timeline], [1, 2, 0])
 
   def test_outputs_sit_on_their_device(self):
     comp = tff.tensorflow.computation(lambda: tf.zeros([2]) + 1.0)
-    context = multi_device.build_sync_context(devices=['CPU:2'])
+    context = multi_device.build_sync_context(multi_device.Settings(devices=['CPU:2']))
     with tff.framework.get_context_stack().install(context):
       self.assertEndsWith(comp().device, 'CPU:2')
 
   def test_failing_client_is_named_and_no_thread_is_left(self):
-    context = multi_device.build_sync_context(devices=_CPUS[:2])
+    context = multi_device.build_sync_context(multi_device.Settings(devices=_CPUS[:2]))
     num_threads = threading.active_count()
     with tff.framework.get_context_stack().install(context):
       with self.assertRaisesRegex(
@@ -422,7 +426,9 @@ class ScheduleTest(parameterized.TestCase):
 
   def test_clients_that_fail_are_left_out_up_to_a_share(self):
     context = multi_device.build_sync_context(
-        devices=_CPUS[:2], max_failed_share=0.5
+        multi_device.Settings(
+            devices=_CPUS[:2], max_failed_share=0.5
+        )
     )
     with tff.framework.get_context_stack().install(context):
       # 13 fails: the sum is that of the others.
@@ -442,7 +448,7 @@ class ScheduleTest(parameterized.TestCase):
       self.assertEmpty(context.last_failures)
 
   def test_all_clients_left_out_are_an_empty_cohort(self):
-    context = multi_device.build_sync_context(max_failed_share=1.0)
+    context = multi_device.build_sync_context(multi_device.Settings(max_failed_share=1.0))
     with tff.framework.get_context_stack().install(context):
       self.assertEqual(_sum_toil([13, 13]), 0)
 
@@ -451,16 +457,51 @@ class ScheduleTest(parameterized.TestCase):
         lambda clients: tff.federated_map(_toil, clients),
         tff.FederatedType(np.int32, tff.CLIENTS),
     )
-    context = multi_device.build_sync_context(max_failed_share=1.0)
+    context = multi_device.build_sync_context(multi_device.Settings(max_failed_share=1.0))
     with tff.framework.get_context_stack().install(context):
       with self.assertRaises(multi_device.ClientError):
         comp([1, 13])
 
+  @parameterized.named_parameters(
+      ('plain', 'A cause. [[node]]', r'A cause. \[\[node\]\]'),
+      (
+          'of_a_graph',
+          "Graph execution error:\n\nDetected at node 'x' defined at (most"
+          ' recent call last):\n<stack traces unavailable>\nA cause.\n',
+          'A cause.',
+      ),
+      (
+          # Which it is depends on what other ops of the graph fail meanwhile.
+          'of_several_ops',
+          'Graph execution error:\n\n2 root error(s) found.\n  (0) INVALID_'
+          'ARGUMENT:  assertion failed: [A cause.] [Condition x != y]\n\t '
+          '[[{{node a}}]]\n  (1) INVALID_ARGUMENT:  assertion failed: [An'
+          'other.]\n0 successful operations.\n0 derived errors ignored. [Op:f]',
+          r'INVALID_ARGUMENT:  assertion failed: \[A cause.\] \[Condition .*',
+      ),
+      ('empty', '', 'no message'),
+  )
+  def test_error_of_a_client_keeps_its_cause(self, text, expected):
+    context = multi_device.build_sync_context(
+        multi_device.Settings(max_failed_share=0.5)
+    )
+    error = tf.errors.InvalidArgumentError(None, None, text)
+    expected = f'InvalidArgumentError: {expected}$'
+    with mock.patch.object(
+        prefetch.Reader, 'take', side_effect=[[], error, error, error]
+    ), tff.framework.get_context_stack().install(context):
+      self.assertEqual(_sum_toil([1, 2]), 1)
+      self.assertRegex(context.last_failures[1], f'^{expected}')
+      with self.assertRaisesRegex(
+          multi_device.ClientError, f'Client 0 of 2 .*: {expected}'
+      ):
+        _sum_toil([1, 2])
+
   def test_want_of_memory_is_no_clients_fault(self):
-    context = multi_device.build_sync_context(max_failed_share=1.0)
+    context = multi_device.build_sync_context(multi_device.Settings(max_failed_share=1.0))
     error = tf.errors.ResourceExhaustedError(None, None, 'OOM when allocating')
     with mock.patch.object(
-        workers.DeviceCohort, '_read', side_effect=error
+        prefetch.Reader, 'take', side_effect=error
     ), tff.framework.get_context_stack().install(context):
       with self.assertRaisesRegex(
           multi_device.ClientError, 'OOM when'
@@ -470,7 +511,9 @@ class ScheduleTest(parameterized.TestCase):
 
   def test_a_client_that_hangs_ends_the_round(self):
     context = multi_device.build_sync_context(
-        devices=_CPUS[:2], client_timeout_sec=1.0
+        multi_device.Settings(
+            devices=_CPUS[:2], client_timeout_sec=1.0
+        )
     )
     released = threading.Event()
     self.addCleanup(released.set)
@@ -480,10 +523,10 @@ class ScheduleTest(parameterized.TestCase):
       return ()
 
     with mock.patch.object(
-        workers.DeviceCohort, '_read', hang
+        prefetch.Reader, 'take', hang
     ), tff.framework.get_context_stack().install(context):
       with self.assertRaisesRegex(
-          worker_threads.HungError, r'position [01] of 2 .*CPU:. .*1 s \(CLIENT_TIMEOUT'
+          round_execution.HungError, r'position [01] of 2 .*CPU:. .*1 s \(CLIENT_TIMEOUT'
       ):
         _sum_toil([1, 2])
     released.set()
@@ -506,7 +549,7 @@ class ScheduleTest(parameterized.TestCase):
         ),
         _CLIENT_FLOAT,
     )
-    context = multi_device.build_sync_context(devices=_CPUS[:2])
+    context = multi_device.build_sync_context(multi_device.Settings(devices=_CPUS[:2]))
     with tff.framework.get_context_stack().install(context):
       with self.assertRaisesRegex(tf.errors.InvalidArgumentError, 'No zero'):
         comp([1.0, 2.0, 3.0])
@@ -572,7 +615,7 @@ class EventLoopTest(absltest.TestCase):
 
     async def program():
       context = tff.program.NativeFederatedContext(
-          multi_device.build_async_context(devices=_CPUS[:2])
+          multi_device.build_async_context(multi_device.Settings(devices=_CPUS[:2]))
       )
       with tff.framework.get_context_stack().install(context):
         state = process.initialize()
@@ -603,7 +646,7 @@ class BadArgumentTest(parameterized.TestCase):
   )
   def test_setting_is_named(self, options, message):
     with self.assertRaisesRegex(ValueError, message):
-      multi_device.build_sync_context(**options)
+      multi_device.build_sync_context(multi_device.Settings(**options))
 
   def test_what_does_not_compile_names_the_native_context(self):
     @tff.federated_computation(_CLIENT_FLOAT)

@@ -1,9 +1,9 @@
 import threading
 
 from absl.testing import absltest
+import numpy as np
 import tensorflow as tf
 
-from tff_asr.execution import client_cache
 from tff_asr.execution import prefetch
 
 _ELEMENTS = [(tf.TensorSpec([None], tf.int16),)]
@@ -36,13 +36,74 @@ def _build(read, **options):
       elements=_ELEMENTS,
       get_client=lambda key: [tf.constant(key)],
       num_threads=2,
-      **options,
+      **(dict(cache=prefetch.ClientCache(0).part()) | options),
   )
 
 
 def _lengths(variant):
   dataset = tf.data.experimental.from_variant(variant, _ELEMENTS[0])
   return [int(tf.size(element)) for (element,) in dataset]
+
+
+class ClientCacheTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.cache = prefetch.ClientCache(max_bytes=10)
+
+  def check(self, **expected):
+    for key, value in expected.items():
+      self.assertEqual(self.cache.get(key), value)
+
+  def test_the_latest_are_kept_up_to_the_bytes(self):
+    self.cache.put('a', ['A'], 4)
+    self.cache.put('b', ['B'], 4)
+    self.check(a=['A'])  # Now later than b.
+    self.cache.put('c', ['C'], 6)
+    self.check(a=['A'], b=None, c=['C'])
+    self.cache.put('d', ['D'], 11)  # Too large, and drives nothing out.
+    self.check(a=['A'], c=['C'], d=None)
+
+  def test_the_bytes_of_a_client_read_twice_count_once(self):
+    self.cache.put('a', ['A'], 5)
+    self.cache.put('a', ['another A'], 5)
+    self.cache.put('b', ['B'], 5)
+    self.check(a=['A'], b=['B'])
+
+  def test_nothing_is_kept_when_cleared(self):
+    self.cache.put('a', ['A'], 6)
+    self.cache.clear()
+    self.check(a=None)
+    # All bytes are free.
+    self.cache.put('b', ['B'], 4)
+    self.cache.put('c', ['C'], 6)
+    self.check(b=['B'], c=['C'])
+
+  def test_parts_share_the_bytes_and_no_key(self):
+    one, other = self.cache.part(), self.cache.part()
+    one.put('a', ['A'], 4)
+    self.assertIsNone(other.get('a'))
+    other.put('a', ['another A'], 4)
+    self.assertEqual(one.get('a'), ['A'])
+    self.assertEqual(other.get('a'), ['another A'])
+    one.put('b', ['B'], 4)
+    self.assertIsNone(one.get('a'))
+    one.put(None, ['C'], 1)
+    self.assertIsNone(one.get(None))
+
+  def test_ids_are_keys_and_data_are_not(self):
+    def key(*values):
+      return prefetch.key_of(list(map(tf.constant, values)))
+
+    keys = [
+        key('speaker', 1), key('other', 1), key('speaker', 2),
+        key('speaker', np.int64(1)), key('speaker'),
+    ]
+    self.assertLen(set(keys), 5)
+    self.assertEqual(key('speaker', 1), keys[0])
+    dataset = tf.data.experimental.to_variant(tf.data.Dataset.range(3))
+    for data in (dataset, tf.constant([1, 2])):
+      self.assertIsNone(prefetch.key_of([tf.constant('speaker'), data]))
 
 
 class ReaderTest(absltest.TestCase):
@@ -108,9 +169,9 @@ class ReaderTest(absltest.TestCase):
 
   def test_a_kept_client_is_not_read_again_by_another_reader(self):
     source = _Source({0: [3, 1], 1: [2]})
-    kept = client_cache.KeptClients().part()
+    cache = prefetch.ClientCache().part()
     for _ in range(2):
-      reader = _build(source.read, kept=kept)
+      reader = _build(source.read, cache=cache)
       self.assertEqual(_lengths(*reader.take(0)), [3, 1])
       self.assertEqual(_lengths(*reader.take(1)), [2])
       reader.close()
@@ -125,7 +186,7 @@ class ReaderTest(absltest.TestCase):
         raise errors.pop()
       return source.read(client)
 
-    reader = _build(read, kept=client_cache.KeptClients().part())
+    reader = _build(read, cache=prefetch.ClientCache().part())
     self.addCleanup(reader.close)
     with self.assertRaisesRegex(OSError, 'the disk is away'):
       reader.take(0)

@@ -1,6 +1,7 @@
 """Tests of tff_asr.execution.ray_cluster, on a Ray cluster of this machine."""
 
 import asyncio
+import dataclasses
 import functools
 import io
 import ipaddress
@@ -67,7 +68,9 @@ def _context(num_workers: int = 2) -> tff.framework.SyncContext:
     # Room for contexts of 1 and 2 workers, and one more.
     ray_session.connect(None, num_cpus=4)
     _contexts[num_workers] = ray_cluster.build_sync_context(
-        num_workers=num_workers
+        ray_cluster.Settings(
+            num_workers=num_workers
+        )
     )
   return _contexts[num_workers]
 
@@ -88,7 +91,15 @@ def _run(context, process, cohorts) -> list[np.ndarray]:
 
 
 def _members(context):
-  return context._runner._members
+  return context._runner.members
+
+
+def _settings(context, **changes):
+  """Other settings of its rounds, for a `with` block."""
+  runner = context._runner
+  return mock.patch.object(
+      runner, 'settings', dataclasses.replace(runner.settings, **changes)
+  )
 
 
 def _process_id(member) -> int:
@@ -260,9 +271,7 @@ class ComputationTest(parameterized.TestCase):
 
   def test_clients_that_fail_are_left_out_up_to_a_share(self):
     context = _context(1)
-    with mock.patch.multiple(
-        context._runner, _block_size=2, _max_failed_share=0.5
-    ), tff.framework.get_context_stack().install(context):
+    with _settings(context, block_size=2, max_failed_share=0.5), tff.framework.get_context_stack().install(context):
       self.assertEqual(_scaled_sum(1.0, [1.0, 13.0, 13.0, 4.0]), 5.0)
       self.assertEqual(list(context.last_failures), [1, 2])
       with self.assertRaisesRegex(
@@ -352,9 +361,7 @@ class LossTest(absltest.TestCase):
       return tff.federated_sum(tff.federated_map(hang, values))
 
     context = _context(1)
-    with mock.patch.object(
-        context._runner, '_timeout_sec', 5.0
-    ), tff.framework.get_context_stack().install(context):
+    with _settings(context, client_timeout_sec=5.0), tff.framework.get_context_stack().install(context):
       self.assertEqual(sum_hang([0.0]), 0.0)
       with self.assertRaisesRegex(
           ConnectionError, r'positions \(0,\) lost its worker 3 times'
@@ -377,8 +384,9 @@ class LossTest(absltest.TestCase):
         cluster = cluster_utils.Cluster(
             initialize_head=True, head_node_args=dict(num_cpus=0) | options)
         nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
-        context = ray_cluster.set_default_context(
-            address=cluster.address, op_libraries=())
+        context = ray_cluster.build_sync_context(
+            ray_cluster.Settings(address=cluster.address, op_libraries=()))
+        tff.framework.set_default_context(context)
         print('workers', len(these._members(context)))
         values = [float(i) for i in range(20)]
         expected = np.asarray(these._sum_toil(values)).tobytes()
@@ -411,6 +419,7 @@ class LossTest(absltest.TestCase):
     lines = _run_program("""
         import numpy as np
         from ray import cluster_utils
+        import tensorflow_federated as tff
         from tests.execution import ray_cluster_test as these
         from tff_asr.execution import ray_cluster
 
@@ -418,8 +427,9 @@ class LossTest(absltest.TestCase):
         cluster = cluster_utils.Cluster(
             initialize_head=True, head_node_args=dict(num_cpus=0) | options)
         nodes = [cluster.add_node(num_cpus=n) for n in (1, 4)]
-        context = ray_cluster.set_default_context(
-            address=cluster.address, num_workers=5, op_libraries=())
+        context = ray_cluster.build_sync_context(ray_cluster.Settings(
+            address=cluster.address, num_workers=5, op_libraries=()))
+        tff.framework.set_default_context(context)
         total = np.asarray(these._sum_toil([1.0]))
         print('before', total.tobytes().hex()[:60])
         cluster.remove_node(nodes[1], allow_graceful=False)
@@ -438,10 +448,10 @@ class LossTest(absltest.TestCase):
 
   def test_what_the_memory_monitor_ends_is_a_loss(self):
     # pylint: disable-next=g-import-not-at-top
-    from tff_asr.execution import ray_pool
+    from tff_asr.execution import ray_runner
 
     self.assertTrue(
-        issubclass(ray.exceptions.OutOfMemoryError, ray_pool.LOSSES)
+        issubclass(ray.exceptions.OutOfMemoryError, ray_runner.LOSSES)
     )
 
 
@@ -470,7 +480,7 @@ class EventLoopTest(absltest.TestCase):
 
   def test_async_context_serves_programs_and_is_cancelled(self):
     _context(1)  # Starts the cluster.
-    context = ray_cluster.build_async_context(num_workers=1, op_libraries=())
+    context = ray_cluster.build_async_context(ray_cluster.Settings(num_workers=1, op_libraries=()))
 
     async def program():
       with tff.framework.get_context_stack().install(
@@ -526,11 +536,13 @@ def _is_running(process_id: int) -> bool:
 _PROGRAM = """
     import os, signal, threading, time
     import psutil
+    import tensorflow_federated as tff
     from tff_asr import launch
     from tests.execution import ray_cluster_test as these
     from tff_asr.execution import ray_cluster, ray_session
 
-    ray_cluster.set_default_context(num_workers=1, op_libraries=())
+    tff.framework.set_default_context(ray_cluster.build_sync_context(
+        ray_cluster.Settings(num_workers=1, op_libraries=())))
     print('result', these._scaled_sum(2.0, [1.0, 2.0]))
     for process in psutil.Process().children(recursive=True):
       print('process', process.pid, process.name())
@@ -601,13 +613,8 @@ class BadArgumentTest(parameterized.TestCase):
       ('op_libraries', dict(op_libraries='tensorflow_text')),
   )
   def test_setting_is_named(self, options):
-    for build in (
-        ray_cluster.build_sync_context,
-        ray_cluster.build_async_context,
-        ray_cluster.set_default_context,
-    ):
-      with self.assertRaisesRegex(ValueError, next(iter(options))):
-        build(**options)
+    with self.assertRaisesRegex(ValueError, next(iter(options))):
+      ray_cluster.Settings(**options)
 
   def test_missing_ray_says_what_to_install(self):
     with mock.patch.dict(sys.modules, {'ray': None}):
@@ -621,13 +628,13 @@ class BadClusterTest(absltest.TestCase):
 
   def check_paths(self, digests, expected):
     # pylint: disable-next=g-import-not-at-top
-    from tff_asr.execution import ray_pool
+    from tff_asr.execution import ray_runner
 
     # As if the driver were another machine.
     with mock.patch.object(
-        ray_pool, '_digest_all', lambda paths: digests
+        ray_runner, '_digest_all', lambda paths: digests
     ), self.assertRaisesRegex(ValueError, expected) as raised:
-      ray_cluster.build_sync_context(num_workers=1, required_paths=digests)
+      ray_cluster.build_sync_context(ray_cluster.Settings(num_workers=1, required_paths=digests))
     self.assertNotIn('\n', str(raised.exception))
 
   def test_unreadable_path_is_named_with_its_node(self):
@@ -643,27 +650,33 @@ class BadClusterTest(absltest.TestCase):
         ValueError, "^This machine cannot read '/no/shards'"
     ):
       ray_cluster.build_sync_context(
-          num_workers=1, required_paths=['/no/shards']
+          ray_cluster.Settings(
+              num_workers=1, required_paths=['/no/shards']
+          )
       )
 
   def test_unknown_op_library_is_named(self):
     _context(1)
     with self.assertRaisesRegex(ValueError, "cannot import 'no_such_library'"):
       ray_cluster.build_sync_context(
-          num_workers=1, op_libraries=['no_such_library']
+          ray_cluster.Settings(
+              num_workers=1, op_libraries=['no_such_library']
+          )
       )
 
   def test_too_many_workers_are_refused(self):
     _context(1)
     with self.assertRaisesRegex(ValueError, 'num_workers is 99'):
-      ray_cluster.build_sync_context(num_workers=99)
+      ray_cluster.build_sync_context(ray_cluster.Settings(num_workers=99))
 
   def test_absent_cluster_is_named(self):
     lines = _run_program("""
         from tff_asr import launch
         from tff_asr.execution import ray_cluster
         launch.run(lambda argv: ray_cluster.build_sync_context(
-            address='127.0.0.1:1'))
+            ray_cluster.Settings(
+                address='127.0.0.1:1'
+            )))
     """)
     self.assertLen(lines, 1)
     self.assertRegex(lines[0], "no Ray cluster to join at '127.0.0.1:1'")

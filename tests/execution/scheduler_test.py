@@ -1,120 +1,195 @@
-"""Tests of tff_asr.execution.scheduler."""
+"""Tests of tff_asr.execution.scheduler and reduction."""
 
+import random
 import threading
 
 from absl.testing import absltest
+from absl.testing import parameterized
 
-from tests.execution import stopping
 from tff_asr.execution import reduction
-from tff_asr.execution import schedule
 from tff_asr.execution import scheduler
 
 
-def _build(num_blocks: int, *, num_workers: int = 1, merges: bool = True):
-  return scheduler.TaskBoard(
-      schedule.build_blocks(num_blocks, block_size=1),
+class BlocksTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ('cohort_order', 5, None, [(0, (0, 1)), (1, (2, 3)), (2, (4,))]),
+      # Longest first, ties in cohort order.
+      ('costs', 4, [1.0, 5.0, 1.0, 7.0], [(0, (3, 1)), (1, (0, 2))]),
+      ('empty', 0, None, []),
+  )
+  def test_blocks_of_two(self, num_clients, costs, expected):
+    blocks = scheduler.build_blocks(num_clients, block_size=2, costs=costs)
+    self.assertEqual(blocks, expected)
+
+  @parameterized.named_parameters(
+      ('num_clients', dict(num_clients=-1), 'num_clients'),
+      ('block_size', dict(block_size=0), 'block_size'),
+      ('too_few_costs', dict(costs=[1.0]), 'costs'),
+      ('nan', dict(costs=[1.0, float('nan')]), 'position 1'),
+      ('negative', dict(costs=[-1.0, 2.0]), 'position 0'),
+  )
+  def test_bad_argument_is_named(self, changes, message):
+    arguments = dict(num_clients=2, block_size=1, costs=None) | changes
+    with self.assertRaisesRegex(ValueError, message):
+      scheduler.build_blocks(arguments.pop('num_clients'), **arguments)
+
+
+def _fold(sums: list[str]) -> str:
+  """The total by the rule: neighbours up to eight from left to right."""
+  if len(sums) == 1:
+    return sums[0]
+  above = []
+  for start in range(0, len(sums), 8):
+    total, *others = sums[start : start + 8]
+    for other in others:
+      total = f'({total} {other})'
+    above.append(total)
+  return _fold(above)
+
+
+def _build(num_blocks, *, max_unmerged=10, merges=True):
+  return scheduler.Scheduler(
+      scheduler.build_blocks(num_blocks, block_size=1),
       merges=reduction.plan(num_blocks) if merges else (),
-      num_workers=num_workers,
+      max_unmerged=max_unmerged,
   )
 
 
-def _work(board: scheduler.TaskBoard, task) -> None:
-  """Puts a block's number, or the parts of a merge."""
+def _work(tasks, task) -> None:
+  """Puts a block's number, or the sum of two as text."""
   if isinstance(task, reduction.Merge):
-    board.put(task, board.get_parts(task))
+    left, right = tasks.get_parts(task)
+    tasks.put(task, f'({left} {right})')
   else:
-    board.put(task, task.number)
+    tasks.put(task, str(task.number))
 
 
-def _work_all(board: scheduler.TaskBoard) -> list[int]:
+def _work_all(tasks) -> list[int]:
   """Numbers of the tasks that were dealt, in order."""
   numbers = []
-  while (task := board.take()) is not None:
+  while (task := tasks.take()) is not None:
     numbers.append(task.number)
-    _work(board, task)
+    _work(tasks, task)
   return numbers
 
 
-class TaskBoardTest(absltest.TestCase):
+class SchedulerTest(parameterized.TestCase):
 
-  def test_merges_are_dealt_as_soon_as_their_parts_are_there(self):
-    board = _build(10)
-    # Sum 10 of blocks 0 to 7 comes before block 8.
-    self.assertEqual(_work_all(board), [*range(8), 10, 8, 9, 11, 12])
-    self.assertEqual(board.results(), [[list(range(8)), [8, 9]]])
+  def test_order_of_merging_by_hand(self):
+    tasks = _build(10)
+    # A merge is dealt as soon as its parts are there. Sums 10 to 16 are those
+    # of blocks 0 to 7, 17 that of 8 and 9, 18 the total.
+    self.assertEqual(
+        _work_all(tasks),
+        [0, 1, 10, 2, 11, 3, 12, 4, 13, 5, 14, 6, 15, 7, 16, 8, 9, 17, 18],
+    )
+    self.assertEqual(
+        tasks.results(), ['((((((((0 1) 2) 3) 4) 5) 6) 7) (8 9))']
+    )
+
+  @parameterized.product(
+      num_blocks=(1, 2, 7, 8, 9, 10, 63, 65, 130), num_workers=(1, 2, 5)
+  )
+  def test_total_does_not_depend_on_workers_order_or_losses(
+      self, num_blocks, num_workers
+  ):
+    draws = random.Random(num_blocks * 10 + num_workers)
+    tasks = _build(num_blocks, max_unmerged=2 * num_workers)
+
+    def work():
+      while (task := tasks.take()) is not None:
+        chance = draws.random()
+        if chance < 0.1:
+          tasks.give_back(task, counts=False)
+        elif chance < 0.2 and isinstance(task, reduction.Merge):
+          tasks.lose(draws.choice(task.parts))
+        else:
+          _work(tasks, task)
+
+    workers = [
+        threading.Thread(target=work, daemon=True) for _ in range(num_workers)
+    ]
+    for worker in workers:
+      worker.start()
+    for worker in workers:
+      worker.join(timeout=60)
+    self.assertTrue(tasks.is_over())
+    self.assertEqual(
+        tasks.results(), [_fold(list(map(str, range(num_blocks))))]
+    )
 
   def test_without_merges_every_block_is_an_output(self):
-    board = _build(3, merges=False)
-    self.assertEqual(_work_all(board), [0, 1, 2])
-    self.assertEqual(board.results(), [0, 1, 2])
-
-  def test_one_block_is_the_total(self):
-    board = _build(1)
-    self.assertEqual(_work_all(board), [0])
-    self.assertEqual(board.results(), [0])
+    tasks = _build(12, merges=False, max_unmerged=2)
+    self.assertEqual(_work_all(tasks), list(range(12)))
+    self.assertEqual(tasks.results(), list(map(str, range(12))))
 
   def test_unmerged_blocks_are_bounded(self):
-    board = _build(100, num_workers=2)
-    window = reduction.FAN_IN + 2 * 2
-    taken = [board.take() for _ in range(window)]
-    waiting = threading.Thread(target=board.take, daemon=True)
+    tasks = _build(100, max_unmerged=4)
+    taken = [tasks.take() for _ in range(4)]
+    waiting = threading.Thread(target=tasks.take, daemon=True)
     waiting.start()
     waiting.join(timeout=0.1)
     self.assertTrue(waiting.is_alive())
-    for task in taken[:8]:
-      _work(board, task)
+    for task in taken[:2]:
+      _work(tasks, task)
     waiting.join(timeout=10)  # It takes the merge.
     self.assertFalse(waiting.is_alive())
 
-  def test_task_of_a_lost_worker_is_dealt_next(self):
-    board = _build(10)
-    first = board.take()
-    board.take()
-    board.give_back(first)
-    self.assertEqual(board.take(), first)
+  def test_upcoming_blocks_are_those_that_take_returns_next(self):
+    tasks = _build(4)
+    self.assertEqual(tasks.take().number, 0)
+    self.assertEqual([b.number for b in tasks.upcoming(2)], [1, 2])
+    self.assertEqual([b.number for b in tasks.upcoming(9)], [1, 2, 3])
+    self.assertEqual(tasks.take().number, 1)
 
   def test_task_that_loses_every_worker_ends_the_round(self):
-    board = _build(2)
+    tasks = _build(2)
+    first = tasks.take()
+    for _ in range(9):  # Workers that were lost before.
+      tasks.give_back(first, counts=False)
+      self.assertEqual(tasks.take(), first)
     for _ in range(2):
-      board.give_back(board.take())
+      tasks.give_back(first)
+      self.assertEqual(tasks.take(), first)
     with self.assertRaisesRegex(
         scheduler.WorkerLostError, r'positions \(0,\) lost its worker 3 times'
     ):
-      board.give_back(board.take())
+      tasks.give_back(first)
 
-  def test_a_worker_that_was_lost_before_says_nothing_of_the_task(self):
-    board = _build(2)
-    for _ in range(9):
-      board.give_back(board.take(), counts=False)
-    self.assertEqual(board.take().number, 0)
-
-  def test_lost_sum_is_made_again_with_all_that_it_was_made_of(self):
-    board = _build(10)
+  def test_what_is_lost_is_made_again_with_all_that_it_was_made_of(self):
+    tasks = _build(10)
     numbers = []
-    while (task := board.take()).number != 12:
+    while (task := tasks.take()).number != 18:
       numbers.append(task.number)
-      _work(board, task)
-    board.lose(10)
-    self.assertEqual(_work_all(board), [*range(8), 10, 12])
-    self.assertEqual(board.results(), [[list(range(8)), [8, 9]]])
-
-  def test_lost_block_is_made_again_alone(self):
-    board = _build(3)
-    for _ in range(3):
-      _work(board, board.take())
-    self.assertEqual(board.take().number, 3)
-    board.lose(1)
-    self.assertEqual(_work_all(board), [1, 3])
-    self.assertEqual(board.results(), [[0, 1, 2]])
+      _work(tasks, task)
+    tasks.lose(17)
+    self.assertEqual(_work_all(tasks), [8, 9, 17, 18])
 
   def test_stop_wakes_workers_and_whoever_waits_for_results(self):
-    board = _build(1)
-    board.take()
-    stopped = stopping.stopped_calls(
-        board, (board.take, board.results)
-    )
+    tasks = _build(1)
+    tasks.take()
+    stopped = []
+
+    def wait(call):
+      try:
+        call()
+      except scheduler.Stopped:
+        stopped.append(call)
+
+    threads = [
+        threading.Thread(target=wait, args=(call,))
+        for call in (tasks.take, tasks.results)
+    ]
+    for thread in threads:
+      thread.start()
+    tasks.stop()
+    for thread in threads:
+      thread.join(timeout=10)
     self.assertLen(stopped, 2)
-    self.assertTrue(board.is_over())
+    self.assertTrue(tasks.is_over())
+    with self.assertRaises(scheduler.Stopped):
+      tasks.check_running()
 
 
 if __name__ == '__main__':

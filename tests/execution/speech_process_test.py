@@ -16,10 +16,10 @@ import tensorflow_federated as tff
 
 from tests import logical_devices
 from tests.execution import speech_process
+from tff_asr.execution import client_loop
 from tff_asr.execution import multi_device
 from tff_asr.execution import ray_cluster
 from tff_asr.execution import native
-from tff_asr.execution import workers
 # Private to TensorFlow, which has no public way to see where ops were placed.
 from tensorflow.python.eager import context as eager_context
 
@@ -44,7 +44,9 @@ def _process():
 def _context(num_devices: int):
   """A context on the first devices: to trace a process takes seconds."""
   return multi_device.build_sync_context(
-      devices=logical_devices.CPUS[:num_devices]
+      multi_device.Settings(
+          devices=logical_devices.CPUS[:num_devices]
+      )
   )
 
 
@@ -157,7 +159,7 @@ class SpeechProcessTest(parameterized.TestCase):
       'Ray is not installed: pip install --no-deps -r requirements-ray.txt',
   )
   def test_two_ray_workers_give_the_same_state_and_noise_it_once(self):
-    context = ray_cluster.build_sync_context(num_workers=2)
+    context = ray_cluster.build_sync_context(ray_cluster.Settings(num_workers=2))
     self.addCleanup(ray_cluster.stop)
     for noise_multiplier in (0.0, _NOISE_MULTIPLIER):
       states = _run(context, noise_multiplier=noise_multiplier)
@@ -265,20 +267,22 @@ class PlacementTest(parameterized.TestCase):
     self.assertGreater(longest, shortest / 2)
 
   def test_ops_updates_and_state_are_on_the_devices_of_the_context(self):
-    run_client = workers.DeviceCohort.run_client
+    run_block = client_loop.run_block
     devices = {}
 
-    def record(cohort, worker, block, index, accumulator):
-      outputs = run_client(cohort, worker, block, index, accumulator)
-      devices.setdefault(worker.device, set()).update(
+    def record(positions, *, device, **arguments):
+      outputs = run_block(positions, device=device, **arguments)
+      devices.setdefault(device, set()).update(
           '/' + output.device.rpartition('/')[-1] for output in outputs
       )
       return outputs
 
     context = multi_device.build_sync_context(
-        devices=logical_devices.CPUS[2:]
+        multi_device.Settings(
+            devices=logical_devices.CPUS[2:]
+        )
     )
-    with mock.patch.object(workers.DeviceCohort, 'run_client', record):
+    with mock.patch.object(client_loop, 'run_block', record):
       with _collected_ops() as ops:
         (state,) = _run(
             context, noise_multiplier=0.0, cohorts=[_data().client_ids]

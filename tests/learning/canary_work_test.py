@@ -64,7 +64,9 @@ class CanaryWorkTest(absltest.TestCase):
   def test_canaries_send_their_update_and_train_on_nothing(self):
     self.enterContext(
         tff.framework.get_context_stack().install(
-            multi_device.build_sync_context(devices=['CPU:0'])
+            multi_device.build_sync_context(
+                multi_device.Settings(devices=['CPU:0'])
+            )
         )
     )
     work = canary_work.build(_counting_work(), canaries=_CANARIES)

@@ -645,7 +645,9 @@ class FaultsTest(_RunTestCase):
   def test_a_client_that_cannot_be_read_is_left_out_counted_and_unnamed(self):
     everyone = dict(
         build_cohorts=cohorts.everyone,
-        context=multi_device.build_async_context(max_failed_share=0.25),
+        context=multi_device.build_async_context(
+            multi_device.Settings(max_failed_share=0.25)
+        ),
         max_failed_share=0.25,
     )
     with self.damaged_client(), self.assertLogs('absl', 'WARNING') as logs:

@@ -7,7 +7,7 @@ at the dataset, it is two:
     read: D -> V                 client value to datasets
     work: <A, D, C, V> -> A      what remains
 
-so that one client's data can be read while another trains (`read_ahead`).
+so that one client's data can be read while another trains (`prefetch`).
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,6 @@ import re
 import tensorflow as tf
 
 from tff_asr.execution import graph
-from tff_asr.execution import graph_nodes
 
 _DATASET_OP = re.compile(r'Dataset(V\d+)?$')
 _VARYING_OP = re.compile(r'^(?!Stateless).*(Shuffle|Random|Multinomial)')
@@ -56,16 +55,16 @@ def split(
         pass over it would differ from the first, and out of memory it does not.
   """
   graph_def = tf.compat.v1.GraphDef.FromString(work.graph_def)
-  if graph_nodes.has_variables(graph_def):
+  if graph.has_variables(graph_def):
     return work, None
   nodes = {node.name: node for node in graph_def.node}
-  reached = graph_nodes.find_needed(
+  reached = graph.find_needed(
       graph_def, work.outputs, is_leaf=_is_dataset
   )
-  others = {graph_nodes.node_name(name) for name in work.inputs}
-  others.difference_update(map(graph_nodes.node_name, client_inputs))
+  others = {graph.node_name(name) for name in work.inputs}
+  others.difference_update(map(graph.node_name, client_inputs))
   if work.session_token:
-    others.add(graph_nodes.node_name(work.session_token))
+    others.add(graph.node_name(work.session_token))
   names = sorted(
       name
       for name in reached
@@ -97,8 +96,8 @@ def _is_separable(
     graph_def: tf.compat.v1.GraphDef, name: str, others: set[str]
 ) -> bool:
   """Whether a dataset needs none of the others, and varies in no pass."""
-  needed = graph_nodes.find_needed(graph_def, [name])
-  ops = graph_nodes.find_ops(graph_def, needed)
+  needed = graph.find_needed(graph_def, [name])
+  ops = graph.find_ops(graph_def, needed)
   return needed.isdisjoint(others) and not any(map(_VARYING_OP.search, ops))
 
 

@@ -25,15 +25,15 @@ server and one client argument, a state that passes through), so any number of
 placed arguments and server-placed results will do.
 """
 
+from collections.abc import Callable, Iterator
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr.execution import client_datasets
 from tff_asr.execution import graph
-from tff_asr.execution import placements
 from tff_asr.execution import values
 
 
@@ -42,62 +42,56 @@ class UncompilableError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Compiled:
-  """A computation as programs; the base of the three kinds below.
-
-  Attributes:
-    type_signature: the type of the computation, with its Python containers.
-    result: the layout of the result.
-  """
-
-  type_signature: tff.FunctionType
-  result: values.Layout
-
-
-@dataclasses.dataclass(frozen=True)
-class Local(Compiled):
+class Local:
   """A computation without clients: one program from arguments to result.
 
   Attributes:
     argument: the layout of the argument.
+    result: the layout of the result.
     run: `argument -> result`.
   """
 
   argument: values.Layout
+  result: values.Layout
   run: graph.Program
 
 
+class ClientPrograms(NamedTuple):
+  """What runs at clients; pickles, without the types of the computation.
+
+  Attributes:
+    read: `D -> V`, or None where the work makes no datasets.
+    work: `<A, D, C, V> -> A`, or `<D, C, V> -> R` where nothing is summed.
+    zero: `-> A`, or None where nothing is summed.
+    merge: `<A, A> -> A`, or None where nothing is summed.
+  """
+
+  read: client_datasets.Read | None
+  work: graph.Program
+  zero: graph.Program | None = None
+  merge: graph.Program | None = None
+
+
 @dataclasses.dataclass(frozen=True)
-class ClientMap(Compiled):
-  """A computation with one result a client and no aggregation.
+class Round:
+  """A computation over clients; see the module docstring.
 
   Attributes:
     arguments: where server and client values are in the argument.
+    result: the layout of the result; without aggregation, of one client's.
     prepare: `S -> C`.
-    read: `D -> V`, or None where the work makes no datasets.
-    work: `<D, C, V> -> R`, with R the member of the result.
+    clients: what runs at clients.
+    finish: `<S, A> -> X`, or None where each client's result is returned.
   """
 
-  arguments: placements.PlacedArguments
+  arguments: 'PlacedArguments'
+  result: values.Layout
   prepare: graph.Program
-  read: client_datasets.Read | None
-  work: graph.Program
+  clients: ClientPrograms
+  finish: graph.Program | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Round(Compiled):
-  """A computation that aggregates over clients; see the module docstring."""
-
-  arguments: placements.PlacedArguments
-  prepare: graph.Program
-  read: client_datasets.Read | None
-  zero: graph.Program
-  work: graph.Program
-  merge: graph.Program
-  finish: graph.Program
-
-
-def compile_computation(comp: tff.Computation) -> Compiled:
+def compile_computation(comp: tff.Computation) -> Local | Round:
   """Returns `comp` as TensorFlow programs.
 
   Args:
@@ -107,10 +101,10 @@ def compile_computation(comp: tff.Computation) -> Compiled:
         one round of broadcast followed by aggregation;
       - the same without aggregation and with one client-placed result;
       - a federated computation with server-placed values only;
-      - a computation without placements.
+      - a computation without 
 
   Returns:
-    A `Round`, `ClientMap` or `Local`. The programs pickle.
+    A `Round`, or a `Local` where there are no clients. The programs pickle.
 
   Raises:
     UncompilableError: `comp` is none of these.
@@ -136,18 +130,18 @@ _CONFIG = tf.compat.v1.ConfigProto()
 _CONFIG.graph_options.rewrite_options.disable_meta_optimizer = True
 
 
-def _compile(comp: tff.Computation) -> Compiled:
+def _compile(comp: tff.Computation) -> Local | Round:
   signature = comp.type_signature
   if not tff.types.contains(
       signature, lambda part: isinstance(part, tff.FederatedType)
   ):
     return _compile_unplaced(comp)
-  arguments = placements.PlacedArguments(signature.parameter)
-  found = {leaf.placement for leaf in placements.get_types(signature.result)}
-  if found == {tff.CLIENTS}:
-    return _compile_client_map(comp, arguments)
+  arguments = PlacedArguments(signature.parameter)
+  found = {leaf.placement for leaf in _get_placed_types(signature.result)}
   if found == {tff.CLIENTS, tff.SERVER}:
     raise ValueError('the results are placed at both server and clients')
+  if found == {tff.CLIENTS}:
+    return _compile_client_map(comp, arguments)
   if not len(arguments.client_type):
     return _compile_server_only(comp, arguments)
   return _compile_round(comp, arguments)
@@ -155,23 +149,16 @@ def _compile(comp: tff.Computation) -> Compiled:
 
 def _compile_unplaced(comp: tff.Computation) -> Local:
   block = comp.to_building_block()
-  if not isinstance(block, tff.framework.CompiledComputation):
-    block, _ = tff.tensorflow.replace_intrinsics_with_bodies(block)
-    block = tff.framework.to_call_dominant(block)
-    block = tff.backends.mapreduce.parse_tff_to_tf(block, _CONFIG)
-    comp_graph = _graph_of_block(block)
-  else:
-    comp_graph = graph.from_computation(comp)
-  return Local(
-      type_signature=comp.type_signature,
-      result=values.Layout(comp.type_signature.result),
-      argument=values.Layout(comp.type_signature.parameter),
-      run=graph.single(comp_graph),
-  )
+  if isinstance(block, tff.framework.CompiledComputation):
+    return _local(comp, graph.from_computation(comp))
+  block, _ = tff.tensorflow.replace_intrinsics_with_bodies(block)
+  block = tff.framework.to_call_dominant(block)
+  block = tff.backends.mapreduce.parse_tff_to_tf(block, _CONFIG)
+  return _local(comp, _graph_of_block(block))
 
 
 def _compile_server_only(
-    comp: tff.Computation, arguments: placements.PlacedArguments
+    comp: tff.Computation, arguments: 'PlacedArguments'
 ) -> Local:
   """One program for a computation with server-placed values only."""
   if comp.type_signature.parameter is None:
@@ -184,26 +171,27 @@ def _compile_server_only(
   block = tff.backends.mapreduce.consolidate_and_extract_local_processing(
       wrapped.to_building_block(), _CONFIG
   )
+  return _local(comp, _graph_of_block(block))
+
+
+def _local(comp: tff.Computation, comp_graph: graph.Graph) -> Local:
   return Local(
-      type_signature=comp.type_signature,
-      result=values.Layout(comp.type_signature.result),
       argument=values.Layout(comp.type_signature.parameter),
-      run=graph.single(_graph_of_block(block)),
+      result=values.Layout(comp.type_signature.result),
+      run=graph.single(comp_graph),
   )
 
 
 def _compile_round(
-    comp: tff.Computation, arguments: placements.PlacedArguments
+    comp: tff.Computation, arguments: 'PlacedArguments'
 ) -> Round:
   """The programs of a computation that aggregates over clients."""
-
-  @tff.federated_computation(
-      tff.FederatedType(arguments.server_type, tff.SERVER),
-      tff.FederatedType(arguments.client_type, tff.CLIENTS),
+  wrapped = _wrap(
+      arguments,
+      lambda server, clients: (
+          server, _zip(comp(arguments.assemble(server, clients)))
+      ),
   )
-  def wrapped(server, clients):
-    return server, _zip(comp(arguments.assemble(server, clients)))
-
   form = tff.backends.mapreduce.get_map_reduce_form_for_computation(
       wrapped, _CONFIG
   )
@@ -221,69 +209,66 @@ def _compile_round(
   report = graph.from_computation(form.report)
   update = graph.from_computation(form.update)
   zero = graph.from_computation(form.zero)
-  num_accumulators = len(zero.outputs)
+  num_sums = len(zero.outputs)
   num_servers = len(values.Layout(arguments.server_type).specs)
   num_updates = len(values.Layout(update_type).specs)
+  # Each program's arguments, and then the outputs of its first stage.
+  num_given = num_sums + len(work.inputs)
+  num_at_end = num_servers + num_sums
   return Round(
-      type_signature=comp.type_signature,
-      result=values.Layout(comp.type_signature.result),
       arguments=arguments,
+      result=values.Layout(comp.type_signature.result),
       prepare=graph.single(graph.from_computation(form.prepare)),
-      read=read,
-      zero=graph.single(zero),
-      work=graph.Program(
-          stages=(
-              graph.Stage(work, tuple(
-                  graph.Argument(num_accumulators + index)
-                  for index in range(len(work.inputs))
-              )),
-              graph.Stage(accumulate, (
-                  *map(graph.Argument, range(num_accumulators)),
-                  *(graph.Output(0, index) for index in range(num_updates)),
-              )),
+      clients=ClientPrograms(
+          read=read,
+          work=graph.Program(
+              stages=(
+                  graph.Stage(work, range(num_sums, num_given)),
+                  graph.Stage(
+                      accumulate,
+                      (
+                          *range(num_sums),
+                          *range(num_given, num_given + num_updates),
+                      ),
+                  ),
+              ),
+              outputs=range(num_sums),
+              num_arguments=num_given,
           ),
-          outputs=tuple(range(num_accumulators)),
-          num_arguments=num_accumulators + len(work.inputs),
+          zero=graph.single(zero),
+          merge=graph.single(graph.from_computation(form.merge)),
       ),
-      merge=graph.single(graph.from_computation(form.merge)),
       finish=graph.Program(
           stages=(
-              graph.Stage(report, tuple(
-                  graph.Argument(num_servers + index)
-                  for index in range(num_accumulators)
-              )),
-              graph.Stage(update, (
-                  *map(graph.Argument, range(num_servers)),
-                  *(
-                      graph.Output(0, index)
-                      for index in range(len(report.outputs))
+              graph.Stage(report, range(num_servers, num_at_end)),
+              graph.Stage(
+                  update,
+                  (
+                      *range(num_servers),
+                      *range(num_at_end, num_at_end + len(report.outputs)),
                   ),
-              )),
+              ),
           ),
           # The first outputs of `update` are the state that passes through.
-          outputs=tuple(range(num_servers, len(update.outputs))),
-          num_arguments=num_servers + num_accumulators,
+          outputs=range(num_servers, len(update.outputs)),
+          num_arguments=num_at_end,
       ),
   )
 
 
 def _compile_client_map(
-    comp: tff.Computation, arguments: placements.PlacedArguments
-) -> ClientMap:
+    comp: tff.Computation, arguments: 'PlacedArguments'
+) -> Round:
   """The programs of a computation that returns one value a client."""
   result = comp.type_signature.result
   if not isinstance(result, tff.FederatedType) or result.all_equal:
     raise ValueError(f'the client-placed result is {result}')
   if not len(arguments.client_type):
     raise ValueError('there is no client argument to count the clients by')
-
-  @tff.federated_computation(
-      tff.FederatedType(arguments.server_type, tff.SERVER),
-      tff.FederatedType(arguments.client_type, tff.CLIENTS),
+  wrapped = _wrap(
+      arguments,
+      lambda server, clients: comp(arguments.assemble(server, clients)),
   )
-  def wrapped(server, clients):
-    return comp(arguments.assemble(server, clients))
-
   form = tff.backends.mapreduce.get_broadcast_form_for_computation(
       wrapped, _CONFIG
   )
@@ -295,30 +280,40 @@ def _compile_client_map(
   work, read = client_datasets.split(
       work, client_inputs=work.inputs[num_broadcast:]
   )
-  num_datasets = len(work.inputs) - num_broadcast - num_clients
-  return ClientMap(
-      type_signature=comp.type_signature,
-      result=values.Layout(result.member),
+  num_inputs = len(work.inputs)
+  num_placed = num_clients + num_broadcast
+  return Round(
       arguments=arguments,
+      result=values.Layout(result.member),
       prepare=graph.single(prepare),
-      read=read,
-      work=graph.Program(
-          stages=(
-              graph.Stage(work, (
-                  *(
-                      graph.Argument(num_clients + index)
-                      for index in range(num_broadcast)
+      clients=ClientPrograms(
+          read=read,
+          work=graph.Program(
+              stages=(
+                  graph.Stage(
+                      work,
+                      (
+                          *range(num_clients, num_placed),
+                          *range(num_clients),
+                          *range(num_placed, num_inputs),
+                      ),
                   ),
-                  *map(graph.Argument, range(num_clients)),
-                  *(
-                      graph.Argument(num_clients + num_broadcast + index)
-                      for index in range(num_datasets)
-                  ),
-              )),
+              ),
+              outputs=range(len(work.outputs)),
+              num_arguments=num_inputs,
           ),
-          outputs=tuple(range(len(work.outputs))),
-          num_arguments=len(work.inputs),
       ),
+  )
+
+
+def _wrap(
+    arguments: 'PlacedArguments', body: Callable[[Any, Any], Any]
+) -> tff.Computation:
+  """A computation of one server and one client argument."""
+  return tff.federated_computation(
+      body,
+      tff.FederatedType(arguments.server_type, tff.SERVER),
+      tff.FederatedType(arguments.client_type, tff.CLIENTS),
   )
 
 
@@ -342,3 +337,118 @@ def _zip(result: Any) -> Any:
 
 def _shorten(text: str) -> str:
   return text if len(text) <= 200 else text[:200] + '...'
+
+
+class PlacedArguments:
+  """Splits an argument into its server-placed and its client-placed values.
+
+  Attributes:
+    server_type: a struct of the members of all server-placed arguments.
+    client_type: a struct of the members of all client-placed arguments; an
+      empty struct if there is none.
+    client: the layout of one client's values.
+  """
+
+  def __init__(self, type_spec: tff.Type | None):
+    """Reads the placements of the parameter type `type_spec`.
+
+    Raises:
+      ValueError: an argument without placement, or an all-equal client value.
+    """
+    self._type = type_spec
+    leaves = _get_placed_types(type_spec)
+    for leaf in leaves:
+      if leaf.placement is tff.CLIENTS and leaf.all_equal:
+        raise ValueError(f'found the all-equal client argument {leaf}')
+    self.server_type, self.client_type = (
+        tff.StructType(
+            [leaf.member for leaf in leaves if leaf.placement is placement]
+        )
+        for placement in (tff.SERVER, tff.CLIENTS)
+    )
+    self._server = values.Layout(self.server_type)
+    self.client = values.Layout(self.client_type)
+
+  def split(self, argument: Any) -> tuple[list[tf.Tensor], list[tuple]]:
+    """Returns the server tensors, and a tuple of values for each client.
+
+    Args:
+      argument: as the computation was called with.
+
+    Raises:
+      TypeError: the argument does not fit the type.
+      ValueError: client arguments of different lengths.
+    """
+    servers, clients = [], []
+    _split(argument, self._type, servers, clients, 'argument')
+    lengths = {len(members) for members in clients}
+    if len(lengths) > 1:
+      raise ValueError(
+          'All client arguments must be lists of one length, found lengths '
+          f'{[len(members) for members in clients]}.'
+      )
+    return self._server.flatten(servers, name='server argument'), list(
+        zip(*clients)
+    )
+
+  def assemble(self, server: Any, clients: Any) -> Any:
+    """The original parameter out of the two structs, while tracing."""
+    return _assemble(
+        self._type,
+        (server[index] for index in range(len(self.server_type))),
+        (clients[index] for index in range(len(self.client_type))),
+    )
+
+
+def _get_placed_types(type_spec: tff.Type | None) -> list[tff.FederatedType]:
+  """Returns the federated types of a structure of them, in order.
+
+  Raises:
+    ValueError: a part of `type_spec` has no placement.
+  """
+  if type_spec is None:
+    return []
+  if isinstance(type_spec, tff.FederatedType):
+    return [type_spec]
+  if isinstance(type_spec, tff.StructType):
+    return [
+        leaf
+        for _, field in tff.structure.iter_elements(type_spec)
+        for leaf in _get_placed_types(field)
+    ]
+  raise ValueError(f'found {type_spec} without a placement')
+
+
+def _split(
+    value: Any, type_spec: tff.Type, servers: list, clients: list, name: str
+) -> None:
+  """Appends the placed values under `value` to `servers` and `clients`."""
+  if isinstance(type_spec, tff.StructType):
+    names = [field for field, _ in tff.structure.iter_elements(type_spec)]
+    fields = values.get_fields(value, names, name=name)
+    for index, (field, (label, part)) in enumerate(
+        zip(fields, tff.structure.iter_elements(type_spec))
+    ):
+      suffix = f'.{label}' if label else f'[{index}]'
+      _split(field, part, servers, clients, name + suffix)
+  elif type_spec.placement is tff.SERVER:
+    servers.append(value)
+  elif isinstance(value, (list, tuple)):
+    clients.append(value)
+  else:
+    raise TypeError(
+        f'{name} must be a list with one value a client, found '
+        f'{type(value).__name__}.'
+    )
+
+
+def _assemble(
+    type_spec: tff.Type, servers: Iterator[Any], clients: Iterator[Any]
+) -> Any:
+  """The next placed values in the structure of the parameter."""
+  if isinstance(type_spec, tff.StructType):
+    return tff.structure.Struct([
+        (name, _assemble(field, servers, clients))
+        for name, field in tff.structure.iter_elements(type_spec)
+    ])
+  return next(servers if type_spec.placement is tff.SERVER else clients)

@@ -17,7 +17,7 @@ What importing has to get right:
 - Only what the outputs need is imported, as in a session run.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import dataclasses
 import itertools
@@ -30,10 +30,11 @@ import tensorflow_federated as tff
 from tensorflow.core.protobuf import rewriter_config_pb2
 from tensorflow.python.eager import context as eager_context
 
-from tff_asr.execution import graph_nodes
 from tff_asr.execution import values
 
 _load_counter = itertools.count()
+
+_VARIABLE_OPS = frozenset(['VarHandleOp', 'VariableV2', 'Variable'])
 
 # Handles with this name are private to their kernel (TensorFlow's own mark).
 _ANONYMOUS = 'cd2c89b7-88b7-44c8-ad83-06c2a9158347'
@@ -85,26 +86,17 @@ def from_computation(comp: tff.Computation) -> Graph:
 
 
 @dataclasses.dataclass(frozen=True)
-class Argument:
-  """The program's argument of this index, as an input of a stage."""
-
-  index: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Output:
-  """Output `index` of the earlier stage `stage`, as an input of a later one."""
-
-  stage: int
-  index: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Stage:
-  """A graph of a program, and where each of its inputs comes from."""
+  """A graph of a program, and where its inputs come from.
+
+  Attributes:
+    graph: the graph.
+    sources: for each input an index into the program's arguments followed by
+      the outputs of all earlier stages.
+  """
 
   graph: Graph
-  sources: tuple[Argument | Output, ...]
+  sources: Sequence[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +110,7 @@ class Program:
   """
 
   stages: tuple[Stage, ...]
-  outputs: tuple[int, ...]
+  outputs: Sequence[int]
   num_arguments: int
 
   def load(self) -> 'Function':
@@ -128,10 +120,11 @@ class Program:
 
 def single(graph: Graph) -> Program:
   """Returns the program that runs one graph as it is."""
+  num_inputs = len(graph.inputs)
   return Program(
-      stages=(Stage(graph, tuple(map(Argument, range(len(graph.inputs))))),),
-      outputs=tuple(range(len(graph.outputs))),
-      num_arguments=len(graph.inputs),
+      stages=(Stage(graph, range(num_inputs)),),
+      outputs=range(len(graph.outputs)),
+      num_arguments=num_inputs,
   )
 
 
@@ -146,17 +139,20 @@ class Function:
   def __init__(self, program: Program):
     """Imports `program`; `Program.load` is the way to call this."""
     prefix = f'load{next(_load_counter)}_'
-    stages = [
-        _prepare_stage(stage.graph, f'{prefix}{number}_')
+    graph_defs = [
+        _parse_renamed(stage.graph, f'{prefix}{number}_')
         for number, stage in enumerate(program.stages)
     ]
-    self.has_variables = any(stage.has_variables for stage in stages)
+    self.has_variables = any(map(has_variables, graph_defs))
     self._function = tf.compat.v1.wrap_function(
-        _build_body(program, stages), signature=_argument_specs(program)
+        _build_body(program, graph_defs), signature=_argument_specs(program)
     )
     self._initializers = [
-        tf.compat.v1.wrap_function(_build_initializer(stage), signature=[])
-        for stage in stages
+        tf.compat.v1.wrap_function(
+            _build_initializer(graph_def, stage.graph.initialize_op),
+            signature=[],
+        )
+        for stage, graph_def in zip(program.stages, graph_defs)
         if stage.graph.initialize_op
     ]
     self._initialized_devices = set()
@@ -205,16 +201,7 @@ def _optimized_for_threads() -> Iterator[None]:
     context.function_call_options = options
 
 
-@dataclasses.dataclass(frozen=True)
-class _ImportableStage:
-  """A stage's graph, parsed and renamed."""
-
-  graph: Graph
-  graph_def: tf.compat.v1.GraphDef
-  has_variables: bool
-
-
-def _prepare_stage(graph: Graph, prefix: str) -> _ImportableStage:
+def _parse_renamed(graph: Graph, prefix: str) -> tf.compat.v1.GraphDef:
   """Parses a graph and gives its functions and resources unique names."""
   graph_def = tf.compat.v1.GraphDef.FromString(graph.graph_def)
   functions = {
@@ -228,7 +215,7 @@ def _prepare_stage(graph: Graph, prefix: str) -> _ImportableStage:
   for gradient in graph_def.library.gradient:
     gradient.function_name = functions[gradient.function_name]
     gradient.gradient_func = functions[gradient.gradient_func]
-  for nodes in graph_nodes.bodies(graph_def):
+  for nodes in bodies(graph_def):
     for node in nodes:
       node.op = functions.get(node.op, node.op)
       for key, attribute in node.attr.items():
@@ -238,9 +225,7 @@ def _prepare_stage(graph: Graph, prefix: str) -> _ImportableStage:
             attribute.s = (prefix + (name or node.name)).encode()
         else:
           _rename_attribute(attribute, functions)
-  return _ImportableStage(
-      graph, graph_def, graph_nodes.has_variables(graph_def)
-  )
+  return graph_def
 
 
 def _rename_attribute(
@@ -277,7 +262,7 @@ def _extract(
     graph_def: tf.compat.v1.GraphDef, targets: Sequence[str]
 ) -> tf.compat.v1.GraphDef:
   """The part of the graph that the target tensors or ops depend on."""
-  needed = graph_nodes.find_needed(graph_def, targets)
+  needed = find_needed(graph_def, targets)
   extracted = tf.compat.v1.GraphDef()
   extracted.versions.CopyFrom(graph_def.versions)
   extracted.library.CopyFrom(graph_def.library)
@@ -296,28 +281,24 @@ def _extract(
 
 
 def _build_body(
-    program: Program, stages: Sequence[_ImportableStage]
+    program: Program, graph_defs: Sequence[tf.compat.v1.GraphDef]
 ) -> Callable[..., list[tf.Tensor]]:
   """The Python body that imports the stages into one function."""
 
   def body(*arguments):
-    results = []
-    for number, (stage, importable) in enumerate(
-        zip(program.stages, stages)
-    ):
-      last = number == len(stages) - 1
-      indices = program.outputs if last else range(len(stage.graph.outputs))
-      names = [stage.graph.outputs[index] for index in indices]
-      graph_def = _extract(importable.graph_def, names)
+    tensors = list(arguments)
+    for number, stage in enumerate(program.stages):
+      names = stage.graph.outputs
+      if stage is program.stages[-1]:
+        names = [names[index] for index in program.outputs]
+      graph_def = _extract(graph_defs[number], names)
       present = {node.name for node in graph_def.node}
       input_map = {
-          name: arguments[source.index]
-          if isinstance(source, Argument)
-          else results[source.stage][source.index]
+          name: tensors[source]
           for name, source in zip(stage.graph.inputs, stage.sources)
-          if graph_nodes.node_name(name) in present
+          if node_name(name) in present
       }
-      if graph_nodes.node_name(stage.graph.session_token) in present:
+      if node_name(stage.graph.session_token) in present:
         input_map[stage.graph.session_token] = tf.constant('')
       outputs = tf.graph_util.import_graph_def(
           graph_def,
@@ -326,21 +307,21 @@ def _build_body(
           name=f'stage{number}',
       )
       # An output that is an input comes back as the unfed placeholder.
-      results.append([
-          input_map.get(name, output) for name, output in zip(names, outputs)
-      ])
-    return [tf.identity(output) for output in results[-1]]
+      outputs = list(map(input_map.get, names, outputs))
+      tensors += outputs
+    return list(map(tf.identity, outputs))
 
   return body
 
 
-def _build_initializer(stage: _ImportableStage) -> Callable[[], tf.Tensor]:
+def _build_initializer(
+    graph_def: tf.compat.v1.GraphDef, name: str
+) -> Callable[[], tf.Tensor]:
   """The Python body that runs the initialize op of a stage."""
 
   def body():
-    name = stage.graph.initialize_op
     (operation,) = tf.graph_util.import_graph_def(
-        _extract(stage.graph_def, [name]),
+        _extract(graph_def, [name]),
         return_elements=[name.split(':')[0]],
         name='',
     )
@@ -351,11 +332,11 @@ def _build_initializer(stage: _ImportableStage) -> Callable[[], tf.Tensor]:
 
 
 def _argument_specs(program: Program) -> list[tf.TensorSpec]:
-  specs = {}
-  for stage in program.stages:
-    for source, spec in zip(stage.sources, stage.graph.specs):
-      if isinstance(source, Argument):
-        specs[source.index] = tf.TensorSpec(spec.shape, spec.dtype)
+  specs = {
+      source: tf.TensorSpec(spec.shape, spec.dtype)
+      for stage in program.stages
+      for source, spec in zip(stage.sources, stage.graph.specs)
+  }
   return [specs[index] for index in range(program.num_arguments)]
 
 
@@ -373,3 +354,76 @@ def _binding_names(binding) -> list[str]:
         for name in _binding_names(element)
     ]
   return []
+
+
+def find_needed(
+    graph_def: tf.compat.v1.GraphDef,
+    targets: Sequence[str],
+    *,
+    is_leaf: Callable[[tf.compat.v1.NodeDef], bool] = lambda node: False,
+) -> set[str]:
+  """Names of the nodes that the target tensors or ops depend on.
+
+  Args:
+    graph_def: a graph.
+    targets: names of tensors or ops in it.
+    is_leaf: nodes whose own inputs do not count.
+  """
+  nodes = {node.name: node for node in graph_def.node}
+  needed = set()
+  pending = [node_name(target) for target in targets]
+  while pending:
+    name = pending.pop()
+    if name not in needed:
+      needed.add(name)
+      if not is_leaf(nodes[name]):
+        pending.extend(node_name(source) for source in nodes[name].input)
+  return needed
+
+
+def find_ops(
+    graph_def: tf.compat.v1.GraphDef, names: Iterable[str]
+) -> set[str]:
+  """Ops of these nodes and of all functions that they call or hand on."""
+  functions = {
+      function.signature.name: function
+      for function in graph_def.library.function
+  }
+  names = set(names)
+  pending = [node for node in graph_def.node if node.name in names]
+  seen, ops = set(), set()
+  while pending:
+    node = pending.pop()
+    ops.add(node.op)
+    called = {node.op, *_find_function_names(node)} & functions.keys() - seen
+    seen |= called
+    for name in called:
+      pending.extend(functions[name].node_def)
+  return ops
+
+
+def _find_function_names(node: tf.compat.v1.NodeDef) -> set[str]:
+  """Names of the functions that a node's attributes hold."""
+  names = set()
+  for attribute in node.attr.values():
+    names.add(attribute.func.name)
+    names.update(function.name for function in attribute.list.func)
+  return names
+
+
+def has_variables(graph_def: tf.compat.v1.GraphDef) -> bool:
+  """Whether a graph, or a function in it, has variables."""
+  return any(
+      node.op in _VARIABLE_OPS for nodes in bodies(graph_def) for node in nodes
+  )
+
+
+def bodies(graph_def: tf.compat.v1.GraphDef) -> list:
+  """The nodes of a graph and those of each function in it."""
+  functions = graph_def.library.function
+  return [graph_def.node, *(function.node_def for function in functions)]
+
+
+def node_name(name: str) -> str:
+  """The node of a tensor name or of an input such as '^node'."""
+  return name.removeprefix('^').split(':')[0]

@@ -7,12 +7,13 @@ A federated round runs as
       sum_b = work(client_n, ... work(client_1, zero(), broadcast))
     result = finish(server, the merged sums)
 
-(`compiler` for the functions, `schedule` for the blocks, `merging` for the order
-in which their sums are merged, on the server device). Each device holds one
-replica of the broadcast a round; each of its workers, one Python thread each,
-trains one client at a time and adds it to its block's sum on the device, while
-the data of the clients that come next are read into memory. The server device
-is the first one. Values never leave this process.
+(`compiler` for the functions, `scheduler` for the blocks, `client_loop` for one
+block, `reduction` for the order in which their sums are merged, on the server
+device). Each device holds one replica of the broadcast a round; each of its
+workers, one Python thread each, trains one client at a time and adds it to its
+block's sum on the device, while the data of the clients that come next are read
+into memory. The server device is the first one. Values never leave this
+process.
 
 Guarantees:
 - The result has the same bits for any number of devices of one kind and of
@@ -22,6 +23,7 @@ Guarantees:
 - An empty cohort gives the server step on `zero`.
 - A client that fails is left out, as long as few do (`max_failed_share`); one
   too many ends the round with one `ClientError` that tells its position.
+- A client that hangs ends the round with a `HungError`, where there is a limit.
 - No process is started, and no thread outlives a call that returns.
 
 Results have the containers that the type signature declares, with eager
@@ -29,183 +31,200 @@ tensors for rank one and more, and NumPy values for scalars and strings
 (`values`). Variables of a computation are initialized before each call.
 """
 
-from collections.abc import Callable, Sequence
-import contextlib
+from collections.abc import Sequence
+import dataclasses
 import functools
+import threading
 from typing import Any
 
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr import checks
-from tff_asr.execution import contexts
-from tff_asr.execution import worker_threads
-from tff_asr.execution import devices as devices_lib
+from tff_asr.execution import client_loop
 from tff_asr.execution import compiler
-from tff_asr.execution import loading
-from tff_asr.execution import runner
-from tff_asr.execution import schedule
-from tff_asr.execution import workers
+from tff_asr.execution import context
+from tff_asr.execution import devices as devices_lib
+from tff_asr.execution import prefetch
+from tff_asr.execution import reduction
+from tff_asr.execution import round_execution
+from tff_asr.execution import scheduler
 
-ClientError = worker_threads.ClientError
+ClientError = round_execution.ClientError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(context.Settings):
+  """Settings of a context; those of `context.Settings`, and where to run.
+
+  Attributes:
+    devices: logical devices such as 'GPU:0' or 'CPU:1', the first of which
+      runs the server's part. None is all GPUs, else 'CPU:0'.
+    clients_per_device: how many clients train at once on each device.
+
+  Raises:
+    ValueError: a setting out of range.
+  """
+
+  devices: Sequence[str] | None = None
+  clients_per_device: int = 1
+
+  def __post_init__(self):
+    super().__post_init__()
+    checks.positive_int(clients_per_device=self.clients_per_device)
 
 
 def build_sync_context(
-    *,
-    devices: Sequence[str] | None = None,
-    clients_per_device: int = 1,
-    block_size: int = 1,
-    client_cost: Callable[[Any], float] | None = None,
-    max_failed_share: float = 0.0,
-    client_timeout_sec: float | None = None,
-) -> tff.framework.SyncContext:
+    settings: Settings = Settings(),
+) -> context.SyncContext:
   """Builds a context in which calling a computation returns its result.
 
   It may be used inside a running event loop, which waits meanwhile.
 
-  Args:
-    devices: logical devices such as 'GPU:0' or 'CPU:1', the first of which
-      runs the server's part. None is all GPUs, else 'CPU:0'.
-    clients_per_device: how many clients train at once on each device.
-    block_size: clients a block. One balances best; more saves a merge on the
-      server device, and its transfer, for all but one client of a block.
-    client_cost: a client's argument (a tuple of them if there are several) to
-      its expected cost, such as seconds of audio; clients of high cost start
-      first. It decides the order of summation, so it must not vary for a run
-      to repeat. None keeps the order of the cohort.
-    max_failed_share: share of a round's clients, in [0, 1], that may fail; they
-      are left out of the sum.
-    client_timeout_sec: how long a client's work may take before the round ends
-      with a `worker_threads.HungError`; the first one also compiles. None: forever.
-
-  Returns:
-    The context, with the attributes `last_timeline`: the `ClientInterval`s of
-    the round that finished last, by start; and `last_failures`: what the
-    clients that it left out failed of, by position in the cohort.
-
   Raises:
-    ValueError: an argument out of range, or a device this machine has not.
+    ValueError: a device that this machine has not.
   """
-  return contexts.SyncRunnerContext(_Runner(
-      devices=devices,
-      clients_per_device=clients_per_device,
-      block_size=block_size,
-      client_cost=client_cost,
-      max_failed_share=max_failed_share,
-      client_timeout_sec=client_timeout_sec,
-  ))
+  return context.SyncContext(_Runner(settings))
 
 
 def build_async_context(
-    *,
-    devices: Sequence[str] | None = None,
-    clients_per_device: int = 1,
-    block_size: int = 1,
-    client_cost: Callable[[Any], float] | None = None,
-    max_failed_share: float = 0.0,
-    client_timeout_sec: float | None = None,
-) -> tff.framework.AsyncContext:
+    settings: Settings = Settings(),
+) -> context.AsyncContext:
   """Builds a context in which calling a computation returns an awaitable.
 
-  The event loop stays free while a round runs. Cancelling the awaitable ends
-  the round after the clients in work. `tff.program.NativeFederatedContext`
-  takes this context. Arguments and attributes: see `build_sync_context`.
+  `tff.program.NativeFederatedContext` takes it; see `build_sync_context`.
   """
-  return contexts.AsyncRunnerContext(_Runner(
-      devices=devices,
-      clients_per_device=clients_per_device,
-      block_size=block_size,
-      client_cost=client_cost,
-      max_failed_share=max_failed_share,
-      client_timeout_sec=client_timeout_sec,
-  ))
+  return context.AsyncContext(_Runner(settings))
 
 
-def set_default_context(
-    *,
-    devices: Sequence[str] | None = None,
-    clients_per_device: int = 1,
-    block_size: int = 1,
-    client_cost: Callable[[Any], float] | None = None,
-    max_failed_share: float = 0.0,
-    client_timeout_sec: float | None = None,
-) -> tff.framework.SyncContext:
+def set_default_context(settings: Settings = Settings()) -> context.SyncContext:
   """Makes a new synchronous context the default of this thread; returns it.
 
   For notebooks: afterwards `process.next(state, clients)` runs on all devices.
-  Arguments: see `build_sync_context`.
   """
-  context = build_sync_context(
-      devices=devices,
-      clients_per_device=clients_per_device,
-      block_size=block_size,
-      client_cost=client_cost,
-      max_failed_share=max_failed_share,
-      client_timeout_sec=client_timeout_sec,
-  )
-  tff.framework.set_default_context(context)
-  return context
+  built = build_sync_context(settings)
+  tff.framework.set_default_context(built)
+  return built
 
 
-class _Runner(runner.Runner):
+class _Runner(context.Runner):
   """Runs clients in threads on the devices of this machine."""
 
-  def __init__(
-      self,
-      *,
-      devices: Sequence[str] | None,
-      clients_per_device: int,
-      block_size: int,
-      client_cost: Callable[[Any], float] | None,
-      max_failed_share: float,
-      client_timeout_sec: float | None,
-  ):
-    checks.positive_int(clients_per_device=clients_per_device)
-    self._devices = devices_lib.find(devices)
-    self._clients_per_device = clients_per_device
+  def __init__(self, settings: Settings):
+    self._devices = devices_lib.find(settings.devices)
+    # Of each worker; the first ones are on different devices.
+    self._places = self._devices * settings.clients_per_device
     super().__init__(
+        settings,
         server_device=self._devices[0],
-        block_size=block_size,
-        client_cost=client_cost,
-        max_failed_share=max_failed_share,
-        client_timeout_sec=client_timeout_sec,
+        # Two blocks a worker: one in work, one waiting to be merged.
+        max_unmerged=2 * len(self._places),
     )
 
   def load_clients(
-      self, compiled: compiler.Round | compiler.ClientMap
-  ) -> loading.ClientFunctions:
-    return loading.ClientFunctions(loading.get_client_programs(compiled))
+      self, programs: compiler.ClientPrograms
+  ) -> client_loop.ClientFunctions:
+    return client_loop.ClientFunctions(programs)
 
   def run_clients(
-      self, job: runner.Job
-  ) -> tuple[list[Any], worker_threads.RoundExecution]:
-    num_workers = len(self._devices) * self._clients_per_device
-    cohort = workers.DeviceCohort(
-        job,
-        devices=self._devices,
-        num_workers=num_workers,
-        # Two blocks a worker: one in work, one waiting to be merged.
-        board=schedule.Board(job.blocks, window=2 * num_workers),
+      self, execution: round_execution.RoundExecution
+  ) -> list[Any]:
+    replicas = {
+        device: _Replica(device, execution.broadcast)
+        for device in self._devices
+    }
+    # The execution does not own the reader: in such a cycle all tensors of the
+    # round would wait for Python's collector.
+    reader = execution.functions.build_reader(
+        execution.get_client, num_threads=len(self._places)
     )
-    if isinstance(job.loaded.compiled, compiler.Round):
-      train = functools.partial(workers.sum_block, cohort)
-      consume = functools.partial(
-          workers.merge_blocks, cohort, device=self._devices[0]
-      )
-    else:
-      train = functools.partial(workers.map_block, cohort)
-      consume = functools.partial(workers.collect_blocks, cohort)
-    places = [
-        workers.Worker(device=device, slot=index * len(self._devices) + place)
-        for index in range(self._clients_per_device)
-        for place, device in enumerate(self._devices)
-    ]
-    with contextlib.closing(cohort):
-      outputs = worker_threads.run(
-          cohort,
+    try:
+      return execution.run(
           [
-              functools.partial(workers.work, cohort, worker, train)
-              for worker in places[: len(job.blocks)]
+              functools.partial(
+                  self._work, execution, replicas[device], slot, reader
+              )
+              for slot, device in enumerate(
+                  self._places[: len(execution.clients)]
+              )
           ],
-          consume,
+          timeout_sec=execution.timeout_sec,
       )
-    return outputs, cohort
+    finally:
+      hangs = isinstance(execution.failure, round_execution.HungError)
+      reader.close(wait=not hangs)
+
+  def _work(
+      self,
+      execution: round_execution.RoundExecution,
+      replica: '_Replica',
+      slot: int,
+      reader: prefetch.Reader,
+  ) -> None:
+    """A worker thread: one task after another until none is left."""
+    functions = execution.functions
+    tasks = execution.scheduler
+
+    def get_upcoming():
+      # Any worker may get the next blocks, so as many are read as there are.
+      return [b.positions[0] for b in tasks.upcoming(len(self._places))]
+
+    def run(task: scheduler.Task) -> list:
+      if isinstance(task, reduction.Merge):
+        left, right = tasks.get_parts(task)
+        with tf.device(self._server_device):
+          return functions.merge(*left, *right)
+      return client_loop.run_block(
+          task.positions,
+          functions=functions,
+          slot=slot,
+          device=replica.device,
+          zero=replica.get_zero(functions) if functions.sums else (),
+          get_client=execution.get_client,
+          get_broadcast=replica.get_broadcast,
+          reader=reader,
+          get_upcoming=get_upcoming,
+          monitor=execution,
+      )
+
+    with tf.device(replica.device):
+      while (task := tasks.take()) is not None:
+        # No local variable: it would hold a sum that was merged meanwhile.
+        tasks.put(task, run(task))
+
+
+class _Replica:
+  """What the clients of one device share in a round."""
+
+  def __init__(self, device: str, broadcast: Sequence[tf.Tensor]):
+    self.device = device
+    self._server_broadcast = broadcast
+    self._lock = threading.Lock()
+    self._broadcast = None
+    self._zero = None
+
+  def get_broadcast(self) -> list[tf.Tensor]:
+    """The broadcast on this device, copied at the first call."""
+    with self._lock:
+      if self._broadcast is None:
+        self._broadcast = [
+            _copy(tensor, self.device) for tensor in self._server_broadcast
+        ]
+      return self._broadcast
+
+  def get_zero(
+      self, functions: client_loop.ClientFunctions
+  ) -> list[tf.Tensor]:
+    """The empty accumulator on this device, made at the first call."""
+    with functions.zero_lock, self._lock:
+      if self._zero is None:
+        self._zero = functions.zero()
+      return self._zero
+
+
+def _copy(tensor: tf.Tensor, device: str) -> tf.Tensor:
+  """The tensor on a device; integers, strings and datasets stay on the host."""
+  if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
+    return tensor
+  with tf.device(device):
+    return tf.identity(tensor)

@@ -1,25 +1,112 @@
-"""Reads the data of the next clients while the present ones train.
+"""Reader of the next clients' data while the present ones train.
 
 A client's datasets (`client_datasets`) are drained into memory in a thread, and
 the client's work gets the same datasets out of memory: the same elements in the
 same order. A minute of int16 audio takes 2 MB; of a client with more than
-`MAX_BYTES` nothing is kept, and its work reads it as it goes. The clients read
-last stay in memory for later rounds (`client_cache`).
+`MAX_CLIENT_BYTES` nothing is kept, and its work reads it as it goes.
+
+In a simulation clients come again, so a process caches the data of the clients
+read last, up to `MAX_CACHE_BYTES`, for the next rounds. The key of a client's
+datasets is its values (its id, as a rule), which determine them for a
+computation: `client_datasets` separates nothing else. All computations of a
+process share the memory of `CLIENT_CACHE`.
 """
 
+import collections
 from collections.abc import Callable, Hashable, Sequence
 from concurrent import futures
+import itertools
 import threading
 
 import tensorflow as tf
 
-from tff_asr.execution import client_datasets
 from tff_asr.execution import graph
-from tff_asr.execution import client_cache
 
-MAX_BYTES = 2**30
+MAX_CLIENT_BYTES = 2**30
+MAX_CACHE_BYTES = 2**29
 # Counted for each element beside its bytes: many small ones take time, too.
 _ELEMENT_BYTES = 4096
+
+
+class ClientCache:
+  """Clients' datasets, the latest up to a number of bytes; thread-safe."""
+
+  def __init__(self, max_bytes: int = MAX_CACHE_BYTES):
+    self._max_bytes = max_bytes
+    self._num_bytes = 0
+    self._kept = collections.OrderedDict()
+    self._part_numbers = itertools.count()
+    self._lock = threading.Lock()
+
+  def part(self) -> 'Part':
+    """Returns a new computation's own part, whose keys are nobody else's."""
+    return Part(self, next(self._part_numbers))
+
+  def clear(self) -> None:
+    """Forgets all datasets."""
+    with self._lock:
+      self._kept.clear()
+      self._num_bytes = 0
+
+  def get(self, key: Hashable) -> list[tf.Tensor] | None:
+    """Returns the datasets, variants, of a key; None: there are none."""
+    with self._lock:
+      if key not in self._kept:
+        return None
+      self._kept.move_to_end(key)
+      return self._kept[key][0]
+
+  def put(
+      self, key: Hashable, datasets: list[tf.Tensor], num_bytes: int
+  ) -> None:
+    """Keeps a client's datasets, unless they are too large.
+
+    Args:
+      key: of the client.
+      datasets: variants.
+      num_bytes: that their elements take.
+    """
+    with self._lock:
+      # One that is there was read by two at once.
+      if num_bytes > self._max_bytes or key in self._kept:
+        return
+      self._kept[key] = datasets, num_bytes
+      self._num_bytes += num_bytes
+      while self._num_bytes > self._max_bytes:
+        _, (_, freed) = self._kept.popitem(last=False)
+        self._num_bytes -= freed
+
+
+class Part:
+  """One computation's clients in a `ClientCache`, by `key_of` their values."""
+
+  def __init__(self, whole: ClientCache, number: int):
+    self._whole = whole
+    self._number = number
+
+  def get(self, key: Hashable | None) -> list[tf.Tensor] | None:
+    """As `ClientCache.get`; None has no datasets."""
+    return None if key is None else self._whole.get((self._number, key))
+
+  def put(
+      self, key: Hashable | None, datasets: list[tf.Tensor], num_bytes: int
+  ) -> None:
+    """As `ClientCache.put`; under None nothing is kept."""
+    if key is not None:
+      self._whole.put((self._number, key), datasets, num_bytes)
+
+
+CLIENT_CACHE = ClientCache()
+
+
+def key_of(values: Sequence[tf.Tensor]) -> Hashable | None:
+  """A client's values as a key; None where they are not small (data itself)."""
+  if any(
+      value.dtype in (tf.variant, tf.resource) or value.shape.rank != 0
+      for value in values
+  ):
+    return None
+  return tuple((value.dtype.name, value.numpy()) for value in values)
 
 
 class Reader:
@@ -32,8 +119,8 @@ class Reader:
       elements: Sequence[Sequence[tf.TensorSpec]],
       get_client: Callable[[Hashable], Sequence[tf.Tensor]],
       num_threads: int,
-      max_bytes: int = MAX_BYTES,
-      kept: client_cache.Part | None = None,
+      cache: Part,
+      max_bytes: int = MAX_CLIENT_BYTES,
   ):
     """Prepares to read; starts no thread yet.
 
@@ -42,14 +129,14 @@ class Reader:
       elements: flat specs of each dataset's elements.
       get_client: the flat values of a client by its key.
       num_threads: how many clients are read at once.
+      cache: clients that need not be read again.
       max_bytes: what is kept of a client at most.
-      kept: clients that need not be read again; None keeps none.
     """
     self._read = read
     self._elements = elements
     self._get_client = get_client
     self._max_bytes = max_bytes
-    self._kept = kept or client_cache.KeptClients(max_bytes=0).part()
+    self._cache = cache
     self._threads = futures.ThreadPoolExecutor(
         num_threads, thread_name_prefix='read clients'
     )
@@ -60,10 +147,8 @@ class Reader:
 
   def start(self, key: Hashable) -> None:
     """Begins to read a client, unless it was begun or taken before."""
-    if self._read is None:
-      return
     with self._lock:
-      if key not in self._started and key not in self._taken:
+      if self._read and key not in self._started and key not in self._taken:
         self._started[key] = self._threads.submit(self._read_client, key)
 
   def take(self, key: Hashable) -> list[tf.Tensor]:
@@ -87,22 +172,18 @@ class Reader:
     if self._read is None:
       return []
     values = self._get_client(key)
-    name = client_cache.key_of(values)
-    datasets = self._kept.get(name)
+    name = key_of(values)
+    datasets = self._cache.get(name)
     if datasets is not None:
       return datasets
     with tf.device('/device:CPU:0'):
       read = self._read(*values)
-      pairs = [
-          self._cache(dataset, specs)
-          for dataset, specs in zip(read, self._elements)
-      ]
-    cached, sizes = zip(*pairs)
-    if all(new is not None for new in cached):
-      self._kept.put(name, list(cached), sum(sizes))
+      cached, sizes = zip(*map(self._drain, read, self._elements))
+    if all(dataset is not None for dataset in cached):
+      self._cache.put(name, list(cached), sum(sizes))
     return [old if new is None else new for old, new in zip(read, cached)]
 
-  def _cache(
+  def _drain(
       self, dataset: tf.Tensor, specs: Sequence[tf.TensorSpec]
   ) -> tuple[tf.Tensor | None, int]:
     """The dataset in memory, or None if it is too large for that; its bytes."""

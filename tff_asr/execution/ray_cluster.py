@@ -10,7 +10,7 @@ its first device. https://docs.ray.io
 Guarantees:
 - The result has the same bits for any number of workers of one kind, and those
   of `multi_device` where devices, threads of an op and block size are the same:
-  both merge in the order of `merging`. On GPUs this needs kernels that repeat
+  both merge in the order of `reduction`. On GPUs this needs kernels that repeat
   their bits (TF_DETERMINISTIC_OPS=1 on every machine), and was not run.
 - A lost worker's blocks run again elsewhere, with the same result. The worker
   is replaced where there is room; the round goes on as long as one is left.
@@ -25,18 +25,15 @@ All machines need this project at one path, with requirements.txt and
 requirements-ray.txt installed, and the shards at one path.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+import dataclasses
 import re
-from typing import Any
-
-import tensorflow_federated as tff
 
 from tff_asr import checks
-from tff_asr.execution import contexts
-from tff_asr.execution import worker_threads
-from tff_asr.execution import runner
+from tff_asr.execution import context
+from tff_asr.execution import round_execution
 
-ClientError = worker_threads.ClientError
+ClientError = round_execution.ClientError
 
 # Libraries whose ops the data pipelines of this project use. tensorflow-io
 # loads its own at the first look at one of them.
@@ -46,152 +43,102 @@ OP_LIBRARIES = (
 )
 
 
-def build_sync_context(
-    *,
-    address: str | None = None,
-    num_workers: int | None = None,
-    cpus_per_worker: int = 1,
-    block_size: int = 1,
-    client_cost: Callable[[Any], float] | None = None,
-    max_failed_share: float = 0.0,
-    client_timeout_sec: float | None = None,
-    required_paths: Sequence[str] = (),
-    op_libraries: Sequence[str] = OP_LIBRARIES,
-) -> tff.framework.SyncContext:
-  """Builds a context in which calling a computation returns its result.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(context.Settings):
+  """Settings of a context; those of `context.Settings`, and of the cluster.
 
-  Args:
+  Attributes:
     address: 'auto' or 'host:port' of a Ray cluster that this machine belongs
       to; None starts one on this machine alone, and stops it at exit.
     num_workers: how many actors; on GPUs where the cluster has any, else on
       CPUs. None is all its GPUs, else one actor a node.
     cpus_per_worker: CPUs of each actor, and threads of each of its ops, which
       the bits of a result depend on.
-    block_size: clients a block; more saves messages and merges, one balances
-      best.
-    client_cost: see `multi_device.build_sync_context`.
-    max_failed_share: see there.
-    client_timeout_sec: how long a client's work may take before its worker is
-      given up for lost; the first one also compiles. None: forever.
     required_paths: files and folders, such as those of the shards, that each
       actor must be able to read when it starts, the same as this process.
     op_libraries: what registers the TensorFlow ops of the computations in an
       actor, as `pkgutil.resolve_name` takes it: a module, or one's attribute.
 
-  Returns:
-    The context, with the attributes `last_timeline`: the
-    `worker_threads.ClientInterval`s of the round that finished last, by start, on this
-    machine's clock (to within the time that a message takes); and
-    `last_failures`: see `multi_device.build_sync_context`.
+  Raises:
+    ValueError: a setting out of range.
+  """
+
+  address: str | None = None
+  num_workers: int | None = None
+  cpus_per_worker: int = 1
+  required_paths: Sequence[str] = ()
+  op_libraries: Sequence[str] = OP_LIBRARIES
+
+  def __post_init__(self):
+    super().__post_init__()
+    checks.positive_int(cpus_per_worker=self.cpus_per_worker)
+    if self.num_workers is not None:
+      checks.positive_int(num_workers=self.num_workers)
+    for name in ('required_paths', 'op_libraries'):
+      if isinstance(getattr(self, name), str):
+        raise ValueError(
+            f'{name} must be a list of strings, found {getattr(self, name)!r}.'
+        )
+    address = self.address
+    if address not in (None, 'auto') and not re.fullmatch(
+        r'[^/]+:\d+', address
+    ):
+      raise ValueError(
+          f"address must be None, 'auto' or 'host:port', found {address!r}."
+      )
+
+
+def build_sync_context(
+    settings: Settings = Settings(),
+) -> context.SyncContext:
+  """Builds a context in which calling a computation returns its result.
+
+  Its `last_timeline` is on this machine's clock, to within the time that a
+  message takes.
 
   Raises:
-    ValueError: an argument out of range, Ray is not installed, the cluster is
-      too small, or a node lacks something; it is named.
-    ConnectionError: no cluster at `address`, or its workers did not start.
+    ValueError: Ray is not installed, the cluster is too small, or a node lacks
+      something; it is named.
+    ConnectionError: no cluster at the address, or its workers did not start.
   """
-  return contexts.SyncRunnerContext(_build_runner(**locals()))
+  return context.SyncContext(_build_runner(settings))
 
 
 def build_async_context(
-    *,
-    address: str | None = None,
-    num_workers: int | None = None,
-    cpus_per_worker: int = 1,
-    block_size: int = 1,
-    client_cost: Callable[[Any], float] | None = None,
-    max_failed_share: float = 0.0,
-    client_timeout_sec: float | None = None,
-    required_paths: Sequence[str] = (),
-    op_libraries: Sequence[str] = OP_LIBRARIES,
-) -> tff.framework.AsyncContext:
+    settings: Settings = Settings(),
+) -> context.AsyncContext:
   """Builds a context in which calling a computation returns an awaitable.
 
-  The event loop stays free while a round runs. Cancelling the awaitable ends
-  the round at once, and the actors after the clients in work.
-  `tff.program.NativeFederatedContext` takes this context. Arguments and
-  attributes: see `build_sync_context`.
+  Cancelling the awaitable ends the round at once, and the actors after the
+  clients in work. `tff.program.NativeFederatedContext` takes this context.
+  See `build_sync_context`.
   """
-  return contexts.AsyncRunnerContext(_build_runner(**locals()))
-
-
-def set_default_context(
-    *,
-    address: str | None = None,
-    num_workers: int | None = None,
-    cpus_per_worker: int = 1,
-    block_size: int = 1,
-    client_cost: Callable[[Any], float] | None = None,
-    max_failed_share: float = 0.0,
-    client_timeout_sec: float | None = None,
-    required_paths: Sequence[str] = (),
-    op_libraries: Sequence[str] = OP_LIBRARIES,
-) -> tff.framework.SyncContext:
-  """Makes a new synchronous context the default of this thread; returns it.
-
-  For notebooks: afterwards `process.next(state, clients)` runs on the cluster.
-  Arguments: see `build_sync_context`.
-  """
-  settings = locals()
-  _check(settings)
-  # The default before may hold the actors' places that the new ones need.
-  tff.framework.set_default_context(_Absent())
-  context = build_sync_context(**settings)
-  tff.framework.set_default_context(context)
-  return context
+  return context.AsyncContext(_build_runner(settings))
 
 
 def stop() -> None:
-  """Ends all actors, and the cluster if it was started here."""
-  _import_ray()
+  """Ends all actors, and the cluster if it was started here.
+
+  Call it before a context takes the place of another one, whose actors hold
+  the devices until then.
+  """
+  _check_ray()
   # pylint: disable-next=g-import-not-at-top
   from tff_asr.execution import ray_session
 
   ray_session.stop()
 
 
-class _Absent(tff.framework.SyncContext):
-  """Stands where a context was that could not be replaced."""
-
-  def invoke(self, comp: Any, arg: Any) -> Any:
-    raise RuntimeError(
-        'There is no context: set_default_context failed. Call it again.'
-    )
-
-
-def _build_runner(**settings: Any) -> contexts.Runner:
+def _build_runner(settings: Settings) -> context.Runner:
   """The runner of a context."""
-  _check(settings)
+  _check_ray()
   # pylint: disable-next=g-import-not-at-top
   from tff_asr.execution import ray_runner
 
-  return ray_runner.RayRunner(**settings)
+  return ray_runner.RayRunner(settings)
 
 
-def _check(settings: dict[str, Any]) -> None:
-  """Checks that Ray is there, and the arguments that it does not check."""
-  checks.positive_int(cpus_per_worker=settings['cpus_per_worker'])
-  if settings['num_workers'] is not None:
-    checks.positive_int(num_workers=settings['num_workers'])
-  runner.check_settings(
-      block_size=settings['block_size'],
-      client_cost=settings['client_cost'],
-      max_failed_share=settings['max_failed_share'],
-      client_timeout_sec=settings['client_timeout_sec'],
-  )
-  for name in ('required_paths', 'op_libraries'):
-    if isinstance(settings[name], str):
-      raise ValueError(
-          f'{name} must be a list of strings, found {settings[name]!r}.'
-      )
-  address = settings['address']
-  if address not in (None, 'auto') and not re.fullmatch(r'[^/]+:\d+', address):
-    raise ValueError(
-        f"address must be None, 'auto' or 'host:port', found {address!r}."
-    )
-  _import_ray()
-
-
-def _import_ray() -> None:
+def _check_ray() -> None:
   try:
     import ray  # pylint: disable=g-import-not-at-top, unused-import
   except ImportError as error:

@@ -1,180 +1,205 @@
-"""Runs the clients of a round on Ray actors; see `ray_cluster`.
+"""Rounds on Ray actors, one actor a device; see `ray_cluster`.
 
 One thread of this process stands for each actor: it takes tasks from the
-`scheduler.TaskBoard`, sends them, and puts references to the results back.
+round's `scheduler.Scheduler`, sends them, and puts references to the results
+back. An actor that is lost is replaced.
 """
 
 from collections.abc import Callable, Sequence
 import functools
 import itertools
+import math
+import os
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import logging
 import ray
 
-from tff_asr.execution import worker_threads
-from tff_asr.execution import devices
 from tff_asr.execution import compiler
-from tff_asr.execution import loading
-from tff_asr.execution import reduction
-from tff_asr.execution import ray_pool
+from tff_asr.execution import context
+from tff_asr.execution import devices
+from tff_asr.execution import path_digest
 from tff_asr.execution import ray_session
 from tff_asr.execution import ray_worker
-from tff_asr.execution import runner
-from tff_asr.execution import schedule
+from tff_asr.execution import reduction
+from tff_asr.execution import round_execution
 from tff_asr.execution import scheduler
-from tff_asr.execution import transport
 
+# TensorFlow takes 15 s to load on a slow machine, and more when several load.
+_START_TIMEOUT_SEC = 180.0
 _POLL_SEC = 0.2
 
+# What Ray raises when the process or the machine of an actor is gone.
+LOSSES = (
+    ray.exceptions.RayActorError,
+    ray.exceptions.NodeDiedError,
+    # Ray's memory monitor ended it.
+    ray.exceptions.OutOfMemoryError,
+    ray.exceptions.WorkerCrashedError,
+)
 
-class _StoredPrograms(NamedTuple):
-  """A computation's client programs in the object store.
+
+# Calls in this thread of an actor do not wait for the block in work.
+_CONTROL = 'control'
+
+
+class Member:
+  """One actor's place in the pool; the actor in it may change.
 
   Attributes:
-    number: names them to the actors.
-    reference: to the `loading.ClientPrograms`.
+    actor: the handle of the actor.
+    device: where it runs, for messages; None until it has started.
   """
 
-  number: int
-  reference: ray.ObjectRef
+  def __init__(
+      self, options: dict[str, Any], start_arguments: dict[str, Any]
+  ):
+    self._options = options
+    self._start_arguments = start_arguments
+    self._launch()
+
+  def _launch(self) -> None:
+    remote = ray.remote(concurrency_groups={_CONTROL: 1})(
+        ray_worker.RayWorker
+    )
+    # No restarts by Ray: a restarted actor would have to be prepared anew.
+    self.actor = remote.options(max_restarts=0, **self._options).remote()
+    self.device = None
+    self._started = self.actor.start.remote(**self._start_arguments)
+
+  def wait(self, is_over: Callable[[], bool]) -> bool:
+    """Waits for the actor; whether it runs.
+
+    It does not if it takes too long, or `is_over()`; ask again later.
+
+    Raises:
+      ValueError: its node lacks something, which the message names.
+      LOSSES: it was lost.
+    """
+    deadline = time.monotonic() + _START_TIMEOUT_SEC
+    while self.device is None:
+      ready, _ = ray.wait([self._started], timeout=_POLL_SEC)
+      if ready:
+        self.device = _get(self._started)
+      elif is_over() or time.monotonic() >= deadline:
+        return False
+    return True
+
+  def ping(self) -> ray.ObjectRef:
+    """Asks whether the actor is there."""
+    return self.actor.ping.options(concurrency_group=_CONTROL).remote()
+
+  def end_round(self, number: int) -> None:
+    """Has the actor end work on a round."""
+    self.actor.end_round.options(concurrency_group=_CONTROL).remote(number)
+
+  def replace(self) -> None:
+    """Starts another actor in the place of one that was lost."""
+    logging.warning('Lost a Ray worker: %s.', self.device or 'not started')
+    # Ray may only have lost sight of it.
+    ray.kill(self.actor)
+    self._launch()
 
 
-class RayRunner(runner.Runner):
+class RayRunner(context.Runner):
   """Runs clients on Ray actors, and the server's part in this process."""
 
-  def __init__(
-      self,
-      *,
-      address: str | None,
-      num_workers: int | None,
-      cpus_per_worker: int,
-      block_size: int,
-      client_cost: Callable[[Any], float] | None,
-      max_failed_share: float,
-      client_timeout_sec: float | None,
-      required_paths: Sequence[str],
-      op_libraries: Sequence[str],
-  ):
-    """Connects to the cluster and starts the actors; see `ray_cluster`."""
+  def __init__(self, settings: Any):
+    """Connects to the cluster and starts the actors.
+
+    Args:
+      settings: `ray_cluster.Settings`.
+    """
     ray_session.connect(
-        address, num_cpus=(num_workers or 1) * cpus_per_worker
+        settings.address,
+        num_cpus=(settings.num_workers or 1) * settings.cpus_per_worker,
     )
-    self._members = ray_pool.start(
-        num_workers=num_workers,
-        cpus_per_worker=cpus_per_worker,
-        op_libraries=op_libraries,
-        required_paths=required_paths,
-    )
+    self.members = _start(settings)
     self._computations = itertools.count()
     self._rounds = itertools.count()
     super().__init__(
+        settings,
         server_device=devices.find(None)[0],
-        block_size=block_size,
-        client_cost=client_cost,
-        max_failed_share=max_failed_share,
-        client_timeout_sec=client_timeout_sec,
+        # A worker that is slow keeps others waiting later than on one machine,
+        # where sums that wait take the memory of all.
+        max_unmerged=reduction.FAN_IN + 2 * len(self.members),
     )
 
   def load_clients(
-      self, compiled: compiler.Round | compiler.ClientMap
-  ) -> _StoredPrograms:
-    programs = loading.get_client_programs(compiled)
-    return _StoredPrograms(next(self._computations), ray.put(programs))
+      self, programs: compiler.ClientPrograms
+  ) -> tuple[int, ray.ObjectRef]:
+    """A name of the programs, and a reference to them in the object store."""
+    return next(self._computations), ray.put(programs)
 
   def run_clients(
-      self, job: runner.Job
-  ) -> tuple[list[Any], worker_threads.RoundExecution]:
-    compiled = job.loaded.compiled
-    is_round = isinstance(compiled, compiler.Round)
-    cohort = _RayCohort(
-        job,
+      self, execution: round_execution.RoundExecution
+  ) -> list[Any]:
+    computation, programs = execution.functions
+    key = ray_worker.RoundKey(
         number=next(self._rounds),
-        board=scheduler.TaskBoard(
-            job.blocks,
-            merges=reduction.plan(len(job.blocks)) if is_round else (),
-            num_workers=len(self._members),
-        ),
-        num_workers=len(self._members),
+        computation=computation,
+        programs=[programs],
+        broadcast=[ray.put(ray_worker.pack(execution.broadcast))],
+        leaves_out=execution.max_failed > 0,
     )
-    if not job.clients:
-      return (compiled.zero.load()() if is_round else []), cohort
+    actors = _Actors(execution, key, num_workers=len(self.members))
     try:
-      results = worker_threads.run(
-          cohort,
-          [functools.partial(cohort.work, each) for each in self._members],
-          cohort.board.results,
+      # No time limit here: a worker that hangs can be ended and replaced.
+      results = execution.run(
+          [functools.partial(actors.work, member) for member in self.members]
       )
     finally:
-      for member in self._members:
-        member.actor.end_round.remote(cohort.key.number)
-    if is_round:
-      return transport.unpack(results[0]), cohort
-    outputs = [None] * len(job.clients)
-    for block, packed in zip(job.blocks, results):
-      for position, values in zip(block.positions, packed):
-        outputs[position] = transport.unpack(values)
-    return outputs, cohort
+      for member in self.members:
+        member.end_round(key.number)
+    if execution.compiled.finish:
+      return list(map(ray_worker.unpack, results))
+    return [list(map(ray_worker.unpack, block)) for block in results]
 
 
-class _RayCohort(worker_threads.RoundExecution):
-  """What the threads of one round share, and what they do."""
+class _Actors:
+  """What the threads of one round's actors share, and what they do."""
 
   def __init__(
       self,
-      job: runner.Job,
+      execution: round_execution.RoundExecution,
+      key: ray_worker.RoundKey,
       *,
-      number: int,
-      board: scheduler.TaskBoard,
       num_workers: int,
   ):
-    super().__init__(
-        clients=job.clients,
-        board=board,
-        stop=job.stop,
-        max_failed=job.max_failed,
-    )
-    # Not `worker_threads`'s time limit: a worker that hangs can be ended and replaced.
-    self._block_timeout_sec = job.timeout_sec
-    self.key = ray_worker.RoundKey(
-        number=number,
-        computation=job.loaded.clients.number,
-        programs=[job.loaded.clients.reference],
-        broadcast=[ray.put(transport.pack(job.broadcast))],
-        leaves_out=job.max_failed > 0,
-    )
-    self._layout = job.loaded.compiled.arguments.client
+    self._execution = execution
+    self._tasks = execution.scheduler
+    self._key = key
     self._num_workers = num_workers
     self._num_left = num_workers
     self._lock = threading.Lock()
 
-  def work(self, member: ray_pool.Member) -> None:
+  def work(self, member: Member) -> None:
     """The thread of one actor: one task after another until none is left."""
     while self._is_running(member):
-      task = self.board.take()
+      task = self._tasks.take()
       if task is None:
         return
       was_there = False
       try:
         # One that was dead before says nothing about the task: machines die
         # with all their workers at once.
-        self._wait(member.actor.ping.remote())
+        self._wait(member.ping())
         was_there = True
         self._run(member, task)
-      except ray_pool.LOSSES:
+      except LOSSES:
         member.replace()
-        self.board.give_back(task, counts=was_there)
+        self._tasks.give_back(task, counts=was_there)
     self._leave()
 
-  def _is_running(self, member: ray_pool.Member) -> bool:
+  def _is_running(self, member: Member) -> bool:
     """Waits for an actor that is being replaced; whether it came."""
     try:
       return member.wait(
-          lambda: self.board.is_over() or self.stop.is_set()
+          lambda: self._tasks.is_over() or self._execution.stop.is_set()
       )
-    except ray_pool.LOSSES:
+    except LOSSES:
       member.replace()
     except ValueError as error:
       logging.warning('A lost Ray worker is not replaced: %s', error)
@@ -184,79 +209,66 @@ class _RayCohort(worker_threads.RoundExecution):
     """Ends the round if this was the last actor."""
     with self._lock:
       self._num_left -= 1
-      if self.stop.is_set():
-        self.board.stop()
-      elif not self._num_left and not self.board.is_over():
-        self.failure = scheduler.WorkerLostError(
+      if self._execution.stop.is_set():
+        self._tasks.stop()
+      elif not self._num_left and not self._tasks.is_over():
+        self._execution.failure = scheduler.WorkerLostError(
             f'All {self._num_workers} Ray workers were lost, and none could be '
             'started again; see `ray status`.'
         )
-        self.board.stop()
+        self._tasks.stop()
 
-  def _run(
-      self,
-      member: ray_pool.Member,
-      task: schedule.Block | reduction.Merge,
-  ) -> None:
-    """Runs a task on an actor, and puts its result on the board."""
+  def _run(self, member: Member, task: scheduler.Task) -> None:
+    """Runs a task on an actor, and hands in a reference to its result."""
     if isinstance(task, reduction.Merge):
-      parts = self.board.get_parts(task)
       lost, result = member.actor.merge.options(num_returns=2).remote(
-          self.key, parts
+          self._key, self._tasks.get_parts(task)
       )
       lost = self._wait(lost)
       if lost is not None:
-        self.board.lose(task.parts[lost])
+        self._tasks.lose(task.parts[lost])
         return
     else:
       result = self._run_block(member, task)
-    if self.board.is_output(task):
+    if self._tasks.is_output(task):
       try:
         result = self._wait(result)
       except ray.exceptions.ObjectLostError:
-        self.board.give_back(task)
+        self._tasks.give_back(task)
         return
-    self.board.put(task, result)
+    self._tasks.put(task, result)
 
   def _run_block(
-      self, member: ray_pool.Member, block: schedule.Block
+      self, member: Member, block: scheduler.Block
   ) -> ray.ObjectRef:
     """The reference to what a block came to."""
+    execution, device = self._execution, member.device
     clients = {}
     for position in block.positions:
       try:
-        clients[position] = transport.pack(
-            self._layout.flatten(self.clients[position], name='client value')
-        )
+        clients[position] = ray_worker.pack(execution.get_client(position))
       except Exception as error:  # pylint: disable=broad-exception-caught
-        self.fail(position, error, member.device)
+        execution.fail(position, error, device)
     sent_sec = time.monotonic()
     report, result = member.actor.run_block.options(num_returns=2).remote(
-        self.key, tuple(clients), list(clients.values())
+        self._key, tuple(clients), list(clients.values())
     )
+    limit = execution.timeout_sec
     report = self._wait(
-        report,
-        timeout_sec=(
-            self._block_timeout_sec
-            and self._block_timeout_sec * len(block.positions)
-        ),
+        report, timeout_sec=limit and limit * len(block.positions)
     )
-    self.timeline.extend(
-        worker_threads.ClientInterval(
-            position,
-            member.device,
-            sent_sec + start_sec,
-            sent_sec + end_sec,
-            waited_sec,
-        )
-        for position, (start_sec, end_sec, waited_sec) in zip(
-            clients, report.intervals
-        )
-    )
+    for interval in report.intervals:
+      execution.end(
+          interval._replace(
+              device=device,
+              start_sec=sent_sec + interval.start_sec,
+              end_sec=sent_sec + interval.end_sec,
+          )
+      )
     for position, error in report.errors:
-      self.fail(position, error, member.device)
+      execution.fail(position, error, device)
     if report.is_stopped:
-      raise schedule.Stopped()
+      raise scheduler.Stopped()
     return result
 
   def _wait(
@@ -265,17 +277,119 @@ class _RayCohort(worker_threads.RoundExecution):
     """The value of a reference, unless the round is ended from outside.
 
     Raises:
-      ray_pool.LOSSES: the worker was lost, or hangs.
+      LOSSES: the worker was lost, or hangs.
     """
     begun_sec = time.monotonic()
     while not ray.wait([reference], timeout=_POLL_SEC)[0]:
-      if self.stop.is_set():
-        self.board.stop()
-        raise schedule.Stopped()
+      if self._execution.stop.is_set():
+        self._tasks.stop()
+        raise scheduler.Stopped()
       if timeout_sec and time.monotonic() - begun_sec > timeout_sec:
         logging.warning(
             'A Ray worker has been at a block for more than %g s '
             '(CLIENT_TIMEOUT_SEC for each client) and is given up.', timeout_sec
         )
         raise ray.exceptions.WorkerCrashedError()
-    return ray_pool.get(reference)
+    return _get(reference)
+
+
+def _start(settings: Any) -> list[Member]:
+  """Starts one actor a device, and waits until all are ready.
+
+  Raises:
+    ValueError: a path cannot be read here, the cluster is too small, or a node
+      lacks something.
+    ConnectionError: workers did not start.
+  """
+  start_arguments = dict(
+      folder=os.getcwd(),
+      num_threads=settings.cpus_per_worker,
+      op_libraries=tuple(settings.op_libraries),
+      required_files=_digest_all(settings.required_paths),
+  )
+  members = [
+      Member(options, start_arguments)
+      for options in _place(settings.num_workers, settings.cpus_per_worker)
+  ]
+  for member in members:
+    try:
+      is_ready = member.wait(is_over=lambda: False)
+    except LOSSES as error:
+      raise ConnectionError(
+          f'A Ray worker did not start ({_last_line(error)}); run `ray start` '
+          'in a copy of this project, at the same path on every machine.'
+      ) from error
+    if not is_ready:
+      raise ConnectionError(
+          f'Not all {len(members)} Ray workers started in '
+          f'{_START_TIMEOUT_SEC:.0f} s; free are {ray.available_resources()}; '
+          'end other work on the cluster or lower num_workers.'
+      )
+  return members
+
+
+def _digest_all(paths: Sequence[str]) -> dict[str, str]:
+  try:
+    return {path: path_digest.digest(path) for path in paths}
+  except ValueError as error:
+    raise ValueError(
+        f'This machine cannot read {error}, which required_paths names; put the'
+        ' shards under this path on every machine.'
+    ) from error
+
+
+def _get(reference: ray.ObjectRef) -> Any:
+  """Returns the value; raises what was raised in the worker itself."""
+  try:
+    return ray.get(reference)
+  except ray.exceptions.RayTaskError as error:
+    # Its message is a traceback; the cause has the line.
+    raise error.cause if isinstance(error.cause, Exception) else error
+
+
+def _place(
+    num_workers: int | None, cpus_per_worker: int
+) -> list[dict[str, Any]]:
+  """Each actor's options: what it needs, and where it goes."""
+  nodes = {
+      node['NodeID']: node['Resources'] for node in ray.nodes() if node['Alive']
+  }
+  has_gpus = any(resources.get('GPU', 0) >= 1 for resources in nodes.values())
+  rooms = {
+      node_id: min(
+          int(resources.get('CPU', 0)) // cpus_per_worker,
+          int(resources.get('GPU', 0)) if has_gpus else math.inf,
+      )
+      for node_id, resources in nodes.items()
+  }
+  room = sum(rooms.values())
+  if room < max(1, num_workers or 1):
+    raise ValueError(
+        f'num_workers is {num_workers}, but the {len(nodes)} nodes of the Ray '
+        f'cluster have room for {room} workers with {cpus_per_worker} CPUs'
+        f'{" and a GPU" if has_gpus else ""} each.'
+    )
+  options = dict(num_cpus=cpus_per_worker, num_gpus=int(has_gpus))
+  if num_workers is None and not has_gpus:
+    # Soft: where its node is lost, another may take its place.
+    return [
+        options
+        | dict(
+            scheduling_strategy=(
+                ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+                    node_id, soft=True
+                )
+            )
+        )
+        for node_id, room_of_node in rooms.items()
+        if room_of_node
+    ]
+  spread = options | dict(scheduling_strategy='SPREAD')
+  return [spread] * (room if num_workers is None else num_workers)
+
+
+def _last_line(error: Exception) -> str:
+  """The last line of an error that tells more than where it was raised."""
+  lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+  told = [line for line in lines if 'Error:' in line]
+  return (told or lines or ['no message'])[-1][:300]

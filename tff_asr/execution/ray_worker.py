@@ -1,29 +1,35 @@
-"""The process that trains clients on one device, as a Ray actor.
+"""Ray worker: the process that trains clients on one device, as a Ray actor.
 
 It sees flat tensors only: programs come as bytes, clients and the broadcast as
-`transport` packs them, so it needs none of the classes that the computation's
-types name.
+`pack` makes them, so it needs none of the classes that the computation's types
+name. A numeric tensor travels as a NumPy array, so that shared memory will do,
+a string tensor as an array of bytes, and a dataset (a variant tensor) as its
+serialized graph.
 """
 
 import collections
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
-from collections.abc import Mapping, Sequence
 import os
+import pickle
 import pkgutil
 import threading
 import time
 from typing import Any, NamedTuple
 
-import ray
 import tensorflow as tf
 
+from tff_asr.execution import client_loop
 from tff_asr.execution import devices
-from tff_asr.execution import loading
 from tff_asr.execution import path_digest
-from tff_asr.execution import transport
+from tff_asr.execution import scheduler
 
 # Computations in use at a time are few: a round, an evaluation.
-_MAX_LOADED = 8
+MAX_LOADED = 8
+
+# A dataset with random state is sent all the same: each process then draws its
+# own numbers, as each call of a computation does.
+_IGNORE_STATE = 1  # ExternalStatePolicy.POLICY_IGNORE
 
 
 class RoundKey(NamedTuple):
@@ -32,7 +38,7 @@ class RoundKey(NamedTuple):
   Attributes:
     number: of the round, rising.
     computation: names the programs.
-    programs: a list with the reference to the `loading.ClientPrograms`.
+    programs: a list with the reference to the `compiler.ClientPrograms`.
     broadcast: a list with the reference to the packed broadcast.
     leaves_out: whether a block goes on without the clients that failed.
   """
@@ -41,8 +47,8 @@ class RoundKey(NamedTuple):
   # values each time.
   number: int
   computation: int
-  programs: list[ray.ObjectRef]
-  broadcast: list[ray.ObjectRef]
+  programs: list[Any]
+  broadcast: list[Any]
   leaves_out: bool
 
 
@@ -50,22 +56,28 @@ class BlockReport(NamedTuple):
   """How the work on a block went.
 
   Attributes:
-    intervals: for each client that is done, in order, the seconds since the
-      start of the block at which it began and ended, and those for which it
-      waited for its data.
+    intervals: for each client that is done, in order, on a clock that is 0 at
+      the start of the block.
     errors: positions of the clients that failed, and what with.
-    is_stopped: whether the round was ended meanwhile.
+    is_stopped: whether the block was not worked on to its end.
   """
 
-  intervals: list[tuple[float, float, float]]
-  errors: Sequence[tuple[int, Exception]] = ()
-  is_stopped: bool = False
+  intervals: list[client_loop.ClientInterval]
+  errors: list[tuple[int, Exception]]
+  is_stopped: bool
 
 
 class RayWorker:
-  """Trains blocks of clients, and merges partial sums, on one device."""
+  """Trains blocks of clients, and merges partial sums, on one device.
 
-  def __init__(self):
+  It keeps the loaded functions of the computations used last and the broadcast
+  of one round. Values are looked up by `get`, a reference to its value:
+  `ray.get` where it is an actor.
+  """
+
+  def __init__(self, get: Callable[[Any], Any] | None = None):
+    self._get = get or _import_ray().get
+    self._device = devices.find(None)[0] if get else None
     self._loaded = {}
     self._broadcast_of = None
     self._broadcast = None
@@ -96,16 +108,14 @@ class RayWorker:
         else than the driver's, a library that is not there, or that TensorFlow
         has no GPU where Ray gave one.
     """
+    ray = _import_ray()
     node = f'{os.uname().nodename} ({ray.util.get_node_ip_address()})'
     tf.config.threading.set_intra_op_parallelism_threads(num_threads)
     if not ray.get_gpu_ids():
       tf.config.set_visible_devices([], 'GPU')
     if os.path.isdir(folder):
       os.chdir(folder)
-    for path, digest in required_files.items():
-      _check_same(path, digest, node)
-    for name in op_libraries:
-      _register_ops(name, node)
+    check_node(node, required_files=required_files, op_libraries=op_libraries)
     self._device = devices.find(None)[0]
     if ray.get_gpu_ids() and 'GPU' not in self._device:
       raise ValueError(
@@ -117,11 +127,9 @@ class RayWorker:
   def get_process_id(self) -> int:
     return os.getpid()
 
-  @ray.method(concurrency_group='control')
   def ping(self) -> None:
-    """Returns at once, also during a block."""
+    """Returns at once; called in a thread of its own, also during a block."""
 
-  @ray.method(concurrency_group='control')
   def end_round(self, number: int) -> None:
     """Ends work on this round after the client in work; frees its values."""
     with self._lock:
@@ -146,67 +154,60 @@ class RayWorker:
       How it went; and the packed sum of the clients' updates or, where nothing
       is summed, each client's packed result; None if it did not go to its end.
     """
-    intervals, results, errors = [], [], []
     with tf.device(self._device):
       functions = self._load(key)
       broadcast = self._get_broadcast(key)
-      accumulator = functions.zero() if functions.sums else ()
-      values = dict(zip(positions, map(transport.unpack, clients)))
+      values = dict(zip(positions, map(unpack, clients)))
+      monitor = _BlockMonitor(key, self._ended)
       reader = functions.build_reader(values.get, num_threads=1)
-      block_start_sec = time.monotonic()
       with contextlib.closing(reader):
-        for index, position in enumerate(positions):
-          if key.number in self._ended:
-            return BlockReport(intervals, is_stopped=True), None
-          start_sec = ready_sec = time.monotonic()
-          try:
-            datasets = reader.take(position)
-            for following in positions[index + 1 : index + 2]:
-              reader.start(following)
-            ready_sec = time.monotonic()
-            outputs = functions.get_work(0)(
-                *accumulator, *values[position], *broadcast, *datasets
-            )
-            if functions.sums:
-              accumulator = outputs
-            else:
-              results.append(transport.pack(outputs))
-          except Exception as error:  # pylint: disable=broad-exception-caught
-            errors.append((position, _as_picklable(error)))
-            if not key.leaves_out:
-              return BlockReport(intervals, errors), None
-          intervals.append((
-              start_sec - block_start_sec,
-              time.monotonic() - block_start_sec,
-              ready_sec - start_sec,
-          ))
-      if functions.sums:
-        results = transport.pack(accumulator)
-    return BlockReport(intervals, errors), results
+        try:
+          outputs = client_loop.run_block(
+              positions,
+              functions=functions,
+              slot=0,
+              device=self._device,
+              zero=functions.zero() if functions.sums else (),
+              get_client=values.get,
+              get_broadcast=lambda: broadcast,
+              reader=reader,
+              get_upcoming=list,
+              monitor=monitor,
+          )
+        except scheduler.Stopped:
+          return monitor.report(is_stopped=True), None
+      outputs = (
+          pack(outputs) if functions.sums else list(map(pack, outputs))
+      )
+      return monitor.report(is_stopped=False), outputs
 
   def merge(
-      self, key: RoundKey, parts: Sequence[ray.ObjectRef]
+      self, key: RoundKey, parts: Sequence[Any]
   ) -> tuple[int | None, list[Any] | None]:
-    """Returns (None, the packed sum), or the index of a part that is lost."""
+    """Returns (None, the packed sum), or the index of a part that is lost.
+
+    Args:
+      key: of the round.
+      parts: references to the packed left and right sum.
+    """
     with tf.device(self._device):
       merge = self._load(key).merge
-      total = None
+      tensors = []
       for index, part in enumerate(parts):
         try:
-          tensors = transport.unpack(ray.get(part))
-        except ray.exceptions.ObjectLostError:
+          tensors += unpack(self._get(part))
+        except _import_ray().exceptions.ObjectLostError:
           return index, None
-        total = tensors if total is None else merge(*total, *tensors)
-      return None, transport.pack(total)
+      return None, pack(merge(*tensors))
 
-  def _load(self, key: RoundKey) -> loading.ClientFunctions:
+  def _load(self, key: RoundKey) -> client_loop.ClientFunctions:
     """The functions of the round's computation, loaded at the first call."""
     functions = self._loaded.pop(key.computation, None)
     if functions is None:
-      functions = loading.ClientFunctions(ray.get(key.programs[0]))
+      functions = client_loop.ClientFunctions(self._get(key.programs[0]))
     # Last in order of use.
     self._loaded[key.computation] = functions
-    while len(self._loaded) > _MAX_LOADED:
+    while len(self._loaded) > MAX_LOADED:
       del self._loaded[next(iter(self._loaded))]
     return functions
 
@@ -215,42 +216,139 @@ class RayWorker:
     with self._lock:
       if self._broadcast_of == key.number:
         return self._broadcast
-    broadcast = transport.unpack(ray.get(key.broadcast[0]))
+    broadcast = unpack(self._get(key.broadcast[0]))
     with self._lock:
       if key.number not in self._ended:
         self._broadcast_of, self._broadcast = key.number, broadcast
     return broadcast
 
 
-def _check_same(path: str, digest: str, node: str) -> None:
-  try:
-    found = path_digest.digest(path)
-  except ValueError as error:
-    raise ValueError(
-        f'Node {node} cannot read {error}, which required_paths names; put '
-        'the shards where every node finds them under this path.'
-    ) from error
-  if found != digest:
-    raise ValueError(
-        f'Node {node} has other files at {path!r}, which required_paths names, '
-        'than the program; copy the same corpus to every node.'
+class _BlockMonitor:
+  """A `client_loop.Monitor` of one block, for the report to the driver."""
+
+  def __init__(self, key: RoundKey, ended: Sequence[int]):
+    self._key = key
+    self._ended = ended
+    self._start_sec = time.monotonic()
+    self._intervals = []
+    self._errors = []
+
+  def begin(self, position: int, device: str) -> None:
+    del position, device
+    if self._key.number in self._ended:
+      raise scheduler.Stopped()
+
+  def fail(self, position: int, error: Exception, device: str) -> None:
+    del device
+    self._errors.append((position, _as_picklable(error)))
+    if not self._key.leaves_out:
+      raise scheduler.Stopped()
+
+  def end(self, interval: client_loop.ClientInterval) -> None:
+    self._intervals.append(
+        interval._replace(
+            start_sec=interval.start_sec - self._start_sec,
+            end_sec=interval.end_sec - self._start_sec,
+        )
     )
 
+  def report(self, *, is_stopped: bool) -> BlockReport:
+    return BlockReport(self._intervals, self._errors, is_stopped)
 
-def _register_ops(name: str, node: str) -> None:
-  try:
-    pkgutil.resolve_name(name)
-  except (ImportError, AttributeError, ValueError) as error:
-    raise ValueError(
-        f'Node {node} cannot import {name!r}, which op_libraries names: '
-        f'{error}; install requirements.txt there.'
-    ) from error
+
+def check_node(
+    node: str,
+    *,
+    required_files: Mapping[str, str],
+    op_libraries: Sequence[str],
+) -> None:
+  """Checks that a node has what the programs need, and registers their ops.
+
+  Args:
+    node: its name, for messages.
+    required_files: see `RayWorker.start`.
+    op_libraries: see `RayWorker.start`.
+
+  Raises:
+    ValueError: naming the node and what it lacks.
+  """
+  for path, digest in required_files.items():
+    try:
+      found = path_digest.digest(path)
+    except ValueError as error:
+      raise ValueError(
+          f'Node {node} cannot read {error}, which required_paths names; put '
+          'the shards where every node finds them under this path.'
+      ) from error
+    if found != digest:
+      raise ValueError(
+          f'Node {node} has other files at {path!r}, which required_paths '
+          'names, than the program; copy the same corpus to every node.'
+      )
+  for name in op_libraries:
+    try:
+      pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+      raise ValueError(
+          f'Node {node} cannot import {name!r}, which op_libraries names: '
+          f'{error}; install requirements.txt there.'
+      ) from error
+
+
+class _DatasetGraph(NamedTuple):
+  """A dataset as a serialized `GraphDef`."""
+
+  graph_def: bytes
+
+
+def pack(tensors: Sequence[tf.Tensor]) -> list[Any]:
+  """Returns the tensors as values that pickle.
+
+  Raises:
+    tf.errors.OpError: a dataset that has no serialized form, such as one of a
+      Python generator.
+  """
+  return [
+      _pack_dataset(tensor) if tensor.dtype == tf.variant else tensor.numpy()
+      for tensor in tensors
+  ]
+
+
+def unpack(values: Sequence[Any]) -> list[tf.Tensor]:
+  """Returns the tensors that were packed, on the current device."""
+  return [
+      _unpack_dataset(value)
+      if isinstance(value, _DatasetGraph)
+      else tf.convert_to_tensor(value)
+      for value in values
+  ]
+
+
+def _pack_dataset(variant: tf.Tensor) -> _DatasetGraph:
+  graph = tf.raw_ops.DatasetToGraphV2(
+      input_dataset=variant,
+      external_state_policy=_IGNORE_STATE,
+      strip_device_assignment=True,
+  )
+  return _DatasetGraph(graph.numpy())
+
+
+def _unpack_dataset(value: _DatasetGraph) -> tf.Tensor:
+  with tf.device('/device:CPU:0'):
+    return tf.raw_ops.DatasetFromGraph(graph_def=value.graph_def)
 
 
 def _as_picklable(error: Exception) -> Exception:
   """The error, or one of its words if it cannot leave this process."""
   try:
-    ray.cloudpickle.loads(ray.cloudpickle.dumps(error))
+    pickle.loads(pickle.dumps(error))
   except Exception:  # pylint: disable=broad-exception-caught
     return RuntimeError(f'{type(error).__name__}: {error}')
   return error
+
+
+def _import_ray() -> Any:
+  """Ray, which the workers have; tests of this module do without."""
+  import ray  # pylint: disable=g-import-not-at-top
+
+  return ray

@@ -1,31 +1,95 @@
-"""Deals a round's work to workers that may be lost on the way.
+"""Scheduler of a round: blocks of clients, and the merges of their sums.
 
-The work is one task a block of clients and one a merge of `reduction.plan`. A
-merge is dealt before any further block, once its parts are there. Results may
-be references to values that live with a worker: where a worker or a value is
-lost, its task is dealt again, and with it those whose results it needs.
+A cohort is cut into blocks of a fixed size: in the order of the cohort, or,
+where each client's cost is known, by falling cost (ties in cohort order).
+Blocks are dealt in the order of their numbers, so longest first, each to the
+next free worker. A merge of `reduction.plan` is dealt before any further block,
+once its parts are there. Neither the blocks nor the merges depend on how many
+workers there are or which is faster, so the result is the same to the bit.
+
+Results may be references to values that live with a worker: where a worker or a
+value is lost, its task is dealt again, and with it those whose results it
+needs.
 """
 
 from collections.abc import Sequence
 import heapq
+import math
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 from tff_asr import checks
 from tff_asr.execution import reduction
-from tff_asr.execution import schedule
 
 # A block whose worker is lost each time (memory that does not suffice, a crash
 # in an op) would otherwise be tried forever.
 _MAX_LOSSES = 3
 
 
+class Block(NamedTuple):
+  """Clients that one worker trains one after another into one sum.
+
+  Attributes:
+    number: place in the order of dealing and of merging, from 0.
+    positions: the clients' positions in the cohort, in order of training.
+  """
+
+  number: int
+  positions: tuple[int, ...]
+
+
+Task = Block | reduction.Merge
+
+
+class Stopped(Exception):  # pylint: disable=g-bad-exception-name
+  """The round has ended early; raised in whoever works or waits for it."""
+
+
 class WorkerLostError(ConnectionError):
   """Workers were lost, and the round cannot go on without them."""
 
 
-class TaskBoard:
-  """Tasks of one round, dealt to the next free worker.
+def build_blocks(
+    num_clients: int,
+    *,
+    block_size: int,
+    costs: Sequence[float] | None = None,
+) -> list[Block]:
+  """Returns the blocks of a cohort.
+
+  Args:
+    num_clients: size of the cohort, at least 0.
+    block_size: clients a block, at least 1; the last block may be smaller.
+    costs: a finite number of at least 0 for each client, such as seconds of
+      audio; None keeps the order of the cohort.
+
+  Raises:
+    ValueError: an argument out of range, or not one cost a client.
+  """
+  checks.non_negative_int(num_clients=num_clients)
+  checks.positive_int(block_size=block_size)
+  order = list(range(num_clients))
+  if costs is not None:
+    if len(costs) != num_clients:
+      raise ValueError(
+          f'costs must hold one number a client, found {len(costs)} for '
+          f'{num_clients} clients.'
+      )
+    for position, cost in enumerate(costs):
+      if not math.isfinite(cost) or cost < 0:
+        raise ValueError(
+            f'costs must be finite and at least 0, found {cost!r} for the '
+            f'client at position {position}.'
+        )
+    order.sort(key=lambda position: -costs[position])
+  return [
+      Block(number, tuple(order[start : start + block_size]))
+      for number, start in enumerate(range(0, num_clients, block_size))
+  ]
+
+
+class Scheduler:
+  """Deals the tasks of one round, each to the next free worker.
 
   Workers call `take` and then one of `put`, `give_back` and `lose`; one thread
   waits for `results`. All methods are thread-safe.
@@ -33,10 +97,10 @@ class TaskBoard:
 
   def __init__(
       self,
-      blocks: Sequence[schedule.Block],
+      blocks: Sequence[Block],
       *,
       merges: Sequence[reduction.Merge],
-      num_workers: int,
+      max_unmerged: int,
   ):
     """Deals `blocks` in their order.
 
@@ -44,22 +108,15 @@ class TaskBoard:
       blocks: numbered from 0.
       merges: `reduction.plan(len(blocks))`; none where every block's result is
         an output.
-      num_workers: how many workers take tasks, at least 1.
+      max_unmerged: how many blocks may be in work or wait to be merged, which
+        takes memory; at least 2. Without merges it does not matter.
     """
-    checks.positive_int(num_workers=num_workers)
+    checks.positive_int(max_unmerged=max_unmerged - 1)
     self._tasks = {task.number: task for task in (*blocks, *merges)}
     self._num_blocks = len(blocks)
-    self._parents = {
-        part: merge for merge in merges for part in merge.parts
-    }
-    self._outputs = (
-        [merges[-1].number] if merges else [block.number for block in blocks]
-    )
-    # Blocks waiting to be merged take memory: no block is dealt as long as
-    # this many are. It suffices for one merge and all workers' next blocks.
-    self._window = (
-        reduction.FAN_IN + 2 * num_workers if merges else len(blocks)
-    )
+    self._parents = {part: merge for merge in merges for part in merge.parts}
+    self._outputs = self._tasks.keys() - self._parents.keys()
+    self._max_unmerged = max_unmerged if merges else len(blocks)
     self._next_block = 0
     self._unmerged = set()
     self._ready = []  # Heap of (blocks after merges, number).
@@ -68,11 +125,11 @@ class TaskBoard:
     self._stopped = False
     self._changed = threading.Condition()
 
-  def take(self) -> schedule.Block | reduction.Merge | None:
+  def take(self) -> Task | None:
     """Returns the next task, waiting for one; None if all work is done.
 
     Raises:
-      schedule.Stopped: `stop` was called.
+      Stopped: `stop` was called.
     """
     with self._changed:
       while True:
@@ -84,35 +141,41 @@ class TaskBoard:
           return self._tasks[number]
         if (
             self._next_block < self._num_blocks
-            and len(self._unmerged) < self._window
+            and len(self._unmerged) < self._max_unmerged
         ):
           self._next_block += 1
           self._unmerged.add(self._next_block - 1)
           return self._tasks[self._next_block - 1]
         self._changed.wait()
 
-  def is_output(self, task: schedule.Block | reduction.Merge) -> bool:
+  def upcoming(self, count: int) -> list[Block]:
+    """The next `count` blocks that were never dealt, or what is left."""
+    with self._changed:
+      last = min(self._next_block + count, self._num_blocks)
+      return [self._tasks[n] for n in range(self._next_block, last)]
+
+  def is_output(self, task: Task) -> bool:
     """Whether the task's result is one of `results`."""
-    return task.number not in self._parents
+    return task.number in self._outputs
 
   def get_parts(self, merge: reduction.Merge) -> list[Any]:
-    """Returns the results that a merge is made of, from left to right."""
+    """Returns the results that a merge is made of, the left one first."""
     with self._changed:
       return [self._results[part] for part in merge.parts]
 
-  def put(self, task: schedule.Block | reduction.Merge, result: Any) -> None:
+  def put(self, task: Task, result: Any) -> None:
     """Hands in a task's result, and lets go of those it was made of."""
     with self._changed:
       self._results[task.number] = result
       for part in getattr(task, 'parts', ()):
         del self._results[part]
         self._unmerged.discard(part)
-      self._offer(self._parents.get(task.number))
+      merge = self._parents.get(task.number)
+      if merge is not None and self._results.keys() >= set(merge.parts):
+        self._push(merge.number)
       self._changed.notify_all()
 
-  def give_back(
-      self, task: schedule.Block | reduction.Merge, *, counts: bool = True
-  ) -> None:
+  def give_back(self, task: Task, *, counts: bool = True) -> None:
     """Has a task dealt again whose worker was lost.
 
     Args:
@@ -123,12 +186,11 @@ class TaskBoard:
       WorkerLostError: the task has lost several workers already.
     """
     with self._changed:
-      losses = self._losses[task.number] = (
-          self._losses.get(task.number, 0) + int(counts)
-      )
+      losses = self._losses.get(task.number, 0) + int(counts)
+      self._losses[task.number] = losses
       if losses >= _MAX_LOSSES:
         what = 'A merge of partial sums'
-        if isinstance(task, schedule.Block):
+        if isinstance(task, Block):
           what = f'A block with the clients at positions {task.positions}'
         raise WorkerLostError(
             f'{what} lost its worker {losses} times; it may need more memory '
@@ -140,20 +202,28 @@ class TaskBoard:
   def lose(self, part: int) -> None:
     """Has a part made again whose value was lost, and then its merge."""
     with self._changed:
-      self._forget(part)
+      pending = [part]
+      while pending:
+        number = pending.pop()
+        self._results.pop(number, None)
+        if number < self._num_blocks:
+          self._unmerged.add(number)
+          self._push(number)
+        else:
+          pending.extend(self._tasks[number].parts)
       self._changed.notify_all()
 
   def results(self) -> list[Any]:
     """Waits for all work; returns the total, or each block's result.
 
     Raises:
-      schedule.Stopped: `stop` was called before.
+      Stopped: `stop` was called before.
     """
     with self._changed:
       while not self._is_done():
         self._check_running()
         self._changed.wait()
-      return [self._results[number] for number in self._outputs]
+      return [self._results[number] for number in sorted(self._outputs)]
 
   def stop(self) -> None:
     """Ends the round: everyone waiting, and every later call, is stopped."""
@@ -161,34 +231,22 @@ class TaskBoard:
       self._stopped = True
       self._changed.notify_all()
 
+  def check_running(self) -> None:
+    """Raises Stopped once `stop` was called; for use between clients."""
+    with self._changed:
+      self._check_running()
+
   def is_over(self) -> bool:
     """Whether nothing is left to take."""
     with self._changed:
       return self._stopped or self._is_done()
 
   def _is_done(self) -> bool:
-    return all(number in self._results for number in self._outputs)
+    return self._results.keys() >= self._outputs
 
   def _check_running(self) -> None:
     if self._stopped:
-      raise schedule.Stopped()
+      raise Stopped()
 
   def _push(self, number: int) -> None:
     heapq.heappush(self._ready, (number < self._num_blocks, number))
-
-  def _offer(self, merge: reduction.Merge | None) -> None:
-    """Makes a merge ready once all its parts are there."""
-    if merge is not None and all(
-        part in self._results for part in merge.parts
-    ):
-      self._push(merge.number)
-
-  def _forget(self, number: int) -> None:
-    """Has a result made again, with whatever it was made of."""
-    self._results.pop(number, None)
-    if number < self._num_blocks:
-      self._unmerged.add(number)
-      self._push(number)
-    else:
-      for part in self._tasks[number].parts:
-        self._forget(part)

@@ -1,0 +1,283 @@
+"""Tests of tff_asr.execution.ray_worker without Ray, as a plain object."""
+
+import pathlib
+import pickle
+import tempfile
+import time
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.execution import toys
+from tff_asr.execution import compiler
+from tff_asr.execution import path_digest
+from tff_asr.execution import ray_worker
+
+_SERVER_FLOAT = tff.FederatedType(np.float32, tff.SERVER)
+_CLIENT_FLOAT = tff.FederatedType(np.float32, tff.CLIENTS)
+
+
+def _compile(power: float, *, sums: bool = True):
+  """Of <factor, values>: factor times each value to a power, summed."""
+
+  @tff.tensorflow.computation(np.float32, np.float32)
+  def work(value, factor):
+    check = tf.debugging.assert_none_equal(
+        value, 13.0, message='An unlucky client.'
+    )
+    with tf.control_dependencies([check]):
+      return factor * value**power
+
+  @tff.federated_computation(_SERVER_FLOAT, _CLIENT_FLOAT)
+  def comp(factor, values):
+    mapped = tff.federated_map(work, (values, tff.federated_broadcast(factor)))
+    return tff.federated_sum(mapped) if sums else mapped
+
+  return compiler.compile_computation(comp).clients
+
+
+class _Driver:
+  """A worker, and the store of objects that it looks references up in."""
+
+  def __init__(self):
+    self._store = {}
+    self.looked_up = []
+    self.worker = ray_worker.RayWorker(get=self._get)
+
+  def _get(self, reference):
+    self.looked_up.append(reference)
+    return pickle.loads(self._store[reference])
+
+  def put(self, name, value):
+    self._store[name] = pickle.dumps(value)
+    return name
+
+  def key(
+      self, number, programs, *factors, computation=0, leaves_out=False
+  ):
+    """Of a round; a reference tells what it refers to."""
+    return ray_worker.RoundKey(
+        number,
+        computation,
+        [self.put(f'programs {computation}', programs)],
+        [self.put(f'broadcast {number}', list(map(np.float32, factors)))],
+        leaves_out,
+    )
+
+  def run(self, key, values):
+    """What `RayWorker.run_block` returns for clients of these values."""
+    clients = [[np.float32(value)] for value in values]
+    return self.worker.run_block(key, range(len(values)), clients)
+
+
+class CacheTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.driver = _Driver()
+
+  def check(self, key, values, expected):
+    _, found = self.driver.run(key, values)
+    self.assertEqual(found, expected)
+
+  def test_broadcast_of_each_round_is_its_own(self):
+    programs = _compile(1.0)
+    first, second = (
+        self.driver.key(number, programs, factor)
+        for number, factor in ((1, 2.0), (2, 5.0))
+    )
+    self.check(first, [1.0, 2.0], [6.0])
+    self.check(first, [4.0], [8.0])
+    self.check(second, [1.0, 2.0], [15.0])
+    # Rounds may overlap: the first again, after the second began.
+    self.check(first, [1.0], [2.0])
+    self.driver.worker.end_round(1)
+    self.check(second, [1.0], [5.0])
+    self.assertEqual(
+        self.driver.looked_up,
+        ['programs 0', *(f'broadcast {n}' for n in (1, 2, 1, 2))],
+    )
+
+  def test_programs_of_each_computation_are_its_own(self):
+    plain, squared = (
+        self.driver.key(1, _compile(power), 2.0, computation=computation)
+        for computation, power in enumerate((1.0, 2.0))
+    )
+    for _ in range(2):
+      self.check(plain, [3.0], [6.0])
+      self.check(squared, [3.0], [18.0])
+    self.assertEqual(
+        self.driver.looked_up, ['programs 0', 'broadcast 1', 'programs 1']
+    )
+
+  def test_programs_used_last_are_kept(self):
+    programs = _compile(1.0)
+    keys = [
+        self.driver.key(1, programs, 1.0, computation=number)
+        for number in range(ray_worker.MAX_LOADED + 1)
+    ]
+    for key in (*keys[:-1], keys[0], keys[-1], keys[0]):
+      self.check(key, [1.0], [1.0])
+    self.assertEqual(self.driver.looked_up.count('programs 0'), 1)
+    self.check(keys[1], [1.0], [1.0])
+    self.assertEqual(self.driver.looked_up.count('programs 1'), 2)
+
+  def test_the_empty_sum_is_not_that_of_the_block_before(self):
+    key = self.driver.key(1, _compile(1.0), 1.0)
+    for _ in range(3):
+      self.check(key, [1.0, 2.0], [3.0])
+    self.check(key, [], [0.0])
+
+  def test_data_of_each_client_and_computation_are_its_own(self):
+    # Ids whose datasets are kept in memory between blocks.
+    def build(level):
+      @tff.tensorflow.computation(np.str_)
+      def work(client_id):
+        return toys.build_dataset_from_id(client_id).reduce(
+            0.0, lambda total, batch: total + tf.reduce_sum(batch['y'])
+        ) * level
+
+      comp = tff.federated_computation(
+          lambda ids: tff.federated_sum(tff.federated_map(work, ids)),
+          tff.FederatedType(np.str_, tff.CLIENTS),
+      )
+      return compiler.compile_computation(comp).clients
+
+    def run(key, client_id):
+      _, (total,) = self.driver.worker.run_block(key, [0], [[client_id]])
+      return float(total)
+
+    one, ten = (
+        self.driver.key(1, build(level), computation=computation)
+        for computation, level in enumerate((1.0, 10.0))
+    )
+    expected = {
+        client_id: sum(
+            float(tf.reduce_sum(batch['y']))
+            for batch in toys.build_dataset_from_id(client_id)
+        )
+        for client_id in ('1', '5')
+    }
+    self.assertGreater(abs(expected['1'] - expected['5']), 1.0)
+    for _ in range(2):
+      for client_id, total in expected.items():
+        self.assertAlmostEqual(run(one, client_id), total, places=3)
+        self.assertAlmostEqual(run(ten, client_id), 10 * total, places=2)
+
+
+class BlockTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.driver = _Driver()
+
+  def test_each_result_without_a_sum_and_when_it_was_made(self):
+    key = self.driver.key(1, _compile(1.0, sums=False), 2.0)
+    start_sec = time.monotonic()
+    report, results = self.driver.run(key, [1.0, 3.0, 2.0])
+    self.assertEqual(results, [[2.0], [6.0], [4.0]])
+    self.assertEqual([i.position for i in report.intervals], [0, 1, 2])
+    ends = [
+        sec for i in report.intervals for sec in (i.start_sec, i.end_sec)
+    ]
+    self.assertEqual(ends, sorted(ends))
+    self.assertBetween(ends[0], 0.0, ends[-1])
+    self.assertLess(ends[-1], time.monotonic() - start_sec)
+
+  def test_merge_of_two_sums(self):
+    key = self.driver.key(1, _compile(1.0), 1.0)
+    parts = [self.driver.put(f'sum {x}', [np.float32(x)]) for x in (3.0, 4.5)]
+    lost, total = self.driver.worker.merge(key, parts)
+    self.assertIsNone(lost)
+    self.assertEqual(total, [7.5])
+
+  def test_clients_that_fail_end_the_block_or_are_left_out(self):
+    values = [1.0, 13.0, 4.0]
+    for leaves_out, expected in ((True, [5.0]), (False, None)):
+      key = self.driver.key(1, _compile(1.0), 1.0, leaves_out=leaves_out)
+      report, result = self.driver.run(key, values)
+      self.assertEqual(result, expected)
+      self.assertEqual(report.is_stopped, not leaves_out)
+      ((position, error),) = report.errors
+      self.assertEqual(position, 1)
+      self.assertIsInstance(error, tf.errors.InvalidArgumentError)
+      self.assertIn('An unlucky client.', str(error))
+
+  def test_error_that_does_not_pickle_travels_as_its_words(self):
+    class LocalError(Exception):
+      pass
+
+    found = ray_worker._as_picklable(LocalError('here'))
+    self.assertEqual(str(found), 'LocalError: here')
+    self.assertIs(type(found), RuntimeError)
+
+  def test_round_that_ended_is_worked_on_no_more(self):
+    programs = _compile(1.0)
+    self.driver.worker.end_round(1)
+    report, result = self.driver.run(self.driver.key(1, programs, 1.0), [1.0])
+    self.assertTrue(report.is_stopped)
+    self.assertIsNone(result)
+    report, result = self.driver.run(self.driver.key(2, programs, 1.0), [1.0])
+    self.assertFalse(report.is_stopped)
+    self.assertEqual(result, [1.0])
+
+
+class NodeTest(absltest.TestCase):
+
+  def test_what_a_node_lacks_is_named(self):
+    path = self.enterContext(tempfile.TemporaryDirectory())
+    pathlib.Path(path, 'shard').touch()
+    good = {path: path_digest.digest(path)}
+    libraries = ['tff_asr.execution.path_digest:digest']
+    ray_worker.check_node(
+        'n1', required_files=good, op_libraries=libraries
+    )
+    for files, names, message in (
+        (good | {'/no/shards': 'x'}, [], "^Node n1 cannot read '/no/shards'"),
+        ({path: 'x'}, [], f"^Node n1 has other files at '{path}'"),
+        (good, ['no_such_library'], "^Node n1 cannot import 'no_such_library'"),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        ray_worker.check_node('n1', required_files=files, op_libraries=names)
+
+
+def _send(*tensors):
+  packed = pickle.loads(pickle.dumps(ray_worker.pack(tensors)))
+  return ray_worker.unpack(packed)
+
+
+class PackTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      tf.float32, tf.bfloat16, tf.int32, tf.uint8, tf.bool, tf.complex64
+  )
+  def test_numbers_keep_bits_dtype_and_shape(self, dtype):
+    for tensor in (tf.cast([[0, 1, 3]], dtype), tf.zeros([0, 3], dtype)):
+      (found,) = _send(tensor)
+      self.assertEqual(found.dtype, dtype)
+      self.assertEqual(found.shape, tensor.shape)
+      self.assertEqual(found.numpy().tobytes(), tensor.numpy().tobytes())
+
+  def test_texts_and_scalars(self):
+    scalar, text, texts = _send(
+        tf.constant(2.0), tf.constant(b'\xff\x00'), tf.constant(['a', '', 'ä'])
+    )
+    self.assertEqual(scalar.numpy(), 2.0)
+    self.assertEqual(text.numpy(), b'\xff\x00')
+    self.assertEqual(list(texts.numpy()), [b'a', b'', 'ä'.encode()])
+
+  def test_dataset_yields_the_same_elements(self):
+    dataset = tf.data.Dataset.range(10).map(lambda x: x * x).batch(4)
+    (variant,) = _send(tf.data.experimental.to_variant(dataset))
+    found = tf.data.experimental.from_variant(variant, dataset.element_spec)
+    self.assertEqual(
+        [batch.numpy().tolist() for batch in found],
+        [batch.numpy().tolist() for batch in dataset],
+    )
+
+
+if __name__ == '__main__':
+  absltest.main()

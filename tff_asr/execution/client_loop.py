@@ -1,0 +1,165 @@
+"""Client loop: the clients of a block, one after another, into one sum.
+
+Both a thread of this process (`multi_device`) and a Ray actor (`ray_worker`)
+run their blocks through `run_block`. While one client trains, the data of the
+next are read (`prefetch`).
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+import threading
+import time
+from typing import NamedTuple, Protocol
+
+import tensorflow as tf
+
+from tff_asr.execution import compiler
+from tff_asr.execution import graph
+from tff_asr.execution import prefetch
+
+
+class ClientInterval(NamedTuple):
+  """When and where one client's work ran.
+
+  Attributes:
+    position: the client's place in the cohort.
+    device: the logical device, such as '/device:CPU:1'.
+    start_sec: when its work was started, on the clock of `time.monotonic`.
+    end_sec: when its function returned (a GPU may still be computing).
+    waited_sec: how much of this its worker waited for the client's data.
+  """
+
+  position: int
+  device: str
+  start_sec: float
+  end_sec: float
+  waited_sec: float
+
+
+class Monitor(Protocol):
+  """Records of a round's clients, kept by whoever runs the round."""
+
+  def begin(self, position: int, device: str) -> None:
+    """Tells that a client begins; raises Stopped where the round has ended."""
+
+  def fail(self, position: int, error: Exception, device: str) -> None:
+    """Tells that a client failed; raises Stopped where this ends the round."""
+
+  def end(self, interval: ClientInterval) -> None:
+    """Tells that a client is done, or left out."""
+
+
+class ClientFunctions:
+  """Loaded `compiler.ClientPrograms`, for several threads of a process.
+
+  Attributes:
+    sums: whether clients are summed; without, there are the next two neither.
+    zero: the empty accumulator.
+    merge: two accumulators to one.
+    zero_lock: to be held where threads share `zero`.
+  """
+
+  def __init__(self, programs: compiler.ClientPrograms):
+    self._programs = programs
+    self._read = programs.read and programs.read.program.load()
+    self._cache = prefetch.CLIENT_CACHE.part()
+    self._work = {0: programs.work.load()}
+    self._lock = threading.Lock()
+    self.zero_lock = threading.Lock()
+    self.sums = programs.zero is not None
+    if self.sums:
+      self.zero = programs.zero.load()
+      self.merge = programs.merge.load()
+
+  def build_reader(
+      self,
+      get_client: Callable[[Hashable], Sequence[tf.Tensor]],
+      *,
+      num_threads: int,
+  ) -> prefetch.Reader:
+    """Returns what reads clients' data ahead; to be closed.
+
+    Args:
+      get_client: the flat values of a client by its key.
+      num_threads: how many clients are read at once.
+    """
+    return prefetch.Reader(
+        self._read,
+        elements=self._programs.read.elements if self._read else (),
+        get_client=get_client,
+        num_threads=num_threads,
+        cache=self._cache,
+    )
+
+  def get_work(self, slot: int) -> graph.Function:
+    """The client function for a worker: its own if it has variables."""
+    with self._lock:
+      if not self._work[0].has_variables:
+        slot = 0
+      if slot not in self._work:
+        self._work[slot] = self._programs.work.load()
+      return self._work[slot]
+
+
+def run_block(
+    positions: Sequence[int],
+    *,
+    functions: ClientFunctions,
+    slot: int,
+    device: str,
+    zero: Sequence[tf.Tensor],
+    get_client: Callable[[int], Sequence[tf.Tensor]],
+    get_broadcast: Callable[[], Sequence[tf.Tensor]],
+    reader: prefetch.Reader,
+    get_upcoming: Callable[[], Sequence[int]],
+    monitor: Monitor,
+) -> list:
+  """Trains clients one after another.
+
+  Args:
+    positions: the clients' places in the cohort, in order of training.
+    functions: of the computation.
+    slot: number of the worker among those that share `functions`.
+    device: the logical device that this runs on, for records.
+    zero: the empty accumulator; empty where nothing is summed.
+    get_client: a client's flat values by its position.
+    get_broadcast: the broadcast on this device.
+    reader: reads clients by their positions.
+    get_upcoming: positions of clients that may come after the last of these.
+    monitor: told of each client.
+
+  Returns:
+    The sum of the clients' updates or, where nothing is summed, each client's
+    result.
+
+  Raises:
+    scheduler.Stopped: by `monitor`, which ends the round.
+  """
+  accumulator, results = zero, []
+  for index, position in enumerate(positions):
+    monitor.begin(position, device)
+    start_sec = ready_sec = time.monotonic()
+    try:
+      work = functions.get_work(slot)
+      datasets = reader.take(position)
+      for following in positions[index + 1 : index + 2] or get_upcoming():
+        reader.start(following)
+      ready_sec = time.monotonic()
+      outputs = work(
+          *accumulator, *get_client(position), *get_broadcast(), *datasets
+      )
+      if functions.sums:
+        accumulator = outputs
+      else:
+        results.append(outputs)
+    except Exception as error:  # pylint: disable=broad-exception-caught
+      monitor.fail(position, error, device)
+    monitor.end(
+        ClientInterval(
+            position,
+            device,
+            start_sec,
+            time.monotonic(),
+            ready_sec - start_sec,
+        )
+    )
+  return accumulator if functions.sums else results

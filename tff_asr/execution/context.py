@@ -1,0 +1,286 @@
+"""TFF contexts around a runner of clients; the server's part of each round.
+
+    broadcast = prepare(server)                  on the server device
+    total = the sum over all blocks of clients   a subclass' `run_clients`
+    result = finish(server, total)               on the server device
+
+Computations without clients run on the server device as they are. A context is
+synchronous (a call returns its result) or asynchronous (a call returns an
+awaitable; the event loop stays free, and cancelling it ends the round after the
+clients in work).
+"""
+
+import abc
+import asyncio
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+import inspect
+import threading
+from typing import Any
+import weakref
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_asr import checks
+from tff_asr.execution import client_loop
+from tff_asr.execution import compiler
+from tff_asr.execution import malloc_trim
+from tff_asr.execution import reduction
+from tff_asr.execution import round_execution
+from tff_asr.execution import scheduler
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  """Settings of rounds, whoever runs their clients.
+
+  Attributes:
+    block_size: clients a block. One balances best; more saves a merge, and its
+      transfer, for all but one client of a block.
+    client_cost: a client's argument (a tuple of them if there are several) to
+      its expected cost, such as seconds of audio; clients of high cost start
+      first. It decides the order of summation, so it must not vary for a run
+      to repeat. None keeps the order of the cohort.
+    max_failed_share: share of a round's clients, in [0, 1], that may fail; they
+      are left out of the sum.
+    client_timeout_sec: how long a client's work may take; the first one also
+      compiles. None: forever.
+
+  Raises:
+    ValueError: a setting out of range.
+  """
+
+  block_size: int = 1
+  client_cost: Callable[[Any], float] | None = None
+  max_failed_share: float = 0.0
+  client_timeout_sec: float | None = None
+
+  def __post_init__(self):
+    checks.positive_int(block_size=self.block_size)
+    checks.in_range(0, 1, max_failed_share=self.max_failed_share)
+    if self.client_timeout_sec is not None:
+      checks.positive(client_timeout_sec=self.client_timeout_sec)
+    if self.client_cost is not None and not callable(self.client_cost):
+      raise ValueError(
+          'client_cost must be None or a function of one client, found '
+          f'{self.client_cost!r}.'
+      )
+
+
+class Cache:
+  """What was made of each computation object, for as long as that lives."""
+
+  def __init__(self, build: Callable[[tff.Computation], Any]):
+    """Keeps `build(comp)`, made once, for each computation object."""
+    self._build = build
+    self._entries = {}
+    self._lock = threading.Lock()
+
+  def get(self, comp: tff.Computation) -> Any:
+    """Returns `build(comp)`; of two threads, one builds and the other waits."""
+    # Computations hash by serializing themselves, so the key is the identity;
+    # the weak reference drops the entry before the identity can be reused.
+    key = id(comp)
+    with self._lock:
+      if key not in self._entries:
+        drop = weakref.ref(comp, lambda _: self._entries.pop(key, None))
+        self._entries[key] = drop, self._build(comp)
+      return self._entries[key][1]
+
+
+# Contexts share what was compiled; each loads its own functions, as variables
+# belong to one load.
+_compiled = Cache(compiler.compile_computation)
+
+
+class _Loaded:
+  """One computation: its server's functions, and whatever runs its clients.
+
+  Attributes:
+    compiled: the computation as programs.
+    lock: held while it runs: functions with variables allow one call at a time.
+    prepare: of a `compiler.Round`.
+    finish: of a `compiler.Round` that aggregates.
+    clients: made by a runner's `load_clients`.
+  """
+
+  def __init__(
+      self,
+      compiled: compiler.Local | compiler.Round,
+      load_clients: Callable[[compiler.ClientPrograms], Any],
+  ):
+    self.compiled = compiled
+    self.lock = threading.Lock()
+    if isinstance(compiled, compiler.Local):
+      # Graph optimization makes constants of what a program without arguments
+      # returns, such as a process's first state. They would take memory for as
+      # long as the program is loaded.
+      is_constant = not compiled.run.num_arguments
+      self._run = None if is_constant else compiled.run.load()
+      return
+    self.prepare = compiled.prepare.load()
+    self.finish = compiled.finish and compiled.finish.load()
+    self.clients = load_clients(compiled.clients)
+
+  def run(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+    """The function of a `compiler.Local`."""
+    return (self._run or self.compiled.run.load())(*tensors)
+
+
+class Runner(abc.ABC):
+  """Runs computations for a context.
+
+  Attributes:
+    last_timeline: the `ClientInterval`s of the round that finished last, by
+      start.
+    last_failures: what the clients that it left out failed of, by position.
+  """
+
+  def __init__(
+      self, settings: Settings, *, server_device: str, max_unmerged: int
+  ):
+    """Prepares to run.
+
+    Args:
+      settings: of all rounds.
+      server_device: logical device of the server's part.
+      max_unmerged: see `scheduler.Scheduler`.
+    """
+    self.settings = settings
+    self._server_device = server_device
+    self._max_unmerged = max_unmerged
+    self._cache = Cache(
+        lambda comp: _Loaded(_compiled.get(comp), self.load_clients)
+    )
+    self.last_timeline: list[client_loop.ClientInterval] = []
+    self.last_failures: dict[int, str] = {}
+
+  @abc.abstractmethod
+  def load_clients(self, programs: compiler.ClientPrograms) -> Any:
+    """Returns what a round's `functions` shall be; made once."""
+
+  @abc.abstractmethod
+  def run_clients(
+      self, execution: round_execution.RoundExecution
+  ) -> list[Any]:
+    """Runs all clients of a round.
+
+    Returns:
+      The total alone; without aggregation, a list a block with each client's
+      result. Results are lists of tensors.
+    """
+
+  def invoke(
+      self, comp: tff.Computation, arg: Any, *, stop: threading.Event
+  ) -> Any:
+    """Returns the result of `comp(arg)`; `stop` ends it between clients."""
+    loaded = self._cache.get(comp)
+    with loaded.lock, tf.device(self._server_device):
+      if isinstance(loaded.compiled, compiler.Local):
+        tensors = loaded.run(*loaded.compiled.argument.flatten(arg))
+        return loaded.compiled.result.pack(tensors)
+      return self._invoke_over_clients(loaded, arg, stop)
+
+  def _invoke_over_clients(
+      self, loaded: _Loaded, arg: Any, stop: threading.Event
+  ) -> Any:
+    """Runs a `compiler.Round`."""
+    compiled = loaded.compiled
+    server, clients = compiled.arguments.split(arg)
+    blocks = scheduler.build_blocks(
+        len(clients),
+        block_size=self.settings.block_size,
+        costs=self._measure_costs(clients),
+    )
+    broadcast = loaded.prepare(*server)
+    # Here, too: of the round before, what nobody holds any more.
+    malloc_trim.give_back(broadcast)
+    max_failed, merges = 0, ()  # Without a sum, each result is asked for.
+    if compiled.finish:
+      max_failed = int(self.settings.max_failed_share * len(clients))
+      merges = reduction.plan(len(blocks))
+    execution = round_execution.RoundExecution(
+        compiled=compiled,
+        functions=loaded.clients,
+        clients=clients,
+        broadcast=broadcast,
+        scheduler=scheduler.Scheduler(
+            blocks, merges=merges, max_unmerged=self._max_unmerged
+        ),
+        stop=stop,
+        max_failed=max_failed,
+        timeout_sec=self.settings.client_timeout_sec,
+    )
+    outputs = self.run_clients(execution) if clients else []
+    self.last_timeline = sorted(
+        execution.timeline, key=lambda interval: interval.start_sec
+    )
+    self.last_failures = execution.failures
+    if not compiled.finish:
+      return _collect(blocks, outputs, compiled.result.pack)
+    (total,) = outputs or [compiled.clients.zero.load()()]
+    malloc_trim.give_back(total)
+    results = loaded.finish(*server, *total)
+    malloc_trim.give_back(results)
+    return compiled.result.pack(results)
+
+  def _measure_costs(self, clients: Sequence[tuple]) -> list[float] | None:
+    if self.settings.client_cost is None:
+      return None
+    return [
+        self.settings.client_cost(client[0] if len(client) == 1 else client)
+        for client in clients
+    ]
+
+
+def _collect(
+    blocks: Sequence[scheduler.Block],
+    outputs: Sequence[Sequence[list[tf.Tensor]]],
+    pack: Callable[[list[tf.Tensor]], Any],
+) -> list[Any]:
+  """Each client's result, in the order of the cohort."""
+  by_position = {
+      position: pack(tensors)
+      for block, results in zip(blocks, outputs)
+      for position, tensors in zip(block.positions, results)
+  }
+  return [by_position[position] for position in range(len(by_position))]
+
+
+class _RunnerContext:
+  """A context's view of its runner; see `Runner`."""
+
+  def __init__(self, runner: Runner):
+    self._runner = runner
+
+  @property
+  def last_timeline(self) -> list[client_loop.ClientInterval]:
+    return self._runner.last_timeline
+
+  @property
+  def last_failures(self) -> dict[int, str]:
+    return self._runner.last_failures
+
+
+class SyncContext(_RunnerContext, tff.framework.SyncContext):
+  """Runs computations in the calling thread's time."""
+
+  def invoke(self, comp: tff.Computation, arg: Any) -> Any:
+    return self._runner.invoke(comp, arg, stop=threading.Event())
+
+
+class AsyncContext(_RunnerContext, tff.framework.AsyncContext):
+  """Runs computations in a thread, and awaits it."""
+
+  async def invoke(self, comp: tff.Computation, arg: Any) -> Any:
+    if inspect.isawaitable(arg):
+      arg = await arg
+    stop = threading.Event()
+    call = functools.partial(self._runner.invoke, comp, arg, stop=stop)
+    try:
+      return await asyncio.get_running_loop().run_in_executor(None, call)
+    except asyncio.CancelledError:
+      stop.set()
+      raise

@@ -1,0 +1,240 @@
+"""Execution of a round's clients: what its threads share, and their errors.
+
+A client that fails is left out of the round, as if it were not in the cohort,
+as long as no more fail than `RoundExecution.max_failed`. Memory that does not
+suffice is no client's fault, and ends the round in any case.
+
+A client whose work hangs (a device or a file system that does not answer) ends
+the round, too, where there is a time limit. Nothing can end the work itself: a
+thread stays behind, and the program should end.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import re
+import threading
+import time
+from typing import Any
+
+import tensorflow as tf
+
+from tff_asr.execution import client_loop
+from tff_asr.execution import compiler
+from tff_asr.execution import scheduler
+
+# How often the time limit is looked at, and what part of it may pass between.
+_WATCH_SEC = 1.0
+_WATCH_PART = 0.1
+
+_OUT_OF_MEMORY = (MemoryError, tf.errors.ResourceExhaustedError)
+# Lines with which TensorFlow begins the text of an error, and tells nothing.
+_HEADING = re.compile(
+    r'Graph execution error|Detected at node|<stack traces'
+    r'|\d+ root error\(s\) found'
+)
+_NUMBERED = re.compile(r'\(\d+\) (?=\w+: )')
+
+
+class ClientError(RuntimeError):
+  """One client's work failed; `position` is its place in the cohort."""
+
+  def __init__(self, message: str, *, position: int):
+    super().__init__(message)
+    self.position = position
+
+
+class HungError(TimeoutError):
+  """A client's work took longer than the time limit, and may hang forever."""
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class RoundExecution:
+  """The clients' part of one call of a computation; a `client_loop.Monitor`.
+
+  Attributes:
+    compiled: the computation.
+    functions: what the runner's `load_clients` made of it.
+    clients: a tuple of values for each client.
+    broadcast: what `prepare` returned.
+    scheduler: deals the blocks of clients.
+    stop: set from outside to end the round between clients.
+    max_failed: how many clients may fail.
+    timeout_sec: how long a client's work may take, or None.
+    timeline: a `ClientInterval` for each client that is done.
+    errors: a client's position to its error and where it happened.
+    failure: an error outside any client's work.
+    is_failed: whether clients' errors have ended the round.
+    begun: a client's position to when and where its work was begun, while it
+      goes on.
+  """
+
+  compiled: compiler.Round
+  functions: Any
+  clients: Sequence[tuple]
+  broadcast: Sequence[tf.Tensor]
+  scheduler: scheduler.Scheduler
+  stop: threading.Event
+  max_failed: int = 0
+  timeout_sec: float | None = None
+  timeline: list[client_loop.ClientInterval] = dataclasses.field(
+      default_factory=list
+  )
+  errors: dict[int, tuple[Exception, str]] = dataclasses.field(
+      default_factory=dict
+  )
+  failure: Exception | None = None
+  is_failed: bool = False
+  begun: dict[int, tuple[float, str]] = dataclasses.field(default_factory=dict)
+
+  @property
+  def failures(self) -> dict[int, str]:
+    """What clients failed of, by position; of one that was left out, too."""
+    return {
+        position: _explain(error)
+        for position, (error, _) in sorted(self.errors.items())
+    }
+
+  def get_client(self, position: int) -> list[tf.Tensor]:
+    """A client's values as flat tensors."""
+    return self.compiled.arguments.client.flatten(
+        self.clients[position], name='client value'
+    )
+
+  def begin(self, position: int, device: str) -> None:
+    """Records that a client begins; raises Stopped if the round has ended."""
+    self.check_stop()
+    self.scheduler.check_running()
+    self.begun[position] = time.monotonic(), device
+
+  def fail(self, position: int, error: Exception, device: str) -> None:
+    """Records a client's error; ends the round for everyone if it must.
+
+    Raises:
+      scheduler.Stopped: the round has ended.
+    """
+    self.begun.pop(position, None)
+    self.errors[position] = (error, device)
+    if len(self.errors) > self.max_failed or isinstance(error, _OUT_OF_MEMORY):
+      self.is_failed = True
+      self.scheduler.stop()
+      raise scheduler.Stopped() from error
+
+  def end(self, interval: client_loop.ClientInterval) -> None:
+    """Records that a client is done, or left out."""
+    self.begun.pop(interval.position, None)
+    self.timeline.append(interval)
+
+  def check_stop(self) -> None:
+    """Ends the round if it was cancelled."""
+    if self.stop.is_set():
+      self.scheduler.stop()
+
+  def run(
+      self,
+      workers: Sequence[Callable[[], None]],
+      *,
+      timeout_sec: float | None = None,
+  ) -> list[Any]:
+    """Returns the results of the scheduler, worked on by all `workers`.
+
+    Args:
+      workers: each runs in a thread of its own, until the work is done or it
+        raises `scheduler.Stopped`. Client errors go to `fail`; any other
+        exception of a worker ends the round, too, and is raised here.
+      timeout_sec: how long a client may take; None: forever.
+
+    Raises:
+      ClientError: a client failed, or more of them than may.
+      HungError: a client took longer than it may; its thread goes on.
+      RuntimeError: the round was cancelled through `stop`.
+    """
+    # Threads that hang do not keep the program from its end.
+    threads = [
+        threading.Thread(
+            target=self._work,
+            args=(worker,),
+            name=f'clients {number}',
+            daemon=timeout_sec is not None,
+        )
+        for number, worker in enumerate(workers)
+    ]
+    started = []
+    ended = threading.Event()
+    if timeout_sec is not None:
+      threading.Thread(
+          target=self._watch, args=(timeout_sec, ended), daemon=True
+      ).start()
+    try:
+      for thread in threads:
+        thread.start()
+        started.append(thread)
+      return self.scheduler.results()
+    except scheduler.Stopped:
+      pass
+    except BaseException:
+      self.stop.set()
+      raise
+    finally:
+      ended.set()
+      self.scheduler.stop()
+      for thread in started:
+        while thread.is_alive() and not isinstance(self.failure, HungError):
+          thread.join(None if timeout_sec is None else _WATCH_SEC)
+    if self.is_failed:
+      raise self._client_error()
+    if self.failure is not None:
+      raise self.failure from None
+    raise RuntimeError('The round was cancelled.')
+
+  def _work(self, worker: Callable[[], None]) -> None:
+    """A worker's thread."""
+    try:
+      worker()
+    except scheduler.Stopped:
+      pass
+    except Exception as error:  # pylint: disable=broad-exception-caught
+      # Whoever waits for this worker's task would wait forever.
+      self.failure = error
+      self.scheduler.stop()
+
+  def _watch(self, limit: float, ended: threading.Event) -> None:
+    """The thread that ends the round when a client takes too long."""
+    while not ended.wait(min(_WATCH_SEC, _WATCH_PART * limit)):
+      now = time.monotonic()
+      for position, (begun_sec, place) in list(self.begun.items()):
+        if now - begun_sec > limit:
+          self.failure = HungError(
+              f'The client at position {position} of {len(self.clients)} has '
+              f'been at work on {place} for more than {limit:g} s '
+              '(CLIENT_TIMEOUT_SEC): the device or the disk hangs, or the limit'
+              ' is too low.'
+          )
+          self.scheduler.stop()
+          return
+
+  def _client_error(self) -> ClientError:
+    """The error of a round that clients' errors have ended."""
+    # Several may have failed at once: name the first, whichever was faster. One
+    # for want of memory ended the round, whatever else was left out before.
+    _, position = min(
+        (not isinstance(error, _OUT_OF_MEMORY), position)
+        for position, (error, _) in self.errors.items()
+    )
+    error, place = self.errors[position]
+    text = (
+        f'Client {position} of {len(self.clients)} (counting from 0) failed on '
+        f'{place}: {_explain(error)}'
+    )
+    if len(self.errors) > 1:
+      text = f'{len(self.errors)} clients failed, one of them thus: {text}'
+    raised = ClientError(text, position=position)
+    raised.__cause__ = error
+    return raised
+
+
+def _explain(error: Exception) -> str:
+  """An error's type, and the first line of its text that tells the cause."""
+  lines = map(str.strip, str(error).splitlines())
+  reasons = (line for line in lines if line and not _HEADING.match(line))
+  reason = _NUMBERED.sub('', next(reasons, 'no message'), count=1)
+  return f'{type(error).__name__}: {reason}'
