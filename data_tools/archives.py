@@ -1,8 +1,7 @@
 """Published archives: a split is read from its .tar.gz as from a folder.
 
 A compressed archive cannot be read from the middle, so it is unpacked once,
-beside the output, and deleted when all splits are written. Unpacking goes on
-where it was interrupted.
+beside the output, and deleted when all splits are written.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +10,6 @@ import shutil
 import tarfile
 
 _SUFFIXES = ('.tar', '.tar.gz', '.tgz', '.tar.bz2', '.tar.xz')
-_DONE_FILE = '.unpacked'
 # LibriSpeech/dev-clean and cv-corpus-13.0-2023-03-09/en lie this deep.
 _MAX_DEPTH = 3
 
@@ -19,6 +17,14 @@ _MAX_DEPTH = 3
 def is_named_after_split(archive: str, split: str) -> bool:
   """Whether an archive bears the split's name, as dev-clean.tar.gz."""
   return archive.startswith(f'{split}.')
+
+
+def subfolders(folder: str) -> list[str]:
+  """Returns the names of the folders in a folder, sorted; no hidden ones."""
+  with os.scandir(folder) as entries:
+    return sorted(
+        e.name for e in entries if e.is_dir() and not e.name.startswith('.')
+    )
 
 
 class Scratch:
@@ -73,39 +79,23 @@ class Scratch:
     return source
 
   def _unpack(self, archive: str) -> str:
-    """Unpacks an archive, or what is left of it, into a folder of its own."""
+    """Unpacks an archive, unless that is done, into a folder of its own."""
     folder = os.path.join(self._folder, os.path.basename(archive))
-    done = os.path.join(folder, _DONE_FILE)
-    if os.path.exists(done):
+    if os.path.exists(folder):
       return folder
-    os.makedirs(folder, exist_ok=True)
+    partial = f'{folder}.partial'
+    shutil.rmtree(partial, ignore_errors=True)
     try:
       with tarfile.open(archive, 'r|*') as tar:
-        for member in tar:
-          path = os.path.join(folder, member.name)
-          if not _is_inside(folder, path) or not member.isfile():
-            continue
-          if os.path.exists(path) and os.path.getsize(path) == member.size:
-            continue
-          os.makedirs(os.path.dirname(path), exist_ok=True)
-          partial = f'{path}.partial'
-          with tar.extractfile(member) as content, open(partial, 'wb') as f:
-            shutil.copyfileobj(content, f)
-          os.replace(partial, path)
+        # Refuses what leads out of the folder.
+        tar.extractall(partial, filter='data')
     except (tarfile.TarError, EOFError, OSError) as e:
       raise ValueError(
           f'{archive} cannot be unpacked into {folder} ({e}); it may be damaged'
           ' or the disk full.'
       ) from e
-    with open(done, 'w', encoding='utf-8'):
-      pass
+    os.rename(partial, folder)
     return folder
-
-
-def _is_inside(folder: str, path: str) -> bool:
-  """Whether a path does not lead out of a folder."""
-  folder = os.path.abspath(folder)
-  return os.path.commonpath([folder, os.path.abspath(path)]) == folder
 
 
 def _archives(source: str, is_named: Callable[[str], bool]) -> list[str]:
@@ -126,21 +116,11 @@ def _archives(source: str, is_named: Callable[[str], bool]) -> list[str]:
 
 def _folders(folder: str) -> Iterator[str]:
   """A folder and those in it, the upper ones first."""
-  if not os.path.isdir(folder):
-    return
-  level = [folder]
+  level = [folder] if os.path.isdir(folder) else []
   for _ in range(_MAX_DEPTH):
     yield from level
     level = [
         os.path.join(parent, name)
         for parent in level
-        for name in _names_of_folders(parent)
+        for name in subfolders(parent)
     ]
-
-
-def _names_of_folders(folder: str) -> list[str]:
-  """Names of the folders in a folder, sorted."""
-  with os.scandir(folder) as entries:
-    return sorted(
-        e.name for e in entries if e.is_dir() and not e.name.startswith('.')
-    )

@@ -17,6 +17,7 @@ launch.begin(__name__)
 from collections.abc import Iterator, Sequence
 import os
 
+from data_tools import archives
 from data_tools import conversion
 from data_tools import text
 from data_tools import utterances
@@ -47,14 +48,14 @@ def list_utterances(
     raise ValueError(f'{source_dir} is not a folder; set --source_dir.')
   split_dir = os.path.join(source_dir, split)
   if not os.path.isdir(split_dir):
-    found = ', '.join(_folders(source_dir)) or 'no folders'
+    found = ', '.join(archives.subfolders(source_dir)) or 'no folders'
     raise ValueError(
         f'{source_dir} holds no split {split!r}, but {found}; set --splits.'
     )
   listed: list[utterances.Utterance] = []
   problems: list[utterances.Problem] = []
-  for speaker in _folders(split_dir):
-    for chapter in _folders(os.path.join(split_dir, speaker)):
+  for speaker in archives.subfolders(split_dir):
+    for chapter in archives.subfolders(os.path.join(split_dir, speaker)):
       folder = os.path.join(split_dir, speaker, chapter)
       _list_chapter(folder, speaker, listed=listed, problems=problems)
   if not listed and not problems:
@@ -159,14 +160,6 @@ def _read_lines(path: str) -> Sequence[tuple[str, str]]:
   """Ids and texts of one transcript file."""
   parts = [line.partition(' ') for line in text.read_lines(path)]
   return [(name, spoken) for name, _, spoken in parts if name]
-
-
-def _folders(folder: str) -> Sequence[str]:
-  """The names of the folders in a folder, sorted."""
-  with os.scandir(folder) as entries:
-    return sorted(
-        e.name for e in entries if e.is_dir() and not e.name.startswith('.')
-    )
 
 
 CORPUS = conversion.Corpus(

@@ -9,6 +9,9 @@ import soundfile
 from data_tools import an4
 
 
+_TEXTS = ['<s> YES </s> (an251-fash-b)', 'RUBOUT T G (cen6-mkem-b)']
+
+
 def _write_audio(path: pathlib.Path, **kwargs) -> None:
   path.parent.mkdir(parents=True, exist_ok=True)
   soundfile.write(path, np.arange(-800, 800, dtype=np.int16), 16000, **kwargs)
@@ -25,9 +28,7 @@ class An4Test(parameterized.TestCase):
     self.write_list(
         ['an4_clstk/fash/an251-fash-b', 'an4_clstk/mkem/cen6-mkem-b']
     )
-    self.write_transcripts(
-        ['<s> YES </s> (an251-fash-b)', 'RUBOUT T G (cen6-mkem-b)']
-    )
+    self.write_transcripts(_TEXTS)
     for name in ('fash/an251-fash-b', 'mkem/cen6-mkem-b'):
       _write_audio(self.source / f'wav/an4_clstk/{name}.sph', format='NIST')
 
@@ -39,62 +40,60 @@ class An4Test(parameterized.TestCase):
     path = self.source / 'etc' / 'an4_train.transcription'
     path.write_text('\n'.join(lines) + '\n')
 
-  def list(self):
-    return an4.list_utterances(self.source, split='train')
-
-  def check_problem(self, reason, detail, num_left=1):
-    listed, (problem,), _ = self.list()
-    self.assertLen(listed, num_left)
-    self.assertEqual(problem.reason, reason)
-    self.assertRegex(problem.detail, detail)
-
   def test_lists_utterances(self):
+    listing = an4.list_utterances(self.source, split='train')
     self.assertEqual(
         [
             (u.client_id, u.utterance_id, u.transcript)
-            for u in self.list().utterances
+            for u in listing.utterances
         ],
         [
             ('fash', 'an251-fash-b', 'yes'),
             ('mkem', 'cen6-mkem-b', 'rubout t g'),
         ],
     )
+    self.assertEmpty(listing.problems)
 
   def test_missing_parts(self):
-    with self.assertRaisesRegex(ValueError, 'no/where is not a folder'):
-      an4.list_utterances('no/where', split='train')
-    with self.assertRaisesRegex(ValueError, "split must be .* found 'dev'"):
-      an4.list_utterances(self.source, split='dev')
-    with self.assertRaisesRegex(ValueError, 'an4_test.fileids is missing'):
-      an4.list_utterances(self.source, split='test')
+    for source, split, message in (
+        ('no/where', 'train', 'no/where is not a folder'),
+        (self.source, 'dev', "split must be .* found 'dev'"),
+        (self.source, 'test', 'an4_test.fileids is missing'),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        an4.list_utterances(source, split=split)
+
+  @parameterized.parameters(
+      (1, ['B (cen6-mkem-b)'], 'has no transcript', 'an251-fash-b has no tr'),
+      (2, [*_TEXTS, 'C (x)'], 'has no audio file', 'does not list utterance x'),
+      (2, [*_TEXTS, _TEXTS[1]], 'occurs twice', 'cen6-mkem-b occurs twice'),
+      (2, [*_TEXTS, 'YES'], 'has a line that cannot be read', 'cannot read .*Y'),
+      (
+          1, ['5 (an251-fash-b)', _TEXTS[1]],
+          'has characters outside the tokens', "an251-fash-b: .*'5'",
+      ),
+  )
+  def test_a_problem_of_a_transcript_is_named(
+      self, num_left, texts, reason, detail
+  ):
+    self.write_transcripts(texts)
+    self.check_problem(num_left, reason, detail)
+
+  def test_a_problem_of_a_file_is_named(self):
     (self.source / 'wav/an4_clstk/fash/an251-fash-b.sph').unlink()
-    self.check_problem('has no audio file', 'an251-fash-b.sph is listed but')
-
-  def test_lists_that_disagree(self):
-    self.write_transcripts(['YES (an251-fash-b)'])
-    self.check_problem('has no transcript', 'cen6-mkem-b has no transcript')
-    self.write_transcripts(
-        ['A (an251-fash-b)', 'B (cen6-mkem-b)', 'C (more-mkem-b)']
-    )
-    self.check_problem('has no audio file', 'list utterance more-mkem-b', 2)
-    self.write_transcripts(
-        ['A (an251-fash-b)', 'B (cen6-mkem-b)', 'C (cen6-mkem-b)']
-    )
-    self.check_problem('occurs twice', 'cen6-mkem-b occurs twice', 2)
-
-  def test_bad_lines(self):
-    texts = ['A (an251-fash-b)', 'B (cen6-mkem-b)']
-    self.write_transcripts([*texts, '<s> YES </s>'])
-    self.check_problem('has a line that cannot be read', 'cannot read .*YES', 2)
-    self.write_transcripts(['5 (an251-fash-b)', 'B (cen6-mkem-b)'])
-    self.check_problem(
-        'has characters outside the tokens', "an251-fash-b: .*'5'"
-    )
+    self.check_problem(1, 'has no audio file', 'an251-fash-b.sph is listed but')
     self.write_list(['an251-fash-b', 'an4_clstk/mkem/cen6-mkem-b'])
-    self.write_transcripts(['B (cen6-mkem-b)'])
+    self.write_transcripts(_TEXTS[1:])
     self.check_problem(
-        'has a line that cannot be read', 'is not FOLDER/SPEAKER/NAME'
+        1, 'has a line that cannot be read', 'is not FOLDER/SPEAKER/NAME'
     )
+
+  def check_problem(self, num_left, reason, detail):
+    listing = an4.list_utterances(self.source, split='train')
+    self.assertLen(listing.utterances, num_left)
+    (problem,) = listing.problems
+    self.assertEqual(problem.reason, reason)
+    self.assertRegex(problem.detail, detail)
 
 
 if __name__ == '__main__':

@@ -32,6 +32,9 @@ def _list_utterances(source_dir, *, split):
   return utterances.Listing(listed, [problem, nobody], said)
 
 
+_PARTS = ('public', 'long', 'private')
+
+
 def _gender(client_id: str) -> str:
   return 'female' if client_id[-1] in '024' else 'male'
 
@@ -73,6 +76,9 @@ class ConversionTest(absltest.TestCase):
     self.assertEqual(corpus.origin['split'], 'test')
     self.assertNotIn('part', corpus.origin)
 
+  def speakers_of(self, name):
+    return client_data.load(os.path.join(self.output_dir, name)).client_ids
+
   def test_joined_splits_have_each_client_once(self):
     def list_utterances(source_dir, *, split):
       listing = _list_utterances(source_dir, split='x')
@@ -106,21 +112,38 @@ class ConversionTest(absltest.TestCase):
         self.convert(splits=[split])
 
   def test_a_part_is_a_folder_and_parts_share_no_speaker(self):
-    summaries = self.convert(partition='public=2,private=rest')
+    spec = 'public=2,long=longest:2,private=rest'
+    written = self.convert(partition=spec)
     self.assertEqual(
-        list(summaries),
-        ['dev.public', 'dev.private', 'test.public', 'test.private'],
+        list(written),
+        [f'{s}.{p}' for s in ('dev', 'test') for p in _PARTS],
     )
-    public, private = (
-        client_data.load(os.path.join(self.output_dir, name))
-        for name in ('dev.public', 'dev.private')
-    )
-    self.assertLen(public.client_ids, 2)
-    self.assertLen(set(public.client_ids + private.client_ids), 6)
-    self.assertEqual(public.corpus.origin['part'], 'public')
+    parts = [self.speakers_of(f'dev.{part}') for part in _PARTS]
+    self.assertEqual([len(part) for part in parts], [2, 2, 2])
+    self.assertLen(set(sum(parts, [])), 6)
+    self.assertEqual(parts[1], ['src-dev-4', 'src-dev-5'])
+    folder = os.path.join(self.output_dir, 'dev.public')
+    origin = client_data.load(folder).corpus.origin
+    self.assertEqual((origin['part'], origin['partition']), ('public', spec))
+    # What is said of speakers, and what cannot be used, goes with their part.
+    for part, ids in zip(_PARTS, parts):
+      self.assertEqual(
+          self.read_speakers(f'dev.{part}'),
+          {i: {'gender': _gender(i)} for i in ids},
+      )
+      self.assertEqual(
+          written[f'dev.{part}']['attributes'],
+          {
+              'gender': {'known': 2, 'contradictory': 0},
+              'age': {'known': 0, 'contradictory': 0},
+          },
+      )
     self.assertEqual(
-        public.corpus.origin['partition'], 'public=2,private=rest'
+        [written[f'dev.{part}']['dropped'] for part in _PARTS],
+        [{'has no transcript': 1}, {'has no audio file': 1}, {}],
     )
+    with self.assertRaisesRegex(ValueError, 'holds another corpus'):
+      self.convert(partition=spec, partition_seed=2)
 
   def test_bad_partition_writes_nothing(self):
     with self.assertRaisesRegex(ValueError, 'asks for 7 speakers'):
@@ -129,72 +152,24 @@ class ConversionTest(absltest.TestCase):
       self.convert(splits=[])
     self.assertEmpty(os.listdir(self.output_dir))
 
-  def test_problems_go_with_their_speakers_part(self):
-    written = self.convert(partition='a=@' + self.list_of('src-dev-5'),
-                           splits=['dev'])
-    self.assertEqual(
-        written['dev.a']['dropped'],
-        {'has no audio file': 1, 'has no transcript': 1},
-    )
-    written = self.convert(
-        partition='b=longest:1,c=rest', splits=['dev']
-    )
-    self.assertEqual(
-        [written[f'dev.{part}']['dropped'] for part in 'bc'],
-        [{'has no audio file': 1, 'has no transcript': 1}, {}],
-    )
-
-  def list_of(self, *speakers):
-    path = os.path.join(self.enterContext(tempfile.TemporaryDirectory()), 'l')
-    with open(path, 'w', encoding='utf-8') as f:
-      f.write('\n'.join(speakers))
-    return path
-
-  def test_parts_of_the_longest_and_the_shortest(self):
-    self.convert(
-        partition='long=longest:2,short=shortest:1,rest=rest', splits=['dev']
-    )
-    ids = {
-        part: client_data.load(
-            os.path.join(self.output_dir, f'dev.{part}')
-        ).client_ids
-        for part in ('long', 'short', 'rest')
-    }
-    self.assertEqual(ids['long'], ['src-dev-4', 'src-dev-5'])
-    self.assertEqual(ids['short'], ['src-dev-0'])
-    self.assertLen(ids['rest'], 3)
-
   def test_iid_keeps_utterances_and_parts_but_not_speakers(self):
-    self.convert(partition='a=3,b=rest', is_iid=True, splits=['dev'])
+    written = self.convert(
+        partition='a=3,b=rest', is_iid=True, splits=['dev']
+    )
     self.assertCountEqual(
         os.listdir(self.output_dir), ['dev.a.iid', 'dev.b.iid', 'summary.json']
     )
-    a, b = (
-        client_data.load(os.path.join(self.output_dir, f'dev.{part}.iid'))
-        for part in 'ab'
-    )
-    self.assertEqual(a.corpus.num_utterances, 6)
-    self.assertEqual(b.corpus.num_utterances, 6)
-    self.assertEmpty(set(a.client_ids) & set(b.client_ids))
+    a, b = (self.speakers_of(f'dev.{part}.iid') for part in 'ab')
+    self.assertEmpty(set(a) & set(b))
+    self.assertEqual([s['num_utterances'] for s in written.values()], [6, 6])
+    self.assertEqual(written['dev.a.iid']['attributes'], {})
+    self.assertEqual(self.read_speakers('dev.a.iid'), {})
+    with self.assertRaisesRegex(ValueError, 'names gender, but with iid'):
+      self.convert(is_iid=True, splits=['dev'], attributes=['gender'])
 
   def read_speakers(self, name):
     corpus = client_data.load(os.path.join(self.output_dir, name)).corpus
     return speakers.read(corpus)
-
-  def test_each_part_has_its_own_speakers(self):
-    written = self.convert(partition='a=2,b=3', splits=['dev'])
-    for part, count in (('dev.a', 2), ('dev.b', 3)):
-      ids = client_data.load(os.path.join(self.output_dir, part)).client_ids
-      self.assertEqual(
-          self.read_speakers(part), {i: {'gender': _gender(i)} for i in ids}
-      )
-      self.assertEqual(
-          written[part]['attributes'],
-          {
-              'gender': {'known': count, 'contradictory': 0},
-              'age': {'known': 0, 'contradictory': 0},
-          },
-      )
 
   def test_joined_splits_that_contradict_each_other(self):
     def list_utterances(source_dir, *, split):
@@ -237,20 +212,14 @@ class ConversionTest(absltest.TestCase):
     self.assertEqual(self.convert(splits=['dev']), with_all)
     self.assertLen(self.read_speakers('dev'), 6)
     self.assertEqual(os.stat(shard).st_ino, stamp)
-    with self.assertRaisesRegex(ValueError, "attributes names 'sex'"):
-      self.convert(splits=['dev'], attributes=['sex'])
-
-  def test_nothing_is_said_of_speakers_with_the_utterances_of_others(self):
-    written = self.convert(is_iid=True, splits=['dev'])
-    self.assertEqual(written['dev.iid']['attributes'], {})
-    self.assertEqual(self.read_speakers('dev.iid'), {})
-    with self.assertRaisesRegex(ValueError, 'names gender, but with iid'):
-      self.convert(is_iid=True, splits=['dev'], attributes=['gender'])
-
-  def test_another_seed_is_another_corpus(self):
-    self.convert(partition='a=3')
-    with self.assertRaisesRegex(ValueError, 'holds another corpus'):
-      self.convert(partition='a=3', partition_seed=2)
+    kept = self.convert(splits=['dev'], attributes=['age', 'gender'])
+    self.assertEqual(list(kept['dev']['attributes']), ['age', 'gender'])
+    for names, message in (
+        (['sex'], "attributes names 'sex', but the corpus says gender, age of"),
+        (['age', 'age'], "attributes names 'age' twice"),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        self.convert(splits=['dev'], attributes=names)
 
 
 if __name__ == '__main__':

@@ -1,3 +1,4 @@
+import collections
 import os
 import tempfile
 
@@ -5,39 +6,28 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from data_tools import speaker_splits
+from data_tools import utterances
 
 _SPEAKERS = [f's{i}' for i in range(40)]
 
 
 class SpeakerSplitsTest(parameterized.TestCase):
 
-  def test_sizes(self):
-    parts = speaker_splits.partition(
-        _SPEAKERS, spec='public=24, private=rest,dev=4,test=10%', seed=1
-    )
-    self.assertEqual(
-        {name: len(part) for name, part in parts.items()},
-        {'public': 24, 'private': 8, 'dev': 4, 'test': 4},
-    )
-    self.assertEqual(list(parts), ['public', 'private', 'dev', 'test'])
-
-  @parameterized.parameters(range(20))
+  @parameterized.parameters(range(5))
   def test_parts_are_disjoint_and_rest_takes_all(self, seed):
-    parts = speaker_splits.partition(
-        _SPEAKERS, spec='a=7,b=33%,c=rest', seed=seed
+    deal = lambda speakers, seed: speaker_splits.partition(
+        speakers, spec='public=24, private=rest,dev=4,test=10%', seed=seed
     )
-    together = sum(parts.values(), [])
-    self.assertLen(together, 40)
-    self.assertCountEqual(together, _SPEAKERS)
+    parts = deal(_SPEAKERS, seed)
+    self.assertEqual(
+        [(name, len(part)) for name, part in parts.items()],
+        [('public', 24), ('private', 8), ('dev', 4), ('test', 4)],
+    )
+    self.assertCountEqual(sum(parts.values(), []), _SPEAKERS)
     for part in parts.values():
       self.assertEqual(part, sorted(part))
-
-  def test_depends_on_the_seed_and_not_on_the_order(self):
-    deal = lambda speakers, seed: speaker_splits.partition(
-        speakers, spec='a=20,b=rest', seed=seed
-    )
-    self.assertEqual(deal(_SPEAKERS, 1), deal(_SPEAKERS[::-1], 1))
-    self.assertNotEqual(deal(_SPEAKERS, 1), deal(_SPEAKERS, 2))
+    self.assertEqual(parts, deal(_SPEAKERS[::-1], seed))
+    self.assertNotEqual(parts, deal(_SPEAKERS, seed + 1))
 
   def test_the_deal_is_the_same_on_every_machine(self):
     # SHA-256 of '0:f', '0:d', '0:a', '0:c', '0:b', '0:e' begins with 49, 7d,
@@ -121,6 +111,23 @@ class SpeakerSplitsTest(parameterized.TestCase):
       speaker_splits.partition(['a', 'a'], spec='x=1', seed=1)
     with self.assertRaisesRegex(ValueError, 'seed'):
       speaker_splits.partition(['a'], spec='x=1', seed=-1)
+
+  def test_repartition_depends_on_the_seed_and_the_utterance(self):
+    listed = [
+        utterances.Utterance(f's{i % 7}', f'u{i}', 'a', 'x') for i in range(700)
+    ]
+    dealt = speaker_splits.repartition(listed, seed=1)
+    names = {u.utterance_id: u.client_id for u in dealt}
+    self.assertCountEqual(
+        names, [f'{u.client_id}/{u.utterance_id}' for u in listed]
+    )
+    again = speaker_splits.repartition(listed[::-1], seed=1)
+    self.assertEqual(names, {u.utterance_id: u.client_id for u in again})
+    other = speaker_splits.repartition(listed, seed=2)
+    self.assertNotEqual(names, {u.utterance_id: u.client_id for u in other})
+    # 100 expected of each; 60 and 140 are 4.3 standard deviations off.
+    for count in collections.Counter(names.values()).values():
+      self.assertBetween(count, 60, 140)
 
 
 if __name__ == '__main__':

@@ -449,19 +449,13 @@ def _read_corpus_file(path: str) -> Corpus:
           f'{name} is of format {version}, this program reads format'
           f' {FORMAT_VERSION}; write the corpus again.'
       )
-    corpus = Corpus(
-        path=path,
-        encoding=content['encoding'],
-        sample_rate_hz=content['sample_rate_hz'],
-        num_clients=content['num_clients'],
-        num_utterances=content['num_utterances'],
-        num_samples=content['num_samples'],
-        characters=content['characters'],
-        num_slots=content['num_slots'],
-        shards=tuple(Shard(**shard) for shard in content['shards']),
-        files=content['files'],
-        origin=content['origin'],
-    )
+    fields = {
+        field.name: content[field.name]
+        for field in dataclasses.fields(Corpus)
+        if field.name != 'path'
+    }
+    fields['shards'] = tuple(Shard(**shard) for shard in fields['shards'])
+    corpus = Corpus(path=path, **fields)
     _check_kinds(corpus)
   except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as e:
     raise ValueError(
