@@ -55,9 +55,15 @@ class AudioTest(parameterized.TestCase):
     inside = slice(500, -500)
     # 1 % of the amplitude of 8000.
     np.testing.assert_allclose(found[inside], _tone()[inside], atol=80)
+    # Each kind of conversion is counted for itself.
+    for rate_hz_2 in (16000, 32000, rate_hz):
+      audio.read(_encode(_tone(rate_hz_2), rate_hz_2), conversions=conversions)
     self.assertEqual(
         conversions.counts(),
-        {f'files of {rate_hz} Hz were resampled to 16000 Hz': 1},
+        {
+            f'files of {rate_hz} Hz were resampled to 16000 Hz': 2,
+            'files of 32000 Hz were resampled to 16000 Hz': 1,
+        },
     )
 
   def test_channels_are_averaged(self):
@@ -84,18 +90,6 @@ class AudioTest(parameterized.TestCase):
       self.assertLen(found, 8000)
       self.assertGreater(np.corrcoef(found, _tone())[0, 1], 0.99, container)
 
-  def test_each_kind_of_conversion_is_counted(self):
-    conversions = audio.Conversions()
-    for rate_hz in (48000, 48000, 16000, 44100):
-      audio.read(_encode(_tone(rate_hz), rate_hz), conversions=conversions)
-    self.assertEqual(
-        conversions.counts(),
-        {
-            'files of 44100 Hz were resampled to 16000 Hz': 1,
-            'files of 48000 Hz were resampled to 16000 Hz': 2,
-        },
-    )
-
   @parameterized.parameters(
       ('WAV', 'PCM_16'),
       ('WAV', 'FLOAT'),
@@ -111,11 +105,9 @@ class AudioTest(parameterized.TestCase):
     for share in (0.03, 0.5, 0.8):
       with self.assertRaisesRegex(audio.AudioError, '^some/clip: '):
         audio.read(data[: int(len(data) * share)], name='some/clip')
-
-  def test_truncation_by_a_single_sample_is_seen(self):
-    for container in ('WAV', 'NIST', 'AIFF'):
+    if subtype == 'PCM_16' and container != 'FLAC':
       with self.assertRaisesRegex(audio.AudioError, 'clip: is truncated'):
-        audio.read(_encode(_tone(), container=container)[:-2], name='clip')
+        audio.read(data[:-2], name='clip')  # A single sample.
 
   def test_wav_of_unknown_length_is_read(self):
     data = bytearray(_encode(_tone()))
@@ -137,8 +129,6 @@ class AudioTest(parameterized.TestCase):
       audio.read(data, name='clip')
     self.assertEqual(caught.exception.reason, reason)
     self.assertNotIn('\n', str(caught.exception))
-
-  def test_missing_file_is_named(self):
     with self.assertRaisesRegex(audio.AudioError, 'no/such.wav: cannot be op'):
       audio.read('no/such.wav')
 

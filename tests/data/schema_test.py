@@ -1,5 +1,3 @@
-import collections
-
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
@@ -63,14 +61,14 @@ class SchemaTest(parameterized.TestCase):
     element = tf.function(_build_parse_fn('log_mel'))(tf.constant(record))
     self.assertNotIn('waveform', element)
     self.assertEqual(element['features'].shape, [num_frames, 80])
-    np.testing.assert_array_equal(element['features'], log_mel.compute(waveform))
+    expected = log_mel.compute(waveform)
+    np.testing.assert_array_equal(element['features'], expected)
 
   @parameterized.parameters(*schema.ENCODINGS)
   def test_parsed_type_is_the_stated_one(self, encoding):
     dataset = tf.data.Dataset.from_tensors(b'').map(
         _build_parse_fn(encoding)
     )
-    self.assertIsInstance(dataset.element_spec, collections.OrderedDict)
     self.assertEqual(dataset.element_spec, schema.element_spec(encoding))
     self.assertEqual(list(dataset.element_spec), sorted(dataset.element_spec))
 
@@ -84,30 +82,22 @@ class SchemaTest(parameterized.TestCase):
     self.assertContainsSubset({'DecodeRaw', 'ParseExampleV2'}, ops)
     self.assertFalse([op for op in ops if '>' in op], ops)
 
-  def test_wrong_length_is_an_error_that_names_nobody(self):
-    example = tf.train.Example.FromString(_serialize())
-    example.features.feature['num_samples'].int64_list.value[0] = 4001
-    parse = tf.function(_build_parse_fn('pcm'))
+  # 4000 samples have 1 + 3600 // 160 = 23 frames; 4080 have one more.
+  @parameterized.parameters(
+      ('pcm', 4001, '4001 samples.*4000'),
+      ('pcm', 3999, '3999 samples.*4000'),
+      ('log_mel', 4080, '24 frames.*23'),
+  )
+  def test_wrong_length_is_an_error_that_names_nobody(
+      self, encoding, num_samples, found
+  ):
+    record = _serialize(encoding=encoding, num_samples=num_samples)
+    parse = tf.function(_build_parse_fn(encoding))
     with self.assertRaisesRegex(
-        tf.errors.InvalidArgumentError,
-        r'\[an utterance should have 4001 .*4000',
-    ):
-      parse(tf.constant(example.SerializeToString()))
-
-  def test_wrong_number_of_frames_is_an_error(self):
-    # 4000 samples have 1 + 3600 // 160 = 23 frames; 4080 have one more.
-    record = _serialize(encoding='log_mel', num_samples=4080)
-    parse = tf.function(_build_parse_fn('log_mel'))
-    with self.assertRaisesRegex(
-        tf.errors.InvalidArgumentError, r'\[an utterance .*24 frames.*23'
-    ):
+        tf.errors.InvalidArgumentError, rf'\[an utterance should have {found}'
+    ) as caught:
       parse(tf.constant(record))
-
-  def test_equal_utterances_give_equal_bytes(self):
-    for encoding in schema.ENCODINGS:
-      self.assertEqual(
-          _serialize(encoding=encoding), _serialize(encoding=encoding)
-      )
+    self.assertNotIn('anna', str(caught.exception))
 
   @parameterized.named_parameters(
       ('client_id', dict(client_id=''), 'client_id'),
@@ -121,10 +111,6 @@ class SchemaTest(parameterized.TestCase):
   def test_refuses(self, changes, message):
     with self.assertRaisesRegex(ValueError, message):
       _serialize(**changes)
-
-  def test_parse_refuses_unknown_encoding(self):
-    with self.assertRaisesRegex(ValueError, "encoding.*'mp3'"):
-      _build_parse_fn('mp3')
 
 
 if __name__ == '__main__':

@@ -76,22 +76,59 @@ class ShardsTest(parameterized.TestCase):
           waveforms[utterance.utterance_id], _samples(i)
       )
     client_data.verify(self.output_dir)
-
-  def test_shards_get_no_further_client_once_full(self):
     # a: 2 + 5 tenths of a second, 22 kB; b: 1 + 3 + 6, 32 kB; c: 4, 13 kB.
-    self.write(max_shard_bytes=30000)
-    corpus, clients = index.read(self.output_dir)
-    self.assertLen(corpus.shards, 2)
+    _, clients = index.read(self.output_dir)
     self.assertEqual(clients.client_ids, ['a', 'b', 'c'])
-    self.assertEqual(clients.shards.tolist(), [0, 0, 1])
     self.assertEqual(clients.num_utterances.tolist(), [2, 3, 1])
+    if encoding == 'pcm':
+      # A full shard gets no further client.
+      expected = {1: [0, 1, 2], 30000: [0, 0, 1], 2**30: [0, 0, 0]}
+      self.assertEqual(clients.shards.tolist(), expected[max_shard_bytes])
 
-  def test_files_do_not_depend_on_order_or_workers(self):
-    self.write()
+  @parameterized.parameters(1, 2**30)
+  def test_files_do_not_depend_on_order_or_workers(self, max_shard_bytes):
+    self.utterances[1] = dataclasses.replace(
+        self.utterances[1], changes=['lost digits'], transcript='xyz'
+    )
+    os.truncate(self.utterances[3].audio, 0)
+    self.write(max_shard_bytes=max_shard_bytes)
     first = _digests(self.output_dir)
-    self.output_dir += '2'
-    self.write(self.utterances[::-1], num_workers=3)
-    self.assertEqual(_digests(self.output_dir), first)
+    for number, order in enumerate(([5, 4, 3, 2, 1, 0], [1, 3, 5, 0, 2, 4])):
+      self.output_dir += '2'
+      self.write(
+          [self.utterances[i] for i in order],
+          max_shard_bytes=max_shard_bytes,
+          num_workers=3 * number,
+      )
+      self.assertEqual(_digests(self.output_dir), first)
+
+  def test_every_shard_counts(self):
+    # What differs is in the first, the second and the third shard alone.
+    for i, change in ((1, 'x'), (0, 'y'), (3, 'z')):
+      self.utterances[i] = dataclasses.replace(
+          self.utterances[i], changes=[change], transcript=change
+      )
+    for i, rate_hz in ((4, 48000), (5, 44100)):
+      soundfile.write(self.utterances[i].audio, _samples(i), rate_hz)
+    os.truncate(self.utterances[2].audio, 0)
+    empty = shards.Utterance('c', 'c-9', '', self.utterances[3].audio)
+    summary = self.write([*self.utterances, empty], max_shard_bytes=1)
+    corpus, _ = index.read(self.output_dir)
+    self.assertLen(corpus.shards, 3)
+    self.assertEqual(corpus.characters, ' demorswxyz')
+    self.assertEqual(
+        summary['dropped'], {'is empty': 1, 'has an empty transcript': 1}
+    )
+    self.assertEqual(
+        summary['changed'],
+        {
+            'files of 44100 Hz were resampled to 16000 Hz': 1,
+            'files of 48000 Hz were resampled to 16000 Hz': 1,
+            'transcripts x': 1,
+            'transcripts y': 1,
+            'transcripts z': 1,
+        },
+    )
 
   def test_summary(self):
     summary = self.write()
@@ -107,11 +144,8 @@ class ShardsTest(parameterized.TestCase):
         summary['minutes_per_client'],
         {'min': 0.0067, 'mean': 0.0117, 'std': 0.0041, 'max': 0.0167},
     )
-    self.assertEqual(summary['dropped'], {})
-    self.assertEqual(summary['changed'], {})
-
-  def test_the_same_corpus_is_not_written_again(self):
-    summary = self.write()
+    self.assertEqual((summary['dropped'], summary['changed']), ({}, {}))
+    # The same corpus is not written again.
     before = os.stat(os.path.join(self.output_dir, index.CORPUS_FILE))
     self.assertEqual(self.write(), summary)
     after = os.stat(os.path.join(self.output_dir, index.CORPUS_FILE))
@@ -120,13 +154,22 @@ class ShardsTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ('encoding', dict(encoding='flac')),
       ('origin', dict(origin={'corpus': 'other'})),
-      ('fewer', dict(utterances=1)),
+      ('limit', dict(max_utterance_sec=9.0)),
+      ('transcript', dict(utterances=(3, dict(transcript='other words')))),
+      ('client', dict(utterances=(0, dict(client_id='d')))),
+      ('id', dict(utterances=(5, dict(utterance_id='b-6')))),
+      ('audio', dict(utterances=(4, 'audio'))),
+      ('left_out', dict(problems=[shards.Problem('z', '1', 'is gone', 'x')])),
   )
   def test_another_corpus_is_not_overwritten_unless_asked(self, changes):
     self.write()
     before = _digests(self.output_dir)
     if 'utterances' in changes:
-      changes = dict(utterances=self.utterances[:1])
+      i, change = changes['utterances']
+      if change == 'audio':
+        change = dict(audio=self.utterances[i + 1].audio)
+      self.utterances[i] = dataclasses.replace(self.utterances[i], **change)
+      changes = {}
     with self.assertRaisesRegex(ValueError, 'holds another corpus.*overwrite'):
       self.write(**changes)
     self.assertEqual(_digests(self.output_dir), before)
@@ -146,28 +189,32 @@ class ShardsTest(parameterized.TestCase):
     self.write()
 
   def test_broken_audio_is_named_and_nothing_is_left(self):
-    with open(self.utterances[3].audio, 'r+b') as f:
-      f.truncate(900)
-    with self.assertRaisesRegex(
-        ValueError, '3.flac: is not readable.*leave --strict away'
+    os.truncate(self.utterances[3].audio, 900)
+    for utterances, strict, message in (
+        (None, True, '3.flac: is not readable.*leave --strict away'),
+        (self.utterances[3:4], False, 'Every utterance.*3.flac'),
     ):
-      self.write(strict=True)
-    self.assertEmpty(os.listdir(os.path.dirname(self.output_dir)))
+      with self.assertRaisesRegex(ValueError, message):
+        self.write(utterances, strict=strict)
+      self.assertEmpty(os.listdir(os.path.dirname(self.output_dir)))
 
   def test_broken_utterances_are_dropped_counted_and_listed(self):
     with open(self.utterances[3].audio, 'wb') as f:
       f.write(b'')
     os.remove(self.utterances[0].audio)
     empty = shards.Utterance('a', 'a-9', '', self.utterances[1].audio)
+    unusable = shards.Utterance('a\tb', '1', 'words', self.utterances[1].audio)
     problem = shards.Problem('z', 'z-1', 'has no audio file', 'a\tb')
     summary = self.write(
-        [*self.utterances, empty, self.utterances[1]], problems=[problem]
+        [*self.utterances, empty, unusable, self.utterances[1]],
+        problems=[problem],
     )
     self.assertEqual(
         summary['dropped'],
         {
             'cannot be opened': 1,
             'has an empty transcript': 1,
+            'has an unusable client id': 1,
             'has no audio file': 1,
             'is empty': 1,
             'occurs twice': 1,
@@ -185,6 +232,7 @@ class ShardsTest(parameterized.TestCase):
             ['client_id', 'utterance_id', 'reason'],
             ['a', 'a-1', 'occurs twice'],
             ['a', 'a-9', 'has an empty transcript'],
+            ['a b', '1', 'has an unusable client id'],
             ['b', 'b-0', 'cannot be opened'],
             ['c', 'c-3', 'is empty'],
             ['z', 'z-1', 'has no audio file'],
@@ -193,12 +241,6 @@ class ShardsTest(parameterized.TestCase):
     self.assertEndsWith(lines[-1], '\ta b')
     corpus, _ = index.read(self.output_dir)
     self.assertEqual(corpus.origin['dropped'], summary['dropped'])
-
-  def test_nothing_but_broken_utterances(self):
-    os.remove(self.utterances[0].audio)
-    with self.assertRaisesRegex(ValueError, 'Every utterance.*0.flac'):
-      self.write(self.utterances[:1])
-    self.assertEmpty(os.listdir(os.path.dirname(self.output_dir)))
 
   def test_long_utterances_are_left_out_on_request(self):
     # 0.1 to 0.6 s.
@@ -214,11 +256,6 @@ class ShardsTest(parameterized.TestCase):
         element['features'], log_mel.compute(_samples(3))
     )
     self.assertAlmostEqual(data.duration_sec('c'), 0.4)
-
-  def test_an_unusable_client_id_is_left_out(self):
-    bad = shards.Utterance('a\tb', '1', 'words', self.utterances[0].audio)
-    summary = self.write([*self.utterances, bad])
-    self.assertEqual(summary['dropped'], {'has an unusable client id': 1})
 
   def test_goes_on_after_the_last_finished_shard(self):
     reference = os.path.join(self.root, 'reference')
@@ -275,26 +312,17 @@ class ShardsTest(parameterized.TestCase):
         self.write()
     self.write()
 
-  def test_conversions_are_told(self):
-    for i in (1, 4):
-      soundfile.write(self.utterances[i].audio, _samples(i), 48000)
-    summary = self.write()
-    self.assertEqual(
-        summary['changed'],
-        {'files of 48000 Hz were resampled to 16000 Hz': 2},
-    )
-
-  def test_refuses(self):
-    with self.assertRaisesRegex(ValueError, 'no utterances for .*split; 0 we'):
-      self.write([])
+  @parameterized.parameters(
+      (dict(utterances=[]), 'no utterances for .*split; 0 we'),
+      (dict(encoding='mp3'), 'encoding'),
+      (dict(max_shard_bytes=0), 'max_shard_bytes'),
+      (dict(max_utterance_sec=0), 'max_utterance_sec'),
+  )
+  def test_refuses(self, arguments, message):
+    with self.assertRaisesRegex(ValueError, message):
+      self.write(**arguments)
     with self.assertRaisesRegex(ValueError, "b-0' of client 'b': occurs twice"):
       self.write([*self.utterances, self.utterances[0]], strict=True)
-    with self.assertRaisesRegex(ValueError, 'encoding'):
-      self.write(encoding='mp3')
-    with self.assertRaisesRegex(ValueError, 'max_shard_bytes'):
-      self.write(max_shard_bytes=0)
-    with self.assertRaisesRegex(ValueError, 'max_utterance_sec'):
-      self.write(max_utterance_sec=0)
 
 
 if __name__ == '__main__':

@@ -25,13 +25,6 @@ class ConvolveTest(parameterized.TestCase):
       self.assertEqual(outputs.shape, expected.shape)
       np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
 
-  @parameterized.parameters(0, 1, 2, 3, 4, 7)
-  def test_over_time_and_frequency_it_has_the_outputs_of_time(self, size):
-    inputs = tf.random.stateless_normal([2, size, 8, 3], [1, 2])
-    kernel = tf.random.stateless_normal([3, 3, 3, 5], [3, 4])
-    outputs = convolution.convolve(inputs, kernel, 2)
-    self.assertEqual(outputs.shape, (2, max(0, (size - 1) // 2), 3, 5))
-
   def test_tflite_converts_it_and_it_gives_the_same(self):
     @tf.function(
         autograph=False, input_signature=[tf.TensorSpec([1, None, 3])]
@@ -51,15 +44,17 @@ class ConvolveTest(parameterized.TestCase):
     (outputs,) = run(inputs=inputs).values()
     np.testing.assert_allclose(outputs, function(inputs), rtol=1e-5, atol=1e-5)
 
-  @parameterized.parameters(0, 3)
+  @parameterized.parameters(0, 2)
   def test_without_an_output_gradients_are_zero(self, size):
-    inputs = tf.ones([2, size, 3])
-    kernel = tf.ones([4, 3, 5])
+    # Over time and frequency, an output has the length of time's.
+    inputs = tf.ones([2, size, 8, 3])
+    kernel = tf.ones([3, 3, 3, 5])
     with tf.GradientTape() as tape:
       tape.watch(kernel)
-      total = tf.reduce_sum(convolution.convolve(inputs, kernel, 2))
+      outputs = convolution.convolve(inputs, kernel, 2)
+    self.assertEqual(outputs.shape, (2, 0, 3, 5))
     np.testing.assert_array_equal(
-        tape.gradient(total, kernel), np.zeros([4, 3, 5])
+        tape.gradient(outputs, kernel), np.zeros(kernel.shape)
     )
 
 

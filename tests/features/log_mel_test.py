@@ -104,13 +104,6 @@ class LogMelTest(parameterized.TestCase):
     self.assertEqual(log_mel.frames_of_seconds(0.0199), 1)
     self.assertEqual(log_mel.frames_of_seconds(29.999), 2999)
 
-  def test_mean_is_0_and_variance_1_over_all_elements(self):
-    features = _features(_noise(9000)).numpy()
-    np.testing.assert_allclose(np.mean(features), 0.0, atol=1e-5)
-    np.testing.assert_allclose(np.var(features), 1.0, rtol=1e-4)
-    # Of all together, not of each mel bin.
-    self.assertGreater(np.ptp(np.mean(features, axis=0)), 0.5)
-
   def test_normalize_by_hand(self):
     # Mean 2.5, variance (2.25 + .25 + .25 + 2.25) / 4 = 1.25.
     features = log_mel.normalize(
@@ -124,20 +117,10 @@ class LogMelTest(parameterized.TestCase):
         rtol=1e-6,
     )
 
-  def test_loudness_cancels_where_nothing_is_under_the_floor(self):
-    waveform = _noise(5000)
-    np.testing.assert_allclose(
-        _features(waveform),
-        _features(4 * waveform),
-        atol=1e-4,
-    )
-
   def test_digital_silence_gives_zeros(self):
-    features = _features(np.zeros(2000, np.int16))
-    np.testing.assert_array_equal(features, np.zeros([11, 80]))
-    np.testing.assert_array_equal(
-        log_mel.compute(np.zeros(2000, np.int16)), np.zeros([11, 80])
-    )
+    silence = np.zeros(2000, np.int16)
+    np.testing.assert_array_equal(_features(silence), np.zeros([11, 80]))
+    np.testing.assert_array_equal(log_mel.compute(silence), np.zeros([11, 80]))
 
   def test_padding_of_a_batch_does_not_matter(self):
     waveforms = [_noise(100), _noise(1000), _noise(1500)]

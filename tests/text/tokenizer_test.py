@@ -14,15 +14,8 @@ class CharTokenizerTest(parameterized.TestCase):
     tokenizer = tokenizer_lib.CharTokenizer()
     self.assertEqual(tokenizer.vocab_size, 30)
     self.assertEqual(tokenizer.blank_id, 29)
-    self.assertEqual(tokenizer.characters, " 'abcdefghijklmnopqrstuvwxyz-")
 
-  def test_ids_are_places_by_hand(self):
-    tokenizer = tokenizer_lib.CharTokenizer(' abc')
-    ids = tokenizer.encode(tf.constant(['cab a']))[0]
-    self.assertEqual(ids.dtype, tf.int32)
-    np.testing.assert_array_equal(ids, [3, 1, 2, 0, 1])
-
-  @parameterized.parameters('', 'a', "it's a test-case", 'zz  z', 'öl œuf 𝄞')
+  @parameterized.parameters('', "it's a test-case", 'zz  z', 'öl œuf 𝄞')
   def test_decoding_undoes_encoding(self, text):
     tokenizer = tokenizer_lib.CharTokenizer(_MANY)
     ids = tokenizer.encode(tf.constant([text]))[0]
@@ -40,8 +33,9 @@ class CharTokenizerTest(parameterized.TestCase):
     encode = tf.function(tokenizer.encode).get_concrete_function(
         tf.TensorSpec([None], tf.string)
     )
-    encoded = encode(tf.constant(['ab', '', 'bba'])).to_list()
-    self.assertEqual(encoded, [[0, 1], [], [1, 1, 0]])
+    encoded = encode(tf.constant(['ab', '', 'bba']))
+    self.assertEqual(encoded.dtype, tf.int32)
+    self.assertEqual(encoded.to_list(), [[0, 1], [], [1, 1, 0]])
     graph = encode.graph
     # Ops that tensorflow-text brings itself are not among TensorFlow's own.
     foreign = [
