@@ -46,7 +46,8 @@ def program(
     typed: Optional[Part] = None,
 ) -> dict[str, Any]:
   """Arguments of many types; bound in the tests."""
-  return dict(locals())
+  del number, flag, optional, path, texts, items, function
+  return {'part': part, 'second': second, 'typed': typed, 'whole': whole}
 
 
 def needs(first: int, second: int) -> int:

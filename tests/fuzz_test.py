@@ -49,24 +49,20 @@ def _damaged(good: bytes, seed: int) -> Iterator[bytes]:
   """Variants of a file's bytes."""
   random = np.random.default_rng(seed)
   for _ in range(_TRIALS):
-    data = bytearray(good)
+    data = good
     for _ in range(random.integers(1, 4)):
       start, end = sorted(random.integers(0, len(data) + 1, 2))
-      match random.integers(6):
-        case 0:
-          data = data[:start]
-        case 1:
-          data = data[:start] + data[end:]
-        case 2:
-          data = data[:start] + data[start:end] * 2 + data[end:]
-        case 3:
-          data[start:end] = random.bytes(int(end - start))
-        case 4:
-          data = data[:start] + random.bytes(8) + data[start:]
-        case _:
-          if data:
-            data[start % len(data)] ^= 1 << int(random.integers(8))
-    yield bytes(data)
+      head, part, tail = data[:start], data[start:end], data[end:]
+      bit = bytes([tail[0] ^ 1 << int(random.integers(8))]) if tail else b''
+      data = (
+          head,
+          head + tail,
+          head + part * 2 + tail,
+          head + random.bytes(len(part)) + tail,
+          head + random.bytes(8) + part + tail,
+          head + part + bit + tail[1:],
+      )[random.integers(6)]
+    yield data
 
 
 def _changed(value: Any, seed: int) -> Iterator[Any]:

@@ -53,7 +53,18 @@ class EndingsTest(parameterized.TestCase):
     with open(path, encoding='utf-8') as f:
       return len(f.readlines()) - 1
 
-  def check_signal(self, execution: str, send: signal.Signals, word: str):
+  # Ctrl-C and kill.
+  @parameterized.product(
+      execution=('multi_device', 'native'),
+      send_and_word=(
+          (signal.SIGINT, 'interrupted'), (signal.SIGTERM, 'terminated')
+      ),
+  )
+  @pytest.mark.slow
+  def test_the_same_command_goes_on_after_a_signal(
+      self, execution, send_and_word
+  ):
+    send, word = send_and_word
     ended = self.run_program(
         execution,
         'NUM_ROUNDS = 1000000',
@@ -78,20 +89,6 @@ class EndingsTest(parameterized.TestCase):
 
   @parameterized.parameters('multi_device', 'native')
   @pytest.mark.slow
-  def test_normal_end(self, execution):
-    ended = self.run_program(execution)
-    self.assertEqual(ended.code, 0, ended.stderr)
-    self.assertIn('NOT PRIVATE', ended.stdout)
-
-  @parameterized.parameters('multi_device', 'native')
-  @pytest.mark.slow
-  def test_bad_setting(self, execution):
-    ended = self.run_program(execution, "PRIVATE_DIR = 'nowhere'")
-    self.assertEqual(ended.code, 1)
-    self.assertIn('nowhere is not a folder', ended.stderr)
-
-  @parameterized.parameters('multi_device', 'native')
-  @pytest.mark.slow
   def test_error_in_a_round(self, execution):
     # One byte of a record's audio, which its checksum tells.
     path = os.path.join(self.shards, 'shard-00000.tfrecord')
@@ -108,16 +105,6 @@ class EndingsTest(parameterized.TestCase):
         r'\Aerror: .*record 1 of \d of the client at byte \d+ of '
         r'.*shard-00000.tfrecord is missing or damaged; .*\n\Z',
     )
-
-  @parameterized.parameters('multi_device', 'native')
-  @pytest.mark.slow
-  def test_ctrl_c(self, execution):
-    self.check_signal(execution, signal.SIGINT, 'interrupted')
-
-  @parameterized.parameters('multi_device', 'native')
-  @pytest.mark.slow
-  def test_sigterm(self, execution):
-    self.check_signal(execution, signal.SIGTERM, 'terminated')
 
   @parameterized.parameters(signal.SIGINT, signal.SIGTERM)
   @pytest.mark.slow
