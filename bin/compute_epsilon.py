@@ -17,7 +17,6 @@ launch.begin(__name__)
 from absl import flags
 
 from tff_asr.privacy import accounting
-from tff_asr.privacy import epsilon_plot
 from tff_asr.privacy import epsilon_report
 
 _NOISE_MULTIPLIER = flags.DEFINE_float(
@@ -87,7 +86,9 @@ def main(_) -> None:
     )
   print(epsilon_report.render(results, output_format=_FORMAT.value))
   if _PLOT.value:
-    epsilon_plot.draw(results, path=_PLOT.value)
+    from tff_asr.reports import plots  # pylint: disable=g-import-not-at-top
+
+    plots.save(plots.epsilon_by_population(results), _PLOT.value)
 
 
 if __name__ == '__main__':

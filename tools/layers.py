@@ -29,7 +29,6 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
         'privacy': (
             'absl',
             'dp_accounting',
-            'matplotlib',
             'numpy',
             'scipy',
             'tensorflow',

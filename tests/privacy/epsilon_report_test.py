@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import math
 
@@ -198,47 +199,50 @@ class RenderTest(absltest.TestCase):
     self.assertIn('as given', lines[2])
     self.assertIn('WER assumed, not measured', lines[3])
 
-  def test_infinite_epsilon_and_fixed_keys_say_not_private(self):
-    for result, reason in (
-        (
-            epsilon_report.solve(noise_multiplier=0.0, rounds=1, **_PLAN),
-            'no noise is added, or not to all layers',
-        ),
-        (
-            epsilon_report.of_rounds(
-                self.plan.rounds, delta=1e-6, fixed_seeds=['NOISE_SEED']
-            ),
-            'NOISE_SEED fixes a key',
-        ),
+  def test_without_noise_or_secret_keys_it_says_not_private(self):
+    fixed = epsilon_report.of_rounds(
+        self.plan.rounds, delta=1e-6, fixed_seeds=['NOISE_SEED']
+    )
+    bare = epsilon_report.solve(noise_multiplier=0.0, rounds=1, **_PLAN)
+    # No growth mends fixed keys.
+    grown = epsilon_report.extrapolate(fixed, cohort_sizes=[5000])
+    for results, reason in (
+        ([bare], 'no noise is added, or not to all layers'),
+        ([fixed], 'NOISE_SEED fixes a key'),
+        ([fixed, *grown], 'NOISE_SEED fixes a key'),
     ):
-      self.assertEqual(result.epsilon, math.inf)
-      text = epsilon_report.render([result])
+      text = epsilon_report.render(results)
       self.assertIn(f'NOT PRIVATE: {reason}', text)
-      self.assertIn('infinite', text)
-      fields = json.loads(
-          epsilon_report.render([result], output_format='json')
-      )
-      self.assertEqual(fields['epsilon'], 'inf')
-      self.assertFalse(fields['private'])
+      self.assertGreaterEqual(text.count('infinite'), len(results))
+      for result in results:
+        fields = epsilon_report.fields(result)
+        self.assertEqual(fields['epsilon'], 'inf')
+        self.assertFalse(fields['private'])
 
-  def test_no_growth_mends_fixed_keys(self):
-    group = accounting.RoundGroup(
-        sampling=accounting.Sampling(
-            kind='poisson', cohort_size=10, population=1000
-        ),
-        noise_multiplier=1.0,
-        count=10,
-    )
-    plan = epsilon_report.of_rounds(
-        [group], delta=1e-6, fixed_seeds=['NOISE_SEED']
-    )
-    rows = [plan, *epsilon_report.extrapolate(plan, cohort_sizes=[1000])]
-    text = epsilon_report.render(rows)
-    self.assertIn('As given: NOT PRIVATE: NOISE_SEED', text)
-    self.assertEqual(text.count('| infinite |'), 2)
-    for row in json.loads(epsilon_report.render(rows, output_format='json')):
-      self.assertFalse(row['private'])
-      self.assertEqual(row['epsilon'], 'inf')
+  def test_groups_that_differ_all_count_in_any_order(self):
+    groups = [
+        accounting.RoundGroup(
+            sampling=accounting.Sampling(
+                kind='poisson', cohort_size=cohort_size, population=1000
+            ),
+            noise_multiplier=noise,
+            count=count,
+        )
+        for cohort_size, noise, count in (
+            (10, 1.0, 3), (20, 2.0, 5), (10, 3.0, 7)
+        )
+    ]
+    expected = accounting.epsilon(accounting.compose(groups), delta=1e-6)
+    for order in itertools.permutations(groups):
+      result = epsilon_report.of_rounds(order, delta=1e-6)
+      fields = epsilon_report.fields(result)
+      self.assertAlmostEqual(fields['epsilon'], expected)
+      self.assertEqual(fields['rounds'], 15)
+      self.assertEqual(fields['population'], 1000)
+      for name in ('noise_multiplier', 'cohort_size', 'sigma_mean'):
+        self.assertIsNone(fields[name])
+      for words in ('3, poisson: 10 of', '5, poisson: 20 of', '7, poisson'):
+        self.assertIn(words, epsilon_report.render([result]))
 
   def test_unknown_formats_and_no_rounds_are_refused(self):
     with self.assertRaisesRegex(ValueError, 'format'):

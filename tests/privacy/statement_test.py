@@ -1,5 +1,6 @@
-"""Tests for statement."""
+"""Tests of tff_asr.privacy.statement."""
 
+import itertools
 import json
 import math
 
@@ -23,9 +24,13 @@ def _rounds(
 
 
 def _build(*rounds, delta=1e-4, l2_norm_clip=0.01, **kwargs):
-  return statement.build(
+  built = statement.build(
       rounds, delta=delta, l2_norm_clip=l2_norm_clip, **kwargs
   )
+  # Whatever is stated fits a page and JSON.
+  assert max(map(len, built.lines)) <= 80 and '\n' not in ''.join(built.lines)
+  json.dumps(built.fields, allow_nan=False)
+  return built
 
 
 def _joined(built):
@@ -35,51 +40,75 @@ def _joined(built):
 
 class StatementTest(parameterized.TestCase):
 
-  def test_private_run(self):
+  def test_states_everything_that_a_reader_needs(self):
     built = _build(_rounds())
+    text = _joined(built)
+    for words in (
+        'central', 'trusted server', 'speaker: all recordings of one client',
+        'add or remove one speaker', 'public the seed model, the dev set',
+        'number of speakers', 'hyperparameters', 'Poisson', '1,000 speakers',
+        'probability 0.01', '10 expected', 'delta 0.0001', 'clip 0.01',
+        'rounds 9;', 'noise multiplier 2 (on the sum', '0.2 on the mean',
+        'epsilon (RDP)', 'epsilon (PLD)', 'not charged', 'float32',
+        'not private; the guarantee is of the models',
+        'within epsilon 10 as it is',
+    ):
+      self.assertIn(words, text)
     event = accounting.compose([_rounds()])
     by_rdp = accounting.epsilon(event, delta=1e-4)
     by_pld = accounting.epsilon(event, delta=1e-4, accountant='pld')
     self.assertTrue(built.private)
-    self.assertNotIn('NOT PRIVATE', str(built))
+    self.assertNotIn('NOT PRIVATE', text)
     self.assertEqual(built.epsilon, min(by_rdp, by_pld))
-    fields = built.fields
-    self.assertEqual(fields['epsilon_rdp'], by_rdp)
-    self.assertEqual(fields['epsilon_pld'], by_pld)
-    self.assertEqual(fields['neighbouring'], 'add_or_remove_one')
-    self.assertEqual(fields['rounds'], 9)
+    expected = dict(
+        epsilon_rdp=by_rdp, epsilon_pld=by_pld, rounds=9,
+        neighbouring='add_or_remove_one', delta=1e-4, l2_norm_clip=0.01,
+    )
+    self.assertEqual(built.fields, built.fields | expected)
 
-  def test_states_everything_that_a_reader_needs(self):
-    text = _joined(_build(_rounds()))
-    for words in (
-        'central', 'trusted server', 'speaker: all recordings of one client',
-        'add or remove one speaker', 'seed model', 'dev set',
-        'number of speakers', 'hyperparameters', 'Poisson', '1,000 speakers',
-        'probability 0.01', '10 expected', 'delta 0.0001', 'clip 0.01',
-        'noise multiplier 2 ', 'epsilon (RDP)', 'epsilon (PLD)',
-        'not charged', 'float32', 'not private; the guarantee is of the models',
-    ):
-      self.assertIn(words, text)
-
-  @parameterized.parameters('poisson', 'fixed', 'full')
-  def test_lines_fit_and_fields_are_json(self, kind):
-    size = 1000 if kind == 'full' else 10
-    for noise in (0.0, 0.001, 3.0):
-      built = _build(
-          _rounds(kind, size, noise=noise), _rounds(kind, size, noise=4.0),
-          fixed_seeds=['NOISE_SEED', 'SAMPLER_SEED'], delta=0.5,
+  def test_groups_that_differ_all_count_in_any_order(self):
+    groups = [
+        _rounds(noise=2.0, count=9),
+        _rounds(noise=3.0, count=20, population=500),
+        _rounds(noise=1.5, count=4, cohort_size=25, population=2000),
+    ]
+    epsilon = accounting.epsilon(accounting.compose(groups), delta=1e-3)
+    for order in itertools.permutations(groups):
+      built = _build(*order, delta=1e-3)
+      self.assertAlmostEqual(built.fields['epsilon_rdp'], epsilon)
+      self.assertEqual(built.fields['rounds'], 33)
+      # 1 / population of the largest.
+      self.assertIn('WARNING: delta 0.001 is above 1 / population (0.0005)',
+                    _joined(built))
+      self.assertEqual(
+          [
+              (group['noise_multiplier'], group['rounds'], group['population'])
+              for group in built.fields['groups']
+          ],
+          [
+              (group.noise_multiplier, group.count, group.sampling.population)
+              for group in order
+          ],
       )
-      for line in built.lines:
-        self.assertLessEqual(len(line), 80)
-        self.assertNotIn('\n', line)
-      json.dumps(built.fields, allow_nan=False)
+      for words in ('9; ', '20; ', '4; ', '500 speakers', '2,000 speakers'):
+        self.assertIn(words, _joined(built))
+      # One group without noise leaves no guarantee, wherever it stands.
+      for place in range(4):
+        broken = [*order[:place], _rounds(noise=0.0), *order[place:]]
+        self.assertEqual(_build(*broken).epsilon, math.inf)
 
-  def test_fixed_size_is_stated_as_replace_one_without_pld(self):
-    built = _build(_rounds('fixed', noise=5.0))
-    self.assertIn('replace one speaker by another', _joined(built))
-    self.assertIn('drawn without replacement', _joined(built))
-    self.assertIn('(PLD) not computed: it takes Poisson', _joined(built))
-    self.assertIsNone(built.fields['epsilon_pld'])
+  def test_other_sampling_is_stated_with_its_relation(self):
+    fixed = _build(_rounds('fixed', noise=5.0))
+    self.assertIn('replace one speaker by another', _joined(fixed))
+    self.assertIn('drawn without replacement', _joined(fixed))
+    self.assertIn('(PLD) not computed: it takes Poisson', _joined(fixed))
+    self.assertIsNone(fixed.fields['epsilon_pld'])
+    passes = _build(_rounds('pass', noise=5.0), unit='example')
+    self.assertIn('replace one example by nobody', _joined(passes))
+    self.assertIn('a tree of 100 rounds at most once', _joined(passes))
+    self.assertIn('5 (on each node of the tree', _joined(passes))
+    full = _build(_rounds('full', 1000))
+    self.assertIn('everyone: all 1,000 speakers', _joined(full))
 
   def test_large_epsilon_is_not_private_and_extrapolated(self):
     # The paper's sigma 10e-6: epsilon 1.1e7 in the run.
@@ -92,26 +121,24 @@ class StatementTest(parameterized.TestCase):
     self.assertIn('RDP gives epsilon', _joined(built))
     scale = built.fields['scale_for_target_epsilon']
     # 12.6 at 102,400 and 4.44 at 204,800.
-    self.assertGreater(scale['cohort_size'], 102_400)
-    self.assertLess(scale['cohort_size'], 204_800)
+    self.assertBetween(scale['cohort_size'], 102_400, 204_800)
     self.assertIn(f'{scale["cohort_size"]:,} of', _joined(built))
     self.assertIn('WER assumed, not measured', _joined(built))
 
-  @parameterized.named_parameters(
-      ('noise', _rounds(noise=0.0), {}, 'NOT PRIVATE: no noise is added, or not to all layers'),
-      ('clip', _rounds(), dict(l2_norm_clip=math.inf), 'are not clipped'),
-      ('noise_seed', _rounds(), dict(fixed_seeds=['NOISE_SEED']),
-       'NOT PRIVATE: NOISE_SEED fixes a key'),
-      ('sampler_seed', _rounds(), dict(fixed_seeds=['SAMPLER_SEED']),
-       'NOT PRIVATE: SAMPLER_SEED fixes a key'),
+  @parameterized.parameters(
+      (_rounds(noise=0.0), {}, 'no noise is added, or not to all layers'),
+      (_rounds(), dict(l2_norm_clip=math.inf), 'updates are not clipped'),
+      (_rounds(), dict(fixed_seeds=['NOISE_SEED']), 'NOISE_SEED fixes a key'),
+      (_rounds(), dict(fixed_seeds=['A', 'B']), 'A fixes .*; B fixes a key'),
   )
-  def test_not_private_says_why(self, rounds, kwargs, message):
+  def test_not_private_says_why_before_any_number(
+      self, rounds, kwargs, message
+  ):
     built = _build(rounds, **kwargs)
     self.assertFalse(built.private)
     self.assertFalse(built.fields['private'])
-    self.assertIn(message, _joined(built))
-    # It is said before any number.
-    self.assertTrue(built.lines[1].startswith('NOT PRIVATE'))
+    self.assertRegex(_joined(built), f'NOT PRIVATE: {message}')
+    self.assertStartsWith(built.lines[1], 'NOT PRIVATE')
 
   def test_without_noise_epsilon_is_infinite(self):
     built = _build(_rounds(noise=0.0), _rounds())
@@ -120,17 +147,26 @@ class StatementTest(parameterized.TestCase):
     self.assertIn('epsilon (RDP) infinite', _joined(built))
     self.assertIsNone(built.fields['scale_for_target_epsilon'])
 
-  def test_delta_above_one_over_population_is_warned_about(self):
-    self.assertIn(
-        'WARNING: delta 0.002 is above', _joined(_build(_rounds(), delta=2e-3))
-    )
-    self.assertNotIn('WARNING', str(_build(_rounds(), delta=1e-3)))
+  @parameterized.parameters(
+      (dict(inherited=4), 'seed model, but for what is charged of it'),
+      (dict(inherited=4), '4 of these rounds are of the runs'),
+      (dict(inherited=9, l2_norm_clip=None), 'all of these rounds are of'),
+      (dict(l2_norm_clip=None), 'clip that of the runs that are counted'),
+      (dict(apart=['a', 'b']), 'each a and each b is protected'),
+      (dict(apart=['a']), 'seed model, but for what is charged of it'),
+      (dict(adaptive_layers=7), 'after the last round; 7 clips follow'),
+      (dict(data_dependent=['x', 'y']), 'NOT COVERED, because .*: x; y'),
+      (dict(fixed_seeds=['A']), r'\(RDP\) [\d.]+, if the keys were secret'),
+      (dict(delta=2e-3), 'WARNING: delta 0.002 is above'),
+      (dict(target_epsilon=0.001), 'would give epsilon 0.001'),
+  )
+  def test_each_circumstance_is_stated(self, changes, words):
+    self.assertRegex(_joined(_build(_rounds(), **changes)), words)
+    self.assertNotRegex(_joined(_build(_rounds(), delta=1e-3)), words)
 
   def test_default_delta_is_below_one_over_population(self):
     for population in (1, 3, 40, 34_753):
-      self.assertLess(
-          statement.default_delta(population), 1 / population
-      )
+      self.assertLess(statement.default_delta(population), 1 / population)
 
   def test_nothing_released_yet(self):
     built = _build(_rounds(count=0))
@@ -144,19 +180,16 @@ class StatementTest(parameterized.TestCase):
       (0.0, '0'), (math.inf, 'infinite'), (999.5, '1e+03'), (123.0, '123'),
   )
   def test_printed_epsilon_is_never_below_the_real_one(self, value, text):
-    # pylint: disable-next=protected-access
     self.assertEqual(statement.number(value), text)
 
-  @parameterized.named_parameters(
-      ('delta', dict(delta=0.0), 'delta'),
-      ('clip', dict(l2_norm_clip=0.0), 'l2_norm_clip'),
-      ('target', dict(target_epsilon=-1.0), 'target_epsilon'),
+  @parameterized.parameters(
+      (dict(delta=0.0), 'delta'),
+      (dict(l2_norm_clip=0.0), 'l2_norm_clip'),
+      (dict(target_epsilon=-1.0), 'target_epsilon'),
   )
   def test_bad_arguments_are_named(self, kwargs, message):
     with self.assertRaisesRegex(ValueError, message):
       _build(_rounds(), **kwargs)
-
-  def test_no_groups_are_refused(self):
     with self.assertRaisesRegex(ValueError, 'rounds must have'):
       _build()
 

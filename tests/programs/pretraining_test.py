@@ -225,13 +225,14 @@ class PretrainTest(parameterized.TestCase):
     self.assertLessEqual(results['privacy']['epsilon_rdp'], 1.5)
 
   @pytest.mark.slow
-  def test_rounds_of_another_unit_cannot_be_added(self):
+  def test_rounds_of_another_unit_are_not_added_up(self):
     self.run_program('private_seed', num_steps=1)
-    parent = self.path('private_seed/ledger.jsonl')
-    with self.assertRaisesRegex(
-        ledger_lib.LedgerError, 'protects each example, this run each speaker'
-    ):
-      ledger_lib.create(self.path('x.jsonl'), unit='speaker', parent=parent)
+    parent = self.path('private_seed/ledger.jsonl'), None
+    path = self.path('x.jsonl')
+    with ledger_lib.create(path, unit='speaker', parent=parent) as ledger:
+      self.assertEmpty(ledger.contents.rounds)
+      (other,) = ledger_lib.read_apart(path)
+      self.assertEqual(other.unit, 'example')
     # Training on public data takes the ledger over as it is.
     with ledger_lib.create(self.path('y.jsonl'), parent=parent) as ledger:
       self.assertEqual(ledger.contents.unit, 'example')
@@ -243,7 +244,10 @@ class PretrainTest(parameterized.TestCase):
       (dict(noise_seed=-1), 'noise_seed'),
       (dict(delta=2.0), 'delta'),
       (dict(target_epsilon=1.0), 'target_epsilon is 1 at no delta'),
-      (dict(build_query=None, target_epsilon=1.0, delta=1e-3), 'without a query'),
+      (
+          dict(build_query=None, target_epsilon=1.0, delta=1e-3),
+          'without a query',
+      ),
       (dict(keep_last=0), 'keep_last'),
       (dict(devices=['GPU:7']), "'GPU:7', which this machine has not"),
       (

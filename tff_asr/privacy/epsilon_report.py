@@ -7,7 +7,7 @@ cohort and the population grow, so the noise on the sum grows with the cohort.
 That the word error rate stays as it was is then assumed, not measured.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import csv
 import dataclasses
 import io
@@ -204,26 +204,26 @@ def extrapolate(
     kept = -(-base.population * cohort_size // base.cohort_size)
     sizes += itertools.product([cohort_size], populations or [kept])
   sigma_mean = group.noise_multiplier / base.cohort_size
-  # Known keys protect nobody, however many they are.
-  known = {'fixed_seeds': result.fixed_seeds, 'unit': result.unit}
-  if result.fixed_seeds:
-    known['epsilon'] = math.inf
-  results = [
-      dataclasses.replace(
-          solve(
-              cohort_size=cohort_size,
-              population=population,
-              sigma_mean=sigma_mean,
-              rounds=group.count,
-              delta=result.delta,
-              sampling=base.kind,
-              accountant=result.accountant,
-          ),
-          **known,
-      )
-      for cohort_size, population in sizes
-      if cohort_size <= population
-  ]
+  results = []
+  for cohort_size, population in sizes:
+    if cohort_size > population:
+      continue
+    grown = solve(
+        cohort_size=cohort_size,
+        population=population,
+        sigma_mean=sigma_mean,
+        rounds=group.count,
+        delta=result.delta,
+        sampling=base.kind,
+        accountant=result.accountant,
+    )
+    results.append(dataclasses.replace(
+        grown,
+        # Known keys protect nobody, however many they are.
+        epsilon=math.inf if result.fixed_seeds else grown.epsilon,
+        fixed_seeds=result.fixed_seeds,
+        unit=result.unit,
+    ))
   if not results:
     raise ValueError(
         f'no population of {list(populations)} holds a cohort of '
@@ -251,26 +251,36 @@ def parse_sizes(texts: Sequence[str]) -> list[int]:
 
 
 def fields(result: Result) -> dict[str, Any]:
-  """A result by name, for JSON; infinity is the string 'inf'."""
-  last = result.rounds[-1]
-  sampling = last.sampling
-  sigma_mean = last.noise_multiplier / sampling.cohort_size
+  """A result by name, for JSON; infinity is the string 'inf'.
+
+  What differs between groups of rounds is None; the text shows each group.
+  """
+  samplings = [group.sampling for group in result.rounds]
+  noises = [group.noise_multiplier for group in result.rounds]
+  reasons = statement.why_not_private(
+      result.rounds, epsilon=result.epsilon, fixed_seeds=result.fixed_seeds
+  )
   return {
       'epsilon': statement.json_number(result.epsilon),
       'delta': result.delta,
-      'noise_multiplier': last.noise_multiplier,
-      'sigma_mean': sigma_mean,
-      'sampling': sampling.kind,
-      'sampling_probability': sampling.sampling_prob,
-      'cohort_size': sampling.cohort_size,
-      'population': sampling.population,
+      'noise_multiplier': _common(noises),
+      'sigma_mean': _common(
+          noise / sampling.cohort_size
+          for noise, sampling in zip(noises, samplings)
+      ),
+      'sampling': _common(sampling.kind for sampling in samplings),
+      'sampling_probability': _common(
+          sampling.sampling_prob for sampling in samplings
+      ),
+      'cohort_size': _common(sampling.cohort_size for sampling in samplings),
+      'population': _common(sampling.population for sampling in samplings),
       'rounds': sum(group.count for group in result.rounds),
       'accountant': result.accountant,
       'order': result.order,
       'neighbouring': accounting.neighbouring(result.rounds).name.lower(),
       'solved_for': result.solved_for,
-      'private': not _reasons(result),
-      'reasons_not_private': _reasons(result),
+      'private': not reasons,
+      'reasons_not_private': reasons,
       'different_rounds': len(result.rounds),
       **({'unit': result.unit} if result.unit else {}),
       **({'apart': list(map(fields, result.apart))} if result.apart else {}),
@@ -293,50 +303,63 @@ def render(results: Sequence[Result], *, output_format: str = 'text') -> str:
   if output_format == 'json':
     return json.dumps(rows if len(rows) > 1 else rows[0], indent=1)
   if output_format == 'csv':
-    columns = [*rows[0], *(['word_error_rate'] if len(rows) > 1 else [])]
-    buffer = io.StringIO()
-    writer = csv.DictWriter(
-        buffer, columns, restval='', lineterminator='\n'
-    )
-    writer.writeheader()
-    for row in rows:
-      reasons = '; '.join(row['reasons_not_private'])
-      if 'apart' in row:
-        row |= {'apart': '; '.join(map(_in_short, row['apart']))}
-      writer.writerow(row | {'reasons_not_private': reasons})
-    return buffer.getvalue().rstrip('\n')
-  if len(results) > 1:
-    return _table(rows)
-  return _text(results[0], rows[0])
+    return _csv(rows)
+  return _table(rows) if len(rows) > 1 else _text(results[0], rows[0])
+
+
+def _common(values: Iterable[Any]) -> Any:
+  """The value that all have, or None."""
+  first, *others = set(values)
+  return None if others else first
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
+  """A line a result, after the columns' names."""
+  columns = [*rows[0], *(['word_error_rate'] if len(rows) > 1 else [])]
+  buffer = io.StringIO()
+  writer = csv.DictWriter(buffer, columns, restval='', lineterminator='\n')
+  writer.writeheader()
+  for row in rows:
+    texts = {'reasons_not_private': '; '.join(row['reasons_not_private'])}
+    if 'apart' in row:
+      texts['apart'] = '; '.join(map(_in_short, row['apart']))
+    writer.writerow(row | texts)
+  return buffer.getvalue().rstrip('\n')
 
 
 def _text(result: Result, row: dict[str, Any]) -> str:
   """One result, a line for each of its figures."""
   order = '' if result.order is None else f', order {result.order:g}'
-  lines = [
-      f'epsilon           {statement.number(result.epsilon)} at delta '
-      f'{result.delta:g} ({result.accountant.upper()}{order})',
-  ]
+  lines = [(
+      'epsilon',
+      f'{statement.number(result.epsilon)} at delta {result.delta:g} '
+      f'({result.accountant.upper()}{order})',
+  )]
   for group in result.rounds:
     sampling = group.sampling
     lines += [
-        f'rounds            {group.count:,}, {sampling.kind}: '
-        f'{sampling.cohort_size:,} of {sampling.population:,}, q = '
-        f'{sampling.sampling_prob:.4g}',
-        f'noise multiplier  {group.noise_multiplier:.6g} on the sum, '
-        f'{group.noise_multiplier / sampling.cohort_size:.4g} on the mean',
+        (
+            'rounds',
+            f'{group.count:,}, {sampling.kind}: {sampling.cohort_size:,} of '
+            f'{sampling.population:,}, q = {sampling.sampling_prob:.4g}',
+        ),
+        (
+            'noise multiplier',
+            f'{group.noise_multiplier:.6g} on the sum, '
+            f'{group.noise_multiplier / sampling.cohort_size:.4g} on the mean',
+        ),
     ]
-  lines.append(f'neighbours        {row["neighbouring"]}')
+  lines.append(('neighbours', row['neighbouring']))
   if result.unit:
-    lines.append(f'unit              {result.unit}')
-  lines += [
-      f'apart             {_in_short(each)}; not added up'
-      for each in row.get('apart', ())
-  ]
+    lines.append(('unit', result.unit))
+  for each in row.get('apart', ()):
+    lines.append(('apart', f'{_in_short(each)}; not added up'))
   if result.solved_for != 'epsilon':
-    lines.append(f'found             {result.solved_for}')
-  lines += [_NOT_PRIVATE + reason for reason in _reasons(result)]
-  return '\n'.join(lines)
+    lines.append(('found', result.solved_for))
+  return '\n'.join([
+      *(f'{label:<18}{text}' for label, text in lines),
+      *map(_NOT_PRIVATE.__add__, row['reasons_not_private']),
+  ])
 
 
 def _in_short(row: dict[str, Any]) -> str:
@@ -354,29 +377,21 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
       '| epsilon | order | |',
       '|---|---|---|---|---|---|---|---|---|',
   ]
-  for number, row in enumerate(rows):
+  for row in rows:
     order = '' if row['order'] is None else f'{row["order"]:g}'
     lines.append(
         f'| {row["cohort_size"]:,} | {row["population"]:,} '
         f'| {row["sampling_probability"]:.3g} | {row["rounds"]:,} '
         f'| {row["sigma_mean"]:.4g} | {row["noise_multiplier"]:.4g} '
         f'| {statement.number(float(row["epsilon"]))} | {order} '
-        f'| {ASSUMED if number else "as given"} |'
+        f'| {row.get("word_error_rate", "as given")} |'
     )
+  first = rows[0]
+  unit = f', unit: {first["unit"]}' if 'unit' in first else ''
   lines.append(
-      f'Epsilon by {rows[0]["accountant"].upper()} at delta '
-      f'{rows[0]["delta"]:g}, neighbours: {rows[0]["neighbouring"]}'
-      + (f', unit: {rows[0]["unit"]}.' if 'unit' in rows[0] else '.')
+      f'Epsilon by {first["accountant"].upper()} at delta {first["delta"]:g}, '
+      f'neighbours: {first["neighbouring"]}{unit}.'
   )
-  lines += [
-      f'As given: {_NOT_PRIVATE}{reason}'
-      for reason in rows[0]['reasons_not_private']
-  ]
+  for reason in first['reasons_not_private']:
+    lines.append(f'As given: {_NOT_PRIVATE}{reason}')
   return '\n'.join(lines)
-
-
-def _reasons(result: Result) -> list[str]:
-  """Why the rounds are not private, as the privacy statement says it."""
-  return statement.why_not_private(
-      result.rounds, epsilon=result.epsilon, fixed_seeds=result.fixed_seeds
-  )

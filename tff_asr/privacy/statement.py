@@ -1,8 +1,8 @@
-"""The privacy statement of a run: what is guaranteed, to whom, against what.
+"""Privacy statement of a run: what is guaranteed, to whom, against what.
 
-It is built from the rounds that the ledger charged (or that a plan intends),
-so that the guarantee that is printed is the guarantee of what ran, and it says
-NOT PRIVATE in plain words where there is none worth the name.
+It is built from the rounds that the ledger charged (or that a plan intends), so
+the printed guarantee is the guarantee of what ran. Where there is no guarantee
+worth the name it says NOT PRIVATE, and why.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,45 @@ import dp_accounting
 from tff_asr import checks
 from tff_asr.privacy import accounting
 from tff_asr.privacy import calibration
-from tff_asr.privacy import statement_words as words_lib
 
 MAX_USEFUL_EPSILON = 10.0
 
 _WIDTH = 80
 _LABEL_WIDTH = 18
+
+_RELATIONS = {
+    dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE: (
+        'add or remove one {unit}'
+    ),
+    dp_accounting.NeighboringRelation.REPLACE_ONE: (
+        'replace one {unit} by another (the sum may move by twice the clip)'
+    ),
+    dp_accounting.NeighboringRelation.REPLACE_SPECIAL: (
+        'replace one {unit} by nobody, whose update is zeros and who keeps the '
+        'place in the pass'
+    ),
+}
+_UNITS = {
+    'speaker': 'all recordings of one client',
+    'example': 'one recording; a speaker with several of them is protected '
+    'less, and the server sees all recordings',
+}
+_SAMPLING = {
+    'poisson': (
+        'Poisson: each of {population:,} {unit}s joins a round independently '
+        'with probability {prob:.4g}, {cohort_size:,} expected'
+    ),
+    'fixed': (
+        'fixed size: {cohort_size:,} of {population:,} {unit}s a round, drawn '
+        'without replacement'
+    ),
+    'full': 'everyone: all {population:,} {unit}s in each round',
+    'pass': (
+        'shuffled passes over {population:,} {unit}s, the next {cohort_size:,} '
+        'a round; each {unit} is in a tree of {rounds_per_pass:,} rounds at '
+        'most once, and nothing is assumed about sampling (DP-FTRL)'
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,84 +127,86 @@ def build(
   accounting.check_delta(delta)
   # Noise needs a finite clip, so an unknown one is finite where there is noise.
   clipped = l2_norm_clip is None or math.isfinite(l2_norm_clip)
-  event = accounting.compose(rounds)
   num_rounds = sum(group.count for group in rounds)
   noise_free = not clipped or any(
       group.count and group.noise_multiplier == 0 for group in rounds
   )
-  by_rdp, by_pld = math.inf, None
-  obstacle = 'without clip and noise there is no bound'
-  if not noise_free:
-    by_rdp = accounting.epsilon(event, delta=delta)
-    obstacle = accounting.pld_obstacle(event, delta=delta)
-    if not obstacle:
-      by_pld = accounting.epsilon(event, delta=delta, accountant='pld')
-  elif not num_rounds:
-    by_rdp = 0.0
-  epsilon = by_rdp if by_pld is None else min(by_rdp, by_pld)
+  by_rdp, by_pld, obstacle = _epsilons(
+      rounds, delta=delta, bounded=not noise_free
+  )
+  epsilon = min(by_rdp, math.inf if by_pld is None else by_pld)
   reasons = why_not_private(
       rounds, clipped=clipped, epsilon=epsilon, fixed_seeds=fixed_seeds
   )
-  population = max(group.sampling.population for group in rounds)
-  scale, scale_words = _scale(
-      rounds, target_epsilon=target_epsilon, delta=delta,
-      noise_free=noise_free, unit=unit,
-  )
-  relation = accounting.neighbouring(rounds)
+  scale = None
+  if num_rounds and not noise_free:
+    scale = calibration.smallest_scale(
+        rounds, target_epsilon=target_epsilon, delta=delta
+    )
   if_secret = ', if the keys were secret' if fixed_seeds else ''
-
+  relation = accounting.neighbouring(rounds)
+  if not num_rounds:
+    verdict = 'No round was released yet: nothing is spent.'
+    if reasons:
+      verdict += f' It will be NOT PRIVATE: {"; ".join(reasons)}.'
+  elif reasons:
+    verdict = f'NOT PRIVATE: {"; ".join(reasons)}.'
+  else:
+    verdict = f'({number(epsilon)}, {delta:g})-differential privacy.'
+  population = max(group.sampling.population for group in rounds)
+  warnings = []
+  if delta > 1 / population:
+    warnings.append(
+        f'WARNING: delta {delta:g} is above 1 / population '
+        f'({1 / population:.2g}): such a guarantee allows publishing one {unit}'
+        ' outright. Lower delta.'
+    )
   entries = [
       ('model', 'central differential privacy with a trusted server: the '
-       'server sees the updates before noise is added; what is stated here is '
-       'of those who see only the trained models'),
-      ('unit', f'{unit}: {words_lib.UNIT_WORDS.get(unit, "one client")}'),
-      ('neighbours', words_lib.RELATION_WORDS[relation].format(unit=unit)),
-      ('public', f'{words_lib.seed_words(inherited, apart)}, the dev set, the '
-       f'number of {unit}s, all hyperparameters'),
-      *words_lib.round_entries(rounds, unit=unit),
-      *words_lib.inherited_entry(inherited, of=num_rounds),
-      *words_lib.apart_entry(apart),
-      ('clip', words_lib.clip_words(l2_norm_clip, adaptive_layers)),
+       'server sees the updates before noise is added; the guarantee is '
+       'against those who see only the trained models'),
+      ('unit', f'{unit}: {_UNITS.get(unit, "one client")}'),
+      ('neighbours', _RELATIONS[relation].format(unit=unit)),
+      ('public', 'the seed model'
+       + (', but for what is charged of it' if inherited or apart else '')
+       + f', the dev set, the number of {unit}s, all hyperparameters'),
+      *(entry for group in rounds for entry in _round_entries(group, unit)),
+      *_earlier_entries(inherited, num_rounds, apart),
+      ('clip', _clip_words(l2_norm_clip, adaptive_layers)),
       ('delta', f'{delta:g}'),
       ('epsilon (RDP)', number(by_rdp) + if_secret),
       ('epsilon (PLD)', f'not computed: {obstacle}'
        if by_pld is None else number(by_pld) + if_secret),
-      ('at larger scale', scale_words),
+      ('at larger scale', _scale_words(
+          scale, rounds, target_epsilon, unit=unit, noise_free=noise_free
+      )),
       ('not counted', 'choosing hyperparameters by looking at private data, '
        'and other runs on the same data that this one did not start from, are '
        'not charged'),
-      ('control', words_lib.control_words(data_dependent)),
+      ('control', _control_words(data_dependent)),
       ('noise', 'drawn in float32: the guarantee is that of real-valued noise, '
        'not of its rounding'),
       ('metrics', 'per-round figures named not_private/... (loss, norms, '
        'counts) are exact in this simulation and not private; the guarantee is '
        'of the models'),
   ]
-  notes = []
-  if delta > 1 / population:
-    notes.append(
-        f'WARNING: delta {delta:g} is above 1 / population '
-        f'({1 / population:.2g}): it would allow to publish one {unit} '
-        'outright. Lower delta.'
-    )
-  if not num_rounds:
-    verdict = 'No round was released yet: nothing is spent.'
-  elif reasons:
-    verdict = 'NOT PRIVATE: ' + '; '.join(reasons) + '.'
-  else:
-    verdict = f'({number(epsilon)}, {delta:g})-differential privacy.'
-  if reasons and not num_rounds:
-    verdict += ' It will be NOT PRIVATE: ' + '; '.join(reasons) + '.'
-  lines = ['Privacy statement', *textwrap.wrap(verdict, _WIDTH)]
-  for note in notes:
-    lines.extend(textwrap.wrap(note, _WIDTH))
+  lines = ['Privacy statement']
+  for text in (verdict, *warnings):
+    lines += textwrap.wrap(text, _WIDTH)
   for label, text in entries:
-    lines.extend(_entry(label, text))
+    lines += textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent='  ' + label.ljust(_LABEL_WIDTH),
+        subsequent_indent=' ' * (_LABEL_WIDTH + 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
   fields = {
       'private': not reasons,
       'verdict': verdict,
-      'reasons': list(reasons),
-      'warnings': notes,
+      'reasons': reasons,
+      'warnings': warnings,
       'model': 'central, trusted server',
       'unit': unit,
       'neighbouring': relation.name.lower(),
@@ -185,20 +220,22 @@ def build(
           }
           for group in rounds
       ],
-      'l2_norm_clip': (
-          None if l2_norm_clip is None else json_number(l2_norm_clip)
-      ),
+      'l2_norm_clip': json_number(l2_norm_clip),
       'adaptive_layers': adaptive_layers,
       'delta': delta,
       'epsilon': json_number(epsilon),
       'epsilon_rdp': json_number(by_rdp),
-      'epsilon_pld': None if by_pld is None else json_number(by_pld),
+      'epsilon_pld': json_number(by_pld),
       'fixed_seeds': list(fixed_seeds),
       'tuning_charged': False,
       'data_dependent_control': list(data_dependent),
       'inherited_rounds': inherited,
       'metrics_private': False,
-      'scale_for_target_epsilon': scale,
+      'scale_for_target_epsilon': scale and {
+          'target_epsilon': target_epsilon,
+          **dataclasses.asdict(scale),
+          'word_error_rate': 'assumed, not measured',
+      },
   }
   return Statement(
       private=not reasons,
@@ -231,53 +268,6 @@ def why_not_private(
   return reasons
 
 
-def _scale(
-    rounds: Sequence[accounting.RoundGroup],
-    *,
-    target_epsilon: float,
-    delta: float,
-    noise_free: bool,
-    unit: str,
-) -> tuple[dict[str, Any] | None, str]:
-  """The smallest run with this noise on the mean that reaches the target."""
-  if noise_free:
-    return None, (
-        f'without clip and noise no number of {unit}s gives epsilon '
-        f'{target_epsilon:g}'
-    )
-  if not any(group.count for group in rounds):
-    return None, 'depends on the number of rounds; none was released yet'
-  found = calibration.smallest_scale(
-      rounds, target_epsilon=target_epsilon, delta=delta
-  )
-  sampling = rounds[-1].sampling
-  if found.cohort_size == sampling.cohort_size:
-    words = f'this run is within epsilon {target_epsilon:g} as it is'
-  else:
-    words = (
-        f'the same noise on the mean would give epsilon {target_epsilon:g} '
-        f'with {found.cohort_size:,} of {found.population:,} {unit}s a round '
-        f'at the least (noise multiplier {found.noise_multiplier:.4g}; WER '
-        'assumed, not measured)'
-    )
-  return {
-      'target_epsilon': target_epsilon, **dataclasses.asdict(found),
-      'word_error_rate': 'assumed, not measured',
-  }, words
-
-
-def _entry(label: str, text: str) -> list[str]:
-  """A label and its text, wrapped beside it."""
-  return textwrap.wrap(
-      text,
-      _WIDTH,
-      initial_indent='  ' + label.ljust(_LABEL_WIDTH),
-      subsequent_indent=' ' * (_LABEL_WIDTH + 2),
-      break_long_words=False,
-      break_on_hyphens=False,
-  )
-
-
 def number(value: float) -> str:
   """Epsilon for reading, rounded up in its third digit: never understated."""
   if value == 0 or math.isinf(value):
@@ -287,6 +277,125 @@ def number(value: float) -> str:
   return f'{rounded:.3g}'
 
 
-def json_number(value: float) -> float | str:
-  """JSON has no infinity."""
-  return 'inf' if math.isinf(value) else value
+def json_number(value: Optional[float]) -> float | str | None:
+  """The number, or 'inf': JSON has no infinity."""
+  return 'inf' if value is not None and math.isinf(value) else value
+
+
+def _epsilons(
+    rounds: Sequence[accounting.RoundGroup], *, delta: float, bounded: bool
+) -> tuple[float, Optional[float], str]:
+  """Epsilon by RDP and by PLD, and why there is none by PLD."""
+  if not bounded:
+    released = any(group.count for group in rounds)
+    obstacle = 'without clip and noise there is no bound'
+    return math.inf if released else 0.0, None, obstacle
+  event = accounting.compose(rounds)
+  by_rdp = accounting.epsilon(event, delta=delta)
+  obstacle = accounting.pld_obstacle(event, delta=delta)
+  if obstacle:
+    return by_rdp, None, obstacle
+  by_pld = accounting.epsilon(event, delta=delta, accountant='pld')
+  return by_rdp, by_pld, ''
+
+
+def _round_entries(
+    group: accounting.RoundGroup, unit: str
+) -> list[tuple[str, str]]:
+  """How the rounds of a group were drawn and noised."""
+  sampling = group.sampling
+  drawn = _SAMPLING[sampling.kind].format(
+      **dataclasses.asdict(sampling),
+      prob=sampling.sampling_prob,
+      rounds_per_pass=sampling.rounds_per_pass,
+      unit=unit,
+  )
+  place = 'each node of the tree' if sampling.kind == 'pass' else 'the sum'
+  on_mean = group.noise_multiplier / sampling.cohort_size
+  return [
+      ('rounds', f'{group.count:,}; {drawn}'),
+      ('noise multiplier', f'{group.noise_multiplier:g} (on {place}, over the '
+       f'clip; {on_mean:.3g} on the mean)'),
+  ]
+
+
+def _earlier_entries(
+    inherited: int, num_rounds: int, apart: Sequence[str]
+) -> list[tuple[str, str]]:
+  """What earlier runs cost, of this unit and of others."""
+  entries = []
+  if inherited:
+    which = f'{inherited:,} of these rounds are'
+    public = ''
+    if inherited == num_rounds:
+      which = 'all of these rounds are'
+      public = '; data that came after them are taken to be public'
+    entries.append((
+        'counted before',
+        f'{which} of the runs whose model this one started from{public}',
+    ))
+  if apart:
+    entries.append((
+        'stated apart',
+        'the seed model was trained on other data, where each '
+        f'{" and each ".join(apart)} is protected: the next statement. Neither '
+        'holds for the data of the other, and they are not added up; whoever '
+        'is in both has spent both',
+    ))
+  return entries
+
+
+def _clip_words(l2_norm_clip: Optional[float], adaptive_layers: int) -> str:
+  """How updates are clipped."""
+  if l2_norm_clip is None:
+    return 'that of the runs that are counted'
+  if math.isinf(l2_norm_clip):
+    return 'none'
+  words = f'{l2_norm_clip:g} (L2 norm of a client\'s update)'
+  if adaptive_layers:
+    words += (
+        f' after the last round; {adaptive_layers:,} clips follow a quantile '
+        'of the norms, whose estimate is paid for by the noise multiplier'
+    )
+  return words
+
+
+def _control_words(data_dependent: Sequence[str]) -> str:
+  """What decided how the run went on."""
+  if data_dependent:
+    return (
+        'NOT COVERED, because it looked at private data without noise: '
+        + '; '.join(data_dependent)
+    )
+  return (
+      'rounds, stopping, evaluation and learning rate follow the settings, '
+      'the ledger and the released (noised) models only; a run that ended '
+      'because too many clients failed shows that by its end'
+  )
+
+
+def _scale_words(
+    scale: Optional[calibration.Scale],
+    rounds: Sequence[accounting.RoundGroup],
+    target_epsilon: float,
+    *,
+    unit: str,
+    noise_free: bool,
+) -> str:
+  """The smallest run with this noise on the mean that reaches the target."""
+  if noise_free:
+    return (
+        f'without clip and noise no number of {unit}s gives epsilon '
+        f'{target_epsilon:g}'
+    )
+  if scale is None:
+    return 'depends on the number of rounds; none was released yet'
+  last = [group for group in rounds if group.count][-1]
+  if scale.cohort_size == last.sampling.cohort_size:
+    return f'this run is within epsilon {target_epsilon:g} as it is'
+  return (
+      f'the same noise on the mean would give epsilon {target_epsilon:g} '
+      f'with {scale.cohort_size:,} of {scale.population:,} {unit}s a round '
+      f'at the least (noise multiplier {scale.noise_multiplier:.4g}; WER '
+      'assumed, not measured)'
+  )
