@@ -40,6 +40,7 @@ from tff_asr.privacy import queries
 from tff_asr.programs import central
 from tff_asr.programs import federated
 from tff_asr.programs import pretraining
+from tff_asr.programs import training_loop
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
@@ -74,7 +75,7 @@ def _federated(folder: str, name: str, *, context, noise: float = 0.0) -> str:
   clients = client_data.load(os.path.join(folder, 'corpus'))
   model = _SIZES.build_model()
   run = os.path.join(folder, name)
-  asyncio.run(federated.train(
+  asyncio.run(training_loop.run(federated.FederatedTraining(
       output_dir=run,
       configuration='SEED = 1\n',
       model=model,
@@ -84,9 +85,8 @@ def _federated(folder: str, name: str, *, context, noise: float = 0.0) -> str:
       build_cohorts=functools.partial(cohorts.fixed_size, cohort_size=4),
       context=context,
       num_rounds=_ROUNDS,
-      noise_seed=1,
-      sampler_seed=2,
-  ))
+      privacy=training_loop.PrivacySettings(noise_seed=1, sampler_seed=2),
+  )))
   return run
 
 
@@ -131,7 +131,7 @@ def _noised(folder: str) -> str:
 def _central(folder: str, name: str = 'central', **kwargs) -> str:
   model = _SIZES.build_model()
   run = os.path.join(folder, name)
-  asyncio.run(central.train(
+  asyncio.run(training_loop.run(central.CentralTraining(
       output_dir=run,
       configuration='SEED = 1\n',
       model=model,
@@ -140,16 +140,16 @@ def _central(folder: str, name: str = 'central', **kwargs) -> str:
       optimizer=tff.learning.optimizers.build_adam(0.001),
       num_steps=_STEPS,
       seed=1,
-      evaluate_every=3,
+      settings=training_loop.RunSettings(evaluate_every=3, save_every=3),
       **kwargs,
-  ))
+  )))
   return run
 
 
 def _pretrain(folder: str) -> str:
   recogniser = _SIZES.build_model()
   run = os.path.join(folder, 'pretrain')
-  asyncio.run(pretraining.train(
+  asyncio.run(training_loop.run(pretraining.Pretraining(
       output_dir=run,
       configuration='SEED = 1\n',
       model=toy_runs.best_rq.build(
@@ -163,7 +163,7 @@ def _pretrain(folder: str) -> str:
       batch_size=2,
       num_steps=_STEPS,
       seed=1,
-  ))
+  )))
   return run
 
 

@@ -25,10 +25,13 @@ from tff_asr.models import quantizer
 from tff_asr.programs import central
 from tff_asr.programs import federated
 from tff_asr.programs import pretraining
+from tff_asr.programs import training_loop
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
 COHORT_SIZE = 2
+_EVERY_SECOND = training_loop.RunSettings(evaluate_every=2, save_every=2)
+_FIXED_KEYS = training_loop.PrivacySettings(noise_seed=1, sampler_seed=2)
 _SIZES = workload_lib.Workload(
     num_blocks=1,
     dim=8,
@@ -49,7 +52,7 @@ def train_federated(corpus: str, output_dir: str, *, num_rounds: int) -> None:
   """A federated run with DP; goes on where it was killed."""
   clients = client_data.load(corpus)
   model = _SIZES.build_model()
-  asyncio.run(federated.train(
+  asyncio.run(training_loop.run(federated.FederatedTraining(
       output_dir=output_dir,
       configuration='SEED = 1\n',
       model=model,
@@ -63,10 +66,9 @@ def train_federated(corpus: str, output_dir: str, *, num_rounds: int) -> None:
       ),
       context=multi_device.build_async_context(),
       num_rounds=num_rounds,
-      save_every=2,
-      noise_seed=1,
-      sampler_seed=2,
-  ))
+      settings=_EVERY_SECOND,
+      privacy=_FIXED_KEYS,
+  )))
 
 
 def train_central(corpus: str, output_dir: str, *, num_rounds: int) -> None:
@@ -78,7 +80,7 @@ def train_central(corpus: str, output_dir: str, *, num_rounds: int) -> None:
     num_rounds: Steps.
   """
   model = _SIZES.build_model()
-  asyncio.run(central.train(
+  asyncio.run(training_loop.run(central.CentralTraining(
       output_dir=output_dir,
       configuration='SEED = 1\n',
       model=model,
@@ -87,8 +89,8 @@ def train_central(corpus: str, output_dir: str, *, num_rounds: int) -> None:
       optimizer=tff.learning.optimizers.build_adam(0.001),
       num_steps=num_rounds,
       seed=1,
-      evaluate_every=2,
-  ))
+      settings=_EVERY_SECOND,
+  )))
 
 
 def train_pretrain(corpus: str, output_dir: str, *, num_rounds: int) -> None:
@@ -100,7 +102,7 @@ def train_pretrain(corpus: str, output_dir: str, *, num_rounds: int) -> None:
     num_rounds: Steps.
   """
   recogniser = _SIZES.build_model()
-  asyncio.run(pretraining.train(
+  asyncio.run(training_loop.run(pretraining.Pretraining(
       output_dir=output_dir,
       configuration='SEED = 1\n',
       model=best_rq.build(
@@ -115,10 +117,9 @@ def train_pretrain(corpus: str, output_dir: str, *, num_rounds: int) -> None:
       num_steps=num_rounds,
       seed=1,
       build_query=workload_lib.build_query(1.0),
-      save_every=2,
-      noise_seed=1,
-      sampler_seed=2,
-  ))
+      settings=_EVERY_SECOND,
+      privacy=_FIXED_KEYS,
+  )))
 
 
 PROGRAMS: dict[str, Callable[..., None]] = {
@@ -153,7 +154,7 @@ def compare(whole: str, killed: str) -> list[str]:
         f'{os.path.basename(one)}: {name} differs.'
         for name in left.keys() & right.keys()
         # The ledgers have names of their own, and inodes.
-        if name not in ('ledger/digest', 'noise/place')
+        if name not in ('ledger/digest', 'noise/file_identity')
         and np.asarray(left[name]).tobytes()
         != np.asarray(right[name]).tobytes()
     ]

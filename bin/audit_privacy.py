@@ -23,7 +23,7 @@ flags.adopt_module_key_flags(training)
 
 
 def main(_) -> None:
-  training.run(audit.audit)
+  training.run(audit.audit, describe=None, train=lambda audited: audited)
 
 
 if __name__ == '__main__':

@@ -12,14 +12,13 @@ launch.begin(__name__)
 from absl import flags
 
 from bin import training
-from tff_asr.programs import dry_run
 from tff_asr.programs import pretraining
 
 flags.adopt_module_key_flags(training)
 
 
 def main(_) -> None:
-  training.run(pretraining.train, describe=dry_run.pretraining)
+  training.run(pretraining.Pretraining)
 
 
 if __name__ == '__main__':

@@ -13,13 +13,12 @@ from absl import flags
 
 from bin import training
 from tff_asr.programs import central
-from tff_asr.programs import dry_run
 
 flags.adopt_module_key_flags(training)
 
 
 def main(_) -> None:
-  training.run(central.train, describe=dry_run.central)
+  training.run(central.CentralTraining)
 
 
 if __name__ == '__main__':

@@ -12,14 +12,13 @@ launch.begin(__name__)
 from absl import flags
 
 from bin import training
-from tff_asr.programs import dry_run
 from tff_asr.programs import federated
 
 flags.adopt_module_key_flags(training)
 
 
 def main(_) -> None:
-  training.run(federated.train, describe=dry_run.federated)
+  training.run(federated.FederatedTraining)
 
 
 if __name__ == '__main__':

@@ -7,6 +7,8 @@ from absl import flags
 
 from tff_asr import config
 from tff_asr import launch
+from tff_asr.programs import dry_run
+from tff_asr.programs import training_loop
 from tff_asr.storage import hardware_fingerprint
 
 _OUTPUT_DIR = flags.DEFINE_string(
@@ -25,13 +27,18 @@ flags.mark_flag_as_required('output_dir')
 
 
 def run(
-    train: Callable[..., Any], *, describe: Callable[..., Any] | None = None
+    program: Callable[..., Any],
+    *,
+    describe: Callable[..., Any] | None = dry_run.describe,
+    train: Callable[..., Any] = training_loop.run,
 ) -> None:
   """Binds a program and runs it, or with --dry_run prints what it would do.
 
   Args:
-    train: The program; takes `output_dir` and `configuration`, too.
-    describe: A coroutine of the same arguments; None: there is no dry run.
+    program: A `training_loop.Program`, or what else `train` takes; it is called
+      with `output_dir` and `configuration`.
+    describe: A coroutine of the program; None: there is no dry run.
+    train: A coroutine of the program.
 
   Raises:
     ValueError: There is no dry run.
@@ -40,13 +47,10 @@ def run(
     raise ValueError('this program has no --dry_run.')
   hardware_fingerprint.restore_threads(_OUTPUT_DIR.value)
   bound = config.bind(
-      train,
-      gin_files=_GIN_FILE.value,
-      gin_params=_GIN_PARAM.value,
-      call=describe if _DRY_RUN.value else None,
+      program, gin_files=_GIN_FILE.value, gin_params=_GIN_PARAM.value
   )
-  result = launch.run_async(
-      bound(output_dir=_OUTPUT_DIR.value, configuration=config.text())
-  )
+  built = bound(output_dir=_OUTPUT_DIR.value, configuration=config.text())
   if _DRY_RUN.value:
-    print(result)
+    print(launch.run_async(describe(built)))
+  else:
+    launch.run_async(train(built))

@@ -20,7 +20,9 @@ _HEAD = 'from __gin__ import dynamic_registration\n'
 
 def _bind(*gin_params: str, gin_files=(_FILE,)):
   return config.bind(
-      federated.train, gin_files=gin_files, gin_params=gin_params
+      federated.FederatedTraining,
+      gin_files=gin_files,
+      gin_params=gin_params,
   )
 
 
@@ -79,7 +81,9 @@ class BindTest(parameterized.TestCase):
   def test_gives_the_program_with_overrides_applied_last(self):
     self.assertTrue(callable(_bind('NUM_ROUNDS = 3', 'NUM_ROUNDS = 4')))
     self.assertIn('\nNUM_ROUNDS = 4\n', config.text())
-    self.assertIn('federated.train.num_rounds = %NUM_ROUNDS', config.text())
+    self.assertIn(
+        'federated.FederatedTraining.num_rounds = %NUM_ROUNDS', config.text()
+    )
     _bind()
     self.assertNotIn('NUM_ROUNDS = 4\n', config.text())
 
@@ -180,9 +184,10 @@ class BindTest(parameterized.TestCase):
   def test_file_of_another_program(self):
     with self.assertRaisesRegex(
         config.ConfigError,
-        f'{_FILE} does not configure tff_asr.programs.central.train',
+        f'{_FILE} does not configure '
+        'tff_asr.programs.central.CentralTraining',
     ):
-      config.bind(central.train, gin_files=[_FILE])
+      config.bind(central.CentralTraining, gin_files=[_FILE])
 
 
 class PartsTest(parameterized.TestCase):

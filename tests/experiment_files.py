@@ -17,10 +17,10 @@ from tff_asr.programs import pretraining
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 _PROGRAMS = {
-    'gin/programs/central.gin': central.train,
+    'gin/programs/central.gin': central.CentralTraining,
     'gin/programs/evaluate.gin': evaluate.evaluate,
-    'gin/programs/federated.gin': federated.train,
-    'gin/programs/pretrain.gin': pretraining.train,
+    'gin/programs/federated.gin': federated.FederatedTraining,
+    'gin/programs/pretrain.gin': pretraining.Pretraining,
 }
 _IMPORT = re.compile(r'^from ([\w.]+) import (\w+)$', re.MULTILINE)
 # Arguments and uses of functions: `scope/module.function`, the module perhaps

@@ -24,10 +24,11 @@ from tff_asr.programs import central
 from tff_asr.programs import evaluate
 from tff_asr.programs import federated
 from tff_asr.programs import pretraining
+from tff_asr.programs import training_loop
 
 _MODEL = ('NUM_BLOCKS = 1', 'DIM = 8', 'MLP_DIM = 16', 'NUM_HEADS = 2')
 _TINY = {
-    central.train: (
+    central.CentralTraining: (
         *_MODEL,
         "TRAIN_DIR = 'public'",
         "DEV_DIR = 'dev'",
@@ -35,7 +36,7 @@ _TINY = {
         'EVALUATE_EVERY = 1',
     ),
     evaluate.evaluate: (*_MODEL, "TEST_DIR = 'dev'"),
-    federated.train: (
+    federated.FederatedTraining: (
         *_MODEL,
         "PRIVATE_DIR = 'private'",
         "DEV_DIR = 'dev'",
@@ -44,7 +45,7 @@ _TINY = {
         'NUM_LOCAL_STEPS = 1',
         'EVALUATE_EVERY = 2',
     ),
-    pretraining.train: (
+    pretraining.Pretraining: (
         *_MODEL,
         "TRAIN_DIR = 'public'",
         "DEV_DIR = 'dev'",
@@ -95,9 +96,9 @@ def _run(
   ):
     if program is evaluate.evaluate:
       return bound()
-    return asyncio.run(
+    return asyncio.run(training_loop.run(
         bound(output_dir=output_dir, configuration=config.text())
-    )
+    ))
 
 
 def setUpModule():
@@ -139,7 +140,7 @@ class ExperimentsRunTest(parameterized.TestCase):
     ) as f:
       rows = list(csv.DictReader(f))
     self.assertEqual([row['round'] for row in rows], ['1', '2'])
-    if experiment_files.program(path) is pretraining.train:
+    if experiment_files.program(path) is pretraining.Pretraining:
       self.assertEqual(list(results['dev_loss']), [2])
       return
     self.assertGreater(float(rows[1]['dev_loss']), 0)

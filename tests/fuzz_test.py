@@ -284,7 +284,7 @@ class FuzzTest(parameterized.TestCase):
         self.check(parse, named=path, case=changed)
 
   @parameterized.parameters(
-      'DIM = 8', "TRAIN_DIR = 'x'", 'central.train.seed = 3',
+      'DIM = 8', "TRAIN_DIR = 'x'", 'central.CentralTraining.seed = 3',
       'MODEL = @ctc.build()',
   )
   def test_overrides_of_gin(self, good):
@@ -293,7 +293,7 @@ class FuzzTest(parameterized.TestCase):
     for data in itertools.islice(_damaged(good.encode(), seed=14), 40):
       text = data.decode('utf-8', 'replace')
       bind = lambda: config.bind(
-          central.train,
+          central.CentralTraining,
           gin_files=['gin/experiments/quickstart_seed.gin'],
           gin_params=[text],
       )

@@ -30,6 +30,7 @@ from tff_asr.optimizers import schedules
 from tff_asr.programs import audit
 from tff_asr.programs import central
 from tff_asr.programs import federated
+from tff_asr.programs import training_loop
 
 _TINY_MODEL = ('NUM_BLOCKS = 1', 'DIM = 8', 'MLP_DIM = 16', 'NUM_HEADS = 2')
 _FEDERATED = 'gin/experiments/quickstart_federated.gin'
@@ -72,7 +73,9 @@ class FilesTest(parameterized.TestCase):
   def test_a_swap_binds_in_an_experiment(self, path):
     params = ['NOISE_MULTIPLIER = 1.0'] if path in _PRIVACY else []
     config.bind(
-        federated.train, gin_files=[_FEDERATED, path], gin_params=params
+        federated.FederatedTraining,
+        gin_files=[_FEDERATED, path],
+        gin_params=params,
     )
 
   @parameterized.parameters(*sorted(_AUDITED))
@@ -187,9 +190,9 @@ class QuickstartTest(parameterized.TestCase):
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
     ):
-      asyncio.run(
+      asyncio.run(training_loop.run(
           program(output_dir=self.path(name), configuration=config.text())
-      )
+      ))
     results = os.path.join(self.path(name), 'results.json')
     with open(results, encoding='utf-8') as f:
       return json.load(f)
@@ -241,7 +244,7 @@ class QuickstartTest(parameterized.TestCase):
     self.assertNotEqual(seed['loss'], federated_dp['loss'])
     # The saved configuration is the whole of it: it binds on its own.
     saved = os.path.join(self.path('seed'), 'config.gin')
-    config.bind(central.train, gin_files=[saved])
+    config.bind(central.CentralTraining, gin_files=[saved])
     # Errors of the data come through gin as one line.
     with self.assertRaises(ValueError) as caught:
       self.evaluate('nowhere', 'seed')

@@ -14,6 +14,7 @@ from data_tools import libri_light
 from data_tools import shards
 from tff_asr import config
 from tff_asr.programs import pretraining
+from tff_asr.programs import training_loop
 
 _SPEECH = os.environ.get('TFF_ASR_SPEECH')
 _NUM_STEPS = 300
@@ -36,8 +37,8 @@ class PretrainingOnSpeechTest(absltest.TestCase):
           root / name,
           origin={'corpus': 'untranscribed'},
       )
-    train = config.bind(
-        pretraining.train,
+    build = config.bind(
+        pretraining.Pretraining,
         gin_files=['gin/experiments/pretrain_mini_public.gin'],
         gin_params=[
             f"TRAIN_DIR = '{root / 'train'}'",
@@ -47,9 +48,9 @@ class PretrainingOnSpeechTest(absltest.TestCase):
         ],
     )
     with contextlib.redirect_stderr(io.StringIO()):
-      results = asyncio.run(
-          train(output_dir=str(root / 'run'), configuration=config.text())
-      )
+      results = asyncio.run(training_loop.run(
+          build(output_dir=str(root / 'run'), configuration=config.text())
+      ))
     last = lambda name: results[f'dev_{name}'][_NUM_STEPS]
     self.assertGreater(last('accuracy'), 1.05 * last('most_frequent'))
     self.assertGreater(last('prediction_perplexity'), 1.5)

@@ -104,7 +104,7 @@ class PublishedRunsTest(parameterized.TestCase):
   @parameterized.named_parameters(
       (experiment_files.name(path), path)
       for path in _TRAINING
-      if experiment_files.program(path) is central.train
+      if experiment_files.program(path) is central.CentralTraining
   )
   def test_central_runs_have_the_published_settings(self, path):
     settings = _settings(path)

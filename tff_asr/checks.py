@@ -6,7 +6,8 @@ the claim it makes, `checks.positive(cohort_size=cohort_size)`, and raises
 `Problems`, which is one, for several arguments.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import contextlib
 import math
 import os
 from typing import Any
@@ -34,6 +35,19 @@ def raise_together(errors: Sequence[Exception], /) -> None:
     raise errors[0]
   if messages:
     raise Problems(*messages)
+
+
+@contextlib.contextmanager
+def kept(errors: list[Exception], /) -> Iterator[None]:
+  """Keeps a user's error, so that what follows is checked as well.
+
+  Args:
+    errors: A ValueError or OSError is appended, for `raise_together`.
+  """
+  try:
+    yield
+  except (ValueError, OSError) as error:
+    errors.append(error)
 
 
 def positive(**values: float) -> None:

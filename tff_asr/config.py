@@ -67,7 +67,6 @@ def bind(
     *,
     gin_files: Sequence[str],
     gin_params: Sequence[str] = (),
-    call: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
   """Returns `program` with the arguments that gin files and overrides give it.
 
@@ -76,8 +75,6 @@ def bind(
     gin_files: Files to read, in order.
     gin_params: Overrides such as `NUM_ROUNDS = 10`, applied last. A macro must
       be one that the files define.
-    call: Called with the program's arguments in its place, such as to describe
-      what the program would do.
 
   Returns:
     The program, which takes the arguments left by name; those given win. It
@@ -113,7 +110,7 @@ def bind(
     parts = _Parts()
     built = parts.build_arguments(program, bindings | given)
     checks.raise_together(parts.errors)
-    return (call or program)(**built)
+    return program(**built)
 
   return bound
 

@@ -354,7 +354,7 @@ class BadInputTest(parameterized.TestCase):
       (
           'a_file_of_another_program',
           ['--output_dir=x', '--gin_file=gin/experiments/an4_federated.gin'],
-          ['does not configure tff_asr.programs.central.train'],
+          ['does not configure tff_asr.programs.central.CentralTraining'],
       ),
       (
           'a_word',

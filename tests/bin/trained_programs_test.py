@@ -15,7 +15,7 @@ from tests.bin import in_process
 from tests.bin import programs
 from tests import fakes
 from tff_asr import config
-from tff_asr.programs import central
+from tff_asr.models import ctc
 from tff_asr.storage import run_dir
 from tff_asr.text import tokenizer as tokenizer_lib
 
@@ -26,13 +26,12 @@ def _write_run(folder: str, shards: str) -> None:
   """A run as the program leaves it, but for its training."""
 
   model = config.bind(
-      central.train,
+      ctc.build,
       gin_files=['gin/experiments/quickstart_seed.gin'],
       gin_params=(
           *programs.TINY, f'TRAIN_DIR = {shards!r}', f'DEV_DIR = {shards!r}',
       ),
-      call=lambda *, model, **unused_settings: model,
-  )(output_dir='', configuration='')
+  )()
   with run_dir.RunDir(folder, configuration=config.text()) as run:
     run.write_model(
         model.initialize(tf.constant([1, 2])), tokens=tokenizer_lib.ENGLISH

@@ -1,10 +1,7 @@
 """A federated run whose clips adapt: charged, saved, resumed and stated."""
 
-import asyncio
-import contextlib
 import csv
 import functools
-import io
 import os
 import tempfile
 
@@ -15,6 +12,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import fakes
+from tests.programs import runs
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
@@ -34,26 +32,22 @@ _CONFIGURATION = 'SEED = 1\n'
 
 def _train(output_dir: str, *, parts, num_rounds: int) -> dict:
   model, pipeline, data, process, context = parts
-  with contextlib.redirect_stdout(io.StringIO()):
-    with contextlib.redirect_stderr(io.StringIO()):
-      return asyncio.run(
-          federated.train(
-              output_dir=output_dir,
-              configuration=_CONFIGURATION,
-              model=model,
-              pipeline=pipeline,
-              client_data=data,
-              learning_process=process,
-              build_cohorts=functools.partial(
-                  cohorts.poisson, cohort_size=2
-              ),
-              context=context,
-              num_rounds=num_rounds,
-              delta=1e-5,
-              noise_seed=1,
-              sampler_seed=2,
-          )
-      )
+  results, _ = runs.train(
+      federated.FederatedTraining,
+      output_dir=output_dir,
+      configuration=_CONFIGURATION,
+      model=model,
+      pipeline=pipeline,
+      client_data=data,
+      learning_process=process,
+      build_cohorts=functools.partial(cohorts.poisson, cohort_size=2),
+      context=context,
+      num_rounds=num_rounds,
+      delta=1e-5,
+      noise_seed=1,
+      sampler_seed=2,
+  )
+  return results
 
 
 def _tags(folder: str) -> set[str]:

@@ -1,5 +1,6 @@
 """Tests of tff_asr.programs.dry_run."""
 
+import asyncio
 import functools
 import os
 import tempfile
@@ -11,17 +12,20 @@ import tensorflow_federated as tff
 from tests.bin import in_process
 from tests.bin import programs
 from tests import fakes
+from tests.programs import runs
 from tff_asr import checks
 from tff_asr.data import client_data
-from tff_asr import launch
 from tff_asr.learning import layer_freeze
 from tff_asr.models import best_rq
 from tff_asr.models import quantizer
 from tff_asr.models import weights
 from tff_asr.privacy import accounting
 from tff_asr.privacy import queries
+from tff_asr.programs import central
 from tff_asr.programs import dry_run
 from tff_asr.programs import layer_scores
+from tff_asr.programs import pretraining
+from tff_asr.programs import training_loop
 from tff_asr.storage import run_dir
 
 
@@ -82,8 +86,9 @@ class DryRunTest(absltest.TestCase):
 
   def test_central_training_is_described(self):
     model = fakes.tiny_model(num_blocks=1)
-    describe = functools.partial(
-        dry_run.central,
+    build = functools.partial(
+        runs.build,
+        central.CentralTraining,
         output_dir=os.path.join(self.root, 'run'),
         configuration='A = 1\n',
         model=model,
@@ -92,7 +97,7 @@ class DryRunTest(absltest.TestCase):
         optimizer=tff.learning.optimizers.build_adam(0.01),
         seed=1,
     )
-    text = launch.run_async(describe(num_steps=7))
+    text = self.describe(build(num_steps=7))
     count = weights.count(model.specs)
     for part in (
         'A = 1\n',
@@ -106,7 +111,10 @@ class DryRunTest(absltest.TestCase):
       self.assertIn(part, text)
     self.assertEmpty(os.listdir(self.root))
     with self.assertRaisesRegex(ValueError, 'num_steps must be'):
-      launch.run_async(describe(num_steps=0))
+      self.describe(build(num_steps=0))
+
+  def describe(self, program: training_loop.Program) -> str:
+    return asyncio.run(dry_run.describe(program))
 
   def write_seed(self, model: best_rq.BestRqModel) -> str:
     """The folder of a public warm start that has ended."""
@@ -129,8 +137,9 @@ class DryRunTest(absltest.TestCase):
         os.path.join(self.root, 'shards'), {'ann': 3, 'bob': 2, 'cai': 1}
     )
     init_from_run = self.write_seed(model)
-    describe = functools.partial(
-        dry_run.pretraining,
+    build = functools.partial(
+        runs.build,
+        pretraining.Pretraining,
         output_dir=os.path.join(self.root, 'run'),
         configuration='A = 1\n',
         model=model,
@@ -143,7 +152,7 @@ class DryRunTest(absltest.TestCase):
     build_query = functools.partial(
         queries.PerLayerClipSumQuery, l2_norm_clip=0.1, noise_multiplier=10.0
     )
-    text = launch.run_async(describe(
+    text = self.describe(build(
         num_steps=50,
         build_query=build_query,
         delta=1e-3,
@@ -178,16 +187,16 @@ class DryRunTest(absltest.TestCase):
     size = 4 * (2 * trained + count) / 1e6
     self.assertIn(f'saved states: {size:.1f} MB each', text)
     self.assertFalse(os.path.exists(os.path.join(self.root, 'run')))
-    text = launch.run_async(
-        describe(num_steps=50, build_query=build_query, noise_seed=1)
+    text = self.describe(
+        build(num_steps=50, build_query=build_query, noise_seed=1)
     )
     self.assertIn('infinite, NOT PRIVATE: NOISE_SEED fixes a key', text)
     # Public, nothing costs anything.
-    text = launch.run_async(describe(num_steps=50))
+    text = self.describe(build(num_steps=50))
     self.assertIn('nothing is charged', text)
     with self.assertRaises(checks.Problems) as caught:
-      launch.run_async(describe(num_steps=0, target_epsilon=2.0))
-    self.assertLen(caught.exception.messages, 3)
+      build(num_steps=0, delta=1e-3, target_epsilon=2.0)
+    self.assertLen(caught.exception.messages, 2)
 
 
 if __name__ == '__main__':

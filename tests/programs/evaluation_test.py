@@ -125,35 +125,13 @@ class EvaluatorTest(absltest.TestCase):
     self.assertEqual(nothing.errors_by_client(), {})
 
 
-class CheckCharactersTest(absltest.TestCase):
-
-  def test_names_the_folder_and_the_characters(self):
-    root = self.enterContext(tempfile.TemporaryDirectory())
-    folder = fakes.write_split(root + '/split', {'ann': 1}, transcript='año b')
-    data = client_data_lib.load(folder)
-    with self.assertRaisesRegex(ValueError, "split .*not tokens: 'o' 'ñ'; add"):
-      evaluation.check_characters(data, fakes.tiny_pipeline(_model()))
-    fine = client_data_lib.load(
-        fakes.write_split(root + '/fine', {'ann': 1}, transcript='ab c')
-    )
-    evaluation.check_characters(fine, fakes.tiny_pipeline(_model()))
-    # Data that do not say are checked as they are read.
-    evaluation.check_characters(
-        fakes.client_data({'ann': 1}), fakes.tiny_pipeline(_model())
-    )
-
-
 class EvaluateTest(absltest.TestCase):
 
   def test_writes_the_figures_of_each_run(self):
     root = self.enterContext(tempfile.TemporaryDirectory())
     shards = fakes.write_split(root + '/test', _CLIENTS | {'dee': 1})
-    speakers.write(
-        shards,
-        {'ann': {'age': 'teens'}, 'cai': {'age': ''}, 'dee': {'age': 'x'}},
-        names=['age'],
-        counts={'age': {'known': 2, 'contradictory': 0}},
-    )
+    ages = {'ann': frozenset({'teens'}), 'dee': frozenset({'x'})}
+    speakers.write(shards, {'age': ages})
     data = client_data_lib.load(shards, client_ids=_CLIENTS)
     runs = []
     for letter in ('a', 'b'):
@@ -197,7 +175,7 @@ class EvaluateTest(absltest.TestCase):
     with open(f'{shards}/{speakers.SPEAKERS_FILE}', 'a') as f:
       f.write('more')
     with self.assertRaisesRegex(ValueError, 'speakers.tsv does not have the'):
-      evaluate.check(client_data=data)
+      evaluate.evaluate(runs=runs, **arguments)
 
 
 if __name__ == '__main__':

@@ -1,132 +1,141 @@
-"""Clients of odd data in a private run: of NaN features, of one sample."""
+"""Tests of tff_asr.programs.faults."""
 
-import asyncio
-import contextlib
-import csv
-import functools
-import io
-import os
-import tempfile
-from unittest import mock
+import math
+import types
 
 from absl.testing import absltest
-import numpy as np
-import pytest
+from absl.testing import parameterized
+import tensorflow as tf
 
-from data_tools import shards
-from tests import fakes
-from tff_asr.aggregators import dp_mean
-from tff_asr.data import client_data as client_data_lib
-from tff_asr.data import cohorts
-from tff_asr.data import audio
-from tff_asr.execution import multi_device
-from tff_asr.learning import client_update
-from tff_asr.learning import fed_avg
-from tff_asr.optimizers import lamb
-from tff_asr.privacy import ledger as ledger_lib
-from tff_asr.privacy import queries
-from tff_asr.programs import federated
+from tff_asr.programs import faults
 
-_GOOD = ('ann', 'bob')
+_BEFORE = faults.Norms(update_norm=1.0, weights_norm=10.0)
 
 
-def _encode_nan(waveform: np.ndarray, *, encoding: str) -> bytes:
-  """As `audio.encode`, and NaN for what is silent."""
-  data = _ENCODE(waveform, encoding=encoding)
-  if np.any(waveform):
-    return data
-  return np.full(len(data) // 4, np.nan, '<f4').tobytes()
+def _judge(norms: faults.Norms, update: float, weights: float, **settings):
+  return faults.FaultSettings(**settings).after_round(
+      norms, {'update_norm': update, 'weights_norm': weights}, round_num=7
+  )
 
 
-_ENCODE = audio.encode
+class DivergenceTest(parameterized.TestCase):
 
-
-@pytest.mark.slow
-class OddClientsTest(absltest.TestCase):
-
-  def train(self, root: str, waveforms: dict[str, np.ndarray]):
-    """Rows of the metrics of a round of everyone, and the ledger's rounds."""
-    utterances = [
-        shards.Utterance(
-            client_id=name,
-            utterance_id=f'{name}-0',
-            transcript='ab a',
-            audio=lambda waveform=waveform: waveform,
-        )
-        for name, waveform in waveforms.items()
-    ]
-    folder = os.path.join(root, 'shards')
-    with mock.patch.object(audio, 'encode', _encode_nan):
-      shards.write_split(
-          utterances,
-          folder,
-          origin={'corpus': 'odd'},
-          encoding='log_mel',
-          num_workers=0,
-      )
-    data = client_data_lib.load(folder)
-    self.assertCountEqual(data.client_ids, waveforms)
-    model = fakes.tiny_model(num_blocks=1)
-    pipeline = fakes.tiny_pipeline(model)
-    process = fed_avg.build(
-        model=model,
-        pipeline=pipeline,
-        client_data=data,
-        aggregator=dp_mean.build(
-            build_query=functools.partial(
-                queries.PerLayerClipSumQuery,
-                l2_norm_clip=0.01, noise_multiplier=1.0
-            ),
-            cohort_size=len(waveforms),
-        ),
-        server_optimizer=lamb.build_lamb(0.01),
-        local=client_update.LocalTraining(learning_rate=0.01, num_steps=1),
-        seed=1,
-    )
-    run = os.path.join(root, 'run')
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(
-        io.StringIO()
+  @parameterized.parameters(
+      (math.nan, 10.0, 'update_norm is nan'),
+      (1.0, math.inf, 'weights_norm is inf'),
+      (2.5, 10.0, 'update_norm is 2.5, more than 2 times the 1 of the round'),
+      (1.0, 21.0, 'weights_norm is 21, more than 2 times the 10 of the round'),
+  )
+  def test_stop_ends_the_run_with_what_was_found(self, update, weights, text):
+    with self.assertRaisesRegex(
+        faults.DivergedError, rf'round 7 diverged: its {text}.*ON_DIVERG'
     ):
-      asyncio.run(federated.train(
-          output_dir=run,
-          configuration='',
-          model=model,
-          pipeline=pipeline,
-          client_data=data,
-          learning_process=process,
-          build_cohorts=cohorts.everyone,
-          context=multi_device.build_async_context(),
-          num_rounds=1,
-          max_failed_share=0.5,
-      ))
-    with open(os.path.join(run, 'metrics.csv'), encoding='utf-8') as f:
-      (row,) = csv.DictReader(f)
-    (rounds,) = ledger_lib.read(os.path.join(run, 'ledger.jsonl')).rounds
-    return {name: float(value) for name, value in row.items()}, rounds.count
+      _judge(_BEFORE, update, weights, max_norm_growth=2.0)
 
-  def test_they_are_counted_and_the_round_goes_on(self):
-    speech = {
-        name: fakes.utterance(name, 0)['waveform'] for name in _GOOD
-    }
-    odd = {
-        'nan': np.zeros(16000, np.int16),
-        'one': np.ones(1, np.int16),
-    }
-    root = self.enterContext(tempfile.TemporaryDirectory())
-    with self.assertLogs('absl', 'WARNING') as logs:
-      row, charged = self.train(root, speech | odd)
-    self.assertIn(
-        '1 of 4 clients of round 1 failed (1 with an update that is not '
-        'finite) and were left out.',
-        ''.join(logs.output),
+  @parameterized.parameters(
+      (_BEFORE, 2.0, 20.0, 2.0),
+      # Nothing to compare the first round with.
+      (faults.Norms(), 9.0, 9.0, 2.0),
+      (_BEFORE, 1e9, 1e9, None),
+  )
+  def test_growth_is_up_to_the_limit_and_none_is_no_limit(
+      self, before, update, weights, growth
+  ):
+    self.assertEqual(
+        _judge(before, update, weights, max_norm_growth=growth),
+        (faults.Norms(update, weights), True),
     )
-    self.assertEqual(charged, 1)
-    self.assertEqual(row['not_private/num_non_finite'], 1)
-    # The client of one sample has nothing to train on.
-    self.assertEqual(row['not_private/num_clients'], 4)
-    self.assertEqual(row['not_private/num_utterances'], 2)
-    self.assertTrue(np.isfinite(row['not_private/train_loss']))
-    self.assertTrue(np.isfinite(row['finalizer/update_norm']))
+
+  def test_roll_backs_end_after_three_in_a_row(self):
+    settings = dict(on_divergence='roll_back')
+    norms = _BEFORE
+    for number in range(1, 4):
+      norms, is_good = _judge(norms, math.nan, 1.0, **settings)
+      self.assertFalse(is_good)
+      # Compared with the last good round still.
+      self.assertEqual(norms, faults.Norms(1.0, 10.0, number, number))
+    with self.assertRaisesRegex(
+        faults.DivergedError, '3 roll-backs in a row did not help'
+    ):
+      _judge(norms, math.nan, 1.0, **settings)
+    norms, is_good = _judge(norms, 3.0, 11.0, **settings)
+    self.assertTrue(is_good)
+    self.assertEqual(norms, faults.Norms(3.0, 11.0, 0, 3))
+
+  @parameterized.parameters(
+      ([0.0, 1.0], 0.5, None),
+      ([0.0, 1.0], math.nan, 'loss is nan at step 7: .* diverged'),
+      # The exact loss of private data decides nothing; None: it is private.
+      ([0.0, 1.0], None, None),
+      ([math.inf, 1.0], None, 'norm of the weights is inf at step 7'),
+      ([math.inf, 1.0], 0.5, 'norm of the weights is inf'),
+  )
+  def test_steps(self, weights, loss, message):
+    weights = {'a': tf.constant(weights), 'b': tf.constant(1.0)}
+    if message is None:
+      faults.check_step(weights, loss=loss, number=7)
+      return
+    with self.assertRaisesRegex(faults.DivergedError, message):
+      faults.check_step(weights, loss=loss, number=7)
+
+
+class FailuresTest(parameterized.TestCase):
+
+  def count(self, failed, num_non_finite: int, share) -> int:
+    context = object()  # Leaves nobody out.
+    if failed is not None:
+      context = types.SimpleNamespace(last_failures=failed)
+    return faults.FaultSettings(max_failed_share=share).count_failed(
+        context,
+        {'num_non_finite': float(num_non_finite)},
+        cohort_size=8,
+        round_num=3,
+    )
+
+  def test_failures_up_to_the_share_are_counted_and_logged(self):
+    with self.assertLogs('absl', 'WARNING') as logs:
+      self.assertEqual(self.count({4: 'E: second', 1: 'E: first'}, 0, 0.25), 2)
+    self.assertIn(
+        '2 of 8 clients of round 3 failed (the first of them: E: first) and '
+        'were left out.',
+        logs.output[0],
+    )
+
+  @parameterized.parameters(({},), (None,))
+  def test_no_failure_is_no_line(self, failed):
+    with self.assertNoLogs('absl', 'WARNING'):
+      self.assertEqual(self.count(failed, 0, 0.0), 0)
+
+  def test_one_more_ends_the_run(self):
+    with self.assertRaisesRegex(
+        faults.TooManyFailuresError,
+        r'3 of 8 clients of round 3 failed \(the first of them: E: first; 2 '
+        r'with an update that is not finite\), more than MAX_FAILED_SHARE = '
+        '0.25 allows',
+    ):
+      self.count({1: 'E: first'}, 2, 0.25)
+
+  def test_none_allows_any_number_of_non_finite_updates(self):
+    with self.assertLogs('absl', 'WARNING'):
+      self.assertEqual(self.count({}, 8, None), 0)
+
+
+class SettingsTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (dict(max_failed_share=-0.1), 'max_failed_share must be'),
+      (dict(max_failed_share=1.5), 'max_failed_share must be'),
+      (dict(on_divergence='ignore'), 'on_divergence'),
+      (dict(max_norm_growth=1.0), 'max_norm_growth must be above'),
+      (dict(max_norm_growth=math.inf), 'max_norm_growth'),
+      (
+          dict(max_failed_share=2, max_norm_growth=1.0),
+          '(?s)max_failed_share.*max_norm_growth',
+      ),
+  )
+  def test_bad_settings_are_named(self, settings, message):
+    with self.assertRaisesRegex(ValueError, message):
+      faults.FaultSettings(**settings)
 
 
 if __name__ == '__main__':

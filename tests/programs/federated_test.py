@@ -11,6 +11,7 @@ import csv
 import functools
 import io
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -23,6 +24,7 @@ import tensorflow_federated as tff
 
 from tests import fakes
 from tests import seen
+from tests.programs import runs
 from tff_asr import files
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data as client_data_lib
@@ -37,11 +39,11 @@ from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
-from tff_asr.programs import divergence
 from tff_asr.programs import evaluation
-from tff_asr.programs import failures
+from tff_asr.programs import faults
 from tff_asr.programs import federated
 from tff_asr.programs import private_rounds
+from tff_asr.programs import training_loop
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 from tff_asr.storage import checkpoints
@@ -123,10 +125,9 @@ class _Failing(tff.framework.AsyncContext):
 
 def _train(output_dir: str, **changes) -> tuple[dict, str]:
   """Results, and what was printed."""
-  printed = io.StringIO()
-  with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-    results = asyncio.run(federated.train(**_arguments(output_dir, **changes)))
-  return results, printed.getvalue()
+  return runs.train(
+      federated.FederatedTraining, **_arguments(output_dir, **changes)
+  )
 
 
 def _evaluator(evaluate):
@@ -135,7 +136,7 @@ def _evaluator(evaluate):
 
 
 def _arguments(output_dir: str, **changes) -> dict[str, object]:
-  """Arguments of `federated.train`."""
+  """Arguments of a run, for `runs`."""
   parts = _parts()
   return dict(
       output_dir=output_dir,
@@ -678,7 +679,7 @@ class FaultsTest(_RunTestCase):
   def test_non_finite_updates_above_the_share_end_the_run(self):
     context = _Counting(_parts().context, num_non_finite=3)
     with self.assertRaisesRegex(
-        failures.TooManyFailuresError,
+        faults.TooManyFailuresError,
         r'3 of 4 clients of round 1 failed \(3 with an update',
     ):
       _train(
@@ -697,7 +698,7 @@ class FaultsTest(_RunTestCase):
 
   def test_a_round_that_diverges_ends_the_run_with_the_state_before_it(self):
     with self.assertRaisesRegex(
-        divergence.DivergedError, 'round 2 diverged: its weights_norm is inf'
+        faults.DivergedError, 'round 2 diverged: its weights_norm is inf'
     ):
       _train(self.run, context=_Diverging(_parts().context, call=3))
     self.assertEqual(self.charged(), 2)
@@ -711,7 +712,7 @@ class FaultsTest(_RunTestCase):
 
   def test_growth_of_the_norms_ends_the_run(self):
     with self.assertRaisesRegex(
-        divergence.DivergedError, 'norm is .* more than 1.00001 times'
+        faults.DivergedError, 'norm is .* more than 1.00001 times'
     ):
       _train(self.run, num_rounds=5, max_norm_growth=1.00001)
 
@@ -758,9 +759,11 @@ class FaultsTest(_RunTestCase):
 
   def test_an_interrupted_run_saves_its_last_round(self):
     async def run():
-      task = asyncio.ensure_future(federated.train(**_arguments(
-          self.run, num_rounds=100, save_every=100
-      )))
+      program = runs.build(
+          federated.FederatedTraining,
+          **_arguments(self.run, num_rounds=100, save_every=100),
+      )
+      task = asyncio.ensure_future(training_loop.run(program))
       while not os.path.exists(self.file('ledger.jsonl')) or (
           self.charged() < 2
       ):
@@ -808,7 +811,7 @@ class LedgerTest(_RunTestCase):
     return state_file.read_leaves(path, prefix=name)[name].tobytes()
 
   def sampler_key(self, run: str, version: int) -> bytes:
-    return self.noise_key(run, version, 'cohorts/key')
+    return self.noise_key(run, version, 'source/key')
 
   def test_a_target_epsilon_ends_the_run_before_it_is_exceeded(self):
     # Between what 3 and 4 rounds cost.
@@ -982,6 +985,93 @@ class LedgerTest(_RunTestCase):
           ),
       )
     self.assertFalse(os.path.exists(self.run))
+
+
+_TRAFFIC = fed_avg.Traffic(down=100, up=40)
+
+
+def _flatten(**work: float) -> dict[str, float]:
+  names = (
+      'audio_sec', 'delta_norm_sum', 'first_loss_sum', 'last_loss_sum',
+      'loss_sum',
+      'num_clients', 'num_left_out', 'num_non_finite', 'num_steps',
+      'num_trained', 'num_utterances',
+  )
+  metrics = collections.OrderedDict(
+      distributor=(),
+      client_work={name: work.get(name, 0.0) for name in names},
+      aggregator=collections.OrderedDict(
+          dp_query_metrics={'l2_norm_clip': 0.5, 'layer_clip': {'a/b': 0.25}},
+          noise_norm=3.0,
+          not_private=collections.OrderedDict(
+              signal_norm=0.1, layer_norm={'a/b': 7.0},
+              clipped_layer_norm={'a/b': 3.0},
+          ),
+      ),
+      finalizer={'update_norm': 2.0},
+  )
+  del metrics['distributor']
+  return federated.flatten(metrics, traffic=_TRAFFIC)
+
+
+class RoundMetricsTest(absltest.TestCase):
+
+  def test_means_and_bytes_by_hand(self):
+    metrics = _flatten(
+        delta_norm_sum=6.0, first_loss_sum=20.0, last_loss_sum=10.0,
+        loss_sum=90.0, num_clients=5.0, num_non_finite=2.0, num_trained=2.0,
+        num_utterances=30.0,
+    )
+    expected = dict(
+        # Of three clients whose delta is finite, one of them without data.
+        delta_norm=2.0,
+        loss_before=10.0,
+        loss_after=5.0,
+        train_loss=3.0,
+        bytes_down=500.0,
+        bytes_up=200.0,
+    )
+    for name, value in expected.items():
+      self.assertEqual(metrics[f'not_private/{name}'], value, name)
+    for name in metrics:
+      self.assertNotIn('_sum', name)
+
+  def test_a_round_of_nobody_has_no_means(self):
+    metrics = _flatten()
+    for name in ('delta_norm', 'loss_before', 'loss_after', 'train_loss'):
+      self.assertTrue(math.isnan(metrics[f'not_private/{name}']))
+    self.assertEqual(metrics['not_private/bytes_down'], 0)
+
+  def test_what_comes_from_clients_without_noise_is_named_so(self):
+    metrics = _flatten(num_clients=1.0)
+    released = {
+        name for name in metrics if not name.startswith('not_private/')
+    }
+    self.assertEqual(
+        released,
+        {
+            'aggregator/dp_query_metrics/l2_norm_clip',
+            'aggregator/dp_query_metrics/layer_clip/a/b',
+            'aggregator/noise_norm',
+            'finalizer/update_norm',
+        },
+    )
+    self.assertEqual(metrics['not_private/signal_norm'], 0.1)
+    self.assertEqual(metrics['not_private/layer_norm/a/b'], 7.0)
+
+  def test_layers_are_not_of_the_whole(self):
+    metrics = _flatten(num_clients=1.0)
+    of_layers = {
+        name for name in metrics if not federated.is_of_the_whole(name)
+    }
+    self.assertEqual(
+        of_layers,
+        {
+            'aggregator/dp_query_metrics/layer_clip/a/b',
+            'not_private/clipped_layer_norm/a/b',
+            'not_private/layer_norm/a/b',
+        },
+    )
 
 
 if __name__ == '__main__':

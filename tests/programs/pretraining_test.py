@@ -1,26 +1,24 @@
 """Tests of tff_asr.programs.pretraining and of what it is made of."""
 
 import asyncio
-import contextlib
 import functools
-import io
 import json
 import os
 import tempfile
-from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import pytest
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import fakes
 from tests import seen
+from tests.programs import runs
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import examples as examples_lib
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.learning import dp_sgd
 from tff_asr.learning import layer_freeze
 from tff_asr.models import best_rq
 from tff_asr.models import conformer
@@ -82,8 +80,15 @@ class PretrainTest(parameterized.TestCase):
       return evaluator(weights)
 
     _, cls.printed = cls.run_program(
-        'public', build_query=None, num_steps=2, sampler_seed=None, noise_seed=None,
-        save_every=1, keep_last=1, keep_every=2, evaluator=evaluate,
+        'public',
+        build_query=None,
+        num_steps=2,
+        sampler_seed=None,
+        noise_seed=None,
+        save_every=1,
+        keep_last=1,
+        keep_every=2,
+        evaluator=evaluate,
     )
 
   @classmethod
@@ -109,11 +114,7 @@ class PretrainTest(parameterized.TestCase):
         noise_seed=4,
         sampler_seed=5,
     )
-    printed = io.StringIO()
-    with contextlib.redirect_stderr(printed):
-      with contextlib.redirect_stdout(printed):
-        results = asyncio.run(pretraining.train(**arguments | changes))
-    return results, printed.getvalue()
+    return runs.train(pretraining.Pretraining, **arguments | changes)
 
   def weights(self, name: str) -> dict[str, np.ndarray]:
     return run_dir.read_model(self.path(name), model=_model_of(16), tokens='')
@@ -170,15 +171,7 @@ class PretrainTest(parameterized.TestCase):
     self.assertEqual(contents.unit, 'example')
 
     # A Ctrl-C in step 2 saves what there is, and the same command goes on.
-    after, steps = pretraining._after, []
-
-    def interrupt(*arguments, **options):
-      steps.append(None)
-      if len(steps) == 2:
-        asyncio.current_task().cancel()
-      return after(*arguments, **options)
-
-    with mock.patch.object(pretraining, '_after', interrupt):
+    with runs.interrupted(dp_sgd.DpSgd, after=2):
       with self.assertRaises(asyncio.CancelledError):
         self.run_program('interrupted', save_every=10)
     saved = os.listdir(self.path('interrupted/state'))
@@ -262,27 +255,6 @@ class PretrainTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       self.run_program('bad', **changes)
     self.assertFalse(os.path.exists(self.path('bad')))
-
-  def test_a_step_that_diverged_ends_the_run(self):
-    found = {'not_private/num_examples': 2.0, 'not_private/train_loss': 0.5}
-    diverged = found | {'not_private/train_loss': np.nan}
-    good, bad = (
-        {'a': tf.constant([value, 1.0])} for value in (0.0, np.inf)
-    )
-
-    def check(metrics, weights, *, is_private):
-      pretraining._check_step(metrics, weights, step=7, is_private=is_private)
-
-    check(found, good, is_private=False)
-    with self.assertRaisesRegex(ValueError, 'loss is nan at step 7: .*diverge'):
-      check(diverged, good, is_private=False)
-    # Nobody has a loss.
-    check(diverged | {'not_private/num_examples': 0}, good, is_private=False)
-    # The exact loss of private data decides nothing.
-    check(diverged, good, is_private=True)
-    for is_private in (True, False):
-      with self.assertRaisesRegex(ValueError, 'norm of the weights is inf'):
-        check(found, bad, is_private=is_private)
 
 
 class ExamplesTest(parameterized.TestCase):

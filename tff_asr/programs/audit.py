@@ -5,7 +5,7 @@ only canary clients are among the people, which makes its model useless: it is
 removed in the end.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import math
 import os
@@ -19,6 +19,7 @@ from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import audit as audit_lib
 from tff_asr.privacy import canaries as canaries_lib
 from tff_asr.privacy import clipping as clipping_lib
+from tff_asr.programs import training_loop
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
@@ -31,16 +32,16 @@ async def audit(
     *,
     output_dir: str,
     configuration: str,
-    train: Callable[..., Awaitable[dict[str, Any]]],
+    build: Callable[..., training_loop.Program],
     canaries: canaries_lib.Canaries,
     clipping: clipping_lib.Clipping,
 ) -> dict[str, Any]:
-  """Runs `train` and estimates epsilon from the canaries in it.
+  """Trains, and estimates epsilon from the canaries in it.
 
   Args:
     output_dir: The run's folder; the audit is written to audit.json in it.
     configuration: Text of the configuration.
-    train: `federated.train` with all but the two arguments above: on client
+    build: `federated.FederatedTraining` with all but the two arguments above: on client
       data by `canary_data.add_canaries`, with these canaries in `fed_avg.build`
       and a server optimizer by `summing.build_summing`.
     canaries: The canaries.
@@ -53,7 +54,9 @@ async def audit(
     ValueError: A setting is unusable, or more leaks than is accounted: the run
       does not keep its promise.
   """
-  results = await train(output_dir=output_dir, configuration=configuration)
+  results = await training_loop.run(
+      build(output_dir=output_dir, configuration=configuration)
+  )
   model = os.path.join(output_dir, run_dir.MODEL)
   if os.path.exists(model):
     os.remove(model)

@@ -42,10 +42,20 @@ def evaluate(
     What was written for each run.
 
   Raises:
-    ValueError: As `check`, before anything is decoded; or a file is damaged.
+    ValueError: For what is wrong with the arguments, together and before
+      anything is decoded; or a file is damaged.
   """
-  check(**locals())
-  attributes = _attributes(client_data)
+  errors = []
+  with checks.kept(errors):
+    preflight.check_characters(client_data, pipeline)
+  with checks.kept(errors):
+    _check_models(runs, model, pipeline)
+  with checks.kept(errors):
+    _check_outputs(runs, output_name)
+  attributes = {}
+  with checks.kept(errors):
+    attributes = _attributes(client_data)
+  checks.raise_together(errors)
   weights = [
       run_dir.read_model(run, model=model, tokens=pipeline.tokenizer.characters)
       for run in runs
@@ -72,24 +82,6 @@ def evaluate(
   return results
 
 
-def check(**settings: Any) -> None:
-  """Raises ValueError for what is wrong with `evaluate`'s arguments, together.
-
-  Args:
-    **settings: Arguments of `evaluate`; what needs one that is not given is not
-      checked.
-  """
-  preflight.run(
-      (
-          evaluation.check_characters,
-          _check_models,
-          _check_outputs,
-          _check_attributes,
-      ),
-      settings,
-  )
-
-
 def _check_models(
     runs: Sequence[str], model: ctc.CtcModel, pipeline: pipeline_lib.Pipeline
 ) -> None:
@@ -102,10 +94,8 @@ def _check_models(
   tokens = pipeline.tokenizer.characters
   errors = []
   for run in runs:
-    try:
+    with checks.kept(errors):
       run_dir.check_model(run, model=model, tokens=tokens)
-    except (ValueError, OSError) as e:
-      errors.append(e)
   checks.raise_together(errors)
 
 
@@ -126,13 +116,6 @@ def _check_outputs(runs: Sequence[str], output_name: str) -> None:
       raise ValueError(
           f'{run} is read-only, and the evaluation writes {output_name} there.'
       )
-
-
-def _check_attributes(
-    client_data: tff.simulation.datasets.ClientData,
-) -> None:
-  """What is known of the speakers can be read."""
-  _attributes(client_data)
 
 
 def _attributes(

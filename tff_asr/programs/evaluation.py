@@ -15,6 +15,7 @@ from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
+from tff_asr.programs import preflight
 
 
 class Hypothesis(NamedTuple):
@@ -81,7 +82,7 @@ class Evaluator:
     Raises:
       ValueError: The transcripts have a character that is not a token.
     """
-    check_characters(client_data, pipeline)
+    preflight.check_characters(client_data, pipeline)
     self._pipeline = pipeline
     self._client_data = client_data
     self.client_ids = frozenset(client_data.client_ids)
@@ -177,25 +178,4 @@ def warn_of_heard_speakers(
         '(--partition of data_tools).',
         num_heard,
         len(evaluator.client_ids),
-    )
-
-
-def check_characters(
-    client_data: tff.simulation.datasets.ClientData,
-    pipeline: pipeline_lib.Pipeline,
-) -> None:
-  """Raises ValueError if the corpus has characters that are not tokens.
-
-  Data that do not say which characters they have (not made by `data.index`)
-  are checked as they are read.
-  """
-  corpus = getattr(client_data, 'corpus', None)
-  if corpus is None:
-    return
-  missing = pipeline.tokenizer.missing(corpus.characters)
-  if missing:
-    raise ValueError(
-        f'transcripts of {corpus.path} have characters that are not tokens: '
-        f'{" ".join(map(repr, missing))}; add them to the tokenizer or '
-        'normalise the transcripts.'
     )

@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 import contextlib
 import errno
-from typing import Optional
+from typing import Any, Optional
 
 import tensorflow as tf
+
+from tff_asr.models import weights as weights_lib
 
 _ADVICE = (
     'lower MAX_BATCH_SEC (seconds of audio a batch), CLIENTS_PER_DEVICE or '
@@ -38,6 +40,11 @@ def explained() -> Iterator[None]:
 def is_shortage(error: BaseException) -> bool:
   """Whether an error says that memory did not suffice."""
   return isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError))
+
+
+def weights_bytes(model: Any) -> int:
+  """Bytes of a model's weights, float32."""
+  return 4 * weights_lib.count(model.specs)
 
 
 def estimate_rounds(*, state_bytes: int, weights_bytes: int) -> tuple[int, int]:

@@ -4,94 +4,41 @@ Without a query: a warm start on public data, which also scores the layers
 (`layer_scores`). With one: DP-SGD with the example as the unit of privacy, each
 step charged to the ledger before its model can be seen, and perhaps some layers
 frozen by the scores of the warm start it begins from. Batches are drawn by
-Poisson sampling in both; a run that ends early resumes from its last saved step
-and repeats the rest with the same bits.
+Poisson sampling in both.
 """
 
-import asyncio
-import contextlib
+from collections.abc import Mapping
+import dataclasses
 import math
-import time
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
-from absl import logging
 import numpy as np
-import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_asr.data import client_data as client_data_lib
-from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.learning import process as process_lib
+from tff_asr import checks
+from tff_asr.data import cohorts
+from tff_asr.data import examples as examples_lib
+from tff_asr.execution import devices as devices_lib
+from tff_asr.learning import dp_sgd
 from tff_asr.learning import layer_freeze
-from tff_asr.models import best_rq
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import keys
-from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
+from tff_asr.programs import faults
 from tff_asr.programs import layer_scores
 from tff_asr.programs import masked_evaluation
 from tff_asr.programs import memory
-from tff_asr.programs import preflight
-from tff_asr.programs import pretrain_checks
-from tff_asr.programs import pretrain_setup
 from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
+from tff_asr.programs import training_loop
 from tff_asr.storage import run_dir
-from tff_asr.storage import checkpoints
 
 
-class ProgramState(NamedTuple):
-  """All that a run needs to go on.
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Pretraining(training_loop.Program):
+  """Steps on masked prediction; the unit of privacy is an utterance.
 
   Attributes:
-    process: The steps' state; holds the noise counter.
-    examples: State of the draws; holds their key.
-    ledger: Head of the privacy ledger.
-    noise: The noise key, and the place that it is for.
-    layer_squares: Squared gradient norms by layer so far, float64; public runs.
-  """
-
-  process: Any
-  examples: Any
-  ledger: ledger_lib.Head
-  noise: private_rounds.NoiseState
-  layer_squares: Any
-
-
-async def train(
-    *,
-    output_dir: str,
-    configuration: str,
-    model: best_rq.BestRqModel,
-    pipeline: pipeline_lib.Pipeline,
-    client_data: client_data_lib.SpeechClientData,
-    optimizer: tff.learning.optimizers.Optimizer,
-    batch_size: int,
-    num_steps: int,
-    seed: int,
-    build_query: Optional[queries.BuildQuery] = None,
-    num_vectorized: int = 1,
-    devices: Optional[list[str]] = None,
-    freeze: Optional[layer_freeze.LayerFreeze] = None,
-    evaluator: Optional[masked_evaluation.MaskedEvaluator] = None,
-    evaluate_every: int = 100,
-    save_every: int = 100,
-    keep_last: int = 3,
-    keep_every: int = 0,
-    init_from_run: Optional[str] = None,
-    delta: Optional[float] = None,
-    target_epsilon: Optional[float] = None,
-    noise_seed: Optional[int] = None,
-    sampler_seed: Optional[int] = None,
-) -> dict[str, Any]:
-  """Pre-trains for `num_steps` steps, or on to that number if resumed.
-
-  Args:
-    output_dir: The run's folder; see `run_dir`.
-    configuration: Text of the configuration, kept with the run.
-    model: The model.
-    pipeline: Gives features; a physical batch has at most its max_batch_sec.
-    client_data: The speakers; public without a query, else private.
     optimizer: Any TFF optimizer.
     batch_size: Utterances expected in a step's batch, and its divisor.
     num_steps: Steps of the whole run.
@@ -102,278 +49,214 @@ async def train(
       `example_gradients`.
     devices: Logical devices that share a batch; None: all GPUs, else the CPU.
     freeze: Which layers to leave as they are, by the scores of init_from_run.
-    evaluator: Predicts a public dev set, or None.
-    evaluate_every: Steps between evaluations; the last step always is.
-    save_every: Steps between saved states; the last step always is.
-    keep_last: See `run_dir.RunDir`.
-    keep_every: See there; in steps.
-    init_from_run: Folder of a run whose model training starts from.
-    delta: Of the privacy statement; by default 1 / (10 * utterances).
-    target_epsilon: The run ends before the step after which the ledger's
-      epsilon (RDP) would exceed this; None: no such end.
-    noise_seed: Fixes the noise key, for tests: NOT PRIVATE.
-    sampler_seed: Fixes the draws' key, for tests: NOT PRIVATE.
-
-  Returns:
-    The results, as written to results.json.
-
-  Raises:
-    ValueError: As `check`, before anything is written; a file is damaged; or
-      the model diverged.
+    privacy: Budget and keys.
   """
-  settings = locals()
-  check(**settings)
-  is_private = build_query is not None
-  setup = pretrain_setup.build(**settings)
-  examples = setup.examples
-  async with contextlib.AsyncExitStack() as stack:
-    stack.enter_context(memory.explained())
-    run = stack.enter_context(run_dir.RunDir(
-        output_dir,
-        configuration=configuration,
-        keep_last=keep_last,
-        keep_every=keep_every,
-    ))
-    noise_key = keys.draw_or_fix(noise_seed)
-    state = ProgramState(
-        setup.state,
-        examples.initial_state(),
-        ledger_lib.Head(0, ''),
-        private_rounds.NoiseState(noise_key, np.int64(0)),
-        {} if is_private else {name: np.float64(0) for name in model.specs},
+
+  optimizer: tff.learning.optimizers.Optimizer
+  batch_size: int
+  num_steps: int
+  seed: int
+  build_query: Optional[queries.BuildQuery] = None
+  num_vectorized: int = 1
+  devices: Optional[list[str]] = None
+  freeze: Optional[layer_freeze.LayerFreeze] = None
+  privacy: training_loop.PrivacySettings = training_loop.PrivacySettings()
+
+  NAME = 'pre-training'
+  UNIT = 'step'
+  PRIVACY_UNIT = 'example'
+  DEV_METRICS = tuple(
+      f'dev_{name}' for name in masked_evaluation.MaskedEvaluation._fields
+  )
+
+  def __post_init__(self):
+    self._check()
+    key = keys.from_seed(self.seed)
+    if self.build_query is not None:
+      key = keys.draw_or_fix(self.privacy.sampler_seed)
+    self._examples = self._build_examples(key)
+    if self.build_query is not None:
+      self.sampling = self._examples.sampling
+    self._frozen = self._choose_frozen()
+    self._process = dp_sgd.DpSgd(
+        model=self.model,
+        optimizer=self.optimizer,
+        batch_size=self.batch_size,
+        seed=self.seed,
+        build_query=self.build_query,
+        num_vectorized=self.num_vectorized,
+        frozen=self._frozen,
+        devices=devices_lib.find(self.devices),
     )
-    # Or the first state would take its memory to the end.
-    setup = setup._replace(state=None)
-    saved, step = await run.state_manager.load_latest(state)
-    ledger = None
-    if saved is None:
-      step = 0
-      if is_private or setup.parent is not None:
-        ledger = private_rounds.create_ledger(
-            run,
-            setup.parent,
-            fixed_seeds=private_rounds.fixed_seeds(
-                noise_seed=noise_seed, sampler_seed=sampler_seed
-            ),
-            unit=pretrain_setup.UNIT if is_private else None,
+
+  def _check(self) -> None:
+    """Raises ValueError for all that is wrong with the settings."""
+    errors = []
+    with checks.kept(errors):
+      checks.positive_int(
+          num_steps=self.num_steps, num_vectorized=self.num_vectorized
+      )
+    with checks.kept(errors):
+      checks.non_negative_int(seed=self.seed)
+    with checks.kept(errors):
+      target = self.privacy.target_epsilon
+      if self.build_query is None and target is not None:
+        raise ValueError(
+            f'target_epsilon is {target}, but without a query nothing is '
+            'private or charged: add a file of gin/privacy, or set it to None.'
         )
-        state = state._replace(
-            ledger=ledger.head,
-            noise=private_rounds.NoiseState(
-                noise_key, np.int64(ledger.file_identity)
-            ),
-        )
-      await run.state_manager.save(state, 0)
-    else:
-      state, saved = saved, None
-      if state.ledger.digest:
-        ledger = ledger_lib.resume(run.file(run_dir.LEDGER), head=state.ledger)
-      logging.info('Resuming after step %d.', step)
-    if ledger is not None:
-      stack.enter_context(ledger)
-    managers = run.release_managers(last=step)
-    progress = stack.enter_context(progress_lib.Progress(
-        description='pre-training', total=num_steps, initial=step, unit='step'
-    ))
-    saver = await stack.enter_async_context(
-        checkpoints.Saver(run.state_manager, saved=step)
+    with checks.kept(errors):
+      devices_lib.find(self.devices)
+    with checks.kept(errors):
+      checks.positive_int(batch_size=self.batch_size)
+      self._build_examples(keys.from_seed(0))
+    with checks.kept(errors):
+      self._choose_frozen()
+    self.check_common(errors)
+    checks.raise_together(errors)
+
+  def _build_examples(self, key: np.ndarray) -> examples_lib.Examples:
+    return examples_lib.Examples(
+        self.client_data,
+        pipeline=self.pipeline,
+        batch_size=self.batch_size,
+        key=key,
     )
-    rounds = None
-    if is_private:
-      rounds = private_rounds.PrivateRoundRunner(
-          ledger=ledger,
-          noise=state.noise,
-          sampling=examples.sampling,
-          configuration=run_dir.digest(configuration),
-          delta=setup.delta,
-          target_epsilon=target_epsilon,
-          fixed_noise=noise_seed is not None,
+
+  def _choose_frozen(self) -> list[str]:
+    """Names of the layers that stay as they are, sorted."""
+    if self.freeze is None:
+      return []
+    if self.init_from_run is None:
+      raise ValueError(
+          'freeze needs the scores of a public warm start: set init_from_run '
+          'to its folder.'
       )
-      state = state._replace(examples=rounds.sampled_from(state.examples))
+    scores = layer_scores.read(self.init_from_run, specs=self.model.specs)
+    return self.freeze.choose(scores)
 
-    def is_over() -> bool:
-      return step >= num_steps or (
-          rounds is not None
-          and not rounds.are_left(state.process, state.examples)
-      )
+  def check_warm_start(self) -> None:
+    run_dir.check_model(self.init_from_run, model=self.model, tokens='')
 
-    def next_fn(process_state: Any, numbers: list[int]) -> process_lib.Output:
-      return setup.step.next(process_state, examples.batches(numbers))
+  @property
+  def total(self) -> int:
+    return self.num_steps
 
-    is_last = is_over()
-    while not is_last:
-      started = time.monotonic()
-      if rounds is None:
-        numbers, drawn = examples.draw(state.examples)
-        output = next_fn(state.process, numbers)
-      else:
-        done = await rounds.run(
-            next_fn,
-            state.process,
-            draw=examples.draw,
-            cohort_state=state.examples,
-        )
-        output, numbers, drawn = done.output, done.cohort, done.after
-      step += 1
-      state = _after(state, output, drawn, ledger=ledger, rounds=rounds)
-      metrics = _metrics(output.metrics, num_drawn=len(numbers))
-      _check_step(
-          metrics,
-          state.process.global_model_weights,
-          step=step,
-          is_private=is_private,
-      )
-      if rounds is not None:
-        metrics['epsilon'] = rounds.epsilon()
-      is_last = is_over()
-      if evaluator is not None and (is_last or step % evaluate_every == 0):
-        found = evaluator(state.process.global_model_weights)
-        metrics |= {
-            f'dev_{name}': value for name, value in found._asdict().items()
-        }
-      # How long a step takes tells how many were drawn.
-      metrics['not_private/seconds'] = time.monotonic() - started
-      for manager in managers:
-        await manager.release(metrics, key=step)
-      saver.offer(state, step)
-      if step % save_every == 0:
-        await saver.save(state, step)
-      progress.update(**_figures(metrics, target_epsilon=target_epsilon))
-      # Where an interrupt ends the run.
-      await asyncio.sleep(0)
+  @property
+  def tokens(self) -> str:
+    return ''
 
-    await saver.save(state, step)
-    await saver.wait()
-    run.write_model(
-        state.process.global_model_weights,
-        tokens='',
-        ledger=None if ledger is None else ledger.head,
+  async def initialize(self) -> tff.learning.templates.LearningAlgorithmState:
+    state = self._process.initialize()
+    if self.init_from_run is None:
+      return state
+    weights = run_dir.read_model(
+        self.init_from_run, model=self.model, tokens=self.tokens
     )
-    results = {
-        'steps': step,
-        'ended_by': 'NUM_STEPS' if step >= num_steps else 'TARGET_EPSILON',
-        'seconds': round(
-            sum(run.read_metric('not_private/seconds').values()), 1
-        ),
-        'batch_size': batch_size,
-        'population': examples.sampling.population,
-        'frozen': setup.frozen,
-        'trained_parameters': weights_lib.count(
-            {
-                name: spec
-                for name, spec in model.specs.items()
-                if name not in setup.frozen
-            }
-        ),
-        **{
-            f'dev_{name}': run.read_metric(f'dev_{name}')
-            for name in masked_evaluation.MaskedEvaluation._fields
-        },
+    return state._replace(global_model_weights=weights_lib.to_tensors(weights))
+
+  def initial_draw(self) -> cohorts.CohortState:
+    return self._examples.initial_state()
+
+  def draw(
+      self, source_state: cohorts.CohortState
+  ) -> tuple[list[int], cohorts.CohortState]:
+    return self._examples.draw(source_state)
+
+  def next(self, process_state: Any, drawn: list[int]) -> Any:
+    return self._process.next(process_state, self._examples.batches(drawn))
+
+  def initial_record(
+      self, weights: weights_lib.Weights
+  ) -> dict[str, np.float64]:
+    """Squared gradient norms by layer so far; of public runs."""
+    if self.build_query is not None:
+      return {}
+    return {name: np.float64(0) for name in weights}
+
+  def judge(
+      self,
+      record: dict[str, np.float64],
+      done: private_rounds.Done,
+      *,
+      number: int,
+  ) -> tuple[dict[str, np.float64], dict[str, float]]:
+    found = done.output.metrics
+    count = float(found['num_examples'])
+    mean = lambda name: float(found[name]) / count if count else math.nan
+    loss = mean('loss_sum')
+    # Of a private step the weights alone are looked at: they come from the
+    # noised sum, which is charged by now. Losses are exact and private.
+    faults.check_step(
+        done.output.state.global_model_weights,
+        loss=loss if self.build_query is None and count else None,
+        number=number,
+    )
+    record = {
+        name: np.float64(before + np.float64(found['layer_squares'][name]))
+        for name, before in record.items()
     }
-    if rounds is None:
-      layer_scores.write(
-          run.path,
-          {name: float(v) for name, v in state.layer_squares.items()},
-          specs=model.specs,
+    return record, {
+        'not_private/train_loss': loss,
+        'not_private/gradient_norm': mean('gradient_norm_sum'),
+        'not_private/num_examples': count,
+        'not_private/num_left_out': len(done.cohort) - count,
+    }
+
+  def evaluate(self, weights: weights_lib.Weights) -> dict[str, float]:
+    return dict(zip(self.DEV_METRICS, self.evaluator(weights)))
+
+  def figures(self, metrics: Mapping[str, float]) -> dict[str, str]:
+    exact = lambda name: metrics[f'not_private/{name}']
+    loss = progress_lib.mean(exact('train_loss'), count=exact('num_examples'))
+    figures = {'loss': loss}
+    if 'epsilon' in metrics:
+      figures['epsilon'] = progress_lib.spent(
+          metrics['epsilon'], target=self.privacy.target_epsilon
       )
-    if ledger is not None and ledger.contents.rounds:
-      query_state = None
-      if is_private:
-        query_state = state.process.aggregator.query_state.numerator_state
-      statement = private_rounds.write_statement(
-          run, ledger, query_state, delta=setup.delta if is_private else None
-      )
-      results['privacy'] = statement.fields
-      print(statement)
-    run.write_json(run_dir.RESULTS, results)
-    return results
+    if 'dev_accuracy' in metrics:
+      figures['dev accuracy'] = f'{100 * metrics["dev_accuracy"]:.1f}%'
+    return figures
 
+  def finish(self, state: training_loop.ProgramState) -> dict[str, Any]:
+    if self.build_query is None:
+      squares = {name: float(value) for name, value in state.record.items()}
+      layer_scores.write(self.output_dir, squares, specs=self.model.specs)
+    return {
+        'batch_size': self.batch_size,
+        'population': self._examples.sampling.population,
+        'frozen': self._frozen,
+        'trained_parameters': self._num_trained,
+    }
 
-def check(**settings: Any) -> None:
-  """Raises ValueError for what is wrong with `train`'s arguments, together.
-
-  Args:
-    **settings: Arguments of `train`; what needs one that is not given is not
-      checked.
-  """
-  preflight.run(pretrain_checks.CHECKS, settings)
-
-
-def _after(
-    state: ProgramState,
-    output: process_lib.Output,
-    drawn: Any,
-    *,
-    ledger: Optional[ledger_lib.Ledger],
-    rounds: Optional[private_rounds.PrivateRoundRunner],
-) -> ProgramState:
-  """The state after a step."""
-  squares = output.metrics.get('layer_squares', {})
-  return ProgramState(
-      output.state,
-      drawn,
-      state.ledger if ledger is None else ledger.head,
-      state.noise if rounds is None else rounds.noise,
-      {
-          name: np.float64(before + np.float64(squares[name]))
-          for name, before in state.layer_squares.items()
-      },
-  )
-
-
-def _metrics(metrics: dict[str, Any], *, num_drawn: int) -> dict[str, float]:
-  """Averages that people read; exact, so marked as not private."""
-  count = float(metrics['num_examples'])
-  mean = lambda name: float(metrics[name]) / count if count else math.nan
-  return {
-      'not_private/train_loss': mean('loss_sum'),
-      'not_private/gradient_norm': mean('gradient_norm_sum'),
-      'not_private/num_examples': count,
-      'not_private/num_left_out': num_drawn - count,
-  }
-
-
-def _check_step(
-    metrics: dict[str, float],
-    weights: weights_lib.Weights,
-    *,
-    step: int,
-    is_private: bool,
-) -> None:
-  """Raises ValueError for what no further step can mend.
-
-  Of a private step the weights alone are looked at: they come from the noised
-  sum, which is charged by now. Losses are exact and private.
-  """
-  loss = metrics['not_private/train_loss']
-  norm = float(tf.linalg.global_norm(list(weights.values())))
-  if not math.isfinite(norm):
-    problem = f'the norm of the weights is {norm}'
-  elif (
-      not is_private
-      and metrics['not_private/num_examples']
-      and not math.isfinite(loss)
-  ):
-    problem = f'the training loss is {loss}'
-  else:
-    return
-  raise ValueError(
-      f'{problem} at step {step}: training diverged. What was saved before is '
-      'kept; lower the learning rate or the noise, with another output_dir.'
-  )
-
-
-def _figures(
-    metrics: dict[str, float], *, target_epsilon: Optional[float]
-) -> dict[str, str]:
-  """What the progress display shows."""
-  exact = lambda name: metrics[f'not_private/{name}']
-  loss = progress_lib.mean(exact('train_loss'), count=exact('num_examples'))
-  figures = {'loss': loss}
-  if 'epsilon' in metrics:
-    figures['epsilon'] = progress_lib.spent(
-        metrics['epsilon'], target=target_epsilon
+  @property
+  def _num_trained(self) -> int:
+    """Parameters that are not frozen."""
+    return weights_lib.count(
+        weights_lib.without(self._frozen, self.model.specs)
     )
-  if 'dev_accuracy' in metrics:
-    figures['dev accuracy'] = f'{100 * metrics["dev_accuracy"]:.1f}%'
-  return figures
+
+  def memory(self, state_bytes: int) -> tuple[int, int]:
+    return memory.estimate_steps(
+        state_bytes=state_bytes,
+        weights_bytes=memory.weights_bytes(self.model),
+        trained_bytes=4 * self._num_trained,
+        num_vectorized=(
+            None if self.build_query is None else self.num_vectorized
+        ),
+    )
+
+  def plan(self) -> dict[str, str]:
+    plan = {
+        'trained': (
+            f'{self._num_trained:,} of them; {len(self._frozen)} of '
+            f'{len(self.model.specs)} layers are frozen'
+        ),
+        'steps': f'{self.num_steps:,}',
+        'batch': training_loop.drawn(self._examples.sampling, 'utterances'),
+    }
+    if self.build_query is None:
+      plan['epsilon'] = (
+          'nothing is charged: without a query the data are public.'
+      )
+    return plan

@@ -6,7 +6,6 @@ run's seed, and what only pre-training needs is left behind.
 """
 
 import os
-from typing import NamedTuple
 
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
@@ -14,25 +13,25 @@ from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
 
-class Seed(NamedTuple):
-  """Weights to start from.
+def updated(
+    weights: weights_lib.Weights,
+    *,
+    run: str,
+    model: ctc.CtcModel,
+    tokens: str,
+) -> weights_lib.Weights:
+  """Returns a model's first weights, with what another run has for it.
 
-  Attributes:
-    weights: float32 arrays by name; of all of the model or of its encoder.
-    summary: What is taken and what is new, in a line.
-  """
-
-  weights: weights_lib.Weights
-  summary: str
-
-
-def read(run: str, *, model: ctc.CtcModel, tokens: str) -> Seed:
-  """Reads what a finished run has for a model.
+  Says in a line what is taken and what is new.
 
   Args:
-    run: The run's folder.
+    weights: As drawn, float32 by name.
+    run: Folder of a finished run.
     model: What the weights are for.
     tokens: The characters of its tokens.
+
+  Returns:
+    Tensors by name.
 
   Raises:
     ValueError: As `check`, or the file is damaged.
@@ -40,21 +39,20 @@ def read(run: str, *, model: ctc.CtcModel, tokens: str) -> Seed:
   check(run, model=model, tokens=tokens)
   leaves = state_file.read_leaves(_path(run))
   if not run_dir.is_pretrained(run):
-    return Seed(
-        weights_lib.Weights(sorted(leaves.items())),
-        f'{run}: all of its model is taken, {_size(model.specs)}.',
+    taken = leaves
+    print(f'seed: {run}: all of its model is taken, {_size(model.specs)}.')
+  else:
+    specs = model.encoder.specs
+    taken = {name: leaves[name] for name in specs}
+    new = weights_lib.without(specs, model.specs)
+    left = weights_lib.without(specs, leaves)
+    print(
+        f'seed: {run} is pre-trained: of it the encoder is taken, '
+        f'{_size(specs)}; new: {", ".join(sorted(new))} '
+        f'({weights_lib.count(new):,} parameters); left behind: '
+        f'{", ".join(sorted(left))}.'
     )
-  taken = model.encoder.specs
-  new = weights_lib.without(taken, model.specs)
-  left = weights_lib.without(taken, leaves)
-  return Seed(
-      weights_lib.Weights(
-          (name, leaves[name]) for name in sorted(taken)
-      ),
-      f'{run} is pre-trained: of it the encoder is taken, {_size(taken)}; new: '
-      f'{", ".join(sorted(new))} ({weights_lib.count(new):,} parameters); left '
-      f'behind: {", ".join(sorted(left))}.',
-  )
+  return weights_lib.to_tensors(weights_lib.updated(weights, taken))
 
 
 def check(run: str, *, model: ctc.CtcModel, tokens: str) -> None:

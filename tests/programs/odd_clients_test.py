@@ -1,0 +1,130 @@
+"""Clients of odd data in a private run: of NaN features, of one sample."""
+
+import csv
+import functools
+import os
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest
+import numpy as np
+import pytest
+
+from data_tools import shards
+from tests import fakes
+from tests.programs import runs
+from tff_asr.aggregators import dp_mean
+from tff_asr.data import audio
+from tff_asr.data import client_data as client_data_lib
+from tff_asr.data import cohorts
+from tff_asr.execution import multi_device
+from tff_asr.learning import client_update
+from tff_asr.learning import fed_avg
+from tff_asr.optimizers import lamb
+from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import queries
+from tff_asr.programs import federated
+
+_GOOD = ('ann', 'bob')
+
+
+def _encode_nan(waveform: np.ndarray, *, encoding: str) -> bytes:
+  """As `audio.encode`, and NaN for what is silent."""
+  data = _ENCODE(waveform, encoding=encoding)
+  if np.any(waveform):
+    return data
+  return np.full(len(data) // 4, np.nan, '<f4').tobytes()
+
+
+_ENCODE = audio.encode
+
+
+@pytest.mark.slow
+class OddClientsTest(absltest.TestCase):
+
+  def train(self, root: str, waveforms: dict[str, np.ndarray]):
+    """Rows of the metrics of a round of everyone, and the ledger's rounds."""
+    utterances = [
+        shards.Utterance(
+            client_id=name,
+            utterance_id=f'{name}-0',
+            transcript='ab a',
+            audio=lambda waveform=waveform: waveform,
+        )
+        for name, waveform in waveforms.items()
+    ]
+    folder = os.path.join(root, 'shards')
+    with mock.patch.object(audio, 'encode', _encode_nan):
+      shards.write_split(
+          utterances,
+          folder,
+          origin={'corpus': 'odd'},
+          encoding='log_mel',
+          num_workers=0,
+      )
+    data = client_data_lib.load(folder)
+    self.assertCountEqual(data.client_ids, waveforms)
+    model = fakes.tiny_model(num_blocks=1)
+    pipeline = fakes.tiny_pipeline(model)
+    process = fed_avg.build(
+        model=model,
+        pipeline=pipeline,
+        client_data=data,
+        aggregator=dp_mean.build(
+            build_query=functools.partial(
+                queries.PerLayerClipSumQuery,
+                l2_norm_clip=0.01,
+                noise_multiplier=1.0,
+            ),
+            cohort_size=len(waveforms),
+        ),
+        server_optimizer=lamb.build_lamb(0.01),
+        local=client_update.LocalTraining(learning_rate=0.01, num_steps=1),
+        seed=1,
+    )
+    run = os.path.join(root, 'run')
+    runs.train(
+        federated.FederatedTraining,
+        output_dir=run,
+        configuration='',
+        model=model,
+        pipeline=pipeline,
+        client_data=data,
+        learning_process=process,
+        build_cohorts=cohorts.everyone,
+        context=multi_device.build_async_context(),
+        num_rounds=1,
+        max_failed_share=0.5,
+    )
+    with open(os.path.join(run, 'metrics.csv'), encoding='utf-8') as f:
+      (row,) = csv.DictReader(f)
+    (rounds,) = ledger_lib.read(os.path.join(run, 'ledger.jsonl')).rounds
+    return {name: float(value) for name, value in row.items()}, rounds.count
+
+  def test_they_are_counted_and_the_round_goes_on(self):
+    speech = {
+        name: fakes.utterance(name, 0)['waveform'] for name in _GOOD
+    }
+    odd = {
+        'nan': np.zeros(16000, np.int16),
+        'one': np.ones(1, np.int16),
+    }
+    root = self.enterContext(tempfile.TemporaryDirectory())
+    with self.assertLogs('absl', 'WARNING') as logs:
+      row, charged = self.train(root, speech | odd)
+    self.assertIn(
+        '1 of 4 clients of round 1 failed (1 with an update that is not '
+        'finite) and were left out.',
+        ''.join(logs.output),
+    )
+    self.assertEqual(charged, 1)
+    self.assertEqual(row['not_private/num_non_finite'], 1)
+    # The client of one sample has nothing to train on.
+    self.assertEqual(row['not_private/num_clients'], 4)
+    self.assertEqual(row['not_private/num_utterances'], 2)
+    self.assertTrue(np.isfinite(row['not_private/train_loss']))
+    self.assertTrue(np.isfinite(row['finalizer/update_norm']))
+
+
+if __name__ == '__main__':
+  absltest.main()

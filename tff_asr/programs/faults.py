@@ -1,0 +1,215 @@
+"""Faults of a round: clients that fail, and models that diverge.
+
+A client that failed (its data could not be read, its work raised) is not in the
+sum, and one whose update is not finite counts as zeros: either way as if it had
+sent zeros. The sum is divided by the expected cohort in any case, so noise,
+sensitivity and accounting are what they were.
+
+A federated round diverges by what the server's optimizer reports of its step:
+the norms of the aggregated update and of the new weights. Under DP both come
+from the noised mean, after its round was charged, so that the decision costs no
+privacy. No loss is looked at: clients' losses are exact and private. A round
+that is undone stays charged. The next one has a new noise key and, where
+cohorts are drawn at random, another cohort (`training_loop`).
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+from typing import Any, NamedTuple, Optional
+
+from absl import logging
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_asr import checks
+from tff_asr.models import weights as weights_lib
+
+ACTIONS = ('stop', 'roll_back')
+# In a row; then the rounds before were no good either.
+_MAX_ROLL_BACKS = 3
+_NORMS = ('update_norm', 'weights_norm')
+
+
+class TooManyFailuresError(ValueError):
+  """More of a round's clients failed than the run may do without."""
+
+
+class DivergedError(ValueError):
+  """The model diverged, and the run ends."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FaultSettings:
+  """What a federated run does about faults.
+
+  Attributes:
+    max_failed_share: Share of a round's clients that may fail, by an update
+      that is not finite, too; None: any number of those. How many others may
+      is for the execution context to say.
+    on_divergence: 'stop' ends the run at a round after which the model is of no
+      use; 'roll_back' undoes the round, which stays charged.
+    max_norm_growth: A norm above this many times that of the last good round is
+      a divergence, too; above 1. None: only norms that are not finite are.
+  """
+
+  max_failed_share: Optional[float] = None
+  on_divergence: str = 'stop'
+  max_norm_growth: Optional[float] = None
+
+  def __post_init__(self):
+    errors = []
+    if self.max_failed_share is not None:
+      with checks.kept(errors):
+        checks.in_range(0, 1, max_failed_share=self.max_failed_share)
+    with checks.kept(errors):
+      checks.one_of(ACTIONS, on_divergence=self.on_divergence)
+    if self.max_norm_growth is not None:
+      with checks.kept(errors):
+        checks.finite(max_norm_growth=self.max_norm_growth)
+        if self.max_norm_growth <= 1:
+          raise ValueError(
+              f'max_norm_growth must be above 1, found {self.max_norm_growth!r}.'
+          )
+    checks.raise_together(errors)
+
+  def count_failed(
+      self,
+      context: tff.framework.AsyncContext,
+      metrics: Mapping[str, Any],
+      *,
+      cohort_size: int,
+      round_num: int,
+  ) -> int:
+    """Counts the clients that a round left out; logs them without names.
+
+    Args:
+      context: Ran the round.
+      metrics: Of the client work.
+      cohort_size: Clients that came.
+      round_num: The round, for messages.
+
+    Returns:
+      How many failed, without those whose update was not finite.
+
+    Raises:
+      TooManyFailuresError: More failed than may.
+    """
+    # The native context ends a round when a client fails.
+    failures = getattr(context, 'last_failures', {})
+    non_finite = int(metrics['num_non_finite'])
+    failed = len(failures) + non_finite
+    if not failed:
+      return 0
+    reasons = []
+    if failures:
+      reasons.append(f'the first of them: {failures[min(failures)]}')
+    if non_finite:
+      reasons.append(f'{non_finite} with an update that is not finite')
+    text = (
+        f'{failed} of {cohort_size} clients of round {round_num} failed '
+        f'({"; ".join(reasons)})'
+    )
+    share = self.max_failed_share
+    if share is not None and failed > share * cohort_size:
+      raise TooManyFailuresError(
+          f'{text}, more than MAX_FAILED_SHARE = {share:g} allows: mend the '
+          'data or lower CLIENT_LEARNING_RATE, or raise it.'
+      )
+    logging.warning('%s and were left out.', text)
+    return len(failures)
+
+  def after_round(
+      self, norms: 'Norms', metrics: Mapping[str, Any], *, round_num: int
+  ) -> tuple['Norms', bool]:
+    """Decides about a round.
+
+    Args:
+      norms: Of the last good round.
+      metrics: The finalizer's, of this round.
+      round_num: Its number, for messages.
+
+    Returns:
+      What to compare the next round with; whether this one is good. False: it
+      is to be undone.
+
+    Raises:
+      DivergedError: The run is to end.
+    """
+    problem = self._find(norms, metrics)
+    if problem is None:
+      found = {name: float(metrics[name]) for name in _NORMS}
+      return norms._replace(roll_backs=0, **found), True
+    if self.on_divergence == 'roll_back' and norms.roll_backs < _MAX_ROLL_BACKS:
+      undone = norms._replace(
+          roll_backs=norms.roll_backs + 1,
+          all_roll_backs=norms.all_roll_backs + 1,
+      )
+      return undone, False
+    remedy = ", or set ON_DIVERGENCE = 'roll_back'."
+    if norms.roll_backs:
+      remedy = f' ({norms.roll_backs} roll-backs in a row did not help).'
+    raise DivergedError(
+        f'round {round_num} diverged: {problem}. The state of the round before '
+        'it is kept; lower SERVER_LEARNING_RATE or CLIENT_LEARNING_RATE with '
+        f'another output_dir{remedy}'
+    )
+
+  def _find(
+      self, norms: 'Norms', metrics: Mapping[str, Any]
+  ) -> Optional[str]:
+    """What is wrong with a round, or None."""
+    growth = self.max_norm_growth
+    for name in _NORMS:
+      value, before = float(metrics[name]), getattr(norms, name)
+      if not math.isfinite(value):
+        return f'its {name} is {value}'
+      if growth is not None and value > growth * before:
+        return (
+            f'its {name} is {value:.4g}, more than {growth:g} times the '
+            f'{before:.4g} of the round before'
+        )
+    return None
+
+
+class Norms(NamedTuple):
+  """What the next round is compared with.
+
+  Attributes:
+    update_norm: Of the last good round's update; NaN before the first.
+    weights_norm: Of the weights after it; NaN before the first.
+    roll_backs: Rounds undone in a row.
+    all_roll_backs: Rounds undone in the whole run.
+  """
+
+  update_norm: float = math.nan
+  weights_norm: float = math.nan
+  roll_backs: int = 0
+  all_roll_backs: int = 0
+
+
+def check_step(
+    weights: weights_lib.Weights, *, loss: Optional[float] = None, number: int
+) -> None:
+  """Checks that a step left a model that further steps can mend.
+
+  Args:
+    weights: After the step.
+    loss: Of the step's batch; None: it is private.
+    number: Of the step, for the message.
+
+  Raises:
+    DivergedError: A weight or the loss is not finite.
+  """
+  norm = float(tf.linalg.global_norm(list(weights.values())))
+  if not math.isfinite(norm):
+    problem = f'the norm of the weights is {norm}'
+  elif loss is not None and not math.isfinite(loss):
+    problem = f'the training loss is {loss}'
+  else:
+    return
+  raise DivergedError(
+      f'{problem} at step {number}: training diverged. What was saved before '
+      'is kept; lower the learning rate (or max_grad_norm, or the noise), with '
+      'another output_dir.'
+  )

@@ -1,0 +1,567 @@
+"""Training loop of all programs: resume, charge, evaluate, release, save, end.
+
+`federated`, `central` and `pretraining` are a `Program` each: a process, the
+source of what its rounds train on, and what to make of a round's metrics. `run`
+does the rest, the same for all:
+
+- Version 0 is saved before the first round, so that each run can be resumed. A
+  run that ends early repeats the rounds after its last saved state, in the same
+  bits: with the same draws, seeds and noise.
+- A private round is charged to the ledger, on disk, before its model can be
+  evaluated, released or saved (`private_rounds`). A run that starts from
+  another run's model takes over that run's ledger.
+- An error or an interrupt ends a run with its newest good state saved.
+"""
+
+import abc
+import asyncio
+from collections.abc import Mapping
+import contextlib
+import dataclasses
+import time
+from typing import Any, ClassVar, NamedTuple, Optional
+
+from absl import logging
+import numpy as np
+import tensorflow_federated as tff
+
+from tff_asr import checks
+from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import accounting
+from tff_asr.privacy import keys
+from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import statement as statement_lib
+from tff_asr.programs import memory
+from tff_asr.programs import preflight
+from tff_asr.programs import private_rounds
+from tff_asr.programs import progress as progress_lib
+from tff_asr.programs import warm_start
+from tff_asr.storage import checkpoints
+from tff_asr.storage import run_dir
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSettings:
+  """Intervals of a run, in rounds or steps; they do not change its bits.
+
+  Attributes:
+    evaluate_every: Rounds between evaluations; the last round always is.
+    save_every: Rounds between saved states; the last round always is.
+    keep_last: Saved states to keep, the newest ones.
+    keep_every: States of multiples of this are kept too; 0: none.
+  """
+
+  evaluate_every: int = 10
+  save_every: int = 10
+  keep_last: int = 3
+  keep_every: int = 0
+
+  def __post_init__(self):
+    errors = []
+    with checks.kept(errors):
+      checks.positive_int(
+          evaluate_every=self.evaluate_every,
+          save_every=self.save_every,
+          keep_last=self.keep_last,
+      )
+    with checks.kept(errors):
+      checks.non_negative_int(keep_every=self.keep_every)
+    checks.raise_together(errors)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivacySettings:
+  """Budget and keys of a private run.
+
+  Attributes:
+    delta: Of epsilon; None: 1 / (10 * population).
+    target_epsilon: The run ends before the round after which the ledger's
+      epsilon (RDP) would exceed this; None: no such end. Needs a delta.
+    noise_seed: Fixes the noise key, for tests: NOT PRIVATE.
+    sampler_seed: Fixes the sampler's key, for tests: NOT PRIVATE.
+  """
+
+  delta: Optional[float] = None
+  target_epsilon: Optional[float] = None
+  noise_seed: Optional[int] = None
+  sampler_seed: Optional[int] = None
+
+  def __post_init__(self):
+    errors = []
+    if self.delta is not None:
+      with checks.kept(errors):
+        accounting.check_delta(self.delta)
+    if self.target_epsilon is not None:
+      with checks.kept(errors):
+        checks.positive(target_epsilon=self.target_epsilon)
+        if self.delta is None:
+          raise ValueError(
+              f'target_epsilon is {self.target_epsilon:g} at no delta: set '
+              'DELTA, well below 1 / population.'
+          )
+    seeds = dict(noise_seed=self.noise_seed, sampler_seed=self.sampler_seed)
+    for name, seed in seeds.items():
+      if seed is not None:
+        with checks.kept(errors):
+          checks.non_negative_int(**{name: seed})
+    checks.raise_together(errors)
+
+  def delta_of(self, sampling: accounting.Sampling) -> float:
+    """Returns delta for a population."""
+    if self.delta is None:
+      return statement_lib.default_delta(sampling.population)
+    return self.delta
+
+  @property
+  def fixed_seeds(self) -> list[str]:
+    """Names of the keys that a seed fixed."""
+    return private_rounds.fixed_seeds(
+        noise_seed=self.noise_seed, sampler_seed=self.sampler_seed
+    )
+
+
+class ProgramState(NamedTuple):
+  """All that a run needs to continue.
+
+  Attributes:
+    process: The process's state; of a private one with the noise counter.
+    source: State of the draws; holds their key.
+    ledger: Head of the privacy ledger.
+    noise: The noise key, and the ledger file that it is for.
+    record: What the program itself keeps from round to round.
+  """
+
+  process: Any
+  source: Any
+  ledger: ledger_lib.Head
+  noise: private_rounds.NoiseState
+  record: Any
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Program(abc.ABC):
+  """What a run trains, and on what.
+
+  Subclasses set the class attributes, and override what differs.
+
+  Attributes:
+    output_dir: The run's folder; see `run_dir`.
+    configuration: Text of the configuration, kept with the run.
+    model: The model.
+    pipeline: Examples to batches.
+    client_data: The speakers to train on.
+    settings: Intervals of evaluations and saved states.
+    evaluator: Evaluates weights on a public dev set, or None.
+    init_from_run: Folder of a run whose model training starts from.
+  """
+
+  output_dir: str
+  configuration: str
+  model: Any
+  pipeline: pipeline_lib.Pipeline
+  client_data: tff.simulation.datasets.ClientData
+  settings: RunSettings = RunSettings()
+  evaluator: Optional[Any] = None
+  init_from_run: Optional[str] = None
+
+  # For the display; what `total` and versions count; whom memory is counted of.
+  NAME: ClassVar[str]
+  UNIT: ClassVar[str]
+  WORKER: ClassVar[str] = 'device'
+  # How the time of a round is released.
+  SECONDS: ClassVar[str] = 'not_private/seconds'
+  # Metrics of the evaluator that are in the results, too.
+  DEV_METRICS: ClassVar[tuple[str, ...]] = ('dev_word_error_rate',)
+  # Of the ledger's rounds: what one of those that are drawn is.
+  PRIVACY_UNIT: ClassVar[str] = 'speaker'
+
+  # How rounds are drawn, for the accounting; None: nothing is charged.
+  sampling = None
+  privacy = PrivacySettings()
+  # Rounds between releases of metrics.
+  release_every = 1
+
+  def check_common(self, errors: list[Exception]) -> None:
+    """Appends what is wrong with the settings that all programs have."""
+    with checks.kept(errors):
+      preflight.check_durations(self.client_data, self.pipeline)
+    if self.init_from_run is not None:
+      with checks.kept(errors):
+        self.check_warm_start()
+      with checks.kept(errors):
+        preflight.check_another_run(self.init_from_run, self.output_dir)
+    with checks.kept(errors):
+      run_dir.check_folder(self.output_dir, configuration=self.configuration)
+
+  def check_warm_start(self) -> None:
+    """Raises ValueError unless init_from_run has weights for the model."""
+    warm_start.check(self.init_from_run, model=self.model, tokens=self.tokens)
+
+  @property
+  @abc.abstractmethod
+  def total(self) -> int:
+    """Rounds of the whole run."""
+
+  @property
+  def tokens(self) -> str:
+    """The characters that the model spells."""
+    return self.pipeline.tokenizer.characters
+
+  @abc.abstractmethod
+  async def initialize(self) -> tff.learning.templates.LearningAlgorithmState:
+    """Returns the process's first state, with the weights of init_from_run."""
+
+  @abc.abstractmethod
+  def initial_draw(self) -> Any:
+    """Returns the state of the draws before the first round."""
+
+  @abc.abstractmethod
+  def draw(self, source_state: Any) -> tuple[Any, Any]:
+    """Draws what a round trains on; returns it, and the state after it."""
+
+  @abc.abstractmethod
+  def next(self, process_state: Any, drawn: Any) -> Any:
+    """Runs a round of the process, as `LearningProcess.next`."""
+
+  def initial_record(
+      self, unused_weights: weights_lib.Weights
+  ) -> Any:
+    """Returns what the program keeps from round to round, at the start."""
+    return ()
+
+  def check_resumed(self, process_state: Any) -> None:
+    """Raises ValueError if a saved state is of another process."""
+
+  @abc.abstractmethod
+  def judge(
+      self, record: Any, done: private_rounds.Done, *, number: int
+  ) -> tuple[Any, Optional[dict[str, float]]]:
+    """Looks at what came out of a round.
+
+    Args:
+      record: After the last good round.
+      done: What came out; charged.
+      number: Of the round, from 1 on.
+
+    Returns:
+      The record after it, and its metrics to release; None: the round is to be
+      undone. A private round stays charged.
+
+    Raises:
+      ValueError: The run is to end with the state before this round.
+    """
+
+  def evaluate(self, weights: weights_lib.Weights) -> dict[str, float]:
+    """Returns the metrics of the evaluator by name."""
+    found = self.evaluator(weights)
+    return {
+        'dev_word_error_rate': found.word_error_rate,
+        'dev_loss': found.loss,
+    }
+
+  def after_release(
+      self,
+      record: Any,
+      unused_weights: weights_lib.Weights,
+      unused_metrics: Mapping[str, float],
+  ) -> Any:
+    """Returns the record after metrics were released."""
+    return record
+
+  def is_converged(self, unused_record: Any) -> bool:
+    """Whether no further round would help."""
+    return False
+
+  def in_csv(self, unused_name: str) -> bool:
+    """Whether a metric goes to metrics.csv, and not to TensorBoard alone."""
+    return True
+
+  @abc.abstractmethod
+  def figures(self, metrics: Mapping[str, float]) -> dict[str, str]:
+    """Returns what the progress display shows of a round."""
+
+  def final_weights(self, state: ProgramState) -> weights_lib.Weights:
+    """Returns the weights of the model that the run ends with."""
+    return state.process.global_model_weights
+
+  def finish(self, unused_state: ProgramState) -> dict[str, Any]:
+    """Writes what only this program writes; returns its own results."""
+    return {}
+
+  # For a dry run.
+
+  @abc.abstractmethod
+  def memory(self, state_bytes: int) -> tuple[int, int]:
+    """Returns bytes of the run and of a worker, as `memory` estimates them."""
+
+  @abc.abstractmethod
+  def plan(self) -> dict[str, str]:
+    """Returns what the run would do, by headings of a few letters."""
+
+
+def parent_ledger(program: Program) -> Optional[ledger_lib.Parent]:
+  """Returns the ledger of the model that a run starts from, if it has one."""
+  if program.init_from_run is None:
+    return None
+  return run_dir.ledger_of_model(program.init_from_run)
+
+
+def check_first_round(program: Program, process_state: Any) -> dict[str, Any]:
+  """Checks that a private run can do a round at all.
+
+  Args:
+    program: A private one.
+    process_state: Its process's first state.
+
+  Returns:
+    What decides the cost of its rounds, for `private_rounds.epsilon_of_plan`.
+
+  Raises:
+    ValueError: As `private_rounds.check_first_round`.
+  """
+  rules = dict(
+      sampling=program.sampling,
+      delta=program.privacy.delta_of(program.sampling),
+      inherited=ledger_lib.inherited_charges(
+          parent_ledger(program), unit=program.PRIVACY_UNIT
+      ),
+  )
+  private_rounds.check_first_round(
+      process_state, target_epsilon=program.privacy.target_epsilon, **rules
+  )
+  return rules
+
+
+def drawn(sampling: accounting.Sampling, what: str) -> str:
+  """Says how a round's clients or examples are drawn."""
+  return (
+      f'{sampling.cohort_size:,} of {sampling.population:,} {what} '
+      f'({sampling.kind})'
+  )
+
+
+async def run(program: Program) -> dict[str, Any]:
+  """Trains to the program's last round, from where its folder stands.
+
+  Args:
+    program: What to train. Its folder has all that is written.
+
+  Returns:
+    The results, as written to results.json.
+
+  Raises:
+    ValueError: A file is damaged; too many clients failed; or the model
+      diverged.
+    OSError: There is too little memory, or room on the disk.
+  """
+  settings = program.settings
+  async with contextlib.AsyncExitStack() as stack:
+    stack.enter_context(memory.explained())
+    process_state = await program.initialize()
+    if program.sampling is not None:
+      check_first_round(program, process_state)
+    # Not before the process has shown that it can be built and run.
+    folder = stack.enter_context(run_dir.RunDir(
+        program.output_dir,
+        configuration=program.configuration,
+        keep_last=settings.keep_last,
+        keep_every=settings.keep_every,
+    ))
+    state = ProgramState(
+        process_state,
+        program.initial_draw(),
+        ledger_lib.Head(0, ''),
+        private_rounds.NoiseState(
+            keys.draw_or_fix(program.privacy.noise_seed), np.int64(0)
+        ),
+        program.initial_record(process_state.global_model_weights),
+    )
+    # Or it would take its memory to the end.
+    del process_state
+    state, number, ledger = await _resume_or_begin(program, folder, state)
+    if ledger is not None:
+      stack.enter_context(ledger)
+    rounds = _private_rounds(program, ledger, state)
+    if rounds is not None:
+      state = state._replace(source=rounds.sampled_from(state.source))
+    managers = folder.release_managers(last=number, in_csv=program.in_csv)
+    progress = stack.enter_context(progress_lib.Progress(
+        description=program.NAME,
+        total=program.total,
+        initial=number,
+        unit=program.UNIT,
+    ))
+    saver = await stack.enter_async_context(
+        checkpoints.Saver(folder.state_manager, saved=number)
+    )
+
+    def is_over() -> bool:
+      return number >= program.total or (
+          rounds is not None
+          and not rounds.are_left(state.process, state.source)
+      )
+
+    is_last = is_over()
+    started = time.monotonic()
+    while not is_last and not program.is_converged(state.record):
+      done = await _next_round(program, rounds, state)
+      saver.check()
+      record, metrics = program.judge(state.record, done, number=number + 1)
+      if metrics is None:
+        rounds.roll_back(state.process, done.before)
+        # Another cohort: amplification by sampling counts for one sum a draw.
+        # The rounds of a pass draw nothing, and tree and pass go together.
+        if program.sampling.kind != 'pass':
+          state = state._replace(source=done.after)
+        state = state._replace(
+            ledger=ledger.head, noise=rounds.noise, record=record
+        )
+        logging.warning(
+            'Round %d diverged and was undone; it stays charged.', number + 1
+        )
+        is_last = is_over()
+        continue
+      number += 1
+      state = ProgramState(
+          done.output.state,
+          done.after,
+          state.ledger if ledger is None else ledger.head,
+          state.noise if rounds is None else rounds.noise,
+          record,
+      )
+      is_last = is_over()
+      weights = state.process.global_model_weights
+      if rounds is not None:
+        metrics['epsilon'] = rounds.epsilon()
+      if program.evaluator is not None and (
+          is_last or number % settings.evaluate_every == 0
+      ):
+        metrics |= program.evaluate(weights)
+      if is_last or number % program.release_every == 0:
+        # How long a round takes tells who came.
+        metrics[program.SECONDS] = time.monotonic() - started
+        started = time.monotonic()
+        for manager in managers:
+          await manager.release(metrics, key=number)
+        state = state._replace(
+            record=program.after_release(record, weights, metrics)
+        )
+      saver.offer(state, number)
+      if number % settings.save_every == 0:
+        await saver.save(state, number)
+      progress.update(**program.figures(metrics))
+      # Where an interrupt ends the run.
+      await asyncio.sleep(0)
+
+    await saver.save(state, number)
+    await saver.wait()
+    return _finish(program, folder, state, number, ledger)
+
+
+async def _resume_or_begin(
+    program: Program, folder: run_dir.RunDir, state: ProgramState
+) -> tuple[ProgramState, int, Optional[ledger_lib.Ledger]]:
+  """The state to continue from, its number, and the ledger if there is one.
+
+  A new run's state is saved.
+  """
+  saved, number = await folder.state_manager.load_latest(state)
+  if saved is not None:
+    program.check_resumed(saved.process)
+    logging.info('Resuming after %s %d.', program.UNIT, number)
+    if not saved.ledger.digest:
+      return saved, number, None
+    path = folder.file(run_dir.LEDGER)
+    return saved, number, ledger_lib.resume(path, head=saved.ledger)
+  parent = parent_ledger(program)
+  ledger = None
+  if program.sampling is not None or parent is not None:
+    ledger = private_rounds.create_ledger(
+        folder,
+        parent,
+        fixed_seeds=program.privacy.fixed_seeds,
+        unit=None if program.sampling is None else program.PRIVACY_UNIT,
+    )
+    noise = state.noise._replace(
+        file_identity=np.int64(ledger.file_identity)
+    )
+    state = state._replace(ledger=ledger.head, noise=noise)
+  await folder.state_manager.save(state, 0)
+  return state, 0, ledger
+
+
+def _private_rounds(
+    program: Program,
+    ledger: Optional[ledger_lib.Ledger],
+    state: ProgramState,
+) -> Optional[private_rounds.PrivateRoundRunner]:
+  """What runs and charges rounds; None: they are not private."""
+  if program.sampling is None:
+    return None
+  return private_rounds.PrivateRoundRunner(
+      ledger=ledger,
+      noise=state.noise,
+      sampling=program.sampling,
+      configuration=run_dir.digest(program.configuration),
+      delta=program.privacy.delta_of(program.sampling),
+      target_epsilon=program.privacy.target_epsilon,
+      fixed_noise=program.privacy.noise_seed is not None,
+  )
+
+
+async def _next_round(
+    program: Program,
+    rounds: Optional[private_rounds.PrivateRoundRunner],
+    state: ProgramState,
+) -> private_rounds.Done:
+  """Draws, trains, and charges what is private."""
+  if rounds is not None:
+    return await rounds.run(
+        program.next,
+        state.process,
+        draw=program.draw,
+        cohort_state=state.source,
+    )
+  drawn, after = program.draw(state.source)
+  output = program.next(state.process, drawn)
+  return private_rounds.Done(output, drawn, state.source, after)
+
+
+def _finish(
+    program: Program,
+    folder: run_dir.RunDir,
+    state: ProgramState,
+    number: int,
+    ledger: Optional[ledger_lib.Ledger],
+) -> dict[str, Any]:
+  """Writes the model, the statement and the results; returns the results."""
+  folder.write_model(
+      program.final_weights(state),
+      tokens=program.tokens,
+      ledger=None if ledger is None else ledger.head,
+  )
+  if number >= program.total:
+    ended_by = f'NUM_{program.UNIT.upper()}S'
+  else:
+    ended_by = 'PATIENCE' if program.sampling is None else 'TARGET_EPSILON'
+  seconds = sum(folder.read_metric(program.SECONDS).values())
+  results = {
+      f'{program.UNIT}s': number,
+      'ended_by': ended_by,
+      'seconds': round(seconds, 1),
+      **program.finish(state),
+      **{name: folder.read_metric(name) for name in program.DEV_METRICS},
+  }
+  if ledger is not None and ledger.contents.rounds:
+    query_state, delta = None, None
+    if program.sampling is not None:
+      query_state = state.process.aggregator.query_state.numerator_state
+      delta = program.privacy.delta_of(program.sampling)
+    statement = private_rounds.write_statement(
+        folder, ledger, query_state, delta=delta
+    )
+    results['privacy'] = statement.fields
+    print(statement)
+  folder.write_json(run_dir.RESULTS, results)
+  return results
