@@ -8,9 +8,11 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests import reference
 from tff_asr.optimizers import adam
 from tff_asr.optimizers import lamb
 from tff_asr.optimizers import lars
+from tff_asr.optimizers import per_tensor
 from tff_asr.optimizers import schedules
 from tff_asr.optimizers import summing
 
@@ -44,6 +46,34 @@ _ROWS = (
     ('summing_lamb', lambda: summing.build_summing(lamb.build_lamb(0.05))),
 )
 
+_DECAYS = (-0.1, 1.0, 1, 1.5)
+_ADAM_BAD = dict(
+    learning_rate=(-0.1, np.nan), beta_1=_DECAYS, beta_2=_DECAYS,
+    epsilon=(-1e-9,), weight_decay=(-0.1,),
+)
+_ADAM_OTHER = (
+    dict(weight_decay=0.1), dict(epsilon=0.1), dict(beta_1=0.5),
+    dict(beta_2=0.5), dict(beta_1=0.0, beta_2=0.0), dict(learning_rate=0.1),
+)
+# Name: builder, twin, other options, bad values.
+_RULES = {
+    'lamb': (lamb.build_lamb, reference.Lamb, _ADAM_OTHER, _ADAM_BAD),
+    'adam': (adam.build_adam, reference.Adam, _ADAM_OTHER, _ADAM_BAD),
+    'lars': (
+        lars.build_lars,
+        reference.Lars,
+        (
+            dict(momentum=0.0), dict(trust_coefficient=0.1), dict(epsilon=0.1),
+            dict(weight_decay=0.1), dict(learning_rate=0.1),
+        ),
+        dict(
+            learning_rate=(-0.1, np.inf), momentum=(-0.1, 1.0),
+            trust_coefficient=(0.0, -1.0), epsilon=(-1e-9,),
+            weight_decay=(-0.1,),
+        ),
+    ),
+}
+
 _STRUCTURES = {
     'scalar': tf.TensorSpec([]),
     'vector': tf.TensorSpec([3]),
@@ -64,6 +94,14 @@ def _draw(specs, *key: int):
   return tf.nest.map_structure(
       lambda spec: tf.constant(rng.normal(size=spec.shape), spec.dtype), specs
   )
+
+
+def _arrays(*key: int) -> list[np.ndarray]:
+  """A random matrix, vector and scalar, a function of the key."""
+  rng = np.random.default_rng(key)
+  return [
+      rng.normal(size=shape).astype(np.float32) for shape in ((4, 3), (5,), ())
+  ]
 
 
 def _run(optimizer, state, weights, specs, steps):
@@ -185,6 +223,147 @@ class ContractTest(parameterized.TestCase):
     result = step.type_signature.result
     self.assertTrue(state_type.is_assignable_from(result[0]))
     self.assertTrue(weights_type.is_assignable_from(result[1]))
+
+  def test_summing_adds_up_gradients_and_changes_nothing_else(self):
+    inner, specs = lamb.build_lamb(0.05), _STRUCTURES['nested']
+    outer = summing.build_summing(inner)
+    weights = _draw(specs, 0)
+    _, expected = _run(
+        inner, inner.initialize(specs), weights, specs, range(3)
+    )
+    state, found = _run(
+        outer, outer.initialize(specs), weights, specs, range(3)
+    )
+    _assert_equal(found, expected)
+    _assert_equal(
+        state['gradient_sum'],
+        tf.nest.map_structure(
+            lambda a, b, c: a + b + c, *(_draw(specs, 1, n) for n in range(3))
+        ),
+    )
+
+
+class PerTensorTest(parameterized.TestCase):
+
+  def run_steps(self, optimizer, weights, gradients):
+    """The weights after a step a list of gradients."""
+    weights = [tf.constant(w, tf.float32) for w in weights]
+    state = optimizer.initialize(
+        [tf.TensorSpec(w.shape, w.dtype) for w in weights]
+    )
+    next_fn = tf.function(optimizer.next)
+    for each in gradients:
+      each = [tf.constant(g, tf.float32) for g in each]
+      state, weights = next_fn(state, weights, each)
+    return [w.numpy() for w in weights]
+
+  @parameterized.parameters(
+      *((name, options) for name, rule in _RULES.items()
+        for options in ({}, *rule[2]))
+  )
+  def test_agrees_with_the_numpy_twin_over_steps(self, name, options):
+    build, twin, _, _ = _RULES[name]
+    # Like client updates under DP in some steps: far below epsilon.
+    gradients = [
+        [10.0 ** -(step % 9) * g for g in _arrays(2, step)]
+        for step in range(12)
+    ]
+    settings = dict(learning_rate=0.03) | options
+    found = self.run_steps(build(**settings), _arrays(1), gradients)
+    reference_twin, expected = twin(**settings), _arrays(1)
+    for each in gradients:
+      expected = reference_twin.step(expected, each)
+    for one, other in zip(found, expected):
+      np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    if options:
+      plain = self.run_steps(build(0.03), _arrays(1), gradients)
+      self.assertGreater(np.abs(plain[0] - found[0]).max(), 1e-5)
+
+  @parameterized.parameters(*_RULES)
+  def test_tensors_of_any_order_do_not_affect_each_other(self, name):
+    build = lambda: _RULES[name][0](0.1)
+    weights, steps = _arrays(1), [_arrays(2, n) for n in range(3)]
+    alone = [
+        self.run_steps(build(), [weight], [[each[i]] for each in steps])[0]
+        for i, weight in enumerate(weights)
+    ]
+    for order in ((0, 1, 2), (2, 0, 1)):
+      pick = lambda arrays: [arrays[i] for i in order]
+      found = self.run_steps(build(), pick(weights), list(map(pick, steps)))
+      for i, value in zip(order, found):
+        np.testing.assert_allclose(value, alone[i], rtol=1e-6)
+
+  @parameterized.parameters('lamb', 'lars')
+  def test_the_size_of_gradients_does_not_matter_without_epsilon(self, name):
+    small, large = (
+        self.run_steps(
+            _RULES[name][0](0.1, epsilon=0.0),
+            _arrays(1),
+            [[scale * g for g in _arrays(2)]],
+        )
+        for scale in (1e-8, 1e8)
+    )
+    for one, other in zip(small, large):
+      np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+  @parameterized.parameters(*_RULES)
+  def test_a_missing_gradient_leaves_its_weight_and_slots_alone(self, name):
+    optimizer = _RULES[name][0](0.1)
+    weights = [tf.constant([1.0]), tf.constant([2.0])]
+    state = optimizer.initialize([tf.TensorSpec([1])] * 2)
+    new_state, new_weights = optimizer.next(
+        state, weights, [None, tf.constant([1.0])]
+    )
+    self.assertEqual(float(new_weights[0]), 1)
+    self.assertNotEqual(float(new_weights[1]), 2)
+    for slot in new_state.keys() - optimizer.get_hparams(state) - {'step'}:
+      self.assertEqual(float(new_state[slot][0]), 0)
+      self.assertNotEqual(float(new_state[slot][1]), 0)
+
+  @parameterized.parameters(*_RULES)
+  def test_sparse_gradients_equal_dense_ones(self, name):
+    optimizer = _RULES[name][0](0.1)
+    weights = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+    sparse = tf.IndexedSlices(
+        tf.constant([[0.5, 0.5]]), tf.constant([1]), tf.constant([2, 2])
+    )
+    state = optimizer.initialize(tf.TensorSpec([2, 2]))
+    np.testing.assert_array_equal(
+        optimizer.next(state, weights, sparse)[1],
+        optimizer.next(state, weights, tf.convert_to_tensor(sparse))[1],
+    )
+
+  @parameterized.parameters(*_RULES)
+  def test_bad_arguments_are_named(self, name):
+    build, _, _, bad = _RULES[name]
+    for argument, values in bad.items():
+      for value in values:
+        with self.assertRaisesRegex(ValueError, f'{argument} must be'):
+          build(**(dict(learning_rate=0.1) | {argument: value}))
+
+  def test_tensors_are_updated_one_after_the_other(self):
+    updates = []
+
+    def update(weight, gradient, slots, scalars):
+      # Where an executor could begin with all tensors at once.
+      direction = gradient * gradient
+      new_weight = weight - scalars['learning_rate'] * direction
+      updates.append((direction, new_weight))
+      return new_weight, slots
+
+    optimizer = per_tensor.build(
+        update, hparams={'learning_rate': 0.1}, slots=()
+    )
+    weights = {name: tf.ones([3]) for name in 'abc'}
+    state = optimizer.initialize(
+        tf.nest.map_structure(tf.TensorSpec.from_tensor, weights)
+    )
+    tf.function(
+        lambda *arguments: optimizer.next(state, *arguments), autograph=False
+    ).get_concrete_function(weights, weights)
+    self.assertLen(updates, 3)
+    for (_, done), (begun, _) in zip(updates, updates[1:]):
+      self.assertIn(done.op, begun.op.control_inputs)
 
 
 if __name__ == '__main__':
