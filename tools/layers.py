@@ -13,7 +13,10 @@ import sys
 
 # Of the working copy, also where Bazel gives a program links to it.
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-FOLDERS = ('tff_asr', 'bin', 'data_tools', 'benchmarks', 'tests', 'tools')
+FOLDERS = (
+    'tff_asr', 'bin', 'data_tools', 'experiments', 'benchmarks', 'tests',
+    'tools',
+)
 
 # Layer by layer: the packages and modules of tff_asr, and their libraries.
 LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
@@ -109,8 +112,6 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     },
     # What is read from runs' folders: pages, tables, cards.
     {'reports': ('matplotlib', 'numpy', 'tensorflow')},
-    # Many runs of programs, and what they show together.
-    {'findings': ('matplotlib',)},
 )
 
 # Beside the layers: of tff_asr these import layer 0 only, and only programs,
@@ -149,6 +150,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
         'tqdm',
         *SHARED_WITH_DATA_TOOLS,
     ),
+    'experiments': ('absl', 'tff_asr'),
     'benchmarks': (
         'absl',
         'data_tools',
@@ -170,6 +172,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
         'benchmarks',
         'data_tools',
         'dp_accounting',
+        'experiments',
         'matplotlib',
         'ml_dtypes',
         'numpy',
@@ -188,7 +191,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
     'tools': ('pytest',),
 }
 
-DEFINES_FLAGS = ('bin', 'data_tools', 'benchmarks')
+DEFINES_FLAGS = ('bin', 'data_tools', 'experiments', 'benchmarks')
 _FLAG_LIBRARIES = ('argparse', 'click', 'getopt', 'optparse')
 # Not in requirements.txt: only modules that say so by their name import it.
 _EXTRAS: dict[str, tuple[str, ...]] = {

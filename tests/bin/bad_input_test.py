@@ -427,17 +427,18 @@ class BadInputTest(parameterized.TestCase):
     self.check(expected, 'bin/run_quickstart.py', *flags)
 
   @parameterized.named_parameters(
-      ('group', ['--groups=a,z'], [("group 'z'", 'table, c, a')]),
+      ('group', ['--groups=a,z'], [("group 'z'", 'table, a, b')]),
       ('source', ['--source=no/speech'], ['no/speech is not a folder']),
       ('no_shards', [], [('no shards of AN4', '--source')]),
       ('no_runs', ['--groups='], ['ROOT/new/runs holds no runs']),
       (
           'report',
-          ['--report=ROOT/file/results.md', '--num_at_once=0'],
-          ['num_at_once', 'report ROOT/file cannot be'],
+          ['--report=ROOT/file/results.md', '--source=no/speech'],
+          ['no/speech is not', 'report ROOT/file cannot be'],
       ),
+      ('num_at_once', ['--num_at_once=0'], ['num_at_once']),
   )
-  def test_findings(self, flags, expected):
+  def test_experiments(self, flags, expected):
     flags = [
         '--data_dir=ROOT/new/data',
         '--runs_dir=ROOT/new/runs',
@@ -445,7 +446,7 @@ class BadInputTest(parameterized.TestCase):
         *flags,
     ]
     flags = [flag.replace('ROOT', self.root) for flag in flags]
-    self.check(expected, 'bin/run_findings.py', *flags)
+    self.check(expected, 'experiments.run', *flags)
 
   @parameterized.named_parameters(
       (

@@ -78,7 +78,7 @@ def _own_flags(path: str) -> Iterator[None]:
     if f'import {module.rpartition(".")[2]}\n' in source:
       for flag in defined:
         flag.unparse()
-    elif module.startswith(('data_tools.', 'benchmarks.')):
+    elif module.startswith(('data_tools.', 'experiments.', 'benchmarks.')):
       values.remove_flag_values([flag.name for flag in list(defined)])
   # It defines its flags anew where it is imported.
   for name in ('bin', 'bin.training'):

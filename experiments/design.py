@@ -1,0 +1,158 @@
+"""Experiments as data: runs, the rows of tables that they make, and claims.
+
+A group is what one table shows. Its rows name a recipe (how a run is trained)
+and the random seeds of the runs that are averaged. Equal recipes have equal
+names, so groups share runs.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any, NamedTuple, Optional
+
+CENTRAL, FEDERATED = 'train_central', 'train_federated'
+# The macro that a row with several rates tries.
+_RATE = {CENTRAL: 'LEARNING_RATE', FEDERATED: 'SERVER_LEARNING_RATE'}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+  """What training and evaluation must agree on.
+
+  Attributes:
+    gin_files: After the experiment's.
+    settings: Macros to gin values.
+  """
+
+  gin_files: tuple[str, ...] = ()
+  settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+  """How runs are trained, but for their random seed.
+
+  Attributes:
+    name: Begins the names of their folders.
+    program: `CENTRAL` or `FEDERATED`.
+    experiment: Name of a file of gin/experiments.
+    gin_files: Further files.
+    settings: Macros to gin values.
+    model: The experiment's own, or another one.
+    speakers: 'private' or 'public': whom it is trained on.
+    parent: Whose (only) run's model training starts from; None: from scratch.
+  """
+
+  name: str
+  program: str
+  experiment: str
+  gin_files: tuple[str, ...] = ()
+  settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  model: Model = Model()
+  speakers: str = 'private'
+  parent: Optional['Recipe'] = None
+
+  def but(
+      self, name: str, /, settings: Mapping[str, Any] = {}, **changes: Any
+  ) -> 'Recipe':
+    """A recipe of another name, with more settings and other attributes."""
+    settings = {**self.settings, **settings}
+    return dataclasses.replace(self, name=name, settings=settings, **changes)
+
+
+class Run(NamedTuple):
+  """One run: a recipe with a random seed, and perhaps a learning rate.
+
+  Attributes:
+    recipe: How.
+    seed: None: the recipe's only run, with the experiment's own seed.
+    rate: None: the recipe's own.
+  """
+
+  recipe: Recipe
+  seed: Optional[int] = None
+  rate: Optional[float] = None
+
+  @property
+  def name(self) -> str:
+    """Its folder's."""
+    name = self.recipe.name
+    if self.rate is not None:
+      name += f'_rate{self.rate:g}'
+    return name if self.seed is None else f'{name}_{self.seed}'
+
+  @property
+  def settings(self) -> dict[str, Any]:
+    """All its macros to gin values."""
+    settings = {**self.recipe.model.settings, **self.recipe.settings}
+    if self.seed is not None:
+      settings['SEED'] = self.seed
+    if self.rate is not None:
+      settings[_RATE[self.recipe.program]] = self.rate
+    return settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """A row of a table.
+
+  Attributes:
+    label: Unlike those of the other rows.
+    recipe: Of its runs.
+    seeds: Of its runs.
+    rates: Learning rates of which the one with the lowest word error rate on
+      the dev speakers, with the first seed, is taken; none: the recipe's own.
+    against: Label of the row that it is compared with; None: with none.
+    series: The curve that it is a point of; None: a line across the plot.
+    x: Where on the plot: a number, or a word of an axis of words.
+  """
+
+  label: str
+  recipe: Recipe
+  _: dataclasses.KW_ONLY
+  seeds: tuple[int | None, ...] = (1,)
+  rates: tuple[float, ...] = ()
+  against: Optional[str] = None
+  series: Optional[str] = ''
+  x: float | str | None = None
+
+
+class Claim(NamedTuple):
+  """What the paper finds, as a sum of word error rates with weights.
+
+  Attributes:
+    text: In words.
+    weights: Labels of rows to their weights.
+    expected: The sign that the sum has if the claim holds: +1, -1, or 0 if it
+      is to be none.
+  """
+
+  text: str
+  weights: Mapping[str, float]
+  expected: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+  """A table and its plot.
+
+  Attributes:
+    name: Of one word.
+    title: Of its section.
+    question: What the paper finds, and what is run here.
+    rows: The table.
+    x_label: Of the plot; None: no plot.
+    columns: Names of further columns (`report.COLUMNS`).
+    claims: What the table is to show.
+    remark: What follows from sizes alone; empty: nothing.
+    deployment: Cohort and population that epsilons are extrapolated to.
+  """
+
+  name: str
+  title: str
+  question: str
+  rows: tuple[Row, ...]
+  x_label: Optional[str] = None
+  columns: tuple[str, ...] = ()
+  claims: tuple[Claim, ...] = ()
+  remark: str = ''
+  deployment: Optional[tuple[int, int]] = None

@@ -1,0 +1,269 @@
+"""Programs that are still to be run of a group of experiments, and their runs.
+
+What has been run is what the folders below a runs folder hold, so that groups
+can be continued after any stop.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent import futures
+import os
+import queue
+import subprocess
+import sys
+import time
+from typing import Any, NamedTuple
+
+from experiments import an4
+from experiments import design
+from tff_asr.reports import runs as runs_lib
+from tff_asr.storage import run_dir
+
+_BIN = os.path.join(os.path.dirname(__file__), os.pardir, 'bin')
+_DATA = {design.CENTRAL: 'TRAIN_DIR', design.FEDERATED: 'PRIVATE_DIR'}
+
+
+class Job(NamedTuple):
+  """A program to be run: its own name, and arguments of Python."""
+
+  name: str
+  command: Sequence[str]
+
+
+class Folders(NamedTuple):
+  """The folders of experiments, and what they hold.
+
+  Attributes:
+    data_dir: AN4's shards.
+    runs_dir: The runs, and the logs of what was started.
+  """
+
+  data_dir: str
+  runs_dir: str
+
+  def shards(self, speakers: str) -> str:
+    """The shards of public, private, dev or test speakers."""
+    return os.path.join(self.data_dir, f'train.{speakers}')
+
+  def log(self, name: str) -> str:
+    """What a job prints."""
+    return os.path.join(self.runs_dir, 'logs', f'{name}.log')
+
+  def path(self, run: design.Run) -> str:
+    """The folder of a run."""
+    return os.path.join(self.runs_dir, run.name)
+
+  def read(self, run: design.Run) -> runs_lib.Run:
+    """Reads a run that is trained.
+
+    Raises:
+      ValueError: It was run with other settings of its recipe than these. What
+        an experiment's own files or a seed model were then is not compared.
+    """
+    (found,) = runs_lib.read([self.path(run)])
+    for name, value in run.settings.items():
+      if found.settings.get(name, str(value)) != str(value):
+        raise ValueError(
+            f'{found.path} was run with {name} = {found.settings[name]}, which '
+            f'is {value} now: move it away, or take another runs_dir.'
+        )
+    return found
+
+  def is_trained(self, run: design.Run) -> bool:
+    """Whether a run has ended, with these settings (see `read`)."""
+    has_ended = os.path.exists(os.path.join(self.path(run), run_dir.RESULTS))
+    return has_ended and bool(self.read(run))
+
+  def is_evaluated(self, run: design.Run) -> bool:
+    """Whether a run has been decoded on the test speakers."""
+    return os.path.exists(os.path.join(self.path(run), runs_lib.EVALUATION))
+
+  def dev_rates(self, row: design.Row) -> dict[float, float]:
+    """Learning rates of a row that are trained to dev WERs, at the end."""
+    first = [design.Run(row.recipe, row.seeds[0], rate) for rate in row.rates]
+    return {
+        run.rate: self.read(run).last('dev_word_error_rate')
+        for run in first
+        if self.is_trained(run)
+    }
+
+  def best_rate(self, row: design.Row) -> float | None:
+    """The rate with the lowest dev WER; None before all are trained."""
+    found = self.dev_rates(row)
+    is_known = row.rates and len(found) == len(row.rates)
+    return min(found, key=found.get) if is_known else None
+
+  def shown(self, row: design.Row) -> list[design.Run]:
+    """The runs that a row averages; none while its rate is not known."""
+    rate = self.best_rate(row)
+    if row.rates and rate is None:
+      return []
+    return [design.Run(row.recipe, seed, rate) for seed in row.seeds]
+
+  def wanted(self, group: design.Group) -> list[design.Run]:
+    """The runs of a group that are known to be needed, each once."""
+    runs = {}
+    for row in group.rows:
+      tried = [design.Run(row.recipe, row.seeds[0], r) for r in row.rates]
+      runs |= {run.name: run for run in (*tried, *self.shown(row))}
+    return list(runs.values())
+
+  def training(self, run: design.Run) -> Job:
+    """Trains a run, or trains it on."""
+    recipe = run.recipe
+    paths = {
+        _DATA[recipe.program]: self.shards(recipe.speakers),
+        'DEV_DIR': self.shards('dev'),
+    }
+    if recipe.parent is not None:
+      paths['INIT_FROM_RUN'] = self.path(design.Run(recipe.parent))
+    return _program(
+        run.name,
+        f'{recipe.program}.py',
+        f'--output_dir={self.path(run)}',
+        experiment=recipe.experiment,
+        gin_files=(*recipe.model.gin_files, *recipe.gin_files),
+        settings=run.settings | {k: repr(v) for k, v in paths.items()},
+    )
+
+
+def shards(source: str, *, folders: Folders) -> Job:
+  """Makes AN4's shards, or checks those that are there."""
+  return Job(
+      'shards',
+      (
+          '-m',
+          'data_tools.an4',
+          f'--source_dir={source}',
+          f'--output_dir={folders.data_dir}',
+          '--splits=train',
+          f'--partition={an4.PARTITION}',
+          # Every run reads the same few speakers many times.
+          '--encoding=log_mel',
+      ),
+  )
+
+
+def missing(
+    group: design.Group, *, folders: Folders, failed: Collection[str] = ()
+) -> list[Job]:
+  """Jobs of a group that can be started now.
+
+  Its models are decoded on the test speakers when all that could be trained is
+  trained.
+
+  Args:
+    group: The group.
+    folders: Where things are.
+    failed: Names of jobs that are not tried again, nor what hangs on them.
+  """
+  jobs = {}
+  for run in folders.wanted(group):
+    # First the runs that it starts from.
+    lineage = [run]
+    while lineage[0].recipe.parent is not None:
+      lineage.insert(0, design.Run(lineage[0].recipe.parent))
+    untrained = [each for each in lineage if not folders.is_trained(each)]
+    if untrained and not any(each.name in failed for each in untrained):
+      jobs[untrained[0].name] = folders.training(untrained[0])
+  if jobs:
+    return list(jobs.values())
+  evaluations = _evaluations(group, folders=folders)
+  return [job for job in evaluations if job.name not in failed]
+
+
+def run_all(
+    jobs: Sequence[Job], *, folders: Folders, num_at_once: int
+) -> set[str]:
+  """Runs jobs; with several at a time they divide the processors.
+
+  What a job prints is added to its log. All of them are asked to end, and to
+  save their states, when this is interrupted.
+
+  Returns:
+    Names of the jobs that failed: ended with another status than 0.
+  """
+  processors = sorted(os.sched_getaffinity(0))
+  shares = queue.SimpleQueue()
+  for number in range(num_at_once):
+    shares.put(processors[number::num_at_once] or processors)
+  running = set()
+  os.makedirs(os.path.dirname(folders.log('')), exist_ok=True)
+
+  def run(job: Job) -> int:
+    share, began = shares.get(), time.monotonic()
+    with open(folders.log(job.name), 'ab') as log:
+      process = subprocess.Popen(
+          # TensorFlow makes as many threads as it has processors.
+          [
+              'taskset', '--cpu-list', ','.join(map(str, share)),
+              sys.executable, *job.command,
+          ],
+          stdin=subprocess.DEVNULL,
+          stdout=log,
+          stderr=subprocess.STDOUT,
+          # Ctrl-C is for this process, which ends the others, once.
+          start_new_session=True,
+      )
+    running.add(process)
+    status = process.wait()
+    running.remove(process)
+    shares.put(share)
+    outcome = f'failed ({status})' if status else 'ended'
+    seconds = time.monotonic() - began
+    print(f'{outcome} {job.name} after {seconds:.0f} s', flush=True)
+    return status
+
+  with futures.ThreadPoolExecutor(num_at_once) as pool:
+    try:
+      statuses = list(pool.map(run, jobs))
+    except BaseException:
+      pool.shutdown(wait=False, cancel_futures=True)
+      for process in list(running):
+        process.terminate()
+      raise
+  return {job.name for job, status in zip(jobs, statuses) if status}
+
+
+def _evaluations(group: design.Group, *, folders: Folders) -> Iterator[Job]:
+  """Decodes what is shown and not decoded yet, one job a model."""
+  models, runs = [], {}
+  for row in group.rows:
+    for run in folders.shown(row):
+      if run.recipe.model not in models:
+        models.append(run.recipe.model)
+      if folders.is_trained(run) and not folders.is_evaluated(run):
+        number = models.index(run.recipe.model)
+        runs.setdefault(number, {})[folders.path(run)] = None
+  for number, paths in runs.items():
+    where = {
+        'RUNS': list(paths),
+        'TEST_DIR': repr(folders.shards('test')),
+    }
+    yield _program(
+        f'evaluate_{group.name}_{number}',
+        'evaluate.py',
+        experiment=an4.EVALUATION,
+        gin_files=models[number].gin_files,
+        settings={**models[number].settings, **where},
+    )
+
+
+def _program(
+    name: str,
+    program: str,
+    *flags: str,
+    experiment: str,
+    gin_files: Sequence[str],
+    settings: Mapping[str, Any],
+) -> Job:
+  """A program of bin with an experiment, further files and settings."""
+  files = (f'gin/experiments/{experiment}.gin', *gin_files)
+  return Job(
+      name,
+      (
+          os.path.normpath(os.path.join(_BIN, program)),
+          *flags,
+          *(f'--gin_file={path}' for path in files),
+          *(f'--gin_param={key} = {each}' for key, each in settings.items()),
+      ),
+  )

@@ -1,0 +1,371 @@
+"""Report of experiments: tables, plots and claims, from what the runs hold."""
+
+from collections.abc import Callable, Mapping, Sequence
+import math
+import os
+import statistics
+import textwrap
+from typing import NamedTuple, Optional
+
+from experiments import design
+from experiments import jobs
+from tff_asr import files
+from tff_asr.metrics import confidence
+from tff_asr.privacy import epsilon_report
+from tff_asr.privacy import statement
+from tff_asr.reports import plots
+from tff_asr.reports import tables
+
+# Of the row that all are compared with in a column of its own.
+_SEED = 'seed'
+_PLOTS = 'results'
+_INTRODUCTION = """\
+# The paper's findings in miniature
+
+Written by `experiments/run.py` from what its runs' folders hold:
+
+    python -m experiments.run --source=AN4_FOLDER             # all, 2 hours
+    python -m experiments.run --source=AN4_FOLDER --groups=a,c
+
+What was run is kept, and what is not there yet is run; with `--groups=` alone
+the report is written anew. The groups of runs are data, in
+`experiments/an4.py`. What self-supervised pre-training gives in miniature, with
+and without differential privacy: [pretraining.md](pretraining.md#in-miniature).
+
+The speech is AN4's training part: 74 people spelling words and reading numbers
+and commands, of whom 28 are public, 32 private, 4 for tuning (dev) and 10 for
+testing, whom no run heard. The model has 0.44 million parameters. A word error
+rate (WER) with a standard deviation is the mean over three runs that differ in
+their random seed, any other is of one run. Differences come with a 95 %
+interval over the test speakers and random seeds (`contrast` in
+`tff_asr/metrics/confidence.py`; {deviation}; seed models are the ones that they
+are). Claims are judged by that interval: where it holds 0, nothing is decided;
+they are not corrected for their number. Noise is (noise norm) / C of the noise
+on the mean, sqrt(D) z / S: .05 and .16 are what the paper's 3e-6 and 10e-6 come
+to. Epsilon is at delta 1 / (10 population); at 32 speakers it is no guarantee
+(NOT PRIVATE). Noise / signal is the norm of the noise on the mean over that of
+the clipped mean. Bytes are of a client and round, as float32. Seconds are
+wall-clock time; other jobs were running. Bars of plots are standard deviations
+over seeds.
+"""
+
+
+class Measured(NamedTuple):
+  """A row whose runs have all been trained and evaluated.
+
+  Attributes:
+    row: What it is.
+    runs: Its runs, as `tables` shows them.
+    seed_variance: Of its word error rate over random seeds.
+    dev_rates: Learning rates that were tried to dev WERs.
+    best_rate: The one that was taken; None: none was tried.
+  """
+
+  row: design.Row
+  runs: tables.Row
+  seed_variance: float
+  dev_rates: Mapping[float, float]
+  best_rate: Optional[float]
+
+
+# Measured rows of a group, by label.
+Rows = Mapping[str, Measured]
+
+
+def write(
+    groups: Sequence[design.Group], *, folders: jobs.Folders, path: str
+) -> None:
+  """Writes the report, and a plot for each group into a folder beside it.
+
+  Args:
+    groups: All of them; what is not run is said to be so.
+    folders: Of the runs.
+    path: The report's file, in a folder that exists.
+
+  Raises:
+    ValueError: A run is damaged, or was run with other settings.
+  """
+  plots_dir = os.path.join(os.path.dirname(os.path.abspath(path)), _PLOTS)
+  os.makedirs(plots_dir, exist_ok=True)
+  found = {
+      group.name: {
+          row.label: runs
+          for row in group.rows
+          if (runs := _read(row, folders=folders)) is not None
+      }
+      for group in groups
+  }
+  # Rows that groups share count once.
+  samples = {
+      row.first.path: row.rates
+      for rows in found.values()
+      for row in rows.values()
+      if len(row.runs) > 1
+  }
+  variance = confidence.pooled_variance(list(samples.values()))
+  claims, sections = [['', 'claim', 'here']], []
+  for group in groups:
+    rows = {
+        row.label: _measure(
+            row, found[group.name][row.label], variance, folders=folders
+        )
+        for row in group.rows
+        if row.label in found[group.name]
+    }
+    for claim in group.claims:
+      claims.append([group.name, claim.text, _judge(claim, rows)[0]])
+    sections.append(_section(group, rows, folders=folders, plots_dir=plots_dir))
+  deviation = (
+      f'a seed changes a run by {100 * math.sqrt(variance):.1f} points, the '
+      f'standard deviation of {len(samples)} rows together'
+      if samples
+      else 'what a seed changes is not known yet and left out'
+  )
+  *paragraphs, last = _INTRODUCTION.split('\n\n')
+  parts = [
+      *paragraphs,
+      _wrap(last.format(deviation=deviation)),
+      '## What holds',
+      tables.markdown(claims),
+      *sections,
+  ]
+  files.write_text(path, '\n\n'.join(parts) + '\n')
+
+
+def _read(
+    row: design.Row, *, folders: jobs.Folders
+) -> Optional[tables.Row]:
+  """A row's runs if all are trained and evaluated; else None."""
+  runs = folders.shown(row)
+  if not runs or not all(
+      folders.is_trained(run) and folders.is_evaluated(run) for run in runs
+  ):
+    return None
+  return tables.Row(row.label, [folders.read(run) for run in runs])
+
+
+def _measure(
+    row: design.Row,
+    runs: tables.Row,
+    variance: float,
+    *,
+    folders: jobs.Folders,
+) -> Measured:
+  """A row, with the variance of a run over random seeds."""
+  return Measured(
+      row=row,
+      runs=runs,
+      # A seed model is the one that it is.
+      seed_variance=0.0 if None in row.seeds else variance / len(runs.runs),
+      dev_rates=folders.dev_rates(row),
+      best_rate=folders.best_rate(row),
+  )
+
+
+def _contrast(
+    weights: Mapping[str, float], rows: Rows
+) -> Optional[confidence.Interval]:
+  """A sum of rows' word error rates; None if one is not measured."""
+  if not weights.keys() <= rows.keys():
+    return None
+  return tables.contrast([
+      (rows[label].runs, weight, rows[label].seed_variance)
+      for label, weight in weights.items()
+  ])
+
+
+def _judge(claim: design.Claim, rows: Rows) -> tuple[str, str]:
+  """A claim in words, by whether its interval holds zero; and the interval."""
+  found = _contrast(claim.weights, rows)
+  if found is None:
+    return 'not run', ''
+  sign = int(found.low > 0) - int(found.high < 0)
+  if claim.expected == 0:
+    verdict = 'does not hold' if sign else 'no difference is seen'
+  elif not sign:
+    verdict = 'not decided: the interval holds 0'
+  else:
+    verdict = 'holds' if sign == claim.expected else 'the opposite'
+  return verdict, tables.interval(found)
+
+
+def _section(
+    group: design.Group,
+    rows: Rows,
+    *,
+    folders: jobs.Folders,
+    plots_dir: str,
+) -> str:
+  """One group's: its table, plot, claims and remark."""
+  parts = [
+      f'## {group.title}',
+      _wrap(group.question),
+      '    python -m experiments.run --source=AN4_FOLDER '
+      f'--groups={group.name}',
+  ]
+  if not rows:
+    return '\n\n'.join([*parts, 'Not run.'])
+  parts.append(tables.markdown(_table(group, rows)))
+  absent = [row.label for row in group.rows if row.label not in rows]
+  if absent:
+    parts.append(_wrap(f'Not run yet: {"; ".join(absent)}.'))
+  if group.x_label is not None and any(
+      each.row.series is not None for each in rows.values()
+  ):
+    name = f'{group.name}.png'
+    figure = _draw(rows, label=group.x_label)
+    plots.save(figure, os.path.join(plots_dir, name), dpi=90)
+    parts.append(f'![{group.title}]({_PLOTS}/{name})')
+  judged = [(claim, *_judge(claim, rows)) for claim in group.claims]
+  parts.append('\n'.join(
+      _wrap(
+          f'- {claim.text} {found}: **{verdict}**.', subsequent_indent='  '
+      )
+      for claim, verdict, found in judged
+      if found
+  ))
+  parts.append(_wrap(group.remark))
+  trained = [
+      folders.read(run).results['seconds']
+      for run in folders.wanted(group)
+      if folders.is_trained(run)
+  ]
+  hours = sum(trained) / 3600
+  parts.append(f'{len(trained)} runs, {hours:.1f} hours of training.')
+  return '\n\n'.join(filter(None, parts))
+
+
+def _table(group: design.Group, rows: Rows) -> tables.Table:
+  """The table of the rows that are measured."""
+  titles = {
+      'minus seed': 'minus seed (95 %)',
+      'rate': 'learning rate',
+      'tried': 'dev WER % by rate',
+      'MB': 'MB down + up',
+  }
+  if group.deployment is not None:
+    cohort_size, population = group.deployment
+    titles['deployed'] = f'epsilon at {cohort_size:,} of {population:,}'
+  cells = [[
+      '', 'WER %', 'difference (95 %)', 'from',
+      *(titles.get(name, name) for name in group.columns),
+  ]]
+  for label, each in rows.items():
+    against = each.row.against if each.row.against in rows else ''
+    cells.append([
+        label,
+        tables.rate(each.runs),
+        _minus(each, against, rows),
+        against,
+        *(COLUMNS[name](each, group, rows) for name in group.columns),
+    ])
+  return cells
+
+
+def _minus(each: Measured, against: str, rows: Rows) -> str:
+  """The difference from another row; empty without that."""
+  if against not in rows or against == each.row.label:
+    return ''
+  return tables.interval(_contrast({each.row.label: 1, against: -1}, rows))
+
+
+def _rate(each: Measured, *unused) -> str:
+  """The rate that was taken, and whether the others tried end there."""
+  if each.best_rate is None:
+    return ''
+  edge = each.best_rate in (min(each.dev_rates), max(each.dev_rates))
+  return f'{each.best_rate:g}' + (' (an end of those tried)' if edge else '')
+
+
+def _deployed(each: Measured, group: design.Group, *unused) -> str:
+  """Epsilon of the deployment with the same noise on the mean."""
+  if not each.runs.first.rounds:
+    return ''
+  (rounds,) = each.runs.first.privacy['groups']
+  cohort_size, population = group.deployment
+  result = epsilon_report.solve(
+      sigma_mean=rounds['noise_multiplier'] / rounds['cohort_size'],
+      cohort_size=cohort_size,
+      population=population,
+      rounds=rounds['rounds'],
+  )
+  return statement.number(result.epsilon)
+
+
+def _noise_over_signal(each: Measured, *unused) -> str:
+  """Norm of the noise over that of the clipped mean, both over all rounds."""
+  noise, signal = (
+      [
+          value
+          for run in each.runs.runs
+          for value in run.metric(name).values()
+          if math.isfinite(value)
+      ]
+      for name in ('aggregator/noise_norm', 'signal_norm')
+  )
+  if not any(noise):
+    return ''
+  return f'{statistics.fmean(noise) / statistics.fmean(signal):.2g}'
+
+
+def _utterances(each: Measured, *unused) -> str:
+  """Utterances that a run trained on."""
+  counts = [
+      sum(run.metric('num_utterances').values()) for run in each.runs.runs
+  ]
+  return f'{statistics.fmean(counts):,.0f}'
+
+
+COLUMNS: Mapping[str, Callable[..., str]] = {
+    'minus seed': lambda each, unused_group, rows: _minus(each, _SEED, rows),
+    'rate': _rate,
+    'tried': lambda each, *unused: ', '.join(
+        f'{rate:g}: {tables.percent(found)}'
+        for rate, found in each.dev_rates.items()
+    ),
+    'epsilon': lambda each, *unused: tables.epsilon(each.runs),
+    'deployed': _deployed,
+    'noise / signal': _noise_over_signal,
+    'utterances': _utterances,
+    'MB': lambda each, *unused: tables.traffic(each.runs),
+    'seconds': lambda each, *unused: tables.seconds(each.runs),
+}
+"""Further columns: names to what they show of a row, its group and its rows."""
+
+
+def _draw(rows: Rows, *, label: str) -> plots.Figure:
+  """The rows along an axis, and the gaps where two series lie at one place."""
+  series, lines, gaps = {}, {}, {}
+  is_clear = True
+  for each in rows.values():
+    rates, other = each.runs.rates, rows.get(each.row.against)
+    if each.row.series is None:
+      lines[each.row.label] = statistics.fmean(rates)
+      continue
+    deviation = (
+        statistics.stdev(rates)
+        if len(rates) > 1
+        else math.sqrt(each.seed_variance) or math.nan
+    )
+    series.setdefault(each.row.series, []).append(
+        plots.Point(each.row.x, statistics.fmean(rates), deviation)
+    )
+    if (
+        other is not None
+        and isinstance(each.row.x, (int, float))
+        and other.row.series is not None
+        and other.row.x == each.row.x
+    ):
+      is_clear &= each.row.x not in gaps
+      weights = {each.row.label: 1, other.row.label: -1}
+      gaps[each.row.x] = _contrast(weights, rows)
+  # With several gaps at one place the points say enough.
+  return plots.along(
+      series, lines=lines, gaps=gaps if is_clear else {}, label=label
+  )
+
+
+def _wrap(text: str, **options: str) -> str:
+  return textwrap.fill(
+      text, width=80, break_long_words=False, break_on_hyphens=False, **options
+  )

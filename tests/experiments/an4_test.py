@@ -1,0 +1,75 @@
+"""The data of experiments/an4.py: rows, claims and settings fit together."""
+
+import re
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from experiments import an4
+from experiments import design
+from experiments import report
+from tests import experiment_files
+from tff_asr import config
+
+
+def _runs(group: design.Group) -> list[design.Run]:
+  """All that could be run of a group, with what the runs start from."""
+  runs = [
+      design.Run(row.recipe, seed, rate)
+      for row in group.rows
+      for seed in row.seeds
+      for rate in row.rates or (None,)
+  ]
+  parents = [run.recipe.parent for run in runs if run.recipe.parent]
+  return [*runs, *map(design.Run, parents)]
+
+
+class An4Test(parameterized.TestCase):
+
+  def test_names_are_of_one_group(self):
+    names = [group.name for group in an4.GROUPS]
+    self.assertEqual(names, ['table', *'abcdefghi'])
+
+  @parameterized.parameters(*an4.GROUPS)
+  def test_rows_and_claims_name_each_other(self, group):
+    labels = [row.label for row in group.rows]
+    self.assertCountEqual(labels, set(labels))
+    for row in group.rows:
+      self.assertIn(row.against, {None, *labels} - {row.label})
+    for claim in group.claims:
+      self.assertContainsSubset(claim.weights, labels)
+      # A difference of rates: what all rows have in common falls out.
+      self.assertAlmostEqual(sum(claim.weights.values()), 0)
+    self.assertContainsSubset(group.columns, report.COLUMNS)
+
+  def test_runs_of_a_name_are_trained_alike(self):
+    known = {}
+    for group in an4.GROUPS:
+      for run in _runs(group):
+        self.assertEqual(known.setdefault(run.name, run), run)
+    self.assertLen(known, 181)
+
+  @parameterized.parameters(*an4.GROUPS)
+  def test_the_settings_of_all_runs_are_known(self, group):
+    for run in {run.recipe.name: run for run in _runs(group)}.values():
+      experiment = f'gin/experiments/{run.recipe.experiment}.gin'
+      config.bind(
+          experiment_files.program(experiment),
+          gin_files=[
+              experiment, *run.recipe.model.gin_files, *run.recipe.gin_files
+          ],
+          gin_params=[f'{k} = {v}' for k, v in run.settings.items()],
+      )
+      # As they are found in the saved configuration of a run.
+      found = dict(re.findall(r'^(\w+) = (.+)$', config.text(), re.MULTILINE))
+      for name, value in run.settings.items():
+        self.assertEqual(found[name], str(value))
+
+  def test_noise_multipliers_are_those_of_the_headers(self):
+    # sqrt(443744) = 666.1; .05 * 8 / 666.1 = .00060, .16 * 8 / 666.1 = .0019.
+    self.assertEqual(an4.noise_multiplier(0.05), 0.0006)
+    self.assertEqual(an4.noise_multiplier(0.16), 0.0019)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,187 @@
+"""Tests of experiments.jobs: what is to be run next, and running it."""
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+
+from absl.testing import absltest
+
+from experiments import design
+from experiments import jobs
+from tests.experiments import tiny
+
+
+class MissingTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = self.enterContext(tempfile.TemporaryDirectory())
+    self.folders = jobs.Folders('data', self.root)
+
+  def finish(self, name: str, *errors: int, **content) -> None:
+    tiny.finish(self.folders, name, *errors, **content)
+
+  def names(self, group: design.Group, *failed: str) -> list[str]:
+    found = jobs.missing(group, folders=self.folders, failed=set(failed))
+    return [job.name for job in found]
+
+  def test_a_run_waits_for_the_one_that_it_starts_from(self):
+    group = tiny.group(tiny.row())
+    self.assertEqual(self.names(group), ['seed'])
+    self.assertEqual(self.names(group, 'seed'), [])
+    self.finish('seed')
+    self.assertEqual(self.names(group), ['federated_1', 'federated_2'])
+    self.finish('federated_1')
+    self.assertEqual(self.names(group), ['federated_2'])
+    # What a failed run was for is left out.
+    self.assertEqual(self.names(group, 'federated_2'), ['evaluate_x_0'])
+    self.assertEqual(self.names(group, 'federated_2', 'evaluate_x_0'), [])
+
+  def test_models_are_decoded_when_a_group_is_trained_each_once(self):
+    conv = design.Model(gin_files=('gin/models/conv.gin',))
+    other = tiny.FEDERATED.but('other', model=conv)
+    group = tiny.group(tiny.SEED_ROW, tiny.row('other', other, seeds=(1,)))
+    self.finish('seed')
+    self.assertEqual(self.names(group), ['other_1'])
+    self.finish('other_1')
+    self.assertEqual(self.names(group), ['evaluate_x_0', 'evaluate_x_1'])
+    self.finish('seed', 1, 2)
+    (job,) = jobs.missing(group, folders=self.folders)
+    self.assertEqual(job.name, 'evaluate_x_1')
+    self.assertIn('--gin_file=gin/models/conv.gin', job.command)
+    runs = [os.path.join(self.root, 'other_1')]
+    self.assertIn(f'--gin_param=RUNS = {runs}', job.command)
+    self.finish('other_1', 1, 2)
+    self.assertEqual(self.names(group), [])
+
+  def test_a_command_has_files_settings_and_folders(self):
+    self.finish('seed')
+    recipe = tiny.FEDERATED.but(
+        'few', {'COHORT_SIZE': 2}, gin_files=('gin/optimizers/sgd.gin',)
+    )
+    group = tiny.group(tiny.row(recipe=recipe, seeds=(3, 4), rates=(0.5, 1.0)))
+    first, _ = jobs.missing(group, folders=self.folders)
+    self.assertEqual(first.name, 'few_rate0.5_3')
+    self.assertTrue(os.path.exists(first.command[0]))
+    self.assertEqual(
+        first.command[1:],
+        (
+            f'--output_dir={self.root}/few_rate0.5_3',
+            '--gin_file=gin/experiments/an4_federated.gin',
+            '--gin_file=gin/optimizers/sgd.gin',
+            '--gin_param=COHORT_SIZE = 2',
+            '--gin_param=SEED = 3',
+            '--gin_param=SERVER_LEARNING_RATE = 0.5',
+            "--gin_param=PRIVATE_DIR = 'data/train.private'",
+            "--gin_param=DEV_DIR = 'data/train.dev'",
+            f"--gin_param=INIT_FROM_RUN = '{self.root}/seed'",
+        ),
+    )
+
+  def test_further_seeds_have_the_rate_that_is_best_on_dev(self):
+    group = tiny.group(tiny.row(rates=(0.1, 0.2, 0.3)))
+    self.finish('seed')
+    self.finish('federated_rate0.1_1', dev=0.4)
+    self.finish('federated_rate0.2_1', dev=0.3)
+    self.assertEqual(self.names(group), ['federated_rate0.3_1'])
+    # Best on the test speakers, which is not to be looked at.
+    self.finish('federated_rate0.3_1', 1, 1, dev=0.45)
+    self.assertEqual(self.names(group), ['federated_rate0.2_2'])
+    self.finish('federated_rate0.2_2')
+    # Only the rate that is taken is decoded.
+    (job,) = jobs.missing(group, folders=self.folders)
+    runs = [f'{self.root}/federated_rate0.2_{seed}' for seed in (1, 2)]
+    self.assertIn(f'--gin_param=RUNS = {runs}', job.command)
+
+  def test_a_run_with_other_settings_is_refused(self):
+    self.finish('seed')
+    self.finish('federated_1', settings={'COHORT_SIZE': '4'})
+    recipe = tiny.FEDERATED.but('federated', {'COHORT_SIZE': 8})
+    with self.assertRaisesRegex(
+        ValueError, 'federated_1 was run with COHORT_SIZE = 4, which is 8 now'
+    ):
+      self.names(tiny.group(tiny.row(recipe=recipe)))
+
+
+class RunAllTest(absltest.TestCase):
+  """Jobs that are small programs of Python's own library."""
+
+  def setUp(self):
+    super().setUp()
+    self.root = self.enterContext(tempfile.TemporaryDirectory())
+    self.folders = jobs.Folders('data', self.root)
+
+  def job(self, name: str, code: str) -> jobs.Job:
+    """Runs code, with its working folder's names in ROOT."""
+    code = code.replace('ROOT', repr(self.root))
+    return jobs.Job(name, ('-S', '-c', code))
+
+  def read(self, path: str) -> str:
+    with open(path, encoding='utf-8') as f:
+      return f.read()
+
+  def run_all(self, *some: jobs.Job, num_at_once: int = 1) -> set[str]:
+    return jobs.run_all(some, folders=self.folders, num_at_once=num_at_once)
+
+  def test_failed_jobs_are_told_and_the_others_run(self):
+    bad = self.job('bad', "raise SystemExit('no')")
+    good = self.job('good', 'print(1)')
+    self.assertEqual(self.run_all(bad, good), {'bad'})
+    self.assertEqual(self.run_all(good), set())
+    self.assertEqual(self.read(self.folders.log('bad')), 'no\n')
+    # Logs go on.
+    self.assertEqual(self.read(self.folders.log('good')), '1\n1\n')
+
+  def test_processors_are_divided_among_jobs_at_a_time(self):
+    everything = os.sched_getaffinity(0)
+    if len(everything) < 2:
+      self.skipTest('needs two processors')
+    # Each waits for the other, so both run at once.
+    code = (
+        'import os, time\n'
+        "open(ROOT + '/NAME', 'w').write(repr(os.sched_getaffinity(0)))\n"
+        "while not os.path.exists(ROOT + '/OTHER'): time.sleep(0.01)\n"
+    )
+    a = self.job('a', code.replace('NAME', 'a').replace('OTHER', 'b'))
+    b = self.job('b', code.replace('NAME', 'b').replace('OTHER', 'a'))
+    self.assertEqual(self.run_all(a, b, num_at_once=2), set())
+    first, second = (
+        eval(self.read(os.path.join(self.root, name)))  # pylint: disable=eval-used
+        for name in 'ab'
+    )
+    self.assertEqual(first | second, everything)
+    self.assertEqual(first & second, set())
+
+  def test_an_interrupt_ends_what_runs_and_begins_nothing(self):
+    # Says when it is asked to end, as the programs that save their state.
+    ready, saved = (os.path.join(self.root, n) for n in ('ready', 'saved'))
+    long = self.job(
+        'long',
+        'import signal, sys, time\n'
+        'def end(*_):\n'
+        "  open(ROOT + '/saved', 'w').close()\n"
+        '  sys.exit(143)\n'
+        'signal.signal(signal.SIGTERM, end)\n'
+        "open(ROOT + '/ready', 'w').close()\n"
+        'time.sleep(60)\n',
+    )
+
+    def interrupt():
+      while not os.path.exists(ready):
+        time.sleep(0.01)
+      os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with self.assertRaises(KeyboardInterrupt):
+      self.run_all(long, self.job('next', 'print(1)'))
+    thread.join()
+    self.assertTrue(os.path.exists(saved))
+    self.assertFalse(os.path.exists(self.folders.log('next')))
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,214 @@
+"""Tests of experiments.report, on folders as runs leave them."""
+
+import os
+import re
+import tempfile
+
+from absl.testing import absltest
+import numpy as np
+
+from experiments import an4
+from experiments import design
+from experiments import jobs
+from experiments import report
+from tests.experiments import tiny
+from tests.reports import run_folders
+
+
+class ReportTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = self.enterContext(tempfile.TemporaryDirectory())
+    self.folders = jobs.Folders('data', self.root)
+
+  def finish(self, name: str, *errors: int, **content) -> None:
+    tiny.finish(self.folders, name, *errors, **content)
+
+  def report(self, *groups: design.Group) -> str:
+    path = os.path.join(self.root, 'results.md')
+    report.write(groups, folders=self.folders, path=path)
+    with open(path, encoding='utf-8') as f:
+      return f.read()
+
+  def cells(self, text: str) -> dict[str, list[str]]:
+    """Rows of the tables by their first cell."""
+    rows = [
+        [cell.strip() for cell in line.split('|')[1:-1]]
+        for line in text.splitlines()
+        if line.startswith('| ')
+    ]
+    return {row[0]: row[1:] for row in rows}
+
+  def test_claims_are_judged_by_their_intervals(self):
+    self.finish('seed', 6, 8)
+    self.finish('federated_1', 4, 6)
+    self.finish('mixed_1', 4, 10)
+    cases = [
+        # Two of ten words less for both speakers: -20 points without doubt.
+        ('federated', 'seed', -1, '-20.0', 'holds'),
+        ('seed', 'federated', -1, r'\+20.0', 'the opposite'),
+        ('federated', 'seed', 0, '-20.0', 'does not hold'),
+        # Two less and two more.
+        ('mixed', 'seed', 1, r'\+0.0', 'not decided: the interval holds 0'),
+        ('mixed', 'seed', 0, r'\+0.0', 'no difference is seen'),
+        ('absent', 'seed', 1, '', 'not run'),
+    ]
+    claims = tuple(
+        design.Claim(f'Claim {number}.', {first: 1, second: -1}, expected)
+        for number, (first, second, expected, *_) in enumerate(cases)
+    )
+    rows = [
+        tiny.row(name, tiny.FEDERATED.but(name), seeds=(1,))
+        for name in ('federated', 'mixed', 'absent')
+    ]
+    text = self.report(tiny.group(tiny.SEED_ROW, *rows, claims=claims))
+    self.assertIn('Not run yet: absent.', text)
+    for number, (*_, found, verdict) in enumerate(cases):
+      self.assertRegex(text, rf'\| x +\| Claim {number}\. +\| {verdict} +\|')
+      if found:
+        self.assertRegex(
+            ' '.join(text.split()),
+            rf'- Claim {number}\. {found} \([^)]*\): \*\*{verdict}\*\*',
+        )
+      else:
+        self.assertEqual(text.count(f'Claim {number}'), 1)
+
+  def test_another_seed_could_change_what_runs_differ_by(self):
+    self.finish('seed', 6, 8)
+    # Rates .5, .6, .7 and .5, .7, .9: variances .01 and .04.
+    for name, step in (('federated', 1), ('mixed', 2)):
+      for seed in (1, 2, 3):
+        extra = (seed - 1) * step
+        self.finish(f'{name}_{seed}', 4 + extra, 6 + extra)
+    self.finish('one_1', 2, 4)
+    several = dict(seeds=(1, 2, 3))
+    group = tiny.group(
+        tiny.SEED_ROW,
+        tiny.row(**several),
+        tiny.row('mixed', tiny.FEDERATED.but('mixed'), **several),
+        tiny.row(
+            'one', tiny.FEDERATED.but('one'), seeds=(1,), against='mixed'
+        ),
+    )
+    # A row that groups share counts once.
+    text = self.report(group, tiny.group(*group.rows, name='y'))
+    self.assertIn(
+        'a seed changes a run by 15.8 points, the standard deviation of 2 rows',
+        ' '.join(text.split()),
+    )
+    cells = self.cells(text)
+    self.assertEqual(cells['federated'][0], '60.0 +- 10.0')
+    # Nothing but the seed: one run, minus the mean of three; Student's 12.706.
+    # The seed model is what it is.
+    for label, gap, variance in (
+        ('one', -40, 0.025 + 0.025 / 3), ('federated', -10, 0.025 / 3)
+    ):
+      width = 100 * 12.706 * variance**0.5
+      found = [float(x) for x in re.findall(r'[-+][\d.]+', cells[label][1])]
+      np.testing.assert_allclose(
+          found, [gap, gap - width, gap + width], atol=0.06
+      )
+
+  def test_rates_are_shown_with_the_one_that_was_taken(self):
+    self.finish('seed', 9, 9)
+    for rate, dev, wrong in ((0.1, 0.4, 8), (0.2, 0.3, 7), (0.3, 0.45, 1)):
+      self.finish(f'federated_rate{rate}_1', wrong, wrong, dev=dev)
+    row = tiny.row(rates=(0.1, 0.2, 0.3))
+    group = tiny.group(tiny.SEED_ROW, row, columns=('rate', 'tried'))
+    self.assertIn('Not run yet: federated.', self.report(group))
+    self.finish('federated_rate0.2_2', 5, 5)
+    # (.7 + .5) / 2, and .1 sqrt(2).
+    self.assertEqual(
+        self.cells(self.report(group))['federated'][::4],
+        ['60.0 +- 14.1', '0.1: 40.0, 0.2: 30.0, 0.3: 45.0'],
+    )
+    self.finish('federated_rate0.1_1', 8, 8, dev=0.2)
+    self.finish('federated_rate0.1_2', 8, 8)
+    self.assertEqual(
+        self.cells(self.report(group))['federated'][3],
+        '0.1 (an end of those tried)',
+    )
+
+  def test_columns_by_hand(self):
+    self.finish('seed', 6, 8, metrics={'num_utterances': {5: 40}})
+    self.finish(
+        'federated_1', 4, 6,
+        metrics={
+            'not_private/num_utterances': {1: 10, 2: 20},
+            'not_private/signal_norm': {1: 0.5, 2: 1.5},
+            'aggregator/noise_norm': {1: 2, 2: 2},
+        },
+        privacy=run_folders.privacy(
+            epsilon=12.0, noise_multiplier=0.006, cohort_size=8, rounds=80
+        ),
+        results={
+            'seconds': 60.0,
+            'bytes_per_client_and_round': {'down': 1_780_000, 'up': 2000},
+        },
+    )
+    cells = self.cells(self.report(tiny.group(
+        tiny.SEED_ROW,
+        tiny.row(seeds=(1,), against=None),
+        columns=tuple(report.COLUMNS),
+        deployment=(2_000, 1_000_000),
+    )))
+    self.assertEqual(
+        dict(zip(report.COLUMNS, cells['seed'][3:])),
+        dict.fromkeys(report.COLUMNS, '') | {
+            'utterances': '40', 'seconds': '60'
+        },
+    )
+    self.assertEqual(cells['federated'][:3], ['50.0', '', ''])
+    self.assertEqual(
+        dict(zip(report.COLUMNS, cells['federated'][3:])),
+        {
+            'minus seed': '-20.0 (-20.0 to -20.0)',
+            'rate': '',
+            'tried': '',
+            'epsilon': '12',
+            # bin/compute_epsilon.py --sigma_mean=7.5e-4 --cohort_size=2000
+            # --population=1000000 --rounds=80
+            'deployed': '0.448',
+            'noise / signal': '2',
+            'utterances': '30',
+            'MB': '1.78 + 0.00',
+            'seconds': '60',
+        },
+    )
+
+  def test_plots_are_drawn_of_what_is_measured(self):
+    self.finish('seed', 6, 8)
+    self.finish('federated_1', 4, 6)
+    self.finish('few_1', 5, 5)
+    one = dict(seeds=(1,))
+    central = tiny.row('central', series='central', x=2, **one)
+    few = tiny.row(
+        'few', tiny.FEDERATED.but('few'), against='central',
+        series='federated', x=2, **one
+    )
+    self.report(
+        # Numbers with a gap, words, and no point, of which there is no plot.
+        tiny.group(central, few, x_label='cohort', name='gap'),
+        tiny.group(
+            tiny.SEED_ROW, tiny.row(x='LAMB', **one), x_label='y', name='word'
+        ),
+        tiny.group(tiny.SEED_ROW, tiny.row(), x_label='y', name='line'),
+        tiny.group(tiny.SEED_ROW, name='without'),
+    )
+    self.assertCountEqual(
+        os.listdir(os.path.join(self.root, 'results')), ['gap.png', 'word.png']
+    )
+
+  def test_what_is_not_run_is_said_to_be_so(self):
+    text = self.report(*an4.GROUPS)
+    self.assertEqual(text.count('\nNot run.\n'), len(an4.GROUPS))
+    self.assertIn('what a seed changes is not known', ' '.join(text.split()))
+    lines = [line for line in text.splitlines() if line.startswith('|')]
+    self.assertLen(lines, 2 + sum(len(group.claims) for group in an4.GROUPS))
+    for line in lines[2:]:
+      self.assertRegex(line, r'\| not run +\|$')
+
+
+if __name__ == '__main__':
+  absltest.main()

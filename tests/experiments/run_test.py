@@ -1,0 +1,101 @@
+"""A small group of experiments, from shards to its report, by real programs."""
+
+import contextlib
+import io
+import os
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest
+import pytest
+
+from experiments import an4
+from experiments import design
+from experiments import jobs
+from experiments import run
+from tests import fakes
+from tests.experiments import tiny
+
+_TINY = design.Model(
+    settings={'NUM_BLOCKS': 1, 'DIM': 8, 'MLP_DIM': 16, 'NUM_HEADS': 2}
+)
+_SEED = tiny.SEED.but(
+    'seed', {'NUM_STEPS': 2, 'EVALUATE_EVERY': 1}, model=_TINY
+)
+_FEDERATED = tiny.FEDERATED.but(
+    'federated',
+    {
+        'NUM_ROUNDS': 2,
+        'COHORT_SIZE': 2,
+        'BUILD_COHORTS': '@cohorts.fixed_size',
+        'NOISE_MULTIPLIER': 0.5,
+    },
+    experiment='an4_dp_global',
+    model=_TINY,
+    parent=_SEED,
+)
+_GROUP = tiny.group(
+    design.Row('seed', _SEED, seeds=(None,)),
+    tiny.row(recipe=_FEDERATED, seeds=(1,), rates=(0.01, 0.02)),
+    columns=(
+        'epsilon', 'deployed', 'noise / signal', 'utterances', 'MB', 'rate'
+    ),
+    deployment=(2_000, 1_000_000),
+)
+
+
+@pytest.mark.slow
+class RunTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = self.enterContext(tempfile.TemporaryDirectory())
+    self.report = os.path.join(self.root, 'results.md')
+    self.folders = jobs.Folders(
+        os.path.join(self.root, 'data'), os.path.join(self.root, 'runs')
+    )
+    for number, speakers in enumerate(('public', 'private', 'dev', 'test')):
+      fakes.write_split(
+          self.folders.shards(speakers), {f'ann{number}': 2, f'bob{number}': 2}
+      )
+    self.enterContext(mock.patch.object(an4, 'GROUPS', (_GROUP,)))
+
+  def run_all(self) -> list[str]:
+    """What it says."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+      run.run(
+          ['x'],
+          folders=self.folders,
+          report=self.report,
+          source=None,
+          num_at_once=2,
+      )
+    return printed.getvalue().splitlines()
+
+  def test_trains_decodes_reports_and_keeps_what_is_there(self):
+    lines = self.run_all()
+    self.assertEqual(
+        [line for line in lines if line.startswith('x: ')],
+        [
+            'x: seed',
+            'x: federated_rate0.01_1, federated_rate0.02_1',
+            'x: evaluate_x_0',
+        ],
+    )
+    with open(self.report, encoding='utf-8') as f:
+      seed, federated = [
+          [cell.strip() for cell in line.split('|')[1:-1]]
+          for line in f
+          if line.startswith(('| seed ', '| federated '))
+      ]
+    # Two steps of two utterances of two speakers; two rounds of as many.
+    self.assertEqual(seed[-6:], ['', '', '', '8', '', ''])
+    self.assertEqual(federated[3], 'seed')
+    self.assertRegex(federated[-1], r'^0\.0[12] \(an end of those tried\)$')
+    for cell in federated[4:-1]:
+      self.assertRegex(cell, r'\d')
+    self.assertEqual(self.run_all(), [f'{self.report} is written.'])
+
+
+if __name__ == '__main__':
+  absltest.main()

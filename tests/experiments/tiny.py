@@ -1,0 +1,62 @@
+"""A small group of experiments, and folders as its runs leave them."""
+
+import os
+from typing import Optional
+
+from experiments import design
+from experiments import jobs
+from tests.reports import run_folders
+
+SEED = design.Recipe(
+    name='seed',
+    program=design.CENTRAL,
+    experiment='an4_seed',
+    speakers='public',
+)
+FEDERATED = design.Recipe(
+    name='federated',
+    program=design.FEDERATED,
+    experiment='an4_federated',
+    parent=SEED,
+)
+SEED_ROW = design.Row('seed', SEED, seeds=(None,), series=None)
+
+
+def row(label: str = 'federated', recipe=FEDERATED, **changes) -> design.Row:
+  """Two seeds, compared with the seed model."""
+  return design.Row(
+      label, recipe, **{'against': 'seed', 'seeds': (1, 2), **changes}
+  )
+
+
+def group(*rows: design.Row, **changes) -> design.Group:
+  return design.Group(**{
+      'name': 'x', 'title': 'X', 'question': 'Why?', 'rows': rows, **changes
+  })
+
+
+def finish(
+    folders: jobs.Folders,
+    name: str,
+    *errors: int,
+    dev: float = 0.5,
+    settings: Optional[dict[str, str]] = None,
+    **content,
+) -> None:
+  """Makes a run's folder anew, evaluated if it has errors (of ten words)."""
+  folder = os.path.join(folders.runs_dir, name)
+  for file in os.listdir(folder) if os.path.exists(folder) else ():
+    os.remove(os.path.join(folder, file))
+  if os.path.exists(folder):
+    os.rmdir(folder)
+  run_folders.write(
+      folder,
+      settings=settings,
+      metrics={
+          # 9 < 80, though not as text.
+          'dev_word_error_rate': {9: 0.9, 80: dev},
+          **content.pop('metrics', {}),
+      },
+      errors={s: (n, 10) for s, n in zip('ab', errors)} or None,
+      **{'results': {'seconds': 60.0}} | content,
+  )
