@@ -1,8 +1,9 @@
-"""What the programs that convert a corpus share: flags, parts, messages.
+"""Conversion of a corpus to folders of shards: flags, parts and messages.
 
-A corpus module lists the utterances of a split; this one deals its speakers
-into parts, writes each part as a folder and says what it did. Errors become one
-line and exit code 1 in `launch.run`.
+A corpus module (`librispeech`, `common_voice`) lists the utterances of a split.
+This module deals its speakers into parts (`speaker_splits`), writes each part
+as a folder (`shards`) and prints a summary. Errors become one line and exit
+code 1 in `launch.run`.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""A split that is being written: what is finished survives a kill.
+"""Partially written split: finished shards survive a kill.
 
 The folder `.NAME.partial` lies beside the split's place. Its journal has a line
 a finished shard, written after the shard is on disk; a program that starts

@@ -1,12 +1,13 @@
-"""Writes one split of a corpus: utterances to client-keyed TFRecord shards.
+"""Shard writer: utterances of a split to client-keyed TFRecord shards.
 
 Clients are written in the order of their ids and utterances in the order of
 theirs, so equal input gives equal files on any number of cores and after any
 number of interruptions. Audio is read and encoded in processes of their own
 (`worker_pool`), a few utterances ahead of the one that writes.
 
-A split is written beside its place and moved there when it is complete; a
-program that was killed goes on after the last finished shard (`partial_split`).
+A split is written to a folder beside its place and moved there when it is
+complete. A program that was killed resumes after the last finished shard
+(`partial_split`).
 """
 
 import collections

@@ -1,4 +1,4 @@
-"""Speakers dealt into named parts that share none.
+"""Speaker partition: named parts of a corpus that share no speaker.
 
 A specification is a list such as `public=24,private=rest,dev=4,test=10`:
 

@@ -1,4 +1,4 @@
-"""Makes a small corpus of generated speech in LibriSpeech's layout.
+"""Generated speech: a small corpus in LibriSpeech's layout.
 
     python -m data_tools.synthetic_speech --output_dir=data/synthetic
 

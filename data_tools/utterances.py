@@ -1,4 +1,4 @@
-"""Utterances of a corpus: what a split lists, and how one becomes records.
+"""Utterances of a corpus, as a split lists them, and their encoding.
 
 `encode` reads an utterance's audio, converts and encodes it. A long recording
 is cut at silences into records of bounded length: stretches of voice that

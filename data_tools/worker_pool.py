@@ -1,4 +1,4 @@
-"""Encodes utterances in processes of their own, in order, a few tasks ahead.
+"""Worker processes that encode utterances, in order, a few tasks ahead.
 
 The processes are new Pythons that run `work`, not forks: they do not load
 TensorFlow, so they start in a fraction of a second, and an utterance that makes

@@ -399,5 +399,30 @@ class PackingTest(parameterized.TestCase):
     self.assertEqual(starts.numpy().tolist(), [0, 2, 3])
 
 
+class MinFramesTest(parameterized.TestCase):
+
+  # By hand: one frame a label, one more for the blank between two equal ones.
+  @parameterized.parameters(
+      ([], 0), ([1], 1), ([0, 1], 2), ([1, 1], 3), ([1, 1, 1], 5),
+      ([0, 0, 1, 1], 6), ([0, 1, 0, 1], 4),
+  )
+  def test_by_hand(self, labels, expected):
+    # Padded with more of the last label, in a graph of unknown lengths.
+    padded = tf.constant([labels + (labels[-1:] or [2]) * 2, [2] * (len(labels) + 2)], tf.int32)
+    lengths = tf.constant([len(labels), 0])
+    spec = tf.TensorSpec
+    run = tf.function(pipeline_lib.min_frames).get_concrete_function(
+        spec([None, None], tf.int32), spec([None], tf.int32)
+    )
+    np.testing.assert_array_equal(run(padded, lengths), [expected, 0])
+    if 0 < len(labels) < 4:
+      # The fewest frames with an alignment.
+      loss = lambda num_frames: reference.ctc_loss(
+          np.zeros([num_frames, 3]), labels
+      )
+      self.assertTrue(np.isfinite(loss(expected)))
+      self.assertTrue(np.isinf(loss(expected - 1)))
+
+
 if __name__ == '__main__':
   absltest.main()

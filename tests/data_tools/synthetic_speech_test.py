@@ -41,13 +41,6 @@ def _run(output_dir, *arguments: str) -> subprocess.CompletedProcess:
   )
 
 
-def _texts(source: pathlib.Path, split: str) -> set[str]:
-  return {
-      u.transcript
-      for u in librispeech.list_utterances(source, split=split).utterances
-  }
-
-
 class SyntheticSpeechTest(parameterized.TestCase):
 
   @classmethod
@@ -59,26 +52,30 @@ class SyntheticSpeechTest(parameterized.TestCase):
     cls.corpus = cls.root / 'corpus'
     cls.done = _run(cls.corpus)
 
-  def test_program_says_what_it_made(self):
-    self.assertEqual(self.done.returncode, 0, self.done.stderr)
-    self.assertEqual(self.done.stderr, '')
+  def test_is_in_librispeechs_layout(self):
+    self.assertEqual((self.done.returncode, self.done.stderr), (0, ''))
     self.assertRegex(
         self.done.stdout, r'corpus: 5 speakers, \d+ utterances, .* minutes'
     )
-
-  def test_is_in_librispeechs_layout(self):
     counts = collections.Counter()
     for split in synthetic_speech.SPLITS:
       listing = librispeech.list_utterances(self.corpus, split=split)
       counts[split] = len({u.client_id for u in listing.utterances})
       for utterance in listing.utterances:
+        self.assertBetween(len(utterance.transcript.split()), 3, 8)
         info = soundfile.info(utterance.audio)
         self.assertEqual(
             (info.samplerate, info.channels, info.subtype),
             (16000, 1, 'PCM_16'),
         )
         self.assertBetween(info.duration, 0.7, 4.0)
-        self.assertBetween(len(utterance.transcript.split()), 3, 8)
+        samples, _ = soundfile.read(utterance.audio)
+        self.assertLess(np.abs(samples).max(), 0.96)
+        frames = samples[: len(samples) // 400 * 400].reshape(-1, 400)
+        level = 10 * np.log10(np.mean(frames**2, axis=1))
+        # Speech over pauses; noise that no file is without.
+        self.assertGreater(level.max() - level.min(), 12)
+        self.assertGreater(level.min(), -80)
     self.assertEqual(counts, {'train': 3, 'dev': 1, 'test': 1})
     speakers = (self.corpus / synthetic_speech.SPEAKERS_FILE).read_text()
     self.assertLen(speakers.splitlines(), 6)
@@ -90,12 +87,6 @@ class SyntheticSpeechTest(parameterized.TestCase):
     for path in files:
       again = self.root / 'again' / path.relative_to(self.corpus)
       self.assertTrue(filecmp.cmp(path, again, shallow=False), path.name)
-
-  def test_another_seed_gives_another_corpus(self):
-    self.assertEqual(_run(self.root / 'other', '--seed=2').returncode, 0)
-    self.assertNotEqual(
-        _texts(self.corpus, 'train'), _texts(self.root / 'other', 'train')
-    )
 
   def test_is_made_once_and_not_mixed_up(self):
     marker = self.corpus / synthetic_speech.MARKER_FILE
@@ -109,16 +100,6 @@ class SyntheticSpeechTest(parameterized.TestCase):
     mine.mkdir()
     (mine / 'note').write_text('mine')
     self.assertRegex(_run(mine).stderr, 'error: .* holds no generated speech')
-
-  def test_speech_is_above_the_noise_and_not_clipped(self):
-    for path in self.corpus.rglob('*.flac'):
-      samples, _ = soundfile.read(path)
-      self.assertLess(np.abs(samples).max(), 0.96)
-      frames = samples[: len(samples) // 400 * 400].reshape(-1, 400)
-      level = 10 * np.log10(np.mean(frames**2, axis=1))
-      # Speech over pauses; noise that no file is without.
-      self.assertGreater(level.max() - level.min(), 12, path.name)
-      self.assertGreater(level.min(), -80, path.name)
 
   def test_default_corpus_keeps_its_promises(self):
     speakers = synthetic_speech.build_speakers(**_DEFAULT)
@@ -139,24 +120,14 @@ class SyntheticSpeechTest(parameterized.TestCase):
     # Every word of the held-out sentences is heard in training.
     held_out = ' '.join(texts['dev'] | texts['test']).split()
     self.assertContainsSubset(held_out, words)
-
-  def test_clients_differ_in_their_words(self):
-    speakers = synthetic_speech.build_speakers(**_DEFAULT)
-    texts = [' '.join(s.sentences).split() for s in speakers]
-    vocabulary = sorted(set(sum(texts, [])))
-    counts = np.array([[t.count(w) for w in vocabulary] for t in texts])
-    total = counts.sum(axis=0)
-    expected = counts.sum(axis=1, keepdims=True) * total / total.sum()
-    # Chi-squared over its degrees of freedom is 1 if all draw alike, and stays
-    # under 1.1; it is 1.6 here.
-    chi_squared = ((counts - expected) ** 2 / expected).sum()
-    self.assertGreater(chi_squared / np.prod(np.subtract(counts.shape, 1)), 1.3)
-
-  def test_more_speakers_than_variants_differ_in_accent(self):
-    speakers = synthetic_speech.build_speakers(
+    # More speakers than variants differ in accent; another seed in all.
+    more = synthetic_speech.build_speakers(
         **(_DEFAULT | dict(num_speakers=216))
     )
-    self.assertLen({(s.variant, s.accent) for s in speakers}, 216)
+    self.assertLen({(s.variant, s.accent) for s in more}, 216)
+    other = synthetic_speech.build_speakers(**(_DEFAULT | dict(seed=2)))
+    said = {s.sentences for s in speakers}
+    self.assertTrue(said.isdisjoint(s.sentences for s in other))
 
   @parameterized.parameters(
       (dict(num_speakers=20), 'num_speakers must be between 21'),

@@ -1,10 +1,10 @@
-"""A corpus on disk as `tff.simulation.datasets.ClientData`.
+"""Client data: a corpus on disk as `tff.simulation.datasets.ClientData`.
 
-A client's dataset is built from its id alone, inside the graph: the id is
+A client's dataset is built from its id alone, inside the graph. The id is
 looked up in the corpus' hash table (`index`), the shard is opened at the
-client's byte offset, and its records are read from there: the first few when
-the dataset is made, the others as they are asked for. Nothing scans a shard,
-and the graph holds a path and a table size, not the population.
+client's byte offset, and records are read from there: the first few when the
+dataset is made, the others on demand. Nothing scans a shard, and the graph
+holds a path and a table size, not the population.
 
 Nothing is skipped silently. While a dataset is read, in the graph, an error
 names the shard and the byte where the client's records begin if

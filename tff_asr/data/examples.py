@@ -1,4 +1,4 @@
-"""Utterances as the unit of sampling: Poisson batches of a corpus' examples.
+"""Example sampling: Poisson batches of a corpus' utterances.
 
 An example's number is its place when clients are in the order of their ids and
 each client's utterances in that of the corpus. Which numbers a round has is

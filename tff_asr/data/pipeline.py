@@ -1,9 +1,18 @@
-"""Examples to padded batches: features, shuffling, SpecAugment, packing.
+"""Input pipeline: utterances to padded batches, with features and SpecAugment.
 
-Plain tf.data in core ops, built inside the client's graph. Batches are bounded
-by seconds of *padded* audio: examples are taken in chunks, sorted by length
-within a chunk and packed greedily; a batch also ends where it would have more
-than a share of padding. Everything random comes from one stateless seed.
+Plain tf.data in core ops, built inside the client's graph. Three steps decide
+which utterances share a batch:
+
+  1. `Pipeline.training_chunks` shuffles a client's utterances within a buffer
+     of `shuffle_buffer` and takes `chunk_size` at a time, in order.
+  2. `Pipeline.prepare` sorts a chunk by length.
+  3. `batch_starts` packs the sorted chunk greedily: a batch ends where its
+     padded audio would exceed `max_batch_sec`, or its padding the share
+     `max_padding`.
+
+Evaluation does the same without the shuffle. Everything random comes from one
+stateless seed: the order of utterances, masks, the order of a chunk's batches
+and the batches' own seeds, by client, epoch and chunk.
 
 An utterance that cannot be trained on keeps its place in a batch as a
 placeholder: a few frames of zeros, no labels, weight 0. So nothing is lost
@@ -29,7 +38,6 @@ import tensorflow as tf
 from tff_asr import checks
 from tff_asr.data import schema
 from tff_asr.features import log_mel
-from tff_asr.text import alignment
 from tff_asr.text import tokenizer as tokenizer_lib
 
 Batch = collections.OrderedDict
@@ -146,7 +154,7 @@ class Pipeline:
         ),
         num_parallel_calls=tf.data.AUTOTUNE,
     )
-    return _cut_all(prepared)
+    return _slice_all(prepared)
 
   @tf.autograph.experimental.do_not_convert
   def training_chunks(
@@ -158,8 +166,8 @@ class Pipeline:
   ) -> tuple[tf.data.Dataset, tf.Tensor]:
     """What `training_batches` is made of, for loops that do the rest.
 
-    A client's loop prepares and cuts chunks in its own graph: as functions of a
-    dataset, which is opened anew in every round, they would be instantiated
+    A client's loop prepares and slices chunks in its own graph: as functions of
+    a dataset, which is opened anew in every round, they would be instantiated
     each time, and that takes longer than the work. So nothing here is a
     function of a dataset.
 
@@ -205,7 +213,7 @@ class Pipeline:
     )
     measured = self.with_lengths(examples, is_training=False)
     chunks = measured.padded_batch(self.chunk_size)
-    return _cut_all(chunks.map(prepare, num_parallel_calls=tf.data.AUTOTUNE))
+    return _slice_all(chunks.map(prepare, num_parallel_calls=tf.data.AUTOTUNE))
 
   @tf.autograph.experimental.do_not_convert
   def with_lengths(
@@ -235,7 +243,7 @@ class Pipeline:
   def prepare(
       self, chunk, *, seed: tf.Tensor, is_training: bool = True
   ) -> 'Prepared':
-    """Features, masks and labels of a raw chunk, ready to be cut.
+    """Features, masks and labels of a raw chunk, ready to be sliced.
 
     Args:
       chunk: An element of `training_chunks`.
@@ -258,7 +266,7 @@ class Pipeline:
     is_usable = (
         (label_lengths > 0)
         & (lengths <= self.max_frames)
-        & (output_lengths >= alignment.min_frames(labels, label_lengths))
+        & (output_lengths >= min_frames(labels, label_lengths))
     )
     has_features = is_usable if is_training else output_lengths > 0
     lengths = tf.where(has_features, lengths, _PLACEHOLDER_FRAMES)
@@ -307,7 +315,7 @@ _PLACEHOLDER_SAMPLES = (
 
 
 class Prepared(NamedTuple):
-  """A chunk, ready to be cut into batches.
+  """A chunk, ready to be sliced into batches.
 
   Attributes:
     utterances: All of the chunk as one batch, sorted by length, without `seed`.
@@ -386,7 +394,27 @@ def batch_starts(
   return starts
 
 
-def _cut_all(prepared: tf.data.Dataset) -> tf.data.Dataset:
+def min_frames(labels: tf.Tensor, label_lengths: tf.Tensor) -> tf.Tensor:
+  """Fewest output frames that can spell each label sequence.
+
+  Its length and its repeats: between two equal labels CTC needs a blank (Graves
+  et al. 2006).
+
+  Args:
+    labels: int32 [B, U]; what stands at or past a length is ignored.
+    label_lengths: int32 [B].
+
+  Returns:
+    int32 [B].
+  """
+  # Not `==`, which compares tensors by identity while TFF traces.
+  is_repeat = tf.equal(labels[:, 1:], labels[:, :-1])
+  is_repeat &= tf.sequence_mask(label_lengths, tf.shape(labels)[1])[:, 1:]
+  repeats = tf.reduce_sum(tf.cast(is_repeat, tf.int32), axis=1)
+  return label_lengths + repeats
+
+
+def _slice_all(prepared: tf.data.Dataset) -> tf.data.Dataset:
   """Dataset of `Prepared` to dataset of `Batch`."""
   # The function given to flat_map has no function inside, which tf.data would
   # instantiate anew for each chunk.

@@ -1,4 +1,4 @@
-"""The record format: what one utterance is on disk and in a client's dataset.
+"""Record format: one utterance on disk and in a client's dataset.
 
 A record is a serialized `tf.train.Example` with five features:
 

@@ -1,4 +1,4 @@
-"""What a corpus says of its speakers, beside its index: gender, age, accent.
+"""Speaker attributes of a corpus, beside its index: gender, age, accent.
 
 `speakers.tsv` has a line a client, in the order of clients.tsv, and a column an
 attribute, empty where the corpus does not say it. corpus.json names its

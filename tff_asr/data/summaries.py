@@ -1,4 +1,4 @@
-"""What a written split holds: numbers for summary.json and a table to print."""
+"""Summary of a written split: numbers for summary.json, a table to print."""
 
 from collections.abc import Iterable, Mapping
 import json

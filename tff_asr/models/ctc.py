@@ -120,7 +120,7 @@ def loss(
   Args:
     logits: float32 [B, S, V], S at least 1.
     logit_lengths: int32 [B]. An utterance must have at least `min_frames` of
-      its labels (`text.alignment`). With fewer, `op` raises (under U) or gives
+      its labels (`data.pipeline`). With fewer, `op` raises (under U) or gives
       infinity, `dense` a finite wrong value, both with wrong gradients.
     labels: int32 [B, U], each id in [0, V - 1); what stands at or past an
       utterance's label length is ignored.
