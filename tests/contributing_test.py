@@ -1,0 +1,33 @@
+"""Tests that CONTRIBUTING.md names what is there."""
+
+import re
+
+from absl.testing import absltest
+
+from tests import experiment_files
+from tools import layers
+
+
+class ContributingTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.text = experiment_files.read('CONTRIBUTING.md')
+
+  def test_every_path_exists(self):
+    paths = re.findall(r'`([\w.-]+/[\w./-]*)`', self.text)
+    self.assertGreater(len(paths), 40)
+    for path in paths:
+      self.assertTrue((experiment_files.ROOT / path).exists(), path)
+
+  def test_the_table_of_layers_is_the_tested_one(self):
+    rows = re.findall(r'^\| (\d) \| (.*?) \|', self.text, re.MULTILINE)
+    self.assertNotEmpty(rows)
+    for layer, packages in rows:
+      self.assertContainsSubset(
+          re.findall(r'`(\w+)`', packages), layers.LAYERS[int(layer)]
+      )
+
+
+if __name__ == '__main__':
+  absltest.main()
