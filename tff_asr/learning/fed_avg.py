@@ -21,14 +21,13 @@ import tensorflow_federated as tff
 
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.learning import canary_work
+from tff_asr.learning import canaries as canaries_lib
 from tff_asr.learning import client_update
 from tff_asr.learning import layer_freeze
 from tff_asr.learning import process as process_lib
 from tff_asr.learning import server_update
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
-from tff_asr.privacy import canaries as canaries_lib
 
 
 class Traffic(NamedTuple):
@@ -102,7 +101,7 @@ def build(
       frozen=frozen,
   )
   if canaries is not None:
-    client_work = canary_work.build(client_work, canaries=canaries)
+    client_work = canaries_lib.wrap(client_work, canaries=canaries)
   result_type = client_work.next.type_signature.result.result.member
   process = tff.learning.templates.compose_learning_process(
       initial_weights,

@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from tff_asr import files
+from tff_asr.learning import canaries as canaries_lib
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import audit as audit_lib
-from tff_asr.privacy import canaries as canaries_lib
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.programs import training_loop
 from tff_asr.storage import run_dir
@@ -41,8 +41,9 @@ async def audit(
   Args:
     output_dir: The run's folder; the audit is written to audit.json in it.
     configuration: Text of the configuration.
-    build: `federated.FederatedTraining` with all but the two arguments above: on client
-      data by `canary_data.add_canaries`, with these canaries in `fed_avg.build`
+    build: `federated.FederatedTraining` with all but the two arguments above:
+      on client data by `canaries.add_canaries`, with these canaries in
+      `fed_avg.build`
       and a server optimizer by `summing.build_summing`.
     canaries: The canaries.
     clipping: How the clip is divided over layers.
