@@ -1,0 +1,80 @@
+"""docs/architecture.md names what is there: its tours, and its layers."""
+
+import ast
+import pathlib
+import re
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tools import layers
+
+_PAGE = layers.ROOT / 'docs' / 'architecture.md'
+_STOP = re.compile(r'^\d+\. `([^`]+)`, `([^`]+)`: (.+)', re.MULTILINE)
+# Files on the way: more would be another house.
+_MOST_FILES = {'noise and LAMB': 12, 'padded batch': 15}
+
+
+def _tours() -> dict[str, list[tuple[str, str]]]:
+  """Files and names of each tour, by its heading."""
+  tours = {}
+  for section in _PAGE.read_text('utf-8').split('\n## ')[1:]:
+    stops = [(path, name) for path, name, _ in _STOP.findall(section)]
+    if stops:
+      tours[section.split('\n')[0]] = stops
+  return tours
+
+
+def _defined(path: pathlib.Path) -> set[str]:
+  """Functions, classes and methods (`Class.method`) of a Python file."""
+  found = set()
+  for node in ast.parse(path.read_text('utf-8')).body:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+      found.add(node.name)
+    if isinstance(node, ast.ClassDef):
+      found |= {
+          f'{node.name}.{part.name}'
+          for part in node.body
+          if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)
+      }
+  return found
+
+
+class ToursTest(parameterized.TestCase):
+
+  def test_there_are_two(self):
+    self.assertLen(_tours(), 2)
+
+  def test_every_stop_is_there(self):
+    missing = []
+    for stops in _tours().values():
+      for name, what in stops:
+        path = layers.ROOT / name
+        if not path.exists():
+          missing.append(name)
+        elif path.suffix == '.py':
+          if what not in _defined(path):
+            missing.append(f'{name}: {what}')
+        elif not re.search(
+            rf'^{re.escape(what)}\b', path.read_text('utf-8'), re.MULTILINE
+        ):
+          missing.append(f'{name}: {what}')
+    self.assertEqual(missing, [])
+
+  @parameterized.parameters(*_MOST_FILES)
+  def test_tour_is_short(self, end):
+    (stops,) = [stops for name, stops in _tours().items() if end in name]
+    self.assertLessEqual(len({path for path, _ in stops}), _MOST_FILES[end])
+
+  def test_picture_has_the_packages_of_each_layer(self):
+    picture = _PAGE.read_text('utf-8').split('```')[1]
+    found = [
+        set(re.findall(r'[a-z_]+', line.split('|')[1]))
+        for line in picture.splitlines()
+        if '|' in line
+    ]
+    self.assertEqual(found, [set(row) for row in layers.LAYERS][::-1])
+
+
+if __name__ == '__main__':
+  absltest.main()
