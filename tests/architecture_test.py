@@ -12,7 +12,7 @@ from tools import layers
 _PAGE = layers.ROOT / 'docs' / 'architecture.md'
 _STOP = re.compile(r'^\d+\. `([^`]+)`, `([^`]+)`: (.+)', re.MULTILINE)
 # Files on the way: more would be another house.
-_MOST_FILES = {'noise and LAMB': 12, 'padded batch': 15}
+_MOST_FILES = {'noise and LAMB': 13, 'padded batch': 15}
 
 
 def _tours() -> dict[str, list[tuple[str, str]]]:
