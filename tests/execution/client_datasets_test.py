@@ -119,7 +119,8 @@ class SplitTest(parameterized.TestCase):
   def test_no_split_for_work_with_variables(self):
     def work(client_id, factor):
       total = tf.Variable(factor)
-      with tf.control_dependencies([total.assign_add(_sum(_levels(client_id)))]):
+      added = total.assign_add(_sum(_levels(client_id)))
+      with tf.control_dependencies([added]):
         return total.read_value()
 
     self.assertIsNone(_split(work)[2])
@@ -151,7 +152,8 @@ class RoundTest(parameterized.TestCase):
     self.assertAlmostEqual(total, float(expected), places=4)
 
   def test_tables_are_filled_for_reading_too(self):
-    self.assertIsNotNone(compiler.compile_computation(_total_of_all).clients.read)
+    programs = compiler.compile_computation(_total_of_all).clients
+    self.assertIsNotNone(programs.read)
     self._run(['2', '5', '3'])
 
   @parameterized.parameters(

@@ -8,7 +8,7 @@ from absl.testing import absltest
 from tff_asr.execution import path_digest
 
 
-class SharedFilesTest(absltest.TestCase):
+class PathDigestTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -25,17 +25,18 @@ class SharedFilesTest(absltest.TestCase):
         path_digest.digest(str(self.root / 'elsewhere')), self.digest
     )
 
-  def test_another_version_is_told(self):
-    # Of the same names and sizes, with other checksums.
-    (self.folder / 'corpus.json').write_text('{"sha256": "abd"}')
-    self.assertNotEqual(path_digest.digest(str(self.folder)), self.digest)
-
-  def test_a_file_of_another_size_or_name_is_told(self):
-    (self.folder / 'part/shard').write_bytes(b'x' * 9)
-    self.assertNotEqual(path_digest.digest(str(self.folder)), self.digest)
-    (self.folder / 'part/shard').write_bytes(b'x' * 10)
-    (self.folder / 'part/shard').rename(self.folder / 'part/other')
-    self.assertNotEqual(path_digest.digest(str(self.folder)), self.digest)
+  def test_another_version_size_or_name_is_told(self):
+    index, shard = self.folder / 'corpus.json', self.folder / 'part/shard'
+    for change in (
+        # Of the same names and sizes, with other checksums.
+        lambda: index.write_text('{"sha256": "abd"}'),
+        lambda: shard.write_bytes(b'x' * 9),
+        lambda: shard.rename(self.folder / 'part/other'),
+    ):
+      change()
+      found = path_digest.digest(str(self.folder))
+      self.assertNotEqual(found, self.digest)
+      self.digest = found
 
   def test_a_file_alone(self):
     path = str(self.folder / 'part/shard')

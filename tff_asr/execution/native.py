@@ -34,29 +34,21 @@ _UNKNOWN_OP = re.compile(r"Op type not registered '([^']+)'")
 
 
 def build_sync_context(
-    *,
-    default_num_clients: int = 0,
-    max_concurrent_clients: int | None = None,
+    *, max_concurrent_clients: int | None = None
 ) -> tff.framework.SyncContext:
   """Builds a context in which calling a computation returns its result.
 
   Args:
-    default_num_clients: number of clients where no argument tells it.
     max_concurrent_clients: how many clients run at once; None is all.
 
   Raises:
     ValueError: an argument out of range.
   """
-  options = _options(default_num_clients, max_concurrent_clients)
-  return _SyncContext(
-      tff.backends.native.create_async_local_cpp_execution_context(**options)
-  )
+  return _SyncContext(max_concurrent_clients)
 
 
 def build_async_context(
-    *,
-    default_num_clients: int = 0,
-    max_concurrent_clients: int | None = None,
+    *, max_concurrent_clients: int | None = None
 ) -> tff.framework.AsyncContext:
   """Builds a context in which calling a computation returns an awaitable.
 
@@ -64,24 +56,7 @@ def build_async_context(
   context to go on. `tff.program.NativeFederatedContext` takes it. Arguments:
   see `build_sync_context`.
   """
-  options = _options(default_num_clients, max_concurrent_clients)
-  return _AsyncContext(
-      tff.backends.native.create_async_local_cpp_execution_context(**options)
-  )
-
-
-def set_default_context(
-    *,
-    default_num_clients: int = 0,
-    max_concurrent_clients: int | None = None,
-) -> tff.framework.SyncContext:
-  """Makes a new synchronous context the default of this thread; returns it."""
-  context = build_sync_context(
-      default_num_clients=default_num_clients,
-      max_concurrent_clients=max_concurrent_clients,
-  )
-  tff.framework.set_default_context(context)
-  return context
+  return _AsyncContext(max_concurrent_clients)
 
 
 def stop() -> None:
@@ -98,14 +73,44 @@ def stopped_at_end() -> Iterator[None]:
     stop()
 
 
-class _SyncContext(tff.framework.SyncContext):
+class _Caller:
+  """Calls a context of TFF in an event loop of its own.
+
+  Such a call blocks its event loop until the worker answers, at the end of a
+  round, and makes a new worker and calls again if the worker has died. To end
+  it, cancel it first and stop the worker then: it sees that it was cancelled
+  when the worker fails.
+  """
+
+  def __init__(self, max_concurrent_clients: int | None):
+    if max_concurrent_clients is not None:
+      checks.positive_int(max_concurrent_clients=max_concurrent_clients)
+    atexit.unregister(stop)
+    atexit.register(stop)
+    _leave_interrupts_to_workers()
+    build = tff.backends.native.create_async_local_cpp_execution_context
+    self._context = build(
+        max_concurrent_computation_calls=max_concurrent_clients or -1
+    )
+    self._loop = asyncio.new_event_loop()
+    # Python's end does not wait for a daemon.
+    threading.Thread(
+        target=_run_loop, args=(self._loop,), name='native calls', daemon=True
+    ).start()
+    weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
+
+  def _start(self, comp: tff.Computation, arg: Any) -> futures.Future:
+    """Starts the call; the future has its result."""
+    return asyncio.run_coroutine_threadsafe(
+        self._context.invoke(comp, arg), self._loop
+    )
+
+
+class _SyncContext(_Caller, tff.framework.SyncContext):
   """TFF's context, with clearer errors, and ended by Ctrl-C."""
 
-  def __init__(self, context: tff.framework.AsyncContext):
-    self._caller = _Caller(context)
-
   def invoke(self, comp: tff.Computation, arg: Any) -> Any:
-    call = self._caller.start(comp, arg)
+    call = self._start(comp, arg)
     try:
       return call.result()
     except KeyboardInterrupt:
@@ -117,17 +122,14 @@ class _SyncContext(tff.framework.SyncContext):
       raise
 
 
-class _AsyncContext(tff.framework.AsyncContext):
+class _AsyncContext(_Caller, tff.framework.AsyncContext):
   """TFF's context, with clearer errors, that leaves the event loop free."""
-
-  def __init__(self, context: tff.framework.AsyncContext):
-    self._caller = _Caller(context)
 
   async def invoke(self, comp: tff.Computation, arg: Any) -> Any:
     if inspect.isawaitable(arg):
       arg = await arg
     try:
-      return await asyncio.wrap_future(self._caller.start(comp, arg))
+      return await asyncio.wrap_future(self._start(comp, arg))
     except asyncio.CancelledError:
       stop()
       raise
@@ -136,53 +138,12 @@ class _AsyncContext(tff.framework.AsyncContext):
       raise
 
 
-class _Caller:
-  """Calls a context of TFF in an event loop of its own.
-
-  Such a call blocks its event loop until the worker answers, at the end of a
-  round, and makes a new worker and calls again if the worker has died. To end
-  it, cancel it first and stop the worker then: it sees that it was cancelled
-  when the worker fails.
-  """
-
-  def __init__(self, context: tff.framework.AsyncContext):
-    self._context = context
-    self._loop = asyncio.new_event_loop()
-    # Python's end does not wait for a daemon.
-    threading.Thread(
-        target=_run_loop, args=(self._loop,), name='native calls', daemon=True
-    ).start()
-    weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
-
-  def start(self, comp: tff.Computation, arg: Any) -> futures.Future:
-    """Starts the call; the future has its result."""
-    return asyncio.run_coroutine_threadsafe(
-        self._context.invoke(comp, arg), self._loop
-    )
-
-
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
   """Runs an event loop until it is stopped and its last task has ended."""
   loop.run_forever()
   if tasks := asyncio.all_tasks(loop):  # Cancelled ones.
     loop.run_until_complete(asyncio.wait(tasks))
   loop.close()
-
-
-def _options(
-    default_num_clients: int, max_concurrent_clients: int | None
-) -> dict[str, int]:
-  """TFF's names for the settings; also registers the stop at exit."""
-  checks.non_negative_int(default_num_clients=default_num_clients)
-  if max_concurrent_clients is not None:
-    checks.positive_int(max_concurrent_clients=max_concurrent_clients)
-  atexit.unregister(stop)
-  atexit.register(stop)
-  _leave_interrupts_to_workers()
-  return {
-      'default_num_clients': default_num_clients,
-      'max_concurrent_computation_calls': max_concurrent_clients or -1,
-  }
 
 
 def _leave_interrupts_to_workers() -> None:

@@ -32,7 +32,7 @@ _HEADING = re.compile(
     r'Graph execution error|Detected at node|<stack traces'
     r'|\d+ root error\(s\) found'
 )
-_NUMBERED = re.compile(r'\(\d+\) (?=\w+: )')
+_NUMBER_AND_CODE = re.compile(r'\(\d+\) \w+:\s*')
 
 
 class ClientError(RuntimeError):
@@ -236,5 +236,7 @@ def _explain(error: Exception) -> str:
   """An error's type, and the first line of its text that tells the cause."""
   lines = map(str.strip, str(error).splitlines())
   reasons = (line for line in lines if line and not _HEADING.match(line))
-  reason = _NUMBERED.sub('', next(reasons, 'no message'), count=1)
+  reason = next(reasons, 'no message')
+  if numbered := _NUMBER_AND_CODE.match(reason):
+    reason = reason[numbered.end() :]
   return f'{type(error).__name__}: {reason}'
