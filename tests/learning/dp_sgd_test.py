@@ -11,6 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import logical_devices
+from tests.models import calls
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import dp_sgd
@@ -46,8 +47,10 @@ def _model(kind: str = 'conformer') -> best_rq.BestRqModel:
   )
 
 
-def _batch(*rows: int) -> pipeline_lib.Batch:
-  """These of five fake examples."""
+def _batch(
+    *rows: int, client_id: str = 'ann', name: str = ''
+) -> pipeline_lib.Batch:
+  """These of five fake examples, perhaps under another name."""
   size = max((_LENGTHS[row] for row in rows), default=8)
   features = np.zeros([len(rows), size, 80], np.float32)
   for place, row in enumerate(rows):
@@ -55,7 +58,7 @@ def _batch(*rows: int) -> pipeline_lib.Batch:
     features[place, : shape[0]] = np.random.default_rng(row).normal(size=shape)
   strings = lambda texts: tf.constant(texts, tf.string)
   return pipeline_lib.Batch(
-      client_id=strings(['ann'] * len(rows)),
+      client_id=strings([client_id] * len(rows)),
       example_weights=tf.zeros([len(rows)]),
       feature_lengths=tf.constant([_LENGTHS[row] for row in rows]),
       features=tf.constant(features),
@@ -63,7 +66,7 @@ def _batch(*rows: int) -> pipeline_lib.Batch:
       labels=tf.zeros([len(rows), 0], tf.int32),
       seed=tf.zeros([2], tf.int32),
       transcript=strings([''] * len(rows)),
-      utterance_id=strings([f'u{row}' for row in rows]),
+      utterance_id=strings([name or f'u{row}' for row in rows]),
   )
 
 
@@ -223,15 +226,54 @@ class DpSgdTest(parameterized.TestCase):
   def test_packing_and_devices_do_not_change_the_sum(self):
     whole = _moves(_build(), _batch(0, 1, 2, 3, 4))
     packed = (_batch(3, 0), _batch(4), _batch(2, 1))
-    for options in (
-        dict(),
-        dict(devices=tuple(logical_devices.CPUS[:2])),
-    ):
-      moves = _moves(_build(**options), *packed)
-      for name, value in whole.items():
-        np.testing.assert_allclose(
-            moves[name], value, atol=1e-5, err_msg=f'{name} {options}'
-        )
+    for num_devices in (1, 2, 3):
+      step = _build(devices=tuple(logical_devices.CPUS[:num_devices]))
+      for batches in (packed, packed[::-1]):
+        moves = _moves(step, *batches)
+        for name, value in whole.items():
+          np.testing.assert_allclose(
+              moves[name], value, atol=1e-5, err_msg=f'{name} {num_devices}'
+          )
+
+  # Masks alone are drawn, then dropout alone.
+  @parameterized.parameters(
+      (0.0, dict(start_prob=0.1)), (0.3, dict(start_prob=1, noise_stddev=0.0))
+  )
+  def test_each_step_client_and_utterance_has_a_stream_of_its_own(
+      self, dropout, options
+  ):
+    model = best_rq.build(
+        encoder=conformer.build(
+            num_blocks=1, dim=8, mlp_dim=8, num_heads=2, num_groups=2,
+            front_channels=2, dropout=dropout,
+        ),
+        quantizer=_model().quantizer,
+        span_sec=0.1,
+        **options,
+    )
+    step = _build.__wrapped__(clip=1e3, model=model)
+    # Biases that are not 0, or features of 0 would stay 0.
+    state = step.initialize()._replace(
+        global_model_weights=calls.perturbed(model.specs)
+    )
+
+    def gradient(round_num, client_id, name):
+      seeded = state._replace(
+          distributor=state.distributor._replace(round_num=np.int32(round_num))
+      )
+      batch = _batch(0, client_id=client_id, name=name)
+      after = step.next(seeded, [batch]).state.global_model_weights
+      return after['prediction/kernel'].numpy().tobytes()
+
+    keys = [
+        (round_num, client_id, name)
+        for round_num in (0, 1, 2)
+        for client_id in ('ann', 'bob')
+        for name in ('u0', 'u1', 'u2')
+    ]
+    found = [gradient(*key) for key in keys]
+    self.assertLen(set(found), len(keys))
+    self.assertEqual(found[4], gradient(*keys[4]))
 
   def test_a_step_of_nobody_is_noise_alone_and_charged_as_any(self):
     step = _build(noise=2.0)
@@ -307,7 +349,7 @@ class DpSgdTest(parameterized.TestCase):
       self.assertEqual(state.client_work, 'prediction/bias')
 
   def test_without_a_query_it_is_the_gradient_of_the_sum(self):
-    # Without dropout, which is drawn by batch in one and by example in other.
+    # Without dropout: one draws it by batch, the other by example.
     model = best_rq.build(
         encoder=conformer.build(
             num_blocks=1, dim=8, mlp_dim=8, num_heads=2, num_groups=2,

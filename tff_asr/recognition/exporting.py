@@ -1,6 +1,6 @@
 """A run's model as SavedModel and TFLite, each checked against the checkpoint.
 
-    saved_model/                 waveforms in, text out (`serving.Server`)
+    saved_model/                 waveforms in, text out (`Server`)
     model.float16.tflite         a waveform in, token ids out: weights in
                                  float16, built-in ops only
     model.dynamic_range.tflite   the same with weights in int8
@@ -9,7 +9,7 @@
     model_card.md                what the model is, and what it may be used for
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import itertools
 import json
@@ -23,8 +23,9 @@ import tensorflow_federated as tff
 from tff_asr import checks
 from tff_asr import files
 from tff_asr.data import schema
+from tff_asr.features import log_mel
 from tff_asr.metrics import word_errors
-from tff_asr.models import serving
+from tff_asr.models import ctc
 from tff_asr.recognition import recognizer as recognizer_lib
 
 SAVED_MODEL = 'saved_model'
@@ -34,6 +35,107 @@ _TFLITE = 'model.{}.tflite'
 _BATCH_SIZE = 8
 # Rounding may turn a near tie; more than this share of utterances is a defect.
 _MAX_DIFFERENT = 0.02
+# Past a waveform's end, so that every batch has a frame; it does not matter.
+_PADDING_SAMPLES = 2 * log_mel.FRAME_LENGTH
+_NO_TOKEN = -1
+
+
+class Server(tf.Module):
+  """A model with its weights and characters; needs core TensorFlow ops only.
+
+  B: batch size. N: samples. U: tokens.
+  """
+
+  def __init__(
+      self,
+      *,
+      model: ctc.CtcModel,
+      weights: Mapping[str, Any],
+      characters: str,
+  ):
+    """Creates it.
+
+    Args:
+      model: The model.
+      weights: Its weights, arrays or tensors by name.
+      characters: What its tokens spell, in the order of their ids; V - 1.
+
+    Raises:
+      ValueError: The characters are not those of the model.
+    """
+    super().__init__()
+    if len(characters) != model.vocab_size - 1:
+      raise ValueError(
+          f'the model has {model.vocab_size - 1} tokens and a blank, found '
+          f'{len(characters)} characters.'
+      )
+    self._model = model
+    self._names = sorted(weights)
+    self.variables_by_name = [
+        tf.Variable(weights[name], name=name, trainable=False)
+        for name in self._names
+    ]
+    self._characters = characters
+
+  @tf.function(
+      input_signature=[
+          tf.TensorSpec([None, None], tf.int16, name='waveforms'),
+          tf.TensorSpec([None], tf.int32, name='num_samples'),
+      ],
+      autograph=False,
+  )
+  def transcribe(
+      self, waveforms: tf.Tensor, num_samples: tf.Tensor
+  ) -> dict[str, tf.Tensor]:
+    """Decodes a batch greedily.
+
+    Args:
+      waveforms: int16 [B, N], 16 kHz mono, padded with anything.
+      num_samples: int32 [B], samples of each utterance, in [0, N].
+
+    Returns:
+      text: string [B], UTF-8.
+      token_ids: int32 [B, U], -1 past an utterance's tokens.
+    """
+    tokens, is_heard = self._decode(waveforms, num_samples)
+    heard = tf.ragged.boolean_mask(tokens, is_heard)
+    characters = tf.gather(tf.constant(list(self._characters)), heard)
+    text = tf.strings.strip(tf.strings.reduce_join(characters, axis=1))
+    return {'text': text, 'token_ids': heard.to_tensor(_NO_TOKEN)}
+
+  @tf.function(
+      input_signature=[tf.TensorSpec([1, None], tf.int16, name='waveform')],
+      autograph=False,
+  )
+  def tokens_of_one(self, waveform: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Decodes one utterance with ops that TFLite has, too.
+
+    Args:
+      waveform: int16 [1, N], 16 kHz mono.
+
+    Returns:
+      token_ids: int32 [U].
+    """
+    num_samples = tf.shape(waveform)[1:]
+    tokens, is_heard = self._decode(waveform, num_samples)
+    return {'token_ids': tf.boolean_mask(tokens[0], is_heard[0])}
+
+  def _decode(
+      self, waveforms: tf.Tensor, num_samples: tf.Tensor
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """As `ctc.greedy_tokens`."""
+    # TFLite pads no int16.
+    samples = tf.cast(waveforms, tf.float32)
+    padded = tf.pad(samples, [[0, 0], [0, _PADDING_SAMPLES]])
+    features, lengths = log_mel.log_mel(padded, num_samples)
+    weights = dict(zip(self._names, self.variables_by_name, strict=True))
+    return ctc.greedy_tokens(
+        *self._model.logits(
+            {name: tf.convert_to_tensor(w) for name, w in weights.items()},
+            features,
+            lengths,
+        )
+    )
 
 
 class Utterance(NamedTuple):
@@ -138,7 +240,7 @@ def export(
       for heard in recognizer((u.name, u.waveform) for u in utterances)
   ]
   os.makedirs(output_dir, exist_ok=True)
-  server = serving.Server(
+  server = Server(
       model=recognizer.model,
       weights=recognizer.weights,
       characters=characters,
@@ -215,7 +317,7 @@ def tflite_tokens(
 
 
 def _convert(
-    server: serving.Server, *, supported_types: Any
+    server: Server, *, supported_types: Any
 ) -> bytes:
   """A TFLite model of `Server.tokens_of_one`."""
   converter = tf.lite.TFLiteConverter.from_concrete_functions(
