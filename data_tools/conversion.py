@@ -213,7 +213,7 @@ def _list(
 ) -> utterances_lib.Listing:
   """What splits hold together."""
   utterances: list[utterances_lib.Utterance] = []
-  # Some problems are those of the whole corpus: each is told once.
+  # Some problems are those of the whole corpus: each is reported once.
   problems: dict[utterances_lib.Problem, None] = {}
   attributes: dict[str, dict[str, frozenset[str]]] = {}
   for name in splits:
@@ -244,7 +244,7 @@ def _keep(
       found = ', '.join(attributes) or 'nothing'
       raise ValueError(
           f'attributes names {name!r}, but the corpus says {found} of its'
-          ' speakers; name those to keep, or leave it away for all.'
+          ' speakers; name those to keep, or omit the flag to keep all.'
       )
     if name in names[:number]:
       raise ValueError(f'attributes names {name!r} twice.')
@@ -277,7 +277,7 @@ def _deal(
   )
   for number, (part, members) in enumerate(parts.items()):
     chosen = frozenset(members)
-    # A problem of nobody in particular is told with the first part.
+    # A problem of no listed speaker is reported with the first part.
     yield part, utterances_lib.Listing(
         [u for u in listing.utterances if u.client_id in chosen],
         [

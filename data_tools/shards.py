@@ -172,8 +172,8 @@ def _order(
 def _explain(problem: Problem) -> str:
   """A problem as an error's one line."""
   return (
-      f'{problem.detail} Mend it, or leave --strict away to leave it out and'
-      ' count it.'
+      f'{problem.detail} Mend it, or run without --strict to leave it out'
+      ' and count it.'
   )
 
 
@@ -290,7 +290,7 @@ def _write_shards(
 
 
 class _ShardFile:
-  """A shard that is being written, and what its journal entry tells.
+  """A shard that is being written, and its entry in the journal.
 
   Attributes:
     num_bytes: What it has by now.

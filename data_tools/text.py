@@ -89,7 +89,7 @@ def normalize_english(text: str, *, name: str) -> str:
       raise TranscriptError(
           f'utterance {name}: its transcript holds {character!r}'
           f' (U+{ord(character):04X}), which is not among the tokens (a-z,'
-          ' space, apostrophe, hyphen); spell it out or leave it away.'
+          ' space, apostrophe, hyphen); spell it out or remove it.'
       )
   return text
 

@@ -157,7 +157,7 @@ def encode(
     encoding: str,
     max_utterance_sec: float | None = None,
 ) -> Outcome:
-  """Reads, converts and encodes one utterance; what cannot be used is told.
+  """Reads, converts and encodes one utterance, or gives the reason not to.
 
   Args:
     utterance: What to read.

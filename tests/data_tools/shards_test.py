@@ -191,7 +191,7 @@ class ShardsTest(parameterized.TestCase):
   def test_broken_audio_is_named_and_nothing_is_left(self):
     os.truncate(self.utterances[3].audio, 900)
     for utterances, strict, message in (
-        (None, True, '3.flac: is not readable.*leave --strict away'),
+        (None, True, '3.flac: is not readable.*run without --strict'),
         (self.utterances[3:4], False, 'Every utterance.*3.flac'),
     ):
       with self.assertRaisesRegex(ValueError, message):

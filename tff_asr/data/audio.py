@@ -8,7 +8,7 @@ other rates are resampled by soxr at its high quality, and samples are rounded
 to int16 and clipped.
 
 A file that ends before its own header says raises instead of giving a shorter
-clip. An MP3 file without a length header is the exception: nothing in it tells
+clip. An MP3 file without a length header is the exception: it does not say
 how long it was.
 
 `encode` gives what a record of 16 kHz mono audio stores:
@@ -68,7 +68,7 @@ class AudioError(ValueError):
 
 
 class Conversions:
-  """Counts conversions by kind, so that each kind is told once."""
+  """Counts conversions by kind, so that each kind is reported once."""
 
   def __init__(self):
     self._counts = collections.Counter()

@@ -136,7 +136,7 @@ def build_decode_fn(
   Returns:
     A graph function from features (scalars) to an element of type
     `element_spec(encoding)`. It raises InvalidArgumentError, which names the
-    utterance, if the audio has not the length that `num_samples` tells.
+    utterance, if the length of the audio is not `num_samples`.
 
   Raises:
     ValueError: If `encoding` is unknown.

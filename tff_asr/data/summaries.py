@@ -64,8 +64,7 @@ def build(
 def read(folder: str | os.PathLike[str]) -> Summary:
   """Returns the summary of a corpus folder, from its index.
 
-  Also of a folder without summary.json: what it tells in addition, the index'
-  origin holds too.
+  The folder needs no summary.json: all that it holds is in the index, too.
 
   Raises:
     ValueError: As `index.read`.
