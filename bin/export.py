@@ -20,7 +20,7 @@ from absl import flags
 from tff_asr import config
 from tff_asr import files
 from tff_asr.data import client_data
-from tff_asr.recognition import exporting
+from tff_asr.recognition import export
 from tff_asr.recognition import recognizer as recognizer_lib
 from tff_asr.reports import model_card
 from tff_asr.reports import runs
@@ -46,7 +46,7 @@ def main(_) -> None:
   (run,) = runs.read([_RUN.value], evaluation=_EVALUATION.value)
   data = client_data.load(_DATA.value)
   recognizer = load(run=_RUN.value)
-  exports = exporting.export(
+  exports = export.export(
       recognizer=recognizer,
       client_data=data,
       output_dir=_OUTPUT_DIR.value,

@@ -18,7 +18,7 @@ import sys
 from absl import flags
 
 from tff_asr import config
-from tff_asr.recognition import language_models
+from tff_asr.recognition import language_model as language_model_lib
 from tff_asr.recognition import recognizer
 from tff_asr.recognition import transcription
 
@@ -46,7 +46,7 @@ flags.mark_flag_as_required('run')
 def main(argv) -> None:
   language_model = None
   if _LM.value is not None:
-    language_model = language_models.LanguageModel(
+    language_model = language_model_lib.LanguageModel(
         path=_LM.value,
         alpha=_LM_WEIGHT.value,
         beta=_WORD_BONUS.value,

@@ -91,11 +91,7 @@ class TranscriptionTest(absltest.TestCase):
       heard = recognizer_lib.Recognition('x', 3.0, '', words)
       text = transcription.render([heard], output_format='srt')
       self.assertEqual(text.count(' --> '), cues)
-
-  def test_times_of_hours(self):
-    heard = recognizer_lib.Recognition(
-        'x', 4000.0, 'a', [recognizer_lib.Word('a', 3599.9996, 3723.4)]
-    )
+    heard = heard._replace(words=[word('a', 3599.9996, 3723.4)])
     self.assertIn(
         '01:00:00,000 --> 01:02:03,400',
         transcription.render([heard], output_format='srt'),
@@ -105,14 +101,11 @@ class TranscriptionTest(absltest.TestCase):
     self.audio('d/a.wav')
     self.audio('d/e/b.flac', 2.0)
     output_dir = os.path.join(self.root, 'out')
-    self.assertIsNone(self.transcribe(
-        os.path.join(self.root, 'd'), output_dir=output_dir,
-        output_format='srt',
-    ))
-    with open(os.path.join(output_dir, 'a.srt'), encoding='utf-8') as f:
-      self.assertIn('w0', f.read())
-    with open(os.path.join(output_dir, 'e', 'b.srt'), encoding='utf-8') as f:
-      self.assertIn('w0 w1', f.read())
+    folder = os.path.join(self.root, 'd')
+    self.assertIsNone(self.transcribe(folder, output_dir=output_dir))
+    for name, words in (('a.txt', 'w0\n'), ('e/b.txt', 'w0 w1\n')):
+      with open(os.path.join(output_dir, name), encoding='utf-8') as f:
+        self.assertEqual(f.read(), words)
 
   def test_unreadable_files_are_named_after_the_others_are_done(self):
     good = self.audio('good.wav')
@@ -126,22 +119,20 @@ class TranscriptionTest(absltest.TestCase):
     self.assertEqual(caught.exception.text, f'{good}\tw0\n')
 
   def test_bad_arguments(self):
-    one = self.audio('one.wav')
-    os.mkdir(os.path.join(self.root, 'empty'))
-    with self.assertRaisesRegex(ValueError, 'empty holds no audio'):
-      self.transcribe(os.path.join(self.root, 'empty'))
-    with self.assertRaisesRegex(ValueError, 'nowhere.wav does not exist'):
-      self.transcribe('nowhere.wav')
-    with self.assertRaisesRegex(ValueError, 'one.wav is given more than once'):
-      self.transcribe(one, one)
-    with self.assertRaisesRegex(ValueError, 'output_format'):
-      self.transcribe(one, output_format='vtt')
-    two = self.audio('d/one.flac')
-    with self.assertRaisesRegex(ValueError, '2 files are one SRT each'):
-      self.transcribe(one, two, output_format='srt')
-    with self.assertRaisesRegex(ValueError, 'would both be written as one'):
-      self.transcribe(one, two, output_dir=os.path.join(self.root, 'out'))
-    self.assertFalse(os.path.exists(os.path.join(self.root, 'out')))
+    one, two = self.audio('one.wav'), self.audio('d/one.flac')
+    empty, out = (os.path.join(self.root, name) for name in ('empty', 'out'))
+    os.mkdir(empty)
+    for paths, options, message in (
+        ([empty], {}, 'empty holds no audio'),
+        (['nowhere.wav'], {}, 'nowhere.wav does not exist'),
+        ([one, one], {}, 'one.wav is given more than once'),
+        ([one], {'output_format': 'vtt'}, 'output_format'),
+        ([one, two], {'output_format': 'srt'}, '2 files are one SRT each'),
+        ([one, two], {'output_dir': out}, 'would both be written as one'),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        self.transcribe(*paths, **options)
+    self.assertFalse(os.path.exists(out))
 
 
 if __name__ == '__main__':

@@ -9,10 +9,10 @@ from tests import fakes
 from tests.recognition import recognizers
 from tests.reports import run_folders
 from tff_asr.metrics import word_errors
-from tff_asr.recognition import exporting
+from tff_asr.recognition import export
 from tff_asr.reports import model_card
 
-_CHECK = exporting.Check(
+_CHECK = export.Check(
     file='saved_model',
     num_bytes=1_500_000,
     num_utterances=5,

@@ -25,7 +25,7 @@ from tff_asr.data import schema
 from tff_asr.features import log_mel
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
-from tff_asr.recognition import language_models
+from tff_asr.recognition import language_model as language_model_lib
 from tff_asr.storage import run_dir
 
 _MARGIN_SHARE = 0.1
@@ -238,7 +238,7 @@ def load(
     model: ctc.CtcModel,
     pipeline: pipeline_lib.Pipeline,
     window_sec: Optional[float] = None,
-    language_model: Optional[language_models.LanguageModel] = None,
+    language_model: Optional[language_model_lib.LanguageModel] = None,
 ) -> Recognizer:
   """Makes a recognizer of a run that has ended.
 
@@ -251,12 +251,12 @@ def load(
 
   Raises:
     ValueError: As `run_dir.read_model`, `Recognizer` and
-      `language_models.build_decode`.
+      `language_model.build_decode`.
   """
   characters = pipeline.tokenizer.characters
   decode = None
   if language_model is not None:
-    decode = language_models.build_decode(
+    decode = language_model_lib.build_decode(
         language_model, characters=characters
     )
   weights = run_dir.read_model(run, model=model, tokens=characters)

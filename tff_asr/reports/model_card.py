@@ -13,7 +13,7 @@ from typing import Optional
 
 from tff_asr.data import summaries
 from tff_asr.models import weights as weights_lib
-from tff_asr.recognition import exporting
+from tff_asr.recognition import export
 from tff_asr.recognition import recognizer as recognizer_lib
 from tff_asr.reports import runs as runs_lib
 from tff_asr.reports import speakers as speakers_lib
@@ -48,7 +48,7 @@ def build(
     run: runs_lib.Run,
     *,
     recognizer: recognizer_lib.Recognizer,
-    exports: Sequence[exporting.Check],
+    exports: Sequence[export.Check],
     data_dir: str,
 ) -> str:
   """Returns the card.
@@ -148,7 +148,7 @@ def _errors(run: runs_lib.Run) -> str:
   return '\n\n'.join(parts)
 
 
-def _exports(exports: Sequence[exporting.Check], data_dir: str) -> str:
+def _exports(exports: Sequence[export.Check], data_dir: str) -> str:
   """The table of checks."""
   first = exports[0]
   cells = [['file', 'MB', 'same text', 'WER %', 'minus the checkpoint']]

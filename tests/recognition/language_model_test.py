@@ -1,4 +1,4 @@
-"""Tests of tff_asr.recognition.language_models."""
+"""Tests of tff_asr.recognition.language_model."""
 
 import importlib.util
 import math
@@ -12,7 +12,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
-from tff_asr.recognition import language_models
+from tff_asr.recognition import language_model as language_model_lib
 
 # 'ab' is a hundred times as probable as 'ac'; both end a text.
 _ARPA = """\\data\\
@@ -36,7 +36,7 @@ ngram 2=4
 """
 
 
-class LanguageModelsTest(parameterized.TestCase):
+class LanguageModelTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -46,8 +46,8 @@ class LanguageModelsTest(parameterized.TestCase):
       f.write(_ARPA)
 
   def build(self, *, characters: str = ' abc', **settings):
-    return language_models.build_decode(
-        language_models.LanguageModel(path=self.path, **settings),
+    return language_model_lib.build_decode(
+        language_model_lib.LanguageModel(path=self.path, **settings),
         characters=characters,
     )
 
@@ -60,7 +60,7 @@ class LanguageModelsTest(parameterized.TestCase):
   )
   def test_bad_settings(self, settings, message):
     with self.assertRaisesRegex(ValueError, message):
-      language_models.LanguageModel(**{'path': self.path} | settings)
+      language_model_lib.LanguageModel(**{'path': self.path} | settings)
 
   def test_tokens_without_a_space_are_refused(self):
     with self.assertRaisesRegex(ValueError, 'a token for the space'):
