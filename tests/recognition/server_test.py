@@ -1,11 +1,11 @@
-"""Tests of the server in tff_asr.recognition.exporting."""
+"""Tests of the server in tff_asr.recognition.export."""
 
 from absl.testing import absltest
 import numpy as np
 import tensorflow as tf
 
 from tests import fakes
-from tff_asr.recognition import exporting
+from tff_asr.recognition import export
 from tff_asr.recognition import recognizer as recognizer_lib
 
 _CLIENTS = {'ann': 3, 'bob': 3}
@@ -33,7 +33,7 @@ class ServingTest(absltest.TestCase):
     super().setUpClass()
     cls.model = fakes.tiny_model()
     cls.weights = cls.model.initialize(tf.constant([1, 2]))
-    cls.server = exporting.Server(
+    cls.server = export.Server(
         model=cls.model, weights=cls.weights, characters=' abc'
     )
     cls.waveforms = _waveforms()
@@ -83,7 +83,7 @@ class ServingTest(absltest.TestCase):
 
   def test_characters_of_another_model_are_refused(self):
     with self.assertRaisesRegex(ValueError, '4 tokens and a blank, found 2'):
-      exporting.Server(model=self.model, weights=self.weights, characters='ab')
+      export.Server(model=self.model, weights=self.weights, characters='ab')
 
 
 if __name__ == '__main__':
