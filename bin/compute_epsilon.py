@@ -65,7 +65,8 @@ def main(_) -> None:
     if flags.FLAGS['sampling'].present:
       raise ValueError('leave --sampling out: the ledger of --run says it.')
     # Late: it reads saved states, and TensorFlow takes seconds to load.
-    from tff_asr.programs import private_rounds  # pylint: disable=g-import-not-at-top
+    # pylint: disable-next=g-import-not-at-top
+    from tff_asr.programs import private_rounds
 
     how = {'delta': _DELTA.value, 'accountant': _ACCOUNTANT.value}
     result = private_rounds.epsilon_of_run(_RUN.value, **how)

@@ -17,7 +17,9 @@ _PATHS = [
     if experiment_files.name(path).startswith(('ls_', 'cv_'))
 ]
 _TRAINING = [
-    path for path in _PATHS if experiment_files.program(path) is not evaluate.evaluate
+    path
+    for path in _PATHS
+    if experiment_files.program(path) is not evaluate.evaluate
 ]
 
 # The table of hyperparameters of https://arxiv.org/abs/2310.00098, section 4.2
@@ -167,7 +169,8 @@ class PublishedRunsTest(parameterized.TestCase):
   def test_headers_of_pretraining_say_how_to_run_it(self, path):
     header = experiment_files.read(path).split('from __gin__')[0]
     self.assertIn(f'--gin_file={path}', header.replace(' \\\n#      ', ''))
-    if '/ssl_' in path and experiment_files.program(path) is not evaluate.evaluate:
+    is_training = experiment_files.program(path) is not evaluate.evaluate
+    if '/ssl_' in path and is_training:
       for part in ('Expected WER', 'Cost:'):
         self.assertIn(part, header)
 

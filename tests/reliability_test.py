@@ -49,7 +49,8 @@ class FaultsTest(absltest.TestCase):
         (path,) = (experiment_files.ROOT / 'tests').rglob(f'{name}.py')
         text = path.read_text(encoding='utf-8')
         for test in _TEST.findall(part):
-          self.assertIn(f'def {test}(', text, f'{fault}: {path.name}')
+          is_there = f'def {test}(' in text
+          self.assertTrue(is_there, f'{fault}: {path.name} has no {test}')
 
 
 if __name__ == '__main__':

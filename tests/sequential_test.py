@@ -20,8 +20,7 @@ class SequentialMapTest(absltest.TestCase):
       results = sequential.sequential_map(add_one, left, right)
       return [each['sum'] for each in results]
 
-    left, right = ([tf.constant(x) for x in xs] for xs in ((1, 2, 3), (4, 5, 6)))
-    found = add(left, right)
+    found = add(list(map(tf.constant, (1, 2, 3))), [4, 5, 6])
     self.assertEqual([int(x) for x in found], [1 + 4, 4 + 5, 9 + 6])
     self.assertEqual(
         [[op.type for op in x.op.control_inputs] for x in begun],

@@ -147,7 +147,7 @@ class BadInputTest(parameterized.TestCase):
           ['DECAY_STEPS = 0', 'WARMUP_STEPS = -1'],
           [('transition_rounds', '0')],
       ),
-      ('no_seed', ["INIT_FROM_RUN = 'no/run'"], ['no/run holds no trained model']),
+      ('no_seed', ["INIT_FROM_RUN = 'no/run'"], ['no/run holds no trained']),
       ('seed_not_a_run', ["INIT_FROM_RUN = 'ROOT/file'"], ['holds no trained']),
       (
           'seed_of_another_shape',
@@ -412,6 +412,10 @@ class BadInputTest(parameterized.TestCase):
   )
   def test_report(self, arguments, expected):
     self.check(expected, 'bin/report.py', *arguments)
+
+  def test_an_audit_has_no_dry_run(self):
+    flags = [f'--output_dir={self.path("run")}', '--dry_run']
+    self.check(['has no --dry_run'], 'bin/audit_privacy.py', *flags)
 
   @parameterized.named_parameters(
       ('source', ['--source=no/speech'], ['no/speech is not a folder']),

@@ -1,4 +1,4 @@
-"""Every program's --help says what it does, by an example, and has its flags."""
+"""Every program's --help has its docstring, an example, and its flags."""
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -25,13 +25,11 @@ class HelpTest(parameterized.TestCase):
   def test_help(self, program):
     finished = in_process.run(program, '--help')
     self.assertEqual((finished.code, finished.stderr), (0, ''))
-    example = program.removeprefix('bin/run_').removesuffix('.py')
-    self.assertIn(f'{example.removeprefix("bin/")}', finished.stdout)
-    for flag in ('gin_param', 'dry_run'):
-      is_training = program.startswith(('bin/train_', 'bin/pretrain'))
-      self.assertTrue(f'--[no]{flag}' in finished.stdout
-                      or f'--{flag}' in finished.stdout or not is_training)
-    self.assertRegex(finished.stdout, r'\n  --\w+')
+    name = program.removeprefix('bin/').removeprefix('run_')
+    self.assertIn(name.removesuffix('.py'), finished.stdout)
+    self.assertRegex(finished.stdout, r'\n  --\w+: ')
+    if program in ('bin/train_central.py', 'bin/pretrain.py'):
+      self.assertIn('\n  --[no]dry_run: ', finished.stdout)
 
 
 if __name__ == '__main__':

@@ -80,12 +80,15 @@ def _own_flags(path: str) -> Iterator[None]:
         flag.unparse()
     elif module.startswith(('data_tools.', 'experiments.', 'benchmarks.')):
       values.remove_flag_values([flag.name for flag in list(defined)])
-  # It defines its flags anew where it is imported.
-  for name in ('bin', 'bin.training'):
-    sys.modules.pop(name, None)
+  known = set(values.flags_by_module_dict())
   try:
     yield
   finally:
+    # Modules of flags define them anew when they are imported again.
+    for module in set(values.flags_by_module_dict()) - known:
+      if sys.modules.pop(module, None) is not None:
+        parent, _, name = module.rpartition('.')
+        vars(sys.modules[parent]).pop(name, None)
     values.unparse_flags()
     vars(values).clear()
     vars(values).update(before)

@@ -94,7 +94,7 @@ class TrainedProgramsTest(parameterized.TestCase):
     )
     self.assertEqual(finished.stdout, f'{self.evaluated["ann-0"]}\n')
 
-  def test_transcribe_prints_the_others_before_it_says_which_files_are_bad(self):
+  def test_transcribe_prints_the_others_before_it_names_bad_files(self):
     bad = os.path.join(self.root, 'bad.wav')
     with open(bad, 'wb') as f:
       f.write(b'x')
