@@ -108,9 +108,14 @@ class BadInputTest(parameterized.TestCase):
       ('not_a_text', ['TRAIN_DIR = 3'], [('TRAIN_DIR must be', 'found 3')]),
       ('characters', ["TRAIN_DIR = 'ROOT/foreign'"], ["not tokens: 'ï'"]),
       (
+          'periods',
+          ['EVALUATE_EVERY = -1'],
+          ['evaluate_every must be', 'save_every must be'],
+      ),
+      (
           'counts',
-          ['NUM_STEPS = 0', 'EVALUATE_EVERY = -1', 'PATIENCE = 0'],
-          ['num_steps must be', 'evaluate_every must be', 'patience must be'],
+          ['NUM_STEPS = 0', 'PATIENCE = 0'],
+          ['num_steps must be', 'patience must be'],
       ),
       (
           'not_numbers',
@@ -200,31 +205,23 @@ class BadInputTest(parameterized.TestCase):
           [
               'NUM_ROUNDS = 0',
               'COHORT_SIZE = 4',
-              'SAVE_EVERY = 0',
-              'DELTA = 2.0',
-              'NOISE_SEED = -1',
               "INIT_FROM_RUN = 'ROOT/wide'",
           ],
-          [
-              'num_rounds',
-              'save_every',
-              ('cohort_size', '4', '3'),
-              ('delta', '2.0'),
-              'noise_seed',
-              'does not fit',
-          ],
+          ['num_rounds', ('cohort_size', '4', '3'), 'does not fit'],
+      ),
+      (
+          'settings',
+          ['SAVE_EVERY = 0', 'DELTA = 2.0', 'NOISE_SEED = -1'],
+          ['save_every', ('delta', '2.0'), 'noise_seed'],
       ),
       (
           'parts',
           [
               "DEV_DIR = 'no/dev'",
               "DEVICES = ['GPU:7']",
-              'L2_NORM_CLIP = 1e999',
-              'NOISE_MULTIPLIER = 1.0',
               'SERVER_LEARNING_RATE = -1.0',
           ],
           [
-              'needs a finite l2_norm_clip',
               'learning_rate',
               ('GPU:7', 'this machine has not'),
               'no/dev is not a folder',
@@ -237,8 +234,8 @@ class BadInputTest(parameterized.TestCase):
       ),
       (
           'noise',
-          ['NOISE_MULTIPLIER = -1.0', 'CLIP_SPLIT = 3'],
-          [('CLIP_SPLIT must be a text', 'found 3')],
+          ['NOISE_MULTIPLIER = 1.0', 'L2_NORM_CLIP = 1e999'],
+          ['needs a finite l2_norm_clip'],
       ),
       (
           'clipping',
@@ -265,21 +262,24 @@ class BadInputTest(parameterized.TestCase):
           'relations',
           [
               'NUM_STEPS = 0',
-              'SAMPLER_SEED = -1',
               "DEVICES = ['GPU:7']",
               'BATCH_SIZE = 5',
               'FREEZE = @layer_freeze.LayerFreeze()',
-              'TARGET_EPSILON = 1.0',
-              'KEEP_LAST = 0',
           ],
           [
               'num_steps',
-              'sampler_seed',
               ('GPU:7', 'this machine has not'),
               ('batch_size is 5', 'only 4 utterances'),
               'freeze needs the scores',
-              ('target_epsilon is 1 at no delta', 'set DELTA'),
+          ],
+      ),
+      (
+          'settings',
+          ['SAMPLER_SEED = -1', 'TARGET_EPSILON = 1.0', 'KEEP_LAST = 0'],
+          [
               'keep_last',
+              ('target_epsilon is 1 at no delta', 'set DELTA'),
+              'sampler_seed',
           ],
       ),
       (
@@ -290,13 +290,11 @@ class BadInputTest(parameterized.TestCase):
       (
           'parts',
           [
-              'L2_NORM_CLIP = 1e999',
               'FREEZE = @layer_freeze.LayerFreeze()',
               'FREEZE_SHARE = 1.0',
               "DEV_DIR = 'no/dev'",
           ],
           [
-              'needs a finite l2_norm_clip',
               ('share must be below 1', 'nothing is left'),
               'no/dev is not a folder',
           ],
