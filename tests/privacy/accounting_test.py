@@ -157,14 +157,14 @@ class PldAvailabilityTest(parameterized.TestCase):
   )
   def test_pld_is_refused_with_the_reason(self, arguments, reason):
     event = _event(*arguments)
-    self.assertFalse(accounting.pld_available(event, delta=1e-5))
+    self.assertNotEmpty(accounting.pld_obstacle(event, delta=1e-5))
     with self.assertRaisesRegex(ValueError, f'PLD cannot be used: .*{reason}'):
       accounting.epsilon(event, delta=1e-5, accountant='pld')
 
   @parameterized.parameters('poisson', 'full')
   def test_pld_is_available(self, kind):
     event = _event(kind, 10, 10, 5.0, 10)
-    self.assertTrue(accounting.pld_available(event, delta=1e-5))
+    self.assertEmpty(accounting.pld_obstacle(event, delta=1e-5))
 
 
 class ComposeTest(parameterized.TestCase):

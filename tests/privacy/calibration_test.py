@@ -2,6 +2,7 @@
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import numpy as np
 
 from tff_asr.privacy import accounting
 from tff_asr.privacy import calibration
@@ -101,13 +102,13 @@ class CalibrationTest(parameterized.TestCase):
   def test_scale_finds_the_papers_headline(self):
     # sigma 10e-6 at S = 1024, K = 34,753, T = 2,006: at 204,800 of 6,950,600
     # epsilon is 4.44, so a target of 4.44 is reached at that size.
-    scale = calibration.smallest_scale_for_epsilon(
-        4.4393389,
+    rounds = accounting.RoundGroup(
+        sampling=_sampling('poisson', 1024, 34_753),
         noise_multiplier=10e-6 * 1024,
-        cohort_size=1024,
-        population=34_753,
-        rounds=2006,
-        delta=1e-9,
+        count=2006,
+    )
+    scale = calibration.smallest_scale(
+        [rounds], target_epsilon=4.4393389, delta=1e-9
     )
     self.assertAlmostEqual(scale.cohort_size, 204_800, delta=5)
     self.assertAlmostEqual(scale.population, 6_950_600, delta=200)
@@ -139,32 +140,36 @@ class CalibrationTest(parameterized.TestCase):
         _epsilon(smaller, on_mean * smaller.cohort_size, 20), 10.0
     )
 
-  def test_run_within_the_target_is_its_own_scale(self):
-    scale = calibration.smallest_scale_for_epsilon(
-        10.0,
-        noise_multiplier=5.0,
-        cohort_size=10,
-        population=100,
-        rounds=5,
-        delta=1e-5,
-    )
-    self.assertEqual((scale.cohort_size, scale.population), (10, 100))
-
-  def test_groups_grow_together(self):
-    rounds = [
+  def test_groups_that_differ_grow_together_in_any_order(self):
+    groups = [
         accounting.RoundGroup(
             sampling=_sampling('poisson', size, 1000),
             noise_multiplier=0.5,
-            count=10,
+            count=count,
         )
-        for size in (50, 100)
+        for size, count in ((50, 10), (100, 5), (200, 20))
     ]
-    both = calibration.smallest_scale(rounds, target_epsilon=5.0, delta=1e-5)
-    last = calibration.smallest_scale(
-        rounds[1:], target_epsilon=5.0, delta=1e-5
-    )
-    self.assertGreater(both.cohort_size, last.cohort_size)
-    self.assertLessEqual(both.epsilon, 5.0)
+    factors = []
+    for order in (groups, groups[::-1], groups[1:] + groups[:1]):
+      scale = calibration.smallest_scale(
+          order, target_epsilon=5.0, delta=1e-5
+      )
+      factors.append(scale.cohort_size / order[-1].sampling.cohort_size)
+      alone = calibration.smallest_scale(
+          order[-1:], target_epsilon=5.0, delta=1e-5
+      )
+      self.assertGreater(scale.cohort_size, alone.cohort_size)
+      self.assertLessEqual(scale.epsilon, 5.0)
+      # A run within the target is its own scale.
+      same = calibration.smallest_scale(
+          order, target_epsilon=1e9, delta=1e-5
+      )
+      self.assertEqual(
+          (same.cohort_size, same.population, same.noise_multiplier),
+          (order[-1].sampling.cohort_size, 1000, 0.5),
+      )
+    # One factor, but for whole clients of cohorts from 50 up.
+    np.testing.assert_allclose(factors, factors[0], rtol=0.02)
 
   def test_scale_without_noise_is_refused(self):
     rounds = accounting.RoundGroup(

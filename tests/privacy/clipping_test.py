@@ -29,7 +29,9 @@ def _shares(record, **clipping) -> dict[str, float]:
 class SplitsTest(absltest.TestCase):
 
   def test_splits_by_hand(self):
-    np.testing.assert_allclose(clipping_lib.uniform_split([7, 1, 1, 100]), [0.5] * 4)
+    np.testing.assert_allclose(
+        clipping_lib.uniform_split([7, 1, 1, 100]), [0.5] * 4
+    )
     np.testing.assert_allclose(clipping_lib.dim_split([9, 16]), [0.6, 0.8])
     np.testing.assert_allclose(clipping_lib.uniform_split([3]), [1])
     np.testing.assert_allclose(clipping_lib.dim_split([3]), [1])
@@ -49,7 +51,9 @@ class DivideTest(parameterized.TestCase):
 
   def test_layers_of_a_nest_are_named_by_the_way_to_them(self):
     spec = tf.TensorSpec([2], tf.float32)
-    layers = clipping_lib.Clipping().divide([spec, {'b': (spec, spec), 'a': spec}])
+    layers = clipping_lib.Clipping().divide(
+        [spec, {'b': (spec, spec), 'a': spec}]
+    )
     self.assertEqual(
         layers,
         [
@@ -175,7 +179,9 @@ class DivideTest(parameterized.TestCase):
     clipping = clipping_lib.Clipping(split='dim', weights={'^a': 2.0, 'z': 3.0})
     with self.assertRaisesRegex(ValueError, "'z' is found in none of the 2"):
       clipping.divide(_specs(ab=1, b=1))
-    clipping = clipping_lib.Clipping(split='dim', weights={'^a': 2.0, 'b$': 3.0})
+    clipping = clipping_lib.Clipping(
+        split='dim', weights={'^a': 2.0, 'b$': 3.0}
+    )
     with self.assertRaisesRegex(ValueError, "ab is found by 'b\\$' and by ano"):
       clipping.divide(_specs(ab=1, b=1))
 

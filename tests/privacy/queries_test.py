@@ -206,7 +206,7 @@ class ClippingTest(parameterized.TestCase):
   @parameterized.product(split=_SPLITS, bad=(np.nan, np.inf, -np.inf))
   def test_a_non_finite_update_becomes_all_zeros(self, split, bad):
     for clip, place in itertools.product((1.0, math.inf), range(3)):
-      record = [np.float32([1, 2]), np.float32([[3, 1]]), np.ones([], np.float32)]
+      record = [np.ones(shape, np.float32) for shape in ([2], [1, 2], [])]
       np.put(record[place], 0, bad)
       for layer in _clip(record, clip, split=split):
         np.testing.assert_array_equal(layer, np.zeros_like(layer))
@@ -350,7 +350,9 @@ class NoiseTest(parameterized.TestCase):
         collections.OrderedDict(l2_norm_clip=0.5, noise_stddev_on_sum=1.5),
     )
     self.assertEqual(query.num_noised, 10)
-    types = [(tf.float32, []), (tf.float32, []), (tf.int32, [4]), (tf.int64, [])]
+    types = [
+        (tf.float32, []), (tf.float32, []), (tf.int32, [4]), (tf.int64, [])
+    ]
     for each in (state, after):
       self.assertEqual([(leaf.dtype, leaf.shape) for leaf in each], types)
 

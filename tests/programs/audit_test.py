@@ -117,7 +117,7 @@ class AuditTest(absltest.TestCase):
 
     def without_the_largest_layer(self, params, record):
       clipped, measured = clip(self, params, record)
-      # One of fewer dimensions than there are canaries hides them in each other.
+      # With fewer dimensions than canaries they would hide in each other.
       name = max(record, key=lambda name: record[name].shape.num_elements())
       return clipped | {name: record[name]}, measured
 

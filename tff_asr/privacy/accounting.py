@@ -17,11 +17,11 @@ multiplier. What it costs depends on how its cohort was drawn:
            over waits for the next pass                              (special)
 
 Replacing a client moves the sum by up to 2 C, hence the z / 2. Passes go with
-tree noise (`correlated_noise`; [4], appendix D): a client is in a tree at most once,
-a pass costs one tree and passes compose; what is replaced is its update, by
-zeros, which moves the sum by up to C and leaves everyone's place. A fixed-size
-cohort must not be accounted as a Poisson one: at q = .01, z = 1, 1000 rounds,
-delta 1e-6, it costs epsilon 23.3, a Poisson one 2.44 [1, 2].
+tree noise (`correlated_noise`; [4], appendix D): a client is in a tree at most
+once, a pass costs one tree and passes compose. What is replaced is its update,
+by zeros, which moves the sum by up to C and leaves everyone's place. A
+fixed-size cohort must not be accounted as a Poisson one: at q = .01, z = 1,
+1000 rounds, delta 1e-6, it costs epsilon 23.3, a Poisson one 2.44 [1, 2].
 
 Accountants (upper bounds, from dp_accounting): `rdp`, Renyi DP [1, 2] converted
 by Prop. 12 of [3], where a sampled round's cost is capped by that without
@@ -273,11 +273,6 @@ def epsilon_and_order(
   values = _rdp_of(event, tuple(orders), _relation_of(event))
   value, order = rdp.compute_epsilon(orders, values, delta)
   return float(value), float(order)
-
-
-def pld_available(event: dp_accounting.DpEvent, *, delta: float) -> bool:
-  """Whether PLD accounting of the event is possible and ends."""
-  return not pld_obstacle(event, delta=delta)
 
 
 def pld_obstacle(event: dp_accounting.DpEvent, *, delta: float) -> str:

@@ -139,43 +139,31 @@ class Scale:
   epsilon: float
 
 
-def smallest_scale_for_epsilon(
-    target_epsilon: float,
+def smallest_scale(
+    rounds: Sequence[accounting.RoundGroup],
     *,
-    noise_multiplier: float,
-    cohort_size: int,
-    population: int,
-    rounds: int,
+    target_epsilon: float,
     delta: float,
-    sampling_kind: str = 'poisson',
 ) -> Scale:
   """Returns the smallest run with this noise on the mean and that epsilon.
 
   As the paper extrapolates (https://arxiv.org/abs/2310.00098, after McMahan et
-  al. 2018): the noise on the mean, the rounds and q stay; the cohort, the
-  population and with the cohort the noise on the sum grow by one factor. That
-  the WER stays as well is an assumption, not a measurement. A run within the
-  target already is returned as it is.
+  al. 2018): the noise on the mean, the rounds and q stay. The cohort, the
+  population and with the cohort the noise on the sum grow by one factor, the
+  same for all groups. That the WER stays as well is an assumption, not a
+  measurement. A run within the target already is returned as it is.
+
+  Args:
+    rounds: Groups that may differ; at least one with rounds.
+    target_epsilon: Above 0.
+    delta: In (0, 1).
+
+  Returns:
+    Sizes and noise multiplier of the last group, grown; epsilon of all.
 
   Raises:
-    ValueError: If noise is 0, or no size reaches the target.
-  """
-  sampling = accounting.Sampling(
-      kind=sampling_kind, cohort_size=cohort_size, population=population
-  )
-  group = accounting.RoundGroup(
-      sampling=sampling, noise_multiplier=noise_multiplier, count=rounds
-  )
-  return smallest_scale([group], target_epsilon=target_epsilon, delta=delta)
-
-
-def smallest_scale(
-    rounds: Sequence[accounting.RoundGroup], *, target_epsilon: float, delta: float
-) -> Scale:
-  """As `smallest_scale_for_epsilon`, for rounds that may differ.
-
-  All groups grow by the same factor. The sizes and the noise multiplier of the
-  result are those of the last group, at the grown size.
+    ValueError: If noise is 0, there are no rounds, or no size reaches the
+      target.
   """
   checks.positive(target_epsilon=target_epsilon)
   rounds = [group for group in rounds if group.count]
@@ -220,7 +208,7 @@ def _cost(
     event = accounting.compose(rounds)
     fixed = any(group.sampling.kind == 'fixed' for group in rounds)
     if accountant == 'pld' and (
-        fixed or accounting.pld_available(event, delta=delta)
+        fixed or not accounting.pld_obstacle(event, delta=delta)
     ):
       # Fixed-size sampling: raises, and says why.
       return accounting.epsilon(event, delta=delta, accountant='pld')

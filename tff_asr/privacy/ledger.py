@@ -46,19 +46,18 @@ import collections
 from collections.abc import Iterable, Mapping, Sequence
 import copy
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
 import re
 import secrets
-import tempfile
 from typing import Any, NamedTuple, Optional
 
 from absl import logging
 import numpy as np
 
 from tff_asr import checks
+from tff_asr import files
 from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.privacy import noise as noise_lib
@@ -252,7 +251,9 @@ class Ledger:
   Made by `create` and `resume`; a context manager.
   """
 
-  def __init__(self, path: str, *, descriptor: int, chain: '_Chain', count: int):
+  def __init__(
+      self, path: str, *, descriptor: int, chain: '_Chain', count: int
+  ):
     self._path = path
     self._descriptor = descriptor
     self._chain = chain
@@ -389,16 +390,18 @@ def create(
             'resume that run from its saved state, or take another directory.'
         )
     for other, (chain, data) in apart.items():
-      _write_whole(_path_beside(path, other), data)
+      files.write(_path_beside(path, other), data)
       apart[other] = chain.head(len(chain.rounds))
     fixed = [] if before is None else list(before.header['fixed_seeds'])
     fixed += [name for name in fixed_seeds if name not in fixed]
     inherited = [] if before is None else before.rounds
+    if unit is None:
+      unit = 'speaker' if before is None else before.header['unit']
     chain = _Chain(_seal({
         'kind': 'header',
         'format_version': _FORMAT_VERSION,
         'run_id': secrets.token_hex(8),
-        'unit': unit or ('speaker' if before is None else before.header['unit']),
+        'unit': unit,
         'private': not fixed,
         'fixed_seeds': fixed,
         'inherited': len(inherited),
@@ -413,7 +416,7 @@ def create(
       chain.add(lines[-1], charged)
     os.ftruncate(descriptor, 0)
     _append(descriptor, *lines)
-    _sync_folder(path)
+    files.sync_folder(os.path.dirname(os.path.abspath(path)))
   except BaseException:
     os.close(descriptor)
     raise
@@ -655,13 +658,9 @@ def _split(
 def _open_locked(path: str, flags: int = 0) -> int:
   """Returns a file descriptor for `_append`, with an exclusive lock."""
   descriptor = os.open(path, os.O_RDWR | os.O_APPEND | flags, 0o644)
-  try:
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except OSError:
+  if not files.try_lock(descriptor):
     os.close(descriptor)
-    raise LedgerError(
-        f'The privacy ledger {path} is in use by another run.'
-    ) from None
+    raise LedgerError(f'The privacy ledger {path} is in use by another run.')
   return descriptor
 
 
@@ -695,31 +694,6 @@ def _path_beside(path: str, unit: str) -> str:
 def _bytes_of(path: str) -> bytes:
   with open(path, 'rb') as file:
     return file.read()
-
-
-def _write_whole(path: str, data: bytes) -> None:
-  """Writes a file whole or not at all, and waits for the disk."""
-  descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path))
-  try:
-    with os.fdopen(descriptor, 'wb') as file:
-      file.write(data)
-      os.fchmod(file.fileno(), 0o644)
-      file.flush()
-      os.fsync(file.fileno())
-    os.replace(temporary, path)
-  except BaseException:
-    os.unlink(temporary)
-    raise
-  _sync_folder(path)
-
-
-def _sync_folder(path: str) -> None:
-  """Makes the file's name survive a crash, as fsync does its content."""
-  folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
-  try:
-    os.fsync(folder)
-  finally:
-    os.close(folder)
 
 
 def _seal(fields: Mapping[str, Any], *, previous: str) -> _Line:

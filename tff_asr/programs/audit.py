@@ -43,8 +43,7 @@ async def audit(
     configuration: Text of the configuration.
     build: `federated.FederatedTraining` with all but the two arguments above:
       on client data by `canaries.add_canaries`, with these canaries in
-      `fed_avg.build`
-      and a server optimizer by `summing.build_summing`.
+      `fed_avg.build` and a server optimizer by `summing.build_summing`.
     canaries: The canaries.
     clipping: How the clip is divided over layers.
 
