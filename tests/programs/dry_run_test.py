@@ -195,8 +195,8 @@ class DryRunTest(absltest.TestCase):
     text = self.describe(build(num_steps=50))
     self.assertIn('nothing is charged', text)
     with self.assertRaises(checks.Problems) as caught:
-      build(num_steps=0, delta=1e-3, target_epsilon=2.0)
-    self.assertLen(caught.exception.messages, 2)
+      build(num_steps=0, target_epsilon=2.0)
+    self.assertLen(caught.exception.messages, 3)
 
 
 if __name__ == '__main__':

@@ -135,7 +135,7 @@ class SettingsTest(parameterized.TestCase):
   )
   def test_bad_settings_are_named(self, settings, message):
     with self.assertRaisesRegex(ValueError, message):
-      faults.FaultSettings(**settings)
+      faults.FaultSettings(**settings).check()
 
 
 if __name__ == '__main__':

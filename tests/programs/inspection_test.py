@@ -50,7 +50,9 @@ class InspectionTest(absltest.TestCase):
       f.seek(100)
       f.write(b'?')
     inspection.describe(folders)
-    with self.assertRaisesRegex(ValueError, 'shard-00000.*with the clients ann, bob.'):
+    with self.assertRaisesRegex(
+        ValueError, 'shard-00000.*with the clients ann, bob.'
+    ):
       inspection.describe(folders, is_verified=True)
 
   def test_records_of_a_client(self):

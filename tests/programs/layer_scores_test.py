@@ -1,6 +1,5 @@
 """Tests of tff_asr.programs.layer_scores; pretrain_test has a run's."""
 
-import os
 import tempfile
 
 from absl.testing import absltest

@@ -1,6 +1,5 @@
 """Tests of tff_asr.programs.pretraining and of what it is made of."""
 
-import asyncio
 import functools
 import json
 import os
@@ -18,7 +17,6 @@ from tests.programs import runs
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import examples as examples_lib
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.learning import dp_sgd
 from tff_asr.learning import layer_freeze
 from tff_asr.models import best_rq
 from tff_asr.models import conformer
@@ -136,51 +134,6 @@ class PretrainTest(parameterized.TestCase):
     with open(self.path('public/layer_scores.png'), 'rb') as f:
       self.assertEqual(f.read(4), b'\x89PNG')
 
-  def test_people_words_and_keys_are_not_in_the_open_and_nothing_listens(self):
-    self.assertEqual(self.listening, set())
-    self.assertEmpty(seen.readable_keys(self.path('public')))
-    text = self.printed + seen.text(self.path('public'))
-    self.assertIn('num_left_out', text)
-    for word in (*_CLIENTS, *fakes.WORDS[:-1]):
-      self.assertNotRegex(text, rf'\b{word}\b')
-
-  def test_keeps_states_as_told(self):
-    self.assertCountEqual(
-        os.listdir(self.path('public/state')),
-        [f'state_{version:08d}.bin' for version in (0, 2)],
-    )
-
-  @pytest.mark.slow
-  def test_a_stopped_private_run_ends_in_the_bits_of_a_whole_one(self):
-    results, printed = self.run_program('whole')
-    self.assertEqual(results['privacy']['unit'], 'example')
-    self.assertEqual(results['privacy']['rounds'], 3)
-    (group,) = results['privacy']['groups']
-    self.assertEqual(
-        (group['kind'], group['cohort_size'], group['population']),
-        ('poisson', 3, 6),
-    )
-    self.assertIn('example: one recording', printed)
-    self.assertIn('NOT PRIVATE', printed)  # Of the seeds that fix its keys.
-    # A run that ends after step 2 and is then asked for 3.
-    self.run_program('parts', num_steps=2)
-    self.run_program('parts', num_steps=3)
-    self.assert_same('parts', 'whole')
-    contents = ledger_lib.read(self.path('parts/ledger.jsonl'))
-    self.assertEqual([group.count for group in contents.rounds], [3])
-    self.assertEqual(contents.unit, 'example')
-
-    # A Ctrl-C in step 2 saves what there is, and the same command goes on.
-    with runs.interrupted(dp_sgd.DpSgd, after=2):
-      with self.assertRaises(asyncio.CancelledError):
-        self.run_program('interrupted', save_every=10)
-    saved = os.listdir(self.path('interrupted/state'))
-    self.assertGreater(max(saved), 'state_00000000.bin')
-    self.run_program('interrupted', save_every=10)
-    self.assert_same('interrupted', 'whole')
-    contents = ledger_lib.read(self.path('interrupted/ledger.jsonl'))
-    self.assertEqual([group.count for group in contents.rounds], [3])
-
   def test_frozen_layers_are_those_of_the_lowest_scores_and_do_not_move(self):
     results, _ = self.run_program(
         'frozen',
@@ -201,21 +154,6 @@ class PretrainTest(parameterized.TestCase):
           name in results['frozen'],
           name,
       )
-
-  @pytest.mark.slow
-  def test_a_target_epsilon_ends_the_run_before_it_is_exceeded(self):
-    results, _ = self.run_program(
-        'budget',
-        build_query=_build_query(5.0),
-        num_steps=50,
-        delta=1e-3,
-        target_epsilon=1.5,
-        noise_seed=None,
-        sampler_seed=None,
-    )
-    self.assertEqual(results['ended_by'], 'TARGET_EPSILON')
-    self.assertBetween(results['steps'], 1, 49)
-    self.assertLessEqual(results['privacy']['epsilon_rdp'], 1.5)
 
   @pytest.mark.slow
   def test_rounds_of_another_unit_are_not_added_up(self):

@@ -1,12 +1,10 @@
 """Runs of programs in tests, with their settings named one by one."""
 
 import asyncio
-from collections.abc import Iterator
 import contextlib
 import dataclasses
 import io
 from typing import Any
-from unittest import mock
 
 from tff_asr.programs import faults
 from tff_asr.programs import training_loop
@@ -38,23 +36,3 @@ def train(
   with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
     results = asyncio.run(training_loop.run(build(program, **arguments)))
   return results, printed.getvalue()
-
-
-@contextlib.contextmanager
-def interrupted(process: type[Any], *, after: int) -> Iterator[None]:
-  """Cancels a run, as Ctrl-C does, in a round of its process.
-
-  Args:
-    process: The class whose `next` runs rounds.
-    after: The round, counted from 1.
-  """
-  real, calls = process.next, []
-
-  def interrupt(self, *arguments):
-    calls.append(None)
-    if len(calls) == after:
-      asyncio.current_task().cancel()
-    return real(self, *arguments)
-
-  with mock.patch.object(process, 'next', interrupt):
-    yield

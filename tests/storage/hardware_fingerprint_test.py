@@ -60,7 +60,8 @@ class MachineTest(absltest.TestCase):
 
   def test_what_cannot_be_read_is_left_alone(self):
     for text in ('', '[]', '{"threads_per_op": "many"}', '\0'):
-      with open(hardware_fingerprint.path(self.run), 'w', encoding='utf-8') as f:
+      path = hardware_fingerprint.path(self.run)
+      with open(path, 'w', encoding='utf-8') as f:
         f.write(text)
       hardware_fingerprint.restore_threads(self.run)
 

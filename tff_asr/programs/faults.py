@@ -57,7 +57,8 @@ class FaultSettings:
   on_divergence: str = 'stop'
   max_norm_growth: Optional[float] = None
 
-  def __post_init__(self):
+  def check(self) -> None:
+    """Raises ValueError for all that is wrong with the settings."""
     errors = []
     if self.max_failed_share is not None:
       with checks.kept(errors):
@@ -69,7 +70,8 @@ class FaultSettings:
         checks.finite(max_norm_growth=self.max_norm_growth)
         if self.max_norm_growth <= 1:
           raise ValueError(
-              f'max_norm_growth must be above 1, found {self.max_norm_growth!r}.'
+              'max_norm_growth must be above 1, found '
+              f'{self.max_norm_growth!r}.'
           )
     checks.raise_together(errors)
 

@@ -88,6 +88,8 @@ class FederatedTraining(training_loop.Program):
       self.build_cohorts(self.client_data.client_ids, key=keys.from_seed(0))
     with checks.kept(errors):
       preflight.check_characters(self.client_data, self.pipeline)
+    with checks.kept(errors):
+      self.faults.check()
     self.check_common(errors)
     checks.raise_together(errors)
 

@@ -57,7 +57,8 @@ class RunSettings:
   keep_last: int = 3
   keep_every: int = 0
 
-  def __post_init__(self):
+  def check(self) -> None:
+    """Raises ValueError for all that is wrong with the settings."""
     errors = []
     with checks.kept(errors):
       checks.positive_int(
@@ -87,7 +88,8 @@ class PrivacySettings:
   noise_seed: Optional[int] = None
   sampler_seed: Optional[int] = None
 
-  def __post_init__(self):
+  def check(self) -> None:
+    """Raises ValueError for all that is wrong with the settings."""
     errors = []
     if self.delta is not None:
       with checks.kept(errors):
@@ -184,6 +186,9 @@ class Program(abc.ABC):
 
   def check_common(self, errors: list[Exception]) -> None:
     """Appends what is wrong with the settings that all programs have."""
+    for settings in (self.settings, self.privacy):
+      with checks.kept(errors):
+        settings.check()
     with checks.kept(errors):
       preflight.check_durations(self.client_data, self.pipeline)
     if self.init_from_run is not None:

@@ -2,7 +2,8 @@
 
     config.gin      the configuration
     run.lock        held while a run goes on here; names its process
-    machine.json    threads and devices that it began with (`hardware_fingerprint`)
+    machine.json    threads and devices that it began with
+                    (`hardware_fingerprint`)
     state/          program states, to resume from (hold keys: owner only)
     model.state     the trained weights, for evaluation and as a seed
     ledger.jsonl    what the model's rounds cost in privacy (federated runs, and

@@ -1,0 +1,313 @@
+"""Tests of tff_asr.programs.training_loop: what holds of all programs' runs.
+
+The three programs run here on the same speakers; what only one of them does is
+in its own test.
+"""
+
+import asyncio
+import csv
+import functools
+import json
+import os
+import tempfile
+from typing import Any
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import tensorflow_federated as tff
+
+from tests import fakes
+from tests import seen
+from tests.programs import runs
+from tff_asr.aggregators import dp_mean
+from tff_asr.data import client_data as client_data_lib
+from tff_asr.data import cohorts
+from tff_asr.execution import multi_device
+from tff_asr.learning import client_update
+from tff_asr.learning import fed_avg
+from tff_asr.models import best_rq
+from tff_asr.models import quantizer as quantizer_lib
+from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import queries
+from tff_asr.programs import central
+from tff_asr.programs import federated
+from tff_asr.programs import masked_evaluation
+from tff_asr.programs import pretraining
+from tff_asr.storage import checkpoints
+from tff_asr.storage import run_dir
+from tff_asr.storage import state_file
+
+_CLIENTS = {'ann': 2, 'bob': 2, 'cai': 1}
+_BUILD_QUERY = functools.partial(
+    queries.PerLayerClipSumQuery, l2_norm_clip=0.1, noise_multiplier=3.0
+)
+_PROGRAMS = {
+    'federated': federated.FederatedTraining,
+    'central': central.CentralTraining,
+    'pretraining': pretraining.Pretraining,
+}
+_PRIVATE = ('federated', 'pretraining')
+_KEYS = dict(noise_seed=1, sampler_seed=2)
+
+
+class _Evaluation(tuple):
+  """Of either kind of evaluator, made up."""
+
+  word_error_rate = 0.5
+  loss = 1.0
+
+
+@functools.lru_cache
+def _shared() -> dict[str, dict[str, Any]]:
+  """Arguments of each program; to build and trace them takes seconds."""
+  _shared.root = tempfile.TemporaryDirectory()  # Until the module ends.
+  data = client_data_lib.load(
+      fakes.write_split(f'{_shared.root.name}/shards', _CLIENTS)
+  )
+  model = fakes.tiny_model(num_blocks=1, dropout=0.1)
+  pipeline = fakes.tiny_pipeline(model, max_batch_sec=3.0)
+  common = dict(
+      configuration='SEED = 1\n',
+      model=model,
+      pipeline=pipeline,
+      client_data=data,
+  )
+  steps = dict(optimizer=tff.learning.optimizers.build_adam(0.01), seed=3)
+  return {
+      'federated': common | dict(
+          learning_process=fed_avg.build(
+              model=model,
+              pipeline=pipeline,
+              client_data=data,
+              aggregator=dp_mean.build(
+                  build_query=_BUILD_QUERY, cohort_size=2
+              ),
+              server_optimizer=tff.learning.optimizers.build_adam(0.01),
+              local=client_update.LocalTraining(
+                  learning_rate=0.01, num_steps=1
+              ),
+              seed=5,
+          ),
+          build_cohorts=functools.partial(cohorts.poisson, cohort_size=2),
+          context=multi_device.build_async_context(),
+          **_KEYS,
+      ),
+      'central': common | steps,
+      'pretraining': common | steps | _KEYS | dict(
+          model=best_rq.build(
+              encoder=model.encoder,
+              quantizer=quantizer_lib.Quantizer(num_codes=16, num_stacked=3),
+              start_prob=0.1,
+          ),
+          batch_size=2,
+          build_query=_BUILD_QUERY,
+      ),
+  }
+
+
+def tearDownModule():
+  if _shared.cache_info().currsize:
+    _shared.root.cleanup()
+    _shared.cache_clear()
+
+
+def _evaluator(look) -> mock.Mock:
+  """Calls `look`, of people who do not train; the figures are made up."""
+
+  def evaluate(unused_weights):
+    look()
+    found = masked_evaluation.MaskedEvaluation._fields
+    return _Evaluation([0.5] * len(found))
+
+  return mock.Mock(side_effect=evaluate, client_ids=frozenset())
+
+
+@parameterized.named_parameters(*((name, name) for name in _PROGRAMS))
+class TrainingLoopTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = self.enterContext(tempfile.TemporaryDirectory())
+
+  def path(self, *names: str) -> str:
+    return os.path.join(self.root, *names)
+
+  def train(self, name: str, run: str, number: int, **changes):
+    """A run of so many rounds; its results and what it printed."""
+    total = 'num_rounds' if name == 'federated' else 'num_steps'
+    arguments = {'save_every': 2, 'evaluate_every': 2, total: number}
+    return runs.train(
+        _PROGRAMS[name],
+        output_dir=self.path(run),
+        **arguments | _shared()[name] | changes,
+    )
+
+  def metrics(self, run: str) -> list[dict[str, str]]:
+    """The rows, without what tells the time."""
+    with open(self.path(run, 'metrics.csv'), encoding='utf-8') as f:
+      return [
+          {name: row[name] for name in row if not name.endswith('seconds')}
+          for row in csv.DictReader(f)
+      ]
+
+  def saved(self, run: str) -> list[int]:
+    return sorted(checkpoints.files(self.path(run, 'state')))
+
+  def charged(self, run: str) -> int:
+    path = self.path(run, run_dir.LEDGER)
+    if not os.path.exists(path):
+      return 0
+    return sum(group.count for group in ledger_lib.read(path).rounds)
+
+  def assert_same(self, one: str, other: str) -> None:
+    """The same bits of model, state and metrics, and as many charges."""
+    states = [run_dir.newest_state(self.path(run)) for run in (one, other)]
+    models = [self.path(run, run_dir.MODEL) for run in (one, other)]
+    for first, second in (states, models):
+      left = state_file.read_leaves(first)
+      right = state_file.read_leaves(second)
+      self.assertEqual(list(left), list(right))
+      for name, value in left.items():
+        # Ledgers have names of their own, and inodes.
+        if name not in ('ledger/digest', 'noise/file_identity'):
+          self.assertEqual(repr(value), repr(right[name]), name)
+          self.assertEqual(
+              getattr(value, 'tobytes', bytes)(),
+              getattr(right[name], 'tobytes', bytes)(),
+              name,
+          )
+    self.assertEqual(self.metrics(one), self.metrics(other))
+    self.assertEqual(self.charged(one), self.charged(other))
+
+  def test_resumed_runs_end_in_the_bits_of_a_whole_one(self, name):
+    self.train(name, 'whole', 5, evaluator=_evaluator(lambda: None))
+    self.assertEqual(self.charged('whole'), 5 if name in _PRIVATE else 0)
+
+    def interrupt():
+      asyncio.current_task().cancel()
+
+    # Ctrl-C while it evaluates after 2: that round is saved, or the one before.
+    # Killed there: all are run again.
+    kinds = (asyncio.CancelledError, interrupt), (KeyboardInterrupt, None)
+    for run, (kind, look) in zip(('interrupted', 'killed'), kinds):
+      look = look or mock.Mock(side_effect=KeyboardInterrupt)
+      with self.assertRaises(kind):
+        self.train(name, run, 5, evaluator=_evaluator(look))
+      wanted = (1, 2) if look is interrupt else (0,)
+      self.assertIn(self.saved(run)[-1], wanted)
+      self.assertFalse(os.path.exists(self.path(run, run_dir.MODEL)))
+      results, _ = self.train(name, run, 5, evaluator=_evaluator(lambda: None))
+      self.assert_same(run, 'whole')
+      self.assertStartsWith(results['ended_by'], 'NUM_')
+      # The results are of the whole run, not of its last part.
+      (rates,) = [
+          value for key, value in results.items() if key in (
+              'dev_word_error_rate', 'dev_accuracy'
+          )
+      ]
+      self.assertEqual(rates, {2: 0.5, 4: 0.5, 5: 0.5})
+      with open(self.path(run, run_dir.RESULTS), encoding='utf-8') as f:
+        self.assertEqual(json.load(f), json.loads(json.dumps(results)))
+
+    # Once more: it is over, and nothing is trained, charged or released.
+    self.train(name, 'whole', 5)
+    self.assert_same('whole', 'killed')
+
+  def test_a_round_is_charged_before_its_model_is_seen_or_saved(self, name):
+    order = []
+    save = checkpoints.StateManager.save
+
+    async def look_and_save(manager, state, version):
+      order.append(('saved', version, self.charged('run')))
+      await save(manager, state, version)
+
+    before, listening = seen.listening(), set()
+
+    def look():
+      order.append(('evaluated', self.charged('run')))
+      listening.update(seen.listening() - before)
+
+    with mock.patch.object(checkpoints.StateManager, 'save', look_and_save):
+      _, printed = self.train(
+          name,
+          'run',
+          4,
+          evaluator=_evaluator(look),
+          evaluate_every=1,
+          save_every=1,
+          keep_last=1,
+          keep_every=3,
+      )
+    expected = [('saved', 0, 0)]
+    for number in range(1, 5):
+      charged = number if name in _PRIVATE else 0
+      expected += [('evaluated', charged), ('saved', number, charged)]
+    self.assertEqual(order, expected)
+    self.assertEqual(self.saved('run'), [0, 3, 4])
+    # Neither people nor words nor keys are in the open, and nothing listens.
+    self.assertEqual(listening, set())
+    self.assertEmpty(seen.readable_keys(self.path('run')))
+    text = printed + seen.text(self.path('run'))
+    self.assertIn('num_', text)
+    for word in (*_CLIENTS, *fakes.WORDS[:-1]):
+      self.assertNotRegex(text, rf'\b{word}\b')
+
+  def test_an_error_saves_the_last_good_round(self, name):
+    program = _PROGRAMS[name]
+    judge = program.judge
+
+    def fail(self, record, done, *, number):
+      if number == 3:
+        raise ValueError('diverged')
+      return judge(self, record, done, number=number)
+
+    with mock.patch.object(program, 'judge', fail):
+      with self.assertRaisesRegex(ValueError, 'diverged'):
+        self.train(name, 'run', 5, save_every=5, evaluate_every=5)
+    self.assertEqual(self.saved('run'), [0, 2])
+    # The round that failed is charged, and is charged once when repeated.
+    self.assertEqual(self.charged('run'), 3 if name in _PRIVATE else 0)
+    self.train(name, 'run', 3, save_every=5, evaluate_every=5)
+    self.assertEqual(self.charged('run'), 3 if name in _PRIVATE else 0)
+
+  def test_unusable_settings_are_refused_before_anything_is_written(
+      self, name
+  ):
+    bad = [
+        (dict(), 0, r'num_(rounds|steps) must be'),
+        (dict(evaluate_every=0), 1, 'evaluate_every'),
+        (dict(save_every=-1), 1, 'save_every'),
+        (dict(keep_last=0, keep_every=-1), 1, '(?s)keep_last.*keep_every'),
+        (dict(init_from_run='nowhere'), 1, 'nowhere holds no trained model'),
+        (dict(init_from_run=self.path('run')), 0, '(?s)must be.*from itself'),
+    ]
+    if name in _PRIVATE:
+      bad += [
+          (dict(delta=1.5), 1, 'delta'),
+          (dict(noise_seed=-1, sampler_seed=-1), 1, '(?s)noise_s.*sampler_s'),
+          (dict(target_epsilon=1.0), 1, 'target_epsilon is 1 at no delta'),
+          (dict(target_epsilon=0, delta=1e-3), 1, 'must be positive'),
+          (dict(target_epsilon=1e-6, delta=1e-3), 1, 'after the first round'),
+      ]
+    for changes, number, message in bad:
+      with self.assertRaisesRegex(ValueError, message):
+        self.train(name, 'run', number, **changes)
+      self.assertFalse(os.path.exists(self.path('run')), changes)
+
+  def test_the_budget_ends_a_private_run(self, name):
+    if name not in _PRIVATE:
+      self.assertIsNone(_PROGRAMS[name].sampling)
+      return
+    keys = dict(noise_seed=None, sampler_seed=None, delta=1e-3)
+    results, _ = self.train(name, 'three', 3, **keys)
+    target = results['privacy']['epsilon_rdp']
+    results, _ = self.train(name, 'run', 9, target_epsilon=target, **keys)
+    self.assertEqual(results['ended_by'], 'TARGET_EPSILON')
+    self.assertEqual(self.charged('run'), 3)
+    self.assertEqual(self.saved('run')[-1], 3)
+    self.assertEqual(results['privacy']['epsilon_rdp'], target)
+
+
+if __name__ == '__main__':
+  absltest.main()
