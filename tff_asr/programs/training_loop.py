@@ -377,9 +377,7 @@ async def run(program: Program) -> dict[str, Any]:
         process_state,
         program.initial_draw(),
         ledger_lib.Head(0, ''),
-        private_rounds.NoiseState(
-            keys.draw_or_fix(program.privacy.noise_seed), np.int64(0)
-        ),
+        private_rounds.NoiseState(_noise_key(program), np.int64(0)),
         program.initial_record(process_state.global_model_weights),
     )
     # Or it would take its memory to the end.
@@ -462,6 +460,13 @@ async def run(program: Program) -> dict[str, Any]:
     await saver.save(state, number)
     await saver.wait()
     return _finish(program, folder, state, number, ledger)
+
+
+def _noise_key(program: Program) -> np.ndarray:
+  """A new run's noise key; zeros where no noise is drawn."""
+  if program.sampling is None:
+    return np.zeros([4], np.int32)
+  return keys.draw_or_fix(program.privacy.noise_seed)
 
 
 async def _resume_or_begin(
