@@ -139,7 +139,7 @@ class TrainedProgramsTest(parameterized.TestCase):
     finished = self.run_program(
         'report', self.run_dir, f'--output_dir={output_dir}', '--num_worst=1'
     )
-    path = finished.stdout.strip()
+    path = finished.stdout.splitlines()[-1]
     self.assertEqual(path, os.path.join(output_dir, 'report.html'))
     with open(path, encoding='utf-8') as f:
       self.assertIn('Utterances with the most errors', f.read())
