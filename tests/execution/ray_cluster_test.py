@@ -492,8 +492,8 @@ def _is_running(process_id: int) -> bool:
 _PROGRAM = """
     import os, signal, threading
     import psutil
-    import tensorflow_federated as tff
     from tff_asr import launch
+    import tensorflow_federated as tff
     from tests.execution import ray_cluster_test as these
     from tff_asr.execution import ray_cluster, ray_session
 
