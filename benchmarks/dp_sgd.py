@@ -195,7 +195,7 @@ def _batch() -> pipeline_lib.Batch:
       seed=tf.zeros([2], tf.int32),
       transcript=names,
       utterance_id=names,
-      weights=tf.zeros([number]),
+      example_weights=tf.zeros([number]),
   )
 
 
