@@ -1,4 +1,7 @@
-"""Tests of tff_asr.privacy.correlated_noise; streams: noise_streams_test."""
+"""Tests of tff_asr.privacy.correlated_noise.
+
+Streams and keys: noise_streams_test; events: aggregators/dp_mean_test.
+"""
 
 import collections
 import functools
@@ -6,7 +9,6 @@ import math
 
 from absl.testing import absltest
 from absl.testing import parameterized
-import dp_accounting
 import numpy as np
 import scipy.stats
 import tensorflow as tf
@@ -101,12 +103,14 @@ class TreeSumQueryTest(parameterized.TestCase):
         clip_fn=lambda record, clip: record,
         clip_value=1.0,
     )
-    with _eagerly():
-      state = theirs.initial_global_state()
-      expected = []
-      for _ in range(num_rounds):
-        noised, state, _ = theirs.get_noised_result(_zeros(), state)
-        expected.append(_flat(noised))
+    # Eagerly, so that a list can feed their tf.functions.
+    tf.config.run_functions_eagerly(True)
+    self.addCleanup(tf.config.run_functions_eagerly, False)
+    state = theirs.initial_global_state()
+    expected = []
+    for _ in range(num_rounds):
+      noised, state, _ = theirs.get_noised_result(_zeros(), state)
+      expected.append(_flat(noised))
     found, _ = _rounds(_query(rounds_per_tree=8), num_rounds)
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
@@ -146,35 +150,19 @@ class TreeSumQueryTest(parameterized.TestCase):
     )
     np.testing.assert_allclose(noises[0], _flat(node), rtol=1e-6)
 
-  def test_no_noise_is_known_before_its_round(self):
+  def test_a_round_s_key_decides_its_noise_and_no_earlier_node(self):
     # From one state under two keys: as a branch or a repeated round has it.
     query = _query(rounds_per_tree=8)
-    _, state = _rounds(query, 3)
-    one, _ = _rounds(query, 1, state=state)
-    other, _ = _rounds(
-        query, 1, state=queries.set_noise_key(state, keys.from_seed(1))
-    )
-    again, _ = _rounds(query, 1, state=state)
-    self.assertTrue(np.all(one[0] != other[0]))
-    np.testing.assert_array_equal(one, again)
-
-  def test_rounds_may_each_have_their_own_key(self):
-    # The prefix keeps the nodes of earlier rounds, whatever key comes next.
-    query = _query(rounds_per_tree=4)
-    state = _start(query)
-    _, state = _rounds(query, 2, state=state)
+    _, state = _rounds(query, 2)
     kept = np.array(state.nodes['a'][0])
-    _, state = _rounds(
-        query, 1, state=queries.set_noise_key(state, keys.from_seed(9))
-    )
-    np.testing.assert_array_equal(state.nodes['a'][1], kept)
-
-  def test_without_a_key_noised_results_are_nan(self):
-    query = _query()
-    noises, _ = _rounds(
-        query, 1, state=query.initial_global_state()
-    )
-    self.assertTrue(np.all(np.isnan(noises[0])))
+    rekeyed = queries.set_noise_key(state, keys.from_seed(1))
+    one, _ = _rounds(query, 1, state=state)
+    (other,), after = _rounds(query, 1, state=rekeyed)
+    again, _ = _rounds(query, 1, state=state)
+    self.assertTrue(np.all(one[0] != other))
+    np.testing.assert_array_equal(one, again)
+    # The prefix keeps the nodes of earlier rounds, whatever key comes next.
+    np.testing.assert_array_equal(after.nodes['a'][1], kept)
 
   @parameterized.parameters((1, 1), (2, 2), (3, 2), (4, 3), (7, 3), (8, 4))
   def test_the_state_holds_a_model_copy_for_each_level(self, rounds, copies):
@@ -206,15 +194,6 @@ class TreeSumQueryTest(parameterized.TestCase):
         _flat(noised) - _flat(noise), [0.3, 0, 0.4, 0], atol=1e-6
     )
 
-  def test_event_is_a_tree_of_the_rounds(self):
-    query = _query(rounds_per_tree=5)
-    _, _, event = query.get_noised_result(_zeros(), _start(query))
-    self.assertIsInstance(
-        event, dp_accounting.SingleEpochTreeAggregationDpEvent
-    )
-    self.assertEqual(float(event.noise_multiplier), 2.0)
-    self.assertEqual(int(event.step_counts), 5)
-
   def test_bad_arguments_are_named(self):
     for arguments, message in (
         (dict(rounds_per_tree=0), 'rounds_per_tree'),
@@ -223,16 +202,6 @@ class TreeSumQueryTest(parameterized.TestCase):
     ):
       with self.assertRaisesRegex(ValueError, message):
         _query(**arguments)
-
-
-class _eagerly:
-  """Runs tf.functions as Python, so that a list can feed them."""
-
-  def __enter__(self):
-    tf.config.run_functions_eagerly(True)
-
-  def __exit__(self, *unused_error):
-    tf.config.run_functions_eagerly(False)
 
 
 if __name__ == '__main__':

@@ -143,31 +143,18 @@ class FileTest(_LedgerTestCase):
       self.assertTrue(opened.append(_round(0)))
     self.assertEqual(_count(ledger.read(self.path)), 1)
 
-  def test_two_runs_exclude_each_other(self):
+  def test_a_ledger_in_use_and_another_file_are_left_alone(self):
     with ledger.create(self.path) as opened:
-      self.check_refused(
-          'in use', lambda: ledger.resume(self.path, head=opened.head)
-      )
-      self.check_refused('in use', lambda: ledger.create(self.path))
-
-  def test_new_run_does_not_overwrite_a_charged_ledger_or_another_file(self):
-    self.write(1)
-    self.check_refused(
-        'already charges 1 round', lambda: ledger.create(self.path)
-    )
-    self.assertEqual(_count(ledger.read(self.path)), 1)
+      for look in (
+          lambda: ledger.resume(self.path, head=opened.head),
+          lambda: ledger.create(self.path),
+      ):
+        self.check_refused('in use', look)
     self.overwrite([b'my only copy'])
     self.check_refused(
         'not a privacy ledger', lambda: ledger.create(self.path)
     )
     self.assertEqual(self.lines(), [b'my only copy'])
-
-  @parameterized.parameters(0, 5, 40, None)
-  def test_new_run_replaces_one_that_ended_before_its_first_round(self, size):
-    first = self.write(0)
-    if size is not None:
-      os.truncate(self.path, size)
-    self.assertNotEqual(first, self.write(0))
 
   def test_a_copy_is_told_from_a_renamed_folder(self):
     run, renamed, copy = (
@@ -236,24 +223,19 @@ class CrashTest(_LedgerTestCase):
       self.assertTrue(opened.append(_round(1)))
     self.assertEqual(_count(ledger.read(self.path)), 8)
 
-  def test_another_result_asks_for_a_new_key_and_is_charged_with_it(self):
-    with ledger.create(self.path) as opened:
-      before = opened.head
-      opened.append(_round(0, result='a' * 64))
+  def test_the_same_round_with_other_contents_is_refused(self):
+    before, _ = self.write(1)
     with ledger.resume(self.path, head=before) as opened:
       with self.assertRaisesRegex(ledger.NoiseReuseError, 'new noise key'):
         opened.append(_round(0, result='b' * 64))
-      self.assertEqual(_count(opened.contents), 1)
-      self.assertTrue(opened.append(_round(0, result='b' * 64, key=1)))
-      self.assertEqual(_count(opened.contents), 2)
-
-  def test_identity_without_the_event_is_refused(self):
-    heads = self.write(1)
-    with ledger.resume(self.path, head=heads[0]) as opened:
       self.check_refused(
           'must cover',
           lambda: opened.append(_round(0, noise_multipliers=(0.5,))),
       )
+      self.assertEqual(_count(opened.contents), 1)
+      # With a new key it is charged.
+      self.assertTrue(opened.append(_round(0, result='b' * 64, key=1)))
+      self.assertEqual(_count(opened.contents), 2)
 
   def test_torn_line_is_cut_off(self):
     heads = self.write(3)
@@ -319,7 +301,6 @@ class ParentTest(_LedgerTestCase):
         header['parents'],
         [ledger.read(path).run_id for path, _ in (first, second)],
     )
-    self.assertNotIn('apart', header)
     with ledger.resume(third[0], head=third[1]) as opened:
       self.assertEqual(opened.head, third[1])
     inherited = ledger.inherited_charges(third, unit='speaker')
@@ -327,7 +308,10 @@ class ParentTest(_LedgerTestCase):
     self.assertEmpty(ledger.inherited_charges(None, unit='speaker').rounds)
 
   def test_a_chain_of_runs_has_one_whole_ledger_a_unit(self):
-    example = self.run_of('pretrained', num_rounds=3, unit='example')
+    # One without rounds cost nothing.
+    empty = self.run_of('empty', num_rounds=0, unit='device')
+    example = self.run_of('pretrained', empty, num_rounds=3, unit='example')
+    self.assertEqual(self.counts(example), {'example': 3})
     speaker = self.run_of('federated', example, num_rounds=2, unit='speaker')
     self.assertEqual(self.counts(speaker), {'speaker': 2, 'example': 3})
     self.assertEqual(ledger.read(speaker[0]).inherited, 0)
@@ -344,46 +328,47 @@ class ParentTest(_LedgerTestCase):
       (group,) = ledger.inherited_charges(third, unit=unit).rounds
       self.assertEqual(group.count, count)
 
-  def test_a_ledger_of_another_unit_without_rounds_cost_nothing(self):
-    empty = self.run_of('empty', num_rounds=0, unit='example')
-    speaker = self.run_of('federated', empty, num_rounds=1, unit='speaker')
-    self.assertEqual(self.counts(speaker), {'speaker': 1})
-
-  def test_a_changed_or_missing_parent_is_refused(self):
-    parent = self.run_of('parent', num_rounds=2)
-    self.overwrite(self.lines(parent[0])[:-1], parent[0])
-    create = lambda: ledger.create(self.path, parent=parent)
-    self.check_refused('was shortened', create)
-    os.remove(parent[0])
-    self.check_refused('is missing', create)
-    self.assertFalse(os.path.exists(self.path))
-
-  def test_a_changed_or_missing_ledger_of_another_unit_is_refused(self):
+  def test_a_changed_or_missing_ledger_of_a_parent_is_refused(self):
     example = self.run_of('pretrained', num_rounds=2, unit='example')
     path, head = self.run_of('run', example, num_rounds=1, unit='speaker')
-    copy = self.path_of('run.example')
-    self.overwrite(self.lines(copy)[:-1], copy)
-    for error in ('was shortened', 'is missing'):
-      for look in (
-          lambda: ledger.read_apart(path),
-          lambda: ledger.create(self.path, parent=(path, head)),
-          lambda: ledger.resume(path, head=head),
-      ):
-        self.check_refused(error, look)
-      if os.path.exists(copy):
-        os.remove(copy)
+    create = lambda: ledger.create(self.path, parent=(path, head))
+    for damaged, looks in (
+        (path, [create]),
+        (
+            self.path_of('run.example'),
+            [
+                create,
+                lambda: ledger.read_apart(path),
+                lambda: ledger.resume(path, head=head),
+            ],
+        ),
+    ):
+      good = self.lines(damaged)
+      for kept, error in ((good[:-1], 'was shortened'), (None, 'is missing')):
+        if kept is None:
+          os.remove(damaged)
+        else:
+          self.overwrite(kept, damaged)
+        for look in looks:
+          self.check_refused(error, look)
+      self.overwrite(good, damaged)
+    self.assertFalse(os.path.exists(self.path))
 
-  def test_an_unbegun_ledger_is_replaced_a_begun_one_not(self):
-    parent = self.run_of('parent', num_rounds=2)
-    for _ in range(2):
-      with ledger.create(self.path, parent=parent) as opened:
-        self.assertEqual(opened.head.count, 2)
-    with ledger.create(self.path, parent=parent) as opened:
-      opened.append(_round(0, key=7))
-    self.check_refused(
-        'already charges 1 rounds',
-        lambda: ledger.create(self.path, parent=parent),
-    )
+  @parameterized.parameters(0, 5, 40, None)
+  def test_only_a_ledger_without_rounds_of_its_own_is_replaced(self, size):
+    for parent in (None, self.run_of('parent', num_rounds=2)):
+      first = self.write(0, parent=parent)
+      if size is not None:
+        os.truncate(self.path, size)
+      self.assertNotEqual(first, self.write(0, parent=parent))
+      self.write(1, key=7, parent=parent)
+      lines = self.lines()
+      self.check_refused(
+          'already charges 1 rounds',
+          lambda parent=parent: ledger.create(self.path, parent=parent),
+      )
+      self.assertEqual(self.lines(), lines)
+      os.remove(self.path)
 
 
 class ChargesTest(_LedgerTestCase):

@@ -1,6 +1,7 @@
-"""No two draws of noise share a part of a stream, over all queries."""
+"""Streams of noise of all queries: keyed, and none drawn from twice."""
 
 import itertools
+import math
 from unittest import mock
 
 from absl.testing import absltest
@@ -82,6 +83,16 @@ class NoiseStreamsTest(parameterized.TestCase):
     plain, _ = _draws(_BUILD['per_layer'](specs))
     adaptive, _ = _draws(_BUILD['adaptive'](specs))
     self.assertLen(adaptive, len(plain) + _NUM_ROUNDS)
+
+  @parameterized.named_parameters(_BUILD.items())
+  def test_without_a_key_whatever_is_released_is_nan(self, build):
+    query = build([tf.TensorSpec([3]), tf.TensorSpec([])])
+    total = query.initial_sample_state([tf.ones([3]), tf.ones([])])
+    result, state, _ = query.get_noised_result(
+        total, query.initial_global_state()
+    )
+    for value in (*result, getattr(state, 'layer_clips', math.nan)):
+      self.assertTrue(np.all(np.isnan(value)))
 
   @parameterized.named_parameters(_BUILD.items())
   def test_no_stretch_of_noise_comes_twice(self, build):
