@@ -123,65 +123,32 @@ class ClippedGradientsTest(parameterized.TestCase):
     for name, gradient in whole.items():
       np.testing.assert_allclose(clipped[name] * norm, gradient, rtol=1e-4)
 
-  def test_stubs_change_nothing(self):
+  def test_stubs_and_copies_leave_the_mean_over_utterances(self):
     _, _, batch = _batches()
     whole, loss_sum = self.gradients(batch, 1e9)
-    with_stub = collections.OrderedDict(batch)
-    with_stub['features'] = tf.pad(
-        batch['features'], [[0, 1], [0, 0], [0, 0]]
+    with_stub = collections.OrderedDict(
+        (key, tf.concat([value, tf.zeros_like(value[:1])], axis=0))
+        for key, value in batch.items()
     )
-    with_stub['labels'] = tf.pad(batch['labels'], [[0, 1], [0, 0]])
     with_stub['feature_lengths'] = tf.concat(
         [batch['feature_lengths'], [8]], axis=0
     )
-    for key in ('label_lengths', 'example_weights'):
-      with_stub[key] = tf.pad(batch[key], [[0, 1]])
-    other, other_loss_sum = self.gradients(with_stub, 1e9)
-    # The same to the rounding of another order of summation.
-    np.testing.assert_allclose(loss_sum, other_loss_sum, rtol=1e-6)
-    for name, gradient in whole.items():
-      np.testing.assert_allclose(
-          other[name], gradient, atol=3e-6 * _global_norm(whole)
-      )
-
-  def test_a_batch_of_stubs_has_gradients_of_zero(self):
-    _, _, batch = _batches()
+    twice = collections.OrderedDict(
+        (key, tf.concat([value, value], axis=0)) for key, value in batch.items()
+    )
+    for changed, times in ((with_stub, 1), (twice, 2)):
+      other, other_loss_sum = self.gradients(changed, 1e9)
+      # The same to the rounding of another order of summation.
+      np.testing.assert_allclose(times * loss_sum, other_loss_sum, rtol=1e-6)
+      for name, gradient in whole.items():
+        np.testing.assert_allclose(
+            other[name], gradient, atol=3e-6 * _global_norm(whole)
+        )
     stubs = collections.OrderedDict(
         batch, example_weights=tf.zeros_like(batch['example_weights'])
     )
     gradients, loss_sum = self.gradients(stubs, 1.0)
-    self.assertEqual(float(loss_sum), 0.0)
-    for gradient in gradients.values():
-      np.testing.assert_array_equal(gradient, np.zeros(gradient.shape))
-
-  def test_the_loss_is_a_mean_over_utterances(self):
-    _, _, batch = _batches()
-    whole, _ = self.gradients(batch, 1e9)
-    twice = collections.OrderedDict(
-        (key, tf.concat([value, value], axis=0)) for key, value in batch.items()
-    )
-    other, _ = self.gradients(twice, 1e9)
-    for name, gradient in whole.items():
-      np.testing.assert_allclose(
-          other[name], gradient, atol=3e-6 * _global_norm(whole)
-      )
-
-  def test_step_goes_down_the_gradient(self):
-    model, weights, batch = _batches()
-    gradients, _ = self.gradients(batch, 5.0)
-    _, stepped, _ = client_update.step(
-        model,
-        tff.learning.optimizers.build_sgdm(0.3),
-        collections.OrderedDict(learning_rate=0.3),
-        weights,
-        collections.OrderedDict(batch, seed=None),
-        max_grad_norm=5.0,
-    )
-    for name, gradient in gradients.items():
-      np.testing.assert_array_equal(
-          stepped[name], weights[name] - 0.3 * gradient
-      )
-
+    self.assertEqual((_global_norm(gradients), float(loss_sum)), (0, 0))
 
 _NUM_STEPS = 7
 
@@ -229,39 +196,26 @@ class ClientWorkTest(absltest.TestCase):
 
   def test_steps_pass_over_the_data_again_and_counts_add_up(self):
     _, weights, _ = _batches()
-    # cai has one utterance, so one batch; ann has three, all in one batch.
-    # 'nobody' has none.
+    # cai has one utterance, so one batch; ann has three, all in one batch; bob
+    # has three batches, so that his steps end within a pass. 'nobody' has none.
     _, counts = self.run_clients(weights, ['cai', 'nobody', 'ann'])
-    self.assertEqual(counts['num_clients'], 3)
-    self.assertEqual(counts['num_trained'], 2)
-    self.assertEqual(counts['num_steps'], 7 + 0 + 7)
-    self.assertEqual(counts['num_utterances'], 7 * 1 + 7 * 3)
-    self.assertEqual(counts['num_left_out'], 0)
-    self.assertEqual(counts['num_non_finite'], 0)
+    expected = dict(
+        num_clients=3, num_trained=2, num_steps=7 + 0 + 7,
+        num_utterances=7 * 1 + 7 * 3, num_left_out=0, num_non_finite=0,
+    )
+    self.assertEqual(counts, counts | expected)
     self.assertAlmostEqual(
         counts['audio_sec'],
         0.01 * 7 * (_num_frames('cai') + _num_frames('ann')),
         places=3,
     )
-
-  def test_a_client_may_stop_where_its_data_end(self):
-    _, weights, _ = _batches()
-    # ann has one batch, bob three: of two steps at most, ann takes one.
+    _, counts = self.run_clients(weights, ['bob'])
+    self.assertEqual(counts['num_steps'], _NUM_STEPS)
+    # Of two steps at most in one pass, ann takes one.
     _, counts = self.run_clients(
         weights, ['ann', 'bob'], num_steps=2, num_epochs=1
     )
     self.assertEqual(counts['num_steps'], 1 + 2)
-
-  def test_steps_may_end_within_a_pass(self):
-    model, weights, _ = _batches()
-    a_pass = fakes.tiny_pipeline(model).training_batches(
-        fakes.client_data().create_tf_dataset_for_client('bob'),
-        seed=tf.constant(_SEED),
-        num_epochs=1,
-    )
-    self.assertNotEqual(_NUM_STEPS % len(list(a_pass)), 0)
-    _, counts = self.run_clients(weights, ['bob'])
-    self.assertEqual(counts['num_steps'], _NUM_STEPS)
 
   def test_an_empty_client_returns_zero(self):
     _, weights, _ = _batches()
@@ -294,64 +248,40 @@ class ClientWorkTest(absltest.TestCase):
         ),
     )
 
-  def test_delta_is_old_minus_new(self):
-    model, weights, _ = _batches()
-    delta, counts = self.run_clients(weights, ['cai'])
-    batches = fakes.tiny_pipeline(model).training_batches(
-        fakes.client_data().create_tf_dataset_for_client('cai'),
-        seed=tf.constant(_SEED),
-    )
-    local, loss_sum = weights, 0.0
-    sgd = tff.learning.optimizers.build_sgdm(0.01)
-    state = collections.OrderedDict(learning_rate=0.01)
-    for batch in batches.take(_NUM_STEPS):
-      state, local, loss = client_update.step(
-          model, sgd, state, local, batch, max_grad_norm=5.0
-      )
-      loss_sum += loss
-    np.testing.assert_allclose(counts['loss_sum'], loss_sum, rtol=1e-4)
-    norm = _global_norm(delta)
-    self.assertGreater(norm, 0.1)  # At most 7 * .01 * 5.
-    np.testing.assert_allclose(counts['delta_norm_sum'], norm, rtol=1e-5)
-    for name, value in delta.items():
-      np.testing.assert_allclose(
-          value, weights[name] - local[name], atol=1e-5, err_msg=name
-      )
-
-  def test_deltas_are_weighed_by_what_a_client_trained_on(self):
+  def test_deltas_are_weighed_and_summed_in_any_order(self):
     _, weights, _ = _batches()
-    parts = {
-        client: self.run_clients(weights, [client], num_steps=2)[0]
-        for client in ('ann', 'cai')
-    }
-    # Two steps of ann are 2 x 3 utterances, of cai 2 x 1; 3 weigh 1.
-    # A frame is 10 ms; 2 seconds weigh 1.
-    for weigh_by, mean_weight, weight_of in (
-        ('utterances', 3.0, {'ann': 6 / 3, 'cai': 2 / 3}),
-        (
-            'seconds',
-            2.0,
-            {name: 2 * 0.01 * _num_frames(name) / 2 for name in parts},
-        ),
+    parts, seconds, utterances = {}, {}, {}
+    for client in ('ann', 'bob', 'cai'):
+      parts[client], counts = self.run_clients(weights, [client], num_steps=2)
+      seconds[client] = counts['audio_sec']
+      utterances[client] = counts['num_utterances']
+    # Two steps of ann are 2 x 3 utterances, of cai 2 x 1. A frame is 10 ms.
+    self.assertEqual((utterances['ann'], utterances['cai']), (6, 2))
+    for client in ('ann', 'cai'):
+      self.assertAlmostEqual(
+          seconds[client], 2 * 0.01 * _num_frames(client), places=4
+      )
+    for limits, weight_of in (
+        ({}, dict.fromkeys(parts, 1)),
+        (dict(weigh_by='utterances', mean_weight=3.0),
+         {name: count / 3 for name, count in utterances.items()}),
+        (dict(weigh_by='seconds', mean_weight=2.0),
+         {name: duration / 2 for name, duration in seconds.items()}),
     ):
-      total, counts = self.run_clients(
-          weights, ['ann', 'cai', 'nobody'], num_steps=2,
-          weigh_by=weigh_by, mean_weight=mean_weight,
-      )
-      for name, value in total.items():
-        expected = sum(
-            weight * parts[client][name] for client, weight in weight_of.items()
-        )
+      norms = [weight_of[name] * _global_norm(parts[name]) for name in parts]
+      for order in (['ann', 'nobody', 'bob', 'cai'], ['cai', 'bob', 'ann']):
+        total, counts = self.run_clients(weights, order, num_steps=2, **limits)
+        for name, value in total.items():
+          expected = sum(
+              weight * parts[client][name]
+              for client, weight in weight_of.items()
+          )
+          np.testing.assert_allclose(
+              value, expected, rtol=1e-5, atol=1e-6, err_msg=name
+          )
         np.testing.assert_allclose(
-            value, expected, rtol=1e-5, atol=1e-7, err_msg=name
+            counts['delta_norm_sum'], sum(norms), rtol=1e-5
         )
-      norms = [
-          weight * _global_norm(parts[client])
-          for client, weight in weight_of.items()
-      ]
-      np.testing.assert_allclose(
-          counts['delta_norm_sum'], sum(norms), rtol=1e-5
-      )
 
   def check_steps(self, build, twin):
     # cai, twice: the second one's state is not what the first one left.
