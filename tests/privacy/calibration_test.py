@@ -140,6 +140,32 @@ class CalibrationTest(parameterized.TestCase):
         _epsilon(smaller, on_mean * smaller.cohort_size, 20), 10.0
     )
 
+  @parameterized.product(
+      cohort_size=(3, 7, 100), population=(101, 1009), target=(0.3, 3.0)
+  )
+  def test_growth_draws_no_client_more_often(
+      self, cohort_size, population, target
+  ):
+    # Sizes whose ratio is not whole: epsilon is of what is returned, and no
+    # client is drawn more often than before.
+    sampling = _sampling('poisson', cohort_size, population)
+    rounds = accounting.RoundGroup(
+        sampling=sampling, noise_multiplier=0.5, count=10
+    )
+    scale = calibration.smallest_scale(
+        [rounds], target_epsilon=target, delta=1e-5
+    )
+    self.assertGreater(scale.cohort_size, cohort_size)
+    # In integers: scale.cohort_size / scale.population <= q, by a client less
+    # it would not be.
+    drawn = scale.cohort_size * population
+    self.assertLessEqual(drawn, scale.population * cohort_size)
+    self.assertGreater(drawn, (scale.population - 1) * cohort_size)
+    grown = _sampling('poisson', scale.cohort_size, scale.population)
+    self.assertAlmostEqual(
+        _epsilon(grown, scale.noise_multiplier, 10), scale.epsilon
+    )
+
   def test_groups_that_differ_grow_together_in_any_order(self):
     groups = [
         accounting.RoundGroup(

@@ -409,13 +409,17 @@ class ChargesTest(_LedgerTestCase):
         accounting.Sampling(kind='pass', cohort_size=4, population=12),
         accounting.Sampling(kind='full', cohort_size=4, population=4),
     ]
-    for other in others:
-      charges = ledger.Charges()
-      for round_num, sampling in enumerate([passes, passes, other, passes]):
-        charges.add(
-            sampling=sampling, noise_multipliers=(1.0,), round_num=round_num
-        )
-      self.assertEqual(charges.rounds[0].count, 4 + 4)
+    # Whichever number the other round has, also the one that is due next.
+    for other, number in itertools.product(others, (0, 1, 2, 3, 7)):
+      for after in (2, 3):
+        charges = ledger.Charges()
+        for round_num, sampling in (
+            (0, passes), (1, passes), (number, other), (after, passes)
+        ):
+          charges.add(
+              sampling=sampling, noise_multipliers=(1.0,), round_num=round_num
+          )
+        self.assertEqual(charges.rounds[0].count, 4 + after + 1)
 
 
 class TamperingTest(_LedgerTestCase):

@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import itertools
 import json
 import os
 import tempfile
@@ -20,6 +21,7 @@ from tff_asr.privacy import epsilon_report
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger
 from tff_asr.programs import private_rounds
+from tff_asr.storage import run_dir
 
 _NOISE = 4.0
 # 100 rounds a pass.
@@ -246,6 +248,26 @@ class EpsilonOfRunTest(_TestCase):
     )
     table = epsilon_report.render([result], output_format='csv')
     self.assertIn('example: epsilon', table)
+
+  def test_the_default_delta_is_of_the_largest_population_in_any_order(self):
+    populations = (1000, 20_000, 300)
+    for number, order in enumerate(itertools.permutations(populations)):
+      folder = os.path.join(self.folder, str(number))
+      with (
+          run_dir.RunDir(folder, configuration='') as run,
+          ledger.create(run.file(run_dir.LEDGER)) as opened,
+      ):
+        for round_num, population in enumerate(order):
+          opened.append(fakes.charged_round(
+              round_num,
+              sampling=accounting.Sampling(
+                  kind='poisson', cohort_size=10, population=population
+              ),
+          ))
+        stated = private_rounds.write_statement(run, opened)
+      result = private_rounds.epsilon_of_run(folder)
+      self.assertEqual(stated.fields['delta'], 0.1 / 20_000)
+      self.assertEqual(result.delta, 0.1 / 20_000)
 
 
 if __name__ == '__main__':
