@@ -145,6 +145,38 @@ class ConversionTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, 'holds another corpus'):
       self.convert(partition=spec, partition_seed=2)
 
+  def test_the_longest_speaker_has_the_most_audio_in_all(self):
+    # In tenths of a second: of four speakers with recordings that differ, one
+    # has the most audio, others the longest, last, first or most recordings.
+    tenths = {'all': (3, 3, 3), 'last': (1, 1, 6), 'first': (6, 1, 1),
+              'most': (2, 2, 2, 2)}
+    listed = [
+        shards.Utterance(
+            client_id=speaker,
+            utterance_id=str(number),
+            transcript='yes',
+            audio=lambda n=1600 * tenth: np.ones(n, np.int16),
+        )
+        for speaker, lengths in tenths.items()
+        for number, tenth in enumerate(lengths)
+    ]
+    for split, order in (('one', listed), ('other', listed[::-1])):
+      corpus = dataclasses.replace(
+          _CORPUS,
+          list_utterances=lambda *_, order=order, **__: utterances.Listing(
+              order
+          ),
+      )
+      conversion.convert(
+          corpus,
+          source_dir='src',
+          output_dir=self.output_dir,
+          splits=[split],
+          partition='rest=rest,long=longest:1',
+          num_workers=0,
+      )
+      self.assertEqual(self.speakers_of(f'{split}.long'), ['all'])
+
   def test_bad_partition_writes_nothing(self):
     with self.assertRaisesRegex(ValueError, 'asks for 7 speakers'):
       self.convert(partition='public=7')

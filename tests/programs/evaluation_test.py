@@ -95,29 +95,35 @@ class EvaluatorTest(absltest.TestCase):
     arrays = {name: value.numpy() for name, value in _weights().items()}
     self.assertEqual(_evaluator()(arrays), first)
 
-  def test_loss_is_the_mean_over_utterances(self):
+  def test_loss_is_the_mean_over_utterances_that_have_one(self):
+    # Some are too long for a loss, in batches with others; all are decoded.
     model = _model()
-    losses = []
-    batches = fakes.tiny_pipeline(model, max_batch_sec=3.0).evaluation_batches(
-        fakes.client_data({'ann': 3}).create_tf_dataset_for_client('ann')
+    client_data = fakes.client_data(_CLIENTS)
+    pipeline = fakes.tiny_pipeline(
+        model, max_batch_sec=3.0, max_utterance_sec=1.0
     )
-    for batch in batches:
-      logits, lengths = model.logits(
-          _weights(), batch['features'], batch['feature_lengths']
-      )
-      losses.extend(
-          ctc.loss(
-              logits, lengths, batch['labels'], batch['label_lengths']
-          ).numpy()
-      )
-    evaluator = evaluation.Evaluator(
-        model=model,
-        pipeline=fakes.tiny_pipeline(model, max_batch_sec=3.0),
-        client_data=fakes.client_data({'ann': 3}),
-    )
+    losses, usable = [], []
+    for client_id in _CLIENTS:
+      for batch in pipeline.evaluation_batches(
+          client_data.create_tf_dataset_for_client(client_id)
+      ):
+        logits, lengths = model.logits(
+            _weights(), batch['features'], batch['feature_lengths']
+        )
+        losses.extend(
+            ctc.loss(
+                logits, lengths, batch['labels'], batch['label_lengths']
+            ).numpy()
+        )
+        usable.extend(batch['example_weights'].numpy() > 0)
+    self.assertBetween(sum(usable), 2, len(usable) - 2)
+    found = evaluation.Evaluator(
+        model=model, pipeline=pipeline, client_data=client_data
+    )(_weights())
     np.testing.assert_allclose(
-        evaluator(_weights()).loss, np.mean(losses), rtol=1e-5
+        found.loss, np.mean(np.array(losses)[usable]), rtol=1e-5
     )
+    self.assertLen(found.hypotheses, len(usable))
 
   def test_nothing_decoded(self):
     nothing = evaluation.Evaluation(hypotheses=[], loss=float('nan'))

@@ -168,7 +168,13 @@ class StateFileTest(parameterized.TestCase):
     for leaf in state_file.read_manifest(self.path).leaves:
       self.assertEqual(leaf.offset % 64, 0)
 
-  def test_every_flipped_byte_is_found_and_a_leafs_is_named(self):
+  @parameterized.named_parameters(
+      ('leaves_of_one_chunk', 2**24), ('leaves_of_several_chunks', 5)
+  )
+  def test_every_flipped_byte_is_found_and_a_leafs_is_named(self, chunk_bytes):
+    self.enterContext(
+        mock.patch.object(state_file, '_CHUNK_BYTES', chunk_bytes)
+    )
     state_file.write_state(self.path, state=_state())
     leaf = next(
         leaf for leaf in state_file.read_manifest(self.path).leaves
