@@ -1,4 +1,4 @@
-r"""How fast corpora become shards: hours of audio a minute.
+r"""Speed of converting corpora to shards: hours of audio per minute.
 
     python -m benchmarks.conversion --speech=SPEECH_FOLDER
 

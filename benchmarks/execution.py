@@ -35,7 +35,6 @@ from tff_asr.execution import multi_device
 from tff_asr.execution import native
 from tff_asr.execution import prefetch
 from tff_asr.execution import ray_cluster
-from tff_asr.learning import client_update
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
@@ -147,20 +146,8 @@ class _BareSteps:
         for client_id in clients.client_ids
     ]
     self.weights = model.initialize(tf.constant([1, 0]))
-    optimizer = tff.learning.optimizers.build_sgdm(
-        workload_lib.CLIENT_LEARNING_RATE
-    )
-    state = optimizer.initialize(weights_lib.tensor_specs(model.specs))
-
-    def step(weights, batch):
-      # SGD has no state but its rate.
-      _, weights, loss_sum = client_update.step(
-          model, optimizer, state, weights, batch, max_grad_norm=1.0
-      )
-      return weights, loss_sum
-
     self._step = tf.function(
-        step,
+        workload_lib.build_step(model),
         input_signature=[
             tf.nest.map_structure(
                 tf.TensorSpec.from_tensor, self.weights

@@ -1,4 +1,4 @@
-"""What this machine can do at best: its paces of multiplying and of copying.
+"""Limits of this machine: its best paces of multiplying and of copying.
 
 Both are measured with TensorFlow's own kernels on its own threads, so that a
 share of them tells what the work around the kernels costs.

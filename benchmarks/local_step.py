@@ -25,7 +25,6 @@ import statistics
 from absl import flags
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from benchmarks import flops
 from benchmarks import limits
@@ -214,10 +213,6 @@ def _functions(
 ) -> dict[str, _Call]:
   """The functions of `_PARTS`; traced for batches of any size."""
   weights = model.initialize(tf.constant([1, 0]))
-  optimizer = tff.learning.optimizers.build_sgdm(
-      workload_lib.CLIENT_LEARNING_RATE
-  )
-  state = optimizer.initialize(weights_lib.tensor_specs(model.specs))
 
   def logits(weights, batch):
     return model.logits(
@@ -241,12 +236,7 @@ def _functions(
         model, weights, batch, max_grad_norm=1.0
     )
 
-  def step(weights, batch):
-    _, weights, loss_sum = client_update.step(
-        model, optimizer, state, weights, batch, max_grad_norm=1.0
-    )
-    return weights, loss_sum
-
+  step = workload_lib.build_step(model)
   specs = [weights_lib.tensor_specs(model.specs), pipeline_lib.batch_spec()]
   calls = {
       function.__name__: _Call(

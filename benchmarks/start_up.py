@@ -128,7 +128,7 @@ class _Laps:
     self._last = time.perf_counter() - since, 0.0
 
   def skip(self) -> None:
-    """What was done since the last part is none."""
+    """Ignores what was done since the last part."""
     self._last = time.perf_counter(), time.process_time()
 
   def end(self, part: str) -> None:

@@ -1,15 +1,17 @@
-"""What the benchmarks train: a corpus of noise, and the recipe at any size.
+"""Workload of the benchmarks: a corpus of noise, and the recipe at any size.
 
 Every client has the same number of utterances of the same length, so that each
 local step costs the same.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 import re
 from typing import Any, Optional
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from data_tools import shards
@@ -164,6 +166,23 @@ def build_query(noise_multiplier: float = 0.01) -> queries.BuildQuery:
 def build_server_optimizer() -> tff.learning.optimizers.Optimizer:
   """LAMB."""
   return lamb.build_lamb(0.001)
+
+
+def build_step(
+    model: ctc.CtcModel,
+) -> Callable[..., tuple[weights_lib.Weights, tf.Tensor]]:
+  """A client's local step: weights and batch to weights and sum of losses."""
+  optimizer = tff.learning.optimizers.build_sgdm(CLIENT_LEARNING_RATE)
+  # SGD has no state but its rate.
+  state = optimizer.initialize(weights_lib.tensor_specs(model.specs))
+
+  def step(weights, batch):
+    _, weights, loss_sum = client_update.step(
+        model, optimizer, state, weights, batch, max_grad_norm=1.0
+    )
+    return weights, loss_sum
+
+  return step
 
 
 def initialize(process: tff.learning.templates.LearningProcess) -> Any:

@@ -1,4 +1,4 @@
-r"""What folders of shards hold: speakers, hours, what was left out, padding.
+r"""Contents of folders of shards: speakers, hours, what was left out, padding.
 
 Example:
   python bin/inspect_data.py --data=quickstart_data/shards --padding \

@@ -15,6 +15,8 @@ import os
 import shutil
 from typing import Any
 
+from tff_asr import files as files_lib
+
 JOURNAL_FILE = 'journal.jsonl'
 
 
@@ -69,8 +71,8 @@ class PartialSplit:
   def commit(self, entry: Mapping[str, Any], *, files: Sequence[str]) -> None:
     """Makes files (names in `folder`) and then their entry durable."""
     for name in files:
-      _sync(os.path.join(self.folder, name))
-    _sync(self.folder)
+      files_lib.sync(os.path.join(self.folder, name))
+    files_lib.sync(self.folder)
     self._append(entry)
     self.entries.append(dict(entry))
 
@@ -78,13 +80,13 @@ class PartialSplit:
     """Moves the folder to its place, replacing a split that is there."""
     self._journal.close()
     for name in os.listdir(self.folder):
-      _sync(os.path.join(self.folder, name))
+      files_lib.sync(os.path.join(self.folder, name))
     replaced = f'{self.folder}.replaced'
     if os.path.isdir(self._output_dir) and os.listdir(self._output_dir):
       shutil.rmtree(replaced, ignore_errors=True)
       os.rename(self._output_dir, replaced)
     os.rename(self.folder, self._output_dir)
-    _sync(os.path.dirname(self._output_dir))
+    files_lib.sync(os.path.dirname(self._output_dir))
     # Also what a program left that was killed between the two.
     shutil.rmtree(replaced, ignore_errors=True)
     forget_journal(self._output_dir)
@@ -141,12 +143,3 @@ def forget_journal(folder: str) -> None:
   journal = os.path.join(folder, JOURNAL_FILE)
   if os.path.exists(journal):
     os.remove(journal)
-
-
-def _sync(path: str) -> None:
-  """Waits until a file or folder is on disk."""
-  descriptor = os.open(path, os.O_RDONLY)
-  try:
-    os.fsync(descriptor)
-  finally:
-    os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Transcripts to the characters of the tokens: a rule a kind of corpus.
+"""Transcripts to the characters of the tokens: one rule per kind of corpus.
 
 `normalize_english` is for read English corpora: lower case, Unicode NFC,
 typographic apostrophes and hyphens as plain ones, runs of white space as one

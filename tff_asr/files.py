@@ -36,7 +36,7 @@ def replacing(path: str, *, mode: int = 0o644) -> Iterator[BinaryIO]:
     with contextlib.suppress(OSError):
       os.remove(partial)
     raise
-  sync_folder(os.path.dirname(os.path.abspath(path)))
+  sync(os.path.dirname(os.path.abspath(path)))
 
 
 def write(path: str, data: bytes, *, mode: int = 0o644) -> None:
@@ -55,8 +55,8 @@ def write_json(path: str, value: Any) -> None:
   write_text(path, json.dumps(value, indent=1) + '\n')
 
 
-def sync_folder(path: str) -> None:
-  """Waits until the names of the files in a folder are on disk."""
+def sync(path: str) -> None:
+  """Waits until a file, or the names of the files in a folder, are on disk."""
   descriptor = os.open(path, os.O_RDONLY)
   try:
     os.fsync(descriptor)

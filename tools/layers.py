@@ -1,4 +1,4 @@
-"""Who may import what: the layers of the project, as one table.
+"""The layers of the project: one table of the imports each may have.
 
 Imports point down. A package of `tff_asr` may import itself, the packages of
 lower layers, Python's own library, and the libraries listed beside it; folders
@@ -132,6 +132,7 @@ SHARED_WITH_DATA_TOOLS = (
     'tff_asr.data.speakers',
     'tff_asr.data.summaries',
     'tff_asr.features',
+    'tff_asr.files',
     'tff_asr.launch',
     'tff_asr.text',
 )
@@ -237,14 +238,6 @@ def package_of(module: str) -> str:
   """Entry of the table: 'models' of tff_asr.models.ctc, 'bin' of bin.x."""
   first, *rest = module.split('.')
   return rest[0] if first == 'tff_asr' and rest else first
-
-
-def layer_of(package: str) -> int:
-  """Number of the layer of a package; those beside the layers are on top."""
-  for layer, packages in enumerate(LAYERS):
-    if package in packages:
-      return layer
-  return len(LAYERS)
 
 
 def may_import(package: str) -> tuple[str, ...]:

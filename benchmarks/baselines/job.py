@@ -1,7 +1,7 @@
-"""What all baselines compute, as files: sizes, weights, data, expected values.
+"""The job of all baselines, as files: sizes, weights, data, expected values.
 
-A job is a folder that the driver writes and every baseline reads, in whatever
-virtual environment it runs; so this needs NumPy alone.
+A job is a folder that the driver writes and every baseline reads, each in a
+virtual environment of its own; so this needs NumPy alone.
 
     job.json      the sizes and rates of `Job`
     weights.npz   initial weights by our names
@@ -10,8 +10,8 @@ virtual environment it runs; so this needs NumPy alone.
     clients.npz   waveforms int16 [clients, utterances, N], and their labels
     corpus        the same utterances as our shards
 
-A baseline says what it has measured in lines of its standard output, between
-whatever its libraries print there.
+A baseline prints what it has measured as lines of its standard output, between
+those of its libraries.
 
   B: batch size. T: feature frames. F: mel bins. U: label length. N: samples.
 """

@@ -1,4 +1,4 @@
-"""What rounds of `pfl` have in common, whatever their back end.
+"""Rounds of `pfl`: the part that all back ends share.
 
 `FederatedAveraging` in a `SimulatedBackend` whose postprocessor is a
 `CentrallyAppliedPrivacyMechanism` over a `GaussianMechanism`, as in pfl's

@@ -223,7 +223,7 @@ class BadInputTest(parameterized.TestCase):
           ],
           [
               'learning_rate',
-              ('GPU:7', 'this machine has not'),
+              ('GPU:7', 'not on this machine'),
               'no/dev is not a folder',
           ],
       ),
@@ -268,7 +268,7 @@ class BadInputTest(parameterized.TestCase):
           ],
           [
               'num_steps',
-              ('GPU:7', 'this machine has not'),
+              ('GPU:7', 'not on this machine'),
               ('batch_size is 5', 'only 4 utterances'),
               'freeze needs the scores',
           ],

@@ -27,7 +27,6 @@ import tensorflow_federated as tff
 from tests.execution import toys
 from tff_asr.execution import multi_device
 from tff_asr.execution import ray_cluster
-from tff_asr.learning import client_update
 
 try:
   import ray
@@ -97,7 +96,7 @@ def _settings(context, **changes):
 
 
 def _process_id(member) -> int:
-  return ray.get(member.actor.get_process_id.remote())
+  return ray.get(member.actor.__ray_call__.remote(lambda _: os.getpid()))
 
 
 _SERVER_FLOAT = tff.FederatedType(np.float32, tff.SERVER)

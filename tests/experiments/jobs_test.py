@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import tempfile
 import threading
 import time

@@ -158,7 +158,7 @@ class DevicesTest(parameterized.TestCase):
   @parameterized.parameters(
       ([], 'at least one device name'),
       ('CPU:0', 'at least one device name'),
-      (['CPU:0', 'GPU:9'], "'GPU:9', which this machine has not"),
+      (['CPU:0', 'GPU:9'], "'GPU:9', which is not on this machine"),
       (['first'], "names such as 'CPU:1', found 'first'"),
   )
   def test_bad_devices_are_named(self, devices, message):

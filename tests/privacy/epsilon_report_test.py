@@ -4,7 +4,6 @@ import csv
 import io
 import itertools
 import json
-import math
 
 from absl.testing import absltest
 from absl.testing import parameterized

@@ -180,7 +180,7 @@ class PretrainTest(parameterized.TestCase):
           'without a query',
       ),
       (dict(keep_last=0), 'keep_last'),
-      (dict(devices=['GPU:7']), "'GPU:7', which this machine has not"),
+      (dict(devices=['GPU:7']), "'GPU:7', which is not on this machine"),
       (
           dict(freeze=layer_freeze.LayerFreeze(number=1)),
           'freeze needs the scores',

@@ -11,7 +11,7 @@ names the shard and the byte where the client's records begin if
 
 - a record is missing or damaged (its checksum differs, the shard is truncated),
 - a record belongs to another client (the shard is of another corpus),
-- its audio has not the length its record states.
+- its audio does not have the length its record states.
 
 Such errors end up in logs, so they do not name the client; who has the corpus
 finds it by its place (`verify`, `bin/inspect_data.py`).

@@ -40,7 +40,7 @@ _MAX_NAMED = 3
 
 
 class CohortState(NamedTuple):
-  """What an iterator needs to continue exactly.
+  """State of an iterator, from which it continues exactly.
 
   Attributes:
     key: The 128-bit key, int32 [4]. Secret.

@@ -52,7 +52,7 @@ class ClientFunctions:
   """Loaded `compiler.ClientPrograms`, for several threads of a process.
 
   Attributes:
-    sums: whether clients are summed; without, there are the next two neither.
+    sums: whether clients are summed. False: `zero` and `merge` are not set.
     zero: the empty accumulator.
     merge: two accumulators to one.
     zero_lock: to be held where threads share `zero`.

@@ -37,7 +37,7 @@ def find(devices: Sequence[str] | None) -> tuple[str, ...]:
   for given, name in zip(devices, names):
     if name not in present:
       raise ValueError(
-          f'devices holds {given!r}, which this machine has not; it has '
+          f'devices holds {given!r}, which is not on this machine; it has '
           f'{", ".join(present)}.'
       )
   if len(set(names)) < len(names):

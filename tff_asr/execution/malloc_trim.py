@@ -3,7 +3,7 @@
 glibc's allocator keeps freed blocks of less than 32 MB, for later ones.
 Clients' work and the server's step need blocks of other sizes, so that with a
 large model some gigabytes lie idle: a round of 255.8M parameters took 12.8 GiB
-at its peak without this and `lean`, and 9.2 GiB with them.
+at its peak without this and `sequential`, and 9.2 GiB with them.
 """
 
 from collections.abc import Iterable

@@ -82,7 +82,7 @@ def build_sync_context(
   It may be used inside a running event loop, which waits meanwhile.
 
   Raises:
-    ValueError: a device that this machine has not.
+    ValueError: a device that is not on this machine.
   """
   return context.SyncContext(_Runner(settings))
 

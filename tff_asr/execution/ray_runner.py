@@ -45,7 +45,7 @@ LOSSES = (
 _CONTROL = 'control'
 
 
-class Member:
+class ActorSlot:
   """One actor's place in the pool; the actor in it may change.
 
   Attributes:
@@ -175,7 +175,7 @@ class _Actors:
     self._num_left = num_workers
     self._lock = threading.Lock()
 
-  def work(self, member: Member) -> None:
+  def work(self, member: ActorSlot) -> None:
     """The thread of one actor: one task after another until none is left."""
     while self._is_running(member):
       task = self._tasks.take()
@@ -193,7 +193,7 @@ class _Actors:
         self._tasks.give_back(task, counts=was_there)
     self._leave()
 
-  def _is_running(self, member: Member) -> bool:
+  def _is_running(self, member: ActorSlot) -> bool:
     """Waits for an actor that is being replaced; whether it came."""
     try:
       return member.wait(
@@ -218,7 +218,7 @@ class _Actors:
         )
         self._tasks.stop()
 
-  def _run(self, member: Member, task: scheduler.Task) -> None:
+  def _run(self, member: ActorSlot, task: scheduler.Task) -> None:
     """Runs a task on an actor, and hands in a reference to its result."""
     if isinstance(task, reduction.Merge):
       lost, result = member.actor.merge.options(num_returns=2).remote(
@@ -239,7 +239,7 @@ class _Actors:
     self._tasks.put(task, result)
 
   def _run_block(
-      self, member: Member, block: scheduler.Block
+      self, member: ActorSlot, block: scheduler.Block
   ) -> ray.ObjectRef:
     """The reference to what a block came to."""
     execution, device = self._execution, member.device
@@ -293,7 +293,7 @@ class _Actors:
     return _get(reference)
 
 
-def _start(settings: Any) -> list[Member]:
+def _start(settings: Any) -> list[ActorSlot]:
   """Starts one actor a device, and waits until all are ready.
 
   Raises:
@@ -308,7 +308,7 @@ def _start(settings: Any) -> list[Member]:
       required_files=_digest_all(settings.required_paths),
   )
   members = [
-      Member(options, start_arguments)
+      ActorSlot(options, start_arguments)
       for options in _place(settings.num_workers, settings.cpus_per_worker)
   ]
   for member in members:

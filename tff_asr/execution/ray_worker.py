@@ -124,9 +124,6 @@ class RayWorker:
       )
     return f'{self._device} of node {node}'
 
-  def get_process_id(self) -> int:
-    return os.getpid()
-
   def ping(self) -> None:
     """Returns at once; called in a thread of its own, also during a block."""
 

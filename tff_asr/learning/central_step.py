@@ -96,8 +96,8 @@ class CentralStep:
 
     Args:
       state: From `initialize` or the last step.
-      batch: A batch; one of stubs alone still is a step, with a gradient of
-        zero.
+      batch: A batch; one of placeholders alone is still a step, with a
+        gradient of zero.
 
     Returns:
       The new state, and metrics: `loss_sum` of the utterances' losses, float32
@@ -189,7 +189,7 @@ def clipped_gradients(
   Args:
     model: The model.
     weights: Its weights.
-    batch: See `pipeline.Batch`; at least one utterance or stub.
+    batch: See `pipeline.Batch`; at least one utterance or placeholder.
     max_grad_norm: Positive; clips the whole gradient.
     devices: Names as `find_devices` returns them; None: one part, with the
       batch's own seed.
@@ -217,7 +217,7 @@ def clipped_gradients(
 def _parts(
     batch: pipeline_lib.Batch, num_parts: int
 ) -> list[pipeline_lib.Batch]:
-  """A batch in parts of as many utterances, with stubs where some are short."""
+  """Parts of a batch, of equal size; placeholders fill up short ones."""
   size = tf.shape(batch['example_weights'])[0]
   part_size = (size + num_parts - 1) // num_parts
   indices = tf.range(part_size * num_parts)

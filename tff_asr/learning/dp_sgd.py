@@ -93,7 +93,7 @@ class DpSgd:
       raise ValueError('devices must name at least one device, found none.')
     unknown = sorted(set(frozen) - model.specs.keys())
     if unknown:
-      raise ValueError(f'frozen names {unknown[0]}, which the model has not.')
+      raise ValueError(f'frozen names {unknown[0]}, which the model lacks.')
     live = {
         name: spec for name, spec in model.specs.items() if name not in frozen
     }

@@ -226,7 +226,7 @@ class Charges:
 
 
 class Contents(NamedTuple):
-  """What a ledger says.
+  """The contents of a ledger's file.
 
   Attributes:
     run_id: Random name of the run.
@@ -416,7 +416,7 @@ def create(
       chain.add(lines[-1], charged)
     os.ftruncate(descriptor, 0)
     _append(descriptor, *lines)
-    files.sync_folder(os.path.dirname(os.path.abspath(path)))
+    files.sync(os.path.dirname(os.path.abspath(path)))
   except BaseException:
     os.close(descriptor)
     raise

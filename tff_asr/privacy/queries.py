@@ -27,7 +27,7 @@ _PHILOX = 1
 
 
 class Measured(NamedTuple):
-  """What clipping did to records; sums over them, exact and so not private.
+  """Effect of clipping on records: sums over them, exact and so not private.
 
   H: layers, as the clipping divides a record into them.
 

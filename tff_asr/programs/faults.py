@@ -175,7 +175,7 @@ class FaultSettings:
 
 
 class Norms(NamedTuple):
-  """What the next round is compared with.
+  """Norms of the last good round, which the next is compared with.
 
   Attributes:
     update_norm: Of the last good round's update; NaN before the first.

@@ -38,7 +38,7 @@ from tff_asr.storage import run_dir
 _PREFIX = 'not_private/'
 # Where the learning process keeps exact figures.
 _EXACT = re.compile(r'client_work/|aggregator/not_private/')
-# A figure for each layer of a model: TensorBoard has them, the CSV has not.
+# A figure for each layer of a model: in TensorBoard, not in the CSV.
 _BY_LAYER = re.compile(r'(^|/)(clipped_)?layer_(norm|clipped|clip)/')
 
 

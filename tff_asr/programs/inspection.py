@@ -1,4 +1,4 @@
-"""What a folder of shards holds: a table, one client's records, a histogram."""
+"""Contents of folders of shards: table, one client's records, histogram."""
 
 from collections.abc import Sequence
 import os

@@ -1,4 +1,4 @@
-"""How well masked speech of a data set is predicted."""
+"""Quality of the predictions of masked speech in a data set."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from tff_asr.privacy import keys
 
 
 class MaskedEvaluation(NamedTuple):
-  """Of the masked frames of a data set.
+  """Figures of the masked frames of a data set.
 
   Attributes:
     loss: Mean over utterances of their mean cross-entropy, in nats.

@@ -38,7 +38,7 @@ from tff_asr.storage import state_file
 
 
 class NoiseState(NamedTuple):
-  """What a run keeps of its noise.
+  """The part of a run's noise that is saved.
 
   Attributes:
     key: The run's 128-bit noise key, int32 [4]. Secret.

@@ -143,7 +143,7 @@ class ProgramState(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Program(abc.ABC):
-  """What a run trains, and on what.
+  """A training run: process, data source, metrics.
 
   Subclasses set the class attributes, and override what differs.
 

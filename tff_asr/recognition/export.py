@@ -1,6 +1,6 @@
 """A run's model as SavedModel and TFLite, each checked against the checkpoint.
 
-    saved_model/                 waveforms in, text out (`Server`)
+    saved_model/                 waveforms in, text out (`ExportedRecognizer`)
     model.float16.tflite         a waveform in, token ids out: weights in
                                  float16, built-in ops only
     model.dynamic_range.tflite   the same with weights in int8
@@ -40,7 +40,7 @@ _PADDING_SAMPLES = 2 * log_mel.FRAME_LENGTH
 _NO_TOKEN = -1
 
 
-class Server(tf.Module):
+class ExportedRecognizer(tf.Module):
   """A model with its weights and characters; needs core TensorFlow ops only.
 
   B: batch size. N: samples. U: tokens.
@@ -209,7 +209,7 @@ def export(
 
   Raises:
     ValueError: A folder or the data cannot be used, the model has ops that
-      TFLite has not, or an export is not the checkpoint: the SavedModel hears
+      TFLite lacks, or an export is not the checkpoint: the SavedModel hears
       something else in more than 2 % of the utterances.
   """
   checks.positive_int(num_utterances=num_utterances)
@@ -240,7 +240,7 @@ def export(
       for heard in recognizer((u.name, u.waveform) for u in utterances)
   ]
   os.makedirs(output_dir, exist_ok=True)
-  server = Server(
+  exported = ExportedRecognizer(
       model=recognizer.model,
       weights=recognizer.weights,
       characters=characters,
@@ -257,7 +257,7 @@ def export(
 
   path = os.path.join(output_dir, SAVED_MODEL)
   tf.saved_model.save(
-      server, path, signatures={'serving_default': server.transcribe}
+      exported, path, signatures={'serving_default': exported.transcribe}
   )
   check(SAVED_MODEL, saved_model_texts(path, utterances))
   if found[0].num_utterances - found[0].num_same > (
@@ -271,7 +271,7 @@ def export(
     file = _TFLITE.format(name)
     path = os.path.join(output_dir, file)
     with open(path, 'wb') as f:
-      f.write(_convert(server, supported_types=types))
+      f.write(_convert(exported, supported_types=types))
     check(file, [
         recognizer.pipeline.tokenizer.decode(ids).strip()
         for ids in tflite_tokens(path, utterances)
@@ -317,11 +317,11 @@ def tflite_tokens(
 
 
 def _convert(
-    server: Server, *, supported_types: Any
+    exported: ExportedRecognizer, *, supported_types: Any
 ) -> bytes:
-  """A TFLite model of `Server.tokens_of_one`."""
+  """A TFLite model of `ExportedRecognizer.tokens_of_one`."""
   converter = tf.lite.TFLiteConverter.from_concrete_functions(
-      [server.tokens_of_one.get_concrete_function()], server
+      [exported.tokens_of_one.get_concrete_function()], exported
   )
   converter.optimizations = [tf.lite.Optimize.DEFAULT]
   if supported_types is not None:

@@ -1,10 +1,10 @@
 """A trained model at work: waveforms of any length to text with word times.
 
 A waveform of at most a window is decoded whole, as `evaluation` decodes it. A
-longer one is decoded in windows that overlap by two margins; of each window's
-logits those of its margins are left away, where the neighbouring window has
-heard more of what is around, and the rest are joined before they are decoded,
-so that a word at a border is neither cut nor doubled.
+longer one is decoded in windows that overlap by two margins. The logits
+of a window's margins are dropped, because the neighbouring window has heard
+more around them; the rest are joined before they are decoded, so that a word at
+a border is neither cut nor doubled.
 
     window 1   |--------------------|margin|
     window 2           |margin|--------------------|margin|

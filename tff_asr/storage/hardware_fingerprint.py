@@ -1,4 +1,4 @@
-"""What the bits of a run depend on besides its settings: threads and devices.
+"""Threads and devices: what a run's bits depend on besides its settings.
 
 Sums over many numbers are split over the threads of an op, so another number of
 threads rounds differently, as do other devices, processors and versions of
