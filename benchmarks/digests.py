@@ -6,8 +6,8 @@ r"""Digests of what training comes to from fixed seeds, to hold behaviour by.
 
 Toy runs: federated without DP on one and on two logical devices and on Ray with
 two workers, federated with DP, central, public pre-training, and fine-tuning
-from it. Digests are of each tensor of the final model. Sums: clipped, and noised
-under one key, by each query. Bits depend on machine and thread count: compare
+from it. Digests are of each tensor of the final model. Sums: clipped, and
+noised under one key, by each query. Bits depend on machine and thread count: compare
 digests of one machine only. Exits with 1 if any differs.
 """
 
@@ -111,7 +111,8 @@ def _two_devices(folder: str) -> str:
 
 
 def _ray(folder: str) -> str:
-  from tff_asr.execution import ray_cluster  # pylint: disable=import-outside-toplevel
+  # pylint: disable-next=g-import-not-at-top
+  from tff_asr.execution import ray_cluster
 
   return _federated(
       folder,

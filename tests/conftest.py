@@ -26,6 +26,22 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def same_tff_context():
+  """Gives the next test the TFF context that this one found.
+
+  A program that runs in the test's process sets a context of its own.
+  """
+  tff = sys.modules.get('tensorflow_federated')
+  if tff is None:
+    yield
+    return
+  before = tff.framework.get_context_stack().current
+  yield
+  if tff.framework.get_context_stack().current is not before:
+    tff.framework.set_default_context(before)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
   """Ends TFF's worker; fails the session if another process was left."""

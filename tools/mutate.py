@@ -3,13 +3,14 @@
     .venv/bin/python -m tools.mutate            # all of them, over half an hour
     .venv/bin/python -m tools.mutate 'delta|noise'     # names that match
 
-A patch begins with the bug in words, a line "Tests: ID ..." with pytest's ids of
-the tests that must fail, and an empty line; a unified diff of one file follows.
+A patch begins with the bug in words, a line "Tests: ID ..." with pytest's ids
+of the tests that must fail, and an empty line; a unified diff of one file
+follows.
 
 Each bug is planted in a copy of the project, one at a time. In the end the
 tests that failed run on the unchanged copy and must pass: otherwise their
-failures prove nothing. Errors, with exit code 1: a bug that survives, tests that
-cannot run or take too long (a bug that breaks an import proves nothing
+failures prove nothing. Errors, with exit code 1: a bug that survives, tests
+that cannot run or take too long (a bug that breaks an import proves nothing
 either), and a patch that does not apply.
 """
 
@@ -73,7 +74,8 @@ class Mutant(NamedTuple):
     )
     if finished.returncode:
       raise ValueError(
-          f'{self.patch.name} does not apply to {self.path}: plant the bug anew.'
+          f'{self.patch.name} does not apply to {self.path}: plant the bug '
+          'anew.'
       )
     return finished.stdout
 

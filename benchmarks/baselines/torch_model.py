@@ -3,8 +3,8 @@
 `tff_asr.models.transformer` of norm 'pre', without dropout, layer drop and the
 random shift of its positions, in torch.nn's modules, its fused attention and
 its own CTC loss; with our log-mel features in front, for baselines that train
-from waveforms. Linear layers and the convolution have torch's layout; `load` and
-`export` translate from and to ours.
+from waveforms. Linear layers and the convolution have torch's layout; `load`
+and `export` translate from and to ours.
 
   B: batch size. N: samples. T: feature frames. F: mel bins. S: subsampled
   frames. D: width. U: label length. V: vocabulary with blank.

@@ -33,12 +33,7 @@ class InspectionTest(absltest.TestCase):
     self.assertRegex(text, r'\| a +\| +0\.00 \| +8 \| +2 \|')
     self.assertRegex(text, r'\| b +\| +0\.00 \| +1 \| +1 \|')
     self.assertIn('b: every shard has its checksum.', text)
-    speakers.write(
-        folders[1],
-        {'cai': {'age': 'teens'}},
-        names=['age'],
-        counts={'age': {'known': 1, 'contradictory': 0}},
-    )
+    speakers.write(folders[1], {'age': {'cai': frozenset(['teens'])}})
     text = inspection.describe(folders, is_verified=True)
     self.assertIn('b: age known of 1 of 1 speakers', text)
     with open(os.path.join(folders[1], speakers.SPEAKERS_FILE), 'w') as f:
