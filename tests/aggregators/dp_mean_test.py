@@ -243,11 +243,12 @@ class ExecutionTest(parameterized.TestCase):
       )
       self.assertIsInstance(event, type(_EVENTS[name]))
 
-  def test_no_clip_and_no_noise_is_the_plain_mean(self):
+  def test_no_clip_and_no_noise_is_the_plain_mean_in_any_order(self):
     process = _create(_build(clip=math.inf), cohort_size=3)
     values = [_value(1, 2, 3), _value(10, 20, 30), _value(100, 200, 300)]
-    output = process.next(process.initialize(), values, [1.0] * 3)
-    np.testing.assert_allclose(_flat(output.result), [37, 74, 111])
+    for order in (values, values[::-1], values[1:] + values[:1]):
+      output = process.next(process.initialize(), order, [1.0] * 3)
+      np.testing.assert_allclose(_flat(output.result), [37, 74, 111])
 
   def test_divides_by_the_public_cohort_size_not_the_clients_that_came(self):
     # One client of norm 5 clipped to 1: (.6, 0, .8). The expectation of a

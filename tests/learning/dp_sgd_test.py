@@ -25,26 +25,32 @@ from tff_asr.privacy import queries
 
 _CLIP = 0.3
 _NUM_EXAMPLES = 5
+_SIZES = dict(num_blocks=1, dim=8, mlp_dim=8, num_heads=2)
 _LENGTHS = (40, 61, 24, 52, 33)
+
+
+def _best_rq(encoder, *, num_stacked=4, **options) -> best_rq.BestRqModel:
+  return best_rq.build(
+      encoder=encoder,
+      quantizer=quantizer_lib.Quantizer(num_codes=16, num_stacked=num_stacked),
+      span_sec=0.1,
+      **dict(start_prob=0.1) | options,
+  )
+
+
+def _conformer(dropout: float):
+  return conformer.build(
+      num_groups=2, front_channels=2, dropout=dropout, **_SIZES
+  )
 
 
 @functools.lru_cache
 def _model(kind: str = 'conformer') -> best_rq.BestRqModel:
   """With every kind of layer: 2-D and depthwise or 1-D convolutions, norms,
   matrices, attention with and without biases of position, a head."""
-  sizes = dict(num_blocks=1, dim=8, mlp_dim=8, num_heads=2, dropout=0.1)
   if kind == 'conformer':
-    encoder = conformer.build(num_groups=2, front_channels=2, **sizes)
-  else:
-    encoder = transformer.build(**sizes)
-  return best_rq.build(
-      encoder=encoder,
-      quantizer=quantizer_lib.Quantizer(
-          num_codes=16, num_stacked=4 if kind == 'conformer' else 3
-      ),
-      start_prob=0.1,
-      span_sec=0.1,
-  )
+    return _best_rq(_conformer(0.1))
+  return _best_rq(transformer.build(dropout=0.1, **_SIZES), num_stacked=3)
 
 
 def _batch(
@@ -196,19 +202,14 @@ class ExampleGradientsTest(parameterized.TestCase):
   def test_one_by_one_they_equal_a_loop_over_single_examples(self, split):
     self._compare('conformer', split, 1)
 
+  # Vectorized in groups of 3 and 2.
   @pytest.mark.slow
-  def test_one_by_one_over_the_transformer_s_layers(self):
-    self._compare('transformer', 'dim', 1)
-
-  @pytest.mark.slow
-  def test_vectorized_they_equal_a_loop_over_single_examples(self):
-    # Groups of 3 and 2.
-    self._compare('conformer', 'dim', 3)
-
-  @pytest.mark.slow
-  def test_vectorized_over_the_transformer_s_layers(self):
-    self._compare('transformer', 'uniform', 3)
-
+  @parameterized.parameters(
+      ('transformer', 'dim', 1), ('conformer', 'dim', 3),
+      ('transformer', 'uniform', 3),
+  )
+  def test_they_equal_it_over_other_layers_and_vectorized(self, *arguments):
+    self._compare(*arguments)
 
 class DpSgdTest(parameterized.TestCase):
 
@@ -223,16 +224,18 @@ class DpSgdTest(parameterized.TestCase):
       # The sum is read from weights of some 1, to float32.
       self.assertBetween(removed, 0.1 * _CLIP, _CLIP * 1.001)
 
-  def test_packing_and_devices_do_not_change_the_sum(self):
+  def test_packing_and_devices_change_neither_the_sum_nor_its_one_noise(self):
     whole = _moves(_build(), _batch(0, 1, 2, 3, 4))
     packed = (_batch(3, 0), _batch(4), _batch(2, 1))
     for num_devices in (1, 2, 3):
-      step = _build(devices=tuple(logical_devices.CPUS[:num_devices]))
+      step = _build(
+          noise=2.0, devices=tuple(logical_devices.CPUS[:num_devices])
+      )
+      alone = _moves(step)
       for batches in (packed, packed[::-1]):
-        moves = _moves(step, *batches)
-        for name, value in whole.items():
+        for name, value in _difference(_moves(step, *batches), alone).items():
           np.testing.assert_allclose(
-              moves[name], value, atol=1e-5, err_msg=f'{name} {num_devices}'
+              value, whole[name], atol=1e-5, err_msg=f'{name} {num_devices}'
           )
 
   # Masks alone are drawn, then dropout alone.
@@ -242,15 +245,7 @@ class DpSgdTest(parameterized.TestCase):
   def test_each_step_client_and_utterance_has_a_stream_of_its_own(
       self, dropout, options
   ):
-    model = best_rq.build(
-        encoder=conformer.build(
-            num_blocks=1, dim=8, mlp_dim=8, num_heads=2, num_groups=2,
-            front_channels=2, dropout=dropout,
-        ),
-        quantizer=_model().quantizer,
-        span_sec=0.1,
-        **options,
-    )
+    model = _best_rq(_conformer(dropout), **options)
     step = _build.__wrapped__(clip=1e3, model=model)
     # Biases that are not 0, or features of 0 would stay 0.
     state = step.initialize()._replace(
@@ -283,15 +278,6 @@ class DpSgdTest(parameterized.TestCase):
     # stddev .008.
     self.assertAlmostEqual(values.std(), 0.6, delta=0.05)
     self.assertAlmostEqual(values.mean(), 0, delta=0.07)
-
-  def test_noise_is_added_once_a_step_however_it_is_packed(self):
-    noisy = _build(noise=2.0)
-    alone = _moves(noisy)
-    batches = (_batch(0, 1), _batch(2), _batch(3, 4))
-    with_examples = _moves(noisy, *batches)
-    expected = _moves(_build(), *batches)
-    for name, value in _difference(with_examples, alone).items():
-      np.testing.assert_allclose(value, expected[name], atol=1e-5)
 
   def test_without_a_key_noise_makes_weights_nan(self):
     step = _build(noise=2.0)
@@ -350,15 +336,7 @@ class DpSgdTest(parameterized.TestCase):
 
   def test_without_a_query_it_is_the_gradient_of_the_sum(self):
     # Without dropout: one draws it by batch, the other by example.
-    model = best_rq.build(
-        encoder=conformer.build(
-            num_blocks=1, dim=8, mlp_dim=8, num_heads=2, num_groups=2,
-            front_channels=2,
-        ),
-        quantizer=_model().quantizer,
-        start_prob=0.1,
-        span_sec=0.1,
-    )
+    model = _best_rq(_conformer(0.0))
     build = _build.__wrapped__  # Models are no keys of a cache.
     one = _moves(build(is_public=True, model=model), _batch(0, 1, 2))
     other = _moves(

@@ -52,6 +52,10 @@ _ROWS = {
     ),
 }
 _NAMES = tuple((name, name) for name in _ROWS)
+# What bfloat16 may change of the gradients, as a share of their norm.
+_GRADIENT_ERRORS = dict(
+    transformer=0.15, transformer_post=0.15, conv=0.15, conformer=0.25
+)
 # Another value of each option, and bad ones; 0, -1 and 2.0 for every size.
 _OTHER = {
     'transformer': dict(
@@ -221,7 +225,7 @@ class ContractTest(parameterized.TestCase):
     )
     for one, other, most in (
         (expected, outputs, 0.05),
-        (flat(expected_gradients), flat(gradients), 0.25),
+        (flat(expected_gradients), flat(gradients), _GRADIENT_ERRORS[row]),
     ):
       error = np.linalg.norm(other - one) / np.linalg.norm(one)
       self.assertBetween(error, 1e-4, most)

@@ -1,5 +1,6 @@
 """Tests for accounting."""
 
+import itertools
 import math
 
 from absl.testing import absltest
@@ -20,14 +21,16 @@ def _sampling(kind, cohort_size, population):
   )
 
 
-def _event(kind, cohort_size, population, noise_multiplier, count):
-  return accounting.compose([
-      accounting.RoundGroup(
-          sampling=_sampling(kind, cohort_size, population),
-          noise_multiplier=noise_multiplier,
-          count=count,
-      )
-  ])
+def _group(kind, cohort_size, population, noise_multiplier, count=1):
+  return accounting.RoundGroup(
+      sampling=_sampling(kind, cohort_size, population),
+      noise_multiplier=noise_multiplier,
+      count=count,
+  )
+
+
+def _event(*group):
+  return accounting.compose([_group(*group)])
 
 
 class EpsilonTest(parameterized.TestCase):
@@ -136,17 +139,13 @@ class EpsilonTest(parameterized.TestCase):
         accounting.epsilon(event, delta=1e-5, accountant='pld'), 0
     )
 
-  @parameterized.parameters(0, 1, -0.1, 2, math.nan)
-  def test_bad_delta_is_refused(self, delta):
-    with self.assertRaisesRegex(ValueError, 'delta'):
-      accounting.epsilon(_event('poisson', 1, 10, 1.0, 1), delta=delta)
-
-  def test_unknown_accountant_is_refused(self):
-    with self.assertRaisesRegex(ValueError, 'accountant'):
-      accounting.epsilon(
-          _event('poisson', 1, 10, 1.0, 1), delta=0.1, accountant='moments'
-      )
-
+  @parameterized.parameters(
+      *((dict(delta=delta), 'delta') for delta in (0, 1, -0.1, 2, math.nan)),
+      (dict(delta=0.1, accountant='moments'), 'accountant'),
+  )
+  def test_bad_arguments_are_named(self, arguments, message):
+    with self.assertRaisesRegex(ValueError, message):
+      accounting.epsilon(_event('poisson', 1, 10, 1.0, 1), **arguments)
 
 class PldAvailabilityTest(parameterized.TestCase):
 
@@ -186,50 +185,40 @@ class ComposeTest(parameterized.TestCase):
         gaussian(3.0),
     )
 
-  def test_equal_rounds_are_merged(self):
-    first = accounting.RoundGroup(
-        sampling=_sampling('poisson', 1, 4), noise_multiplier=1.0, count=2
+  def test_groups_that_differ_all_count_in_any_order(self):
+    groups = [
+        _group('poisson', 1, 4, 1.0, 2),
+        _group('poisson', 2, 4, 1.0, 3),
+        _group('poisson', 1, 4, 2.0, 5),
+        _group('poisson', 1, 8, 1.0, 7),
+    ]
+    # Rounds add what each costs at an order; then delta adds once:
+    # log((a - 1) / a) - (log(delta) + log(a)) / (a - 1) (Canonne et al. 2020).
+    at_order = lambda event, order: accounting.epsilon_and_order(
+        event, delta=1e-5, orders=[order]
+    )[0]
+    of_delta = math.log(7 / 8) - (math.log(1e-5) + math.log(8)) / 7
+    expected = sum(
+        at_order(accounting.compose([group]), 8.0) - of_delta
+        for group in groups
     )
-    other = accounting.RoundGroup(
-        sampling=_sampling('poisson', 2, 4), noise_multiplier=1.0
-    )
-    event = accounting.compose([first, other, first])
-    self.assertEqual([part.count for part in event.events], [4, 1])
+    for order in itertools.permutations(groups):
+      event = accounting.compose([*order, order[0]])
+      self.assertEqual(
+          [part.count for part in event.events],
+          [2 * order[0].count, *(group.count for group in order[1:])],
+      )
+      self.assertAlmostEqual(
+          at_order(accounting.compose(order), 8.0) - of_delta, expected
+      )
 
   def test_a_tree_is_one_group(self):
-    group = accounting.RoundGroup(
-        sampling=accounting.Sampling(
-            kind='pass', cohort_size=3, population=12
-        ),
-        noise_multiplier=1.0,
-        count=2,
-    )
+    group = _group('pass', 3, 12, 1.0, 2)
     with self.assertRaisesRegex(ValueError, 'same passes must be one group'):
       accounting.compose([group, group])
 
-  def test_differing_rounds_cost_between_the_extremes(self):
-    def groups(*noise):
-      return accounting.compose([
-          accounting.RoundGroup(
-              sampling=_sampling('poisson', 10, 100),
-              noise_multiplier=z,
-              count=50,
-          )
-          for z in noise
-      ])
-
-    low, mixed, high = (
-        accounting.epsilon(groups(*noise), delta=1e-5)
-        for noise in ((2.0, 2.0), (1.0, 2.0), (1.0, 1.0))
-    )
-    self.assertLess(low, mixed)
-    self.assertLess(mixed, high)
-
   def test_full_rounds_beside_fixed_ones_are_under_replace_one(self):
-    rounds = [
-        accounting.RoundGroup(sampling=_sampling(*args), noise_multiplier=2.0)
-        for args in (('full', 4, 4), ('fixed', 1, 4))
-    ]
+    rounds = [_group('full', 4, 4, 2.0), _group('fixed', 1, 4, 2.0)]
     self.assertEqual(accounting.neighbouring(rounds[:1]), _ADD)
     self.assertEqual(accounting.neighbouring(rounds), _REPLACE)
     event = accounting.compose(rounds)
@@ -242,12 +231,7 @@ class ComposeTest(parameterized.TestCase):
       ('full', 'pass'),
   )
   def test_samplings_without_a_relation_in_common_are_refused(self, *kinds):
-    rounds = [
-        accounting.RoundGroup(
-            sampling=_sampling(kind, 4, 4), noise_multiplier=1.0
-        )
-        for kind in kinds
-    ]
+    rounds = [_group(kind, 4, 4, 1.0) for kind in kinds]
     with self.assertRaisesRegex(
         ValueError, f'{min(kinds)} .* and {max(kinds)} .* cannot be composed'
     ):
@@ -269,18 +253,17 @@ class ComposeTest(parameterized.TestCase):
         dp_accounting.SelfComposedDpEvent(tree(4.0, 3), 2),
     )
 
-  def test_a_pass_of_one_round_is_full_participation(self):
-    # One leaf: no tree above it, the plain Gaussian.
+  # One leaf: no tree above it, the plain Gaussian. 8 leaves: each client is in
+  # 4 nodes, that is 4 Gaussians.
+  @parameterized.parameters((10, 10, 5, 5), (1, 8, 8, 4))
+  def test_a_tree_costs_its_levels(self, size, population, rounds, gaussians):
     self.assertAlmostEqual(
-        accounting.epsilon(_event('pass', 10, 10, 4.0, 5), delta=1e-5),
-        accounting.epsilon(_event('full', 10, 10, 4.0, 5), delta=1e-5),
-    )
-
-  def test_a_tree_costs_its_levels(self):
-    # 8 leaves: each client is in 4 nodes, that is 4 Gaussians.
-    self.assertAlmostEqual(
-        accounting.epsilon(_event('pass', 1, 8, 4.0, 8), delta=1e-5),
-        accounting.epsilon(_event('full', 8, 8, 4.0, 4), delta=1e-5),
+        accounting.epsilon(
+            _event('pass', size, population, 4.0, rounds), delta=1e-5
+        ),
+        accounting.epsilon(
+            _event('full', population, population, 4.0, gaussians), delta=1e-5
+        ),
     )
 
   def test_tree_aggregation_is_accounted_under_replace_special(self):

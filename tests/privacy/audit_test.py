@@ -98,31 +98,34 @@ class GaussianEpsilonTest(parameterized.TestCase):
     ]
     self.assertAlmostEqual(max(divergences) / delta, 1, delta=1e-3)
 
-  def test_the_same_distribution_costs_nothing(self):
-    self.assertEqual(
-        audit.gaussian_epsilon(mean=0.0, stddev=1.0, delta=_DELTA), 0
+  def test_none_and_all_of_it(self):
+    found = lambda mean, stddev: audit.gaussian_epsilon(
+        mean=mean, stddev=stddev, delta=_DELTA
     )
-
-  def test_no_noise_is_endless(self):
-    self.assertEqual(
-        audit.gaussian_epsilon(mean=1e8, stddev=1.0, delta=_DELTA), 1e9
-    )
-    self.assertGreater(
-        audit.gaussian_epsilon(mean=0.0, stddev=1e-12, delta=_DELTA), 20
-    )
+    self.assertEqual(found(0.0, 1.0), 0)
+    # Without noise it is endless.
+    self.assertEqual(found(1e8, 1.0), 1e9)
+    self.assertGreater(found(0.0, 1e-12), 20)
 
   def test_bad_arguments_are_named(self):
-    for arguments, message in (
-        (dict(mean=math.nan, stddev=1.0, delta=0.1), 'mean'),
-        (dict(mean=0.0, stddev=0.0, delta=0.1), 'stddev'),
-        (dict(mean=0.0, stddev=1.0, delta=1.0), 'delta'),
+    for function, arguments, message in (
+        (audit.gaussian_epsilon, dict(mean=math.nan, stddev=1.0), 'mean'),
+        (audit.gaussian_epsilon, dict(mean=0.0, stddev=0.0), 'stddev'),
+        (
+            audit.estimate,
+            dict(member_scores=np.zeros(9)),
+            'at least 10 canaries',
+        ),
+        (
+            audit.estimate,
+            dict(member_scores=np.full(10, math.nan)),
+            'not finite',
+        ),
     ):
       with self.assertRaisesRegex(ValueError, message):
-        audit.gaussian_epsilon(**arguments)
-    with self.assertRaisesRegex(ValueError, 'at least 10 canaries'):
-      audit.estimate(np.zeros(9), delta=0.1)
-    with self.assertRaisesRegex(ValueError, 'not finite'):
-      audit.estimate(np.full(10, math.nan), delta=0.1)
+        function(**arguments, delta=0.1)
+    with self.assertRaisesRegex(ValueError, 'delta'):
+      audit.gaussian_epsilon(mean=0.0, stddev=1.0, delta=1.0)
 
 
 def _unit(generator, count: int, size: int) -> np.ndarray:

@@ -62,42 +62,32 @@ class CalibrationTest(parameterized.TestCase):
     self.assertLessEqual(_epsilon(sampling, 3.0, rounds), 5.0)
     self.assertGreater(_epsilon(sampling, 3.0, rounds + 1), 5.0)
 
-  def test_not_even_one_round(self):
-    for noise_multiplier in (0.0, 0.01):
-      self.assertEqual(
-          calibration.rounds_for_epsilon(
-              1.0,
-              sampling=_sampling('poisson'),
-              noise_multiplier=noise_multiplier,
-              delta=1e-5,
-          ),
-          0,
-      )
-
-  def test_endless_rounds_are_said(self):
+  def test_no_round_and_endless_rounds(self):
+    rounds = lambda noise_multiplier: calibration.rounds_for_epsilon(
+        1.0,
+        sampling=_sampling('poisson'),
+        noise_multiplier=noise_multiplier,
+        delta=1e-5,
+    )
+    self.assertEqual((rounds(0.0), rounds(0.01)), (0, 0))
     with self.assertRaisesRegex(ValueError, 'even after 10+ rounds'):
-      calibration.rounds_for_epsilon(
-          1.0,
-          sampling=_sampling('full'),
-          noise_multiplier=1e9,
-          delta=1e-5,
-      )
+      rounds(1e9)
 
-  def test_target_that_no_noise_reaches_is_said(self):
-    with self.assertRaisesRegex(ValueError, 'No noise brings epsilon down'):
-      calibration.noise_multiplier_for_epsilon(
-          1e-4, sampling=_sampling('full'), rounds=1, delta=1e-30
-      )
-
-  def test_pld_without_replacement_is_refused(self):
-    with self.assertRaisesRegex(ValueError, 'PLD cannot be used'):
-      calibration.noise_multiplier_for_epsilon(
-          1.0,
-          sampling=_sampling('fixed'),
-          rounds=1,
-          delta=1e-5,
-          accountant='pld',
-      )
+  @parameterized.parameters(
+      (dict(delta=1e-30), 'No noise brings epsilon down'),
+      (
+          dict(sampling=_sampling('fixed'), accountant='pld'),
+          'PLD cannot be used',
+      ),
+      (dict(target_epsilon=0), 'target_epsilon'),
+      (dict(target_epsilon=-1.0), 'target_epsilon'),
+  )
+  def test_what_no_noise_can_reach_is_said(self, changes, message):
+    arguments = dict(
+        target_epsilon=1e-4, sampling=_sampling('full'), rounds=1, delta=1e-5
+    )
+    with self.assertRaisesRegex(ValueError, message):
+      calibration.noise_multiplier_for_epsilon(**arguments | changes)
 
   def test_scale_finds_the_papers_headline(self):
     # sigma 10e-6 at S = 1024, K = 34,753, T = 2,006: at 204,800 of 6,950,600
@@ -205,14 +195,6 @@ class CalibrationTest(parameterized.TestCase):
       calibration.smallest_scale([rounds], target_epsilon=1.0, delta=1e-5)
     with self.assertRaisesRegex(ValueError, 'no rounds'):
       calibration.smallest_scale([], target_epsilon=1.0, delta=1e-5)
-
-  @parameterized.parameters(0, -1.0)
-  def test_bad_target_is_refused(self, target_epsilon):
-    with self.assertRaisesRegex(ValueError, 'target_epsilon'):
-      calibration.noise_multiplier_for_epsilon(
-          target_epsilon, sampling=_sampling('full'), rounds=1, delta=1e-5
-      )
-
 
 if __name__ == '__main__':
   absltest.main()
