@@ -276,6 +276,28 @@ class ClientDataTest(parameterized.TestCase):
     ):
       list(data.create_tf_dataset_for_client('anna'))
 
+  @parameterized.product(record=(1, 2, 3, 5), at_once=(32, 2))
+  def test_no_record_of_another_client_is_taken_for_its_own(
+      self, record, at_once
+  ):
+    self.enterContext(mock.patch.object(client_data, '_AT_ONCE', at_once))
+    _write(self.folder)
+    data = client_data.load(self.folder)
+    anna, _, cleo = (
+        os.path.join(self.folder, index.shard_name(i)) for i in range(3)
+    )
+    other = next(tf.data.TFRecordDataset(anna).as_numpy_iterator())
+    records = list(tf.data.TFRecordDataset(cleo).as_numpy_iterator())
+    records[record - 1] = other
+    with tf.io.TFRecordWriter(cleo) as writer:
+      for each in records:
+        writer.write(each)
+    with self.assertRaisesRegex(
+        tf.errors.InvalidArgumentError,
+        f'record {record} of 5 .*belongs to another client',
+    ):
+      list(data.create_tf_dataset_for_client('cleo'))
+
   def test_places_with_wildcards_in_their_names(self):
     self.folder = os.path.join(os.path.dirname(self.folder), r'a[1]*?\{b}')
     _write(self.folder)

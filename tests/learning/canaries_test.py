@@ -1,6 +1,7 @@
 """Tests of tff_asr.learning.canaries, with client work that counts."""
 
 import collections
+import itertools
 import os
 import tempfile
 
@@ -57,6 +58,19 @@ class CanariesTest(absltest.TestCase):
     ):
       cosine = np.sum(first * second) / 1e12
       self.assertLess(abs(cosine), 5 / np.sqrt(2000))
+
+  def test_no_two_directions_share_a_stretch_of_the_stream(self):
+    # At any shift: of canaries of small models, whose draws would be close by.
+    shapes = [tf.TensorShape([2000]), tf.TensorShape([50, 40])]
+    layers = [
+        np.ravel(layer) / canaries_lib.LAYER_NORM
+        for client_id in _CANARIES.client_ids
+        for layer in _CANARIES.update(tf.constant(client_id), shapes)
+    ]
+    for first, second in itertools.combinations(layers, 2):
+      products = np.correlate(first, second, 'full')
+      # Six standard deviations of independent values; 1 for those that are one.
+      self.assertLess(np.max(np.abs(products)), 6 / np.sqrt(2000))
 
   def test_bad_numbers_are_named(self):
     with self.assertRaisesRegex(ValueError, 'num_canaries'):
