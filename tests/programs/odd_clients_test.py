@@ -8,7 +8,6 @@ from unittest import mock
 
 from absl.testing import absltest
 import numpy as np
-import pytest
 
 from data_tools import shards
 from tests import fakes
@@ -39,7 +38,6 @@ def _encode_nan(waveform: np.ndarray, *, encoding: str) -> bytes:
 _ENCODE = audio.encode
 
 
-@pytest.mark.slow
 class OddClientsTest(absltest.TestCase):
 
   def train(self, root: str, waveforms: dict[str, np.ndarray]):

@@ -8,11 +8,9 @@ import tempfile
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
-import pytest
 import tensorflow_federated as tff
 
 from tests import fakes
-from tests import seen
 from tests.programs import runs
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import examples as examples_lib
@@ -23,12 +21,12 @@ from tff_asr.models import conformer
 from tff_asr.models import quantizer as quantizer_lib
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import keys
-from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
 from tff_asr.programs import layer_scores
 from tff_asr.programs import masked_evaluation
 from tff_asr.programs import pretraining
 from tff_asr.storage import run_dir
+
 
 _CLIENTS = {'ann': 3, 'bob': 2, 'cai': 1}
 
@@ -68,25 +66,15 @@ class PretrainTest(parameterized.TestCase):
     cls.data = client_data_lib.load(
         fakes.write_split(os.path.join(cls.root, 'shards'), _CLIENTS)
     )
-    evaluator = masked_evaluation.MaskedEvaluator(
-        model=_model_of(16), pipeline=_pipeline(), client_data=cls.data
-    )
-    before = seen.listening()
-
-    def evaluate(weights):
-      cls.listening = seen.listening() - before
-      return evaluator(weights)
-
-    _, cls.printed = cls.run_program(
+    cls.run_program(
         'public',
         build_query=None,
         num_steps=2,
         sampler_seed=None,
         noise_seed=None,
-        save_every=1,
-        keep_last=1,
-        keep_every=2,
-        evaluator=evaluate,
+        evaluator=masked_evaluation.MaskedEvaluator(
+            model=_model_of(16), pipeline=_pipeline(), client_data=cls.data
+        ),
     )
 
   @classmethod
@@ -117,11 +105,6 @@ class PretrainTest(parameterized.TestCase):
   def weights(self, name: str) -> dict[str, np.ndarray]:
     return run_dir.read_model(self.path(name), model=_model_of(16), tokens='')
 
-  def assert_same(self, one: str, other: str) -> None:
-    expected = self.weights(other)
-    for name, value in self.weights(one).items():
-      self.assertEqual(value.tobytes(), expected[name].tobytes(), name)
-
   def test_a_public_run_scores_layers_and_charges_nothing(self):
     with open(self.path('public/results.json'), encoding='utf-8') as f:
       results = json.load(f)
@@ -131,8 +114,6 @@ class PretrainTest(parameterized.TestCase):
     scores = layer_scores.read(self.path('public'), specs=_model_of(16).specs)
     self.assertAlmostEqual(sum(scores.values()), 1, places=6)
     self.assertTrue(all(score > 0 for score in scores.values()))
-    with open(self.path('public/layer_scores.png'), 'rb') as f:
-      self.assertEqual(f.read(4), b'\x89PNG')
 
   def test_frozen_layers_are_those_of_the_lowest_scores_and_do_not_move(self):
     results, _ = self.run_program(
@@ -155,37 +136,18 @@ class PretrainTest(parameterized.TestCase):
           name,
       )
 
-  @pytest.mark.slow
-  def test_rounds_of_another_unit_are_not_added_up(self):
-    self.run_program('private_seed', num_steps=1)
-    parent = self.path('private_seed/ledger.jsonl'), None
-    path = self.path('x.jsonl')
-    with ledger_lib.create(path, unit='speaker', parent=parent) as ledger:
-      self.assertEmpty(ledger.contents.rounds)
-      (other,) = ledger_lib.read_apart(path)
-      self.assertEqual(other.unit, 'example')
-    # Training on public data takes the ledger over as it is.
-    with ledger_lib.create(self.path('y.jsonl'), parent=parent) as ledger:
-      self.assertEqual(ledger.contents.unit, 'example')
-
   @parameterized.parameters(
       (dict(batch_size=7), 'batch_size is 7 but there are only 6 utterances'),
-      (dict(num_steps=0), 'num_steps'),
       (dict(num_vectorized=0), 'num_vectorized'),
-      (dict(noise_seed=-1), 'noise_seed'),
-      (dict(delta=2.0), 'delta'),
-      (dict(target_epsilon=1.0), 'target_epsilon is 1 at no delta'),
       (
           dict(build_query=None, target_epsilon=1.0, delta=1e-3),
           'without a query',
       ),
-      (dict(keep_last=0), 'keep_last'),
       (dict(devices=['GPU:7']), "'GPU:7', which is not on this machine"),
       (
           dict(freeze=layer_freeze.LayerFreeze(number=1)),
           'freeze needs the scores',
       ),
-      (dict(init_from_run='nowhere'), 'nowhere holds no trained model'),
   )
   def test_bad_settings_are_named_before_anything_is_written(
       self, changes, message

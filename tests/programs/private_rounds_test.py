@@ -11,6 +11,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import dp_accounting
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import fakes
@@ -268,6 +269,41 @@ class EpsilonOfRunTest(_TestCase):
       result = private_rounds.epsilon_of_run(folder)
       self.assertEqual(stated.fields['delta'], 0.1 / 20_000)
       self.assertEqual(result.delta, 0.1 / 20_000)
+
+
+class DigestTest(absltest.TestCase):
+
+  def test_covers_names_types_shapes_and_every_bit(self):
+    values = [
+        {'a': np.float32([1, 2])},
+        {'b': np.float32([1, 2])},
+        {'a': np.float32([[1, 2]])},
+        {'a': np.float32([1, np.nextafter(np.float32(2), np.float32(3))])},
+        {'a': np.float32([1, 2]).view(np.int32)},
+        {'a': np.float32([0.0, 2])},
+        {'a': np.float32([-0.0, 2])},
+        {'a': np.float32(1)},
+        {'a': np.float64(1)},
+        {'a': np.zeros([0], np.float32)},
+        {'a': 'text'},
+        {'a': b'text'},
+        {},
+    ]
+    found = set(map(private_rounds.digest, values))
+    self.assertLen(found, len(values))
+
+  def test_is_the_same_for_the_same_content(self):
+    value = collections.OrderedDict(
+        a=np.arange(6, dtype=np.float32).reshape(2, 3), b=(np.int64(3), 'x')
+    )
+    tensors = collections.OrderedDict(
+        a=tf.constant(value['a']), b=(np.int64(3), 'x')
+    )
+    turned = collections.OrderedDict(
+        a=np.asfortranarray(value['a']), b=(np.int64(3), 'x')
+    )
+    same = set(map(private_rounds.digest, (value, tensors, turned)))
+    self.assertLen(same, 1)
 
 
 if __name__ == '__main__':

@@ -15,11 +15,13 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import fakes
 from tests import seen
 from tests.programs import runs
+from tff_asr import errors
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
@@ -34,7 +36,9 @@ from tff_asr.programs import central
 from tff_asr.programs import federated
 from tff_asr.programs import masked_evaluation
 from tff_asr.programs import pretraining
+from tff_asr.programs import training_loop
 from tff_asr.storage import checkpoints
+from tff_asr.storage import metrics_file
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
@@ -207,6 +211,12 @@ class TrainingLoopTest(parameterized.TestCase):
           )
       ]
       self.assertEqual(rates, {2: 0.5, 4: 0.5, 5: 0.5})
+      seconds = metrics_file.read(
+          self.path(run, run_dir.METRICS), _PROGRAMS[name].SECONDS
+      )
+      self.assertAlmostEqual(
+          results['seconds'], sum(seconds.values()), delta=0.1
+      )
       with open(self.path(run, run_dir.RESULTS), encoding='utf-8') as f:
         self.assertEqual(json.load(f), json.loads(json.dumps(results)))
 
@@ -280,7 +290,21 @@ class TrainingLoopTest(parameterized.TestCase):
         (dict(save_every=-1), 1, 'save_every'),
         (dict(keep_last=0, keep_every=-1), 1, '(?s)keep_last.*keep_every'),
         (dict(init_from_run='nowhere'), 1, 'nowhere holds no trained model'),
-        (dict(init_from_run=self.path('run')), 0, '(?s)must be.*from itself'),
+        (
+            dict(init_from_run=self.path('x', '..', 'run')),
+            0,
+            '(?s)must be.*from itself',
+        ),
+        # The fake utterances have 0.5 to 1.5 seconds.
+        (
+            dict(
+                pipeline=fakes.tiny_pipeline(
+                    _shared()['central']['model'], max_utterance_sec=0.4
+                )
+            ),
+            1,
+            r'max_utterance_sec 0\.4 .*shards last [01]\.\d s',
+        ),
     ]
     if name in _PRIVATE:
       bad += [
@@ -307,6 +331,43 @@ class TrainingLoopTest(parameterized.TestCase):
     self.assertEqual(self.charged('run'), 3)
     self.assertEqual(self.saved('run')[-1], 3)
     self.assertEqual(results['privacy']['epsilon_rdp'], target)
+
+
+def _at_a_client(cause: Exception) -> Exception:
+  error = RuntimeError('Client 3 of 8 failed')
+  error.__cause__ = cause
+  return error
+
+
+_OOM = tf.errors.ResourceExhaustedError(
+    None, None, 'OOM when allocating tensor with shape[9,9]\nmore'
+)
+
+
+class ExplainedShortageTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (_OOM, 'OOM when allocating tensor'),
+      (_at_a_client(_OOM), 'OOM when allocating tensor'),
+      (MemoryError(), 'MemoryError'),
+  )
+  def test_a_shortage_names_the_settings_to_change(self, error, text):
+    with self.assertRaises(OSError) as caught:
+      with training_loop.explained_shortage():
+        raise error
+    (line,) = errors.lines(caught.exception)
+    self.assertRegex(
+        line,
+        f'{text}.*MAX_BATCH_SEC.*CLIENTS_PER_DEVICE.*NUM_VECTORIZED.*NUM_BLOCK',
+    )
+    self.assertNotIn('Errno', line)
+
+  def test_other_errors_stay_as_they_are(self):
+    error = _at_a_client(ValueError('no'))
+    with self.assertRaises(RuntimeError) as caught:
+      with training_loop.explained_shortage():
+        raise error
+    self.assertIs(caught.exception, error)
 
 
 if __name__ == '__main__':

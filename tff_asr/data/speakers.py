@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 
+from tff_asr import files
 from tff_asr.data import index
 from tff_asr.data import summaries
 
@@ -46,25 +47,23 @@ def write(folder: str | os.PathLike[str], attributes: Attributes) -> bool:
   corpus, clients = index.read(folder)
   path = os.path.join(corpus.path, SPEAKERS_FILE)
   content = _to_tsv(clients.client_ids, attributes) if attributes else None
-  files = {k: v for k, v in corpus.files.items() if k != SPEAKERS_FILE}
+  named = {k: v for k, v in corpus.files.items() if k != SPEAKERS_FILE}
   origin = {k: v for k, v in corpus.origin.items() if k != 'attributes'}
   if content is not None:
-    files[SPEAKERS_FILE] = hashlib.sha256(content).hexdigest()
+    named[SPEAKERS_FILE] = hashlib.sha256(content).hexdigest()
     origin['attributes'] = {
         name: _count(said, clients.client_ids)
         for name, said in attributes.items()
     }
   is_file_new = _read(path) != content
-  is_index_new = (files, origin) != (corpus.files, corpus.origin)
+  is_index_new = (named, origin) != (corpus.files, corpus.origin)
   if is_file_new and content is not None:
-    with open(f'{path}.partial', 'wb') as f:
-      f.write(content)
-    os.replace(f'{path}.partial', path)
+    files.write(path, content)
   if is_index_new:
     corpus_file = os.path.join(corpus.path, index.CORPUS_FILE)
     with open(corpus_file, encoding='utf-8') as f:
       stored = json.load(f)
-    summaries.write(corpus_file, stored | dict(files=files, origin=origin))
+    summaries.write(corpus_file, stored | dict(files=named, origin=origin))
   if is_file_new and content is None:
     os.remove(path)
   return is_file_new or is_index_new

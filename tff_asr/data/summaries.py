@@ -5,6 +5,7 @@ import json
 import os
 from typing import Any
 
+from tff_asr import files
 from tff_asr.data import index
 from tff_asr.data import schema
 
@@ -140,12 +141,10 @@ def write_all(folder: str, summaries: Mapping[str, Summary]) -> None:
 
 
 def write(path: str, content: Mapping[str, Any]) -> None:
-  """Writes JSON beside its place and moves it there."""
-  partial = f'{path}.partial'
-  with open(partial, 'w', encoding='utf-8') as f:
-    json.dump(content, f, indent=1, ensure_ascii=False)
-    f.write('\n')
-  os.replace(partial, path)
+  """Writes JSON that people read: letters as they are."""
+  files.write_text(
+      path, json.dumps(content, indent=1, ensure_ascii=False) + '\n'
+  )
 
 
 def _line(cells: Iterable[str], widths: Iterable[int]) -> str:

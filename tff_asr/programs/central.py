@@ -21,8 +21,6 @@ from tff_asr.learning import central_step
 from tff_asr.models import weights as weights_lib
 from tff_asr.programs import evaluation
 from tff_asr.programs import faults
-from tff_asr.programs import memory
-from tff_asr.programs import preflight
 from tff_asr.programs import private_rounds
 from tff_asr.programs import training_loop
 from tff_asr.programs import warm_start
@@ -127,8 +125,6 @@ class CentralTraining(training_loop.Program):
           raise ValueError(
               'patience needs an evaluator of a dev set, found none.'
           )
-    with checks.kept(errors):
-      preflight.check_characters(self.client_data, self.pipeline)
     self.check_common(errors)
     checks.raise_together(errors)
 
@@ -244,14 +240,6 @@ class CentralTraining(training_loop.Program):
     if self.patience is None:
       return state.process.global_model_weights
     return state.record.best_weights
-
-  def memory(self, state_bytes: int) -> tuple[int, int]:
-    weights_bytes = memory.weights_bytes(self.model)
-    return memory.estimate_steps(
-        state_bytes=state_bytes,
-        weights_bytes=weights_bytes,
-        trained_bytes=weights_bytes,
-    )
 
   def plan(self) -> dict[str, str]:
     return {

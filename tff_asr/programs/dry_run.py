@@ -26,15 +26,9 @@ async def describe(program: training_loop.Program) -> str:
   state = await program.initialize()
   kept = state, program.initial_record(state.global_model_weights)
   state_bytes = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(kept))
-  whole, each = program.memory(state_bytes)
   rows = {
       'parameters': f'{weights_lib.count(program.model.specs):,}',
       'saved states': _saved_states(program, state_bytes),
-      'memory': (
-          f'about {_size(whole)} for the state and {_size(each)} for each '
-          f'{program.WORKER} at work, without the activations of a batch '
-          '(MAX_BATCH_SEC)'
-      ),
       **program.plan(),
   }
   if program.sampling is not None:

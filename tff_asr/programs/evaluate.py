@@ -13,7 +13,6 @@ from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import speakers
 from tff_asr.models import ctc
 from tff_asr.programs import evaluation
-from tff_asr.programs import preflight
 from tff_asr.programs import progress as progress_lib
 from tff_asr.storage import run_dir
 
@@ -47,7 +46,7 @@ def evaluate(
   """
   errors = []
   with checks.kept(errors):
-    preflight.check_characters(client_data, pipeline)
+    evaluation.check_characters(client_data, pipeline)
   with checks.kept(errors):
     _check_models(runs, model, pipeline)
   with checks.kept(errors):

@@ -15,7 +15,6 @@ from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
-from tff_asr.programs import preflight
 
 
 class Hypothesis(NamedTuple):
@@ -82,7 +81,7 @@ class Evaluator:
     Raises:
       ValueError: The transcripts have a character that is not a token.
     """
-    preflight.check_characters(client_data, pipeline)
+    check_characters(client_data, pipeline)
     self._pipeline = pipeline
     self._client_data = client_data
     self.client_ids = frozenset(client_data.client_ids)
@@ -160,6 +159,27 @@ class Evaluator:
         sorted(self._client_data.client_ids)
     ).flat_map(self._client_data.serializable_dataset_fn)
     return iter(self._pipeline.evaluation_batches(examples))
+
+
+def check_characters(
+    client_data: tff.simulation.datasets.ClientData,
+    pipeline: pipeline_lib.Pipeline,
+) -> None:
+  """Raises ValueError if a corpus has characters that are not tokens.
+
+  Data that do not describe their corpus (not made by `data.index`) are checked
+  as they are read.
+  """
+  corpus = getattr(client_data, 'corpus', None)
+  if corpus is None:
+    return
+  missing = pipeline.tokenizer.missing(corpus.characters)
+  if missing:
+    raise ValueError(
+        f'transcripts of {corpus.path} have characters that are not tokens: '
+        f'{" ".join(map(repr, missing))}; add them to the tokenizer or '
+        'normalise the transcripts.'
+    )
 
 
 def warn_of_heard_speakers(

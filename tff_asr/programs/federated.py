@@ -27,8 +27,6 @@ from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import keys
 from tff_asr.programs import evaluation
 from tff_asr.programs import faults as faults_lib
-from tff_asr.programs import memory
-from tff_asr.programs import preflight
 from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
 from tff_asr.programs import training_loop
@@ -38,8 +36,6 @@ from tff_asr.storage import run_dir
 _PREFIX = 'not_private/'
 # Where the learning process keeps exact figures.
 _EXACT = re.compile(r'client_work/|aggregator/not_private/')
-# A figure for each layer of a model: in TensorBoard, not in the CSV.
-_BY_LAYER = re.compile(r'(^|/)(clipped_)?layer_(norm|clipped|clip)/')
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -65,7 +61,6 @@ class FederatedTraining(training_loop.Program):
 
   NAME = 'federated'
   UNIT = 'round'
-  WORKER = 'client'
 
   def __post_init__(self):
     self._check()
@@ -86,8 +81,6 @@ class FederatedTraining(training_loop.Program):
       checks.positive_int(num_rounds=self.num_rounds)
     with checks.kept(errors):
       self.build_cohorts(self.client_data.client_ids, key=keys.from_seed(0))
-    with checks.kept(errors):
-      preflight.check_characters(self.client_data, self.pipeline)
     with checks.kept(errors):
       self.faults.check()
     self.check_common(errors)
@@ -161,9 +154,6 @@ class FederatedTraining(training_loop.Program):
     metrics['num_roll_backs'] = record.all_roll_backs
     return record, metrics if is_good else None
 
-  def in_csv(self, name: str) -> bool:
-    return is_of_the_whole(name)
-
   def figures(self, metrics: Mapping[str, float]) -> dict[str, str]:
     exact = lambda name: metrics[f'not_private/{name}']
     figures = {
@@ -189,12 +179,6 @@ class FederatedTraining(training_loop.Program):
         'cohort_size': self.sampling.cohort_size,
         'population': self.sampling.population,
     }
-
-  def memory(self, state_bytes: int) -> tuple[int, int]:
-    return memory.estimate_rounds(
-        state_bytes=state_bytes,
-        weights_bytes=memory.weights_bytes(self.model),
-    )
 
   def plan(self) -> dict[str, str]:
     return {
@@ -235,8 +219,3 @@ def flatten(
   exact['bytes_down'] = traffic.down * exact['num_clients']
   exact['bytes_up'] = traffic.up * exact['num_clients']
   return released | {f'{_PREFIX}{name}': exact[name] for name in exact}
-
-
-def is_of_the_whole(name: str) -> bool:
-  """Whether a metric is of the whole model, not of one of its layers."""
-  return not _BY_LAYER.search(name)

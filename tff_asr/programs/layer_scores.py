@@ -1,11 +1,9 @@
-"""The scores of a warm start's layers in its folder: a table and a picture."""
+"""The scores of a warm start's layers in its folder."""
 
 from collections.abc import Mapping
 import csv
 import io
 import os
-
-from matplotlib import figure
 
 from tff_asr import files
 from tff_asr.learning import layer_freeze
@@ -13,13 +11,12 @@ from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 
 TABLE = 'layer_scores.csv'
-PICTURE = 'layer_scores.png'
 
 
 def write(
     run: str, squares: Mapping[str, float], *, specs: weights_lib.Specs
 ) -> None:
-  """Writes the table and the picture.
+  """Writes the table.
 
   Args:
     run: The run's folder.
@@ -35,14 +32,6 @@ def write(
     size = weights_lib.count({name: specs[name]})
     table.writerow([name, scores[name], squares[name], size])
   files.write_text(os.path.join(run, TABLE), text.getvalue())
-  picture = figure.Figure(figsize=(8, 1 + 0.16 * len(names)))
-  axes = picture.add_subplot()
-  axes.barh(names[::-1], [scores[name] for name in names[::-1]])
-  axes.set_xscale('log')
-  axes.set_xlabel('share of the squared gradient norms')
-  axes.tick_params(axis='y', labelsize=6)
-  axes.margins(y=0.01)
-  picture.savefig(os.path.join(run, PICTURE), bbox_inches='tight')
 
 
 def read(run: str, *, specs: weights_lib.Specs) -> dict[str, float]:

@@ -27,7 +27,6 @@ from tff_asr.privacy import queries
 from tff_asr.programs import faults
 from tff_asr.programs import layer_scores
 from tff_asr.programs import masked_evaluation
-from tff_asr.programs import memory
 from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
 from tff_asr.programs import training_loop
@@ -234,16 +233,6 @@ class Pretraining(training_loop.Program):
     """Parameters that are not frozen."""
     return weights_lib.count(
         weights_lib.without(self._frozen, self.model.specs)
-    )
-
-  def memory(self, state_bytes: int) -> tuple[int, int]:
-    return memory.estimate_steps(
-        state_bytes=state_bytes,
-        weights_bytes=memory.weights_bytes(self.model),
-        trained_bytes=4 * self._num_trained,
-        num_vectorized=(
-            None if self.build_query is None else self.num_vectorized
-        ),
     )
 
   def plan(self) -> dict[str, str]:

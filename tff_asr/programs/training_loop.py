@@ -15,14 +15,17 @@ does the rest, the same for all:
 
 import abc
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
+import errno
+import os
 import time
 from typing import Any, ClassVar, NamedTuple, Optional
 
 from absl import logging
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr import checks
@@ -32,13 +35,17 @@ from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import statement as statement_lib
-from tff_asr.programs import memory
-from tff_asr.programs import preflight
+from tff_asr.programs import evaluation
 from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
 from tff_asr.programs import warm_start
 from tff_asr.storage import checkpoints
 from tff_asr.storage import run_dir
+
+_MEMORY_ADVICE = (
+    'lower MAX_BATCH_SEC (seconds of audio a batch), CLIENTS_PER_DEVICE or '
+    'NUM_VECTORIZED, or take a smaller model (NUM_BLOCKS, DIM, MLP_DIM)'
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,10 +174,9 @@ class Program(abc.ABC):
   evaluator: Optional[Any] = None
   init_from_run: Optional[str] = None
 
-  # For the display; what `total` and versions count; whom memory is counted of.
+  # For the display; and what `total` and versions count.
   NAME: ClassVar[str]
   UNIT: ClassVar[str]
-  WORKER: ClassVar[str] = 'device'
   # How the time of a round is released.
   SECONDS: ClassVar[str] = 'not_private/seconds'
   # Metrics of the evaluator that are in the results, too.
@@ -189,13 +195,22 @@ class Program(abc.ABC):
     for settings in (self.settings, self.privacy):
       with checks.kept(errors):
         settings.check()
+    if self.tokens:
+      with checks.kept(errors):
+        evaluation.check_characters(self.client_data, self.pipeline)
     with checks.kept(errors):
-      preflight.check_durations(self.client_data, self.pipeline)
+      check_durations(self.client_data, self.pipeline)
     if self.init_from_run is not None:
       with checks.kept(errors):
         self.check_warm_start()
       with checks.kept(errors):
-        preflight.check_another_run(self.init_from_run, self.output_dir)
+        if os.path.realpath(self.init_from_run) == os.path.realpath(
+            self.output_dir
+        ):
+          raise ValueError(
+              f'init_from_run and output_dir are both {self.output_dir}: a run '
+              'cannot start from itself.'
+          )
     with checks.kept(errors):
       run_dir.check_folder(self.output_dir, configuration=self.configuration)
 
@@ -278,10 +293,6 @@ class Program(abc.ABC):
     """Whether no further round would help."""
     return False
 
-  def in_csv(self, unused_name: str) -> bool:
-    """Whether a metric goes to metrics.csv, and not to TensorBoard alone."""
-    return True
-
   @abc.abstractmethod
   def figures(self, metrics: Mapping[str, float]) -> dict[str, str]:
     """Returns what the progress display shows of a round."""
@@ -294,15 +305,50 @@ class Program(abc.ABC):
     """Writes what only this program writes; returns its own results."""
     return {}
 
-  # For a dry run.
-
-  @abc.abstractmethod
-  def memory(self, state_bytes: int) -> tuple[int, int]:
-    """Returns bytes of the run and of a worker, as `memory` estimates them."""
-
   @abc.abstractmethod
   def plan(self) -> dict[str, str]:
-    """Returns what the run would do, by headings of a few letters."""
+    """Returns what a dry run says, by headings of a few letters."""
+
+
+def check_durations(
+    client_data: tff.simulation.datasets.ClientData,
+    pipeline: pipeline_lib.Pipeline,
+) -> None:
+  """Raises ValueError if the longest utterance allowed is under the mean."""
+  corpus = getattr(client_data, 'corpus', None)
+  if corpus is None:
+    return
+  mean_sec = corpus.num_samples / corpus.num_utterances / corpus.sample_rate_hz
+  if mean_sec > pipeline.max_utterance_sec:
+    raise ValueError(
+        f'max_utterance_sec {pipeline.max_utterance_sec} leaves out longer '
+        f'utterances, and those of {corpus.path} last {mean_sec:.1f} s on '
+        'average: raise it (and max_batch_sec with it).'
+    )
+
+
+@contextlib.contextmanager
+def explained_shortage() -> Iterator[None]:
+  """Says which settings to change where memory does not suffice.
+
+  Raises:
+    OSError: TensorFlow or Python had too little memory, here or at a client.
+  """
+  try:
+    yield
+  except Exception as error:
+    found = error
+    while found is not None and not isinstance(
+        found, (MemoryError, tf.errors.ResourceExhaustedError)
+    ):
+      found = found.__cause__
+    if found is None:
+      raise
+    what = ' '.join(str(found).split('\n')[0].split())[:200]
+    raise OSError(
+        errno.ENOMEM,
+        f'out of memory ({what or type(found).__name__}): {_MEMORY_ADVICE}.',
+    ) from error
 
 
 def parent_ledger(program: Program) -> Optional[ledger_lib.Parent]:
@@ -362,7 +408,7 @@ async def run(program: Program) -> dict[str, Any]:
   """
   settings = program.settings
   async with contextlib.AsyncExitStack() as stack:
-    stack.enter_context(memory.explained())
+    stack.enter_context(explained_shortage())
     process_state = await program.initialize()
     if program.sampling is not None:
       check_first_round(program, process_state)
@@ -388,7 +434,7 @@ async def run(program: Program) -> dict[str, Any]:
     rounds = _private_rounds(program, ledger, state)
     if rounds is not None:
       state = state._replace(source=rounds.sampled_from(state.source))
-    managers = folder.release_managers(last=number, in_csv=program.in_csv)
+    managers = folder.release_managers(last=number)
     progress = stack.enter_context(progress_lib.Progress(
         description=program.NAME,
         total=program.total,

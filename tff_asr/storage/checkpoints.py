@@ -205,10 +205,6 @@ class Saver:
     """Says what there is to save if the run fails or is interrupted."""
     self._newest = state, version
 
-  def withdraw(self) -> None:
-    """Says that what was offered is no good."""
-    self._newest = None
-
   async def save(self, state: Any, version: int) -> None:
     """Begins to write a version, when the one before is on disk.
 

@@ -15,7 +15,7 @@
     privacy.txt, privacy.json   the privacy statement (federated runs)
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import difflib
 import hashlib
 import json
@@ -44,6 +44,8 @@ _MAY_CHANGE = re.compile(
     r'|TARGET_EPSILON|MAX_FAILED_SHARE|CLIENT_TIMEOUT_SEC|MAX_NORM_GROWTH'
     r'|ON_DIVERGENCE) *='
 )
+# A figure of one layer of a model: TensorBoard has it, the CSV has not.
+_BY_LAYER = re.compile(r'(^|/)(clipped_)?layer_(norm|clipped|clip)/')
 LEDGER = 'ledger.jsonl'
 MODEL = 'model.state'
 CONFIG = 'config.gin'
@@ -165,20 +167,17 @@ class RunDir:
     """
     return metrics_file.read(self.file(METRICS), name)
 
-  def release_managers(
-      self, *, last: int, in_csv: Callable[[str], bool] = lambda name: True
-  ) -> list[tff.program.ReleaseManager]:
-    """Where metrics go: CSV, those that `in_csv` takes, and TensorBoard.
+  def release_managers(self, *, last: int) -> list[tff.program.ReleaseManager]:
+    """Where metrics go: TensorBoard, and CSV but for those of single layers.
 
     Args:
       last: Round or step that the run goes on from; metrics of later ones, of
         a run that was stopped, are released again.
-      in_csv: Whether a metric of a name goes to the CSV.
     """
     return [
         tff.program.FilteringReleaseManager(
             metrics_file.MetricsFile(self.file(METRICS), last=last),
-            lambda path: in_csv(path[0]),
+            lambda path: not _BY_LAYER.search(path[0]),
         ),
         tff.program.TensorBoardReleaseManager(self.file(TENSORBOARD)),
     ]
