@@ -60,7 +60,7 @@ run('data_tools.librispeech', f'--source_dir={SPEECH}',
 # %% [markdown]
 # ## The learning process, and what executes it
 #
-# gin names the parts; `fed_avg.build` makes a `tff.learning` process of them.
+# gin names the parts of a training run; its process is a `tff.learning` one.
 # The rounds run on all devices of this machine.
 
 # %%
@@ -73,6 +73,7 @@ from tff_asr.learning import fed_avg
 from tff_asr.privacy import epsilon_report
 from tff_asr.privacy import keys
 from tff_asr.programs import evaluation
+from tff_asr.programs import federated
 
 multi_device.set_default_context()
 
@@ -81,25 +82,25 @@ private = client_data.load(os.path.join(SHARDS, 'train'))
 dev = client_data.load(os.path.join(SHARDS, 'dev'))
 
 
-def parts_of(*gin_files, **settings):
-  """The parts that an experiment with these files and settings names."""
+def experiment(*gin_files, **settings):
+  """The training run that these files and settings configure, not begun."""
   settings = {
       'PRIVATE_DIR': os.path.join(SHARDS, 'train'),
+      'DEV_DIR': os.path.join(SHARDS, 'dev'),
       'INIT_FROM_RUN': None,
       'COHORT_SIZE': COHORT_SIZE,
       'NUM_LOCAL_STEPS': 2,
       'NOISE_MULTIPLIER': NOISE_MULTIPLIER,
   } | settings
   return config.bind(
-      fed_avg.build,
+      federated.FederatedTraining,
       gin_files=['gin/experiments/quickstart_federated_dp.gin', *gin_files],
       gin_params=[f'{name} = {value!r}' for name, value in settings.items()],
-      call=dict,
-  )()
+  )(output_dir=os.path.join(SHARDS, 'run'), configuration=config.text())
 
 
-parts = parts_of()
-process = fed_avg.build(**parts)
+training = experiment()
+process = training.learning_process
 print(process.next.type_signature.parameter[1])
 
 # %% [markdown]
@@ -110,7 +111,7 @@ print(process.next.type_signature.parameter[1])
 
 # %%
 evaluator = evaluation.Evaluator(
-    model=parts['model'], pipeline=parts['pipeline'], client_data=dev
+    model=training.model, pipeline=training.pipeline, client_data=dev
 )
 
 
@@ -145,7 +146,7 @@ state, per_layer = train(process, NUM_ROUNDS)
 
 # %%
 _, whole = train(
-    fed_avg.build(**parts_of('gin/privacy/global.gin')), NUM_ROUNDS
+    experiment('gin/privacy/global.gin').learning_process, NUM_ROUNDS
 )
 
 # %% [markdown]
