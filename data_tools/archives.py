@@ -28,7 +28,7 @@ def subfolders(folder: str) -> list[str]:
 
 
 class Scratch:
-  """Where archives are unpacked; a context manager.
+  """A folder that archives are unpacked into; a context manager.
 
   Leaving it normally deletes what was unpacked; an exception keeps it for
   another attempt.

@@ -28,7 +28,7 @@ Attributes = Mapping[str, Mapping[str, frozenset[str]]]
 
 @dataclasses.dataclass(frozen=True)
 class Cutting:
-  """How a long recording becomes records.
+  """Rules for cutting a long recording into records.
 
   Attributes:
     max_sec: Records are at most this long.
@@ -64,7 +64,7 @@ class Utterance:
 
 
 class Problem(NamedTuple):
-  """Why something is left out.
+  """A reason why something is left out.
 
   Attributes:
     client_id: Whose it is; '' if that is not known.
@@ -80,7 +80,7 @@ class Problem(NamedTuple):
 
 
 class Listing(NamedTuple):
-  """What a split of a corpus holds.
+  """Contents of a split of a corpus.
 
   Attributes:
     utterances: What to write.
@@ -108,7 +108,7 @@ class Encoded(NamedTuple):
 
 
 class Outcome(NamedTuple):
-  """What became of an utterance.
+  """Fate of an utterance.
 
   Attributes:
     records: Empty if it is left out.

@@ -16,7 +16,7 @@ _RATE = {CENTRAL: 'LEARNING_RATE', FEDERATED: 'SERVER_LEARNING_RATE'}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
-  """What training and evaluation must agree on.
+  """Settings that training and evaluation must agree on.
 
   Attributes:
     gin_files: After the experiment's.
@@ -29,7 +29,7 @@ class Model:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-  """How runs are trained, but for their random seed.
+  """Settings of the training of runs, without their random seed.
 
   Attributes:
     name: Begins the names of their folders.
@@ -117,7 +117,7 @@ class Row:
 
 
 class Claim(NamedTuple):
-  """What the paper finds, as a sum of word error rates with weights.
+  """A finding of the paper, as a sum of word error rates with weights.
 
   Attributes:
     text: In words.

@@ -1,4 +1,4 @@
-"""What the whole test session needs: devices, quiet libraries, no orphans."""
+"""Set-up of the whole test session: devices, quiet libraries, no orphans."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What others see of a run: files, names of metrics, open ports."""
+"""Traces of a run that others see: files, names of metrics, open ports."""
 
 import os
 

@@ -17,7 +17,8 @@ class Problems(ValueError):
   """Several things that are wrong at once.
 
   Attributes:
-    messages: What is wrong with each and what to change; a line each in `str`.
+    messages: What is wrong with each and what to change; `str` has one
+      line for each.
   """
 
   def __init__(self, *messages: str):

@@ -48,7 +48,7 @@ class Baseline:
 
 
 class Turn(NamedTuple):
-  """What a turn gave.
+  """Result of a turn.
 
   Attributes:
     figures: What the program has said, in order.

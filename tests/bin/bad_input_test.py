@@ -1,4 +1,4 @@
-"""What the programs of bin/ say to bad input, a row a fault.
+"""Answers of the programs of bin/ to bad input: one row per fault.
 
 Each row runs a program in this process and states the essential parts of every
 line that it must write: one line a fault, exit code 1, nothing on standard

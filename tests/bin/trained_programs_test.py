@@ -1,4 +1,4 @@
-"""What the programs of bin/ do with a trained run, each in this process."""
+"""The programs of bin/ on a trained run, each in this process."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""How the tests of encoders call them."""
+"""Calls of encoders, for their tests."""
 
 import numpy as np
 import tensorflow as tf

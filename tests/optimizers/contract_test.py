@@ -1,4 +1,4 @@
-"""What every optimizer of ours must do; a new one is a new row."""
+"""The contract of all our optimizers; a new one is a new row."""
 
 import collections
 

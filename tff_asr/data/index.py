@@ -85,7 +85,7 @@ class Shard(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-  """What corpus.json says.
+  """The contents of corpus.json.
 
   Attributes:
     path: The corpus folder, absolute.

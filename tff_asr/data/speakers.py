@@ -1,8 +1,8 @@
 """Speaker attributes of a corpus, beside its index: gender, age, accent.
 
-`speakers.tsv` has a line a client, in the order of clients.tsv, and a column an
-attribute, empty where the corpus does not say it. corpus.json names its
-checksum, and of how many speakers each attribute is known. It is personal
+`speakers.tsv` has one line per client, in the order of clients.tsv, and one
+column per attribute, empty where it is not known. corpus.json holds its
+checksum, and how many speakers each attribute is known of. It is personal
 information: training never opens it, evaluation reads it of the speakers that
 are evaluated, and whoever deletes it loses nothing else.
 """

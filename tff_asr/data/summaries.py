@@ -80,7 +80,7 @@ def read(folder: str | os.PathLike[str]) -> Summary:
 
 
 def table(summaries: Mapping[str, Summary]) -> str:
-  """Returns a Markdown table, a row a split, like the paper's Table 2."""
+  """Returns a Markdown table, one row per split, like the paper's Table 2."""
   rows = [_COLUMNS]
   for name, summary in summaries.items():
     minutes = summary['minutes_per_client']

@@ -18,7 +18,7 @@ from tff_asr.execution import prefetch
 
 
 class ClientInterval(NamedTuple):
-  """When and where one client's work ran.
+  """Time and place of one client's work.
 
   Attributes:
     position: the client's place in the cohort.

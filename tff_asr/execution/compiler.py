@@ -57,7 +57,7 @@ class Local:
 
 
 class ClientPrograms(NamedTuple):
-  """What runs at clients; pickles, without the types of the computation.
+  """Programs of clients; they pickle, without the types of the computation.
 
   Attributes:
     read: `D -> V`, or None where the work makes no datasets.

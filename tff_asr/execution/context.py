@@ -70,7 +70,7 @@ class Settings:
 
 
 class Cache:
-  """What was made of each computation object, for as long as that lives."""
+  """A cache of values made from computation objects, while those live."""
 
   def __init__(self, build: Callable[[tff.Computation], Any]):
     """Keeps `build(comp)`, made once, for each computation object."""
@@ -168,8 +168,8 @@ class Runner(abc.ABC):
     """Runs all clients of a round.
 
     Returns:
-      The total alone; without aggregation, a list a block with each client's
-      result. Results are lists of tensors.
+      The total alone; without aggregation, one list per block with each
+      client's result. Results are lists of tensors.
     """
 
   def invoke(

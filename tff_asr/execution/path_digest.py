@@ -1,4 +1,4 @@
-"""Whether machines see the same files under one path."""
+"""Digests that tell whether machines see the same files under one path."""
 
 import hashlib
 import os

@@ -33,7 +33,7 @@ _IGNORE_STATE = 1  # ExternalStatePolicy.POLICY_IGNORE
 
 
 class RoundKey(NamedTuple):
-  """What a worker looks up and keeps during a round.
+  """Key of a round at a worker: what it looks up and keeps meanwhile.
 
   Attributes:
     number: of the round, rising.
@@ -53,7 +53,7 @@ class RoundKey(NamedTuple):
 
 
 class BlockReport(NamedTuple):
-  """How the work on a block went.
+  """Report on the work on a block.
 
   Attributes:
     intervals: for each client that is done, in order, on a clock that is 0 at

@@ -22,7 +22,7 @@ ORDERS = ('lowest', 'highest', 'random')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerFreeze:
-  """How many layers to freeze, and which. One of share and number is set.
+  """Number and choice of the layers to freeze. One of share and number is set.
 
   Attributes:
     share: Of all layers, in [0, 1), rounded down.

@@ -21,7 +21,7 @@ Output = tff.learning.templates.LearningProcessOutput
 
 
 class RandomState(NamedTuple):
-  """What decides the randomness of a round or step, noise apart.
+  """Source of the randomness of a round or step, except noise.
 
   Attributes:
     seed: int32 [2], the run's.

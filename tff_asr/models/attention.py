@@ -65,7 +65,7 @@ def apply(
 
 
 def relative_specs(*, dim: int) -> weights_lib.Specs:
-  """As `specs`, and `wr` [D, D], `u` and `v` [D], a part a head."""
+  """As `specs`, and `wr` [D, D], `u` and `v` [D], one part per head."""
   return {
       **specs(dim=dim),
       'u': weights_lib.zeros(dim),

@@ -206,7 +206,7 @@ def loss(logits: tf.Tensor, masked: Masked) -> tf.Tensor:
 
 
 class Counts(NamedTuple):
-  """What was predicted, in sums that add up over batches.
+  """Counts of predictions: sums that add up over batches.
 
   Attributes:
     masked: float32 [], masked output frames.

@@ -139,7 +139,7 @@ class ExportedRecognizer(tf.Module):
 
 
 class Utterance(NamedTuple):
-  """What an export is checked on."""
+  """An utterance that an export is checked on."""
 
   name: str
   transcript: str
@@ -148,7 +148,7 @@ class Utterance(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check:
-  """What an exported model heard beside the checkpoint.
+  """Comparison of an exported model with the checkpoint.
 
   Attributes:
     file: The export.

@@ -43,7 +43,7 @@ class Word(NamedTuple):
 
 
 class Recognition(NamedTuple):
-  """What was heard in a waveform.
+  """The words heard in a waveform.
 
   Attributes:
     name: Of the waveform.

@@ -175,7 +175,7 @@ def speaker_spread(runs: Sequence[runs_lib.Run]) -> Table:
 
 
 def speaker_groups(runs: Sequence[runs_lib.Run]) -> Table:
-  """Word error rates of groups of speakers, a column a run."""
+  """Word error rates of groups of speakers, one column per run."""
   by_run = [speakers_lib.groups(run) for run in runs]
   return [
       ['WER by group, % (95 %)', 'speakers', *(run.name for run in runs)],
