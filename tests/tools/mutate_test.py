@@ -27,7 +27,11 @@ class MutantsTest(absltest.TestCase):
         path, *names = test.split('::')
         text = (layers.ROOT / path).read_text('utf-8')
         for name in names:
-          self.assertRegex(text, rf'(class|def) {name}\b', mutant.patch.name)
+          # Parameterized cases have a number behind the name.
+          stem = name.rstrip('0123456789')
+          self.assertRegex(
+              text, rf'(class|def) ({name}|{stem})\b', mutant.patch.name
+          )
 
 
 if __name__ == '__main__':

@@ -21,7 +21,7 @@ _KEY = 'round'
 
 
 class MetricsFile(tff.program.ReleaseManager):
-  """Appends a row a round; one writer a file."""
+  """Appends one row per round; one writer per file."""
 
   def __init__(self, path: str, *, last: int):
     """Opens or creates the file.

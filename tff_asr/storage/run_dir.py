@@ -9,7 +9,7 @@
     ledger.jsonl    what the model's rounds cost in privacy (federated runs, and
                     runs that start from one); ledger.UNIT.jsonl: of another
                     unit (`privacy.ledger`)
-    metrics.csv     released metrics, a row a round or step
+    metrics.csv     released metrics, one row per round or step
     tensorboard/    the same for TensorBoard
     results.json    the figures at the end
     privacy.txt, privacy.json   the privacy statement (federated runs)
