@@ -1,4 +1,4 @@
-"""Which noise, number of rounds or size of cohort keeps epsilon at a target.
+"""Calibration: noise, rounds or cohort size that keep epsilon at a target.
 
 The inverse of `accounting`: each function searches over one quantity, with the
 others given, and returns a value whose epsilon is at most the target.
