@@ -35,8 +35,8 @@ def run(
   """Binds a program and runs it, or with --dry_run prints what it would do.
 
   Args:
-    program: A `training_loop.Program`, or what else `train` takes; it is called
-      with `output_dir` and `configuration`.
+    program: A `training_loop.TrainingRun`, or what else `train` takes; it is
+      called with `output_dir` and `configuration`.
     describe: A coroutine of the program; None: there is no dry run.
     train: A coroutine of the program.
 

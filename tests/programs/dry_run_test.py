@@ -113,7 +113,7 @@ class DryRunTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, 'num_steps must be'):
       self.describe(build(num_steps=0))
 
-  def describe(self, program: training_loop.Program) -> str:
+  def describe(self, program: training_loop.TrainingRun) -> str:
     return asyncio.run(dry_run.describe(program))
 
   def write_seed(self, model: best_rq.BestRqModel) -> str:

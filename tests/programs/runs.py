@@ -17,8 +17,8 @@ _GROUPS = {
 
 
 def build(
-    program: type[training_loop.Program], **arguments: Any
-) -> training_loop.Program:
+    program: type[training_loop.TrainingRun], **arguments: Any
+) -> training_loop.TrainingRun:
   """Builds a program from its arguments and those of its groups of settings."""
   for group, settings in _GROUPS.items():
     names = {field.name for field in dataclasses.fields(settings)}
@@ -29,7 +29,7 @@ def build(
 
 
 def train(
-    program: type[training_loop.Program], **arguments: Any
+    program: type[training_loop.TrainingRun], **arguments: Any
 ) -> tuple[dict[str, Any], str]:
   """Returns a run's results, and what it printed."""
   printed = io.StringIO()

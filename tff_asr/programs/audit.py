@@ -32,7 +32,7 @@ async def audit(
     *,
     output_dir: str,
     configuration: str,
-    build: Callable[..., training_loop.Program],
+    build: Callable[..., training_loop.TrainingRun],
     canaries: canaries_lib.Canaries,
     clipping: clipping_lib.Clipping,
 ) -> dict[str, Any]:

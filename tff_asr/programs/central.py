@@ -48,7 +48,7 @@ class Record(NamedTuple):
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class CentralTraining(training_loop.Program):
+class CentralTraining(training_loop.TrainingRun):
   """Steps on batches of all speakers' utterances.
 
   Metrics are released at evaluations, and are means since the one before.
@@ -235,7 +235,7 @@ class CentralTraining(training_loop.Program):
     return figures
 
   def final_weights(
-      self, state: training_loop.ProgramState
+      self, state: training_loop.RunState
   ) -> weights_lib.Weights:
     if self.patience is None:
       return state.process.global_model_weights

@@ -17,38 +17,38 @@ from tff_asr.programs import private_rounds
 from tff_asr.programs import training_loop
 
 
-async def describe(program: training_loop.Program) -> str:
+async def describe(training: training_loop.TrainingRun) -> str:
   """Returns the configuration and what a run of it would take, as text.
 
   Raises:
     ValueError: As `training_loop.run`, before its first round.
   """
-  state = await program.initialize()
-  kept = state, program.initial_record(state.global_model_weights)
+  state = await training.initialize()
+  kept = state, training.initial_record(state.global_model_weights)
   state_bytes = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(kept))
   rows = {
-      'parameters': f'{weights_lib.count(program.model.specs):,}',
-      'saved states': _saved_states(program, state_bytes),
-      **program.plan(),
+      'parameters': f'{weights_lib.count(training.model.specs):,}',
+      'saved states': _saved_states(training, state_bytes),
+      **training.plan(),
   }
-  if program.sampling is not None:
-    rules = training_loop.check_first_round(program, state)
-    rows['epsilon'] = _epsilon(program, state, rules)
+  if training.sampling is not None:
+    rules = training_loop.check_first_round(training, state)
+    rows['epsilon'] = _epsilon(training, state, rules)
   return '\n'.join([
-      program.configuration.rstrip(),
+      training.configuration.rstrip(),
       '',
       '# Checked; nothing was trained or written (dry run).',
       *(f'# {name + ":":14}{text}' for name, text in rows.items()),
   ])
 
 
-def _saved_states(program: training_loop.Program, state_bytes: int) -> str:
+def _saved_states(training: training_loop.TrainingRun, state_bytes: int) -> str:
   """How much room states take, and how much there is."""
-  folder = program.output_dir
+  folder = training.output_dir
   while not os.path.isdir(folder or '.'):
     folder = os.path.dirname(folder)
   disk = os.statvfs(folder or '.')
-  settings = program.settings
+  settings = training.settings
   text = f'{_size(state_bytes)} each, {settings.keep_last} kept'
   if settings.keep_every:
     text += f' and each {settings.keep_every}th'
@@ -56,13 +56,13 @@ def _saved_states(program: training_loop.Program, state_bytes: int) -> str:
 
 
 def _epsilon(
-    program: training_loop.Program, state: Any, rules: Mapping[str, Any]
+    training: training_loop.TrainingRun, state: Any, rules: Mapping[str, Any]
 ) -> str:
   """Epsilon at the end, and where a target ends the run before."""
-  fixed = program.privacy.fixed_seeds
+  fixed = training.privacy.fixed_seeds
   if fixed:
     return f'infinite, NOT PRIVATE: {" and ".join(fixed)} fixes a key.'
-  target, last = program.privacy.target_epsilon, program.total
+  target, last = training.privacy.target_epsilon, training.total
   after = lambda number: private_rounds.epsilon_of_plan(
       state, num_rounds=number, **rules
   )

@@ -39,7 +39,7 @@ _EXACT = re.compile(r'client_work/|aggregator/not_private/')
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class FederatedTraining(training_loop.Program):
+class FederatedTraining(training_loop.TrainingRun):
   """Federated rounds on private clients; the unit of privacy is a client.
 
   Attributes:
@@ -171,7 +171,7 @@ class FederatedTraining(training_loop.Program):
     return figures
 
   def finish(
-      self, unused_state: training_loop.ProgramState
+      self, unused_state: training_loop.RunState
   ) -> dict[str, Any]:
     return {
         'bytes_per_client_and_round': self._traffic._asdict(),

@@ -34,7 +34,7 @@ from tff_asr.storage import run_dir
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class Pretraining(training_loop.Program):
+class Pretraining(training_loop.TrainingRun):
   """Steps on masked prediction; the unit of privacy is an utterance.
 
   Attributes:
@@ -217,7 +217,7 @@ class Pretraining(training_loop.Program):
       figures['dev accuracy'] = f'{100 * metrics["dev_accuracy"]:.1f}%'
     return figures
 
-  def finish(self, state: training_loop.ProgramState) -> dict[str, Any]:
+  def finish(self, state: training_loop.RunState) -> dict[str, Any]:
     if self.build_query is None:
       squares = {name: float(value) for name, value in state.record.items()}
       layer_scores.write(self.output_dir, squares, specs=self.model.specs)

@@ -1,8 +1,8 @@
 """Training loop of all programs: resume, charge, evaluate, release, save, end.
 
-`federated`, `central` and `pretraining` are a `Program` each: a process, the
-source of what its rounds train on, and what to make of a round's metrics. `run`
-does the rest, the same for all:
+`federated`, `central` and `pretraining` are a `TrainingRun` each: a process,
+the source of what its rounds train on, and what to make of a round's metrics.
+`run` does the rest, the same for all:
 
 - Version 0 is saved before the first round, so that each run can be resumed. A
   run that ends early repeats the rounds after its last saved state, in the same
@@ -130,7 +130,7 @@ class PrivacySettings:
     )
 
 
-class ProgramState(NamedTuple):
+class RunState(NamedTuple):
   """All that a run needs to continue.
 
   Attributes:
@@ -138,7 +138,7 @@ class ProgramState(NamedTuple):
     source: State of the draws; holds their key.
     ledger: Head of the privacy ledger.
     noise: The noise key, and the ledger file that it is for.
-    record: What the program itself keeps from round to round.
+    record: What the kind of training keeps from round to round.
   """
 
   process: Any
@@ -149,7 +149,7 @@ class ProgramState(NamedTuple):
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class Program(abc.ABC):
+class TrainingRun(abc.ABC):
   """A training run: process, data source, metrics.
 
   Subclasses set the class attributes, and override what differs.
@@ -191,7 +191,7 @@ class Program(abc.ABC):
   release_every = 1
 
   def check_common(self, errors: list[Exception]) -> None:
-    """Appends what is wrong with the settings that all programs have."""
+    """Appends what is wrong with the settings that all kinds of training have."""
     for settings in (self.settings, self.privacy):
       with checks.kept(errors):
         settings.check()
@@ -247,7 +247,7 @@ class Program(abc.ABC):
   def initial_record(
       self, unused_weights: weights_lib.Weights
   ) -> Any:
-    """Returns what the program keeps from round to round, at the start."""
+    """Returns what is kept from round to round, at the start."""
     return ()
 
   def check_resumed(self, process_state: Any) -> None:
@@ -297,12 +297,12 @@ class Program(abc.ABC):
   def figures(self, metrics: Mapping[str, float]) -> dict[str, str]:
     """Returns what the progress display shows of a round."""
 
-  def final_weights(self, state: ProgramState) -> weights_lib.Weights:
+  def final_weights(self, state: RunState) -> weights_lib.Weights:
     """Returns the weights of the model that the run ends with."""
     return state.process.global_model_weights
 
-  def finish(self, unused_state: ProgramState) -> dict[str, Any]:
-    """Writes what only this program writes; returns its own results."""
+  def finish(self, unused_state: RunState) -> dict[str, Any]:
+    """Writes what only this training writes; returns its own results."""
     return {}
 
   @abc.abstractmethod
@@ -351,18 +351,20 @@ def explained_shortage() -> Iterator[None]:
     ) from error
 
 
-def parent_ledger(program: Program) -> Optional[ledger_lib.Parent]:
+def parent_ledger(training: TrainingRun) -> Optional[ledger_lib.Parent]:
   """Returns the ledger of the model that a run starts from, if it has one."""
-  if program.init_from_run is None:
+  if training.init_from_run is None:
     return None
-  return run_dir.ledger_of_model(program.init_from_run)
+  return run_dir.ledger_of_model(training.init_from_run)
 
 
-def check_first_round(program: Program, process_state: Any) -> dict[str, Any]:
+def check_first_round(
+    training: TrainingRun, process_state: Any
+) -> dict[str, Any]:
   """Checks that a private run can do a round at all.
 
   Args:
-    program: A private one.
+    training: A private one.
     process_state: Its process's first state.
 
   Returns:
@@ -372,14 +374,14 @@ def check_first_round(program: Program, process_state: Any) -> dict[str, Any]:
     ValueError: As `private_rounds.check_first_round`.
   """
   rules = dict(
-      sampling=program.sampling,
-      delta=program.privacy.delta_of(program.sampling),
+      sampling=training.sampling,
+      delta=training.privacy.delta_of(training.sampling),
       inherited=ledger_lib.inherited_charges(
-          parent_ledger(program), unit=program.PRIVACY_UNIT
+          parent_ledger(training), unit=training.PRIVACY_UNIT
       ),
   )
   private_rounds.check_first_round(
-      process_state, target_epsilon=program.privacy.target_epsilon, **rules
+      process_state, target_epsilon=training.privacy.target_epsilon, **rules
   )
   return rules
 
@@ -392,11 +394,11 @@ def drawn(sampling: accounting.Sampling, what: str) -> str:
   )
 
 
-async def run(program: Program) -> dict[str, Any]:
-  """Trains to the program's last round, from where its folder stands.
+async def run(training: TrainingRun) -> dict[str, Any]:
+  """Trains to the last round, from where its folder stands.
 
   Args:
-    program: What to train. Its folder has all that is written.
+    training: What to train. Its folder has all that is written.
 
   Returns:
     The results, as written to results.json.
@@ -406,62 +408,62 @@ async def run(program: Program) -> dict[str, Any]:
       diverged.
     OSError: There is too little memory, or room on the disk.
   """
-  settings = program.settings
+  settings = training.settings
   async with contextlib.AsyncExitStack() as stack:
     stack.enter_context(explained_shortage())
-    process_state = await program.initialize()
-    if program.sampling is not None:
-      check_first_round(program, process_state)
+    process_state = await training.initialize()
+    if training.sampling is not None:
+      check_first_round(training, process_state)
     # Not before the process has shown that it can be built and run.
     folder = stack.enter_context(run_dir.RunDir(
-        program.output_dir,
-        configuration=program.configuration,
+        training.output_dir,
+        configuration=training.configuration,
         keep_last=settings.keep_last,
         keep_every=settings.keep_every,
     ))
-    state = ProgramState(
+    state = RunState(
         process_state,
-        program.initial_draw(),
+        training.initial_draw(),
         ledger_lib.Head(0, ''),
-        private_rounds.NoiseState(_noise_key(program), np.int64(0)),
-        program.initial_record(process_state.global_model_weights),
+        private_rounds.NoiseState(_noise_key(training), np.int64(0)),
+        training.initial_record(process_state.global_model_weights),
     )
     # Or it would take its memory to the end.
     del process_state
-    state, number, ledger = await _resume_or_begin(program, folder, state)
+    state, number, ledger = await _resume_or_begin(training, folder, state)
     if ledger is not None:
       stack.enter_context(ledger)
-    rounds = _private_rounds(program, ledger, state)
+    rounds = _private_rounds(training, ledger, state)
     if rounds is not None:
       state = state._replace(source=rounds.sampled_from(state.source))
     managers = folder.release_managers(last=number)
     progress = stack.enter_context(progress_lib.Progress(
-        description=program.NAME,
-        total=program.total,
+        description=training.NAME,
+        total=training.total,
         initial=number,
-        unit=program.UNIT,
+        unit=training.UNIT,
     ))
     saver = await stack.enter_async_context(
         checkpoints.Saver(folder.state_manager, saved=number)
     )
 
     def is_over() -> bool:
-      return number >= program.total or (
+      return number >= training.total or (
           rounds is not None
           and not rounds.are_left(state.process, state.source)
       )
 
     is_last = is_over()
     started = time.monotonic()
-    while not is_last and not program.is_converged(state.record):
-      done = await _next_round(program, rounds, state)
+    while not is_last and not training.is_converged(state.record):
+      done = await _next_round(training, rounds, state)
       saver.check()
-      record, metrics = program.judge(state.record, done, number=number + 1)
+      record, metrics = training.judge(state.record, done, number=number + 1)
       if metrics is None:
         rounds.roll_back(state.process, done.before)
         # Another cohort: amplification by sampling counts for one sum a draw.
         # The rounds of a pass draw nothing, and tree and pass go together.
-        if program.sampling.kind != 'pass':
+        if training.sampling.kind != 'pass':
           state = state._replace(source=done.after)
         state = state._replace(
             ledger=ledger.head, noise=rounds.noise, record=record
@@ -472,7 +474,7 @@ async def run(program: Program) -> dict[str, Any]:
         is_last = is_over()
         continue
       number += 1
-      state = ProgramState(
+      state = RunState(
           done.output.state,
           done.after,
           state.ledger if ledger is None else ledger.head,
@@ -483,61 +485,61 @@ async def run(program: Program) -> dict[str, Any]:
       weights = state.process.global_model_weights
       if rounds is not None:
         metrics['epsilon'] = rounds.epsilon()
-      if program.evaluator is not None and (
+      if training.evaluator is not None and (
           is_last or number % settings.evaluate_every == 0
       ):
-        metrics |= program.evaluate(weights)
-      if is_last or number % program.release_every == 0:
+        metrics |= training.evaluate(weights)
+      if is_last or number % training.release_every == 0:
         # How long a round takes tells who came.
-        metrics[program.SECONDS] = time.monotonic() - started
+        metrics[training.SECONDS] = time.monotonic() - started
         started = time.monotonic()
         for manager in managers:
           await manager.release(metrics, key=number)
         state = state._replace(
-            record=program.after_release(record, weights, metrics)
+            record=training.after_release(record, weights, metrics)
         )
       saver.offer(state, number)
       if number % settings.save_every == 0:
         await saver.save(state, number)
-      progress.update(**program.figures(metrics))
+      progress.update(**training.figures(metrics))
       # Where an interrupt ends the run.
       await asyncio.sleep(0)
 
     await saver.save(state, number)
     await saver.wait()
-    return _finish(program, folder, state, number, ledger)
+    return _finish(training, folder, state, number, ledger)
 
 
-def _noise_key(program: Program) -> np.ndarray:
+def _noise_key(training: TrainingRun) -> np.ndarray:
   """A new run's noise key; zeros where no noise is drawn."""
-  if program.sampling is None:
+  if training.sampling is None:
     return np.zeros([4], np.int32)
-  return keys.draw_or_fix(program.privacy.noise_seed)
+  return keys.draw_or_fix(training.privacy.noise_seed)
 
 
 async def _resume_or_begin(
-    program: Program, folder: run_dir.RunDir, state: ProgramState
-) -> tuple[ProgramState, int, Optional[ledger_lib.Ledger]]:
+    training: TrainingRun, folder: run_dir.RunDir, state: RunState
+) -> tuple[RunState, int, Optional[ledger_lib.Ledger]]:
   """The state to continue from, its number, and the ledger if there is one.
 
   A new run's state is saved.
   """
   saved, number = await folder.state_manager.load_latest(state)
   if saved is not None:
-    program.check_resumed(saved.process)
-    logging.info('Resuming after %s %d.', program.UNIT, number)
+    training.check_resumed(saved.process)
+    logging.info('Resuming after %s %d.', training.UNIT, number)
     if not saved.ledger.digest:
       return saved, number, None
     path = folder.file(run_dir.LEDGER)
     return saved, number, ledger_lib.resume(path, head=saved.ledger)
-  parent = parent_ledger(program)
+  parent = parent_ledger(training)
   ledger = None
-  if program.sampling is not None or parent is not None:
+  if training.sampling is not None or parent is not None:
     ledger = private_rounds.create_ledger(
         folder,
         parent,
-        fixed_seeds=program.privacy.fixed_seeds,
-        unit=None if program.sampling is None else program.PRIVACY_UNIT,
+        fixed_seeds=training.privacy.fixed_seeds,
+        unit=None if training.sampling is None else training.PRIVACY_UNIT,
     )
     noise = state.noise._replace(
         file_identity=np.int64(ledger.file_identity)
@@ -548,72 +550,72 @@ async def _resume_or_begin(
 
 
 def _private_rounds(
-    program: Program,
+    training: TrainingRun,
     ledger: Optional[ledger_lib.Ledger],
-    state: ProgramState,
+    state: RunState,
 ) -> Optional[private_rounds.PrivateRoundRunner]:
   """What runs and charges rounds; None: they are not private."""
-  if program.sampling is None:
+  if training.sampling is None:
     return None
   return private_rounds.PrivateRoundRunner(
       ledger=ledger,
       noise=state.noise,
-      sampling=program.sampling,
-      configuration=run_dir.digest(program.configuration),
-      delta=program.privacy.delta_of(program.sampling),
-      target_epsilon=program.privacy.target_epsilon,
-      fixed_noise=program.privacy.noise_seed is not None,
+      sampling=training.sampling,
+      configuration=run_dir.digest(training.configuration),
+      delta=training.privacy.delta_of(training.sampling),
+      target_epsilon=training.privacy.target_epsilon,
+      fixed_noise=training.privacy.noise_seed is not None,
   )
 
 
 async def _next_round(
-    program: Program,
+    training: TrainingRun,
     rounds: Optional[private_rounds.PrivateRoundRunner],
-    state: ProgramState,
+    state: RunState,
 ) -> private_rounds.Done:
   """Draws, trains, and charges what is private."""
   if rounds is not None:
     return await rounds.run(
-        program.next,
+        training.next,
         state.process,
-        draw=program.draw,
+        draw=training.draw,
         cohort_state=state.source,
     )
-  drawn, after = program.draw(state.source)
-  output = program.next(state.process, drawn)
+  drawn, after = training.draw(state.source)
+  output = training.next(state.process, drawn)
   return private_rounds.Done(output, drawn, state.source, after)
 
 
 def _finish(
-    program: Program,
+    training: TrainingRun,
     folder: run_dir.RunDir,
-    state: ProgramState,
+    state: RunState,
     number: int,
     ledger: Optional[ledger_lib.Ledger],
 ) -> dict[str, Any]:
   """Writes the model, the statement and the results; returns the results."""
   folder.write_model(
-      program.final_weights(state),
-      tokens=program.tokens,
+      training.final_weights(state),
+      tokens=training.tokens,
       ledger=None if ledger is None else ledger.head,
   )
-  if number >= program.total:
-    ended_by = f'NUM_{program.UNIT.upper()}S'
+  if number >= training.total:
+    ended_by = f'NUM_{training.UNIT.upper()}S'
   else:
-    ended_by = 'PATIENCE' if program.sampling is None else 'TARGET_EPSILON'
-  seconds = sum(folder.read_metric(program.SECONDS).values())
+    ended_by = 'PATIENCE' if training.sampling is None else 'TARGET_EPSILON'
+  seconds = sum(folder.read_metric(training.SECONDS).values())
   results = {
-      f'{program.UNIT}s': number,
+      f'{training.UNIT}s': number,
       'ended_by': ended_by,
       'seconds': round(seconds, 1),
-      **program.finish(state),
-      **{name: folder.read_metric(name) for name in program.DEV_METRICS},
+      **training.finish(state),
+      **{name: folder.read_metric(name) for name in training.DEV_METRICS},
   }
   if ledger is not None and ledger.contents.rounds:
     query_state, delta = None, None
-    if program.sampling is not None:
+    if training.sampling is not None:
       query_state = state.process.aggregator.query_state.numerator_state
-      delta = program.privacy.delta_of(program.sampling)
+      delta = training.privacy.delta_of(training.sampling)
     statement = private_rounds.write_statement(
         folder, ledger, query_state, delta=delta
     )
