@@ -1,4 +1,4 @@
-"""The differentially private mean of client updates.
+"""The differentially private mean of client updates, with clipping metrics.
 
 Type: (<S@SERVER, {V}@CLIENTS, {W}@CLIENTS> -> <S@SERVER, V@SERVER, M@SERVER>).
 The query's noised sum is divided by the public expected cohort size, never by
@@ -6,24 +6,37 @@ the clients that came (whose number is private under Poisson sampling). The
 weights W are ignored, since weights that depend on data would change the
 sensitivity. Everything federated is TFF's `DifferentiallyPrivateFactory`.
 
+Clients send clipped records together with what clipping them measured
+(`queries.Measured`). Both are summed, and only the records' sum reaches the
+noise. So the measurements cost no second pass over the updates.
+
 Measurements M, of the round that the state was for:
 
     dp_query_metrics  the query's, of settings and noised values: may be shown
     noise_norm        z C sqrt(D) / cohort size, for D noised elements: the root
                       mean square of the norm of the noise on the mean (not for
                       noise that is correlated over rounds)
-    not_private       what clipping did (`clipping_metrics`): exact, not private
+    not_private       clipping metrics, exact and not private: means over the
+                      clients whose update was finite (NaN without any)
+      clipped_delta_norm  norm of an update after clipping
+      clipped_clients     share of updates of which some layer was changed
+      clipped_layers      share of layers that were changed
+      signal_norm         norm of the mean without noise
+      layer_norm/NAME     norm of a layer before clipping
+      clipped_layer_norm/NAME  and after it
+      layer_clipped/NAME  share of updates whose layer was changed
 """
 
 import collections
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
+import tensorflow as tf
 import tensorflow_federated as tff
+import tensorflow_privacy as tfp
 import tree
 
 from tff_asr import checks
-from tff_asr.aggregators import clipping_metrics
 from tff_asr.privacy import queries
 
 
@@ -77,8 +90,9 @@ class _DpMean(tff.aggregators.WeightedAggregationFactory):
     specs = tff.types.type_to_tf_tensor_specs(value_type)
     _check_shapes(specs)
     query = self._build_query(specs)
-    inner = clipping_metrics.build(
-        query, cohort_size=self._cohort_size
+    inner = tff.aggregators.DifferentiallyPrivateFactory(
+        tfp.NormalizedQuery(_MeasuredQuery(query), self._cohort_size),
+        _MeasuredSum(query, self._cohort_size),
     ).create(value_type)
     state_type = inner.initialize.type_signature.result
 
@@ -115,6 +129,92 @@ class _DpMean(tff.aggregators.WeightedAggregationFactory):
       )
 
     return tff.templates.AggregationProcess(inner.initialize, next_fn)
+
+
+class _MeasuredRecord(NamedTuple):
+  """A clipped record with its measurements, or a sum of them."""
+
+  record: Any
+  measured: queries.Measured
+
+
+class _MeasuredQuery(tfp.SumAggregationDPQuery):
+  """A query whose records carry what clipping them measured."""
+
+  def __init__(self, query: queries.ClippingQuery):
+    self._query = query
+
+  def initial_global_state(self):
+    return self._query.initial_global_state()
+
+  def derive_sample_params(self, global_state):
+    return self._query.derive_sample_params(global_state)
+
+  def initial_sample_state(self, template):
+    by_layer = tf.zeros([len(self._query.layer_names)])
+    return _MeasuredRecord(
+        self._query.initial_sample_state(template),
+        queries.Measured(*[tf.constant(0.0)] * 4, *[by_layer] * 3),
+    )
+
+  def preprocess_record(self, params, record):
+    return _MeasuredRecord(*self._query.clip(params, record))
+
+  def get_noised_result(self, sample_state, global_state):
+    return self._query.get_noised_result(sample_state.record, global_state)
+
+  def derive_metrics(self, global_state):
+    return self._query.derive_metrics(global_state)
+
+
+class _MeasuredSum(tff.aggregators.UnweightedAggregationFactory):
+  """TFF's sum of measured records, with clipping metrics as measurements."""
+
+  def __init__(self, query: queries.ClippingQuery, cohort_size: float):
+    self._query = query
+    self._cohort_size = cohort_size
+
+  def create(
+      self, value_type: tff.Type
+  ) -> tff.templates.AggregationProcess:
+    inner = tff.aggregators.SumFactory().create(value_type)
+
+    @tff.tensorflow.computation(value_type)
+    def report(total):
+      layers = tf.nest.flatten(self._query.summed(total.record))
+      count = total.measured.num_finite
+      mean = tf.nest.map_structure(lambda value: value / count, total.measured)
+      return collections.OrderedDict(
+          clipped_clients=mean.num_clipped,
+          clipped_delta_norm=mean.clipped_norm,
+          clipped_layer_norm=self._by_name(mean.clipped_layer_norms),
+          clipped_layers=tf.reduce_mean(mean.layers_clipped),
+          layer_clipped=self._by_name(mean.layers_clipped),
+          layer_norm=self._by_name(mean.layer_norms),
+          signal_norm=tf.linalg.global_norm(layers) / self._cohort_size,
+      )
+
+    @tff.federated_computation(
+        inner.initialize.type_signature.result,
+        tff.FederatedType(value_type, tff.CLIENTS),
+    )
+    def next_fn(state, value):
+      # Inner aggregation.
+      output = inner.next(state, value)
+      # Output preparation.
+      measurements = tff.federated_map(report, output.result)
+      return tff.templates.MeasuredProcessOutput(
+          output.state, output.result, measurements
+      )
+
+    return tff.templates.AggregationProcess(inner.initialize, next_fn)
+
+  def _by_name(self, values: tf.Tensor) -> dict[str, tf.Tensor]:
+    """A vector over layers as numbers by the layers' names."""
+    return collections.OrderedDict(
+        (name, values[place])
+        for place, name in enumerate(self._query.layer_names)
+    )
 
 
 def _check_shapes(specs: Any) -> None:
