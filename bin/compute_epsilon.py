@@ -66,10 +66,10 @@ def main(_) -> None:
       raise ValueError('leave --sampling out: the ledger of --run says it.')
     # Late: it reads saved states, and TensorFlow takes seconds to load.
     # pylint: disable-next=g-import-not-at-top
-    from tff_asr.programs import private_rounds
+    from tff_asr.programs import run_privacy
 
     how = {'delta': _DELTA.value, 'accountant': _ACCOUNTANT.value}
-    result = private_rounds.epsilon_of_run(_RUN.value, **how)
+    result = run_privacy.epsilon_of_run(_RUN.value, **how)
   else:
     result = epsilon_report.solve(
         noise_multiplier=_NOISE_MULTIPLIER.value, sigma_mean=_SIGMA_MEAN.value,

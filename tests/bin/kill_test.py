@@ -22,7 +22,7 @@ from benchmarks import toy_runs
 from tests.bin import programs
 from tff_asr.privacy import accounting
 from tff_asr.privacy import ledger as ledger_lib
-from tff_asr.programs import private_rounds
+from tff_asr.programs import run_privacy
 from tff_asr.storage import run_dir
 
 _NUM_ROUNDS = 8
@@ -155,7 +155,7 @@ class KillTest(absltest.TestCase):
           send=signal.SIGKILL, when=lambda: self.num_lines() >= lines
       )
       self.assertEqual(ended.code, -signal.SIGKILL, ended.stderr)
-      head = private_rounds.saved_head(self.run_dir)
+      head = run_privacy.saved_head(self.run_dir)
       if head is not None:
         # The ledger is the saved state's, and not behind it.
         ledger_lib.read(self.ledger, head=head)

@@ -19,7 +19,7 @@ from tests.programs import runs
 from tff_asr import checks
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import central
-from tff_asr.programs import private_rounds
+from tff_asr.programs import run_privacy
 from tff_asr.programs import training_loop
 from tff_asr.storage import metrics_file
 from tff_asr.storage import run_dir
@@ -249,8 +249,8 @@ class CentralTest(parameterized.TestCase):
       )
     self.assertEqual(again['privacy'], privacy)
     self.assertEqual(
-        private_rounds.epsilon_of_run(self.path('run'), delta=1e-5).epsilon,
-        private_rounds.epsilon_of_run(
+        run_privacy.epsilon_of_run(self.path('run'), delta=1e-5).epsilon,
+        run_privacy.epsilon_of_run(
             self.path('pretrained'), delta=1e-5
         ).epsilon,
     )

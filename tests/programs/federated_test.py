@@ -40,6 +40,7 @@ from tff_asr.programs import evaluation
 from tff_asr.programs import faults
 from tff_asr.programs import federated
 from tff_asr.programs import private_rounds
+from tff_asr.programs import run_privacy
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
@@ -363,7 +364,7 @@ class FederatedTest(_RunTestCase):
     self.assertEqual((apart['unit'], apart['rounds']), ('example', 3))
     self.assertEqual(printed.count('Privacy statement'), 2)
     self.assertIn('stated apart', printed)
-    result = private_rounds.epsilon_of_run(self.run, delta=1e-5)
+    result = run_privacy.epsilon_of_run(self.run, delta=1e-5)
     self.assertEqual((result.unit, result.epsilon), ('speaker', _epsilon(1)))
     self.assertEqual([each.unit for each in result.apart], ['example'])
 
@@ -598,7 +599,7 @@ class LedgerTest(_RunTestCase):
     self.assertAlmostEqual(results['privacy']['epsilon_rdp'], _epsilon(5))
     self.assertIn('3 of these rounds are of the runs', printed)
     self.assertAlmostEqual(
-        private_rounds.epsilon_of_run(second, delta=1e-5).epsilon, _epsilon(5)
+        run_privacy.epsilon_of_run(second, delta=1e-5).epsilon, _epsilon(5)
     )
     # The sum counts against a target, too.
     third = os.path.join(self.root, 'third')
@@ -627,7 +628,7 @@ class LedgerTest(_RunTestCase):
       with self.assertRaisesRegex(ledger_lib.LedgerError, 'was shortened'):
         _train(**arguments)
     with self.assertRaisesRegex(ledger_lib.LedgerError, 'was shortened'):
-      private_rounds.epsilon_of_run(self.run)
+      run_privacy.epsilon_of_run(self.run)
     os.remove(self.file('ledger.jsonl'))
     for arguments in (
         dict(output_dir=self.run, num_rounds=3),
@@ -640,7 +641,7 @@ class LedgerTest(_RunTestCase):
     shutil.rmtree(self.file('state'))
     files.write_text(self.file('ledger.jsonl'), ''.join(lines[:-1]))
     with self.assertRaisesRegex(ledger_lib.LedgerError, 'was shortened'):
-      private_rounds.epsilon_of_run(self.run)
+      run_privacy.epsilon_of_run(self.run)
     os.remove(self.file('ledger.jsonl'))
     with self.assertRaisesRegex(ValueError, 'no saved state'):
       _train(self.run)

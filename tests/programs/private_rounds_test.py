@@ -2,8 +2,6 @@
 
 import asyncio
 import collections
-import itertools
-import json
 import os
 import tempfile
 
@@ -18,11 +16,9 @@ from tests import fakes
 from tff_asr.data import cohorts
 from tff_asr.privacy import accounting
 from tff_asr.privacy import adaptive_query
-from tff_asr.privacy import epsilon_report
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger
 from tff_asr.programs import private_rounds
-from tff_asr.storage import run_dir
 
 _NOISE = 4.0
 # 100 rounds a pass.
@@ -83,12 +79,6 @@ class _TestCase(parameterized.TestCase):
     super().setUp()
     self.folder = self.enterContext(tempfile.TemporaryDirectory())
     self.path = os.path.join(self.folder, 'ledger.jsonl')
-
-  def write(self, num_rounds, path=None, **options):
-    with ledger.create(path or self.path, **options) as opened:
-      for number in range(num_rounds):
-        opened.append(fakes.charged_round(number))
-      return opened.head
 
 
 class RoundTest(_TestCase):
@@ -217,58 +207,6 @@ class PlanTest(_TestCase):
           target_epsilon=None,
           inherited=ledger.Charges(),
       )
-
-
-class EpsilonOfRunTest(_TestCase):
-
-  def test_a_run_of_pretraining_is_extrapolated_in_its_unit(self):
-    self.write(2, unit='example')
-    result = private_rounds.epsilon_of_run(self.folder)
-    text = epsilon_report.render(
-        [result, *epsilon_report.extrapolate(result, cohort_sizes=[1000])]
-    )
-    # 10 of 1,000 with z = 1: a hundred times as many of as many more, with as
-    # much noise on the mean.
-    self.assertIn('| 10 | 1,000 | 0.01 | 2 | 0.1 | 1 |', text)
-    self.assertIn('| 1,000 | 100,000 | 0.01 | 2 | 0.1 | 100 |', text)
-    self.assertIn('unit: example.', text)
-
-  def test_another_unit_is_accounted_apart(self):
-    other = os.path.join(self.folder, 'pretrained.jsonl')
-    head = self.write(1, other, unit='example')
-    self.write(3, unit='speaker', parent=(other, head))
-    result = private_rounds.epsilon_of_run(self.folder)
-    found = json.loads(epsilon_report.render([result], output_format='json'))
-    (apart,) = found['apart']
-    self.assertEqual((found['unit'], found['rounds']), ('speaker', 3))
-    self.assertEqual((apart['unit'], apart['rounds']), ('example', 1))
-    self.assertLess(apart['epsilon'], found['epsilon'])
-    self.assertRegex(
-        epsilon_report.render([result]),
-        r'apart +example: epsilon [\d.]+ at delta 0.0001; not added up',
-    )
-    table = epsilon_report.render([result], output_format='csv')
-    self.assertIn('example: epsilon', table)
-
-  def test_the_default_delta_is_of_the_largest_population_in_any_order(self):
-    populations = (1000, 20_000, 300)
-    for number, order in enumerate(itertools.permutations(populations)):
-      folder = os.path.join(self.folder, str(number))
-      with (
-          run_dir.RunDir(folder, configuration='') as run,
-          ledger.create(run.file(run_dir.LEDGER)) as opened,
-      ):
-        for round_num, population in enumerate(order):
-          opened.append(fakes.charged_round(
-              round_num,
-              sampling=accounting.Sampling(
-                  kind='poisson', cohort_size=10, population=population
-              ),
-          ))
-        stated = private_rounds.write_statement(run, opened)
-      result = private_rounds.epsilon_of_run(folder)
-      self.assertEqual(stated.fields['delta'], 0.1 / 20_000)
-      self.assertEqual(result.delta, 0.1 / 20_000)
 
 
 class DigestTest(absltest.TestCase):

@@ -38,6 +38,7 @@ from tff_asr.privacy import statement as statement_lib
 from tff_asr.programs import evaluation
 from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
+from tff_asr.programs import run_privacy
 from tff_asr.programs import warm_start
 from tff_asr.storage import checkpoints
 from tff_asr.storage import run_dir
@@ -125,9 +126,8 @@ class PrivacySettings:
   @property
   def fixed_seeds(self) -> list[str]:
     """Names of the keys that a seed fixed."""
-    return private_rounds.fixed_seeds(
-        noise_seed=self.noise_seed, sampler_seed=self.sampler_seed
-    )
+    seeds = {'NOISE_SEED': self.noise_seed, 'SAMPLER_SEED': self.sampler_seed}
+    return [name for name, seed in seeds.items() if seed is not None]
 
 
 class RunState(NamedTuple):
@@ -616,7 +616,7 @@ def _finish(
     if training.sampling is not None:
       query_state = state.process.aggregator.query_state.numerator_state
       delta = training.privacy.delta_of(training.sampling)
-    statement = private_rounds.write_statement(
+    statement = run_privacy.write_statement(
         folder, ledger, query_state, delta=delta
     )
     results['privacy'] = statement.fields

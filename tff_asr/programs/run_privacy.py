@@ -1,0 +1,136 @@
+"""Privacy of a run as its folder tells it: epsilon, and the statement.
+
+Both come from the run's ledger (`privacy.ledger`). Rounds of another unit, such
+as the examples of pre-training, are accounted and stated apart.
+"""
+
+import dataclasses
+import os
+from typing import Any, Optional
+
+import numpy as np
+
+from tff_asr.privacy import epsilon_report
+from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import statement
+from tff_asr.storage import run_dir
+from tff_asr.storage import state_file
+
+
+def saved_head(run: str) -> Optional[ledger_lib.Head]:
+  """The ledger's head in the newest state that a run saved, if there is one.
+
+  States of central runs, whose ledger does not change, have none.
+  """
+  newest = run_dir.newest_state(run)
+  if newest is None:
+    return None
+  names = [leaf.path for leaf in state_file.read_manifest(newest).leaves]
+  if not any(name.startswith('ledger/') for name in names):
+    return None
+  count, digest = state_file.read_leaves(newest, prefix='ledger').values()
+  return ledger_lib.Head(int(count), str(digest))
+
+
+def epsilon_of_run(
+    run: str, *, delta: Optional[float] = None, accountant: str = 'rdp'
+) -> epsilon_report.Result:
+  """Returns the epsilon of all rounds that a run's ledger charges.
+
+  The ledger is compared with the run's newest saved state and its model, so
+  that lines missing at its end are noticed as long as one of them is there.
+  Ledgers of other units are accounted apart.
+
+  Args:
+    run: The run's folder.
+    delta: In (0, 1); None takes 1 / (10 population), of each ledger.
+    accountant: 'rdp' or 'pld'.
+
+  Raises:
+    ledger.LedgerError: The ledger is missing or was changed.
+    ValueError: It charges no rounds, or an argument is out of range.
+  """
+  path = os.path.join(run, run_dir.LEDGER)
+  if not os.path.exists(path):
+    raise ValueError(
+        f'{run} has no privacy ledger ({run_dir.LEDGER}): is it the folder of '
+        'a run on private data, or of one that started from its model?'
+    )
+  # The two are equal once a run has ended; the ledger is then read once.
+  heads = dict.fromkeys((saved_head(run), run_dir.ledger_of_model(run)[1]))
+  for head in heads:
+    contents = ledger_lib.read(path, head=head)
+  if not contents.rounds:
+    raise ValueError(f'the privacy ledger of {run} charges no rounds yet.')
+
+  def account(contents: ledger_lib.Contents) -> epsilon_report.Result:
+    return epsilon_report.of_rounds(
+        contents.rounds,
+        delta=_default_delta(contents) if delta is None else delta,
+        accountant=accountant,
+        fixed_seeds=contents.fixed_seeds,
+        unit=contents.unit,
+    )
+
+  apart = tuple(map(account, ledger_lib.read_apart(path)))
+  return dataclasses.replace(account(contents), apart=apart)
+
+
+def write_statement(
+    run: run_dir.RunDir,
+    ledger: ledger_lib.Ledger,
+    query_state: Any = None,
+    *,
+    delta: Optional[float] = None,
+) -> statement.Statement:
+  """States what a run's ledger charges, in privacy.txt and privacy.json.
+
+  Guarantees of other units follow it, a statement each.
+
+  Args:
+    run: The run's folder.
+    ledger: Its ledger.
+    query_state: State of its query, `queries` or `adaptive_query`; None: it
+      charges no round of its own.
+    delta: Of the statement; None: the default one.
+  """
+  contents = ledger.contents
+  apart = ledger_lib.read_apart(run.file(run_dir.LEDGER))
+  clip = None if query_state is None else float(query_state.l2_norm_clip)
+  stated = statement.build(
+      contents.rounds,
+      delta=_default_delta(contents) if delta is None else delta,
+      l2_norm_clip=clip,
+      unit=contents.unit,
+      fixed_seeds=contents.fixed_seeds,
+      inherited=contents.inherited,
+      adaptive_layers=np.size(getattr(query_state, 'layer_clips', ())),
+      apart=[other.unit for other in apart],
+  )
+  others = [
+      statement.build(
+          other.rounds,
+          delta=_default_delta(other),
+          l2_norm_clip=None,
+          unit=other.unit,
+          fixed_seeds=other.fixed_seeds,
+          inherited=sum(group.count for group in other.rounds),
+      )
+      for other in apart
+  ]
+  if others:
+    stated = dataclasses.replace(
+        stated,
+        lines=sum([('', *other.lines) for other in others], stated.lines),
+        fields=stated.fields | {'apart': [other.fields for other in others]},
+    )
+  run.write_text(run_dir.STATEMENT, f'{stated}\n')
+  run.write_json(run_dir.PRIVACY, stated.fields)
+  return stated
+
+
+def _default_delta(contents: ledger_lib.Contents) -> float:
+  """Delta where none is given, for the largest population."""
+  return statement.default_delta(
+      max(group.sampling.population for group in contents.rounds)
+  )
