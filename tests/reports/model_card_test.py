@@ -86,8 +86,8 @@ class ModelCardTest(absltest.TestCase):
         },
     )
     # 4 of 8 words; of either speaker, drawn twice, 1 or 3 of 4.
-    self.assertRegex(card, r'accent: a\\\|b +\| 2 +\| 50.0 \(25.0 to 75.0\) \|')
-    self.assertRegex(card, r'accent: c +\| 1 +\| 10.0 +\|')
+    self.assertRegex(card, r'accent: a\\\|b +\| 50.0 \(25.0 to 75.0; 2\) \|')
+    self.assertRegex(card, r'accent: c +\| 10.0 \(1\) +\|')
     self.assertNotIn('not measured', card)
 
   def test_the_card_says_what_is_missing(self):

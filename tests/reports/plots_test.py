@@ -89,8 +89,7 @@ class PlotsTest(absltest.TestCase):
     run = self.read('run')
     for draw in (
         plots.word_error_rates, plots.losses, plots.epsilons, plots.norms,
-        plots.clipped, plots.noise, plots.speakers, plots.speaker_groups,
-        plots.privacy_utility,
+        plots.clipped, plots.noise, plots.speakers, plots.privacy_utility,
     ):
       self.assertIsNone(draw([run]))
     self.assertIsNone(plots.layers(run))
@@ -114,68 +113,44 @@ class PlotsTest(absltest.TestCase):
     labels = [label.get_text() for label in left.get_yticklabels()]
     self.assertEqual(labels, ['a', 'b'])
 
-  def test_groups_of_speakers_have_points_and_intervals(self):
-    long = 'a$b$c ' * 20
-    content = dict(
-        errors={'a': (1, 10), 'b': (5, 10), 'c': (2, 40)},
-        attributes={
-            'a': {'accent': long}, 'b': {'accent': long}, 'c': {'accent': 'us'}
-        },
+  def test_larger_populations_keep_the_noise_on_the_mean(self):
+    larger = plots.epsilons_of_larger(self.private())
+    self.assertEqual(
+        list(larger), [100 * 10**n for n in range(1, 1 + len(larger))]
     )
-    first, second = self.read('a', **content), self.read('b', **content)
-    figure = plots.speaker_groups([first, self.seed(), second])
-    figure.draw_without_rendering()
-    (axes,) = figure.axes
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    self.assertStartsWith(labels[0], r'accent: a\$b\$c')
-    self.assertEndsWith(labels[0], '… (2)')
-    self.assertEqual(labels[1], 'accent: us (1)')
-    # Runs are beside each other; 6 of 20 and 2 of 40 words.
-    for line in axes.lines:
-      np.testing.assert_allclose(line.get_xdata(), [30, 5])
-    heights = [line.get_ydata() for line in axes.lines]
-    np.testing.assert_allclose(heights[1] - heights[0], 0.35)
-    # Either speaker drawn twice: 1 or 5 of 10; one speaker has no interval.
-    self.assertLen(axes.collections, 2)
-    for interval, points in zip(axes.collections, heights):
-      ((start, end),) = interval.get_segments()
-      np.testing.assert_allclose([start[0], end[0]], [10, 50])
-      self.assertEqual(start[1], points[0])
-
-  def test_own_operation_is_measured_and_larger_ones_are_extrapolated(self):
-    own, *others = plots.operations(self.private())
-    self.assertEqual(own, (1234.5, 0.4, 100, False))
-    self.assertNotEmpty(others)
-    for growth, each in zip((10, 100, 1000, 10_000, 100_000), others):
+    for population, epsilon in larger.items():
       # The same noise on the mean: 0.1 / 10; the same share of clients.
       expected = epsilon_report.solve(
-          cohort_size=10 * growth,
-          population=100 * growth,
+          cohort_size=population // 10,
+          population=population,
           sigma_mean=0.01,
           rounds=20,
           delta=1e-3,
       )
-      self.assertEqual(each[1:], (0.4, 100 * growth, True))
-      self.assertAlmostEqual(each.epsilon, expected.epsilon, places=6)
+      self.assertAlmostEqual(epsilon, expected.epsilon, places=6)
     # No further than to an epsilon of use.
-    self.assertLessEqual(others[-1].epsilon, 1.0)
-    self.assertGreater(others[-2].epsilon, 1.0)
+    *_, before, last = larger.values()
+    self.assertLessEqual(last, 1.0)
+    self.assertGreater(before, 1.0)
 
   def test_what_is_not_extrapolated(self):
     infinite = self.private('inf', privacy=run_folders.privacy(epsilon='inf'))
-    self.assertEqual(plots.operations(infinite), [(math.inf, 0.4, 100, False)])
+    self.assertEmpty(plots.epsilons_of_larger(infinite))
     self.assertIsNone(plots.privacy_utility([infinite]))
     several = run_folders.privacy()
     several['groups'] *= 2
     # The test set goes before the dev set.
     run = self.private('several', privacy=several, errors={'ann': (1, 4)})
-    self.assertEqual(plots.operations(run), [(1000.0, 0.25, 100, False)])
-    self.assertEqual(plots.operations(self.private('none', metrics={})), [])
+    self.assertEmpty(plots.epsilons_of_larger(run))
+    line, mark, *_ = plots.privacy_utility([run]).axes[0].lines
+    for each in (line, mark):
+      self.assertEqual(list(each.get_xydata()[0]), [1000.0, 25.0])
 
   def test_privacy_utility_marks_what_is_extrapolated(self):
     both = [
         self.private(),
         self.private('plain', privacy=run_folders.privacy(epsilon='inf')),
+        self.private('unknown', metrics={}),
     ]
     (axes,) = plots.privacy_utility(both).axes
     self.assertIn('hollow: extrapolated', axes.get_title())
@@ -186,21 +161,21 @@ class PlotsTest(absltest.TestCase):
     }
     self.assertEqual(list(by_style['full'].get_xdata()), [1234.5])
     self.assertEqual(list(by_style['full'].get_ydata()), [40.0])
+    larger = plots.epsilons_of_larger(both[0])
+    self.assertEqual(list(by_style['none'].get_xdata()), list(larger.values()))
     self.assertEqual(
-        list(by_style['none'].get_xdata()),
-        [each.epsilon for each in plots.operations(both[0])[1:]],
+        [text.get_text() for text in axes.texts],
+        [f'{population:,}' for population in (100, *larger)],
     )
     labels = axes.get_legend_handles_labels()[1]
     self.assertEqual(labels, ['private', 'plain (no DP)'])
 
   def test_epsilon_falls_as_the_population_grows(self):
     plan = _plan(1.0)
-    (axes,) = plots.epsilon_by_population([plan], largest_population=7000).axes
+    (axes,) = plots.epsilon_by_population([plan]).axes
     curve, mark, *_ = axes.lines
-    self.assertEqual(list(mark.get_xdata()), [100])
-    self.assertEqual(list(mark.get_ydata()), [plan.epsilon])
-    self.assertEqual(curve.get_xdata()[0], 100)
-    self.assertEqual(curve.get_xdata()[-1], 7000)
+    self.assertEqual(list(mark.get_xydata()[0]), [100, plan.epsilon])
+    self.assertEqual(list(curve.get_xdata()[[0, -1]]), [100, 1000])
     self.assertEqual(curve.get_ydata()[0], plan.epsilon)
     self.assertTrue(all(np.diff(curve.get_ydata()) < 0))
     with self.assertRaisesRegex(ValueError, 'no finite epsilon'):

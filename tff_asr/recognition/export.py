@@ -1,12 +1,11 @@
 """A run's model as SavedModel and TFLite, each checked against the checkpoint.
 
-    saved_model/                 waveforms in, text out (`ExportedRecognizer`)
-    model.float16.tflite         a waveform in, token ids out: weights in
-                                 float16, built-in ops only
-    model.dynamic_range.tflite   the same with weights in int8
-    tokens.json                  the character of each token id
-    export.json                  what the check found
-    model_card.md                what the model is, and what it may be used for
+    saved_model/           waveforms in, text out (`ExportedRecognizer`)
+    model.float16.tflite   a waveform in, token ids out: weights in
+                           float16, built-in ops only
+    tokens.json            the character of each token id
+    model_card.md          what the model is, what the checks found, and what it
+                           may be used for (`reports.model_card`)
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ from tff_asr.recognition import recognizer as recognizer_lib
 SAVED_MODEL = 'saved_model'
 TOKENS = 'tokens.json'
 
-_TFLITE = 'model.{}.tflite'
+TFLITE = 'model.float16.tflite'
 _BATCH_SIZE = 8
 # Rounding may turn a near tie; more than this share of utterances is a defect.
 _MAX_DIFFERENT = 0.02
@@ -174,18 +173,6 @@ class Check:
         f'{100 * self.checkpoint_errors.rate:.2f} %)'
     )
 
-  def fields(self) -> dict[str, Any]:
-    """For JSON."""
-    return {
-        'file': self.file,
-        'num_bytes': self.num_bytes,
-        'num_utterances': self.num_utterances,
-        'num_same': self.num_same,
-        'word_error_rate': self.errors.rate,
-        'checkpoint_word_error_rate': self.checkpoint_errors.rate,
-        'num_words': self.errors.words,
-    }
-
 
 def export(
     *,
@@ -245,46 +232,39 @@ def export(
       weights=recognizer.weights,
       characters=characters,
   )
-  found = []
-
-  def check(file: str, texts: Sequence[str]) -> None:
-    found.append(_check(
-        os.path.join(output_dir, file),
-        texts=texts,
-        expected=expected,
-        utterances=utterances,
-    ))
-
   path = os.path.join(output_dir, SAVED_MODEL)
   tf.saved_model.save(
       exported, path, signatures={'serving_default': exported.transcribe}
   )
-  check(SAVED_MODEL, saved_model_texts(path, utterances))
-  if found[0].num_utterances - found[0].num_same > (
-      _MAX_DIFFERENT * found[0].num_utterances
+  saved = _check(
+      path,
+      texts=saved_model_texts(path, utterances),
+      expected=expected,
+      utterances=utterances,
+  )
+  if saved.num_utterances - saved.num_same > (
+      _MAX_DIFFERENT * saved.num_utterances
   ):
     raise ValueError(
-        f'{path} hears the same as the checkpoint in only {found[0].num_same} '
-        f'of {found[0].num_utterances} utterances.'
+        f'{path} hears the same as the checkpoint in only {saved.num_same} of '
+        f'{saved.num_utterances} utterances.'
     )
-  for name, types in (('float16', [tf.float16]), ('dynamic_range', None)):
-    file = _TFLITE.format(name)
-    path = os.path.join(output_dir, file)
-    with open(path, 'wb') as f:
-      f.write(_convert(exported, supported_types=types))
-    check(file, [
-        recognizer.pipeline.tokenizer.decode(ids).strip()
-        for ids in tflite_tokens(path, utterances)
-    ])
+  path = os.path.join(output_dir, TFLITE)
+  files.write(path, _convert(exported))
+  lite = _check(
+      path,
+      texts=[
+          recognizer.pipeline.tokenizer.decode(ids).strip()
+          for ids in tflite_tokens(path, utterances)
+      ],
+      expected=expected,
+      utterances=utterances,
+  )
   files.write_text(
       os.path.join(output_dir, TOKENS),
       json.dumps(list(characters), ensure_ascii=False) + '\n',
   )
-  files.write_json(
-      os.path.join(output_dir, 'export.json'),
-      [each.fields() for each in found],
-  )
-  return found
+  return [saved, lite]
 
 
 def saved_model_texts(
@@ -316,16 +296,13 @@ def tflite_tokens(
     yield run(waveform=utterance.waveform[np.newaxis])['token_ids'].tolist()
 
 
-def _convert(
-    exported: ExportedRecognizer, *, supported_types: Any
-) -> bytes:
-  """A TFLite model of `ExportedRecognizer.tokens_of_one`."""
+def _convert(exported: ExportedRecognizer) -> bytes:
+  """A TFLite model of `ExportedRecognizer.tokens_of_one`, in float16."""
   converter = tf.lite.TFLiteConverter.from_concrete_functions(
       [exported.tokens_of_one.get_concrete_function()], exported
   )
   converter.optimizations = [tf.lite.Optimize.DEFAULT]
-  if supported_types is not None:
-    converter.target_spec.supported_types = supported_types
+  converter.target_spec.supported_types = [tf.float16]
   try:
     return converter.convert()
   except Exception as e:  # pylint: disable=broad-exception-caught

@@ -15,7 +15,6 @@ from matplotlib import figure as figure_lib
 from matplotlib import ticker
 import numpy as np
 
-from tff_asr import checks
 from tff_asr.metrics import confidence
 from tff_asr.privacy import accounting
 from tff_asr.privacy import epsilon_report
@@ -28,7 +27,6 @@ _HEIGHT = 4.2
 _PANEL_HEIGHT = 3.2
 _LEGEND_COLUMNS = 5
 _MAX_NAMED_LAYERS = 60
-_MAX_LABEL = 45
 _POINTS_PER_DECADE = 6
 # How many times the population, until epsilon is useful.
 _GROWTHS = (10, 100, 1_000, 10_000, 100_000)
@@ -37,22 +35,6 @@ _LINES = ('--', ':', '-.')
 
 Runs = Sequence[runs_lib.Run]
 Figure = figure_lib.Figure
-
-
-class Operation(NamedTuple):
-  """A run's trade of words for privacy, or what it would be in a larger one.
-
-  Attributes:
-    epsilon: Infinite without noise.
-    word_error_rate: Measured; assumed where extrapolated.
-    population: Private clients.
-    is_extrapolated: Whether the word error rate is assumed.
-  """
-
-  epsilon: float
-  word_error_rate: float
-  population: int
-  is_extrapolated: bool
 
 
 class Point(NamedTuple):
@@ -90,29 +72,18 @@ def losses(runs: Runs) -> Optional[Figure]:
 
 def epsilons(runs: Runs) -> Optional[Figure]:
   """Epsilon of the ledger over rounds; runs without noise have none."""
-  shown = [
-      run for run in runs
-      if (values := run.metric('epsilon').values())
-      and all(map(math.isfinite, values))
-  ]
-  if not shown:
+  figure = _over_time(runs, {'epsilon': ''}, label='epsilon spent (RDP)')
+  if figure is None:
     return None
-  figure, axes = _figure()
-  for run in shown:
-    rounds, values = _points(run.metric('epsilon'))
-    axes.plot(rounds, values, color=color_of(runs, run), label=run.name)
-  targets = {run.settings.get('TARGET_EPSILON', 'None') for run in shown}
-  for target in sorted(map(float, targets - {'None'})):
-    axes.axhline(target, color='gray', linestyle=':', linewidth=1)
-    axes.annotate(
-        f'target {target:g}', (1, target), xycoords=('axes fraction', 'data'),
-        ha='right', va='bottom', color='gray', fontsize='small',
-    )
-  axes.set_yscale('log')
-  axes.set_xlabel('round')
-  axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-  axes.set_ylabel('epsilon spent (RDP)')
-  _legend(figure, [axes])
+  targets = {run.settings.get('TARGET_EPSILON', 'None') for run in runs}
+  for axes in figure.axes:
+    axes.set_yscale('log')
+    for target in sorted(map(float, targets - {'None'})):
+      axes.axhline(target, color='gray', linestyle=':', linewidth=1)
+      axes.annotate(
+          f'target {target:g}', (1, target), ha='right', va='bottom',
+          xycoords=('axes fraction', 'data'), color='gray', fontsize='small',
+      )
   return figure
 
 
@@ -211,70 +182,16 @@ def speakers(runs: Runs) -> Optional[Figure]:
   return figure
 
 
-def speaker_groups(runs: Runs) -> Optional[Figure]:
-  """Word error rates of groups of speakers with their intervals."""
-  shown = [(run, found) for run in runs if (found := speakers_lib.groups(run))]
-  if not shown:
-    return None
-  labels = speakers_lib.labels([found for _, found in shown])
-  # Rows from above, with space between attributes; runs side by side.
-  heights = {}
-  for number, (attribute, value, _) in enumerate(labels):
-    num_attributes = len({each for each, _, _ in labels[: number + 1]})
-    heights[attribute, value] = number + 0.5 * (num_attributes - 1)
-  last = max(heights.values())
-  figure, axes = _figure(height=1.8 + 0.15 * max(2, len(shown)) * (last + 1))
-  for number, (run, found) in enumerate(shown):
-    offset = 0.7 * ((number + 0.5) / len(shown) - 0.5)
-    color = color_of(runs, run)
-    places = [
-        (group, heights[attribute, value] + offset)
-        for attribute, by_value in found.items()
-        for value, group in by_value.items()
-    ]
-    axes.plot(
-        [100 * group.rate for group, _ in places],
-        [height for _, height in places],
-        'o', color=color, label=run.name, markersize=4,
-    )
-    for group, height in places:
-      if group.interval is not None:
-        low, high = group.interval
-        axes.hlines(height, 100 * low, 100 * high, color=color)
-  axes.set_yticks(
-      list(heights.values()),
-      [
-          f'{_short(f"{attribute}: {value}")} ({count})'
-          for attribute, value, count in labels
-      ],
-      fontsize='small',
-  )
-  axes.set_ylim(last + 0.7, -0.7)
-  axes.set_xlabel('WER, %, with its 95 % interval (in brackets: speakers)')
-  _legend(figure, [axes])
-  return figure
+def epsilons_of_larger(run: runs_lib.Run) -> dict[int, float]:
+  """Epsilons of a run's rounds in larger populations, by population.
 
-
-def operations(run: runs_lib.Run) -> list[Operation]:
-  """A run's own trade, then those of larger populations.
-
-  Where the population is too small for a useful epsilon, larger ones keep the
-  noise on the mean, the rounds and the share of clients a round; their epsilon
-  is computed and their word error rate is assumed to be the run's. Runs with
-  rounds of several kinds (their ledgers go on from others'), without noise, or
-  with fixed seeds are not extrapolated.
-
-  Returns:
-    None of them without a word error rate or a privacy statement.
+  They keep the noise on the mean, the rounds and the share of clients a round,
+  and end where epsilon is useful. Runs with rounds of several kinds (their
+  ledgers go on from others') or without noise are not extrapolated.
   """
-  measured = _word_error_rate(run)
-  if measured is None or not run.rounds:
-    return []
-  rate, _ = measured
   *others, group = run.privacy['groups']
-  found = [Operation(run.epsilon, rate, group['population'], False)]
   if others or not math.isfinite(run.epsilon) or not group['rounds']:
-    return found
+    return {}
   sampling = accounting.Sampling(
       **{name: group[name] for name in ('kind', 'cohort_size', 'population')}
   )
@@ -288,64 +205,66 @@ def operations(run: runs_lib.Run) -> list[Operation]:
       ],
       delta=run.privacy['delta'],
   )
+  found, last = {}, run.epsilon
   for growth in _GROWTHS:
-    if found[-1].epsilon <= _ENOUGH:
+    if last <= _ENOUGH:
       break
     (grown,) = epsilon_report.extrapolate(
         plan, cohort_sizes=[growth * sampling.cohort_size]
     )
-    population = grown.rounds[0].sampling.population
-    found.append(Operation(grown.epsilon, rate, population, True))
+    last = found[grown.rounds[0].sampling.population] = grown.epsilon
   return found
 
 
 def privacy_utility(runs: Runs) -> Optional[Figure]:
   """Word error rate against epsilon, as in the paper's Figure 1.
 
-  See https://arxiv.org/abs/2310.00098. None where no epsilon is finite.
+  See https://arxiv.org/abs/2310.00098. Where the population is too small for a
+  useful epsilon, larger ones are shown at the run's own word error rate. None
+  where no epsilon is finite.
   """
-  by_run = [(run, operations(run)) for run in runs]
-  if not any(math.isfinite(found[0].epsilon) for _, found in by_run if found):
+  measured = [
+      (run, found) for run in runs if (found := _word_error_rate(run))
+  ]
+  is_private = lambda run: run.rounds and math.isfinite(run.epsilon)
+  if not any(is_private(run) for run, _ in measured):
     return None
   figure, axes = _figure(height=4.6)
-  labelled, sets = set(), set()
-  for run, found in by_run:
-    if (measured := _word_error_rate(run)) is None:
-      continue
-    rate, measured_on = 100 * measured[0], measured[1]
-    sets.add(measured_on)
+  for run, (rate, _) in measured:
     color = color_of(runs, run)
-    if not found or not math.isfinite(found[0].epsilon):
+    if not is_private(run):
       axes.axhline(
-          rate, color=color, linestyle='--', linewidth=1,
+          100 * rate, color=color, linestyle='--', linewidth=1,
           label=f'{run.name} (no DP)',
       )
       continue
-    epsilons_found = [each.epsilon for each in found]
-    heights = [rate] * len(found)
-    axes.plot(epsilons_found, heights, ':', color=color, linewidth=1)
-    axes.plot(epsilons_found[0], rate, 'o', color=color, label=run.name)
+    larger = epsilons_of_larger(run)
+    marks = {run.rounds['population']: run.epsilon} | larger
+    height = 100 * rate
     axes.plot(
-        epsilons_found[1:], heights[1:], 'o', color=color, fillstyle='none'
+        list(marks.values()), [height] * len(marks), ':', color=color,
+        linewidth=1,
     )
-    for each in found:
-      # Marks of one population lie below each other: one label is enough.
-      mark = (each.population, round(math.log(each.epsilon)))
-      if mark not in labelled:
-        labelled.add(mark)
-        axes.annotate(
-            f'{each.population:,}', (each.epsilon, rate),
-            textcoords='offset points', xytext=(0, 6), ha='center',
-            fontsize='x-small', color='0.3',
-            bbox={'facecolor': 'white', 'edgecolor': 'none', 'pad': 0.5},
-        )
+    axes.plot(run.epsilon, height, 'o', color=color, label=run.name)
+    axes.plot(
+        list(larger.values()), [height] * len(larger), 'o', color=color,
+        fillstyle='none',
+    )
+    for population, epsilon in marks.items():
+      axes.annotate(
+          f'{population:,}', (epsilon, height),
+          textcoords='offset points', xytext=(0, 6), ha='center',
+          fontsize='x-small', color='0.3',
+          bbox={'facecolor': 'white', 'edgecolor': 'none', 'pad': 0.5},
+      )
   axes.axvline(
       statement.MAX_USEFUL_EPSILON, color='gray', linestyle=':', linewidth=1
   )
   axes.set_xscale('log')
   axes.margins(x=0.08, y=0.15)
   axes.set_xlabel('epsilon; numbers are speakers in the population')
-  axes.set_ylabel(f'WER on the {" or ".join(sorted(sets))}, %')
+  sets = sorted({name for _, (_, name) in measured})
+  axes.set_ylabel(f'WER on the {" or ".join(sets)}, %')
   axes.set_title(
       'filled: measured; hollow: extrapolated to a larger population at the '
       f'same noise on the mean,\n{epsilon_report.ASSUMED}', fontsize='small',
@@ -355,22 +274,20 @@ def privacy_utility(runs: Runs) -> Optional[Figure]:
 
 
 def epsilon_by_population(
-    results: Sequence[epsilon_report.Result], *, largest_population: int = 0
+    results: Sequence[epsilon_report.Result],
 ) -> Figure:
   """Epsilon against population, a curve for each cohort and noise.
 
-  A curve keeps its result's cohort, noise on the mean, rounds and delta, and
-  starts at the smallest population of its results, which are its marks.
+  A curve keeps its result's cohort, noise on the mean, rounds and delta. It
+  starts at the smallest population of its results, which are its marks; all end
+  at ten times the largest one.
 
   Args:
     results: Each of one group of rounds, with finite epsilons.
-    largest_population: How far the curves go; at least to ten times the
-      largest population of the results.
 
   Raises:
     ValueError: There is nothing to draw.
   """
-  checks.non_negative_int(largest_population=largest_population)
   curves, populations = {}, []
   for result in results:
     (group,) = result.rounds
@@ -382,7 +299,7 @@ def epsilon_by_population(
       curves.setdefault(key, []).append(result)
   if not curves:
     raise ValueError('there is no finite epsilon to draw.')
-  last = max(largest_population, 10 * max(populations))
+  last = 10 * max(populations)
   figure, axes = _figure(width=7, height=4.5)
   for (cohort_size, sigma_mean, rounds), marked in curves.items():
     marks = _by_population(marked)
@@ -521,7 +438,7 @@ def _over_time(
       for unit in ('round', 'step')
       if (found := [
           run for run in runs
-          if run.unit == unit and any(map(run.metric, metrics))
+          if run.unit == unit and any(_finite(run, name) for name in metrics)
       ])
   }
   if not shown:
@@ -531,7 +448,7 @@ def _over_time(
     for run in found:
       name = run.name  # Once in the legend.
       for metric, (style, alpha) in zip(metrics, (('o-', 1), ('-', 0.5))):
-        if values := run.metric(metric):
+        if values := _finite(run, metric):
           rounds, heights = _points(values)
           panel.plot(
               rounds, scale * np.array(heights), style, markersize=3,
@@ -582,8 +499,8 @@ def _panels(
     for number, (name, (text, style)) in enumerate(metrics.items()):
       rounds, heights = _points({
           number: value
-          for number, value in run.metric(name).items()
-          if math.isfinite(value) and (value > 0 or is_share)
+          for number, value in _finite(run, name).items()
+          if value > 0 or is_share
       })
       if rounds:
         # Thinner and thinner: no curve hides another that it lies on.
@@ -646,6 +563,12 @@ def _set_log_axis(
   axes.xaxis.set_minor_locator(ticker.NullLocator())
 
 
+def _finite(run: runs_lib.Run, name: str) -> dict[int, float]:
+  """A metric by round or step, where it is a finite number."""
+  values = run.metric(name).items()
+  return {number: value for number, value in values if math.isfinite(value)}
+
+
 def _points(values: Mapping[float, float]) -> tuple[list[float], list[float]]:
   """Places and values in order of the places."""
   places = sorted(values)
@@ -669,10 +592,3 @@ def _means(by_layer: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
       for layer, values in by_layer.items()
       if (finite := [v for v in values.values() if math.isfinite(v)])
   }
-
-
-def _short(label: str) -> str:
-  """A group's name in a figure, where dollars would begin a formula."""
-  if len(label) > _MAX_LABEL:
-    label = f'{label[:_MAX_LABEL - 1]}…'
-  return label.replace('$', r'\$')

@@ -111,7 +111,6 @@ def write(
       'Speakers': [
           picture('speakers', plots.speakers(runs)),
           _table(tables.speaker_spread(runs)),
-          picture('speaker_groups', plots.speaker_groups(runs)),
           _table(tables.speaker_groups(runs), note=_GROUPS),
       ],
       'Utterances with the most errors': list(_worst(runs, num_worst)),

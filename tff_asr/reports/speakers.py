@@ -5,7 +5,7 @@ evaluation kept it. Intervals resample the speakers of a group
 (`metrics.confidence`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
 from tff_asr.metrics import confidence
@@ -16,11 +16,6 @@ NOT_KNOWN = 'not known'
 # Groups of an attribute that are shown; smaller ones are put together.
 MAX_GROUPS = 12
 _WORST_SHARE = 0.1
-# As Common Voice spells them.
-_AGES = (
-    'teens', 'twenties', 'thirties', 'fourties', 'fifties', 'sixties',
-    'seventies', 'eighties', 'nineties',
-)
 
 
 class Group(NamedTuple):
@@ -35,10 +30,6 @@ class Group(NamedTuple):
   rate: float
   interval: Optional[tuple[float, float]]
   num_speakers: int
-
-
-# Attributes to values to groups, in the order to show them.
-Groups = Mapping[str, Mapping[str, Group]]
 
 
 def by_rate(run: runs_lib.Run) -> list[word_errors.WordErrors]:
@@ -58,11 +49,11 @@ def worst_tenth(errors: Sequence[word_errors.WordErrors]) -> float:
   return word_errors.total(errors[-count:]).rate
 
 
-def groups(run: runs_lib.Run) -> Groups:
-  """The groups of an evaluation's speakers.
+def groups(run: runs_lib.Run) -> dict[tuple[str, str], Group]:
+  """The groups of an evaluation's speakers, in the order to show them.
 
-  Ages come from young to old, other groups by falling number of speakers. Last
-  come the groups beyond `MAX_GROUPS` together, and `NOT_KNOWN`.
+  Those of an attribute come by falling number of speakers. Last come the groups
+  beyond `MAX_GROUPS` together, and `NOT_KNOWN`.
 
   Returns:
     Groups by attribute and value; empty without an evaluation. Attributes of
@@ -85,39 +76,14 @@ def groups(run: runs_lib.Run) -> Groups:
       continue
     by_size = sorted(members, key=lambda value: (-len(members[value]), value))
     shown, rest = by_size[:MAX_GROUPS], by_size[MAX_GROUPS:]
-    ordered = {value: members[value] for value in sorted(shown, key=_age)}
+    ordered = {value: members[value] for value in shown}
     if rest:
       ordered[f'{len(rest)} smaller groups'] = sum(map(members.get, rest), [])
     if unknown:
       ordered[NOT_KNOWN] = unknown
-    found[attribute] = {
-        value: _group([run.speakers[name] for name in names])
-        for value, names in ordered.items()
-    }
+    for value, names in ordered.items():
+      found[attribute, value] = _group([run.speakers[name] for name in names])
   return found
-
-
-def labels(by_run: Sequence[Groups]) -> list[tuple[str, str, str]]:
-  """Attribute, value and number of speakers of each group of several runs.
-
-  The number is a list of numbers where the runs' evaluations differ.
-  """
-  counts = {}
-  for found in by_run:
-    for attribute, by_value in found.items():
-      for value, group in by_value.items():
-        of_attribute = counts.setdefault(attribute, {})
-        of_attribute.setdefault(value, {})[f'{group.num_speakers:,}'] = None
-  return [
-      (attribute, value, ', '.join(numbers))
-      for attribute, by_value in counts.items()
-      for value, numbers in by_value.items()
-  ]
-
-
-def _age(value: str) -> int:
-  """The place of an age among ages; all else is of one place."""
-  return _AGES.index(value) if value in _AGES else len(_AGES)
 
 
 def _group(errors: Sequence[word_errors.WordErrors]) -> Group:

@@ -177,18 +177,13 @@ def speaker_spread(runs: Sequence[runs_lib.Run]) -> Table:
 def speaker_groups(runs: Sequence[runs_lib.Run]) -> Table:
   """Word error rates of groups of speakers, one column per run."""
   by_run = [speakers_lib.groups(run) for run in runs]
+  labels = dict.fromkeys(label for found in by_run for label in found)
   return [
-      ['WER by group, % (95 %)', 'speakers', *(run.name for run in runs)],
+      ['WER by group, % (95 %; speakers)', *(run.name for run in runs)],
       *(
-          [
-              f'{attribute}: {value}',
-              count,
-              *(
-                  _group(found.get(attribute, {}).get(value))
-                  for found in by_run
-              ),
-          ]
-          for attribute, value, count in speakers_lib.labels(by_run)
+          [': '.join(label), *(_group(found.get(label)) for found in by_run)]
+          # The runs' orders, with all values of an attribute together.
+          for label in sorted(labels, key=lambda label: label[0])
       ),
   ]
 
@@ -318,11 +313,13 @@ def _step_seconds(row: Row) -> str:
 
 
 def _group(group: Optional[speakers_lib.Group]) -> str:
-  """A group's word error rate with its interval."""
-  if group is None or group.interval is None:
-    return percent(group and group.rate)
-  low, high = map(percent, group.interval)
-  return f'{percent(group.rate)} ({low} to {high})'
+  """A group's word error rate with its interval and number of speakers."""
+  if group is None:
+    return ''
+  ends = '' if group.interval is None else (
+      ' to '.join(map(percent, group.interval)) + '; '
+  )
+  return f'{percent(group.rate)} ({ends}{group.num_speakers:,})'
 
 
 def _show(value: Optional[float], form: str) -> str:

@@ -6,7 +6,6 @@ loading, damaged versions are passed over (see `state_file` for the format).
 """
 
 import asyncio
-from collections.abc import Mapping
 import contextlib
 import os
 import re
@@ -46,7 +45,6 @@ class StateManager(tff.program.ProgramStateManager):
       *,
       keep_last: int = 3,
       keep_every: int = 0,
-      metadata: Mapping[str, str] | None = None,
   ):
     """Initializes the manager and makes the folder.
 
@@ -54,8 +52,6 @@ class StateManager(tff.program.ProgramStateManager):
       root_dir: The folder.
       keep_last: How many of the newest versions to keep, at least 1.
       keep_every: Versions that are multiples of this are kept too; 0: none.
-      metadata: Text to store with each version, such as the digest of the
-        configuration.
     """
     if not root_dir:
       raise ValueError('root_dir must name a folder, found an empty string.')
@@ -64,7 +60,6 @@ class StateManager(tff.program.ProgramStateManager):
     self._root_dir = os.fspath(root_dir)
     self._keep_last = keep_last
     self._keep_every = keep_every
-    self._metadata = dict(metadata or {})
     self._lock = threading.Lock()
     os.makedirs(self._root_dir, exist_ok=True)
 
@@ -127,7 +122,7 @@ class StateManager(tff.program.ProgramStateManager):
       for name in os.listdir(self._root_dir):
         if name.endswith('.partial'):  # of a run that was killed
           os.remove(os.path.join(self._root_dir, name))
-      state_file.write_state(path, state=program_state, metadata=self._metadata)
+      state_file.write_state(path, state=program_state)
       self._remove_old()
 
   def load_sync(self, version: int, structure: Any) -> Any:

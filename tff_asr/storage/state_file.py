@@ -16,9 +16,9 @@ loading runs no code from the file.
 A file is written atomically (`files`). Its mode is 0600: program states hold
 keys.
 
-Leaves: NumPy arrays and scalars (bfloat16, arrays of bytes), eager tensors
-(loaded as their `.numpy()`), int, float, bool, str, bytes, None. Structures:
-dicts, lists, tuples, NamedTuples, attrs classes.
+Leaves: NumPy arrays and scalars (bfloat16 too), eager tensors (loaded as their
+`.numpy()`), int, float, bool, str, bytes, None. Structures: dicts, lists,
+tuples, NamedTuples, attrs classes.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ class StateMismatchError(ValueError):
 
 
 class Leaf(NamedTuple):
-  """An entry of a manifest; `kind`: array, strings or a Python type."""
+  """An entry of a manifest; `kind`: array or a Python type."""
   path: str
   kind: str
   dtype: str
@@ -156,10 +156,6 @@ def _flatten(state: Any) -> dict[str, Any]:
       raise ValueError(
           f'Two leaves of the state have the path {path!r}: rename a key.'
       )
-    if hasattr(value, 'numpy') and value.dtype == tf.string:
-      value = value.numpy()
-    if isinstance(value, np.ndarray) and value.dtype == object:
-      value = value[()]  # bytes, if it is a scalar
     if _kind(value) is None:
       raise ValueError(
           f'Leaf {path!r} is a {type(value).__name__}'
@@ -171,10 +167,7 @@ def _flatten(state: Any) -> dict[str, Any]:
 
 
 def _kind(value: Any) -> str | None:
-  """'array', 'strings', a Python type, or None if it cannot be stored."""
-  if isinstance(value, np.ndarray) and value.dtype == object:
-    if all(isinstance(item, bytes) for item in value.flat):
-      return 'strings'
+  """'array', a Python type, or None if it cannot be stored."""
   if isinstance(value, _ARRAYS):
     storable = hasattr(value, 'numpy') or not tf.is_tensor(value)
     return 'array' if storable and _dtype_name(_dtype_of(value)) else None
@@ -203,25 +196,13 @@ def _dtype(name: str) -> np.dtype:
 
 def _encode(value: Any) -> tuple[str, tuple[int, ...], memoryview]:
   """A leaf as (dtype, shape, bytes)."""
-  kind = _kind(value)
-  if kind == 'array':
+  if _kind(value) == 'array':
     # No copy where it is in this machine's memory and contiguous.
     value = value.numpy() if hasattr(value, 'numpy') else value
     array = np.asarray(value, order='C')
     data = array.reshape(-1).view(np.uint8) if array.size else b''
     return _dtype_name(array.dtype), array.shape, memoryview(data)
-  if kind == 'strings':
-    lengths = np.array([len(item) for item in value.flat], '<u8')
-    data = lengths.tobytes() + b''.join(value.flat)
-    return '', value.shape, memoryview(data)
-  if kind == 'float':
-    data = struct.pack('<d', value)
-  elif kind == 'str':
-    data = value.encode('utf-8', 'surrogatepass')
-  elif kind == 'bytes':
-    data = value
-  else:
-    data = json.dumps(value).encode()
+  data = value if isinstance(value, bytes) else json.dumps(value).encode()
   return '', (), memoryview(data)
 
 
@@ -230,28 +211,17 @@ def _decode(leaf: Leaf, buffer: np.ndarray) -> Any:
   if leaf.kind == 'array':
     return buffer.view(_dtype(leaf.dtype)).reshape(leaf.shape)
   data = buffer.tobytes()
-  if leaf.kind == 'strings':
-    result = np.empty(leaf.shape, object)
-    end = 8 * result.size
-    for i, length in enumerate(np.frombuffer(data[:end], '<u8').tolist()):
-      result.flat[i], end = data[end : end + length], end + length
-    return result
-  if leaf.kind == 'float':
-    return struct.unpack('<d', data)[0]
-  if leaf.kind == 'str':
-    return data.decode('utf-8', 'surrogatepass')
   return data if leaf.kind == 'bytes' else json.loads(data)
 
 
 def _check_room(folder: str, flat: Mapping[str, Any]) -> None:
   """Raises OSError if the disk has no room for the leaves."""
-  needed = _MARGIN_BYTES
-  for value in flat.values():
-    needed += 256 + (  # of the manifest and padding
-        int(np.prod(value.shape)) * _dtype_of(value).itemsize
-        if _kind(value) == 'array'
-        else _encode(value)[2].nbytes
-    )
+  # The margin is for all that is no array, and the manifest.
+  needed = _MARGIN_BYTES + sum(
+      256 + int(np.prod(value.shape)) * _dtype_of(value).itemsize
+      for value in flat.values()
+      if _kind(value) == 'array'
+  )
   disk = os.statvfs(folder)
   free = disk.f_bavail * disk.f_frsize
   if free < needed:
@@ -348,7 +318,7 @@ def _read_leaf(file: BinaryIO, leaf: Leaf, path: str) -> Any:
     )
   try:
     return _decode(leaf, buffer)
-  except (ValueError, TypeError, IndexError, struct.error) as error:
+  except (ValueError, TypeError) as error:
     raise DamagedStateError(
         f'The state file {path} is damaged: leaf {leaf.path!r}: {error}.'
     ) from None
@@ -381,7 +351,6 @@ def _check_same(
 
 def _describe(kind: str, dtype: str, shape: tuple[int, ...]) -> str:
   """A leaf's type for comparison and messages, such as `float32[3,4]`."""
-  if kind not in ('array', 'strings'):
+  if kind != 'array':
     return kind
-  name = _dtype(dtype).name if dtype else kind
-  return f'{name}[{",".join(map(str, shape))}]'
+  return f'{_dtype(dtype).name}[{",".join(map(str, shape))}]'
