@@ -19,6 +19,7 @@ class ChecksTest(parameterized.TestCase):
       ('non_negative_int', checks.non_negative_int, [0, 5]),
       ('finite', checks.finite, [0, -1.5, 1e308]),
       ('in_range', lambda **v: checks.in_range(0, 1, **v), [0, 1, 0.5]),
+      ('below_one', checks.below_one, [0, 0.5, 1 - 1e-9]),
       ('one_of', lambda **v: checks.one_of(('a', 'b'), **v), ['a', 'b']),
   )
   def test_allowed_values_pass(self, check, values):
@@ -36,6 +37,7 @@ class ChecksTest(parameterized.TestCase):
           lambda **v: checks.in_range(0, 1, **v),
           [-0.01, 1.01, _NAN, '0', True],
       ),
+      ('below_one', checks.below_one, [-0.01, 1, 1.0, _NAN, '0', True]),
       ('one_of', lambda **v: checks.one_of(('a', 'b'), **v), ['c', '', None]),
   )
   def test_other_values_raise_with_the_name_and_the_value(self, check, values):

@@ -89,6 +89,13 @@ def in_range(low: float, high: float, /, **values: float) -> None:
   )
 
 
+def below_one(**values: float) -> None:
+  """Raises ValueError unless 0 <= value < 1 for each value."""
+  _check_all(
+      values, lambda v: _is_number(v) and 0 <= v < 1, 'at least 0 and below 1'
+  )
+
+
 def one_of(allowed: Collection[Any], /, **values: Any) -> None:
   """Raises ValueError unless each value is among the allowed ones."""
   names = ', '.join(repr(option) for option in allowed)

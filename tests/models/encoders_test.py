@@ -76,7 +76,7 @@ _OTHER = {
 _BAD = {
     'transformer': (
         (dict(dropout=-0.1), 'dropout'),
-        (dict(dropout=1.0), 'dropout must be below 1'),
+        (dict(dropout=1.0), 'dropout must be .* below 1'),
         (dict(layer_drop=1.1), 'layer_drop'),
         (dict(max_shift_sec=-1.0), 'max_shift_sec'),
         (dict(norm='middle'), "norm must be one of '"),
@@ -86,7 +86,7 @@ _BAD = {
         (dict(dim=9, num_heads=3), 'found dim 9 and num_heads 3'),
     ),
     'conv': (
-        (dict(dropout=1.0), 'dropout must be below 1'),
+        (dict(dropout=1.0), 'dropout must be .* below 1'),
         (dict(kernel_size=4), 'kernel_size must be odd, found 4'),
         (dict(activation_dtype='float16'), 'activation_dtype.*float16'),
     ),

@@ -69,16 +69,11 @@ def build(
       divisible by num_heads and num_groups.
   """
   checks.positive_int(
-      num_blocks=num_blocks,
-      dim=dim,
       mlp_dim=mlp_dim,
       num_heads=num_heads,
       kernel_size=kernel_size,
       num_groups=num_groups,
-      front_channels=front_channels,
-      feature_dim=feature_dim,
   )
-  layers.check_options(dropout=dropout, activation_dtype=activation_dtype)
   if dim % num_heads or dim % num_groups:
     raise ValueError(
         'dim must be divisible by num_heads and num_groups, found dim '

@@ -54,13 +54,7 @@ def build(
     ValueError: An unknown activation_dtype, a size is not positive, kernel_size
       is even, or dropout is outside [0, 1).
   """
-  checks.positive_int(
-      num_blocks=num_blocks,
-      dim=dim,
-      kernel_size=kernel_size,
-      feature_dim=feature_dim,
-  )
-  layers.check_options(dropout=dropout, activation_dtype=activation_dtype)
+  checks.positive_int(kernel_size=kernel_size)
   if kernel_size % 2 == 0:
     raise ValueError(f'kernel_size must be odd, found {kernel_size}.')
 

@@ -10,6 +10,7 @@ from typing import Optional
 
 import tensorflow as tf
 
+from tff_asr import checks
 from tff_asr.models import layers
 from tff_asr.models import weights as weights_lib
 
@@ -64,7 +65,11 @@ def stack(
     embed: (lengths int32 [B], S, seed) to positions float32 [B, S, D], added
       before the blocks.
     final_norm: A layer norm after them.
+
+  Raises:
+    ValueError: num_blocks is not positive.
   """
+  checks.positive_int(num_blocks=num_blocks)
   digits = max(2, len(str(num_blocks - 1)))  # Names sort in their order.
   names = [f'block_{index:0{digits}}' for index in range(num_blocks)]
   specs = dict(weights_lib.prefix('front', front.specs))

@@ -15,19 +15,9 @@ from typing import Optional
 
 import tensorflow as tf
 
-from tff_asr import checks
 from tff_asr.models import weights as weights_lib
 
-_ACTIVATION_DTYPES = ('float32', 'bfloat16')
 _EPSILON = 1e-5
-
-
-def check_options(*, dropout: float, activation_dtype: str) -> None:
-  """Raises ValueError unless the rate is in [0, 1) and the dtype is known."""
-  checks.in_range(0, 1, dropout=dropout)
-  if dropout == 1:
-    raise ValueError('dropout must be below 1, found 1.')
-  checks.one_of(_ACTIVATION_DTYPES, activation_dtype=activation_dtype)
 
 
 def norm_specs(dim: int) -> weights_lib.Specs:

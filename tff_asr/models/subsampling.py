@@ -24,12 +24,14 @@ import math
 
 import tensorflow as tf
 
+from tff_asr import checks
 from tff_asr.features import convolution
 from tff_asr.features import log_mel
 from tff_asr.models import encoder
 from tff_asr.models import layers
 from tff_asr.models import weights as weights_lib
 
+ACTIVATION_DTYPES = ('float32', 'bfloat16')
 STRIDE_3X = 3
 STRIDE_4X = 4
 
@@ -51,7 +53,13 @@ def output_lengths_4x(feature_lengths: tf.Tensor) -> tf.Tensor:
 def build_3x(
     *, feature_dim: int, dim: int, dropout: float, activation_dtype: str
 ) -> encoder.Encoder:
-  """Builds the front end from F = feature_dim to D = dim, with S = T // 3."""
+  """Builds the front end from F = feature_dim to D = dim, with S = T // 3.
+
+  Raises:
+    ValueError: An argument is out of its range.
+  """
+  _check_options(dropout, activation_dtype)
+  checks.positive_int(feature_dim=feature_dim, dim=dim)
   fan_in = _KERNEL_3X * feature_dim
   specs = {
       'bias': weights_lib.WeightSpec((2 * dim,), limit=math.sqrt(1 / fan_in)),
@@ -91,8 +99,10 @@ def build_4x(
   """Builds the front end from F by way of K = channels to D, S = T // 4.
 
   Raises:
-    ValueError: feature_dim is below 4.
+    ValueError: An argument is out of its range, or feature_dim below 4.
   """
+  _check_options(dropout, activation_dtype)
+  checks.positive_int(feature_dim=feature_dim, front_channels=channels, dim=dim)
   if feature_dim < STRIDE_4X:
     raise ValueError(f'feature_dim must be at least 4, found {feature_dim}.')
   specs = {
@@ -128,6 +138,12 @@ def build_4x(
     return layers.dropout(outputs, dropout, seed), lengths
 
   return encoder.Encoder(specs, apply, output_lengths_4x, dim)
+
+
+def _check_options(dropout: float, activation_dtype: str) -> None:
+  """Raises ValueError for a bad rate or an unknown dtype."""
+  checks.below_one(dropout=dropout)
+  checks.one_of(ACTIVATION_DTYPES, activation_dtype=activation_dtype)
 
 
 def _kernel_4x(fan_in: int, fan_out: int) -> weights_lib.WeightSpec:

@@ -73,15 +73,8 @@ def build(
       positive, a rate is outside [0, 1], dropout is 1, or dim is odd or not
       divisible by num_heads.
   """
-  checks.positive_int(
-      num_blocks=num_blocks,
-      dim=dim,
-      mlp_dim=mlp_dim,
-      num_heads=num_heads,
-      feature_dim=feature_dim,
-  )
+  checks.positive_int(mlp_dim=mlp_dim, num_heads=num_heads)
   checks.in_range(0, 1, layer_drop=layer_drop)
-  layers.check_options(dropout=dropout, activation_dtype=activation_dtype)
   checks.one_of(NORMS, norm=norm)
   checks.one_of(POSITIONS, position=position)
   checks.non_negative(max_shift_sec=max_shift_sec)

@@ -1,20 +1,28 @@
 """Adam, and AdamW with decoupled weight decay.
 
 Kingma and Ba 2015, https://arxiv.org/abs/1412.6980; Loshchilov and Hutter 2019,
-https://arxiv.org/abs/1711.05101: with the direction u of
-`per_tensor.adam_direction`,
+https://arxiv.org/abs/1711.05101: with gradient g, at step t = 1, 2, ...
 
-    w = w - learning_rate (u + weight_decay w)
+    m = beta_1 m + (1 - beta_1) g
+    v = beta_2 v + (1 - beta_2) g^2
+    u = (m / (1 - beta_1^t)) / (sqrt(v / (1 - beta_2^t)) + epsilon)
+    u = u + weight_decay w
+    w = w - learning_rate u
 
-as the paper and optax's `adam` and `adamw` have it. TFF's own Adam is not used:
-it adds epsilon to the root of the second moment before that is corrected for
-its bias, which makes epsilon 1 / sqrt(1 - beta_2^t) times as large, some 30 in
-the first step. Client updates under DP are as small as epsilon, so there the
+as the papers and optax's `adam` and `adamw` have it. TFF's own Adam is not
+used: it adds epsilon to the root of the second moment before that is corrected
+for its bias, which makes epsilon 1 / sqrt(1 - beta_2^t) times as large, some 30
+in the first step. Client updates under DP are as small as epsilon, so there the
 two differ.
 """
 
+from collections.abc import Callable
+from typing import Optional
+
+import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_asr import checks
 from tff_asr.optimizers import per_tensor
 
 
@@ -25,6 +33,7 @@ def build_adam(
     beta_2: float = 0.999,
     epsilon: float = 1e-8,
     weight_decay: float = 0.0,
+    ratio: Optional[Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = None,
 ) -> tff.learning.optimizers.Optimizer:
   """Builds the optimizer; the defaults are optax's.
 
@@ -32,8 +41,12 @@ def build_adam(
     learning_rate: At least 0.
     beta_1: In [0, 1); decay of the first moment.
     beta_2: In [0, 1); decay of the second moment.
-    epsilon: At least 0; beside the root of the corrected second moment.
+    epsilon: At least 0; beside the root of the corrected second moment. Client
+      updates under DP are tiny (C over the root of the number of parameters),
+      so this can dominate the denominator: compare it with them.
     weight_decay: At least 0; 0 is Adam, optax's AdamW has 1e-4.
+    ratio: (w, u with its decay) to a scalar that multiplies the learning rate
+      of the tensor; see `lamb`. None: 1.
 
   Returns:
     An optimizer whose memory and hyperparameters are all in its state.
@@ -41,17 +54,37 @@ def build_adam(
   Raises:
     ValueError: An argument is out of its range.
   """
-  hparams = per_tensor.adam_hparams(
-      learning_rate,
+  checks.non_negative(
+      learning_rate=learning_rate, epsilon=epsilon, weight_decay=weight_decay
+  )
+  checks.finite(learning_rate=learning_rate)
+  checks.below_one(beta_1=beta_1, beta_2=beta_2)
+
+  def update(weight, gradient, slots, scalars):
+    beta_1, beta_2 = scalars['beta_1'], scalars['beta_2']
+    first = beta_1 * slots['first_moment'] + (1 - beta_1) * gradient
+    second = beta_2 * slots['second_moment'] + (1 - beta_2) * tf.square(
+        gradient
+    )
+    correction_1 = 1 - tf.pow(beta_1, scalars['step'])
+    correction_2 = 1 - tf.pow(beta_2, scalars['step'])
+    direction = (first / correction_1) / (
+        tf.sqrt(second / correction_2) + scalars['epsilon']
+    )
+    direction += scalars['weight_decay'] * weight
+    rate = scalars['learning_rate']
+    if ratio is not None:
+      rate *= ratio(weight, direction)
+    slots = dict(first_moment=first, second_moment=second)
+    return weight - rate * direction, slots
+
+  hparams = dict(
+      learning_rate=learning_rate,
       beta_1=beta_1,
       beta_2=beta_2,
       epsilon=epsilon,
       weight_decay=weight_decay,
   )
-
-  def update(weight, gradient, slots, scalars):
-    direction, slots = per_tensor.adam_direction(gradient, slots, scalars)
-    direction += scalars['weight_decay'] * weight
-    return weight - scalars['learning_rate'] * direction, slots
-
-  return per_tensor.build(update, hparams=hparams, slots=per_tensor.ADAM_SLOTS)
+  return per_tensor.build(
+      update, hparams=hparams, slots=('first_moment', 'second_moment')
+  )

@@ -49,7 +49,7 @@ def build_lars(
   )
   checks.finite(learning_rate=learning_rate)
   checks.positive(trust_coefficient=trust_coefficient)
-  per_tensor.below_one(momentum=momentum)
+  checks.below_one(momentum=momentum)
 
   def update(weight, gradient, slots, scalars):
     direction = gradient + scalars['weight_decay'] * weight

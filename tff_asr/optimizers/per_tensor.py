@@ -2,8 +2,7 @@
 
 What LAMB, LARS and Adam have in common: hyperparameters, a step number and
 slots (tensors like the weights, zeros at first) in the state, and an update
-rule for one tensor. And what their rules share: Adam's direction and the trust
-ratio.
+rule for one tensor. And the trust ratio of LAMB and LARS.
 """
 
 import collections
@@ -13,7 +12,6 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_asr import checks
 from tff_asr import sequential
 
 # (weight, gradient, slots by name, hyperparameters and 1-based `step`, both as
@@ -22,8 +20,6 @@ Update = Callable[
     [tf.Tensor, tf.Tensor, dict[str, tf.Tensor], dict[str, tf.Tensor]],
     tuple[tf.Tensor, dict[str, tf.Tensor]],
 ]
-
-ADAM_SLOTS = ('first_moment', 'second_moment')
 
 _State = collections.OrderedDict[str, Any]
 
@@ -47,66 +43,6 @@ def build(
     order: hyperparameters, step, slots.
   """
   return _PerTensor(update, collections.OrderedDict(hparams), tuple(slots))
-
-
-def adam_hparams(
-    learning_rate: float,
-    *,
-    beta_1: float,
-    beta_2: float,
-    epsilon: float,
-    weight_decay: float,
-) -> dict[str, float]:
-  """Hyperparameters of Adam and LAMB by name.
-
-  Raises:
-    ValueError: An argument is out of its range; see `lamb.build_lamb`.
-  """
-  checks.non_negative(
-      learning_rate=learning_rate, epsilon=epsilon, weight_decay=weight_decay
-  )
-  checks.finite(learning_rate=learning_rate)
-  below_one(beta_1=beta_1, beta_2=beta_2)
-  return dict(
-      learning_rate=learning_rate,
-      beta_1=beta_1,
-      beta_2=beta_2,
-      epsilon=epsilon,
-      weight_decay=weight_decay,
-  )
-
-
-def below_one(**decays: float) -> None:
-  """Raises ValueError unless each is in [0, 1)."""
-  for name, decay in decays.items():
-    checks.in_range(0, 1, **{name: decay})
-    if decay == 1:
-      raise ValueError(f'{name} must be below 1, found 1.')
-
-
-def adam_direction(
-    gradient: tf.Tensor,
-    slots: Mapping[str, tf.Tensor],
-    scalars: Mapping[str, tf.Tensor],
-) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-  """Adam's direction u and the new slots (`ADAM_SLOTS`); see `Update`.
-
-  Kingma and Ba 2015, https://arxiv.org/abs/1412.6980: with gradient g, at step
-  t = 1, 2, ...
-
-      m = beta_1 m + (1 - beta_1) g
-      v = beta_2 v + (1 - beta_2) g^2
-      u = (m / (1 - beta_1^t)) / (sqrt(v / (1 - beta_2^t)) + epsilon)
-  """
-  beta_1, beta_2 = scalars['beta_1'], scalars['beta_2']
-  first = beta_1 * slots['first_moment'] + (1 - beta_1) * gradient
-  second = beta_2 * slots['second_moment'] + (1 - beta_2) * tf.square(gradient)
-  correction_1 = 1 - tf.pow(beta_1, scalars['step'])
-  correction_2 = 1 - tf.pow(beta_2, scalars['step'])
-  update = (first / correction_1) / (
-      tf.sqrt(second / correction_2) + scalars['epsilon']
-  )
-  return update, dict(first_moment=first, second_moment=second)
 
 
 def trust_ratio(
