@@ -19,13 +19,12 @@ from data_tools import conversion
 from data_tools import text
 from data_tools import utterances
 
-_SPLITS = ('train', 'test')
 _SUFFIXES = ('.sph', '.wav', '.flac')
 _LINE = re.compile(r'(?:<s>)?(?P<text>.*?)(?:</s>)?\s*\((?P<id>[^()]+)\)')
 
 
 def list_utterances(
-    source_dir: str | os.PathLike[str], *, split: str
+    source_dir: str, *, split: str
 ) -> utterances.Listing:
   """Lists a split.
 
@@ -38,13 +37,8 @@ def list_utterances(
     split: 'train' or 'test'.
 
   Raises:
-    ValueError: If a folder or list is missing or empty.
+    ValueError: If a list is missing or empty.
   """
-  source_dir = os.fspath(source_dir)
-  if not os.path.isdir(source_dir):
-    raise ValueError(f'{source_dir} is not a folder; set --source_dir.')
-  if split not in _SPLITS:
-    raise ValueError(f"split must be 'train' or 'test', found {split!r}.")
   problems: list[utterances.Problem] = []
   list_path = os.path.join(source_dir, 'etc', f'an4_{split}.fileids')
   text_path = os.path.join(source_dir, 'etc', f'an4_{split}.transcription')

@@ -66,9 +66,11 @@ class Scratch:
       The folder; `source` if there is none.
 
     Raises:
-      ValueError: If an archive is damaged.
+      ValueError: If the source is missing or an archive damaged.
     """
     source = os.fspath(source)
+    if not os.path.exists(source):
+      raise ValueError(f'{source} is not a folder; set --source_dir.')
     for folder in _folders(source):
       if holds_split(folder, split):
         return folder
@@ -107,8 +109,6 @@ def _archives(source: str, is_named: Callable[[str], bool]) -> list[str]:
           ' --source_dir to a folder or an archive.'
       )
     return [source]
-  if not os.path.isdir(source):
-    return []
   names = [name for name in os.listdir(source) if name.endswith(_SUFFIXES)]
   named = [name for name in names if is_named(name)]
   return [os.path.join(source, name) for name in sorted(named or names)]

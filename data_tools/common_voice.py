@@ -54,7 +54,7 @@ _UNREADABLE = 'has a line that cannot be read'
 
 
 def list_utterances(
-    source_dir: str | os.PathLike[str],
+    source_dir: str,
     *,
     split: str,
     language: str = 'en',
@@ -63,8 +63,7 @@ def list_utterances(
   """Lists a split.
 
   Problems are: a line without the header's number of fields or without a
-  client, a clip that occurs twice, a sentence without its clip, and clips that
-  no .tsv names.
+  client, a clip that occurs twice, and a sentence without its clip.
 
   Args:
     source_dir: A language's folder.
@@ -74,15 +73,13 @@ def list_utterances(
       of all the folder's splits if the language has no published set.
 
   Raises:
-    ValueError: If the folder or the .tsv is missing, lacks a column or is of
-      another language.
+    ValueError: If the .tsv is missing, lacks a column or is of another
+      language.
   """
-  source_dir = os.fspath(source_dir)
-  if not os.path.isdir(source_dir):
-    raise ValueError(f'{source_dir} is not a folder; set --source_dir.')
   path = os.path.join(source_dir, f'{split}.tsv')
   if not os.path.isfile(path):
-    found = ', '.join(_tsv_names(source_dir)) or 'no .tsv'
+    names = sorted(n for n in os.listdir(source_dir) if n.endswith('.tsv'))
+    found = ', '.join(names) or 'no .tsv'
     raise ValueError(
         f'{source_dir} holds no {split}.tsv of {language}, but {found}; set'
         ' --splits, or --source_dir to the folder of the language.'
@@ -124,10 +121,6 @@ def list_utterances(
             changes=changes,
         )
     )
-  for name in sorted(clips - seen - _named_elsewhere(source_dir, split)):
-    detail = f'{os.path.join(clips_dir, name)} is in no .tsv of its folder.'
-    stem = os.path.splitext(name)[0]
-    problems.append(utterances.Problem('', stem, 'has no transcript', detail))
   return utterances.Listing(listed, problems, _said_of_speakers(rows))
 
 
@@ -259,26 +252,6 @@ def _unquote(field: str) -> str:
     if '"' not in inside.replace('""', ''):
       return inside.replace('""', '"')
   return field
-
-
-def _named_elsewhere(source_dir: str, split: str) -> frozenset[str]:
-  """The clips that the other .tsv files of the folder name."""
-  names = set()
-  for other in _tsv_names(source_dir):
-    if other != f'{split}.tsv':
-      with _open_tsv(os.path.join(source_dir, other)) as f:
-        header = f.readline().rstrip('\r\n').split('\t')
-        if 'path' in header:
-          column = header.index('path')
-          for line in f:
-            fields = line.split('\t')
-            if len(fields) > column:
-              names.add(fields[column].removesuffix('.mp3') + '.mp3')
-  return frozenset(names)
-
-
-def _tsv_names(source_dir: str) -> list[str]:
-  return sorted(n for n in os.listdir(source_dir) if n.endswith('.tsv'))
 
 
 def corpus(language: str, *, letters: str | None = None) -> conversion.Corpus:

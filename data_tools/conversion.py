@@ -140,8 +140,6 @@ def convert(
     ValueError: If a source, the partition or (strict) an utterance is not as it
       should be. Every split is listed and dealt before anything is written.
   """
-  if not splits:
-    raise ValueError('splits must name at least one split, found none.')
   if is_iid and attributes:
     raise ValueError(
         f'attributes names {", ".join(attributes)}, but with iid a speaker has'
@@ -239,15 +237,13 @@ def _keep(
   """Some attributes, in the order of `names`; None keeps all."""
   if names is None:
     return attributes
-  for number, name in enumerate(names):
+  for name in names:
     if name not in attributes:
       found = ', '.join(attributes) or 'nothing'
       raise ValueError(
           f'attributes names {name!r}, but the corpus says {found} of its'
           ' speakers; name those to keep, or omit the flag to keep all.'
       )
-    if name in names[:number]:
-      raise ValueError(f'attributes names {name!r} twice.')
   return {name: attributes[name] for name in names}
 
 

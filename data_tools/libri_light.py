@@ -20,7 +20,6 @@ from absl import flags
 
 from data_tools import conversion
 from data_tools import utterances
-from tff_asr import checks
 
 _MAX_SEC = flags.DEFINE_float(
     'max_sec', 30.0, 'Records are at most this long.', lower_bound=0.1
@@ -30,7 +29,7 @@ _SUFFIXES = ('.flac', '.wav')
 
 
 def list_utterances(
-    source_dir: str | os.PathLike[str], *, split: str, max_sec: float = 30.0
+    source_dir: str, *, split: str, max_sec: float = 30.0
 ) -> utterances.Listing:
   """Lists a split; the only problem is JSON without audio.
 
@@ -40,11 +39,9 @@ def list_utterances(
     max_sec: Records are at most this long.
 
   Raises:
-    ValueError: If a folder is missing, a split has no audio, or `max_sec` is
-      not positive.
+    ValueError: If the split's folder is missing or has no audio.
   """
-  checks.positive(max_sec=max_sec)
-  split_dir = os.path.join(os.fspath(source_dir), split)
+  split_dir = os.path.join(source_dir, split)
   if not os.path.isdir(split_dir):
     raise ValueError(
         f'{split_dir} is not a folder; set --source_dir and --splits.'

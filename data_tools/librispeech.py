@@ -28,7 +28,7 @@ _GENDERS = {'F': 'female', 'M': 'male'}
 
 
 def list_utterances(
-    source_dir: str | os.PathLike[str], *, split: str
+    source_dir: str, *, split: str
 ) -> utterances.Listing:
   """Lists a split.
 
@@ -41,11 +41,8 @@ def list_utterances(
     split: Such as 'dev-clean'.
 
   Raises:
-    ValueError: If a folder is missing or a split has no transcripts.
+    ValueError: If the split's folder is missing or has no transcripts.
   """
-  source_dir = os.fspath(source_dir)
-  if not os.path.isdir(source_dir):
-    raise ValueError(f'{source_dir} is not a folder; set --source_dir.')
   split_dir = os.path.join(source_dir, split)
   if not os.path.isdir(split_dir):
     found = ', '.join(archives.subfolders(source_dir)) or 'no folders'

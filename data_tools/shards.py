@@ -83,12 +83,9 @@ def write_split(
 
   Raises:
     ValueError: If nothing is left to write, `output_dir` holds something else,
-      an argument is out of range, or (strict) something is to be left out.
+      `encoding` is unknown, or (strict) something is to be left out.
   """
   checks.one_of(audio.ENCODINGS, encoding=encoding)
-  checks.positive_int(max_shard_bytes=max_shard_bytes)
-  if max_utterance_sec is not None:
-    checks.positive(max_utterance_sec=max_utterance_sec)
   output_dir = os.path.abspath(os.fspath(output_dir))
   ordered, refused = _order(utterances)
   problems = [*problems, *refused]
@@ -98,8 +95,8 @@ def write_split(
         f'There are no utterances for {output_dir}; {len(problems)} were left'
         f' out{first}; check the source.'
     )
-  if strict and problems:
-    raise ValueError(_explain(problems[0]))
+  if strict:
+    _refuse(problems)
   identity = dict(
       origin,
       source_sha256=_source_sha256(ordered, problems),
@@ -169,12 +166,13 @@ def _order(
   return ordered, refused
 
 
-def _explain(problem: Problem) -> str:
-  """A problem as an error's one line."""
-  return (
-      f'{problem.detail} Mend it, or run without --strict to leave it out'
-      ' and count it.'
-  )
+def _refuse(problems: Sequence[Problem]) -> None:
+  """Raises ValueError for the first problem, if there is one."""
+  for problem in problems:
+    raise ValueError(
+        f'{problem.detail} Mend it, or run without --strict to leave it out'
+        ' and count it.'
+    )
 
 
 def _source_sha256(
@@ -250,9 +248,8 @@ def _write_shards(
     arguments: Mapping[str, Any],
 ) -> None:
   """Writes the shards that are not finished yet."""
-  for problem in _problems(partial):
-    if strict:
-      raise ValueError(_explain(problem))
+  if strict:
+    _refuse(_problems(partial))
   num_done = partial.entries[-1]['num_done'] if partial.entries else 0
   number = sum(len(entry['files']) for entry in partial.entries)
   rest = ordered[num_done:]
@@ -273,9 +270,9 @@ def _write_shards(
   shard = _ShardFile(partial.folder, number)
   try:
     for utterance, outcome in zip(rest, bar):
-      problem = shard.add(utterance, outcome)
-      if strict and problem is not None:
-        raise ValueError(_explain(problem))
+      shard.add(utterance, outcome)
+      if strict:
+        _refuse(shard.problems)
       num_done += 1
       is_last = num_done == len(ordered)
       is_full = shard.num_bytes >= max_shard_bytes
@@ -294,6 +291,7 @@ class _ShardFile:
 
   Attributes:
     num_bytes: What it has by now.
+    problems: What was left out of it.
   """
 
   def __init__(self, folder: str, number: int):
@@ -302,32 +300,28 @@ class _ShardFile:
     self._number = number
     self._characters: set[str] = set()
     self._clients: list[list[Any]] = []
-    self._problems: list[Problem] = []
+    self.problems: list[Problem] = []
     self._changed = collections.Counter()
     self.num_bytes = 0
 
   def add(
       self, utterance: Utterance, outcome: utterances_lib.Outcome
-  ) -> Problem | None:
-    """Writes the records of an utterance, or notes why there are none.
-
-    Returns:
-      What was noted, or None.
-    """
+  ) -> None:
+    """Writes the records of an utterance, or notes why there are none."""
     if outcome.reason:
-      problem = Problem(
-          utterance.client_id,
-          utterance.utterance_id,
-          outcome.reason,
-          outcome.detail,
+      self.problems.append(
+          Problem(
+              utterance.client_id,
+              utterance.utterance_id,
+              outcome.reason,
+              outcome.detail,
+          )
       )
-      self._problems.append(problem)
-      return problem
+      return
     self._changed.update(outcome.changes)
     self._characters.update(utterance.transcript or '')
     for record in outcome.records:
       self._write(utterance, record)
-    return None
 
   def _write(
       self, utterance: Utterance, record: utterances_lib.Encoded
@@ -372,7 +366,7 @@ class _ShardFile:
             'files': [file._asdict() for file in files],
             'clients': self._clients,
             'characters': ''.join(sorted(self._characters)),
-            'problems': self._problems,
+            'problems': self.problems,
             'changed': dict(self._changed),
             'num_done': num_done,
         },
@@ -421,7 +415,6 @@ def _write_index(
   ids, *columns = zip(*rows)
   table = index.Clients(list(ids), *(np.array(c) for c in columns))
   dropped = collections.Counter(problem.reason for problem in problems)
-  summary = summaries.build(table, dropped=dropped, changed=changed)
   if problems:
     lines = ['client_id\tutterance_id\treason\tdetail']
     lines.extend(
@@ -438,7 +431,9 @@ def _write_index(
       encoding=encoding,
       characters=''.join(characters),
       origin=dict(
-          identity, dropped=summary['dropped'], changed=summary['changed']
+          identity,
+          dropped=dict(sorted(dropped.items())),
+          changed=dict(sorted(changed.items())),
       ),
   )
 

@@ -26,7 +26,6 @@ import hashlib
 import re
 
 from data_tools import utterances as utterances_lib
-from tff_asr import checks
 
 _NAME = re.compile(r'[A-Za-z0-9_-]+')
 _COUNT = r'(?:\d+|(?:100|\d?\d(?:\.\d+)?)%)'
@@ -49,10 +48,10 @@ def partition(
   """Deals speakers into parts.
 
   Args:
-    speakers: Their ids, each once.
+    speakers: Their ids.
     spec: As in the module's docstring.
-    seed: At least 0.
-    seconds: Each speaker's audio; for parts by length.
+    seed: Of the order that speakers are dealt in.
+    seconds: Each speaker's audio; where `needs_durations`.
 
   Returns:
     Part names, in the order of `spec`, to sorted lists of speakers, disjoint
@@ -63,10 +62,7 @@ def partition(
       asks for more speakers than there are or for an unknown or taken one, or
       leaves a part empty.
   """
-  checks.non_negative_int(seed=seed)
-  speakers = sorted(speakers)
-  if len(set(speakers)) != len(speakers):
-    raise ValueError('speakers must hold each speaker once.')
+  speakers = sorted(set(speakers))
   sizes = _parse(spec)
   parts: dict[str, list[str]] = {name: [] for name in sizes}
   free = dict.fromkeys(
@@ -89,8 +85,6 @@ def partition(
         f'partition {spec!r} asks for {sum(counts.values())} speakers'
         f' ({wanted}), but there are {len(free)}; ask for fewer.'
     )
-  if seconds is None and needs_durations(spec):
-    raise ValueError(f'seconds must be given for partition {spec!r}.')
   # Parts by length first: random ones would take long speakers away.
   for name in sorted(counts, key=lambda n: not sizes[n].startswith(_BY_LENGTH)):
     order = list(free)
@@ -122,9 +116,8 @@ def repartition(
   Args:
     utterances: Of all speakers. Ids become SPEAKER/ID, by the speaker who
       spoke, so that they stay unique.
-    seed: At least 0.
+    seed: Of the speakers that are given.
   """
-  checks.non_negative_int(seed=seed)
   utterances = list(utterances)
   speakers = sorted({u.client_id for u in utterances})
   dealt = []

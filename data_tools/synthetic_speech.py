@@ -43,6 +43,7 @@ import soxr
 import tqdm
 
 from tff_asr import checks
+from tff_asr import files
 from tff_asr.features import log_mel
 
 SAMPLE_RATE_HZ = log_mel.SAMPLE_RATE_HZ
@@ -212,10 +213,7 @@ def generate(
         num_utterances=sum(len(s.sentences) for s in speakers),
         seconds=round(seconds, 3),
     )
-    path = os.path.join(partial_dir, MARKER_FILE)
-    with open(path, 'w', encoding='utf-8') as f:
-      json.dump(content, f, indent=1)
-      f.write('\n')
+    files.write_json(os.path.join(partial_dir, MARKER_FILE), content)
     os.rename(partial_dir, output_dir)
   finally:
     shutil.rmtree(partial_dir, ignore_errors=True)
@@ -234,14 +232,11 @@ def build_speakers(
   Raises:
     ValueError: If an argument is out of range.
   """
-  numbers = {
-      'num_dev_speakers': num_dev_speakers,
-      'num_test_speakers': num_test_speakers,
-      'seed': seed,
-  }
-  for name, value in numbers.items():
-    if value < 0:
-      raise ValueError(f'{name} must be at least 0, found {value}.')
+  checks.non_negative_int(
+      num_dev_speakers=num_dev_speakers,
+      num_test_speakers=num_test_speakers,
+      seed=seed,
+  )
   most = len(VARIANTS) * len(ACCENTS)
   least = num_dev_speakers + num_test_speakers + 1
   if not least <= num_speakers <= most:
@@ -255,14 +250,12 @@ def build_speakers(
   first_accents = rng.choice(
       len(accents), len(variants), p=list(ACCENTS.values())
   )
-  splits = ['train'] * num_speakers
+  splits = np.full(num_speakers, 'train')
   held_out = rng.permutation(num_speakers)
-  for i in held_out[:num_dev_speakers]:
-    splits[i] = 'dev'
-  for i in held_out[num_dev_speakers : num_dev_speakers + num_test_speakers]:
-    splits[i] = 'test'
+  splits[held_out[: num_dev_speakers + num_test_speakers]] = 'test'
+  splits[held_out[:num_dev_speakers]] = 'dev'
   speakers = []
-  for i, split in enumerate(splits):
+  for i, split in enumerate(splits.tolist()):
     lap, j = divmod(i, len(variants))
     rng = _rng(seed, 'speaker', i)
     speakers.append(
@@ -429,51 +422,50 @@ def _write_corpus(
 ) -> float:
   """Writes texts and audio; returns the seconds of audio."""
   engine = Espeak()
-  tasks, paths = [], []
+  tasks, paths = [], {}
   for speaker in speakers:
-    spoken = []
     chapter = f'{speaker.speaker_id}-{int(speaker.speaker_id) + 100000}'
     chapter_dir = os.path.join(folder, speaker.split, *chapter.split('-'))
     os.makedirs(chapter_dir)
-    lines = []
-    for i, sentence in enumerate(speaker.sentences):
-      utterance_id = f'{chapter}-{i:04d}'
-      lines.append(f'{utterance_id} {sentence.upper()}\n')
-      path = os.path.join(chapter_dir, f'{utterance_id}.flac')
-      paths.append(path)
-      spoken.append((path, sentence))
+    texts = {
+        f'{chapter}-{i:04d}': sentence
+        for i, sentence in enumerate(speaker.sentences)
+    }
+    paths[speaker] = [
+        os.path.join(chapter_dir, f'{name}.flac') for name in texts
+    ]
     task = functools.partial(
-        _write_speaker, engine, speaker, spoken, seed=seed
+        _write_speaker, engine, speaker, paths[speaker], seed=seed
     )
     tasks.append((f'speaker {speaker.speaker_id}', task))
-    path = os.path.join(chapter_dir, f'{chapter}.trans.txt')
-    with open(path, 'w', encoding='utf-8') as f:
-      f.writelines(lines)
+    files.write_text(
+        os.path.join(chapter_dir, f'{chapter}.trans.txt'),
+        ''.join(f'{name} {text.upper()}\n' for name, text in texts.items()),
+    )
   run_forked(tasks, num_workers=num_workers or os.cpu_count() or 1)
-  seconds = {path: soundfile.info(path).duration for path in paths}
-  rows = [';ID  |SEX| SUBSET           |MINUTES| NAME']
+  rows, total = [';ID  |SEX| SUBSET           |MINUTES| NAME'], 0.0
   for speaker in speakers:
-    start = os.path.join(folder, speaker.split, speaker.speaker_id, '')
-    total = sum(s for path, s in seconds.items() if path.startswith(start))
+    seconds = sum(soundfile.info(path).duration for path in paths[speaker])
+    total += seconds
     rows.append(
-        f'{speaker.speaker_id:5}|   | {speaker.split:16} |{total / 60:6.2f} |'
+        f'{speaker.speaker_id:5}|   | {speaker.split:16} |{seconds / 60:6.2f} |'
         f' {speaker.accent}+{speaker.variant}'
     )
-  path = os.path.join(folder, SPEAKERS_FILE)
-  with open(path, 'w', encoding='utf-8') as f:
-    f.write('\n'.join(rows) + '\n')
-  return sum(seconds.values())
+  files.write_text(
+      os.path.join(folder, SPEAKERS_FILE), '\n'.join(rows) + '\n'
+  )
+  return total
 
 
 def _write_speaker(
     engine: Espeak,
     speaker: Speaker,
-    spoken: Sequence[tuple[str, str]],
+    paths: Sequence[str],
     *,
     seed: int,
 ) -> None:
   """Speaks a speaker's sentences to their paths, in order."""
-  for path, sentence in spoken:
+  for path, sentence in zip(paths, speaker.sentences):
     _write_utterance(engine, path, speaker, sentence, seed=seed)
 
 

@@ -165,17 +165,17 @@ def encode(
     max_utterance_sec: What is longer is left out; None sets no limit.
   """
   name = f'utterance {utterance.utterance_id} of client {utterance.client_id}'
-  conversions = audio.Conversions()
+  changes = collections.Counter()
   try:
     if utterance.transcript is not None and not utterance.transcript.strip():
       raise audio.AudioError(name, 'has an empty transcript', 'no letters')
     if callable(utterance.audio):
       waveform = utterance.audio()
     else:
-      waveform = audio.read(utterance.audio, conversions=conversions)
+      waveform = audio.read(utterance.audio, conversions=changes)
     pieces = [('', waveform)]
     if utterance.cutting is not None:
-      pieces = _pieces(utterance.cutting, waveform, conversions=conversions)
+      pieces = _pieces(utterance.cutting, waveform, changes=changes)
       if not pieces:
         raise audio.AudioError(name, 'has no voice', 'by its JSON file')
     seconds = len(waveform) / audio.SAMPLE_RATE_HZ
@@ -186,7 +186,6 @@ def encode(
         )
   except audio.AudioError as e:
     return Outcome(reason=e.reason, detail=str(e))
-  changes = collections.Counter(conversions.counts())
   changes.update(f'transcripts {kind}' for kind in utterance.changes)
   return Outcome(
       records=[
@@ -279,7 +278,7 @@ def _pieces(
     how: Cutting,
     waveform: np.ndarray,
     *,
-    conversions: audio.Conversions,
+    changes: collections.Counter[str],
 ) -> list[tuple[str, np.ndarray]]:
   """Suffixes and pieces of a recording."""
   activity = None
@@ -292,13 +291,15 @@ def _pieces(
           how.activity_path, 'has no readable JSON file', str(e)
       ) from e
   if activity is None:
-    conversions.add('without voice activity were cut at equal lengths')
+    changes['files without voice activity were cut at equal lengths'] += 1
   max_samples = int(how.max_sec * audio.SAMPLE_RATE_HZ)
   bounds = cut(
       len(waveform), max_samples=max_samples, activity=activity
   )
   left = len(waveform) - sum(end - start for start, end in bounds)
-  conversions.add_seconds('without voice were left away', left)
+  if left:
+    kind = 'seconds without voice were left away'
+    changes[kind] += left / audio.SAMPLE_RATE_HZ
   return [
       (f'-{i:04d}', waveform[start:end])
       for i, (start, end) in enumerate(bounds)

@@ -113,7 +113,6 @@ class WorkerPool:
     try:
       return self._ask(function, items)
     except (EOFError, BrokenPipeError, pickle.UnpicklingError):
-      self._local.process = None
       if self._is_closed:
         raise
     if len(items) == 1:
@@ -137,6 +136,7 @@ class WorkerPool:
       process.stdin.flush()
       results, defect = pickle.load(process.stdout)
     except (EOFError, BrokenPipeError, pickle.UnpicklingError) as e:
+      self._local.process = None
       code = self._forget(process)
       if code == -signal.SIGKILL and not self._is_closed:
         # No decoder does that; to blame the file would lose good audio.

@@ -1,3 +1,4 @@
+import collections
 import io
 import os
 import tempfile
@@ -30,24 +31,21 @@ class AudioTest(parameterized.TestCase):
   def test_sixteen_bit_mono_is_bit_exact_and_not_told(self, container):
     noise = np.random.default_rng(3).integers(-(2**15), 2**15, 9000)
     noise = noise.astype(np.int16)
-    conversions = audio.Conversions()
-    found = audio.read(
-        _encode(noise, container=container), conversions=conversions
-    )
+    conversions = collections.Counter()
+    # Content and not the name tells the format.
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    path = os.path.join(folder, 'clip.ogg')
+    with open(path, 'wb') as f:
+      f.write(_encode(noise, container=container))
+    found = audio.read(path, conversions=conversions)
     self.assertEqual(found.dtype, np.int16)
     np.testing.assert_array_equal(found, noise)
-    self.assertEmpty(conversions.counts())
-
-  def test_content_and_not_the_name_tells_the_format(self):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    path = os.path.join(folder, 'clip.wav')
-    with open(path, 'wb') as f:
-      f.write(_encode(_tone(), container='FLAC'))
-    np.testing.assert_array_equal(audio.read(path), _tone())
+    self.assertEmpty(conversions)
+    self.assertEqual(audio.duration_sec(path), 9000 / 16000)
 
   @parameterized.parameters(8000, 22050, 44100, 48000)
   def test_other_rates_are_resampled(self, rate_hz):
-    conversions = audio.Conversions()
+    conversions = collections.Counter()
     found = audio.read(
         _encode(_tone(rate_hz), rate_hz), conversions=conversions
     )
@@ -59,7 +57,7 @@ class AudioTest(parameterized.TestCase):
     for rate_hz_2 in (16000, 32000, rate_hz):
       audio.read(_encode(_tone(rate_hz_2), rate_hz_2), conversions=conversions)
     self.assertEqual(
-        conversions.counts(),
+        conversions,
         {
             f'files of {rate_hz} Hz were resampled to 16000 Hz': 2,
             'files of 32000 Hz were resampled to 16000 Hz': 1,
@@ -69,14 +67,14 @@ class AudioTest(parameterized.TestCase):
   def test_channels_are_averaged(self):
     left = np.array([100, -101, 2**15 - 1, -(2**15)] * 10, np.int16)
     right = np.array([300, -100, 2**15 - 1, -(2**15)] * 10, np.int16)
-    conversions = audio.Conversions()
+    conversions = collections.Counter()
     found = audio.read(
         _encode(np.stack([left, right], 1)), conversions=conversions
     )
     # Halves go to the even neighbour: -100.5 to -100.
     self.assertEqual(found[:4].tolist(), [200, -100, 2**15 - 1, -(2**15)])
     self.assertEqual(
-        conversions.counts(), {'files of 2 channels were averaged to one': 1}
+        conversions, {'files of 2 channels were averaged to one': 1}
     )
 
   def test_floats_are_rounded_and_clipped(self):

@@ -55,13 +55,8 @@ class An4Test(parameterized.TestCase):
     self.assertEmpty(listing.problems)
 
   def test_missing_parts(self):
-    for source, split, message in (
-        ('no/where', 'train', 'no/where is not a folder'),
-        (self.source, 'dev', "split must be .* found 'dev'"),
-        (self.source, 'test', 'an4_test.fileids is missing'),
-    ):
-      with self.assertRaisesRegex(ValueError, message):
-        an4.list_utterances(source, split=split)
+    with self.assertRaisesRegex(ValueError, 'an4_test.fileids is missing'):
+      an4.list_utterances(self.source, split='test')
 
   @parameterized.parameters(
       (1, ['B (cen6-mkem-b)'], 'has no transcript', 'an251-fash-b has no tr'),

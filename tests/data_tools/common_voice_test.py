@@ -203,14 +203,9 @@ class CommonVoiceTest(absltest.TestCase):
     self.add('ann', 'no_words', '!?')
     self.add('', 'of_nobody', 'Words')
     self.add('bob', 'cv_1', 'Again')
-    self.add('eve', 'other_rate', 'More words', _clip(44100))
+    self.add('eve', 'other_rate', 'Café 5', _clip(44100))
     self.lines.append('eve\tmissing.mp3\tWords\t2\ten\n')
     self.lines.append('eve\tcv_9.mp3\tToo\tmany\ttabs\tin this\n')
-    (self.source / 'clips/unlisted.mp3').write_bytes(_clip())
-    (self.source / 'clips/elsewhere.mp3').write_bytes(_clip())
-    (self.source / 'other.tsv').write_text(
-        _HEADER + 'x\telsewhere.mp3\tWords\t2\ten\n'
-    )
     summary = self.convert()
     broken = {
         'is not readable audio': 1,
@@ -223,7 +218,6 @@ class CommonVoiceTest(absltest.TestCase):
             'has an empty transcript': 1,
             'has no audio file': 1,
             'has no client_id': 1,
-            'has no transcript': 1,
             'is empty': 1,
             'occurs twice': 1,
         },
@@ -239,6 +233,8 @@ class CommonVoiceTest(absltest.TestCase):
             'files in MP3 MPEG_LAYER_III were rounded to 16 bits': 4,
             'files of 44100 Hz were resampled to 16000 Hz': 1,
             'files of 48000 Hz were resampled to 16000 Hz': 3,
+            'transcripts had letters transliterated': 1,
+            'transcripts lost digits': 1,
         },
     )
     lines = (self.source / 'out/train/dropped.tsv').read_text().splitlines()
@@ -246,33 +242,7 @@ class CommonVoiceTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, 'line 13 has 6 fields instead of'):
       self.convert(strict=True)
 
-  def test_clips_become_16_khz(self):
-    self.convert()
-    data = client_data.load(self.source / 'out/train')
-    (element,) = data.create_tf_dataset_for_client('ann')
-    time = np.arange(8000) / 16000
-    tone = np.sin(2 * np.pi * 440 * time)
-    found = element['waveform'].numpy()[:8000]
-    self.assertLen(found, 8000)
-    self.assertGreater(np.corrcoef(found, tone)[0, 1], 0.99)
-
-  def test_changes_of_transcripts_are_counted(self):
-    self.add('ann', 'x', 'Café 5')
-    self.assertEqual(
-        {
-            kind: count
-            for kind, count in self.convert()['changed'].items()
-            if kind.startswith('transcripts')
-        },
-        {
-            'transcripts had letters transliterated': 1,
-            'transcripts lost digits': 1,
-        },
-    )
-
   def test_missing_parts(self):
-    with self.assertRaisesRegex(ValueError, 'no/where is not a folder'):
-      common_voice.list_utterances('no/where', split='train')
     self.write_tsv()
     with self.assertRaisesRegex(ValueError, 'no dev.tsv of en, but train.tsv;'):
       common_voice.list_utterances(self.source, split='dev')

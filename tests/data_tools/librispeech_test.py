@@ -80,13 +80,12 @@ class LibriSpeechTest(parameterized.TestCase):
 
   def test_missing_parts(self):
     (self.source / 'empty' / '1' / '2').mkdir(parents=True)
-    for source, split, message in (
-        ('no/where', 'dev', 'no/where is not a folder'),
-        (self.source, 'test', "no split 'test', but dev, empty;"),
-        (self.source, 'empty', 'empty holds no transcripts'),
+    for split, message in (
+        ('test', "no split 'test', but dev, empty;"),
+        ('empty', 'empty holds no transcripts'),
     ):
       with self.assertRaisesRegex(ValueError, message):
-        librispeech.list_utterances(source, split=split)
+        librispeech.list_utterances(self.source, split=split)
 
   @parameterized.parameters(
       ('', None, 4, '19-2-0000', 'has no audio file', 'has a transcript but'),

@@ -1,5 +1,7 @@
 """A split that is killed at any moment keeps what is finished."""
 
+import contextlib
+import itertools
 import os
 import pathlib
 import shutil
@@ -16,25 +18,6 @@ _NUM_SHARDS = 3
 
 class _Kill(BaseException):
   """Stands for SIGKILL: nothing in the code catches it."""
-
-
-class _KillAt:
-  """Lets calls that touch the disk pass until the one of a number."""
-
-  def __init__(self, number: int):
-    self.left = number
-    self.is_dead = False
-
-  def wrap(self, function):
-    def call(*args, **kwargs):
-      self.left -= 1
-      if self.left < 0:
-        self.is_dead = True
-      if self.is_dead:
-        raise _Kill
-      return function(*args, **kwargs)
-
-    return call
 
 
 class PartialSplitTest(absltest.TestCase):
@@ -61,13 +44,22 @@ class PartialSplitTest(absltest.TestCase):
 
   def killed_write(self, number: int) -> bool:
     """Like `write`, killed at a call; whether it was."""
-    killer = _KillAt(number)
-    with (
-        mock.patch.object(os, 'fsync', killer.wrap(os.fsync)),
-        mock.patch.object(os, 'rename', killer.wrap(os.rename)),
-        mock.patch.object(os, 'remove', killer.wrap(os.remove)),
-        mock.patch.object(shutil, 'rmtree', killer.wrap(shutil.rmtree)),
-    ):
+    calls = itertools.count()
+
+    def wrap(function):
+      def call(*args, **kwargs):
+        if next(calls) >= number:
+          raise _Kill
+        return function(*args, **kwargs)
+
+      return call
+
+    with contextlib.ExitStack() as stack:
+      for module, name in (
+          (os, 'fsync'), (os, 'rename'), (os, 'remove'), (shutil, 'rmtree'),
+      ):
+        function = wrap(getattr(module, name))
+        stack.enter_context(mock.patch.object(module, name, function))
       try:
         self.write()
       except _Kill:
@@ -127,9 +119,9 @@ class PartialSplitTest(absltest.TestCase):
     journal = folder / partial_split.JOURNAL_FILE
     whole = journal.read_bytes()
 
-    def num_entries():
+    def num_entries(identity=_IDENTITY):
       with partial_split.PartialSplit(
-          str(self.output), identity=_IDENTITY
+          str(self.output), identity=identity
       ) as partial:
         self.assertLen(
             os.listdir(folder), 1 + len(partial.entries)  # and the journal
@@ -145,18 +137,9 @@ class PartialSplitTest(absltest.TestCase):
     for number in (2, 1, 0):
       os.truncate(folder / f'shard-{number}', 99)
       self.assertEqual(num_entries(), number)
-      if number:
-        self.interrupt()
-
-  def test_what_another_identity_left_is_deleted(self):
-    self.interrupt()
-    with partial_split.PartialSplit(
-        str(self.output), identity={'another': 1}
-    ) as partial:
-      self.assertEmpty(partial.entries)
-      self.assertEqual(
-          os.listdir(partial.folder), [partial_split.JOURNAL_FILE]
-      )
+      self.interrupt()
+    # What another identity left is deleted.
+    self.assertEqual(num_entries({'another': 1}), 0)
 
 
 if __name__ == '__main__':

@@ -34,12 +34,6 @@ def _encode(pool, listed, *, encoding='pcm', **kwargs):
 
 class WorkerPoolTest(absltest.TestCase):
 
-  def test_a_worker_that_cannot_start_is_no_broken_file(self):
-    program = mock.patch.object(worker_pool, '_PROGRAM', 'raise SystemExit(3)')
-    with program, worker_pool.WorkerPool(1) as pool:
-      with self.assertRaisesRegex(RuntimeError, 'code 3 before it was ready'):
-        list(_encode(pool, self.utterances(2)))
-
   def utterances(self, count):
     folder = self.enterContext(tempfile.TemporaryDirectory())
     listed = []
@@ -62,57 +56,41 @@ class WorkerPoolTest(absltest.TestCase):
         outcomes = list(_encode(pool, listed))
         self.assertLen(outcomes, 50)
         self.check(outcomes)
-        self.assertEqual(
-            list(pool.map(utterances.measure, listed[:2], crashed=0.0)), [100 / 16000, 101 / 16000]
-        )
+        seconds = pool.map(utterances.measure, listed[:2], crashed=0.0)
+        self.assertEqual(list(seconds), [100 / 16000, 101 / 16000])
 
   def test_an_item_that_ends_its_process_is_told_and_the_rest_goes_on(self):
     listed = self.utterances(4)
     with worker_pool.WorkerPool(1) as pool:
-      first, crashed, *rest = _encode(
-          pool, [listed[0], _Exit(), *listed[1:]]
-      )
+      first, crashed, *rest = _encode(pool, [listed[0], _Exit(), *listed[1:]])
     self.check([first, *rest])
     self.assertEqual(crashed.reason, 'ends the program that decodes it')
-    self.assertEqual(crashed, utterances.CRASHED)
 
-  def test_a_killed_worker_is_no_broken_file(self):
+  def test_what_is_no_broken_file_ends_the_work(self):
+    # A worker that is killed, a defect, and one that cannot start.
     with worker_pool.WorkerPool(1) as pool:
-      results = _encode(
-          pool, self.utterances(4), task_size=1
-      )
+      results = _encode(pool, self.utterances(4), task_size=1)
       next(results)
       (process,) = pool._processes
       process.send_signal(signal.SIGKILL)
       with self.assertRaisesRegex(RuntimeError, 'was killed.*fewer --workers'):
         list(results)
-
-  def test_what_is_read_ahead_is_bounded(self):
-    asked = 0
-
-    def listed():
-      nonlocal asked
-      for utterance in self.utterances(40):
-        asked += 1
-        yield utterance
-
-    with worker_pool.WorkerPool(2) as pool:
-      results = _encode(pool, listed(), task_size=1)
-      next(results)
-      # Three tasks a worker.
-      self.assertEqual(asked, 6)
-
-  def test_a_defect_is_no_broken_utterance(self):
-    with worker_pool.WorkerPool(1) as pool:
       with self.assertRaisesRegex(RuntimeError, "encoding must be .*'mp3'"):
         list(_encode(pool, self.utterances(1), encoding='mp3'))
+    program = mock.patch.object(worker_pool, '_PROGRAM', 'raise SystemExit(3)')
+    with program, worker_pool.WorkerPool(1) as pool:
+      with self.assertRaisesRegex(RuntimeError, 'code 3 before it was ready'):
+        list(_encode(pool, self.utterances(2)))
 
-  def test_leaving_early_leaves_no_process(self):
-    # conftest fails the session if one is left.
+  def test_what_is_read_ahead_is_bounded_and_leaving_leaves_no_process(self):
+    asked = []
+    listed = (asked.append(u) or u for u in self.utterances(40))
+    # conftest fails the session if a process is left.
     with worker_pool.WorkerPool(2) as pool:
-      for _ in _encode(pool, self.utterances(40)):
-        break
+      next(_encode(pool, listed, task_size=1))
       processes = list(pool._processes)
+    # Three tasks a worker.
+    self.assertLen(asked, 6)
     self.assertNotEmpty(processes)
     for process in processes:
       self.assertIsNotNone(process.poll())

@@ -26,7 +26,7 @@ reads, computed once.
 """
 
 import collections
-from collections.abc import Mapping
+import functools
 import io
 import os
 import re
@@ -67,38 +67,19 @@ class AudioError(ValueError):
     self.reason = reason
 
 
-class Conversions:
-  """Counts conversions by kind, so that each kind is reported once."""
-
-  def __init__(self):
-    self._counts = collections.Counter()
-
-  def add(self, kind: str) -> None:
-    """Counts one file; `kind` completes the sentence '3 files ...'."""
-    self._counts[f'files {kind}'] += 1
-
-  def add_seconds(self, kind: str, num_samples: int) -> None:
-    """Counts audio of 16 kHz; `kind` completes '3 seconds ...'."""
-    if num_samples:
-      self._counts[f'seconds {kind}'] += num_samples / SAMPLE_RATE_HZ
-
-  def counts(self) -> Mapping[str, float]:
-    """Returns how often each kind was counted, by its sentence."""
-    return dict(self._counts)
-
-
 def read(
     source: str | os.PathLike[str] | bytes,
     *,
     name: str | None = None,
-    conversions: Conversions | None = None,
+    conversions: collections.Counter[str] | None = None,
 ) -> np.ndarray:
   """Reads one audio file.
 
   Args:
     source: A path, or the bytes of a file.
     name: What errors call the file; by default the path.
-    conversions: Where conversions are counted.
+    conversions: Counts each kind of conversion; a kind completes the sentence
+      '3 ...'.
 
   Returns:
     int16 [N], 16 kHz mono, N at least 1.
@@ -133,10 +114,12 @@ def read(
     raise AudioError(name, 'has no samples', kind)
   if not exact and not np.all(np.isfinite(samples)):
     raise AudioError(name, 'has samples that are not finite', kind)
-  conversions = conversions or Conversions()
-  return _convert(
-      samples, rate_hz=rate_hz, kind=kind, conversions=conversions, name=name
-  )
+  waveform, done = _convert(samples, rate_hz=rate_hz, kind=kind)
+  if not waveform.size:
+    raise AudioError(name, 'has no samples', 'less than one at 16 kHz')
+  if conversions is not None:
+    conversions.update(done)
+  return waveform
 
 
 def encode(waveform: np.ndarray, *, encoding: str) -> bytes:
@@ -177,48 +160,32 @@ def duration_sec(path: str | os.PathLike[str]) -> float:
 
 
 def _convert(
-    samples: np.ndarray,
-    *,
-    rate_hz: int,
-    kind: str,
-    conversions: Conversions,
-    name: str,
-) -> np.ndarray:
-  """int16 or float64 [N, channels] at any rate to int16 [N] at 16 kHz."""
+    samples: np.ndarray, *, rate_hz: int, kind: str
+) -> tuple[np.ndarray, list[str]]:
+  """int16 or float64 [N, channels] to int16 [N] at 16 kHz, and what it took."""
   exact = samples.dtype == np.int16
-  if not exact:
-    conversions.add(f'in {kind} were rounded to 16 bits')
   num_channels = samples.shape[1]
   if exact and num_channels == 1 and rate_hz == SAMPLE_RATE_HZ:
-    return samples[:, 0]
+    return samples[:, 0], []
+  done = [] if exact else [f'files in {kind} were rounded to 16 bits']
   waveform = samples.astype(np.float64) / (2**15 if exact else 1)
   if num_channels > 1:
-    conversions.add(f'of {num_channels} channels were averaged to one')
-    waveform = waveform.mean(axis=1)
-  else:
-    waveform = waveform[:, 0]
+    done.append(f'files of {num_channels} channels were averaged to one')
+  waveform = waveform.mean(axis=1)
   if rate_hz != SAMPLE_RATE_HZ:
-    conversions.add(
-        f'of {rate_hz} Hz were resampled to {SAMPLE_RATE_HZ} Hz'
-    )
+    done.append(f'files of {rate_hz} Hz were resampled to {SAMPLE_RATE_HZ} Hz')
     waveform = soxr.resample(
         waveform.astype(np.float32), rate_hz, SAMPLE_RATE_HZ, quality='HQ'
     )
-    if not waveform.size:
-      raise AudioError(name, 'has no samples', f'less than one at 16 kHz')
-  return np.clip(np.rint(waveform * 2**15), -(2**15), 2**15 - 1).astype(
-      np.int16
-  )
+  rounded = np.clip(np.rint(waveform * 2**15), -(2**15), 2**15 - 1)
+  return rounded.astype(np.int16), done
 
 
 def _check_length(
     name: str, f: soundfile.SoundFile, *, data: bytes, num_read: int
 ) -> None:
   """Raises AudioError if the file is shorter than its header says."""
-
-  def truncated(detail: str) -> AudioError:
-    return AudioError(name, 'is truncated', detail)
-
+  truncated = functools.partial(AudioError, name, 'is truncated')
   tolerance = _MP3_TOLERANCE if f.subtype.startswith('MPEG') else 0
   if num_read < f.frames - tolerance:
     raise truncated(f'{num_read} of {f.frames} samples')

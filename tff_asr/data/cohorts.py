@@ -61,17 +61,15 @@ class CohortSource(tff.program.FederatedDataSource):
       self,
       client_ids: Sequence[str],
       *,
-      sampling: accounting.Sampling,
-      key: np.ndarray,
+      kind: str,
+      cohort_size: int,
+      key: np.ndarray | None,
   ):
     self._client_ids = _sorted_ids(client_ids)
-    if sampling.population != len(self._client_ids):
-      raise ValueError(
-          f'sampling declares a population of {sampling.population}, found '
-          f'{len(self._client_ids)} client ids.'
-      )
-    self._sampling = sampling
-    self._key = keys.check(key)
+    self._sampling = accounting.Sampling(
+        kind=kind, cohort_size=cohort_size, population=len(self._client_ids)
+    )
+    self._key = keys.draw() if key is None else keys.check(key)
 
   @property
   def federated_type(self) -> tff.FederatedType:
@@ -159,13 +157,8 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
     """Deserializes what `to_bytes` wrote."""
     fields = json.loads(buffer)
     key = keys.from_bytes(bytes.fromhex(fields['key']))
-    source = _source(
-        fields['client_ids'],
-        kind=fields['kind'],
-        cohort_size=fields['cohort_size'],
-        key=key,
-    )
-    return source.iterator(CohortState(key, np.int64(fields['round_num'])))
+    state = CohortState(key, np.int64(fields.pop('round_num')))
+    return CohortSource(**fields | {'key': key}).iterator(state)
 
   def __eq__(self, other: object) -> bool:
     if not isinstance(other, CohortIterator):
@@ -191,7 +184,9 @@ def poisson(
   Raises:
     ValueError: If ids repeat, or cohort_size is out of range.
   """
-  return _source(client_ids, kind='poisson', cohort_size=cohort_size, key=key)
+  return CohortSource(
+      client_ids, kind='poisson', cohort_size=cohort_size, key=key
+  )
 
 
 def fixed_size(
@@ -201,14 +196,16 @@ def fixed_size(
     key: np.ndarray | None = None,
 ) -> CohortSource:
   """cohort_size clients a round, without replacement. Args as `poisson`."""
-  return _source(client_ids, kind='fixed', cohort_size=cohort_size, key=key)
+  return CohortSource(
+      client_ids, kind='fixed', cohort_size=cohort_size, key=key
+  )
 
 
 def everyone(
     client_ids: Sequence[str], *, key: np.ndarray | None = None
 ) -> CohortSource:
   """All clients in each round; `key` is kept but decides nothing."""
-  return _source(
+  return CohortSource(
       client_ids, kind='full', cohort_size=len(client_ids), key=key
   )
 
@@ -220,23 +217,9 @@ def shuffled_passes(
     key: np.ndarray | None = None,
 ) -> CohortSource:
   """cohort_size clients a round, each once a pass. Args as `poisson`."""
-  return _source(client_ids, kind='pass', cohort_size=cohort_size, key=key)
-
-
-def _source(
-    client_ids: Sequence[str],
-    *,
-    kind: str,
-    cohort_size: int,
-    key: np.ndarray | None,
-) -> CohortSource:
-  """A source over these ids."""
-  client_ids = _sorted_ids(client_ids)  # before their number is relied on
-  sampling = accounting.Sampling(
-      kind=kind, cohort_size=cohort_size, population=len(client_ids)
+  return CohortSource(
+      client_ids, kind='pass', cohort_size=cohort_size, key=key
   )
-  key = keys.draw() if key is None else key
-  return CohortSource(client_ids, sampling=sampling, key=key)
 
 
 def _sorted_ids(client_ids: Sequence[str]) -> tuple[str, ...]:

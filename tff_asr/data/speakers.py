@@ -55,18 +55,18 @@ def write(folder: str | os.PathLike[str], attributes: Attributes) -> bool:
         name: _count(said, clients.client_ids)
         for name, said in attributes.items()
     }
-  is_file_new = _read(path) != content
-  is_index_new = (named, origin) != (corpus.files, corpus.origin)
-  if is_file_new and content is not None:
+  found = _read(path)
+  if (content, named, origin) == (found, corpus.files, corpus.origin):
+    return False
+  if content is not None:
     files.write(path, content)
-  if is_index_new:
-    corpus_file = os.path.join(corpus.path, index.CORPUS_FILE)
-    with open(corpus_file, encoding='utf-8') as f:
-      stored = json.load(f)
-    summaries.write(corpus_file, stored | dict(files=named, origin=origin))
-  if is_file_new and content is None:
+  corpus_file = os.path.join(corpus.path, index.CORPUS_FILE)
+  with open(corpus_file, encoding='utf-8') as f:
+    stored = json.load(f)
+  summaries.write(corpus_file, stored | dict(files=named, origin=origin))
+  if content is None and found is not None:
     os.remove(path)
-  return is_file_new or is_index_new
+  return True
 
 
 def read(corpus: index.Corpus) -> dict[str, dict[str, str]]:

@@ -20,21 +20,16 @@ _COLUMNS = (
 )
 
 
-def build(
-    clients: index.Clients,
-    *,
-    dropped: Mapping[str, int] | None = None,
-    changed: Mapping[str, float] | None = None,
-    attributes: Mapping[str, Mapping[str, int]] | None = None,
-) -> Summary:
+def build(clients: index.Clients, *, origin: Mapping[str, Any]) -> Summary:
   """Returns the summary of a split, as summary.json holds it.
 
   Args:
     clients: The clients that were written.
-    dropped: How many utterances were left out for which reason.
-    changed: How many files, transcripts or seconds were changed in which way.
-    attributes: Of how many speakers each attribute (gender, age, accent) is
-      `known`, and of how many what the corpus says is `contradictory`.
+    origin: What corpus.json says of the writing. dropped: how many utterances
+      were left out for which reason; changed: how many files, transcripts or
+      seconds were changed in which way; attributes: of how many speakers each
+      attribute (gender, age, accent) is `known`, and of how many what the
+      corpus says is `contradictory`.
 
   Returns:
     num_clients, num_utterances, hours, minutes_per_client (min, mean, std,
@@ -46,19 +41,15 @@ def build(
       'num_utterances': int(clients.num_utterances.sum()),
       'hours': round(float(minutes.sum()) / 60, 6),
       'minutes_per_client': {
-          'min': round(float(minutes.min()), 4),
-          'mean': round(float(minutes.mean()), 4),
-          'std': round(float(minutes.std()), 4),
-          'max': round(float(minutes.max()), 4),
+          name: round(float(getattr(minutes, name)()), 4)
+          for name in ('min', 'mean', 'std', 'max')
       },
-      'dropped': dict(sorted((dropped or {}).items())),
+      'dropped': origin.get('dropped', {}),
       'changed': {
-          kind: round(count, 3) if isinstance(count, float) else count
-          for kind, count in sorted((changed or {}).items())
+          kind: round(count, 3)
+          for kind, count in origin.get('changed', {}).items()
       },
-      'attributes': {
-          name: dict(counts) for name, counts in (attributes or {}).items()
-      },
+      'attributes': origin.get('attributes', {}),
   }
 
 
@@ -71,12 +62,7 @@ def read(folder: str | os.PathLike[str]) -> Summary:
     ValueError: As `index.read`.
   """
   corpus, clients = index.read(folder)
-  return build(
-      clients,
-      dropped=corpus.origin.get('dropped'),
-      changed=corpus.origin.get('changed'),
-      attributes=corpus.origin.get('attributes'),
-  )
+  return build(clients, origin=corpus.origin)
 
 
 def table(summaries: Mapping[str, Summary]) -> str:
