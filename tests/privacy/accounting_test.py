@@ -170,20 +170,21 @@ class ComposeTest(parameterized.TestCase):
 
   def test_events_are_those_of_the_sampling(self):
     gaussian = dp_accounting.GaussianDpEvent
-    self.assertEqual(
-        accounting.round_event(
-            _sampling('poisson', 1, 4), noise_multiplier=3.0
+    for kind, cohort_size, expected in (
+        (
+            'poisson', 1,
+            dp_accounting.PoissonSampledDpEvent(0.25, gaussian(3.0)),
         ),
-        dp_accounting.PoissonSampledDpEvent(0.25, gaussian(3.0)),
-    )
-    self.assertEqual(
-        accounting.round_event(_sampling('fixed', 1, 4), noise_multiplier=3.0),
-        dp_accounting.SampledWithoutReplacementDpEvent(4, 1, gaussian(1.5)),
-    )
-    self.assertEqual(
-        accounting.round_event(_sampling('full', 4, 4), noise_multiplier=3.0),
-        gaussian(3.0),
-    )
+        (
+            'fixed', 1,
+            dp_accounting.SampledWithoutReplacementDpEvent(4, 1, gaussian(1.5)),
+        ),
+        ('full', 4, gaussian(3.0)),
+    ):
+      self.assertEqual(
+          _event(kind, cohort_size, 4, 3.0),
+          dp_accounting.SelfComposedDpEvent(expected, 1),
+      )
 
   def test_groups_that_differ_all_count_in_any_order(self):
     groups = [
@@ -211,6 +212,24 @@ class ComposeTest(parameterized.TestCase):
       self.assertAlmostEqual(
           at_order(accounting.compose(order), 8.0) - of_delta, expected
       )
+
+  def test_gaussians_of_one_round_combine_as_their_events_do(self):
+    # (3^-2 + 4^-2)^-1/2 = 12 / 5.
+    for given, expected in (
+        ([3.0, 4.0], 2.4), ([4.0, 3.0], 2.4), ([3.0], 3.0), ([3.0, 0.0], 0.0),
+        ([1e-200, 1e-200], 1e-200 / math.sqrt(2)),
+    ):
+      combined = accounting.combine_gaussians(given)
+      self.assertAlmostEqual(combined, expected, delta=1e-9 * expected)
+    gaussians = [dp_accounting.GaussianDpEvent(z) for z in (2.4, 3.0, 4.0)]
+    self.assertAlmostEqual(
+        accounting.epsilon(gaussians[0], delta=1e-5),
+        accounting.epsilon(
+            dp_accounting.ComposedDpEvent(gaussians[1:]), delta=1e-5
+        ),
+    )
+    with self.assertRaisesRegex(ValueError, 'noise_multipliers'):
+      accounting.combine_gaussians([])
 
   def test_a_tree_is_one_group(self):
     group = _group('pass', 3, 12, 1.0, 2)

@@ -9,7 +9,6 @@ import dp_accounting
 import pytest
 
 from tff_asr.privacy import accounting
-from tff_asr.privacy import noise as noise_lib
 
 _DOCS = pathlib.Path(__file__).parents[2] / 'docs' / 'privacy.md'
 _DELTA = 1e-9
@@ -44,9 +43,6 @@ def _named_rows():
 def _event(row: dict[str, str]) -> dp_accounting.DpEvent:
   """All rounds of a row, from its noise on the mean."""
   cohort_size = int(row['cohort_size'])
-  noise = noise_lib.convert(
-      float(row['sigma_mean']), given='mean', cohort_size=cohort_size
-  )
   return accounting.compose([
       accounting.RoundGroup(
           sampling=accounting.Sampling(
@@ -54,7 +50,7 @@ def _event(row: dict[str, str]) -> dp_accounting.DpEvent:
               cohort_size=cohort_size,
               population=int(row['population']),
           ),
-          noise_multiplier=noise.on_sum,
+          noise_multiplier=float(row['sigma_mean']) * cohort_size,
           count=int(row['rounds']),
       )
   ])

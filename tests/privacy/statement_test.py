@@ -158,7 +158,6 @@ class StatementTest(parameterized.TestCase):
       (dict(data_dependent=['x', 'y']), 'NOT COVERED, because .*: x; y'),
       (dict(fixed_seeds=['A']), r'\(RDP\) [\d.]+, if the keys were secret'),
       (dict(delta=2e-3), 'WARNING: delta 0.002 is above'),
-      (dict(target_epsilon=0.001), 'would give epsilon 0.001'),
   )
   def test_each_circumstance_is_stated(self, changes, words):
     self.assertRegex(_joined(_build(_rounds(), **changes)), words)
@@ -185,7 +184,6 @@ class StatementTest(parameterized.TestCase):
   @parameterized.parameters(
       (dict(delta=0.0), 'delta'),
       (dict(l2_norm_clip=0.0), 'l2_norm_clip'),
-      (dict(target_epsilon=-1.0), 'target_epsilon'),
   )
   def test_bad_arguments_are_named(self, kwargs, message):
     with self.assertRaisesRegex(ValueError, message):

@@ -1,8 +1,10 @@
-"""From what ran (sampling, noise, rounds) to epsilon, and back.
+"""Epsilon of rounds: from their sampling, noise and number.
 
 A round adds Gaussian noise of standard deviation z * C to the sum of the
 cohort's updates, each clipped to an L2 norm of at most C; z is the noise
-multiplier. What it costs depends on how its cohort was drawn:
+multiplier, and z / cohort_size the noise on the mean, the paper's sigma_DP
+(https://arxiv.org/abs/2310.00098, appendix H.1). What a round costs depends on
+how its cohort was drawn:
 
   kind     cohort                           event                    neighbours
   poisson  each client alone, probability   PoissonSampled(q,        add or
@@ -77,7 +79,7 @@ _PLD_MIN_NOISE_MULTIPLIER = 0.1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
-  """How a round's cohort is drawn: `kind` as in the module's table.
+  """The way to draw a round's cohort: `kind` as in the module's table.
 
   cohort_size is the number of clients a round (under Poisson sampling the
   expected one), population that of all private clients, which is public.
@@ -171,9 +173,7 @@ def compose(rounds: Sequence[RoundGroup]) -> dp_accounting.DpEvent:
     if sampling.kind == 'pass':
       events += _tree_events(sampling, noise_multiplier, count)
     elif count:
-      event = round_event(
-          sampling, noise_multiplier=noise_multiplier, relation=relation
-      )
+      event = _round_event(sampling, noise_multiplier, relation)
       events.append(dp_accounting.SelfComposedDpEvent(event, count))
   if not events:
     return dp_accounting.NoOpDpEvent()
@@ -182,46 +182,22 @@ def compose(rounds: Sequence[RoundGroup]) -> dp_accounting.DpEvent:
   return dp_accounting.ComposedDpEvent(events)
 
 
-def round_event(
-    sampling: Sampling,
-    *,
-    noise_multiplier: float,
-    relation: dp_accounting.NeighboringRelation | None = None,
-) -> dp_accounting.DpEvent:
-  """Returns the event of one round.
+def combine_gaussians(noise_multipliers: Iterable[float]) -> float:
+  """Returns the one noise multiplier of several Gaussians on one cohort.
 
-  Args:
-    sampling: How the cohort is drawn.
-    noise_multiplier: Standard deviation of the noise on the sum over the clip
-      (the sensitivity to adding or removing a client). 0: not private.
-    relation: Add-or-remove-one, or replace-one; None takes the sampling's own.
-
-  Raises:
-    ValueError: If the sampling has no event under `relation`.
+  z = (sum of z_i^-2)^-1/2: https://arxiv.org/abs/1812.06210, section 3. One
+  without noise leaves none: 0.
   """
-  checks.finite(noise_multiplier=noise_multiplier)
-  checks.non_negative(noise_multiplier=noise_multiplier)
-  if sampling.kind == 'pass':
-    raise ValueError('Passes are accounted by trees of rounds: see `compose`.')
-  own = _OWN_RELATIONS[sampling.kind]
-  relation = relation or own
-  allowed = {own, _REPLACE_ONE} if sampling.kind == 'full' else {own}
-  if relation not in allowed:
-    raise ValueError(
-        f'{sampling.kind} sampling is accounted under {own.name}, not '
-        f'{relation.name}.'
-    )
-  if noise_multiplier < MIN_NOISE_MULTIPLIER:
-    return dp_accounting.NonPrivateDpEvent()
-  sensitivity = 2.0 if relation is _REPLACE_ONE else 1.0  # in clips
-  gaussian = dp_accounting.GaussianDpEvent(noise_multiplier / sensitivity)
-  if sampling.kind == 'full':
-    return gaussian
-  if sampling.kind == 'fixed':
-    return dp_accounting.SampledWithoutReplacementDpEvent(
-        sampling.population, sampling.cohort_size, gaussian
-    )
-  return dp_accounting.PoissonSampledDpEvent(sampling.sampling_prob, gaussian)
+  multipliers = list(noise_multipliers)
+  if not multipliers:
+    raise ValueError('noise_multipliers must name at least one Gaussian.')
+  for noise_multiplier in multipliers:
+    checks.finite(noise_multiplier=noise_multiplier)
+    checks.non_negative(noise_multiplier=noise_multiplier)
+  smallest = min(multipliers)  # factored out, so that squares stay in range
+  if len(multipliers) == 1 or smallest == 0:
+    return float(smallest)
+  return smallest / math.sqrt(sum((smallest / z) ** 2 for z in multipliers))
 
 
 def epsilon(
@@ -276,7 +252,7 @@ def epsilon_and_order(
 
 
 def pld_obstacle(event: dp_accounting.DpEvent, *, delta: float) -> str:
-  """Why PLD accounting would fail or not end; empty if it will do.
+  """Returns why PLD accounting would fail or not end; empty if it will do.
 
   It takes Poisson and full sampling, where the RDP epsilon is at most 100 and
   each round's noise multiplier at least 0.1.
@@ -304,6 +280,25 @@ def check_delta(delta: float) -> None:
   checks.positive(delta=delta)
   if not delta < 1:
     raise ValueError(f'delta must be below 1, found {delta!r}.')
+
+
+def _round_event(
+    sampling: Sampling,
+    noise_multiplier: float,
+    relation: dp_accounting.NeighboringRelation,
+) -> dp_accounting.DpEvent:
+  """The event of one round under the relation of all rounds."""
+  if noise_multiplier < MIN_NOISE_MULTIPLIER:
+    return dp_accounting.NonPrivateDpEvent()
+  sensitivity = 2.0 if relation is _REPLACE_ONE else 1.0  # in clips
+  gaussian = dp_accounting.GaussianDpEvent(noise_multiplier / sensitivity)
+  if sampling.kind == 'full':
+    return gaussian
+  if sampling.kind == 'fixed':
+    return dp_accounting.SampledWithoutReplacementDpEvent(
+        sampling.population, sampling.cohort_size, gaussian
+    )
+  return dp_accounting.PoissonSampledDpEvent(sampling.sampling_prob, gaussian)
 
 
 def _tree_events(

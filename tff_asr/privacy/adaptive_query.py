@@ -45,7 +45,7 @@ _MIN_CLIP, _MAX_CLIP = 1e-30, 1e30
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adaptation:
-  """How clips adapt.
+  """Settings of adaptive clips.
 
   Attributes:
     target_quantile: Share of clients whose layer shall stay as it is, in
@@ -156,23 +156,20 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
       )
     self._cohort_size = cohort_size
     self._adaptation = adaptation
-    if self.share_stddev > 0.5:
+    # Noise on a share: r z sqrt(H) / (2 n).
+    share_stddev = (
+        adaptation.count_noise_ratio
+        * noise_multiplier
+        * math.sqrt(len(self._initial_clips))
+        / (2 * cohort_size)
+    )
+    if share_stddev > 0.5:
       logging.warning(
           'Adaptive clips: the share of clients below a clip is known to '
           '+-%.2g only (%d layers, %g clients a round): lower '
           'COUNT_NOISE_RATIO, clip fewer layers, or take larger cohorts.',
-          self.share_stddev, len(self._initial_clips), cohort_size,
+          share_stddev, len(self._initial_clips), cohort_size,
       )
-
-  @property
-  def share_stddev(self) -> float:
-    """Standard deviation of the noise on a share: r z sqrt(H) / (2 n)."""
-    return (
-        self._adaptation.count_noise_ratio
-        * self._noise_multiplier
-        * math.sqrt(len(self._initial_clips))
-        / (2 * self._cohort_size)
-    )
 
   def initial_global_state(self):
     base = super().initial_global_state()

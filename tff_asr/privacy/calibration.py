@@ -7,6 +7,7 @@ others given, and returns a value whose epsilon is at most the target.
 from collections.abc import Callable, Sequence
 import dataclasses
 import math
+from typing import Optional
 
 from tff_asr import checks
 from tff_asr.privacy import accounting
@@ -106,20 +107,53 @@ def rounds_for_epsilon(
   cost = _cost(target_epsilon, delta=delta, accountant=accountant)
 
   def shortfall(count: int) -> float:
-    return -_log_ratio(
+    excess = _log_ratio(
         cost([accounting.RoundGroup(
             sampling=sampling, noise_multiplier=noise_multiplier, count=count
         )]),
         target_epsilon,
     )
+    return -excess or 1e-300  # At the target is within it.
 
-  found = _first(shortfall, start=1, limit=_MAX_ROUNDS, strict=True)
+  found = _first(shortfall, start=1, limit=_MAX_ROUNDS)
   if found is None:
     raise ValueError(
         f'Epsilon is below {target_epsilon} even after {_MAX_ROUNDS} rounds: '
         'lower the noise or the target.'
     )
   return found - 1
+
+
+def grow(
+    group: accounting.RoundGroup,
+    *,
+    cohort_size: int,
+    population: Optional[int] = None,
+) -> accounting.RoundGroup:
+  """Returns rounds of a larger cohort with the same noise on the mean.
+
+  As the paper extrapolates (https://arxiv.org/abs/2310.00098, after McMahan et
+  al. 2018): the noise on the sum grows with the cohort. That the WER stays as it
+  was is an assumption, not a measurement.
+
+  Args:
+    group: The rounds as they were done.
+    cohort_size: The grown cohort.
+    population: The grown population; None: it grows with the cohort.
+  """
+  sampling = group.sampling
+  if population is None:
+    # Rounded up, so that q does not grow.
+    population = -(-sampling.population * cohort_size // sampling.cohort_size)
+  return accounting.RoundGroup(
+      sampling=accounting.Sampling(
+          kind=sampling.kind, cohort_size=cohort_size, population=population
+      ),
+      noise_multiplier=(
+          group.noise_multiplier * cohort_size / sampling.cohort_size
+      ),
+      count=group.count,
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -147,11 +181,8 @@ def smallest_scale(
 ) -> Scale:
   """Returns the smallest run with this noise on the mean and that epsilon.
 
-  As the paper extrapolates (https://arxiv.org/abs/2310.00098, after McMahan et
-  al. 2018): the noise on the mean, the rounds and q stay. The cohort, the
-  population and with the cohort the noise on the sum grow by one factor, the
-  same for all groups. That the WER stays as well is an assumption, not a
-  measurement. A run within the target already is returned as it is.
+  Each group grows (see `grow`) by one factor, the same for all; the rounds and q
+  stay. A run within the target already is returned as it is.
 
   Args:
     rounds: Groups that may differ; at least one with rounds.
@@ -176,15 +207,21 @@ def smallest_scale(
   cost = _cost(target_epsilon, delta=delta, accountant='rdp')
   base = rounds[-1].sampling.cohort_size
 
+  def grow_all(size: int) -> list[accounting.RoundGroup]:
+    return [
+        grow(group, cohort_size=-(-group.sampling.cohort_size * size // base))
+        for group in rounds
+    ]
+
   def excess(size: int) -> float:
-    return _log_ratio(cost(_grow(rounds, size, base)), target_epsilon)
+    return _log_ratio(cost(grow_all(size)), target_epsilon)
 
   size = _first(excess, start=base, limit=base * 2**60)
   if size is None:
     raise ValueError(
         f'No size of cohort gives epsilon {target_epsilon} at delta {delta}.'
     )
-  grown = _grow(rounds, size, base)
+  grown = grow_all(size)
   return Scale(
       cohort_size=grown[-1].sampling.cohort_size,
       population=grown[-1].sampling.population,
@@ -224,32 +261,20 @@ def _log_ratio(value: float, target: float) -> float:
 
 
 def _first(
-    falling: Callable[[int], float],
-    *,
-    start: int,
-    limit: int,
-    strict: bool = False,
+    falling: Callable[[int], float], *, start: int, limit: int
 ) -> int | None:
   """The first integer from start on at which a falling function is at most 0.
 
-  Args:
-    falling: The function.
-    start: Where to look first.
-    limit: Where to give up and return None.
-    strict: Whether to look for below 0 instead.
+  None if there is none up to the limit.
   """
-  def shifted(x: int) -> float:
-    value = falling(x)
-    return 1e-300 if strict and value == 0 else value
-
-  if shifted(start) <= 0:
+  if falling(start) <= 0:
     return start
   low, step = start, start
-  while shifted(low + step) > 0:
+  while falling(low + step) > 0:
     low, step = low + step, 2 * step
     if low + step > limit:
       return None
-  return _last_step(shifted, low, low + step, tolerance=1)
+  return _last_step(falling, low, low + step, tolerance=1)
 
 
 def _last_step(
@@ -283,25 +308,3 @@ def _last_step(
       high, at_high, kept = x, value, max(kept, 0) + 1
       at_low = at_low / 2 if kept > 1 else at_low
   return high
-
-
-def _grow(
-    rounds: Sequence[accounting.RoundGroup], size: int, base: int
-) -> list[accounting.RoundGroup]:
-  """The rounds with cohort, population and noise on the sum times size/base."""
-  grown = []
-  for group in rounds:
-    sampling = group.sampling
-    cohort_size = -(-sampling.cohort_size * size // base)
-    # Rounded up, so that q does not grow.
-    population = -(-sampling.population * cohort_size // sampling.cohort_size)
-    grown.append(accounting.RoundGroup(
-        sampling=accounting.Sampling(
-            kind=sampling.kind, cohort_size=cohort_size, population=population
-        ),
-        noise_multiplier=(
-            group.noise_multiplier * cohort_size / sampling.cohort_size
-        ),
-        count=group.count,
-    ))
-  return grown

@@ -1,4 +1,4 @@
-"""How a clip C is divided over the layers of an update.
+"""Division of a clip C over the layers of an update.
 
 A layer h is clipped to its own norm C_h = s_h C, with shares s_h whose squares
 sum to 1, so that the whole update's norm is at most C (Pelikan et al. 2025,
@@ -65,7 +65,7 @@ class Layer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Clipping:
-  """What is clipped, to which parts of C.
+  """Layers that are clipped, each to its part of C.
 
   Attributes:
     split: `global` (one norm over all layers), `uniform` or `dim`.
@@ -192,7 +192,7 @@ def factors(
     clip: tf.Tensor,
     rule: str,
 ) -> list[tf.Tensor]:
-  """What each tensor of an update is multiplied by.
+  """Returns the factor by which each tensor of an update is multiplied.
 
   Args:
     squared_norms: float64 [] of each tensor, finite.

@@ -1,16 +1,12 @@
-"""Epsilon of planned or charged rounds, as text, JSON or CSV.
+"""Epsilon of planned or charged rounds, as text or JSON.
 
 Of noise, epsilon and rounds two are given and the third is found. A plan can be
-extrapolated as the paper does (https://arxiv.org/abs/2310.00098, after McMahan
-et al. 2018): the noise on the mean, the clip and the rounds are kept while the
-cohort and the population grow, so the noise on the sum grows with the cohort.
-That the word error rate stays as it was is then assumed, not measured.
+extrapolated as the paper does (see `calibration.grow`): the noise on the mean,
+the clip and the rounds are kept while the cohort and the population grow.
 """
 
 from collections.abc import Iterable, Sequence
-import csv
 import dataclasses
-import io
 import itertools
 import json
 import math
@@ -19,10 +15,9 @@ from typing import Any, Optional
 from tff_asr import checks
 from tff_asr.privacy import accounting
 from tff_asr.privacy import calibration
-from tff_asr.privacy import noise as noise_lib
 from tff_asr.privacy import statement
 
-FORMATS = ('text', 'json', 'csv')
+FORMATS = ('text', 'json')
 ASSUMED = 'WER assumed, not measured'
 _NOT_PRIVATE = 'NOT PRIVATE: '
 
@@ -95,9 +90,7 @@ def solve(
       kind=sampling, cohort_size=cohort_size, population=population
   )
   if sigma_mean is not None:
-    noise_multiplier = noise_lib.convert(
-        sigma_mean, given='mean', cohort_size=cohort_size
-    ).on_sum
+    noise_multiplier = sigma_mean * cohort_size
   given = {
       'noise_multiplier (or sigma_mean)': noise_multiplier,
       'target_epsilon': target_epsilon,
@@ -152,12 +145,10 @@ def of_rounds(
   if not rounds:
     raise ValueError('there are no rounds to account for.')
   event = accounting.compose(rounds)
-  if accountant == 'pld':
-    value = accounting.epsilon(event, delta=delta, accountant='pld')
-    order = None
-  else:
-    checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
-    value, order = accounting.epsilon_and_order(event, delta=delta)
+  value = accounting.epsilon(event, delta=delta, accountant=accountant)
+  order = None
+  if accountant == 'rdp':
+    _, order = accounting.epsilon_and_order(event, delta=delta)
   return Result(
       epsilon=math.inf if fixed_seeds else value,
       order=order,
@@ -193,37 +184,25 @@ def extrapolate(
         f'{len(result.rounds)} kinds of rounds.'
     )
   (group,) = result.rounds
-  base = group.sampling
   checks.positive_int(
       **{f'cohort size {size}': size for size in cohort_sizes},
       **{f'population {size}': size for size in populations},
   )
-  sizes = []
-  for cohort_size in cohort_sizes or [base.cohort_size]:
-    # Rounded up, so that q does not grow.
-    kept = -(-base.population * cohort_size // base.cohort_size)
-    sizes += itertools.product([cohort_size], populations or [kept])
-  sigma_mean = group.noise_multiplier / base.cohort_size
-  results = []
-  for cohort_size, population in sizes:
-    if cohort_size > population:
-      continue
-    grown = solve(
-        cohort_size=cohort_size,
-        population=population,
-        sigma_mean=sigma_mean,
-        rounds=group.count,
-        delta=result.delta,
-        sampling=base.kind,
-        accountant=result.accountant,
-    )
-    results.append(dataclasses.replace(
-        grown,
-        # Known keys protect nobody, however many they are.
-        epsilon=math.inf if result.fixed_seeds else grown.epsilon,
-        fixed_seeds=result.fixed_seeds,
-        unit=result.unit,
-    ))
+  results = [
+      of_rounds(
+          [calibration.grow(
+              group, cohort_size=cohort_size, population=population
+          )],
+          delta=result.delta,
+          accountant=result.accountant,
+          fixed_seeds=result.fixed_seeds,
+          unit=result.unit,
+      )
+      for cohort_size, population in itertools.product(
+          cohort_sizes or [group.sampling.cohort_size], populations or [None]
+      )
+      if population is None or population >= cohort_size
+  ]
   if not results:
     raise ValueError(
         f'no population of {list(populations)} holds a cohort of '
@@ -288,13 +267,13 @@ def fields(result: Result) -> dict[str, Any]:
 
 
 def render(results: Sequence[Result], *, output_format: str = 'text') -> str:
-  """Returns results as text, JSON or CSV.
+  """Returns results as text or JSON.
 
   Args:
     results: One, or the rows of an extrapolation: the plan and then its grown
       versions.
-    output_format: 'text', 'json' or 'csv'. JSON is one object, or a list of
-      them if there are several results.
+    output_format: 'text' or 'json'. JSON is one object, or a list of them if
+      there are several results.
   """
   checks.one_of(FORMATS, format=output_format)
   rows = [fields(result) for result in results]
@@ -302,8 +281,6 @@ def render(results: Sequence[Result], *, output_format: str = 'text') -> str:
     row['word_error_rate'] = ASSUMED
   if output_format == 'json':
     return json.dumps(rows if len(rows) > 1 else rows[0], indent=1)
-  if output_format == 'csv':
-    return _csv(rows)
   return _table(rows) if len(rows) > 1 else _text(results[0], rows[0])
 
 
@@ -311,20 +288,6 @@ def _common(values: Iterable[Any]) -> Any:
   """The value that all have, or None."""
   first, *others = set(values)
   return None if others else first
-
-
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
-  """A line a result, after the columns' names."""
-  columns = [*rows[0], *(['word_error_rate'] if len(rows) > 1 else [])]
-  buffer = io.StringIO()
-  writer = csv.DictWriter(buffer, columns, restval='', lineterminator='\n')
-  writer.writeheader()
-  for row in rows:
-    texts = {'reasons_not_private': '; '.join(row['reasons_not_private'])}
-    if 'apart' in row:
-      texts['apart'] = '; '.join(map(_in_short, row['apart']))
-    writer.writerow(row | texts)
-  return buffer.getvalue().rstrip('\n')
 
 
 def _text(result: Result, row: dict[str, Any]) -> str:

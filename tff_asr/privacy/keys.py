@@ -55,9 +55,8 @@ def from_seed(seed: int) -> np.ndarray:
 def from_bytes(data: bytes) -> np.ndarray:
   """Returns the key (int32 [4]) with these 16 bytes."""
   if not isinstance(data, bytes) or len(data) != NUM_BYTES:
-    raise ValueError(
-        f'A key is {NUM_BYTES} bytes, found {_describe(data)}.'
-    )
+    length = len(data) if isinstance(data, bytes) else type(data).__name__
+    raise ValueError(f'A key is {NUM_BYTES} bytes, found {length}.')
   return np.frombuffer(data, _WORD).astype(np.int32)
 
 
@@ -90,9 +89,3 @@ def check(key: np.ndarray) -> np.ndarray:
         f'{array.dtype} of shape {array.shape}.'
     )
   return array
-
-
-def _describe(data: object) -> str:
-  if isinstance(data, bytes):
-    return f'{len(data)} bytes'
-  return type(data).__name__

@@ -60,7 +60,6 @@ from tff_asr import checks
 from tff_asr import files
 from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
-from tff_asr.privacy import noise as noise_lib
 
 _FORMAT_VERSION = 2
 _MAX_BYTES = 2**31
@@ -82,7 +81,7 @@ class NoiseReuseError(LedgerError):
 
 
 class Head(NamedTuple):
-  """What the program state keeps: rounds charged and the last line's hash."""
+  """The end of a ledger: rounds charged and the last line's hash."""
 
   count: int
   digest: str
@@ -101,7 +100,8 @@ class Round:
     round_num: The run's number of the round.
     sampling: How its cohort was drawn.
     noise_multipliers: One for each Gaussian that the round added to sums over
-      its cohort; together they cost as `noise.combine_gaussians` says.
+      its cohort; together they cost as `accounting.combine_gaussians`
+      says.
     configuration: Digest of the configuration.
     identity: Digest by `round_identity`.
     result: Digest of the model that the round released; '' if not known.
@@ -116,7 +116,7 @@ class Round:
 
   def __post_init__(self):
     checks.non_negative_int(round_num=self.round_num)
-    noise_lib.combine_gaussians(self.noise_multipliers)
+    accounting.combine_gaussians(self.noise_multipliers)
     if not isinstance(self.configuration, str):
       raise ValueError(
           f'configuration must be a string, found {self.configuration!r}.'
@@ -180,7 +180,7 @@ class Charges:
       round_num: int,
   ) -> None:
     """Adds a round; see `Round`."""
-    key = sampling, noise_lib.combine_gaussians(noise_multipliers)
+    key = sampling, accounting.combine_gaussians(noise_multipliers)
     if sampling.kind != 'pass':
       self._counts[key] += 1
       self._open = None
@@ -216,7 +216,7 @@ class Charges:
 
   @property
   def rounds(self) -> list[accounting.RoundGroup]:
-    """What was charged, for `accounting`; equal rounds are one group."""
+    """The charged rounds, for `accounting`; equal rounds are one group."""
     return [
         accounting.RoundGroup(
             sampling=sampling, noise_multiplier=noise, count=count
@@ -270,7 +270,7 @@ class Ledger:
 
   @property
   def charges(self) -> Charges:
-    """What all rounds in the file cost."""
+    """The cost of all rounds in the file."""
     return self._chain.charges
 
   def append(self, charged: Round) -> bool:
@@ -319,7 +319,7 @@ class Ledger:
     return True
 
   def holds(self, identity: str) -> bool:
-    """Whether this round is charged already, ahead of the program state."""
+    """Tells if this round is charged already, ahead of the program state."""
     ahead = self._chain.rounds[self._count :]
     return any(charged.identity == identity for charged in ahead)
 
@@ -678,7 +678,7 @@ def _append(descriptor: int, *lines: _Line) -> None:
 
 
 def _is_torn_header(path: str) -> bool:
-  """Whether the file is the beginning of a header and nothing else."""
+  """Tells if the file is the beginning of a header and nothing else."""
   data = _bytes_of(path)
   return b'\n' not in data and any(
       data[: len(start)] == start[: len(data)] for start in _STARTS

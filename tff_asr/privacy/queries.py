@@ -19,6 +19,7 @@ import tensorflow_privacy as tfp
 from tff_asr import checks
 from tff_asr import sequential
 from tff_asr.privacy import clipping as clipping_lib
+from tff_asr.privacy import keys
 
 # Noise is read from the counter stream of one Philox key. A round owns 2^40
 # values of it, far more than any model has.
@@ -70,7 +71,7 @@ class ClippingQuery(Protocol):
     """The state before the first round, without a noise key."""
 
   def derive_sample_params(self, global_state: Any) -> Any:
-    """What `clip` takes of the state."""
+    """The part of the state that `clip` takes."""
 
   def initial_sample_state(self, template: Any) -> Any:
     """The sum of no records."""
@@ -289,12 +290,9 @@ def set_noise_key(
   Raises:
     ValueError: The key has another shape, or is all zeros.
   """
-  bits = np.asarray(key)
-  if bits.dtype != np.int32 or bits.shape != (4,) or not np.any(bits):
-    raise ValueError(
-        'noise key must be four int32 values that are not all zero, found '
-        f'{bits.dtype} {bits.shape}.'
-    )
+  bits = keys.check(key)
+  if not np.any(bits):
+    raise ValueError('the noise key is all zeros: draw one.')
   return state._replace(noise_key=bits)
 
 
@@ -304,7 +302,7 @@ def _measure(
     *,
     layers: Sequence[clipping_lib.Layer],
 ) -> Measured:
-  """What is measured of a finite record."""
+  """Measures a finite record."""
   layer_norms = tf.sqrt(
       [clipping_lib.layer_square(squared_norms, layer) for layer in layers]
   )

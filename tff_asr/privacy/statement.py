@@ -92,7 +92,6 @@ def build(
     l2_norm_clip: Optional[float],
     unit: str = 'speaker',
     fixed_seeds: Sequence[str] = (),
-    target_epsilon: float = MAX_USEFUL_EPSILON,
     data_dependent: Sequence[str] = (),
     inherited: int = 0,
     adaptive_layers: int = 0,
@@ -108,7 +107,6 @@ def build(
       None: that of earlier runs, of which all rounds are.
     unit: What one client is.
     fixed_seeds: Names of the keys that a seed fixed, such as 'NOISE_SEED'.
-    target_epsilon: The epsilon that the grown run beside it has to reach.
     data_dependent: What of the run's control looked at clients' data without
       noise, such as 'failed clients were left out'.
     inherited: How many of the rounds are of runs that this one started from.
@@ -121,7 +119,6 @@ def build(
   """
   if not rounds:
     raise ValueError('rounds must have at least one group, found none.')
-  checks.positive(target_epsilon=target_epsilon)
   if l2_norm_clip is not None:
     checks.positive(l2_norm_clip=l2_norm_clip)
   accounting.check_delta(delta)
@@ -141,7 +138,7 @@ def build(
   scale = None
   if num_rounds and not noise_free:
     scale = calibration.smallest_scale(
-        rounds, target_epsilon=target_epsilon, delta=delta
+        rounds, target_epsilon=MAX_USEFUL_EPSILON, delta=delta
     )
   if_secret = ', if the keys were secret' if fixed_seeds else ''
   relation = accounting.neighbouring(rounds)
@@ -178,7 +175,7 @@ def build(
       ('epsilon (PLD)', f'not computed: {obstacle}'
        if by_pld is None else number(by_pld) + if_secret),
       ('at larger scale', _scale_words(
-          scale, rounds, target_epsilon, unit=unit, noise_free=noise_free
+          scale, rounds, unit=unit, noise_free=noise_free
       )),
       ('not counted', 'choosing hyperparameters by looking at private data, '
        'and other runs on the same data that this one did not start from, are '
@@ -232,7 +229,7 @@ def build(
       'inherited_rounds': inherited,
       'metrics_private': False,
       'scale_for_target_epsilon': scale and {
-          'target_epsilon': target_epsilon,
+          'target_epsilon': MAX_USEFUL_EPSILON,
           **dataclasses.asdict(scale),
           'word_error_rate': 'assumed, not measured',
       },
@@ -302,7 +299,7 @@ def _epsilons(
 def _round_entries(
     group: accounting.RoundGroup, unit: str
 ) -> list[tuple[str, str]]:
-  """How the rounds of a group were drawn and noised."""
+  """Entries on the sampling and the noise of a group of rounds."""
   sampling = group.sampling
   drawn = _SAMPLING[sampling.kind].format(
       **dataclasses.asdict(sampling),
@@ -322,7 +319,7 @@ def _round_entries(
 def _earlier_entries(
     inherited: int, num_rounds: int, apart: Sequence[str]
 ) -> list[tuple[str, str]]:
-  """What earlier runs cost, of this unit and of others."""
+  """Entries on the cost of earlier runs, of this unit and of others."""
   entries = []
   if inherited:
     which = f'{inherited:,} of these rounds are'
@@ -346,7 +343,7 @@ def _earlier_entries(
 
 
 def _clip_words(l2_norm_clip: Optional[float], adaptive_layers: int) -> str:
-  """How updates are clipped."""
+  """The clip of updates, in words."""
   if l2_norm_clip is None:
     return 'that of the runs that are counted'
   if math.isinf(l2_norm_clip):
@@ -361,7 +358,7 @@ def _clip_words(l2_norm_clip: Optional[float], adaptive_layers: int) -> str:
 
 
 def _control_words(data_dependent: Sequence[str]) -> str:
-  """What decided how the run went on."""
+  """The control of the run, in words."""
   if data_dependent:
     return (
         'NOT COVERED, because it looked at private data without noise: '
@@ -377,7 +374,6 @@ def _control_words(data_dependent: Sequence[str]) -> str:
 def _scale_words(
     scale: Optional[calibration.Scale],
     rounds: Sequence[accounting.RoundGroup],
-    target_epsilon: float,
     *,
     unit: str,
     noise_free: bool,
@@ -386,15 +382,15 @@ def _scale_words(
   if noise_free:
     return (
         f'without clip and noise no number of {unit}s gives epsilon '
-        f'{target_epsilon:g}'
+        f'{MAX_USEFUL_EPSILON:g}'
     )
   if scale is None:
     return 'depends on the number of rounds; none was released yet'
   last = [group for group in rounds if group.count][-1]
   if scale.cohort_size == last.sampling.cohort_size:
-    return f'this run is within epsilon {target_epsilon:g} as it is'
+    return f'this run is within epsilon {MAX_USEFUL_EPSILON:g} as it is'
   return (
-      f'the same noise on the mean would give epsilon {target_epsilon:g} '
+      f'the same noise on the mean would give epsilon {MAX_USEFUL_EPSILON:g} '
       f'with {scale.cohort_size:,} of {scale.population:,} {unit}s a round '
       f'at the least (noise multiplier {scale.noise_multiplier:.4g}; WER '
       'assumed, not measured)'
