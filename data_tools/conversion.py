@@ -18,7 +18,6 @@ from data_tools import archives
 from data_tools import shards
 from data_tools import speaker_splits
 from data_tools import utterances as utterances_lib
-from data_tools import worker_pool
 from tff_asr import checks
 from tff_asr import launch
 from tff_asr.data import audio
@@ -44,7 +43,7 @@ _PARTITION = flags.DEFINE_string(
     'partition',
     '',
     'Deals the speakers of each split into parts, as public=10%,private=rest'
-    ' (also 24, longest:24, shortest:5%, @FILE); writes SPLIT.PART folders.',
+    ' (also 24, @FILE); writes SPLIT.PART folders.',
 )
 _PARTITION_SEED = flags.DEFINE_integer(
     'partition_seed', 1, 'Which speakers go where.', lower_bound=0
@@ -111,7 +110,6 @@ def convert(
     partition_seed: int = 1,
     is_iid: bool = False,
     attributes: Sequence[str] | None = None,
-    num_workers: int | None = None,
     **settings,
 ) -> dict[str, summaries.Summary]:
   """Converts splits of a corpus to folders of shards.
@@ -129,9 +127,8 @@ def convert(
       nothing is known of a speaker.
     attributes: Which to keep of those that the corpus says of its speakers;
       None keeps all.
-    num_workers: As `shards.write_split` takes it.
-    **settings: encoding, strict, overwrite and limits, as `shards.write_split`
-      takes them.
+    **settings: encoding, strict, overwrite, num_workers and limits, as
+      `shards.write_split` takes them.
 
   Returns:
     The summary (see `summaries.build`) of each folder, by folder name.
@@ -156,9 +153,7 @@ def convert(
           attributes=_keep(listing.attributes, names=attributes)
       )
       origin = {'corpus': corpus.name, 'split': split}
-      for part, chosen in _deal(
-          listing, partition, seed=partition_seed, num_workers=num_workers
-      ):
+      for part, chosen in _deal(listing, partition, seed=partition_seed):
         name, details = split, {}
         if part:
           name = f'{split}.{part}'
@@ -183,7 +178,6 @@ def convert(
           origin=origin,
           problems=listing.problems,
           attributes=listing.attributes,
-          num_workers=num_workers,
           **settings,
       )
       summaries.write_all(os.fspath(output_dir), {name: written[name]})
@@ -252,25 +246,13 @@ def _deal(
     partition: str,
     *,
     seed: int,
-    num_workers: int | None,
 ) -> Iterator[tuple[str, utterances_lib.Listing]]:
   """Names of parts and what they hold; without a partition one part, ''."""
   if not partition:
     yield '', listing
     return
   speakers = {u.client_id for u in listing.utterances}
-  seconds = None
-  if speaker_splits.needs_durations(partition):
-    seconds = dict.fromkeys(speakers, 0.0)
-    with worker_pool.WorkerPool(num_workers) as pool:
-      measured = pool.map(
-          utterances_lib.measure, listing.utterances, crashed=0.0
-      )
-      for utterance, duration in zip(listing.utterances, measured):
-        seconds[utterance.client_id] += duration
-  parts = speaker_splits.partition(
-      speakers, spec=partition, seed=seed, seconds=seconds
-  )
+  parts = speaker_splits.partition(speakers, spec=partition, seed=seed)
   for number, (part, members) in enumerate(parts.items()):
     chosen = frozenset(members)
     # A problem of no listed speaker is reported with the first part.

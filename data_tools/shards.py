@@ -129,9 +129,8 @@ def write_split(
         pool,
         strict=strict,
         max_shard_bytes=max_shard_bytes,
-        arguments=dict(
-            encoding=encoding, max_utterance_sec=max_utterance_sec
-        ),
+        encoding=encoding,
+        max_utterance_sec=max_utterance_sec,
     )
     _write_index(
         partial, identity=identity, problems=problems, encoding=encoding
@@ -245,7 +244,7 @@ def _write_shards(
     *,
     strict: bool,
     max_shard_bytes: int,
-    arguments: Mapping[str, Any],
+    **settings,
 ) -> None:
   """Writes the shards that are not finished yet."""
   if strict:
@@ -254,13 +253,7 @@ def _write_shards(
   number = sum(len(entry['files']) for entry in partial.entries)
   rest = ordered[num_done:]
   bar = tqdm.tqdm(
-      pool.map(
-          utterances_lib.encode,
-          rest,
-          crashed=utterances_lib.CRASHED,
-          task_size=_task_size(rest),
-          **arguments,
-      ),
+      pool.encode(rest, task_size=_task_size(rest), **settings),
       desc=os.path.basename(partial.folder)[1 : -len('.partial')],
       initial=num_done,
       total=len(ordered),

@@ -4,16 +4,13 @@ A specification is a list such as `public=24,private=rest,dev=4,test=10`:
 
 - `N`: that many speakers,
 - `N%`: that share of all speakers, rounded down (5 % of 34,753 are 1,737),
-- `longest:N`, `longest:N%`, `shortest:N`, `shortest:N%`: those with the most or
-  the least audio,
 - `rest`: all that no other part takes, for at most one part,
 - `@FILE`: the speakers named in a file, one a line.
 
-Parts by name go first, then those by length, from left to right. The other
-speakers are put in the order of SHA-256(seed, speaker) and dealt from left to
-right, so the outcome depends on the seed and the set of speakers, not on the
-machine or the order they were found in. Without `rest`, speakers may be left
-over and are in no part.
+Parts by name go first. The other speakers are put in the order of
+SHA-256(seed, speaker) and dealt from left to right, so the outcome depends on
+the seed and the set of speakers, not on the machine or the order they were
+found in. Without `rest`, speakers may be left over and are in no part.
 
 `repartition` gives each utterance to a random speaker instead: the IID ablation
 of the federated ASR paper (https://arxiv.org/abs/2310.00098).
@@ -23,27 +20,17 @@ from collections.abc import Iterable, Mapping
 import dataclasses
 import fractions
 import hashlib
+import itertools
 import re
 
 from data_tools import utterances as utterances_lib
 
 _NAME = re.compile(r'[A-Za-z0-9_-]+')
-_COUNT = r'(?:\d+|(?:100|\d?\d(?:\.\d+)?)%)'
-_SIZE = re.compile(rf'(?:(?:longest|shortest):)?{_COUNT}|@.+')
-_BY_LENGTH = ('longest:', 'shortest:')
-
-
-def needs_durations(spec: str) -> bool:
-  """Whether a specification asks for each speaker's audio."""
-  return any(size.startswith(_BY_LENGTH) for size in _parse(spec).values())
+_SIZE = re.compile(r'\d+|(?:100|\d?\d(?:\.\d+)?)%|@.+|rest')
 
 
 def partition(
-    speakers: Iterable[str],
-    *,
-    spec: str,
-    seed: int,
-    seconds: Mapping[str, float] | None = None,
+    speakers: Iterable[str], *, spec: str, seed: int
 ) -> dict[str, list[str]]:
   """Deals speakers into parts.
 
@@ -51,7 +38,6 @@ def partition(
     speakers: Their ids.
     spec: As in the module's docstring.
     seed: Of the order that speakers are dealt in.
-    seconds: Each speaker's audio; where `needs_durations`.
 
   Returns:
     Part names, in the order of `spec`, to sorted lists of speakers, disjoint
@@ -75,7 +61,7 @@ def partition(
     if size.startswith('@'):
       parts[name] = _take_listed(name, size[1:], speakers=speakers, free=free)
   counts = {
-      name: _count(size.split(':')[-1], len(speakers))
+      name: _count(size, len(speakers))
       for name, size in sizes.items()
       if size != 'rest' and not size.startswith('@')
   }
@@ -85,18 +71,12 @@ def partition(
         f'partition {spec!r} asks for {sum(counts.values())} speakers'
         f' ({wanted}), but there are {len(free)}; ask for fewer.'
     )
-  # Parts by length first: random ones would take long speakers away.
-  for name in sorted(counts, key=lambda n: not sizes[n].startswith(_BY_LENGTH)):
-    order = list(free)
-    if sizes[name].startswith(_BY_LENGTH):
-      sign = -1 if sizes[name].startswith('longest') else 1
-      order.sort(key=lambda speaker: (sign * seconds[speaker], speaker))
-    parts[name] = order[: counts[name]]
-    for speaker in parts[name]:
-      del free[speaker]
+  order = iter(free)
+  for name, count in counts.items():
+    parts[name] = list(itertools.islice(order, count))
   for name, size in sizes.items():
     if size == 'rest':
-      parts[name] = list(free)
+      parts[name] = list(order)
     if not parts[name]:
       raise ValueError(
           f'part {name!r} of partition {spec!r} is empty with'
@@ -138,12 +118,10 @@ def _parse(spec: str) -> Mapping[str, str]:
   sizes: dict[str, str] = {}
   for item in spec.split(','):
     name, equals, size = (text.strip() for text in item.partition('='))
-    known = size == 'rest' or _SIZE.fullmatch(size)
-    if not equals or not _NAME.fullmatch(name) or not known:
+    if not (equals and _NAME.fullmatch(name) and _SIZE.fullmatch(size)):
       raise ValueError(
           f'partition {spec!r}: cannot read {item!r}; write NAME=N, NAME=N%,'
-          ' NAME=longest:N, NAME=shortest:N, NAME=rest or NAME=@FILE, separated'
-          ' by commas.'
+          ' NAME=rest or NAME=@FILE, separated by commas.'
       )
     if name in sizes:
       raise ValueError(f'partition {spec!r} names the part {name!r} twice.')

@@ -12,7 +12,7 @@ recogniser learns it on two cores, and hears new speakers say new sentences.
   belongs to the one split that its hash names.
 - Everything follows from the seed, bit for bit, on one machine. eSpeak's state
   drifts from one utterance to the next, so each speaker is made in a process of
-  its own (`os.fork`) that starts from the same state; and its breath noise,
+  its own (a fork) that starts from the same state; and its breath noise,
   else seeded by the clock, gets a seed.
 
 TensorFlow must not be loaded in the process that forks.
@@ -29,6 +29,7 @@ import functools
 import hashlib
 from importlib import metadata
 import json
+import multiprocessing
 import os
 import shutil
 import sys
@@ -393,7 +394,8 @@ def run_forked(
     RuntimeError: If a task raised or its process died; it names the task. No
       process is left behind.
   """
-  running: list[tuple[str, int, int]] = []
+  context = multiprocessing.get_context('fork')
+  running: list[multiprocessing.Process] = []
   bar = tqdm.tqdm(
       list(tasks),
       desc='generated speech',
@@ -403,14 +405,14 @@ def run_forked(
   try:
     for name, task in bar:
       if len(running) >= num_workers:
-        _wait(*running.pop(0))
-      running.append((name, *_fork(task)))
+        _wait(running.pop(0))
+      running.append(context.Process(target=task, name=name))
+      running[-1].start()
     while running:
-      _wait(*running.pop(0))
+      _wait(running.pop(0))
   finally:
-    for _, pid, reader in running:
-      os.waitpid(pid, 0)
-      os.close(reader)
+    for process in running:
+      process.join()
 
 
 def _write_corpus(
@@ -509,31 +511,13 @@ def _write_utterance(
   )
 
 
-def _fork(task: Callable[[], None]) -> tuple[int, int]:
-  """Starts a task; returns its process id and a pipe with its error, if any."""
-  reader, writer = os.pipe()
-  pid = os.fork()
-  if pid:
-    os.close(writer)
-    return pid, reader
-  status = 1
-  try:
-    task()
-    status = 0
-  except BaseException as e:  # pylint: disable=broad-exception-caught
-    os.write(writer, f'{type(e).__name__}: {e}'.encode())
-  finally:
-    os._exit(status)  # pylint: disable=protected-access
-
-
-def _wait(name: str, pid: int, reader: int) -> None:
+def _wait(process: multiprocessing.Process) -> None:
   """Waits for a task; raises RuntimeError naming it if it failed."""
-  with os.fdopen(reader, 'rb') as f:
-    error = f.read().decode(errors='replace')
-  _, status = os.waitpid(pid, 0)
-  if status:
-    code = os.waitstatus_to_exitcode(status)
-    raise RuntimeError(f'{name}: {error or f"ended with {code}"}')
+  process.join()
+  if process.exitcode:
+    raise RuntimeError(
+        f'{process.name} ended with {process.exitcode}; its own error is above.'
+    )
 
 
 def _read_existing(

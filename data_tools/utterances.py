@@ -198,13 +198,6 @@ def encode(
   )
 
 
-def measure(utterance: Utterance) -> float:
-  """Returns an utterance's seconds by its header; 0 if it cannot be read."""
-  if callable(utterance.audio):
-    return len(utterance.audio()) / audio.SAMPLE_RATE_HZ
-  return audio.duration_sec(utterance.audio)
-
-
 def parse_activity(metadata: Mapping[str, Any]) -> list[Interval] | None:
   """Returns the stretches of voice of a recording, in samples.
 

@@ -18,6 +18,8 @@ import threading
 import traceback
 from typing import Any
 
+from data_tools import utterances
+
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PROGRAM = 'from data_tools import worker_pool; worker_pool.work()'
 # Utterances of some seconds.
@@ -28,10 +30,10 @@ _READY = b'ready'
 
 
 class WorkerPool:
-  """Processes that run a function on items; a context manager.
+  """Processes that encode utterances; a context manager.
 
-  Items that cannot be sent to another process (audio that is a function) are
-  encoded in this one.
+  Utterances that cannot be sent to another process (audio that is a function)
+  are encoded in this one.
   """
 
   def __init__(self, num_workers: int | None = None):
@@ -61,32 +63,29 @@ class WorkerPool:
     for process in list(self._processes):
       self._forget(process)
 
-  def map(
+  def encode(
       self,
-      function: Callable[..., Any],
-      items: Iterable[Any],
+      items: Iterable[utterances.Utterance],
       *,
-      crashed: Any,
       task_size: int = TASK_SIZE,
-      **arguments,
-  ) -> Iterator[Any]:
-    """Yields `function(item, **arguments)` for each item, in order.
+      **settings,
+  ) -> Iterator[utterances.Outcome]:
+    """Yields `utterances.encode(item, **settings)` for each item, in order.
+
+    One that ends its process gives `utterances.CRASHED`.
 
     Args:
-      function: Of a module that loads no TensorFlow, such as
-        `utterances.encode`.
-      items: Its first arguments.
-      crashed: What an item gives that ends its process.
+      items: What to encode.
       task_size: Items that a worker takes at once. Results of three tasks a
         worker are held in memory.
-      **arguments: Its other arguments.
+      **settings: encoding and max_utterance_sec.
 
     Raises:
       RuntimeError: If a worker cannot start, has a defect, or is killed.
     """
     waiting = _batched(items, task_size)
     run = functools.partial(
-        self._run, functools.partial(function, **arguments), crashed
+        self._run, functools.partial(utterances.encode, **settings)
     )
     running = [
         self._threads.submit(run, task)
@@ -104,35 +103,35 @@ class WorkerPool:
         future.cancel()
 
   def _run(
-      self, function: Callable[[Any], Any], crashed: Any, items: Sequence[Any]
-  ) -> list[Any]:
+      self, encode: Callable[..., utterances.Outcome], items: Sequence[Any]
+  ) -> list[utterances.Outcome]:
     """Runs one task in this thread's process."""
-    is_local = any(callable(getattr(item, 'audio', None)) for item in items)
+    is_local = any(callable(item.audio) for item in items)
     if is_local or not self._num_workers:
-      return [function(item) for item in items]
+      return [encode(item) for item in items]
     try:
-      return self._ask(function, items)
+      return self._ask(encode, items)
     except (EOFError, BrokenPipeError, pickle.UnpicklingError):
       if self._is_closed:
         raise
     if len(items) == 1:
-      return [crashed]
+      return [utterances.CRASHED]
     # One of them ended the process: which, is found by asking one by one.
     return [
         result
         for item in items
-        for result in self._run(function, crashed, [item])
+        for result in self._run(encode, [item])
     ]
 
   def _ask(
-      self, function: Callable[[Any], Any], items: Sequence[Any]
-  ) -> list[Any]:
+      self, encode: Callable[..., utterances.Outcome], items: Sequence[Any]
+  ) -> list[utterances.Outcome]:
     """Sends a task to this thread's process and waits for its results."""
     process = getattr(self._local, 'process', None)
     if process is None:
       process = self._local.process = self._start()
     try:
-      pickle.dump((function, items), process.stdin)
+      pickle.dump((encode, items), process.stdin)
       process.stdin.flush()
       results, defect = pickle.load(process.stdout)
     except (EOFError, BrokenPipeError, pickle.UnpicklingError) as e:

@@ -41,7 +41,6 @@ class AudioTest(parameterized.TestCase):
     self.assertEqual(found.dtype, np.int16)
     np.testing.assert_array_equal(found, noise)
     self.assertEmpty(conversions)
-    self.assertEqual(audio.duration_sec(path), 9000 / 16000)
 
   @parameterized.parameters(8000, 22050, 44100, 48000)
   def test_other_rates_are_resampled(self, rate_hz):

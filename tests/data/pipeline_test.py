@@ -353,7 +353,6 @@ class ArgumentsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       _pipeline(**kwargs)
 
-
   def test_limits_of_whole_frames_lose_none(self):
     # 16.4 / 0.01 is below 1640.
     pipeline = _pipeline(max_utterance_sec=16.4, max_batch_sec=16.4)
@@ -408,7 +407,8 @@ class MinFramesTest(parameterized.TestCase):
   )
   def test_by_hand(self, labels, expected):
     # Padded with more of the last label, in a graph of unknown lengths.
-    padded = tf.constant([labels + (labels[-1:] or [2]) * 2, [2] * (len(labels) + 2)], tf.int32)
+    rows = labels + (labels[-1:] or [2]) * 2, [2] * (len(labels) + 2)
+    padded = tf.constant(rows, tf.int32)
     lengths = tf.constant([len(labels), 0])
     spec = tf.TensorSpec
     run = tf.function(pipeline_lib.min_frames).get_concrete_function(

@@ -141,7 +141,7 @@ class ShardsTest(parameterized.TestCase):
       ('audio', dict(utterances=(4, 'audio'))),
       ('left_out', dict(problems=[shards.Problem('z', '1', 'is gone', 'x')])),
   )
-  def test_the_same_is_not_written_again_nor_another_overwritten_unasked(self, changes):
+  def test_a_corpus_is_neither_written_twice_nor_overwritten(self, changes):
     summary = self.write()
     stamp = os.stat(os.path.join(self.output_dir, index.CORPUS_FILE))
     self.assertEqual(self.write(), summary)

@@ -90,20 +90,6 @@ class SpeakerSplitsTest(parameterized.TestCase):
       self.assertLen(parts['federated'], count - expected)
       self.assertEmpty(set(parts['seed']) & set(parts['federated']))
 
-  def test_longest_and_shortest(self):
-    seconds = {s: float(s[1:]) for s in _SPEAKERS}
-    parts = speaker_splits.partition(
-        _SPEAKERS,
-        spec='a=30,long=longest:2,short=shortest:5%,b=rest',
-        seed=1,
-        seconds=seconds,
-    )
-    order = sorted(_SPEAKERS, key=lambda s: seconds[s])
-    self.assertCountEqual(parts['long'], order[-2:])
-    self.assertCountEqual(parts['short'], order[:2])
-    self.assertLen(parts['a'], 30)
-    self.assertCountEqual(sum(parts.values(), []), _SPEAKERS)
-
   def test_repartition_depends_on_the_seed_and_the_utterance(self):
     listed = [
         utterances.Utterance(f's{i % 7}', f'u{i}', 'a', 'x') for i in range(700)

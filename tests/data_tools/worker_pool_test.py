@@ -22,16 +22,6 @@ class _Exit:
     return os._exit, (3,)
 
 
-def _encode(pool, listed, *, encoding='pcm', **kwargs):
-  return pool.map(
-      utterances.encode,
-      listed,
-      crashed=utterances.CRASHED,
-      encoding=encoding,
-      **kwargs,
-  )
-
-
 class WorkerPoolTest(absltest.TestCase):
 
   def utterances(self, count):
@@ -53,41 +43,41 @@ class WorkerPoolTest(absltest.TestCase):
     listed = self.utterances(50)  # Four tasks.
     for num_workers in (0, 2):
       with worker_pool.WorkerPool(num_workers) as pool:
-        outcomes = list(_encode(pool, listed))
+        outcomes = list(pool.encode(listed, encoding='pcm'))
         self.assertLen(outcomes, 50)
         self.check(outcomes)
-        seconds = pool.map(utterances.measure, listed[:2], crashed=0.0)
-        self.assertEqual(list(seconds), [100 / 16000, 101 / 16000])
 
   def test_an_item_that_ends_its_process_is_told_and_the_rest_goes_on(self):
     listed = self.utterances(4)
     with worker_pool.WorkerPool(1) as pool:
-      first, crashed, *rest = _encode(pool, [listed[0], _Exit(), *listed[1:]])
+      first, crashed, *rest = pool.encode(
+          [listed[0], _Exit(), *listed[1:]], encoding='pcm'
+      )
     self.check([first, *rest])
     self.assertEqual(crashed.reason, 'ends the program that decodes it')
 
   def test_what_is_no_broken_file_ends_the_work(self):
     # A worker that is killed, a defect, and one that cannot start.
     with worker_pool.WorkerPool(1) as pool:
-      results = _encode(pool, self.utterances(4), task_size=1)
+      results = pool.encode(self.utterances(4), task_size=1, encoding='pcm')
       next(results)
       (process,) = pool._processes
       process.send_signal(signal.SIGKILL)
       with self.assertRaisesRegex(RuntimeError, 'was killed.*fewer --workers'):
         list(results)
       with self.assertRaisesRegex(RuntimeError, "encoding must be .*'mp3'"):
-        list(_encode(pool, self.utterances(1), encoding='mp3'))
+        list(pool.encode(self.utterances(1), encoding='mp3'))
     program = mock.patch.object(worker_pool, '_PROGRAM', 'raise SystemExit(3)')
     with program, worker_pool.WorkerPool(1) as pool:
       with self.assertRaisesRegex(RuntimeError, 'code 3 before it was ready'):
-        list(_encode(pool, self.utterances(2)))
+        list(pool.encode(self.utterances(2), encoding='pcm'))
 
   def test_what_is_read_ahead_is_bounded_and_leaving_leaves_no_process(self):
     asked = []
     listed = (asked.append(u) or u for u in self.utterances(40))
     # conftest fails the session if a process is left.
     with worker_pool.WorkerPool(2) as pool:
-      next(_encode(pool, listed, task_size=1))
+      next(pool.encode(listed, task_size=1, encoding='pcm'))
       processes = list(pool._processes)
     # Three tasks a worker.
     self.assertLen(asked, 6)

@@ -150,15 +150,6 @@ def encode(waveform: np.ndarray, *, encoding: str) -> bytes:
   return buffer.getvalue()
 
 
-def duration_sec(path: str | os.PathLike[str]) -> float:
-  """Returns a file's seconds by its header; 0 if it cannot be read."""
-  try:
-    info = soundfile.info(os.fspath(path))
-  except (OSError, soundfile.SoundFileError):
-    return 0.0
-  return info.frames / info.samplerate
-
-
 def _convert(
     samples: np.ndarray, *, rate_hz: int, kind: str
 ) -> tuple[np.ndarray, list[str]]:
