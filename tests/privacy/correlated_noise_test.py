@@ -14,6 +14,7 @@ import scipy.stats
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
+from tests import fakes
 from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
@@ -77,6 +78,18 @@ class _Replay(tfp.tree_aggregation.ValueGenerator):
   def next(self, state):
     flat = tf.constant(next(self._nodes), tf.float32)
     return collections.OrderedDict(a=flat[:3], b=flat[3]), state
+
+
+class RoundsPerTreeTest(absltest.TestCase):
+
+  def test_a_tree_is_a_pass_over_the_clients(self):
+    data = fakes.client_data({f'c{number:02}': 1 for number in range(11)})
+    # One client waits.
+    self.assertEqual(
+        correlated_noise.rounds_per_tree(client_data=data, cohort_size=2), 5
+    )
+    with self.assertRaisesRegex(ValueError, '12 but population is only 11'):
+      correlated_noise.rounds_per_tree(client_data=data, cohort_size=12)
 
 
 class TreeSumQueryTest(parameterized.TestCase):
