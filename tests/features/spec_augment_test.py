@@ -9,21 +9,11 @@ from tff_asr.features import spec_augment
 _NUM_BINS = 80
 
 
-def _masked(num_frames: int, *, num_seeds: int, **options) -> np.ndarray:
-  """Bool [num_seeds, T, F]: where features of ones were set to 0."""
-  augment = _build(**options)
-
-  @tf.function
-  def run(seeds):
-    features = tf.ones([num_frames, _NUM_BINS])
-    return tf.map_fn(
-        lambda seed: augment(features, seed),
-        seeds,
-        fn_output_signature=tf.float32,
-    )
-
-  seeds = np.stack([np.arange(num_seeds), [7] * num_seeds], axis=1)
-  outputs = run(seeds).numpy()
+def _masked(lengths, *, num_bins: int = _NUM_BINS, **options) -> np.ndarray:
+  """Bool [B, T, F]: where features of ones were set to 0."""
+  augment = spec_augment.build(**options)
+  features = tf.ones([len(lengths), max(lengths), num_bins])
+  outputs = augment(features, tf.constant(lengths), tf.constant([3, 7])).numpy()
   np.testing.assert_array_equal(np.isin(outputs, [0, 1]), True)
   return outputs == 0
 
@@ -34,20 +24,11 @@ def _runs(masked: np.ndarray) -> list[int]:
   return list(edges[1::2] - edges[::2])
 
 
-def _build(**options):
-  """The augmentation of one utterance [T, F], as a batch of one."""
-  augment = spec_augment.build(**options)
-  return lambda features, seed: augment(
-      features[tf.newaxis], tf.shape(features)[:1], seed
-  )[0]
-
-
 class SpecAugmentTest(parameterized.TestCase):
 
   def test_counts_and_widths_stay_within_the_limits(self):
     masked = _masked(
-        300,
-        num_seeds=200,
+        [300] * 200,
         num_freq_masks=2,
         max_freq_width=10,
         num_time_masks=3,
@@ -71,7 +52,7 @@ class SpecAugmentTest(parameterized.TestCase):
   )
   def test_widths_and_starts_are_uniform(self, options, axis):
     # Seeded, so it always does the same; new seeds would fail 1 time in 5,000.
-    masked = _masked(400, num_seeds=2000, **options).all(axis=axis)
+    masked = _masked([400] * 2000, **options).all(axis=axis)
     widths = masked.sum(axis=1)
     counts = np.bincount(widths, minlength=20)
     self.assertLen(counts, 20)  # Widths 0 to 19.
@@ -90,33 +71,23 @@ class SpecAugmentTest(parameterized.TestCase):
   @parameterized.parameters((100, 9), (55, 4), (20, 1), (10, 0), (9, 0), (1, 0))
   def test_a_time_mask_is_shorter_than_its_share(self, num_frames, widest):
     # Under a tenth of the frames, rounded down: of 100, widths 0 to 9.
-    masked = _masked(
-        num_frames, num_seeds=100, num_freq_masks=0, num_time_masks=1
-    )
+    masked = _masked([num_frames] * 100, num_freq_masks=0, num_time_masks=1)
     widths = masked.all(axis=2).sum(axis=1)
     self.assertEqual(widths.max(), widest)
 
   def test_masks_of_a_batch_lie_in_each_utterance(self):
     lengths = [30, 120, 0, 30]
-    augment = spec_augment.build(
+    # A draw reaches frame 119 with probability .018. Seeded; of 600 new ones
+    # none would 1 time in 50,000.
+    masked = _masked(
+        lengths * 600,
+        num_bins=3,
         num_freq_masks=0,
         num_time_masks=2,
         max_time_width=15,
         max_time_share=0.5,
-    )
-    run = tf.function(
-        lambda seeds: tf.map_fn(
-            lambda seed: augment(
-                tf.ones([4, 120, 3]), tf.constant(lengths), seed
-            ),
-            seeds,
-            fn_output_signature=tf.float32,
-        )
-    )
-    # A draw reaches frame 119 with probability .018. Seeded; of 600 new ones
-    # none would 1 time in 50,000.
-    seeds = np.stack([np.arange(600), [9] * 600], axis=1)
-    masked = run(seeds).numpy()[..., 0] == 0
+    )[..., 0]
+    masked = masked.reshape(600, 4, 120)
     for row, length in zip(np.moveaxis(masked, 1, 0), lengths):
       # Padding is never masked, and the last frame of an utterance is.
       self.assertFalse(row[:, length:].any())
@@ -148,8 +119,9 @@ class SpecAugmentTest(parameterized.TestCase):
     self.assertGreater(len(set(widths)), len(widths) - 8)
 
   def test_what_is_not_masked_is_unchanged(self):
-    features = tf.random.stateless_normal([150, _NUM_BINS], [1, 2]).numpy()
-    outputs = _build()(features, tf.constant([3, 4])).numpy()
+    features = tf.random.stateless_normal([1, 150, _NUM_BINS], [1, 2]).numpy()
+    augment = spec_augment.build()
+    outputs = augment(features, tf.constant([150]), tf.constant([3, 4])).numpy()
     kept = outputs != 0
     self.assertGreater(kept.mean(), 0.1)
     np.testing.assert_array_equal(outputs[kept], features[kept])
@@ -162,12 +134,8 @@ class SpecAugmentTest(parameterized.TestCase):
       ('max_time_share', dict(max_time_share=0.01)),
   )
   def test_each_option_changes_the_result(self, options):
-    augment = _build()
-    changed = _build(**options)
-    features = tf.ones([600, _NUM_BINS])
-    seed = tf.constant([3, 4])
     self.assertFalse(
-        np.array_equal(augment(features, seed), changed(features, seed))
+        np.array_equal(_masked([600]), _masked([600], **options))
     )
 
   @parameterized.named_parameters(
@@ -176,12 +144,12 @@ class SpecAugmentTest(parameterized.TestCase):
       ('no_share_nor_freq', dict(max_time_share=0.0, num_freq_masks=0)),
   )
   def test_nothing_allowed_masks_nothing(self, options):
-    self.assertFalse(_masked(100, num_seeds=5, **options).any())
+    self.assertFalse(_masked([100] * 5, **options).any())
 
   @parameterized.parameters((0, _NUM_BINS), (20, 4))
-  def test_masks_wider_than_the_features(self, *shape):
-    outputs = _build(max_freq_width=500)(tf.zeros(shape), tf.constant([1, 2]))
-    self.assertEqual(outputs.shape, shape)
+  def test_masks_wider_than_the_features(self, size, num_bins):
+    masked = _masked([size], num_bins=num_bins, max_freq_width=500)
+    self.assertEqual(masked.shape, (1, size, num_bins))
 
   @parameterized.parameters(
       'num_freq_masks', 'max_freq_width', 'num_time_masks', 'max_time_width',
