@@ -15,7 +15,7 @@ _MAX_DEPTH = 3
 
 
 def is_named_after_split(archive: str, split: str) -> bool:
-  """Whether an archive bears the split's name, as dev-clean.tar.gz."""
+  """True for an archive of the split's name, as dev-clean.tar.gz."""
   return archive.startswith(f'{split}.')
 
 

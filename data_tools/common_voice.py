@@ -127,7 +127,7 @@ def list_utterances(
 def _said_of_speakers(
     rows: Sequence[Mapping[str, str]],
 ) -> utterances.Attributes:
-  """What rows say of their speakers, as far as the release has columns."""
+  """Attributes of speakers, as far as the release has columns."""
   columns = {
       name: column
       for name, columns in _ATTRIBUTE_COLUMNS.items()
@@ -189,7 +189,7 @@ def _check_language(
 
 
 def _holds(folder: str, split: str, language: str) -> bool:
-  """Whether a folder holds a split in the language (by its first row)."""
+  """True for a folder with a split in the language (by its first row)."""
   path = os.path.join(folder, f'{split}.tsv')
   if not os.path.isfile(path):
     return False
@@ -199,7 +199,7 @@ def _holds(folder: str, split: str, language: str) -> bool:
 
 
 def _is_named(archive: str, split: str, language: str) -> bool:
-  """Whether an archive is the language's, as cv-corpus-DATE-en.tar.gz."""
+  """True for the language's archive, as cv-corpus-DATE-en.tar.gz."""
   del split  # An archive holds all of them.
   return archive.startswith(f'{language}.') or f'-{language}.' in archive
 

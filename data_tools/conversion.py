@@ -203,7 +203,7 @@ def _list(
     source_dir: str | os.PathLike[str],
     scratch: archives.Scratch,
 ) -> utterances_lib.Listing:
-  """What splits hold together."""
+  """Utterances, problems and attributes of splits together."""
   utterances: list[utterances_lib.Utterance] = []
   # Some problems are those of the whole corpus: each is reported once.
   problems: dict[utterances_lib.Problem, None] = {}

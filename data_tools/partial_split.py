@@ -119,7 +119,7 @@ class PartialSplit:
     return entries, num_bytes
 
   def _is_whole(self, file: Mapping[str, Any]) -> bool:
-    """Whether a file has the size that its entry states."""
+    """True for a file that has the size that its entry states."""
     path = os.path.join(self.folder, file['name'])
     return os.path.isfile(path) and os.path.getsize(path) == file['num_bytes']
 

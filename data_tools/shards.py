@@ -377,7 +377,7 @@ def _task_size(utterances: Iterable[Utterance]) -> int:
 
 
 def _problems(partial: partial_split.PartialSplit) -> list[Problem]:
-  """What the finished shards left out."""
+  """Problems of the finished shards."""
   return [
       Problem(*problem)
       for entry in partial.entries

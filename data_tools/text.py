@@ -141,7 +141,7 @@ def letters_of(texts: Sequence[str]) -> str:
 
 
 def _is_punctuation(character: str) -> bool:
-  """Whether a character is a mark that does not stand inside words."""
+  """True for a mark that does not stand inside words."""
   return (
       unicodedata.category(character)[0] == 'P'
       and character not in "'-"

@@ -127,7 +127,7 @@ CRASHED = Outcome(
     reason='ends the program that decodes it',
     detail='its decoder crashed; check the file with another program.',
 )
-"""What became of an utterance whose decoding ended its process."""
+"""Fate of an utterance whose decoding ended its process."""
 
 
 def gather_attributes(

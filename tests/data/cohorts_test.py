@@ -177,7 +177,7 @@ class CohortsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ('too_few', ['a', 'b'], "cohort_size is 3 .* 2"),
-      ('repeated', ['a', 'b', 'a'], "repeat: 'a'"),
+      ('repeated', ['a', 'b', 'a'], r"repeat: \['a'\]"),
       ('empty', [], 'at least one id'),
       ('one_string', 'abc', 'sequence'),
       ('number', ['a', 1, 'b'], 'found 1'),

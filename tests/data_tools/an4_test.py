@@ -62,7 +62,10 @@ class An4Test(parameterized.TestCase):
       (1, ['B (cen6-mkem-b)'], 'has no transcript', 'an251-fash-b has no tr'),
       (2, [*_TEXTS, 'C (x)'], 'has no audio file', 'does not list utterance x'),
       (2, [*_TEXTS, _TEXTS[1]], 'occurs twice', 'cen6-mkem-b occurs twice'),
-      (2, [*_TEXTS, 'YES'], 'has a line that cannot be read', 'cannot read .*Y'),
+      (
+          2, [*_TEXTS, 'YES'],
+          'has a line that cannot be read', 'cannot read .*Y',
+      ),
       (
           1, ['5 (an251-fash-b)', _TEXTS[1]],
           'has characters outside the tokens', "an251-fash-b: .*'5'",

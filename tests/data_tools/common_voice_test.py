@@ -77,7 +77,7 @@ class CommonVoiceTest(absltest.TestCase):
     self.assertEmpty(attributes)
 
   def said(self, columns: str, *rows: str):
-    """What rows of a client_id and values say."""
+    """Attributes that rows of a client_id and values give."""
     lines = ['\t'.join(['path', 'sentence', 'client_id', columns])]
     for i, row in enumerate(rows):
       (self.source / f'clips/r{i}.mp3').write_bytes(b'')

@@ -62,7 +62,7 @@ def load(
 def duration_cost(
     client_data: 'SpeechClientData',
 ) -> Callable[[str], float]:
-  """What a client's training costs, in seconds of audio.
+  """Cost of a client's training, in seconds of audio.
 
   For an execution context that starts costly clients first. The costs come from
   the index, and no record is read. They decide the order in which updates are

@@ -36,7 +36,6 @@ from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 
 _FEDERATED_TYPE = tff.FederatedType(np.str_, tff.CLIENTS)
-_MAX_NAMED = 3
 
 
 class CohortState(NamedTuple):
@@ -78,7 +77,7 @@ class CohortSource(tff.program.FederatedDataSource):
 
   @property
   def sampling(self) -> accounting.Sampling:
-    """How cohorts are drawn, for the privacy accounting."""
+    """Rule of the draws, for the privacy accounting."""
     return self._sampling
 
   @property
@@ -117,7 +116,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
 
   @property
   def state(self) -> CohortState:
-    """What to save for `CohortSource.iterator`. Holds the key."""
+    """State to save for `CohortSource.iterator`. Holds the key."""
     return CohortState(np.array(self._key), np.int64(self._round_num))
 
   def select(self, k: Optional[int] = None) -> list[str]:
@@ -237,10 +236,9 @@ def _sorted_ids(client_ids: Sequence[str]) -> tuple[str, ...]:
   ordered = sorted(client_ids)
   repeated = [a for a, b in zip(ordered, ordered[1:]) if a == b]
   if repeated:
-    named = ', '.join(repr(client_id) for client_id in repeated[:_MAX_NAMED])
     raise ValueError(
-        f'client_ids repeat: {named} ({len(repeated)} repetitions). A client '
-        'that counts twice would have twice the privacy loss.'
+        f'client_ids repeat: {repeated[:3]} ({len(repeated)} repetitions). A '
+        'client that counts twice would have twice the privacy loss.'
     )
   return tuple(ordered)
 

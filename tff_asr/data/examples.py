@@ -116,7 +116,7 @@ class Examples:
     ).filter(self._is_usable)
 
   def _is_usable(self, example: schema.Element) -> tf.Tensor:
-    """Whether an example has an output frame and is within the limit."""
+    """True for an example with an output frame, within the limit."""
     if schema.FEATURES in example:
       num_frames = tf.shape(example[schema.FEATURES])[0]
     else:

@@ -164,7 +164,7 @@ class Pipeline:
       seed: tf.Tensor,
       num_epochs: Optional[int] = None,
   ) -> tuple[tf.data.Dataset, tf.Tensor]:
-    """What `training_batches` is made of, for loops that do the rest.
+    """Parts of `training_batches`, for loops that do the rest.
 
     A client's loop prepares and slices chunks in its own graph: as functions of
     a dataset, which is opened anew in every round, they would be instantiated

@@ -106,7 +106,7 @@ def read(corpus: index.Corpus) -> dict[str, dict[str, str]]:
 def _count(
     said: Mapping[str, frozenset[str]], client_ids: Sequence[str]
 ) -> dict[str, int]:
-  """Of how many clients an attribute is known, and of how many ambiguous."""
+  """Numbers of clients of whom an attribute is known or contradictory."""
   numbers = [len(said.get(client_id, ())) for client_id in client_ids]
   return {
       'known': numbers.count(1),
