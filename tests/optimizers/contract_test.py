@@ -28,13 +28,6 @@ def _build_scheduled():
 
 _ROWS = (
     ('lamb', lambda: lamb.build_lamb(0.05)),
-    (
-        'lamb_with_options',
-        lambda: lamb.build_lamb(
-            0.05, beta_1=0.8, beta_2=0.9, epsilon=1e-4, weight_decay=0.01
-        ),
-    ),
-    ('adam', lambda: adam.build_adam(0.05)),
     ('adamw', lambda: adam.build_adam(0.05, weight_decay=1e-4)),
     (
         'lars',
@@ -110,6 +103,12 @@ def _run(optimizer, state, weights, specs, steps):
   return state, weights
 
 
+def _begin(optimizer, specs, steps):
+  return _run(
+      optimizer, optimizer.initialize(specs), _draw(specs, 0), specs, steps
+  )
+
+
 def _assert_equal(found, expected):
   tf.nest.assert_same_structure(found, expected)
   for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(expected)):
@@ -153,18 +152,15 @@ class ContractTest(parameterized.TestCase):
   @parameterized.named_parameters(*_ROWS)
   def test_stopped_and_restored_equals_uninterrupted(self, build):
     specs = _STRUCTURES['nested']
-    weights = _draw(specs, 0)
-    whole = _run(
-        build(), build().initialize(specs), weights, specs, range(8)
-    )
-    state, half = _run(
-        build(), build().initialize(specs), weights, specs, range(4)
-    )
+    half = _begin(build(), specs, range(3))
     # Through arrays, as in a checkpoint.
-    stored = tf.nest.map_structure(np.asarray, (state, half))
-    state, half = tf.nest.map_structure(tf.constant, stored)
-    resumed = _run(build(), state, half, specs, range(4, 8))
-    _assert_equal(resumed, whole)
+    stored = tf.nest.map_structure(np.array, half)
+    state, weights = tf.nest.map_structure(tf.constant, stored)
+    resumed = _run(build(), state, weights, specs, range(3, 6))
+    _assert_equal(resumed, _begin(build(), specs, range(6)))
+    # No step changed the state and weights that it was given.
+    _run(build(), *half, specs, [3])
+    _assert_equal(half, stored)
 
   # TFF's `schedule_learning_rate` shows no hyperparameters.
   @parameterized.named_parameters(
@@ -187,15 +183,6 @@ class ContractTest(parameterized.TestCase):
     before = _run(optimizer, state, weights, specs, range(3))[1]
     after = _run(optimizer, new_state, weights, specs, range(3))[1]
     self.assertFalse(np.array_equal(before[0], after[0]))
-
-  @parameterized.named_parameters(*_ROWS)
-  def test_next_changes_neither_its_state_nor_its_weights(self, build):
-    specs = _STRUCTURES['nested']
-    weights = _draw(specs, 0)
-    state = build().initialize(specs)
-    copies = tf.nest.map_structure(np.array, (state, weights))
-    _run(build(), state, weights, specs, [0])
-    _assert_equal((state, weights), copies)
 
   @parameterized.named_parameters(*_ROWS)
   def test_gradients_of_another_form_are_refused(self, build):
@@ -226,14 +213,8 @@ class ContractTest(parameterized.TestCase):
 
   def test_summing_adds_up_gradients_and_changes_nothing_else(self):
     inner, specs = lamb.build_lamb(0.05), _STRUCTURES['nested']
-    outer = summing.build_summing(inner)
-    weights = _draw(specs, 0)
-    _, expected = _run(
-        inner, inner.initialize(specs), weights, specs, range(3)
-    )
-    state, found = _run(
-        outer, outer.initialize(specs), weights, specs, range(3)
-    )
+    _, expected = _begin(inner, specs, range(3))
+    state, found = _begin(summing.build_summing(inner), specs, range(3))
     _assert_equal(found, expected)
     _assert_equal(
         state['gradient_sum'],
@@ -251,10 +232,9 @@ class PerTensorTest(parameterized.TestCase):
     state = optimizer.initialize(
         [tf.TensorSpec(w.shape, w.dtype) for w in weights]
     )
-    next_fn = tf.function(optimizer.next)
     for each in gradients:
       each = [tf.constant(g, tf.float32) for g in each]
-      state, weights = next_fn(state, weights, each)
+      state, weights = optimizer.next(state, weights, each)
     return [w.numpy() for w in weights]
 
   @parameterized.parameters(
@@ -307,31 +287,24 @@ class PerTensorTest(parameterized.TestCase):
       np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
   @parameterized.parameters(*_RULES)
-  def test_a_missing_gradient_leaves_its_weight_and_slots_alone(self, name):
+  def test_a_gradient_may_be_missing_or_sparse(self, name):
     optimizer = _RULES[name][0](0.1)
-    weights = [tf.constant([1.0]), tf.constant([2.0])]
-    state = optimizer.initialize([tf.TensorSpec([1])] * 2)
-    new_state, new_weights = optimizer.next(
-        state, weights, [None, tf.constant([1.0])]
-    )
-    self.assertEqual(float(new_weights[0]), 1)
-    self.assertNotEqual(float(new_weights[1]), 2)
-    for slot in new_state.keys() - optimizer.get_hparams(state) - {'step'}:
-      self.assertEqual(float(new_state[slot][0]), 0)
-      self.assertNotEqual(float(new_state[slot][1]), 0)
-
-  @parameterized.parameters(*_RULES)
-  def test_sparse_gradients_equal_dense_ones(self, name):
-    optimizer = _RULES[name][0](0.1)
-    weights = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+    weights = [tf.constant([[1.0], [2.0]]), tf.constant([[3.0], [4.0]])]
+    state = optimizer.initialize([tf.TensorSpec([2, 1])] * 2)
     sparse = tf.IndexedSlices(
-        tf.constant([[0.5, 0.5]]), tf.constant([1]), tf.constant([2, 2])
+        tf.constant([[0.5]]), tf.constant([1]), tf.constant([2, 1])
     )
-    state = optimizer.initialize(tf.TensorSpec([2, 2]))
-    np.testing.assert_array_equal(
-        optimizer.next(state, weights, sparse)[1],
-        optimizer.next(state, weights, tf.convert_to_tensor(sparse))[1],
+    new_state, new_weights = optimizer.next(state, weights, [None, sparse])
+    np.testing.assert_array_equal(new_weights[0], weights[0])
+    for slot in new_state.keys() - optimizer.get_hparams(state) - {'step'}:
+      np.testing.assert_array_equal(new_state[slot][0], [[0], [0]])
+      self.assertNotEqual(float(new_state[slot][1][1, 0]), 0)
+    # A sparse gradient is the dense one.
+    dense = [None, tf.convert_to_tensor(sparse)]
+    _assert_equal(
+        optimizer.next(state, weights, dense), (new_state, new_weights)
     )
+    self.assertNotEqual(float(new_weights[1][1, 0]), 4)
 
   @parameterized.parameters(*_RULES)
   def test_bad_arguments_are_named(self, name):

@@ -97,12 +97,6 @@ class RulesTest(parameterized.TestCase):
     _, found = _run(optimizer, weight, gradients)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
-  def test_lambs_moments_by_hand(self):
-    state, _ = _run(lamb.build_lamb(0.1), [3.0, 4.0], [[0.1, -0.2]])
-    self.assertEqual(int(state['step']), 1)
-    np.testing.assert_allclose(state['first_moment'], [0.01, -0.02], 1e-6)
-    np.testing.assert_allclose(state['second_moment'], [1e-5, 4e-5], 1e-4)
-
   def test_what_lars_added_at_another_rate_keeps_it(self):
     # One step of v = .0025 g at rate .5; at rate 0 afterwards .9 v is left.
     optimizer = lars.build_lars(0.5)
