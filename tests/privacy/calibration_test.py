@@ -191,10 +191,10 @@ class CalibrationTest(parameterized.TestCase):
     rounds = accounting.RoundGroup(
         sampling=_sampling('full'), noise_multiplier=0.0
     )
-    with self.assertRaisesRegex(ValueError, 'Without noise'):
-      calibration.smallest_scale([rounds], target_epsilon=1.0, delta=1e-5)
-    with self.assertRaisesRegex(ValueError, 'no rounds'):
-      calibration.smallest_scale([], target_epsilon=1.0, delta=1e-5)
+    for groups, message in (([rounds], 'Without noise'), ([], 'no rounds')):
+      with self.assertRaisesRegex(ValueError, message):
+        calibration.smallest_scale(groups, target_epsilon=1.0, delta=1e-5)
+
 
 if __name__ == '__main__':
   absltest.main()

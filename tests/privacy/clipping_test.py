@@ -29,13 +29,13 @@ def _shares(record, **clipping) -> dict[str, float]:
 class SplitsTest(absltest.TestCase):
 
   def test_splits_by_hand(self):
-    np.testing.assert_allclose(
-        clipping_lib.uniform_split([7, 1, 1, 100]), [0.5] * 4
-    )
-    np.testing.assert_allclose(clipping_lib.dim_split([9, 16]), [0.6, 0.8])
-    np.testing.assert_allclose(clipping_lib.uniform_split([3]), [1])
-    np.testing.assert_allclose(clipping_lib.dim_split([3]), [1])
-    self.assertIsNone(clipping_lib.SPLITS['global'])
+    for split, sizes, shares in (
+        ('uniform', [7, 1, 1, 100], [0.5] * 4),
+        ('dim', [9, 16], [0.6, 0.8]),
+        ('uniform', [3], [1]),
+        ('dim', [3], [1]),
+    ):
+      np.testing.assert_allclose(clipping_lib.SPLITS[split](sizes), shares)
 
   def test_squares_of_shares_sum_to_1(self):
     rng = np.random.default_rng(0)
@@ -110,29 +110,19 @@ class DivideTest(parameterized.TestCase):
     self.assertEqual(clipping_lib.module_name(name), module)
 
   def test_weights_by_hand(self):
-    # Uniform: norms as 2 to 1 to 1, so 2 / sqrt(6) and 1 / sqrt(6).
-    record = _specs(a=1, b=1, c=1)
-    np.testing.assert_allclose(
-        list(_shares(record, split='uniform', weights={'a': 2.0}).values()),
-        np.array([2, 1, 1]) / math.sqrt(6),
-    )
-    # Dim: squares as 4 * 3 to .25 * 8 to 2, of 16.
-    record = _specs(a=3, b=8, c=2)
-    np.testing.assert_allclose(
-        list(
-            _shares(record, split='dim', weights={'a': 2.0, '^b': 0.5}).values()
-        ),
-        np.sqrt(np.array([12, 2, 2]) / 16),
-    )
-
-  def test_the_paper_s_factor_of_dimensions_is_a_squared_weight(self):
-    sizes = dict(block_00__w1=12, block_00__w2=12, block_00__wf=4)
-    weights = {'/w[12]$': math.sqrt(3)}
-    shares = _shares(_specs(**sizes), split='dim', weights=weights)
-    # beta = 3: 36, 36 and 4 of 76.
-    np.testing.assert_allclose(
-        list(shares.values()), np.sqrt(np.array([36, 36, 4]) / 76)
-    )
+    for split, sizes, weights, squares in (
+        # Norms as 2 to 1 to 1.
+        ('uniform', (1, 1, 1), {'a': 2.0}, (4, 1, 1)),
+        # Squares as 4 * 3 to .25 * 8 to 2.
+        ('dim', (3, 8, 2), {'a': 2.0, '^b': 0.5}, (12, 2, 2)),
+        # The paper's factor of dimensions, beta = 3, is a squared weight.
+        ('dim', (12, 12, 4), {'[ab]': math.sqrt(3)}, (36, 36, 4)),
+    ):
+      record = _specs(**dict(zip('abc', sizes)))
+      np.testing.assert_allclose(
+          list(_shares(record, split=split, weights=weights).values()),
+          np.sqrt(np.array(squares) / sum(squares)),
+      )
 
   @parameterized.product(
       split=('uniform', 'dim'),
@@ -176,14 +166,12 @@ class DivideTest(parameterized.TestCase):
       clipping_lib.Clipping(**arguments)
 
   def test_patterns_must_find_layers_that_no_other_finds(self):
-    clipping = clipping_lib.Clipping(split='dim', weights={'^a': 2.0, 'z': 3.0})
-    with self.assertRaisesRegex(ValueError, "'z' is found in none of the 2"):
-      clipping.divide(_specs(ab=1, b=1))
-    clipping = clipping_lib.Clipping(
-        split='dim', weights={'^a': 2.0, 'b$': 3.0}
-    )
-    with self.assertRaisesRegex(ValueError, "ab is found by 'b\\$' and by ano"):
-      clipping.divide(_specs(ab=1, b=1))
+    for pattern, message in (
+        ('z', "'z' is found in none of the 2"),
+        ('b$', "ab is found by 'b\\$' and by another"),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        _shares(_specs(ab=1, b=1), split='dim', weights={'^a': 2.0, pattern: 3})
 
 
 if __name__ == '__main__':

@@ -95,20 +95,30 @@ class StatementTest(parameterized.TestCase):
       # One group without noise leaves no guarantee, wherever it stands.
       for place in range(4):
         broken = [*order[:place], _rounds(noise=0.0), *order[place:]]
-        self.assertEqual(_build(*broken).epsilon, math.inf)
+        built = _build(*broken)
+        self.assertEqual(built.epsilon, math.inf)
+        self.assertEqual(built.fields['epsilon'], 'inf')
+        self.assertIn('epsilon (RDP) infinite', _joined(built))
+        self.assertIsNone(built.fields['scale_for_target_epsilon'])
 
-  def test_other_sampling_is_stated_with_its_relation(self):
-    fixed = _build(_rounds('fixed', noise=5.0))
-    self.assertIn('replace one speaker by another', _joined(fixed))
-    self.assertIn('drawn without replacement', _joined(fixed))
-    self.assertIn('(PLD) not computed: it takes Poisson', _joined(fixed))
-    self.assertIsNone(fixed.fields['epsilon_pld'])
-    passes = _build(_rounds('pass', noise=5.0), unit='example')
-    self.assertIn('replace one example by nobody', _joined(passes))
-    self.assertIn('a tree of 100 rounds at most once', _joined(passes))
-    self.assertIn('5 (on each node of the tree', _joined(passes))
-    full = _build(_rounds('full', 1000))
-    self.assertIn('everyone: all 1,000 speakers', _joined(full))
+  @parameterized.parameters(
+      (
+          'fixed', 10, 'replace one speaker by another',
+          'drawn without replacement', '(PLD) not computed: it takes Poisson',
+      ),
+      (
+          'pass', 10, 'replace one speaker by nobody',
+          'a tree of 100 rounds at most once', '5 (on each node of the tree',
+      ),
+      ('full', 1000, 'everyone: all 1,000 speakers'),
+  )
+  def test_other_sampling_is_stated_with_its_relation(
+      self, kind, cohort_size, *words
+  ):
+    built = _build(_rounds(kind, cohort_size, noise=5.0))
+    self.assertEqual(built.fields['epsilon_pld'] is None, kind != 'full')
+    for each in words:
+      self.assertIn(each, _joined(built))
 
   def test_large_epsilon_is_not_private_and_extrapolated(self):
     # The paper's sigma 10e-6: epsilon 1.1e7 in the run.
@@ -135,17 +145,9 @@ class StatementTest(parameterized.TestCase):
       self, rounds, kwargs, message
   ):
     built = _build(rounds, **kwargs)
-    self.assertFalse(built.private)
-    self.assertFalse(built.fields['private'])
+    self.assertEqual((built.private, built.fields['private']), (False, False))
     self.assertRegex(_joined(built), f'NOT PRIVATE: {message}')
     self.assertStartsWith(built.lines[1], 'NOT PRIVATE')
-
-  def test_without_noise_epsilon_is_infinite(self):
-    built = _build(_rounds(noise=0.0), _rounds())
-    self.assertEqual(built.epsilon, math.inf)
-    self.assertEqual(built.fields['epsilon'], 'inf')
-    self.assertIn('epsilon (RDP) infinite', _joined(built))
-    self.assertIsNone(built.fields['scale_for_target_epsilon'])
 
   @parameterized.parameters(
       (dict(inherited=4), 'seed model, but for what is charged of it'),
@@ -158,6 +160,7 @@ class StatementTest(parameterized.TestCase):
       (dict(data_dependent=['x', 'y']), 'NOT COVERED, because .*: x; y'),
       (dict(fixed_seeds=['A']), r'\(RDP\) [\d.]+, if the keys were secret'),
       (dict(delta=2e-3), 'WARNING: delta 0.002 is above'),
+      (dict(unit='example'), 'example: one recording; a speaker with'),
   )
   def test_each_circumstance_is_stated(self, changes, words):
     self.assertRegex(_joined(_build(_rounds(), **changes)), words)
