@@ -1,37 +1,153 @@
 """Runs that are killed again and again end in the bits of whole ones.
 
-`benchmarks/kills.py` kills toy runs at random points and compares them with
-whole ones. bin/train_federated.py as a whole, with keys of its own, charges
-each round once: a repeated round is charged again unless it gives the very same
-bits, noise included, so the number of charged rounds tells both.
+A disk that stops at any change of a file shows what a kill there leaves, within
+this process, so that a run's graphs are traced once. `benchmarks/kills.py`
+kills toy runs at random points and compares them with whole ones.
+bin/train_federated.py as a whole, with keys of its own, charges each round
+once: a repeated round is charged again unless it gives the very same bits,
+noise included, so the number of charged rounds tells both.
 """
 
+from collections.abc import Iterator
+import contextlib
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
+import tensorflow_federated as tff
 
 from benchmarks import toy_runs
-
+from tests import fakes
 from tests.bin import programs
+from tests.programs import runs
+from tff_asr.aggregators import dp_mean
+from tff_asr.data import client_data
+from tff_asr.data import cohorts
+from tff_asr.execution import multi_device
+from tff_asr.learning import client_update
+from tff_asr.learning import fed_avg
 from tff_asr.privacy import accounting
 from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import queries
+from tff_asr.programs import federated
 from tff_asr.programs import run_privacy
 from tff_asr.storage import run_dir
 
 _NUM_ROUNDS = 8
+_NUM_SHORT = 5
+_CHANGES = ('write', 'ftruncate', 'fsync', 'replace', 'remove')
+
+
+class _Killed(BaseException):
+  """Not an `Exception`: nothing is saved after it."""
+
+
+@contextlib.contextmanager
+def _killed_at(place: str) -> Iterator[None]:
+  """Stops the disk for good before the first change that names a place."""
+  is_dead = False
+
+  def change(function, *arguments):
+    nonlocal is_dead
+    is_dead = is_dead or bool(place) and place in repr(arguments)
+    if is_dead:
+      raise _Killed()
+    return function(*arguments)
+
+  with contextlib.ExitStack() as stack:
+    for name in _CHANGES:
+      function = functools.partial(change, getattr(os, name))
+      stack.enter_context(mock.patch.object(os, name, function))
+    yield
+
+
+def _let_go_of_ledgers() -> None:
+  """Closes them, as the end of a process does."""
+  for descriptor in os.listdir('/proc/self/fd'):
+    with contextlib.suppress(OSError):
+      path = os.readlink(f'/proc/self/fd/{descriptor}')
+      if os.path.basename(path) == run_dir.LEDGER:
+        os.close(int(descriptor))
+
+
+class StoppedDiskTest(absltest.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.root = cls.enterClassContext(tempfile.TemporaryDirectory())
+    data = client_data.load(fakes.write_split(
+        os.path.join(cls.root, 'shards'), {'ann': 2, 'bob': 2, 'cai': 1}
+    ))
+    model = fakes.tiny_model(num_blocks=1)
+    parts = dict(
+        model=model, pipeline=fakes.tiny_pipeline(model), client_data=data
+    )
+    process = fed_avg.build(
+        **parts,
+        aggregator=dp_mean.build(
+            build_query=functools.partial(
+                queries.PerLayerClipSumQuery,
+                l2_norm_clip=0.1,
+                noise_multiplier=3.0,
+            ),
+            cohort_size=2,
+        ),
+        server_optimizer=tff.learning.optimizers.build_adam(0.01),
+        local=client_update.LocalTraining(learning_rate=0.01, num_steps=1),
+        seed=5,
+    )
+    cls.parts = parts | dict(
+        configuration='SEED = 1\n',
+        learning_process=process,
+        build_cohorts=functools.partial(cohorts.poisson, cohort_size=2),
+        context=multi_device.build_async_context(),
+        noise_seed=1,
+        sampler_seed=2,
+        save_every=2,
+        num_rounds=_NUM_SHORT,
+    )
+
+  def train(self, run: str, *, killed_at: str = '') -> None:
+    """Trains on until it is killed."""
+    with _killed_at(killed_at):
+      runs.train(
+          federated.FederatedTraining,
+          output_dir=os.path.join(self.root, run),
+          **self.parts,
+      )
+
+  def test_killed_at_changes_of_its_files_it_ends_in_the_same_bits(self):
+    whole, killed = (os.path.join(self.root, n) for n in ('whole', 'killed'))
+    self.train('whole')
+    self.assertLen(toy_runs.ledger_rounds(whole), _NUM_SHORT)
+    # Each goes on where the one before was killed; rows of metrics by number.
+    for killed_at in (
+        'machine.json', 'state_00000000.bin', "b'2,", 'state_00000002.bin',
+        "b'4,", 'model.state', 'results.json',
+    ):
+      with self.assertRaises(_Killed):
+        self.train('killed', killed_at=killed_at)
+      _let_go_of_ledgers()
+    self.train('killed')
+    self.assertEmpty(toy_runs.compare(whole, killed))
 
 
 class RandomKillsTest(parameterized.TestCase):
 
-  def run_kills(self, program: str, num_kills: int, num_rounds: int):
-    """Figures of `benchmarks/kills.py`, which found no difference."""
+  @parameterized.parameters(
+      ('federated', 25, 60), ('central', 10, 40), ('pretrain', 10, 40)
+  )
+  @pytest.mark.slow
+  def test_many_kills_change_nothing(self, program, num_kills, num_rounds):
     folder = self.enterContext(tempfile.TemporaryDirectory())
     path = os.path.join(folder, 'figures.json')
     finished = subprocess.run(
@@ -57,18 +173,6 @@ class RandomKillsTest(parameterized.TestCase):
       figures = json.load(f)
     self.assertEqual(figures['kills'], num_kills)
     self.assertEqual(figures['differences'], [])
-    return figures
-
-  def test_five_kills_change_nothing(self):
-    figures = self.run_kills('federated', 5, 14)
-    self.assertEqual(figures['rounds_in_ledger'], 14)
-
-  @parameterized.parameters(
-      ('federated', 25, 60), ('central', 10, 40), ('pretrain', 10, 40)
-  )
-  @pytest.mark.slow
-  def test_many_kills_change_nothing(self, program, num_kills, num_rounds):
-    figures = self.run_kills(program, num_kills, num_rounds)
     if program != 'central':
       self.assertEqual(figures['rounds_in_ledger'], num_rounds)
     self.assertGreater(figures['kills_while_writing'], 0)

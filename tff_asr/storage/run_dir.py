@@ -130,17 +130,21 @@ class RunDir:
     self.path = path
     os.makedirs(path, exist_ok=True)
     self._lock = RunLock(path)
-    # First the states' folder, which marks the folder as that of a run.
-    self.state_manager = checkpoints.StateManager(
-        self.file(_STATES), keep_last=keep_last, keep_every=keep_every
-    )
-    if _has_begun(path):
-      hardware_fingerprint.check(path)
-    else:
-      self.write_text(CONFIG, configuration)
-      files.write_json(
-          hardware_fingerprint.path(path), hardware_fingerprint.describe()
+    try:
+      # First the states' folder, which marks the folder as that of a run.
+      self.state_manager = checkpoints.StateManager(
+          self.file(_STATES), keep_last=keep_last, keep_every=keep_every
       )
+      if _has_begun(path):
+        hardware_fingerprint.check(path)
+      else:
+        self.write_text(CONFIG, configuration)
+        files.write_json(
+            hardware_fingerprint.path(path), hardware_fingerprint.describe()
+        )
+    except BaseException:
+      self._lock.release()
+      raise
 
   def __enter__(self) -> 'RunDir':
     return self
