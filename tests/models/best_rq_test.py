@@ -80,34 +80,6 @@ class SpanMasksTest(parameterized.TestCase):
       for start, end in edges.reshape([-1, 2]):
         self.assertTrue(end - start >= 7 or end == length, (start, end))
 
-  def test_padding_and_the_batch_change_neither_masks_nor_noise(self):
-    features = _features(3, 90, _BINS)
-    lengths = [90, 31, 50]
-
-    def mask(rows, size):
-      seeds = tf.gather(_seeds(5, 6, 7), rows)
-      is_masked = span_masks.draw(
-          tf.gather(lengths, rows),
-          tf.constant(size),
-          seeds,
-          start_prob=0.08,
-          width=9,
-      )
-      filled = span_masks.fill(
-          tf.gather(features, rows)[:, :size],
-          is_masked,
-          seeds,
-          noise_stddev=0.1,
-      )
-      return is_masked.numpy(), filled.numpy()
-
-    is_masked, filled = mask([0, 1, 2], 90)
-    self.assertTrue(is_masked.any(axis=1).all())
-    for row, length in enumerate(lengths):
-      alone_masked, alone = mask([row], length)
-      np.testing.assert_array_equal(alone_masked[0], is_masked[row, :length])
-      np.testing.assert_array_equal(alone[0], filled[row, :length])
-
   def test_masked_frames_hold_noise_and_others_their_features(self):
     features = 5 + _features(20, 300, _BINS)
     is_masked = np.zeros([20, 300], bool)
@@ -138,20 +110,6 @@ class QuantizerTest(parameterized.TestCase):
         tf.constant(features[np.newaxis]), tf.constant([num_frames])
     )
     np.testing.assert_array_equal(labels[0], expected)
-
-  @parameterized.parameters(0.0, 1e3, np.nan)
-  def test_padding_does_not_change_labels(self, padding):
-    lengths = [16, 4, 31, 3]
-    batch = np.full([4, 31, _BINS], padding, np.float32)
-    for row, length in zip(batch, lengths):
-      row[:length] = _features(length, _BINS)
-    labels = _quantizer().labels(tf.constant(batch), tf.constant(lengths))
-    self.assertEqual(labels.shape, (4, 7))
-    for i, length in enumerate(lengths):
-      alone = _quantizer().labels(
-          tf.constant(batch[i : i + 1, :length]), tf.constant([length])
-      )
-      np.testing.assert_array_equal(alone[0], labels[i, : length // 4])
 
   def test_matrix_and_codes_are_as_described(self):
     quantizer = quantizer_lib.Quantizer()
@@ -195,13 +153,6 @@ class QuantizerTest(parameterized.TestCase):
           places=4,
       )
 
-  @parameterized.parameters(
-      'num_codes', 'code_dim', 'num_stacked', 'feature_dim', 'seed'
-  )
-  def test_bad_options_are_named(self, name):
-    with self.assertRaisesRegex(ValueError, name):
-      _quantizer(**{name: -1})
-
 
 class BestRqTest(parameterized.TestCase):
 
@@ -243,24 +194,35 @@ class BestRqTest(parameterized.TestCase):
         (hidden[:, :40].reshape([30, 10, 4]).any(axis=-1) & ~expected).any()
     )
 
-  def test_padding_and_the_batch_do_not_change_losses(self):
+  @parameterized.parameters(0.0, 1e3, np.nan)
+  def test_padding_and_the_batch_change_no_draw_label_or_loss(self, padding):
     model = _model()
     weights = model.initialize(tf.constant([1, 2]))
     features = _features(3, 80, _BINS)
-    lengths = [80, 50, 30]
+    lengths = [80, 50, 31]
+    for row, length in zip(features, lengths):
+      row[length:] = padding
 
-    def losses(rows, size):
+    def look(rows, size):
       masked = model.mask(
           tf.gather(features, rows)[:, :size],
           tf.gather(lengths, rows),
           tf.gather(_seeds(1, 2, 3), rows),
       )
-      return model.loss(weights, masked).numpy()
+      return masked, model.loss(weights, masked).numpy()
 
-    whole = losses([0, 1, 2], 80)
-    self.assertTrue((whole > 0).all())
+    whole, losses = look([0, 1, 2], 80)
+    self.assertTrue((losses > 0).all())
     for row, length in enumerate(lengths):
-      np.testing.assert_allclose(losses([row], length), whole[row], rtol=1e-5)
+      alone, loss = look([row], length)
+      np.testing.assert_allclose(loss, losses[row], rtol=1e-5)
+      for name, size in (
+          ('features', length), ('labels', length // 4),
+          ('is_masked', length // 4),
+      ):
+        np.testing.assert_array_equal(
+            getattr(alone, name)[0, :size], getattr(whole, name)[row, :size]
+        )
 
   def test_labels_are_of_what_is_hidden_and_not_of_the_noise(self):
     model = _model()
@@ -302,12 +264,15 @@ class BestRqTest(parameterized.TestCase):
       _model(encoder=encoder)
 
   @parameterized.parameters(
-      ('start_prob', 1.1), ('span_sec', 0.0), ('noise_stddev', -0.1),
-      ('span_sec', 0.03),
+      (_model, 'start_prob', 1.1), (_model, 'span_sec', 0.0),
+      (_model, 'noise_stddev', -0.1), (_model, 'span_sec', 0.03),
+      *((_quantizer, name, -1) for name in (
+          'num_codes', 'code_dim', 'num_stacked', 'feature_dim', 'seed'
+      )),
   )
-  def test_bad_options_are_named(self, name, value):
+  def test_bad_options_are_named(self, build, name, value):
     with self.assertRaisesRegex(ValueError, name):
-      _model(**{name: value})
+      build(**{name: value})
 
 
 if __name__ == '__main__':

@@ -52,10 +52,6 @@ _ROWS = {
     ),
 }
 _NAMES = tuple((name, name) for name in _ROWS)
-# What bfloat16 may change of the gradients, as a share of their norm.
-_GRADIENT_ERRORS = dict(
-    transformer=0.15, transformer_post=0.15, conv=0.15, conformer=0.15
-)
 # Another value of each option, and bad ones; 0, -1 and 2.0 for every size.
 _OTHER = {
     'transformer': dict(
@@ -225,7 +221,7 @@ class ContractTest(parameterized.TestCase):
     )
     for one, other, most in (
         (expected, outputs, 0.05),
-        (flat(expected_gradients), flat(gradients), _GRADIENT_ERRORS[row]),
+        (flat(expected_gradients), flat(gradients), 0.15),
     ):
       error = np.linalg.norm(other - one) / np.linalg.norm(one)
       self.assertBetween(error, 1e-4, most)
@@ -364,19 +360,6 @@ class TransformerTest(parameterized.TestCase):
     np.testing.assert_allclose(
         sorted(counts / 400), [0.09, 0.21, 0.21, 0.49], atol=0.09
     )
-
-  def test_norm_post_ends_with_the_norm_of_the_last_block(self):
-    pre, post = (
-        _build('transformer', norm=norm).specs for norm in ('pre', 'post')
-    )
-    self.assertEqual(pre.keys() - post.keys(), {'norm/bias', 'norm/scale'})
-    self.assertContainsSubset(post, pre)
-    # Mean 0, variance 1 a frame where its scale is 1 and its bias 0.
-    encoder = _build('transformer', norm='post')
-    weights = weights_lib.initialize(encoder.specs, _SEED)
-    outputs, _ = _apply(encoder, _features(1, 15, _BINS), [15], None, weights)
-    np.testing.assert_allclose(outputs.mean(axis=-1), 0, atol=1e-6)
-    np.testing.assert_allclose(outputs.var(axis=-1), 1, atol=1e-3)
 
   def test_products_are_bfloat16_and_statistics_float32(self):
     encoder = _build(

@@ -97,20 +97,6 @@ class SubsamplingTest(parameterized.TestCase):
     np.testing.assert_array_equal(weights['input_scale'], [1])
     np.testing.assert_array_equal(weights['input_bias'], [0])
 
-  @parameterized.parameters((_build_3x, 5), (_build_4x, 8))
-  def test_dropout_applies_in_training_only(self, build, num_bins):
-    features = _features(1, 900, num_bins)
-    plain, _ = calls.apply(build(), features, [900])
-    front = build(dropout=0.3)
-    np.testing.assert_array_equal(
-        calls.apply(front, features, [900])[0], plain
-    )
-    dropped, _ = calls.apply(front, features, [900], tf.constant([1, 2]))
-    kept = dropped != 0
-    # Some 1,100 values, binomial: stddev .014; seeded.
-    self.assertAlmostEqual(np.mean(~kept), 0.3, delta=0.06)
-    np.testing.assert_allclose(dropped[kept], plain[kept] / 0.7, rtol=1e-4)
-
 
 if __name__ == '__main__':
   absltest.main()
