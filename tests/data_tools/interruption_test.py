@@ -15,7 +15,7 @@ import pytest
 import soundfile
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_NUM_UTTERANCES = 480
+_NUM_UTTERANCES = 192
 
 
 def _digests(folder: pathlib.Path) -> dict[str, str]:
