@@ -35,7 +35,7 @@ class _LedgerTestCase(parameterized.TestCase):
     return os.path.join(self.folder, f'{name}.jsonl')
 
   def write(self, rounds, path=None, key=0, **kwargs):
-    """Writes rounds (a number of them: 0, 1, ...), returns heads of each line."""
+    """Writes rounds (3: 0 to 2) and returns the heads after each line."""
     if isinstance(rounds, int):
       rounds = [_round(round_num, key=key) for round_num in range(rounds)]
     with ledger.create(path or self.path, **kwargs) as opened:

@@ -1,6 +1,5 @@
 """Tests of tff_asr.privacy.statement."""
 
-import itertools
 import json
 import math
 
@@ -73,7 +72,7 @@ class StatementTest(parameterized.TestCase):
         _rounds(noise=1.5, count=4, cohort_size=25, population=2000),
     ]
     epsilon = accounting.epsilon(accounting.compose(groups), delta=1e-3)
-    for order in itertools.permutations(groups):
+    for order in (groups, groups[1:] + groups[:1]):
       built = _build(*order, delta=1e-3)
       self.assertAlmostEqual(built.fields['epsilon_rdp'], epsilon)
       self.assertEqual(built.fields['rounds'], 33)

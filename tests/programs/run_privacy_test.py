@@ -1,6 +1,5 @@
 """Tests of tff_asr.programs.run_privacy; see also federated_test."""
 
-import itertools
 import json
 import os
 import tempfile
@@ -57,7 +56,9 @@ class RunPrivacyTest(absltest.TestCase):
 
   def test_the_default_delta_is_of_the_largest_population_in_any_order(self):
     populations = (1000, 20_000, 300)
-    for number, order in enumerate(itertools.permutations(populations)):
+    for number, order in enumerate(
+        [populations, populations[1:] + populations[:1]]
+    ):
       folder = os.path.join(self.folder, str(number))
       with (
           run_dir.RunDir(folder, configuration='') as run,

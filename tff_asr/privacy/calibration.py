@@ -133,8 +133,8 @@ def grow(
   """Returns rounds of a larger cohort with the same noise on the mean.
 
   As the paper extrapolates (https://arxiv.org/abs/2310.00098, after McMahan et
-  al. 2018): the noise on the sum grows with the cohort. That the WER stays as it
-  was is an assumption, not a measurement.
+  al. 2018): the noise on the sum grows with the cohort. That the WER stays as
+  it was is an assumption, not a measurement.
 
   Args:
     group: The rounds as they were done.
@@ -181,8 +181,8 @@ def smallest_scale(
 ) -> Scale:
   """Returns the smallest run with this noise on the mean and that epsilon.
 
-  Each group grows (see `grow`) by one factor, the same for all; the rounds and q
-  stay. A run within the target already is returned as it is.
+  Each group grows (see `grow`) by one factor, the same for all; the rounds and
+  q stay. A run within the target already is returned as it is.
 
   Args:
     rounds: Groups that may differ; at least one with rounds.

@@ -104,12 +104,6 @@ class Clipping:
           "found 'global'."
       )
     for pattern, weight in self.weights.items():
-      try:
-        re.compile(pattern)
-      except re.error as error:
-        raise ValueError(
-            f'weights: {pattern!r} is no regular expression ({error}).'
-        ) from None
       checks.in_range(1e-3, 1e3, **{f'weight of {pattern}': weight})
 
   def divide(self, record: Any) -> list[Layer]:
@@ -123,8 +117,8 @@ class Clipping:
       Layers in the order of their first tensors.
 
     Raises:
-      ValueError: A pattern of `weights` is found in no name, or two of them in
-        one.
+      ValueError: A pattern of `weights` is no regular expression or is found in
+        no name, or two of them in one.
     """
     tensors = tf.nest.flatten(record)
     places: dict[str, list[int]] = {}
@@ -154,13 +148,7 @@ class Clipping:
       return shares
     weights: dict[str, float] = {}
     for pattern, weight in self.weights.items():
-      found = [name for name in layers if re.search(pattern, name)]
-      if not found:
-        raise ValueError(
-            f'weights: {pattern!r} is found in none of the {len(layers)} '
-            f'layers, {layers[0]} to {layers[-1]}.'
-        )
-      for name in found:
+      for name in matching(pattern, layers, argument='weights'):
         if name in weights:
           raise ValueError(
               f'weights: {name} is found by {pattern!r} and by another pattern.'
@@ -171,6 +159,29 @@ class Clipping:
     ]
     norm = math.sqrt(sum(share**2 for share in weighted))
     return [share / norm for share in weighted]
+
+
+def matching(
+    pattern: str, layers: Sequence[str], *, argument: str
+) -> list[str]:
+  """Returns the layers in whose names a regular expression is found.
+
+  Raises:
+    ValueError: It is none, or is found in no name; `argument` is where it
+      stands.
+  """
+  try:
+    found = [name for name in layers if re.search(pattern, name)]
+  except re.error as error:
+    raise ValueError(
+        f'{argument}: {pattern!r} is no regular expression ({error}).'
+    ) from None
+  if not found:
+    raise ValueError(
+        f'{argument}: {pattern!r} is found in none of the {len(layers)} '
+        f'layers, {layers[0]} to {layers[-1]}.'
+    )
+  return found
 
 
 def module_name(name: str) -> str:

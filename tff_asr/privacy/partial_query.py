@@ -8,7 +8,6 @@ NOT PRIVATE.
 
 from collections.abc import Sequence
 import math
-import re
 from typing import Any
 
 import dp_accounting
@@ -61,21 +60,11 @@ class PartialNoiseQuery(queries.PerLayerClipSumQuery):
           f'found {noised!r}.'
       )
     names = clipping_lib.names(record_specs)
-    for pattern in noised:
-      try:
-        is_found = any(re.search(pattern, name) for name in names)
-      except re.error as error:
-        raise ValueError(
-            f'noised: {pattern!r} is no regular expression ({error}).'
-        ) from None
-      if not is_found:
-        raise ValueError(
-            f'noised: {pattern!r} is found in none of the {len(names)} '
-            f'layers, {names[0]} to {names[-1]}.'
-        )
-    self._is_noised = [
-        any(re.search(pattern, name) for pattern in noised) for name in names
+    found = [
+        clipping_lib.matching(pattern, names, argument='noised')
+        for pattern in noised
     ]
+    self._is_noised = [any(name in each for each in found) for name in names]
 
   def get_noised_result(self, sample_state, global_state):
     result, new_state, _ = super().get_noised_result(sample_state, global_state)
