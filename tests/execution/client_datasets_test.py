@@ -39,21 +39,18 @@ def _sum(dataset):
 
 class SplitTest(parameterized.TestCase):
 
-  def test_the_parts_do_what_the_whole_does(self):
+  def test_the_parts_do_what_the_whole_does_with_the_dataset_they_are_given(
+      self,
+  ):
     def work(client_id, factor):
       return factor * _sum(_levels(client_id).batch(2).unbatch())
 
     whole, rest, read = _split(work)
-    (dataset,) = read.program.load()('4')
-    outputs = graph.single(rest).load()('4', 3.0, dataset)
-    self.assertEqual(outputs, [30.0])  # 3 (1 + 2 + 3 + 4)
-    self.assertEqual(graph.single(whole).load()('4', 3.0), outputs)
-
-  def test_what_remains_works_on_the_dataset_that_it_is_given(self):
-    _, rest, read = _split(lambda client_id, _: _sum(_levels(client_id)))
-    read = read.program.load()
-    (other,) = read('2')
-    self.assertEqual(graph.single(rest).load()('4', 3.0, other), [3.0])
+    read, rest = read.program.load(), graph.Program((rest,)).load()
+    # 3 (1 + 2 + 3 + 4), and of the client '2' under the name of '4'.
+    self.assertEqual(rest('4', 3.0, *read('4')), [30.0])
+    self.assertEqual(rest('4', 3.0, *read('2')), [9.0])
+    self.assertEqual(graph.Program((whole,)).load()('4', 3.0), [30.0])
 
   def test_several_datasets_and_their_elements(self):
     def work(client_id, factor):
@@ -78,7 +75,7 @@ class SplitTest(parameterized.TestCase):
     )
     datasets = read.program.load()('2')
     # 10 (1 + 2) and the characters of 1.000000 and 2.000000.
-    outputs = graph.single(rest).load()('2', 10.0, *datasets)
+    outputs = graph.Program((rest,)).load()('2', 10.0, *datasets)
     self.assertEqual(outputs, [46.0])
 
   @parameterized.named_parameters(

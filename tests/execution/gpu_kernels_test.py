@@ -75,8 +75,8 @@ def _nodes(compiled: compiler.Round) -> dict[str, list[tf.compat.v1.NodeDef]]:
   nodes = {}
   for name in ('prepare', 'zero', 'work', 'merge', 'finish'):
     programs = compiled.clients if hasattr(compiled.clients, name) else compiled
-    for stage in getattr(programs, name).stages:
-      graph_def = tf.compat.v1.GraphDef.FromString(stage.graph.graph_def)
+    for graph in getattr(programs, name).graphs:
+      graph_def = tf.compat.v1.GraphDef.FromString(graph.graph_def)
       functions = {f.signature.name for f in graph_def.library.function}
       for body in (
           graph_def.node,

@@ -96,7 +96,7 @@ class EndOfProgramTest(parameterized.TestCase):
     """)
     self.assertEqual(lines, ['result 7', 'children 0', 'went on'])
 
-  def test_worker_ends_with_the_block_and_unknown_ops_are_explained(self):
+  def test_worker_ends_when_stopped_and_unknown_ops_are_explained(self):
     program = textwrap.dedent(_PROGRAM).replace(
         'comp = tff.tensorflow.computation(lambda: tf.constant(7))',
         textwrap.dedent("""
@@ -105,11 +105,11 @@ class EndOfProgramTest(parameterized.TestCase):
             unknown = tff.tensorflow.computation(
                 lambda: text.normalize_utf8(tf.constant('a'))
             )
-            with native.stopped_at_end():
-              try:
-                unknown()
-              except RuntimeError as error:
-                print('error', error)
+            try:
+              unknown()
+            except RuntimeError as error:
+              print('error', error)
+            native.stop()
             print('left', [
                 child.pid for child in psutil.Process().children()
                 if child.status() != psutil.STATUS_ZOMBIE
@@ -120,22 +120,7 @@ class EndOfProgramTest(parameterized.TestCase):
     lines = _run_piped(program)
     self.assertIn('left []', lines)
     (error,) = [line for line in lines if line.startswith('error')]
-    self.assertIn("core TensorFlow ops only, and found 'NormalizeUTF8'", error)
-
-
-class ErrorTest(absltest.TestCase):
-
-  def test_unknown_op_becomes_one_line_and_other_errors_pass(self):
-    error = RuntimeError(
-        "Op type not registered 'IO>AudioDecodeFlac' in binary running on x.\n"
-        'Make sure the Op and Kernel are registered.'
-    )
-    with self.assertRaisesRegex(
-        RuntimeError, r"^The native worker .*'IO>AudioDecodeFlac'.*PCM"
-    ) as raised:
-      native._explain(error)
-    self.assertNotIn('\n', str(raised.exception))
-    native._explain(ValueError('another'))
+    self.assertRegex(error, r"ops only, and found 'NormalizeUTF8'; .* PCM")
 
 
 class BadArgumentTest(absltest.TestCase):
@@ -175,10 +160,6 @@ class ProcessCleanupTest(absltest.TestCase):
     finally:
       child.kill()
       child.communicate()
-
-  def test_negative_timeout_is_named(self):
-    with self.assertRaisesRegex(ValueError, 'timeout_sec'):
-      process_cleanup.end_children('nothing', timeout_sec=-1.0)
 
 
 if __name__ == '__main__':

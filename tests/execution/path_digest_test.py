@@ -17,32 +17,26 @@ class PathDigestTest(absltest.TestCase):
     (self.folder / 'part').mkdir(parents=True)
     (self.folder / 'corpus.json').write_text('{"sha256": "abc"}')
     (self.folder / 'part/shard').write_bytes(b'x' * 10)
-    self.digest = path_digest.digest(str(self.folder))
 
   def test_a_copy_is_the_same(self):
     shutil.copytree(self.folder, self.root / 'elsewhere')
     self.assertEqual(
-        path_digest.digest(str(self.root / 'elsewhere')), self.digest
+        path_digest.digest(str(self.root / 'elsewhere')),
+        path_digest.digest(str(self.folder)),
     )
 
   def test_another_version_size_or_name_is_told(self):
     index, shard = self.folder / 'corpus.json', self.folder / 'part/shard'
-    for change in (
+    for path, change in (
         # Of the same names and sizes, with other checksums.
-        lambda: index.write_text('{"sha256": "abd"}'),
-        lambda: shard.write_bytes(b'x' * 9),
-        lambda: shard.rename(self.folder / 'part/other'),
+        (self.folder, lambda: index.write_text('{"sha256": "abd"}')),
+        (self.folder, lambda: shard.write_bytes(b'x' * 9)),
+        (shard, lambda: shard.write_bytes(b'x' * 8)),  # A file alone.
+        (self.folder, lambda: shard.rename(self.folder / 'part/other')),
     ):
+      before = path_digest.digest(str(path))
       change()
-      found = path_digest.digest(str(self.folder))
-      self.assertNotEqual(found, self.digest)
-      self.digest = found
-
-  def test_a_file_alone(self):
-    path = str(self.folder / 'part/shard')
-    before = path_digest.digest(path)
-    (self.folder / 'part/shard').write_bytes(b'x' * 11)
-    self.assertNotEqual(path_digest.digest(path), before)
+      self.assertNotEqual(path_digest.digest(str(path)), before)
 
   def test_an_unmounted_folder_is_refused(self):
     (self.root / 'mount').mkdir()

@@ -52,6 +52,9 @@ def tearDownModule():
     ray_cluster.stop()
 
 
+_install = tff.framework.get_context_stack().install
+
+
 def _context(num_workers: int = 2) -> tff.framework.SyncContext:
   """A context that tests share."""
   # pylint: disable-next=g-import-not-at-top
@@ -61,26 +64,21 @@ def _context(num_workers: int = 2) -> tff.framework.SyncContext:
     # Room for contexts of 1 and 2 workers, and one more.
     ray_session.connect(None, num_cpus=4)
     _contexts[num_workers] = ray_cluster.build_sync_context(
-        ray_cluster.Settings(
-            num_workers=num_workers
-        )
+        ray_cluster.Settings(num_workers=num_workers)
     )
   return _contexts[num_workers]
 
 
 def _run(context, process, cohorts) -> list[np.ndarray]:
-  """The leaves of the state after one round a cohort."""
-  with tff.framework.get_context_stack().install(context):
+  """The leaves of the weights and the optimizer, after one round a cohort."""
+  with _install(context):
     state = process.initialize()
     for cohort in cohorts:
       state = process.next(state, cohort).state
-  weights = state.global_model_weights
-  if hasattr(weights, 'trainable'):
-    weights = list(weights.trainable)
-  return [
-      np.asarray(leaf)
-      for leaf in tf.nest.flatten([weights, state.finalizer])
-  ]
+  leaves = tf.nest.flatten(
+      [list(state.global_model_weights.trainable), state.finalizer]
+  )
+  return list(map(np.asarray, leaves))
 
 
 def _members(context):
@@ -99,24 +97,15 @@ def _process_id(member) -> int:
   return ray.get(member.actor.__ray_call__.remote(lambda _: os.getpid()))
 
 
-_SERVER_FLOAT = tff.FederatedType(np.float32, tff.SERVER)
-_CLIENT_FLOAT = tff.FederatedType(np.float32, tff.CLIENTS)
 _NUM_WEIGHTS = 100_000  # Too large to travel beside the object store.
 
 
-@tff.tensorflow.computation(np.float32, np.float32)
-def _scale(value, factor):
-  check = tf.debugging.assert_none_equal(
-      value, 13.0, message='An unlucky client.'
+def _sum_of(work):
+  """The computation that sums `work` over clients of one number."""
+  return tff.federated_computation(
+      lambda values: tff.federated_sum(tff.federated_map(work, values)),
+      toys.CLIENT_FLOAT,
   )
-  with tf.control_dependencies([check]):
-    return value * factor
-
-
-@tff.federated_computation(_SERVER_FLOAT, _CLIENT_FLOAT)
-def _scaled_sum(factor, values):
-  factors = tff.federated_broadcast(factor)
-  return tff.federated_sum(tff.federated_map(_scale, (values, factors)))
 
 
 @tff.tensorflow.computation(np.float32, np.str_)
@@ -140,7 +129,7 @@ def _toil(value, gate):
 
 
 @tff.federated_computation(
-    tff.FederatedType(np.str_, tff.SERVER), _CLIENT_FLOAT
+    tff.FederatedType(np.str_, tff.SERVER), toys.CLIENT_FLOAT
 )
 def _sum_toil(gate, values):
   gates = tff.federated_broadcast(gate)
@@ -177,15 +166,15 @@ class LearningProcessTest(parameterized.TestCase):
     # 11 clients: a merge of 8, one of 3, and one of these two.
     cohorts = [[toys.build_dataset(i) for i in range(11)]] * 3
     expected = _run(multi_device.build_sync_context(), process, cohorts)
-    found = _run(_context(2), process, cohorts)
+    found, *others = (
+        _run(_context(number), process, cohorts) for number in (2, 2, 1)
+    )
     for mine, other in zip(found, expected, strict=True):
       self.assertLessEqual(
           np.linalg.norm(mine - other), 1e-5 * np.linalg.norm(other)
       )
     self.assertTrue(np.any(found[0]))
-    for again in (
-        _run(_context(2), process, cohorts), _run(_context(1), process, cohorts)
-    ):
+    for again in others:
       for mine, other in zip(found, again, strict=True):
         self.assertEqual(mine.tobytes(), other.tobytes())
 
@@ -195,23 +184,19 @@ class LearningProcessTest(parameterized.TestCase):
 class ComputationTest(parameterized.TestCase):
 
   def invoke(self, comp, *args):
-    with tff.framework.get_context_stack().install(_context()):
+    with _install(_context()):
       return comp(*args)
 
-  def test_sum_client_results_and_local_computations(self):
+  def test_sum_local_computation_and_timeline(self):
+    self.assertEqual(self.invoke(toys.scaled_sum, 2.0, []), 0.0)
+    self.assertEqual(self.invoke(toys.scale, 3.0, 4.0), 12.0)
     # 2 * (1 + 2 + 4) = 14.
-    self.assertEqual(self.invoke(_scaled_sum, 2.0, [1.0, 2.0, 4.0]), 14.0)
-    self.assertEqual(self.invoke(_scaled_sum, 2.0, []), 0.0)
-    self.assertEqual(self.invoke(_scale, 3.0, 4.0), 12.0)
-
-    @tff.federated_computation(_SERVER_FLOAT, _CLIENT_FLOAT)
-    def each(factor, values):
-      return tff.federated_map(
-          _scale, (values, tff.federated_broadcast(factor))
-      )
-
-    self.assertEqual(self.invoke(each, 2.0, [1.0, 2.0, 3.0]), [2.0, 4.0, 6.0])
-    self.assertEqual(self.invoke(each, 2.0, []), [])
+    self.assertEqual(self.invoke(toys.scaled_sum, 2.0, [1.0, 2.0, 4.0]), 14.0)
+    timeline = _context().last_timeline
+    self.assertCountEqual([each.position for each in timeline], range(3))
+    for each in timeline:
+      self.assertBetween(each.end_sec - each.start_sec, 0.0, 60.0)
+      self.assertBetween(each.end_sec, time.monotonic() - 60, time.monotonic())
 
   def test_flac_is_decoded_in_the_workers(self):
     import tensorflow_io as tfio  # pylint: disable=g-import-not-at-top
@@ -236,30 +221,23 @@ class ComputationTest(parameterized.TestCase):
         multi_device.ClientError,
         r'^Client 2 of 6 .* failed on /device:CPU:0 of node .*unlucky',
     ) as raised:
-      self.invoke(_scaled_sum, 1.0, [1.0, 2.0, 13.0, 4.0, 5.0, 6.0])
+      self.invoke(toys.scaled_sum, 1.0, [1.0, 2.0, 13.0, 4.0, 5.0, 6.0])
     self.assertEqual(raised.exception.position, 2)
     self.assertIsInstance(raised.exception.__cause__, tf.errors.OpError)
-    self.assertEqual(self.invoke(_scaled_sum, 1.0, [1.0, 2.0]), 3.0)
+    self.assertEqual(self.invoke(toys.scaled_sum, 1.0, [1.0, 2.0]), 3.0)
 
   def test_clients_that_fail_are_left_out_up_to_a_share(self):
     context = _context(1)
     with _settings(
         context, block_size=2, max_failed_share=0.5
-    ), tff.framework.get_context_stack().install(context):
-      self.assertEqual(_scaled_sum(1.0, [1.0, 13.0, 13.0, 4.0]), 5.0)
+    ), _install(context):
+      self.assertEqual(toys.scaled_sum(1.0, [1.0, 13.0, 13.0, 4.0]), 5.0)
       self.assertEqual(list(context.last_failures), [1, 2])
       with self.assertRaisesRegex(
           multi_device.ClientError, '^2 clients failed, one of them'
       ):
-        _scaled_sum(1.0, [13.0, 13.0, 3.0])
+        toys.scaled_sum(1.0, [13.0, 13.0, 3.0])
 
-  def test_timeline_names_every_client(self):
-    self.invoke(_scaled_sum, 1.0, [1.0] * 4)
-    timeline = _context().last_timeline
-    self.assertCountEqual([each.position for each in timeline], range(4))
-    for each in timeline:
-      self.assertBetween(each.end_sec - each.start_sec, 0.0, 60.0)
-      self.assertBetween(each.end_sec, time.monotonic() - 60, time.monotonic())
 
 
 @_slow
@@ -269,10 +247,9 @@ class LossTest(absltest.TestCase):
   def test_killed_worker_changes_no_bit_and_is_replaced(self):
     context = _context(2)
     values = [float(i) for i in range(20)]
-    installed = tff.framework.get_context_stack().install
 
     def run(gate):
-      with installed(context):
+      with _install(context):
         return np.asarray(_sum_toil(gate.path, values)).tobytes()
 
     gate = Gate()
@@ -293,42 +270,34 @@ class LossTest(absltest.TestCase):
     self.assertNotEqual(before[0], after[0])
     self.assertEqual(before[1], after[1])
 
-  def test_client_that_ends_its_worker_is_not_tried_forever(self):
-    # Stands for a client that takes more memory than there is.
+  def test_client_that_ends_its_worker_or_hangs_is_not_tried_forever(self):
+    # An end stands for a client that takes more memory than there is.
     @tff.tensorflow.computation(np.float32)
     def crash(value):
-      abort = tf.raw_ops.Abort(exit_without_error=True)
-      with tf.control_dependencies([abort]):
-        return tf.identity(value)
+      def abort():
+        end = tf.raw_ops.Abort(exit_without_error=True)
+        with tf.control_dependencies([end]):
+          return tf.identity(value)
 
-    @tff.federated_computation(_CLIENT_FLOAT)
-    def sum_crash(values):
-      return tff.federated_sum(tff.federated_map(crash, values))
+      return tf.cond(value > 0, abort, lambda: value)
 
-    with tff.framework.get_context_stack().install(_context(1)):
-      with self.assertRaisesRegex(
-          ConnectionError, r'positions \(0,\) lost its worker 3 times'
-      ):
-        sum_crash([1.0, 2.0])
-
-  def test_worker_that_hangs_is_given_up_and_replaced(self):
     @tff.tensorflow.computation(np.float32)
     def hang(value):
       return tf.while_loop(
           lambda value: value > 0, lambda value: value, [value]
       )[0]
 
-    @tff.federated_computation(_CLIENT_FLOAT)
-    def sum_hang(values):
-      return tff.federated_sum(tff.federated_map(hang, values))
-
     context = _context(1)
-    with tff.framework.get_context_stack().install(context):
-      self.assertEqual(sum_hang([0.0]), 0.0)  # Compiles, without a limit.
-      with _settings(context, client_timeout_sec=5.0), self.assertRaisesRegex(
-          ConnectionError, r'positions \(0,\) lost its worker 3 times'
-      ):
-        sum_hang([1.0])
+    for work, limit in ((crash, None), (hang, 5.0)):
+      comp = _sum_of(work)
+      with _install(context):
+        self.assertEqual(comp([0.0]), 0.0)  # Compiles, without a limit.
+        with _settings(
+            context, client_timeout_sec=limit
+        ), self.assertRaisesRegex(
+            ConnectionError, r'positions \(0,\) lost its worker 3 times'
+        ):
+          comp([1.0, 2.0])
 
   def test_lost_machine_changes_no_bit(self):
     # A head without workers and two nodes, of which one is taken away with
@@ -387,23 +356,15 @@ class LossTest(absltest.TestCase):
         context = ray_cluster.build_sync_context(ray_cluster.Settings(
             address=cluster.address, num_workers=5, op_libraries=()))
         tff.framework.set_default_context(context)
-        print('before', these._scaled_sum(2.0, [1.5]))
+        print('before', these.toys.scaled_sum(2.0, [1.5]))
         cluster.remove_node(nodes[1], allow_graceful=False)
         for _ in range(3):
-          print('after', these._scaled_sum(2.0, [1.5]))
+          print('after', these.toys.scaled_sum(2.0, [1.5]))
         ray_cluster.stop()
         cluster.shutdown()
     """)
     totals = [line for line in map(str.strip, lines) if line.endswith(' 3.0')]
     self.assertEqual(totals, ['before 3.0'] + 3 * ['after 3.0'])
-
-  def test_what_the_memory_monitor_ends_is_a_loss(self):
-    # pylint: disable-next=g-import-not-at-top
-    from tff_asr.execution import ray_runner
-
-    self.assertTrue(
-        issubclass(ray.exceptions.OutOfMemoryError, ray_runner.LOSSES)
-    )
 
 
 @_slow
@@ -436,13 +397,11 @@ class EventLoopTest(absltest.TestCase):
     )
 
     async def program():
-      with tff.framework.get_context_stack().install(
-          tff.program.NativeFederatedContext(context)
-      ):
+      with _install(tff.program.NativeFederatedContext(context)):
         total = await tff.program.materialize_value(
-            _scaled_sum(2.0, [1.0, 2.0])
+            toys.scaled_sum(2.0, [1.0, 2.0])
         )
-      with tff.framework.get_context_stack().install(context):
+      with _install(context):
         gate = Gate()
         task = asyncio.create_task(_sum_toil(gate.path, [10.0] * 100))
         await asyncio.to_thread(gate.wait_for_clients, 1)
@@ -453,7 +412,7 @@ class EventLoopTest(absltest.TestCase):
         self.assertLess(time.monotonic() - start_sec, 5.0)
         gate.open()
         # The worker dropped the rest of the cancelled round.
-        self.assertEqual(await _scaled_sum(2.0, [1.0]), 2.0)
+        self.assertEqual(await toys.scaled_sum(2.0, [1.0]), 2.0)
       return total
 
     self.assertEqual(asyncio.run(program()), 6.0)
@@ -498,7 +457,7 @@ _PROGRAM = """
 
     tff.framework.set_default_context(ray_cluster.build_sync_context(
         ray_cluster.Settings(num_workers=1, op_libraries=())))
-    print('result', these._scaled_sum(2.0, [1.0, 2.0]))
+    print('result', these.toys.scaled_sum(2.0, [1.0, 2.0]))
     for process in psutil.Process().children(recursive=True):
       print('process', process.pid, process.name())
     print('folder', ray_session._folder, flush=True)
@@ -563,9 +522,6 @@ class BadArgumentTest(parameterized.TestCase):
       ('num_workers', dict(num_workers=0)),
       ('cpus_per_worker', dict(cpus_per_worker=0)),
       ('block_size', dict(block_size=0)),
-      ('client_cost', dict(client_cost=3)),
-      ('max_failed_share', dict(max_failed_share=-1)),
-      ('client_timeout_sec', dict(client_timeout_sec=-1)),
       ('required_paths', dict(required_paths='shards')),
       ('op_libraries', dict(op_libraries='tensorflow_text')),
   )

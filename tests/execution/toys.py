@@ -1,6 +1,7 @@
 """Small learning processes and computations for the tests of execution."""
 
 import collections
+import functools
 
 import numpy as np
 import tensorflow as tf
@@ -27,6 +28,7 @@ def build_model() -> tff.learning.models.VariableModel:
   )
 
 
+@functools.lru_cache  # What was compiled of it is kept with it.
 def build_fed_avg() -> tff.learning.templates.LearningProcess:
   """Weighted fed-avg with momentum at the clients and Adam at the server."""
   return tff.learning.algorithms.build_weighted_fed_avg(
@@ -37,6 +39,7 @@ def build_fed_avg() -> tff.learning.templates.LearningProcess:
   )
 
 
+@functools.lru_cache
 def build_dp_fed_avg(
     noise_multiplier: float,
 ) -> tff.learning.templates.LearningProcess:
@@ -81,8 +84,29 @@ def build_dataset_from_id(client_id):
   )).batch(4)
 
 
+@functools.lru_cache
 def build_fed_avg_over_ids() -> tff.learning.templates.LearningProcess:
   """`build_fed_avg` whose clients are string ids."""
   return tff.simulation.compose_dataset_computation_with_learning_process(
       build_dataset_from_id, build_fed_avg()
   )
+
+
+SERVER_FLOAT = tff.FederatedType(np.float32, tff.SERVER)
+CLIENT_FLOAT = tff.FederatedType(np.float32, tff.CLIENTS)
+
+
+@tff.tensorflow.computation(np.float32, np.float32)
+def scale(value, factor):
+  """The product; a value of 13 fails."""
+  check = tf.debugging.assert_none_equal(
+      value, 13.0, message='An unlucky client.'
+  )
+  with tf.control_dependencies([check]):
+    return value * factor
+
+
+@tff.federated_computation(SERVER_FLOAT, CLIENT_FLOAT)
+def scaled_sum(factor, values):
+  factors = tff.federated_broadcast(factor)
+  return tff.federated_sum(tff.federated_map(scale, (values, factors)))

@@ -89,7 +89,7 @@ def split(
       inputs=work.inputs + read.outputs,
       specs=work.specs + (tf.TensorSpec([], tf.variant),) * len(names),
   )
-  return rest, Read(graph.single(read), elements)
+  return rest, Read(graph.Program((read,)), elements)
 
 
 def _is_separable(

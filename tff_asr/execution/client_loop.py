@@ -6,6 +6,7 @@ next are read (`prefetch`).
 """
 
 from collections.abc import Callable, Hashable, Sequence
+import itertools
 import threading
 import time
 from typing import NamedTuple, Protocol
@@ -48,27 +49,25 @@ class Monitor(Protocol):
     """Tells that a client is done, or left out."""
 
 
+_numbers = itertools.count()
+
+
 class ClientFunctions:
   """Loaded `compiler.ClientPrograms`, for several threads of a process.
 
   Attributes:
-    sums: whether clients are summed. False: `zero` and `merge` are not set.
     zero: the empty accumulator.
     merge: two accumulators to one.
-    zero_lock: to be held where threads share `zero`.
   """
 
   def __init__(self, programs: compiler.ClientPrograms):
     self._programs = programs
     self._read = programs.read and programs.read.program.load()
-    self._cache = prefetch.CLIENT_CACHE.part()
+    self._number = next(_numbers)
     self._work = {0: programs.work.load()}
     self._lock = threading.Lock()
-    self.zero_lock = threading.Lock()
-    self.sums = programs.zero is not None
-    if self.sums:
-      self.zero = programs.zero.load()
-      self.merge = programs.merge.load()
+    self.zero = programs.zero.load()
+    self.merge = programs.merge.load()
 
   def build_reader(
       self,
@@ -87,7 +86,7 @@ class ClientFunctions:
         elements=self._programs.read.elements if self._read else (),
         get_client=get_client,
         num_threads=num_threads,
-        cache=self._cache,
+        computation=self._number,
     )
 
   def get_work(self, slot: int) -> graph.Function:
@@ -107,12 +106,12 @@ def run_block(
     slot: int,
     device: str,
     zero: Sequence[tf.Tensor],
+    broadcast: Sequence[tf.Tensor],
     get_client: Callable[[int], Sequence[tf.Tensor]],
-    get_broadcast: Callable[[], Sequence[tf.Tensor]],
     reader: prefetch.Reader,
     get_upcoming: Callable[[], Sequence[int]],
     monitor: Monitor,
-) -> list:
+) -> Sequence[tf.Tensor]:
   """Trains clients one after another.
 
   Args:
@@ -120,21 +119,20 @@ def run_block(
     functions: of the computation.
     slot: number of the worker among those that share `functions`.
     device: the logical device that this runs on, for records.
-    zero: the empty accumulator; empty where nothing is summed.
+    zero: the empty accumulator.
+    broadcast: as it is on this device.
     get_client: a client's flat values by its position.
-    get_broadcast: the broadcast on this device.
     reader: reads clients by their positions.
     get_upcoming: positions of clients that may come after the last of these.
     monitor: told of each client.
 
   Returns:
-    The sum of the clients' updates or, where nothing is summed, each client's
-    result.
+    The sum of the clients' updates.
 
   Raises:
     scheduler.Stopped: by `monitor`, which ends the round.
   """
-  accumulator, results = zero, []
+  accumulator = zero
   for index, position in enumerate(positions):
     monitor.begin(position, device)
     start_sec = ready_sec = time.monotonic()
@@ -144,13 +142,9 @@ def run_block(
       for following in positions[index + 1 : index + 2] or get_upcoming():
         reader.start(following)
       ready_sec = time.monotonic()
-      outputs = work(
-          *accumulator, *get_client(position), *get_broadcast(), *datasets
+      accumulator = work(
+          *accumulator, *get_client(position), *broadcast, *datasets
       )
-      if functions.sums:
-        accumulator = outputs
-      else:
-        results.append(outputs)
     except Exception as error:  # pylint: disable=broad-exception-caught
       monitor.fail(position, error, device)
     monitor.end(
@@ -162,4 +156,4 @@ def run_block(
             ready_sec - start_sec,
         )
     )
-  return accumulator if functions.sums else results
+  return accumulator

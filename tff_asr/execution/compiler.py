@@ -17,15 +17,15 @@ it has one (`client_datasets`).
 https://www.tensorflow.org/federated/api_docs/python/tff/backends/mapreduce
 
 Other computations become one program: server-only federated ones (such as
-`process.initialize`) and those without placements. A computation that returns
-one client-placed value becomes `prepare` and a `work` without accumulation.
+`process.initialize`) and those without placements. What returns values of the
+clients is left to the native context.
 
 The computation is first wrapped to the shape that MapReduceForm asks for (one
 server and one client argument, a state that passes through), so any number of
 placed arguments and server-placed results will do.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -61,15 +61,15 @@ class ClientPrograms(NamedTuple):
 
   Attributes:
     read: `D -> V`, or None where the work makes no datasets.
-    work: `<A, D, C, V> -> A`, or `<D, C, V> -> R` where nothing is summed.
-    zero: `-> A`, or None where nothing is summed.
-    merge: `<A, A> -> A`, or None where nothing is summed.
+    work: `<A, D, C, V> -> A`.
+    zero: `-> A`.
+    merge: `<A, A> -> A`.
   """
 
   read: client_datasets.Read | None
   work: graph.Program
-  zero: graph.Program | None = None
-  merge: graph.Program | None = None
+  zero: graph.Program
+  merge: graph.Program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,17 +78,17 @@ class Round:
 
   Attributes:
     arguments: where server and client values are in the argument.
-    result: the layout of the result; without aggregation, of one client's.
+    result: the layout of the result.
     prepare: `S -> C`.
     clients: what runs at clients.
-    finish: `<S, A> -> X`, or None where each client's result is returned.
+    finish: `<S, A> -> X`.
   """
 
   arguments: 'PlacedArguments'
   result: values.Layout
   prepare: graph.Program
   clients: ClientPrograms
-  finish: graph.Program | None = None
+  finish: graph.Program
 
 
 def compile_computation(comp: tff.Computation) -> Local | Round:
@@ -99,9 +99,8 @@ def compile_computation(comp: tff.Computation) -> Local | Round:
       - a federated computation whose arguments are server-placed or (not
         all-equal) client-placed and whose results are all server-placed, with
         one round of broadcast followed by aggregation;
-      - the same without aggregation and with one client-placed result;
       - a federated computation with server-placed values only;
-      - a computation without 
+      - a computation without placements.
 
   Returns:
     A `Round`, or a `Local` where there are no clients. The programs pickle.
@@ -112,14 +111,12 @@ def compile_computation(comp: tff.Computation) -> Local | Round:
   try:
     return _compile(comp)
   except Exception as error:
-    reason = ' '.join(str(error).split())
-    if len(reason) > 300:
-      reason = reason[:300] + '...'
     signature = comp.type_signature.compact_representation()
+    reason = ' '.join(str(error).split())
     raise UncompilableError(
-        f'The computation of type {_shorten(signature)} cannot run in this '
-        f'process ({type(error).__name__}: {reason}); run it in the native '
-        'context, tff_asr.execution.native.build_sync_context() or '
+        f'The computation of type {signature[:200]} cannot run in this '
+        f'process ({type(error).__name__}: {reason[:300]}); run it in the '
+        'native context, tff_asr.execution.native.build_sync_context() or '
         'build_async_context().'
     ) from error
 
@@ -137,11 +134,11 @@ def _compile(comp: tff.Computation) -> Local | Round:
   ):
     return _compile_unplaced(comp)
   arguments = PlacedArguments(signature.parameter)
-  found = {leaf.placement for leaf in _get_placed_types(signature.result)}
-  if found == {tff.CLIENTS, tff.SERVER}:
-    raise ValueError('the results are placed at both server and clients')
-  if found == {tff.CLIENTS}:
-    return _compile_client_map(comp, arguments)
+  if any(
+      leaf.placement is tff.CLIENTS
+      for leaf in _get_placed_types(signature.result)
+  ):
+    raise ValueError('a result is placed at the clients')
   if not len(arguments.client_type):
     return _compile_server_only(comp, arguments)
   return _compile_round(comp, arguments)
@@ -178,7 +175,7 @@ def _local(comp: tff.Computation, comp_graph: graph.Graph) -> Local:
   return Local(
       argument=values.Layout(comp.type_signature.parameter),
       result=values.Layout(comp.type_signature.result),
-      run=graph.single(comp_graph),
+      run=graph.Program((comp_graph,)),
   )
 
 
@@ -186,134 +183,53 @@ def _compile_round(
     comp: tff.Computation, arguments: 'PlacedArguments'
 ) -> Round:
   """The programs of a computation that aggregates over clients."""
-  wrapped = _wrap(
-      arguments,
+  wrapped = tff.federated_computation(
       lambda server, clients: (
           server, _zip(comp(arguments.assemble(server, clients)))
       ),
+      tff.FederatedType(arguments.server_type, tff.SERVER),
+      tff.FederatedType(arguments.client_type, tff.CLIENTS),
   )
   form = tff.backends.mapreduce.get_map_reduce_form_for_computation(
       wrapped, _CONFIG
   )
-  update_type, *secure_types = form.work.type_signature.result
+  _, *secure_types = form.work.type_signature.result
   if any(values.Layout(part).specs for part in secure_types):
     raise ValueError(
         'found a secure sum, which simulations do not run; use federated_sum'
     )
-  work = graph.from_computation(form.work)
-  num_clients = len(arguments.client.specs)
-  work, read = client_datasets.split(
-      work, client_inputs=work.inputs[:num_clients]
+  prepare, zero, work, accumulate, merge, report, update = map(
+      graph.from_computation,
+      (
+          form.prepare,
+          form.zero,
+          form.work,
+          form.accumulate,
+          form.merge,
+          form.report,
+          form.update,
+      ),
   )
-  accumulate = graph.from_computation(form.accumulate)
-  report = graph.from_computation(form.report)
-  update = graph.from_computation(form.update)
-  zero = graph.from_computation(form.zero)
-  num_sums = len(zero.outputs)
-  num_servers = len(values.Layout(arguments.server_type).specs)
-  num_updates = len(values.Layout(update_type).specs)
-  # Each program's arguments, and then the outputs of its first stage.
-  num_given = num_sums + len(work.inputs)
-  num_at_end = num_servers + num_sums
+  work, read = client_datasets.split(
+      work, client_inputs=work.inputs[: len(arguments.client.specs)]
+  )
+  num_servers = len(arguments.server.specs)
   return Round(
       arguments=arguments,
       result=values.Layout(comp.type_signature.result),
-      prepare=graph.single(graph.from_computation(form.prepare)),
+      prepare=graph.Program((prepare,)),
       clients=ClientPrograms(
           read=read,
-          work=graph.Program(
-              stages=(
-                  graph.Stage(work, range(num_sums, num_given)),
-                  graph.Stage(
-                      accumulate,
-                      (
-                          *range(num_sums),
-                          *range(num_given, num_given + num_updates),
-                      ),
-                  ),
-              ),
-              outputs=range(num_sums),
-              num_arguments=num_given,
-          ),
-          zero=graph.single(zero),
-          merge=graph.single(graph.from_computation(form.merge)),
+          work=graph.Program((work, accumulate), num_kept=len(zero.outputs)),
+          zero=graph.Program((zero,)),
+          merge=graph.Program((merge,)),
       ),
       finish=graph.Program(
-          stages=(
-              graph.Stage(report, range(num_servers, num_at_end)),
-              graph.Stage(
-                  update,
-                  (
-                      *range(num_servers),
-                      *range(num_at_end, num_at_end + len(report.outputs)),
-                  ),
-              ),
-          ),
-          # The first outputs of `update` are the state that passes through.
-          outputs=range(num_servers, len(update.outputs)),
-          num_arguments=num_at_end,
+          (report, update),
+          num_kept=num_servers,
+          # The first outputs are the state that passes through.
+          first_output=num_servers,
       ),
-  )
-
-
-def _compile_client_map(
-    comp: tff.Computation, arguments: 'PlacedArguments'
-) -> Round:
-  """The programs of a computation that returns one value a client."""
-  result = comp.type_signature.result
-  if not isinstance(result, tff.FederatedType) or result.all_equal:
-    raise ValueError(f'the client-placed result is {result}')
-  if not len(arguments.client_type):
-    raise ValueError('there is no client argument to count the clients by')
-  wrapped = _wrap(
-      arguments,
-      lambda server, clients: comp(arguments.assemble(server, clients)),
-  )
-  form = tff.backends.mapreduce.get_broadcast_form_for_computation(
-      wrapped, _CONFIG
-  )
-  prepare = graph.from_computation(form.compute_server_context)
-  work = graph.from_computation(form.client_processing)
-  # This form takes <C, D>; here all work takes the client's values first.
-  num_clients = len(arguments.client.specs)
-  num_broadcast = len(prepare.outputs)
-  work, read = client_datasets.split(
-      work, client_inputs=work.inputs[num_broadcast:]
-  )
-  num_inputs = len(work.inputs)
-  num_placed = num_clients + num_broadcast
-  return Round(
-      arguments=arguments,
-      result=values.Layout(result.member),
-      prepare=graph.single(prepare),
-      clients=ClientPrograms(
-          read=read,
-          work=graph.Program(
-              stages=(
-                  graph.Stage(
-                      work,
-                      (
-                          *range(num_clients, num_placed),
-                          *range(num_clients),
-                          *range(num_placed, num_inputs),
-                      ),
-                  ),
-              ),
-              outputs=range(len(work.outputs)),
-              num_arguments=num_inputs,
-          ),
-      ),
-  )
-
-
-def _wrap(
-    arguments: 'PlacedArguments', body: Callable[[Any, Any], Any]
-) -> tff.Computation:
-  """A computation of one server and one client argument."""
-  return tff.federated_computation(
-      body,
-      tff.FederatedType(arguments.server_type, tff.SERVER),
-      tff.FederatedType(arguments.client_type, tff.CLIENTS),
   )
 
 
@@ -335,10 +251,6 @@ def _zip(result: Any) -> Any:
   return tff.federated_zip(result)
 
 
-def _shorten(text: str) -> str:
-  return text if len(text) <= 200 else text[:200] + '...'
-
-
 class PlacedArguments:
   """Splits an argument into its server-placed and its client-placed values.
 
@@ -346,6 +258,7 @@ class PlacedArguments:
     server_type: a struct of the members of all server-placed arguments.
     client_type: a struct of the members of all client-placed arguments; an
       empty struct if there is none.
+    server: the layout of the server's values.
     client: the layout of one client's values.
   """
 
@@ -366,7 +279,7 @@ class PlacedArguments:
         )
         for placement in (tff.SERVER, tff.CLIENTS)
     )
-    self._server = values.Layout(self.server_type)
+    self.server = values.Layout(self.server_type)
     self.client = values.Layout(self.client_type)
 
   def split(self, argument: Any) -> tuple[list[tf.Tensor], list[tuple]]:
@@ -380,14 +293,14 @@ class PlacedArguments:
       ValueError: client arguments of different lengths.
     """
     servers, clients = [], []
-    _split(argument, self._type, servers, clients, 'argument')
+    _split(argument, self._type, 'argument', servers, clients)
     lengths = {len(members) for members in clients}
     if len(lengths) > 1:
       raise ValueError(
           'All client arguments must be lists of one length, found lengths '
           f'{[len(members) for members in clients]}.'
       )
-    return self._server.flatten(servers, name='server argument'), list(
+    return self.server.flatten(servers, name='server argument'), list(
         zip(*clients)
     )
 
@@ -420,17 +333,12 @@ def _get_placed_types(type_spec: tff.Type | None) -> list[tff.FederatedType]:
 
 
 def _split(
-    value: Any, type_spec: tff.Type, servers: list, clients: list, name: str
+    value: Any, type_spec: tff.Type, name: str, servers: list, clients: list
 ) -> None:
   """Appends the placed values under `value` to `servers` and `clients`."""
   if isinstance(type_spec, tff.StructType):
-    names = [field for field, _ in tff.structure.iter_elements(type_spec)]
-    fields = values.get_fields(value, names, name=name)
-    for index, (field, (label, part)) in enumerate(
-        zip(fields, tff.structure.iter_elements(type_spec))
-    ):
-      suffix = f'.{label}' if label else f'[{index}]'
-      _split(field, part, servers, clients, name + suffix)
+    for field in values.iter_fields(value, type_spec, name):
+      _split(*field, servers, clients)
   elif type_spec.placement is tff.SERVER:
     servers.append(value)
   elif isinstance(value, (list, tuple)):

@@ -27,7 +27,6 @@ from tff_asr import checks
 from tff_asr.execution import client_loop
 from tff_asr.execution import compiler
 from tff_asr.execution import malloc_trim
-from tff_asr.execution import reduction
 from tff_asr.execution import round_execution
 from tff_asr.execution import scheduler
 
@@ -62,11 +61,6 @@ class Settings:
     checks.in_range(0, 1, max_failed_share=self.max_failed_share)
     if self.client_timeout_sec is not None:
       checks.positive(client_timeout_sec=self.client_timeout_sec)
-    if self.client_cost is not None and not callable(self.client_cost):
-      raise ValueError(
-          'client_cost must be None or a function of one client, found '
-          f'{self.client_cost!r}.'
-      )
 
 
 class Cache:
@@ -102,7 +96,7 @@ class _Loaded:
     compiled: the computation as programs.
     lock: held while it runs: functions with variables allow one call at a time.
     prepare: of a `compiler.Round`.
-    finish: of a `compiler.Round` that aggregates.
+    finish: of a `compiler.Round`.
     clients: made by a runner's `load_clients`.
   """
 
@@ -117,11 +111,10 @@ class _Loaded:
       # Graph optimization makes constants of what a program without arguments
       # returns, such as a process's first state. They would take memory for as
       # long as the program is loaded.
-      is_constant = not compiled.run.num_arguments
-      self._run = None if is_constant else compiled.run.load()
+      self._run = compiled.run.load() if compiled.argument.specs else None
       return
     self.prepare = compiled.prepare.load()
-    self.finish = compiled.finish and compiled.finish.load()
+    self.finish = compiled.finish.load()
     self.clients = load_clients(compiled.clients)
 
   def run(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -164,13 +157,8 @@ class Runner(abc.ABC):
   @abc.abstractmethod
   def run_clients(
       self, execution: round_execution.RoundExecution
-  ) -> list[Any]:
-    """Runs all clients of a round.
-
-    Returns:
-      The total alone; without aggregation, one list per block with each
-      client's result. Results are lists of tensors.
-    """
+  ) -> list[tf.Tensor]:
+    """Runs all clients of a round, at least one; returns the total."""
 
   def invoke(
       self, comp: tff.Computation, arg: Any, *, stop: threading.Event
@@ -197,30 +185,26 @@ class Runner(abc.ABC):
     broadcast = loaded.prepare(*server)
     # Here, too: of the round before, what nobody holds any more.
     malloc_trim.give_back(broadcast)
-    max_failed, merges = 0, ()  # Without a sum, each result is asked for.
-    if compiled.finish:
-      max_failed = int(self.settings.max_failed_share * len(clients))
-      merges = reduction.plan(len(blocks))
     execution = round_execution.RoundExecution(
         compiled=compiled,
         functions=loaded.clients,
         clients=clients,
         broadcast=broadcast,
         scheduler=scheduler.Scheduler(
-            blocks, merges=merges, max_unmerged=self._max_unmerged
+            blocks, max_unmerged=self._max_unmerged
         ),
         stop=stop,
-        max_failed=max_failed,
+        max_failed=int(self.settings.max_failed_share * len(clients)),
         timeout_sec=self.settings.client_timeout_sec,
     )
-    outputs = self.run_clients(execution) if clients else []
+    if clients:
+      total = self.run_clients(execution)
+    else:
+      total = compiled.clients.zero.load()()
     self.last_timeline = sorted(
         execution.timeline, key=lambda interval: interval.start_sec
     )
     self.last_failures = execution.failures
-    if not compiled.finish:
-      return _collect(blocks, outputs, compiled.result.pack)
-    (total,) = outputs or [compiled.clients.zero.load()()]
     malloc_trim.give_back(total)
     results = loaded.finish(*server, *total)
     malloc_trim.give_back(results)
@@ -233,20 +217,6 @@ class Runner(abc.ABC):
         self.settings.client_cost(client[0] if len(client) == 1 else client)
         for client in clients
     ]
-
-
-def _collect(
-    blocks: Sequence[scheduler.Block],
-    outputs: Sequence[Sequence[list[tf.Tensor]]],
-    pack: Callable[[list[tf.Tensor]], Any],
-) -> list[Any]:
-  """Each client's result, in the order of the cohort."""
-  by_position = {
-      position: pack(tensors)
-      for block, results in zip(blocks, outputs)
-      for position, tensors in zip(block.positions, results)
-  }
-  return [by_position[position] for position in range(len(by_position))]
 
 
 class _RunnerContext:

@@ -86,46 +86,25 @@ def from_computation(comp: tff.Computation) -> Graph:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
-  """A graph of a program, and where its inputs come from.
-
-  Attributes:
-    graph: the graph.
-    sources: for each input an index into the program's arguments followed by
-      the outputs of all earlier stages.
-  """
-
-  graph: Graph
-  sources: Sequence[int]
-
-
-@dataclasses.dataclass(frozen=True)
 class Program:
   """Graphs chained to one function of flat tensors.
 
+  Each graph after the first takes the program's leading arguments, which the
+  first does not see, followed by the outputs of the graph before.
+
   Attributes:
-    stages: the graphs in the order in which they feed each other.
-    outputs: the outputs of the last stage that the function returns.
-    num_arguments: how many tensors the function takes.
+    graphs: in the order in which they feed each other.
+    num_kept: how many leading arguments pass the first graph by.
+    first_output: the outputs of the last graph from this one on are returned.
   """
 
-  stages: tuple[Stage, ...]
-  outputs: Sequence[int]
-  num_arguments: int
+  graphs: tuple[Graph, ...]
+  num_kept: int = 0
+  first_output: int = 0
 
   def load(self) -> 'Function':
     """Imports the program into this process, under names of its own."""
     return Function(self)
-
-
-def single(graph: Graph) -> Program:
-  """Returns the program that runs one graph as it is."""
-  num_inputs = len(graph.inputs)
-  return Program(
-      stages=(Stage(graph, range(num_inputs)),),
-      outputs=range(len(graph.outputs)),
-      num_arguments=num_inputs,
-  )
 
 
 class Function:
@@ -140,20 +119,26 @@ class Function:
     """Imports `program`; `Program.load` is the way to call this."""
     prefix = f'load{next(_load_counter)}_'
     graph_defs = [
-        _parse_renamed(stage.graph, f'{prefix}{number}_')
-        for number, stage in enumerate(program.stages)
+        _parse_renamed(graph, f'{prefix}{number}_')
+        for number, graph in enumerate(program.graphs)
     ]
     self.has_variables = any(map(has_variables, graph_defs))
     self._function = tf.compat.v1.wrap_function(
-        _build_body(program, graph_defs), signature=_argument_specs(program)
+        _build_body(program, graph_defs),
+        signature=[
+            tf.TensorSpec(spec.shape, spec.dtype)
+            for spec in (
+                *program.graphs[-1].specs[: program.num_kept],
+                *program.graphs[0].specs,
+            )
+        ],
     )
     self._initializers = [
         tf.compat.v1.wrap_function(
-            _build_initializer(graph_def, stage.graph.initialize_op),
-            signature=[],
+            _build_initializer(graph_def, graph.initialize_op), signature=[]
         )
-        for stage, graph_def in zip(program.stages, graph_defs)
-        if stage.graph.initialize_op
+        for graph, graph_def in zip(program.graphs, graph_defs)
+        if graph.initialize_op
     ]
     self._initialized_devices = set()
     self._lock = threading.Lock()
@@ -263,43 +248,44 @@ def _extract(
 ) -> tf.compat.v1.GraphDef:
   """The part of the graph that the target tensors or ops depend on."""
   needed = find_needed(graph_def, targets)
-  extracted = tf.compat.v1.GraphDef()
-  extracted.versions.CopyFrom(graph_def.versions)
-  extracted.library.CopyFrom(graph_def.library)
-  for node in graph_def.node:
-    if node.name in needed:
-      kept = extracted.node.add()
-      kept.CopyFrom(node)
-      if '_class' in kept.attr:
-        groups = [
-            group
-            for group in kept.attr['_class'].list.s
-            if group.decode().removeprefix('loc:@') in needed
-        ]
-        kept.attr['_class'].list.s[:] = groups
+  extracted = tf.compat.v1.GraphDef(
+      versions=graph_def.versions,
+      library=graph_def.library,
+      node=[node for node in graph_def.node if node.name in needed],
+  )
+  for node in extracted.node:
+    if '_class' in node.attr:
+      node.attr['_class'].list.s[:] = [
+          group
+          for group in node.attr['_class'].list.s
+          if group.decode().removeprefix('loc:@') in needed
+      ]
   return extracted
 
 
 def _build_body(
     program: Program, graph_defs: Sequence[tf.compat.v1.GraphDef]
 ) -> Callable[..., list[tf.Tensor]]:
-  """The Python body that imports the stages into one function."""
+  """The Python body that imports the graphs into one function."""
 
   def body(*arguments):
-    tensors = list(arguments)
-    for number, stage in enumerate(program.stages):
-      names = stage.graph.outputs
-      if stage is program.stages[-1]:
-        names = [names[index] for index in program.outputs]
+    kept = arguments[: program.num_kept]
+    tensors = arguments[program.num_kept :]
+    for number, graph in enumerate(program.graphs):
+      if number:
+        tensors = (*kept, *tensors)
+      names = graph.outputs
+      if graph is program.graphs[-1]:
+        names = names[program.first_output :]
       graph_def = _extract(graph_defs[number], names)
       present = {node.name for node in graph_def.node}
       input_map = {
-          name: tensors[source]
-          for name, source in zip(stage.graph.inputs, stage.sources)
+          name: tensor
+          for name, tensor in zip(graph.inputs, tensors, strict=True)
           if node_name(name) in present
       }
-      if node_name(stage.graph.session_token) in present:
-        input_map[stage.graph.session_token] = tf.constant('')
+      if node_name(graph.session_token) in present:
+        input_map[graph.session_token] = tf.constant('')
       outputs = tf.graph_util.import_graph_def(
           graph_def,
           input_map=input_map,
@@ -307,9 +293,8 @@ def _build_body(
           name=f'stage{number}',
       )
       # An output that is an input comes back as the unfed placeholder.
-      outputs = list(map(input_map.get, names, outputs))
-      tensors += outputs
-    return list(map(tf.identity, outputs))
+      tensors = list(map(input_map.get, names, outputs))
+    return list(map(tf.identity, tensors))
 
   return body
 
@@ -329,15 +314,6 @@ def _build_initializer(
       return tf.constant(0)
 
   return body
-
-
-def _argument_specs(program: Program) -> list[tf.TensorSpec]:
-  specs = {
-      source: tf.TensorSpec(spec.shape, spec.dtype)
-      for stage in program.stages
-      for source, spec in zip(stage.sources, stage.graph.specs)
-  }
-  return [specs[index] for index in range(program.num_arguments)]
 
 
 def _binding_names(binding) -> list[str]:
@@ -385,30 +361,23 @@ def find_ops(
     graph_def: tf.compat.v1.GraphDef, names: Iterable[str]
 ) -> set[str]:
   """Ops of these nodes and of all functions that they call or hand on."""
+  names = set(names)
   functions = {
-      function.signature.name: function
+      function.signature.name: function.node_def
       for function in graph_def.library.function
   }
-  names = set(names)
   pending = [node for node in graph_def.node if node.name in names]
-  seen, ops = set(), set()
+  ops = set()
   while pending:
     node = pending.pop()
     ops.add(node.op)
-    called = {node.op, *_find_function_names(node)} & functions.keys() - seen
-    seen |= called
-    for name in called:
-      pending.extend(functions[name].node_def)
+    called = {node.op}
+    for attribute in node.attr.values():
+      called.add(attribute.func.name)
+      called.update(function.name for function in attribute.list.func)
+    for name in called & functions.keys():
+      pending.extend(functions.pop(name))
   return ops
-
-
-def _find_function_names(node: tf.compat.v1.NodeDef) -> set[str]:
-  """Names of the functions that a node's attributes hold."""
-  names = set()
-  for attribute in node.attr.values():
-    names.add(attribute.func.name)
-    names.update(function.name for function in attribute.list.func)
-  return names
 
 
 def has_variables(graph_def: tf.compat.v1.GraphDef) -> bool:

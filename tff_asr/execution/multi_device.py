@@ -34,8 +34,6 @@ tensors for rank one and more, and NumPy values for scalars and strings
 from collections.abc import Sequence
 import dataclasses
 import functools
-import threading
-from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -128,10 +126,10 @@ class _Runner(context.Runner):
 
   def run_clients(
       self, execution: round_execution.RoundExecution
-  ) -> list[Any]:
+  ) -> list[tf.Tensor]:
+    places = self._places[: len(execution.clients)]
     replicas = {
-        device: _Replica(device, execution.broadcast)
-        for device in self._devices
+        device: _Replica(device, execution) for device in set(places)
     }
     # The execution does not own the reader: in such a cycle all tensors of the
     # round would wait for Python's collector.
@@ -144,9 +142,7 @@ class _Runner(context.Runner):
               functools.partial(
                   self._work, execution, replicas[device], slot, reader
               )
-              for slot, device in enumerate(
-                  self._places[: len(execution.clients)]
-              )
+              for slot, device in enumerate(places)
           ],
           timeout_sec=execution.timeout_sec,
       )
@@ -162,26 +158,25 @@ class _Runner(context.Runner):
       reader: prefetch.Reader,
   ) -> None:
     """A worker thread: one task after another until none is left."""
-    functions = execution.functions
     tasks = execution.scheduler
 
     def get_upcoming():
       # Any worker may get the next blocks, so as many are read as there are.
       return [b.positions[0] for b in tasks.upcoming(len(self._places))]
 
-    def run(task: scheduler.Task) -> list:
+    def run(task: scheduler.Task) -> Sequence[tf.Tensor]:
       if isinstance(task, reduction.Merge):
         left, right = tasks.get_parts(task)
         with tf.device(self._server_device):
-          return functions.merge(*left, *right)
+          return execution.functions.merge(*left, *right)
       return client_loop.run_block(
           task.positions,
-          functions=functions,
+          functions=execution.functions,
           slot=slot,
           device=replica.device,
-          zero=replica.get_zero(functions) if functions.sums else (),
+          zero=replica.zero,
+          broadcast=replica.broadcast,
           get_client=execution.get_client,
-          get_broadcast=replica.get_broadcast,
           reader=reader,
           get_upcoming=get_upcoming,
           monitor=execution,
@@ -194,37 +189,19 @@ class _Runner(context.Runner):
 
 
 class _Replica:
-  """What the clients of one device share in a round."""
+  """What the clients of one device share in a round, on that device."""
 
-  def __init__(self, device: str, broadcast: Sequence[tf.Tensor]):
+  def __init__(
+      self, device: str, execution: round_execution.RoundExecution
+  ):
     self.device = device
-    self._server_broadcast = broadcast
-    self._lock = threading.Lock()
-    self._broadcast = None
-    self._zero = None
-
-  def get_broadcast(self) -> list[tf.Tensor]:
-    """The broadcast on this device, copied at the first call."""
-    with self._lock:
-      if self._broadcast is None:
-        self._broadcast = [
-            _copy(tensor, self.device) for tensor in self._server_broadcast
-        ]
-      return self._broadcast
-
-  def get_zero(
-      self, functions: client_loop.ClientFunctions
-  ) -> list[tf.Tensor]:
-    """The empty accumulator on this device, made at the first call."""
-    with functions.zero_lock, self._lock:
-      if self._zero is None:
-        self._zero = functions.zero()
-      return self._zero
+    with tf.device(device):
+      self.broadcast = [_copy(tensor) for tensor in execution.broadcast]
+      self.zero = execution.functions.zero()
 
 
-def _copy(tensor: tf.Tensor, device: str) -> tf.Tensor:
-  """The tensor on a device; integers, strings and datasets stay on the host."""
-  if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
-    return tensor
-  with tf.device(device):
+def _copy(tensor: tf.Tensor) -> tf.Tensor:
+  """The tensor on this device; integers, strings and datasets stay put."""
+  if tensor.dtype.is_floating or tensor.dtype.is_complex:
     return tf.identity(tensor)
+  return tensor

@@ -7,16 +7,14 @@ only, and outlives the Python process unless it is stopped. Take it for
 computations that `multi_device` refuses, and to compare with.
 
 The worker is stopped when Python exits, normally or by an exception, at
-Ctrl-C, when a call is cancelled, and at the end of `stopped_at_end`. A process
+Ctrl-C, when a call is cancelled, and by `stop`. A process
 ended by a signal that Python does not handle runs no such code: SIGKILL, and
 SIGTERM unless a handler is set, as `tff_asr.launch` does.
 """
 
 import asyncio
 import atexit
-from collections.abc import Iterator
 from concurrent import futures
-import contextlib
 import inspect
 import re
 import signal
@@ -62,15 +60,6 @@ def build_async_context(
 def stop() -> None:
   """Ends every worker of this process; build a new context to go on."""
   process_cleanup.end_children(_WORKER)
-
-
-@contextlib.contextmanager
-def stopped_at_end() -> Iterator[None]:
-  """Ends every worker of this process when the `with` block ends."""
-  try:
-    yield
-  finally:
-    stop()
 
 
 class _Caller:

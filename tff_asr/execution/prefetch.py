@@ -7,15 +7,14 @@ same order. A minute of int16 audio takes 2 MB; of a client with more than
 
 In a simulation clients come again, so a process caches the data of the clients
 read last, up to `MAX_CACHE_BYTES`, for the next rounds. The key of a client's
-datasets is its values (its id, as a rule), which determine them for a
-computation: `client_datasets` separates nothing else. All computations of a
-process share the memory of `CLIENT_CACHE`.
+datasets is the computation with its values (its id, as a rule), which determine
+them: `client_datasets` separates nothing else. All computations of a process
+share the memory of `CLIENT_CACHE`.
 """
 
 import collections
 from collections.abc import Callable, Hashable, Sequence
 from concurrent import futures
-import itertools
 import threading
 
 import tensorflow as tf
@@ -35,12 +34,7 @@ class ClientCache:
     self._max_bytes = max_bytes
     self._num_bytes = 0
     self._kept = collections.OrderedDict()
-    self._part_numbers = itertools.count()
     self._lock = threading.Lock()
-
-  def part(self) -> 'Part':
-    """Returns a new computation's own part, whose keys are nobody else's."""
-    return Part(self, next(self._part_numbers))
 
   def clear(self) -> None:
     """Forgets all datasets."""
@@ -77,36 +71,19 @@ class ClientCache:
         self._num_bytes -= freed
 
 
-class Part:
-  """One computation's clients in a `ClientCache`, by `key_of` their values."""
-
-  def __init__(self, whole: ClientCache, number: int):
-    self._whole = whole
-    self._number = number
-
-  def get(self, key: Hashable | None) -> list[tf.Tensor] | None:
-    """As `ClientCache.get`; None has no datasets."""
-    return None if key is None else self._whole.get((self._number, key))
-
-  def put(
-      self, key: Hashable | None, datasets: list[tf.Tensor], num_bytes: int
-  ) -> None:
-    """As `ClientCache.put`; under None nothing is kept."""
-    if key is not None:
-      self._whole.put((self._number, key), datasets, num_bytes)
-
-
 CLIENT_CACHE = ClientCache()
 
 
-def key_of(values: Sequence[tf.Tensor]) -> Hashable | None:
-  """A client's values as a key; None where they are not small (data itself)."""
+def key_of(
+    computation: Hashable, values: Sequence[tf.Tensor]
+) -> Hashable | None:
+  """A client's key; None where its values are not small (data itself)."""
   if any(
       value.dtype in (tf.variant, tf.resource) or value.shape.rank != 0
       for value in values
   ):
     return None
-  return tuple((value.dtype.name, value.numpy()) for value in values)
+  return computation, *((value.dtype.name, value.numpy()) for value in values)
 
 
 class Reader:
@@ -119,7 +96,8 @@ class Reader:
       elements: Sequence[Sequence[tf.TensorSpec]],
       get_client: Callable[[Hashable], Sequence[tf.Tensor]],
       num_threads: int,
-      cache: Part,
+      computation: Hashable,
+      cache: ClientCache = CLIENT_CACHE,
       max_bytes: int = MAX_CLIENT_BYTES,
   ):
     """Prepares to read; starts no thread yet.
@@ -129,6 +107,7 @@ class Reader:
       elements: flat specs of each dataset's elements.
       get_client: the flat values of a client by its key.
       num_threads: how many clients are read at once.
+      computation: whose clients these are, in `cache`.
       cache: clients that need not be read again.
       max_bytes: what is kept of a client at most.
     """
@@ -136,6 +115,7 @@ class Reader:
     self._elements = elements
     self._get_client = get_client
     self._max_bytes = max_bytes
+    self._computation = computation
     self._cache = cache
     self._threads = futures.ThreadPoolExecutor(
         num_threads, thread_name_prefix='read clients'
@@ -172,14 +152,14 @@ class Reader:
     if self._read is None:
       return []
     values = self._get_client(key)
-    name = key_of(values)
+    name = key_of(self._computation, values)
     datasets = self._cache.get(name)
     if datasets is not None:
       return datasets
     with tf.device('/device:CPU:0'):
       read = self._read(*values)
       cached, sizes = zip(*map(self._drain, read, self._elements))
-    if all(dataset is not None for dataset in cached):
+    if name is not None and all(new is not None for new in cached):
       self._cache.put(name, list(cached), sum(sizes))
     return [old if new is None else new for old, new in zip(read, cached)]
 

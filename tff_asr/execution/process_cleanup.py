@@ -5,11 +5,10 @@ A child that outlives its parent keeps the parent's stdout open, so that
 """
 
 from collections.abc import Sequence
+import contextlib
 import time
 
 import psutil
-
-from tff_asr import checks
 
 
 def end_children(name: str, *, timeout_sec: float = 5.0) -> None:
@@ -20,7 +19,7 @@ def end_children(name: str, *, timeout_sec: float = 5.0) -> None:
 
   Args:
     name: name of the executable, such as 'worker_binary'.
-    timeout_sec: how long a child may take to terminate, at least 0.
+    timeout_sec: how long a child may take to terminate.
   """
   children = [
       child for child in psutil.Process().children() if _is_named(child, name)
@@ -32,23 +31,22 @@ def end(
     processes: Sequence[psutil.Process], *, timeout_sec: float = 5.0
 ) -> None:
   """Ends processes that this one started, as `end_children` does."""
-  checks.non_negative(timeout_sec=timeout_sec)
   for process in processes:
-    _ignore_gone(process.terminate)
-  if not _wait(processes, timeout_sec):
-    for process in processes:
-      _ignore_gone(process.kill)
-    _wait(processes, timeout_sec)
+    with contextlib.suppress(psutil.NoSuchProcess):
+      process.terminate()
+  _wait(processes, timeout_sec)
+  for process in processes:
+    if _runs(process):
+      with contextlib.suppress(psutil.NoSuchProcess):
+        process.kill()
+  _wait(processes, timeout_sec)
 
 
-def _wait(processes: Sequence[psutil.Process], timeout_sec: float) -> bool:
-  """Whether all processes ended within the time."""
+def _wait(processes: Sequence[psutil.Process], timeout_sec: float) -> None:
+  """Waits until all processes have ended, or the time is over."""
   deadline = time.monotonic() + timeout_sec
-  while any(map(_runs, processes)):
-    if time.monotonic() >= deadline:
-      return False
+  while any(map(_runs, processes)) and time.monotonic() < deadline:
     time.sleep(0.01)
-  return True
 
 
 def _runs(child: psutil.Process) -> bool:
@@ -63,10 +61,3 @@ def _is_named(child: psutil.Process, name: str) -> bool:
     return child.name() == name and _runs(child)
   except psutil.NoSuchProcess:
     return False
-
-
-def _ignore_gone(action) -> None:
-  try:
-    action()
-  except psutil.NoSuchProcess:
-    pass

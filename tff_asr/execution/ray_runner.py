@@ -16,11 +16,11 @@ from typing import Any
 
 from absl import logging
 import ray
+import tensorflow as tf
 
 from tff_asr.execution import compiler
 from tff_asr.execution import context
 from tff_asr.execution import devices
-from tff_asr.execution import path_digest
 from tff_asr.execution import ray_session
 from tff_asr.execution import ray_worker
 from tff_asr.execution import reduction
@@ -135,7 +135,7 @@ class RayRunner(context.Runner):
 
   def run_clients(
       self, execution: round_execution.RoundExecution
-  ) -> list[Any]:
+  ) -> list[tf.Tensor]:
     computation, programs = execution.functions
     key = ray_worker.RoundKey(
         number=next(self._rounds),
@@ -147,15 +147,13 @@ class RayRunner(context.Runner):
     actors = _Actors(execution, key, num_workers=len(self.members))
     try:
       # No time limit here: a worker that hangs can be ended and replaced.
-      results = execution.run(
+      total = execution.run(
           [functools.partial(actors.work, member) for member in self.members]
       )
     finally:
       for member in self.members:
         member.end_round(key.number)
-    if execution.compiled.finish:
-      return list(map(ray_worker.unpack, results))
-    return [list(map(ray_worker.unpack, block)) for block in results]
+    return ray_worker.unpack(total)
 
 
 class _Actors:
@@ -230,7 +228,7 @@ class _Actors:
         return
     else:
       result = self._run_block(member, task)
-    if self._tasks.is_output(task):
+    if self._tasks.is_last(task):
       try:
         result = self._wait(result)
       except ray.exceptions.ObjectLostError:
@@ -305,7 +303,9 @@ def _start(settings: Any) -> list[ActorSlot]:
       folder=os.getcwd(),
       num_threads=settings.cpus_per_worker,
       op_libraries=tuple(settings.op_libraries),
-      required_files=_digest_all(settings.required_paths),
+      required_files=ray_worker.digest_all(
+          settings.required_paths, machine='This machine'
+      ),
   )
   members = [
       ActorSlot(options, start_arguments)
@@ -326,16 +326,6 @@ def _start(settings: Any) -> list[ActorSlot]:
           'end other work on the cluster or lower num_workers.'
       )
   return members
-
-
-def _digest_all(paths: Sequence[str]) -> dict[str, str]:
-  try:
-    return {path: path_digest.digest(path) for path in paths}
-  except ValueError as error:
-    raise ValueError(
-        f'This machine cannot read {error}, which required_paths names; put the'
-        ' shards under this path on every machine.'
-    ) from error
 
 
 def _get(reference: ray.ObjectRef) -> Any:

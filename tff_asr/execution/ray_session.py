@@ -6,6 +6,7 @@ of logs is removed. A cluster that was joined is left, and goes on.
 """
 
 import atexit
+import contextlib
 import logging
 import os
 import shutil
@@ -63,12 +64,10 @@ def stop() -> None:
   """Leaves the cluster; stops it if this process started it."""
   global _folder
   with _lock:
-    processes = [
-        process
-        for parent in _processes
-        if parent.is_running()
-        for process in (parent, *_get_descendants(parent))
-    ]
+    processes = []
+    for parent in _processes:
+      with contextlib.suppress(psutil.NoSuchProcess):
+        processes += [parent, *parent.children(recursive=True)]
     _processes.clear()
     ray.shutdown()
     process_cleanup.end(processes)
@@ -118,10 +117,3 @@ def _join(address: str) -> None:
         'one machine and `ray start --address=HOST:PORT` on the others; this '
         'must be one of them.'
     ) from error
-
-
-def _get_descendants(parent: psutil.Process) -> list[psutil.Process]:
-  try:
-    return parent.children(recursive=True)
-  except psutil.NoSuchProcess:
-    return []

@@ -8,7 +8,7 @@ serialized graph.
 """
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
 import os
 import pickle
@@ -148,8 +148,8 @@ class RayWorker:
       clients: each client's packed values.
 
     Returns:
-      How it went; and the packed sum of the clients' updates or, where nothing
-      is summed, each client's packed result; None if it did not go to its end.
+      How it went; and the packed sum of the clients' updates, or None if it
+      did not go to its end.
     """
     with tf.device(self._device):
       functions = self._load(key)
@@ -159,24 +159,21 @@ class RayWorker:
       reader = functions.build_reader(values.get, num_threads=1)
       with contextlib.closing(reader):
         try:
-          outputs = client_loop.run_block(
+          total = client_loop.run_block(
               positions,
               functions=functions,
               slot=0,
               device=self._device,
-              zero=functions.zero() if functions.sums else (),
+              zero=functions.zero(),
+              broadcast=broadcast,
               get_client=values.get,
-              get_broadcast=lambda: broadcast,
               reader=reader,
               get_upcoming=list,
               monitor=monitor,
           )
         except scheduler.Stopped:
           return monitor.report(is_stopped=True), None
-      outputs = (
-          pack(outputs) if functions.sums else list(map(pack, outputs))
-      )
-      return monitor.report(is_stopped=False), outputs
+      return monitor.report(is_stopped=False), pack(total)
 
   def merge(
       self, key: RoundKey, parts: Sequence[Any]
@@ -269,15 +266,9 @@ def check_node(
   Raises:
     ValueError: naming the node and what it lacks.
   """
+  found = digest_all(required_files, machine=f'Node {node}')
   for path, digest in required_files.items():
-    try:
-      found = path_digest.digest(path)
-    except ValueError as error:
-      raise ValueError(
-          f'Node {node} cannot read {error}, which required_paths names; put '
-          'the shards where every node finds them under this path.'
-      ) from error
-    if found != digest:
+    if found[path] != digest:
       raise ValueError(
           f'Node {node} has other files at {path!r}, which required_paths '
           'names, than the program; copy the same corpus to every node.'
@@ -290,6 +281,17 @@ def check_node(
           f'Node {node} cannot import {name!r}, which op_libraries names: '
           f'{error}; install requirements.txt there.'
       ) from error
+
+
+def digest_all(paths: Iterable[str], *, machine: str) -> dict[str, str]:
+  """Returns `path_digest.digest` of each path; `machine` is for messages."""
+  try:
+    return {path: path_digest.digest(path) for path in paths}
+  except ValueError as error:
+    raise ValueError(
+        f'{machine} cannot read {error}, which required_paths names; put the '
+        'shards under this path on every machine.'
+    ) from error
 
 
 class _DatasetGraph(NamedTuple):

@@ -134,8 +134,8 @@ class RoundExecution:
       workers: Sequence[Callable[[], None]],
       *,
       timeout_sec: float | None = None,
-  ) -> list[Any]:
-    """Returns the results of the scheduler, worked on by all `workers`.
+  ) -> Any:
+    """Returns the result of the scheduler, worked on by all `workers`.
 
     Args:
       workers: each runs in a thread of its own, until the work is done or it
@@ -168,7 +168,7 @@ class RoundExecution:
       for thread in threads:
         thread.start()
         started.append(thread)
-      return self.scheduler.results()
+      return self.scheduler.result()
     except scheduler.Stopped:
       pass
     except BaseException:

@@ -18,7 +18,6 @@ import math
 import threading
 from typing import Any, NamedTuple
 
-from tff_asr import checks
 from tff_asr.execution import reduction
 
 # A block whose worker is lost each time (memory that does not suffice, a crash
@@ -58,23 +57,16 @@ def build_blocks(
   """Returns the blocks of a cohort.
 
   Args:
-    num_clients: size of the cohort, at least 0.
-    block_size: clients a block, at least 1; the last block may be smaller.
+    num_clients: size of the cohort.
+    block_size: clients a block; the last block may be smaller.
     costs: a finite number of at least 0 for each client, such as seconds of
       audio; None keeps the order of the cohort.
 
   Raises:
-    ValueError: an argument out of range, or not one cost a client.
+    ValueError: a cost out of range.
   """
-  checks.non_negative_int(num_clients=num_clients)
-  checks.positive_int(block_size=block_size)
   order = list(range(num_clients))
   if costs is not None:
-    if len(costs) != num_clients:
-      raise ValueError(
-          f'costs must hold one number a client, found {len(costs)} for '
-          f'{num_clients} clients.'
-      )
     for position, cost in enumerate(costs):
       if not math.isfinite(cost) or cost < 0:
         raise ValueError(
@@ -92,31 +84,22 @@ class Scheduler:
   """Deals the tasks of one round, each to the next free worker.
 
   Workers call `take` and then one of `put`, `give_back` and `lose`; one thread
-  waits for `results`. All methods are thread-safe.
+  waits for `result`. All methods are thread-safe.
   """
 
-  def __init__(
-      self,
-      blocks: Sequence[Block],
-      *,
-      merges: Sequence[reduction.Merge],
-      max_unmerged: int,
-  ):
+  def __init__(self, blocks: Sequence[Block], *, max_unmerged: int):
     """Deals `blocks` in their order.
 
     Args:
       blocks: numbered from 0.
-      merges: `reduction.plan(len(blocks))`; none where every block's result is
-        an output.
       max_unmerged: how many blocks may be in work or wait to be merged, which
-        takes memory; at least 2. Without merges it does not matter.
+        takes memory; at least 2.
     """
-    checks.positive_int(max_unmerged=max_unmerged - 1)
+    merges = reduction.plan(len(blocks))
     self._tasks = {task.number: task for task in (*blocks, *merges)}
     self._num_blocks = len(blocks)
     self._parents = {part: merge for merge in merges for part in merge.parts}
-    self._outputs = self._tasks.keys() - self._parents.keys()
-    self._max_unmerged = max_unmerged if merges else len(blocks)
+    self._max_unmerged = max_unmerged
     self._next_block = 0
     self._unmerged = set()
     self._ready = []  # Heap of (blocks after merges, number).
@@ -133,7 +116,7 @@ class Scheduler:
     """
     with self._changed:
       while True:
-        self._check_running()
+        self.check_running()
         if self._is_done():
           return None
         if self._ready:
@@ -154,9 +137,9 @@ class Scheduler:
       last = min(self._next_block + count, self._num_blocks)
       return [self._tasks[n] for n in range(self._next_block, last)]
 
-  def is_output(self, task: Task) -> bool:
-    """Whether the task's result is one of `results`."""
-    return task.number in self._outputs
+  def is_last(self, task: Task) -> bool:
+    """Whether the task's result is the total."""
+    return task.number == len(self._tasks) - 1
 
   def get_parts(self, merge: reduction.Merge) -> list[Any]:
     """Returns the results that a merge is made of, the left one first."""
@@ -213,17 +196,17 @@ class Scheduler:
           pending.extend(self._tasks[number].parts)
       self._changed.notify_all()
 
-  def results(self) -> list[Any]:
-    """Waits for all work; returns the total, or each block's result.
+  def result(self) -> Any:
+    """Waits for all work; returns the total.
 
     Raises:
       Stopped: `stop` was called before.
     """
     with self._changed:
       while not self._is_done():
-        self._check_running()
+        self.check_running()
         self._changed.wait()
-      return [self._results[number] for number in sorted(self._outputs)]
+      return self._results[len(self._tasks) - 1]
 
   def stop(self) -> None:
     """Ends the round: everyone waiting, and every later call, is stopped."""
@@ -234,7 +217,8 @@ class Scheduler:
   def check_running(self) -> None:
     """Raises Stopped once `stop` was called; for use between clients."""
     with self._changed:
-      self._check_running()
+      if self._stopped:
+        raise Stopped()
 
   def is_over(self) -> bool:
     """Whether nothing is left to take."""
@@ -242,11 +226,7 @@ class Scheduler:
       return self._stopped or self._is_done()
 
   def _is_done(self) -> bool:
-    return self._results.keys() >= self._outputs
-
-  def _check_running(self) -> None:
-    if self._stopped:
-      raise Stopped()
+    return len(self._tasks) - 1 in self._results
 
   def _push(self, number: int) -> None:
     heapq.heappush(self._ready, (number < self._num_blocks, number))

@@ -10,7 +10,7 @@ as eager tensors on the device that computed them, so that a large state stays
 where it is between rounds; scalars and strings are returned as NumPy values.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -38,9 +38,8 @@ class Layout:
     Raises:
       ValueError: `type_spec` holds a function or another type without values.
     """
-    self._type = type_spec
-    self._root = _Node(()) if type_spec is None else _build_node(type_spec)
-    self.specs = tuple(_node_specs(self._root))
+    self._type = _without_placements(type_spec)
+    self.specs = tuple(_leaf_specs(self._type))
 
   def flatten(self, value: Any, *, name: str = 'argument') -> list[tf.Tensor]:
     """Returns the leaves of `value` as eager tensors, in the type's order.
@@ -53,51 +52,25 @@ class Layout:
     Raises:
       TypeError: a leaf or a container that does not fit the type, by its name.
     """
-    tensors = []
-    if self._type is not None:
-      _flatten_into(tensors, value, self._root, name)
-    return tensors
+    return list(_flatten(value, self._type, name)) if self.specs else []
 
   def pack(self, tensors: Sequence[tf.Tensor]) -> Any:
     """Returns the tensors, one a leaf, in the containers of the type."""
-    leaves = iter(tensors)
-    value = _pack(self._root, leaves)
-    return tff.types.type_to_py_container(
-        value, _without_placements(self._type)
-    )
+    value = _pack(self._type, iter(tensors))
+    return tff.types.type_to_py_container(value, self._type)
 
 
-@attrs.frozen(eq=False)
-class _Node:
-  """A struct of the type: its fields' names (None if unnamed) and nodes."""
-
-  fields: tuple[tuple[str | None, Any], ...]
-
-
-@attrs.frozen(eq=False)
-class _Dataset:
-  """A sequence of the type, and the leaves of its elements."""
-
-  element_spec: Any
-  element_leaves: tuple[tf.TensorSpec, ...]
-
-
-def _build_node(type_spec: tff.Type) -> Any:
-  """The node of a type: a `_Node`, a `_Dataset` or a `tf.TensorSpec`."""
-  if isinstance(type_spec, tff.FederatedType):
-    return _build_node(type_spec.member)
+def _leaf_specs(type_spec: tff.Type) -> list[tf.TensorSpec]:
   if isinstance(type_spec, tff.StructType):
-    return _Node(tuple(
-        (name, _build_node(field))
-        for name, field in tff.structure.iter_elements(type_spec)
-    ))
+    return [
+        spec
+        for _, field in tff.structure.iter_elements(type_spec)
+        for spec in _leaf_specs(field)
+    ]
   if isinstance(type_spec, tff.SequenceType):
-    spec = tff.types.structure_from_tensor_type_tree(
-        _tensor_spec, type_spec.element
-    )
-    return _Dataset(spec, tuple(tf.nest.flatten(spec)))
+    return [tf.TensorSpec([], tf.variant)]
   if isinstance(type_spec, tff.TensorType):
-    return _tensor_spec(type_spec)
+    return [_tensor_spec(type_spec)]
   raise ValueError(
       f'Values are tensors, structs and sequences; found type {type_spec}.'
   )
@@ -107,12 +80,11 @@ def _tensor_spec(type_spec: tff.TensorType) -> tf.TensorSpec:
   return tf.TensorSpec(type_spec.shape, tf.as_dtype(type_spec.dtype))
 
 
-def _node_specs(node: Any) -> list[tf.TensorSpec]:
-  if isinstance(node, _Node):
-    return [spec for _, field in node.fields for spec in _node_specs(field)]
-  if isinstance(node, _Dataset):
-    return [tf.TensorSpec([], tf.variant)]
-  return [node]
+def _element_spec(type_spec: tff.SequenceType) -> Any:
+  """The structure of specs of a dataset's elements."""
+  return tff.types.structure_from_tensor_type_tree(
+      _tensor_spec, type_spec.element
+  )
 
 
 def _without_placements(type_spec: tff.Type | None) -> tff.Type:
@@ -133,36 +105,33 @@ def _without_placements(type_spec: tff.Type | None) -> tff.Type:
   return tff.StructWithPythonType(fields, container)
 
 
-def _flatten_into(
-    tensors: list[tf.Tensor], value: Any, node: Any, name: str
-) -> None:
-  if isinstance(node, tf.TensorSpec):
-    tensors.append(_to_tensor(value, node, name))
-  elif isinstance(node, _Dataset):
-    tensors.append(_to_variant(value, node, name))
+def _flatten(
+    value: Any, type_spec: tff.Type, name: str
+) -> Iterator[tf.Tensor]:
+  if isinstance(type_spec, tff.TensorType):
+    yield _to_tensor(value, _tensor_spec(type_spec), name)
+  elif isinstance(type_spec, tff.SequenceType):
+    yield _to_variant(value, _element_spec(type_spec), name)
   else:
-    fields = get_fields(value, [field for field, _ in node.fields], name=name)
-    for index, ((field, child), element) in enumerate(
-        zip(node.fields, fields)
-    ):
-      label = f'.{field}' if field else f'[{index}]'
-      _flatten_into(tensors, element, child, name + label)
+    for field in iter_fields(value, type_spec, name):
+      yield from _flatten(*field)
 
 
-def get_fields(
-    value: Any, names: Sequence[str | None], *, name: str
-) -> list[Any]:
-  """Returns the fields of a container in the order of `names`.
+def iter_fields(
+    value: Any, type_spec: tff.StructType, name: str
+) -> Iterator[tuple[Any, tff.Type, str]]:
+  """Yields each field of a container with its type, and what to call it.
 
   Args:
     value: a `tff.structure.Struct`, mapping, NamedTuple, attrs object or plain
       sequence. Named fields are found by name, unnamed ones by position.
-    names: the name of each field, None where the type gives none.
+    type_spec: of `value`; gives the order.
     name: what errors call the value.
 
   Raises:
-    TypeError: `value` is no container, or its fields are not `names`.
+    TypeError: `value` is no container, or has other fields.
   """
+  names = [field for field, _ in tff.structure.iter_elements(type_spec)]
   if isinstance(value, tff.structure.Struct):
     found = tff.structure.to_elements(value)
   elif isinstance(value, Mapping):
@@ -175,20 +144,20 @@ def get_fields(
     found = [(None, element) for element in value]
   else:
     raise TypeError(
-        f'{name} must be a container with fields {list(names)}, found a value '
+        f'{name} must be a container with fields {names}, found a value '
         f'of {type(value).__name__}.'
     )
   found_names = [field for field, _ in found]
-  if len(found) == len(names) and all(
-      a is None or b is None or a == b for a, b in zip(found_names, names)
-  ):
-    return [element for _, element in found]
   if None not in found_names and sorted(found_names) == sorted(map(str, names)):
     by_name = dict(found)
-    return [by_name[field] for field in names]
-  raise TypeError(
-      f'{name} must have the fields {list(names)}, found {found_names}.'
-  )
+    found = [(field, by_name[field]) for field in names]
+  elif len(found) != len(names) or any(
+      a != b for a, b in zip(found_names, names) if a and b
+  ):
+    raise TypeError(f'{name} must have the fields {names}, found {found_names}.')
+  for index, (_, element) in enumerate(found):
+    label = f'.{names[index]}' if names[index] else f'[{index}]'
+    yield element, type_spec[index], name + label
 
 
 def _to_tensor(value: Any, spec: tf.TensorSpec, name: str) -> tf.Tensor:
@@ -213,20 +182,19 @@ def _to_tensor(value: Any, spec: tf.TensorSpec, name: str) -> tf.Tensor:
   return tensor
 
 
-def _to_variant(value: Any, node: _Dataset, name: str) -> tf.Tensor:
+def _to_variant(value: Any, element_spec: Any, name: str) -> tf.Tensor:
   """The dataset as the variant tensor that stands for it in a graph."""
   if not isinstance(value, tf.data.Dataset):
     raise TypeError(
         f'{name} must be a tf.data.Dataset, found {type(value).__name__}; '
         'build one with tf.data.Dataset.from_tensor_slices.'
     )
-  found = tf.nest.flatten(value.element_spec)
-  if len(found) != len(node.element_leaves) or not all(
-      leaf.is_compatible_with(other)
-      for leaf, other in zip(node.element_leaves, found)
+  specs, found = map(tf.nest.flatten, (element_spec, value.element_spec))
+  if len(specs) != len(found) or not all(
+      spec.is_compatible_with(other) for spec, other in zip(specs, found)
   ):
     raise TypeError(
-        f'{name} must be a dataset of {node.element_spec}, found one of '
+        f'{name} must be a dataset of {element_spec}, found one of '
         f'{value.element_spec}.'
     )
   return tf.data.experimental.to_variant(value)
@@ -236,14 +204,15 @@ def _describe(tensor: Any) -> str:
   return f'{tensor.dtype.name} of shape {tensor.shape}'
 
 
-def _pack(node: Any, leaves: Any) -> Any:
-  if isinstance(node, _Node):
-    return tff.structure.Struct(
-        [(name, _pack(field, leaves)) for name, field in node.fields]
-    )
+def _pack(type_spec: tff.Type, leaves: Iterator[tf.Tensor]) -> Any:
+  if isinstance(type_spec, tff.StructType):
+    return tff.structure.Struct([
+        (name, _pack(field, leaves))
+        for name, field in tff.structure.iter_elements(type_spec)
+    ])
   leaf = next(leaves)
-  if isinstance(node, _Dataset):
-    return tf.data.experimental.from_variant(leaf, node.element_spec)
+  if isinstance(type_spec, tff.SequenceType):
+    return tf.data.experimental.from_variant(leaf, _element_spec(type_spec))
   if leaf.shape.rank == 0 or leaf.dtype == tf.string:
     return leaf.numpy()
   return leaf
