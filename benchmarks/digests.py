@@ -15,7 +15,6 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
-import asyncio
 import functools
 import hashlib
 import json
@@ -27,7 +26,6 @@ import tempfile
 from absl import flags
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from benchmarks import toy_runs
 from benchmarks import workload as workload_lib
@@ -65,29 +63,29 @@ _STEPS = 6
 _KEY = np.array([1, 2, 3, 4], np.int32)
 
 
-def _process(clients, noise_multiplier=0.0):
-  return _SIZES.build_process(
-      clients, cohort_size=4, noise_multiplier=noise_multiplier
-  )
+def _train(program, folder: str, name: str, **settings) -> str:
+  """The folder of a run on the shared corpus."""
+  run = os.path.join(folder, name)
+  corpus = os.path.join(folder, 'corpus')
+  toy_runs.train(program, _SIZES, corpus, run, **settings)
+  return run
 
 
 def _federated(folder: str, name: str, *, context, noise: float = 0.0) -> str:
-  clients = client_data.load(os.path.join(folder, 'corpus'))
-  model = _SIZES.build_model()
-  run = os.path.join(folder, name)
-  asyncio.run(training_loop.run(federated.FederatedTraining(
-      output_dir=run,
-      configuration='SEED = 1\n',
-      model=model,
-      pipeline=_SIZES.build_pipeline(model),
-      client_data=clients,
-      learning_process=_process(clients, noise),
+  return _train(
+      federated.FederatedTraining,
+      folder,
+      name,
+      learning_process=_SIZES.build_process(
+          client_data.load(os.path.join(folder, 'corpus')),
+          cohort_size=4,
+          noise_multiplier=noise,
+      ),
       build_cohorts=functools.partial(cohorts.fixed_size, cohort_size=4),
       context=context,
       num_rounds=_ROUNDS,
-      privacy=training_loop.PrivacySettings(noise_seed=1, sampler_seed=2),
-  )))
-  return run
+      privacy=toy_runs.FIXED_KEYS,
+  )
 
 
 def _one_device(folder: str) -> str:
@@ -129,43 +127,25 @@ def _noised(folder: str) -> str:
   )
 
 
-def _central(folder: str, name: str = 'central', **kwargs) -> str:
-  model = _SIZES.build_model()
-  run = os.path.join(folder, name)
-  asyncio.run(training_loop.run(central.CentralTraining(
-      output_dir=run,
-      configuration='SEED = 1\n',
-      model=model,
-      pipeline=_SIZES.build_pipeline(model),
-      client_data=client_data.load(os.path.join(folder, 'corpus')),
-      optimizer=tff.learning.optimizers.build_adam(0.001),
+def _central(folder: str, name: str = 'central', **settings) -> str:
+  return _train(
+      central.CentralTraining,
+      folder,
+      name,
       num_steps=_STEPS,
-      seed=1,
       settings=training_loop.RunSettings(evaluate_every=3, save_every=3),
-      **kwargs,
-  )))
-  return run
+      **settings,
+  )
 
 
 def _pretrain(folder: str) -> str:
-  recogniser = _SIZES.build_model()
-  run = os.path.join(folder, 'pretrain')
-  asyncio.run(training_loop.run(pretraining.Pretraining(
-      output_dir=run,
-      configuration='SEED = 1\n',
-      model=toy_runs.best_rq.build(
-          encoder=recogniser.encoder,
-          quantizer=toy_runs.quantizer.Quantizer(num_codes=16, num_stacked=3),
-          start_prob=0.1,
-      ),
-      pipeline=_SIZES.build_pipeline(recogniser),
-      client_data=client_data.load(os.path.join(folder, 'corpus')),
-      optimizer=tff.learning.optimizers.build_adam(0.001),
+  return _train(
+      pretraining.Pretraining,
+      folder,
+      'pretrain',
       batch_size=2,
       num_steps=_STEPS,
-      seed=1,
-  )))
-  return run
+  )
 
 
 def _fine_tuned(folder: str) -> str:

@@ -18,7 +18,6 @@ import time
 from typing import NamedTuple
 
 from absl import flags
-import numpy as np
 import tensorflow as tf
 
 from benchmarks import own_process
@@ -26,8 +25,6 @@ from benchmarks import report
 from benchmarks import turns
 from benchmarks import workload as workload_lib
 from tff_asr.aggregators import dp_mean
-from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.features import log_mel
 from tff_asr.learning import dp_sgd
 from tff_asr.learning import layer_freeze
 from tff_asr.models import best_rq
@@ -170,33 +167,13 @@ def _build(variant: _Variant):
     state = state._replace(
         aggregator=dp_mean.set_noise_key(state.aggregator, keys.draw())
     )
-  batch = _batch()
+  batch = workload_lib.build_batch(_BATCH.value, seconds=_SEC.value)
 
   def run() -> None:
     weights = step.next(state, [batch]).state.global_model_weights
     tf.nest.map_structure(lambda value: value.numpy(), weights)
 
   return run
-
-
-def _batch() -> pipeline_lib.Batch:
-  """Noise as features."""
-  size = log_mel.frames_of_seconds(_SEC.value)
-  number = _BATCH.value
-  shape = [number, size, log_mel.NUM_MEL_BINS]
-  noise = np.random.default_rng(1).normal(size=shape).astype(np.float32)
-  names = tf.constant([f'{index}' for index in range(number)])
-  return pipeline_lib.Batch(
-      client_id=names,
-      feature_lengths=tf.fill([number], size),
-      features=tf.constant(noise),
-      label_lengths=tf.zeros([number], tf.int32),
-      labels=tf.zeros([number, 0], tf.int32),
-      seed=tf.zeros([2], tf.int32),
-      transcript=names,
-      utterance_id=names,
-      example_weights=tf.zeros([number]),
-  )
 
 
 def _peak_gib(variant: _Variant) -> float:

@@ -79,7 +79,7 @@ def main(_) -> None:
       num_clients=_COHORT.value,
       num_local_steps=_STEPS.value,
   )
-  with tempfile.TemporaryDirectory() as folder, native.stopped_at_end():
+  with tempfile.TemporaryDirectory() as folder:
     clients = sizes.write_corpus(folder)
     runs = {
         'bare steps': _BareSteps(sizes, clients),

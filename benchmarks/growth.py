@@ -3,13 +3,16 @@ r"""Time and memory of a round against cohort, population and devices.
     python -m benchmarks.growth --cohorts=8,64,1024 \
         --populations=1000,1000000 --devices=1,2,4,8
 
-Each point is measured in a process of its own, with a model so small that what
-is around the clients' work shows. A cohort's rounds take all clients of a
+Each point is measured in a process of its own, by default with a model so small
+that what is around the clients' work shows. A cohort's rounds take all clients of a
 corpus of as many; devices are logical ones of the CPU, which share its cores,
 so that more of them can only show their cost; of a population only the index is
-made, loaded, and asked for a Poisson cohort of 1,000. (Memory against the
-cohort at 5M parameters: `cohort_memory`; opening clients: `client_index`; 2,000
-rounds: `soak`.)
+made, loaded, and asked for a Poisson cohort of 1,000. (Opening clients:
+`client_index`; 2,000 rounds: `soak`.) Memory against the cohort at 5M
+parameters:
+
+    python -m benchmarks.growth --num_blocks=6 --dim=256 --cohorts=8,64 \
+        --populations= --devices=
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -46,6 +49,10 @@ _DEVICES = flags.DEFINE_list(
 _DEVICES_COHORT = flags.DEFINE_integer(
     'devices_cohort', 64, 'Clients a round on the devices.', lower_bound=1
 )
+_NUM_BLOCKS = flags.DEFINE_integer(
+    'num_blocks', 1, 'Of the transformer.', lower_bound=1
+)
+_DIM = flags.DEFINE_integer('dim', 32, 'Its width.', lower_bound=1)
 _ROUNDS = flags.DEFINE_integer(
     'rounds', 3, 'That count, of each.', lower_bound=1
 )
@@ -98,6 +105,8 @@ def _measure_in_process(kind: str, number: int) -> dict[str, float]:
       one=f'{kind}:{number}',
       rounds=_ROUNDS.value,
       devices_cohort=_DEVICES_COHORT.value,
+      num_blocks=_NUM_BLOCKS.value,
+      dim=_DIM.value,
   )
   return json.loads(figures)
 
@@ -124,8 +133,8 @@ def _measure_rounds(
 ) -> dict[str, float]:
   """Median seconds of a round and peak memory."""
   sizes = workload_lib.Workload(
-      num_blocks=1,
-      dim=32,
+      num_blocks=_NUM_BLOCKS.value,
+      dim=_DIM.value,
       num_clients=cohort_size,
       num_local_steps=1,
       num_utterances=2,

@@ -35,9 +35,7 @@ from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.features import log_mel
 from tff_asr.learning import client_update
 from tff_asr.models import ctc
-from tff_asr.models import transformer
 from tff_asr.models import weights as weights_lib
-from tff_asr.text import tokenizer as tokenizer_lib
 
 _NUM_BLOCKS = flags.DEFINE_integer(
     'num_blocks', 8, 'Of the transformer.', lower_bound=1
@@ -74,14 +72,24 @@ def main(_) -> None:
   report.check_json_flag()
   if _DIM.value % 4:
     raise ValueError(f'--dim must be a multiple of 4, found {_DIM.value}.')
-  model = _model(_DROPOUT.value)
-  batch = _batch()
+  sizes = workload_lib.Workload(
+      num_blocks=_NUM_BLOCKS.value,
+      dim=_DIM.value,
+      num_clients=1,
+      num_local_steps=1,
+  )
+  model = sizes.build_model(dropout=_DROPOUT.value)
+  batch = workload_lib.build_batch(
+      _BATCH.value, seconds=_SEC.value, labels_a_sec=_LABELS_A_SEC
+  )
   runs = _functions(model, batch)
   if _DROPOUT.value:
-    plain = _model(0.0)
+    plain = sizes.build_model(dropout=0.0)
     runs['without dropout'] = _functions(plain, batch)['step']
   if _BFLOAT16.value:
-    short = _model(_DROPOUT.value, activation_dtype='bfloat16')
+    short = sizes.build_model(
+        dropout=_DROPOUT.value, activation_dtype='bfloat16'
+    )
     runs['with bfloat16'] = _functions(short, batch)['step']
   if _JIT.value:
     encoder = model.encoder
@@ -156,45 +164,6 @@ def _parts(seconds: dict[str, list[float]]) -> dict[str, list[float]]:
         one - other for one, other in zip(seconds[name], seconds[before])
     ]
   return parts
-
-
-def _model(
-    dropout: float, *, activation_dtype: str = 'float32'
-) -> ctc.CtcModel:
-  return ctc.build(
-      encoder=transformer.build(
-          num_blocks=_NUM_BLOCKS.value,
-          dim=_DIM.value,
-          mlp_dim=4 * _DIM.value,
-          num_heads=4,
-          dropout=dropout,
-          activation_dtype=activation_dtype,
-      ),
-      tokenizer=tokenizer_lib.CharTokenizer(),
-      loss_kernel='op',
-  )
-
-
-def _batch() -> pipeline_lib.Batch:
-  """Noise as features, and labels at the pace of speech."""
-  size = log_mel.frames_of_seconds(_SEC.value)
-  number = _BATCH.value
-  generator = np.random.default_rng(1)
-  features = generator.normal(size=[number, size, log_mel.NUM_MEL_BINS])
-  num_labels = int(_LABELS_A_SEC * _SEC.value)
-  labels = generator.integers(0, 27, [number, num_labels])
-  names = tf.constant([str(index) for index in range(number)])
-  return pipeline_lib.Batch(
-      client_id=names,
-      feature_lengths=tf.fill([number], size),
-      features=tf.constant(features, tf.float32),
-      label_lengths=tf.fill([number], num_labels),
-      labels=tf.constant(labels, tf.int32),
-      seed=tf.constant([1, 2]),
-      transcript=names,
-      utterance_id=names,
-      weights=tf.ones([number]),
-  )
 
 
 @dataclasses.dataclass

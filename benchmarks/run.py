@@ -37,7 +37,6 @@ NAMES = (
     'start_up',
     'growth',
     'execution',
-    'cohort_memory',
     'client_index',
     'dp_sgd',
     'full_size',

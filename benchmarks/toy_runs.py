@@ -1,4 +1,4 @@
-"""Whole training runs at toy size: what is killed and soaked.
+"""Whole training runs at toy size: what is killed, soaked and held by digests.
 
 Rounds take milliseconds, so that what is measured is the program around them.
 Seeds fix all keys, so that two runs can be compared bit for bit.
@@ -30,8 +30,8 @@ from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
 COHORT_SIZE = 2
+FIXED_KEYS = training_loop.PrivacySettings(noise_seed=1, sampler_seed=2)
 _EVERY_SECOND = training_loop.RunSettings(evaluate_every=2, save_every=2)
-_FIXED_KEYS = training_loop.PrivacySettings(noise_seed=1, sampler_seed=2)
 _SIZES = workload_lib.Workload(
     num_blocks=1,
     dim=8,
@@ -48,18 +48,56 @@ def write_corpus(folder: str) -> None:
   _SIZES.write_corpus(folder)
 
 
-def train_federated(corpus: str, output_dir: str, *, num_rounds: int) -> None:
-  """A federated run with DP; goes on where it was killed."""
-  clients = client_data.load(corpus)
-  model = _SIZES.build_model()
-  asyncio.run(training_loop.run(federated.FederatedTraining(
+def train(
+    program: Callable[..., training_loop.Program],
+    sizes: workload_lib.Workload,
+    corpus: str,
+    output_dir: str,
+    **settings: Any,
+) -> None:
+  """Runs a program of training; goes on where it was killed.
+
+  Args:
+    program: `FederatedTraining`, or with a fixed optimizer and seed
+      `CentralTraining` or `Pretraining`.
+    sizes: of the model and its data.
+    corpus: by `sizes.write_corpus`.
+    output_dir: the run's folder.
+    **settings: the program's own.
+  """
+  model = sizes.build_model()
+  pipeline = sizes.build_pipeline(model)
+  if program is pretraining.Pretraining:
+    model = best_rq.build(
+        encoder=model.encoder,
+        quantizer=quantizer.Quantizer(num_codes=16, num_stacked=3),
+        start_prob=0.1,
+    )
+  if program is not federated.FederatedTraining:
+    settings = settings | dict(
+        optimizer=tff.learning.optimizers.build_adam(0.001), seed=1
+    )
+  asyncio.run(training_loop.run(program(
       output_dir=output_dir,
       configuration='SEED = 1\n',
       model=model,
-      pipeline=_SIZES.build_pipeline(model),
-      client_data=clients,
+      pipeline=pipeline,
+      client_data=client_data.load(corpus),
+      **settings,
+  )))
+
+
+def train_federated(corpus: str, output_dir: str, *, num_rounds: int) -> None:
+  """A federated run with DP."""
+  train(
+      federated.FederatedTraining,
+      _SIZES,
+      corpus,
+      output_dir,
       learning_process=_SIZES.build_process(
-          clients, cohort_size=COHORT_SIZE, noise_multiplier=1.0
+          client_data.load(corpus),
+          cohort_size=COHORT_SIZE,
+          noise_multiplier=1.0,
       ),
       build_cohorts=functools.partial(
           cohorts.poisson, cohort_size=COHORT_SIZE
@@ -67,59 +105,35 @@ def train_federated(corpus: str, output_dir: str, *, num_rounds: int) -> None:
       context=multi_device.build_async_context(),
       num_rounds=num_rounds,
       settings=_EVERY_SECOND,
-      privacy=_FIXED_KEYS,
-  )))
+      privacy=FIXED_KEYS,
+  )
 
 
 def train_central(corpus: str, output_dir: str, *, num_rounds: int) -> None:
-  """A central run; goes on where it was killed.
-
-  Args:
-    corpus: By `write_corpus`.
-    output_dir: The run's folder.
-    num_rounds: Steps.
-  """
-  model = _SIZES.build_model()
-  asyncio.run(training_loop.run(central.CentralTraining(
-      output_dir=output_dir,
-      configuration='SEED = 1\n',
-      model=model,
-      pipeline=_SIZES.build_pipeline(model),
-      client_data=client_data.load(corpus),
-      optimizer=tff.learning.optimizers.build_adam(0.001),
+  """A central run of as many steps."""
+  train(
+      central.CentralTraining,
+      _SIZES,
+      corpus,
+      output_dir,
       num_steps=num_rounds,
-      seed=1,
       settings=_EVERY_SECOND,
-  )))
+  )
 
 
 def train_pretrain(corpus: str, output_dir: str, *, num_rounds: int) -> None:
-  """Private pre-training; goes on where it was killed.
-
-  Args:
-    corpus: By `write_corpus`.
-    output_dir: The run's folder.
-    num_rounds: Steps.
-  """
-  recogniser = _SIZES.build_model()
-  asyncio.run(training_loop.run(pretraining.Pretraining(
-      output_dir=output_dir,
-      configuration='SEED = 1\n',
-      model=best_rq.build(
-          encoder=recogniser.encoder,
-          quantizer=quantizer.Quantizer(num_codes=16, num_stacked=3),
-          start_prob=0.1,
-      ),
-      pipeline=_SIZES.build_pipeline(recogniser),
-      client_data=client_data.load(corpus),
-      optimizer=tff.learning.optimizers.build_adam(0.001),
+  """Private pre-training of as many steps."""
+  train(
+      pretraining.Pretraining,
+      _SIZES,
+      corpus,
+      output_dir,
       batch_size=COHORT_SIZE,
       num_steps=num_rounds,
-      seed=1,
       build_query=workload_lib.build_query(1.0),
       settings=_EVERY_SECOND,
-      privacy=_FIXED_KEYS,
-  )))
+      privacy=FIXED_KEYS,
+  )
 
 
 PROGRAMS: dict[str, Callable[..., None]] = {

@@ -89,15 +89,18 @@ class Workload:
     seconds = self.utterance_sec * (1 + self.length_range * place)
     return int(seconds * log_mel.SAMPLE_RATE_HZ)
 
-  def build_model(self) -> ctc.CtcModel:
-    """The transformer, with dropout."""
+  def build_model(
+      self, *, dropout: float = 0.1, activation_dtype: str = 'float32'
+  ) -> ctc.CtcModel:
+    """The transformer."""
     return ctc.build(
         encoder=transformer.build(
             num_blocks=self.num_blocks,
             dim=self.dim,
             mlp_dim=4 * self.dim,
             num_heads=4,
-            dropout=0.1,
+            dropout=dropout,
+            activation_dtype=activation_dtype,
         ),
         tokenizer=tokenizer_lib.CharTokenizer(),
         loss_kernel='op',
@@ -151,6 +154,29 @@ class Workload:
   def num_parameters(self) -> int:
     """Of the model."""
     return weights_lib.count(self.build_model().specs)
+
+
+def build_batch(
+    size: int, *, seconds: float, labels_a_sec: int = 0
+) -> pipeline_lib.Batch:
+  """Noise as features of utterances of one length, with random labels."""
+  num_frames = log_mel.frames_of_seconds(seconds)
+  num_labels = int(labels_a_sec * seconds)
+  generator = np.random.default_rng(1)
+  features = generator.normal(size=[size, num_frames, log_mel.NUM_MEL_BINS])
+  labels = generator.integers(0, 27, [size, num_labels])
+  names = tf.constant([str(index) for index in range(size)])
+  return pipeline_lib.Batch(
+      client_id=names,
+      feature_lengths=tf.fill([size], num_frames),
+      features=tf.constant(features, tf.float32),
+      label_lengths=tf.fill([size], num_labels),
+      labels=tf.constant(labels, tf.int32),
+      seed=tf.constant([1, 2]),
+      transcript=names,
+      utterance_id=names,
+      example_weights=tf.ones([size]),
+  )
 
 
 def build_query(noise_multiplier: float = 0.01) -> queries.BuildQuery:

@@ -40,21 +40,18 @@ def main(_) -> None:
   job = job_lib.load(_JOB.value)
   process = ours.build_process(job, _JOB.value)
   cohort = [f'client{client:06d}' for client in range(job.num_clients)]
-  with native.stopped_at_end():
-    with tff.framework.get_context_stack().install(_build_context()):
-      state = fed_avg.set_noise_key(process.initialize(), keys.draw())
-      state = fed_avg.set_weights(state, ours.load_weights(_JOB.value))
-      for number in range(job_lib.NUM_WARM_UP + _ROUNDS.value):
-        started = time.monotonic()
-        state = process.next(state, cohort).state
-        weights = tf.nest.map_structure(
-            np.asarray, state.global_model_weights
-        )
-        seconds = time.monotonic() - started
-        if number == 0:
-          np.savez(_FIRST.value, **weights)
-        if number >= job_lib.NUM_WARM_UP:
-          job_lib.say(seconds=seconds)
+  with tff.framework.get_context_stack().install(_build_context()):
+    state = fed_avg.set_noise_key(process.initialize(), keys.draw())
+    state = fed_avg.set_weights(state, ours.load_weights(_JOB.value))
+    for number in range(job_lib.NUM_WARM_UP + _ROUNDS.value):
+      started = time.monotonic()
+      state = process.next(state, cohort).state
+      weights = tf.nest.map_structure(np.asarray, state.global_model_weights)
+      seconds = time.monotonic() - started
+      if number == 0:
+        np.savez(_FIRST.value, **weights)
+      if number >= job_lib.NUM_WARM_UP:
+        job_lib.say(seconds=seconds)
 
 
 def _build_context() -> tff.framework.SyncContext:

@@ -24,11 +24,6 @@ class BenchmarksTest(parameterized.TestCase):
           lambda figures: figures['ratios']['multi_device'],
       ),
       (
-          'cohort_memory',
-          ('cohort_memory', '--cohorts=1,2'),
-          lambda figures: figures['peak_gib'].values(),
-      ),
-      (
           'full_size',
           ('full_size', '--rounds=1'),
           lambda figures: [

@@ -502,7 +502,7 @@ class BadInputTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ('repeats', 'execution', ['--repeats=0'], [('--repeats=0', 'positive')]),
       ('contexts', 'execution', ['--contexts=x'], ["contexts knows"]),
-      ('cohorts', 'cohort_memory', ['--cohorts=8,x'], ["found 'x'"]),
+      ('cohorts', 'growth', ['--cohorts=8,x'], ["found 'x'"]),
       ('rounds', 'full_size', ['--rounds=-1'], ['--rounds=-1']),
       (
           'figures',
