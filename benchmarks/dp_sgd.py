@@ -18,8 +18,8 @@ import time
 from typing import NamedTuple
 
 from absl import flags
-import tensorflow as tf
 
+from benchmarks import limits
 from benchmarks import own_process
 from benchmarks import report
 from benchmarks import turns
@@ -170,8 +170,7 @@ def _build(variant: _Variant):
   batch = workload_lib.build_batch(_BATCH.value, seconds=_SEC.value)
 
   def run() -> None:
-    weights = step.next(state, [batch]).state.global_model_weights
-    tf.nest.map_structure(lambda value: value.numpy(), weights)
+    limits.wait(step.next(state, [batch]).state.global_model_weights)
 
   return run
 

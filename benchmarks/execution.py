@@ -20,20 +20,19 @@ launch.begin(__name__)
 from collections.abc import Iterator
 import itertools
 import tempfile
-from typing import Any
 
 from absl import flags
 import psutil
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from benchmarks import limits
 from benchmarks import report
 from benchmarks import turns
 from benchmarks import workload as workload_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
-from tff_asr.execution import prefetch
 from tff_asr.execution import ray_cluster
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import keys
@@ -84,7 +83,13 @@ def main(_) -> None:
     runs = {
         'bare steps': _BareSteps(sizes, clients),
         'bare round': _BareRound(sizes, clients),
-    } | {name: _Round(sizes, clients, context=name) for name in _CONTEXTS.value}
+    }
+    for name in _CONTEXTS.value:
+      runs[name] = workload_lib.Round(
+          _build_context(name),
+          sizes.build_process(clients, cohort_size=_COHORT.value),
+          clients.client_ids,
+      )
     seconds = turns.measure(runs, repeats=_REPEATS.value)
   ratios = {
       name: turns.ratios(values, seconds['bare steps'])
@@ -159,7 +164,7 @@ class _BareSteps:
 
   def __call__(self) -> None:
     for weights in self.trained():
-      _wait(weights)
+      limits.wait(weights)
 
   def trained(self) -> Iterator[weights_lib.Weights]:
     """Each client's weights after its steps."""
@@ -216,39 +221,7 @@ class _BareRound:
     self._query_state, self._optimizer_state, self._weights = self._finish(
         total, self._query_state, self._optimizer_state, self._weights
     )
-    _wait(self._weights)
-
-
-class _Round:
-  """A whole round in a context."""
-
-  def __init__(
-      self,
-      sizes: workload_lib.Workload,
-      clients: tff.simulation.datasets.ClientData,
-      *,
-      context: str,
-  ):
-    self._context = _build_context(context)
-    self._cohort = list(clients.client_ids)
-    self._process = sizes.build_process(
-        clients, cohort_size=len(self._cohort)
-    )
-    with self._installed():
-      self._state = workload_lib.initialize(self._process)
-
-  def __call__(self) -> None:
-    prefetch.CLIENT_CACHE.clear()
-    with self._installed():
-      self._state = self._process.next(self._state, self._cohort).state
-
-  def _installed(self) -> Any:
-    return tff.framework.get_context_stack().install(self._context)
-
-
-def _wait(weights: weights_lib.Weights) -> None:
-  """Returns when a device has computed them."""
-  tf.nest.map_structure(lambda weight: weight.numpy(), weights)
+    limits.wait(self._weights)
 
 
 def _build_context(name: str) -> tff.framework.SyncContext:

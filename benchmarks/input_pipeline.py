@@ -34,7 +34,6 @@ from benchmarks import workload as workload_lib
 from tff_asr.data import client_data
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.execution import multi_device
-from tff_asr.execution import prefetch
 from tff_asr.features import log_mel
 from tff_asr.features import spec_augment
 
@@ -194,7 +193,7 @@ class _Pass:
     self.total.numpy()
 
 
-class _Round:
+class _Round(workload_lib.Round):
   """A federated round of one pass a client, on one device.
 
   Attributes:
@@ -202,25 +201,16 @@ class _Round:
   """
 
   def __init__(self, sizes, clients, cohort, pipeline):
-    self._cohort = cohort
-    self._context = multi_device.build_sync_context(
-        multi_device.Settings(devices=['CPU:0'])
-    )
-    self._process = sizes.build_process(
+    process = sizes.build_process(
         clients, cohort_size=len(cohort), pipeline=pipeline, num_epochs=1
     )
-    with self._installed():
-      self._state = workload_lib.initialize(self._process)
+    settings = multi_device.Settings(devices=['CPU:0'])
+    context = multi_device.build_sync_context(settings)
+    super().__init__(context, process, cohort)
     self.waited = []
 
-  def _installed(self):
-    return tff.framework.get_context_stack().install(self._context)
-
   def __call__(self) -> None:
-    # As clients that come for the first time.
-    prefetch.CLIENT_CACHE.clear()
-    with self._installed():
-      self._state = self._process.next(self._state, self._cohort).state
+    super().__call__()
     timeline = self._context.last_timeline
     whole = sum(each.end_sec - each.start_sec for each in timeline)
     self.waited.append(sum(each.waited_sec for each in timeline) / whole)

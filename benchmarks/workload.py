@@ -4,7 +4,7 @@ Every client has the same number of utterances of the same length, so that each
 local step costs the same.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import re
@@ -18,6 +18,7 @@ from data_tools import shards
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.execution import prefetch
 from tff_asr.features import log_mel
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
@@ -214,6 +215,27 @@ def build_step(
 def initialize(process: tff.learning.templates.LearningProcess) -> Any:
   """The process's first state with a noise key, in the default context."""
   return fed_avg.set_noise_key(process.initialize(), keys.draw())
+
+
+class Round:
+  """A round of all clients in a context, as if they came for the first time."""
+
+  def __init__(
+      self,
+      context: tff.framework.SyncContext,
+      process: tff.learning.templates.LearningProcess,
+      cohort: Sequence[str],
+  ):
+    self._context = context
+    self._process = process
+    self._cohort = list(cohort)
+    with tff.framework.get_context_stack().install(context):
+      self._state = initialize(process)
+
+  def __call__(self) -> None:
+    prefetch.CLIENT_CACHE.clear()
+    with tff.framework.get_context_stack().install(self._context):
+      self._state = self._process.next(self._state, self._cohort).state
 
 
 def parse_size(text: str, *, flag: str) -> tuple[int, int]:

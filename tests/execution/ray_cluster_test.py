@@ -3,6 +3,7 @@
 import asyncio
 from concurrent import futures
 import dataclasses
+import gc
 import io
 import ipaddress
 import os
@@ -392,6 +393,7 @@ class EventLoopTest(absltest.TestCase):
 
   def test_async_context_serves_programs_and_is_cancelled(self):
     _context(1)  # Starts the cluster.
+    self.addCleanup(gc.collect)  # Ends this context's worker.
     context = ray_cluster.build_async_context(
         ray_cluster.Settings(num_workers=1, op_libraries=())
     )

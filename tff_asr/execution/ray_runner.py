@@ -5,7 +5,7 @@ round's `scheduler.Scheduler`, sends them, and puts references to the results
 back. An actor that is lost is replaced.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import functools
 import itertools
 import math

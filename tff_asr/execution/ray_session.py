@@ -65,7 +65,7 @@ def stop() -> None:
   global _folder
   with _lock:
     processes = []
-    for parent in _processes:
+    for parent in filter(psutil.Process.is_running, _processes):
       with contextlib.suppress(psutil.NoSuchProcess):
         processes += [parent, *parent.children(recursive=True)]
     _processes.clear()
