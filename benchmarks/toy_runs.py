@@ -49,7 +49,7 @@ def write_corpus(folder: str) -> None:
 
 
 def train(
-    program: Callable[..., training_loop.Program],
+    program: Callable[..., training_loop.TrainingRun],
     sizes: workload_lib.Workload,
     corpus: str,
     output_dir: str,
