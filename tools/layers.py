@@ -8,6 +8,7 @@ the table, `tests/tools/build_files_test.py` the visibilities in BUILD files.
 
 import ast
 from collections.abc import Iterator
+import functools
 import pathlib
 import sys
 
@@ -211,6 +212,7 @@ def files(folder: str, *, root: pathlib.Path = ROOT) -> list[pathlib.Path]:
   return sorted((root / folder).rglob('*.py'))
 
 
+@functools.cache  # Several tests look at every file.
 def imports(source: str) -> set[str]:
   """Full names of all that a file imports, anywhere in it.
 

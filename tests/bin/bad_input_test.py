@@ -399,17 +399,32 @@ class BadInputTest(parameterized.TestCase):
     )
 
   @parameterized.named_parameters(
-      ('no_run', [], ['no RUN was given']),
+      ('report_no_run', 'report', [], ['no RUN was given']),
       (
           'each_run_is_named',
+          'report',
           ['a=no/a', 'no/b'],
           ['no/a has no config.gin', 'no/b has no config.gin'],
       ),
-      ('label_twice', ['a=x', 'a=y'], ["label 'a' comes twice"]),
-      ('num_worst', ['x', '--num_worst=-1'], ['num_worst']),
+      ('label_twice', 'report', ['a=x', 'a=y'], ["label 'a' comes twice"]),
+      ('num_worst', 'report', ['x', '--num_worst=-1'], ['num_worst']),
+      ('transcribe_nothing', 'transcribe', ['--run=x'], ['no FILE was given']),
+      ('transcribe_no_run', 'transcribe', ['x.wav'], ['--run is needed']),
+      (
+          'transcribe_of_no_run',
+          'transcribe',
+          ['--run=no/run', 'x.wav'],
+          ['no/run has no config.gin'],
+      ),
+      (
+          'export_of_no_run',
+          'export',
+          ['--run=no/run', '--output_dir=x', '--data=y'],
+          ['no/run has no config.gin'],
+      ),
   )
-  def test_report(self, arguments, expected):
-    self.check(expected, 'bin/report.py', *arguments)
+  def test_programs_of_runs(self, program, arguments, expected):
+    self.check(expected, f'bin/{program}.py', *arguments)
 
   def test_an_audit_has_no_dry_run(self):
     flags = [f'--output_dir={self.path("run")}', '--dry_run']

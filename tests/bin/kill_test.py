@@ -8,6 +8,7 @@ once: a repeated round is charged again unless it gives the very same bits,
 noise included, so the number of charged rounds tells both.
 """
 
+import asyncio
 from collections.abc import Iterator
 import contextlib
 import functools
@@ -27,7 +28,6 @@ import tensorflow_federated as tff
 from benchmarks import toy_runs
 from tests import fakes
 from tests.bin import programs
-from tests.programs import runs
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data
 from tff_asr.data import cohorts
@@ -39,6 +39,7 @@ from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
 from tff_asr.programs import federated
 from tff_asr.programs import run_privacy
+from tff_asr.programs import training_loop
 from tff_asr.storage import run_dir
 
 _NUM_ROUNDS = 8
@@ -110,20 +111,17 @@ class StoppedDiskTest(absltest.TestCase):
         learning_process=process,
         build_cohorts=functools.partial(cohorts.poisson, cohort_size=2),
         context=multi_device.build_async_context(),
-        noise_seed=1,
-        sampler_seed=2,
-        save_every=2,
+        settings=training_loop.RunSettings(save_every=2),
+        privacy=training_loop.PrivacySettings(noise_seed=1, sampler_seed=2),
         num_rounds=_NUM_SHORT,
     )
 
   def train(self, run: str, *, killed_at: str = '') -> None:
     """Trains on until it is killed."""
-    with _killed_at(killed_at):
-      runs.train(
-          federated.FederatedTraining,
-          output_dir=os.path.join(self.root, run),
-          **self.parts,
-      )
+    with _killed_at(killed_at), toy_runs.quiet():
+      asyncio.run(training_loop.run(federated.FederatedTraining(
+          output_dir=os.path.join(self.root, run), **self.parts
+      )))
 
   def test_killed_at_changes_of_its_files_it_ends_in_the_same_bits(self):
     whole, killed = (os.path.join(self.root, n) for n in ('whole', 'killed'))

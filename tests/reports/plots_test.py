@@ -31,30 +31,12 @@ class PlotsTest(absltest.TestCase):
     return run_folders.read(os.path.join(self.root, name), **content)
 
   def seed(self) -> runs.Run:
-    return self.read(
-        'seed',
-        settings={'NUM_STEPS': '20'},
-        metrics={
-            'train_loss': {10: 9.0, 20: 8.0},
-            'dev_word_error_rate': {10: 0.9, 20: 0.8},
-        },
-        errors={'ann': (3, 4), 'bob': (5, 8)},
-    )
+    return self.read('seed', **run_folders.SEED)
 
   def private(self, name: str = 'private', **content) -> runs.Run:
-    rounds = range(1, 4)
     return self.read(name, **dict(
         settings={'NUM_ROUNDS': '3', 'TARGET_EPSILON': '2000'},
-        metrics={
-            'not_private/train_loss': {n: 9.0 - n for n in rounds},
-            'dev_word_error_rate': {3: 0.4},
-            'dev_loss': {3: 5.5},
-            'epsilon': {n: 400.0 * n for n in rounds},
-            'not_private/delta_norm': {1: 2.0, 2: math.nan, 3: 1.0},
-            'not_private/clipped_clients': {n: 0.75 for n in rounds},
-            'not_private/signal_norm': {n: 0.2 for n in rounds},
-            'aggregator/noise_norm': {n: 0.1 for n in rounds},
-        },
+        metrics=run_folders.PRIVATE_METRICS,
         privacy=run_folders.privacy(epsilon=1234.5),
     ) | content)
 

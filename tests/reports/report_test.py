@@ -53,28 +53,12 @@ class ReportTest(absltest.TestCase):
     return tables.Row(name, [run_folders.read(folder, **content)])
 
   def seed(self) -> tables.Row:
-    return self.row(
-        'seed',
-        settings={'NUM_STEPS': '20', 'LEARNING_RATE': '0.1', 'SEED': '1'},
-        metrics={
-            'train_loss': {10: 9.0, 20: 8.0},
-            'dev_word_error_rate': {10: 0.9, 20: 0.8},
-        },
-        errors={'ann': (3, 4), 'bob': (5, 8)},
-    )
+    return self.row('seed', **run_folders.SEED)
 
   def private(self, **content) -> tables.Row:
-    rounds = range(1, 4)
     return self.row('private', **dict(
         settings={'NUM_ROUNDS': '3', 'SEED': '1'},
-        metrics={
-            'not_private/train_loss': {n: 9.0 - n for n in rounds},
-            'dev_word_error_rate': {3: 0.6},
-            'epsilon': {n: 400.0 * n for n in rounds},
-            'not_private/delta_norm': {n: 1.0 for n in rounds},
-            'not_private/clipped_clients': {n: 0.75 for n in rounds},
-            'not_private/signal_norm': {n: 0.2 for n in rounds},
-        },
+        metrics=run_folders.PRIVATE_METRICS,
         privacy=run_folders.privacy(),
         results={'seconds': 10.0},
         errors={'ann': (2, 4), 'bob': (2, 8)},

@@ -2,10 +2,34 @@
 
 from collections.abc import Mapping
 import json
+import math
 import os
 from typing import Any, Optional
 
 from tff_asr.reports import runs
+
+_ROUNDS = range(1, 4)
+SEED = dict(
+    settings={'NUM_STEPS': '20', 'LEARNING_RATE': '0.1', 'SEED': '1'},
+    metrics={
+        'train_loss': {10: 9.0, 20: 8.0},
+        'dev_word_error_rate': {10: 0.9, 20: 0.8},
+    },
+    errors={'ann': (3, 4), 'bob': (5, 8)},
+)
+"""What a central run leaves, for `read`."""
+
+PRIVATE_METRICS = {
+    'not_private/train_loss': {n: 9.0 - n for n in _ROUNDS},
+    'dev_word_error_rate': {3: 0.4},
+    'dev_loss': {3: 5.5},
+    'epsilon': {n: 400.0 * n for n in _ROUNDS},
+    'not_private/delta_norm': {1: 2.0, 2: math.nan, 3: 1.0},
+    'not_private/clipped_clients': {n: 0.75 for n in _ROUNDS},
+    'not_private/signal_norm': {n: 0.2 for n in _ROUNDS},
+    'aggregator/noise_norm': {n: 0.1 for n in _ROUNDS},
+}
+"""Metrics of three rounds; nobody took part in the second."""
 
 
 def write(

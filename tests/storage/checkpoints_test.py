@@ -362,16 +362,6 @@ class StateManagerTest(parameterized.TestCase):
         [name for name in os.listdir(self.folder) if 'partial' in name]
     )
 
-  def test_bad_arguments_are_named(self):
-    with self.assertRaisesRegex(ValueError, 'keep_last'):
-      self._manager(keep_last=0)
-    with self.assertRaisesRegex(ValueError, 'keep_every'):
-      self._manager(keep_every=-1)
-    with self.assertRaisesRegex(ValueError, 'root_dir'):
-      checkpoints.StateManager('')
-    with self.assertRaisesRegex(ValueError, 'version'):
-      self._manager().save_sync({}, -1)
-
 
 class _Manager:
   """Keeps what is saved; writing waits until it may, and may fail."""

@@ -2,23 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
+import tensorflow as tf
 
 from tff_asr.storage import hardware_fingerprint
-
-_RESTORE = (
-    'import sys\n'
-    'import tensorflow as tf\n'
-    'from tff_asr.storage import hardware_fingerprint\n'
-    'hardware_fingerprint.restore_threads(sys.argv[1])\n'
-    'print(tf.config.threading.get_intra_op_parallelism_threads())\n'
-    'hardware_fingerprint.check(sys.argv[1])\n'
-)
-
 
 class MachineTest(absltest.TestCase):
 
@@ -49,21 +39,22 @@ class MachineTest(absltest.TestCase):
   def test_the_number_of_threads_is_restored(self):
     threads = len(os.sched_getaffinity(0)) + 3
     self.write(threads_per_op=threads)
-    finished = subprocess.run(
-        [sys.executable, '-c', _RESTORE, self.run],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    self.assertEqual(finished.stdout, f'{threads}\n')
-    self.assertNotIn('begun elsewhere', finished.stderr)
+    with mock.patch.object(
+        tf.config.threading, 'set_intra_op_parallelism_threads'
+    ) as restored:
+      hardware_fingerprint.restore_threads(self.run)
+    restored.assert_called_once_with(threads)
 
   def test_what_cannot_be_read_is_left_alone(self):
     for text in ('', '[]', '{"threads_per_op": "many"}', '\0'):
       path = hardware_fingerprint.path(self.run)
       with open(path, 'w', encoding='utf-8') as f:
         f.write(text)
-      hardware_fingerprint.restore_threads(self.run)
+      with mock.patch.object(
+          tf.config.threading, 'set_intra_op_parallelism_threads'
+      ) as restored:
+        hardware_fingerprint.restore_threads(self.run)
+      restored.assert_not_called()
 
 
 if __name__ == '__main__':

@@ -3,8 +3,7 @@
 import asyncio
 import collections
 import os
-import subprocess
-import sys
+import signal
 import tempfile
 from unittest import mock
 
@@ -24,15 +23,6 @@ EVALUATE_EVERY = 10
 NUM_ROUNDS = 30
 SEED = 1
 """
-
-
-_HOLD = (
-    'import sys\n'
-    'from tff_asr.storage import run_dir\n'
-    'lock = run_dir.RunLock(sys.argv[1])\n'
-    'print("held", flush=True)\n'
-    'sys.stdin.read()\n'
-)
 
 
 class RunFolderTest(parameterized.TestCase):
@@ -126,10 +116,6 @@ class RunFolderTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, rf'one holds .*\(.*{difference}\)'):
       self.open(configuration)
 
-  def test_needs_a_name(self):
-    with self.assertRaisesRegex(ValueError, 'output_dir'):
-      run_dir.RunDir('', configuration='')
-
   def test_model_round_trip(self):
     model = fakes.tiny_model(num_blocks=1)
     weights = model.initialize(tf.constant([1, 2]))
@@ -190,18 +176,18 @@ class RunFolderTest(parameterized.TestCase):
 
   def test_it_ends_with_its_process_however_that_ends(self):
     folder = self.enterContext(tempfile.TemporaryDirectory())
-    process = subprocess.Popen(
-        [sys.executable, '-c', _HOLD, folder],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    self.addCleanup(process.stdin.close)
-    self.addCleanup(process.stdout.close)
-    self.assertEqual(process.stdout.readline(), b'held\n')
-    with self.assertRaisesRegex(run_dir.InUseError, f' {process.pid} on '):
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+      lock = run_dir.RunLock(folder)
+      os.write(writer, b'held')
+      signal.pause()
+      lock.release()
+    self.assertEqual(os.read(reader, 4), b'held')
+    with self.assertRaisesRegex(run_dir.InUseError, f' {child} on '):
       run_dir.RunLock(folder)
-    process.kill()
-    process.wait()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
     run_dir.RunLock(folder).release()
 
   def test_only_files_with_keys_are_the_owners_alone(self):

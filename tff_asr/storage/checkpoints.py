@@ -16,7 +16,6 @@ from absl import logging
 import tensorflow_federated as tff
 import tree
 
-from tff_asr import checks
 from tff_asr.storage import state_file
 
 _NAME = 'state_{version:08d}.bin'
@@ -53,10 +52,6 @@ class StateManager(tff.program.ProgramStateManager):
       keep_last: How many of the newest versions to keep, at least 1.
       keep_every: Versions that are multiples of this are kept too; 0: none.
     """
-    if not root_dir:
-      raise ValueError('root_dir must name a folder, found an empty string.')
-    checks.positive_int(keep_last=keep_last)
-    checks.non_negative_int(keep_every=keep_every)
     self._root_dir = os.fspath(root_dir)
     self._keep_last = keep_last
     self._keep_every = keep_every
@@ -112,7 +107,6 @@ class StateManager(tff.program.ProgramStateManager):
 
   def save_sync(self, program_state: Any, version: int) -> None:
     """As `save`, for a state without value references."""
-    checks.non_negative_int(version=int(version))
     with self._lock:
       path = self.path(version)
       if os.path.exists(path):
