@@ -113,11 +113,39 @@ def normalize(features: tf.Tensor, feature_lengths: tf.Tensor) -> tf.Tensor:
   valid = tf.sequence_mask(feature_lengths, size)[:, :, tf.newaxis]
   elements = tf.cast(feature_lengths * features.shape[-1], tf.float32)
   count = tf.maximum(elements, 1.0)[:, tf.newaxis, tf.newaxis]
-  total = lambda values: tf.reduce_sum(values, axis=[1, 2], keepdims=True)
-  mean = total(tf.where(valid, features, 0.0)) / count
-  centred = tf.where(valid, features - mean, 0.0)
+  return standardize(
+      features, valid, count=count, axes=[1, 2], epsilon=VARIANCE_EPSILON
+  )
+
+
+def standardize(
+    values: tf.Tensor,
+    valid: tf.Tensor,
+    *,
+    count: tf.Tensor,
+    axes: list[int],
+    epsilon: float,
+) -> tf.Tensor:
+  """Shifts and scales to mean 0 and variance 1 over some axes.
+
+  Args:
+    values: float32.
+    valid: bool, broadcast to values; false for padding, which has no part in
+      the statistics, whatever it holds.
+    count: float32, valid values along the axes, at least 1; of size 1 there.
+    axes: What the mean and the variance are taken over.
+    epsilon: Added to the variance.
+
+  Returns:
+    As values, 0 for padding.
+  """
+  import tensorflow as tf  # pylint: disable=g-import-not-at-top
+
+  total = lambda x: tf.reduce_sum(x, axis=axes, keepdims=True)
+  mean = total(tf.where(valid, values, 0.0)) / count
+  centred = tf.where(valid, values - mean, 0.0)
   variance = total(tf.square(centred)) / count
-  return centred * tf.math.rsqrt(variance + VARIANCE_EPSILON)
+  return centred * tf.math.rsqrt(variance + epsilon)
 
 
 def compute(waveform: np.ndarray) -> np.ndarray:

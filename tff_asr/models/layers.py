@@ -15,6 +15,7 @@ from typing import Optional
 
 import tensorflow as tf
 
+from tff_asr.features import log_mel
 from tff_asr.models import weights as weights_lib
 
 _EPSILON = 1e-5
@@ -68,16 +69,15 @@ def group_norm(
   values = tf.reshape(
       tf.cast(inputs, tf.float32), [batch_size, size, num_groups, group_dim]
   )
-  is_valid = valid[:, :, tf.newaxis] > 0
   count = tf.maximum(tf.reduce_sum(valid, axis=1), 1.0) * group_dim
-  count = count[:, :, tf.newaxis, tf.newaxis]
-  total = lambda x: tf.reduce_sum(x, axis=[1, 3], keepdims=True)
-  mean = total(tf.where(is_valid, values, 0.0)) / count
-  centred = tf.where(is_valid, values - mean, 0.0)
-  variance = total(tf.square(centred)) / count
-  normed = tf.reshape(
-      centred * tf.math.rsqrt(variance + _EPSILON), [batch_size, size, dim]
+  normed = log_mel.standardize(
+      values,
+      valid[:, :, tf.newaxis] > 0,
+      count=count[:, :, tf.newaxis, tf.newaxis],
+      axes=[1, 3],
+      epsilon=_EPSILON,
   )
+  normed = tf.reshape(normed, [batch_size, size, dim])
   return tf.cast(normed * weights['scale'] + weights['bias'], inputs.dtype)
 
 

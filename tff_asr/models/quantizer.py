@@ -122,11 +122,11 @@ def _normalize_bins(
 ) -> tf.Tensor:
   """Each bin to mean 0 and variance 1 over an utterance's frames."""
   valid = tf.sequence_mask(feature_lengths, tf.shape(features)[1])
-  valid = valid[:, :, tf.newaxis]
   count = tf.cast(tf.maximum(feature_lengths, 1), tf.float32)
-  count = count[:, tf.newaxis, tf.newaxis]
-  total = lambda values: tf.reduce_sum(values, axis=1, keepdims=True)
-  mean = total(tf.where(valid, features, 0.0)) / count
-  centred = tf.where(valid, features - mean, 0.0)
-  variance = total(tf.square(centred)) / count
-  return centred * tf.math.rsqrt(variance + _VARIANCE_EPSILON)
+  return log_mel.standardize(
+      features,
+      valid[:, :, tf.newaxis],
+      count=count[:, tf.newaxis, tf.newaxis],
+      axes=[1],
+      epsilon=_VARIANCE_EPSILON,
+  )
