@@ -207,7 +207,7 @@ def _noise(
     shapes, *, clip=1.0, multiplier=1.0, split='global', key=_KEY, counter=0,
     total=0.0,
 ) -> list[np.ndarray]:
-  """What the query makes of sums of these shapes, all of one value."""
+  """The noised sums of these shapes, all of one value."""
   sums = [tf.fill(shape, total) for shape in shapes]
   query = _query(sums, clip, multiplier, split)
   state = queries.set_noise_key(query.initial_global_state(), key)
@@ -237,7 +237,8 @@ class NoiseTest(parameterized.TestCase):
       self.assertGreater(_p_value(layer, stddev), 1e-3)
       self.assertLess(_p_value(layer, stddev * 2 / 3), 1e-9)
       self.assertLess(_p_value(layer, stddev * 3 / 2), 1e-9)
-    # Between rounds at one place it is as Gaussian as within a round.
+
+  def test_noise_at_one_place_is_gaussian_over_rounds(self):
     across = [_noise([[4]], counter=t)[0] for t in range(500)]
     self.assertGreater(_p_value(np.array(across), 1.0), 1e-3)
 

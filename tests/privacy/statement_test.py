@@ -165,10 +165,6 @@ class StatementTest(parameterized.TestCase):
     self.assertRegex(_joined(_build(_rounds(), **changes)), words)
     self.assertNotRegex(_joined(_build(_rounds(), delta=1e-3)), words)
 
-  def test_default_delta_is_below_one_over_population(self):
-    for population in (1, 3, 40, 34_753):
-      self.assertLess(statement.default_delta(population), 1 / population)
-
   def test_nothing_released_yet(self):
     built = _build(_rounds(count=0))
     self.assertEqual(built.epsilon, 0)
