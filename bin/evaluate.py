@@ -12,7 +12,7 @@ launch.begin(__name__)
 from absl import flags
 
 from tff_asr import config
-from tff_asr.programs import evaluate
+from tff_asr.programs import evaluation
 
 _GIN_FILE = flags.DEFINE_multi_string(
     'gin_file', [], 'Configuration file.'
@@ -24,7 +24,7 @@ _GIN_PARAM = flags.DEFINE_multi_string(
 
 def main(_) -> None:
   evaluate_runs = config.bind(
-      evaluate.evaluate,
+      evaluation.evaluate,
       gin_files=_GIN_FILE.value,
       gin_params=_GIN_PARAM.value,
   )

@@ -9,7 +9,7 @@ from typing import Any
 
 from tff_asr import config
 from tff_asr.programs import central
-from tff_asr.programs import evaluate
+from tff_asr.programs import evaluation
 from tff_asr.programs import federated
 from tff_asr.programs import pretraining
 
@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 _PROGRAMS = {
     'gin/programs/central.gin': central.CentralTraining,
-    'gin/programs/evaluate.gin': evaluate.evaluate,
+    'gin/programs/evaluate.gin': evaluation.evaluate,
     'gin/programs/federated.gin': federated.FederatedTraining,
     'gin/programs/pretrain.gin': pretraining.Pretraining,
 }

@@ -21,7 +21,7 @@ from tests import experiment_files
 from tests import fakes
 from tff_asr import config
 from tff_asr.programs import central
-from tff_asr.programs import evaluate
+from tff_asr.programs import evaluation
 from tff_asr.programs import federated
 from tff_asr.programs import pretraining
 from tff_asr.programs import training_loop
@@ -35,7 +35,7 @@ _TINY = {
         'NUM_STEPS = 2',
         'EVALUATE_EVERY = 1',
     ),
-    evaluate.evaluate: (*_MODEL, "TEST_DIR = 'dev'"),
+    evaluation.evaluate: (*_MODEL, "TEST_DIR = 'dev'"),
     federated.FederatedTraining: (
         *_MODEL,
         "PRIVATE_DIR = 'private'",
@@ -76,13 +76,13 @@ def _run(
   seed = 'seed' if "LANGUAGE = 'en'" in configuration else 'seed_fr'
   is_conformer = 'FRONT_CHANNELS' in configuration
   if is_conformer:
-    seed = 'conformer' if program is evaluate.evaluate else 'pretrained'
+    seed = 'conformer' if program is evaluation.evaluate else 'pretrained'
     gin_params.append('FRONT_CHANNELS = 2')
   if "SCORES_RUN = '" in configuration:
     gin_params.append("SCORES_RUN = 'pretrained'")
   if "INIT_FROM_RUN = '" in configuration:
     gin_params.append(f'INIT_FROM_RUN = {seed!r}')
-  if program is evaluate.evaluate:
+  if program is evaluation.evaluate:
     gin_params.append(f'RUNS = {[seed]!r}')
   gin_params.extend(further)
   bound = config.bind(
@@ -94,7 +94,7 @@ def _run(
       contextlib.redirect_stdout(silent),
       contextlib.redirect_stderr(silent),
   ):
-    if program is evaluate.evaluate:
+    if program is evaluation.evaluate:
       return bound()
     return asyncio.run(training_loop.run(
         bound(output_dir=output_dir, configuration=config.text())
@@ -130,7 +130,7 @@ class ExperimentsRunTest(parameterized.TestCase):
   def test_two_rounds(self, path):
     run = experiment_files.name(path)
     results = _run(path, run)
-    if experiment_files.program(path) is evaluate.evaluate:
+    if experiment_files.program(path) is evaluation.evaluate:
       (found,) = results
       self.assertEqual(found['num_utterances'], 2)
       self.assertGreater(found['loss'], 0)

@@ -50,7 +50,7 @@ class LayeringTest(absltest.TestCase):
         and 'tff_asr.data.speakers' in layers.imports(path.read_text('utf-8'))
     }
     self.assertEqual(
-        readers, {'tff_asr.programs.evaluate', 'tff_asr.programs.inspection'}
+        readers, {'tff_asr.programs.evaluation', 'tff_asr.programs.inspection'}
     )
 
   def test_every_library_in_the_table_is_imported(self):

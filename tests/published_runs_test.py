@@ -9,7 +9,7 @@ from absl.testing import parameterized
 from tests import experiment_files
 from tff_asr import config
 from tff_asr.programs import central
-from tff_asr.programs import evaluate
+from tff_asr.programs import evaluation
 
 _PATHS = [
     path
@@ -19,7 +19,7 @@ _PATHS = [
 _TRAINING = [
     path
     for path in _PATHS
-    if experiment_files.program(path) is not evaluate.evaluate
+    if experiment_files.program(path) is not evaluation.evaluate
 ]
 
 # The table of hyperparameters of https://arxiv.org/abs/2310.00098, section 4.2
@@ -169,7 +169,7 @@ class PublishedRunsTest(parameterized.TestCase):
   def test_headers_of_pretraining_say_how_to_run_it(self, path):
     header = experiment_files.read(path).split('from __gin__')[0]
     self.assertIn(f'--gin_file={path}', header.replace(' \\\n#      ', ''))
-    is_training = experiment_files.program(path) is not evaluate.evaluate
+    is_training = experiment_files.program(path) is not evaluation.evaluate
     if '/ssl_' in path and is_training:
       for part in ('Expected WER', 'Cost:'):
         self.assertIn(part, header)

@@ -42,7 +42,9 @@ def main(_) -> None:
   cohort = [f'client{client:06d}' for client in range(job.num_clients)]
   with tff.framework.get_context_stack().install(_build_context()):
     state = fed_avg.set_noise_key(process.initialize(), keys.draw())
-    state = fed_avg.set_weights(state, ours.load_weights(_JOB.value))
+    state = state._replace(
+        global_model_weights=ours.load_weights(_JOB.value)
+    )
     for number in range(job_lib.NUM_WARM_UP + _ROUNDS.value):
       started = time.monotonic()
       state = process.next(state, cohort).state

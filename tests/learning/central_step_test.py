@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 
 from tests import fakes
 from tests import logical_devices
+from tests.learning import tiny
 from tff_asr.learning import central_step
 from tff_asr.learning import client_update
 from tff_asr.optimizers import lars
@@ -21,13 +22,15 @@ class OwnProcessTest(logical_devices.OwnProcessTestCase):
   MODULE = 'tests.learning.central_step_test'
 
 
+_MODEL = tiny.recognizer()
+
+
 @functools.lru_cache
 def _batch():
   """A batch of 5 utterances."""
-  model = fakes.tiny_model(num_blocks=1)
   return next(
       iter(
-          fakes.tiny_pipeline(model, max_batch_sec=15.0).training_batches(
+          fakes.tiny_pipeline(_MODEL, max_batch_sec=15.0).training_batches(
               fakes.client_data().create_tf_dataset_for_client('bob'),
               seed=tf.constant([1, 2]),
               num_epochs=1,
@@ -36,36 +39,24 @@ def _batch():
   )
 
 
-def _gradients(devices=None, *, batch=None, max_grad_norm=1e9, dropout=0.0):
-  model = fakes.tiny_model(num_blocks=1, dropout=dropout)
-  if not dropout:
-    # Nor shifts of positions, which the parts draw apart.
-    model = _without_draws(model)
+@functools.lru_cache
+def _traced(devices, dropout):
+  """Gradients of a batch and a clip, traced once."""
+  model = tiny.recognizer(dropout=dropout)
   weights = model.initialize(tf.constant([1, 2]))
-  batch = _batch() if batch is None else batch
   if devices is not None:
     devices = central_step.find_devices(devices)
   return tf.function(
-      lambda: central_step.clipped_gradients(
+      lambda batch, max_grad_norm: central_step.clipped_gradients(
           model, weights, batch, max_grad_norm=max_grad_norm, devices=devices
       )
-  )()
+  )
 
 
-def _without_draws(model):
-  """The model, which evaluates in training, too."""
-  apply = model.encoder.apply
-  encoder = type(model.encoder)(
-      model.encoder.specs,
-      lambda weights, features, lengths, seed: apply(
-          weights, features, lengths, None
-      ),
-      model.encoder.output_lengths,
-      model.encoder.output_dim,
-  )
-  return type(model)(
-      encoder, model.vocab_size, model.loss_kernel, model.specs
-  )
+def _gradients(devices=None, *, batch=None, max_grad_norm=1e9, dropout=0.0):
+  batch = _batch() if batch is None else batch
+  devices = devices if devices is None else tuple(devices)
+  return _traced(devices, dropout)(batch, tf.constant(max_grad_norm))
 
 
 @logical_devices.needed
@@ -120,25 +111,21 @@ class DevicesTest(parameterized.TestCase):
     self.assertFalse(np.array_equal(two[0]['seed'], two[1]['seed']))
 
   def test_work_is_placed_on_every_device(self):
-    model = _without_draws(fakes.tiny_model(num_blocks=1))
-    weights = model.initialize(tf.constant([1, 2]))
-    devices = central_step.find_devices(logical_devices.CPUS)
-    graph = tf.function(
-        lambda: central_step.clipped_gradients(
-            model, weights, _batch(), max_grad_norm=1.0, devices=devices
-        )
-    ).get_concrete_function().graph
-    products = [
-        op.device for op in graph.get_operations() if op.type == 'Conv2D'
+    graph = _traced(logical_devices.CPUS, 0.0).get_concrete_function(
+        _batch(), tf.constant(1.0)
+    ).graph
+    losses = [
+        op.device for op in graph.get_operations() if op.type == 'CTCLoss'
     ]
-    self.assertCountEqual(products, devices)
+    self.assertCountEqual(
+        losses, central_step.find_devices(logical_devices.CPUS)
+    )
 
   def test_steps_are_those_of_one_device(self):
-    model = _without_draws(fakes.tiny_model(num_blocks=1))
     ends = []
     for devices in (None, logical_devices.CPUS[:3]):
       process = central_step.CentralStep(
-          model=model, optimizer=lars.build_lars(0.5), seed=1, devices=devices
+          model=_MODEL, optimizer=lars.build_lars(0.5), seed=1, devices=devices
       )
       start = state = process.initialize()
       for _ in range(5):
@@ -159,7 +146,7 @@ class DevicesTest(parameterized.TestCase):
   def test_bad_devices_are_named(self, devices, message):
     with self.assertRaisesRegex(ValueError, message):
       central_step.CentralStep(
-          model=fakes.tiny_model(num_blocks=1),
+          model=_MODEL,
           optimizer=tff.learning.optimizers.build_sgdm(0.1),
           devices=devices,
       )
@@ -168,7 +155,7 @@ class DevicesTest(parameterized.TestCase):
 class CentralStepTest(parameterized.TestCase):
 
   def test_is_the_optimizers_step_along_the_clipped_gradient(self):
-    model = fakes.tiny_model(num_blocks=1)
+    model = tiny.recognizer(dropout=0.1)
     batches = list(
         fakes.tiny_pipeline(model, max_batch_sec=3.0).training_batches(
             fakes.client_data().create_tf_dataset_for_client('bob'),
@@ -205,7 +192,7 @@ class CentralStepTest(parameterized.TestCase):
   def test_a_batch_of_stubs_changes_no_weight(self):
     stubs = collections.OrderedDict(_batch(), example_weights=tf.zeros([5]))
     process = central_step.CentralStep(
-        model=fakes.tiny_model(num_blocks=1),
+        model=_MODEL,
         optimizer=tff.learning.optimizers.build_sgdm(0.1),
     )
     state = process.initialize()
@@ -218,9 +205,8 @@ class CentralStepTest(parameterized.TestCase):
     )
 
   def test_the_encoder_starts_late_and_with_smaller_steps(self):
-    model = fakes.tiny_model(num_blocks=1)
     build = lambda **options: central_step.CentralStep(
-        model=model,
+        model=_MODEL,
         optimizer=tff.learning.optimizers.build_sgdm(0.1),
         max_grad_norm=1e9,
         **options,
@@ -236,7 +222,7 @@ class CentralStepTest(parameterized.TestCase):
       late = build(encoder_rate=0.5, encoder_frozen_steps=2)
       state = late.next(state, _batch()).state
       for name, value in state.global_model_weights.items():
-        share = (0, 0, 0.5)[step] if name in model.encoder.specs else 1
+        share = (0, 0, 0.5)[step] if name in _MODEL.encoder.specs else 1
         np.testing.assert_allclose(
             value - begin[name],
             share * (full[name] - begin[name]),
@@ -250,7 +236,7 @@ class CentralStepTest(parameterized.TestCase):
   def test_bad_arguments_are_named(self, name, value):
     with self.assertRaisesRegex(ValueError, name.removeprefix('encoder_')):
       central_step.CentralStep(
-          model=fakes.tiny_model(num_blocks=1),
+          model=_MODEL,
           optimizer=tff.learning.optimizers.build_sgdm(0.1),
           **{name: value},
       )

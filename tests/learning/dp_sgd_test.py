@@ -11,6 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import logical_devices
+from tests.learning import tiny
 from tests.models import calls
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import pipeline as pipeline_lib
@@ -29,28 +30,26 @@ _SIZES = dict(num_blocks=1, dim=8, mlp_dim=8, num_heads=2)
 _LENGTHS = (40, 61, 24, 52, 33)
 
 
-def _best_rq(encoder, *, num_stacked=4, **options) -> best_rq.BestRqModel:
+@functools.lru_cache
+def _model(kind: str) -> best_rq.BestRqModel:
+  """With every kind of layer: 2-D and depthwise or 1-D convolutions, norms,
+  matrices, attention with and without biases of position, a head."""
+  if kind == 'conformer':
+    encoder = conformer.build(
+        num_groups=2, front_channels=2, dropout=0.1, **_SIZES
+    )
+  else:
+    encoder = transformer.build(dropout=0.1, **_SIZES)
+  num_stacked = 4 if kind == 'conformer' else 3
   return best_rq.build(
       encoder=encoder,
       quantizer=quantizer_lib.Quantizer(num_codes=16, num_stacked=num_stacked),
       span_sec=0.1,
-      **dict(start_prob=0.1) | options,
+      start_prob=0.1,
   )
 
 
-def _conformer(dropout: float):
-  return conformer.build(
-      num_groups=2, front_channels=2, dropout=dropout, **_SIZES
-  )
-
-
-@functools.lru_cache
-def _model(kind: str = 'conformer') -> best_rq.BestRqModel:
-  """With every kind of layer: 2-D and depthwise or 1-D convolutions, norms,
-  matrices, attention with and without biases of position, a head."""
-  if kind == 'conformer':
-    return _best_rq(_conformer(0.1))
-  return _best_rq(transformer.build(dropout=0.1, **_SIZES), num_stacked=3)
+_TINY = tiny.predictor(dropout=0.1)
 
 
 def _batch(
@@ -96,7 +95,7 @@ def _build(
   build_query = _build_query(
       l2_norm_clip=clip, noise_multiplier=noise, split=split
   )
-  defaults = dict(model=_model(), optimizer=_SGD, batch_size=4, seed=3)
+  defaults = dict(model=_TINY, optimizer=_SGD, batch_size=4, seed=3)
   return dp_sgd.DpSgd(
       build_query=None if is_public else build_query, **(defaults | options)
   )
@@ -198,9 +197,9 @@ class ExampleGradientsTest(parameterized.TestCase):
       )
     np.testing.assert_allclose(found.norm, np.sum(norms), rtol=1e-4)
 
-  @parameterized.parameters('global', 'uniform')
-  def test_one_by_one_they_equal_a_loop_over_single_examples(self, split):
-    self._compare('conformer', split, 1)
+  @parameterized.parameters(('conformer', 'global'), ('transformer', 'uniform'))
+  def test_one_by_one_they_equal_a_loop_over_single_examples(self, *arguments):
+    self._compare(*arguments, 1)
 
   # Vectorized in groups of 3 and 2.
   @pytest.mark.slow
@@ -210,6 +209,7 @@ class ExampleGradientsTest(parameterized.TestCase):
   )
   def test_they_equal_it_over_other_layers_and_vectorized(self, *arguments):
     self._compare(*arguments)
+
 
 class DpSgdTest(parameterized.TestCase):
 
@@ -229,7 +229,10 @@ class DpSgdTest(parameterized.TestCase):
     packed = (_batch(3, 0), _batch(4), _batch(2, 1))
     for num_devices in (1, 2, 3):
       step = _build(
-          noise=2.0, devices=tuple(logical_devices.CPUS[:num_devices])
+          noise=2.0,
+          devices=tuple(logical_devices.CPUS[:num_devices]),
+          # And as many at once, the last of them alone.
+          num_vectorized=num_devices,
       )
       alone = _moves(step)
       for batches in (packed, packed[::-1]):
@@ -245,7 +248,7 @@ class DpSgdTest(parameterized.TestCase):
   def test_each_step_client_and_utterance_has_a_stream_of_its_own(
       self, dropout, options
   ):
-    model = _best_rq(_conformer(dropout), **options)
+    model = tiny.predictor(dropout=dropout, **options)
     step = _build.__wrapped__(clip=1e3, model=model)
     # Biases that are not 0, or features of 0 would stay 0.
     state = step.initialize()._replace(
@@ -285,7 +288,7 @@ class DpSgdTest(parameterized.TestCase):
     self.assertTrue(np.isnan(_weights(output.state)['prediction/bias']).all())
 
   def test_frozen_layers_have_no_change_no_noise_and_no_part_of_the_clip(self):
-    names = sorted(_model().specs)
+    names = sorted(_TINY.specs)
     frozen = tuple(names[::2])
     live = names[1::2]
     step = _build(noise=2.0, frozen=frozen)
@@ -336,7 +339,7 @@ class DpSgdTest(parameterized.TestCase):
 
   def test_without_a_query_it_is_the_gradient_of_the_sum(self):
     # Without dropout: one draws it by batch, the other by example.
-    model = _best_rq(_conformer(0.0))
+    model = tiny.predictor()
     build = _build.__wrapped__  # Models are no keys of a cache.
     one = _moves(build(is_public=True, model=model), _batch(0, 1, 2))
     other = _moves(
@@ -364,7 +367,7 @@ class DpSgdTest(parameterized.TestCase):
       (dict(seed=-1), 'seed'),
       (dict(devices=()), 'devices'),
       (dict(frozen=('nothing',)), 'frozen names nothing'),
-      (dict(frozen=tuple(_model().specs)), 'nothing is left to train'),
+      (dict(frozen=tuple(_TINY.specs)), 'nothing is left to train'),
   )
   def test_bad_arguments_are_named(self, options, message):
     with self.assertRaisesRegex(ValueError, message):

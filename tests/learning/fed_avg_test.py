@@ -20,6 +20,7 @@ from tff_asr.execution import multi_device
 from tff_asr.execution import native
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
+from tff_asr.learning import process as process_lib
 from tff_asr.learning import server_update
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import clipping as clipping_lib
@@ -228,7 +229,7 @@ class ProcessTest(parameterized.TestCase):
         process.next(initial, ['bob'])
       state = fed_avg.set_noise_key(initial, np.array([1, 2, 3, 4], np.int32))
       rounds = [process.next(state, cohort) for cohort in ([], ['bob'])]
-    self.assertEqual(fed_avg.frozen_layers(initial), frozen)
+    self.assertEqual(process_lib.frozen_layers(initial), frozen)
     before = {
         name: np.asarray(value)
         for name, value in initial.global_model_weights.items()
@@ -274,7 +275,7 @@ class ProcessTest(parameterized.TestCase):
     )
     num_bytes = 4 * weights_lib.count(_model().specs)
     self.assertEqual(fed_avg.traffic(state), (num_bytes, num_bytes))
-    self.assertEqual(fed_avg.frozen_layers(state), [])
+    self.assertEqual(process_lib.frozen_layers(state), [])
 
   def test_graph_does_not_grow_with_the_number_of_clients(self):
     root = self.enterContext(tempfile.TemporaryDirectory())

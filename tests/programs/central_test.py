@@ -27,7 +27,9 @@ from tff_asr.storage import run_dir
 
 class _Evaluation(NamedTuple):
   word_error_rate: float
-  loss: float = 1.0
+
+  def metrics(self) -> dict[str, float]:
+    return self._asdict()
 
 
 class _Evaluator:

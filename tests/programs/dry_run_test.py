@@ -23,9 +23,9 @@ from tff_asr.privacy import accounting
 from tff_asr.privacy import queries
 from tff_asr.programs import central
 from tff_asr.programs import dry_run
-from tff_asr.programs import layer_scores
 from tff_asr.programs import pretraining
 from tff_asr.programs import training_loop
+from tff_asr.programs import warm_start
 from tff_asr.storage import run_dir
 
 
@@ -124,7 +124,7 @@ class DryRunTest(absltest.TestCase):
     squares = {
         name: float(number) for number, name in enumerate(sorted(model.specs))
     }
-    layer_scores.write(run, squares, specs=model.specs)
+    warm_start.write_scores(run, squares, specs=model.specs)
     return run
 
   def test_pretraining_is_described(self):

@@ -16,7 +16,6 @@ from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import speakers
 from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
-from tff_asr.programs import evaluate
 from tff_asr.programs import evaluation
 from tff_asr.storage import run_dir
 
@@ -152,7 +151,7 @@ class EvaluateTest(absltest.TestCase):
     )
     with contextlib.redirect_stdout(printed):
       with contextlib.redirect_stderr(io.StringIO()):
-        results = evaluate.evaluate(runs=runs, **arguments)
+        results = evaluation.evaluate(runs=runs, **arguments)
     for run, letter, figures in zip(runs, 'ab', results, strict=True):
       with open(run + '/test.json', encoding='utf-8') as f:
         self.assertEqual(json.load(f), figures)
@@ -169,19 +168,19 @@ class EvaluateTest(absltest.TestCase):
       )
     with contextlib.redirect_stdout(printed):
       with contextlib.redirect_stderr(io.StringIO()):
-        evaluate.evaluate(
+        evaluation.evaluate(
             runs=runs[:1], output_name='again.json', **arguments
         )
     self.assertTrue(os.path.exists(runs[0] + '/again.json'))
     for wrong in ([], runs[0]):
       with self.assertRaisesRegex(ValueError, 'runs must be a list'):
-        evaluate.evaluate(runs=wrong, **arguments)
+        evaluation.evaluate(runs=wrong, **arguments)
     with self.assertRaisesRegex(ValueError, 'holds no trained model'):
-      evaluate.evaluate(runs=[root], **arguments)
+      evaluation.evaluate(runs=[root], **arguments)
     with open(f'{shards}/{speakers.SPEAKERS_FILE}', 'a') as f:
       f.write('more')
     with self.assertRaisesRegex(ValueError, 'speakers.tsv does not have the'):
-      evaluate.evaluate(runs=runs, **arguments)
+      evaluation.evaluate(runs=runs, **arguments)
 
 
 if __name__ == '__main__':

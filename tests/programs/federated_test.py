@@ -29,6 +29,7 @@ from tff_asr.data import cohorts
 from tff_asr.execution import multi_device
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
+from tff_asr.learning import process
 from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import lamb
 from tff_asr.privacy import accounting
@@ -379,7 +380,7 @@ class FederatedTest(_RunTestCase):
   def test_a_resumed_run_has_to_freeze_the_same_layers(self):
     _train(self.run, num_rounds=1)
     with mock.patch.object(
-        fed_avg,
+        process,
         'frozen_layers',
         side_effect=lambda state: ['a'] * int(
             np.asarray(state.distributor.round_num) == 0

@@ -22,9 +22,8 @@ from tff_asr.models import quantizer as quantizer_lib
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
-from tff_asr.programs import layer_scores
-from tff_asr.programs import masked_evaluation
 from tff_asr.programs import pretraining
+from tff_asr.programs import warm_start
 from tff_asr.storage import run_dir
 
 
@@ -72,7 +71,7 @@ class PretrainTest(parameterized.TestCase):
         num_steps=2,
         sampler_seed=None,
         noise_seed=None,
-        evaluator=masked_evaluation.MaskedEvaluator(
+        evaluator=pretraining.MaskedEvaluator(
             model=_model_of(16), pipeline=_pipeline(), client_data=cls.data
         ),
     )
@@ -111,7 +110,9 @@ class PretrainTest(parameterized.TestCase):
     self.assertEqual(results['population'], 6)
     self.assertBetween(results['dev_accuracy']['2'], 0, 1)
     self.assertFalse(os.path.exists(self.path('public/ledger.jsonl')))
-    scores = layer_scores.read(self.path('public'), specs=_model_of(16).specs)
+    scores = warm_start.read_scores(
+        self.path('public'), specs=_model_of(16).specs
+    )
     self.assertAlmostEqual(sum(scores.values()), 1, places=6)
     self.assertTrue(all(score > 0 for score in scores.values()))
 
@@ -123,7 +124,7 @@ class PretrainTest(parameterized.TestCase):
         num_steps=1,
     )
     specs = _model_of(16).specs
-    scores = layer_scores.read(self.path('public'), specs=specs)
+    scores = warm_start.read_scores(self.path('public'), specs=specs)
     by_score = sorted(specs, key=scores.get)
     self.assertEqual(
         results['frozen'], sorted(by_score[: len(by_score) // 2])

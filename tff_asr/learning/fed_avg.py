@@ -120,29 +120,10 @@ def build(
   )
 
 
-def set_noise_key(
-    state: process_lib.State, key: Any
-) -> process_lib.State:
+def set_noise_key(state: process_lib.State, key: Any) -> process_lib.State:
   """Returns the state with the aggregator's 128-bit noise key, int32 [4]."""
   aggregator = dp_mean.set_noise_key(state.aggregator, key)
   return state._replace(aggregator=aggregator)
-
-
-def set_weights(
-    state: process_lib.State, weights: Any
-) -> process_lib.State:
-  """Returns the state with other model weights, float32 by name."""
-  return state._replace(global_model_weights=weights_lib.to_tensors(weights))
-
-
-def frozen_layers(
-    state: process_lib.State,
-) -> list[str]:
-  """The layers that a process made by `build` does not train, sorted."""
-  if not tf.nest.flatten(state.client_work):
-    return []
-  names = np.asarray(state.client_work).item()
-  return (names.decode() if isinstance(names, bytes) else names).split('\n')
 
 
 def traffic(state: process_lib.State) -> Traffic:
@@ -155,7 +136,7 @@ def traffic(state: process_lib.State) -> Traffic:
     state: Of the process.
   """
   live = weights_lib.without(
-      frozen_layers(state), state.global_model_weights
+      process_lib.frozen_layers(state), state.global_model_weights
   )
   size = sum(np.asarray(value).nbytes for value in live.values())
   return Traffic(down=size, up=size)

@@ -14,6 +14,8 @@ What is frozen is in the state so that a round is another one if others are.
 
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 State = tff.learning.templates.LearningAlgorithmState
@@ -49,3 +51,12 @@ class Process(Protocol):
     Returns:
       The new state, and metrics, exact and therefore not private.
     """
+
+
+def frozen_layers(state: State) -> list[str]:
+  """The names of the weights that a process does not train, sorted."""
+  if not tf.nest.flatten(state.client_work):
+    return []
+  names = np.asarray(state.client_work).item()
+  names = names.decode() if isinstance(names, bytes) else names
+  return names.split('\n') if names else []

@@ -23,7 +23,6 @@ from tff_asr.programs import evaluation
 from tff_asr.programs import faults
 from tff_asr.programs import private_rounds
 from tff_asr.programs import training_loop
-from tff_asr.programs import warm_start
 
 # Speakers read from at once, so that a batch mixes them.
 _INTERLEAVED_CLIENTS = 64
@@ -78,7 +77,7 @@ class CentralTraining(training_loop.TrainingRun):
 
   NAME = 'central'
   UNIT = 'step'
-  SECONDS = 'seconds'
+  PRIVACY_UNIT = None
 
   def __post_init__(self):
     self._check()
@@ -87,7 +86,7 @@ class CentralTraining(training_loop.TrainingRun):
           self.evaluator, self.client_data.client_ids
       )
     self.release_every = self.settings.evaluate_every
-    self._process = central_step.CentralStep(
+    self.process = central_step.CentralStep(
         model=self.model,
         optimizer=self.optimizer,
         seed=self.seed,
@@ -132,19 +131,6 @@ class CentralTraining(training_loop.TrainingRun):
   def total(self) -> int:
     return self.num_steps
 
-  async def initialize(self) -> tff.learning.templates.LearningAlgorithmState:
-    state = self._process.initialize()
-    if self.init_from_run is None:
-      return state
-    return state._replace(
-        global_model_weights=warm_start.updated(
-            state.global_model_weights,
-            run=self.init_from_run,
-            model=self.model,
-            tokens=self.tokens,
-        )
-    )
-
   def initial_draw(self) -> np.int64:
     return np.int64(0)
 
@@ -176,9 +162,6 @@ class CentralTraining(training_loop.TrainingRun):
         examples, seed=tf.constant([self.seed & 0x7FFFFFFF, 1])
     )
 
-  def next(self, process_state: Any, drawn: pipeline_lib.Batch) -> Any:
-    return self._process.next(process_state, drawn)
-
   def initial_record(self, weights: weights_lib.Weights) -> Record:
     return Record(best_weights=weights)
 
@@ -199,24 +182,24 @@ class CentralTraining(training_loop.TrainingRun):
         'num_utterances': record.num_utterances,
     }
 
-  def after_release(
-      self,
-      record: Record,
-      weights: weights_lib.Weights,
-      metrics: Mapping[str, float],
-  ) -> Record:
+  def evaluate(
+      self, record: Record, weights: weights_lib.Weights
+  ) -> tuple[Record, dict[str, float]]:
+    record, metrics = super().evaluate(record, weights)
     record = record._replace(loss_sum=0.0, num_utterances=0.0)
-    if 'dev_word_error_rate' not in metrics:
-      return record
+    if not metrics:
+      return record, metrics
     if metrics['dev_word_error_rate'] < record.best_wer:
-      return record._replace(
+      record = record._replace(
           best_weights=weights,
           best_wer=metrics['dev_word_error_rate'],
           evaluations_since_best=0,
       )
-    return record._replace(
-        evaluations_since_best=record.evaluations_since_best + 1
-    )
+    else:
+      record = record._replace(
+          evaluations_since_best=record.evaluations_since_best + 1
+      )
+    return record, metrics
 
   def is_converged(self, record: Record) -> bool:
     return (
@@ -234,12 +217,12 @@ class CentralTraining(training_loop.TrainingRun):
       figures['dev WER'] = f'{100 * metrics["dev_word_error_rate"]:.1f}%'
     return figures
 
-  def final_weights(
+  def finish(
       self, state: training_loop.RunState
-  ) -> weights_lib.Weights:
+  ) -> tuple[weights_lib.Weights, dict[str, Any]]:
     if self.patience is None:
-      return state.process.global_model_weights
-    return state.record.best_weights
+      return state.process.global_model_weights, {}
+    return state.record.best_weights, {}
 
   def plan(self) -> dict[str, str]:
     return {

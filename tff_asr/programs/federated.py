@@ -23,6 +23,7 @@ import tensorflow_federated as tff
 from tff_asr import checks
 from tff_asr.data import cohorts
 from tff_asr.learning import fed_avg
+from tff_asr.learning import process as process_lib
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import keys
 from tff_asr.programs import evaluation
@@ -30,7 +31,6 @@ from tff_asr.programs import faults as faults_lib
 from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
 from tff_asr.programs import training_loop
-from tff_asr.programs import warm_start
 from tff_asr.storage import run_dir
 
 _PREFIX = 'not_private/'
@@ -61,6 +61,7 @@ class FederatedTraining(training_loop.TrainingRun):
 
   NAME = 'federated'
   UNIT = 'round'
+  PRIVACY_UNIT = 'speaker'
 
   def __post_init__(self):
     self._check()
@@ -68,6 +69,7 @@ class FederatedTraining(training_loop.TrainingRun):
       evaluation.warn_of_heard_speakers(
           self.evaluator, self.client_data.client_ids
       )
+    self.process = self.learning_process
     self._source = self.build_cohorts(
         self.client_data.client_ids,
         key=keys.draw_or_fix(self.privacy.sampler_seed),
@@ -90,24 +92,11 @@ class FederatedTraining(training_loop.TrainingRun):
   def total(self) -> int:
     return self.num_rounds
 
-  async def initialize(self) -> tff.learning.templates.LearningAlgorithmState:
+  async def initialize(self) -> process_lib.State:
     tff.framework.set_default_context(
         tff.program.NativeFederatedContext(self.context)
     )
-    state = await tff.program.materialize_value(
-        self.learning_process.initialize()
-    )
-    if self.init_from_run is not None:
-      state = fed_avg.set_weights(
-          state,
-          warm_start.updated(
-              state.global_model_weights,
-              run=self.init_from_run,
-              model=self.model,
-              tokens=self.tokens,
-          ),
-      )
-    self._frozen = fed_avg.frozen_layers(state)
+    state = await super().initialize()
     self._traffic = fed_avg.traffic(state)
     return state
 
@@ -120,22 +109,10 @@ class FederatedTraining(training_loop.TrainingRun):
     iterator = self._source.iterator(source_state)
     return iterator.select(), iterator.state
 
-  def next(self, process_state: Any, drawn: list[str]) -> Any:
-    return self.learning_process.next(process_state, drawn)
-
   def initial_record(
       self, unused_weights: weights_lib.Weights
   ) -> faults_lib.Norms:
     return faults_lib.Norms()
-
-  def check_resumed(self, process_state: Any) -> None:
-    before = fed_avg.frozen_layers(process_state)
-    if before != self._frozen:
-      raise ValueError(
-          f'the saved run has {len(before)} frozen layers, these settings '
-          f'{len(self._frozen)} or others: put the scores that it began with '
-          'back, or take another output_dir.'
-      )
 
   def judge(
       self, record: faults_lib.Norms, done: private_rounds.Done, *, number: int
@@ -171,11 +148,11 @@ class FederatedTraining(training_loop.TrainingRun):
     return figures
 
   def finish(
-      self, unused_state: training_loop.RunState
-  ) -> dict[str, Any]:
-    return {
+      self, state: training_loop.RunState
+  ) -> tuple[weights_lib.Weights, dict[str, Any]]:
+    return state.process.global_model_weights, {
         'bytes_per_client_and_round': self._traffic._asdict(),
-        'frozen': self._frozen,
+        'frozen': process_lib.frozen_layers(state.process),
         'cohort_size': self.sampling.cohort_size,
         'population': self.sampling.population,
     }

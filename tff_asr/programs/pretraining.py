@@ -1,7 +1,7 @@
 """Self-supervised pre-training as a program: BEST-RQ, with or without DP.
 
 Without a query: a warm start on public data, which also scores the layers
-(`layer_scores`). With one: DP-SGD with the example as the unit of privacy, each
+(`warm_start`). With one: DP-SGD with the example as the unit of privacy, each
 step charged to the ledger before its model can be seen, and perhaps some layers
 frozen by the scores of the warm start it begins from. Batches are drawn by
 Poisson sampling in both.
@@ -10,27 +10,30 @@ Poisson sampling in both.
 from collections.abc import Mapping
 import dataclasses
 import math
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr import checks
+from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
 from tff_asr.data import examples as examples_lib
+from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.execution import devices as devices_lib
 from tff_asr.learning import dp_sgd
 from tff_asr.learning import layer_freeze
+from tff_asr.models import best_rq
+from tff_asr.models import quantizer as quantizer_lib
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 from tff_asr.programs import faults
-from tff_asr.programs import layer_scores
-from tff_asr.programs import masked_evaluation
 from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
 from tff_asr.programs import training_loop
-from tff_asr.storage import run_dir
+from tff_asr.programs import warm_start
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -64,9 +67,6 @@ class Pretraining(training_loop.TrainingRun):
   NAME = 'pre-training'
   UNIT = 'step'
   PRIVACY_UNIT = 'example'
-  DEV_METRICS = tuple(
-      f'dev_{name}' for name in masked_evaluation.MaskedEvaluation._fields
-  )
 
   def __post_init__(self):
     self._check()
@@ -77,7 +77,7 @@ class Pretraining(training_loop.TrainingRun):
     if self.build_query is not None:
       self.sampling = self._examples.sampling
     self._frozen = self._choose_frozen()
-    self._process = dp_sgd.DpSgd(
+    self.process = dp_sgd.DpSgd(
         model=self.model,
         optimizer=self.optimizer,
         batch_size=self.batch_size,
@@ -131,11 +131,8 @@ class Pretraining(training_loop.TrainingRun):
           'freeze needs the scores of a public warm start: set init_from_run '
           'to its folder.'
       )
-    scores = layer_scores.read(self.init_from_run, specs=self.model.specs)
+    scores = warm_start.read_scores(self.init_from_run, specs=self.model.specs)
     return self.freeze.choose(scores)
-
-  def check_warm_start(self) -> None:
-    run_dir.check_model(self.init_from_run, model=self.model, tokens='')
 
   @property
   def total(self) -> int:
@@ -144,15 +141,6 @@ class Pretraining(training_loop.TrainingRun):
   @property
   def tokens(self) -> str:
     return ''
-
-  async def initialize(self) -> tff.learning.templates.LearningAlgorithmState:
-    state = self._process.initialize()
-    if self.init_from_run is None:
-      return state
-    weights = run_dir.read_model(
-        self.init_from_run, model=self.model, tokens=self.tokens
-    )
-    return state._replace(global_model_weights=weights_lib.to_tensors(weights))
 
   def initial_draw(self) -> cohorts.CohortState:
     return self._examples.initial_state()
@@ -163,7 +151,7 @@ class Pretraining(training_loop.TrainingRun):
     return self._examples.draw(source_state)
 
   def next(self, process_state: Any, drawn: list[int]) -> Any:
-    return self._process.next(process_state, self._examples.batches(drawn))
+    return self.process.next(process_state, self._examples.batches(drawn))
 
   def initial_record(
       self, weights: weights_lib.Weights
@@ -202,9 +190,6 @@ class Pretraining(training_loop.TrainingRun):
         'not_private/num_left_out': len(done.cohort) - count,
     }
 
-  def evaluate(self, weights: weights_lib.Weights) -> dict[str, float]:
-    return dict(zip(self.DEV_METRICS, self.evaluator(weights)))
-
   def figures(self, metrics: Mapping[str, float]) -> dict[str, str]:
     exact = lambda name: metrics[f'not_private/{name}']
     loss = progress_lib.mean(exact('train_loss'), count=exact('num_examples'))
@@ -217,11 +202,13 @@ class Pretraining(training_loop.TrainingRun):
       figures['dev accuracy'] = f'{100 * metrics["dev_accuracy"]:.1f}%'
     return figures
 
-  def finish(self, state: training_loop.RunState) -> dict[str, Any]:
+  def finish(
+      self, state: training_loop.RunState
+  ) -> tuple[weights_lib.Weights, dict[str, Any]]:
     if self.build_query is None:
       squares = {name: float(value) for name, value in state.record.items()}
-      layer_scores.write(self.output_dir, squares, specs=self.model.specs)
-    return {
+      warm_start.write_scores(self.output_dir, squares, specs=self.model.specs)
+    return state.process.global_model_weights, {
         'batch_size': self.batch_size,
         'population': self._examples.sampling.population,
         'frozen': self._frozen,
@@ -249,3 +236,100 @@ class Pretraining(training_loop.TrainingRun):
           'nothing is charged: without a query the data are public.'
       )
     return plan
+
+
+class MaskedEvaluation(NamedTuple):
+  """Figures of the masked frames of a data set.
+
+  Attributes:
+    loss: Mean over utterances of their mean cross-entropy, in nats.
+    accuracy: Share of frames whose best label is the right one.
+    most_frequent: Share of the most frequent label: the accuracy of a model
+      that predicts one label always, at best.
+    label_perplexity: How many labels are used, as if evenly (`quantizer`);
+      frozen: a property of the data.
+    prediction_perplexity: The same of the best labels; 1 if the model predicts
+      one label always.
+  """
+
+  loss: float
+  accuracy: float
+  most_frequent: float
+  label_perplexity: float
+  prediction_perplexity: float
+
+  def metrics(self) -> dict[str, float]:
+    """What a training run releases, by name."""
+    return self._asdict()
+
+
+class MaskedEvaluator:
+  """Predicts a data set under masks that are always the same ones."""
+
+  def __init__(
+      self,
+      *,
+      model: best_rq.BestRqModel,
+      pipeline: pipeline_lib.Pipeline,
+      client_data: client_data_lib.SpeechClientData,
+  ):
+    """Creates an evaluator.
+
+    Args:
+      model: The model.
+      pipeline: Gives features and batches.
+      client_data: The speakers; all their utterances within the limit.
+    """
+    examples = examples_lib.Examples(
+        client_data, pipeline=pipeline, batch_size=1, key=keys.from_seed(0)
+    )
+    self._examples = examples
+    self._numbers = list(range(examples.sampling.population))
+
+    @tf.function(
+        input_signature=[
+            weights_lib.tensor_specs(model.specs),
+            pipeline_lib.batch_spec(),
+        ],
+        autograph=False,
+    )
+    def evaluate(weights, batch):
+      numbers = tf.cast(
+          tf.strings.to_hash_bucket_fast(batch['utterance_id'], 2**31 - 1),
+          tf.int32,
+      )
+      masked = model.mask(
+          batch['features'],
+          batch['feature_lengths'],
+          tf.stack([numbers, tf.zeros_like(numbers)], axis=1),
+      )
+      logits = model.logits(weights, masked)
+      losses = best_rq.loss(logits, masked)
+      return tf.reduce_sum(losses), best_rq.count(logits, masked)
+
+    self._evaluate = evaluate
+
+  def __call__(self, weights: weights_lib.Weights) -> MaskedEvaluation:
+    """Evaluates weights, tensors or arrays by name."""
+    weights = weights_lib.to_tensors(weights)
+    loss_sum, counts, num_utterances = 0.0, None, 0
+    for batch in self._examples.batches(self._numbers):
+      loss, found = self._evaluate(weights, batch)
+      loss_sum += float(loss)
+      num_utterances += len(batch['utterance_id'])
+      counts = found if counts is None else tf.nest.map_structure(
+          tf.add, counts, found
+      )
+    if counts is None or not float(counts.masked):
+      raise ValueError(
+          'the dev set has no masked frame to predict: give it more speech.'
+      )
+    return MaskedEvaluation(
+        loss=loss_sum / num_utterances,
+        accuracy=float(counts.correct / counts.masked),
+        most_frequent=float(tf.reduce_max(counts.labels) / counts.masked),
+        label_perplexity=float(quantizer_lib.perplexity(counts.labels)),
+        prediction_perplexity=float(
+            quantizer_lib.perplexity(counts.predictions)
+        ),
+    )

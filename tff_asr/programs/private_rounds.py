@@ -109,6 +109,16 @@ class PrivateRoundRunner:
       )
       self._renew_key()
 
+  @property
+  def head(self) -> ledger_lib.Head:
+    """The ledger's, after the rounds so far."""
+    return self._ledger.head
+
+  @property
+  def is_of_a_pass(self) -> bool:
+    """Whether nothing is drawn: each client is in one round of a pass."""
+    return self._sampling.kind == 'pass'
+
   def are_left(self, state: Any, cohort_state: Any) -> bool:
     """Whether the next round stays within the target epsilon."""
     if self._target_epsilon is None:
@@ -219,12 +229,8 @@ class PrivateRoundRunner:
     self._is_renewed = True
 
   def _redrawn(self, cohort_state: cohorts.CohortState) -> cohorts.CohortState:
-    """The state with the sampler's key that goes with the noise key.
-
-    The rounds of a pass draw nothing: each client is in one of them, and tree
-    and pass go together.
-    """
-    if self._sampling.kind == 'pass':
+    """The state with the sampler's key that goes with the noise key."""
+    if self.is_of_a_pass:
       return cohort_state
     return cohort_state._replace(
         key=keys.derive(self.noise.key, purpose='cohorts')

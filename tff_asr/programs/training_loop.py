@@ -30,6 +30,7 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.learning import process as process_lib
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
@@ -177,13 +178,11 @@ class TrainingRun(abc.ABC):
   # For the display; and what `total` and versions count.
   NAME: ClassVar[str]
   UNIT: ClassVar[str]
-  # How the time of a round is released.
-  SECONDS: ClassVar[str] = 'not_private/seconds'
-  # Metrics of the evaluator that are in the results, too.
-  DEV_METRICS: ClassVar[tuple[str, ...]] = ('dev_word_error_rate',)
-  # Of the ledger's rounds: what one of those that are drawn is.
-  PRIVACY_UNIT: ClassVar[str] = 'speaker'
+  # Of what the ledger protects; None: no data are private.
+  PRIVACY_UNIT: ClassVar[Optional[str]]
 
+  # Set by subclasses: a round of `process` takes what is drawn.
+  process: process_lib.Process = dataclasses.field(init=False, repr=False)
   # How rounds are drawn, for the accounting; None: nothing is charged.
   sampling = None
   privacy = PrivacySettings()
@@ -191,7 +190,7 @@ class TrainingRun(abc.ABC):
   release_every = 1
 
   def check_common(self, errors: list[Exception]) -> None:
-    """Appends what is wrong with the settings that all kinds of training have."""
+    """Appends what is wrong with the settings of any training."""
     for settings in (self.settings, self.privacy):
       with checks.kept(errors):
         settings.check()
@@ -202,7 +201,9 @@ class TrainingRun(abc.ABC):
       check_durations(self.client_data, self.pipeline)
     if self.init_from_run is not None:
       with checks.kept(errors):
-        self.check_warm_start()
+        warm_start.check(
+            self.init_from_run, model=self.model, tokens=self.tokens
+        )
       with checks.kept(errors):
         if os.path.realpath(self.init_from_run) == os.path.realpath(
             self.output_dir
@@ -214,10 +215,6 @@ class TrainingRun(abc.ABC):
     with checks.kept(errors):
       run_dir.check_folder(self.output_dir, configuration=self.configuration)
 
-  def check_warm_start(self) -> None:
-    """Raises ValueError unless init_from_run has weights for the model."""
-    warm_start.check(self.init_from_run, model=self.model, tokens=self.tokens)
-
   @property
   @abc.abstractmethod
   def total(self) -> int:
@@ -228,9 +225,18 @@ class TrainingRun(abc.ABC):
     """The characters that the model spells."""
     return self.pipeline.tokenizer.characters
 
-  @abc.abstractmethod
-  async def initialize(self) -> tff.learning.templates.LearningAlgorithmState:
+  async def initialize(self) -> process_lib.State:
     """Returns the process's first state, with the weights of init_from_run."""
+    state = await tff.program.materialize_value(self.process.initialize())
+    if self.init_from_run is None:
+      return state
+    weights = warm_start.updated(
+        state.global_model_weights,
+        run=self.init_from_run,
+        model=self.model,
+        tokens=self.tokens,
+    )
+    return state._replace(global_model_weights=weights)
 
   @abc.abstractmethod
   def initial_draw(self) -> Any:
@@ -240,18 +246,13 @@ class TrainingRun(abc.ABC):
   def draw(self, source_state: Any) -> tuple[Any, Any]:
     """Draws what a round trains on; returns it, and the state after it."""
 
-  @abc.abstractmethod
   def next(self, process_state: Any, drawn: Any) -> Any:
-    """Runs a round of the process, as `LearningProcess.next`."""
+    """Runs a round of the process."""
+    return self.process.next(process_state, drawn)
 
-  def initial_record(
-      self, unused_weights: weights_lib.Weights
-  ) -> Any:
+  @abc.abstractmethod
+  def initial_record(self, weights: weights_lib.Weights) -> Any:
     """Returns what is kept from round to round, at the start."""
-    return ()
-
-  def check_resumed(self, process_state: Any) -> None:
-    """Raises ValueError if a saved state is of another process."""
 
   @abc.abstractmethod
   def judge(
@@ -272,22 +273,18 @@ class TrainingRun(abc.ABC):
       ValueError: The run is to end with the state before this round.
     """
 
-  def evaluate(self, weights: weights_lib.Weights) -> dict[str, float]:
-    """Returns the metrics of the evaluator by name."""
-    found = self.evaluator(weights)
-    return {
-        'dev_word_error_rate': found.word_error_rate,
-        'dev_loss': found.loss,
-    }
+  def evaluate(
+      self, record: Any, weights: weights_lib.Weights
+  ) -> tuple[Any, dict[str, float]]:
+    """Evaluates a round's model, where the settings say so.
 
-  def after_release(
-      self,
-      record: Any,
-      unused_weights: weights_lib.Weights,
-      unused_metrics: Mapping[str, float],
-  ) -> Any:
-    """Returns the record after metrics were released."""
-    return record
+    Returns:
+      The record after it, and the evaluator's metrics; none without one.
+    """
+    if self.evaluator is None:
+      return record, {}
+    found = self.evaluator(weights).metrics()
+    return record, {f'dev_{name}': value for name, value in found.items()}
 
   def is_converged(self, unused_record: Any) -> bool:
     """Whether no further round would help."""
@@ -297,13 +294,11 @@ class TrainingRun(abc.ABC):
   def figures(self, metrics: Mapping[str, float]) -> dict[str, str]:
     """Returns what the progress display shows of a round."""
 
-  def final_weights(self, state: RunState) -> weights_lib.Weights:
-    """Returns the weights of the model that the run ends with."""
-    return state.process.global_model_weights
-
-  def finish(self, unused_state: RunState) -> dict[str, Any]:
-    """Writes what only this training writes; returns its own results."""
-    return {}
+  def finish(
+      self, state: RunState
+  ) -> tuple[weights_lib.Weights, dict[str, Any]]:
+    """Returns the model that the run ends with, and results of its own."""
+    return state.process.global_model_weights, {}
 
   @abc.abstractmethod
   def plan(self) -> dict[str, str]:
@@ -411,31 +406,7 @@ async def run(training: TrainingRun) -> dict[str, Any]:
   settings = training.settings
   async with contextlib.AsyncExitStack() as stack:
     stack.enter_context(explained_shortage())
-    process_state = await training.initialize()
-    if training.sampling is not None:
-      check_first_round(training, process_state)
-    # Not before the process has shown that it can be built and run.
-    folder = stack.enter_context(run_dir.RunDir(
-        training.output_dir,
-        configuration=training.configuration,
-        keep_last=settings.keep_last,
-        keep_every=settings.keep_every,
-    ))
-    state = RunState(
-        process_state,
-        training.initial_draw(),
-        ledger_lib.Head(0, ''),
-        private_rounds.NoiseState(_noise_key(training), np.int64(0)),
-        training.initial_record(process_state.global_model_weights),
-    )
-    # Or it would take its memory to the end.
-    del process_state
-    state, number, ledger = await _resume_or_begin(training, folder, state)
-    if ledger is not None:
-      stack.enter_context(ledger)
-    rounds = _private_rounds(training, ledger, state)
-    if rounds is not None:
-      state = state._replace(source=rounds.sampled_from(state.source))
+    folder, ledger, rounds, state, number = await _open(training, stack)
     managers = folder.release_managers(last=number)
     progress = stack.enter_context(progress_lib.Progress(
         description=training.NAME,
@@ -446,58 +417,37 @@ async def run(training: TrainingRun) -> dict[str, Any]:
     saver = await stack.enter_async_context(
         checkpoints.Saver(folder.state_manager, saved=number)
     )
-
-    def is_over() -> bool:
-      return number >= training.total or (
-          rounds is not None
-          and not rounds.are_left(state.process, state.source)
-      )
-
-    is_last = is_over()
+    is_last = _is_over(training, rounds, state, number)
     started = time.monotonic()
     while not is_last and not training.is_converged(state.record):
       done = await _next_round(training, rounds, state)
       saver.check()
       record, metrics = training.judge(state.record, done, number=number + 1)
       if metrics is None:
-        rounds.roll_back(state.process, done.before)
-        # Another cohort: amplification by sampling counts for one sum a draw.
-        # The rounds of a pass draw nothing, and tree and pass go together.
-        if training.sampling.kind != 'pass':
-          state = state._replace(source=done.after)
-        state = state._replace(
-            ledger=ledger.head, noise=rounds.noise, record=record
-        )
+        state = _roll_back(rounds, state, done)._replace(record=record)
         logging.warning(
             'Round %d diverged and was undone; it stays charged.', number + 1
         )
-        is_last = is_over()
+        is_last = _is_over(training, rounds, state, number)
         continue
       number += 1
-      state = RunState(
-          done.output.state,
-          done.after,
-          state.ledger if ledger is None else ledger.head,
-          state.noise if rounds is None else rounds.noise,
-          record,
-      )
-      is_last = is_over()
-      weights = state.process.global_model_weights
+      state = state._replace(process=done.output.state, source=done.after)
       if rounds is not None:
+        state = state._replace(ledger=rounds.head, noise=rounds.noise)
         metrics['epsilon'] = rounds.epsilon()
-      if training.evaluator is not None and (
-          is_last or number % settings.evaluate_every == 0
-      ):
-        metrics |= training.evaluate(weights)
+      is_last = _is_over(training, rounds, state, number)
+      if is_last or number % settings.evaluate_every == 0:
+        record, found = training.evaluate(
+            record, state.process.global_model_weights
+        )
+        metrics |= found
       if is_last or number % training.release_every == 0:
         # How long a round takes tells who came.
-        metrics[training.SECONDS] = time.monotonic() - started
+        metrics[_seconds(training)] = time.monotonic() - started
         started = time.monotonic()
         for manager in managers:
           await manager.release(metrics, key=number)
-        state = state._replace(
-            record=training.after_release(record, weights, metrics)
-        )
+      state = state._replace(record=record)
       saver.offer(state, number)
       if number % settings.save_every == 0:
         await saver.save(state, number)
@@ -508,6 +458,80 @@ async def run(training: TrainingRun) -> dict[str, Any]:
     await saver.save(state, number)
     await saver.wait()
     return _finish(training, folder, state, number, ledger)
+
+
+async def _open(
+    training: TrainingRun, stack: contextlib.AsyncExitStack
+) -> tuple[
+    run_dir.RunDir,
+    Optional[ledger_lib.Ledger],
+    Optional[private_rounds.PrivateRoundRunner],
+    RunState,
+    int,
+]:
+  """Opens a run's folder and ledger until the stack ends.
+
+  Returns:
+    Both; what charges rounds, None: nothing is charged; the state to go on
+    from, and its number.
+  """
+  process_state = await training.initialize()
+  if training.sampling is not None:
+    check_first_round(training, process_state)
+  # Not before the process has shown that it can be built and run.
+  folder = stack.enter_context(run_dir.RunDir(
+      training.output_dir,
+      configuration=training.configuration,
+      keep_last=training.settings.keep_last,
+      keep_every=training.settings.keep_every,
+  ))
+  state = RunState(
+      process_state,
+      training.initial_draw(),
+      ledger_lib.Head(0, ''),
+      private_rounds.NoiseState(_noise_key(training), np.int64(0)),
+      training.initial_record(process_state.global_model_weights),
+  )
+  # Or it would take its memory to the end.
+  del process_state
+  state, number, ledger = await _resume_or_begin(training, folder, state)
+  if ledger is not None:
+    stack.enter_context(ledger)
+  rounds = _private_rounds(training, ledger, state)
+  if rounds is not None:
+    state = state._replace(source=rounds.sampled_from(state.source))
+  return folder, ledger, rounds, state, number
+
+
+def _is_over(
+    training: TrainingRun,
+    rounds: Optional[private_rounds.PrivateRoundRunner],
+    state: RunState,
+    number: int,
+) -> bool:
+  """Whether the rounds, or the budget, are spent."""
+  return number >= training.total or (
+      rounds is not None and not rounds.are_left(state.process, state.source)
+  )
+
+
+def _roll_back(
+    rounds: private_rounds.PrivateRoundRunner,
+    state: RunState,
+    done: private_rounds.Done,
+) -> RunState:
+  """The state after a round was undone, which stays charged."""
+  rounds.roll_back(state.process, done.before)
+  # Another cohort: amplification by sampling counts for one sum a draw. The
+  # rounds of a pass draw nothing, and tree and pass go together.
+  if not rounds.is_of_a_pass:
+    state = state._replace(source=done.after)
+  return state._replace(ledger=rounds.head, noise=rounds.noise)
+
+
+def _seconds(training: TrainingRun) -> str:
+  """The name under which the time of a round is released."""
+  return 'seconds' if training.PRIVACY_UNIT is None else 'not_private/seconds'
 
 
 def _noise_key(training: TrainingRun) -> np.ndarray:
@@ -526,7 +550,7 @@ async def _resume_or_begin(
   """
   saved, number = await folder.state_manager.load_latest(state)
   if saved is not None:
-    training.check_resumed(saved.process)
+    _check_frozen(saved.process, state.process)
     logging.info('Resuming after %s %d.', training.UNIT, number)
     if not saved.ledger.digest:
       return saved, number, None
@@ -547,6 +571,17 @@ async def _resume_or_begin(
     state = state._replace(ledger=ledger.head, noise=noise)
   await folder.state_manager.save(state, 0)
   return state, 0, ledger
+
+
+def _check_frozen(saved: process_lib.State, built: process_lib.State) -> None:
+  """Raises ValueError if a saved state is of a process that freezes others."""
+  before, now = map(process_lib.frozen_layers, (saved, built))
+  if before != now:
+    raise ValueError(
+        f'the saved run has {len(before)} frozen layers, these settings '
+        f'{len(now)} or others: put the scores that it began with back, or '
+        'take another output_dir.'
+    )
 
 
 def _private_rounds(
@@ -594,8 +629,9 @@ def _finish(
     ledger: Optional[ledger_lib.Ledger],
 ) -> dict[str, Any]:
   """Writes the model, the statement and the results; returns the results."""
+  weights, own_results = training.finish(state)
   folder.write_model(
-      training.final_weights(state),
+      weights,
       tokens=training.tokens,
       ledger=None if ledger is None else ledger.head,
   )
@@ -603,13 +639,13 @@ def _finish(
     ended_by = f'NUM_{training.UNIT.upper()}S'
   else:
     ended_by = 'PATIENCE' if training.sampling is None else 'TARGET_EPSILON'
-  seconds = sum(folder.read_metric(training.SECONDS).values())
+  metrics = folder.read_metrics()
   results = {
       f'{training.UNIT}s': number,
       'ended_by': ended_by,
-      'seconds': round(seconds, 1),
-      **training.finish(state),
-      **{name: folder.read_metric(name) for name in training.DEV_METRICS},
+      'seconds': round(sum(metrics.get(_seconds(training), {}).values()), 1),
+      **own_results,
+      **{name: metrics[name] for name in metrics if name.startswith('dev_')},
   }
   if ledger is not None and ledger.contents.rounds:
     query_state, delta = None, None

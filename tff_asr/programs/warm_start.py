@@ -1,17 +1,26 @@
-"""The model that training starts from: another run's, or the encoder of one.
+"""Warm start: the weights of another run, and the scores of its layers.
 
 A run of `central` or `federated` gives its whole model. One of `pretrain` gives
 its encoder, whose weights are taken by name; the head is new, as drawn from the
 run's seed, and what only pre-training needs is left behind.
+
+A public run of `pretrain` also scores its layers, in a table in its folder:
+those to freeze are chosen by it (`learning.layer_freeze`).
 """
 
+from collections.abc import Mapping
+import csv
+import io
 import os
 
+from tff_asr import files
+from tff_asr.learning import layer_freeze
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
+_SCORES = 'layer_scores.csv'
 
 def updated(
     weights: weights_lib.Weights,
@@ -28,7 +37,7 @@ def updated(
     weights: As drawn, float32 by name.
     run: Folder of a finished run.
     model: What the weights are for.
-    tokens: The characters of its tokens.
+    tokens: The characters of its tokens; none: it is pre-trained further.
 
   Returns:
     Tensors by name.
@@ -38,7 +47,7 @@ def updated(
   """
   check(run, model=model, tokens=tokens)
   leaves = state_file.read_leaves(_path(run))
-  if not run_dir.is_pretrained(run):
+  if not _is_of_encoder(run, tokens):
     taken = leaves
     print(f'seed: {run}: all of its model is taken, {_size(model.specs)}.')
   else:
@@ -62,7 +71,7 @@ def check(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
     ValueError: As `run_dir.check_model`; or the run is pre-trained, and its
       encoder has other names or shapes: the message says which.
   """
-  if not os.path.exists(_path(run)) or not run_dir.is_pretrained(run):
+  if not os.path.exists(_path(run)) or not _is_of_encoder(run, tokens):
     run_dir.check_model(run, model=model, tokens=tokens)
     return
   shapes = run_dir.shapes(run)
@@ -72,6 +81,83 @@ def check(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
       specs,
       of=f'the encoder of {run}',
   )
+
+
+def write_scores(
+    run: str, squares: Mapping[str, float], *, specs: weights_lib.Specs
+) -> None:
+  """Writes the table.
+
+  Args:
+    run: The run's folder.
+    squares: Accumulated squared gradient norms by layer.
+    specs: Of the layers.
+  """
+  scores = layer_freeze.normalized(squares)
+  names = sorted(scores, key=scores.get, reverse=True)
+  text = io.StringIO()
+  table = csv.writer(text, lineterminator='\n')
+  table.writerow(['layer', 'score', 'squared_norms', 'parameters'])
+  for name in names:
+    size = weights_lib.count({name: specs[name]})
+    table.writerow([name, scores[name], squares[name], size])
+  files.write_text(os.path.join(run, _SCORES), text.getvalue())
+
+
+def read_scores(run: str, *, specs: weights_lib.Specs) -> dict[str, float]:
+  """The scores of the layers of `specs`.
+
+  Raises:
+    ValueError: The run has no table, or it is of other layers.
+  """
+  scores = _read_scores(run)
+  if scores.keys() != specs.keys():
+    raise ValueError(
+        f'{os.path.join(run, _SCORES)} is of other layers than the model: '
+        f'{sorted(scores.keys() ^ specs.keys())[0]} is in one of them only.'
+    )
+  return scores
+
+
+def frozen(
+    *, run: str, model: ctc.CtcModel, freeze: layer_freeze.LayerFreeze
+) -> list[str]:
+  """The layers of an encoder to freeze while the model is fine-tuned.
+
+  Args:
+    run: Folder of the public warm start of this encoder.
+    model: Its head has no scores, and is trained.
+    freeze: Chooses among the encoder's layers.
+
+  Raises:
+    ValueError: The run has no table, or without one of the encoder's layers.
+  """
+  scores = _read_scores(run)
+  specs = model.encoder.specs
+  missing = sorted(specs.keys() - scores.keys())
+  if missing:
+    raise ValueError(
+        f'{os.path.join(run, _SCORES)} has no score of {missing[0]}: it is of '
+        'another encoder.'
+    )
+  return freeze.choose({name: scores[name] for name in specs})
+
+
+def _read_scores(run: str) -> dict[str, float]:
+  """All scores of a run's table."""
+  path = os.path.join(run, _SCORES)
+  if not os.path.exists(path):
+    raise ValueError(
+        f'{run} has no {_SCORES}: layers are frozen by the scores of a public '
+        'warm start that has ended.'
+    )
+  with open(path, encoding='utf-8', newline='') as f:
+    return {row['layer']: float(row['score']) for row in csv.DictReader(f)}
+
+
+def _is_of_encoder(run: str, tokens: str) -> bool:
+  """Whether only the encoder is taken: the run spells nothing, tokens do."""
+  return bool(tokens) and run_dir.is_pretrained(run)
 
 
 def _path(run: str) -> str:

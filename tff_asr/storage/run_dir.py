@@ -164,12 +164,12 @@ class RunDir:
     """Writes a value as a JSON file of the folder."""
     files.write_json(self.file(name), value)
 
-  def read_metric(self, name: str) -> dict[int, float]:
-    """A released metric of the whole run, by round or step, where it was set.
+  def read_metrics(self) -> dict[str, dict[int, float]]:
+    """Released metrics of the whole run by name, then by round or step.
 
     A run that was resumed has released some of them before it was stopped.
     """
-    return metrics_file.read(self.file(METRICS), name)
+    return metrics_file.read_all(self.file(METRICS))
 
   def release_managers(self, *, last: int) -> list[tff.program.ReleaseManager]:
     """Where metrics go: TensorBoard, and CSV but for those of single layers.
