@@ -127,7 +127,7 @@ def to_tensors(weights: Mapping[str, Any]) -> Weights:
 def differences(
     shapes: Mapping[str, tuple[int, ...]], specs: Specs
 ) -> list[str]:
-  """What of some weights' shapes is not as in `specs`, in words."""
+  """Differences of some weights' shapes from `specs`, in words."""
   problems = []
   for name in sorted(shapes.keys() | specs.keys()):
     if name not in shapes:
