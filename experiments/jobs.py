@@ -45,7 +45,7 @@ class Folders(NamedTuple):
     return os.path.join(self.data_dir, f'train.{speakers}')
 
   def log(self, name: str) -> str:
-    """What a job prints."""
+    """The file of what a job prints."""
     return os.path.join(self.runs_dir, 'logs', f'{name}.log')
 
   def path(self, run: design.Run) -> str:
@@ -69,12 +69,12 @@ class Folders(NamedTuple):
     return found
 
   def is_trained(self, run: design.Run) -> bool:
-    """Whether a run has ended, with these settings (see `read`)."""
+    """True if a run has ended, with these settings (see `read`)."""
     has_ended = os.path.exists(os.path.join(self.path(run), run_dir.RESULTS))
     return has_ended and bool(self.read(run))
 
   def is_evaluated(self, run: design.Run) -> bool:
-    """Whether a run has been decoded on the test speakers."""
+    """True if a run has been decoded on the test speakers."""
     return os.path.exists(os.path.join(self.path(run), runs_lib.EVALUATION))
 
   def dev_rates(self, row: design.Row) -> dict[float, float]:

@@ -108,7 +108,7 @@ def configured(text: str) -> dict[str, Callable[..., Any]]:
 
 
 def defaults(text: str) -> str:
-  """What code defaults add to a configuration, as comments."""
+  """Code defaults that add to a configuration, as comments."""
   lines = []
   for selector, function in configured(text).items():
     for argument in inspect.signature(function).parameters.values():

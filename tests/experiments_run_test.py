@@ -63,7 +63,7 @@ _LEFT_OPEN = ('NOISE_MULTIPLIER = 0.01', 'L2_NORM_CLIP = 0.1')
 def _run(
     path: str, output_dir: str, *further: str, files: Sequence[str] = ()
 ) -> Any:
-  """What the program returns, with further parameters and files."""
+  """Runs the program with further parameters and files."""
   program = experiment_files.program(path)
   _, left_open = experiment_files.bind_complete(path)
   gin_params = [

@@ -106,7 +106,7 @@ class FuzzTest(parameterized.TestCase):
   def check(
       self, parse: Callable[[], Any], *, named: str, case: Any = ''
   ) -> bool:
-    """Whether it was refused; fails unless that was in one clear line."""
+    """True if it was refused; fails unless that was in one clear line."""
     try:
       parse()
     except Exception as error:  # pylint: disable=broad-exception-caught

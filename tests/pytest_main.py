@@ -7,7 +7,7 @@ import pytest
 
 
 def _is_undeclared(folder: str) -> bool:
-  """Whether the project is there, but not what Bazel laid out for this test.
+  """True if the project is there, but not what Bazel laid out for this test.
 
   The folder of this file as it is in the working copy (Python puts it first),
   and the working copy, which the virtual environment has on its path: modules

@@ -313,7 +313,7 @@ class Adam:
     return stepped
 
   def ratio(self, weight: np.ndarray, update: np.ndarray) -> float:
-    """What scales a tensor's step."""
+    """The factor of a tensor's step."""
     del weight, update
     return 1.0
 

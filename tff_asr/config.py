@@ -42,6 +42,7 @@ _GIN_ERRORS = (
     tokenize.TokenError,
 )
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+gin.add_config_file_search_path(_ROOT)  # For `include`, from any folder.
 # In gin's own text: a name without a dot is a macro.
 _MACRO_DEFINITION = re.compile(r'^(\w+) *=', re.MULTILINE)
 _MACRO_USE = re.compile(r'%([A-Z][A-Z0-9_]*)\b')
@@ -88,7 +89,7 @@ def bind(
   gin.clear_config()
   if not gin_files:
     raise ConfigError('no configuration: give a file with --gin_file.')
-  with _searched_from_root(), _explained():
+  with _without_search_log(), _explained():
     gin.parse_config_files_and_bindings(
         [_find(path) for path in gin_files], (), finalize_config=False
     )
@@ -131,21 +132,14 @@ def _find(path: str) -> str:
 
 
 @contextlib.contextmanager
-def _searched_from_root() -> Iterator[None]:
-  """Lets `include` find this project's files from any working directory."""
-  _add_root()
-  # gin logs an error for each folder that it looks into in vain.
+def _without_search_log() -> Iterator[None]:
+  """Without a line for each folder that `include` looks into in vain."""
   is_wanted = lambda record: not str(record.msg).startswith('Path not found')
   logging.getLogger().addFilter(is_wanted)
   try:
     yield
   finally:
     logging.getLogger().removeFilter(is_wanted)
-
-
-@functools.lru_cache(maxsize=None)  # gin's list of folders is global.
-def _add_root() -> None:
-  gin.add_config_file_search_path(_ROOT)
 
 
 @contextlib.contextmanager
@@ -196,7 +190,7 @@ def _apply_overrides(gin_params: Sequence[str]) -> list[str]:
 
 
 def _macro_problems() -> list[str]:
-  """Which macros have no definition or no value."""
+  """Complaints about macros without a definition or a value."""
   config = text()
   known = set(_MACRO_DEFINITION.findall(config))
   unset = sorted(set(_MACRO_USE.findall(config)) - known)
@@ -301,7 +295,7 @@ def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _is_of_type(value: Any, annotation: Any) -> bool:
-  """Whether a value is of an annotated type; an int is a float, too.
+  """True if a value is of an annotated type; an int is a float, too.
 
   Annotations other than classes, unions, sequences and callables allow all.
   """
@@ -324,7 +318,7 @@ def _is_of_type(value: Any, annotation: Any) -> bool:
 
 
 def _describe(annotation: Any) -> str:
-  """What an annotation asks for: `an integer or None`."""
+  """An annotation in words: `an integer or None`."""
   origin = typing.get_origin(annotation) or annotation
   if origin in (typing.Union, types.UnionType):
     words = [
@@ -337,7 +331,7 @@ def _describe(annotation: Any) -> str:
 
 
 def _name(function: Callable[..., Any], name: str, binding: Any) -> str:
-  """What a user calls an argument: its macro, if it is set by one."""
+  """A user's name of an argument: its macro, if it is set by one."""
   if str(binding).startswith('%'):
     return str(binding)[1:]
   module = function.__module__.rpartition('.')[2]

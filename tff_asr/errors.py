@@ -12,7 +12,7 @@ _NATIVE = re.compile(r'Failed to run computation: (assertion failed: \[.*?\])')
 
 
 def lines(error: BaseException) -> list[str]:
-  """What went wrong, a line each; a single one unless it is `Problems`."""
+  """The error's lines; a single one unless it is `Problems`."""
   if isinstance(error, checks.Problems):
     return [one_line(message) for message in error.messages]
   if isinstance(error, OSError) and error.strerror:
@@ -35,7 +35,7 @@ def one_line(error: BaseException | str) -> str:
 
 
 def is_users(error: BaseException) -> bool:
-  """Whether the user can mend the error; any other is a defect."""
+  """True if the user can mend the error; any other is a defect."""
   if isinstance(error, (ValueError, OSError)):
     return True
   # Checks on data raise these in a graph. TensorFlow takes seconds to import.

@@ -267,7 +267,7 @@ def may_import(package: str) -> tuple[str, ...]:
 
 
 def problems(module: str, source: str) -> Iterator[str]:
-  """What a file does against the table, a line for each.
+  """Breaches of the table by a file, a line for each.
 
   Args:
     module: Its full name, like 'tff_asr.models.ctc'.
@@ -293,7 +293,7 @@ def problems(module: str, source: str) -> Iterator[str]:
 
 
 def is_under(name: str, packages: tuple[str, ...]) -> bool:
-  """Whether a full name is one of the packages or in one of them."""
+  """True if a full name is one of the packages or in one of them."""
   return any(
       name == package or name.startswith(f'{package}.') for package in packages
   )

@@ -7,7 +7,6 @@ import os
 import runpy
 import signal
 import sys
-from typing import NamedTuple
 from unittest import mock
 
 from absl import flags
@@ -18,15 +17,7 @@ from tests.bin import programs
 from tff_asr import launch
 
 
-class Finished(NamedTuple):
-  """How a program ended."""
-
-  code: int
-  stdout: str
-  stderr: str
-
-
-def run(program: str, *arguments: str) -> Finished:
+def run(program: str, *arguments: str) -> programs.Finished:
   """Runs a program as `python` would, from its flags to its exit code.
 
   Args:
@@ -58,7 +49,7 @@ def run(program: str, *arguments: str) -> Finished:
   if isinstance(code, str):
     stderr.write(f'{code}\n')  # As Python does.
     code = 1
-  return Finished(code, stdout.getvalue(), stderr.getvalue())
+  return programs.Finished(code, stdout.getvalue(), stderr.getvalue())
 
 
 @contextlib.contextmanager

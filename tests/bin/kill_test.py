@@ -177,7 +177,7 @@ class RandomKillsTest(parameterized.TestCase):
 
 
 class CompareTest(absltest.TestCase):
-  """What the comparison with a whole run would notice."""
+  """Differences that the comparison with a whole run notices."""
 
   def setUp(self):
     super().setUp()

@@ -42,7 +42,7 @@ def write_tiny(folder: str, **options) -> tuple[str, ...]:
 
 
 class Finished(NamedTuple):
-  """How a program ended."""
+  """The end of a program."""
 
   code: int
   stdout: str
@@ -50,7 +50,7 @@ class Finished(NamedTuple):
 
 
 class Ended(NamedTuple):
-  """How a program ended, and which processes outlived it."""
+  """The end of a program, and the processes that outlived it."""
 
   code: int
   stdout: str
@@ -142,7 +142,7 @@ def _session(session: int) -> list[psutil.Process]:
 def _start(
     program: str, arguments: tuple[str, ...], gin_params: tuple[str, ...]
 ) -> dict[str, Any]:
-  """How to start a program, as arguments of `subprocess`."""
+  """Arguments of `subprocess` that start a program."""
   return dict(
       args=[
           sys.executable,

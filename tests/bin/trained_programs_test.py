@@ -70,7 +70,7 @@ class TrainedProgramsTest(absltest.TestCase):
             example['waveform'], 16000,
         )
 
-  def run_program(self, program: str, *arguments: str) -> in_process.Finished:
+  def run_program(self, program: str, *arguments: str) -> programs.Finished:
     finished = in_process.run(f'bin/{program}.py', *arguments)
     self.assertEqual(finished.code, 0, finished.stderr)
     return finished

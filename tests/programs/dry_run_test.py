@@ -35,7 +35,7 @@ class DryRunTest(absltest.TestCase):
     super().setUp()
     self.root = self.enterContext(tempfile.TemporaryDirectory())
 
-  def run_program(self, *gin_params: str) -> in_process.Finished:
+  def run_program(self, *gin_params: str) -> programs.Finished:
     tiny = programs.write_tiny(os.path.join(self.root, 'shards'))
     return in_process.run(
         'bin/train_federated.py',

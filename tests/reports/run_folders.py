@@ -17,7 +17,7 @@ SEED = dict(
     },
     errors={'ann': (3, 4), 'bob': (5, 8)},
 )
-"""What a central run leaves, for `read`."""
+"""A central run's folder, for `read`."""
 
 PRIVATE_METRICS = {
     'not_private/train_loss': {n: 9.0 - n for n in _ROUNDS},

@@ -65,7 +65,7 @@ class GroupsTest(absltest.TestCase):
     # 6 of 20 words; either speaker may be drawn twice: 1 or 5 of 10. One speaker
     # has 2 of 40 words wrong, and nobody to compare with.
     self.assertEqual(list(groups), [
-        ('gender', 'female'), ('gender', 'male'), ('gender', speakers.NOT_KNOWN)
+        ('gender', value) for value in ('female', 'male', speakers.NOT_KNOWN)
     ])
     female, male, unknown = groups.values()
     self.assertAlmostEqual(female.rate, 0.3)

@@ -184,7 +184,7 @@ class RunFolderTest(parameterized.TestCase):
       signal.pause()
       lock.release()
     self.assertEqual(os.read(reader, 4), b'held')
-    with self.assertRaisesRegex(run_dir.InUseError, f' {child} on '):
+    with self.assertRaisesRegex(ValueError, f' {child} on '):
       run_dir.RunLock(folder)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)

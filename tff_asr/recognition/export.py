@@ -29,8 +29,8 @@ from tff_asr.recognition import recognizer as recognizer_lib
 
 SAVED_MODEL = 'saved_model'
 TOKENS = 'tokens.json'
-
 TFLITE = 'model.float16.tflite'
+
 _BATCH_SIZE = 8
 # Rounding may turn a near tie; more than this share of utterances is a defect.
 _MAX_DIFFERENT = 0.02
@@ -270,7 +270,7 @@ def export(
 def saved_model_texts(
     path: str, utterances: Sequence[Utterance]
 ) -> list[str]:
-  """What a SavedModel hears, through its signature."""
+  """Transcripts by a SavedModel, through its signature."""
   signature = tf.saved_model.load(path).signatures['serving_default']
   texts = []
   for start in range(0, len(utterances), _BATCH_SIZE):
@@ -289,7 +289,7 @@ def saved_model_texts(
 def tflite_tokens(
     path: str, utterances: Sequence[Utterance]
 ) -> Iterator[list[int]]:
-  """What a TFLite model hears, through its signature."""
+  """Token ids by a TFLite model, through its signature."""
   interpreter = tf.lite.Interpreter(model_path=path)
   run = interpreter.get_signature_runner()
   for utterance in utterances:

@@ -147,7 +147,7 @@ def render(
     output_format: str,
     named: bool = False,
 ) -> str:
-  """What was heard, as text that ends with a new line.
+  """Renders what was heard, as text that ends with a new line.
 
   Args:
     heard: Of one file, or of several.
@@ -224,7 +224,7 @@ def _srt(words: Sequence[recognizer_lib.Word]) -> str:
 def _goes_on(
     cue: Sequence[recognizer_lib.Word], word: recognizer_lib.Word
 ) -> bool:
-  """Whether a word belongs to a subtitle that has begun."""
+  """True if a word belongs to a subtitle that has begun."""
   characters = sum(len(each.text) + 1 for each in cue) + len(word.text)
   return (
       word.start_sec - cue[-1].end_sec <= _PAUSE_SEC

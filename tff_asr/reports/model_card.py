@@ -82,7 +82,7 @@ def build(
 
 
 def _model(run: runs_lib.Run, recognizer: recognizer_lib.Recognizer) -> str:
-  """What it is and how it came about."""
+  """The model, its size and its training."""
   model = recognizer.model
   how = 'federated training' if run.unit == 'round' else 'central training'
   seed = _literal(run, 'INIT_FROM_RUN')

@@ -171,7 +171,7 @@ def _table(table: tables.Table, *, note: str = '') -> str:
 
 
 def _cell(text: str) -> str:
-  """What begins with a number stays on one line."""
+  """A table cell; one that begins with a number stays on one line."""
   kind = 'figure' if re.match(r'[-+.\d]', text) else ''
   return f'<td class="{kind}">{html.escape(text)}</td>'
 

@@ -58,7 +58,7 @@ class Run:
 
   @property
   def unit(self) -> str:
-    """What its metrics are by: 'round' or 'step'."""
+    """Unit of its metrics: 'round' or 'step'."""
     return 'round' if 'NUM_ROUNDS' in self.settings else 'step'
 
   @property

@@ -162,7 +162,7 @@ def contrast(
 
 
 def speaker_spread(runs: Sequence[runs_lib.Run]) -> Table:
-  """How word error rates spread over speakers, of the runs that know it."""
+  """Spread of word error rates over speakers, a row an evaluated run."""
   titles = ('speakers', 'best', 'median', 'worst tenth', 'worst')
   cells = [['WER by speaker, %', *titles]]
   for run in runs:
@@ -266,7 +266,7 @@ def _kind(row: Row) -> str:
 
 
 def _progress(row: Row) -> str:
-  """How far the runs came."""
+  """Rounds or steps that all of the runs have done."""
   least = min(run.num_done for run in row.runs)
   is_over = all(run.results for run in row.runs)
   return f'{least:,}' if is_over else f'{least:,}, not ended'

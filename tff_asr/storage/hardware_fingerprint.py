@@ -65,7 +65,7 @@ def path(run: str) -> str:
 
 
 def describe() -> dict[str, Any]:
-  """What results of this process depend on, to be compared and kept."""
+  """Properties that results of this process depend on, to be compared."""
   return {
       'devices': [
           tf.config.experimental.get_device_details(device).get(
@@ -82,7 +82,7 @@ def describe() -> dict[str, Any]:
 
 
 def _read(run: str) -> dict[str, Any] | None:
-  """What a run keeps; None if it keeps nothing that can be read."""
+  """Reads what a run keeps; None if it keeps nothing that can be read."""
   try:
     with open(path(run), encoding='utf-8') as file:
       found = json.load(file)

@@ -67,10 +67,6 @@ FILES = (
 )
 
 
-class InUseError(ValueError):
-  """Another run has the folder."""
-
-
 class RunLock:
   """Holds a folder until `release`, or until this process ends.
 
@@ -84,7 +80,7 @@ class RunLock:
       folder: Exists.
 
     Raises:
-      InUseError: Another process (or this one) holds it; names it.
+      ValueError: Another process (or this one) holds it; names it.
     """
     path = os.path.join(folder, _LOCK)
     # Unbuffered; not inherited by programs that this one starts.
@@ -172,7 +168,7 @@ class RunDir:
     return metrics_file.read_all(self.file(METRICS))
 
   def release_managers(self, *, last: int) -> list[tff.program.ReleaseManager]:
-    """Where metrics go: TensorBoard, and CSV but for those of single layers.
+    """Targets of metrics: TensorBoard, and CSV but for those of single layers.
 
     Args:
       last: Round or step that the run goes on from; metrics of later ones, of
@@ -255,7 +251,7 @@ def check_folder(path: str, *, configuration: str) -> None:
 
 
 def _check_free(folder: str) -> None:
-  """Raises InUseError if a run holds the folder; writes nothing."""
+  """Raises ValueError if a run holds the folder; writes nothing."""
   try:
     descriptor = os.open(os.path.join(folder, _LOCK), os.O_RDONLY)
   except OSError:
@@ -267,11 +263,11 @@ def _check_free(folder: str) -> None:
     os.close(descriptor)
 
 
-def _in_use(folder: str) -> InUseError:
+def _in_use(folder: str) -> ValueError:
   """The error that names who holds the folder."""
   with open(os.path.join(folder, _LOCK), encoding='utf-8') as f:
     holder = f.read().strip() or 'unknown'
-  return InUseError(
+  return ValueError(
       f'{folder} is in use by process {holder}: wait until it has ended, end '
       'it, or take another output_dir.'
   )
@@ -293,7 +289,7 @@ def config_file(run: str) -> str:
 
 
 def _has_begun(path: str) -> bool:
-  """Whether the run in a folder has saved a state or charged a round."""
+  """True once the run in a folder has saved a state or charged a round."""
   states = os.path.join(path, _STATES)
   if os.path.isdir(states) and any(
       not name.endswith('.partial') for name in os.listdir(states)
@@ -356,7 +352,7 @@ def check_model(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
 
 
 def is_pretrained(run: str) -> bool:
-  """Whether a run's model is of pre-training, without text."""
+  """True if a run's model is of pre-training, without text."""
   manifest = state_file.read_manifest(os.path.join(run, MODEL))
   return manifest.metadata.get('tokens') == ''
 

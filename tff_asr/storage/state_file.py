@@ -67,7 +67,7 @@ class Leaf(NamedTuple):
 
 
 class Manifest(NamedTuple):
-  """What a state file says about itself."""
+  """A state file's description of itself."""
 
   metadata: dict[str, str]
   leaves: tuple[Leaf, ...]
