@@ -6,6 +6,7 @@ is needed to look it up.
 """
 
 import functools
+import itertools
 import tempfile
 
 from absl.testing import absltest
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from tests.execution import speech_process
 from tff_asr.execution import compiler
+from tff_asr.execution import graph
 # Private to TensorFlow, which has no public way to list its kernels.
 from tensorflow.python.framework import kernels
 
@@ -66,7 +68,9 @@ _INPUT_PIPELINE = frozenset([
 def _compiled(**options: str) -> compiler.Round:
   """The programs of the whole process."""
   with tempfile.TemporaryDirectory() as root:
-    process = speech_process.build(speech_process.load_data(root), **options)
+    process = speech_process.build(
+        speech_process.load_data(root), num_blocks=1, **options
+    )
     return compiler.compile_computation(process.next)
 
 
@@ -75,16 +79,12 @@ def _nodes(compiled: compiler.Round) -> dict[str, list[tf.compat.v1.NodeDef]]:
   nodes = {}
   for name in ('prepare', 'zero', 'work', 'merge', 'finish'):
     programs = compiled.clients if hasattr(compiled.clients, name) else compiled
-    for graph in getattr(programs, name).graphs:
-      graph_def = tf.compat.v1.GraphDef.FromString(graph.graph_def)
+    for part in getattr(programs, name).graphs:
+      graph_def = tf.compat.v1.GraphDef.FromString(part.graph_def)
       functions = {f.signature.name for f in graph_def.library.function}
-      for body in (
-          graph_def.node,
-          *(function.node_def for function in graph_def.library.function),
-      ):
-        for node in body:
-          if node.op not in functions:  # A call by the function's name.
-            nodes.setdefault(node.op, []).append(node)
+      for node in itertools.chain(*graph.bodies(graph_def)):
+        if node.op not in functions:  # A call by the function's name.
+          nodes.setdefault(node.op, []).append(node)
   return nodes
 
 

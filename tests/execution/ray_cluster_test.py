@@ -3,7 +3,6 @@
 import asyncio
 from concurrent import futures
 import dataclasses
-import gc
 import io
 import ipaddress
 import os
@@ -62,8 +61,8 @@ def _context(num_workers: int = 2) -> tff.framework.SyncContext:
   from tff_asr.execution import ray_session
 
   if num_workers not in _contexts:
-    # Room for contexts of 1 and 2 workers, and one more.
-    ray_session.connect(None, num_cpus=4)
+    # Room for contexts of 1 and 2 workers, and one more of two tests.
+    ray_session.connect(None, num_cpus=5)
     _contexts[num_workers] = ray_cluster.build_sync_context(
         ray_cluster.Settings(num_workers=num_workers)
     )
@@ -393,7 +392,6 @@ class EventLoopTest(absltest.TestCase):
 
   def test_async_context_serves_programs_and_is_cancelled(self):
     _context(1)  # Starts the cluster.
-    self.addCleanup(gc.collect)  # Ends this context's worker.
     context = ray_cluster.build_async_context(
         ray_cluster.Settings(num_workers=1, op_libraries=())
     )

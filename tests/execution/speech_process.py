@@ -6,6 +6,7 @@ per-layer clipping, noise, and LAMB with a schedule at the server.
 
 import functools
 import os
+from typing import Any
 
 import numpy as np
 import tensorflow_federated as tff
@@ -39,18 +40,10 @@ def load_data(root: str) -> client_data.SpeechClientData:
 
 
 def build(
-    data: client_data.SpeechClientData,
-    *,
-    loss_kernel: str = 'op',
-    activation_dtype: str = 'float32',
+    data: client_data.SpeechClientData, **model_options: Any
 ) -> tff.learning.templates.LearningProcess:
   """Builds the process; `initial_state` says how much noise it adds."""
-  model = fakes.tiny_model(
-      dropout=0.2,
-      layer_drop=0.3,
-      loss_kernel=loss_kernel,
-      activation_dtype=activation_dtype,
-  )
+  model = fakes.tiny_model(dropout=0.2, layer_drop=0.3, **model_options)
   return fed_avg.build(
       model=model,
       pipeline=fakes.tiny_pipeline(
