@@ -26,10 +26,6 @@ def _runs(group: design.Group) -> list[design.Run]:
 
 class An4Test(parameterized.TestCase):
 
-  def test_names_are_of_one_group(self):
-    names = [group.name for group in an4.GROUPS]
-    self.assertEqual(names, ['table', *'abcdefghi'])
-
   @parameterized.parameters(*an4.GROUPS)
   def test_rows_and_claims_name_each_other(self, group):
     labels = [row.label for row in group.rows]
