@@ -79,7 +79,7 @@ def main(_) -> None:
 
 
 class _Lap(NamedTuple):
-  """What a part took: its time, its peak of memory, and what it left."""
+  """Cost of a part: its time, its peak of memory, and what it left."""
 
   part: str
   seconds: float

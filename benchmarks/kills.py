@@ -163,7 +163,7 @@ def _kill(child: int, run: str, num_changes: int) -> Optional[str]:
 
 
 def _look(run: str) -> tuple[Any, ...]:
-  """What changes on disk as a run goes on."""
+  """Files and sizes that change on disk as a run goes on."""
   sizes = []
   for name in (run_dir.LEDGER, 'metrics.csv'):
     path = os.path.join(run, name)

@@ -157,7 +157,7 @@ def main(_) -> None:
 
 
 def _parts(seconds: dict[str, list[float]]) -> dict[str, list[float]]:
-  """What each part takes beyond the one before, turn by turn."""
+  """Seconds of each part beyond the one before, turn by turn."""
   parts = {'features': seconds['features'], 'logits': seconds['logits']}
   for before, name in zip(_PARTS[1:], _PARTS[2:]):
     parts[name] = [

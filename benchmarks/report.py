@@ -50,7 +50,7 @@ def spread(values: Sequence[float], spec: str = '.2f', /) -> str:
 
 
 def _machine() -> dict[str, Any]:
-  """What the figures were measured on."""
+  """The machine of the figures."""
   gpus = tf.config.list_physical_devices('GPU')
   return {
       'cpu_cores': psutil.cpu_count(),

@@ -122,7 +122,7 @@ def section(name: str, own_flags: Sequence[str], output: str) -> str:
 def _run(
     name: str, own_flags: Sequence[str], json_path: str
 ) -> str | None:
-  """What a benchmark printed; None if it failed."""
+  """Output of a benchmark; None if it failed."""
   print(f'{name}: {summary(name)}', flush=True)
   done = subprocess.run(
       [

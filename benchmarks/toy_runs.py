@@ -154,7 +154,7 @@ def quiet() -> Iterator[None]:
 
 
 def compare(whole: str, killed: str) -> list[str]:
-  """What differs between two runs that should be the same."""
+  """Differences between two runs that should be the same."""
   problems = []
   states = [run_dir.newest_state(run) for run in (whole, killed)]
   models = [os.path.join(run, run_dir.MODEL) for run in (whole, killed)]
@@ -182,7 +182,7 @@ def compare(whole: str, killed: str) -> list[str]:
 
 
 def ledger_rounds(run: str) -> list[tuple[Any, ...]]:
-  """What the ledger says of each round, if there is one."""
+  """Entries of the ledger, a round each, if there is one."""
   path = os.path.join(run, run_dir.LEDGER)
   if not os.path.exists(path):
     return []

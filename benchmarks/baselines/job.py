@@ -169,7 +169,7 @@ def say(**figures: Any) -> None:
 
 
 def heard(output: str) -> list[dict[str, Any]]:
-  """What `say` has put into a program's standard output, in order."""
+  """Figures that `say` put into a program's standard output, in order."""
   return [
       json.loads(line[len(_MARK) :])
       for line in output.splitlines()

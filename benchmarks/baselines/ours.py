@@ -226,7 +226,7 @@ def _to_batch(
 
 
 def _arrays(batch: pipeline_lib.Batch) -> dict[str, tf.Tensor]:
-  """What twins need of a batch."""
+  """Parts of a batch that twins need."""
   names = ('features', 'feature_lengths', 'labels', 'label_lengths')
   return {name: batch[name] for name in names}
 

@@ -178,7 +178,7 @@ def _check_update(
     expected: dict[str, np.ndarray],
     initial: dict[str, np.ndarray],
 ) -> float:
-  """How far a first round's update is from ours; raises if too far."""
+  """Distance of a first round's update from ours; raises if too far."""
   difference = job_lib.update_difference(first, expected, initial=initial)
   # Written so that NaN fails.
   if not difference <= job_lib.UPDATE_TOLERANCE:

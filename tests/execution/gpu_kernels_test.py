@@ -89,7 +89,7 @@ def _nodes(compiled: compiler.Round) -> dict[str, list[tf.compat.v1.NodeDef]]:
 
 
 def _takes_strings(node: tf.compat.v1.NodeDef) -> bool:
-  """Whether strings, which no GPU holds, are what the node works on."""
+  """True if a node works on strings, which no GPU holds."""
   return any(
       attribute.type == tf.string.as_datatype_enum
       for attribute in node.attr.values()
@@ -107,7 +107,7 @@ def _gpu_kernels(op: str) -> list:
 
 
 def _has_gpu_kernel(node: tf.compat.v1.NodeDef) -> bool:
-  """Whether a kernel for GPUs takes the dtypes of this node."""
+  """True if a kernel for GPUs takes the dtypes of this node."""
   return any(
       all(
           constraint.name not in node.attr

@@ -419,7 +419,7 @@ class EventLoopTest(absltest.TestCase):
 
 
 def _run_program(program: str) -> list[str]:
-  """What a Python program prints until the last holder of its stdout ends."""
+  """Output of a Python program until the last holder of its stdout ends."""
   with tempfile.TemporaryDirectory(prefix='ray_', dir='/tmp') as folder:
     finished = subprocess.run(
         [sys.executable, '-c', textwrap.dedent(program)],

@@ -67,7 +67,7 @@ class _Driver:
     )
 
   def run(self, key, values):
-    """What `RayWorker.run_block` returns for clients of these values."""
+    """Result of `RayWorker.run_block` for clients of these values."""
     clients = [[np.float32(value)] for value in values]
     return self.worker.run_block(key, range(len(values)), clients)
 
@@ -257,8 +257,8 @@ class PackTest(parameterized.TestCase):
       self.assertEqual(found.numpy().tobytes(), tensor.numpy().tobytes())
 
   def test_texts_and_scalars(self):
-    sent = [2.0, b'\xff\x00', ['a', '', 'ä']]
-    for tensor, found in zip(map(tf.constant, sent), _send(*map(tf.constant, sent)), strict=True):
+    sent = list(map(tf.constant, [2.0, b'\xff\x00', ['a', '', 'ä']]))
+    for tensor, found in zip(sent, _send(*sent), strict=True):
       np.testing.assert_array_equal(tensor, found)
 
   def test_dataset_yields_the_same_elements(self):

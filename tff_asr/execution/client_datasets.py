@@ -95,14 +95,14 @@ def split(
 def _is_separable(
     graph_def: tf.compat.v1.GraphDef, name: str, others: set[str]
 ) -> bool:
-  """Whether a dataset needs none of the others, and varies in no pass."""
+  """True where a dataset needs none of the others and varies in no pass."""
   needed = graph.find_needed(graph_def, [name])
   ops = graph.find_ops(graph_def, needed)
   return needed.isdisjoint(others) and not any(map(_VARYING_OP.search, ops))
 
 
 def _is_dataset(node: tf.compat.v1.NodeDef) -> bool:
-  """Whether a node returns a dataset and says of what elements."""
+  """True for a node that returns a dataset and says of what elements."""
   return (
       _DATASET_OP.search(node.op) is not None
       and node.op not in _CONSUMERS

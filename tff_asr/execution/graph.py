@@ -381,7 +381,7 @@ def find_ops(
 
 
 def has_variables(graph_def: tf.compat.v1.GraphDef) -> bool:
-  """Whether a graph, or a function in it, has variables."""
+  """Returns True if a graph, or a function in it, has variables."""
   return any(
       node.op in _VARIABLE_OPS for nodes in bodies(graph_def) for node in nodes
   )

@@ -189,7 +189,7 @@ class _Runner(context.Runner):
 
 
 class _Replica:
-  """What the clients of one device share in a round, on that device."""
+  """Broadcast and empty accumulator of a round, on one device."""
 
   def __init__(
       self, device: str, execution: round_execution.RoundExecution

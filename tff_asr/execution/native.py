@@ -148,7 +148,7 @@ def _leave_interrupts_to_workers() -> None:
 
 
 def _ignore(*unused_signal: Any) -> None:
-  """What SIG_IGN does."""
+  """Does nothing, as SIG_IGN."""
 
 
 def _explain(error: Exception) -> None:

@@ -157,7 +157,7 @@ class RayRunner(context.Runner):
 
 
 class _Actors:
-  """What the threads of one round's actors share, and what they do."""
+  """Threads of one round's actors: their work, and what they share."""
 
   def __init__(
       self,

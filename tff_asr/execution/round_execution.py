@@ -88,7 +88,7 @@ class RoundExecution:
 
   @property
   def failures(self) -> dict[int, str]:
-    """What clients failed of, by position; of one that was left out, too."""
+    """Causes of clients' failures, by position, those left out included."""
     return {
         position: _explain(error)
         for position, (error, _) in sorted(self.errors.items())

@@ -138,7 +138,7 @@ class Scheduler:
       return [self._tasks[n] for n in range(self._next_block, last)]
 
   def is_last(self, task: Task) -> bool:
-    """Whether the task's result is the total."""
+    """Returns True if the task's result is the total."""
     return task.number == len(self._tasks) - 1
 
   def get_parts(self, merge: reduction.Merge) -> list[Any]:
@@ -221,7 +221,7 @@ class Scheduler:
         raise Stopped()
 
   def is_over(self) -> bool:
-    """Whether nothing is left to take."""
+    """Returns True once nothing is left to take."""
     with self._changed:
       return self._stopped or self._is_done()
 

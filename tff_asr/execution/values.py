@@ -154,7 +154,9 @@ def iter_fields(
   elif len(found) != len(names) or any(
       a != b for a, b in zip(found_names, names) if a and b
   ):
-    raise TypeError(f'{name} must have the fields {names}, found {found_names}.')
+    raise TypeError(
+        f'{name} must have the fields {names}, found {found_names}.'
+    )
   for index, (_, element) in enumerate(found):
     label = f'.{names[index]}' if names[index] else f'[{index}]'
     yield element, type_spec[index], name + label
