@@ -184,7 +184,7 @@ class ContractTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*_NAMES)
   def test_runs_in_a_graph_of_unknown_sizes(self, row):
-    encoder = _build(row, dropout=0.1)
+    encoder = _build(row, num_blocks=1, dropout=0.1)
     weights = calls.perturbed(encoder.specs)
     train = tf.function(
         functools.partial(encoder.apply, weights),
@@ -298,7 +298,7 @@ class StreamsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*_NAMES)
   def test_initial_weights_are_drawn_from_a_stream_each(self, row):
-    specs = _build(row, num_blocks=40).specs
+    specs = _build(row, num_blocks=12).specs
     drawn = [name for name, spec in specs.items() if spec.limit]
     self.assertNotEmpty(drawn)
     seeds = []
