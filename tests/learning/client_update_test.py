@@ -150,7 +150,15 @@ class ClippedGradientsTest(parameterized.TestCase):
     gradients, loss_sum = self.gradients(stubs, 1.0)
     self.assertEqual((_global_norm(gradients), float(loss_sum)), (0, 0))
 
+
+
 _NUM_STEPS = 7
+
+
+@functools.lru_cache
+def _context():
+  """Shared, so that a computation is compiled and traced once."""
+  return multi_device.build_sync_context()
 
 
 @functools.lru_cache
@@ -186,8 +194,7 @@ class ClientWorkTest(absltest.TestCase):
         seed=np.array(_SEED, np.int32), weights=weights
     )
     data = fakes.client_data()
-    context = multi_device.build_sync_context()
-    with tff.framework.get_context_stack().install(context):
+    with tff.framework.get_context_stack().install(_context()):
       total, measurements = _round(**limits)(
           [broadcast] * len(clients),
           [data.serializable_dataset_fn(client_id) for client_id in clients],

@@ -227,7 +227,7 @@ class DpSgdTest(parameterized.TestCase):
   def test_packing_and_devices_change_neither_the_sum_nor_its_one_noise(self):
     whole = _moves(_build(), _batch(0, 1, 2, 3, 4))
     packed = (_batch(3, 0), _batch(4), _batch(2, 1))
-    for num_devices in (1, 2, 3):
+    for num_devices in (1, 3):
       step = _build(
           noise=2.0,
           devices=tuple(logical_devices.CPUS[:num_devices]),

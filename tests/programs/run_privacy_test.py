@@ -54,7 +54,7 @@ class RunPrivacyTest(absltest.TestCase):
         r'apart +example: epsilon [\d.]+ at delta 0.0001; not added up',
     )
 
-  def test_the_default_delta_is_of_the_largest_population_in_any_order(self):
+  def test_the_default_delta_is_of_the_largest_population(self):
     populations = (1000, 20_000, 300)
     for number, order in enumerate(
         [populations, populations[1:] + populations[:1]]

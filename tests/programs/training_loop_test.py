@@ -15,6 +15,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -26,13 +27,16 @@ from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
 from tff_asr.execution import multi_device
+from tff_asr.learning import central_step
 from tff_asr.learning import client_update
+from tff_asr.learning import dp_sgd
 from tff_asr.learning import fed_avg
 from tff_asr.models import best_rq
 from tff_asr.models import quantizer as quantizer_lib
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
 from tff_asr.programs import central
+from tff_asr.programs import faults
 from tff_asr.programs import federated
 from tff_asr.programs import pretraining
 from tff_asr.programs import training_loop
@@ -102,7 +106,41 @@ def _shared() -> dict[str, dict[str, Any]]:
   }
 
 
+def _once(build):
+  """A builder of steps that are built, and traced, once for all runs.
+
+  All state is in the states: runs that share a step share nothing else.
+  """
+  built = {}
+
+  def call(**options):
+    key = tuple(
+        tuple(value) if isinstance(value, (list, tuple)) else id(value)
+        for _, value in sorted(options.items())
+    )
+    if key not in built:
+      built[key] = build(**options), options  # Kept, or ids were used again.
+    return built[key][0]
+
+  return call
+
+
+_STEPS = (
+    mock.patch.object(dp_sgd, 'DpSgd', _once(dp_sgd.DpSgd)),
+    mock.patch.object(
+        central_step, 'CentralStep', _once(central_step.CentralStep)
+    ),
+)
+
+
+def setUpModule():
+  for step in _STEPS:
+    step.start()
+
+
 def tearDownModule():
+  for step in _STEPS:
+    step.stop()
   if _shared.cache_info().currsize:
     _shared.root.cleanup()
     _shared.cache_clear()
@@ -251,19 +289,28 @@ class TrainingLoopTest(parameterized.TestCase):
     for word in (*_CLIENTS, *fakes.WORDS[:-1]):
       self.assertNotRegex(text, rf'\b{word}\b')
 
-  def test_an_error_saves_the_last_good_round(self, name):
+  def test_divergence_ends_a_run_with_the_last_good_round(self, name):
     program = _PROGRAMS[name]
     judge = program.judge
 
-    def fail(self, record, done, *, number):
+    def diverge(self, record, done, *, number):
       if number == 3:
-        raise ValueError('diverged')
+        state = done.output.state
+        weights = {
+            key: value * np.inf
+            for key, value in state.global_model_weights.items()
+        }
+        state = state._replace(global_model_weights=weights)
+        done = done._replace(output=done.output._replace(state=state))
+        if name == 'federated':
+          done.output.metrics['finalizer']['weights_norm'] = np.float32(np.inf)
       return judge(self, record, done, number=number)
 
-    with mock.patch.object(program, 'judge', fail):
-      with self.assertRaisesRegex(ValueError, 'diverged'):
+    with mock.patch.object(program, 'judge', diverge):
+      with self.assertRaisesRegex(faults.DivergedError, ' diverged'):
         self.train(name, 'run', 5, save_every=5, evaluate_every=5)
     self.assertEqual(self.saved('run'), [0, 2])
+    self.assertFalse(os.path.exists(self.path('run', run_dir.MODEL)))
     # The round that failed is charged, and is charged once when repeated.
     self.assertEqual(self.charged('run'), 3 if name in _PRIVATE else 0)
     self.train(name, 'run', 3, save_every=5, evaluate_every=5)
