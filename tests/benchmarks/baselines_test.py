@@ -43,7 +43,10 @@ class JobTest(parameterized.TestCase):
       job_lib.load(folder)
 
   def test_figures_are_found_between_other_lines(self):
-    said = 'INFO: Round 1\nBASELINE {"seconds": 1.5}\nBASELINES\nBASELINE {"seconds": 2}'
+    said = (
+        'INFO: Round 1\nBASELINE {"seconds": 1.5}\n'
+        'BASELINES\nBASELINE {"seconds": 2}'
+    )
     self.assertEqual(job_lib.heard(said), [{'seconds': 1.5}, {'seconds': 2}])
 
 
