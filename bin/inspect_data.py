@@ -48,7 +48,10 @@ def main(_) -> None:
   for folder in folders if _CLIENT.value else ():
     print(inspection.describe_client(folder, _CLIENT.value))
   if _HISTOGRAM.value:
-    inspection.write_histogram(folders, _HISTOGRAM.value)
+    # Late: it takes a second to load.
+    from tff_asr.reports import plots  # pylint: disable=g-import-not-at-top
+
+    plots.audio_by_client(folders).savefig(_HISTOGRAM.value, dpi=150)
 
 
 if __name__ == '__main__':

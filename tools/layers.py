@@ -94,7 +94,6 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
         'programs': (
             'absl',
             'dp_accounting',
-            'matplotlib',
             'numpy',
             'tensorflow',
             'tensorflow_federated',

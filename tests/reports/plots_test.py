@@ -7,6 +7,7 @@ import tempfile
 from absl.testing import absltest
 import numpy as np
 
+from tests import fakes
 from tests.reports import run_folders
 from tff_asr.metrics import confidence
 from tff_asr.privacy import epsilon_report
@@ -187,6 +188,22 @@ class PlotsTest(absltest.TestCase):
     plots.save(axes.figure, path)
     with open(path, 'rb') as f:
       self.assertStartsWith(f.read(), b'\x89PNG')
+
+
+class CorporaTest(absltest.TestCase):
+
+  def test_each_client_is_counted_by_its_minutes(self):
+    root = self.enterContext(tempfile.TemporaryDirectory())
+    folders = [
+        fakes.write_split(os.path.join(root, name), counts)
+        for name, counts in (('a', {'ann': 3, 'bob': 5}), ('b', {'cai': 1}))
+    ]
+    (axes,) = plots.audio_by_client(folders).axes
+    _, labels = axes.get_legend_handles_labels()
+    self.assertEqual([text.split(',')[0] for text in labels],
+                     ['a: 2 clients', 'b: 1 clients'])
+    heights = [patch.get_xy()[:, 1].max() for patch in axes.patches]
+    self.assertEqual(max(heights[1:]), 1)
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Contents of folders of shards: table, one client's records, histogram."""
+"""Contents of folders of shards: table, one client's records, padding."""
 
 from collections.abc import Sequence
 import os
@@ -152,38 +152,3 @@ def padding(
       f' clients; {left_out} utterances not trained on (no labels, too long or'
       ' too short)'
   )
-
-
-def write_histogram(folders: Sequence[str], path: str) -> None:
-  """Draws how many clients have how much audio, as PNG.
-
-  Args:
-    folders: Corpus folders, one outline each.
-    path: Of the PNG.
-  """
-  # Loaded where it is needed: it takes a second.
-  import matplotlib.figure  # pylint: disable=g-import-not-at-top
-
-  figure = matplotlib.figure.Figure(figsize=(7, 4), layout='constrained')
-  axes = figure.subplots()
-  minutes = {}
-  for folder in folders:
-    corpus, clients = index.read(folder)
-    minutes[folder] = clients.num_samples / (60 * corpus.sample_rate_hz)
-  everything = np.concatenate(list(minutes.values()))
-  low, high = everything.min(), everything.max()
-  # From the shortest to the longest: some have a second, some have days.
-  edges = np.geomspace(0.99 * low, 1.01 * high, 41)
-  for folder, values in minutes.items():
-    name = os.path.basename(folder.rstrip('/'))
-    axes.hist(
-        values,
-        bins=edges,
-        histtype='step',
-        label=f'{name}: {len(values):,} clients, {values.sum() / 60:,.1f} h',
-    )
-  axes.set_xscale('log')
-  axes.set_xlabel('minutes of audio of a client')
-  axes.set_ylabel('clients')
-  axes.legend()
-  figure.savefig(path, dpi=150)

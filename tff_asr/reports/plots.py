@@ -1,4 +1,4 @@
-"""Figures: of a report's runs, of plans and of experiments.
+"""Figures: of a report's runs, of plans, of experiments and of corpora.
 
 Functions of runs return None where no run has what they show. A run has one
 colour in all figures. Nothing goes through pyplot, which looks for a display.
@@ -7,6 +7,7 @@ colour in all figures. Nothing goes through pyplot, which looks for a display.
 from collections.abc import Mapping, Sequence
 import itertools
 import math
+import os
 from typing import NamedTuple, Optional
 
 import matplotlib
@@ -15,6 +16,7 @@ from matplotlib import figure as figure_lib
 from matplotlib import ticker
 import numpy as np
 
+from tff_asr.data import index
 from tff_asr.metrics import confidence
 from tff_asr.privacy import accounting
 from tff_asr.privacy import epsilon_report
@@ -407,6 +409,35 @@ def color_of(runs: Runs, run: runs_lib.Run) -> str:
   else:
     rgb = matplotlib.colormaps['turbo'](number / (len(runs) - 1))
   return '#' + ''.join(f'{round(255 * part):02x}' for part in rgb[:3])
+
+
+def audio_by_client(folders: Sequence[str]) -> Figure:
+  """How many clients have how much audio, an outline for each corpus.
+
+  Args:
+    folders: Of shards.
+  """
+  figure, axes = _figure()
+  minutes = {}
+  for folder in folders:
+    corpus, clients = index.read(folder)
+    minutes[folder] = clients.num_samples / (60 * corpus.sample_rate_hz)
+  everything = np.concatenate(list(minutes.values()))
+  # From the shortest to the longest: some have a second, some have days.
+  edges = np.geomspace(0.99 * everything.min(), 1.01 * everything.max(), 41)
+  for folder, values in minutes.items():
+    name = os.path.basename(folder.rstrip('/'))
+    axes.hist(
+        values,
+        bins=edges,
+        histtype='step',
+        label=f'{name}: {len(values):,} clients, {values.sum() / 60:,.1f} h',
+    )
+  axes.set_xscale('log')
+  axes.set_xlabel('minutes of audio of a client')
+  axes.set_ylabel('clients')
+  axes.legend()
+  return figure
 
 
 def _word_error_rate(run: runs_lib.Run) -> Optional[tuple[float, str]]:
