@@ -221,7 +221,7 @@ def _to_batch(
       seed=tf.constant([0, 0]),
       transcript=nameless,
       utterance_id=nameless,
-      weights=tf.ones([batch_size]),
+      example_weights=tf.ones([batch_size]),
   )
 
 
