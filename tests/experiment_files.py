@@ -42,6 +42,14 @@ def read(path: str) -> str:
   return (ROOT / path).read_text(encoding='utf-8')
 
 
+def every_file() -> list[str]:
+  """Paths of all files of gin/."""
+  return sorted(
+      path.relative_to(ROOT).as_posix()
+      for path in (ROOT / 'gin').rglob('*.gin')
+  )
+
+
 def included(path: str) -> set[str]:
   """The files that a gin file includes, directly or not, and itself."""
   files = {path}

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import contextlib
 import csv
 import os
+import re
 import shutil
 import tempfile
 from typing import Any
@@ -57,6 +58,12 @@ _TINY = {
         'MASK_PROB = 0.1',
     ),
 }
+_SPEAKERS = {
+    'TRAIN_DIR': {'ann': 2, 'bob': 2},
+    'PRIVATE_DIR': {'cai': 2, 'dee': 1, 'eve': 1},
+    'DEV_DIR': {'fay': 2},
+    'TEST_DIR': {'fay': 2},
+}
 _LEFT_OPEN = ('NOISE_MULTIPLIER = 0.01', 'L2_NORM_CLIP = 0.1')
 
 
@@ -78,6 +85,13 @@ def _run(
   if is_conformer:
     seed = 'conformer' if program is evaluation.evaluate else 'pretrained'
     gin_params.append('FRONT_CHANNELS = 2')
+  if experiment_files.name(path).startswith(('ls_', 'cv_')):
+    # From the folders that the file names.
+    gin_params = [each for each in gin_params if '_DIR = ' not in each]
+    _lay_out(configuration, seed)
+    seed = (re.findall("^INIT_FROM_RUN = '(.+)'$", configuration, re.M) or [
+        seed
+    ])[0]
   if "SCORES_RUN = '" in configuration:
     gin_params.append("SCORES_RUN = 'pretrained'")
   if "INIT_FROM_RUN = '" in configuration:
@@ -99,6 +113,17 @@ def _run(
     return asyncio.run(training_loop.run(
         bound(output_dir=output_dir, configuration=config.text())
     ))
+
+
+def _lay_out(configuration: str, seed: str) -> None:
+  """Shards and the seed model where a configuration looks for them."""
+  for name, speakers in _SPEAKERS.items():
+    for folder in re.findall(rf"^{name} = '(.+)'$", configuration, re.M):
+      if not os.path.isdir(folder):
+        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        fakes.write_split(folder, speakers)
+  for run in re.findall("^INIT_FROM_RUN = '(.+)'$", configuration, re.M):
+    shutil.copytree(seed, run, dirs_exist_ok=True)
 
 
 def setUpModule():
@@ -144,6 +169,54 @@ class ExperimentsRunTest(parameterized.TestCase):
       self.assertEqual(list(results['dev_loss']), [2])
       return
     self.assertGreater(float(rows[1]['dev_loss']), 0)
+    self.assertEqual(list(results['dev_word_error_rate'])[-1], 2)
+
+  @parameterized.named_parameters(
+      (
+          'as_published', 'cv_en_dp_dim_from_ls_100', [],
+          ['gin/experiments/as_published.gin'],
+      ),
+      (
+          'as_published_global', 'cv_en_dp_global_from_ls_100',
+          ['BUILD_COHORTS = @cohorts.fixed_size'], [],
+      ),
+      (
+          'no_noise', 'cv_en_dp_uniform_from_ls_100',
+          ['NOISE_MULTIPLIER = 0.0', 'L2_NORM_CLIP = 0.001'], [],
+      ),
+      (
+          'noise_on_some_layers', 'cv_en_dp_global_from_ls_100',
+          ["NOISED_LAYERS = ('/ln[12]/',)", 'NOISE_MULTIPLIER = 0.003072'],
+          ['gin/privacy/partial_noise.gin'],
+      ),
+      (
+          'heavier_layers', 'cv_en_dp_dim_from_ls_100',
+          [
+              "CLIP_WEIGHTS = {'/w[12]$': 3.16227766}",
+              'NOISE_MULTIPLIER = 0.003072',
+          ],
+          ['gin/privacy/per_layer_weighted.gin'],
+      ),
+      ('fed_prox', 'ls_federated_960', ['PROXIMAL_WEIGHT = 0.1'], []),
+      (
+          'post_norm', 'ls_federated_100',
+          ["NORM = 'post'", 'WARMUP_ROUNDS = 1000', 'COHORT_SIZE = 1'], [],
+      ),
+      ('no_spec_augment', 'cv_en_federated', ['AUGMENT = None'], []),
+      (
+          'adagrad', 'cv_en_federated', ['SERVER_LEARNING_RATE = 0.003'],
+          ['gin/optimizers/adagrad.gin'],
+      ),
+      (
+          'ls_central_100_narrow', 'ls_central_100', [],
+          ['gin/models/transformer_narrow.gin'],
+      ),
+  )
+  def test_two_rounds_of_a_row_of_the_recipe(self, name, params, files):
+    run = self.id().rpartition('_recipe_')[2]
+    results = _run(
+        f'gin/experiments/{name}.gin', f'row_{run}', *params, files=files
+    )
     self.assertEqual(list(results['dev_word_error_rate'])[-1], 2)
 
   @parameterized.parameters('multi_device', 'native')

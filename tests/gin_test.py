@@ -34,10 +34,7 @@ from tff_asr.programs import training_loop
 
 _TINY_MODEL = ('NUM_BLOCKS = 1', 'DIM = 8', 'MLP_DIM = 16', 'NUM_HEADS = 2')
 _FEDERATED = 'gin/experiments/quickstart_federated.gin'
-_FILES = sorted(
-    path.relative_to(experiment_files.ROOT).as_posix()
-    for path in (experiment_files.ROOT / 'gin').rglob('*.gin')
-)
+_FILES = experiment_files.every_file()
 # Files that users include in an experiment.
 _SWAPS = [
     path
@@ -122,10 +119,11 @@ class FilesTest(parameterized.TestCase):
   def test_any_schedule_swaps_in(self, experiment_and_unit, name_and_rates):
     experiment, unit, prefix = experiment_and_unit
     name, *expected = name_and_rates
-    swap = [] if name == 'exponential' else [f'gin/schedules/{name}.gin']
     optimizer = config.bind(
         schedules.scheduled,
-        gin_files=[f'gin/experiments/{experiment}.gin', *swap],
+        gin_files=[
+            f'gin/experiments/{experiment}.gin', f'gin/schedules/{name}.gin'
+        ],
         gin_params=[
             f'{prefix}LEARNING_RATE = 0.01',
             'DECAY_START = 40',

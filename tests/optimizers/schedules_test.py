@@ -61,6 +61,15 @@ class SchedulesTest(parameterized.TestCase):
       ('steps_rounds', _step_decay(transition_rounds=25), {275: 0.125}),
       ('steps_learning_rate', _step_decay(learning_rate=1.0), {250: 0.5}),
       ('steps_floor', _step_decay(floor=0.2), {299: 0.25, 300: 0.2}),
+      # The second decay comes two rounds early, and with it those after it.
+      (
+          'steps_first',
+          _step_decay(first_transition=48),
+          {
+              0: 0.5, 249: 0.5, 250: 0.25, 297: 0.25, 298: 0.125, 347: 0.125,
+              348: 0.0625,
+          },
+      ),
       # 2^24 + 1 rounds are 2^24 in float32.
       (
           'steps_beyond_float32',
@@ -72,6 +81,11 @@ class SchedulesTest(parameterized.TestCase):
           'warmup',
           schedules.warmup(_constant, rounds=4),
           {0: 0.05, 1: 0.1, 2: 0.15, 3: 0.2, 4: 0.2},
+      ),
+      (
+          'warmup_from_0',
+          schedules.warmup(_constant, rounds=4, first=0),
+          {0: 0.0, 1: 0.05, 3: 0.15, 4: 0.2, 9: 0.2},
       ),
       # Round 1 of 4: half of .4 / 2.
       (
@@ -128,9 +142,14 @@ class SchedulesTest(parameterized.TestCase):
           )
       ),
       (_step_decay, 'transition_rounds', 2.5),
+      *((_step_decay, 'first_transition', value) for value in (0, 2.5, 51)),
       (schedules.constant, 'learning_rate', -1.0),
       (functools.partial(schedules.warmup, _constant), 'rounds', -1),
       (functools.partial(schedules.warmup, _constant), 'rounds', 2.5),
+      (
+          functools.partial(schedules.warmup, _constant, rounds=3),
+          'first', 2,
+      ),
   )
   def test_bad_arguments_are_named(self, build, name, value):
     with self.assertRaisesRegex(ValueError, f'{name} must be'):

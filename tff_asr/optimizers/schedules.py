@@ -6,7 +6,7 @@ state then carries the round number.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -67,6 +67,7 @@ def step_decay(
     start: int,
     decay_rate: float,
     transition_rounds: int,
+    first_transition: Optional[int] = None,
     floor: float = 0.0,
 ) -> Schedule:
   """Constant before `start`, then times decay_rate there and every n rounds.
@@ -79,15 +80,22 @@ def step_decay(
     start: The first round at a lower rate.
     decay_rate: In [0, 1]; the factor at each decay.
     transition_rounds: n, a positive integer.
+    first_transition: Rounds from the first decay to the second, in [1, n];
+      None: n. The recipe's published code counts n - 1.
     floor: The rate never falls under this.
   """
   _check_decay(learning_rate, start, decay_rate, floor)
   checks.positive_int(transition_rounds=transition_rounds)
+  if first_transition is None:
+    first_transition = transition_rounds
+  checks.positive_int(first_transition=first_transition)
+  checks.in_range(1, transition_rounds, first_transition=first_transition)
+  ahead = transition_rounds - first_transition
 
   def schedule(round_num):
     past = tf.cast(round_num, tf.int64) - start
     # In integers: a quotient of floats may fall short of a whole number.
-    decays = tf.maximum(1 + past // transition_rounds, 0)
+    decays = tf.where(past >= 0, 1 + (past + ahead) // transition_rounds, 0)
     decayed = learning_rate * tf.pow(
         tf.constant(decay_rate, tf.float32), tf.cast(decays, tf.float32)
     )
@@ -96,14 +104,22 @@ def step_decay(
   return schedule
 
 
-def warmup(schedule: Schedule, *, rounds: int) -> Schedule:
-  """Multiplies a schedule by min(1, (t + 1) / rounds); rounds 0: as it is."""
+def warmup(schedule: Schedule, *, rounds: int, first: int = 1) -> Schedule:
+  """Multiplies a schedule by min(1, (t + first) / rounds).
+
+  Args:
+    schedule: What is multiplied.
+    rounds: Until the full rate; 0 leaves the schedule as it is.
+    first: 1, or 0 for a first round at rate 0, as optax's linear schedule has
+      it.
+  """
   checks.non_negative_int(rounds=rounds)
+  checks.one_of((0, 1), first=first)
   if rounds == 0:
     return schedule
 
   def warmed(round_num):
-    share = (tf.cast(round_num, tf.float32) + 1.0) / rounds
+    share = (tf.cast(round_num, tf.float32) + first) / rounds
     return tf.minimum(share, 1.0) * schedule(round_num)
 
   return warmed

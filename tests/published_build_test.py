@@ -1,0 +1,192 @@
+"""The published runs at full size: shapes and graphs, no weights.
+
+What a file's run is made of is built for the specs of its model: the model, how
+its layers are clipped, and (slow, one graph for runs that agree) the gradient
+of a step, clipping, noise and the optimizer's step.
+"""
+
+import functools
+import re
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import pytest
+import tensorflow as tf
+
+from tests import experiment_files
+from tff_asr import config
+from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.learning import client_update
+from tff_asr.models import ctc
+from tff_asr.models import weights as weights_lib
+from tff_asr.optimizers import schedules
+from tff_asr.privacy import clipping
+from tff_asr.privacy import partial_query
+from tff_asr.privacy import queries
+from tff_asr.programs import central
+from tff_asr.programs import evaluation
+
+_TRAINING = [
+    path
+    for path in experiment_files.paths()
+    if experiment_files.name(path).startswith(('ls_', 'cv_'))
+    and experiment_files.program(path) is not evaluation.evaluate
+]
+# Blocks, width, width of the MLP.
+_SIZES = {
+    'narrow': (36, 512, 2048),
+    'shallow': (16, 768, 3072),
+    'wide': (36, 1024, 4096),
+    'deep': (72, 768, 3072),
+}
+# With the blank.
+_TOKENS = {'ls': 30, 'en': 30, 'fr': 49, 'de': 49}
+# What decides the graph of a step.
+_DECIDING = (
+    'ACTIVATION_DTYPE', 'BASE_OPTIMIZER', 'CLIP_SPLIT', 'DIM', 'NUM_BLOCKS',
+)
+
+
+def _part(part, path: str):
+  return config.bind(part, gin_files=[path])
+
+
+def _is_central(path: str) -> bool:
+  return experiment_files.program(path) is central.CentralTraining
+
+
+@functools.lru_cache(maxsize=None)
+def _kinds() -> dict[str, str]:
+  """A file for each kind of step."""
+  found = {}
+  for path in _TRAINING:
+    _part(experiment_files.program(path), path)
+    lines = [
+        line
+        for line in config.text().splitlines()
+        if line.split(' = ')[0] in _DECIDING
+    ]
+    found.setdefault('\n'.join(sorted(lines)), path)
+  return found
+
+
+class PublishedBuildTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      (experiment_files.name(path), path) for path in _TRAINING
+  )
+  def test_model_and_clips_have_their_sizes(self, path):
+    name = experiment_files.name(path)
+    num_blocks, dim, mlp_dim = _SIZES.get(
+        name.rpartition('_')[2], (36, 768, 3072)
+    )
+    corpus, language = name.split('_')[:2]
+    num_tokens = _TOKENS[language if corpus == 'cv' else corpus]
+    model = _part(ctc.build, path)()
+    # By hand: a scale and a bias of the input; the front end, 7 frames of 80
+    # bins to twice the width; the blocks' products and two norms; the last
+    # norm; the head.
+    self.assertEqual(
+        weights_lib.count(model.specs),
+        2
+        + (7 * 80 + 1) * 2 * dim
+        + num_blocks * (4 * dim * dim + 2 * dim * mlp_dim + 4 * dim)
+        + 2 * dim
+        + (dim + 1) * num_tokens,
+    )
+    self.assertLen(model.specs, 8 * num_blocks + 8)
+    if _is_central(path):
+      return
+    layers = _part(clipping.Clipping, path)().divide(
+        weights_lib.tensor_specs(model.specs)
+    )
+    self.assertLen(layers, len(model.specs))
+    is_global = any(layer.share is None for layer in layers)
+    self.assertEqual(
+        is_global, not re.search('_dp_(dim|uniform)', name)
+    )
+    if not is_global:
+      self.assertAlmostEqual(sum(layer.share**2 for layer in layers), 1)
+
+  @parameterized.named_parameters(
+      # Elements of a block, by hand.
+      ('MLP', '/w[12]$', 8 * 768**2),
+      ('wqkv', '/wqkv$', 3 * 768**2),
+      ('wf', '/wf$', 768**2),
+      ('norms', '/ln[12]/', 4 * 768),
+  )
+  def test_groups_of_layers_that_get_noise(self, pattern, elements):
+    setting = f"NOISED_LAYERS = ('{pattern}',)"
+    self.assertIn(setting, experiment_files.read('docs/recipe.md'))
+    path = 'gin/experiments/cv_en_dp_global_from_ls_100.gin'
+    specs = weights_lib.tensor_specs(_part(ctc.build, path)().specs)
+    query = config.bind(
+        partial_query.PartialNoiseQuery,
+        gin_files=[path, 'gin/privacy/partial_noise.gin'],
+        gin_params=[setting, 'NOISE_MULTIPLIER = 0.003072'],
+    )(record_specs=specs)
+    self.assertEqual(query.num_noised, 36 * elements)
+
+  def test_heavier_layers_at_full_size(self):
+    path = 'gin/experiments/cv_en_dp_dim_from_ls_100.gin'
+    specs = weights_lib.tensor_specs(_part(ctc.build, path)().specs)
+    found = config.bind(
+        clipping.Clipping,
+        gin_files=[path, 'gin/privacy/per_layer_weighted.gin'],
+        gin_params=['NOISE_MULTIPLIER = 0.003072'],
+    )()
+    shares = {layer.name: layer.share for layer in found.divide(specs)}
+    # beta = 2: w1 is four times as large as wf, and counts twice.
+    self.assertAlmostEqual(
+        (shares['block_07/w1'] / shares['block_07/wf']) ** 2, 8, places=6
+    )
+
+
+@pytest.mark.slow
+class PublishedStepTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      (experiment_files.name(path), path) for path in _kinds().values()
+  )
+  def test_a_step_moves_each_weight(self, path):
+    model = _part(ctc.build, path)()
+    optimizer = _part(schedules.scheduled, path)()
+    specs = weights_lib.tensor_specs(model.specs)
+
+    def step(weights, batch):
+      gradient, loss = client_update.clipped_gradients(
+          model, weights, batch, max_grad_norm=1.0
+      )
+      if not _is_central(path):
+        query = _part(queries.PerLayerClipSumQuery, path)(record_specs=specs)
+        state = query.initial_global_state()
+        clipped, _ = query.clip(query.derive_sample_params(state), gradient)
+        gradient, _, _ = query.get_noised_result(clipped, state)
+      state = optimizer.initialize(specs)
+      _, moved = optimizer.next(state, weights, gradient)
+      return moved, state, loss
+
+    moved, state, loss = tf.function(
+        step,
+        input_signature=[specs, pipeline_lib.batch_spec()],
+        autograph=False,
+    ).get_concrete_function().structured_outputs
+    shapes = lambda values: {
+        name: (value.shape, value.dtype) for name, value in values.items()
+    }
+    self.assertEqual(shapes(moved), shapes(specs))
+    self.assertEqual(loss.shape, [])
+    # LARS has a velocity, LAMB two moments.
+    elements = sum(
+        leaf.shape.num_elements()
+        for leaf in tf.nest.flatten(state) if leaf.shape.rank
+    )
+    self.assertAlmostEqual(
+        elements / weights_lib.count(model.specs),
+        1 if _is_central(path) else 2,
+        places=4,
+    )
+
+
+if __name__ == '__main__':
+  absltest.main()
