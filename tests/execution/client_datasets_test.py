@@ -171,8 +171,8 @@ class RoundTest(parameterized.TestCase):
       read[client_ids[position]].set()
       return datasets
 
-    def get_waiting_work(functions, slot):
-      work = get_work(functions, slot)
+    def get_waiting_work(functions, worker):
+      work = get_work(functions, worker)
 
       def wait_and_work(*tensors):
         # The last ones have nobody to wait for.

@@ -81,8 +81,8 @@ def _run(context, process, cohorts) -> list[np.ndarray]:
   return list(map(np.asarray, leaves))
 
 
-def _members(context):
-  return context._runner.members
+def _worker_slots(context):
+  return context._runner.worker_slots
 
 
 def _settings(context, **changes):
@@ -93,8 +93,8 @@ def _settings(context, **changes):
   )
 
 
-def _process_id(member) -> int:
-  return ray.get(member.actor.__ray_call__.remote(lambda _: os.getpid()))
+def _process_id(slot) -> int:
+  return ray.get(slot.actor.__ray_call__.remote(lambda _: os.getpid()))
 
 
 _NUM_WEIGHTS = 100_000  # Too large to travel beside the object store.
@@ -254,7 +254,7 @@ class LossTest(absltest.TestCase):
 
     gate = Gate()
     expected = run(Gate(is_open=True))
-    before = [_process_id(member) for member in _members(context)]
+    before = [_process_id(slot) for slot in _worker_slots(context)]
     with futures.ThreadPoolExecutor() as threads:
       found = threads.submit(run, gate)
       gate.wait_for_clients(2)  # One on each worker.
@@ -263,10 +263,10 @@ class LossTest(absltest.TestCase):
       self.assertEqual(found.result(), expected)
     # The replacement takes part as soon as TensorFlow is loaded.
     deadline = time.monotonic() + _TIMEOUT_SEC
-    while not _members(context)[0].wait(lambda: False):
+    while not _worker_slots(context)[0].wait(lambda: False):
       self.assertLess(time.monotonic(), deadline)
     self.assertEqual(run(gate), expected)
-    after = [_process_id(member) for member in _members(context)]
+    after = [_process_id(slot) for slot in _worker_slots(context)]
     self.assertNotEqual(before[0], after[0])
     self.assertEqual(before[1], after[1])
 
@@ -317,7 +317,7 @@ class LossTest(absltest.TestCase):
         nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
         context = ray_cluster.build_sync_context(
             ray_cluster.Settings(address=cluster.address, op_libraries=()))
-        print('workers', len(these._members(context)))
+        print('workers', len(these._worker_slots(context)))
         values = [float(i) for i in range(20)]
 
         def run(gate):

@@ -92,9 +92,9 @@ class SchedulerTest(parameterized.TestCase):
       while (task := tasks.take()) is not None:
         chance = draws.random()
         if chance < 0.1:
-          tasks.give_back(task, counts=False)
+          tasks.retry(task, counts=False)
         elif chance < 0.2 and isinstance(task, reduction.Merge):
-          tasks.lose(draws.choice(task.parts))
+          tasks.recompute(draws.choice(task.parts))
         else:
           _work(tasks, task)
 
@@ -128,15 +128,15 @@ class SchedulerTest(parameterized.TestCase):
     tasks = _build(2)
     first = tasks.take()
     for _ in range(9):  # Workers that were lost before.
-      tasks.give_back(first, counts=False)
+      tasks.retry(first, counts=False)
       self.assertEqual(tasks.take(), first)
     for _ in range(2):
-      tasks.give_back(first)
+      tasks.retry(first)
       self.assertEqual(tasks.take(), first)
     with self.assertRaisesRegex(
         scheduler.WorkerLostError, r'positions \(0,\) lost its worker 3 times'
     ):
-      tasks.give_back(first)
+      tasks.retry(first)
 
   def test_what_is_lost_is_made_again_with_all_that_it_was_made_of(self):
     tasks = _build(10)
@@ -144,7 +144,7 @@ class SchedulerTest(parameterized.TestCase):
     while (task := tasks.take()).number != 18:
       numbers.append(task.number)
       _work(tasks, task)
-    tasks.lose(17)
+    tasks.recompute(17)
     self.assertEqual(_work_all(tasks), [8, 9, 17, 18])
 
   def test_stop_wakes_workers_and_whoever_waits_for_the_result(self):

@@ -89,21 +89,21 @@ class ClientFunctions:
         computation=self._number,
     )
 
-  def get_work(self, slot: int) -> graph.Function:
+  def get_work(self, worker: int) -> graph.Function:
     """The client function for a worker: its own if it has variables."""
     with self._lock:
       if not self._work[0].has_variables:
-        slot = 0
-      if slot not in self._work:
-        self._work[slot] = self._programs.work.load()
-      return self._work[slot]
+        worker = 0
+      if worker not in self._work:
+        self._work[worker] = self._programs.work.load()
+      return self._work[worker]
 
 
 def run_block(
     positions: Sequence[int],
     *,
     functions: ClientFunctions,
-    slot: int,
+    worker: int,
     device: str,
     zero: Sequence[tf.Tensor],
     broadcast: Sequence[tf.Tensor],
@@ -117,7 +117,7 @@ def run_block(
   Args:
     positions: the clients' places in the cohort, in order of training.
     functions: of the computation.
-    slot: number of the worker among those that share `functions`.
+    worker: number of the worker among those that share `functions`.
     device: the logical device that this runs on, for records.
     zero: the empty accumulator.
     broadcast: as it is on this device.
@@ -137,7 +137,7 @@ def run_block(
     monitor.begin(position, device)
     start_sec = ready_sec = time.monotonic()
     try:
-      work = functions.get_work(slot)
+      work = functions.get_work(worker)
       datasets = reader.take(position)
       for following in positions[index + 1 : index + 2] or get_upcoming():
         reader.start(following)

@@ -140,9 +140,9 @@ class _Runner(context.Runner):
       return execution.run(
           [
               functools.partial(
-                  self._work, execution, replicas[device], slot, reader
+                  self._work, execution, replicas[device], worker, reader
               )
-              for slot, device in enumerate(places)
+              for worker, device in enumerate(places)
           ],
           timeout_sec=execution.timeout_sec,
       )
@@ -154,7 +154,7 @@ class _Runner(context.Runner):
       self,
       execution: round_execution.RoundExecution,
       replica: '_Replica',
-      slot: int,
+      worker: int,
       reader: prefetch.Reader,
   ) -> None:
     """A worker thread: one task after another until none is left."""
@@ -172,7 +172,7 @@ class _Runner(context.Runner):
       return client_loop.run_block(
           task.positions,
           functions=execution.functions,
-          slot=slot,
+          worker=worker,
           device=replica.device,
           zero=replica.zero,
           broadcast=replica.broadcast,

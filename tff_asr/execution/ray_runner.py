@@ -45,7 +45,7 @@ LOSSES = (
 _CONTROL = 'control'
 
 
-class ActorSlot:
+class WorkerSlot:
   """One actor's place in the pool; the actor in it may change.
 
   Attributes:
@@ -116,7 +116,7 @@ class RayRunner(context.Runner):
         settings.address,
         num_cpus=(settings.num_workers or 1) * settings.cpus_per_worker,
     )
-    self.members = _start(settings)
+    self.worker_slots = _start(settings)
     self._computations = itertools.count()
     self._rounds = itertools.count()
     super().__init__(
@@ -124,7 +124,7 @@ class RayRunner(context.Runner):
         server_device=devices.find(None)[0],
         # A worker that is slow keeps others waiting later than on one machine,
         # where sums that wait take the memory of all.
-        max_unmerged=reduction.FAN_IN + 2 * len(self.members),
+        max_unmerged=reduction.FAN_IN + 2 * len(self.worker_slots),
     )
 
   def load_clients(
@@ -144,19 +144,19 @@ class RayRunner(context.Runner):
         broadcast=[ray.put(ray_worker.pack(execution.broadcast))],
         leaves_out=execution.max_failed > 0,
     )
-    actors = _Actors(execution, key, num_workers=len(self.members))
+    workers = _RoundWorkers(execution, key, num_workers=len(self.worker_slots))
     try:
       # No time limit here: a worker that hangs can be ended and replaced.
       total = execution.run(
-          [functools.partial(actors.work, member) for member in self.members]
+          [functools.partial(workers.work, slot) for slot in self.worker_slots]
       )
     finally:
-      for member in self.members:
-        member.end_round(key.number)
+      for slot in self.worker_slots:
+        slot.end_round(key.number)
     return ray_worker.unpack(total)
 
 
-class _Actors:
+class _RoundWorkers:
   """Threads of one round's actors: their work, and what they share."""
 
   def __init__(
@@ -173,9 +173,9 @@ class _Actors:
     self._num_left = num_workers
     self._lock = threading.Lock()
 
-  def work(self, member: ActorSlot) -> None:
+  def work(self, slot: WorkerSlot) -> None:
     """The thread of one actor: one task after another until none is left."""
-    while self._is_running(member):
+    while self._is_running(slot):
       task = self._tasks.take()
       if task is None:
         return
@@ -183,22 +183,22 @@ class _Actors:
       try:
         # One that was dead before says nothing about the task: machines die
         # with all their workers at once.
-        self._wait(member.ping())
+        self._wait(slot.ping())
         was_there = True
-        self._run(member, task)
+        self._run(slot, task)
       except LOSSES:
-        member.replace()
-        self._tasks.give_back(task, counts=was_there)
+        slot.replace()
+        self._tasks.retry(task, counts=was_there)
     self._leave()
 
-  def _is_running(self, member: ActorSlot) -> bool:
+  def _is_running(self, slot: WorkerSlot) -> bool:
     """Waits for an actor that is being replaced; whether it came."""
     try:
-      return member.wait(
+      return slot.wait(
           lambda: self._tasks.is_over() or self._execution.stop.is_set()
       )
     except LOSSES:
-      member.replace()
+      slot.replace()
     except ValueError as error:
       logging.warning('A lost Ray worker is not replaced: %s', error)
     return False
@@ -216,31 +216,31 @@ class _Actors:
         )
         self._tasks.stop()
 
-  def _run(self, member: ActorSlot, task: scheduler.Task) -> None:
+  def _run(self, slot: WorkerSlot, task: scheduler.Task) -> None:
     """Runs a task on an actor, and hands in a reference to its result."""
     if isinstance(task, reduction.Merge):
-      lost, result = member.actor.merge.options(num_returns=2).remote(
+      lost, result = slot.actor.merge.options(num_returns=2).remote(
           self._key, self._tasks.get_parts(task)
       )
       lost = self._wait(lost)
       if lost is not None:
-        self._tasks.lose(task.parts[lost])
+        self._tasks.recompute(task.parts[lost])
         return
     else:
-      result = self._run_block(member, task)
+      result = self._run_block(slot, task)
     if self._tasks.is_last(task):
       try:
         result = self._wait(result)
       except ray.exceptions.ObjectLostError:
-        self._tasks.give_back(task)
+        self._tasks.retry(task)
         return
     self._tasks.put(task, result)
 
   def _run_block(
-      self, member: ActorSlot, block: scheduler.Block
+      self, slot: WorkerSlot, block: scheduler.Block
   ) -> ray.ObjectRef:
     """The reference to what a block came to."""
-    execution, device = self._execution, member.device
+    execution, device = self._execution, slot.device
     clients = {}
     for position in block.positions:
       try:
@@ -248,7 +248,7 @@ class _Actors:
       except Exception as error:  # pylint: disable=broad-exception-caught
         execution.fail(position, error, device)
     sent_sec = time.monotonic()
-    report, result = member.actor.run_block.options(num_returns=2).remote(
+    report, result = slot.actor.run_block.options(num_returns=2).remote(
         self._key, tuple(clients), list(clients.values())
     )
     limit = execution.timeout_sec
@@ -291,7 +291,7 @@ class _Actors:
     return _get(reference)
 
 
-def _start(settings: Any) -> list[ActorSlot]:
+def _start(settings: Any) -> list[WorkerSlot]:
   """Starts one actor a device, and waits until all are ready.
 
   Raises:
@@ -307,13 +307,13 @@ def _start(settings: Any) -> list[ActorSlot]:
           settings.required_paths, machine='This machine'
       ),
   )
-  members = [
-      ActorSlot(options, start_arguments)
+  slots = [
+      WorkerSlot(options, start_arguments)
       for options in _place(settings.num_workers, settings.cpus_per_worker)
   ]
-  for member in members:
+  for slot in slots:
     try:
-      is_ready = member.wait(is_over=lambda: False)
+      is_ready = slot.wait(is_over=lambda: False)
     except LOSSES as error:
       raise ConnectionError(
           f'A Ray worker did not start ({_last_line(error)}); run `ray start` '
@@ -321,11 +321,11 @@ def _start(settings: Any) -> list[ActorSlot]:
       ) from error
     if not is_ready:
       raise ConnectionError(
-          f'Not all {len(members)} Ray workers started in '
+          f'Not all {len(slots)} Ray workers started in '
           f'{_START_TIMEOUT_SEC:.0f} s; free are {ray.available_resources()}; '
           'end other work on the cluster or lower num_workers.'
       )
-  return members
+  return slots
 
 
 def _get(reference: ray.ObjectRef) -> Any:

@@ -162,7 +162,7 @@ class RayWorker:
           total = client_loop.run_block(
               positions,
               functions=functions,
-              slot=0,
+              worker=0,
               device=self._device,
               zero=functions.zero(),
               broadcast=broadcast,

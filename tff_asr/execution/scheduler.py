@@ -83,7 +83,7 @@ def build_blocks(
 class Scheduler:
   """Deals the tasks of one round, each to the next free worker.
 
-  Workers call `take` and then one of `put`, `give_back` and `lose`; one thread
+  Workers call `take` and then one of `put`, `retry` and `recompute`; one thread
   waits for `result`. All methods are thread-safe.
   """
 
@@ -158,8 +158,8 @@ class Scheduler:
         self._push(merge.number)
       self._changed.notify_all()
 
-  def give_back(self, task: Task, *, counts: bool = True) -> None:
-    """Has a task dealt again whose worker was lost.
+  def retry(self, task: Task, *, counts: bool = True) -> None:
+    """Deals a task again, because its worker was lost.
 
     Args:
       task: one that was taken.
@@ -182,8 +182,8 @@ class Scheduler:
       self._push(task.number)
       self._changed.notify_all()
 
-  def lose(self, part: int) -> None:
-    """Has a part made again whose value was lost, and then its merge."""
+  def recompute(self, part: int) -> None:
+    """Deals the tasks again that make a lost part; its merge follows them."""
     with self._changed:
       pending = [part]
       while pending:

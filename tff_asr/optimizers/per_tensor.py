@@ -1,8 +1,14 @@
 """Optimizers that treat each tensor of the weights on its own.
 
-What LAMB, LARS and Adam have in common: hyperparameters, a step number and
-slots (tensors like the weights, zeros at first) in the state, and an update
-rule for one tensor. And the trust ratio of LAMB and LARS.
+LAMB, LARS and Adam are each an update rule for one tensor. `build` makes an
+optimizer of such a rule: its state holds the hyperparameters, the step number
+and the slots (tensors like the weights, zeros at first). `trust_ratio` serves
+LAMB and LARS.
+
+A server optimizer need not be built here. gin can bind any
+`tff.learning.optimizers.Optimizer` whose state holds `learning_rate`, or holds
+the state of a wrapped optimizer as `optimizer`: schedules set that rate, and
+the server reports it.
 """
 
 import collections

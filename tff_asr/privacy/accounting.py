@@ -50,6 +50,9 @@ import numpy as np
 
 from tff_asr import checks
 
+# `cohorts` builds them by `poisson`, `fixed_size`, `everyone` and
+# `shuffled_passes`. The kinds keep their short names: a ledger's hashes cover
+# them.
 SAMPLING_KINDS = ('poisson', 'fixed', 'full', 'pass')
 ACCOUNTANTS = ('rdp', 'pld')
 PLD_MAX_RDP_EPSILON = 100.0

@@ -122,7 +122,7 @@ class FederatedTraining(training_loop.TrainingRun):
     metrics['not_private/num_failed'] = self.faults.count_failed(
         self.context,
         found['client_work'],
-        cohort_size=len(done.cohort),
+        cohort_size=len(done.drawn),
         round_num=number,
     )
     record, is_good = self.faults.after_round(

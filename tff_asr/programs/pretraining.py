@@ -187,7 +187,7 @@ class Pretraining(training_loop.TrainingRun):
         'not_private/train_loss': loss,
         'not_private/gradient_norm': mean('gradient_norm_sum'),
         'not_private/num_examples': count,
-        'not_private/num_left_out': len(done.cohort) - count,
+        'not_private/num_left_out': len(done.drawn) - count,
     }
 
   def figures(self, metrics: Mapping[str, float]) -> dict[str, str]:

@@ -48,19 +48,21 @@ class NoiseState(NamedTuple):
 
 
 class Done(NamedTuple):
-  """A round that was run and charged.
+  """A round that was run, and charged if it is private.
 
   Attributes:
     output: What the learning process's `next` returned, materialized.
-    cohort: The clients' ids.
-    before: The cohort iterator's state before it drew them.
-    after: The same state after it.
+    drawn: What the round trained on: the clients' ids (federated), the numbers
+      of the examples (pre-training) or one batch (central).
+    before: State of the draws before this one; the number of the batch in
+      central training.
+    after: State of the draws after it.
   """
 
   output: Any
-  cohort: Any
-  before: cohorts.CohortState
-  after: cohorts.CohortState
+  drawn: Any
+  before: Any
+  after: Any
 
 
 class PrivateRoundRunner:
@@ -153,7 +155,8 @@ class PrivateRoundRunner:
     Args:
       next_fn: The learning process's `next`.
       state: The learning process's state.
-      draw: From a state of cohorts to the ids of the next, and the state after.
+      draw: From a state of cohorts to the clients (or examples) of the next
+        one, and the state after it.
       cohort_state: The state to draw from.
 
     Raises:
@@ -162,8 +165,8 @@ class PrivateRoundRunner:
         it again would exceed the target epsilon.
     """
     while True:
-      cohort, after = draw(cohort_state)
-      if len(set(cohort)) != len(cohort):
+      drawn, after = draw(cohort_state)
+      if len(set(drawn)) != len(drawn):
         raise ValueError(
             'a cohort names a client twice: it would count twice in the sum '
             'and pay for once.'
@@ -172,7 +175,7 @@ class PrivateRoundRunner:
       keyed = fed_avg.set_noise_key(
           state, keys.derive(self.noise.key, purpose=identity)
       )
-      output = await tff.program.materialize_value(next_fn(keyed, cohort))
+      output = await tff.program.materialize_value(next_fn(keyed, drawn))
       try:
         self._ledger.append(ledger_lib.Round(
             round_num=int(cohort_state.round_num),
@@ -182,7 +185,7 @@ class PrivateRoundRunner:
             identity=identity,
             result=self._weights_digest(output.state),
         ))
-        return Done(output, cohort, cohort_state, after)
+        return Done(output, drawn, cohort_state, after)
       except ledger_lib.NoiseReuseError as error:
         logging.warning('%s It is repeated under one and charged again.', error)
         self._renew_key()
