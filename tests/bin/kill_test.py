@@ -70,15 +70,6 @@ def _killed_at(place: str) -> Iterator[None]:
     yield
 
 
-def _let_go_of_ledgers() -> None:
-  """Closes them, as the end of a process does."""
-  for descriptor in os.listdir('/proc/self/fd'):
-    with contextlib.suppress(OSError):
-      path = os.readlink(f'/proc/self/fd/{descriptor}')
-      if os.path.basename(path) == run_dir.LEDGER:
-        os.close(int(descriptor))
-
-
 class StoppedDiskTest(absltest.TestCase):
 
   @classmethod
@@ -134,7 +125,6 @@ class StoppedDiskTest(absltest.TestCase):
     ):
       with self.assertRaises(_Killed):
         self.train('killed', killed_at=killed_at)
-      _let_go_of_ledgers()
     self.train('killed')
     self.assertEmpty(toy_runs.compare(whole, killed))
 

@@ -250,6 +250,16 @@ class TrainingLoopTest(parameterized.TestCase):
     self.train(name, 'whole', 5)
     self.assert_same('whole', 'killed')
 
+  def test_a_run_whose_first_state_cannot_be_saved_begins_anew(self, name):
+    save = mock.patch.object(
+        checkpoints.StateManager, 'save', side_effect=OSError('full')
+    )
+    with save, self.assertRaisesRegex(OSError, 'full'):
+      self.train(name, 'run', 1)
+    # Its ledger is not locked by what failed in this process.
+    self.train(name, 'run', 1)
+    self.assertEqual(self.charged('run'), int(name in _PRIVATE))
+
   def test_a_round_is_charged_before_its_model_is_seen_or_saved(self, name):
     order = []
     save = checkpoints.StateManager.save

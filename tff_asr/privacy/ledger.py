@@ -63,8 +63,6 @@ from tff_asr.privacy import keys
 
 _FORMAT_VERSION = 2
 _MAX_BYTES = 2**31
-# How a header that a crash cut short may begin.
-_STARTS = (b'{"apart": ', b'{"fixed_seeds": ')
 _IDENTITY_SUFFIX = '.place'
 _IDENTITY_TEXT = (
     'When this file was written tells the ledger beside it from a copy: a copy'
@@ -381,7 +379,7 @@ def create(
   before = None if own is None else _read(*own)
   descriptor = _open_locked(path, os.O_CREAT)
   try:
-    if os.path.getsize(path) and not _is_torn_header(path):
+    if os.path.getsize(path):
       old = _read(path)
       charged = len(old.rounds) - old.header['inherited']
       if charged:
@@ -414,9 +412,10 @@ def create(
     for charged in inherited:
       lines.append(chain.line_of(charged))
       chain.add(lines[-1], charged)
-    os.ftruncate(descriptor, 0)
-    _append(descriptor, *lines)
-    files.sync(os.path.dirname(os.path.abspath(path)))
+    # In one step: a header without all inherited rounds would be refused.
+    files.write(path, b''.join(map(_encode, lines)))
+    replaced, descriptor = descriptor, _open_locked(path)
+    os.close(replaced)
   except BaseException:
     os.close(descriptor)
     raise
@@ -657,17 +656,23 @@ def _split(
 
 def _open_locked(path: str, flags: int = 0) -> int:
   """Returns a file descriptor for `_append`, with an exclusive lock."""
-  descriptor = os.open(path, os.O_RDWR | os.O_APPEND | flags, 0o644)
-  if not files.try_lock(descriptor):
+  while True:
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | flags, 0o644)
+    if not files.try_lock(descriptor):
+      os.close(descriptor)
+      raise LedgerError(f'The privacy ledger {path} is in use by another run.')
+    # Between both, `create` may have put another file there.
+    if os.path.exists(path) and os.path.samestat(
+        os.fstat(descriptor), os.stat(path)
+    ):
+      return descriptor
     os.close(descriptor)
-    raise LedgerError(f'The privacy ledger {path} is in use by another run.')
-  return descriptor
 
 
-def _append(descriptor: int, *lines: _Line) -> None:
-  """Appends lines and waits for the disk; on failure nothing is appended."""
+def _append(descriptor: int, line: _Line) -> None:
+  """Appends a line and waits for the disk; on failure nothing is appended."""
   size = os.fstat(descriptor).st_size
-  data = b''.join(map(_encode, lines))
+  data = _encode(line)
   try:
     while data:
       data = data[os.write(descriptor, data) :]
@@ -675,14 +680,6 @@ def _append(descriptor: int, *lines: _Line) -> None:
   except OSError:
     os.ftruncate(descriptor, size)
     raise
-
-
-def _is_torn_header(path: str) -> bool:
-  """Tells if the file is the beginning of a header and nothing else."""
-  data = _bytes_of(path)
-  return b'\n' not in data and any(
-      data[: len(start)] == start[: len(data)] for start in _STARTS
-  )
 
 
 def _path_beside(path: str, unit: str) -> str:

@@ -494,9 +494,7 @@ async def _open(
   )
   # Or it would take its memory to the end.
   del process_state
-  state, number, ledger = await _resume_or_begin(training, folder, state)
-  if ledger is not None:
-    stack.enter_context(ledger)
+  state, number, ledger = await _resume_or_begin(training, folder, state, stack)
   rounds = _private_rounds(training, ledger, state)
   if rounds is not None:
     state = state._replace(source=rounds.sampled_from(state.source))
@@ -542,11 +540,14 @@ def _noise_key(training: TrainingRun) -> np.ndarray:
 
 
 async def _resume_or_begin(
-    training: TrainingRun, folder: run_dir.RunDir, state: RunState
+    training: TrainingRun,
+    folder: run_dir.RunDir,
+    state: RunState,
+    stack: contextlib.AsyncExitStack,
 ) -> tuple[RunState, int, Optional[ledger_lib.Ledger]]:
   """The state to continue from, its number, and the ledger if there is one.
 
-  A new run's state is saved.
+  A new run's state is saved. The ledger stays open until the stack ends.
   """
   saved, number = await folder.state_manager.load_latest(state)
   if saved is not None:
@@ -555,16 +556,17 @@ async def _resume_or_begin(
     if not saved.ledger.digest:
       return saved, number, None
     path = folder.file(run_dir.LEDGER)
-    return saved, number, ledger_lib.resume(path, head=saved.ledger)
+    ledger = stack.enter_context(ledger_lib.resume(path, head=saved.ledger))
+    return saved, number, ledger
   parent = parent_ledger(training)
   ledger = None
   if training.sampling is not None or parent is not None:
-    ledger = private_rounds.create_ledger(
+    ledger = stack.enter_context(private_rounds.create_ledger(
         folder,
         parent,
         fixed_seeds=training.privacy.fixed_seeds,
         unit=None if training.sampling is None else training.PRIVACY_UNIT,
-    )
+    ))
     noise = state.noise._replace(
         file_identity=np.int64(ledger.file_identity)
     )
