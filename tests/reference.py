@@ -387,28 +387,74 @@ def sgd(
   return weight
 
 
-def adagrad(
-    weight: float, gradients: Sequence[float], *, learning_rate: float
-) -> float:
-  """A number after Adagrad from an accumulator of 0.1, epsilon 1e-7."""
-  total = 0.1
-  for gradient in gradients:
-    total += gradient**2
-    weight -= learning_rate * gradient / math.sqrt(total + 1e-7)
-  return weight
+class Adagrad:
+  """Adagrad over a list of arrays, its accumulator from 0."""
+
+  def __init__(self, learning_rate: float, *, epsilon: float = 1e-8):
+    self.learning_rate = learning_rate
+    self._epsilon = epsilon
+    self._total: Optional[list[np.ndarray]] = None
+
+  def step(
+      self, weights: Sequence[np.ndarray], gradients: Sequence[np.ndarray]
+  ) -> list[np.ndarray]:
+    """Returns the weights after one step."""
+    if self._total is None:
+      self._total = [np.zeros(np.shape(w)) for w in weights]
+    stepped = []
+    for i, (weight, gradient) in enumerate(zip(weights, gradients)):
+      gradient = np.asarray(gradient, np.float64)
+      self._total[i] = self._total[i] + gradient**2
+      root = np.sqrt(self._total[i])
+      update = np.divide(
+          gradient, root, out=np.zeros(np.shape(root)), where=root > 0
+      )
+      update = update + self._epsilon * gradient
+      stepped.append(weight - self.learning_rate * update)
+    return stepped
 
 
-def yogi(
-    weight: float, gradients: Sequence[float], *, learning_rate: float
-) -> float:
-  """A number after Yogi: decays .9 and .999, epsilon .001, v from 1e-6."""
-  first, second = 0.0, 1e-6
-  for time, gradient in enumerate(gradients, start=1):
-    first = 0.9 * first + 0.1 * gradient
-    second -= 0.001 * np.sign(second - gradient**2) * gradient**2
-    rate = learning_rate * math.sqrt(1 - 0.999**time) / (1 - 0.9**time)
-    weight -= rate * first / (math.sqrt(second) + 0.001)
-  return weight
+class Yogi:
+  """Yogi over a list of arrays, both moments from 1e-6."""
+
+  def __init__(
+      self,
+      learning_rate: float,
+      *,
+      beta_1: float = 0.9,
+      beta_2: float = 0.999,
+      epsilon: float = 1e-3,
+  ):
+    self.learning_rate = learning_rate
+    self._beta_1 = beta_1
+    self._beta_2 = beta_2
+    self._epsilon = epsilon
+    self._moments: Optional[list[tuple[np.ndarray, np.ndarray]]] = None
+    self._time = 0
+
+  def step(
+      self, weights: Sequence[np.ndarray], gradients: Sequence[np.ndarray]
+  ) -> list[np.ndarray]:
+    """Returns the weights after one step."""
+    if self._moments is None:
+      self._moments = [
+          (np.full(np.shape(w), 1e-6), np.full(np.shape(w), 1e-6))
+          for w in weights
+      ]
+    self._time += 1
+    stepped = []
+    for i, (weight, gradient) in enumerate(zip(weights, gradients)):
+      first, second = self._moments[i]
+      gradient = np.asarray(gradient, np.float64)
+      first = self._beta_1 * first + (1 - self._beta_1) * gradient
+      change = (1 - self._beta_2) * gradient**2
+      second = np.where(second > gradient**2, second - change, second + change)
+      self._moments[i] = first, second
+      update = first / (1 - self._beta_1**self._time)
+      root = np.sqrt(second / (1 - self._beta_2**self._time))
+      update = update / (root + self._epsilon)
+      stepped.append(weight - self.learning_rate * update)
+    return stepped
 
 
 def clip_layers(

@@ -9,12 +9,14 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import reference
+from tff_asr.optimizers import adagrad
 from tff_asr.optimizers import adam
 from tff_asr.optimizers import lamb
 from tff_asr.optimizers import lars
 from tff_asr.optimizers import per_tensor
 from tff_asr.optimizers import schedules
 from tff_asr.optimizers import summing
+from tff_asr.optimizers import yogi
 
 
 def _build_scheduled():
@@ -35,6 +37,8 @@ _ROWS = (
             1.0, trust_coefficient=0.02, momentum=0.5, epsilon=1e-3
         ),
     ),
+    ('adagrad', lambda: adagrad.build_adagrad(1.0)),
+    ('yogi', lambda: yogi.build_yogi(0.1)),
     ('scheduled_lamb', _build_scheduled),
     ('summing_lamb', lambda: summing.build_summing(lamb.build_lamb(0.05))),
 )
@@ -52,6 +56,24 @@ _ADAM_OTHER = (
 _RULES = {
     'lamb': (lamb.build_lamb, reference.Lamb, _ADAM_OTHER, _ADAM_BAD),
     'adam': (adam.build_adam, reference.Adam, _ADAM_OTHER, _ADAM_BAD),
+    'adagrad': (
+        adagrad.build_adagrad,
+        reference.Adagrad,
+        (dict(epsilon=0.1), dict(learning_rate=0.1)),
+        dict(learning_rate=(-0.1, np.inf), epsilon=(-1e-9,)),
+    ),
+    'yogi': (
+        yogi.build_yogi,
+        reference.Yogi,
+        (
+            dict(epsilon=0.1), dict(beta_1=0.5), dict(beta_2=0.5),
+            dict(learning_rate=0.1),
+        ),
+        dict(
+            learning_rate=(-0.1, np.nan), beta_1=_DECAYS, beta_2=_DECAYS,
+            epsilon=(-1e-9,),
+        ),
+    ),
     'lars': (
         lars.build_lars,
         reference.Lars,
@@ -297,8 +319,10 @@ class PerTensorTest(parameterized.TestCase):
     new_state, new_weights = optimizer.next(state, weights, [None, sparse])
     np.testing.assert_array_equal(new_weights[0], weights[0])
     for slot in new_state.keys() - optimizer.get_hparams(state) - {'step'}:
-      np.testing.assert_array_equal(new_state[slot][0], [[0], [0]])
-      self.assertNotEqual(float(new_state[slot][1][1, 0]), 0)
+      np.testing.assert_array_equal(new_state[slot][0], state[slot][0])
+      self.assertNotEqual(
+          float(new_state[slot][1][1, 0]), float(state[slot][1][1, 0])
+      )
     # A sparse gradient is the dense one.
     dense = [None, tf.convert_to_tensor(sparse)]
     _assert_equal(

@@ -1,9 +1,9 @@
 """Optimizers that treat each tensor of the weights on its own.
 
-LAMB, LARS and Adam are each an update rule for one tensor. `build` makes an
-optimizer of such a rule: its state holds the hyperparameters, the step number
-and the slots (tensors like the weights, zeros at first). `trust_ratio` serves
-LAMB and LARS.
+LAMB, LARS, Adam and others are each an update rule for one tensor. `build`
+makes an optimizer of such a rule: its state holds the hyperparameters, the step
+number and the slots (tensors like the weights, zeros at first but in Yogi).
+`trust_ratio` serves LAMB and LARS.
 
 A server optimizer need not be built here. gin can bind any
 `tff.learning.optimizers.Optimizer` whose state holds `learning_rate`, or holds
@@ -35,6 +35,7 @@ def build(
     *,
     hparams: Mapping[str, float],
     slots: Sequence[str],
+    initial: float = 0.0,
 ) -> tff.learning.optimizers.Optimizer:
   """Builds an optimizer from the rule for one tensor.
 
@@ -43,12 +44,15 @@ def build(
       it is, with its slots.
     hparams: Hyperparameters by name, `learning_rate` among them.
     slots: Names of the slots.
+    initial: What every element of the slots is at first.
 
   Returns:
     An optimizer whose memory and hyperparameters are all in its state, in the
     order: hyperparameters, step, slots.
   """
-  return _PerTensor(update, collections.OrderedDict(hparams), tuple(slots))
+  return _PerTensor(
+      update, collections.OrderedDict(hparams), tuple(slots), initial
+  )
 
 
 def trust_ratio(
@@ -83,17 +87,20 @@ class _PerTensor(tff.learning.optimizers.Optimizer):
       update: Update,
       hparams: collections.OrderedDict[str, float],
       slots: tuple[str, ...],
+      initial: float,
   ):
     self._update = update
     self._hparams = hparams
     self._slots = slots
+    self._initial = initial
 
   def initialize(self, specs: Any) -> _State:
-    zeros = lambda: tf.nest.map_structure(
-        lambda spec: tf.zeros(spec.shape, spec.dtype), specs
+    start = lambda: tf.nest.map_structure(
+        lambda spec: tf.fill(spec.shape, tf.cast(self._initial, spec.dtype)),
+        specs,
     )
     return collections.OrderedDict(
-        self._hparams, step=0, **{slot: zeros() for slot in self._slots}
+        self._hparams, step=0, **{slot: start() for slot in self._slots}
     )
 
   def next(
