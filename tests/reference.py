@@ -16,18 +16,18 @@ import numpy as np
 
 
 def mel_filters() -> np.ndarray:
-  """80 triangles on the HTK mel scale, 0 to 8 kHz, float64 [257, F]."""
-  to_mel = lambda hertz: 2595.0 * math.log10(1.0 + hertz / 700.0)
-  points = np.linspace(0.0, to_mel(8000.0), 82)
+  """80 triangles in Hz with ends evenly spaced in mel, float64 [257, F]."""
+  step = 2595.0 * math.log10(1.0 + 8000.0 / 700.0) / 81
+  points = [700.0 * (10 ** (step * m / 2595.0) - 1.0) for m in range(82)]
   filters = np.zeros([257, 80])
   for k in range(1, 257):
-    mel = to_mel(k * 16000 / 512)
+    hertz = k * 16000 / 512
     for m in range(80):
       left, peak, right = points[m : m + 3]
-      if left <= mel <= peak:
-        filters[k, m] = (mel - left) / (peak - left)
-      elif peak < mel <= right:
-        filters[k, m] = (right - mel) / (right - peak)
+      if left <= hertz <= peak:
+        filters[k, m] = (hertz - left) / (peak - left)
+      elif peak < hertz <= right:
+        filters[k, m] = (right - hertz) / (right - peak)
   return filters
 
 

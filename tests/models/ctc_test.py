@@ -221,6 +221,25 @@ class CtcModelTest(parameterized.TestCase):
       )
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
+  def test_the_head_begins_as_in_the_published_code(self):
+    # LeCun uniform: variance 1 / fan-in, limit sqrt(3 / fan-in).
+    model = ctc.build(
+        encoder=transformer.build(
+            num_blocks=1, dim=768, mlp_dim=2, num_heads=4
+        ),
+        tokenizer=tokenizer_lib.CharTokenizer(),
+    )
+    self.assertEqual(model.specs['head/kernel'].shape, (768, 30))
+    self.assertEqual(model.specs['head/bias'].shape, (30,))
+    initial = model.initialize(tf.constant([1, 2]))
+    for name, limit in (('kernel', 0.0625), ('bias', 768**-0.5)):
+      value = initial[f'head/{name}'].numpy()
+      np.testing.assert_allclose(np.abs(value).max(), limit, rtol=0.3)
+      self.assertLessEqual(np.abs(value).max(), limit)
+    np.testing.assert_allclose(
+        initial['head/kernel'].numpy().std(), 0.0361, rtol=0.02
+    )
+
   def test_each_option_changes_the_model(self):
     encoder = fakes.tiny_model().encoder
     build = lambda **options: ctc.build(

@@ -2,9 +2,11 @@
 
 As in the federated ASR paper (https://arxiv.org/abs/2310.00098) and its
 published code: 25 ms Hamming windows every 10 ms without padding, pre-emphasis
-.97 in each frame, magnitude of a 512-point FFT, 80 triangular mel filters (HTK
-scale) from 0 to 8 kHz, floor 1 on samples in int16 units, natural logarithm;
-then one mean and one variance per utterance, over time and mel together.
+.97 in each frame, magnitude of a 512-point FFT, 80 triangular filters from 0 to
+8 kHz, floor 1 on samples in int16 units, natural logarithm; then one mean and
+one variance per utterance, over time and mel together. The filters' ends are
+evenly spaced in mel (HTK's scale), their sides are straight in Hz (HTK's own
+and those of `tf.signal` are straight in mel).
 
 `log_mel` computes them in a graph, `compute` in NumPy. Only the functions of
 tensors load TensorFlow, so a process that encodes audio starts without it.
@@ -193,13 +195,12 @@ def frame_transform() -> np.ndarray:
 @functools.lru_cache(maxsize=1)
 def filters() -> np.ndarray:
   """Returns float32 [257, F]: weights of the FFT's bins in each mel filter."""
-  to_mel = lambda hertz: 1127.0 * np.log1p(hertz / 700.0)
   nyquist = SAMPLE_RATE_HZ / 2
-  edges = np.linspace(0.0, to_mel(nyquist), NUM_MEL_BINS + 2)
+  top = 1127.0 * math.log1p(nyquist / 700.0)
+  edges = 700.0 * np.expm1(np.linspace(0.0, top, NUM_MEL_BINS + 2) / 1127.0)
   lower, centre, upper = edges[:-2], edges[1:-1], edges[2:]
-  bins = to_mel(np.linspace(0.0, nyquist, _FFT_LENGTH // 2 + 1))[:, np.newaxis]
+  bins = np.linspace(0.0, nyquist, _FFT_LENGTH // 2 + 1)[:, np.newaxis]
   rising = (bins - lower) / (centre - lower)
   falling = (upper - bins) / (upper - centre)
   weights = np.maximum(0.0, np.minimum(rising, falling))
-  weights[0] = 0.0  # The constant part of a frame is no sound.
   return weights.astype(np.float32)

@@ -101,7 +101,10 @@ def build(
   dim = encoder.output_dim
   head = {
       'bias': weights_lib.WeightSpec((vocab_size,), limit=1 / math.sqrt(dim)),
-      'kernel': weights_lib.matrix(dim, vocab_size),
+      # LeCun uniform, as in the published code; the encoder's matrices are not.
+      'kernel': weights_lib.WeightSpec(
+          (dim, vocab_size), limit=math.sqrt(3 / dim)
+      ),
   }
   specs = {**encoder.specs, **weights_lib.prefix('head', head)}
   return CtcModel(encoder, vocab_size, loss_kernel, specs)
