@@ -12,19 +12,18 @@ from tff_asr.models import subsampling
 from tff_asr.models import weights as weights_lib
 
 _features = calls.features
-_OPTIONS = dict(dropout=0.0, activation_dtype='float32')
+_SMALL_3X = dict(feature_dim=5, dim=4, dropout=0.0)
+_SMALL_4X = dict(
+    feature_dim=8, channels=3, dim=5, dropout=0.0, activation_dtype='float32'
+)
 
 
 def _build_3x(**options):
-  return subsampling.build_3x(
-      **(dict(feature_dim=5, dim=4) | _OPTIONS | options)
-  )
+  return subsampling.build_3x(**(_SMALL_3X | options))
 
 
 def _build_4x(**options):
-  return subsampling.build_4x(
-      **(dict(feature_dim=8, channels=3, dim=5) | _OPTIONS | options)
-  )
+  return subsampling.build_4x(**(_SMALL_4X | options))
 
 
 class SubsamplingTest(parameterized.TestCase):

@@ -92,7 +92,11 @@ def build(
       num_blocks=num_blocks,
       block_specs=_block_specs(dim, mlp_dim, kernel_size),
       apply_block=functools.partial(
-          _block, num_heads=num_heads, num_groups=num_groups, dropout=dropout
+          _block,
+          num_heads=num_heads,
+          num_groups=num_groups,
+          dropout=dropout,
+          activation_dtype=activation_dtype,
       ),
   )
 
@@ -137,32 +141,39 @@ def _block(
     num_heads: int,
     num_groups: int,
     dropout: float,
+    activation_dtype: str,
 ) -> tf.Tensor:
   """One block."""
   mlp_1_seed, attention_seed, conv_seed, mlp_2_seed = layers.split_seed(
       seed, 4
   )
   part = lambda name: weights_lib.select(name, weights)
-  hidden = inputs + _mlp(part('mlp_1'), inputs, dropout, mlp_1_seed) / 2
-  hidden += _attention(
-      part('attention'), hidden, valid, num_heads, dropout, attention_seed
+
+  def run(module, name, hidden, *arguments):
+    """A module on the normed stream, in `activation_dtype`; its outputs."""
+    normed = layers.layer_norm(part(f'{name}/ln'), hidden)
+    normed = tf.cast(normed, activation_dtype)
+    return tf.cast(module(part(name), normed, *arguments), tf.float32)
+
+  hidden = inputs + run(_mlp, 'mlp_1', inputs, dropout, mlp_1_seed) / 2
+  hidden += run(
+      _attention, 'attention', hidden, valid, num_heads, dropout, attention_seed
   )
-  hidden += _convolution(
-      part('conv'), hidden, valid, num_groups, dropout, conv_seed
+  hidden += run(
+      _convolution, 'conv', hidden, valid, num_groups, dropout, conv_seed
   )
-  hidden += _mlp(part('mlp_2'), hidden, dropout, mlp_2_seed) / 2
+  hidden += run(_mlp, 'mlp_2', hidden, dropout, mlp_2_seed) / 2
   return layers.layer_norm(part('ln'), hidden)
 
 
 def _mlp(
     weights: weights_lib.Weights,
-    inputs: tf.Tensor,
+    normed: tf.Tensor,
     dropout: float,
     seed: Optional[tf.Tensor],
 ) -> tf.Tensor:
   """The feed-forward module."""
   inner_seed, outer_seed = layers.split_seed(seed, 2)
-  normed = layers.layer_norm(weights_lib.select('ln', weights), inputs)
   inner = _swish(layers.matmul(normed, weights['w1']))
   inner = layers.dropout(inner, dropout, inner_seed)
   outputs = layers.matmul(inner, weights['w2'])
@@ -171,7 +182,7 @@ def _mlp(
 
 def _attention(
     weights: weights_lib.Weights,
-    inputs: tf.Tensor,
+    normed: tf.Tensor,
     valid: tf.Tensor,
     num_heads: int,
     dropout: float,
@@ -181,7 +192,7 @@ def _attention(
   inner_seed, outer_seed = layers.split_seed(seed, 2)
   outputs = attention.apply_relative(
       weights,
-      layers.layer_norm(weights_lib.select('ln', weights), inputs),
+      normed,
       valid,
       num_heads=num_heads,
       dropout=dropout,
@@ -192,14 +203,13 @@ def _attention(
 
 def _convolution(
     weights: weights_lib.Weights,
-    inputs: tf.Tensor,
+    normed: tf.Tensor,
     valid: tf.Tensor,
     num_groups: int,
     dropout: float,
     seed: Optional[tf.Tensor],
 ) -> tf.Tensor:
   """The convolution module."""
-  normed = layers.layer_norm(weights_lib.select('ln', weights), inputs)
   gated = layers.glu(layers.matmul(normed, weights['w3']))
   hidden = _depthwise(gated * tf.cast(valid, gated.dtype), weights['depthwise'])
   hidden = layers.group_norm(

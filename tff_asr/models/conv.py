@@ -55,6 +55,7 @@ def build(
       is even, or dropout is outside [0, 1).
   """
   checks.positive_int(kernel_size=kernel_size)
+  checks.one_of(layers.ACTIVATION_DTYPES, activation_dtype=activation_dtype)
   if kernel_size % 2 == 0:
     raise ValueError(f'kernel_size must be odd, found {kernel_size}.')
 
@@ -63,11 +64,12 @@ def build(
           feature_dim=feature_dim,
           dim=dim,
           dropout=dropout,
-          activation_dtype=activation_dtype,
       ),
       num_blocks=num_blocks,
       block_specs=_block_specs(dim, kernel_size),
-      apply_block=functools.partial(_block, dropout=dropout),
+      apply_block=functools.partial(
+          _block, dropout=dropout, activation_dtype=activation_dtype
+      ),
       final_norm=True,
   )
 
@@ -91,13 +93,13 @@ def _block(
     seed: Optional[tf.Tensor],
     *,
     dropout: float,
+    activation_dtype: str,
 ) -> tf.Tensor:
   """One block."""
   normed = layers.layer_norm(weights_lib.select('norm', weights), inputs)
-  normed *= tf.cast(valid, inputs.dtype)
-  kernel = tf.cast(weights['kernel'], inputs.dtype)
+  kernel = tf.cast(weights['kernel'], activation_dtype)
   reach = kernel.shape[0] // 2
-  padded = tf.pad(normed, [[0, 0], [reach, reach], [0, 0]])
-  hidden = convolution.convolve(padded, kernel, 1)
-  hidden += tf.cast(weights['bias'], inputs.dtype)
+  padded = tf.pad(normed * valid, [[0, 0], [reach, reach], [0, 0]])
+  hidden = convolution.convolve(tf.cast(padded, activation_dtype), kernel, 1)
+  hidden = tf.cast(hidden, tf.float32) + weights['bias']
   return inputs + layers.dropout(layers.glu(hidden), dropout, seed)

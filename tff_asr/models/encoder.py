@@ -14,8 +14,8 @@ from tff_asr import checks
 from tff_asr.models import layers
 from tff_asr.models import weights as weights_lib
 
-# (weights, activations [B, S, D], valid float32 [B, S, 1], seed int32 [2] or
-# None) to activations. What stands at padded frames may be arbitrary.
+# (weights, activations float32 [B, S, D], valid float32 [B, S, 1], seed int32
+# [2] or None) to activations. What stands at padded frames may be arbitrary.
 Block = Callable[
     [weights_lib.Weights, tf.Tensor, tf.Tensor, Optional[tf.Tensor]], tf.Tensor
 ]
@@ -57,8 +57,7 @@ def stack(
   """Builds an encoder of a front end and blocks that are alike.
 
   Args:
-    front: The front end; its activations may be bfloat16, and then the blocks'
-      are.
+    front: The front end.
     num_blocks: Blocks, each with weights and a seed of its own.
     block_specs: Weights of one block.
     apply_block: A block.
@@ -90,8 +89,7 @@ def stack(
     )
     size = tf.shape(hidden)[1]
     if embed is not None:
-      positions = embed(lengths, size, seeds.pop(0))
-      hidden += tf.cast(positions, hidden.dtype)
+      hidden += embed(lengths, size, seeds.pop(0))
     valid = layers.mask(lengths, size)
     for name, block_seed in zip(names, seeds, strict=True):
       block_weights = weights_lib.select(name, weights)
@@ -99,6 +97,6 @@ def stack(
     if final_norm:
       norm_weights = weights_lib.select('norm', weights)
       hidden = layers.layer_norm(norm_weights, hidden)
-    return tf.cast(hidden, tf.float32), lengths
+    return hidden, lengths
 
   return Encoder(specs, apply, front.output_lengths, front.output_dim)

@@ -4,9 +4,10 @@ Layer norm (Ba et al. 2016, https://arxiv.org/abs/1607.06450) and group norm (Wu
 and He 2018, https://arxiv.org/abs/1803.08494) take their statistics from one
 utterance alone, as gradients by example need; batch norm does not.
 
-Activations may be bfloat16: half the memory, and the fast matrix units of GPUs.
-Weights, their gradients, the statistics of norms, the softmax of attention and
-the draws of dropout stay float32.
+Products may be of bfloat16 (`activation_dtype`): half the memory, and the fast
+matrix units of GPUs. What a block adds to the residual stream, the stream
+itself, weights, their gradients, the statistics of norms, the softmax of
+attention and the draws of dropout stay float32.
 
   B: batch size. S: frames. D: width.
 """
@@ -17,6 +18,8 @@ import tensorflow as tf
 
 from tff_asr.features import log_mel
 from tff_asr.models import weights as weights_lib
+
+ACTIVATION_DTYPES = ('float32', 'bfloat16')
 
 _EPSILON = 1e-5
 

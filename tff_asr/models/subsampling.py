@@ -31,7 +31,6 @@ from tff_asr.models import encoder
 from tff_asr.models import layers
 from tff_asr.models import weights as weights_lib
 
-ACTIVATION_DTYPES = ('float32', 'bfloat16')
 STRIDE_3X = 3
 STRIDE_4X = 4
 
@@ -51,14 +50,16 @@ def output_lengths_4x(feature_lengths: tf.Tensor) -> tf.Tensor:
 
 
 def build_3x(
-    *, feature_dim: int, dim: int, dropout: float, activation_dtype: str
+    *, feature_dim: int, dim: int, dropout: float
 ) -> encoder.Encoder:
   """Builds the front end from F = feature_dim to D = dim, with S = T // 3.
+
+  All float32, as in the published code whatever the blocks' activations are.
 
   Raises:
     ValueError: An argument is out of its range.
   """
-  _check_options(dropout, activation_dtype)
+  checks.below_one(dropout=dropout)
   checks.positive_int(feature_dim=feature_dim, dim=dim)
   fan_in = _KERNEL_3X * feature_dim
   specs = {
@@ -78,10 +79,8 @@ def build_3x(
     scaled = normed * weights['input_scale'] + weights['input_bias']
     scaled *= valid
     padded = tf.pad(scaled, [[0, 0], [pad_left, pad_right], [0, 0]])
-    padded = tf.cast(padded, activation_dtype)
-    kernel = tf.cast(weights['kernel'], activation_dtype)
-    hidden = convolution.convolve(padded, kernel, STRIDE_3X)
-    hidden += tf.cast(weights['bias'], activation_dtype)
+    hidden = convolution.convolve(padded, weights['kernel'], STRIDE_3X)
+    hidden += weights['bias']
     outputs = layers.dropout(layers.glu(hidden), dropout, seed)
     return outputs, output_lengths_3x(feature_lengths)
 
@@ -101,7 +100,8 @@ def build_4x(
   Raises:
     ValueError: An argument is out of its range, or feature_dim below 4.
   """
-  _check_options(dropout, activation_dtype)
+  checks.below_one(dropout=dropout)
+  checks.one_of(layers.ACTIVATION_DTYPES, activation_dtype=activation_dtype)
   checks.positive_int(feature_dim=feature_dim, front_channels=channels, dim=dim)
   if feature_dim < STRIDE_4X:
     raise ValueError(f'feature_dim must be at least 4, found {feature_dim}.')
@@ -134,16 +134,10 @@ def build_4x(
     flat = hidden.shape[2] * hidden.shape[3]
     hidden = tf.reshape(hidden, [batch_size, size, flat])
     outputs = layers.matmul(hidden, weights['kernel_out'])
-    outputs += tf.cast(weights['bias_out'], activation_dtype)
+    outputs = tf.cast(outputs, tf.float32) + weights['bias_out']
     return layers.dropout(outputs, dropout, seed), lengths
 
   return encoder.Encoder(specs, apply, output_lengths_4x, dim)
-
-
-def _check_options(dropout: float, activation_dtype: str) -> None:
-  """Raises ValueError for a bad rate or an unknown dtype."""
-  checks.below_one(dropout=dropout)
-  checks.one_of(ACTIVATION_DTYPES, activation_dtype=activation_dtype)
 
 
 def _kernel_4x(fan_in: int, fan_out: int) -> weights_lib.WeightSpec:

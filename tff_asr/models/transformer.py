@@ -74,6 +74,7 @@ def build(
       divisible by num_heads.
   """
   checks.positive_int(mlp_dim=mlp_dim, num_heads=num_heads)
+  checks.one_of(layers.ACTIVATION_DTYPES, activation_dtype=activation_dtype)
   checks.in_range(0, 1, layer_drop=layer_drop)
   checks.one_of(NORMS, norm=norm)
   checks.one_of(POSITIONS, position=position)
@@ -101,7 +102,6 @@ def build(
           feature_dim=feature_dim,
           dim=dim,
           dropout=dropout,
-          activation_dtype=activation_dtype,
       ),
       num_blocks=num_blocks,
       block_specs=_block_specs(dim, mlp_dim),
@@ -111,6 +111,7 @@ def build(
           dropout=dropout,
           layer_drop=layer_drop,
           norm=norm,
+          activation_dtype=activation_dtype,
       ),
       embed=embed,
       final_norm=norm == 'pre',
@@ -138,24 +139,27 @@ def _block(
     dropout: float,
     layer_drop: float,
     norm: str,
+    activation_dtype: str,
 ) -> tf.Tensor:
   """One block; in training, with probability layer_drop, without its halves."""
   attention_seed, mlp_seed, drop_seed = layers.split_seed(seed, 3)
 
   def attend(hidden: tf.Tensor) -> tf.Tensor:
-    return attention.apply(
+    outputs = attention.apply(
         weights,
-        hidden,
+        tf.cast(hidden, activation_dtype),
         valid,
         num_heads=num_heads,
         dropout=dropout,
         seed=attention_seed,
     )
+    return tf.cast(outputs, tf.float32)
 
   def mlp(hidden: tf.Tensor) -> tf.Tensor:
+    hidden = tf.cast(hidden, activation_dtype)
     inner = tf.nn.relu(layers.matmul(hidden, weights['w1']))
     inner = layers.dropout(inner, dropout, mlp_seed)
-    return layers.matmul(inner, weights['w2'])
+    return tf.cast(layers.matmul(inner, weights['w2']), tf.float32)
 
   ln1, ln2 = (
       functools.partial(layers.layer_norm, weights_lib.select(name, weights))
