@@ -35,6 +35,13 @@ _LANGUAGE = flags.DEFINE_string(
 _LETTERS = flags.DEFINE_string(
     'letters', None, 'The letters to keep, where the language has no set here.'
 )
+_DASHES = flags.DEFINE_enum(
+    'dashes',
+    'space',
+    text.DASHES,
+    'What becomes of dashes and slashes; the published recipe drops them, which'
+    ' joins the words beside them.',
+)
 
 _SPLITS = ('train', 'dev', 'test', 'validated')
 _COLUMNS = ('client_id', 'path', 'sentence')
@@ -59,6 +66,7 @@ def list_utterances(
     split: str,
     language: str = 'en',
     letters: str | None = None,
+    dashes: str = 'space',
 ) -> utterances.Listing:
   """Lists a split.
 
@@ -71,6 +79,7 @@ def list_utterances(
     language: The language's code.
     letters: What to keep; None for those of the language, or of the sentences
       of all the folder's splits if the language has no published set.
+    dashes: See `text.normalize_common_voice`.
 
   Raises:
     ValueError: If the .tsv is missing, lacks a column or is of another
@@ -110,7 +119,7 @@ def list_utterances(
       problems.append(utterances.Problem(client_id, stem, reason, detail))
       continue
     transcript, changes = text.normalize_common_voice(
-        row['sentence'], letters=letters
+        row['sentence'], letters=letters, dashes=dashes
     )
     listed.append(
         utterances.Utterance(
@@ -254,12 +263,14 @@ def _unquote(field: str) -> str:
   return field
 
 
-def corpus(language: str, *, letters: str | None = None) -> conversion.Corpus:
+def corpus(
+    language: str, *, letters: str | None = None, dashes: str = 'space'
+) -> conversion.Corpus:
   """Returns Common Voice in one language."""
   return conversion.Corpus(
       name=f'Common Voice {language}',
       list_utterances=functools.partial(
-          list_utterances, language=language, letters=letters
+          list_utterances, language=language, letters=letters, dashes=dashes
       ),
       holds_split=functools.partial(_holds, language=language),
       is_named=functools.partial(_is_named, language=language),
@@ -269,6 +280,8 @@ def corpus(language: str, *, letters: str | None = None) -> conversion.Corpus:
 
 if __name__ == '__main__':
   conversion.main(
-      lambda: corpus(_LANGUAGE.value, letters=_LETTERS.value),
-      flag_names=('language', 'letters'),
+      lambda: corpus(
+          _LANGUAGE.value, letters=_LETTERS.value, dashes=_DASHES.value
+      ),
+      flag_names=('language', 'letters', 'dashes'),
   )

@@ -15,8 +15,8 @@ letters only; everything else is dropped; a hyphen beside a space becomes a
 space; runs of spaces become one.
 
 Two differences: Unicode is composed first (NFC), and dashes and slashes become
-spaces, so that the words beside them stay apart. Transliteration is that of
-anyascii.
+spaces, so that the words beside them stay apart (dashes='drop' drops them, as
+the recipe does). Transliteration is that of anyascii.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,11 @@ import unicodedata
 
 import anyascii
 
+from tff_asr import checks
 from tff_asr.text import tokenizer
 
 TRANSLITERATED = 'had letters transliterated'
+DASHES = ('space', 'drop')
 LOST_DIGITS = 'lost digits'
 LOST_LETTERS = 'lost letters'
 LOST_SYMBOLS = 'lost symbols'
@@ -95,18 +97,23 @@ def normalize_english(text: str, *, name: str) -> str:
 
 
 def normalize_common_voice(
-    text: str, *, letters: str
+    text: str, *, letters: str, dashes: str = 'space'
 ) -> tuple[str, Sequence[str]]:
   """Returns a sentence in the given letters, and what happened to it.
 
   Args:
     text: A sentence as published.
     letters: The language's letters, in lower case.
+    dashes: What becomes of dashes and slashes: 'space' or 'drop'.
 
   Returns:
     The sentence, maybe empty, and the kinds of changes beyond those that lose
     nothing (case, punctuation), sorted.
+
+  Raises:
+    ValueError: Other dashes.
   """
+  checks.one_of(DASHES, dashes=dashes)
   text = unicodedata.normalize('NFC', text).lower()
   kept: list[str] = []
   changes = set()
@@ -122,7 +129,7 @@ def normalize_common_voice(
     elif character in _HYPHENS:
       kept.append('-')
     elif character == '/' or unicodedata.category(character) == 'Pd':
-      kept.append(' ')
+      kept.append(' ' if dashes == 'space' else '')
     else:
       kept.append(_transliterate(character, letters, changes))
   text = ''.join(kept).replace('- ', ' ').replace(' -', ' ')

@@ -160,6 +160,15 @@ class CommonVoiceTest(absltest.TestCase):
           splits=['train'],
       )
 
+  def test_dashes_become_spaces_or_nothing(self):
+    self.add('cai', 'cv_3', 'And/or')
+    self.assertEqual(self.texts()[3], 'and or')
+    self.assertEqual(self.texts(dashes='drop')[3], 'andor')
+    self.write_tsv()
+    dropping = common_voice.corpus('en', dashes='drop')
+    listed = dropping.list_utterances(self.source, split='train')
+    self.assertEqual(listed.utterances[3].transcript, 'andor')
+
   def test_letters_of_another_language_are_those_of_all_its_splits(self):
     for split, text in (('dev', 'Ač'), ('train', 'Bé')):
       self.lines = []

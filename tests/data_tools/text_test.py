@@ -32,6 +32,22 @@ class CommonVoiceTextTest(parameterized.TestCase):
     self.assertEqual(found, expected)
     self.assertEmpty(changes)
 
+  # As in the published code: nothing is left of them.
+  @parameterized.parameters(
+      ('wait—what – now', 'waitwhat now'),
+      ('and/or', 'andor'),
+      ('a well-known man', 'a well-known man'),
+      ('wait - what', 'wait what'),
+  )
+  def test_dashes_and_slashes_may_be_dropped(self, text, expected):
+    found, changes = text_lib.normalize_common_voice(
+        text, letters=_EN, dashes='drop'
+    )
+    self.assertEqual(found, expected)
+    self.assertEmpty(changes)
+    with self.assertRaisesRegex(ValueError, "dashes must be one of .*'keep'"):
+      text_lib.normalize_common_voice(text, letters=_EN, dashes='keep')
+
   @parameterized.named_parameters(
       ('accents', 'Über Señor naïve', 'uber senor naive', 'transliterated'),
       ('ligature', 'Æon', 'aeon', 'transliterated'),
