@@ -320,6 +320,7 @@ class PublishedRunsTest(parameterized.TestCase):
   )
   def test_the_model_is_the_paper_s(self, path):
     settings = _settings(path)
+    self.assertEqual(settings['LABEL_BOUNDARY'], "' '")
     size = path.rpartition('_')[2].removesuffix('.gin')
     name = experiment_files.name(path)
     is_seed = name in _CENTRAL and _CENTRAL[name][2] == 25_000

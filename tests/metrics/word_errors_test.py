@@ -88,6 +88,28 @@ class CountTest(parameterized.TestCase):
   def test_by_hand(self, reference, hypothesis, expected):
     self.assertEqual(tuple(word_errors.count(reference, hypothesis)), expected)
 
+  # Characters, spaces among them: o to a; two insertions; a space deleted.
+  @parameterized.parameters(
+      ('cot', 'cat', (1, 0, 0, 3)),
+      ('cat', ' cat ', (0, 0, 2, 3)),
+      ('a cat', 'acat', (0, 1, 0, 5)),
+      ('  ', '', (0, 2, 0, 2)),
+      ('', 'ab', (0, 0, 2, 0)),
+      ('', '', (0, 0, 0, 0)),
+  )
+  def test_tokens_by_hand(self, reference, hypothesis, expected):
+    found = word_errors.count_tokens(reference, hypothesis)
+    self.assertEqual(tuple(found), expected)
+
+  def test_the_published_rate_by_hand(self):
+    # 1 of 2 words wrong and 0 of 6: (1/2 * 4 + 0 * 8) / (4 + 8), not 1 / 8.
+    errors = [
+        word_errors.WordErrors(1, 0, 0, 2), word_errors.WordErrors(words=6),
+        word_errors.WordErrors(insertions=3),
+    ]
+    self.assertAlmostEqual(word_errors.published_rate(errors), 1 / 6)
+    self.assertTrue(math.isnan(word_errors.published_rate(errors[2:])))
+
   def test_rates_by_hand(self):
     # (2 + 1 + 1) / 8.
     self.assertEqual(word_errors.WordErrors(2, 1, 1, 8).rate, 0.5)

@@ -1,6 +1,7 @@
 """Tests of tff_asr.programs.evaluation and evaluate."""
 
 import contextlib
+import dataclasses
 import functools
 import io
 import json
@@ -18,6 +19,7 @@ from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
 from tff_asr.programs import evaluation
 from tff_asr.storage import run_dir
+from tff_asr.text import tokenizer as tokenizer_lib
 
 _CLIENTS = {'ann': 3, 'bob': 2, 'cai': 1}
 
@@ -87,6 +89,36 @@ class EvaluatorTest(absltest.TestCase):
         errors,
     )
     self.assertEqual(found.word_error_rate, sum(errors.values()) / words)
+    # 'a' for n tokens: all wrong, but one where there is an 'a'.
+    transcripts = [transcript for _, _, transcript in expected]
+    self.assertEqual(
+        found.token_errors.errors,
+        sum(len(each) - ('a' in each) for each in transcripts),
+    )
+    self.assertEqual(found.token_errors.words, len(''.join(transcripts)))
+
+  def test_token_errors_count_boundaries_and_words_do_not(self):
+    model = _model()
+    tokenizer = tokenizer_lib.CharTokenizer(' abc', boundary=' ')
+    evaluator = evaluation.Evaluator(
+        model=model,
+        pipeline=dataclasses.replace(
+            fakes.tiny_pipeline(model), tokenizer=tokenizer
+        ),
+        client_data=fakes.client_data(_CLIENTS),
+    )
+    found = evaluator(_weights(letter='a'))
+    plain = _evaluator()(_weights(letter='a'))
+    self.assertEqual(found.errors, plain.errors)
+    added = 2 * sum(_CLIENTS.values())
+    self.assertEqual(
+        found.token_errors.words, plain.token_errors.words + added
+    )
+    self.assertEqual(
+        found.token_errors.errors, plain.token_errors.errors + added
+    )
+    losses = evaluator(_weights()).loss, _evaluator()(_weights()).loss
+    self.assertNotAlmostEqual(*losses, places=2)
 
   def test_is_the_same_each_time_and_knows_no_dropout(self):
     first, second = _evaluator()(_weights()), _evaluator()(_weights())
@@ -159,6 +191,11 @@ class EvaluateTest(absltest.TestCase):
           {each['text'] for each in figures['hypotheses']}, {letter}
       )
       self.assertEqual(figures['num_utterances'], 6)
+      self.assertBetween(figures['token_error_rate'], 0.3, 1.0)
+      self.assertBetween(figures['published_word_error_rate'], 0.3, 1.0)
+      self.assertIn(
+          f'TER {100 * figures["token_error_rate"]:.2f} %', printed.getvalue()
+      )
       # Nothing of those whom it is not known of, or who were not decoded.
       self.assertEqual(figures['attributes'], {'ann': {'age': 'teens'}})
       self.assertEqual(figures['num_speakers'], 3)

@@ -44,6 +44,22 @@ class CharTokenizerTest(parameterized.TestCase):
     ]
     self.assertEmpty(foreign)
 
+  def test_a_boundary_stands_on_both_sides_of_what_is_not_empty(self):
+    tokenizer = tokenizer_lib.CharTokenizer('ab ', boundary=' ')
+    encode = tf.function(tokenizer.encode)
+    self.assertEqual(
+        encode(tf.constant(['ab', '', ' ', 'b'])).to_list(),
+        [[2, 0, 1, 2], [], [2, 2, 2], [2, 1, 2]],
+    )
+    self.assertEqual(tokenizer.spell('ab'), ' ab ')
+    self.assertEqual(tokenizer.spell(''), '')
+    self.assertEqual(tokenizer.decode([2, 0, 1, 2]), ' ab ')
+    plain = tokenizer_lib.CharTokenizer('ab ')
+    self.assertEqual(plain.encode(tf.constant(['ab'])).to_list(), [[0, 1]])
+    for boundary in ('c', 'ab'):
+      with self.assertRaisesRegex(ValueError, 'boundary must be .*' + boundary):
+        tokenizer_lib.CharTokenizer('ab ', boundary=boundary)
+
   def test_missing_names_what_is_no_token(self):
     tokenizer = tokenizer_lib.CharTokenizer('ab ')
     self.assertEqual(tokenizer.missing('abba baéz!'), ['!', 'z', 'é'])
@@ -72,6 +88,9 @@ class ForLanguageTest(absltest.TestCase):
     self.assertEqual(english, " 'abcdefghijklmnopqrstuvwxyz-")
     self.assertEqual(french, english + 'öäüßàâæçéèêëîïôœùûÿ')
     self.assertEqual(german, french)
+    self.assertEqual(
+        tokenizer_lib.for_language('de', boundary=' ').spell('a'), ' a '
+    )
     with self.assertRaisesRegex(ValueError, "language .*'xx'"):
       tokenizer_lib.for_language('xx')
 

@@ -1,4 +1,4 @@
-"""Greedy decoding of a data set and its word error rate, by speaker.
+"""Greedy decoding of a data set and its error rates, by speaker.
 
 `Evaluator` decodes with given weights, as training does; `evaluate` with those
 of finished runs.
@@ -43,10 +43,13 @@ class Evaluation:
   Attributes:
     hypotheses: One an utterance, sorted by its id.
     loss: Mean CTC loss in nats of the utterances that have one (NaN if none).
+    token_errors: Of all utterances, in tokens; boundaries of the tokenizer are
+      tokens of the reference, and spaces at the ends of what was heard count.
   """
 
   hypotheses: list[Hypothesis]
   loss: float
+  token_errors: word_errors.WordErrors = word_errors.WordErrors()
 
   def errors_by_client(self) -> dict[str, word_errors.WordErrors]:
     """Word errors of each speaker, sorted by speaker."""
@@ -66,9 +69,17 @@ class Evaluation:
   def word_error_rate(self) -> float:
     return self.errors.rate
 
+  @property
+  def token_error_rate(self) -> float:
+    return self.token_errors.rate
+
   def metrics(self) -> dict[str, float]:
     """What a training run releases, by name."""
-    return {'word_error_rate': self.word_error_rate, 'loss': self.loss}
+    return {
+        'word_error_rate': self.word_error_rate,
+        'token_error_rate': self.token_error_rate,
+        'loss': self.loss,
+    }
 
 
 class Evaluator:
@@ -138,7 +149,9 @@ class Evaluator:
       progress: Called with the number of utterances just decoded.
     """
     weights = weights_lib.to_tensors(weights)
+    tokenizer = self._pipeline.tokenizer
     hypotheses = []
+    token_errors = word_errors.WordErrors()
     loss_sum = 0.0
     num_losses = 0.0
     for batch in self._batches():
@@ -153,12 +166,16 @@ class Evaluator:
           strict=True,
       )
       for client_id, utterance_id, reference, ids in rows:
+        reference, text = reference.decode(), tokenizer.decode(ids)
+        token_errors += word_errors.count_tokens(
+            tokenizer.spell(reference), text
+        )
         hypotheses.append(
             Hypothesis(
                 client_id=client_id.decode(),
                 utterance_id=utterance_id.decode(),
-                reference=reference.decode(),
-                text=self._pipeline.tokenizer.decode(ids).strip(),
+                reference=reference,
+                text=text.strip(),
             )
         )
       if progress is not None:
@@ -166,6 +183,7 @@ class Evaluator:
     return Evaluation(
         hypotheses=sorted(hypotheses, key=lambda each: each.utterance_id),
         loss=loss_sum / num_losses if num_losses else float('nan'),
+        token_errors=token_errors,
     )
 
   def _batches(self) -> Iterator[pipeline_lib.Batch]:
@@ -273,8 +291,9 @@ def evaluate(
       files.write_json(os.path.join(run, output_name), results[-1])
   for run, figures in zip(runs, results, strict=True):
     print(
-        f'{run}: WER {100 * figures["word_error_rate"]:.2f} % of '
-        f'{figures["num_words"]} words of {figures["num_speakers"]} speakers'
+        f'{run}: WER {100 * figures["word_error_rate"]:.2f} % (TER '
+        f'{100 * figures["token_error_rate"]:.2f} %) of {figures["num_words"]} '
+        f'words of {figures["num_speakers"]} speakers'
     )
   return results
 
@@ -337,6 +356,11 @@ def _figures(
   rates = [errors.rate for errors in by_client.values() if errors.words]
   return {
       'word_error_rate': evaluated.word_error_rate,
+      'token_error_rate': evaluated.token_error_rate,
+      'published_word_error_rate': word_errors.published_rate(
+          word_errors.count(each.reference, each.text)
+          for each in evaluated.hypotheses
+      ),
       'loss': evaluated.loss,
       'num_utterances': len(evaluated.hypotheses),
       'num_words': evaluated.errors.words,

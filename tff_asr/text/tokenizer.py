@@ -30,21 +30,28 @@ ENGLISH = f" '{_LATIN}-"
 class CharTokenizer:
   """Maps characters to ids 0 .. V - 2; V - 1 is the blank."""
 
-  def __init__(self, characters: str = ENGLISH):
+  def __init__(self, characters: str = ENGLISH, *, boundary: str = ''):
     """Creates a tokenizer.
 
     Args:
       characters: Each character once; its place is its id.
+      boundary: A character to encode before and after every transcript, as the
+        published code does with a space, or '' for none.
 
     Raises:
-      ValueError: No character, or one of them twice.
+      ValueError: No character, one of them twice, or another boundary.
     """
     if not characters:
       raise ValueError('characters must name at least one character.')
     twice = sorted({c for c in characters if characters.count(c) > 1})
     if twice:
       raise ValueError(f'characters has {twice} more than once.')
+    if len(boundary) > 1 or boundary not in characters:
+      raise ValueError(
+          f"boundary must be one of the characters or '', found {boundary!r}."
+      )
     self._characters = characters
+    self._boundary = boundary
     codepoints = [ord(c) for c in characters]
     self._id_of_codepoint = np.full(max(codepoints) + 1, -1, np.int32)
     self._id_of_codepoint[codepoints] = np.arange(len(characters))
@@ -69,15 +76,22 @@ class CharTokenizer:
       transcripts: string [B], UTF-8.
 
     Returns:
-      int32 [B, (U)] ids; a character that is not a token becomes -1 (check the
-      corpus beforehand with `missing`).
+      int32 [B, (U)] ids of what `spell` gives; a character that is not a token
+      becomes -1 (check the corpus beforehand with `missing`).
     """
+    if self._boundary:
+      spelt = tf.strings.join([self._boundary, transcripts, self._boundary])
+      transcripts = tf.where(tf.equal(transcripts, ''), '', spelt)
     codepoints = tf_text.UnicodeCharTokenizer().tokenize(transcripts)
     table = tf.constant(self._id_of_codepoint)
     size = len(self._id_of_codepoint)
     known = codepoints.flat_values < size
     ids = tf.gather(table, tf.minimum(codepoints.flat_values, size - 1))
     return codepoints.with_flat_values(tf.where(known, ids, -1))
+
+  def spell(self, transcript: str) -> str:
+    """The transcript between its boundaries; an empty one stays empty."""
+    return transcript and self._boundary + transcript + self._boundary
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of ids without blanks.
@@ -100,11 +114,12 @@ class CharTokenizer:
     return sorted(set(characters) - set(self._characters))
 
 
-def for_language(language: str) -> CharTokenizer:
+def for_language(language: str, *, boundary: str = '') -> CharTokenizer:
   """Builds the tokenizer of a language with a published set of characters.
 
   Args:
     language: 'en', 'fr' or 'de'; see `LETTERS`.
+    boundary: See `CharTokenizer`.
 
   Raises:
     ValueError: If `language` has no published set.
@@ -114,4 +129,5 @@ def for_language(language: str) -> CharTokenizer:
         f'language must be one of {", ".join(LETTERS)}, found {language!r};'
         ' for another one give CharTokenizer its characters.'
     )
-  return CharTokenizer(ENGLISH + LETTERS[language][len(_LATIN) :])
+  characters = ENGLISH + LETTERS[language][len(_LATIN) :]
+  return CharTokenizer(characters, boundary=boundary)
