@@ -1,13 +1,13 @@
-"""The part of a client program that makes datasets, as a program of its own.
+"""Splits the reading of a client's datasets off its work.
 
-TFF composes the function from a client id to the client's dataset and the work
-on that dataset into one graph, in which reading starts when the work does. Cut
-at the dataset, it is two:
+TFF composes two functions into one graph: from a client id to the client's
+dataset, and the work on that dataset. There, reading starts with the work. This
+module cuts the graph at the dataset:
 
     read: D -> V                 client value to datasets
     work: <A, D, C, V> -> A      what remains
 
-so that one client's data can be read while another trains (`prefetch`).
+So one client's data can be read while another client trains (`prefetch`).
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from tff_asr.execution import graph
 
 _DATASET_OP = re.compile(r'Dataset(V\d+)?$')
 _VARYING_OP = re.compile(r'^(?!Stateless).*(Shuffle|Random|Multinomial)')
-# Ops of such names that return no dataset.
+# Ops that match this name but return no dataset.
 _CONSUMERS = frozenset(['ReduceDataset'])
 
 
@@ -47,12 +47,12 @@ def split(
     client_inputs: those of its inputs that are the client's values.
 
   Returns:
-    The graph of what remains, with the datasets as further inputs, and the
-    program that makes them. None, and the graph as it is, if
+    The remaining graph, with the datasets as further inputs, and the program
+    that makes the datasets. The graph is left as it is, with None, if
       - it makes no dataset from the client's values alone,
       - it has variables, or
-      - a dataset shuffles or draws without a fixed seed in each op: a second
-        pass over it would differ from the first, and out of memory it does not.
+      - a dataset shuffles or draws without a fixed seed: each pass over it
+        would differ, but passes over a dataset kept in memory do not.
   """
   graph_def = tf.compat.v1.GraphDef.FromString(work.graph_def)
   if graph.has_variables(graph_def):
@@ -95,14 +95,14 @@ def split(
 def _is_separable(
     graph_def: tf.compat.v1.GraphDef, name: str, others: set[str]
 ) -> bool:
-  """True where a dataset needs none of the others and varies in no pass."""
+  """True if a dataset needs no other input and repeats itself in each pass."""
   needed = graph.find_needed(graph_def, [name])
   ops = graph.find_ops(graph_def, needed)
   return needed.isdisjoint(others) and not any(map(_VARYING_OP.search, ops))
 
 
 def _is_dataset(node: tf.compat.v1.NodeDef) -> bool:
-  """True for a node that returns a dataset and says of what elements."""
+  """True for a node that returns a dataset and declares its elements."""
   return (
       _DATASET_OP.search(node.op) is not None
       and node.op not in _CONSUMERS

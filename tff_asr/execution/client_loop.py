@@ -1,8 +1,8 @@
 """Client loop: the clients of a block, one after another, into one sum.
 
-Both a thread of this process (`multi_device`) and a Ray actor (`ray_worker`)
-run their blocks through `run_block`. While one client trains, the data of the
-next are read (`prefetch`).
+Threads of this process (`multi_device`) and Ray actors (`ray_worker`) both run
+their blocks through `run_block`. While one client trains, the next one's data
+are read (`prefetch`).
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -26,7 +26,7 @@ class ClientInterval(NamedTuple):
     device: the logical device, such as '/device:CPU:1'.
     start_sec: when its work was started, on the clock of `time.monotonic`.
     end_sec: when its function returned (a GPU may still be computing).
-    waited_sec: how much of this its worker waited for the client's data.
+    waited_sec: how much of that time its worker waited for the client's data.
   """
 
   position: int
@@ -40,13 +40,13 @@ class Monitor(Protocol):
   """Records of a round's clients, kept by whoever runs the round."""
 
   def begin(self, position: int, device: str) -> None:
-    """Tells that a client begins; raises Stopped where the round has ended."""
+    """Records that a client begins; raises Stopped if the round has ended."""
 
   def fail(self, position: int, error: Exception, device: str) -> None:
-    """Tells that a client failed; raises Stopped where this ends the round."""
+    """Records that a client failed; raises Stopped if that ends the round."""
 
   def end(self, interval: ClientInterval) -> None:
-    """Tells that a client is done, or left out."""
+    """Records that a client is done, or left out."""
 
 
 _numbers = itertools.count()
@@ -56,8 +56,8 @@ class ClientFunctions:
   """Loaded `compiler.ClientPrograms`, for several threads of a process.
 
   Attributes:
-    zero: the empty accumulator.
-    merge: two accumulators to one.
+    zero: returns the empty accumulator.
+    merge: adds two accumulators.
   """
 
   def __init__(self, programs: compiler.ClientPrograms):
@@ -75,7 +75,7 @@ class ClientFunctions:
       *,
       num_threads: int,
   ) -> prefetch.Reader:
-    """Returns what reads clients' data ahead; to be closed.
+    """Returns a reader of clients' data, which the caller closes.
 
     Args:
       get_client: the flat values of a client by its key.
@@ -120,11 +120,11 @@ def run_block(
     worker: number of the worker among those that share `functions`.
     device: the logical device that this runs on, for records.
     zero: the empty accumulator.
-    broadcast: as it is on this device.
+    broadcast: the broadcast values, on this device.
     get_client: a client's flat values by its position.
     reader: reads clients by their positions.
-    get_upcoming: positions of clients that may come after the last of these.
-    monitor: told of each client.
+    get_upcoming: positions of clients that may come after this block.
+    monitor: records each client.
 
   Returns:
     The sum of the clients' updates.

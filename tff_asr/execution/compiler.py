@@ -9,20 +9,20 @@ A federated computation becomes
     merge: <A, A> -> A           two disjoint accumulators
     finish: <S, A> -> X          the result at the server
 
-with S all server-placed and D all client-placed arguments. `work` is TFF's
+S is all server-placed arguments, D all client-placed ones. `work` is TFF's
 `work` followed by `accumulate` in one graph, and `finish` is `report` followed
-by `update`, so that no client update or report leaves the function. `read` is
-the part of TFF's `work` that makes datasets from the client's values (ids), if
-it has one (`client_datasets`).
+by `update`, so no client update or report leaves the function. `read` is the
+part of TFF's `work` that makes datasets from the client's values (ids), if
+there is one (`client_datasets`).
 https://www.tensorflow.org/federated/api_docs/python/tff/backends/mapreduce
 
-Other computations become one program: server-only federated ones (such as
-`process.initialize`) and those without placements. What returns values of the
-clients is left to the native context.
+Server-only federated computations (such as `process.initialize`) and
+computations without placements become one program. A computation that returns
+clients' values is left to the native context.
 
-The computation is first wrapped to the shape that MapReduceForm asks for (one
-server and one client argument, a state that passes through), so any number of
-placed arguments and server-placed results will do.
+MapReduceForm asks for one server argument, one client argument and a state that
+passes through. The computation is first wrapped to that shape, so it may have
+any number of placed arguments and server-placed results.
 """
 
 from collections.abc import Iterator
@@ -121,8 +121,8 @@ def compile_computation(comp: tff.Computation) -> Local | Round:
     ) from error
 
 
-# TFF can run Grappler on each extracted graph; TensorFlow does so anyway when
-# the program is first called, on the device it runs on.
+# Keeps TFF from running Grappler on each extracted graph. TensorFlow does so
+# anyway at the program's first call, on the device that runs it.
 _CONFIG = tf.compat.v1.ConfigProto()
 _CONFIG.graph_options.rewrite_options.disable_meta_optimizer = True
 

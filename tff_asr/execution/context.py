@@ -4,10 +4,10 @@
     total = the sum over all blocks of clients   a subclass' `run_clients`
     result = finish(server, total)               on the server device
 
-Computations without clients run on the server device as they are. A context is
-synchronous (a call returns its result) or asynchronous (a call returns an
-awaitable; the event loop stays free, and cancelling it ends the round after the
-clients in work).
+Computations without clients run on the server device as they are. In a
+synchronous context a call returns its result. In an asynchronous one it returns
+an awaitable: the event loop stays free, and cancelling the awaitable ends the
+round after the clients in work.
 """
 
 import abc
@@ -33,19 +33,19 @@ from tff_asr.execution import scheduler
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-  """Settings of rounds, whoever runs their clients.
+  """Settings of rounds, in whichever context.
 
   Attributes:
-    block_size: clients a block. One balances best; more saves a merge, and its
-      transfer, for all but one client of a block.
-    client_cost: a client's argument (a tuple of them if there are several) to
-      its expected cost, such as seconds of audio; clients of high cost start
-      first. It decides the order of summation, so it must not vary for a run
-      to repeat. None keeps the order of the cohort.
+    block_size: clients a block. Blocks of one balance best. Larger blocks need
+      fewer merges and transfers.
+    client_cost: a function of a client's argument (a tuple if there are
+      several) that returns its expected cost, such as seconds of audio. Costly
+      clients start first. The cost decides the order of summation, so a run
+      repeats its bits only if it does not vary. None keeps the cohort's order.
     max_failed_share: share of a round's clients, in [0, 1], that may fail; they
       are left out of the sum.
-    client_timeout_sec: how long a client's work may take; the first one also
-      compiles. None: forever.
+    client_timeout_sec: how long a client's work may take. The first client also
+      waits for compilation. None: forever.
 
   Raises:
     ValueError: a setting out of range.
@@ -73,9 +73,9 @@ class Cache:
     self._lock = threading.Lock()
 
   def get(self, comp: tff.Computation) -> Any:
-    """Returns `build(comp)`; of two threads, one builds and the other waits."""
-    # Computations hash by serializing themselves, so the key is the identity;
-    # the weak reference drops the entry before the identity can be reused.
+    """Returns `build(comp)`; a second thread waits while the first builds."""
+    # A computation serializes itself to hash, so its identity is the key. The
+    # weak reference drops the entry before the identity can be reused.
     key = id(comp)
     with self._lock:
       if key not in self._entries:
@@ -84,8 +84,8 @@ class Cache:
       return self._entries[key][1]
 
 
-# Contexts share what was compiled; each loads its own functions, as variables
-# belong to one load.
+# Contexts share compiled programs. Each loads its own functions, because
+# variables belong to one load.
 _compiled = Cache(compiler.compile_computation)
 
 
@@ -94,10 +94,10 @@ class _Loaded:
 
   Attributes:
     compiled: the computation as programs.
-    lock: held while it runs: functions with variables allow one call at a time.
-    prepare: of a `compiler.Round`.
-    finish: of a `compiler.Round`.
-    clients: made by a runner's `load_clients`.
+    lock: held during a call: functions with variables allow one at a time.
+    prepare: the function of a `compiler.Round`.
+    finish: the function of a `compiler.Round`.
+    clients: what a runner's `load_clients` returned.
   """
 
   def __init__(
@@ -108,9 +108,9 @@ class _Loaded:
     self.compiled = compiled
     self.lock = threading.Lock()
     if isinstance(compiled, compiler.Local):
-      # Graph optimization makes constants of what a program without arguments
-      # returns, such as a process's first state. They would take memory for as
-      # long as the program is loaded.
+      # Graph optimization turns the results of a program without arguments
+      # (such as a process's first state) into constants, which take memory as
+      # long as the program is loaded. So load such a program for each call.
       self._run = compiled.run.load() if compiled.argument.specs else None
       return
     self.prepare = compiled.prepare.load()
@@ -128,7 +128,7 @@ class Runner(abc.ABC):
   Attributes:
     last_timeline: the `ClientInterval`s of the round that finished last, by
       start.
-    last_failures: what the clients that it left out failed of, by position.
+    last_failures: the causes of that round's failed clients, by position.
   """
 
   def __init__(
@@ -137,8 +137,8 @@ class Runner(abc.ABC):
     """Prepares to run.
 
     Args:
-      settings: of all rounds.
-      server_device: logical device of the server's part.
+      settings: settings of all rounds.
+      server_device: the logical device that runs the server's part.
       max_unmerged: see `scheduler.Scheduler`.
     """
     self.settings = settings
@@ -152,7 +152,7 @@ class Runner(abc.ABC):
 
   @abc.abstractmethod
   def load_clients(self, programs: compiler.ClientPrograms) -> Any:
-    """Returns what a round's `functions` shall be; made once."""
+    """Returns `RoundExecution.functions` of a computation; called once."""
 
   @abc.abstractmethod
   def run_clients(
@@ -183,7 +183,7 @@ class Runner(abc.ABC):
         costs=self._measure_costs(clients),
     )
     broadcast = loaded.prepare(*server)
-    # Here, too: of the round before, what nobody holds any more.
+    # Also frees what is left of the round before.
     malloc_trim.give_back(broadcast)
     execution = round_execution.RoundExecution(
         compiled=compiled,

@@ -1,20 +1,19 @@
 """TFF's serialized TensorFlow graphs to concrete functions of this process.
 
-`Graph` is one serialized computation, `Program` a chain of them compiled to a
-single function (client work followed by accumulation, say), and
-`Program.load` imports the chain. Both pickle, so that a program can be loaded
-in another process too.
+`Graph` is one serialized computation. `Program` is a chain of graphs compiled
+to one function, such as client work followed by accumulation; `Program.load`
+imports it. Both pickle, so another process can load a program.
 
-What importing has to get right:
-- Library functions and the resources of a graph (variables, tables) carry
-  names that are unique in a process only by accident: the process that traced
-  a graph already has functions of these names, and two clients training at
-  once must not share variables. Each load renames all of them, and every
-  reference to them, string attributes included.
+Importing must get right:
+- The names of a graph's library functions and resources (variables, tables) are
+  not unique in a process. The process that traced a graph already has functions
+  of these names, and two clients that train at once must not share variables.
+  Each load renames all of them and every reference to them, also in string
+  attributes.
 - A graph may come with an initialize op. TFF runs it before each call, in a
   fresh session. Here tables are filled once a device; a graph with variables
   has them initialized before each call.
-- Only what the outputs need is imported, as in a session run.
+- Only the nodes that the outputs need are imported, as in a session run.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +25,7 @@ import threading
 import tensorflow as tf
 import tensorflow_federated as tff
 
-# TensorFlow's public functions do not reach the option that is needed.
+# TensorFlow's public API does not have the option set below.
 from tensorflow.core.protobuf import rewriter_config_pb2
 from tensorflow.python.eager import context as eager_context
 
@@ -89,13 +88,13 @@ def from_computation(comp: tff.Computation) -> Graph:
 class Program:
   """Graphs chained to one function of flat tensors.
 
-  Each graph after the first takes the program's leading arguments, which the
-  first does not see, followed by the outputs of the graph before.
+  Each graph after the first takes the program's leading arguments (which the
+  first graph does not get), then the outputs of the graph before it.
 
   Attributes:
-    graphs: in the order in which they feed each other.
-    num_kept: how many leading arguments pass the first graph by.
-    first_output: the outputs of the last graph from this one on are returned.
+    graphs: the graphs in order.
+    num_kept: how many leading arguments skip the first graph.
+    first_output: index of the last graph's first output to return.
   """
 
   graphs: tuple[Graph, ...]
@@ -110,9 +109,9 @@ class Program:
 class Function:
   """A loaded program: `function(*tensors)` returns a list of tensors.
 
-  It runs on the `tf.device` of the caller, from any thread. Functions without
-  variables may run in several threads at once; one with variables
-  (`has_variables`) may not, load the program once a thread instead.
+  It runs on the caller's `tf.device`, from any thread. A function without
+  variables may run in several threads at once. One with variables
+  (`has_variables`) may not: load the program once for each thread.
   """
 
   def __init__(self, program: Program):
@@ -155,7 +154,7 @@ class Function:
       for initializer in self._initializers:
         initializer()
       return
-    # Tables live in the resource manager of a device: fill them once in each.
+    # A device's resource manager holds the tables: fill them once a device.
     with self._lock:
       device = tf.identity(0.0).device
       if device not in self._initialized_devices:
@@ -166,10 +165,11 @@ class Function:
 
 @contextlib.contextmanager
 def _optimized_for_threads() -> Iterator[None]:
-  """In this thread, functions can run in others at the same time.
+  """Makes functions called in this thread safe to run in others, too.
 
-  TensorFlow's memory optimizer turns sums of a graph that seems large into
-  temporary variables, which it names alike in all calls of a function.
+  In graphs that seem large, TensorFlow's memory optimizer turns sums into
+  temporary variables, whose names are the same in all calls of a function. So
+  it is switched off.
   """
   context = eager_context.context()
   options = context.function_call_options
@@ -238,7 +238,7 @@ def _rename_function(
 
 
 def _rename_bytes(value: bytes, functions: dict[str, str]) -> bytes:
-  # Bytes that are no text (a serialized config) are not a function's name.
+  # Bytes that are not text (a serialized config) name no function.
   name = functions.get(value.decode('utf-8', errors='ignore'))
   return value if name is None else name.encode()
 
@@ -292,7 +292,7 @@ def _build_body(
           return_elements=names,
           name=f'stage{number}',
       )
-      # An output that is an input comes back as the unfed placeholder.
+      # If an output is an input, the import returns the unfed placeholder.
       tensors = list(map(input_map.get, names, outputs))
     return list(map(tf.identity, tensors))
 
@@ -343,7 +343,7 @@ def find_needed(
   Args:
     graph_def: a graph.
     targets: names of tensors or ops in it.
-    is_leaf: nodes whose own inputs do not count.
+    is_leaf: tells nodes whose inputs are not followed.
   """
   nodes = {node.name: node for node in graph_def.node}
   needed = set()
@@ -360,7 +360,7 @@ def find_needed(
 def find_ops(
     graph_def: tf.compat.v1.GraphDef, names: Iterable[str]
 ) -> set[str]:
-  """Ops of these nodes and of all functions that they call or hand on."""
+  """Ops of these nodes and of all functions that they refer to."""
   names = set(names)
   functions = {
       function.signature.name: function.node_def

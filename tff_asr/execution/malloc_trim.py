@@ -1,9 +1,9 @@
-"""Gives the memory of freed tensors back between the parts of a round.
+"""Returns freed tensors' memory to the system between the parts of a round.
 
-glibc's allocator keeps freed blocks of less than 32 MB, for later ones.
-Clients' work and the server's step need blocks of other sizes, so that with a
-large model some gigabytes lie idle: a round of 255.8M parameters took 12.8 GiB
-at its peak without this and `sequential`, and 9.2 GiB with them.
+glibc's allocator keeps freed blocks under 32 MB for reuse. Clients' work and
+the server's step need blocks of different sizes, so with a large model
+gigabytes lie idle. A round of 255.8M parameters peaked at 12.8 GiB without this
+module and `sequential`, and at 9.2 GiB with them.
 """
 
 from collections.abc import Iterable
@@ -11,14 +11,14 @@ import ctypes
 
 import tensorflow as tf
 
-# Of smaller models little is kept, and to look for it takes some milliseconds.
+# The allocator keeps little of smaller models, and a trim takes milliseconds.
 MIN_BYTES = 2**26
 
 _trim = getattr(ctypes.CDLL(None), 'malloc_trim', None)  # glibc's alone.
 
 
 def give_back(tensors: Iterable[tf.Tensor]) -> None:
-  """Gives back what is free, if tensors such as these are large together."""
+  """Returns free memory to the system if these tensors are large together."""
   if _trim is None:
     return
   num_bytes = sum(

@@ -7,23 +7,21 @@ A federated round runs as
       sum_b = work(client_n, ... work(client_1, zero(), broadcast))
     result = finish(server, the merged sums)
 
-(`compiler` for the functions, `scheduler` for the blocks, `client_loop` for one
-block, `reduction` for the order in which their sums are merged, on the server
-device). Each device holds one replica of the broadcast a round; each of its
-workers, one Python thread each, trains one client at a time and adds it to its
-block's sum on the device, while the data of the clients that come next are read
-into memory. The server device is the first one. Values never leave this
-process.
+`compiler` makes the functions, `scheduler` deals the blocks, and `client_loop`
+runs one block. `reduction` sets the order in which the server device, the first
+one, merges the sums. Each device holds one copy of the round's broadcast. A
+worker is a Python thread: it trains one client at a time and adds it to its
+block's sum on the device, while the next clients' data are read into memory.
+Values never leave this process.
 
 Guarantees:
-- The result has the same bits for any number of devices of one kind and of
-  workers, provided the computation has no unseeded or stateful random ops. On
-  GPUs this needs kernels that repeat their bits (TF_DETERMINISTIC_OPS=1), and
-  was not run.
+- The result has the same bits for any number of devices (of one kind) and of
+  workers, if the computation has no unseeded or stateful random ops. On GPUs
+  this needs kernels that repeat their bits (TF_DETERMINISTIC_OPS=1); not run.
 - An empty cohort gives the server step on `zero`.
-- A client that fails is left out, as long as few do (`max_failed_share`); one
-  too many ends the round with one `ClientError` that tells its position.
-- A client that hangs ends the round with a `HungError`, where there is a limit.
+- A client that fails is left out, up to `max_failed_share` of a round's
+  clients. One more ends the round with a `ClientError`, which has its position.
+- With a time limit, a client that hangs ends the round with a `HungError`.
 - No process is started, and no thread outlives a call that returns.
 
 Results have the containers that the type signature declares, with eager
@@ -77,7 +75,7 @@ def build_sync_context(
 ) -> context.SyncContext:
   """Builds a context in which calling a computation returns its result.
 
-  It may be used inside a running event loop, which waits meanwhile.
+  It works inside a running event loop, but blocks it.
 
   Raises:
     ValueError: a device that is not on this machine.
@@ -110,7 +108,7 @@ class _Runner(context.Runner):
 
   def __init__(self, settings: Settings):
     self._devices = devices_lib.find(settings.devices)
-    # Of each worker; the first ones are on different devices.
+    # One device a worker; the first workers are on different devices.
     self._places = self._devices * settings.clients_per_device
     super().__init__(
         settings,
@@ -131,8 +129,8 @@ class _Runner(context.Runner):
     replicas = {
         device: _Replica(device, execution) for device in set(places)
     }
-    # The execution does not own the reader: in such a cycle all tensors of the
-    # round would wait for Python's collector.
+    # The execution does not own the reader. That would be a reference cycle,
+    # which keeps the round's tensors until Python's collector runs.
     reader = execution.functions.build_reader(
         execution.get_client, num_threads=len(self._places)
     )
@@ -161,7 +159,7 @@ class _Runner(context.Runner):
     tasks = execution.scheduler
 
     def get_upcoming():
-      # Any worker may get the next blocks, so as many are read as there are.
+      # Any worker may get the next blocks, so read one ahead for each worker.
       return [b.positions[0] for b in tasks.upcoming(len(self._places))]
 
     def run(task: scheduler.Task) -> Sequence[tf.Tensor]:
@@ -184,7 +182,7 @@ class _Runner(context.Runner):
 
     with tf.device(replica.device):
       while (task := tasks.take()) is not None:
-        # No local variable: it would hold a sum that was merged meanwhile.
+        # A local variable would keep the sum alive after it was merged.
         tasks.put(task, run(task))
 
 
@@ -201,7 +199,7 @@ class _Replica:
 
 
 def _copy(tensor: tf.Tensor) -> tf.Tensor:
-  """The tensor on this device; integers, strings and datasets stay put."""
+  """Copies a tensor here; integers, strings and datasets stay put."""
   if tensor.dtype.is_floating or tensor.dtype.is_complex:
     return tf.identity(tensor)
   return tensor

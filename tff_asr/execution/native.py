@@ -1,15 +1,15 @@
 """TFF's own C++ runtime, stopped when the program ends.
 
-It runs computations in a separate program, `worker_binary`, that TFF starts
-with the first computation and talks to over gRPC. It uses the CPU only, moves
-every value through gRPC (messages end at 2 GB), knows TensorFlow's core ops
-only, and outlives the Python process unless it is stopped. Take it for
-computations that `multi_device` refuses, and to compare with.
+TFF runs computations in a separate program, `worker_binary`, which it starts
+with the first computation and talks to over gRPC. The worker uses the CPU only,
+gets every value through gRPC (a message has at most 2 GB), has TensorFlow's
+core ops only, and outlives the Python process unless it is stopped. Take it for
+computations that `multi_device` refuses, and for comparison.
 
-The worker is stopped when Python exits, normally or by an exception, at
-Ctrl-C, when a call is cancelled, and by `stop`. A process
-ended by a signal that Python does not handle runs no such code: SIGKILL, and
-SIGTERM unless a handler is set, as `tff_asr.launch` does.
+The worker is stopped when Python exits (normally or by an exception), at
+Ctrl-C, when a call is cancelled, and by `stop`. A signal that Python does not
+handle ends the process without that: SIGKILL, and SIGTERM unless a handler is
+set, as `tff_asr.launch` does.
 """
 
 import asyncio
@@ -66,9 +66,9 @@ class _Caller:
   """Calls a context of TFF in an event loop of its own.
 
   Such a call blocks its event loop until the worker answers, at the end of a
-  round, and makes a new worker and calls again if the worker has died. To end
-  it, cancel it first and stop the worker then: it sees that it was cancelled
-  when the worker fails.
+  round. If the worker dies, TFF starts a new one and calls again. To end a
+  call, cancel it first and then stop the worker: when the worker fails, the
+  call sees that it was cancelled.
   """
 
   def __init__(self, max_concurrent_clients: int | None):
@@ -82,7 +82,7 @@ class _Caller:
         max_concurrent_computation_calls=max_concurrent_clients or -1
     )
     self._loop = asyncio.new_event_loop()
-    # Python's end does not wait for a daemon.
+    # A daemon, so that Python's exit does not wait for it.
     threading.Thread(
         target=_run_loop, args=(self._loop,), name='native calls', daemon=True
     ).start()
@@ -136,11 +136,12 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _leave_interrupts_to_workers() -> None:
-  """Has workers end at SIGINT where this process ignores it.
+  """Lets SIGINT end workers even if this process ignores it.
 
-  What a script starts in the background ignores it, and so would the worker,
-  which inherits that: TFF sends it SIGINT when a context is dropped, and would
-  wait forever. Handlers, other than SIG_IGN, are not inherited.
+  A program that a script starts in the background ignores SIGINT, and its
+  children inherit that. But TFF ends a worker by SIGINT when a context is
+  dropped, and would wait forever. Workers do not inherit handlers, so this
+  process replaces SIG_IGN by a handler that does nothing.
   """
   is_main = threading.current_thread() is threading.main_thread()
   if is_main and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -1,4 +1,4 @@
-"""Digests that tell whether machines see the same files under one path."""
+"""Digests to check that machines see the same files under one path."""
 
 import hashlib
 import os
@@ -9,9 +9,9 @@ import tensorflow as tf
 def digest(path: str) -> str:
   """Returns a digest of a file, or of all files in a folder.
 
-  It covers names and sizes, and what .json files hold: a corpus' own holds the
-  checksums of its shards, so that another version of it is told at little cost.
-  One byte of every file is read.
+  It covers names, sizes and the content of .json files. A corpus's .json file
+  holds the checksums of its shards, so the digest tells versions of a corpus
+  apart at little cost. One byte of every other file is read.
 
   Args:
     path: As TensorFlow reads it.

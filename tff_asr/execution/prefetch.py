@@ -1,15 +1,15 @@
-"""Reader of the next clients' data while the present ones train.
+"""Reader of the next clients' data while others train.
 
-A client's datasets (`client_datasets`) are drained into memory in a thread, and
-the client's work gets the same datasets out of memory: the same elements in the
-same order. A minute of int16 audio takes 2 MB; of a client with more than
-`MAX_CLIENT_BYTES` nothing is kept, and its work reads it as it goes.
+A thread drains a client's datasets (`client_datasets`) into memory. The
+client's work then gets the same elements, in the same order, from memory. A
+minute of int16 audio takes 2 MB. A client of more than `MAX_CLIENT_BYTES` is
+not kept: its work reads the data as it goes.
 
-In a simulation clients come again, so a process caches the data of the clients
-read last, up to `MAX_CACHE_BYTES`, for the next rounds. The key of a client's
-datasets is the computation with its values (its id, as a rule), which determine
-them: `client_datasets` separates nothing else. All computations of a process
-share the memory of `CLIENT_CACHE`.
+In a simulation clients come again, so each process caches the most recent
+clients, up to `MAX_CACHE_BYTES`. The key is the computation and the client's
+values (its id, as a rule). They determine the datasets, because
+`client_datasets` splits off no others. All computations of a process share
+`CLIENT_CACHE`.
 """
 
 import collections
@@ -23,12 +23,12 @@ from tff_asr.execution import graph
 
 MAX_CLIENT_BYTES = 2**30
 MAX_CACHE_BYTES = 2**29
-# Counted for each element beside its bytes: many small ones take time, too.
+# Added to the bytes of each element, because many small ones take time, too.
 _ELEMENT_BYTES = 4096
 
 
 class ClientCache:
-  """Clients' datasets, the latest up to a number of bytes; thread-safe."""
+  """The most recent clients' datasets, up to so many bytes; thread-safe."""
 
   def __init__(self, max_bytes: int = MAX_CACHE_BYTES):
     self._max_bytes = max_bytes
@@ -61,7 +61,7 @@ class ClientCache:
       num_bytes: that their elements take.
     """
     with self._lock:
-      # One that is there was read by two at once.
+      # A key may be there already: two threads read the client at once.
       if num_bytes > self._max_bytes or key in self._kept:
         return
       self._kept[key] = datasets, num_bytes
@@ -77,7 +77,7 @@ CLIENT_CACHE = ClientCache()
 def key_of(
     computation: Hashable, values: Sequence[tf.Tensor]
 ) -> Hashable | None:
-  """A client's key; None where its values are not small (data itself)."""
+  """A client's key; None if its values are not scalars (but data)."""
   if any(
       value.dtype in (tf.variant, tf.resource) or value.shape.rank != 0
       for value in values
@@ -87,7 +87,7 @@ def key_of(
 
 
 class Reader:
-  """Reads clients' data in threads of its own; to be closed."""
+  """Reads clients' data in threads of its own; the caller closes it."""
 
   def __init__(
       self,
@@ -103,13 +103,13 @@ class Reader:
     """Prepares to read; starts no thread yet.
 
     Args:
-      read: a client's flat values to its datasets; None makes none.
+      read: makes a client's datasets from its flat values; None: no datasets.
       elements: flat specs of each dataset's elements.
       get_client: the flat values of a client by its key.
       num_threads: how many clients are read at once.
-      computation: whose clients these are, in `cache`.
-      cache: clients that need not be read again.
-      max_bytes: what is kept of a client at most.
+      computation: the computation's key in `cache`.
+      cache: keeps clients for later rounds.
+      max_bytes: the largest client that is read into memory.
     """
     self._read = read
     self._elements = elements
@@ -140,7 +140,7 @@ class Reader:
     with self._lock:
       self._taken.add(key)
       reading = self._started.pop(key, None)
-    # Not begun: whoever takes it reads it, and no thread has to be free.
+    # If reading was not started, the caller reads: no thread need be free.
     return self._read_client(key) if reading is None else reading.result()
 
   def close(self, *, wait: bool = True) -> None:
@@ -167,8 +167,8 @@ class Reader:
       self, dataset: tf.Tensor, specs: Sequence[tf.TensorSpec]
   ) -> tuple[tf.Tensor | None, int]:
     """The dataset in memory, or None if it is too large for that; its bytes."""
-    # The cache lives as long as the dataset; `Dataset.cache` would make one
-    # for each iterator.
+    # This cache lives as long as the dataset. `Dataset.cache` would make a new
+    # one for each iterator.
     cache, _ = tf.raw_ops.AnonymousMemoryCache()
     cached = tf.raw_ops.CacheDatasetV2(
         input_dataset=dataset,
@@ -178,7 +178,7 @@ class Reader:
         output_shapes=[spec.shape for spec in specs],
     )
     elements = tf.data.experimental.from_variant(cached, tuple(specs))
-    # Rewriting the graph of a dataset takes longer than reading a client.
+    # Optimizing a dataset's graph takes longer than reading a client.
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False
     num_bytes = 0
@@ -190,7 +190,7 @@ class Reader:
 
 
 def _count_bytes(tensor: tf.Tensor) -> int:
-  """Bytes of a tensor's values; 0 for those of variants, which do not tell."""
+  """Bytes of a tensor's values; 0 for a variant, whose size is unknown."""
   if tensor.dtype == tf.string:
     return int(tf.reduce_sum(tf.strings.length(tensor)))
   if tensor.dtype == tf.variant:

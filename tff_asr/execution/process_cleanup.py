@@ -14,8 +14,8 @@ import psutil
 def end_children(name: str, *, timeout_sec: float = 5.0) -> None:
   """Ends this process's own children of a name, and waits for them.
 
-  Each is asked to terminate, and killed if it still runs at the timeout. They
-  are left for whoever started them to reap: its `Popen.wait` works as usual.
+  Each is asked to terminate, and killed if it still runs after the timeout.
+  They are not reaped, so the `Popen.wait` of their starter works as usual.
 
   Args:
     name: name of the executable, such as 'worker_binary'.

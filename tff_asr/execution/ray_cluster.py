@@ -1,26 +1,27 @@
 """TFF contexts that run on many machines, over Ray.
 
-The schedule is that of `multi_device`: blocks of clients, longest first, each
-to the next free worker. A worker is a Ray actor with a device of its own. The
-programs of a computation go to each actor once, the broadcast goes to the
-object store once a round, and the partial sums stay in it, where the actors
-merge them. `prepare` and `finish`, the server's part, run in this process, on
-its first device. https://docs.ray.io
+The schedule is that of `multi_device`: each free worker takes the next block of
+clients, longest first. A worker is a Ray actor with a device of its own
+(https://docs.ray.io). Each actor gets the programs of a computation once. The
+broadcast goes to the object store once a round. Partial sums stay in the store,
+and actors merge them. The server's part, `prepare` and `finish`, runs in this
+process, on its first device.
 
 Guarantees:
-- The result has the same bits for any number of workers of one kind, and those
-  of `multi_device` where devices, threads of an op and block size are the same:
-  both merge in the order of `reduction`. On GPUs this needs kernels that repeat
-  their bits (TF_DETERMINISTIC_OPS=1 on every machine), and was not run.
+- The result has the same bits for any number of workers of one kind. They are
+  the bits of `multi_device` with the same devices, threads of an op and block
+  size: both merge in the order of `reduction`. On GPUs this needs kernels that
+  repeat their bits (TF_DETERMINISTIC_OPS=1 on every machine); not run.
 - A lost worker's blocks run again elsewhere, with the same result. The worker
-  is replaced where there is room; the round goes on as long as one is left.
-- A client that fails is left out, as long as few do (`max_failed_share`); one
-  too many ends the round with one `ClientError` that tells its position.
-- A worker whose work hangs is given up for lost after `client_timeout_sec`.
-- A cluster that was started here ends with the program; one that was joined
-  goes on, without this program's actors.
+  is replaced if there is room; the round goes on while one worker is left.
+- A client that fails is left out, up to `max_failed_share` of a round's
+  clients. One more ends the round with a `ClientError`, which has its position.
+- A hung worker is given up after `client_timeout_sec` for each client of its
+  block, and replaced.
+- A cluster that was started here ends with the program. A cluster that was
+  joined goes on, without this program's actors.
 
-A GPU is used by one actor, and by the server's part where the driver sees it.
+One actor uses a GPU. The server's part uses it, too, if the driver sees it.
 All machines need this project at one path, with requirements.txt and
 requirements-ray.txt installed, and the shards at one path.
 """
@@ -35,8 +36,8 @@ from tff_asr.execution import round_execution
 
 ClientError = round_execution.ClientError
 
-# Libraries whose ops the data pipelines of this project use. tensorflow-io
-# loads its own at the first look at one of them.
+# The data pipelines of this project use ops of these libraries. tensorflow-io
+# registers its ops when one of them is first looked up.
 OP_LIBRARIES = (
     'tensorflow_text',
     'tensorflow_io.python.ops:core_ops.io_audio_decode_flac',
@@ -50,14 +51,14 @@ class Settings(context.Settings):
   Attributes:
     address: 'auto' or 'host:port' of a Ray cluster that this machine belongs
       to; None starts one on this machine alone, and stops it at exit.
-    num_workers: how many actors; on GPUs where the cluster has any, else on
-      CPUs. None is all its GPUs, else one actor a node.
-    cpus_per_worker: CPUs of each actor, and threads of each of its ops, which
-      the bits of a result depend on.
-    required_paths: files and folders, such as those of the shards, that each
-      actor must be able to read when it starts, the same as this process.
-    op_libraries: what registers the TensorFlow ops of the computations in an
-      actor, as `pkgutil.resolve_name` takes it: a module, or one's attribute.
+    num_workers: how many actors, each on a GPU if the cluster has any, else on
+      CPUs. None: one actor for each GPU, or for each node without GPUs.
+    cpus_per_worker: CPUs of each actor, and threads of each of its ops. The
+      bits of a result depend on it.
+    required_paths: files and folders, such as shards, that each actor must find
+      when it starts, with the content that this process finds.
+    op_libraries: modules, or attributes of modules (`pkgutil.resolve_name`),
+      that register the computations' TensorFlow ops in an actor.
 
   Raises:
     ValueError: a setting out of range.
@@ -93,13 +94,12 @@ def build_sync_context(
 ) -> context.SyncContext:
   """Builds a context in which calling a computation returns its result.
 
-  Its `last_timeline` is on this machine's clock, to within the time that a
-  message takes.
+  Its `last_timeline` is on this machine's clock, up to the time of a message.
 
   Raises:
     ValueError: Ray is not installed, the cluster is too small, or a node lacks
-      something; it is named.
-    ConnectionError: no cluster at the address, or its workers did not start.
+      something, which the message names.
+    ConnectionError: no cluster is at the address, or workers did not start.
   """
   return context.SyncContext(_build_runner(settings))
 
@@ -109,8 +109,8 @@ def build_async_context(
 ) -> context.AsyncContext:
   """Builds a context in which calling a computation returns an awaitable.
 
-  Cancelling the awaitable ends the round at once, and the actors after the
-  clients in work. `tff.program.NativeFederatedContext` takes this context.
+  Cancelling the awaitable ends the round at once; actors stop after the clients
+  in work. `tff.program.NativeFederatedContext` takes this context.
   See `build_sync_context`.
   """
   return context.AsyncContext(_build_runner(settings))
@@ -119,8 +119,8 @@ def build_async_context(
 def stop() -> None:
   """Ends all actors, and the cluster if it was started here.
 
-  Call it before a context takes the place of another one, whose actors hold
-  the devices until then.
+  Call it before you build another context: the actors of the first one hold
+  the devices.
   """
   _check_ray()
   # pylint: disable-next=g-import-not-at-top

@@ -1,8 +1,8 @@
 """Rounds on Ray actors, one actor a device; see `ray_cluster`.
 
-One thread of this process stands for each actor: it takes tasks from the
-round's `scheduler.Scheduler`, sends them, and puts references to the results
-back. An actor that is lost is replaced.
+One thread of this process serves each actor: it takes tasks from the round's
+`scheduler.Scheduler`, sends them to the actor, and puts references to the
+results back. A lost actor is replaced; `_RoundWorkers.work` says how.
 """
 
 from collections.abc import Callable
@@ -31,17 +31,18 @@ from tff_asr.execution import scheduler
 _START_TIMEOUT_SEC = 180.0
 _POLL_SEC = 0.2
 
-# What Ray raises when the process or the machine of an actor is gone.
+# Ray raises these when an actor's process or machine is gone.
 LOSSES = (
     ray.exceptions.RayActorError,
     ray.exceptions.NodeDiedError,
-    # Ray's memory monitor ended it.
+    # Ray's memory monitor ended the process.
     ray.exceptions.OutOfMemoryError,
     ray.exceptions.WorkerCrashedError,
 )
 
 
-# Calls in this thread of an actor do not wait for the block in work.
+# Calls of this concurrency group have a thread of their own in the actor, so
+# they do not wait for the block in work.
 _CONTROL = 'control'
 
 
@@ -70,13 +71,14 @@ class WorkerSlot:
     self._started = self.actor.start.remote(**self._start_arguments)
 
   def wait(self, is_over: Callable[[], bool]) -> bool:
-    """Waits for the actor; whether it runs.
+    """Waits until the actor has started; returns whether it has.
 
-    It does not if it takes too long, or `is_over()`; ask again later.
+    It returns False after `_START_TIMEOUT_SEC`, or once `is_over()`; the caller
+    may ask again later.
 
     Raises:
-      ValueError: its node lacks something, which the message names.
-      LOSSES: it was lost.
+      ValueError: the actor's node lacks something, which the message names.
+      LOSSES: the actor was lost.
     """
     deadline = time.monotonic() + _START_TIMEOUT_SEC
     while self.device is None:
@@ -88,7 +90,7 @@ class WorkerSlot:
     return True
 
   def ping(self) -> ray.ObjectRef:
-    """Asks whether the actor is there."""
+    """Returns a reference that is ready as soon as the actor answers."""
     return self.actor.ping.options(concurrency_group=_CONTROL).remote()
 
   def end_round(self, number: int) -> None:
@@ -98,7 +100,7 @@ class WorkerSlot:
   def replace(self) -> None:
     """Starts another actor in the place of one that was lost."""
     logging.warning('Lost a Ray worker: %s.', self.device or 'not started')
-    # Ray may only have lost sight of it.
+    # The actor may still run: Ray may only have lost sight of it.
     ray.kill(self.actor)
     self._launch()
 
@@ -122,15 +124,15 @@ class RayRunner(context.Runner):
     super().__init__(
         settings,
         server_device=devices.find(None)[0],
-        # A worker that is slow keeps others waiting later than on one machine,
-        # where sums that wait take the memory of all.
+        # Waiting sums live in the object store, not in one process, so a larger
+        # limit is affordable; a slow worker then blocks the others later.
         max_unmerged=reduction.FAN_IN + 2 * len(self.worker_slots),
     )
 
   def load_clients(
       self, programs: compiler.ClientPrograms
   ) -> tuple[int, ray.ObjectRef]:
-    """A name of the programs, and a reference to them in the object store."""
+    """Returns a name for the programs, and a reference to them."""
     return next(self._computations), ray.put(programs)
 
   def run_clients(
@@ -146,7 +148,7 @@ class RayRunner(context.Runner):
     )
     workers = _RoundWorkers(execution, key, num_workers=len(self.worker_slots))
     try:
-      # No time limit here: a worker that hangs can be ended and replaced.
+      # No time limit here: `work` gives up a hung worker and replaces it.
       total = execution.run(
           [functools.partial(workers.work, slot) for slot in self.worker_slots]
       )
@@ -157,7 +159,16 @@ class RayRunner(context.Runner):
 
 
 class _RoundWorkers:
-  """Threads of one round's actors: their work, and what they share."""
+  """One round's threads, one for each actor, and what they share.
+
+  - A task whose actor is lost goes back to the scheduler (`retry`). The loss
+    counts against the task only if the actor had answered a ping before.
+  - The lost actor is replaced. Its thread leaves the round if the replacement
+    does not start in time, is lost while it starts, or lacks something.
+  - The round ends with `WorkerLostError` when the last thread leaves before the
+    work is done, or when one task has lost too many actors.
+  - A client's error is recorded (`RoundExecution.fail`) and loses no actor.
+  """
 
   def __init__(
       self,
@@ -181,8 +192,8 @@ class _RoundWorkers:
         return
       was_there = False
       try:
-        # One that was dead before says nothing about the task: machines die
-        # with all their workers at once.
+        # A machine dies with all its actors at once. An actor that was dead
+        # before it got the task says nothing about the task.
         self._wait(slot.ping())
         was_there = True
         self._run(slot, task)
@@ -192,7 +203,7 @@ class _RoundWorkers:
     self._leave()
 
   def _is_running(self, slot: WorkerSlot) -> bool:
-    """Waits for an actor that is being replaced; whether it came."""
+    """Waits for an actor that is being replaced; returns whether it started."""
     try:
       return slot.wait(
           lambda: self._tasks.is_over() or self._execution.stop.is_set()
@@ -204,7 +215,7 @@ class _RoundWorkers:
     return False
 
   def _leave(self) -> None:
-    """Ends the round if this was the last actor."""
+    """Ends the round if the last thread leaves before the work is done."""
     with self._lock:
       self._num_left -= 1
       if self._execution.stop.is_set():
@@ -217,7 +228,7 @@ class _RoundWorkers:
         self._tasks.stop()
 
   def _run(self, slot: WorkerSlot, task: scheduler.Task) -> None:
-    """Runs a task on an actor, and hands in a reference to its result."""
+    """Runs a task on an actor and puts a reference to its result back."""
     if isinstance(task, reduction.Merge):
       lost, result = slot.actor.merge.options(num_returns=2).remote(
           self._key, self._tasks.get_parts(task)
@@ -239,7 +250,7 @@ class _RoundWorkers:
   def _run_block(
       self, slot: WorkerSlot, block: scheduler.Block
   ) -> ray.ObjectRef:
-    """The reference to what a block came to."""
+    """Runs a block on an actor; returns a reference to its sum."""
     execution, device = self._execution, slot.device
     clients = {}
     for position in block.positions:
@@ -272,10 +283,11 @@ class _RoundWorkers:
   def _wait(
       self, reference: ray.ObjectRef, *, timeout_sec: float | None = None
   ) -> Any:
-    """The value of a reference, unless the round is ended from outside.
+    """Waits for a reference's value, or until the round is cancelled.
 
     Raises:
-      LOSSES: the worker was lost, or hangs.
+      scheduler.Stopped: the round was cancelled.
+      LOSSES: the worker was lost, or exceeded the time limit.
     """
     begun_sec = time.monotonic()
     while not ray.wait([reference], timeout=_POLL_SEC)[0]:
@@ -333,14 +345,14 @@ def _get(reference: ray.ObjectRef) -> Any:
   try:
     return ray.get(reference)
   except ray.exceptions.RayTaskError as error:
-    # Its message is a traceback; the cause has the line.
+    # The error's own message is a traceback; its cause has the one line.
     raise error.cause if isinstance(error.cause, Exception) else error
 
 
 def _place(
     num_workers: int | None, cpus_per_worker: int
 ) -> list[dict[str, Any]]:
-  """Each actor's options: what it needs, and where it goes."""
+  """Returns each actor's options: its resources and its node."""
   nodes = {
       node['NodeID']: node['Resources'] for node in ray.nodes() if node['Alive']
   }
@@ -361,7 +373,7 @@ def _place(
     )
   options = dict(num_cpus=cpus_per_worker, num_gpus=int(has_gpus))
   if num_workers is None and not has_gpus:
-    # Soft: where its node is lost, another may take its place.
+    # Soft: if an actor's node is lost, another node may take its replacement.
     return [
         options
         | dict(
@@ -379,7 +391,7 @@ def _place(
 
 
 def _last_line(error: Exception) -> str:
-  """The last line of an error that tells more than where it was raised."""
+  """Returns the last line that names an error, else the last line."""
   lines = [line.strip() for line in str(error).splitlines() if line.strip()]
   told = [line for line in lines if 'Error:' in line]
   return (told or lines or ['no message'])[-1][:300]

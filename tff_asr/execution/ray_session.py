@@ -1,8 +1,8 @@
 """This process' connection to a Ray cluster, ended with the program.
 
-A cluster that was started here is stopped when Python exits, normally or by an
-exception, at Ctrl-C, and by `stop`: its processes are waited for and its folder
-of logs is removed. A cluster that was joined is left, and goes on.
+A cluster that was started here is stopped when Python exits (normally, by an
+exception or by Ctrl-C) and by `stop`. Stopping waits for its processes and
+removes its folder of logs. A cluster that was joined goes on.
 """
 
 import atexit
@@ -19,8 +19,8 @@ import ray
 
 from tff_asr.execution import process_cleanup
 
-# Read by Ray when it starts: no reports to its makers, no advice on settings of
-# the next release, no metrics (it complains if they go nowhere).
+# Ray reads these when it starts: no usage reports, no advice on settings of the
+# next release, no metrics (Ray complains if nothing collects them).
 _ENVIRONMENT = {
     'RAY_USAGE_STATS_ENABLED': '0',
     'RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO': '0',
@@ -30,7 +30,7 @@ _ENVIRONMENT = {
 _CONNECT_TIMEOUT_SEC = 10.0
 
 _lock = threading.Lock()
-# Of the cluster that was started here.
+# Processes and folder of the cluster that was started here.
 _processes = []
 _folder = None
 
@@ -41,7 +41,7 @@ def connect(address: str | None, *, num_cpus: int) -> None:
   Args:
     address: 'auto' or 'host:port' of a cluster that this machine belongs to;
       None starts one on this machine.
-    num_cpus: what a cluster that is started offers at least.
+    num_cpus: the least number of CPUs that a new cluster offers.
 
   Raises:
     ConnectionError: there is no cluster at `address`.
@@ -56,7 +56,7 @@ def connect(address: str | None, *, num_cpus: int) -> None:
       _start(num_cpus)
     else:
       _join(address)
-    # After Ray's own, so that it runs before.
+    # Registered after Ray's own exit handler, so it runs before that.
     atexit.register(stop)
 
 
@@ -80,14 +80,14 @@ def _start(num_cpus: int) -> None:
   """Starts a cluster on this machine."""
   global _folder
   others = psutil.Process().children()
-  # Short, since the paths of sockets below it are limited to 107 characters.
+  # A short path: the sockets below it may have at most 107 characters.
   _folder = tempfile.mkdtemp(prefix='ray_', dir='/tmp')
   try:
     ray.init(
-        # Given as such: RAY_ADDRESS would have another cluster joined.
+        # Explicit: otherwise RAY_ADDRESS would make Ray join another cluster.
         address='local',
         num_cpus=max(num_cpus, os.cpu_count()),
-        # Otherwise all of it listens on every address of this machine.
+        # Otherwise Ray listens on every address of this machine.
         _node_ip_address='127.0.0.1',
         include_dashboard=False,
         log_to_driver=False,
@@ -104,7 +104,7 @@ def _join(address: str) -> None:
   """Joins a running cluster."""
   try:
     if address != 'auto':
-      # Ray itself tries for minutes where nobody listens.
+      # Ray itself would try for minutes if nobody listens.
       host, port = address.rsplit(':', 1)
       socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_SEC).close()
     ray.init(

@@ -1,10 +1,10 @@
 """Ray worker: the process that trains clients on one device, as a Ray actor.
 
-It sees flat tensors only: programs come as bytes, clients and the broadcast as
-`pack` makes them, so it needs none of the classes that the computation's types
-name. A numeric tensor travels as a NumPy array, so that shared memory will do,
-a string tensor as an array of bytes, and a dataset (a variant tensor) as its
-serialized graph.
+The worker handles flat tensors only. Programs arrive as bytes; clients and the
+broadcast arrive as `pack` makes them. So the worker needs none of the classes
+that the computation's types name. A numeric tensor travels as a NumPy array,
+which Ray passes through shared memory; a string tensor as an array of bytes; a
+dataset (a variant tensor) as its serialized graph.
 """
 
 import collections
@@ -24,27 +24,26 @@ from tff_asr.execution import devices
 from tff_asr.execution import path_digest
 from tff_asr.execution import scheduler
 
-# Computations in use at a time are few: a round, an evaluation.
+# A run uses few computations at a time: a round, an evaluation.
 MAX_LOADED = 8
 
-# A dataset with random state is sent all the same: each process then draws its
-# own numbers, as each call of a computation does.
+# A dataset with random state is sent without that state: each process draws its
+# own numbers, just as each call of a computation does.
 _IGNORE_STATE = 1  # ExternalStatePolicy.POLICY_IGNORE
 
 
 class RoundKey(NamedTuple):
-  """Key of a round at a worker: what it looks up and keeps meanwhile.
+  """What a worker must look up for a round, and keep until the round ends.
 
   Attributes:
-    number: of the round, rising.
-    computation: names the programs.
+    number: the round's number, rising.
+    computation: the number of the computation, which names the programs.
     programs: a list with the reference to the `compiler.ClientPrograms`.
     broadcast: a list with the reference to the packed broadcast.
-    leaves_out: whether a block goes on without the clients that failed.
+    leaves_out: whether a block goes on after a client failed.
   """
 
-  # In lists, since Ray would replace the bare references of a call by their
-  # values each time.
+  # Lists keep Ray from replacing the references by their values in each call.
   number: int
   computation: int
   programs: list[Any]
@@ -56,10 +55,10 @@ class BlockReport(NamedTuple):
   """Report on the work on a block.
 
   Attributes:
-    intervals: for each client that is done, in order, on a clock that is 0 at
+    intervals: one for each client that is done, in order; their clock is 0 at
       the start of the block.
-    errors: positions of the clients that failed, and what with.
-    is_stopped: whether the block was not worked on to its end.
+    errors: positions of the clients that failed, and their errors.
+    is_stopped: whether the block ended before its last client.
   """
 
   intervals: list[client_loop.ClientInterval]
@@ -70,9 +69,9 @@ class BlockReport(NamedTuple):
 class RayWorker:
   """Trains blocks of clients, and merges partial sums, on one device.
 
-  It keeps the loaded functions of the computations used last and the broadcast
-  of one round. Values are looked up by `get`, a reference to its value:
-  `ray.get` where it is an actor.
+  It keeps the loaded functions of the last few computations, and the broadcast
+  of one round. `get` turns a reference into its value; in an actor it is
+  `ray.get`.
   """
 
   def __init__(self, get: Callable[[Any], Any] | None = None):
@@ -81,7 +80,7 @@ class RayWorker:
     self._loaded = {}
     self._broadcast_of = None
     self._broadcast = None
-    # Rounds may overlap, so the last number is not enough.
+    # Rounds may overlap, so the number of the last one is not enough.
     self._ended = collections.deque(maxlen=100)
     self._lock = threading.Lock()
 
@@ -93,20 +92,20 @@ class RayWorker:
       op_libraries: Sequence[str],
       required_files: Mapping[str, str],
   ) -> str:
-    """Prepares the process; returns where it runs, for messages.
+    """Prepares the process; returns its device and node, for messages.
 
     Args:
-      folder: the driver's working folder, which relative paths start from.
-      num_threads: of each op; the bits of a result depend on it.
-      op_libraries: what registers TensorFlow ops when it is resolved, as
-        `pkgutil.resolve_name` takes it.
+      folder: the driver's working folder, where relative paths start.
+      num_threads: threads of each op; the bits of a result depend on them.
+      op_libraries: names for `pkgutil.resolve_name`, each of which registers
+        TensorFlow ops when it is resolved.
       required_files: paths of files and folders, and `path_digest.digest` of
         each in the driver.
 
     Raises:
-      ValueError: naming the node, a path that cannot be read or holds something
-        else than the driver's, a library that is not there, or that TensorFlow
-        has no GPU where Ray gave one.
+      ValueError: a path cannot be read or holds other files than the driver's,
+        a library is missing, or TensorFlow sees no GPU where Ray gave one. The
+        message names the node.
     """
     ray = _import_ray()
     node = f'{os.uname().nodename} ({ray.util.get_node_ip_address()})'
@@ -128,7 +127,7 @@ class RayWorker:
     """Returns at once; called in a thread of its own, also during a block."""
 
   def end_round(self, number: int) -> None:
-    """Ends work on this round after the client in work; frees its values."""
+    """Ends the round after the client now in work, and frees its values."""
     with self._lock:
       self._ended.append(number)
       if self._broadcast_of == number:
@@ -148,8 +147,8 @@ class RayWorker:
       clients: each client's packed values.
 
     Returns:
-      How it went; and the packed sum of the clients' updates, or None if it
-      did not go to its end.
+      A report; and the packed sum of the clients' updates, or None if the block
+      ended before its last client.
     """
     with tf.device(self._device):
       functions = self._load(key)
@@ -199,7 +198,7 @@ class RayWorker:
     functions = self._loaded.pop(key.computation, None)
     if functions is None:
       functions = client_loop.ClientFunctions(self._get(key.programs[0]))
-    # Last in order of use.
+    # The order of the dict is the order of use: this one is now the last.
     self._loaded[key.computation] = functions
     while len(self._loaded) > MAX_LOADED:
       del self._loaded[next(iter(self._loaded))]
@@ -338,7 +337,7 @@ def _unpack_dataset(value: _DatasetGraph) -> tf.Tensor:
 
 
 def _as_picklable(error: Exception) -> Exception:
-  """The error, or one of its words if it cannot leave this process."""
+  """Returns the error, or one with its text if it does not pickle."""
   try:
     pickle.loads(pickle.dumps(error))
   except Exception:  # pylint: disable=broad-exception-caught
@@ -347,7 +346,7 @@ def _as_picklable(error: Exception) -> Exception:
 
 
 def _import_ray() -> Any:
-  """Ray, which the workers have; tests of this module do without."""
+  """Returns Ray. Imported late: tests of this module run without it."""
   import ray  # pylint: disable=g-import-not-at-top
 
   return ray

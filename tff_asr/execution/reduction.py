@@ -1,18 +1,18 @@
 """The order in which the partial sums of a round are merged.
 
-A tree over block numbers: up to `FAN_IN` neighbours are merged from left to
-right to one sum, and these sums are again, until one is left. The tree depends
-on the number of blocks only, not on who merges or which block was ready first,
-so every execution context adds in the same order and gets the same bits. Up to
-`FAN_IN` blocks it is a plain fold from the left.
+The order is a tree over block numbers. Up to `FAN_IN` neighbours are merged
+from left to right into one sum, then these sums in the same way, until one is
+left. The tree depends only on the number of blocks, not on which worker merges
+or which block is ready first. So every execution context adds in the same order
+and gets the same bits. Up to `FAN_IN` blocks it is a plain fold from the left.
 
-Memory: merged in block order, one sum a level is held, so 4 for 1,000 blocks.
+Memory: if blocks arrive in order, one sum a level waits: 4 for 1,000 blocks.
 """
 
 from typing import NamedTuple
 
-# Larger trees are flatter: fewer sums held on the way, and more merges that
-# wait for each other once the last block is ready.
+# A larger fan-in makes a flatter tree: fewer sums are held on the way, but more
+# merges wait for each other once the last block is ready.
 FAN_IN = 8
 
 

@@ -1,11 +1,11 @@
 """Execution of a round's clients: what its threads share, and their errors.
 
 A client that fails is left out of the round, as if it were not in the cohort,
-as long as no more fail than `RoundExecution.max_failed`. Memory that does not
-suffice is no client's fault, and ends the round in any case.
+until more than `RoundExecution.max_failed` have failed. An out-of-memory error
+is no client's fault and always ends the round.
 
-A client whose work hangs (a device or a file system that does not answer) ends
-the round, too, where there is a time limit. Nothing can end the work itself: a
+A client whose work hangs (a device or a file system does not answer) ends the
+round, too, if there is a time limit. Nothing can end the work itself: its
 thread stays behind, and the program should end.
 """
 
@@ -27,7 +27,7 @@ _WATCH_SEC = 1.0
 _WATCH_PART = 0.1
 
 _OUT_OF_MEMORY = (MemoryError, tf.errors.ResourceExhaustedError)
-# Lines with which TensorFlow begins the text of an error, and tells nothing.
+# TensorFlow begins the text of an error with such lines, which say nothing.
 _HEADING = re.compile(
     r'Graph execution error|Detected at node|<stack traces'
     r'|\d+ root error\(s\) found'
@@ -60,12 +60,11 @@ class RoundExecution:
     stop: set from outside to end the round between clients.
     max_failed: how many clients may fail.
     timeout_sec: how long a client's work may take, or None.
-    timeline: a `ClientInterval` for each client that is done.
+    timeline: a `ClientInterval` for each client that is done or left out.
     errors: a client's position to its error and where it happened.
     failure: an error outside any client's work.
     is_failed: whether clients' errors have ended the round.
-    begun: a client's position to when and where its work was begun, while it
-      goes on.
+    begun: when and where each client now in work began, by position.
   """
 
   compiled: compiler.Round
@@ -148,7 +147,8 @@ class RoundExecution:
       HungError: a client took longer than it may; its thread goes on.
       RuntimeError: the round was cancelled through `stop`.
     """
-    # Threads that hang do not keep the program from its end.
+    # With a time limit threads are daemons, so a hung one cannot keep the
+    # program from its end.
     threads = [
         threading.Thread(
             target=self._work,
@@ -193,7 +193,7 @@ class RoundExecution:
     except scheduler.Stopped:
       pass
     except Exception as error:  # pylint: disable=broad-exception-caught
-      # Whoever waits for this worker's task would wait forever.
+      # Another worker may wait for this one's task, and would wait forever.
       self.failure = error
       self.scheduler.stop()
 
@@ -214,8 +214,9 @@ class RoundExecution:
 
   def _client_error(self) -> ClientError:
     """The error of a round that clients' errors have ended."""
-    # Several may have failed at once: name the first, whichever was faster. One
-    # for want of memory ended the round, whatever else was left out before.
+    # Several may have failed at once: name the first by position, so that the
+    # message does not depend on speed. An out-of-memory error ended the round,
+    # so report it first.
     _, position = min(
         (not isinstance(error, _OUT_OF_MEMORY), position)
         for position, (error, _) in self.errors.items()

@@ -1,15 +1,15 @@
 """Scheduler of a round: blocks of clients, and the merges of their sums.
 
-A cohort is cut into blocks of a fixed size: in the order of the cohort, or,
-where each client's cost is known, by falling cost (ties in cohort order).
-Blocks are dealt in the order of their numbers, so longest first, each to the
-next free worker. A merge of `reduction.plan` is dealt before any further block,
-once its parts are there. Neither the blocks nor the merges depend on how many
-workers there are or which is faster, so the result is the same to the bit.
+A cohort is cut into blocks of a fixed size. They follow the order of the cohort
+or, if each client's cost is known, falling cost (ties in cohort order). Each
+free worker takes the next block by number, so the longest blocks start first. A
+merge of `reduction.plan` goes before any further block as soon as its parts are
+ready. Neither blocks nor merges depend on the number of workers or their speed,
+so the result is the same to the bit.
 
-Results may be references to values that live with a worker: where a worker or a
-value is lost, its task is dealt again, and with it those whose results it
-needs.
+Results may be references to values that live with a worker. If the worker is
+lost, its task is dealt again (`retry`). If a value is lost, the tasks that made
+it are dealt again (`recompute`).
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from tff_asr.execution import reduction
 
-# A block whose worker is lost each time (memory that does not suffice, a crash
-# in an op) would otherwise be tried forever.
+# A block may end each worker that takes it (too little memory, a crash in an
+# op). Without a limit it would be tried forever.
 _MAX_LOSSES = 3
 
 
@@ -81,7 +81,7 @@ def build_blocks(
 
 
 class Scheduler:
-  """Deals the tasks of one round, each to the next free worker.
+  """Deals the tasks of one round; each free worker takes the next.
 
   Workers call `take` and then one of `put`, `retry` and `recompute`; one thread
   waits for `result`. All methods are thread-safe.
@@ -92,8 +92,8 @@ class Scheduler:
 
     Args:
       blocks: numbered from 0.
-      max_unmerged: how many blocks may be in work or wait to be merged, which
-        takes memory; at least 2.
+      max_unmerged: how many blocks may be in work or wait to be merged, at
+        least 2. Each takes the memory of a sum.
     """
     merges = reduction.plan(len(blocks))
     self._tasks = {task.number: task for task in (*blocks, *merges)}
@@ -147,7 +147,7 @@ class Scheduler:
       return [self._results[part] for part in merge.parts]
 
   def put(self, task: Task, result: Any) -> None:
-    """Hands in a task's result, and lets go of those it was made of."""
+    """Hands in a task's result; drops the results that it was made of."""
     with self._changed:
       self._results[task.number] = result
       for part in getattr(task, 'parts', ()):
@@ -162,8 +162,8 @@ class Scheduler:
     """Deals a task again, because its worker was lost.
 
     Args:
-      task: one that was taken.
-      counts: whether it may be the task that ended its worker.
+      task: a task that was taken.
+      counts: whether the task itself may have ended its worker.
 
     Raises:
       WorkerLostError: the task has lost several workers already.

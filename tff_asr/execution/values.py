@@ -1,13 +1,13 @@
 """Flat tensors to the nested values that TFF computations take and return.
 
-A `Layout` is built once from a TFF type and then flattens an argument to one
-tensor a leaf, in the order of the type, and packs such tensors back into the
-Python containers that the type declares (NamedTuples, OrderedDicts, attrs
-classes), as TFF's own runtime does.
+A `Layout` is built once from a TFF type. It flattens an argument to one tensor
+a leaf, in the order of the type. It packs such tensors back into the Python
+containers that the type declares (NamedTuples, OrderedDicts, attrs classes), as
+TFF's own runtime does.
 
-Differences from TFF's own runtime: tensors of rank one and more are returned
-as eager tensors on the device that computed them, so that a large state stays
-where it is between rounds; scalars and strings are returned as NumPy values.
+Differences from TFF's own runtime: tensors of rank one and more come back as
+eager tensors on the device that computed them, so a large state stays there
+between rounds. Scalars and strings come back as NumPy values.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,15 +22,15 @@ import tensorflow_federated as tff
 class Layout:
   """The leaves of a TFF type: flattens values to tensors, and packs them.
 
-  Placements are looked through: a server-placed struct has the leaves of its
-  member. A leaf is a tensor, or the variant tensor of a dataset.
+  A placed value has the leaves of its member. A leaf is a tensor, or the
+  variant tensor of a dataset.
 
   Attributes:
     specs: one `tf.TensorSpec` a leaf, in order; a dataset is a scalar variant.
   """
 
   def __init__(self, type_spec: tff.Type | None):
-    """Reads the leaves of `type_spec`; None has none.
+    """Reads the leaves of `type_spec`; None stands for no value.
 
     Args:
       type_spec: structs, tensors, sequences, and placements of these.
@@ -50,7 +50,7 @@ class Layout:
       name: what errors call the value.
 
     Raises:
-      TypeError: a leaf or a container that does not fit the type, by its name.
+      TypeError: a leaf or a container does not fit the type; names it.
     """
     return list(_flatten(value, self._type, name)) if self.specs else []
 
