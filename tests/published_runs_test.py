@@ -132,12 +132,13 @@ class _Command(NamedTuple):
 
 def _parse(arguments: list[str]) -> _Command:
   """What the flags of bin/training.py make of a command line."""
-  values = {'--output_dir': [], '--gin_file': [], '--gin_param': []}
+  values = {name: [] for name in re.findall(
+      r"DEFINE_\w+\(\s*'(\w+)'", experiment_files.read('bin/training.py')
+  )}
   for argument in arguments:
-    flag, _, value = argument.partition('=')
+    flag, _, value = argument.removeprefix('--').partition('=')
     values[flag].append(value)  # KeyError: no flag of training.
-  _, gin_files, gin_params = values.values()
-  return _Command(tuple(gin_files), tuple(gin_params))
+  return _Command(tuple(values['gin_file']), tuple(values['gin_param']))
 
 
 def _path(name: str) -> str:
@@ -166,13 +167,11 @@ def _value(text: str) -> Any:
     return text
 
 
-def _bound(
-    part: Callable[..., Any], command: _Command, **given: Any
-) -> Any:
+def _bound(part: Callable[..., Any], command: _Command) -> Any:
   """A part of a program as a command configures it."""
   return config.bind(
       part, gin_files=command.gin_files, gin_params=command.gin_params
-  )(**given)
+  )()
 
 
 class PublishedRunsTest(parameterized.TestCase):
