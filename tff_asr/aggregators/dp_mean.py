@@ -2,17 +2,17 @@
 
 Type: (<S@SERVER, {V}@CLIENTS, {W}@CLIENTS> -> <S@SERVER, V@SERVER, M@SERVER>).
 The query's noised sum is divided by the public expected cohort size, never by
-the clients that came (whose number is private under Poisson sampling). The
-weights W are ignored, since weights that depend on data would change the
-sensitivity. Everything federated is TFF's `DifferentiallyPrivateFactory`.
+the number of clients that came, which is private under Poisson sampling. The
+weights W are ignored, because weights that depend on data would change the
+sensitivity. TFF's `DifferentiallyPrivateFactory` does everything federated.
 
-Clients send clipped records together with what clipping them measured
-(`queries.Measured`). Both are summed, and only the records' sum reaches the
-noise. So the measurements cost no second pass over the updates.
+Clients send clipped records together with measurements of the clipping
+(`queries.Measured`). Both are summed, and only the records' sum gets noise. So
+the measurements need no second pass over the updates.
 
-Measurements M, of the round that the state was for:
+Measurements M of the round:
 
-    dp_query_metrics  the query's, of settings and noised values: may be shown
+    dp_query_metrics  the query's own, of settings and noised values; public
     noise_norm        z C sqrt(D) / cohort size, for D noised elements: the root
                       mean square of the norm of the noise on the mean (not for
                       noise that is correlated over rounds)
@@ -46,9 +46,9 @@ def build(
   """Builds the aggregator.
 
   Args:
-    build_query: From the specs of an update to the query that clips updates and
-      noises their sum, such as `queries.PerLayerClipSumQuery` with its settings
-      bound. Called when the type of the updates is known.
+    build_query: Builds, from the specs of an update, the query that clips
+      updates and noises their sum: `queries.PerLayerClipSumQuery` with its
+      settings bound, for example. Called once the updates' type is known.
     cohort_size: Clients expected in a round; the divisor.
 
   Returns:
@@ -96,7 +96,7 @@ class _DpMean(tff.aggregators.WeightedAggregationFactory):
     ).create(value_type)
     state_type = inner.initialize.type_signature.result
 
-    # The state that a round starts with: that is what the round uses.
+    # A round uses the state that it starts with, so measure that one.
     @tff.tensorflow.computation(
         state_type.member.query_state,
         inner.next.type_signature.result.measurements.member.dp,

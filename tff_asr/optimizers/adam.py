@@ -9,11 +9,11 @@ https://arxiv.org/abs/1711.05101: with gradient g, at step t = 1, 2, ...
     u = u + weight_decay w
     w = w - learning_rate u
 
-as the papers and optax's `adam` and `adamw` have it. TFF's own Adam is not
-used: it adds epsilon to the root of the second moment before that is corrected
-for its bias, which makes epsilon 1 / sqrt(1 - beta_2^t) times as large, some 30
-in the first step. Client updates under DP are as small as epsilon, so there the
-two differ.
+This is the rule of the papers and of optax's `adam` and `adamw`. TFF's own Adam
+is not used. It adds epsilon to the root of the second moment before the bias
+correction, which makes epsilon 1 / sqrt(1 - beta_2^t) times as large: some 30
+times in the first step. The two differ under DP, where client updates are as
+small as epsilon.
 """
 
 from collections.abc import Callable
@@ -41,12 +41,12 @@ def build_adam(
     learning_rate: At least 0.
     beta_1: In [0, 1); decay of the first moment.
     beta_2: In [0, 1); decay of the second moment.
-    epsilon: At least 0; beside the root of the corrected second moment. Client
-      updates under DP are tiny (C over the root of the number of parameters),
-      so this can dominate the denominator: compare it with them.
+    epsilon: At least 0; added to the root of the corrected second moment. It
+      can dominate the denominator under DP, where client updates are tiny (C
+      over the root of the number of parameters): compare it with them.
     weight_decay: At least 0; 0 is Adam, optax's AdamW has 1e-4.
-    ratio: (w, u with its decay) to a scalar that multiplies the learning rate
-      of the tensor; see `lamb`. None: 1.
+    ratio: A function of w and u (with its decay) that returns a factor for the
+      tensor's learning rate; see `lamb`. None: 1.
 
   Returns:
     An optimizer whose memory and hyperparameters are all in its state.

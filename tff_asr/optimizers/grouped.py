@@ -1,14 +1,14 @@
 """An optimizer with some of the weights in a group of their own.
 
-For fine-tuning: a pre-trained encoder takes smaller steps than a new head, or
-none at first. With the step of the inner optimizer, w -> step(w),
+It serves fine-tuning: a pre-trained encoder takes smaller steps than a new
+head, or no steps at first. Let the inner optimizer's step be w -> step(w):
 
     w <- w + rate (step(w) - w)    for the weights of the group,
     w <- step(w)                   for the others.
 
-The group has a state of its own, as have the others. Where it has no gradients
-(None for each), it stays as it is, with its state: its moments, its bias
-corrections and its schedule begin with its first gradients.
+The group and the other weights have a state each. While the group has no
+gradients (all are None), its weights and its state do not change: its moments,
+bias corrections and schedule begin with its first gradients.
 """
 
 import collections
@@ -32,11 +32,11 @@ def build_grouped(
   Args:
     optimizer: Its states are those of `others` and `group` in the state.
     group: Names of the group's weights.
-    rate: Of the group's steps; positive.
+    rate: Factor of the group's steps; positive.
 
   Raises:
-    ValueError: rate is not positive and finite; and `initialize`, if a name is
-      not one of the weights' or all of them are in the group.
+    ValueError: rate is not positive and finite. `initialize` raises it if the
+      weights lack a name of the group, or all of them are in the group.
   """
   checks.positive(rate=rate)
   checks.finite(rate=rate)

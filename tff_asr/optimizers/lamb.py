@@ -1,12 +1,12 @@
 """LAMB: layer-wise adaptive moments.
 
-You et al. 2020, https://arxiv.org/abs/1904.00962, with the semantics of
-optax's `lamb`, which the federated ASR paper used: for each tensor w, with the
-direction u of Adam (`adam`), weight decay included,
+You et al. 2020, https://arxiv.org/abs/1904.00962, with the semantics of optax's
+`lamb`, which the federated ASR paper used. For each tensor w, with Adam's
+direction u (`adam`, weight decay included):
 
     w = w - learning_rate ||w|| / ||u|| u        (ratio 1 if a norm is 0)
 
-Every tensor is adapted, biases and layer norms too; the ratio has no bounds.
+Every tensor has its ratio, also biases and layer norms. It has no bounds.
 """
 
 import tensorflow_federated as tff
@@ -25,7 +25,7 @@ def build_lamb(
 ) -> tff.learning.optimizers.Optimizer:
   """Builds Adam with a trust ratio; see `adam.build_adam`.
 
-  The defaults are optax's: epsilon is another than Adam's.
+  The defaults are optax's. The default epsilon differs from Adam's.
   """
   return adam.build_adam(
       learning_rate,

@@ -1,18 +1,17 @@
 """LARS: layer-wise adaptive rate scaling.
 
 You et al. 2017, https://arxiv.org/abs/1708.03888, with the semantics of optax's
-`lars`, which the federated ASR paper used for central training: for each tensor
-w with gradient g,
+`lars`, which the federated ASR paper used for central training. For each tensor
+w with gradient g:
 
     u = g + weight_decay w
     ratio = trust_coefficient ||w|| / (||u|| + epsilon)    (1 if a norm is 0)
     v = momentum v + learning_rate ratio u
     w = w - v
 
-The learning rate is inside of the momentum: what was added at another rate
-keeps it. Every tensor is adapted, biases and layer norms too. A tensor of zeros
-moves by the plain step, which is much larger (1 / trust_coefficient), as optax
-has it.
+The learning rate is inside the momentum: a new rate does not rescale earlier
+steps. Every tensor has its ratio, also biases and layer norms. As in optax, a
+tensor of zeros moves by the plain step, 1 / trust_coefficient times as large.
 """
 
 import tensorflow_federated as tff

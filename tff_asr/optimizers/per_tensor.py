@@ -20,8 +20,9 @@ import tensorflow_federated as tff
 
 from tff_asr import sequential
 
-# (weight, gradient, slots by name, hyperparameters and 1-based `step`, both as
-# scalars of the weight's dtype) to (new weight, new slots by name).
+# A function of a weight, its gradient, its slots by name, and a dict of the
+# hyperparameters and the 1-based `step` (scalars of the weight's dtype). It
+# returns the new weight and the new slots by name.
 Update = Callable[
     [tf.Tensor, tf.Tensor, dict[str, tf.Tensor], dict[str, tf.Tensor]],
     tuple[tf.Tensor, dict[str, tf.Tensor]],
@@ -124,7 +125,7 @@ class _PerTensor(tff.learning.optimizers.Optimizer):
       )
       return new_weight, [new_slots[slot] for slot in self._slots]
 
-    # Flat lists, since a gradient may be None, which tf.nest takes for a leaf.
+    # Flat lists: a gradient may be None, which is a leaf to tf.nest.
     updated = sequential.sequential_map(
         update,
         tf.nest.flatten(weights),

@@ -38,7 +38,7 @@ def exponential_decay(
 ) -> Schedule:
   """Constant until `start`, then learning_rate decay_rate^((t - start) / n).
 
-  Continuous, not a staircase, as in the published code of
+  The decay is continuous, not a staircase, as in the published code of
   https://arxiv.org/abs/2310.00098.
 
   Args:
@@ -94,7 +94,7 @@ def step_decay(
 
   def schedule(round_num):
     past = tf.cast(round_num, tf.int64) - start
-    # In integers: a quotient of floats may fall short of a whole number.
+    # Integer division: a quotient of floats may fall short of a whole number.
     decays = tf.where(past >= 0, 1 + (past + ahead) // transition_rounds, 0)
     decayed = learning_rate * tf.pow(
         tf.constant(decay_rate, tf.float32), tf.cast(decays, tf.float32)

@@ -2,7 +2,7 @@
 
     sum <- sum + gradient,    and whatever the inner optimizer does
 
-For an audit, which looks at all that was released in a run.
+It serves audits, which look at everything that a run released.
 """
 
 import collections

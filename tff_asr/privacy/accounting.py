@@ -20,15 +20,17 @@ how its cohort was drawn:
 
 Replacing a client moves the sum by up to 2 C, hence the z / 2. Passes go with
 tree noise (`correlated_noise`; [4], appendix D): a client is in a tree at most
-once, a pass costs one tree and passes compose. What is replaced is its update,
-by zeros, which moves the sum by up to C and leaves everyone's place. A
-fixed-size cohort must not be accounted as a Poisson one: at q = .01, z = 1,
-1000 rounds, delta 1e-6, it costs epsilon 23.3, a Poisson one 2.44 [1, 2].
+once, a pass costs one tree, and passes compose. Their neighbour has zeros in
+place of one client's update: the sum moves by up to C, and all other clients
+keep their places. A fixed-size cohort must not be accounted as a Poisson one:
+at q = .01, z = 1, 1000 rounds, delta 1e-6, it costs epsilon 23.3, a Poisson
+cohort 2.44 [1, 2].
 
-Accountants (upper bounds, from dp_accounting): `rdp`, Renyi DP [1, 2] converted
-by Prop. 12 of [3], where a sampled round's cost is capped by that without
-sampling (also a bound, and it replaces values lost to rounding); `pld`, privacy
-loss distributions, usually tighter, for Poisson and full sampling only.
+Both accountants, from dp_accounting, give upper bounds. `rdp` is Renyi DP [1,
+2] converted by Prop. 12 of [3]. It caps a sampled round's cost by the cost
+without sampling, which is also a bound and replaces values lost to rounding.
+`pld` is privacy loss distributions: usually tighter, but for Poisson and full
+sampling only.
 
 [1] Poisson sampling: https://arxiv.org/abs/1908.10530
 [2] Without replacement: https://arxiv.org/abs/1808.00087 (Theorem 27)
@@ -73,8 +75,8 @@ _RELATIONS = {
 }
 
 ORDERS = tuple(float(order) for order in rdp.RdpAccountant().orders)
-# Below this noise the accountants divide by zero or lose all digits (some then
-# report 0); epsilon there is above 1e15 and is reported as infinite.
+# Below this noise the accountants divide by zero or lose all digits; some then
+# report 0. Epsilon is above 1e15 there, so it is reported as infinite.
 MIN_NOISE_MULTIPLIER = 1e-8
 # PLD's grid grows as 1 / z^2 and takes a minute a round below this.
 _PLD_MIN_NOISE_MULTIPLIER = 0.1
@@ -84,8 +86,9 @@ _PLD_MIN_NOISE_MULTIPLIER = 0.1
 class Sampling:
   """The way to draw a round's cohort: `kind` as in the module's table.
 
-  cohort_size is the number of clients a round (under Poisson sampling the
-  expected one), population that of all private clients, which is public.
+  cohort_size is the number of clients a round, or the expected number under
+  Poisson sampling. population is the number of all private clients; it is
+  public.
   """
 
   kind: str
@@ -137,8 +140,10 @@ def neighbouring(
 ) -> dp_accounting.NeighboringRelation:
   """Returns the neighbouring relation that holds for all these rounds.
 
-  Rounds with full participation fit add-or-remove-one and replace-one;
-  ValueError if rounds are mixed that have no relation in common.
+  Rounds with full participation fit add-or-remove-one and replace-one.
+
+  Raises:
+    ValueError: The rounds have no relation in common.
   """
   kinds = {group.sampling.kind for group in rounds if group.count}
   others = kinds - {'full'} or kinds
@@ -157,9 +162,8 @@ def compose(rounds: Sequence[RoundGroup]) -> dp_accounting.DpEvent:
   """Returns the event of all rounds together; equal rounds are merged.
 
   Raises:
-    ValueError: If kinds of sampling do not go together, or two groups are of
-      the same passes: whether a tree goes on from one to the other is for
-      `ledger.Charges` to say.
+    ValueError: Kinds of sampling do not go together, or two groups are of the
+      same passes: only `ledger.Charges` knows whether one tree spans both.
   """
   relation = neighbouring(rounds)
   counts = collections.Counter()
@@ -188,8 +192,8 @@ def compose(rounds: Sequence[RoundGroup]) -> dp_accounting.DpEvent:
 def combine_gaussians(noise_multipliers: Iterable[float]) -> float:
   """Returns the one noise multiplier of several Gaussians on one cohort.
 
-  z = (sum of z_i^-2)^-1/2: https://arxiv.org/abs/1812.06210, section 3. One
-  without noise leaves none: 0.
+  z = (sum of z_i^-2)^-1/2: https://arxiv.org/abs/1812.06210, section 3. If one
+  of them has no noise, z is 0.
   """
   multipliers = list(noise_multipliers)
   if not multipliers:
@@ -218,8 +222,8 @@ def epsilon(
     Epsilon of at least 0; 0 for no rounds, infinity without noise.
 
   Raises:
-    ValueError: If `accountant` is 'pld' and it cannot be used here (see
-      `pld_obstacle`), or an argument is out of range.
+    ValueError: PLD cannot account this event (see `pld_obstacle`), or an
+      argument is out of range.
   """
   checks.one_of(ACCOUNTANTS, accountant=accountant)
   rdp_epsilon, _ = epsilon_and_order(event, delta=delta)
@@ -255,10 +259,10 @@ def epsilon_and_order(
 
 
 def pld_obstacle(event: dp_accounting.DpEvent, *, delta: float) -> str:
-  """Returns why PLD accounting would fail or not end; empty if it will do.
+  """Returns why PLD accounting would fail or not end; empty if it works.
 
-  It takes Poisson and full sampling, where the RDP epsilon is at most 100 and
-  each round's noise multiplier at least 0.1.
+  It works for Poisson and full sampling with an RDP epsilon of at most 100 and
+  noise multipliers of at least 0.1.
   """
   parts = [part for part, _ in _leaves(event)]
   if not pld.PLDAccountant(_relation_of(event)).supports(event):
@@ -379,7 +383,7 @@ def _sampled_rdp(
   with np.errstate(all='ignore'):
     values = rdp.RdpAccountant(list(orders), relation).compose(event).rdp
   whole = np.array(orders) / (2 * event.event.noise_multiplier**2)
-  # Not a number, or at or below 0: cancelled digits, not a divergence.
+  # NaN and values of 0 or less come from cancelled digits.
   values = np.where(values > 0, np.minimum(values, whole), whole)
   values.flags.writeable = False
   return values

@@ -8,8 +8,8 @@ and -1/2 where it is above. With n expected clients and noise on both sums,
     share_h = 1/2 + (sum of b_h + noise) / n, brought into [0, 1]
     C_h <- C_h exp(-learning_rate (share_h - target_quantile))
 
-so that in the long run `target_quantile` of the clients keep the layer as it
-is. The clip of the whole update is C = sqrt(sum of C_h^2).
+So in the long run a share `target_quantile` of the clients has the layer
+unclipped. The clip of the whole update is C = sqrt(sum of C_h^2).
 
 Privacy. A client moves the sum of updates by at most C and the vector of the
 sums of b by sqrt(H) / 2. The first gets noise of z_u C, the second of
@@ -17,8 +17,8 @@ z_b sqrt(H) / 2 on each number, with
 
     z_b = r z,   z_u = z / sqrt(1 - r^-2),   so z_u^-2 + z_b^-2 = z^-2:
 
-both together are one Gaussian mechanism of noise multiplier z, for which the
-update pays with noise that is z_u / z larger (1.02 at r = 5).
+Together they are one Gaussian mechanism of noise multiplier z. Its price is
+noise on the update that is z_u / z times as large (1.02 at r = 5).
 
 Differences from tensorflow-privacy's `QuantileAdaptiveClipSumQuery`: a clip for
 each layer; one event of the given z instead of two; noise by our key.
@@ -48,12 +48,12 @@ class Adaptation:
   """Settings of adaptive clips.
 
   Attributes:
-    target_quantile: Share of clients whose layer shall stay as it is, in
+    target_quantile: Share of clients whose layer shall stay unclipped, in
       [0, 1].
-    learning_rate: A round changes the logarithm of a clip by this at most.
+    learning_rate: A round changes the logarithm of a clip by at most this.
     count_noise_ratio: r, the noise multiplier of the counts over that of the
-      round, from 1.1 up. Near 1 the update's noise would have to be many times
-      larger; the larger r, the less is known of the shares.
+      round, at least 1.1. Near 1 the update needs many times the noise. A
+      larger r makes the shares noisier.
   """
 
   target_quantile: float = 0.5
@@ -218,7 +218,7 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
       layers = [
           layer + update_stddev * noise for layer, noise in zip(layers, noises)
       ]
-      # The counts' sensitivity stands where C stands.
+      # The counts' sensitivity takes the place of C.
       count_stddev = self._adaptation.count_noise_ratio * queries.keyed_stddev(
           global_state._replace(l2_norm_clip=math.sqrt(num_clips) / 2)
       )

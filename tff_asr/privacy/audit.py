@@ -1,4 +1,4 @@
-"""Epsilon measured: how well canaries can be told from those who did not join.
+"""Measured epsilon: how well canaries differ from directions that never joined.
 
 Andrew et al. 2023, https://arxiv.org/abs/2302.03098: a canary contributes a
 random direction; directions of a high-dimensional space are nearly orthogonal,
@@ -11,16 +11,17 @@ alike s is 1; an s within three standard errors of 1 is taken for 1, since
 epsilon hangs on s more than K canaries tell of it (2 % in s are 40 % at
 epsilon 1).
 
-Differences from the paper: the released vectors of all rounds are added before
-scoring (for a canary that joins every round, that is all there is to know), and
-each layer is weighted by the inverse of its mean square, for noise and clips
-that differ from layer to layer, or none is. For one layer and one round these
-are the same as the paper's cosine.
+Differences from the paper:
+- The released vectors of all rounds are added before scoring. For a canary that
+  joins every round, the sum holds all there is to know.
+- Layers may be weighted by the inverse of their mean square, because noise and
+  clips differ from layer to layer.
+For one layer and one round the score is the paper's cosine.
 
-It is an estimate, not a bound: at full participation it comes out near the
-exact epsilon; under sampling or with few rounds it is lower, since the
-adversary is weaker than the one of the accounting. Above the accounted epsilon
-it shows that something is broken.
+The result is an estimate, not a bound. At full participation it comes out near
+the exact epsilon. Under sampling or with few rounds it is lower, because this
+adversary is weaker than the accounting's. An estimate above the accounted
+epsilon shows that something is broken.
 """
 
 from collections.abc import Sequence
@@ -43,12 +44,12 @@ class Estimate:
 
   Attributes:
     epsilon: The estimate.
-    low: 2.5 % of bootstraps over canaries are below.
-    high: 2.5 % are above.
-    mean: m, of the canaries' scores.
-    stddev: s, of the canaries' scores; 1 if it is not clearly another.
-    num_canaries: How many.
-    delta: At which.
+    low: 2.5 % of bootstraps over canaries are below this.
+    high: 2.5 % of bootstraps are above this.
+    mean: m, the mean of the canaries' scores.
+    stddev: s, their standard deviation; 1 if it does not clearly differ.
+    num_canaries: Number of canaries.
+    delta: The delta of this epsilon.
   """
 
   epsilon: float
@@ -70,8 +71,8 @@ def scores(
 
   With released layers A_h of d_h elements and m_h = |A_h|^2 / d_h, the score of
   c is sum(w_h <c_h, A_h>) / sqrt(sum(w_h^2 |c_h|^2 m_h)). Weights w_h = 1 / m_h
-  tell most while all layers are clipped; a layer that is not, and so far larger
-  than the others, is what weights of 1 are for.
+  tell most while all layers are clipped. Weights of 1 show a layer that is not
+  clipped, and so is far larger than the others.
 
   Args:
     released: Layers of the sum of what was released, float [d_h] each.

@@ -1,7 +1,7 @@
 """Calibration: noise, rounds or cohort size that keep epsilon at a target.
 
-The inverse of `accounting`: each function searches over one quantity, with the
-others given, and returns a value whose epsilon is at most the target.
+This is the inverse of `accounting`. Each function searches over one quantity,
+given the others, and returns a value whose epsilon is at most the target.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ def noise_multiplier_for_epsilon(
 
   guess = 1.0
   if accountant == 'pld' and sampling.kind != 'fixed':
-    # Close by, and each step of RDP costs a hundredth.
+    # RDP's solution is close by, and a step of RDP takes a hundredth the time.
     guess = noise_multiplier_for_epsilon(
         target_epsilon, sampling=sampling, rounds=rounds, delta=delta
     )
@@ -113,7 +113,7 @@ def rounds_for_epsilon(
         )]),
         target_epsilon,
     )
-    return -excess or 1e-300  # At the target is within it.
+    return -excess or 1e-300  # An epsilon equal to the target is within it.
 
   found = _first(shortfall, start=1, limit=_MAX_ROUNDS)
   if found is None:
@@ -132,9 +132,9 @@ def grow(
 ) -> accounting.RoundGroup:
   """Returns rounds of a larger cohort with the same noise on the mean.
 
-  As the paper extrapolates (https://arxiv.org/abs/2310.00098, after McMahan et
-  al. 2018): the noise on the sum grows with the cohort. That the WER stays as
-  it was is an assumption, not a measurement.
+  The paper extrapolates in this way (https://arxiv.org/abs/2310.00098, after
+  McMahan et al. 2018): the noise on the sum grows with the cohort. It assumes,
+  and does not measure, that the WER stays the same.
 
   Args:
     group: The rounds as they were done.
@@ -236,8 +236,8 @@ def _cost(
   """A bound on the epsilon of rounds, exact near the target, for searches."""
   checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
   accounting.check_delta(delta)
-  # The best order is about 2 log(1 / delta) / epsilon. Orders far above it are
-  # left out: they are slow without replacement, and searches take many steps.
+  # The best order is about 2 log(1 / delta) / epsilon. Leave out orders far
+  # above it: they are slow without replacement, and searches take many steps.
   highest = max(16, -3 * math.log(delta) / target_epsilon)
   orders = tuple(order for order in accounting.ORDERS if order <= highest)
 
@@ -247,9 +247,9 @@ def _cost(
     if accountant == 'pld' and (
         fixed or not accounting.pld_obstacle(event, delta=delta)
     ):
-      # Fixed-size sampling: raises, and says why.
+      # For fixed-size sampling this raises, and says why.
       return accounting.epsilon(event, delta=delta, accountant='pld')
-    # PLD does not end at such noise; RDP bounds the same epsilon.
+    # PLD does not end at so little noise; RDP bounds the same epsilon.
     return accounting.epsilon_and_order(event, delta=delta, orders=orders)[0]
 
   return cost

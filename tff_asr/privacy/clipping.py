@@ -72,13 +72,12 @@ class Clipping:
     layers: What a layer is. `tensors`: each tensor, so the scale and the bias
       of a layer norm are two layers. `modules`: tensors of one module share
       their norm; see `module_name`.
-    weights: {regular expression: a_h} of layers whose norm is larger or smaller
-      than the split alone would have it, found by `re.search` in their names;
-      others have 1. None: all have 1.
-    rule: `clip`: each layer by min(1, C_h / norm_h), the paper's definition.
-      `rescale`: what the paper's published code does instead. Where the whole
-      update's norm exceeds C, every layer is brought to exactly C_h, layers
-      under it upwards (one of zeros stays zeros); where it does not, nothing
+    weights: {regular expression: a_h}. A layer takes the weight of the pattern
+      that `re.search` finds in its name, else 1. None: all layers have 1.
+    rule: `clip` multiplies each layer by min(1, C_h / norm_h), the paper's
+      definition. `rescale` is what the paper's published code does instead. If
+      the whole update's norm exceeds C, it brings every layer to exactly C_h,
+      smaller layers upwards (a layer of zeros stays zeros). Otherwise nothing
       changes.
   """
 
@@ -118,7 +117,7 @@ class Clipping:
 
     Raises:
       ValueError: A pattern of `weights` is no regular expression or is found in
-        no name, or two of them in one.
+        no name, or two patterns are found in one name.
     """
     tensors = tf.nest.flatten(record)
     places: dict[str, list[int]] = {}
@@ -167,8 +166,8 @@ def matching(
   """Returns the layers in whose names a regular expression is found.
 
   Raises:
-    ValueError: It is none, or is found in no name; `argument` is where it
-      stands.
+    ValueError: The pattern is no regular expression, or is found in no name;
+      the message names `argument`.
   """
   try:
     found = [name for name in layers if re.search(pattern, name)]
@@ -187,9 +186,9 @@ def matching(
 def module_name(name: str) -> str:
   """The module that a tensor belongs to.
 
-  That is what stands before the last `/` of its name, as in `block_07/ln1` of
-  `block_07/ln1/bias`; a tensor that stands in a block itself, as `block_07/w1`,
-  or in no folder, is a module of its own.
+  The module is the part before the last `/` of the tensor's name: that of
+  `block_07/ln1/bias` is `block_07/ln1`. A tensor directly in a block
+  (`block_07/w1`), or without a `/`, is a module of its own.
   """
   folder, _, _ = name.rpartition('/')
   return name if not folder or _BLOCK.fullmatch(folder) else folder
@@ -208,8 +207,8 @@ def factors(
   Args:
     squared_norms: float64 [] of each tensor, finite.
     layers: H of them, as `Clipping.divide` returns them.
-    layer_clips: C_h, float64 []; not used where layers have no share.
-    clip: C, float64 []; used where they have none, and to rescale.
+    layer_clips: C_h, float64 []; not used if layers have no share.
+    clip: C, float64 []; used if layers have no share, and to rescale.
     rule: See `Clipping`.
 
   Returns:

@@ -1,18 +1,17 @@
-"""Correlated noise: sums whose noise is that of a tree over rounds (DP-FTRL).
+"""Correlated noise: sums whose noise comes from a tree over rounds (DP-FTRL).
 
-Kairouz et al. 2021, https://arxiv.org/abs/2103.00039, needs no assumption about
-how cohorts are sampled: with x_t the sum of round t's clipped records, all
-prefix sums x_1 + ... + x_t of a tree of rounds are released with noise of
-O(log) nodes, each N(0, (z C)^2). What `get_noised_result` returns are their
-differences, so that any optimizer can take them for noised sums.
+Kairouz et al. 2021, https://arxiv.org/abs/2103.00039, need no assumption about
+how cohorts are sampled. Let x_t be the sum of round t's clipped records. A tree
+of rounds releases all prefix sums x_1 + ... + x_t with the noise of O(log)
+nodes, each N(0, (z C)^2). `get_noised_result` returns differences of prefix
+sums, so any optimizer can take them for noised sums.
 
 The tree is tensorflow-privacy's `EfficientTreeAggregator` (Honaker 2015).
 Differences from its `TreeResidualSumQuery`:
 
   - noise comes from our key and counter, not from the clock;
   - a node is drawn in the round that it first covers, under that round's key,
-    and not one round ahead, so that a round that is done again under another
-    key shares no noise of its own with the first;
+    not one round ahead: a round repeated under another key has new noise;
   - a new tree starts by itself after `rounds_per_tree` rounds;
   - the state has a fixed shape: as many model copies as the tree has levels,
     floor(log2(rounds_per_tree)) + 1, from the start.
@@ -31,16 +30,16 @@ from tff_asr.privacy import accounting
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import queries
 
-# Values of the noise stream that a node owns; a round draws two for each level
-# at most, and so stays within its own part of the stream.
+# A node owns so many values of the noise stream. A round draws at most two
+# nodes a level, and so stays within its own part of the stream.
 _VALUES_PER_NODE = 2**34
 
 
 def rounds_per_tree(*, client_data: Any, cohort_size: int) -> int:
   """Returns the rounds of one pass over the clients, which one tree covers.
 
-  Cohorts must come from `cohorts.shuffled_passes` with the same cohort size, so
-  that a client is in a tree once at most.
+  Cohorts must come from `cohorts.shuffled_passes` with the same cohort size:
+  then a client is in a tree at most once.
 
   Args:
     client_data: The private clients; only the number of its `client_ids` is
@@ -60,10 +59,11 @@ def rounds_per_tree(*, client_data: Any, cohort_size: int) -> int:
 class TreeSumQuery(queries.PerLayerClipSumQuery):
   """Sums clipped records with tree noise.
 
-  Clipping, sensitivity C of a sum to one record, NaN and infinity: as the base
-  class. Event: SingleEpochTreeAggregationDpEvent(z, rounds_per_tree) for a tree
-  in which each client has one record at most (replaced by zeros: REPLACE_
-  SPECIAL); trees compose. Noise key: as the base class.
+  Clipping, the sensitivity C of a sum to one record, NaN, infinity and the
+  noise key are those of the base class. Event:
+  SingleEpochTreeAggregationDpEvent(z, rounds_per_tree) for a tree in which each
+  client has at most one record (replaced by zeros: REPLACE_SPECIAL). Trees
+  compose.
   """
 
   class GlobalState(NamedTuple):
@@ -185,7 +185,8 @@ class TreeSumQuery(queries.PerLayerClipSumQuery):
         global_state.counter % self._rounds_per_tree, tf.constant(0, tf.int64)
     )
     noise_before, tree = tf.cond(is_first, start, go_on)
-    # What it draws for the round to come is thrown away: that is not its noise.
+    # This also draws nodes for the next round. They are dropped, because that
+    # round draws its own.
     noise, _ = aggregator.get_cumsum_and_update(tree)
     missing = self._num_levels - tf.size(tree.level_buffer_idx)
 

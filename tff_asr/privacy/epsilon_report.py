@@ -1,8 +1,8 @@
 """Epsilon of planned or charged rounds, as text or JSON.
 
-Of noise, epsilon and rounds two are given and the third is found. A plan can be
-extrapolated as the paper does (see `calibration.grow`): the noise on the mean,
-the clip and the rounds are kept while the cohort and the population grow.
+Given two of noise, epsilon and rounds, it finds the third. A plan can be
+extrapolated as in the paper (see `calibration.grow`): the cohort and the
+population grow; the noise on the mean, the clip and the rounds stay.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,8 +34,8 @@ class Result:
     rounds: What was accounted, at least one group.
     solved_for: 'epsilon', 'noise_multiplier' or 'rounds'.
     fixed_seeds: Names of keys that a seed fixed.
-    unit: What is protected, where it is known.
-    apart: Of other units that the same model cost; not added up.
+    unit: What is protected, if known.
+    apart: Results for other units that the same model cost; never added up.
   """
 
   epsilon: float
@@ -67,7 +67,7 @@ def solve(
     cohort_size: Clients a round, expected ones under Poisson sampling.
     population: All private clients.
     noise_multiplier: Noise on the sum over the clip.
-    sigma_mean: The same as noise on the mean; one of the two at most.
+    sigma_mean: The same noise on the mean; give at most one of the two.
     target_epsilon: Epsilon not to be exceeded.
     rounds: Number of rounds.
     delta: In (0, 1); None takes 1 / (10 population).
@@ -232,7 +232,7 @@ def parse_sizes(texts: Sequence[str]) -> list[int]:
 def fields(result: Result) -> dict[str, Any]:
   """A result by name, for JSON; infinity is the string 'inf'.
 
-  What differs between groups of rounds is None; the text shows each group.
+  A value that differs between groups of rounds is None; the text shows each.
   """
   samplings = [group.sampling for group in result.rounds]
   noises = [group.noise_multiplier for group in result.rounds]

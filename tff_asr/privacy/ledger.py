@@ -1,9 +1,9 @@
 """Privacy ledger: an append-only file with one line for each charged round.
 
-A run may release (save, evaluate, show) a round's model only after `append`
-has returned, which is after the round is on disk. So the file never lags
-behind what has been seen; after a crash it may be ahead of the saved program
-state. Lines are JSON, the first one a header:
+A run may release (save, evaluate, show) a round's model only after `append` has
+returned; by then the round is on disk. So the file never lags behind what has
+been seen. After a crash it may be ahead of the saved program state. Lines are
+JSON, the first one a header:
 
     {"kind": "header", "format_version": 2, "run_id": ..., "unit": "speaker",
      "private": true, "fixed_seeds": [], "inherited": 0, "parents": [],
@@ -16,16 +16,16 @@ state. Lines are JSON, the first one a header:
 A line's hash is SHA-256 over its canonical JSON (sorted keys, a newline)
 without the hash itself, and each line holds the hash of the line before. The
 program state holds the head, (number of rounds, last hash): a ledger that was
-deleted, edited, shortened or reordered since is refused. What follows the last
-newline is a line that a crash cut short; it does not count, because `append`
+deleted, edited, shortened or reordered since is refused. Text after the last
+newline is a line that a crash cut short. It does not count, because `append`
 had not returned. The file names no member of a cohort.
 
 Rounds charged twice, or not:
 - The identity of a round is a digest of everything that decides its noisy sum:
-  keys, counters, state, configuration. A run that resumes from a state that the
-  ledger is ahead of, and repeats the very same round with the same bits as its
-  result, releases nothing new. The round is recognized among the lines ahead of
-  that state and is not charged again.
+  keys, counters, state, configuration. The ledger may be ahead of the state
+  from which a run resumes. A run that then repeats a round with the same bits
+  releases nothing new: the round is found among the lines ahead of the state,
+  and is not charged again.
 - The same round with another result (other data, code or rounding) would put
   the same noise on two sums: `NoiseReuseError`; repeat it with a new key.
 - A different round there (another configuration, a new key) is charged in
@@ -33,8 +33,8 @@ Rounds charged twice, or not:
 
 Parents: a run that starts from another run's model inherits the rounds of its
 ledger, if both protect the same unit. Costs of different units (speakers and
-examples) hold each for its own data and are never added up: a recording is not
-a speaker. The ledger of another unit is copied whole,
+examples) hold for different data and are never added up: a recording is not a
+speaker. The ledger of another unit is copied whole,
 
     ledger.jsonl           of the run's unit; its header has the others' heads
     ledger.example.jsonl   of examples, as it was with the model,
@@ -75,7 +75,7 @@ class LedgerError(ValueError):
 
 
 class NoiseReuseError(LedgerError):
-  """A round that is charged already came out differently, with its noise."""
+  """A charged round came out differently when repeated with the same noise."""
 
 
 class Head(NamedTuple):
@@ -98,8 +98,7 @@ class Round:
     round_num: The run's number of the round.
     sampling: How its cohort was drawn.
     noise_multipliers: One for each Gaussian that the round added to sums over
-      its cohort; together they cost as `accounting.combine_gaussians`
-      says.
+      its cohort; `accounting.combine_gaussians` gives their joint cost.
     configuration: Digest of the configuration.
     identity: Digest by `round_identity`.
     result: Digest of the model that the round released; '' if not known.
@@ -157,11 +156,11 @@ def round_identity(
 class Charges:
   """The sum of what rounds cost, in the order in which they are charged.
 
-  Rounds of `pass` sampling cost by trees. A tree continues while the rounds of
-  its pass follow each other. Where they do not (a roll-back, another run), the
-  old tree counts as a whole one, and a new tree begins that counts from the
-  start of its pass. So a client that took part again after a roll-back is
-  charged again, with all nodes above it.
+  Rounds of `pass` sampling are charged by trees. A tree continues while the
+  rounds of its pass follow each other. If they do not (a roll-back, another
+  run), the old tree counts as a whole one, and a new tree counts from the start
+  of its pass. So a client that takes part again after a roll-back is charged
+  again, with all nodes above it.
   """
 
   def __init__(self):
@@ -187,7 +186,7 @@ class Charges:
     ended = 0
     if key in self._trees:
       ended, last = self._trees[key]
-      # Not by the position alone: a roll-back may be by a whole pass.
+      # The position alone does not tell: a roll-back may undo a whole pass.
       continues = self._open == key and round_num == last + 1 and position > 0
       if not continues:
         ended += sampling.rounds_per_pass
@@ -232,7 +231,7 @@ class Contents(NamedTuple):
     fixed_seeds: Names of keys that a seed fixed. Not empty means NOT PRIVATE.
     inherited: How many of the rounds are of runs that this one started from.
     rounds: All charged rounds.
-    apart: Heads of the ledgers of other units that its model cost, by unit.
+    apart: By unit, the heads of the ledgers of other units beside this one.
   """
 
   run_id: str
@@ -325,10 +324,10 @@ class Ledger:
   def file_identity(self) -> int:
     """A number from 0 to 2^63 - 1 that tells this file from a copy of it.
 
-    The file keeps it when its folder is renamed. It is made of the inodes of
-    the file and of a marker beside it that is written once, and of the time at
-    which the marker was last changed in any way: a backup that is written over
-    both cannot have the same.
+    The file keeps this number when its folder is renamed. The number covers the
+    inodes of the file and of a marker beside it, which is written once, and the
+    time of the marker's last change of any kind. A backup that is written over
+    both files changes that time.
     """
     marker = self._path + _IDENTITY_SUFFIX
     if not os.path.exists(marker):
@@ -360,7 +359,7 @@ def create(
     fixed_seeds: Sequence[str] = (),
     parent: Optional[Parent] = None,
 ) -> Ledger:
-  """Starts the ledger of a new run, in place of one without rounds of its own.
+  """Starts the ledger of a new run; may replace one without own rounds.
 
   The ledger inherits the rounds and fixed seeds that the parent has of its
   unit; ledgers of other units are copied beside it.

@@ -1,9 +1,9 @@
-"""Noise on some layers only: to see which suffer from it, not to protect.
+"""Noise on some layers only, to see which layers suffer from it: NOT PRIVATE.
 
-Pelikan et al. 2025 (https://arxiv.org/abs/2310.00098) look in this way for the
-layers that lose most to noise. What other layers send is published as it is, so
-nothing is private: the event of a round is that of no noise, and statements say
-NOT PRIVATE.
+Pelikan et al. 2025 (https://arxiv.org/abs/2310.00098) find in this way the
+layers that lose most to noise. The other layers are released without noise, so
+nothing is private: a round's event is that of no noise, and statements say NOT
+PRIVATE.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from tff_asr.privacy import queries
 
 
 class PartialNoiseQuery(queries.PerLayerClipSumQuery):
-  """`PerLayerClipSumQuery` whose noise is left out of some layers.
+  """A `PerLayerClipSumQuery` that noises some layers only: NOT PRIVATE.
 
-  Noised layers have the bits that they would have with noise everywhere: runs
-  with other layers noised differ in nothing else. Event:
-  GaussianDpEvent(0) for each call of `get_noised_result`.
+  Noised layers have the same bits as with noise everywhere, so runs differ only
+  in the layers that they noise. Event: GaussianDpEvent(0) for each call of
+  `get_noised_result`.
   """
 
   def __init__(

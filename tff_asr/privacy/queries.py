@@ -1,8 +1,8 @@
 """The sum of clipped client updates with Gaussian noise, as one DP query.
 
-Clipping each layer h of an update to its own norm C_h, with
-sqrt(sum_h C_h^2) = C, bounds the whole update by C, exactly as clipping it
-globally would; so the layers share one Gaussian mechanism and cost one event.
+Each layer h of an update is clipped to its own norm C_h, with
+sqrt(sum_h C_h^2) = C. That bounds the whole update by C, exactly as one global
+clip would, so the layers share one Gaussian mechanism and cost one event.
 Pelikan et al. 2025, https://arxiv.org/abs/2310.00098, Definition 3.
 """
 
@@ -21,14 +21,14 @@ from tff_asr import sequential
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import keys
 
-# Noise is read from the counter stream of one Philox key. A round owns 2^40
-# values of it, far more than any model has.
+# Noise comes from the counter stream of one Philox key. A round owns 2^40
+# values of it, far more than a model has parameters.
 VALUES_PER_ROUND = 2**40
 _PHILOX = 1
 
 
 class Measured(NamedTuple):
-  """Effect of clipping on records: sums over them, exact and so not private.
+  """Effect of clipping, summed over records: exact and so not private.
 
   H: layers, as the clipping divides a record into them.
 
@@ -52,10 +52,10 @@ class Measured(NamedTuple):
 
 
 class ClippingQuery(Protocol):
-  """A `tfp.SumAggregationDPQuery` that tells what its clipping did.
+  """A `tfp.SumAggregationDPQuery` that also measures its clipping.
 
   Its global state has at least the fields of
-  `PerLayerClipSumQuery.GlobalState`, which is where its noise key is.
+  `PerLayerClipSumQuery.GlobalState`, the noise key among them.
 
   H: layers, as the clipping divides a record into them.
 
@@ -180,7 +180,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     )
 
   def derive_sample_params(self, global_state):
-    # What clients get: the clip, and nothing of the key.
+    # Clients get the clip, and nothing of the key.
     return global_state.l2_norm_clip
 
   def preprocess_record(self, params, record):
@@ -231,8 +231,8 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
         clip=clip,
         rule=self._rule,
     )
-    # The product in float64 too: a factor of C over a huge norm may be below
-    # float32's normal numbers, where rounding could double it.
+    # The product is in float64, too: C over a huge norm may be below float32's
+    # normal numbers, where rounding could double it.
     clipped = sequential.sequential_map(
         lambda tensor, factor: tf.where(
             is_finite,
@@ -326,7 +326,7 @@ def _measure(
 
 
 def keyed_stddev(global_state: Any) -> tf.Tensor:
-  """z C, float32; NaN without a key, so that nothing is quietly unprotected."""
+  """z C, float32; NaN without a key, so a missing key cannot go unnoticed."""
   stddev = global_state.noise_multiplier * global_state.l2_norm_clip
   is_keyed = tf.reduce_any(tf.not_equal(global_state.noise_key, 0))
   return tf.where(is_keyed, stddev, math.nan)
@@ -345,12 +345,12 @@ def standard_normal(
     noise_key: int32 [4].
     start: int64, where in the key's stream to begin.
   """
-  # Slices: to unstack 64-bit integers there is no GPU kernel.
+  # Slices, because there is no GPU kernel to unstack 64-bit integers.
   words = tf.bitcast(tf.reshape(noise_key, [2, 2]), tf.uint64)
   key, high = words[0], words[1]
   noise = []
   for shape in shapes:
-    # One after the other: each is added and gone before the next takes memory.
+    # One tensor after the other: each is added and freed before the next one.
     with tf.control_dependencies(noise[-1:]):
       noise.append(
           tf.raw_ops.StatelessRandomNormalV2(

@@ -1,8 +1,8 @@
 """Privacy statement of a run: what is guaranteed, to whom, against what.
 
 It is built from the rounds that the ledger charged (or that a plan intends), so
-the printed guarantee is the guarantee of what ran. Where there is no guarantee
-worth the name it says NOT PRIVATE, and why.
+it states what ran. If no guarantee is worth the name, it says NOT PRIVATE, and
+why.
 """
 
 from collections.abc import Sequence
@@ -104,15 +104,15 @@ def build(
       count may be 0 (nothing released yet).
     delta: In (0, 1); should be at most 1 / population.
     l2_norm_clip: The clip C of a client's whole update; infinite without one.
-      None: that of earlier runs, of which all rounds are.
+      None: all rounds are of earlier runs, whose clip is not known here.
     unit: What one client is.
     fixed_seeds: Names of the keys that a seed fixed, such as 'NOISE_SEED'.
-    data_dependent: What of the run's control looked at clients' data without
+    data_dependent: Decisions of the run that looked at clients' data without
       noise, such as 'failed clients were left out'.
     inherited: How many of the rounds are of runs that this one started from.
-    adaptive_layers: Layers whose clips adapt; then C is that of the round to
-      come.
-    apart: Units of other guarantees, of other data, that the seed model has.
+    adaptive_layers: Number of layers whose clips adapt; if there are any, C is
+      that of the next round.
+    apart: Units of the seed model's other guarantees, for other data.
 
   Raises:
     ValueError: If an argument is out of range or `rounds` is empty.
@@ -122,7 +122,7 @@ def build(
   if l2_norm_clip is not None:
     checks.positive(l2_norm_clip=l2_norm_clip)
   accounting.check_delta(delta)
-  # Noise needs a finite clip, so an unknown one is finite where there is noise.
+  # Noise needs a finite clip, so an unknown clip is finite if there is noise.
   clipped = l2_norm_clip is None or math.isfinite(l2_norm_clip)
   num_rounds = sum(group.count for group in rounds)
   noise_free = not clipped or any(

@@ -1,8 +1,9 @@
 """Program states on disk: a checked file a version, written in the background.
 
-Differs from `tff.program.FileProgramStateManager`: checksums, atomic files, no
-TensorFlow graph and no second copy of the state, the structure is compared on
-loading, damaged versions are passed over (see `state_file` for the format).
+Differences from `tff.program.FileProgramStateManager`: files are atomic and
+have checksums (`state_file` has the format); saving needs no TensorFlow graph
+and no second copy of the state; loading compares the structure and skips
+damaged versions.
 """
 
 import asyncio
@@ -34,8 +35,9 @@ def files(root_dir: str | os.PathLike[str]) -> dict[int, str]:
 class StateManager(tff.program.ProgramStateManager):
   """Saves and loads the versions of a program's state in one folder.
 
-  Keeps the last `keep_last` versions and every `keep_every`-th. One writer a
-  folder; `save` may run beside the next round, since it blocks no event loop.
+  It keeps the last `keep_last` versions and every `keep_every`-th. A folder may
+  have one writer. `save` does not block the event loop, so the next round may
+  run meanwhile.
   """
 
   def __init__(
@@ -87,8 +89,8 @@ class StateManager(tff.program.ProgramStateManager):
   async def load_latest(self, structure: Any) -> tuple[Any, int]:
     """Returns the newest good version and its number, or (None, 0).
 
-    A damaged version is renamed to end in `.damaged`, which is logged, and the
-    one before it is tried.
+    A damaged version is logged and renamed to end in `.damaged`; then the
+    version before it is tried.
 
     Raises:
       state_file.DamagedStateError: If there are versions and all are damaged.
@@ -141,7 +143,7 @@ class StateManager(tff.program.ProgramStateManager):
         for name in os.listdir(self._root_dir)
         if _PATTERN.fullmatch(name.removesuffix('.damaged'))
     ]
-    # Of this time or of an earlier one: to begin anew is the user's decision.
+    # Damaged now or earlier: only the user may decide to begin anew.
     if damaged:
       raise state_file.DamagedStateError(
           f'All {len(damaged)} saved states in {self._root_dir} are damaged; '
@@ -169,20 +171,20 @@ class StateManager(tff.program.ProgramStateManager):
 class Saver:
   """Writes states beside the rounds that follow; an async context manager.
 
-  A state that is being written holds its arrays until it is on disk, so a run
-  takes the memory of one state more than it would without.
+  A state keeps its arrays until it is on disk, so a run needs the memory of one
+  more state.
 
-  The state may not be changed afterwards; a round makes a new one. At the end
-  of the context what is being written is waited for, also where the run failed
-  or was interrupted: then the newest state that `offer` was given is saved as
-  well, so that nothing is done twice.
+  A state must not change after `save`; each round makes a new one. The end of
+  the context waits for the state that is being written. If the run failed or
+  was interrupted, it also saves the newest state given to `offer`, so that no
+  round need be repeated.
   """
 
   def __init__(self, manager: StateManager, *, saved: int):
     """Prepares to save.
 
     Args:
-      manager: Where to.
+      manager: Saves the states.
       saved: The version that is saved already.
     """
     self._manager = manager
@@ -191,15 +193,15 @@ class Saver:
     self._newest = None
 
   def offer(self, state: Any, version: int) -> None:
-    """Says what there is to save if the run fails or is interrupted."""
+    """Notes the state to save if the run fails or is interrupted."""
     self._newest = state, version
 
   async def save(self, state: Any, version: int) -> None:
-    """Begins to write a version, when the one before is on disk.
+    """Begins to write a version, once the one before is on disk.
 
     Raises:
-      OSError: A version could not be written: this one's error comes with the
-        next call.
+      OSError: The version before could not be written. An error of this version
+        is raised by the next call.
     """
     await self.wait()
     if version != self._saved:
@@ -213,7 +215,7 @@ class Saver:
       OSError: One could not be written.
     """
     if self._writing is not None:
-      # A run that is interrupted meanwhile still finishes to write.
+      # Shielded: an interrupt does not end the writing.
       await asyncio.shield(self._writing)
       self._writing = None
 

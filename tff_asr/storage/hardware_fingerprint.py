@@ -1,9 +1,9 @@
 """Threads and devices: what a run's bits depend on besides its settings.
 
-Sums over many numbers are split over the threads of an op, so another number of
-threads rounds differently, as do other devices, processors and versions of
-TensorFlow. A run keeps what it began on; a resumed one takes the threads from
-there, and says what else differs.
+An op splits long sums over its threads, so the number of threads changes the
+rounding. So do devices, processors and versions of TensorFlow. A run records
+what it began on. A resumed run takes the number of threads from that record,
+and logs other differences.
 """
 
 import json
@@ -19,25 +19,25 @@ _THREADS = 'threads_per_op'
 
 
 def restore_threads(run: str) -> None:
-  """Gives ops as many threads as a run began with, if there is such a run.
+  """Gives ops as many threads as a run began with, if the run exists.
 
-  To be called before TensorFlow is in use; `check` says where it was too late.
+  Call it before TensorFlow is in use; `check` logs if it was too late.
 
   Args:
     run: The run's folder; need not exist.
   """
   threads = (_read(run) or {}).get(_THREADS)
-  # Unchecked, TensorFlow would take anything and fail later.
+  # TensorFlow checks nothing here, and would fail later.
   if type(threads) is not int or threads < 1 or threads == _num_threads():
     return
   try:
     tf.config.threading.set_intra_op_parallelism_threads(threads)
   except RuntimeError:
-    pass  # `check` tells.
+    pass  # TensorFlow is in use; `check` logs the difference.
 
 
 def check(run: str) -> None:
-  """Logs a line where this machine differs from the one that a run began on.
+  """Logs a line if this machine differs from the one that a run began on.
 
   Args:
     run: The run's folder.
@@ -73,7 +73,7 @@ def describe() -> dict[str, Any]:
           )
           for device in tf.config.list_physical_devices()
       ],
-      # Other kernels on CPUs, which round differently; '': TensorFlow chooses.
+      # oneDNN has other CPU kernels, which round differently. '': unset.
       'onednn': os.environ.get('TF_ENABLE_ONEDNN_OPTS', ''),
       'processor': _processor(),
       'tensorflow': tf.__version__,

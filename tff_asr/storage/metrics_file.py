@@ -1,9 +1,9 @@
 """Released metrics as a CSV file that a killed run continues without a gap.
 
-Differs from `tff.program.CSVFileReleaseManager`: a row is on disk when
+Differences from `tff.program.CSVFileReleaseManager`: a row is on disk when
 `release` returns; a row that a crash cut short is dropped; a resumed run drops
-the rows after the state that it goes on from, since it releases them again. So
-the file has each round once, whatever happened.
+the rows after its saved state, because it releases them again. So the file
+always has each round once.
 """
 
 from collections.abc import Mapping

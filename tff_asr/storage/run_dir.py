@@ -37,14 +37,14 @@ from tff_asr.storage import hardware_fingerprint
 from tff_asr.storage import metrics_file
 from tff_asr.storage import state_file
 
-# Settings that may change when a run is resumed: they decide how far it goes
-# and what is shown, not what a round does.
+# Settings that may change when a run is resumed: they decide how far the run
+# goes and what it shows, not what a round does.
 _MAY_CHANGE = re.compile(
     r'^(NUM_ROUNDS|NUM_STEPS|EVALUATE_EVERY|SAVE_EVERY|KEEP_LAST|KEEP_EVERY'
     r'|TARGET_EPSILON|MAX_FAILED_SHARE|CLIENT_TIMEOUT_SEC|MAX_NORM_GROWTH'
     r'|ON_DIVERGENCE) *='
 )
-# A figure of one layer of a model: TensorBoard has it, the CSV has not.
+# Metrics of single layers: TensorBoard has them, the CSV does not.
 _BY_LAYER = re.compile(r'(^|/)(clipped_)?layer_(norm|clipped|clip)/')
 LEDGER = 'ledger.jsonl'
 MODEL = 'model.state'
@@ -70,7 +70,7 @@ FILES = (
 class RunLock:
   """Holds a folder until `release`, or until this process ends.
 
-  The file stays and says who held the folder last.
+  The lock's file stays, and names the process that held the folder last.
   """
 
   def __init__(self, folder: str):
@@ -83,7 +83,7 @@ class RunLock:
       ValueError: Another process (or this one) holds it; names it.
     """
     path = os.path.join(folder, _LOCK)
-    # Unbuffered; not inherited by programs that this one starts.
+    # Unbuffered. Child processes do not inherit the file.
     self._file = open(path, 'a+b', buffering=0)
     if not files.try_lock(self._file.fileno()):
       self._file.close()
@@ -127,7 +127,7 @@ class RunDir:
     os.makedirs(path, exist_ok=True)
     self._lock = RunLock(path)
     try:
-      # First the states' folder, which marks the folder as that of a run.
+      # The states' folder comes first: it marks the folder as a run's.
       self.state_manager = checkpoints.StateManager(
           self.file(_STATES), keep_last=keep_last, keep_every=keep_every
       )
@@ -168,7 +168,7 @@ class RunDir:
     return metrics_file.read_all(self.file(METRICS))
 
   def release_managers(self, *, last: int) -> list[tff.program.ReleaseManager]:
-    """Targets of metrics: TensorBoard, and CSV but for those of single layers.
+    """Targets of metrics: TensorBoard; CSV without those of single layers.
 
     Args:
       last: Round or step that the run goes on from; metrics of later ones, of
@@ -237,8 +237,8 @@ def check_folder(path: str, *, configuration: str) -> None:
     with open(config, encoding='utf-8', errors='replace') as f:
       _check_same(f.read(), configuration, path=path)
     return
-  # A run that was stopped before its first state has nothing to go on from, so
-  # its settings bind nobody; but nothing else is overwritten.
+  # A run that stopped before its first state has nothing to go on from, so its
+  # settings need not match. Other files are never overwritten.
   marks = [CONFIG, *FILES]
   if os.path.isdir(os.path.join(path, _STATES)):
     marks = [MODEL, RESULTS]

@@ -8,10 +8,10 @@ A file, all numbers little-endian:
               [{"path", "kind", "dtype", "shape", "offset", "nbytes", "crc32"}]}
     24 bytes  manifest's offset, length (uint64), CRC-32 (uint32), magic's end
 
-The manifest comes last so that checksums are computed while the leaves stream
-by: the state is read once and never held twice. Checksums are CRC-32, to find
-damage, not forgery; they cost 0.3 s a GB where BLAKE2 costs 1.4. No pickle:
-loading runs no code from the file.
+The manifest comes last, so checksums are computed while the leaves are written:
+the state is read once and never held twice. CRC-32 finds damage, not forgery;
+it takes 0.3 s a GB, BLAKE2 1.4 s. Nothing is pickled: loading runs no code from
+the file.
 
 A file is written atomically (`files`). Its mode is 0600: program states hold
 keys.
@@ -197,7 +197,7 @@ def _dtype(name: str) -> np.dtype:
 def _encode(value: Any) -> tuple[str, tuple[int, ...], memoryview]:
   """A leaf as (dtype, shape, bytes)."""
   if _kind(value) == 'array':
-    # No copy where it is in this machine's memory and contiguous.
+    # No copy if the value is contiguous and in this machine's memory.
     value = value.numpy() if hasattr(value, 'numpy') else value
     array = np.asarray(value, order='C')
     data = array.reshape(-1).view(np.uint8) if array.size else b''
@@ -216,7 +216,7 @@ def _decode(leaf: Leaf, buffer: np.ndarray) -> Any:
 
 def _check_room(folder: str, flat: Mapping[str, Any]) -> None:
   """Raises OSError if the disk has no room for the leaves."""
-  # The margin is for all that is no array, and the manifest.
+  # The margin is for leaves that are not arrays, and the manifest.
   needed = _MARGIN_BYTES + sum(
       256 + int(np.prod(value.shape)) * _dtype_of(value).itemsize
       for value in flat.values()
