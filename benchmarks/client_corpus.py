@@ -39,8 +39,9 @@ def write(
   index.write(
       folder,
       clients=index.Clients(
-          ids, 0 * ones, np.array(offsets), ones, num_samples * ones
+          ids, 0 * ones, np.arange(num_clients), ones, num_samples * ones
       ),
+      offsets=np.array(offsets),
       shards=[index.Shard(index.shard_name(0), offset, sha256)],
       encoding='pcm',
       characters='a',

@@ -293,6 +293,7 @@ class _ShardFile:
     self._number = number
     self._characters: set[str] = set()
     self._clients: list[list[Any]] = []
+    self._offsets: list[int] = []
     self.problems: list[Problem] = []
     self._changed = collections.Counter()
     self.num_bytes = 0
@@ -323,9 +324,7 @@ class _ShardFile:
     if self._writer is None:
       self._writer = tf.io.TFRecordWriter(self._path)
     if not self._clients or self._clients[-1][0] != utterance.client_id:
-      self._clients.append(
-          [utterance.client_id, self._number, self.num_bytes, 0, 0]
-      )
+      self._clients.append([utterance.client_id, self._number, 0, 0])
     content = schema.serialize(
         client_id=utterance.client_id,
         utterance_id=utterance.utterance_id + record.suffix,
@@ -334,8 +333,9 @@ class _ShardFile:
         num_samples=record.num_samples,
     )
     self._writer.write(content)
-    self._clients[-1][3] += 1
-    self._clients[-1][4] += record.num_samples
+    self._offsets.append(self.num_bytes)
+    self._clients[-1][2] += 1
+    self._clients[-1][3] += record.num_samples
     self.num_bytes += len(content) + _RECORD_OVERHEAD_BYTES
 
   def close(self) -> None:
@@ -358,6 +358,7 @@ class _ShardFile:
         {
             'files': [file._asdict() for file in files],
             'clients': self._clients,
+            'offsets': self._offsets,
             'characters': ''.join(sorted(self._characters)),
             'problems': self.problems,
             'changed': dict(self._changed),
@@ -393,10 +394,11 @@ def _write_index(
     encoding: str,
 ) -> None:
   """Writes the index and the list of what was left out."""
-  rows, files, characters = [], [], set()
+  rows, offsets, files, characters = [], [], [], set()
   problems, changed = [*problems, *_problems(partial)], collections.Counter()
   for entry in partial.entries:
     rows += entry['clients']
+    offsets += entry['offsets']
     files += [index.Shard(**file) for file in entry['files']]
     characters.update(entry['characters'])
     changed.update(entry['changed'])
@@ -406,7 +408,14 @@ def _write_index(
         f' {problems[0].detail}'
     )
   ids, *columns = zip(*rows)
-  table = index.Clients(list(ids), *(np.array(c) for c in columns))
+  shards, num_utterances, num_samples = map(np.array, columns)
+  table = index.Clients(
+      list(ids),
+      shards=shards,
+      first_records=np.cumsum(num_utterances) - num_utterances,
+      num_utterances=num_utterances,
+      num_samples=num_samples,
+  )
   dropped = collections.Counter(problem.reason for problem in problems)
   if problems:
     lines = ['client_id\tutterance_id\treason\tdetail']
@@ -420,6 +429,7 @@ def _write_index(
   index.write(
       partial.folder,
       clients=table,
+      offsets=np.array(offsets),
       shards=files,
       encoding=encoding,
       characters=''.join(characters),

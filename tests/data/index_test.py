@@ -14,14 +14,19 @@ from tff_asr.data import index
 
 def _clients(num_clients: int, **changes) -> index.Clients:
   rng = np.random.default_rng(num_clients)
+  counts = rng.integers(1, 6, num_clients)
   columns = dict(
       client_ids=[f'speaker {i} ü' for i in rng.permutation(num_clients)],
       shards=np.zeros(num_clients, np.int64),
-      offsets=rng.integers(0, 2**40, num_clients),
-      num_utterances=rng.integers(1, 2**32, num_clients),
+      first_records=np.cumsum(counts) - counts,
+      num_utterances=counts,
       num_samples=rng.integers(1, 2**40, num_clients),
   )
   return index.Clients(**(columns | changes))
+
+
+def _offsets(num_records: int) -> np.ndarray:
+  return np.random.default_rng(num_records).integers(0, 2**40, num_records)
 
 
 def _lookup_fn(corpus: index.Corpus):
@@ -36,7 +41,12 @@ class IndexTest(parameterized.TestCase):
     super().setUp()
     self.folder = self.enterContext(tempfile.TemporaryDirectory())
 
-  def write(self, clients: index.Clients, num_shards: int = 1) -> None:
+  def write(
+      self,
+      clients: index.Clients,
+      num_shards: int = 1,
+      num_records: int | None = None,
+  ) -> None:
     shards = []
     for i in range(num_shards):
       name = index.shard_name(i)
@@ -46,6 +56,11 @@ class IndexTest(parameterized.TestCase):
     index.write(
         self.folder,
         clients=clients,
+        offsets=_offsets(
+            int(clients.num_utterances.sum())
+            if num_records is None
+            else num_records
+        ),
         shards=shards,
         encoding='pcm',
         characters='ba a',
@@ -86,8 +101,68 @@ class IndexTest(parameterized.TestCase):
     corpus, _ = index.read(self.folder)
     self.assertEqual(corpus.num_slots, 16)
     lookup = _lookup_fn(corpus)
-    for client_id, offset in zip(ids, clients.offsets):
-      self.assertEqual(int(lookup(client_id)[1]), offset)
+    for client_id, first in zip(ids, clients.first_records):
+      self.assertEqual(int(lookup(client_id)[1]), first)
+
+  def test_offsets_of_any_stretch_and_of_any_records(self):
+    # 64 to a slot: within one, over its ends, over several, the last one.
+    clients = _clients(1, num_utterances=np.array([1000]))
+    self.write(clients)
+    expected = _offsets(1000)
+    path = self.path(index.OFFSETS_FILE)
+    read = tf.function(
+        index.build_offsets_fn(path),
+        input_signature=[tf.TensorSpec([], tf.int64)] * 2,
+        autograph=False,
+    )
+    for first, count in (
+        (0, 1), (0, 64), (0, 65), (63, 1), (63, 2), (64, 64), (100, 700),
+        (999, 1), (0, 1000),
+    ):
+      np.testing.assert_array_equal(
+          read(tf.constant(first, tf.int64), tf.constant(count, tf.int64)),
+          expected[first : first + count],
+      )
+    records = np.array([999, 3, 64, 3, 0, 63])
+    np.testing.assert_array_equal(
+        index.take_offsets(path, records), expected[records]
+    )
+
+  # Three slots: of 12 bytes of header, 512 of content and 4 of a checksum.
+  @parameterized.product(
+      slot=(0, 1, 2), byte=(14, 300, 523, 527), way=('graph', 'numpy')
+  )
+  def test_damaged_offsets_are_known_and_others_are_read(self, slot, byte, way):
+    self.write(_clients(1, num_utterances=np.array([150])))
+    path = self.path(index.OFFSETS_FILE)
+    if way == 'graph':
+      read = index.build_offsets_fn(path)
+      error = tf.errors.InvalidArgumentError
+    else:
+      read = lambda first, count: index.take_offsets(
+          path, np.arange(first, first + count)
+      )
+      error = ValueError
+    with open(path, 'r+b') as f:
+      f.seek(528 * slot + byte)
+      (found,) = f.read(1)
+      f.seek(-1, 1)
+      f.write(bytes([found ^ 0x55]))
+    place = lambda *pair: map(np.int64, pair)
+    for other in range(3):
+      if other != slot:
+        np.testing.assert_array_equal(
+            read(*place(64 * other, 20)),
+            _offsets(150)[64 * other : 64 * other + 20],
+        )
+    message = 'records.offsets is missing or damaged'
+    with self.assertRaisesRegex(error, message):
+      read(*place(64 * slot + 1, 1))
+    with self.assertRaisesRegex(error, message):
+      read(*place(0, 150))
+    os.remove(path)
+    with self.assertRaisesRegex(error, message):
+      read(*place(0, 1))
 
   def test_graph_knows_an_unknown_client(self):
     self.write(_clients(100))
@@ -137,11 +212,26 @@ class IndexTest(parameterized.TestCase):
           3,
           'client c is in shard 1',
       ),
+      (
+          'one_record_of_two_clients',
+          dict(
+              client_ids=['a', 'b', 'c'],
+              num_utterances=np.array([2, 1, 1]),
+              first_records=np.array([0, 1, 2]),
+          ),
+          3,
+          'each once',
+      ),
   )
   def test_refuses_to_write(self, changes, num_clients, message):
     with self.assertRaisesRegex(ValueError, message):
       self.write(_clients(num_clients, **changes))
     self.assertFalse(os.path.exists(self.path(index.CORPUS_FILE)))
+
+  def test_refuses_records_of_nobody(self):
+    clients = _clients(3)
+    with self.assertRaisesRegex(ValueError, 'each once'):
+      self.write(clients, num_records=int(clients.num_utterances.sum()) + 1)
 
   def test_refuses_two_ids_with_one_key(self):
     fingerprint = tf.strings.to_hash_bucket_fast
@@ -154,7 +244,7 @@ class IndexTest(parameterized.TestCase):
         self.write(_clients(5))
 
   @parameterized.named_parameters(
-      ('other_format', dict(format_version=2), 'is of format 2'),
+      ('other_format', dict(format_version=1), 'is of format 1'),
       ('clients', dict(num_clients=4), 'disagree'),
       ('utterances', dict(num_utterances=4), 'disagree'),
       ('samples', dict(num_samples=4), 'disagree'),
@@ -184,7 +274,9 @@ class IndexTest(parameterized.TestCase):
         index.read(self.folder)
       fakes.damage(self.path(index.CORPUS_FILE), place)
 
-  @parameterized.parameters(index.CLIENTS_FILE, index.HASH_FILE)
+  @parameterized.parameters(
+      index.CLIENTS_FILE, index.HASH_FILE, index.OFFSETS_FILE
+  )
   def test_damaged_missing_or_foreign_index_file(self, name):
     # Large enough to be read in parts.
     self.write(_clients(30_000))
@@ -197,8 +289,8 @@ class IndexTest(parameterized.TestCase):
     index.read(self.folder)
     with open(path, 'rb') as f:
       other = f.read()
-    ids = [f'other {i}' for i in range(30_000)]
-    self.write(_clients(30_000, client_ids=ids))
+    ids = [f'other {i}' for i in range(29_000)]
+    self.write(_clients(29_000, client_ids=ids))
     with open(path, 'wb') as f:
       f.write(other)
     with self.assertRaisesRegex(ValueError, 'damaged or of another corpus'):

@@ -459,8 +459,8 @@ class FaultsTest(_RunTestCase):
       self.assertLen(found, 2)
       self.assertRegex(
           found[0],
-          r'1 of 4 clients of round 1 failed .*record 1 of 2 of the client at '
-          r'byte 0 of .* is missing or damaged',
+          r'1 of 4 clients of round 1 failed .*the record at byte 0 of .* is '
+          r'missing or damaged',
       )
       for client_id in _CLIENTS:
         self.assertNotRegex(' '.join(logs.output), rf'\b{client_id}\b')
@@ -469,7 +469,7 @@ class FaultsTest(_RunTestCase):
       # Of its own, which has kept nobody's data.
       everyone['context'] = multi_device.build_async_context()
       with self.assertRaisesRegex(
-          multi_device.ClientError, r'^Client 0 of 4 .* of the client at byte 0'
+          multi_device.ClientError, r'^Client 0 of 4 .*the record at byte 0'
       ):
         _train(second, **everyone)
     results, _ = _train(second, **everyone)

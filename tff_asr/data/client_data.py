@@ -1,22 +1,13 @@
 """Client data: a corpus on disk as `tff.simulation.datasets.ClientData`.
 
 A client's dataset is built from its id alone, inside the graph. The id is
-looked up in the corpus' hash table (`index`), the shard is opened at the
-client's byte offset, and records are read from there: the first few when the
-dataset is made, the others on demand. Nothing scans a shard, and the graph
-holds a path and a table size, not the population.
+looked up in the corpus' hash table, and the places of its records in
+records.offsets (`index`); each is then read by itself (`records`). Nothing
+scans a shard, and the graph holds paths and a table size, not the population.
 
-Nothing is skipped silently. While a dataset is read, in the graph, an error
-names the shard and the byte where the client's records begin if
-
-- a record is missing or damaged (its checksum differs, the shard is truncated),
-- a record belongs to another client (the shard is of another corpus),
-- its audio does not have the length its record states.
-
-Such errors end up in logs, so they do not name the client; who has the corpus
-finds it by its place (`verify`, `bin/inspect_data.py`).
-
-  N: samples. T: feature frames. F: mel bins.
+Two datasets are made of a client: its utterances, decoded and in the order of
+the corpus, for evaluation, inspection and TFF users' own loops; and their
+places, for training, which reads them in orders of its own.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,11 +20,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr.data import index
+from tff_asr.data import records
 from tff_asr.data import schema
-
-_BUFFER_BYTES = 256 * 1024
-# Records read with the client's opening; the rest as it is asked for.
-_AT_ONCE = 32
 
 
 def load(
@@ -133,7 +121,8 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
     self._selected = (
         self._rows if selected is None else frozenset(self._client_ids)
     )
-    self._dataset_fn = _build_dataset_fn(corpus)
+    self._reader = records.Reader(corpus)
+    self._place_fn = _build_place_fn(corpus)
     self._cached_dataset_computation = None
 
   @property
@@ -150,7 +139,25 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
     In the graph, an id that the corpus does not hold raises
     InvalidArgumentError.
     """
-    return self._dataset_fn
+    return lambda client_id: self._reader.read_dataset(
+        self._place_fn(client_id)
+    )
+
+  @property
+  def places(self) -> tff.simulation.datasets.ClientData:
+    """The same clients; elements are the places of their records.
+
+    Elements are of `records.Places`, scalars, in the order of the records, for
+    `read`.
+    """
+    return tff.simulation.datasets.ClientData.from_clients_and_tf_fn(
+        self._client_ids, self._place_fn
+    )
+
+  @property
+  def read(self) -> records.Read:
+    """Reads records by their places, in the graph: `records.Reader.read`."""
+    return self._reader.read
 
   @property
   def element_type_structure(self) -> Any:
@@ -169,7 +176,7 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
       ValueError: If `client_id` is not among `client_ids`.
     """
     self._row(client_id)
-    return self._dataset_fn(client_id)
+    return self.serializable_dataset_fn(client_id)
 
   def select(self, client_ids: Iterable[str]) -> 'SpeechClientData':
     """Returns these clients only.
@@ -217,112 +224,29 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
     return self._rows[client_id]
 
 
-def _build_dataset_fn(
+def _build_place_fn(
     corpus: index.Corpus,
 ) -> Callable[[str | tf.Tensor], tf.data.Dataset]:
-  """Returns a graph function from a client id to the client's dataset."""
+  """Returns a graph function from a client id to its records' places."""
   lookup = index.build_lookup_fn(
       os.path.join(corpus.path, index.HASH_FILE), num_slots=corpus.num_slots
   )
-  decode = schema.build_decode_fn(corpus.encoding)
-  # The prefix of every shard's path; the number is known in the graph only.
-  prefix, suffix = index.shard_name(0).split('00000')
+  read_offsets = index.build_offsets_fn(
+      os.path.join(corpus.path, index.OFFSETS_FILE)
+  )
 
   # Nothing to convert, and conversion takes longer than tracing.
   @tf.autograph.experimental.do_not_convert
-  def dataset_fn(client_id: str | tf.Tensor) -> tf.data.Dataset:
+  def place_fn(client_id: str | tf.Tensor) -> tf.data.Dataset:
     client_id = tf.convert_to_tensor(client_id, tf.string)
-    shard, offset, count = lookup(client_id)
-    shard_path = tf.strings.join([
-        os.path.join(corpus.path, prefix),
-        tf.strings.as_string(shard, width=5, fill='0'),
-        suffix,
-    ])
-
-    def place(record_num: tf.Tensor) -> tf.Tensor:
-      return tf.strings.join([
-          'record ',
-          tf.strings.as_string(record_num + 1),
-          ' of ',
-          tf.strings.as_string(count),
-          ' of the client at byte ',
-          tf.strings.as_string(offset),
-          ' of ',
-          shard_path,
-      ])
-
-    def parse(start: tf.Tensor, records: tf.Tensor) -> tf.data.Dataset:
-      """The elements of records (string [n]) from number `start` on."""
-      missing = tf.equal(records, '')
-      present = tf.debugging.Assert(
-          ~tf.reduce_any(missing),
-          [
-              tf.strings.join([
-                  place(start + _first(missing)),
-                  ' is missing or damaged; copy or write the corpus again.',
-              ])
-          ],
-      )
-      with tf.control_dependencies(_ops(present)):
-        features = schema.parse(tf.identity(records))
-      found = features[schema.CLIENT_ID]
-      other = tf.not_equal(found, client_id)
-      same_client = tf.debugging.Assert(
-          ~tf.reduce_any(other),
-          [
-              tf.strings.join([
-                  place(start + _first(other)),
-                  ' belongs to another client; the client is not in this'
-                  ' corpus, or the index and the shard are of different ones.',
-              ])
-          ],
-      )
-      with tf.control_dependencies(_ops(same_client)):
-        features = tf.nest.map_structure(tf.identity, features)
-      return tf.data.Dataset.from_tensor_slices(features).map(decode)
-
-    def read() -> tf.data.Dataset:
-      records = index.record_dataset(
-          shard_path, offset=offset, buffer_size=_BUFFER_BYTES
-      )
-      # A reader that fails cannot say whose record it was reading. So its error
-      # ends the records, and what is then missing is reported by name.
-      missing = tf.data.Dataset.from_tensors('').repeat(count)
-      return records.ignore_errors().concatenate(missing).take(count)
-
-    first = parse(
-        tf.zeros_like(count),
-        read().take(_AT_ONCE).batch(_AT_ONCE).get_single_element(),
+    shard, first, count = lookup(client_id)
+    places = records.places(
+        tf.fill([count], client_id),
+        shard=tf.fill([count], shard),
+        offset=read_offsets(first, count),
     )
+    # Of slices the graph does not tell that they are a dataset, nor of what;
+    # whoever reads ahead looks for that.
+    return tf.data.Dataset.from_tensor_slices(places).take(-1)
 
-    def read_on() -> tf.data.Dataset:
-      rest = read().skip(_AT_ONCE).batch(_AT_ONCE).enumerate(1)
-      return first.concatenate(
-          rest.flat_map(
-              lambda number, records: parse(number * _AT_ONCE, records)
-          )
-      )
-
-    # Preparing a function of a dataset takes longer than to read most clients.
-    return tf.data.experimental.from_variant(
-        tf.cond(
-            count > _AT_ONCE,
-            lambda: tf.data.experimental.to_variant(read_on()),
-            lambda: tf.data.experimental.to_variant(first),
-        ),
-        first.element_spec,
-        # Of a conditional the graph does not tell that it is a dataset, nor of
-        # what; whoever reads ahead looks for that.
-    ).take(-1)
-
-  return dataset_fn
-
-
-def _first(wanted: tf.Tensor) -> tf.Tensor:
-  """The first index at which a bool [n] is true, int64; else 0 or n."""
-  return tf.argmax(tf.cast(tf.concat([wanted, [True]], axis=0), tf.int32))
-
-
-def _ops(check: tf.Operation | None) -> list[tf.Operation]:
-  """An assertion as a control dependency; in eager mode it has run."""
-  return [] if check is None else [check]
+  return place_fn

@@ -1,10 +1,11 @@
-"""Index of a corpus: where each client lies, found in the graph in O(1).
+"""Index of a corpus: where each client and each record lies, found in O(1).
 
 A corpus is a folder with
 
     corpus.json              what it is, and the checksums of the rest
     clients.tsv              one line a client, sorted by client id
     clients.hash             the same as a hash table that the graph reads
+    records.offsets          where each record begins in its shard
     shard-00000.tfrecord     records, each client contiguous in one shard
 
 `speakers` may add speakers.tsv, which nothing here reads.
@@ -16,11 +17,16 @@ wrapping around. Entries are laid out in the order of their home slots, so that
 displacements are those of a queue at half load: their tail falls as
 exp(-1.26 d), 11 slots at a million clients.
 
-A slot is a TFRecord of three int64: key (-1: empty), byte offset, and shard
-number * 2^32 + number of utterances. The framing costs 16 bytes a slot and buys
-a checksum and `TFRecordDatasetV2(byte_offsets)`, which seeks;
-`FixedLengthRecordDatasetV2` reads through its header bytes (5.8 ms instead of
-0.5 ms at 76 MB).
+A slot is a TFRecord of three int64: key (-1: empty), number of the first
+record, and shard number * 2^32 + number of utterances. The framing costs 16
+bytes a slot and buys a checksum and `TFRecordDatasetV2(byte_offsets)`, which
+seeks; `FixedLengthRecordDatasetV2` reads through its header bytes (5.8 ms
+instead of 0.5 ms at 76 MB).
+
+A client's records have consecutive numbers. records.offsets holds the byte
+offset of each, by number, in slots of the same framing of 64 int64, so that any
+stretch of it is read without the rest: 8 bytes a record on disk, none in
+memory.
 
 The graph holds the path and `num_slots`, so it does not grow with the
 population. Two ids with one key (probability num_clients^2 / 2^64) are refused
@@ -43,19 +49,24 @@ import tensorflow as tf
 from tff_asr import checks
 from tff_asr.data import schema
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CORPUS_FILE = 'corpus.json'
 CLIENTS_FILE = 'clients.tsv'
 HASH_FILE = 'clients.hash'
+OFFSETS_FILE = 'records.offsets'
 MAX_UTTERANCES = 2**32 - 1
 
 _NUM_KEYS = 2**63 - 1
 _EMPTY_KEY = -1
 _UNREADABLE_KEY = -2
 _PROBE_LENGTH = 32
-_PAYLOAD_BYTES = 24
-_SLOT_BYTES = _PAYLOAD_BYTES + 16
-_TSV_HEADER = 'client_id\tshard\toffset\tnum_utterances\tnum_samples'
+_HEADER_BYTES = 12
+_FRAME_BYTES = _HEADER_BYTES + 4
+_SLOT_BYTES = 24 + _FRAME_BYTES
+_OFFSETS_PER_SLOT = 64
+_OFFSETS_SLOT_BYTES = 8 * _OFFSETS_PER_SLOT + _FRAME_BYTES
+_NO_OFFSET = -1
+_TSV_HEADER = 'client_id\tshard\tfirst_record\tnum_utterances\tnum_samples'
 
 
 class Clients(NamedTuple):
@@ -63,14 +74,14 @@ class Clients(NamedTuple):
 
   client_ids: one string a client.
   shards: int64 [num_clients], the number of the shard that holds the client.
-  offsets: int64 [num_clients], byte offset of the client's first record.
+  first_records: int64 [num_clients], number of the client's first record.
   num_utterances: int64 [num_clients], at least 1.
   num_samples: int64 [num_clients], over all its utterances.
   """
 
   client_ids: list[str]
   shards: np.ndarray
-  offsets: np.ndarray
+  first_records: np.ndarray
   num_utterances: np.ndarray
   num_samples: np.ndarray
 
@@ -123,16 +134,19 @@ def write(
     folder: str | os.PathLike[str],
     *,
     clients: Clients,
+    offsets: np.ndarray,
     shards: Sequence[Shard],
     encoding: str,
     characters: str,
     origin: Mapping[str, Any],
 ) -> None:
-  """Writes clients.tsv, clients.hash and, last, corpus.json into `folder`.
+  """Writes the index' files and, last, corpus.json into `folder`.
 
   Args:
     folder: An existing folder that holds (or will hold) the shards.
     clients: The clients, in any order.
+    offsets: int64 [num_records], byte offset of each record in the shard of its
+      client, by number.
     shards: The shard files, by number.
     encoding: One of `schema.ENCODINGS`.
     characters: Every character that occurs in the transcripts.
@@ -140,22 +154,29 @@ def write(
 
   Raises:
     ValueError: If there are no clients, a client id is empty, holds a control
-      character or occurs twice, two ids have one key, or a client has no
-      utterances or a shard that does not exist.
+      character or occurs twice, two ids have one key, a client has no
+      utterances or a shard that does not exist, or the clients' records are not
+      all records once.
   """
   checks.one_of(schema.ENCODINGS, encoding=encoding)
   clients = _sorted(clients)
+  offsets = np.asarray(offsets, np.int64)
   _check_clients(clients, num_shards=len(shards))
+  if not _are_all_records(clients, len(offsets)) or np.any(offsets < 0):
+    raise ValueError(
+        f'the records of clients must be all {len(offsets)} of offsets, each'
+        ' once, and offsets must not be negative.'
+    )
   table, num_slots = build_table(
       clients.client_ids,
       shards=clients.shards,
-      offsets=clients.offsets,
+      first_records=clients.first_records,
       num_utterances=clients.num_utterances,
   )
   rows = zip(
       clients.client_ids,
       clients.shards.tolist(),
-      clients.offsets.tolist(),
+      clients.first_records.tolist(),
       clients.num_utterances.tolist(),
       clients.num_samples.tolist(),
   )
@@ -164,6 +185,7 @@ def write(
   files = {
       CLIENTS_FILE: ('\n'.join(lines) + '\n').encode(),
       HASH_FILE: table,
+      OFFSETS_FILE: _frame_offsets(offsets),
   }
   for name, content in files.items():
     with open(os.path.join(folder, name), 'wb') as f:
@@ -202,6 +224,7 @@ def read(folder: str | os.PathLike[str]) -> tuple[Corpus, Clients]:
   content = _read_file(path, HASH_FILE)
   check_sha256(corpus, HASH_FILE, content)
   _check_num_slots(path, content, num_slots=corpus.num_slots)
+  _check_offsets(corpus)
   content = _read_file(path, CLIENTS_FILE)
   check_sha256(corpus, CLIENTS_FILE, content)
   clients = _parse_clients(path, content.decode())
@@ -210,7 +233,8 @@ def read(folder: str | os.PathLike[str]) -> tuple[Corpus, Clients]:
       int(clients.num_utterances.sum()),
       int(clients.num_samples.sum()),
   )
-  if found != (corpus.num_clients, corpus.num_utterances, corpus.num_samples):
+  stated = (corpus.num_clients, corpus.num_utterances, corpus.num_samples)
+  if found != stated or not _are_all_records(clients, corpus.num_utterances):
     raise ValueError(
         f'{CLIENTS_FILE} and {CORPUS_FILE} in {path} disagree on the number of'
         ' clients, utterances or samples; write the corpus again.'
@@ -236,7 +260,12 @@ def check_sha256(corpus: Corpus, name: str, content: bytes) -> None:
     name: The file's, one of `corpus.files`.
     content: What was read of it.
   """
-  if hashlib.sha256(content).hexdigest() != corpus.files[name]:
+  _check_digest(corpus, name, hashlib.sha256(content))
+
+
+def _check_digest(corpus: Corpus, name: str, digest: Any) -> None:
+  """`check_sha256` of what is hashed already."""
+  if digest.hexdigest() != corpus.files[name]:
     raise ValueError(
         f'{os.path.join(corpus.path, name)} does not have the checksum that'
         f' {CORPUS_FILE} gives; it is damaged or of another corpus. Copy or'
@@ -248,7 +277,7 @@ def build_table(
     client_ids: Sequence[str],
     *,
     shards: np.ndarray,
-    offsets: np.ndarray,
+    first_records: np.ndarray,
     num_utterances: np.ndarray,
 ) -> tuple[bytes, int]:
   """Returns a table's file content and its number of home slots.
@@ -256,7 +285,7 @@ def build_table(
   Args:
     client_ids: One a client, at least one. Their order does not matter.
     shards: int64 [num_clients], each in [0, 2^31).
-    offsets: int64 [num_clients], not negative.
+    first_records: int64 [num_clients], not negative.
     num_utterances: int64 [num_clients], each in [1, MAX_UTTERANCES].
 
   Raises:
@@ -283,7 +312,7 @@ def build_table(
   slots = np.zeros([num_slots + _PROBE_LENGTH, 3], np.int64)
   slots[:, 0] = _EMPTY_KEY
   slots[place, 0] = keys[order]
-  slots[place, 1] = offsets[order]
+  slots[place, 1] = first_records[order]
   slots[place, 2] = (shards[order] << 32) + num_utterances[order]
   return _frame_records(slots), num_slots
 
@@ -293,8 +322,8 @@ def build_lookup_fn(
 ) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
   """Returns a graph function from a client id to the place of its records.
 
-  The function takes string [] and returns int64 scalars: shard number, byte
-  offset of the first record, number of records. An id whose key is not in the
+  The function takes string [] and returns int64 scalars: shard number, number
+  of the first record, how many records there are. An id whose key is not in the
   corpus, or whose slots cannot be read, raises InvalidArgumentError, which does
   not name it. It uses core ops only, reads `_PROBE_LENGTH` slots from the file,
   and its graph does not depend on the number of clients.
@@ -312,21 +341,12 @@ def build_lookup_fn(
     client_id = tf.convert_to_tensor(client_id, tf.string)
     key = tf.strings.to_hash_bucket_fast(client_id, _NUM_KEYS)
     home = tf.math.floormod(key, tf.constant(table_size)[0])
-    # No constant: whether the file is there would be folded into the graph.
-    nothing = tf.strings.substr(client_id, 0, 0)
-    records = record_dataset(
-        tf.strings.join([path, nothing]),
+    slots = _read_slots(
+        path,
         offset=home * _SLOT_BYTES,
+        count=tf.ones_like(home) * _PROBE_LENGTH,
+        unreadable=unreadable,
         buffer_size=_PROBE_LENGTH * _SLOT_BYTES,
-    )
-    # A reader that fails cannot say whose place it was looking for. So its
-    # error ends the slots, and what is then missing is reported by name.
-    missing = tf.data.Dataset.from_tensors(unreadable).repeat(_PROBE_LENGTH)
-    records = records.ignore_errors().concatenate(missing).take(_PROBE_LENGTH)
-    slots = tf.io.decode_raw(
-        records.batch(_PROBE_LENGTH).get_single_element(),
-        tf.int64,
-        little_endian=True,
     )
     match = tf.equal(slots[:, 0], key)
     is_readable = tf.reduce_all(tf.not_equal(slots[:, 0], _UNREADABLE_KEY))
@@ -356,6 +376,98 @@ def build_lookup_fn(
     return shard, slot[1], count
 
   return lookup
+
+
+def build_offsets_fn(
+    path: str,
+) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+  """Returns a graph function from a stretch of records to their offsets.
+
+  The function takes int64 scalars, the number of the first record and how many,
+  at least 1, and returns int64 [how many]. Where the file cannot be read it
+  raises InvalidArgumentError. It reads the slots of the stretch.
+
+  Args:
+    path: records.offsets of a corpus.
+  """
+  unreadable = np.full([_OFFSETS_PER_SLOT], _UNREADABLE_KEY, '<i8').tobytes()
+
+  def read_offsets(first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    slot = first // _OFFSETS_PER_SLOT
+    last = (first + count - 1) // _OFFSETS_PER_SLOT
+    slots = _read_slots(
+        path,
+        offset=slot * _OFFSETS_SLOT_BYTES,
+        count=last - slot + 1,
+        unreadable=unreadable,
+        buffer_size=2**16,
+    )
+    start = first - slot * _OFFSETS_PER_SLOT
+    offsets = tf.reshape(slots, [-1])[start : start + count]
+    readable = tf.debugging.Assert(
+        tf.reduce_all(offsets >= 0),
+        [
+            f'{path} is missing or damaged where the records of a client should'
+            ' be; copy or write the corpus again.'
+        ],
+    )
+    with tf.control_dependencies([] if readable is None else [readable]):
+      return tf.identity(offsets)
+
+  return read_offsets
+
+
+def take_offsets(path: str, records: np.ndarray) -> np.ndarray:
+  """Returns the byte offsets of records of any clients, without the graph.
+
+  Args:
+    path: records.offsets of a corpus.
+    records: int64 [n], their numbers, in any order.
+
+  Returns:
+    int64 [n].
+
+  Raises:
+    ValueError: The file is missing, or damaged where they are.
+  """
+  numbers, rows = np.unique(records // _OFFSETS_PER_SLOT, return_inverse=True)
+  try:
+    content = np.memmap(path, np.uint8, 'r')
+    slots = content.reshape([-1, _OFFSETS_SLOT_BYTES])[numbers]
+  except (OSError, ValueError, IndexError):
+    slots = np.zeros([0, _OFFSETS_SLOT_BYTES], np.uint8)
+  payloads = slots[:, _HEADER_BYTES:-4]
+  if len(slots) < len(numbers) or np.any(
+      _masked_crc32c(payloads) != slots[:, -4:]
+  ):
+    raise ValueError(
+        f'{path} is missing or damaged; copy or write the corpus again.'
+    )
+  offsets = np.ascontiguousarray(payloads).view('<i8')
+  return offsets[rows, records % _OFFSETS_PER_SLOT].astype(np.int64)
+
+
+def _read_slots(
+    path: str,
+    *,
+    offset: tf.Tensor,
+    count: tf.Tensor,
+    unreadable: bytes,
+    buffer_size: int,
+) -> tf.Tensor:
+  """Slots of a file from a byte on: int64 [count, slot]."""
+  # No constant: whether the file is there would be folded into the graph.
+  nothing = tf.strings.substr(tf.strings.as_string(offset), 0, 0)
+  records = record_dataset(
+      tf.strings.join([path, nothing]), offset=offset, buffer_size=buffer_size
+  )
+  # A reader that fails cannot say whose place it was looking for. So its
+  # error ends the slots, and what is then missing is reported by name.
+  missing = tf.data.Dataset.from_tensors(unreadable).repeat(count)
+  records = records.ignore_errors().concatenate(missing).take(count)
+  return tf.io.decode_raw(
+      records.batch(count).get_single_element(), tf.int64, little_endian=True
+  )
 
 
 def record_dataset(
@@ -429,6 +541,17 @@ def _check_clients(clients: Clients, *, num_shards: int) -> None:
     )
 
 
+def _are_all_records(clients: Clients, num_records: int) -> bool:
+  """Whether each record of a corpus is of one client."""
+  order = np.argsort(clients.first_records, kind='stable')
+  ends = np.cumsum(clients.num_utterances[order])
+  starts = np.concatenate([[0], ends[:-1]])
+  return bool(
+      np.array_equal(clients.first_records[order], starts)
+      and ends[-1] == num_records
+  )
+
+
 def _read_corpus_file(path: str) -> Corpus:
   """Reads corpus.json."""
   if not os.path.isdir(path):
@@ -478,7 +601,7 @@ def _check_kinds(corpus: Corpus) -> None:
   texts = dict(
       characters=corpus.characters,
       **{f'checksum of {name}': corpus.files[name]
-         for name in (CLIENTS_FILE, HASH_FILE)},
+         for name in (CLIENTS_FILE, HASH_FILE, OFFSETS_FILE)},
       **{f'name of shard {number}': shard.name
          for number, shard in enumerate(corpus.shards)},
   )
@@ -512,6 +635,22 @@ def _check_num_slots(path: str, content: bytes, *, num_slots: int) -> None:
     )
 
 
+def _check_offsets(corpus: Corpus) -> None:
+  """Raises ValueError if records.offsets is not this corpus', whole."""
+  name = os.path.join(corpus.path, OFFSETS_FILE)
+  try:
+    with open(name, 'rb') as f:
+      _check_digest(corpus, OFFSETS_FILE, hashlib.file_digest(f, 'sha256'))
+  except FileNotFoundError as e:
+    raise ValueError(f'{name} is missing; write the corpus again.') from e
+  num_slots = -(-corpus.num_utterances // _OFFSETS_PER_SLOT)
+  if os.path.getsize(name) != num_slots * _OFFSETS_SLOT_BYTES:
+    raise ValueError(
+        f'{name} does not have the {corpus.num_utterances} records that'
+        f' {CORPUS_FILE} gives; write the corpus again.'
+    )
+
+
 def _parse_clients(path: str, text: str) -> Clients:
   """The columns of clients.tsv."""
   header, *lines = text.rstrip('\n').split('\n')
@@ -519,7 +658,7 @@ def _parse_clients(path: str, text: str) -> Clients:
     if header != _TSV_HEADER or not lines:
       raise ValueError('unknown columns')
     ids, *columns = zip(*(line.split('\t') for line in lines), strict=True)
-    shards, offsets, num_utterances, num_samples = (
+    shards, first_records, num_utterances, num_samples = (
         np.fromiter(map(int, column), np.int64, len(ids)) for column in columns
     )
   except ValueError as e:
@@ -527,7 +666,7 @@ def _parse_clients(path: str, text: str) -> Clients:
         f'{os.path.join(path, CLIENTS_FILE)} is damaged ({e}); write the corpus'
         ' again.'
     ) from e
-  return Clients(list(ids), shards, offsets, num_utterances, num_samples)
+  return Clients(list(ids), shards, first_records, num_utterances, num_samples)
 
 
 def _table_bytes(num_slots: int) -> int:
@@ -535,14 +674,22 @@ def _table_bytes(num_slots: int) -> int:
   return (num_slots + _PROBE_LENGTH) * _SLOT_BYTES
 
 
+def _frame_offsets(offsets: np.ndarray) -> bytes:
+  """The content of records.offsets."""
+  num_slots = -(-len(offsets) // _OFFSETS_PER_SLOT)
+  slots = np.full([num_slots, _OFFSETS_PER_SLOT], _NO_OFFSET, np.int64)
+  slots.flat[: len(offsets)] = offsets
+  return _frame_records(slots)
+
+
 def _frame_records(payloads: np.ndarray) -> bytes:
   """Rows of int64 as consecutive TFRecords."""
   data = np.ascontiguousarray(payloads.astype('<i8', copy=False)).view(np.uint8)
   length = np.frombuffer(struct.pack('<Q', data.shape[1]), np.uint8)
-  records = np.empty([len(data), data.shape[1] + 16], np.uint8)
+  records = np.empty([len(data), data.shape[1] + _FRAME_BYTES], np.uint8)
   records[:, :8] = length
-  records[:, 8:12] = _masked_crc32c(length[np.newaxis])
-  records[:, 12:-4] = data
+  records[:, 8:_HEADER_BYTES] = _masked_crc32c(length[np.newaxis])
+  records[:, _HEADER_BYTES:-4] = data
   records[:, -4:] = _masked_crc32c(data)
   return records.tobytes()
 
