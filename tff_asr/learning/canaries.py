@@ -1,9 +1,9 @@
 """Canary clients for an audit: their random updates, their data, their work.
 
-A canary's update has in each layer a random direction of a norm far above any
-clip, so that a clip that fails in one layer shows. Its directions follow from a
-seed and its number, here and inside a graph. Its dataset is one element with
-its id, and its client work sends the update in place of training.
+A canary's update is a random direction in each layer. Its norm is far above any
+clip, so a clip that fails in one layer shows. The directions follow from a seed
+and the canary's number, both here and inside a graph. A canary's dataset is one
+element with its id; its client work sends the update instead of training.
 """
 
 import collections
@@ -22,10 +22,10 @@ from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 
 PREFIX = 'canary/'
-# Clips are 1 or less in practice, and squares stay in float32's range.
+# Far above clips, which are 1 or less in practice. Its square fits float32.
 LAYER_NORM = 1e6
 
-# Values of the stream that a canary owns.
+# A canary owns so many values of the random stream.
 _VALUES_PER_CANARY = 2**34
 
 
@@ -107,7 +107,7 @@ class _WithCanaries(tff.simulation.datasets.ClientData):
   ):
     self._people = client_data
     self._canary_ids = canaries.client_ids
-    # Whose records fill the places of a canary's that are not its id.
+    # A canary's record is this client's, except for the id.
     self._somebody = client_data.client_ids[0]
     self._cached_dataset_computation = None
 

@@ -1,14 +1,14 @@
 """Central training as a learning process: one minibatch step a round.
 
-On several devices a batch's gradient is computed in parts, one a device:
+Several devices share a batch; each computes the gradient of one part:
 
     gradient = sum over parts of (gradient of the part's summed losses) / n,
 
-for n utterances of the whole batch, so that it is that of the batch's mean loss
-to rounding. Parts are added in the order of the devices: the same devices give
-the same bits. What training draws (dropout, layer drop, shifts) is drawn for
-each part apart, from the batch's seed and the part's number; a device that is
-named twice has two parts, with the draws of two devices.
+for n utterances in the whole batch. Up to rounding, this is the gradient of the
+batch's mean loss. Parts are added in the order of the devices, so the same
+devices give the same bits. Each part has its own random draws (dropout, layer
+drop, shifts), from the batch's seed and the part's number. A device that is
+named twice gets two parts, and draws as two devices would.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -49,12 +49,12 @@ class CentralStep:
       optimizer: Steps along the gradient of a batch's mean loss.
       seed: Of initial weights.
       max_grad_norm: A gradient is clipped to this global norm.
-      devices: Each batch is divided among these; see `find_devices`. None: as
-        a whole, on TensorFlow's default device.
-      encoder_rate: Of the encoder's steps, beside those of the head.
-      encoder_frozen_steps: The encoder is trained after so many steps; its
-        gradients are not computed before, and its optimizer and schedule begin
-        then (`optimizers.grouped`).
+      devices: Each batch is divided among these; see `find_devices`. None:
+        TensorFlow's default device takes whole batches.
+      encoder_rate: Factor of the encoder's steps, relative to the head's.
+      encoder_frozen_steps: The encoder is frozen for so many steps. Then its
+        gradients are computed, and its optimizer and schedule begin
+        (`optimizers.grouped`).
 
     Raises:
       ValueError: An argument is out of range, or as `find_devices`.
@@ -83,7 +83,7 @@ class CentralStep:
         distributor=process.RandomState(tf.constant(self._seed), np.int32(0)),
         client_work=(),
         aggregator=(),
-        # As tensors: Python numbers in it would be traced as constants.
+        # Tensors, because Python numbers would be traced as constants.
         finalizer=tf.nest.map_structure(
             tf.convert_to_tensor, self._optimizer.initialize(specs)
         ),
@@ -96,7 +96,7 @@ class CentralStep:
 
     Args:
       state: From `initialize` or the last step.
-      batch: A batch; one of placeholders alone is still a step, with a
+      batch: A batch. A batch of placeholders only is still a step, with a
         gradient of zero.
 
     Returns:
@@ -106,7 +106,7 @@ class CentralStep:
     step = int(state.distributor.round_num)
     frozen = self._encoder if step < self._encoder_frozen_steps else frozenset()
     if frozen not in self._traced:
-      # The one before is not needed again.
+      # The graph before is not needed again.
       self._traced = {frozen: self._build(frozen)}
     finalizer, weights, metrics = self._traced[frozen](
         state.finalizer, state.global_model_weights, batch
@@ -125,7 +125,7 @@ class CentralStep:
   def _build(self, frozen: Collection[str]) -> Callable[..., Any]:
     """The graph of a step in which these weights get no gradient."""
     weights_specs = weights_lib.tensor_specs(self._model.specs)
-    # Traced and not run: the state is larger than the weights.
+    # Traced but never run, because the state is larger than the weights.
     initialize = tf.function(
         lambda: self._optimizer.initialize(weights_specs), autograph=False
     )
@@ -134,7 +134,7 @@ class CentralStep:
         initialize.get_concrete_function().structured_outputs,
     )
 
-    # One graph for all batches, so that a resumed run has the same bits.
+    # One graph for all batches: a resumed run then has the same bits.
     @tf.function(
         input_signature=[state_specs, weights_specs, pipeline_lib.batch_spec()],
         autograph=False,
@@ -171,7 +171,7 @@ def find_devices(devices: Sequence[str]) -> tuple[str, ...]:
     ValueError: There is none, or one is not of this machine.
   """
   if isinstance(devices, str) or not devices:
-    return devices_lib.find(devices)  # Which raises.
+    return devices_lib.find(devices)  # Raises.
   return tuple(devices_lib.find([device])[0] for device in devices)
 
 
@@ -184,7 +184,7 @@ def clipped_gradients(
     devices: Optional[Sequence[str]] = None,
     frozen: Collection[str] = (),
 ) -> tuple[weights_lib.Weights, tf.Tensor]:
-  """As `client_update.clipped_gradients`, in a part for each device.
+  """Like `client_update.clipped_gradients`, with one part for each device.
 
   Args:
     model: The model.
@@ -217,11 +217,11 @@ def clipped_gradients(
 def _parts(
     batch: pipeline_lib.Batch, num_parts: int
 ) -> list[pipeline_lib.Batch]:
-  """Parts of a batch, of equal size; placeholders fill up short ones."""
+  """Splits a batch into parts of equal size, filled up by placeholders."""
   size = tf.shape(batch['example_weights'])[0]
   part_size = (size + num_parts - 1) // num_parts
   indices = tf.range(part_size * num_parts)
-  # What fills up is a copy with a weight of 0, which no kernel refuses.
+  # A placeholder is a copy of an example with weight 0: no kernel refuses it.
   is_copy = indices >= size
   indices %= size
   parts = []

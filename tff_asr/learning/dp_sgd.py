@@ -1,30 +1,30 @@
 """One step of DP-SGD on masked prediction: the example is the unit of privacy.
 
 Abadi et al. 2016, https://arxiv.org/abs/1607.00133, as in
-https://arxiv.org/abs/2409.13953: the gradient of each example of a
-Poisson-sampled batch is clipped and noised by the query that clips and noises
-clients' updates (`queries.PerLayerClipSumQuery`); the sum is divided by the
-expected batch size, never by the examples that came, and an optimizer steps
-along it. Frozen weights have no gradients, no share of the clip, no noise and
-no optimizer state, and do not change.
+https://arxiv.org/abs/2409.13953. The batch is Poisson-sampled. The query that
+serves clients' updates (`queries.PerLayerClipSumQuery`) clips each example's
+gradient and noises their sum. The sum is divided by the expected batch size,
+never by the number of examples that came, and an optimizer steps along it.
+Frozen weights do not change: they have no gradients, no share of the clip, no
+noise and no optimizer state.
 
-A batch comes in physical batches, as many as it takes; noise is drawn once, on
-the whole sum. What is random of an example (its masks, its dropout) depends on
-the step and on the example's name, so that the sum does not depend, but for
-rounding, on how examples are packed and on how many devices share the work.
+A batch comes in as many physical batches as it takes; noise is drawn once, on
+the whole sum. An example's random draws (masks, dropout) depend on the step and
+the example's name. So, up to rounding, the sum does not depend on how examples
+are packed or how many devices share the work.
 
 Gradients by example are computed for n examples at a time: by
 `tf.vectorized_map` for n of 2 and more, one after the other for 1. The result
-depends on n by rounding only. Memory beside the weights: n gradients, 4 n bytes
-a trained parameter; one record that is being clipped, in float64, and the sum,
+depends on n only by rounding. Memory beside the weights: n gradients, 4 n bytes
+a trained parameter; the sum and one record that is being clipped (in float64),
 up to 20 bytes a trained parameter; and the activations of n examples.
 
-Without a query nothing is clipped or noised, and gradients are those of whole
-physical batches: for public data. Such a step also gives the squared norm of
-each layer's gradient (`layer_freeze`).
+Without a query, for public data, nothing is clipped or noised, and gradients
+are those of whole physical batches. Such a step also returns the squared norm
+of each layer's gradient (`layer_freeze`).
 
-The state is that of a learning process, so that rounds can be charged as those
-of one (`programs.private_rounds`).
+The state is that of a learning process, so `programs.private_rounds` charges
+steps as it charges rounds.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -74,14 +74,14 @@ class DpSgd:
       optimizer: Steps along the mean gradient.
       batch_size: Examples expected in a batch; the divisor.
       seed: Of initial weights, masks and dropout (not of noise).
-      build_query: From the specs of the weights that are trained to the query
-        that clips and noises; None for public data.
-      num_vectorized: Examples whose gradients are computed at once; see
-        the module for the memory. More than 1 is faster on small
-        models and takes long to trace on deep ones.
+      build_query: Builds, from the specs of the trained weights, the query that
+        clips and noises; None for public data.
+      num_vectorized: Examples whose gradients are computed at once. More than 1
+        is faster on small models, takes memory (see the module), and takes long
+        to trace on deep models.
       frozen: Names of weights that stay as they are.
-      devices: Logical devices that share a batch; the weights and the sum are
-        on each.
+      devices: Logical devices that share a batch. Each holds the weights and a
+        sum.
 
     Raises:
       ValueError: An argument is out of range, a name is unknown, or all
@@ -127,7 +127,7 @@ class DpSgd:
     if self._query is not None:
       query_state = self._query.initial_global_state()
       event = _to_arrays(self._event(query_state))
-    # As tensors: Python numbers in it would be traced as constants.
+    # Tensors, because Python numbers would be traced as constants.
     finalizer = tf.nest.map_structure(
         tf.convert_to_tensor, self._optimizer.initialize(self._live_specs)
     )
@@ -136,7 +136,7 @@ class DpSgd:
         distributor=process.RandomState(
             tf.constant(self._seed), tf.constant(0)
         ),
-        # In the state, so that a step is another one if others are frozen.
+        # In the state: freezing other weights then changes a step's identity.
         client_work='\n'.join(self._frozen),
         aggregator=AggregatorState(query_state, event),
         finalizer=finalizer,
@@ -152,7 +152,7 @@ class DpSgd:
     Args:
       state: From `initialize` or the last step.
       batches: The physical batches of this step's batch, of features and
-        names; none of them for a batch of nobody, which still is a step.
+        names. An empty batch has none, and is still a step.
 
     Returns:
       The new state, and metrics, exact and therefore not private: `loss_sum`,
@@ -225,7 +225,7 @@ class DpSgd:
     with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
       remaining = iter(batches)
       while turn := list(itertools.islice(remaining, len(workers))):
-        # Each batch has its device by its number: deterministic.
+        # A batch's number decides its device, so the sum is deterministic.
         list(pool.map(lambda worker, batch: worker[0](batch), workers, turn))
     with tf.device(self._devices[0]):
       total = workers[0][1][0]
@@ -311,7 +311,7 @@ def _build_add(
   num_stacked = model.quantizer.num_stacked
 
   def trim(examples):
-    """Without the padding that all of them have."""
+    """Cuts off the padding that all examples share."""
     masked, seeds = examples
     most = tf.reduce_max(masked.feature_lengths)
     labels = most // num_stacked
@@ -322,7 +322,7 @@ def _build_add(
         is_masked=masked.is_masked[:, :labels],
     ), seeds
 
-  # One graph for all batches, so that a resumed run has the same bits.
+  # One graph for all batches: a resumed run then has the same bits.
   @tf.function(autograph=False)
   def add(weights, params, seed, batch, sums):
     names = tf.strings.join(
@@ -427,7 +427,7 @@ def _clipped_sum(
         ),
         group,
     )
-    # Records one after the other: what clipping needs, float64, it needs once.
+    # One record after the other: only one needs memory for float64 copies.
     row = lambda number: tf.nest.map_structure(
         lambda part: part[number], gradients
     )

@@ -2,13 +2,13 @@
 
 Algorithm 1 of https://arxiv.org/abs/2310.00098 composed from TFF's templates:
 
-    distributor  the weights and this round's seed, to the clients
+    distributor  sends the weights and this round's seed to the clients
     client work  local SGD, or another optimizer (`client_update`)
     aggregator   clip, sum, noise, divide (`aggregators.dp_mean`)
     finalizer    the server's optimizer (`server_update`)
 
-Some layers may be frozen (`layer_freeze`): they have no gradients, no delta, no
-part of the clip, no noise and no optimizer state, and do not change.
+Layers may be frozen (`layer_freeze`). A frozen layer does not change: it has no
+gradient, no delta, no part of the clip, no noise and no optimizer state.
 """
 
 import collections
@@ -33,8 +33,8 @@ from tff_asr.models import weights as weights_lib
 class Traffic(NamedTuple):
   """Bytes between the server and one client in a round, as float32 tensors.
 
-  Frozen weights are not counted: they never change, so that a client that has
-  the seed model has them.
+  Frozen weights do not count: they never change, so a client with the seed
+  model has them.
 
   Attributes:
     down: The weights that are trained, to the client.
@@ -62,8 +62,8 @@ def build(
 
   Its `next` takes the state and the clients' ids:
     (<S@SERVER, {string}@CLIENTS> -> <state=S@SERVER, metrics=M@SERVER>);
-  each client's dataset is opened where the client runs. Before the first round
-  of a process with noise, put a key into the state: `set_noise_key`.
+  each client's dataset is opened where the client runs. If there is noise, put
+  a key into the state before the first round: `set_noise_key`.
 
   Args:
     model: The model; initial weights are drawn from `seed`.
@@ -129,8 +129,8 @@ def set_noise_key(state: process_lib.State, key: Any) -> process_lib.State:
 def traffic(state: process_lib.State) -> Traffic:
   """Returns what a client of a process made by `build` gets and sends.
 
-  Both are the size of the trained weights. Seeds, clips and counts, some bytes,
-  are left out.
+  Both are the size of the trained weights. Seeds, clips and counts (a few
+  bytes) are not counted.
 
   Args:
     state: Of the process.

@@ -1,10 +1,10 @@
 """LayerFreeze: which layers private training leaves as they are.
 
-Chauhan et al. 2024, https://arxiv.org/abs/2409.13953: during a public warm
-start the squared norms of each layer's gradients are added up; the layers with
-the smallest scores are frozen. Fewer trained weights have less noise in all,
-and each trained layer a larger part of the clip. A layer is a weight tensor, as
-for clipping.
+Chauhan et al. 2024, https://arxiv.org/abs/2409.13953. A public warm start adds
+up the squared norms of each layer's gradients; the layers with the smallest
+scores are frozen. Fewer trained weights get less noise in total, and each
+trained layer gets a larger part of the clip. A layer is a weight tensor, as for
+clipping.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,13 +22,13 @@ ORDERS = ('lowest', 'highest', 'random')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerFreeze:
-  """Number and choice of the layers to freeze. One of share and number is set.
+  """Number and choice of the layers to freeze; set either share or number.
 
   Attributes:
-    share: Of all layers, in [0, 1), rounded down.
-    number: Of layers.
+    share: Share of all layers, in [0, 1); their number is rounded down.
+    number: Number of layers.
     order: `lowest` scores, as in the paper; `highest` or `random` to compare.
-    seed: Of `random`.
+    seed: Seed of the order `random`.
   """
 
   share: Optional[float] = None
@@ -55,7 +55,7 @@ class LayerFreeze:
     """The names of the layers to freeze, sorted.
 
     Args:
-      scores: Of each layer; equal ones go by name.
+      scores: Each layer's score; equal scores go by name.
 
     Raises:
       ValueError: A score is not a number, or no layer would be left.
@@ -112,7 +112,7 @@ def match(patterns: Collection[str], names: Collection[str]) -> list[str]:
 
 
 def normalized(squares: Mapping[str, float]) -> dict[str, float]:
-  """Scores: accumulated squared norms over their sum (zeros of zeros)."""
+  """Scores: squared norms over their sum; all 0 if that is 0."""
   total = sum(squares.values())
   return {
       name: value / total if total else 0.0 for name, value in squares.items()

@@ -9,7 +9,8 @@ by example (`dp_sgd`) have the same interface and the same state:
     aggregator            of the DP query, or ()
     finalizer             of the optimizer
 
-What is frozen is in the state so that a round is another one if others are.
+The state holds the frozen names, so freezing other weights changes a round's
+identity.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -27,7 +28,7 @@ class RandomState(NamedTuple):
 
   Attributes:
     seed: int32 [2], the run's.
-    round_num: int32, rounds or steps so far.
+    round_num: int32, rounds or steps done so far.
   """
 
   seed: Any
@@ -45,8 +46,8 @@ class Process(Protocol):
 
     Args:
       state: From `initialize` or the last round; it is not changed.
-      data: Clients' ids of `fed_avg`, a batch of `central_step`, physical
-        batches of `dp_sgd`.
+      data: Clients' ids (`fed_avg`), a batch (`central_step`) or physical
+        batches (`dp_sgd`).
 
     Returns:
       The new state, and metrics, exact and therefore not private.

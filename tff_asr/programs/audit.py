@@ -1,7 +1,7 @@
 """An audit as a program: a federated run with canaries, and its epsilon.
 
-The run is that of `federated`, with its sampling, clipping, noise and ledger;
-only canary clients are among the people, which makes its model useless: it is
+The run is that of `federated`, with its sampling, clipping, noise and ledger.
+But canary clients are among the people. They make the model useless, so it is
 removed in the end.
 """
 
@@ -23,7 +23,7 @@ from tff_asr.programs import training_loop
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
-# Canaries scored at once, so that their directions fit into memory.
+# Limits how many canaries are scored at once: their directions take memory.
 _VALUES_AT_ONCE = 2**26
 _SUM = 'process/finalizer/gradient_sum'
 
@@ -51,8 +51,8 @@ async def audit(
     What is in audit.json.
 
   Raises:
-    ValueError: A setting is unusable, or more leaks than is accounted: the run
-      does not keep its promise.
+    ValueError: A setting is unusable, or the estimate is above the accounted
+      epsilon: the run does not keep its promise.
   """
   results = await training_loop.run(
       build(output_dir=output_dir, configuration=configuration)
@@ -68,8 +68,9 @@ async def audit(
       canaries=canaries,
       clipping=clipping,
   )
-  # Weighted by layer they hide a layer that is not clipped. The larger of two
-  # bounds that fail one time in 40 each fails one time in 20 at most.
+  # Scores with layer weights hide a layer that is not clipped, so take the
+  # larger of two bounds. Each fails one time in 40, so one of them fails at
+  # most one time in 20.
   found = max(
       (
           audit_lib.estimate(each, delta=results['privacy']['delta'])
@@ -114,17 +115,17 @@ def score(
   Args:
     released: Sum of the released means, by the weights' names.
     canaries: All canaries of the run.
-    clipping: See `audit`. A canary's tensors have one norm before clipping, so
-      what counts of it is of norm C_h / sqrt(K) in each of a layer's K tensors;
-      clipped globally, C / sqrt(K) in each of all.
+    clipping: See `audit`. A canary's tensors have equal norms before clipping.
+      After it, each of a layer's K tensors has norm C_h / sqrt(K); with one
+      global clip, each of all K tensors has norm C / sqrt(K).
   """
-  # In the order in which the model's weights are.
+  # In the order of the model's weights.
   specs = weights_lib.Weights(
       (name, tf.TensorSpec(value.shape, tf.float32))
       for name, value in sorted(released.items())
   )
   shapes = [spec.shape for spec in specs.values()]
-  # Norms after clipping over C, not by the query's own code: that is audited.
+  # Norms after clipping, over C. Not computed by the query, which is audited.
   norms = [1 / math.sqrt(len(shapes))] * len(shapes)
   for layer in clipping.divide(specs):
     for place in layer.indices:

@@ -50,7 +50,7 @@ class Record(NamedTuple):
 class CentralTraining(training_loop.TrainingRun):
   """Steps on batches of all speakers' utterances.
 
-  Metrics are released at evaluations, and are means since the one before.
+  Each evaluation releases metrics: means since the evaluation before.
 
   Attributes:
     optimizer: Any TFF optimizer.

@@ -1,7 +1,7 @@
 """Description of what a program would do: nothing is trained or written.
 
-Everything that a run checks before its first round is checked. The process is
-initialized, for its noise and the size of its state.
+It checks everything that a run checks before its first round. It initializes
+the process, to learn its noise and the size of its state.
 """
 
 from collections.abc import Mapping
@@ -68,7 +68,7 @@ def _epsilon(
   )
   text = f'{after(last):.4g} (RDP) at the end'
   if target is not None and after(last) > target:
-    low, high = 1, last  # The first round is within it, the last is not.
+    low, high = 1, last  # The first round is within the target, the last not.
     while high - low > 1:
       middle = (low + high) // 2
       low, high = (middle, high) if after(middle) <= target else (low, middle)

@@ -1,7 +1,7 @@
 """Greedy decoding of a data set and its error rates, by speaker.
 
-`Evaluator` decodes with given weights, as training does; `evaluate` with those
-of finished runs.
+`Evaluator` decodes with given weights, as training does. `evaluate` decodes
+with the weights of finished runs.
 
   B: batch size. S: output frames. V: vocabulary with blank.
 """
@@ -199,8 +199,8 @@ def check_characters(
 ) -> None:
   """Raises ValueError if a corpus has characters that are not tokens.
 
-  Data that do not describe their corpus (not made by `data.index`) are checked
-  as they are read.
+  Data without a corpus description (not made by `data.index`) are checked while
+  they are read.
   """
   corpus = getattr(client_data, 'corpus', None)
   if corpus is None:
@@ -217,10 +217,10 @@ def check_characters(
 def warn_of_heard_speakers(
     evaluator: Evaluator, client_ids: Iterable[str]
 ) -> None:
-  """Says so if speakers that are evaluated train, too.
+  """Logs a warning if evaluated speakers are also trained on.
 
-  Their word error rates would be mistaken for those of people whom the model
-  never heard.
+  Readers would mistake their word error rates for those of people whom the
+  model never heard.
   """
   num_heard = len(evaluator.client_ids & frozenset(client_ids))
   if num_heard:
@@ -249,16 +249,15 @@ def evaluate(
     pipeline: Features, batches and the tokenizer.
     client_data: The speakers to decode.
     output_name: JSON file to write into each run's folder: the figures, the
-      word errors of each speaker, what the data say of the speakers (gender,
-      age, accent) and every hypothesis. The data are taken to be public: their
-      transcripts are written out.
+      word errors and known attributes (gender, age, accent) of each speaker,
+      and every hypothesis. It holds transcripts, so the data must be public.
 
   Returns:
     What was written for each run.
 
   Raises:
-    ValueError: For what is wrong with the arguments, together and before
-      anything is decoded; or a file is damaged.
+    ValueError: Arguments are wrong (one error for all of them, before anything
+      is decoded), or a file is damaged.
   """
   errors = []
   with checks.kept(errors):
@@ -301,7 +300,7 @@ def evaluate(
 def _check_models(
     runs: Sequence[str], model: ctc.CtcModel, pipeline: pipeline_lib.Pipeline
 ) -> None:
-  """Every run has a model, which fits."""
+  """Checks that every run has a model that fits."""
   if not runs or isinstance(runs, str):
     raise ValueError(f'runs must be a list of run folders, found {runs!r}.')
   twice = sorted({run for run in runs if runs.count(run) > 1})
@@ -316,7 +315,7 @@ def _check_models(
 
 
 def _check_outputs(runs: Sequence[str], output_name: str) -> None:
-  """What is written replaces nothing but an earlier evaluation."""
+  """Checks that outputs replace nothing but an earlier evaluation."""
   is_file_name = os.path.basename(output_name) == output_name
   if not is_file_name or not output_name.endswith('.json'):
     raise ValueError(
@@ -337,7 +336,7 @@ def _check_outputs(runs: Sequence[str], output_name: str) -> None:
 def _attributes(
     client_data: tff.simulation.datasets.ClientData,
 ) -> dict[str, dict[str, str]]:
-  """What is known of the speakers to decode; of data in memory, nothing."""
+  """Known attributes of the speakers; none for data in memory."""
   corpus = getattr(client_data, 'corpus', None)
   known = {} if corpus is None else speakers.read(corpus)
   return {

@@ -1,16 +1,16 @@
 """Faults of a round: clients that fail, and models that diverge.
 
-A client that failed (its data could not be read, its work raised) is not in the
-sum, and one whose update is not finite counts as zeros: either way as if it had
-sent zeros. The sum is divided by the expected cohort in any case, so noise,
-sensitivity and accounting are what they were.
+A client that failed (its data could not be read, or its work raised) is not in
+the sum. A client whose update is not finite counts as zeros. Both are as if the
+client had sent zeros. The sum is always divided by the expected cohort, so
+noise, sensitivity and accounting do not change.
 
-A federated round diverges by what the server's optimizer reports of its step:
-the norms of the aggregated update and of the new weights. Under DP both come
-from the noised mean, after its round was charged, so that the decision costs no
-privacy. No loss is looked at: clients' losses are exact and private. A round
-that is undone stays charged. The next one has a new noise key and, where
-cohorts are drawn at random, another cohort (`training_loop`).
+Two norms from the server's step tell whether a federated round diverged: of the
+aggregated update and of the new weights. Under DP both come from the noised
+mean, after the round was charged, so the decision costs no privacy. Losses are
+not used, because clients' losses are exact and private. An undone round stays
+charged. The next one has a new noise key and, if cohorts are drawn at random,
+another cohort (`training_loop`).
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from tff_asr import checks
 from tff_asr.models import weights as weights_lib
 
 ACTIONS = ('stop', 'roll_back')
-# In a row; then the rounds before were no good either.
+# After so many in a row, the rounds before were probably no good either.
 _MAX_ROLL_BACKS = 3
 _NORMS = ('update_norm', 'weights_norm')
 
@@ -44,13 +44,14 @@ class FaultSettings:
   """What a federated run does about faults.
 
   Attributes:
-    max_failed_share: Share of a round's clients that may fail, by an update
-      that is not finite, too; None: any number of those. How many others may
-      is for the execution context to say.
-    on_divergence: 'stop' ends the run at a round after which the model is of no
-      use; 'roll_back' undoes the round, which stays charged.
-    max_norm_growth: A norm above this many times that of the last good round is
-      a divergence, too; above 1. None: only norms that are not finite are.
+    max_failed_share: Share of a round's clients that may fail, including those
+      whose update is not finite. None: the execution context alone limits
+      failures, and updates that are not finite have no limit.
+    on_divergence: 'stop' ends the run when a round diverges; 'roll_back' undoes
+      the round, which stays charged.
+    max_norm_growth: A norm of more than this factor times that of the last good
+      round is a divergence, too; above 1. None: only a norm that is not finite
+      is one.
   """
 
   max_failed_share: Optional[float] = None
@@ -97,7 +98,7 @@ class FaultSettings:
     Raises:
       TooManyFailuresError: More failed than may.
     """
-    # The native context ends a round when a client fails.
+    # The native context lists no failures: a failed client ends its round.
     failures = getattr(context, 'last_failures', {})
     non_finite = int(metrics['num_non_finite'])
     failed = len(failures) + non_finite
@@ -132,8 +133,8 @@ class FaultSettings:
       round_num: Its number, for messages.
 
     Returns:
-      What to compare the next round with; whether this one is good. False: it
-      is to be undone.
+      The norms to compare the next round with; and whether this round is good.
+      If not, it is to be undone.
 
     Raises:
       DivergedError: The run is to end.
@@ -175,7 +176,7 @@ class FaultSettings:
 
 
 class Norms(NamedTuple):
-  """Norms of the last good round, which the next is compared with.
+  """Norms of the last good round, to compare the next one with.
 
   Attributes:
     update_norm: Of the last good round's update; NaN before the first.

@@ -1,15 +1,15 @@
 """Federated training as a program: a process, cohorts, and their metrics.
 
-`fed_avg.build` makes the process, one of `cohorts`' builders draws who takes
-part in a round, and `training_loop.run` runs and charges the rounds. Clients
-that fail are left out and counted; a round after which the model is of no use
-ends the run or is undone (`faults`).
+`fed_avg.build` makes the process, one of `cohorts`' builders draws each round's
+clients, and `training_loop.run` runs and charges the rounds. Clients that fail
+are left out and counted. A round that spoils the model ends the run or is
+undone (`faults`).
 
-The names of metrics say what is private: what is computed from clients without
-noise begins with `not_private/`, for simulations, and the privacy statement
-does not cover it. Everything else comes from settings, noised sums, released
-models and the ledger, and may be shown with the model. docs/metrics.md has each
-name.
+The names of metrics say what is private. A metric computed from clients without
+noise begins with `not_private/`: it is for simulations, and the privacy
+statement does not cover it. All other metrics come from settings, noised sums,
+released models and the ledger, and may be shown with the model. docs/metrics.md
+lists them.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ from tff_asr.programs import training_loop
 from tff_asr.storage import run_dir
 
 _PREFIX = 'not_private/'
-# Where the learning process keeps exact figures.
+# Names of the learning process's exact metrics.
 _EXACT = re.compile(r'client_work/|aggregator/not_private/')
 
 
@@ -49,7 +49,7 @@ class FederatedTraining(training_loop.TrainingRun):
     context: Runs the rounds; see `tff_asr.execution`.
     num_rounds: Rounds of the whole run.
     privacy: Budget and keys.
-    faults: What is done about clients that fail and models that diverge.
+    faults: What to do about clients that fail and models that diverge.
   """
 
   learning_process: tff.learning.templates.LearningProcess
@@ -174,7 +174,7 @@ def flatten(
     traffic: Bytes of each client.
 
   Returns:
-    Numbers by name. A mean over clients of whom there were none is NaN.
+    Numbers by name. A mean over no clients is NaN.
   """
   released, exact = {}, {}
   for name, value in run_dir.flatten_metrics(metrics).items():

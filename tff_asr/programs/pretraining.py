@@ -1,10 +1,10 @@
 """Self-supervised pre-training as a program: BEST-RQ, with or without DP.
 
-Without a query: a warm start on public data, which also scores the layers
-(`warm_start`). With one: DP-SGD with the example as the unit of privacy, each
-step charged to the ledger before its model can be seen, and perhaps some layers
-frozen by the scores of the warm start it begins from. Batches are drawn by
-Poisson sampling in both.
+Without a query it is a warm start on public data, which also scores the layers
+(`warm_start`). With a query it is DP-SGD: the example is the unit of privacy,
+and each step is charged to the ledger before its model can be seen. Layers may
+be frozen by the scores of the warm start. Both draw batches by Poisson
+sampling.
 """
 
 from collections.abc import Mapping
@@ -44,11 +44,11 @@ class Pretraining(training_loop.TrainingRun):
     optimizer: Any TFF optimizer.
     batch_size: Utterances expected in a step's batch, and its divisor.
     num_steps: Steps of the whole run.
-    seed: Of initial weights, masks and dropout; without a query of the batches.
-    build_query: From the specs of the trained weights to the query that clips
-      and noises gradients by example; None: the data are public.
-    num_vectorized: Examples whose gradients are computed at once; see
-      `example_gradients`.
+    seed: Of initial weights, masks and dropout; without a query also of the
+      batches.
+    build_query: Builds, from the specs of the trained weights, the query that
+      clips and noises gradients by example; None: the data are public.
+    num_vectorized: Examples whose gradients are computed at once; see `dp_sgd`.
     devices: Logical devices that share a batch; None: all GPUs, else the CPU.
     freeze: Which layers to leave as they are, by the scores of init_from_run.
     privacy: Budget and keys.
@@ -172,8 +172,8 @@ class Pretraining(training_loop.TrainingRun):
     count = float(found['num_examples'])
     mean = lambda name: float(found[name]) / count if count else math.nan
     loss = mean('loss_sum')
-    # Of a private step the weights alone are looked at: they come from the
-    # noised sum, which is charged by now. Losses are exact and private.
+    # A private step is judged by its weights alone. They come from the noised
+    # sum, which is charged by now; losses are exact and private.
     faults.check_step(
         done.output.state.global_model_weights,
         loss=loss if self.build_query is None and count else None,
@@ -244,12 +244,12 @@ class MaskedEvaluation(NamedTuple):
   Attributes:
     loss: Mean over utterances of their mean cross-entropy, in nats.
     accuracy: Share of frames whose best label is the right one.
-    most_frequent: Share of the most frequent label: the accuracy of a model
-      that predicts one label always, at best.
-    label_perplexity: How many labels are used, as if evenly (`quantizer`);
-      frozen: a property of the data.
-    prediction_perplexity: The same of the best labels; 1 if the model predicts
-      one label always.
+    most_frequent: Share of the most frequent label: the best accuracy of a
+      model that always predicts one label.
+    label_perplexity: Number of labels in use, as if used evenly (`quantizer`);
+      a property of the data, since the quantizer is frozen.
+    prediction_perplexity: The same for predicted labels; 1 if the model always
+      predicts one label.
   """
 
   loss: float
@@ -264,7 +264,7 @@ class MaskedEvaluation(NamedTuple):
 
 
 class MaskedEvaluator:
-  """Predicts a data set under masks that are always the same ones."""
+  """Predicts the masked frames of a data set; its masks never change."""
 
   def __init__(
       self,

@@ -1,16 +1,17 @@
 """Rounds under a privacy ledger: keys, charging and a budget.
 
 A round's noise key is derived from the run's noise key and the round's
-identity, a digest of everything that decides its noisy sum: both keys,
+identity: a digest of everything that decides its noisy sum (both keys,
 counters, the server state that clients get, the cohort's draw and the
-configuration. So the same noise comes back for the identical round only, as
-after a crash. A round may still come out differently (other data, code, or
-rounding of another machine). The ledger notices by the released bits, and the
-round is repeated under a new key and charged in addition. A run folder that was
-copied draws a new key too, because the original may continue beside it.
+configuration). So the same noise comes back only for the identical round, as
+after a crash. A repeated round may still come out differently (other data or
+code, or another machine's rounding). The ledger notices that by the released
+bits; the round is then repeated under a new key and charged in addition. A
+copied run folder gets a new key, too, because the original may continue beside
+it.
 
-With a new noise key comes a new sampler's key wherever cohorts are drawn: a
-round is charged as a draw of its own, and two sums over one draw of clients
+A new noise key also changes the sampler's key, if cohorts are drawn at random.
+Each round is charged as a draw of its own; two sums over one draw of clients
 would tell more than two such rounds.
 """
 
@@ -86,11 +87,11 @@ class PrivateRoundRunner:
     """Takes over a ledger.
 
     Args:
-      ledger: Open, at the saved state.
-      noise: As saved, or with a new key.
+      ledger: The run's ledger, opened at the saved state.
+      noise: The saved noise state, or one with a new key.
       sampling: How cohorts are drawn.
       configuration: Digest of the configuration.
-      delta: Of epsilon.
+      delta: The delta of epsilon.
       target_epsilon: Epsilon (RDP) that the ledger must not exceed, or None.
       fixed_noise: Whether a seed fixed the noise key (NOT PRIVATE).
     """
@@ -101,7 +102,7 @@ class PrivateRoundRunner:
     self._target_epsilon = target_epsilon
     self._fixed_noise = fixed_noise
     self._is_renewed = False
-    # The weights last seen and their digest, which a next round needs again.
+    # The last weights and their digest, which the next round needs again.
     self._digested = (None, '')
     self.noise = noise
     if int(noise.file_identity) != ledger.file_identity:
@@ -113,12 +114,12 @@ class PrivateRoundRunner:
 
   @property
   def head(self) -> ledger_lib.Head:
-    """The ledger's, after the rounds so far."""
+    """The ledger's head after the rounds so far."""
     return self._ledger.head
 
   @property
   def is_of_a_pass(self) -> bool:
-    """Whether nothing is drawn: each client is in one round of a pass."""
+    """Whether rounds go through passes, so that nothing is drawn."""
     return self._sampling.kind == 'pass'
 
   def are_left(self, state: Any, cohort_state: Any) -> bool:
@@ -137,7 +138,7 @@ class PrivateRoundRunner:
   def sampled_from(
       self, cohort_state: cohorts.CohortState
   ) -> cohorts.CohortState:
-    """The saved state of cohorts, with another key if the noise has one."""
+    """The saved state of cohorts, with a new key if the noise key is new."""
     return self._redrawn(cohort_state) if self._is_renewed else cohort_state
 
   async def run(
@@ -201,9 +202,9 @@ class PrivateRoundRunner:
   def roll_back(self, state: Any, cohort_state: Any) -> None:
     """Gives the rounds after an undone one a new noise key.
 
-    The undone round stays charged. The key is derived from the one before and
-    the round's identity: a run that is killed after a roll-back and resumed
-    before it comes to the same key, and is charged the same rounds.
+    The undone round stays charged. The new key is derived from the old one and
+    the round's identity. So a run that is killed after a roll-back and resumes
+    before it gets the same key, and is charged the same rounds.
 
     Args:
       state: The learning process's state before the undone round.
@@ -222,7 +223,7 @@ class PrivateRoundRunner:
     return _epsilon(contents.rounds, self._delta)
 
   def _renew_key(self) -> None:
-    """Replaces the noise key; from the operating system unless it is fixed."""
+    """Replaces the noise key by a new draw, or derives it if it is fixed."""
     key = (
         keys.derive(self.noise.key, purpose='renewed')
         if self._fixed_noise
@@ -263,8 +264,7 @@ class PrivateRoundRunner:
 def digest(values: Any) -> str:
   """Returns SHA-256, in hex, over a nest of arrays, tensors and strings.
 
-  It covers paths, types, shapes and every byte. Leaves are hashed side by side,
-  so that a large model takes the time of its bytes over the cores.
+  It covers paths, types, shapes and every byte. Leaves are hashed in parallel.
   """
   leaves = tree.flatten_with_path(values)
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -308,11 +308,11 @@ def check_first_round(
     sampling: How cohorts are drawn.
     delta: Of epsilon.
     target_epsilon: Epsilon that must not be exceeded, or None.
-    inherited: What the runs cost that it starts from.
+    inherited: Charges of the runs that it starts from.
 
   Raises:
-    ValueError: Sampling and noise do not go together, or cannot be composed
-      with what is inherited, or one round exceeds the target.
+    ValueError: Sampling and noise do not go together or do not compose with the
+      inherited rounds, or one round exceeds the target.
   """
   rounds = inherited.after(
       [0],
@@ -341,14 +341,14 @@ def epsilon_of_plan(
     inherited: ledger_lib.Charges,
     delta: float,
 ) -> float:
-  """Epsilon (RDP) of a run that comes to its end.
+  """Epsilon (RDP) of a run that does all its rounds.
 
   Args:
     state: The learning process's initial state.
     sampling: How cohorts are drawn.
     num_rounds: Rounds of the whole run.
-    inherited: What the runs cost that it starts from.
-    delta: Of epsilon.
+    inherited: Charges of the runs that it starts from.
+    delta: The delta of epsilon.
   """
   rounds = inherited.after(
       range(num_rounds),
@@ -365,7 +365,7 @@ def create_ledger(
     fixed_seeds: Sequence[str] = (),
     unit: Optional[str] = 'speaker',
 ) -> ledger_lib.Ledger:
-  """Starts the ledger of a new run; refuses where one was taken away.
+  """Starts the ledger of a new run; refuses if an old one was taken away.
 
   Args:
     run: The run's folder.
@@ -374,8 +374,8 @@ def create_ledger(
     unit: What one client is; None: as in the parent.
 
   Raises:
-    ledger.LedgerError: The folder holds a model with a ledger but no state, or
-      as `ledger.create`.
+    ledger.LedgerError: The folder holds a model with a ledger but no state; or
+      `ledger.create` raises it.
   """
   before = run_dir.ledger_of_model(run.path)
   if before is not None and before[1] is not None:

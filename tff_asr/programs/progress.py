@@ -13,8 +13,8 @@ _BAR = '{desc}: {n_fmt}/{total_fmt} |{bar:16}| {remaining} left{postfix}'
 class Progress:
   """Shows how far a loop is, with a few figures; a context manager.
 
-  On a terminal a bar that redraws itself; otherwise (a pipe, a log file) one
-  line at the start, then one every ten seconds or so, and one at the end.
+  A terminal shows a bar that redraws itself. A pipe or a log file gets a line
+  at the start, then one every ten seconds or so, and one at the end.
   """
 
   def __init__(
@@ -94,13 +94,13 @@ class Progress:
 
 
 def spent(epsilon: float, *, target: Optional[float]) -> str:
-  """Epsilon of its target, such as `3.1 of 10`; alone without one."""
+  """Epsilon and its target, such as `3.1 of 10`; epsilon alone without one."""
   of_target = '' if target is None else f' of {target:g}'
   return f'{epsilon:.3g}{of_target}'
 
 
 def mean(value: float, *, count: float) -> str:
-  """A mean to two decimals; `none` of nobody, which is no divergence."""
+  """A mean to two decimals; `none` if nobody came, so that it shows no NaN."""
   return f'{value:.2f}' if count else 'none'
 
 

@@ -1,7 +1,7 @@
-"""Privacy of a run as its folder tells it: epsilon, and the statement.
+"""Privacy of a run, from its folder: epsilon, and the statement.
 
 Both come from the run's ledger (`privacy.ledger`). Rounds of another unit, such
-as the examples of pre-training, are accounted and stated apart.
+as the examples of pre-training, have an epsilon and a statement of their own.
 """
 
 import dataclasses
@@ -37,9 +37,9 @@ def epsilon_of_run(
 ) -> epsilon_report.Result:
   """Returns the epsilon of all rounds that a run's ledger charges.
 
-  The ledger is compared with the run's newest saved state and its model, so
-  that lines missing at its end are noticed as long as one of them is there.
-  Ledgers of other units are accounted apart.
+  The ledger is compared with the run's newest saved state and with its model.
+  As long as one of them exists, lines missing at the ledger's end are noticed.
+  Ledgers of other units have their own epsilons.
 
   Args:
     run: The run's folder.
@@ -56,7 +56,7 @@ def epsilon_of_run(
         f'{run} has no privacy ledger ({run_dir.LEDGER}): is it the folder of '
         'a run on private data, or of one that started from its model?'
     )
-  # The two are equal once a run has ended; the ledger is then read once.
+  # Once a run has ended the two heads are equal, and the ledger is read once.
   heads = dict.fromkeys((saved_head(run), run_dir.ledger_of_model(run)[1]))
   for head in heads:
     contents = ledger_lib.read(path, head=head)
@@ -85,14 +85,14 @@ def write_statement(
 ) -> statement.Statement:
   """States what a run's ledger charges, in privacy.txt and privacy.json.
 
-  Guarantees of other units follow it, a statement each.
+  A statement for each other unit follows it.
 
   Args:
     run: The run's folder.
     ledger: Its ledger.
-    query_state: State of its query, `queries` or `adaptive_query`; None: it
-      charges no round of its own.
-    delta: Of the statement; None: the default one.
+    query_state: State of its query, of `queries` or `adaptive_query`; None: the
+      run charges no rounds of its own.
+    delta: The statement's delta; None: the default.
   """
   contents = ledger.contents
   apart = ledger_lib.read_apart(run.file(run_dir.LEDGER))

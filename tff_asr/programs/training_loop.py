@@ -1,16 +1,16 @@
 """Training loop of all programs: resume, charge, evaluate, release, save, end.
 
-`federated`, `central` and `pretraining` are a `TrainingRun` each: a process,
-the source of what its rounds train on, and what to make of a round's metrics.
-`run` does the rest, the same for all:
+`federated`, `central` and `pretraining` are a `TrainingRun` each: a process, a
+source of training data, and a judgement of each round's metrics. `run` does the
+rest, the same for all:
 
-- Version 0 is saved before the first round, so that each run can be resumed. A
-  run that ends early repeats the rounds after its last saved state, in the same
-  bits: with the same draws, seeds and noise.
+- Version 0 is saved before the first round, so every run can be resumed. A run
+  that ends early repeats the rounds after its last saved state with the same
+  draws, seeds and noise, so in the same bits.
 - A private round is charged to the ledger, on disk, before its model can be
   evaluated, released or saved (`private_rounds`). A run that starts from
-  another run's model takes over that run's ledger.
-- An error or an interrupt ends a run with its newest good state saved.
+  another run's model inherits that run's ledger.
+- A run that is ended by an error or an interrupt saves its newest good state.
 """
 
 import abc
@@ -55,10 +55,11 @@ class RunSettings:
   """Intervals of a run, in rounds or steps; they do not change its bits.
 
   Attributes:
-    evaluate_every: Rounds between evaluations; the last round always is.
-    save_every: Rounds between saved states; the last round always is.
-    keep_last: Saved states to keep, the newest ones.
-    keep_every: States of multiples of this are kept too; 0: none.
+    evaluate_every: Rounds between evaluations; the last round is always
+      evaluated.
+    save_every: Rounds between saved states; the last round is always saved.
+    keep_last: Number of newest states to keep.
+    keep_every: States of multiples of this are kept, too; 0: none.
   """
 
   evaluate_every: int = 10
@@ -135,11 +136,11 @@ class RunState(NamedTuple):
   """All that a run needs to continue.
 
   Attributes:
-    process: The process's state; of a private one with the noise counter.
+    process: The process's state; with noise it holds the noise counter.
     source: State of the draws; holds their key.
     ledger: Head of the privacy ledger.
-    noise: The noise key, and the ledger file that it is for.
-    record: What the kind of training keeps from round to round.
+    noise: The noise key, and the ledger file that it belongs to.
+    record: Values that the kind of training keeps from round to round.
   """
 
   process: Any
@@ -153,7 +154,7 @@ class RunState(NamedTuple):
 class TrainingRun(abc.ABC):
   """A training run: process, data source, metrics.
 
-  Subclasses set the class attributes, and override what differs.
+  Subclasses set the class attributes and override methods.
 
   Attributes:
     output_dir: The run's folder; see `run_dir`.
@@ -175,13 +176,13 @@ class TrainingRun(abc.ABC):
   evaluator: Optional[Any] = None
   init_from_run: Optional[str] = None
 
-  # For the display; and what `total` and versions count.
+  # NAME is displayed; UNIT is what `total` and versions count.
   NAME: ClassVar[str]
   UNIT: ClassVar[str]
-  # Of what the ledger protects; None: no data are private.
+  # The unit that the ledger protects; None: no data are private.
   PRIVACY_UNIT: ClassVar[Optional[str]]
 
-  # Set by subclasses: a round of `process` takes what is drawn.
+  # Set by subclasses. `process.next` takes what `draw` returns.
   process: process_lib.Process = dataclasses.field(init=False, repr=False)
   # How rounds are drawn, for the accounting; None: nothing is charged.
   sampling = None
@@ -261,13 +262,13 @@ class TrainingRun(abc.ABC):
     """Looks at what came out of a round.
 
     Args:
-      record: After the last good round.
-      done: What came out; charged.
-      number: Of the round, from 1 on.
+      record: The record after the last good round.
+      done: The round; charged if it is private.
+      number: The round's number, from 1 on.
 
     Returns:
-      The record after it, and its metrics to release; None: the round is to be
-      undone. A private round stays charged.
+      The record after the round, and its metrics to release. None for metrics:
+      the round is to be undone; a private round stays charged.
 
     Raises:
       ValueError: The run is to end with the state before this round.
@@ -276,10 +277,10 @@ class TrainingRun(abc.ABC):
   def evaluate(
       self, record: Any, weights: weights_lib.Weights
   ) -> tuple[Any, dict[str, float]]:
-    """Evaluates a round's model, where the settings say so.
+    """Evaluates a round's model.
 
     Returns:
-      The record after it, and the evaluator's metrics; none without one.
+      The new record, and the evaluator's metrics; empty without an evaluator.
     """
     if self.evaluator is None:
       return record, {}
@@ -324,7 +325,7 @@ def check_durations(
 
 @contextlib.contextmanager
 def explained_shortage() -> Iterator[None]:
-  """Says which settings to change where memory does not suffice.
+  """Tells which settings to change if memory does not suffice.
 
   Raises:
     OSError: TensorFlow or Python had too little memory, here or at a client.
@@ -363,7 +364,8 @@ def check_first_round(
     process_state: Its process's first state.
 
   Returns:
-    What decides the cost of its rounds, for `private_rounds.epsilon_of_plan`.
+    Arguments of `private_rounds.epsilon_of_plan`: sampling, delta and inherited
+    charges.
 
   Raises:
     ValueError: As `private_rounds.check_first_round`.
@@ -390,10 +392,10 @@ def drawn(sampling: accounting.Sampling, what: str) -> str:
 
 
 async def run(training: TrainingRun) -> dict[str, Any]:
-  """Trains to the last round, from where its folder stands.
+  """Trains to the last round, from the last state saved in its folder.
 
   Args:
-    training: What to train. Its folder has all that is written.
+    training: What to train. All files are written to its folder.
 
   Returns:
     The results, as written to results.json.
@@ -442,7 +444,7 @@ async def run(training: TrainingRun) -> dict[str, Any]:
         )
         metrics |= found
       if is_last or number % training.release_every == 0:
-        # How long a round takes tells who came.
+        # The time of a round is private: it depends on who came.
         metrics[_seconds(training)] = time.monotonic() - started
         started = time.monotonic()
         for manager in managers:
@@ -452,7 +454,7 @@ async def run(training: TrainingRun) -> dict[str, Any]:
       if number % settings.save_every == 0:
         await saver.save(state, number)
       progress.update(**training.figures(metrics))
-      # Where an interrupt ends the run.
+      # An interrupt ends the run here.
       await asyncio.sleep(0)
 
     await saver.save(state, number)
@@ -472,13 +474,13 @@ async def _open(
   """Opens a run's folder and ledger until the stack ends.
 
   Returns:
-    Both; what charges rounds, None: nothing is charged; the state to go on
-    from, and its number.
+    The folder; the ledger, if there is one; the runner that charges rounds, or
+    None if nothing is charged; the state to go on from; and its number.
   """
   process_state = await training.initialize()
   if training.sampling is not None:
     check_first_round(training, process_state)
-  # Not before the process has shown that it can be built and run.
+  # Opened only now, when the process has been built and initialized.
   folder = stack.enter_context(run_dir.RunDir(
       training.output_dir,
       configuration=training.configuration,
@@ -492,7 +494,7 @@ async def _open(
       private_rounds.NoiseState(_noise_key(training), np.int64(0)),
       training.initial_record(process_state.global_model_weights),
   )
-  # Or it would take its memory to the end.
+  # Otherwise this variable would hold its memory to the end.
   del process_state
   state, number, ledger = await _resume_or_begin(training, folder, state, stack)
   rounds = _private_rounds(training, ledger, state)
@@ -520,8 +522,8 @@ def _roll_back(
 ) -> RunState:
   """The state after a round was undone, which stays charged."""
   rounds.roll_back(state.process, done.before)
-  # Another cohort: amplification by sampling counts for one sum a draw. The
-  # rounds of a pass draw nothing, and tree and pass go together.
+  # Draw another cohort: amplification by sampling holds for one sum a draw.
+  # Rounds of passes draw nothing, and must stay in step with their tree.
   if not rounds.is_of_a_pass:
     state = state._replace(source=done.after)
   return state._replace(ledger=rounds.head, noise=rounds.noise)
@@ -591,7 +593,7 @@ def _private_rounds(
     ledger: Optional[ledger_lib.Ledger],
     state: RunState,
 ) -> Optional[private_rounds.PrivateRoundRunner]:
-  """What runs and charges rounds; None: they are not private."""
+  """The runner that charges rounds; None if they are not private."""
   if training.sampling is None:
     return None
   return private_rounds.PrivateRoundRunner(

@@ -1,11 +1,11 @@
 """Warm start: the weights of another run, and the scores of its layers.
 
-A run of `central` or `federated` gives its whole model. One of `pretrain` gives
-its encoder, whose weights are taken by name; the head is new, as drawn from the
-run's seed, and what only pre-training needs is left behind.
+A run of `central` or `federated` gives its whole model. A run of `pretrain`
+gives its encoder, by the names of the weights: the head is drawn anew from the
+run's seed, and weights that only pre-training needs are left behind.
 
-A public run of `pretrain` also scores its layers, in a table in its folder:
-those to freeze are chosen by it (`learning.layer_freeze`).
+A public run of `pretrain` also writes a table of its layers' scores into its
+folder. `learning.layer_freeze` uses it to choose the layers to freeze.
 """
 
 from collections.abc import Mapping
@@ -29,15 +29,15 @@ def updated(
     model: ctc.CtcModel,
     tokens: str,
 ) -> weights_lib.Weights:
-  """Returns a model's first weights, with what another run has for it.
+  """Returns a model's first weights, as far as possible from another run.
 
-  Says in a line what is taken and what is new.
+  A logged line says which weights are taken and which are new.
 
   Args:
     weights: As drawn, float32 by name.
     run: Folder of a finished run.
     model: What the weights are for.
-    tokens: The characters of its tokens; none: it is pre-trained further.
+    tokens: The characters of its tokens; empty for further pre-training.
 
   Returns:
     Tensors by name.
@@ -156,7 +156,7 @@ def _read_scores(run: str) -> dict[str, float]:
 
 
 def _is_of_encoder(run: str, tokens: str) -> bool:
-  """Whether only the encoder is taken: the run spells nothing, tokens do."""
+  """Whether to take the encoder only: the run has no tokens, the model has."""
   return bool(tokens) and run_dir.is_pretrained(run)
 
 
