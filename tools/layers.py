@@ -189,20 +189,41 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
         'tff_asr',
         'tools',
     ),
-    'tools': ('pytest',),
+    'tools': (
+        'absl',
+        'data_tools',
+        'flax',
+        'jax',
+        'mlx',
+        'numpy',
+        'optax',
+        'pfl4asr',
+        'pytest',
+        'soundfile',
+        'tensorflow',
+        'tensorflow_federated',
+        'tff_asr',
+        'unidecode',
+        'yaml',
+    ),
 }
 
-DEFINES_FLAGS = ('bin', 'data_tools', 'experiments', 'benchmarks')
+DEFINES_FLAGS = ('bin', 'data_tools', 'experiments', 'benchmarks', 'tools')
 _FLAG_LIBRARIES = ('argparse', 'click', 'getopt', 'optparse')
 # Not in requirements.txt: only modules that say so by their name import it.
 _EXTRAS: dict[str, tuple[str, ...]] = {
+    'flax': ('jax_',),
     'flwr': ('flwr_',),
     'jax': ('jax_',),
+    'mlx': ('jax_',),
     'optax': ('jax_',),
     'pfl': ('pfl_',),
+    'pfl4asr': ('jax_',),
     'pyctcdecode': ('language_model',),
     'ray': ('ray_',),
     'torch': ('torch_', 'flwr_', 'pfl_'),
+    'unidecode': ('jax_',),
+    'yaml': ('jax_',),
 }
 
 
