@@ -57,16 +57,17 @@ class SpecAugmentTest(parameterized.TestCase):
     counts = np.bincount(widths, minlength=20)
     self.assertLen(counts, 20)  # Widths 0 to 19.
     self.assertGreater(scipy.stats.chisquare(counts).pvalue, 1e-4)
-    # A start is uniform in [0, size - width], so its place in there is too.
+    # A start is uniform in [0, size - width), so its place in there is too.
     rows = np.flatnonzero(widths > 0)
     size = masked.shape[1]
     starts = masked[rows].argmax(axis=1)
-    places = (starts + 0.5) / (size - widths[rows] + 1)
+    places = (starts + 0.5) / (size - widths[rows])
     # Of some 1900 places; on 62 starts or more they are a 62nd apart.
     self.assertLess(scipy.stats.kstest(places, 'uniform').statistic, 0.06)
-    # Masks reach both ends and never leave a part outside.
+    # Masks reach the first and the last but one; the last stays, as published.
     self.assertTrue(masked[:, 0].any())
-    self.assertTrue(masked[:, -1].any())
+    self.assertTrue(masked[:, -2].any())
+    self.assertFalse(masked[:, -1].any())
 
   @parameterized.parameters((100, 9), (55, 4), (20, 1), (10, 0), (9, 0), (1, 0))
   def test_a_time_mask_is_shorter_than_its_share(self, num_frames, widest):
@@ -77,7 +78,7 @@ class SpecAugmentTest(parameterized.TestCase):
 
   def test_masks_of_a_batch_lie_in_each_utterance(self):
     lengths = [30, 120, 0, 30]
-    # A draw reaches frame 119 with probability .018. Seeded; of 600 new ones
+    # A draw reaches frame 118 with probability .018. Seeded; of 600 new ones
     # none would 1 time in 50,000.
     masked = _masked(
         lengths * 600,
@@ -89,10 +90,10 @@ class SpecAugmentTest(parameterized.TestCase):
     )[..., 0]
     masked = masked.reshape(600, 4, 120)
     for row, length in zip(np.moveaxis(masked, 1, 0), lengths):
-      # Padding is never masked, and the last frame of an utterance is.
-      self.assertFalse(row[:, length:].any())
+      # Padding is never masked, nor is the last frame; the one before it is.
+      self.assertFalse(row[:, max(0, length - 1) :].any())
       if length:
-        self.assertTrue(row[:, length - 1].any())
+        self.assertTrue(row[:, length - 2].any())
 
   def test_no_two_draws_share_a_stream(self):
     # A square, on which equal draws would mask both axes alike. One mask has

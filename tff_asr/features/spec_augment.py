@@ -3,7 +3,8 @@
 Park et al. 2019, https://arxiv.org/abs/1904.08779, without time warping, as in
 the federated ASR paper: widths and starts are uniform integers, a time mask is
 at most a share of the utterance, masked values are 0 (the mean of normalised
-features).
+features). A start is below the size less the width, in the published code, too:
+the last bin and the last frame are never masked.
 
   B: batch size. T: feature frames. F: mel bins.
 """
@@ -86,8 +87,8 @@ def _keep(
       tf.int32,
   )
   widths = scaled(width_seed, limits[:, tf.newaxis])
-  # The whole mask lies inside: starts are uniform in [0, length - width].
-  starts = scaled(start_seed, lengths[:, tf.newaxis] - widths + 1)
+  # The whole mask lies inside: starts are uniform in [0, length - width).
+  starts = scaled(start_seed, lengths[:, tf.newaxis] - widths)
   position = tf.range(size)[:, tf.newaxis]
   starts, ends = starts[:, tf.newaxis], (starts + widths)[:, tf.newaxis]
   return ~tf.reduce_any((position >= starts) & (position < ends), axis=-1)
