@@ -8,9 +8,10 @@ opens a client, reads, checks, shuffles and pads its records to chunks;
 `prepare` has features, SpecAugment and labels besides; `cut` makes the batches.
 
 Then a round trains a model on the same clients (one pass each). Of a client's
-time there, `waited for data` is what its thread waited for the records, which
-are read while the client before is trained; `prepared` is an estimate of what
-the loop spent on features, masks and cutting, from the parts above. Without
+time there, `waited for data` is what its thread waited for the places of its
+records, which are read while the client before is trained; `prepared` is an
+estimate of what the loop spent on features, masks and cutting, from the parts
+above. Without
 --data the corpus is noise, of lengths from a fifth to nine fifths of 5 s.
 """
 
@@ -26,7 +27,6 @@ import tempfile
 
 from absl import flags
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from benchmarks import report
 from benchmarks import turns
@@ -136,32 +136,33 @@ def main(_) -> None:
 
 def _build(
     part: str,
-    clients: tff.simulation.datasets.ClientData,
+    clients: client_data.SpeechClientData,
     pipeline: pipeline_lib.Pipeline,
 ) -> Callable[[tf.Tensor], tf.Tensor]:
   """A client's pass: frames, padded frames, and a use of all values."""
 
   @tf.function(input_signature=[tf.TensorSpec([], tf.string)])
   def run(client_id):
-    chunks, seed = pipeline.training_chunks(
-        pipeline.with_lengths(clients.serializable_dataset_fn(client_id)),
+    shuffled = pipeline.open(
+        clients.places.serializable_dataset_fn(client_id),
         seed=tf.constant([1, 2]),
         num_epochs=1,
     )
     total = tf.zeros([3])
-    for chunk in iter(chunks):
+    for number in tf.range(shuffled.num_chunks):
+      chunk = pipeline.read_chunk(shuffled, number, read=clients.read)
       if part == 'read':
         samples = tf.reduce_sum(tf.cast(chunk['length'], tf.float32))
         total += tf.stack([samples, 0.0, 0.0])
         continue
-      prepared = pipeline.prepare(chunk, seed=seed)
+      prepared = pipeline.prepare(chunk, seed=shuffled.seed)
       if part == 'prepare':
         lengths = prepared.utterances['feature_lengths']
         used = tf.reduce_sum(prepared.utterances['features'])
         total += tf.stack([_sum(lengths), 0.0, used])
         continue
-      for number in tf.range(pipeline_lib.num_batches(prepared)):
-        batch = pipeline_lib.slice_batch(prepared, number)
+      for batch_num in tf.range(pipeline_lib.num_batches(prepared)):
+        batch = pipeline_lib.slice_batch(prepared, batch_num)
         size = tf.reduce_prod(tf.shape(batch['features'])[:2])
         used = tf.reduce_sum(batch['features'])
         total += tf.stack(

@@ -102,7 +102,8 @@ class EndingsTest(parameterized.TestCase):
     # The shard and the place in it, in one line, and no client's name.
     self.assertRegex(
         ended.stderr,
-        r'\Aerror: .*the record at byte \d+ of .*shard-00000.tfrecord is missing or damaged; .*\n\Z',
+        r'\Aerror: .*the record at byte \d+ of .*shard-00000.tfrecord is '
+        r'missing or damaged; .*\n\Z',
     )
 
   @parameterized.parameters(signal.SIGINT, signal.SIGTERM)

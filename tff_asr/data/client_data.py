@@ -65,6 +65,20 @@ def duration_cost(
   )
 
 
+def for_training(
+    client_data: tff.simulation.datasets.ClientData,
+) -> tuple[tff.simulation.datasets.ClientData, records.Read | None]:
+  """What clients train on: the places of their records and their reader.
+
+  Returns:
+    `places` and `read` of data that have them (`SpeechClientData`); of others,
+    whose elements are utterances, those and None.
+  """
+  if hasattr(client_data, 'places'):
+    return client_data.places, client_data.read
+  return client_data, None
+
+
 def verify(path: str | os.PathLike[str]) -> None:
   """Reads every shard of a corpus and checks its SHA-256.
 
@@ -121,6 +135,9 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
     self._selected = (
         self._rows if selected is None else frozenset(self._client_ids)
     )
+    selected_rows = [self._rows[client_id] for client_id in self._client_ids]
+    self._selected_rows = np.array(selected_rows)
+    self._ends = np.cumsum(clients.num_utterances[self._selected_rows])
     self._reader = records.Reader(corpus)
     self._place_fn = _build_place_fn(corpus)
     self._cached_dataset_computation = None
@@ -155,9 +172,42 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
     )
 
   @property
+  def num_records(self) -> int:
+    """Utterances of all clients."""
+    return int(self._ends[-1])
+
+  def places_of(self, numbers: np.ndarray) -> records.Places:
+    """Returns the places of utterances, whoever's they are.
+
+    Args:
+      numbers: int64 [n], each below `num_records`: clients are in the order of
+        their ids, and each client's utterances in that of the corpus.
+
+    Raises:
+      ValueError: If the index is damaged where they are.
+    """
+    numbers = np.asarray(numbers, np.int64)
+    found = np.searchsorted(self._ends, numbers, side='right')
+    rows = self._selected_rows[found]
+    starts = self._ends[found] - self._clients.num_utterances[rows]
+    offsets = index.take_offsets(
+        os.path.join(self._corpus.path, index.OFFSETS_FILE),
+        self._clients.first_records[rows] + numbers - starts,
+    )
+    return records.places(
+        np.array([self._clients.client_ids[row] for row in rows], object),
+        shard=self._clients.shards[rows],
+        offset=offsets,
+    )
+
+  @property
   def read(self) -> records.Read:
     """Reads records by their places, in the graph: `records.Reader.read`."""
     return self._reader.read
+
+  def read_dataset(self, places: tf.data.Dataset) -> tf.data.Dataset:
+    """The utterances at places, decoded: `records.Reader.read_dataset`."""
+    return self._reader.read_dataset(places)
 
   @property
   def element_type_structure(self) -> Any:

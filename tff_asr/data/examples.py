@@ -15,12 +15,10 @@ from tff_asr import checks
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.data import records
 from tff_asr.data import schema
 from tff_asr.features import log_mel
 from tff_asr.privacy import accounting
-
-# Clients read from at once; the order of the examples is that of the numbers.
-_INTERLEAVED = 4
 
 
 class Examples:
@@ -47,30 +45,30 @@ class Examples:
     Raises:
       ValueError: batch_size is not in [1, number of utterances].
     """
-    self._client_ids = np.array(sorted(client_data.client_ids))
-    counts = [client_data.num_utterances(str(i)) for i in self._client_ids]
-    self._ends = np.cumsum(counts)
+    population = client_data.num_records
     checks.positive_int(batch_size=batch_size)
-    if batch_size > self._ends[-1]:
+    if batch_size > population:
       raise ValueError(
-          f'batch_size is {batch_size} but there are only {self._ends[-1]} '
+          f'batch_size is {batch_size} but there are only {population} '
           'utterances: make batches smaller or add speech.'
       )
-    self._dataset_fn = client_data.serializable_dataset_fn
+    self._client_data = client_data
     self._pipeline = pipeline
     self._key = key
     # Traced here, not at each step.
     self._open = tf.function(
-        lambda *places: pipeline.evaluation_batches(self._examples(*places)),
-        input_signature=[
-            tf.TensorSpec([None], tf.string), tf.TensorSpec([None], tf.int64)
-        ],
+        lambda places: pipeline.evaluation_batches(self._examples(places)),
+        input_signature=[records.places(
+            tf.TensorSpec([None], tf.string),
+            shard=tf.TensorSpec([None], tf.int64),
+            offset=tf.TensorSpec([None], tf.int64),
+        )],
         autograph=False,
     )
     self.sampling = accounting.Sampling(
         kind='poisson',
         cohort_size=batch_size,
-        population=int(self._ends[-1]),
+        population=population,
     )
 
   def initial_state(self) -> cohorts.CohortState:
@@ -91,25 +89,13 @@ class Examples:
     """The physical batches of some examples; each is in one of them."""
     if not numbers:
       return iter(())
-    numbers = np.asarray(numbers)
-    clients = np.searchsorted(self._ends, numbers, side='right')
-    starts = np.concatenate([[0], self._ends])[clients]
-    return iter(self._open(
-        tf.constant(self._client_ids[clients]), tf.constant(numbers - starts)
-    ))
+    places = self._client_data.places_of(np.asarray(numbers))
+    return iter(self._open(tf.nest.map_structure(tf.constant, places)))
 
-  def _examples(
-      self, client_ids: tf.Tensor, places: tf.Tensor
-  ) -> tf.data.Dataset:
-    """The examples at these places of clients, without text."""
-    places = tf.data.Dataset.from_tensor_slices((client_ids, places))
-    examples = places.interleave(
-        lambda client_id, place: self._dataset_fn(client_id)
-        .skip(place)
-        .take(1),
-        cycle_length=_INTERLEAVED,
-        num_parallel_calls=_INTERLEAVED,
-        deterministic=True,
+  def _examples(self, places: records.Places) -> tf.data.Dataset:
+    """The examples at these places, without text."""
+    examples = self._client_data.read_dataset(
+        tf.data.Dataset.from_tensor_slices(places)
     )
     return examples.map(
         lambda example: dict(example, **{schema.TRANSCRIPT: ''})

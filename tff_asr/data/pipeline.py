@@ -3,14 +3,18 @@
 Plain tf.data in core ops, built inside the client's graph. Three steps decide
 which utterances share a batch:
 
-  1. `Pipeline.training_chunks` shuffles a client's utterances within a buffer
-     of `shuffle_buffer` and takes `chunk_size` at a time, in order.
+  1. `Pipeline.open` puts all of a client's utterances into a random order, each
+     epoch into another, and `read_chunk` takes `chunk_size` at a time.
   2. `Pipeline.prepare` sorts a chunk by length.
   3. `batch_starts` packs the sorted chunk greedily: a batch ends where its
      padded audio would exceed `max_batch_sec`, or its padding the share
      `max_padding`.
 
-Evaluation does the same without the shuffle. Everything random comes from one
+What is put in order are a client's rows: places of records (`records`), which
+are read when their chunk is due, so that no client is too large; or utterances
+in memory, as tests and TFF users' own data have them.
+
+Evaluation does the same in the order of the data. Everything random comes from one
 stateless seed: the order of utterances, masks, the order of a chunk's batches
 and the batches' own seeds, by client, epoch and chunk.
 
@@ -29,13 +33,14 @@ converting code takes several times as long as tracing it.
 """
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 from typing import NamedTuple, Optional
 
 import tensorflow as tf
 
 from tff_asr import checks
+from tff_asr.data import records
 from tff_asr.data import schema
 from tff_asr.features import log_mel
 from tff_asr.text import tokenizer as tokenizer_lib
@@ -88,7 +93,6 @@ class Pipeline:
       whatever their padding.
     augment: SpecAugment (features [B, T, F], lengths [B], seed [2]) for
       training, or None.
-    shuffle_buffer: Examples held to shuffle from in training.
     chunk_size: Examples that are sorted and packed together.
   """
 
@@ -100,7 +104,6 @@ class Pipeline:
   augment: Optional[
       Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
   ] = None
-  shuffle_buffer: int = 256
   chunk_size: int = 64
 
   def __post_init__(self):
@@ -109,9 +112,7 @@ class Pipeline:
         max_utterance_sec=self.max_utterance_sec,
     )
     checks.in_range(0, 1, max_padding=self.max_padding)
-    checks.positive_int(
-        shuffle_buffer=self.shuffle_buffer, chunk_size=self.chunk_size
-    )
+    checks.positive_int(chunk_size=self.chunk_size)
     if self.max_utterance_sec > self.max_batch_sec:
       raise ValueError(
           f'max_utterance_sec {self.max_utterance_sec} must be at most '
@@ -123,6 +124,17 @@ class Pipeline:
     """Frames of the longest utterance that is trained on."""
     return log_mel.frames_of_seconds(self.max_utterance_sec)
 
+  @property
+  def longest(self) -> Mapping[str, int]:
+    """Samples (`waveform`) and frames (`features`) to keep of an utterance.
+
+    More than the limit: still seen to be too long, but it does not blow up its
+    chunk.
+    """
+    most = self.max_frames + 2
+    samples = log_mel.FRAME_LENGTH + most * log_mel.FRAME_SHIFT
+    return {schema.WAVEFORM: samples, schema.FEATURES: most}
+
   @tf.autograph.experimental.do_not_convert
   def training_batches(
       self,
@@ -130,68 +142,133 @@ class Pipeline:
       *,
       seed: tf.Tensor,
       num_epochs: Optional[int] = None,
+      read: Optional[records.Read] = None,
   ) -> tf.data.Dataset:
     """Shuffled, augmented batches.
 
     Args:
       examples: Dataset of `schema` elements: waveform int16 [N] or features
-        float32 [T, F] (log-mel), transcript, utterance_id and client_id.
+        float32 [T, F] (log-mel), transcript, utterance_id and client_id; or,
+        with `read`, of places.
       seed: int32 [2]. The same examples and seed give the same batches; the id
         of the first example's client is folded in, so that clients differ.
       num_epochs: Passes over the examples, each with its own order and masks;
         None for batches without end (none at all from no examples).
+      read: Reads records by their places.
 
     Returns:
       Dataset of `Batch`.
     """
-    chunks, seed = self.training_chunks(
+    shuffled = self.open(
         self.with_lengths(examples), seed=seed, num_epochs=num_epochs
     )
-    prepared = chunks.enumerate().map(
-        # int32, as in a client's loop: fold_in depends on the type.
-        lambda index, chunk: self.prepare(
-            chunk, seed=tf.random.fold_in(seed, tf.cast(index, tf.int32))
-        ),
-        num_parallel_calls=tf.data.AUTOTUNE,
+
+    def prepare(number):
+      # int32, as in a client's loop: fold_in depends on the type.
+      number = tf.cast(number, tf.int32)
+      return self.prepare(
+          self.read_chunk(shuffled, number, read=read),
+          seed=tf.random.fold_in(shuffled.seed, number),
+      )
+
+    numbers = tf.data.Dataset.range(tf.cast(shuffled.num_chunks, tf.int64))
+    return slice_all(
+        numbers.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
     )
-    return _slice_all(prepared)
 
   @tf.autograph.experimental.do_not_convert
-  def training_chunks(
+  def open(
       self,
       examples: tf.data.Dataset,
       *,
       seed: tf.Tensor,
       num_epochs: Optional[int] = None,
-  ) -> tuple[tf.data.Dataset, tf.Tensor]:
-    """Parts of `training_batches`, for loops that do the rest.
+  ) -> 'Shuffled':
+    """A client's rows in memory, to be read in random orders by chunks.
 
-    A client's loop prepares and slices chunks in its own graph: as functions of
-    a dataset, which is opened anew in every round, they would be instantiated
-    each time, and that takes longer than the work. So nothing here is a
-    function of a dataset.
+    Parts of `training_batches`, for loops that do the rest. A client's loop
+    reads, prepares and slices chunks in its own graph: as functions of a
+    dataset, which is opened anew in every round, they would be instantiated
+    each time, and that takes longer than the work.
 
-        for index, chunk in enumerate(chunks):
-          prepared = pipeline.prepare(chunk, seed=fold_in(seed, index))
-          for number in range(num_batches(prepared)):
-            batch = slice_batch(prepared, number)
+        shuffled = pipeline.open(pipeline.with_lengths(examples), seed=seed)
+        for number in range(shuffled.num_chunks):
+          chunk = pipeline.read_chunk(shuffled, number, read=read)
+          prepared = pipeline.prepare(
+              chunk, seed=fold_in(shuffled.seed, number)
+          )
+          for batch_num in range(num_batches(prepared)):
+            batch = slice_batch(prepared, batch_num)
 
     Args:
-      examples: those of `with_lengths`.
+      examples: Those of `with_lengths`.
       seed: As in `training_batches`.
-      num_epochs: As in `training_batches`.
-
-    Returns:
-      Shuffled raw chunks, and the seed of the client int32 [2].
+      num_epochs: As in `training_batches`; without end are 2^31 - 1 chunks.
     """
+    # One more, so that there is one in any case.
+    nobody = tf.data.Dataset.from_tensors(
+        tf.nest.map_structure(
+            lambda spec: tf.zeros(
+                [size or 0 for size in spec.shape], spec.dtype
+            ),
+            examples.element_spec,
+        )
+    )
+    everything = examples.concatenate(nobody)
+    if records.OFFSET in examples.element_spec:
+      everything = everything.batch(_ALL_ROWS)
+    else:
+      everything = everything.padded_batch(_MOST_PADDED_ROWS)
+    rows = everything.with_options(_options()).get_single_element()
+    count = tf.shape(rows[schema.CLIENT_ID])[0] - 1
+    per_epoch = -(-count // self.chunk_size)
+    if num_epochs is None:
+      num_chunks = tf.where(count > 0, tf.int32.max, 0)
+    else:
+      num_chunks = per_epoch * num_epochs
+    client_number = tf.cast(
+        tf.strings.to_hash_bucket_fast(rows[schema.CLIENT_ID][0], 2**31 - 1),
+        tf.int32,
+    )
+    # Of an empty dataset 0.
+    client_number = tf.where(count > 0, client_number, 0)
     order_seed, seed = tf.unstack(
-        tf.random.split(tf.random.fold_in(seed, _client_number(examples)), 2)
+        tf.random.split(tf.random.fold_in(seed, client_number), 2)
     )
-    shuffled = examples.shuffle(
-        self.shuffle_buffer, seed=tf.cast(order_seed[0], tf.int64)
+    return Shuffled(rows, count, per_epoch, num_chunks, order_seed, seed)
+
+  @tf.autograph.experimental.do_not_convert
+  def read_chunk(
+      self,
+      shuffled: 'Shuffled',
+      number: tf.Tensor,
+      *,
+      read: Optional[records.Read] = None,
+  ) -> dict[str, tf.Tensor]:
+    """A raw chunk for `prepare`.
+
+    Args:
+      shuffled: From `open`.
+      number: int32 [], below `shuffled.num_chunks`: a chunk of the first epoch,
+        then those of the second, and so on.
+      read: Reads records by their places, if rows are places.
+    """
+    epoch = number // shuffled.per_epoch
+    order = tf.random.experimental.stateless_shuffle(
+        tf.range(shuffled.count), tf.random.fold_in(shuffled.order_seed, epoch)
     )
-    chunks = shuffled.padded_batch(self.chunk_size).repeat(num_epochs)
-    return chunks.prefetch(1).with_options(_options()), seed
+    start = (number - epoch * shuffled.per_epoch) * self.chunk_size
+    chosen = order[start : start + self.chunk_size]
+    rows = {
+        key: tf.gather(value, chosen) for key, value in shuffled.rows.items()
+    }
+    if records.OFFSET in rows:
+      return read(rows, self.longest)
+    most = tf.reduce_max(rows['length'])
+    return {
+        key: value[:, :most] if key in self.longest else value
+        for key, value in rows.items()
+    }
 
   @tf.autograph.experimental.do_not_convert
   def evaluation_batches(self, examples: tf.data.Dataset) -> tf.data.Dataset:
@@ -213,7 +290,7 @@ class Pipeline:
     )
     measured = self.with_lengths(examples, is_training=False)
     chunks = measured.padded_batch(self.chunk_size)
-    return _slice_all(chunks.map(prepare, num_parallel_calls=tf.data.AUTOTUNE))
+    return slice_all(chunks.map(prepare, num_parallel_calls=tf.data.AUTOTUNE))
 
   @tf.autograph.experimental.do_not_convert
   def with_lengths(
@@ -221,20 +298,20 @@ class Pipeline:
   ) -> tf.data.Dataset:
     """Examples with their `length`, int32 [], of samples or of frames.
 
+    Places are left as they are.
+
     Args:
       examples: As in `training_batches`.
       is_training: Whether to cut those that are too long to be trained on.
     """
-    # More than the limit: still seen to be too long, but it does not blow up
-    # its chunk.
-    longest = self.max_frames + 2
-    longest_samples = log_mel.FRAME_LENGTH + longest * log_mel.FRAME_SHIFT
+    if records.OFFSET in examples.element_spec:
+      return examples
 
     def cut_and_measure(example):
-      name, most = schema.WAVEFORM, longest_samples
-      if schema.FEATURES in example:
-        name, most = schema.FEATURES, longest
-      sound = example[name][:most] if is_training else example[name]
+      name = schema.FEATURES if schema.FEATURES in example else schema.WAVEFORM
+      sound = example[name]
+      if is_training:
+        sound = sound[: self.longest[name]]
       return dict(example, **{name: sound, 'length': tf.shape(sound)[0]})
 
     return examples.map(cut_and_measure)
@@ -246,7 +323,7 @@ class Pipeline:
     """Features, masks and labels of a raw chunk, ready to be sliced.
 
     Args:
-      chunk: An element of `training_chunks`.
+      chunk: As `read_chunk` gives it.
       seed: int32 [2], this chunk's.
       is_training: Whether to augment, shuffle and leave utterances out.
     """
@@ -312,6 +389,32 @@ _PLACEHOLDER_FRAMES = 8
 _PLACEHOLDER_SAMPLES = (
     log_mel.FRAME_LENGTH + _PLACEHOLDER_FRAMES * log_mel.FRAME_SHIFT
 )
+
+
+_ALL_ROWS = 2**62
+# Of utterances in memory; TensorFlow reserves space for all. One with more
+# raises an error.
+_MOST_PADDED_ROWS = 2**16
+
+
+class Shuffled(NamedTuple):
+  """A client's rows, and how they are put in order; see `Pipeline.open`.
+
+  Attributes:
+    rows: By name, [count + 1, ...]; the last one is no row.
+    count: int32 [].
+    per_epoch: Chunks of an epoch, int32 []; the last one may be smaller.
+    num_chunks: Of all epochs, int32 [].
+    order_seed: int32 [2], of the epochs' orders.
+    seed: int32 [2], the client's for all else.
+  """
+
+  rows: dict[str, tf.Tensor]
+  count: tf.Tensor
+  per_epoch: tf.Tensor
+  num_chunks: tf.Tensor
+  order_seed: tf.Tensor
+  seed: tf.Tensor
 
 
 class Prepared(NamedTuple):
@@ -414,7 +517,7 @@ def min_frames(labels: tf.Tensor, label_lengths: tf.Tensor) -> tf.Tensor:
   return label_lengths + repeats
 
 
-def _slice_all(prepared: tf.data.Dataset) -> tf.data.Dataset:
+def slice_all(prepared: tf.data.Dataset) -> tf.data.Dataset:
   """Dataset of `Prepared` to dataset of `Batch`."""
   # The function given to flat_map has no function inside, which tf.data would
   # instantiate anew for each chunk.
@@ -438,18 +541,3 @@ def _options() -> tf.data.Options:
   options = tf.data.Options()
   options.experimental_optimization.apply_default_optimizations = False
   return options
-
-
-def _client_number(examples: tf.data.Dataset) -> tf.Tensor:
-  """A number of the first example's client, int32; 0 without examples."""
-  nobody = tf.data.Dataset.from_tensors(
-      tf.nest.map_structure(
-          lambda spec: tf.zeros([size or 0 for size in spec.shape], spec.dtype),
-          examples.element_spec,
-      )
-  )
-  first = examples.concatenate(nobody).take(1).get_single_element()
-  number = tf.strings.to_hash_bucket_fast(first['client_id'], 2**31 - 1)
-  # As an empty dataset's.
-  is_nobody = tf.equal(first['client_id'], '')
-  return tf.where(is_nobody, 0, tf.cast(number, tf.int32))

@@ -17,6 +17,7 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr.data import client_data as client_data_lib
+from tff_asr.data import records as records_lib
 from tff_asr.data import schema
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
@@ -102,10 +103,11 @@ class _WithCanaries(tff.simulation.datasets.ClientData):
 
   def __init__(
       self,
-      client_data: client_data_lib.SpeechClientData,
+      client_data: tff.simulation.datasets.ClientData,
       canaries: Canaries,
   ):
     self._people = client_data
+    self._canaries = canaries
     self._canary_ids = canaries.client_ids
     # A canary's record is this client's, except for the id.
     self._somebody = client_data.client_ids[0]
@@ -135,6 +137,16 @@ class _WithCanaries(tff.simulation.datasets.ClientData):
       return records.take(count).map(name)
 
     return dataset_fn
+
+  @property
+  def places(self) -> tff.simulation.datasets.ClientData:
+    """The people's places; a canary's is one that carries its id."""
+    return _WithCanaries(self._people.places, self._canaries)
+
+  @property
+  def read(self) -> records_lib.Read:
+    """The people's reader; a canary's place is not for it."""
+    return self._people.read
 
   @property
   def element_type_structure(self) -> Any:

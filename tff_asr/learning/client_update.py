@@ -39,6 +39,7 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.data import records
 from tff_asr.features import log_mel
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
@@ -105,6 +106,7 @@ def build(
     broadcast_type: tff.Type,
     examples_type: tff.Type,
     local: LocalTraining,
+    read: Optional[records.Read] = None,
     frozen: Collection[str] = (),
 ) -> tff.learning.templates.ClientWorkProcess:
   """Builds the client work.
@@ -113,8 +115,10 @@ def build(
     model: The model to train.
     pipeline: Examples to batches.
     broadcast_type: Struct of `weights` and `seed` (int32 [2], this round's).
-    examples_type: Sequence type of a client's examples (`schema`).
+    examples_type: Sequence type of a client's examples (`schema`), or of the
+      places of its records.
     local: Settings of the local steps.
+    read: Reads records by their places.
     frozen: Names of weights that are not trained, not all of them. The state
       has them, so that a round is another one if others are frozen.
 
@@ -199,9 +203,7 @@ def build(
   # takes longer than tracing it.
   @tf.function
   def train(weights, seed, examples):
-    chunks, seed = pipeline.training_chunks(
-        examples, seed=seed, num_epochs=local.num_epochs
-    )
+    shuffled = pipeline.open(examples, seed=seed, num_epochs=local.num_epochs)
     initial = weights
     optimizer_state = begin()
     loss_sum = tf.constant(0.0)
@@ -211,14 +213,13 @@ def build(
     num_left_out = tf.constant(0.0)
     num_frames = tf.constant(0.0)
     steps = tf.constant(0)
-    chunk_index = tf.constant(0)
-    # An explicit iterator: a loop over the dataset itself would be traced to a
-    # dataset op whose body runs without graph optimisation.
-    for chunk in iter(chunks):
+    chunk_num = tf.constant(0)
+    while chunk_num < shuffled.num_chunks:
       prepared = pipeline.prepare(
-          chunk, seed=tf.random.fold_in(seed, chunk_index)
+          pipeline.read_chunk(shuffled, chunk_num, read=read),
+          seed=tf.random.fold_in(shuffled.seed, chunk_num),
       )
-      chunk_index += 1
+      chunk_num += 1
       num_batches = pipeline_lib.num_batches(prepared)
       if num_steps is not None:
         num_batches = tf.minimum(num_batches, num_steps - steps)

@@ -20,6 +20,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr.aggregators import dp_mean
+from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import canaries as canaries_lib
 from tff_asr.learning import client_update
@@ -68,7 +69,8 @@ def build(
   Args:
     model: The model; initial weights are drawn from `seed`.
     pipeline: Examples to batches.
-    client_data: Opens a client by its id; elements as in `data.schema`.
+    client_data: Opens a client by its id: `client_data.SpeechClientData`, or
+      any with elements as in `data.schema`, which are held in memory.
     aggregator: See `dp_mean.build`.
     server_optimizer: Takes the mean delta for a gradient.
     local: Settings of the clients' local steps.
@@ -92,12 +94,14 @@ def build(
 
   weights_type = initial_weights.type_signature.result
   distributor = _build_distributor(weights_type, seed_pair)
+  examples, read = client_data_lib.for_training(client_data)
   client_work = client_update.build(
       model=model,
       pipeline=pipeline,
       broadcast_type=distributor.next.type_signature.result.result.member,
-      examples_type=client_data.dataset_computation.type_signature.result,
+      examples_type=examples.dataset_computation.type_signature.result,
       local=local,
+      read=read,
       frozen=frozen,
   )
   if canaries is not None:
@@ -116,7 +120,7 @@ def build(
       ),
   )
   return tff.simulation.compose_dataset_computation_with_learning_process(
-      client_data.dataset_computation, process
+      examples.dataset_computation, process
   )
 
 

@@ -125,9 +125,10 @@ def padding(
   def count(client_id):
     """Frames, padded frames, batches, utterances left out."""
     batches = pipeline.training_batches(
-        data.serializable_dataset_fn(client_id),
+        data.places.serializable_dataset_fn(client_id),
         seed=tf.constant([seed, 0]),
         num_epochs=1,
+        read=data.read,
     )
     return batches.reduce(
         tf.zeros([4], tf.int64),
