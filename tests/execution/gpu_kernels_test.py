@@ -26,21 +26,12 @@ _INPUT_PIPELINE = frozenset([
     'BatchDatasetV2',
     'ConcatenateDataset',
     'DatasetToSingleElement',
-    'DummySeedGenerator',  # Of shuffling.
-    'FlatMapDataset',
     'IgnoreErrorsDataset',
-    'MapDataset',
-    'PaddedBatchDatasetV2',
-    'RangeDataset',
     'RepeatDataset',
-    'RewriteDataset',
-    'ShuffleDatasetV3',
-    'SkipDataset',
     'TakeDataset',
     'TensorDataset',
     'TensorSliceDataset',
     'TFRecordDatasetV2',
-    'ZipDataset',
     # Client ids, their hash table, paths and records.
     'ArgMax of int32',
     'AsString',
@@ -57,8 +48,10 @@ _INPUT_PIPELINE = frozenset([
     'RaggedTensorToTensor',
     'StringLength',
     'UnicodeDecodeWithOffsets',
-    # A chunk of waveforms as it comes from its iterator.
+    # A chunk of waveforms, read one after the other.
     'Pad of int16',
+    'TensorListSetItem of int16',
+    'TensorListStack of int16',
     # The order of a chunk's batches, a few integers.
     'StatelessShuffle',
 ])
@@ -121,7 +114,8 @@ def _has_gpu_kernel(node: tf.compat.v1.NodeDef) -> bool:
 
 def _dtype(node: tf.compat.v1.NodeDef) -> str:
   """The name of the dtype that a node works on."""
-  return tf.as_dtype(node.attr['T'].type).name
+  attribute = 'T' if 'T' in node.attr else 'element_dtype'  # Of a list.
+  return tf.as_dtype(node.attr[attribute].type).name
 
 
 def _without_gpu_kernel(compiled: compiler.Round) -> set[str]:
