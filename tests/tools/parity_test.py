@@ -11,7 +11,6 @@ from tff_asr.models import transformer
 from tff_asr.models import weights as weights_lib
 from tff_asr.storage import run_dir
 from tff_asr.text import tokenizer as tokenizer_lib
-from tools.parity import checkpoint
 from tools.parity import comparison
 from tools.parity import flax_weights
 
@@ -96,7 +95,7 @@ class FlaxWeightsTest(parameterized.TestCase):
   def test_a_checkpoint_becomes_a_run(self):
     root = self.enterContext(tempfile.TemporaryDirectory())
     tree = flax_weights.flatten(_tree())
-    checkpoint.write_run(tree, output_dir=f'{root}/run')
+    flax_weights.write_run(tree, output_dir=f'{root}/run')
     found = run_dir.read_model(
         f'{root}/run', model=_model(), tokens=tokenizer_lib.ENGLISH
     )
@@ -104,7 +103,7 @@ class FlaxWeightsTest(parameterized.TestCase):
         found['block_01/w2'], tree['tf_blocks_1/w2/kernel']
     )
     with self.assertRaisesRegex(ValueError, 'has 30 outputs, not 31'):
-      checkpoint.write_run(
+      flax_weights.write_run(
           tree, output_dir=f'{root}/other', additional_chars='-*'
       )
 

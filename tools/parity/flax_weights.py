@@ -128,3 +128,28 @@ def _theirs(name: str) -> str:
     if module in _NORMS and part in _NORM_PARTS:
       return f'{block}/{part}'
   raise ValueError(f'{name} is no weight of a transformer with a CTC head.')
+
+
+def write_run(
+    tree: Mapping[str, Any], *, output_dir: str, additional_chars: str = '-'
+) -> None:
+  """Writes the authors' parameters as a finished run's model.
+
+  Args:
+    tree: As in `from_flax`.
+    output_dir: A new folder.
+    additional_chars: Their tokens after space, apostrophe and a to z.
+
+  Raises:
+    ValueError: The head has another number of outputs than tokens and blank.
+  """
+  weights = from_flax(tree)
+  tokens = f" '{string.ascii_lowercase}{additional_chars}"
+  num_outputs = weights['head/kernel'].shape[1]
+  if num_outputs != len(tokens) + 1:
+    raise ValueError(
+        f'the checkpoint has {num_outputs} outputs, not {len(tokens) + 1}: set '
+        '--additional_chars.'
+    )
+  folder = run_dir.RunDir(output_dir, configuration='')
+  folder.write_model(weights, tokens=tokens)
