@@ -18,9 +18,12 @@ LibriSpeech and English Common Voice `-`, which is our English set.
 
 from collections.abc import Mapping
 import re
+import string
 from typing import Any
 
 import numpy as np
+
+from tff_asr.storage import run_dir
 
 _OURS_BY_THEIRS = {
     'conv/kernel': 'front/kernel',
