@@ -54,7 +54,8 @@ def _write(
 def _record_starts(folder: str, shard: int) -> list[int]:
   """Where the records of a shard begin."""
   path = os.path.join(folder, index.shard_name(shard))
-  sizes = [len(r) + 16 for r in tf.data.TFRecordDataset(path).as_numpy_iterator()]
+  found = tf.data.TFRecordDataset(path).as_numpy_iterator()
+  sizes = [len(record) + 16 for record in found]
   return np.concatenate([[0], np.cumsum(sizes)[:-1]]).tolist()
 
 

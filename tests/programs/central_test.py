@@ -6,6 +6,7 @@ import functools
 import io
 import os
 import tempfile
+import time
 from typing import NamedTuple
 
 from absl.testing import absltest
@@ -17,6 +18,7 @@ import tensorflow_federated as tff
 from tests import fakes
 from tests.programs import runs
 from tff_asr import checks
+from tff_asr.data import client_data
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import central
 from tff_asr.programs import run_privacy
@@ -53,6 +55,15 @@ def _model():
   return fakes.tiny_model(num_blocks=1, dropout=0.2)
 
 
+@functools.lru_cache
+def _speakers():
+  root = tempfile.TemporaryDirectory()
+  _speakers.root = root  # Until the process ends.
+  return client_data.load(
+      fakes.write_split(f'{root.name}/shards', {'ann': 3, 'bob': 4})
+  )
+
+
 def _train(output_dir: str, evaluator=None, **changes):
   """Results of a run over the fake clients."""
   model = _model()
@@ -61,7 +72,7 @@ def _train(output_dir: str, evaluator=None, **changes):
       configuration='SEED = 3\n',
       model=model,
       pipeline=fakes.tiny_pipeline(model, max_batch_sec=3.0),
-      client_data=fakes.client_data({'ann': 3, 'bob': 4}),
+      client_data=_speakers(),
       optimizer=tff.learning.optimizers.build_adam(0.01),
       num_steps=6,
       seed=3,
@@ -279,13 +290,64 @@ class CentralTest(parameterized.TestCase):
       self.assertIn(part, '\n'.join(messages))
     self.assertFalse(os.path.exists(self.path('run')))
 
-  def test_speakers_without_utterances_are_an_error(self):
-    data = tff.simulation.datasets.ClientData.from_clients_and_tf_fn(
-        ['ann'],
-        lambda _: fakes.client_data({'ann': 1}).serializable_dataset_fn('bob'),
+  def training(self, **changes) -> central.CentralTraining:
+    model = _model()
+    return runs.build(central.CentralTraining, **dict(
+        output_dir=self.path('unused'),
+        configuration='',
+        model=model,
+        # Chunks of 3, 3 and 1 utterances; batches of one or two.
+        pipeline=fakes.tiny_pipeline(model, max_batch_sec=3.0, chunk_size=3),
+        client_data=_speakers(),
+        optimizer=tff.learning.optimizers.build_sgdm(0.1),
+        num_steps=1,
+        seed=3,
+        evaluator=None,
+        evaluate_every=1,
+        save_every=1,
+    ) | changes)
+
+  def draws(self, place, count: int, **changes):
+    """So many (place before, batch) from a place on."""
+    training = self.training(**changes)
+    found = []
+    for _ in range(count):
+      before = place
+      batch, place = training.draw(place)
+      found.append((before, {key: v.numpy() for key, v in batch.items()}))
+    return found
+
+  def test_passes_have_all_utterances_of_all_speakers_in_their_own_orders(self):
+    place = central.Place(np.int64(0), np.int64(0))
+    found = self.draws(place, 21)  # At least an utterance each.
+    ids = [
+        name.decode() for _, batch in found for name in batch['utterance_id']
+    ]
+    every = [f'ann-{i}' for i in range(3)] + [f'bob-{i}' for i in range(4)]
+    passes = [ids[start : start + 7] for start in (0, 7, 14)]
+    for one in passes:
+      self.assertEqual(sorted(one), every)
+    self.assertLen(set(map(tuple, passes)), 3)
+    seeds = [tuple(batch['seed']) for _, batch in found]
+    self.assertLen(set(seeds), len(seeds))
+    other = self.draws(place, 6, seed=4)
+    self.assertNotEqual(
+        [name.decode() for _, b in other for name in b['utterance_id']][:7],
+        passes[0],
     )
-    with self.assertRaisesRegex(ValueError, 'have no utterances'):
-      _train(self.path('run'), client_data=data)
+
+  def test_goes_on_from_any_place_at_once_in_the_same_bits(self):
+    # Chunk 100,000 is of pass 33,333: whoever had to read what lies before
+    # would read a quarter of a million utterances.
+    for chunk in (0, 100_000):
+      whole = self.draws(central.Place(np.int64(chunk), np.int64(0)), 7)
+      for number in (1, 2, 5):
+        started = time.process_time()
+        parts = self.draws(whole[number][0], 7 - number)
+        self.assertLess(time.process_time() - started, 10)
+        for (_, one), (_, other) in zip(parts, whole[number:], strict=True):
+          for key, value in one.items():
+            np.testing.assert_array_equal(value, other[key])
 
 
 if __name__ == '__main__':

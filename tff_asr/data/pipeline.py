@@ -14,9 +14,9 @@ What is put in order are a client's rows: places of records (`records`), which
 are read when their chunk is due, so that no client is too large; or utterances
 in memory, as tests and TFF users' own data have them.
 
-Evaluation does the same in the order of the data. Everything random comes from one
-stateless seed: the order of utterances, masks, the order of a chunk's batches
-and the batches' own seeds, by client, epoch and chunk.
+Evaluation does the same in the order of the data. Everything random comes from
+one stateless seed: the order of utterances, masks, the order of a chunk's
+batches and the batches' own seeds, by client, epoch and chunk.
 
 An utterance that cannot be trained on keeps its place in a batch as a
 placeholder: a few frames of zeros, no labels, weight 0. So nothing is lost
@@ -518,7 +518,7 @@ def min_frames(labels: tf.Tensor, label_lengths: tf.Tensor) -> tf.Tensor:
 
 
 def slice_all(prepared: tf.data.Dataset) -> tf.data.Dataset:
-  """Dataset of `Prepared` to dataset of `Batch`."""
+  """Dataset of `Prepared` to dataset of `Batch`, in the order of `bounds`."""
   # The function given to flat_map has no function inside, which tf.data would
   # instantiate anew for each chunk.
   numbered = prepared.flat_map(

@@ -6,6 +6,7 @@ about it is private.
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
+import itertools
 import math
 import time
 from typing import Any, NamedTuple, Optional
@@ -15,17 +16,33 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr import checks
+from tff_asr.data import order as order_lib
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.data import records
 from tff_asr.features import log_mel
 from tff_asr.learning import central_step
 from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import keys
 from tff_asr.programs import evaluation
 from tff_asr.programs import faults
 from tff_asr.programs import private_rounds
 from tff_asr.programs import training_loop
 
-# Speakers read from at once, so that a batch mixes them.
-_INTERLEAVED_CLIENTS = 64
+
+# Chunks that are read and prepared ahead.
+_CHUNKS_AT_ONCE = 2
+
+
+class Place(NamedTuple):
+  """Where a run is in its data: a pass has chunks, a chunk has batches.
+
+  Attributes:
+    chunk: Chunks before this one, over all passes.
+    batch: Batches of it that were used.
+  """
+
+  chunk: np.int64
+  batch: np.int64
 
 
 class Record(NamedTuple):
@@ -95,7 +112,7 @@ class CentralTraining(training_loop.TrainingRun):
         encoder_rate=self.encoder_rate,
         encoder_frozen_steps=self.encoder_frozen_steps,
     )
-    self._batches: Optional[Iterator[pipeline_lib.Batch]] = None
+    self._batches: Optional[Iterator[Any]] = None
     self._started = math.nan
     self._audio_sec = 0.0
 
@@ -131,36 +148,64 @@ class CentralTraining(training_loop.TrainingRun):
   def total(self) -> int:
     return self.num_steps
 
-  def initial_draw(self) -> np.int64:
-    return np.int64(0)
+  def initial_draw(self) -> Place:
+    return Place(np.int64(0), np.int64(0))
 
-  def draw(
-      self, source_state: np.int64
-  ) -> tuple[pipeline_lib.Batch, np.int64]:
-    """The batch of a number, read in order from the first one asked for."""
+  def draw(self, source_state: Place) -> tuple[pipeline_lib.Batch, Place]:
+    """The next batch, read in order from the first place asked for."""
     if self._batches is None:
-      self._batches = iter(self._read().skip(int(source_state)))
+      self._batches = iter(self._read(source_state))
       self._started = time.monotonic()
-    batch = next(self._batches, None)
-    if batch is None:
-      raise ValueError('the training speakers have no utterances.')
+    chunk, number, batch = next(self._batches)
     frames = np.dot(
         batch['example_weights'].numpy(), batch['feature_lengths'].numpy()
     )
     self._audio_sec += float(frames) * log_mel.FRAME_SHIFT_SEC
-    return batch, np.int64(source_state + 1)
+    return batch, Place(chunk.numpy(), number.numpy() + 1)
 
-  def _read(self) -> tf.data.Dataset:
-    """Batches of all speakers together, without end."""
-    ids = sorted(self.client_data.client_ids)
-    examples = tf.data.Dataset.from_tensor_slices(ids).interleave(
-        self.client_data.serializable_dataset_fn,
-        cycle_length=min(len(ids), _INTERLEAVED_CLIENTS),
-        deterministic=True,
+  def _read(self, start: Place) -> tf.data.Dataset:
+    """(chunk, number in it, batch) from a place on, without end.
+
+    A pass takes the utterances of all speakers in a random order, `chunk_size`
+    at a time; the last chunk of a pass may be smaller. What lies before the
+    place is not read, but for its own chunk.
+    """
+    size = self.pipeline.chunk_size
+    num_records = self.client_data.num_records
+    per_pass = -(-num_records // size)
+    order = order_lib.Order(
+        num_records,
+        key=keys.derive(keys.from_seed(self.seed), purpose='central order'),
     )
-    return self.pipeline.training_batches(
-        examples, seed=tf.constant([self.seed & 0x7FFFFFFF, 1])
+    seed = tf.constant([self.seed & 0x7FFFFFFF, 1])
+
+    def places():
+      for chunk in itertools.count(int(start.chunk)):
+        pass_num, number = divmod(chunk, per_pass)
+        numbers = order.positions(pass_num, number * size, size)
+        yield np.int64(chunk), self.client_data.places_of(numbers)
+
+    def prepare(chunk, places):
+      number = tf.bitwise.bitwise_and(chunk, tf.constant(2**31 - 1, tf.int64))
+      prepared = self.pipeline.prepare(
+          self.client_data.read(places, self.pipeline.longest),
+          seed=tf.random.fold_in(seed, tf.cast(number, tf.int32)),
+      )
+      return chunk, prepared
+
+    vector = lambda dtype: tf.TensorSpec([None], dtype)
+    signature = records.places(
+        vector(tf.string), shard=vector(tf.int64), offset=vector(tf.int64)
     )
+    prepared = tf.data.Dataset.from_generator(
+        places, output_signature=(tf.TensorSpec([], tf.int64), signature)
+    ).map(prepare, num_parallel_calls=_CHUNKS_AT_ONCE, deterministic=True)
+    batches = prepared.flat_map(
+        lambda chunk, prepared: pipeline_lib.slice_all(
+            tf.data.Dataset.from_tensors(prepared)
+        ).enumerate().map(lambda number, batch: (chunk, number, batch))
+    )
+    return batches.skip(start.batch).prefetch(1)
 
   def initial_record(self, weights: weights_lib.Weights) -> Record:
     return Record(best_weights=weights)
