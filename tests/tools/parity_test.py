@@ -164,7 +164,7 @@ class ComparisonTest(parameterized.TestCase):
         comparison.compare({'x': 1.0}, {'x': 2.0}, rows)
     ).splitlines()[2:]
     self.assertEqual(text, [
-        '| a number | relative | 5.0e-01 | 1e-03 | BEYOND (1, theirs 2) |',
+        '| a number | relative | 5.0e-01 | 1.0e-03 | BEYOND (1, theirs 2) |',
         '| the same | relative | 5.0e-01 |  | choice: because (1, theirs 2) |',
     ])
 

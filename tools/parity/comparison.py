@@ -154,7 +154,7 @@ def markdown(lines: Iterable[Line]) -> str:
   ]
   for line in lines:
     row = line.row
-    tolerance = '' if row.choice else f'{row.tolerance:.0e}'
+    tolerance = '' if row.choice else f'{row.tolerance:.1e}'
     remark = f'choice: {row.choice}' if row.choice else line.verdict
     if line.values:
       ours, theirs = line.values
