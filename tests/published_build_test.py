@@ -158,9 +158,13 @@ class PublishedStepTest(parameterized.TestCase):
           model, weights, batch, max_grad_norm=1.0
       )
       if not _is_central(path):
-        query = _part(queries.PerLayerClipSumQuery, path)(record_specs=specs)
+        query = queries.MeanQuery(
+            _part(queries.PerLayerClipSumQuery, path)(record_specs=specs), 1.0
+        )
         state = query.initial_global_state()
-        clipped, _ = query.clip(query.derive_sample_params(state), gradient)
+        clipped = query.preprocess_record(
+            query.derive_sample_params(state), gradient
+        )
         gradient, _, _ = query.get_noised_result(clipped, state)
       state = optimizer.initialize(specs)
       _, moved = optimizer.next(state, weights, gradient)

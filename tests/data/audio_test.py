@@ -106,6 +106,26 @@ class AudioTest(parameterized.TestCase):
       with self.assertRaisesRegex(audio.AudioError, 'clip: is truncated'):
         audio.read(data[:-2], name='clip')  # A single sample.
 
+  def test_a_header_that_claims_any_length_takes_no_memory(self):
+    # 36 bits of FLAC's header: 2^36 - 1 samples are 128 GiB of int16.
+    data = bytearray(_encode(_tone(), container='FLAC'))
+    head = int.from_bytes(data[18:26], 'big')
+    data[18:26] = (head | 2**36 - 1).to_bytes(8, 'big')
+    with self.assertRaisesRegex(audio.AudioError, 'x: is too long .68,719'):
+      audio.read(bytes(data), name='x')
+
+  def test_a_low_rate_takes_no_memory(self):
+    # 40,000 samples at 1 Hz are 11 hours: 640 million samples at 16 kHz.
+    with self.assertRaisesRegex(audio.AudioError, 'x: is too long .40,000 sam'):
+      audio.read(_encode(np.zeros(40_000, np.int16), 1), name='x')
+
+  def test_a_pipe_is_refused_and_not_waited_for(self):
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    path = os.path.join(folder, 'x.wav')
+    os.mkfifo(path)
+    with self.assertRaisesRegex(audio.AudioError, 'x.wav is no plain file'):
+      audio.read(path)
+
   def test_wav_of_unknown_length_is_read(self):
     data = bytearray(_encode(_tone()))
     data[4:8] = data[40:44] = b'\xff\xff\xff\xff'

@@ -273,6 +273,10 @@ class IndexTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, 'corpus.json is damaged'):
         index.read(self.folder)
       fakes.damage(self.path(index.CORPUS_FILE), place)
+    with open(self.path(index.CORPUS_FILE), 'w', encoding='utf-8') as f:
+      f.write('[' * 10**5)
+    with self.assertRaisesRegex(ValueError, 'corpus.json is damaged .Recursi'):
+      index.read(self.folder)
 
   @parameterized.parameters(
       index.CLIENTS_FILE, index.HASH_FILE, index.OFFSETS_FILE

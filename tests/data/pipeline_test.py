@@ -15,6 +15,7 @@ from tests import reference
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
 from tff_asr.data import schema
+from tff_asr.data import shapes as shapes_lib
 from tff_asr.features import log_mel
 from tff_asr.models import subsampling
 from tff_asr.text import tokenizer as tokenizer_lib
@@ -351,12 +352,36 @@ class PlaceholdersTest(parameterized.TestCase):
         strict=True,
     ):
       self.assertEqual(list(one), list(other))
+      # Utterances of as many frames may have changed places.
+      order, other_order = (
+          np.argsort(batch['utterance_id']) for batch in (one, other)
+      )
       for key, value in one.items():
-        if key == 'features':
+        if key == 'seed':
+          np.testing.assert_array_equal(value, other[key])
+        elif key == 'features':
           # Sums in another order; longer than the limit is a placeholder.
-          np.testing.assert_allclose(value, other[key], atol=1e-4)
+          np.testing.assert_allclose(
+              value[order], other[key][other_order], atol=1e-4
+          )
         else:
-          np.testing.assert_array_equal(value, other[key], key)
+          np.testing.assert_array_equal(
+              value[order], other[key][other_order], key
+          )
+
+  @parameterized.parameters('pcm', 'log_mel')
+  def test_batches_are_filled_by_samples(self, encoding):
+    # The published loader's border: 19 utterances of 6.32 s are 120.08 s, and
+    # more than 120; their 630 frames each are 11,970, less than 12,000.
+    pipeline = _pipeline(
+        max_batch_sec=120.0, max_utterance_sec=30.0, chunk_size=64
+    )
+    examples = _examples(
+        [(f'u{i}', 101120, 'ab') for i in range(19)], encoding=encoding
+    )
+    batches = pipeline.evaluation_batches(examples).as_numpy_iterator()
+    sizes = [len(batch['utterance_id']) for batch in batches]
+    self.assertEqual(sizes, [18, 1])
 
   def test_evaluation_keeps_what_can_be_decoded(self):
     rows = self.rows()
@@ -393,6 +418,11 @@ class ArgumentsTest(parameterized.TestCase):
           dict(max_utterance_sec=5.0),
           'max_utterance_sec 5.0 must be at most max_batch_sec 4.0',
       ),
+      (
+          'shapes',
+          dict(shapes=shapes_lib.Shapes([(2, 100), (1, 199)], 1)),
+          r'an utterance of 200 frames .* at most 199; add \(1, 200\)',
+      ),
   )
   def test_bad_arguments_are_named(self, kwargs, message):
     with self.assertRaisesRegex(ValueError, message):
@@ -407,23 +437,23 @@ class ArgumentsTest(parameterized.TestCase):
 class PackingTest(parameterized.TestCase):
 
   def librispeech_like(self) -> np.ndarray:
-    """Frames: three quarters of 12 to 17 s, the rest of 1.4 to 14 s."""
+    """Samples: three quarters of 12 to 17 s, the rest of 1.4 to 14 s."""
     generator = np.random.default_rng(9)
     usual = generator.normal(14.5, 1.3, 96)
     short = generator.uniform(1.4, 14, 32)
-    return np.sort((np.concatenate([usual, short]) * 100).astype(np.int32))
+    return np.sort((np.concatenate([usual, short]) * 16000).astype(np.int32))
 
   @parameterized.product(max_sec=(40, 120, 360), max_padding=(0.05, 0.15, 1.0))
   def test_batches_are_greedy_within_both_bounds(self, max_sec, max_padding):
     lengths = self.librispeech_like()
     starts = pipeline_lib.batch_starts(
-        tf.constant(lengths), 100 * max_sec, max_padding=max_padding
+        tf.constant(lengths), 16000 * max_sec, max_padding=max_padding
     ).numpy()
 
     def fits(batch):
       padded = len(batch) * batch[-1]
       share = 1 - batch.sum() / padded
-      return padded <= 100 * max_sec and share <= max_padding + 1e-6
+      return padded <= 16000 * max_sec and share <= max_padding + 1e-6
 
     bounds = [*starts, len(lengths)]
     self.assertEqual(bounds[0], 0)
@@ -435,6 +465,13 @@ class PackingTest(parameterized.TestCase):
       padded += (end - start) * lengths[end - 1]
     if max_padding < 1:
       self.assertLess(1 - lengths.sum() / padded, max_padding)
+
+  def test_large_chunks_do_not_overflow(self):
+    # 20 times 2^27 is more than 2^31.
+    starts = pipeline_lib.batch_starts(
+        tf.fill([20], 2**27), 2**31, max_padding=1.0
+    )
+    self.assertEqual(starts.numpy().tolist(), [0, 16])
 
   def test_an_utterance_beyond_the_bound_is_a_batch_of_its_own(self):
     starts = pipeline_lib.batch_starts(

@@ -102,6 +102,17 @@ class LogMelTest(parameterized.TestCase):
     self.assertEqual(log_mel.frames_of_seconds(0.0199), 1)
     self.assertEqual(log_mel.frames_of_seconds(29.999), 2999)
 
+  def test_seconds_and_frames_to_samples(self):
+    # 120.1 * 16000 is below 1921600.
+    self.assertEqual(log_mel.samples_of_seconds(120.1), 1921600)
+    self.assertEqual(log_mel.samples_of_seconds(1.00009), 16001)
+    frames = np.arange(1, 4000)
+    samples = log_mel.samples_of_frames(frames)
+    for off in (-80, 79):
+      np.testing.assert_array_equal(log_mel.num_frames(samples + off), frames)
+    np.testing.assert_array_equal(log_mel.num_frames(samples - 81), frames - 1)
+    np.testing.assert_array_equal(log_mel.num_frames(samples + 80), frames + 1)
+
   def test_normalize_by_hand(self):
     # Mean 2.5, variance (2.25 + .25 + .25 + 2.25) / 4 = 1.25.
     features = log_mel.normalize(

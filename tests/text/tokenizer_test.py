@@ -76,6 +76,11 @@ class CharTokenizerTest(parameterized.TestCase):
       tokenizer_lib.CharTokenizer('')
     with self.assertRaisesRegex(ValueError, r"characters has \['a', 'b'\]"):
       tokenizer_lib.CharTokenizer('abcab')
+    for control in '\x00\n\x1b\x7f\x9b':
+      with self.assertRaisesRegex(ValueError, 'has control characters: '):
+        tokenizer_lib.CharTokenizer(f'ab{control}')
+    # A joiner of Persian and of Indian scripts is none.
+    self.assertEqual(tokenizer_lib.CharTokenizer('a\u200c').vocab_size, 3)
 
 
 class ForLanguageTest(absltest.TestCase):

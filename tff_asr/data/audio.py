@@ -36,6 +36,7 @@ import soundfile
 import soxr
 
 from tff_asr import checks
+from tff_asr import files
 from tff_asr.features import log_mel
 
 SAMPLE_RATE_HZ = log_mel.SAMPLE_RATE_HZ
@@ -52,6 +53,9 @@ _DECLARED_BYTES = re.compile(
     r'^\s*(?:data|SSND)\s*: (\d+) \(should be (\d+)\)', re.MULTILINE
 )
 _DECLARED_SAMPLES = re.compile(rb'^sample_count -i (\d+)', re.MULTILINE)
+# Ten hours at 16 kHz in int16 and float64 are 6 GB: longer recordings, or
+# headers that claim as much, would fill the memory.
+_MAX_SAMPLES = 10 * 3600 * SAMPLE_RATE_HZ
 _OGG_TRUNCATED = ('File ended unexpectedly', 'lacks an end-of-stream bit')
 
 
@@ -86,22 +90,27 @@ def read(
 
   Raises:
     AudioError: If the file is missing, empty, not audio, damaged, truncated,
-      without samples, or holds samples that are not finite. It names the file.
+      without samples, of more than 10 hours in all of its channels or at
+      16 kHz, or holds samples that are not finite. It names the file.
   """
   if isinstance(source, bytes):
     name, data = name or 'audio', source
   else:
     name = name or os.fspath(source)
     try:
-      with open(source, 'rb') as f:
-        data = f.read()
+      data = files.read(source, max_bytes=8 * _MAX_SAMPLES)
     except OSError as e:
       raise AudioError(name, 'cannot be opened', e.strerror or str(e)) from e
+    except ValueError as e:
+      raise AudioError(name, 'is not readable audio', str(e)) from e
   if not data:
     raise AudioError(name, 'is empty', '0 bytes')
   try:
     with soundfile.SoundFile(io.BytesIO(data)) as f:
       exact = f.subtype in _EXACT_SUBTYPES
+      resampled = f.frames * SAMPLE_RATE_HZ // f.samplerate
+      if max(f.frames * f.channels, resampled) > _MAX_SAMPLES:
+        raise AudioError(name, 'is too long', f'{f.frames:,} samples')
       # float64 holds every integer format exactly.
       samples = f.read(dtype='int16' if exact else 'float64', always_2d=True)
       kind = f'{f.format} {f.subtype}'

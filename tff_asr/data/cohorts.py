@@ -2,7 +2,7 @@
 
 A source knows the private clients' ids and how a cohort is drawn from them; its
 iterator yields the ids of one round after another. Cohorts are secret: they are
-functions of a 128-bit key and the round number, never logged and never saved.
+functions of a 256-bit key and the round number, never logged and never saved.
 
   poisson     each client on its own with probability cohort_size / population
   fixed_size  cohort_size clients, every such set equally likely
@@ -11,10 +11,9 @@ functions of a 128-bit key and the round number, never logged and never saved.
               each pass; the last population % cohort_size of an order wait for
               the next pass (for DP-FTRL)
 
-Draws are 64-bit words of Philox (https://doi.org/10.1145/2063384.2063405) under
-the key, with the round number in the second word of the counter: round t uses
-the blocks from t * 2^64 on, so that it depends on (key, t) only and no two
-rounds share a block. A Poisson client joins if its word is below
+Draws are 64-bit words of ChaCha20 (`chacha20`) under the key, with the round
+number in the nonce: round t depends on (key, t) only, and no two rounds share a
+word. A Poisson client joins if its word is below
 2^64 * cohort_size / population (exact to 2^-64); a fixed-size cohort is the
 cohort_size smallest words (equal words, of probability below population^2 /
 2^64, go by id); a pass is in the order of the words of its number, which stands
@@ -33,8 +32,11 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tff_asr.privacy import accounting
+from tff_asr.privacy import chacha20
 from tff_asr.privacy import keys
 
+# No noise has this stream, under whatever key.
+_STREAM = 3
 _FEDERATED_TYPE = tff.FederatedType(np.str_, tff.CLIENTS)
 
 
@@ -42,7 +44,7 @@ class CohortState(NamedTuple):
   """State of an iterator, from which it continues exactly.
 
   Attributes:
-    key: The 128-bit key, int32 [4]. Secret.
+    key: The 256-bit key, int32 [8]. Secret.
     round_num: The round to be drawn next, int64 [].
   """
 
@@ -178,7 +180,7 @@ def poisson(
   Args:
     client_ids: The private clients, no two the same.
     cohort_size: Expected clients a round, in [1, number of clients].
-    key: 128-bit key, int32 [4]; None draws one from the operating system.
+    key: 256-bit key, int32 [8]; None draws one from the operating system.
 
   Raises:
     ValueError: If ids repeat, or cohort_size is out of range.
@@ -250,7 +252,7 @@ def draw_indices(
 
   Args:
     sampling: How.
-    key: 128-bit key, int32 [4].
+    key: 256-bit key, int32 [8].
     round_num: The round.
 
   Returns:
@@ -262,9 +264,7 @@ def draw_indices(
   block = round_num
   if sampling.kind == 'pass':
     block, position = divmod(round_num, sampling.rounds_per_pass)
-  counter = np.array([0, block, 0, 0], np.uint64)
-  generator = np.random.Philox(key=keys.to_uint64(key), counter=counter)
-  words = generator.random_raw(population)
+  words = chacha20.words(key, release=block, stream=_STREAM, count=population)
   if sampling.kind == 'poisson':
     threshold = (sampling.cohort_size << 64) // population
     return np.flatnonzero(words < np.uint64(threshold))

@@ -40,7 +40,7 @@ class Examples:
         than its limit, and those too short for an output frame, are drawn and
         counted as any and add nothing.
       batch_size: Examples expected in a batch, at most all.
-      key: 128-bit key of the draws, int32 [4].
+      key: 256-bit key of the draws, int32 [8].
 
     Raises:
       ValueError: batch_size is not in [1, number of utterances].
@@ -97,9 +97,11 @@ class Examples:
     examples = self._client_data.read_dataset(
         tf.data.Dataset.from_tensor_slices(places)
     )
-    return examples.map(
-        lambda example: dict(example, **{schema.TRANSCRIPT: ''})
-    ).filter(self._is_usable)
+    return (
+        examples.map(lambda example: dict(example, **{schema.TRANSCRIPT: ''}))
+        .filter(self._is_usable)
+        .map(_with_features, num_parallel_calls=tf.data.AUTOTUNE)
+    )
 
   def _is_usable(self, example: schema.Element) -> tf.Tensor:
     """True for an example with an output frame, within the limit."""
@@ -110,3 +112,19 @@ class Examples:
     return (num_frames <= self._pipeline.max_frames) & (
         self._pipeline.output_lengths(num_frames) > 0
     )
+
+
+def _with_features(example: schema.Element) -> schema.Element:
+  """An example with features in place of a waveform.
+
+  Each is computed alone: in a batch, the longest utterance decides how those of
+  the others are rounded.
+  """
+  if schema.FEATURES in example:
+    return example
+  example = dict(example)
+  waveform = example.pop(schema.WAVEFORM)
+  features, _ = log_mel.log_mel(
+      waveform[tf.newaxis], tf.shape(waveform)[:1]
+  )
+  return dict(example, **{schema.FEATURES: features[0]})

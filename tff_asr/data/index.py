@@ -47,6 +47,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_asr import checks
+from tff_asr import files
 from tff_asr.data import schema
 
 FORMAT_VERSION = 2
@@ -461,13 +462,27 @@ def _read_slots(
   records = record_dataset(
       tf.strings.join([path, nothing]), offset=offset, buffer_size=buffer_size
   )
-  # A reader that fails cannot say whose place it was looking for. So its
-  # error ends the slots, and what is then missing is reported by name.
-  missing = tf.data.Dataset.from_tensors(unreadable).repeat(count)
-  records = records.ignore_errors().concatenate(missing).take(count)
+  slots = take_readable(records, count=count, unreadable=unreadable)
   return tf.io.decode_raw(
-      records.batch(count).get_single_element(), tf.int64, little_endian=True
+      slots.batch(count).get_single_element(), tf.int64, little_endian=True
   )
+
+
+def take_readable(
+    records: tf.data.Dataset, *, count: tf.Tensor, unreadable: bytes
+) -> tf.data.Dataset:
+  """Returns the first records of a file, without its reader's errors.
+
+  A reader that fails cannot say whose place it was looking for. So its error
+  ends the records, and who asked reports by name what is then missing.
+
+  Args:
+    records: As from `record_dataset`.
+    count: int64 [], how many.
+    unreadable: Stands for each that is not there.
+  """
+  missing = tf.data.Dataset.from_tensors(unreadable).repeat(count)
+  return records.ignore_errors().concatenate(missing).take(count)
 
 
 def record_dataset(
@@ -564,8 +579,7 @@ def _read_corpus_file(path: str) -> Corpus:
         ' split folders.'
     )
   try:
-    with open(name, encoding='utf-8') as f:
-      content = json.load(f)
+    content = json.loads(files.read(name))
     version = content['format_version']
     if version != FORMAT_VERSION:
       raise ValueError(
@@ -580,7 +594,13 @@ def _read_corpus_file(path: str) -> Corpus:
     fields['shards'] = tuple(Shard(**shard) for shard in fields['shards'])
     corpus = Corpus(path=path, **fields)
     _check_kinds(corpus)
-  except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as e:
+  except (
+      json.JSONDecodeError,
+      KeyError,
+      RecursionError,
+      TypeError,
+      UnicodeDecodeError,
+  ) as e:
     raise ValueError(
         f'{name} is damaged ({type(e).__name__}: {e}); write the corpus again.'
     ) from e

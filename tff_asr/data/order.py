@@ -36,11 +36,11 @@ class Order:
 
     Args:
       num_records: At least 1.
-      key: 128-bit key, int32 [4], of this order alone.
+      key: 256-bit key, int32 [8], of this order alone; Philox takes half.
     """
     checks.positive_int(num_records=num_records)
     self._num_records = num_records
-    self._key = keys.to_uint64(key)
+    self._key = np.frombuffer(keys.to_bytes(key)[:16], '<u8')
 
   def positions(self, pass_num: int, start: int, count: int) -> np.ndarray:
     """Returns which records stand at places [start, start + count) of a pass.

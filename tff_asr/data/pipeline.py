@@ -8,7 +8,8 @@ which utterances share a batch:
   2. `Pipeline.prepare` sorts a chunk by length.
   3. `batch_starts` packs the sorted chunk greedily: a batch ends where its
      padded audio would exceed `max_batch_sec`, or its padding the share
-     `max_padding`.
+     `max_padding`. Audio is counted in samples; of stored features, in the
+     samples that give as many frames.
 
 What is put in order are a client's rows: places of records (`records`), which
 are read when their chunk is due, so that no client is too large; or utterances
@@ -42,6 +43,7 @@ import tensorflow as tf
 from tff_asr import checks
 from tff_asr.data import records
 from tff_asr.data import schema
+from tff_asr.data import shapes as shapes_lib
 from tff_asr.features import log_mel
 from tff_asr.text import tokenizer as tokenizer_lib
 
@@ -49,7 +51,7 @@ Batch = collections.OrderedDict
 """A batch, sorted by name:
 
 client_id: string [B].
-feature_lengths: int32 [B].
+feature_lengths: int32 [B], ascending.
 features: float32 [B, T, F], 0 at and past each length.
 label_lengths: int32 [B].
 labels: int32 [B, U], 0 at and past each length.
@@ -94,6 +96,8 @@ class Pipeline:
     augment: SpecAugment (features [B, T, F], lengths [B], seed [2]) for
       training, or None.
     chunk_size: Examples that are sorted and packed together.
+    shapes: Those in which batches are computed (`shapes`); None: each in its
+      own. Batches themselves do not depend on it.
   """
 
   tokenizer: tokenizer_lib.CharTokenizer
@@ -105,6 +109,7 @@ class Pipeline:
       Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
   ] = None
   chunk_size: int = 64
+  shapes: Optional[shapes_lib.Shapes] = None
 
   def __post_init__(self):
     checks.positive(
@@ -117,6 +122,12 @@ class Pipeline:
       raise ValueError(
           f'max_utterance_sec {self.max_utterance_sec} must be at most '
           f'max_batch_sec {self.max_batch_sec}: a batch holds whole utterances.'
+      )
+    if self.shapes is not None and self.shapes.max_frames < self.max_frames:
+      raise ValueError(
+          f'shapes must hold an utterance of {self.max_frames} frames '
+          f'(max_utterance_sec), found at most {self.shapes.max_frames}; add '
+          f'(1, {self.max_frames}).'
       )
 
   @property
@@ -331,11 +342,13 @@ class Pipeline:
     # A placeholder has frames, however short the utterance it stands for.
     if schema.FEATURES in chunk:
       lengths = chunk['length']
-      paddings = [[0, 0], [0, _PLACEHOLDER_FRAMES], [0, 0]]
+      num_samples = log_mel.samples_of_frames(lengths)
+      paddings = [[0, 0], [0, shapes_lib.PLACEHOLDER_FRAMES], [0, 0]]
       features = tf.pad(chunk['features'], paddings)
     else:
       waveforms = tf.pad(chunk['waveform'], [[0, 0], [0, _PLACEHOLDER_SAMPLES]])
-      features, lengths = log_mel.log_mel(waveforms, chunk['length'])
+      num_samples = chunk['length']
+      features, lengths = log_mel.log_mel(waveforms, num_samples)
     if is_training and self.augment is not None:
       features = self.augment(features, lengths, augment_seed)
     labels, label_lengths = self._labels(chunk['transcript'])
@@ -346,11 +359,12 @@ class Pipeline:
         & (output_lengths >= min_frames(labels, label_lengths))
     )
     has_features = is_usable if is_training else output_lengths > 0
-    lengths = tf.where(has_features, lengths, _PLACEHOLDER_FRAMES)
-    order = tf.argsort(lengths, stable=True)
+    lengths = tf.where(has_features, lengths, shapes_lib.PLACEHOLDER_FRAMES)
+    num_samples = tf.where(has_features, num_samples, _PLACEHOLDER_SAMPLES)
+    order = tf.argsort(num_samples, stable=True)
     starts = batch_starts(
-        tf.gather(lengths, order),
-        log_mel.frames_of_seconds(self.max_batch_sec),
+        tf.gather(num_samples, order),
+        log_mel.samples_of_seconds(self.max_batch_sec),
         max_padding=self.max_padding,
     )
     ends = tf.concat([starts[1:], [tf.size(order)]], axis=0)
@@ -384,13 +398,7 @@ class Pipeline:
     return labels, tf.cast(ids.row_lengths(), tf.int32)
 
 
-# One group of the front end's stride, rounded up: the least that a model takes.
-_PLACEHOLDER_FRAMES = 8
-_PLACEHOLDER_SAMPLES = (
-    log_mel.FRAME_LENGTH + _PLACEHOLDER_FRAMES * log_mel.FRAME_SHIFT
-)
-
-
+_PLACEHOLDER_SAMPLES = log_mel.samples_of_frames(shapes_lib.PLACEHOLDER_FRAMES)
 _ALL_ROWS = 2**62
 # Of utterances in memory; TensorFlow reserves space for all. One with more
 # raises an error.
@@ -452,32 +460,34 @@ def slice_batch(prepared: Prepared, number: tf.Tensor) -> Batch:
 
 
 def batch_starts(
-    lengths: tf.Tensor, max_frames: int, *, max_padding: float
+    lengths: tf.Tensor, max_size: int, *, max_padding: float
 ) -> tf.Tensor:
   """First positions of greedy batches.
 
   The padded size of a batch, its utterances times its longest (its last), is
-  at most max_frames, and its padding at most a share max_padding of it, unless
-  a single utterance exceeds max_frames.
+  at most max_size, and its padding at most a share max_padding of it, unless a
+  single utterance exceeds max_size.
 
   Args:
-    lengths: int32 [n], frames, ascending.
-    max_frames: Padded frames of a batch.
+    lengths: int32 [n], of utterances in samples, ascending.
+    max_size: Padded samples of a batch.
     max_padding: Share of them, in [0, 1].
 
   Returns:
     int32 [number of batches], ascending from 0.
   """
   size = tf.size(lengths)
+  lengths = tf.cast(lengths, tf.int64)
   # What lies before each position.
-  before = tf.cumsum(tf.cast(lengths, tf.int64), exclusive=True)
+  before = tf.cumsum(lengths, exclusive=True)
 
   def step(position, start, starts):
-    padded = (position - start + 1) * lengths[position]
-    used = before[position] + tf.cast(lengths[position], tf.int64)
-    used = tf.cast(used - before[start], tf.float32)
+    count = tf.cast(position - start + 1, tf.int64)
+    padded = count * lengths[position]
+    used = before[position] + lengths[position] - before[start]
+    used = tf.cast(used, tf.float32)
     is_padding = used < (1 - max_padding) * tf.cast(padded, tf.float32)
-    is_new = ((padded > max_frames) | is_padding) & (position > start)
+    is_new = ((padded > max_size) | is_padding) & (position > start)
     start = tf.where(is_new, position, start)
     starts = tf.cond(
         is_new, lambda: tf.concat([starts, [position]], axis=0), lambda: starts

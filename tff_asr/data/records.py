@@ -167,8 +167,7 @@ def _read_record(place: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
   records = index.record_dataset(
       path, offset=offset, buffer_size=_BUFFER_BYTES
   )
-  # A reader that fails cannot say what it was reading. So its error ends the
-  # records, and what is then missing is reported by its place.
-  nothing = tf.data.Dataset.from_tensors('')
-  records = records.ignore_errors().concatenate(nothing)
-  return records.take(1).get_single_element()
+  readable = index.take_readable(
+      records, count=tf.ones([], tf.int64), unreadable=b''
+  )
+  return readable.get_single_element()

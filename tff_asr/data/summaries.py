@@ -113,9 +113,8 @@ def write_all(folder: str, summaries: Mapping[str, Summary]) -> None:
   """Adds splits to the summary.json of the folder that holds their folders."""
   path = os.path.join(folder, SUMMARY_FILE)
   try:
-    with open(path, encoding='utf-8') as f:
-      known = json.load(f)
-  except (OSError, json.JSONDecodeError):
+    known = files.parse_json(files.read(path))
+  except (OSError, ValueError):
     known = {}
   # Splits that were deleted since are not told any longer.
   known = {

@@ -60,9 +60,30 @@ def frames_of_seconds(seconds: float) -> int:
   A duration that is a multiple of 10 ms but for its rounding to a float counts
   whole: 16.4 s are 1,640 frames, though 16.4 / 0.01 is below 1640.
   """
-  shifts = seconds * SAMPLE_RATE_HZ / FRAME_SHIFT
-  nearest = round(shifts)
-  return nearest if math.isclose(shifts, nearest) else math.floor(shifts)
+  return _whole(seconds * SAMPLE_RATE_HZ / FRAME_SHIFT)
+
+
+def samples_of_seconds(seconds: float) -> int:
+  """Whole samples in a duration, rounded as by `frames_of_seconds`."""
+  return _whole(seconds * SAMPLE_RATE_HZ)
+
+
+def samples_of_frames(frames):
+  """Samples that give so many frames: the middle of those that do.
+
+  Args:
+    frames: Integer or integer tensor of any shape, at least 1.
+
+  Returns:
+    Of the same kind: 160 (frames + 2), for 240 to 399 more than 160 a frame.
+  """
+  return FRAME_SHIFT * (frames + 2)
+
+
+def _whole(number: float) -> int:
+  """The number rounded down, or to the nearest if that is its rounding."""
+  nearest = round(number)
+  return nearest if math.isclose(number, nearest) else math.floor(number)
 
 
 def log_mel(

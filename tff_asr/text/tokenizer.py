@@ -7,8 +7,10 @@ whose op is a core TensorFlow op, so that every execution context can run it.
   B: batch size. U: label length. V: vocabulary with blank.
 """
 
+import collections
 from collections.abc import Iterable, Sequence
 import string
+import unicodedata
 
 import numpy as np
 import tensorflow as tf
@@ -39,11 +41,17 @@ class CharTokenizer:
         published code does with a space, or '' for none.
 
     Raises:
-      ValueError: No character, one of them twice, or another boundary.
+      ValueError: No character, one of them twice, a control character, or
+        another boundary.
     """
     if not characters:
       raise ValueError('characters must name at least one character.')
-    twice = sorted({c for c in characters if characters.count(c) > 1})
+    # What a model hears is printed, and these would steer the terminal.
+    control = sorted({c for c in characters if unicodedata.category(c) == 'Cc'})
+    if control:
+      raise ValueError(f'characters has control characters: {control}.')
+    counts = collections.Counter(characters)
+    twice = sorted(c for c, count in counts.items() if count > 1)
     if twice:
       raise ValueError(f'characters has {twice} more than once.')
     if len(boundary) > 1 or boundary not in characters:

@@ -208,8 +208,9 @@ def run(folder: str) -> None:
         [float(schedule(step)) for step in texts['steps'][kind]]
     )
   for client, path in texts['clients'].items():
-    said[f'batches/{client}'] = _batches(path, texts['max_batch_sec'])
-  found['passes'] = np.array(1.0)
+    batches, num_trained = _batches(path, texts['max_batch_sec'])
+    said[f'batches/{client}'] = batches
+    found['passes'] = np.array(num_trained / sum(map(len, batches)))
   for name, sentences in texts['sentences'].items():
     letters = tokenizer_lib.LETTERS['en' if name == 'edges' else name]
     said[f'text/{name}'] = [
@@ -348,9 +349,9 @@ def _measure_clips(
       query = queries.PerLayerClipSumQuery(
           specs, l2_norm_clip=_CLIP, noise_multiplier=0.0, clipping=rule
       )
-      clipped = query.preprocess_record(
-          query.derive_sample_params(query.initial_global_state()), delta
-      )
+      state = query.initial_global_state()
+      steps = query.preprocess_record(query.derive_sample_params(state), delta)
+      clipped, _, _ = query.get_noised_result(steps, state)
       found |= _named(f'clip/{name}/{size}', clipped)
 
 
@@ -386,8 +387,8 @@ def _measure_server(
         found[f'server/{name}/{scale}/{key}'] = value.numpy() - start[key]
 
 
-def _batches(path: str, max_batch_sec: float) -> list[list[str]]:
-  """Which utterances of a client's list share a batch, each sorted."""
+def _batches(path: str, max_batch_sec: float) -> tuple[list[list[str]], int]:
+  """A client's batches, as sorted ids; utterances in one epoch of training."""
   with open(path, encoding='utf-8', newline='') as f:
     rows = list(csv.DictReader(f, delimiter=' '))
   folder = os.path.dirname(path)
@@ -417,10 +418,14 @@ def _batches(path: str, max_batch_sec: float) -> list[list[str]]:
       chunk_size=_BUFFER,
   )
   # As in training, without its shuffle.
-  return sorted(
+  batches = sorted(
       sorted(each.decode() for each in batch['utterance_id'].numpy())
       for batch in pipeline.evaluation_batches(examples)
   )
+  epoch = pipeline.training_batches(
+      examples, seed=tf.constant([1, 2]), num_epochs=1
+  )
+  return batches, sum(len(batch['utterance_id']) for batch in epoch)
 
 
 def _listen(speech: str) -> dict[str, list[tuple[str, str, np.ndarray]]]:

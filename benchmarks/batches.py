@@ -1,0 +1,339 @@
+r"""Batches of made-up corpora: how full, of how many sizes, and who is in them.
+
+    python -m benchmarks.batches
+    python -m benchmarks.batches --fit > shapes.txt
+
+Nothing is trained and no audio is made: lengths are drawn like those of Common
+Voice and LibriSpeech, and packed by the published loader's rule, written anew
+in NumPy (`theirs`: shuffle, sort a buffer, fill to the size; eight loaders in
+central training), and by this project's (`ours`).
+
+A pass is of `--clients` clients, or, in central training, of their utterances.
+`area` is what shapes fitted to another pass pad, over what batches padded to
+their own longest do. With --fit, prints the shapes of gin/data/shapes_*.gin.
+"""
+
+from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+
+launch.begin(__name__)
+
+from collections.abc import Callable, Iterator
+import functools
+from typing import NamedTuple
+
+from absl import flags
+import numpy as np
+import tensorflow as tf
+
+from benchmarks import report
+from tff_asr.data import order as order_lib
+from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.data import records
+from tff_asr.data import shapes as shapes_lib
+from tff_asr.features import log_mel
+from tff_asr.models import subsampling
+from tff_asr.privacy import keys
+from tff_asr.text import tokenizer as tokenizer_lib
+
+_CLIENTS = flags.DEFINE_integer(
+    'clients', 400, 'Of a pass, at least 50.', lower_bound=50
+)
+_ROUNDS = flags.DEFINE_integer(
+    'rounds', 100, 'Of the client of 3,000 utterances.', lower_bound=1
+)
+_FIT = flags.DEFINE_bool('fit', False, 'Print the shapes, too.')
+
+_MAX_FRAMES = 3000
+_NUM_LOADERS = 8
+
+Batches = list[np.ndarray]
+
+
+class Setting(NamedTuple):
+  """How a corpus is trained on."""
+
+  name: str
+  clients: Callable[[np.random.Generator, int], list[np.ndarray]]
+  batch_sec: float
+  chunk_size: int
+  is_central: bool
+
+
+def common_voice_like(
+    generator: np.random.Generator, num_clients: int
+) -> list[np.ndarray]:
+  """Clients' lengths in seconds: 10 of 5 s in the middle, many of few."""
+  counts = np.ceil(generator.lognormal(np.log(10), 1.2, num_clients))
+  return [
+      generator.lognormal(np.log(5), 0.35, int(count)).clip(1.2, 12)
+      for count in counts
+  ]
+
+
+def librispeech_like(
+    generator: np.random.Generator, num_clients: int
+) -> list[np.ndarray]:
+  """Clients' lengths in seconds: 112 or so, most of them of 12 to 17 s."""
+
+  def draw(count):
+    usual = generator.normal(14.5, 1.4, count)
+    short = generator.uniform(1.4, 14, count)
+    long = generator.uniform(16, 30, count)
+    kind = generator.random(count)
+    lengths = np.where(kind < 0.7, usual, np.where(kind < 0.98, short, long))
+    return lengths.clip(1.3, 30)
+
+  counts = generator.normal(112, 10, num_clients).clip(20, 180)
+  return [draw(int(count)) for count in counts]
+
+
+SETTINGS = (
+    Setting('common_voice', common_voice_like, 120.0, 64, False),
+    Setting('librispeech', librispeech_like, 360.0, 64, False),
+    Setting('central_common_voice', common_voice_like, 1920.0, 1024, True),
+    Setting('central_librispeech', librispeech_like, 1920.0, 1024, True),
+)
+
+
+def samples(seconds: np.ndarray) -> np.ndarray:
+  """Samples of lengths in seconds."""
+  return (seconds * log_mel.SAMPLE_RATE_HZ).astype(np.int32)
+
+
+def fill(lengths: np.ndarray, max_samples: int) -> Batches:
+  """The published rule: sort, fill to the size. Places in `lengths`."""
+  order = np.argsort(lengths, kind='stable')
+  batches, start = [], 0
+  for end in range(1, len(order) + 1):
+    if end == len(order) or (
+        (end + 1 - start) * int(lengths[order[end]]) > max_samples
+    ):
+      batches.append(order[start:end])
+      start = end
+  return batches
+
+
+@functools.lru_cache
+def _starts(max_samples: int) -> Callable[[np.ndarray], tf.Tensor]:
+  """`pipeline.batch_starts` of batches that are filled."""
+  return tf.function(
+      lambda lengths: pipeline_lib.batch_starts(
+          lengths, max_samples, max_padding=1.0
+      ),
+      input_signature=[tf.TensorSpec([None], tf.int32)],
+      autograph=False,
+  )
+
+
+def fill_ours(lengths: np.ndarray, max_samples: int) -> Batches:
+  """What `Pipeline.prepare` makes of a chunk. Places in `lengths`."""
+  order = np.argsort(lengths, kind='stable')
+  starts = _starts(max_samples)(lengths[order]).numpy()
+  return np.split(order, starts[1:])
+
+
+def _chunks(count: int, size: int, order: np.ndarray) -> Iterator[np.ndarray]:
+  for start in range(0, count, size):
+    yield order[start : start + size]
+
+
+def theirs(
+    setting: Setting, clients: list[np.ndarray], seed: int
+) -> Batches:
+  """Batches of a pass, in samples; in central training each loader's own."""
+  generator = np.random.default_rng(seed)
+  max_sec, size = setting.batch_sec, setting.chunk_size
+  sources = clients
+  if setting.is_central:
+    everybody = generator.permutation(np.concatenate(clients))
+    sources = [everybody[i::_NUM_LOADERS] for i in range(_NUM_LOADERS)]
+    max_sec, size = max_sec / _NUM_LOADERS, 512
+  batches = []
+  for lengths in map(samples, sources):
+    order = generator.permutation(len(lengths))
+    for chunk in _chunks(len(lengths), size, order):
+      found = fill(lengths[chunk], log_mel.samples_of_seconds(max_sec))
+      batches += [lengths[chunk][rows] for rows in found]
+  return batches
+
+
+def ours(setting: Setting, clients: list[np.ndarray], seed: int) -> Batches:
+  """Batches of a pass, in samples."""
+  sources = [np.concatenate(clients)] if setting.is_central else clients
+  batches = []
+  for lengths in map(samples, sources):
+    order = _order(len(lengths), seed).positions(0, 0, len(lengths))
+    for chunk in _chunks(len(lengths), setting.chunk_size, order):
+      found = fill_ours(
+          lengths[chunk], log_mel.samples_of_seconds(setting.batch_sec)
+      )
+      batches += [lengths[chunk][rows] for rows in found]
+  return batches
+
+
+def _order(num_records: int, seed: int) -> order_lib.Order:
+  """Central training's; a client's is as random."""
+  key = keys.derive(keys.from_seed(seed), purpose='central order')
+  return order_lib.Order(num_records, key=key)
+
+
+def frames(setting: Setting, batches: Batches) -> Batches:
+  """Frames of batches; in central training of the part of each of 8 GPUs."""
+  found = []
+  for rows in batches:
+    size = len(rows)
+    if setting.is_central:
+      size = -(-size // _NUM_LOADERS)
+    found += _chunks(len(rows), size, log_mel.num_frames(rows))
+  return found
+
+
+def figures_of(setting: Setting, num_clients: int) -> dict[str, float]:
+  """Figures of a pass, by name."""
+  passes = [
+      setting.clients(np.random.default_rng(seed), num_clients)
+      for seed in (1, 2)
+  ]
+  found = {}
+  for name, pack, max_sec in (
+      ('theirs', theirs,
+       setting.batch_sec / (_NUM_LOADERS if setting.is_central else 1)),
+      ('ours', ours, setting.batch_sec),
+  ):
+    batches = pack(setting, passes[1], 1)
+    used = sum(map(np.sum, batches))
+    padded = sum(len(rows) * int(rows[-1]) for rows in batches)
+    sizes = {
+        (len(rows), int(log_mel.num_frames(rows)[-1])) for rows in batches
+    }
+    most = log_mel.samples_of_seconds(max_sec)
+    found |= {
+        f'{name} batches': len(batches),
+        f'{name} fill': padded / most / len(batches),
+        f'{name} padding': 1 - used / padded,
+        f'{name} sizes': len(sizes),
+    }
+  one, other = (frames(setting, ours(setting, each, 1)) for each in passes)
+  generator = np.random.default_rng(1)
+  sample = generator.permutation(len(one))[:1500]
+  shapes = shapes_lib.fit([one[i] for i in sample], max_frames=_MAX_FRAMES)
+  if _FIT.value:
+    print(f'{setting.name}: launch {shapes.launch}, sizes {shapes.sizes}')
+  area, pieces = shapes_lib.area(other, shapes)
+  return found | {'shapes': len(shapes.sizes), 'area': area, 'pieces': pieces}
+
+
+def seen(num_rounds: int) -> dict[str, int]:
+  """Of a client's 3,000 utterances, those in 10 steps a round of 120 s."""
+  count, num_steps, size = 3000, 10, 64
+  lengths = samples(
+      np.random.default_rng(1).lognormal(np.log(5), 0.35, count).clip(1.2, 12)
+  )
+  most = log_mel.samples_of_seconds(120.0)
+  pipeline = pipeline_lib.Pipeline(
+      tokenizer=tokenizer_lib.CharTokenizer(),
+      output_lengths=subsampling.output_lengths_3x,
+      max_batch_sec=120.0,
+      chunk_size=size,
+  )
+  places = tf.data.Dataset.from_tensor_slices(records.places(
+      tf.fill([count], 'client'),
+      shard=tf.zeros([count], tf.int64),
+      offset=tf.range(count, dtype=tf.int64),
+  ))
+
+  @tf.function(autograph=False)
+  def first_chunks(seed):
+    shuffled = pipeline.open(places, seed=seed)
+    return tf.map_fn(
+        lambda number: pipeline.read_chunk(
+            shuffled, number, read=lambda rows, longest: rows
+        )[records.OFFSET],
+        tf.range(num_steps),
+        fn_output_signature=tf.TensorSpec([None], tf.int64),
+    )
+
+  heard = {'theirs': set(), 'ours': set()}
+  for round_num in range(num_rounds):
+    generator = np.random.default_rng(round_num)
+    orders = {
+        'theirs': (fill, generator.permutation(count)),
+        'ours': (
+            fill_ours,
+            first_chunks(tf.random.fold_in([1, 2], round_num)).numpy().ravel(),
+        ),
+    }
+    for name, (pack, order) in orders.items():
+      steps = 0
+      for chunk in _chunks(len(order), size, order):
+        batches = pack(lengths[chunk], most)
+        for number in generator.permutation(len(batches)):
+          if steps < num_steps:
+            heard[name].update(chunk[batches[number]].tolist())
+            steps += 1
+        if steps == num_steps:
+          break
+  return {name: len(found) for name, found in heard.items()}
+
+
+def shares(share: float = 0.12, count: int = 100_000) -> dict[str, float]:
+  """Mean and largest share that one speaker has of batches of 1,920 s.
+
+  Shuffled by the published loader and by `order`; packed alike.
+
+  Args:
+    share: Of the corpus that this speaker has.
+    count: Utterances.
+  """
+  generator = np.random.default_rng(1)
+  lengths = samples(generator.lognormal(np.log(5), 0.35, count).clip(1.2, 12))
+  is_speaker = np.arange(count) < share * count
+  orders = {
+      'theirs': generator.permutation(count),
+      'ours': _order(count, 1).positions(0, 0, count),
+  }
+  found = {}
+  for name, order in orders.items():
+    each = []
+    for chunk in _chunks(count, 1024, order):
+      batches = fill_ours(lengths[chunk], log_mel.samples_of_seconds(1920.0))
+      # Not the rest of a chunk.
+      each += [
+          np.mean(is_speaker[chunk[rows]]) for rows in batches if len(rows) > 99
+      ]
+    found |= {f'{name} mean': np.mean(each), f'{name} most': np.max(each)}
+  return {name: float(value) for name, value in found.items()}
+
+
+def main(_) -> None:
+  report.check_json_flag()
+  found = {
+      setting.name: figures_of(setting, _CLIENTS.value) for setting in SETTINGS
+  }
+  heard = seen(_ROUNDS.value)
+  share = shares()
+  table = [[
+      '', 'batches, theirs/ours', 'fill', 'padding', 'sizes', 'shapes', 'area',
+      'pieces',
+  ]]
+  for name, row in found.items():
+    pair = lambda key, spec: '/'.join(
+        format(row[f'{side} {key}'], spec) for side in ('theirs', 'ours')
+    )
+    table.append([
+        name, pair('batches', ','), pair('fill', '.2f'),
+        pair('padding', '.3f'), pair('sizes', ','), str(row['shapes']),
+        f'{row["area"]:.2f}', f'{row["pieces"]:.2f}',
+    ])
+  report.write(
+      f'{_CLIENTS.value} clients. Of 3,000 utterances in {_ROUNDS.value} rounds'
+      f' of 10 steps: theirs {heard["theirs"]:,}, ours {heard["ours"]:,}. A'
+      ' speaker of 12 %: most of a step theirs'
+      f' {share["theirs most"]:.3f}, ours {share["ours most"]:.3f}.',
+      table,
+      {'passes': found, 'seen': heard, 'shares': share},
+  )
+
+
+if __name__ == '__main__':
+  launch.run(main)
