@@ -6,13 +6,13 @@ For each model: clipping one client's update per layer and adding it to a sum,
 drawing noise and adding it, and a step of LAMB. All three are passes over
 memory at best; `of the pace` is the least traffic that the arithmetic needs
 over the seconds, as a share of what a plain pass over memory moves
-(`limits`). Passes of float32 values counted as needed:
+(`limits`). Bytes a parameter counted as needed (sums are int64):
 
-  clip and add   4: the update for its norms, the update, the sum, the new sum
-  noise          2: the sum, the new sum
-  LAMB           7: weights, two moments and update; weights and two moments
+  clip and add  24: the update for its norms, the update, the sum, the new sum
+  noise         12: the sum, the mean
+  LAMB          28: weights, two moments and update; weights and two moments
 
-Memory at 255M parameters: some 8 GiB.
+Memory at 255M parameters: some 12 GiB.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -30,7 +30,6 @@ from benchmarks import report
 from benchmarks import turns
 from benchmarks import workload as workload_lib
 from tff_asr.models import weights as weights_lib
-from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 
 _SIZES = flags.DEFINE_list(
@@ -42,8 +41,7 @@ _REPEATS = flags.DEFINE_integer(
     'repeats', 5, 'Turns that count.', lower_bound=1
 )
 
-_PASSES = {'clip and add': 4, 'noise': 2, 'LAMB': 7}
-_FLOAT_BYTES = 4
+_BYTES = {'clip and add': 24, 'noise': 12, 'LAMB': 28}
 
 
 def main(_) -> None:
@@ -65,9 +63,9 @@ def main(_) -> None:
     paces = [copy_bytes / took for took in seconds['copy']]
     shares = {
         name: turns.shares_of_paces(
-            passes * _FLOAT_BYTES * num_parameters, seconds[name], paces
+            num_bytes * num_parameters, seconds[name], paces
         )
-        for name, passes in _PASSES.items()
+        for name, num_bytes in _BYTES.items()
     }
     rows += [
         [
@@ -91,12 +89,15 @@ def _build(workload: workload_lib.Workload) -> dict[str, Callable[[], None]]:
   specs = workload.build_model().specs
   weights = weights_lib.initialize(specs, tf.constant([1, 0]))
   update = tf.nest.map_structure(lambda weight: 1e-3 * weight, weights)
-  query = workload_lib.build_query()(weights_lib.tensor_specs(specs))
+  query = queries.MeanQuery(
+      workload_lib.build_query()(weights_lib.tensor_specs(specs)), 1.0
+  )
+  total = query.initial_sample_state(weights)
   optimizer = workload_lib.build_server_optimizer()
   query_state, optimizer_state = tf.nest.map_structure(
       tf.convert_to_tensor,
       (
-          queries.set_noise_key(query.initial_global_state(), keys.draw()),
+          workload_lib.keyed_state(query),
           optimizer.initialize(weights_lib.tensor_specs(specs)),
       ),
   )
@@ -112,8 +113,8 @@ def _build(workload: workload_lib.Workload) -> dict[str, Callable[[], None]]:
 
   lamb = tf.function(optimizer.next, autograph=False)
   return {
-      'clip and add': lambda: limits.wait(add(weights, update, query_state)),
-      'noise': lambda: limits.wait(noise(weights, query_state)),
+      'clip and add': lambda: limits.wait(add(total, update, query_state)),
+      'noise': lambda: limits.wait(noise(total, query_state)),
       'LAMB': lambda: limits.wait(lamb(optimizer_state, weights, update)),
   }
 

@@ -2,12 +2,11 @@ r"""A step of DP-SGD by example beside a plain one: seconds and peak memory.
 
     python -m benchmarks.dp_sgd --json=results/dp_sgd.json
 
-BEST-RQ over a Conformer, a batch of utterances of one length, no dropout (its
-draws become a loop each in a vectorized graph, which then takes minutes to
-compile). `plain` is the gradient of the batch; the others clip each example's
-gradient by layer and add noise, n examples at once (`NUM_VECTORIZED`), with a
-share of the layers frozen. Steps of all alternate in one process, after a turn
-that does not count (and compiles); memory is that of a process for each.
+BEST-RQ over a Conformer, a batch of utterances of one length, no dropout.
+`plain` is the gradient of the batch; the others clip each example's gradient by
+layer and add noise, with a share of the layers frozen. Steps of all alternate
+in one process, after a turn that does not count (and compiles); memory is that
+of a process for each.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -43,7 +42,6 @@ _DIM = flags.DEFINE_integer(
 _CODES = flags.DEFINE_integer('codes', 256, 'Labels.', lower_bound=2)
 _BATCH = flags.DEFINE_integer('batch', 8, 'Utterances a step.', lower_bound=1)
 _SEC = flags.DEFINE_float('sec', 12.0, 'Length of each.', lower_bound=1.0)
-_VECTORIZED = flags.DEFINE_list('vectorized', ['1', '4'], 'Values of n.')
 _FROZEN = flags.DEFINE_list('frozen', ['0', '0.5'], 'Shares of the layers.')
 _REPEATS = flags.DEFINE_integer(
     'repeats', 5, 'Steps that count, of each.', lower_bound=1
@@ -54,22 +52,22 @@ _ONE = flags.DEFINE_string(
 
 
 class _Variant(NamedTuple):
-  """A kind of step; num_vectorized 0 is the plain one."""
+  """A kind of step: the plain one, or by example."""
 
-  num_vectorized: int
+  is_private: bool
   frozen: float
 
   @property
   def label(self) -> str:
-    kind = f'DP, n = {self.num_vectorized}' if self.num_vectorized else 'plain'
+    kind = 'DP' if self.is_private else 'plain'
     return kind + (f', {self.frozen:.0%} frozen' if self.frozen else '')
 
 
 def main(_) -> None:
   report.check_json_flag()
   if _ONE.value is not None:
-    number, frozen = _ONE.value.split(',')
-    run = _build(_Variant(int(number), float(frozen)))
+    is_private, frozen = _ONE.value.split(',')
+    run = _build(_Variant(is_private == 'True', float(frozen)))
     run()
     print(own_process.peak_gib())
     return
@@ -119,16 +117,10 @@ def main(_) -> None:
 def _variants() -> list[_Variant]:
   """The plain step, and all that the flags name."""
   try:
-    numbers = [int(text) for text in _VECTORIZED.value]
     shares = [float(text) for text in _FROZEN.value]
   except ValueError as error:
-    raise ValueError(f'--vectorized or --frozen: {error}.') from None
-  if min(numbers, default=0) < 1:
-    raise ValueError('--vectorized must be integers from 1 up.')
-  return [
-      _Variant(0, 0.0),
-      *(_Variant(number, share) for share in shares for number in numbers),
-  ]
+    raise ValueError(f'--frozen: {error}.') from None
+  return [_Variant(False, 0.0), *(_Variant(True, share) for share in shares)]
 
 
 def _model() -> best_rq.BestRqModel:
@@ -156,14 +148,11 @@ def _build(variant: _Variant):
       optimizer=adam.build_adam(0.001),
       batch_size=_BATCH.value,
       seed=1,
-      build_query=(
-          workload_lib.build_query() if variant.num_vectorized else None
-      ),
-      num_vectorized=max(variant.num_vectorized, 1),
+      build_query=workload_lib.build_query() if variant.is_private else None,
       frozen=frozen,
   )
   state = step.initialize()
-  if variant.num_vectorized:
+  if variant.is_private:
     state = state._replace(
         aggregator=dp_mean.set_noise_key(state.aggregator, keys.draw())
     )
@@ -180,7 +169,7 @@ def _peak_gib(variant: _Variant) -> float:
   sizes = (_NUM_BLOCKS, _DIM, _CODES, _BATCH, _SEC)
   peak = own_process.measure(
       'dp_sgd',
-      one=f'{variant.num_vectorized},{variant.frozen}',
+      one=f'{variant.is_private},{variant.frozen}',
       **{flag.name: flag.value for flag in sizes},
   )
   return float(peak)

@@ -8,6 +8,7 @@ Slow and plain on purpose: loops, float64, one utterance at a time, no code of
 """
 
 from collections.abc import Mapping, Sequence
+import fractions
 import itertools
 import math
 from typing import Optional
@@ -476,16 +477,86 @@ def poisson_cohort(
     key: np.ndarray,
     round_num: int,
 ) -> list[str]:
-  """Each sorted id whose Philox word, as a fraction of 2^64, is below q.
+  """Each sorted id whose ChaCha20 word, as a fraction of 2^64, is below q.
 
-  key: uint64 [2]. The words of a round are those from block round_num * 2^64.
+  key: int32 [8]. A round's nonce is its number (8 bytes) and 3 (4 bytes).
   """
-  generator = np.random.Philox(key=key, counter=round_num << 64)
+  nonce = [round_num % 2**32, round_num >> 32, 3]
   return [
       client_id
-      for client_id in sorted(client_ids)
-      if int(generator.random_raw()) / 2**64 < sampling_prob
+      for i, client_id in enumerate(sorted(client_ids))
+      if chacha20_words(key, i // 8, nonce)[i % 8] / 2**64 < sampling_prob
   ]
+
+
+def chacha20_words(
+    key: np.ndarray, counter: int, nonce: Sequence[int]
+) -> list[int]:
+  """A block of RFC 8439 (section 2.3) as 8 little-endian words of 64 bits."""
+  start = [
+      0x61707865, 0x3320646E, 0x79622D32, 0x6B206574,
+      *(int(word) % 2**32 for word in key), counter, *nonce,
+  ]
+  state = list(start)
+
+  def quarter_round(*places):
+    a, b, c, d = places
+    for target, other, mixed, bits in (
+        (a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)
+    ):
+      state[target] = (state[target] + state[other]) % 2**32
+      word = state[mixed] ^ state[target]
+      state[mixed] = (word << bits | word >> (32 - bits)) % 2**32
+
+  for _ in range(10):
+    for i in range(4):
+      quarter_round(i, 4 + i, 8 + i, 12 + i)
+    for i in range(4):
+      quarter_round(
+          i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4
+      )
+  words = [(x + y) % 2**32 for x, y in zip(state, start)]
+  return [low | high << 32 for low, high in zip(words[::2], words[1::2])]
+
+
+def tree_prefixes(
+    sums: Sequence[Sequence[int]],
+    noise: Mapping[tuple[int, int], Sequence[int]],
+) -> list[list[int]]:
+  """Estimates of all prefix sums from the noised nodes of a binary tree.
+
+  Honaker 2015: a leaf's v is its noised sum, another node's v its noised sum
+  and the mean of its children's v; 1 / (2 - 2^-level) times v is the estimate,
+  which is rounded to a whole number.
+
+  sums: Of each leaf, vectors. noise: Of each node, by last leaf and level.
+  """
+
+  def noised_v(first, level, place):
+    last = first + 2**level - 1
+    v = fractions.Fraction(
+        sum(leaf[place] for leaf in sums[first : last + 1])
+        + noise[last, level][place]
+    )
+    if level:
+      middle = first + 2 ** (level - 1)
+      v += noised_v(first, level - 1, place) / 2
+      v += noised_v(middle, level - 1, place) / 2
+    return v
+
+  prefixes = []
+  for count in range(1, len(sums) + 1):
+    totals = []
+    for place in range(len(sums[0])):
+      first = total = 0
+      for level in reversed(range(count.bit_length())):
+        if count >> level & 1:
+          weight = 2 - fractions.Fraction(1, 2**level)
+          total += round(noised_v(first, level, place) / weight)
+          first += 2**level
+      totals.append(total)
+    prefixes.append(totals)
+  return prefixes
 
 
 def adapt_clips(

@@ -19,7 +19,7 @@ from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import partial_query
 from tff_asr.privacy import queries
 
-_KEY = np.array([1, 2, 3, 4], np.int32)
+_KEY = np.arange(1, 9, dtype=np.int32)
 _VALUE_TYPE = tff.to_type(
     collections.OrderedDict(
         a=tff.TensorType(np.float32, [2]), b=tff.TensorType(np.float32)
@@ -32,7 +32,7 @@ _STATE = """
     numerator_state=<
       l2_norm_clip=float32,
       noise_multiplier=float32,
-      noise_key=int32[4],
+      noise_key=int32[8],
       counter=int64
     >,
     denominator=float32

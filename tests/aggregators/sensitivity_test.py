@@ -1,13 +1,17 @@
 """Brute force: how far one client can move what the aggregator releases.
 
 Attacks run through the executed TFF computation, on several devices and
-threads. Noise is off: it does not depend on the updates (`dp_mean_test`). How
-far counts of adaptive clips move: privacy/adaptive_query_test.
+threads. What is released is a function of a sum of integers, which these tests
+read: its norm is compared with C in whole numbers. Noise is off: it does not
+depend on the updates (`dp_mean_test`). How far counts of adaptive clips move:
+privacy/adaptive_query_test.
 """
 
 import collections
+import fractions
 import functools
 import math
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -40,10 +44,7 @@ _VALUE_TYPE = tff.to_type(collections.OrderedDict(
     (name, tff.TensorType(np.float32, shape))
     for name, shape in _SHAPES.items()
 ))
-# A power of two, so that to multiply by it is exact.
-_DIVISOR = 4
-# What the guarantee allows beyond C, for float32.
-_SLACK = 1 + 1e-6
+_COHORT_SIZE = 4
 _NUM_ATTACKS = 20
 _CONTEXTS = (
     ('one_device', dict(devices=['CPU:0'])),
@@ -67,11 +68,30 @@ def _process(name: str, clip: float) -> tff.templates.AggregationProcess:
   if name in _ADAPTIVE:
     build_query = functools.partial(
         adaptive_query.AdaptiveClipSumQuery,
-        cohort_size=_DIVISOR,
+        cohort_size=_COHORT_SIZE,
         **settings,
     )
-  factory = dp_mean.build(build_query=build_query, cohort_size=_DIVISOR)
-  return factory.create(_VALUE_TYPE, tff.TensorType(np.float32))
+  factory = dp_mean.build(build_query=build_query, cohort_size=_COHORT_SIZE)
+  with mock.patch.object(queries.MeanQuery, 'get_noised_result', _release_sum):
+    return factory.create(_VALUE_TYPE, tff.TensorType(np.float32))
+
+
+def _release_sum(self, sample_state, global_state):
+  """A mean's result, but of the integers that it is a function of."""
+  measured = self._numerator
+  _, *rest = super(queries.MeanQuery, self).get_noised_result(
+      sample_state, global_state
+  )
+  return measured._query.summed(sample_state.record), *rest
+
+
+def _clip_in_steps(name: str, clip: float) -> fractions.Fraction:
+  """C / g of the first round."""
+  query = _process(name, clip).initialize().query_state.numerator_state
+  clip = float(query.l2_norm_clip)
+  # The grid by hand: a power of two of at most 2^-24 C.
+  grid = 2.0 ** (math.frexp(clip * 2.0**-24)[1] - 1)
+  return fractions.Fraction(clip) / fractions.Fraction(grid)
 
 
 def _attack(generator: np.random.Generator) -> dict[str, np.ndarray]:
@@ -97,9 +117,9 @@ def _attack(generator: np.random.Generator) -> dict[str, np.ndarray]:
   return layers
 
 
-def _norm(difference: np.ndarray) -> float:
-  """In float64, of what was computed in float32."""
-  return float(np.linalg.norm(difference.astype(np.float64)))
+def _square(difference: np.ndarray) -> int:
+  """The squared norm of integers."""
+  return sum(int(step) ** 2 for step in difference)
 
 
 @logical_devices.absent
@@ -111,13 +131,13 @@ class OwnProcessTest(logical_devices.OwnProcessTestCase):
 class SensitivityTest(parameterized.TestCase):
 
   def release(self, clipping: str, clip: float, updates) -> np.ndarray:
-    """The sum that these clients' updates come to."""
+    """The sum that these clients' updates come to, int64."""
     process = _process(clipping, clip)
     output = process.next(
         process.initialize(), updates, [1.0] * len(updates)
     )
     flat = [np.ravel(layer) for layer in output.result.values()]
-    return np.concatenate(flat).astype(np.float64) * _DIVISOR
+    return np.concatenate(flat)
 
   def use(self, **context) -> None:
     self.enterContext(
@@ -137,7 +157,8 @@ class SensitivityTest(parameterized.TestCase):
   ):
     self.use(**context)
     generator = np.random.default_rng(sum(clipping.encode()))
-    largest = 0.0
+    bound = _clip_in_steps(clipping, clip) ** 2
+    largest = 0
     for attack in range(_NUM_ATTACKS):
       others = [_attack(generator) for _ in range(generator.integers(3))]
       first, second = _attack(generator), _attack(generator)
@@ -153,13 +174,12 @@ class SensitivityTest(parameterized.TestCase):
           for one in (first, second)
       ]
       for total in moved:
-        self.assertTrue(np.all(np.isfinite(total)))
-        added = _norm(total - without)
-        self.assertLessEqual(added, clip * _SLACK)
+        added = _square(total - without)
+        self.assertLessEqual(added, bound)
         largest = max(largest, added)
-      self.assertLessEqual(_norm(moved[0] - moved[1]), 2 * clip * _SLACK)
+      self.assertLessEqual(_square(moved[0] - moved[1]), 4 * bound)
     # The attacks do come to the bound, so a larger one would have been seen.
-    self.assertGreater(largest, 0.999 * clip)
+    self.assertGreater(largest, (1 - 1e-6) * bound)
 
   @parameterized.parameters(*_CLIPPINGS)
   def test_opposite_updates_move_it_by_twice_the_clip(self, clipping):
@@ -170,7 +190,9 @@ class SensitivityTest(parameterized.TestCase):
     }
     opposite = {name: -value for name, value in huge.items()}
     sums = [self.release(clipping, 1.0, [one]) for one in (huge, opposite)]
-    self.assertAlmostEqual(_norm(sums[0] - sums[1]), 2.0, delta=2e-6)
+    moved = _square(sums[0] - sums[1]) / _clip_in_steps(clipping, 1.0) ** 2
+    self.assertAlmostEqual(float(moved), 4.0, delta=1e-5)
+    self.assertLessEqual(moved, 4)
 
 
 if __name__ == '__main__':

@@ -12,6 +12,7 @@ import tensorflow_federated as tff
 from tests import fakes
 from tests import logical_devices
 from tests.learning import tiny
+from tff_asr.data import shapes as shapes_lib
 from tff_asr.learning import central_step
 from tff_asr.learning import client_update
 from tff_asr.optimizers import lars
@@ -40,23 +41,32 @@ def _batch():
 
 
 @functools.lru_cache
-def _traced(devices, dropout):
+def _traced(devices, dropout, shapes):
   """Gradients of a batch and a clip, traced once."""
   model = tiny.recognizer(dropout=dropout)
+  if shapes is not None:
+    model = fakes.model_of_shapes(model, shapes)
   weights = model.initialize(tf.constant([1, 2]))
   if devices is not None:
     devices = central_step.find_devices(devices)
   return tf.function(
       lambda batch, max_grad_norm: central_step.clipped_gradients(
-          model, weights, batch, max_grad_norm=max_grad_norm, devices=devices
+          model,
+          weights,
+          batch,
+          max_grad_norm=max_grad_norm,
+          devices=devices,
+          shapes=shapes,
       )
   )
 
 
-def _gradients(devices=None, *, batch=None, max_grad_norm=1e9, dropout=0.0):
+def _gradients(
+    devices=None, *, batch=None, max_grad_norm=1e9, dropout=0.0, shapes=None
+):
   batch = _batch() if batch is None else batch
   devices = devices if devices is None else tuple(devices)
-  return _traced(devices, dropout)(batch, tf.constant(max_grad_norm))
+  return _traced(devices, dropout, shapes)(batch, tf.constant(max_grad_norm))
 
 
 @logical_devices.needed
@@ -85,6 +95,16 @@ class DevicesTest(parameterized.TestCase):
         clipped, {name: value / 4 for name, value in expected.items()}
     )
 
+  # Of one device's part, and of parts filled up with copies.
+  @parameterized.parameters(None, 2, 4)
+  def test_parts_are_computed_in_given_shapes(self, num_devices):
+    devices = num_devices and logical_devices.CPUS[:num_devices]
+    shapes = shapes_lib.Shapes(((1, 300), (1, 90), (2, 120)), 10)
+    expected, expected_sum = _gradients()
+    found, loss_sum = _gradients(devices, shapes=shapes)
+    np.testing.assert_allclose(loss_sum, expected_sum, rtol=1e-5)
+    self.assert_near(found, expected)
+
   def test_stubs_count_nowhere(self):
     batch = collections.OrderedDict(_batch())
     batch['example_weights'] = tf.constant([1.0, 0.0, 0.0, 0.0, 1.0])
@@ -111,7 +131,7 @@ class DevicesTest(parameterized.TestCase):
     self.assertFalse(np.array_equal(two[0]['seed'], two[1]['seed']))
 
   def test_work_is_placed_on_every_device(self):
-    graph = _traced(logical_devices.CPUS, 0.0).get_concrete_function(
+    graph = _traced(logical_devices.CPUS, 0.0, None).get_concrete_function(
         _batch(), tf.constant(1.0)
     ).graph
     losses = [

@@ -12,6 +12,7 @@ import tensorflow_federated as tff
 
 from tests import fakes
 from tests import reference
+from tff_asr.data import shapes as shapes_lib
 from tff_asr.execution import multi_device
 from tff_asr.features import log_mel
 from tff_asr.learning import client_update
@@ -19,9 +20,11 @@ from tff_asr.optimizers import lamb
 from tff_asr.optimizers import lars
 
 _SEED = (3, 4)
+# Of utterances of 48 to 148 frames, 300 at most.
+_SHAPES = shapes_lib.Shapes(((1, 300), (1, 160), (2, 110), (1, 60)), 10)
 
 
-def _client_work(model, **limits):
+def _client_work(model, *, shapes=None, **limits):
   """Client work over the fake clients' examples."""
   data = fakes.client_data()
   weights_type = collections.OrderedDict(
@@ -30,7 +33,7 @@ def _client_work(model, **limits):
   )
   return client_update.build(
       model=model,
-      pipeline=fakes.tiny_pipeline(model),
+      pipeline=fakes.tiny_pipeline(model, shapes=shapes),
       broadcast_type=tff.to_type(
           collections.OrderedDict(
               seed=tff.TensorType(np.int32, [2]), weights=weights_type
@@ -74,13 +77,32 @@ def _global_norm(gradients) -> float:
 
 class ClippedGradientsTest(parameterized.TestCase):
 
-  def gradients(self, batch, max_grad_norm):
+  def gradients(self, batch, max_grad_norm, **options):
     model, weights, _ = _batches()
     # Nothing random: draws depend on a batch's shape.
     batch = collections.OrderedDict(batch, seed=None)
     return client_update.clipped_gradients(
-        model, weights, batch, max_grad_norm=max_grad_norm
+        model, weights, batch, max_grad_norm=max_grad_norm, **options
     )
+
+  def test_pieces_of_given_shapes_add_up_to_the_batch(self):
+    _, _, batch = _batches()
+    lengths = batch['feature_lengths'].numpy().tolist()
+    self.assertEqual(lengths, sorted(lengths))
+    for num_left_out in (0, 1):
+      weights = tf.constant([1.0] * (3 - num_left_out) + [0.0] * num_left_out)
+      batch = collections.OrderedDict(batch, example_weights=weights)
+      whole, loss_sum = self.gradients(batch, 1e9)
+      # One piece, three, and two.
+      for sizes in ([(3, 160)], [(1, 160)], _SHAPES.sizes):
+        pieces, same_loss_sum = self.gradients(
+            batch, 1e9, shapes=shapes_lib.Shapes(sizes, 10)
+        )
+        np.testing.assert_allclose(loss_sum, same_loss_sum, rtol=1e-5)
+        for name, gradient in whole.items():
+          np.testing.assert_allclose(
+              pieces[name], gradient, atol=1e-5 * _global_norm(whole)
+          )
 
   def test_clips_by_global_norm_and_leaves_what_is_below(self):
     _, _, batch = _batches()
@@ -165,6 +187,8 @@ def _context():
 def _round(**limits):
   """A computation: the sum of the clients' deltas, and the measurements."""
   model, _, _ = _batches()
+  if limits.get('shapes'):
+    model = fakes.model_of_shapes(model, limits['shapes'])
   work = _client_work(model, **limits)
   result_type = work.next.type_signature.result.result.member
 
@@ -223,6 +247,17 @@ class ClientWorkTest(absltest.TestCase):
         weights, ['ann', 'bob'], num_steps=2, num_epochs=1
     )
     self.assertEqual(counts['num_steps'], 1 + 2)
+
+  def test_steps_are_computed_in_given_shapes(self):
+    _, weights, _ = _batches()
+    limits = dict(num_epochs=2, shapes=_SHAPES)
+    # The model would raise at any other shape.
+    delta, counts = self.run_clients(weights, ['ann', 'bob'], **limits)
+    expected = dict(num_steps=2 * (1 + 2), num_utterances=2 * (3 + 5))
+    self.assertEqual(counts, counts | expected)
+    again, _ = self.run_clients(weights, ['ann', 'bob'], **limits)
+    for name, value in delta.items():
+      np.testing.assert_array_equal(value, again[name])
 
   def test_an_empty_client_returns_zero(self):
     _, weights, _ = _batches()

@@ -135,14 +135,15 @@ def _difference(one, other) -> dict[str, np.ndarray]:
 
 class ExampleGradientsTest(parameterized.TestCase):
 
-  def _compare(self, kind: str, split: str, num_vectorized: int):
+  def _compare(self, kind: str, split: str):
     model = _model(kind)
     weights = model.initialize(tf.constant([1, 2]))
     batch = _batch(0, 1, 2, 3, 4)
     numbers = tf.stack([tf.range(5), tf.range(5)], axis=1)
     masked = model.mask(batch['features'], batch['feature_lengths'], numbers)
     query = _build_query(split=split)(weights)
-    params = query.derive_sample_params(query.initial_global_state())
+    query_state = query.initial_global_state()
+    params = query.derive_sample_params(query_state)
 
     def loss_fn(weights, examples):
       masked, seeds = examples
@@ -156,8 +157,7 @@ class ExampleGradientsTest(parameterized.TestCase):
           (masked, numbers),
           query=query,
           params=params,
-          num_vectorized=num_vectorized,
-          trim=lambda examples: examples,
+          prepare=lambda example: example,
       )
 
     found = run(weights)
@@ -191,23 +191,24 @@ class ExampleGradientsTest(parameterized.TestCase):
         expected[name] = expected[name] + factor * part
     self.assertGreater(num_clipped, 10)
     self.assertLess(num_clipped, 5 * len(weights) + 1)
+    grid = float(query.grid(query_state))
     for name, value in expected.items():
       np.testing.assert_allclose(
-          found.records[name], value, rtol=1e-5, atol=1e-5 * _CLIP, err_msg=name
+          grid * np.asarray(found.records[name]),
+          value,
+          rtol=1e-5,
+          atol=1e-5 * _CLIP,
+          err_msg=name,
       )
     np.testing.assert_allclose(found.norm, np.sum(norms), rtol=1e-4)
 
   @parameterized.parameters(('conformer', 'global'), ('transformer', 'uniform'))
   def test_one_by_one_they_equal_a_loop_over_single_examples(self, *arguments):
-    self._compare(*arguments, 1)
+    self._compare(*arguments)
 
-  # Vectorized in groups of 3 and 2.
   @pytest.mark.slow
-  @parameterized.parameters(
-      ('transformer', 'dim', 1), ('conformer', 'dim', 3),
-      ('transformer', 'uniform', 3),
-  )
-  def test_they_equal_it_over_other_layers_and_vectorized(self, *arguments):
+  @parameterized.parameters(('transformer', 'dim'), ('conformer', 'dim'))
+  def test_they_equal_it_over_other_layers(self, *arguments):
     self._compare(*arguments)
 
 
@@ -224,6 +225,26 @@ class DpSgdTest(parameterized.TestCase):
       # The sum is read from weights of some 1, to float32.
       self.assertBetween(removed, 0.1 * _CLIP, _CLIP * 1.001)
 
+  def test_no_example_changes_what_another_adds(self):
+    step = dp_sgd.DpSgd(
+        model=_model('transformer'),
+        optimizer=_SGD,
+        batch_size=4,
+        seed=3,
+        build_query=_build_query(),
+    )
+    state = step.initialize()
+
+    def records(*rows):
+      sums = step._sum(state, tf.constant([1, 2]), [_batch(*rows)])
+      return np.concatenate([np.ravel(part) for part in sums.records.values()])
+
+    # Beside one that is longer, and one that is shorter.
+    for other in (1, 2):
+      np.testing.assert_array_equal(
+          records(0, other), records(0) + records(other)
+      )
+
   def test_packing_and_devices_change_neither_the_sum_nor_its_one_noise(self):
     whole = _moves(_build(), _batch(0, 1, 2, 3, 4))
     packed = (_batch(3, 0), _batch(4), _batch(2, 1))
@@ -231,8 +252,6 @@ class DpSgdTest(parameterized.TestCase):
       step = _build(
           noise=2.0,
           devices=tuple(logical_devices.CPUS[:num_devices]),
-          # And as many at once, the last of them alone.
-          num_vectorized=num_devices,
       )
       alone = _moves(step)
       for batches in (packed, packed[::-1]):
@@ -363,7 +382,6 @@ class DpSgdTest(parameterized.TestCase):
 
   @parameterized.parameters(
       (dict(batch_size=0), 'batch_size'),
-      (dict(num_vectorized=0), 'num_vectorized'),
       (dict(seed=-1), 'seed'),
       (dict(devices=()), 'devices'),
       (dict(frozen=('nothing',)), 'frozen names nothing'),

@@ -227,7 +227,7 @@ class ProcessTest(parameterized.TestCase):
       initial = process.initialize()
       with self.assertRaisesRegex(Exception, 'was the noise key set'):
         process.next(initial, ['bob'])
-      state = fed_avg.set_noise_key(initial, np.array([1, 2, 3, 4], np.int32))
+      state = fed_avg.set_noise_key(initial, np.arange(1, 9, dtype=np.int32))
       rounds = [process.next(state, cohort) for cohort in ([], ['bob'])]
     self.assertEqual(process_lib.frozen_layers(initial), frozen)
     before = {
@@ -297,7 +297,7 @@ class ProcessTest(parameterized.TestCase):
     process = _build(num_epochs=1)
     ours, _ = federated_twin.run(process, _COHORTS)
     theirs, _ = federated_twin.run(
-        process, _COHORTS, context=native.build_sync_context()
+        process, _COHORTS, context=native.build_sync_context(trust_network=True)
     )
     native.stop()
     # Other kernels and orders of summation: 1e-5.

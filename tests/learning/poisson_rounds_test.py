@@ -30,7 +30,7 @@ _CLIENT_RATE = 0.01
 _MAX_GRAD_NORM = 20.0
 _NUM_EPOCHS = 2
 _EPSILON = 1e-2
-_KEY = keys.from_seed(34)
+_KEY = keys.from_seed(8363)
 # .05, then times .5 a round from round 1 on: by hand.
 _RATES = (0.05, 0.05, 0.025)
 
@@ -77,7 +77,7 @@ class PoissonRoundsTest(absltest.TestCase):
         reference.poisson_cohort(
             client_ids,
             sampling_prob=_COHORT_SIZE / len(client_ids),
-            key=keys.to_uint64(_KEY),
+            key=_KEY,
             round_num=round_num,
         )
         for round_num in range(3)

@@ -14,8 +14,8 @@ from tff_asr.optimizers import adam
 from tff_asr.optimizers import lamb
 from tff_asr.optimizers import lars
 from tff_asr.optimizers import per_tensor
+from tff_asr.optimizers import recording
 from tff_asr.optimizers import schedules
-from tff_asr.optimizers import summing
 from tff_asr.optimizers import yogi
 
 
@@ -40,7 +40,10 @@ _ROWS = (
     ('adagrad', lambda: adagrad.build_adagrad(1.0)),
     ('yogi', lambda: yogi.build_yogi(0.1)),
     ('scheduled_lamb', _build_scheduled),
-    ('summing_lamb', lambda: summing.build_summing(lamb.build_lamb(0.05))),
+    (
+        'recording_lamb',
+        lambda: recording.build_recording(lamb.build_lamb(0.05)),
+    ),
 )
 
 _DECAYS = (-0.1, 1.0, 1, 1.5)
@@ -233,13 +236,16 @@ class ContractTest(parameterized.TestCase):
     self.assertTrue(state_type.is_assignable_from(result[0]))
     self.assertTrue(weights_type.is_assignable_from(result[1]))
 
-  def test_summing_adds_up_gradients_and_changes_nothing_else(self):
+  def test_recording_keeps_gradients_and_changes_nothing_else(self):
     inner, specs = lamb.build_lamb(0.05), _STRUCTURES['nested']
     _, expected = _begin(inner, specs, range(3))
-    state, found = _begin(summing.build_summing(inner), specs, range(3))
+    state, found = _begin(
+        recording.build_recording(inner), specs, range(3)
+    )
     _assert_equal(found, expected)
+    _assert_equal(state['last'], _draw(specs, 1, 2))
     _assert_equal(
-        state['gradient_sum'],
+        state['sum'],
         tf.nest.map_structure(
             lambda a, b, c: a + b + c, *(_draw(specs, 1, n) for n in range(3))
         ),

@@ -1,6 +1,7 @@
 """Tests of tff_asr.privacy.adaptive_query."""
 
 import collections
+import fractions
 import math
 
 from absl.testing import absltest
@@ -55,6 +56,7 @@ def _sum(query, state, records, specs=_SPECS):
 
 
 def _flat(layers):
+  """All layers of a nest as one vector."""
   return np.concatenate([np.ravel(layer) for layer in tf.nest.flatten(layers)])
 
 
@@ -68,7 +70,7 @@ def _round(query, state, records, specs=_SPECS):
 class ClipsTest(parameterized.TestCase):
 
   def test_a_round_by_hand(self):
-    # Clips 1 and 1. a: norms 5, .5, 2; b: 1 (at its clip), .1, 7. Of n = 4,
+    # Clips 1 and 1. a: norms 5, .5, 2; b: .99 (below), .1, 7. Of n = 4,
     # share of a = 1/2 + (1 - 2) / 8 = .375, of b = 1/2 + (2 - 1) / 8 = .625.
     query = _query(
         adaptation=adaptive_query.Adaptation(
@@ -78,10 +80,10 @@ class ClipsTest(parameterized.TestCase):
     state = query.initial_global_state()
     np.testing.assert_allclose(state.layer_clips, [1, 1], rtol=1e-6)
     released, state = _round(
-        query, state, [_record(3, 4, 1), _record(0.3, 0.4, 0.1),
+        query, state, [_record(3, 4, 0.99), _record(0.3, 0.4, 0.1),
                        _record(0, -2, -7)]
     )
-    np.testing.assert_allclose(released, [0.9, 0.2, 0.1], atol=1e-6)
+    np.testing.assert_allclose(released, [0.9, 0.2, 0.09], atol=1e-6)
     np.testing.assert_allclose(
         state.layer_clips,
         [math.exp(-0.4 * -0.375), math.exp(-0.4 * -0.125)],
@@ -156,10 +158,10 @@ class ClipsTest(parameterized.TestCase):
     late = []
     for number in range(250):
       clips_now = np.asarray(state.layer_clips)
-      counts = np.sum(np.where(sizes <= clips_now, 0.5, -0.5), axis=0)
+      counts = np.sum(np.where(sizes <= clips_now, 1, -1), axis=0)
       total = adaptive_query.AdaptiveRecord(
           query.initial_sample_state(_SPECS).record,
-          tf.constant(counts, tf.float32),
+          tf.constant(counts, tf.int64),
       )
       state = release(total, state)
       if number >= 150:
@@ -238,7 +240,9 @@ class PrivacyTest(parameterized.TestCase):
       layer_clips = np.float32(10.0 ** rng.uniform(-20, 20, size=num_clips))
       if number % 2:
         layer_clips = np.float32(rng.uniform(0.5, 2, size=num_clips))
-      whole = float(np.linalg.norm(layer_clips.astype('d')))
+      whole = float(adaptive_query._whole(layer_clips))
+      self.assertGreaterEqual(whole, np.linalg.norm(layer_clips.astype('d')))
+      drawn = state._replace(layer_clips=layer_clips, l2_norm_clip=whole)
       record = collections.OrderedDict(
           (
               name,
@@ -250,17 +254,20 @@ class PrivacyTest(parameterized.TestCase):
       )
       if number % 10 == 0:
         record['w'][2] = rng.choice([np.nan, np.inf])
-      moved = _sum(
-          query, state._replace(layer_clips=layer_clips), [record], _FOLDERS
+      moved = _sum(query, drawn, [record], _FOLDERS)
+      # In whole numbers, exactly.
+      steps = [int(step) for step in _flat(moved.record)]
+      grid = float(query.grid(drawn))
+      self.assertLessEqual(
+          sum(step**2 for step in steps), fractions.Fraction(whole / grid) ** 2
       )
-      update = np.linalg.norm(_flat(moved.record).astype('d'))
-      counts = np.linalg.norm(moved.counts)
-      self.assertLessEqual(update, whole * (1 + 1e-6))
-      self.assertLessEqual(counts, math.sqrt(num_clips) / 2 * (1 + 1e-6))
+      self.assertLessEqual(np.sum(np.square(moved.counts)), num_clips)
+      update = grid * math.sqrt(sum(step**2 for step in steps))
+      counts = np.linalg.norm(moved.counts) / 2
       units = (update / (adaptation.update_noise_ratio * whole)) ** 2 + (
           counts / count_stddev
       ) ** 2
-      self.assertLessEqual(units, 1 + 1e-5)
+      self.assertLessEqual(units, 1 + 1e-12)
       largest = max(largest, units)
     # The bound is tight: an adversary reaches it.
     self.assertGreater(largest, 1 - 1e-5)
@@ -297,7 +304,9 @@ class PrivacyTest(parameterized.TestCase):
     whole = float(state.l2_norm_clip)
     rewound = state._replace(counter=tf.constant(0, tf.int64))
     again, _ = _round(query, rewound, [])
-    np.testing.assert_allclose(again, first * whole / math.sqrt(2), rtol=1e-5)
+    np.testing.assert_allclose(
+        again, first * whole / math.sqrt(2), rtol=1e-5, atol=1e-6
+    )
     other, _ = _round(query, state, [])
     self.assertFalse(np.allclose(other, again))
 

@@ -15,8 +15,10 @@ import tensorflow as tf
 import tensorflow_privacy as tfp
 
 from tests import fakes
+from tests import reference
 from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import keys
+from tff_asr.privacy import noise as noise_lib
 from tff_asr.privacy import queries
 
 _SPECS = collections.OrderedDict(
@@ -40,12 +42,25 @@ def _start(query, key=_KEY):
 
 def _zeros(specs=None):
   return tf.nest.map_structure(
-      lambda spec: tf.zeros(spec.shape), _SPECS if specs is None else specs
+      lambda spec: tf.zeros(spec.shape, tf.int64),
+      _SPECS if specs is None else specs,
   )
 
 
 def _flat(result) -> np.ndarray:
   return np.concatenate([np.ravel(layer) for layer in tf.nest.flatten(result)])
+
+
+def _node(query, round_num, level):
+  """The noise of the node of a level that a round draws, under `_KEY`."""
+  state = _start(query)
+  node = noise_lib.gaussian(
+      [spec.shape for spec in _SPECS.values()],
+      key=state.noise_key,
+      release=tf.constant(64 * round_num + level, tf.int64),
+      stddev=query._stddev(state),
+  )
+  return float(query.grid(state)) * _flat(node)
 
 
 @functools.lru_cache
@@ -98,18 +113,15 @@ class TreeSumQueryTest(parameterized.TestCase):
     # Their query draws a node for each level that a round completes, one round
     # ahead: the same nodes in the same order.
     num_rounds = 7
-    generator = correlated_noise._NodeNoise(_SPECS, tf.constant(1.0))  # 2 * .5
+    query = _query(rounds_per_tree=8)
     nodes = []
     for round_num in range(num_rounds + 1):
-      state = (_KEY, tf.constant(round_num, tf.int64), tf.constant(0, tf.int64))
       # To add a leaf to t leaves completes a node for each trailing one in the
       # binary t.
-      completed = 0
-      while round_num >> completed & 1:
-        completed += 1
-      for _ in range(1 + completed):
-        node, state = generator.next(state)
-        nodes.append(_flat(node))
+      level = 0
+      while level == 0 or round_num >> (level - 1) & 1:
+        nodes.append(_node(query, round_num, level))
+        level += 1
     theirs = tfp.TreeResidualSumQuery(
         record_specs=_SPECS,
         noise_generator=_Replay(nodes),
@@ -121,11 +133,35 @@ class TreeSumQueryTest(parameterized.TestCase):
     self.addCleanup(tf.config.run_functions_eagerly, False)
     state = theirs.initial_global_state()
     expected = []
+    zeros = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape), _SPECS)
     for _ in range(num_rounds):
-      noised, state, _ = theirs.get_noised_result(_zeros(), state)
+      noised, state, _ = theirs.get_noised_result(zeros, state)
       expected.append(_flat(noised))
-    found, _ = _rounds(_query(rounds_per_tree=8), num_rounds)
+    found, _ = _rounds(query, num_rounds)
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+  def test_what_is_released_is_a_function_of_the_noised_nodes(self):
+    # Honaker's estimate of prefixes from nodes with the clients' sums, rounded
+    # once, in whole numbers (`reference.tree_prefixes`): the released bits are
+    # those, so nothing else of sums or noise is in them.
+    num_rounds = 13
+    query = _query(rounds_per_tree=16)
+    grid = float(query.grid(_start(query)))
+    rng = np.random.default_rng(2)
+    sums = rng.integers(-(2**30), 2**30, size=(num_rounds, 4))
+    noise = {}
+    for leaf in range(num_rounds):
+      for level in range((leaf + 1 & -leaf - 1).bit_length()):
+        node = _node(query, leaf, level) / grid
+        noise[leaf, level] = [int(x) for x in node]
+    expected = reference.tree_prefixes(sums.tolist(), noise)
+    state, found = _start(query), []
+    for total in sums:
+      noised, state = _release(query)(
+          collections.OrderedDict(a=total[:3], b=total[3]), state
+      )
+      found.append([int(x) for x in _flat(noised) / grid])
+    np.testing.assert_array_equal(np.cumsum(found, axis=0), expected)
 
   def test_noise_of_prefixes_is_that_of_their_nodes(self):
     # Prefix t has a node for each one in the binary t; one with 2^d leaves has
@@ -154,20 +190,18 @@ class TreeSumQueryTest(parameterized.TestCase):
   def test_a_new_tree_starts_by_itself(self):
     query = _query(rounds_per_tree=3)
     _, state = _rounds(query, 3)
-    self.assertEqual(np.sum(state.levels >= 0), 2)  # 3 = 2 + 1
+    used = lambda: [bool(np.any(row)) for row in np.asarray(state.nodes['a'])]
+    self.assertEqual(used(), [True, True])  # 3 = 2 + 1
     noises, state = _rounds(query, 1, state=state)
-    self.assertEqual(np.sum(state.levels >= 0), 1)
+    self.assertEqual(used(), [True, False])
     # Nothing of the tree before is in it: it is the new tree's first leaf.
-    node, _ = correlated_noise._NodeNoise(_SPECS, tf.constant(1.0)).next(
-        (_KEY, tf.constant(3, tf.int64), tf.constant(0, tf.int64))
-    )
-    np.testing.assert_allclose(noises[0], _flat(node), rtol=1e-6)
+    np.testing.assert_array_equal(noises[0], _node(query, 3, 0))
 
   def test_a_round_s_key_decides_its_noise_and_no_earlier_node(self):
     # From one state under two keys: as a branch or a repeated round has it.
     query = _query(rounds_per_tree=8)
     _, state = _rounds(query, 2)
-    kept = np.array(state.nodes['a'][0])
+    kept = np.array(state.nodes['a'][1])
     rekeyed = queries.set_noise_key(state, keys.from_seed(1))
     one, _ = _rounds(query, 1, state=state)
     (other,), after = _rounds(query, 1, state=rekeyed)
@@ -200,7 +234,9 @@ class TreeSumQueryTest(parameterized.TestCase):
         a=tf.constant([3e30, 0, 4e30]), b=tf.constant(0.0)
     )
     clipped = query.preprocess_record(query.derive_sample_params(state), record)
-    np.testing.assert_allclose(_flat(clipped), [0.3, 0, 0.4, 0], rtol=1e-6)
+    np.testing.assert_allclose(
+        float(query.grid(state)) * _flat(clipped), [0.3, 0, 0.4, 0], rtol=1e-6
+    )
     noised, _ = _release(query)(clipped, state)
     noise, _ = _release(query)(_zeros(), state)
     np.testing.assert_allclose(
@@ -212,6 +248,7 @@ class TreeSumQueryTest(parameterized.TestCase):
         (dict(rounds_per_tree=0), 'rounds_per_tree'),
         (dict(multiplier=0.0), 'noise_multiplier'),
         (dict(clip=-1.0), 'l2_norm_clip'),
+        (dict(rounds_per_tree=2**31), 'exceeds 62 bits'),
     ):
       with self.assertRaisesRegex(ValueError, message):
         _query(**arguments)

@@ -5,6 +5,7 @@ noise_streams_test. What one client moves: aggregators/sensitivity_test.
 """
 
 import collections
+import fractions
 import itertools
 import math
 
@@ -16,13 +17,19 @@ import scipy.stats
 import tensorflow as tf
 
 from tff_asr.privacy import clipping as clipping_lib
+from tff_asr.privacy import noise
 from tff_asr.privacy import partial_query
 from tff_asr.privacy import queries
 
-_KEY = np.array([1, -2, 3, 2**31 - 1], np.int32)
+_KEY = np.array([1, -2, 3, 2**31 - 1, 5, 6, 7, 8], np.int32)
 _SPLITS = tuple(clipping_lib.SPLITS)
-# What the guarantee allows beyond C, for float32.
-_SLACK = 1 + 1e-6
+_RULES = (
+    dict(split='global'),
+    dict(split='uniform'),
+    dict(split='dim'),
+    dict(split='dim', rule='rescale'),
+    dict(split='uniform', weights={'0': 0.01}),
+)
 
 
 def _query(record, clip=1.0, multiplier=0.0, split='global', **clipping):
@@ -36,14 +43,22 @@ def _query(record, clip=1.0, multiplier=0.0, split='global', **clipping):
 
 
 def _clip(record, clip, **clipping):
-  """Returns the clipped record, as arrays in a list of layers."""
+  """Returns the clipped record, as float64 arrays in a list of layers."""
   query = _query(record, clip, **clipping)
-  params = query.derive_sample_params(query.initial_global_state())
+  state = query.initial_global_state()
   clipped = query.preprocess_record(
-      params, tf.nest.map_structure(tf.constant, record)
+      query.derive_sample_params(state),
+      tf.nest.map_structure(tf.constant, record),
   )
   tf.nest.assert_same_structure(clipped, record)
-  return [layer.numpy() for layer in tf.nest.flatten(clipped)]
+  grid = float(query.grid(state))
+  return [grid * layer.numpy() for layer in tf.nest.flatten(clipped)]
+
+
+def _grid(clip: float, size: int = 1) -> float:
+  """The largest power of two of at most 2^-24 C and 2^-8 C / sqrt(D)."""
+  bound = float(np.float32(clip)) * min(2.0**-24, 2.0**-8 / math.sqrt(size))
+  return 2.0 ** (math.frexp(bound)[1] - 1)
 
 
 def _norm(layers) -> float:
@@ -51,6 +66,16 @@ def _norm(layers) -> float:
   return math.sqrt(
       sum(np.sum(np.square(layer, dtype=np.float64)) for layer in layers)
   )
+
+
+def _is_within(layers, clip: float) -> bool:
+  """Whether the norm of float64 layers is at most C, without rounding."""
+  squares = sum(
+      fractions.Fraction(float(x)) ** 2 for x in np.concatenate(
+          [np.ravel(layer) for layer in layers]
+      )
+  )
+  return squares <= fractions.Fraction(float(np.float32(clip))) ** 2
 
 
 def _random_record(rng: np.random.Generator):
@@ -114,7 +139,10 @@ class ClippingTest(parameterized.TestCase):
     for found, wanted in zip(
         _clip(record, clip, **clipping), expected, strict=True
     ):
-      np.testing.assert_allclose(found, np.float32(wanted), rtol=1e-6)
+      np.testing.assert_allclose(
+          found, wanted, rtol=1e-7, atol=1.001 * _grid(clip)
+      )
+      self.assertTrue(np.all(np.abs(found) <= np.abs(wanted) * (1 + 1e-7)))
 
   @parameterized.product(split=_SPLITS, clip=(1e-30, 0.01, 1.0, 1e20))
   def test_clipped_norms_are_at_most_the_clip(self, split, clip):
@@ -123,7 +151,7 @@ class ClippingTest(parameterized.TestCase):
     for _ in range(40):
       record = _random_record(rng)
       clipped = _clip(record, clip, split=split)
-      self.assertLessEqual(_norm(clipped), clip * _SLACK)
+      self.assertTrue(_is_within(clipped, clip))
       layers = tf.nest.flatten(record)
       parts = [(layers, clipped, clip)]
       if split != 'global':
@@ -133,7 +161,7 @@ class ClippingTest(parameterized.TestCase):
             for layer, result, share in zip(layers, clipped, shares)
         ]
       for before, after, part_clip in parts:
-        self.assertLessEqual(_norm(after), part_clip * _SLACK)
+        self.assertLessEqual(_norm(after), part_clip * (1 + 1e-7))
         if _norm(before) > part_clip:
           self.assertGreater(_norm(after), part_clip * (1 - 1e-5))
 
@@ -150,44 +178,112 @@ class ClippingTest(parameterized.TestCase):
     for _ in range(40):
       record = _random_record(rng)
       clipped = _clip(record, clip, **clipping)
-      self.assertLessEqual(_norm(clipped), clip * _SLACK)
+      self.assertTrue(_is_within(clipped, clip))
       tensors = tf.nest.flatten(record)
       if _norm(tensors) <= clip * (1 - 1e-6):
-        self.check_same(tensors, clipped)
+        self.check_rounded(tensors, clipped, _grid(clip))
         continue
       for layer in clipping_lib.Clipping(**clipping).divide(record):
         before = _norm([tensors[place] for place in layer.indices])
-        if before < 1e-37:  # Denormal, or zero.
+        if before < 1e-27:  # Up to 2^-90 layers are not scaled.
           continue
         after = _norm([clipped[place] for place in layer.indices])
         self.assertAlmostEqual(after / (layer.share * clip), 1, delta=1e-5)
         num_scaled_up += before < 0.9 * layer.share * clip
     self.assertGreater(num_scaled_up, 0)
 
-  def check_same(self, record, clipped):
-    """The same bits; processors may flush a denormal number to 0."""
+  @parameterized.parameters(1e-30, 1e-28, 1e-27)
+  def test_layers_too_small_to_be_scaled_up_are_scaled_down(self, clip):
+    small = np.full([4], 4e-28, np.float32)
+    for other in (small, np.full([4], 1e30, np.float32)):
+      clipped = _clip([small, other], clip, split='uniform', rule='rescale')
+      self.assertTrue(_is_within(clipped, clip))
+      self.assertAlmostEqual(_norm(clipped) / clip, 1, delta=1e-5)
+
+  def check_rounded(self, record, clipped, grid):
+    """Each element is rounded toward zero to the grid, and not scaled."""
     for layer, result in zip(record, clipped, strict=True):
-      is_flushed = (result == 0) & (np.abs(layer) < 1.1754944e-38)
-      is_same = layer.view(np.int32) == result.view(np.int32)
-      np.testing.assert_array_equal(is_same | is_flushed, True)
+      np.testing.assert_array_equal(
+          result, grid * np.trunc(layer.astype(np.float64) / grid)
+      )
 
   @parameterized.product(split=_SPLITS)
-  def test_layers_within_their_clip_keep_their_bits(self, split):
+  def test_layers_within_their_clip_are_rounded_toward_zero(self, split):
     rng = np.random.default_rng(4)
     record = [
         np.asarray(rng.normal(size=shape), np.float32)
         for shape in ((7,), (3, 3), (), (2, 1, 5))
     ]
-    record[0][:2] = -0.0, 1.1754944e-38  # The smallest normal number.
-    self.check_same(record, _clip(record, 100 * _norm(record), split=split))
+    clip = 100 * _norm(record)
+    record[0][:4] = -0.0, 1e-45, -_grid(clip), 1.5 * _grid(clip)
+    self.check_rounded(record, _clip(record, clip, split=split), _grid(clip))
     denormal = [np.float32([1e-45, -1e-40, 1e-39]), np.float32([0.0, 1e-42])]
-    self.check_same(denormal, _clip(denormal, 1e-30, split=split))
-    huge = [np.float32([3e38, -1e30]), np.float32(1), np.float32([0, 0])]
-    self.check_same(huge, _clip(huge, math.inf, split=split))
+    for layer in _clip(denormal, 1e-30, split=split):
+      np.testing.assert_array_equal(layer, np.zeros_like(layer))
     if split != 'global':
       # A large layer does not change a small one.
       large, small = np.float32([1e30, 1]), np.float32([0.01, 0.02])
-      self.check_same([small], _clip([large, small], 1.0, split=split)[1:])
+      self.check_rounded(
+          [small], _clip([large, small], 1.0, split=split)[1:], _grid(1.0)
+      )
+
+  @parameterized.product(split=_SPLITS)
+  def test_without_a_clip_records_keep_their_bits(self, split):
+    huge = [np.float32([3e38, -1e30]), np.float32(1), np.float32([0, 0])]
+    for layer, result in zip(huge, _clip(huge, math.inf, split=split)):
+      np.testing.assert_array_equal(result, layer)
+    total = _query(huge, math.inf, split=split).initial_sample_state(huge)
+    self.assertEqual([layer.dtype for layer in total], [tf.float32] * 3)
+
+  @parameterized.parameters(*_RULES)
+  def test_records_at_the_clip_do_not_exceed_it_by_a_bit(self, **clipping):
+    # Norms within float64's rounding of the clip, whose sums of squares come
+    # out too small as often as too large; elements on the grid, so that
+    # rounding takes nothing off.
+    rng = np.random.default_rng(8)
+    shapes = ((300,), (20, 30), (101,))
+    for _ in range(30):
+      clip = float(np.float32(rng.uniform(0.5, 1)))
+      record = [np.float32(rng.normal(size=shape)) for shape in shapes]
+      record = [np.float32(x * (clip / _norm(record))) for x in record]
+      self.assertTrue(_is_within(_clip(record, clip, **clipping), clip))
+      huge = [np.float32(1e20) * layer for layer in record]
+      clipped = _clip(huge, clip, **clipping)
+      self.assertTrue(_is_within(clipped, clip))
+      self.assertGreater(_norm(clipped), clip * (1 - 1e-5))
+
+  @parameterized.parameters(
+      # 2^-24 C = 2^-24; 2^-24 / 100 is between 2^-31 and 2^-30.
+      (1.0, [3], -24), (0.01, [5, 2], -31),
+      # D = 2^34, more than 2^32: 2^-8 / 2^17.
+      (1.0, [2**34], -25),
+  )
+  def test_the_grid_by_hand(self, clip, shape, exponent):
+    query = queries.PerLayerClipSumQuery(
+        tf.TensorSpec(shape), l2_norm_clip=clip, noise_multiplier=1.0
+    )
+    state = query.initial_global_state()
+    self.assertEqual(float(query.grid(state)), 2.0**exponent)
+
+  @parameterized.parameters('global', 'dim', 'uniform')
+  def test_what_rounding_keeps_of_a_norm(self, split):
+    # At so coarse a grid it shows.
+    shapes = ([40_000], [60_000])
+    record = [
+        tf.random.stateless_normal(shape, [1, place])
+        for place, shape in enumerate(shapes)
+    ]
+    with absltest.mock.patch.multiple(
+        queries, _STEP_OVER_CLIP=1.0, _STEP_OVER_ELEMENT=0.25
+    ):
+      with self.assertLogs('absl', 'WARNING') as logs:
+        kept = _query(record, 1.0, split=split).norm_kept()
+      self.assertIn(f'keeps {100 * kept:.3f} % of the norm', logs.output[0])
+      found = _norm(_clip(record, 1.0, split=split))
+    self.assertLess(kept, 0.95)
+    self.assertAlmostEqual(kept, found, delta=2e-3)
+    self.assertGreater(_query(record, 1.0, split=split).norm_kept(), 0.9999)
+    self.assertEqual(_query(record, math.inf, split=split).norm_kept(), 1)
 
   @parameterized.product(split=_SPLITS, bad=(np.nan, np.inf, -np.inf))
   def test_a_non_finite_update_becomes_all_zeros(self, split, bad):
@@ -202,13 +298,21 @@ class ClippingTest(parameterized.TestCase):
     state = queries.set_noise_key(query.initial_global_state(), _KEY)
     self.assertEqual(float(query.derive_sample_params(state)), 2.0)
 
+  def test_sums_start_at_integers(self):
+    record = [tf.ones([2]), tf.ones([])]
+    query = _query(record)
+    for start in (record, [tf.TensorSpec([2]), tf.TensorSpec([])]):
+      total = query.initial_sample_state(start)
+      self.assertEqual([layer.dtype for layer in total], [tf.int64] * 2)
+      np.testing.assert_array_equal(total[0], [0, 0])
+
 
 def _noise(
     shapes, *, clip=1.0, multiplier=1.0, split='global', key=_KEY, counter=0,
-    total=0.0,
+    total=0,
 ) -> list[np.ndarray]:
-  """The noised sums of these shapes, all of one value."""
-  sums = [tf.fill(shape, total) for shape in shapes]
+  """The noised sums of these shapes, all of one value, int64."""
+  sums = [tf.fill(shape, tf.constant(total, tf.int64)) for shape in shapes]
   query = _query(sums, clip, multiplier, split)
   state = queries.set_noise_key(query.initial_global_state(), key)
   state = state._replace(counter=tf.constant(counter, tf.int64))
@@ -243,13 +347,25 @@ class NoiseTest(parameterized.TestCase):
     self.assertGreater(_p_value(np.array(across), 1.0), 1e-3)
 
   def test_noise_is_added_to_the_sum(self):
-    (noise,), (noised,) = _noise([[3]]), _noise([[3]], total=100.0)
-    np.testing.assert_allclose(noised - 100, noise, atol=2e-5)
+    (noise,), (noised,) = _noise([[3]]), _noise([[3]], total=12345)
+    # All are multiples of g, so there is no rounding.
+    np.testing.assert_array_equal(noised - noise, 12345 * _grid(1.0))
     self.assertEmpty(_noise([[0, 3], [5]])[0])
+
+  def test_what_is_released_is_a_function_of_an_integer(self):
+    # Steps of the grid: two sums one step apart and their noise released as the
+    # same integer give the same bits.
+    released = [
+        _noise([[1000]], clip=0.3, total=total)[0] for total in (5, 6)
+    ]
+    for values in released:
+      steps = values / _grid(0.3)
+      np.testing.assert_array_equal(steps, np.round(steps))
+    np.testing.assert_array_equal(released[0] + _grid(0.3), released[1])
 
   def test_the_same_state_gives_the_same_bits_and_counts(self):
     shapes = [[5], [3, 7], [], [1000]]
-    zeros = [tf.zeros(shape) for shape in shapes]
+    zeros = [tf.zeros(shape, tf.int64) for shape in shapes]
     query = _query(zeros, 1.0, 1.0)
     state = queries.set_noise_key(query.initial_global_state(), _KEY)
     traced = tf.function(lambda *a: query.get_noised_result(*a)[:2])
@@ -271,19 +387,22 @@ class NoiseTest(parameterized.TestCase):
 
   @parameterized.product(split=_SPLITS, clip=(1.0, math.inf))
   def test_no_noise_needs_no_key_and_changes_nothing(self, split, clip):
-    total = [tf.constant([1.5, -2.0]), tf.constant(3.0)]
+    total = [tf.constant([15, -2]), tf.constant(3)]
     query = _query(total, clip, 0.0, split)
+    start = query.initial_sample_state(total)
+    total = [tf.cast(x, s.dtype) for x, s in zip(total, start)]
     result, state, event = query.get_noised_result(
         total, query.initial_global_state()
     )
-    for found, expected in zip(result, total):
-      np.testing.assert_array_equal(found, expected)
+    unit = _grid(clip) if math.isfinite(clip) else 1
+    for found, expected in zip(result, ([15, -2], 3)):
+      np.testing.assert_array_equal(found, unit * np.array(expected))
     self.assertEqual(int(state.counter), 1)
     self.assertEqual(event, dp_accounting.GaussianDpEvent(0.0))
 
   @parameterized.product(split=_SPLITS)
   def test_event_metrics_and_state_by_hand(self, split):
-    zeros = [tf.zeros([2])] * 5
+    zeros = [tf.zeros([2], tf.int64)] * 5
     query = _query(zeros, 0.5, 3.0, split)
     state = query.initial_global_state()
     _, after, event = query.get_noised_result(zeros, state)
@@ -294,7 +413,7 @@ class NoiseTest(parameterized.TestCase):
     )
     self.assertEqual(query.num_noised, 10)
     types = [
-        (tf.float32, []), (tf.float32, []), (tf.int32, [4]), (tf.int64, [])
+        (tf.float32, []), (tf.float32, []), (tf.int32, [8]), (tf.int64, [])
     ]
     for each in (state, after):
       self.assertEqual([(leaf.dtype, leaf.shape) for leaf in each], types)
@@ -307,12 +426,11 @@ class NoiseTest(parameterized.TestCase):
         state,
     )
     graph = tf.function(query.get_noised_result).get_concrete_function(
-        [tf.TensorSpec([5])], specs
+        [tf.TensorSpec([5], tf.int64)], specs
     ).graph.as_graph_def()
     self.assertNotIn(_KEY.tobytes(), graph.SerializeToString())
     self.assertEqual(
-        {node.op for node in graph.node if 'Random' in node.op},
-        {'StatelessRandomNormalV2'},
+        {node.op for node in graph.node if 'Random' in node.op}, set()
     )
 
 
@@ -320,9 +438,10 @@ class PartialNoiseTest(parameterized.TestCase):
 
   total = collections.OrderedDict(
       block_00=collections.OrderedDict(
-          w1=tf.ones([3, 2]), wf=tf.fill([5], 2.0)
+          w1=tf.fill([3, 2], tf.constant(1, tf.int64)),
+          wf=tf.fill([5], tf.constant(2, tf.int64)),
       ),
-      head=tf.fill([4], 3.0),
+      head=tf.fill([4], tf.constant(3, tf.int64)),
   )
   arguments = dict(
       l2_norm_clip=0.5,
@@ -347,11 +466,11 @@ class PartialNoiseTest(parameterized.TestCase):
     result, state, event = noised(self.query('/w1$', 'head'))
     for expected, found in (
         (everywhere['block_00']['w1'], result['block_00']['w1']),
-        (self.total['block_00']['wf'], result['block_00']['wf']),
+        (2 * _grid(0.5), result['block_00']['wf']),
         (everywhere['head'], result['head']),
     ):
       np.testing.assert_array_equal(found, expected)
-    self.assertTrue(np.all(everywhere['head'] != self.total['head']))
+    self.assertTrue(np.all(everywhere['head'] != 3 * _grid(0.5)))
     self.assertEqual(int(state.counter), 1)
     # A round counts as one without noise.
     self.assertEqual(event, dp_accounting.GaussianDpEvent(0.0))
@@ -363,11 +482,15 @@ class PartialNoiseTest(parameterized.TestCase):
     query = self.query('head')
     clipped = query.preprocess_record(
         query.derive_sample_params(query.initial_global_state()),
-        tf.nest.map_structure(lambda value: 100 * value, self.total),
+        tf.nest.map_structure(
+            lambda value: tf.cast(value, tf.float32), self.total
+        ),
     )
     for layer in tf.nest.flatten(clipped):
       # C / sqrt(H) = .5 / sqrt(3).
-      self.assertAlmostEqual(float(tf.norm(layer)), 0.2886751, places=6)
+      self.assertAlmostEqual(
+          _grid(0.5) * _norm([layer]), 0.2886751, places=6
+      )
 
   @parameterized.parameters(
       ((), 'a list of regular expressions'),
@@ -386,11 +509,12 @@ class ArgumentsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       *((dict(l2_norm_clip=clip), 'l2_norm_clip')
-        for clip in (0.0, 1e-31, -1.0, math.nan)),
+        for clip in (0.0, 1e-31, -1.0, math.nan, 1e31)),
       *((dict(noise_multiplier=noise), 'noise_multiplier')
         for noise in (-1.0, math.inf, math.nan)),
       (dict(l2_norm_clip=math.inf),
        'noise_multiplier 1.0 needs a finite l2_norm_clip'),
+      (dict(noise_multiplier=2.0**12), 'exceeds 62 bits'),
       (dict(clipping=clipping_lib.Clipping(split='dim', weights={'x': 2.0})),
        "'x' is found in none of the 1 layers"),
   )
@@ -402,13 +526,30 @@ class ArgumentsTest(parameterized.TestCase):
       )
 
   @parameterized.product(key=(
-      np.zeros([4], np.int32), np.ones([3], np.int32), np.ones([4], np.int64),
+      np.zeros([8], np.int32), np.ones([4], np.int32), np.ones([8], np.int64),
       np.ones([1, 4], np.int32), b'0123456789abcdef',
   ))
   def test_bad_keys_are_refused(self, key):
     state = _query([np.zeros(2)], 1.0, 1.0).initial_global_state()
     with self.assertRaisesRegex(ValueError, 'int32 array|all zeros'):
       queries.set_noise_key(state, key)
+
+  def test_the_sampler_s_error_bounds_that_of_the_noise_that_is_drawn(self):
+    self.assertEqual(queries.sampler_epsilon(0.0, num_elements=9), 0)
+    for num_elements in (1, 1000, 10**6):
+      for z in (0.01, 0.8, 50.0):
+        query = _query([np.zeros(num_elements)], 1.0, z)
+        state = query.initial_global_state()
+        cells = z / float(query.grid(state))
+        self.assertBetween(
+            queries.sampler_epsilon(z, num_elements=num_elements)
+            / noise.charge(num_draws=num_elements, stddev=cells),
+            2, 20,
+        )
+    # The paper's run: 2,006 rounds of 255.8M parameters.
+    self.assertLess(
+        2006 * queries.sampler_epsilon(0.8, num_elements=255_800_000), 1e-7
+    )
 
 
 if __name__ == '__main__':

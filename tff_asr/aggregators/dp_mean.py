@@ -37,6 +37,7 @@ import tensorflow_privacy as tfp
 import tree
 
 from tff_asr import checks
+from tff_asr import sequential
 from tff_asr.privacy import queries
 
 
@@ -68,7 +69,7 @@ def set_noise_key(aggregator_state: Any, key: Any) -> Any:
 
   Args:
     aggregator_state: State of a process made by `build`.
-    key: int32 [4]; see `queries.set_noise_key`.
+    key: int32 [8]; see `queries.set_noise_key`.
   """
   mean_state = aggregator_state.query_state
   keyed = queries.set_noise_key(mean_state.numerator_state, key)
@@ -91,8 +92,8 @@ class _DpMean(tff.aggregators.WeightedAggregationFactory):
     _check_shapes(specs)
     query = self._build_query(specs)
     inner = tff.aggregators.DifferentiallyPrivateFactory(
-        tfp.NormalizedQuery(_MeasuredQuery(query), self._cohort_size),
-        _MeasuredSum(query, self._cohort_size),
+        queries.MeanQuery(_MeasuredQuery(query), self._cohort_size),
+        _MeasuredSum(query),
     ).create(value_type)
     state_type = inner.initialize.type_signature.result
 
@@ -108,6 +109,10 @@ class _DpMean(tff.aggregators.WeightedAggregationFactory):
         described['noise_norm'] = metrics['noise_stddev_on_sum'] * (
             math.sqrt(query.num_noised) / self._cohort_size
         )
+      exact['signal_norm'] *= tf.cast(
+          query.grid(query_state.numerator_state) / self._cohort_size,
+          tf.float32,
+      )
       described['not_private'] = exact
       return described
 
@@ -170,9 +175,8 @@ class _MeasuredQuery(tfp.SumAggregationDPQuery):
 class _MeasuredSum(tff.aggregators.UnweightedAggregationFactory):
   """TFF's sum of measured records, with clipping metrics as measurements."""
 
-  def __init__(self, query: queries.ClippingQuery, cohort_size: float):
+  def __init__(self, query: queries.ClippingQuery):
     self._query = query
-    self._cohort_size = cohort_size
 
   def create(
       self, value_type: tff.Type
@@ -181,7 +185,10 @@ class _MeasuredSum(tff.aggregators.UnweightedAggregationFactory):
 
     @tff.tensorflow.computation(value_type)
     def report(total):
-      layers = tf.nest.flatten(self._query.summed(total.record))
+      squares = sequential.sequential_map(
+          lambda layer: tf.reduce_sum(tf.square(tf.cast(layer, tf.float64))),
+          tf.nest.flatten(self._query.summed(total.record)),
+      )
       count = total.measured.num_finite
       mean = tf.nest.map_structure(lambda value: value / count, total.measured)
       return collections.OrderedDict(
@@ -191,7 +198,8 @@ class _MeasuredSum(tff.aggregators.UnweightedAggregationFactory):
           clipped_layers=tf.reduce_mean(mean.layers_clipped),
           layer_clipped=self._by_name(mean.layers_clipped),
           layer_norm=self._by_name(mean.layer_norms),
-          signal_norm=tf.linalg.global_norm(layers) / self._cohort_size,
+          # In units of the query's grid, which only its state tells.
+          signal_norm=tf.cast(tf.sqrt(tf.add_n(squares)), tf.float32),
       )
 
     @tff.federated_computation(

@@ -1,9 +1,14 @@
-"""Canary clients for an audit: their random updates, their data, their work.
+"""Canary clients for an audit: their random updates, and silence otherwise.
 
 A canary's update is a random direction in each layer. Its norm is far above any
 clip, so a clip that fails in one layer shows. The directions follow from a seed
-and the canary's number, both here and inside a graph. A canary's dataset is one
-element with its id; its client work sends the update instead of training.
+and the canary's number, both here and inside a graph. A coin decides for each
+canary whether it is held out. Held-out canaries, and all people, send zeros: so
+what a round should have released is known, and nobody's data are touched. Under
+the accounting a client that sends zeros is as good as absent (sampled cohorts,
+everyone) or as replaced (fixed size, passes).
+
+A client's dataset is one element with its id, which tells what it sends.
 """
 
 import collections
@@ -16,23 +21,24 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr import checks
+from tff_asr import sequential
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import records as records_lib
 from tff_asr.data import schema
-from tff_asr.privacy import keys
-from tff_asr.privacy import queries
+from tff_asr.models import weights as weights_lib
 
 PREFIX = 'canary/'
 # Far above clips, which are 1 or less in practice. Its square fits float32.
 LAYER_NORM = 1e6
 
-# A canary owns so many values of the random stream.
-_VALUES_PER_CANARY = 2**34
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Canaries:
-  """`num_canaries` of them; the seed need not be secret."""
+  """`num_canaries` of them.
+
+  The seed need not be secret, but the confidence of a bound is over coins: take
+  another seed for another audit.
+  """
 
   num_canaries: int
   seed: int = 1
@@ -46,26 +52,57 @@ class Canaries:
     """Their ids, sorted."""
     return [f'{PREFIX}{number:08d}' for number in range(self.num_canaries)]
 
-  def update(
+  @property
+  def included(self) -> np.ndarray:
+    """The coins, bool [num_canaries]: who joins; the others are held out."""
+    return np.random.default_rng(self.seed).random(self.num_canaries) < 0.5
+
+  def directions(
       self, client_id: tf.Tensor, shapes: Sequence[tf.TensorShape]
   ) -> list[tf.Tensor]:
-    """Returns a canary's update, float32 of these shapes; traceable.
+    """Returns a canary's direction, float32 of these shapes; traceable.
+
+    Each layer has the norm `LAYER_NORM`.
 
     Args:
       client_id: string [], one of `client_ids`.
       shapes: Fully defined, of the layers.
     """
-    digits = tf.strings.substr(client_id, len(PREFIX), -1)
-    number = tf.strings.to_number(digits, tf.int64)
-    directions = queries.standard_normal(
-        shapes,
-        noise_key=tf.constant(keys.from_seed(self.seed)),
-        start=number * _VALUES_PER_CANARY,
+    seed = tf.random.fold_in(
+        tf.constant(weights_lib.seed_pair(self.seed)), _number(client_id)
     )
-    return [
-        direction * (LAYER_NORM / tf.norm(direction))
-        for direction in directions
-    ]
+
+    def direction(place: int, shape: tf.TensorShape) -> tf.Tensor:
+      drawn = tf.random.stateless_normal(shape, tf.random.fold_in(seed, place))
+      return drawn * (LAYER_NORM / tf.norm(drawn))
+
+    return sequential.sequential_map(direction, range(len(shapes)), shapes)
+
+  def update(
+      self, client_id: tf.Tensor, shapes: Sequence[tf.TensorShape]
+  ) -> list[tf.Tensor]:
+    """Returns what any client sends, float32 of these shapes; traceable.
+
+    Args:
+      client_id: string [], a person's or one of `client_ids`.
+      shapes: Fully defined, of the layers.
+    """
+    zeros = lambda: [tf.zeros(shape) for shape in shapes]
+    return tf.cond(
+        is_canary(client_id),
+        lambda: tf.cond(
+            tf.gather(tf.constant(self.included), _number(client_id)),
+            lambda: self.directions(client_id, shapes),
+            zeros,
+        ),
+        zeros,
+    )
+
+
+def _number(client_id: tf.Tensor) -> tf.Tensor:
+  """A canary's number, int32 []."""
+  digits = tf.strings.substr(client_id, len(PREFIX), -1)
+  return tf.strings.to_number(digits, tf.int32)
 
 
 def is_canary(client_id: tf.Tensor) -> tf.Tensor:
@@ -80,8 +117,7 @@ def add_canaries(
 ) -> tff.simulation.datasets.ClientData:
   """Returns the clients and the canaries.
 
-  A canary's dataset is one element that carries its id, which `wrap` takes out
-  before anything trains on it.
+  Everybody's dataset is one element that carries the id, for `wrap`.
 
   Raises:
     ValueError: A client has an id like a canary's.
@@ -124,23 +160,19 @@ class _WithCanaries(tff.simulation.datasets.ClientData):
 
     def dataset_fn(client_id: str | tf.Tensor) -> tf.data.Dataset:
       client_id = tf.convert_to_tensor(client_id, tf.string)
-      is_one = is_canary(client_id)
-      person = tf.where(is_one, self._somebody, client_id)
+      person = tf.where(is_canary(client_id), self._somebody, client_id)
 
       def name(element):
         element[schema.CLIENT_ID] = client_id
         return element
 
-      records = self._people.serializable_dataset_fn(person)
-      everything = tf.constant(-1, tf.int64)
-      count = tf.where(is_one, tf.constant(1, tf.int64), everything)
-      return records.take(count).map(name)
+      return self._people.serializable_dataset_fn(person).take(1).map(name)
 
     return dataset_fn
 
   @property
   def places(self) -> tff.simulation.datasets.ClientData:
-    """The people's places; a canary's is one that carries its id."""
+    """A place of each of the people; a canary's carries its id."""
     return _WithCanaries(self._people.places, self._canaries)
 
   @property
@@ -161,10 +193,9 @@ class _WithCanaries(tff.simulation.datasets.ClientData):
     return self.serializable_dataset_fn(client_id)
 
   def duration_sec(self, client_id: str) -> float:
-    """Seconds of audio to train on; a canary has none."""
-    if client_id.startswith(PREFIX):
-      return 0.0
-    return self._people.duration_sec(client_id)
+    """Seconds of audio to train on: none."""
+    del client_id
+    return 0.0
 
 
 def wrap(
@@ -172,14 +203,13 @@ def wrap(
     *,
     canaries: Canaries,
 ) -> tff.learning.templates.ClientWorkProcess:
-  """Wraps client work; canary clients send their random update.
+  """Wraps client work; nobody trains, and only canaries send something.
 
   Type: that of the client work.
 
   Args:
-    client_work: What people's clients do.
-    canaries: What canaries send; their data come from
-      `add_canaries`. They train on nothing.
+    client_work: What people's clients do, here without data.
+    canaries: What is sent; the data come from `add_canaries`.
   """
   state, broadcast, examples = client_work.next.type_signature.parameter
   result_type = client_work.next.type_signature.result.result.member
@@ -189,17 +219,12 @@ def wrap(
     name = elements.take(1).reduce(
         '', lambda _, element: element[schema.CLIENT_ID]
     )
-    ones = tf.cast(is_canary(name), tf.int64)
-    return collections.OrderedDict(name=name, elements=elements.skip(ones))
+    return collections.OrderedDict(name=name, elements=elements.take(0))
 
   @tff.tensorflow.computation(result_type, np.str_)
   def replace(result, name):
     layers = tf.nest.flatten(result.update)
-    update = tf.cond(
-        is_canary(name),
-        lambda: canaries.update(name, [layer.shape for layer in layers]),
-        lambda: layers,
-    )
+    update = canaries.update(name, [layer.shape for layer in layers])
     return tff.learning.templates.ClientResult(
         update=tf.nest.pack_sequence_as(result.update, update),
         update_weight=result.update_weight,

@@ -20,6 +20,7 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.data import shapes as shapes_lib
 from tff_asr.execution import devices as devices_lib
 from tff_asr.learning import client_update
 from tff_asr.learning import process
@@ -41,6 +42,7 @@ class CentralStep:
       devices: Optional[Sequence[str]] = None,
       encoder_rate: float = 1.0,
       encoder_frozen_steps: int = 0,
+      shapes: Optional[shapes_lib.Shapes] = None,
   ):
     """Creates the process.
 
@@ -55,6 +57,8 @@ class CentralStep:
       encoder_frozen_steps: The encoder is frozen for so many steps. Then its
         gradients are computed, and its optimizer and schedule begin
         (`optimizers.grouped`).
+      shapes: Those in which batches, or each device's parts, are computed
+        (`client_update.loss_gradients`).
 
     Raises:
       ValueError: An argument is out of range, or as `find_devices`.
@@ -71,6 +75,7 @@ class CentralStep:
     self._seed = weights_lib.seed_pair(seed)
     self._max_grad_norm = max_grad_norm
     self._devices = None if devices is None else find_devices(devices)
+    self._shapes = shapes
     self._encoder = encoder
     self._encoder_frozen_steps = encoder_frozen_steps
     self._traced = {}
@@ -147,6 +152,7 @@ class CentralStep:
           max_grad_norm=self._max_grad_norm,
           devices=self._devices,
           frozen=frozen,
+          shapes=self._shapes,
       )
       gradients = weights_lib.Weights(
           (name, live.get(name)) for name in weights
@@ -183,6 +189,7 @@ def clipped_gradients(
     max_grad_norm: float,
     devices: Optional[Sequence[str]] = None,
     frozen: Collection[str] = (),
+    shapes: Optional[shapes_lib.Shapes] = None,
 ) -> tuple[weights_lib.Weights, tf.Tensor]:
   """Like `client_update.clipped_gradients`, with one part for each device.
 
@@ -194,17 +201,28 @@ def clipped_gradients(
     devices: Names as `find_devices` returns them; None: one part, with the
       batch's own seed.
     frozen: Names of weights without a gradient.
+    shapes: As for `client_update.loss_gradients`.
   """
   if devices is None:
     return client_update.clipped_gradients(
-        model, weights, batch, max_grad_norm=max_grad_norm, frozen=frozen
+        model,
+        weights,
+        batch,
+        max_grad_norm=max_grad_norm,
+        frozen=frozen,
+        shapes=shapes,
     )
   num_trained = tf.reduce_sum(batch['example_weights'])
   total = total_loss = None
   for device, part in zip(devices, _parts(batch, len(devices))):
     with tf.device(device):
       gradients, loss_sum = client_update.loss_gradients(
-          model, weights, part, num_utterances=num_trained, frozen=frozen
+          model,
+          weights,
+          part,
+          num_utterances=num_trained,
+          frozen=frozen,
+          shapes=shapes,
       )
     if total is None:
       total, total_loss = gradients, loss_sum
@@ -221,9 +239,10 @@ def _parts(
   size = tf.shape(batch['example_weights'])[0]
   part_size = (size + num_parts - 1) // num_parts
   indices = tf.range(part_size * num_parts)
-  # A placeholder is a copy of an example with weight 0: no kernel refuses it.
+  # A placeholder is a copy of the last example with weight 0: no kernel refuses
+  # it, and parts stay sorted.
   is_copy = indices >= size
-  indices %= size
+  indices = tf.minimum(indices, size - 1)
   parts = []
   for number in range(num_parts):
     rows = slice(number * part_size, (number + 1) * part_size)

@@ -40,6 +40,7 @@ import tensorflow_federated as tff
 from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
+from tff_asr.data import shapes as shapes_lib
 from tff_asr.features import log_mel
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
@@ -235,6 +236,7 @@ def build(
             proximal_weight=local.proximal_weight,
             anchor=initial,
             frozen=frozen,
+            shapes=pipeline.shapes,
         )
         trained = tf.reduce_sum(batch['example_weights'])
         last_loss = tf.where(
@@ -306,6 +308,7 @@ def step(
     proximal_weight: float = 0.0,
     anchor: Optional[weights_lib.Weights] = None,
     frozen: Collection[str] = (),
+    shapes: Optional[shapes_lib.Shapes] = None,
 ) -> tuple[Any, weights_lib.Weights, tf.Tensor]:
   """One step along the gradient of `clipped_gradients`.
 
@@ -322,6 +325,7 @@ def step(
       proximal_weight=proximal_weight,
       anchor=anchor,
       frozen=frozen,
+      shapes=shapes,
   )
   optimizer_state, live = optimizer.next(
       optimizer_state, weights_lib.without(frozen, weights), gradients
@@ -338,6 +342,7 @@ def clipped_gradients(
     proximal_weight: float = 0.0,
     anchor: Optional[weights_lib.Weights] = None,
     frozen: Collection[str] = (),
+    shapes: Optional[shapes_lib.Shapes] = None,
 ) -> tuple[weights_lib.Weights, tf.Tensor]:
   """Gradients of a batch's objective, clipped by global norm.
 
@@ -351,6 +356,7 @@ def clipped_gradients(
       above 0, mu / 2 |weights - anchor|^2.
     anchor: Weights; needed with a mu above 0.
     frozen: Names of weights without a gradient.
+    shapes: As for `loss_gradients`.
 
   Returns:
     Gradients like the weights that are not frozen, and the sum of the
@@ -362,6 +368,7 @@ def clipped_gradients(
       batch,
       num_utterances=tf.reduce_sum(batch['example_weights']),
       frozen=frozen,
+      shapes=shapes,
   )
   if proximal_weight > 0:
     gradients = tf.nest.map_structure(
@@ -382,28 +389,49 @@ def loss_gradients(
     *,
     num_utterances: tf.Tensor,
     frozen: Collection[str] = (),
+    shapes: Optional[shapes_lib.Shapes] = None,
 ) -> tuple[weights_lib.Weights, tf.Tensor]:
   """Gradients of a batch's summed losses over a number of utterances.
+
+  Args:
+    model: The model.
+    weights: Its weights.
+    batch: See `pipeline.Batch`; with shapes, sorted by length.
+    num_utterances: The divisor, float32 [].
+    frozen: Names of weights without a gradient.
+    shapes: The sum is taken over pieces of these shapes, which draw apart; None
+      for the batch as it is, with its own seed.
 
   Returns:
     Gradients like the weights that are not frozen, and the sum of the
     utterances' losses.
   """
   live = weights_lib.without(frozen, weights)
-  with tf.GradientTape() as tape:
-    tape.watch(live)
-    losses = model.loss(
-        weights_lib.updated(weights, live),
-        batch['features'],
-        batch['feature_lengths'],
-        batch['labels'],
-        batch['label_lengths'],
-        batch['seed'],
-    )
-    losses = tf.where(batch['example_weights'] > 0, losses, 0.0)
-    loss_sum = tf.reduce_sum(losses)
-    mean_loss = loss_sum / tf.maximum(num_utterances, 1.0)
-  return tape.gradient(mean_loss, live), loss_sum
+
+  def of_piece(piece):
+    with tf.GradientTape() as tape:
+      tape.watch(live)
+      losses = model.loss(
+          weights_lib.updated(weights, live),
+          piece['features'],
+          piece['feature_lengths'],
+          piece['labels'],
+          piece['label_lengths'],
+          piece['seed'],
+      )
+      losses = tf.where(piece['example_weights'] > 0, losses, 0.0)
+      loss_sum = tf.reduce_sum(losses)
+      mean_loss = loss_sum / tf.maximum(num_utterances, 1.0)
+    return tape.gradient(mean_loss, live), loss_sum
+
+  if shapes is None:
+    return of_piece(batch)
+  return shapes_lib.sum_over_pieces(
+      of_piece,
+      batch,
+      shapes,
+      zeros=tf.nest.map_structure(tf.zeros_like, (live, 0.0)),
+  )
 
 
 def clip(

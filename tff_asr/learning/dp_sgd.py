@@ -10,14 +10,16 @@ noise and no optimizer state.
 
 A batch comes in as many physical batches as it takes; noise is drawn once, on
 the whole sum. An example's random draws (masks, dropout) depend on the step and
-the example's name. So, up to rounding, the sum does not depend on how examples
-are packed or how many devices share the work.
+the example's name.
 
-Gradients by example are computed for n examples at a time: by
-`tf.vectorized_map` for n of 2 and more, one after the other for 1. The result
-depends on n only by rounding. Memory beside the weights: n gradients, 4 n bytes
-a trained parameter; the sum and one record that is being clipped (in float64),
-up to 20 bytes a trained parameter; and the activations of n examples.
+Gradients by example are computed one after the other, each in the example's own
+length. Computed together, in the length of the longest, they would have other
+draws of dropout and another rounding: an example would change those of others,
+which no clip bounds. The sum is of integers: exact, in whatever order, so how
+examples are packed and how many devices share the work does not change it.
+Memory beside the weights: the gradient, 4 bytes a trained parameter; the sum
+and the record that is being clipped (int64), up to 24 bytes a trained
+parameter; and the activations of an example.
 
 Without a query, for public data, nothing is clipped or noised, and gradients
 are those of whole physical batches. Such a step also returns the squared norm
@@ -63,7 +65,6 @@ class DpSgd:
       batch_size: int,
       seed: int,
       build_query: Optional[queries.BuildQuery] = None,
-      num_vectorized: int = 1,
       frozen: Collection[str] = (),
       devices: Sequence[str] = ('/device:CPU:0',),
   ):
@@ -76,9 +77,6 @@ class DpSgd:
       seed: Of initial weights, masks and dropout (not of noise).
       build_query: Builds, from the specs of the trained weights, the query that
         clips and noises; None for public data.
-      num_vectorized: Examples whose gradients are computed at once. More than 1
-        is faster on small models, takes memory (see the module), and takes long
-        to trace on deep models.
       frozen: Names of weights that stay as they are.
       devices: Logical devices that share a batch. Each holds the weights and a
         sum.
@@ -87,7 +85,7 @@ class DpSgd:
       ValueError: An argument is out of range, a name is unknown, or all
         weights are frozen.
     """
-    checks.positive_int(batch_size=batch_size, num_vectorized=num_vectorized)
+    checks.positive_int(batch_size=batch_size)
     checks.non_negative_int(seed=seed)
     if not devices:
       raise ValueError('devices must name at least one device, found none.')
@@ -107,14 +105,13 @@ class DpSgd:
     self._devices = tuple(devices)
     self._query = None
     if build_query is not None:
-      self._query = tfp.NormalizedQuery(
+      self._query = queries.MeanQuery(
           build_query(self._live_specs), denominator=float(batch_size)
       )
     self._add = _build_add(
         model,
         query=self._query,
         live=tuple(self._live_specs),
-        num_vectorized=num_vectorized,
     )
     self._batch_size = batch_size
     self._update = tf.function(self._update_graph, autograph=False)
@@ -305,22 +302,16 @@ def _build_add(
     *,
     query: Optional[tfp.DPQuery],
     live: tuple[str, ...],
-    num_vectorized: int,
 ) -> Callable[..., _Sums]:
   """The graph function that adds a physical batch to sums."""
-  num_stacked = model.quantizer.num_stacked
+  def mask(examples):
+    features, lengths, seeds = examples
+    return model.mask(features, lengths, seeds[:, 0]), seeds[:, 1]
 
-  def trim(examples):
-    """Cuts off the padding that all examples share."""
-    masked, seeds = examples
-    most = tf.reduce_max(masked.feature_lengths)
-    labels = most // num_stacked
-    return best_rq.Masked(
-        features=masked.features[:, :most],
-        feature_lengths=masked.feature_lengths,
-        labels=masked.labels[:, :labels],
-        is_masked=masked.is_masked[:, :labels],
-    ), seeds
+  def mask_one(example):
+    """Masks one without the padding, which would change its rounding."""
+    features, lengths, seeds = example
+    return mask((features[:, : lengths[0]], lengths, seeds))
 
   # One graph for all batches: a resumed run then has the same bits.
   @tf.function(autograph=False)
@@ -336,9 +327,6 @@ def _build_add(
         numbers,
         fn_output_signature=tf.TensorSpec([2, 2], tf.int32),
     )
-    masked = model.mask(
-        batch['features'], batch['feature_lengths'], seeds[:, 0]
-    )
     trained = weights_lib.Weights((name, weights[name]) for name in live)
 
     def loss_fn(trained, examples):
@@ -347,12 +335,12 @@ def _build_add(
           model.loss({**weights, **trained}, masked, seeds[0])
       )
 
-    examples = (masked, seeds[:, 1])
+    examples = (batch['features'], batch['feature_lengths'], seeds)
     count = tf.cast(tf.size(numbers), tf.float32)
     if query is None:
       with tf.GradientTape() as tape:
         tape.watch(trained)
-        loss = loss_fn(trained, examples)
+        loss = loss_fn(trained, mask(examples))
       gradient = tape.gradient(
           loss, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
       )
@@ -364,8 +352,7 @@ def _build_add(
           examples,
           query=query,
           params=params,
-          num_vectorized=num_vectorized,
-          trim=trim,
+          prepare=mask_one,
       )
     return _merge(query, sums, found)
 
@@ -379,8 +366,7 @@ def _clipped_sum(
     *,
     query: tfp.DPQuery,
     params: Any,
-    num_vectorized: int,
-    trim: Callable[[Any], Any],
+    prepare: Callable[[Any], Any],
 ) -> _Sums:
   """Sums the clipped gradients of a batch's examples.
 
@@ -391,8 +377,7 @@ def _clipped_sum(
     examples: Nest of tensors [B, ...], B at least 1.
     query: Clips; its records are gradients like the weights.
     params: Of the query's `derive_sample_params`.
-    num_vectorized: Examples at a time.
-    trim: Cuts padding off some of the examples.
+    prepare: From one of them to what the loss takes.
   """
 
   def gradient_of(example):
@@ -404,47 +389,22 @@ def _clipped_sum(
     )
     return gradient, loss
 
-  def add(sums: _Sums, gradient, loss) -> _Sums:
+  def add(number, sums: _Sums) -> tuple[tf.Tensor, _Sums]:
+    gradient, loss = gradient_of(prepare(
+        tf.nest.map_structure(lambda part: part[number : number + 1], examples)
+    ))
     record = query.preprocess_record(params, gradient)
-    return _Sums(
+    return number + 1, _Sums(
         query.accumulate_preprocessed_record(sums.records, record),
         sums.loss + loss,
         sums.norm + tf.linalg.global_norm(tf.nest.flatten(gradient)),
         sums.count + 1,
     )
 
-  def group_sum(start, sums):
-    group = trim(
-        tf.nest.map_structure(
-            lambda part: part[start : start + num_vectorized], examples
-        )
-    )
-    if num_vectorized == 1:
-      return add(sums, *gradient_of(group))
-    gradients, losses = tf.vectorized_map(
-        lambda row: gradient_of(
-            tf.nest.map_structure(lambda part: part[tf.newaxis], row)
-        ),
-        group,
-    )
-    # One record after the other: only one needs memory for float64 copies.
-    row = lambda number: tf.nest.map_structure(
-        lambda part: part[number], gradients
-    )
-    _, sums = tf.while_loop(
-        lambda number, _: number < tf.size(losses),
-        lambda number, sums: (
-            number + 1, add(sums, row(number), losses[number])
-        ),
-        (tf.constant(0), sums),
-        parallel_iterations=1,
-    )
-    return sums
-
   batch_size = tf.shape(tf.nest.flatten(examples)[0])[0]
   _, sums = tf.while_loop(
-      lambda start, _: start < batch_size,
-      lambda start, sums: (start + num_vectorized, group_sum(start, sums)),
+      lambda number, _: number < batch_size,
+      add,
       (tf.constant(0), _zeros(weights, query)),
       parallel_iterations=1,
   )

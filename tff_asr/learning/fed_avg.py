@@ -125,7 +125,7 @@ def build(
 
 
 def set_noise_key(state: process_lib.State, key: Any) -> process_lib.State:
-  """Returns the state with the aggregator's 128-bit noise key, int32 [4]."""
+  """Returns the state with the aggregator's 256-bit noise key, int32 [8]."""
   aggregator = dp_mean.set_noise_key(state.aggregator, key)
   return state._replace(aggregator=aggregator)
 

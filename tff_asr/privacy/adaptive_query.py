@@ -32,16 +32,12 @@ import math
 from typing import Any, NamedTuple
 
 from absl import logging
-import dp_accounting
 import tensorflow as tf
 
 from tff_asr import checks
 from tff_asr.privacy import clipping as clipping_lib
+from tff_asr.privacy import noise as noise_lib
 from tff_asr.privacy import queries
-
-# Clips stay where float32 has normal numbers.
-_MIN_CLIP, _MAX_CLIP = 1e-30, 1e30
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adaptation:
@@ -77,12 +73,24 @@ class Adaptation:
     return 1 / math.sqrt(1 - self.count_noise_ratio**-2)
 
 
+class SampleParams(NamedTuple):
+  """What clients get of the state.
+
+  Attributes:
+    l2_norm_clip: C, float32.
+    layer_clips: C_h, float32 [H].
+  """
+
+  l2_norm_clip: Any
+  layer_clips: Any
+
+
 class AdaptiveRecord(NamedTuple):
   """A clipped record with its counts, or a sum of them.
 
   Attributes:
     record: As the base class has it.
-    counts: b, float32 [H].
+    counts: 2 b, int64 [H].
   """
 
   record: Any
@@ -104,7 +112,7 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
     Attributes:
       l2_norm_clip: C of the coming round, float32.
       noise_multiplier: z, float32.
-      noise_key: int32 [4]; zeros: not set.
+      noise_key: int32 [8]; zeros: not set.
       counter: int64, noised results so far.
       layer_clips: C_h of the coming round, float32 [H].
     """
@@ -123,6 +131,7 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
       noise_multiplier: float,
       cohort_size: float,
       clipping: clipping_lib.Clipping = clipping_lib.Clipping(),
+      noise_kernel: str = 'host',
       adaptation: Adaptation = Adaptation(),
   ):
     """Creates the query.
@@ -134,6 +143,7 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
       cohort_size: n, the public expected number of records.
       clipping: How the first C is divided; its layers are those that adapt.
       adaptation: How clips adapt.
+      noise_kernel: See the base class.
 
     Raises:
       ValueError: An argument is out of its range, or the clipping rescales.
@@ -143,8 +153,10 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
         l2_norm_clip=l2_norm_clip,
         noise_multiplier=noise_multiplier,
         clipping=clipping,
+        noise_kernel=noise_kernel,
     )
     checks.finite(l2_norm_clip=l2_norm_clip)
+    self._check_noise(noise_multiplier * adaptation.update_noise_ratio)
     checks.positive(cohort_size=cohort_size)
     checks.one_of(('clip',), rule_of_adaptive_clips=clipping.rule)
     self._is_global = self._layers[0].share is None
@@ -179,68 +191,74 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
     )
 
   def derive_sample_params(self, global_state):
-    return global_state.layer_clips
+    return SampleParams(global_state.l2_norm_clip, global_state.layer_clips)
 
   def initial_sample_state(self, template):
     return AdaptiveRecord(
         super().initial_sample_state(template),
-        tf.zeros([len(self._initial_clips)]),
+        tf.zeros([len(self._initial_clips)], tf.int64),
     )
 
   def clip(self, params, record):
-    layer_clips = tf.unstack(tf.cast(params, tf.float64))
+    layer_clips = tf.unstack(tf.cast(params.layer_clips, tf.float64))
     if self._is_global:
       clip, layer_clips = layer_clips[0], [None] * len(self._layers)
     else:
       clip = tf.constant(math.inf, tf.float64)  # Each layer has its own.
-    clipped, measured = self._clip(record, clip=clip, layer_clips=layer_clips)
+    clipped, measured = self._clip(
+        record,
+        clip=clip,
+        layer_clips=layer_clips,
+        grid=self._grid(params.l2_norm_clip),
+    )
     is_above = measured.layers_clipped
     if self._is_global:
       is_above = measured.num_clipped[tf.newaxis]
-    counts = (0.5 - is_above) * measured.num_finite
-    return AdaptiveRecord(clipped, counts), measured
+    counts = (1 - 2 * is_above) * measured.num_finite
+    return AdaptiveRecord(clipped, tf.cast(counts, tf.int64)), measured
 
   def summed(self, sample_state):
     return sample_state.record
 
   def get_noised_result(self, sample_state, global_state):
-    layers = tf.nest.flatten(sample_state.record)
+    # Releases 2 t and 2 t + 1 of the key are those of round t.
+    noised, new_state, event = super().get_noised_result(
+        sample_state.record,
+        global_state._replace(counter=2 * global_state.counter),
+    )
     counts = sample_state.counts
-    num_clips = len(self._initial_clips)
+    half = tf.constant(0.5, tf.float64)  # The unit of counts.
     if self._noise_multiplier > 0:
-      stddev = queries.keyed_stddev(global_state)
-      *noises, count_noise = queries.standard_normal(
-          [*(layer.shape for layer in layers), tf.TensorShape([num_clips])],
-          noise_key=global_state.noise_key,
-          start=global_state.counter * queries.VALUES_PER_ROUND,
+      num_clips = len(self._initial_clips)
+      (noise,) = noise_lib.gaussian(
+          [tf.TensorShape([num_clips])],
+          key=global_state.noise_key,
+          release=2 * global_state.counter + 1,
+          stddev=tf.cast(global_state.noise_multiplier, tf.float64)
+          * (self._adaptation.count_noise_ratio * math.sqrt(num_clips)),
+          kernel=self._noise_kernel,
       )
-      update_stddev = stddev * self._adaptation.update_noise_ratio
-      layers = [
-          layer + update_stddev * noise for layer, noise in zip(layers, noises)
-      ]
-      # The counts' sensitivity takes the place of C.
-      count_stddev = self._adaptation.count_noise_ratio * queries.keyed_stddev(
-          global_state._replace(l2_norm_clip=math.sqrt(num_clips) / 2)
-      )
-      counts = counts + count_stddev * count_noise
-    share = tf.clip_by_value(counts / self._cohort_size + 0.5, 0.0, 1.0)
+      counts += noise
+      half = queries.keyed(half, global_state)
+    share = half * tf.cast(counts, tf.float64) / self._cohort_size + 0.5
+    share = tf.cast(tf.clip_by_value(share, 0.0, 1.0), tf.float32)
     step = self._adaptation.learning_rate * (
         share - self._adaptation.target_quantile
     )
     layer_clips = tf.clip_by_value(
-        global_state.layer_clips * tf.exp(-step), _MIN_CLIP, _MAX_CLIP
+        global_state.layer_clips * tf.exp(-step),
+        queries.MIN_CLIP,
+        queries.MAX_CLIP,
     )
-    new_state = global_state._replace(
+    new_state = new_state._replace(
         counter=global_state.counter + 1,
         l2_norm_clip=_whole(layer_clips),
         layer_clips=layer_clips,
     )
-    event = dp_accounting.GaussianDpEvent(global_state.noise_multiplier)
-    return (
-        tf.nest.pack_sequence_as(sample_state.record, layers),
-        new_state,
-        event,
-    )
+    return noised, new_state, event
+
+  def _stddev(self, global_state):
+    return self._adaptation.update_noise_ratio * super()._stddev(global_state)
 
   def derive_metrics(self, global_state):
     metrics = super().derive_metrics(global_state)
@@ -253,6 +271,9 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
 
 
 def _whole(layer_clips: tf.Tensor) -> tf.Tensor:
-  """C of the C_h, float32."""
+  """C of the C_h, float32, not below the root of the sum of their squares."""
   squares = tf.square(tf.cast(layer_clips, tf.float64))
-  return tf.cast(tf.sqrt(tf.reduce_sum(squares)), tf.float32)
+  # Rounding to float32 takes off 2^-24 of it at most.
+  return tf.cast(
+      (1 + 2.0**-23) * tf.sqrt(tf.reduce_sum(squares)), tf.float32
+  )

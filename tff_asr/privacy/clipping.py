@@ -30,6 +30,10 @@ Split = Callable[[Sequence[int]], Sequence[float]]
 LAYERS = ('tensors', 'modules')
 RULES = ('clip', 'rescale')
 
+# Smaller layers are not scaled up: what a processor flushes to 0 of them (below
+# 2^-126) would count. Down they are: a clip may be smaller yet.
+_MIN_NORM = 2.0**-90
+
 _BLOCK = re.compile(r'(.*/)?block_\d+')
 
 
@@ -77,8 +81,8 @@ class Clipping:
     rule: `clip` multiplies each layer by min(1, C_h / norm_h), the paper's
       definition. `rescale` is what the paper's published code does instead. If
       the whole update's norm exceeds C, it brings every layer to exactly C_h,
-      smaller layers upwards (a layer of zeros stays zeros). Otherwise nothing
-      changes.
+      smaller layers upwards (but for a layer of zeros, or of a norm up to
+      2^-90). Otherwise nothing changes.
   """
 
   split: str = 'global'
@@ -226,7 +230,7 @@ def factors(
       factor = _factor(squared_norm, layer_clip)
     else:
       norm = tf.sqrt(squared_norm)
-      is_scaled = is_over & (norm > 0)
+      is_scaled = is_over & (norm > tf.minimum(layer_clip, _MIN_NORM))
       factor = tf.where(
           is_scaled, layer_clip / tf.where(is_scaled, norm, 1.0), 1.0
       )

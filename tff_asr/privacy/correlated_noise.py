@@ -6,15 +6,25 @@ of rounds releases all prefix sums x_1 + ... + x_t with the noise of O(log)
 nodes, each N(0, (z C)^2). `get_noised_result` returns differences of prefix
 sums, so any optimizer can take them for noised sums.
 
-The tree is tensorflow-privacy's `EfficientTreeAggregator` (Honaker 2015).
-Differences from its `TreeResidualSumQuery`:
+The estimate of a prefix is Honaker's (2015), as in tensorflow-privacy's
+`EfficientTreeAggregator`: with v_l = n for a leaf and v_l = n + (v_left +
+v_right) / 2 for a node of level l, n the node's own noise, a prefix has noise
 
-  - noise comes from our key and counter, not from the clock;
+    sum over its nodes of v_l / (2 - 2^-l)
+
+Here this is in integers, in steps of the query's grid. Of u_l = 2^l v_l, each
+term is u_l / (2^(l+1) - 1), rounded down. For the node's sum x with its noise
+the same recursion gives u_l + (2^(l+1) - 1) x. So x plus the rounded term is
+the rounded estimate from noised nodes: post-processing, bit by bit.
+
+Differences from `TreeResidualSumQuery` of tensorflow-privacy:
+
+  - integers, and noise from our key and counter, not from the clock;
   - a node is drawn in the round that it first covers, under that round's key,
     not one round ahead: a round repeated under another key has new noise;
   - a new tree starts by itself after `rounds_per_tree` rounds;
-  - the state has a fixed shape: as many model copies as the tree has levels,
-    floor(log2(rounds_per_tree)) + 1, from the start.
+  - the state has a fixed shape: a copy of the model in int64 for each level of
+    the tree, floor(log2(rounds_per_tree)) + 1, from the start.
 """
 
 import collections
@@ -23,16 +33,15 @@ from typing import Any, NamedTuple
 from absl import logging
 import dp_accounting
 import tensorflow as tf
-import tensorflow_privacy as tfp
 
 from tff_asr import checks
 from tff_asr.privacy import accounting
 from tff_asr.privacy import clipping as clipping_lib
+from tff_asr.privacy import noise as noise_lib
 from tff_asr.privacy import queries
 
-# A node owns so many values of the noise stream. A round draws at most two
-# nodes a level, and so stays within its own part of the stream.
-_VALUES_PER_NODE = 2**34
+# A round draws at most one node a level, each as a release of its own.
+_MAX_LEVELS = 64
 
 
 def rounds_per_tree(*, client_data: Any, cohort_size: int) -> int:
@@ -74,10 +83,10 @@ class TreeSumQuery(queries.PerLayerClipSumQuery):
     Attributes:
       l2_norm_clip: C, float32.
       noise_multiplier: z, float32.
-      noise_key: int32 [4]; zeros: not set.
+      noise_key: int32 [8]; zeros: not set.
       counter: int64, noised results so far.
-      nodes: noise of the nodes that the next prefix needs, [L, ...] a layer.
-      levels: their levels in the tree, int32 [L]; -1: an unused row.
+      nodes: u_l of the nodes that the next prefix needs, int64 [L, ...] a
+        layer; zeros at other levels.
     """
 
     l2_norm_clip: Any
@@ -85,7 +94,6 @@ class TreeSumQuery(queries.PerLayerClipSumQuery):
     noise_key: Any
     counter: Any
     nodes: Any
-    levels: Any
 
   def __init__(
       self,
@@ -95,6 +103,7 @@ class TreeSumQuery(queries.PerLayerClipSumQuery):
       noise_multiplier: float,
       rounds_per_tree: int,
       clipping: clipping_lib.Clipping = clipping_lib.Clipping(),
+      noise_kernel: str = 'host',
   ):
     """Creates the query.
 
@@ -104,6 +113,7 @@ class TreeSumQuery(queries.PerLayerClipSumQuery):
       noise_multiplier: z, each node's noise over C, above 0.
       rounds_per_tree: Noised results after which a new tree starts.
       clipping: See the base class.
+      noise_kernel: See the base class.
 
     Raises:
       ValueError: An argument is out of its range.
@@ -113,38 +123,61 @@ class TreeSumQuery(queries.PerLayerClipSumQuery):
         l2_norm_clip=l2_norm_clip,
         noise_multiplier=noise_multiplier,
         clipping=clipping,
+        noise_kernel=noise_kernel,
     )
     checks.positive(noise_multiplier=noise_multiplier)
     checks.positive_int(rounds_per_tree=rounds_per_tree)
     self._rounds_per_tree = rounds_per_tree
     self._num_levels = rounds_per_tree.bit_length()
+    # |u_l| is at most (l + 1) 2^l times the largest noise of a node.
+    self._check_noise(
+        noise_multiplier,
+        weight=self._num_levels * 2 ** (self._num_levels - 1),
+    )
     logging.warning(
         'DP-FTRL: trees of %d rounds; the state holds %d more copies of the '
-        'model for their noise.',
+        'model, in int64, for their noise.',
         rounds_per_tree, self._num_levels,
     )
 
   def initial_global_state(self):
     base = super().initial_global_state()
-    return self.GlobalState(
-        *base,
-        nodes=tf.nest.map_structure(
-            lambda spec: tf.zeros([self._num_levels, *spec.shape], tf.float32),
-            self._specs,
-        ),
-        levels=tf.fill([self._num_levels], -1),
+    nodes = tf.nest.map_structure(
+        lambda spec: tf.zeros([self._num_levels, *spec.shape], tf.int64),
+        self._specs,
     )
+    return self.GlobalState(*base, nodes=nodes)
 
   def get_noised_result(self, sample_state, global_state):
-    noise, nodes, levels = self._noise(global_state)
-    noised = tf.nest.map_structure(tf.add, sample_state, noise)
+    rows = tf.nest.flatten(global_state.nodes)
+    rows_by_level = [
+        [row[level] for row in rows] for level in range(self._num_levels)
+    ]
+    # Leaves of this tree before this round.
+    leaves = tf.math.floormod(
+        global_state.counter, tf.constant(self._rounds_per_tree, tf.int64)
+    )
+    new_rows = self._add_leaf(rows_by_level, leaves, global_state)
+    unit = queries.keyed(self.grid(global_state), global_state)
+    noised = [
+        unit * tf.cast(total + after - before, tf.float64)
+        for total, after, before in zip(
+            tf.nest.flatten(sample_state),
+            _prefix(new_rows, leaves + 1),
+            _prefix(rows_by_level, leaves),
+            strict=True,
+        )
+    ]
     new_state = global_state._replace(
-        counter=global_state.counter + 1, nodes=nodes, levels=levels
+        counter=global_state.counter + 1,
+        nodes=tf.nest.pack_sequence_as(
+            global_state.nodes, [tf.stack(each) for each in zip(*new_rows)]
+        ),
     )
     event = dp_accounting.SingleEpochTreeAggregationDpEvent(
         global_state.noise_multiplier, tf.constant(self._rounds_per_tree)
     )
-    return noised, new_state, event
+    return tf.nest.pack_sequence_as(sample_state, noised), new_state, event
 
   def derive_metrics(self, global_state):
     return collections.OrderedDict(
@@ -154,83 +187,76 @@ class TreeSumQuery(queries.PerLayerClipSumQuery):
         ),
     )
 
-  def _noise(self, global_state) -> tuple[Any, Any, tf.Tensor]:
-    """Noise of this prefix minus that of the one before; new nodes, levels."""
-    stddev = queries.keyed_stddev(global_state)
-    generator = _NodeNoise(self._specs, stddev)
-    aggregator = tfp.tree_aggregation.EfficientTreeAggregator(generator)
-    draws = (
-        global_state.noise_key, global_state.counter, tf.constant(0, tf.int64)
-    )
-    used = tf.reduce_sum(tf.cast(global_state.levels >= 0, tf.int32))
-    before = tfp.tree_aggregation.TreeState(
-        level_buffer=tf.nest.map_structure(
-            lambda rows: rows[:used], global_state.nodes
-        ),
-        level_buffer_idx=global_state.levels[:used],
-        value_generator_state=draws,
-    )
+  def _add_leaf(
+      self,
+      rows: list[list[tf.Tensor]],
+      leaves: tf.Tensor,
+      global_state: Any,
+  ) -> list[list[tf.Tensor]]:
+    """Returns u_l by level after one more leaf than `leaves`, int64 []."""
 
-    def start():
-      tree = aggregator.reset_state(before)
-      zeros = tf.nest.map_structure(
-          lambda spec: tf.zeros(spec.shape, spec.dtype), self._specs
-      )
-      return zeros, tree
-
-    def go_on():
-      return aggregator.get_cumsum_and_update(before)
-
-    is_first = tf.equal(
-        global_state.counter % self._rounds_per_tree, tf.constant(0, tf.int64)
-    )
-    noise_before, tree = tf.cond(is_first, start, go_on)
-    # This also draws nodes for the next round. They are dropped, because that
-    # round draws its own.
-    noise, _ = aggregator.get_cumsum_and_update(tree)
-    missing = self._num_levels - tf.size(tree.level_buffer_idx)
-
-    def pad(rows: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
-      paddings = [[0, missing]] + [[0, 0]] * spec.shape.rank
-      return tf.ensure_shape(
-          tf.pad(rows, paddings), [self._num_levels, *spec.shape]
+    def draw(level: int) -> list[tf.Tensor]:
+      return noise_lib.gaussian(
+          [row.shape for row in rows[0]],
+          key=global_state.noise_key,
+          release=_MAX_LEVELS * global_state.counter + level,
+          stddev=self._stddev(global_state),
+          kernel=self._noise_kernel,
       )
 
-    nodes = tf.nest.map_structure(pad, tree.level_buffer, self._specs)
-    levels = tf.ensure_shape(
-        tf.pad(
-            tree.level_buffer_idx, [[0, missing]], constant_values=-1
-        ),
-        [self._num_levels],
-    )
-    return (
-        tf.nest.map_structure(tf.subtract, noise, noise_before), nodes, levels
-    )
+    def parent(level: int, right: list[tf.Tensor]) -> list[tf.Tensor]:
+      return [
+          u_left + u_right + 2**level * noise
+          for u_left, u_right, noise in zip(
+              rows[level - 1], right, draw(level), strict=True
+          )
+      ]
+
+    new_rows = []
+    node = draw(0)
+    # The leaf completes a node above each level of which there is one already.
+    is_open = tf.constant(True)
+    for level, row in enumerate(rows):
+      if level:
+        node = tf.cond(
+            is_open,
+            lambda level=level, right=node: parent(level, right),
+            lambda right=node: right,
+        )
+      has_row = _has_node(leaves, level)
+      # `node` goes to the first level without one. There it stays; the rows
+      # below become part of it.
+      new_rows.append([
+          tf.where(
+              is_open & ~has_row,
+              new,
+              tf.where(is_open | ~has_row, tf.zeros_like(old), old),
+          )
+          for old, new in zip(row, node, strict=True)
+      ])
+      is_open &= has_row
+    return new_rows
 
 
-class _NodeNoise(tfp.tree_aggregation.ValueGenerator):
-  """Draws nodes; its state is (key, round's counter, nodes drawn in it)."""
+def _has_node(leaves: tf.Tensor, level: int) -> tf.Tensor:
+  """Whether a prefix of so many leaves has a node at a level."""
+  return tf.not_equal(tf.bitwise.bitwise_and(leaves, 2**level), 0)
 
-  def __init__(self, specs: Any, stddev: tf.Tensor):
-    self._specs = specs
-    self._stddev = stddev
 
-  def initialize(self):
-    return (
-        tf.zeros([4], tf.int32), tf.constant(0, tf.int64),
-        tf.constant(0, tf.int64),
-    )
-
-  def next(self, state):
-    key, counter, drawn = state
-    layers = tf.nest.flatten(self._specs)
-    noises = queries.standard_normal(
-        [layer.shape for layer in layers],
-        noise_key=key,
-        start=counter * queries.VALUES_PER_ROUND + drawn * _VALUES_PER_NODE,
-    )
-    scaled = [self._stddev * noise for noise in noises]
-    return (
-        tf.nest.pack_sequence_as(self._specs, scaled),
-        (key, counter, drawn + 1),
-    )
+def _prefix(
+    rows: list[list[tf.Tensor]], leaves: tf.Tensor
+) -> list[tf.Tensor]:
+  """Noise of the prefix of so many leaves, int64, of u_l by level."""
+  total = [tf.zeros_like(part) for part in rows[0]]
+  for level, row in enumerate(rows):
+    has_node = _has_node(leaves, level)
+    divisor = 2 ** (level + 1) - 1
+    total = [
+        before + tf.where(
+            has_node,
+            tf.math.floordiv(part + divisor // 2, divisor),
+            tf.zeros_like(part),
+        )
+        for before, part in zip(total, row, strict=True)
+    ]
+  return total

@@ -1,7 +1,7 @@
-"""128-bit random keys, and the two forms they take.
+"""256-bit random keys, and the two forms they take.
 
-A key is 16 bytes from the operating system's entropy. In program state and in
-graphs it is an int32 array of shape [4] that holds the same bits, read as
+A key is 32 bytes from the operating system's entropy. In program state and in
+graphs it is an int32 array of shape [8] that holds the same bits, read as
 little-endian words. Noise and cohorts are functions of a key and a counter, so
 whoever knows the key knows the noise: files that hold one are readable by
 their owner only.
@@ -16,13 +16,13 @@ import numpy as np
 
 from tff_asr import checks
 
-NUM_BYTES = 16
-NUM_WORDS = 4
+NUM_BYTES = 32
+NUM_WORDS = 8
 _WORD = np.dtype('<i4')
 
 
 def draw() -> np.ndarray:
-  """Returns a new key (int32 [4]) from the operating system's entropy."""
+  """Returns a new key (int32 [8]) from the operating system's entropy."""
   return from_bytes(secrets.token_bytes(NUM_BYTES))
 
 
@@ -42,18 +42,18 @@ def from_seed(seed: int) -> np.ndarray:
     seed: An integer of at least 0, of any size.
 
   Returns:
-    A key, int32 [4].
+    A key, int32 [8].
 
   Raises:
     ValueError: If `seed` is not an integer of at least 0.
   """
   checks.non_negative_int(seed=seed)
   text = f'tff_asr.privacy.keys.from_seed:{seed}'
-  return from_bytes(hashlib.sha256(text.encode()).digest()[:NUM_BYTES])
+  return from_bytes(hashlib.sha256(text.encode()).digest())
 
 
 def from_bytes(data: bytes) -> np.ndarray:
-  """Returns the key (int32 [4]) with these 16 bytes."""
+  """Returns the key (int32 [8]) with these 32 bytes."""
   if not isinstance(data, bytes) or len(data) != NUM_BYTES:
     length = len(data) if isinstance(data, bytes) else type(data).__name__
     raise ValueError(f'A key is {NUM_BYTES} bytes, found {length}.')
@@ -61,26 +61,20 @@ def from_bytes(data: bytes) -> np.ndarray:
 
 
 def to_bytes(key: np.ndarray) -> bytes:
-  """Returns the 16 bytes of a key (int32 [4])."""
+  """Returns the 32 bytes of a key (int32 [8])."""
   return check(key).astype(_WORD).tobytes()
 
 
-def to_uint64(key: np.ndarray) -> np.ndarray:
-  """Returns the key as uint64 [2], the form that NumPy's Philox takes."""
-  return np.frombuffer(to_bytes(key), '<u8').astype(np.uint64)
-
-
 def derive(key: np.ndarray, *, purpose: str) -> np.ndarray:
-  """Returns the key (int32 [4]) that belongs to a key and a purpose.
+  """Returns the key (int32 [8]) that belongs to a key and a purpose.
 
   HMAC-SHA-256: without `key`, keys of different purposes look unrelated.
   """
-  digest = hmac.digest(to_bytes(key), purpose.encode(), 'sha256')
-  return from_bytes(digest[:NUM_BYTES])
+  return from_bytes(hmac.digest(to_bytes(key), purpose.encode(), 'sha256'))
 
 
 def check(key: np.ndarray) -> np.ndarray:
-  """Returns the key as a NumPy array; ValueError unless it is int32 [4]."""
+  """Returns the key as a NumPy array; ValueError unless it is int32 [8]."""
   array = np.asarray(key)
   if array.dtype != np.int32 or array.shape != (NUM_WORDS,):
     # The value is left out on purpose: messages end up in logs.

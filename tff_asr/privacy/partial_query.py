@@ -7,7 +7,6 @@ PRIVATE.
 """
 
 from collections.abc import Sequence
-import math
 from typing import Any
 
 import dp_accounting
@@ -33,6 +32,7 @@ class PartialNoiseQuery(queries.PerLayerClipSumQuery):
       noise_multiplier: float,
       noised: Sequence[str],
       clipping: clipping_lib.Clipping = clipping_lib.Clipping(),
+      noise_kernel: str = 'host',
   ):
     """Creates the query.
 
@@ -43,6 +43,7 @@ class PartialNoiseQuery(queries.PerLayerClipSumQuery):
       noised: Regular expressions; a tensor is noised if one of them is found
         (`re.search`) in its name, as `clipping_lib.names` gives it.
       clipping: How C is divided, over all layers.
+      noise_kernel: See the base class.
 
     Raises:
       ValueError: An argument is out of its range, or a pattern is no regular
@@ -53,6 +54,7 @@ class PartialNoiseQuery(queries.PerLayerClipSumQuery):
         l2_norm_clip=l2_norm_clip,
         noise_multiplier=noise_multiplier,
         clipping=clipping,
+        noise_kernel=noise_kernel,
     )
     if isinstance(noised, str) or not noised:
       raise ValueError(
@@ -68,26 +70,7 @@ class PartialNoiseQuery(queries.PerLayerClipSumQuery):
 
   def get_noised_result(self, sample_state, global_state):
     result, new_state, _ = super().get_noised_result(sample_state, global_state)
-    layers = [
-        noisy if is_noised else plain
-        for noisy, plain, is_noised in zip(
-            tf.nest.flatten(result),
-            tf.nest.flatten(sample_state),
-            self._is_noised,
-            strict=True,
-        )
-    ]
     event = dp_accounting.GaussianDpEvent(
         tf.zeros_like(global_state.noise_multiplier)
     )
-    return tf.nest.pack_sequence_as(sample_state, layers), new_state, event
-
-  @property
-  def num_noised(self) -> int:
-    return sum(
-        math.prod(spec.shape)
-        for spec, is_noised in zip(
-            tf.nest.flatten(self._specs), self._is_noised, strict=True
-        )
-        if is_noised
-    )
+    return result, new_state, event

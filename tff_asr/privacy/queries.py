@@ -4,6 +4,17 @@ Each layer h of an update is clipped to its own norm C_h, with
 sqrt(sum_h C_h^2) = C. That bounds the whole update by C, exactly as one global
 clip would, so the layers share one Gaussian mechanism and cost one event.
 Pelikan et al. 2025, https://arxiv.org/abs/2310.00098, Definition 3.
+
+Sums and noise are integers, so that the guarantee holds for the bits that are
+released, not for real numbers alone (Mironov 2012; arXiv 2207.10635):
+
+  - A clipped record is divided by the step g of a grid and rounded toward zero
+    to int64. Its norm is at most C, exactly (`PerLayerClipSumQuery`).
+  - Integers are added without error. One record more moves their sum S by at
+    most C / g, in whatever order it is computed.
+  - The noise is round(N / g), N Gaussian of standard deviation z C. As S is an
+    integer, S + round(N / g) is round(S + N / g): post-processing of the
+    Gaussian mechanism. What is released is a function of that integer alone.
 """
 
 import collections
@@ -11,6 +22,7 @@ from collections.abc import Callable, Sequence
 import math
 from typing import Any, NamedTuple, Protocol
 
+from absl import logging
 import dp_accounting
 import numpy as np
 import tensorflow as tf
@@ -20,11 +32,21 @@ from tff_asr import checks
 from tff_asr import sequential
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import keys
+from tff_asr.privacy import noise as noise_lib
 
-# Noise comes from the counter stream of one Philox key. A round owns 2^40
-# values of it, far more than a model has parameters.
-VALUES_PER_ROUND = 2**40
-_PHILOX = 1
+# g over C, and at most over C / sqrt(D), the root mean square of the elements
+# of a record of norm C. The first is the smaller up to D = 2^32.
+_STEP_OVER_CLIP = 2.0**-24
+_STEP_OVER_ELEMENT = 2.0**-8
+# Sums and noise stay below 2^62: more records than there are people, and noise
+# of 64 standard deviations, which no draw exceeds (p < 1e-890).
+_LIMIT = 2.0**62
+_MAX_RECORDS = 2.0**33
+_MAX_STDDEVS = 64
+# A run whose grid keeps less of an update is warned.
+_LEAST_KEPT = 0.99
+# The clip of adaptive queries stays within this, too.
+MIN_CLIP, MAX_CLIP = 1e-30, 1e30
 
 
 class Measured(NamedTuple):
@@ -82,10 +104,13 @@ class ClippingQuery(Protocol):
   def summed(self, sample_state: Any) -> Any:
     """The sum of clipped records, of a sum of what `clip` returns."""
 
+  def grid(self, global_state: Any) -> tf.Tensor:
+    """The unit of sums of records, float64 []."""
+
   def get_noised_result(
       self, sample_state: Any, global_state: Any
   ) -> tuple[Any, Any, dp_accounting.DpEvent]:
-    """Returns the noised sum, the new state, and the event."""
+    """Returns the noised sum (float64), the new state, and the event."""
 
   def derive_metrics(self, global_state: Any) -> dict[str, Any]:
     """Settings and noised values of the coming round, which may be shown."""
@@ -100,26 +125,35 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
 
   A record is a nest of float32 tensors. `clipping_lib.Clipping` says what its
   layers are, their clips C_h, and what happens to a layer above its clip. Let C
-  be the clip of the whole and z the noise multiplier.
+  be the clip of the whole, D the elements of a record, z the noise multiplier
+  and g the step of the grid (`grid`), a function of C and D.
 
-  Sensitivity (one record added or removed, whatever it holds): C; the norm of a
-  clipped record is at most C (1 + 1e-6) in float32. Replacing a record moves
-  the sum by up to 2 C. Noise: N(0, (z C)^2) on every element of the sum,
-  whatever the split. Event: one GaussianDpEvent(z) for each call of
-  `get_noised_result`, stated for adding or removing a record.
+  Sensitivity (one record added or removed, whatever it holds): C, exactly.
+  Replacing a record moves the sum by up to 2 C. Noise: N(0, (z C)^2), rounded
+  to the grid, on every element of the sum, whatever the split. Event: one
+  GaussianDpEvent(z) for each call of `get_noised_result`, stated for adding or
+  removing a record.
 
-    - A layer at or under C_h is unchanged, unless the rule is `rescale`; a
+    - Elements are rounded toward zero to multiples of g; see `norm_kept`.
+    - A layer at or under C_h is not scaled, unless the rule is `rescale`; a
       layer of zeros stays zeros.
     - A record with a NaN or an infinity anywhere becomes all zeros.
-    - C = inf clips nothing; it takes no noise.
+    - C = inf clips nothing and takes no noise. Such records have no bound, so
+      no grid holds them: they stay float32, and so do their sums.
     - z = 0 adds nothing; its event has infinite epsilon.
 
-  The noise comes from stateless ops keyed by the state's 128-bit `noise_key`
-  and its `counter`: the same state and sum give the same bits again, and no key
-  is ever part of a graph. `initial_global_state` leaves the key at zero, which
-  stands for "not set": then noised results are NaN (see `set_noise_key`).
-  Elements are rounded to float32, for which the guarantee of the real-valued
-  Gaussian holds only approximately (Mironov 2012).
+  Why C is exact. Let u = 2^-53. Squares of float32 are exact in float64; adding
+  D of them in any order errs by less than D u (1 + D u) of the sum; root,
+  quotient, shares and product by less than 16 u more. So with clips that are
+  smaller by the factor 1 - 2 (D + 32) u, the product's norm in float64 is below
+  C, and to round toward zero makes no element larger. Elements below float32's
+  normal numbers, which a processor may flush to 0 in one op and not in another,
+  are below g and become 0.
+
+  The noise is a function of the state's `noise_key` and `counter`: the same
+  state and sum give the same bits again, and no key is ever part of a graph.
+  `initial_global_state` leaves the key at zero, which stands for "not set":
+  then noised results are NaN (see `set_noise_key`).
   """
 
   class GlobalState(NamedTuple):
@@ -128,7 +162,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     Attributes:
       l2_norm_clip: C, float32.
       noise_multiplier: z, float32.
-      noise_key: int32 [4]; zeros: not set.
+      noise_key: int32 [8]; zeros: not set.
       counter: int64, noised results so far.
     """
 
@@ -144,23 +178,29 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
       l2_norm_clip: float,
       noise_multiplier: float,
       clipping: clipping_lib.Clipping = clipping_lib.Clipping(),
+      noise_kernel: str = 'host',
   ):
     """Creates the query.
 
     Args:
       record_specs: Nest of float32 `tf.TensorSpec`, like a record.
-      l2_norm_clip: C, from 1e-30 up, or infinity.
+      l2_norm_clip: C, in [1e-30, 1e30], or infinity.
       noise_multiplier: z, the noise's standard deviation over C, at least 0.
       clipping: How C is divided over layers; by default one norm over all.
+      noise_kernel: What draws noise; see `noise.gaussian`. All have the same
+        bits.
 
     Raises:
       ValueError: An argument is out of its range, there is noise without a
-        finite clip, or the clipping does not fit the record.
+        finite clip, the clipping does not fit the record, or sums or noise
+        could reach 2^62 steps of the grid.
     """
-    checks.in_range(1e-30, math.inf, l2_norm_clip=l2_norm_clip)
+    is_clipped = l2_norm_clip != math.inf
+    if is_clipped:
+      checks.in_range(MIN_CLIP, MAX_CLIP, l2_norm_clip=l2_norm_clip)
     checks.non_negative(noise_multiplier=noise_multiplier)
     checks.finite(noise_multiplier=noise_multiplier)
-    if math.isinf(l2_norm_clip) and noise_multiplier > 0:
+    if not is_clipped and noise_multiplier > 0:
       raise ValueError(
           f'noise_multiplier {noise_multiplier} needs a finite l2_norm_clip, '
           'found infinity: without a clip, no noise gives privacy.'
@@ -170,18 +210,56 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     self._specs = record_specs
     self._rule = clipping.rule
     self._layers = clipping.divide(record_specs)
+    sizes = [math.prod(spec.shape) for spec in tf.nest.flatten(record_specs)]
+    self._num_elements = sum(sizes)
+    self._is_noised = [True] * len(sizes)
+    self._sum_dtype = tf.int64 if is_clipped else tf.float32
+    # The largest g over C; as a power of two g is more than half of it.
+    self._step = min(
+        _STEP_OVER_CLIP,
+        _STEP_OVER_ELEMENT / math.sqrt(max(1, self._num_elements)),
+    )
+    self._noise_kernel = noise_kernel
+    self._check_noise(noise_multiplier)
+    kept = self.norm_kept()
+    logging.log(
+        logging.WARNING if kept < _LEAST_KEPT else logging.INFO,
+        'The grid of sums keeps %.3f %% of the norm of an update whose layers '
+        'have the norms of their clips.',
+        100 * kept,
+    )
+
+  def _check_noise(self, multiplier: float, *, weight: float = 1.0) -> None:
+    """Raises ValueError if sums could overflow.
+
+    Args:
+      multiplier: Of the noise that is drawn.
+      weight: By which sums have it, at most.
+    """
+    stddev = multiplier * 2 / self._step
+    largest = _MAX_RECORDS * 2 / self._step + _MAX_STDDEVS * weight * stddev
+    if stddev > noise_lib.MAX_STDDEV or largest >= _LIMIT:
+      raise ValueError(
+          f'noise_multiplier {multiplier:g} on {self._num_elements} elements '
+          'exceeds 62 bits: lower it.'
+      )
 
   def initial_global_state(self):
     return PerLayerClipSumQuery.GlobalState(
         l2_norm_clip=tf.constant(self._l2_norm_clip, tf.float32),
         noise_multiplier=tf.constant(self._noise_multiplier, tf.float32),
-        noise_key=tf.zeros([4], tf.int32),
+        noise_key=tf.zeros([8], tf.int32),
         counter=tf.constant(0, tf.int64),
     )
 
   def derive_sample_params(self, global_state):
     # Clients get the clip, and nothing of the key.
     return global_state.l2_norm_clip
+
+  def initial_sample_state(self, template):
+    return tf.nest.map_structure(
+        lambda layer: tf.zeros(layer.shape, self._sum_dtype), template
+    )
 
   def preprocess_record(self, params, record):
     return self.clip(params, record)[0]
@@ -196,6 +274,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
             None if layer.share is None else layer.share * clip
             for layer in self._layers
         ],
+        grid=self._grid(params),
     )
 
   def summed(self, sample_state: Any) -> Any:
@@ -210,12 +289,66 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
   @property
   def num_noised(self) -> int:
     """Elements of the sum that get noise."""
-    return sum(math.prod(spec.shape) for spec in tf.nest.flatten(self._specs))
+    return sum(
+        math.prod(spec.shape)
+        for spec, is_noised in zip(
+            tf.nest.flatten(self._specs), self._is_noised, strict=True
+        )
+        if is_noised
+    )
+
+  def grid(self, global_state: Any) -> tf.Tensor:
+    """g of the coming round, float64 []; 1 without a clip.
+
+    It is the largest power of two of at most 2^-24 C and 2^-8 C / sqrt(D).
+    """
+    return self._grid(global_state.l2_norm_clip)
+
+  def norm_kept(self) -> float:
+    """The share of a record's norm that rounding toward zero keeps.
+
+    Of a record of normal elements whose layers have the norms C_h, in [0, 1]; 1
+    without a clip. It follows the first round's clips.
+    """
+    if self._sum_dtype != tf.int64:
+      return 1.0
+    # The power of two in Python, as this may be called while a graph is traced.
+    exponent = math.frexp(self._l2_norm_clip * self._step)[1] - 1
+    step = 2.0**exponent / self._l2_norm_clip
+    specs = tf.nest.flatten(self._specs)
+    kept = 0.0
+    for layer in self._layers:
+      size = sum(math.prod(specs[place].shape) for place in layer.indices)
+      share = layer.share
+      if share is None:  # As if by size.
+        share = math.sqrt(size / self._num_elements)
+      if size:
+        stddev = share / math.sqrt(size) / step
+        kept += share**2 * _square_kept(stddev)
+    return math.sqrt(kept)
+
+  def _grid(self, clip: Any) -> tf.Tensor:
+    """g of a clip C, float32 []: float64 []."""
+    if self._sum_dtype != tf.int64:
+      return tf.constant(1.0, tf.float64)
+    bound = tf.cast(clip, tf.float64) * self._step
+    # The exponent's bits alone are the power of two below.
+    bits = tf.bitwise.bitwise_and(
+        tf.bitcast(bound, tf.int64), tf.constant(0x7FF << 52, tf.int64)
+    )
+    return tf.bitcast(bits, tf.float64)
 
   def _clip(
-      self, record: Any, *, clip: tf.Tensor, layer_clips: Sequence[tf.Tensor]
+      self,
+      record: Any,
+      *,
+      clip: tf.Tensor,
+      layer_clips: Sequence[tf.Tensor],
+      grid: tf.Tensor,
   ) -> tuple[Any, Measured]:
-    """Clips to C and the C_h, float64 []."""
+    """Clips to C and the C_h, and rounds to the grid, all float64 []."""
+    # Covers the rounding of what follows; see the class.
+    shrink = 1 - (self._num_elements + 32) * 2.0**-52
     tensors = tf.nest.flatten(record)
     squared_norms = sequential.sequential_map(
         lambda tensor: tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64))),
@@ -227,17 +360,18 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     factors = clipping_lib.factors(
         squared_norms,
         layers=self._layers,
-        layer_clips=layer_clips,
-        clip=clip,
+        layer_clips=[c if c is None else shrink * c for c in layer_clips],
+        clip=shrink * clip,
         rule=self._rule,
     )
-    # The product is in float64, too: C over a huge norm may be below float32's
-    # normal numbers, where rounding could double it.
+    # Casting to int64 rounds toward zero. Zero times NaN is zero here.
     clipped = sequential.sequential_map(
-        lambda tensor, factor: tf.where(
-            is_finite,
-            tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype),
-            0.0,
+        lambda tensor, factor: tf.cast(
+            tf.math.multiply_no_nan(
+                tf.cast(tensor, tf.float64),
+                tf.where(is_finite, factor / grid, 0.0),
+            ),
+            self._sum_dtype,
         ),
         tensors,
         factors,
@@ -254,18 +388,34 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     )
 
   def get_noised_result(self, sample_state, global_state):
-    layers = tf.nest.flatten(sample_state)
+    sums = tf.nest.flatten(sample_state)
+    unit = self.grid(global_state)
     if self._noise_multiplier > 0:
-      stddev = keyed_stddev(global_state)
-      noises = standard_normal(
-          [layer.shape for layer in layers],
-          noise_key=global_state.noise_key,
-          start=global_state.counter * VALUES_PER_ROUND,
+      noises = noise_lib.gaussian(
+          [layer.shape for layer in sums],
+          key=global_state.noise_key,
+          release=global_state.counter,
+          stddev=self._stddev(global_state),
+          kernel=self._noise_kernel,
       )
-      layers = [layer + stddev * noise for layer, noise in zip(layers, noises)]
+      sums = [
+          layer + noise if is_noised else layer
+          for layer, noise, is_noised in zip(
+              sums, noises, self._is_noised, strict=True
+          )
+      ]
+      unit = keyed(unit, global_state)
+    noised = [unit * tf.cast(layer, tf.float64) for layer in sums]
     new_state = global_state._replace(counter=global_state.counter + 1)
     event = dp_accounting.GaussianDpEvent(global_state.noise_multiplier)
-    return tf.nest.pack_sequence_as(sample_state, layers), new_state, event
+    return tf.nest.pack_sequence_as(sample_state, noised), new_state, event
+
+  def _stddev(self, global_state: Any) -> tf.Tensor:
+    """z C / g, float64 []."""
+    stddev = tf.cast(global_state.noise_multiplier, tf.float64) * tf.cast(
+        global_state.l2_norm_clip, tf.float64
+    )
+    return stddev / self.grid(global_state)
 
   def derive_metrics(self, global_state):
     return collections.OrderedDict(
@@ -285,7 +435,7 @@ def set_noise_key(
 
   Args:
     state: The query's state.
-    key: int32 [4], not all zeros; see `keys.draw`.
+    key: int32 [8], not all zeros; see `keys.draw`.
 
   Raises:
     ValueError: The key has another shape, or is all zeros.
@@ -325,40 +475,53 @@ def _measure(
   )
 
 
-def keyed_stddev(global_state: Any) -> tf.Tensor:
-  """z C, float32; NaN without a key, so a missing key cannot go unnoticed."""
-  stddev = global_state.noise_multiplier * global_state.l2_norm_clip
+def keyed(value: tf.Tensor, global_state: Any) -> tf.Tensor:
+  """The value; NaN without a key, so that a missing key cannot go unnoticed."""
   is_keyed = tf.reduce_any(tf.not_equal(global_state.noise_key, 0))
-  return tf.where(is_keyed, stddev, math.nan)
+  return tf.where(is_keyed, value, math.nan)
 
 
-def standard_normal(
-    shapes: Sequence[tf.TensorShape],
-    *,
-    noise_key: tf.Tensor,
-    start: tf.Tensor,
-) -> list[tf.Tensor]:
-  """Returns N(0, 1) of each shape: a function of key and start only.
+class MeanQuery(tfp.NormalizedQuery):
+  """The noised sum of a `ClippingQuery` over a public number, as float32.
+
+  It is divided in float64 and rounded to float32 once.
+  """
+
+  def get_noised_result(self, sample_state, global_state):
+    mean, new_state, event = super().get_noised_result(
+        sample_state, global_state
+    )
+    mean = tf.nest.map_structure(lambda part: tf.cast(part, tf.float32), mean)
+    return mean, new_state, event
+
+
+def sampler_epsilon(noise_multiplier: float, *, num_elements: int) -> float:
+  """Returns what inexact noise adds to epsilon in a release, at most.
+
+  By `noise.charge`, whose bound is largest at the smallest or the largest
+  standard deviation in cells. It holds for every query of this package: steps
+  are powers of two, so noise has up to 2 z / step cells; adaptive clips take up
+  to 2.5 times that and further counts, of z cells at least; a tree of R rounds
+  has fewer than 2 R nodes.
 
   Args:
-    shapes: Fully defined.
-    noise_key: int32 [4].
-    start: int64, where in the key's stream to begin.
+    noise_multiplier: z, at least 0.
+    num_elements: Elements of a record, or more.
   """
-  # Slices, because there is no GPU kernel to unstack 64-bit integers.
-  words = tf.bitcast(tf.reshape(noise_key, [2, 2]), tf.uint64)
-  key, high = words[0], words[1]
-  noise = []
-  for shape in shapes:
-    # One tensor after the other: each is added and freed before the next one.
-    with tf.control_dependencies(noise[-1:]):
-      noise.append(
-          tf.raw_ops.StatelessRandomNormalV2(
-              shape=shape.as_list(),
-              key=[key],
-              counter=[tf.cast(start, tf.uint64), high],
-              alg=_PHILOX,
-          )
-      )
-    start += shape.num_elements()
-  return noise
+  if not noise_multiplier:
+    return 0.0
+  step = min(_STEP_OVER_CLIP, _STEP_OVER_ELEMENT / math.sqrt(num_elements))
+  return max(
+      noise_lib.charge(num_draws=2 * num_elements, stddev=stddev)
+      for stddev in (noise_multiplier, 5 * noise_multiplier / step)
+  )
+
+
+def _square_kept(stddev: float) -> float:
+  """E[trunc(x)^2] / E[x^2] for x ~ N(0, stddev^2), from 4 on to 1 %.
+
+  The part that is cut off is nearly uniform on [0, 1): E[(|x| - U)^2] is
+  stddev^2 - E|x| + 1 / 3.
+  """
+  cut = math.sqrt(2 / math.pi) * stddev - 1 / 3
+  return max(0.0, 1 - cut / stddev**2)

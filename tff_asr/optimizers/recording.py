@@ -1,8 +1,9 @@
-"""An optimizer that also adds up the gradients that it is given.
+"""An optimizer that also keeps the gradients that it is given.
 
-    sum <- sum + gradient,    and whatever the inner optimizer does
+    last <- gradient,    sum <- sum + gradient,
 
-It serves audits, which look at everything that a run released.
+and whatever the inner optimizer does. It serves audits, which look at
+everything that a run released.
 """
 
 import collections
@@ -11,25 +12,25 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 
-def build_summing(
+def build_recording(
     optimizer: tff.learning.optimizers.Optimizer,
 ) -> tff.learning.optimizers.Optimizer:
-  """Returns the optimizer; its state has `gradient_sum`, like the weights."""
-  return _Summing(optimizer)
+  """Returns the optimizer; its state has `last` and `sum`, like the weights."""
+  return _Recording(optimizer)
 
 
-class _Summing(tff.learning.optimizers.Optimizer):
-  """See `build_summing`."""
+class _Recording(tff.learning.optimizers.Optimizer):
+  """See `build_recording`."""
 
   def __init__(self, optimizer: tff.learning.optimizers.Optimizer):
     self._optimizer = optimizer
 
   def initialize(self, specs):
+    zeros = lambda: tf.nest.map_structure(
+        lambda spec: tf.zeros(spec.shape, spec.dtype), specs
+    )
     return collections.OrderedDict(
-        gradient_sum=tf.nest.map_structure(
-            lambda spec: tf.zeros(spec.shape, spec.dtype), specs
-        ),
-        optimizer=self._optimizer.initialize(specs),
+        last=zeros(), sum=zeros(), optimizer=self._optimizer.initialize(specs)
     )
 
   def next(self, state, weights, gradients):
@@ -37,9 +38,8 @@ class _Summing(tff.learning.optimizers.Optimizer):
         state['optimizer'], weights, gradients
     )
     new_state = collections.OrderedDict(
-        gradient_sum=tf.nest.map_structure(
-            tf.add, state['gradient_sum'], gradients
-        ),
+        last=gradients,
+        sum=tf.nest.map_structure(tf.add, state['sum'], gradients),
         optimizer=inner,
     )
     return new_state, new_weights

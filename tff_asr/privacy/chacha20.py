@@ -1,0 +1,128 @@
+"""ChaCha20 (RFC 8439): random bits from a 256-bit key, at any place.
+
+A key has 2^64 releases of 2^32 streams, each of 2^38 bytes. The nonce is the
+release's number (8 bytes) and the stream's (4 bytes), little-endian; the block
+counter starts at 0. Whoever does not know the key cannot tell the bits from
+random ones, by all that is public about ChaCha20.
+
+The same bits twice: `words` by OpenSSL, and `blocks` by integer operations of
+NumPy or TensorFlow (`numpy_ops`, `tensorflow_ops`), where OpenSSL is not or
+blocks are wanted here and there.
+"""
+
+from typing import Any
+
+from cryptography.hazmat.primitives import ciphers
+from cryptography.hazmat.primitives.ciphers import algorithms
+import numpy as np
+
+from tff_asr.privacy import keys
+
+WORDS_PER_BLOCK = 8  # of 64 bits
+MAX_WORDS = WORDS_PER_BLOCK * 2**32
+_CONSTANTS = np.frombuffer(b'expand 32-byte k', '<u4').astype(np.uint32)
+_NUM_DOUBLE_ROUNDS = 10
+
+
+class Stream:
+  """The bits of a stream from some word on, one stretch after the other."""
+
+  def __init__(
+      self, key: np.ndarray, *, release: int, stream: int, start: int = 0
+  ):
+    """Opens the stream.
+
+    Args:
+      key: int32 [8].
+      release: In [0, 2^64).
+      stream: In [0, 2^32).
+      start: First word of 64 bits, a multiple of `WORDS_PER_BLOCK`.
+    """
+    block, rest = divmod(start, WORDS_PER_BLOCK)
+    if rest or not 0 <= block < 2**32:
+      raise ValueError(f'start must be a multiple of 8 below 2^35, is {start}.')
+    nonce = b''.join((
+        block.to_bytes(4, 'little'),
+        release.to_bytes(8, 'little'),
+        stream.to_bytes(4, 'little'),
+    ))
+    cipher = ciphers.Cipher(
+        algorithms.ChaCha20(keys.to_bytes(key), nonce), mode=None
+    )
+    self._encryptor = cipher.encryptor()
+    self._left = MAX_WORDS - start
+
+  def next(self, zeros: np.ndarray, words: np.ndarray) -> None:
+    """Fills uint64 `words` [n], given as many zeros.
+
+    Raises:
+      ValueError: The stream has fewer words left.
+    """
+    self._left -= len(words)
+    if self._left < 0:
+      raise ValueError('A stream has 2^35 words: draw fewer at once.')
+    self._encryptor.update_into(zeros, words.view(np.uint8))
+
+
+def words(
+    key: np.ndarray, *, release: int, stream: int, count: int
+) -> np.ndarray:
+  """Returns the first words of a stream, uint64 [count]. Args as `Stream`."""
+  found = np.empty(count, '<u8')
+  zeros = np.zeros(count, '<u8').view(np.uint8)
+  Stream(key, release=release, stream=stream).next(zeros, found)
+  return found
+
+
+def blocks(key: Any, counters: Any, nonce: Any, *, ops: Any) -> Any:
+  """Returns the blocks with these counters.
+
+  Args:
+    key: uint32 [8].
+    counters: uint32 [n].
+    nonce: uint32 [3].
+    ops: `numpy_ops` or `tensorflow_ops`, whose arrays the others are.
+
+  Returns:
+    uint64 [n, 8].
+  """
+  row = counters[None]
+  empty = row ^ row
+  start = [
+      ops.concat([empty ^ word for word in words])
+      for words in (
+          [_CONSTANTS[i] for i in range(4)],
+          [key[i] for i in range(4)],
+          [key[i] for i in range(4, 8)],
+          [counters, *(nonce[i] for i in range(3))],
+      )
+  ]
+
+  def double_round(rows: Any, _: Any) -> Any:
+    a, b, c, d = _quarter_rounds(*rows, ops)
+    b, c, d = _roll(b, 1, ops), _roll(c, 2, ops), _roll(d, 3, ops)
+    a, b, c, d = _quarter_rounds(a, b, c, d, ops)
+    return a, _roll(b, 3, ops), _roll(c, 2, ops), _roll(d, 1, ops)
+
+  end = ops.fold(double_round, tuple(start), np.zeros(_NUM_DOUBLE_ROUNDS))
+  return ops.join_words(ops.concat([x + y for x, y in zip(end, start)]))
+
+
+def _quarter_rounds(a: Any, b: Any, c: Any, d: Any, ops: Any) -> Any:
+  """Four quarter rounds at once, one for each column of uint32 [4, n]."""
+  for first, second in ((16, 12), (8, 7)):
+    a = a + b
+    d = _rotate(d ^ a, first, ops)
+    c = c + d
+    b = _rotate(b ^ c, second, ops)
+  return a, b, c, d
+
+
+def _rotate(x: Any, bits: int, ops: Any) -> Any:
+  """Rotates uint32 words to the left."""
+  return ops.left_shift(x, bits) | ops.right_shift(x, 32 - bits)
+
+
+def _roll(rows: Any, by: int, ops: Any) -> Any:
+  """Row i is what row i + by was."""
+  return ops.concat([rows[by:], rows[:by]])

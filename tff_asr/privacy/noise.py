@@ -1,0 +1,528 @@
+"""Gaussian noise on a grid: round(N) of N ~ N(0, stddev^2), for each element.
+
+With S and the step g of a grid, g (S + round(N)) = g round(S + N) for integers
+S: post-processing of the Gaussian mechanism, as if N were a real number. N is
+one of a pair R cos(A), R sin(A), R = sqrt(-2 ln U) (Box and Muller 1958), with
+uniforms U and A / 2 pi whose bits go on as long as they are needed:
+
+  1. A first try takes 64 bits each of U and A and float64. Its error is below
+     2^-43 stddev if U is in [2^-20, 1 - 2^-20]. If neither N lies so near to
+     a border of two cells, further bits or digits would not change the cells.
+  2. Else (1 pair in 170,000 at stddev 2^23) 448 bits of U, 192 of A and
+     double-double arithmetic give N to 2^-93 stddev.
+
+So cells are those of N, but for borders that are off by 2^-93 stddev at most,
+outside an event of probability 2^-320 a pair (U below it): `charge` says what
+that costs. docs/privacy.md has the proof.
+"""
+
+import concurrent.futures
+from collections.abc import Sequence
+import decimal
+import math
+import os
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops import script_ops
+
+from tff_asr import checks
+from tff_asr.privacy import chacha20
+from tff_asr.privacy import double_double
+from tff_asr.privacy import numpy_ops
+from tff_asr.privacy import tensorflow_ops
+
+MAX_STDDEV = 2.0**36
+_MAX_ELEMENTS = 2**32
+# Streams of a tensor: of radii, of angles, of what both take in addition.
+_RADIUS, _ANGLE, _FURTHER = range(3)
+_STREAMS_PER_TENSOR = 4
+_MAX_TENSORS = 2**32 // _STREAMS_PER_TENSOR
+# Of a first result, for uniforms of at least `_LEAST` and at most 1 - `_LEAST`.
+_MAX_ERROR = 2.0**-43
+_MAX_EXACT_ERROR = 2.0**-93
+_LEAST_WORD = 2**44
+_BLOCK = 8192
+_TOKEN = 'tff_asr.privacy.noise'
+_NUM_FURTHER_OF_RADIUS = 6
+
+_CONTEXT = double_double.CONTEXT
+_D = decimal.Decimal
+_PI = _D('3.14159265358979323846264338327950288419716939937510582097494459')
+_LN_2 = _CONTEXT.ln(_D(2))
+# float64's bits of sqrt(1/2), and where its exponent begins.
+_ROOT_HALF = int(np.float64(math.sqrt(0.5)).view(np.int64))
+_EXPONENT = 52
+_MANTISSA = 2**_EXPONENT - 1
+_MAX_THREADS = 8
+
+
+def gaussian(
+    shapes: Sequence[tf.TensorShape],
+    *,
+    key: tf.Tensor,
+    release: tf.Tensor,
+    stddev: tf.Tensor,
+    kernel: str = 'host',
+) -> list[tf.Tensor]:
+  """Returns Gaussian noise, rounded to integers, of each shape.
+
+  A function of shapes, key, release and stddev only. Different releases under a
+  key, and different tensors of a release, have streams of their own; so a
+  release must not be asked for with two values of stddev or shapes.
+
+  Args:
+    shapes: Fully defined.
+    key: int32 [8]; see `keys`.
+    release: int64 [], at least 0, number of the release under this key.
+    stddev: float64 [], in cells of the grid, in [0, 2^36]. NaN gives some
+      integers.
+    kernel: 'host' (OpenSSL's ChaCha20 and NumPy, called from the graph; for
+      programs that imported this module) or 'tensorflow' (TensorFlow's ops, for
+      TFF's native worker and for GPUs). Both give the same bits.
+
+  Returns:
+    int64 of each shape.
+
+  Raises:
+    ValueError: kernel is another, or a shape is open or has more than 2^32
+      elements.
+  """
+  checks.one_of(('host', 'tensorflow'), kernel=kernel)
+  draw = _draw_on_host if kernel == 'host' else _draw_in_graph
+  sizes = [_num_elements(shape) for shape in shapes]
+  check = tf.debugging.Assert(
+      tf.logical_not((stddev < 0) | (stddev > MAX_STDDEV)),
+      ['stddev of the noise is not in [0, 2^36] cells:', stddev],
+  )
+  # Not constants: the graph optimizer would copy a kernel for each of them, and
+  # work a second a tensor.
+  zero = tf.cast(key[0] ^ key[0], tf.int64)
+  noise = []
+  for number, (shape, size) in enumerate(zip(shapes, sizes)):
+    # One tensor after the other: each is used and freed before the next one.
+    with tf.control_dependencies([*noise[-1:], check]):
+      drawn = draw(
+          key,
+          release,
+          zero + number,
+          zero + size,
+          stddev,
+      )
+      noise.append(tf.reshape(drawn, shape))
+  return noise
+
+
+def charge(*, num_draws: float, stddev: float) -> float:
+  """Returns what inexact borders of cells add to epsilon, at most.
+
+  Let d = 2^-93 stddev, the error of a border, in cells. A cell's probability
+  is off by a factor within exp(+-e), e = 2 d (1 + 21 / stddev + 1 / stddev^2),
+  up to 21 standard deviations: beyond that, U is below 2^-318. So the
+  probability of any set of outputs of all draws is off by exp(+-num_draws e),
+  for adaptive rounds and mixtures over cohorts, too: epsilon grows by twice
+  that, whatever was composed and sampled.
+
+  Args:
+    num_draws: Elements with noise, of all releases.
+    stddev: Of the noise, in cells; the smallest, if it changes, above 0.
+
+  Returns:
+    The addition to epsilon. Delta grows by less than num_draws 2^-300
+    exp(epsilon).
+  """
+  checks.positive(num_draws=num_draws, stddev=stddev)
+  border = _MAX_EXACT_ERROR * stddev
+  return 4 * num_draws * border * (1 + 21 / stddev + 1 / stddev**2)
+
+
+def _num_elements(shape: tf.TensorShape) -> int:
+  """Elements of a shape."""
+  size = tf.TensorShape(shape).num_elements()
+  if size is None or size > _MAX_ELEMENTS:
+    raise ValueError(f'Noise needs a shape of at most 2^32, found {shape}.')
+  return size
+
+
+def _draw_on_host(*args: tf.Tensor) -> tf.Tensor:
+  """`_draw` as an op that finds it by its token, also in a stored graph."""
+  return tf.raw_ops.PyFuncStateless(
+      input=list(args), token=_TOKEN, Tout=[tf.int64]
+  )[0]
+
+
+def _draw(
+    key: np.ndarray,
+    release: np.ndarray,
+    tensor: np.ndarray,
+    size: np.ndarray,
+    stddev: np.ndarray,
+) -> np.ndarray:
+  """Draws a tensor by NumPy: int64 [size]. Args as `gaussian`'s tensors."""
+  release = int(release) % 2**64
+  stddev = np.float64(stddev)
+  half = -(-int(size) // 2)
+  cells = _aligned(2 * half)
+  first, second = cells[:half], cells[half:]
+
+  def fill(start: int, stop: int) -> list[tuple[np.ndarray, ...]]:
+    radii, angles = (
+        chacha20.Stream(
+            key, release=release, stream=_stream(int(tensor), kind), start=start
+        )
+        for kind in (_RADIUS, _ANGLE)
+    )
+    zeros = np.zeros(8 * min(_BLOCK, stop - start), np.uint8)
+    found = []
+    for place in range(start, stop, _BLOCK):
+      end = min(place + _BLOCK, stop)
+      rest = end - place
+      radius, angle = np.empty(rest, '<u8'), np.empty(rest, '<u8')
+      radii.next(zeros[: 8 * rest], radius)
+      angles.next(zeros[: 8 * rest], angle)
+      first[place:end], second[place:end], doubtful = _first_try(
+          radius, angle, stddev, numpy_ops
+      )
+      if doubtful.any():
+        places = np.flatnonzero(doubtful)
+        found.append((place + places, radius[places], angle[places]))
+    return found
+
+  num_threads = min(len(os.sched_getaffinity(0)), _MAX_THREADS)
+  step = _BLOCK * max(1, -(-half // (_BLOCK * num_threads)))
+  starts = range(0, half, step)
+  if len(starts) <= 1:
+    found = [fill(start, half) for start in starts]
+  else:
+    with concurrent.futures.ThreadPoolExecutor(len(starts)) as pool:
+      found = list(
+          pool.map(fill, starts, (min(at + step, half) for at in starts))
+      )
+  found = sum(found, [])
+  if found:
+    places, radius, angle = map(np.concatenate, zip(*found))
+    further = chacha20.blocks(
+        key.view(np.uint32),
+        places.astype(np.uint32),
+        np.array(
+            [release % 2**32, release >> 32, _stream(int(tensor), _FURTHER)],
+            np.uint32,
+        ),
+        ops=numpy_ops,
+    )
+    first[places], second[places] = _exact(
+        radius, angle, further, stddev, numpy_ops
+    )
+  return cells[: int(size)]
+
+
+def _chebyshev(coefficients: dict[int, decimal.Decimal]) -> list[float]:
+  """Powers' coefficients of a sum of c_n T_n, of all-even or all-odd n.
+
+  Those of x^0, x^2, x^4 .. or of x^1, x^3, x^5 .., rounded to float64.
+  """
+  powers = [_D(0)] * (max(coefficients) + 1)
+  before, this = [_D(1)], [_D(0), _D(1)]
+  for degree in range(len(powers)):
+    for power, value in enumerate(before):
+      powers[power] += coefficients.get(degree, 0) * value
+    after = [_D(0), *(2 * value for value in this)]
+    for power, value in enumerate(before):
+      after[power] -= value
+    before, this = this, after
+  return [float(value) for value in powers[min(coefficients) % 2 :: 2]]
+
+
+def _bessel(order: int) -> decimal.Decimal:
+  """J_order(pi), by its power series."""
+  return sum(
+      (-1) ** i
+      * (_PI / 2) ** (2 * i + order)
+      / (math.factorial(i) * math.factorial(i + order))
+      for i in range(40)
+  )
+
+
+with decimal.localcontext(_CONTEXT):
+  # cos(pi x) = J_0(pi) + 2 sum of (-1)^n J_2n(pi) T_2n(x), and
+  # sin(pi x) = 2 sum of (-1)^n J_2n+1(pi) T_2n+1(x): what is left out is below
+  # 2^-50 in [-1, 1].
+  _COSINE = _chebyshev({
+      2 * n: (-1) ** n * _bessel(2 * n) * (2 if n else 1) for n in range(11)
+  })
+  _SINE = _chebyshev(
+      {2 * n + 1: 2 * (-1) ** n * _bessel(2 * n + 1) for n in range(10)}
+  )
+  # ln((1 + s) / (1 - s)) = 4 sum of p^(2n+1) / (2n+1) T_2n+1(s / a) for
+  # a = 2p / (1 + p^2), here above (sqrt(2) - 1) / (sqrt(2) + 1).
+  _P = _D('0.0865')
+  _A = 2 * _P / (1 + _P**2)
+  _LOGARITHM = [
+      float(-2 * _D(value) / _A ** (2 * n + 1))
+      for n, value in enumerate(_chebyshev(
+          {2 * n + 1: 4 * _P ** (2 * n + 1) / (2 * n + 1) for n in range(7)}
+      ))
+  ]
+  # Taylor's, with every partial sum's rest below 2^-105.
+  _LOGARITHM_2 = [_D(2) / (2 * n + 1) for n in range(21)]
+  _COSINE_2 = [_D((-1) ** n) / math.factorial(2 * n) for n in range(15)]
+  _SINE_2 = [_D((-1) ** n) / math.factorial(2 * n + 1) for n in range(15)]
+  _QUARTER_TURN_2 = double_double.constant(_PI / 2)
+_LN_2_2 = double_double.constant(_LN_2)
+_MINUS_TWO_LN_2 = -2 * float(_LN_2)
+
+
+def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
+  """Sum of coefficients[i] x^i."""
+  *rest, next_to_last, last = coefficients
+  value = x * last
+  value += next_to_last
+  for coefficient in reversed(rest):
+    value *= x
+    value += coefficient
+  return value
+
+
+def _first_try(u: Any, v: Any, stddev: Any, ops: Any) -> tuple[Any, Any, Any]:
+  """Cells of a pair from 64 bits each of radius and angle.
+
+  Args:
+    u: uint64 [n].
+    v: uint64 [n].
+    stddev: float64 [].
+    ops: `numpy_ops` or `tensorflow_ops`.
+
+  Returns:
+    Two int64 [n], and bool [n]: true where further bits, or more digits, could
+    change them.
+  """
+  bits = ops.bitcast(ops.cast(u, ops.FLOAT64), ops.INT64)
+  bits = bits - (_ROOT_HALF + (64 << _EXPONENT))
+  scale = ops.cast(ops.right_shift(bits, _EXPONENT), ops.FLOAT64)
+  bits &= _MANTISSA
+  bits += _ROOT_HALF
+  ratio = ops.bitcast(bits, ops.FLOAT64)
+  below = ratio - 1.0
+  ratio += 1.0
+  below /= ratio
+  scale *= _MINUS_TWO_LN_2
+  square = _polynomial(below * below, _LOGARITHM)
+  square *= below
+  square += scale
+  radius = ops.sqrt(square)
+  radius *= stddev
+  angle = ops.cast(ops.bitcast(v, ops.INT64), ops.FLOAT64)
+  angle *= 2.0**-63
+  angle_square = angle * angle
+  first = _polynomial(angle_square, _COSINE)
+  second = _polynomial(angle_square, _SINE)
+  second *= angle
+  first *= radius
+  second *= radius
+  limit = 0.5 - _MAX_ERROR * stddev
+  signed = ops.bitcast(u, ops.INT64)
+  doubtful = (signed ^ ops.right_shift(signed, 63)) < _LEAST_WORD
+  cells = []
+  for value in (first, second):
+    nearest = ops.rint(value)
+    value -= nearest
+    doubtful = doubtful | (abs(value) > limit)
+    cells.append(ops.cast(nearest, ops.INT64))
+  return *cells, doubtful
+
+
+def _exact(
+    u: Any, v: Any, further: Any, stddev: Any, ops: Any
+) -> tuple[Any, Any]:
+  """Cells of a pair from 448 bits of radius and 192 of angle.
+
+  Args:
+    u: uint64 [n].
+    v: uint64 [n].
+    further: uint64 [n, 8], six words that go on with u and two with v.
+    stddev: float64 [].
+    ops: `numpy_ops` or `tensorflow_ops`.
+
+  Returns:
+    Two int64 [n].
+  """
+  words = [u, *(further[:, i] for i in range(_NUM_FURTHER_OF_RADIUS))]
+  radius = _radius(words, ops)
+  words = [further[:, i] for i in range(_NUM_FURTHER_OF_RADIUS, 8)]
+  scaled = double_double.multiply(radius, (stddev, 0.0 * stddev))
+  return tuple(
+      _nearest(double_double.multiply(scaled, part), ops)
+      for part in _direction(v, words, ops)
+  )
+
+
+def _fraction(words: Sequence[Any], ops: Any) -> double_double.Pair:
+  """Words of 64 bits, most significant first, as a number in [0, 1).
+
+  Half a unit of the last bit is added, so that it is never 0.
+  """
+  halves = []
+  for place, word in enumerate(words):
+    for shift in (32, 0):
+      half = ops.right_shift(word, shift) & 0xFFFFFFFF
+      value = ops.cast(half, ops.FLOAT64)
+      halves.append(value[None] * 2.0 ** (-64 * place - 64 + shift))
+  zero = 0.0 * halves[0][0]
+  return ops.fold(
+      lambda total, half: double_double.add(total, (half, zero)),
+      (zero + 2.0 ** (-64 * len(words) - 1), zero),
+      ops.concat(halves[::-1]),
+  )
+
+
+def _radius(words: Sequence[Any], ops: Any) -> double_double.Pair:
+  """sqrt(-2 ln U) of the U with these bits."""
+  # Near 1, what counts is 1 - U: the complement of the bits.
+  top = ops.bitcast(words[0], ops.INT64)
+  is_near_one = ops.equal(ops.right_shift(top, 62), -1)
+  mask = ops.bitcast(ops.where(is_near_one, top ^ ~top, top ^ top), ops.UINT64)
+  hi, lo = _fraction([word ^ mask for word in words], ops)
+  # U = 2^exponent ratio, with ratio in [sqrt(1/2), sqrt(2)).
+  exponent = ops.right_shift(ops.bitcast(hi, ops.INT64) - _ROOT_HALF, _EXPONENT)
+  exponent = ops.where(is_near_one, exponent ^ exponent, exponent)
+  power = ops.bitcast(
+      ops.left_shift(1023 - exponent, _EXPONENT), ops.FLOAT64
+  )
+  minus_one = double_double.add((hi * power, lo * power), (-1.0, 0.0))
+  plus_one = double_double.add((hi * power, lo * power), (1.0, 0.0))
+  two_minus = double_double.add((-hi, -lo), (2.0, 0.0))
+  below = double_double.divide(
+      tuple(ops.where(is_near_one, *x) for x in zip((-hi, -lo), minus_one)),
+      tuple(ops.where(is_near_one, *x) for x in zip(two_minus, plus_one)),
+  )
+  logarithm = double_double.multiply(
+      below,
+      double_double.polynomial(
+          double_double.multiply(below, below), _LOGARITHM_2, ops
+      ),
+  )
+  exponent = ops.cast(exponent, ops.FLOAT64)
+  logarithm = double_double.add(
+      logarithm,
+      double_double.multiply((exponent, 0.0 * exponent), _LN_2_2),
+  )
+  return double_double.root((-2.0 * logarithm[0], -2.0 * logarithm[1]), ops)
+
+
+def _direction(
+    word: Any, words: Sequence[Any], ops: Any
+) -> tuple[double_double.Pair, double_double.Pair]:
+  """Cosine and sine of the angle with these bits, word / 2^64 of a turn."""
+  signed = ops.bitcast(word, ops.INT64)
+  # Quarter turns, and the rest in [-1/2, 1/2) of one.
+  quarters = ops.right_shift(ops.right_shift(signed, 61) + 1, 1) & 3
+  rest = ops.right_shift(ops.left_shift(signed, 2), 2)
+  hi = ops.cast(ops.right_shift(rest, 32), ops.FLOAT64) * 2.0**-30
+  lo = ops.cast(rest & 0xFFFFFFFF, ops.FLOAT64) * 2.0**-62
+  tail = _fraction(words, ops)
+  turn = double_double.add(
+      (tail[0] * 2.0**-62, tail[1] * 2.0**-62), double_double.two_sum(hi, lo)
+  )
+  angle = double_double.multiply(turn, _QUARTER_TURN_2)
+  square = double_double.multiply(angle, angle)
+  cosine = double_double.polynomial(square, _COSINE_2, ops)
+  sine = double_double.multiply(
+      angle, double_double.polynomial(square, _SINE_2, ops)
+  )
+  is_odd = ops.equal(quarters & 1, 1)
+  # 1 in quarters 0 and 3 for the cosine, in 0 and 1 for the sine, else -1.
+  x_sign = 1.0 - ops.cast((quarters + 1) & 2, ops.FLOAT64)
+  y_sign = 1.0 - ops.cast(quarters & 2, ops.FLOAT64)
+  return (
+      tuple(x_sign * ops.where(is_odd, s, c) for s, c in zip(sine, cosine)),
+      tuple(y_sign * ops.where(is_odd, c, s) for s, c in zip(sine, cosine)),
+  )
+
+
+def _nearest(value: double_double.Pair, ops: Any) -> Any:
+  """The integer nearest to a pair, int64."""
+  nearest = ops.rint(value[0])
+  rest = (value[0] - nearest) + value[1]
+  return (
+      ops.cast(nearest, ops.INT64)
+      + ops.cast(rest > 0.5, ops.INT64)
+      - ops.cast(rest < -0.5, ops.INT64)
+  )
+
+
+def _stream(tensor: Any, kind: int) -> Any:
+  """Number of a tensor's stream."""
+  return _STREAMS_PER_TENSOR * tensor + kind
+
+
+@tf.function(
+    input_signature=[
+        tf.TensorSpec([8], tf.int32),
+        *[tf.TensorSpec([], tf.int64)] * 3,
+        tf.TensorSpec([], tf.float64),
+    ],
+    experimental_attributes={'_noinline': True},
+    autograph=False,
+)
+def _draw_in_graph(
+    key: tf.Tensor,
+    release: tf.Tensor,
+    tensor: tf.Tensor,
+    size: tf.Tensor,
+    stddev: tf.Tensor,
+) -> tf.Tensor:
+  """What `_draw` does, by TensorFlow's ops."""
+  ops = tensorflow_ops
+  key = tf.bitcast(key, tf.uint32)
+  half = (size + 1) // 2
+  release = tf.bitcast(release, tf.uint32)
+
+  def nonce(kind: int) -> list[tf.Tensor]:
+    stream = tf.cast(_stream(tensor, kind), tf.uint32)
+    return [release[0], release[1], stream]
+
+  last = chacha20.WORDS_PER_BLOCK - 1
+  counters = tf.cast(
+      tf.range((half + last) // chacha20.WORDS_PER_BLOCK), tf.uint32
+  )
+  radius, angle = (
+      tf.reshape(
+          chacha20.blocks(key, counters, nonce(kind), ops=ops), [-1]
+      )[:half]
+      for kind in (_RADIUS, _ANGLE)
+  )
+  first, second, doubtful = _first_try(radius, angle, stddev, ops)
+  places = tf.where(doubtful)
+  further = chacha20.blocks(
+      key, tf.cast(places[:, 0], tf.uint32), nonce(_FURTHER), ops=ops
+  )
+  # As int64, since GPUs gather no uint64.
+  radius, angle = (
+      tf.bitcast(
+          tf.gather_nd(tf.bitcast(words, tf.int64), places), tf.uint64
+      )
+      for words in (radius, angle)
+  )
+  exact = _exact(radius, angle, further, stddev, ops)
+  cells = tf.concat(
+      [
+          tf.tensor_scatter_nd_update(cells, places, better)
+          for cells, better in zip((first, second), exact)
+      ],
+      axis=0,
+  )
+  return cells[:size]
+
+
+def _aligned(size: int) -> np.ndarray:
+  """An int64 array [size] that TensorFlow takes over without a copy."""
+  words_per_line = 8
+  room = np.empty(size + words_per_line, np.int64)
+  start = -room.ctypes.data // 8 % words_per_line
+  return room[start : start + size]
+
+
+# Under a name of its own, so that a stored graph finds it in each program that
+# imports this module; `tf.numpy_function` would number it.
+script_ops._py_funcs._funcs[_TOKEN] = _draw  # pylint: disable=protected-access
