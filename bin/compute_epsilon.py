@@ -25,12 +25,8 @@ _NOISE_MULTIPLIER = flags.DEFINE_float(
 _SIGMA_MEAN = flags.DEFINE_float(
     'sigma_mean', None, 'The same on the mean: noise_multiplier / cohort_size.'
 )
-_TARGET_EPSILON = flags.DEFINE_float(
-    'target_epsilon', None, 'Epsilon not to be exceeded.'
-)
-_COHORT_SIZE = flags.DEFINE_integer(
-    'cohort_size', None, 'Clients a round (expected ones under Poisson).'
-)
+_TARGET_EPSILON = flags.DEFINE_float('target_epsilon', None, 'At most this.')
+_COHORT_SIZE = flags.DEFINE_integer('cohort_size', None, 'Clients a round.')
 _POPULATION = flags.DEFINE_integer('population', None, 'All private clients.')
 _ROUNDS = flags.DEFINE_integer('rounds', None, 'Number of rounds.')
 _DELTA = flags.DEFINE_float('delta', None, 'By default 1 / (10 population).')
@@ -41,26 +37,32 @@ _SAMPLING = flags.DEFINE_enum(
 _ACCOUNTANT = flags.DEFINE_enum(
     'accountant', 'rdp', accounting.ACCOUNTANTS, 'PLD: tighter, for some only.'
 )
-_FORMAT = flags.DEFINE_enum(
-    'format', 'text', epsilon_report.FORMATS, 'What to print.'
+_TUNING_RUNS = flags.DEFINE_float(
+    'tuning_runs', None, 'Runs (on average) of which only the best is shown.'
 )
+_TUNING = flags.DEFINE_enum(
+    'tuning', 'geometric', [*accounting.TUNING_SHAPES], 'How many.'
+)
+_FORMAT = flags.DEFINE_enum('format', 'text', epsilon_report.FORMATS, 'Output.')
 _RUN = flags.DEFINE_string('run', None, 'Folder of a run, for its ledger.')
+_WITNESS = flags.DEFINE_string('witness', None, 'The WITNESS of the run.')
 _COHORTS = flags.DEFINE_list(
     'extrapolate_cohorts', [], 'Larger cohorts at the same noise on the mean.'
 )
 _POPULATIONS = flags.DEFINE_list(
-    'extrapolate_populations', [],
-    'Populations for them; by default in proportion to the cohort.',
+    'extrapolate_populations', [], 'By default in proportion to the cohort.'
 )
-_PLOT = flags.DEFINE_string(
-    'plot', None, 'Draws epsilon against population into this PNG.'
-)
-for name in ('cohort_size', 'population', 'rounds', 'noise_multiplier',
-             'sigma_mean', 'target_epsilon'):
+_PLOT = flags.DEFINE_string('plot', None, 'PNG of epsilon by population.')
+for name in 'cohort_size population rounds noise_multiplier sigma_mean'.split():
   flags.mark_flags_as_mutual_exclusive(['run', name])
+flags.mark_flags_as_mutual_exclusive(['run', 'target_epsilon'])
 
 
 def main(_) -> None:
+  tuning = None if _TUNING_RUNS.value is None else accounting.Tuning(
+      runs=_TUNING_RUNS.value, distribution=_TUNING.value
+  )
+  how = dict(delta=_DELTA.value, accountant=_ACCOUNTANT.value, tuning=tuning)
   if _RUN.value:
     if flags.FLAGS['sampling'].present:
       raise ValueError('leave --sampling out: the ledger of --run says it.')
@@ -68,23 +70,23 @@ def main(_) -> None:
     # pylint: disable-next=g-import-not-at-top
     from tff_asr.programs import run_privacy
 
-    how = {'delta': _DELTA.value, 'accountant': _ACCOUNTANT.value}
-    result = run_privacy.epsilon_of_run(_RUN.value, **how)
+    result = run_privacy.epsilon_of_run(
+        _RUN.value, witness=_WITNESS.value, **how
+    )
+  elif _WITNESS.value:
+    raise ValueError('--witness is for the ledger of a run: give --run, too.')
   else:
     result = epsilon_report.solve(
         noise_multiplier=_NOISE_MULTIPLIER.value, sigma_mean=_SIGMA_MEAN.value,
         target_epsilon=_TARGET_EPSILON.value, rounds=_ROUNDS.value,
         cohort_size=_COHORT_SIZE.value, population=_POPULATION.value,
-        sampling=_SAMPLING.value, delta=_DELTA.value,
-        accountant=_ACCOUNTANT.value,
+        sampling=_SAMPLING.value, **how,
     )
-  results = [result]
-  if _COHORTS.value or _POPULATIONS.value:
-    results += epsilon_report.extrapolate(
-        result,
-        cohort_sizes=epsilon_report.parse_sizes(_COHORTS.value),
-        populations=epsilon_report.parse_sizes(_POPULATIONS.value),
-    )
+  results = [result, *epsilon_report.extrapolate(
+      result,
+      cohort_sizes=epsilon_report.parse_sizes(_COHORTS.value),
+      populations=epsilon_report.parse_sizes(_POPULATIONS.value),
+  )]
   print(epsilon_report.render(results, output_format=_FORMAT.value))
   if _PLOT.value:
     from tff_asr.reports import plots  # pylint: disable=g-import-not-at-top

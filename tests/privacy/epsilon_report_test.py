@@ -170,9 +170,31 @@ class RenderTest(absltest.TestCase):
     self.assertNotIn('word_error_rate', given)
     self.assertEqual(grown['word_error_rate'], epsilon_report.ASSUMED)
 
+  def test_a_delta_of_one_over_the_population_is_not_private(self):
+    plan = dict(noise_multiplier=9.0, rounds=1, cohort_size=10)
+    for population in (10, 49, 1000, 10**9):
+      solve = lambda delta, population=population: epsilon_report.solve(
+          delta=delta, population=population, **plan
+      )
+      at, below = solve(1 / population), solve(0.999 / population)
+      self.assertTrue(epsilon_report.fields(below)['private'])
+      self.assertFalse(epsilon_report.fields(at)['private'])
+      self.assertIn(
+          'NOT PRIVATE: delta is', epsilon_report.render([at])
+      )
+    # A population that grows above 1 / delta takes the promise along.
+    small = epsilon_report.solve(delta=1e-4, population=1000, **plan)
+    table = epsilon_report.render(
+        [small, *epsilon_report.extrapolate(small, populations=[9000, 10_000])]
+    )
+    self.assertEqual(
+        ['NOT PRIVATE' in line for line in table.splitlines()],
+        [False, False, False, False, True, False],
+    )
+
   def test_without_noise_or_secret_keys_it_says_not_private(self):
     fixed = epsilon_report.of_rounds(
-        self.plan.rounds, delta=1e-6, fixed_seeds=['NOISE_SEED']
+        self.plan.rounds, delta=1e-6, voids=['NOISE_SEED fixes a key']
     )
     bare = epsilon_report.solve(noise_multiplier=0.0, rounds=1, **_PLAN)
     # No growth mends fixed keys.

@@ -74,7 +74,7 @@ class FileTest(_LedgerTestCase):
     header, *lines = map(json.loads, self.lines())
     self.assertCountEqual(
         header,
-        ['kind', 'format_version', 'run_id', 'unit', 'private', 'fixed_seeds',
+        ['kind', 'format_version', 'run_id', 'unit', 'private', 'voids',
          'inherited', 'parents', 'previous', 'hash'],
     )
     self.assertEqual(
@@ -87,7 +87,10 @@ class FileTest(_LedgerTestCase):
         {n: v for n, v in lines[1].items() if n not in ('previous', 'hash')},
         {
             'kind': 'round', 'index': 1, 'round_num': 1, 'configuration': '',
-            'event': {'sampling': sampling, 'noise_multipliers': [3.0, 4.0]},
+            'event': {
+                'sampling': sampling, 'noise_multipliers': [3.0, 4.0],
+                'sampler_epsilon': 0.0,
+            },
             'identity': _round(1).identity, 'result': '',
         },
     )
@@ -124,6 +127,21 @@ class FileTest(_LedgerTestCase):
     self.assertCountEqual(*found)
     self.assertLen(found[0], 4)
     self.assertEqual({group.count for group in found[0]}, {2})
+
+  def test_errors_of_the_sampler_are_charged_with_their_rounds(self):
+    errors = (1e-9, 1e-9, 3e-9)
+    self.write([
+        _round(number, sampler_epsilon=error)
+        for number, error in enumerate(errors)
+    ])
+    rounds = ledger.read(self.path).rounds
+    self.assertEqual(
+        [(group.count, group.sampler_epsilon) for group in rounds],
+        [(2, 1e-9), (1, 3e-9)],
+    )
+    for bad in (-1e-9, float('nan')):
+      with self.assertRaisesRegex(ValueError, 'sampler_epsilon'):
+        _round(0, sampler_epsilon=bad)
 
   def test_append_returns_when_the_round_is_on_disk_or_charges_nothing(self):
     sizes = []
@@ -179,6 +197,71 @@ class FileTest(_LedgerTestCase):
     identity = identity_in(renamed)
     (renamed / 'ledger.jsonl.place').unlink()
     self.assertNotEqual(identity_in(renamed), identity)
+
+
+class NoteTest(_LedgerTestCase):
+
+  def test_notes_stand_between_rounds_and_are_chained(self):
+    with ledger.create(self.path) as opened:
+      opened.note('copied')
+      opened.append(_round(0))
+      opened.append(_round(1))
+      opened.note('copied')
+      opened.append(_round(2))
+      head = opened.head
+      self.assertEqual(head.count, 5)
+      with self.assertRaisesRegex(ValueError, 'what must be one of'):
+        opened.note('else')
+    expected = (ledger.Note('copied', 0), ledger.Note('copied', 2))
+    contents = ledger.read(self.path, head=head)
+    self.assertEqual((_count(contents), contents.notes), (3, expected))
+    lines = self.lines()
+    # Rounds cannot be freed of a note, nor exchanged with it.
+    for changed in (
+        lines[:1] + lines[2:],
+        lines[:4] + lines[5:],
+        lines[:3] + [lines[4], lines[3]] + lines[5:],
+    ):
+      self.overwrite(changed)
+      self.check_refused('was changed', lambda: ledger.read(self.path))
+
+  def test_what_a_crash_left_after_a_note_is_found_again(self):
+    before, _ = self.write(1)
+    with ledger.resume(self.path, head=before) as opened:
+      opened.note('copied')
+      self.assertEqual(opened.head, before)
+      self.assertTrue(opened.holds(_round(0).identity))
+      self.assertFalse(opened.append(_round(0)))
+      self.assertTrue(opened.append(_round(1)))
+      self.assertEqual(opened.head.count, 3)
+    with ledger.resume(self.path, head=before) as opened:
+      self.assertFalse(opened.append(_round(1)))
+      self.assertEqual(opened.head.count, 3)
+
+  def test_a_run_inherits_notes_and_counts_rounds_alone(self):
+    parent = self.path_of('parent')
+    with ledger.create(parent) as opened:
+      opened.append(_round(0))
+      opened.note('copied')
+      head = opened.head
+    with ledger.create(self.path, parent=(parent, head)) as opened:
+      opened.append(_round(0, key=1))
+      contents = opened.contents
+    self.assertEqual(ledger.read(self.path), contents)
+    self.assertEqual(contents.inherited, 1)
+    self.assertEqual(contents.notes, (ledger.Note('copied', 1),))
+    self.check_refused(
+        'already charges 1 rounds',
+        lambda: ledger.create(self.path, parent=(parent, head)),
+    )
+    # A note alone is not worth keeping.
+    with ledger.create(self.path_of('other')) as opened:
+      opened.note('copied')
+    self.assertEmpty(self.contents_of_new('other').notes)
+
+  def contents_of_new(self, name):
+    with ledger.create(self.path_of(name)) as opened:
+      return opened.contents
 
 
 class CrashTest(_LedgerTestCase):
@@ -258,16 +341,16 @@ class ParentTest(_LedgerTestCase):
         ]
     }
 
-  def test_a_chain_of_runs_adds_up_rounds_and_fixed_seeds(self):
-    first = self.run_of('first', num_rounds=3, fixed_seeds=['NOISE_SEED'])
+  def test_a_chain_of_runs_adds_up_rounds_and_what_voids_them(self):
+    first = self.run_of('first', num_rounds=3, voids=['a key'])
     second = self.run_of(
         'second', first, num_rounds=1,
-        fixed_seeds=['NOISE_SEED', 'SAMPLER_SEED'],
+        voids=['a dev set', 'a key'],
     )
     third = self.run_of('third', second, num_rounds=2)
     contents = ledger.read(third[0], head=third[1])
     self.assertEqual((_count(contents), contents.inherited), (6, 4))
-    self.assertEqual(contents.fixed_seeds, ('NOISE_SEED', 'SAMPLER_SEED'))
+    self.assertEqual(contents.voids, ('a key', 'a dev set'))
     header = json.loads(self.lines(third[0])[0])
     self.assertFalse(header['private'])
     self.assertEqual(
@@ -277,6 +360,20 @@ class ParentTest(_LedgerTestCase):
     inherited = ledger.inherited_charges(third, unit='speaker')
     self.assertEqual(inherited.rounds, contents.rounds)
     self.assertEmpty(ledger.inherited_charges(None, unit='speaker').rounds)
+
+  def test_the_widest_of_several_ledgers_has_all_that_they_charge(self):
+    first = self.run_of('first', num_rounds=2, unit='example')
+    second = self.run_of('second', first, num_rounds=1, unit='speaker')
+    other = self.run_of('other', first, num_rounds=1, unit='speaker')
+    void = self.run_of('void', first, num_rounds=0, voids=['a'], unit='example')
+    self.assertIsNone(ledger.widest([]))
+    self.assertEqual(ledger.widest([first, second]), second)
+    self.assertEqual(ledger.widest([void, first]), void)
+    for parents in ([second, other], [second, void]):
+      self.check_refused(
+          'each charge rounds that the other does not',
+          lambda parents=parents: ledger.widest(parents),
+      )
 
   def test_a_chain_of_runs_has_one_whole_ledger_a_unit(self):
     run = None
@@ -449,7 +546,7 @@ class TamperingTest(_LedgerTestCase):
 
   def test_a_missing_file_is_refused(self):
     os.remove(self.path)
-    self.check_refused('missing.*3 charged', self.resume)
+    self.check_refused('missing.*3 entries', self.resume)
 
   def test_every_changed_byte_is_refused(self):
     good = b''.join(self.lines())
@@ -492,6 +589,8 @@ class TamperingTest(_LedgerTestCase):
       ('parents', 0, dict(parents='abc'), 'not well formed'),
       ('apart', 0, dict(apart={'example': 1}), 'not well formed'),
       ('kind', 0, dict(kind='note'), 'no header'),
+      ('note', 2, dict(kind='note', what='else'), 'what must be one of'),
+      ('half_a_note', 2, dict(kind='note', what='copied'), 'not well formed'),
       ('result', 1, dict(result='abc'), 'not well formed'),
       ('noise', 2, dict(event={'sampling': {}}), 'not well formed'),
       ('index', 3, dict(index=5), 'not well formed'),
@@ -518,11 +617,11 @@ class RoundTest(parameterized.TestCase):
     )
     changes = dict(
         # One bit at the start and at the end of each key.
-        noise_key=[parts['noise_key'] ^ [1, 0, 0, 0],
-                   parts['noise_key'] ^ [0, 0, 0, 1 << 30]],
+        noise_key=[parts['noise_key'] ^ [1, *[0] * 7],
+                   parts['noise_key'] ^ [*[0] * 7, 1 << 30]],
         noise_counter=[9, 3],
-        sampler_key=[parts['sampler_key'] ^ [1, 0, 0, 0],
-                     parts['sampler_key'] ^ [0, 0, 0, 1 << 30],
+        sampler_key=[parts['sampler_key'] ^ [1, *[0] * 7],
+                     parts['sampler_key'] ^ [*[0] * 7, 1 << 30],
                      parts['noise_key']],
         round_num=[9, 1],
         configuration=['9', 'cs'],
@@ -537,8 +636,8 @@ class RoundTest(parameterized.TestCase):
     # As ledgers on disk have it.
     self.assertEqual(
         identities[0],
-        '5e11507e7d68f2cf07bae76ff2aac830'
-        '97f739871a34c63db2bcfccb6a2dc39c',
+        '35df9f46747508dbb0ec07f731ed6c6d'
+        '05bb4492985513af802f9e1bbefbb9da',
     )
 
   @parameterized.parameters(

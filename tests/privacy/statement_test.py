@@ -7,6 +7,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tff_asr.privacy import accounting
+from tff_asr.privacy import ledger
 from tff_asr.privacy import statement
 
 
@@ -48,8 +49,10 @@ class StatementTest(parameterized.TestCase):
         'number of speakers', 'hyperparameters', 'Poisson', '1,000 speakers',
         'probability 0.01', '10 expected', 'delta 0.0001', 'clip 0.01',
         'rounds 9;', 'noise multiplier 2 (on the sum', '0.2 on the mean',
-        'epsilon (RDP)', 'epsilon (PLD)', 'not charged', 'float32',
-        'not private; the guarantee is of the models',
+        'epsilon (RDP)', 'epsilon (PLD)', 'not charged', 'whole steps of a public grid',
+        'NOT COVERED: a run ends when more clients of a round fail than may',
+        'one hangs (CLIENT_TIMEOUT_SEC) or lacks memory',
+        'only such as follow from the settings, the ledger and the released',
         'within epsilon 10 as it is',
     ):
       self.assertIn(words, text)
@@ -77,8 +80,8 @@ class StatementTest(parameterized.TestCase):
       self.assertAlmostEqual(built.fields['epsilon_rdp'], epsilon)
       self.assertEqual(built.fields['rounds'], 33)
       # 1 / population of the largest.
-      self.assertIn('WARNING: delta 0.001 is above 1 / population (0.0005)',
-                    _joined(built))
+      self.assertIn('NOT PRIVATE: delta is 0.001, not below 1 / population '
+                    '(0.0005)', _joined(built))
       self.assertEqual(
           [
               (group['noise_multiplier'], group['rounds'], group['population'])
@@ -137,8 +140,8 @@ class StatementTest(parameterized.TestCase):
   @parameterized.parameters(
       (_rounds(noise=0.0), {}, 'no noise is added, or not to all layers'),
       (_rounds(), dict(l2_norm_clip=math.inf), 'updates are not clipped'),
-      (_rounds(), dict(fixed_seeds=['NOISE_SEED']), 'NOISE_SEED fixes a key'),
-      (_rounds(), dict(fixed_seeds=['A', 'B']), 'A fixes .*; B fixes a key'),
+      (_rounds(), dict(voids=['its key is known']), 'its key is known'),
+      (_rounds(), dict(voids=['A', 'B']), r'A; B\.'),
   )
   def test_not_private_says_why_before_any_number(
       self, rounds, kwargs, message
@@ -156,14 +159,49 @@ class StatementTest(parameterized.TestCase):
       (dict(apart=['a', 'b']), 'each a and each b is protected'),
       (dict(apart=['a']), 'seed model, but for what is charged of it'),
       (dict(adaptive_layers=7), 'after the last round; 7 clips follow'),
-      (dict(data_dependent=['x', 'y']), 'NOT COVERED, because .*: x; y'),
-      (dict(fixed_seeds=['A']), r'\(RDP\) [\d.]+, if the keys were secret'),
-      (dict(delta=2e-3), 'WARNING: delta 0.002 is above'),
+      (
+          dict(notes=[ledger.Note('exact_metrics', 4)]),
+          'WARNING: exact .* from round 5 of the .*exact and NOT COVERED',
+      ),
+      (dict(voids=['A']), r'\(RDP\) [\d.]+, if that were not so'),
+      (dict(delta=1e-3), 'NOT PRIVATE: delta is 0.001, not below 1 / pop'),
+      (
+          dict(notes=[ledger.Note('copied', 3), ledger.Note('copied', 1_005)]),
+          'WARNING: .*a copy or was restored .noticed after 3 and 1,005 ch',
+      ),
+      (
+          dict(tuning=accounting.Tuning(runs=5)),
+          'best of a geometric number of runs, 5 on average.* not counted other',
+      ),
       (dict(unit='example'), 'example: one recording; a speaker with'),
   )
   def test_each_circumstance_is_stated(self, changes, words):
     self.assertRegex(_joined(_build(_rounds(), **changes)), words)
-    self.assertNotRegex(_joined(_build(_rounds(), delta=1e-3)), words)
+    self.assertNotRegex(_joined(_build(_rounds(), delta=9.99e-4)), words)
+
+  def test_tuning_is_part_of_the_verdict(self):
+    tuning = accounting.Tuning(runs=5)
+    built, single = _build(_rounds(), tuning=tuning), _build(_rounds())
+    self.assertEqual(
+        built.epsilon,
+        accounting.epsilon(
+            accounting.compose([_rounds()], tuning=tuning), delta=1e-4
+        ),
+    )
+    self.assertGreater(built.epsilon, 1.2 * single.epsilon)
+    self.assertIn(f'({statement.number(built.epsilon)}, 0.0001)-diff', str(built))
+    self.assertIsNone(built.fields['epsilon_pld'])
+    self.assertEqual(
+        built.fields['tuning'], {'runs': 5, 'distribution': 'geometric'}
+    )
+    self.assertIsNone(single.fields['tuning'])
+    self.assertIn('choosing hyperparameters by looking', _joined(single))
+    # The scale that would do is of the tuned run, too.
+    scales = [
+        _build(_rounds(noise=0.2), **how).fields['scale_for_target_epsilon']
+        for how in (dict(tuning=tuning), {})
+    ]
+    self.assertGreater(scales[0]['cohort_size'], scales[1]['cohort_size'])
 
   def test_nothing_released_yet(self):
     built = _build(_rounds(count=0))

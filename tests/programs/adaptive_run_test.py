@@ -4,6 +4,7 @@ import csv
 import functools
 import os
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 import numpy as np
@@ -43,6 +44,7 @@ def _train(output_dir: str, *, parts, num_rounds: int) -> dict:
       build_cohorts=functools.partial(cohorts.poisson, cohort_size=2),
       context=context,
       num_rounds=num_rounds,
+      save_every=1,
       delta=1e-5,
       noise_seed=1,
       sampler_seed=2,
@@ -94,7 +96,16 @@ class AdaptiveRunTest(absltest.TestCase):
     parts = model, pipeline, data, process, context
     whole, stopped = os.path.join(root, 'whole'), os.path.join(root, 'stopped')
     results = _train(whole, parts=parts, num_rounds=3)
-    _train(stopped, parts=parts, num_rounds=2)
+    judge = federated.FederatedTraining.judge
+
+    def kill(training, record, done, *, number):
+      if number == 2:
+        raise KeyboardInterrupt
+      return judge(training, record, done, number=number)
+
+    with mock.patch.object(federated.FederatedTraining, 'judge', kill):
+      with self.assertRaises(KeyboardInterrupt):
+        _train(stopped, parts=parts, num_rounds=3)
     _train(stopped, parts=parts, num_rounds=3)
 
     states = [

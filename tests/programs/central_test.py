@@ -19,6 +19,7 @@ from tests import fakes
 from tests.programs import runs
 from tff_asr import checks
 from tff_asr.data import client_data
+from tff_asr.data import shapes as shapes_lib
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import central
 from tff_asr.programs import run_privacy
@@ -104,9 +105,18 @@ class CentralTest(parameterized.TestCase):
       self.assertEqual(value.tobytes(), other[name].tobytes(), name)
 
   def test_stops_early_keeps_the_best_and_resumes_exactly(self):
+    shapes = shapes_lib.Shapes([(1, 300), (1, 90), (2, 120)], 10)
+    train = functools.partial(
+        _train,
+        model=fakes.model_of_shapes(_model(), shapes),
+        pipeline=fakes.tiny_pipeline(
+            _model(), max_batch_sec=3.0, shapes=shapes
+        ),
+        patience=2,
+    )
     # The lowest rate is at step 2; two evaluations later it stops.
     whole = _Evaluator(0.5, 0.4, 0.6, 0.4)
-    results = _train(self.path('whole'), whole, patience=2)
+    results = train(self.path('whole'), whole)
     self.assertEqual(results['steps'], 4)
     self.assertEqual(
         results['dev_word_error_rate'], {1: 0.5, 2: 0.4, 3: 0.6, 4: 0.4}
@@ -120,9 +130,9 @@ class CentralTest(parameterized.TestCase):
     # Stopped while it evaluates after step 3, then resumed after step 2.
     first = _Evaluator(0.5, 0.4, np.nan)
     with self.assertRaises(KeyboardInterrupt):
-      _train(self.path('parts'), first, patience=2)
+      train(self.path('parts'), first)
     second = _Evaluator(0.6, 0.4)
-    _train(self.path('parts'), second, patience=2)
+    train(self.path('parts'), second)
     self.assert_same(second.seen[0], whole.seen[2])
     self.assert_same(second.seen[1], whole.seen[3])
     self.assert_same(

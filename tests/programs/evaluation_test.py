@@ -18,6 +18,7 @@ from tff_asr.data import speakers
 from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
 from tff_asr.programs import evaluation
+from tff_asr.programs import public_data
 from tff_asr.storage import run_dir
 from tff_asr.text import tokenizer as tokenizer_lib
 
@@ -50,13 +51,6 @@ def _weights(*, letter: str | None = None):
 
 
 class EvaluatorTest(absltest.TestCase):
-
-  def test_speakers_who_train_too_are_counted_in_a_warning(self):
-    with self.assertLogs('absl', level='WARNING') as logs:
-      evaluation.warn_of_heard_speakers(_evaluator(), ['bob', 'dan', 'cai'])
-    self.assertIn('2 of the 3 dev speakers train, too', logs.output[0])
-    with self.assertNoLogs('absl', level='WARNING'):
-      evaluation.warn_of_heard_speakers(_evaluator(), ['dan'])
 
   def test_decodes_every_utterance_in_order_and_counts_its_errors(self):
     counts = []
@@ -175,6 +169,8 @@ class EvaluateTest(absltest.TestCase):
       runs.append(os.path.join(root, letter))
       folder = run_dir.RunDir(runs[-1], configuration='')
       folder.write_model(_weights(letter=letter), tokens=' abc')
+      public_data.write(runs[-1], {})
+    public_data.write(runs[1], {'speaker': data.select(['bob']).digests})
     printed = io.StringIO()
     arguments = dict(
         model=_model(),
@@ -203,6 +199,15 @@ class EvaluateTest(absltest.TestCase):
           f'{run}: WER {100 * figures["word_error_rate"]:.2f} %',
           printed.getvalue(),
       )
+    self.assertEqual(
+        [each['private'] for each in results],
+        [
+            dict(private_speakers=n, private_recordings=m, is_checked=True)
+            for n, m in ((0, 0), (1, _CLIENTS['bob']))
+        ],
+    )
+    self.assertNotIn(f'{runs[0]}: NOT PRIVATE', printed.getvalue())
+    self.assertIn(f'{runs[1]}: NOT PRIVATE: 1 of these', printed.getvalue())
     with contextlib.redirect_stdout(printed):
       with contextlib.redirect_stderr(io.StringIO()):
         evaluation.evaluate(

@@ -81,7 +81,9 @@ class DivergenceTest(parameterized.TestCase):
 
 class FailuresTest(parameterized.TestCase):
 
-  def count(self, failed, num_non_finite: int, share) -> int:
+  def count(
+      self, failed, num_non_finite: int, share, shows_exact: bool = True
+  ) -> int:
     context = object()  # Leaves nobody out.
     if failed is not None:
       context = types.SimpleNamespace(last_failures=failed)
@@ -90,7 +92,18 @@ class FailuresTest(parameterized.TestCase):
         {'num_non_finite': float(num_non_finite)},
         cohort_size=8,
         round_num=3,
+        shows_exact=shows_exact,
     )
+
+  def test_private_failures_are_counted_without_a_word(self):
+    with self.assertNoLogs('absl', 'WARNING'):
+      self.assertEqual(self.count({4: 'E'}, 1, 0.25, shows_exact=False), 1)
+    with self.assertRaisesRegex(
+        faults.TooManyFailuresError, 'round 3 failed than MAX_FAILED_SHARE'
+    ) as raised:
+      self.count({4: 'E: x'}, 2, 0.25, shows_exact=False)
+    for text in ('8', '2', 'E:'):
+      self.assertNotIn(text, str(raised.exception))
 
   def test_failures_up_to_the_share_are_counted_and_logged(self):
     with self.assertLogs('absl', 'WARNING') as logs:

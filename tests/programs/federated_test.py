@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import os
+import pathlib
 import shutil
 import tempfile
 from unittest import mock
@@ -18,6 +19,7 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import fakes
@@ -26,6 +28,7 @@ from tff_asr import files
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
+from tff_asr.data import digests
 from tff_asr.execution import multi_device
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
@@ -34,6 +37,7 @@ from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import lamb
 from tff_asr.privacy import accounting
 from tff_asr.privacy import clipping as clipping_lib
+from tff_asr.privacy import epsilon_report
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
@@ -41,7 +45,9 @@ from tff_asr.programs import evaluation
 from tff_asr.programs import faults
 from tff_asr.programs import federated
 from tff_asr.programs import private_rounds
+from tff_asr.programs import public_data
 from tff_asr.programs import run_privacy
+from tff_asr.reports import runs as reports_runs
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
@@ -65,6 +71,9 @@ def _parts() -> Parts:
   _parts.root = root  # Until the module ends.
   data = client_data_lib.load(
       fakes.write_split(os.path.join(root.name, 'private'), _CLIENTS)
+  )
+  dev = client_data_lib.load(
+      fakes.write_split(os.path.join(root.name, 'dev'), {'eve': 3, 'fay': 3})
   )
   model = fakes.tiny_model(num_blocks=1, dropout=0.1)
   pipeline = fakes.tiny_pipeline(model)
@@ -92,7 +101,7 @@ def _parts() -> Parts:
       process=process,
       context=multi_device.build_async_context(),
       evaluator=evaluation.Evaluator(
-          model=model, pipeline=pipeline, client_data=data
+          model=model, pipeline=pipeline, client_data=dev
       ),
   )
 
@@ -164,6 +173,9 @@ def _epsilon(num_rounds: int) -> float:
       ),
       noise_multiplier=_NOISE,
       count=num_rounds,
+      sampler_epsilon=queries.sampler_epsilon(
+          _NOISE, num_elements=weights_lib.count(_parts().model.specs)
+      ),
   )
   return accounting.epsilon(accounting.compose([rounds]), delta=1e-5)
 
@@ -229,7 +241,7 @@ class FederatedTest(_RunTestCase):
     self.assertNotIn('NOT PRIVATE', statement + printed)
 
     contents = ledger_lib.read(self.file('ledger.jsonl'))
-    self.assertEqual(contents.fixed_seeds, ())
+    self.assertEqual(contents.voids, ())
     (rounds,) = contents.rounds
     self.assertEqual(rounds.count, 2)
     self.assertEqual(rounds.noise_multiplier, _NOISE)
@@ -245,7 +257,6 @@ class FederatedTest(_RunTestCase):
         results['dev_word_error_rate'][2],
     )
     self.assertAlmostEqual(float(rows[0]['finalizer/learning_rate']), 0.01)
-    self.assertTrue(os.listdir(self.file('tensorboard')))
     self.assertEqual(
         set(rows[1]),
         {
@@ -256,8 +267,72 @@ class FederatedTest(_RunTestCase):
             'aggregator/noise_norm',
             'finalizer/learning_rate', 'finalizer/update_norm',
             'finalizer/weights_norm',
-        }
-        | {
+        },
+    )
+    num_bytes = 4 * weights_lib.count(_parts().model.specs)
+    self.assertEqual(
+        results['bytes_per_client_and_round'],
+        {'down': num_bytes, 'up': num_bytes},
+    )
+    # The model that was evaluated is the one that was written.
+    evaluated = _parts().evaluator(_weights(self.run))
+    self.assertEqual(
+        evaluated.word_error_rate, results['dev_word_error_rate'][2]
+    )
+
+  def shown(self, run):
+    """All that a run wrote to be shown, as text; times of events."""
+    texts, times = [], []
+    for folder, _, names in os.walk(run):
+      if os.path.basename(folder) == 'state':
+        continue
+      for name in set(names) - {'model.state'}:
+        path = pathlib.Path(folder, name)
+        texts.append(path.read_bytes().decode(errors='replace'))
+        if name.startswith('events.'):
+          times += [
+              tf.compat.v1.Event.FromString(record).wall_time
+              for record in tf.data.TFRecordDataset(str(path))
+              .as_numpy_iterator()
+          ]
+    return ' '.join(texts), times
+
+  def test_where_an_epsilon_is_claimed_nothing_exact_is_shown(self):
+    results, printed = _train(self.run, evaluator=_parts().evaluator)
+    shown, times = self.shown(self.run)
+    for text in (shown, str(results), printed):
+      self.assertNotIn('not_private', text.replace('not_private/...', ''))
+      for name in ('train_loss', 'signal_norm', 'num_clients', 'seconds'):
+        self.assertNotIn(name, text)
+    for figure in ('loss ', 'clients ', 'audio '):
+      self.assertNotRegex(printed, rf'round 2 of 2.*\b{figure}')
+    self.assertRegex(printed, r'round 2 of 2.*epsilon [\d.]+, dev WER')
+    # The number of the round, in place of the time.
+    self.assertEqual(times, [0, 1, 2])
+    (read,) = reports_runs.read([self.run])
+    self.assertLen(read.metric('epsilon'), 2)
+    self.assertEmpty(read.metric('train_loss'))
+
+  def test_one_setting_shows_exact_metrics_and_every_statement_says_so(self):
+    warning = 'WARNING: exact metrics of training were shown'
+    _train(self.run, num_rounds=1)
+    results, printed = _train(self.run, num_rounds=2, exact_metrics=True)
+    self.assertIn('loss ', printed)
+    self.assertGreater(results['seconds'], 0)
+    self.assertTrue(results['privacy']['exact_metrics_shown'])
+    for text in (
+        printed,
+        _read(self.file('privacy.txt')),
+        epsilon_report.render([run_privacy.epsilon_of_run(self.run)]),
+    ):
+      self.assertIn(f'{warning} (EXACT_METRICS, from round 2', ' '.join(
+          text.split()
+      ))
+    first, second = self.metrics()
+    exact = {name for name in second if name.startswith('not_private/')}
+    self.assertEqual(
+        exact,
+        {
             f'not_private/{name}'
             for name in (
                 'audio_sec', 'bytes_down', 'bytes_up', 'clipped_clients',
@@ -269,19 +344,52 @@ class FederatedTest(_RunTestCase):
             )
         },
     )
+    self.assertEqual({first[name] for name in exact}, {''})
     num_bytes = 4 * weights_lib.count(_parts().model.specs)
-    self.assertEqual(
-        results['bytes_per_client_and_round'],
-        {'down': num_bytes, 'up': num_bytes},
+    clients = float(second['not_private/num_clients'])
+    for name in ('bytes_down', 'bytes_up'):
+      self.assertEqual(
+          float(second[f'not_private/{name}']), clients * num_bytes
+      )
+    # What was shown stays shown: later, and of what starts from the model.
+    other = os.path.join(self.root, 'other')
+    _train(self.run, num_rounds=3)
+    results, _ = _train(other, num_rounds=1, init_from_run=self.run)
+    self.assertTrue(results['privacy']['exact_metrics_shown'])
+    notes = ledger_lib.read(os.path.join(other, 'ledger.jsonl')).notes
+    self.assertEqual(notes, (ledger_lib.Note('exact_metrics', 1),))
+    self.assertNotIn('not_private', self.shown(other)[0].replace(
+        'not_private/...', ''
+    ))
+
+  def test_tuning_is_charged_in_all_that_is_said_of_epsilon(self):
+    tuning = accounting.Tuning(runs=3)
+    rounds = accounting.RoundGroup(
+        sampling=accounting.Sampling(
+            kind='poisson', cohort_size=_COHORT_SIZE, population=len(_CLIENTS)
+        ),
+        noise_multiplier=_NOISE,
+        count=2,
     )
-    for row in rows:
-      clients = float(row['not_private/num_clients'])
-      for name in ('bytes_down', 'bytes_up'):
-        self.assertEqual(float(row[f'not_private/{name}']), clients * num_bytes)
-    # The model that was evaluated is the one that was written.
-    evaluated = _parts().evaluator(_weights(self.run))
-    self.assertEqual(
-        evaluated.word_error_rate, results['dev_word_error_rate'][2]
+    tuned = accounting.epsilon(
+        accounting.compose([rounds], tuning=tuning), delta=1e-5
+    )
+    results, printed = _train(
+        self.run, num_rounds=3, tuning=tuning, target_epsilon=tuned * 1.0001
+    )
+    # The budget is of all runs, too.
+    self.assertEqual((results['rounds'], results['ended_by']),
+                     (2, 'TARGET_EPSILON'))
+    self.assertAlmostEqual(results['privacy']['epsilon'], tuned)
+    self.assertAlmostEqual(float(self.metrics()[1]['epsilon']), tuned)
+    self.assertIn('best of a geometric number of runs', ' '.join(
+        printed.split()
+    ))
+    self.assertAlmostEqual(
+        run_privacy.epsilon_of_run(
+            self.run, delta=1e-5, tuning=tuning
+        ).epsilon,
+        tuned,
     )
 
   @parameterized.parameters('noise_seed', 'sampler_seed')
@@ -295,8 +403,61 @@ class FederatedTest(_RunTestCase):
     self.assertIn('NOT PRIVATE', json.dumps(results))
     header = json.loads(_read(self.file('ledger.jsonl')).splitlines()[0])
     self.assertFalse(header['private'])
-    self.assertEqual(header['fixed_seeds'], [name.upper()])
+    self.assertRegex(header['voids'][0], f'^{name.upper()} fixes a key')
     self.assertEqual({row['epsilon'] for row in self.metrics()}, {'inf'})
+
+  def test_a_dev_set_of_private_speakers_is_refused_or_not_private(self):
+    shared = mock.Mock(client_data=_parts().data)
+    shared.return_value.metrics.return_value = {'word_error_rate': 0.5}
+    arguments = dict(num_rounds=1, evaluator=shared)
+    reason = 'the dev set has 4 of the 4 private speakers (6 recordings)'
+    with self.assertRaises(ValueError) as context:
+      _train(self.run, **arguments)
+    self.assertStartsWith(str(context.exception), reason)
+    self.assertNotIn('\n', str(context.exception))
+    self.assertFalse(os.path.exists(self.run))
+    results, printed = _train(
+        self.run, on_shared_data='not_private', **arguments
+    )
+    self.assertIn(f'NOT PRIVATE: {reason}', ' '.join(printed.split()))
+    self.assertEqual(results['privacy']['reasons'], [reason])
+    self.assertEqual(results['privacy']['epsilon'], 'inf')
+    header = json.loads(_read(self.file('ledger.jsonl')).splitlines()[0])
+    self.assertEqual((header['private'], header['voids']), (False, [reason]))
+    self.assertEqual({row['epsilon'] for row in self.metrics()}, {'inf'})
+    # A run that began with other data cannot go on with these.
+    other = os.path.join(self.root, 'other')
+    results, _ = _train(other, num_rounds=1)
+    self.assertIn('no private speaker', results['privacy']['public'])
+    with self.assertRaisesRegex(ValueError, 'which the ledger of .* not say'):
+      _train(
+          other,
+          num_rounds=2,
+          evaluator=shared,
+          on_shared_data='not_private',
+      )
+
+  def test_a_model_holds_no_digests_and_its_folder_holds_them_apart(self):
+    _train(self.run, num_rounds=1)
+    salt = digests.read_salt()
+    (part,) = _parts().data.digests.parts.values()
+    secrets = [salt, *part.speakers.tolist(), *part.recordings.tolist()]
+    heard = self.file(public_data.FILE)
+    self.assertEqual(os.stat(heard).st_mode & 0o777, 0o600)
+    for folder, _, names in os.walk(self.run):
+      for name in names:
+        with open(os.path.join(folder, name), 'rb') as f:
+          content = f.read()
+        found = sum(secret in content for secret in secrets)
+        is_there = name == public_data.FILE
+        self.assertEqual(found, is_there * (len(secrets) - 1), name)
+
+  def test_layer_scores_pass_on_the_ledger_of_their_run(self):
+    _train(self.run, num_rounds=1)
+    second = os.path.join(self.root, 'second')
+    results, _ = _train(second, num_rounds=1, scores_run=self.run)
+    self.assertEqual(results['privacy']['inherited_rounds'], 1)
+    self.assertEqual(results['privacy']['rounds'], 2)
 
   def test_keys_differ_from_run_to_run(self):
     other = os.path.join(self.root, 'other')
@@ -309,8 +470,15 @@ class FederatedTest(_RunTestCase):
     # Expected one of four: nobody comes in .75^4 = .32 of the rounds.
     draw = functools.partial(cohorts.poisson, cohort_size=1)
     for seed in range(100):
-      iterator = draw(list(_CLIENTS), key=keys.from_seed(seed)).iterator()
-      sizes = [len(iterator.select()) for _ in range(3)]
+      source, sizes = draw(list(_CLIENTS), key=keys.from_seed(seed)), []
+      drawn = source.iterator().state
+      for _ in range(2):
+        iterator = source.iterator(drawn)
+        sizes.append(len(iterator.select()))
+        # A run's key is another one in each round.
+        drawn = iterator.state._replace(
+            key=keys.derive(drawn.key, purpose='next round')
+        )
       if sizes[0] == 0 and sizes[1] > 0:
         break
     results, printed = _train(
@@ -448,6 +616,7 @@ class FaultsTest(_RunTestCase):
             multi_device.Settings(max_failed_share=0.25)
         ),
         max_failed_share=0.25,
+        exact_metrics=True,
     )
     with self.damaged_client(), self.assertLogs('absl', 'WARNING') as logs:
       _train(self.run, **everyone)
@@ -472,6 +641,15 @@ class FaultsTest(_RunTestCase):
           multi_device.ClientError, r'^Client 0 of 4 .*the record at byte 0'
       ):
         _train(second, **everyone)
+    # Who came, how many failed and why are private otherwise.
+    everyone['exact_metrics'] = False
+    with self.damaged_client(), self.assertNoLogs('absl', 'WARNING'):
+      with self.assertRaisesRegex(
+          faults.TooManyFailuresError, '^more clients of round 1 failed than'
+      ) as raised:
+        _train(second, **everyone)
+    for text in ('4', 'byte', 'shard'):
+      self.assertNotIn(text, str(raised.exception))
     results, _ = _train(second, **everyone)
     self.assertEqual(results['rounds'], 2)
 
@@ -485,9 +663,10 @@ class FaultsTest(_RunTestCase):
         os.listdir(self.file('state')),
         ['state_00000000.bin', 'state_00000001.bin'],
     )
-    # What went wrong was not the model: the very same round, charged once.
+    # The model was not wrong, but what was shown of it: it comes out
+    # differently, and so the round is charged in addition.
     _train(self.run)
-    self.assertEqual(self.charged(), 2)
+    self.assertEqual(self.charged(), 3)
 
   def test_growth_of_the_norms_ends_the_run(self):
     with self.assertRaisesRegex(
@@ -550,14 +729,11 @@ class LedgerTest(_RunTestCase):
           **changes,
       )
 
-  def noise_key(
-      self, run: str, version: int, name: str = 'noise/key'
-  ) -> bytes:
-    path = os.path.join(run, 'state', f'state_{version:08d}.bin')
-    return state_file.read_leaves(path, prefix=name)[name].tobytes()
-
-  def sampler_key(self, run: str, version: int) -> bytes:
-    return self.noise_key(run, version, 'source/key')
+  def secrets(self, run: str) -> dict[str, bytes]:
+    """The keys of a run that has not ended."""
+    leaves = state_file.read_leaves(os.path.join(run, run_dir.SECRETS))
+    names = ('noise/key', 'sampler_key')
+    return {name: leaves[name].tobytes() for name in names}
 
   def test_a_target_epsilon_ends_the_run_before_it_is_exceeded(self):
     # Between what 3 and 4 rounds cost.
@@ -609,12 +785,17 @@ class LedgerTest(_RunTestCase):
     results, _ = _train(third, init_from_run=second, target_epsilon=_epsilon(6))
     self.assertEqual(results['rounds'], 1)
 
-  def test_fixed_seeds_of_the_seed_run_stay_not_private(self):
+  def test_what_voids_the_seed_run_stays_not_private(self):
     second = os.path.join(self.root, 'second')
     _train(self.run, num_rounds=1, noise_seed=1)
-    results, printed = _train(second, num_rounds=1, init_from_run=self.run)
+    # Noise that anyone can compute protected nobody.
+    arguments = dict(num_rounds=1, init_from_run=self.run)
+    with self.assertRaisesRegex(ValueError, 'has 4 of the 4 private speakers'):
+      _train(second, **arguments)
+    results, printed = _train(second, on_shared_data='not_private', **arguments)
     self.assertFalse(results['privacy']['private'])
     self.assertIn('NOISE_SEED fixes a key', printed)
+    self.assertIn('has 4 of the 4 private speakers', printed)
 
   def test_a_ledger_that_was_taken_away_or_cut_is_refused(self):
     _train(self.run)
@@ -652,23 +833,25 @@ class LedgerTest(_RunTestCase):
 
   def test_a_repeated_round_that_comes_out_differently_gets_a_new_key(self):
     self.stop_in_round(4)
-    old_key = self.noise_key(self.run, 2)
+    old = self.secrets(self.run)
     self.assertEqual(self.charged(), 3)
-    # The third round again, with other bits: as on another machine.
+    # The third round again, with other bits: as on another machine. It is run
+    # twice, and what comes next is killed.
     with self.assertLogs('absl', 'WARNING') as logs:
-      _train(
-          self.run,
-          num_rounds=3,
-          save_every=2,
-          context=_Perturbing(_parts().context),
-      )
+      with self.assertRaises(_Killed):
+        _train(
+            self.run,
+            num_rounds=4,
+            save_every=1,
+            context=_Failing(_Perturbing(_parts().context), call=4),
+        )
     self.assertIn('came out differently', ''.join(logs.output))
     self.assertEqual(self.charged(), 4)
-    self.assertNotEqual(self.noise_key(self.run, 3), old_key)
-    # The clients of the repeated round were drawn anew.
-    self.assertNotEqual(
-        self.sampler_key(self.run, 3), self.sampler_key(self.run, 2)
-    )
+    # Both keys are drawn anew, not those that follow the old ones.
+    for name, key in self.secrets(self.run).items():
+      self.assertNotEqual(keys.to_bytes(keys.derive(
+          keys.from_bytes(old[name]), purpose='next round'
+      )), key, name)
 
   def test_a_new_charge_beyond_the_target_is_refused(self):
     self.stop_in_round(4)
@@ -684,28 +867,85 @@ class LedgerTest(_RunTestCase):
     self.assertEqual(self.charged(), 3)
 
   def test_a_copied_folder_draws_a_new_key_and_a_renamed_one_does_not(self):
-    _train(self.run, num_rounds=2, save_every=2)
-    key = self.noise_key(self.run, 2)
+    # Three rounds are charged, two are saved.
+    self.stop_in_round(4)
     copy, renamed = (
         os.path.join(self.root, name) for name in ('copy', 'renamed')
     )
     shutil.copytree(self.run, copy)
     with self.assertLogs('absl', 'WARNING') as logs:
-      _train(copy, num_rounds=3)
+      with self.assertRaises(_Killed):
+        _train(
+            copy, num_rounds=4, context=_Failing(_parts().context, call=3)
+        )
     self.assertIn('is a copy or was restored', ''.join(logs.output))
+    new, old = self.secrets(copy), self.secrets(self.run)
+    for name, key in new.items():
+      self.assertNotEqual(key, old[name], name)
+    self.assertEqual(self.charged(copy), 4)
+    # The copy keeps its keys from now on: its third round is not charged again.
+    _train(copy, num_rounds=3)
+    self.assertEqual(self.charged(copy), 4)
+    stated = lambda run: pathlib.Path(run, 'privacy.txt').read_text()
+    for text in (
+        stated(copy), epsilon_report.render([run_privacy.epsilon_of_run(copy)])
+    ):
+      self.assertIn('is a copy or was restored', ' '.join(text.split()))
     os.rename(self.run, renamed)
     _train(renamed, num_rounds=3)
-    self.assertEqual(self.noise_key(renamed, 3), key)
-    self.assertNotEqual(self.noise_key(copy, 3), key)
-    # Both were the same round: their noise and their clients differ.
-    self.assertEqual(self.sampler_key(renamed, 3), self.sampler_key(renamed, 2))
-    self.assertNotEqual(self.sampler_key(copy, 3), self.sampler_key(copy, 2))
+    self.assertNotIn('copy', stated(renamed))
+    self.assertEqual(self.charged(renamed), 3)
+    # Both were the same round.
     first, second = _weights(renamed), _weights(copy)
     self.assertTrue(np.any(first['head/kernel'] != second['head/kernel']))
-    # The copy keeps its key from now on.
-    key = self.noise_key(copy, 3)
-    _train(copy, num_rounds=4)
-    self.assertEqual(self.noise_key(copy, 4), key)
+
+  def test_a_folder_put_back_is_refused_where_a_witness_knows_better(self):
+    witness = os.path.join(self.root, 'witness.jsonl')
+    watched = dict(witness=witness, save_every=1)
+    _train(self.run, num_rounds=1, **watched)
+    old = os.path.join(self.root, 'old')
+    shutil.copytree(self.run, old)
+    _train(self.run, num_rounds=3, **watched)
+    of_run = lambda: run_privacy.epsilon_of_run(
+        self.run, delta=1e-5, witness=witness
+    )
+    # At the beginning, with each saved state: of no round, 1, 2 and 3.
+    self.assertLen(_read(witness).splitlines(), 4)
+    self.assertAlmostEqual(of_run().epsilon, _epsilon(3))
+    shutil.rmtree(self.run)
+    shutil.copytree(old, self.run)
+    # Two rounds are gone, and nothing in the folder shows it.
+    self.assertAlmostEqual(
+        run_privacy.epsilon_of_run(self.run, delta=1e-5).epsilon, _epsilon(1)
+    )
+    child = functools.partial(
+        _train, os.path.join(self.root, 'child'), num_rounds=1,
+        init_from_run=self.run,
+    )
+    for look in (
+        of_run,
+        lambda: _train(self.run, num_rounds=3, **watched),
+        lambda: child(**watched),
+    ):
+      with self.assertRaisesRegex(
+          ledger_lib.LedgerError, 'was shortened: it has 1 .* knows 3'
+      ) as raised:
+        look()
+      self.assertNotIn('\n', str(raised.exception))
+    self.assertEqual(self.charged(), 1)
+    child()
+
+  @parameterized.parameters(
+      ('runs/one/witness.jsonl', 'is in the folder of the run'),
+      ('nowhere/witness.jsonl', 'nowhere/witness.jsonl is missing: make it'),
+      ('', 'is a folder: name a file in it'),
+  )
+  def test_a_witness_that_could_not_do_its_work_is_refused(
+      self, path, message
+  ):
+    os.makedirs(self.run)
+    with self.assertRaisesRegex(ValueError, message):
+      _train(self.run, witness=os.path.join(self.root, path))
 
   def test_fixed_size_cohorts_are_accounted_and_stated_as_such(self):
     results, printed = _train(

@@ -93,6 +93,7 @@ class OddClientsTest(absltest.TestCase):
         context=multi_device.build_async_context(),
         num_rounds=1,
         max_failed_share=0.5,
+        exact_metrics=True,
     )
     with open(os.path.join(run, 'metrics.csv'), encoding='utf-8') as f:
       (row,) = csv.DictReader(f)

@@ -139,7 +139,6 @@ class PretrainTest(parameterized.TestCase):
 
   @parameterized.parameters(
       (dict(batch_size=7), 'batch_size is 7 but there are only 6 utterances'),
-      (dict(num_vectorized=0), 'num_vectorized'),
       (
           dict(build_query=None, target_epsilon=1.0, delta=1e-3),
           'without a query',
@@ -207,6 +206,26 @@ class ExamplesTest(parameterized.TestCase):
     self.assertGreater(len(set(sizes)), 4)
     numbers, _ = source.draw(second)
     self.assertLen(numbers, sizes[1])
+
+  def test_features_do_not_depend_on_who_else_was_drawn(self):
+    source = self._source()
+
+    def features(numbers):
+      return {
+          name: frames[:length]
+          for batch in source.batches(numbers)
+          for name, frames, length in zip(
+              batch['utterance_id'].numpy(),
+              batch['features'].numpy(),
+              batch['feature_lengths'].numpy(),
+          )
+      }
+
+    together = features(list(range(6)))
+    self.assertLen(together, 6)
+    for number in range(6):
+      for name, alone in features([number]).items():
+        np.testing.assert_array_equal(alone, together[name])
 
   def test_too_long_ones_add_nothing(self):
     # The fake utterances have .5 to 1.5 seconds.

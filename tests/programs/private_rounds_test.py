@@ -18,6 +18,7 @@ from tff_asr.privacy import accounting
 from tff_asr.privacy import adaptive_query
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger
+from tff_asr.privacy import queries
 from tff_asr.programs import private_rounds
 
 _NOISE = 4.0
@@ -113,9 +114,18 @@ class RoundTest(_TestCase):
           draw=lambda state: (['ann'], state._replace(round_num=99)),
           cohort_state=cohort_state,
       ))
-      self.assertEqual((done.before.round_num, done.after.round_num),
-                       (of['cohort_round'], 99))
+      self.assertEqual(done.after.round_num, 99)
       self.assertEqual(opened.head.count, 1)
+      # What drew the round is gone: from the states and from the runner.
+      query_state = private_rounds.query_state(done.output.state)
+      self.assertFalse(np.any(query_state.noise_key))
+      for key, before in (
+          (rounds.noise.key, of['noise_key']),
+          (done.after.key, of['cohort_key']),
+      ):
+        np.testing.assert_array_equal(
+            key, keys.derive(before, purpose='next round')
+        )
     return keys.to_bytes(seen[0])
 
   def test_everything_that_decides_a_round_changes_its_noise(self):
@@ -124,6 +134,52 @@ class RoundTest(_TestCase):
     for name, (_, other) in _PARTS.items():
       found[name] = self.noise_key(**{name: other})
     self.assertLen(set(found.values()), 1 + len(_PARTS), found)
+
+  @parameterized.parameters('metrics', 'optimizer', 'clips', 'weights', None)
+  def test_no_second_sum_gets_the_noise_whatever_shows_it(self, shown):
+    # At a learning rate of 0, weights do not show it.
+    def run(seen):
+      def next_fn(state, cohort):
+        del cohort
+        keys_of_noise.append(private_rounds.query_state(state).noise_key)
+        value = np.float32([seen])
+        if shown == 'optimizer':
+          state = state._replace(finalizer=value)
+        elif shown == 'clips':
+          state = private_rounds.with_query_state(state, layer_clips=value)
+        elif shown == 'weights':
+          state = state._replace(global_model_weights={'a': value})
+        return tff.learning.templates.LearningProcessOutput(
+            state, {'finalizer': {'update_norm': value * (shown == 'metrics')}}
+        )
+
+      rounds = private_rounds.PrivateRoundRunner(
+          ledger=opened,
+          noise=private_rounds.NoiseState(keys.from_seed(1), np.int64(0)),
+          sampling=_POISSON,
+          configuration='',
+          delta=_DELTA,
+          target_epsilon=None,
+          fixed_noise=True,
+      )
+      asyncio.run(rounds.run(
+          next_fn,
+          _state(),
+          draw=lambda state: (['ann'], state),
+          cohort_state=cohorts.CohortState(keys.from_seed(2), np.int64(0)),
+      ))
+
+    keys_of_noise = []
+    with ledger.create(self.path) as opened:
+      head = opened.head
+      run(1)
+    # Killed before its state was saved, and other data since.
+    with ledger.resume(self.path, head=head) as opened:
+      run(2)
+      rounds = opened.contents.rounds
+    num_charged = 1 if shown is None else 2
+    self.assertEqual(sum(group.count for group in rounds), num_charged)
+    self.assertLen({key.tobytes() for key in keys_of_noise}, num_charged)
 
   def test_a_cohort_that_names_a_client_twice_is_refused(self):
     with ledger.create(self.path) as opened:
@@ -147,6 +203,34 @@ class RoundTest(_TestCase):
         ))
 
 
+  def test_the_key_of_an_order_lasts_for_its_pass(self):
+    key = keys.from_seed(2)
+    lasts = []
+    with ledger.create(self.path) as opened:
+      rounds = private_rounds.PrivateRoundRunner(
+          ledger=opened,
+          noise=private_rounds.NoiseState(keys.from_seed(1), np.int64(0)),
+          sampling=_PASS,
+          configuration='',
+          delta=_DELTA,
+          target_epsilon=None,
+          fixed_noise=True,
+      )
+      for round_num in (0, 98, 99, 100):
+        done = asyncio.run(rounds.run(
+            lambda state, cohort: (
+                tff.learning.templates.LearningProcessOutput(state, ())
+            ),
+            _state(_PASS),
+            draw=lambda state: (
+                ['ann'], state._replace(round_num=state.round_num + 1)
+            ),
+            cohort_state=cohorts.CohortState(key, np.int64(round_num)),
+        ))
+        lasts.append(np.array_equal(done.after.key, key))
+    self.assertEqual(lasts, [True, True, False, True])
+
+
 class PlanTest(_TestCase):
 
   def test_the_plan_costs_what_the_ledger_will_charge(self):
@@ -156,7 +240,11 @@ class PlanTest(_TestCase):
           for number in (1, 2)
       )
       charged = lambda number, key: fakes.charged_round(
-          number, key=key, sampling=sampling, noise_multipliers=(_NOISE,)
+          number, key=key, sampling=sampling, noise_multipliers=(_NOISE,),
+          # Of the weights of `_state`.
+          sampler_epsilon=queries.sampler_epsilon(
+              _NOISE, num_elements=5 + 2**20
+          ),
       )
       with ledger.create(first) as opened:
         opened.append(charged(0, 1))

@@ -33,6 +33,7 @@ from tff_asr.learning import dp_sgd
 from tff_asr.learning import fed_avg
 from tff_asr.models import best_rq
 from tff_asr.models import quantizer as quantizer_lib
+from tff_asr.privacy import accounting
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
 from tff_asr.programs import central
@@ -153,7 +154,7 @@ def _evaluator(look) -> mock.Mock:
     look()
     return mock.Mock(metrics=lambda: {'word_error_rate': 0.5, 'accuracy': 0.5})
 
-  return mock.Mock(side_effect=evaluate, client_ids=frozenset())
+  return mock.Mock(side_effect=evaluate, client_data=None)
 
 
 @parameterized.named_parameters(*((name, name) for name in _PROGRAMS))
@@ -185,7 +186,7 @@ class TrainingLoopTest(parameterized.TestCase):
       ]
 
   def saved(self, run: str) -> list[int]:
-    return sorted(checkpoints.files(self.path(run, 'state')))
+    return sorted(checkpoints.saved(self.path(run, 'state')))
 
   def charged(self, run: str) -> int:
     path = self.path(run, run_dir.LEDGER)
@@ -264,9 +265,9 @@ class TrainingLoopTest(parameterized.TestCase):
     order = []
     save = checkpoints.StateManager.save
 
-    async def look_and_save(manager, state, version):
+    async def look_and_save(manager, state, version, **secrets):
       order.append(('saved', version, self.charged('run')))
-      await save(manager, state, version)
+      await save(manager, state, version, **secrets)
 
     before, listening = seen.listening(), set()
 
@@ -274,7 +275,10 @@ class TrainingLoopTest(parameterized.TestCase):
       order.append(('evaluated', self.charged('run')))
       listening.update(seen.listening() - before)
 
-    with mock.patch.object(checkpoints.StateManager, 'save', look_and_save):
+    save_and_look = mock.patch.object(
+        checkpoints.StateManager, 'save', look_and_save
+    )
+    with save_and_look, seen.drawn_keys() as drawn:
       _, printed = self.train(
           name,
           'run',
@@ -291,9 +295,12 @@ class TrainingLoopTest(parameterized.TestCase):
       expected += [('evaluated', charged), ('saved', number, charged)]
     self.assertEqual(order, expected)
     self.assertEqual(self.saved('run'), [0, 3, 4])
-    # Neither people nor words nor keys are in the open, and nothing listens.
+    # The run has ended: no file of it holds a key that it ever had.
+    self.assertGreater(len(drawn), 4 if name in _PRIVATE else 0)
+    self.assertEmpty(seen.files_with(drawn, self.path('run')))
+    # Neither people nor words nor states are in the open; nothing listens.
     self.assertEqual(listening, set())
-    self.assertEmpty(seen.readable_keys(self.path('run')))
+    self.assertEmpty(seen.readable_states(self.path('run')))
     text = printed + seen.text(self.path('run'))
     self.assertIn('num_', text)
     for word in (*_CLIENTS, *fakes.WORDS[:-1]):
@@ -389,6 +396,23 @@ _OOM = tf.errors.ResourceExhaustedError(
 )
 
 
+class PrivacySettingsTest(absltest.TestCase):
+
+  def test_delta_is_of_the_largest_population_that_was_charged(self):
+    own, inherited = (
+        accounting.Sampling(kind='poisson', cohort_size=5, population=each)
+        for each in (100, 5000)
+    )
+    charged = [
+        accounting.RoundGroup(sampling=inherited, noise_multiplier=1.0)
+    ]
+    settings = training_loop.PrivacySettings()
+    self.assertEqual(settings.delta_of(own, []), 1e-3)
+    self.assertEqual(settings.delta_of(own, charged), 2e-5)
+    settings = training_loop.PrivacySettings(delta=1e-9)
+    self.assertEqual(settings.delta_of(own, charged), 1e-9)
+
+
 class ExplainedShortageTest(parameterized.TestCase):
 
   @parameterized.parameters(
@@ -403,7 +427,7 @@ class ExplainedShortageTest(parameterized.TestCase):
     (line,) = errors.lines(caught.exception)
     self.assertRegex(
         line,
-        f'{text}.*MAX_BATCH_SEC.*CLIENTS_PER_DEVICE.*NUM_VECTORIZED.*NUM_BLOCK',
+        f'{text}.*MAX_BATCH_SEC.*CLIENTS_PER_DEVICE.*NUM_BLOCK',
     )
     self.assertNotIn('Errno', line)
 

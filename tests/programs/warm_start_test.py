@@ -11,6 +11,7 @@ import numpy as np
 from tests import fakes
 from tff_asr.learning import layer_freeze
 from tff_asr.models import weights as weights_lib
+from tff_asr.programs import run_privacy
 from tff_asr.programs import warm_start
 from tff_asr.storage import run_dir
 
@@ -133,6 +134,23 @@ class LayerScoresTest(absltest.TestCase):
     warm_start.write_scores(self.run_dir, self.squares, specs=self.specs)
     with self.assertRaisesRegex(ValueError, 'has no score of norm/bias'):
       self.frozen(number=1)
+
+  def test_a_made_up_table_is_one_line(self):
+    path = os.path.join(self.run_dir, 'layer_scores.csv')
+    for content in (b'a,b\n1,2\n', b'layer,score\nx\n', b'\xff\n', b'"'):
+      with open(path, 'wb') as f:
+        f.write(content)
+      with self.assertRaisesRegex(ValueError, 'layer_scores.csv'):
+        self.frozen(number=1)
+    os.remove(path)
+    os.symlink('/etc/hostname', path)
+    for read in (
+        lambda: self.frozen(number=1),
+        lambda: warm_start.check(self.run_dir, model=self.model, tokens=''),
+        lambda: run_privacy.epsilon_of_run(self.run_dir),
+    ):
+      with self.assertRaisesRegex(ValueError, 'csv is a link out of the run'):
+        read()
 
 
 if __name__ == '__main__':

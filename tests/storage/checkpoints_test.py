@@ -386,7 +386,7 @@ class SaverTest(parameterized.TestCase):
     self.manager = _Manager()
 
   def saver(self) -> checkpoints.Saver:
-    return checkpoints.Saver(self.manager, saved=0)
+    return checkpoints.Saver(self.manager.save, last=0)
 
   def test_writing_overlaps_what_follows_and_ends_with_the_context(self):
 

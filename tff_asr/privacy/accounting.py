@@ -32,10 +32,15 @@ without sampling, which is also a bound and replaces values lost to rounding.
 `pld` is privacy loss distributions: usually tighter, but for Poisson and full
 sampling only.
 
+Tuning by private data costs, too. If the number of runs is drawn at random
+before the first, and only the best is shown, it costs two or three times one
+run instead of as many times as there are runs (`Tuning`; [5]).
+
 [1] Poisson sampling: https://arxiv.org/abs/1908.10530
 [2] Without replacement: https://arxiv.org/abs/1808.00087 (Theorem 27)
 [3] https://arxiv.org/abs/2004.00010
 [4] https://arxiv.org/abs/2103.00039
+[5] Papernot and Steinke 2022, https://arxiv.org/abs/2110.03620
 """
 
 import collections
@@ -43,11 +48,14 @@ from collections.abc import Iterable, Sequence
 import dataclasses
 import functools
 import math
+from typing import Optional
 import warnings
 
 import dp_accounting
+from dp_accounting import dp_event
 from dp_accounting import pld
 from dp_accounting import rdp
+from dp_accounting.rdp import rdp_privacy_accountant
 import numpy as np
 
 from tff_asr import checks
@@ -62,6 +70,7 @@ PLD_MAX_RDP_EPSILON = 100.0
 _ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE
 _REPLACE_SPECIAL = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+_REPEATED = dp_event.RepeatAndSelectDpEvent
 _OWN_RELATIONS = {
     'poisson': _ADD_OR_REMOVE_ONE,
     'fixed': _REPLACE_ONE,
@@ -72,6 +81,15 @@ _RELATIONS = {
     dp_accounting.PoissonSampledDpEvent: _ADD_OR_REMOVE_ONE,
     dp_accounting.SampledWithoutReplacementDpEvent: _REPLACE_ONE,
     dp_accounting.SingleEpochTreeAggregationDpEvent: _REPLACE_SPECIAL,
+}
+
+# Shapes of the number of runs, in the terms of [5]: truncated negative binomial
+# distributions and limits of them. 'fixed': so many, all of them charged.
+TUNING_SHAPES = {
+    'geometric': 1.0,
+    'logarithmic': 0.0,
+    'poisson': math.inf,
+    'fixed': None,
 }
 
 ORDERS = tuple(float(order) for order in rdp.RdpAccountant().orders)
@@ -123,16 +141,78 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoundGroup:
-  """`count` rounds with the same sampling and noise multiplier (0: none)."""
+  """`count` rounds with the same sampling and noise multiplier (0: none).
+
+  sampler_epsilon is what a round's noise may add to epsilon because it is not
+  drawn exactly (`queries.sampler_epsilon`).
+  """
 
   sampling: Sampling
   noise_multiplier: float
   count: int = 1
+  sampler_epsilon: float = 0.0
 
   def __post_init__(self):
     checks.finite(noise_multiplier=self.noise_multiplier)
-    checks.non_negative(noise_multiplier=self.noise_multiplier)
+    checks.non_negative(
+        noise_multiplier=self.noise_multiplier,
+        sampler_epsilon=self.sampler_epsilon,
+    )
     checks.non_negative_int(count=self.count)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tuning:
+  """Runs on the same data of which the best one is shown.
+
+  Which is the best is decided by public data or by what the runs released. Only
+  with a fixed number may the others be shown, too.
+
+  Attributes:
+    runs: Mean of their number, at least 1; a whole number if it is fixed.
+    distribution: One of `TUNING_SHAPES`; what their number is drawn from, in
+      secret, before the first.
+  """
+
+  runs: float
+  distribution: str = 'geometric'
+
+  def __post_init__(self):
+    checks.one_of(TUNING_SHAPES, distribution=self.distribution)
+    checks.finite(tuning_runs=self.runs)
+    if self.runs < 1:
+      raise ValueError(f'tuning_runs must be at least 1, found {self.runs!r}.')
+    if self.distribution == 'fixed' and self.runs != int(self.runs):
+      raise ValueError(
+          f'tuning_runs must be a whole number if fixed, found {self.runs!r}.'
+      )
+
+  @property
+  def most_runs(self) -> float:
+    """There are more with a probability below 1e-25 only, up to a mean of 1e6.
+
+    For the logarithmic distribution of mean m, which has the longest tail, it
+    is below (1 - 1 / (2 m ln(2 m)))^(1000 m).
+    """
+    return self.runs * (1 if self.distribution == 'fixed' else 1000)
+
+  def of(self, event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+    """Returns the event of all runs, each of which is the given event."""
+    shape = TUNING_SHAPES[self.distribution]
+    if shape is None:
+      return dp_accounting.SelfComposedDpEvent(event, int(self.runs))
+    return dp_event.RepeatAndSelectDpEvent(event, self.runs, shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerErrorDpEvent(dp_accounting.DpEvent):
+  """Probabilities of all outputs are off by a factor within exp(+-epsilon / 2).
+
+  It adds epsilon to that of all other events together, however they compose.
+  Only `compose` makes it, at the top of its event.
+  """
+
+  epsilon: float
 
 
 def neighbouring(
@@ -158,8 +238,15 @@ def neighbouring(
   return _OWN_RELATIONS[others.pop()] if others else _ADD_OR_REMOVE_ONE
 
 
-def compose(rounds: Sequence[RoundGroup]) -> dp_accounting.DpEvent:
+def compose(
+    rounds: Sequence[RoundGroup], *, tuning: Optional[Tuning] = None
+) -> dp_accounting.DpEvent:
   """Returns the event of all rounds together; equal rounds are merged.
+
+  Args:
+    rounds: The rounds of one run.
+    tuning: The runs of which this one is the best; each counts as all rounds,
+      also those that were inherited, which is an upper bound.
 
   Raises:
     ValueError: Kinds of sampling do not go together, or two groups are of the
@@ -168,7 +255,7 @@ def compose(rounds: Sequence[RoundGroup]) -> dp_accounting.DpEvent:
   relation = neighbouring(rounds)
   counts = collections.Counter()
   for group in rounds:
-    key = group.sampling, group.noise_multiplier
+    key = group.sampling, group.noise_multiplier, group.sampler_epsilon
     if group.sampling.kind == 'pass' and key in counts:
       raise ValueError(
           'rounds of the same passes must be one group, as the ledger counts'
@@ -176,7 +263,7 @@ def compose(rounds: Sequence[RoundGroup]) -> dp_accounting.DpEvent:
       )
     counts[key] += group.count
   events = []
-  for (sampling, noise_multiplier), count in counts.items():
+  for (sampling, noise_multiplier, _), count in counts.items():
     if sampling.kind == 'pass':
       events += _tree_events(sampling, noise_multiplier, count)
     elif count:
@@ -184,9 +271,17 @@ def compose(rounds: Sequence[RoundGroup]) -> dp_accounting.DpEvent:
       events.append(dp_accounting.SelfComposedDpEvent(event, count))
   if not events:
     return dp_accounting.NoOpDpEvent()
-  if len(events) == 1:
-    return events[0]
-  return dp_accounting.ComposedDpEvent(events)
+  event = events[0]
+  if len(events) > 1:
+    event = dp_accounting.ComposedDpEvent(events)
+  if tuning is not None:
+    event = tuning.of(event)
+  error = sum(group.count * group.sampler_epsilon for group in rounds)
+  if not error:
+    return event
+  if tuning is not None:
+    error *= tuning.most_runs
+  return dp_accounting.ComposedDpEvent([event, SamplerErrorDpEvent(error)])
 
 
 def combine_gaussians(noise_multipliers: Iterable[float]) -> float:
@@ -234,8 +329,9 @@ def epsilon(
     raise ValueError(f'PLD cannot be used: {obstacle}. Use RDP.')
   with warnings.catch_warnings():
     warnings.simplefilter('ignore')  # SciPy's, about NumPy
+    event, error = _split(event)
     accounted = pld.PLDAccountant(_relation_of(event)).compose(event)
-    return max(0.0, float(accounted.get_epsilon(delta)))
+    return max(0.0, float(accounted.get_epsilon(delta))) + error
 
 
 def epsilon_and_order(
@@ -253,18 +349,23 @@ def epsilon_and_order(
       published table states for it.
   """
   check_delta(delta)
+  event, error = _split(event)
   values = _rdp_of(event, tuple(orders), _relation_of(event))
   value, order = rdp.compute_epsilon(orders, values, delta)
-  return float(value), float(order)
+  return float(value) + error, float(order)
 
 
 def pld_obstacle(event: dp_accounting.DpEvent, *, delta: float) -> str:
   """Returns why PLD accounting would fail or not end; empty if it works.
 
   It works for Poisson and full sampling with an RDP epsilon of at most 100 and
-  noise multipliers of at least 0.1.
+  noise multipliers of at least 0.1, and without tuning by a random number of
+  runs.
   """
+  event, _ = _split(event)
   parts = [part for part, _ in _leaves(event)]
+  if any(isinstance(part, _REPEATED) for part in parts):
+    return 'it does not take a random number of tuning runs'
   if not pld.PLDAccountant(_relation_of(event)).supports(event):
     found = ', '.join(sorted({type(part).__name__ for part in parts}))
     return f'it takes Poisson sampling and full participation, found {found}'
@@ -287,6 +388,18 @@ def check_delta(delta: float) -> None:
   checks.positive(delta=delta)
   if not delta < 1:
     raise ValueError(f'delta must be below 1, found {delta!r}.')
+
+
+def _split(
+    event: dp_accounting.DpEvent,
+) -> tuple[dp_accounting.DpEvent, float]:
+  """An event of `compose` without the sampler's error, and the error."""
+  if isinstance(event, dp_accounting.ComposedDpEvent) and isinstance(
+      event.events[-1], SamplerErrorDpEvent
+  ):
+    event, error = event.events
+    return event, error.epsilon
+  return event, 0.0
 
 
 def _round_event(
@@ -329,7 +442,10 @@ def _relation_of(
     event: dp_accounting.DpEvent,
 ) -> dp_accounting.NeighboringRelation:
   """The one relation under which all parts of an event can be accounted."""
-  parts = {type(part) for part, _ in _leaves(event)}
+  parts = set()
+  for part, _ in _leaves(event):
+    inside = part.event if isinstance(part, _REPEATED) else part
+    parts |= {type(each) for each, _ in _leaves(inside)}
   relations = {_RELATIONS[part] for part in parts if part in _RELATIONS}
   if len(relations) > 1:
     names = ' and '.join(sorted(relation.name for relation in relations))
@@ -362,7 +478,9 @@ def _rdp_of(
       continue
     if _noise_of(part) < MIN_NOISE_MULTIPLIER:
       return np.full(len(orders), np.inf)
-    if isinstance(
+    if isinstance(part, _REPEATED):
+      total += count * _repeated_rdp(part, orders, relation)
+    elif isinstance(
         getattr(part, 'event', None), dp_accounting.GaussianDpEvent
     ):
       total += count * _sampled_rdp(part, orders, relation)
@@ -387,6 +505,25 @@ def _sampled_rdp(
   values = np.where(values > 0, np.minimum(values, whole), whole)
   values.flags.writeable = False
   return values
+
+
+def _repeated_rdp(
+    event: dp_event.RepeatAndSelectDpEvent,
+    orders: tuple[float, ...],
+    relation: dp_accounting.NeighboringRelation,
+) -> np.ndarray:
+  """Renyi divergence of a random number of runs.
+
+  dp_accounting's accountant would repeat its own values of one run, of which
+  some are lost to rounding; its formula takes ours, which are cached, too.
+  """
+  single = _rdp_of(event.event, orders, relation)
+  if np.isinf(single).any():
+    return np.full(len(orders), np.inf)
+  # pylint: disable-next=protected-access
+  return rdp_privacy_accountant._compute_rdp_repeat_and_select(
+      orders, single, event.mean, event.shape
+  )
 
 
 def _noise_of(event: dp_accounting.DpEvent) -> float:

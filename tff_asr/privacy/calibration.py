@@ -24,6 +24,7 @@ def noise_multiplier_for_epsilon(
     rounds: int,
     delta: float,
     accountant: str = 'rdp',
+    tuning: Optional[accounting.Tuning] = None,
 ) -> float:
   """Returns the smallest noise multiplier whose epsilon is within the target.
 
@@ -36,6 +37,7 @@ def noise_multiplier_for_epsilon(
     rounds: Number of rounds, at least 1.
     delta: In (0, 1).
     accountant: 'rdp' or 'pld'.
+    tuning: The runs of which this one is the best; None: it is the only one.
 
   Raises:
     ValueError: If an argument is out of range, PLD does not take the sampling,
@@ -43,7 +45,9 @@ def noise_multiplier_for_epsilon(
   """
   checks.positive(target_epsilon=target_epsilon)
   checks.positive_int(rounds=rounds)
-  cost = _cost(target_epsilon, delta=delta, accountant=accountant)
+  cost = _cost(
+      target_epsilon, delta=delta, accountant=accountant, tuning=tuning
+  )
 
   def excess(log_noise: float) -> float:
     return _log_ratio(
@@ -59,7 +63,8 @@ def noise_multiplier_for_epsilon(
   if accountant == 'pld' and sampling.kind != 'fixed':
     # RDP's solution is close by, and a step of RDP takes a hundredth the time.
     guess = noise_multiplier_for_epsilon(
-        target_epsilon, sampling=sampling, rounds=rounds, delta=delta
+        target_epsilon, sampling=sampling, rounds=rounds, delta=delta,
+        tuning=tuning,
     )
   high = math.log(guess)
   step = math.log(1.2 if accountant == 'pld' else 2)
@@ -86,6 +91,7 @@ def rounds_for_epsilon(
     noise_multiplier: float,
     delta: float,
     accountant: str = 'rdp',
+    tuning: Optional[accounting.Tuning] = None,
 ) -> int:
   """Returns the largest number of rounds whose epsilon is within the target.
 
@@ -95,6 +101,7 @@ def rounds_for_epsilon(
     noise_multiplier: Noise on the sum over the clip.
     delta: In (0, 1).
     accountant: 'rdp' or 'pld'.
+    tuning: The runs of which this one is the best; None: it is the only one.
 
   Returns:
     The number of rounds; 0 if one round costs more than the target.
@@ -104,7 +111,9 @@ def rounds_for_epsilon(
       or more than 10^9 rounds would fit.
   """
   checks.positive(target_epsilon=target_epsilon)
-  cost = _cost(target_epsilon, delta=delta, accountant=accountant)
+  cost = _cost(
+      target_epsilon, delta=delta, accountant=accountant, tuning=tuning
+  )
 
   def shortfall(count: int) -> float:
     excess = _log_ratio(
@@ -153,6 +162,10 @@ def grow(
           group.noise_multiplier * cohort_size / sampling.cohort_size
       ),
       count=group.count,
+      # It grows with the noise, at most in proportion.
+      sampler_epsilon=group.sampler_epsilon * max(
+          1.0, cohort_size / sampling.cohort_size
+      ),
   )
 
 
@@ -178,6 +191,7 @@ def smallest_scale(
     *,
     target_epsilon: float,
     delta: float,
+    tuning: Optional[accounting.Tuning] = None,
 ) -> Scale:
   """Returns the smallest run with this noise on the mean and that epsilon.
 
@@ -188,6 +202,7 @@ def smallest_scale(
     rounds: Groups that may differ; at least one with rounds.
     target_epsilon: Above 0.
     delta: In (0, 1).
+    tuning: The runs of which this one is the best; None: it is the only one.
 
   Returns:
     Sizes and noise multiplier of the last group, grown; epsilon of all.
@@ -204,7 +219,7 @@ def smallest_scale(
     raise ValueError(
         f'Without noise no size of cohort gives epsilon {target_epsilon}.'
     )
-  cost = _cost(target_epsilon, delta=delta, accountant='rdp')
+  cost = _cost(target_epsilon, delta=delta, accountant='rdp', tuning=tuning)
   base = rounds[-1].sampling.cohort_size
 
   def grow_all(size: int) -> list[accounting.RoundGroup]:
@@ -226,12 +241,18 @@ def smallest_scale(
       cohort_size=grown[-1].sampling.cohort_size,
       population=grown[-1].sampling.population,
       noise_multiplier=grown[-1].noise_multiplier,
-      epsilon=accounting.epsilon(accounting.compose(grown), delta=delta),
+      epsilon=accounting.epsilon(
+          accounting.compose(grown, tuning=tuning), delta=delta
+      ),
   )
 
 
 def _cost(
-    target_epsilon: float, *, delta: float, accountant: str
+    target_epsilon: float,
+    *,
+    delta: float,
+    accountant: str,
+    tuning: Optional[accounting.Tuning] = None,
 ) -> Callable[[Sequence[accounting.RoundGroup]], float]:
   """A bound on the epsilon of rounds, exact near the target, for searches."""
   checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
@@ -242,12 +263,14 @@ def _cost(
   orders = tuple(order for order in accounting.ORDERS if order <= highest)
 
   def cost(rounds: Sequence[accounting.RoundGroup]) -> float:
-    event = accounting.compose(rounds)
-    fixed = any(group.sampling.kind == 'fixed' for group in rounds)
+    event = accounting.compose(rounds, tuning=tuning)
+    is_never = any(group.sampling.kind == 'fixed' for group in rounds) or (
+        tuning is not None and tuning.distribution != 'fixed'
+    )
     if accountant == 'pld' and (
-        fixed or not accounting.pld_obstacle(event, delta=delta)
+        is_never or not accounting.pld_obstacle(event, delta=delta)
     ):
-      # For fixed-size sampling this raises, and says why.
+      # Where PLD never works this raises, and says why.
       return accounting.epsilon(event, delta=delta, accountant='pld')
     # PLD does not end at so little noise; RDP bounds the same epsilon.
     return accounting.epsilon_and_order(event, delta=delta, orders=orders)[0]

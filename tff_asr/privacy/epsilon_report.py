@@ -15,6 +15,7 @@ from typing import Any, Optional
 from tff_asr import checks
 from tff_asr.privacy import accounting
 from tff_asr.privacy import calibration
+from tff_asr.privacy import ledger
 from tff_asr.privacy import statement
 
 FORMATS = ('text', 'json')
@@ -27,15 +28,17 @@ class Result:
   """Epsilon of rounds.
 
   Attributes:
-    epsilon: At least 0; infinite without noise or with fixed keys.
+    epsilon: At least 0; infinite without noise or if it is void.
     order: The Renyi order of the bound; None with PLD.
     delta: In (0, 1).
     accountant: 'rdp' or 'pld'.
     rounds: What was accounted, at least one group.
     solved_for: 'epsilon', 'noise_multiplier' or 'rounds'.
-    fixed_seeds: Names of keys that a seed fixed.
+    voids: Reasons for which no guarantee holds.
     unit: What is protected, if known.
     apart: Results for other units that the same model cost; never added up.
+    warnings: What else a reader must know, a sentence each.
+    tuning: The runs of which this one is the best; None: no others are charged.
   """
 
   epsilon: float
@@ -44,9 +47,11 @@ class Result:
   accountant: str
   rounds: tuple[accounting.RoundGroup, ...]
   solved_for: str = 'epsilon'
-  fixed_seeds: tuple[str, ...] = ()
+  voids: tuple[str, ...] = ()
   unit: Optional[str] = None
   apart: tuple['Result', ...] = ()
+  warnings: tuple[str, ...] = ()
+  tuning: Optional[accounting.Tuning] = None
 
 
 def solve(
@@ -60,6 +65,7 @@ def solve(
     delta: Optional[float] = None,
     sampling: str = 'poisson',
     accountant: str = 'rdp',
+    tuning: Optional[accounting.Tuning] = None,
 ) -> Result:
   """Finds the third of noise, epsilon and rounds from the other two.
 
@@ -73,6 +79,7 @@ def solve(
     delta: In (0, 1); None takes 1 / (10 population).
     sampling: See `accounting`.
     accountant: 'rdp' or 'pld'.
+    tuning: The runs of which this one is the best; None: it is the only one.
 
   Returns:
     The result; its epsilon is at most `target_epsilon`.
@@ -104,26 +111,29 @@ def solve(
         f'{", ".join(found) or "none of them"}.'
     )
   if delta is None:
-    delta = statement.default_delta(population)
+    delta = statement.default_delta(
+        [accounting.RoundGroup(sampling=how, noise_multiplier=0)]
+    )
   solved_for = 'epsilon'
   if noise_multiplier is None:
     solved_for = 'noise_multiplier'
     noise_multiplier = calibration.noise_multiplier_for_epsilon(
         target_epsilon, sampling=how, rounds=rounds, delta=delta,
-        accountant=accountant,
+        accountant=accountant, tuning=tuning,
     )
   elif rounds is None:
     solved_for = 'rounds'
     rounds = calibration.rounds_for_epsilon(
         target_epsilon, sampling=how, noise_multiplier=noise_multiplier,
-        delta=delta, accountant=accountant,
+        delta=delta, accountant=accountant, tuning=tuning,
     )
   checks.non_negative_int(rounds=rounds)
   group = accounting.RoundGroup(
       sampling=how, noise_multiplier=noise_multiplier, count=rounds
   )
   return of_rounds(
-      [group], delta=delta, accountant=accountant, solved_for=solved_for
+      [group], delta=delta, accountant=accountant, solved_for=solved_for,
+      tuning=tuning,
   )
 
 
@@ -133,8 +143,10 @@ def of_rounds(
     delta: float,
     accountant: str = 'rdp',
     solved_for: str = 'epsilon',
-    fixed_seeds: Sequence[str] = (),
+    voids: Sequence[str] = (),
     unit: Optional[str] = None,
+    notes: Sequence[ledger.Note] = (),
+    tuning: Optional[accounting.Tuning] = None,
 ) -> Result:
   """Returns the epsilon of rounds that may differ, such as a ledger's.
 
@@ -144,20 +156,22 @@ def of_rounds(
   """
   if not rounds:
     raise ValueError('there are no rounds to account for.')
-  event = accounting.compose(rounds)
+  event = accounting.compose(rounds, tuning=tuning)
   value = accounting.epsilon(event, delta=delta, accountant=accountant)
   order = None
   if accountant == 'rdp':
     _, order = accounting.epsilon_and_order(event, delta=delta)
   return Result(
-      epsilon=math.inf if fixed_seeds else value,
+      epsilon=math.inf if voids else value,
       order=order,
       delta=delta,
       accountant=accountant,
       rounds=tuple(rounds),
       solved_for=solved_for,
-      fixed_seeds=tuple(fixed_seeds),
+      voids=tuple(voids),
       unit=unit,
+      warnings=tuple(statement.note_words(notes)),
+      tuning=tuning,
   )
 
 
@@ -175,9 +189,14 @@ def extrapolate(
     populations: Populations, combined with each cohort that is not larger;
       empty grows the population with the cohort (q kept).
 
+  Returns:
+    The results; none if neither cohorts nor populations are given.
+
   Raises:
     ValueError: `result` has several groups, or nothing is left to show.
   """
+  if not cohort_sizes and not populations:
+    return []
   if len(result.rounds) != 1:
     raise ValueError(
         'only rounds that are all the same can be extrapolated, found '
@@ -195,8 +214,9 @@ def extrapolate(
           )],
           delta=result.delta,
           accountant=result.accountant,
-          fixed_seeds=result.fixed_seeds,
+          voids=result.voids,
           unit=result.unit,
+          tuning=result.tuning,
       )
       for cohort_size, population in itertools.product(
           cohort_sizes or [group.sampling.cohort_size], populations or [None]
@@ -237,7 +257,10 @@ def fields(result: Result) -> dict[str, Any]:
   samplings = [group.sampling for group in result.rounds]
   noises = [group.noise_multiplier for group in result.rounds]
   reasons = statement.why_not_private(
-      result.rounds, epsilon=result.epsilon, fixed_seeds=result.fixed_seeds
+      result.rounds,
+      epsilon=result.epsilon,
+      delta=result.delta,
+      voids=result.voids,
   )
   return {
       'epsilon': statement.json_number(result.epsilon),
@@ -260,6 +283,8 @@ def fields(result: Result) -> dict[str, Any]:
       'solved_for': result.solved_for,
       'private': not reasons,
       'reasons_not_private': reasons,
+      'warnings': list(result.warnings),
+      'tuning': result.tuning and dataclasses.asdict(result.tuning),
       'different_rounds': len(result.rounds),
       **({'unit': result.unit} if result.unit else {}),
       **({'apart': list(map(fields, result.apart))} if result.apart else {}),
@@ -281,7 +306,7 @@ def render(results: Sequence[Result], *, output_format: str = 'text') -> str:
     row['word_error_rate'] = ASSUMED
   if output_format == 'json':
     return json.dumps(rows if len(rows) > 1 else rows[0], indent=1)
-  return _table(rows) if len(rows) > 1 else _text(results[0], rows[0])
+  return _table(results, rows) if len(rows) > 1 else _text(results[0], rows[0])
 
 
 def _common(values: Iterable[Any]) -> Any:
@@ -315,6 +340,8 @@ def _text(result: Result, row: dict[str, Any]) -> str:
   lines.append(('neighbours', row['neighbouring']))
   if result.unit:
     lines.append(('unit', result.unit))
+  if result.tuning is not None:
+    lines.append(('tuning', statement.tuning_words(result.tuning)))
   for each in row.get('apart', ()):
     lines.append(('apart', f'{_in_short(each)}; not added up'))
   if result.solved_for != 'epsilon':
@@ -322,6 +349,7 @@ def _text(result: Result, row: dict[str, Any]) -> str:
   return '\n'.join([
       *(f'{label:<18}{text}' for label, text in lines),
       *map(_NOT_PRIVATE.__add__, row['reasons_not_private']),
+      *row['warnings'],
   ])
 
 
@@ -333,7 +361,9 @@ def _in_short(row: dict[str, Any]) -> str:
   )
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> str:
+def _table(
+    results: Sequence[Result], rows: Sequence[dict[str, Any]]
+) -> str:
   """An extrapolation in Markdown."""
   lines = [
       '| cohort | population | q | rounds | noise on mean | noise multiplier '
@@ -342,12 +372,15 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
   ]
   for row in rows:
     order = '' if row['order'] is None else f'{row["order"]:g}'
+    remark = row.get('word_error_rate', 'as given')
+    if row is not rows[0] and not row['private']:
+      remark += '; NOT PRIVATE'
     lines.append(
         f'| {row["cohort_size"]:,} | {row["population"]:,} '
         f'| {row["sampling_probability"]:.3g} | {row["rounds"]:,} '
         f'| {row["sigma_mean"]:.4g} | {row["noise_multiplier"]:.4g} '
         f'| {statement.number(float(row["epsilon"]))} | {order} '
-        f'| {row.get("word_error_rate", "as given")} |'
+        f'| {remark} |'
     )
   first = rows[0]
   unit = f', unit: {first["unit"]}' if 'unit' in first else ''
@@ -355,6 +388,9 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
       f'Epsilon by {first["accountant"].upper()} at delta {first["delta"]:g}, '
       f'neighbours: {first["neighbouring"]}{unit}.'
   )
+  if results[0].tuning is not None:
+    lines.append(f'Tuning: {statement.tuning_words(results[0].tuning)}.')
   for reason in first['reasons_not_private']:
     lines.append(f'As given: {_NOT_PRIVATE}{reason}')
+  lines += first['warnings']
   return '\n'.join(lines)

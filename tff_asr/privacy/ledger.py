@@ -1,21 +1,25 @@
-"""Privacy ledger: an append-only file with one line for each charged round.
+"""Privacy ledger: an append-only file of charged rounds and of what they miss.
 
 A run may release (save, evaluate, show) a round's model only after `append` has
 returned; by then the round is on disk. So the file never lags behind what has
 been seen. After a crash it may be ahead of the saved program state. Lines are
 JSON, the first one a header:
 
-    {"kind": "header", "format_version": 2, "run_id": ..., "unit": "speaker",
-     "private": true, "fixed_seeds": [], "inherited": 0, "parents": [],
+    {"kind": "header", "format_version": 3, "run_id": ..., "unit": "speaker",
+     "private": true, "voids": [], "inherited": 0, "parents": [],
      "previous": "", "hash": ...}
     {"kind": "round", "index": 0, "round_num": 1, "event": {"sampling":
      {"kind": "poisson", "cohort_size": 10, "population": 1000},
-     "noise_multipliers": [1.0]}, "configuration": DIGEST, "identity": DIGEST,
-     "result": DIGEST, "previous": HASH, "hash": HASH}
+     "noise_multipliers": [1.0], "sampler_epsilon": 1e-11}, "configuration":
+     DIGEST, "identity": DIGEST, "result": DIGEST, "previous": HASH, "hash":
+     HASH}
+    {"kind": "note", "index": 1, "what": "copied", "previous": HASH,
+     "hash": HASH}
 
+A note says from where on the charged rounds do not tell all (`NOTES`).
 A line's hash is SHA-256 over its canonical JSON (sorted keys, a newline)
 without the hash itself, and each line holds the hash of the line before. The
-program state holds the head, (number of rounds, last hash): a ledger that was
+program state holds the head, (number of entries, last hash): a ledger that was
 deleted, edited, shortened or reordered since is refused. Text after the last
 newline is a line that a crash cut short. It does not count, because `append`
 had not returned. The file names no member of a cohort.
@@ -31,7 +35,7 @@ Rounds charged twice, or not:
 - A different round there (another configuration, a new key) is charged in
   addition; what is in the ledger stays charged.
 
-Parents: a run that starts from another run's model inherits the rounds of its
+Parents: a run that starts from another run's model inherits the entries of its
 ledger, if both protect the same unit. Costs of different units (speakers and
 examples) hold for different data and are never added up: a recording is not a
 speaker. The ledger of another unit is copied whole,
@@ -61,7 +65,13 @@ from tff_asr import files
 from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 
-_FORMAT_VERSION = 2
+# What a note may say of the rounds from its place on.
+NOTES = (
+    'copied',  # The folder is a copy or was restored; the other may go on.
+    'exact_metrics',  # Metrics without noise are shown.
+)
+
+_FORMAT_VERSION = 3
 _MAX_BYTES = 2**31
 _IDENTITY_SUFFIX = '.place'
 _IDENTITY_TEXT = (
@@ -79,7 +89,7 @@ class NoiseReuseError(LedgerError):
 
 
 class Head(NamedTuple):
-  """The end of a ledger: rounds charged and the last line's hash."""
+  """The end of a ledger: its entries after the header, the last line's hash."""
 
   count: int
   digest: str
@@ -101,7 +111,8 @@ class Round:
       its cohort; `accounting.combine_gaussians` gives their joint cost.
     configuration: Digest of the configuration.
     identity: Digest by `round_identity`.
-    result: Digest of the model that the round released; '' if not known.
+    result: Digest of all that the round released; '' if not known.
+    sampler_epsilon: As in `accounting.RoundGroup`.
   """
 
   round_num: int
@@ -110,9 +121,12 @@ class Round:
   configuration: str
   identity: str
   result: str = ''
+  sampler_epsilon: float = 0.0
 
   def __post_init__(self):
     checks.non_negative_int(round_num=self.round_num)
+    checks.finite(sampler_epsilon=self.sampler_epsilon)
+    checks.non_negative(sampler_epsilon=self.sampler_epsilon)
     accounting.combine_gaussians(self.noise_multipliers)
     if not isinstance(self.configuration, str):
       raise ValueError(
@@ -124,6 +138,13 @@ class Round:
           isinstance(value, str) and re.fullmatch('[0-9a-f]{64}', value)
       ):
         raise ValueError(f'{name} must be a SHA-256 digest, found {value!r}.')
+
+
+class Note(NamedTuple):
+  """A note: one of `NOTES`, and the rounds charged before it."""
+
+  what: str
+  rounds_before: int
 
 
 def round_identity(
@@ -138,9 +159,9 @@ def round_identity(
   """Returns the digest of everything that decides a round's noisy sum.
 
   Args:
-    noise_key: The noise's 128-bit key, int32 [4].
+    noise_key: The noise's 256-bit key, int32 [8].
     noise_counter: The noise's counter in this round, at least 0.
-    sampler_key: The cohort sampler's key, int32 [4].
+    sampler_key: The cohort sampler's key, int32 [8].
     round_num: The sampler's round number, at least 0.
     configuration: Digest of the configuration.
     state_digest: Digest of the server state that clients and noise depend on.
@@ -165,7 +186,7 @@ class Charges:
 
   def __init__(self):
     self._counts = collections.Counter()
-    # By (sampling, noise): (rounds of ended trees, last round's number).
+    # By (sampling, noise, its error): (rounds of ended trees, last number).
     self._trees = {}
     self._open = None
 
@@ -175,9 +196,11 @@ class Charges:
       sampling: accounting.Sampling,
       noise_multipliers: Sequence[float],
       round_num: int,
+      sampler_epsilon: float = 0.0,
   ) -> None:
     """Adds a round; see `Round`."""
-    key = sampling, accounting.combine_gaussians(noise_multipliers)
+    noise_multiplier = accounting.combine_gaussians(noise_multipliers)
+    key = sampling, noise_multiplier, sampler_epsilon
     if sampling.kind != 'pass':
       self._counts[key] += 1
       self._open = None
@@ -200,6 +223,7 @@ class Charges:
       *,
       sampling: accounting.Sampling,
       noise_multipliers: Sequence[float],
+      sampler_epsilon: float = 0.0,
   ) -> list[accounting.RoundGroup]:
     """Returns what would be charged after further rounds; adds none of them."""
     planned = copy.deepcopy(self)
@@ -208,6 +232,7 @@ class Charges:
           sampling=sampling,
           noise_multipliers=noise_multipliers,
           round_num=round_num,
+          sampler_epsilon=sampler_epsilon,
       )
     return planned.rounds
 
@@ -216,9 +241,12 @@ class Charges:
     """The charged rounds, for `accounting`; equal rounds are one group."""
     return [
         accounting.RoundGroup(
-            sampling=sampling, noise_multiplier=noise, count=count
+            sampling=sampling,
+            noise_multiplier=noise,
+            count=count,
+            sampler_epsilon=error,
         )
-        for (sampling, noise), count in self._counts.items()
+        for (sampling, noise, error), count in self._counts.items()
     ]
 
 
@@ -228,17 +256,20 @@ class Contents(NamedTuple):
   Attributes:
     run_id: Random name of the run.
     unit: What one client is.
-    fixed_seeds: Names of keys that a seed fixed. Not empty means NOT PRIVATE.
+    voids: Reasons, as sentences without a full stop, for which no guarantee
+      holds whatever was charged. Not empty means NOT PRIVATE.
     inherited: How many of the rounds are of runs that this one started from.
     rounds: All charged rounds.
+    notes: All notes, in order; also those of runs that this one started from.
     apart: By unit, the heads of the ledgers of other units beside this one.
   """
 
   run_id: str
   unit: str
-  fixed_seeds: tuple[str, ...]
+  voids: tuple[str, ...]
   inherited: int
   rounds: list[accounting.RoundGroup]
+  notes: tuple[Note, ...]
   apart: dict[str, Head]
 
 
@@ -254,7 +285,7 @@ class Ledger:
     self._path = path
     self._descriptor = descriptor
     self._chain = chain
-    self._count = count  # rounds that the program state knows of
+    self._count = count  # entries that the program state knows of
 
   @property
   def head(self) -> Head:
@@ -262,8 +293,18 @@ class Ledger:
     return self._chain.head(self._count)
 
   @property
+  def end(self) -> Head:
+    """The head of the whole file, which may be ahead of the saved state."""
+    return self._chain.head(len(self._chain.entries))
+
+  @property
   def contents(self) -> Contents:
     return self._chain.contents
+
+  def check_heads(self, heads: Iterable[Head], *, of: str) -> None:
+    """As the function `check_heads`, of the open ledger."""
+    for head in heads:
+      _check_head(self._path, self._chain, head, of=of)
 
   @property
   def charges(self) -> Charges:
@@ -285,10 +326,10 @@ class Ledger:
       NoiseReuseError: If the ledger holds this round with another result.
       LedgerError: If a round of the same identity differs otherwise.
     """
-    rounds = self._chain.rounds
-    for index in range(self._count, len(rounds)):
-      before = rounds[index]
-      if before.identity != charged.identity:
+    entries = self._chain.entries
+    for index in range(self._count, len(entries)):
+      before = entries[index]
+      if isinstance(before, str) or before.identity != charged.identity:
         continue
       if before.result != charged.result:
         raise NoiseReuseError(
@@ -303,22 +344,45 @@ class Ledger:
         )
       self._count = index + 1
       return False
-    if len(rounds) > self._count:
+    ahead = len(self._rounds_ahead())
+    if ahead:
       logging.warning(
           'The ledger is %d rounds ahead of the saved state. They stay charged,'
           ' and round %d, which differs from them, is charged in addition.',
-          len(rounds) - self._count, charged.round_num,
+          ahead, charged.round_num,
       )
-    line = self._chain.line_of(charged)
-    _append(self._descriptor, line)
-    self._chain.add(line, charged)
-    self._count = len(rounds)
+    self._write(charged)
+    self._count = len(entries)
     return True
+
+  def note(self, what: str) -> None:
+    """Notes what the rounds from here on do not tell; then it is on disk.
+
+    Args:
+      what: One of `NOTES`.
+
+    Raises:
+      OSError: If it cannot be written; the file is then as before.
+    """
+    checks.one_of(NOTES, what=what)
+    self._write(what)
+
+  def _write(self, entry: '_Entry') -> None:
+    """Appends an entry to the file and the chain."""
+    line = self._chain.line_of(entry)
+    _append(self._descriptor, line)
+    self._chain.add(line, entry)
 
   def holds(self, identity: str) -> bool:
     """Tells if this round is charged already, ahead of the program state."""
-    ahead = self._chain.rounds[self._count :]
-    return any(charged.identity == identity for charged in ahead)
+    return any(
+        charged.identity == identity for charged in self._rounds_ahead()
+    )
+
+  def _rounds_ahead(self) -> list[Round]:
+    """Rounds in the file that the program state does not know of."""
+    ahead = self._chain.entries[self._count :]
+    return [entry for entry in ahead if isinstance(entry, Round)]
 
   @property
   def file_identity(self) -> int:
@@ -356,18 +420,19 @@ def create(
     path: str,
     *,
     unit: Optional[str] = None,
-    fixed_seeds: Sequence[str] = (),
+    voids: Sequence[str] = (),
     parent: Optional[Parent] = None,
 ) -> Ledger:
   """Starts the ledger of a new run; may replace one without own rounds.
 
-  The ledger inherits the rounds and fixed seeds that the parent has of its
-  unit; ledgers of other units are copied beside it.
+  The ledger inherits the rounds that the parent has of its unit, and what voids
+  them; ledgers of other units are copied beside it.
 
   Args:
     path: The file; its folder exists.
     unit: What one client is; None: as in the parent, or 'speaker'.
-    fixed_seeds: Names of the keys that a seed fixed, such as 'NOISE_SEED'.
+    voids: Reasons for which no guarantee holds, see `Contents`; those of the
+      parent are added.
     parent: The ledger of the model that this run starts from, if there is one.
 
   Raises:
@@ -380,7 +445,7 @@ def create(
   try:
     if os.path.getsize(path):
       old = _read(path)
-      charged = len(old.rounds) - old.header['inherited']
+      charged = old.num_rounds() - old.contents.inherited
       if charged:
         raise LedgerError(
             f'The privacy ledger {path} already charges {charged} rounds: '
@@ -388,10 +453,10 @@ def create(
         )
     for other, (chain, data) in apart.items():
       files.write(_path_beside(path, other), data)
-      apart[other] = chain.head(len(chain.rounds))
-    fixed = [] if before is None else list(before.header['fixed_seeds'])
-    fixed += [name for name in fixed_seeds if name not in fixed]
-    inherited = [] if before is None else before.rounds
+      apart[other] = chain.head(len(chain.entries))
+    found = [] if before is None else list(before.header['voids'])
+    found += [reason for reason in voids if reason not in found]
+    inherited = [] if before is None else before.entries
     if unit is None:
       unit = 'speaker' if before is None else before.header['unit']
     chain = _Chain(_seal({
@@ -399,8 +464,8 @@ def create(
         'format_version': _FORMAT_VERSION,
         'run_id': secrets.token_hex(8),
         'unit': unit,
-        'private': not fixed,
-        'fixed_seeds': fixed,
+        'private': not found,
+        'voids': found,
         'inherited': len(inherited),
         'parents': [] if before is None else [
             *before.header['parents'], before.header['run_id']
@@ -408,10 +473,10 @@ def create(
         **({'apart': apart} if apart else {}),
     }, previous=''))
     lines = [chain.header]
-    for charged in inherited:
-      lines.append(chain.line_of(charged))
-      chain.add(lines[-1], charged)
-    # In one step: a header without all inherited rounds would be refused.
+    for entry in inherited:
+      lines.append(chain.line_of(entry))
+      chain.add(lines[-1], entry)
+    # In one step: a header without all inherited entries would be refused.
     files.write(path, b''.join(map(_encode, lines)))
     replaced, descriptor = descriptor, _open_locked(path)
     os.close(replaced)
@@ -438,8 +503,8 @@ def resume(path: str, *, head: Head) -> Ledger:
   head = Head(int(head.count), str(head.digest))
   if not os.path.exists(path):
     raise LedgerError(
-        f'The privacy ledger {path} is missing, but the saved state has '
-        f'{head.count} charged rounds: put the file back.'
+        f'The privacy ledger {path} is missing, but the saved state knows '
+        f'{head.count} entries of it: put the file back.'
     )
   descriptor = _open_locked(path)
   try:
@@ -472,6 +537,22 @@ def read(path: str, *, head: Optional[Head] = None) -> Contents:
   return _read(path, head).contents
 
 
+def check_heads(path: str, heads: Iterable[Head], *, of: str) -> None:
+  """Checks that a ledger goes on from earlier heads of it.
+
+  Args:
+    path: The file.
+    heads: The heads.
+    of: What they are of, for messages.
+
+  Raises:
+    LedgerError: It does not, or it is missing or was changed.
+  """
+  chain = _read(path)
+  for head in heads:
+    _check_head(path, chain, head, of=of)
+
+
 def read_apart(path: str) -> list[Contents]:
   """Reads the ledgers of other units beside a run's own.
 
@@ -486,6 +567,25 @@ def read_apart(path: str) -> list[Contents]:
   ]
 
 
+def widest(parents: Sequence[Parent]) -> Optional[Parent]:
+  """Returns the ledger that holds what all of these charge, of every unit.
+
+  Raises:
+    LedgerError: None of them does, or one is missing or was changed.
+  """
+  contents = [_all_entries(*parent) for parent in parents]
+  for parent, own in zip(parents, contents):
+    if all(own >= other for other in contents):
+      return parent
+  if parents:
+    raise LedgerError(
+        f'{" and ".join(path for path, _ in parents)} each charge rounds that '
+        'the other does not: take layer scores of a public run, of the seed '
+        'model\'s run or of one that it started from.'
+    )
+  return None
+
+
 def inherited_charges(parent: Optional[Parent], *, unit: str) -> Charges:
   """Returns what a run of this unit would inherit from the parent's ledgers."""
   own, _ = _split(parent, unit=unit)
@@ -493,45 +593,63 @@ def inherited_charges(parent: Optional[Parent], *, unit: str) -> Charges:
 
 
 _Line = dict[str, Any]
+_Entry = Round | str  # a round, or what a note says
 
 
 class _Chain:
-  """The lines of a ledger: the header, and rounds with their hashes."""
+  """The lines of a ledger: the header, and entries with their hashes."""
 
   def __init__(self, header: _Line):
     self.header = header
-    self.rounds = []
+    self.entries = []
+    self.notes = []
     self.charges = Charges()
     self._hashes = [header['hash']]
 
-  def line_of(self, charged: Round) -> _Line:
-    """The line that charges a round next."""
-    return _seal({
-        'kind': 'round',
-        'index': len(self.rounds),
-        'round_num': charged.round_num,
-        'event': {
-            'sampling': dataclasses.asdict(charged.sampling),
-            'noise_multipliers': [float(z) for z in charged.noise_multipliers],
-        },
-        'configuration': charged.configuration,
-        'identity': charged.identity,
-        'result': charged.result,
-    }, previous=self._hashes[-1])
-
-  def add(self, line: _Line, charged: Round) -> None:
-    """Adds the line of a round."""
-    self.rounds.append(charged)
-    self._hashes.append(line['hash'])
-    self.charges.add(
-        sampling=charged.sampling,
-        noise_multipliers=charged.noise_multipliers,
-        round_num=charged.round_num,
+  def line_of(self, entry: _Entry) -> _Line:
+    """The line of the next entry."""
+    if isinstance(entry, str):
+      fields = {'kind': 'note', 'what': entry}
+    else:
+      fields = {
+          'kind': 'round',
+          'round_num': entry.round_num,
+          'event': {
+              'sampling': dataclasses.asdict(entry.sampling),
+              'noise_multipliers': [float(z) for z in entry.noise_multipliers],
+              'sampler_epsilon': float(entry.sampler_epsilon),
+          },
+          'configuration': entry.configuration,
+          'identity': entry.identity,
+          'result': entry.result,
+      }
+    return _seal(
+        {**fields, 'index': len(self.entries)}, previous=self._hashes[-1]
     )
 
+  def add(self, line: _Line, entry: _Entry) -> None:
+    """Adds the line of an entry."""
+    if isinstance(entry, str):
+      self.notes.append(Note(entry, self.num_rounds()))
+    else:
+      self.charges.add(
+          sampling=entry.sampling,
+          noise_multipliers=entry.noise_multipliers,
+          round_num=entry.round_num,
+          sampler_epsilon=entry.sampler_epsilon,
+      )
+    self.entries.append(entry)
+    self._hashes.append(line['hash'])
+
   def head(self, count: int) -> Head:
-    """The head after so many rounds."""
+    """The head after so many entries."""
     return Head(count, self._hashes[count])
+
+  def num_rounds(self, count: Optional[int] = None) -> int:
+    """Rounds among the first entries, or among all."""
+    if count is None:
+      return len(self.entries) - len(self.notes)
+    return sum(isinstance(entry, Round) for entry in self.entries[:count])
 
   @property
   def contents(self) -> Contents:
@@ -539,9 +657,10 @@ class _Chain:
     return Contents(
         run_id=header['run_id'],
         unit=header['unit'],
-        fixed_seeds=tuple(header['fixed_seeds']),
-        inherited=header['inherited'],
+        voids=tuple(header['voids']),
+        inherited=self.num_rounds(header['inherited']),
         rounds=self.charges.rounds,
+        notes=tuple(self.notes),
         apart={u: Head(*h) for u, h in header.get('apart', {}).items()},
     )
 
@@ -564,35 +683,50 @@ def _read(path: str, head: Optional[Head] = None) -> _Chain:
     if not 0 <= header['inherited'] < len(lines) or not isinstance(
         header['parents'], list
     ):
-      raise ValueError('it inherits rounds that are not in it')
+      raise ValueError('it inherits entries that are not in it')
     for index, line in enumerate(lines[1:]):
-      charged = Round(
-          round_num=line['round_num'],
-          sampling=accounting.Sampling(**line['event']['sampling']),
-          noise_multipliers=tuple(line['event']['noise_multipliers']),
-          configuration=line['configuration'],
-          identity=line['identity'],
-          result=line['result'],
-      )
-      if line != chain.line_of(charged):
-        raise ValueError(f'round {index} has other fields than expected')
-      chain.add(line, charged)
+      entry = _entry_of(line)
+      if line != chain.line_of(entry):
+        raise ValueError(f'entry {index} has other fields than expected')
+      chain.add(line, entry)
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise LedgerError(
         f'The privacy ledger {path} is not well formed: {error}.'
     ) from None
-  charged = len(chain.rounds)
-  if head is not None and charged < head.count:
-    raise LedgerError(
-        f'The privacy ledger {path} was shortened: it charges {charged} '
-        f'rounds, the saved state {head.count}. Put the whole file back.'
-    )
-  if head is not None and (head.count < 0 or chain.head(head.count) != head):
-    raise LedgerError(
-        f'The privacy ledger {path} is not the one of the saved state: its '
-        f'first {head.count} rounds were rewritten, or it is of another run.'
-    )
+  if head is not None:
+    _check_head(path, chain, head, of='the saved state')
   return chain
+
+
+def _check_head(path: str, chain: _Chain, head: Head, *, of: str) -> None:
+  """Raises LedgerError unless a ledger goes on from a head."""
+  found = len(chain.entries)
+  if found < head.count:
+    raise LedgerError(
+        f'The privacy ledger {path} was shortened: it has {found} entries, '
+        f'{of} knows {head.count}. Put the whole file back.'
+    )
+  if head.count < 0 or chain.head(head.count) != head:
+    raise LedgerError(
+        f'The privacy ledger {path} is not the one of {of}: its first '
+        f'{head.count} entries were rewritten, or it is of another run or copy.'
+    )
+
+
+def _entry_of(line: _Line) -> _Entry:
+  """The entry that a line holds; its other fields are not looked at."""
+  if line['kind'] == 'note':
+    checks.one_of(NOTES, what=line['what'])
+    return line['what']
+  return Round(
+      round_num=line['round_num'],
+      sampling=accounting.Sampling(**line['event']['sampling']),
+      noise_multipliers=tuple(line['event']['noise_multipliers']),
+      sampler_epsilon=line['event']['sampler_epsilon'],
+      configuration=line['configuration'],
+      identity=line['identity'],
+      result=line['result'],
+  )
 
 
 def _read_lines(path: str) -> list[_Line]:
@@ -632,6 +766,17 @@ def _read_apart(path: str, chain: _Chain) -> dict[str, tuple[_Chain, bytes]]:
   return found
 
 
+def _all_entries(path: str, head: Optional[Head]) -> set[tuple[str, Any]]:
+  """Rounds, notes and voids of a ledger and those beside it, with the unit."""
+  chain = _read(path, head)
+  chains = [chain, *(other for other, _ in _read_apart(path, chain).values())]
+  return {
+      (each.header['unit'], entry)
+      for each in chains
+      for entry in (*each.entries, *each.header['voids'])
+  }
+
+
 def _split(
     parent: Optional[Parent], *, unit: Optional[str]
 ) -> tuple[Optional[Parent], dict[str, tuple[_Chain, bytes]]]:
@@ -648,7 +793,7 @@ def _split(
   if unit in apart:
     apart.pop(unit)
     own = _path_beside(path, unit), chain.contents.apart[unit]
-  if chain.rounds:
+  if chain.entries:
     apart[parent_unit] = chain, _bytes_of(path)
   return own, apart
 

@@ -5,7 +5,7 @@ it states what ran. If no guarantee is worth the name, it says NOT PRIVATE, and
 why.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
 import math
 import textwrap
@@ -16,6 +16,7 @@ import dp_accounting
 from tff_asr import checks
 from tff_asr.privacy import accounting
 from tff_asr.privacy import calibration
+from tff_asr.privacy import ledger
 
 MAX_USEFUL_EPSILON = 10.0
 
@@ -56,6 +57,13 @@ _SAMPLING = {
     ),
 }
 
+# What of a run's control looks at private data without noise.
+_UNCOVERED_CONTROL = (
+    'a run ends when more clients of a round fail than may '
+    '(MAX_FAILED_SHARE), one hangs (CLIENT_TIMEOUT_SEC) or lacks memory, or a '
+    'recording of pre-training cannot be read'
+)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Statement:
@@ -64,7 +72,8 @@ class Statement:
   Attributes:
     private: False if the statement says NOT PRIVATE.
     reasons: Why it is not private; empty if it is.
-    epsilon: The smallest bound on epsilon that the accountants gave.
+    epsilon: The smallest bound on epsilon that the accountants gave; infinite
+      if it is void.
     lines: The statement as text, lines of at most 80 columns.
     fields: The same by name, for JSON; infinity is the string 'inf'.
   """
@@ -79,10 +88,13 @@ class Statement:
     return '\n'.join(self.lines)
 
 
-def default_delta(population: int) -> float:
-  """Returns the delta to use where none is given: 1 / (10 * population)."""
-  checks.positive_int(population=population)
-  return 0.1 / population
+def default_delta(rounds: Iterable[accounting.RoundGroup]) -> float:
+  """Returns the delta to use where none is given: 1 / (10 * population).
+
+  Args:
+    rounds: At least one group; the largest population counts.
+  """
+  return 0.1 / _population(rounds)
 
 
 def build(
@@ -91,28 +103,33 @@ def build(
     delta: float,
     l2_norm_clip: Optional[float],
     unit: str = 'speaker',
-    fixed_seeds: Sequence[str] = (),
-    data_dependent: Sequence[str] = (),
+    voids: Sequence[str] = (),
     inherited: int = 0,
     adaptive_layers: int = 0,
     apart: Sequence[str] = (),
+    notes: Sequence[ledger.Note] = (),
+    public: str = '',
+    tuning: Optional[accounting.Tuning] = None,
 ) -> Statement:
   """Builds the statement of the given rounds.
 
   Args:
     rounds: What was charged, as in `ledger.Contents`; at least one group, its
       count may be 0 (nothing released yet).
-    delta: In (0, 1); should be at most 1 / population.
+    delta: In (0, 1); at 1 / population or above nothing is private.
     l2_norm_clip: The clip C of a client's whole update; infinite without one.
       None: all rounds are of earlier runs, whose clip is not known here.
     unit: What one client is.
-    fixed_seeds: Names of the keys that a seed fixed, such as 'NOISE_SEED'.
-    data_dependent: Decisions of the run that looked at clients' data without
-      noise, such as 'failed clients were left out'.
+    voids: Reasons, as sentences without a full stop, for which no guarantee
+      holds whatever was charged.
     inherited: How many of the rounds are of runs that this one started from.
     adaptive_layers: Number of layers whose clips adapt; if there are any, C is
       that of the next round.
     apart: Units of the seed model's other guarantees, for other data.
+    notes: What the ledger says that the rounds do not tell.
+    public: What a check of the data that are called public found, as a part of
+      a sentence; empty if there was none.
+    tuning: The runs of which this one is the best; None: tuning is not charged.
 
   Raises:
     ValueError: If an argument is out of range or `rounds` is empty.
@@ -129,18 +146,20 @@ def build(
       group.count and group.noise_multiplier == 0 for group in rounds
   )
   by_rdp, by_pld, obstacle = _epsilons(
-      rounds, delta=delta, bounded=not noise_free
+      rounds, delta=delta, bounded=not noise_free, tuning=tuning
   )
   epsilon = min(by_rdp, math.inf if by_pld is None else by_pld)
   reasons = why_not_private(
-      rounds, clipped=clipped, epsilon=epsilon, fixed_seeds=fixed_seeds
+      rounds, clipped=clipped, epsilon=epsilon, delta=delta, voids=voids
   )
+  if voids:
+    epsilon = math.inf
   scale = None
   if num_rounds and not noise_free:
     scale = calibration.smallest_scale(
-        rounds, target_epsilon=MAX_USEFUL_EPSILON, delta=delta
+        rounds, target_epsilon=MAX_USEFUL_EPSILON, delta=delta, tuning=tuning
     )
-  if_secret = ', if the keys were secret' if fixed_seeds else ''
+  if_valid = ', if that were not so' if voids else ''
   relation = accounting.neighbouring(rounds)
   if not num_rounds:
     verdict = 'No round was released yet: nothing is spent.'
@@ -150,14 +169,9 @@ def build(
     verdict = f'NOT PRIVATE: {"; ".join(reasons)}.'
   else:
     verdict = f'({number(epsilon)}, {delta:g})-differential privacy.'
-  population = max(group.sampling.population for group in rounds)
-  warnings = []
-  if delta > 1 / population:
-    warnings.append(
-        f'WARNING: delta {delta:g} is above 1 / population '
-        f'({1 / population:.2g}): such a guarantee allows publishing one {unit}'
-        ' outright. Lower delta.'
-    )
+  warnings = note_words(notes)
+  sampler_epsilon = sum(group.count * group.sampler_epsilon for group in rounds)
+  exact_metrics = any(note.what == 'exact_metrics' for note in notes)
   entries = [
       ('model', 'central differential privacy with a trusted server: the '
        'server sees the updates before noise is added; the guarantee is '
@@ -166,26 +180,34 @@ def build(
       ('neighbours', _RELATIONS[relation].format(unit=unit)),
       ('public', 'the seed model'
        + (', but for what is charged of it' if inherited or apart else '')
-       + f', the dev set, the number of {unit}s, all hyperparameters'),
+       + f', the dev set, the number of {unit}s, all hyperparameters'
+       + (f'; {public}' if public else '')),
       *(entry for group in rounds for entry in _round_entries(group, unit)),
       *_earlier_entries(inherited, num_rounds, apart),
       ('clip', _clip_words(l2_norm_clip, adaptive_layers)),
       ('delta', f'{delta:g}'),
-      ('epsilon (RDP)', number(by_rdp) + if_secret),
+      ('epsilon (RDP)', number(by_rdp) + if_valid),
       ('epsilon (PLD)', f'not computed: {obstacle}'
-       if by_pld is None else number(by_pld) + if_secret),
+       if by_pld is None else number(by_pld) + if_valid),
       ('at larger scale', _scale_words(
           scale, rounds, unit=unit, noise_free=noise_free
       )),
-      ('not counted', 'choosing hyperparameters by looking at private data, '
-       'and other runs on the same data that this one did not start from, are '
-       'not charged'),
-      ('control', _control_words(data_dependent)),
-      ('noise', 'drawn in float32: the guarantee is that of real-valued noise, '
-       'not of its rounding'),
-      ('metrics', 'per-round figures named not_private/... (loss, norms, '
-       'counts) are exact in this simulation and not private; the guarantee is '
-       'of the models'),
+      *([('tuning', tuning_words(tuning))] if tuning else []),
+      ('not counted', ('' if tuning else 'choosing hyperparameters by looking '
+       'at private data, and ') + 'other runs on the same data that this one '
+       'did not start from, are not charged'),
+      ('control', 'rounds, stopping, evaluation and learning rate follow the '
+       'settings, the ledger and the released (noised) models only. NOT '
+       f'COVERED: {_UNCOVERED_CONTROL}'),
+      ('noise', 'none, or not in all rounds' if noise_free else
+       'whole steps of a public grid, as are the sums, so that no rounding '
+       'tells more; drawn by ChaCha20 under a key of 256 bits; that it is '
+       'computed with some 28 digits adds at most '
+       f'{sampler_epsilon:.1g} to epsilon, which is counted'),
+      ('metrics', 'those named not_private/... (losses, norms, counts, times) '
+       'are exact and NOT COVERED; they were shown'
+       if exact_metrics else 'only such as follow from the settings, the '
+       'ledger and the released models were shown'),
   ]
   lines = ['Privacy statement']
   for text in (verdict, *warnings):
@@ -223,11 +245,13 @@ def build(
       'epsilon': json_number(epsilon),
       'epsilon_rdp': json_number(by_rdp),
       'epsilon_pld': json_number(by_pld),
-      'fixed_seeds': list(fixed_seeds),
-      'tuning_charged': False,
-      'data_dependent_control': list(data_dependent),
+      'voids': list(voids),
+      'public': public,
+      'tuning': tuning and dataclasses.asdict(tuning),
+      'data_dependent_control': [_UNCOVERED_CONTROL],
       'inherited_rounds': inherited,
-      'metrics_private': False,
+      'exact_metrics_shown': exact_metrics,
+      'sampler_epsilon': sampler_epsilon,
       'scale_for_target_epsilon': scale and {
           'target_epsilon': MAX_USEFUL_EPSILON,
           **dataclasses.asdict(scale),
@@ -247,8 +271,9 @@ def why_not_private(
     rounds: Sequence[accounting.RoundGroup],
     *,
     epsilon: float,
+    delta: float,
     clipped: bool = True,
-    fixed_seeds: Sequence[str] = (),
+    voids: Sequence[str] = (),
 ) -> list[str]:
   """Returns why rounds of this epsilon are not private; empty if they are."""
   reasons = []
@@ -260,9 +285,58 @@ def why_not_private(
     reasons.append(
         f'epsilon is {number(epsilon)}, above {MAX_USEFUL_EPSILON:g}'
     )
-  for name in fixed_seeds:
-    reasons.append(f'{name} fixes a key, so anyone can compute what it draws')
-  return reasons
+  if too_large := large_delta(delta, rounds):
+    reasons.append(too_large)
+  return [*reasons, *voids]
+
+
+def large_delta(
+    delta: float, rounds: Iterable[accounting.RoundGroup]
+) -> str:
+  """Returns why a delta is worth nothing for these rounds; empty if it is.
+
+  A mechanism that publishes all data of one client, drawn at random from the
+  population, is (0, 1 / population)-private.
+  """
+  limit = 1 / _population(rounds)
+  if delta < limit:
+    return ''
+  return (
+      f'delta is {delta:g}, not below 1 / population ({limit:.2g}): to publish '
+      'all data of one client drawn at random would keep that promise'
+  )
+
+
+def note_words(notes: Sequence[ledger.Note]) -> list[str]:
+  """Returns what the notes of a ledger mean for a reader, a sentence each."""
+  words = []
+  copied = [note.rounds_before for note in notes if note.what == 'copied']
+  if copied:
+    words.append(
+        'WARNING: the run folder is a copy or was restored (noticed after '
+        f'{" and ".join(f"{count:,}" for count in copied)} charged rounds). '
+        'Rounds that went on elsewhere, or that a backup undid, are not '
+        'counted here.'
+    )
+  exact = [note.rounds_before for note in notes if note.what == 'exact_metrics']
+  if exact:
+    words.append(
+        'WARNING: exact metrics of training were shown (EXACT_METRICS, from '
+        f'round {exact[0] + 1:,} of the ledger on). Nothing covers them: keep '
+        'them to yourself.'
+    )
+  return words
+
+
+def tuning_words(tuning: accounting.Tuning) -> str:
+  """Tuning that is charged, in words."""
+  if tuning.distribution == 'fixed':
+    return f'charged as {tuning.runs:,.0f} runs that are all shown'
+  return (
+      f'charged as the best of a {tuning.distribution} number of runs, '
+      f'{tuning.runs:g} on average, drawn before the first; only this run may '
+      'be shown, and it was chosen by public data or by what the runs released'
+  )
 
 
 def number(value: float) -> str:
@@ -279,15 +353,24 @@ def json_number(value: Optional[float]) -> float | str | None:
   return 'inf' if value is not None and math.isinf(value) else value
 
 
+def _population(rounds: Iterable[accounting.RoundGroup]) -> int:
+  """The largest population of the rounds."""
+  return max(group.sampling.population for group in rounds)
+
+
 def _epsilons(
-    rounds: Sequence[accounting.RoundGroup], *, delta: float, bounded: bool
+    rounds: Sequence[accounting.RoundGroup],
+    *,
+    delta: float,
+    bounded: bool,
+    tuning: Optional[accounting.Tuning],
 ) -> tuple[float, Optional[float], str]:
   """Epsilon by RDP and by PLD, and why there is none by PLD."""
   if not bounded:
     released = any(group.count for group in rounds)
     obstacle = 'without clip and noise there is no bound'
     return math.inf if released else 0.0, None, obstacle
-  event = accounting.compose(rounds)
+  event = accounting.compose(rounds, tuning=tuning)
   by_rdp = accounting.epsilon(event, delta=delta)
   obstacle = accounting.pld_obstacle(event, delta=delta)
   if obstacle:
@@ -355,20 +438,6 @@ def _clip_words(l2_norm_clip: Optional[float], adaptive_layers: int) -> str:
         'of the norms, whose estimate is paid for by the noise multiplier'
     )
   return words
-
-
-def _control_words(data_dependent: Sequence[str]) -> str:
-  """The control of the run, in words."""
-  if data_dependent:
-    return (
-        'NOT COVERED, because it looked at private data without noise: '
-        + '; '.join(data_dependent)
-    )
-  return (
-      'rounds, stopping, evaluation and learning rate follow the settings, '
-      'the ledger and the released (noised) models only; a run that ended '
-      'because too many clients failed shows that by its end'
-  )
 
 
 def _scale_words(

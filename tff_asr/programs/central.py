@@ -23,9 +23,9 @@ from tff_asr.features import log_mel
 from tff_asr.learning import central_step
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import keys
-from tff_asr.programs import evaluation
 from tff_asr.programs import faults
 from tff_asr.programs import private_rounds
+from tff_asr.programs import run_state
 from tff_asr.programs import training_loop
 
 
@@ -98,10 +98,6 @@ class CentralTraining(training_loop.TrainingRun):
 
   def __post_init__(self):
     self._check()
-    if self.evaluator is not None:
-      evaluation.warn_of_heard_speakers(
-          self.evaluator, self.client_data.client_ids
-      )
     self.release_every = self.settings.evaluate_every
     self.process = central_step.CentralStep(
         model=self.model,
@@ -111,6 +107,7 @@ class CentralTraining(training_loop.TrainingRun):
         devices=self.devices,
         encoder_rate=self.encoder_rate,
         encoder_frozen_steps=self.encoder_frozen_steps,
+        shapes=self.pipeline.shapes,
     )
     self._batches: Optional[Iterator[Any]] = None
     self._started = math.nan
@@ -263,7 +260,7 @@ class CentralTraining(training_loop.TrainingRun):
     return figures
 
   def finish(
-      self, state: training_loop.RunState
+      self, state: run_state.RunState
   ) -> tuple[weights_lib.Weights, dict[str, Any]]:
     if self.patience is None:
       return state.process.global_model_weights, {}

@@ -4,7 +4,7 @@ It checks everything that a run checks before its first round. It initializes
 the process, to learn its noise and the size of its state.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import math
 import os
 from typing import Any
@@ -13,7 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import accounting
+from tff_asr.privacy import statement
 from tff_asr.programs import private_rounds
+from tff_asr.programs import public_data
 from tff_asr.programs import training_loop
 
 
@@ -24,6 +27,7 @@ async def describe(training: training_loop.TrainingRun) -> str:
     ValueError: As `training_loop.run`, before its first round.
   """
   state = await training.initialize()
+  public = public_data.check(training, state)
   kept = state, training.initial_record(state.global_model_weights)
   state_bytes = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(kept))
   rows = {
@@ -33,7 +37,8 @@ async def describe(training: training_loop.TrainingRun) -> str:
   }
   if training.sampling is not None:
     rules = training_loop.check_first_round(training, state)
-    rows['epsilon'] = _epsilon(training, state, rules)
+    rows['public'] = f'{public.words}.'
+    rows['epsilon'] = _epsilon(training, state, rules, voids=public.voids)
   return '\n'.join([
       training.configuration.rstrip(),
       '',
@@ -56,12 +61,16 @@ def _saved_states(training: training_loop.TrainingRun, state_bytes: int) -> str:
 
 
 def _epsilon(
-    training: training_loop.TrainingRun, state: Any, rules: Mapping[str, Any]
+    training: training_loop.TrainingRun,
+    state: Any,
+    rules: Mapping[str, Any],
+    *,
+    voids: Sequence[str],
 ) -> str:
   """Epsilon at the end, and where a target ends the run before."""
-  fixed = training.privacy.fixed_seeds
-  if fixed:
-    return f'infinite, NOT PRIVATE: {" and ".join(fixed)} fixes a key.'
+  voids = (*training.privacy.voids, *voids)
+  if voids:
+    return f'infinite, NOT PRIVATE: {"; ".join(voids)}.'
   target, last = training.privacy.target_epsilon, training.total
   after = lambda number: private_rounds.epsilon_of_plan(
       state, num_rounds=number, **rules
@@ -73,7 +82,12 @@ def _epsilon(
       middle = (low + high) // 2
       low, high = (middle, high) if after(middle) <= target else (low, middle)
     text += f'; TARGET_EPSILON = {target:g} ends the run after {low:,}'
-  return f'{text}, at delta {rules["delta"]:g}'
+  text += f', at delta {rules["delta"]:g}'
+  own = accounting.RoundGroup(sampling=rules['sampling'], noise_multiplier=0)
+  too_large = statement.large_delta(
+      rules['delta'], [own, *rules['inherited'].rounds]
+  )
+  return f'{text}; NOT PRIVATE: {too_large}' if too_large else text
 
 
 def _size(num_bytes: float) -> str:

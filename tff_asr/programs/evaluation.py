@@ -6,12 +6,11 @@ with the weights of finished runs.
   B: batch size. S: output frames. V: vocabulary with blank.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import os
 from typing import Any, NamedTuple, Optional
 
-from absl import logging
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -24,6 +23,7 @@ from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.programs import progress as progress_lib
+from tff_asr.programs import public_data
 from tff_asr.storage import run_dir
 
 
@@ -86,7 +86,7 @@ class Evaluator:
   """Decodes a data set with given weights; the graph is traced once.
 
   Attributes:
-    client_ids: The speakers of the data set.
+    client_data: The data set.
   """
 
   def __init__(
@@ -108,8 +108,7 @@ class Evaluator:
     """
     check_characters(client_data, pipeline)
     self._pipeline = pipeline
-    self._client_data = client_data
-    self.client_ids = frozenset(client_data.client_ids)
+    self.client_data = client_data
 
     @tf.function(
         input_signature=[
@@ -188,8 +187,8 @@ class Evaluator:
 
   def _batches(self) -> Iterator[pipeline_lib.Batch]:
     examples = tf.data.Dataset.from_tensor_slices(
-        sorted(self._client_data.client_ids)
-    ).flat_map(self._client_data.serializable_dataset_fn)
+        sorted(self.client_data.client_ids)
+    ).flat_map(self.client_data.serializable_dataset_fn)
     return iter(self._pipeline.evaluation_batches(examples))
 
 
@@ -214,25 +213,6 @@ def check_characters(
     )
 
 
-def warn_of_heard_speakers(
-    evaluator: Evaluator, client_ids: Iterable[str]
-) -> None:
-  """Logs a warning if evaluated speakers are also trained on.
-
-  Readers would mistake their word error rates for those of people whom the
-  model never heard.
-  """
-  num_heard = len(evaluator.client_ids & frozenset(client_ids))
-  if num_heard:
-    logging.warning(
-        '%d of the %d dev speakers train, too: word error rates are not of '
-        'people whom the model never heard. Divide the corpus by speaker '
-        '(--partition of data_tools).',
-        num_heard,
-        len(evaluator.client_ids),
-    )
-
-
 def evaluate(
     *,
     runs: Sequence[str],
@@ -250,7 +230,9 @@ def evaluate(
     client_data: The speakers to decode.
     output_name: JSON file to write into each run's folder: the figures, the
       word errors and known attributes (gender, age, accent) of each speaker,
-      and every hypothesis. It holds transcripts, so the data must be public.
+      every hypothesis, and whether figures are of speakers whom the model's
+      guarantee protects (`public_data.Figures`), which is also printed. It
+      holds transcripts, so the data must be public.
 
   Returns:
     What was written for each run.
@@ -266,9 +248,12 @@ def evaluate(
     _check_models(runs, model, pipeline)
   with checks.kept(errors):
     _check_outputs(runs, output_name)
-  attributes = {}
+  attributes, private = {}, {}
   with checks.kept(errors):
     attributes = _attributes(client_data)
+  for run in dict.fromkeys(runs):
+    with checks.kept(errors):
+      private[run] = public_data.of_figures(run, client_data)
   checks.raise_together(errors)
   weights = [
       run_dir.read_model(run, model=model, tokens=pipeline.tokenizer.characters)
@@ -286,7 +271,7 @@ def evaluate(
   ) as progress:
     for run, run_weights in zip(runs, weights, strict=True):
       evaluated = evaluator(run_weights, progress=progress.update)
-      results.append(_figures(evaluated, attributes))
+      results.append(_figures(evaluated, attributes, private[run]))
       files.write_json(os.path.join(run, output_name), results[-1])
   for run, figures in zip(runs, results, strict=True):
     print(
@@ -294,6 +279,8 @@ def evaluate(
         f'{100 * figures["token_error_rate"]:.2f} %) of {figures["num_words"]} '
         f'words of {figures["num_speakers"]} speakers'
     )
+    if private[run].words:
+      print(f'{run}: {private[run].words}')
   return results
 
 
@@ -349,6 +336,7 @@ def _attributes(
 def _figures(
     evaluated: Evaluation,
     attributes: dict[str, dict[str, str]],
+    private: public_data.Figures,
 ) -> dict[str, Any]:
   """An evaluation as JSON."""
   by_client = evaluated.errors_by_client()
@@ -366,6 +354,7 @@ def _figures(
       'num_speakers': len(by_client),
       'median_speaker_word_error_rate': float(np.median(rates)),
       'worst_speaker_word_error_rate': max(rates),
+      'private': private._asdict(),
       'speakers': {
           client_id: errors._asdict() for client_id, errors in by_client.items()
       },

@@ -83,6 +83,7 @@ class FaultSettings:
       *,
       cohort_size: int,
       round_num: int,
+      shows_exact: bool,
   ) -> int:
     """Counts the clients that a round left out; logs them without names.
 
@@ -91,6 +92,7 @@ class FaultSettings:
       metrics: Of the client work.
       cohort_size: Clients that came.
       round_num: The round, for messages.
+      shows_exact: Whether failures are logged; counts and causes are private.
 
     Returns:
       How many failed, without those whose update was not finite.
@@ -104,6 +106,12 @@ class FaultSettings:
     failed = len(failures) + non_finite
     if not failed:
       return 0
+    share = self.max_failed_share
+    is_too_much = share is not None and failed > share * cohort_size
+    if not shows_exact:
+      if is_too_much:
+        raise too_many(round_num)
+      return len(failures)
     reasons = []
     if failures:
       reasons.append(f'the first of them: {failures[min(failures)]}')
@@ -113,8 +121,7 @@ class FaultSettings:
         f'{failed} of {cohort_size} clients of round {round_num} failed '
         f'({"; ".join(reasons)})'
     )
-    share = self.max_failed_share
-    if share is not None and failed > share * cohort_size:
+    if is_too_much:
       raise TooManyFailuresError(
           f'{text}, more than MAX_FAILED_SHARE = {share:g} allows: mend the '
           'data or lower CLIENT_LEARNING_RATE, or raise it.'
@@ -173,6 +180,15 @@ class FaultSettings:
             f'{before:.4g} of the round before'
         )
     return None
+
+
+def too_many(round_num: int) -> TooManyFailuresError:
+  """Returns the error that ends a run without telling what failed."""
+  return TooManyFailuresError(
+      f'more clients of round {round_num} failed than MAX_FAILED_SHARE allows. '
+      'How many and why is private: EXACT_METRICS = True shows it, and the '
+      'privacy statement will say so.'
+  )
 
 
 class Norms(NamedTuple):

@@ -6,8 +6,9 @@ are left out and counted. A round that spoils the model ends the run or is
 undone (`faults`).
 
 The names of metrics say what is private. A metric computed from clients without
-noise begins with `not_private/`: it is for simulations, and the privacy
-statement does not cover it. All other metrics come from settings, noised sums,
+noise begins with `not_private/`: the privacy statement does not cover it, and
+where an epsilon is claimed it is neither shown nor written unless
+`exact_metrics` is set. All other metrics come from settings, noised sums,
 released models and the ledger, and may be shown with the model. docs/metrics.md
 lists them.
 """
@@ -26,14 +27,13 @@ from tff_asr.learning import fed_avg
 from tff_asr.learning import process as process_lib
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import keys
-from tff_asr.programs import evaluation
 from tff_asr.programs import faults as faults_lib
 from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
+from tff_asr.programs import run_state
 from tff_asr.programs import training_loop
 from tff_asr.storage import run_dir
 
-_PREFIX = 'not_private/'
 # Names of the learning process's exact metrics.
 _EXACT = re.compile(r'client_work/|aggregator/not_private/')
 
@@ -50,6 +50,9 @@ class FederatedTraining(training_loop.TrainingRun):
     num_rounds: Rounds of the whole run.
     privacy: Budget and keys.
     faults: What to do about clients that fail and models that diverge.
+    scores_run: Folder of the run whose scores chose layers to freeze, if any;
+      its ledger is inherited.
+    observer: For an audit, called with each round and its number; else None.
   """
 
   learning_process: tff.learning.templates.LearningProcess
@@ -58,6 +61,10 @@ class FederatedTraining(training_loop.TrainingRun):
   num_rounds: int
   privacy: training_loop.PrivacySettings = training_loop.PrivacySettings()
   faults: faults_lib.FaultSettings = faults_lib.FaultSettings()
+  scores_run: Optional[str] = None
+  observer: Optional[Callable[[private_rounds.Done, int], None]] = (
+      dataclasses.field(default=None, init=False, repr=False)
+  )
 
   NAME = 'federated'
   UNIT = 'round'
@@ -65,10 +72,6 @@ class FederatedTraining(training_loop.TrainingRun):
 
   def __post_init__(self):
     self._check()
-    if self.evaluator is not None:
-      evaluation.warn_of_heard_speakers(
-          self.evaluator, self.client_data.client_ids
-      )
     self.process = self.learning_process
     self._source = self.build_cohorts(
         self.client_data.client_ids,
@@ -117,13 +120,17 @@ class FederatedTraining(training_loop.TrainingRun):
   def judge(
       self, record: faults_lib.Norms, done: private_rounds.Done, *, number: int
   ) -> tuple[faults_lib.Norms, Optional[dict[str, float]]]:
+    if self.observer is not None:
+      self.observer(done, number)
     found = done.output.metrics
     metrics = flatten(found, traffic=self._traffic)
-    metrics['not_private/num_failed'] = self.faults.count_failed(
+    exact = training_loop.EXACT
+    metrics[f'{exact}num_failed'] = self.faults.count_failed(
         self.context,
         found['client_work'],
         cohort_size=len(done.drawn),
         round_num=number,
+        shows_exact=self.shows_exact,
     )
     record, is_good = self.faults.after_round(
         record, found['finalizer'], round_num=number
@@ -132,23 +139,24 @@ class FederatedTraining(training_loop.TrainingRun):
     return record, metrics if is_good else None
 
   def figures(self, metrics: Mapping[str, float]) -> dict[str, str]:
-    exact = lambda name: metrics[f'not_private/{name}']
-    figures = {
-        'loss': progress_lib.mean(
-            exact('train_loss'), count=exact('num_utterances')
-        ),
-        'epsilon': progress_lib.spent(
-            metrics['epsilon'], target=self.privacy.target_epsilon
-        ),
-    }
+    exact = lambda name: metrics[f'{training_loop.EXACT}{name}']
+    figures = {}
+    if self.shows_exact:
+      figures['loss'] = progress_lib.mean(
+          exact('train_loss'), count=exact('num_utterances')
+      )
+    figures['epsilon'] = progress_lib.spent(
+        metrics['epsilon'], target=self.privacy.target_epsilon
+    )
     if 'dev_word_error_rate' in metrics:
       figures['dev WER'] = f'{100 * metrics["dev_word_error_rate"]:.1f}%'
-    figures['clients'] = f'{exact("num_clients"):.0f}'
-    figures['audio'] = f'{exact("audio_sec") / exact("seconds"):.0f} s/s'
+    if self.shows_exact:
+      figures['clients'] = f'{exact("num_clients"):.0f}'
+      figures['audio'] = f'{exact("audio_sec") / exact("seconds"):.0f} s/s'
     return figures
 
   def finish(
-      self, state: training_loop.RunState
+      self, state: run_state.RunState
   ) -> tuple[weights_lib.Weights, dict[str, Any]]:
     return state.process.global_model_weights, {
         'bytes_per_client_and_round': self._traffic._asdict(),
@@ -195,4 +203,6 @@ def flatten(
     exact[mean] = total / count if count else math.nan
   exact['bytes_down'] = traffic.down * exact['num_clients']
   exact['bytes_up'] = traffic.up * exact['num_clients']
-  return released | {f'{_PREFIX}{name}': exact[name] for name in exact}
+  return released | {
+      f'{training_loop.EXACT}{name}': value for name, value in exact.items()
+  }

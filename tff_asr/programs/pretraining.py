@@ -32,6 +32,7 @@ from tff_asr.privacy import queries
 from tff_asr.programs import faults
 from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
+from tff_asr.programs import run_state
 from tff_asr.programs import training_loop
 from tff_asr.programs import warm_start
 
@@ -48,7 +49,6 @@ class Pretraining(training_loop.TrainingRun):
       batches.
     build_query: Builds, from the specs of the trained weights, the query that
       clips and noises gradients by example; None: the data are public.
-    num_vectorized: Examples whose gradients are computed at once; see `dp_sgd`.
     devices: Logical devices that share a batch; None: all GPUs, else the CPU.
     freeze: Which layers to leave as they are, by the scores of init_from_run.
     privacy: Budget and keys.
@@ -59,7 +59,6 @@ class Pretraining(training_loop.TrainingRun):
   num_steps: int
   seed: int
   build_query: Optional[queries.BuildQuery] = None
-  num_vectorized: int = 1
   devices: Optional[list[str]] = None
   freeze: Optional[layer_freeze.LayerFreeze] = None
   privacy: training_loop.PrivacySettings = training_loop.PrivacySettings()
@@ -83,7 +82,6 @@ class Pretraining(training_loop.TrainingRun):
         batch_size=self.batch_size,
         seed=self.seed,
         build_query=self.build_query,
-        num_vectorized=self.num_vectorized,
         frozen=self._frozen,
         devices=devices_lib.find(self.devices),
     )
@@ -92,9 +90,7 @@ class Pretraining(training_loop.TrainingRun):
     """Raises ValueError for all that is wrong with the settings."""
     errors = []
     with checks.kept(errors):
-      checks.positive_int(
-          num_steps=self.num_steps, num_vectorized=self.num_vectorized
-      )
+      checks.positive_int(num_steps=self.num_steps)
     with checks.kept(errors):
       checks.non_negative_int(seed=self.seed)
     with checks.kept(errors):
@@ -183,17 +179,23 @@ class Pretraining(training_loop.TrainingRun):
         name: np.float64(before + np.float64(found['layer_squares'][name]))
         for name, before in record.items()
     }
+    exact = {
+        'train_loss': loss,
+        'gradient_norm': mean('gradient_norm_sum'),
+        'num_examples': count,
+        'num_left_out': len(done.drawn) - count,
+    }
     return record, {
-        'not_private/train_loss': loss,
-        'not_private/gradient_norm': mean('gradient_norm_sum'),
-        'not_private/num_examples': count,
-        'not_private/num_left_out': len(done.drawn) - count,
+        f'{training_loop.EXACT}{name}': value for name, value in exact.items()
     }
 
   def figures(self, metrics: Mapping[str, float]) -> dict[str, str]:
-    exact = lambda name: metrics[f'not_private/{name}']
-    loss = progress_lib.mean(exact('train_loss'), count=exact('num_examples'))
-    figures = {'loss': loss}
+    exact = lambda name: metrics[f'{training_loop.EXACT}{name}']
+    figures = {}
+    if self.shows_exact:
+      figures['loss'] = progress_lib.mean(
+          exact('train_loss'), count=exact('num_examples')
+      )
     if 'epsilon' in metrics:
       figures['epsilon'] = progress_lib.spent(
           metrics['epsilon'], target=self.privacy.target_epsilon
@@ -203,7 +205,7 @@ class Pretraining(training_loop.TrainingRun):
     return figures
 
   def finish(
-      self, state: training_loop.RunState
+      self, state: run_state.RunState
   ) -> tuple[weights_lib.Weights, dict[str, Any]]:
     if self.build_query is None:
       squares = {name: float(value) for name, value in state.record.items()}
@@ -264,7 +266,11 @@ class MaskedEvaluation(NamedTuple):
 
 
 class MaskedEvaluator:
-  """Predicts the masked frames of a data set; its masks never change."""
+  """Predicts the masked frames of a data set; its masks never change.
+
+  Attributes:
+    client_data: The data set.
+  """
 
   def __init__(
       self,
@@ -283,6 +289,7 @@ class MaskedEvaluator:
     examples = examples_lib.Examples(
         client_data, pipeline=pipeline, batch_size=1, key=keys.from_seed(0)
     )
+    self.client_data = client_data
     self._examples = examples
     self._numbers = list(range(examples.sampling.population))
 

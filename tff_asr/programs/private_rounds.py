@@ -6,16 +6,19 @@ counters, the server state that clients get, the cohort's draw and the
 configuration). So the same noise comes back only for the identical round, as
 after a crash. A repeated round may still come out differently (other data or
 code, or another machine's rounding). The ledger notices that by the released
-bits; the round is then repeated under a new key and charged in addition. A
-copied run folder gets a new key, too, because the original may continue beside
-it.
+bits; the round is then repeated under a new key and charged in addition.
+
+Identities are public, so both keys of the run change with each charged round,
+by a function that cannot be turned back: a later key tells no earlier round.
+The sampler's key lasts for a pass, where cohorts are parts of one order.
+`run_state` says where keys are kept.
 
 A new noise key also changes the sampler's key, if cohorts are drawn at random.
 Each round is charged as a draw of its own; two sums over one draw of clients
 would tell more than two such rounds.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import concurrent.futures
 import hashlib
 import math
@@ -33,6 +36,7 @@ from tff_asr.learning import fed_avg
 from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import queries
 from tff_asr.storage import run_dir
 
 
@@ -40,7 +44,7 @@ class NoiseState(NamedTuple):
   """The part of a run's noise that is saved.
 
   Attributes:
-    key: The run's 128-bit noise key, int32 [4]. Secret.
+    key: The run's 256-bit noise key, int32 [8]. Secret.
     file_identity: `Ledger.file_identity` when the key was drawn, int64.
   """
 
@@ -52,17 +56,15 @@ class Done(NamedTuple):
   """A round that was run, and charged if it is private.
 
   Attributes:
-    output: What the learning process's `next` returned, materialized.
+    output: What the learning process's `next` returned, materialized; without
+      the round's key.
     drawn: What the round trained on: the clients' ids (federated), the numbers
       of the examples (pre-training) or one batch (central).
-    before: State of the draws before this one; the number of the batch in
-      central training.
-    after: State of the draws after it.
+    after: State of the draws after this one.
   """
 
   output: Any
   drawn: Any
-  before: Any
   after: Any
 
 
@@ -83,17 +85,19 @@ class PrivateRoundRunner:
       delta: float,
       target_epsilon: Optional[float],
       fixed_noise: bool,
+      tuning: Optional[accounting.Tuning] = None,
   ):
     """Takes over a ledger.
 
     Args:
       ledger: The run's ledger, opened at the saved state.
-      noise: The saved noise state, or one with a new key.
+      noise: The noise state to go on from.
       sampling: How cohorts are drawn.
       configuration: Digest of the configuration.
       delta: The delta of epsilon.
       target_epsilon: Epsilon (RDP) that the ledger must not exceed, or None.
       fixed_noise: Whether a seed fixed the noise key (NOT PRIVATE).
+      tuning: The runs of which this one is the best; None: it is the only one.
     """
     self._ledger = ledger
     self._sampling = sampling
@@ -101,16 +105,10 @@ class PrivateRoundRunner:
     self._delta = delta
     self._target_epsilon = target_epsilon
     self._fixed_noise = fixed_noise
-    self._is_renewed = False
+    self._tuning = tuning
     # The last weights and their digest, which the next round needs again.
     self._digested = (None, '')
     self.noise = noise
-    if int(noise.file_identity) != ledger.file_identity:
-      logging.warning(
-          'This run folder is a copy or was restored: its noise gets a new '
-          'key, since the run that it was copied from may go on with the old.'
-      )
-      self._renew_key()
 
   @property
   def head(self) -> ledger_lib.Head:
@@ -131,15 +129,28 @@ class PrivateRoundRunner:
       charged = self._ledger.charges.after(
           [int(cohort_state.round_num)],
           sampling=self._sampling,
-          noise_multipliers=_noise_multipliers(state, self._sampling),
+          **_noise(state, self._sampling),
       )
-    return _epsilon(charged, self._delta) <= self._target_epsilon
+    spent = _epsilon(charged, self._delta, self._tuning)
+    return spent <= self._target_epsilon
 
-  def sampled_from(
-      self, cohort_state: cohorts.CohortState
-  ) -> cohorts.CohortState:
-    """The saved state of cohorts, with a new key if the noise key is new."""
-    return self._redrawn(cohort_state) if self._is_renewed else cohort_state
+  def claims_epsilon(self, state: Any) -> bool:
+    """Whether a finite epsilon holds for the next round and those before."""
+    charged = self._ledger.charges.after(
+        [0],
+        sampling=self._sampling,
+        **_noise(state, self._sampling),
+    )
+    return not self._ledger.contents.voids and all(
+        group.noise_multiplier >= accounting.MIN_NOISE_MULTIPLIER
+        for group in charged
+    )
+
+  def note_exact_metrics(self) -> None:
+    """Leaves a note in the ledger, before exact metrics are shown."""
+    notes = self._ledger.contents.notes
+    if not any(note.what == 'exact_metrics' for note in notes):
+      self._ledger.note('exact_metrics')
 
   async def run(
       self,
@@ -151,7 +162,8 @@ class PrivateRoundRunner:
   ) -> Done:
     """Runs a round and charges it.
 
-    When this returns, the round is in the ledger on disk.
+    When this returns, the round is in the ledger on disk, and the keys that it
+    was drawn by are gone, from this runner and from the states.
 
     Args:
       next_fn: The learning process's `next`.
@@ -181,12 +193,18 @@ class PrivateRoundRunner:
         self._ledger.append(ledger_lib.Round(
             round_num=int(cohort_state.round_num),
             sampling=self._sampling,
-            noise_multipliers=_noise_multipliers(output.state, self._sampling),
+            **_noise(output.state, self._sampling),
             configuration=self._configuration,
             identity=identity,
-            result=self._weights_digest(output.state),
+            result=self._result(output),
         ))
-        return Done(output, drawn, cohort_state, after)
+        self.noise = self.noise._replace(key=_next_key(self.noise.key))
+        state = with_query_state(
+            output.state, noise_key=np.zeros_like(self.noise.key)
+        )
+        return Done(
+            output._replace(state=state), drawn, self._with_next_key(after)
+        )
       except ledger_lib.NoiseReuseError as error:
         logging.warning('%s It is repeated under one and charged again.', error)
         self._renew_key()
@@ -199,28 +217,12 @@ class PrivateRoundRunner:
               'are saved.'
           ) from None
 
-  def roll_back(self, state: Any, cohort_state: Any) -> None:
-    """Gives the rounds after an undone one a new noise key.
-
-    The undone round stays charged. The new key is derived from the old one and
-    the round's identity. So a run that is killed after a roll-back and resumes
-    before it gets the same key, and is charged the same rounds.
-
-    Args:
-      state: The learning process's state before the undone round.
-      cohort_state: The cohort iterator's state before it.
-    """
-    identity = self._identity(state, cohort_state)
-    self.noise = self.noise._replace(
-        key=keys.derive(self.noise.key, purpose=f'rolled back {identity}')
-    )
-
   def epsilon(self) -> float:
-    """Epsilon by RDP of all charged rounds; infinite if a seed fixed a key."""
+    """Epsilon by RDP of all charged rounds; infinite if it is void."""
     contents = self._ledger.contents
-    if contents.fixed_seeds:
+    if contents.voids:
       return math.inf
-    return _epsilon(contents.rounds, self._delta)
+    return _epsilon(contents.rounds, self._delta, self._tuning)
 
   def _renew_key(self) -> None:
     """Replaces the noise key by a new draw, or derives it if it is fixed."""
@@ -229,8 +231,17 @@ class PrivateRoundRunner:
         if self._fixed_noise
         else keys.draw()
     )
-    self.noise = NoiseState(key, np.int64(self._ledger.file_identity))
-    self._is_renewed = True
+    self.noise = self.noise._replace(key=key)
+
+  def _with_next_key(
+      self, cohort_state: cohorts.CohortState
+  ) -> cohorts.CohortState:
+    """The state after a draw, with the key of the next one."""
+    if self.is_of_a_pass and (
+        cohort_state.round_num % self._sampling.rounds_per_pass
+    ):
+      return cohort_state
+    return cohort_state._replace(key=_next_key(cohort_state.key))
 
   def _redrawn(self, cohort_state: cohorts.CohortState) -> cohorts.CohortState:
     """The state with the sampler's key that goes with the noise key."""
@@ -243,15 +254,33 @@ class PrivateRoundRunner:
   def _identity(self, state: Any, cohort_state: Any) -> str:
     """Digest of all that decides a round's noisy sum."""
     rest = (state.distributor, state.client_work, state.aggregator)
-    query_state = state.aggregator.query_state.numerator_state
     return ledger_lib.round_identity(
         noise_key=np.asarray(self.noise.key),
-        noise_counter=int(query_state.counter),
+        noise_counter=int(query_state(state).counter),
         sampler_key=np.asarray(cohort_state.key),
         round_num=int(cohort_state.round_num),
         configuration=self._configuration,
         state_digest=self._weights_digest(state) + digest(rest),
     )
+
+  def _result(self, output: Any) -> str:
+    """Digest of all that shows a round's noised sum.
+
+    The weights may not: at a learning rate of 0 they stay as they are, while
+    the optimizer's state, adaptive clips and metrics follow the sum.
+    """
+    state = output.state
+    # A tree's nodes follow from keys and counters, and are large.
+    large = {'nodes': ()} if hasattr(query_state(state), 'nodes') else {}
+    keyless = with_query_state(
+        state, noise_key=np.zeros_like(self.noise.key), **large
+    )
+    metrics = output.metrics
+    if isinstance(metrics, Mapping):
+      metrics = metrics.get('finalizer', ())
+    shown = digest((state.finalizer, keyless.aggregator, metrics))
+    parts = self._weights_digest(state) + shown
+    return hashlib.sha256(parts.encode()).hexdigest()
 
   def _weights_digest(self, state: Any) -> str:
     """Digest of the model's weights, kept for the next round."""
@@ -259,6 +288,26 @@ class PrivateRoundRunner:
     if self._digested[0] is not weights:
       self._digested = (weights, digest(weights))
     return self._digested[1]
+
+
+def query_state(state: Any) -> Any:
+  """The query's state within a learning process's."""
+  return state.aggregator.query_state.numerator_state
+
+
+def with_query_state(state: Any, **changes: Any) -> Any:
+  """A learning process's state with other fields of its query's."""
+  mean_state = state.aggregator.query_state._replace(
+      numerator_state=query_state(state)._replace(**changes)
+  )
+  return state._replace(
+      aggregator=state.aggregator._replace(query_state=mean_state)
+  )
+
+
+def _next_key(key: np.ndarray) -> np.ndarray:
+  """The key of the round after; it does not tell the one given."""
+  return keys.derive(key, purpose='next round')
 
 
 def digest(values: Any) -> str:
@@ -300,6 +349,7 @@ def check_first_round(
     delta: float,
     target_epsilon: Optional[float],
     inherited: ledger_lib.Charges,
+    tuning: Optional[accounting.Tuning] = None,
 ) -> None:
   """Checks that a new run can do a round at all.
 
@@ -309,6 +359,7 @@ def check_first_round(
     delta: Of epsilon.
     target_epsilon: Epsilon that must not be exceeded, or None.
     inherited: Charges of the runs that it starts from.
+    tuning: The runs of which this one is the best; None: it is the only one.
 
   Raises:
     ValueError: Sampling and noise do not go together or do not compose with the
@@ -317,12 +368,12 @@ def check_first_round(
   rounds = inherited.after(
       [0],
       sampling=sampling,
-      noise_multipliers=_noise_multipliers(state, sampling),
+      **_noise(state, sampling),
   )
   accounting.neighbouring(rounds)
   if target_epsilon is None:
     return
-  found = _epsilon(rounds, delta)
+  found = _epsilon(rounds, delta, tuning)
   if not found <= target_epsilon:
     before = sum(group.count for group in inherited.rounds)
     raise ValueError(
@@ -340,6 +391,7 @@ def epsilon_of_plan(
     num_rounds: int,
     inherited: ledger_lib.Charges,
     delta: float,
+    tuning: Optional[accounting.Tuning] = None,
 ) -> float:
   """Epsilon (RDP) of a run that does all its rounds.
 
@@ -349,20 +401,21 @@ def epsilon_of_plan(
     num_rounds: Rounds of the whole run.
     inherited: Charges of the runs that it starts from.
     delta: The delta of epsilon.
+    tuning: The runs of which this one is the best; None: it is the only one.
   """
   rounds = inherited.after(
       range(num_rounds),
       sampling=sampling,
-      noise_multipliers=_noise_multipliers(state, sampling),
+      **_noise(state, sampling),
   )
-  return _epsilon(rounds, delta)
+  return _epsilon(rounds, delta, tuning)
 
 
 def create_ledger(
     run: run_dir.RunDir,
     parent: Optional[ledger_lib.Parent],
     *,
-    fixed_seeds: Sequence[str] = (),
+    voids: Sequence[str] = (),
     unit: Optional[str] = 'speaker',
 ) -> ledger_lib.Ledger:
   """Starts the ledger of a new run; refuses if an old one was taken away.
@@ -370,7 +423,7 @@ def create_ledger(
   Args:
     run: The run's folder.
     parent: The ledger of the model that it starts from, or None.
-    fixed_seeds: Names of the keys that a seed fixed.
+    voids: Reasons for which no guarantee holds, see `ledger.Contents`.
     unit: What one client is; None: as in the parent.
 
   Raises:
@@ -386,15 +439,16 @@ def create_ledger(
   return ledger_lib.create(
       run.file(run_dir.LEDGER),
       unit=unit,
-      fixed_seeds=fixed_seeds,
+      voids=voids,
       parent=parent,
   )
 
 
-def _noise_multipliers(
-    state: Any, sampling: accounting.Sampling
-) -> tuple[float]:
-  """The noise of a round, from the event that the aggregator reports."""
+def _noise(state: Any, sampling: accounting.Sampling) -> dict[str, Any]:
+  """The noise of a round as the ledger charges it: arguments of its `Round`.
+
+  From the event that the aggregator reports, and the model's size.
+  """
   event = dp_accounting.DpEvent.from_named_tuple(state.aggregator.dp_event)
   is_tree = isinstance(event, dp_accounting.SingleEpochTreeAggregationDpEvent)
   if is_tree != (sampling.kind == 'pass'):
@@ -409,8 +463,22 @@ def _noise_multipliers(
         f'{sampling.rounds_per_pass}: both must come from one COHORT_SIZE and '
         'PRIVATE_DIR.'
     )
-  return (float(event.noise_multiplier),)
+  noise_multiplier = float(event.noise_multiplier)
+  weights = tree.flatten(state.global_model_weights)
+  return {
+      'noise_multipliers': (noise_multiplier,),
+      'sampler_epsilon': queries.sampler_epsilon(
+          noise_multiplier,
+          num_elements=sum(math.prod(weight.shape) for weight in weights),
+      ),
+  }
 
 
-def _epsilon(rounds: list[accounting.RoundGroup], delta: float) -> float:
-  return accounting.epsilon(accounting.compose(rounds), delta=delta)
+def _epsilon(
+    rounds: list[accounting.RoundGroup],
+    delta: float,
+    tuning: Optional[accounting.Tuning],
+) -> float:
+  return accounting.epsilon(
+      accounting.compose(rounds, tuning=tuning), delta=delta
+  )

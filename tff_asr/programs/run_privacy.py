@@ -10,9 +10,11 @@ from typing import Any, Optional
 
 import numpy as np
 
+from tff_asr.privacy import accounting
 from tff_asr.privacy import epsilon_report
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import statement
+from tff_asr.privacy import witness as witness_lib
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
@@ -33,7 +35,12 @@ def saved_head(run: str) -> Optional[ledger_lib.Head]:
 
 
 def epsilon_of_run(
-    run: str, *, delta: Optional[float] = None, accountant: str = 'rdp'
+    run: str,
+    *,
+    delta: Optional[float] = None,
+    accountant: str = 'rdp',
+    witness: Optional[str] = None,
+    tuning: Optional[accounting.Tuning] = None,
 ) -> epsilon_report.Result:
   """Returns the epsilon of all rounds that a run's ledger charges.
 
@@ -45,17 +52,23 @@ def epsilon_of_run(
     run: The run's folder.
     delta: In (0, 1); None takes 1 / (10 population), of each ledger.
     accountant: 'rdp' or 'pld'.
+    witness: A file that knows the ledger's earlier heads (`privacy.witness`).
+    tuning: The runs of which this one is the best; of its own unit.
 
   Raises:
-    ledger.LedgerError: The ledger is missing or was changed.
+    ledger.LedgerError: The ledger is missing or was changed, or does not go on
+      from what the witness has.
     ValueError: It charges no rounds, or an argument is out of range.
   """
+  run_dir.check_contents(run)
   path = os.path.join(run, run_dir.LEDGER)
   if not os.path.exists(path):
     raise ValueError(
         f'{run} has no privacy ledger ({run_dir.LEDGER}): is it the folder of '
         'a run on private data, or of one that started from its model?'
     )
+  if witness is not None:
+    witness_lib.check(witness, path)
   # Once a run has ended the two heads are equal, and the ledger is read once.
   heads = dict.fromkeys((saved_head(run), run_dir.ledger_of_model(run)[1]))
   for head in heads:
@@ -63,17 +76,23 @@ def epsilon_of_run(
   if not contents.rounds:
     raise ValueError(f'the privacy ledger of {run} charges no rounds yet.')
 
-  def account(contents: ledger_lib.Contents) -> epsilon_report.Result:
+  def account(
+      contents: ledger_lib.Contents, **how: Any
+  ) -> epsilon_report.Result:
     return epsilon_report.of_rounds(
         contents.rounds,
-        delta=_default_delta(contents) if delta is None else delta,
+        delta=(
+            statement.default_delta(contents.rounds) if delta is None else delta
+        ),
         accountant=accountant,
-        fixed_seeds=contents.fixed_seeds,
+        voids=contents.voids,
         unit=contents.unit,
+        notes=contents.notes,
+        **how,
     )
 
   apart = tuple(map(account, ledger_lib.read_apart(path)))
-  return dataclasses.replace(account(contents), apart=apart)
+  return dataclasses.replace(account(contents, tuning=tuning), apart=apart)
 
 
 def write_statement(
@@ -82,6 +101,8 @@ def write_statement(
     query_state: Any = None,
     *,
     delta: Optional[float] = None,
+    public: str = '',
+    tuning: Optional[accounting.Tuning] = None,
 ) -> statement.Statement:
   """States what a run's ledger charges, in privacy.txt and privacy.json.
 
@@ -93,28 +114,36 @@ def write_statement(
     query_state: State of its query, of `queries` or `adaptive_query`; None: the
       run charges no rounds of its own.
     delta: The statement's delta; None: the default.
+    public: As in `statement.build`.
+    tuning: The runs of which this one is the best; None: tuning is not charged.
   """
   contents = ledger.contents
   apart = ledger_lib.read_apart(run.file(run_dir.LEDGER))
   clip = None if query_state is None else float(query_state.l2_norm_clip)
+  if delta is None:
+    delta = statement.default_delta(contents.rounds)
   stated = statement.build(
       contents.rounds,
-      delta=_default_delta(contents) if delta is None else delta,
+      delta=delta,
       l2_norm_clip=clip,
       unit=contents.unit,
-      fixed_seeds=contents.fixed_seeds,
+      voids=contents.voids,
       inherited=contents.inherited,
       adaptive_layers=np.size(getattr(query_state, 'layer_clips', ())),
       apart=[other.unit for other in apart],
+      notes=contents.notes,
+      public=public,
+      tuning=tuning,
   )
   others = [
       statement.build(
           other.rounds,
-          delta=_default_delta(other),
+          delta=statement.default_delta(other.rounds),
           l2_norm_clip=None,
           unit=other.unit,
-          fixed_seeds=other.fixed_seeds,
+          voids=other.voids,
           inherited=sum(group.count for group in other.rounds),
+          notes=other.notes,
       )
       for other in apart
   ]
@@ -127,10 +156,3 @@ def write_statement(
   run.write_text(run_dir.STATEMENT, f'{stated}\n')
   run.write_json(run_dir.PRIVACY, stated.fields)
   return stated
-
-
-def _default_delta(contents: ledger_lib.Contents) -> float:
-  """Delta where none is given, for the largest population."""
-  return statement.default_delta(
-      max(group.sampling.population for group in contents.rounds)
-  )

@@ -15,13 +15,14 @@ rest, the same for all:
 
 import abc
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import errno
+import functools
 import os
 import time
-from typing import Any, ClassVar, NamedTuple, Optional
+from typing import Any, ClassVar, Optional
 
 from absl import logging
 import numpy as np
@@ -30,23 +31,30 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.execution import round_execution
 from tff_asr.learning import process as process_lib
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import statement as statement_lib
+from tff_asr.privacy import witness as witness_lib
 from tff_asr.programs import evaluation
+from tff_asr.programs import faults
 from tff_asr.programs import private_rounds
 from tff_asr.programs import progress as progress_lib
+from tff_asr.programs import public_data
 from tff_asr.programs import run_privacy
+from tff_asr.programs import run_state
 from tff_asr.programs import warm_start
 from tff_asr.storage import checkpoints
 from tff_asr.storage import run_dir
 
+# Begins the names of metrics that are computed from private data without noise.
+EXACT = 'not_private/'
 _MEMORY_ADVICE = (
-    'lower MAX_BATCH_SEC (seconds of audio a batch), CLIENTS_PER_DEVICE or '
-    'NUM_VECTORIZED, or take a smaller model (NUM_BLOCKS, DIM, MLP_DIM)'
+    'lower MAX_BATCH_SEC (seconds of audio a batch) or CLIENTS_PER_DEVICE, '
+    'or take a smaller model (NUM_BLOCKS, DIM, MLP_DIM)'
 )
 
 
@@ -86,17 +94,28 @@ class PrivacySettings:
   """Budget and keys of a private run.
 
   Attributes:
-    delta: Of epsilon; None: 1 / (10 * population).
+    delta: Of epsilon; None: 1 / (10 * population), of the largest one that the
+      ledger charges. Nothing is private at 1 / population or above.
+    witness: A file outside the run's folder that gets the ledger's head at each
+      saved state, and that a resumed run must go on from (`privacy.witness`).
     target_epsilon: The run ends before the round after which the ledger's
       epsilon (RDP) would exceed this; None: no such end. Needs a delta.
+    tuning: The runs of which this one is the best, to be charged in all that is
+      said of epsilon; None: it is the only one.
     noise_seed: Fixes the noise key, for tests: NOT PRIVATE.
     sampler_seed: Fixes the sampler's key, for tests: NOT PRIVATE.
+    exact_metrics: Whether metrics without noise are shown and written, and the
+      causes of clients' failures, although an epsilon is claimed: no statement
+      covers them. They always are where none is claimed.
   """
 
   delta: Optional[float] = None
   target_epsilon: Optional[float] = None
+  tuning: Optional[accounting.Tuning] = None
   noise_seed: Optional[int] = None
   sampler_seed: Optional[int] = None
+  exact_metrics: bool = False
+  witness: Optional[str] = None
 
   def check(self) -> None:
     """Raises ValueError for all that is wrong with the settings."""
@@ -119,35 +138,31 @@ class PrivacySettings:
           checks.non_negative_int(**{name: seed})
     checks.raise_together(errors)
 
-  def delta_of(self, sampling: accounting.Sampling) -> float:
-    """Returns delta for a population."""
-    if self.delta is None:
-      return statement_lib.default_delta(sampling.population)
-    return self.delta
+  def delta_of(
+      self,
+      sampling: accounting.Sampling,
+      charged: Sequence[accounting.RoundGroup],
+  ) -> float:
+    """Returns delta of a run, which may inherit rounds of a larger population.
+
+    Args:
+      sampling: Of the run's rounds.
+      charged: What the ledger charges already.
+    """
+    if self.delta is not None:
+      return self.delta
+    own = accounting.RoundGroup(sampling=sampling, noise_multiplier=0, count=0)
+    return statement_lib.default_delta([own, *charged])
 
   @property
-  def fixed_seeds(self) -> list[str]:
-    """Names of the keys that a seed fixed."""
+  def voids(self) -> list[str]:
+    """Reasons for which no guarantee holds: keys that a seed fixed."""
     seeds = {'NOISE_SEED': self.noise_seed, 'SAMPLER_SEED': self.sampler_seed}
-    return [name for name, seed in seeds.items() if seed is not None]
-
-
-class RunState(NamedTuple):
-  """All that a run needs to continue.
-
-  Attributes:
-    process: The process's state; with noise it holds the noise counter.
-    source: State of the draws; holds their key.
-    ledger: Head of the privacy ledger.
-    noise: The noise key, and the ledger file that it belongs to.
-    record: Values that the kind of training keeps from round to round.
-  """
-
-  process: Any
-  source: Any
-  ledger: ledger_lib.Head
-  noise: private_rounds.NoiseState
-  record: Any
+    return [
+        f'{name} fixes a key, so anyone can compute what it draws'
+        for name, seed in seeds.items()
+        if seed is not None
+    ]
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -159,12 +174,16 @@ class TrainingRun(abc.ABC):
   Attributes:
     output_dir: The run's folder; see `run_dir`.
     configuration: Text of the configuration, kept with the run.
+    parts: Model and pipeline as data (`run_dir.RunDir`), kept with the run.
     model: The model.
     pipeline: Examples to batches.
     client_data: The speakers to train on.
     settings: Intervals of evaluations and saved states.
     evaluator: Evaluates weights on a public dev set, or None.
     init_from_run: Folder of a run whose model training starts from.
+    on_shared_data: What to do if data that are called public share speakers or
+      recordings with private ones: 'refuse', or 'not_private' to train without
+      a guarantee. See `public_data`.
   """
 
   output_dir: str
@@ -175,6 +194,8 @@ class TrainingRun(abc.ABC):
   settings: RunSettings = RunSettings()
   evaluator: Optional[Any] = None
   init_from_run: Optional[str] = None
+  parts: str = ''
+  on_shared_data: str = public_data.REFUSE
 
   # NAME is displayed; UNIT is what `total` and versions count.
   NAME: ClassVar[str]
@@ -187,14 +208,22 @@ class TrainingRun(abc.ABC):
   # How rounds are drawn, for the accounting; None: nothing is charged.
   sampling = None
   privacy = PrivacySettings()
+  # Folder of the run whose scores chose layers to freeze.
+  scores_run = None
+  # What became of the check of public data, once the run is opened.
+  public = None
   # Rounds between releases of metrics.
   release_every = 1
+  # Whether metrics without noise are shown; the loop decides.
+  shows_exact = True
 
   def check_common(self, errors: list[Exception]) -> None:
     """Appends what is wrong with the settings of any training."""
     for settings in (self.settings, self.privacy):
       with checks.kept(errors):
         settings.check()
+    with checks.kept(errors):
+      checks.one_of(public_data.ACTIONS, on_shared_data=self.on_shared_data)
     if self.tokens:
       with checks.kept(errors):
         evaluation.check_characters(self.client_data, self.pipeline)
@@ -214,7 +243,28 @@ class TrainingRun(abc.ABC):
               'cannot start from itself.'
           )
     with checks.kept(errors):
+      self._check_witness()
+    with checks.kept(errors):
       run_dir.check_folder(self.output_dir, configuration=self.configuration)
+
+  def _check_witness(self) -> None:
+    """Raises ValueError for a witness that could not do its work."""
+    witness = self.privacy.witness
+    if witness is None:
+      return
+    folder = os.path.dirname(os.path.realpath(witness))
+    if not os.path.isdir(folder):
+      raise ValueError(
+          f'the folder of WITNESS = {witness} is missing: make it.'
+      )
+    if os.path.isdir(witness):
+      raise ValueError(f'WITNESS = {witness} is a folder: name a file in it.')
+    run = os.path.realpath(self.output_dir)
+    if os.path.commonpath([folder, run]) == run:
+      raise ValueError(
+          f'WITNESS = {witness} is in the folder of the run: whoever puts that '
+          'back to an earlier time puts it back, too. Take a place elsewhere.'
+      )
 
   @property
   @abc.abstractmethod
@@ -267,8 +317,9 @@ class TrainingRun(abc.ABC):
       number: The round's number, from 1 on.
 
     Returns:
-      The record after the round, and its metrics to release. None for metrics:
-      the round is to be undone; a private round stays charged.
+      The record after the round, and its metrics to release, of which the loop
+      leaves out exact ones unless they are shown. None for metrics: the round
+      is to be undone; a private round stays charged.
 
     Raises:
       ValueError: The run is to end with the state before this round.
@@ -293,10 +344,14 @@ class TrainingRun(abc.ABC):
 
   @abc.abstractmethod
   def figures(self, metrics: Mapping[str, float]) -> dict[str, str]:
-    """Returns what the progress display shows of a round."""
+    """Returns what the progress display shows of a round's metrics.
+
+    Args:
+      metrics: Without exact ones, unless they are shown.
+    """
 
   def finish(
-      self, state: RunState
+      self, state: run_state.RunState
   ) -> tuple[weights_lib.Weights, dict[str, Any]]:
     """Returns the model that the run ends with, and results of its own."""
     return state.process.global_model_weights, {}
@@ -323,6 +378,11 @@ def check_durations(
     )
 
 
+def _is_shortage(error: Optional[BaseException]) -> bool:
+  """Whether an error says that memory does not suffice."""
+  return isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError))
+
+
 @contextlib.contextmanager
 def explained_shortage() -> Iterator[None]:
   """Tells which settings to change if memory does not suffice.
@@ -334,9 +394,7 @@ def explained_shortage() -> Iterator[None]:
     yield
   except Exception as error:
     found = error
-    while found is not None and not isinstance(
-        found, (MemoryError, tf.errors.ResourceExhaustedError)
-    ):
+    while found is not None and not _is_shortage(found):
       found = found.__cause__
     if found is None:
       raise
@@ -348,10 +406,17 @@ def explained_shortage() -> Iterator[None]:
 
 
 def parent_ledger(training: TrainingRun) -> Optional[ledger_lib.Parent]:
-  """Returns the ledger of the model that a run starts from, if it has one."""
-  if training.init_from_run is None:
-    return None
-  return run_dir.ledger_of_model(training.init_from_run)
+  """Returns the ledger that a run inherits, if there is one.
+
+  It is that of the model that the run starts from, or of the scores by which
+  layers were frozen: whichever has all rounds of the other.
+
+  Raises:
+    ledger.LedgerError: Neither has, or one is missing or was changed.
+  """
+  runs = dict.fromkeys([training.init_from_run, training.scores_run])
+  parents = [run_dir.ledger_of_model(run) for run in runs if run is not None]
+  return ledger_lib.widest([each for each in parents if each is not None])
 
 
 def check_first_round(
@@ -364,18 +429,20 @@ def check_first_round(
     process_state: Its process's first state.
 
   Returns:
-    Arguments of `private_rounds.epsilon_of_plan`: sampling, delta and inherited
-    charges.
+    Arguments of `private_rounds.epsilon_of_plan`: sampling, delta, inherited
+    charges and tuning.
 
   Raises:
     ValueError: As `private_rounds.check_first_round`.
   """
+  inherited = ledger_lib.inherited_charges(
+      parent_ledger(training), unit=training.PRIVACY_UNIT
+  )
   rules = dict(
       sampling=training.sampling,
-      delta=training.privacy.delta_of(training.sampling),
-      inherited=ledger_lib.inherited_charges(
-          parent_ledger(training), unit=training.PRIVACY_UNIT
-      ),
+      delta=training.privacy.delta_of(training.sampling, inherited.rounds),
+      inherited=inherited,
+      tuning=training.privacy.tuning,
   )
   private_rounds.check_first_round(
       process_state, target_epsilon=training.privacy.target_epsilon, **rules
@@ -409,7 +476,9 @@ async def run(training: TrainingRun) -> dict[str, Any]:
   async with contextlib.AsyncExitStack() as stack:
     stack.enter_context(explained_shortage())
     folder, ledger, rounds, state, number = await _open(training, stack)
-    managers = folder.release_managers(last=number)
+    managers = folder.release_managers(
+        last=number, with_times=training.shows_exact
+    )
     progress = stack.enter_context(progress_lib.Progress(
         description=training.NAME,
         total=training.total,
@@ -417,12 +486,14 @@ async def run(training: TrainingRun) -> dict[str, Any]:
         unit=training.UNIT,
     ))
     saver = await stack.enter_async_context(
-        checkpoints.Saver(folder.state_manager, saved=number)
+        checkpoints.Saver(
+            functools.partial(run_state.save, folder), last=number
+        )
     )
     is_last = _is_over(training, rounds, state, number)
     started = time.monotonic()
     while not is_last and not training.is_converged(state.record):
-      done = await _next_round(training, rounds, state)
+      done = await _next_round(training, rounds, state, number=number + 1)
       saver.check()
       record, metrics = training.judge(state.record, done, number=number + 1)
       if metrics is None:
@@ -447,18 +518,23 @@ async def run(training: TrainingRun) -> dict[str, Any]:
         # The time of a round is private: it depends on who came.
         metrics[_seconds(training)] = time.monotonic() - started
         started = time.monotonic()
+        metrics = _shown(training, metrics)
         for manager in managers:
           await manager.release(metrics, key=number)
       state = state._replace(record=record)
       saver.offer(state, number)
       if number % settings.save_every == 0:
         await saver.save(state, number)
-      progress.update(**training.figures(metrics))
+        _witness(training, ledger)
+      progress.update(**training.figures(_shown(training, metrics)))
       # An interrupt ends the run here.
       await asyncio.sleep(0)
 
     await saver.save(state, number)
     await saver.wait()
+    _witness(training, ledger)
+    # Nothing is drawn any more; a run that has ended cannot tell its noise.
+    folder.state_manager.erase_secrets()
     return _finish(training, folder, state, number, ledger)
 
 
@@ -468,7 +544,7 @@ async def _open(
     run_dir.RunDir,
     Optional[ledger_lib.Ledger],
     Optional[private_rounds.PrivateRoundRunner],
-    RunState,
+    run_state.RunState,
     int,
 ]:
   """Opens a run's folder and ledger until the stack ends.
@@ -480,14 +556,16 @@ async def _open(
   process_state = await training.initialize()
   if training.sampling is not None:
     check_first_round(training, process_state)
+  training.public = public_data.check(training, process_state)
   # Opened only now, when the process has been built and initialized.
   folder = stack.enter_context(run_dir.RunDir(
       training.output_dir,
       configuration=training.configuration,
+      parts=training.parts,
       keep_last=training.settings.keep_last,
       keep_every=training.settings.keep_every,
   ))
-  state = RunState(
+  state = run_state.RunState(
       process_state,
       training.initial_draw(),
       ledger_lib.Head(0, ''),
@@ -497,16 +575,31 @@ async def _open(
   # Otherwise this variable would hold its memory to the end.
   del process_state
   state, number, ledger = await _resume_or_begin(training, folder, state, stack)
+  # Also where an error or an interrupt ends the run, before the ledger closes.
+  stack.callback(_witness, training, ledger)
+  # Also of a run that is resumed: its data may have grown.
+  public_data.write(folder.path, training.public.heard)
   rounds = _private_rounds(training, ledger, state)
   if rounds is not None:
-    state = state._replace(source=rounds.sampled_from(state.source))
+    claims = rounds.claims_epsilon(state.process)
+    training.shows_exact = training.privacy.exact_metrics or not claims
+    if claims and training.shows_exact:
+      rounds.note_exact_metrics()
   return folder, ledger, rounds, state, number
+
+
+def _witness(
+    training: TrainingRun, ledger: Optional[ledger_lib.Ledger]
+) -> None:
+  """Lets the witness know how far the ledger is."""
+  if training.privacy.witness is not None and ledger is not None:
+    witness_lib.append(training.privacy.witness, ledger)
 
 
 def _is_over(
     training: TrainingRun,
     rounds: Optional[private_rounds.PrivateRoundRunner],
-    state: RunState,
+    state: run_state.RunState,
     number: int,
 ) -> bool:
   """Whether the rounds, or the budget, are spent."""
@@ -517,11 +610,10 @@ def _is_over(
 
 def _roll_back(
     rounds: private_rounds.PrivateRoundRunner,
-    state: RunState,
+    state: run_state.RunState,
     done: private_rounds.Done,
-) -> RunState:
+) -> run_state.RunState:
   """The state after a round was undone, which stays charged."""
-  rounds.roll_back(state.process, done.before)
   # Draw another cohort: amplification by sampling holds for one sum a draw.
   # Rounds of passes draw nothing, and must stay in step with their tree.
   if not rounds.is_of_a_pass:
@@ -531,27 +623,38 @@ def _roll_back(
 
 def _seconds(training: TrainingRun) -> str:
   """The name under which the time of a round is released."""
-  return 'seconds' if training.PRIVACY_UNIT is None else 'not_private/seconds'
+  return 'seconds' if training.PRIVACY_UNIT is None else f'{EXACT}seconds'
 
 
-def _noise_key(training: TrainingRun) -> np.ndarray:
-  """A new run's noise key; zeros where no noise is drawn."""
+def _shown(
+    training: TrainingRun, metrics: Mapping[str, float]
+) -> dict[str, float]:
+  """The metrics that may be shown."""
+  return {
+      name: value
+      for name, value in metrics.items()
+      if training.shows_exact or not name.startswith(EXACT)
+  }
+
+
+def _noise_key(training: TrainingRun) -> Any:
+  """A new run's noise key; () where nothing is charged."""
   if training.sampling is None:
-    return np.zeros([4], np.int32)
+    return ()
   return keys.draw_or_fix(training.privacy.noise_seed)
 
 
 async def _resume_or_begin(
     training: TrainingRun,
     folder: run_dir.RunDir,
-    state: RunState,
+    state: run_state.RunState,
     stack: contextlib.AsyncExitStack,
-) -> tuple[RunState, int, Optional[ledger_lib.Ledger]]:
+) -> tuple[run_state.RunState, int, Optional[ledger_lib.Ledger]]:
   """The state to continue from, its number, and the ledger if there is one.
 
   A new run's state is saved. The ledger stays open until the stack ends.
   """
-  saved, number = await folder.state_manager.load_latest(state)
+  saved, number, problem = await run_state.load(folder, state)
   if saved is not None:
     _check_frozen(saved.process, state.process)
     logging.info('Resuming after %s %d.', training.UNIT, number)
@@ -559,22 +662,63 @@ async def _resume_or_begin(
       return saved, number, None
     path = folder.file(run_dir.LEDGER)
     ledger = stack.enter_context(ledger_lib.resume(path, head=saved.ledger))
+    _witness(training, ledger)
+    _check_voids(training, ledger)
+    if training.sampling is None:
+      return saved, number, ledger
+    is_copy = int(saved.noise.file_identity) != ledger.file_identity
+    if is_copy:
+      logging.warning(
+          'This run folder is a copy or was restored: it gets new keys, since '
+          'the run that it was copied from may go on with the old.'
+      )
+      # Before the new keys are on disk: a kill between leaves the note twice.
+      ledger.note('copied')
+    elif problem and number < training.total:
+      logging.warning(
+          '%s %s: state %d goes on under new keys, and rounds after it that the'
+          ' ledger has are charged anew.',
+          folder.file(run_dir.SECRETS), problem, number,
+      )
+    if is_copy or problem:
+      saved = await run_state.renewed(
+          folder,
+          saved,
+          number,
+          initial=state,
+          sampling=training.sampling,
+          file_identity=ledger.file_identity,
+      )
     return saved, number, ledger
   parent = parent_ledger(training)
+  if parent is not None and training.privacy.witness is not None:
+    witness_lib.check(training.privacy.witness, parent[0], must_know=False)
   ledger = None
   if training.sampling is not None or parent is not None:
     ledger = stack.enter_context(private_rounds.create_ledger(
         folder,
         parent,
-        fixed_seeds=training.privacy.fixed_seeds,
+        voids=[*training.privacy.voids, *training.public.voids],
         unit=None if training.sampling is None else training.PRIVACY_UNIT,
     ))
     noise = state.noise._replace(
         file_identity=np.int64(ledger.file_identity)
     )
     state = state._replace(ledger=ledger.head, noise=noise)
-  await folder.state_manager.save(state, 0)
+    _witness(training, ledger)
+  await run_state.save(folder, state, 0)
   return state, 0, ledger
+
+
+def _check_voids(training: TrainingRun, ledger: ledger_lib.Ledger) -> None:
+  """Raises ValueError if data are shared that the run did not begin with."""
+  new = set(training.public.voids) - set(ledger.contents.voids)
+  if new:
+    raise ValueError(
+        f'{"; ".join(sorted(new))}, which the ledger of {training.output_dir} '
+        'does not say: put the data back that the run began with, or take '
+        'another output_dir.'
+    )
 
 
 def _check_frozen(saved: process_lib.State, built: process_lib.State) -> None:
@@ -591,7 +735,7 @@ def _check_frozen(saved: process_lib.State, built: process_lib.State) -> None:
 def _private_rounds(
     training: TrainingRun,
     ledger: Optional[ledger_lib.Ledger],
-    state: RunState,
+    state: run_state.RunState,
 ) -> Optional[private_rounds.PrivateRoundRunner]:
   """The runner that charges rounds; None if they are not private."""
   if training.sampling is None:
@@ -601,8 +745,11 @@ def _private_rounds(
       noise=state.noise,
       sampling=training.sampling,
       configuration=run_dir.digest(training.configuration),
-      delta=training.privacy.delta_of(training.sampling),
+      delta=training.privacy.delta_of(
+          training.sampling, ledger.contents.rounds
+      ),
       target_epsilon=training.privacy.target_epsilon,
+      tuning=training.privacy.tuning,
       fixed_noise=training.privacy.noise_seed is not None,
   )
 
@@ -610,25 +757,39 @@ def _private_rounds(
 async def _next_round(
     training: TrainingRun,
     rounds: Optional[private_rounds.PrivateRoundRunner],
-    state: RunState,
+    state: run_state.RunState,
+    *,
+    number: int,
 ) -> private_rounds.Done:
   """Draws, trains, and charges what is private."""
   if rounds is not None:
-    return await rounds.run(
-        training.next,
-        state.process,
-        draw=training.draw,
-        cohort_state=state.source,
-    )
+    try:
+      return await rounds.run(
+          training.next,
+          state.process,
+          draw=training.draw,
+          cohort_state=state.source,
+      )
+    except round_execution.HungError:
+      if training.shows_exact:
+        raise
+      # The message has the client's place in the cohort, and its size.
+      raise round_execution.HungError(
+          f'A client of round {number} hangs, or CLIENT_TIMEOUT_SEC is too low.'
+      ) from None
+    except round_execution.ClientError as error:
+      if training.shows_exact or _is_shortage(error.__cause__):
+        raise
+      raise faults.too_many(number) from None
   drawn, after = training.draw(state.source)
   output = training.next(state.process, drawn)
-  return private_rounds.Done(output, drawn, state.source, after)
+  return private_rounds.Done(output, drawn, after)
 
 
 def _finish(
     training: TrainingRun,
     folder: run_dir.RunDir,
-    state: RunState,
+    state: run_state.RunState,
     number: int,
     ledger: Optional[ledger_lib.Ledger],
 ) -> dict[str, Any]:
@@ -647,17 +808,26 @@ def _finish(
   results = {
       f'{training.UNIT}s': number,
       'ended_by': ended_by,
-      'seconds': round(sum(metrics.get(_seconds(training), {}).values()), 1),
       **own_results,
       **{name: metrics[name] for name in metrics if name.startswith('dev_')},
   }
+  if training.shows_exact:
+    seconds = metrics.get(_seconds(training), {}).values()
+    results['seconds'] = round(sum(seconds), 3)
   if ledger is not None and ledger.contents.rounds:
     query_state, delta = None, None
     if training.sampling is not None:
-      query_state = state.process.aggregator.query_state.numerator_state
-      delta = training.privacy.delta_of(training.sampling)
+      query_state = private_rounds.query_state(state.process)
+      delta = training.privacy.delta_of(
+          training.sampling, ledger.contents.rounds
+      )
     statement = run_privacy.write_statement(
-        folder, ledger, query_state, delta=delta
+        folder,
+        ledger,
+        query_state,
+        delta=delta,
+        public=training.public.words,
+        tuning=training.privacy.tuning,
     )
     results['privacy'] = statement.fields
     print(statement)

@@ -71,6 +71,7 @@ def check(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
     ValueError: As `run_dir.check_model`; or the run is pre-trained, and its
       encoder has other names or shapes: the message says which.
   """
+  run_dir.check_contents(run)
   if not os.path.exists(_path(run)) or not _is_of_encoder(run, tokens):
     run_dir.check_model(run, model=model, tokens=tokens)
     return
@@ -151,8 +152,13 @@ def _read_scores(run: str) -> dict[str, float]:
         f'{run} has no {_SCORES}: layers are frozen by the scores of a public '
         'warm start that has ended.'
     )
-  with open(path, encoding='utf-8', newline='') as f:
-    return {row['layer']: float(row['score']) for row in csv.DictReader(f)}
+  run_dir.check_contents(run)
+  try:
+    table = io.StringIO(files.read(path).decode(), newline='')
+    rows = csv.DictReader(table, strict=True)
+    return {row['layer']: float(row['score']) for row in rows}
+  except (csv.Error, KeyError, TypeError, UnicodeDecodeError) as e:
+    raise ValueError(f'{path} is damaged ({e!r}): write it again.') from e
 
 
 def _is_of_encoder(run: str, tokens: str) -> bool:

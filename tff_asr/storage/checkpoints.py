@@ -3,10 +3,11 @@
 Differences from `tff.program.FileProgramStateManager`: files are atomic and
 have checksums (`state_file` has the format); saving needs no TensorFlow graph
 and no second copy of the state; loading compares the structure and skips
-damaged versions.
+damaged versions. Secrets are kept in a file apart, of the newest version alone.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 import contextlib
 import os
 import re
@@ -17,13 +18,14 @@ from absl import logging
 import tensorflow_federated as tff
 import tree
 
+from tff_asr import files
 from tff_asr.storage import state_file
 
 _NAME = 'state_{version:08d}.bin'
 _PATTERN = re.compile(r'state_(\d{8,})\.bin')
 
 
-def files(root_dir: str | os.PathLike[str]) -> dict[int, str]:
+def saved(root_dir: str | os.PathLike[str]) -> dict[int, str]:
   """The saved versions in a folder, and the file of each; need not exist."""
   names = os.listdir(root_dir) if os.path.isdir(root_dir) else []
   matches = filter(None, map(_PATTERN.fullmatch, names))
@@ -44,6 +46,7 @@ class StateManager(tff.program.ProgramStateManager):
       self,
       root_dir: str | os.PathLike[str],
       *,
+      secrets_path: str | None = None,
       keep_last: int = 3,
       keep_every: int = 0,
   ):
@@ -51,10 +54,12 @@ class StateManager(tff.program.ProgramStateManager):
 
     Args:
       root_dir: The folder.
+      secrets_path: The file of secrets; None: versions have none.
       keep_last: How many of the newest versions to keep, at least 1.
       keep_every: Versions that are multiples of this are kept too; 0: none.
     """
     self._root_dir = os.fspath(root_dir)
+    self._secrets_path = secrets_path
     self._keep_last = keep_last
     self._keep_every = keep_every
     self._lock = threading.Lock()
@@ -64,17 +69,31 @@ class StateManager(tff.program.ProgramStateManager):
     """Returns the saved versions, ascending, or None without any."""
     return await asyncio.to_thread(self.get_versions_sync)
 
-  async def save(self, program_state: Any, version: int) -> None:
+  async def save(
+      self, program_state: Any, version: int, *, secrets: Any = None
+  ) -> None:
     """Saves a version; value references in the state are materialized first.
+
+    When the version is on disk, its secrets replace those of the version
+    before; only then older versions are removed. So the secrets on disk always
+    belong to a version on disk, wherever a program is killed.
+
+    Args:
+      program_state: The state, without secrets.
+      version: Its number.
+      secrets: What must not outlive the version; None: nothing.
 
     Raises:
       tff.program.ProgramStateExistsError: If the version is there already.
       OSError: If the disk has too little room; nothing is left behind.
       ValueError: If a leaf cannot be stored.
     """
-    leaves = await tff.program.materialize_value(tree.flatten(program_state))
-    program_state = tree.unflatten_as(program_state, leaves)
-    await asyncio.to_thread(self.save_sync, program_state, version)
+    both = program_state, secrets
+    leaves = await tff.program.materialize_value(tree.flatten(both))
+    program_state, secrets = tree.unflatten_as(both, leaves)
+    await asyncio.to_thread(
+        self.save_sync, program_state, version, secrets=secrets
+    )
 
   async def load(self, version: int, structure: Any) -> Any:
     """Returns a version, in the structure given.
@@ -105,9 +124,11 @@ class StateManager(tff.program.ProgramStateManager):
 
   def get_versions_sync(self) -> list[int] | None:
     """As `get_versions`, for programs without an event loop."""
-    return sorted(files(self._root_dir)) or None
+    return sorted(saved(self._root_dir)) or None
 
-  def save_sync(self, program_state: Any, version: int) -> None:
+  def save_sync(
+      self, program_state: Any, version: int, *, secrets: Any = None
+  ) -> None:
     """As `save`, for a state without value references."""
     with self._lock:
       path = self.path(version)
@@ -119,6 +140,8 @@ class StateManager(tff.program.ProgramStateManager):
         if name.endswith('.partial'):  # of a run that was killed
           os.remove(os.path.join(self._root_dir, name))
       state_file.write_state(path, state=program_state)
+      if secrets is not None:
+        self.write_secrets(secrets)
       self._remove_old()
 
   def load_sync(self, version: int, structure: Any) -> Any:
@@ -152,6 +175,33 @@ class StateManager(tff.program.ProgramStateManager):
       )
     return None, 0
 
+  def write_secrets(self, secrets: Any) -> None:
+    """Replaces the secrets on disk, and overwrites the old ones."""
+    # What a program that was killed wrote of them is overwritten, too.
+    files.erase(f'{self._secrets_path}.partial')
+    with files.overwriting(self._secrets_path):
+      state_file.write_state(self._secrets_path, state=secrets)
+
+  def read_secrets(self, structure: Any) -> Any | None:
+    """Returns the secrets on disk, in the structure given, or None.
+
+    Damaged secrets are logged and count as none.
+
+    Raises:
+      state_file.StateMismatchError: If paths, types or shapes differ.
+    """
+    try:
+      return state_file.read_state(self._secrets_path, structure=structure)
+    except FileNotFoundError:
+      return None
+    except state_file.DamagedStateError as error:
+      logging.error('%s', error)
+      return None
+
+  def erase_secrets(self) -> None:
+    """Overwrites and removes the secrets on disk, if there are any."""
+    files.erase(self._secrets_path)
+
   def path(self, version: int) -> str:
     """Returns the file of a version, whether it is there or not."""
     return os.path.join(self._root_dir, _NAME.format(version=int(version)))
@@ -180,15 +230,17 @@ class Saver:
   round need be repeated.
   """
 
-  def __init__(self, manager: StateManager, *, saved: int):
+  def __init__(
+      self, save: Callable[[Any, int], Awaitable[None]], *, last: int
+  ):
     """Prepares to save.
 
     Args:
-      manager: Saves the states.
-      saved: The version that is saved already.
+      save: Saves a state as a version.
+      last: The version that is saved already.
     """
-    self._manager = manager
-    self._saved = saved
+    self._save = save
+    self._saved = last
     self._writing = None
     self._newest = None
 
@@ -206,7 +258,7 @@ class Saver:
     await self.wait()
     if version != self._saved:
       self._saved = version
-      self._writing = asyncio.ensure_future(self._manager.save(state, version))
+      self._writing = asyncio.ensure_future(self._save(state, version))
 
   async def wait(self) -> None:
     """Waits until all versions are on disk.
@@ -245,6 +297,6 @@ class Saver:
     if version != self._saved:
       self._saved = version
       try:
-        await self._manager.save(state, version)
+        await self._save(state, version)
       except OSError as problem:
         logging.warning('The last state could not be saved: %s', problem)

@@ -6,7 +6,6 @@ what it began on. A resumed run takes the number of threads from that record,
 and logs other differences.
 """
 
-import json
 import os
 import platform
 from typing import Any
@@ -14,8 +13,12 @@ from typing import Any
 from absl import logging
 import tensorflow as tf
 
+from tff_asr import files
+
 _NAME = 'machine.json'
 _THREADS = 'threads_per_op'
+# No machine has more; a folder that says so would have them all started.
+_MAX_THREADS = 1024
 
 
 def restore_threads(run: str) -> None:
@@ -28,7 +31,9 @@ def restore_threads(run: str) -> None:
   """
   threads = (_read(run) or {}).get(_THREADS)
   # TensorFlow checks nothing here, and would fail later.
-  if type(threads) is not int or threads < 1 or threads == _num_threads():
+  if type(threads) is not int or not 1 <= threads <= _MAX_THREADS:
+    return
+  if threads == _num_threads():
     return
   try:
     tf.config.threading.set_intra_op_parallelism_threads(threads)
@@ -84,8 +89,7 @@ def describe() -> dict[str, Any]:
 def _read(run: str) -> dict[str, Any] | None:
   """Reads what a run keeps; None if it keeps nothing that can be read."""
   try:
-    with open(path(run), encoding='utf-8') as file:
-      found = json.load(file)
+    found = files.parse_json(files.read(path(run)))
   except (OSError, ValueError):
     return None
   return found if isinstance(found, dict) else None

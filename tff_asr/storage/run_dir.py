@@ -1,14 +1,19 @@
 """The folder of a run: what programs write there and read back.
 
-    config.gin      the configuration
+    config.gin      the configuration, for readers: no program parses it
+    parts.json      model and pipeline, as data (`recognition.parts`)
     run.lock        held while a run goes on here; names its process
     machine.json    threads and devices that it began with
                     (`hardware_fingerprint`)
-    state/          program states, to resume from (hold keys: owner only)
+    state/          program states, to resume from (owner only)
+    secrets.bin     keys and unreleased noise of the newest state, until the run
+                    has ended (owner only)
     model.state     the trained weights, for evaluation and as a seed
     ledger.jsonl    what the model's rounds cost in privacy (federated runs, and
                     runs that start from one); ledger.UNIT.jsonl: of another
                     unit (`privacy.ledger`)
+    heard.digests   keyed digests of whom the model heard (owner only), by
+                    `programs.public_data`
     metrics.csv     released metrics, one row per round or step
     tensorboard/    the same for TensorBoard
     results.json    the figures at the end
@@ -36,19 +41,21 @@ from tff_asr.storage import checkpoints
 from tff_asr.storage import hardware_fingerprint
 from tff_asr.storage import metrics_file
 from tff_asr.storage import state_file
+from tff_asr.storage import timeless_tensorboard
 
 # Settings that may change when a run is resumed: they decide how far the run
 # goes and what it shows, not what a round does.
 _MAY_CHANGE = re.compile(
     r'^(NUM_ROUNDS|NUM_STEPS|EVALUATE_EVERY|SAVE_EVERY|KEEP_LAST|KEEP_EVERY'
     r'|TARGET_EPSILON|MAX_FAILED_SHARE|CLIENT_TIMEOUT_SEC|MAX_NORM_GROWTH'
-    r'|ON_DIVERGENCE) *='
+    r'|ON_DIVERGENCE|EXACT_METRICS|WITNESS|TUNING(_RUNS|_DISTRIBUTION)?) *='
 )
 # Metrics of single layers: TensorBoard has them, the CSV does not.
 _BY_LAYER = re.compile(r'(^|/)(clipped_)?layer_(norm|clipped|clip)/')
 LEDGER = 'ledger.jsonl'
 MODEL = 'model.state'
 CONFIG = 'config.gin'
+PARTS = 'parts.json'
 _LOCK = 'run.lock'
 METRICS = 'metrics.csv'
 RESULTS = 'results.json'
@@ -56,9 +63,11 @@ PRIVACY = 'privacy.json'
 STATEMENT = 'privacy.txt'
 TENSORBOARD = 'tensorboard'
 _STATES = 'state'
+SECRETS = 'secrets.bin'
 # What a run writes besides its configuration and its states.
 FILES = (
     MODEL,
+    SECRETS,
     LEDGER,
     METRICS,
     RESULTS,
@@ -107,6 +116,7 @@ class RunDir:
       path: str,
       *,
       configuration: str,
+      parts: str = '',
       keep_last: int = 3,
       keep_every: int = 0,
   ):
@@ -115,6 +125,8 @@ class RunDir:
     Args:
       path: The folder.
       configuration: The configuration's text; kept in `config.gin`.
+      parts: Model and pipeline by `config.parts`; kept in `parts.json`. Empty:
+        the model cannot transcribe or be exported.
       keep_last: Saved states to keep, the newest ones; at least 1.
       keep_every: States of rounds that are multiples of this are kept too; 0:
         none.
@@ -129,12 +141,17 @@ class RunDir:
     try:
       # The states' folder comes first: it marks the folder as a run's.
       self.state_manager = checkpoints.StateManager(
-          self.file(_STATES), keep_last=keep_last, keep_every=keep_every
+          self.file(_STATES),
+          secrets_path=self.file(SECRETS),
+          keep_last=keep_last,
+          keep_every=keep_every,
       )
       if _has_begun(path):
         hardware_fingerprint.check(path)
       else:
         self.write_text(CONFIG, configuration)
+        if parts:
+          self.write_text(PARTS, parts)
         files.write_json(
             hardware_fingerprint.path(path), hardware_fingerprint.describe()
         )
@@ -167,19 +184,27 @@ class RunDir:
     """
     return metrics_file.read_all(self.file(METRICS))
 
-  def release_managers(self, *, last: int) -> list[tff.program.ReleaseManager]:
+  def release_managers(
+      self, *, last: int, with_times: bool = True
+  ) -> list[tff.program.ReleaseManager]:
     """Targets of metrics: TensorBoard; CSV without those of single layers.
 
     Args:
       last: Round or step that the run goes on from; metrics of later ones, of
         a run that was stopped, are released again.
+      with_times: Whether TensorBoard gets the time of each release.
     """
+    tensorboard = (
+        tff.program.TensorBoardReleaseManager
+        if with_times
+        else timeless_tensorboard.TimelessTensorBoard
+    )
     return [
         tff.program.FilteringReleaseManager(
             metrics_file.MetricsFile(self.file(METRICS), last=last),
             lambda path: not _BY_LAYER.search(path[0]),
         ),
-        tff.program.TensorBoardReleaseManager(self.file(TENSORBOARD)),
+        tensorboard(self.file(TENSORBOARD)),
     ]
 
   def write_model(
@@ -208,8 +233,8 @@ class RunDir:
 
 def newest_state(run: str) -> Optional[str]:
   """The file of the newest state that a run saved, or None without any."""
-  saved = checkpoints.files(os.path.join(run, _STATES))
-  return saved[max(saved)] if saved else None
+  found = checkpoints.saved(os.path.join(run, _STATES))
+  return found[max(found)] if found else None
 
 
 def check_folder(path: str, *, configuration: str) -> None:
@@ -226,6 +251,7 @@ def check_folder(path: str, *, configuration: str) -> None:
       folder of a run.
   """
   checks.output_folders(output_dir=path)
+  check_contents(path)
   _check_free(path)
   config = os.path.join(path, CONFIG)
   if _has_begun(path):
@@ -273,16 +299,43 @@ def _in_use(folder: str) -> ValueError:
   )
 
 
-def config_file(run: str) -> str:
-  """The file of a run's configuration.
+def check_contents(run: str) -> None:
+  """Checks that a folder, which may be a stranger's, holds files of its own.
+
+  A link in it could have a file of the user's shown in a report, or written
+  over; a pipe could keep a program waiting.
+
+  Args:
+    run: The folder; need not exist.
 
   Raises:
-    ValueError: The folder has none.
+    ValueError: A link leads out of it, or there is a pipe, device or socket.
   """
-  path = os.path.join(run, CONFIG)
+  inside = os.path.realpath(run) + os.sep
+  for folder, folders, names in os.walk(run):
+    for path in (os.path.join(folder, name) for name in folders + names):
+      if not os.path.realpath(path).startswith(inside):
+        raise ValueError(
+            f'{path} is a link out of the run: put what it names in its place, '
+            'if you trust it.'
+        )
+      is_plain = os.path.isfile(path) or os.path.isdir(path)
+      # A run that goes on may have renamed or removed it meanwhile.
+      if not is_plain and os.path.lexists(path):
+        raise ValueError(f'{path} is neither a file nor a folder: remove it.')
+
+
+def file_of(run: str, name: str) -> str:
+  """The path of a file that every run has.
+
+  Raises:
+    ValueError: The folder has none, or as `check_contents`.
+  """
+  check_contents(run)
+  path = os.path.join(run, name)
   if not os.path.isfile(path):
     raise ValueError(
-        f'{run} has no {CONFIG}: is it the folder of a run (the output_dir of '
+        f'{run} has no {name}: is it the folder of a run (the output_dir of '
         'a training program)?'
     )
   return path
@@ -331,6 +384,7 @@ def check_model(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
     ValueError: The run has no model, its tokens differ, or its weights have
       other names or shapes; the message says which.
   """
+  check_contents(run)
   path = os.path.join(run, MODEL)
   if not os.path.exists(path):
     raise ValueError(
@@ -404,8 +458,8 @@ def ledger_of_model(run: str) -> tuple[str, Optional[ledger_lib.Head]] | None:
   if head is None:
     return None
   raise ledger_lib.LedgerError(
-      f'The model of {run} was trained in {head.count} rounds on private '
-      f'clients, but its privacy ledger {path} is missing: put it back.'
+      f'The model of {run} was trained on private clients, but its privacy '
+      f'ledger {path} is missing: put it back.'
   )
 
 

@@ -13,8 +13,8 @@ the state is read once and never held twice. CRC-32 finds damage, not forgery;
 it takes 0.3 s a GB, BLAKE2 1.4 s. Nothing is pickled: loading runs no code from
 the file.
 
-A file is written atomically (`files`). Its mode is 0600: program states hold
-keys.
+A file is written atomically (`files`). Its mode is 0600: states are not
+released, and a run's secrets are in such a file, too.
 
 Leaves: NumPy arrays and scalars (bfloat16 too), eager tensors (loaded as their
 `.numpy()`), int, float, bool, str, bytes, None. Structures: dicts, lists,
@@ -44,6 +44,8 @@ _ALIGNMENT = 64
 _CHUNK_BYTES = 1 << 24
 _MAX_SHOWN = 4
 _MARGIN_BYTES = 1 << 20
+# Of 100,000 leaves; a stranger's file may claim any length.
+_MAX_MANIFEST_BYTES = 1 << 24
 _ARRAYS = (np.ndarray, np.generic, tf.Tensor, tf.Variable)
 
 
@@ -211,7 +213,7 @@ def _decode(leaf: Leaf, buffer: np.ndarray) -> Any:
   if leaf.kind == 'array':
     return buffer.view(_dtype(leaf.dtype)).reshape(leaf.shape)
   data = buffer.tobytes()
-  return data if leaf.kind == 'bytes' else json.loads(data)
+  return data if leaf.kind == 'bytes' else files.parse_json(data)
 
 
 def _check_room(folder: str, flat: Mapping[str, Any]) -> None:
@@ -278,22 +280,34 @@ def _read_manifest(file: BinaryIO, path: str) -> Manifest:
     offset, length, crc, end = _TRAILER.unpack(file.read(_TRAILER.size))
     if end != _END or offset + length + _TRAILER.size != size:
       raise ValueError('its end is missing')
+    if length > _MAX_MANIFEST_BYTES:
+      raise ValueError(f'its manifest claims {length:,} bytes')
     file.seek(offset)
     data = file.read(length)
     if zlib.crc32(data) != crc:
       raise ValueError('its manifest does not have its checksum')
-    fields = json.loads(data)
+    fields = files.parse_json(data)
     if fields['format_version'] != _FORMAT_VERSION:
       raise ValueError(f'format version {fields["format_version"]} is unknown')
     leaves = tuple(
         Leaf(**{**leaf, 'shape': tuple(leaf['shape'])})
         for leaf in fields['leaves']
     )
+    end = len(_MAGIC)
     for leaf in leaves:
       _describe(*leaf[1:4]), hash(leaf)  # Raise for what they are not made for.
-      if leaf.offset < 0 or not 0 <= leaf.nbytes <= offset - leaf.offset:
+      if {type(size) for size in (leaf.offset, leaf.nbytes, *leaf.shape)} != {
+          int
+      }:
+        raise ValueError(f'leaf {leaf.path!r} has a place that is no integer')
+      # In their order, so that what is read is no more than the file.
+      if leaf.offset < end or not 0 <= leaf.nbytes <= offset - leaf.offset:
         raise ValueError(f'leaf {leaf.path!r} lies outside of it')
-    return Manifest(fields['metadata'], leaves)
+      end = leaf.offset + leaf.nbytes
+    metadata = fields['metadata']
+    if {type(text) for text in metadata.values()} - {str}:
+      raise ValueError('its metadata are no texts')
+    return Manifest(metadata, leaves)
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise DamagedStateError(
         f'The state file {path} is damaged: {error}.'

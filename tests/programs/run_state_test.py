@@ -1,0 +1,561 @@
+"""Tests of tff_asr.programs.run_state: secrets, and what a run goes on from.
+
+The run is a whole one, with ledger, states and secrets; but its rounds are a
+few sums in NumPy, so that it can be killed at each change of its files.
+"""
+
+import asyncio
+import collections
+from collections.abc import Callable, Iterator
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from typing import Any, NamedTuple
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import dp_accounting
+import numpy as np
+import tensorflow_federated as tff
+
+from tests import seen
+from tff_asr.data import cohorts
+from tff_asr.learning import fed_avg
+from tff_asr.privacy import adaptive_query
+from tff_asr.privacy import correlated_noise
+from tff_asr.privacy import keys
+from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import queries
+from tff_asr.programs import private_rounds
+from tff_asr.programs import training_loop
+from tff_asr.storage import checkpoints
+from tff_asr.storage import run_dir
+from tff_asr.storage import state_file
+
+_IDS = tuple('abcdef')
+_COHORT_SIZE = 2
+# Three rounds a pass.
+_PER_PASS = len(_IDS) // _COHORT_SIZE
+_NUM_ROUNDS = 5
+_FIXED = training_loop.PrivacySettings(noise_seed=1, sampler_seed=2)
+_CHANGES = ('write', 'ftruncate', 'fsync', 'replace', 'remove')
+
+_Aggregator = collections.namedtuple('_Aggregator', 'query_state dp_event')
+_MeanState = collections.namedtuple('_MeanState', 'numerator_state denominator')
+
+
+class _Independent(NamedTuple):
+  """State of a query with noise of its own in each round."""
+
+  l2_norm_clip: Any
+  noise_key: Any
+  counter: Any
+
+
+class _Tree(NamedTuple):
+  """State of a query whose noise later rounds take up again."""
+
+  l2_norm_clip: Any
+  noise_key: Any
+  counter: Any
+  nodes: Any
+
+
+class _Process:
+  """Adds to a weight for each client what the cohort and the noise say."""
+
+  def __init__(self, kind: str):
+    self._kind = kind
+
+  def initialize(self):
+    key = np.zeros([keys.NUM_WORDS], np.int32)
+    start = np.float32(1), key, np.int64(0)
+    if self._kind == 'pass':
+      query_state = _Tree(*start, {'w': np.zeros([1, 6], np.float32)})
+      event = dp_accounting.SingleEpochTreeAggregationDpEvent(4.0, _PER_PASS)
+    else:
+      query_state = _Independent(*start)
+      event = dp_accounting.GaussianDpEvent(4.0)
+    return tff.learning.templates.LearningAlgorithmState(
+        global_model_weights=collections.OrderedDict(
+            w=np.zeros([6], np.float32)
+        ),
+        distributor=(),
+        client_work=(),
+        aggregator=_Aggregator(
+            _MeanState(query_state, ()), event.to_named_tuple()
+        ),
+        finalizer=(),
+    )
+
+  def next(self, state, drawn):
+    query_state = private_rounds.query_state(state)
+    counter = int(query_state.counter)
+    words = np.asarray(query_state.noise_key).view(np.uint32)
+    noise = np.random.default_rng([*words, counter]).normal(size=6)
+    change = noise = noise.astype(np.float32)
+    changes = dict(counter=np.int64(counter + 1))
+    if self._kind == 'pass':
+      before = query_state.nodes['w'][0]
+      if counter % _PER_PASS == 0:
+        before = np.zeros_like(before)
+      changes['nodes'] = {'w': (before / 2 + noise)[np.newaxis]}
+      change = noise - before / 2
+    change = change + np.isin(_IDS, drawn)
+    state = private_rounds.with_query_state(state, **changes)
+    weights = collections.OrderedDict(
+        w=np.float32(state.global_model_weights['w'] + change)
+    )
+    return tff.learning.templates.LearningProcessOutput(
+        state._replace(global_model_weights=weights), {}
+    )
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class _Run(training_loop.TrainingRun):
+  """A run, of kind 'public' without noise; `look` sees each round's number."""
+
+  kind: str
+  num_rounds: int
+  privacy: training_loop.PrivacySettings
+  look: Callable[[int], None]
+
+  NAME = UNIT = 'round'
+  PRIVACY_UNIT = 'speaker'
+
+  def __post_init__(self):
+    self.process = _Process(self.kind)
+    self._source = cohorts.CohortSource(
+        _IDS,
+        kind='poisson' if self.kind == 'public' else self.kind,
+        cohort_size=_COHORT_SIZE,
+        key=keys.draw_or_fix(self.privacy.sampler_seed),
+    )
+    if self.kind != 'public':
+      self.sampling = self._source.sampling
+
+  @property
+  def total(self) -> int:
+    return self.num_rounds
+
+  @property
+  def tokens(self) -> str:
+    return 'a'
+
+  def initial_draw(self):
+    return self._source.iterator().state
+
+  def draw(self, source_state):
+    iterator = self._source.iterator(source_state)
+    return iterator.select(), iterator.state
+
+  def initial_record(self, weights):
+    del weights
+    return ()
+
+  def judge(self, record, done, *, number):
+    self.look(number)
+    return record, {'w': float(done.output.state.global_model_weights['w'][0])}
+
+  def figures(self, metrics):
+    return {}
+
+  def plan(self):
+    return {}
+
+
+class _Killed(BaseException):
+  """Not an `Exception`: nothing is saved after it."""
+
+
+@contextlib.contextmanager
+def _changes(number: int = -1) -> Iterator[list[str]]:
+  """Lists changes of states and secrets; stops the disk before one of them."""
+  found = []
+  is_dead = False
+
+  def change(name, function, *arguments):
+    nonlocal is_dead
+    place = arguments[1 if name == 'replace' else 0]
+    if isinstance(place, int):
+      place = os.readlink(f'/proc/self/fd/{place}')
+    place = os.path.basename(place)
+    if place.startswith(('state_', 'secrets')):
+      is_dead = is_dead or len(found) == number
+      found.append(f'{name} {place}')
+    if is_dead:
+      raise _Killed()
+    return function(*arguments)
+
+  with contextlib.ExitStack() as stack:
+    for name in _CHANGES:
+      function = getattr(os, name)
+      stack.enter_context(mock.patch.object(
+          os, name, lambda *a, n=name, f=function: change(n, f, *a)
+      ))
+    yield found
+
+
+class _TestCase(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = self.enterContext(tempfile.TemporaryDirectory())
+    # A killed process loses nothing of what it wrote; to wait takes time.
+    self.enterContext(mock.patch.object(os, 'fsync'))
+
+  def path(self, *names: str) -> str:
+    return os.path.join(self.root, *names)
+
+  def train(
+      self,
+      run: str,
+      kind: str = 'poisson',
+      *,
+      num_rounds: int = _NUM_ROUNDS,
+      kill_in: int = 0,
+      privacy=_FIXED,
+      **settings,
+  ) -> None:
+    """Trains on; killed after the round `kill_in` is charged."""
+
+    def look(number):
+      if number == kill_in:
+        raise _Killed()
+
+    built = _Run(
+        kind=kind,
+        num_rounds=num_rounds,
+        look=look,
+        output_dir=self.path(run),
+        configuration='',
+        model=None,
+        pipeline=None,
+        client_data=None,
+        settings=training_loop.RunSettings(
+            **dict(save_every=2, keep_every=1) | settings
+        ),
+        privacy=privacy,
+    )
+    nothing = contextlib.nullcontext()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(
+        io.StringIO()
+    ), self.assertRaises(_Killed) if kill_in else nothing:
+      asyncio.run(training_loop.run(built))
+
+  def saved(self, run: str) -> dict[int, str]:
+    return checkpoints.saved(self.path(run, 'state'))
+
+  def rounds(self, run: str) -> list[dict[str, Any]]:
+    """Entries of the ledger, rounds only."""
+    text = pathlib.Path(self.path(run, run_dir.LEDGER)).read_text()
+    lines = map(json.loads, text.splitlines())
+    return [line for line in lines if line['kind'] == 'round']
+
+  def bits(self, run: str) -> dict[str, bytes]:
+    """What a run ends with: state, model, ledger, metrics."""
+    (state, model) = (
+        state_file.read_leaves(path)
+        for path in (
+            self.saved(run)[max(self.saved(run))],
+            self.path(run, run_dir.MODEL),
+        )
+    )
+    rows = pathlib.Path(self.path(run, run_dir.METRICS)).read_text()
+    return {
+        **{name: repr(value) for name, value in (state | model).items()
+           # Ledgers have names of their own, and inodes.
+           if name not in ('ledger/digest', 'noise/file_identity')},
+        'rounds': [
+            (line['round_num'], line['identity'], line['result'])
+            for line in self.rounds(run)
+        ],
+        'metrics': [row.split(',')[:2] for row in rows.splitlines()],
+    }
+
+
+class CrashTest(_TestCase):
+
+  def test_killed_at_any_change_it_ends_in_the_same_bits(self):
+    # One state is kept: with its secrets, or those of the one before.
+    settings = dict(kind='pass', num_rounds=3, keep_last=1, keep_every=0)
+    with _changes() as changes:
+      self.train('whole', **settings)
+    whole = self.bits('whole')
+    self.assertLen(whole['rounds'], 3)
+    # States of 0, 2 and 3, and secrets of each, erased in the end.
+    self.assertEqual(changes.count('replace secrets.bin'), 3)
+    self.assertEqual(changes.count('remove secrets.bin'), 1)
+    for number in range(len(changes)):
+      run = f'killed_{number}'
+      with _changes(number), self.assertRaises(_Killed):
+        self.train(run, **settings)
+      self.train(run, **settings)
+      self.assertEqual(self.bits(run), whole, changes[number])
+      self.assertEmpty(
+          [name for name in os.listdir(self.path(run)) if 'secrets' in name]
+      )
+
+
+class SecretsTest(_TestCase):
+
+  @contextlib.contextmanager
+  def keys_of_rounds(self) -> Iterator[list[bytes]]:
+    """The keys of rounds' noise, in order."""
+    found = []
+    set_noise_key = fed_avg.set_noise_key
+
+    def set_key(state, key):
+      found.append(keys.to_bytes(key))
+      return set_noise_key(state, key)
+
+    with mock.patch.object(fed_avg, 'set_noise_key', set_key):
+      yield found
+
+  def reachable(self, run: str) -> set[bytes]:
+    """Keys that follow from any 32 bytes of a run's secrets, and its ledger."""
+    identities = [line['identity'] for line in self.rounds(run)]
+    data = pathlib.Path(self.path(run, run_dir.SECRETS)).read_bytes()
+    size, found = keys.NUM_BYTES, set()
+    for start in range(len(data) - size + 1):
+      key = keys.from_bytes(data[start : start + size])
+      for _ in range(_NUM_ROUNDS):
+        found |= {keys.to_bytes(key)} | {
+            keys.to_bytes(keys.derive(key, purpose=identity))
+            for identity in identities
+        }
+        key = keys.derive(key, purpose='next round')
+    return found
+
+  @parameterized.parameters('poisson', 'pass')
+  def test_a_run_that_has_ended_holds_no_key_and_no_noise(self, kind):
+    nodes = []
+    join = private_rounds.with_query_state
+
+    def keep(state, **changes):
+      nodes.extend(value['w'].tobytes() for value in [changes.get('nodes')]
+                   if value)
+      return join(state, **changes)
+
+    with seen.drawn_keys() as drawn, mock.patch.object(
+        private_rounds, 'with_query_state', keep
+    ):
+      self.train(
+          'run', kind, save_every=1, privacy=training_loop.PrivacySettings()
+      )
+    self.assertCountEqual(self.saved('run'), range(_NUM_ROUNDS + 1))
+    # Of each round the run's, the sampler's (of a pass), and its own.
+    self.assertGreater(len(drawn), 2 * _NUM_ROUNDS)
+    self.assertEqual(len(nodes) >= _NUM_ROUNDS, kind == 'pass')
+    self.assertEmpty(seen.files_with({*drawn, *nodes}, self.path('run')))
+
+  @parameterized.parameters('poisson', 'pass')
+  def test_a_stolen_folder_tells_later_rounds_and_none_before(self, kind):
+    with self.keys_of_rounds() as of_rounds:
+      self.train(
+          'run', kind, kill_in=4, privacy=training_loop.PrivacySettings()
+      )
+    self.assertLen(set(of_rounds), 4)
+    found = self.reachable('run')
+    # Saved after two rounds, so that the two after it can be run again.
+    self.assertEqual([key in found for key in of_rounds],
+                     [False, False, True, True])
+    # Nor does any file hold one.
+    self.assertEmpty(seen.files_with(of_rounds, self.path('run')))
+
+  def test_secrets_that_are_replaced_or_erased_are_overwritten(self):
+    with contextlib.ExitStack() as stack:
+
+      def hold(name):
+        path = self.path('run', name)
+        return stack.enter_context(open(path, 'rb')), os.path.getsize(path)
+
+      self.train('run', kill_in=1)
+      shutil.copy(
+          self.path('run', run_dir.SECRETS),
+          self.path('run', f'{run_dir.SECRETS}.partial'),
+      )
+      held = [hold(run_dir.SECRETS), hold(f'{run_dir.SECRETS}.partial')]
+      self.train('run', kill_in=4)
+      held.append(hold(run_dir.SECRETS))
+      self.train('run')
+      for file, size in held:
+        self.assertEqual(file.read(), bytes(size))
+
+  def test_states_and_secrets_are_of_their_owner(self):
+    before = os.umask(0o022)
+    try:
+      self.train('run', kill_in=4)
+    finally:
+      os.umask(before)
+    paths = [self.path('run', run_dir.SECRETS), *self.saved('run').values()]
+    for path in paths:
+      self.assertEqual(os.stat(path).st_mode & 0o777, 0o600, path)
+
+
+class FieldsTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      queries.PerLayerClipSumQuery,
+      adaptive_query.AdaptiveClipSumQuery,
+      correlated_noise.TreeSumQuery,
+  )
+  def test_each_field_of_a_query_s_state_is_public_or_taken_out(self, query):
+    # `noise_key` is of one round, and gone after it. A new field: is it noise
+    # that was not released, or a key? Then `run_state` has to take it out.
+    public = {
+        'l2_norm_clip', 'noise_multiplier', 'counter', 'layer_clips', 'levels',
+    }
+    self.assertContainsSubset(
+        query.GlobalState._fields, public | {'noise_key', 'nodes'}
+    )
+
+
+class PublicTest(_TestCase):
+
+  def test_what_a_seed_draws_goes_on_by_the_seed_and_has_no_secrets(self):
+    with seen.drawn_keys() as drawn:
+      self.train('whole', 'public')
+      self.train('run', 'public', kill_in=4)
+      self.assertFalse(os.path.exists(self.path('run', run_dir.SECRETS)))
+      self.train('run', 'public', num_rounds=4)
+      # Also after its end.
+      self.train('run', 'public')
+    self.assertEmpty(seen.files_with(drawn, self.root))
+    whole, run = (
+        {
+            name: repr(value)
+            for name, value in state_file.read_leaves(
+                self.saved(name)[_NUM_ROUNDS]
+            ).items()
+        }
+        for name in ('whole', 'run')
+    )
+    self.assertEqual(whole, run)
+
+
+class LostTest(_TestCase):
+  """States or secrets that are damaged, missing or of another time."""
+
+  def damage(self, path: str) -> None:
+    with open(path, 'r+b') as file:
+      file.seek(64)
+      byte = file.read(1)
+      file.seek(64)
+      file.write(bytes([byte[0] ^ 1]))
+
+  def go_on(self, run: str, kind: str = 'poisson', **settings) -> list[str]:
+    """Trains to the end; returns the lines about keys."""
+    with self.assertLogs('absl', 'WARNING') as logs:
+      self.train(
+          run, kind, privacy=training_loop.PrivacySettings(), **settings
+      )
+    return [line for line in logs.output if 'new keys' in line]
+
+  def stop(self, run: str, kind: str = 'poisson') -> None:
+    """A run with four charged rounds; the states of 0 and 2 are saved."""
+    self.train(
+        run, kind, kill_in=4, privacy=training_loop.PrivacySettings()
+    )
+    self.assertCountEqual(self.saved(run), [0, 2])
+    self.assertLen(self.rounds(run), 4)
+
+  def test_a_damaged_state_costs_new_keys_and_its_rounds_again(self):
+    self.stop('run')
+    self.damage(self.saved('run')[2])
+    (line,) = self.go_on('run')
+    self.assertRegex(line, r'secrets\.bin belongs to state 2: state 0 goes on')
+    # Rounds 1 to 4, and once more 1 to 5.
+    lines = self.rounds('run')
+    self.assertEqual(
+        [line['round_num'] for line in lines], [0, 1, 2, 3, 0, 1, 2, 3, 4]
+    )
+    self.assertLen({line['identity'] for line in lines}, 9)
+
+  @parameterized.parameters(True, False)
+  def test_lost_secrets_cost_new_keys_and_the_rounds_since(self, is_there):
+    self.stop('run')
+    path = self.path('run', run_dir.SECRETS)
+    if is_there:
+      self.damage(path)
+    else:
+      os.remove(path)
+    (line,) = self.go_on('run')
+    self.assertIn('missing, as after the end of a run, or damaged: ', line)
+    self.assertEqual(
+        [line['round_num'] for line in self.rounds('run')],
+        [0, 1, 2, 3, 2, 3, 4],
+    )
+
+  def test_new_keys_are_on_disk_before_the_first_round_under_them(self):
+    self.stop('run')
+    os.remove(self.path('run', run_dir.SECRETS))
+    self.train(
+        'run', kill_in=4, save_every=9, privacy=training_loop.PrivacySettings()
+    )
+    self.train('run', privacy=training_loop.PrivacySettings())
+    self.assertEqual(
+        [line['round_num'] for line in self.rounds('run')],
+        [0, 1, 2, 3, 2, 3, 4],
+    )
+
+  def test_older_secrets_put_back_repeat_the_rounds_in_the_same_bits(self):
+    self.train('whole')
+    self.train('run', kill_in=1)
+    kept = pathlib.Path(self.path('run', run_dir.SECRETS)).read_bytes()
+    self.train('run', kill_in=4)
+    pathlib.Path(self.path('run', run_dir.SECRETS)).write_bytes(kept)
+    self.train('run')
+    self.assertEqual(self.bits('run'), self.bits('whole'))
+
+  def test_secrets_of_another_run_are_not_taken(self):
+    self.stop('run')
+    self.stop('other')
+    shutil.copy(
+        self.path('other', run_dir.SECRETS), self.path('run', run_dir.SECRETS)
+    )
+    (line,) = self.go_on('run')
+    # Found by the ledger's head; a ledger in another file is a second guard.
+    self.assertIn('secrets.bin belongs to state 2', line)
+    self.assertLen(self.rounds('run'), 7)
+
+  def test_more_rounds_after_the_end_charge_these_alone(self):
+    # The second time nothing is left to do, nor to say.
+    for _ in range(2):
+      with self.assertNoLogs('absl', 'WARNING'):
+        self.train(
+            'run', num_rounds=3, privacy=training_loop.PrivacySettings()
+        )
+      self.assertFalse(os.path.exists(self.path('run', run_dir.SECRETS)))
+    self.assertLen(self.go_on('run'), 1)
+    self.assertEqual(
+        [line['round_num'] for line in self.rounds('run')], [0, 1, 2, 3, 4]
+    )
+
+  def test_a_lost_tree_is_given_up_for_the_next_pass(self):
+    self.stop('run', 'pass')
+    os.remove(self.path('run', run_dir.SECRETS))
+    self.go_on('run', 'pass')
+    # State 2 was within the pass of 0 to 2.
+    self.assertEqual(
+        [line['round_num'] for line in self.rounds('run')],
+        [0, 1, 2, 3, 3, 4, 5],
+    )
+    counter = state_file.read_leaves(
+        self.saved('run')[5],
+        prefix='process/aggregator/query_state/numerator_state/counter',
+    )
+    self.assertEqual([int(value) for value in counter.values()], [6])
+    # A whole tree of three, one given up after a round, and one of three.
+    (group,) = ledger_lib.read(self.path('run', run_dir.LEDGER)).rounds
+    self.assertEqual(group.count, 9)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,217 @@
+"""State of a run: what is saved of it, and what must not outlive it.
+
+A round's noise key is a function of the run's key and of the round's identity,
+which is public (`private_rounds`). So whoever gets a run's key removes the
+noise of every round under it. Therefore
+
+- the run's keys change with each round, by a function that cannot be turned
+  back: a key tells the rounds after it and none before it;
+- saved states hold no secrets. One file, `secrets.bin`, has those of the newest
+  state alone: the noise key, the sampler's key, and noise of a tree that later
+  rounds take up again. It is erased when the run has ended.
+
+Writing a state, in this order, each step on disk before the next:
+
+    1  the state
+    2  secrets.bin, which names the state that it belongs to
+    3  older states are removed
+
+What a run goes on from, wherever that was cut:
+
+- the state that the secrets name. All is as it was, so the same rounds come in
+  the same bits. A newer state (cut between 1 and 2) is removed and written
+  again by the same rounds.
+- If that state is damaged or gone, or the secrets are: the newest good state,
+  under new keys. Rounds after it that the ledger has stay charged, and are run
+  and charged anew. This also holds for a copy of the folder, because the
+  original may go on under the old keys, and for a run that had ended and is to
+  do more rounds.
+"""
+
+import asyncio
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from tff_asr.data import cohorts
+from tff_asr.privacy import accounting
+from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.programs import private_rounds
+from tff_asr.storage import run_dir
+from tff_asr.storage import state_file
+
+
+class RunState(NamedTuple):
+  """All that a run needs to continue; its keys are () in a saved state.
+
+  Attributes:
+    process: The process's state; with noise it holds the noise counter.
+    source: State of the draws; holds their key.
+    ledger: Head of the privacy ledger.
+    noise: The noise key, and the ledger file that it belongs to. The key is ()
+      where nothing is charged, and then nothing is secret.
+    record: Values that the kind of training keeps from round to round.
+  """
+
+  process: Any
+  source: Any
+  ledger: ledger_lib.Head
+  noise: private_rounds.NoiseState
+  record: Any
+
+
+class Secrets(NamedTuple):
+  """What secrets.bin holds.
+
+  Attributes:
+    number: Of the saved state that they belong to.
+    ledger: Its head, which tells it from others of that number.
+    noise: The noise key, and the ledger file that it belongs to.
+    sampler_key: The key of the draws; () where nothing is drawn by one.
+    nodes: Noise of a tree's open nodes; () without a tree.
+  """
+
+  number: int
+  ledger: ledger_lib.Head
+  noise: private_rounds.NoiseState
+  sampler_key: Any
+  nodes: Any
+
+
+async def save(folder: run_dir.RunDir, state: RunState, number: int) -> None:
+  """Saves a state and its secrets, as the module says.
+
+  Args:
+    folder: The run's.
+    state: After so many rounds; it does not change meanwhile.
+    number: Of the rounds so far.
+
+  Raises:
+    OSError: There is too little room on the disk.
+  """
+  public, secrets = _split(state, number)
+  await folder.state_manager.save(
+      public, number, secrets=secrets if _has_secrets(state) else None
+  )
+
+
+async def load(
+    folder: run_dir.RunDir, initial: RunState
+) -> tuple[Optional[RunState], int, str]:
+  """Finds the state to go on from.
+
+  Args:
+    folder: The run's.
+    initial: The state before the first round; its keys are those of a new run.
+
+  Returns:
+    The state, or None if none was saved; its number; and what is the matter
+    with secrets.bin, or ''. If something is, the keys are those of `initial`:
+    see `renewed`.
+
+  Raises:
+    DamagedStateError: There are states, and all are damaged.
+    StateMismatchError: A state is of another configuration.
+  """
+  manager = folder.state_manager
+  structure, new_secrets = _split(initial, 0)
+  secrets = None
+  if _has_secrets(initial):
+    secrets = await asyncio.to_thread(manager.read_secrets, new_secrets)
+  versions = await manager.get_versions() or []
+  if secrets is not None and secrets.number in versions:
+    try:
+      saved = await manager.load(secrets.number, structure)
+    except state_file.DamagedStateError:
+      pass  # `load_latest` says so.
+    else:
+      if saved.ledger == secrets.ledger:
+        for version in versions[versions.index(secrets.number) + 1 :]:
+          manager.remove(version)
+        return _joined(saved, secrets), secrets.number, ''
+  saved, number = await manager.load_latest(structure)
+  if saved is None:
+    return None, 0, ''
+  if secrets is None:
+    problem = 'is missing, as after the end of a run, or damaged'
+  else:
+    problem = f'belongs to state {secrets.number}'
+  noise = new_secrets.noise._replace(file_identity=saved.noise.file_identity)
+  return _joined(saved, new_secrets._replace(noise=noise)), number, problem
+
+
+async def renewed(
+    folder: run_dir.RunDir,
+    state: RunState,
+    number: int,
+    *,
+    initial: RunState,
+    sampling: accounting.Sampling,
+    file_identity: int,
+) -> RunState:
+  """Returns a loaded state under new keys, which are on disk from now on.
+
+  A pass (DP-FTRL) whose order and tree are lost is given up: the run goes on
+  with the first round of the next pass and a new tree, so that a client is in
+  a tree at most once.
+
+  Args:
+    folder: The run's.
+    state: As saved.
+    number: Its number.
+    initial: A state with new keys.
+    sampling: How cohorts are drawn.
+    file_identity: Of the ledger beside it.
+  """
+  _, secrets = _split(initial, number)
+  state = _joined(state, secrets._replace(
+      noise=secrets.noise._replace(file_identity=np.int64(file_identity))
+  ))
+  if sampling.kind == 'pass':
+    per_pass = sampling.rounds_per_pass
+    start = np.int64(-(-int(state.source.round_num) // per_pass) * per_pass)
+    state = state._replace(
+        process=private_rounds.with_query_state(state.process, counter=start),
+        source=state.source._replace(round_num=start),
+    )
+  _, secrets = _split(state, number)
+  await asyncio.to_thread(folder.state_manager.write_secrets, secrets)
+  return state
+
+
+def _has_secrets(state: RunState | Secrets) -> bool:
+  """Whether rounds are charged; else seeds that are public decide all."""
+  return len(state.noise.key) > 0
+
+
+def _split(state: RunState, number: int) -> tuple[RunState, Secrets]:
+  """The state without secrets, and the secrets."""
+  nodes, sampler_key = (), ()
+  process, source = state.process, state.source
+  if _has_secrets(state):
+    query_state = private_rounds.query_state(process)
+    if hasattr(query_state, 'nodes'):
+      nodes = query_state.nodes
+      process = private_rounds.with_query_state(process, nodes=())
+  if isinstance(source, cohorts.CohortState):
+    sampler_key = source.key
+    source = source._replace(key=())
+  public = state._replace(
+      process=process, source=source, noise=state.noise._replace(key=())
+  )
+  return public, Secrets(
+      number, state.ledger, state.noise, sampler_key, nodes
+  )
+
+
+def _joined(state: RunState, secrets: Secrets) -> RunState:
+  """What `_split` split."""
+  process, source = state.process, state.source
+  if _has_secrets(secrets):
+    if hasattr(private_rounds.query_state(process), 'nodes'):
+      process = private_rounds.with_query_state(process, nodes=secrets.nodes)
+  if isinstance(source, cohorts.CohortState):
+    source = source._replace(key=secrets.sampler_key)
+  return state._replace(
+      process=process, source=source, noise=secrets.noise
+  )
