@@ -123,6 +123,7 @@ def _read_transcripts(
 
 CORPUS = conversion.Corpus(
     name='AN4',
+    namespace='AN4',
     list_utterances=list_utterances,
     holds_split=lambda folder, split: os.path.isfile(
         os.path.join(folder, 'etc', f'an4_{split}.fileids')

@@ -2,6 +2,11 @@
 
 A compressed archive cannot be read from the middle, so it is unpacked once,
 beside the output, and deleted when all splits are written.
+
+An archive may be a stranger's. Only files and folders are unpacked: published
+corpora have no links, and tarfile's own filter can be led out of the folder by
+links (CVE-2025-4517, Python before 3.11.13). Sizes are bounded by that of the
+archive.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,6 +17,17 @@ import tarfile
 _SUFFIXES = ('.tar', '.tar.gz', '.tgz', '.tar.bz2', '.tar.xz')
 # LibriSpeech/dev-clean and cv-corpus-13.0-2023-03-09/en lie this deep.
 _MAX_DEPTH = 3
+# Speech hardly shrinks, and tables of text to a tenth.
+_MAX_GROWTH = 100
+_MAX_HEADER_BYTES = 2**20
+# Members that tell of the next one, by a text that is read whole.
+_HEADERS = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
 
 
 def is_named_after_split(archive: str, split: str) -> bool:
@@ -88,16 +104,46 @@ class Scratch:
     partial = f'{folder}.partial'
     shutil.rmtree(partial, ignore_errors=True)
     try:
-      with tarfile.open(archive, 'r|*') as tar:
-        # Refuses what leads out of the folder.
-        tar.extractall(partial, filter='data')
+      with tarfile.open(archive, 'r|*', tarinfo=_Member) as tar:
+        tar.extractall(partial, filter=_filter(os.path.getsize(archive)))
     except (tarfile.TarError, EOFError, OSError) as e:
+      shutil.rmtree(partial, ignore_errors=True)
       raise ValueError(
           f'{archive} cannot be unpacked into {folder} ({e}); it may be damaged'
           ' or the disk full.'
       ) from e
     os.rename(partial, folder)
     return folder
+
+
+class _Member(tarfile.TarInfo):
+  """A member whose header cannot fill the memory."""
+
+  def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+    if self.type in _HEADERS and self.size > _MAX_HEADER_BYTES:
+      raise tarfile.ReadError(f'it has a header of {self.size:,} bytes')
+    return super()._proc_member(archive)
+
+
+def _filter(
+    archive_bytes: int,
+) -> Callable[[tarfile.TarInfo, str], tarfile.TarInfo]:
+  """Takes plain files and folders that stay inside, up to a total size."""
+  left = _MAX_GROWTH * archive_bytes
+
+  def check(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
+    nonlocal left
+    if not member.isreg() and not member.isdir():
+      raise tarfile.ReadError(f'{member.name[:80]!r} is a link or a device')
+    # The size of a folder is not looked at, and may be below zero.
+    left -= max(0, member.size)
+    if left < 0:
+      raise tarfile.ReadError(
+          f'it holds more than {_MAX_GROWTH} times the bytes of the archive'
+      )
+    return tarfile.data_filter(member, folder)
+
+  return check
 
 
 def _archives(source: str, is_named: Callable[[str], bool]) -> list[str]:

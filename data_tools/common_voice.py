@@ -269,6 +269,7 @@ def corpus(
   """Returns Common Voice in one language."""
   return conversion.Corpus(
       name=f'Common Voice {language}',
+      namespace='Common Voice',
       list_utterances=functools.partial(
           list_utterances, language=language, letters=letters, dashes=dashes
       ),

@@ -19,6 +19,7 @@ from data_tools import shards
 from data_tools import speaker_splits
 from data_tools import utterances as utterances_lib
 from tff_asr import checks
+from tff_asr import files
 from tff_asr import launch
 from tff_asr.data import audio
 from tff_asr.data import summaries
@@ -54,6 +55,13 @@ _IID = flags.DEFINE_bool(
     'Give each utterance to a random speaker of its part, for ablation; writes'
     ' SPLIT.iid folders.',
 )
+_NAMESPACE = flags.DEFINE_string(
+    'namespace',
+    None,
+    'Whose ids the speaker ids are: in corpora of one namespace, equal ids are'
+    " one speaker. By default the corpus'; a corpus of your own in another's"
+    ' layout needs a name of its own.',
+)
 _ATTRIBUTES = flags.DEFINE_list(
     'attributes',
     None,
@@ -86,6 +94,7 @@ class Corpus:
 
   Attributes:
     name: For the record.
+    namespace: Whose ids its speaker ids are.
     list_utterances: `list_utterances(source_dir, split=split)` gives a
       `utterances.Listing`.
     holds_split: Whether a folder (str) holds a split (str).
@@ -94,12 +103,14 @@ class Corpus:
   """
 
   name: str
+  namespace: str
   list_utterances: ListUtterances
   holds_split: Callable[[str, str], bool]
   default_splits: Sequence[str]
   is_named: Callable[[str, str], bool] = archives.is_named_after_split
 
 
+@files.for_owner_only()
 def convert(
     corpus: Corpus,
     *,
@@ -109,10 +120,11 @@ def convert(
     partition: str = '',
     partition_seed: int = 1,
     is_iid: bool = False,
+    namespace: str | None = None,
     attributes: Sequence[str] | None = None,
     **settings,
 ) -> dict[str, summaries.Summary]:
-  """Converts splits of a corpus to folders of shards.
+  """Converts splits of a corpus to folders of shards, for their owner alone.
 
   Args:
     corpus: What to convert.
@@ -125,6 +137,7 @@ def convert(
     partition_seed: Its seed.
     is_iid: Whether to give each utterance to a random speaker of its part. Then
       nothing is known of a speaker.
+    namespace: In place of the corpus' own.
     attributes: Which to keep of those that the corpus says of its speakers;
       None keeps all.
     **settings: encoding, strict, overwrite, num_workers and limits, as
@@ -176,6 +189,7 @@ def convert(
           listing.utterances,
           os.path.join(output_dir, name),
           origin=origin,
+          namespace=corpus.namespace if namespace is None else namespace,
           problems=listing.problems,
           attributes=listing.attributes,
           **settings,
@@ -303,6 +317,7 @@ def _convert_by_flags(corpus: Corpus) -> None:
       partition=_PARTITION.value,
       partition_seed=_PARTITION_SEED.value,
       is_iid=_IID.value,
+      namespace=_NAMESPACE.value,
       attributes=_ATTRIBUTES.value,
       num_workers=_WORKERS.value,
       encoding=_ENCODING.value,

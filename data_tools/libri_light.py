@@ -94,6 +94,7 @@ def corpus(max_sec: float) -> conversion.Corpus:
   """Returns Libri-Light, cut into records of at most `max_sec` seconds."""
   return conversion.Corpus(
       name='Libri-Light',
+      namespace='LibriVox',
       list_utterances=functools.partial(list_utterances, max_sec=max_sec),
       holds_split=lambda folder, split: os.path.isdir(
           os.path.join(folder, split)

@@ -161,6 +161,7 @@ def _read_lines(path: str) -> Sequence[tuple[str, str]]:
 
 CORPUS = conversion.Corpus(
     name='LibriSpeech',
+    namespace='LibriVox',
     list_utterances=list_utterances,
     holds_split=lambda folder, split: os.path.isdir(
         os.path.join(folder, split)

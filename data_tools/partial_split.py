@@ -42,7 +42,8 @@ class PartialSplit:
     parent, name = os.path.split(output_dir)
     self._output_dir = output_dir
     self.folder = os.path.join(parent, f'.{name}.partial')
-    os.makedirs(self.folder, exist_ok=True)
+    os.makedirs(self.folder, mode=0o700, exist_ok=True)
+    os.chmod(self.folder, 0o700)  # Also of one that was left behind.
     self._journal = open(os.path.join(self.folder, JOURNAL_FILE), 'a+b')
     try:
       fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)

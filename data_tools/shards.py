@@ -10,6 +10,7 @@ complete. A program that was killed resumes after the last finished shard
 (`partial_split`).
 """
 
+import base64
 import collections
 from collections.abc import Iterable, Mapping, Sequence
 import hashlib
@@ -27,7 +28,9 @@ from data_tools import partial_split
 from data_tools import utterances as utterances_lib
 from data_tools import worker_pool
 from tff_asr import checks
+from tff_asr import files as files_lib
 from tff_asr.data import audio
+from tff_asr.data import digests
 from tff_asr.data import index
 from tff_asr.data import schema
 from tff_asr.data import speakers
@@ -39,11 +42,13 @@ Problem = utterances_lib.Problem
 _RECORD_OVERHEAD_BYTES = 16
 
 
+@files_lib.for_owner_only()
 def write_split(
     utterances: Iterable[Utterance],
     output_dir: str | os.PathLike[str],
     *,
     origin: Mapping[str, Any],
+    namespace: str = '',
     problems: Sequence[Problem] = (),
     attributes: speakers.Attributes = types.MappingProxyType({}),
     encoding: str = 'pcm',
@@ -55,6 +60,9 @@ def write_split(
 ) -> summaries.Summary:
   """Writes a split, or returns the one that is there if it is the same.
 
+  Recordings may be private: files have mode 0600 and folders 0700, also while
+  they are written; folders that are there keep theirs.
+
   "The same" means: the same `origin`, encoding, limits, ids, transcripts, and
   names and sizes of audio files. Of such a one only `attributes` are brought up
   to date, which lie beside it.
@@ -64,6 +72,8 @@ def write_split(
     output_dir: The split's folder. Its parents are made.
     origin: Where the utterances come from; JSON. Stored in corpus.json, with
       the counts of this writing.
+    namespace: Whose ids the client ids are: in corpora of one namespace, equal
+      ids are one speaker.
     problems: What the corpus has besides and cannot be written; counted and
       listed with what is left out here.
     attributes: What the corpus says of its speakers, for `speakers.write`.
@@ -74,7 +84,8 @@ def write_split(
     strict: Whether anything to leave out (audio that cannot be read, an empty
       transcript, an id that occurs twice, one of `problems`) raises. Otherwise
       it is left out, counted by reason and listed in dropped.tsv.
-    overwrite: Whether to replace another corpus in `output_dir`.
+    overwrite: Whether to replace another corpus in `output_dir`, or the same
+      one if it has no digests under this user's salt.
     num_workers: Processes that read audio; by default one a core; 0 for none
       but this one.
 
@@ -99,11 +110,17 @@ def write_split(
     _refuse(problems)
   identity = dict(
       origin,
+      namespace=namespace,
       source_sha256=_source_sha256(ordered, problems),
       max_utterance_sec=max_utterance_sec,
   )
+  salt = digests.read_salt()
   existing = _read_existing(
-      output_dir, identity=identity, encoding=encoding, overwrite=overwrite
+      output_dir,
+      identity=identity,
+      encoding=encoding,
+      overwrite=overwrite,
+      salt=salt,
   )
   if existing is not None:
     if strict and existing['dropped']:
@@ -115,6 +132,7 @@ def write_split(
     return _write_attributes(output_dir, attributes)
   key = dict(
       identity,
+      salt=digests.salt_id(salt),
       encoding=encoding,
       max_shard_bytes=max_shard_bytes,
       format_version=index.FORMAT_VERSION,
@@ -130,10 +148,15 @@ def write_split(
         strict=strict,
         max_shard_bytes=max_shard_bytes,
         encoding=encoding,
+        salt=salt,
         max_utterance_sec=max_utterance_sec,
     )
     _write_index(
-        partial, identity=identity, problems=problems, encoding=encoding
+        partial,
+        identity=identity,
+        problems=problems,
+        encoding=encoding,
+        salt=salt,
     )
     summary = _write_attributes(partial.folder, attributes)
     partial.move_into_place()
@@ -204,6 +227,7 @@ def _read_existing(
     identity: Mapping[str, Any],
     encoding: str,
     overwrite: bool,
+    salt: bytes,
 ) -> summaries.Summary | None:
   """The summary of an identical corpus in `output_dir`; None to write it."""
   if not os.path.lexists(output_dir):
@@ -226,7 +250,8 @@ def _read_existing(
   stored = {key: corpus.origin.get(key) for key in identity}
   # JSON turns tuples into lists.
   same = stored == json.loads(json.dumps(identity))
-  if same and corpus.encoding == encoding:
+  is_again = overwrite and not _has_digests(output_dir, salt)
+  if same and corpus.encoding == encoding and not is_again:
     partial_split.forget_journal(output_dir)
     return summaries.read(output_dir)
   if overwrite:
@@ -235,6 +260,15 @@ def _read_existing(
       f'{output_dir} holds another corpus (encoding, source or partition'
       ' differ); choose another folder or pass --overwrite.'
   )
+
+
+def _has_digests(output_dir: str, salt: bytes) -> bool:
+  """Whether a corpus has digests under this salt."""
+  path = os.path.join(output_dir, digests.FILE)
+  if not os.path.exists(path):
+    return False
+  found = digests.read(path).get(digests.CORPUS, digests.UNKNOWN)
+  return digests.salt_id(salt) in found.parts
 
 
 def _write_shards(
@@ -294,6 +328,7 @@ class _ShardFile:
     self._characters: set[str] = set()
     self._clients: list[list[Any]] = []
     self._offsets: list[int] = []
+    self._digests = bytearray()
     self.problems: list[Problem] = []
     self._changed = collections.Counter()
     self.num_bytes = 0
@@ -334,6 +369,7 @@ class _ShardFile:
     )
     self._writer.write(content)
     self._offsets.append(self.num_bytes)
+    self._digests += record.digest or digests.NONE
     self._clients[-1][2] += 1
     self._clients[-1][3] += record.num_samples
     self.num_bytes += len(content) + _RECORD_OVERHEAD_BYTES
@@ -359,6 +395,7 @@ class _ShardFile:
             'files': [file._asdict() for file in files],
             'clients': self._clients,
             'offsets': self._offsets,
+            'digests': base64.b64encode(self._digests).decode(),
             'characters': ''.join(sorted(self._characters)),
             'problems': self.problems,
             'changed': dict(self._changed),
@@ -392,8 +429,9 @@ def _write_index(
     identity: Mapping[str, Any],
     problems: Sequence[Problem],
     encoding: str,
+    salt: bytes,
 ) -> None:
-  """Writes the index and the list of what was left out."""
+  """Writes the index, the digests and the list of what was left out."""
   rows, offsets, files, characters = [], [], [], set()
   problems, changed = [*problems, *_problems(partial)], collections.Counter()
   for entry in partial.entries:
@@ -438,6 +476,18 @@ def _write_index(
           dropped=dict(sorted(dropped.items())),
           changed=dict(sorted(changed.items())),
       ),
+  )
+  written = digests.of_corpus(
+      salt,
+      namespace=identity['namespace'],
+      client_ids=table.client_ids,
+      num_records=num_utterances,
+      recordings=b''.join(
+          base64.b64decode(entry['digests']) for entry in partial.entries
+      ),
+  )
+  digests.write(
+      os.path.join(partial.folder, digests.FILE), {digests.CORPUS: written}
   )
 
 

@@ -12,14 +12,15 @@ Loads no TensorFlow, so that processes that encode start fast.
 import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
-import json
 import math
 import types
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tff_asr import files
 from tff_asr.data import audio
+from tff_asr.data import digests
 
 Interval = tuple[int, int]
 # As `tff_asr.data.speakers` takes them; that module loads TensorFlow.
@@ -100,11 +101,13 @@ class Encoded(NamedTuple):
     suffix: What its id has after the utterance's; '' if it is not cut.
     content: As `audio.encode` gives it.
     num_samples: Length of its waveform.
+    digest: By `digests.of_recording`.
   """
 
   suffix: str
   content: bytes
   num_samples: int
+  digest: bytes
 
 
 class Outcome(NamedTuple):
@@ -155,6 +158,7 @@ def encode(
     utterance: Utterance,
     *,
     encoding: str,
+    salt: bytes,
     max_utterance_sec: float | None = None,
 ) -> Outcome:
   """Reads, converts and encodes one utterance, or gives the reason not to.
@@ -162,6 +166,7 @@ def encode(
   Args:
     utterance: What to read.
     encoding: One of `audio.ENCODINGS`.
+    salt: Of the records' digests.
     max_utterance_sec: What is longer is left out; None sets no limit.
   """
   name = f'utterance {utterance.utterance_id} of client {utterance.client_id}'
@@ -190,7 +195,10 @@ def encode(
   return Outcome(
       records=[
           Encoded(
-              suffix, audio.encode(piece, encoding=encoding), len(piece)
+              suffix,
+              audio.encode(piece, encoding=encoding),
+              len(piece),
+              digests.of_recording(salt, piece),
           )
           for suffix, piece in pieces
       ],
@@ -277,8 +285,8 @@ def _pieces(
   activity = None
   if how.activity_path is not None:
     try:
-      with open(how.activity_path, encoding='utf-8') as f:
-        activity = parse_activity(json.load(f))
+      content = files.parse_json(files.read(how.activity_path))
+      activity = parse_activity(content)
     except (OSError, ValueError) as e:
       raise audio.AudioError(
           how.activity_path, 'has no readable JSON file', str(e)

@@ -56,6 +56,7 @@ class ConversionTest(absltest.TestCase):
     )
     corpus = conversion.Corpus(
         name='test',
+        namespace='test',
         list_utterances=list_utterances,
         holds_split=lambda folder, split: False,
         default_splits=(),

@@ -2,12 +2,14 @@ import os
 import pathlib
 import tarfile
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import soundfile
 
+from data_tools import archives
 from data_tools import conversion
 from data_tools import librispeech
 from tests.bin import in_process
@@ -169,6 +171,18 @@ class LibriSpeechTest(parameterized.TestCase):
           num_workers=0,
       )
 
+    before = os.umask(0o022)
+    self.addCleanup(os.umask, before)
+    modes, unpack = [], archives.Scratch._unpack
+
+    def unpack_and_look(scratch, archive):
+      folder = unpack(scratch, archive)
+      modes.append(os.stat(os.path.dirname(folder)).st_mode & 0o777)
+      return folder
+
+    self.enterContext(mock.patch.object(
+        archives.Scratch, '_unpack', unpack_and_look
+    ))
     expected = convert(self.source, 'folder')
     (self.source / 'published').mkdir()
     with tarfile.open(self.source / 'published/dev.tar.gz', 'w:gz') as tar:
@@ -183,6 +197,8 @@ class LibriSpeechTest(parameterized.TestCase):
         for name in ('folder', 'archive')
     )
     self.assertIn(b'speakers.tsv', folder)
+    # What is unpacked on the way lies in a folder of the owner alone.
+    self.assertEqual(modes, [0o700])
     self.assertEqual(folder, archive)
     with open(self.source / 'published/dev.tar.gz', 'r+b') as f:
       f.truncate(1000)

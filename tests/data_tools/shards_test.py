@@ -1,3 +1,4 @@
+import collections
 import dataclasses
 import hashlib
 import json
@@ -15,6 +16,7 @@ from data_tools import shards
 from data_tools import worker_pool
 from tff_asr.data import audio
 from tff_asr.data import client_data
+from tff_asr.data import digests
 from tff_asr.data import index
 from tff_asr.data import summaries
 from tff_asr.features import log_mel
@@ -53,6 +55,101 @@ class ShardsTest(parameterized.TestCase):
         self.utterances if utterances is None else utterances,
         self.output_dir,
         **(arguments | changes),
+    )
+
+  def test_recordings_are_for_their_owner_alone_also_while_written(self):
+    before = os.umask(0o022)
+    self.addCleanup(os.umask, before)
+    os.makedirs(os.path.join(self.root, 'deep'))
+    found = collections.Counter()
+
+    def look():
+      for folder, _, names in os.walk(os.path.join(self.root, 'deep')):
+        if folder != os.path.join(self.root, 'deep'):
+          found['folder', os.stat(folder).st_mode & 0o777] += 1
+        for name in names:
+          mode = os.stat(os.path.join(folder, name)).st_mode & 0o777
+          found[os.path.splitext(name)[1], mode] += 1
+
+    commit = partial_split.PartialSplit.commit
+
+    def look_and_commit(partial, *arguments, **options):
+      look()
+      commit(partial, *arguments, **options)
+
+    attributes = {'gender': {'a': frozenset({'f'})}}
+    with mock.patch.object(
+        partial_split.PartialSplit, 'commit', look_and_commit
+    ):
+      self.write(max_shard_bytes=1)
+    look()
+    # Brought up to date beside a split that is there.
+    self.write(max_shard_bytes=1, attributes=attributes)
+    look()
+    self.assertEqual({mode for _, mode in found}, {0o600, 0o700}, found)
+    self.assertEqual(
+        {kind for kind, mode in found if mode == 0o700}, {'folder'}
+    )
+    self.assertContainsSubset(
+        {'.tfrecord', '.tsv', '.json', '.jsonl', '.digests'},
+        {kind for kind, _ in found},
+    )
+    # What others make of this process has its own mode again.
+    self.assertEqual(os.umask(0o022), 0o022)
+
+  def test_digests_are_of_samples_whatever_is_stored_and_however_divided(self):
+    found = {}
+    for encoding in audio.ENCODINGS:
+      for max_shard_bytes in (1, 2**30):
+        self.write(
+            encoding=encoding, max_shard_bytes=max_shard_bytes, overwrite=True
+        )
+        with open(os.path.join(self.output_dir, digests.FILE), 'rb') as f:
+          found[f.read()] = client_data.load(self.output_dir).digests
+    (written,) = found.values()
+    salt = digests.read_salt()
+    (part,) = written.parts.values()
+    self.assertEqual(part.salt_id, digests.salt_id(salt))
+    owners = dict(zip(part.recordings.tolist(), part.owners.tolist()))
+    for i, utterance in enumerate(self.utterances):
+      digest = np.array(digests.of_recording(salt, _samples(i)), 'S16').item()
+      self.assertEqual('abc'[owners[digest]], utterance.client_id)
+
+  def test_another_salt_is_no_other_corpus_but_is_written_on_demand(self):
+    self.write(namespace='here')
+    before = _digests(self.output_dir)
+    other = os.path.join(self.root, 'salt')
+    with mock.patch.dict(os.environ, {digests.SALT_VARIABLE: other}):
+      self.write(namespace='here')
+      self.assertEqual(_digests(self.output_dir), before)
+      self.write(namespace='here', overwrite=True)
+      after = _digests(self.output_dir)
+      written = client_data.load(self.output_dir).digests
+      self.assertEqual(
+          list(written.parts), [digests.salt_id(digests.read_salt())]
+      )
+    changed = {name for name in before if before[name] != after[name]}
+    self.assertEqual(changed, {digests.FILE})
+    with self.assertRaisesRegex(ValueError, 'holds another corpus'):
+      self.write(namespace='elsewhere')
+
+  def test_shards_of_another_salt_are_not_gone_on_with(self):
+    # Killed after the first shard; the second attempt has another salt.
+    def ends(*unused_args, **unused_kwargs):
+      raise KeyboardInterrupt
+
+    with mock.patch.object(index, 'write', ends):
+      with self.assertRaises(KeyboardInterrupt):
+        self.write(max_shard_bytes=1)
+    other = os.path.join(self.root, 'salt')
+    with mock.patch.dict(os.environ, {digests.SALT_VARIABLE: other}):
+      self.write(max_shard_bytes=1)
+      salt = digests.read_salt()
+    (part,) = client_data.load(self.output_dir).digests.parts.values()
+    self.assertEqual(part.salt_id, digests.salt_id(salt))
+    expected = [digests.of_recording(salt, _samples(i)) for i in range(6)]
+    self.assertCountEqual(
+        part.recordings.tolist(), np.array(expected, 'S16').tolist()
     )
 
   @parameterized.product(

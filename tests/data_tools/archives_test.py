@@ -1,0 +1,123 @@
+"""Tests of data_tools.archives on archives that somebody else made up."""
+
+import gzip
+import io
+import os
+import resource
+import tarfile
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from data_tools import archives
+
+
+def _member(name: str, **attributes) -> tarfile.TarInfo:
+  member = tarfile.TarInfo(name)
+  for attribute, value in attributes.items():
+    setattr(member, attribute, value)
+  return member
+
+
+def _link(name: str, target: str, kind=tarfile.SYMTYPE) -> tarfile.TarInfo:
+  return _member(name, type=kind, linkname=target)
+
+
+def _beyond_the_longest_path(outside: str) -> list[tarfile.TarInfo]:
+  """Leads out by a path too long to be resolved: CVE-2025-4517."""
+  found, path, part, steps = [], '', 'd' * 247, 'abcdefghijklmnop'
+  for step in steps:
+    found.append(_member(os.path.join(path, part), type=tarfile.DIRTYPE))
+    found.append(_link(os.path.join(path, step), part))
+    path = os.path.join(path, part)
+  long = os.path.join('/'.join(steps), 'l' * 254)
+  found.append(_link(long, '../' * len(steps)))
+  found.append(_link('escape', f'{long}/../../{outside}'))
+  return [*found, _member('escape/evil')]
+
+
+class ArchivesTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = self.enterContext(tempfile.TemporaryDirectory())
+    self.archive = os.path.join(self.root, 'dev.tar')
+    self.evil = os.path.join(self.root, 'outside', 'evil')
+    os.mkdir(os.path.dirname(self.evil))
+
+  def find(self) -> str:
+    with archives.Scratch(os.path.join(self.root, 'scratch')) as scratch:
+      return scratch.find(
+          self.archive, split='dev', holds_split=lambda *unused: False
+      )
+
+  def assert_refused(self, message: str) -> None:
+    with self.assertRaisesRegex(
+        ValueError, f'dev.tar cannot be unpacked into .*{message}'
+    ) as caught:
+      self.find()
+    self.assertNotIn('\n', str(caught.exception))
+    self.assertFalse(os.path.exists(self.evil))
+    # Nothing that was unpacked stays on the disk.
+    scratch = os.path.join(self.root, 'scratch')
+    self.assertEqual([*os.walk(scratch)][1:], [])
+
+  @parameterized.named_parameters(
+      ('up', [_member('a/../../../outside/evil')], 'outside'),
+      ('link', [_link('a', '../../outside'), _member('a/evil')], "'a' is a li"),
+      ('inner_link', [_member('a'), _link('b', 'a')], "'b' is a link"),
+      (
+          'hard_link',
+          [_link('a', '../../outside/x', tarfile.LNKTYPE)],
+          "'a' is a link",
+      ),
+      ('device', [_member('a', type=tarfile.CHRTYPE)], "'a' is a link"),
+      ('pipe', [_member('a', type=tarfile.FIFOTYPE)], "'a' is a link"),
+      (
+          'beyond_the_longest_path',
+          _beyond_the_longest_path('outside'),
+          'is a link',
+      ),
+  )
+  def test_what_leads_out_is_refused(self, members, message):
+    with tarfile.open(self.archive, 'w') as tar:
+      for member in members:
+        tar.addfile(member)
+    self.assert_refused(message)
+
+  def test_an_absolute_name_stays_inside(self):
+    with tarfile.open(self.archive, 'w') as tar:
+      tar.addfile(_member(self.evil))
+    self.find()
+    self.assertFalse(os.path.exists(self.evil))
+
+  def test_what_grows_without_bound_is_refused(self):
+    # A gigabyte of zeros in a megabyte, of which nothing is written.
+    with tarfile.open(self.archive, 'w') as tar:
+      tar.addfile(_member('a', size=2**20), io.BytesIO(bytes(2**20)))
+      tar.addfile(_member('b', size=2**40))
+    self.assert_refused('more than 100 times the bytes of the archive')
+
+  def test_a_folder_smaller_than_nothing_makes_no_room(self):
+    below = _member('x', type=tarfile.DIRTYPE, size=-(2**40))
+    with gzip.open(self.archive, 'wb') as f:
+      for member in below, _member('big', size=2**20):
+        f.write(member.tobuf(tarfile.GNU_FORMAT))
+      f.write(bytes(2**20 + 2 * tarfile.BLOCKSIZE))
+    self.assert_refused('more than 100 times the bytes of the archive')
+
+  def test_a_header_that_claims_any_length_takes_no_memory(self):
+    head = _member('a', type=tarfile.XHDTYPE, size=2**30).tobuf()
+    with gzip.open(self.archive, 'wb', compresslevel=1) as f:
+      f.write(head)
+      for _ in range(2**8):
+        f.write(bytes(2**20))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    self.assert_refused('has a header of 1,073,741,824 bytes')
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    self.assertLess(after - before, 2**16)  # In KiB.
+
+
+if __name__ == '__main__':
+  absltest.main()

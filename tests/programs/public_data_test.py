@@ -1,0 +1,268 @@
+"""Tests of tff_asr.programs.public_data; see also federated_test."""
+
+import os
+import shutil
+import tempfile
+import types
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import dp_accounting
+
+from data_tools import shards
+from tests import fakes
+from tff_asr.data import client_data as client_data_lib
+from tff_asr.data import digests
+from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.programs import public_data
+from tff_asr.storage import run_dir
+
+_PRIVATE = {'ann': 2, 'bob': 1, 'cai': 3}
+
+
+class PublicDataTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = self.enterContext(tempfile.TemporaryDirectory())
+    self.private = self.data('private', _PRIVATE)
+
+  def data(self, name, num_utterances, *, renamed=None, namespace=''):
+    """A corpus of fake speakers; `renamed` gives some of them other names."""
+    folder = os.path.join(self.root, name)
+    shards.write_split(
+        [
+            shards.Utterance(
+                client_id=(renamed or {}).get(client_id, client_id),
+                utterance_id=example['utterance_id'],
+                transcript=example['transcript'],
+                audio=lambda waveform=example['waveform']: waveform,
+            )
+            for client_id, count in num_utterances.items()
+            for example in fakes.examples(client_id, count)
+        ],
+        folder,
+        origin={'corpus': 'fake'},
+        namespace=namespace,
+        num_workers=0,
+    )
+    return client_data_lib.load(folder)
+
+  def check(
+      self, data, *, dev=None, noise=None, unit='speaker', seeds=(), **settings
+  ):
+    """The check of a run with so much noise; None: it is not private."""
+    settings = dict(
+        client_data=data,
+        evaluator=dev and types.SimpleNamespace(client_data=dev),
+        sampling=None if noise is None else 'some',
+        privacy=types.SimpleNamespace(voids=list(seeds)),
+        PRIVACY_UNIT=None if noise is None else unit,
+        init_from_run=None,
+        scores_run=None,
+        on_shared_data='refuse',
+    ) | settings
+    event = dp_accounting.GaussianDpEvent(noise or 0.0).to_named_tuple()
+    return public_data.check(
+        types.SimpleNamespace(**settings),
+        types.SimpleNamespace(aggregator=types.SimpleNamespace(dp_event=event)),
+    )
+
+  def run_of(self, name, data, **settings):
+    """The folder of a run that was trained on these data."""
+    folder = os.path.join(self.root, name)
+    os.makedirs(folder, exist_ok=True)
+    public_data.write(folder, self.check(data, **settings).heard)
+    return folder
+
+  def assert_refused(self, reason, *args, **settings):
+    """A run is refused in one line, or goes on and says why."""
+    with self.assertRaises(ValueError) as context:
+      self.check(*args, **settings)
+    message = str(context.exception)
+    self.assertStartsWith(message, f'{reason}: take data without them')
+    self.assertNotIn('\n', message)
+    for name in ('ann', 'bob', 'cai', self.root):
+      self.assertNotIn(name, message)
+    found = self.check(*args, on_shared_data='not_private', **settings)
+    self.assertEqual(found.voids, (reason,))
+    self.assertEqual(found.words, f'but {reason}')
+
+  @parameterized.named_parameters(
+      ('renamed_copy', dict(renamed={'bob': 'zoe'}), '1', 1),
+      ('same_ids', dict(), '1', 1),
+      ('same_recordings_in_another_namespace', dict(namespace='x'), '1', 1),
+  )
+  def test_a_seed_that_heard_private_speakers_is_refused(
+      self, options, speakers, recordings
+  ):
+    data = self.data('seed_data', {'bob': 1, 'dee': 2}, **options)
+    seed = self.run_of('seed', data)
+    self.assert_refused(
+        f'the seed model (INIT_FROM_RUN) has {speakers} of the 3 private '
+        f'speakers ({recordings} recordings)',
+        self.private,
+        noise=1.0,
+        init_from_run=seed,
+    )
+    # Through a run that goes on from it, with other data.
+    second = self.run_of(
+        'second', self.data('more', {'eve': 1}), init_from_run=seed
+    )
+    with self.assertRaisesRegex(ValueError, 'has 1 of the 3 private speakers'):
+      self.check(self.private, noise=1.0, init_from_run=second)
+
+  def test_other_speakers_of_the_same_ids_are_no_matter(self):
+    data = self.data(
+        'seed_data', {'dee': 2}, renamed={'dee': 'bob'}, namespace='elsewhere'
+    )
+    found = self.check(
+        self.private, noise=1.0, init_from_run=self.run_of('seed', data)
+    )
+    self.assertEqual((found.voids, found.unchecked), ((), ()))
+    self.assertIn('no private speaker', found.words)
+
+  def test_a_private_run_protects_and_exposes_nobody(self):
+    first = self.run_of('first', self.private, noise=1.0)
+    heard = public_data.read(first)
+    self.assertEqual(heard['exposed'], digests.NOBODY)
+    found = digests.shared(heard['speaker'], self.private.digests)
+    self.assertEqual(found, (3, 6, 3, True))
+    # Again, on the same speakers: their rounds are added up by the ledger.
+    self.check(self.private, noise=1.0, init_from_run=first)
+    # But their data must not be shown, nor trained on without noise.
+    other = self.data('other', {'dee': 1})
+    whose = 'private speakers of the seed model (INIT_FROM_RUN)'
+    for settings in (dict(noise=1.0), dict()):
+      self.assert_refused(
+          f'the dev set has 1 of the 3 {whose} (1 recordings)',
+          other,
+          dev=self.data('dev', {'bob': 1}),
+          init_from_run=first,
+          **settings,
+      )
+    for settings in (dict(noise=0.0), dict()):
+      self.assert_refused(
+          f'the training data has 1 of the 3 {whose} (2 recordings)',
+          self.data('again', {'ann': 2, 'dee': 1}),
+          init_from_run=first,
+          **settings,
+      )
+
+  @parameterized.named_parameters(
+      ('central', dict()),
+      ('federated_without_noise', dict(noise=0.0)),
+      ('known_keys', dict(noise=1.0, seeds=['NOISE_SEED fixes a key'])),
+  )
+  def test_without_a_guarantee_training_exposes(self, settings):
+    seed = self.run_of('seed', self.data('part', {'cai': 3}), **settings)
+    self.assert_refused(
+        'the seed model (INIT_FROM_RUN) has 1 of the 3 private speakers '
+        '(3 recordings)',
+        self.private,
+        noise=1.0,
+        init_from_run=seed,
+    )
+
+  def test_a_dev_set_is_exposed_where_it_chooses_the_weights(self):
+    arguments = dict(data=self.data('x', {'dee': 1}), dev=self.private)
+    last = self.run_of('last', **arguments)
+    best = self.run_of('best', patience=3, **arguments)
+    self.check(self.private, noise=1.0, init_from_run=last)
+    with self.assertRaisesRegex(ValueError, 'has 3 of the 3 private speakers'):
+      self.check(self.private, noise=1.0, init_from_run=best)
+
+  def test_scores_of_private_data_are_refused(self):
+    scores = self.run_of('scores', self.data('part', {'ann': 1, 'dee': 1}))
+    seed = self.run_of('seed', self.data('other', {'eve': 1}))
+    self.assert_refused(
+        'the layer scores (SCORES_RUN) has 1 of the 3 private speakers '
+        '(1 recordings)',
+        self.private,
+        noise=1.0,
+        init_from_run=seed,
+        scores_run=scores,
+    )
+    # They count as one of the sources of the model that they shaped.
+    shaped = self.run_of(
+        'shaped', self.data('y', {'fay': 1}), noise=1.0, scores_run=scores
+    )
+    with self.assertRaisesRegex(ValueError, 'INIT_FROM_RUN.* has 1 of the 3'):
+      self.check(self.private, noise=1.0, init_from_run=shaped)
+    # A seed that also gave the scores is one source.
+    with self.assertRaisesRegex(ValueError, '^the seed model[^;]*$'):
+      self.check(
+          self.private, noise=1.0, init_from_run=scores, scores_run=scores
+      )
+
+  def test_where_examples_are_protected_recordings_count(self):
+    arguments = dict(data=self.private, noise=1.0, unit='example')
+    # bob's first is private; ann's third is another recording of hers.
+    copy = client_data_lib.load(self.data('dev', {'bob': 1}).corpus.path)
+    self.assert_refused(
+        'the dev set has 1 of the private recordings', dev=copy, **arguments
+    )
+    others = self.data('others', {'dee': 2}, renamed={'dee': 'ann'})
+    self.assertEmpty(self.check(dev=others, **arguments).voids)
+    with self.assertRaisesRegex(ValueError, '1 of the 3 private speakers'):
+      self.check(self.private, noise=1.0, dev=others)
+
+  def test_what_has_no_digests_is_said_to_be_unchecked(self):
+    seed = os.path.join(self.root, 'seed')
+    os.makedirs(seed)
+    found = self.check(
+        self.private,
+        noise=1.0,
+        init_from_run=seed,
+        dev=fakes.client_data(_PRIVATE),
+    )
+    self.assertEqual(
+        found.words,
+        'taken to be so and not checked, for want of digests under one salt: '
+        'the dev set, the seed model (INIT_FROM_RUN)',
+    )
+    # Nor is a model that goes on from it known as a whole.
+    self.assertFalse(found.heard['exposed'].is_whole)
+    self.assertTrue(found.heard['speaker'].is_whole)
+
+  def test_digests_of_a_corpus_do_not_tell_whom_a_model_heard(self):
+    seed = self.run_of('seed', self.private)
+    path = os.path.join(seed, public_data.FILE)
+    shutil.copy(os.path.join(self.root, 'private', digests.FILE), path)
+    with self.assertRaisesRegex(ValueError, f'^{path} does not tell whom .*$'):
+      self.check(self.private, noise=1.0, init_from_run=seed)
+    with self.assertRaisesRegex(ValueError, 'does not tell whom'):
+      public_data.write(seed, {})
+
+  def test_of_a_run_without_a_guarantee_dev_speakers_are_counted(self):
+    dev = self.data('dev', {'ann': 3, 'dee': 1})
+    with self.assertLogs('absl', level='WARNING') as logs:
+      self.check(self.private, dev=dev)
+    self.assertIn('1 of the 2 dev speakers train, too', logs.output[0])
+    with self.assertNoLogs('absl', level='WARNING'):
+      self.check(self.private, dev=self.data('fine', {'dee': 1}))
+
+  def test_figures_of_private_speakers_say_so(self):
+    run = self.run_of('run', self.private, noise=1.0)
+    test = self.data('test', {'ann': 1, 'cai': 3, 'dee': 1})
+    found = public_data.of_figures(run, test)
+    self.assertEqual(found, (2, 4, True))
+    self.assertStartsWith(
+        found.words,
+        'NOT PRIVATE: 2 of these speakers and 4 of these recordings are private'
+    )
+    found = public_data.of_figures(run, self.data('other', {'dee': 1}))
+    self.assertEqual((found, found.words), ((0, 0, True), ''))
+    # Of a central run, nobody was promised anything.
+    central = self.run_of('central', self.private)
+    self.assertEqual(public_data.of_figures(central, test), (0, 0, True))
+    os.remove(os.path.join(run, public_data.FILE))
+    with ledger_lib.create(os.path.join(run, run_dir.LEDGER)):
+      pass
+    found = public_data.of_figures(run, test)
+    self.assertEqual(found, (0, 0, False))
+    self.assertIn('was not checked', found.words)
+
+
+if __name__ == '__main__':
+  absltest.main()
