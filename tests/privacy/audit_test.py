@@ -89,66 +89,205 @@ class GaussianEpsilonTest(parameterized.TestCase):
       audit.gaussian_epsilon(mean=0.0, stddev=1.0, delta=1.0)
 
 
-class ScoresTest(parameterized.TestCase):
+class ScoresTest(absltest.TestCase):
 
   def test_by_hand(self):
     # Layers (3, 4) and (2): mean squares 12.5 and 4. The canary (1, 0), (1):
-    # (3 / 12.5 + 2 / 4) / sqrt(1 / 12.5 + 1 / 4).
+    # (3 / 12.5 + 2 / 4) / sqrt(1 / 12.5 + 1 / 4), and that root had it joined.
     released = [np.array([3.0, 4.0]), np.array([2.0])]
     canaries = [np.array([[1.0, 0.0]]), np.array([[1.0]])]
-    np.testing.assert_allclose(
-        audit.scores(released, canaries, weigh_layers=True),
-        [(0.24 + 0.5) / math.sqrt(0.08 + 0.25)],
-    )
-    # Without weights: (3 + 2) / sqrt(12.5 + 4).
-    np.testing.assert_allclose(
-        audit.scores(released, canaries, weigh_layers=False),
-        [5 / math.sqrt(16.5)],
-    )
+    found, means = audit.scores(released, canaries)
+    np.testing.assert_allclose(found, [0.74 / math.sqrt(0.33)])
+    np.testing.assert_allclose(means, [math.sqrt(0.33)])
 
-  def test_a_layer_that_is_not_clipped_shows_without_weights(self):
-    # 50 canaries of norm .01 in two layers, noise 10 times as large as they
-    # are together in the first, and the second as they sent it.
-    generator = np.random.default_rng(0)
-    sent = [_unit(generator, 50, 2000) for _ in range(2)]
-    released = [
-        0.01 * sent[0].sum(axis=0) + 0.1 * generator.standard_normal(2000),
-        1e6 * sent[1].sum(axis=0),
-    ]
-    counted = [0.01 * layer for layer in sent]
-    score = lambda weigh_layers: np.mean(
-        audit.scores(released, counted, weigh_layers=weigh_layers)
-    )
-    # sqrt(d / K) of the layer: a canary's own share of the sum of all.
-    self.assertAlmostEqual(score(False), math.sqrt(2000 / 50), delta=0.5)
-    self.assertLess(score(True), 1)
-
-  @parameterized.parameters(True, False)
-  def test_who_never_joined_scores_as_a_standard_normal(self, weigh_layers):
+  def test_who_never_joined_scores_as_a_standard_normal_and_others_do_not(
+      self,
+  ):
     # With layers of different sizes, scales and canary norms.
     generator = np.random.default_rng(0)
-    sizes, scales = (1000, 3000), (0.01, 30.0)
-    released = [
-        scale * generator.standard_normal(size)
-        for size, scale in zip(sizes, scales)
-    ]
+    sizes, scales = (1000, 3000), (0.05, 30.0)
     canaries = [
-        norm * generator.standard_normal((2000, size)) / math.sqrt(size)
-        for size, norm in zip(sizes, (0.3, 2.0))
+        norm * _unit(generator, 2000, size)
+        for size, norm in zip(sizes, (0.03, 20.0))
     ]
-    found = audit.scores(released, canaries, weigh_layers=weigh_layers)
+    released = [
+        directions[0] + scale * generator.standard_normal(size)
+        for directions, size, scale in zip(canaries, sizes, scales)
+    ]
+    found, means = audit.scores(released, canaries)
     # Seeded; a new one would fail 1 time in 1,000.
-    self.assertGreater(scipy.stats.kstest(found, 'norm').pvalue, 1e-3)
+    self.assertGreater(scipy.stats.kstest(found[1:], 'norm').pvalue, 1e-3)
+    np.testing.assert_allclose(means, math.hypot(0.6, 2 / 3), rtol=0.05)
+    self.assertLess(abs(found[0] - means[0]), 4)
 
-  def test_zeros_cannot_be_scored_but_layers_of_them_do_not_count(self):
+  def test_layers_of_zeros_do_not_count_and_zeros_score_zero(self):
     zeros, ones = np.zeros(2), np.ones(3)
     canaries = [np.ones([4, 2]), np.ones([4, 3])]
     np.testing.assert_allclose(
-        audit.scores([zeros, ones], canaries, weigh_layers=True),
-        audit.scores([ones], canaries[1:], weigh_layers=True),
+        audit.scores([zeros, ones], canaries),
+        audit.scores([ones], canaries[1:]),
     )
-    with self.assertRaisesRegex(ValueError, 'nothing but zeros'):
-      audit.scores([zeros, zeros], [canaries[0]] * 2, weigh_layers=True)
+    np.testing.assert_array_equal(
+        audit.scores([zeros, zeros], [canaries[0]] * 2), np.zeros([2, 4])
+    )
+
+
+def _sampling(kind: str, cohort_size: int) -> accounting.Sampling:
+  return accounting.Sampling(
+      kind=kind, cohort_size=cohort_size, population=10
+  )
+
+
+class LikelihoodRatiosTest(absltest.TestCase):
+
+  def ratios(self, sampling, scores, means, covariance=None):
+    return audit.likelihood_ratios(
+        np.array(scores)[:, None],
+        np.array(means)[:, None],
+        sampling=sampling,
+        covariance=np.eye(len(scores)) if covariance is None else covariance,
+    )[0]
+
+  def test_against_densities(self):
+    normal = scipy.stats.norm.pdf
+    scores, means = [1.5, -0.3, 0.4], [0.7, 0.5, 2.0]
+    each = [
+        normal(score - mean) / normal(score)
+        for score, mean in zip(scores, means)
+    ]
+    for sampling, expected in (
+        (_sampling('full', 10), np.prod(each)),
+        (_sampling('poisson', 3), np.prod([0.7 + 0.3 * one for one in each])),
+        # Passes of two rounds of 4 of 10; the third round begins another.
+        (
+            _sampling('pass', 4),
+            (0.2 + 0.4 * each[0] + 0.4 * each[1]) * (0.6 + 0.4 * each[2]),
+        ),
+    ):
+      self.assertAlmostEqual(
+          self.ratios(sampling, scores, means), math.log(expected)
+      )
+
+  def test_correlated_rounds_against_densities(self):
+    # Noise variances 4 and 1, covariance -1.2: correlation -.6.
+    covariance = np.array([[4.0, -1.2], [-1.2, 1.0]])
+    density = scipy.stats.multivariate_normal(cov=[[1, -0.6], [-0.6, 1]]).pdf
+    scores, means = np.array([1.5, -0.3]), np.array([0.7, 0.5])
+    joined = [density(scores - means * here) for here in ([1, 0], [0, 1])]
+    expected = 0.5 * sum(joined) / density(scores)
+    self.assertAlmostEqual(
+        self.ratios(_sampling('pass', 5), scores, means, covariance),
+        math.log(expected),
+    )
+
+
+class BoundTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      # All of 10 guesses: 2^-10; at epsilon log(3) each is right 3 times in 4.
+      (10, 10, 10, 0.0, 0.0, 2**-10),
+      (10, 10, 10, math.log(3), 0.0, 0.75**10),
+      # 3 of 4 or more at 1/2: 5/16. Of abstentions nothing comes without delta.
+      (20, 4, 3, 0.0, 0.0, 5 / 16),
+      # f(2) = 1/4, f(1) - f(2) = 1/2, (f(0) - f(2)) / 2 = 3/8:
+      # 1/4 + 2 * 5 * .01 / 2.
+      (5, 2, 2, 0.0, 0.01, 0.3),
+      # f(3) = 1/8, then (3/8, 6/8, 7/8) / (1, 2, 3): 1/8 + 2 * 5 * .01 * 3/8.
+      (5, 3, 3, 0.0, 0.01, 0.1625),
+      (5, 3, 0, 1.0, 0.01, 1.0),
+      (5, 5, 5, math.inf, 0.0, 1.0),
+  )
+  def test_p_values_by_hand(self, m, r, v, epsilon, delta, expected):
+    found = audit.p_value(
+        num_canaries=m, num_guesses=r, num_correct=v, epsilon=epsilon,
+        delta=delta,
+    )
+    self.assertAlmostEqual(found, expected)
+
+  def test_bound_by_hand(self):
+    # All of 100 guesses right, p^100 = .05: epsilon = log(p / (1 - p)).
+    right = 0.05**0.01
+    for confidence, expected in (
+        (0.95, math.log(right / (1 - right))), (1 - 2.0**-101, 0.0)
+    ):
+      found = audit.epsilon_bound(
+          num_canaries=100, num_guesses=100, num_correct=100, delta=1e-12,
+          confidence=confidence,
+      )
+      self.assertAlmostEqual(found, expected, places=5)
+
+  @parameterized.parameters(0.5, 2.0, 4.0)
+  def test_randomized_response_is_bounded_rightly_and_nearly_tightly(
+      self, epsilon
+  ):
+    # Each of 2,000 coins is told rightly with the probability that epsilon
+    # allows, in 2,000 runs: a bound for each number of right answers.
+    m, confidence = 2000, 0.95
+    right = scipy.special.expit(epsilon)
+    correct, counts = np.unique(
+        np.random.default_rng(0).binomial(m, right, 2000), return_counts=True
+    )
+    bounds = np.array([
+        audit.epsilon_bound(
+            num_canaries=m, num_guesses=m, num_correct=int(v), delta=1e-12,
+            confidence=confidence,
+        )
+        for v in correct
+    ])
+    wrong = counts[bounds > epsilon].sum() / 2000
+    # The level, less the steps of a binomial; sqrt(.05 * .95 / 2000) = .005.
+    self.assertBetween(wrong, 0.02, 0.065)
+    # A standard deviation of the share of right ones, as epsilon.
+    step = 1 / math.sqrt(m * right * (1 - right))
+    self.assertAlmostEqual(
+        np.average(bounds, weights=counts), epsilon - 1.645 * step,
+        delta=0.5 * step,
+    )
+
+  def test_a_bound_takes_the_surest_guesses_and_pays_for_the_choice(self):
+    # 80 canaries: the 20 highest are in, the others are so at random.
+    included = np.random.default_rng(0).random(80) < 0.5
+    ratios = np.zeros(80)
+    ratios[np.flatnonzero(included)[-20:]] = 1.0
+    found = audit.lower_bound(ratios, included, delta=1e-9)
+    self.assertEqual((found.num_guesses, found.num_correct), (20, 20))
+    # 80 gives k = 40, 20, 10: six ways.
+    p = audit.p_value(
+        num_canaries=80, num_guesses=20, num_correct=20,
+        epsilon=found.epsilon, delta=1e-9,
+    )
+    self.assertAlmostEqual(p, 0.05 / 6)
+    self.assertAlmostEqual(
+        audit.membership_p_value(
+            ratios, included, epsilon=found.epsilon, delta=1e-9
+        ),
+        0.05,
+    )
+    self.assertLess(
+        audit.membership_p_value(
+            ratios, included, epsilon=found.epsilon / 2, delta=1e-9
+        ),
+        0.05,
+    )
+
+  def test_coins_that_nobody_told_give_no_bound(self):
+    # A bound above 0 is wrong, and comes in 5 % of runs at most.
+    generator = np.random.default_rng(0)
+    wrong = sum(
+        audit.lower_bound(
+            generator.standard_normal(100),
+            generator.random(100) < 0.5,
+            delta=1e-5,
+        ).epsilon > 0
+        for _ in range(200)
+    )
+    self.assertLess(wrong, 0.05 * 200 + 1)
+
+  def test_impossible_counts_are_refused(self):
+    with self.assertRaisesRegex(ValueError, 'num_correct must be at most'):
+      audit.p_value(
+          num_canaries=5, num_guesses=2, num_correct=3, epsilon=1.0, delta=0.0
+      )
 
 
 class BareGaussianTest(absltest.TestCase):
@@ -164,9 +303,7 @@ class BareGaussianTest(absltest.TestCase):
 
     def estimate(noise: float, clip: float) -> audit.Estimate:
       drawn = noise * generator.standard_normal(40_000, np.float32)
-      scores = audit.scores(
-          [clip * total + drawn], [canaries], weigh_layers=True
-      )
+      scores, _ = audit.scores([clip * total + drawn], [canaries])
       return audit.estimate(scores, delta=_DELTA)
 
     estimates = [estimate(noise, 1.0) for _ in range(4)]

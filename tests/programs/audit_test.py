@@ -1,4 +1,4 @@
-"""Tests of tff_asr.programs.audit: canaries in tiny federated runs."""
+"""Tests of tff_asr.programs.audit: tiny federated runs, sound and broken."""
 
 import asyncio
 import contextlib
@@ -9,11 +9,14 @@ import os
 import tempfile
 
 from absl.testing import absltest
+from absl.testing import parameterized
 import pytest
+import tensorflow as tf
 
 from tests import fakes
 from tff_asr import config
 from tff_asr.privacy import accounting
+from tff_asr.privacy import noise as noise_lib
 from tff_asr.privacy import queries
 from tff_asr.programs import audit
 
@@ -21,9 +24,7 @@ _NUM_CANARIES = 60
 _NUM_PEOPLE = 2
 _NOISE = 2.0
 _NUM_ROUNDS = 2
-_EXPERIMENT = [
-    'gin/experiments/quickstart_federated_dp.gin', 'gin/programs/audit.gin',
-]
+_EXPERIMENT = 'gin/experiments/quickstart_federated_dp.gin'
 
 
 def _setUpModule() -> str:
@@ -46,17 +47,19 @@ def tearDownModule():
     _shards.cache_clear()
 
 
-def _run(output_dir: str, *gin_params: str) -> tuple[dict, str]:
-  """An audit in which everyone joins each round; its result and its text."""
+def _run(
+    output_dir: str,
+    *gin_params: str,
+    privacy: str = 'gin/privacy/per_layer_dim.gin',
+) -> tuple[dict, str, str]:
+  """An audit in which everyone joins each round: result, text and error."""
   everyone = _NUM_CANARIES + _NUM_PEOPLE
   program = config.bind(
       audit.audit,
-      gin_files=_EXPERIMENT,
+      gin_files=[_EXPERIMENT, privacy, 'gin/programs/audit.gin'],
       gin_params=[
           'NUM_BLOCKS = 1', 'DIM = 16', 'MLP_DIM = 64', 'NUM_HEADS = 2',
           f'PRIVATE_DIR = {_shards()!r}',
-          f'DEV_DIR = {_shards()!r}',
-          'INIT_FROM_RUN = None',
           f'NUM_ROUNDS = {_NUM_ROUNDS}',
           f'COHORT_SIZE = {everyone}',
           'NUM_LOCAL_STEPS = 1',
@@ -66,24 +69,125 @@ def _run(output_dir: str, *gin_params: str) -> tuple[dict, str]:
           *gin_params,
       ],
   )
+  error = ''
   with contextlib.redirect_stdout(io.StringIO()) as printed:
     with contextlib.redirect_stderr(io.StringIO()):
-      found = asyncio.run(
-          program(output_dir=output_dir, configuration=config.text())
+      try:
+        asyncio.run(program(
+            output_dir=output_dir, configuration=config.text(), parts=''
+        ))
+      except audit.AuditError as raised:
+        error = str(raised)
+  with open(os.path.join(output_dir, 'audit.json'), encoding='utf-8') as f:
+    return json.load(f), printed.getvalue(), error
+
+
+def _fails(found: dict) -> list[str]:
+  """Names of the tests that fail."""
+  return [test['name'] for test in found['tests'] if test['fails']]
+
+
+def _broken(change_state=None, change_sums=None):
+  """`get_noised_result` that takes another state, or returns other sums.
+
+  change_sums gets the noised sums and those with hardly any noise, by name.
+  """
+  honest = queries.PerLayerClipSumQuery.get_noised_result
+  silenced = lambda state: state._replace(noise_multiplier=tf.constant(1e-20))
+
+  def get_noised_result(self, sums, state):
+    noised, new_state, event = honest(self, sums, state)
+    if change_state is not None:
+      noised, _, _ = honest(self, sums, change_state(state))
+    if change_sums is not None:
+      noised = change_sums(noised, honest(self, sums, silenced(state))[0])
+    return noised, new_state, event
+
+  return absltest.mock.patch.object(
+      queries.PerLayerClipSumQuery, 'get_noised_result', get_noised_result
+  )
+
+
+def _reused():
+  """The same noise in each round."""
+  return _broken(lambda state: state._replace(
+      noise_key=tf.ones_like(state.noise_key),
+      counter=tf.zeros_like(state.counter),
+  ))
+
+
+def _halved():
+  """Noise of half the deviation, and the event of all of it."""
+  return _broken(lambda state: state._replace(
+      noise_multiplier=state.noise_multiplier / 2
+  ))
+
+
+def _missing():
+  """No noise in a layer of 16 elements."""
+  return _broken(
+      change_sums=lambda noised, plain: (
+          noised | {'front/bias': plain['front/bias']}
       )
-  return found, printed.getvalue()
+  )
 
 
-class AuditTest(absltest.TestCase):
+def _unclipped():
+  """The largest layer at a thousand times its clip."""
+  clip = queries.PerLayerClipSumQuery.clip
+
+  def broken(self, params, record):
+    clipped, measured = clip(self, params, record)
+    name = max(record, key=lambda name: record[name].shape.num_elements())
+    return clipped | {name: 1000 * clipped[name]}, measured
+
+  return absltest.mock.patch.object(
+      queries.PerLayerClipSumQuery, 'clip', broken
+  )
+
+
+def _float32():
+  """TensorFlow's float32 normal on the grid."""
+
+  def gaussian(shapes, *, key, release, stddev, **unused_kernel):
+    return [
+        tf.cast(
+            tf.round(
+                stddev
+                * tf.cast(
+                    tf.random.stateless_normal(
+                        shape, [key[0] + place, tf.cast(release, tf.int32)]
+                    ),
+                    tf.float64,
+                )
+            ),
+            tf.int64,
+        )
+        for place, shape in enumerate(shapes)
+    ]
+
+  return absltest.mock.patch.object(noise_lib, 'gaussian', gaussian)
+
+
+class AuditTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
     root = self.enterContext(tempfile.TemporaryDirectory())
     self.run = os.path.join(root, 'audit')
 
+  def test_too_few_canaries_are_refused_at_once(self):
+    with self.assertRaisesRegex(ValueError, 'raise NUM_CANARIES'):
+      _run(self.run, 'NUM_CANARIES = 20')
+    self.assertFalse(os.path.exists(self.run))
+
   @pytest.mark.slow
-  def test_finds_about_what_is_accounted_when_all_join(self):
-    found, printed = _run(self.run)
+  def test_an_honest_run_holds_and_measures_about_what_is_accounted(self):
+    # Ended after a round, and resumed.
+    _run(self.run, 'NUM_ROUNDS = 1')
+    found, printed, _ = _run(self.run)
+    self.assertFalse(found['fails'], printed)
+    self.assertEqual(found['rounds'], _NUM_ROUNDS)
     # Poisson with probability 1 is full participation.
     exact = accounting.epsilon(
         accounting.compose([
@@ -99,46 +203,47 @@ class AuditTest(absltest.TestCase):
         accountant='pld',
     )
     self.assertAlmostEqual(found['accounted_epsilon'], exact, delta=0.01)
-    # Its scatter is (4.3 + .7) / sqrt(60) = .65: within 4 of them. Keys are
-    # new each time; flake rate 1e-4.
-    self.assertAlmostEqual(found['epsilon'], exact, delta=2.6)
-    self.assertFalse(found['exceeds_accounted'])
+    # Its scatter is (4.3 + .7) / sqrt(26) = 1: within 4 of them. Keys are new
+    # each time; flake rate 1e-4.
+    self.assertAlmostEqual(found['estimate']['epsilon'], exact, delta=4)
+    self.assertLess(found['bound']['epsilon'], exact)
     self.assertEqual(found['population'], _NUM_CANARIES + _NUM_PEOPLE)
-    with open(os.path.join(self.run, 'audit.json'), encoding='utf-8') as f:
-      self.assertEqual(json.load(f), json.loads(json.dumps(found)))
-    self.assertIn('audit: epsilon', printed)
+    for test in found['tests']:
+      self.assertRegex(printed, rf'(?m)^{test["name"]} .* holds ')
+    self.assertIn('with 95% confidence', printed)
     # A model that canaries helped to train is not left behind.
     self.assertFalse(os.path.exists(os.path.join(self.run, 'model.state')))
 
+  @parameterized.named_parameters(
+      ('adaptive', 'adaptive', ['NUM_ROUNDS = 3', 'COHORT_SIZE = 31']),
+      ('trees', 'dp_ftrl', ['NUM_ROUNDS = 6', 'COHORT_SIZE = 15']),
+      (
+          'fixed',
+          'per_module_dim',
+          ['COHORT_SIZE = 31', 'BUILD_COHORTS = @cohorts.fixed_size'],
+      ),
+  )
   @pytest.mark.slow
-  def test_broken_noise_and_broken_clipping_are_found(self):
-    keyed_stddev = queries.keyed_stddev
-    clip = queries.PerLayerClipSumQuery.clip
+  def test_honest_runs_of_other_mechanisms_hold(self, name, settings):
+    found, printed, _ = _run(
+        self.run, *settings, privacy=f'gin/privacy/{name}.gin'
+    )
+    self.assertFalse(found['fails'], printed)
 
-    def without_the_largest_layer(self, params, record):
-      clipped, measured = clip(self, params, record)
-      # With fewer dimensions than canaries they would hide in each other.
-      name = max(record, key=lambda name: record[name].shape.num_elements())
-      return clipped | {name: record[name]}, measured
-
-    for target, name, broken in (
-        (queries, 'keyed_stddev', lambda state: keyed_stddev(state) / 20),
-        (
-            queries.PerLayerClipSumQuery,
-            'clip',
-            without_the_largest_layer,
-        ),
-    ):
-      run = f'{self.run}_{name}'
-      with absltest.mock.patch.object(target, name, broken):
-        with self.assertRaisesRegex(
-            ValueError, 'clipping, noise or sampling is broken'
-        ):
-          _run(run)
-      with open(os.path.join(run, 'audit.json'), encoding='utf-8') as f:
-        found = json.load(f)
-      self.assertTrue(found['exceeds_accounted'])
-      self.assertGreater(found['epsilon'], 3 * found['accounted_epsilon'])
+  @parameterized.named_parameters(
+      ('noise_reused', _reused, 'rounds'),
+      ('noise_halved', _halved, 'scale'),
+      ('noise_missing_in_a_small_layer', _missing, 'scale'),
+      ('noise_of_float32', _float32, 'lattice'),
+      ('a_layer_not_clipped', _unclipped, 'clip'),
+  )
+  @pytest.mark.slow
+  def test_a_defect_is_found(self, broken, name):
+    with broken():
+      found, printed, error = _run(self.run)
+    self.assertIn(name, _fails(found), printed)
+    self.assertRegex(printed, rf'(?m)^{name} .* FAILS ')
+    self.assertRegex(error, rf'the audit fails \(.*{name}')
 
 
 if __name__ == '__main__':

@@ -1,27 +1,39 @@
-"""Measured epsilon: how well canaries differ from directions that never joined.
+"""Epsilon as canaries measure it: an estimate, and a bound with a confidence.
 
-Andrew et al. 2023, https://arxiv.org/abs/2302.03098: a canary contributes a
-random direction; directions of a high-dimensional space are nearly orthogonal,
-so each canary is an experiment of its own and one run holds hundreds of them. A
-canary's score is its inner product with what was released, in standard
-deviations of the score of a direction that never joined, which is N(0, 1).
-Scores of those that joined are fitted by N(m, s^2), and epsilon at delta is
-that of telling the two normal distributions apart. For canaries that all join
-alike s is 1; an s within three standard errors of 1 is taken for 1, since
-epsilon hangs on s more than K canaries tell of it (2 % in s are 40 % at
-epsilon 1).
+A canary contributes a random direction. Directions of a high-dimensional space
+are nearly orthogonal, so each canary is an experiment of its own, and one run
+holds hundreds of them. A coin decides for each whether it may join or is held
+out. A canary's score in a round is its inner product with what was released, in
+standard deviations of the score of a direction that never joined.
 
-Differences from the paper:
-- The released vectors of all rounds are added before scoring. For a canary that
-  joins every round, the sum holds all there is to know.
-- Layers may be weighted by the inverse of their mean square, because noise and
-  clips differ from layer to layer.
-For one layer and one round the score is the paper's cosine.
+**Estimate** (Andrew et al. 2023, https://arxiv.org/abs/2302.03098). Scores of
+those that could join are fitted by N(m, s^2), and epsilon at delta is that of
+telling it from N(0, 1). For canaries that all join alike s is 1; an s within
+three standard errors of 1 is taken for 1, since epsilon hangs on s more than K
+canaries tell of it (2 % in s are 40 % at epsilon 1). Different from the paper,
+the released vectors of all rounds are added before scoring (for a canary that
+joins every round, the sum holds all there is to know), and layers are weighted
+by the inverse of their mean square, because noise and clips differ from layer
+to layer. For one layer and one round the score is the paper's cosine. It is no
+bound: at full participation it comes out near the exact epsilon, under sampling
+or with few rounds lower.
 
-The result is an estimate, not a bound. At full participation it comes out near
-the exact epsilon. Under sampling or with few rounds it is lower, because this
-adversary is weaker than the accounting's. An estimate above the accounted
-epsilon shows that something is broken.
+**Bound** (Steinke, Nasr, Jagielski 2023, https://arxiv.org/abs/2305.08846,
+Theorem 5.2). An adversary who sees the releases guesses coins, those that it is
+surest of, and abstains from the others. If the run is (epsilon, delta)-DP for
+adding or removing a canary (or for replacing it by zeros), then of r guesses on
+m coins v or more are right with a probability of at most
+
+    f(v) + 2 m delta max_i (f(v - i) - f(v)) / i,    1 <= i <= v,
+
+    f(v) = P[Binomial(r, e^epsilon / (1 + e^epsilon)) >= v].
+
+Every epsilon for which that is below 1 - confidence is refuted. Whom the
+adversary is sure of follows from the likelihood ratio of a canary's scores, all
+rounds' of them, under the stated sampling (`likelihood_ratios`). How many coins
+it guesses is one of a few numbers, each tested at an equal part of the level.
+The bound is far below epsilon: m canaries cannot show more than about
+log(m / log(1 / (1 - confidence))), and the others' directions are in the way.
 """
 
 from collections.abc import Sequence
@@ -29,13 +41,17 @@ import dataclasses
 import math
 
 import numpy as np
+from scipy import optimize
 from scipy import special
+from scipy import stats
 
 from tff_asr import checks
 from tff_asr.privacy import accounting
 
 _MAX_EPSILON = 1e9
 _NUM_BOOTSTRAPS = 200
+# The fewest coins that are guessed.
+_MIN_GUESSES = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,43 +77,246 @@ class Estimate:
   delta: float
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bound:
+  """A lower bound on epsilon, which one run shows.
+
+  Attributes:
+    epsilon: The run is not (epsilon, delta)-DP for any smaller one; 0: nothing
+      is shown.
+    confidence: That is wrong for at most 1 - confidence of runs.
+    delta: The delta of this epsilon.
+    num_canaries: Coins that there were to guess, m.
+    num_guesses: Coins that were guessed, r.
+    num_correct: Guesses that were right, v.
+  """
+
+  epsilon: float
+  confidence: float
+  delta: float
+  num_canaries: int
+  num_guesses: int
+  num_correct: int
+
+
 def scores(
-    released: Sequence[np.ndarray],
-    canaries: Sequence[np.ndarray],
-    *,
-    weigh_layers: bool,
-) -> np.ndarray:
+    released: Sequence[np.ndarray], canaries: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
   """Returns the scores of canaries; N(0, 1) for those that never joined.
 
   With released layers A_h of d_h elements and m_h = |A_h|^2 / d_h, the score of
-  c is sum(w_h <c_h, A_h>) / sqrt(sum(w_h^2 |c_h|^2 m_h)). Weights w_h = 1 / m_h
-  tell most while all layers are clipped. Weights of 1 show a layer that is not
-  clipped, and so is far larger than the others.
+  c is sum(<c_h, A_h> / m_h) over its standard deviation, sqrt(sum(|c_h|^2 /
+  m_h)). That is also the score's mean for a canary that joined.
 
   Args:
     released: Layers of the sum of what was released, float [d_h] each.
     canaries: The same layers for K canaries as they count in a sum (after
       clipping), float [K, d_h] each.
-    weigh_layers: Whether w_h is 1 / m_h; else it is 1.
 
   Returns:
-    float64 [K]. Layers of zeros do not count.
+    float64 [K] and [K]: scores, and their means had the canary joined. Layers
+    of zeros do not count; where there is no other, both are 0.
   """
-  total = squares = 0.0
+  total = np.zeros(len(canaries[0]))
+  squares = np.zeros(len(canaries[0]))
   for layer, directions in zip(released, canaries, strict=True):
     mean_square = float(np.mean(np.square(layer, dtype=np.float64)))
     if mean_square > 0:
       inner = directions @ layer.astype(directions.dtype)
-      weight = 1 / mean_square if weigh_layers else 1.0
-      total = total + weight * inner.astype(np.float64)
-      squares = squares + weight**2 * mean_square * (
+      total += inner.astype(np.float64) / mean_square
+      squares += (
           np.einsum('kd,kd->k', directions, directions).astype(np.float64)
+          / mean_square
       )
-  if np.ndim(total) == 0:
-    raise ValueError(
-        'nothing but zeros was released: there is nothing to score.'
+  means = np.sqrt(squares)
+  return np.divide(total, means, where=means > 0, out=total), means
+
+
+def likelihood_ratios(
+    round_scores: np.ndarray,
+    means: np.ndarray,
+    *,
+    sampling: accounting.Sampling,
+    covariance: np.ndarray,
+) -> np.ndarray:
+  """Returns log P(scores | may join) / P(scores | held out) of each canary.
+
+  Args:
+    round_scores: Of `scores`, by rounds, float64 [T, K].
+    means: The scores' means had the canary joined the round, float64 [T, K].
+    sampling: How cohorts are drawn, as it is stated.
+    covariance: Of the noise of rounds, float64 [T, T].
+
+  Returns:
+    float64 [K].
+  """
+  prob = sampling.sampling_prob
+  if sampling.kind != 'pass':
+    joined = means * round_scores - means**2 / 2
+    if prob == 1:
+      return joined.sum(axis=0)
+    each = np.logaddexp(math.log1p(-prob), math.log(prob) + joined)
+    return each.sum(axis=0)
+  # A canary is in one round of a pass, if in any.
+  scale = np.sqrt(np.diag(covariance))
+  correlation = covariance / np.outer(scale, scale)
+  total = np.zeros(round_scores.shape[1])
+  for start in range(0, len(round_scores), sampling.rounds_per_pass):
+    rounds = slice(start, start + sampling.rounds_per_pass)
+    inverse = np.linalg.inv(correlation[rounds, rounds])
+    here = means[rounds]
+    joined = (
+        here * (inverse @ round_scores[rounds])
+        - here**2 * np.diag(inverse)[:, None] / 2
     )
-  return total / np.sqrt(squares)
+    left_out = 1 - len(here) * prob
+    total += np.logaddexp(
+        special.logsumexp(joined, axis=0) + math.log(prob),
+        math.log(left_out) if left_out > 1e-12 else -math.inf,
+    )
+  return total
+
+
+def p_value(
+    *,
+    num_canaries: int,
+    num_guesses: int,
+    num_correct: int,
+    epsilon: float,
+    delta: float,
+) -> float:
+  """Bounds the probability of so many right guesses under (epsilon, delta)-DP.
+
+  Args:
+    num_canaries: m, coins that there are.
+    num_guesses: r, in [0, m].
+    num_correct: v, in [0, r].
+    epsilon: At least 0; infinity gives 1.
+    delta: In [0, 1].
+  """
+  if not 0 <= num_correct <= num_guesses <= num_canaries:
+    raise ValueError(
+        f'num_correct must be at most num_guesses, and that at most '
+        f'num_canaries, found {num_correct}, {num_guesses}, {num_canaries}.'
+    )
+  fewer = np.arange(1, num_correct + 1)
+  survival = stats.binom.sf(
+      num_correct - 1 - np.append(0, fewer),
+      num_guesses,
+      special.expit(epsilon),
+  )
+  excess = np.max((survival[1:] - survival[0]) / fewer, initial=0.0)
+  return float(min(1.0, survival[0] + 2 * num_canaries * delta * excess))
+
+
+def epsilon_bound(
+    *,
+    num_canaries: int,
+    num_guesses: int,
+    num_correct: int,
+    delta: float,
+    confidence: float,
+) -> float:
+  """Returns the largest epsilon that these guesses refute, at least 0.
+
+  Args:
+    num_canaries: See `p_value`.
+    num_guesses: See `p_value`; chosen without looking at the coins.
+    num_correct: See `p_value`.
+    delta: In (0, 1).
+    confidence: In (0, 1).
+  """
+  checks.in_range(0, 1, confidence=confidence)
+
+  def excess(epsilon: float) -> float:
+    found = p_value(
+        num_canaries=num_canaries,
+        num_guesses=num_guesses,
+        num_correct=num_correct,
+        epsilon=epsilon,
+        delta=delta,
+    )
+    return found - (1 - confidence)
+
+  if excess(0.0) >= 0:
+    return 0.0
+  # At this epsilon all guesses of any adversary are right.
+  return float(optimize.brentq(excess, 0.0, 50.0, xtol=1e-9))
+
+
+def lower_bound(
+    ratios: np.ndarray,
+    included: np.ndarray,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+) -> Bound:
+  """Bounds epsilon by guessing which canaries could join.
+
+  Args:
+    ratios: Of `likelihood_ratios`, float64 [m]: high for those that joined.
+    included: The coins, bool [m]: independent, each true with probability 1/2.
+    delta: In (0, 1).
+    confidence: In (0, 1).
+  """
+  found = _guesses(ratios, included)
+  level = (1 - confidence) / len(found)
+  bounds = [
+      Bound(
+          epsilon=epsilon_bound(
+              num_canaries=len(ratios),
+              num_guesses=num_guesses,
+              num_correct=num_correct,
+              delta=delta,
+              confidence=1 - level,
+          ),
+          confidence=confidence,
+          delta=delta,
+          num_canaries=len(ratios),
+          num_guesses=num_guesses,
+          num_correct=num_correct,
+      )
+      for num_guesses, num_correct in found
+  ]
+  return max(bounds, key=lambda bound: bound.epsilon)
+
+
+def membership_p_value(
+    ratios: np.ndarray, included: np.ndarray, *, epsilon: float, delta: float
+) -> float:
+  """Returns the p-value of (epsilon, delta)-DP, as `lower_bound` guesses."""
+  found = _guesses(ratios, included)
+  smallest = min(
+      p_value(
+          num_canaries=len(ratios),
+          num_guesses=num_guesses,
+          num_correct=num_correct,
+          epsilon=epsilon,
+          delta=delta,
+      )
+      for num_guesses, num_correct in found
+  )
+  return min(1.0, len(found) * smallest)
+
+
+def _guesses(
+    ratios: np.ndarray, included: np.ndarray
+) -> list[tuple[int, int]]:
+  """Numbers of guesses and of right ones, for each way to guess.
+
+  The k highest ratios are guessed to be in, and the k lowest out or nobody
+  out; k is half of the canaries, a quarter, and so on. Under sampling the
+  lowest tell little.
+  """
+  order = np.argsort(ratios, kind='stable')
+  ins = np.asarray(included, bool)[order]
+  found = []
+  k = len(ins) // 2
+  while k >= _MIN_GUESSES:
+    right = int(ins[-k:].sum())
+    found += [(k, right), (2 * k, right + int((~ins[:k]).sum()))]
+    k //= 2
+  return found
 
 
 def estimate(member_scores: np.ndarray, *, delta: float) -> Estimate:
