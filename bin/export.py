@@ -17,7 +17,6 @@ import os
 
 from absl import flags
 
-from tff_asr import config
 from tff_asr import files
 from tff_asr.data import client_data
 from tff_asr.recognition import export
@@ -26,6 +25,12 @@ from tff_asr.reports import model_card
 from tff_asr.reports import runs
 
 _RUN = flags.DEFINE_string('run', None, 'Folder of a run that has ended.')
+_TRUST_CODE = flags.DEFINE_string(
+    'trust_code',
+    None,
+    'Folder of Python modules that the model may be built with: they can run '
+    'any code.',
+)
 _OUTPUT_DIR = flags.DEFINE_string('output_dir', None, 'Folder for the exports.')
 _DATA = flags.DEFINE_string(
     'data', None, 'Folder of shards to check the exports on.'
@@ -40,12 +45,11 @@ flags.mark_flags_as_required(['run', 'output_dir', 'data'])
 
 
 def main(_) -> None:
-  load = config.bind(
-      recognizer_lib.load, gin_files=recognizer_lib.gin_files(_RUN.value)
-  )
   (run,) = runs.read([_RUN.value], evaluation=_EVALUATION.value)
   data = client_data.load(_DATA.value)
-  recognizer = load(run=_RUN.value)
+  recognizer = recognizer_lib.load(
+      run=_RUN.value, trust_code=_TRUST_CODE.value
+  )
   exports = export.export(
       recognizer=recognizer,
       client_data=data,

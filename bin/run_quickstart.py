@@ -54,11 +54,11 @@ _RUNS = {
 _NUM_ROUNDS = 80
 _NUM_LOCAL_STEPS = 2
 _GENERATED = ('--num_speakers=180', '--num_dev_speakers=8')
-_GENERATED_PARTITION = 'public=40,private=rest'
+_GENERATED_PARTITION = '--partition=public=40,private=rest'
 # What a program that was interrupted may take to end.
 _ENDING_SEC = 10
 # Of a real corpus, which has no dev and test speakers of its own.
-_PARTITION = 'public=40%,private=rest,dev=10%,test=15%'
+_PARTITION = '--partition=public=40%,private=rest,dev=10%,test=15%'
 
 
 def main(_) -> None:
@@ -94,8 +94,10 @@ def _make_shards() -> dict[str, str]:
     _say('Generating speech and writing shards.')
     _run('-m', 'data_tools.synthetic_speech', f'--output_dir={speech}',
          *_GENERATED)
-    _convert('librispeech', speech, folder, 'train', _GENERATED_PARTITION)
-    _convert('librispeech', speech, folder, 'dev,test')
+    # These speakers' ids are nobody's of LibriVox.
+    name = '--namespace=synthetic speech'
+    _convert('librispeech', speech, folder, 'train', name, _GENERATED_PARTITION)
+    _convert('librispeech', speech, folder, 'dev,test', name)
     names = ('train.public', 'train.private', 'dev', 'test')
   else:
     source = os.path.abspath(source)
@@ -116,12 +118,11 @@ def _make_shards() -> dict[str, str]:
 
 
 def _convert(
-    tool: str, source: str, folder: str, splits: str, partition: str = ''
+    tool: str, source: str, folder: str, splits: str, *options: str
 ) -> None:
   """Runs a converter of data_tools."""
-  flag = [f'--partition={partition}'] if partition else []
   _run('-m', f'data_tools.{tool}', f'--source_dir={source}',
-       f'--output_dir={folder}', f'--splits={splits}', *flag)
+       f'--output_dir={folder}', f'--splits={splits}', *options)
 
 
 def _train(run: str, shards: dict[str, str]) -> None:

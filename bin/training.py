@@ -36,7 +36,7 @@ def run(
 
   Args:
     program: A `training_loop.TrainingRun`, or what else `train` takes; it is
-      called with `output_dir` and `configuration`.
+      called with `output_dir`, `configuration` and `parts`.
     describe: A coroutine of the program; None: there is no dry run.
     train: A coroutine of the program.
 
@@ -49,7 +49,11 @@ def run(
   bound = config.bind(
       program, gin_files=_GIN_FILE.value, gin_params=_GIN_PARAM.value
   )
-  built = bound(output_dir=_OUTPUT_DIR.value, configuration=config.text())
+  built = bound(
+      output_dir=_OUTPUT_DIR.value,
+      configuration=config.text(),
+      parts=config.parts('MODEL', 'PIPELINE'),
+  )
   if _DRY_RUN.value:
     print(launch.run_async(describe(built)))
   else:

@@ -17,12 +17,17 @@ import sys
 
 from absl import flags
 
-from tff_asr import config
 from tff_asr.recognition import language_model as language_model_lib
 from tff_asr.recognition import recognizer
 from tff_asr.recognition import transcription
 
 _RUN = flags.DEFINE_string('run', None, 'Folder of a run that has ended.')
+_TRUST_CODE = flags.DEFINE_string(
+    'trust_code',
+    None,
+    'Folder of Python modules that the model may be built with: they can run '
+    'any code.',
+)
 _FORMAT = flags.DEFINE_enum(
     'format', 'text', transcription.FORMATS, 'What to write.'
 )
@@ -52,15 +57,16 @@ def main(argv) -> None:
         beta=_WORD_BONUS.value,
         beam_width=_BEAM_WIDTH.value,
     )
-  load = config.bind(
-      recognizer.load,
-      gin_files=recognizer.gin_files(_RUN.value),
-      gin_params=[f'WINDOW_SEC = {_WINDOW_SEC.value}'],
+  loaded = recognizer.load(
+      run=_RUN.value,
+      trust_code=_TRUST_CODE.value,
+      window_sec=_WINDOW_SEC.value,
+      language_model=language_model,
   )
   try:
     text = transcription.transcribe(
         argv[1:],
-        recognizer=load(run=_RUN.value, language_model=language_model),
+        recognizer=loaded,
         output_format=_FORMAT.value,
         output_dir=_OUTPUT_DIR.value,
     )

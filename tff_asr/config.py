@@ -7,23 +7,21 @@
   of its annotations. What is wrong with several parts is reported together.
 """
 
-import collections.abc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import copy
 import difflib
 import functools
-import inspect
+import json
 import logging
 import os
 import re
 import tokenize
-import types
-import typing
 from typing import Any
 
 import gin
 
+from tff_asr import arguments
 from tff_asr import checks
 
 
@@ -52,15 +50,6 @@ _WITHOUT_VALUE = re.compile(
 _INFINITY = re.compile(r'^([\w./]+ =) inf$', re.MULTILINE)
 # The override itself, which is shown anyway, and a syntax tree's address.
 _NOISE = re.compile(r' In bindings string line .*$| on line \d+: <[^>]*>')
-_TYPES = {
-    bool: 'True or False',
-    int: 'an integer',
-    float: 'a number',
-    str: 'a text in quotes',
-    types.NoneType: 'None',
-    collections.abc.Callable: 'a function (@ without brackets)',
-    collections.abc.Sequence: 'a list',
-}
 
 
 def bind(
@@ -120,6 +109,62 @@ def text() -> str:
   """The whole configuration as bound now; gin text that can be read again."""
   # gin writes infinity as Python does and cannot read that.
   return _INFINITY.sub(r'\1 1e999', gin.config_str(max_line_length=80))
+
+
+def parts(*macros: str) -> str:
+  """The parts that macros stand for, as bound now: what `run_parts` reads.
+
+  The parts are named, not built: JSON whose objects are
+
+      {"build": "module.function", "arguments": {name: value}}
+      {"function": "module.function", "arguments": {name: value}}
+      {"mapping": [[key, value]]}
+
+  and else values as they are; a tuple becomes a list.
+
+  Args:
+    *macros: Their names, such as 'MODEL'.
+
+  Returns:
+    An object of the parts by macro. Empty if one of the macros is not set.
+
+  Raises:
+    ConfigError: An argument of a part cannot be written as JSON.
+  """
+  try:
+    found = {name: gin.query_parameter(f'%{name}') for name in macros}
+  except ValueError:  # What has no model, as a test's program.
+    return ''
+  try:
+    return json.dumps({k: _described(v) for k, v in found.items()}, indent=1)
+  except TypeError as e:
+    raise ConfigError(f'{" or ".join(macros)} cannot be saved: {e}.') from e
+
+
+def _described(value: Any) -> Any:
+  """A bound value as `parts` writes it."""
+  if isinstance(value, gin.config.ConfigurableReference):
+    with gin.config_scope(value.scopes or gin.current_scope()):
+      function = value.configurable.wrapped
+      given = {
+          name: _described(argument)
+          for name, argument in gin.get_bindings(
+              value.configurable.selector, resolve_references=False
+          ).items()
+      }
+    if value.configurable.selector == 'gin.macro':
+      return given['value']
+    return {
+        'build' if value.evaluate else 'function': (
+            f'{function.__module__}.{function.__qualname__}'
+        ),
+        'arguments': given,
+    }
+  if isinstance(value, dict):
+    return {'mapping': [list(map(_described, item)) for item in value.items()]}
+  if isinstance(value, (list, tuple)):
+    return [*map(_described, value)]
+  return value
 
 
 def _find(path: str) -> str:
@@ -227,29 +272,24 @@ class _Parts:
   ) -> dict[str, Any]:
     """The arguments that can be built; the others leave an error."""
     built = {}
-    hints = _annotations(function)
+    hints = arguments.annotations(function)
     for name, binding in bindings.items():
       try:
         value = self._build(binding)
       except _Failed:
         continue
-      if _is_of_type(value, hints.get(name, Any)):
-        built[name] = value
+      problem = arguments.mismatch(value, hints.get(name, Any))
+      if problem:
+        self.errors.append(
+            ConfigError(f'{_name(function, name, binding)} {problem}')
+        )
       else:
-        self.errors.append(ConfigError(
-            f'{_name(function, name, binding)} must be '
-            f'{_describe(hints[name])}, found {_shown(value)}.'
-        ))
-    for name, parameter in inspect.signature(function).parameters.items():
-      is_variadic = parameter.kind in (
-          parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD
-      )
-      is_needed = parameter.default is parameter.empty and not is_variadic
-      if is_needed and name not in bindings:
-        self.errors.append(ConfigError(
-            f'{_name(function, name, None)} has no value; set it in the '
-            'configuration.'
-        ))
+        built[name] = value
+    for name in arguments.missing(function, bindings):
+      self.errors.append(ConfigError(
+          f'{_name(function, name, None)} has no value; set it in the '
+          'configuration.'
+      ))
     return built
 
   def _build(self, value: Any) -> Any:
@@ -287,62 +327,12 @@ class _Parts:
       return _Failed
 
 
-def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
-  """The annotations of a function's, or a class's, arguments by name."""
-  if inspect.isclass(function) and '__init__' in vars(function):
-    function = function.__init__
-  return typing.get_type_hints(function)
-
-
-def _is_of_type(value: Any, annotation: Any) -> bool:
-  """True if a value is of an annotated type; an int is a float, too.
-
-  Annotations other than classes, unions, sequences and callables allow all.
-  """
-  origin = typing.get_origin(annotation) or annotation
-  arguments = typing.get_args(annotation)
-  if origin in (typing.Union, types.UnionType):
-    return any(_is_of_type(value, argument) for argument in arguments)
-  if origin is collections.abc.Sequence:
-    return isinstance(value, (list, tuple)) and all(
-        _is_of_type(item, argument) for argument in arguments for item in value
-    )
-  if origin is collections.abc.Callable:
-    return callable(value)
-  if origin in (int, float):
-    allowed = (int,) if origin is int else (int, float)
-    return isinstance(value, allowed) and not isinstance(value, bool)
-  if annotation is Any or not isinstance(origin, type):
-    return True
-  return isinstance(value, origin)
-
-
-def _describe(annotation: Any) -> str:
-  """An annotation in words: `an integer or None`."""
-  origin = typing.get_origin(annotation) or annotation
-  if origin in (typing.Union, types.UnionType):
-    words = [
-        _describe(argument)
-        for argument in typing.get_args(annotation)
-        if typing.get_origin(argument) is not os.PathLike
-    ]
-    return ' or '.join(dict.fromkeys(words))
-  return _TYPES.get(origin) or f'a {getattr(origin, "__name__", origin)}'
-
-
 def _name(function: Callable[..., Any], name: str, binding: Any) -> str:
   """A user's name of an argument: its macro, if it is set by one."""
   if str(binding).startswith('%'):
     return str(binding)[1:]
   module = function.__module__.rpartition('.')[2]
   return f'{module}.{function.__name__}.{name}'
-
-
-def _shown(value: Any) -> str:
-  """A value on one line, without addresses."""
-  if isinstance(value, (bool, int, float, str, list, tuple, type(None))):
-    return repr(value)
-  return f'a {type(value).__name__}'
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -414,7 +414,7 @@ class BadInputTest(parameterized.TestCase):
           'transcribe_of_no_run',
           'transcribe',
           ['--run=no/run', 'x.wav'],
-          ['no/run has no config.gin'],
+          ['no/run has no parts.json'],
       ),
       (
           'export_of_no_run',

@@ -100,7 +100,9 @@ class TrainFederatedTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_native_runs_and_leaves_no_worker(self):
     finished = self.run_program(
-        'NUM_ROUNDS = 1', flags=['--gin_file=gin/execution/native.gin']
+        'NUM_ROUNDS = 1',
+        'TRUST_NETWORK = True',
+        flags=['--gin_file=gin/execution/native.gin'],
     )
     # Its pipes are closed, or `run` would not have returned.
     self.assertEqual(finished.code, 0, finished.stderr)

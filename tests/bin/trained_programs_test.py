@@ -13,12 +13,14 @@ import tensorflow as tf
 from tests.bin import in_process
 from tests.bin import programs
 from tests import fakes
+from tests import seen
 from tff_asr import config
 from tff_asr.models import ctc
 from tff_asr.storage import run_dir
 from tff_asr.text import tokenizer as tokenizer_lib
 
 _CLIENTS = {'ann': 2, 'bob': 3}
+_SECRET = bytes(range(32))
 
 
 def _write_run(folder: str, shards: str) -> None:
@@ -31,10 +33,15 @@ def _write_run(folder: str, shards: str) -> None:
           *programs.TINY, f'TRAIN_DIR = {shards!r}', f'DEV_DIR = {shards!r}',
       ),
   )()
-  with run_dir.RunDir(folder, configuration=config.text()) as run:
+  with run_dir.RunDir(
+      folder,
+      configuration=config.text(),
+      parts=config.parts('MODEL', 'PIPELINE'),
+  ) as run:
     run.write_model(
         model.initialize(tf.constant([1, 2])), tokens=tokenizer_lib.ENGLISH
     )
+    run.state_manager.write_secrets({'key': _SECRET})
     csv, _ = run.release_managers(last=0)
     asyncio.run(csv.release({'dev_word_error_rate': 0.75}, key=1))
 
@@ -130,7 +137,10 @@ class TrainedProgramsTest(absltest.TestCase):
     with open(os.path.join(output_dir, 'model_card.md'), encoding='utf-8') as f:
       card = f.read()
     self.assertIn('# Model card: run', card)
-    self.assertIn('| shards | trained on | 2 | 5 |', card)
+    # As of a run that goes on: no secret of it goes out.
+    self.assertLen(seen.files_with([_SECRET], self.run_dir), 1)
+    self.assertEmpty(seen.files_with([_SECRET], output_dir))
+    self.assertRegex(card, r'\| shards \| trained on +\| 2 +\| 5 +\|')
 
 
 if __name__ == '__main__':

@@ -26,6 +26,7 @@ from tff_asr.features import log_mel
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.recognition import language_model as language_model_lib
+from tff_asr.recognition import parts
 from tff_asr.storage import run_dir
 
 _MARGIN_SHARE = 0.1
@@ -235,8 +236,7 @@ class Recognizer:
 def load(
     *,
     run: str,
-    model: ctc.CtcModel,
-    pipeline: pipeline_lib.Pipeline,
+    trust_code: Optional[str] = None,
     window_sec: Optional[float] = None,
     language_model: Optional[language_model_lib.LanguageModel] = None,
 ) -> Recognizer:
@@ -244,15 +244,15 @@ def load(
 
   Args:
     run: The run's folder.
-    model: Of its configuration.
-    pipeline: Of its configuration.
+    trust_code: See `parts.read`.
     window_sec: See `Recognizer`.
     language_model: Decodes by beam search with this; None: greedily.
 
   Raises:
-    ValueError: As `run_dir.read_model`, `Recognizer` and
+    ValueError: As `parts.read`, `run_dir.read_model`, `Recognizer` and
       `language_model.build_decode`.
   """
+  model, pipeline = parts.read(run, trust_code=trust_code)
   characters = pipeline.tokenizer.characters
   decode = None
   if language_model is not None:
@@ -267,15 +267,6 @@ def load(
       window_sec=window_sec,
       decode=decode,
   )
-
-
-def gin_files(run: str) -> list[str]:
-  """The configuration files that `load` is bound with: a run's, and its own.
-
-  Raises:
-    ValueError: The folder has no configuration.
-  """
-  return [run_dir.config_file(run), 'gin/programs/recognize.gin']
 
 
 def _stride(output_lengths: Callable[[tf.Tensor], tf.Tensor]) -> int:

@@ -1,0 +1,244 @@
+"""Tests of tff_asr.recognition.parts."""
+
+import json
+import os
+import tempfile
+from typing import Any
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tff_asr import config
+from tff_asr.models import ctc
+from tff_asr.recognition import parts
+from tff_asr.recognition import recognizer
+from tff_asr.text import tokenizer
+
+_FUNCTION = 'tff_asr.models.subsampling.output_lengths_3x'
+
+
+def _part(name: str, **given) -> dict[str, Any]:
+  return {'build': name, 'arguments': given}
+
+
+def _content(**changes) -> dict[str, Any]:
+  """A small run's parts, with changes of the encoder's arguments."""
+  tokens = _part('tff_asr.text.tokenizer.CharTokenizer', characters='ab ')
+  encoder = _part(
+      'tff_asr.models.transformer.build',
+      **dict(num_blocks=1, dim=8, mlp_dim=16, num_heads=2) | changes,
+  )
+  return {
+      'MODEL': _part(
+          'tff_asr.models.ctc.build', encoder=encoder, tokenizer=tokens
+      ),
+      'PIPELINE': _part(
+          'tff_asr.data.pipeline.Pipeline',
+          tokenizer=tokens,
+          output_lengths={'function': _FUNCTION, 'arguments': {}},
+          max_batch_sec=20.0,
+          max_utterance_sec=20.0,
+      ),
+  }
+
+
+class PartsTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = self.enterContext(tempfile.TemporaryDirectory())
+    self.run_dir = os.path.join(self.root, 'run')
+    self.owned = os.path.join(self.root, 'owned')
+    os.mkdir(self.run_dir)
+
+  def write(self, name: str, content: str) -> None:
+    path = os.path.join(self.root, name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, 'w', encoding='utf-8') as f:
+      f.write(content)
+
+  def write_parts(self, content: Any) -> None:
+    self.write('run/parts.json', json.dumps(content))
+
+  def assert_refused(self, message: str, **options) -> None:
+    with self.assertRaisesRegex(ValueError, message) as caught:
+      parts.read(self.run_dir, **options)
+    self.assertNotIn('\n', str(caught.exception))
+    self.assertLess(len(str(caught.exception)), 400)
+    self.assertFalse(os.path.exists(self.owned))
+
+  @parameterized.parameters(
+      'transformer_quickstart', 'conformer_toy', 'conv'
+  )
+  def test_what_a_configuration_says_is_built_again(self, name):
+    files = ('experiments/quickstart_seed', f'models/{name}')
+    settings = ["TRAIN_DIR = ''", "DEV_DIR = ''", "LABEL_BOUNDARY = ' '"]
+    bind = lambda function: config.bind(
+        function,
+        gin_files=[f'gin/{each}.gin' for each in files],
+        gin_params=settings,
+    )
+    built = bind(ctc.build)()
+    self.write('run/parts.json', config.parts('MODEL', 'PIPELINE'))
+    model, pipeline = parts.read(self.run_dir)
+    self.assertEqual(model.specs, built.specs)
+    self.assertEqual(model.loss_kernel, built.loss_kernel)
+    # The macros of gin/experiments/quickstart_common.gin.
+    self.assertEqual(pipeline.max_batch_sec, 40.0)
+    self.assertEqual(pipeline.max_padding, 1.0)
+    self.assertEqual(pipeline.tokenizer.spell('a'), ' a ')
+    self.assertEqual(
+        pipeline.output_lengths(100), model.encoder.output_lengths(100)
+    )
+
+  def test_no_parts_without_a_model(self):
+    self.write('text.gin', (
+        'from __gin__ import dynamic_registration\n'
+        'from tff_asr.text import tokenizer\n'
+        "tokenizer.for_language.language = 'en'\n"
+    ))
+    config.bind(
+        tokenizer.for_language,
+        gin_files=[os.path.join(self.root, 'text.gin')],
+    )
+    self.assertEqual(config.parts('MODEL', 'PIPELINE'), '')
+
+  @parameterized.parameters(
+      # Each wrote the file when config.gin was parsed by transcribe and export.
+      'import evil\n',
+      'from evil import nothing\n',
+      "include 'evil.gin'\n",
+      'import os\nMODEL = @os.system()\nos.system.command = "touch {owned}"\n',
+      'import os\nos.system.command = "touch {owned}"\nA = @x/os.system()\n'
+      'MODEL = %A\n',
+      'import builtins\nMODEL = @builtins.exec()\n'
+      'builtins.exec.source = "open({owned!r}, \'w\')"\n',
+      'from tff_asr import files\nMODEL = @files.write_text()\n'
+      'files.write_text.path = {owned!r}\nfiles.write_text.text = ""\n',
+  )
+  def test_the_configuration_of_a_run_is_never_parsed(self, text):
+    self.write('evil.py', f'open({self.owned!r}, "w")\n')
+    self.write('evil.gin', 'import evil\n')
+    head = 'from __gin__ import dynamic_registration\n'
+    end = '\nPIPELINE = None\n'
+    self.write('run/config.gin', head + text.format(owned=self.owned) + end)
+    os.chdir(self.root)
+    self.addCleanup(os.chdir, os.path.dirname(__file__))
+    with self.assertRaisesRegex(ValueError, 'run has no parts.json: is it'):
+      recognizer.load(run=self.run_dir)
+    self.write_parts(_content())
+    with self.assertRaisesRegex(ValueError, 'run holds no trained model'):
+      recognizer.load(run=self.run_dir)
+    self.assertFalse(os.path.exists(self.owned))
+
+  @parameterized.parameters(
+      'os.system',
+      'posix.system',
+      'builtins.exec',
+      'exec',
+      'evil.build',
+      'gin.config.parse_config_file',
+      'importlib.import_module',
+      'tff_asr.files.write_text',
+      'tff_asr.models.ctc.math.sqrt',
+      'tff_asr.models.ctc.build.__globals__',
+      'scope/tff_asr.models.ctc.build',
+      '@tff_asr.models.ctc.build',
+      '%MODEL',
+      '',
+      '.',
+      '..evil',
+      'x' * 100_000,
+  )
+  def test_builders_outside_the_table_are_refused(self, name):
+    self.write('evil.py', f'open({self.owned!r}, "w")\n')
+    for kind in ('build', 'function'):
+      content = _content()
+      content['PIPELINE']['arguments']['augment'] = {
+          kind: name, 'arguments': {'command': f'touch {self.owned}'}
+      }
+      self.write_parts(content)
+      self.assert_refused('parts.json: .* no builder of this package, and')
+
+  @parameterized.named_parameters(
+      ('text', dict(dim='8'), 'dim must be an integer, found'),
+      ('none', dict(dim=None), 'dim must be an integer, found'),
+      ('false', dict(dim=False), 'dim must be an integer, found'),
+      ('zero', dict(dim=0), 'dim'),
+      ('negative', dict(dim=-8), 'dim'),
+      ('blocks', dict(num_blocks=10**9), 'number 1000000000 is out'),
+      ('digits', dict(num_blocks=10**400), 'is out of range'),
+      ('infinity', dict(max_shift_sec=float('inf')), 'inf is out of range'),
+      ('nan', dict(dropout=float('nan')), 'nan is out of range'),
+      ('long', dict(norm='x' * 10**5), 'text of 100,000 characters is too'),
+      ('list', dict(dim=[8]), 'dim must be an integer, found'),
+      ('object', dict(dim={'x': 1}), 'is no part'),
+      ('mapping', dict(dim={'mapping': [1]}), 'a mapping is none'),
+      ('unhashable', dict(dim={'mapping': [[[], 1]]}), 'a mapping is none'),
+      ('name', dict(size=3), "transformer.build: got an unexpected .*'size'"),
+      ('part', dict(dim=_part(_FUNCTION)), "missing .*'feature_lengths'"),
+  )
+  def test_absurd_arguments_are_refused(self, changes, message):
+    self.write_parts(_content(**changes))
+    self.assert_refused(f'parts.json: .*{message}')
+
+  @parameterized.parameters(
+      ('', 'Expecting value'),
+      ('[' * 200_000, 'it is nested too deeply'),
+      ('{"a":' * 200_000, 'it is nested too deeply'),
+      ('[' * 400 + ']' * 400, 'it has no MODEL and PIPELINE'),
+      ('{"MODEL": ' + '[' * 900 + ']' * 900 + ', "PIPELINE": 1}', 'nested too'),
+      ('\x00' * 100, 'Expecting value'),
+      (' ' * 2**21, 'has 2,097,152 bytes, more than the 1,048,576'),
+      ('{"MODEL": 1, "PIPELINE": 1}', 'its MODEL is no CtcModel'),
+      ('{"MODEL": 1' + '0' * 5000 + ', "PIPELINE": 1}', 'Exceeds the limit'),
+  )
+  def test_what_is_no_description_is_refused(self, text, message):
+    self.write('run/parts.json', text)
+    self.assert_refused(f'parts.json.*{message}')
+
+  def test_parts_of_another_kind_are_refused(self):
+    content = _content()
+    content['MODEL'] = content['PIPELINE']
+    self.write_parts(content)
+    self.assert_refused('parts.json: its MODEL is no CtcModel')
+
+  def test_links_out_of_the_folder_and_pipes_are_refused(self):
+    self.write('secret', json.dumps(_content()))
+    path = os.path.join(self.run_dir, 'parts.json')
+    os.symlink('../secret', path)
+    self.assert_refused('parts.json is a link out of the run: put')
+    os.remove(path)
+    os.mkfifo(path)
+    self.assert_refused('parts.json is neither a file nor a folder: remove it')
+
+  def test_code_runs_where_the_user_trusts_its_folder(self):
+    module = f'{self.id().rpartition(".")[2]}_mine'
+    self.write(f'code/{module}.py', (
+        'from os import getcwd\n'
+        'from tff_asr.models import transformer\n'
+        'def encoder(*, dim: int):\n'
+        '  return transformer.build(\n'
+        '      num_blocks=1, dim=dim, mlp_dim=4, num_heads=2\n'
+        '  )\n'
+    ))
+    code = os.path.join(self.root, 'code')
+    content = _content()
+    given = content['MODEL']['arguments']
+    given['encoder'] = _part(f'{module}.encoder', dim=8)
+    self.write_parts(content)
+    self.assert_refused(f'{module}.encoder is no builder .*trust_code=FOLDER')
+    model, _ = parts.read(self.run_dir, trust_code=code)
+    self.assertEqual(model.encoder.output_dim, 8)
+    # What the module imports is not its own, and other modules stay refused.
+    for name in (
+        f'{module}.getcwd', f'{module}.os.getcwd', f'{module}.nothing',
+        'os.getcwd', 'numpy.zeros', 'nothing.encoder',
+    ):
+      given['encoder'] = _part(name)
+      self.write_parts(content)
+      self.assert_refused('nor a function that a module in', trust_code=code)
+
+
+if __name__ == '__main__':
+  absltest.main()
