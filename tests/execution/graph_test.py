@@ -100,9 +100,13 @@ class LoadTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, 'comp'):
       graph.from_computation(comp)
     compiled = compiler.compile_computation(comp)
+    clients = pickle.loads(pickle.dumps(compiled.clients))
     work, zero, merge, finish = (
-        pickle.loads(pickle.dumps(program)).load()
-        for program in (*compiled.clients[1:], compiled.finish)
+        program.load()
+        for program in (
+            clients.work, clients.zero, clients.merge,
+            pickle.loads(pickle.dumps(compiled.finish)),
+        )
     )
     # Two blocks: (1 + 2) and (4), 7 together.
     first = work(*work(*zero(), tf.constant(1.0)), tf.constant(2.0))

@@ -1,9 +1,11 @@
 """Tests of tff_asr.execution.native and process_cleanup."""
 
 import pathlib
+import socket
 import subprocess
 import sys
 import textwrap
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -23,7 +25,9 @@ _PROGRAM = """
     import tensorflow_federated as tff
     from tff_asr.execution import native
 
-    tff.framework.set_default_context(native.build_sync_context())
+    tff.framework.set_default_context(
+        native.build_sync_context(trust_network=True)
+    )
     comp = tff.tensorflow.computation(lambda: tf.constant(7))
     print('result', comp())
     for child in psutil.Process().children():
@@ -79,7 +83,9 @@ class EndOfProgramTest(parameterized.TestCase):
             child.pid for child in psutil.Process().children()
             if child.status() != psutil.STATUS_ZOMBIE
         ])
-        tff.framework.set_default_context(native.build_sync_context())
+        tff.framework.set_default_context(
+            native.build_sync_context(trust_network=True)
+        )
         print('again', comp())
         for child in psutil.Process().children():
           print('child', child.pid, child.name())
@@ -111,7 +117,7 @@ class EndOfProgramTest(parameterized.TestCase):
         from tff_asr.execution import native
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        context = native.build_sync_context()
+        context = native.build_sync_context(trust_network=True)
         comp = tff.tensorflow.computation(lambda: tf.constant(7))
         with tff.framework.get_context_stack().install(context):
           print('result', comp())
@@ -129,7 +135,27 @@ class BadArgumentTest(absltest.TestCase):
   def test_setting_is_named(self):
     for build in (native.build_sync_context, native.build_async_context):
       with self.assertRaisesRegex(ValueError, 'max_concurrent_clients'):
-        build(max_concurrent_clients=0)
+        build(max_concurrent_clients=0, trust_network=True)
+
+  def test_a_worker_that_others_can_reach_is_refused(self):
+    addresses = {
+        'lo': [
+            mock.Mock(family=socket.AF_INET, address='127.0.0.1'),
+            mock.Mock(family=socket.AF_INET6, address='::1'),
+            mock.Mock(family=socket.AF_PACKET, address='00:00:00:00:00:00'),
+        ],
+    }
+    link = mock.Mock(family=socket.AF_INET6, address='fe80::1%eth0')
+    for others in ({}, {'eth0': [link]}):
+      with mock.patch.object(
+          psutil, 'net_if_addrs', return_value=addresses | others
+      ):
+        for build in (native.build_sync_context, native.build_async_context):
+          message = 'addresses of this machine .eth0. and runs what anybody'
+          if not others:
+            message = 'max_concurrent_clients'
+          with self.assertRaisesRegex(ValueError, message):
+            build(max_concurrent_clients=0)
 
 
 class ProcessCleanupTest(absltest.TestCase):

@@ -27,7 +27,9 @@ import tensorflow_federated as tff
 from tests.execution import toys
 from tff_asr.execution import multi_device
 from tff_asr.execution import ray_cluster
+from tff_asr.execution import ray_token
 
+ray_token.prepare(None)  # Before Ray is imported.
 try:
   import ray
 except ImportError:
@@ -384,6 +386,34 @@ class NetworkTest(absltest.TestCase):
     for address in map(ipaddress.ip_address, addresses):
       mapped = getattr(address, 'ipv4_mapped', None)
       self.assertTrue((mapped or address).is_loopback, address)
+
+  def test_a_cluster_of_this_machine_refuses_who_has_no_token(self):
+    _context(1)
+    address = ray.get_runtime_context().gcs_address
+    call = 'import sys; from ray._raylet import GcsClient; print(GcsClient('
+    call += 'address=sys.argv[1]).internal_kv_put(b"x", b"y", True, None, 5))'
+    others = {'none': {}, 'wrong': {'RAY_AUTH_MODE': 'token'}}
+    others['wrong']['RAY_AUTH_TOKEN'] = 64 * 'x'
+    others['right'] = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith('RAY_AUTH')
+    }
+    found = {}
+    for name, environment in others.items():
+      left = {k: v for k, v in os.environ.items() if 'RAY_AUTH' not in k}
+      ended = subprocess.run(
+          [sys.executable, '-c', call, address], env=left | environment,
+          capture_output=True, text=True, check=False, timeout=_TIMEOUT_SEC,
+      )
+      found[name] = ended.returncode, 'AuthenticationError' in ended.stderr
+    self.assertEqual(
+        found, {'none': (1, True), 'wrong': (1, True), 'right': (0, False)}
+    )
+    # Other users see command lines.
+    token = os.environ['RAY_AUTH_TOKEN']
+    for process in psutil.Process().children(recursive=True):
+      self.assertNotIn(token, ' '.join(process.cmdline()))
 
 
 @_slow

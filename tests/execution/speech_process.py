@@ -40,7 +40,10 @@ def load_data(root: str) -> client_data.SpeechClientData:
 
 
 def build(
-    data: client_data.SpeechClientData, **model_options: Any
+    data: client_data.SpeechClientData,
+    *,
+    noise_kernel: str = 'host',
+    **model_options: Any,
 ) -> tff.learning.templates.LearningProcess:
   """Builds the process; `initial_state` says how much noise it adds."""
   model = fakes.tiny_model(dropout=0.2, layer_drop=0.3, **model_options)
@@ -57,6 +60,7 @@ def build(
               l2_norm_clip=CLIP,
               noise_multiplier=1.0,
               clipping=clipping_lib.Clipping(split='dim'),
+              noise_kernel=noise_kernel,
           ),
           cohort_size=_COHORT_SIZE,
       ),

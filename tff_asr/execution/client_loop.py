@@ -58,6 +58,7 @@ class ClientFunctions:
   Attributes:
     zero: returns the empty accumulator.
     merge: adds two accumulators.
+    merge_ordered: adds the leaves of two accumulators that are not exact.
   """
 
   def __init__(self, programs: compiler.ClientPrograms):
@@ -68,6 +69,25 @@ class ClientFunctions:
     self._lock = threading.Lock()
     self.zero = programs.zero.load()
     self.merge = programs.merge.load()
+    self.merge_ordered = lambda *unused: []
+    if programs.merge_ordered is not None:
+      self.merge_ordered = programs.merge_ordered.load()
+
+  def split(
+      self, accumulator: Sequence[tf.Tensor]
+  ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Returns an accumulator's exact leaves and the others."""
+    parts = [], []
+    for leaf, is_exact in zip(accumulator, self._programs.is_exact):
+      parts[not is_exact].append(leaf)
+    return parts
+
+  def join(
+      self, exact: Sequence[tf.Tensor], ordered: Sequence[tf.Tensor]
+  ) -> list[tf.Tensor]:
+    """The accumulator that `split` split."""
+    parts = iter(exact), iter(ordered)
+    return [next(parts[not is_exact]) for is_exact in self._programs.is_exact]
 
   def build_reader(
       self,
@@ -119,7 +139,7 @@ def run_block(
     functions: of the computation.
     worker: number of the worker among those that share `functions`.
     device: the logical device that this runs on, for records.
-    zero: the empty accumulator.
+    zero: the accumulator to begin with.
     broadcast: the broadcast values, on this device.
     get_client: a client's flat values by its position.
     reader: reads clients by their positions.
@@ -127,12 +147,13 @@ def run_block(
     monitor: records each client.
 
   Returns:
-    The sum of the clients' updates.
+    The accumulator with the clients' updates.
 
   Raises:
     scheduler.Stopped: by `monitor`, which ends the round.
   """
   accumulator = zero
+  del zero  # A large model's sum is freed as soon as there is the next.
   for index, position in enumerate(positions):
     monitor.begin(position, device)
     start_sec = ready_sec = time.monotonic()

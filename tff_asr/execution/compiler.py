@@ -14,6 +14,9 @@ S is all server-placed arguments, D all client-placed ones. `work` is TFF's
 by `update`, so no client update or report leaves the function. `read` is the
 part of TFF's `work` that makes datasets from the client's values (ids), if
 there is one (`client_datasets`).
+
+Leaves of A that are plain sums of integers are exact in any order. The others
+(floats, and whatever else an aggregator merges) depend on the order.
 https://www.tensorflow.org/federated/api_docs/python/tff/backends/mapreduce
 
 Server-only federated computations (such as `process.initialize`) and
@@ -25,7 +28,7 @@ passes through. The computation is first wrapped to that shape, so it may have
 any number of placed arguments and server-placed results.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -64,12 +67,16 @@ class ClientPrograms(NamedTuple):
     work: `<A, D, C, V> -> A`.
     zero: `-> A`.
     merge: `<A, A> -> A`.
+    merge_ordered: the same of the leaves that are not exact; None without any.
+    is_exact: whether each leaf of A is a sum of integers.
   """
 
   read: client_datasets.Read | None
   work: graph.Program
   zero: graph.Program
   merge: graph.Program
+  merge_ordered: graph.Program | None
+  is_exact: tuple[bool, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,6 +221,7 @@ def _compile_round(
       work, client_inputs=work.inputs[: len(arguments.client.specs)]
   )
   num_servers = len(arguments.server.specs)
+  is_exact = _find_exact(accumulate, merge)
   return Round(
       arguments=arguments,
       result=values.Layout(comp.type_signature.result),
@@ -223,6 +231,8 @@ def _compile_round(
           work=graph.Program((work, accumulate), num_kept=len(zero.outputs)),
           zero=graph.Program((zero,)),
           merge=graph.Program((merge,)),
+          merge_ordered=_without_exact(merge, is_exact),
+          is_exact=is_exact,
       ),
       finish=graph.Program(
           (report, update),
@@ -231,6 +241,58 @@ def _compile_round(
           first_output=num_servers,
       ),
   )
+
+
+def _find_exact(
+    accumulate: graph.Graph, merge: graph.Graph
+) -> tuple[bool, ...]:
+  """For each leaf of an accumulator, whether it is a sum of integers.
+
+  So it is if both graphs do nothing to it but add, and no other leaf depends on
+  it.
+  """
+  count = len(merge.outputs)
+  if len(accumulate.inputs) != 2 * count:
+    return (False,) * count
+  is_exact = [spec.dtype.is_integer for spec in merge.specs[:count]]
+  for each in (accumulate, merge):
+    graph_def = tf.compat.v1.GraphDef.FromString(each.graph_def)
+    is_exact = [
+        before and graph.adds(graph_def, *places)
+        for before, *places in zip(
+            is_exact, each.outputs, each.inputs, each.inputs[count:]
+        )
+    ]
+  for each in (accumulate, merge):
+    graph_def = tf.compat.v1.GraphDef.FromString(each.graph_def)
+    needed = graph.find_needed(
+        graph_def, list(_ordered(each.outputs, is_exact))
+    )
+    for name, is_sum in zip(each.inputs[:count], is_exact):
+      if is_sum and graph.node_name(name) in needed:
+        return (False,) * count
+  return tuple(is_exact)
+
+
+def _without_exact(
+    merge: graph.Graph, is_exact: Sequence[bool]
+) -> graph.Program | None:
+  """The merge of the other leaves."""
+  if all(is_exact):
+    return None
+  return graph.Program((
+      dataclasses.replace(
+          merge,
+          inputs=tuple(_ordered(merge.inputs, 2 * is_exact)),
+          outputs=tuple(_ordered(merge.outputs, is_exact)),
+          specs=tuple(_ordered(merge.specs, 2 * is_exact)),
+      ),
+  ))
+
+
+def _ordered(leaves: Sequence[Any], is_exact: Sequence[bool]) -> Iterator[Any]:
+  """The leaves that are not exact."""
+  return (leaf for leaf, is_sum in zip(leaves, is_exact) if not is_sum)
 
 
 def _graph_of_block(

@@ -40,8 +40,9 @@ class Settings:
       fewer merges and transfers.
     client_cost: a function of a client's argument (a tuple if there are
       several) that returns its expected cost, such as seconds of audio. Costly
-      clients start first. The cost decides the order of summation, so a run
-      repeats its bits only if it does not vary. None keeps the cohort's order.
+      clients start first. The cost decides the order in which floats are
+      added (measurements, deltas without a clip), so they repeat their bits
+      only if it does not vary. None keeps the cohort's order.
     max_failed_share: share of a round's clients, in [0, 1], that may fail; they
       are left out of the sum.
     client_timeout_sec: how long a client's work may take. The first client also

@@ -357,6 +357,24 @@ def find_needed(
   return needed
 
 
+def adds(
+    graph_def: tf.compat.v1.GraphDef, output: str, left: str, right: str
+) -> bool:
+  """Returns True if a graph's output is its input `left` plus `right`."""
+  nodes = {node.name: node for node in graph_def.node}
+
+  def source(name: str) -> tf.compat.v1.NodeDef:
+    node = nodes[node_name(name)]
+    while node.op == 'Identity':
+      node = nodes[node_name(node.input[0])]
+    return node
+
+  node = source(output)
+  return node.op in ('Add', 'AddV2') and [
+      source(name).name for name in node.input
+  ] == [node_name(left), node_name(right)]
+
+
 def find_ops(
     graph_def: tf.compat.v1.GraphDef, names: Iterable[str]
 ) -> set[str]:

@@ -8,8 +8,11 @@ A federated round runs as
     result = finish(server, the merged sums)
 
 `compiler` makes the functions, `scheduler` deals the blocks, and `client_loop`
-runs one block. `reduction` sets the order in which the server device, the first
-one, merges the sums. Each device holds one copy of the round's broadcast. A
+runs one block. Sums of integers, such as those of clipped updates, are exact in
+any order: a worker goes on with one of them over all its blocks, and the
+workers' sums are added at the end. The other sums are of a block each, and
+`reduction` sets the order in which the server device, the first one, merges
+them. Each device holds one copy of the round's broadcast. A
 worker is a Python thread: it trains one client at a time and adds it to its
 block's sum on the device, while the next clients' data are read into memory.
 Values never leave this process.
@@ -125,20 +128,22 @@ class _Runner(context.Runner):
   def run_clients(
       self, execution: round_execution.RoundExecution
   ) -> list[tf.Tensor]:
+    functions = execution.functions
     places = self._places[: len(execution.clients)]
     replicas = {
         device: _Replica(device, execution) for device in set(places)
     }
     # The execution does not own the reader. That would be a reference cycle,
     # which keeps the round's tensors until Python's collector runs.
-    reader = execution.functions.build_reader(
+    reader = functions.build_reader(
         execution.get_client, num_threads=len(self._places)
     )
+    sums = []
     try:
-      return execution.run(
+      ordered = execution.run(
           [
               functools.partial(
-                  self._work, execution, replicas[device], worker, reader
+                  self._work, execution, replicas[device], worker, reader, sums
               )
               for worker, device in enumerate(places)
           ],
@@ -147,6 +152,12 @@ class _Runner(context.Runner):
     finally:
       hangs = isinstance(execution.failure, round_execution.HungError)
       reader.close(wait=not hangs)
+    exact = sums.pop()
+    while sums:
+      other = sums.pop()
+      for place, leaf in enumerate(other):
+        exact[place] += leaf
+    return functions.join(exact, ordered)
 
   def _work(
       self,
@@ -154,9 +165,15 @@ class _Runner(context.Runner):
       replica: '_Replica',
       worker: int,
       reader: prefetch.Reader,
+      sums: list[list[tf.Tensor]],
   ) -> None:
-    """A worker thread: one task after another until none is left."""
+    """A worker thread: one task after another until none is left.
+
+    Its sums of integers go to `sums` at the end.
+    """
     tasks = execution.scheduler
+    functions = execution.functions
+    exact = []  # Of one element, or taken by a block.
 
     def get_upcoming():
       # Any worker may get the next blocks, so read one ahead for each worker.
@@ -166,28 +183,35 @@ class _Runner(context.Runner):
       if isinstance(task, reduction.Merge):
         left, right = tasks.get_parts(task)
         with tf.device(self._server_device):
-          return execution.functions.merge(*left, *right)
-      return client_loop.run_block(
+          return functions.merge_ordered(*left, *right)
+      total = client_loop.run_block(
           task.positions,
-          functions=execution.functions,
+          functions=functions,
           worker=worker,
           device=replica.device,
-          zero=replica.zero,
+          # No variable keeps a sum alive of which there is the next.
+          zero=functions.join(exact.pop(), replica.ordered_zero),
           broadcast=replica.broadcast,
           get_client=execution.get_client,
           reader=reader,
           get_upcoming=get_upcoming,
           monitor=execution,
       )
+      own, ordered = functions.split(total)
+      exact.append(own)
+      return ordered
 
     with tf.device(replica.device):
+      exact.append(functions.split(functions.zero())[0])
       while (task := tasks.take()) is not None:
         # A local variable would keep the sum alive after it was merged.
         tasks.put(task, run(task))
+    with tf.device(self._server_device):
+      sums.append([tf.identity(leaf) for leaf in exact.pop()])
 
 
 class _Replica:
-  """Broadcast and empty accumulator of a round, on one device."""
+  """Broadcast and empty sums of a round, on one device."""
 
   def __init__(
       self, device: str, execution: round_execution.RoundExecution
@@ -195,7 +219,8 @@ class _Replica:
     self.device = device
     with tf.device(device):
       self.broadcast = [_copy(tensor) for tensor in execution.broadcast]
-      self.zero = execution.functions.zero()
+      functions = execution.functions
+      self.ordered_zero = functions.split(functions.zero())[1]
 
 
 def _copy(tensor: tf.Tensor) -> tf.Tensor:

@@ -6,6 +6,11 @@ gets every value through gRPC (a message has at most 2 GB), has TensorFlow's
 core ops only, and outlives the Python process unless it is stopped. Take it for
 computations that `multi_device` refuses, and for comparison.
 
+The worker listens on every address of the machine, without a password, and runs
+what it is sent: files can be read and written that way. TFF fixes that address
+in the worker's program. So a context is refused where the program sees a
+network, unless the caller says that nobody else can reach it.
+
 The worker is stopped when Python exits (normally or by an exception), at
 Ctrl-C, when a call is cancelled, and by `stop`. A signal that Python does not
 handle ends the process without that: SIGKILL, and SIGTERM unless a handler is
@@ -16,37 +21,46 @@ import asyncio
 import atexit
 from concurrent import futures
 import inspect
+import ipaddress
 import re
 import signal
+import socket
 import threading
 from typing import Any
 import weakref
 
+import psutil
 import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr.execution import process_cleanup
 
 _WORKER = 'worker_binary'
-_UNKNOWN_OP = re.compile(r"Op type not registered '([^']+)'")
+_UNKNOWN_OP = re.compile(
+    r"(?:Op type not registered|No OpKernel was registered to support Op) "
+    r"'([^']+)'"
+)
 
 
 def build_sync_context(
-    *, max_concurrent_clients: int | None = None
+    *, max_concurrent_clients: int | None = None, trust_network: bool = False
 ) -> tff.framework.SyncContext:
   """Builds a context in which calling a computation returns its result.
 
   Args:
     max_concurrent_clients: how many clients run at once; None is all.
+    trust_network: whether nobody else can reach this machine's ports: a
+      firewall keeps others away, and no other users are on it.
 
   Raises:
-    ValueError: an argument out of range.
+    ValueError: an argument out of range, or others might reach the worker.
   """
+  _check_reach(trust_network)
   return _SyncContext(max_concurrent_clients)
 
 
 def build_async_context(
-    *, max_concurrent_clients: int | None = None
+    *, max_concurrent_clients: int | None = None, trust_network: bool = False
 ) -> tff.framework.AsyncContext:
   """Builds a context in which calling a computation returns an awaitable.
 
@@ -54,6 +68,7 @@ def build_async_context(
   context to go on. `tff.program.NativeFederatedContext` takes it. Arguments:
   see `build_sync_context`.
   """
+  _check_reach(trust_network)
   return _AsyncContext(max_concurrent_clients)
 
 
@@ -127,6 +142,27 @@ class _AsyncContext(_Caller, tff.framework.AsyncContext):
       raise
 
 
+def _check_reach(trust_network: bool) -> None:
+  """Raises ValueError if others might send the worker what it then runs."""
+  if trust_network:
+    return
+  others = sorted(
+      name
+      for name, addresses in psutil.net_if_addrs().items()
+      for address in addresses
+      if address.family in (socket.AF_INET, socket.AF_INET6)
+      and not ipaddress.ip_address(address.address.split('%')[0]).is_loopback
+  )
+  if others:
+    raise ValueError(
+        "TFF's native worker listens on all addresses of this machine "
+        f'({others[0]}) and runs what anybody sends it: take multi_device; or '
+        'run it without a network, as `unshare --net --map-root-user` does '
+        '(README); or set TRUST_NETWORK = True where nobody else reaches this '
+        'machine.'
+    )
+
+
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
   """Runs an event loop until it is stopped and its last task has ended."""
   loop.run_forever()
@@ -158,5 +194,5 @@ def _explain(error: Exception) -> None:
     raise RuntimeError(
         'The native worker knows core TensorFlow ops only, and found '
         f'{found[1]!r}; use tff_asr.execution.multi_device, or PCM shards if '
-        'the op decodes audio.'
+        "the op decodes audio, or kernel='tensorflow' if it draws noise."
     ) from error

@@ -28,10 +28,13 @@ requirements-ray.txt installed, and the shards at one path.
 
 from collections.abc import Sequence
 import dataclasses
+import importlib.util
 import re
+import sys
 
 from tff_asr import checks
 from tff_asr.execution import context
+from tff_asr.execution import ray_token
 from tff_asr.execution import round_execution
 
 ClientError = round_execution.ClientError
@@ -50,7 +53,8 @@ class Settings(context.Settings):
 
   Attributes:
     address: 'auto' or 'host:port' of a Ray cluster that this machine belongs
-      to; None starts one on this machine alone, and stops it at exit.
+      to, with its token (`ray_token`); None starts one on this machine alone,
+      with a token of its own, and stops it at exit.
     num_workers: how many actors, each on a GPU if the cluster has any, else on
       CPUs. None: one actor for each GPU, or for each node without GPUs.
     cpus_per_worker: CPUs of each actor, and threads of each of its ops. The
@@ -123,6 +127,8 @@ def stop() -> None:
   the devices.
   """
   _check_ray()
+  if 'ray' not in sys.modules:
+    return
   # pylint: disable-next=g-import-not-at-top
   from tff_asr.execution import ray_session
 
@@ -132,6 +138,7 @@ def stop() -> None:
 def _build_runner(settings: Settings) -> context.Runner:
   """The runner of a context."""
   _check_ray()
+  ray_token.prepare(settings.address)  # Before Ray is imported.
   # pylint: disable-next=g-import-not-at-top
   from tff_asr.execution import ray_runner
 
@@ -139,10 +146,8 @@ def _build_runner(settings: Settings) -> context.Runner:
 
 
 def _check_ray() -> None:
-  try:
-    import ray  # pylint: disable=g-import-not-at-top, unused-import
-  except ImportError as error:
+  if importlib.util.find_spec('ray') is None:
     raise ValueError(
         'The ray_cluster context needs Ray, which is not installed: run '
         '`pip install --no-deps -r requirements-ray.txt`.'
-    ) from error
+    )

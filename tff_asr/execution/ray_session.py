@@ -110,6 +110,11 @@ def _join(address: str) -> None:
     ray.init(
         address=address, log_to_driver=False, logging_level=logging.ERROR
     )
+  except ray.exceptions.AuthenticationError as error:
+    raise ConnectionError(
+        f'The Ray cluster at {address!r} has another token: set RAY_AUTH_TOKEN '
+        'to the one that it was started with.'
+    ) from error
   except (OSError, RuntimeError, ValueError) as error:
     raise ConnectionError(
         f'There is no Ray cluster to join at {address!r} '

@@ -1,4 +1,7 @@
-"""The order in which the partial sums of a round are merged.
+"""The order in which those sums of a round are merged that depend on it.
+
+Sums of integers do not (`compiler`); measurements, sums of deltas without a
+clip, and whatever else an aggregator merges may.
 
 The order is a tree over block numbers. Up to `FAN_IN` neighbours are merged
 from left to right into one sum, then these sums in the same way, until one is
@@ -6,7 +9,8 @@ left. The tree depends only on the number of blocks, not on which worker merges
 or which block is ready first. So every execution context adds in the same order
 and gets the same bits. Up to `FAN_IN` blocks it is a plain fold from the left.
 
-Memory: if blocks arrive in order, one sum a level waits: 4 for 1,000 blocks.
+Memory: if blocks arrive in order, one sum a level waits: 4 for 1,000 blocks. On
+Ray whole accumulators wait, with their sums of integers.
 """
 
 from typing import NamedTuple

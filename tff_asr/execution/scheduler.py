@@ -112,13 +112,14 @@ class Scheduler:
     """Returns the next task, waiting for one; None if all work is done.
 
     Raises:
-      Stopped: `stop` was called.
+      Stopped: `stop` was called before all work was done.
     """
     with self._changed:
       while True:
-        self.check_running()
+        # First: who waits for the result stops the round once it is there.
         if self._is_done():
           return None
+        self.check_running()
         if self._ready:
           _, number = heapq.heappop(self._ready)
           return self._tasks[number]

@@ -1,0 +1,126 @@
+"""Tests of tff_asr.execution.compiler: which sums are exact in any order."""
+
+import collections
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_asr.execution import compiler
+from tff_asr.execution import multi_device
+
+_CLIENTS = tff.FederatedType(
+    collections.OrderedDict(count=np.int64, value=np.float32), tff.CLIENTS
+)
+
+
+@tff.federated_computation(_CLIENTS)
+def _sum(clients):
+  return tff.federated_sum(clients)
+
+
+@tff.federated_computation(tff.FederatedType(np.int64, tff.CLIENTS))
+def _count(clients):
+  return tff.federated_sum(clients)
+
+
+def _build_aggregate(combine):
+  """A sum of <count, value> whose two parts are combined by a function."""
+  member = _CLIENTS.member
+
+  @tff.tensorflow.computation
+  def zero():
+    return collections.OrderedDict(
+        count=tf.constant(0, tf.int64), value=tf.constant(0.0)
+    )
+
+  @tff.tensorflow.computation(member, member)
+  def add(one, other):
+    return combine(one, other)
+
+  @tff.tensorflow.computation(member)
+  def report(total):
+    return total
+
+  @tff.federated_computation(_CLIENTS)
+  def aggregate(clients):
+    return tff.federated_aggregate(clients, zero(), add, add, report)
+
+  return aggregate
+
+
+def _largest_count(one, other):
+  return collections.OrderedDict(
+      count=tf.maximum(one['count'], other['count']),
+      value=one['value'] + other['value'],
+  )
+
+
+def _mean_by_count(one, other):
+  """A mean that its merge weighs by the counts."""
+  count = one['count'] + other['count']
+  total = sum(
+      tf.cast(each['count'], tf.float32) * each['value']
+      for each in (one, other)
+  )
+  return collections.OrderedDict(
+      count=count,
+      value=tf.math.divide_no_nan(total, tf.cast(count, tf.float32)),
+  )
+
+
+def _difference(one, other):
+  return collections.OrderedDict(
+      count=one['count'] + other['count'] - one['count'],
+      value=one['value'] + other['value'],
+  )
+
+
+class ExactSumsTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ('sums', _sum, (True, False)),
+      ('counts', _count, (True,)),
+      ('maximum', _build_aggregate(_largest_count), (False, False)),
+      ('other_arithmetic', _build_aggregate(_difference), (False, False)),
+      # A count that another leaf needs goes with it.
+      ('mean', _build_aggregate(_mean_by_count), (False, False)),
+  )
+  def test_only_plain_sums_of_integers_are_exact(self, comp, expected):
+    found = compiler.compile_computation(comp).clients.is_exact
+    self.assertEqual(found, expected)
+
+  @parameterized.product(block_size=(1, 2), clients_per_device=(1, 3))
+  def test_all_kinds_come_to_their_sums(self, block_size, clients_per_device):
+    context = multi_device.build_sync_context(
+        multi_device.Settings(
+            devices=['CPU:0'],
+            block_size=block_size,
+            clients_per_device=clients_per_device,
+        )
+    )
+    clients = [
+        collections.OrderedDict(count=count, value=value)
+        for count, value in ((1, 2.0), (5, 4.0), (2, 3.0), (2**60, 2.0))
+    ]
+    with tff.framework.get_context_stack().install(context):
+      self.assertEqual(
+          dict(_sum(clients)), dict(count=2**60 + 8, value=11.0)
+      )
+      self.assertEqual(_count([1, 2, 2**60]), 2**60 + 3)
+      self.assertEqual(_count([]), 0)
+      self.assertEqual(
+          dict(_build_aggregate(_largest_count)(clients)),
+          dict(count=2**60, value=11.0),
+      )
+      # (1 * 2 + 5 * 4 + 2 * 3) / 8 = 3.5.
+      self.assertEqual(
+          dict(_build_aggregate(_mean_by_count)(clients[:3])),
+          dict(count=8, value=3.5),
+      )
+
+
+if __name__ == '__main__':
+  absltest.main()

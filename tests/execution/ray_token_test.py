@@ -1,0 +1,71 @@
+"""Tests of tff_asr.execution.ray_token; Ray itself: ray_cluster_test."""
+
+import os
+import sys
+from unittest import mock
+
+from absl.testing import absltest
+
+from tff_asr.execution import ray_cluster
+from tff_asr.execution import ray_token
+
+_ADDRESS = '192.0.2.1:6379'
+
+
+class RayTokenTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith('RAY_')
+    }
+    self.enterContext(mock.patch.dict(os.environ, environment, clear=True))
+    self.enterContext(mock.patch.dict(sys.modules))
+    sys.modules.pop('ray', None)
+
+  def test_each_program_has_a_token_of_its_own(self):
+    tokens = set()
+    for _ in range(2):
+      with mock.patch.dict(os.environ):
+        ray_token.prepare(None)
+        self.assertEqual(os.environ['RAY_AUTH_MODE'], 'token')
+        tokens.add(os.environ['RAY_AUTH_TOKEN'])
+        # For a further context of the program it stays.
+        before = dict(os.environ)
+        ray_token.prepare(None)
+        self.assertEqual(dict(os.environ), before)
+    self.assertLen(tokens, 2)
+    self.assertEqual({len(token) for token in tokens}, {64})
+
+  def test_a_cluster_without_a_token_is_not_joined_by_mistake(self):
+    settings = ray_cluster.Settings(address=_ADDRESS)
+    with self.assertRaisesRegex(ValueError, f'{_ADDRESS} would run the code'):
+      ray_token.prepare(settings.address)
+    self.assertNotIn('RAY_AUTH_TOKEN', os.environ)
+    os.environ['RAY_AUTH_MODE'] = 'disabled'
+    with self.assertLogs('absl', 'WARNING') as logs:
+      ray_token.prepare(settings.address)
+    self.assertRegex(logs.output[0], f'{_ADDRESS} asks for no token')
+
+  def test_what_the_user_has_set_stays(self):
+    chosen = {'RAY_AUTH_MODE': 'token', 'RAY_AUTH_TOKEN_PATH': '/token'}
+    os.environ.update(chosen)
+    before = dict(os.environ)
+    for address in (None, _ADDRESS):
+      ray_token.prepare(address)
+    self.assertEqual(dict(os.environ), before)
+
+  def test_a_token_that_comes_too_late_is_told(self):
+    ray = mock.Mock(**{'is_initialized.return_value': False})
+    sys.modules['ray'] = ray
+    with self.assertRaisesRegex(ValueError, 'imported before it got a token'):
+      ray_token.prepare(None)
+    ray.is_initialized.return_value = True
+    ray_token.prepare(None)
+    self.assertNotIn('RAY_AUTH_MODE', os.environ)
+
+
+if __name__ == '__main__':
+  absltest.main()
