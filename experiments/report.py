@@ -226,7 +226,7 @@ def _section(
   ))
   parts.append(_wrap(group.remark))
   trained = [
-      folders.read(run).results['seconds']
+      folders.read(run).results.get('seconds', 0.0)
       for run in folders.wanted(group)
       if folders.is_trained(run)
   ]
@@ -303,7 +303,8 @@ def _noise_over_signal(each: Measured, *unused) -> str:
       ]
       for name in ('aggregator/noise_norm', 'signal_norm')
   )
-  if not any(noise):
+  # A private run may keep its signal to itself.
+  if not any(noise) or not signal:
     return ''
   return f'{statistics.fmean(noise) / statistics.fmean(signal):.2g}'
 
@@ -313,7 +314,7 @@ def _utterances(each: Measured, *unused) -> str:
   counts = [
       sum(run.metric('num_utterances').values()) for run in each.runs.runs
   ]
-  return f'{statistics.fmean(counts):,.0f}'
+  return f'{statistics.fmean(counts):,.0f}' if any(counts) else ''
 
 
 COLUMNS: Mapping[str, Callable[..., str]] = {

@@ -177,6 +177,20 @@ class ReportTest(absltest.TestCase):
         },
     )
 
+  def test_columns_of_a_run_that_keeps_its_exact_metrics(self):
+    self.finish('seed', 6, 8)
+    self.finish(
+        'federated_1', 4, 6,
+        metrics={'aggregator/noise_norm': {1: 2, 2: 2}},
+        privacy=run_folders.privacy(epsilon=12.0),
+        results={},
+    )
+    columns = ('epsilon', 'noise / signal', 'utterances', 'seconds')
+    cells = self.cells(self.report(tiny.group(
+        tiny.SEED_ROW, tiny.row(seeds=(1,), against=None), columns=columns
+    )))
+    self.assertEqual(cells['federated'][3:], ['12', '', '', ''])
+
   def test_plots_are_drawn_of_what_is_measured(self):
     self.finish('seed', 6, 8)
     self.finish('federated_1', 4, 6)

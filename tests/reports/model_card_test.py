@@ -8,7 +8,9 @@ from absl.testing import absltest
 from tests import fakes
 from tests.recognition import recognizers
 from tests.reports import run_folders
+from tff_asr.data import client_data
 from tff_asr.metrics import word_errors
+from tff_asr.programs import public_data
 from tff_asr.recognition import export
 from tff_asr.reports import model_card
 
@@ -33,7 +35,7 @@ class ModelCardTest(absltest.TestCase):
     )
     cls.recognizer = recognizers.tiny()
 
-  def card(self, **content) -> str:
+  def card(self, *, heard=None, **content) -> str:
     root = self.enterContext(tempfile.TemporaryDirectory())
     run = run_folders.read(
         os.path.join(root, 'my_run'),
@@ -48,6 +50,8 @@ class ModelCardTest(absltest.TestCase):
         )
         | content,
     )
+    if heard is not None:
+      public_data.write(run.path, heard)
     return model_card.build(
         run, recognizer=self.recognizer, exports=[_CHECK],
         data_dir=self.shards,
@@ -89,6 +93,32 @@ class ModelCardTest(absltest.TestCase):
     self.assertRegex(card, r'accent: a\\\|b +\| 50.0 \(25.0 to 75.0; 2\) \|')
     self.assertRegex(card, r'accent: c +\| 10.0 \(1\) +\|')
     self.assertNotIn('not measured', card)
+
+  def test_figures_of_private_speakers_are_marked(self):
+    heard = {'speaker': client_data.load(self.shards).digests}
+    warning = 'NOT PRIVATE: 2 of these speakers and 7 of these recordings'
+    errors = {'ann': (1, 4), 'bob': (3, 6)}
+    card = self.card(errors=errors, heard=heard)
+    self.assertEqual(card.count(warning), 1)
+    self.assertRegex(card, r'## Word errors\n(.*\n)*.*was not checked')
+    figures = public_data.Figures(2, 7, True)._asdict()
+    card = self.card(errors=errors, heard=heard, private=figures)
+    self.assertEqual(card.count(warning), 2)
+    self.assertNotIn('not checked', card)
+
+  def test_what_a_run_says_of_itself_is_no_markup(self):
+    card = self.card(
+        settings={
+            'NUM_ROUNDS': '2',
+            'INIT_FROM_RUN': repr('a`<b>![x](x)'),
+            'DEV_DIR': repr('<i>'),
+        },
+        privacy=run_folders.privacy(epsilon='```\n<script>'),
+    )
+    self.assertIn('the run a`\\<b>![x]\\(x). Log-mel', card)
+    self.assertIn('| \\<i> ', card)
+    # The fence is longer than what is in it.
+    self.assertRegex(card, r'(?s)\n````\n.*```\n<script>.\n````\n')
 
   def test_the_card_says_what_is_missing(self):
     card = self.card(settings={'NUM_STEPS': '2'}, metrics={'loss': {1: 2.0}})

@@ -52,7 +52,7 @@ class PlotsTest(absltest.TestCase):
         # A round of nobody has no mean.
         plots.norms: [[2, 1]],
         plots.clipped: [[75, 75, 75]],
-        plots.noise: [[0.2, 0.2, 0.2], [0.1, 0.1, 0.1]],
+        plots.noise: [[0.1, 0.1, 0.1], [0.2, 0.2, 0.2]],
         plots.speakers: [[62.5, 75]],
     }
     for draw, curves in figures.items():

@@ -133,6 +133,15 @@ class ReportTest(absltest.TestCase):
     self.assertIn('<td class="insert">&middot;</td>', text)
     self.assertIn('nothing was said', text)
 
+  def test_a_name_that_is_no_formula_and_no_tag_is_shown(self):
+    row = self.row(
+        'a$\\frac{1$<b>',
+        metrics={'dev_word_error_rate': {1: 0.5}},
+    )
+    text, _ = self.write(row)
+    self.assertNotIn('<b>', text)
+    self.assertIn('a$\\frac{1$&lt;b&gt;', text)
+
   def test_groups_of_speakers_have_their_rates(self):
     known = self.row(
         'known',

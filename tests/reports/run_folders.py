@@ -42,6 +42,7 @@ def write(
     hypotheses: Optional[list[tuple[str, str, str]]] = None,
     errors: Optional[Mapping[str, tuple[int, int]]] = None,
     attributes: Optional[Mapping[str, Mapping[str, str]]] = None,
+    private: Optional[Mapping[str, Any]] = None,
 ) -> str:
   """Writes a run's folder; returns it.
 
@@ -54,6 +55,7 @@ def write(
     hypotheses: Speaker, what was said, what was heard; None: not evaluated.
     errors: Substitutions and words of each speaker of the evaluation.
     attributes: What is known of speakers.
+    private: Fields of `public_data.Figures` of the evaluation.
   """
   os.makedirs(folder)
   settings, metrics = settings or {}, metrics or {}
@@ -73,7 +75,7 @@ def write(
     put('privacy.json', json.dumps(privacy))
     put('privacy.txt', f'Privacy statement\n{privacy["verdict"]}\n')
   if results is not None:
-    put('results.json', json.dumps(results))
+    put('results.json', json.dumps({'ended_by': 'NUM_ROUNDS'} | results))
   if errors is not None:
     put('test.json', json.dumps({
         'speakers': {
@@ -84,6 +86,7 @@ def write(
             for speaker, (count, words) in errors.items()
         },
         'attributes': attributes or {},
+        'private': private or {},
         'hypotheses': [
             {
                 'client_id': speaker, 'utterance_id': f'{speaker}-{number}',

@@ -2,14 +2,26 @@
 
 import asyncio
 import os
+import struct
 import tempfile
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.reports import run_folders
 from tff_asr.reports import runs
+
+
+def crc32c(data: bytes) -> int:
+  """CRC-32C, bit by bit."""
+  crc = 2**32 - 1
+  for byte in data:
+    crc ^= byte
+    for _ in range(8):
+      crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+  return crc ^ (2**32 - 1)
 
 
 class RunsTest(parameterized.TestCase):
@@ -102,6 +114,19 @@ class RunsTest(parameterized.TestCase):
         [run.name for run in runs.read(folders)], ['a/x', 'b/x', 'b/y']
     )
 
+  @parameterized.parameters('privacy.txt', 'config.gin', 'tensorboard/events.x')
+  def test_links_out_of_a_run_are_not_followed(self, name):
+    secret = os.path.join(self.root, 'secret')
+    with open(secret, 'w', encoding='utf-8') as f:
+      f.write('key')
+    path = os.path.join(self.write('run'), name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if os.path.exists(path):
+      os.remove(path)
+    os.symlink(secret, path)
+    with self.assertRaisesRegex(ValueError, f'{name} is a link out of the run'):
+      runs.read([os.path.join(self.root, 'run')])
+
   def test_bad_folders_are_named_together(self):
     good = self.write('good')
     with self.assertRaisesRegex(ValueError, 'good is given more than once'):
@@ -109,10 +134,43 @@ class RunsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'x has no config.*\n.*y has no'):
       runs.read([os.path.join(self.root, name) for name in ('x', 'good', 'y')])
 
+  @parameterized.parameters(0, 2**40, 2**62, 2**64 - 1)
+  def test_a_record_that_claims_any_length_ends_the_layers(self, length):
+    # TensorFlow's reader dies of these, so its checksum has to be right.
+    folder = self.write('run')
+    events = self.release(folder, {'x/layer_norm/a': 1.0}, 1)
+    head = struct.pack('<Q', length)
+    crc = crc32c(head)
+    crc = ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32
+    with open(os.path.join(events, *os.listdir(events)), 'ab') as f:
+      f.write(head + struct.pack('<I', crc) + b'x' * 8)
+    (run,) = runs.read([folder])
+    self.assertEqual(run.layers, {'layer_norm': {'a': {1: 1.0}}})
+
+  @parameterized.parameters(
+      ([10**10], 1.0, []), ([-5], 1.0, []), ([], 'text', []),
+      ([], 1.0, [1.0]), ([1], 1.0, []),
+  )
+  def test_of_layers_only_numbers_are_read(self, shape, value, expected):
+    tensor = tf.make_tensor_proto(value)
+    for size in shape:
+      tensor.tensor_shape.dim.add().size = size
+    event = tf.compat.v1.Event(step=3)
+    event.summary.value.add(tag='layer_norm/a', tensor=tensor)
+    folder = self.write('run')
+    os.mkdir(os.path.join(folder, 'tensorboard'))
+    path = os.path.join(folder, 'tensorboard', 'events.x')
+    with tf.io.TFRecordWriter(path) as writer:
+      writer.write(event.SerializeToString())
+    (run,) = runs.read([folder])
+    found = run.layers.get('layer_norm', {}).get('a', {})
+    self.assertEqual(list(found.values()), expected)
+
   @parameterized.parameters(
       ('test.json', '{', 'test.json is damaged'),
+      ('test.json', '[' * 10**5, 'test.json is damaged .it is nested too'),
       ('test.json', '3', 'test.json is damaged'),
-      ('test.json', '{"a": 1}', 'it has no speakers'),
+      ('test.json', '{"a": 1}', 'it has no hypotheses or speakers'),
       ('test.json', '{"speakers": 3, "hypotheses": []}', 'json is damaged'),
       ('test.json', '{"speakers": {}, "hypotheses": []}', 'no words'),
       (
@@ -120,8 +178,26 @@ class RunsTest(parameterized.TestCase):
           '{"speakers": {"a": {"wrong": 1}}, "hypotheses": []}',
           'test.json is damaged',
       ),
-      ('privacy.json', '[]', 'it has no epsilon'),
-      ('results.json', '{}', 'it has no seconds'),
+      ('privacy.json', '[]', 'it has a list in a wrong place'),
+      ('results.json', '{}', 'it has no ended_by'),
+      ('results.json', '{"ended_by": 3}', 'it has a int in a wrong place'),
+      ('privacy.json', '{"epsilon": [1], "groups": []}', 'no delta or private'),
+      (
+          'privacy.json',
+          '{"epsilon": [1], "groups": [], "delta": 1e-9, "private": true}',
+          'it has a list in a wrong place',
+      ),
+      (
+          'privacy.json',
+          '{"epsilon": 1, "groups": [{}], "delta": 1e-9, "private": true}',
+          'it has no cohort_size or kind',
+      ),
+      ('test.json', '{"speakers": {}, "hypotheses": [{}]}', 'no client_id or'),
+      (
+          'test.json',
+          '{"speakers": {"a": {"words": true}}, "hypotheses": []}',
+          'it has a bool in a wrong place',
+      ),
       ('metrics.csv', 'round,a\n1,x\n', 'metrics.csv is damaged'),
       ('metrics.csv', None, 'has no metrics.csv'),
   )

@@ -140,6 +140,17 @@ class TablesTest(parameterized.TestCase):
         '|      | WER % |\n|------|-------|\n| a\\|b | 9     |',
     )
 
+  @parameterized.parameters(
+      ('<img src=x>', '\\<img src=x>'),
+      ('![a](http://x)', '![a]\\(http://x)'),
+      ('a\\|b', 'a\\\\\\|b'),
+      ('a\n# b\x1b[31m\x9b1A\u2028c', 'a # b [31m 1A c'),
+      ("l'été_1 50 % [1.0 to 2.0]", "l'été_1 50 % [1.0 to 2.0]"),
+  )
+  def test_names_are_no_markup(self, name, expected):
+    self.assertEqual(tables.plain(name), expected)
+    self.assertIn(f'| {expected} |', tables.markdown([[''], [name]]))
+
   def test_numbers(self):
     found = list(map(tables.number, (None, float('nan'), 0.12345, 12345.6)))
     self.assertEqual(found, ['', '', '0.123', '12,346'])

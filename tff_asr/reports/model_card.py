@@ -8,11 +8,14 @@ folders or the checks; what is not there is said to be missing.
 import ast
 from collections.abc import Sequence
 import os
+import re
 import statistics
 from typing import Optional
 
+from tff_asr.data import client_data
 from tff_asr.data import summaries
 from tff_asr.models import weights as weights_lib
+from tff_asr.programs import public_data
 from tff_asr.recognition import export
 from tff_asr.recognition import recognizer as recognizer_lib
 from tff_asr.reports import runs as runs_lib
@@ -60,7 +63,7 @@ def build(
     data_dir: The folder of shards that they were checked on.
   """
   parts = [
-      f'# Model card: {run.name}',
+      f'# Model card: {tables.plain(run.name)}',
       _model(run, recognizer),
       '## Use',
       f'For speech of 16 kHz, recordings of up to '
@@ -74,7 +77,7 @@ def build(
       '## Word errors',
       _errors(run),
       '## Exports',
-      _exports(exports, data_dir),
+      _exports(run, exports, data_dir),
       '## Privacy',
       _privacy(run),
   ]
@@ -86,13 +89,13 @@ def _model(run: runs_lib.Run, recognizer: recognizer_lib.Recognizer) -> str:
   model = recognizer.model
   how = 'federated training' if run.unit == 'round' else 'central training'
   seed = _literal(run, 'INIT_FROM_RUN')
-  start = f', from the model of the run `{_base(seed)}`' if seed else ''
+  start = f', from the model of the run {_code(_base(seed))}' if seed else ''
   characters = recognizer.pipeline.tokenizer.characters
   return (
       f'A CTC speech recogniser of {weights_lib.count(model.specs):,} '
       f'parameters: {run.num_done:,} {run.unit}s of {how}{start}. Log-mel '
       'features are computed inside. It writes the characters '
-      f'`{characters.replace(" ", "␣")}`, decoded greedily, without a '
+      f'{_code(characters.replace(" ", "␣"))}, decoded greedily, without a '
       'language model.'
   )
 
@@ -139,6 +142,8 @@ def _errors(run: runs_lib.Run) -> str:
       f'{100 * speakers_lib.worst_tenth(speakers):.1f} %, the worst '
       f'{100 * speakers[-1].rate:.1f} %.'
   )
+  if words := _evaluated(run).words:
+    parts.append(words)
   groups = tables.speaker_groups([run])
   parts.append(
       tables.markdown(groups)
@@ -148,7 +153,22 @@ def _errors(run: runs_lib.Run) -> str:
   return '\n\n'.join(parts)
 
 
-def _exports(exports: Sequence[export.Check], data_dir: str) -> str:
+def _evaluated(run: runs_lib.Run) -> public_data.Figures:
+  """Whether the evaluation has figures of speakers private in training."""
+  stored = run.evaluation.get('private', {})
+  try:
+    return public_data.Figures(
+        int(stored['private_speakers']),
+        int(stored['private_recordings']),
+        stored['is_checked'] is True,
+    )
+  except (KeyError, TypeError, ValueError):
+    return public_data.Figures(0, 0, is_checked=False)
+
+
+def _exports(
+    run: runs_lib.Run, exports: Sequence[export.Check], data_dir: str
+) -> str:
   """The table of checks."""
   first = exports[0]
   cells = [['file', 'MB', 'same text', 'WER %', 'minus the checkpoint']]
@@ -161,18 +181,23 @@ def _exports(exports: Sequence[export.Check], data_dir: str) -> str:
         f'{100 * each.errors.rate:.1f}',
         f'{gap:+.1f}',
     ])
-  return (
+  private = public_data.of_figures(run.path, client_data.load(data_dir))
+  return '\n\n'.join(filter(None, [
       f'Checked on {first.num_utterances:,} utterances '
       f'({first.errors.words:,} words) of {_base(data_dir)}, of which the '
-      f'checkpoint has {100 * first.checkpoint_errors.rate:.1f} % wrong.\n\n'
-      f'{tables.markdown(cells)}'
-  )
+      f'checkpoint has {100 * first.checkpoint_errors.rate:.1f} % wrong.',
+      private.words,
+      tables.markdown(cells),
+  ]))
 
 
 def _privacy(run: runs_lib.Run) -> str:
   """The statement, or that there is none."""
   if run.statement:
-    return f'```\n{run.statement.rstrip()}\n```'
+    # A fence that nothing inside can close.
+    inside = max(map(len, re.findall('`+', run.statement)), default=0)
+    fence = '`' * max(3, inside + 1)
+    return f'{fence}\n{run.statement.rstrip()}\n{fence}'
   return (
       'NOT PRIVATE: the run has no privacy statement. The model was trained '
       'without differential privacy, and may have learned its speakers\' words '
@@ -187,6 +212,12 @@ def _literal(run: runs_lib.Run, name: str) -> Optional[str]:
   except (ValueError, SyntaxError):
     return None
   return value if isinstance(value, str) else None
+
+
+def _code(text: str) -> str:
+  """A text as code, if it can be that."""
+  is_code = text.isprintable() and '`' not in text
+  return f'`{text}`' if is_code else tables.plain(text)
 
 
 def _base(path: str) -> str:

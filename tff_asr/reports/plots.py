@@ -120,8 +120,8 @@ def noise(runs: Runs) -> Optional[Figure]:
   return _panels(
       runs,
       {
+          'aggregator/noise_norm': ('noise on the mean, expected', 'C3-'),
           'signal_norm': ('signal: the mean without noise', 'C0-'),
-          'aggregator/noise_norm': ('noise on it, expected', 'C3-'),
           'finalizer/update_norm': ('their sum, the update', 'C2--'),
       },
       label='norm',
@@ -156,9 +156,9 @@ def layers(run: runs_lib.Run) -> Optional[Figure]:
   right.barh(heights, [100 * shares.get(n, math.nan) for n in names])
   right.set_xlim(0, 100)
   right.set_xlabel('clients clipped, %')
-  left.set_yticks(heights, names, fontsize='x-small')
+  left.set_yticks(heights, list(map(_text, names)), fontsize='x-small')
   left.set_ylim(len(names) - 0.5, -0.5)
-  figure.suptitle(f'{run.name} (not private)', fontsize='medium')
+  figure.suptitle(f'{_text(run.name)} (not private)', fontsize='medium')
   return figure
 
 
@@ -172,7 +172,7 @@ def speakers(runs: Runs) -> Optional[Figure]:
     rates = [100 * each.rate for each in speakers_lib.by_rate(run)]
     axes.plot(
         100 * (np.arange(len(rates)) + 0.5) / len(rates), rates, '.-',
-        color=color_of(runs, run), label=run.name,
+        color=color_of(runs, run), label=_text(run.name),
     )
   axes.axvspan(90, 100, color='gray', alpha=0.15)
   axes.text(95, 0.02, 'worst tenth', ha='center', fontsize='small',
@@ -237,7 +237,7 @@ def privacy_utility(runs: Runs) -> Optional[Figure]:
     if not is_private(run):
       axes.axhline(
           100 * rate, color=color, linestyle='--', linewidth=1,
-          label=f'{run.name} (no DP)',
+          label=f'{_text(run.name)} (no DP)',
       )
       continue
     larger = epsilons_of_larger(run)
@@ -247,7 +247,7 @@ def privacy_utility(runs: Runs) -> Optional[Figure]:
         list(marks.values()), [height] * len(marks), ':', color=color,
         linewidth=1,
     )
-    axes.plot(run.epsilon, height, 'o', color=color, label=run.name)
+    axes.plot(run.epsilon, height, 'o', color=color, label=_text(run.name))
     axes.plot(
         list(larger.values()), [height] * len(larger), 'o', color=color,
         fillstyle='none',
@@ -448,6 +448,11 @@ def _word_error_rate(run: runs_lib.Run) -> Optional[tuple[float, str]]:
   return None if last is None else (last, 'dev set')
 
 
+def _text(name: str) -> str:
+  """A name without formulas: what dollars enclose may be none."""
+  return name.replace('$', r'\$')
+
+
 def _over_time(
     runs: Runs,
     metrics: Mapping[str, str],
@@ -477,7 +482,7 @@ def _over_time(
   figure, panels = _figure(1, len(shown), squeeze=False, sharey=True)
   for panel, (unit, found) in zip(panels[0], shown.items()):
     for run in found:
-      name = run.name  # Once in the legend.
+      name = _text(run.name)  # Once in the legend.
       for metric, (style, alpha) in zip(metrics, (('o-', 1), ('-', 0.5))):
         if values := _finite(run, metric):
           rounds, heights = _points(values)
@@ -540,7 +545,7 @@ def _panels(
             linewidth=4 - 1.3 * number, alpha=0.8,
         )
     panel.set_yscale('linear' if is_share else 'log')
-    panel.set_title(run.name, fontsize='medium')
+    panel.set_title(_text(run.name), fontsize='medium')
     panel.set_xlabel('round')
     panel.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
   for row in panels:

@@ -4,18 +4,20 @@ A run that goes on, or that was not evaluated, has less to say: what is missing
 is None or empty.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import glob
-import json
 import os
 import re
+import struct
 from typing import Any, Optional
 
+from google.protobuf import message
 import tensorflow as tf
 
 from tff_asr import checks
+from tff_asr import files
 from tff_asr.metrics import word_errors
 from tff_asr.storage import metrics_file
 from tff_asr.storage import run_dir
@@ -24,6 +26,43 @@ EVALUATION = 'test.json'
 
 _SETTING = re.compile(r'^([A-Z][A-Z0-9_]*) = ((?:.|\n +)*)$', re.MULTILINE)
 _BY_LAYER = re.compile(r'(?:^|/)((?:clipped_)?layer_norm|layer_clipped)/(.*)')
+
+# Kinds of JSON: a type, several types, a list of one kind, or a kind by field.
+_Kind = Any
+_ANY = '*'  # Of all fields.
+_MAY_MISS = frozenset({
+    'attributes', 'bytes_per_client_and_round', 'seconds', 'trained_parameters',
+})
+_NUMBER = (int, float)
+_RESULTS: _Kind = {
+    'ended_by': str,
+    'seconds': _NUMBER,
+    'trained_parameters': int,
+    'bytes_per_client_and_round': {'down': _NUMBER, 'up': _NUMBER},
+}
+_PRIVACY: _Kind = {
+    'private': bool,
+    'delta': _NUMBER,
+    'epsilon': (int, float, str),  # JSON has no infinity.
+    'groups': [{
+        'kind': str,
+        'cohort_size': int,
+        'population': int,
+        'noise_multiplier': _NUMBER,
+        'rounds': int,
+    }],
+}
+_EVALUATION: _Kind = {
+    'speakers': {_ANY: {_ANY: int}},
+    'attributes': {_ANY: {_ANY: str}},
+    'hypotheses': [
+        dict.fromkeys(('client_id', 'utterance_id', 'reference', 'text'), str)
+    ],
+}
+
+# Length and its checksum; after the record comes the record's checksum.
+_RECORD_HEAD = struct.Struct('<QI')
+_CHECKSUM_BYTES = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,7 +75,8 @@ class Run:
     configuration: The text of its config.gin.
     settings: The macros set there, as text, by name.
     metrics: The released metrics of the whole model: by name, by round or step.
-    results: Its results.json; None: it has not ended.
+    results: Its results.json; None: it has not ended. The seconds that it took
+      are private where an epsilon is claimed.
     privacy: Its privacy.json, or None.
     statement: Its privacy.txt, or empty.
     evaluation: What an evaluation wrote, or None.
@@ -101,19 +141,18 @@ class Run:
     A run that was resumed has released some rounds twice; the later counts. The
     last record of a run that goes on may not be whole yet.
     """
-    files = glob.glob(os.path.join(self.path, run_dir.TENSORBOARD, 'events.*'))
+    paths = glob.glob(os.path.join(self.path, run_dir.TENSORBOARD, 'events.*'))
     found = {}
-    for path in sorted(files, key=os.path.getmtime):
-      try:
-        for record in tf.data.TFRecordDataset(path).as_numpy_iterator():
-          event = tf.compat.v1.Event.FromString(record)
-          for value in event.summary.value:
-            if of_layer := _BY_LAYER.search(value.tag):
-              metric, layer = of_layer.groups()
-              by_layer = found.setdefault(metric, {}).setdefault(layer, {})
-              by_layer[event.step] = float(tf.make_ndarray(value.tensor))
-      except tf.errors.DataLossError:
-        pass
+    for path in sorted(paths, key=os.path.getmtime):
+      for event in _events(path):
+        for value in event.summary.value:
+          of_layer = _BY_LAYER.search(value.tag)
+          tensor = value.tensor
+          is_number = tensor.dtype == tf.float32.as_datatype_enum
+          if of_layer and is_number and not tensor.tensor_shape.dim:
+            metric, layer = of_layer.groups()
+            by_layer = found.setdefault(metric, {}).setdefault(layer, {})
+            by_layer[event.step] = float(tf.make_ndarray(tensor))
     return found
 
 
@@ -144,13 +183,13 @@ def read(paths: Sequence[str], *, evaluation: str = EVALUATION) -> list[Run]:
 
 def _read(path: str, *, name: str, evaluation: str) -> Run:
   """Reads a folder."""
-  configuration = _text(run_dir.config_file(path))
+  configuration = _text(run_dir.file_of(path, run_dir.CONFIG))
   metrics = os.path.join(path, run_dir.METRICS)
   if not os.path.isfile(metrics):
     raise ValueError(f'{path} has no {run_dir.METRICS}: has the run begun?')
-  results = _json(path, run_dir.RESULTS, needed=('seconds',))
-  privacy = _json(path, run_dir.PRIVACY, needed=('epsilon', 'groups'))
-  evaluated = _json(path, evaluation, needed=('speakers', 'hypotheses'))
+  results = _json(path, run_dir.RESULTS, _RESULTS)
+  privacy = _json(path, run_dir.PRIVACY, _PRIVACY)
+  evaluated = _json(path, evaluation, _EVALUATION)
   return Run(
       name=name,
       path=path,
@@ -193,30 +232,65 @@ def _names(paths: Sequence[str]) -> list[str]:
   return list(paths)
 
 
+def _events(path: str) -> Iterator[tf.compat.v1.Event]:
+  """The whole events of a TFRecord file, up to a damaged one.
+
+  TensorFlow's reader ends the process where a record claims a length beyond the
+  memory. Checksums are not looked at.
+  """
+  with open(path, 'rb') as f:
+    size = os.fstat(f.fileno()).st_size
+    while len(head := f.read(_RECORD_HEAD.size)) == _RECORD_HEAD.size:
+      length, _ = _RECORD_HEAD.unpack(head)
+      if length > size - f.tell() - _CHECKSUM_BYTES:
+        return
+      try:
+        yield tf.compat.v1.Event.FromString(f.read(length))
+      except message.DecodeError:
+        return
+      f.seek(_CHECKSUM_BYTES, os.SEEK_CUR)
+
+
 def _text(path: str) -> str:
   """A file's text; empty without the file."""
   if not os.path.exists(path):
     return ''
-  with open(path, encoding='utf-8', errors='replace') as f:
-    return f.read()
+  return files.read(path).decode(errors='replace')
 
 
-def _json(
-    folder: str, name: str, *, needed: Sequence[str]
-) -> Optional[dict[str, Any]]:
-  """A JSON file of a folder that has these fields, or None without the file."""
+def _json(folder: str, name: str, kind: _Kind) -> Optional[dict[str, Any]]:
+  """A JSON file of a folder that is of a kind, or None without the file."""
   path = os.path.join(folder, name)
   if not os.path.exists(path):
     return None
   try:
-    content = json.loads(_text(path))
+    content = files.parse_json(_text(path))
   except ValueError as e:
     raise ValueError(
         f'{path} is damaged ({e}): train or evaluate the run again.'
     ) from None
-  if not isinstance(content, dict) or not content.keys() >= set(needed):
+  if problem := _problem(content, kind):
     raise ValueError(
-        f'{path} is damaged, or a program of another project wrote it: it has '
-        f'no {" or ".join(needed)}. Train or evaluate the run again.'
+        f'{path} is damaged, or a program of another project wrote it: '
+        f'{problem}. Train or evaluate the run again.'
     )
   return content
+
+
+def _problem(value: Any, kind: _Kind) -> str:
+  """What keeps a value from being of a kind; empty if nothing does."""
+  types = kind if isinstance(kind, (type, tuple)) else type(kind)
+  # To Python a bool is an int.
+  if not isinstance(value, types) or isinstance(value, bool) != (kind is bool):
+    return f'it has a {type(value).__name__} in a wrong place'
+  inside = []
+  if isinstance(kind, list):
+    inside = [(each, kind[0]) for each in value]
+  elif isinstance(kind, dict) and _ANY in kind:
+    inside = [(each, kind[_ANY]) for each in value.values()]
+  elif isinstance(kind, dict):
+    missing = kind.keys() - value.keys() - _MAY_MISS
+    if missing:
+      return f'it has no {" or ".join(sorted(missing))}'
+    inside = [(value[name], kind[name]) for name in kind if name in value]
+  return next(filter(None, (_problem(*each) for each in inside)), '')

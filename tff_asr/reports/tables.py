@@ -7,6 +7,7 @@ first of which are the columns' titles.
 
 from collections.abc import Callable, Mapping, Sequence
 import math
+import re
 import statistics
 from typing import Any, NamedTuple, Optional
 
@@ -16,6 +17,8 @@ from tff_asr.reports import runs as runs_lib
 from tff_asr.reports import speakers as speakers_lib
 
 Table = Sequence[Sequence[str]]
+
+_CONTROL = re.compile(r'[\x00-\x1f\x7f-\x9f\u2028\u2029]+')
 
 
 class Row(NamedTuple):
@@ -200,9 +203,19 @@ def settings(runs: Sequence[runs_lib.Run]) -> Table:
   ]
 
 
+def plain(text: str) -> str:
+  """A text that is no markup in Markdown, and moves no terminal's cursor.
+
+  Names may be a stranger's: tags, links (an image is fetched when the page is
+  looked at), cells and control characters are made harmless.
+  """
+  shown = _CONTROL.sub(' ', text)
+  return re.sub(r'[\\|<]', r'\\\g<0>', shown).replace('](', ']\\(')
+
+
 def markdown(table: Table) -> str:
-  """A table as Markdown; readable as it is in a terminal, too."""
-  cells = [[cell.replace('|', '\\|') for cell in line] for line in table]
+  """A table of plain texts as Markdown; readable in a terminal, too."""
+  cells = [list(map(plain, line)) for line in table]
   widths = [max(map(len, column)) for column in zip(*cells)]
   lines = [
       '| ' + ' | '.join(map(str.ljust, line, widths)) + ' |' for line in cells
@@ -252,8 +265,8 @@ def traffic(row: Row) -> str:
 
 
 def seconds(row: Row) -> str:
-  """Seconds of training, mean of the runs; empty before their end."""
-  found = _mean([run.results and run.results['seconds'] for run in row.runs])
+  """Seconds of training, mean of the runs; empty if they are not known."""
+  found = _mean([(run.results or {}).get('seconds') for run in row.runs])
   return _show(found, ',.0f')
 
 
