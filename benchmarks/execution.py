@@ -35,7 +35,6 @@ from tff_asr.execution import multi_device
 from tff_asr.execution import native
 from tff_asr.execution import ray_cluster
 from tff_asr.models import weights as weights_lib
-from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 
 _NUM_BLOCKS = flags.DEFINE_integer(
@@ -87,7 +86,11 @@ def main(_) -> None:
     for name in _CONTEXTS.value:
       runs[name] = workload_lib.Round(
           _build_context(name),
-          sizes.build_process(clients, cohort_size=_COHORT.value),
+          sizes.build_process(
+              clients,
+              cohort_size=_COHORT.value,
+              noise_kernel='tensorflow' if name == 'native' else 'host',
+          ),
           clients.client_ids,
       )
     seconds = turns.measure(runs, repeats=_REPEATS.value)
@@ -188,12 +191,14 @@ class _BareRound:
     num_clients = len(clients.client_ids)
     self._weights = self._steps.weights
     specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, self._weights)
-    query = workload_lib.build_query()(specs)
+    query = queries.MeanQuery(
+        workload_lib.build_query()(specs), float(num_clients)
+    )
     # Tensors from the start, so that the functions are traced once.
     self._query_state, self._optimizer_state = tf.nest.map_structure(
         tf.convert_to_tensor,
         (
-            queries.set_noise_key(query.initial_global_state(), keys.draw()),
+            workload_lib.keyed_state(query),
             optimizer.initialize(specs),
         ),
     )
@@ -207,14 +212,14 @@ class _BareRound:
 
     @tf.function(autograph=False)
     def finish(total, query_state, optimizer_state, weights):
-      noised, query_state, _ = query.get_noised_result(total, query_state)
-      mean = tf.nest.map_structure(lambda layer: layer / num_clients, noised)
+      mean, query_state, _ = query.get_noised_result(total, query_state)
       return query_state, *optimizer.next(optimizer_state, weights, mean)
 
+    self._zeros = query.initial_sample_state(self._weights)
     self._add, self._finish = add, finish
 
   def __call__(self) -> None:
-    total = tf.nest.map_structure(tf.zeros_like, self._weights)
+    total = self._zeros
     for weights in self._steps.trained():
       total = self._add(total, self._weights, weights, self._query_state)
     # The steps begin at the first weights each time; only these move on.
@@ -234,7 +239,9 @@ def _build_context(name: str) -> tff.framework.SyncContext:
         )
     )
   if name == 'native':
-    return native.build_sync_context(max_concurrent_clients=1)
+    return native.build_sync_context(
+        max_concurrent_clients=1, trust_network=True
+    )
   cores = psutil.cpu_count()
   return ray_cluster.build_sync_context(
       ray_cluster.Settings(num_workers=1, cpus_per_worker=cores)

@@ -122,6 +122,7 @@ class Workload:
       *,
       cohort_size: float,
       noise_multiplier: float = 0.01,
+      noise_kernel: str = 'host',
       pipeline: Optional[pipeline_lib.Pipeline] = None,
       num_epochs: Optional[int] = None,
   ) -> tff.learning.templates.LearningProcess:
@@ -131,6 +132,7 @@ class Workload:
       clients: The corpus.
       cohort_size: Clients expected in a round.
       noise_multiplier: Of the query.
+      noise_kernel: 'tensorflow' for the native context.
       pipeline: None: `build_pipeline`'s.
       num_epochs: Most passes over a client's data; None: no limit.
     """
@@ -140,7 +142,9 @@ class Workload:
         pipeline=pipeline or self.build_pipeline(model),
         client_data=clients,
         aggregator=dp_mean.build(
-            build_query=build_query(noise_multiplier),
+            build_query=build_query(
+                noise_multiplier, noise_kernel=noise_kernel
+            ),
             cohort_size=cohort_size,
         ),
         server_optimizer=build_server_optimizer(),
@@ -180,13 +184,24 @@ def build_batch(
   )
 
 
-def build_query(noise_multiplier: float = 0.01) -> queries.BuildQuery:
+def build_query(
+    noise_multiplier: float = 0.01, *, noise_kernel: str = 'host'
+) -> queries.BuildQuery:
   """Per-layer clipping by size."""
   return functools.partial(
       queries.PerLayerClipSumQuery,
       l2_norm_clip=0.01,
       noise_multiplier=noise_multiplier,
       clipping=clipping_lib.Clipping(split='dim'),
+      noise_kernel=noise_kernel,
+  )
+
+
+def keyed_state(query: queries.MeanQuery) -> Any:
+  """The query's first state, with a noise key."""
+  state = query.initial_global_state()
+  return state._replace(
+      numerator_state=queries.set_noise_key(state.numerator_state, keys.draw())
   )
 
 

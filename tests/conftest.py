@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import tempfile
 
 import psutil
 import pytest
@@ -13,6 +14,10 @@ from tff_asr import launch  # First: sets up TensorFlow before it is loaded.
 # any module may run one while it is being imported.
 from tests import logical_devices  # pylint: disable=unused-import
 
+
+# Tests draw a salt of their own, and leave the user's alone.
+_SALT_DIR = tempfile.TemporaryDirectory()
+os.environ['TFF_ASR_SALT'] = os.path.join(_SALT_DIR.name, 'salt')
 
 if os.environ.get('COVERAGE_RUN'):
   from tests import autograph_lines  # pylint: disable=g-import-not-at-top

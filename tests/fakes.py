@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Iterable, Mapping
+import dataclasses
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ import tensorflow_federated as tff
 
 from data_tools import shards
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.data import shapes as shapes_lib
 from tff_asr.models import ctc
 from tff_asr.models import transformer
 from tff_asr.privacy import accounting
@@ -46,6 +48,26 @@ def tiny_model(
       tokenizer=tiny_tokenizer(),
       loss_kernel=loss_kernel,
   )
+
+
+def model_of_shapes(
+    model: ctc.CtcModel, shapes: shapes_lib.Shapes
+) -> ctc.CtcModel:
+  """The model, which raises where features are of none of the shapes."""
+
+  def apply(weights, features, *rest):
+    is_one = tf.reduce_all(
+        tf.equal(tf.shape(features)[:2], tf.constant(shapes.sizes)), axis=1
+    )
+    assertion = tf.debugging.Assert(
+        tf.reduce_any(is_one), ['features of another shape']
+    )
+    # In eager mode it has run and is no op.
+    with tf.control_dependencies([assertion] if assertion else []):
+      return model.encoder.apply(weights, tf.identity(features), *rest)
+
+  encoder = dataclasses.replace(model.encoder, apply=apply)
+  return dataclasses.replace(model, encoder=encoder)
 
 
 def tiny_tokenizer() -> tokenizer_lib.CharTokenizer:

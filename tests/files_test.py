@@ -30,6 +30,47 @@ class FilesTest(parameterized.TestCase):
     self.assertEqual(stat.S_IMODE(os.stat(self.path).st_mode), 0o600)
     self.assertEqual(os.listdir(self.folder), ['a.txt'])
 
+  def test_a_new_file_has_its_mode_from_the_first_byte_and_follows_no_link(
+      self,
+  ):
+    # Left by a program that was killed, or put there by somebody.
+    partial, other = f'{self.path}.partial', os.path.join(self.folder, 'other')
+    files.write_text(other, 'as it was')
+    os.symlink(other, partial)
+    before = os.umask(0o022)
+    self.addCleanup(os.umask, before)
+    with files.replacing(self.path, mode=0o600) as file:
+      mode = os.fstat(file.fileno()).st_mode
+      self.assertEqual(stat.S_IMODE(mode), 0o600)
+      file.write(b'key')
+    self.assertEqual(self.read(), 'key')
+    with open(other, encoding='utf-8') as file:
+      self.assertEqual(file.read(), 'as it was')
+    with open(partial, 'wb'):
+      os.chmod(partial, 0o666)
+    with files.replacing(self.path, mode=0o600) as file:
+      mode = os.fstat(file.fileno()).st_mode
+      self.assertEqual(stat.S_IMODE(mode), 0o600)
+
+  def test_what_is_replaced_or_erased_is_overwritten(self):
+    for leave in (lambda: files.write(self.path, b'new'),
+                  lambda: files.erase(self.path)):
+      files.write(self.path, b'key')
+      with open(self.path, 'rb') as old:
+        with files.overwriting(self.path):
+          leave()
+        self.assertEqual(old.read(), b'\0\0\0')
+    self.assertEmpty(os.listdir(self.folder))
+
+  def test_an_erased_file_leaves_nothing_and_need_not_be_there(self):
+    files.erase(self.path)
+    for path in (self.path, f'{self.path}.partial'):
+      files.write(path, b'key')
+    with open(self.path, 'rb') as old:
+      files.erase(self.path)
+      self.assertEqual(old.read(), b'\0\0\0')
+    self.assertEmpty(os.listdir(self.folder))
+
   @parameterized.parameters('fsync', 'replace')
   def test_a_failed_write_leaves_the_old_file_and_nothing_else(self, step):
     files.write_text(self.path, 'old')

@@ -80,7 +80,7 @@ class FilesTest(parameterized.TestCase):
     params = ['NOISE_MULTIPLIER = 1.0']
     if path == 'gin/privacy/partial_noise.gin':
       params.append("NOISED_LAYERS = ('head',)")
-    files = ('gin/programs/audit.gin', 'gin/programs/recognize.gin')
+    files = ('gin/programs/audit.gin',)
     config.bind(
         audit.audit, gin_files=[_FEDERATED, path, *files], gin_params=params
     )

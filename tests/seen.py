@@ -1,11 +1,17 @@
 """Traces of a run that others see: files, names of metrics, open ports."""
 
+from collections.abc import Collection, Iterator
+import contextlib
 import os
+import pathlib
+from unittest import mock
 
 import psutil
 import tensorflow as tf
 
-_WITH_KEYS = ('state', 'model.state')
+from tff_asr.privacy import keys
+
+_OF_OWNER = ('state', 'model.state', 'secrets.bin', 'heard.digests')
 
 
 def text(run: str) -> str:
@@ -14,7 +20,7 @@ def text(run: str) -> str:
   for folder, _, names in os.walk(run):
     for name in names:
       path = os.path.join(folder, name)
-      if os.path.relpath(path, run).split(os.sep)[0] in _WITH_KEYS:
+      if os.path.relpath(path, run).split(os.sep)[0] in _OF_OWNER:
         continue
       if 'tfevents' in name:
         for event in tf.compat.v1.train.summary_iterator(path):
@@ -25,13 +31,46 @@ def text(run: str) -> str:
   return '\n'.join(found)
 
 
-def readable_keys(run: str) -> list[str]:
-  """Files with keys that somebody else than their owner can read."""
+def readable_states(run: str) -> list[str]:
+  """Files of states and secrets that others than their owner can read."""
   states = os.path.join(run, 'state')
-  paths = [os.path.join(run, 'model.state')] + [
+  paths = [os.path.join(run, name) for name in _OF_OWNER[1:]] + [
       os.path.join(states, name) for name in os.listdir(states)
   ]
-  return [path for path in paths if os.stat(path).st_mode & 0o077]
+  return [
+      path
+      for path in paths
+      if os.path.exists(path) and os.stat(path).st_mode & 0o077
+  ]
+
+
+@contextlib.contextmanager
+def drawn_keys() -> Iterator[set[bytes]]:
+  """All keys that are drawn or derived meanwhile."""
+  found = set()
+
+  def spy(name):
+    make = getattr(keys, name)
+
+    def call(*arguments, **options):
+      key = make(*arguments, **options)
+      found.add(keys.to_bytes(key))
+      return key
+
+    return mock.patch.object(keys, name, call)
+
+  with spy('derive'), spy('draw'), spy('from_seed'):
+    yield found
+
+
+def files_with(secrets: Collection[bytes], folder: str) -> list[str]:
+  """Files that hold one of these secrets, as bytes or in hex."""
+  found = []
+  for path in pathlib.Path(folder).rglob('*'):
+    data = path.read_bytes() if path.is_file() else b''
+    if any(key in data or key.hex().encode() in data for key in secrets):
+      found.append(str(path))
+  return found
 
 
 def listening() -> set[tuple[int, int]]:

@@ -1,7 +1,9 @@
 """Atomic files and locks on files: the one place that replaces, syncs, locks.
 
 A file is written as NAME.partial, synced, renamed, and the folder synced: a
-name stands for a whole file, old or new, also after a power failure.
+name stands for a whole file, old or new, also after a power failure. The
+partial file is always a new one (O_EXCL): it has the mode asked for from its
+first byte on, and no link leads it elsewhere.
 """
 
 from collections.abc import Iterator
@@ -9,7 +11,12 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 from typing import Any, BinaryIO
+
+# Far above what this project writes as text: metrics, transcripts, a ledger.
+_MAX_BYTES = 2**28
+_CHUNK_BYTES = 1 << 20
 
 
 @contextlib.contextmanager
@@ -24,8 +31,10 @@ def replacing(path: str, *, mode: int = 0o644) -> Iterator[BinaryIO]:
     The file to write. After an exception nothing of it is left, and an older
     file stays as it was.
   """
-  partial = f'{path}.partial'
-  descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+  partial = _partial(path)
+  with contextlib.suppress(FileNotFoundError):
+    os.remove(partial)  # Of a program that was killed.
+  descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
   try:
     with open(descriptor, 'wb') as file:
       yield file
@@ -53,6 +62,93 @@ def write_text(path: str, text: str) -> None:
 def write_json(path: str, value: Any) -> None:
   """As `write`, a value as indented JSON."""
   write_text(path, json.dumps(value, indent=1) + '\n')
+
+
+def read(path: str, *, max_bytes: int = _MAX_BYTES) -> bytes:
+  """Returns a file's bytes.
+
+  Args:
+    path: The file, which may be a stranger's.
+    max_bytes: The most to read.
+
+  Raises:
+    OSError: It cannot be read.
+    ValueError: It is larger, or a pipe or device, which might never end.
+  """
+  # A pipe without a writer would block `open`.
+  with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), 'rb') as file:
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode):
+      raise ValueError(f'{path} is no plain file.')
+    if found.st_size > max_bytes:
+      raise ValueError(
+          f'{path} has {found.st_size:,} bytes, more than the {max_bytes:,} '
+          'that such a file may have.'
+      )
+    return file.read(max_bytes)
+
+
+def parse_json(data: bytes | str) -> Any:
+  """A value from JSON; ValueError for what is none, or nested too deeply."""
+  try:
+    return json.loads(data)
+  except RecursionError:
+    raise ValueError('it is nested too deeply') from None
+
+
+@contextlib.contextmanager
+def overwriting(path: str) -> Iterator[None]:
+  """Overwrites with zeros what `path` holds, once the context has replaced it.
+
+  Best effort: journals, snapshots, copies on write and the spare cells of a
+  flash disk may keep what was there.
+
+  Args:
+    path: A file that the context replaces or removes; need not exist.
+  """
+  try:
+    old = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+  except FileNotFoundError:
+    yield
+    return
+  try:
+    yield
+    left = os.fstat(old).st_size
+    while left:
+      left -= os.write(old, bytes(min(left, _CHUNK_BYTES)))
+    os.fsync(old)
+  finally:
+    os.close(old)
+
+
+def erase(path: str) -> None:
+  """Removes a file, and what a killed program wrote of it; see `overwriting`.
+
+  Args:
+    path: The file; need not exist.
+  """
+  for name in (path, _partial(path)):
+    with overwriting(name), contextlib.suppress(FileNotFoundError):
+      os.remove(name)
+      sync(os.path.dirname(os.path.abspath(name)))
+
+
+def _partial(path: str) -> str:
+  """Where a file is written before it takes its name."""
+  return f'{path}.partial'
+
+
+@contextlib.contextmanager
+def for_owner_only() -> Iterator[None]:
+  """New files get mode 0600 and new folders 0700, here and in new processes.
+
+  Also a decorator. The umask is one for all threads of a process.
+  """
+  before = os.umask(0o077)
+  try:
+    yield
+  finally:
+    os.umask(before)
 
 
 def sync(path: str) -> None:

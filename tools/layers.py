@@ -22,6 +22,7 @@ FOLDERS = (
 # Layer by layer: the packages and modules of tff_asr, and their libraries.
 LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
+        'arguments': (),
         'checks': (),
         'files': (),
         'sequential': ('tensorflow',),
@@ -32,6 +33,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
         'metrics': ('jiwer', 'numpy', 'scipy'),
         'privacy': (
             'absl',
+            'cryptography',
             'dp_accounting',
             'numpy',
             'scipy',
@@ -111,13 +113,13 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
         ),
     },
     # What is read from runs' folders: pages, tables, cards.
-    {'reports': ('matplotlib', 'numpy', 'tensorflow')},
+    {'reports': ('google.protobuf', 'matplotlib', 'numpy', 'tensorflow')},
 )
 
 # Beside the layers: of tff_asr these import layer 0 only, and only programs,
 # benchmarks, data_tools (launch) and tests import them.
 ALONE: dict[str, tuple[str, ...]] = {
-    'config': ('gin', 'tff_asr.checks'),
+    'config': ('gin', 'tff_asr.arguments', 'tff_asr.checks'),
     'errors': ('tff_asr.checks',),
     'launch': ('absl', 'tff_asr.errors', 'tff_asr.signals'),
     'signals': ('psutil',),
@@ -127,6 +129,7 @@ ALONE: dict[str, tuple[str, ...]] = {
 SHARED_WITH_DATA_TOOLS = (
     'tff_asr.checks',
     'tff_asr.data.audio',
+    'tff_asr.data.digests',
     'tff_asr.data.index',
     'tff_asr.data.schema',
     'tff_asr.data.speakers',
@@ -176,6 +179,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
         'experiments',
         'matplotlib',
         'ml_dtypes',
+        'mpmath',
         'numpy',
         'psutil',
         'pytest',

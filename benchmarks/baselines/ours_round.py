@@ -58,7 +58,9 @@ def main(_) -> None:
 
 def _build_context() -> tff.framework.SyncContext:
   if _CONTEXT.value == 'native':
-    return native.build_sync_context(max_concurrent_clients=_AT_ONCE.value)
+    return native.build_sync_context(
+        max_concurrent_clients=_AT_ONCE.value, trust_network=True
+    )
   return multi_device.build_sync_context(
       multi_device.Settings(clients_per_device=_AT_ONCE.value)
   )

@@ -34,9 +34,8 @@ class BenchmarksTest(parameterized.TestCase):
       ),
       (
           'dp_sgd',
-          ('dp_sgd', '--batch=2', '--sec=1', '--repeats=1', '--vectorized=1',
-           '--frozen=0.5'),
-          lambda figures: figures['ratios']['DP, n = 1, 50% frozen'],
+          ('dp_sgd', '--batch=2', '--sec=1', '--repeats=1', '--frozen=0.5'),
+          lambda figures: figures['ratios']['DP, 50% frozen'],
       ),
       (
           'local_step',
@@ -65,6 +64,23 @@ class BenchmarksTest(parameterized.TestCase):
               if size.isdecimal()
               for shares in figures[size]['shares'].values()
               for share in shares
+          ],
+      ),
+      (
+          'noise',
+          ('noise', '--size=1x32', '--repeats=1'),
+          lambda figures: sum(figures['ratios'].values(), []),
+      ),
+      (
+          'batches',
+          ('batches', '--clients=50', '--rounds=1'),
+          lambda figures: [
+              value
+              for row in (
+                  *figures['passes'].values(), figures['seen'],
+                  figures['shares'],
+              )
+              for value in row.values()
           ],
       ),
       (
