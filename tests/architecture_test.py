@@ -4,7 +4,6 @@ import ast
 import pathlib
 import re
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tools import layers
@@ -76,7 +75,3 @@ class ToursTest(parameterized.TestCase):
         if '|' in line
     ]
     self.assertEqual(found, [set(row) for row in layers.LAYERS][::-1])
-
-
-if __name__ == '__main__':
-  absltest.main()

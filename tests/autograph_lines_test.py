@@ -52,7 +52,3 @@ class AutographLinesTest(absltest.TestCase):
     )
     self.assertEqual(int(tf.function(double_large)(tf.constant(3))), 6)
     self.assertEqual(int(tf.function(double_large)(tf.constant(1))), 1)
-
-
-if __name__ == '__main__':
-  absltest.main()

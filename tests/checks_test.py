@@ -1,6 +1,5 @@
 import math
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -80,7 +79,3 @@ class ChecksTest(parameterized.TestCase):
       )
     self.assertEqual(caught.exception.messages, ('one.', 'three.', 'two.'))
     self.assertEqual(str(caught.exception), 'one.\nthree.\ntwo.')
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -6,7 +6,6 @@ import os
 import tempfile
 from typing import Any, Optional
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tff_asr import checks
@@ -271,7 +270,3 @@ class PartsTest(parameterized.TestCase):
     self.assertIs(built['part'], built['second']['a'])
     self.assertEqual((built['part'].size, built['typed'].size), (2, 1))
     self.assertEqual(built['whole'], 5)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -27,7 +27,3 @@ class ContributingTest(absltest.TestCase):
       self.assertContainsSubset(
           re.findall(r'`(\w+)`', packages), layers.LAYERS[int(layer)]
       )
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -1,6 +1,5 @@
 """Tests of tff_asr.errors."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import tensorflow as tf
 
@@ -80,7 +79,3 @@ class ErrorsTest(parameterized.TestCase):
   )
   def test_defects_are_not_users(self, error):
     self.assertFalse(errors.is_users(error))
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -14,7 +14,6 @@ import shutil
 import tempfile
 from typing import Any
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
 
@@ -230,7 +229,3 @@ class ExperimentsRunTest(parameterized.TestCase):
         ],
     )
     self.assertEqual(results['rounds'], 2)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -5,7 +5,6 @@ import stat
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tff_asr import files
@@ -95,7 +94,3 @@ class FilesTest(parameterized.TestCase):
     with look('fsync'), look('replace'):
       files.write(self.path, b'x')
     self.assertEqual(order, ['fsync', 'replace', 'fsync'])
-
-
-if __name__ == '__main__':
-  absltest.main()

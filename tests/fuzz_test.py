@@ -18,7 +18,6 @@ import tempfile
 from typing import Any
 import zlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -302,7 +301,3 @@ class FuzzTest(parameterized.TestCase):
 
 
 _STATE = {'a': np.arange(6, dtype=np.float32), 'b': [1, 'x', b'y', None, 0.5]}
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -11,7 +11,6 @@ import tempfile
 from typing import Any
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -284,7 +283,3 @@ class QuickstartTest(parameterized.TestCase):
     expected = {'learning_rate': 0.2, **expected}
     self.assertEqual(hparams | expected, hparams)
     self.assertEqual('momentum' in hparams, 'momentum' in expected)
-
-
-if __name__ == '__main__':
-  absltest.main()

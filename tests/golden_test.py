@@ -9,7 +9,6 @@ of them. To rewrite the files after an intended change:
 
 import os
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tests import experiment_files
@@ -63,7 +62,3 @@ class GoldenTest(parameterized.TestCase):
     self.assertCountEqual(
         [path.stem for path in _FOLDER.glob('*')], _NAMES
     )
-
-
-if __name__ == '__main__':
-  absltest.main()

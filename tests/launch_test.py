@@ -10,7 +10,6 @@ import textwrap
 import time
 
 from absl import flags
-from absl.testing import absltest
 from absl.testing import flagsaver
 from absl.testing import parameterized
 import psutil
@@ -188,7 +187,3 @@ class SignalsTest(parameterized.TestCase):
       return 3
 
     self.assertEqual(launch.run_async(work()), 3)
-
-
-if __name__ == '__main__':
-  absltest.main()

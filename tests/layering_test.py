@@ -153,7 +153,3 @@ class TableTest(parameterized.TestCase):
       layers.imports('import os\nfrom . import x')
     with self.assertRaisesRegex(ValueError, 'no entry for audio'):
       list(layers.problems('tff_asr.audio.x', ''))
-
-
-if __name__ == '__main__':
-  absltest.main()

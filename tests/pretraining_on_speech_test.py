@@ -55,7 +55,3 @@ class PretrainingOnSpeechTest(absltest.TestCase):
     self.assertGreater(last('accuracy'), 1.05 * last('most_frequent'))
     self.assertGreater(last('prediction_perplexity'), 1.5)
     self.assertLess(last('prediction_perplexity'), last('label_perplexity'))
-
-
-if __name__ == '__main__':
-  absltest.main()

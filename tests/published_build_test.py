@@ -8,7 +8,6 @@ of a step, clipping, noise and the optimizer's step.
 import functools
 import re
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
 import tensorflow as tf
@@ -190,7 +189,3 @@ class PublishedStepTest(parameterized.TestCase):
         1 if _is_central(path) else 2,
         places=4,
     )
-
-
-if __name__ == '__main__':
-  absltest.main()

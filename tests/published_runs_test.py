@@ -7,7 +7,6 @@ import re
 import shlex
 from typing import Any, NamedTuple
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -526,7 +525,3 @@ class RecipeTest(parameterized.TestCase):
     found = _bound(clipping.Clipping, command)
     self.assertAlmostEqual(found.weights['/w[12]$'] ** 2, 10)
     self.assertEqual(found.split, 'dim')
-
-
-if __name__ == '__main__':
-  absltest.main()

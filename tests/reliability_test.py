@@ -53,7 +53,3 @@ class FaultsTest(absltest.TestCase):
       else:
         text = path.read_text(encoding='utf-8')
         self.assertIn(f'def {name["test"]}(', text, path.name)
-
-
-if __name__ == '__main__':
-  absltest.main()

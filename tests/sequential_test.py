@@ -30,7 +30,3 @@ class SequentialMapTest(absltest.TestCase):
   def test_sequences_have_one_length(self):
     with self.assertRaises(ValueError):
       sequential.sequential_map(lambda a, b: a, [1, 2], [1])
-
-
-if __name__ == '__main__':
-  absltest.main()

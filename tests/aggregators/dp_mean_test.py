@@ -369,7 +369,3 @@ class ExecutionTest(parameterized.TestCase):
       self.assertEqual(exact['signal_norm'], 0)
     types = _create(_QUERIES['correlated']).next.type_signature.result
     self.assertNotIn('noise_norm', str(types.measurements))
-
-
-if __name__ == '__main__':
-  absltest.main()

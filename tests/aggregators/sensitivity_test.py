@@ -13,7 +13,6 @@ import functools
 import math
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow_federated as tff
@@ -193,7 +192,3 @@ class SensitivityTest(parameterized.TestCase):
     moved = _square(sums[0] - sums[1]) / _clip_in_steps(clipping, 1.0) ** 2
     self.assertAlmostEqual(float(moved), 4.0, delta=1e-5)
     self.assertLessEqual(moved, 4)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -2,7 +2,6 @@
 
 import collections
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
 
@@ -81,7 +80,3 @@ class AuditPowerTest(parameterized.TestCase):
     for seed in range(10):
       bound, _ = audit_power.measured(setting, seed=seed)
       self.assertLessEqual(bound, accounted)
-
-
-if __name__ == '__main__':
-  absltest.main()

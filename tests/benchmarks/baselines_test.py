@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import pytest
@@ -181,7 +180,3 @@ def _job(**changes) -> job_lib.Job:
       num_local_steps=2,
       **changes,
   )
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
 
@@ -132,7 +131,3 @@ class BenchmarksTest(parameterized.TestCase):
     for value in select(figures):
       self.assertGreater(value, 0)
     self.assertGreaterEqual(figures['machine']['cpu_cores'], 1)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -85,7 +85,3 @@ def _is_transposed(node: tf.Operation) -> bool:
 
 def _size(tensor: tf.Tensor) -> int:
   return tensor.shape.num_elements()
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -62,7 +62,3 @@ class ToyRunsTest(parameterized.TestCase):
     for name, weights in before.items():
       if np.issubdtype(weights.dtype, np.floating):
         self.assertFalse(np.array_equal(weights, after[name]), name)
-
-
-if __name__ == '__main__':
-  absltest.main()

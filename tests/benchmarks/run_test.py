@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from benchmarks import run
@@ -82,7 +81,3 @@ class RunTest(parameterized.TestCase):
     self.assertIn('--speech is needed', done.stderr)
     self.assertIn('error: failed: conversion;', done.stderr)
     self.assertEmpty(os.listdir(folder))
-
-
-if __name__ == '__main__':
-  absltest.main()

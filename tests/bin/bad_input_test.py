@@ -8,7 +8,6 @@ output, and no file written or changed.
 import os
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import tensorflow as tf
 
@@ -530,7 +529,3 @@ class BadInputTest(parameterized.TestCase):
   def test_benchmarks(self, benchmark, flags, expected):
     flags = [flag.replace('ROOT', self.root) for flag in flags]
     self.check(expected, f'benchmarks.{benchmark}', *flags)
-
-
-if __name__ == '__main__':
-  absltest.main()

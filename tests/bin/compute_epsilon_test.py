@@ -112,7 +112,3 @@ class ComputeEpsilonTest(absltest.TestCase):
                      f'--run={self.folder}')
     self.check_error('PLD cannot be used: RDP gives', '--sigma_mean=1e-8',
                      '--accountant=pld', *_HEADLINE)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -5,7 +5,6 @@ import signal
 import tempfile
 import time
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
 
@@ -120,7 +119,3 @@ class EndingsTest(parameterized.TestCase):
     ended = self.run_program('native', _ENDLESS, send=send, when=is_in_round)
     self.assertEqual(ended.code, 128 + send, ended.stderr)
     self.assertLess(ended.seconds, 60)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -1,6 +1,5 @@
 """Every program's --help has its docstring, an example, and its flags."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tests.bin import in_process
@@ -30,7 +29,3 @@ class HelpTest(parameterized.TestCase):
     self.assertRegex(finished.stdout, r'\n  --\w+: ')
     if program in ('bin/train_central.py', 'bin/pretrain.py'):
       self.assertIn('\n  --[no]dry_run: ', finished.stdout)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -16,7 +16,3 @@ class InProcessTest(absltest.TestCase):
     finished = in_process.run('bin/report.py', '--nonsense')
     self.assertEqual(finished.code, 1)
     self.assertEqual([signal.getsignal(number) for number in signals], before)
-
-
-if __name__ == '__main__':
-  absltest.main()

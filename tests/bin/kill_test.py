@@ -273,7 +273,3 @@ class KillTest(absltest.TestCase):
     self.assertNotIn('differently', ended.stderr)
     (rounds,) = ledger_lib.read(self.ledger).rounds
     self.assertEqual(rounds.count, _NUM_ROUNDS)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -45,7 +45,3 @@ class TrainAndEvaluateTest(absltest.TestCase):
     for line in evaluated.stderr.splitlines():
       self.assertRegex(line, r'^evaluate: utterance [12] of 2')
     self.assertTrue(os.path.exists(os.path.join(run, 'test.json')))
-
-
-if __name__ == '__main__':
-  absltest.main()

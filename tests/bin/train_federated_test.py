@@ -4,7 +4,6 @@ import os
 import signal
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import psutil
 import pytest
@@ -107,7 +106,3 @@ class TrainFederatedTest(parameterized.TestCase):
     # Its pipes are closed, or `run` would not have returned.
     self.assertEqual(finished.code, 0, finished.stderr)
     self.assertRegex(finished.stderr, r'\Afederated: round 1 of 1, .*\n\Z')
-
-
-if __name__ == '__main__':
-  absltest.main()

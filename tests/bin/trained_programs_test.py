@@ -141,7 +141,3 @@ class TrainedProgramsTest(absltest.TestCase):
     self.assertLen(seen.files_with([_SECRET], self.run_dir), 1)
     self.assertEmpty(seen.files_with([_SECRET], output_dir))
     self.assertRegex(card, r'\| shards \| trained on +\| 2 +\| 5 +\|')
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -3,7 +3,6 @@ import io
 import os
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import soundfile
@@ -148,7 +147,3 @@ class AudioTest(parameterized.TestCase):
     self.assertNotIn('\n', str(caught.exception))
     with self.assertRaisesRegex(audio.AudioError, 'no/such.wav: cannot be op'):
       audio.read('no/such.wav')
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -393,7 +393,3 @@ class ManyClientsTest(absltest.TestCase):
     # But for the digits of function names, which TensorFlow numbers.
     self.assertAlmostEqual(*sizes, delta=100)
     self.assertLess(sizes[0], 50_000)
-
-
-if __name__ == '__main__':
-  absltest.main()

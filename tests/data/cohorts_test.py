@@ -3,7 +3,6 @@
 import collections
 import itertools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 from scipy import stats
@@ -196,7 +195,3 @@ class CohortsTest(parameterized.TestCase):
         source.iterator(cohorts.CohortState(_KEY, round_num))
     with self.assertRaisesRegex(ValueError, 'key'):
       cohorts.poisson(_ids(2), cohort_size=1, key=np.zeros(4))
-
-
-if __name__ == '__main__':
-  absltest.main()

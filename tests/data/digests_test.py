@@ -251,7 +251,3 @@ class CorpusTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, 'is of another corpus'):
       _ = private.digests
     self.assertEqual(seed.digests, digests.UNKNOWN)
-
-
-if __name__ == '__main__':
-  absltest.main()

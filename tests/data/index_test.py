@@ -3,7 +3,6 @@ import os
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -314,7 +313,3 @@ class IndexTest(parameterized.TestCase):
     os.remove(self.path(name))
     with self.assertRaisesRegex(ValueError, f'{name}.*is missing'):
       index.read(self.folder)
-
-
-if __name__ == '__main__':
-  absltest.main()

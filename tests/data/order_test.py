@@ -4,7 +4,6 @@ import collections
 import math
 import time
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 from scipy import stats
@@ -106,7 +105,3 @@ class OrderTest(parameterized.TestCase):
       _order(0)
     with self.assertRaisesRegex(ValueError, 'pass_num'):
       _order(3).positions(-1, 0, 1)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -6,7 +6,6 @@ To trace a pipeline takes longer than to run it: tests share one where they can.
 import collections
 import functools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -504,7 +503,3 @@ class MinFramesTest(parameterized.TestCase):
       )
       self.assertTrue(np.isfinite(loss(expected)))
       self.assertTrue(np.isinf(loss(expected - 1)))
-
-
-if __name__ == '__main__':
-  absltest.main()

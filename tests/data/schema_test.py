@@ -1,4 +1,3 @@
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -108,7 +107,3 @@ class SchemaTest(parameterized.TestCase):
   def test_refuses(self, changes, message):
     with self.assertRaisesRegex(ValueError, message):
       _serialize(**changes)
-
-
-if __name__ == '__main__':
-  absltest.main()

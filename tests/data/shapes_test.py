@@ -2,7 +2,6 @@
 
 import itertools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -216,7 +215,3 @@ class ArgumentsTest(parameterized.TestCase):
   def test_bad_arguments_are_named(self, sizes, launch, message):
     with self.assertRaisesRegex(ValueError, message):
       shapes_lib.Shapes(sizes, launch)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -1,7 +1,6 @@
 import os
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tests import fakes
@@ -102,7 +101,3 @@ class SpeakersTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'the age of client bob must'):
       speakers.write(self.folder, {'age': {'bob': {value}}})
     self.assertFalse(os.path.exists(self.path()))
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -96,7 +96,3 @@ class SummariesTest(absltest.TestCase):
     summaries.write_all(folder, {'b': summary})
     with open(path, encoding='utf-8') as f:
       self.assertEqual(json.load(f), {'b': summary})
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -1,7 +1,6 @@
 import pathlib
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import soundfile
@@ -92,7 +91,3 @@ class An4Test(parameterized.TestCase):
     (problem,) = listing.problems
     self.assertEqual(problem.reason, reason)
     self.assertRegex(problem.detail, detail)
-
-
-if __name__ == '__main__':
-  absltest.main()

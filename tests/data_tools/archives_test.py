@@ -7,7 +7,6 @@ import resource
 import tarfile
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from data_tools import archives
@@ -117,7 +116,3 @@ class ArchivesTest(parameterized.TestCase):
     self.assert_refused('has a header of 1,073,741,824 bytes')
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     self.assertLess(after - before, 2**16)  # In KiB.
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -258,7 +258,3 @@ class CommonVoiceTest(absltest.TestCase):
     (self.source / 'dev.tsv').write_text('a\tb\n')
     with self.assertRaisesRegex(ValueError, "no column 'client_id', but a, b"):
       common_voice.list_utterances(self.source, split='dev')
-
-
-if __name__ == '__main__':
-  absltest.main()

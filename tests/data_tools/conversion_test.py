@@ -202,7 +202,3 @@ class ConversionTest(absltest.TestCase):
     message = "attributes names 'sex', but the corpus says gender, age of"
     with self.assertRaisesRegex(ValueError, message):
       self.convert(splits=['dev'], attributes=['sex'])
-
-
-if __name__ == '__main__':
-  absltest.main()

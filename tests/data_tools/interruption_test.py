@@ -84,7 +84,3 @@ class InterruptionTest(absltest.TestCase):
     done = self.root / 'killed/train'
     self.assertEqual(_digests(done), _digests(self.root / 'reference/train'))
     self.assertEqual((done / first).stat().st_mtime_ns, written)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -90,7 +90,3 @@ class LibriLightTest(absltest.TestCase):
     (self.source / 'empty').mkdir()
     with self.assertRaisesRegex(ValueError, 'empty holds no audio'):
       libri_light.list_utterances(self.source, split='empty')
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -4,7 +4,6 @@ import tarfile
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import soundfile
@@ -204,7 +203,3 @@ class LibriSpeechTest(parameterized.TestCase):
       f.truncate(1000)
     with self.assertRaisesRegex(ValueError, 'dev.tar.gz cannot be unpacked'):
       convert(self.source / 'published', 'damaged')
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -140,7 +140,3 @@ class PartialSplitTest(absltest.TestCase):
       self.interrupt()
     # What another identity left is deleted.
     self.assertEqual(num_entries({'another': 1}), 0)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -6,7 +6,6 @@ import pathlib
 import tempfile
 import unittest
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import soundfile
@@ -126,7 +125,3 @@ class RealSpeechTest(parameterized.TestCase):
       self.assertContainsSubset(found, tokenizer.for_language(name).characters)
     self.assertContainsSubset('àçéèêîô', _convert('fr').corpus.characters)
     self.assertContainsSubset('äöüß', _convert('de').corpus.characters)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -6,7 +6,6 @@ import os
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import soundfile
@@ -391,7 +390,3 @@ class ShardsTest(parameterized.TestCase):
     ):
       with self.assertRaisesRegex(ValueError, message):
         self.write(**arguments)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -2,7 +2,6 @@ import collections
 import os
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from data_tools import speaker_splits
@@ -106,7 +105,3 @@ class SpeakerSplitsTest(parameterized.TestCase):
     # 100 expected of each; 60 and 140 are 4.3 standard deviations off.
     for count in collections.Counter(names.values()).values():
       self.assertBetween(count, 60, 140)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -216,7 +216,3 @@ class EspeakTest(absltest.TestCase):
     time.sleep(1.1)
     self.assertEqual(first, self.run_code(code)[0])
     self.assertLen(set(first.split()), 2)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -1,7 +1,6 @@
 import pathlib
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from data_tools import text as text_lib
@@ -117,7 +116,3 @@ class EnglishTest(parameterized.TestCase):
       text_lib.read_lines(str(folder / 'latin'))
     with self.assertRaisesRegex(ValueError, 'nothing is missing'):
       text_lib.read_lines(str(folder / 'nothing'))
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -70,7 +70,3 @@ class AttributesTest(absltest.TestCase):
             'accent': {},
         },
     )
-
-
-if __name__ == '__main__':
-  absltest.main()

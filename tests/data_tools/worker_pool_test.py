@@ -100,7 +100,3 @@ class WorkerPoolTest(absltest.TestCase):
         text=True,
     )
     self.assertEqual(done.stdout, '[]\n')
-
-
-if __name__ == '__main__':
-  absltest.main()

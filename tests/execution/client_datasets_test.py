@@ -3,7 +3,6 @@ import itertools
 import threading
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -203,7 +202,3 @@ class RoundTest(parameterized.TestCase):
       return tff.federated_sum(tff.federated_map(total, datasets))
 
     self.assertIsNone(compiler.compile_computation(comp).clients.read)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -2,7 +2,6 @@
 
 import collections
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -120,7 +119,3 @@ class ExactSumsTest(parameterized.TestCase):
           dict(_build_aggregate(_mean_by_count)(clients[:3])),
           dict(count=8, value=3.5),
       )
-
-
-if __name__ == '__main__':
-  absltest.main()

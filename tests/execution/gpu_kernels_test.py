@@ -172,7 +172,3 @@ class GpuKernelsTest(absltest.TestCase):
     self.assertTrue(_has_gpu_kernel(node))
     node.attr['T'].type = tf.int64.as_datatype_enum  # Has one for CPUs.
     self.assertFalse(_has_gpu_kernel(node))
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -112,7 +112,3 @@ class LoadTest(absltest.TestCase):
     first = work(*work(*zero(), tf.constant(1.0)), tf.constant(2.0))
     second = work(*zero(), tf.constant(4.0))
     self.assertEqual(finish(*merge(*first, *second)), [7.0])
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -34,7 +34,3 @@ class FreedMemoryTest(absltest.TestCase):
       trim.assert_not_called()
       malloc_trim.give_back([small, tf.constant(1.0)])
       trim.assert_called_once_with(0)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -562,7 +562,3 @@ class BadArgumentTest(parameterized.TestCase):
   def test_client_values_are_checked(self, args, message):
     with self.assertRaisesRegex((TypeError, multi_device.ClientError), message):
       _invoke(toys.scaled_sum, 1.0, *args)
-
-
-if __name__ == '__main__':
-  absltest.main()

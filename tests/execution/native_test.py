@@ -187,7 +187,3 @@ class ProcessCleanupTest(absltest.TestCase):
     finally:
       child.kill()
       child.communicate()
-
-
-if __name__ == '__main__':
-  absltest.main()

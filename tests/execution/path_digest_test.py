@@ -49,7 +49,3 @@ class PathDigestTest(absltest.TestCase):
     os.symlink('nowhere', self.folder / 'part/dangling')
     with self.assertRaisesRegex(ValueError, "corpus'"):
       path_digest.digest(str(self.folder))
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -204,7 +204,3 @@ class ReaderTest(absltest.TestCase):
     with contextlib.closing(_build(None)) as reader:
       reader.start(0)
       self.assertEmpty(reader.take(0))
-
-
-if __name__ == '__main__':
-  absltest.main()

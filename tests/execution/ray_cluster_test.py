@@ -596,7 +596,3 @@ class BadClusterTest(absltest.TestCase):
     """)
     self.assertLen(lines, 1)
     self.assertRegex(lines[0], "no Ray cluster to join at '127.0.0.1:1'")
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -65,7 +65,3 @@ class RayTokenTest(absltest.TestCase):
     ray.is_initialized.return_value = True
     ray_token.prepare(None)
     self.assertNotIn('RAY_AUTH_MODE', os.environ)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -269,7 +269,3 @@ class PackTest(parameterized.TestCase):
         [batch.numpy().tolist() for batch in found],
         [batch.numpy().tolist() for batch in dataset],
     )
-
-
-if __name__ == '__main__':
-  absltest.main()

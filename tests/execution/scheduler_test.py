@@ -4,7 +4,6 @@ from concurrent import futures
 import random
 import threading
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tff_asr.execution import reduction
@@ -158,7 +157,3 @@ class SchedulerTest(parameterized.TestCase):
     self.assertTrue(tasks.is_over())
     with self.assertRaises(scheduler.Stopped):
       tasks.check_running()
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -327,7 +327,3 @@ class PlacementTest(absltest.TestCase):
     # Noise is the server's alone.
     self.assertIn('PyFuncStateless', ops['CPU:2'])
     self.assertNotIn('PyFuncStateless', ops['CPU:3'])
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -2,7 +2,6 @@
 
 import collections
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import attrs
 import numpy as np
@@ -110,7 +109,3 @@ class LayoutTest(parameterized.TestCase):
   def test_other_datasets_are_named(self, value, message):
     with self.assertRaisesRegex(TypeError, message):
       values.Layout(_EXAMPLES).flatten(value, name='examples')
-
-
-if __name__ == '__main__':
-  absltest.main()

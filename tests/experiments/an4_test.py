@@ -2,7 +2,6 @@
 
 import re
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from experiments import an4
@@ -65,7 +64,3 @@ class An4Test(parameterized.TestCase):
     # sqrt(443744) = 666.1; .05 * 8 / 666.1 = .00060, .16 * 8 / 666.1 = .0019.
     self.assertEqual(an4.noise_multiplier(0.05), 0.0006)
     self.assertEqual(an4.noise_multiplier(0.16), 0.0019)
-
-
-if __name__ == '__main__':
-  absltest.main()

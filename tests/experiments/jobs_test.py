@@ -180,7 +180,3 @@ class RunAllTest(absltest.TestCase):
     thread.join()
     self.assertTrue(os.path.exists(saved))
     self.assertFalse(os.path.exists(self.folders.log('next')))
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -222,7 +222,3 @@ class ReportTest(absltest.TestCase):
     self.assertLen(lines, 2 + sum(len(group.claims) for group in an4.GROUPS))
     for line in lines[2:]:
       self.assertRegex(line, r'\| not run +\|$')
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -95,7 +95,3 @@ class RunTest(absltest.TestCase):
     for cell in federated[4:-1]:
       self.assertRegex(cell, r'\d')
     self.assertEqual(self.run_all(), [f'{self.report} is written.'])
-
-
-if __name__ == '__main__':
-  absltest.main()

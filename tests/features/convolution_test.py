@@ -1,6 +1,5 @@
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -56,7 +55,3 @@ class ConvolveTest(parameterized.TestCase):
     np.testing.assert_array_equal(
         tape.gradient(outputs, kernel), np.zeros(kernel.shape)
     )
-
-
-if __name__ == '__main__':
-  absltest.main()

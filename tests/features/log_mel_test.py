@@ -1,4 +1,3 @@
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -149,7 +148,3 @@ class LogMelTest(parameterized.TestCase):
           row[:length], _features(waveform), rtol=1e-5, atol=1e-5
       )
       np.testing.assert_array_equal(row[length:], 0)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -1,4 +1,3 @@
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import scipy.stats
@@ -160,7 +159,3 @@ class SpecAugmentTest(parameterized.TestCase):
     for value in (-1, 1.5):
       with self.assertRaisesRegex(ValueError, name):
         spec_augment.build(**{name: value})
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -186,7 +186,3 @@ class CanaryWorkTest(absltest.TestCase):
       np.testing.assert_allclose(update['a'], expected[0])
       np.testing.assert_allclose(update['b'], expected[1])
     self.assertLen(set(_CANARIES.included), 2)
-
-
-if __name__ == '__main__':
-  absltest.main()

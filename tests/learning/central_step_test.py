@@ -3,7 +3,6 @@
 import collections
 import functools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -260,7 +259,3 @@ class CentralStepTest(parameterized.TestCase):
           optimizer=tff.learning.optimizers.build_sgdm(0.1),
           **{name: value},
       )
-
-
-if __name__ == '__main__':
-  absltest.main()

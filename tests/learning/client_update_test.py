@@ -359,7 +359,3 @@ class ClientWorkTest(absltest.TestCase):
   @pytest.mark.slow
   def test_lars_steps_as_its_twin_and_starts_anew_at_each_client(self):
     self.check_steps(lars.build_lars, reference.Lars)
-
-
-if __name__ == '__main__':
-  absltest.main()

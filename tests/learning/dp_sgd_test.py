@@ -2,7 +2,6 @@
 
 import functools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import dp_accounting
 import numpy as np
@@ -390,7 +389,3 @@ class DpSgdTest(parameterized.TestCase):
   def test_bad_arguments_are_named(self, options, message):
     with self.assertRaisesRegex(ValueError, message):
       _build(**options)
-
-
-if __name__ == '__main__':
-  absltest.main()

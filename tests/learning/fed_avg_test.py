@@ -5,7 +5,6 @@ import math
 import os
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import pytest
@@ -329,7 +328,3 @@ class ProcessTest(parameterized.TestCase):
   def test_bad_arguments_are_named(self, kwargs, message):
     with self.assertRaisesRegex(ValueError, message):
       _build(**kwargs)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -1,6 +1,5 @@
 """Tests of tff_asr.learning.layer_freeze.match; pretrain_test has the rest."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tff_asr.learning import layer_freeze
@@ -33,7 +32,3 @@ class MatchTest(parameterized.TestCase):
   def test_bad_patterns_are_named(self, patterns, message):
     with self.assertRaisesRegex(ValueError, message):
       layer_freeze.match(patterns, _NAMES)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -146,7 +146,3 @@ class PoissonRoundsTest(absltest.TestCase):
       )
     # Some layers are clipped and some not, or the test shows little.
     self.assertBetween(num_clipped, num_layers / 10, num_layers * 9 / 10)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -86,7 +86,3 @@ class ReleasedBitsTest(parameterized.TestCase):
     with absltest.mock.patch.object(noise_lib, 'gaussian', _of_23_bits):
       distance = lattice.mean_distance(_residuals(name))
     self.assertLess(distance, 0.25 - 2 * _TOLERANCE)
-
-
-if __name__ == '__main__':
-  absltest.main()

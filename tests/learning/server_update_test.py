@@ -2,7 +2,6 @@
 
 import collections
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -133,7 +132,3 @@ class TransformsTest(parameterized.TestCase):
         server_update.clip_delta(max_norm=norm)
     with self.assertRaisesRegex(ValueError, 'norm must be'):
       server_update.normalize_delta(norm=norm)
-
-
-if __name__ == '__main__':
-  absltest.main()

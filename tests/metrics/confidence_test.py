@@ -2,7 +2,6 @@
 
 import math
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -101,7 +100,3 @@ class ContrastTest(parameterized.TestCase):
         confidence.pooled_variance([[1, 3], [5], [0, 2, 4]]), 10 / 3
     )
     self.assertEqual(confidence.pooled_variance([[5], []]), 0.0)
-
-
-if __name__ == '__main__':
-  absltest.main()

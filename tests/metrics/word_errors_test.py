@@ -3,7 +3,6 @@
 import math
 import random
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tff_asr.metrics import word_errors
@@ -127,7 +126,3 @@ class CountTest(parameterized.TestCase):
         word_errors.total([(1, 2, 3, 4), (10, 20, 30, 40)]), (11, 22, 33, 44)
     )
     self.assertEqual(word_errors.total([]), word_errors.WordErrors())
-
-
-if __name__ == '__main__':
-  absltest.main()

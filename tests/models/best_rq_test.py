@@ -1,6 +1,5 @@
 """Tests of tff_asr.models.{best_rq,quantizer} and features.span_masks."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -273,7 +272,3 @@ class BestRqTest(parameterized.TestCase):
   def test_bad_options_are_named(self, build, name, value):
     with self.assertRaisesRegex(ValueError, name):
       build(**{name: value})
-
-
-if __name__ == '__main__':
-  absltest.main()

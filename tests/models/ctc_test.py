@@ -1,4 +1,3 @@
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -269,7 +268,3 @@ class CtcModelTest(parameterized.TestCase):
   def test_an_unknown_kernel_is_named(self):
     with self.assertRaisesRegex(ValueError, 'loss_kernel must be one of'):
       fakes.tiny_model(loss_kernel='sparse')
-
-
-if __name__ == '__main__':
-  absltest.main()

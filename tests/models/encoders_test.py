@@ -3,7 +3,6 @@
 import functools
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -442,7 +441,3 @@ class AttentionTest(parameterized.TestCase):
         scores[0, 0],
         [[4, 5, 6, 7], [3, 4, 5, 6], [2, 3, 4, 5], [1, 2, 3, 4]],
     )
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -1,6 +1,5 @@
 """Tests of tff_asr.models.layers; norms also in their encoders' twins."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -59,7 +58,3 @@ class LayersTest(parameterized.TestCase):
         atol=1e-6,
     )
     self.assertTrue(np.all(np.isfinite(outputs)))
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -1,4 +1,3 @@
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -113,7 +112,3 @@ class SinusoidalTest(parameterized.TestCase):
       np.testing.assert_array_equal(
           row[:length], self.embed([7], 7)[0, :length]
       )
-
-
-if __name__ == '__main__':
-  absltest.main()

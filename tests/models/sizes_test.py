@@ -2,7 +2,6 @@
 
 import re
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tests import experiment_files
@@ -72,7 +71,3 @@ class SizesTest(parameterized.TestCase):
     before = _count(path)
     self.assertEqual(_count(path, LANGUAGE="'fr'") - before, 19 * 769)
     self.assertEqual(_count(path, NORM="'post'") - before, -2 * 768)
-
-
-if __name__ == '__main__':
-  absltest.main()

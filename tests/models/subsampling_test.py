@@ -1,6 +1,5 @@
 """Tests of tff_asr.models.subsampling; padding also in encoders_test."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -95,7 +94,3 @@ class SubsamplingTest(parameterized.TestCase):
       self.assertBetween(largest, 0.98 * limit, limit)
     np.testing.assert_array_equal(weights['input_scale'], [1])
     np.testing.assert_array_equal(weights['input_bias'], [0])
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -1,6 +1,5 @@
 import math
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import scipy.stats
@@ -84,7 +83,3 @@ class WeightsTest(parameterized.TestCase):
     self.assertEqual(
         sum(math.prod(value.shape) for value in _draw(specs).values()), 11
     )
-
-
-if __name__ == '__main__':
-  absltest.main()

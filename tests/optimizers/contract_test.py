@@ -2,7 +2,6 @@
 
 import collections
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -367,7 +366,3 @@ class PerTensorTest(parameterized.TestCase):
     self.assertLen(updates, 3)
     for (_, done), (begun, _) in zip(updates, updates[1:]):
       self.assertIn(done.op, begun.op.control_inputs)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -2,7 +2,6 @@
 
 import collections
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -80,7 +79,3 @@ class GroupedTest(parameterized.TestCase):
       grouped.build_grouped(
           tff.learning.optimizers.build_sgdm(0.5), **options
       ).initialize(_SPECS)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -4,7 +4,6 @@ SGD with momentum is optax's, which the federated ASR paper used. TFF's Adam,
 Adagrad and Yogi differ from the paper's where updates are tiny: shown, too.
 """
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -156,7 +155,3 @@ class TrustRatioTest(parameterized.TestCase):
       )
       self.assertEqual((ratio.dtype, ratio.shape), (dtype, []))
       np.testing.assert_allclose(ratio, expected, rtol=1e-6)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -2,7 +2,6 @@
 
 import functools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -154,7 +153,3 @@ class SchedulesTest(parameterized.TestCase):
   def test_bad_arguments_are_named(self, build, name, value):
     with self.assertRaisesRegex(ValueError, f'{name} must be'):
       build(**{name: value})
-
-
-if __name__ == '__main__':
-  absltest.main()

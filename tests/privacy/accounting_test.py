@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import math
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import dp_accounting
 from dp_accounting import rdp
@@ -468,7 +467,3 @@ class ComposeTest(parameterized.TestCase):
       accounting.RoundGroup(
           sampling=_sampling('full', 2, 2), noise_multiplier=noise_multiplier
       )
-
-
-if __name__ == '__main__':
-  absltest.main()

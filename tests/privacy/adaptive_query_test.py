@@ -4,7 +4,6 @@ import collections
 import fractions
 import math
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -354,7 +353,3 @@ class ArgumentsTest(parameterized.TestCase):
     ):
       with self.assertRaisesRegex(ValueError, message):
         adaptive_query.Adaptation(**arguments)
-
-
-if __name__ == '__main__':
-  absltest.main()

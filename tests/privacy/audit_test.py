@@ -315,7 +315,3 @@ class BareGaussianTest(absltest.TestCase):
     # A tenth of the noise, or ten times the clip: far above.
     self.assertGreater(estimate(noise / 10, 1.0).low, 3 * 5.0)
     self.assertGreater(estimate(noise, 10.0).low, 3 * 5.0)
-
-
-if __name__ == '__main__':
-  absltest.main()

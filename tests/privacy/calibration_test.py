@@ -1,6 +1,5 @@
 """Tests for calibration."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -194,7 +193,3 @@ class CalibrationTest(parameterized.TestCase):
     for groups, message in (([rounds], 'Without noise'), ([], 'no rounds')):
       with self.assertRaisesRegex(ValueError, message):
         calibration.smallest_scale(groups, target_epsilon=1.0, delta=1e-5)
-
-
-if __name__ == '__main__':
-  absltest.main()

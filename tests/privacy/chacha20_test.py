@@ -1,6 +1,5 @@
 """Tests for chacha20."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -135,7 +134,3 @@ class ChaCha20Test(parameterized.TestCase):
     )
     with self.assertRaisesRegex(ValueError, '2.35 words'):
       stream.next(np.zeros(72, np.uint8), np.empty(9, '<u8'))
-
-
-if __name__ == '__main__':
-  absltest.main()

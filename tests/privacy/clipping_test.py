@@ -168,7 +168,3 @@ class DivideTest(parameterized.TestCase):
     ):
       with self.assertRaisesRegex(ValueError, message):
         _shares(_specs(ab=1, b=1), split='dim', weights={'^a': 2.0, pattern: 3})
-
-
-if __name__ == '__main__':
-  absltest.main()

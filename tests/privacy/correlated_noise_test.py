@@ -252,7 +252,3 @@ class TreeSumQueryTest(parameterized.TestCase):
     ):
       with self.assertRaisesRegex(ValueError, message):
         _query(**arguments)
-
-
-if __name__ == '__main__':
-  absltest.main()

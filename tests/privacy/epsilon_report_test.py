@@ -242,7 +242,3 @@ class RenderTest(absltest.TestCase):
       epsilon_report.render([self.plan], output_format='xml')
     with self.assertRaisesRegex(ValueError, 'no rounds'):
       epsilon_report.of_rounds([], delta=0.1)
-
-
-if __name__ == '__main__':
-  absltest.main()

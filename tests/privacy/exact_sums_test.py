@@ -6,7 +6,6 @@ executed aggregation: aggregators/sensitivity_test.
 
 import fractions
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import pytest
@@ -110,7 +109,3 @@ class ExactSumsTest(parameterized.TestCase):
     np.testing.assert_array_equal(
         sum(part.sum(axis=0) for part in parts), _sum(query, records)
     )
-
-
-if __name__ == '__main__':
-  absltest.main()

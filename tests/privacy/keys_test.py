@@ -2,7 +2,6 @@
 
 import hashlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -78,7 +77,3 @@ class KeysTest(parameterized.TestCase):
   def test_bad_arguments_are_named(self, function, argument, message):
     with self.assertRaisesRegex(ValueError, message):
       function(argument)
-
-
-if __name__ == '__main__':
-  absltest.main()

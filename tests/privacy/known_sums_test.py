@@ -202,7 +202,3 @@ class RunTestsTest(parameterized.TestCase):
           dataclasses.replace(audited, covariance=given)
       )
       self.assertEqual(not any(known_sums.decide(tests)), is_honest)
-
-
-if __name__ == '__main__':
-  absltest.main()

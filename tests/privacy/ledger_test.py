@@ -10,7 +10,6 @@ import signal
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -651,7 +650,3 @@ class RoundTest(parameterized.TestCase):
   def test_bad_fields_are_named(self, change, message):
     with self.assertRaisesRegex(ValueError, message):
       _round(**change)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -4,7 +4,6 @@ import itertools
 import math
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -91,7 +90,3 @@ class NoiseStreamsTest(parameterized.TestCase):
         for i in range(len(values) - 2)
     ]
     self.assertLen(set(stretches), len(stretches))
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -4,7 +4,6 @@ import itertools
 import math
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import mpmath
 import numpy as np
@@ -320,7 +319,3 @@ class DistributionTest(parameterized.TestCase):
     for multiplier in (0.01, 1.0, 1000.0):
       charged = noise.charge(num_draws=1, stddev=multiplier * 2.0**25)
       self.assertLess(charged, 1.5e-20 * multiplier)
-
-
-if __name__ == '__main__':
-  absltest.main()

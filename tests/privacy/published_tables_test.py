@@ -3,7 +3,6 @@
 import pathlib
 import re
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import dp_accounting
 import pytest
@@ -106,7 +105,3 @@ class PldTest(parameterized.TestCase):
     )
     self.assertAlmostEqual(found / _number(row['pld']), 1, delta=0.01)
     self.assertLess(found, _number(row['best']))
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -550,7 +550,3 @@ class ArgumentsTest(parameterized.TestCase):
     self.assertLess(
         2006 * queries.sampler_epsilon(0.8, num_elements=255_800_000), 1e-7
     )
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -3,7 +3,6 @@
 import json
 import math
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tff_asr.privacy import accounting
@@ -226,7 +225,3 @@ class StatementTest(parameterized.TestCase):
       _build(_rounds(), **kwargs)
     with self.assertRaisesRegex(ValueError, 'rounds must have'):
       _build()
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tests import fakes
@@ -173,7 +172,3 @@ class WitnessTest(parameterized.TestCase):
           f'Line {number + 1} of',
           lambda: witness.append(self.witness, opened),
       )
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -145,7 +145,3 @@ class AdaptiveRunTest(absltest.TestCase):
         },
         tags,
     )
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -244,7 +244,3 @@ class AuditTest(parameterized.TestCase):
     self.assertIn(name, _fails(found), printed)
     self.assertRegex(printed, rf'(?m)^{name} .* FAILS ')
     self.assertRegex(error, rf'the audit fails \(.*{name}')
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -9,7 +9,6 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -358,7 +357,3 @@ class CentralTest(parameterized.TestCase):
         for (_, one), (_, other) in zip(parts, whole[number:], strict=True):
           for key, value in one.items():
             np.testing.assert_array_equal(value, other[key])
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -197,7 +197,3 @@ class DryRunTest(absltest.TestCase):
     with self.assertRaises(checks.Problems) as caught:
       build(num_steps=0, target_epsilon=2.0)
     self.assertLen(caught.exception.messages, 3)
-
-
-if __name__ == '__main__':
-  absltest.main()

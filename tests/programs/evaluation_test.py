@@ -223,7 +223,3 @@ class EvaluateTest(absltest.TestCase):
       f.write('more')
     with self.assertRaisesRegex(ValueError, 'speakers.tsv does not have the'):
       evaluation.evaluate(runs=runs, **arguments)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -3,7 +3,6 @@
 import math
 import types
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import tensorflow as tf
 
@@ -149,7 +148,3 @@ class SettingsTest(parameterized.TestCase):
   def test_bad_settings_are_named(self, settings, message):
     with self.assertRaisesRegex(ValueError, message):
       faults.FaultSettings(**settings).check()
-
-
-if __name__ == '__main__':
-  absltest.main()

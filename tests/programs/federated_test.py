@@ -1043,7 +1043,3 @@ class RoundMetricsTest(absltest.TestCase):
     )
     self.assertEqual(metrics['not_private/signal_norm'], 0.1)
     self.assertEqual(metrics['not_private/layer_norm/a/b'], 7.0)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -83,7 +83,3 @@ class InspectionTest(absltest.TestCase):
         ' most 120 s of 2 clients; 0 utterances',
         inspection.padding(folder, max_batch_sec=120.0, max_padding=1.0),
     )
-
-
-if __name__ == '__main__':
-  absltest.main()

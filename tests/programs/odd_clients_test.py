@@ -123,7 +123,3 @@ class OddClientsTest(absltest.TestCase):
     self.assertEqual(row['not_private/num_utterances'], 2)
     self.assertTrue(np.isfinite(row['not_private/train_loss']))
     self.assertTrue(np.isfinite(row['finalizer/update_norm']))
-
-
-if __name__ == '__main__':
-  absltest.main()

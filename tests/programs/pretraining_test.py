@@ -5,7 +5,6 @@ import json
 import os
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow_federated as tff
@@ -268,7 +267,3 @@ class LayerFreezeTest(parameterized.TestCase):
       layer_freeze.LayerFreeze(number=1).choose(dict(a=1.0, b=np.nan))
     with self.assertRaisesRegex(ValueError, 'all of 5'):
       layer_freeze.LayerFreeze(number=5).choose(self._SCORES)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -330,7 +330,3 @@ class DigestTest(absltest.TestCase):
     )
     same = set(map(private_rounds.digest, (value, tensors, turned)))
     self.assertLen(same, 1)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -98,7 +98,3 @@ class ProgressTest(absltest.TestCase):
     self.assertIn('2/2', text)
     self.assertIn('loss=1.5', text)
     self.assertIn('00:00 left', text)
-
-
-if __name__ == '__main__':
-  absltest.main()

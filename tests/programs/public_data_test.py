@@ -5,7 +5,6 @@ import shutil
 import tempfile
 import types
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import dp_accounting
 
@@ -262,7 +261,3 @@ class PublicDataTest(parameterized.TestCase):
     found = public_data.of_figures(run, test)
     self.assertEqual(found, (0, 0, False))
     self.assertIn('was not checked', found.words)
-
-
-if __name__ == '__main__':
-  absltest.main()

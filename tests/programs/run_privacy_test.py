@@ -75,7 +75,3 @@ class RunPrivacyTest(absltest.TestCase):
       result = run_privacy.epsilon_of_run(folder)
       self.assertEqual(stated.fields['delta'], 0.1 / 20_000)
       self.assertEqual(result.delta, 0.1 / 20_000)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -18,7 +18,6 @@ import tempfile
 from typing import Any, NamedTuple
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import dp_accounting
 import numpy as np
@@ -555,7 +554,3 @@ class LostTest(_TestCase):
     # A whole tree of three, one given up after a round, and one of three.
     (group,) = ledger_lib.read(self.path('run', run_dir.LEDGER)).rounds
     self.assertEqual(group.count, 9)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -437,7 +437,3 @@ class ExplainedShortageTest(parameterized.TestCase):
       with training_loop.explained_shortage():
         raise error
     self.assertIs(caught.exception, error)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -151,7 +151,3 @@ class LayerScoresTest(absltest.TestCase):
     ):
       with self.assertRaisesRegex(ValueError, 'csv is a link out of the run'):
         read()
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -206,7 +206,3 @@ class ExportTest(absltest.TestCase):
           recognizer=self.recognizer, client_data=data,
           output_dir=os.path.join(self.root, 'new'), num_utterances=0,
       )
-
-
-if __name__ == '__main__':
-  absltest.main()

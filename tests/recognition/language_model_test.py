@@ -8,7 +8,6 @@ import tempfile
 import types
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -112,7 +111,3 @@ class LanguageModelTest(parameterized.TestCase):
       f.write('no model')
     with self.assertRaisesRegex(ValueError, 'words.arpa is not a model'):
       self.build()
-
-
-if __name__ == '__main__':
-  absltest.main()

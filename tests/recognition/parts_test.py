@@ -5,7 +5,6 @@ import os
 import tempfile
 from typing import Any
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tff_asr import config
@@ -238,7 +237,3 @@ class PartsTest(parameterized.TestCase):
       given['encoder'] = _part(name)
       self.write_parts(content)
       self.assert_refused('nor a function that a module in', trust_code=code)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -1,6 +1,5 @@
 """Tests of tff_asr.recognition.recognizer."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -173,7 +172,3 @@ class RecognizerTest(parameterized.TestCase):
       recognizer_lib._stride(  # pylint: disable=protected-access
           lambda lengths: tf.cast(tf.cast(lengths, tf.float32) / 2.5, tf.int32)
       )
-
-
-if __name__ == '__main__':
-  absltest.main()

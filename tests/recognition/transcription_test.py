@@ -133,7 +133,3 @@ class TranscriptionTest(absltest.TestCase):
       with self.assertRaisesRegex(ValueError, message):
         self.transcribe(*paths, **options)
     self.assertFalse(os.path.exists(out))
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -133,7 +133,3 @@ class ModelCardTest(absltest.TestCase):
         r'^saved_model: 1.50 MB, .* in 5 of 5 utterances, WER 50.00 % '
         r'\(checkpoint 25.00 %\)$',
     )
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -204,7 +204,3 @@ class CorporaTest(absltest.TestCase):
                      ['a: 2 clients', 'b: 1 clients'])
     heights = [patch.get_xy()[:, 1].max() for patch in axes.patches]
     self.assertEqual(max(heights[1:]), 1)
-
-
-if __name__ == '__main__':
-  absltest.main()

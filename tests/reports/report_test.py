@@ -179,7 +179,3 @@ class ReportTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, 'output_dir'):
       report.write([], output_dir='')
     self.assertFalse(os.path.exists(self.output_dir))
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -5,7 +5,6 @@ import os
 import struct
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -210,7 +209,3 @@ class RunsTest(parameterized.TestCase):
         f.write(text)
     with self.assertRaisesRegex(ValueError, message):
       runs.read([os.path.join(self.root, 'run')])
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -102,7 +102,3 @@ class GroupsTest(absltest.TestCase):
         ['accent: uk', '', '50.0 (1)', ''],
         ['accent: nz', '', '', '50.0 (50.0 to 50.0; 3)'],
     ])
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -3,7 +3,6 @@
 import os
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tests.reports import run_folders
@@ -154,7 +153,3 @@ class TablesTest(parameterized.TestCase):
   def test_numbers(self):
     found = list(map(tables.number, (None, float('nan'), 0.12345, 12345.6)))
     self.assertEqual(found, ['', '', '0.123', '12,346'])
-
-
-if __name__ == '__main__':
-  absltest.main()

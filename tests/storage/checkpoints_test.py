@@ -8,7 +8,6 @@ import tempfile
 import threading
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import attrs
 import ml_dtypes
@@ -452,7 +451,3 @@ class SaverTest(parameterized.TestCase):
 
     with self.assertRaisesRegex(OSError, 'disk full'):
       asyncio.run(run())
-
-
-if __name__ == '__main__':
-  absltest.main()

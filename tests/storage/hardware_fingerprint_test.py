@@ -55,7 +55,3 @@ class MachineTest(absltest.TestCase):
       ) as restored:
         hardware_fingerprint.restore_threads(self.run)
       restored.assert_not_called()
-
-
-if __name__ == '__main__':
-  absltest.main()

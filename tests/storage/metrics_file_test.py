@@ -4,7 +4,6 @@ import asyncio
 import os
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tff_asr.storage import metrics_file
@@ -69,7 +68,3 @@ class MetricsFileTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'is not a file of metrics'):
       metrics_file.MetricsFile(self.path, last=0)
     self.assertEqual(self.text(), text)
-
-
-if __name__ == '__main__':
-  absltest.main()

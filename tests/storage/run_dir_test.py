@@ -218,7 +218,3 @@ class FlattenTest(absltest.TestCase):
         ),
         {'a/b': 0.5, 'd': 2.0},
     )
-
-
-if __name__ == '__main__':
-  absltest.main()

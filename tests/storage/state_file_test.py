@@ -7,7 +7,6 @@ import tempfile
 from typing import Any
 import zlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tff_asr.storage import state_file
@@ -110,7 +109,3 @@ class StateFileTest(parameterized.TestCase):
   def test_metadata_are_texts(self, metadata):
     self.write({'metadata': metadata, 'leaves': [_leaf()]})
     self.assert_damaged('')
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -98,7 +98,3 @@ class ForLanguageTest(absltest.TestCase):
     )
     with self.assertRaisesRegex(ValueError, "language .*'xx'"):
       tokenizer_lib.for_language('xx')
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -86,7 +86,3 @@ class BuildFilesTest(absltest.TestCase):
         self.assertIn(
             f'//tff_asr:from_layer_{layer + 1}', target['visibility'], label
         )
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -32,7 +32,3 @@ class MutantsTest(absltest.TestCase):
           self.assertRegex(
               text, rf'(class|def) ({name}|{stem})\b', mutant.patch.name
           )
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -74,7 +74,3 @@ class NotebooksTest(absltest.TestCase):
     )
     self.assertEqual(finished.returncode, 0, finished.stderr)
     self.assertIn('heard:', finished.stdout)
-
-
-if __name__ == '__main__':
-  absltest.main()

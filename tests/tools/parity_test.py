@@ -2,7 +2,6 @@
 
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -167,7 +166,3 @@ class ComparisonTest(parameterized.TestCase):
         '| a number | relative | 5.0e-01 | 1.0e-03 | BEYOND (1, theirs 2) |',
         '| the same | relative | 5.0e-01 |  | choice: because (1, theirs 2) |',
     ])
-
-
-if __name__ == '__main__':
-  absltest.main()
