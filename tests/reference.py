@@ -95,7 +95,7 @@ def layer_norm(
 
 
 def front_end(
-    weights: Mapping[str, np.ndarray], features: np.ndarray
+    weights: Mapping[str, np.ndarray], features: np.ndarray, left: int = 2
 ) -> np.ndarray:
   """Convolution of kernel 7 and stride 3, and a gated linear unit: [S, D]."""
   num_frames, _ = features.shape
@@ -104,7 +104,7 @@ def front_end(
   for s in range(num_frames // 3):
     hidden = np.array(weights['bias'], np.float64)
     for k in range(7):
-      t = 3 * s - 2 + k
+      t = 3 * s - left + k
       if 0 <= t < num_frames:
         frame = normed[t] * weights['input_scale'] + weights['input_bias']
         hidden += frame @ weights['kernel'][k]

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tests import reference
 from tests import reference_ssl
 from tests.models import calls
+from tff_asr.features import log_mel
 from tff_asr.models import subsampling
 from tff_asr.models import weights as weights_lib
 
@@ -82,6 +83,30 @@ class SubsamplingTest(parameterized.TestCase):
         apply(np.full([2, 21, 5], value, np.float32)) for value in (4.0, 0.0)
     )
     np.testing.assert_allclose(constant[0], zeros[0], atol=1e-5)
+
+  @parameterized.parameters(
+      # A batch's longest row in seconds, and the frames on the left that Flax's
+      # SAME pads a batch of 5, 10, 15, 20, 25 or 30 s with: 498, 998, 1498,
+      # 1998, 2498 and 2998 frames.
+      (1, 2), (5, 2), (5.1, 2), (10, 2), (10.1, 3), (15, 3), (15.1, 2), (20, 2),
+      (25, 2), (26, 3), (30, 3),
+  )
+  def test_padding_as_published_hangs_on_the_longest_of_the_batch(
+      self, longest_sec, left
+  ):
+    front = _build_3x(padding=subsampling.FLAX_SAME)
+    longest = log_mel.num_frames(log_mel.samples_of_seconds(longest_sec))
+    features = np.zeros([2, longest, 5], np.float32)
+    features[0, :21] = _features(21, 5)
+    outputs, lengths = calls.apply(front, features, [21, longest])
+    np.testing.assert_array_equal(lengths, [7, longest // 3])
+    arrays = calls.arrays(calls.perturbed(front.specs))
+    np.testing.assert_allclose(
+        outputs[0, :7],
+        reference.front_end(arrays, features[0, :21], left=left),
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
   def test_initial_ranges_of_3x(self):
     # Fan-in 7 * 5 = 35: LeCun uniform has limit sqrt(3 / 35), the bias

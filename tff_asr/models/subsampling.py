@@ -16,6 +16,10 @@ bins. Frame j of a convolution sees the 3 frames from 2 j on.
 Frames past the utterance's end read as 0 in both, whether they are padding of
 the batch or lie outside it, so that padding never changes an output.
 
+The published code's 3x does let it: it pads batches to a multiple of 5 s, and
+its convolution pads 3 + 3 frames, not 2 + 2, where such a batch has 3 k + 1
+frames (of 15 s and of 30 s). `FLAX_SAME` does as it does.
+
   B: batch size. T: feature frames. F: mel bins. S: subsampled frames.
   K: channels. D: output width.
 """
@@ -34,7 +38,12 @@ from tff_asr.models import weights as weights_lib
 STRIDE_3X = 3
 STRIDE_4X = 4
 
+CENTRED = 'centred'
+FLAX_SAME = 'flax_same'
+PADDINGS = (CENTRED, FLAX_SAME)
+
 _KERNEL_3X = 7
+_PUBLISHED_BATCH_SEC = 5.0
 _KERNEL_4X = 3
 _CONV_STRIDE_4X = 2
 
@@ -50,17 +59,25 @@ def output_lengths_4x(feature_lengths: tf.Tensor) -> tf.Tensor:
 
 
 def build_3x(
-    *, feature_dim: int, dim: int, dropout: float
+    *, feature_dim: int, dim: int, dropout: float, padding: str = CENTRED
 ) -> encoder.Encoder:
   """Builds the front end from F = feature_dim to D = dim, with S = T // 3.
 
   All float32, as in the published code whatever the blocks' activations are.
+
+  Args:
+    feature_dim: F.
+    dim: D.
+    dropout: Rate on the outputs.
+    padding: 'centred', by which an output depends on its utterance alone; or
+      'flax_same', by which it depends on the longest of its batch, too.
 
   Raises:
     ValueError: An argument is out of its range.
   """
   checks.below_one(dropout=dropout)
   checks.positive_int(feature_dim=feature_dim, dim=dim)
+  checks.one_of(PADDINGS, front_padding=padding)
   fan_in = _KERNEL_3X * feature_dim
   specs = {
       'bias': weights_lib.WeightSpec((2 * dim,), limit=math.sqrt(1 / fan_in)),
@@ -70,21 +87,33 @@ def build_3x(
           (_KERNEL_3X, feature_dim, 2 * dim), limit=math.sqrt(3 / fan_in)
       ),
   }
-  pad_left = (_KERNEL_3X - STRIDE_3X) // 2
-  pad_right = _KERNEL_3X - STRIDE_3X - pad_left
+  num_padded = _KERNEL_3X - STRIDE_3X
 
   def apply(weights, features, feature_lengths, seed):
     valid = layers.mask(feature_lengths, tf.shape(features)[1])
     normed = log_mel.normalize(features, feature_lengths)
     scaled = normed * weights['input_scale'] + weights['input_bias']
     scaled *= valid
-    padded = tf.pad(scaled, [[0, 0], [pad_left, pad_right], [0, 0]])
+    pad_left = num_padded // 2
+    if padding == FLAX_SAME:
+      frames = _published_frames(tf.reduce_max(feature_lengths))
+      pad_left += tf.cast(tf.equal(frames % STRIDE_3X, 1), tf.int32)
+    padded = tf.pad(
+        scaled, [[0, 0], [pad_left, num_padded - pad_left], [0, 0]]
+    )
     hidden = convolution.convolve(padded, weights['kernel'], STRIDE_3X)
     hidden += weights['bias']
     outputs = layers.dropout(layers.glu(hidden), dropout, seed)
     return outputs, output_lengths_3x(feature_lengths)
 
   return encoder.Encoder(specs, apply, output_lengths_3x, dim)
+
+
+def _published_frames(longest: tf.Tensor) -> tf.Tensor:
+  """Frames of the published code's batch with so many in its longest row."""
+  whole = log_mel.samples_of_seconds(_PUBLISHED_BATCH_SEC)
+  batch_samples = -(-log_mel.samples_of_frames(longest) // whole) * whole
+  return log_mel.num_frames(batch_samples)
 
 
 def build_4x(

@@ -49,6 +49,7 @@ def build(
     max_shift_sec: float = 30.0,
     feature_dim: int = log_mel.NUM_MEL_BINS,
     activation_dtype: str = 'float32',
+    front_padding: str = subsampling.CENTRED,
 ) -> encoder.Encoder:
   """Builds the encoder.
 
@@ -64,14 +65,15 @@ def build(
     max_shift_sec: Largest shift of CAPE's positions in training.
     feature_dim: F.
     activation_dtype: 'float32' or 'bfloat16'; see `layers`.
+    front_padding: 'centred' or 'flax_same'; see `subsampling`.
 
   Returns:
     An `encoder.Encoder` with D = dim and S = T // 3.
 
   Raises:
-    ValueError: An unknown norm, position or activation_dtype, a size is not
-      positive, a rate is outside [0, 1], dropout is 1, or dim is odd or not
-      divisible by num_heads.
+    ValueError: An unknown norm, position, activation_dtype or front_padding, a
+      size is not positive, a rate is outside [0, 1], dropout is 1, or dim is
+      odd or not divisible by num_heads.
   """
   checks.positive_int(mlp_dim=mlp_dim, num_heads=num_heads)
   checks.one_of(layers.ACTIVATION_DTYPES, activation_dtype=activation_dtype)
@@ -102,6 +104,7 @@ def build(
           feature_dim=feature_dim,
           dim=dim,
           dropout=dropout,
+          padding=front_padding,
       ),
       num_blocks=num_blocks,
       block_specs=_block_specs(dim, mlp_dim),

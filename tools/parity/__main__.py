@@ -53,7 +53,10 @@ ROWS = (
     Row('logits/own', 'logits from the waveform on', 'relative', 1e-4),
     Row('logits/padded', 'logits, the batch padded to 15 s', 'relative', 0,
         'their convolution pads 3 + 3 frames where the padded batch has 3 k + 1'
-        ' frames, else 2 + 2; ours 2 + 2, so that padding changes nothing'),
+        ' frames, else 2 + 2; ours 2 + 2, so that padding changes nothing;'
+        ' exact with `published_padding.gin`, below'),
+    Row('logits/published_padding', 'the same, with their padding', 'relative',
+        1e-4),
     Row('loss/shared', 'CTC loss on the same logits', 'relative', 1e-5),
     Row('loss/own', 'CTC loss from the waveform on', 'relative', 1e-5),
     Row('loss/too_long', 'loss of labels longer than the audio', 'relative', 0,

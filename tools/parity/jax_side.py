@@ -159,7 +159,8 @@ def _model(authors, arrays, texts, found, said):
   # A whole batch's other padding: 15 s.
   more = jnp.pad(waveforms, [[0, 0], [0, 15 * 16000 - waveforms.shape[1]]])
   padded, _ = apply(network)(params, *features_of(more, num_samples))
-  _by_row(found, 'logits/padded', padded, output_lengths)
+  for name in ('padded', 'published_padding'):
+    _by_row(found, f'logits/{name}', padded, output_lengths)
   given = jnp.asarray(arrays['logits'])
   found['loss/shared'] = ctc(given, output_lengths, labels, label_lengths)
   found['loss/own'] = ctc(logits, output_lengths, labels, label_lengths)

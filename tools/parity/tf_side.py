@@ -239,10 +239,10 @@ def _tokenizer() -> tokenizer_lib.CharTokenizer:
 
 
 def _network(
-    model: dict[str, int], activation_dtype: str = 'float32'
+    model: dict[str, int], **settings: str
 ) -> ctc.CtcModel:
   return ctc.build(
-      encoder=transformer.build(**model, activation_dtype=activation_dtype),
+      encoder=transformer.build(**model, **settings),
       tokenizer=_tokenizer(),
   )
 
@@ -278,7 +278,16 @@ def _measure_model(
   # No padding changes ours, and so the features of both sides' batches are one.
   _by_row(found, 'logits/shared', logits, output_lengths)
   _by_row(found, 'logits/padded', logits, output_lengths)
-  rounded, _ = _network(texts['model'], 'bfloat16').logits(
+  # One more utterance, of 15 s, which makes the batch as long as theirs.
+  longest = log_mel.num_frames(15 * log_mel.SAMPLE_RATE_HZ)
+  size = longest - tf.shape(features)[1]
+  published, _ = _network(texts['model'], front_padding='flax_same').logits(
+      weights,
+      tf.pad(features, [[0, 1], [0, size], [0, 0]]),
+      tf.concat([lengths, [longest]], axis=0),
+  )
+  _by_row(found, 'logits/published_padding', published, output_lengths)
+  rounded, _ = _network(texts['model'], activation_dtype='bfloat16').logits(
       weights, features, lengths
   )
   valid = tf.sequence_mask(output_lengths, tf.shape(logits)[1])
