@@ -342,7 +342,7 @@ class PublishedRunsTest(parameterized.TestCase):
                 ('0.4', '0.4') if is_seed
                 else ('0.3', '0.1' if size in sizes else '0.3')
             ),
-            '4', "'pre'", "'cape'", "'dense'",
+            '4', "'pre'", "'cape'", "'scan'",
         ],
     )
 

@@ -264,6 +264,50 @@ def ctc_gradient(
   return gradient
 
 
+def ctc_forward_backward(
+    logits: np.ndarray, labels: Sequence[int]
+) -> tuple[float, np.ndarray]:
+  """Loss of one utterance and its gradient [S, V], in float64.
+
+  As TensorFlow's kernels state it, for lengths at which paths cannot be listed:
+  forward and backward scores of the states blank, label, ... and blank.
+  """
+  num_frames, vocab_size = logits.shape
+  probabilities = softmax(np.asarray(logits, np.float64))
+  blank = vocab_size - 1
+  states = [blank]
+  for label in labels:
+    states += [int(label), blank]
+  scores = np.log(probabilities[:, states])
+  may_skip = [
+      place > 1 and states[place] not in (blank, states[place - 2])
+      for place in range(len(states))
+  ]
+  forward = np.full(scores.shape, -np.inf)
+  forward[0, :2] = scores[0, :2]
+  for frame in range(1, num_frames):
+    before = forward[frame - 1]
+    for place in range(len(states)):
+      sources = before[max(place - 1 - may_skip[place], 0) : place + 1]
+      forward[frame, place] = (
+          np.logaddexp.reduce(sources) + scores[frame, place]
+      )
+  backward = np.full(scores.shape, -np.inf)
+  backward[-1, -2:] = 0.0
+  for frame in range(num_frames - 2, -1, -1):
+    after = backward[frame + 1] + scores[frame + 1]
+    for place in range(len(states)):
+      is_far = place + 2 < len(states) and may_skip[place + 2]
+      backward[frame, place] = np.logaddexp.reduce(
+          after[place : place + 2 + is_far]
+      )
+  total = np.logaddexp.reduce(forward[-1, -2:])
+  gradient = probabilities.copy()
+  for place, token in enumerate(states):
+    gradient[:, token] -= np.exp(forward[:, place] + backward[:, place] - total)
+  return -total, gradient
+
+
 class Adam:
   """Adam over a list of arrays; arguments named as in the paper's algorithm."""
 

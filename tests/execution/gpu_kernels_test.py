@@ -140,12 +140,12 @@ def _without_gpu_kernel(compiled: compiler.Round) -> set[str]:
 class GpuKernelsTest(absltest.TestCase):
 
   def test_every_op_but_those_of_the_host_has_one(self):
-    compiled = _compiled(loss_kernel='dense')
+    compiled = _compiled(loss_kernel='scan')
     self.assertEqual(_without_gpu_kernel(compiled), _OF_THE_HOST)
 
   @pytest.mark.slow
   def test_so_has_every_op_of_bfloat16(self):
-    compiled = _compiled(loss_kernel='dense', activation_dtype='bfloat16')
+    compiled = _compiled(loss_kernel='scan', activation_dtype='bfloat16')
     self.assertEqual(_without_gpu_kernel(compiled), _OF_THE_HOST)
 
   @pytest.mark.slow
@@ -154,7 +154,7 @@ class GpuKernelsTest(absltest.TestCase):
     self.assertEqual(found - _OF_THE_HOST, {'CTCLoss'})
 
   def test_gradients_noise_and_optimizer_are_among_the_ops_looked_at(self):
-    ops = set(_nodes(_compiled(loss_kernel='dense')))
+    ops = set(_nodes(_compiled(loss_kernel='scan')))
     self.assertContainsSubset(
         {
             'Conv2DBackpropFilter',  # The gradient.

@@ -19,21 +19,25 @@ def _logits(*shape: int, seed: int = 0) -> np.ndarray:
 
 def _loss(logits, lengths, labels, label_lengths, kernel):
   return ctc.loss(
-      tf.constant(logits),
-      tf.constant(lengths),
-      tf.constant(labels, tf.int32, shape=np.shape(labels)),
-      tf.constant(label_lengths),
+      tf.convert_to_tensor(logits),
+      tf.convert_to_tensor(lengths),
+      tf.reshape(tf.cast(labels, tf.int32), tf.shape(labels)),
+      tf.convert_to_tensor(label_lengths),
       kernel=kernel,
   )
 
 
-def _loss_and_gradient(logits, lengths, labels, label_lengths, kernel):
-  logits = tf.constant(logits)
+def _loss_and_gradient_tensors(logits, lengths, labels, label_lengths, kernel):
   with tf.GradientTape() as tape:
     tape.watch(logits)
     losses = _loss(logits, lengths, labels, label_lengths, kernel)
     total = tf.reduce_sum(losses)
-  return losses.numpy(), tape.gradient(total, logits).numpy()
+  return losses, tape.gradient(total, logits)
+
+
+def _loss_and_gradient(logits, *rest):
+  losses, gradient = _loss_and_gradient_tensors(tf.constant(logits), *rest)
+  return losses.numpy(), gradient.numpy()
 
 
 class CtcLossTest(parameterized.TestCase):
@@ -69,16 +73,51 @@ class CtcLossTest(parameterized.TestCase):
         gradient[0], reference.ctc_gradient(logits[0], labels), atol=1e-4
     )
 
-  def test_kernels_agree_on_a_longer_batch(self):
-    logits = _logits(5, 40, 12)
+  @parameterized.parameters(
+      dict(kernel='op', is_compiled=False, tolerance=2e-3),
+      dict(kernel='scan', is_compiled=False, tolerance=1e-4),
+      dict(kernel='scan', is_compiled=True, tolerance=1e-4),
+  )
+  def test_long_batches_agree_with_the_twin(
+      self, kernel, is_compiled, tolerance
+  ):
+    # No label; one; a run of one token; as many as the frames allow, 10 of the
+    # 19 frames being for blanks between equal ones; many; padding in both.
+    lengths, label_lengths = [250, 1, 180, 19, 250, 40], [0, 1, 60, 9, 120, 12]
     rng = np.random.default_rng(1)
-    labels = rng.integers(0, 11, size=[5, 15])
-    labels[0, 3:6] = 7
-    arguments = logits, [40, 33, 30, 25, 40], labels, [15, 10, 0, 4, 1]
-    op = _loss_and_gradient(*arguments, 'op')
-    dense = _loss_and_gradient(*arguments, 'dense')
-    np.testing.assert_allclose(op[0], dense[0], rtol=1e-4)
-    np.testing.assert_allclose(op[1], dense[1], atol=1e-4)
+    labels = rng.integers(0, 11, size=[6, 120])
+    labels[2] = 7
+    labels[3] = 5
+    labels[3, 1:9:2] = 6
+    logits = _logits(6, 250, 12)
+    run = tf.function(
+        _loss_and_gradient_tensors, autograph=False, jit_compile=is_compiled
+    )
+    losses, gradients = run(
+        tf.constant(logits),
+        tf.constant(lengths),
+        tf.constant(labels, tf.int32),
+        tf.constant(label_lengths),
+        kernel,
+    )
+    for i, (length, count) in enumerate(zip(lengths, label_lengths)):
+      loss, gradient = reference.ctc_forward_backward(
+          logits[i, :length], labels[i, :count]
+      )
+      np.testing.assert_allclose(losses[i], loss, rtol=1e-6, atol=1e-4)
+      np.testing.assert_allclose(
+          gradients[i, :length], gradient, atol=tolerance
+      )
+      np.testing.assert_array_equal(gradients[i, length:], 0)
+
+  def test_the_twin_agrees_with_enumeration(self):
+    for labels in ([], [0], [2, 2], [0, 1, 0], [1, 1, 2]):
+      logits = _logits(1, 5, 4)[0]
+      loss, gradient = reference.ctc_forward_backward(logits, labels)
+      np.testing.assert_allclose(loss, reference.ctc_loss(logits, labels))
+      np.testing.assert_allclose(
+          gradient, reference.ctc_gradient(logits, labels), atol=1e-6
+      )
 
   @parameterized.parameters(*_KERNELS)
   def test_padding_is_ignored(self, kernel):
@@ -142,14 +181,18 @@ class CtcLossTest(parameterized.TestCase):
 
   def test_too_few_frames_are_never_a_plausible_loss(self):
     # 'bb' needs a blank between: 3 frames. With fewer than labels, op raises.
-    too_short = lambda num_frames, kernel: _loss(
+    too_short = lambda num_frames, kernel: _loss_and_gradient(
         _logits(1, num_frames, 4), [num_frames], [[1, 1]], [2], kernel
     )
     with self.assertRaisesRegex(tf.errors.InvalidArgumentError, 'enough time'):
       too_short(1, 'op')
-    np.testing.assert_array_equal(too_short(2, 'op'), [np.inf])
-    self.assertGreater(float(too_short(2, 'dense')[0]), 700)
-    self.assertLess(float(too_short(3, 'op')[0]), 100)
+    np.testing.assert_array_equal(too_short(2, 'op')[0], [np.inf])
+    for num_frames in (1, 2):
+      losses, gradient = too_short(num_frames, 'scan')
+      np.testing.assert_array_equal(losses, [np.inf])
+      np.testing.assert_array_equal(gradient, 0)
+    for kernel in ctc.LOSS_KERNELS:
+      self.assertLess(float(too_short(3, kernel)[0]), 100)
 
 
 class GreedyDecodeTest(parameterized.TestCase):
@@ -263,7 +306,7 @@ class CtcModelTest(parameterized.TestCase):
       return 'CTCLoss' in {op.type for op in graph.get_operations()}
 
     self.assertTrue(has_op(build()))
-    self.assertFalse(has_op(build(loss_kernel='dense')))
+    self.assertFalse(has_op(build(loss_kernel='scan')))
 
   def test_an_unknown_kernel_is_named(self):
     with self.assertRaisesRegex(ValueError, 'loss_kernel must be one of'):

@@ -18,7 +18,10 @@ from tff_asr.models import layers
 from tff_asr.models import weights as weights_lib
 from tff_asr.text import tokenizer as tokenizer_lib
 
-LOSS_KERNELS = ('op', 'dense')
+LOSS_KERNELS = ('op', 'scan')
+
+# Of a path that there is not. Finite: differences of infinities are NaN.
+_LOG_ZERO = -1e30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +31,7 @@ class CtcModel:
   Attributes:
     encoder: The acoustic encoder.
     vocab_size: V.
-    loss_kernel: `op` or `dense`; see `loss`.
+    loss_kernel: `op` or `scan`; see `loss`.
     specs: All weights: the encoder's and `head/kernel`, `head/bias`.
   """
 
@@ -91,7 +94,7 @@ def build(
   Args:
     encoder: The acoustic encoder.
     tokenizer: Gives V.
-    loss_kernel: `op` on CPUs, `dense` elsewhere; see `loss`.
+    loss_kernel: `op` or, on GPUs, `scan`; see `loss`.
 
   Raises:
     ValueError: An unknown kernel.
@@ -124,13 +127,13 @@ def loss(
     logits: float32 [B, S, V], S at least 1.
     logit_lengths: int32 [B]. An utterance must have at least `min_frames` of
       its labels (`data.pipeline`). With fewer, `op` raises (under U) or gives
-      infinity, `dense` a finite wrong value, both with wrong gradients.
+      infinity with a wrong gradient, `scan` infinity with a gradient of zero.
     labels: int32 [B, U], each id in [0, V - 1); what stands at or past an
       utterance's label length is ignored.
     label_lengths: int32 [B], 0 allowed: then every frame is a blank.
-    kernel: `op` is TensorFlow's CTCLoss, which has a CPU kernel only; `dense`
-      is TensorFlow's implementation in tensor ops, which runs on every device
-      and is some 15 times slower on a CPU. They agree to rounding.
+    kernel: `op` is TensorFlow's CTCLoss, which has a CPU kernel only; `scan` is
+      written in tensor ops, which run on every device and under XLA. They agree
+      to rounding.
 
   Returns:
     float32 [B], in nats.
@@ -139,20 +142,12 @@ def loss(
     ValueError: An unknown kernel.
   """
   checks.one_of(LOSS_KERNELS, kernel=kernel)
-  blank = logits.shape[-1] - 1
   # One column more: no kernel is right for labels of no column.
   labels = tf.pad(labels, [[0, 0], [0, 1]])
   in_label = tf.sequence_mask(label_lengths, tf.shape(labels)[1])
   labels = tf.where(in_label, labels, 0)
-  if kernel == 'dense':
-    return tf.nn.ctc_loss(
-        labels,
-        logits,
-        label_lengths,
-        logit_lengths,
-        logits_time_major=False,
-        blank_index=blank,
-    )
+  if kernel == 'scan':
+    return _scan_loss(logits, logit_lengths, labels, label_lengths)
   # The op refuses an empty label: it gets one token and one frame in its
   # place, and what it returns for them is not used.
   is_empty = tf.equal(label_lengths, 0)
@@ -174,6 +169,138 @@ def _all_blank_loss(logits: tf.Tensor, logit_lengths: tf.Tensor) -> tf.Tensor:
   blank_scores = tf.nn.log_softmax(logits)[:, :, -1]
   valid = tf.sequence_mask(logit_lengths, tf.shape(logits)[1])
   return -tf.reduce_sum(tf.where(valid, blank_scores, 0.0), axis=1)
+
+
+def _scan_loss(
+    logits: tf.Tensor,
+    logit_lengths: tf.Tensor,
+    labels: tf.Tensor,
+    label_lengths: tf.Tensor,
+) -> tf.Tensor:
+  """As `loss`, by one loop over frames, with the gradient in closed form."""
+
+  @tf.custom_gradient
+  def losses_of(logits):
+    losses, gradients = _forward_backward(
+        logits, logit_lengths, labels, label_lengths
+    )
+    return losses, lambda upstream: upstream[:, tf.newaxis, tf.newaxis] * (
+        gradients
+    )
+
+  return losses_of(logits)
+
+
+def _forward_backward(
+    logits: tf.Tensor,
+    logit_lengths: tf.Tensor,
+    labels: tf.Tensor,
+    label_lengths: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Losses and their gradients (Graves et al. 2006, equations 6 to 16).
+
+  The backward pass is a forward one over frames and states in reverse: both are
+  rows of one loop, which has S steps of a few ops on [2 B, 2 U + 1] scores.
+
+  Before it, each frame's scores are taken relative to the best of the states
+  in it, and the logarithm of the softmax's sum is subtracted after it: float32
+  then rounds by what distinguishes alignments, not by what all of them cost.
+
+  Args:
+    logits: float32 [B, S, V].
+    logit_lengths: int32 [B].
+    labels: int32 [B, U], 0 at and past each length.
+    label_lengths: int32 [B].
+
+  Returns:
+    Losses float32 [B], and the gradient of each by its logits, [B, S, V].
+  """
+  batch_size, size, vocab_size = tf.unstack(tf.shape(logits))
+  blank = vocab_size - 1
+  # States: blank, label, blank, ... and blank.
+  tokens = tf.stack([tf.fill(tf.shape(labels), blank), labels], axis=2)
+  tokens = tf.pad(
+      tf.reshape(tokens, [batch_size, -1]),
+      [[0, 0], [0, 1]],
+      constant_values=blank,
+  )
+  states = tf.range(tf.shape(tokens)[1])[tf.newaxis]
+  last = 2 * label_lengths[:, tf.newaxis]
+  # From one label to the next, past the blank between, unless they are equal.
+  skips = tf.not_equal(tokens[:, 2:], tokens[:, :-2])
+  skips = tf.where(skips & tf.equal(states[:, 2:] % 2, 1), 0.0, _LOG_ZERO)
+  padded = lambda *pad: tf.pad(
+      skips, [[0, 0], pad], constant_values=_LOG_ZERO
+  )
+  skips = tf.concat([padded(2, 0), tf.reverse(padded(0, 2), [1])], axis=0)
+  # Before its first frame, a row is in the blank that it begins with.
+  start = tf.concat(
+      [tf.equal(states, tf.zeros_like(last)), tf.equal(states, last)[:, ::-1]],
+      axis=0,
+  )
+  start = tf.where(start, 0.0, _LOG_ZERO)
+
+  # By frame [S, B, ...], as the loop takes them.
+  by_frame = tf.transpose(logits, [1, 0, 2])
+  in_length = tf.transpose(tf.sequence_mask(logit_lengths, size))
+  scores = tf.gather(
+      by_frame,
+      tf.broadcast_to(tokens, tf.concat([[size], tf.shape(tokens)], axis=0)),
+      batch_dims=2,
+      axis=2,
+  )
+  best = tf.reduce_max(scores, axis=2, keepdims=True)
+  scores -= best
+  both_scores = tf.concat([scores, tf.reverse(scores, [0, 2])], axis=1)
+  both_in_length = tf.concat([in_length, tf.reverse(in_length, [0])], axis=1)
+
+  def shift(paths):
+    return tf.pad(paths[:, :-1], [[0, 0], [1, 0]], constant_values=_LOG_ZERO)
+
+  def advance(frame, paths, history):
+    nearest = shift(paths)
+    next_label = shift(nearest) + skips
+    most = tf.maximum(tf.maximum(paths, nearest), next_label)
+    total = tf.add_n(
+        [tf.exp(each - most) for each in (paths, nearest, next_label)]
+    )
+    advanced = most + tf.math.log(total) + both_scores[frame]
+    is_valid = both_in_length[frame][:, tf.newaxis]
+    paths = tf.where(is_valid, advanced, paths)
+    return frame + 1, paths, history.write(frame, paths)
+
+  _, paths, history = tf.while_loop(
+      lambda frame, *_: frame < size,
+      advance,
+      (
+          tf.constant(0),
+          start,
+          tf.TensorArray(tf.float32, size, element_shape=start.shape),
+      ),
+      parallel_iterations=1,
+  )
+  is_end = tf.equal(states, last) | tf.equal(states, last - 1)
+  all_paths = tf.reduce_logsumexp(
+      tf.where(is_end, paths[:batch_size], _LOG_ZERO), axis=1
+  )
+  is_possible = all_paths > _LOG_ZERO / 2
+  rest = best[:, :, 0] - tf.reduce_logsumexp(by_frame, axis=2)
+  rest = tf.reduce_sum(tf.where(in_length, rest, 0.0), axis=0)
+  losses = tf.where(is_possible, -(all_paths + rest), math.inf)
+
+  # The share of each state in the paths through a frame. Both passes have the
+  # frame's own score.
+  history = history.stack()
+  joint = history[:, :batch_size] - scores
+  joint += tf.reverse(history[:, batch_size:], [0, 2])
+  shares = tf.transpose(tf.nn.softmax(joint), [1, 0, 2])
+  one_hot = tf.one_hot(tokens, vocab_size)
+  # Two products: a GPU may round what it multiplies to 10 bits (TF32).
+  coarse = tf.cast(tf.cast(shares, tf.bfloat16), tf.float32)
+  spent = tf.matmul(coarse, one_hot) + tf.matmul(shares - coarse, one_hot)
+  is_counted = tf.transpose(in_length) & is_possible[:, tf.newaxis]
+  gradients = tf.nn.softmax(logits) - spent
+  return losses, tf.where(is_counted[:, :, tf.newaxis], gradients, 0.0)
 
 
 def greedy_decode(logits: tf.Tensor, logit_lengths: tf.Tensor) -> tf.Tensor:
