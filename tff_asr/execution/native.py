@@ -158,8 +158,8 @@ def _check_reach(trust_network: bool) -> None:
         "TFF's native worker listens on all addresses of this machine "
         f'({others[0]}) and runs what anybody sends it: take multi_device; or '
         'run it without a network, as `unshare --net --map-root-user` does '
-        '(README); or set TRUST_NETWORK = True where nobody else reaches this '
-        'machine.'
+        '(docs/execution.md); or set TRUST_NETWORK = True where nobody else '
+        'reaches this machine.'
     )
 
 
