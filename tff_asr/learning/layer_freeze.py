@@ -1,82 +1,124 @@
 """LayerFreeze: which layers private training leaves as they are.
 
 Chauhan et al. 2024, https://arxiv.org/abs/2409.13953. A public warm start adds
-up the squared norms of each layer's gradients; the layers with the smallest
+up the squared norms of each tensor's gradients; the layers with the smallest
 scores are frozen. Fewer trained weights get less noise in total, and each
-trained layer gets a larger part of the clip. A layer is a weight tensor, as for
-clipping.
+trained layer gets a larger part of the clip.
+
+The paper does not say what a layer is, nor what a share is of. Here the share
+is of the parameters: of a Conformer's tensors half hold .1 % of its parameters,
+and to freeze these would leave the noise as it is. A layer is a tensor, as for
+clipping, a module or a block.
 """
 
 from collections.abc import Collection, Mapping
 import dataclasses
 import math
 import re
-from typing import Optional
 
 import numpy as np
 
 from tff_asr import checks
+from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import clipping
 
+UNITS = ('tensor', 'module', 'block')
+SCORES = ('sum', 'per_parameter')
 ORDERS = ('lowest', 'highest', 'random')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerFreeze:
-  """Number and choice of the layers to freeze; set either share or number.
+  """Choice of the layers to freeze.
 
   Attributes:
-    share: Share of all layers, in [0, 1); their number is rounded down.
-    number: Number of layers.
+    share: Share of the parameters, in [0, 1).
+    unit: What is frozen whole: each `tensor`; `module`, as in `clipping`; or
+      `block`, whose name is what stands before the first `/`.
+    score: The `sum` of a layer's squared gradient norms, as in the paper, or
+      that `per_parameter`.
     order: `lowest` scores, as in the paper; `highest` or `random` to compare.
     seed: Seed of the order `random`.
   """
 
-  share: Optional[float] = None
-  number: Optional[int] = None
+  share: float
+  unit: str = 'tensor'
+  score: str = 'sum'
   order: str = 'lowest'
   seed: int = 1
 
   def __post_init__(self):
-    if (self.share is None) == (self.number is None):
-      raise ValueError(
-          'share or number must be set, not both, found '
-          f'{self.share} and {self.number}.'
-      )
-    if self.share is not None:
-      checks.in_range(0, 1, share=self.share)
-      if self.share == 1:
-        raise ValueError('share must be below 1, found 1: nothing is left.')
-    else:
-      checks.non_negative_int(number=self.number)
+    checks.in_range(0, 1, share=self.share)
+    if self.share == 1:
+      raise ValueError('share must be below 1, found 1: nothing is left.')
+    checks.one_of(UNITS, unit=self.unit)
+    checks.one_of(SCORES, score=self.score)
     checks.one_of(ORDERS, order=self.order)
     checks.non_negative_int(seed=self.seed)
 
-  def choose(self, scores: Mapping[str, float]) -> list[str]:
-    """The names of the layers to freeze, sorted.
+  def choose(
+      self, scores: Mapping[str, float], specs: weights_lib.Specs
+  ) -> list[str]:
+    """The names of the tensors to freeze, sorted.
+
+    Layers are taken in their order while that brings the frozen parameters
+    nearer to the share; the last one is never taken.
 
     Args:
-      scores: Each layer's score; equal scores go by name.
+      scores: Squared gradient norms by tensor, or their shares; layers with
+        equal scores go by name.
+      specs: Of the same tensors.
 
     Raises:
-      ValueError: A score is not a number, or no layer would be left.
+      ValueError: A score is not a number.
     """
-    for name, score in scores.items():
-      if not math.isfinite(score):
-        raise ValueError(f'the score of {name} must be finite, found {score}.')
-    number = self.number
-    if number is None:
-      number = int(self.share * len(scores))
-    if number >= len(scores):
-      raise ValueError(
-          f'number {number} would freeze all of {len(scores)} layers.'
-      )
-    names = sorted(scores)
+    layers = {}
+    for name in sorted(specs):
+      if not math.isfinite(scores[name]):
+        raise ValueError(
+            f'the score of {name} must be finite, found {scores[name]}.'
+        )
+      layers.setdefault(self._layer(name), []).append(name)
+    order = sorted(layers)
     if self.order == 'random':
-      np.random.default_rng(self.seed).shuffle(names)
+      np.random.default_rng(self.seed).shuffle(order)
     else:
       sign = -1 if self.order == 'highest' else 1
-      names.sort(key=lambda name: sign * scores[name])
-    return sorted(names[:number])
+      order.sort(key=lambda layer: sign * self._score(
+          layers[layer], scores, specs
+      ))
+    sizes = [_count(layers[layer], specs) for layer in order[:-1]]
+    frozen = np.cumsum([0, *sizes])
+    number = np.argmin(np.abs(frozen - self.share * weights_lib.count(specs)))
+    return sorted(name for layer in order[:number] for name in layers[layer])
+
+  def _layer(self, name: str) -> str:
+    """The layer of a tensor."""
+    if self.unit == 'module':
+      return clipping.module_name(name)
+    return name.split('/')[0] if self.unit == 'block' else name
+
+  def _score(
+      self,
+      names: Collection[str],
+      scores: Mapping[str, float],
+      specs: weights_lib.Specs,
+  ) -> float:
+    """The score of a layer of these tensors."""
+    total = math.fsum(scores[name] for name in names)
+    if self.score == 'sum':
+      return total
+    return total / _count(names, specs)
+
+
+def described(frozen: Collection[str], specs: weights_lib.Specs) -> str:
+  """The frozen part of a model, and its effect on noise, as a sentence."""
+  total, count = weights_lib.count(specs), _count(frozen, specs)
+  return (
+      f'{len(frozen)} of {len(specs)} tensors are frozen, with {count:,} of '
+      f'{total:,} parameters ({100 * count / total:.1f} %); the norm of noise '
+      f'is {math.sqrt(1 - count / total):.3f} of what it is without.'
+  )
 
 
 def match(patterns: Collection[str], names: Collection[str]) -> list[str]:
@@ -117,3 +159,8 @@ def normalized(squares: Mapping[str, float]) -> dict[str, float]:
   return {
       name: value / total if total else 0.0 for name, value in squares.items()
   }
+
+
+def _count(names: Collection[str], specs: weights_lib.Specs) -> int:
+  """Parameters of these tensors."""
+  return weights_lib.count({name: specs[name] for name in names})

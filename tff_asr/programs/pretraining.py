@@ -128,7 +128,7 @@ class Pretraining(training_loop.TrainingRun):
           'to its folder.'
       )
     scores = warm_start.read_scores(self.init_from_run, specs=self.model.specs)
-    return self.freeze.choose(scores)
+    return self.freeze.choose(scores, self.model.specs)
 
   @property
   def total(self) -> int:
@@ -227,8 +227,8 @@ class Pretraining(training_loop.TrainingRun):
   def plan(self) -> dict[str, str]:
     plan = {
         'trained': (
-            f'{self._num_trained:,} of them; {len(self._frozen)} of '
-            f'{len(self.model.specs)} layers are frozen'
+            f'{self._num_trained:,} of them; '
+            + layer_freeze.described(self._frozen, self.model.specs)
         ),
         'steps': f'{self.num_steps:,}',
         'batch': training_loop.drawn(self._examples.sampling, 'utterances'),

@@ -32,6 +32,7 @@ import tensorflow_federated as tff
 from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.execution import round_execution
+from tff_asr.learning import layer_freeze
 from tff_asr.learning import process as process_lib
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import accounting
@@ -279,6 +280,9 @@ class TrainingRun(abc.ABC):
   async def initialize(self) -> process_lib.State:
     """Returns the process's first state, with the weights of init_from_run."""
     state = await tff.program.materialize_value(self.process.initialize())
+    frozen = process_lib.frozen_layers(state)
+    if frozen:
+      print(f'freeze: {layer_freeze.described(frozen, self.model.specs)}')
     if self.init_from_run is None:
       return state
     weights = warm_start.updated(

@@ -141,7 +141,7 @@ def frozen(
         f'{os.path.join(run, _SCORES)} has no score of {missing[0]}: it is of '
         'another encoder.'
     )
-  return freeze.choose({name: scores[name] for name in specs})
+  return freeze.choose(scores, specs)
 
 
 def _read_scores(run: str) -> dict[str, float]:
