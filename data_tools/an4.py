@@ -17,6 +17,7 @@ import re
 
 from data_tools import conversion
 from data_tools import text
+from data_tools import text_files
 from data_tools import utterances
 
 _SUFFIXES = ('.sph', '.wav', '.flac')
@@ -42,7 +43,11 @@ def list_utterances(
   problems: list[utterances.Problem] = []
   list_path = os.path.join(source_dir, 'etc', f'an4_{split}.fileids')
   text_path = os.path.join(source_dir, 'etc', f'an4_{split}.transcription')
-  file_ids = [line for line in text.read_lines(list_path) if line]
+  file_ids = [
+      line.strip()
+      for _, line in text_files.read_lines(list_path)
+      if line.strip()
+  ]
   if not file_ids:
     raise ValueError(f'{list_path} is empty; get the corpus again.')
   texts = _read_transcripts(text_path, problems)
@@ -55,7 +60,7 @@ def list_utterances(
     path = _find_audio(stem)
     reason = transcript = None
     if not speaker:
-      reason = 'has a line that cannot be read'
+      reason = text_files.UNREADABLE
       detail = f'{list_path}: {file_id!r} is not FOLDER/SPEAKER/NAME.'
     elif utterance_id in seen:
       reason = 'occurs twice'
@@ -103,12 +108,13 @@ def _read_transcripts(
 ) -> dict[str, str]:
   """Utterance ids to texts; adds what cannot be read to `problems`."""
   texts: dict[str, str] = {}
-  for line in text.read_lines(path):
+  for _, line in text_files.read_lines(path):
+    line = line.strip()
     match = _LINE.fullmatch(line)
     if not line:
       continue
     if not match:
-      reason = 'has a line that cannot be read'
+      reason = text_files.UNREADABLE
       detail = f'{path}: cannot read {line!r}; it should end with (ID).'
       problems.append(utterances.Problem('', line, reason, detail))
     elif match['id'] in texts:

@@ -15,17 +15,15 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-import contextlib
-import csv
+from collections.abc import Iterable, Mapping, Sequence
 import functools
 import os
-from typing import TextIO
 
 from absl import flags
 
 from data_tools import conversion
 from data_tools import text
+from data_tools import text_files
 from data_tools import utterances
 from tff_asr.text import tokenizer
 
@@ -57,7 +55,6 @@ _OLDER_WORDS = {
     'female_feminine': 'female',
     'do_not_wish_to_say': '',
 }
-_UNREADABLE = 'has a line that cannot be read'
 
 
 def list_utterances(
@@ -158,28 +155,13 @@ def _read_tsv(
     path: str,
 ) -> tuple[list[dict[str, str]], list[utterances.Problem]]:
   """The rows of a .tsv, and the lines that are none."""
-  rows, problems = [], []
-  with _open_tsv(path) as f:
-    header = f.readline().rstrip('\r\n').split('\t')
-    missing = [column for column in _COLUMNS if column not in header]
-    if missing:
-      raise ValueError(
-          f'{path} has no column {missing[0]!r}, but {", ".join(header)}; it is'
-          ' no .tsv of Common Voice.'
-      )
-    for number, line in enumerate(f, 2):
-      line = line.rstrip('\r\n')
-      fields = _split(line, len(header))
-      if fields is not None:
-        rows.append(dict(zip(header, fields)))
-      elif line:
-        detail = (
-            f'{path}, line {number} has {line.count(chr(9)) + 1} fields instead'
-            f' of {len(header)}.'
-        )
-        problems.append(
-            utterances.Problem('', f'line {number}', _UNREADABLE, detail)
-        )
+  header, rows, problems = text_files.read_table(path)
+  missing = [column for column in _COLUMNS if column not in header]
+  if missing:
+    raise ValueError(
+        f'{path} has no column {missing[0]!r}, but {", ".join(header)}; it is'
+        ' no .tsv of Common Voice.'
+    )
   return rows, problems
 
 
@@ -202,8 +184,8 @@ def _holds(folder: str, split: str, language: str) -> bool:
   path = os.path.join(folder, f'{split}.tsv')
   if not os.path.isfile(path):
     return False
-  with _open_tsv(path) as f:
-    header, first = (f.readline().rstrip('\r\n').split('\t') for _ in range(2))
+  lines = (line.split('\t') for _, line in text_files.read_lines(path))
+  header, first = next(lines, []), next(lines, [])
   return dict(zip(header, first)).get('locale') in (None, '', language)
 
 
@@ -223,44 +205,6 @@ def _sentences(source_dir: str) -> list[str]:
       if os.path.isfile(path)
       for row in _read_tsv(path)[0]
   ]
-
-
-@contextlib.contextmanager
-def _open_tsv(path: str) -> Iterator[TextIO]:
-  """Opens a .tsv; ValueError that names it where it is not UTF-8."""
-  try:
-    with open(path, encoding='utf-8', newline='') as f:
-      yield f
-  except UnicodeDecodeError as e:
-    raise ValueError(
-        f'{path} is not UTF-8 ({e.reason}); convert it, or get the corpus '
-        'again.'
-    ) from e
-
-
-def _split(line: str, count: int) -> list[str] | None:
-  """The fields of a line; None if they are not as many as they should be.
-
-  Releases differ in whether they quote: a field that begins with a quotation
-  mark may be quoted, with tabs and doubled marks inside, or just begin so.
-  """
-  plain = line.split('\t')
-  if len(plain) == count:
-    return [_unquote(field) for field in plain]
-  try:
-    (quoted,) = csv.reader([line], delimiter='\t', strict=True)
-  except (csv.Error, ValueError):
-    return None
-  return quoted if len(quoted) == count else None
-
-
-def _unquote(field: str) -> str:
-  """A field without the marks that quote it, if it is quoted."""
-  inside = field[1:-1]
-  if len(field) >= 2 and field[0] == field[-1] == '"':
-    if '"' not in inside.replace('""', ''):
-      return inside.replace('""', '"')
-  return field
 
 
 def corpus(

@@ -6,7 +6,7 @@ as a folder (`shards`) and prints a summary. Errors become one line and exit
 code 1 in `launch.run`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import os
 import sys
@@ -26,7 +26,20 @@ from tff_asr.data import summaries
 
 _AFTER_INTERRUPT = 'the same command goes on after the last finished shard.'
 
+CORPUS_GIN = 'corpus.gin'
+
 ListUtterances = Callable[..., utterances_lib.Listing]
+Spell = Callable[
+    [Mapping[str, utterances_lib.Listing]],
+    tuple[str, dict[str, utterances_lib.Listing]],
+]
+# Settings of gin/programs, and the parts or splits that they may name.
+_FOLDERS = {
+    'TRAIN_DIR': ('public', 'train'),
+    'PRIVATE_DIR': ('private', 'train'),
+    'DEV_DIR': ('dev', 'validation'),
+    'TEST_DIR': ('test',),
+}
 
 _SOURCE_DIR = flags.DEFINE_string(
     'source_dir', None, 'The corpus as published: a folder or an archive.'
@@ -77,6 +90,13 @@ _STRICT = flags.DEFINE_bool(
     'Stop at the first broken utterance; else they are left out, counted and'
     ' listed in dropped.tsv.',
 )
+_MAX_DROPPED = flags.DEFINE_float(
+    'max_dropped',
+    0.1,
+    'Exit code 1 if a larger share of the utterances was left out.',
+    lower_bound=0.0,
+    upper_bound=1.0,
+)
 _OVERWRITE = flags.DEFINE_bool(
     'overwrite', False, 'Replace another corpus in the output folder.'
 )
@@ -100,6 +120,13 @@ class Corpus:
     holds_split: Whether a folder (str) holds a split (str).
     default_splits: Converted where none are named.
     is_named: Whether an archive's file name (str) says that it holds a split.
+    default_partition: How a number of speakers is dealt where no partition is
+      given; None: not at all. A split named '' gives its parts their own names.
+    spell: Puts the transcripts of all parts into one alphabet; returns its
+      characters and the listings. corpus.gin tells them to training. None: they
+      are in the tokens of a language.
+    source_dir: Where no source is given; None: it must be.
+    max_utterance_sec: Where no limit is given.
   """
 
   name: str
@@ -108,6 +135,10 @@ class Corpus:
   holds_split: Callable[[str, str], bool]
   default_splits: Sequence[str]
   is_named: Callable[[str, str], bool] = archives.is_named_after_split
+  default_partition: Callable[[int], str] | None = None
+  spell: Spell | None = None
+  source_dir: str | None = None
+  max_utterance_sec: float | None = None
 
 
 @files.for_owner_only()
@@ -158,21 +189,28 @@ def convert(
   scratch = archives.Scratch(os.path.join(output_dir, '.unpacked'))
   written = {}
   with scratch:
-    folders: dict[str, tuple[dict[str, Any], utterances_lib.Listing]] = {}
+    origins: dict[str, dict[str, Any]] = {}
+    listings: dict[str, utterances_lib.Listing] = {}
     for split in splits:
-      split, members = _parse(split)
+      members = [split]
+      if split not in corpus.default_splits:
+        split, members = _parse(split)
       listing = _list(corpus, members, source_dir=source_dir, scratch=scratch)
       listing = listing._replace(
           attributes=_keep(listing.attributes, names=attributes)
       )
       origin = {'corpus': corpus.name, 'split': split}
-      for part, chosen in _deal(listing, partition, seed=partition_seed):
+      spec = partition
+      if not spec and corpus.default_partition is not None:
+        speakers = {u.client_id for u in listing.utterances}
+        spec = corpus.default_partition(len(speakers))
+      for part, chosen in _deal(listing, spec, seed=partition_seed):
         name, details = split, {}
         if part:
-          name = f'{split}.{part}'
+          name = f'{split}.{part}' if split else part
           details = {
               'part': part,
-              'partition': partition,
+              'partition': spec,
               'partition_seed': partition_seed,
           }
         if is_iid:
@@ -183,19 +221,56 @@ def convert(
               ),
               attributes={},
           )
-        folders[name] = origin | details, chosen
-    for name, (origin, listing) in folders.items():
+        origins[name], listings[name] = origin | details, chosen
+    characters = None
+    if corpus.spell is not None:
+      characters, listings = corpus.spell(listings)
+    for name, listing in listings.items():
       written[name] = shards.write_split(
           listing.utterances,
           os.path.join(output_dir, name),
-          origin=origin,
+          origin=origins[name],
           namespace=corpus.namespace if namespace is None else namespace,
           problems=listing.problems,
           attributes=listing.attributes,
           **settings,
       )
       summaries.write_all(os.fspath(output_dir), {name: written[name]})
+    if characters is not None:
+      files.write_text(
+          os.path.join(output_dir, CORPUS_GIN),
+          _gin(output_dir, list(written), characters=characters),
+      )
   return written
+
+
+def _gin(
+    output_dir: str | os.PathLike[str], names: Sequence[str], *, characters: str
+) -> str:
+  """What a training run needs to know of the folders, as gin text."""
+  lines = [
+      '# Data and alphabet of these recordings: a --gin_file after that of an',
+      '# experiment. No epsilon covers which characters speakers use, unless',
+      '# --alphabet named them.',
+      'from __gin__ import dynamic_registration',
+      '',
+      'from tff_asr.text import tokenizer',
+      '',
+  ]
+  for setting, options in _FOLDERS.items():
+    for name in names:
+      if name in options or name.rpartition('.')[2] in options:
+        lines.append(f'{setting} = {os.path.join(output_dir, name)!r}')
+        break
+  return '\n'.join([
+      *lines,
+      f'CHARACTERS = {characters!r}',
+      'TOKENIZER = @tokenizer.CharTokenizer()',
+      'tokenizer.CharTokenizer:',
+      '  characters = %CHARACTERS',
+      '  boundary = %LABEL_BOUNDARY',
+      '',
+  ])
 
 
 def _parse(split: str) -> tuple[str, Sequence[str]]:
@@ -218,10 +293,7 @@ def _list(
     scratch: archives.Scratch,
 ) -> utterances_lib.Listing:
   """Utterances, problems and attributes of splits together."""
-  utterances: list[utterances_lib.Utterance] = []
-  # Some problems are those of the whole corpus: each is reported once.
-  problems: dict[utterances_lib.Problem, None] = {}
-  attributes: dict[str, dict[str, frozenset[str]]] = {}
+  listings = []
   for name in splits:
     folder = scratch.find(
         source_dir,
@@ -229,7 +301,19 @@ def _list(
         holds_split=corpus.holds_split,
         is_named=corpus.is_named,
     )
-    listing = corpus.list_utterances(folder, split=name)
+    listings.append(corpus.list_utterances(folder, split=name))
+  return join(listings)
+
+
+def join(
+    listings: Sequence[utterances_lib.Listing],
+) -> utterances_lib.Listing:
+  """Utterances, problems and attributes of several listings together."""
+  utterances: list[utterances_lib.Utterance] = []
+  # Some problems are those of the whole corpus: each is reported once.
+  problems: dict[utterances_lib.Problem, None] = {}
+  attributes: dict[str, dict[str, frozenset[str]]] = {}
+  for listing in listings:
     utterances += listing.utterances
     problems.update(dict.fromkeys(listing.problems))
     for attribute, said in listing.attributes.items():
@@ -303,15 +387,21 @@ def main(
 
 def _convert_by_flags(corpus: Corpus) -> None:
   """Converts what the flags say, and prints what became of it."""
+  source_dir = _SOURCE_DIR.value or corpus.source_dir
   checks.raise_together([
-      ValueError(f'--{flag.name} is needed; see --help.')
-      for flag in (_SOURCE_DIR, _OUTPUT_DIR)
-      if not flag.value
+      ValueError(f'--{name} is needed; see --help.')
+      for name, value in (
+          ('source_dir', source_dir), ('output_dir', _OUTPUT_DIR.value)
+      )
+      if not value
   ])
   checks.output_folders(output_dir=_OUTPUT_DIR.value)
+  max_utterance_sec = _MAX_UTTERANCE_SEC.value
+  if max_utterance_sec is None:
+    max_utterance_sec = corpus.max_utterance_sec
   written = convert(
       corpus,
-      source_dir=_SOURCE_DIR.value,
+      source_dir=source_dir,
       output_dir=_OUTPUT_DIR.value,
       splits=_SPLITS.value or corpus.default_splits,
       partition=_PARTITION.value,
@@ -322,7 +412,7 @@ def _convert_by_flags(corpus: Corpus) -> None:
       num_workers=_WORKERS.value,
       encoding=_ENCODING.value,
       max_shard_bytes=_MAX_SHARD_MB.value * 2**20,
-      max_utterance_sec=_MAX_UTTERANCE_SEC.value,
+      max_utterance_sec=max_utterance_sec,
       strict=_STRICT.value,
       overwrite=_OVERWRITE.value,
   )
@@ -330,3 +420,16 @@ def _convert_by_flags(corpus: Corpus) -> None:
   for folder, summary in written.items():
     for remark in summaries.remarks(folder, summary):
       print(remark)
+  if corpus.spell is not None:
+    print(
+        'To train: --gin_file=gin/experiments/own_recordings.gin'
+        f' --gin_file={os.path.join(_OUTPUT_DIR.value, CORPUS_GIN)}'
+    )
+  num_dropped = sum(sum(s['dropped'].values()) for s in written.values())
+  total = num_dropped + sum(s['num_utterances'] for s in written.values())
+  if num_dropped > _MAX_DROPPED.value * total:
+    raise ValueError(
+        f'{num_dropped:,} of {total:,} utterances were left out; the others are'
+        f' in {_OUTPUT_DIR.value}. {summaries.DROPPED_FILE} says why: mend'
+        ' them, or pass a larger --max_dropped.'
+    )

@@ -20,6 +20,7 @@ import os
 from data_tools import archives
 from data_tools import conversion
 from data_tools import text
+from data_tools import text_files
 from data_tools import utterances
 
 _TRANSCRIPT_SUFFIX = '.trans.txt'
@@ -144,7 +145,7 @@ def _read_speakers(
             utterances.Problem(
                 '',
                 f'line {number}',
-                'has a line that cannot be read',
+                text_files.UNREADABLE,
                 f'{path}, line {number}: must begin as "19 | F |" or as'
                 ' "19 | M |".',
             )
@@ -155,7 +156,9 @@ def _read_speakers(
 
 def _read_lines(path: str) -> Sequence[tuple[str, str]]:
   """Ids and texts of one transcript file."""
-  parts = [line.partition(' ') for line in text.read_lines(path)]
+  parts = [
+      line.strip().partition(' ') for _, line in text_files.read_lines(path)
+  ]
   return [(name, spoken) for name, _, spoken in parts if name]
 
 

@@ -13,6 +13,7 @@ complete. A program that was killed resumes after the last finished shard
 import base64
 import collections
 from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
 import hashlib
 import json
 import os
@@ -211,8 +212,13 @@ def _source_sha256(
     ]
     if utterance.cutting is not None and utterance.cutting.activity_path:
       fields.append(str(os.path.getsize(utterance.cutting.activity_path)))
-    if not callable(utterance.audio):
-      path = os.fspath(utterance.audio)
+    path = utterance.audio
+    if isinstance(path, utterances_lib.Clip):
+      # Where the folder lies does not matter.
+      path, *part = dataclasses.astuple(path)
+      fields += map(str, part)
+    if not callable(path):
+      path = os.fspath(path)
       size = os.path.getsize(path) if os.path.exists(path) else -1
       fields += [os.path.basename(path), str(size)]
     digest.update(('\0'.join(fields) + '\n').encode())

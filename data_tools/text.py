@@ -56,24 +56,6 @@ class TranscriptError(ValueError):
   reason = 'has characters outside the tokens'
 
 
-def read_lines(path: str) -> list[str]:
-  """The lines of a text file, stripped.
-
-  Raises:
-    ValueError: If it is missing or not UTF-8. It names the file.
-  """
-  try:
-    with open(path, encoding='utf-8') as f:
-      return [line.strip() for line in f]
-  except FileNotFoundError as e:
-    raise ValueError(f'{path} is missing; check --source_dir.') from e
-  except UnicodeDecodeError as e:
-    raise ValueError(
-        f'{path} is not UTF-8 ({e.reason}); convert it, or get the corpus '
-        'again.'
-    ) from e
-
-
 def normalize_english(text: str, *, name: str) -> str:
   """Returns `text` in the characters of the English tokens; may be empty.
 

@@ -42,6 +42,33 @@ class Cutting:
 
 
 @dataclasses.dataclass(frozen=True)
+class Clip:
+  """Part of a recording.
+
+  Attributes:
+    path: The audio file.
+    start_sec: Where the part begins; None: the whole file.
+    duration_sec: Its length; None: to the end.
+    channel: The only channel to read; None averages all.
+  """
+
+  path: str
+  start_sec: float | None = None
+  duration_sec: float | None = None
+  channel: int | None = None
+
+  def read(self, conversions: collections.Counter[str]) -> np.ndarray:
+    """As `audio.read`: int16 [N] at 16 kHz, or `audio.AudioError`."""
+    return audio.read(
+        self.path,
+        start_sec=self.start_sec,
+        duration_sec=self.duration_sec,
+        channel=self.channel,
+        conversions=conversions,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class Utterance:
   """One utterance to write.
 
@@ -49,8 +76,8 @@ class Utterance:
     client_id: The speaker.
     utterance_id: Unique within the client.
     transcript: In the characters of the tokens; None where the corpus has none.
-    audio: The audio file's path, or a function that returns int16 [N] at 16 kHz
-      mono and may raise `audio.AudioError`.
+    audio: The audio file's path, part of a recording, or a function that
+      returns int16 [N] at 16 kHz mono and may raise `audio.AudioError`.
     changes: Kinds of changes that were made to the transcript, each completing
       the sentence '3 transcripts ...'.
     cutting: Cuts the recording into several records, ID-0000 and so on.
@@ -59,7 +86,7 @@ class Utterance:
   client_id: str
   utterance_id: str
   transcript: str | None
-  audio: str | Callable[[], np.ndarray]
+  audio: str | Clip | Callable[[], np.ndarray]
   changes: Sequence[str] = ()
   cutting: Cutting | None = None
 
@@ -176,6 +203,8 @@ def encode(
       raise audio.AudioError(name, 'has an empty transcript', 'no letters')
     if callable(utterance.audio):
       waveform = utterance.audio()
+    elif isinstance(utterance.audio, Clip):
+      waveform = utterance.audio.read(changes)
     else:
       waveform = audio.read(utterance.audio, conversions=changes)
     pieces = [('', waveform)]

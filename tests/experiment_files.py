@@ -31,8 +31,10 @@ _CONFIGURED = re.compile(
 _INCLUDE = re.compile(r"^include '(.+)'$", re.MULTILINE)
 # What an experiment leaves to the command line, and a value for it.
 _LEFT_OPEN = {
+    'DEV_DIR': "'data/dev'",
     'L2_NORM_CLIP': '0.1',
     'NOISE_MULTIPLIER': '0.01',
+    'PRIVATE_DIR': "'data/train'",
     'RUNS': "['runs/x']",
 }
 

@@ -64,6 +64,21 @@ def write_json(path: str, value: Any) -> None:
   write_text(path, json.dumps(value, indent=1) + '\n')
 
 
+@contextlib.contextmanager
+def open_plain(path: str) -> Iterator[BinaryIO]:
+  """Opens a file, which may be a stranger's, to read it.
+
+  Raises:
+    OSError: It cannot be opened.
+    ValueError: It is a pipe or device, which might never end.
+  """
+  # A pipe without a writer would block `open`.
+  with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), 'rb') as file:
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+      raise ValueError(f'{path} is no plain file.')
+    yield file
+
+
 def read(path: str, *, max_bytes: int = _MAX_BYTES) -> bytes:
   """Returns a file's bytes.
 
@@ -75,14 +90,11 @@ def read(path: str, *, max_bytes: int = _MAX_BYTES) -> bytes:
     OSError: It cannot be read.
     ValueError: It is larger, or a pipe or device, which might never end.
   """
-  # A pipe without a writer would block `open`.
-  with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), 'rb') as file:
-    found = os.fstat(file.fileno())
-    if not stat.S_ISREG(found.st_mode):
-      raise ValueError(f'{path} is no plain file.')
-    if found.st_size > max_bytes:
+  with open_plain(path) as file:
+    size = os.fstat(file.fileno()).st_size
+    if size > max_bytes:
       raise ValueError(
-          f'{path} has {found.st_size:,} bytes, more than the {max_bytes:,} '
+          f'{path} has {size:,} bytes, more than the {max_bytes:,} '
           'that such a file may have.'
       )
     return file.read(max_bytes)

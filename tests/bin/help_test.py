@@ -13,7 +13,8 @@ _PROGRAMS = [
 _CONVERTERS = [
     f'data_tools.{name}'
     for name in (
-        'an4', 'common_voice', 'libri_light', 'librispeech', 'synthetic_speech',
+        'an4', 'common_voice', 'libri_light', 'librispeech', 'manifest',
+        'synthetic_speech',
     )
 ]
 

@@ -1,4 +1,5 @@
 import collections
+import functools
 import io
 import os
 import tempfile
@@ -25,6 +26,36 @@ def _encode(
 
 
 class AudioTest(parameterized.TestCase):
+
+  @parameterized.parameters('WAV', 'FLAC', 'NIST', 'OGG', 'MP3')
+  def test_a_part_is_that_of_the_whole(self, container):
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    path = os.path.join(folder, 'clip')
+    noise = np.random.default_rng(1).normal(size=[48_000, 2]) / 8
+    soundfile.write(path, noise, 16000, format=container)
+    both, first = audio.read(path), audio.read(path, start_sec=0, channel=0)
+    # An MP3 decoder remembers what it decoded before.
+    check = functools.partial(
+        np.testing.assert_allclose, rtol=0, atol=int(container == 'MP3')
+    )
+    check(
+        audio.read(path, start_sec=0.75, duration_sec=1.25),
+        both[12_000:32_000],
+    )
+    check(audio.read(path, start_sec=2.5, channel=0), first[40_000:])
+    self.assertFalse(np.array_equal(first, both))
+    # Lists round.
+    rounded = audio.read(path, start_sec=0, duration_sec=3.05)
+    np.testing.assert_array_equal(rounded, both)
+    for start, duration, channel, message in (
+        (2, 1.2, None, 'ends before a part of it .3.00 s, the part from 2.00'),
+        (4, None, None, 'ends before a part of it'),
+        (1, 1, 2, 'has no such channel .2 of 2'),
+    ):
+      with self.assertRaisesRegex(audio.AudioError, message):
+        audio.read(
+            path, start_sec=start, duration_sec=duration, channel=channel
+        )
 
   @parameterized.parameters('WAV', 'FLAC', 'NIST', 'AIFF', 'W64')
   def test_sixteen_bit_mono_is_bit_exact_and_not_told(self, container):

@@ -149,7 +149,8 @@ class LibriSpeechTest(parameterized.TestCase):
     done = in_process.run(
         'data_tools.librispeech', *arguments, '--attributes='
     )
-    self.assertEqual(done.code, 0, done.stderr)
+    self.assertEqual(done.code, 1)
+    self.assertRegex(done.stderr, r'\Aerror: 1 of 5 utterances were left out;')
     self.assertIn('dev: left out, is not readable audio: 1', done.stdout)
     self.assertFalse((output / 'dev/speakers.tsv').exists())
     done = in_process.run(

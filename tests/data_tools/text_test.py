@@ -1,6 +1,3 @@
-import pathlib
-import tempfile
-
 from absl.testing import parameterized
 
 from data_tools import text as text_lib
@@ -102,17 +99,3 @@ class EnglishTest(parameterized.TestCase):
   def test_other_characters_are_refused_by_name(self, text, character):
     with self.assertRaisesRegex(ValueError, f'utterance u-1: .*{character}'):
       text_lib.normalize_english(text, name='u-1')
-
-  def test_files_that_cannot_be_read_are_named(self):
-    folder = pathlib.Path(
-        self.enterContext(tempfile.TemporaryDirectory())
-    )
-    (folder / 'good').write_text(' one \n\ntwo', encoding='utf-8')
-    (folder / 'latin').write_bytes(b'caf\xe9')
-    self.assertEqual(
-        text_lib.read_lines(str(folder / 'good')), ['one', '', 'two']
-    )
-    with self.assertRaisesRegex(ValueError, 'latin is not UTF-8'):
-      text_lib.read_lines(str(folder / 'latin'))
-    with self.assertRaisesRegex(ValueError, 'nothing is missing'):
-      text_lib.read_lines(str(folder / 'nothing'))

@@ -26,6 +26,7 @@ reads, computed once.
 """
 
 import collections
+import contextlib
 import functools
 import io
 import os
@@ -56,6 +57,10 @@ _DECLARED_SAMPLES = re.compile(rb'^sample_count -i (\d+)', re.MULTILINE)
 # Ten hours at 16 kHz in int16 and float64 are 6 GB: longer recordings, or
 # headers that claim as much, would fill the memory.
 _MAX_SAMPLES = 10 * 3600 * SAMPLE_RATE_HZ
+# NIST's header.
+_SPHERE_BYTES = 1024
+# Lists of parts round times.
+_PART_TOLERANCE_SEC = 0.1
 _OGG_TRUNCATED = ('File ended unexpectedly', 'lacks an end-of-stream bit')
 
 
@@ -75,13 +80,19 @@ def read(
     source: str | os.PathLike[str] | bytes,
     *,
     name: str | None = None,
+    start_sec: float | None = None,
+    duration_sec: float | None = None,
+    channel: int | None = None,
     conversions: collections.Counter[str] | None = None,
 ) -> np.ndarray:
-  """Reads one audio file.
+  """Reads one audio file, or a part of it.
 
   Args:
     source: A path, or the bytes of a file.
     name: What errors call the file; by default the path.
+    start_sec: Where the part begins; None reads the whole file.
+    duration_sec: The part's length; None: to the end of the file.
+    channel: The only channel to read, from 0; None averages all.
     conversions: Counts each kind of conversion; a kind completes the sentence
       '3 ...'.
 
@@ -91,34 +102,60 @@ def read(
   Raises:
     AudioError: If the file is missing, empty, not audio, damaged, truncated,
       without samples, of more than 10 hours in all of its channels or at
-      16 kHz, or holds samples that are not finite. It names the file.
+      16 kHz, or holds samples that are not finite; if it ends before the part
+      does, by more than 0.1 s, or has no such channel. It names the file.
   """
-  if isinstance(source, bytes):
-    name, data = name or 'audio', source
-  else:
-    name = name or os.fspath(source)
+  with contextlib.ExitStack() as stack:
+    if isinstance(source, bytes):
+      name, size = name or 'audio', len(source)
+      file = io.BytesIO(source)
+    else:
+      name = name or os.fspath(source)
+      try:
+        if start_sec is None:
+          data = files.read(source, max_bytes=8 * _MAX_SAMPLES)
+          file, size = io.BytesIO(data), len(data)
+        else:  # Of a long file, a small part.
+          file = stack.enter_context(files.open_plain(source))
+          size = os.fstat(file.fileno()).st_size
+      except OSError as e:
+        raise AudioError(name, 'cannot be opened', e.strerror or str(e)) from e
+      except ValueError as e:
+        raise AudioError(name, 'is not readable audio', str(e)) from e
+    if not size:
+      raise AudioError(name, 'is empty', '0 bytes')
+    header = file.read(_SPHERE_BYTES)
+    file.seek(0)
     try:
-      data = files.read(source, max_bytes=8 * _MAX_SAMPLES)
-    except OSError as e:
-      raise AudioError(name, 'cannot be opened', e.strerror or str(e)) from e
-    except ValueError as e:
-      raise AudioError(name, 'is not readable audio', str(e)) from e
-  if not data:
-    raise AudioError(name, 'is empty', '0 bytes')
-  try:
-    with soundfile.SoundFile(io.BytesIO(data)) as f:
+      f = stack.enter_context(soundfile.SoundFile(file))
       exact = f.subtype in _EXACT_SUBTYPES
-      resampled = f.frames * SAMPLE_RATE_HZ // f.samplerate
-      if max(f.frames * f.channels, resampled) > _MAX_SAMPLES:
-        raise AudioError(name, 'is too long', f'{f.frames:,} samples')
+      start, stop = _bounds(name, f, start_sec, duration_sec)
+      frames = stop - start
+      resampled = frames * SAMPLE_RATE_HZ // f.samplerate
+      if max(frames * f.channels, resampled) > _MAX_SAMPLES:
+        raise AudioError(name, 'is too long', f'{frames:,} samples')
+      if start:
+        f.seek(start)
       # float64 holds every integer format exactly.
-      samples = f.read(dtype='int16' if exact else 'float64', always_2d=True)
+      samples = f.read(
+          -1 if start_sec is None else frames,
+          dtype='int16' if exact else 'float64',
+          always_2d=True,
+      )
       kind = f'{f.format} {f.subtype}'
-      _check_length(name, f, data=data, num_read=len(samples))
+      _check_length(
+          name, f, header=header, num_read=len(samples), expected=frames
+      )
       rate_hz = f.samplerate
-  except soundfile.SoundFileError as e:
-    detail = str(e).rsplit('>: ', 1)[-1].rstrip('.')
-    raise AudioError(name, 'is not readable audio', detail) from e
+    except soundfile.SoundFileError as e:
+      detail = str(e).rsplit('>: ', 1)[-1].rstrip('.')
+      raise AudioError(name, 'is not readable audio', detail) from e
+  if channel is not None:
+    if channel >= samples.shape[1]:
+      raise AudioError(
+          name, 'has no such channel', f'{channel} of {samples.shape[1]}'
+      )
+    samples = samples[:, [channel]]
   if not samples.size:
     raise AudioError(name, 'has no samples', kind)
   if not exact and not np.all(np.isfinite(samples)):
@@ -181,14 +218,42 @@ def _convert(
   return rounded.astype(np.int16), done
 
 
+def _bounds(
+    name: str,
+    f: soundfile.SoundFile,
+    start_sec: float | None,
+    duration_sec: float | None,
+) -> tuple[int, int]:
+  """Where a part begins and ends in the samples of a file."""
+  if start_sec is None:
+    return 0, f.frames
+  start, stop = round(start_sec * f.samplerate), f.frames
+  if duration_sec is not None:
+    stop = round((start_sec + duration_sec) * f.samplerate)
+  tolerance = round(_PART_TOLERANCE_SEC * f.samplerate)
+  if stop > f.frames + tolerance or start >= min(stop, f.frames):
+    raise AudioError(
+        name,
+        'ends before a part of it',
+        f'{f.frames / f.samplerate:.2f} s, the part from {start_sec:.2f} s to '
+        f'{stop / f.samplerate:.2f} s',
+    )
+  return start, min(stop, f.frames)
+
+
 def _check_length(
-    name: str, f: soundfile.SoundFile, *, data: bytes, num_read: int
+    name: str,
+    f: soundfile.SoundFile,
+    *,
+    header: bytes,
+    num_read: int,
+    expected: int,
 ) -> None:
   """Raises AudioError if the file is shorter than its header says."""
   truncated = functools.partial(AudioError, name, 'is truncated')
   tolerance = _MP3_TOLERANCE if f.subtype.startswith('MPEG') else 0
-  if num_read < f.frames - tolerance:
-    raise truncated(f'{num_read} of {f.frames} samples')
+  if num_read < expected - tolerance:
+    raise truncated(f'{num_read} of {expected} samples')
   info = f.extra_info
   for declared, actual in _DECLARED_BYTES.findall(info):
     if int(actual) < int(declared) < _UNKNOWN_LENGTH:
@@ -196,6 +261,6 @@ def _check_length(
   if any(sign in info for sign in _OGG_TRUNCATED):
     raise truncated('the stream does not end')
   if f.format == 'NIST':
-    match = _DECLARED_SAMPLES.search(data[:1024])
-    if match and num_read < int(match.group(1)):
-      raise truncated(f'{num_read} of {int(match.group(1))} samples')
+    match = _DECLARED_SAMPLES.search(header)
+    if match and f.frames < int(match.group(1)):
+      raise truncated(f'{f.frames} of {int(match.group(1))} samples')

@@ -1,0 +1,483 @@
+"""Recordings of your own, listed in a manifest, to shards.
+
+    python -m data_tools.manifest --manifest=recordings.tsv --output_dir=data
+
+--manifest is one of
+
+    FILE.tsv, .csv      a header and a row an utterance, with columns audio,
+                        speaker, text, and maybe offset, duration (seconds), id,
+                        gender, age, accent
+    FILE.jsonl, .json   the same as a JSON object a line; so are NeMo's
+    FILE.jsonl          lhotse's cut sets: an utterance a supervision
+    FOLDER              of Kaldi (wav.scp with plain paths, text, utt2spk, maybe
+                        segments), or as Hugging Face's `datasets` saves it
+
+each also compressed (.gz). Paths of audio are relative to the manifest, or to
+--source_dir. Without NAME=FILE the speakers are dealt: a tenth, at least one,
+to dev, as many to test, the rest to train. Beside the shards, corpus.gin has
+what a training run needs to know of them.
+"""
+
+from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+
+launch.begin(__name__)
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import dataclasses
+import functools
+import math
+import os
+from typing import Any
+import unicodedata
+
+from absl import flags
+
+from data_tools import conversion
+from data_tools import hugging_face
+from data_tools import text
+from data_tools import text_files
+from data_tools import utterances
+from tff_asr.text import tokenizer
+
+_MANIFEST = flags.DEFINE_list(
+    'manifest', None, 'What lists the recordings, or NAME=FILE for each split.'
+)
+_TEXT = flags.DEFINE_enum(
+    'text',
+    'normalise',
+    ['normalise', 'keep'],
+    'Whether transcripts become lower-case letters without punctuation, or'
+    ' stay as they are.',
+)
+_ALPHABET = flags.DEFINE_string(
+    'alphabet',
+    None,
+    'The characters to keep (--text=normalise: the letters); by default those'
+    ' of the first part, or first manifest.',
+)
+
+# What is looked for, and the names it has in manifests, the first one first.
+_NAMES = {
+    'audio': ('audio', 'audio_filepath', 'path', 'file', 'wav'),
+    'speaker': ('speaker', 'speaker_id', 'client_id', 'spk'),
+    'text': ('text', 'sentence', 'transcript', 'transcription'),
+    'offset': ('offset', 'start'),
+    'duration': ('duration',),
+    'id': ('id', 'utterance_id', 'utt_id'),
+}
+_NEEDED = ('audio', 'speaker', 'text')
+_ATTRIBUTES = ('gender', 'age', 'accent')
+_TABLES = ('.tsv', '.csv')
+_JSON_LINES = ('.jsonl', '.json')
+# As training takes them (gin/data/pipeline.gin).
+_MAX_UTTERANCE_SEC = 30.0
+# A row's place in its manifest ('line 3'), and its values by `_NAMES`; None:
+# the row is none.
+Row = tuple[str, Mapping[str, Any] | None]
+
+
+class _Unusable(ValueError):
+  """A row that cannot be used; its argument is the reason in few words."""
+
+
+def list_utterances(
+    path: str, *, audio_dir: str | None = None
+) -> utterances.Listing:
+  """Lists a manifest; transcripts stay as they are.
+
+  Problems are: rows without speaker, audio or text, lines that cannot be read,
+  and parts and times that make no sense.
+
+  Args:
+    path: The manifest, a file or folder.
+    audio_dir: The folder of the audio; by default that of the manifest.
+
+  Raises:
+    ValueError: If the manifest is missing, of no known format or without a
+      needed column, or names a file outside of `audio_dir` or a command.
+  """
+  problems: list[utterances.Problem] = []
+  if os.path.isdir(path):
+    is_kaldi = os.path.exists(os.path.join(path, 'wav.scp'))
+    rows = _kaldi_rows(path) if is_kaldi else _arrow_rows(path)
+    folder = path
+  else:
+    rows = _file_rows(path, problems)
+    folder = os.path.dirname(path)
+  root = os.path.realpath(audio_dir or folder or '.')
+  locate = functools.partial(
+      _locate, root=root, real=functools.cache(os.path.realpath)
+  )
+  listed, said = [], []
+  for place, row in rows:
+    row = row or {}
+    speaker = _word(row.get('speaker'))
+    try:
+      listed.append(_utterance(row, speaker, locate=locate, root=root))
+      said.append((speaker, {n: _word(row.get(n)) for n in _ATTRIBUTES}))
+    except _Unusable as e:
+      name = _word(row.get('id')) or place
+      problems.append(
+          utterances.Problem(speaker, name, str(e), f'{path}, {place}: {e}.')
+      )
+    except ValueError as e:
+      raise ValueError(f'{path}, {place}: {e}') from e
+  names = [n for n in _ATTRIBUTES if any(values[n] for _, values in said)]
+  return utterances.Listing(
+      listed, problems, utterances.gather_attributes(names, said)
+  )
+
+
+def spell(
+    listings: Mapping[str, utterances.Listing],
+    *,
+    keeps: bool,
+    alphabet: str | None = None,
+) -> tuple[str, dict[str, utterances.Listing]]:
+  """Puts transcripts into the characters of one alphabet.
+
+  Args:
+    listings: Of all parts, by name; the first decides the alphabet.
+    keeps: Whether transcripts stay as they are, but for white space, and those
+      with other characters become problems. Else they become lower case and
+      lose punctuation, and letters outside the alphabet are transliterated or
+      lost (`text.normalize_common_voice`).
+    alphabet: The characters; None for those of the first part.
+
+  Returns:
+    The characters, sorted, and the listings.
+  """
+  first = [u.transcript for u in next(iter(listings.values())).utterances]
+  spelt = {}
+  if keeps:
+    found = set(alphabet or ''.join(map(_tidy, first)))
+    # Control characters would steer the terminals that show transcripts.
+    characters = ''.join(
+        sorted(c for c in found if unicodedata.category(c) != 'Cc')
+    )
+    for name, listing in listings.items():
+      kept, problems = [], list(listing.problems)
+      for utterance in listing.utterances:
+        transcript = _tidy(utterance.transcript)
+        outside = sorted(set(transcript) - set(characters))
+        if outside:
+          reason = text.TranscriptError.reason
+          detail = f'utterance {utterance.utterance_id} {reason}: {outside}.'
+          problems.append(
+              utterances.Problem(
+                  utterance.client_id, utterance.utterance_id, reason, detail
+              )
+          )
+        else:
+          kept.append(dataclasses.replace(utterance, transcript=transcript))
+      spelt[name] = listing._replace(utterances=kept, problems=problems)
+    return characters, spelt
+  letters = text.letters_of([alphabet] if alphabet else first)
+  for name, listing in listings.items():
+    changed = []
+    for utterance in listing.utterances:
+      transcript, changes = text.normalize_common_voice(
+          utterance.transcript, letters=letters
+      )
+      changed.append(
+          dataclasses.replace(
+              utterance, transcript=transcript, changes=changes
+          )
+      )
+    spelt[name] = listing._replace(utterances=changed)
+  return ''.join(sorted(tokenizer.PUNCTUATION + letters)), spelt
+
+
+def _tidy(transcript: str) -> str:
+  """Composed characters, and single spaces."""
+  return ' '.join(unicodedata.normalize('NFC', transcript).split())
+
+
+def _utterance(
+    row: Mapping[str, Any], speaker: str, *, locate: Any, root: str
+) -> utterances.Utterance:
+  """What a row says; _Unusable where it says too little or nonsense."""
+  if not row:
+    raise _Unusable(text_files.UNREADABLE)
+  if row.get('refused'):
+    raise _Unusable(row['refused'])
+  if not speaker:
+    raise _Unusable('has no speaker')
+  if not isinstance(row.get('text'), str):
+    raise _Unusable('has no transcript')
+  source, name = row.get('audio'), _word(row.get('id'))
+  start, duration = _seconds(row, 'offset'), _seconds(row, 'duration')
+  if isinstance(source, str) and source:
+    path = locate(source)
+    if start is None:
+      source = path  # A duration alone only describes the file.
+    else:
+      source = utterances.Clip(path, start, duration, row.get('channel'))
+    if not name:
+      name = os.path.relpath(path, root)
+      if start is not None:
+        name += f'-{round(1000 * start)}'
+  elif not isinstance(source, utterances.Clip):
+    raise _Unusable('has no audio file')
+  return utterances.Utterance(speaker, name, row['text'], source)
+
+
+def _locate(path: str, *, root: str, real: Any) -> str:
+  """The real path of an audio file, which must lie in a folder."""
+  folder, name = os.path.split(os.path.join(root, path))
+  try:
+    found = os.path.join(real(folder), name)
+    if os.path.islink(found) or name in ('', '.', '..'):
+      found = os.path.realpath(found)
+  except (OSError, ValueError) as e:
+    raise _Unusable('has an unusable path') from e
+  if os.path.commonpath([found, root]) != root:
+    raise ValueError(
+        f'{path[:200]!r} lies outside of {root}; set --source_dir to a folder'
+        ' that holds all audio.'
+    )
+  return found
+
+
+def _word(value: Any) -> str:
+  """An identifier or attribute as text; '' for what is none."""
+  is_one = isinstance(value, (str, int)) and not isinstance(value, bool)
+  return str(value).strip() if is_one else ''
+
+
+def _seconds(row: Mapping[str, Any], name: str) -> float | None:
+  """A time; None where there is none."""
+  value = row.get(name)
+  if value is None or value == '':
+    return None
+  try:
+    seconds = math.nan if isinstance(value, bool) else float(value)
+  except (TypeError, ValueError, OverflowError):
+    seconds = math.nan
+  if not 0 <= seconds < math.inf or (name == 'duration' and not seconds):
+    raise _Unusable(f'has an unusable {name}')
+  return seconds
+
+
+def _columns(names: Iterable[str], *, path: str) -> dict[str, str]:
+  """What is looked for, to its name in a manifest."""
+  by_lower = {str(name).strip().lower(): name for name in names}
+  found = {n: by_lower[n] for n in _ATTRIBUTES if n in by_lower}
+  for key, options in _NAMES.items():
+    for option in options:
+      if option in by_lower:
+        found.setdefault(key, by_lower[option])
+  missing = [key for key in _NEEDED if key not in found]
+  if missing:
+    raise ValueError(
+        f'{path} has no {missing[0]} ({", ".join(_NAMES[missing[0]])}), but'
+        f' {", ".join(by_lower)[:200] or "nothing"}; name it so.'
+    )
+  return found
+
+
+def _file_rows(
+    path: str, problems: list[utterances.Problem]
+) -> Iterator[Row]:
+  """Rows of a table or of JSON lines."""
+  suffix = os.path.splitext(path.removesuffix('.gz'))[1]
+  if suffix in _TABLES:
+    header, rows, unreadable = text_files.read_table(path)
+    problems += unreadable
+    columns = _columns(header, path=path)
+    for number, row in enumerate(rows, 1):
+      yield f'row {number}', {k: row[name] for k, name in columns.items()}
+    return
+  if suffix not in _JSON_LINES:
+    raise ValueError(
+        f'{path} is no manifest that this program knows: a .tsv, .csv or'
+        ' .jsonl file, or a folder of Kaldi or of Hugging Face; see --help.'
+    )
+  columns: dict[str, str] = {}
+  for number, row in text_files.read_json_lines(path):
+    place = f'line {number}'
+    if row is None:
+      yield place, None
+    elif 'supervisions' in row:
+      yield from _lhotse_rows(place, row)
+    else:
+      columns = columns or _columns(row, path=path)
+      yield place, {key: row.get(name) for key, name in columns.items()}
+
+
+def _lhotse_rows(place: str, cut: Mapping[str, Any]) -> Iterator[Row]:
+  """Rows of a cut: one a supervision."""
+  supervisions = cut['supervisions']
+  recording = cut.get('recording')
+  if not isinstance(supervisions, list) or not supervisions:
+    yield place, {'refused': 'has no transcript'}
+    return
+  try:
+    (source,) = recording['sources']
+    if source['type'] != 'file':
+      raise _Unusable(f'has audio of the kind {str(source["type"])[:20]!r}')
+    if recording.get('transforms'):
+      raise _Unusable('is changed by lhotse as it is read')
+    channels, channel = source['channels'], None
+    if len(channels) > 1 and not isinstance(cut['channel'], list):
+      channel = channels.index(cut['channel'])
+    start, length = _seconds(cut, 'start'), _seconds(cut, 'duration')
+    common = {'audio': source['source'], 'channel': channel}
+    first, last = start, start + length
+  except _Unusable as e:
+    yield place, {'refused': str(e)}
+    return
+  except (KeyError, TypeError, ValueError, AttributeError):
+    # Of a mixed cut, or of one whose recording is elsewhere.
+    yield place, {'refused': 'has not one recording'}
+    return
+  for supervision in supervisions:
+    try:
+      begin = start + supervision['start']
+      end = begin + supervision['duration']
+      # Rounded, as lhotse does.
+      if not first - 0.001 <= begin < end <= last + 0.001:
+        raise _Unusable('has a supervision beyond its cut')
+      yield place, {
+          **{key: supervision.get(key) for key in ('id', 'speaker', 'text')},
+          **{key: supervision.get(key) for key in _ATTRIBUTES},
+          **common,
+          'offset': max(0.0, begin),
+          'duration': end - begin,
+      }
+    except _Unusable as e:
+      yield place, {'refused': str(e)}
+    except (KeyError, TypeError, AttributeError):
+      yield place, None
+
+
+def _kaldi_rows(folder: str) -> Iterator[Row]:
+  """Rows of a Kaldi data folder."""
+
+  def read(name: str) -> dict[str, str]:
+    path = os.path.join(folder, name)
+    pairs = (line.split(None, 1) for _, line in text_files.read_lines(path))
+    return {pair[0]: pair[-1].strip() for pair in pairs if len(pair) == 2}
+
+  recordings, texts, speakers = map(read, ('wav.scp', 'text', 'utt2spk'))
+  for name, place in recordings.items():
+    if place.endswith('|') or '.ark:' in place:
+      raise ValueError(
+          f'{os.path.join(folder, "wav.scp")}: {name[:80]} is a command or part'
+          ' of an archive, which is not run; write a plain path of an audio'
+          ' file.'
+      )
+  segments = {name: name for name in recordings}
+  if os.path.exists(os.path.join(folder, 'segments')):
+    segments = read('segments')
+  for name in sorted(segments.keys() | texts.keys()):
+    recording, *times = segments.get(name, '').split() or ['']
+    row = {
+        'id': name,
+        'speaker': speakers.get(name),
+        'text': texts.get(name),
+        'audio': recordings.get(recording),
+    }
+    try:
+      if times:
+        start, end = map(float, times[:2])
+        row['offset'] = start
+        # Kaldi's -1 is the end of the recording.
+        row['duration'] = None if end == -1 else end - start
+    except ValueError:
+      row = {'id': name, 'refused': text_files.UNREADABLE}
+    yield f'utterance {name}', row
+
+
+def _arrow_rows(folder: str) -> Iterator[Row]:
+  """Rows of a folder that Hugging Face's `datasets` saved."""
+  for path, table in hugging_face.tables(folder):
+    columns = _columns(table.column_names, path=path)
+    clips = hugging_face.clips(path, table, columns.pop('audio'))
+    rest = [table.column(name).to_pylist() for name in columns.values()]
+    for number, (clip, *values) in enumerate(zip(clips, *rest)):
+      place = f'{os.path.basename(path)}-{number:06d}'
+      yield place, {'id': place} | dict(zip(columns, values)) | {'audio': clip}
+
+
+def _default_partition(num_speakers: int) -> str:
+  """A tenth of the speakers, at least one, to dev, as many to test."""
+  share = max(1, num_speakers // 10)
+  return f'train=rest,dev={share},test={share}'
+
+
+def corpus(
+    manifests: Sequence[str],
+    *,
+    audio_dir: str | None = None,
+    keeps: bool = False,
+    alphabet: str | None = None,
+) -> conversion.Corpus:
+  """Returns own recordings.
+
+  Args:
+    manifests: Files or folders, which become one population; or NAME=FILE for
+      each split.
+    audio_dir: See `list_utterances`.
+    keeps: See `spell`.
+    alphabet: See `spell`.
+
+  Raises:
+    ValueError: If only some manifests have a name, or two the same.
+  """
+  paths: dict[str, list[str]] = {}
+  for item in manifests:
+    name, equals, path = item.partition('=')
+    name, path = (name, path) if equals else ('', item)
+    paths.setdefault(name, []).append(path)
+  if not paths or ('' in paths and len(paths) > 1) or any(
+      name and len(each) > 1 for name, each in paths.items()
+  ):
+    raise ValueError(
+        f'--manifest is {",".join(manifests)!r}; give files or folders, or'
+        ' NAME=FILE for each split.'
+    )
+
+  def list_split(unused_folder: str, *, split: str) -> utterances.Listing:
+    if split not in paths:
+      raise ValueError(
+          f'splits names {split!r}, but --manifest {", ".join(paths)}.'
+      )
+    listings = [list_utterances(p, audio_dir=audio_dir) for p in paths[split]]
+    listing = conversion.join(listings)
+    if not listing.utterances:
+      raise ValueError(
+          f'{", ".join(paths[split])} lists nothing to read'
+          + ''.join(f': {problem.detail}' for problem in listing.problems[:1])
+      )
+    return listing
+
+  return conversion.Corpus(
+      name='own recordings',
+      namespace='own recordings',
+      list_utterances=list_split,
+      holds_split=lambda folder, split: True,
+      default_splits=tuple(paths),
+      default_partition=_default_partition if '' in paths else None,
+      spell=functools.partial(spell, keeps=keeps, alphabet=alphabet),
+      source_dir=audio_dir or '.',
+      max_utterance_sec=_MAX_UTTERANCE_SEC,
+  )
+
+
+def _corpus_by_flags() -> conversion.Corpus:
+  """Own recordings by the flags."""
+  if not _MANIFEST.value:
+    raise ValueError('--manifest is needed; see --help.')
+  return corpus(
+      _MANIFEST.value,
+      audio_dir=flags.FLAGS.source_dir,
+      keeps=_TEXT.value == 'keep',
+      alphabet=_ALPHABET.value,
+  )
+
+
+if __name__ == '__main__':
+  conversion.main(
+      _corpus_by_flags, flag_names=('manifest', 'text', 'alphabet')
+  )

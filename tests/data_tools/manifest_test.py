@@ -1,0 +1,424 @@
+"""Tests of own recordings: each format, the alphabet, the parts, bad input."""
+
+import collections
+import csv
+import gzip
+import io
+import json
+import os
+import pathlib
+import tempfile
+from unittest import mock
+
+from absl.testing import parameterized
+import numpy as np
+import pytest
+import soundfile
+
+from data_tools import hugging_face
+from data_tools import manifest
+from data_tools import utterances
+from tests.bin import in_process
+from tests.bin import programs
+from tff_asr.data import audio
+from tff_asr.data import client_data
+
+try:
+  import pyarrow
+except ImportError:
+  pyarrow = None
+
+_RATE_HZ = 44100
+
+
+def _tone(seconds: float, hz: float, rate_hz: int = _RATE_HZ) -> np.ndarray:
+  """Stereo: the tone, and silence."""
+  times = np.arange(round(seconds * rate_hz)) / rate_hz
+  return np.stack([np.sin(2 * np.pi * hz * times), 0 * times], 1) / 4
+
+
+_ROWS = [
+    ('a/1.wav', 'ann', 'Grüß Gott!'),
+    ('a/2.flac', 'ann', 'Äpfel, süß'),
+    ('b/1.ogg', 'bob', 'Das »Haus«'),
+    ('b/2.mp3', 'bob', 'gut'),
+]
+
+
+class ManifestTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    for i, (name, _, _) in enumerate(_ROWS):
+      path = self.root / name
+      path.parent.mkdir(exist_ok=True)
+      soundfile.write(path, _tone(0.3 + 0.1 * i, 440), _RATE_HZ)
+
+  def write(self, name: str, text: str) -> str:
+    path = self.root / name
+    path.parent.mkdir(exist_ok=True)
+    data = text.encode()
+    path.write_bytes(gzip.compress(data) if name.endswith('.gz') else data)
+    return str(path)
+
+  def write_rows(self, name: str) -> str:
+    """`_ROWS` as a format says them."""
+    names = ('audio', 'speaker', 'text')
+    suffix = name.removesuffix('.gz').rpartition('.')[2]
+    if suffix == 'jsonl':
+      keys = ('audio_filepath', 'speaker', 'text')
+      rows = [dict(zip(keys, row), duration=9.5) for row in _ROWS]
+      return self.write(name, '\n'.join(map(json.dumps, rows)))
+    text = io.StringIO()
+    csv.writer(text, delimiter='\t' if suffix == 'tsv' else ',').writerows(
+        [names, *_ROWS]
+    )
+    # As spreadsheets save it.
+    return self.write(name, '\ufeff' + text.getvalue())
+
+  def write_kaldi(self, **changes: str) -> str:
+    files = {
+        'wav.scp': '\n'.join(f'{r[0]} {r[0]}' for r in _ROWS),
+        'utt2spk': '\n'.join(f'{r[0]} {r[1]}' for r in _ROWS),
+        'text': '\n'.join(f'{r[0]} {r[2]}' for r in _ROWS),
+    }
+    for name, text in (files | changes).items():
+      self.write(f'kaldi/{name}', text)
+    return str(self.root / 'kaldi')
+
+  def cut(self, **changes):
+    """A cut of lhotse, from .05 s to .25 s of the first file."""
+    return {
+        'id': 'cut', 'type': 'MonoCut', 'start': 0.05, 'duration': 0.2,
+        'channel': 1,
+        'recording': {
+            'sources': [
+                {'type': 'file', 'channels': [0, 1], 'source': 'a/1.wav'}
+            ],
+        },
+        'supervisions': [
+            {'id': 's1', 'start': 0.05, 'duration': 0.1, 'speaker': 'ann',
+             'text': 'ja', 'gender': 'female'},
+            {'id': 's2', 'start': 0.1, 'duration': 0.2, 'speaker': 'ann',
+             'text': 'nein'},
+        ],
+    } | changes
+
+  def write_arrow(self) -> str:
+    folder = self.root / 'hugging'
+    folder.mkdir()
+    names = ['data-0.arrow', 'data-1.arrow']
+    for name, rows in zip(names, (_ROWS[:3], _ROWS[3:])):
+      table = pyarrow.table({
+          'audio': [
+              {'bytes': (self.root / r[0]).read_bytes(), 'path': None}
+              for r in rows
+          ],
+          'speaker_id': [ord(r[1][0]) for r in rows],
+          'sentence': [r[2] for r in rows],
+      })
+      with pyarrow.ipc.new_stream(folder / name, table.schema) as f:
+        f.write_table(table)
+    state = {'_data_files': [{'filename': name} for name in names]}
+    (folder / 'state.json').write_text(json.dumps(state))
+    return str(folder)
+
+  def check_listing(self, listing, speakers=('ann', 'ann', 'bob', 'bob')):
+    self.assertEmpty(listing.problems)
+    self.assertEqual(
+        [(u.client_id, u.transcript) for u in listing.utterances],
+        [(s, row[2]) for s, row in zip(speakers, _ROWS)],
+    )
+    for utterance, (name, _, _) in zip(listing.utterances, _ROWS):
+      outcome = utterances.encode(utterance, encoding='pcm', salt=b's' * 32)
+      (record,) = outcome.records
+      expected = audio.read(self.root / name)
+      self.assertEqual(record.content, expected.astype('<i2').tobytes())
+
+  @parameterized.parameters(
+      'm.tsv', 'm.csv', 'm.jsonl', 'm.tsv.gz', 'x.jsonl.gz'
+  )
+  def test_tables_and_json_lines_are_read(self, name):
+    self.check_listing(manifest.list_utterances(self.write_rows(name)))
+
+  def test_a_kaldi_folder_is_read(self):
+    listing = manifest.list_utterances(
+        self.write_kaldi(), audio_dir=str(self.root)
+    )
+    self.check_listing(listing)
+
+  def test_segments_of_kaldi_are_parts(self):
+    folder = self.write_kaldi(
+        segments='u1 b/1.ogg 0.1 0.2\nu2 a/1.wav 0.1 -1\nu3 a/1.wav 0.2 0.1\n',
+        text='u1 eins\nu2 zwei\nu3 drei', utt2spk='u1 bob\nu2 ann\nu3 ann',
+    )
+    listing = manifest.list_utterances(folder, audio_dir=str(self.root))
+    self.assertEqual(
+        [(u.utterance_id, u.audio.start_sec) for u in listing.utterances],
+        [('u1', 0.1), ('u2', 0.1)],
+    )
+    self.assertAlmostEqual(listing.utterances[0].audio.duration_sec, 0.1)
+    self.assertIsNone(listing.utterances[1].audio.duration_sec)
+    (problem,) = listing.problems
+    self.assertEqual(problem[:3], ('ann', 'u3', 'has an unusable duration'))
+
+  def test_a_lhotse_cut_is_an_utterance_a_supervision(self):
+    cuts = [
+        self.cut(),
+        self.cut(type='MixedCut', recording=None),
+        self.cut(supervisions=[]),
+        self.cut(recording={'sources': [
+            {'type': 'command', 'channels': [0], 'source': 'rm'}
+        ]}),
+    ]
+    path = self.write('cuts.jsonl.gz', '\n'.join(map(json.dumps, cuts)))
+    listing = manifest.list_utterances(path)
+    (utterance,) = listing.utterances
+    self.assertEqual(utterance.utterance_id, 's1')
+    clip = utterance.audio
+    self.assertAlmostEqual(clip.start_sec, 0.1)
+    self.assertAlmostEqual(clip.duration_sec, 0.1)
+    # The second channel is silent.
+    self.assertEqual(clip.channel, 1)
+    self.assertLess(np.max(np.abs(clip.read(collections.Counter()))), 3)
+    self.assertEqual(listing.attributes, {'gender': {'ann': {'female'}}})
+    self.assertEqual(
+        [problem.reason for problem in listing.problems],
+        [
+            'has a supervision beyond its cut',
+            'has not one recording',
+            'has no transcript',
+            "has audio of the kind 'command'",
+        ],
+    )
+
+  def test_a_hugging_face_folder_is_read(self):
+    if pyarrow is None:
+      self.skipTest('needs the packages of requirements-datasets.txt')
+    folder = self.write_arrow()
+    self.check_listing(
+        manifest.list_utterances(folder), speakers=('97', '97', '98', '98')
+    )
+    (self.root / 'hugging/data-1.arrow').write_bytes(b'\xff\xff\xff\xff' * 9)
+    hugging_face._open.cache_clear()  # pylint: disable=protected-access
+    with self.assertRaisesRegex(ValueError, 'data-1.arrow is no readable Arr'):
+      manifest.list_utterances(folder)
+    (self.root / 'hugging/dataset_dict.json').write_text('{}')
+    (self.root / 'hugging/test').mkdir()
+    with self.assertRaisesRegex(ValueError, 'splits; say --manifest=test='):
+      manifest.list_utterances(folder)
+
+  def test_arrow_files_without_pyarrow_name_what_to_install(self):
+    self.write('hf/state.json', '{"_data_files": [{"filename": "x.arrow"}]}')
+    with mock.patch.dict('sys.modules', pyarrow=None):
+      with self.assertRaisesRegex(ValueError, '-r requirements-datasets.txt'):
+        manifest.list_utterances(str(self.root / 'hf'))
+
+  def test_offsets_cut_and_durations_alone_do_not(self):
+    path = self.write('m.csv', (
+        'Path,Speaker,Text,Offset,Duration,Gender\n'
+        'a/1.wav,ann,x,0.1,0.1,f\na/1.wav,ann,y,,0.1,f\na/1.wav,ann,z,0.2,,m\n'
+    ))
+    listing = manifest.list_utterances(path)
+    lengths = []
+    for utterance in listing.utterances:
+      (record,) = utterances.encode(
+          utterance, encoding='pcm', salt=b's' * 32
+      ).records
+      lengths.append(record.num_samples)
+    self.assertEqual(lengths, [1600, 4800, 1600])
+    self.assertEqual(
+        [u.utterance_id for u in listing.utterances],
+        ['a/1.wav-100', 'a/1.wav', 'a/1.wav-200'],
+    )
+    self.assertEqual(listing.attributes, {'gender': {'ann': {'f', 'm'}}})
+
+  def test_rows_that_say_too_little_are_problems(self):
+    rows = [
+        {'audio': 'a/1.wav', 'speaker': 'ann', 'text': 'x'},
+        {'audio': 'a/1.wav', 'speaker': None, 'text': 'x'},
+        {'audio': 'a/1.wav', 'speaker': True, 'text': 'x'},
+        {'audio': 'a/1.wav', 'speaker': 5, 'text': None},
+        {'audio': '', 'speaker': 5, 'text': 'x'},
+        {'audio': 'a/1.wav', 'speaker': 5, 'text': 'x', 'offset': 'later'},
+        {'audio': 'a\0/1.wav', 'speaker': 5, 'text': 'x'},
+        [],
+    ]
+    # Only keys of the first row are read.
+    rows[0]['offset'] = None
+    text = '\n'.join(map(json.dumps, rows)) + '\n{"a": \n' + '[' * 10**5
+    listing = manifest.list_utterances(self.write('m.json', text))
+    self.assertLen(listing.utterances, 1)
+    unreadable = ['has a line that cannot be read'] * 3
+    self.assertEqual(
+        [problem.reason for problem in listing.problems],
+        ['has no speaker'] * 2
+        + ['has no transcript', 'has no audio file', 'has an unusable offset',
+           'has an unusable path', *unreadable],
+    )
+
+  @parameterized.parameters(
+      ('m.tsv', 'audio\tspeaker\ttext\n../x.wav\tann\tx', 'row 1.*outside of'),
+      ('m.tsv', 'audio\tspeaker\ttext\n/etc/x\tann\tx', 'row 1.*outside of'),
+      ('m.tsv', 'audio\tspeaker\ttext\nout/x\tann\tx', 'row 1.*outside of'),
+      ('m.tsv', 'audio\ttext\na\tb', r'no speaker \(speaker, .*but audio, te'),
+      ('m.tsv', '', 'm.tsv has no audio .*but nothing'),
+      ('m.tsv', 'a' * (10**6 + 1), 'm.tsv: line 1 goes beyond 1,000,000'),
+      ('m.jsonl', '{"audio": "a"}', 'm.jsonl has no speaker'),
+      ('m.xml', '', 'm.xml is no manifest that this program knows'),
+      ('wav.scp', 'u sox x.wav - |', 'wav.scp: u is a command'),
+      ('wav.scp', 'u feats.ark:17', 'wav.scp: u is a command or part'),
+  )
+  def test_what_must_not_be_followed_is_refused(self, name, text, message):
+    (self.root / 'out').symlink_to('/etc')
+    if name == 'wav.scp':
+      path = self.write_kaldi(**{name: text})
+    else:
+      path = self.write(name, text)
+    with self.assertRaisesRegex(ValueError, message):
+      manifest.list_utterances(path)
+
+  def test_damaged_files_are_named(self):
+    for name, data in (('m.tsv', b'\xff\xfe'), ('m.jsonl.gz', b'\x1f\x8b0')):
+      (self.root / name).write_bytes(data)
+      with self.assertRaisesRegex(ValueError, name):
+        manifest.list_utterances(str(self.root / name))
+    with self.assertRaisesRegex(ValueError, 'nothing.tsv is missing'):
+      manifest.list_utterances(str(self.root / 'nothing.tsv'))
+    os.mkfifo(self.root / 'pipe.tsv')
+    with self.assertRaisesRegex(ValueError, 'pipe.tsv: is no plain file'):
+      manifest.list_utterances(str(self.root / 'pipe.tsv'))
+
+  def listings(self, *texts: str):
+    return {
+        name: utterances.Listing(
+            [utterances.Utterance('ann', str(i), text, 'x')]
+        )
+        for i, (name, text) in enumerate(zip(('train', 'dev'), texts))
+    }
+
+  def spelt(self, *texts: str, **settings):
+    characters, found = manifest.spell(self.listings(*texts), **settings)
+    return characters, {
+        name: [u.transcript for u in listing.utterances]
+        for name, listing in found.items()
+    }, found
+
+  def test_the_first_part_decides_the_alphabet(self):
+    characters, found, listings = self.spelt(
+        'Süß, oder?  Ja!', 'Ça: 3 süßere', keeps=False
+    )
+    self.assertEqual(characters, " '-adejorsßü")
+    self.assertEqual(found, {'train': ['süß oder ja'], 'dev': ['a süßere']})
+    self.assertEqual(
+        listings['dev'].utterances[0].changes, ['lost digits', 'lost letters']
+    )
+    characters, found, listings = self.spelt(
+        'Süß,  oder\u0301', 'Süß? ó', keeps=True
+    )
+    self.assertEqual(characters, ' ,Sdeoßüŕ')
+    self.assertEqual(found, {'train': ['Süß, odeŕ'], 'dev': []})
+    (problem,) = listings['dev'].problems
+    self.assertEqual(problem.reason, 'has characters outside the tokens')
+    characters, found, _ = self.spelt('Ja!', 'ok', keeps=False, alphabet='JAOK')
+    self.assertEqual(characters, " '-ajko")
+    self.assertEqual(found, {'train': ['ja'], 'dev': ['ok']})
+
+  def write_speakers(self, count: int) -> str:
+    for i in range(count):
+      soundfile.write(self.root / f'{i}.wav', _tone(1, 200 + i), _RATE_HZ)
+    rows = [f'{i}.wav\ts{i}\tJa, {i}.' for i in range(count)]
+    return self.write('m.tsv', '\n'.join(['audio\tspeaker\ttext', *rows]))
+
+  def convert(self, *arguments):
+    return in_process.run(
+        'data_tools.manifest', f'--output_dir={self.root / "data"}',
+        '--workers=0', *arguments,
+    )
+
+  def test_speakers_are_dealt_and_the_alphabet_is_told(self):
+    finished = self.convert(f'--manifest={self.write_speakers(21)}')
+    self.assertEqual((finished.code, finished.stderr), (0, ''))
+    self.assertRegex(
+        finished.stdout, r'(?s)train .* 17 .*dev .* 2 .*test .* 2 '
+    )
+    self.assertIn('data/corpus.gin', finished.stdout)
+    text = (self.root / 'data/corpus.gin').read_text()
+    self.assertIn('CHARACTERS = " \'-aj"', text)
+    for setting, part in (
+        ('TRAIN_DIR', 'train'), ('PRIVATE_DIR', 'train'), ('DEV_DIR', 'dev'),
+        ('TEST_DIR', 'test'),
+    ):
+      self.assertIn(f"{setting} = '{self.root / 'data' / part}'\n", text)
+    loaded = [
+        client_data.load(str(self.root / 'data' / part)).client_ids
+        for part in ('train', 'dev', 'test')
+    ]
+    self.assertEqual([len(ids) for ids in loaded], [17, 2, 2])
+    self.assertLen(set(sum(loaded, [])), 21)
+    for path in (self.root / 'data').rglob('*'):
+      self.assertEqual(path.stat().st_mode & 0o077, 0, path)
+    before = (self.root / 'data/train/shard-00000.tfrecord').stat().st_mtime_ns
+    self.assertEqual(
+        self.convert(f'--manifest={self.root / "m.tsv"}').stdout,
+        finished.stdout,
+    )
+    self.assertEqual(
+        (self.root / 'data/train/shard-00000.tfrecord').stat().st_mtime_ns,
+        before,
+    )
+
+  def test_named_manifests_are_splits(self):
+    path = self.write_speakers(2)
+    finished = self.convert(f'--manifest=train={path},validation={path}')
+    self.assertEqual(finished.code, 0, finished.stderr)
+    text = (self.root / 'data/corpus.gin').read_text()
+    self.assertIn(f"DEV_DIR = '{self.root / 'data/validation'}'\n", text)
+    self.assertNotIn('TEST_DIR', text)
+
+  def test_more_than_a_tenth_left_out_is_an_error_after_the_rest(self):
+    path = self.write_speakers(9)
+    with open(path, 'a', encoding='utf-8') as f:
+      f.write('\nno.wav\ts0\tJa')
+    finished = self.convert(f'--manifest={path}', '--max_dropped=0.05')
+    self.assertEqual(finished.code, 1)
+    self.assertRegex(finished.stdout, 'left out, cannot be opened: 1 ')
+    self.assertRegex(
+        finished.stderr, r'\Aerror: 1 of 10 utterances were left out.*\n\Z'
+    )
+    self.assertTrue((self.root / 'data/train/corpus.json').exists())
+    self.assertEqual(self.convert(f'--manifest={path}').code, 0)
+
+  @pytest.mark.slow
+  def test_a_table_becomes_a_private_run_and_a_transcript(self):
+    self.convert(f'--manifest={self.write_speakers(6)}')
+    run = self.root / 'run'
+    tiny = (*programs.TINY, 'NUM_ROUNDS = 2', 'EVALUATE_EVERY = 2')
+    finished = in_process.run(
+        'bin/train_federated.py',
+        f'--output_dir={run}',
+        '--gin_file=gin/experiments/own_recordings.gin',
+        f'--gin_file={self.root / "data/corpus.gin"}',
+        *(f'--gin_param={setting}' for setting in tiny),
+    )
+    self.assertEqual(finished.code, 0, finished.stderr)
+    self.assertIn('NOT PRIVATE', finished.stdout)
+    heard = in_process.run(
+        'bin/transcribe.py', f'--run={run}', '--format=json',
+        str(self.root / 'b/2.mp3'),
+    )
+    self.assertEqual(heard.code, 0, heard.stderr)
+    (transcript,) = json.loads(heard.stdout)
+    self.assertLessEqual(set(transcript['text']), set(" '-aj"))
+
+  @parameterized.parameters(
+      ((), 'error: --manifest is needed'),
+      (('--manifest=a.tsv,x=b.tsv',), 'error: --manifest is .*NAME=FILE for'),
+      (('--manifest=no.tsv',), 'error: no.tsv is missing'),
+  )
+  def test_bad_flags_end_in_a_line(self, arguments, message):
+    finished = self.convert(*arguments)
+    self.assertEqual(finished.code, 1)
+    self.assertRegex(finished.stderr, rf'\A{message}.*\n\Z')
+    self.assertFalse((self.root / 'data').exists())
