@@ -15,6 +15,7 @@ from tff_asr import config
 from tff_asr.data import pipeline
 from tff_asr.learning import client_update
 from tff_asr.optimizers import schedules
+from tff_asr.privacy import accounting
 from tff_asr.privacy import clipping
 from tff_asr.programs import central
 from tff_asr.programs import evaluation
@@ -525,3 +526,47 @@ class RecipeTest(parameterized.TestCase):
     found = _bound(clipping.Clipping, command)
     self.assertAlmostEqual(found.weights['/w[12]$'] ** 2, 10)
     self.assertEqual(found.split, 'dim')
+
+
+class PretrainingRowsTest(parameterized.TestCase):
+  """docs/pretraining.md: each row binds, and costs what it says."""
+
+  def test_rows(self):
+    text = experiment_files.read('docs/pretraining.md')
+    table = text.split('## The paper\'s runs')[1]
+    rows = [
+        [cell.strip() for cell in line.strip('|').split('|')]
+        for line in table.splitlines()
+        if re.match(r'\|[^|]+\| `ssl_', line)
+    ]
+    self.assertGreaterEqual(len(rows), 12)
+    for paper, run, arguments, wer, cost in rows:
+      row = _Row(paper, run.strip('`'), arguments.strip('`'), wer, cost, '')
+      for command in map(_parse, row.commands()):
+        with self.subTest(paper, command=command):
+          config.bind(
+              experiment_files.program(row.path),
+              gin_files=command.gin_files,
+              gin_params=command.gin_params,
+          )
+          if not cost:
+            continue
+          settings = _found(config.text())
+          epsilon, delta, times = map(float, cost.split(', '))
+          self.assertEqual(float(settings['DELTA']), delta)
+          batch, steps = (
+              int(settings[name]) for name in ('BATCH_SIZE', 'NUM_STEPS')
+          )
+          # 10^(9 / 1.1) utterances are ten times as many as Libri-Light's.
+          group = accounting.RoundGroup(
+              sampling=accounting.Sampling(
+                  kind='poisson',
+                  cohort_size=int(times * batch),
+                  population=int(times * 15_200_000),
+              ),
+              # The same noise on the mean.
+              noise_multiplier=times * float(settings['NOISE_MULTIPLIER']),
+              count=steps,
+          )
+          found = accounting.epsilon(accounting.compose([group]), delta=delta)
+          self.assertAlmostEqual(found / epsilon, 1, delta=0.02)

@@ -114,7 +114,10 @@ def conformer_block(
     return inner @ weights[f'{name}/w2']
 
   hidden = inputs + 0.5 * mlp('mlp_1', inputs)
-  hidden = hidden + relative_attention(
+  # Without the weights of relative positions there are none.
+  is_relative = 'attention/wr' in weights
+  attend = relative_attention if is_relative else reference.self_attention
+  hidden = hidden + attend(
       under('attention', weights),
       norm('attention/ln', hidden),
       num_heads=num_heads,

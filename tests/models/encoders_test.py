@@ -49,6 +49,14 @@ _ROWS = {
         ),
         4,
     ),
+    'conformer_plain': (
+        conformer.build,
+        _CONFORMER | dict(relative_attention=False),
+        functools.partial(
+            reference_ssl.conformer_encoder, num_heads=2, num_groups=4
+        ),
+        4,
+    ),
 }
 _NAMES = tuple((name, name) for name in _ROWS)
 # Another value of each option, and bad ones; 0, -1 and 2.0 for every size.
@@ -65,7 +73,7 @@ _OTHER = {
     'conformer': dict(
         num_blocks=3, dim=16, mlp_dim=13, num_heads=4, kernel_size=5,
         num_groups=2, front_channels=4, dropout=0.3, feature_dim=10,
-        activation_dtype='bfloat16',
+        relative_attention=False, activation_dtype='bfloat16',
     ),
 }
 _BAD = {
@@ -395,6 +403,8 @@ class SizesTest(parameterized.TestCase):
       ('transformer', {}, 192 + 64 + 32 + 96 + 96),
       ('conv', {}, 384 + 16 + 16),
       ('conformer', dict(mlp_dim=32, kernel_size=5), 24 * 64 + 19 * 8),
+      # Without W_r, u and v.
+      ('conformer_plain', dict(mlp_dim=32, kernel_size=5), 23 * 64 + 17 * 8),
   )
   def test_by_hand(self, row, options, expected):
     one, two = (

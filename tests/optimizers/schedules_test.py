@@ -75,6 +75,17 @@ class SchedulesTest(parameterized.TestCase):
           _step_decay(start=2**24 + 1),
           {2**24: 0.5, 2**24 + 1: 0.25},
       ),
+      # .2 times the root of 100 / (t + 1).
+      (
+          'inverse_root',
+          schedules.inverse_root_decay(0.2, start=100),
+          {0: 0.2, 99: 0.2, 199: 0.2 / 2**0.5, 399: 0.1, 9999: 0.02},
+      ),
+      (
+          'inverse_root_floor',
+          schedules.inverse_root_decay(0.2, start=100, floor=0.15),
+          {0: 0.2, 9999: 0.15},
+      ),
       # 1 / 4, 2 / 4, ... of .2, reached in the fourth round.
       (
           'warmup',

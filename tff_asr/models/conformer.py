@@ -13,11 +13,14 @@ with dropout at the end of each of the four and after the swish of an FFN.
 Differences: group norm in place of batch norm, whose statistics couple the
 examples of a batch (private gradients by example forbid it, and clients have
 none to share; so in https://arxiv.org/abs/2409.13953), taken over valid frames
-only; matrices have no biases, as in `transformer`.
+only; matrices have no biases, as in `transformer`. Without relative positions
+attention has none: so in the Conformer XL of Zhang et al. 2020,
+https://arxiv.org/abs/2010.10504, whose convolutions tell places apart.
 
   B: batch size. T: feature frames. F: mel bins. S: subsampled frames. D: width.
 """
 
+from collections.abc import Callable
 import functools
 import math
 from typing import Optional
@@ -42,6 +45,7 @@ def build(
     kernel_size: int = 5,
     num_groups: int = 8,
     front_channels: int = 32,
+    relative_attention: bool = True,
     dropout: float = 0.0,
     feature_dim: int = log_mel.NUM_MEL_BINS,
     activation_dtype: str = 'float32',
@@ -56,6 +60,7 @@ def build(
     kernel_size: Frames that a depthwise convolution sees, odd.
     num_groups: Groups of channels of the group norms.
     front_channels: Channels of the front end's convolutions.
+    relative_attention: Whether attention has relative positions, or none.
     dropout: Rate.
     feature_dim: F, at least 4.
     activation_dtype: 'float32' or 'bfloat16'; see `layers`.
@@ -90,11 +95,16 @@ def build(
           activation_dtype=activation_dtype,
       ),
       num_blocks=num_blocks,
-      block_specs=_block_specs(dim, mlp_dim, kernel_size),
+      block_specs=_block_specs(dim, mlp_dim, kernel_size, relative_attention),
       apply_block=functools.partial(
           _block,
           num_heads=num_heads,
           num_groups=num_groups,
+          attend=(
+              attention.apply_relative
+              if relative_attention
+              else attention.apply
+          ),
           dropout=dropout,
           activation_dtype=activation_dtype,
       ),
@@ -102,7 +112,7 @@ def build(
 
 
 def _block_specs(
-    dim: int, mlp_dim: int, kernel_size: int
+    dim: int, mlp_dim: int, kernel_size: int, relative_attention: bool
 ) -> weights_lib.Specs:
   """Weights of one block."""
   mlp = {
@@ -110,9 +120,12 @@ def _block_specs(
       'w1': weights_lib.matrix(dim, mlp_dim),
       'w2': weights_lib.matrix(mlp_dim, dim),
   }
-  relative = {
+  attention_specs = (
+      attention.relative_specs if relative_attention else attention.specs
+  )
+  attending = {
       **weights_lib.prefix('ln', layers.norm_specs(dim)),
-      **attention.relative_specs(dim=dim),
+      **attention_specs(dim=dim),
   }
   convolution = {
       'depthwise': weights_lib.WeightSpec(
@@ -124,7 +137,7 @@ def _block_specs(
       'w4': weights_lib.matrix(dim, dim),
   }
   return {
-      **weights_lib.prefix('attention', relative),
+      **weights_lib.prefix('attention', attending),
       **weights_lib.prefix('conv', convolution),
       **weights_lib.prefix('ln', layers.norm_specs(dim)),
       **weights_lib.prefix('mlp_1', mlp),
@@ -140,6 +153,7 @@ def _block(
     *,
     num_heads: int,
     num_groups: int,
+    attend: Callable[..., tf.Tensor],
     dropout: float,
     activation_dtype: str,
 ) -> tf.Tensor:
@@ -157,7 +171,13 @@ def _block(
 
   hidden = inputs + run(_mlp, 'mlp_1', inputs, dropout, mlp_1_seed) / 2
   hidden += run(
-      _attention, 'attention', hidden, valid, num_heads, dropout, attention_seed
+      functools.partial(_attention, attend),
+      'attention',
+      hidden,
+      valid,
+      num_heads,
+      dropout,
+      attention_seed,
   )
   hidden += run(
       _convolution, 'conv', hidden, valid, num_groups, dropout, conv_seed
@@ -181,6 +201,7 @@ def _mlp(
 
 
 def _attention(
+    attend: Callable[..., tf.Tensor],
     weights: weights_lib.Weights,
     normed: tf.Tensor,
     valid: tf.Tensor,
@@ -190,7 +211,7 @@ def _attention(
 ) -> tf.Tensor:
   """The attention module."""
   inner_seed, outer_seed = layers.split_seed(seed, 2)
-  outputs = attention.apply_relative(
+  outputs = attend(
       weights,
       normed,
       valid,

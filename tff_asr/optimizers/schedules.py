@@ -104,6 +104,29 @@ def step_decay(
   return schedule
 
 
+def inverse_root_decay(
+    learning_rate: float, *, start: int, floor: float = 0.0
+) -> Schedule:
+  """Constant until `start`, then learning_rate sqrt(start / (t + 1)).
+
+  With a warm-up of `start` rounds it is the schedule of Vaswani et al. 2017,
+  https://arxiv.org/abs/1706.03762, with its peak at learning_rate.
+
+  Args:
+    learning_rate: Before decay; at least 0 and finite.
+    start: Rounds at the full rate, a positive integer.
+    floor: The rate never falls under this.
+  """
+  _check_decay(learning_rate, start, 1.0, floor)
+  checks.positive_int(start=start)
+
+  def schedule(round_num):
+    past = tf.maximum(tf.cast(round_num, tf.float32) + 1, start)
+    return tf.maximum(learning_rate * tf.sqrt(start / past), floor)
+
+  return schedule
+
+
 def warmup(schedule: Schedule, *, rounds: int, first: int = 1) -> Schedule:
   """Multiplies a schedule by min(1, (t + first) / rounds).
 
