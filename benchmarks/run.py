@@ -33,6 +33,7 @@ _RESULTS = flags.DEFINE_string('results', None, 'Folder for the figures.')
 NAMES = (
     'local_step',
     'input_pipeline',
+    'reader',
     'batches',
     'aggregation',
     'noise',

@@ -83,6 +83,15 @@ class BenchmarksTest(parameterized.TestCase):
           ],
       ),
       (
+          'reader',
+          ('reader', '--clients=1', '--repeats=1'),
+          lambda figures: [
+              each
+              for part in figures['parts'].values()
+              for each in part['thread_sec']
+          ],
+      ),
+      (
           'start_up',
           ('start_up', '--sizes=1x8', '--repeats=1'),
           lambda figures: [

@@ -83,6 +83,7 @@ class SchemaTest(parameterized.TestCase):
       ('pcm', 4001, '4001 samples.*4000'),
       ('pcm', 3999, '3999 samples.*4000'),
       ('log_mel', 4080, '24 frames.*23'),
+      ('flac', 4001, '4001 samples.*4000'),
   )
   def test_wrong_length_is_an_error_that_names_nobody(
       self, encoding, num_samples, found
@@ -94,6 +95,25 @@ class SchemaTest(parameterized.TestCase):
     ) as caught:
       parse(tf.constant(record))
     self.assertNotIn('anna', str(caught.exception))
+    decode_all = schema.build_decode_all_fn(encoding)
+    right = schema.parse([_serialize(encoding=encoding), record])
+    with self.assertRaisesRegex(
+        tf.errors.InvalidArgumentError, f'an utterance should have {found}'
+    ):
+      decode_all(right, tf.constant(10))
+
+  def test_half_a_sample_and_no_frame_are_seen_among_many(self):
+    decode_all = schema.build_decode_all_fn('pcm')
+    cut = schema.parse([_serialize(audio=bytes(7), num_samples=4)])
+    decode_all(cut | dict(audio=tf.constant([bytes(8)])), tf.constant(2))
+    with self.assertRaisesRegex(
+        tf.errors.InvalidArgumentError, '3 samples.*has 4'
+    ):
+      cut['num_samples'] -= 1
+      decode_all(cut, tf.constant(2))
+    empty = schema.parse([_serialize(_waveform()[:1], encoding='log_mel')])
+    decoded = schema.build_decode_all_fn('log_mel')(empty, tf.constant(0))
+    self.assertEqual(decoded['features'].shape, [1, 0, 80])
 
   @parameterized.named_parameters(
       ('client_id', dict(client_id=''), 'client_id'),

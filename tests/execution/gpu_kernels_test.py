@@ -35,6 +35,7 @@ _OF_THE_HOST = frozenset([
     # Client ids, their hash table, paths and records.
     'ArgMax of int32',
     'AsString',
+    'DecodePaddedRaw',
     'DecodeRaw',
     'MatchingFiles',
     'ParseExampleV2',
@@ -48,10 +49,8 @@ _OF_THE_HOST = frozenset([
     'RaggedTensorToTensor',
     'StringLength',
     'UnicodeDecodeWithOffsets',
-    # A chunk of waveforms, read one after the other.
+    # A chunk of waveforms.
     'Pad of int16',
-    'TensorListSetItem of int16',
-    'TensorListStack of int16',
     # Noise: OpenSSL and NumPy.
     'PyFuncStateless',
     # The order of a chunk's batches, a few integers.

@@ -39,11 +39,14 @@ class _Source:
 def _build(read, **options):
   return prefetch.Reader(
       read,
-      elements=_ELEMENTS,
       get_client=lambda key: [tf.constant(key)],
       num_threads=2,
       **(
-          dict(computation='one', cache=prefetch.ClientCache(max_bytes=0))
+          dict(
+              elements=_ELEMENTS,
+              computation='one',
+              cache=prefetch.ClientCache(max_bytes=0),
+          )
           | options
       ),
   )
@@ -113,6 +116,27 @@ class ReaderTest(absltest.TestCase):
       ) as reader:
         self.assertEqual(_lengths(*reader.take(0)), [60, 40])
       self.assertEqual(source.num_made, num_made)
+
+  def test_scalars_are_counted_together_and_kept_one_by_one(self):
+    # 100 times 8 bytes, 2 of text and 4096 for the element.
+    elements = (tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.string))
+    dataset = tf.data.Dataset.range(100).map(lambda n: (n, 'ab'))
+    for max_bytes, is_kept in ((410600, True), (410599, False)):
+      cache = prefetch.ClientCache()
+      with contextlib.closing(
+          _build(
+              lambda _: [tf.data.experimental.to_variant(dataset)],
+              elements=[elements],
+              max_bytes=max_bytes,
+              cache=cache,
+          )
+      ) as reader:
+        (found,) = reader.take(0)
+      self.assertEqual(cache.get(('one', ('int32', 0))) is not None, is_kept)
+      found = tf.data.experimental.from_variant(found, elements)
+      self.assertEqual(
+          list(found.as_numpy_iterator()), [(n, b'ab') for n in range(100)]
+      )
 
   def test_a_client_is_read_while_nobody_waits_for_it(self):
     read = threading.Event()
@@ -198,7 +222,7 @@ class ReaderTest(absltest.TestCase):
     closing.set()
     closer.join(_TIMEOUT_SEC)
     self.assertFalse(closer.is_alive())
-    self.assertLess(num_made, 10)
+    self.assertLessEqual(num_made, prefetch.ELEMENTS_AT_ONCE)
 
   def test_work_without_datasets_has_none_to_read(self):
     with contextlib.closing(_build(None)) as reader:

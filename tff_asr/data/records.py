@@ -61,6 +61,7 @@ class Reader:
     # The prefix of every shard's path; the number is known in the graph only.
     self._prefix, self._suffix = index.shard_name(0).split('00000')
     self._decode = schema.build_decode_fn(corpus.encoding)
+    self._decode_all = schema.build_decode_all_fn(corpus.encoding)
     self._count = (
         log_mel.num_frames if corpus.encoding == 'log_mel' else tf.identity
     )
@@ -130,26 +131,15 @@ class Reader:
       features float32 [n, T, F], 0 past each length; length int32 [n].
     """
     features = self.parse(rows)
-    name, spec = next(
-        (name, spec)
-        for name, spec in schema.element_spec(self._encoding).items()
-        if name in longest
-    )
+    name = next(n for n in schema.element_spec(self._encoding) if n in longest)
     lengths = self._count(features[schema.NUM_SAMPLES])
     lengths = tf.minimum(tf.cast(lengths, tf.int32), longest[name])
-    most = tf.reduce_max(lengths)
-
-    def decode(record):
-      sound = self._decode(record)[name][: longest[name]]
-      rest = [[0, most - tf.shape(sound)[0]]]
-      return tf.pad(sound, rest + [[0, 0]] * (spec.shape.rank - 1))
-
-    sounds = tf.map_fn(decode, features, fn_output_signature=spec)
+    sounds = self._decode_all(features, tf.reduce_max(lengths))
     chunk = {
         key: features[key]
         for key in (schema.CLIENT_ID, schema.TRANSCRIPT, schema.UTTERANCE_ID)
     }
-    return dict(chunk, **{name: sounds, LENGTH: lengths})
+    return dict(chunk, **sounds, **{LENGTH: lengths})
 
   def read_dataset(self, rows: tf.data.Dataset) -> tf.data.Dataset:
     """Elements of `schema.element_spec`, in the order of their places.

@@ -20,6 +20,7 @@ tensorflow-io can run (TFF's native worker cannot).
 
 import collections
 from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -141,41 +142,145 @@ def build_decode_fn(
   Raises:
     ValueError: If `encoding` is unknown.
   """
-  checks.one_of(ENCODINGS, encoding=encoding)
-  name, decode, count, unit = {
-      'pcm': (WAVEFORM, _decode_pcm, tf.identity, 'samples'),
-      'flac': (WAVEFORM, _decode_flac, tf.identity, 'samples'),
-      'log_mel': (FEATURES, _decode_log_mel, log_mel.num_frames, 'frames'),
-  }[encoding]
-  if encoding == 'flac':
-    import tensorflow_io  # pylint: disable=g-import-not-at-top,unused-import
+  form = _form(encoding)
 
   def to_element(record: dict[str, tf.Tensor]) -> Element:
-    decoded = decode(record[AUDIO])
-    found = tf.shape(decoded, out_type=tf.int64)[0]
-    expected = count(record[NUM_SAMPLES])
-    check = tf.debugging.Assert(
-        tf.equal(found, expected),
-        [
-            tf.strings.join([
-                'an utterance should have ',
-                tf.strings.as_string(expected),
-                f' {unit}, its {encoding} audio has ',
-                tf.strings.as_string(found),
-                '; write the corpus again.',
-            ])
-        ],
+    decoded = form.decode(record[AUDIO])
+    checked = _check_lengths(
+        form,
+        tf.shape(decoded, out_type=tf.int64)[:1],
+        record[NUM_SAMPLES][tf.newaxis],
     )
-    # TFF traces without automatic control dependencies. In eager mode the
-    # assertion has already run and there is no op.
-    with tf.control_dependencies([] if check is None else [check]):
+    with tf.control_dependencies(checked):
       decoded = tf.identity(decoded)
-    element = {name: decoded}
+    element = {form.name: decoded}
     for key in (CLIENT_ID, TRANSCRIPT, UTTERANCE_ID):
       element[key] = record[key]
     return collections.OrderedDict(sorted(element.items()))
 
   return to_element
+
+
+def build_decode_all_fn(
+    encoding: str,
+) -> Callable[[dict[str, tf.Tensor], tf.Tensor], dict[str, tf.Tensor]]:
+  """Returns what decodes the audio of many records into one tensor.
+
+  Args:
+    encoding: As for `build_decode_fn`.
+
+  Returns:
+    A graph function from features [n], as `parse` gives them, and how many
+    samples or frames to keep of each, `most` int32 [], not negative, to
+    `waveform` int16 [n, most] or `features` float32 [n, most, F], 0 past the
+    end of each. It raises what the function of `build_decode_fn` does.
+
+  Raises:
+    ValueError: If `encoding` is unknown.
+  """
+  form = _form(encoding)
+  spec = element_spec(encoding)[form.name]
+
+  def decode_all(
+      features: dict[str, tf.Tensor], most: tf.Tensor
+  ) -> dict[str, tf.Tensor]:
+    audio = features[AUDIO]
+    if form.unit_bytes is None:
+
+      def decode(record):
+        sound = form.decode(record)
+        size = tf.shape(sound)[0]
+        rest = tf.maximum(most - size, 0)
+        return tf.pad(sound[:most], [[0, rest]]), tf.cast(size, tf.int64)
+
+      decoded, found = tf.map_fn(
+          decode,
+          audio,
+          fn_output_signature=(spec, tf.TensorSpec([], tf.int64)),
+      )
+    else:
+      # The op has no output of no bytes.
+      decoded = tf.io.decode_raw(
+          audio,
+          spec.dtype,
+          little_endian=True,
+          fixed_length=form.unit_bytes * tf.maximum(most, 1),
+      )
+      shape = [-1, tf.maximum(most, 1), *spec.shape[1:]]
+      decoded = tf.reshape(decoded, shape)[:, :most]
+      num_bytes = tf.cast(tf.strings.length(audio), tf.int64)
+      found = -(-num_bytes // form.unit_bytes)
+    checked = _check_lengths(form, found, features[NUM_SAMPLES])
+    with tf.control_dependencies(checked):
+      return {form.name: tf.identity(decoded)}
+
+  return decode_all
+
+
+class _Form(NamedTuple):
+  """How an encoding's audio is read.
+
+  Attributes:
+    encoding: One of `ENCODINGS`.
+    name: Of the element's audio.
+    decode: Bytes to audio.
+    count: From samples to the length of the audio.
+    unit: Of that length.
+    unit_bytes: Of the encoded audio; None if they vary.
+  """
+
+  encoding: str
+  name: str
+  decode: Callable[[tf.Tensor], tf.Tensor]
+  count: Callable[[tf.Tensor], tf.Tensor]
+  unit: str
+  unit_bytes: int | None
+
+
+def _form(encoding: str) -> _Form:
+  """Of an encoding; 'flac' imports tensorflow-io."""
+  checks.one_of(ENCODINGS, encoding=encoding)
+  if encoding == 'flac':
+    import tensorflow_io  # pylint: disable=g-import-not-at-top,unused-import
+  return {
+      form.encoding: form
+      for form in (
+          _Form('pcm', WAVEFORM, _decode_pcm, tf.identity, 'samples', 2),
+          _Form('flac', WAVEFORM, _decode_flac, tf.identity, 'samples', None),
+          _Form(
+              'log_mel', FEATURES, _decode_log_mel, log_mel.num_frames,
+              'frames', 4 * log_mel.NUM_MEL_BINS,
+          ),
+      )
+  }[encoding]
+
+
+def _check_lengths(
+    form: _Form, found: tf.Tensor, num_samples: tf.Tensor
+) -> list[tf.Operation]:
+  """Asserts that audio has the lengths it should have, int64 [n]."""
+  expected = form.count(num_samples)
+  wrong = tf.not_equal(found, expected)
+  # The first one, or, where all are right, any that is there.
+  first = tf.argmax(tf.cast(tf.concat([wrong, [True]], axis=0), tf.int32))
+  text = lambda lengths: tf.strings.as_string(
+      tf.concat([lengths, [0]], axis=0)[first]
+  )
+  check = tf.debugging.Assert(
+      ~tf.reduce_any(wrong),
+      [
+          tf.strings.join([
+              'an utterance should have ',
+              text(expected),
+              f' {form.unit}, its {form.encoding} audio has ',
+              text(found),
+              '; write the corpus again.',
+          ])
+      ],
+  )
+  # TFF traces without automatic control dependencies. In eager mode the
+  # assertion has already run and there is no op.
+  return [] if check is None else [check]
 
 
 def _decode_pcm(audio: tf.Tensor) -> tf.Tensor:

@@ -15,7 +15,9 @@ values (its id, as a rule). They determine the datasets, because
 import collections
 from collections.abc import Callable, Hashable, Sequence
 from concurrent import futures
+import functools
 import threading
+from typing import Any
 
 import tensorflow as tf
 
@@ -25,6 +27,8 @@ MAX_CLIENT_BYTES = 2**30
 MAX_CACHE_BYTES = 2**29
 # Added to the bytes of each element, because many small ones take time, too.
 _ELEMENT_BYTES = 4096
+# Without a look at whether the reader is closed.
+ELEMENTS_AT_ONCE = 64
 
 
 class ClientCache:
@@ -181,18 +185,86 @@ class Reader:
     # Optimizing a dataset's graph takes longer than reading a client.
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False
-    num_bytes = 0
-    for element in elements.with_options(options):
-      num_bytes += _ELEMENT_BYTES + sum(map(_count_bytes, element))
+    elements = elements.with_options(options)
+    are_scalars = all(
+        spec.shape.rank == 0 and spec.dtype != tf.variant for spec in specs
+    )
+    if are_scalars:  # Such as places of records: many together.
+      elements = elements.batch(ELEMENTS_AT_ONCE)
+    iterator = iter(elements)
+    drain = _build_drain(elements.element_spec, is_batched=are_scalars)
+    num_bytes, is_done = tf.constant(0, tf.int64), False
+    while not is_done:
+      num_bytes, is_done = drain(
+          iterator, num_bytes, tf.constant(self._max_bytes, tf.int64)
+      )
       if num_bytes > self._max_bytes or self._closed.is_set():
-        return None, num_bytes
-    return cached, num_bytes
+        return None, int(num_bytes)
+    return cached, int(num_bytes)
 
 
-def _count_bytes(tensor: tf.Tensor) -> int:
-  """Bytes of a tensor's values; 0 for a variant, whose size is unknown."""
-  if tensor.dtype == tf.string:
-    return int(tf.reduce_sum(tf.strings.length(tensor)))
-  if tensor.dtype == tf.variant:
-    return 0
-  return int(tf.size(tensor)) * tensor.dtype.size
+@functools.lru_cache(maxsize=32)
+def _build_drain(
+    specs: tuple[tf.TensorSpec, ...], *, is_batched: bool
+) -> Callable[..., Any]:
+  """Returns what passes over elements and counts their bytes, in the graph.
+
+  So no thread needs Python's lock for an element. A call ends after
+  `ELEMENTS_AT_ONCE`, so that a closed reader ends.
+
+  Args:
+    specs: The flat specs of what an iterator gives.
+    is_batched: Whether that is many elements, or one.
+  """
+
+  @tf.autograph.experimental.do_not_convert
+  def drain(iterator, num_bytes, max_bytes):
+    def count(number, num_bytes, _):
+      element = iterator.get_next_as_optional()
+
+
+      def measure():
+        tensors = element.get_value()
+        size = tf.size(tensors[0]) if is_batched else 1
+        return size, _count_bytes(tensors, size)
+
+      size, added = tf.cond(
+          element.has_value(), measure, lambda: (0, tf.zeros([], tf.int64))
+      )
+      return number + size, num_bytes + added, ~element.has_value()
+
+    with tf.device('/device:CPU:0'):
+      _, num_bytes, is_done = tf.while_loop(
+          lambda number, num_bytes, is_done: (
+              (number < ELEMENTS_AT_ONCE)
+              & (num_bytes <= max_bytes)
+              & ~is_done
+          ),
+          count,
+          (0, num_bytes, False),
+          parallel_iterations=1,
+      )
+    return num_bytes, is_done
+
+  return tf.function(
+      drain,
+      input_signature=[
+          tf.data.IteratorSpec(specs),
+          tf.TensorSpec([], tf.int64),
+          tf.TensorSpec([], tf.int64),
+      ],
+  )
+
+
+def _count_bytes(
+    tensors: Sequence[tf.Tensor], num_elements: tf.Tensor
+) -> tf.Tensor:
+  """Bytes of elements, int64 []; a variant, whose size is unknown, has 0."""
+  total = _ELEMENT_BYTES * tf.cast(num_elements, tf.int64)
+  for tensor in tensors:
+    if tensor.dtype == tf.string:
+      lengths = tf.strings.length(tensor)
+      total += tf.reduce_sum(tf.cast(lengths, tf.int64))
+    elif tensor.dtype != tf.variant:
+      total += tf.size(tensor, tf.int64) * tensor.dtype.size
+  return total
