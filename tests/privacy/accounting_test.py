@@ -280,9 +280,27 @@ class TuningTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       accounting.Tuning(**arguments)
 
+  def test_noise_that_ends_is_charged_to_delta(self):
+    # Delta grows by at most 1e-20 2^-213 exp(epsilon): exp(epsilon) times
+    # 7.6e-85.
+    def cost(count, error):
+      group = _group('full', 10, 10, 1.0, count=count)
+      group = dataclasses.replace(group, sampler_epsilon=error / count)
+      return accounting.epsilon(accounting.compose([group]), delta=1e-9)
+
+    self.assertBetween(cost(120, 0.0), 120, 130)
+    self.assertEqual(cost(120, 1e-20), cost(120, 0.0))
+    # 5.5e-11 of delta at epsilon 170, twice that is left out.
+    self.assertBetween(cost(174, 0.0), 170, 170.1)
+    self.assertBetween(cost(174, 1e-20) - cost(174, 0.0), 0.1, 0.4)
+    # More than a quarter of delta.
+    self.assertBetween(cost(176, 0.0), 171.5, 172)
+    self.assertEqual(cost(176, 1e-20), math.inf)
+    self.assertEqual(cost(10_000, 1e-20), math.inf)
+
   def test_errors_of_the_sampler_add_to_epsilon_of_either_accountant(self):
     group = _group('poisson', 100, 10_000, 2.0, count=50)
-    inexact = dataclasses.replace(group, sampler_epsilon=1e-3)
+    inexact = dataclasses.replace(group, sampler_epsilon=1e-4)
     for accountant in accounting.ACCOUNTANTS:
       exact, found = (
           accounting.epsilon(
@@ -291,7 +309,7 @@ class TuningTest(parameterized.TestCase):
           )
           for each in (group, inexact)
       )
-      self.assertAlmostEqual(found - exact, 50 * 1e-3)
+      self.assertAlmostEqual(found - exact, 50 * 1e-4)
     # Each of the runs has its own, and there may be many.
     for tuning, runs in (
         (accounting.Tuning(runs=3), 3000),
@@ -303,7 +321,7 @@ class TuningTest(parameterized.TestCase):
           )
           for each in (group, inexact)
       )
-      self.assertAlmostEqual(found - exact, runs * 50 * 1e-3)
+      self.assertAlmostEqual(found - exact, runs * 50 * 1e-4)
     self.assertEqual(accounting.epsilon(
         accounting.compose([dataclasses.replace(inexact, count=0)]), delta=1e-6
     ), 0)

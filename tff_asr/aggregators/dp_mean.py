@@ -186,7 +186,7 @@ class _MeasuredSum(tff.aggregators.UnweightedAggregationFactory):
     @tff.tensorflow.computation(value_type)
     def report(total):
       squares = sequential.sequential_map(
-          lambda layer: tf.reduce_sum(tf.square(tf.cast(layer, tf.float64))),
+          queries.squared_norm,
           tf.nest.flatten(self._query.summed(total.record)),
       )
       count = total.measured.num_finite

@@ -174,13 +174,17 @@ def build(
       delta = tf.nest.map_structure(
           lambda part: part * (weight / local.mean_weight), delta
       )
-    # By element, as the query decides that an update counts as zeros: the norm
-    # of finite elements may overflow.
     parts = tf.nest.flatten(delta)
-    is_finite = tf.reduce_all(
-        [tf.reduce_all(tf.math.is_finite(part)) for part in parts]
-    )
     norm = tf.linalg.global_norm(parts)
+    # As the query decides that an update counts as zeros: the norm of finite
+    # elements may overflow.
+    is_finite = tf.cond(
+        tf.math.is_finite(norm),
+        lambda: tf.constant(True),
+        lambda: tf.reduce_all(
+            [tf.reduce_all(tf.math.is_finite(part)) for part in parts]
+        ),
+    )
     has_trained = is_finite & (num_utterances > 0)
     measurements = collections.OrderedDict(
         audio_sec=audio_sec,

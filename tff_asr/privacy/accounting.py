@@ -44,7 +44,7 @@ run instead of as many times as there are runs (`Tuning`; [5]).
 """
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import functools
 import math
@@ -55,8 +55,8 @@ import dp_accounting
 from dp_accounting import dp_event
 from dp_accounting import pld
 from dp_accounting import rdp
-from dp_accounting.rdp import rdp_privacy_accountant
 import numpy as np
+from scipy import optimize
 
 from tff_asr import checks
 
@@ -331,7 +331,11 @@ def epsilon(
     warnings.simplefilter('ignore')  # SciPy's, about NumPy
     event, error = _split(event)
     accounted = pld.PLDAccountant(_relation_of(event)).compose(event)
-    return max(0.0, float(accounted.get_epsilon(delta))) + error
+    return _charge_sampler(
+        lambda delta: max(0.0, float(accounted.get_epsilon(delta))),
+        error=error,
+        delta=delta,
+    )
 
 
 def epsilon_and_order(
@@ -351,8 +355,37 @@ def epsilon_and_order(
   check_delta(delta)
   event, error = _split(event)
   values = _rdp_of(event, tuple(orders), _relation_of(event))
-  value, order = rdp.compute_epsilon(orders, values, delta)
-  return float(value) + error, float(order)
+  find = lambda delta: rdp.compute_epsilon(orders, values, delta)
+  _, order = find(delta)
+  value = _charge_sampler(
+      lambda delta: float(find(delta)[0]), error=error, delta=delta
+  )
+  return value, float(order)
+
+
+def _charge_sampler(
+    find: Callable[[float], float], *, error: float, delta: float
+) -> float:
+  """Epsilon at delta with what inexact noise adds to both.
+
+  Noise ends: delta grows by less than num_draws 2^-300 exp(epsilon), and error
+  is at least 4 num_draws 2^-93 23 (`noise.charge`), so by less than error 2^-213
+  exp(epsilon). That counts from epsilon 100 on. Where it would take half of
+  delta, no epsilon is stated.
+
+  Args:
+    find: Epsilon without that, of a delta.
+    error: By which epsilon grows; 0: noise is real-valued.
+    delta: In (0, 1).
+  """
+  epsilon = find(delta) + error
+  if not error or math.isinf(epsilon):
+    return epsilon
+  tail = lambda: math.exp(epsilon + math.log(error) - 213 * math.log(2))
+  if epsilon > 1000 or (left_out := 2 * tail()) > delta / 2:
+    return math.inf
+  epsilon = find(delta - left_out) + error
+  return epsilon if tail() <= left_out else math.inf
 
 
 def pld_obstacle(event: dp_accounting.DpEvent, *, delta: float) -> str:
@@ -512,18 +545,31 @@ def _repeated_rdp(
     orders: tuple[float, ...],
     relation: dp_accounting.NeighboringRelation,
 ) -> np.ndarray:
-  """Renyi divergence of a random number of runs.
+  """Renyi divergence of a random number of runs (arXiv 2110.03620).
 
   dp_accounting's accountant would repeat its own values of one run, of which
-  some are lost to rounding; its formula takes ours, which are cached, too.
+  some are lost to rounding.
   """
   single = _rdp_of(event.event, orders, relation)
   if np.isinf(single).any():
-    return np.full(len(orders), np.inf)
-  # pylint: disable-next=protected-access
-  return rdp_privacy_accountant._compute_rdp_repeat_and_select(
-      orders, single, event.mean, event.shape
-  )
+    return single
+  mean, shape, orders = event.mean, event.shape, np.array(orders)
+  choice = math.log(mean) / (orders - 1)
+  if math.isinf(shape):  # Poisson: Theorem 6.
+    epsilons = np.log1p(1 / (orders - 1))[:, None]
+    log_deltas = (orders - 1) * (
+        single - epsilons + np.log1p(-1 / orders)
+    ) - np.log(orders)
+    return single + mean * np.exp(np.minimum(log_deltas, 0).min(1)) + choice
+  # Theorem 2. A number of mean m has gamma = 1 / m if it is geometric, else
+  # (logarithmic) m = (1 / gamma - 1) / ln(1 / gamma).
+  log = math.log(mean)
+  if not shape and mean > 1:
+    log = optimize.brentq(
+        lambda x: math.expm1(x) / x - mean, 1e-9, 2 * log + 2, xtol=1e-12
+    )
+  once_more = (1 + shape) * ((1 - 1 / orders) * single + log / orders)
+  return single + choice + once_more.min()
 
 
 def _noise_of(event: dp_accounting.DpEvent) -> float:

@@ -19,9 +19,11 @@ that costs. docs/privacy.md has the proof.
 import concurrent.futures
 from collections.abc import Sequence
 import decimal
+import functools
+import itertools
 import math
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -44,6 +46,8 @@ _MAX_ERROR = 2.0**-43
 _MAX_EXACT_ERROR = 2.0**-93
 _LEAST_WORD = 2**44
 _BLOCK = 8192
+# Elements whose noise the host draws at once: 64 MiB.
+_GROUP = 2**23
 _TOKEN = 'tff_asr.privacy.noise'
 _NUM_FURTHER_OF_RADIUS = 6
 
@@ -90,7 +94,6 @@ def gaussian(
       elements.
   """
   checks.one_of(('host', 'tensorflow'), kernel=kernel)
-  draw = _draw_on_host if kernel == 'host' else _draw_in_graph
   sizes = [_num_elements(shape) for shape in shapes]
   check = tf.debugging.Assert(
       tf.logical_not((stddev < 0) | (stddev > MAX_STDDEV)),
@@ -100,18 +103,19 @@ def gaussian(
   # work a second a tensor.
   zero = tf.cast(key[0] ^ key[0], tf.int64)
   noise = []
-  for number, (shape, size) in enumerate(zip(shapes, sizes)):
-    # One tensor after the other: each is used and freed before the next one.
+  draw, most = _draw_on_host, _GROUP
+  if kernel == 'tensorflow':
+    draw, most = _draw_in_graph, 0
+  for group in _groups(sizes, most=most):
+    # One group after the other: each is used and freed before the next one.
     with tf.control_dependencies([*noise[-1:], check]):
-      drawn = draw(
-          key,
-          release,
-          zero + number,
-          zero + size,
-          stddev,
+      noise += draw(
+          key, release, zero + len(noise), stddev, *(zero + n for n in group)
       )
-      noise.append(tf.reshape(drawn, shape))
-  return noise
+  return [
+      tf.reshape(drawn, shape)
+      for drawn, shape in zip(noise, shapes, strict=True)
+  ]
 
 
 def charge(*, num_draws: float, stddev: float) -> float:
@@ -130,7 +134,7 @@ def charge(*, num_draws: float, stddev: float) -> float:
 
   Returns:
     The addition to epsilon. Delta grows by less than num_draws 2^-300
-    exp(epsilon).
+    exp(epsilon), which `accounting.epsilon` charges.
   """
   checks.positive(num_draws=num_draws, stddev=stddev)
   border = _MAX_EXACT_ERROR * stddev
@@ -145,76 +149,125 @@ def _num_elements(shape: tf.TensorShape) -> int:
   return size
 
 
-def _draw_on_host(*args: tf.Tensor) -> tf.Tensor:
+def _groups(sizes: Sequence[int], *, most: int) -> list[list[int]]:
+  """Neighbours of up to `most` elements in all, or alone."""
+  groups, room = [], 0
+  for size in sizes:
+    room -= size
+    if room < 0 or not groups:
+      groups.append([])
+      room = most - size
+    groups[-1].append(size)
+  return groups
+
+
+def _draw_on_host(
+    key: tf.Tensor,
+    release: tf.Tensor,
+    first: tf.Tensor,
+    stddev: tf.Tensor,
+    *sizes: tf.Tensor,
+) -> list[tf.Tensor]:
   """`_draw` as an op that finds it by its token, also in a stored graph."""
   return tf.raw_ops.PyFuncStateless(
-      input=list(args), token=_TOKEN, Tout=[tf.int64]
-  )[0]
+      input=[key, release, first, stddev, *sizes],
+      token=_TOKEN,
+      Tout=[tf.int64] * len(sizes),
+  )
+
+
+class _Stretch(NamedTuple):
+  """Pairs of a tensor that one thread draws.
+
+  Attributes:
+    tensor: Number of the tensor.
+    start, stop: The first pair, and that after the last one.
+    cells: int64 [2, pairs of the tensor], to be filled.
+  """
+
+  tensor: int
+  start: int
+  stop: int
+  cells: np.ndarray
 
 
 def _draw(
     key: np.ndarray,
     release: np.ndarray,
-    tensor: np.ndarray,
-    size: np.ndarray,
+    first: np.ndarray,
     stddev: np.ndarray,
-) -> np.ndarray:
-  """Draws a tensor by NumPy: int64 [size]. Args as `gaussian`'s tensors."""
+    *sizes: np.ndarray,
+) -> list[np.ndarray]:
+  """Draws tensors by NumPy: int64 of each size.
+
+  Args as `gaussian`'s tensors. `first` is the number of the first tensor.
+  """
   release = int(release) % 2**64
   stddev = np.float64(stddev)
-  half = -(-int(size) // 2)
-  cells = _aligned(2 * half)
-  first, second = cells[:half], cells[half:]
-
-  def fill(start: int, stop: int) -> list[tuple[np.ndarray, ...]]:
-    radii, angles = (
-        chacha20.Stream(
-            key, release=release, stream=_stream(int(tensor), kind), start=start
-        )
-        for kind in (_RADIUS, _ANGLE)
-    )
-    zeros = np.zeros(8 * min(_BLOCK, stop - start), np.uint8)
-    found = []
-    for place in range(start, stop, _BLOCK):
-      end = min(place + _BLOCK, stop)
-      rest = end - place
-      radius, angle = np.empty(rest, '<u8'), np.empty(rest, '<u8')
-      radii.next(zeros[: 8 * rest], radius)
-      angles.next(zeros[: 8 * rest], angle)
-      first[place:end], second[place:end], doubtful = _first_try(
-          radius, angle, stddev, numpy_ops
-      )
-      if doubtful.any():
-        places = np.flatnonzero(doubtful)
-        found.append((place + places, radius[places], angle[places]))
-    return found
-
   num_threads = min(len(os.sched_getaffinity(0)), _MAX_THREADS)
-  step = _BLOCK * max(1, -(-half // (_BLOCK * num_threads)))
-  starts = range(0, half, step)
-  if len(starts) <= 1:
-    found = [fill(start, half) for start in starts]
+  halves = [-(-int(size) // 2) for size in sizes]
+  share = _BLOCK * max(1, -(-sum(halves) // (_BLOCK * num_threads)))
+  drawn = [_aligned(2 * half) for half in halves]
+  stretches = [
+      _Stretch(number, start, min(start + share, half), cells.reshape([2, half]))
+      for number, half, cells in zip(itertools.count(int(first)), halves, drawn)
+      for start in range(0, half, share)
+  ]
+  fill = functools.partial(_fill, key=key, release=release, stddev=stddev)
+  if len(stretches) == 1:
+    found = [fill(*stretches)]
   else:
-    with concurrent.futures.ThreadPoolExecutor(len(starts)) as pool:
-      found = list(
-          pool.map(fill, starts, (min(at + step, half) for at in starts))
-      )
-  found = sum(found, [])
-  if found:
-    places, radius, angle = map(np.concatenate, zip(*found))
+    with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
+      found = list(pool.map(fill, stretches))
+  doubtful = [np.concatenate(parts) for parts in zip(*found)]
+  if doubtful and doubtful[0].size:
+    # Those of all tensors at once: hundreds of steps, of few elements each.
+    numbers, places, *words = doubtful
     further = chacha20.blocks(
         key.view(np.uint32),
         places.astype(np.uint32),
-        np.array(
-            [release % 2**32, release >> 32, _stream(int(tensor), _FURTHER)],
-            np.uint32,
-        ),
+        [
+            np.uint32(release % 2**32),
+            np.uint32(release >> 32),
+            _stream(numbers, _FURTHER).astype(np.uint32),
+        ],
         ops=numpy_ops,
     )
-    first[places], second[places] = _exact(
-        radius, angle, further, stddev, numpy_ops
+    exact = np.stack(_exact(*words, further, stddev, numpy_ops))
+    for number, cells in enumerate(drawn, int(first)):
+      of_tensor = numbers == number
+      cells.reshape([2, -1])[:, places[of_tensor]] = exact[:, of_tensor]
+  return [cells[: int(size)] for cells, size in zip(drawn, sizes)]
+
+
+def _fill(
+    stretch: _Stretch, key: np.ndarray, release: int, stddev: np.float64
+) -> tuple[np.ndarray, ...]:
+  """Draws pairs; returns those in doubt: tensor, place and two words of each."""
+  radii, angles = (
+      chacha20.Stream(
+          key,
+          release=release,
+          stream=_stream(stretch.tensor, kind),
+          start=stretch.start,
+      )
+      for kind in (_RADIUS, _ANGLE)
+  )
+  zeros = np.zeros(8 * min(_BLOCK, stretch.stop - stretch.start), np.uint8)
+  first, second = stretch.cells
+  found = []
+  for start in range(stretch.start, stretch.stop, _BLOCK):
+    stop = min(start + _BLOCK, stretch.stop)
+    radius, angle = np.empty([2, stop - start], '<u8')
+    radii.next(zeros[: radius.nbytes], radius)
+    angles.next(zeros[: angle.nbytes], angle)
+    first[start:stop], second[start:stop], doubtful = _first_try(
+        radius, angle, stddev, numpy_ops
     )
-  return cells[: int(size)]
+    places = np.flatnonzero(doubtful)
+    found.append((places + start, radius[places], angle[places]))
+  places, *words = map(np.concatenate, zip(*found))
+  return np.full_like(places, stretch.tensor), places, *words
 
 
 def _chebyshev(coefficients: dict[int, decimal.Decimal]) -> list[float]:
@@ -459,8 +512,9 @@ def _stream(tensor: Any, kind: int) -> Any:
 @tf.function(
     input_signature=[
         tf.TensorSpec([8], tf.int32),
-        *[tf.TensorSpec([], tf.int64)] * 3,
+        *[tf.TensorSpec([], tf.int64)] * 2,
         tf.TensorSpec([], tf.float64),
+        tf.TensorSpec([], tf.int64),
     ],
     experimental_attributes={'_noinline': True},
     autograph=False,
@@ -469,10 +523,10 @@ def _draw_in_graph(
     key: tf.Tensor,
     release: tf.Tensor,
     tensor: tf.Tensor,
-    size: tf.Tensor,
     stddev: tf.Tensor,
-) -> tf.Tensor:
-  """What `_draw` does, by TensorFlow's ops."""
+    size: tf.Tensor,
+) -> list[tf.Tensor]:
+  """What `_draw` does for one tensor, by TensorFlow's ops."""
   ops = tensorflow_ops
   key = tf.bitcast(key, tf.uint32)
   half = (size + 1) // 2
@@ -512,7 +566,7 @@ def _draw_in_graph(
       ],
       axis=0,
   )
-  return cells[:size]
+  return [cells[:size]]
 
 
 def _aligned(size: int) -> np.ndarray:

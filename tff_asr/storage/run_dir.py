@@ -41,7 +41,7 @@ from tff_asr.storage import checkpoints
 from tff_asr.storage import hardware_fingerprint
 from tff_asr.storage import metrics_file
 from tff_asr.storage import state_file
-from tff_asr.storage import timeless_tensorboard
+from tff_asr.storage import tensorboard_file
 
 # Settings that may change when a run is resumed: they decide how far the run
 # goes and what it shows, not what a round does.
@@ -194,17 +194,14 @@ class RunDir:
         a run that was stopped, are released again.
       with_times: Whether TensorBoard gets the time of each release.
     """
-    tensorboard = (
-        tff.program.TensorBoardReleaseManager
-        if with_times
-        else timeless_tensorboard.TimelessTensorBoard
-    )
     return [
         tff.program.FilteringReleaseManager(
             metrics_file.MetricsFile(self.file(METRICS), last=last),
             lambda path: not _BY_LAYER.search(path[0]),
         ),
-        tensorboard(self.file(TENSORBOARD)),
+        tensorboard_file.TensorBoardFile(
+            self.file(TENSORBOARD), with_times=with_times
+        ),
     ]
 
   def write_model(

@@ -1,13 +1,17 @@
-"""Released metrics for TensorBoard, without the times of their release.
+"""Released metrics for TensorBoard, with or without the times of release.
 
-The time of each release tells how long a round took, and so who came. An event
-has the number of its round in place of the time: TensorBoard shows rounds as
-ever, and 1970 where it shows times.
+The time of each release tells how long a round took, and so who came. Without
+times, an event has the number of its round in their place: TensorBoard shows
+rounds as ever, and 1970 where it shows times.
+
+TFF's manager makes tensors of all numbers, of which TensorFlow never frees some
+bytes; thousands of rounds are more than they should cost.
 """
 
 from collections.abc import Mapping
 import itertools
 import os
+import time
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -17,15 +21,17 @@ _SCALAR = tf.compat.v1.SummaryMetadata(
 )
 
 
-class TimelessTensorBoard(tff.program.ReleaseManager):
+class TensorBoardFile(tff.program.ReleaseManager):
   """Writes scalars to a file of events of its own."""
 
-  def __init__(self, folder: str):
+  def __init__(self, folder: str, *, with_times: bool):
     """Opens a new file.
 
     Args:
       folder: The file's folder; created if it is missing.
+      with_times: Whether events have the time of their release.
     """
+    self._with_times = with_times
     os.makedirs(folder, exist_ok=True)
     paths = (
         os.path.join(folder, f'events.out.tfevents.{number}')
@@ -50,7 +56,10 @@ class TimelessTensorBoard(tff.program.ReleaseManager):
         )
         for name, number in value.items()
     ])
-    self._write(tf.compat.v1.Event(wall_time=key, step=key, summary=summary))
+    wall_time = time.time() if self._with_times else key
+    self._write(
+        tf.compat.v1.Event(wall_time=wall_time, step=key, summary=summary)
+    )
 
   def _write(self, event: tf.compat.v1.Event) -> None:
     self._writer.write(event.SerializeToString())
