@@ -368,10 +368,10 @@ def _charge_sampler(
 ) -> float:
   """Epsilon at delta with what inexact noise adds to both.
 
-  Noise ends: delta grows by less than num_draws 2^-300 exp(epsilon), and error
-  is at least 4 num_draws 2^-93 23 (`noise.charge`), so by less than error 2^-213
-  exp(epsilon). That counts from epsilon 100 on. Where it would take half of
-  delta, no epsilon is stated.
+  Noise ends: delta grows by less than num_draws 2^-300 exp(epsilon). As error
+  is at least 4 num_draws 2^-93 23 (`noise.charge`), that is less than error
+  2^-213 exp(epsilon), which counts from epsilon 100 on. Where it would take
+  half of delta, epsilon is infinite.
 
   Args:
     find: Epsilon without that, of a delta.
