@@ -209,7 +209,7 @@ def _draw(
   share = _BLOCK * max(1, -(-sum(halves) // (_BLOCK * num_threads)))
   drawn = [_aligned(2 * half) for half in halves]
   stretches = [
-      _Stretch(number, start, min(start + share, half), cells.reshape([2, half]))
+      _Stretch(number, start, min(start + share, half), cells.reshape([2, -1]))
       for number, half, cells in zip(itertools.count(int(first)), halves, drawn)
       for start in range(0, half, share)
   ]
@@ -243,7 +243,7 @@ def _draw(
 def _fill(
     stretch: _Stretch, key: np.ndarray, release: int, stddev: np.float64
 ) -> tuple[np.ndarray, ...]:
-  """Draws pairs; returns those in doubt: tensor, place and two words of each."""
+  """Draws pairs; returns of those in doubt tensor, place and both words."""
   radii, angles = (
       chacha20.Stream(
           key,
