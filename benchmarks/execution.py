@@ -54,6 +54,9 @@ _CONTEXTS = flags.DEFINE_list(
     "To measure beside bare; also 'ray', where it is installed. '2 at once' "
     'trains two clients at a time on each device.',
 )
+_RAY_WORKERS = flags.DEFINE_integer(
+    'ray_workers', 1, 'Of ray; they share the cores.', lower_bound=1
+)
 _DEVICES = flags.DEFINE_list(
     'devices', None, 'Of multi_device; all GPUs, else the CPU, by default.'
 )
@@ -83,9 +86,10 @@ def main(_) -> None:
         'bare steps': _BareSteps(sizes, clients),
         'bare round': _BareRound(sizes, clients),
     }
-    for name in _CONTEXTS.value:
+    contexts = {name: _build_context(name) for name in _CONTEXTS.value}
+    for name, context in contexts.items():
       runs[name] = workload_lib.Round(
-          _build_context(name),
+          context,
           sizes.build_process(
               clients,
               cohort_size=_COHORT.value,
@@ -99,6 +103,12 @@ def main(_) -> None:
       for name, values in seconds.items()
   }
   num_parameters = sizes.num_parameters()
+  if 'ray' in contexts:
+    sent = contexts['ray'].last_store_bytes
+    print(
+        f'through the object store: {sent:,} bytes a round, '
+        f'{sent / num_parameters:.1f} a parameter'
+    )
   overheads = {
       name: [
           (own - bare) / (num_parameters / 1e8)
@@ -244,7 +254,10 @@ def _build_context(name: str) -> tff.framework.SyncContext:
     )
   cores = psutil.cpu_count()
   return ray_cluster.build_sync_context(
-      ray_cluster.Settings(num_workers=1, cpus_per_worker=cores)
+      ray_cluster.Settings(
+          num_workers=_RAY_WORKERS.value,
+          cpus_per_worker=max(1, cores // _RAY_WORKERS.value),
+      )
   )
 
 

@@ -212,8 +212,8 @@ class QuickstartTest(parameterized.TestCase):
     )
     self.assertEqual(list(results['dev_word_error_rate']), ['1', '2'])
     with mock.patch.object(
-        scheduler, 'build_blocks', wraps=scheduler.build_blocks
-    ) as build_blocks:
+        scheduler, 'cut', wraps=scheduler.cut
+    ) as cut:
       results = self.train(
           'federated_dp',
           PRIVATE_DIR=repr(self.shards('private')),
@@ -227,8 +227,8 @@ class QuickstartTest(parameterized.TestCase):
     data = client_data.load(self.shards('private'))
     durations = [data.duration_sec(name) for name in data.client_ids]
     self.assertLen(set(durations), 3)
-    self.assertEqual(build_blocks.call_count, 2)
-    for call in build_blocks.call_args_list:
+    self.assertEqual(cut.call_count, 2)
+    for call in cut.call_args_list:
       self.assertCountEqual(call.kwargs['costs'], durations)
     self.assertEqual(results['rounds'], 2)
     self.assertEqual(results['population'], 3)

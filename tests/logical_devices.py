@@ -49,7 +49,7 @@ class OwnProcessTestCase(absltest.TestCase):
 
   def test_module_passes_in_a_process_of_its_own(self):
     finished = subprocess.run(
-        [sys.executable, '-m', self.MODULE],
+        [sys.executable, '-m', 'pytest', '-q', '--pyargs', self.MODULE],
         cwd=pathlib.Path(__file__).parents[1],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -376,12 +376,9 @@ class PublishedRunsTest(parameterized.TestCase):
 
   @parameterized.parameters('multi_device', 'ray', 'native')
   def test_another_context_resets_nothing_else(self, context):
-    for name, block_size in (
-        ('cv_en_dp_dim_from_ls_100', '8'), ('ls_federated_960', '1')
-    ):
+    for name in ('cv_en_dp_dim_from_ls_100', 'ls_federated_960'):
       before = _settings(_path(name))
       after = _settings(_path(name), f'gin/execution/{context}.gin')
-      self.assertEqual(after['BLOCK_SIZE'], block_size)
       self.assertLessEqual(
           {key for key in before if before[key] != after[key]},
           # The same noise, by ops that the context has.

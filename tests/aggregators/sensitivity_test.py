@@ -49,7 +49,7 @@ _CONTEXTS = (
     ('one_device', dict(devices=['CPU:0'])),
     (
         'devices_and_threads',
-        dict(devices=logical_devices.CPUS, clients_per_device=2, block_size=2),
+        dict(devices=logical_devices.CPUS, clients_per_device=2),
     ),
 )
 _MAGNITUDES = (0.0, 1e-45, 1e-40, 1e-38, 1e-20, 1e-3, 1.0, 1e10, 1e30, 3e38)

@@ -155,7 +155,6 @@ class RoundTest(parameterized.TestCase):
   @parameterized.parameters(
       dict(),
       dict(clients_per_device=2),
-      dict(block_size=3),  # The next of the block, the first of the next one.
   )
   def test_the_next_clients_data_are_read_while_one_trains(self, **options):
     client_ids = ['1', '2', '3', '4', '5']
@@ -170,8 +169,8 @@ class RoundTest(parameterized.TestCase):
       read[client_ids[position]].set()
       return datasets
 
-    def get_waiting_work(functions, worker):
-      work = get_work(functions, worker)
+    def get_waiting_work(functions, thread):
+      work = get_work(functions, thread)
 
       def wait_and_work(*tensors):
         # The last ones have nobody to wait for.

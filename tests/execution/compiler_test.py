@@ -91,12 +91,11 @@ class ExactSumsTest(parameterized.TestCase):
     found = compiler.compile_computation(comp).clients.is_exact
     self.assertEqual(found, expected)
 
-  @parameterized.product(block_size=(1, 2), clients_per_device=(1, 3))
-  def test_all_kinds_come_to_their_sums(self, block_size, clients_per_device):
+  @parameterized.parameters(1, 3)
+  def test_all_kinds_come_to_their_sums(self, clients_per_device):
     context = multi_device.build_sync_context(
         multi_device.Settings(
             devices=['CPU:0'],
-            block_size=block_size,
             clients_per_device=clients_per_device,
         )
     )

@@ -12,8 +12,10 @@ import tempfile
 from absl.testing import absltest
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tests.execution import speech_process
+from tests.execution import toys
 from tff_asr.execution import compiler
 from tff_asr.execution import graph
 # Private to TensorFlow, which has no public way to list its kernels.
@@ -71,7 +73,7 @@ def _compiled(**options: str) -> compiler.Round:
 def _nodes(compiled: compiler.Round) -> dict[str, list[tf.compat.v1.NodeDef]]:
   """Nodes of all programs and of the functions in them, by op."""
   nodes = {}
-  for name in ('prepare', 'zero', 'work', 'merge', 'finish'):
+  for name in ('prepare', 'zero', 'work', 'merge_ordered', 'finish'):
     programs = compiled.clients if hasattr(compiled.clients, name) else compiled
     for part in getattr(programs, name).graphs:
       graph_def = tf.compat.v1.GraphDef.FromString(part.graph_def)
@@ -141,6 +143,15 @@ class GpuKernelsTest(absltest.TestCase):
   def test_every_op_but_those_of_the_host_has_one(self):
     compiled = _compiled(loss_kernel='scan')
     self.assertEqual(_without_gpu_kernel(compiled), _OF_THE_HOST)
+
+  def test_so_has_every_op_of_tffs_own_training(self):
+    # Its reduction of a dataset has none.
+    process = tff.learning.algorithms.build_weighted_fed_avg(
+        toys.build_model, tff.learning.optimizers.build_sgdm(0.1)
+    )
+    compiled = compiler.compile_computation(process.next)
+    self.assertIn('IteratorGetNextAsOptional', _nodes(compiled))
+    self.assertEmpty(_without_gpu_kernel(compiled))
 
   @pytest.mark.slow
   def test_so_has_every_op_of_bfloat16(self):

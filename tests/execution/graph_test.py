@@ -104,7 +104,7 @@ class LoadTest(absltest.TestCase):
     work, zero, merge, finish = (
         program.load()
         for program in (
-            clients.work, clients.zero, clients.merge,
+            clients.work, clients.zero, clients.merge_ordered,
             pickle.loads(pickle.dumps(compiled.finish)),
         )
     )

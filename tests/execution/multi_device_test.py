@@ -114,7 +114,6 @@ class LearningProcessTest(parameterized.TestCase):
             _build(
                 devices=_CPUS[:num_devices],
                 clients_per_device=per_device,
-                block_size=2,
             ),
             process,
             cohorts,
@@ -185,15 +184,8 @@ class ComputationTest(parameterized.TestCase):
         # b: (1 * 10 + 3 * 20) / 4 = 17.5.
         (two, ([1.0, 3.0], [10.0, 20.0]), dict(a=4.0, b=17.5)),
     ):
-      for block_size in (1, 2):
-        result = _invoke(
-            comp,
-            *args,
-            devices=_CPUS[:2],
-            client_cost=np.sum,
-            block_size=block_size,
-        )
-        self.assertEqual(result, expected)
+      result = _invoke(comp, *args, devices=_CPUS[:2], client_cost=np.sum)
+      self.assertEqual(result, expected)
 
   def test_server_only_and_plain_computations(self):
     @tff.federated_computation(toys.SERVER_FLOAT)
@@ -218,16 +210,10 @@ class ComputationTest(parameterized.TestCase):
     def map_only(values):
       return tff.federated_map(toys.scale, (values, values))
 
-    def secure_sum(values):
-      return tff.federated_secure_sum_bitwidth(values, 8)
-
-    integers = tff.FederatedType(np.int32, tff.CLIENTS)
-    for body, type_spec, cause in (
-        (use_sum, toys.CLIENT_FLOAT, ''),
-        (map_only, toys.CLIENT_FLOAT, 'a result is placed at the clients'),
-        (secure_sum, integers, 'use federated_sum'),
+    for body, cause in (
+        (use_sum, ''), (map_only, 'a result is placed at the clients')
     ):
-      comp = tff.federated_computation(body, type_spec)
+      comp = tff.federated_computation(body, toys.CLIENT_FLOAT)
       with self.assertRaisesRegex(
           compiler.UncompilableError, f'{cause}.*run it in the native context'
       ):
@@ -541,7 +527,7 @@ class BadArgumentTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ('clients_per_device', dict(clients_per_device=0), 'clients_per_device'),
-      ('block_size', dict(block_size=0), 'block_size'),
+      ('memory', dict(gpu_memory_mb=0), 'gpu_memory_mb'),
       ('share', dict(max_failed_share=1.5), 'max_failed_share'),
       ('timeout', dict(client_timeout_sec=0), 'client_timeout_sec'),
       ('no_device', dict(devices=[]), 'devices'),

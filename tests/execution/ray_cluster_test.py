@@ -63,8 +63,8 @@ def _context(num_workers: int = 2) -> tff.framework.SyncContext:
   from tff_asr.execution import ray_session
 
   if num_workers not in _contexts:
-    # Room for contexts of 1 and 2 workers, and one more of two tests.
-    ray_session.connect(None, num_cpus=5)
+    # Room for contexts of 1 and 2 workers, and one more of three tests.
+    ray_session.connect(None, num_cpus=6)
     _contexts[num_workers] = ray_cluster.build_sync_context(
         ray_cluster.Settings(num_workers=num_workers)
     )
@@ -96,7 +96,7 @@ def _settings(context, **changes):
 
 
 def _process_id(slot) -> int:
-  return ray.get(slot.actor.__ray_call__.remote(lambda _: os.getpid()))
+  return ray.get(slot.actor.handle.__ray_call__.remote(lambda _: os.getpid()))
 
 
 _NUM_WEIGHTS = 100_000  # Too large to travel beside the object store.
@@ -165,7 +165,7 @@ class LearningProcessTest(parameterized.TestCase):
 
   def test_state_equals_multi_device_for_any_number_of_workers(self):
     process = toys.build_dp_fed_avg(0.0)
-    # 11 clients: a merge of 8, one of 3, and one of these two.
+    # 11 clients: measurements of 8, of 3, and of both are added.
     cohorts = [[toys.build_dataset(i) for i in range(11)]] * 3
     expected = _run(multi_device.build_sync_context(), process, cohorts)
     found, *others = (
@@ -179,6 +179,22 @@ class LearningProcessTest(parameterized.TestCase):
     for again in others:
       for mine, other in zip(found, again, strict=True):
         self.assertEqual(mine.tobytes(), other.tobytes())
+
+
+  def test_secure_aggregator_runs_too(self):
+    process = tff.learning.algorithms.build_weighted_fed_avg(
+        toys.build_model,
+        tff.learning.optimizers.build_sgdm(0.1),
+        model_aggregator=tff.learning.secure_aggregator(
+            clipping=False, zeroing=False
+        ),
+    )
+    cohorts = [[toys.build_dataset(i) for i in range(4)]] * 2
+    expected = _run(multi_device.build_sync_context(), process, cohorts)
+    found = _run(_context(2), process, cohorts)
+    for mine, other in zip(found, expected, strict=True):
+      np.testing.assert_allclose(mine, other, rtol=0, atol=1e-4)
+    self.assertTrue(np.any(found[0]))
 
 
 @_slow
@@ -199,6 +215,46 @@ class ComputationTest(parameterized.TestCase):
     for each in timeline:
       self.assertBetween(each.end_sec - each.start_sec, 0.0, 60.0)
       self.assertBetween(each.end_sec, time.monotonic() - 60, time.monotonic())
+
+  def test_one_sum_a_worker_goes_to_the_store(self):
+    weights = tff.TensorType(np.float32, [_NUM_WEIGHTS])
+
+    @tff.tensorflow.computation(np.float32, weights)
+    def work(value, model):
+      return tf.cast(value * model, tf.int64), tf.reduce_sum(value * model)
+
+    @tff.federated_computation(
+        tff.FederatedType(weights, tff.SERVER), toys.CLIENT_FLOAT
+    )
+    def comp(model, values):
+      models = tff.federated_broadcast(model)
+      return tff.federated_sum(tff.federated_map(work, (values, models)))
+
+    model = np.ones(_NUM_WEIGHTS, np.float32)
+    values = [float(i) for i in range(40)]
+    total, _ = self.invoke(comp, model, values)
+    self.assertEqual(set(total.numpy()), {780})
+    # The model, at most two sums of int64, and a measurement a client.
+    found = _context().last_store_bytes
+    self.assertIn(found - 160, [12 * _NUM_WEIGHTS, 20 * _NUM_WEIGHTS])
+
+  def test_an_actor_trains_several_clients_at_once(self):
+    def run(context, gate):
+      with _install(context):
+        return np.asarray(_sum_toil(gate.path, [10.0, 11.0, 12.0])).tobytes()
+
+    expected = run(_context(1), Gate(is_open=True))
+    context = ray_cluster.build_sync_context(
+        ray_cluster.Settings(
+            num_workers=1, clients_per_device=2, op_libraries=()
+        )
+    )
+    gate = Gate()
+    with futures.ThreadPoolExecutor() as threads:
+      found = threads.submit(run, context, gate)
+      gate.wait_for_clients(2)
+      gate.open()
+      self.assertEqual(found.result(), expected)
 
   def test_flac_is_decoded_in_the_workers(self):
     import tensorflow_io as tfio  # pylint: disable=g-import-not-at-top
@@ -231,7 +287,7 @@ class ComputationTest(parameterized.TestCase):
   def test_clients_that_fail_are_left_out_up_to_a_share(self):
     context = _context(1)
     with _settings(
-        context, block_size=2, max_failed_share=0.5
+        context, max_failed_share=0.5
     ), _install(context):
       self.assertEqual(toys.scaled_sum(1.0, [1.0, 13.0, 13.0, 4.0]), 5.0)
       self.assertEqual(list(context.last_failures), [1, 2])
@@ -265,7 +321,7 @@ class LossTest(absltest.TestCase):
       self.assertEqual(found.result(), expected)
     # The replacement takes part as soon as TensorFlow is loaded.
     deadline = time.monotonic() + _TIMEOUT_SEC
-    while not _worker_slots(context)[0].wait(lambda: False):
+    while not _worker_slots(context)[0].actor.wait():
       self.assertLess(time.monotonic(), deadline)
     self.assertEqual(run(gate), expected)
     after = [_process_id(slot) for slot in _worker_slots(context)]
@@ -342,6 +398,50 @@ class LossTest(absltest.TestCase):
     """)
     found = [line.strip() for line in lines]
     self.assertContainsSubset(['workers 2', 'equal True'], found)
+
+  def test_machines_join_and_leave_between_rounds(self):
+    lines = _run_program("""
+        from concurrent import futures
+        import numpy as np
+        from ray import cluster_utils
+        import tensorflow_federated as tff
+        from tests.execution import ray_cluster_test as these
+        from tff_asr.execution import ray_cluster
+
+        cluster = cluster_utils.Cluster(
+            initialize_head=True,
+            head_node_args=dict(num_cpus=1, include_dashboard=False))
+        context = ray_cluster.build_sync_context(
+            ray_cluster.Settings(address=cluster.address, op_libraries=()))
+        tff.framework.set_default_context(context)
+        values = [10.0 + i for i in range(6)]
+
+        def run(gate):
+          with tff.framework.get_context_stack().install(context):
+            return np.asarray(these._sum_toil(gate.path, values)).tobytes()
+
+        expected = run(these.Gate(is_open=True))
+        print('workers', len(these._worker_slots(context)))
+        node = cluster.add_node(num_cpus=1)
+        gate = these.Gate()
+        with futures.ThreadPoolExecutor() as threads:
+          found = threads.submit(run, gate)
+          gate.wait_for_clients(2)  # On two workers.
+          gate.open()
+          print('joined', found.result() == expected)
+        cluster.remove_node(node, allow_graceful=False)
+        print('left', run(gate) == expected)
+        # Ray takes a while to see that it is gone.
+        while len(these._worker_slots(context)) > 1:
+          run(gate)
+        print('workers', len(these._worker_slots(context)))
+        ray_cluster.stop()
+        cluster.shutdown()
+    """)
+    found = [line.strip() for line in lines if 'stderr' not in line]
+    self.assertEqual(
+        found, ['workers 1', 'joined True', 'left True', 'workers 1'], lines
+    )
 
   def test_a_machine_with_many_workers_that_is_gone_costs_no_client(self):
     # Its idle workers find out one after another, each with a task in hand.
@@ -551,7 +651,7 @@ class BadArgumentTest(parameterized.TestCase):
       ('address', dict(address='ray://host:1')),
       ('num_workers', dict(num_workers=0)),
       ('cpus_per_worker', dict(cpus_per_worker=0)),
-      ('block_size', dict(block_size=0)),
+      ('clients_per_device', dict(clients_per_device=0)),
       ('required_paths', dict(required_paths='shards')),
       ('op_libraries', dict(op_libraries='tensorflow_text')),
   )

@@ -67,9 +67,9 @@ class _Driver:
     )
 
   def run(self, key, values):
-    """Result of `RayWorker.run_block` for clients of these values."""
+    """Report of `RayWorker.train` for clients of these values."""
     clients = [[np.float32(value)] for value in values]
-    return self.worker.run_block(key, range(len(values)), clients)
+    return self.worker.train(key, 0, range(len(values)), clients)
 
 
 class CacheTest(absltest.TestCase):
@@ -79,8 +79,7 @@ class CacheTest(absltest.TestCase):
     self.driver = _Driver()
 
   def check(self, key, values, expected):
-    _, found = self.driver.run(key, values)
-    self.assertEqual(found, expected)
+    self.assertEqual(self.driver.run(key, values).ordered, expected)
 
   def test_broadcast_of_each_round_is_its_own(self):
     first, second = (
@@ -95,31 +94,34 @@ class CacheTest(absltest.TestCase):
     self.driver.worker.end_round(1)
     self.check(second, [1.0], [5.0])
     self.assertEqual(
-        self.driver.looked_up,
-        ['programs 0', *(f'broadcast {n}' for n in (1, 2, 1, 2))],
+        self.driver.looked_up, ['programs 0', 'broadcast 1', 'broadcast 2']
     )
 
   def test_programs_of_each_computation_are_its_own(self):
     plain, squared = (
-        self.driver.key(1, _compile(power), 2.0, computation=computation)
+        self.driver.key(
+            computation, _compile(power), 2.0, computation=computation
+        )
         for computation, power in enumerate((1.0, 2.0))
     )
     for _ in range(2):
       self.check(plain, [3.0], [6.0])
       self.check(squared, [3.0], [18.0])
     self.assertEqual(
-        self.driver.looked_up, ['programs 0', 'broadcast 1', 'programs 1']
+        self.driver.looked_up,
+        [f'{what} {n}' for n in (0, 1) for what in ('programs', 'broadcast')],
     )
 
   def test_programs_used_last_are_kept(self):
     keys = [
-        self.driver.key(1, _plain(), 1.0, computation=number)
+        self.driver.key(number, _plain(), 1.0, computation=number)
         for number in range(ray_worker.MAX_LOADED + 1)
     ]
-    for key in (*keys[:-1], keys[0], keys[-1], keys[0]):
+    for key in (*keys[:-1], keys[0], keys[-1], keys[0], keys[1]):
       self.check(key, [1.0], [1.0])
+      self.driver.worker.end_round(key.number)
+      self.driver.worker._ended.clear()  # Numbers come again in this test.
     self.assertEqual(self.driver.looked_up.count('programs 0'), 1)
-    self.check(keys[1], [1.0], [1.0])
     self.assertEqual(self.driver.looked_up.count('programs 1'), 2)
 
   def test_the_empty_sum_is_not_that_of_the_block_before(self):
@@ -144,11 +146,11 @@ class CacheTest(absltest.TestCase):
       return compiler.compile_computation(comp).clients
 
     def run(key, client_id):
-      _, (total,) = self.driver.worker.run_block(key, [0], [[client_id]])
-      return float(total)
+      report = self.driver.worker.train(key, 0, [0], [[client_id]])
+      return float(report.ordered[0])
 
     one, ten = (
-        self.driver.key(1, build(level), computation=computation)
+        self.driver.key(computation, build(level), computation=computation)
         for computation, level in enumerate((1.0, 10.0))
     )
     expected = {
@@ -173,9 +175,8 @@ class BlockTest(absltest.TestCase):
 
   def test_report_says_when_each_client_was_worked_on(self):
     start_sec = time.monotonic()
-    report, _ = self.driver.run(
-        self.driver.key(1, _plain(), 2.0), [1.0, 3.0, 2.0]
-    )
+    key = self.driver.key(1, _plain(), 2.0)
+    report = self.driver.run(key, [1.0, 3.0, 2.0])
     self.assertEqual([i.position for i in report.intervals], [0, 1, 2])
     ends = [
         sec for i in report.intervals for sec in (i.start_sec, i.end_sec)
@@ -184,20 +185,44 @@ class BlockTest(absltest.TestCase):
     self.assertBetween(ends[0], 0.0, ends[-1])
     self.assertLess(ends[-1], time.monotonic() - start_sec)
 
-  def test_merge_of_two_sums(self):
-    key = self.driver.key(1, _plain(), 1.0)
-    parts = [self.driver.put(f'sum {x}', [np.float32(x)]) for x in (3.0, 4.5)]
-    lost, total = self.driver.worker.merge(key, parts)
+  def test_exact_sums_run_on_until_they_are_handed_over(self):
+    @tff.tensorflow.computation(np.float32)
+    def work(value):
+      return tf.cast(value, tf.int64)
+
+    comp = tff.federated_computation(
+        lambda values: tff.federated_sum(tff.federated_map(work, values)),
+        toys.CLIENT_FLOAT,
+    )
+    key = self.driver.key(1, compiler.compile_computation(comp).clients)
+    for _ in range(2):
+      for values in ([1.0, 2.0], [4.0]):
+        self.assertEqual(self.driver.run(key, values).ordered, [])
+      # The sum, and its 8 bytes.
+      self.assertEqual(self.driver.worker.hand_over(key), (8, [7]))
+    self.driver.run(key, [5.0])
+    other = key._replace(number=2)
+    self.driver.run(other, [3.0])
+    self.assertEqual(self.driver.worker.hand_over(other), (8, [3]))
+    self.assertEqual(self.driver.worker.hand_over(key), (8, [5]))
+
+  def test_merge_of_three_sums(self):
+    parts = [
+        self.driver.put(f'sum {x}', [np.int64(x), np.int64([x, 1])])
+        for x in (3, 4, 7)
+    ]
+    (lost, num_bytes), total = self.driver.worker.merge(parts)
     self.assertIsNone(lost)
-    self.assertEqual(total, [7.5])
+    self.assertEqual(num_bytes, 24)
+    self.assertEqual(total[0], 14)
+    self.assertEqual(total[1].tolist(), [14, 3])
 
   def test_clients_that_fail_end_the_block_or_are_left_out(self):
     values = [1.0, 13.0, 4.0]
     for leaves_out, expected in ((True, [5.0]), (False, None)):
       key = self.driver.key(1, _plain(), 1.0, leaves_out=leaves_out)
-      report, result = self.driver.run(key, values)
-      self.assertEqual(result, expected)
-      self.assertEqual(report.is_stopped, not leaves_out)
+      report = self.driver.run(key, values)
+      self.assertEqual(report.ordered, expected)
       ((position, error),) = report.errors
       self.assertEqual(position, 1)
       self.assertIsInstance(error, tf.errors.InvalidArgumentError)
@@ -213,11 +238,9 @@ class BlockTest(absltest.TestCase):
 
   def test_round_that_ended_is_worked_on_no_more(self):
     self.driver.worker.end_round(1)
-    for number, is_stopped, expected in ((1, True, None), (2, False, [1.0])):
+    for number, expected in ((1, None), (2, [1.0])):
       key = self.driver.key(number, _plain(), 1.0)
-      report, result = self.driver.run(key, [1.0])
-      self.assertEqual(report.is_stopped, is_stopped)
-      self.assertEqual(result, expected)
+      self.assertEqual(self.driver.run(key, [1.0]).ordered, expected)
 
 
 class NodeTest(absltest.TestCase):

@@ -193,14 +193,13 @@ class SpeechProcessTest(parameterized.TestCase):
           one, _run(_context(num_devices), noise_multiplier=noise_multiplier)
       )
 
-  def test_blocks_and_order_do_not_change_a_bit_of_the_weights(self):
+  def test_the_order_does_not_change_a_bit_of_the_weights(self):
     # Sums of clipped updates are of integers. Measurements are of floats: only
-    # they are added by blocks.
+    # they are added in an order.
     context = multi_device.build_sync_context(
         multi_device.Settings(
             devices=logical_devices.CPUS[:2],
             clients_per_device=2,
-            block_size=3,
             client_cost=lambda client_id: ord(client_id[0]),
         )
     )
@@ -293,20 +292,21 @@ class PlacementTest(absltest.TestCase):
     self.assertGreater(longest, shortest / 2)
 
   def test_ops_updates_and_state_are_on_the_devices_of_the_context(self):
-    run_block = client_loop.run_block
+    train = client_loop.RoundWorker.train
     devices = {}
 
-    def record(positions, *, device, **arguments):
-      outputs = run_block(positions, device=device, **arguments)
-      devices.setdefault(device, set()).update(
-          '/' + output.device.rpartition('/')[-1] for output in outputs
+    def record(worker, thread, *arguments, **settings):
+      ordered = train(worker, thread, *arguments, **settings)
+      devices.setdefault(worker.devices[thread], set()).update(
+          '/' + output.device.rpartition('/')[-1]
+          for output in (*ordered, *worker._sums[thread])
       )
-      return outputs
+      return ordered
 
     context = multi_device.build_sync_context(
         multi_device.Settings(devices=logical_devices.CPUS[2:])
     )
-    with mock.patch.object(client_loop, 'run_block', record):
+    with mock.patch.object(client_loop.RoundWorker, 'train', record):
       with _collected_ops() as ops:
         (state,) = _run(
             context, noise_multiplier=0.0, cohorts=[_data().client_ids]

@@ -1,8 +1,9 @@
-"""Client loop: the clients of a block, one after another, into one sum.
+"""Worker of a round: a process that trains clients into one running sum.
 
-Threads of this process (`multi_device`) and Ray actors (`ray_worker`) both run
-their blocks through `run_block`. While one client trains, the next one's data
-are read (`prefetch`).
+This process (`multi_device`) and Ray actors (`ray_worker`) both train through a
+`RoundWorker`. It has one thread or more for each device. Each thread trains one
+client at a time and adds it to its sum on the device, over all its blocks.
+While one client trains, the next one's data are read (`prefetch`).
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -16,6 +17,7 @@ import tensorflow as tf
 from tff_asr.execution import compiler
 from tff_asr.execution import graph
 from tff_asr.execution import prefetch
+from tff_asr.execution import reduction
 
 
 class ClientInterval(NamedTuple):
@@ -56,38 +58,17 @@ class ClientFunctions:
   """Loaded `compiler.ClientPrograms`, for several threads of a process.
 
   Attributes:
+    programs: what was loaded.
     zero: returns the empty accumulator.
-    merge: adds two accumulators.
-    merge_ordered: adds the leaves of two accumulators that are not exact.
   """
 
   def __init__(self, programs: compiler.ClientPrograms):
-    self._programs = programs
+    self.programs = programs
     self._read = programs.read and programs.read.program.load()
     self._number = next(_numbers)
     self._work = {0: programs.work.load()}
     self._lock = threading.Lock()
     self.zero = programs.zero.load()
-    self.merge = programs.merge.load()
-    self.merge_ordered = lambda *unused: []
-    if programs.merge_ordered is not None:
-      self.merge_ordered = programs.merge_ordered.load()
-
-  def split(
-      self, accumulator: Sequence[tf.Tensor]
-  ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Returns an accumulator's exact leaves and the others."""
-    parts = [], []
-    for leaf, is_exact in zip(accumulator, self._programs.is_exact):
-      parts[not is_exact].append(leaf)
-    return parts
-
-  def join(
-      self, exact: Sequence[tf.Tensor], ordered: Sequence[tf.Tensor]
-  ) -> list[tf.Tensor]:
-    """The accumulator that `split` split."""
-    parts = iter(exact), iter(ordered)
-    return [next(parts[not is_exact]) for is_exact in self._programs.is_exact]
 
   def build_reader(
       self,
@@ -103,78 +84,157 @@ class ClientFunctions:
     """
     return prefetch.Reader(
         self._read,
-        elements=self._programs.read.elements if self._read else (),
+        elements=self.programs.read.elements if self._read else (),
         get_client=get_client,
         num_threads=num_threads,
         computation=self._number,
     )
 
-  def get_work(self, worker: int) -> graph.Function:
-    """The client function for a worker: its own if it has variables."""
+  def get_work(self, thread: int) -> graph.Function:
+    """The client function for a thread: its own if it has variables."""
     with self._lock:
       if not self._work[0].has_variables:
-        worker = 0
-      if worker not in self._work:
-        self._work[worker] = self._programs.work.load()
-      return self._work[worker]
+        thread = 0
+      if thread not in self._work:
+        self._work[thread] = self.programs.work.load()
+      return self._work[thread]
 
 
-def run_block(
-    positions: Sequence[int],
-    *,
-    functions: ClientFunctions,
-    worker: int,
-    device: str,
-    zero: Sequence[tf.Tensor],
-    broadcast: Sequence[tf.Tensor],
-    get_client: Callable[[int], Sequence[tf.Tensor]],
-    reader: prefetch.Reader,
-    get_upcoming: Callable[[], Sequence[int]],
-    monitor: Monitor,
-) -> Sequence[tf.Tensor]:
-  """Trains clients one after another.
+class RoundWorker:
+  """One process in one round: copies of the broadcast, and a running sum.
 
-  Args:
-    positions: the clients' places in the cohort, in order of training.
-    functions: of the computation.
-    worker: number of the worker among those that share `functions`.
-    device: the logical device that this runs on, for records.
-    zero: the accumulator to begin with.
-    broadcast: the broadcast values, on this device.
-    get_client: a client's flat values by its position.
-    reader: reads clients by their positions.
-    get_upcoming: positions of clients that may come after this block.
-    monitor: records each client.
+  A thread of it is named by its number. Threads share `devices` evenly.
 
-  Returns:
-    The accumulator with the clients' updates.
-
-  Raises:
-    scheduler.Stopped: by `monitor`, which ends the round.
+  Attributes:
+    devices: the device of each thread.
   """
-  accumulator = zero
-  del zero  # A large model's sum is freed as soon as there is the next.
-  for index, position in enumerate(positions):
-    monitor.begin(position, device)
-    start_sec = ready_sec = time.monotonic()
-    try:
-      work = functions.get_work(worker)
-      datasets = reader.take(position)
-      for following in positions[index + 1 : index + 2] or get_upcoming():
-        reader.start(following)
-      ready_sec = time.monotonic()
-      accumulator = work(
-          *accumulator, *get_client(position), *broadcast, *datasets
-      )
-    except Exception as error:  # pylint: disable=broad-exception-caught
-      monitor.fail(position, error, device)
-    monitor.end(
-        ClientInterval(
-            position,
-            device,
-            start_sec,
-            time.monotonic(),
-            ready_sec - start_sec,
+
+  def __init__(
+      self,
+      functions: ClientFunctions,
+      *,
+      devices: Sequence[str],
+      clients_per_device: int,
+      broadcast: Sequence[tf.Tensor],
+      get_client: Callable[[int], Sequence[tf.Tensor]],
+      all_reduce: bool,
+  ):
+    """Copies the broadcast to the devices.
+
+    Args:
+      functions: of the computation.
+      devices: logical devices; the sum is handed over on the first.
+      clients_per_device: how many clients train at once on each.
+      broadcast: the broadcast values.
+      get_client: a client's flat values by its position.
+      all_reduce: see `reduction.add_devices`.
+    """
+    self.devices = tuple(devices) * clients_per_device
+    self._functions = functions
+    self._all_reduce = all_reduce
+    self._get_client = get_client
+    self._broadcast = {}
+    self._ordered_zero = {}
+    for device in devices:
+      with tf.device(device):
+        self._broadcast[device] = [_copy(tensor) for tensor in broadcast]
+        _, self._ordered_zero[device] = functions.programs.split(
+            functions.zero()
         )
+    # Each thread's sum; none while a block is in work.
+    self._sums = [[] for _ in self.devices]
+    self._reader = functions.build_reader(
+        get_client, num_threads=len(self.devices)
     )
-  return accumulator
+
+  def train(
+      self,
+      thread: int,
+      positions: Sequence[int],
+      *,
+      get_upcoming: Callable[[], Sequence[int]],
+      monitor: Monitor,
+  ) -> Sequence[tf.Tensor]:
+    """Trains clients one after another, and adds them to the thread's sum.
+
+    Args:
+      thread: number of the calling thread.
+      positions: the clients' places in the cohort, in order of training.
+      get_upcoming: positions of clients that may come after these.
+      monitor: records each client.
+
+    Returns:
+      These clients' sums that depend on the order of addition.
+
+    Raises:
+      scheduler.Stopped: by `monitor`, which ends the round.
+    """
+    device = self.devices[thread]
+    functions, reader = self._functions, self._reader
+    programs = functions.programs
+    with tf.device(device):
+      # No variable keeps a sum alive of which there is the next.
+      accumulator = programs.join(
+          self._sums[thread] or programs.split(functions.zero())[0],
+          self._ordered_zero[device],
+      )
+      self._sums[thread] = []
+      for index, position in enumerate(positions):
+        monitor.begin(position, device)
+        start_sec = ready_sec = time.monotonic()
+        try:
+          work = functions.get_work(thread)
+          datasets = reader.take(position)
+          for following in positions[index + 1 : index + 2] or get_upcoming():
+            reader.start(following)
+          ready_sec = time.monotonic()
+          accumulator = work(
+              *accumulator,
+              *self._get_client(position),
+              *self._broadcast[device],
+              *datasets,
+          )
+        except Exception as error:  # pylint: disable=broad-exception-caught
+          monitor.fail(position, error, device)
+        monitor.end(
+            ClientInterval(
+                position,
+                device,
+                start_sec,
+                time.monotonic(),
+                ready_sec - start_sec,
+            )
+        )
+      self._sums[thread], ordered = programs.split(accumulator)
+      return ordered
+
+  def hand_over(self) -> list[tf.Tensor]:
+    """Returns the running sum of all threads, and begins a new one.
+
+    No thread may be at work on a block.
+    """
+    sums = {}
+    for thread, device in enumerate(self.devices):
+      own, self._sums[thread] = self._sums[thread], []
+      if not own:
+        continue
+      if device in sums:
+        with tf.device(device):
+          for index in range(len(own)):
+            sums[device][index] += own[index]
+      else:
+        sums[device] = own
+    if not sums:  # There are no exact leaves.
+      return []
+    return reduction.add_devices(sums, all_reduce=self._all_reduce)
+
+  def close(self, *, wait: bool = True) -> None:
+    """Ends all reading; by default waits until it has ended."""
+    self._reader.close(wait=wait)
+
+
+def _copy(tensor: tf.Tensor) -> tf.Tensor:
+  """Copies a tensor here; integers, strings and datasets stay put."""
+  if tensor.dtype.is_floating or tensor.dtype.is_complex:
+    return tf.identity(tensor)
+  return tensor

@@ -15,6 +15,9 @@ by `update`, so no client update or report leaves the function. `read` is the
 part of TFF's `work` that makes datasets from the client's values (ids), if
 there is one (`client_datasets`).
 
+Secure sums are made plain (`secure_sums`), and reductions of datasets are made
+loops that run on the device (`device_loops`).
+
 Leaves of A that are plain sums of integers are exact in any order. The others
 (floats, and whatever else an aggregator merges) depend on the order.
 https://www.tensorflow.org/federated/api_docs/python/tff/backends/mapreduce
@@ -36,7 +39,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr.execution import client_datasets
+from tff_asr.execution import device_loops
 from tff_asr.execution import graph
+from tff_asr.execution import secure_sums
 from tff_asr.execution import values
 
 
@@ -66,17 +71,43 @@ class ClientPrograms(NamedTuple):
     read: `D -> V`, or None where the work makes no datasets.
     work: `<A, D, C, V> -> A`.
     zero: `-> A`.
-    merge: `<A, A> -> A`.
-    merge_ordered: the same of the leaves that are not exact; None without any.
+    merge_ordered: `<A, A> -> A` of the leaves that are not exact; None without
+      any.
     is_exact: whether each leaf of A is a sum of integers.
   """
 
   read: client_datasets.Read | None
   work: graph.Program
   zero: graph.Program
-  merge: graph.Program
   merge_ordered: graph.Program | None
   is_exact: tuple[bool, ...]
+
+  @property
+  def ordered_bytes(self) -> int:
+    """Bytes of the leaves that are not exact, those of open shape aside."""
+    if self.merge_ordered is None:
+      return 0
+    specs = self.merge_ordered.graphs[0].specs
+    return sum(
+        spec.dtype.size * (spec.shape.num_elements() or 0)
+        for spec in specs[: len(specs) // 2]
+    )
+
+  def split(
+      self, accumulator: Sequence[tf.Tensor]
+  ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Returns an accumulator's exact leaves and the others."""
+    parts = [], []
+    for leaf, is_exact in zip(accumulator, self.is_exact, strict=True):
+      parts[not is_exact].append(leaf)
+    return parts
+
+  def join(
+      self, exact: Sequence[tf.Tensor], ordered: Sequence[tf.Tensor]
+  ) -> list[tf.Tensor]:
+    """The accumulator that `split` split."""
+    parts = iter(exact), iter(ordered)
+    return [next(parts[not is_exact]) for is_exact in self.is_exact]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,10 +231,9 @@ def _compile_round(
   form = tff.backends.mapreduce.get_map_reduce_form_for_computation(
       wrapped, _CONFIG
   )
-  _, *secure_types = form.work.type_signature.result
-  if any(values.Layout(part).specs for part in secure_types):
-    raise ValueError(
-        'found a secure sum, which simulations do not run; use federated_sum'
+  if secure_sums.has_any(form):
+    form = tff.backends.mapreduce.get_map_reduce_form_for_computation(
+        secure_sums.as_plain_sums(form), _CONFIG
     )
   prepare, zero, work, accumulate, merge, report, update = map(
       graph.from_computation,
@@ -218,7 +248,8 @@ def _compile_round(
       ),
   )
   work, read = client_datasets.split(
-      work, client_inputs=work.inputs[: len(arguments.client.specs)]
+      device_loops.convert(work),
+      client_inputs=work.inputs[: len(arguments.client.specs)]
   )
   num_servers = len(arguments.server.specs)
   is_exact = _find_exact(accumulate, merge)
@@ -230,7 +261,6 @@ def _compile_round(
           read=read,
           work=graph.Program((work, accumulate), num_kept=len(zero.outputs)),
           zero=graph.Program((zero,)),
-          merge=graph.Program((merge,)),
           merge_ordered=_without_exact(merge, is_exact),
           is_exact=is_exact,
       ),

@@ -1,7 +1,7 @@
 """TFF contexts around a runner of clients; the server's part of each round.
 
     broadcast = prepare(server)                  on the server device
-    total = the sum over all blocks of clients   a subclass' `run_clients`
+    total = the sum over all clients             a subclass' `run_clients`
     result = finish(server, total)               on the server device
 
 Computations without clients run on the server device as they are. In a
@@ -27,8 +27,12 @@ from tff_asr import checks
 from tff_asr.execution import client_loop
 from tff_asr.execution import compiler
 from tff_asr.execution import malloc_trim
+from tff_asr.execution import reduction
 from tff_asr.execution import round_execution
 from tff_asr.execution import scheduler
+
+# Sums larger than this that depend on the order are of several clients each.
+_LARGE_BYTES = 2**20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,8 +40,13 @@ class Settings:
   """Settings of rounds, in whichever context.
 
   Attributes:
-    block_size: clients a block. Blocks of one balance best. Larger blocks need
-      fewer merges and transfers.
+    clients_per_device: how many clients train at once on each device.
+    gpu_memory_mb: memory of each client at once on a GPU, in MiB. Each is then
+      a logical device with a compute stream of its own. None: they share the
+      GPU's memory and its one stream.
+    all_reduce: whether a process adds the sums of its devices by an all-reduce
+      (NCCL, on GPUs); False adds them pairwise. None: all-reduce on GPUs, if
+      each client at once has one of its own.
     client_cost: a function of a client's argument (a tuple if there are
       several) that returns its expected cost, such as seconds of audio. Costly
       clients start first. The cost decides the order in which floats are
@@ -52,13 +61,17 @@ class Settings:
     ValueError: a setting out of range.
   """
 
-  block_size: int = 1
+  clients_per_device: int = 1
+  gpu_memory_mb: int | None = None
+  all_reduce: bool | None = None
   client_cost: Callable[[Any], float] | None = None
   max_failed_share: float = 0.0
   client_timeout_sec: float | None = None
 
   def __post_init__(self):
-    checks.positive_int(block_size=self.block_size)
+    checks.positive_int(clients_per_device=self.clients_per_device)
+    if self.gpu_memory_mb is not None:
+      checks.positive_int(gpu_memory_mb=self.gpu_memory_mb)
     checks.in_range(0, 1, max_failed_share=self.max_failed_share)
     if self.client_timeout_sec is not None:
       checks.positive(client_timeout_sec=self.client_timeout_sec)
@@ -96,6 +109,7 @@ class _Loaded:
   Attributes:
     compiled: the computation as programs.
     lock: held during a call: functions with variables allow one at a time.
+    merge_ordered: the function of a `compiler.Round`, or None.
     prepare: the function of a `compiler.Round`.
     finish: the function of a `compiler.Round`.
     clients: what a runner's `load_clients` returned.
@@ -114,9 +128,13 @@ class _Loaded:
       # long as the program is loaded. So load such a program for each call.
       self._run = compiled.run.load() if compiled.argument.specs else None
       return
+    programs = compiled.clients
+    self.merge_ordered = (
+        programs.merge_ordered and programs.merge_ordered.load()
+    )
     self.prepare = compiled.prepare.load()
     self.finish = compiled.finish.load()
-    self.clients = load_clients(compiled.clients)
+    self.clients = load_clients(programs)
 
   def run(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
     """The function of a `compiler.Local`."""
@@ -130,26 +148,30 @@ class Runner(abc.ABC):
     last_timeline: the `ClientInterval`s of the round that finished last, by
       start.
     last_failures: the causes of that round's failed clients, by position.
+    last_store_bytes: bytes that went into an object store for that round: its
+      broadcast, sums and measurements.
   """
 
-  def __init__(
-      self, settings: Settings, *, server_device: str, max_unmerged: int
-  ):
+  def __init__(self, settings: Settings, *, server_device: str):
     """Prepares to run.
 
     Args:
       settings: settings of all rounds.
       server_device: the logical device that runs the server's part.
-      max_unmerged: see `scheduler.Scheduler`.
     """
     self.settings = settings
     self._server_device = server_device
-    self._max_unmerged = max_unmerged
     self._cache = Cache(
         lambda comp: _Loaded(_compiled.get(comp), self.load_clients)
     )
     self.last_timeline: list[client_loop.ClientInterval] = []
     self.last_failures: dict[int, str] = {}
+    self.last_store_bytes = 0
+
+  @property
+  @abc.abstractmethod
+  def num_threads(self) -> int:
+    """How many clients train at once."""
 
   @abc.abstractmethod
   def load_clients(self, programs: compiler.ClientPrograms) -> Any:
@@ -178,10 +200,9 @@ class Runner(abc.ABC):
     """Runs a `compiler.Round`."""
     compiled = loaded.compiled
     server, clients = compiled.arguments.split(arg)
-    blocks = scheduler.build_blocks(
-        len(clients),
-        block_size=self.settings.block_size,
-        costs=self._measure_costs(clients),
+    is_large = compiled.clients.ordered_bytes > _LARGE_BYTES
+    blocks = scheduler.cut(
+        len(clients), is_large=is_large, costs=self._measure_costs(clients)
     )
     broadcast = loaded.prepare(*server)
     # Also frees what is left of the round before.
@@ -192,8 +213,10 @@ class Runner(abc.ABC):
         clients=clients,
         broadcast=broadcast,
         scheduler=scheduler.Scheduler(
-            blocks, max_unmerged=self._max_unmerged
+            blocks, window=2 * self.num_threads if is_large else None
         ),
+        ordered=loaded.merge_ordered
+        and reduction.OrderedSum(loaded.merge_ordered),
         stop=stop,
         max_failed=int(self.settings.max_failed_share * len(clients)),
         timeout_sec=self.settings.client_timeout_sec,
@@ -206,6 +229,7 @@ class Runner(abc.ABC):
         execution.timeline, key=lambda interval: interval.start_sec
     )
     self.last_failures = execution.failures
+    self.last_store_bytes = execution.store_bytes
     malloc_trim.give_back(total)
     results = loaded.finish(*server, *total)
     malloc_trim.give_back(results)
@@ -233,6 +257,10 @@ class _RunnerContext:
   @property
   def last_failures(self) -> dict[int, str]:
     return self._runner.last_failures
+
+  @property
+  def last_store_bytes(self) -> int:
+    return self._runner.last_store_bytes
 
 
 class SyncContext(_RunnerContext, tff.framework.SyncContext):

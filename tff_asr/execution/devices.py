@@ -2,11 +2,76 @@
 
 from collections.abc import Sequence
 import os
+from typing import NamedTuple
 
 import tensorflow as tf
 
 # As in `launch`, for those who do not import it: notebooks, Ray's workers.
 os.environ.setdefault('TF_FORCE_GPU_ALLOW_GROWTH', 'true')
+
+
+class Places(NamedTuple):
+  """Where the clients of a process train.
+
+  Attributes:
+    devices: logical devices.
+    clients_per_device: how many train at once on each.
+    all_reduce: whether the devices' sums are added by an all-reduce.
+  """
+
+  devices: tuple[str, ...]
+  clients_per_device: int
+  all_reduce: bool
+
+
+def place(
+    devices: Sequence[str] | None,
+    *,
+    clients_per_device: int,
+    gpu_memory_mb: int | None,
+    all_reduce: bool | None,
+) -> Places:
+  """Returns where to run, for settings as in `context.Settings`.
+
+  Raises:
+    ValueError: as `find` and `split`.
+  """
+  is_split = gpu_memory_mb is not None and clients_per_device > 1
+  is_split = is_split and bool(tf.config.list_physical_devices('GPU'))
+  if is_split:
+    split('GPU', clients_per_device, memory_mb=gpu_memory_mb)
+  found = find(devices)
+  if all_reduce is None:
+    # NCCL knows physical GPUs alone.
+    all_reduce = not is_split and all(':GPU:' in name for name in found)
+  return Places(found, 1 if is_split else clients_per_device, all_reduce)
+
+
+def split(kind: str, count: int, *, memory_mb: int | None) -> None:
+  """Splits each device of this machine into logical ones.
+
+  Logical devices of a GPU compute at the same time; threads that share one
+  device take turns on its stream.
+
+  Args:
+    kind: 'GPU' or 'CPU'.
+    count: how many logical devices each becomes.
+    memory_mb: memory of each logical device, in MiB; None for CPUs.
+
+  Raises:
+    ValueError: TensorFlow has used its devices already.
+  """
+  for device in tf.config.list_physical_devices(kind):
+    parts = [tf.config.LogicalDeviceConfiguration(memory_mb)] * count
+    if tf.config.get_logical_device_configuration(device) == parts:
+      continue
+    try:
+      tf.config.set_logical_device_configuration(device, parts)
+    except RuntimeError as error:
+      raise ValueError(
+          f'{device.name} cannot be split into {count} logical devices of '
+          f'{memory_mb} MiB: {error}'
+      ) from error
 
 
 def find(devices: Sequence[str] | None) -> tuple[str, ...]:

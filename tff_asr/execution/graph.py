@@ -193,8 +193,29 @@ def _parse_renamed(graph: Graph, prefix: str) -> tf.compat.v1.GraphDef:
       function.signature.name: prefix + function.signature.name
       for function in graph_def.library.function
   }
+  rename_functions(graph_def, functions)
+  for nodes in bodies(graph_def):
+    for node in nodes:
+      if 'shared_name' in node.attr:
+        attribute = node.attr['shared_name']
+        name = attribute.s.decode()
+        if name != _ANONYMOUS:
+          attribute.s = (prefix + (name or node.name)).encode()
+  return graph_def
+
+
+def rename_functions(
+    graph_def: tf.compat.v1.GraphDef, functions: dict[str, str]
+) -> None:
+  """Renames library functions, and all references to these names.
+
+  Args:
+    graph_def: is changed.
+    functions: new names by old ones; others stay.
+  """
   for function in graph_def.library.function:
-    function.signature.name = functions[function.signature.name]
+    name = function.signature.name
+    function.signature.name = functions.get(name, name)
     for attribute in function.attr.values():
       _rename_attribute(attribute, functions)
   for gradient in graph_def.library.gradient:
@@ -204,13 +225,8 @@ def _parse_renamed(graph: Graph, prefix: str) -> tf.compat.v1.GraphDef:
     for node in nodes:
       node.op = functions.get(node.op, node.op)
       for key, attribute in node.attr.items():
-        if key == 'shared_name':
-          name = attribute.s.decode()
-          if name != _ANONYMOUS:
-            attribute.s = (prefix + (name or node.name)).encode()
-        else:
+        if key != 'shared_name':
           _rename_attribute(attribute, functions)
-  return graph_def
 
 
 def _rename_attribute(

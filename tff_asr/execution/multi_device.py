@@ -3,19 +3,18 @@
 A federated round runs as
 
     broadcast = prepare(server)                  on the server device
-    for each block of clients, on any device:
-      sum_b = work(client_n, ... work(client_1, zero(), broadcast))
-    result = finish(server, the merged sums)
+    for each client, on any device:
+      sum_d = work(sum_d, client, broadcast)
+    result = finish(server, the total of all sum_d)
 
-`compiler` makes the functions, `scheduler` deals the blocks, and `client_loop`
-runs one block. Sums of integers, such as those of clipped updates, are exact in
-any order: a worker goes on with one of them over all its blocks, and the
-workers' sums are added at the end. The other sums are of a block each, and
-`reduction` sets the order in which the server device, the first one, merges
-them. Each device holds one copy of the round's broadcast. A
-worker is a Python thread: it trains one client at a time and adds it to its
-block's sum on the device, while the next clients' data are read into memory.
-Values never leave this process.
+`compiler` makes the functions, `scheduler` deals the clients, and a
+`client_loop.RoundWorker` trains them: a Python thread trains one client at a
+time and adds it to its sum on its device, while the next clients' data are read
+into memory. Each device holds one copy of the round's broadcast. At the end the
+devices' sums are added, pairwise or by an all-reduce; they are sums of
+integers, such as those of clipped updates, and exact in any order. The server
+device, the first one, adds all others client by client, in one order
+(`reduction`). Values never leave this process.
 
 Guarantees:
 - The result has the same bits for any number of devices (of one kind) and of
@@ -39,17 +38,17 @@ import functools
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_asr import checks
 from tff_asr.execution import client_loop
 from tff_asr.execution import compiler
 from tff_asr.execution import context
 from tff_asr.execution import devices as devices_lib
-from tff_asr.execution import prefetch
-from tff_asr.execution import reduction
 from tff_asr.execution import round_execution
 from tff_asr.execution import scheduler
 
 ClientError = round_execution.ClientError
+
+# The one worker of the scheduler.
+_PROCESS = 'this process'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,18 +58,12 @@ class Settings(context.Settings):
   Attributes:
     devices: logical devices such as 'GPU:0' or 'CPU:1', the first of which
       runs the server's part. None is all GPUs, else 'CPU:0'.
-    clients_per_device: how many clients train at once on each device.
 
   Raises:
     ValueError: a setting out of range.
   """
 
   devices: Sequence[str] | None = None
-  clients_per_device: int = 1
-
-  def __post_init__(self):
-    super().__post_init__()
-    checks.positive_int(clients_per_device=self.clients_per_device)
 
 
 def build_sync_context(
@@ -110,15 +103,17 @@ class _Runner(context.Runner):
   """Runs clients in threads on the devices of this machine."""
 
   def __init__(self, settings: Settings):
-    self._devices = devices_lib.find(settings.devices)
-    # One device a worker; the first workers are on different devices.
-    self._places = self._devices * settings.clients_per_device
-    super().__init__(
-        settings,
-        server_device=self._devices[0],
-        # Two blocks a worker: one in work, one waiting to be merged.
-        max_unmerged=2 * len(self._places),
+    self._places = devices_lib.place(
+        settings.devices,
+        clients_per_device=settings.clients_per_device,
+        gpu_memory_mb=settings.gpu_memory_mb,
+        all_reduce=settings.all_reduce,
     )
+    super().__init__(settings, server_device=self._places.devices[0])
+
+  @property
+  def num_threads(self) -> int:
+    return len(self._places.devices) * self._places.clients_per_device
 
   def load_clients(
       self, programs: compiler.ClientPrograms
@@ -128,103 +123,53 @@ class _Runner(context.Runner):
   def run_clients(
       self, execution: round_execution.RoundExecution
   ) -> list[tf.Tensor]:
-    functions = execution.functions
-    places = self._places[: len(execution.clients)]
-    replicas = {
-        device: _Replica(device, execution) for device in set(places)
-    }
-    # The execution does not own the reader. That would be a reference cycle,
+    # The execution does not own the worker. That would be a reference cycle,
     # which keeps the round's tensors until Python's collector runs.
-    reader = functions.build_reader(
-        execution.get_client, num_threads=len(self._places)
+    worker = client_loop.RoundWorker(
+        execution.functions,
+        **self._places._replace(
+            devices=self._places.devices[: len(execution.clients)]
+        )._asdict(),
+        broadcast=execution.broadcast,
+        get_client=execution.get_client,
     )
-    sums = []
+    threads = range(min(len(worker.devices), len(execution.clients)))
     try:
-      ordered = execution.run(
+      return execution.run(
           [
-              functools.partial(
-                  self._work, execution, replicas[device], worker, reader, sums
-              )
-              for worker, device in enumerate(places)
+              functools.partial(self._work, execution, worker, thread)
+              for thread in threads
           ],
           timeout_sec=execution.timeout_sec,
       )
     finally:
       hangs = isinstance(execution.failure, round_execution.HungError)
-      reader.close(wait=not hangs)
-    exact = sums.pop()
-    while sums:
-      other = sums.pop()
-      for place, leaf in enumerate(other):
-        exact[place] += leaf
-    return functions.join(exact, ordered)
+      worker.close(wait=not hangs)
 
   def _work(
       self,
       execution: round_execution.RoundExecution,
-      replica: '_Replica',
-      worker: int,
-      reader: prefetch.Reader,
-      sums: list[list[tf.Tensor]],
+      worker: client_loop.RoundWorker,
+      thread: int,
   ) -> None:
-    """A worker thread: one task after another until none is left.
-
-    Its sums of integers go to `sums` at the end.
-    """
+    """A thread: one task after another until none is left."""
     tasks = execution.scheduler
-    functions = execution.functions
-    exact = []  # Of one element, or taken by a block.
 
     def get_upcoming():
-      # Any worker may get the next blocks, so read one ahead for each worker.
-      return [b.positions[0] for b in tasks.upcoming(len(self._places))]
+      # Any thread may get the next blocks, so read one ahead for each.
+      return [b.positions[0] for b in tasks.upcoming(len(worker.devices))]
 
-    def run(task: scheduler.Task) -> Sequence[tf.Tensor]:
-      if isinstance(task, reduction.Merge):
-        left, right = tasks.get_parts(task)
-        with tf.device(self._server_device):
-          return functions.merge_ordered(*left, *right)
-      total = client_loop.run_block(
-          task.positions,
-          functions=functions,
-          worker=worker,
-          device=replica.device,
-          # No variable keeps a sum alive of which there is the next.
-          zero=functions.join(exact.pop(), replica.ordered_zero),
-          broadcast=replica.broadcast,
-          get_client=execution.get_client,
-          reader=reader,
-          get_upcoming=get_upcoming,
-          monitor=execution,
+    def run(task: scheduler.Task) -> list[tf.Tensor] | None:
+      if isinstance(task, scheduler.HandOver):
+        return worker.hand_over()
+      if isinstance(task, scheduler.Merge):  # There is one sum.
+        return execution.total(task.sums[0].value)
+      ordered = worker.train(
+          thread, task.positions, get_upcoming=get_upcoming, monitor=execution
       )
-      own, ordered = functions.split(total)
-      exact.append(own)
-      return ordered
+      with tf.device(self._server_device):
+        execution.add_ordered(task.number, ordered)
+      return None
 
-    with tf.device(replica.device):
-      exact.append(functions.split(functions.zero())[0])
-      while (task := tasks.take()) is not None:
-        # A local variable would keep the sum alive after it was merged.
-        tasks.put(task, run(task))
-    with tf.device(self._server_device):
-      sums.append([tf.identity(leaf) for leaf in exact.pop()])
-
-
-class _Replica:
-  """Broadcast and empty sums of a round, on one device."""
-
-  def __init__(
-      self, device: str, execution: round_execution.RoundExecution
-  ):
-    self.device = device
-    with tf.device(device):
-      self.broadcast = [_copy(tensor) for tensor in execution.broadcast]
-      functions = execution.functions
-      self.ordered_zero = functions.split(functions.zero())[1]
-
-
-def _copy(tensor: tf.Tensor) -> tf.Tensor:
-  """Copies a tensor here; integers, strings and datasets stay put."""
-  if tensor.dtype.is_floating or tensor.dtype.is_complex:
-    return tf.identity(tensor)
-  return tensor
+    while (task := tasks.take(_PROCESS)) is not None:
+      tasks.put(_PROCESS, task, run(task))

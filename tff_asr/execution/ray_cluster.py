@@ -1,19 +1,26 @@
 """TFF contexts that run on many machines, over Ray.
 
-The schedule is that of `multi_device`: each free worker takes the next block of
-clients, longest first. A worker is a Ray actor with a device of its own
+The schedule is that of `multi_device`: each free worker takes the next client,
+longest first. A worker is a Ray actor with one device or more of its own
 (https://docs.ray.io). Each actor gets the programs of a computation once. The
-broadcast goes to the object store once a round. Partial sums stay in the store,
-and actors merge them. The server's part, `prepare` and `finish`, runs in this
-process, on its first device.
+broadcast goes to the object store once a round, which keeps one copy on each
+machine. A worker adds its clients to one sum on its device. At the end of the
+round that sum goes to the store, once a worker; actors add sums of up to eight
+workers, those of their own machine first, until this process can add the rest.
+The server's part, `prepare` and `finish`, runs in this process, on its first
+device. `last_store_bytes` of a context counts what went to the store.
 
 Guarantees:
 - The result has the same bits for any number of workers of one kind. They are
-  the bits of `multi_device` with the same devices, threads of an op and block
-  size: both merge in the order of `reduction`. On GPUs this needs kernels that
-  repeat their bits (TF_DETERMINISTIC_OPS=1 on every machine); not run.
-- A lost worker's blocks run again elsewhere, with the same result. The worker
-  is replaced if there is room; the round goes on while one worker is left.
+  the bits of `multi_device` with the same devices and threads of an op: sums of
+  integers are exact, others are added in the order of `reduction`. On GPUs this
+  needs kernels that repeat their bits (TF_DETERMINISTIC_OPS=1 on every
+  machine); not run.
+- All clients that a lost worker has trained in the round run again elsewhere,
+  with the same result. The worker is replaced if there is room; the round goes
+  on while one worker is left.
+- Machines may join and leave. Without `num_workers`, a round has a worker
+  wherever there is room when it begins; one that is still starting joins later.
 - A client that fails is left out, up to `max_failed_share` of a round's
   clients. One more ends the round with a `ClientError`, which has its position.
 - A hung worker is given up after `client_timeout_sec` for each client of its
@@ -55,8 +62,11 @@ class Settings(context.Settings):
     address: 'auto' or 'host:port' of a Ray cluster that this machine belongs
       to, with its token (`ray_token`); None starts one on this machine alone,
       with a token of its own, and stops it at exit.
-    num_workers: how many actors, each on a GPU if the cluster has any, else on
-      CPUs. None: one actor for each GPU, or for each node without GPUs.
+    num_workers: how many actors, each on GPUs if the cluster has any, else on
+      CPUs. None: as many as the GPUs allow, or one for each node without GPUs.
+    gpus_per_worker: GPUs of each actor, where the cluster has any. All of a
+      machine's in one actor are added by an all-reduce, so one sum a machine
+      goes to the store.
     cpus_per_worker: CPUs of each actor, and threads of each of its ops. The
       bits of a result depend on it.
     required_paths: files and folders, such as shards, that each actor must find
@@ -70,13 +80,17 @@ class Settings(context.Settings):
 
   address: str | None = None
   num_workers: int | None = None
+  gpus_per_worker: int = 1
   cpus_per_worker: int = 1
   required_paths: Sequence[str] = ()
   op_libraries: Sequence[str] = OP_LIBRARIES
 
   def __post_init__(self):
     super().__post_init__()
-    checks.positive_int(cpus_per_worker=self.cpus_per_worker)
+    checks.positive_int(
+        cpus_per_worker=self.cpus_per_worker,
+        gpus_per_worker=self.gpus_per_worker,
+    )
     if self.num_workers is not None:
       checks.positive_int(num_workers=self.num_workers)
     for name in ('required_paths', 'op_libraries'):

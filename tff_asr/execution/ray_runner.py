@@ -1,8 +1,8 @@
-"""Rounds on Ray actors, one actor a device; see `ray_cluster`.
+"""Rounds on Ray actors; see `ray_cluster`.
 
-One thread of this process serves each actor: it takes tasks from the round's
-`scheduler.Scheduler`, sends them to the actor, and puts references to the
-results back. A lost actor is replaced; `_RoundWorkers.work` says how.
+One thread of this process serves each thread of an actor: it takes tasks from
+the round's `scheduler.Scheduler`, sends them to the actor, and puts references
+to the results back. A lost actor is replaced; `_RoundWorkers.work` says how.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,6 @@ from tff_asr.execution import context
 from tff_asr.execution import devices
 from tff_asr.execution import ray_session
 from tff_asr.execution import ray_worker
-from tff_asr.execution import reduction
 from tff_asr.execution import round_execution
 from tff_asr.execution import scheduler
 
@@ -46,31 +45,28 @@ LOSSES = (
 _CONTROL = 'control'
 
 
-class WorkerSlot:
-  """One actor's place in the pool; the actor in it may change.
+class Actor:
+  """One actor, from its launch to its end.
 
   Attributes:
-    actor: the handle of the actor.
-    device: where it runs, for messages; None until it has started.
+    handle: Ray's handle.
+    devices: the devices of its threads; None until it has started.
+    node: its machine, for messages.
   """
 
   def __init__(
       self, options: dict[str, Any], start_arguments: dict[str, Any]
   ):
-    self._options = options
-    self._start_arguments = start_arguments
-    self._launch()
-
-  def _launch(self) -> None:
     remote = ray.remote(concurrency_groups={_CONTROL: 1})(
         ray_worker.RayWorker
     )
     # No restarts by Ray: a restarted actor would have to be prepared anew.
-    self.actor = remote.options(max_restarts=0, **self._options).remote()
-    self.device = None
-    self._started = self.actor.start.remote(**self._start_arguments)
+    self.handle = remote.options(max_restarts=0, **options).remote()
+    self.devices = None
+    self.node = 'not started'
+    self._started = self.handle.start.remote(**start_arguments)
 
-  def wait(self, is_over: Callable[[], bool]) -> bool:
+  def wait(self, is_over: Callable[[], bool] = lambda: False) -> bool:
     """Waits until the actor has started; returns whether it has.
 
     It returns False after `_START_TIMEOUT_SEC`, or once `is_over()`; the caller
@@ -81,28 +77,51 @@ class WorkerSlot:
       LOSSES: the actor was lost.
     """
     deadline = time.monotonic() + _START_TIMEOUT_SEC
-    while self.device is None:
+    while self.devices is None:
       ready, _ = ray.wait([self._started], timeout=_POLL_SEC)
       if ready:
-        self.device = _get(self._started)
+        devices_found, self.node = _get(self._started)
+        self.devices = devices_found
       elif is_over() or time.monotonic() >= deadline:
         return False
     return True
 
   def ping(self) -> ray.ObjectRef:
     """Returns a reference that is ready as soon as the actor answers."""
-    return self.actor.ping.options(concurrency_group=_CONTROL).remote()
+    return self.handle.ping.options(concurrency_group=_CONTROL).remote()
 
   def end_round(self, number: int) -> None:
     """Has the actor end work on a round."""
-    self.actor.end_round.options(concurrency_group=_CONTROL).remote(number)
+    self.handle.end_round.options(concurrency_group=_CONTROL).remote(number)
 
-  def replace(self) -> None:
-    """Starts another actor in the place of one that was lost."""
-    logging.warning('Lost a Ray worker: %s.', self.device or 'not started')
-    # The actor may still run: Ray may only have lost sight of it.
-    ray.kill(self.actor)
-    self._launch()
+  def end(self) -> None:
+    """Ends the actor, which may still run: Ray may only have lost sight."""
+    ray.kill(self.handle)
+
+
+class WorkerSlot:
+  """A place in the pool.
+
+  Attributes:
+    actor: the one that runs there now.
+    num_threads: how many clients it trains at once.
+  """
+
+  def __init__(
+      self, options: dict[str, Any], start_arguments: dict[str, Any]
+  ):
+    self._arguments = options, start_arguments
+    self.num_threads = options['max_concurrency']
+    self._lock = threading.Lock()
+    self.actor = Actor(*self._arguments)
+
+  def replace(self, actor: Actor) -> None:
+    """Starts another actor if the slot still has this one, which was lost."""
+    with self._lock:
+      if self.actor is actor:
+        logging.warning('Lost a Ray worker: %s.', actor.node)
+        actor.end()
+        self.actor = Actor(*self._arguments)
 
 
 class RayRunner(context.Runner):
@@ -118,16 +137,45 @@ class RayRunner(context.Runner):
         settings.address,
         num_cpus=(settings.num_workers or 1) * settings.cpus_per_worker,
     )
-    self.worker_slots = _start(settings)
+    self._start_arguments = dict(
+        folder=os.getcwd(),
+        num_threads=settings.cpus_per_worker,
+        op_libraries=tuple(settings.op_libraries),
+        required_files=ray_worker.digest_all(
+            settings.required_paths, machine='This machine'
+        ),
+        clients_per_device=settings.clients_per_device,
+        gpu_memory_mb=settings.gpu_memory_mb,
+        all_reduce=settings.all_reduce,
+    )
+    self._slots = {}  # By place; see `_place`.
     self._computations = itertools.count()
     self._rounds = itertools.count()
-    super().__init__(
-        settings,
-        server_device=devices.find(None)[0],
-        # Waiting sums live in the object store, not in one process, so a larger
-        # limit is affordable; a slow worker then blocks the others later.
-        max_unmerged=reduction.FAN_IN + 2 * len(self.worker_slots),
-    )
+    super().__init__(settings, server_device=devices.find(None)[0])
+    self._fill_slots()
+    _wait_for_all(self.worker_slots)
+
+  @property
+  def worker_slots(self) -> list[WorkerSlot]:
+    """Of the actors that run or are being started."""
+    return list(self._slots.values())
+
+  @property
+  def num_threads(self) -> int:
+    return sum(slot.num_threads for slot in self.worker_slots)
+
+  def _fill_slots(self) -> None:
+    """Starts actors where the cluster has room that it had not before.
+
+    An actor whose machine is gone is forgotten, unless it began elsewhere.
+    """
+    places = _place(self.settings)
+    for place, options in places.items():
+      if place not in self._slots:
+        self._slots[place] = WorkerSlot(options, self._start_arguments)
+    for place in self._slots.keys() - places.keys():
+      if self._slots[place].actor.devices is None:
+        self._slots.pop(place).actor.end()
 
   def load_clients(
       self, programs: compiler.ClientPrograms
@@ -138,32 +186,46 @@ class RayRunner(context.Runner):
   def run_clients(
       self, execution: round_execution.RoundExecution
   ) -> list[tf.Tensor]:
+    if self.settings.num_workers is None:
+      # Machines come and go. Those that came take part once they have started.
+      self._fill_slots()
+    slots = self.worker_slots
     computation, programs = execution.functions
+    broadcast = ray_worker.pack(execution.broadcast)
+    execution.store_bytes += ray_worker.count_bytes(broadcast)
     key = ray_worker.RoundKey(
         number=next(self._rounds),
         computation=computation,
         programs=[programs],
-        broadcast=[ray.put(ray_worker.pack(execution.broadcast))],
+        broadcast=[ray.put(broadcast)],
         leaves_out=execution.max_failed > 0,
     )
-    workers = _RoundWorkers(execution, key, num_workers=len(self.worker_slots))
+    works = [
+        (slot, thread) for slot in slots for thread in range(slot.num_threads)
+    ]
+    workers = _RoundWorkers(
+        execution,
+        key,
+        num_threads=len(works),
+        server_device=self._server_device,
+    )
     try:
       # No time limit here: `work` gives up a hung worker and replaces it.
-      total = execution.run(
-          [functools.partial(workers.work, slot) for slot in self.worker_slots]
+      return execution.run(
+          [functools.partial(workers.work, *work) for work in works]
       )
     finally:
-      for slot in self.worker_slots:
-        slot.end_round(key.number)
-    return ray_worker.unpack(total)
+      for slot in slots:
+        slot.actor.end_round(key.number)
 
 
 class _RoundWorkers:
-  """One round's threads, one for each actor, and what they share.
+  """One round's threads, one for each thread of an actor; what they share.
 
-  - A task whose actor is lost goes back to the scheduler (`retry`). The loss
-    counts against the task only if the actor had answered a ping before.
-  - The lost actor is replaced. Its thread leaves the round if the replacement
+  - What is lost with an actor goes back to the scheduler (`lose`): its tasks,
+    and the blocks in its running sum. The loss counts against a task only if
+    the actor had answered a ping before.
+  - The lost actor is replaced. Its threads leave the round if the replacement
     does not start in time, is lost while it starts, or lacks something.
   - The round ends with `WorkerLostError` when the last thread leaves before the
     work is done, or when one task has lost too many actors.
@@ -175,41 +237,42 @@ class _RoundWorkers:
       execution: round_execution.RoundExecution,
       key: ray_worker.RoundKey,
       *,
-      num_workers: int,
+      num_threads: int,
+      server_device: str,
   ):
     self._execution = execution
     self._tasks = execution.scheduler
     self._key = key
-    self._num_workers = num_workers
-    self._num_left = num_workers
+    self._num_left = num_threads
+    self._server_device = server_device
     self._lock = threading.Lock()
 
-  def work(self, slot: WorkerSlot) -> None:
-    """The thread of one actor: one task after another until none is left."""
-    while self._is_running(slot):
-      task = self._tasks.take()
+  def work(self, slot: WorkerSlot, thread: int) -> None:
+    """Serves one thread of an actor: one task after another."""
+    while self._is_running(slot, actor := slot.actor):
+      task = self._tasks.take(actor, actor.node)
       if task is None:
         return
       was_there = False
       try:
         # A machine dies with all its actors at once. An actor that was dead
         # before it got the task says nothing about the task.
-        self._wait(slot.ping())
+        self._wait(actor.ping())
         was_there = True
-        self._run(slot, task)
+        self._run(actor, thread, task)
       except LOSSES:
-        slot.replace()
-        self._tasks.retry(task, counts=was_there)
+        slot.replace(actor)
+        self._tasks.lose(actor, task, counts=was_there)
     self._leave()
 
-  def _is_running(self, slot: WorkerSlot) -> bool:
-    """Waits for an actor that is being replaced; returns whether it started."""
+  def _is_running(self, slot: WorkerSlot, actor: Actor) -> bool:
+    """Waits for an actor that is being started; returns whether it is."""
     try:
-      return slot.wait(
+      return actor.wait(
           lambda: self._tasks.is_over() or self._execution.stop.is_set()
       )
     except LOSSES:
-      slot.replace()
+      slot.replace(actor)
     except ValueError as error:
       logging.warning('A lost Ray worker is not replaced: %s', error)
     return False
@@ -222,49 +285,66 @@ class _RoundWorkers:
         self._tasks.stop()
       elif not self._num_left and not self._tasks.is_over():
         self._execution.failure = scheduler.WorkerLostError(
-            f'All {self._num_workers} Ray workers were lost, and none could be '
-            'started again; see `ray status`.'
+            'All Ray workers were lost, and none could be started again; see '
+            '`ray status`.'
         )
         self._tasks.stop()
 
-  def _run(self, slot: WorkerSlot, task: scheduler.Task) -> None:
-    """Runs a task on an actor and puts a reference to its result back."""
-    if isinstance(task, reduction.Merge):
-      lost, result = slot.actor.merge.options(num_returns=2).remote(
-          self._key, self._tasks.get_parts(task)
-      )
-      lost = self._wait(lost)
-      if lost is not None:
-        self._tasks.recompute(task.parts[lost])
-        return
+  def _run(self, actor: Actor, thread: int, task: scheduler.Task) -> None:
+    """Runs a task and puts its result back, or a reference to it."""
+    tasks, result = self._tasks, None
+    if isinstance(task, scheduler.Block):
+      self._train(actor, thread, task)
+    elif isinstance(task, scheduler.HandOver):
+      num_bytes, result = actor.handle.hand_over.options(
+          num_returns=2
+      ).remote(self._key)
+      self._count(self._wait(num_bytes))
+    elif task.is_total:
+      # In this process.
+      with tf.device(self._server_device):
+        lost, exact = ray_worker.add(_values(task), get=ray.get)
+        if lost is not None:
+          tasks.lose_part(actor, task, lost)
+          return
+        result = self._execution.total(exact)
     else:
-      result = self._run_block(slot, task)
-    if self._tasks.is_last(task):
-      try:
-        result = self._wait(result)
-      except ray.exceptions.ObjectLostError:
-        self._tasks.retry(task)
+      found, result = actor.handle.merge.options(num_returns=2).remote(
+          _values(task)
+      )
+      lost, num_bytes = self._wait(found)
+      if lost is not None:
+        tasks.lose_part(actor, task, lost)
         return
-    self._tasks.put(task, result)
+      self._count(num_bytes)
+    tasks.put(actor, task, result, actor.node)
 
-  def _run_block(
-      self, slot: WorkerSlot, block: scheduler.Block
-  ) -> ray.ObjectRef:
-    """Runs a block on an actor; returns a reference to its sum."""
-    execution, device = self._execution, slot.device
+  def _count(self, num_bytes: int) -> None:
+    with self._lock:
+      self._execution.store_bytes += num_bytes
+
+  def _train(
+      self, actor: Actor, thread: int, block: scheduler.Block
+  ) -> None:
+    """Trains a block on an actor, into its running sum."""
+    execution = self._execution
+    device = f'{actor.devices[thread]} of node {actor.node}'
+    was_done = self._tasks.was_done(block)
     clients = {}
     for position in block.positions:
+      if position in execution.errors:  # It failed on a worker that was lost.
+        continue
       try:
         clients[position] = ray_worker.pack(execution.get_client(position))
       except Exception as error:  # pylint: disable=broad-exception-caught
         execution.fail(position, error, device)
     sent_sec = time.monotonic()
-    report, result = slot.actor.run_block.options(num_returns=2).remote(
-        self._key, tuple(clients), list(clients.values())
-    )
     limit = execution.timeout_sec
     report = self._wait(
-        report, timeout_sec=limit and limit * len(block.positions)
+        actor.handle.train.remote(
+            self._key, thread, tuple(clients), list(clients.values())
+        ),
+        timeout_sec=limit and limit * len(block.positions),
     )
     for interval in report.intervals:
       execution.end(
@@ -275,10 +355,12 @@ class _RoundWorkers:
           )
       )
     for position, error in report.errors:
-      execution.fail(position, error, device)
-    if report.is_stopped:
+      execution.fail(position, error, device, is_repeated=was_done)
+    if report.ordered is None:
       raise scheduler.Stopped()
-    return result
+    self._count(ray_worker.count_bytes(report.ordered))
+    with tf.device(self._server_device):
+      execution.add_ordered(block.number, ray_worker.unpack(report.ordered))
 
   def _wait(
       self, reference: ray.ObjectRef, *, timeout_sec: float | None = None
@@ -303,29 +385,20 @@ class _RoundWorkers:
     return _get(reference)
 
 
-def _start(settings: Any) -> list[WorkerSlot]:
-  """Starts one actor a device, and waits until all are ready.
+def _values(merge: scheduler.Merge) -> list[Any]:
+  return [part.value for part in merge.sums]
+
+
+def _wait_for_all(slots: list[WorkerSlot]) -> None:
+  """Waits until all actors are ready.
 
   Raises:
-    ValueError: a path cannot be read here, the cluster is too small, or a node
-      lacks something.
+    ValueError: a node lacks something.
     ConnectionError: workers did not start.
   """
-  start_arguments = dict(
-      folder=os.getcwd(),
-      num_threads=settings.cpus_per_worker,
-      op_libraries=tuple(settings.op_libraries),
-      required_files=ray_worker.digest_all(
-          settings.required_paths, machine='This machine'
-      ),
-  )
-  slots = [
-      WorkerSlot(options, start_arguments)
-      for options in _place(settings.num_workers, settings.cpus_per_worker)
-  ]
   for slot in slots:
     try:
-      is_ready = slot.wait(is_over=lambda: False)
+      is_ready = slot.actor.wait()
     except LOSSES as error:
       raise ConnectionError(
           f'A Ray worker did not start ({_last_line(error)}); run `ray start` '
@@ -337,7 +410,6 @@ def _start(settings: Any) -> list[WorkerSlot]:
           f'{_START_TIMEOUT_SEC:.0f} s; free are {ray.available_resources()}; '
           'end other work on the cluster or lower num_workers.'
       )
-  return slots
 
 
 def _get(reference: ray.ObjectRef) -> Any:
@@ -349,18 +421,24 @@ def _get(reference: ray.ObjectRef) -> Any:
     raise error.cause if isinstance(error.cause, Exception) else error
 
 
-def _place(
-    num_workers: int | None, cpus_per_worker: int
-) -> list[dict[str, Any]]:
-  """Returns each actor's options: its resources and its node."""
+def _place(settings: Any) -> dict[Any, dict[str, Any]]:
+  """Returns each actor's options, its resources and node, by its place.
+
+  A place is a number if `num_workers` is set, else a node and a number on it.
+
+  Raises:
+    ValueError: the cluster is too small.
+  """
+  num_workers, num_cpus = settings.num_workers, settings.cpus_per_worker
   nodes = {
       node['NodeID']: node['Resources'] for node in ray.nodes() if node['Alive']
   }
   has_gpus = any(resources.get('GPU', 0) >= 1 for resources in nodes.values())
+  num_gpus = settings.gpus_per_worker if has_gpus else 0
   rooms = {
       node_id: min(
-          int(resources.get('CPU', 0)) // cpus_per_worker,
-          int(resources.get('GPU', 0)) if has_gpus else math.inf,
+          int(resources.get('CPU', 0)) // num_cpus,
+          int(resources.get('GPU', 0)) // num_gpus if has_gpus else math.inf,
       )
       for node_id, resources in nodes.items()
   }
@@ -368,26 +446,25 @@ def _place(
   if room < max(1, num_workers or 1):
     raise ValueError(
         f'num_workers is {num_workers}, but the {len(nodes)} nodes of the Ray '
-        f'cluster have room for {room} workers with {cpus_per_worker} CPUs'
-        f'{" and a GPU" if has_gpus else ""} each.'
+        f'cluster have room for {room} workers with {num_cpus} CPUs'
+        f'{f" and {num_gpus} GPUs" if has_gpus else ""} each.'
     )
-  options = dict(num_cpus=cpus_per_worker, num_gpus=int(has_gpus))
-  if num_workers is None and not has_gpus:
-    # Soft: if an actor's node is lost, another node may take its replacement.
-    return [
-        options
-        | dict(
-            scheduling_strategy=(
-                ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-                    node_id, soft=True
-                )
-            )
-        )
-        for node_id, room_of_node in rooms.items()
-        if room_of_node
-    ]
-  spread = options | dict(scheduling_strategy='SPREAD')
-  return [spread] * (room if num_workers is None else num_workers)
+  options = dict(
+      num_cpus=num_cpus,
+      num_gpus=num_gpus,
+      max_concurrency=settings.clients_per_device * max(1, num_gpus),
+  )
+  if num_workers is not None:
+    spread = options | dict(scheduling_strategy='SPREAD')
+    return {number: dict(spread) for number in range(num_workers)}
+  strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+  return {
+      # Soft: if an actor's node is lost, another may take its replacement.
+      (node_id, number): options
+      | dict(scheduling_strategy=strategy(node_id, soft=True))
+      for node_id, room in rooms.items()
+      for number in range(room if has_gpus else min(1, room))
+  }
 
 
 def _last_line(error: Exception) -> str:

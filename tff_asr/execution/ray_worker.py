@@ -1,4 +1,7 @@
-"""Ray worker: the process that trains clients on one device, as a Ray actor.
+"""Ray worker: a process that trains clients on its devices, as a Ray actor.
+
+It trains through a `client_loop.RoundWorker`: its clients' sum stays on its
+devices until the driver asks for it.
 
 The worker handles flat tensors only. Programs arrive as bytes; clients and the
 broadcast arrive as `pack` makes them. So the worker needs none of the classes
@@ -9,7 +12,6 @@ dataset (a variant tensor) as its serialized graph.
 
 import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
-import contextlib
 import os
 import pickle
 import pkgutil
@@ -58,29 +60,28 @@ class BlockReport(NamedTuple):
     intervals: one for each client that is done, in order; their clock is 0 at
       the start of the block.
     errors: positions of the clients that failed, and their errors.
-    is_stopped: whether the block ended before its last client.
+    ordered: the packed sums that depend on the order of blocks; None if the
+      block ended before its last client.
   """
 
   intervals: list[client_loop.ClientInterval]
   errors: list[tuple[int, Exception]]
-  is_stopped: bool
+  ordered: list[Any] | None
 
 
 class RayWorker:
-  """Trains blocks of clients, and merges partial sums, on one device.
+  """Trains blocks of clients into a running sum, and merges such sums.
 
-  It keeps the loaded functions of the last few computations, and the broadcast
-  of one round. `get` turns a reference into its value; in an actor it is
-  `ray.get`.
+  It keeps the loaded functions of the last few computations, and the rounds
+  that have not ended. Several threads may train at once. `get` turns a
+  reference into its value; in an actor it is `ray.get`.
   """
 
   def __init__(self, get: Callable[[Any], Any] | None = None):
     self._get = get or _import_ray().get
-    self._device = devices.find(None)[0] if get else None
+    self._places = devices.Places(('/device:CPU:0',), 1, False)
     self._loaded = {}
-    self._broadcast_of = None
-    self._broadcast = None
-    # Rounds may overlap, so the number of the last one is not enough.
+    self._rounds = {}  # By number: their `client_loop.RoundWorker`, clients.
     self._ended = collections.deque(maxlen=100)
     self._lock = threading.Lock()
 
@@ -91,8 +92,9 @@ class RayWorker:
       num_threads: int,
       op_libraries: Sequence[str],
       required_files: Mapping[str, str],
-  ) -> str:
-    """Prepares the process; returns its device and node, for messages.
+      **settings: Any,
+  ) -> tuple[list[str], str]:
+    """Prepares the process; returns its threads' devices, and its node.
 
     Args:
       folder: the driver's working folder, where relative paths start.
@@ -101,6 +103,7 @@ class RayWorker:
         TensorFlow ops when it is resolved.
       required_files: paths of files and folders, and `path_digest.digest` of
         each in the driver.
+      **settings: of `devices.place`.
 
     Raises:
       ValueError: a path cannot be read or holds other files than the driver's,
@@ -115,83 +118,95 @@ class RayWorker:
     if os.path.isdir(folder):
       os.chdir(folder)
     check_node(node, required_files=required_files, op_libraries=op_libraries)
-    self._device = devices.find(None)[0]
-    if ray.get_gpu_ids() and 'GPU' not in self._device:
+    self._places = devices.place(None, **settings)
+    if ray.get_gpu_ids() and 'GPU' not in self._places.devices[0]:
       raise ValueError(
           f'TensorFlow sees no GPU on node {node}, where Ray has one; install '
           'its CUDA libraries there, or start Ray with --num-gpus=0.'
       )
-    return f'{self._device} of node {node}'
+    return self._places.devices * self._places.clients_per_device, node
 
   def ping(self) -> None:
     """Returns at once; called in a thread of its own, also during a block."""
 
   def end_round(self, number: int) -> None:
-    """Ends the round after the client now in work, and frees its values."""
+    """Ends the round after the clients now in work, and frees its values."""
     with self._lock:
       self._ended.append(number)
-      if self._broadcast_of == number:
-        self._broadcast_of = self._broadcast = None
+      ended = self._rounds.pop(number, None)
+    if ended is not None:
+      ended[0].close(wait=False)
 
-  def run_block(
+  def train(
       self,
       key: RoundKey,
+      thread: int,
       positions: Sequence[int],
       clients: Sequence[Sequence[Any]],
-  ) -> tuple[BlockReport, list[Any] | None]:
-    """Trains clients one after another.
+  ) -> BlockReport:
+    """Trains clients one after another, and adds them to the running sum.
 
     Args:
       key: of the round.
+      thread: number of the calling thread among those of this worker.
       positions: each client's place in the cohort.
       clients: each client's packed values.
-
-    Returns:
-      A report; and the packed sum of the clients' updates, or None if the block
-      ended before its last client.
     """
-    with tf.device(self._device):
-      functions = self._load(key)
-      broadcast = self._get_broadcast(key)
-      values = dict(zip(positions, map(unpack, clients)))
-      monitor = _BlockMonitor(key, self._ended)
-      reader = functions.build_reader(values.get, num_threads=1)
-      with contextlib.closing(reader):
-        try:
-          total = client_loop.run_block(
-              positions,
-              functions=functions,
-              worker=0,
-              device=self._device,
-              zero=functions.zero(),
-              broadcast=broadcast,
-              get_client=values.get,
-              reader=reader,
-              get_upcoming=list,
-              monitor=monitor,
-          )
-        except scheduler.Stopped:
-          return monitor.report(is_stopped=True), None
-      return monitor.report(is_stopped=False), pack(total)
+    monitor = _BlockMonitor(key, self._ended)
+    try:
+      worker, values = self._begin_round(key)
+      values |= zip(positions, map(unpack, clients))
+      ordered = worker.train(
+          thread, positions, get_upcoming=list, monitor=monitor
+      )
+    except scheduler.Stopped:
+      return monitor.report(None)
+    for position in positions:
+      del values[position]
+    return monitor.report(pack(ordered))
+
+  def hand_over(self, key: RoundKey) -> tuple[int, list[Any]]:
+    """Returns the running sum, packed, and its bytes; begins a new one."""
+    with tf.device(self._places.devices[0]):
+      worker, _ = self._begin_round(key)
+      return _with_size(pack(worker.hand_over()))
 
   def merge(
-      self, key: RoundKey, parts: Sequence[Any]
-  ) -> tuple[int | None, list[Any] | None]:
-    """Returns (None, the packed sum), or the index of a part that is lost.
+      self, parts: Sequence[Any]
+  ) -> tuple[tuple[int | None, int], list[Any] | None]:
+    """Returns ((None, bytes), the packed sum), or the index of a lost part.
 
     Args:
-      key: of the round.
-      parts: references to the packed left and right sum.
+      parts: references to packed sums that were handed over.
     """
-    with tf.device(self._device):
-      merge = self._load(key).merge
-      tensors = []
-      for index, part in enumerate(parts):
-        try:
-          tensors += unpack(self._get(part))
-        except _import_ray().exceptions.ObjectLostError:
-          return index, None
-      return None, pack(merge(*tensors))
+    with tf.device(self._places.devices[0]):
+      lost, total = add(parts, get=self._get)
+      if lost is not None:
+        return (lost, 0), None
+      num_bytes, packed = _with_size(pack(total))
+      return (None, num_bytes), packed
+
+  def _begin_round(
+      self, key: RoundKey
+  ) -> tuple[client_loop.RoundWorker, dict[int, list[tf.Tensor]]]:
+    """This worker's part of a round, and the values of clients in work.
+
+    Raises:
+      scheduler.Stopped: the round has ended.
+    """
+    with self._lock:
+      if key.number in self._ended:
+        raise scheduler.Stopped()
+      if key.number not in self._rounds:
+        functions = self._load(key)
+        values = {}
+        self._rounds[key.number] = client_loop.RoundWorker(
+            functions,
+            **self._places._asdict(),
+            broadcast=unpack(self._get(key.broadcast[0])),
+            get_client=values.get,
+        ), values
+      return self._rounds[key.number]
 
   def _load(self, key: RoundKey) -> client_loop.ClientFunctions:
     """The functions of the round's computation, loaded at the first call."""
@@ -203,17 +218,6 @@ class RayWorker:
     while len(self._loaded) > MAX_LOADED:
       del self._loaded[next(iter(self._loaded))]
     return functions
-
-  def _get_broadcast(self, key: RoundKey) -> list[tf.Tensor]:
-    """The round's broadcast on the device, copied at the first call."""
-    with self._lock:
-      if self._broadcast_of == key.number:
-        return self._broadcast
-    broadcast = unpack(self._get(key.broadcast[0]))
-    with self._lock:
-      if key.number not in self._ended:
-        self._broadcast_of, self._broadcast = key.number, broadcast
-    return broadcast
 
 
 class _BlockMonitor:
@@ -245,8 +249,40 @@ class _BlockMonitor:
         )
     )
 
-  def report(self, *, is_stopped: bool) -> BlockReport:
-    return BlockReport(self._intervals, self._errors, is_stopped)
+  def report(self, ordered: list[Any] | None) -> BlockReport:
+    return BlockReport(self._intervals, self._errors, ordered)
+
+
+def add(
+    parts: Sequence[Any], *, get: Callable[[Any], Any]
+) -> tuple[int | None, list[tf.Tensor]]:
+  """Returns (None, the sum), or the index of a lost part and nothing.
+
+  Args:
+    parts: references to packed sums.
+    get: turns a reference into its value.
+  """
+  total = []
+  for index, part in enumerate(parts):
+    try:
+      leaves = unpack(get(part))
+    except _import_ray().exceptions.ObjectLostError:
+      return index, []
+    total = [a + b for a, b in zip(total, leaves)] if index else leaves
+  return None, total
+
+
+def count_bytes(values: Sequence[Any]) -> int:
+  """Bytes of packed tensors."""
+  return sum(
+      len(value.graph_def) if isinstance(value, _DatasetGraph) else value.nbytes
+      for value in values
+      if not isinstance(value, (bytes, str))
+  )
+
+
+def _with_size(packed: list[Any]) -> tuple[int, list[Any]]:
+  return count_bytes(packed), packed
 
 
 def check_node(

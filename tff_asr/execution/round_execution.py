@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tff_asr.execution import client_loop
 from tff_asr.execution import compiler
+from tff_asr.execution import reduction
 from tff_asr.execution import scheduler
 
 # How often the time limit is looked at, and what part of it may pass between.
@@ -57,9 +58,11 @@ class RoundExecution:
     clients: a tuple of values for each client.
     broadcast: what `prepare` returned.
     scheduler: deals the blocks of clients.
+    ordered: the sum that depends on the order of its blocks, or None.
     stop: set from outside to end the round between clients.
     max_failed: how many clients may fail.
     timeout_sec: how long a client's work may take, or None.
+    store_bytes: bytes that were put into an object store.
     timeline: a `ClientInterval` for each client that is done or left out.
     errors: a client's position to its error and where it happened.
     failure: an error outside any client's work.
@@ -72,9 +75,11 @@ class RoundExecution:
   clients: Sequence[tuple]
   broadcast: Sequence[tf.Tensor]
   scheduler: scheduler.Scheduler
+  ordered: reduction.OrderedSum | None
   stop: threading.Event
   max_failed: int = 0
   timeout_sec: float | None = None
+  store_bytes: int = 0
   timeline: list[client_loop.ClientInterval] = dataclasses.field(
       default_factory=list
   )
@@ -105,15 +110,33 @@ class RoundExecution:
     self.scheduler.check_running()
     self.begun[position] = time.monotonic(), device
 
-  def fail(self, position: int, error: Exception, device: str) -> None:
+  def fail(
+      self,
+      position: int,
+      error: Exception,
+      device: str,
+      *,
+      is_repeated: bool = False,
+  ) -> None:
     """Records a client's error; ends the round for everyone if it must.
+
+    Args:
+      position: the client's place in the cohort.
+      error: what its work raised.
+      device: where.
+      is_repeated: whether the client's work went well before, on a worker that
+        was lost. Then it cannot be left out: it is in the ordered sum.
 
     Raises:
       scheduler.Stopped: the round has ended.
     """
     self.begun.pop(position, None)
     self.errors[position] = (error, device)
-    if len(self.errors) > self.max_failed or isinstance(error, _OUT_OF_MEMORY):
+    if (
+        is_repeated
+        or len(self.errors) > self.max_failed
+        or isinstance(error, _OUT_OF_MEMORY)
+    ):
       self.is_failed = True
       self.scheduler.stop()
       raise scheduler.Stopped() from error
@@ -122,6 +145,16 @@ class RoundExecution:
     """Records that a client is done, or left out."""
     self.begun.pop(interval.position, None)
     self.timeline.append(interval)
+
+  def add_ordered(self, number: int, leaves: Sequence[tf.Tensor]) -> None:
+    """Adds a block's leaves whose sum depends on the order."""
+    if self.ordered is not None:
+      self.ordered.add(number, leaves)
+
+  def total(self, exact: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The total of all blocks, of the exact leaves' and the ordered one."""
+    ordered = [] if self.ordered is None else self.ordered.total()
+    return self.compiled.clients.join(exact, ordered)
 
   def check_stop(self) -> None:
     """Ends the round if it was cancelled."""

@@ -1,35 +1,41 @@
-"""Scheduler of a round: blocks of clients, and the merges of their sums.
+"""Scheduler of a round: who trains which clients, and how sums come together.
 
-A cohort is cut into blocks of a fixed size. They follow the order of the cohort
-or, if each client's cost is known, falling cost (ties in cohort order). Each
-free worker takes the next block by number, so the longest blocks start first. A
-merge of `reduction.plan` goes before any further block as soon as its parts are
-ready. Neither blocks nor merges depend on the number of workers or their speed,
-so the result is the same to the bit.
+A cohort is cut into blocks of clients (of one client, as a rule; `cut`). They
+follow the order of the cohort or, if each client's cost is known, falling cost
+(ties in cohort order). Each free worker takes the next block, so the longest
+start first. A worker goes on with one running sum over all its blocks. Once no
+block is left it hands the sum over, and sums are merged, up to `FAN_IN` at a
+time and those of one place first, until one is left: the total.
 
-Results may be references to values that live with a worker. If the worker is
-lost, its task is dealt again (`retry`). If a value is lost, the tasks that made
-it are dealt again (`recompute`).
+So a sum moves once for each worker, not for each client. These sums are of
+integers: which worker has which blocks changes no bit. What depends on the
+order of addition goes to `reduction.OrderedSum`, block by block.
+
+A sum that is lost, with its worker or later, is lost with all its blocks: they
+are dealt again. No block is counted twice, because a sum counts only once it is
+whole and handed over.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 import heapq
 import math
 import threading
 from typing import Any, NamedTuple
 
-from tff_asr.execution import reduction
-
+# Of a machine with eight workers, one merge makes one sum.
+FAN_IN = 8
+# Into so many blocks a cohort is cut whose ordered sums are large.
+_MAX_LARGE_BLOCKS = 32
 # A block may end each worker that takes it (too little memory, a crash in an
 # op). Without a limit it would be tried forever.
 _MAX_LOSSES = 3
 
 
 class Block(NamedTuple):
-  """Clients that one worker trains one after another into one sum.
+  """Clients that one worker trains one after another.
 
   Attributes:
-    number: place in the order of dealing and of merging, from 0.
+    number: place in the order of dealing and of ordered sums, from 0.
     positions: the clients' positions in the cohort, in order of training.
   """
 
@@ -37,7 +43,48 @@ class Block(NamedTuple):
   positions: tuple[int, ...]
 
 
-Task = Block | reduction.Merge
+class HandOver(NamedTuple):
+  """A worker's running sum is to be handed over.
+
+  Attributes:
+    blocks: numbers of the blocks in the sum.
+  """
+
+  blocks: frozenset[int]
+
+
+class Sum(NamedTuple):
+  """A sum that was handed over, or merged.
+
+  Attributes:
+    value: whatever the worker handed in, such as a reference.
+    blocks: numbers of the blocks in it.
+    place: where the value is, such as a machine.
+  """
+
+  value: Any
+  blocks: frozenset[int]
+  place: str
+
+
+class Merge(NamedTuple):
+  """Sums that are to be added.
+
+  Attributes:
+    sums: at most `FAN_IN`.
+    is_total: whether they hold all blocks: the result ends the round.
+  """
+
+  sums: tuple[Sum, ...]
+  is_total: bool
+
+  @property
+  def blocks(self) -> frozenset[int]:
+    """Numbers of the blocks in the result."""
+    return frozenset().union(*(part.blocks for part in self.sums))
+
+
+Task = Block | HandOver | Merge
 
 
 class Stopped(Exception):  # pylint: disable=g-bad-exception-name
@@ -48,17 +95,19 @@ class WorkerLostError(ConnectionError):
   """Workers were lost, and the round cannot go on without them."""
 
 
-def build_blocks(
+def cut(
     num_clients: int,
     *,
-    block_size: int,
+    is_large: bool = False,
     costs: Sequence[float] | None = None,
 ) -> list[Block]:
-  """Returns the blocks of a cohort.
+  """Returns the blocks of a cohort: of one client each, unless sums are large.
 
   Args:
     num_clients: size of the cohort.
-    block_size: clients a block; the last block may be smaller.
+    is_large: whether each block has a large sum of its own, which depends on
+      the order of addition. Then there are at most 32 blocks, of equal size but
+      for the last.
     costs: a finite number of at least 0 for each client, such as seconds of
       audio; None keeps the order of the cohort.
 
@@ -74,42 +123,52 @@ def build_blocks(
             f'client at position {position}.'
         )
     order.sort(key=lambda position: -costs[position])
+  size = -(-num_clients // _MAX_LARGE_BLOCKS) if is_large else 1
   return [
-      Block(number, tuple(order[start : start + block_size]))
-      for number, start in enumerate(range(0, num_clients, block_size))
+      Block(number, tuple(order[start : start + size]))
+      for number, start in enumerate(range(0, num_clients, max(1, size)))
   ]
 
 
 class Scheduler:
   """Deals the tasks of one round; each free worker takes the next.
 
-  Workers call `take` and then one of `put`, `retry` and `recompute`; one thread
-  waits for `result`. All methods are thread-safe.
+  A worker (any hashable name) may have several threads. Each calls `take` and
+  then `put`; or `lose`, if the worker is gone, which is named no more. One
+  thread waits for `result`. All methods are thread-safe.
   """
 
-  def __init__(self, blocks: Sequence[Block], *, max_unmerged: int):
+  def __init__(self, blocks: Sequence[Block], *, window: int | None = None):
     """Deals `blocks` in their order.
 
     Args:
-      blocks: numbered from 0.
-      max_unmerged: how many blocks may be in work or wait to be merged, at
-        least 2. Each takes the memory of a sum.
+      blocks: numbered from 0; at least one.
+      window: how far the dealing may be ahead of the first block that is not
+        done. Sums of blocks that wait for others to be added take memory.
     """
-    merges = reduction.plan(len(blocks))
-    self._tasks = {task.number: task for task in (*blocks, *merges)}
-    self._num_blocks = len(blocks)
-    self._parents = {part: merge for merge in merges for part in merge.parts}
-    self._max_unmerged = max_unmerged
-    self._next_block = 0
-    self._unmerged = set()
-    self._ready = []  # Heap of (blocks after merges, number).
-    self._results = {}
+    self._blocks = blocks
+    self._window = window
+    self._num_dealt = 0
+    self._again = []  # Heap of numbers.
+    self._num_first_done = 0  # Blocks below were put at least once.
+    self._done = set()  # And those above that were.
+    self._in_work = {}  # Worker to the tasks of its threads.
+    self._running = {}  # Worker to the blocks in its sum.
+    self._sums = []
+    self._num_summed = 0  # Blocks in them.
+    self._lost = set()
     self._losses = {}
+    self._total = None
+    self._is_done = False
     self._stopped = False
-    self._changed = threading.Condition()
+    self._changed = threading.Condition()  # Its lock may be taken twice.
 
-  def take(self) -> Task | None:
-    """Returns the next task, waiting for one; None if all work is done.
+  def take(self, worker: Hashable, place: str = '') -> Task | None:
+    """Returns a worker's next task, waiting for one; None if all is done.
+
+    Args:
+      worker: its name.
+      place: sums there are merged first.
 
     Raises:
       Stopped: `stop` was called before all work was done.
@@ -117,84 +176,132 @@ class Scheduler:
     with self._changed:
       while True:
         # First: who waits for the result stops the round once it is there.
-        if self._is_done():
+        if self._is_done:
           return None
         self.check_running()
-        if self._ready:
-          _, number = heapq.heappop(self._ready)
-          return self._tasks[number]
-        if (
-            self._next_block < self._num_blocks
-            and len(self._unmerged) < self._max_unmerged
-        ):
-          self._next_block += 1
-          self._unmerged.add(self._next_block - 1)
-          return self._tasks[self._next_block - 1]
+        if (task := self.poll(worker, place)) is not None:
+          return task
         self._changed.wait()
+
+  def poll(self, worker: Hashable, place: str = '') -> Task | None:
+    """Like `take`, but None also if there is no task now."""
+    with self._changed:
+      task = None if self._is_done else self._next(worker, place)
+      if task is not None:
+        self._in_work.setdefault(worker, []).append(task)
+      return task
+
+  def _next(self, worker: Hashable, place: str) -> Task | None:
+    """What a worker can do now."""
+    own = self._in_work.get(worker, ())
+    if any(isinstance(task, HandOver) for task in own):
+      return None
+    if self._again:
+      return self._blocks[heapq.heappop(self._again)]
+    if self._num_dealt < len(self._blocks):
+      if self._window and (
+          self._num_dealt >= self._num_first_done + self._window
+      ):
+        return None
+      self._num_dealt += 1
+      return self._blocks[self._num_dealt - 1]
+    is_training = any(isinstance(task, Block) for task in own)
+    if self._running.get(worker) and not is_training:
+      return HandOver(frozenset(self._running[worker]))
+    is_all = self._num_summed == len(self._blocks)
+    if not is_all and len(self._sums) <= FAN_IN:
+      return None
+    self._sums.sort(key=lambda each: (each.place != place, each.place))
+    is_total = is_all and len(self._sums) <= FAN_IN
+    merge = Merge(tuple(self._sums[:FAN_IN]), is_total)
+    del self._sums[:FAN_IN]
+    self._num_summed -= len(merge.blocks)
+    return merge
 
   def upcoming(self, count: int) -> list[Block]:
     """The next `count` blocks that were never dealt, or what is left."""
     with self._changed:
-      last = min(self._next_block + count, self._num_blocks)
-      return [self._tasks[n] for n in range(self._next_block, last)]
+      return list(self._blocks[self._num_dealt : self._num_dealt + count])
 
-  def is_last(self, task: Task) -> bool:
-    """Returns True if the task's result is the total."""
-    return task.number == len(self._tasks) - 1
-
-  def get_parts(self, merge: reduction.Merge) -> list[Any]:
-    """Returns the results that a merge is made of, the left one first."""
+  def was_done(self, block: Block) -> bool:
+    """Returns True if the block was put before, and is dealt again."""
     with self._changed:
-      return [self._results[part] for part in merge.parts]
+      return block.number < self._num_first_done or block.number in self._done
 
-  def put(self, task: Task, result: Any) -> None:
-    """Hands in a task's result; drops the results that it was made of."""
-    with self._changed:
-      self._results[task.number] = result
-      for part in getattr(task, 'parts', ()):
-        del self._results[part]
-        self._unmerged.discard(part)
-      merge = self._parents.get(task.number)
-      if merge is not None and self._results.keys() >= set(merge.parts):
-        self._push(merge.number)
-      self._changed.notify_all()
-
-  def retry(self, task: Task, *, counts: bool = True) -> None:
-    """Deals a task again, because its worker was lost.
+  def put(
+      self, worker: Hashable, task: Task, result: Any = None, place: str = ''
+  ) -> None:
+    """Hands in a task's result.
 
     Args:
-      task: a task that was taken.
+      worker: its name.
+      task: a task that it took.
+      result: the sum; of a block nothing, for it is in the running sum.
+      place: where the sum is.
+    """
+    with self._changed:
+      self._end(worker, task)
+      if isinstance(task, Block):
+        self._mark_done(task.number)
+        if worker in self._lost:
+          heapq.heappush(self._again, task.number)
+        else:
+          self._running.setdefault(worker, set()).add(task.number)
+      elif isinstance(task, Merge) and task.is_total:
+        self._total = result
+        self._is_done = True
+      elif isinstance(task, Merge) or worker not in self._lost:
+        if isinstance(task, HandOver):
+          del self._running[worker]
+        self._add_sums([Sum(result, task.blocks, place)])
+      self._changed.notify_all()
+
+  def _end(self, worker: Hashable, task: Task) -> None:
+    self._in_work[worker] = [
+        each for each in self._in_work.get(worker, ()) if each is not task
+    ]
+
+  def _mark_done(self, number: int) -> None:
+    if number >= self._num_first_done:
+      self._done.add(number)
+    while self._num_first_done in self._done:
+      self._done.remove(self._num_first_done)
+      self._num_first_done += 1
+
+  def lose(
+      self, worker: Hashable, task: Task, *, counts: bool = True
+  ) -> None:
+    """Deals again what was lost with a worker: its task and its sum.
+
+    Each of its threads calls this for the task in its hands.
+
+    Args:
+      worker: its name.
+      task: a task that it took.
       counts: whether the task itself may have ended its worker.
 
     Raises:
       WorkerLostError: the task has lost several workers already.
     """
     with self._changed:
-      losses = self._losses.get(task.number, 0) + int(counts)
-      self._losses[task.number] = losses
-      if losses >= _MAX_LOSSES:
-        what = 'A merge of partial sums'
-        if isinstance(task, Block):
-          what = f'A block with the clients at positions {task.positions}'
-        raise WorkerLostError(
-            f'{what} lost its worker {losses} times; it may need more memory '
-            'than the worker has.'
-        )
-      self._push(task.number)
+      if counts:
+        self._count_loss(task)
+      if worker not in self._lost:
+        self._lost.add(worker)
+        self._in_work.pop(worker, None)
+        self._deal_again(self._running.pop(worker, ()))
+      if isinstance(task, Block):
+        self._deal_again([task.number])
+      elif isinstance(task, Merge):
+        self._add_sums(task.sums)
       self._changed.notify_all()
 
-  def recompute(self, part: int) -> None:
-    """Deals the tasks again that make a lost part; its merge follows them."""
+  def lose_part(self, worker: Hashable, merge: Merge, part: int) -> None:
+    """Deals the blocks again of a sum that its merge did not find."""
     with self._changed:
-      pending = [part]
-      while pending:
-        number = pending.pop()
-        self._results.pop(number, None)
-        if number < self._num_blocks:
-          self._unmerged.add(number)
-          self._push(number)
-        else:
-          pending.extend(self._tasks[number].parts)
+      self._end(worker, merge)
+      self._deal_again(merge.sums[part].blocks)
+      self._add_sums(merge.sums[:part] + merge.sums[part + 1 :])
       self._changed.notify_all()
 
   def result(self) -> Any:
@@ -204,10 +311,11 @@ class Scheduler:
       Stopped: `stop` was called before.
     """
     with self._changed:
-      while not self._is_done():
+      while not self._is_done:
         self.check_running()
         self._changed.wait()
-      return self._results[len(self._tasks) - 1]
+      total, self._total = self._total, None
+      return total
 
   def stop(self) -> None:
     """Ends the round: everyone waiting, and every later call, is stopped."""
@@ -224,10 +332,28 @@ class Scheduler:
   def is_over(self) -> bool:
     """Returns True once nothing is left to take."""
     with self._changed:
-      return self._stopped or self._is_done()
+      return self._stopped or self._is_done
 
-  def _is_done(self) -> bool:
-    return len(self._tasks) - 1 in self._results
+  def _add_sums(self, sums: Iterable[Sum]) -> None:
+    for each in sums:
+      self._sums.append(each)
+      self._num_summed += len(each.blocks)
 
-  def _push(self, number: int) -> None:
-    heapq.heappush(self._ready, (number < self._num_blocks, number))
+  def _deal_again(self, numbers: Iterable[int]) -> None:
+    for number in numbers:
+      heapq.heappush(self._again, number)
+
+  def _count_loss(self, task: Task) -> None:
+    numbers = [task.number] if isinstance(task, Block) else sorted(task.blocks)
+    for number in numbers:
+      self._losses[number] = self._losses.get(number, 0) + 1
+      if self._losses[number] >= _MAX_LOSSES:
+        what = (
+            f'A block with the clients at positions {task.positions}'
+            if isinstance(task, Block)
+            else 'Handing over or merging partial sums'
+        )
+        raise WorkerLostError(
+            f'{what} lost its worker {_MAX_LOSSES} times; it may need more '
+            'memory than the worker has.'
+        )

@@ -132,6 +132,9 @@ class FederatedTraining(training_loop.TrainingRun):
         round_num=number,
         shows_exact=self.shows_exact,
     )
+    # Also of how few clients came, if there were more workers.
+    if store_bytes := getattr(self.context, 'last_store_bytes', 0):
+      metrics[f'{exact}store_bytes'] = store_bytes
     record, is_good = self.faults.after_round(
         record, found['finalizer'], round_num=number
     )
@@ -153,6 +156,8 @@ class FederatedTraining(training_loop.TrainingRun):
     if self.shows_exact:
       figures['clients'] = f'{exact("num_clients"):.0f}'
       figures['audio'] = f'{exact("audio_sec") / exact("seconds"):.0f} s/s'
+      if f'{training_loop.EXACT}store_bytes' in metrics:
+        figures['store'] = f'{exact("store_bytes") / 1e9:.3g} GB'
     return figures
 
   def finish(

@@ -1,0 +1,121 @@
+"""Tests of tff_asr.execution.secure_sums, in the in-process context."""
+
+import collections
+
+from absl.testing import parameterized
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.execution import toys
+from tff_asr.execution import compiler
+from tff_asr.execution import multi_device
+
+_CLIENT = collections.OrderedDict(
+    a=np.int32, b=tff.TensorType(np.int64, [2])
+)
+_CLIENTS = tff.FederatedType(_CLIENT, tff.CLIENTS)
+
+
+@tff.federated_computation(_CLIENTS)
+def _by_bits(values):
+  # One width for all, and one for each.
+  each = collections.OrderedDict(a=3, b=10)
+  return (
+      tff.federated_secure_sum_bitwidth(values, 10),
+      tff.federated_secure_sum_bitwidth(values, each),
+  )
+
+
+@tff.federated_computation(_CLIENTS)
+def _by_largest(values):
+  return (
+      tff.federated_secure_sum(values, 7),
+      tff.federated_secure_sum_bitwidth(values['a'], 4),
+      tff.federated_sum(values['a']),
+  )
+
+
+@tff.federated_computation(_CLIENTS)
+def _modular(values):
+  return tff.backends.mapreduce.federated_secure_modular_sum(values, 100)
+
+
+def _client(a, *b):
+  return collections.OrderedDict(a=np.int32(a), b=np.int64(b))
+
+
+def _invoke(comp, *args):
+  context = multi_device.build_sync_context()
+  with tff.framework.get_context_stack().install(context):
+    return comp(*args)
+
+
+class SecureSumsTest(parameterized.TestCase):
+
+  def check(self, found, a, *b):
+    self.assertEqual(found['a'], a)
+    self.assertEqual(found['b'].numpy().tolist(), list(b))
+
+  def test_sums_are_exact_and_others_stay(self):
+    clients = [_client(7, 1000, 2), _client(6, 1, 3)]
+    for found in _invoke(_by_bits, clients):
+      self.check(found, 13, 1001, 5)
+    structs, bits, plain = _invoke(
+        _by_largest, [_client(7, 1, 2), _client(6, 1, 3)]
+    )
+    self.check(structs, 13, 2, 5)
+    self.assertEqual((bits, plain), (13, 13))
+    # Beyond int32 on the way: 2 * (2**31 - 1) = 4294967294.
+    self.check(
+        _invoke(_modular, [_client(2**31 - 1, 99, -1)] * 2), 94, 98, 98
+    )
+
+  def test_all_are_sums_of_integers_in_any_order(self):
+    for comp in (_by_bits, _by_largest, _modular):
+      programs = compiler.compile_computation(comp).clients
+      self.assertTrue(all(programs.is_exact))
+
+  @parameterized.named_parameters(
+      ('bits', _by_bits, 8, 0, 0),  # 3 bits.
+      ('vector', _by_bits, 0, 0, 1024),
+      ('largest', _by_largest, 8, 0, 0),
+      ('negative', _by_largest, 0, 0, -1),
+  )
+  def test_a_client_out_of_range_fails(self, comp, *values):
+    with self.assertRaisesRegex(
+        multi_device.ClientError, 'Client 1 of 2 .*not from 0 to'
+    ):
+      _invoke(comp, [_client(1, 1, 1), _client(*values)])
+
+  def test_a_sum_that_does_not_fit_fails(self):
+    comp = tff.federated_computation(
+        lambda values: tff.federated_secure_sum_bitwidth(values, 31),
+        tff.FederatedType(np.int32, tff.CLIENTS),
+    )
+    largest = 2**31 - 1
+    self.assertEqual(_invoke(comp, [largest, 0]), largest)
+    with self.assertRaisesRegex(tf.errors.OpError, 'does not fit'):
+      _invoke(comp, [largest, 1])
+
+  def test_secure_aggregator_is_a_mean_within_its_quantisation(self):
+    def train(aggregator):
+      process = tff.learning.algorithms.build_weighted_fed_avg(
+          toys.build_model,
+          client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
+          model_aggregator=aggregator,
+      )
+      clients = [toys.build_dataset(number) for number in range(5)]
+      state = _invoke(process.initialize)
+      for _ in range(2):
+        state = _invoke(process.next, state, clients).state
+      return [np.asarray(w) for w in state.global_model_weights.trainable]
+
+    plain = train(tff.learning.robust_aggregator(clipping=False, zeroing=False))
+    secure = train(
+        tff.learning.secure_aggregator(clipping=False, zeroing=False)
+    )
+    for one, other in zip(plain, secure, strict=True):
+      self.assertGreater(np.linalg.norm(one), 0.1)
+      np.testing.assert_allclose(one, other, rtol=0, atol=1e-4)
+      self.assertTrue(np.any(one != other))  # It was quantised.
