@@ -18,6 +18,7 @@ from data_tools import shards
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.data import shapes as shapes_lib
 from tff_asr.execution import prefetch
 from tff_asr.features import log_mel
 from tff_asr.learning import client_update
@@ -211,7 +212,7 @@ def build_server_optimizer() -> tff.learning.optimizers.Optimizer:
 
 
 def build_step(
-    model: ctc.CtcModel,
+    model: ctc.CtcModel, *, shapes: Optional[shapes_lib.Shapes] = None
 ) -> Callable[..., tuple[weights_lib.Weights, tf.Tensor]]:
   """A client's local step: weights and batch to weights and sum of losses."""
   optimizer = tff.learning.optimizers.build_sgdm(CLIENT_LEARNING_RATE)
@@ -220,7 +221,13 @@ def build_step(
 
   def step(weights, batch):
     _, weights, loss_sum = client_update.step(
-        model, optimizer, state, weights, batch, max_grad_norm=1.0
+        model,
+        optimizer,
+        state,
+        weights,
+        batch,
+        max_grad_norm=1.0,
+        shapes=shapes,
     )
     return weights, loss_sum
 

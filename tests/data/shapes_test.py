@@ -143,12 +143,16 @@ class CoverTest(parameterized.TestCase):
     shapes = shapes_lib.Shapes(((3, 12), (2, 40)), 1)
     pieces = []
 
-    def keep(piece):
+    def keep(total, piece):
       pieces.append({key: value.numpy() for key, value in piece.items()})
-      return tf.reduce_sum(piece['example_weights'])
+      return total + tf.reduce_sum(piece['example_weights'])
 
     total = shapes_lib.sum_over_pieces(
-        keep, batch, shapes, zeros=tf.zeros([])
+        keep,
+        batch,
+        shapes,
+        output_lengths=lambda frames: frames // 6,
+        zeros=tf.zeros([]),
     )
     self.assertEqual(float(total), 3)
     longer, shorter = pieces
@@ -161,13 +165,15 @@ class CoverTest(parameterized.TestCase):
     np.testing.assert_array_equal(shorter['example_weights'], [1, 0, 0])
     np.testing.assert_array_equal(shorter['label_lengths'], [1, 0, 0])
     np.testing.assert_array_equal(
-        shorter['labels'], [[1, 0, 0], [0] * 3, [0] * 3]
+        shorter['labels'], [[1, 0], [0, 0], [0, 0]]
     )
     self.assertEqual(longer['features'].shape, (2, 40, 2))
     np.testing.assert_array_equal(longer['features'][:, :25], features[2:])
     self.assertFalse(np.any(longer['features'][:, 25:]))
     np.testing.assert_array_equal(longer['feature_lengths'], [18, 19])
-    np.testing.assert_array_equal(longer['labels'], [[2, 3, 0], [4, 5, 6]])
+    np.testing.assert_array_equal(
+        longer['labels'], [[2, 3, 0, 0, 0, 0], [4, 5, 6, 0, 0, 0]]
+    )
     self.assertFalse(np.array_equal(longer['seed'], shorter['seed']))
 
 

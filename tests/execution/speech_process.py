@@ -6,7 +6,7 @@ per-layer clipping, noise, and LAMB with a schedule at the server.
 
 import functools
 import os
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow_federated as tff
@@ -15,6 +15,7 @@ from tests import fakes
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data
 from tff_asr.data import cohorts
+from tff_asr.data import shapes as shapes_lib
 from tff_asr.features import spec_augment
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
@@ -43,6 +44,7 @@ def build(
     data: client_data.SpeechClientData,
     *,
     noise_kernel: str = 'host',
+    shapes: Optional[shapes_lib.Shapes] = None,
     **model_options: Any,
 ) -> tff.learning.templates.LearningProcess:
   """Builds the process; `initial_state` says how much noise it adds."""
@@ -52,6 +54,7 @@ def build(
       pipeline=fakes.tiny_pipeline(
           model,
           augment=spec_augment.build(max_freq_width=10, max_time_width=10),
+          shapes=shapes,
       ),
       client_data=data,
       aggregator=dp_mean.build(

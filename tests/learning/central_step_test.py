@@ -48,16 +48,15 @@ def _traced(devices, dropout, shapes):
   weights = model.initialize(tf.constant([1, 2]))
   if devices is not None:
     devices = central_step.find_devices(devices)
-  return tf.function(
-      lambda batch, max_grad_norm: central_step.clipped_gradients(
-          model,
-          weights,
-          batch,
-          max_grad_norm=max_grad_norm,
-          devices=devices,
-          shapes=shapes,
-      )
-  )
+
+  def run(batch, max_grad_norm):
+    count = len(set(devices or [None]))
+    gradients, loss_sum = central_step.summed_gradients(
+        model, [weights] * count, batch, devices=devices, shapes=shapes
+    )[-1]
+    return client_update.clip(gradients, max_norm=max_grad_norm), loss_sum
+
+  return tf.function(run)
 
 
 def _gradients(
@@ -155,6 +154,68 @@ class DevicesTest(parameterized.TestCase):
       np.testing.assert_allclose(value, ends[1][name], atol=1e-5, err_msg=name)
       moved = np.abs(value - start.global_model_weights[name]).max()
       self.assertGreater(moved, 1e-4, name)
+
+  def test_copies_stay_on_their_devices_and_are_equal(self):
+    process = central_step.CentralStep(
+        model=_MODEL,
+        optimizer=lars.build_lars(0.5),
+        devices=logical_devices.CPUS[:2],
+    )
+    state = process.initialize()
+    for _ in range(2):
+      state, _ = process.next(state, _batch())
+      copies = process._copies(state)
+      self.assertIs(copies[0][1], state.global_model_weights)
+      for name, value in copies[1][1].items():
+        np.testing.assert_array_equal(value, copies[0][1][name])
+    # Where they are made; logical devices share the memory of one.
+    updated, _ = process._traced[frozenset()].get_concrete_function(
+    ).structured_outputs
+    for device, (_, weights) in zip(logical_devices.CPUS, updated):
+      for value in weights.values():
+        op = value.op
+        while not op.device:
+          op = op.inputs[0].op
+        self.assertIn(device, op.device)
+    # Of a state from elsewhere, such as a file, there are new ones.
+    resumed = state._replace(
+        global_model_weights=collections.OrderedDict(
+            (name, value.numpy() + 1)
+            for name, value in state.global_model_weights.items()
+        )
+    )
+    for _, weights in process._copies(resumed):
+      for name, value in weights.items():
+        np.testing.assert_array_equal(
+            value, resumed.global_model_weights[name]
+        )
+
+  def test_tensors_are_summed_on_all_devices_and_sent_to_all(self):
+    devices = central_step.find_devices(logical_devices.CPUS[:3])
+    names = 'abcdef'
+    values = np.random.default_rng(1).normal(size=[3, 6, 7]).astype(np.float32)
+
+    def run():
+      sums = []
+      for device, rows in zip(devices, values):
+        with tf.device(device):
+          sums.append(dict(zip(names, map(tf.identity, rows))))
+      return central_step._all_reduce(sums, devices)
+
+    for device, total in zip(devices, run()):
+      for number, name in enumerate(names):
+        one, two, three = values[:, number]
+        np.testing.assert_array_equal(total[name], one + two + three)
+        self.assertIn(device, total[name].device)
+    graph = tf.function(run).get_concrete_function().graph
+    adders = [
+        op.device for op in graph.get_operations() if op.type.startswith('Add')
+    ]
+    # Six tensors of one size, two adds each.
+    self.assertEqual(
+        {device: adders.count(device) for device in devices},
+        dict.fromkeys(devices, 4),
+    )
 
   @parameterized.parameters(
       ([], 'at least one device name'),

@@ -14,6 +14,7 @@ from tests.learning import tiny
 from tests.models import calls
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.data import shapes as shapes_lib
 from tff_asr.learning import dp_sgd
 from tff_asr.models import best_rq
 from tff_asr.models import conformer
@@ -151,12 +152,12 @@ class ExampleGradientsTest(parameterized.TestCase):
     @tf.function
     def run(weights):
       return dp_sgd._clipped_sum(
-          loss_fn,
           weights,
           (masked, numbers),
           query=query,
           params=params,
           prepare=lambda example: example,
+          gradient_of=dp_sgd._build_gradient(loss_fn),
       )
 
     found = run(weights)
@@ -224,13 +225,17 @@ class DpSgdTest(parameterized.TestCase):
       # The sum is read from weights of some 1, to float32.
       self.assertBetween(removed, 0.1 * _CLIP, _CLIP * 1.001)
 
-  def test_no_example_changes_what_another_adds(self):
+  @parameterized.parameters(
+      None, shapes_lib.Shapes(((1, 42), (2, 55), (1, 70)), 1)
+  )
+  def test_no_example_changes_what_another_adds(self, shapes):
     step = dp_sgd.DpSgd(
         model=_model('transformer'),
         optimizer=_SGD,
         batch_size=4,
         seed=3,
         build_query=_build_query(),
+        shapes=shapes,
     )
     state = step.initialize()
 

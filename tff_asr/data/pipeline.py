@@ -476,35 +476,38 @@ def batch_starts(
   Returns:
     int32 [number of batches], ascending from 0.
   """
-  size = tf.size(lengths)
-  lengths = tf.cast(lengths, tf.int64)
-  # What lies before each position.
-  before = tf.cumsum(lengths, exclusive=True)
+  with tf.device(shapes_lib.HOST):
+    size = tf.size(lengths)
+    lengths = tf.cast(lengths, tf.int64)
+    # What lies before each position.
+    before = tf.cumsum(lengths, exclusive=True)
 
-  def step(position, start, starts):
-    count = tf.cast(position - start + 1, tf.int64)
-    padded = count * lengths[position]
-    used = before[position] + lengths[position] - before[start]
-    used = tf.cast(used, tf.float32)
-    is_padding = used < (1 - max_padding) * tf.cast(padded, tf.float32)
-    is_new = ((padded > max_size) | is_padding) & (position > start)
-    start = tf.where(is_new, position, start)
-    starts = tf.cond(
-        is_new, lambda: tf.concat([starts, [position]], axis=0), lambda: starts
+    def step(position, start, starts):
+      count = tf.cast(position - start + 1, tf.int64)
+      padded = count * lengths[position]
+      used = before[position] + lengths[position] - before[start]
+      used = tf.cast(used, tf.float32)
+      is_padding = used < (1 - max_padding) * tf.cast(padded, tf.float32)
+      is_new = ((padded > max_size) | is_padding) & (position > start)
+      start = tf.where(is_new, position, start)
+      starts = tf.cond(
+          is_new,
+          lambda: tf.concat([starts, [position]], axis=0),
+          lambda: starts,
+      )
+      return position + 1, start, starts
+
+    _, _, starts = tf.while_loop(
+        lambda position, *_: position < size,
+        step,
+        (tf.constant(0), tf.constant(0), tf.zeros([1], tf.int32)),
+        shape_invariants=(
+            tf.TensorShape([]),
+            tf.TensorShape([]),
+            tf.TensorShape([None]),
+        ),
     )
-    return position + 1, start, starts
-
-  _, _, starts = tf.while_loop(
-      lambda position, *_: position < size,
-      step,
-      (tf.constant(0), tf.constant(0), tf.zeros([1], tf.int32)),
-      shape_invariants=(
-          tf.TensorShape([]),
-          tf.TensorShape([]),
-          tf.TensorShape([None]),
-      ),
-  )
-  return starts
+    return starts
 
 
 def min_frames(labels: tf.Tensor, label_lengths: tf.Tensor) -> tf.Tensor:

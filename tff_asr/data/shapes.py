@@ -39,6 +39,9 @@ PLACEHOLDER_FRAMES = 8
 One group of the front end's stride, rounded up: the least that a model takes.
 """
 
+HOST = '/device:CPU:0'
+"""Where indices are computed: a device with queues would wait for each."""
+
 _ROUNDS = 4
 _MAX_AREA = 1.14
 _MAX_DISTINCT = 400
@@ -100,69 +103,78 @@ def cover(lengths: tf.Tensor, shapes: Shapes) -> Cover:
       `shapes.max_frames`.
     shapes: What there is.
   """
-  counts, frames = (
-      tf.constant(column, tf.int64) for column in zip(*shapes.sizes)
-  )
-  size = tf.size(lengths)
-  ends = tf.range(size + 1, dtype=tf.int64)
-  longest = tf.concat([[0], tf.cast(lengths, tf.int64)], axis=0)
-  # By end, first row and shape, [n + 1, n + 1, K].
-  rows = (ends[:, tf.newaxis] - ends)[:, :, tf.newaxis]
-  holds = (rows > 0) & (rows <= counts)
-  holds &= longest[:, tf.newaxis, tf.newaxis] <= frames
-  each = tf.where(holds, tf.constant(shapes.costs), _UNREACHED)
-  one_piece = tf.reduce_min(each, axis=2)
+  with tf.device(HOST):
+    counts, frames = (
+        tf.constant(column, tf.int64) for column in zip(*shapes.sizes)
+    )
+    size = tf.size(lengths)
+    ends = tf.range(size + 1, dtype=tf.int64)
+    longest = tf.concat([[0], tf.cast(lengths, tf.int64)], axis=0)
+    # By end, first row and shape, [n + 1, n + 1, K].
+    rows = (ends[:, tf.newaxis] - ends)[:, :, tf.newaxis]
+    holds = (rows > 0) & (rows <= counts)
+    holds &= longest[:, tf.newaxis, tf.newaxis] <= frames
+    each = tf.where(holds, tf.constant(shapes.costs), _UNREACHED)
+    one_piece = tf.reduce_min(each, axis=2)
 
-  def add_a_piece(least, _):
-    more = tf.reduce_min(least + one_piece, axis=1)
-    return tf.minimum(least, more), least
+    def add_a_piece(least, _):
+      more = tf.reduce_min(least + one_piece, axis=1)
+      return tf.minimum(least, more), least
 
-  # Of covers of ever more pieces, until one more is of no use.
-  nothing = tf.where(ends > 0, tf.constant(_UNREACHED, tf.int64), 0)
-  least, _ = tf.while_loop(
-      lambda least, before: tf.reduce_any(least < before),
-      add_a_piece,
-      (nothing, nothing + 1),
-      parallel_iterations=1,
-  )
-  first = tf.argmin(least + one_piece, axis=1, output_type=tf.int32)
-  shape = tf.argmin(
-      tf.gather(each, first, axis=1, batch_dims=1), axis=1, output_type=tf.int32
-  )
-  return Cover(first, shape)
+    # Of covers of ever more pieces, until one more is of no use.
+    nothing = tf.where(ends > 0, tf.constant(_UNREACHED, tf.int64), 0)
+    least, _ = tf.while_loop(
+        lambda least, before: tf.reduce_any(least < before),
+        add_a_piece,
+        (nothing, nothing + 1),
+        parallel_iterations=1,
+    )
+    first = tf.argmin(least + one_piece, axis=1, output_type=tf.int32)
+    shape = tf.argmin(
+        tf.gather(each, first, axis=1, batch_dims=1),
+        axis=1,
+        output_type=tf.int32,
+    )
+    return Cover(first, shape)
 
 
 @tf.autograph.experimental.do_not_convert
 def sum_over_pieces(
-    function: Callable[[Mapping[str, tf.Tensor]], Any],
+    add: Callable[[Any, Mapping[str, tf.Tensor]], Any],
     batch: Mapping[str, tf.Tensor],
     shapes: Shapes,
     *,
+    output_lengths: Callable[[tf.Tensor], tf.Tensor],
     zeros: Any,
 ) -> Any:
-  """The sum of what a function gives for each piece of a batch.
+  """The sum of something over the pieces of a batch.
 
-  Each piece has a seed of its own, by the number of its first row.
+  Each piece has a seed of its own, by the number of its first row. Its labels
+  are as wide as the labels of an utterance of its shape's frames can be: CTC
+  needs an output frame for each. So a shape has one width, whatever is said.
 
   Args:
-    function: Of a piece: as `pipeline.Batch`, without texts. Labels are as wide
-      as the batch's: TensorFlow's dense CTC takes the square of their number,
-      and a shape would have to hold the most that its frames may have.
+    add: From the sum so far, and a piece as `pipeline.Batch` without texts, to
+      the sum.
     batch: As `pipeline.Batch`, sorted by `feature_lengths`; its seed may be
       None.
     shapes: As for `cover`.
+    output_lengths: Feature frames to the model's output frames.
     zeros: The sum over no piece, a structure of tensors.
   """
   found = cover(batch['feature_lengths'], shapes)
-  sizes = tf.constant(shapes.sizes, tf.int32)
+  with tf.device(HOST):
+    sizes = tf.constant(shapes.sizes, tf.int32)
+    sizes = tf.concat([sizes, output_lengths(sizes[:, 1:])], axis=1)
 
-  def add(end, total):
+  def add_piece(end, total):
     start = found.first[end]
-    count, frames = tf.unstack(sizes[found.shape[end]])
+    count, frames, width = tf.unstack(sizes[found.shape[end]])
     piece = {
         name: _pad(batch[name][start:end], [count])
-        for name in ('example_weights', 'label_lengths', 'labels')
+        for name in ('example_weights', 'label_lengths')
     }
+    piece['labels'] = _pad(batch['labels'][start:end, :width], [count, width])
     piece['features'] = _pad(
         batch['features'][start:end, :frames], [count, frames]
     )
@@ -173,16 +185,30 @@ def sum_over_pieces(
     )
     seed = batch['seed']
     piece['seed'] = None if seed is None else tf.random.fold_in(seed, start)
-    return start, tf.nest.map_structure(tf.add, total, function(piece))
+    return start, add(total, piece)
 
   # One piece after the other: several at once would need the memory of several.
   _, total = tf.while_loop(
       lambda end, total: end > 0,
-      add,
+      add_piece,
       (tf.size(batch['feature_lengths']), zeros),
       parallel_iterations=1,
   )
   return total
+
+
+def pad_to_shape(features: tf.Tensor, shapes: Shapes) -> tf.Tensor:
+  """Pads one utterance to the fewest frames of a shape that hold it.
+
+  Args:
+    features: float32 [1, T, F]; T is at most `shapes.max_frames`.
+    shapes: What there is.
+  """
+  with tf.device(HOST):
+    frames = tf.constant(sorted({frames for _, frames in shapes.sizes}))
+    found = tf.searchsorted(frames, tf.shape(features)[1:2])[0]
+    size = frames[found]
+  return _pad(features, [1, size])
 
 
 def _pad(

@@ -56,6 +56,8 @@ class Settings:
       are left out of the sum.
     client_timeout_sec: how long a client's work may take. The first client also
       waits for compilation. None: forever.
+    jit: XLA compiles what clients do of few shapes (`xla`), once a device and
+      shape. Bits are others than without.
 
   Raises:
     ValueError: a setting out of range.
@@ -67,6 +69,7 @@ class Settings:
   client_cost: Callable[[Any], float] | None = None
   max_failed_share: float = 0.0
   client_timeout_sec: float | None = None
+  jit: bool = False
 
   def __post_init__(self):
     checks.positive_int(clients_per_device=self.clients_per_device)
@@ -119,6 +122,8 @@ class _Loaded:
       self,
       compiled: compiler.Local | compiler.Round,
       load_clients: Callable[[compiler.ClientPrograms], Any],
+      *,
+      jit: bool,
   ):
     self.compiled = compiled
     self.lock = threading.Lock()
@@ -134,7 +139,9 @@ class _Loaded:
     )
     self.prepare = compiled.prepare.load()
     self.finish = compiled.finish.load()
-    self.clients = load_clients(programs)
+    self.clients = load_clients(
+        programs._replace(work=dataclasses.replace(programs.work, jit=jit))
+    )
 
   def run(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
     """The function of a `compiler.Local`."""
@@ -162,7 +169,9 @@ class Runner(abc.ABC):
     self.settings = settings
     self._server_device = server_device
     self._cache = Cache(
-        lambda comp: _Loaded(_compiled.get(comp), self.load_clients)
+        lambda comp: _Loaded(
+            _compiled.get(comp), self.load_clients, jit=settings.jit
+        )
     )
     self.last_timeline: list[client_loop.ClientInterval] = []
     self.last_failures: dict[int, str] = {}

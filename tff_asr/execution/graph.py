@@ -30,6 +30,7 @@ from tensorflow.core.protobuf import rewriter_config_pb2
 from tensorflow.python.eager import context as eager_context
 
 from tff_asr.execution import values
+from tff_asr.execution import xla
 
 _load_counter = itertools.count()
 
@@ -95,11 +96,13 @@ class Program:
     graphs: the graphs in order.
     num_kept: how many leading arguments skip the first graph.
     first_output: index of the last graph's first output to return.
+    jit: whether XLA compiles the functions that are marked for it (`xla`).
   """
 
   graphs: tuple[Graph, ...]
   num_kept: int = 0
   first_output: int = 0
+  jit: bool = False
 
   def load(self) -> 'Function':
     """Imports the program into this process, under names of its own."""
@@ -121,6 +124,9 @@ class Function:
         _parse_renamed(graph, f'{prefix}{number}_')
         for number, graph in enumerate(program.graphs)
     ]
+    if program.jit:
+      for graph_def in graph_defs:
+        xla.set_compiled(graph_def)
     self.has_variables = any(map(has_variables, graph_defs))
     self._function = tf.compat.v1.wrap_function(
         _build_body(program, graph_defs),

@@ -1,18 +1,23 @@
 """Central training as a learning process: one minibatch step a round.
 
-Several devices share a batch; each computes the gradient of one part:
+Several devices share a batch; each keeps a copy of weights and optimizer state,
+and computes the gradient of one part:
 
     gradient = sum over parts of (gradient of the part's summed losses) / n,
 
 for n utterances in the whole batch. Up to rounding, this is the gradient of the
-batch's mean loss. Parts are added in the order of the devices, so the same
-devices give the same bits. Each part has its own random draws (dropout, layer
-drop, shifts), from the batch's seed and the part's number. A device that is
-named twice gets two parts, and draws as two devices would.
+batch's mean loss. Parts are added tensor by tensor, in the order of the
+devices, each tensor on another device; then every device takes the step. So
+nothing but that sum and the batch travels between devices, none of which is in
+the way, and the same devices give the same bits. Each part has its own random
+draws (dropout, layer drop, shifts), from the batch's seed and the part's
+number. A device that is named twice gets two parts, and draws as two would.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Optional
+import contextlib
+import functools
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -22,6 +27,7 @@ from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import shapes as shapes_lib
 from tff_asr.execution import devices as devices_lib
+from tff_asr.execution import xla
 from tff_asr.learning import client_update
 from tff_asr.learning import process
 from tff_asr.models import ctc
@@ -43,6 +49,7 @@ class CentralStep:
       encoder_rate: float = 1.0,
       encoder_frozen_steps: int = 0,
       shapes: Optional[shapes_lib.Shapes] = None,
+      jit: bool = False,
   ):
     """Creates the process.
 
@@ -59,6 +66,8 @@ class CentralStep:
         (`optimizers.grouped`).
       shapes: Those in which batches, or each device's parts, are computed
         (`client_update.loss_gradients`).
+      jit: With shapes, XLA compiles the gradient of each, and the update. Bits
+        are others than without.
 
     Raises:
       ValueError: An argument is out of range, or as `find_devices`.
@@ -76,6 +85,8 @@ class CentralStep:
     self._max_grad_norm = max_grad_norm
     self._devices = None if devices is None else find_devices(devices)
     self._shapes = shapes
+    self._jit = jit
+    self._replicas: Optional[_Replicas] = None
     self._encoder = encoder
     self._encoder_frozen_steps = encoder_frozen_steps
     self._traced = {}
@@ -113,9 +124,12 @@ class CentralStep:
     if frozen not in self._traced:
       # The graph before is not needed again.
       self._traced = {frozen: self._build(frozen)}
-    finalizer, weights, metrics = self._traced[frozen](
-        state.finalizer, state.global_model_weights, batch
-    )
+    # The step's results go to the same devices.
+    copies = self._copies(state)
+    self._replicas = None
+    copies, metrics = self._traced[frozen](copies, batch)
+    finalizer, weights = copies[0]
+    self._replicas = _Replicas(finalizer, weights, copies)
     return process.Output(
         state._replace(
             global_model_weights=weights,
@@ -126,6 +140,27 @@ class CentralStep:
         ),
         metrics,
     )
+
+  def _copies(self, state: process.State) -> list[tuple[Any, Any]]:
+    """Optimizer state and weights, on each device.
+
+    Those of the last step, if it returned the state.
+    """
+    kept = self._replicas
+    weights = state.global_model_weights
+    if (
+        kept is not None
+        and kept.weights is weights
+        and kept.finalizer is state.finalizer
+    ):
+      return kept.copies
+    copies = []
+    for device in _distinct(self._devices):
+      with _on(device):
+        copies.append(
+            tf.nest.map_structure(tf.identity, (state.finalizer, weights))
+        )
+    return copies
 
   def _build(self, frozen: Collection[str]) -> Callable[..., Any]:
     """The graph of a step in which these weights get no gradient."""
@@ -141,30 +176,51 @@ class CentralStep:
 
     # One graph for all batches: a resumed run then has the same bits.
     @tf.function(
-        input_signature=[state_specs, weights_specs, pipeline_lib.batch_spec()],
+        input_signature=[
+            [(state_specs, weights_specs)] * len(_distinct(self._devices)),
+            pipeline_lib.batch_spec(),
+        ],
         autograph=False,
     )
-    def step(optimizer_state, weights, batch):
-      live, loss_sum = clipped_gradients(
+    def step(copies, batch):
+      sums = summed_gradients(
           self._model,
-          weights,
+          [weights for _, weights in copies],
           batch,
-          max_grad_norm=self._max_grad_norm,
           devices=self._devices,
           frozen=frozen,
           shapes=self._shapes,
+          jit=self._jit,
       )
-      gradients = weights_lib.Weights(
-          (name, live.get(name)) for name in weights
-      )
-      optimizer_state, weights = self._optimizer.next(
-          optimizer_state, weights, gradients
-      )
+
+      def update(optimizer_state, weights, live):
+        live = client_update.clip(live, max_norm=self._max_grad_norm)
+        gradients = weights_lib.Weights(
+            (name, live.get(name)) for name in weights
+        )
+        return self._optimizer.next(optimizer_state, weights, gradients)
+
+      if self._shapes is not None:
+        update = xla.compilable(update, jit=self._jit)
+      updated = []
+      for device, copy, (live, _) in zip(
+          _distinct(self._devices), copies, sums
+      ):
+        with _on(device):
+          updated.append(update(*copy, live))
       num_utterances = tf.reduce_sum(batch['example_weights'])
-      metrics = dict(loss_sum=loss_sum, num_utterances=num_utterances)
-      return optimizer_state, weights, metrics
+      metrics = dict(loss_sum=sums[0][1], num_utterances=num_utterances)
+      return updated, metrics
 
     return step
+
+
+class _Replicas(NamedTuple):
+  """What the last step returned, and the copies of it on all devices."""
+
+  finalizer: Any
+  weights: weights_lib.Weights
+  copies: list[tuple[Any, weights_lib.Weights]]
 
 
 def find_devices(devices: Sequence[str]) -> tuple[str, ...]:
@@ -181,55 +237,86 @@ def find_devices(devices: Sequence[str]) -> tuple[str, ...]:
   return tuple(devices_lib.find([device])[0] for device in devices)
 
 
-def clipped_gradients(
+def summed_gradients(
     model: ctc.CtcModel,
-    weights: weights_lib.Weights,
+    copies: Sequence[weights_lib.Weights],
     batch: pipeline_lib.Batch,
     *,
-    max_grad_norm: float,
     devices: Optional[Sequence[str]] = None,
     frozen: Collection[str] = (),
     shapes: Optional[shapes_lib.Shapes] = None,
-) -> tuple[weights_lib.Weights, tf.Tensor]:
-  """Like `client_update.clipped_gradients`, with one part for each device.
+    jit: bool = False,
+) -> list[tuple[weights_lib.Weights, tf.Tensor]]:
+  """`client_update.loss_gradients` of a batch, with a part for each device.
 
   Args:
     model: The model.
-    weights: Its weights.
+    copies: Its weights on each device, on those named twice once.
     batch: See `pipeline.Batch`; at least one utterance or placeholder.
-    max_grad_norm: Positive; clips the whole gradient.
     devices: Names as `find_devices` returns them; None: one part, with the
       batch's own seed.
     frozen: Names of weights without a gradient.
     shapes: As for `client_update.loss_gradients`.
+    jit: As for `client_update.loss_gradients`.
+
+  Returns:
+    For each copy, on its device, gradients of the mean loss and the loss sum.
   """
-  if devices is None:
-    return client_update.clipped_gradients(
-        model,
-        weights,
-        batch,
-        max_grad_norm=max_grad_norm,
-        frozen=frozen,
-        shapes=shapes,
-    )
   num_trained = tf.reduce_sum(batch['example_weights'])
-  total = total_loss = None
-  for device, part in zip(devices, _parts(batch, len(devices))):
-    with tf.device(device):
-      gradients, loss_sum = client_update.loss_gradients(
-          model,
-          weights,
-          part,
-          num_utterances=num_trained,
-          frozen=frozen,
-          shapes=shapes,
+  places = _distinct(devices)
+  parts = [batch] if devices is None else _parts(batch, len(devices))
+  sums = []
+  for device, part in zip(devices or [None], parts):
+    with _on(device):
+      sums.append(
+          client_update.loss_gradients(
+              model,
+              copies[places.index(device)],
+              part,
+              num_utterances=num_trained,
+              frozen=frozen,
+              shapes=shapes,
+              jit=jit,
+          )
       )
-    if total is None:
-      total, total_loss = gradients, loss_sum
-    else:
-      total = tf.nest.map_structure(tf.add, total, gradients)
-      total_loss += loss_sum
-  return client_update.clip(total, max_norm=max_grad_norm), total_loss
+  return _all_reduce(sums, places)
+
+
+def _all_reduce(
+    sums: Sequence[Any], devices: Sequence[Optional[str]]
+) -> list[Any]:
+  """The sum of some structures of tensors, on each device.
+
+  Every tensor is summed on one of the devices, in the order given, and sent to
+  the others. Each device has its share of the bytes, so none is in the way:
+  with n of them, it sends and receives twice (n - 1) / n of a structure.
+  """
+  parts = list(zip(*map(tf.nest.flatten, sums)))
+  sizes = [part[0].shape.num_elements() for part in parts]
+  load = [0] * len(devices)
+  totals = {}
+  # The largest first, each to the device with the least so far.
+  for index in sorted(range(len(parts)), key=lambda index: -sizes[index]):
+    owner = load.index(min(load))
+    load[owner] += sizes[index]
+    with _on(devices[owner]):
+      totals[index] = functools.reduce(tf.add, parts[index])
+  copies = []
+  for device in devices:
+    with _on(device):
+      flat = [tf.identity(totals[index]) for index in range(len(parts))]
+    copies.append(tf.nest.pack_sequence_as(sums[0], flat))
+  return copies
+
+
+def _distinct(devices: Optional[Sequence[str]]) -> list[Optional[str]]:
+  """The devices, each once; None for TensorFlow's default one."""
+  return [None] if devices is None else list(dict.fromkeys(devices))
+
+
+def _on(device: Optional[str]) -> contextlib.AbstractContextManager[None]:
+  """The device's scope."""
+  return contextlib.nullcontext() if device is None else tf.device(device)
 
 
 def _parts(

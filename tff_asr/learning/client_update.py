@@ -32,6 +32,7 @@ Type: (<S@SERVER, {<weights, seed>}@CLIENTS, {examples*}@CLIENTS>
 import collections
 from collections.abc import Callable, Collection
 import dataclasses
+import functools
 from typing import Any, Optional
 
 import tensorflow as tf
@@ -41,6 +42,7 @@ from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
 from tff_asr.data import shapes as shapes_lib
+from tff_asr.execution import xla
 from tff_asr.features import log_mel
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
@@ -321,19 +323,33 @@ def step(
   Returns:
     The optimizer's new state, new weights and the batch's loss sum, float32.
   """
-  gradients, loss_sum = clipped_gradients(
+  gradients, loss_sum = loss_gradients(
       model,
       weights,
       batch,
-      max_grad_norm=max_grad_norm,
-      proximal_weight=proximal_weight,
-      anchor=anchor,
+      num_utterances=tf.reduce_sum(batch['example_weights']),
       frozen=frozen,
       shapes=shapes,
   )
-  optimizer_state, live = optimizer.next(
-      optimizer_state, weights_lib.without(frozen, weights), gradients
+  if proximal_weight == 0:
+    anchor = weights
+
+  def update(optimizer_state, weights, anchor, gradients):
+    gradients = _clipped_objective(
+        gradients,
+        weights,
+        anchor,
+        max_grad_norm=max_grad_norm,
+        proximal_weight=proximal_weight,
+    )
+    return optimizer.next(optimizer_state, weights, gradients)
+
+  if shapes is not None:
+    update = xla.compilable(update)
+  live, anchor = (
+      weights_lib.without(frozen, each) for each in (weights, anchor)
   )
+  optimizer_state, live = update(optimizer_state, live, anchor, gradients)
   return optimizer_state, weights_lib.updated(weights, live), loss_sum
 
 
@@ -374,16 +390,37 @@ def clipped_gradients(
       frozen=frozen,
       shapes=shapes,
   )
+  if proximal_weight == 0:
+    anchor = weights
+  gradients = _clipped_objective(
+      gradients,
+      weights_lib.without(frozen, weights),
+      weights_lib.without(frozen, anchor),
+      max_grad_norm=max_grad_norm,
+      proximal_weight=proximal_weight,
+  )
+  return gradients, loss_sum
+
+
+def _clipped_objective(
+    gradients: weights_lib.Weights,
+    weights: weights_lib.Weights,
+    anchor: weights_lib.Weights,
+    *,
+    max_grad_norm: float,
+    proximal_weight: float,
+) -> weights_lib.Weights:
+  """Gradients of the loss to those of the objective, clipped."""
   if proximal_weight > 0:
     gradients = tf.nest.map_structure(
         lambda gradient, weight, start: (
             gradient + proximal_weight * (weight - start)
         ),
         gradients,
-        weights_lib.without(frozen, weights),
-        weights_lib.without(frozen, anchor),
+        weights,
+        anchor,
     )
-  return clip(gradients, max_norm=max_grad_norm), loss_sum
+  return clip(gradients, max_norm=max_grad_norm)
 
 
 def loss_gradients(
@@ -394,6 +431,7 @@ def loss_gradients(
     num_utterances: tf.Tensor,
     frozen: Collection[str] = (),
     shapes: Optional[shapes_lib.Shapes] = None,
+    jit: bool = False,
 ) -> tuple[weights_lib.Weights, tf.Tensor]:
   """Gradients of a batch's summed losses over a number of utterances.
 
@@ -404,7 +442,9 @@ def loss_gradients(
     num_utterances: The divisor, float32 [].
     frozen: Names of weights without a gradient.
     shapes: The sum is taken over pieces of these shapes, which draw apart; None
-      for the batch as it is, with its own seed.
+      for the batch as it is, with its own seed. XLA can compile what is done
+      of a piece (`xla.compilable`).
+    jit: Compiles it, even if no context does.
 
   Returns:
     Gradients like the weights that are not frozen, and the sum of the
@@ -412,7 +452,7 @@ def loss_gradients(
   """
   live = weights_lib.without(frozen, weights)
 
-  def of_piece(piece):
+  def gradients_of(weights, live, piece, num_utterances):
     with tf.GradientTape() as tape:
       tape.watch(live)
       losses = model.loss(
@@ -429,11 +469,17 @@ def loss_gradients(
     return tape.gradient(mean_loss, live), loss_sum
 
   if shapes is None:
-    return of_piece(batch)
+    return gradients_of(weights, live, batch, num_utterances)
+
+  @functools.partial(xla.compilable, jit=jit)
+  def add(total, *arguments):
+    return tf.nest.map_structure(tf.add, total, gradients_of(*arguments))
+
   return shapes_lib.sum_over_pieces(
-      of_piece,
+      lambda total, piece: add(total, weights, live, piece, num_utterances),
       batch,
       shapes,
+      output_lengths=model.encoder.output_lengths,
       zeros=tf.nest.map_structure(tf.zeros_like, (live, 0.0)),
   )
 

@@ -29,8 +29,10 @@ The state is that of a learning process, so `programs.private_rounds` charges
 steps as it charges rounds.
 """
 
+import collections
 from collections.abc import Callable, Collection, Iterable, Sequence
 import concurrent.futures
+import contextlib
 import itertools
 from typing import Any, NamedTuple, Optional
 
@@ -41,10 +43,16 @@ import tensorflow_privacy as tfp
 
 from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.data import shapes as shapes_lib
+from tff_asr.execution import xla
 from tff_asr.learning import process
 from tff_asr.models import best_rq
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import queries
+
+
+# Batches that a device has, one of them in work.
+_QUEUED = 2
 
 
 class AggregatorState(NamedTuple):
@@ -67,6 +75,8 @@ class DpSgd:
       build_query: Optional[queries.BuildQuery] = None,
       frozen: Collection[str] = (),
       devices: Sequence[str] = ('/device:CPU:0',),
+      shapes: Optional[shapes_lib.Shapes] = None,
+      jit: bool = False,
   ):
     """Creates the step.
 
@@ -80,6 +90,10 @@ class DpSgd:
       frozen: Names of weights that stay as they are.
       devices: Logical devices that share a batch. Each holds the weights and a
         sum.
+      shapes: With a query, an example is computed in the fewest frames of these
+        that hold it, instead of its own.
+      jit: With shapes and a query, XLA compiles an example's gradient. Bits are
+        others than without.
 
     Raises:
       ValueError: An argument is out of range, a name is unknown, or all
@@ -112,6 +126,8 @@ class DpSgd:
         model,
         query=self._query,
         live=tuple(self._live_specs),
+        shapes=shapes,
+        jit=jit,
     )
     self._batch_size = batch_size
     self._update = tf.function(self._update_graph, autograph=False)
@@ -219,15 +235,35 @@ class DpSgd:
       return add, sums
 
     workers = [start(device) for device in self._devices]
-    with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
-      remaining = iter(batches)
-      while turn := list(itertools.islice(remaining, len(workers))):
-        # A batch's number decides its device, so the sum is deterministic.
-        list(pool.map(lambda worker, batch: worker[0](batch), workers, turn))
-    with tf.device(self._devices[0]):
-      total = workers[0][1][0]
-      for _, (sums,) in workers[1:]:
-        total = _merge(self._query, total, sums)
+    with contextlib.ExitStack() as stack:
+      # A batch's number decides its device, so the sum is deterministic. A
+      # device waits for none of the others, as long as it has batches.
+      queues = [
+          (
+              stack.enter_context(concurrent.futures.ThreadPoolExecutor(1)),
+              collections.deque(),
+              add,
+          )
+          for add, _ in workers
+      ]
+      for batch, (pool, running, add) in zip(batches, itertools.cycle(queues)):
+        if len(running) == _QUEUED:
+          running.popleft().result()
+        running.append(pool.submit(add, batch))
+      for _, running, _ in queues:
+        for each in running:
+          each.result()
+    # In pairs, each on the device of its first: halves of the devices at once.
+    sums = [
+        (device, own) for device, (_, (own,)) in zip(self._devices, workers)
+    ]
+    while len(sums) > 1:
+      merged = []
+      for (device, one), (_, other) in zip(sums[::2], sums[1::2]):
+        with tf.device(device):
+          merged.append((device, _merge(self._query, one, other)))
+      sums = merged + sums[len(sums) // 2 * 2 :]
+    ((_, total),) = sums
     return total
 
   def _event_graph(self, query_state):
@@ -302,6 +338,8 @@ def _build_add(
     *,
     query: Optional[tfp.DPQuery],
     live: tuple[str, ...],
+    shapes: Optional[shapes_lib.Shapes],
+    jit: bool,
 ) -> Callable[..., _Sums]:
   """The graph function that adds a physical batch to sums."""
   def mask(examples):
@@ -309,9 +347,15 @@ def _build_add(
     return model.mask(features, lengths, seeds[:, 0]), seeds[:, 1]
 
   def mask_one(example):
-    """Masks one without the padding, which would change its rounding."""
+    """Masks one with padding, if any, that depends on its length alone.
+
+    The batch's padding would change its rounding.
+    """
     features, lengths, seeds = example
-    return mask((features[:, : lengths[0]], lengths, seeds))
+    features = features[:, : lengths[0]]
+    if shapes is not None:
+      features = shapes_lib.pad_to_shape(features, shapes)
+    return mask((features, lengths, seeds))
 
   # One graph for all batches: a resumed run then has the same bits.
   @tf.function(autograph=False)
@@ -335,64 +379,70 @@ def _build_add(
           model.loss({**weights, **trained}, masked, seeds[0])
       )
 
+    gradient_of = _build_gradient(loss_fn)
+    if shapes is not None:
+      gradient_of = xla.compilable(gradient_of, jit=jit)
     examples = (batch['features'], batch['feature_lengths'], seeds)
     count = tf.cast(tf.size(numbers), tf.float32)
     if query is None:
-      with tf.GradientTape() as tape:
-        tape.watch(trained)
-        loss = loss_fn(trained, mask(examples))
-      gradient = tape.gradient(
-          loss, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
-      )
+      gradient, loss = _build_gradient(loss_fn)(trained, mask(examples))
       found = _Sums(gradient, loss, tf.zeros([]), count)
     else:
       found = _clipped_sum(
-          loss_fn,
           trained,
           examples,
           query=query,
           params=params,
           prepare=mask_one,
+          gradient_of=gradient_of,
       )
     return _merge(query, sums, found)
 
   return _with_fixed_batch_type(add)
 
 
-def _clipped_sum(
+def _build_gradient(
     loss_fn: Callable[[weights_lib.Weights, Any], tf.Tensor],
+) -> Callable[[weights_lib.Weights, Any], tuple[Any, tf.Tensor]]:
+  """Gradient by the weights, and the loss, of weights and examples."""
+
+  def gradient_of(weights, examples):
+    with tf.GradientTape() as tape:
+      tape.watch(weights)
+      loss = loss_fn(weights, examples)
+    gradient = tape.gradient(
+        loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
+    )
+    return gradient, loss
+
+  return gradient_of
+
+
+def _clipped_sum(
     weights: weights_lib.Weights,
     examples: Any,
     *,
     query: tfp.DPQuery,
     params: Any,
     prepare: Callable[[Any], Any],
+    gradient_of: Callable[[weights_lib.Weights, Any], tuple[Any, tf.Tensor]],
 ) -> _Sums:
   """Sums the clipped gradients of a batch's examples.
 
   Args:
-    loss_fn: Of weights and a batch of one example, as in `examples`, to its
-      loss float32 [].
     weights: What is trained: gradients are by these alone.
     examples: Nest of tensors [B, ...], B at least 1.
     query: Clips; its records are gradients like the weights.
     params: Of the query's `derive_sample_params`.
-    prepare: From one of them to what the loss takes.
+    prepare: From one of them to what `gradient_of` takes.
+    gradient_of: As `_build_gradient` returns it.
   """
 
-  def gradient_of(example):
-    with tf.GradientTape() as tape:
-      tape.watch(weights)
-      loss = loss_fn(weights, example)
-    gradient = tape.gradient(
-        loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
-    )
-    return gradient, loss
-
   def add(number, sums: _Sums) -> tuple[tf.Tensor, _Sums]:
-    gradient, loss = gradient_of(prepare(
-        tf.nest.map_structure(lambda part: part[number : number + 1], examples)
-    ))
+    example = tf.nest.map_structure(
+        lambda part: part[number : number + 1], examples
+    )
+    gradient, loss = gradient_of(weights, prepare(example))
     record = query.preprocess_record(params, gradient)
     return number + 1, _Sums(
         query.accumulate_preprocessed_record(sums.records, record),

@@ -12,7 +12,8 @@ attention and the draws of dropout stay float32.
   B: batch size. S: frames. D: width.
 """
 
-from typing import Optional
+from collections.abc import Sequence
+from typing import Any, Optional
 
 import tensorflow as tf
 
@@ -22,6 +23,8 @@ from tff_asr.models import weights as weights_lib
 ACTIVATION_DTYPES = ('float32', 'bfloat16')
 
 _EPSILON = 1e-5
+# What CPUs and GPUs take by themselves; XLA would take another.
+_ALGORITHM = 'philox'
 
 
 def norm_specs(dim: int) -> weights_lib.Specs:
@@ -100,14 +103,37 @@ def dropout(
   if seed is None or rate == 0:
     return inputs
   size = tf.size(inputs)
-  pairs = tf.random.stateless_uniform(
-      [(size + 1) // 2], seed, minval=None, maxval=None, dtype=tf.uint32
-  )
+  pairs = _draw([(size + 1) // 2], seed)
   draws = tf.reshape(tf.bitcast(pairs, tf.uint16), [-1])[:size]
   num_dropped = min(round(rate * 2**16), 2**16 - 1)
   kept = tf.cast(draws >= tf.constant(num_dropped, tf.uint16), inputs.dtype)
   kept *= tf.cast(1 / (1 - num_dropped / 2**16), inputs.dtype)
   return inputs * tf.reshape(kept, tf.shape(inputs))
+
+
+def uniform(shape: Sequence[Any], seed: tf.Tensor) -> tf.Tensor:
+  """Draws float32 in [0, 1), the same ones under XLA.
+
+  Those of `tf.random.stateless_uniform`, which makes others of the same bits
+  where XLA compiles it: the last 23 bits are digits after the point.
+  """
+  bits = tf.bitwise.bitwise_and(
+      _draw(shape, seed), tf.constant(2**23 - 1, tf.uint32)
+  )
+  bits = tf.bitwise.bitwise_or(bits, tf.constant(127 << 23, tf.uint32))
+  return tf.bitcast(bits, tf.float32) - 1.0
+
+
+def _draw(shape: Sequence[Any], seed: tf.Tensor) -> tf.Tensor:
+  """Uniform uint32."""
+  return tf.random.stateless_uniform(
+      shape,
+      seed,
+      minval=None,
+      maxval=None,
+      dtype=tf.uint32,
+      alg=_ALGORITHM,
+  )
 
 
 def matmul(inputs: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
@@ -134,4 +160,4 @@ def split_seed(
   """Splits a seed into independent ones; None stays None (evaluation)."""
   if seed is None:
     return [None] * num_seeds
-  return tf.unstack(tf.random.split(seed, num_seeds))
+  return tf.unstack(tf.random.split(seed, num_seeds, alg=_ALGORITHM))

@@ -48,9 +48,8 @@ def cape(
   centres = (tf.cast(lengths, tf.float32) - 1) / 2
   seconds = (_frames(size) - centres[:, tf.newaxis]) * frame_sec
   if seed is not None:
-    seconds += tf.random.stateless_uniform(
-        [tf.shape(lengths)[0], 1], seed, -max_shift_sec, max_shift_sec
-    )
+    draws = layers.uniform([tf.shape(lengths)[0], 1], seed)
+    seconds += draws * (2 * max_shift_sec) - max_shift_sec
   embedding = sinusoids(seconds, dim=dim, scale=_FREQ_SCALE)
   return embedding * layers.mask(lengths, size)
 

@@ -182,5 +182,5 @@ def _block(
   if seed is None or layer_drop == 0:
     return run()
   # A conditional, not a product with 0: a dropped block costs next to nothing.
-  keep = tf.random.stateless_uniform([], drop_seed) >= layer_drop
+  keep = layers.uniform([], drop_seed) >= layer_drop
   return tf.cond(keep, run, skip)

@@ -19,6 +19,7 @@ from tff_asr import checks
 from tff_asr.data import order as order_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
+from tff_asr.data import shapes as shapes_lib
 from tff_asr.features import log_mel
 from tff_asr.learning import central_step
 from tff_asr.models import weights as weights_lib
@@ -81,6 +82,7 @@ class CentralTraining(training_loop.TrainingRun):
     encoder_rate: Of the encoder's steps, beside those of the head.
     encoder_frozen_steps: The encoder is trained after so many steps; its
       optimizer and schedule begin then (`optimizers.grouped`).
+    jit: XLA compiles the step (`central_step`).
   """
 
   optimizer: tff.learning.optimizers.Optimizer
@@ -91,6 +93,7 @@ class CentralTraining(training_loop.TrainingRun):
   devices: Optional[Sequence[str]] = None
   encoder_rate: float = 1.0
   encoder_frozen_steps: int = 0
+  jit: bool = False
 
   NAME = 'central'
   UNIT = 'step'
@@ -108,10 +111,12 @@ class CentralTraining(training_loop.TrainingRun):
         encoder_rate=self.encoder_rate,
         encoder_frozen_steps=self.encoder_frozen_steps,
         shapes=self.pipeline.shapes,
+        jit=self.jit,
     )
     self._batches: Optional[Iterator[Any]] = None
     self._started = math.nan
     self._audio_sec = 0.0
+    self._padded_sec = 0.0
 
   def _check(self) -> None:
     """Raises ValueError for all that is wrong with the settings."""
@@ -158,6 +163,11 @@ class CentralTraining(training_loop.TrainingRun):
         batch['example_weights'].numpy(), batch['feature_lengths'].numpy()
     )
     self._audio_sec += float(frames) * log_mel.FRAME_SHIFT_SEC
+    lengths = batch['feature_lengths'].numpy()
+    padded = len(lengths) * int(lengths[-1])
+    if self.pipeline.shapes is not None:
+      padded *= shapes_lib.area([lengths], self.pipeline.shapes)[0]
+    self._padded_sec += padded * log_mel.FRAME_SHIFT_SEC
     return batch, Place(chunk.numpy(), number.numpy() + 1)
 
   def _read(self, start: Place) -> tf.data.Dataset:
@@ -254,6 +264,7 @@ class CentralTraining(training_loop.TrainingRun):
     figures = {
         'loss': f'{metrics["train_loss"]:.2f}',
         'audio': f'{speed:.0f} s/s',
+        'padding': f'{1 - self._audio_sec / self._padded_sec:.0%}',
     }
     if 'dev_word_error_rate' in metrics:
       figures['dev WER'] = f'{100 * metrics["dev_word_error_rate"]:.1f}%'

@@ -52,6 +52,7 @@ class Pretraining(training_loop.TrainingRun):
     devices: Logical devices that share a batch; None: all GPUs, else the CPU.
     freeze: Which layers to leave as they are, by the scores of init_from_run.
     privacy: Budget and keys.
+    jit: XLA compiles gradients by example (`dp_sgd`).
   """
 
   optimizer: tff.learning.optimizers.Optimizer
@@ -62,6 +63,7 @@ class Pretraining(training_loop.TrainingRun):
   devices: Optional[list[str]] = None
   freeze: Optional[layer_freeze.LayerFreeze] = None
   privacy: training_loop.PrivacySettings = training_loop.PrivacySettings()
+  jit: bool = False
 
   NAME = 'pre-training'
   UNIT = 'step'
@@ -84,6 +86,8 @@ class Pretraining(training_loop.TrainingRun):
         build_query=self.build_query,
         frozen=self._frozen,
         devices=devices_lib.find(self.devices),
+        shapes=self.pipeline.shapes,
+        jit=self.jit,
     )
 
   def _check(self) -> None:
