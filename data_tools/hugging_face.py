@@ -35,9 +35,12 @@ class ArrowClip(utterances.Clip):
     name = f'{self.path}, row {self.row}'
     try:
       value = _open(self.path).column(self.column)[self.row].as_py()
-    except (ValueError, IndexError, KeyError) as e:
+      data = value['bytes']
+    except (ValueError, IndexError, KeyError, TypeError) as e:
       raise audio.AudioError(name, 'cannot be opened', str(e)) from e
-    return audio.read(value['bytes'], name=name, conversions=conversions)
+    if not isinstance(data, bytes):  # A text would pass for a path.
+      raise audio.AudioError(name, 'is not readable audio', 'it is no bytes')
+    return audio.read(data, name=name, conversions=conversions)
 
 
 def tables(folder: str) -> Iterator[tuple[str, Any]]:
@@ -81,13 +84,19 @@ def clips(path: str, table: Any, column: str) -> Iterator[str | ArrowClip]:
     path: The Arrow file.
     table: What it holds.
     column: Strings, or structures of `bytes` and `path`.
+
+  Raises:
+    ValueError: If the structures have other fields.
   """
   row = 0
   for chunk in table.column(column).chunks:
     paths, is_outside = chunk, [True] * len(chunk)
     if hasattr(chunk, 'field'):
-      paths = chunk.field('path')
-      is_outside = chunk.field('bytes').is_null().to_pylist()
+      try:
+        paths = chunk.field('path')
+        is_outside = chunk.field('bytes').is_null().to_pylist()
+      except KeyError as e:
+        raise ValueError(f'{path}: {column!r} has no field {e}.') from e
     for value, outside in zip(paths.to_pylist(), is_outside, strict=True):
       yield value if outside else ArrowClip(path, column=column, row=row)
       row += 1

@@ -233,7 +233,7 @@ def _locate(path: str, *, root: str, real: Any) -> str:
     raise _Unusable('has an unusable path') from e
   if os.path.commonpath([found, root]) != root:
     raise ValueError(
-        f'{path[:200]!r} lies outside of {root}; set --source_dir to a folder'
+        f'{path[:40]!r} lies outside of {root}; set --source_dir to a folder'
         ' that holds all audio.'
     )
   return found

@@ -24,6 +24,7 @@ import numpy as np
 from data_tools import an4
 from data_tools import common_voice
 from data_tools import librispeech
+from data_tools import manifest
 from tests import fakes
 from tff_asr import config
 from tff_asr import errors
@@ -81,6 +82,18 @@ def _changed(value: Any, seed: int) -> Iterator[Any]:
     else:
       parent[key] = _VALUES[random.integers(len(_VALUES))]
     yield changed[0]
+
+_CUT = {
+    'id': 'c', 'type': 'MonoCut', 'start': 0.5, 'duration': 1.5, 'channel': 1,
+    'recording': {
+        'id': 'r', 'transforms': None,
+        'sources': [{'type': 'file', 'channels': [0, 1], 'source': 'a.wav'}],
+    },
+    'supervisions': [
+        {'id': 's', 'start': 0.25, 'duration': 1, 'speaker': 'ann',
+         'text': 'ja', 'gender': 'female'},
+    ],
+}
 
 
 class FuzzTest(parameterized.TestCase):
@@ -143,6 +156,30 @@ class FuzzTest(parameterized.TestCase):
 
     return parse
 
+  def write_manifests(self) -> Callable[[], Any]:
+    """Manifests of each kind that is text, and what reads all of them."""
+    header = b'audio,speaker,text,offset\n'
+    self.write('own.csv', header + b'a.wav,ann,"Ja, ja",0.5\n')
+    self.write('own.jsonl', json.dumps(_CUT).encode())
+    self.write('kaldi/wav.scp', b'r1 a.wav\nr2 b.flac\n')
+    self.write('kaldi/text', b'u1 guten tag\nu2 ja\n')
+    self.write('kaldi/utt2spk', b'u1 ann\nu2 bob\n')
+    self.write('kaldi/segments', b'u1 r1 0.5 1.25\nu2 r2 0 -1\n')
+
+    def parse():
+      for name in ('own.csv', 'own.jsonl', 'kaldi'):
+        manifest.list_utterances(self.path(name))
+
+    return parse
+
+  def test_values_of_a_cut(self):
+    path = self.path('own.jsonl')
+    for content in _changed(_CUT, seed=5):
+      self.write('own.jsonl', json.dumps(content).encode())
+      self.check(
+          lambda: manifest.list_utterances(path), named=path, case=content
+      )
+
   def write_speakers(self) -> index.Corpus:
     speakers.write(self.write_clients(), {'age': {'ann': ['teens']}})
     return index.read(self.path('corpus'))[0]
@@ -200,6 +237,10 @@ class FuzzTest(parameterized.TestCase):
       ('write_corpus', 'an4/etc/an4_train.fileids', 'an4'),
       ('write_corpus', 'an4/etc/an4_train.transcription', 'an4'),
       ('write_corpus', 'cv/train.tsv', 'train.tsv'),
+      ('write_manifests', 'own.csv', 'own.csv'),
+      ('write_manifests', 'own.jsonl', 'own.jsonl'),
+      ('write_manifests', 'kaldi/wav.scp', 'kaldi'),
+      ('write_manifests', 'kaldi/segments', 'kaldi'),
       ('write_run', 'run/config.gin', 'run'),
       ('write_run', 'metrics.csv', 'metrics.csv'),
       ('write_run', 'state.bin', 'state.bin'),

@@ -200,6 +200,20 @@ class ManifestTest(parameterized.TestCase):
     self.check_listing(
         manifest.list_utterances(folder), speakers=('97', '97', '98', '98')
     )
+    for audio_column, message in (
+        ({'path': 'a/1.wav'}, "data-1.arrow: 'audio' has no field 'bytes'"),
+        ({'bytes': '/etc/hosts', 'path': None}, 'it is no bytes'),
+    ):
+      table = pyarrow.table(
+          {'audio': [audio_column], 'speaker': ['ann'], 'text': ['x']}
+      )
+      path = self.root / 'hugging/data-1.arrow'
+      with pyarrow.ipc.new_stream(path, table.schema) as f:
+        f.write_table(table)
+      hugging_face._open.cache_clear()  # pylint: disable=protected-access
+      with self.assertRaisesRegex(ValueError, message):
+        listing = manifest.list_utterances(folder)
+        listing.utterances[-1].audio.read(collections.Counter())
     (self.root / 'hugging/data-1.arrow').write_bytes(b'\xff\xff\xff\xff' * 9)
     hugging_face._open.cache_clear()  # pylint: disable=protected-access
     with self.assertRaisesRegex(ValueError, 'data-1.arrow is no readable Arr'):
