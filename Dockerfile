@@ -1,21 +1,29 @@
-# An image with what requirements.txt pins and this project. NOT BUILT YET: where
-# the project is developed there is no Docker.
+# An image with what requirements.txt pins and this project. NOT BUILT YET, but
+# read line by line: where the project is developed there is no Docker engine.
 #
-#  docker build -t tff_asr .
-#   docker run --rm -v "$PWD/data:/data" tff_asr bin/train_federated.py \
+#   docker build -t tff_asr .
+#   docker run --rm -v "$PWD/data:/data" tff_asr train_federated \
 #       --output_dir=/data/runs/x --gin_file=gin/experiments/EXPERIMENT.gin
 #
-# For GPUs, add to the second RUN line `-r requirements-gpu.txt`, and run with
-# `--gpus all` and `--gin_file=gin/execution/gpu.gin`.
-FROM python:3.11-slim
+# For GPUs, `docker build --build-arg EXTRAS="-r requirements-gpu.txt" .`, and run
+# with `--gpus all` and `--gin_file=gin/execution/gpu.gin`.
+FROM python:3.11-slim-bookworm
 
-RUN useradd --create-home tff_asr
-WORKDIR /home/tff_asr/project
-COPY requirements.txt requirements-gpu.txt requirements-ray.txt ./
-# --no-deps: the lock is complete, and TFF's own pins cannot be resolved.
-RUN pip install --no-cache-dir --no-deps -r requirements.txt
+ARG EXTRAS=""
+WORKDIR /opt/tff_asr
+COPY requirements*.txt ./
+# --no-deps: the lock is complete, and TFF's own pins cannot be resolved. The
+# extras' files have no hashes, so they are installed by a command of their own.
+RUN pip install --no-cache-dir --no-deps -r requirements.txt \
+    && if [ -n "$EXTRAS" ]; then \
+      pip install --no-cache-dir --no-deps $EXTRAS; \
+    fi
 COPY . .
-ENV PYTHONPATH=/home/tff_asr/project PYTHONUNBUFFERED=1
+RUN pip install --no-cache-dir --no-deps .
+
+ENV PYTHONUNBUFFERED=1
+RUN useradd --create-home tff_asr
 USER tff_asr
-ENTRYPOINT ["python"]
-CMD ["bin/train_federated.py", "--help"]
+WORKDIR /home/tff_asr
+ENTRYPOINT ["tff-asr"]
+CMD ["--help"]

@@ -18,15 +18,17 @@ launch.begin(__name__)
 
 from absl import flags
 
-from bin import training
+import training
+
 from tff_asr.programs import audit
 
 flags.adopt_module_key_flags(training)
 
 
-def main(_) -> None:
-  training.run(audit.audit, describe=None, train=lambda audited: audited)
-
-
 if __name__ == '__main__':
-  launch.run(main)
+  training.main(
+      audit.audit,
+      gin_file='gin/programs/audit.gin',
+      describe=None,
+      train=lambda audited: audited,
+  )

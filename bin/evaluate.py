@@ -9,17 +9,20 @@ from tff_asr import launch
 
 launch.begin(__name__)
 
+import functools
+
 from absl import flags
 
 from tff_asr import config
 from tff_asr.programs import evaluation
 
 _GIN_FILE = flags.DEFINE_multi_string(
-    'gin_file', [], 'Configuration file.'
+    'gin_file', None, 'Configuration file; may be repeated, later ones win.'
 )
 _GIN_PARAM = flags.DEFINE_multi_string(
     'gin_param', [], "Override such as \"RUNS = ['runs/x']\"."
 )
+flags.mark_flag_as_required('gin_file')
 
 
 def main(_) -> None:
@@ -32,4 +35,10 @@ def main(_) -> None:
 
 
 if __name__ == '__main__':
-  launch.run(main, after_interrupt='the same command begins anew.')
+  launch.run(
+      main,
+      after_interrupt='the same command begins anew.',
+      more_help=functools.partial(
+          config.settings_help, gin_file='gin/programs/evaluate.gin'
+      ),
+  )

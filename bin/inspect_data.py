@@ -33,11 +33,10 @@ _MAX_PADDING = flags.DEFINE_float(
 _VERIFY = flags.DEFINE_bool(
     'verify', False, 'Read all shards and check their checksums.'
 )
+flags.mark_flag_as_required('data')
 
 
 def main(_) -> None:
-  if not _DATA.value:
-    raise ValueError('--data is needed: a folder of shards; see --help.')
   folders = inspection.find_folders(_DATA.value)
   print(inspection.describe(folders, is_verified=_VERIFY.value))
   for folder in folders if _PADDING.value else ():

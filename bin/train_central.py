@@ -11,15 +11,12 @@ launch.begin(__name__)
 
 from absl import flags
 
-from bin import training
+import training
+
 from tff_asr.programs import central
 
 flags.adopt_module_key_flags(training)
 
 
-def main(_) -> None:
-  training.run(central.CentralTraining)
-
-
 if __name__ == '__main__':
-  launch.run(main)
+  training.main(central.CentralTraining, gin_file='gin/programs/central.gin')

@@ -11,15 +11,14 @@ launch.begin(__name__)
 
 from absl import flags
 
-from bin import training
+import training
+
 from tff_asr.programs import federated
 
 flags.adopt_module_key_flags(training)
 
 
-def main(_) -> None:
-  training.run(federated.FederatedTraining)
-
-
 if __name__ == '__main__':
-  launch.run(main)
+  training.main(
+      federated.FederatedTraining, gin_file='gin/programs/federated.gin'
+  )

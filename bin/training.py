@@ -1,6 +1,7 @@
 """Flags of the programs that train from a configuration, and their main."""
 
 from collections.abc import Callable
+import functools
 from typing import Any
 
 from absl import flags
@@ -14,7 +15,9 @@ from tff_asr.storage import hardware_fingerprint
 _OUTPUT_DIR = flags.DEFINE_string(
     'output_dir', None, 'Folder of the run; an unfinished run there goes on.'
 )
-_GIN_FILE = flags.DEFINE_multi_string('gin_file', [], 'Configuration file.')
+_GIN_FILE = flags.DEFINE_multi_string(
+    'gin_file', None, 'Configuration file; may be repeated, later ones win.'
+)
 _GIN_PARAM = flags.DEFINE_multi_string(
     'gin_param', [], "Override such as 'SEED = 2'."
 )
@@ -24,6 +27,23 @@ _DRY_RUN = flags.DEFINE_bool(
     'Check everything, print configuration, sizes and epsilon, and stop.',
 )
 flags.mark_flag_as_required('output_dir')
+flags.mark_flag_as_required('gin_file')
+
+
+def main(
+    program: Callable[..., Any], *, gin_file: str, **options: Any
+) -> None:
+  """The whole of a command: flags, help, and `run`.
+
+  Args:
+    program: See `run`.
+    gin_file: The file of gin/programs, whose settings --help lists.
+    **options: See `run`.
+  """
+  launch.run(
+      lambda _: run(program, **options),
+      more_help=functools.partial(config.settings_help, gin_file=gin_file),
+  )
 
 
 def run(

@@ -42,10 +42,15 @@ _FOLDERS = {
 }
 
 _SOURCE_DIR = flags.DEFINE_string(
-    'source_dir', None, 'The corpus as published: a folder or an archive.'
+    'source_dir',
+    None,
+    'The corpus as published: a folder or an archive. Required but for a'
+    ' manifest.',
 )
 _OUTPUT_DIR = flags.DEFINE_string(
-    'output_dir', None, 'Where to write one folder a split (and part).'
+    'output_dir',
+    None,
+    'Where to write one folder a split (and part). Required.',
 )
 _SPLITS = flags.DEFINE_list(
     'splits', None, 'Splits to convert; NAME=A+B writes two as one.'

@@ -40,7 +40,9 @@ from data_tools import utterances
 from tff_asr.text import tokenizer
 
 _MANIFEST = flags.DEFINE_list(
-    'manifest', None, 'What lists the recordings, or NAME=FILE for each split.'
+    'manifest',
+    None,
+    'What lists the recordings, or NAME=FILE for each split. Required.',
 )
 _TEXT = flags.DEFINE_enum(
     'text',

@@ -2,9 +2,10 @@
 
     python -m data_tools.synthetic_speech --output_dir=data/synthetic
 
-eSpeak NG (from the package espeakng-loader) speaks short sentences of a closed
-vocabulary. It is not human speech and serves to try the system in minutes: a
-recogniser learns it on two cores, and hears new speakers say new sentences.
+eSpeak NG (GPL-3, from the extra package espeakng-loader) speaks short sentences
+of a closed vocabulary. It is not human speech and serves to try the system in
+minutes: a recogniser learns it on two cores, and hears new speakers say new
+sentences.
 
 - A speaker is a voice variant with an accent, a rate, a pitch, a loudness, a
   background noise, and a taste for some templates and words (clients differ).
@@ -37,7 +38,6 @@ import tempfile
 from typing import Any
 
 from absl import flags
-import espeakng_loader
 import numpy as np
 import soundfile
 import soxr
@@ -174,13 +174,13 @@ def generate(
     The parameters, and the number of utterances and seconds.
 
   Raises:
-    ValueError: If an argument is out of range or `output_dir` holds something
-      else.
+    ValueError: If an argument is out of range, `output_dir` holds something
+      else, or eSpeak NG is not installed.
     RuntimeError: If TensorFlow is loaded or eSpeak fails (speaker named).
   """
   parameters = {
       'generator_version': _GENERATOR_VERSION,
-      'espeakng_loader': metadata.version('espeakng-loader'),
+      'espeakng_loader': _espeak_version(),
       'num_speakers': num_speakers,
       'num_dev_speakers': num_dev_speakers,
       'num_test_speakers': num_test_speakers,
@@ -280,10 +280,24 @@ def build_speakers(
   return speakers
 
 
+def _espeak_version() -> str:
+  """Version of the extra package; ValueError if it is not installed."""
+  try:
+    return metadata.version('espeakng-loader')
+  except metadata.PackageNotFoundError:
+    raise ValueError(
+        'eSpeak NG (GPL-3), which generates the speech, is an extra; install '
+        'it with: pip install --no-deps -r requirements-speech-synthesis.txt'
+    ) from None
+
+
 class Espeak:
   """eSpeak NG's library, loaded once; `speak` is called in forked processes."""
 
   def __init__(self):
+    # Late: the package is an extra.
+    import espeakng_loader  # pylint: disable=g-import-not-at-top
+
     self._library = ctypes.CDLL(espeakng_loader.get_library_path())
     self._library.espeak_Synth.argtypes = [
         ctypes.c_char_p,
@@ -585,7 +599,9 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == '__main__':
   # Defined here because `conversion` has flags of the same names.
-  _OUTPUT_DIR = flags.DEFINE_string('output_dir', None, 'The corpus folder.')
+  _OUTPUT_DIR = flags.DEFINE_string(
+      'output_dir', None, 'The corpus folder. Required.'
+  )
   _NUM_SPEAKERS = flags.DEFINE_integer('num_speakers', 72, 'In all splits.')
   _NUM_DEV_SPEAKERS = flags.DEFINE_integer('num_dev_speakers', 8, 'In dev.')
   _NUM_TEST_SPEAKERS = flags.DEFINE_integer('num_test_speakers', 12, 'In test.')

@@ -1,7 +1,10 @@
 """gin files and overrides to a bound program: the only module that knows gin.
 
-- Files are looked up from the working directory, then from this project's
-  folder: `gin/experiments/x.gin` works in a notebook anywhere.
+- Files are looked up from the working directory, then among this project's:
+  `gin/experiments/x.gin` works anywhere.
+- The folder of a file outside this project is searched, too: for what the file
+  includes, and, after all installed packages, for modules that it imports. A
+  gin file is a program, and is read only where the user names it.
 - Misspelt macros and settings without a value, which gin lets pass, are errors.
 - Each part is built once, from the leaves up, and its arguments have the types
   of its annotations. What is wrong with several parts is reported together.
@@ -16,6 +19,7 @@ import json
 import logging
 import os
 import re
+import sys
 import tokenize
 from typing import Any
 
@@ -39,10 +43,18 @@ _GIN_ERRORS = (
     ValueError,
     tokenize.TokenError,
 )
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+# A wheel has the folder gin in the package, a working copy beside it.
+_ROOT = next(
+    folder
+    for folder in (_PACKAGE, os.path.dirname(_PACKAGE))
+    if os.path.isdir(os.path.join(folder, 'gin', 'programs'))
+)
 gin.add_config_file_search_path(_ROOT)  # For `include`, from any folder.
 # In gin's own text: a name without a dot is a macro.
 _MACRO_DEFINITION = re.compile(r'^(\w+) *=', re.MULTILINE)
+_INCLUDE = re.compile(r"^include '(.+)'")
+_SETTING = re.compile(r'^([A-Z][A-Z0-9_]*) *= *(.+?)(?: +#.*)?$')
 _MACRO_USE = re.compile(r'%([A-Z][A-Z0-9_]*)\b')
 _WITHOUT_VALUE = re.compile(
     r'^([A-Z][A-Z0-9_]*) *= *\\?\s*%gin\.REQUIRED', re.MULTILINE
@@ -78,10 +90,11 @@ def bind(
   gin.clear_config()
   if not gin_files:
     raise ConfigError('no configuration: give a file with --gin_file.')
+  paths = [_find(path) for path in gin_files]
+  for path in paths:
+    _search_folder_of(path)
   with _without_search_log(), _explained():
-    gin.parse_config_files_and_bindings(
-        [_find(path) for path in gin_files], (), finalize_config=False
-    )
+    gin.parse_config_files_and_bindings(paths, (), finalize_config=False)
   problems = _apply_overrides(gin_params) + _macro_problems()
   if problems:
     raise ConfigError(*problems)
@@ -109,6 +122,45 @@ def text() -> str:
   """The whole configuration as bound now; gin text that can be read again."""
   # gin writes infinity as Python does and cannot read that.
   return _INFINITY.sub(r'\1 1e999', gin.config_str(max_line_length=80))
+
+
+def settings(gin_files: Sequence[str]) -> dict[str, str]:
+  """The macros that files set, with their values as text; nothing is imported.
+
+  Args:
+    gin_files: Files to read, in order; those that they include count, too.
+
+  Raises:
+    ConfigError: A file is missing.
+  """
+  found = {}
+  for path in gin_files:
+    with open(_find(path), encoding='utf-8') as file:
+      for line in file:
+        if included := _INCLUDE.match(line):
+          found |= settings([included[1]])
+        elif defined := _SETTING.match(line):
+          found[defined[1]] = defined[2]
+  return found
+
+
+def settings_help(argv: Sequence[str], *, gin_file: str) -> str:
+  """What --help says of settings.
+
+  Args:
+    argv: The command line; each --gin_file=FILE is read.
+    gin_file: Read if there is none: the program's own file.
+  """
+  given = [
+      arg.partition('=')[2] for arg in argv if arg.startswith('--gin_file=')
+  ] or [gin_file]
+  required = lambda value: value.replace('%gin.REQUIRED', '(required)')
+  return '\n'.join([
+      f'Settings of {" and ".join(given)}, for --gin_param; its header says',
+      'what they are. %NAME is another setting. --help after',
+      '--gin_file=EXPERIMENT lists those of the experiment.',
+      *(f'  {name} = {required(v)}' for name, v in settings(given).items()),
+  ])
 
 
 def parts(*macros: str) -> str:
@@ -168,12 +220,21 @@ def _described(value: Any) -> Any:
 
 
 def _find(path: str) -> str:
-  """The file's path from here or from this project's folder."""
+  """The file's path from here or among this project's."""
   for folder in ('', _ROOT):
     found = os.path.join(folder, path)
     if os.path.isfile(found):
       return found
   raise ConfigError(f'configuration file {path} does not exist.')
+
+
+def _search_folder_of(path: str) -> None:
+  """Lets a user's file import and include what lies beside it."""
+  folder = os.path.dirname(os.path.realpath(path))
+  own = os.path.join(os.path.realpath(_ROOT), 'gin', '')
+  if folder not in sys.path and not folder.startswith(own):
+    sys.path.append(folder)  # Last, so that nothing in it hides a library.
+    gin.add_config_file_search_path(folder)
 
 
 @contextlib.contextmanager

@@ -57,6 +57,7 @@ def run(
     *,
     after_interrupt: str = _RESUME,
     arguments: str | None = None,
+    more_help: Callable[[Sequence[str]], str] | None = None,
 ) -> None:
   """Runs a program's `main` under absl.
 
@@ -74,6 +75,7 @@ def run(
     after_interrupt: The line for an interrupted user.
     arguments: The arguments that are not flags, such as 'FILE'; None: the
       program takes none.
+    more_help: What --help says after the flags, from the command line.
   """
   logging.set_verbosity(logging.WARNING)
   python_logging.getLogger('tensorflow').setLevel(python_logging.ERROR)
@@ -90,7 +92,7 @@ def run(
           after_interrupt=after_interrupt,
           arguments=arguments,
       ),
-      flags_parser=_parse_flags,
+      flags_parser=functools.partial(_parse_flags, more_help=more_help),
   )
 
 
@@ -188,10 +190,20 @@ def _keep_memory() -> None:
     libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD.
 
 
-def _parse_flags(argv: Sequence[str]) -> list[str]:
+def _parse_flags(
+    argv: Sequence[str],
+    *,
+    more_help: Callable[[Sequence[str]], str] | None = None,
+) -> list[str]:
   """Parses flags; bad ones end the program with a line and exit code 1."""
   if not _HELP.isdisjoint(argv[1:]):
+    for name in flags.FLAGS:
+      flag = flags.FLAGS[name]
+      if any(_MISSING_FLAG.match(each.message) for each in flag.validators):
+        flag.help = f'{flag.help} Required.'
     print(sys.modules['__main__'].__doc__, flags.FLAGS.main_module_help())
+    if more_help is not None:
+      print(f'\n{more_help(argv)}')
     sys.exit(0)
   try:
     return flags.FLAGS(argv)

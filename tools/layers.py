@@ -46,6 +46,8 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     # Parts that gin swaps.
     {
         'aggregators': (
+            'dp_accounting',
+            'numpy',
             'tensorflow',
             'tensorflow_federated',
             'tensorflow_privacy',
@@ -119,6 +121,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
 # Beside the layers: of tff_asr these import layer 0 only, and only programs,
 # benchmarks, data_tools (launch) and tests import them.
 ALONE: dict[str, tuple[str, ...]] = {
+    '__main__': (),
     'config': ('gin', 'tff_asr.arguments', 'tff_asr.checks'),
     'errors': ('tff_asr.checks',),
     'launch': ('absl', 'tff_asr.errors', 'tff_asr.signals'),
@@ -142,7 +145,8 @@ SHARED_WITH_DATA_TOOLS = (
 
 # Folders outside tff_asr: the modules and libraries that each may import.
 OUTSIDE: dict[str, tuple[str, ...]] = {
-    'bin': ('absl', 'tff_asr'),
+    # A program finds bin/training.py beside itself.
+    'bin': ('absl', 'tff_asr', 'training'),
     'data_tools': (
         'absl',
         'anyascii',
@@ -198,6 +202,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
     'tools': (
         'absl',
         'data_tools',
+        'dp_accounting',
         'flax',
         'jax',
         'mlx',

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Rewrites requirements.txt from requirements.in and requirements.overrides, and
-# shows that requirements-gpu.txt and requirements-ray.txt go with it.
-#   tools/lock_requirements.sh            (further arguments go to uv)
+# Rewrites requirements.txt from requirements.in and requirements.overrides, with
+# the hashes of all files of each package on the index, and shows that the files
+# of the extras go with it.
+#   tools/lock_requirements.sh            (further arguments go to uv:
+#       `-c requirements.txt` keeps what is pinned there)
 #   tools/lock_requirements.sh --check    (only shows it, of what is there)
 #
 # Needs Python 3.11 and the package index; installs the resolver `uv` into a
@@ -19,8 +21,8 @@ compile() {  # compile [OPTION ...] FILE ...
     --override requirements.overrides "$@"
 }
 
-pins() {  # pins FILE ...: without comments, with names as the index has them
-  sed -e '/^#/d' -e '/^$/d' "$@" | tr '[:upper:]_' '[:lower:]-' | sort
+pins() {  # pins FILE ...: only the pins, with names as the index has them
+  sed -e '/^#/d' -e '/^$/d' -e '/^ *--hash/d' -e 's/ \\$//' "$@" | tr '[:upper:]_' '[:lower:]-' | sort
 }
 
 check() {  # check PLATFORM FILE ...: the files are each other's whole closure
@@ -38,14 +40,17 @@ if [ "${1:-}" != --check ]; then
   {
     echo "# Every package of the environment, pinned. Do not edit: made by"
     echo "# tools/lock_requirements.sh from requirements.in and"
-    echo "# requirements.overrides. Install with: pip install --no-deps -r"
-    compile "$@" requirements.in
+    echo "# requirements.overrides. Install with: pip install --no-deps -r FILE,"
+    echo "# which refuses a package whose hash is another."
+    compile --generate-hashes "$@" requirements.in
   } > "$work/requirements.txt"
   mv "$work/requirements.txt" requirements.txt
 fi
 # The oldest platform that TFF 0.87 has a package for.
 linux=x86_64-manylinux_2_31
 check "$linux" requirements.txt
-check "$linux" requirements.txt requirements-ray.txt
-check "$linux" requirements.txt requirements-gpu.txt
+# Without lm, where what pyctcdecode asks for its own tests is left out.
+for extra in gpu ray speech-synthesis; do
+  check "$linux" requirements.txt "requirements-$extra.txt"
+done
 check "$linux" requirements.txt requirements-ray.txt requirements-gpu.txt

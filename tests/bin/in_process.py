@@ -31,6 +31,10 @@ def run(program: str, *arguments: str) -> programs.Finished:
   code = 0
   with contextlib.ExitStack() as stack:
     stack.enter_context(mock.patch.object(sys, 'argv', [program, *arguments]))
+    # A program finds what lies beside it.
+    stack.enter_context(
+        mock.patch.object(sys, 'path', [os.path.dirname(path), *sys.path])
+    )
     # The session's tests go on with TFF's contexts.
     stack.enter_context(mock.patch.object(launch, 'drop_default_context'))
     stack.enter_context(_own_flags(path))
@@ -77,8 +81,9 @@ def _own_flags(path: str) -> Iterator[None]:
   finally:
     # Modules of flags define them anew when they are imported again.
     for module in set(values.flags_by_module_dict()) - known:
-      if sys.modules.pop(module, None) is not None:
-        parent, _, name = module.rpartition('.')
+      parent, _, name = module.rpartition('.')
+      # bin/training.py has no parent.
+      if sys.modules.pop(module, None) is not None and parent:
         vars(sys.modules[parent]).pop(name, None)
     values.unparse_flags()
     vars(values).clear()

@@ -53,6 +53,14 @@ class SyntheticSpeechTest(parameterized.TestCase):
     cls.corpus = cls.root / 'corpus'
     cls.done = _run(cls.corpus)
 
+  def test_says_what_to_install(self):
+    with mock.patch.object(
+        synthetic_speech.metadata,
+        'version',
+        side_effect=synthetic_speech.metadata.PackageNotFoundError,
+    ), self.assertRaisesRegex(ValueError, 'requirements-speech-synthesis.txt'):
+      synthetic_speech.generate(str(self.root / 'without'))
+
   def test_is_in_librispeechs_layout(self):
     self.assertEqual((self.done.returncode, self.done.stderr), (0, ''))
     self.assertRegex(

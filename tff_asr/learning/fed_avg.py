@@ -20,6 +20,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr.aggregators import dp_mean
+from tff_asr.aggregators import unaccounted
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import canaries as canaries_lib
@@ -51,7 +52,7 @@ def build(
     model: ctc.CtcModel,
     pipeline: pipeline_lib.Pipeline,
     client_data: tff.simulation.datasets.ClientData,
-    aggregator: tff.aggregators.WeightedAggregationFactory,
+    aggregator: tff.aggregators.AggregationFactory,
     server_optimizer: tff.learning.optimizers.Optimizer,
     local: client_update.LocalTraining,
     seed: int,
@@ -71,7 +72,8 @@ def build(
     pipeline: Examples to batches.
     client_data: Opens a client by its id: `client_data.SpeechClientData`, or
       any with elements as in `data.schema`, which are held in memory.
-    aggregator: See `dp_mean.build`.
+    aggregator: See `dp_mean.build`; or any of TFF's or your own, which carries
+      no guarantee (`unaccounted`).
     server_optimizer: Takes the mean delta for a gradient.
     local: Settings of the clients' local steps.
     seed: Of initial weights, shuffling, SpecAugment and dropout.
@@ -111,7 +113,11 @@ def build(
       initial_weights,
       distributor,
       client_work,
-      aggregator.create(result_type.update, result_type.update_weight),
+      unaccounted.create(
+          aggregator,
+          value_type=result_type.update,
+          weight_type=result_type.update_weight,
+      ),
       server_update.build(
           optimizer=server_optimizer,
           weights_type=weights_type,

@@ -1,0 +1,104 @@
+"""Tests of tff_asr.aggregators.unaccounted: TFF's own aggregators."""
+
+import collections
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import dp_accounting
+import numpy as np
+import tensorflow_federated as tff
+
+from tff_asr.aggregators import dp_mean
+from tff_asr.aggregators import unaccounted
+from tff_asr.execution import multi_device
+from tff_asr.privacy import clipping as clipping_lib
+from tff_asr.privacy import queries
+
+_VALUE_TYPE = tff.to_type(
+    collections.OrderedDict(a=tff.TensorType(np.float32, [2]), b=np.float32)
+)
+# As the client work's, which has none.
+_WEIGHT_TYPE = tff.StructType([])
+_VALUES = [
+    collections.OrderedDict(a=np.float32([1, 2]), b=np.float32(3)),
+    collections.OrderedDict(a=np.float32([4, -2]), b=np.float32(0)),
+    collections.OrderedDict(a=np.float32([-1, 0]), b=np.float32(9)),
+]
+_WEIGHTS = [(), (), ()]
+
+
+def _create(factory):
+  return unaccounted.create(
+      factory, value_type=_VALUE_TYPE, weight_type=_WEIGHT_TYPE
+  )
+
+
+class UnaccountedTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    multi_device.set_default_context()
+
+  @parameterized.named_parameters(
+      # (1 + 4 - 1) / 3, 0, 12 / 3
+      ('weighted', tff.aggregators.MeanFactory(), [4 / 3, 0], 4.0),
+      ('unweighted', tff.aggregators.UnweightedMeanFactory(), [4 / 3, 0], 4.0),
+      (
+          'clipped',
+          tff.aggregators.clipping_factory(
+              1.0, tff.aggregators.SumFactory()
+          ),
+          # Each update has norm 1: v / |v|.
+          [1 / 14**0.5 + 4 / 20**0.5 - 1 / 82**0.5,
+           2 / 14**0.5 - 2 / 20**0.5],
+          3 / 14**0.5 + 9 / 82**0.5,
+      ),
+  )
+  def test_result_is_the_factorys(self, factory, a, b):
+    process = _create(factory)
+    state = process.initialize()
+    for number in (1, 2):
+      output = process.next(state, _VALUES, _WEIGHTS)
+      np.testing.assert_allclose(output.result['a'], a, rtol=1e-6, atol=1e-7)
+      np.testing.assert_allclose(output.result['b'], b, rtol=1e-6)
+      state = output.state
+      self.assertEqual(state.query_state.numerator_state.counter, number)
+    self.assertIn('not_private', output.measurements)
+
+  def test_tffs_dp_noise_is_not_accounted_for(self):
+    # A state with an event, without a key.
+    process = _create(
+        tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+            noise_multiplier=1.0, clients_per_round=3, clip=1.0
+        )
+    )
+    key = np.arange(1, 9, dtype=np.int32)
+    state = dp_mean.set_noise_key(process.initialize(), key)
+    event = dp_accounting.DpEvent.from_named_tuple(state.dp_event)
+    self.assertEqual(event, dp_accounting.GaussianDpEvent(0.0))
+    output = process.next(state, _VALUES, _WEIGHTS)
+    self.assertNotEqual(output.result['b'], 0)
+    np.testing.assert_array_equal(
+        output.state.query_state.numerator_state.noise_key, key
+    )
+
+  def test_what_accounts_for_itself_is_left_alone(self):
+    factory = dp_mean.build(
+        build_query=functools.partial(
+            queries.PerLayerClipSumQuery,
+            l2_norm_clip=1.0,
+            noise_multiplier=2.0,
+            clipping=clipping_lib.Clipping(split='global'),
+        ),
+        cohort_size=3,
+    )
+    own = factory.create(_VALUE_TYPE, _WEIGHT_TYPE)
+    self.assertEqual(
+        str(_create(factory).next.type_signature),
+        str(own.next.type_signature),
+    )
+    event = dp_accounting.DpEvent.from_named_tuple(
+        _create(factory).initialize().dp_event
+    )
+    self.assertEqual(event.noise_multiplier, 2.0)

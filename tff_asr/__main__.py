@@ -1,0 +1,62 @@
+"""The command `tff-asr`: the programs of bin/ and data_tools/, from anywhere.
+
+Usage:
+  tff-asr PROGRAM [FLAG ...]     the same as `python bin/PROGRAM.py FLAG ...`
+  tff-asr PROGRAM --help
+"""
+
+import ast
+import os
+import sys
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+_OUTSIDE = os.path.dirname(_PACKAGE)
+_FOLDERS = (
+    # Installed from a wheel, or in a working copy.
+    next(
+        path
+        for path in (
+            os.path.join(_PACKAGE, 'bin'), os.path.join(_OUTSIDE, 'bin')
+        )
+        if os.path.isdir(path)
+    ),
+    os.path.join(_OUTSIDE, 'data_tools'),
+)
+
+
+def main() -> None:
+  """Becomes the program that the first argument names."""
+  programs = _programs()
+  name, *arguments = sys.argv[1:] or ['--help']
+  if name in programs:
+    path, _ = programs[name]
+    module = ['-m', f'data_tools.{name}'] if path.startswith(_FOLDERS[1]) else [
+        path
+    ]
+    os.execv(sys.executable, [sys.executable, *module, *arguments])
+  lines = [f'  {each:20} {title}' for each, (_, title) in programs.items()]
+  listing = '\n'.join([__doc__, 'Programs:', *lines])
+  if name in ('--help', '-h', 'help'):
+    print(listing)
+    return
+  sys.exit(f'error: {name} is no program; see tff-asr --help.')
+
+
+def _programs() -> dict[str, tuple[str, str]]:
+  """File and title of each program by name, without importing any."""
+  found = {}
+  for folder in _FOLDERS:
+    for file in sorted(os.listdir(folder)):
+      if not file.endswith('.py'):
+        continue
+      path = os.path.join(folder, file)
+      with open(path, encoding='utf-8') as f:
+        text = f.read()
+      if "if __name__ == '__main__':" in text:
+        title = (ast.get_docstring(ast.parse(text)) or '').partition('\n')[0]
+        found[file[:-3].removeprefix('run_')] = path, title
+  return found
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,154 @@
+"""Any TFF aggregator, in a process that charges no guarantee.
+
+An aggregation process whose state has a query with a noise key and the event of
+its rounds, as those of `dp_mean`, says itself what a round costs. Any other is
+given such a state beside its own, with the event of a Gaussian without noise:
+the ledger charges an infinite epsilon, and all outputs say NOT PRIVATE. That
+holds for TFF's own DP aggregators, too. Their noise comes from TensorFlow's
+stateful generator, on floating-point sums, which no statement here covers.
+
+Measurements become `not_private`.
+"""
+
+import collections
+from typing import Any, NamedTuple
+
+import dp_accounting
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_asr.privacy import keys
+from tff_asr.privacy import queries
+
+
+class Query(NamedTuple):
+  """Place of the query's state, as in that of a DP mean."""
+
+  numerator_state: queries.PerLayerClipSumQuery.GlobalState
+
+
+class State(NamedTuple):
+  """State of the wrapped process.
+
+  Attributes:
+    query_state: That of no query: an infinite clip, no noise, a key that
+      nothing is drawn by, and the number of rounds so far.
+    dp_event: A Gaussian event without noise, as a named tuple.
+    aggregator: The aggregator's own state.
+  """
+
+  query_state: Query
+  dp_event: Any
+  aggregator: Any
+
+
+def create(
+    factory: tff.aggregators.AggregationFactory,
+    *,
+    value_type: tff.Type,
+    weight_type: tff.Type,
+) -> tff.templates.AggregationProcess:
+  """Creates a weighted aggregation process, whatever the factory makes.
+
+  Args:
+    factory: Weighted or unweighted. All clients weigh the same.
+    value_type: Of a client's update.
+    weight_type: Of its weight, which is ignored.
+
+  Returns:
+    (<S@SERVER, {V}@CLIENTS, {W}@CLIENTS> -> <S@SERVER, V@SERVER, M@SERVER>);
+    the factory's own process if its state is accounted for.
+  """
+  if isinstance(factory, tff.aggregators.UnweightedAggregationFactory):
+    factory = tff.aggregators.as_weighted_aggregator(factory)
+  inner = factory.create(value_type, tff.TensorType(np.float32))
+  inner_type = inner.initialize.type_signature.result
+  if _is_accounted(inner_type.member):
+    return factory.create(value_type, weight_type)
+
+  @tff.tensorflow.computation
+  def initial_query():
+    state = queries.PerLayerClipSumQuery.GlobalState(
+        l2_norm_clip=tf.constant(float('inf')),
+        noise_multiplier=tf.constant(0.0),
+        noise_key=tf.zeros([keys.NUM_WORDS], tf.int32),
+        counter=tf.constant(0, tf.int64),
+    )
+    return Query(state), tf.nest.map_structure(
+        tf.constant, dp_accounting.GaussianDpEvent(0.0).to_named_tuple()
+    )
+
+  query_type, event_type = initial_query.type_signature.result
+  state_type = tff.StructWithPythonType(
+      [
+          ('query_state', query_type),
+          ('dp_event', event_type),
+          ('aggregator', inner_type.member),
+      ],
+      State,
+  )
+
+  @tff.tensorflow.computation(inner_type.member)
+  def assemble(aggregator):
+    query, event = initial_query()
+    return State(query, event, aggregator)
+
+  @tff.tensorflow.computation(state_type, inner_type.member)
+  def next_state(state, aggregator):
+    query = state.query_state.numerator_state
+    counted = query._replace(counter=query.counter + 1)
+    return State(Query(counted), state.dp_event, aggregator)
+
+  @tff.tensorflow.computation(
+      inner.next.type_signature.result.measurements.member
+  )
+  def describe(measurements):
+    return collections.OrderedDict(
+        dp_query_metrics=collections.OrderedDict(),
+        not_private=measurements
+        if isinstance(measurements, dict)
+        else collections.OrderedDict(measurements=measurements),
+    )
+
+  @tff.tensorflow.computation(value_type)
+  def weigh(unused_value):
+    return tf.constant(1.0)
+
+  @tff.federated_computation
+  def init_fn():
+    return tff.federated_map(assemble, inner.initialize())
+
+  @tff.federated_computation(
+      tff.FederatedType(state_type, tff.SERVER),
+      tff.FederatedType(value_type, tff.CLIENTS),
+      tff.FederatedType(weight_type, tff.CLIENTS),
+  )
+  def next_fn(state, value, weight):
+    del weight
+    # Client computation.
+    alike = tff.federated_map(weigh, value)
+    # Inner aggregation.
+    own = tff.federated_map(
+        tff.tensorflow.computation(lambda s: s.aggregator, state_type), state
+    )
+    output = inner.next(own, value, alike)
+    # Server computation.
+    new_state = tff.federated_map(next_state, (state, output.state))
+    # Output preparation.
+    measurements = tff.federated_map(describe, output.measurements)
+    return tff.templates.MeasuredProcessOutput(
+        new_state, output.result, measurements
+    )
+
+  return tff.templates.AggregationProcess(init_fn, next_fn)
+
+
+def _is_accounted(state_type: tff.Type) -> bool:
+  """Whether a state has a keyed query and the event of its rounds."""
+  query = state_type
+  for field in ('query_state', 'numerator_state', 'noise_key'):
+    if not isinstance(query, tff.StructType) or not hasattr(query, field):
+      return False
+    query = query[field]
+  return hasattr(state_type, 'dp_event')
