@@ -31,6 +31,9 @@ _OUTPUT_DIR = flags.DEFINE_string(
 _EVALUATION = flags.DEFINE_string(
     'evaluation', 'test.json', 'What bin/evaluate.py wrote in each run.'
 )
+_WITNESS = flags.DEFINE_string(
+    'witness', None, 'The WITNESS of the runs, from which their ledgers go on.'
+)
 _NUM_WORST = flags.DEFINE_integer(
     'num_worst',
     10,
@@ -40,7 +43,9 @@ _NUM_WORST = flags.DEFINE_integer(
 
 
 def main(argv) -> None:
-  rows = tables.parse(argv[1:], evaluation=_EVALUATION.value)
+  rows = tables.parse(
+      argv[1:], evaluation=_EVALUATION.value, witness=_WITNESS.value
+  )
   print(tables.markdown(tables.overview(rows)))
   if _OUTPUT_DIR.value is not None:
     print(

@@ -273,7 +273,10 @@ def _has_digests(output_dir: str, salt: bytes) -> bool:
   path = os.path.join(output_dir, digests.FILE)
   if not os.path.exists(path):
     return False
-  found = digests.read(path).get(digests.CORPUS, digests.UNKNOWN)
+  try:
+    found = digests.read(path).get(digests.CORPUS, digests.UNKNOWN)
+  except ValueError:  # Damaged, or of an older version.
+    return False
   return digests.salt_id(salt) in found.parts
 
 

@@ -191,6 +191,16 @@ class DigestsTest(parameterized.TestCase):
             (sum(speakers), sum(recordings), len(private), True),
         )
 
+  def test_speakers_with_one_recording_under_two_ids_are_found(self):
+    for speakers, expected in (
+        ({}, 0),
+        ({'ann': [1, 2], 'bob': [3]}, 0),
+        ({'ann': [1, 1], 'bob': [3]}, 0),
+        ({'ann': [1, 2], 'bob': [2], 'cai': [4]}, 2),
+        ({'ann': [1, 1, 5], 'bob': [1], 'cai': [1], 'dee': [6], 'eve': [5]}, 4),
+    ):
+      self.assertEqual(digests.num_twins(_corpus(speakers)), expected)
+
   def test_a_damaged_file_is_refused_in_one_line(self):
     with tempfile.TemporaryDirectory() as root:
       path = os.path.join(root, 'x')
@@ -223,6 +233,15 @@ class DigestsTest(parameterized.TestCase):
         with open(path, 'wb') as f:
           f.write(content)
         with self.assertRaisesRegex(ValueError, f'^{path} is damaged .*$'):
+          digests.read(path)
+      for version in (1, 3):
+        with open(path, 'wb') as f:
+          f.write(whole.replace(b'_version": 2', b'_version": %d' % version))
+        with self.assertRaisesRegex(
+            ValueError,
+            r'by an older version \(format 1\).* --overwrite'
+            if version == 1 else 'damaged',
+        ):
           digests.read(path)
 
 

@@ -111,6 +111,11 @@ class WitnessTest(parameterized.TestCase):
       self.charge(other, 0)
     self.check_refused('does not know the run')
     witness.check(self.witness, self.path_of_run, must_know=False)
+    self.witness = self.path('folder')
+    os.mkdir(self.witness)
+    message = 'folder is a folder: name a file'
+    self.check_refused(message)
+    self.check_refused(message, lambda: witness.append(self.witness, other))
 
   def test_runs_share_a_file(self):
     first, second = self.create(), self.create(self.path('second.jsonl'))

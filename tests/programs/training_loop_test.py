@@ -431,6 +431,14 @@ class ExplainedShortageTest(parameterized.TestCase):
     )
     self.assertNotIn('Errno', line)
 
+  def test_where_figures_are_private_no_shape_is_shown(self):
+    with self.assertRaises(OSError) as caught:
+      with training_loop.explained_shortage(lambda: False):
+        raise _at_a_client(_OOM)
+    (line,) = errors.lines(caught.exception)
+    self.assertRegex(line, r'\(ResourceExhaustedError\).*MAX_BATCH_SEC')
+    self.assertNotIn('shape', line)
+
   def test_other_errors_stay_as_they_are(self):
     error = _at_a_client(ValueError('no'))
     with self.assertRaises(RuntimeError) as caught:

@@ -7,10 +7,13 @@ import tempfile
 
 from absl.testing import parameterized
 import tensorflow as tf
-import tensorflow_federated as tff
 
+from tests import fakes
 from tests.reports import run_folders
+from tff_asr.privacy import ledger
+from tff_asr.privacy import witness
 from tff_asr.reports import runs
+from tff_asr.storage import tensorboard_file
 
 
 def crc32c(data: bytes) -> int:
@@ -35,11 +38,25 @@ class RunsTest(parameterized.TestCase):
   def release(self, folder: str, metrics: dict[str, float], *keys: int) -> str:
     """Writes metrics to a new file of TensorBoard; returns its folder."""
     folder = os.path.join(folder, 'tensorboard')
-    manager = tff.program.TensorBoardReleaseManager(folder)
+    manager = tensorboard_file.TensorBoardFile(folder, with_times=True)
     for key in keys:
       asyncio.run(manager.release(metrics, key=key))
-    manager._summary_writer.close()  # pylint: disable=protected-access
     return folder
+
+  def test_a_ledger_shorter_than_its_witness_knows_is_refused(self):
+    folder = self.write('run')
+    path = os.path.join(folder, 'ledger.jsonl')
+    known = os.path.join(self.root, 'witness.jsonl')
+    with ledger.create(path) as opened:
+      with open(path, 'rb') as f:
+        short = f.read()
+      opened.append(fakes.charged_round(0))
+      witness.append(known, opened)
+    self.assertLen(runs.read([folder], witness=known), 1)
+    with open(path, 'wb') as f:
+      f.write(short)
+    with self.assertRaisesRegex(ValueError, 'was shortened'):
+      runs.read([folder], witness=known)
 
   def test_reads_what_the_folder_has(self):
     folder = self.write(

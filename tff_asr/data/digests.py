@@ -246,6 +246,19 @@ def union(*those: Digests) -> Digests:
   return Digests(parts, all(digests.is_whole for digests in those))
 
 
+def num_twins(digests: Digests) -> int:
+  """Returns how many speakers have a recording that another one has, too."""
+  count = 0
+  for part in digests.parts.values():
+    is_twin = np.zeros(len(part.speakers), bool)
+    before, after = part.owners[:-1], part.owners[1:]
+    is_equal = part.recordings[:-1] == part.recordings[1:]
+    for owners in (before, after):
+      is_twin[owners[is_equal & (before != after)]] = True
+    count += int(is_twin.sum())
+  return count
+
+
 def shared(private: Digests, other: Digests) -> Shared:
   """Compares private data with others, in memory that does not grow with them.
 
@@ -309,16 +322,16 @@ def read(path: str) -> dict[str, Digests]:
   """Opens a file's sets of digests, by name; their arrays stay on disk.
 
   Raises:
-    ValueError: It is damaged.
+    ValueError: It is damaged, or another version of this package made it.
     FileNotFoundError: There is none.
   """
   sets = {}
+  version = _FORMAT_VERSION
   try:
     with open(path, 'rb') as f:
       line = f.readline(_MAX_HEADER_BYTES)
       header = json.loads(line)
-      if header['format_version'] != _FORMAT_VERSION:
-        raise ValueError(f'format version {header["format_version"]!r}')
+      version = header['format_version']
       sha256 = header.pop('sha256')
       found = hashlib.file_digest(f, lambda: _hash(header)).hexdigest()
       num_bytes = f.tell()
@@ -341,11 +354,17 @@ def read(path: str) -> dict[str, Digests]:
         if part.owners.size and part.owners.max() >= len(part.speakers):
           raise ValueError('a recording is of no speaker')
         sets[name].parts[part.salt_id] = part
-    if found != sha256:
-      raise ValueError('its checksum differs')
+    if found != sha256 or version != _FORMAT_VERSION:
+      raise ValueError('its checksum or format differs')
   except (
       ValueError, KeyError, TypeError, AttributeError, RecursionError
   ) as e:
+    if version in range(1, _FORMAT_VERSION):
+      raise ValueError(
+          f'{path} was made by an older version (format {version}): convert the'
+          ' corpus again with --overwrite, or delete the file, and what it told'
+          ' counts as not known.'
+      ) from None
     raise ValueError(
         f'{path} is damaged ({e}): put it back, or delete it, and what it told'
         ' counts as not known.'

@@ -54,6 +54,7 @@ def append(path: str, ledger: ledger_lib.Ledger) -> None:
       has, or the witness cannot be read.
     OSError: It cannot be written.
   """
+  _check_file(path)
   descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
   try:
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -96,6 +97,7 @@ def check(path: str, ledger: str, *, must_know: bool = True) -> None:
     if not must_know:
       return
     raise WitnessError(f'The witness {path} is missing.')
+  _check_file(path)
   run_id = ledger_lib.read(ledger).run_id
   heads = _heads(files.read(path), path=path).get(run_id, [])
   if must_know and not heads:
@@ -104,6 +106,15 @@ def check(path: str, ledger: str, *, must_know: bool = True) -> None:
         'ledger is of another run than the one that was witnessed.'
     )
   ledger_lib.check_heads(ledger, reversed(heads), of=path)
+
+
+def _check_file(path: str) -> None:
+  """Raises WitnessError if the path is of a folder."""
+  if os.path.isdir(path):
+    raise WitnessError(
+        f'The witness {path} is a folder: name a file, such as '
+        f'{os.path.join(path, "witness.jsonl")}.'
+    )
 
 
 def _heads(data: bytes, *, path: str) -> dict[str, list[ledger_lib.Head]]:

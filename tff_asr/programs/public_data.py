@@ -49,23 +49,33 @@ class Check(NamedTuple):
     voids: Reasons for which no guarantee holds, as `ledger.Contents.voids`.
     unchecked: What could not be compared, or not as a whole.
     heard: Whom the run's model hears.
+    num_twins: Private speakers with a recording that another one has, too.
   """
 
   voids: tuple[str, ...]
   unchecked: tuple[str, ...]
   heard: Heard
+  num_twins: int = 0
 
   @property
   def words(self) -> str:
     """What was found, to go on after what is called public."""
+    twins = ''
+    if self.num_twins:
+      twins = (
+          f'; {self.num_twins:,} private speakers have a recording that '
+          'another has, too: a person under two ids has twice the privacy loss'
+      )
     if self.voids:
-      return f'but {"; ".join(self.voids)}'
+      return f'but {"; ".join(self.voids)}{twins}'
     if self.unchecked:
       return (
           'taken to be so and not checked, for want of digests under one salt: '
-          + ', '.join(self.unchecked)
+          + ', '.join(self.unchecked) + twins
       )
-    return 'their digests have no private speaker or recording among them'
+    return (
+        'their digests have no private speaker or recording among them' + twins
+    )
 
 
 class Figures(NamedTuple):
@@ -145,6 +155,15 @@ def check(training: Any, process_state: Any) -> Check:
         'Taken to be public without a check, for want of digests under one '
         'salt: %s.', ', '.join(unchecked)
     )
+  num_twins = 0
+  if is_protected and training.PRIVACY_UNIT == 'speaker':
+    num_twins = digests_lib.num_twins(own)
+  if num_twins:
+    logging.warning(
+        '%d private speakers have a recording that another has, too: if one '
+        'person is there under two ids, what is promised is half as much.',
+        num_twins,
+    )
   if dev is not None and not is_protected:
     _warn_of_heard_speakers(digests_lib.shared(dev, own))
   decides = dev is not None and getattr(training, 'patience', None) is not None
@@ -156,6 +175,7 @@ def check(training: Any, process_state: Any) -> Check:
           {training.PRIVACY_UNIT if is_protected else _EXPOSED: own},
           {_EXPOSED: dev} if decides else {},
       ]),
+      num_twins,
   )
 
 

@@ -15,7 +15,7 @@ rest, the same for all:
 
 import abc
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import errno
@@ -389,8 +389,14 @@ def _is_shortage(error: Optional[BaseException]) -> bool:
 
 
 @contextlib.contextmanager
-def explained_shortage() -> Iterator[None]:
+def explained_shortage(
+    shows_exact: Callable[[], bool] = lambda: True,
+) -> Iterator[None]:
   """Tells which settings to change if memory does not suffice.
+
+  Args:
+    shows_exact: Whether the line may tell what did not fit: the shape of a
+      private batch.
 
   Raises:
     OSError: TensorFlow or Python had too little memory, here or at a client.
@@ -403,7 +409,9 @@ def explained_shortage() -> Iterator[None]:
       found = found.__cause__
     if found is None:
       raise
-    what = ' '.join(str(found).split('\n')[0].split())[:200]
+    what = ''
+    if shows_exact():
+      what = ' '.join(str(found).split('\n')[0].split())[:200]
     raise OSError(
         errno.ENOMEM,
         f'out of memory ({what or type(found).__name__}): {_MEMORY_ADVICE}.',
@@ -479,7 +487,7 @@ async def run(training: TrainingRun) -> dict[str, Any]:
   """
   settings = training.settings
   async with contextlib.AsyncExitStack() as stack:
-    stack.enter_context(explained_shortage())
+    stack.enter_context(explained_shortage(lambda: training.shows_exact))
     folder, ledger, rounds, state, number = await _open(training, stack)
     managers = folder.release_managers(
         last=number, with_times=training.shows_exact
