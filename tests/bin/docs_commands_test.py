@@ -1,0 +1,182 @@
+"""Commands of the pages: programs, flags, gin files and settings exist.
+
+Each command is parsed by its program's own flags, and its program stands in a
+table of docs/testing.md, with the test that runs it or the words "not run".
+Capitals such as EXPERIMENT and `...` stand for what the reader puts there.
+"""
+
+from collections.abc import Iterator
+import pathlib
+import re
+import shlex
+import sys
+from typing import NamedTuple
+from unittest import mock
+
+from absl import app
+from absl.testing import parameterized
+
+from tests import experiment_files
+from tests.bin import in_process
+from tff_asr import launch
+
+_ROOT = experiment_files.ROOT
+_PAGES = [
+    _ROOT / 'README.md',
+    _ROOT / 'CONTRIBUTING.md',
+    *sorted((_ROOT / 'docs').glob('*.md')),
+]
+_TABLE = _ROOT / 'docs' / 'testing.md'
+# The first words of commands; another line in a block of them is a mistake.
+_WORDS = (
+    'apt-get', 'bazel', 'bin/', 'cd', 'docker', 'export', 'pip', 'python',
+    'python3.11', 'ray', 'tff-asr', 'tools/', 'unshare', 'uv', '.venv/bin/',
+    'authors_env/bin/', 'mkdocs', 'bash', 'git', 'chmod', '$',
+)
+_PYTHON = re.compile(r'(?:^|.*/)python(?:3\.11)?$')
+_SETTING = re.compile(r'^([A-Z][A-Z0-9_]*) *=', re.MULTILINE)
+_INLINE = re.compile(r'`(python (?:-m|bin/)[^`]+)`')
+_PLACEHOLDER = re.compile(r'\.\.\.|EXPERIMENT|ARGUMENTS|_PROGRAM|/RUN\b')
+
+
+class Command(NamedTuple):
+  """A program of this project, and its arguments."""
+
+  page: str
+  program: str
+  arguments: tuple[str, ...]
+
+
+def _lines(page: pathlib.Path) -> Iterator[str]:
+  """The command lines of a page, joined where they go on."""
+  text = page.read_text(encoding='utf-8')
+  # Blocks of other languages, such as Python.
+  text = re.sub('```(?:ba)?sh\n', '```\n', text)
+  text = re.sub(r'```\w+\n.*?```', '', text, flags=re.DOTALL)
+  text = re.sub(
+      r'```\n(.*?)```',
+      lambda m: re.sub('^', '    ', m[1], flags=re.MULTILINE),
+      text,
+      flags=re.DOTALL,
+  )
+  for found in _INLINE.findall(' '.join(text.split())):
+    yield found
+  for block in re.findall(r'(?:^ {4}.*\n)+', text, re.MULTILINE):
+    lines = re.sub(r' *\\\n +', ' ', block).strip().splitlines()
+    if _is_command(lines[0]):
+      for line in filter(str.strip, lines):
+        if not _is_command(line):
+          raise AssertionError(f'{page.name}: {line!r} is no command.')
+        yield line.strip()
+
+
+def _is_command(line: str) -> bool:
+  words = [w for w in line.split() if not re.match(r'\w+=', w)]
+  return bool(words) and words[0].startswith(_WORDS)
+
+
+def _commands() -> list[Command]:
+  """Commands of this project's own programs on all pages, each once."""
+  found = {}
+  for page in _PAGES:
+    for line in _lines(page):
+      words = shlex.split(line.split(' > ')[0], comments=True)
+      while words and re.match(r'[A-Z_]+=', words[0]):
+        words = words[1:]
+      pythons = [i for i, word in enumerate(words) if _PYTHON.match(word)]
+      if pythons:
+        words = words[pythons[0] + 1 :]
+        if words[:1] == ['-m']:
+          words = words[1:]
+      name = words[0] if words else ''
+      is_own = name.startswith(('bin/', 'tools/')) or name.split('.')[0] in (
+          'benchmarks', 'data_tools', 'experiments', 'tools'
+      )
+      if is_own and not _PLACEHOLDER.search(name):
+        command = Command(page.name, name, tuple(words[1:]))
+        found.setdefault(command[1:], command)
+  return list(found.values())
+
+
+def _path(program: str) -> pathlib.Path:
+  if '/' in program:
+    return _ROOT / program
+  path = _ROOT.joinpath(*program.split('.'))
+  return path / '__main__.py' if path.is_dir() else path.with_suffix('.py')
+
+
+def _table() -> dict[str, str]:
+  """Programs and what runs them, by the table of docs/testing.md."""
+  rows = re.findall(
+      r'^\| ((?:`[^`|]+`(?:, )?)+) \| ([^|]+) \|$',
+      _TABLE.read_text(encoding='utf-8').partition('## Commands of')[2],
+      re.MULTILINE,
+  )
+  return {
+      program: by
+      for names, by in rows
+      for program in re.findall('`(.+?)`', names)
+  }
+
+
+class CommandsTest(parameterized.TestCase):
+
+  def test_pages_have_commands(self):
+    self.assertGreater(len(_commands()), 40)
+
+  def test_each_program_is_run_by_a_test_or_marked(self):
+    table = _table()
+    documented = {command.program for command in _commands()}
+    self.assertEqual(sorted(documented - table.keys()), [])
+    for program, by in table.items():
+      self.assertTrue(_path(program).is_file(), program)
+      if by.startswith('not run'):
+        continue
+      tests = re.findall('`(tests/.+?)`', by)
+      self.assertNotEmpty(tests, program)
+      name = re.split(r'[./]', program.removesuffix('.py'))[-1]
+      for test in tests:
+        self.assertIn(name, (_ROOT / test).read_text(encoding='utf-8'), test)
+
+  @parameterized.parameters(*_commands())
+  def test_a_command_is_one_of_its_program(self, page, program, arguments):
+    if _path(program).suffix != '.py' or program == 'tools.mutate':
+      return  # Shell scripts, and one without flags.
+    flags = [a for a in arguments if a != '...']
+    if _PLACEHOLDER.search(' '.join(arguments)):
+      flags.append('--output_dir=x')  # May be among what is left out.
+
+    def parse(*unused_arguments, **unused_options):
+      launch._parse_flags(sys.argv)  # pylint: disable=protected-access
+
+    target = program
+    if '/' not in program and _path(program).name == '__main__.py':
+      target += '.__main__'
+    with (
+        mock.patch.object(launch, 'run', parse),
+        mock.patch.object(app, 'run', parse),
+    ):
+      finished = in_process.run(target, *flags)
+    self.assertEqual((finished.code, finished.stderr), (0, ''), page)
+
+  @parameterized.parameters(*_commands())
+  def test_gin_files_and_settings_exist(self, page, program, arguments):
+    del program
+    files = [a.partition('=')[2] for a in arguments if a.startswith('--gin_f')]
+    own = [f for f in files if f.startswith('gin/')]
+    known = set()
+    is_open = not own
+    for path in files:
+      if _PLACEHOLDER.search(path):
+        is_open = True  # Of any experiment.
+      elif path in own:
+        self.assertTrue((_ROOT / path).is_file(), f'{page}: {path}')
+        for each in experiment_files.included(path):
+          known.update(_SETTING.findall(experiment_files.read(each)))
+    if is_open:
+      for path in experiment_files.every_file():
+        known.update(_SETTING.findall(experiment_files.read(path)))
+    for argument in arguments:
+      if argument.startswith('--gin_param='):
+        for name in _SETTING.findall(argument.removeprefix('--gin_param=')):
+          self.assertTrue(name in known, f'{page}: {name}')
