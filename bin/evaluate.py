@@ -17,12 +17,11 @@ from tff_asr import config
 from tff_asr.programs import evaluation
 
 _GIN_FILE = flags.DEFINE_multi_string(
-    'gin_file', None, 'Configuration file; may be repeated, later ones win.'
+    'gin_file', [], 'Configuration file; later ones win. Required.'
 )
 _GIN_PARAM = flags.DEFINE_multi_string(
     'gin_param', [], "Override such as \"RUNS = ['runs/x']\"."
 )
-flags.mark_flag_as_required('gin_file')
 
 
 def main(_) -> None:

@@ -16,7 +16,7 @@ _OUTPUT_DIR = flags.DEFINE_string(
     'output_dir', None, 'Folder of the run; an unfinished run there goes on.'
 )
 _GIN_FILE = flags.DEFINE_multi_string(
-    'gin_file', None, 'Configuration file; may be repeated, later ones win.'
+    'gin_file', [], 'Configuration file; later ones win. Required.'
 )
 _GIN_PARAM = flags.DEFINE_multi_string(
     'gin_param', [], "Override such as 'SEED = 2'."
@@ -27,7 +27,6 @@ _DRY_RUN = flags.DEFINE_bool(
     'Check everything, print configuration, sizes and epsilon, and stop.',
 )
 flags.mark_flag_as_required('output_dir')
-flags.mark_flag_as_required('gin_file')
 
 
 def main(

@@ -40,7 +40,10 @@ class HelpTest(parameterized.TestCase):
   def test_says_which_flags_are_required(self, program):
     words = ' '.join(in_process.run(program, '--help').stdout.split())
     finished = in_process.run(program)
-    needed = re.match(r'error: (--\w+) is needed', finished.stderr)
+    needed = re.match(
+        r'error: (?:no configuration: give a file with )?(--\w+)( is needed|\.)',
+        finished.stderr,
+    )
     if needed:
       self.assertRegex(words, rf'{needed[1]}: (?:(?! --).)*Required\b')
     else:
