@@ -200,7 +200,7 @@ def _forward_backward(
   """Losses and their gradients (Graves et al. 2006, equations 6 to 16).
 
   The backward pass is a forward one over frames and states in reverse: both are
-  rows of one loop, which has S steps of a few ops on [2 B, 2 U + 1] scores.
+  rows of one loop, which has S turns of 30 ops on [2 B, 2 U + 1] scores.
 
   Before it, each frame's scores are taken relative to the best of the states
   in it, and the logarithm of the softmax's sum is subtracted after it: float32
