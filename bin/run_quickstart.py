@@ -1,18 +1,22 @@
-r"""The main job, end to end, on generated or real speech.
+r"""Federated training with differential privacy, end to end, on two CPU cores.
 
-Makes a small corpus (or reads one), splits its speakers into public, private,
-dev and test, and runs the programs that a user would run:
+Makes a corpus and runs the programs that a user would run:
 
-  1. bin/train_central.py    a seed model, on the public speakers
-  2. bin/train_central.py    the control: the seed trained on, on the same
-  3. bin/train_federated.py  the private speakers, federatedly
-  4. bin/train_federated.py  the same with differential privacy
-  5. bin/evaluate.py         all four on the test speakers, whom none heard
+  1. data_tools.synthetic_population  generated speech: a few public speakers,
+     12,000 private ones, and others for dev and test
+  2. bin/train_central.py    a seed model, on the public speakers
+  3. bin/train_central.py    the control: the seed trained on, on the same
+  4. bin/train_federated.py  the private speakers, federatedly, with
+     differential privacy for each
+  5. bin/evaluate.py         all of them on the test speakers, whom none heard
 
-What is there already is kept: delete a folder to make it anew.
+Prints their word error rates, the guarantee and some transcripts. What is there
+already is kept: delete a folder to make it anew.
 
 Example:
   bin/quickstart
+  bin/quickstart --twin        # beside them, the same without privacy
+  bin/quickstart --small       # shorter: too few speakers for privacy
   bin/quickstart --source=corpora/LibriSpeech/dev-clean
 """
 
@@ -20,14 +24,21 @@ from tff_asr import launch
 
 launch.begin(__name__)
 
+from collections.abc import Mapping
+from concurrent import futures
+import hashlib
 import os
 import subprocess
 import sys
 import time
+import types
+from typing import Any
 
 from absl import flags
 
 from tff_asr import checks
+from tff_asr.metrics import confidence
+from tff_asr.privacy import statement
 from tff_asr.reports import tables
 from tff_asr.storage import run_dir
 
@@ -37,6 +48,12 @@ _SOURCE = flags.DEFINE_string(
     "Folder of speech in LibriSpeech's layout (a split: SPEAKER/CHAPTER/*.flac "
     'and *.trans.txt) or of AN4; by default speech is generated.',
 )
+_SMALL = flags.DEFINE_bool(
+    'small', False, 'Generate fewer speakers: less time, and no privacy.'
+)
+_TWIN = flags.DEFINE_bool(
+    'twin', False, 'Train without privacy, too: no clipping, no noise.'
+)
 _DATA_DIR = flags.DEFINE_string(
     'data_dir', 'quickstart_data', 'Where the corpus and its shards go.'
 )
@@ -45,44 +62,138 @@ _RUNS_DIR = flags.DEFINE_string(
 )
 
 _BIN = os.path.dirname(os.path.abspath(__file__))
+_PARTS = ('public', 'private', 'dev', 'test')
 _RUNS = {
     'seed': 'seed (public speakers)',
     'control': 'control (seed trained on)',
-    'federated': 'federated',
     'federated_dp': 'federated + DP',
+    'federated': 'federated, no DP',
 }
-_NUM_ROUNDS = 80
-_NUM_LOCAL_STEPS = 2
-_GENERATED = ('--num_speakers=180', '--num_dev_speakers=8')
-_GENERATED_PARTITION = '--partition=public=40,private=rest'
+# The same noise on the mean as in gin/experiments/quickstart_federated_dp.gin,
+# from fewer speakers, who are too few for a guarantee.
+_SMALL_CORPUS = ('--num_private_speakers=600', '--num_test_speakers=40')
+_SMALL_SETTINGS = {
+    'seed': {'NUM_STEPS': 200, 'DECAY_START': 100, 'DECAY_STEPS': 30,
+             'EVALUATE_EVERY': 200},
+    'control': {'NUM_STEPS': 60, 'EVALUATE_EVERY': 60},
+    'federated': {'COHORT_SIZE': 60},
+    'federated_dp': {
+        'COHORT_SIZE': 60, 'NOISE_MULTIPLIER': 0.048, 'TARGET_EPSILON': None,
+    },
+}
+# Of a real corpus, which has no dev and test speakers of its own, and has few.
+_PARTITION = '--partition=public=40%,private=rest,dev=10%,test=15%'
+_NUM_ROUNDS, _NUM_LOCAL_STEPS, _MAX_COHORT_SIZE = 80, 2, 6
+# (noise norm) / C of .16, the larger one of the paper, at 6 clients a round.
+_SOURCE_NOISE = 0.0012
+# Two clients train at once: a core each takes less time than both for each.
+_ONE_THREAD = {'TF_NUM_INTRAOP_THREADS': '1'}
 # What a program that was interrupted may take to end.
 _ENDING_SEC = 10
-# Of a real corpus, which has no dev and test speakers of its own.
-_PARTITION = '--partition=public=40%,private=rest,dev=10%,test=15%'
+# CPU time of two cores that hash so many MB a second (`_speed`): an estimate,
+# made where other programs ran.
+_SPEED_SEC = 1.0
+_REFERENCE_SPEED = 550.0
+_REFERENCE_MINUTES = {False: 12.0, True: 4.0}
+_NUM_TRANSCRIPTS = 3
 
 
 def main(_) -> None:
   started = time.monotonic()
   checks.output_folders(data_dir=_DATA_DIR.value, runs_dir=_RUNS_DIR.value)
+  if _SOURCE.value is None:
+    minutes = _REFERENCE_MINUTES[_SMALL.value] * (
+        _REFERENCE_SPEED / _speed()
+    )
+    print(f'This will take some {minutes:.0f} minutes here.', flush=True)
   shards = _make_shards()
-  for run in _RUNS:
+  names = [run for run in _RUNS if run != 'federated' or _TWIN.value]
+  for run in names:
     _train(run, shards)
-  folders = [os.path.join(_RUNS_DIR.value, run) for run in _RUNS]
+  folders = {run: os.path.join(_RUNS_DIR.value, run) for run in names}
   _say('Evaluating all models on the test speakers, whom none of them heard.')
   _run(
       os.path.join(_BIN, 'evaluate.py'),
-      *_gin('quickstart_evaluate', TEST_DIR=shards['test'], RUNS=folders),
+      *_gin(
+          'quickstart_evaluate',
+          TEST_DIR=shards['test'],
+          RUNS=list(folders.values()),
+      ),
   )
-  rows = tables.parse(
-      [f'{label}={folder}' for label, folder in zip(_RUNS.values(), folders)]
+  rows = dict(zip(names, tables.parse(
+      [f'{_RUNS[run]}={folder}' for run, folder in folders.items()]
+  )))
+  print(f'\n{tables.markdown(tables.overview(list(rows.values())))}\n')
+  _print_findings(rows)
+  print(f'\n{(time.monotonic() - started) / 60:.1f} minutes in all. Next:')
+  print(f'  bin/report.py {folders["seed"]} {folders["federated_dp"]}'
+        ' --output_dir=report')
+  print(f'  bin/transcribe.py --run={folders["federated_dp"]} RECORDING')
+  print('  bin/quickstart --source=SPEECH')
+  print(f'(with .venv/bin/python; {_RUNS_DIR.value} also holds metrics, the'
+        ' privacy statement, and hypotheses in test.json.)')
+
+
+def _print_findings(rows: Mapping[str, tables.Row]) -> None:
+  """Prints transcripts, what DP gained on the control, and what it cost."""
+  private, control = rows['federated_dp'], rows['control']
+  print('\n'.join(_transcripts(rows)))
+  gain = confidence.difference(
+      private.errors, control.errors, list(private.words.values())
   )
-  print(f'\n{tables.markdown(tables.overview(rows))}\n')
-  print(f'Corpus and shards: {_DATA_DIR.value}')
+  ahead = 'is ahead of' if gain.high < 0 else (
+      'is behind' if gain.low > 0 else 'cannot be told from'
+  )
   print(
-      'Models, metrics, privacy statement, hypotheses (test.json): '
-      f'{_RUNS_DIR.value}'
+      f'\nFederated + DP {ahead} the control: {tables.interval(gain)} points of'
+      f' WER (95 % over {len(private.words)} test speakers).'
   )
-  print(f'{(time.monotonic() - started) / 60:.1f} minutes in all.')
+  privacy = private.first.privacy
+  shown = {
+      name: statement.number(float(privacy[f'epsilon_{name}']))
+      for name in ('pld', 'rdp')
+      if privacy[f'epsilon_{name}'] is not None
+  }
+  accounts = ', '.join(f'{v} by {k.upper()}' for k, v in shown.items())
+  print(
+      f'Each of {private.first.rounds["population"]:,} private speakers:'
+      f' epsilon {accounts} at delta {privacy["delta"]:g}.'
+      f' {privacy["verdict"]}'
+  )
+
+
+def _transcripts(rows: Mapping[str, tables.Row]) -> list[str]:
+  """Lines: what was said and heard, of speakers spread over the test set."""
+  heard = {
+      run: rows[run].first.evaluation['hypotheses']
+      for run in ('seed', 'federated_dp')
+  }
+  step = max(1, len(heard['seed']) // _NUM_TRANSCRIPTS)
+  lines = []
+  for number in range(0, step * _NUM_TRANSCRIPTS, step):
+    if number < len(heard['seed']):
+      lines.append(f'reference       {heard["seed"][number]["reference"]}')
+      lines += [
+          f'{_RUNS[run].split(" (")[0]:15} {texts[number]["text"]}'
+          for run, texts in heard.items()
+      ]
+  return lines
+
+
+def _speed() -> float:
+  """MB/s that this machine hashes now, on all its cores."""
+  block, ends = bytes(2**20), time.monotonic() + _SPEED_SEC
+
+  def count(_) -> int:
+    hashed = 0
+    while time.monotonic() < ends:
+      hashlib.blake2b(block)  # Without Python's lock.
+      hashed += 1
+    return hashed
+
+  cores = len(os.sched_getaffinity(0))
+  with futures.ThreadPoolExecutor(cores) as pool:
+    return sum(pool.map(count, range(cores))) / _SPEED_SEC
 
 
 def _make_shards() -> dict[str, str]:
@@ -90,89 +201,91 @@ def _make_shards() -> dict[str, str]:
   folder = os.path.join(_DATA_DIR.value, 'shards')
   source = _SOURCE.value
   if source is None:
-    speech = os.path.join(_DATA_DIR.value, 'speech')
-    _say('Generating speech and writing shards.')
-    _run('-m', 'data_tools.synthetic_speech', f'--output_dir={speech}',
-         *_GENERATED)
-    # These speakers' ids are nobody's of LibriVox.
-    name = '--namespace=synthetic speech'
-    _convert('librispeech', speech, folder, 'train', name, _GENERATED_PARTITION)
-    _convert('librispeech', speech, folder, 'dev,test', name)
-    names = ('train.public', 'train.private', 'dev', 'test')
-  else:
-    source = os.path.abspath(source)
-    if not os.path.isdir(source):
-      raise ValueError(f'--source {source} is not a folder.')
-    _say(f'Writing shards of {source}.')
-    if os.path.exists(os.path.join(source, 'etc', 'an4_train.fileids')):
-      split = 'train'
-      _convert('an4', source, folder, split, _PARTITION)
-    else:
-      parent, split = os.path.split(source)
-      _convert('librispeech', parent, folder, split, _PARTITION)
-    names = [f'{split}.{part}' for part in ('public', 'private', 'dev', 'test')]
-  parts = ('public', 'private', 'dev', 'test')
-  return {
-      part: os.path.join(folder, name) for part, name in zip(parts, names)
-  }
+    _say('Generating speech.')
+    _run('-m', 'data_tools.synthetic_population', f'--output_dir={folder}',
+         *(_SMALL_CORPUS if _SMALL.value else ()))
+    return {part: os.path.join(folder, part) for part in _PARTS}
+  source = os.path.abspath(source)
+  if not os.path.isdir(source):
+    raise ValueError(f'--source {source} is not a folder.')
+  _say(f'Writing shards of {source}.')
+  tool, parent, split = 'an4', source, 'train'
+  if not os.path.exists(os.path.join(source, 'etc', 'an4_train.fileids')):
+    tool, (parent, split) = 'librispeech', os.path.split(source)
+  _run('-m', f'data_tools.{tool}', f'--source_dir={parent}',
+       f'--output_dir={folder}', f'--splits={split}', _PARTITION)
+  return {part: os.path.join(folder, f'{split}.{part}') for part in _PARTS}
 
 
-def _convert(
-    tool: str, source: str, folder: str, splits: str, *options: str
-) -> None:
-  """Runs a converter of data_tools."""
-  _run('-m', f'data_tools.{tool}', f'--source_dir={source}',
-       f'--output_dir={folder}', f'--splits={splits}', *options)
-
-
-def _train(run: str, shards: dict[str, str]) -> None:
+def _train(run: str, shards: Mapping[str, str]) -> None:
   """Trains one of the runs, unless it is there."""
   output_dir = os.path.join(_RUNS_DIR.value, run)
   if os.path.exists(os.path.join(output_dir, run_dir.RESULTS)):
     _say(f'{_RUNS[run]}: {output_dir} is there.')
     return
   _say(f'{_RUNS[run]}: training.')
-  seed = os.path.join(_RUNS_DIR.value, 'seed')
   settings = {'DEV_DIR': shards['dev']}
-  cohort_size = min(6, max(1, _num_clients(shards['private']) // 2))
+  if run != 'seed':
+    settings['INIT_FROM_RUN'] = os.path.join(_RUNS_DIR.value, 'seed')
+  program = 'train_central.py'
   if run in ('seed', 'control'):
-    program = 'train_central.py'
     settings['TRAIN_DIR'] = shards['public']
-    if run == 'control':
-      settings['INIT_FROM_RUN'] = seed
-      settings['NUM_STEPS'] = _NUM_ROUNDS * cohort_size * _NUM_LOCAL_STEPS
   else:
     program = 'train_federated.py'
-    settings |= {
-        'PRIVATE_DIR': shards['private'],
-        'INIT_FROM_RUN': seed,
-        'NUM_ROUNDS': _NUM_ROUNDS,
-        'NUM_LOCAL_STEPS': _NUM_LOCAL_STEPS,
-        'COHORT_SIZE': cohort_size,
-    }
+    settings['PRIVATE_DIR'] = shards['private']
+  if _SOURCE.value is not None:
+    settings |= _source_settings(run, shards)
+  elif _SMALL.value:
+    settings |= _SMALL_SETTINGS[run]
   _run(
       os.path.join(_BIN, program),
       f'--output_dir={output_dir}',
       *_gin(f'quickstart_{run}', **settings),
+      environment={} if run in ('seed', 'control') else _ONE_THREAD,
   )
 
 
-def _num_clients(shards: str) -> int:
-  """Number of speakers in a folder of shards."""
-  with open(os.path.join(shards, 'clients.tsv'), encoding='utf-8') as f:
+def _source_settings(run: str, shards: Mapping[str, str]) -> dict[str, Any]:
+  """Settings for a corpus of few speakers, who have much to say."""
+  cohort_size = min(_MAX_COHORT_SIZE, max(1, _num_clients(shards) // 2))
+  if run == 'seed':
+    return {'NUM_STEPS': 900, 'DECAY_START': 400, 'DECAY_STEPS': 150}
+  if run == 'control':
+    return {'NUM_STEPS': _NUM_ROUNDS * cohort_size * _NUM_LOCAL_STEPS}
+  settings = {
+      'NUM_ROUNDS': _NUM_ROUNDS,
+      'NUM_LOCAL_STEPS': _NUM_LOCAL_STEPS,
+      'COHORT_SIZE': cohort_size,
+      'EVALUATE_EVERY': _NUM_ROUNDS // 2,
+      'DECAY_START': _NUM_ROUNDS // 2,
+      'DECAY_ROUNDS': _NUM_ROUNDS // 4,
+  }
+  if run == 'federated_dp':
+    settings |= {'NOISE_MULTIPLIER': _SOURCE_NOISE, 'TARGET_EPSILON': None}
+  return settings
+
+
+def _num_clients(shards: Mapping[str, str]) -> int:
+  """Number of private speakers."""
+  path = os.path.join(shards['private'], 'clients.tsv')
+  with open(path, encoding='utf-8') as f:
     return sum(1 for _ in f) - 1
 
 
-def _gin(experiment: str, **settings) -> list[str]:
+def _gin(experiment: str, **settings: Any) -> list[str]:
   """Flags for an experiment file with settings."""
   return [f'--gin_file=gin/experiments/{experiment}.gin'] + [
       f'--gin_param={name} = {value!r}' for name, value in settings.items()
   ]
 
 
-def _run(*arguments: str) -> None:
+def _run(
+    *arguments: str, environment: Mapping[str, str] = types.MappingProxyType({})
+) -> None:
   """Runs a program of this project in this Python, and stops if it fails."""
-  program = subprocess.Popen([sys.executable, *arguments])
+  program = subprocess.Popen(
+      [sys.executable, *arguments], env={**os.environ, **environment}
+  )
   try:
     status = program.wait()
   except KeyboardInterrupt:

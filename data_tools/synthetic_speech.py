@@ -23,6 +23,8 @@ from tff_asr import launch  # First: quiets what others load.
 
 launch.begin(__name__)
 
+import _ctypes
+import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import ctypes
 import dataclasses
@@ -52,7 +54,7 @@ SPLITS = ('train', 'dev', 'test')
 MARKER_FILE = 'synthetic_speech.json'
 SPEAKERS_FILE = 'SPEAKERS.TXT'
 
-_GENERATOR_VERSION = 2
+_GENERATOR_VERSION = 3
 
 _UTTERANCES = (14, 34)
 _RATE_WORDS_PER_MINUTE = (150, 185)
@@ -76,6 +78,7 @@ ACCENTS = {'en-us': 0.75, 'en-us-nyc': 0.1, 'en-gb-x-rp': 0.15}
 
 # speak_lib.h
 _AUDIO_OUTPUT_SYNCHRONOUS = 2
+_BUFFER_MS = 4000
 _RATE, _PITCH_PARAMETER = 1, 3
 _BREATH_SEED = 1
 _POS_CHARACTER, _CHARS_UTF8 = 1, 1
@@ -117,6 +120,10 @@ _TEMPLATES = (
     '{number} {animal} pictures for {name}',
     'add {number} and {number} please',
 )
+_TEMPLATE = 'template'
+_OPTIONS = {kind: tuple(words.split()) for kind, words in _WORDS.items()} | {
+    _TEMPLATE: _TEMPLATES
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +187,7 @@ def generate(
   """
   parameters = {
       'generator_version': _GENERATOR_VERSION,
-      'espeakng_loader': _espeak_version(),
+      'espeakng_loader': espeak_version(),
       'num_speakers': num_speakers,
       'num_dev_speakers': num_dev_speakers,
       'num_test_speakers': num_test_speakers,
@@ -245,7 +252,7 @@ def build_speakers(
         f'num_speakers must be between {least} (one to train on) and {most},'
         f' found {num_speakers}.'
     )
-  rng = _rng(seed, 'voices')
+  rng = generator(seed, 'voices')
   accents = list(ACCENTS)
   variants = rng.permutation(VARIANTS).tolist()
   first_accents = rng.choice(
@@ -258,7 +265,7 @@ def build_speakers(
   speakers = []
   for i, split in enumerate(splits.tolist()):
     lap, j = divmod(i, len(variants))
-    rng = _rng(seed, 'speaker', i)
+    rng = generator(seed, 'speaker', i)
     speakers.append(
         Speaker(
             speaker_id=str(1001 + i),
@@ -280,7 +287,7 @@ def build_speakers(
   return speakers
 
 
-def _espeak_version() -> str:
+def espeak_version() -> str:
   """Version of the extra package; ValueError if it is not installed."""
   try:
     return metadata.version('espeakng-loader')
@@ -294,7 +301,15 @@ def _espeak_version() -> str:
 class Espeak:
   """eSpeak NG's library, loaded once; `speak` is called in forked processes."""
 
-  def __init__(self):
+  def __init__(self, data_dir: str | None = None):
+    """Loads eSpeak NG.
+
+    Args:
+      data_dir: Its data, a folder espeak-ng-data; by default all that it has.
+
+    Raises:
+      RuntimeError: eSpeak cannot use the data.
+    """
     # Late: the package is an extra.
     import espeakng_loader  # pylint: disable=g-import-not-at-top
 
@@ -309,12 +324,12 @@ class Espeak:
         ctypes.c_void_p,
         ctypes.c_void_p,
     ]
-    data_dir = os.path.dirname(espeakng_loader.get_data_path())
+    parent_dir = os.path.dirname(data_dir or espeakng_loader.get_data_path())
     self.sample_rate_hz = self._library.espeak_Initialize(
-        _AUDIO_OUTPUT_SYNCHRONOUS, 0, data_dir.encode(), 0
+        _AUDIO_OUTPUT_SYNCHRONOUS, _BUFFER_MS, parent_dir.encode(), 0
     )
     if self.sample_rate_hz <= 0:
-      raise RuntimeError(f'eSpeak NG cannot use its data in {data_dir}.')
+      raise RuntimeError(f'eSpeak NG cannot use its data in {parent_dir}.')
     self._chunks: list[np.ndarray] = []
 
     def collect(samples, num_samples, unused_events) -> int:
@@ -332,6 +347,11 @@ class Espeak:
     )
     self._callback = callback_type(collect)  # Kept: the library calls it.
     self._library.espeak_SetSynthCallback(self._callback)
+
+  def close(self) -> None:
+    """Unloads the library, and so its state; nothing else may be called."""
+    self._library.espeak_Terminate()
+    _ctypes.dlclose(self._library._handle)  # pylint: disable=protected-access
 
   def speak(
       self, text: str, *, voice: str, rate: int, pitch: int
@@ -372,23 +392,19 @@ def draw_sentences(
     count: How many.
   """
 
-  def taste(size: int) -> np.ndarray:
-    weights = np.exp(rng.normal(size=size))
-    return weights / weights.sum()
+  taste = {}
+  for kind, options in _OPTIONS.items():
+    weights = np.cumsum(np.exp(rng.normal(size=len(options))))
+    taste[kind] = (weights / weights[-1]).tolist()
 
-  words = {kind: text.split() for kind, text in _WORDS.items()}
-  word_taste = {kind: taste(len(options)) for kind, options in words.items()}
-  template_taste = taste(len(_TEMPLATES))
+  def choose(kind: str) -> str:
+    return _OPTIONS[kind][bisect.bisect(taste[kind], rng.random())]
+
   sentences: dict[str, None] = {}
   while len(sentences) < count:
-    template = _TEMPLATES[rng.choice(len(_TEMPLATES), p=template_taste)]
     sentence = ' '.join(
-        words[token[1:-1]][
-            rng.choice(len(words[token[1:-1]]), p=word_taste[token[1:-1]])
-        ]
-        if token.startswith('{')
-        else token
-        for token in template.split()
+        choose(token[1:-1]) if token.startswith('{') else token
+        for token in choose(_TEMPLATE).split()
     )
     if split_of(sentence) == split:
       sentences[sentence] = None
@@ -503,7 +519,7 @@ def _write_utterance(
   speech = soxr.resample(
       speech.astype(np.float32), engine.sample_rate_hz, SAMPLE_RATE_HZ
   ).astype(np.float64)
-  rng = _rng(seed, 'utterance', os.path.basename(path))
+  rng = generator(seed, 'utterance', os.path.basename(path))
   before, after = rng.integers(SAMPLE_RATE_HZ // 50, SAMPLE_RATE_HZ // 8, 2)
   speech = np.pad(speech, (before, after))
   level_db = speaker.level_db + rng.uniform(-2, 2)
@@ -513,8 +529,8 @@ def _write_utterance(
       speaker.noise_pole ** np.arange(_NOISE_TAPS),
       mode='same',
   )
-  mixed = _rms(speech, 10 ** (level_db / 20))
-  mixed = mixed + _rms(noise, 10 ** ((level_db - snr_db) / 20))
+  mixed = scale_rms(speech, 10 ** (level_db / 20))
+  mixed = mixed + scale_rms(noise, 10 ** ((level_db - snr_db) / 20))
   mixed *= min(1.0, 0.95 / np.max(np.abs(mixed)))
   soundfile.write(
       path,
@@ -561,12 +577,12 @@ def _read_existing(
   return content
 
 
-def _rms(waveform: np.ndarray, value: float) -> np.ndarray:
+def scale_rms(waveform: np.ndarray, value: float) -> np.ndarray:
   """Scales a waveform, not all zero, to a root mean square."""
   return waveform * (value / np.sqrt(np.mean(np.square(waveform))))
 
 
-def _rng(seed: int, *names: Any) -> np.random.Generator:
+def generator(seed: int, *names: Any) -> np.random.Generator:
   """A generator that depends on the seed and the names only."""
   text = ':'.join(map(str, (seed, *names)))
   digest = hashlib.sha256(text.encode()).digest()

@@ -78,6 +78,7 @@ class Utterance:
     transcript: In the characters of the tokens; None where the corpus has none.
     audio: The audio file's path, part of a recording, or a function that
       returns int16 [N] at 16 kHz mono and may raise `audio.AudioError`.
+      A `functools.partial` of a module's function runs in other processes.
     changes: Kinds of changes that were made to the transcript, each completing
       the sentence '3 transcripts ...'.
     cutting: Cuts the recording into several records, ID-0000 and so on.

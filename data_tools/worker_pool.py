@@ -33,7 +33,7 @@ class WorkerPool:
   """Processes that encode utterances; a context manager.
 
   Utterances that cannot be sent to another process (audio that is a function)
-  are encoded in this one.
+  are encoded in this one; a `functools.partial` of a module's function can.
   """
 
   def __init__(self, num_workers: int | None = None):
@@ -106,8 +106,7 @@ class WorkerPool:
       self, encode: Callable[..., utterances.Outcome], items: Sequence[Any]
   ) -> list[utterances.Outcome]:
     """Runs one task in this thread's process."""
-    is_local = any(callable(item.audio) for item in items)
-    if is_local or not self._num_workers:
+    if not self._num_workers or not all(map(_can_be_sent, items)):
       return [encode(item) for item in items]
     try:
       return self._ask(encode, items)
@@ -229,6 +228,11 @@ def work() -> None:
       defect = traceback.format_exc()
     pickle.dump((results, defect), sink, protocol=pickle.HIGHEST_PROTOCOL)
     sink.flush()
+
+
+def _can_be_sent(item: utterances.Utterance) -> bool:
+  """False for audio that is a function, unless it is a partial."""
+  return not callable(item.audio) or isinstance(item.audio, functools.partial)
 
 
 def _batched(items: Iterable[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -11,8 +11,7 @@ import math
 from experiments import design
 
 # How the speakers are divided.
-PARTITION = 'public=28,private=rest,dev=4,test=10'
-EVALUATION = 'an4_evaluate'
+_PARTITION = 'public=28,private=rest,dev=4,test=10'
 
 # Parameters of gin/experiments/an4_common.gin's model, and the recipe's cohort.
 _NUM_PARAMETERS = 443_744
@@ -728,16 +727,61 @@ _MORE_TO_LEARN = design.Group(
     ),
 )
 
-GROUPS = (
-    _TABLE,
-    _COHORT,
-    _OPTIMIZERS,
-    _NOISE,
-    _WORK,
-    _SEEDS,
-    _ARCHITECTURES,
-    _SIZES,
-    _SPLIT,
-    _MORE_TO_LEARN,
+_INTRODUCTION = """\
+# The paper's findings in miniature
+
+Written by `experiments/run.py` from what its runs' folders hold:
+
+    python -m experiments.run --source=AN4_FOLDER             # all, 2 hours
+    python -m experiments.run --source=AN4_FOLDER --groups=a,c
+
+What was run is kept, and what is not there yet is run; with `--groups=` alone
+the report is written anew. The groups of runs are data, in
+`experiments/an4.py`. What self-supervised pre-training gives in miniature, with
+and without differential privacy: [pretraining.md](pretraining.md#in-miniature).
+
+The speech is AN4's training part: 74 people spelling words and reading numbers
+and commands, of whom 28 are public, 32 private, 4 for tuning (dev) and 10 for
+testing, whom no run heard. The model has 0.44 million parameters. A word error
+rate (WER) with a standard deviation is the mean over three runs that differ in
+their random seed, any other is of one run. Differences come with a 95 %
+interval over the test speakers and random seeds (`contrast` in
+`tff_asr/metrics/confidence.py`; {deviation}; seed models are the ones that they
+are). Claims are judged by that interval: where it holds 0, nothing is decided;
+they are not corrected for their number. Noise is (noise norm) / C of the noise
+on the mean, sqrt(D) z / S: .05 and .16 are what the paper's 3e-6 and 10e-6 come
+to. Epsilon is at delta 1 / (10 population); at 32 speakers it is no guarantee
+(NOT PRIVATE). Noise / signal is the norm of the noise on the mean over that of
+the clipped mean. Bytes are of a client and round, as float32. Seconds are
+wall-clock time; other jobs were running. Bars of plots are standard deviations
+over seeds.
+"""
+
+SUITE = design.Suite(
+    name='an4',
+    groups=(
+        _TABLE,
+        _COHORT,
+        _OPTIMIZERS,
+        _NOISE,
+        _WORK,
+        _SEEDS,
+        _ARCHITECTURES,
+        _SIZES,
+        _SPLIT,
+        _MORE_TO_LEARN,
+    ),
+    introduction=_INTRODUCTION,
+    evaluation='an4_evaluate',
+    shards='train.{}',
+    data=(
+        'data_tools.an4',
+        '--splits=train',
+        f'--partition={_PARTITION}',
+        # Every run reads the same few speakers many times.
+        '--encoding=log_mel',
+    ),
+    needs_source=True,
+    command='python -m experiments.run --source=AN4_FOLDER',
+    report='docs/results.md',
 )
-"""In the order of the report, and of their runs."""

@@ -10,6 +10,8 @@ import dataclasses
 from typing import Any, NamedTuple, Optional
 
 CENTRAL, FEDERATED = 'train_central', 'train_federated'
+EPSILON = 'epsilon'
+"""The place on a plot of a row that lies at its own runs' epsilon."""
 # The macro that a row with several rates tries.
 _RATE = {CENTRAL: 'LEARNING_RATE', FEDERATED: 'SERVER_LEARNING_RATE'}
 
@@ -103,7 +105,7 @@ class Row:
       the dev speakers, with the first seed, is taken; none: the recipe's own.
     against: Label of the row that it is compared with; None: with none.
     series: The curve that it is a point of; None: a line across the plot.
-    x: Where on the plot: a number, or a word of an axis of words.
+    x: Where on the plot: a number, a word of an axis of words, or `EPSILON`.
   """
 
   label: str
@@ -156,3 +158,31 @@ class Group:
   claims: tuple[Claim, ...] = ()
   remark: str = ''
   deployment: Optional[tuple[int, int]] = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Suite:
+  """Groups on one corpus, and their report.
+
+  Attributes:
+    name: Of one word.
+    groups: In the order of the report, and of their runs.
+    introduction: The report's, Markdown; its last paragraph has a place for
+      {deviation}, what random seeds change.
+    evaluation: Name of the experiment that decodes test speakers.
+    shards: From 'public', 'private', 'dev' and 'test' to the folder's name.
+    data: The module that makes the shards, and its flags.
+    needs_source: Whether it reads a corpus, from --source.
+    command: What runs it, for its report.
+    report: The report's file.
+  """
+
+  name: str
+  groups: tuple[Group, ...]
+  introduction: str
+  evaluation: str
+  shards: str
+  data: tuple[str, ...]
+  needs_source: bool
+  command: str
+  report: str

@@ -11,9 +11,8 @@ import queue
 import subprocess
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
-from experiments import an4
 from experiments import design
 from tff_asr.reports import runs as runs_lib
 from tff_asr.storage import run_dir
@@ -33,16 +32,18 @@ class Folders(NamedTuple):
   """The folders of experiments, and what they hold.
 
   Attributes:
-    data_dir: AN4's shards.
+    data_dir: The shards.
     runs_dir: The runs, and the logs of what was started.
+    suite: What is run.
   """
 
   data_dir: str
   runs_dir: str
+  suite: design.Suite
 
   def shards(self, speakers: str) -> str:
     """The shards of public, private, dev or test speakers."""
-    return os.path.join(self.data_dir, f'train.{speakers}')
+    return os.path.join(self.data_dir, self.suite.shards.format(speakers))
 
   def log(self, name: str) -> str:
     """The file of what a job prints."""
@@ -126,21 +127,13 @@ class Folders(NamedTuple):
     )
 
 
-def shards(source: str, *, folders: Folders) -> Job:
-  """Makes AN4's shards, or checks those that are there."""
-  return Job(
-      'shards',
-      (
-          '-m',
-          'data_tools.an4',
-          f'--source_dir={source}',
-          f'--output_dir={folders.data_dir}',
-          '--splits=train',
-          f'--partition={an4.PARTITION}',
-          # Every run reads the same few speakers many times.
-          '--encoding=log_mel',
-      ),
-  )
+def shards(source: Optional[str], *, folders: Folders) -> Job:
+  """Makes a suite's shards, or checks those that are there."""
+  module, *flags = folders.suite.data
+  if source is not None:
+    flags.append(f'--source_dir={source}')
+  output = f'--output_dir={folders.data_dir}'
+  return Job('shards', ('-m', module, output, *flags))
 
 
 def missing(
@@ -242,7 +235,7 @@ def _evaluations(group: design.Group, *, folders: Folders) -> Iterator[Job]:
     yield _program(
         f'evaluate_{group.name}_{number}',
         'evaluate.py',
-        experiment=an4.EVALUATION,
+        experiment=folders.suite.evaluation,
         gin_files=models[number].gin_files,
         settings={**models[number].settings, **where},
     )

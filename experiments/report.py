@@ -19,35 +19,6 @@ from tff_asr.reports import tables
 # Of the row that all are compared with in a column of its own.
 _SEED = 'seed'
 _PLOTS = 'results'
-_INTRODUCTION = """\
-# The paper's findings in miniature
-
-Written by `experiments/run.py` from what its runs' folders hold:
-
-    python -m experiments.run --source=AN4_FOLDER             # all, 2 hours
-    python -m experiments.run --source=AN4_FOLDER --groups=a,c
-
-What was run is kept, and what is not there yet is run; with `--groups=` alone
-the report is written anew. The groups of runs are data, in
-`experiments/an4.py`. What self-supervised pre-training gives in miniature, with
-and without differential privacy: [pretraining.md](pretraining.md#in-miniature).
-
-The speech is AN4's training part: 74 people spelling words and reading numbers
-and commands, of whom 28 are public, 32 private, 4 for tuning (dev) and 10 for
-testing, whom no run heard. The model has 0.44 million parameters. A word error
-rate (WER) with a standard deviation is the mean over three runs that differ in
-their random seed, any other is of one run. Differences come with a 95 %
-interval over the test speakers and random seeds (`contrast` in
-`tff_asr/metrics/confidence.py`; {deviation}; seed models are the ones that they
-are). Claims are judged by that interval: where it holds 0, nothing is decided;
-they are not corrected for their number. Noise is (noise norm) / C of the noise
-on the mean, sqrt(D) z / S: .05 and .16 are what the paper's 3e-6 and 10e-6 come
-to. Epsilon is at delta 1 / (10 population); at 32 speakers it is no guarantee
-(NOT PRIVATE). Noise / signal is the norm of the noise on the mean over that of
-the clipped mean. Bytes are of a client and round, as float32. Seconds are
-wall-clock time; other jobs were running. Bars of plots are standard deviations
-over seeds.
-"""
 
 
 class Measured(NamedTuple):
@@ -72,19 +43,19 @@ class Measured(NamedTuple):
 Rows = Mapping[str, Measured]
 
 
-def write(
-    groups: Sequence[design.Group], *, folders: jobs.Folders, path: str
-) -> None:
-  """Writes the report, and a plot for each group into a folder beside it.
+def write(*, folders: jobs.Folders, path: str) -> None:
+  """Writes a suite's report, and a plot for each group beside it.
+
+  What is not run is said to be so.
 
   Args:
-    groups: All of them; what is not run is said to be so.
-    folders: Of the runs.
+    folders: Of the suite and its runs.
     path: The report's file, in a folder that exists.
 
   Raises:
     ValueError: A run is damaged, or was run with other settings.
   """
+  suite, groups = folders.suite, folders.suite.groups
   plots_dir = os.path.join(os.path.dirname(os.path.abspath(path)), _PLOTS)
   os.makedirs(plots_dir, exist_ok=True)
   found = {
@@ -121,7 +92,7 @@ def write(
       if samples
       else 'what a seed changes is not known yet and left out'
   )
-  *paragraphs, last = _INTRODUCTION.split('\n\n')
+  *paragraphs, last = suite.introduction.split('\n\n')
   parts = [
       *paragraphs,
       _wrap(last.format(deviation=deviation)),
@@ -200,8 +171,7 @@ def _section(
   parts = [
       f'## {group.title}',
       _wrap(group.question),
-      '    python -m experiments.run --source=AN4_FOLDER '
-      f'--groups={group.name}',
+      f'    {folders.suite.command} --groups={group.name}',
   ]
   if not rows:
     return '\n\n'.join([*parts, 'Not run.'])
@@ -292,6 +262,12 @@ def _deployed(each: Measured, group: design.Group, *unused) -> str:
   return statement.number(result.epsilon)
 
 
+def _by_rdp(each: Measured, *unused) -> str:
+  """Epsilon by RDP alone; empty without a privacy statement."""
+  privacy = each.runs.first.privacy
+  return statement.number(float(privacy['epsilon_rdp'])) if privacy else ''
+
+
 def _noise_over_signal(each: Measured, *unused) -> str:
   """Norm of the noise over that of the clipped mean, both over all rounds."""
   noise, signal = (
@@ -325,6 +301,7 @@ COLUMNS: Mapping[str, Callable[..., str]] = {
         for rate, found in each.dev_rates.items()
     ),
     'epsilon': lambda each, *unused: tables.epsilon(each.runs),
+    'epsilon (RDP)': _by_rdp,
     'deployed': _deployed,
     'noise / signal': _noise_over_signal,
     'utterances': _utterances,
@@ -348,8 +325,11 @@ def _draw(rows: Rows, *, label: str) -> plots.Figure:
         if len(rates) > 1
         else math.sqrt(each.seed_variance) or math.nan
     )
+    x = each.row.x
+    if x == design.EPSILON:
+      x = float(f'{each.runs.first.epsilon:.3g}')
     series.setdefault(each.row.series, []).append(
-        plots.Point(each.row.x, statistics.fmean(rates), deviation)
+        plots.Point(x, statistics.fmean(rates), deviation)
     )
     if (
         other is not None

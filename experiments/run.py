@@ -1,12 +1,16 @@
-r"""Runs the federated paper's findings in miniature on AN4, and reports them.
+r"""Runs a suite of experiments, and reports it.
 
-Makes AN4's shards, trains what is missing of the groups, several runs at a
-time, decodes the test speakers and writes the report. What is there is kept, so
-it can be stopped and started again; a run that was stopped goes on.
+Makes the shards, trains what is missing of the groups, several runs at a time,
+decodes the test speakers and writes the report. What is there is kept, so it
+can be stopped and started again; a run that was stopped goes on.
+
+  an4         the federated paper's findings in miniature, on AN4
+  population  word error rates at real epsilons, on generated speech
 
 Example:
-  python -m experiments.run --source=AN4_FOLDER --groups=table,c
-  python -m experiments.run --groups=     # only writes the report anew
+  python -m experiments.run --suite=an4 --source=AN4_FOLDER --groups=table,c
+  python -m experiments.run --suite=population
+  python -m experiments.run --suite=an4 --groups=     # only writes the report
 """
 
 from tff_asr import launch
@@ -21,23 +25,31 @@ from absl import flags
 
 from experiments import an4
 from experiments import jobs
+from experiments import population
 from experiments import report as report_lib
 from tff_asr import checks
 
+_SUITES = {suite.name: suite for suite in (an4.SUITE, population.SUITE)}
+
+_SUITE = flags.DEFINE_enum('suite', 'an4', list(_SUITES), 'What to run.')
 _SOURCE = flags.DEFINE_string(
     'source', None, "AN4's folder (with etc/ and wav/); None: shards are there."
 )
 _GROUPS = flags.DEFINE_list(
     'groups',
-    [group.name for group in an4.GROUPS],
-    'Groups to run; none: only the report is written.',
+    None,
+    'Groups to run, by default all; none: only the report is written.',
 )
 _DATA_DIR = flags.DEFINE_string(
-    'data_dir', 'data/an4', 'Where the shards are or go.'
+    'data_dir', None, 'Where the shards are or go; by default data/SUITE.'
 )
-_RUNS_DIR = flags.DEFINE_string('runs_dir', 'runs/an4', 'Where the runs go.')
+_RUNS_DIR = flags.DEFINE_string(
+    'runs_dir', None, 'Where the runs go; by default runs/SUITE.'
+)
 _REPORT = flags.DEFINE_string(
-    'report', 'docs/results.md', 'The report; its plots go beside it.'
+    'report',
+    None,
+    "The report, by default the suite's in docs/; its plots go beside it.",
 )
 _NUM_AT_ONCE = flags.DEFINE_integer(
     'num_at_once',
@@ -48,7 +60,7 @@ _NUM_AT_ONCE = flags.DEFINE_integer(
 
 
 def run(
-    names: Sequence[str],
+    names: Optional[Sequence[str]],
     *,
     folders: jobs.Folders,
     report: str,
@@ -58,17 +70,19 @@ def run(
   """Runs what is missing of groups, and writes the report of all groups.
 
   Args:
-    names: Groups to run; none: only the report is written.
-    folders: Where things are and go.
+    names: Groups to run; none: only the report is written; None: all.
+    folders: Of the suite, where things are and go.
     report: The report's file.
-    source: AN4's folder; None: its shards are there.
+    source: The corpus' folder; None: its shards are there, or it has none.
     num_at_once: Runs at a time.
 
   Raises:
     ValueError: An argument is wrong, before anything is written; or something
       that was run failed, after all else.
   """
-  groups = {group.name: group for group in an4.GROUPS}
+  suite = folders.suite
+  groups = {group.name: group for group in suite.groups}
+  names = list(groups) if names is None else names
   report_dir = os.path.dirname(os.path.abspath(report))
   errors = [
       ValueError(f'there is no group {name!r}: take {", ".join(groups)}.')
@@ -78,11 +92,14 @@ def run(
   if source is not None and not os.path.isdir(source):
     errors.append(ValueError(f'source {source} is not a folder.'))
   try:
-    checks.output_folders(**folders._asdict(), report=report_dir)
+    checks.output_folders(
+        data_dir=folders.data_dir, runs_dir=folders.runs_dir, report=report_dir
+    )
   except ValueError as e:
     errors.append(e)
   checks.raise_together(errors)
-  if names and source is None and not os.path.isdir(folders.shards('test')):
+  has_shards = os.path.isdir(folders.shards('test'))
+  if names and suite.needs_source and source is None and not has_shards:
     raise ValueError(
         f"{folders.data_dir} has no shards of AN4: give AN4's folder with "
         '--source.'
@@ -91,19 +108,19 @@ def run(
     raise ValueError(f'{folders.runs_dir} holds no runs to report.')
   os.makedirs(report_dir, exist_ok=True)
   failed = set()
-  if names and source is not None:
+  if names and (source is not None or not has_shards):
     job = jobs.shards(source, folders=folders)
     if jobs.run_all([job], folders=folders, num_at_once=1):
       raise ValueError(
-          f'AN4 could not be converted: see {folders.log(job.name)}.'
+          f'The shards could not be made: see {folders.log(job.name)}.'
       )
-  for group in [group for group in an4.GROUPS if group.name in names]:
+  for group in [group for group in suite.groups if group.name in names]:
     while todo := jobs.missing(group, folders=folders, failed=failed):
       print(f'{group.name}: {", ".join(job.name for job in todo)}', flush=True)
       failed |= jobs.run_all(todo, folders=folders, num_at_once=num_at_once)
-    report_lib.write(an4.GROUPS, folders=folders, path=report)
+    report_lib.write(folders=folders, path=report)
   if not names:
-    report_lib.write(an4.GROUPS, folders=folders, path=report)
+    report_lib.write(folders=folders, path=report)
   print(f'{report} is written.')
   if failed:
     logs = ', '.join(map(folders.log, sorted(failed)))
@@ -111,10 +128,15 @@ def run(
 
 
 def main(_) -> None:
+  suite = _SUITES[_SUITE.value]
   run(
       _GROUPS.value,
-      folders=jobs.Folders(_DATA_DIR.value, _RUNS_DIR.value),
-      report=_REPORT.value,
+      folders=jobs.Folders(
+          _DATA_DIR.value or os.path.join('data', suite.name),
+          _RUNS_DIR.value or os.path.join('runs', suite.name),
+          suite,
+      ),
+      report=_REPORT.value or suite.report,
       source=_SOURCE.value,
       num_at_once=_NUM_AT_ONCE.value,
   )

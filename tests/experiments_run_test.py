@@ -26,7 +26,8 @@ from tff_asr.programs import federated
 from tff_asr.programs import pretraining
 from tff_asr.programs import training_loop
 
-_MODEL = ('NUM_BLOCKS = 1', 'DIM = 8', 'MLP_DIM = 16', 'NUM_HEADS = 2')
+_MODEL = ('NUM_BLOCKS = 1', 'DIM = 8')
+_TRANSFORMER = ('MLP_DIM = 16', 'NUM_HEADS = 2')
 _TINY = {
     central.CentralTraining: (
         *_MODEL,
@@ -43,6 +44,7 @@ _TINY = {
         'NUM_ROUNDS = 2',
         'COHORT_SIZE = 2',
         'NUM_LOCAL_STEPS = 1',
+        'TARGET_EPSILON = None',
         'EVALUATE_EVERY = 2',
     ),
     pretraining.Pretraining: (
@@ -80,6 +82,10 @@ def _run(
   # A seed model has the tokens of its language, a pre-trained one has none; to
   # fine-tune, its encoder is enough.
   seed = 'seed' if "LANGUAGE = 'en'" in configuration else 'seed_fr'
+  if 'MLP_DIM = ' in configuration:
+    gin_params.extend(_TRANSFORMER)
+  else:
+    seed = 'seed_conv'
   is_conformer = 'FRONT_CHANNELS' in configuration
   if is_conformer:
     seed = 'conformer' if program is evaluation.evaluate else 'pretrained'
@@ -133,7 +139,8 @@ def setUpModule():
   fakes.write_split('public', {'ann': 2, 'bob': 2})
   fakes.write_split('private', {'cai': 2, 'dee': 1, 'eve': 1})
   fakes.write_split('dev', {'fay': 2})
-  path = 'gin/experiments/quickstart_seed.gin'
+  _run('gin/experiments/quickstart_seed.gin', 'seed_conv')
+  path = 'gin/experiments/an4_seed.gin'
   _run(path, 'seed')
   _run(path, 'seed_fr', "LANGUAGE = 'fr'")
   _run('gin/experiments/pretrain_mini_public.gin', 'pretrained')

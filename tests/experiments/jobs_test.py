@@ -18,7 +18,7 @@ class MissingTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.root = self.enterContext(tempfile.TemporaryDirectory())
-    self.folders = jobs.Folders('data', self.root)
+    self.folders = jobs.Folders('data', self.root, tiny.suite())
 
   def finish(self, name: str, *errors: int, **content) -> None:
     tiny.finish(self.folders, name, *errors, **content)
@@ -111,7 +111,7 @@ class RunAllTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.root = self.enterContext(tempfile.TemporaryDirectory())
-    self.folders = jobs.Folders('data', self.root)
+    self.folders = jobs.Folders('data', self.root, tiny.suite())
 
   def job(self, name: str, code: str) -> jobs.Job:
     """Runs code, with its working folder's names in ROOT."""

@@ -20,14 +20,15 @@ class ReportTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.root = self.enterContext(tempfile.TemporaryDirectory())
-    self.folders = jobs.Folders('data', self.root)
+    self.folders = jobs.Folders('data', self.root, tiny.suite())
 
   def finish(self, name: str, *errors: int, **content) -> None:
     tiny.finish(self.folders, name, *errors, **content)
 
   def report(self, *groups: design.Group) -> str:
     path = os.path.join(self.root, 'results.md')
-    report.write(groups, folders=self.folders, path=path)
+    folders = self.folders._replace(suite=tiny.suite(*groups))
+    report.write(folders=folders, path=path)
     with open(path, encoding='utf-8') as f:
       return f.read()
 
@@ -141,7 +142,7 @@ class ReportTest(absltest.TestCase):
         },
         privacy=run_folders.privacy(
             epsilon=12.0, noise_multiplier=0.006, cohort_size=8, rounds=80
-        ),
+        ) | {'epsilon_rdp': 14.0},
         results={
             'seconds': 60.0,
             'bytes_per_client_and_round': {'down': 1_780_000, 'up': 2000},
@@ -167,6 +168,7 @@ class ReportTest(absltest.TestCase):
             'rate': '',
             'tried': '',
             'epsilon': '12',
+            'epsilon (RDP)': '14',
             # bin/compute_epsilon.py --sigma_mean=7.5e-4 --cohort_size=2000
             # --population=1000000 --rounds=80
             'deployed': '0.448',
@@ -215,10 +217,10 @@ class ReportTest(absltest.TestCase):
     )
 
   def test_what_is_not_run_is_said_to_be_so(self):
-    text = self.report(*an4.GROUPS)
-    self.assertEqual(text.count('\nNot run.\n'), len(an4.GROUPS))
+    text = self.report(*an4.SUITE.groups)
+    self.assertEqual(text.count('\nNot run.\n'), len(an4.SUITE.groups))
     self.assertIn('what a seed changes is not known', ' '.join(text.split()))
     lines = [line for line in text.splitlines() if line.startswith('|')]
-    self.assertLen(lines, 2 + sum(len(group.claims) for group in an4.GROUPS))
+    self.assertLen(lines, 2 + sum(len(group.claims) for group in an4.SUITE.groups))
     for line in lines[2:]:
       self.assertRegex(line, r'\| not run +\|$')

@@ -4,12 +4,10 @@ import contextlib
 import io
 import os
 import tempfile
-from unittest import mock
 
 from absl.testing import absltest
 import pytest
 
-from experiments import an4
 from experiments import design
 from experiments import jobs
 from experiments import run
@@ -52,13 +50,14 @@ class RunTest(absltest.TestCase):
     self.root = self.enterContext(tempfile.TemporaryDirectory())
     self.report = os.path.join(self.root, 'results.md')
     self.folders = jobs.Folders(
-        os.path.join(self.root, 'data'), os.path.join(self.root, 'runs')
+        os.path.join(self.root, 'data'),
+        os.path.join(self.root, 'runs'),
+        tiny.suite(_GROUP),
     )
     for number, speakers in enumerate(('public', 'private', 'dev', 'test')):
       fakes.write_split(
           self.folders.shards(speakers), {f'ann{number}': 2, f'bob{number}': 2}
       )
-    self.enterContext(mock.patch.object(an4, 'GROUPS', (_GROUP,)))
 
   def run_all(self) -> list[str]:
     """What it says."""

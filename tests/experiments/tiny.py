@@ -1,8 +1,10 @@
 """A small group of experiments, and folders as its runs leave them."""
 
+import dataclasses
 import os
 from typing import Optional
 
+from experiments import an4
 from experiments import design
 from experiments import jobs
 from tests.reports import run_folders
@@ -33,6 +35,11 @@ def group(*rows: design.Row, **changes) -> design.Group:
   return design.Group(**{
       'name': 'x', 'title': 'X', 'question': 'Why?', 'rows': rows, **changes
   })
+
+
+def suite(*groups: design.Group) -> design.Suite:
+  """AN4's, of other groups."""
+  return dataclasses.replace(an4.SUITE, groups=groups)
 
 
 def finish(

@@ -58,7 +58,7 @@ def _run(
       audit.audit,
       gin_files=[_EXPERIMENT, privacy, 'gin/programs/audit.gin'],
       gin_params=[
-          'NUM_BLOCKS = 1', 'DIM = 16', 'MLP_DIM = 64', 'NUM_HEADS = 2',
+          'NUM_BLOCKS = 1', 'DIM = 16',
           f'PRIVATE_DIR = {_shards()!r}',
           f'NUM_ROUNDS = {_NUM_ROUNDS}',
           f'COHORT_SIZE = {everyone}',
@@ -66,6 +66,7 @@ def _run(
           f'NUM_CANARIES = {_NUM_CANARIES}',
           f'NOISE_MULTIPLIER = {_NOISE}',
           'DELTA = 1e-5',
+          'TARGET_EPSILON = None',
           *gin_params,
       ],
   )

@@ -1,4 +1,4 @@
-"""The data of experiments/an4.py: rows, claims and settings fit together."""
+"""The suites of experiments/: rows, claims and settings fit together."""
 
 import re
 
@@ -6,9 +6,13 @@ from absl.testing import parameterized
 
 from experiments import an4
 from experiments import design
+from experiments import population
 from experiments import report
 from tests import experiment_files
 from tff_asr import config
+
+
+_GROUPS = (*an4.SUITE.groups, *population.SUITE.groups)
 
 
 def _runs(group: design.Group) -> list[design.Run]:
@@ -23,9 +27,9 @@ def _runs(group: design.Group) -> list[design.Run]:
   return [*runs, *map(design.Run, parents)]
 
 
-class An4Test(parameterized.TestCase):
+class SuitesTest(parameterized.TestCase):
 
-  @parameterized.parameters(*an4.GROUPS)
+  @parameterized.parameters(*_GROUPS)
   def test_rows_and_claims_name_each_other(self, group):
     labels = [row.label for row in group.rows]
     self.assertCountEqual(labels, set(labels))
@@ -39,12 +43,12 @@ class An4Test(parameterized.TestCase):
 
   def test_runs_of_a_name_are_trained_alike(self):
     known = {}
-    for group in an4.GROUPS:
+    for group in an4.SUITE.groups:
       for run in _runs(group):
         self.assertEqual(known.setdefault(run.name, run), run)
     self.assertLen(known, 181)
 
-  @parameterized.parameters(*an4.GROUPS)
+  @parameterized.parameters(*_GROUPS)
   def test_the_settings_of_all_runs_are_known(self, group):
     for run in {run.recipe.name: run for run in _runs(group)}.values():
       experiment = f'gin/experiments/{run.recipe.experiment}.gin'

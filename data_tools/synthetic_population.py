@@ -1,0 +1,152 @@
+"""Generated population: thousands of speakers as shards, in a minute.
+
+    python -m data_tools.synthetic_population --output_dir=data/population
+
+Writes the folders public, private, dev and test. Each speaker has a voice of
+its own (`synthetic_voices`) and says a few short sentences; no speaker is in
+two folders, and the sentences of dev and test are said nowhere else. Speech
+goes from eSpeak NG's library into shards; no other file is written. What is
+there and the same is kept.
+"""
+
+from tff_asr import launch  # First: quiets what others load.
+
+launch.begin(__name__)
+
+from collections.abc import Mapping
+import functools
+import os
+
+from absl import flags
+
+from data_tools import shards
+from data_tools import synthetic_speech
+from data_tools import synthetic_voices
+from data_tools import utterances
+from tff_asr import checks
+from tff_asr.data import summaries
+
+PARTS = ('public', 'private', 'dev', 'test')
+_SPLITS = {'public': 'train', 'private': 'train', 'dev': 'dev', 'test': 'test'}
+_GENERATOR_VERSION = 1
+
+
+def generate(
+    output_dir: str | os.PathLike[str],
+    *,
+    num_speakers: Mapping[str, int],
+    num_utterances: Mapping[str, int],
+    seed: int = 1,
+    num_workers: int | None = None,
+) -> dict[str, summaries.Summary]:
+  """Writes the population, unless the same one is there.
+
+  Args:
+    output_dir: Gets a folder of shards a part.
+    num_speakers: By part.
+    num_utterances: Of each speaker, by part.
+    seed: Of everything, at least 0. A speaker follows from its part, its number
+      and the seed, however many there are.
+    num_workers: Processes that speak; by default one a core.
+
+  Returns:
+    The summary of each part.
+
+  Raises:
+    ValueError: If an argument is out of range or `output_dir` holds something
+      else.
+  """
+  checks.non_negative_int(seed=seed)
+  for part in PARTS:
+    checks.positive_int(**{
+        f'num_speakers[{part}]': num_speakers[part],
+        f'num_utterances[{part}]': num_utterances[part],
+    })
+  return {
+      part: shards.write_split(
+          _list(
+              part,
+              num_speakers=num_speakers[part],
+              num_utterances=num_utterances[part],
+              seed=seed,
+          ),
+          os.path.join(output_dir, part),
+          origin={
+              'corpus': 'generated population',
+              'generator_version': _GENERATOR_VERSION,
+              'espeakng_loader': synthetic_speech.espeak_version(),
+              'part': part,
+              'seed': seed,
+          },
+          # These speakers' ids are nobody else's.
+          namespace=f'generated population, seed {seed}',
+          strict=True,
+          num_workers=num_workers,
+      )
+      for part in PARTS
+  }
+
+
+def _list(
+    part: str, *, num_speakers: int, num_utterances: int, seed: int
+) -> list[utterances.Utterance]:
+  """The utterances of a part, to be spoken where they are encoded."""
+  listed = []
+  for number in range(num_speakers):
+    speaker = synthetic_voices.draw(
+        f'{part}-{number:06d}',
+        split=_SPLITS[part],
+        num_utterances=num_utterances,
+        seed=seed,
+    )
+    listed.extend(
+        utterances.Utterance(
+            speaker.speaker_id,
+            f'{i:03d}',
+            sentence,
+            functools.partial(synthetic_voices.speak, speaker, i),
+        )
+        for i, sentence in enumerate(speaker.sentences)
+    )
+  return listed
+
+
+def main(_) -> None:
+  if not _OUTPUT_DIR.value:
+    raise ValueError('--output_dir is needed; see --help.')
+  checks.output_folders(output_dir=_OUTPUT_DIR.value)
+  found = generate(
+      _OUTPUT_DIR.value,
+      num_speakers={part: flag.value for part, flag in _NUM_SPEAKERS.items()},
+      num_utterances={
+          part: flag.value for part, flag in _NUM_UTTERANCES.items()
+      },
+      seed=_SEED.value,
+  )
+  for part, summary in found.items():
+    folder = os.path.join(_OUTPUT_DIR.value, part)
+    print(
+        f'{folder}: {summary["num_clients"]:,} speakers,'
+        f' {summary["num_utterances"]:,} utterances,'
+        f' {60 * summary["hours"]:.1f} minutes'
+    )
+
+
+if __name__ == '__main__':
+  _OUTPUT_DIR = flags.DEFINE_string(
+      'output_dir', None, 'Gets the four folders. Required.'
+  )
+  _SEED = flags.DEFINE_integer('seed', 1, 'Of everything.')
+  _DEFAULTS = {
+      'public': (16, 40), 'private': (12_000, 2), 'dev': (32, 6),
+      'test': (100, 10),
+  }
+  _NUM_SPEAKERS, _NUM_UTTERANCES = {}, {}
+  for _PART, (_SPEAKERS, _UTTERANCES) in _DEFAULTS.items():
+    _NUM_SPEAKERS[_PART] = flags.DEFINE_integer(
+        f'num_{_PART}_speakers', _SPEAKERS, f'In {_PART}.'
+    )
+    _NUM_UTTERANCES[_PART] = flags.DEFINE_integer(
+        f'num_{_PART}_utterances', _UTTERANCES, f'Of each speaker in {_PART}.'
+    )
+  launch.run(main, after_interrupt='the same command goes on where it stopped.')

@@ -1,0 +1,189 @@
+"""Generated voices: thousands of speakers, each with a voice file of its own.
+
+A voice is drawn from continuous ranges: the frequencies, heights and widths of
+eSpeak NG's nine formants, pitch and its range, rate, roughness, breath, voicing
+and the loudness of consonants. The generator writes each as one of eSpeak's
+variant files. So no two speakers share a voice, and those of dev and test have
+settings that occur nowhere else.
+
+eSpeak's state drifts from one utterance to the next. Each speaker is spoken by
+a library that was just loaded (3 ms), and so follows from the seed alone, bit
+for bit on one machine, whoever else spoke before in the process.
+
+Loads no TensorFlow, so that processes that speak start fast.
+"""
+
+import dataclasses
+import functools
+import os
+import tempfile
+
+import numpy as np
+import soxr
+
+from data_tools import synthetic_speech
+
+_ACCENTS = synthetic_speech.ACCENTS
+_VARIANT = 'drawn'
+# What English needs of eSpeak's data.
+_DATA = ('phondata', 'phonindex', 'phontab', 'intonations', 'en_dict', 'lang')
+_NUM_FORMANTS = 9
+_ESPEAK_RATE_HZ = 22050
+_NOISE_TAPS = 32
+_RATE_WORDS_PER_MINUTE = (190, 260)
+
+
+@dataclasses.dataclass(frozen=True)
+class Speaker:
+  """One generated speaker.
+
+  Attributes:
+    speaker_id: Unlike those of all other speakers of the seed.
+    seed: Of the corpus.
+    accent: eSpeak's language.
+    rate: Words a minute.
+    variant: The text of eSpeak's variant file: what makes the voice.
+    level_db: Loudness of the speech, dB of full scale.
+    snr_db: Speech over background noise.
+    noise_pole: In [0, 0.9]; 0 is white noise, higher is darker.
+    sentences: What the speaker says.
+  """
+
+  speaker_id: str
+  seed: int
+  accent: str
+  rate: int
+  variant: str
+  level_db: float
+  snr_db: float
+  noise_pole: float
+  sentences: tuple[str, ...]
+
+
+def draw(
+    speaker_id: str, *, split: str, num_utterances: int, seed: int
+) -> Speaker:
+  """Draws a speaker; no sound is made.
+
+  Args:
+    speaker_id: Decides all, with the seed.
+    split: Whose sentences are said, one of `synthetic_speech.SPLITS`.
+    num_utterances: Sentences, all different.
+    seed: Of the corpus, at least 0.
+  """
+  rng = synthetic_speech.generator(seed, 'voice', speaker_id)
+  return Speaker(
+      speaker_id=speaker_id,
+      seed=seed,
+      accent=list(_ACCENTS)[rng.choice(3, p=list(_ACCENTS.values()))],
+      rate=int(rng.integers(*_RATE_WORDS_PER_MINUTE, endpoint=True)),
+      variant=_draw_variant(rng),
+      level_db=float(rng.uniform(-30, -20)),
+      snr_db=float(rng.uniform(20, 36)),
+      noise_pole=float(rng.uniform(0, 0.9)),
+      sentences=synthetic_speech.draw_sentences(
+          rng, split=split, count=num_utterances
+      ),
+  )
+
+
+def speak(speaker: Speaker, number: int) -> np.ndarray:
+  """One of a speaker's sentences, int16 [N] at 16 kHz."""
+  return _speak_all(speaker)[number]
+
+
+@functools.lru_cache(maxsize=1)
+def _speak_all(speaker: Speaker) -> list[np.ndarray]:
+  """All sentences of a speaker, each int16 [N] at 16 kHz."""
+  spoken = _engine().speak_afresh(speaker)
+  rng = synthetic_speech.generator(speaker.seed, 'noise', speaker.speaker_id)
+  return [_record(each, speaker, rng) for each in spoken]
+
+
+@functools.cache
+def _engine() -> '_Engine':
+  """This process's eSpeak."""
+  return _Engine()
+
+
+class _Engine:
+  """eSpeak NG with a folder of data of its own, to write variants into."""
+
+  def __init__(self):
+    # Late: the package is an extra.
+    import espeakng_loader  # pylint: disable=g-import-not-at-top
+
+    self._folder = tempfile.TemporaryDirectory(prefix='voices')
+    data_dir = os.path.join(self._folder.name, 'espeak-ng-data')
+    variants = os.path.join(data_dir, 'voices', '!v')
+    os.makedirs(variants)
+    for name in _DATA:
+      source = os.path.join(espeakng_loader.get_data_path(), name)
+      os.symlink(source, os.path.join(data_dir, name))
+    self._data_dir = data_dir
+    self._variant = os.path.join(variants, _VARIANT)
+    self._library = None
+
+  def speak_afresh(self, speaker: Speaker) -> list[np.ndarray]:
+    """A speaker's sentences, int16 at 22.05 kHz, from eSpeak's first state."""
+    with open(self._variant, 'w', encoding='ascii') as f:
+      f.write(speaker.variant)
+    if self._library is not None:
+      self._library.close()
+    self._library = synthetic_speech.Espeak(self._data_dir)
+    voice = f'{speaker.accent}+{_VARIANT}'
+    return [
+        self._library.speak(text, voice=voice, rate=speaker.rate, pitch=50)
+        for text in speaker.sentences
+    ]
+
+
+def _draw_variant(rng: np.random.Generator) -> str:
+  """The text of a variant file."""
+  # The length of the vocal tract scales all formants alike.
+  length = rng.uniform(88, 116)
+  pitch = rng.uniform(70, 210)
+  lines = [
+      'language variant',
+      f'name {_VARIANT}',
+      f'pitch {pitch:.0f} {pitch + rng.uniform(15, 90):.0f}',
+      f'roughness {rng.integers(0, 5)}',
+      f'voicing {rng.integers(70, 140)}',
+      f'consonants {rng.integers(70, 140)} {rng.integers(70, 140)}',
+      f'flutter {rng.integers(0, 5)}',
+  ]
+  frequencies = length * rng.uniform(0.95, 1.05, _NUM_FORMANTS)
+  heights = rng.uniform(60, 135, _NUM_FORMANTS)
+  widths = rng.uniform(70, 140, _NUM_FORMANTS)
+  lines.extend(
+      f'formant {i} {frequency:.0f} {height:.0f} {width:.0f}'
+      for i, (frequency, height, width) in enumerate(
+          zip(frequencies, heights, widths)
+      )
+  )
+  if rng.random() < 0.3:
+    breath = rng.integers(0, 4, 8)
+    lines.append(f'breath {" ".join(map(str, breath))}')
+  return '\n'.join(lines) + '\n'
+
+
+def _record(
+    speech: np.ndarray, speaker: Speaker, rng: np.random.Generator
+) -> np.ndarray:
+  """Speech at 22.05 kHz as recorded with pauses and noise, int16 [N]."""
+  rate_hz = synthetic_speech.SAMPLE_RATE_HZ
+  speech = soxr.resample(
+      speech.astype(np.float32), _ESPEAK_RATE_HZ, rate_hz, quality='LQ'
+  )
+  # In doubles processors' orders of summation do not show in 16 bits.
+  speech = np.pad(speech, rng.integers(rate_hz // 50, rate_hz // 8, 2))
+  speech = speech.astype(np.float64)
+  white = rng.standard_normal(len(speech) + _NOISE_TAPS - 1, np.float32)
+  taps = speaker.noise_pole ** np.arange(_NOISE_TAPS)
+  noise = np.convolve(white, taps, mode='valid')
+  level_db = speaker.level_db + rng.uniform(-2, 2)
+  snr_db = speaker.snr_db + rng.uniform(-3, 3)
+  mixed = synthetic_speech.scale_rms(speech, 10 ** (level_db / 20))
+  mixed += synthetic_speech.scale_rms(noise, 10 ** ((level_db - snr_db) / 20))
+  mixed *= min(1.0, 0.95 / np.max(np.abs(mixed)))
+  return np.rint(mixed * 32767).astype(np.int16)

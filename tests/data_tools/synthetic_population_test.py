@@ -1,0 +1,132 @@
+import collections
+import functools
+import hashlib
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+import numpy as np
+
+from data_tools import synthetic_population
+from data_tools import synthetic_voices
+from tff_asr.data import client_data
+
+_SPEAKERS = {'public': 2, 'private': 4, 'dev': 2, 'test': 2}
+_UTTERANCES = {'public': 3, 'private': 2, 'dev': 2, 'test': 2}
+
+
+def _draw(part: str, number: int, seed: int = 1) -> synthetic_voices.Speaker:
+  return synthetic_voices.draw(
+      f'{part}-{number:06d}', split='train', num_utterances=2, seed=seed
+  )
+
+
+class SyntheticPopulationTest(absltest.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.root = pathlib.Path(
+        cls.enterClassContext(tempfile.TemporaryDirectory())
+    )
+    cls.generate('first')
+
+  @classmethod
+  def generate(cls, name, **changes):
+    options = dict(
+        num_speakers=_SPEAKERS, num_utterances=_UTTERANCES, num_workers=1
+    )
+    return synthetic_population.generate(
+        cls.root / name, **(options | changes)
+    )
+
+  def utterances(self, name, part):
+    """Waveforms by speaker and sentence."""
+    data = client_data.load(self.root / name / part)
+    return {
+        (client_id, element['transcript'].numpy().decode()): (
+            element['waveform'].numpy()
+        )
+        for client_id in data.client_ids
+        for element in data.create_tf_dataset_for_client(client_id)
+    }
+
+  def test_a_second_run_on_other_cores_gives_the_same_bytes(self):
+    # In this process: the speakers before one do not matter.
+    self.generate('again', num_workers=0)
+    shards = sorted(self.root.glob('first/*/shard-*'))
+    self.assertLen(shards, 4)
+    for path in shards:
+      again = self.root / 'again' / path.relative_to(self.root / 'first')
+      self.assertEqual(path.read_bytes(), again.read_bytes(), path)
+
+  def test_more_speakers_leave_the_others_as_they_are(self):
+    more = dict(_SPEAKERS, private=5)
+    self.generate('more', num_speakers=more)
+    first = self.utterances('first', 'private')
+    found = self.utterances('more', 'private')
+    self.assertLen(first, 8)
+    self.assertLen(found, 10)
+    for key, waveform in first.items():
+      np.testing.assert_array_equal(found[key], waveform)
+
+  def test_is_made_once_and_not_mixed_up(self):
+    marker = self.root / 'first' / 'test' / 'corpus.json'
+    before = marker.stat().st_mtime_ns
+    self.generate('first')
+    self.assertEqual(marker.stat().st_mtime_ns, before)
+    with self.assertRaisesRegex(ValueError, 'holds another corpus'):
+      self.generate('first', seed=2)
+
+  def test_speech_over_noise_of_the_length_of_a_sentence(self):
+    for part, number in _SPEAKERS.items():
+      found = self.utterances('first', part)
+      self.assertLen(found, number * _UTTERANCES[part])
+      for waveform in found.values():
+        self.assertBetween(len(waveform) / 16000, 0.5, 4.0)
+        frames = waveform[: len(waveform) // 400 * 400].reshape(-1, 400)
+        level = 10 * np.log10(np.mean(frames / 2.0**15 * frames, axis=1))
+        self.assertGreater(level.max() - level.min(), 12)
+
+  def test_no_two_parts_share_a_sentence_of_dev_or_test(self):
+    said = {
+        part: {text for _, text in self.utterances('first', part)}
+        for part in _SPEAKERS
+    }
+    for part in ('dev', 'test'):
+      for other in said.keys() - {part}:
+        self.assertEmpty(said[part] & said[other])
+
+  def test_voices_are_all_different(self):
+    voices = collections.Counter(
+        _draw(part, number).variant
+        for part in ('private', 'test')
+        for number in range(1000)
+    )
+    self.assertLen(voices, 2000)
+    self.assertNotEqual(_draw('test', 1).variant, _draw('test', 1, 2).variant)
+    # eSpeak hears the settings: the same sentence sounds otherwise.
+    speakers = [_draw('private', number) for number in range(2)]
+    one, other = (
+        synthetic_voices.Speaker(**dict(
+            vars(speakers[0]), variant=speaker.variant
+        ))
+        for speaker in speakers
+    )
+    first = synthetic_voices.speak(one, 0)
+    self.assertFalse(np.array_equal(first, synthetic_voices.speak(other, 0)))
+
+  def test_digest(self):
+    # What seed 1 says does not change without _GENERATOR_VERSION.
+    speak = functools.partial(synthetic_voices.speak, _draw('private', 7))
+    digest = hashlib.sha256(speak(0).tobytes() + speak(1).tobytes())
+    self.assertEqual(digest.hexdigest()[:16], 'ac4d41a541bb523b')
+
+  def test_refuses(self):
+    for changes, message in (
+        (dict(seed=-1), 'seed'),
+        (dict(num_speakers=dict(_SPEAKERS, dev=0)), r'num_speakers\[dev\]'),
+        (dict(num_utterances=dict(_UTTERANCES, test=0)), r'\[test\]'),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        self.generate('refused', **changes)
