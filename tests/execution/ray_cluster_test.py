@@ -239,22 +239,30 @@ class ComputationTest(parameterized.TestCase):
     self.assertIn(found - 160, [12 * _NUM_WEIGHTS, 20 * _NUM_WEIGHTS])
 
   def test_an_actor_trains_several_clients_at_once(self):
-    def run(context, gate):
-      with _install(context):
-        return np.asarray(_sum_toil(gate.path, [10.0, 11.0, 12.0])).tobytes()
+    @tff.tensorflow.computation(np.float32)
+    def work(value):
+      # It ends by itself: two that wait for a file leave TensorFlow's two
+      # threads to each other.
+      return tf.while_loop(
+          lambda step, _: step < 3000,
+          lambda step, matrix: (step + 1, tf.linalg.matmul(matrix, matrix)),
+          (0, tf.eye(200)),
+      )[1][0, 0] * value
 
-    expected = run(_context(1), Gate(is_open=True))
+    _context(1)  # Starts the cluster.
     context = ray_cluster.build_sync_context(
         ray_cluster.Settings(
             num_workers=1, clients_per_device=2, op_libraries=()
         )
     )
-    gate = Gate()
-    with futures.ThreadPoolExecutor() as threads:
-      found = threads.submit(run, context, gate)
-      gate.wait_for_clients(2)
-      gate.open()
-      self.assertEqual(found.result(), expected)
+    with _install(context):
+      self.assertEqual(_sum_of(work)([1.0, 2.0, 3.0, 4.0]), 10.0)
+    timeline = context.last_timeline
+    overlaps = [
+        sum(a.start_sec <= b.start_sec < a.end_sec for a in timeline)
+        for b in timeline
+    ]
+    self.assertEqual(max(overlaps), 2)
 
   def test_flac_is_decoded_in_the_workers(self):
     import tensorflow_io as tfio  # pylint: disable=g-import-not-at-top
