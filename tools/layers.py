@@ -201,6 +201,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
     ),
     'tools': (
         'absl',
+        'benchmarks',
         'data_tools',
         'dp_accounting',
         'flax',
@@ -209,6 +210,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
         'numpy',
         'optax',
         'pfl4asr',
+        'psutil',
         'pytest',
         'soundfile',
         'tensorflow',

@@ -1,0 +1,368 @@
+r"""A round on N GPUs: the product's scheduler deals, only the work is a clock.
+
+    python -m benchmarks.scaling
+    python -m benchmarks.scaling --step_sec=0.055 --link_gb_sec=12.5
+    python -m benchmarks.scaling --measure
+
+A discrete-event simulation of a round on a Ray cluster (`execution.ray_runner`):
+each GPU asks `scheduler.Scheduler` for its next task, as a thread of an actor
+with `--gpus_per_worker` does, and is busy for as long as the task costs:
+
+- a machine's GPUs begin once the model is there: one machine after the other
+  (`--broadcast=serial`: Ray pushes to all that ask from where the model is), or
+  from machine to machine in doubling numbers (`tree`);
+- a client takes `--local_steps` times `--step_sec`, evenly up to `--spread`
+  more or less, and `--add_sec` for clip and sum;
+- a worker that hands over its sum (int64, 8 bytes a parameter) adds those of its
+  GPUs, twice over `--reduce_gb_sec`, and copies the result to the object store
+  of its machine at `--copy_gb_sec`;
+- a merge fetches the sums of other machines, one after the other, each over the
+  links of both machines, and adds all of them at `--copy_gb_sec`; the last one
+  is the server's, on the first machine;
+- each task costs `--task_sec` besides, and the server's step `--server_sec`.
+
+Efficiency is the time of one GPU over N times the time of N. Beside it: with one
+GPU in 50 at half the speed, and with one worker lost, all its GPUs and its sum,
+when half of the clients are done. `scheduling` is what the scheduler itself took, measured: one
+process deals to all workers.
+
+The costs' defaults, and where they are from: a step, the authors' 190 ms on an
+A100 (their Table 22, by arithmetic); clip and sum, 4 passes over 1.02 GB at 20 %
+of 1.5 TB/s; copy 5 GB/s, link 20 Gbit/s, reduction over PCIe: assumed; the server's step, noise and LAMB as measured on two CPU cores
+(docs/performance.md). None of them was measured on a GPU.
+
+--measure instead runs rounds of 8 clients on one and on two cores of this
+machine, each in a process bound to its cores, in turns.
+"""
+
+from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
+
+launch.begin(__name__)
+
+import dataclasses
+import heapq
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+from absl import flags
+import numpy as np
+
+from tff_asr.execution import scheduler
+
+_COHORTS = flags.DEFINE_list('cohorts', ['1024', '204800'], 'Clients a round.')
+_GPUS = flags.DEFINE_list(
+    'gpus', ['1', '8', '32', '64', '128', '256', '512', '1024'], 'How many.'
+)
+_BROADCAST = flags.DEFINE_enum(
+    'broadcast', 'serial', ['serial', 'tree'], 'From machine to machine.'
+)
+_NUMBERS = {
+    'gpus_per_machine': (8, 'GPUs of a machine.'),
+    'gpus_per_worker': (8, 'GPUs of a Ray worker (GPUS_PER_WORKER).'),
+    'local_steps': (10, 'Of a client.'),
+    'parameters': (255.8e6, 'Of the model.'),
+    'step_sec': (0.19, 'A local step.'),
+    'spread': (0.1, 'Of the clients\' times, as a share.'),
+    'add_sec': (0.014, 'Clip and sum of a client.'),
+    'copy_gb_sec': (5.0, 'Copies and additions in the memory of a machine.'),
+    'reduce_gb_sec': (20.0, 'Between GPUs of a machine.'),
+    'link_gb_sec': (2.5, 'Between machines, each way.'),
+    'task_sec': (0.002, 'Of a task, besides: calls between processes.'),
+    'server_sec': (2.3, 'Noise and optimizer.'),
+}
+_FLAGS = {
+    name: flags.DEFINE_float(name, value, text, lower_bound=0)
+    for name, (value, text) in _NUMBERS.items()
+}
+_MEASURE = flags.DEFINE_boolean('measure', False, 'Rounds on 1 and 2 cores.')
+_REPEATS = flags.DEFINE_integer('repeats', 3, 'Of --measure.', lower_bound=1)
+_CORES = flags.DEFINE_integer('cores', None, 'Of a process of --measure.')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Costs:
+  """What a round's parts cost; see the module.
+
+  Attributes:
+    train_sec: a client on a GPU of full speed.
+    spread: clients take this share more or less, at most.
+    model_bytes, sum_bytes: of the broadcast, and of a sum.
+    copy_bytes_sec, reduce_bytes_sec, link_bytes_sec: speeds.
+    task_sec, server_sec: see the flags.
+    broadcast: 'serial' or 'tree'.
+    gpus_per_machine, gpus_per_worker: how many.
+  """
+
+  train_sec: float
+  spread: float
+  model_bytes: float
+  sum_bytes: float
+  copy_bytes_sec: float
+  reduce_bytes_sec: float
+  link_bytes_sec: float
+  task_sec: float
+  server_sec: float
+  broadcast: str
+  gpus_per_machine: int
+  gpus_per_worker: int
+
+
+@dataclasses.dataclass
+class Round:
+  """A simulated round.
+
+  Attributes:
+    num_clients: in the sum.
+    started_sec: when the last machine had the model.
+    trained_sec: when the last client was done.
+    merged_sec: when the total was at the server.
+    end_sec: when the server's step was done.
+    store_bytes: put into object stores.
+    scheduling_sec: what the scheduler took, on this machine's clock.
+  """
+
+  num_clients: int = 0
+  started_sec: float = 0.0
+  trained_sec: float = 0.0
+  merged_sec: float = 0.0
+  end_sec: float = 0.0
+  store_bytes: float = 0.0
+  scheduling_sec: float = 0.0
+
+
+def simulate(
+    num_clients: int,
+    num_gpus: int,
+    costs: Costs,
+    *,
+    slow_every: int = 0,
+    is_one_lost: bool = False,
+) -> Round:
+  """Runs a round.
+
+  Args:
+    num_clients: the cohort.
+    num_gpus: how many train.
+    costs: of the parts.
+    slow_every: one GPU in so many takes twice as long; 0: none.
+    is_one_lost: whether the last worker is lost, with its sum, when half of the
+      clients are done. There must be another.
+  """
+  generator = np.random.default_rng(1)
+  factors = generator.uniform(1 - costs.spread, 1 + costs.spread, num_clients)
+  tasks = scheduler.Scheduler(scheduler.cut(num_clients))
+  result = Round()
+  numbers = itertools.count()
+  events = []  # Heap of (time, number of the event, GPU, task or None).
+  free_sec = {}  # When a link is free: ('from' or 'to', machine).
+  idle = set()
+  lost = set()
+  num_trained = 0
+  worker_of = lambda gpu: gpu // costs.gpus_per_worker
+  machine_of = lambda gpu: gpu // costs.gpus_per_machine
+  place_of = lambda gpu: str(machine_of(gpu))
+
+  def finish(gpu, task, now):
+    """When a GPU is done with a task."""
+    now += costs.task_sec
+    if isinstance(task, scheduler.Block):
+      slowness = 2.0 if slow_every and not (gpu + 1) % slow_every else 1.0
+      return now + slowness * factors[task.number] * costs.train_sec
+    if isinstance(task, scheduler.HandOver):
+      result.store_bytes += costs.sum_bytes
+      if costs.gpus_per_worker > 1:
+        now += 2 * costs.sum_bytes / costs.reduce_bytes_sec
+      return now + costs.sum_bytes / costs.copy_bytes_sec
+    # The total is added by the server.
+    target = '0' if task.is_total else place_of(gpu)
+    for part in task.sums:
+      if part.place != target:
+        links = ('from', part.place), ('to', target)
+        now = max(now, *(free_sec.get(link, 0.0) for link in links))
+        now += costs.sum_bytes / costs.link_bytes_sec
+        free_sec.update(dict.fromkeys(links, now))
+    if not task.is_total:
+      result.store_bytes += costs.sum_bytes
+    return now + len(task.sums) * costs.sum_bytes / costs.copy_bytes_sec
+
+  def timed(function, *arguments):
+    begun = time.thread_time()
+    found = function(*arguments)
+    result.scheduling_sec += time.thread_time() - begun
+    return found
+
+  def ask(gpu, now):
+    task = timed(tasks.poll, worker_of(gpu), place_of(gpu))
+    if task is None:
+      idle.add(gpu)
+    else:
+      event = finish(gpu, task, now), next(numbers), gpu, task
+      heapq.heappush(events, event)
+
+  num_machines = -(-num_gpus // costs.gpus_per_machine)
+  for gpu in range(num_gpus):
+    # With one link for all, all have the model when the last one has.
+    hops = num_machines - 1
+    if costs.broadcast == 'tree':
+      hops = hops.bit_length()
+    ready = hops * costs.model_bytes / costs.link_bytes_sec
+    ready += costs.model_bytes / costs.copy_bytes_sec
+    result.started_sec = max(result.started_sec, ready)
+    heapq.heappush(events, (ready, next(numbers), gpu, None))
+  while not tasks.is_over():
+    now, _, gpu, task = heapq.heappop(events)
+    if worker_of(gpu) in lost:
+      continue
+    if task is not None:
+      if isinstance(task, scheduler.Block):
+        num_trained += 1
+        result.trained_sec = now
+      elif isinstance(task, scheduler.Merge) and task.is_total:
+        result.num_clients = len(task.blocks)
+        result.merged_sec = now
+      timed(tasks.put, worker_of(gpu), task, None, place_of(gpu))
+    asking = {gpu}
+    if is_one_lost and not lost and num_trained >= num_clients // 2:
+      lost.add(worker_of(num_gpus - 1))
+      for _, _, other, hers in events:
+        if hers is not None and worker_of(other) in lost:
+          tasks.lose(worker_of(other), hers)
+      asking |= idle
+    elif not isinstance(task, scheduler.Block):
+      asking |= idle
+    idle -= asking
+    for other in sorted(asking):
+      if worker_of(other) not in lost:
+        ask(other, now)
+  result.end_sec = result.merged_sec + costs.server_sec
+  return result
+
+
+def main(_) -> None:
+  if _CORES.value:
+    _measure_here(_CORES.value)
+    return
+  from benchmarks import report  # pylint: disable=g-import-not-at-top
+
+  report.check_json_flag()
+  if _MEASURE.value:
+    _measure(report)
+    return
+  values = {name: flag.value for name, flag in _FLAGS.items()}
+  costs = Costs(
+      train_sec=values['local_steps'] * values['step_sec'] + values['add_sec'],
+      spread=values['spread'],
+      model_bytes=4 * values['parameters'],
+      sum_bytes=8 * values['parameters'],
+      copy_bytes_sec=1e9 * values['copy_gb_sec'],
+      reduce_bytes_sec=1e9 * values['reduce_gb_sec'],
+      link_bytes_sec=1e9 * values['link_gb_sec'],
+      task_sec=values['task_sec'],
+      server_sec=values['server_sec'],
+      broadcast=_BROADCAST.value,
+      gpus_per_machine=int(values['gpus_per_machine']),
+      gpus_per_worker=int(values['gpus_per_worker']),
+  )
+  figures = {}
+  for cohort in map(int, _COHORTS.value):
+    single = simulate(cohort, 1, costs).end_sec
+    rows = [[
+        'GPUs', 'round, s', 'efficiency', '1 in 50 at half speed',
+        'one worker lost', 'model sent, s', 'after the last client, s',
+        'GB through stores', 'scheduling, s',
+    ]]
+    for count in map(int, _GPUS.value):
+      runs = [
+          simulate(cohort, count, costs),
+          simulate(cohort, count, costs, slow_every=50),
+      ]
+      if count > costs.gpus_per_worker:
+        runs.append(simulate(cohort, count, costs, is_one_lost=True))
+      shares = [single / count / run.end_sec for run in runs]
+      plain = runs[0]
+      rows.append([
+          f'{count:,}',
+          f'{plain.end_sec:,.1f}',
+          *(f'{share:.1%}' for share in shares),
+          *[''] * (3 - len(shares)),
+          f'{plain.started_sec:.1f}',
+          f'{plain.end_sec - plain.trained_sec:.1f}',
+          f'{plain.store_bytes / 1e9:,.0f}',
+          f'{plain.scheduling_sec:.2f}',
+      ])
+      figures[f'{cohort} on {count}'] = dict(
+          vars(plain), efficiencies=shares
+      )
+    given = ', '.join(f'{name} {value:g}' for name, value in values.items())
+    report.write(
+        f'Cohort {cohort:,}. Simulated, not run on GPUs. {given}, '
+        f'{_BROADCAST.value} broadcast',
+        rows,
+        {'costs': values, 'rounds': figures},
+    )
+
+
+def _measure(report) -> None:
+  """Rounds on one and on two cores, in turns."""
+  children = {
+      cores: subprocess.Popen(
+          [sys.executable, '-m', 'benchmarks.scaling', f'--cores={cores}'],
+          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+      )
+      for cores in (1, 2)
+  }
+  seconds = {cores: [] for cores in children}
+  try:
+    for turn in range(_REPEATS.value + 1):
+      for cores, child in children.items():
+        print('go', file=child.stdin, flush=True)
+        taken = float(child.stdout.readline())
+        if turn:
+          seconds[cores].append(taken)
+  finally:
+    for child in children.values():
+      child.stdin.close()
+      child.wait()
+  ratios = [one / two for one, two in zip(seconds[1], seconds[2], strict=True)]
+  report.write(
+      '8 clients of 4 steps of 10 s, 5M parameters; a client at a time on each '
+      'core',
+      [['', 'one core, s', 'two cores, s', 'ratio', 'efficiency'],
+       ['a round', report.spread(seconds[1]), report.spread(seconds[2]),
+        report.spread(ratios),
+        report.spread([ratio / 2 for ratio in ratios])]],
+      {'seconds': {str(key): each for key, each in seconds.items()},
+       'ratios': ratios},
+  )
+
+
+def _measure_here(cores: int) -> None:
+  """Runs a round for each line of input; prints its seconds."""
+  os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+  from benchmarks import workload as workload_lib  # pylint: disable=g-import-not-at-top
+  from tff_asr.execution import multi_device  # pylint: disable=g-import-not-at-top
+
+  sizes = workload_lib.Workload(
+      num_blocks=6, dim=256, num_clients=8, num_local_steps=4
+  )
+  with tempfile.TemporaryDirectory() as folder:
+    clients = sizes.write_corpus(folder)
+    run = workload_lib.Round(
+        multi_device.build_sync_context(
+            multi_device.Settings(devices=['CPU:0'], clients_per_device=cores)
+        ),
+        sizes.build_process(clients, cohort_size=8),
+        clients.client_ids,
+    )
+    for _ in sys.stdin:
+      begun = time.perf_counter()
+      run()
+      print(time.perf_counter() - begun, flush=True)
+
+
+if __name__ == '__main__':
+  launch.run(main, after_interrupt='the same command begins anew.')
