@@ -40,6 +40,7 @@ NAMES = (
     'start_up',
     'growth',
     'execution',
+    'scaling',
     'client_index',
     'dp_sgd',
     'audit_power',

@@ -1,34 +1,35 @@
 r"""A round on N GPUs: the product's scheduler deals, only the work is a clock.
 
     python -m benchmarks.scaling
-    python -m benchmarks.scaling --step_sec=0.055 --link_gb_sec=12.5
+    python -m benchmarks.scaling --link_gb_sec=12.5 --broadcast=tree
     python -m benchmarks.scaling --measure
 
-A discrete-event simulation of a round on a Ray cluster (`execution.ray_runner`):
-each GPU asks `scheduler.Scheduler` for its next task, as a thread of an actor
-with `--gpus_per_worker` does, and is busy for as long as the task costs:
+A discrete-event simulation of a round on a Ray cluster (`ray_runner`): each GPU
+asks `scheduler.Scheduler` for its next task, as a thread of an actor with
+`--gpus_per_worker` does, and is busy for as long as the task costs:
 
-- a machine's GPUs begin once the model is there: one machine after the other
-  (`--broadcast=serial`: Ray pushes to all that ask from where the model is), or
-  from machine to machine in doubling numbers (`tree`);
+- a machine's GPUs begin once the model is there: all over one link of the
+  server (`--broadcast=serial`), or from machine to machine in doubling numbers
+  (`tree`);
 - a client takes `--local_steps` times `--step_sec`, evenly up to `--spread`
   more or less, and `--add_sec` for clip and sum;
-- a worker that hands over its sum (int64, 8 bytes a parameter) adds those of its
-  GPUs, twice over `--reduce_gb_sec`, and copies the result to the object store
-  of its machine at `--copy_gb_sec`;
+- a worker that hands over its sum (int64, 8 bytes a parameter) adds those of
+  its GPUs, twice over `--reduce_gb_sec`, and copies the result to the object
+  store of its machine at `--copy_gb_sec`;
 - a merge fetches the sums of other machines, one after the other, each over the
   links of both machines, and adds all of them at `--copy_gb_sec`; the last one
   is the server's, on the first machine;
 - each task costs `--task_sec` besides, and the server's step `--server_sec`.
 
-Efficiency is the time of one GPU over N times the time of N. Beside it: with one
-GPU in 50 at half the speed, and with one worker lost, all its GPUs and its sum,
-when half of the clients are done. `scheduling` is what the scheduler itself took, measured: one
-process deals to all workers.
+Efficiency is the time of one GPU over N times the time of N. Beside it: with
+one GPU in 50 at half the speed, and with one worker lost, all its GPUs and its
+sum, when half of the clients are done. `scheduling` is what the scheduler
+itself took, measured: one process deals to all workers.
 
 The costs' defaults, and where they are from: a step, the authors' 190 ms on an
-A100 (their Table 22, by arithmetic); clip and sum, 4 passes over 1.02 GB at 20 %
-of 1.5 TB/s; copy 5 GB/s, link 20 Gbit/s, reduction over PCIe: assumed; the server's step, noise and LAMB as measured on two CPU cores
+A100 (their Table 22, by arithmetic); clip and sum, 4 passes over 1.02 GB at
+20 % of 1.5 TB/s; copy 5 GB/s, link 20 Gbit/s, reduction over PCIe: assumed; the
+server's step, noise and LAMB as measured on two CPU cores
 (docs/performance.md). None of them was measured on a GPU.
 
 --measure instead runs rounds of 8 clients on one and on two cores of this
@@ -343,8 +344,9 @@ def _measure(report) -> None:
 def _measure_here(cores: int) -> None:
   """Runs a round for each line of input; prints its seconds."""
   os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
-  from benchmarks import workload as workload_lib  # pylint: disable=g-import-not-at-top
-  from tff_asr.execution import multi_device  # pylint: disable=g-import-not-at-top
+  # pylint: disable=g-import-not-at-top
+  from benchmarks import workload as workload_lib
+  from tff_asr.execution import multi_device
 
   sizes = workload_lib.Workload(
       num_blocks=6, dim=256, num_clients=8, num_local_steps=4

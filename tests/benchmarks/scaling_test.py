@@ -1,0 +1,60 @@
+"""Simulated rounds take what their parts cost, and sum each client once."""
+
+import dataclasses
+
+from absl.testing import absltest
+
+from benchmarks import scaling
+
+_COSTS = scaling.Costs(
+    train_sec=10.0,
+    spread=0.0,
+    model_bytes=100.0,
+    sum_bytes=200.0,
+    copy_bytes_sec=100.0,
+    reduce_bytes_sec=400.0,
+    link_bytes_sec=50.0,
+    task_sec=0.0,
+    server_sec=3.0,
+    broadcast='serial',
+    gpus_per_machine=2,
+    gpus_per_worker=2,
+)
+
+
+class ScalingTest(absltest.TestCase):
+
+  def _end(self, *args, costs=_COSTS, **options):
+    found = scaling.simulate(*args, costs, **options)
+    self.assertEqual(found.num_clients, args[0])
+    return found
+
+  def test_rounds_by_hand(self):
+    # Copy of the model 1, six clients 60, reduction 1, copy of the sum 2, the
+    # server adds one sum 2, its step 3.
+    self.assertEqual(self._end(6, 1).end_sec, 69.0)
+    # On two machines: the model crosses the link once, 2, copy 1; two clients
+    # a GPU, 20; reduction 1, copy 2; the server fetches a sum, 4, adds two, 4.
+    found = self._end(8, 4)
+    self.assertEqual(found.started_sec, 3.0)
+    self.assertEqual(found.trained_sec, 23.0)
+    self.assertEqual(found.merged_sec, 34.0)
+    self.assertEqual(found.end_sec, 37.0)
+    self.assertEqual(found.store_bytes, 400.0)
+
+  def test_broadcast_from_machine_to_machine(self):
+    tree = dataclasses.replace(_COSTS, broadcast='tree')
+    # Four machines: three times over one link, or two rounds of doubling.
+    self.assertEqual(self._end(16, 8).started_sec, 7.0)
+    self.assertEqual(self._end(16, 8, costs=tree).started_sec, 5.0)
+
+  def test_a_slow_gpu_takes_fewer_clients(self):
+    # One of two is slow: 6 clients take 40 s, not 60.
+    found = self._end(6, 2, slow_every=2)
+    self.assertEqual(found.trained_sec, 41.0)
+
+  def test_a_lost_worker_s_clients_run_again(self):
+    # After 20 s all four GPUs have had two clients each of 16; then two go on
+    # with 12: the lost sum's four and the eight that were left.
+    found = self._end(16, 4, is_one_lost=True)
+    self.assertEqual(found.trained_sec, 83.0)
