@@ -30,9 +30,12 @@ _TABLE = _ROOT / 'docs' / 'testing.md'
 # The first words of commands; another line in a block of them is a mistake.
 _WORDS = (
     'apt-get', 'bazel', 'bin/', 'cd', 'docker', 'export', 'pip', 'python',
-    'python3.11', 'ray', 'tff-asr', 'tools/', 'unshare', 'uv', '.venv/bin/',
-    'authors_env/bin/', 'mkdocs', 'bash', 'git', 'chmod', '$',
+    'python3.11', 'ray', 'tff-asr', 'tools/', 'unshare', 'uv', 'mkdocs', 'bash',
+    'git', 'chmod', 'source', './', '$',
 )
+_OF_ENVIRONMENT = re.compile(r'[\w.]+/bin/')
+# Those without flags of absl, or of another environment.
+_OTHER_PARSERS = ('tools.licences', 'tools.mutate', 'tools/reaccount.py')
 _PYTHON = re.compile(r'(?:^|.*/)python(?:3\.11)?$')
 _SETTING = re.compile(r'^([A-Z][A-Z0-9_]*) *=', re.MULTILINE)
 _INLINE = re.compile(r'`(python (?:-m|bin/)[^`]+)`')
@@ -72,7 +75,9 @@ def _lines(page: pathlib.Path) -> Iterator[str]:
 
 def _is_command(line: str) -> bool:
   words = [w for w in line.split() if not re.match(r'\w+=', w)]
-  return bool(words) and words[0].startswith(_WORDS)
+  return bool(words) and bool(
+      words[0].startswith(_WORDS) or _OF_ENVIRONMENT.match(words[0])
+  )
 
 
 def _commands() -> list[Command]:
@@ -140,8 +145,8 @@ class CommandsTest(parameterized.TestCase):
 
   @parameterized.parameters(*_commands())
   def test_a_command_is_one_of_its_program(self, page, program, arguments):
-    if _path(program).suffix != '.py' or program == 'tools.mutate':
-      return  # Shell scripts, and one without flags.
+    if _path(program).suffix != '.py' or program in _OTHER_PARSERS:
+      return
     flags = [a for a in arguments if a != '...']
     if _PLACEHOLDER.search(' '.join(arguments)):
       flags.append('--output_dir=x')  # May be among what is left out.
