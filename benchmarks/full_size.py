@@ -10,6 +10,7 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
+import asyncio
 import os
 import tempfile
 import time
@@ -58,9 +59,9 @@ def main(_) -> None:
       state = process.next(state, list(clients.client_ids)).state
       clock.lap(f'round {number + 1}')
     manager = checkpoints.StateManager(os.path.join(folder, 'state'))
-    manager.save_sync(state, 1)
+    asyncio.run(manager.save(state, 1))
     clock.lap('save')
-    restored = manager.load_sync(1, state)
+    restored = asyncio.run(manager.load(1, state))
     clock.lap('restore')
     for old, new in zip(tf.nest.flatten(state), tf.nest.flatten(restored)):
       np.testing.assert_array_equal(np.asarray(old), np.asarray(new))

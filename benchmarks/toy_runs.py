@@ -25,12 +25,13 @@ from tff_asr.models import quantizer
 from tff_asr.programs import central
 from tff_asr.programs import federated
 from tff_asr.programs import pretraining
+from tff_asr.programs import private_rounds
 from tff_asr.programs import training_loop
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
 COHORT_SIZE = 2
-FIXED_KEYS = training_loop.PrivacySettings(noise_seed=1, sampler_seed=2)
+FIXED_KEYS = private_rounds.PrivacySettings(noise_seed=1, sampler_seed=2)
 _EVERY_SECOND = training_loop.RunSettings(evaluate_every=2, save_every=2)
 _SIZES = workload_lib.Workload(
     num_blocks=1,

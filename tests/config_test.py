@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 import logging
 import os
+import pathlib
 import tempfile
 from typing import Any, Optional
 
 from absl.testing import parameterized
 
+from tests import cases
 from tff_asr import checks
 from tff_asr import config
 from tff_asr.programs import central
@@ -58,16 +60,11 @@ def needs(first: int, second: int) -> int:
   return first
 
 
-class BindTest(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.folder = self.enterContext(tempfile.TemporaryDirectory())
+class BindTest(cases.TestCase):
 
   def write(self, text: str) -> str:
-    path = os.path.join(self.folder, 'test.gin')
-    with open(path, 'w', encoding='utf-8') as f:
-      f.write(_HEAD + text)
+    path = self.path('test.gin')
+    pathlib.Path(path).write_text(_HEAD + text)
     return path
 
   def check_error(self, *gin_params: str, message: str, **kwargs) -> None:
@@ -93,7 +90,7 @@ class BindTest(parameterized.TestCase):
 
   def test_works_from_another_folder_without_a_word(self):
     previous = os.getcwd()
-    os.chdir(self.folder)
+    os.chdir(self.root)
     try:
       with self.assertNoLogs(level=logging.WARNING):
         _bind('NUM_ROUNDS = 3')
@@ -195,8 +192,7 @@ class PartsTest(parameterized.TestCase):
     folder = self.enterContext(tempfile.TemporaryDirectory())
     path = os.path.join(folder, 'test.gin')
     lines = ('from tests import config_test', 'A = 1', *bindings)
-    with open(path, 'w', encoding='utf-8') as f:
-      f.write(_HEAD + '\n'.join(lines) + '\n')
+    pathlib.Path(path).write_text(_HEAD + '\n'.join(lines) + '\n')
     return config.bind(program, gin_files=[path])
 
   @parameterized.parameters(

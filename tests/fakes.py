@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import pathlib
 from typing import Any, Optional
 
 import numpy as np
@@ -225,11 +226,20 @@ def write_split(
   return folder
 
 
-def damage(path: str | os.PathLike[str], place: float) -> None:
-  """Changes one byte of a file: the first at place 0, the last at place 1."""
-  with open(path, 'r+b') as f:
-    offset = int(place * (os.path.getsize(path) - 1))
-    f.seek(offset)
-    (byte,) = f.read(1)
-    f.seek(offset)
-    f.write(bytes([byte ^ 0x55]))
+def damage(
+    path: str | os.PathLike[str],
+    place: float = 0.0,
+    *,
+    offset: Optional[int] = None,
+) -> None:
+  """Changes a byte of a file; done twice, the file is as it was.
+
+  Args:
+    path: The file.
+    place: Of the byte: the first is at 0, the last at 1.
+    offset: Number of the byte, in place of its place.
+  """
+  data = bytearray(pathlib.Path(path).read_bytes())
+  data[int(place * (len(data) - 1)) if offset is None else offset] ^= 0x55
+  with open(path, 'r+b') as file:  # The same file, as a disk damages it.
+    file.write(data)

@@ -1,25 +1,24 @@
 """Tests of tff_asr.files; of locks, tests/storage/run_dir_test.py."""
 
 import os
+import pathlib
 import stat
-import tempfile
 from unittest import mock
 
 from absl.testing import parameterized
 
+from tests import cases
 from tff_asr import files
 
 
-class FilesTest(parameterized.TestCase):
+class FilesTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.folder = self.enterContext(tempfile.TemporaryDirectory())
-    self.path = os.path.join(self.folder, 'a.txt')
+    self.path = os.path.join(self.root, 'a.txt')
 
   def read(self) -> str:
-    with open(self.path, encoding='utf-8') as file:
-      return file.read()
+    return pathlib.Path(self.path).read_text()
 
   def test_a_file_is_replaced_and_has_its_mode(self):
     files.write_text(self.path, 'ö')
@@ -27,13 +26,13 @@ class FilesTest(parameterized.TestCase):
     self.assertEqual(self.read(), '{\n "a": [\n  1\n ]\n}\n')
     files.write(self.path, b'key', mode=0o600)
     self.assertEqual(stat.S_IMODE(os.stat(self.path).st_mode), 0o600)
-    self.assertEqual(os.listdir(self.folder), ['a.txt'])
+    self.assertEqual(os.listdir(self.root), ['a.txt'])
 
   def test_a_new_file_has_its_mode_from_the_first_byte_and_follows_no_link(
       self,
   ):
     # Left by a program that was killed, or put there by somebody.
-    partial, other = f'{self.path}.partial', os.path.join(self.folder, 'other')
+    partial, other = f'{self.path}.partial', os.path.join(self.root, 'other')
     files.write_text(other, 'as it was')
     os.symlink(other, partial)
     before = os.umask(0o022)
@@ -43,8 +42,7 @@ class FilesTest(parameterized.TestCase):
       self.assertEqual(stat.S_IMODE(mode), 0o600)
       file.write(b'key')
     self.assertEqual(self.read(), 'key')
-    with open(other, encoding='utf-8') as file:
-      self.assertEqual(file.read(), 'as it was')
+    self.assertEqual(pathlib.Path(other).read_text(), 'as it was')
     with open(partial, 'wb'):
       os.chmod(partial, 0o666)
     with files.replacing(self.path, mode=0o600) as file:
@@ -59,7 +57,7 @@ class FilesTest(parameterized.TestCase):
         with files.overwriting(self.path):
           leave()
         self.assertEqual(old.read(), b'\0\0\0')
-    self.assertEmpty(os.listdir(self.folder))
+    self.assertEmpty(os.listdir(self.root))
 
   def test_an_erased_file_leaves_nothing_and_need_not_be_there(self):
     files.erase(self.path)
@@ -68,7 +66,7 @@ class FilesTest(parameterized.TestCase):
     with open(self.path, 'rb') as old:
       files.erase(self.path)
       self.assertEqual(old.read(), b'\0\0\0')
-    self.assertEmpty(os.listdir(self.folder))
+    self.assertEmpty(os.listdir(self.root))
 
   @parameterized.parameters('fsync', 'replace')
   def test_a_failed_write_leaves_the_old_file_and_nothing_else(self, step):
@@ -76,7 +74,7 @@ class FilesTest(parameterized.TestCase):
     with mock.patch.object(os, step, side_effect=OSError('full')):
       with self.assertRaisesRegex(OSError, 'full'):
         files.write_text(self.path, 'new')
-    self.assertEqual(os.listdir(self.folder), ['a.txt'])
+    self.assertEqual(os.listdir(self.root), ['a.txt'])
     self.assertEqual(self.read(), 'old')
 
   def test_contents_and_names_are_on_disk_before_it_returns(self):

@@ -7,14 +7,15 @@ trial fails or passes always.
 """
 
 from collections.abc import Callable, Iterator
+import asyncio
 import copy
 import dataclasses
 import hashlib
 import itertools
 import json
 import os
+import pathlib
 import struct
-import tempfile
 from typing import Any
 import zlib
 
@@ -25,6 +26,7 @@ from data_tools import an4
 from data_tools import common_voice
 from data_tools import librispeech
 from data_tools import manifest
+from tests import cases
 from tests import fakes
 from tff_asr import config
 from tff_asr import errors
@@ -96,24 +98,15 @@ _CUT = {
 }
 
 
-class FuzzTest(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
-
-  def path(self, name: str) -> str:
-    return os.path.join(self.root, name)
+class FuzzTest(cases.TestCase):
 
   def write(self, name: str, data: bytes) -> str:
     os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
-    with open(self.path(name), 'wb') as f:
-      f.write(data)
+    pathlib.Path(self.path(name)).write_bytes(data)
     return self.path(name)
 
   def read(self, name: str) -> bytes:
-    with open(self.path(name), 'rb') as f:
-      return f.read()
+    return pathlib.Path(self.path(name)).read_bytes()
 
   def check(
       self, parse: Callable[[], Any], *, named: str, case: Any = ''
@@ -203,7 +196,7 @@ class FuzzTest(parameterized.TestCase):
   def write_run(self) -> Callable[[], Any]:
     """Files of a run, and what reads all of them."""
     with run_dir.RunDir(self.path('run'), configuration='A = 1\n') as run:
-      run.state_manager.save_sync(_STATE, 0)
+      asyncio.run(run.state_manager.save(_STATE, 0))
     metrics = b'round,a,b\n1,0.5,\n2,0.25,3.0\n'
     self.write('metrics.csv', metrics)
     state = self.path('state.bin')

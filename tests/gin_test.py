@@ -6,8 +6,8 @@ import functools
 import io
 import json
 import os
+import pathlib
 import re
-import tempfile
 from typing import Any
 from unittest import mock
 
@@ -15,6 +15,7 @@ from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
 
+from tests import cases
 from tests import experiment_files
 from tests import fakes
 from tff_asr import config
@@ -157,19 +158,15 @@ class FilesTest(parameterized.TestCase):
       )
 
 
-class QuickstartTest(parameterized.TestCase):
+class QuickstartTest(cases.TestCase):
   """The quickstart's experiments, tiny, one after the other."""
 
   def setUp(self):
     super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
     self.shards = functools.partial(os.path.join, self.root, 'shards')
     fakes.write_split(self.shards('public'), {'ann': 2, 'bob': 2})
     fakes.write_split(self.shards('private'), {'cai': 2, 'dee': 1, 'eve': 1})
     fakes.write_split(self.shards('dev'), {'fay': 2})
-
-  def path(self, run: str) -> str:
-    return os.path.join(self.root, run)
 
   def bind(self, name: str, **settings):
     path = f'gin/experiments/quickstart_{name}.gin'
@@ -191,8 +188,7 @@ class QuickstartTest(parameterized.TestCase):
           program(output_dir=self.path(name), configuration=config.text())
       ))
     results = os.path.join(self.path(name), 'results.json')
-    with open(results, encoding='utf-8') as f:
-      return json.load(f)
+    return json.loads(pathlib.Path(results).read_text())
 
   def evaluate(self, test_dir: str, *runs: str) -> list[dict[str, Any]]:
     runs = [self.path(run) for run in runs]

@@ -26,8 +26,7 @@ def text(run: str) -> str:
         for event in tf.compat.v1.train.summary_iterator(path):
           found += [value.tag for value in event.summary.value]
       elif not name.endswith('.png'):
-        with open(path, encoding='utf-8') as f:
-          found.append(f.read())
+        found.append(pathlib.Path(path).read_text())
   return '\n'.join(found)
 
 

@@ -6,8 +6,7 @@ the claim it makes, `checks.positive(cohort_size=cohort_size)`, and raises
 `Problems`, which is one, for several arguments.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 import math
 import os
 from typing import Any
@@ -38,17 +37,19 @@ def raise_together(errors: Sequence[Exception], /) -> None:
     raise Problems(*messages)
 
 
-@contextlib.contextmanager
-def kept(errors: list[Exception], /) -> Iterator[None]:
-  """Keeps a user's error, so that what follows is checked as well.
+def together(*tests: Callable[[], Any]) -> None:
+  """Calls all tests, and raises what they found as `raise_together`.
 
   Args:
-    errors: A ValueError or OSError is appended, for `raise_together`.
+    tests: Each raises a ValueError or OSError for what is wrong.
   """
-  try:
-    yield
-  except (ValueError, OSError) as error:
-    errors.append(error)
+  errors = []
+  for test in tests:
+    try:
+      test()
+    except (ValueError, OSError) as error:
+      errors.append(error)
+  raise_together(errors)
 
 
 def positive(**values: float) -> None:

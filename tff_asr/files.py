@@ -146,7 +146,7 @@ def erase(path: str) -> None:
 
 
 def _partial(path: str) -> str:
-  """Where a file is written before it takes its name."""
+  """The place of a file until it takes its name."""
   return f'{path}.partial'
 
 

@@ -2,9 +2,9 @@
 
 import json
 import os
+import pathlib
 import subprocess
 import sys
-import tempfile
 import time
 
 from absl.testing import parameterized
@@ -14,6 +14,7 @@ import pytest
 from benchmarks.baselines import job as job_lib
 from benchmarks.baselines import memory
 from benchmarks.baselines import turns
+from tests import cases
 
 _ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
 _OURS = turns.Baseline(venv=None, program='ours_step')
@@ -28,20 +29,18 @@ sys.stdin.read()
 """
 
 
-class JobTest(parameterized.TestCase):
+class JobTest(cases.TestCase):
 
   def test_is_the_same_after_saving_and_loading(self):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
     job = _job(noise_multiplier=0.5)
-    job.save(folder)
-    self.assertEqual(job_lib.load(folder), job)
+    job.save(self.root)
+    self.assertEqual(job_lib.load(self.root), job)
     # 3 clients x 2 steps x 4 utterances x 2.5 s.
     self.assertEqual((job.num_utterances, job.audio_sec), (8, 60.0))
 
   def test_a_folder_without_a_job_is_refused(self):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    with self.assertRaisesRegex(ValueError, f'--job {folder} has no job.json'):
-      job_lib.load(folder)
+    with self.assertRaisesRegex(ValueError, '--job .* has no job.json'):
+      job_lib.load(self.root)
 
   def test_figures_are_found_between_other_lines(self):
     said = (
@@ -135,7 +134,7 @@ class TurnsTest(parameterized.TestCase):
 
 
 @pytest.mark.slow
-class ProgramsTest(parameterized.TestCase):
+class ProgramsTest(cases.TestCase):
 
   @parameterized.named_parameters(
       ('PyTorch', 'local_step', 'PyTorch', 'torch', ('--steps=1',)),
@@ -150,8 +149,7 @@ class ProgramsTest(parameterized.TestCase):
         turns.Baseline(venv=venv, program='').python()
     ):
       self.skipTest(f'make_venvs.sh {venv} has not been run.')
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    path = os.path.join(folder, 'figures.json')
+    path = self.path('figures.json')
     if program == 'rounds':
       flags = ('--cohort=2', '--local_steps=2', '--rounds=1')
     output = subprocess.run(
@@ -173,8 +171,7 @@ class ProgramsTest(parameterized.TestCase):
         timeout=600,
     )
     self.assertIn(f'| {baseline} |', output.stdout)
-    with open(path, encoding='utf-8') as f:
-      figures = json.load(f)
+    figures = json.loads(pathlib.Path(path).read_text())
     self.assertGreater(figures['ratios'][baseline][0], 0)
     self.assertGreater(figures['peak_gib'][baseline][0], 0.05)
 

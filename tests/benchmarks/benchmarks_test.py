@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import tempfile
@@ -134,8 +135,7 @@ class BenchmarksTest(parameterized.TestCase):
         timeout=300,
     )
     self.assertIn('|---|', output.stdout)
-    with open(path, encoding='utf-8') as f:
-      figures = json.load(f)
+    figures = json.loads(pathlib.Path(path).read_text())
     self.assertNotEmpty(list(select(figures)))
     for value in select(figures):
       self.assertGreater(value, 0)

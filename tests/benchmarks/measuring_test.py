@@ -1,15 +1,14 @@
 """Turns, their ratios, memory of a process, and toy runs that learn."""
 
 import os
-import tempfile
 
 from absl.testing import absltest
-from absl.testing import parameterized
 import numpy as np
 
 from benchmarks import own_process
 from benchmarks import toy_runs
 from benchmarks import turns
+from tests import cases
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
@@ -47,11 +46,10 @@ class OwnProcessTest(absltest.TestCase):
     )
 
 
-class ToyRunsTest(parameterized.TestCase):
+class ToyRunsTest(cases.TestCase):
 
   def test_steps_change_every_weight_of_a_central_run(self):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    corpus, run = os.path.join(folder, 'corpus'), os.path.join(folder, 'run')
+    corpus, run = self.path('corpus'), self.path('run')
     toy_runs.write_corpus(corpus)
     models = []
     for num_steps in (2, 4):

@@ -4,16 +4,16 @@ import glob
 import os
 import subprocess
 import sys
-import tempfile
 
 from absl.testing import parameterized
 
 from benchmarks import run
+from tests import cases
 
 _ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
 
 
-class RunTest(parameterized.TestCase):
+class RunTest(cases.TestCase):
 
   def test_knows_every_program_of_the_folder(self):
     folder = os.path.dirname(run.__file__)
@@ -62,14 +62,13 @@ class RunTest(parameterized.TestCase):
     self.assertNotIn('tensorflow', done.stderr)
 
   def test_a_failure_is_named_after_the_others_ran(self):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
     done = subprocess.run(
         [
             sys.executable,
             '-m',
             'benchmarks.run',
             'conversion',
-            f'--results={folder}',
+            f'--results={self.root}',
         ],
         cwd=_ROOT,
         check=False,
@@ -80,4 +79,4 @@ class RunTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 1)
     self.assertIn('--speech is needed', done.stderr)
     self.assertIn('error: failed: conversion;', done.stderr)
-    self.assertEmpty(os.listdir(folder))
+    self.assertEmpty(os.listdir(self.root))

@@ -6,6 +6,7 @@ output, and no file written or changed.
 """
 
 import os
+import pathlib
 import tempfile
 
 from absl.testing import parameterized
@@ -27,8 +28,7 @@ def _files(root: str) -> dict[str, tuple[int, bytes]]:
     found[folder] = (0, b'')
     for name in names:
       path = os.path.join(folder, name)
-      with open(path, 'rb') as f:
-        found[path] = (os.stat(path).st_mtime_ns, f.read())
+      found[path] = (os.stat(path).st_mtime_ns, pathlib.Path(path).read_bytes())
   return found
 
 
@@ -46,8 +46,7 @@ class BadInputTest(parameterized.TestCase):
         os.path.join(root, 'foreign'), {'zoe': 1}, transcript='naïve'
     )
     os.mkdir(os.path.join(root, 'empty'))
-    with open(os.path.join(root, 'file'), 'w', encoding='utf-8') as f:
-      f.write('not a folder')
+    pathlib.Path(root, 'file').write_text('not a folder')
     cls.write_seed('seed', dim=8, tokens=tokenizer_lib.ENGLISH)
     cls.write_seed('wide', dim=16, tokens=tokenizer_lib.ENGLISH)
     cls.write_seed('letters', dim=8, tokens=' abc')

@@ -1,11 +1,9 @@
 """Tests of bin/compute_epsilon.py."""
 
 import json
-import os
-import tempfile
 
-from absl.testing import absltest
 
+from tests import cases
 from tests.bin import in_process
 from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
@@ -19,11 +17,7 @@ _HEADLINE = (
 )
 
 
-class ComputeEpsilonTest(absltest.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.folder = self.enterContext(tempfile.TemporaryDirectory())
+class ComputeEpsilonTest(cases.TestCase):
 
   def run_program(self, *flags):
     return in_process.run('bin/compute_epsilon.py', *flags)
@@ -60,7 +54,7 @@ class ComputeEpsilonTest(absltest.TestCase):
     self.check_error('tuning_runs must be at least 1', *plan, '--tuning_runs=0')
 
   def test_extrapolation_prints_a_table_and_draws_it(self):
-    picture = os.path.join(self.folder, 'epsilon.png')
+    picture = self.path('epsilon.png')
     finished = self.run_program(
         '--sigma_mean=3e-6', '--cohort_size=1024', '--population=34753',
         '--rounds=2006', '--delta=1e-9', '--extrapolate_cohorts=204800',
@@ -76,7 +70,7 @@ class ComputeEpsilonTest(absltest.TestCase):
     sampling = accounting.Sampling(
         kind='fixed', cohort_size=1000, population=100_000
     )
-    with ledger.create(os.path.join(self.folder, 'ledger.jsonl')) as opened:
+    with ledger.create(self.path('ledger.jsonl')) as opened:
       for round_num in range(3):
         opened.append(ledger.Round(
             round_num=round_num,
@@ -88,7 +82,7 @@ class ComputeEpsilonTest(absltest.TestCase):
                 sampler_key=keys.draw(), round_num=0, configuration='',
             ),
         ))
-    found = self.fields(f'--run={self.folder}')
+    found = self.fields(f'--run={self.root}')
     rounds = accounting.RoundGroup(
         sampling=sampling, noise_multiplier=1.0, count=3
     )
@@ -97,18 +91,18 @@ class ComputeEpsilonTest(absltest.TestCase):
         accounting.epsilon(accounting.compose([rounds]), delta=1e-6),
     )
     self.assertEqual(found['rounds'], 3)
-    run, elsewhere = f'--run={self.folder}', os.path.join(self.folder, 'w')
+    run, elsewhere = f'--run={self.root}', self.path('w')
     self.check_error('witness .* is missing', run, f'--witness={elsewhere}')
     self.check_error('give --run, too', f'--witness={elsewhere}', *_HEADLINE)
     with ledger.resume(
-        os.path.join(self.folder, 'ledger.jsonl'), head=opened.head
+        self.path('ledger.jsonl'), head=opened.head
     ) as resumed:
       witness.append(elsewhere, resumed)
     self.assertEqual(self.fields(run, f'--witness={elsewhere}'), found)
 
   def test_what_is_missing_or_impossible_is_one_line(self):
     self.check_error('two of .* must be given', *_HEADLINE)
-    self.check_error(f'{self.folder} has no privacy ledger',
-                     f'--run={self.folder}')
+    self.check_error(f'{self.root} has no privacy ledger',
+                     f'--run={self.root}')
     self.check_error('PLD cannot be used: RDP gives', '--sigma_mean=1e-8',
                      '--accountant=pld', *_HEADLINE)

@@ -2,12 +2,13 @@
 
 import os
 import signal
-import tempfile
 import time
 
 from absl.testing import parameterized
 import pytest
 
+from tests import cases
+from tests import fakes
 from tests.bin import programs
 
 _RESUME = ': the same command goes on from what was saved last.'
@@ -15,14 +16,13 @@ _RESUME = ': the same command goes on from what was saved last.'
 _ENDLESS = 'NUM_LOCAL_STEPS = 1000000'
 
 
-class EndingsTest(parameterized.TestCase):
+class EndingsTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    root = self.enterContext(tempfile.TemporaryDirectory())
-    self.shards = os.path.join(root, 'shards')
+    self.shards = self.path('shards')
     self.tiny = programs.write_tiny(self.shards)
-    self.run_dir = os.path.join(root, 'run')
+    self.run_dir = self.path('run')
 
   def run_program(
       self, execution: str, *gin_params: str, **kwargs
@@ -91,11 +91,7 @@ class EndingsTest(parameterized.TestCase):
   def test_error_in_a_round(self, execution):
     # One byte of a record's audio, which its checksum tells.
     path = os.path.join(self.shards, 'shard-00000.tfrecord')
-    with open(path, 'r+b') as f:
-      f.seek(2000)
-      byte = f.read(1)
-      f.seek(2000)
-      f.write(bytes([byte[0] ^ 1]))
+    fakes.damage(path, offset=2000)
     ended = self.run_program(execution, 'COHORT_SIZE = 3')
     self.assertEqual(ended.code, 1, ended.stderr)
     # The shard and the place in it, in one line, and no client's name.

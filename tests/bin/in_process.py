@@ -4,6 +4,7 @@ from collections.abc import Iterator
 import contextlib
 import io
 import os
+import pathlib
 import runpy
 import signal
 import sys
@@ -67,8 +68,7 @@ def _own_flags(path: str) -> Iterator[None]:
       } if isinstance(value, dict) else value
       for name, value in vars(values).items()
   }
-  with open(path, encoding='utf-8') as f:
-    source = f.read()
+  source = pathlib.Path(path).read_text()
   for module, defined in list(values.flags_by_module_dict().items()):
     if f'import {module.rpartition(".")[2]}\n' in source:
       for flag in defined:

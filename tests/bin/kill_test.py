@@ -1,160 +1,42 @@
 """Runs that are killed again and again end in the bits of whole ones.
 
-A disk that stops at any change of a file shows what a kill there leaves, within
-this process, so that a run's graphs are traced once. `benchmarks/kills.py`
-kills toy runs at random points and compares them with whole ones.
+`benchmarks/kills.py` kills toy runs at random points and compares them with
+whole ones (`tests/programs/run_state_test.py` at each change of a file).
 bin/train_federated.py as a whole, with keys of its own, charges each round
 once: a repeated round is charged again unless it gives the very same bits,
 noise included, so the number of charged rounds tells both.
 """
 
 import asyncio
-from collections.abc import Iterator
-import contextlib
-import functools
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
-from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
-import tensorflow_federated as tff
 
 from benchmarks import toy_runs
-from tests import fakes
+from tests import cases
 from tests.bin import programs
-from tff_asr.aggregators import dp_mean
-from tff_asr.data import client_data
-from tff_asr.data import cohorts
-from tff_asr.execution import multi_device
-from tff_asr.learning import client_update
-from tff_asr.learning import fed_avg
 from tff_asr.privacy import accounting
 from tff_asr.privacy import ledger as ledger_lib
-from tff_asr.privacy import queries
-from tff_asr.programs import federated
 from tff_asr.programs import run_privacy
-from tff_asr.programs import training_loop
 from tff_asr.storage import run_dir
 
 _NUM_ROUNDS = 8
-_NUM_SHORT = 5
-_CHANGES = ('write', 'ftruncate', 'fsync', 'replace', 'remove')
 
 
-class _Killed(BaseException):
-  """Not an `Exception`: nothing is saved after it."""
-
-
-@contextlib.contextmanager
-def _killed_at(*places: str) -> Iterator[None]:
-  """Stops the disk for good before a change.
-
-  Args:
-    *places: What changes name, one after the other; the change that names the
-      last one is not made. None: it goes on.
-  """
-  left = list(places)
-  is_dead = False
-
-  def change(function, *arguments):
-    nonlocal is_dead
-    if left and left[0] in repr(arguments):
-      left.pop(0)
-      is_dead = not left
-    if is_dead:
-      raise _Killed()
-    return function(*arguments)
-
-  with contextlib.ExitStack() as stack:
-    for name in _CHANGES:
-      function = functools.partial(change, getattr(os, name))
-      stack.enter_context(mock.patch.object(os, name, function))
-    yield
-
-
-class StoppedDiskTest(absltest.TestCase):
-
-  @classmethod
-  def setUpClass(cls):
-    super().setUpClass()
-    cls.root = cls.enterClassContext(tempfile.TemporaryDirectory())
-    data = client_data.load(fakes.write_split(
-        os.path.join(cls.root, 'shards'), {'ann': 2, 'bob': 2, 'cai': 1}
-    ))
-    model = fakes.tiny_model(num_blocks=1)
-    parts = dict(
-        model=model, pipeline=fakes.tiny_pipeline(model), client_data=data
-    )
-    process = fed_avg.build(
-        **parts,
-        aggregator=dp_mean.build(
-            build_query=functools.partial(
-                queries.PerLayerClipSumQuery,
-                l2_norm_clip=0.1,
-                noise_multiplier=3.0,
-            ),
-            cohort_size=2,
-        ),
-        server_optimizer=tff.learning.optimizers.build_adam(0.01),
-        local=client_update.LocalTraining(learning_rate=0.01, num_steps=1),
-        seed=5,
-    )
-    cls.parts = parts | dict(
-        configuration='SEED = 1\n',
-        learning_process=process,
-        build_cohorts=functools.partial(cohorts.poisson, cohort_size=2),
-        context=multi_device.build_async_context(),
-        settings=training_loop.RunSettings(save_every=2),
-        privacy=training_loop.PrivacySettings(noise_seed=1, sampler_seed=2),
-        num_rounds=_NUM_SHORT,
-    )
-
-  def train(self, run: str, *killed_at: str) -> None:
-    """Trains on until it is killed."""
-    with _killed_at(*killed_at), toy_runs.quiet():
-      asyncio.run(training_loop.run(federated.FederatedTraining(
-          output_dir=os.path.join(self.root, run), **self.parts
-      )))
-
-  def test_killed_at_changes_of_its_files_it_ends_in_the_same_bits(self):
-    whole, killed = (os.path.join(self.root, n) for n in ('whole', 'killed'))
-    self.train('whole')
-    self.assertLen(toy_runs.ledger_rounds(whole), _NUM_SHORT)
-    # Each goes on where the one before was killed; rows of metrics by number.
-    # Twice a state is there and its secrets are not; then they are erased.
-    for killed_at in (
-        ('machine.json',),
-        ('state_00000000.bin',),
-        ('secrets.bin',),
-        ("b'2,",),
-        ('state_00000002.bin',),
-        ('state_00000002.bin', "secrets.bin')"),
-        ("b'4,",),
-        ("/secrets.bin',)",),
-        ('model.state',),
-        ('results.json',),
-    ):
-      with self.assertRaises(_Killed):
-        self.train('killed', *killed_at)
-    self.train('killed')
-    self.assertEmpty(toy_runs.compare(whole, killed))
-
-
-class RandomKillsTest(parameterized.TestCase):
+class RandomKillsTest(cases.TestCase):
 
   @parameterized.parameters(
       ('federated', 25, 60), ('central', 10, 40), ('pretrain', 10, 40)
   )
   @pytest.mark.slow
   def test_many_kills_change_nothing(self, program, num_kills, num_rounds):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    path = os.path.join(folder, 'figures.json')
+    path = self.path('figures.json')
     finished = subprocess.run(
         [
             sys.executable,
@@ -174,8 +56,7 @@ class RandomKillsTest(parameterized.TestCase):
     self.assertEqual(
         finished.returncode, 0, finished.stdout + finished.stderr
     )
-    with open(path, encoding='utf-8') as f:
-      figures = json.load(f)
+    figures = json.loads(pathlib.Path(path).read_text())
     self.assertEqual(figures['kills'], num_kills)
     self.assertEqual(figures['differences'], [])
     if program != 'central':
@@ -183,17 +64,13 @@ class RandomKillsTest(parameterized.TestCase):
     self.assertGreater(figures['kills_while_writing'], 0)
 
 
-class CompareTest(absltest.TestCase):
+class CompareTest(cases.TestCase):
   """Differences that the comparison with a whole run notices."""
 
-  def setUp(self):
-    super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
-
   def write(self, name: str, *, weight=1.0, version=2, rounds=2, rows=2):
-    run = os.path.join(self.root, name)
+    run = self.path(name)
     with run_dir.RunDir(run, configuration='') as folder:
-      folder.state_manager.save_sync({'weight': weight}, version)
+      asyncio.run(folder.state_manager.save({'weight': weight}, version))
       folder.write_model({'w': [weight]}, tokens='a')
       with ledger_lib.create(folder.file(run_dir.LEDGER)) as ledger:
         for number in range(rounds):
@@ -227,13 +104,12 @@ class CompareTest(absltest.TestCase):
 
 
 @pytest.mark.slow
-class KillTest(absltest.TestCase):
+class KillTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    root = self.enterContext(tempfile.TemporaryDirectory())
-    self.tiny = programs.write_tiny(os.path.join(root, 'shards'))
-    self.run_dir = os.path.join(root, 'run')
+    self.tiny = programs.write_tiny(self.path('shards'))
+    self.run_dir = self.path('run')
     self.ledger = os.path.join(self.run_dir, 'ledger.jsonl')
 
   def run_program(self, **kwargs) -> programs.Ended:
@@ -254,8 +130,7 @@ class KillTest(absltest.TestCase):
   def num_lines(self) -> int:
     if not os.path.exists(self.ledger):
       return 0
-    with open(self.ledger, 'rb') as file:
-      return file.read().count(b'\n')
+    return pathlib.Path(self.ledger).read_bytes().count(b'\n')
 
   def test_killed_at_any_round_it_charges_each_round_once(self):
     # Before the first round, ahead of the saved state, and just after it.

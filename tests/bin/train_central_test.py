@@ -1,22 +1,20 @@
 """Tests of bin/train_central.py and bin/evaluate.py, as processes."""
 
 import os
-import tempfile
 
-from absl.testing import absltest
 import pytest
 
+from tests import cases
 from tests import fakes
 from tests.bin import programs
 
 
-class TrainAndEvaluateTest(absltest.TestCase):
+class TrainAndEvaluateTest(cases.TestCase):
 
   @pytest.mark.slow
   def test_a_trained_model_is_evaluated(self):
-    root = self.enterContext(tempfile.TemporaryDirectory())
-    shards = fakes.write_split(os.path.join(root, 'shards'), {'ann': 2})
-    run = os.path.join(root, 'run')
+    shards = fakes.write_split(self.path('shards'), {'ann': 2})
+    run = self.path('run')
     trained = programs.run(
         'train_central',
         f'--output_dir={run}',

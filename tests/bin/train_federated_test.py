@@ -2,12 +2,11 @@
 
 import os
 import signal
-import tempfile
 
-from absl.testing import parameterized
 import psutil
 import pytest
 
+from tests import cases
 from tests.bin import in_process
 from tests.bin import programs
 from tff_asr.storage import run_dir
@@ -15,15 +14,14 @@ from tff_asr.storage import run_dir
 _EXPERIMENT = '--gin_file=gin/experiments/quickstart_federated.gin'
 
 
-class TrainFederatedTest(parameterized.TestCase):
+class TrainFederatedTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
-    self.run_dir = os.path.join(self.root, 'run')
+    self.run_dir = self.path('run')
 
   def run_program(self, *gin_params: str, flags=()) -> programs.Finished:
-    tiny = programs.write_tiny(os.path.join(self.root, 'shards'))
+    tiny = programs.write_tiny(self.path('shards'))
     return programs.run(
         'train_federated',
         f'--output_dir={self.run_dir}',
@@ -49,7 +47,7 @@ class TrainFederatedTest(parameterized.TestCase):
 
   @pytest.mark.slow
   def test_nothing_listens_on_the_network(self):
-    tiny = programs.write_tiny(os.path.join(self.root, 'shards'))
+    tiny = programs.write_tiny(self.path('shards'))
     looks = []
 
     def look(process: psutil.Process) -> bool:
@@ -83,7 +81,7 @@ class TrainFederatedTest(parameterized.TestCase):
     os.makedirs(self.run_dir)
     lock = run_dir.RunLock(self.run_dir)
     self.addCleanup(lock.release)
-    tiny = programs.write_tiny(os.path.join(self.root, 'shards'))
+    tiny = programs.write_tiny(self.path('shards'))
     finished = in_process.run(
         'bin/train_federated.py',
         f'--output_dir={self.run_dir}',

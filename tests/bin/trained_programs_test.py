@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import pathlib
 import tempfile
 
 from absl.testing import absltest
@@ -102,8 +103,7 @@ class TrainedProgramsTest(absltest.TestCase):
 
   def test_transcribe_prints_the_others_before_it_names_bad_files(self):
     bad = os.path.join(self.root, 'bad.wav')
-    with open(bad, 'wb') as f:
-      f.write(b'x')
+    pathlib.Path(bad).write_bytes(b'x')
     path = os.path.join(self.audio, 'ann-0.flac')
     finished = in_process.run(
         'bin/transcribe.py', f'--run={self.run_dir}', bad, path
@@ -134,8 +134,7 @@ class TrainedProgramsTest(absltest.TestCase):
     )
     first, *_ = finished.stdout.splitlines()
     self.assertRegex(first, '^saved_model: .* in 2 of 2 utterances')
-    with open(os.path.join(output_dir, 'model_card.md'), encoding='utf-8') as f:
-      card = f.read()
+    card = pathlib.Path(output_dir, 'model_card.md').read_text()
     self.assertIn('# Model card: run', card)
     # As of a run that goes on: no secret of it goes out.
     self.assertLen(seen.files_with([_SECRET], self.run_dir), 1)

@@ -2,12 +2,13 @@ import collections
 import functools
 import io
 import os
-import tempfile
+import pathlib
 
 from absl.testing import parameterized
 import numpy as np
 import soundfile
 
+from tests import cases
 from tff_asr.data import audio
 
 
@@ -25,12 +26,11 @@ def _encode(
   return buffer.getvalue()
 
 
-class AudioTest(parameterized.TestCase):
+class AudioTest(cases.TestCase):
 
   @parameterized.parameters('WAV', 'FLAC', 'NIST', 'OGG', 'MP3')
   def test_a_part_is_that_of_the_whole(self, container):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    path = os.path.join(folder, 'clip')
+    path = self.path('clip')
     noise = np.random.default_rng(1).normal(size=[48_000, 2]) / 8
     soundfile.write(path, noise, 16000, format=container)
     both, first = audio.read(path), audio.read(path, start_sec=0, channel=0)
@@ -63,10 +63,8 @@ class AudioTest(parameterized.TestCase):
     noise = noise.astype(np.int16)
     conversions = collections.Counter()
     # Content and not the name tells the format.
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    path = os.path.join(folder, 'clip.ogg')
-    with open(path, 'wb') as f:
-      f.write(_encode(noise, container=container))
+    path = self.path('clip.ogg')
+    pathlib.Path(path).write_bytes(_encode(noise, container=container))
     found = audio.read(path, conversions=conversions)
     self.assertEqual(found.dtype, np.int16)
     np.testing.assert_array_equal(found, noise)
@@ -150,8 +148,7 @@ class AudioTest(parameterized.TestCase):
       audio.read(_encode(np.zeros(40_000, np.int16), 1), name='x')
 
   def test_a_pipe_is_refused_and_not_waited_for(self):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    path = os.path.join(folder, 'x.wav')
+    path = self.path('x.wav')
     os.mkfifo(path)
     with self.assertRaisesRegex(audio.AudioError, 'x.wav is no plain file'):
       audio.read(path)

@@ -1,9 +1,7 @@
 import os
 import shutil
-import tempfile
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
@@ -11,6 +9,7 @@ import tensorflow_federated as tff
 
 from benchmarks import client_corpus
 from data_tools import shards
+from tests import cases
 from tests import fakes
 from tff_asr.data import audio
 from tff_asr.data import client_data
@@ -59,12 +58,11 @@ def _record_starts(folder: str, shard: int) -> list[int]:
   return np.concatenate([[0], np.cumsum(sizes)[:-1]]).tolist()
 
 
-class ClientDataTest(parameterized.TestCase):
+class ClientDataTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    root = self.enterContext(tempfile.TemporaryDirectory())
-    self.folder = os.path.join(root, 'split')
+    self.folder = self.path('split')
 
   def check_client(
       self, dataset: tf.data.Dataset, client_id: str, seed: int = 0
@@ -371,15 +369,14 @@ class ClientDataTest(parameterized.TestCase):
     self.check_client(data.create_tf_dataset_for_client('anna'), 'anna')
 
 
-class ManyClientsTest(absltest.TestCase):
+class ManyClientsTest(cases.TestCase):
 
   def test_the_graph_does_not_grow_with_the_population(self):
     # Nor does the time of finding a client: benchmarks/client_index.py.
-    root = self.enterContext(tempfile.TemporaryDirectory())
     sizes = []
     for num_clients in (10, 20_000):
       # Paths of equal length, because they are in the graph.
-      folder = os.path.join(root, f'{num_clients:07d}')
+      folder = self.path(f'{num_clients:07d}')
       client_corpus.write(folder, num_clients, num_samples=5)
       data = client_data.load(folder)
       self.assertLen(data.client_ids, num_clients)

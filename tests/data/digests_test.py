@@ -3,13 +3,14 @@
 import hashlib
 import hmac
 import os
+import pathlib
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
+from tests import cases
 from tests import fakes
 from tff_asr.data import client_data
 from tff_asr.data import digests
@@ -40,11 +41,10 @@ def _corpus(
   )
 
 
-class SaltTest(absltest.TestCase):
+class SaltTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
     self.environ = self.enterContext(mock.patch.dict(os.environ))
     del os.environ[digests.SALT_VARIABLE]
     os.environ['XDG_CONFIG_HOME'] = self.root
@@ -68,8 +68,9 @@ class SaltTest(absltest.TestCase):
     link = os.link
 
     def link_late(source, path):
-      with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), 'wb') as f:
-        f.write(_SALT)
+      pathlib.Path(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)).write_bytes(
+          _SALT
+      )
       link(source, path)
 
     with mock.patch.object(os, 'link', link_late):
@@ -211,8 +212,7 @@ class DigestsTest(parameterized.TestCase):
         digests.read(path)
       digests.write(path, {'a': _corpus({'ann': [1, 2]})})
       self.assertEqual(os.stat(path).st_mode & 0o777, 0o600)
-      with open(path, 'rb') as f:
-        whole = f.read()
+      whole = pathlib.Path(path).read_bytes()
       header, end, arrays = whole.partition(b'\n')
       for content in (
           b'',
@@ -230,8 +230,7 @@ class DigestsTest(parameterized.TestCase):
           header.replace(b'{"a"', b'["a"').replace(b'}}', b']}') + end,
           b'[' * 60_000,
       ):
-        with open(path, 'wb') as f:
-          f.write(content)
+        pathlib.Path(path).write_bytes(content)
         with self.assertRaisesRegex(ValueError, f'^{path} is damaged .*$'):
           digests.read(path)
       for version in (1, 3):
@@ -245,16 +244,15 @@ class DigestsTest(parameterized.TestCase):
           digests.read(path)
 
 
-class CorpusTest(absltest.TestCase):
+class CorpusTest(cases.TestCase):
 
   def test_written_corpora_are_compared(self):
-    root = self.enterContext(tempfile.TemporaryDirectory())
     clients = {'ann': 2, 'bob': 1, 'cai': 3}
     private = client_data.load(
-        fakes.write_split(os.path.join(root, 'private'), clients)
+        fakes.write_split(self.path('private'), clients)
     )
     seed = client_data.load(
-        fakes.write_split(os.path.join(root, 'seed'), {'bob': 2, 'dee': 1})
+        fakes.write_split(self.path('seed'), {'bob': 2, 'dee': 1})
     )
     self.assertEqual(
         digests.shared(private.digests, seed.digests), (1, 1, 3, True)
@@ -263,9 +261,9 @@ class CorpusTest(absltest.TestCase):
       selected = private.select(ids)
       found = digests.shared(selected.digests, seed.digests)
       self.assertEqual(found, (expected, expected, len(ids), True))
-    path = os.path.join(root, 'private', digests.FILE)
+    path = self.path('private', digests.FILE)
     self.assertEqual(os.stat(path).st_mode & 0o777, 0o600)
-    other = os.path.join(root, 'seed', digests.FILE)
+    other = self.path('seed', digests.FILE)
     os.replace(other, path)
     with self.assertRaisesRegex(ValueError, 'is of another corpus'):
       _ = private.digests

@@ -1,12 +1,13 @@
 import json
 import os
-import tempfile
+import pathlib
 from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
 
+from tests import cases
 from tests import fakes
 from tff_asr.data import index
 
@@ -34,11 +35,7 @@ def _lookup_fn(corpus: index.Corpus):
   )
 
 
-class IndexTest(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.folder = self.enterContext(tempfile.TemporaryDirectory())
+class IndexTest(cases.TestCase):
 
   def write(
       self,
@@ -49,11 +46,10 @@ class IndexTest(parameterized.TestCase):
     shards = []
     for i in range(num_shards):
       name = index.shard_name(i)
-      with open(os.path.join(self.folder, name), 'wb') as f:
-        f.write(b'shard')
+      pathlib.Path(self.path(name)).write_bytes(b'shard')
       shards.append(index.Shard(name, 5, '00'))
     index.write(
-        self.folder,
+        self.root,
         clients=clients,
         offsets=_offsets(
             int(clients.num_utterances.sum())
@@ -66,14 +62,11 @@ class IndexTest(parameterized.TestCase):
         origin={'corpus': 'test'},
     )
 
-  def path(self, name: str) -> str:
-    return os.path.join(self.folder, name)
-
   @parameterized.parameters(1, 2, 7, 8, 1000)
   def test_reads_and_finds_in_the_graph_what_was_written(self, num_clients):
     clients = _clients(num_clients, shards=np.arange(num_clients) % 3)
     self.write(clients, num_shards=3)
-    corpus, found = index.read(self.folder)
+    corpus, found = index.read(self.root)
     rows = [row for row in zip(clients[0], *(c.tolist() for c in clients[1:]))]
     found_rows = list(zip(found[0], *(c.tolist() for c in found[1:])))
     self.assertEqual(found_rows, sorted(rows))
@@ -97,7 +90,7 @@ class IndexTest(parameterized.TestCase):
     ids = [c for c, key in zip(candidates, keys) if key % 16 == 15][:6]
     clients = _clients(6, client_ids=ids)
     self.write(clients)
-    corpus, _ = index.read(self.folder)
+    corpus, _ = index.read(self.root)
     self.assertEqual(corpus.num_slots, 16)
     lookup = _lookup_fn(corpus)
     for client_id, first in zip(ids, clients.first_records):
@@ -165,7 +158,7 @@ class IndexTest(parameterized.TestCase):
 
   def test_graph_knows_an_unknown_client(self):
     self.write(_clients(100))
-    corpus, _ = index.read(self.folder)
+    corpus, _ = index.read(self.root)
     lookup = _lookup_fn(corpus)
     for find in (lookup, tf.function(lookup)):
       with self.assertRaisesRegex(
@@ -179,7 +172,7 @@ class IndexTest(parameterized.TestCase):
   def test_graph_knows_damaged_slots_and_names_nobody(self, offset):
     clients = _clients(100)
     self.write(clients)
-    corpus, _ = index.read(self.folder)
+    corpus, _ = index.read(self.root)
     self.assertGreaterEqual(corpus.num_slots, 200)  # At most half full.
     lookup = tf.function(_lookup_fn(corpus))
     key = tf.strings.to_hash_bucket_fast(clients.client_ids[7], 2**63 - 1)
@@ -254,28 +247,26 @@ class IndexTest(parameterized.TestCase):
   def test_corpus_file_that_says_something_else(self, changes, message):
     self.write(_clients(3))
     path = self.path(index.CORPUS_FILE)
-    with open(path, encoding='utf-8') as f:
-      content = json.load(f)
+    content = json.loads(pathlib.Path(path).read_text())
     with open(path, 'w', encoding='utf-8') as f:
       json.dump(content | changes, f)
     with self.assertRaisesRegex(ValueError, message):
-      index.read(self.folder)
+      index.read(self.root)
 
   def test_missing_and_damaged_corpus_file(self):
     with self.assertRaisesRegex(ValueError, 'nowhere is not a folder'):
       index.read(self.path('nowhere'))
     with self.assertRaisesRegex(ValueError, 'holds no corpus.json'):
-      index.read(self.folder)
+      index.read(self.root)
     self.write(_clients(3))
     for place in (0, 1):
       fakes.damage(self.path(index.CORPUS_FILE), place)
       with self.assertRaisesRegex(ValueError, 'corpus.json is damaged'):
-        index.read(self.folder)
+        index.read(self.root)
       fakes.damage(self.path(index.CORPUS_FILE), place)
-    with open(self.path(index.CORPUS_FILE), 'w', encoding='utf-8') as f:
-      f.write('[' * 10**5)
+    pathlib.Path(self.path(index.CORPUS_FILE)).write_text('[' * 10**5)
     with self.assertRaisesRegex(ValueError, 'corpus.json is damaged .Recursi'):
-      index.read(self.folder)
+      index.read(self.root)
 
   @parameterized.parameters(
       index.CLIENTS_FILE, index.HASH_FILE, index.OFFSETS_FILE
@@ -287,29 +278,26 @@ class IndexTest(parameterized.TestCase):
     for place in (0, 0.5, 1):
       fakes.damage(path, place)
       with self.assertRaisesRegex(ValueError, f'{name} does not have the chec'):
-        index.read(self.folder)
+        index.read(self.root)
       fakes.damage(path, place)
-    index.read(self.folder)
-    with open(path, 'rb') as f:
-      other = f.read()
+    index.read(self.root)
+    other = pathlib.Path(path).read_bytes()
     ids = [f'other {i}' for i in range(29_000)]
     self.write(_clients(29_000, client_ids=ids))
-    with open(path, 'wb') as f:
-      f.write(other)
+    pathlib.Path(path).write_bytes(other)
     with self.assertRaisesRegex(ValueError, 'damaged or of another corpus'):
-      index.read(self.folder)
+      index.read(self.root)
     os.remove(path)
     with self.assertRaisesRegex(ValueError, f'{name} is missing'):
-      index.read(self.folder)
+      index.read(self.root)
 
   @parameterized.parameters(0, 1, 2)
   def test_truncated_or_missing_shard(self, number):
     self.write(_clients(3), num_shards=3)
     name = index.shard_name(number)
-    with open(self.path(name), 'wb') as f:
-      f.write(b'sha')
+    pathlib.Path(self.path(name)).write_bytes(b'sha')
     with self.assertRaisesRegex(ValueError, f'{name}.*has 3 bytes .* 5;'):
-      index.read(self.folder)
+      index.read(self.root)
     os.remove(self.path(name))
     with self.assertRaisesRegex(ValueError, f'{name}.*is missing'):
-      index.read(self.folder)
+      index.read(self.root)

@@ -1,8 +1,9 @@
 import os
-import tempfile
+import pathlib
 
 from absl.testing import parameterized
 
+from tests import cases
 from tests import fakes
 from tff_asr.data import index
 from tff_asr.data import speakers
@@ -21,13 +22,12 @@ def _stamp(path: str) -> int:
   return os.stat(path).st_ino
 
 
-class SpeakersTest(parameterized.TestCase):
+class SpeakersTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    root = self.enterContext(tempfile.TemporaryDirectory())
     self.folder = fakes.write_split(
-        os.path.join(root, 'split'), {'bob': 1, 'ann': 1, 'cai': 1}
+        os.path.join(self.root, 'split'), {'bob': 1, 'ann': 1, 'cai': 1}
     )
 
   def read(self):
@@ -43,12 +43,11 @@ class SpeakersTest(parameterized.TestCase):
     written = (speakers.SPEAKERS_FILE, index.CORPUS_FILE)
     before = [_stamp(self.path(name)) for name in others]
     self.assertTrue(speakers.write(self.folder, _SAID))
-    with open(self.path(), encoding='utf-8') as f:
-      self.assertEqual(
-          f.read(),
-          'client_id\tgender\tage\taccent\n'
-          'ann\t\t\t\nbob\tmale\tteens\t\ncai\t\t\t\n',
-      )
+    self.assertEqual(
+        pathlib.Path(self.path()).read_text(),
+        'client_id\tgender\tage\taccent\n'
+        'ann\t\t\t\nbob\tmale\tteens\t\ncai\t\t\t\n',
+    )
     # What is not said is not there.
     self.assertEqual(self.read(), {'bob': {'gender': 'male', 'age': 'teens'}})
     self.assertEqual(
@@ -66,8 +65,7 @@ class SpeakersTest(parameterized.TestCase):
     self.assertEqual([_stamp(self.path(name)) for name in written], before)
 
   def test_what_is_taken_away_leaves_the_corpus_of_before(self):
-    with open(self.path(index.CORPUS_FILE), 'rb') as f:
-      before = f.read()
+    before = pathlib.Path(self.path(index.CORPUS_FILE)).read_bytes()
     files = sorted(os.listdir(self.folder))
     self.assertFalse(speakers.write(self.folder, {}))
     speakers.write(self.folder, _SAID)
@@ -78,8 +76,7 @@ class SpeakersTest(parameterized.TestCase):
     self.assertEqual(self.read(), {})
 
   def test_a_file_that_is_gone_or_that_no_index_names_says_nothing(self):
-    with open(self.path(), 'w', encoding='utf-8') as f:
-      f.write('client_id\tgender\nann\tfemale\n')
+    pathlib.Path(self.path()).write_text('client_id\tgender\nann\tfemale\n')
     self.assertEqual(self.read(), {})
     speakers.write(self.folder, _SAID)
     os.remove(self.path())

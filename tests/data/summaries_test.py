@@ -1,10 +1,10 @@
 import json
 import os
-import tempfile
+import pathlib
 
-from absl.testing import absltest
 import numpy as np
 
+from tests import cases
 from tff_asr.data import index
 from tff_asr.data import summaries
 
@@ -22,7 +22,7 @@ def _clients(minutes) -> index.Clients:
   )
 
 
-class SummariesTest(absltest.TestCase):
+class SummariesTest(cases.TestCase):
 
   def test_numbers(self):
     summary = summaries.build(
@@ -84,15 +84,13 @@ class SummariesTest(absltest.TestCase):
     )
 
   def test_one_file_over_all_splits(self):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
     summary = summaries.build(_clients([1]), origin={})
     for name in 'ab':
-      os.mkdir(os.path.join(folder, name))
-      summaries.write_all(folder, {name: summary})
-    path = os.path.join(folder, summaries.SUMMARY_FILE)
+      os.mkdir(self.path(name))
+      summaries.write_all(self.root, {name: summary})
+    path = self.path(summaries.SUMMARY_FILE)
     with open(path, encoding='utf-8') as f:
       self.assertEqual(json.load(f), {'a': summary, 'b': summary})
-    os.rmdir(os.path.join(folder, 'a'))
-    summaries.write_all(folder, {'b': summary})
-    with open(path, encoding='utf-8') as f:
-      self.assertEqual(json.load(f), {'b': summary})
+    os.rmdir(self.path('a'))
+    summaries.write_all(self.root, {'b': summary})
+    self.assertEqual(json.loads(pathlib.Path(path).read_text()), {'b': summary})

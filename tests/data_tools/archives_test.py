@@ -5,11 +5,11 @@ import io
 import os
 import resource
 import tarfile
-import tempfile
 
 from absl.testing import parameterized
 
 from data_tools import archives
+from tests import cases
 
 
 def _member(name: str, **attributes) -> tarfile.TarInfo:
@@ -36,17 +36,16 @@ def _beyond_the_longest_path(outside: str) -> list[tarfile.TarInfo]:
   return [*found, _member('escape/evil')]
 
 
-class ArchivesTest(parameterized.TestCase):
+class ArchivesTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
-    self.archive = os.path.join(self.root, 'dev.tar')
-    self.evil = os.path.join(self.root, 'outside', 'evil')
+    self.archive = self.path('dev.tar')
+    self.evil = self.path('outside', 'evil')
     os.mkdir(os.path.dirname(self.evil))
 
   def find(self) -> str:
-    with archives.Scratch(os.path.join(self.root, 'scratch')) as scratch:
+    with archives.Scratch(self.path('scratch')) as scratch:
       return scratch.find(
           self.archive, split='dev', holds_split=lambda *unused: False
       )
@@ -59,7 +58,7 @@ class ArchivesTest(parameterized.TestCase):
     self.assertNotIn('\n', str(caught.exception))
     self.assertFalse(os.path.exists(self.evil))
     # Nothing that was unpacked stays on the disk.
-    scratch = os.path.join(self.root, 'scratch')
+    scratch = self.path('scratch')
     self.assertEqual([*os.walk(scratch)][1:], [])
 
   @parameterized.named_parameters(

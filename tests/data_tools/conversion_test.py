@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import os
+import pathlib
 import tempfile
 
 from absl.testing import absltest
@@ -190,8 +191,7 @@ class ConversionTest(absltest.TestCase):
     self.assertEqual(self.read_speakers('dev'), {})
     for name in ('summary.json', 'dev/summary.json'):
       path = os.path.join(self.output_dir, name)
-      with open(path, encoding='utf-8') as f:
-        found = json.load(f)
+      found = json.loads(pathlib.Path(path).read_text())
       self.assertEqual(found.get('dev', found), without['dev'])
     # As shards of before there were any, which get them when asked again.
     self.assertEqual(self.convert(splits=['dev']), with_all)

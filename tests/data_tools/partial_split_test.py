@@ -5,12 +5,11 @@ import itertools
 import os
 import pathlib
 import shutil
-import tempfile
 from unittest import mock
 
-from absl.testing import absltest
 
 from data_tools import partial_split
+from tests import cases
 
 _IDENTITY = {'what': 'a corpus', 'how': [1, 2]}
 _NUM_SHARDS = 3
@@ -20,12 +19,11 @@ class _Kill(BaseException):
   """Stands for SIGKILL: nothing in the code catches it."""
 
 
-class PartialSplitTest(absltest.TestCase):
+class PartialSplitTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    root = self.enterContext(tempfile.TemporaryDirectory())
-    self.output = pathlib.Path(root) / 'split'
+    self.output = pathlib.Path(self.root) / 'split'
     self.num_written = 0
 
   def write(self):

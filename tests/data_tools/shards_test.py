@@ -3,7 +3,7 @@ import dataclasses
 import hashlib
 import json
 import os
-import tempfile
+import pathlib
 from unittest import mock
 
 from absl.testing import parameterized
@@ -13,6 +13,7 @@ import soundfile
 from data_tools import partial_split
 from data_tools import shards
 from data_tools import worker_pool
+from tests import cases
 from tff_asr.data import audio
 from tff_asr.data import client_data
 from tff_asr.data import digests
@@ -34,15 +35,14 @@ def _digests(folder: str) -> dict[str, str]:
   return digests
 
 
-class ShardsTest(parameterized.TestCase):
+class ShardsTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
-    self.output_dir = os.path.join(self.root, 'deep', 'split')
+    self.output_dir = self.path('deep', 'split')
     self.utterances = []
     for i, client_id in enumerate(['b', 'a', 'b', 'c', 'a', 'b']):
-      path = os.path.join(self.root, f'{i}.flac')
+      path = self.path(f'{i}.flac')
       soundfile.write(path, _samples(i), 16000, subtype='PCM_16')
       self.utterances.append(
           shards.Utterance(client_id, f'{client_id}-{i}', 'some words', path)
@@ -59,12 +59,12 @@ class ShardsTest(parameterized.TestCase):
   def test_recordings_are_for_their_owner_alone_also_while_written(self):
     before = os.umask(0o022)
     self.addCleanup(os.umask, before)
-    os.makedirs(os.path.join(self.root, 'deep'))
+    os.makedirs(self.path('deep'))
     found = collections.Counter()
 
     def look():
-      for folder, _, names in os.walk(os.path.join(self.root, 'deep')):
-        if folder != os.path.join(self.root, 'deep'):
+      for folder, _, names in os.walk(self.path('deep')):
+        if folder != self.path('deep'):
           found['folder', os.stat(folder).st_mode & 0o777] += 1
         for name in names:
           mode = os.stat(os.path.join(folder, name)).st_mode & 0o777
@@ -117,7 +117,7 @@ class ShardsTest(parameterized.TestCase):
   def test_another_salt_is_no_other_corpus_but_is_written_on_demand(self):
     self.write(namespace='here')
     before = _digests(self.output_dir)
-    other = os.path.join(self.root, 'salt')
+    other = self.path('salt')
     with mock.patch.dict(os.environ, {digests.SALT_VARIABLE: other}):
       self.write(namespace='here')
       self.assertEqual(_digests(self.output_dir), before)
@@ -140,7 +140,7 @@ class ShardsTest(parameterized.TestCase):
     with mock.patch.object(index, 'write', ends):
       with self.assertRaises(KeyboardInterrupt):
         self.write(max_shard_bytes=1)
-    other = os.path.join(self.root, 'salt')
+    other = self.path('salt')
     with mock.patch.dict(os.environ, {digests.SALT_VARIABLE: other}):
       self.write(max_shard_bytes=1)
       salt = digests.read_salt()
@@ -260,8 +260,7 @@ class ShardsTest(parameterized.TestCase):
   def test_other_files_are_never_overwritten(self):
     os.makedirs(self.output_dir)
     note = os.path.join(self.output_dir, 'note')
-    with open(note, 'w', encoding='utf-8') as f:
-      f.write('mine')
+    pathlib.Path(note).write_text('mine')
     with self.assertRaisesRegex(ValueError, 'choose another folder'):
       self.write(overwrite=True)
     self.assertTrue(os.path.exists(note))
@@ -279,8 +278,7 @@ class ShardsTest(parameterized.TestCase):
       self.assertEmpty(os.listdir(os.path.dirname(self.output_dir)))
 
   def test_broken_utterances_are_dropped_counted_and_listed(self):
-    with open(self.utterances[3].audio, 'wb') as f:
-      f.write(b'')
+    pathlib.Path(self.utterances[3].audio).write_bytes(b'')
     os.remove(self.utterances[0].audio)
     empty = shards.Utterance('a', 'a-9', '', self.utterances[1].audio)
     unusable = shards.Utterance('a\tb', '1', 'words', self.utterances[1].audio)
@@ -329,7 +327,7 @@ class ShardsTest(parameterized.TestCase):
     self.assertEndsWith(lines[-1], '\ta b')
 
   def test_goes_on_after_the_last_finished_shard(self):
-    reference = os.path.join(self.root, 'reference')
+    reference = self.path('reference')
     here, self.output_dir = self.output_dir, reference
     # Two of the clients to a shard: {a, b}, {c}.
     self.write(max_shard_bytes=30000)

@@ -1,16 +1,16 @@
 import collections
-import os
-import tempfile
+import pathlib
 
 from absl.testing import parameterized
 
 from data_tools import speaker_splits
 from data_tools import utterances
+from tests import cases
 
 _SPEAKERS = [f's{i}' for i in range(40)]
 
 
-class SpeakerSplitsTest(parameterized.TestCase):
+class SpeakerSplitsTest(cases.TestCase):
 
   @parameterized.parameters(range(5))
   def test_parts_are_disjoint_and_rest_takes_all(self, seed):
@@ -35,10 +35,8 @@ class SpeakerSplitsTest(parameterized.TestCase):
     self.assertEqual(parts, {'x': ['d', 'f'], 'y': ['a', 'b', 'c', 'e']})
 
   def test_listed_speakers(self):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    path = os.path.join(folder, 'test.txt')
-    with open(path, 'w', encoding='utf-8') as f:
-      f.write('s3\ns7\n\n')
+    path = self.path('test.txt')
+    pathlib.Path(path).write_text('s3\ns7\n\n')
     parts = speaker_splits.partition(
         _SPEAKERS, spec=f'seed=30,test=@{path},rest=rest', seed=1
     )

@@ -3,7 +3,6 @@
 import functools
 import pathlib
 import pickle
-import tempfile
 import time
 
 from absl.testing import absltest
@@ -12,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests import cases
 from tests.execution import toys
 from tff_asr.execution import compiler
 from tff_asr.execution import path_digest
@@ -243,19 +243,18 @@ class BlockTest(absltest.TestCase):
       self.assertEqual(self.driver.run(key, [1.0]).ordered, expected)
 
 
-class NodeTest(absltest.TestCase):
+class NodeTest(cases.TestCase):
 
   def test_what_a_node_lacks_is_named(self):
-    path = self.enterContext(tempfile.TemporaryDirectory())
-    pathlib.Path(path, 'shard').touch()
-    good = {path: path_digest.digest(path)}
+    pathlib.Path(self.root, 'shard').touch()
+    good = {self.root: path_digest.digest(self.root)}
     libraries = ['tff_asr.execution.path_digest:digest']
     ray_worker.check_node(
         'n1', required_files=good, op_libraries=libraries
     )
     for files, names, message in (
         (good | {'/no/shards': 'x'}, [], "^Node n1 cannot read '/no/shards'"),
-        ({path: 'x'}, [], f"^Node n1 has other files at '{path}'"),
+        ({self.root: 'x'}, [], f"^Node n1 has other files at '{self.root}'"),
         (good, ['no_such_library'], "^Node n1 cannot import 'no_such_library'"),
     ):
       with self.assertRaisesRegex(ValueError, message):

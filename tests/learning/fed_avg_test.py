@@ -2,8 +2,6 @@
 
 import functools
 import math
-import os
-import tempfile
 
 from absl.testing import parameterized
 import numpy as np
@@ -11,6 +9,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests import cases
 from tests import fakes
 from tests.learning import federated_twin
 from tff_asr.aggregators import dp_mean
@@ -176,7 +175,7 @@ class PlainFederatedAverageTest(parameterized.TestCase):
     self.assertLen(seeds, sum(map(len, twin.batches.values())))
 
 
-class ProcessTest(parameterized.TestCase):
+class ProcessTest(cases.TestCase):
 
   def test_type_signature(self):
     process = _build(num_steps=1)
@@ -277,11 +276,10 @@ class ProcessTest(parameterized.TestCase):
     self.assertEqual(process_lib.frozen_layers(state), [])
 
   def test_graph_does_not_grow_with_the_number_of_clients(self):
-    root = self.enterContext(tempfile.TemporaryDirectory())
     sizes = []
     for num_clients in (2, 60):
       folder = fakes.write_split(
-          os.path.join(root, f'{num_clients:02d}'),
+          self.path(f'{num_clients:02d}'),
           {f'client{i:02d}': 1 for i in range(num_clients)},
       )
       process = _build(data=client_data.load(folder), num_steps=1)

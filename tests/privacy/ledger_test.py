@@ -7,12 +7,12 @@ import pathlib
 import resource
 import shutil
 import signal
-import tempfile
 from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
 
+from tests import cases
 from tests import fakes
 from tff_asr import files
 from tff_asr.privacy import accounting
@@ -26,15 +26,14 @@ def _count(contents):
   return sum(group.count for group in contents.rounds)
 
 
-class _LedgerTestCase(parameterized.TestCase):
+class _LedgerTestCase(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.folder = self.enterContext(tempfile.TemporaryDirectory())
     self.path = self.path_of('ledger')
 
   def path_of(self, name):
-    return os.path.join(self.folder, f'{name}.jsonl')
+    return os.path.join(self.root, f'{name}.jsonl')
 
   def write(self, rounds, path=None, key=0, **kwargs):
     """Writes rounds (3: 0 to 2) and returns the heads after each line."""
@@ -52,8 +51,7 @@ class _LedgerTestCase(parameterized.TestCase):
       return file.read().splitlines(keepends=True)
 
   def overwrite(self, lines, path=None):
-    with open(path or self.path, 'wb') as file:
-      file.write(b''.join(lines))
+    pathlib.Path(path or self.path).write_bytes(b''.join(lines))
 
   def check_refused(self, message, look):
     """`look` raises LedgerError in one line."""
@@ -172,7 +170,7 @@ class FileTest(_LedgerTestCase):
 
   def test_a_copy_is_told_from_a_renamed_folder(self):
     run, renamed, copy = (
-        pathlib.Path(self.folder, name) for name in ('run', 'renamed', 'copy')
+        pathlib.Path(self.root, name) for name in ('run', 'renamed', 'copy')
     )
     run.mkdir()
     (head,) = self.write(0, str(run / 'ledger.jsonl'))
@@ -328,7 +326,7 @@ class ParentTest(_LedgerTestCase):
   def run_of(self, name, parent=None, *, num_rounds, **kwargs):
     """The ledger of a run, as a parent for the next one."""
     path = self.path_of(name)
-    key = 1 + len(os.listdir(self.folder))
+    key = 1 + len(os.listdir(self.root))
     return path, self.write(num_rounds, path, key, parent=parent, **kwargs)[-1]
 
   def counts(self, parent):

@@ -2,27 +2,24 @@
 
 import json
 import os
+import pathlib
 import shutil
-import tempfile
 from unittest import mock
 
 from absl.testing import parameterized
 
+from tests import cases
 from tests import fakes
 from tff_asr.privacy import ledger
 from tff_asr.privacy import witness
 
 
-class WitnessTest(parameterized.TestCase):
+class WitnessTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.folder = self.enterContext(tempfile.TemporaryDirectory())
     self.witness = self.path('witness.jsonl')
     self.path_of_run = self.path('ledger.jsonl')
-
-  def path(self, name):
-    return os.path.join(self.folder, name)
 
   def create(self, path=None):
     return self.enterContext(ledger.create(path or self.path_of_run))
@@ -32,12 +29,10 @@ class WitnessTest(parameterized.TestCase):
     witness.append(self.witness, opened)
 
   def lines(self):
-    with open(self.witness, 'rb') as file:
-      return file.read().splitlines(keepends=True)
+    return pathlib.Path(self.witness).read_bytes().splitlines(keepends=True)
 
   def overwrite(self, lines):
-    with open(self.witness, 'wb') as file:
-      file.write(b''.join(lines))
+    pathlib.Path(self.witness).write_bytes(b''.join(lines))
 
   def check_refused(self, message, look=None):
     """`look`, or a check of the ledger, raises LedgerError in one line."""

@@ -3,23 +3,17 @@
 import csv
 import functools
 import os
-import tempfile
 from unittest import mock
 
-from absl.testing import absltest
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests import cases
 from tests import fakes
 from tests.programs import runs
-from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data as client_data_lib
-from tff_asr.data import cohorts
-from tff_asr.execution import multi_device
-from tff_asr.learning import client_update
-from tff_asr.learning import fed_avg
 from tff_asr.privacy import adaptive_query
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import ledger as ledger_lib
@@ -28,28 +22,6 @@ from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
 _NOISE = 3.0
-_CONFIGURATION = 'SEED = 1\n'
-
-
-def _train(output_dir: str, *, parts, num_rounds: int) -> dict:
-  model, pipeline, data, process, context = parts
-  results, _ = runs.train(
-      federated.FederatedTraining,
-      output_dir=output_dir,
-      configuration=_CONFIGURATION,
-      model=model,
-      pipeline=pipeline,
-      client_data=data,
-      learning_process=process,
-      build_cohorts=functools.partial(cohorts.poisson, cohort_size=2),
-      context=context,
-      num_rounds=num_rounds,
-      save_every=1,
-      delta=1e-5,
-      noise_seed=1,
-      sampler_seed=2,
-  )
-  return results
 
 
 def _tags(folder: str) -> set[str]:
@@ -62,40 +34,37 @@ def _tags(folder: str) -> set[str]:
   return tags
 
 
-class AdaptiveRunTest(absltest.TestCase):
+class AdaptiveRunTest(cases.TestCase):
 
   @pytest.mark.slow
   def test_is_charged_as_one_gaussian_and_resumes_exactly(self):
-    root = self.enterContext(tempfile.TemporaryDirectory())
-    model = fakes.tiny_model(num_blocks=1)
-    pipeline = fakes.tiny_pipeline(model)
-    data = client_data_lib.load(
-        fakes.write_split(
-            os.path.join(root, 'private'), {'ann': 1, 'bob': 1, 'cai': 1}
-        )
-    )
-    process = fed_avg.build(
-        model=model,
-        pipeline=pipeline,
-        client_data=data,
-        aggregator=dp_mean.build(
-            build_query=functools.partial(
-                adaptive_query.AdaptiveClipSumQuery,
-                cohort_size=2,
-                l2_norm_clip=0.1,
-                noise_multiplier=_NOISE,
-                clipping=clipping_lib.Clipping(split='dim', layers='modules'),
-            ),
-            cohort_size=2,
+    arguments = runs.federated(
+        client_data_lib.load(
+            fakes.write_split(
+                self.path('private'), {'ann': 1, 'bob': 1, 'cai': 1}
+            )
         ),
-        server_optimizer=tff.learning.optimizers.build_sgdm(0.1),
-        local=client_update.LocalTraining(learning_rate=0.01, num_steps=1),
-        seed=5,
+        build_query=functools.partial(
+            adaptive_query.AdaptiveClipSumQuery,
+            cohort_size=2,
+            l2_norm_clip=0.1,
+            noise_multiplier=_NOISE,
+            clipping=clipping_lib.Clipping(split='dim', layers='modules'),
+        ),
+        optimizer=tff.learning.optimizers.build_sgdm(0.1),
     )
-    context = multi_device.build_async_context()
-    parts = model, pipeline, data, process, context
-    whole, stopped = os.path.join(root, 'whole'), os.path.join(root, 'stopped')
-    results = _train(whole, parts=parts, num_rounds=3)
+    train = lambda run: runs.train(
+        federated.FederatedTraining,
+        output_dir=run,
+        num_rounds=3,
+        save_every=1,
+        delta=1e-5,
+        noise_seed=1,
+        sampler_seed=2,
+        **arguments,
+    )[0]
+    whole, stopped = self.path('whole'), self.path('stopped')
+    results = train(whole)
     judge = federated.FederatedTraining.judge
 
     def kill(training, record, done, *, number):
@@ -105,8 +74,8 @@ class AdaptiveRunTest(absltest.TestCase):
 
     with mock.patch.object(federated.FederatedTraining, 'judge', kill):
       with self.assertRaises(KeyboardInterrupt):
-        _train(stopped, parts=parts, num_rounds=3)
-    _train(stopped, parts=parts, num_rounds=3)
+        train(stopped)
+    train(stopped)
 
     states = [
         state_file.read_leaves(run_dir.newest_state(run), prefix='process')

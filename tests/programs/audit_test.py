@@ -13,6 +13,7 @@ from absl.testing import parameterized
 import pytest
 import tensorflow as tf
 
+from tests import cases
 from tests import fakes
 from tff_asr import config
 from tff_asr.privacy import accounting
@@ -170,12 +171,11 @@ def _float32():
   return absltest.mock.patch.object(noise_lib, 'gaussian', gaussian)
 
 
-class AuditTest(parameterized.TestCase):
+class AuditTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    root = self.enterContext(tempfile.TemporaryDirectory())
-    self.run = os.path.join(root, 'audit')
+    self.run = self.path('audit')
 
   def test_too_few_canaries_are_refused_at_once(self):
     with self.assertRaisesRegex(ValueError, 'raise NUM_CANARIES'):

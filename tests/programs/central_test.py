@@ -9,11 +9,11 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests import cases
 from tests import fakes
 from tests.programs import runs
 from tff_asr import checks
@@ -90,14 +90,7 @@ def _weights(run: str) -> dict[str, np.ndarray]:
   return run_dir.read_model(run, model=_model(), tokens=' abc')
 
 
-class CentralTest(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
-
-  def path(self, name: str) -> str:
-    return os.path.join(self.root, name)
+class CentralTest(cases.TestCase):
 
   def assert_same(self, one, other) -> None:
     for name, value in one.items():

@@ -3,12 +3,11 @@
 import asyncio
 import functools
 import os
-import tempfile
 
-from absl.testing import absltest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests import cases
 from tests.bin import in_process
 from tests.bin import programs
 from tests import fakes
@@ -29,14 +28,10 @@ from tff_asr.programs import warm_start
 from tff_asr.storage import run_dir
 
 
-class DryRunTest(absltest.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
+class DryRunTest(cases.TestCase):
 
   def run_program(self, *gin_params: str) -> programs.Finished:
-    tiny = programs.write_tiny(os.path.join(self.root, 'shards'))
+    tiny = programs.write_tiny(self.path('shards'))
     return in_process.run(
         'bin/train_federated.py',
         '--dry_run',
@@ -51,7 +46,7 @@ class DryRunTest(absltest.TestCase):
         'TARGET_EPSILON = 1.0', 'KEEP_EVERY = 7',
     )
     self.assertEqual(finished.code, 0, finished.stderr)
-    self.assertFalse(os.path.exists(os.path.join(self.root, 'run')))
+    self.assertFalse(os.path.exists(self.path('run')))
 
     def epsilon(count):
       rounds = accounting.RoundGroup(
@@ -70,8 +65,8 @@ class DryRunTest(absltest.TestCase):
         'nothing was trained or written',
         'parameters:',
         '3 kept and each 7th',
-        'rounds:       50',
-        '2 of 3 clients (poisson)',
+        'rounds:       50 at most',
+        '2 of 3 speakers (poisson)',
         f'{epsilon(50):.4g} (RDP) at the end; TARGET_EPSILON = 1 ends '
         f'the run after {last}, at delta 1e-05',
     ):
@@ -89,7 +84,7 @@ class DryRunTest(absltest.TestCase):
     build = functools.partial(
         runs.build,
         central.CentralTraining,
-        output_dir=os.path.join(self.root, 'run'),
+        output_dir=self.path('run'),
         configuration='A = 1\n',
         model=model,
         pipeline=fakes.tiny_pipeline(model),
@@ -105,7 +100,6 @@ class DryRunTest(absltest.TestCase):
         # Adam's two moments, the weights, and the best of them: 4 floats each.
         f'{4 * 4 * count / 1e6:.1f} MB each, 3 kept',
         'steps:        7 at most',
-        'speakers:     2',
         'not private',
     ):
       self.assertIn(part, text)
@@ -118,7 +112,7 @@ class DryRunTest(absltest.TestCase):
 
   def write_seed(self, model: best_rq.BestRqModel) -> str:
     """The folder of a public warm start that has ended."""
-    run = os.path.join(self.root, 'warm')
+    run = self.path('warm')
     with run_dir.RunDir(run, configuration='') as folder:
       folder.write_model(model.initialize(tf.constant([1, 2])), tokens='')
     squares = {
@@ -134,13 +128,13 @@ class DryRunTest(absltest.TestCase):
         quantizer=quantizer.Quantizer(num_codes=16, num_stacked=3),
     )
     shards = fakes.write_split(
-        os.path.join(self.root, 'shards'), {'ann': 3, 'bob': 2, 'cai': 1}
+        self.path('shards'), {'ann': 3, 'bob': 2, 'cai': 1}
     )
     init_from_run = self.write_seed(model)
     build = functools.partial(
         runs.build,
         pretraining.Pretraining,
-        output_dir=os.path.join(self.root, 'run'),
+        output_dir=self.path('run'),
         configuration='A = 1\n',
         model=model,
         pipeline=fakes.tiny_pipeline(recogniser),
@@ -185,15 +179,15 @@ class DryRunTest(absltest.TestCase):
         f'parameters:   {count:,}',
         f'trained:      {trained:,} of them; {len(frozen)} of '
         f'{len(model.specs)} tensors are frozen, with {count - trained:,} of ',
-        'steps:        50',
-        'batch:        3 of 6 utterances (poisson)',
+        'steps:        50 at most',
+        'drawn:        3 of 6 examples (poisson)',
         f'epsilon:      {epsilon:.4g} (RDP) at the end, at delta 0.001',
     ):
       self.assertIn(part, text)
     # Adam's two moments of what is trained, and the weights: 4 bytes each.
     size = 4 * (2 * trained + count) / 1e6
     self.assertIn(f'saved states: {size:.1f} MB each', text)
-    self.assertFalse(os.path.exists(os.path.join(self.root, 'run')))
+    self.assertFalse(os.path.exists(self.path('run')))
     text = self.describe(
         build(num_steps=50, build_query=build_query, noise_seed=1)
     )

@@ -6,12 +6,12 @@ import functools
 import io
 import json
 import os
-import tempfile
 
 from absl.testing import absltest
 import numpy as np
 import tensorflow as tf
 
+from tests import cases
 from tests import fakes
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import speakers
@@ -156,17 +156,16 @@ class EvaluatorTest(absltest.TestCase):
     self.assertEqual(nothing.errors_by_client(), {})
 
 
-class EvaluateTest(absltest.TestCase):
+class EvaluateTest(cases.TestCase):
 
   def test_writes_the_figures_of_each_run(self):
-    root = self.enterContext(tempfile.TemporaryDirectory())
-    shards = fakes.write_split(root + '/test', _CLIENTS | {'dee': 1})
+    shards = fakes.write_split(self.root + '/test', _CLIENTS | {'dee': 1})
     ages = {'ann': frozenset({'teens'}), 'dee': frozenset({'x'})}
     speakers.write(shards, {'age': ages})
     data = client_data_lib.load(shards, client_ids=_CLIENTS)
     runs = []
     for letter in ('a', 'b'):
-      runs.append(os.path.join(root, letter))
+      runs.append(self.path(letter))
       folder = run_dir.RunDir(runs[-1], configuration='')
       folder.write_model(_weights(letter=letter), tokens=' abc')
       public_data.write(runs[-1], {})
@@ -218,7 +217,7 @@ class EvaluateTest(absltest.TestCase):
       with self.assertRaisesRegex(ValueError, 'runs must be a list'):
         evaluation.evaluate(runs=wrong, **arguments)
     with self.assertRaisesRegex(ValueError, 'holds no trained model'):
-      evaluation.evaluate(runs=[root], **arguments)
+      evaluation.evaluate(runs=[self.root], **arguments)
     with open(f'{shards}/{speakers.SPEAKERS_FILE}', 'a') as f:
       f.write('more')
     with self.assertRaisesRegex(ValueError, 'speakers.tsv does not have the'):

@@ -14,6 +14,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+from typing import Any
 from unittest import mock
 
 from absl.testing import absltest
@@ -22,19 +23,17 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests import cases
 from tests import fakes
 from tests.programs import runs
 from tff_asr import files
-from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
 from tff_asr.data import digests
 from tff_asr.execution import multi_device
-from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
 from tff_asr.learning import process
 from tff_asr.models import weights as weights_lib
-from tff_asr.optimizers import lamb
 from tff_asr.privacy import accounting
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import epsilon_report
@@ -59,57 +58,44 @@ _NOISE = 30.0
 _CONFIGURATION = 'SEED = 1\nNUM_ROUNDS = 2\nEVALUATE_EVERY = 2\n'
 _LONGER = 'SEED = 1\nNUM_ROUNDS = 5\nEVALUATE_EVERY = 1\n'
 
-Parts = collections.namedtuple(
-    'Parts', ['model', 'pipeline', 'data', 'process', 'context', 'evaluator']
-)
+
+@functools.lru_cache
+def _shared() -> dict[str, Any]:
+  """Arguments of all runs."""
+  root = tempfile.TemporaryDirectory()
+  _shared.root = root  # Until the module ends.
+  return runs.federated(
+      client_data_lib.load(
+          fakes.write_split(os.path.join(root.name, 'private'), _CLIENTS)
+      ),
+      build_query=functools.partial(
+          queries.PerLayerClipSumQuery,
+          l2_norm_clip=0.01,
+          noise_multiplier=_NOISE,
+          clipping=clipping_lib.Clipping(split='dim'),
+      ),
+      cohort_size=_COHORT_SIZE,
+      model=fakes.tiny_model(num_blocks=1, dropout=0.1),
+  )
 
 
 @functools.lru_cache
-def _parts() -> Parts:
-  """What all tests share."""
-  root = tempfile.TemporaryDirectory()
-  _parts.root = root  # Until the module ends.
-  data = client_data_lib.load(
-      fakes.write_split(os.path.join(root.name, 'private'), _CLIENTS)
-  )
-  dev = client_data_lib.load(
-      fakes.write_split(os.path.join(root.name, 'dev'), {'eve': 3, 'fay': 3})
-  )
-  model = fakes.tiny_model(num_blocks=1, dropout=0.1)
-  pipeline = fakes.tiny_pipeline(model)
-  process = fed_avg.build(
-      model=model,
-      pipeline=pipeline,
-      client_data=data,
-      aggregator=dp_mean.build(
-          build_query=functools.partial(
-              queries.PerLayerClipSumQuery,
-              l2_norm_clip=0.01,
-              noise_multiplier=_NOISE,
-              clipping=clipping_lib.Clipping(split='dim'),
-          ),
-          cohort_size=_COHORT_SIZE,
-      ),
-      server_optimizer=lamb.build_lamb(0.01),
-      local=client_update.LocalTraining(learning_rate=0.01, num_steps=1),
-      seed=5,
-  )
-  return Parts(
-      model=model,
-      pipeline=pipeline,
-      data=data,
-      process=process,
-      context=multi_device.build_async_context(),
-      evaluator=evaluation.Evaluator(
-          model=model, pipeline=pipeline, client_data=dev
-      ),
+def _evaluator() -> evaluation.Evaluator:
+  """Decodes two others' utterances."""
+  folder = os.path.dirname(_shared()['client_data'].corpus.path)
+  dev = fakes.write_split(f'{folder}/dev', {'eve': 3, 'fay': 3})
+  return evaluation.Evaluator(
+      model=_shared()['model'],
+      pipeline=_shared()['pipeline'],
+      client_data=client_data_lib.load(dev),
   )
 
 
 def tearDownModule():
-  if _parts.cache_info().currsize:
-    _parts.root.cleanup()
-    _parts.cache_clear()
+  if _shared.cache_info().currsize:
+    _shared.root.cleanup()
+    _shared.cache_clear()
+    _evaluator.cache_clear()
 
 
 class _Killed(BaseException):
@@ -132,37 +118,23 @@ class _Failing(tff.framework.AsyncContext):
 
 def _train(output_dir: str, **changes) -> tuple[dict, str]:
   """Results, and what was printed."""
+  settings = dict(
+      output_dir=output_dir,
+      configuration=_CONFIGURATION,
+      num_rounds=2,
+      delta=1e-5,
+  )
   return runs.train(
-      federated.FederatedTraining, **_arguments(output_dir, **changes)
+      federated.FederatedTraining, **_shared() | settings | changes
   )
 
 
-def _arguments(output_dir: str, **changes) -> dict[str, object]:
-  """Arguments of a run, for `runs`."""
-  parts = _parts()
-  return dict(
-      output_dir=output_dir,
-      configuration=_CONFIGURATION,
-      model=parts.model,
-      pipeline=parts.pipeline,
-      client_data=parts.data,
-      learning_process=parts.process,
-      build_cohorts=functools.partial(
-          cohorts.poisson, cohort_size=_COHORT_SIZE
-      ),
-      context=parts.context,
-      num_rounds=2,
-      delta=1e-5,
-  ) | changes
-
-
 def _weights(run: str) -> dict[str, np.ndarray]:
-  return run_dir.read_model(run, model=_parts().model, tokens=' abc')
+  return run_dir.read_model(run, model=_shared()['model'], tokens=' abc')
 
 
 def _read(path: str) -> str:
-  with open(path, encoding='utf-8') as f:
-    return f.read()
+  return pathlib.Path(path).read_text()
 
 
 def _epsilon(num_rounds: int) -> float:
@@ -174,7 +146,7 @@ def _epsilon(num_rounds: int) -> float:
       noise_multiplier=_NOISE,
       count=num_rounds,
       sampler_epsilon=queries.sampler_epsilon(
-          _NOISE, num_elements=weights_lib.count(_parts().model.specs)
+          _NOISE, num_elements=weights_lib.count(_shared()['model'].specs)
       ),
   )
   return accounting.epsilon(accounting.compose([rounds]), delta=1e-5)
@@ -195,12 +167,11 @@ class _Diverging(tff.framework.AsyncContext):
     return output
 
 
-class _RunTestCase(parameterized.TestCase):
+class _RunTestCase(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
-    self.run = os.path.join(self.root, 'runs', 'one')
+    self.run = self.path('runs', 'one')
 
   def file(self, name: str) -> str:
     return os.path.join(self.run, name)
@@ -219,7 +190,7 @@ class _RunTestCase(parameterized.TestCase):
 class FederatedTest(_RunTestCase):
 
   def test_writes_everything_and_states_the_privacy(self):
-    results, printed = _train(self.run, evaluator=_parts().evaluator)
+    results, printed = _train(self.run, evaluator=_evaluator())
     self.assertEqual(_read(self.file('config.gin')), _CONFIGURATION)
     self.assertEqual(
         json.loads(_read(self.file('results.json'))),
@@ -269,13 +240,13 @@ class FederatedTest(_RunTestCase):
             'finalizer/weights_norm',
         },
     )
-    num_bytes = 4 * weights_lib.count(_parts().model.specs)
+    num_bytes = 4 * weights_lib.count(_shared()['model'].specs)
     self.assertEqual(
         results['bytes_per_client_and_round'],
         {'down': num_bytes, 'up': num_bytes},
     )
     # The model that was evaluated is the one that was written.
-    evaluated = _parts().evaluator(_weights(self.run))
+    evaluated = _evaluator()(_weights(self.run))
     self.assertEqual(
         evaluated.word_error_rate, results['dev_word_error_rate'][2]
     )
@@ -298,7 +269,7 @@ class FederatedTest(_RunTestCase):
     return ' '.join(texts), times
 
   def test_where_an_epsilon_is_claimed_nothing_exact_is_shown(self):
-    results, printed = _train(self.run, evaluator=_parts().evaluator)
+    results, printed = _train(self.run, evaluator=_evaluator())
     shown, times = self.shown(self.run)
     for text in (shown, str(results), printed):
       self.assertNotIn('not_private', text.replace('not_private/...', ''))
@@ -345,7 +316,7 @@ class FederatedTest(_RunTestCase):
         },
     )
     self.assertEqual({first[name] for name in exact}, {''})
-    num_bytes = 4 * weights_lib.count(_parts().model.specs)
+    num_bytes = 4 * weights_lib.count(_shared()['model'].specs)
     clients = float(second['not_private/num_clients'])
     for name in ('bytes_down', 'bytes_up'):
       self.assertEqual(
@@ -407,7 +378,7 @@ class FederatedTest(_RunTestCase):
     self.assertEqual({row['epsilon'] for row in self.metrics()}, {'inf'})
 
   def test_a_dev_set_of_private_speakers_is_refused_or_not_private(self):
-    shared = mock.Mock(client_data=_parts().data)
+    shared = mock.Mock(client_data=_shared()['client_data'])
     shared.return_value.metrics.return_value = {'word_error_rate': 0.5}
     arguments = dict(num_rounds=1, evaluator=shared)
     reason = 'the dev set has 4 of the 4 private speakers (6 recordings)'
@@ -440,14 +411,13 @@ class FederatedTest(_RunTestCase):
   def test_a_model_holds_no_digests_and_its_folder_holds_them_apart(self):
     _train(self.run, num_rounds=1)
     salt = digests.read_salt()
-    (part,) = _parts().data.digests.parts.values()
+    (part,) = _shared()['client_data'].digests.parts.values()
     secrets = [salt, *part.speakers.tolist(), *part.recordings.tolist()]
     heard = self.file(public_data.FILE)
     self.assertEqual(os.stat(heard).st_mode & 0o777, 0o600)
     for folder, _, names in os.walk(self.run):
       for name in names:
-        with open(os.path.join(folder, name), 'rb') as f:
-          content = f.read()
+        content = pathlib.Path(folder, name).read_bytes()
         found = sum(secret in content for secret in secrets)
         is_there = name == public_data.FILE
         self.assertEqual(found, is_there * (len(secrets) - 1), name)
@@ -471,13 +441,13 @@ class FederatedTest(_RunTestCase):
     draw = functools.partial(cohorts.poisson, cohort_size=1)
     for seed in range(100):
       source, sizes = draw(list(_CLIENTS), key=keys.from_seed(seed)), []
-      drawn = source.iterator().state
+      state = source.iterator().state
       for _ in range(2):
-        iterator = source.iterator(drawn)
+        iterator = source.iterator(state)
         sizes.append(len(iterator.select()))
         # A run's key is another one in each round.
-        drawn = iterator.state._replace(
-            key=keys.derive(drawn.key, purpose='next round')
+        state = iterator.state._replace(
+            key=keys.derive(state.key, purpose='next round')
         )
       if sizes[0] == 0 and sizes[1] > 0:
         break
@@ -495,7 +465,7 @@ class FederatedTest(_RunTestCase):
     self.assertGreater(float(rows[0]['finalizer/update_norm']), 0)
 
   def test_starts_from_a_pretrained_encoder_and_states_its_cost_apart(self):
-    model = _parts().model
+    model = _shared()['model']
     folder = run_dir.RunDir(
         os.path.join(self.root, 'pretrained'), configuration=''
     )
@@ -550,7 +520,7 @@ class FederatedTest(_RunTestCase):
     with mock.patch.object(
         process,
         'frozen_layers',
-        side_effect=lambda state: ['a'] * int(
+        side_effect=lambda state: ['head/bias'] * int(
             np.asarray(state.distributor.round_num) == 0
         ),
     ), self.assertRaisesRegex(ValueError, 'has 0 frozen layers'):
@@ -562,11 +532,12 @@ class FederatedTest(_RunTestCase):
             os.path.join(self.root, 'other'), {'eve': 1}, transcript='été'
         )
     )
-    parts = _parts()
     for build in (
         functools.partial(_train, self.run),
         functools.partial(
-            evaluation.Evaluator, model=parts.model, pipeline=parts.pipeline
+            evaluation.Evaluator,
+            model=_shared()['model'],
+            pipeline=_shared()['pipeline'],
         ),
     ):
       with self.assertRaisesRegex(ValueError, "not tokens: 't' 'é'; add them"):
@@ -594,20 +565,13 @@ class FaultsTest(_RunTestCase):
   @contextlib.contextmanager
   def damaged_client(self):
     """One byte of the first client's audio is another one meanwhile."""
-    path = os.path.join(_parts().data.corpus.path, 'shard-00000.tfrecord')
-
-    def flip():
-      with open(path, 'r+b') as f:
-        f.seek(2000)
-        byte = f.read(1)
-        f.seek(2000)
-        f.write(bytes([byte[0] ^ 1]))
-
-    flip()
+    corpus = _shared()['client_data'].corpus
+    path = os.path.join(corpus.path, 'shard-00000.tfrecord')
+    fakes.damage(path, offset=2000)
     try:
       yield
     finally:
-      flip()
+      fakes.damage(path, offset=2000)
 
   def test_a_client_that_cannot_be_read_is_left_out_counted_and_unnamed(self):
     everyone = dict(
@@ -657,7 +621,7 @@ class FaultsTest(_RunTestCase):
     with self.assertRaisesRegex(
         faults.DivergedError, 'round 2 diverged: its weights_norm is inf'
     ):
-      _train(self.run, context=_Diverging(_parts().context, call=3))
+      _train(self.run, context=_Diverging(_shared()['context'], call=3))
     self.assertEqual(self.charged(), 2)
     self.assertCountEqual(
         os.listdir(self.file('state')),
@@ -685,7 +649,7 @@ class FaultsTest(_RunTestCase):
     whole = os.path.join(self.root, 'whole')
     with self.assertLogs('absl', 'WARNING') as logs:
       _train(
-          whole, context=_Diverging(_parts().context, call=3), **settings
+          whole, context=_Diverging(_shared()['context'], call=3), **settings
       )
     self.assertIn('Round 2 diverged and was undone', ''.join(logs.output))
     self.assertEqual(self.charged(whole), 4)
@@ -702,12 +666,12 @@ class FaultsTest(_RunTestCase):
 
     # Killed in the last round, with nothing saved but the beginning: again the
     # same rounds, the undone one included, and no charge but the last.
-    context = _Failing(_Diverging(_parts().context, call=3), call=5)
+    context = _Failing(_Diverging(_shared()['context'], call=3), call=5)
     with self.assertRaises(_Killed):
       _train(self.run, context=context, **settings)
     self.assertEqual(self.charged(), 3)
     _train(
-        self.run, context=_Diverging(_parts().context, call=3), **settings
+        self.run, context=_Diverging(_shared()['context'], call=3), **settings
     )
     self.assertEqual(self.charged(), 4)
     first, second = _weights(whole), _weights(self.run)
@@ -725,7 +689,7 @@ class LedgerTest(_RunTestCase):
           self.run,
           num_rounds=4,
           save_every=2,
-          context=_Failing(_parts().context, call=number + 1),
+          context=_Failing(_shared()['context'], call=number + 1),
           **changes,
       )
 
@@ -740,7 +704,7 @@ class LedgerTest(_RunTestCase):
     target = (_epsilon(3) + _epsilon(4)) / 2
     results, _ = _train(
         self.run, num_rounds=10, target_epsilon=target, save_every=5,
-        evaluator=_parts().evaluator,
+        evaluator=_evaluator(),
     )
     self.assertEqual(results['rounds'], 3)
     self.assertEqual(results['ended_by'], 'TARGET_EPSILON')
@@ -843,7 +807,7 @@ class LedgerTest(_RunTestCase):
             self.run,
             num_rounds=4,
             save_every=1,
-            context=_Failing(_Perturbing(_parts().context), call=4),
+            context=_Failing(_Perturbing(_shared()['context']), call=4),
         )
     self.assertIn('came out differently', ''.join(logs.output))
     self.assertEqual(self.charged(), 4)
@@ -862,7 +826,7 @@ class LedgerTest(_RunTestCase):
           self.run,
           num_rounds=3,
           target_epsilon=_epsilon(3),
-          context=_Perturbing(_parts().context),
+          context=_Perturbing(_shared()['context']),
       )
     self.assertEqual(self.charged(), 3)
 
@@ -876,7 +840,7 @@ class LedgerTest(_RunTestCase):
     with self.assertLogs('absl', 'WARNING') as logs:
       with self.assertRaises(_Killed):
         _train(
-            copy, num_rounds=4, context=_Failing(_parts().context, call=3)
+            copy, num_rounds=4, context=_Failing(_shared()['context'], call=3)
         )
     self.assertIn('is a copy or was restored', ''.join(logs.output))
     new, old = self.secrets(copy), self.secrets(self.run)

@@ -1,30 +1,28 @@
 """Tests of tff_asr.programs.inspection."""
 
 import os
-import tempfile
+import pathlib
 
-from absl.testing import absltest
-
+from tests import cases
 from tests import fakes
 from tff_asr.data import index
 from tff_asr.data import speakers
 from tff_asr.programs import inspection
 
 
-class InspectionTest(absltest.TestCase):
+class InspectionTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
     for name, counts in (('a', {'ann': 3, 'bob': 5}), ('b', {'cai': 1})):
-      fakes.write_split(os.path.join(self.root, name), counts)
-    os.mkdir(os.path.join(self.root, 'other'))
+      fakes.write_split(self.path(name), counts)
+    os.mkdir(self.path('other'))
 
   def test_finds_folders(self):
-    a, b = (os.path.join(self.root, name) for name in 'ab')
+    a, b = (self.path(name) for name in 'ab')
     self.assertEqual(inspection.find_folders([self.root]), [a, b])
     self.assertEqual(inspection.find_folders([b]), [b])
-    for path in (os.path.join(self.root, 'other'), 'no/where'):
+    for path in (self.path('other'), 'no/where'):
       with self.assertRaisesRegex(ValueError, f'{path} is no folder of shards'):
         inspection.find_folders([path])
 
@@ -37,14 +35,13 @@ class InspectionTest(absltest.TestCase):
     speakers.write(folders[1], {'age': {'cai': frozenset(['teens'])}})
     text = inspection.describe(folders, is_verified=True)
     self.assertIn('b: age known of 1 of 1 speakers', text)
-    with open(os.path.join(folders[1], speakers.SPEAKERS_FILE), 'w') as f:
-      f.write('client_id\tage\ncai\ttwenties\n')
+    pathlib.Path(folders[1], speakers.SPEAKERS_FILE).write_text(
+        'client_id\tage\ncai\ttwenties\n'
+    )
     with self.assertRaisesRegex(ValueError, 'b/speakers.tsv does not have'):
       inspection.describe(folders, is_verified=True)
     path = os.path.join(folders[0], index.shard_name(0))
-    with open(path, 'r+b') as f:
-      f.seek(100)
-      f.write(b'?')
+    fakes.damage(path, offset=100)
     inspection.describe(folders)
     with self.assertRaisesRegex(
         ValueError, 'shard-00000.*with the clients ann, bob.'
@@ -53,7 +50,7 @@ class InspectionTest(absltest.TestCase):
 
   def test_records_of_a_client(self):
     lines = inspection.describe_client(
-        os.path.join(self.root, 'a'), 'ann'
+        self.path('a'), 'ann'
     ).splitlines()
     self.assertLen(lines, 4)
     self.assertStartsWith(lines[0], 'ann: 3 utterances, ')
@@ -64,10 +61,10 @@ class InspectionTest(absltest.TestCase):
           f'  ann-{i}  {seconds:.2f} s  {example["transcript"]}',
       )
     with self.assertRaisesRegex(ValueError, 'client eve'):
-      inspection.describe_client(os.path.join(self.root, 'a'), 'eve')
+      inspection.describe_client(self.path('a'), 'eve')
 
   def test_padding_is_that_of_the_batches(self):
-    folder = os.path.join(self.root, 'a')
+    folder = self.path('a')
     frames = {
         client_id: sorted(
             1 + (len(e['waveform']) - 400) // 160

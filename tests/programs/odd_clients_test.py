@@ -3,23 +3,17 @@
 import csv
 import functools
 import os
-import tempfile
 from unittest import mock
 
-from absl.testing import absltest
 import numpy as np
 
 from data_tools import shards
+from tests import cases
 from tests import fakes
 from tests.programs import runs
-from tff_asr.aggregators import dp_mean
 from tff_asr.data import audio
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
-from tff_asr.execution import multi_device
-from tff_asr.learning import client_update
-from tff_asr.learning import fed_avg
-from tff_asr.optimizers import lamb
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
 from tff_asr.programs import federated
@@ -38,7 +32,7 @@ def _encode_nan(waveform: np.ndarray, *, encoding: str) -> bytes:
 _ENCODE = audio.encode
 
 
-class OddClientsTest(absltest.TestCase):
+class OddClientsTest(cases.TestCase):
 
   def train(self, root: str, waveforms: dict[str, np.ndarray]):
     """Rows of the metrics of a round of everyone, and the ledger's rounds."""
@@ -62,38 +56,23 @@ class OddClientsTest(absltest.TestCase):
       )
     data = client_data_lib.load(folder)
     self.assertCountEqual(data.client_ids, waveforms)
-    model = fakes.tiny_model(num_blocks=1)
-    pipeline = fakes.tiny_pipeline(model)
-    process = fed_avg.build(
-        model=model,
-        pipeline=pipeline,
-        client_data=data,
-        aggregator=dp_mean.build(
-            build_query=functools.partial(
-                queries.PerLayerClipSumQuery,
-                l2_norm_clip=0.01,
-                noise_multiplier=1.0,
-            ),
-            cohort_size=len(waveforms),
+    arguments = runs.federated(
+        data,
+        build_query=functools.partial(
+            queries.PerLayerClipSumQuery,
+            l2_norm_clip=0.01,
+            noise_multiplier=1.0,
         ),
-        server_optimizer=lamb.build_lamb(0.01),
-        local=client_update.LocalTraining(learning_rate=0.01, num_steps=1),
-        seed=1,
+        cohort_size=len(waveforms),
     )
     run = os.path.join(root, 'run')
     runs.train(
         federated.FederatedTraining,
         output_dir=run,
-        configuration='',
-        model=model,
-        pipeline=pipeline,
-        client_data=data,
-        learning_process=process,
-        build_cohorts=cohorts.everyone,
-        context=multi_device.build_async_context(),
         num_rounds=1,
         max_failed_share=0.5,
         exact_metrics=True,
+        **arguments | dict(build_cohorts=cohorts.everyone),
     )
     with open(os.path.join(run, 'metrics.csv'), encoding='utf-8') as f:
       (row,) = csv.DictReader(f)
@@ -108,9 +87,8 @@ class OddClientsTest(absltest.TestCase):
         'nan': np.zeros(16000, np.int16),
         'one': np.ones(1, np.int16),
     }
-    root = self.enterContext(tempfile.TemporaryDirectory())
     with self.assertLogs('absl', 'WARNING') as logs:
-      row, charged = self.train(root, speech | odd)
+      row, charged = self.train(self.root, speech | odd)
     self.assertIn(
         '1 of 4 clients of round 1 failed (1 with an update that is not '
         'finite) and were left out.',

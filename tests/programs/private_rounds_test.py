@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests import cases
 from tests import fakes
 from tff_asr.data import cohorts
 from tff_asr.privacy import accounting
@@ -74,12 +75,28 @@ def _state(sampling=_POISSON, **values):
   )
 
 
-class _TestCase(parameterized.TestCase):
+def _runner(
+    opened: ledger.Ledger,
+    *,
+    key=keys.from_seed(1),
+    sampling=_POISSON,
+    configuration='',
+) -> private_rounds.PrivateRoundRunner:
+  """A runner of rounds under a ledger."""
+  return private_rounds.PrivateRoundRunner(
+      ledger=opened,
+      noise=private_rounds.NoiseState(key, np.int64(opened.file_identity)),
+      sampling=sampling,
+      configuration=configuration,
+      settings=private_rounds.PrivacySettings(delta=_DELTA, noise_seed=1),
+  )
+
+
+class _TestCase(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.folder = self.enterContext(tempfile.TemporaryDirectory())
-    self.path = os.path.join(self.folder, 'ledger.jsonl')
+    self.path = os.path.join(self.root, 'ledger.jsonl')
 
 
 class RoundTest(_TestCase):
@@ -96,16 +113,8 @@ class RoundTest(_TestCase):
       return tff.learning.templates.LearningProcessOutput(state, ())
 
     with ledger.create(os.path.join(folder, 'ledger.jsonl')) as opened:
-      rounds = private_rounds.PrivateRoundRunner(
-          ledger=opened,
-          noise=private_rounds.NoiseState(
-              of['noise_key'], np.int64(opened.file_identity)
-          ),
-          sampling=_POISSON,
-          configuration=of['configuration'],
-          delta=_DELTA,
-          target_epsilon=None,
-          fixed_noise=True,
+      rounds = _runner(
+          opened, key=of['noise_key'], configuration=of['configuration']
       )
       cohort_state = cohorts.CohortState(of['cohort_key'], of['cohort_round'])
       done = asyncio.run(rounds.run(
@@ -153,15 +162,7 @@ class RoundTest(_TestCase):
             state, {'finalizer': {'update_norm': value * (shown == 'metrics')}}
         )
 
-      rounds = private_rounds.PrivateRoundRunner(
-          ledger=opened,
-          noise=private_rounds.NoiseState(keys.from_seed(1), np.int64(0)),
-          sampling=_POISSON,
-          configuration='',
-          delta=_DELTA,
-          target_epsilon=None,
-          fixed_noise=True,
-      )
+      rounds = _runner(opened)
       asyncio.run(rounds.run(
           next_fn,
           _state(),
@@ -183,17 +184,7 @@ class RoundTest(_TestCase):
 
   def test_a_cohort_that_names_a_client_twice_is_refused(self):
     with ledger.create(self.path) as opened:
-      rounds = private_rounds.PrivateRoundRunner(
-          ledger=opened,
-          noise=private_rounds.NoiseState(
-              keys.from_seed(1), np.int64(opened.file_identity)
-          ),
-          sampling=_POISSON,
-          configuration='',
-          delta=_DELTA,
-          target_epsilon=None,
-          fixed_noise=True,
-      )
+      rounds = _runner(opened)
       with self.assertRaisesRegex(ValueError, 'names a client twice'):
         asyncio.run(rounds.run(
             None,
@@ -202,20 +193,11 @@ class RoundTest(_TestCase):
             cohort_state=cohorts.CohortState(keys.from_seed(2), np.int64(0)),
         ))
 
-
   def test_the_key_of_an_order_lasts_for_its_pass(self):
     key = keys.from_seed(2)
     lasts = []
     with ledger.create(self.path) as opened:
-      rounds = private_rounds.PrivateRoundRunner(
-          ledger=opened,
-          noise=private_rounds.NoiseState(keys.from_seed(1), np.int64(0)),
-          sampling=_PASS,
-          configuration='',
-          delta=_DELTA,
-          target_epsilon=None,
-          fixed_noise=True,
-      )
+      rounds = _runner(opened, sampling=_PASS)
       for round_num in (0, 98, 99, 100):
         done = asyncio.run(rounds.run(
             lambda state, cohort: (
@@ -236,7 +218,7 @@ class PlanTest(_TestCase):
   def test_the_plan_costs_what_the_ledger_will_charge(self):
     for sampling in (_PASS, _POISSON):
       first, second = (
-          os.path.join(self.folder, f'{sampling.kind}_{number}')
+          os.path.join(self.root, f'{sampling.kind}_{number}')
           for number in (1, 2)
       )
       charged = lambda number, key: fakes.charged_round(
@@ -254,7 +236,7 @@ class PlanTest(_TestCase):
           sampling=sampling,
           num_rounds=100,
           inherited=ledger.inherited_charges(parent, unit='speaker'),
-          delta=_DELTA,
+          settings=private_rounds.PrivacySettings(delta=_DELTA),
       )
       with ledger.create(second, parent=parent) as opened:
         for number in range(100):
@@ -274,9 +256,10 @@ class PlanTest(_TestCase):
       )
     check = lambda target: private_rounds.check_first_round(
         _state(),
-        target_epsilon=target,
         sampling=_POISSON,
-        delta=_DELTA,
+        settings=private_rounds.PrivacySettings(
+            delta=_DELTA, target_epsilon=target
+        ),
         inherited=inherited,
     )
     check(10.0)
@@ -291,10 +274,26 @@ class PlanTest(_TestCase):
       private_rounds.check_first_round(
           _state(_PASS),
           sampling=other,
-          delta=_DELTA,
-          target_epsilon=None,
+          settings=private_rounds.PrivacySettings(),
           inherited=ledger.Charges(),
       )
+
+
+class PrivacySettingsTest(absltest.TestCase):
+
+  def test_delta_is_of_the_largest_population_that_was_charged(self):
+    own, inherited = (
+        accounting.Sampling(kind='poisson', cohort_size=5, population=each)
+        for each in (100, 5000)
+    )
+    charged = [
+        accounting.RoundGroup(sampling=inherited, noise_multiplier=1.0)
+    ]
+    settings = private_rounds.PrivacySettings()
+    self.assertEqual(settings.delta_of(own, []), 1e-3)
+    self.assertEqual(settings.delta_of(own, charged), 2e-5)
+    settings = private_rounds.PrivacySettings(delta=1e-9)
+    self.assertEqual(settings.delta_of(own, charged), 1e-9)
 
 
 class DigestTest(absltest.TestCase):

@@ -64,17 +64,6 @@ class ProgressTest(absltest.TestCase):
       # Of 100 s a round: 1, 2 (200 s) and 79 (7900 s, 132 minutes) are left.
       self.assertEndsWith(stream.getvalue(), f', {said} left\n')
 
-  def test_epsilon_is_shown_beside_its_target(self):
-    self.assertEqual(progress_lib.spent(3.14159, target=10.0), '3.14 of 10')
-    self.assertEqual(progress_lib.spent(3.14159, target=None), '3.14')
-    self.assertEqual(progress_lib.spent(float('inf'), target=None), 'inf')
-
-  def test_a_mean_of_nobody_is_none_and_not_nan(self):
-    nan = float('nan')
-    self.assertEqual(progress_lib.mean(2.346, count=3), '2.35')
-    self.assertEqual(progress_lib.mean(nan, count=0), 'none')
-    self.assertEqual(progress_lib.mean(nan, count=3), 'nan')
-
   def test_figures_stay_until_they_are_replaced(self):
     stream = io.StringIO()
     progress = progress_lib.Progress(

@@ -2,13 +2,13 @@
 
 import os
 import shutil
-import tempfile
 import types
 
 from absl.testing import parameterized
 import dp_accounting
 
 from data_tools import shards
+from tests import cases
 from tests import fakes
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import digests
@@ -19,16 +19,15 @@ from tff_asr.storage import run_dir
 _PRIVATE = {'ann': 2, 'bob': 1, 'cai': 3}
 
 
-class PublicDataTest(parameterized.TestCase):
+class PublicDataTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
     self.private = self.data('private', _PRIVATE)
 
   def data(self, name, num_utterances, *, renamed=None, namespace=''):
     """A corpus of fake speakers; `renamed` gives some of them other names."""
-    folder = os.path.join(self.root, name)
+    folder = self.path(name)
     shards.write_split(
         [
             shards.Utterance(
@@ -69,7 +68,7 @@ class PublicDataTest(parameterized.TestCase):
 
   def run_of(self, name, data, **settings):
     """The folder of a run that was trained on these data."""
-    folder = os.path.join(self.root, name)
+    folder = self.path(name)
     os.makedirs(folder, exist_ok=True)
     public_data.write(folder, self.check(data, **settings).heard)
     return folder
@@ -207,7 +206,7 @@ class PublicDataTest(parameterized.TestCase):
       self.check(self.private, noise=1.0, dev=others)
 
   def test_what_has_no_digests_is_said_to_be_unchecked(self):
-    seed = os.path.join(self.root, 'seed')
+    seed = self.path('seed')
     os.makedirs(seed)
     found = self.check(
         self.private,
@@ -227,7 +226,7 @@ class PublicDataTest(parameterized.TestCase):
   def test_digests_of_a_corpus_do_not_tell_whom_a_model_heard(self):
     seed = self.run_of('seed', self.private)
     path = os.path.join(seed, public_data.FILE)
-    shutil.copy(os.path.join(self.root, 'private', digests.FILE), path)
+    shutil.copy(self.path('private', digests.FILE), path)
     with self.assertRaisesRegex(ValueError, f'^{path} does not tell whom .*$'):
       self.check(self.private, noise=1.0, init_from_run=seed)
     with self.assertRaisesRegex(ValueError, 'does not tell whom'):

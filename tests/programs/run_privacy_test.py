@@ -1,11 +1,9 @@
 """Tests of tff_asr.programs.run_privacy; see also federated_test."""
 
 import json
-import os
-import tempfile
 
-from absl.testing import absltest
 
+from tests import cases
 from tests import fakes
 from tff_asr.privacy import accounting
 from tff_asr.privacy import epsilon_report
@@ -14,15 +12,11 @@ from tff_asr.programs import run_privacy
 from tff_asr.storage import run_dir
 
 
-class RunPrivacyTest(absltest.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.folder = self.enterContext(tempfile.TemporaryDirectory())
+class RunPrivacyTest(cases.TestCase):
 
   def write(self, num_rounds, name=run_dir.LEDGER, **options):
     """A ledger of so many rounds; its path and head."""
-    path = os.path.join(self.folder, name)
+    path = self.path(name)
     with ledger.create(path, **options) as opened:
       for number in range(num_rounds):
         opened.append(fakes.charged_round(number))
@@ -30,7 +24,7 @@ class RunPrivacyTest(absltest.TestCase):
 
   def test_a_run_of_pretraining_is_extrapolated_in_its_unit(self):
     self.write(2, unit='example')
-    result = run_privacy.epsilon_of_run(self.folder)
+    result = run_privacy.epsilon_of_run(self.root)
     text = epsilon_report.render(
         [result, *epsilon_report.extrapolate(result, cohort_sizes=[1000])]
     )
@@ -43,7 +37,7 @@ class RunPrivacyTest(absltest.TestCase):
   def test_another_unit_is_accounted_apart(self):
     parent = self.write(1, 'pretrained.jsonl', unit='example')
     self.write(3, unit='speaker', parent=parent)
-    result = run_privacy.epsilon_of_run(self.folder)
+    result = run_privacy.epsilon_of_run(self.root)
     found = json.loads(epsilon_report.render([result], output_format='json'))
     (apart,) = found['apart']
     self.assertEqual((found['unit'], found['rounds']), ('speaker', 3))
@@ -59,7 +53,7 @@ class RunPrivacyTest(absltest.TestCase):
     for number, order in enumerate(
         [populations, populations[1:] + populations[:1]]
     ):
-      folder = os.path.join(self.folder, str(number))
+      folder = self.path(str(number))
       with (
           run_dir.RunDir(folder, configuration='') as run,
           ledger.create(run.file(run_dir.LEDGER)) as opened,

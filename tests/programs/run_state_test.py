@@ -14,7 +14,6 @@ import json
 import os
 import pathlib
 import shutil
-import tempfile
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -23,6 +22,8 @@ import dp_accounting
 import numpy as np
 import tensorflow_federated as tff
 
+from tests import cases
+from tests import fakes
 from tests import seen
 from tff_asr.data import cohorts
 from tff_asr.learning import fed_avg
@@ -42,7 +43,7 @@ _COHORT_SIZE = 2
 # Three rounds a pass.
 _PER_PASS = len(_IDS) // _COHORT_SIZE
 _NUM_ROUNDS = 5
-_FIXED = training_loop.PrivacySettings(noise_seed=1, sampler_seed=2)
+_FIXED = private_rounds.PrivacySettings(noise_seed=1, sampler_seed=2)
 _CHANGES = ('write', 'ftruncate', 'fsync', 'replace', 'remove')
 
 _Aggregator = collections.namedtuple('_Aggregator', 'query_state dp_event')
@@ -122,7 +123,7 @@ class _Run(training_loop.TrainingRun):
 
   kind: str
   num_rounds: int
-  privacy: training_loop.PrivacySettings
+  privacy: private_rounds.PrivacySettings
   look: Callable[[int], None]
 
   NAME = UNIT = 'round'
@@ -162,20 +163,14 @@ class _Run(training_loop.TrainingRun):
     self.look(number)
     return record, {'w': float(done.output.state.global_model_weights['w'][0])}
 
-  def figures(self, metrics):
-    return {}
-
-  def plan(self):
-    return {}
-
 
 class _Killed(BaseException):
   """Not an `Exception`: nothing is saved after it."""
 
 
 @contextlib.contextmanager
-def _changes(number: int = -1) -> Iterator[list[str]]:
-  """Lists changes of states and secrets; stops the disk before one of them."""
+def _changes(root: str, number: int = -1) -> Iterator[list[str]]:
+  """Lists changes of the files in a folder; stops the disk before one."""
   found = []
   is_dead = False
 
@@ -184,10 +179,9 @@ def _changes(number: int = -1) -> Iterator[list[str]]:
     place = arguments[1 if name == 'replace' else 0]
     if isinstance(place, int):
       place = os.readlink(f'/proc/self/fd/{place}')
-    place = os.path.basename(place)
-    if place.startswith(('state_', 'secrets')):
+    if place.startswith(root):
       is_dead = is_dead or len(found) == number
-      found.append(f'{name} {place}')
+      found.append(f'{name} {os.path.basename(place)}')
     if is_dead:
       raise _Killed()
     return function(*arguments)
@@ -201,16 +195,12 @@ def _changes(number: int = -1) -> Iterator[list[str]]:
     yield found
 
 
-class _TestCase(parameterized.TestCase):
+class _TestCase(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
     # A killed process loses nothing of what it wrote; to wait takes time.
     self.enterContext(mock.patch.object(os, 'fsync'))
-
-  def path(self, *names: str) -> str:
-    return os.path.join(self.root, *names)
 
   def train(
       self,
@@ -284,16 +274,18 @@ class CrashTest(_TestCase):
   def test_killed_at_any_change_it_ends_in_the_same_bits(self):
     # One state is kept: with its secrets, or those of the one before.
     settings = dict(kind='pass', num_rounds=3, keep_last=1, keep_every=0)
-    with _changes() as changes:
+    with _changes(self.root) as changes:
       self.train('whole', **settings)
     whole = self.bits('whole')
     self.assertLen(whole['rounds'], 3)
     # States of 0, 2 and 3, and secrets of each, erased in the end.
     self.assertEqual(changes.count('replace secrets.bin'), 3)
     self.assertEqual(changes.count('remove secrets.bin'), 1)
+    for name in ('ledger.jsonl', 'metrics.csv'):
+      self.assertIn(f'write {name}', changes)
     for number in range(len(changes)):
       run = f'killed_{number}'
-      with _changes(number), self.assertRaises(_Killed):
+      with _changes(self.root, number), self.assertRaises(_Killed):
         self.train(run, **settings)
       self.train(run, **settings)
       self.assertEqual(self.bits(run), whole, changes[number])
@@ -346,7 +338,7 @@ class SecretsTest(_TestCase):
         private_rounds, 'with_query_state', keep
     ):
       self.train(
-          'run', kind, save_every=1, privacy=training_loop.PrivacySettings()
+          'run', kind, save_every=1, privacy=private_rounds.PrivacySettings()
       )
     self.assertCountEqual(self.saved('run'), range(_NUM_ROUNDS + 1))
     # Of each round the run's, the sampler's (of a pass), and its own.
@@ -358,7 +350,7 @@ class SecretsTest(_TestCase):
   def test_a_stolen_folder_tells_later_rounds_and_none_before(self, kind):
     with self.keys_of_rounds() as of_rounds:
       self.train(
-          'run', kind, kill_in=4, privacy=training_loop.PrivacySettings()
+          'run', kind, kill_in=4, privacy=private_rounds.PrivacySettings()
       )
     self.assertLen(set(of_rounds), 4)
     found = self.reachable('run')
@@ -442,32 +434,25 @@ class PublicTest(_TestCase):
 class LostTest(_TestCase):
   """States or secrets that are damaged, missing or of another time."""
 
-  def damage(self, path: str) -> None:
-    with open(path, 'r+b') as file:
-      file.seek(64)
-      byte = file.read(1)
-      file.seek(64)
-      file.write(bytes([byte[0] ^ 1]))
-
   def go_on(self, run: str, kind: str = 'poisson', **settings) -> list[str]:
     """Trains to the end; returns the lines about keys."""
     with self.assertLogs('absl', 'WARNING') as logs:
       self.train(
-          run, kind, privacy=training_loop.PrivacySettings(), **settings
+          run, kind, privacy=private_rounds.PrivacySettings(), **settings
       )
     return [line for line in logs.output if 'new keys' in line]
 
   def stop(self, run: str, kind: str = 'poisson') -> None:
     """A run with four charged rounds; the states of 0 and 2 are saved."""
     self.train(
-        run, kind, kill_in=4, privacy=training_loop.PrivacySettings()
+        run, kind, kill_in=4, privacy=private_rounds.PrivacySettings()
     )
     self.assertCountEqual(self.saved(run), [0, 2])
     self.assertLen(self.rounds(run), 4)
 
   def test_a_damaged_state_costs_new_keys_and_its_rounds_again(self):
     self.stop('run')
-    self.damage(self.saved('run')[2])
+    fakes.damage(self.saved('run')[2], offset=64)
     (line,) = self.go_on('run')
     self.assertRegex(line, r'secrets\.bin belongs to state 2: state 0 goes on')
     # Rounds 1 to 4, and once more 1 to 5.
@@ -482,7 +467,7 @@ class LostTest(_TestCase):
     self.stop('run')
     path = self.path('run', run_dir.SECRETS)
     if is_there:
-      self.damage(path)
+      fakes.damage(path, offset=64)
     else:
       os.remove(path)
     (line,) = self.go_on('run')
@@ -496,9 +481,9 @@ class LostTest(_TestCase):
     self.stop('run')
     os.remove(self.path('run', run_dir.SECRETS))
     self.train(
-        'run', kill_in=4, save_every=9, privacy=training_loop.PrivacySettings()
+        'run', kill_in=4, save_every=9, privacy=private_rounds.PrivacySettings()
     )
-    self.train('run', privacy=training_loop.PrivacySettings())
+    self.train('run', privacy=private_rounds.PrivacySettings())
     self.assertEqual(
         [line['round_num'] for line in self.rounds('run')],
         [0, 1, 2, 3, 2, 3, 4],
@@ -529,7 +514,7 @@ class LostTest(_TestCase):
     for _ in range(2):
       with self.assertNoLogs('absl', 'WARNING'):
         self.train(
-            'run', num_rounds=3, privacy=training_loop.PrivacySettings()
+            'run', num_rounds=3, privacy=private_rounds.PrivacySettings()
         )
       self.assertFalse(os.path.exists(self.path('run', run_dir.SECRETS)))
     self.assertLen(self.go_on('run'), 1)

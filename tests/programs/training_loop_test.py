@@ -13,27 +13,21 @@ import tempfile
 from typing import Any
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests import cases
 from tests import fakes
 from tests import seen
 from tests.programs import runs
 from tff_asr import errors
-from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data as client_data_lib
-from tff_asr.data import cohorts
-from tff_asr.execution import multi_device
 from tff_asr.learning import central_step
-from tff_asr.learning import client_update
 from tff_asr.learning import dp_sgd
-from tff_asr.learning import fed_avg
 from tff_asr.models import best_rq
 from tff_asr.models import quantizer as quantizer_lib
-from tff_asr.privacy import accounting
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
 from tff_asr.programs import central
@@ -67,32 +61,17 @@ def _shared() -> dict[str, dict[str, Any]]:
       fakes.write_split(f'{_shared.root.name}/shards', _CLIENTS)
   )
   model = fakes.tiny_model(num_blocks=1, dropout=0.1)
-  pipeline = fakes.tiny_pipeline(model, max_batch_sec=3.0)
   common = dict(
       configuration='SEED = 1\n',
       model=model,
-      pipeline=pipeline,
+      pipeline=fakes.tiny_pipeline(model, max_batch_sec=3.0),
       client_data=data,
   )
-  steps = dict(optimizer=tff.learning.optimizers.build_adam(0.01), seed=3)
+  optimizer = tff.learning.optimizers.build_adam(0.01)
+  steps = dict(optimizer=optimizer, seed=3)
   return {
-      'federated': common | dict(
-          learning_process=fed_avg.build(
-              model=model,
-              pipeline=pipeline,
-              client_data=data,
-              aggregator=dp_mean.build(
-                  build_query=_BUILD_QUERY, cohort_size=2
-              ),
-              server_optimizer=tff.learning.optimizers.build_adam(0.01),
-              local=client_update.LocalTraining(
-                  learning_rate=0.01, num_steps=1
-              ),
-              seed=5,
-          ),
-          build_cohorts=functools.partial(cohorts.poisson, cohort_size=2),
-          context=multi_device.build_async_context(),
-          **_KEYS,
+      'federated': _KEYS | runs.federated(
+          data, build_query=_BUILD_QUERY, optimizer=optimizer, model=model
       ),
       'central': common | steps,
       'pretraining': common | steps | _KEYS | dict(
@@ -158,14 +137,7 @@ def _evaluator(look) -> mock.Mock:
 
 
 @parameterized.named_parameters(*((name, name) for name in _PROGRAMS))
-class TrainingLoopTest(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
-
-  def path(self, *names: str) -> str:
-    return os.path.join(self.root, *names)
+class TrainingLoopTest(cases.TestCase):
 
   def train(self, name: str, run: str, number: int, **changes):
     """A run of so many rounds; its results and what it printed."""
@@ -394,23 +366,6 @@ def _at_a_client(cause: Exception) -> Exception:
 _OOM = tf.errors.ResourceExhaustedError(
     None, None, 'OOM when allocating tensor with shape[9,9]\nmore'
 )
-
-
-class PrivacySettingsTest(absltest.TestCase):
-
-  def test_delta_is_of_the_largest_population_that_was_charged(self):
-    own, inherited = (
-        accounting.Sampling(kind='poisson', cohort_size=5, population=each)
-        for each in (100, 5000)
-    )
-    charged = [
-        accounting.RoundGroup(sampling=inherited, noise_multiplier=1.0)
-    ]
-    settings = training_loop.PrivacySettings()
-    self.assertEqual(settings.delta_of(own, []), 1e-3)
-    self.assertEqual(settings.delta_of(own, charged), 2e-5)
-    settings = training_loop.PrivacySettings(delta=1e-9)
-    self.assertEqual(settings.delta_of(own, charged), 1e-9)
 
 
 class ExplainedShortageTest(parameterized.TestCase):

@@ -3,11 +3,13 @@
 import contextlib
 import io
 import os
+import pathlib
 import tempfile
 
 from absl.testing import absltest
 import numpy as np
 
+from tests import cases
 from tests import fakes
 from tff_asr.learning import layer_freeze
 from tff_asr.models import weights as weights_lib
@@ -97,11 +99,10 @@ class WeightsTest(absltest.TestCase):
       self.updated()
 
 
-class LayerScoresTest(absltest.TestCase):
+class LayerScoresTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.run_dir = self.enterContext(tempfile.TemporaryDirectory())
     self.model = fakes.tiny_model(num_blocks=1)
     specs = self.model.encoder.specs
     # A pre-training run's layers: the encoder's, and others of its own.
@@ -112,13 +113,13 @@ class LayerScoresTest(absltest.TestCase):
 
   def frozen(self, **options):
     return warm_start.frozen(
-        run=self.run_dir,
+        run=self.root,
         model=self.model,
         freeze=layer_freeze.LayerFreeze(**options),
     )
 
   def test_the_encoder_s_layers_are_chosen_by_its_scores(self):
-    warm_start.write_scores(self.run_dir, self.squares, specs=self.specs)
+    warm_start.write_scores(self.root, self.squares, specs=self.specs)
     specs = self.model.encoder.specs
     for options in (dict(share=0.5), dict(share=0.2, order='highest')):
       self.assertEqual(
@@ -130,23 +131,22 @@ class LayerScoresTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, 'has no layer_scores.csv'):
       self.frozen(share=0.5)
     del self.squares['norm/bias']
-    warm_start.write_scores(self.run_dir, self.squares, specs=self.specs)
+    warm_start.write_scores(self.root, self.squares, specs=self.specs)
     with self.assertRaisesRegex(ValueError, 'has no score of norm/bias'):
       self.frozen(share=0.5)
 
   def test_a_made_up_table_is_one_line(self):
-    path = os.path.join(self.run_dir, 'layer_scores.csv')
+    path = self.path('layer_scores.csv')
     for content in (b'a,b\n1,2\n', b'layer,score\nx\n', b'\xff\n', b'"'):
-      with open(path, 'wb') as f:
-        f.write(content)
+      pathlib.Path(path).write_bytes(content)
       with self.assertRaisesRegex(ValueError, 'layer_scores.csv'):
         self.frozen(share=0.5)
     os.remove(path)
     os.symlink('/etc/hostname', path)
     for read in (
         lambda: self.frozen(share=0.5),
-        lambda: warm_start.check(self.run_dir, model=self.model, tokens=''),
-        lambda: run_privacy.epsilon_of_run(self.run_dir),
+        lambda: warm_start.check(self.root, model=self.model, tokens=''),
+        lambda: run_privacy.epsilon_of_run(self.root),
     ):
       with self.assertRaisesRegex(ValueError, 'csv is a link out of the run'):
         read()

@@ -3,14 +3,15 @@
 import importlib.util
 import math
 import os
+import pathlib
 import sys
-import tempfile
 import types
 from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
 
+from tests import cases
 from tff_asr.recognition import language_model as language_model_lib
 
 # 'ab' is a hundred times as probable as 'ac'; both end a text.
@@ -35,14 +36,12 @@ ngram 2=4
 """
 
 
-class LanguageModelTest(parameterized.TestCase):
+class LanguageModelTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    root = self.enterContext(tempfile.TemporaryDirectory())
-    self.path = os.path.join(root, 'words.arpa')
-    with open(self.path, 'w', encoding='ascii') as f:
-      f.write(_ARPA)
+    self.path = os.path.join(self.root, 'words.arpa')
+    pathlib.Path(self.path).write_text(_ARPA)
 
   def build(self, *, characters: str = ' abc', **settings):
     return language_model_lib.build_decode(
@@ -107,7 +106,6 @@ class LanguageModelTest(parameterized.TestCase):
   def test_a_file_of_something_else_is_named(self):
     if not all(map(importlib.util.find_spec, ('pyctcdecode', 'kenlm'))):
       self.skipTest('needs the packages of requirements-lm.txt')
-    with open(self.path, 'w', encoding='ascii') as f:
-      f.write('no model')
+    pathlib.Path(self.path).write_text('no model')
     with self.assertRaisesRegex(ValueError, 'words.arpa is not a model'):
       self.build()

@@ -2,11 +2,12 @@
 
 import json
 import os
-import tempfile
+import pathlib
 from typing import Any
 
 from absl.testing import parameterized
 
+from tests import cases
 from tff_asr import config
 from tff_asr.models import ctc
 from tff_asr.recognition import parts
@@ -41,20 +42,18 @@ def _content(**changes) -> dict[str, Any]:
   }
 
 
-class PartsTest(parameterized.TestCase):
+class PartsTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
-    self.run_dir = os.path.join(self.root, 'run')
-    self.owned = os.path.join(self.root, 'owned')
+    self.run_dir = self.path('run')
+    self.owned = self.path('owned')
     os.mkdir(self.run_dir)
 
   def write(self, name: str, content: str) -> None:
-    path = os.path.join(self.root, name)
+    path = self.path(name)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, 'w', encoding='utf-8') as f:
-      f.write(content)
+    pathlib.Path(path).write_text(content)
 
   def write_parts(self, content: Any) -> None:
     self.write('run/parts.json', json.dumps(content))
@@ -98,7 +97,7 @@ class PartsTest(parameterized.TestCase):
     ))
     config.bind(
         tokenizer.for_language,
-        gin_files=[os.path.join(self.root, 'text.gin')],
+        gin_files=[self.path('text.gin')],
     )
     self.assertEqual(config.parts('MODEL', 'PIPELINE'), '')
 
@@ -221,7 +220,7 @@ class PartsTest(parameterized.TestCase):
         '      num_blocks=1, dim=dim, mlp_dim=4, num_heads=2\n'
         '  )\n'
     ))
-    code = os.path.join(self.root, 'code')
+    code = self.path('code')
     content = _content()
     given = content['MODEL']['arguments']
     given['encoder'] = _part(f'{module}.encoder', dim=8)

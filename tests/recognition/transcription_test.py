@@ -2,12 +2,12 @@
 
 import json
 import os
-import tempfile
+import pathlib
 
-from absl.testing import absltest
 import numpy as np
 import soundfile
 
+from tests import cases
 from tff_asr.recognition import recognizer as recognizer_lib
 from tff_asr.recognition import transcription
 
@@ -24,14 +24,10 @@ def _recognizer(waveforms):
     yield recognizer_lib.Recognition(name, seconds, text, words)
 
 
-class TranscriptionTest(absltest.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
+class TranscriptionTest(cases.TestCase):
 
   def audio(self, name: str, seconds: float = 1.0, rate_hz: int = 16000) -> str:
-    path = os.path.join(self.root, name)
+    path = self.path(name)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     soundfile.write(path, np.zeros(int(seconds * rate_hz)), rate_hz)
     return path
@@ -52,9 +48,8 @@ class TranscriptionTest(absltest.TestCase):
     paths = [
         self.audio(name) for name in ('d/a.wav', 'd/e/b.FLAC', 'd/e/c.mp3')
     ]
-    with open(os.path.join(self.root, 'd', 'notes.txt'), 'w') as f:
-      f.write('no audio')
-    found = transcription.find([os.path.join(self.root, 'd')])
+    pathlib.Path(self.path('d', 'notes.txt')).write_text('no audio')
+    found = transcription.find([self.path('d')])
     self.assertEqual([source.path for source in found], paths)
     self.assertEqual(
         [source.stem for source in found], ['a', 'e/b', 'e/c']
@@ -100,8 +95,8 @@ class TranscriptionTest(absltest.TestCase):
   def test_a_folder_gets_a_file_each(self):
     self.audio('d/a.wav')
     self.audio('d/e/b.flac', 2.0)
-    output_dir = os.path.join(self.root, 'out')
-    folder = os.path.join(self.root, 'd')
+    output_dir = self.path('out')
+    folder = self.path('d')
     self.assertIsNone(self.transcribe(folder, output_dir=output_dir))
     for name, words in (('a.txt', 'w0\n'), ('e/b.txt', 'w0 w1\n')):
       with open(os.path.join(output_dir, name), encoding='utf-8') as f:
@@ -109,9 +104,8 @@ class TranscriptionTest(absltest.TestCase):
 
   def test_unreadable_files_are_named_after_the_others_are_done(self):
     good = self.audio('good.wav')
-    bad = os.path.join(self.root, 'bad.wav')
-    with open(bad, 'wb') as f:
-      f.write(b'RIFF')
+    bad = self.path('bad.wav')
+    pathlib.Path(bad).write_bytes(b'RIFF')
     with self.assertRaisesRegex(
         transcription.Unreadable, 'bad.wav: is not readable audio'
     ) as caught:
@@ -120,7 +114,7 @@ class TranscriptionTest(absltest.TestCase):
 
   def test_bad_arguments(self):
     one, two = self.audio('one.wav'), self.audio('d/one.flac')
-    empty, out = (os.path.join(self.root, name) for name in ('empty', 'out'))
+    empty, out = (self.path(name) for name in ('empty', 'out'))
     os.mkdir(empty)
     for paths, options, message in (
         ([empty], {}, 'empty holds no audio'),

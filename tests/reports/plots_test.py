@@ -1,12 +1,11 @@
 """Tests of tff_asr.reports.plots: figures have the values of what they show."""
 
 import math
-import os
-import tempfile
+import pathlib
 
-from absl.testing import absltest
 import numpy as np
 
+from tests import cases
 from tests import fakes
 from tests.reports import run_folders
 from tff_asr.metrics import confidence
@@ -22,14 +21,10 @@ def _plan(noise_multiplier: float) -> epsilon_report.Result:
   )
 
 
-class PlotsTest(absltest.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
+class PlotsTest(cases.TestCase):
 
   def read(self, name: str, **content) -> runs.Run:
-    return run_folders.read(os.path.join(self.root, name), **content)
+    return run_folders.read(self.path(name), **content)
 
   def seed(self) -> runs.Run:
     return self.read('seed', **run_folders.SEED)
@@ -184,18 +179,16 @@ class PlotsTest(absltest.TestCase):
     (axes,) = plots.along({'': points}, lines={}, gaps={}, label='y').axes
     labels = [label.get_text() for label in axes.get_xticklabels()]
     self.assertEqual(labels, ['LAMB', 'SGD'])
-    path = os.path.join(self.root, 'x.png')
+    path = self.path('x.png')
     plots.save(axes.figure, path)
-    with open(path, 'rb') as f:
-      self.assertStartsWith(f.read(), b'\x89PNG')
+    self.assertStartsWith(pathlib.Path(path).read_bytes(), b'\x89PNG')
 
 
-class CorporaTest(absltest.TestCase):
+class CorporaTest(cases.TestCase):
 
   def test_each_client_is_counted_by_its_minutes(self):
-    root = self.enterContext(tempfile.TemporaryDirectory())
     folders = [
-        fakes.write_split(os.path.join(root, name), counts)
+        fakes.write_split(self.path(name), counts)
         for name, counts in (('a', {'ann': 3, 'bob': 5}), ('b', {'cai': 1}))
     ]
     (axes,) = plots.audio_by_client(folders).axes

@@ -4,13 +4,13 @@ import base64
 import html.parser
 import io
 import os
+import pathlib
 import re
-import tempfile
 
-from absl.testing import absltest
 from matplotlib import image
 import numpy as np
 
+from tests import cases
 from tests.reports import run_folders
 from tff_asr.reports import report
 from tff_asr.reports import tables
@@ -41,15 +41,14 @@ class _Page(html.parser.HTMLParser):
       self.texts.append(data.strip())
 
 
-class ReportTest(absltest.TestCase):
+class ReportTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
-    self.output_dir = os.path.join(self.root, 'report')
+    self.output_dir = self.path('report')
 
   def row(self, name: str, **content) -> tables.Row:
-    folder = os.path.join(self.root, name)
+    folder = self.path(name)
     return tables.Row(name, [run_folders.read(folder, **content)])
 
   def seed(self) -> tables.Row:
@@ -72,8 +71,7 @@ class ReportTest(absltest.TestCase):
 
   def write(self, *rows: tables.Row, **options) -> tuple[str, _Page]:
     path = report.write(rows, output_dir=self.output_dir, **options)
-    with open(path, encoding='utf-8') as f:
-      text = f.read()
+    text = pathlib.Path(path).read_text()
     return text, _Page(text)
 
   def rows_of(self, text: str) -> dict[str, list[str]]:

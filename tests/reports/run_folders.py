@@ -4,6 +4,7 @@ from collections.abc import Mapping
 import json
 import math
 import os
+import pathlib
 from typing import Any, Optional
 
 from tff_asr.reports import runs
@@ -61,8 +62,7 @@ def write(
   settings, metrics = settings or {}, metrics or {}
 
   def put(name: str, text: str) -> None:
-    with open(os.path.join(folder, name), 'w', encoding='utf-8') as f:
-      f.write(text)
+    pathlib.Path(folder, name).write_text(text)
 
   put('config.gin', ''.join(f'{k} = {v}\n' for k, v in settings.items()))
   numbers = sorted({n for values in metrics.values() for n in values})

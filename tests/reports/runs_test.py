@@ -2,12 +2,13 @@
 
 import asyncio
 import os
+import pathlib
 import struct
-import tempfile
 
 from absl.testing import parameterized
 import tensorflow as tf
 
+from tests import cases
 from tests import fakes
 from tests.reports import run_folders
 from tff_asr.privacy import ledger
@@ -26,14 +27,10 @@ def crc32c(data: bytes) -> int:
   return crc ^ (2**32 - 1)
 
 
-class RunsTest(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
+class RunsTest(cases.TestCase):
 
   def write(self, name: str, **content) -> str:
-    return run_folders.write(os.path.join(self.root, name), **content)
+    return run_folders.write(self.path(name), **content)
 
   def release(self, folder: str, metrics: dict[str, float], *keys: int) -> str:
     """Writes metrics to a new file of TensorBoard; returns its folder."""
@@ -84,7 +81,7 @@ class RunsTest(parameterized.TestCase):
     self.assertEqual(run.test_errors.rate, 0.125)
 
   def test_what_is_missing_is_none(self):
-    run = run_folders.read(os.path.join(self.root, 'run'))
+    run = run_folders.read(self.path('run'))
     self.assertEqual((run.unit, run.num_done), ('step', 0))
     for missing in (run.results, run.epsilon, run.evaluation, run.last('x')):
       self.assertIsNone(missing)
@@ -132,23 +129,22 @@ class RunsTest(parameterized.TestCase):
 
   @parameterized.parameters('privacy.txt', 'config.gin', 'tensorboard/events.x')
   def test_links_out_of_a_run_are_not_followed(self, name):
-    secret = os.path.join(self.root, 'secret')
-    with open(secret, 'w', encoding='utf-8') as f:
-      f.write('key')
+    secret = self.path('secret')
+    pathlib.Path(secret).write_text('key')
     path = os.path.join(self.write('run'), name)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if os.path.exists(path):
       os.remove(path)
     os.symlink(secret, path)
     with self.assertRaisesRegex(ValueError, f'{name} is a link out of the run'):
-      runs.read([os.path.join(self.root, 'run')])
+      runs.read([self.path('run')])
 
   def test_bad_folders_are_named_together(self):
     good = self.write('good')
     with self.assertRaisesRegex(ValueError, 'good is given more than once'):
       runs.read([good, good + '/'])
     with self.assertRaisesRegex(ValueError, 'x has no config.*\n.*y has no'):
-      runs.read([os.path.join(self.root, name) for name in ('x', 'good', 'y')])
+      runs.read([self.path(name) for name in ('x', 'good', 'y')])
 
   @parameterized.parameters(0, 2**40, 2**62, 2**64 - 1)
   def test_a_record_that_claims_any_length_ends_the_layers(self, length):
@@ -222,7 +218,6 @@ class RunsTest(parameterized.TestCase):
     if text is None:
       os.remove(path)
     else:
-      with open(path, 'w', encoding='utf-8') as f:
-        f.write(text)
+      pathlib.Path(path).write_text(text)
     with self.assertRaisesRegex(ValueError, message):
-      runs.read([os.path.join(self.root, 'run')])
+      runs.read([self.path('run')])

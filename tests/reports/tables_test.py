@@ -1,27 +1,22 @@
 """Tests of tff_asr.reports.tables."""
 
-import os
-import tempfile
 
 from absl.testing import parameterized
 
+from tests import cases
 from tests.reports import run_folders
 from tff_asr.metrics import confidence
 from tff_asr.reports import tables
 
 
-class TablesTest(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
+class TablesTest(cases.TestCase):
 
   def run_(self, name: str, *wrong: int, epsilon=None, **content):
     """A run with so many of ten words wrong of each speaker."""
     if epsilon is not None:
       content['privacy'] = run_folders.privacy(epsilon=epsilon)
     return run_folders.read(
-        os.path.join(self.root, name),
+        self.path(name),
         errors={s: (count, 10) for s, count in zip('abc', wrong)} or None,
         **{'results': {'seconds': 10.0}} | content,
     )

@@ -3,8 +3,8 @@
 import asyncio
 import collections
 import os
+import pathlib
 import signal
-import tempfile
 import threading
 from unittest import mock
 
@@ -15,6 +15,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests import cases
+from tests import fakes
 from tff_asr.storage import checkpoints
 from tff_asr.storage import state_file
 
@@ -72,12 +74,11 @@ def _assert_same(test, left, right):
       test.assertEqual(repr(value), repr(other), path)
 
 
-class StateFileTest(parameterized.TestCase):
+class StateFileTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    self.path = os.path.join(folder, 'state.bin')
+    self.path = os.path.join(self.root, 'state.bin')
 
   def _round_trip(self, state, structure=None):
     state_file.write_state(self.path, state=state)
@@ -161,14 +162,12 @@ class StateFileTest(parameterized.TestCase):
         leaf for leaf in state_file.read_manifest(self.path).leaves
         if leaf.path == 'process/weights/w'
     )
-    with open(self.path, 'rb') as file:
-      good = file.read()
+    good = pathlib.Path(self.path).read_bytes()
     padding = 0
     for position in range(len(good)):
       damaged = bytearray(good)
       damaged[position] ^= 0x10
-      with open(self.path, 'wb') as file:
-        file.write(damaged)
+      pathlib.Path(self.path).write_bytes(damaged)
       try:
         state_file.read_state(self.path, structure=_state())
         self.assertEqual(good[position], 0)  # between leaves: no data
@@ -181,10 +180,8 @@ class StateFileTest(parameterized.TestCase):
   @parameterized.parameters(0, 1, 8, 60, -1, -24, -40)
   def test_cut_short_file_is_refused(self, size):
     state_file.write_state(self.path, state=_state())
-    with open(self.path, 'rb') as file:
-      good = file.read()
-    with open(self.path, 'wb') as file:
-      file.write(good[:size])
+    good = pathlib.Path(self.path).read_bytes()
+    pathlib.Path(self.path).write_bytes(good[:size])
     with self.assertRaisesRegex(state_file.DamagedStateError, 'damaged'):
       state_file.read_state(self.path, structure=_state())
 
@@ -243,48 +240,40 @@ class StateFileTest(parameterized.TestCase):
     self.assertEmpty(os.listdir(folder))
 
 
-class StateManagerTest(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.folder = self.enterContext(tempfile.TemporaryDirectory())
+class StateManagerTest(cases.TestCase):
 
   def _manager(self, **kwargs):
-    return checkpoints.StateManager(self.folder, **kwargs)
+    return checkpoints.StateManager(self.root, **kwargs)
 
   def test_save_and_load(self):
     manager = self._manager()
-    self.assertIsInstance(manager, tff.program.ProgramStateManager)
-
-    async def run():
-      self.assertIsNone(await manager.get_versions())
-      self.assertEqual(await manager.load_latest(_state()), (None, 0))
-      await manager.save(_state(), 0)
-      await manager.save(_state(2.0), 1)
-      self.assertEqual(await manager.get_versions(), [0, 1])
-      _assert_same(self, await manager.load(0, _state()), _state())
-      loaded, version = await manager.load_latest(_state())
-      self.assertEqual(version, 1)
-      _assert_same(self, loaded, _state(2.0))
-      await manager.remove_all()
-      self.assertIsNone(await manager.get_versions())
-
-    asyncio.run(run())
+    self.assertIsNone(asyncio.run(manager.get_versions()))
+    self.assertEqual(asyncio.run(manager.load_latest(_state())), (None, 0))
+    for version in (0, 1):
+      asyncio.run(manager.save(_state(1.0 + version), version))
+    self.assertEqual(asyncio.run(manager.get_versions()), [0, 1])
+    _assert_same(self, asyncio.run(manager.load(0, _state())), _state())
+    loaded, version = asyncio.run(manager.load_latest(_state()))
+    self.assertEqual(version, 1)
+    _assert_same(self, loaded, _state(2.0))
+    asyncio.run(manager.remove_all())
+    self.assertIsNone(asyncio.run(manager.get_versions()))
 
   def test_value_references_are_materialized_also_inside_attrs(self):
     value = np.array([1, 2], np.float32)
     state = _Process(weights={'w': _Reference(value)})
     asyncio.run(self._manager().save(state, 3))
-    loaded = self._manager().load_sync(3, _Process(weights={'w': value}))
+    structure = _Process(weights={'w': value})
+    loaded = asyncio.run(self._manager().load(3, structure))
     np.testing.assert_array_equal(loaded.weights['w'], value)
 
   def test_existing_and_missing_versions_raise(self):
     manager = self._manager()
-    manager.save_sync({'x': 1}, 4)
+    asyncio.run(manager.save({'x': 1}, 4))
     with self.assertRaises(tff.program.ProgramStateExistsError):
-      manager.save_sync({'x': 1}, 4)
+      asyncio.run(manager.save({'x': 1}, 4))
     with self.assertRaises(tff.program.ProgramStateNotFoundError):
-      manager.load_sync(5, {'x': 1})
+      asyncio.run(manager.load(5, {'x': 1}))
 
   @parameterized.parameters(
       (1, 0, [9]), (3, 0, [7, 8, 9]), (2, 4, [0, 4, 8, 9]), (99, 1, range(10))
@@ -292,37 +281,38 @@ class StateManagerTest(parameterized.TestCase):
   def test_keeps_last_and_every_nth(self, keep_last, keep_every, expected):
     manager = self._manager(keep_last=keep_last, keep_every=keep_every)
     for version in range(10):
-      manager.save_sync({'x': version}, version)
-    self.assertEqual(manager.get_versions_sync(), list(expected))
+      asyncio.run(manager.save({'x': version}, version))
+    self.assertEqual(asyncio.run(manager.get_versions()), list(expected))
 
   def test_damaged_version_is_passed_over_and_said(self):
     manager = self._manager()
     for version in (1, 2):
-      manager.save_sync({'x': np.full(4, version)}, version)
-    with open(manager.path(2), 'r+b') as file:
-      file.seek(64)
-      file.write(b'\xff')
+      asyncio.run(manager.save({'x': np.full(4, version)}, version))
+    fakes.damage(manager.path(2), offset=64)
     with self.assertLogs(level='ERROR') as logs:
-      loaded, version = manager.load_latest_sync({'x': np.zeros(4, int)})
+      loaded, version = asyncio.run(
+          manager.load_latest({'x': np.zeros(4, int)})
+      )
     self.assertEqual(version, 1)
     np.testing.assert_array_equal(loaded['x'], np.ones(4))
     self.assertRegex(logs.output[0], "leaf 'x' does not have its checksum")
-    manager.save_sync({'x': np.full(4, 2)}, 2)  # the number is free again
-    self.assertEqual(manager.get_versions_sync(), [1, 2])
+    # The number is free again.
+    asyncio.run(manager.save({'x': np.full(4, 2)}, 2))
+    self.assertEqual(asyncio.run(manager.get_versions()), [1, 2])
 
   def test_all_damaged_does_not_start_anew(self):
     manager = self._manager()
-    manager.save_sync({'x': 1}, 1)
+    asyncio.run(manager.save({'x': 1}, 1))
     os.truncate(manager.path(1), 20)
     with self.assertRaisesRegex(state_file.DamagedStateError, 'All 1 saved'):
-      manager.load_latest_sync({'x': 1})
+      asyncio.run(manager.load_latest({'x': 1}))
 
   def test_other_configuration_is_refused_not_passed_over(self):
     manager = self._manager()
-    manager.save_sync({'x': 1}, 1)
+    asyncio.run(manager.save({'x': 1}, 1))
     with self.assertRaises(state_file.StateMismatchError):
-      manager.load_latest_sync({'x': 1.0})
-    self.assertEqual(manager.get_versions_sync(), [1])
+      asyncio.run(manager.load_latest({'x': 1.0}))
+    self.assertEqual(asyncio.run(manager.get_versions()), [1])
 
   @parameterized.named_parameters(
       ('inside_a_leaf', 'zlib.crc32', 4),
@@ -332,7 +322,7 @@ class StateManagerTest(parameterized.TestCase):
   )
   def test_kill_while_writing_leaves_a_whole_state(self, where, call):
     manager = self._manager()
-    manager.save_sync({'x': np.full(1 << 23, 1)}, 1)
+    asyncio.run(manager.save({'x': np.full(1 << 23, 1)}, 1))
     child = os.fork()
     if not child:  # the process to be killed, inside its `call`-th call
       calls = []
@@ -345,20 +335,20 @@ class StateManagerTest(parameterized.TestCase):
 
       try:
         with mock.patch(where, kill):
-          manager.save_sync({'x': np.full(1 << 23, 2)}, 2)
+          asyncio.run(manager.save({'x': np.full(1 << 23, 2)}, 2))
       finally:
         os._exit(1)  # not reached  # pylint: disable=protected-access
     _, status = os.waitpid(child, 0)
     self.assertEqual(os.WTERMSIG(status), signal.SIGKILL)
-    loaded, version = self._manager().load_latest_sync(
+    loaded, version = asyncio.run(self._manager().load_latest(
         {'x': np.zeros(1 << 23, int)}
-    )
+    ))
     renamed = where == 'os.fsync' and call == 2
     self.assertEqual(version, 2 if renamed else 1)
     self.assertTrue((loaded['x'] == version).all())
-    self._manager().save_sync({'x': 1}, 3)
+    asyncio.run(self._manager().save({'x': 1}, 3))
     self.assertFalse(
-        [name for name in os.listdir(self.folder) if 'partial' in name]
+        [name for name in os.listdir(self.root) if 'partial' in name]
     )
 
 

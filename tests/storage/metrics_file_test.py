@@ -2,19 +2,19 @@
 
 import asyncio
 import os
-import tempfile
+import pathlib
 
 from absl.testing import parameterized
 
+from tests import cases
 from tff_asr.storage import metrics_file
 
 
-class MetricsFileTest(parameterized.TestCase):
+class MetricsFileTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    self.path = os.path.join(folder, 'metrics.csv')
+    self.path = os.path.join(self.root, 'metrics.csv')
 
   def release(self, rows, *, last: int = 0) -> None:
     manager = metrics_file.MetricsFile(self.path, last=last)
@@ -26,8 +26,7 @@ class MetricsFileTest(parameterized.TestCase):
     asyncio.run(run())
 
   def text(self) -> str:
-    with open(self.path, encoding='utf-8') as f:
-      return f.read()
+    return pathlib.Path(self.path).read_text()
 
   def test_rows_follow_each_other_and_new_columns_come_last(self):
     self.release({1: {'a': 0.5}, 2: {'a': 2.0, 'b': 1e-7}, 3: {'a': 3.0}})
@@ -42,8 +41,7 @@ class MetricsFileTest(parameterized.TestCase):
     whole = self.text()
     # Saved at 8, killed at any later byte, resumed: the same file.
     for size in range(whole.index('9,'), len(whole) + 1):
-      with open(self.path, 'w', encoding='utf-8') as f:
-        f.write(whole[:size])
+      pathlib.Path(self.path).write_text(whole[:size])
       self.release({key: rows[key] for key in range(9, 13)}, last=8)
       self.assertEqual(self.text(), whole, size)
 
@@ -63,8 +61,7 @@ class MetricsFileTest(parameterized.TestCase):
       'round,a\n1,"2\n', '\0\n',
   )
   def test_what_is_no_metrics_is_refused(self, text):
-    with open(self.path, 'w', encoding='utf-8') as f:
-      f.write(text)
+    pathlib.Path(self.path).write_text(text)
     with self.assertRaisesRegex(ValueError, 'is not a file of metrics'):
       metrics_file.MetricsFile(self.path, last=0)
     self.assertEqual(self.text(), text)

@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import os
+import pathlib
 import signal
 import tempfile
 from unittest import mock
@@ -12,6 +13,7 @@ from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
 
+from tests import cases
 from tests import fakes
 from tff_asr import files
 from tff_asr.storage import run_dir
@@ -25,7 +27,7 @@ SEED = 1
 """
 
 
-class RunFolderTest(parameterized.TestCase):
+class RunFolderTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -38,11 +40,10 @@ class RunFolderTest(parameterized.TestCase):
 
   def begin(self):
     """A run that has saved a state."""
-    self.open().state_manager.save_sync({'a': np.ones(2)}, 0)
+    asyncio.run(self.open().state_manager.save({'a': np.ones(2)}, 0))
 
   def configuration(self) -> str:
-    with open(os.path.join(self.path, 'config.gin'), encoding='utf-8') as f:
-      return f.read()
+    return pathlib.Path(self.path, 'config.gin').read_text()
 
   def test_configuration_is_kept_and_how_far_a_run_goes_may_change(self):
     os.makedirs(self.path)
@@ -175,7 +176,7 @@ class RunFolderTest(parameterized.TestCase):
     self.open()
 
   def test_it_ends_with_its_process_however_that_ends(self):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
+    folder = self.root  # Made here, and not in the child.
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -192,7 +193,7 @@ class RunFolderTest(parameterized.TestCase):
 
   def test_only_files_with_keys_are_the_owners_alone(self):
     folder = self.open()
-    folder.state_manager.save_sync(1, 1)
+    asyncio.run(folder.state_manager.save(1, 1))
     folder.release_managers(last=0)
     modes = {
         name: os.stat(os.path.join(root, name)).st_mode & 0o077

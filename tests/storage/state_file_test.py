@@ -2,13 +2,14 @@
 
 import json
 import os
+import pathlib
 import struct
-import tempfile
 from typing import Any
 import zlib
 
 from absl.testing import parameterized
 
+from tests import cases
 from tff_asr.storage import state_file
 
 _MAGIC = b'TFFASR\x00\x01'
@@ -29,20 +30,20 @@ def _leaf(**changes: Any) -> dict[str, Any]:
   return dict(crc32=zlib.crc32(bytes(size if type(size) is int else 0))) | leaf
 
 
-class StateFileTest(parameterized.TestCase):
+class StateFileTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    root = self.enterContext(tempfile.TemporaryDirectory())
-    self.path = os.path.join(root, 'model.state')
+    self.path = os.path.join(self.root, 'model.state')
 
   def write(self, manifest: Any, data: bytes = _DATA) -> None:
     """A file whose checksums are right, whatever it says."""
     if not isinstance(manifest, bytes):
       manifest = json.dumps({'format_version': 1, **manifest}).encode()
     body = _MAGIC + data
-    with open(self.path, 'wb') as f:
-      f.write(body + manifest + _trailer(len(body), manifest))
+    pathlib.Path(self.path).write_bytes(
+        body + manifest + _trailer(len(body), manifest)
+    )
 
   def assert_damaged(self, message: str) -> None:
     with self.assertRaisesRegex(

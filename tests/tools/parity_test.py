@@ -1,10 +1,10 @@
 """Tests of tools/parity that need no JAX: its converter, its table, a run."""
 
-import tempfile
 
 from absl.testing import parameterized
 import numpy as np
 
+from tests import cases
 from tff_asr.models import ctc
 from tff_asr.models import transformer
 from tff_asr.models import weights as weights_lib
@@ -42,7 +42,7 @@ def _model(num_blocks: int = 2) -> ctc.CtcModel:
   )
 
 
-class FlaxWeightsTest(parameterized.TestCase):
+class FlaxWeightsTest(cases.TestCase):
 
   @parameterized.parameters(1, 2, 101)
   def test_names_and_shapes_are_our_model_s(self, num_blocks):
@@ -92,18 +92,17 @@ class FlaxWeightsTest(parameterized.TestCase):
       flax_weights.from_flax(tree)
 
   def test_a_checkpoint_becomes_a_run(self):
-    root = self.enterContext(tempfile.TemporaryDirectory())
     tree = flax_weights.flatten(_tree())
-    flax_weights.write_run(tree, output_dir=f'{root}/run')
+    flax_weights.write_run(tree, output_dir=self.path('run'))
     found = run_dir.read_model(
-        f'{root}/run', model=_model(), tokens=tokenizer_lib.ENGLISH
+        self.path('run'), model=_model(), tokens=tokenizer_lib.ENGLISH
     )
     np.testing.assert_array_equal(
         found['block_01/w2'], tree['tf_blocks_1/w2/kernel']
     )
     with self.assertRaisesRegex(ValueError, 'has 30 outputs, not 31'):
       flax_weights.write_run(
-          tree, output_dir=f'{root}/other', additional_chars='-*'
+          tree, output_dir=self.path('other'), additional_chars='-*'
       )
 
 

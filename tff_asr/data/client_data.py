@@ -69,7 +69,7 @@ def duration_cost(
 def for_training(
     client_data: tff.simulation.datasets.ClientData,
 ) -> tuple[tff.simulation.datasets.ClientData, records.Read | None]:
-  """What clients train on: the places of their records and their reader.
+  """Source of clients' data: the places of their records and their reader.
 
   Returns:
     `places` and `read` of data that have them (`SpeechClientData`); of others,

@@ -94,7 +94,7 @@ UNKNOWN = Digests({}, is_whole=False)
 
 
 class Shared(NamedTuple):
-  """What private data have in common with other data.
+  """Speakers and recordings that private data share with other data.
 
   Attributes:
     speakers: Private speakers whom the other data have, too, by their id or by

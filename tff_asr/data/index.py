@@ -557,7 +557,7 @@ def _check_clients(clients: Clients, *, num_shards: int) -> None:
 
 
 def _are_all_records(clients: Clients, num_records: int) -> bool:
-  """Whether each record of a corpus is of one client."""
+  """True if each record of a corpus is of one client."""
   order = np.argsort(clients.first_records, kind='stable')
   ends = np.cumsum(clients.num_utterances[order])
   starts = np.concatenate([[0], ends[:-1]])

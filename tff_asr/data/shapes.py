@@ -88,7 +88,7 @@ class Shapes:
 
   @property
   def costs(self) -> np.ndarray:
-    """What a piece of each shape costs, int64 [K]."""
+    """The cost of a piece of each shape, int64 [K]."""
     return np.prod(np.array(self.sizes, np.int64), axis=1) + self.launch
 
 

@@ -106,7 +106,7 @@ def _number(client_id: tf.Tensor) -> tf.Tensor:
 
 
 def is_canary(client_id: tf.Tensor) -> tf.Tensor:
-  """Whether a client id, string [], is a canary's; bool []."""
+  """True if a client id, string [], is a canary's; bool []."""
   return tf.equal(tf.strings.substr(client_id, 0, len(PREFIX)), PREFIX)
 
 

@@ -278,7 +278,7 @@ class _Recorder:
   def _blocks(
       self, released: Mapping[str, np.ndarray], shares: Mapping[str, float]
   ) -> known_sums.Blocks:
-    """What canaries add to a sum, over the clip; `shares` as `layer_norms`."""
+    """Canaries' parts of a sum, over the clip; `shares` as `layer_norms`."""
     # In the order of the model's weights.
     specs = weights_lib.Weights(
         (name, tf.TensorSpec(released[name].shape, tf.float32))

@@ -4,11 +4,10 @@ It makes seed models and baselines, and fine-tunes pre-trained encoders. Nothing
 about it is private.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import itertools
 import math
-import time
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -35,7 +34,7 @@ _CHUNKS_AT_ONCE = 2
 
 
 class Place(NamedTuple):
-  """Where a run is in its data: a pass has chunks, a chunk has batches.
+  """Position of a run in its data: a pass has chunks, a chunk has batches.
 
   Attributes:
     chunk: Chunks before this one, over all passes.
@@ -47,7 +46,7 @@ class Place(NamedTuple):
 
 
 class Record(NamedTuple):
-  """What a run keeps from step to step.
+  """Values that a run keeps from step to step.
 
   Attributes:
     best_weights: The model with the lowest dev WER so far.
@@ -55,6 +54,8 @@ class Record(NamedTuple):
     evaluations_since_best: Evaluations since then.
     loss_sum: Of the utterances since the last evaluation, in nats.
     num_utterances: Trained on since then.
+    audio_sec: Their seconds.
+    padded_sec: Seconds of their batches, with padding.
   """
 
   best_weights: weights_lib.Weights
@@ -62,6 +63,8 @@ class Record(NamedTuple):
   evaluations_since_best: int = 0
   loss_sum: float = 0.0
   num_utterances: float = 0.0
+  audio_sec: float = 0.0
+  padded_sec: float = 0.0
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -100,7 +103,21 @@ class CentralTraining(training_loop.TrainingRun):
   PRIVACY_UNIT = None
 
   def __post_init__(self):
-    self._check()
+    self.check(
+        lambda: checks.positive_int(num_steps=self.num_steps),
+        lambda: checks.non_negative_int(seed=self.seed),
+        lambda: checks.positive(max_grad_norm=self.max_grad_norm),
+        lambda: self.devices is None
+        or central_step.find_devices(self.devices),
+        lambda: checks.positive(encoder_rate=self.encoder_rate),
+        lambda: checks.finite(encoder_rate=self.encoder_rate),
+        lambda: checks.non_negative_int(
+            encoder_frozen_steps=self.encoder_frozen_steps
+        ),
+        lambda: self.patience is None
+        or checks.positive_int(patience=self.patience),
+        self._check_patience,
+    )
     self.release_every = self.settings.evaluate_every
     self.process = central_step.CentralStep(
         model=self.model,
@@ -114,37 +131,11 @@ class CentralTraining(training_loop.TrainingRun):
         jit=self.jit,
     )
     self._batches: Optional[Iterator[Any]] = None
-    self._started = math.nan
-    self._audio_sec = 0.0
-    self._padded_sec = 0.0
 
-  def _check(self) -> None:
-    """Raises ValueError for all that is wrong with the settings."""
-    errors = []
-    with checks.kept(errors):
-      checks.positive_int(num_steps=self.num_steps)
-    with checks.kept(errors):
-      checks.non_negative_int(seed=self.seed)
-    with checks.kept(errors):
-      checks.positive(max_grad_norm=self.max_grad_norm)
-    with checks.kept(errors):
-      if self.devices is not None:
-        central_step.find_devices(self.devices)
-    with checks.kept(errors):
-      checks.positive(encoder_rate=self.encoder_rate)
-      checks.finite(encoder_rate=self.encoder_rate)
-    with checks.kept(errors):
-      checks.non_negative_int(encoder_frozen_steps=self.encoder_frozen_steps)
-    if self.patience is not None:
-      with checks.kept(errors):
-        checks.positive_int(patience=self.patience)
-      with checks.kept(errors):
-        if self.evaluator is None:
-          raise ValueError(
-              'patience needs an evaluator of a dev set, found none.'
-          )
-    self.check_common(errors)
-    checks.raise_together(errors)
+  def _check_patience(self) -> None:
+    """Raises ValueError for patience with what nobody evaluates."""
+    if self.patience is not None and self.evaluator is None:
+      raise ValueError('patience needs an evaluator of a dev set, found none.')
 
   @property
   def total(self) -> int:
@@ -157,17 +148,7 @@ class CentralTraining(training_loop.TrainingRun):
     """The next batch, read in order from the first place asked for."""
     if self._batches is None:
       self._batches = iter(self._read(source_state))
-      self._started = time.monotonic()
     chunk, number, batch = next(self._batches)
-    frames = np.dot(
-        batch['example_weights'].numpy(), batch['feature_lengths'].numpy()
-    )
-    self._audio_sec += float(frames) * log_mel.FRAME_SHIFT_SEC
-    lengths = batch['feature_lengths'].numpy()
-    padded = len(lengths) * int(lengths[-1])
-    if self.pipeline.shapes is not None:
-      padded *= shapes_lib.area([lengths], self.pipeline.shapes)[0]
-    self._padded_sec += padded * log_mel.FRAME_SHIFT_SEC
     return batch, Place(chunk.numpy(), number.numpy() + 1)
 
   def _read(self, start: Place) -> tf.data.Dataset:
@@ -225,20 +206,33 @@ class CentralTraining(training_loop.TrainingRun):
     faults.check_step(
         done.output.state.global_model_weights, loss=loss_sum, number=number
     )
+    lengths = done.drawn['feature_lengths'].numpy()
+    frames = np.dot(done.drawn['example_weights'], lengths)
+    padded = len(lengths) * int(lengths[-1])
+    if self.pipeline.shapes is not None:
+      padded *= shapes_lib.area([lengths], self.pipeline.shapes)[0]
     record = record._replace(
         loss_sum=record.loss_sum + loss_sum,
         num_utterances=record.num_utterances + num_utterances,
+        audio_sec=record.audio_sec + float(frames) * log_mel.FRAME_SHIFT_SEC,
+        padded_sec=(
+            record.padded_sec + float(padded) * log_mel.FRAME_SHIFT_SEC
+        ),
     )
     return record, {
         'train_loss': record.loss_sum / max(record.num_utterances, 1),
         'num_utterances': record.num_utterances,
+        'audio_sec': record.audio_sec,
+        'padded_sec': record.padded_sec,
     }
 
   def evaluate(
       self, record: Record, weights: weights_lib.Weights
   ) -> tuple[Record, dict[str, float]]:
     record, metrics = super().evaluate(record, weights)
-    record = record._replace(loss_sum=0.0, num_utterances=0.0)
+    record = record._replace(
+        loss_sum=0.0, num_utterances=0.0, audio_sec=0.0, padded_sec=0.0
+    )
     if not metrics:
       return record, metrics
     if metrics['dev_word_error_rate'] < record.best_wer:
@@ -259,27 +253,9 @@ class CentralTraining(training_loop.TrainingRun):
         and record.evaluations_since_best >= self.patience
     )
 
-  def figures(self, metrics: Mapping[str, float]) -> dict[str, str]:
-    speed = self._audio_sec / (time.monotonic() - self._started)
-    figures = {
-        'loss': f'{metrics["train_loss"]:.2f}',
-        'audio': f'{speed:.0f} s/s',
-        'padding': f'{1 - self._audio_sec / self._padded_sec:.0%}',
-    }
-    if 'dev_word_error_rate' in metrics:
-      figures['dev WER'] = f'{100 * metrics["dev_word_error_rate"]:.1f}%'
-    return figures
-
   def finish(
       self, state: run_state.RunState
   ) -> tuple[weights_lib.Weights, dict[str, Any]]:
     if self.patience is None:
       return state.process.global_model_weights, {}
     return state.record.best_weights, {}
-
-  def plan(self) -> dict[str, str]:
-    return {
-        'steps': f'{self.num_steps:,} at most',
-        'speakers': f'{len(self.client_data.client_ids):,}',
-        'epsilon': 'infinite: central training is not private.',
-    }

@@ -4,7 +4,7 @@ It checks everything that a run checks before its first round. It initializes
 the process, to learn its noise and the size of its state.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import math
 import os
 from typing import Any
@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tff_asr.learning import layer_freeze
+from tff_asr.learning import process as process_lib
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import accounting
+from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import statement
 from tff_asr.programs import private_rounds
 from tff_asr.programs import public_data
@@ -30,15 +33,34 @@ async def describe(training: training_loop.TrainingRun) -> str:
   public = public_data.check(training, state)
   kept = state, training.initial_record(state.global_model_weights)
   state_bytes = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(kept))
+  specs, sampling = training.model.specs, training.sampling
   rows = {
-      'parameters': f'{weights_lib.count(training.model.specs):,}',
+      'parameters': f'{weights_lib.count(specs):,}',
       'saved states': _saved_states(training, state_bytes),
-      **training.plan(),
+      f'{training.UNIT}s': f'{training.total:,} at most',
+      'epsilon': 'infinite: nothing is charged, this training is not private.',
   }
-  if training.sampling is not None:
-    rules = training_loop.check_first_round(training, state)
+  if frozen := process_lib.frozen_layers(state):
+    trained = weights_lib.count(weights_lib.without(frozen, specs))
+    rows['trained'] = (
+        f'{trained:,} of them; {layer_freeze.described(frozen, specs)}'
+    )
+  if sampling is not None:
+    inherited = training_loop.inherited_charges(training)
+    private_rounds.check_first_round(
+        state,
+        sampling=sampling,
+        settings=training.privacy,
+        inherited=inherited,
+    )
+    rows['drawn'] = (
+        f'{sampling.cohort_size:,} of {sampling.population:,} '
+        f'{training.PRIVACY_UNIT}s ({sampling.kind})'
+    )
     rows['public'] = f'{public.words}.'
-    rows['epsilon'] = _epsilon(training, state, rules, voids=public.voids)
+    rows['epsilon'] = _epsilon(
+        training, state, inherited, voids=public.voids
+    )
   return '\n'.join([
       training.configuration.rstrip(),
       '',
@@ -48,7 +70,7 @@ async def describe(training: training_loop.TrainingRun) -> str:
 
 
 def _saved_states(training: training_loop.TrainingRun, state_bytes: int) -> str:
-  """How much room states take, and how much there is."""
+  """Room that states take, and room that there is."""
   folder = training.output_dir
   while not os.path.isdir(folder or '.'):
     folder = os.path.dirname(folder)
@@ -63,7 +85,7 @@ def _saved_states(training: training_loop.TrainingRun, state_bytes: int) -> str:
 def _epsilon(
     training: training_loop.TrainingRun,
     state: Any,
-    rules: Mapping[str, Any],
+    inherited: ledger_lib.Charges,
     *,
     voids: Sequence[str],
 ) -> str:
@@ -71,9 +93,15 @@ def _epsilon(
   voids = (*training.privacy.voids, *voids)
   if voids:
     return f'infinite, NOT PRIVATE: {"; ".join(voids)}.'
-  target, last = training.privacy.target_epsilon, training.total
+  settings, sampling = training.privacy, training.sampling
+  target, last = settings.target_epsilon, training.total
+  delta = settings.delta_of(sampling, inherited.rounds)
   after = lambda number: private_rounds.epsilon_of_plan(
-      state, num_rounds=number, **rules
+      state,
+      sampling=sampling,
+      num_rounds=number,
+      settings=settings,
+      inherited=inherited,
   )
   text = f'{after(last):.4g} (RDP) at the end'
   if target is not None and after(last) > target:
@@ -82,11 +110,9 @@ def _epsilon(
       middle = (low + high) // 2
       low, high = (middle, high) if after(middle) <= target else (low, middle)
     text += f'; TARGET_EPSILON = {target:g} ends the run after {low:,}'
-  text += f', at delta {rules["delta"]:g}'
-  own = accounting.RoundGroup(sampling=rules['sampling'], noise_multiplier=0)
-  too_large = statement.large_delta(
-      rules['delta'], [own, *rules['inherited'].rounds]
-  )
+  text += f', at delta {delta:g}'
+  own = accounting.RoundGroup(sampling=sampling, noise_multiplier=0)
+  too_large = statement.large_delta(delta, [own, *inherited.rounds])
   return f'{text}; NOT PRIVATE: {too_large}' if too_large else text
 
 

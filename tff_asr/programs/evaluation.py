@@ -8,6 +8,7 @@ with the weights of finished runs.
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
+import functools
 import os
 from typing import Any, NamedTuple, Optional
 
@@ -28,7 +29,7 @@ from tff_asr.storage import run_dir
 
 
 class Hypothesis(NamedTuple):
-  """What was heard of one utterance."""
+  """An utterance: its transcript, and the text that the model heard."""
 
   client_id: str
   utterance_id: str
@@ -74,7 +75,7 @@ class Evaluation:
     return self.token_errors.rate
 
   def metrics(self) -> dict[str, float]:
-    """What a training run releases, by name."""
+    """Returns the figures that a training run releases, by name."""
     return {
         'word_error_rate': self.word_error_rate,
         'token_error_rate': self.token_error_rate,
@@ -241,20 +242,18 @@ def evaluate(
     ValueError: Arguments are wrong (one error for all of them, before anything
       is decoded), or a file is damaged.
   """
-  errors = []
-  with checks.kept(errors):
-    check_characters(client_data, pipeline)
-  with checks.kept(errors):
-    _check_models(runs, model, pipeline)
-  with checks.kept(errors):
-    _check_outputs(runs, output_name)
   attributes, private = {}, {}
-  with checks.kept(errors):
-    attributes = _attributes(client_data)
-  for run in dict.fromkeys(runs):
-    with checks.kept(errors):
-      private[run] = public_data.of_figures(run, client_data)
-  checks.raise_together(errors)
+
+  def find_private(run):
+    private[run] = public_data.of_figures(run, client_data)
+
+  checks.together(
+      lambda: check_characters(client_data, pipeline),
+      lambda: _check_models(runs, model, pipeline),
+      lambda: _check_outputs(runs, output_name),
+      lambda: attributes.update(_attributes(client_data)),
+      *(functools.partial(find_private, run) for run in dict.fromkeys(runs)),
+  )
   weights = [
       run_dir.read_model(run, model=model, tokens=pipeline.tokenizer.characters)
       for run in runs
@@ -294,11 +293,10 @@ def _check_models(
   if twice:
     raise ValueError(f'runs holds {", ".join(twice)} more than once.')
   tokens = pipeline.tokenizer.characters
-  errors = []
-  for run in runs:
-    with checks.kept(errors):
-      run_dir.check_model(run, model=model, tokens=tokens)
-  checks.raise_together(errors)
+  checks.together(*(
+      functools.partial(run_dir.check_model, run, model=model, tokens=tokens)
+      for run in runs
+  ))
 
 
 def _check_outputs(runs: Sequence[str], output_name: str) -> None:

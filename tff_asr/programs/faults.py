@@ -41,7 +41,7 @@ class DivergedError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FaultSettings:
-  """What a federated run does about faults.
+  """Answers of a federated run to faults.
 
   Attributes:
     max_failed_share: Share of a round's clients that may fail, including those
@@ -60,21 +60,12 @@ class FaultSettings:
 
   def check(self) -> None:
     """Raises ValueError for all that is wrong with the settings."""
-    errors = []
-    if self.max_failed_share is not None:
-      with checks.kept(errors):
-        checks.in_range(0, 1, max_failed_share=self.max_failed_share)
-    with checks.kept(errors):
-      checks.one_of(ACTIONS, on_divergence=self.on_divergence)
-    if self.max_norm_growth is not None:
-      with checks.kept(errors):
-        checks.finite(max_norm_growth=self.max_norm_growth)
-        if self.max_norm_growth <= 1:
-          raise ValueError(
-              'max_norm_growth must be above 1, found '
-              f'{self.max_norm_growth!r}.'
-          )
-    checks.raise_together(errors)
+    share, growth = self.max_failed_share, self.max_norm_growth
+    checks.together(
+        lambda: share is None or checks.in_range(0, 1, max_failed_share=share),
+        lambda: checks.one_of(ACTIONS, on_divergence=self.on_divergence),
+        lambda: growth is None or _check_growth(growth),
+    )
 
   def count_failed(
       self,
@@ -168,7 +159,7 @@ class FaultSettings:
   def _find(
       self, norms: 'Norms', metrics: Mapping[str, Any]
   ) -> Optional[str]:
-    """What is wrong with a round, or None."""
+    """The first problem of a round, or None."""
     growth = self.max_norm_growth
     for name in _NORMS:
       value, before = float(metrics[name]), getattr(norms, name)
@@ -180,6 +171,15 @@ class FaultSettings:
             f'{before:.4g} of the round before'
         )
     return None
+
+
+def _check_growth(max_norm_growth: float) -> None:
+  """Raises ValueError for a factor that is not finite or not above 1."""
+  checks.finite(max_norm_growth=max_norm_growth)
+  if max_norm_growth <= 1:
+    raise ValueError(
+        f'max_norm_growth must be above 1, found {max_norm_growth!r}.'
+    )
 
 
 def too_many(round_num: int) -> TooManyFailuresError:

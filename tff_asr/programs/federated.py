@@ -29,7 +29,6 @@ from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import keys
 from tff_asr.programs import faults as faults_lib
 from tff_asr.programs import private_rounds
-from tff_asr.programs import progress as progress_lib
 from tff_asr.programs import run_state
 from tff_asr.programs import training_loop
 from tff_asr.storage import run_dir
@@ -59,7 +58,7 @@ class FederatedTraining(training_loop.TrainingRun):
   build_cohorts: Callable[..., cohorts.CohortSource]
   context: tff.framework.AsyncContext
   num_rounds: int
-  privacy: training_loop.PrivacySettings = training_loop.PrivacySettings()
+  privacy: private_rounds.PrivacySettings = private_rounds.PrivacySettings()
   faults: faults_lib.FaultSettings = faults_lib.FaultSettings()
   scores_run: Optional[str] = None
   observer: Optional[Callable[[private_rounds.Done, int], None]] = (
@@ -71,25 +70,19 @@ class FederatedTraining(training_loop.TrainingRun):
   PRIVACY_UNIT = 'speaker'
 
   def __post_init__(self):
-    self._check()
+    self.check(
+        lambda: checks.positive_int(num_rounds=self.num_rounds),
+        lambda: self.build_cohorts(
+            self.client_data.client_ids, key=keys.from_seed(0)
+        ),
+        self.faults.check,
+    )
     self.process = self.learning_process
     self._source = self.build_cohorts(
         self.client_data.client_ids,
         key=keys.draw_or_fix(self.privacy.sampler_seed),
     )
     self.sampling = self._source.sampling
-
-  def _check(self) -> None:
-    """Raises ValueError for all that is wrong with the settings."""
-    errors = []
-    with checks.kept(errors):
-      checks.positive_int(num_rounds=self.num_rounds)
-    with checks.kept(errors):
-      self.build_cohorts(self.client_data.client_ids, key=keys.from_seed(0))
-    with checks.kept(errors):
-      self.faults.check()
-    self.check_common(errors)
-    checks.raise_together(errors)
 
   @property
   def total(self) -> int:
@@ -141,25 +134,6 @@ class FederatedTraining(training_loop.TrainingRun):
     metrics['num_roll_backs'] = record.all_roll_backs
     return record, metrics if is_good else None
 
-  def figures(self, metrics: Mapping[str, float]) -> dict[str, str]:
-    exact = lambda name: metrics[f'{training_loop.EXACT}{name}']
-    figures = {}
-    if self.shows_exact:
-      figures['loss'] = progress_lib.mean(
-          exact('train_loss'), count=exact('num_utterances')
-      )
-    figures['epsilon'] = progress_lib.spent(
-        metrics['epsilon'], target=self.privacy.target_epsilon
-    )
-    if 'dev_word_error_rate' in metrics:
-      figures['dev WER'] = f'{100 * metrics["dev_word_error_rate"]:.1f}%'
-    if self.shows_exact:
-      figures['clients'] = f'{exact("num_clients"):.0f}'
-      figures['audio'] = f'{exact("audio_sec") / exact("seconds"):.0f} s/s'
-      if f'{training_loop.EXACT}store_bytes' in metrics:
-        figures['store'] = f'{exact("store_bytes") / 1e9:.3g} GB'
-    return figures
-
   def finish(
       self, state: run_state.RunState
   ) -> tuple[weights_lib.Weights, dict[str, Any]]:
@@ -168,12 +142,6 @@ class FederatedTraining(training_loop.TrainingRun):
         'frozen': process_lib.frozen_layers(state.process),
         'cohort_size': self.sampling.cohort_size,
         'population': self.sampling.population,
-    }
-
-  def plan(self) -> dict[str, str]:
-    return {
-        'rounds': f'{self.num_rounds:,}',
-        'cohort': training_loop.drawn(self.sampling, 'clients'),
     }
 
 

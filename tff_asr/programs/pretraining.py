@@ -7,7 +7,6 @@ be frozen by the scores of the warm start. Both draw batches by Poisson
 sampling.
 """
 
-from collections.abc import Mapping
 import dataclasses
 import math
 from typing import Any, NamedTuple, Optional
@@ -31,7 +30,6 @@ from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 from tff_asr.programs import faults
 from tff_asr.programs import private_rounds
-from tff_asr.programs import progress as progress_lib
 from tff_asr.programs import run_state
 from tff_asr.programs import training_loop
 from tff_asr.programs import warm_start
@@ -62,7 +60,7 @@ class Pretraining(training_loop.TrainingRun):
   build_query: Optional[queries.BuildQuery] = None
   devices: Optional[list[str]] = None
   freeze: Optional[layer_freeze.LayerFreeze] = None
-  privacy: training_loop.PrivacySettings = training_loop.PrivacySettings()
+  privacy: private_rounds.PrivacySettings = private_rounds.PrivacySettings()
   jit: bool = False
 
   NAME = 'pre-training'
@@ -70,7 +68,15 @@ class Pretraining(training_loop.TrainingRun):
   PRIVACY_UNIT = 'example'
 
   def __post_init__(self):
-    self._check()
+    self.check(
+        lambda: checks.positive_int(num_steps=self.num_steps),
+        lambda: checks.non_negative_int(seed=self.seed),
+        self._check_target,
+        lambda: devices_lib.find(self.devices),
+        lambda: checks.positive_int(batch_size=self.batch_size),
+        lambda: self._build_examples(keys.from_seed(0)),
+        self._choose_frozen,
+    )
     key = keys.from_seed(self.seed)
     if self.build_query is not None:
       key = keys.draw_or_fix(self.privacy.sampler_seed)
@@ -90,29 +96,14 @@ class Pretraining(training_loop.TrainingRun):
         jit=self.jit,
     )
 
-  def _check(self) -> None:
-    """Raises ValueError for all that is wrong with the settings."""
-    errors = []
-    with checks.kept(errors):
-      checks.positive_int(num_steps=self.num_steps)
-    with checks.kept(errors):
-      checks.non_negative_int(seed=self.seed)
-    with checks.kept(errors):
-      target = self.privacy.target_epsilon
-      if self.build_query is None and target is not None:
-        raise ValueError(
-            f'target_epsilon is {target}, but without a query nothing is '
-            'private or charged: add a file of gin/privacy, or set it to None.'
-        )
-    with checks.kept(errors):
-      devices_lib.find(self.devices)
-    with checks.kept(errors):
-      checks.positive_int(batch_size=self.batch_size)
-      self._build_examples(keys.from_seed(0))
-    with checks.kept(errors):
-      self._choose_frozen()
-    self.check_common(errors)
-    checks.raise_together(errors)
+  def _check_target(self) -> None:
+    """Raises ValueError for a budget of a run that charges nothing."""
+    target = self.privacy.target_epsilon
+    if self.build_query is None and target is not None:
+      raise ValueError(
+          f'target_epsilon is {target}, but without a query nothing is '
+          'private or charged: add a file of gin/privacy, or set it to None.'
+      )
 
   def _build_examples(self, key: np.ndarray) -> examples_lib.Examples:
     return examples_lib.Examples(
@@ -193,21 +184,6 @@ class Pretraining(training_loop.TrainingRun):
         f'{training_loop.EXACT}{name}': value for name, value in exact.items()
     }
 
-  def figures(self, metrics: Mapping[str, float]) -> dict[str, str]:
-    exact = lambda name: metrics[f'{training_loop.EXACT}{name}']
-    figures = {}
-    if self.shows_exact:
-      figures['loss'] = progress_lib.mean(
-          exact('train_loss'), count=exact('num_examples')
-      )
-    if 'epsilon' in metrics:
-      figures['epsilon'] = progress_lib.spent(
-          metrics['epsilon'], target=self.privacy.target_epsilon
-      )
-    if 'dev_accuracy' in metrics:
-      figures['dev accuracy'] = f'{100 * metrics["dev_accuracy"]:.1f}%'
-    return figures
-
   def finish(
       self, state: run_state.RunState
   ) -> tuple[weights_lib.Weights, dict[str, Any]]:
@@ -218,30 +194,10 @@ class Pretraining(training_loop.TrainingRun):
         'batch_size': self.batch_size,
         'population': self._examples.sampling.population,
         'frozen': self._frozen,
-        'trained_parameters': self._num_trained,
-    }
-
-  @property
-  def _num_trained(self) -> int:
-    """Parameters that are not frozen."""
-    return weights_lib.count(
-        weights_lib.without(self._frozen, self.model.specs)
-    )
-
-  def plan(self) -> dict[str, str]:
-    plan = {
-        'trained': (
-            f'{self._num_trained:,} of them; '
-            + layer_freeze.described(self._frozen, self.model.specs)
+        'trained_parameters': weights_lib.count(
+            weights_lib.without(self._frozen, self.model.specs)
         ),
-        'steps': f'{self.num_steps:,}',
-        'batch': training_loop.drawn(self._examples.sampling, 'utterances'),
     }
-    if self.build_query is None:
-      plan['epsilon'] = (
-          'nothing is charged: without a query the data are public.'
-      )
-    return plan
 
 
 class MaskedEvaluation(NamedTuple):
@@ -265,7 +221,7 @@ class MaskedEvaluation(NamedTuple):
   prediction_perplexity: float
 
   def metrics(self) -> dict[str, float]:
-    """What a training run releases, by name."""
+    """Returns the figures that a training run releases, by name."""
     return self._asdict()
 
 

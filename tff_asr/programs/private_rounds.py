@@ -20,6 +20,7 @@ would tell more than two such rounds.
 
 from collections.abc import Callable, Mapping, Sequence
 import concurrent.futures
+import dataclasses
 import hashlib
 import math
 import os
@@ -31,12 +32,14 @@ import numpy as np
 import tensorflow_federated as tff
 import tree
 
+from tff_asr import checks
 from tff_asr.data import cohorts
 from tff_asr.learning import fed_avg
 from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
+from tff_asr.privacy import statement
 from tff_asr.storage import run_dir
 
 
@@ -50,6 +53,83 @@ class NoiseState(NamedTuple):
 
   key: np.ndarray
   file_identity: np.int64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivacySettings:
+  """Budget and keys of a private run.
+
+  Attributes:
+    delta: Of epsilon; None: 1 / (10 * population), of the largest one that the
+      ledger charges. Nothing is private at 1 / population or above.
+    witness: A file outside the run's folder that gets the ledger's head at each
+      saved state, and that a resumed run must go on from (`privacy.witness`).
+    target_epsilon: The run ends before the round after which the ledger's
+      epsilon (RDP) would exceed this; None: no such end. Needs a delta.
+    tuning: The runs of which this one is the best, to be charged in all that is
+      said of epsilon; None: it is the only one.
+    noise_seed: Fixes the noise key, for tests: NOT PRIVATE.
+    sampler_seed: Fixes the sampler's key, for tests: NOT PRIVATE.
+    exact_metrics: Whether metrics without noise are shown and written, and the
+      causes of clients' failures, although an epsilon is claimed: no statement
+      covers them. They always are where none is claimed.
+  """
+
+  delta: Optional[float] = None
+  target_epsilon: Optional[float] = None
+  tuning: Optional[accounting.Tuning] = None
+  noise_seed: Optional[int] = None
+  sampler_seed: Optional[int] = None
+  exact_metrics: bool = False
+  witness: Optional[str] = None
+
+  def check(self) -> None:
+    """Raises ValueError for all that is wrong with the settings."""
+    seeds = dict(noise_seed=self.noise_seed, sampler_seed=self.sampler_seed)
+    checks.together(
+        lambda: self.delta is None or accounting.check_delta(self.delta),
+        self._check_target,
+        lambda: checks.non_negative_int(
+            **{name: seed for name, seed in seeds.items() if seed is not None}
+        ),
+    )
+
+  def _check_target(self) -> None:
+    """Raises ValueError for a target that is not above 0 or has no delta."""
+    if self.target_epsilon is None:
+      return
+    checks.positive(target_epsilon=self.target_epsilon)
+    if self.delta is None:
+      raise ValueError(
+          f'target_epsilon is {self.target_epsilon:g} at no delta: set '
+          'DELTA, well below 1 / population.'
+      )
+
+  def delta_of(
+      self,
+      sampling: accounting.Sampling,
+      charged: Sequence[accounting.RoundGroup],
+  ) -> float:
+    """Returns delta of a run, which may inherit rounds of a larger population.
+
+    Args:
+      sampling: Of the run's rounds.
+      charged: What the ledger charges already.
+    """
+    if self.delta is not None:
+      return self.delta
+    own = accounting.RoundGroup(sampling=sampling, noise_multiplier=0, count=0)
+    return statement.default_delta([own, *charged])
+
+  @property
+  def voids(self) -> list[str]:
+    """Reasons for which no guarantee holds: keys that a seed fixed."""
+    seeds = {'NOISE_SEED': self.noise_seed, 'SAMPLER_SEED': self.sampler_seed}
+    return [
+        f'{name} fixes a key, so anyone can compute what it draws'
+        for name, seed in seeds.items()
+        if seed is not None
+    ]
 
 
 class Done(NamedTuple):
@@ -82,10 +162,7 @@ class PrivateRoundRunner:
       noise: NoiseState,
       sampling: accounting.Sampling,
       configuration: str,
-      delta: float,
-      target_epsilon: Optional[float],
-      fixed_noise: bool,
-      tuning: Optional[accounting.Tuning] = None,
+      settings: PrivacySettings,
   ):
     """Takes over a ledger.
 
@@ -94,18 +171,13 @@ class PrivateRoundRunner:
       noise: The noise state to go on from.
       sampling: How cohorts are drawn.
       configuration: Digest of the configuration.
-      delta: The delta of epsilon.
-      target_epsilon: Epsilon (RDP) that the ledger must not exceed, or None.
-      fixed_noise: Whether a seed fixed the noise key (NOT PRIVATE).
-      tuning: The runs of which this one is the best; None: it is the only one.
+      settings: Budget and keys.
     """
     self._ledger = ledger
     self._sampling = sampling
     self._configuration = configuration
-    self._delta = delta
-    self._target_epsilon = target_epsilon
-    self._fixed_noise = fixed_noise
-    self._tuning = tuning
+    self._settings = settings
+    self._delta = settings.delta_of(sampling, ledger.contents.rounds)
     # The last weights and their digest, which the next round needs again.
     self._digested = (None, '')
     self.noise = noise
@@ -117,12 +189,12 @@ class PrivateRoundRunner:
 
   @property
   def is_of_a_pass(self) -> bool:
-    """Whether rounds go through passes, so that nothing is drawn."""
+    """True if rounds go through passes, so that nothing is drawn."""
     return self._sampling.kind == 'pass'
 
   def are_left(self, state: Any, cohort_state: Any) -> bool:
-    """Whether the next round stays within the target epsilon."""
-    if self._target_epsilon is None:
+    """True if the next round stays within the target epsilon."""
+    if self._settings.target_epsilon is None:
       return True
     charged = self._ledger.contents.rounds
     if not self._ledger.holds(self._identity(state, cohort_state)):
@@ -131,11 +203,11 @@ class PrivateRoundRunner:
           sampling=self._sampling,
           **_noise(state, self._sampling),
       )
-    spent = _epsilon(charged, self._delta, self._tuning)
-    return spent <= self._target_epsilon
+    spent = _epsilon(charged, self._delta, self._settings.tuning)
+    return spent <= self._settings.target_epsilon
 
   def claims_epsilon(self, state: Any) -> bool:
-    """Whether a finite epsilon holds for the next round and those before."""
+    """True if a finite epsilon holds for the next round and those before."""
     charged = self._ledger.charges.after(
         [0],
         sampling=self._sampling,
@@ -213,8 +285,8 @@ class PrivateRoundRunner:
           raise BudgetError(
               'A round came out differently when it was repeated, and to '
               'charge it again would exceed TARGET_EPSILON = '
-              f'{self._target_epsilon}: raise it, or end with the states that '
-              'are saved.'
+              f'{self._settings.target_epsilon}: raise it, or end with the '
+              'states that are saved.'
           ) from None
 
   def epsilon(self) -> float:
@@ -222,13 +294,13 @@ class PrivateRoundRunner:
     contents = self._ledger.contents
     if contents.voids:
       return math.inf
-    return _epsilon(contents.rounds, self._delta, self._tuning)
+    return _epsilon(contents.rounds, self._delta, self._settings.tuning)
 
   def _renew_key(self) -> None:
     """Replaces the noise key by a new draw, or derives it if it is fixed."""
     key = (
         keys.derive(self.noise.key, purpose='renewed')
-        if self._fixed_noise
+        if self._settings.noise_seed is not None
         else keys.draw()
     )
     self.noise = self.noise._replace(key=key)
@@ -346,39 +418,32 @@ def check_first_round(
     state: Any,
     *,
     sampling: accounting.Sampling,
-    delta: float,
-    target_epsilon: Optional[float],
+    settings: PrivacySettings,
     inherited: ledger_lib.Charges,
-    tuning: Optional[accounting.Tuning] = None,
 ) -> None:
   """Checks that a new run can do a round at all.
 
   Args:
     state: The learning process's initial state.
     sampling: How cohorts are drawn.
-    delta: Of epsilon.
-    target_epsilon: Epsilon that must not be exceeded, or None.
+    settings: The run's budget.
     inherited: Charges of the runs that it starts from.
-    tuning: The runs of which this one is the best; None: it is the only one.
 
   Raises:
     ValueError: Sampling and noise do not go together or do not compose with the
       inherited rounds, or one round exceeds the target.
   """
-  rounds = inherited.after(
-      [0],
-      sampling=sampling,
-      **_noise(state, sampling),
-  )
+  rounds = inherited.after([0], sampling=sampling, **_noise(state, sampling))
   accounting.neighbouring(rounds)
-  if target_epsilon is None:
+  target = settings.target_epsilon
+  if target is None:
     return
-  found = _epsilon(rounds, delta, tuning)
-  if not found <= target_epsilon:
+  found = _epsilon(rounds, settings.delta, settings.tuning)
+  if not found <= target:
     before = sum(group.count for group in inherited.rounds)
     raise ValueError(
-        f'TARGET_EPSILON is {target_epsilon:g}, but after the first round '
-        f'epsilon would be {found:.4g} at delta {delta:g}'
+        f'TARGET_EPSILON is {target:g}, but after the first round epsilon would'
+        f' be {found:.4g} at delta {settings.delta:g}'
         + (f', with {before} rounds of INIT_FROM_RUN' if before else '')
         + ': add noise, or take smaller cohorts of a larger population.'
     )
@@ -389,26 +454,18 @@ def epsilon_of_plan(
     *,
     sampling: accounting.Sampling,
     num_rounds: int,
+    settings: PrivacySettings,
     inherited: ledger_lib.Charges,
-    delta: float,
-    tuning: Optional[accounting.Tuning] = None,
 ) -> float:
-  """Epsilon (RDP) of a run that does all its rounds.
+  """Epsilon (RDP) of a run that does `num_rounds` in all.
 
-  Args:
-    state: The learning process's initial state.
-    sampling: How cohorts are drawn.
-    num_rounds: Rounds of the whole run.
-    inherited: Charges of the runs that it starts from.
-    delta: The delta of epsilon.
-    tuning: The runs of which this one is the best; None: it is the only one.
+  The other arguments are as in `check_first_round`.
   """
   rounds = inherited.after(
-      range(num_rounds),
-      sampling=sampling,
-      **_noise(state, sampling),
+      range(num_rounds), sampling=sampling, **_noise(state, sampling)
   )
-  return _epsilon(rounds, delta, tuning)
+  delta = settings.delta_of(sampling, inherited.rounds)
+  return _epsilon(rounds, delta, settings.tuning)
 
 
 def create_ledger(

@@ -93,17 +93,6 @@ class Progress:
     return f'{self._description}: {", ".join(parts)}'
 
 
-def spent(epsilon: float, *, target: Optional[float]) -> str:
-  """Epsilon and its target, such as `3.1 of 10`; epsilon alone without one."""
-  of_target = '' if target is None else f' of {target:g}'
-  return f'{epsilon:.3g}{of_target}'
-
-
-def mean(value: float, *, count: float) -> str:
-  """A mean to two decimals; `none` if nobody came, so that it shows no NaN."""
-  return f'{value:.2f}' if count else 'none'
-
-
 def _duration(seconds: float) -> str:
   """Seconds in two units at most, as people say it: `2 h 5 min`."""
   if seconds < 120:

@@ -43,7 +43,7 @@ Heard = Mapping[str, digests_lib.Digests]
 
 
 class Check(NamedTuple):
-  """What comes out of the check of a run.
+  """Findings of the check of a run.
 
   Attributes:
     voids: Reasons for which no guarantee holds, as `ledger.Contents.voids`.
@@ -59,7 +59,7 @@ class Check(NamedTuple):
 
   @property
   def words(self) -> str:
-    """What was found, to go on after what is called public."""
+    """The findings in words, to go on after a list of what is public."""
     twins = ''
     if self.num_twins:
       twins = (
@@ -79,7 +79,7 @@ class Check(NamedTuple):
 
 
 class Figures(NamedTuple):
-  """Whether figures are of people who are private in a model's training.
+  """Count of the people in some figures who are private in a model's training.
 
   Attributes:
     private_speakers: Speakers whom the ledger protects.
@@ -216,7 +216,7 @@ def _read(path: str) -> Heard:
 
 
 def of_figures(run: str, client_data: Any) -> Figures:
-  """Whether figures of a data set are of people private in a run's training.
+  """Counts the people of a data set who are private in a run's training.
 
   Args:
     run: The folder of the run whose model was evaluated.
@@ -240,7 +240,7 @@ def _pairs(
 ) -> Iterator[
     tuple[digests_lib.Digests, str, str, str, digests_lib.Digests]
 ]:
-  """What to compare: private data, their unit, whose; a label, public data."""
+  """Pairs to compare: private data, unit, whose; a label, public data."""
   private = [] if own is None else [(own, unit, '', None)]
   private += [
       (heard[each], each, f' of {label}', label)
@@ -286,7 +286,7 @@ def _sources(training: Any) -> dict[str, str]:
 
 
 def _is_protected(training: Any, process_state: Any) -> bool:
-  """Whether noise under secret keys protects what a run trains on."""
+  """True if noise under secret keys protects what a run trains on."""
   if training.sampling is None or training.privacy.voids:
     return False
   event = dp_accounting.DpEvent.from_named_tuple(

@@ -28,7 +28,6 @@ What a run goes on from, wherever that was cut:
   do more rounds.
 """
 
-import asyncio
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -61,7 +60,7 @@ class RunState(NamedTuple):
 
 
 class Secrets(NamedTuple):
-  """What secrets.bin holds.
+  """Content of secrets.bin.
 
   Attributes:
     number: Of the saved state that they belong to.
@@ -117,7 +116,7 @@ async def load(
   structure, new_secrets = _split(initial, 0)
   secrets = None
   if _has_secrets(initial):
-    secrets = await asyncio.to_thread(manager.read_secrets, new_secrets)
+    secrets = manager.read_secrets(new_secrets)
   versions = await manager.get_versions() or []
   if secrets is not None and secrets.number in versions:
     try:
@@ -140,7 +139,7 @@ async def load(
   return _joined(saved, new_secrets._replace(noise=noise)), number, problem
 
 
-async def renewed(
+def renewed(
     folder: run_dir.RunDir,
     state: RunState,
     number: int,
@@ -175,12 +174,12 @@ async def renewed(
         source=state.source._replace(round_num=start),
     )
   _, secrets = _split(state, number)
-  await asyncio.to_thread(folder.state_manager.write_secrets, secrets)
+  folder.state_manager.write_secrets(secrets)
   return state
 
 
 def _has_secrets(state: RunState | Secrets) -> bool:
-  """Whether rounds are charged; else seeds that are public decide all."""
+  """True if rounds are charged; else seeds that are public decide all."""
   return len(state.noise.key) > 0
 
 
@@ -205,7 +204,7 @@ def _split(state: RunState, number: int) -> tuple[RunState, Secrets]:
 
 
 def _joined(state: RunState, secrets: Secrets) -> RunState:
-  """What `_split` split."""
+  """Inverse of `_split`."""
   process, source = state.process, state.source
   if _has_secrets(secrets):
     if hasattr(private_rounds.query_state(process), 'nodes'):

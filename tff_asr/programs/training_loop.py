@@ -15,11 +15,12 @@ rest, the same for all:
 
 import abc
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import dataclasses
 import errno
 import functools
+import math
 import os
 import time
 from typing import Any, ClassVar, Optional
@@ -35,10 +36,8 @@ from tff_asr.execution import round_execution
 from tff_asr.learning import layer_freeze
 from tff_asr.learning import process as process_lib
 from tff_asr.models import weights as weights_lib
-from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
-from tff_asr.privacy import statement as statement_lib
 from tff_asr.privacy import witness as witness_lib
 from tff_asr.programs import evaluation
 from tff_asr.programs import faults
@@ -54,6 +53,17 @@ from tff_asr.storage import run_dir
 
 # Begins the names of metrics that are computed from private data without noise.
 EXACT = 'not_private/'
+# Metrics that the progress display shows: their labels there, and formats.
+_FIGURES = {
+    'train_loss': ('loss', '{:.2f}'),
+    'epsilon': ('epsilon', '{:.3g}'),
+    'dev_word_error_rate': ('dev WER', '{:.1%}'),
+    'dev_accuracy': ('dev accuracy', '{:.1%}'),
+    'num_clients': ('clients', '{:.0f}'),
+    'audio': ('audio', '{:.0f} s/s'),
+    'padding': ('padding', '{:.0%}'),
+    'store': ('store', '{:.3g} GB'),
+}
 _MEMORY_ADVICE = (
     'lower MAX_BATCH_SEC (seconds of audio a batch) or CLIENTS_PER_DEVICE, '
     'or take a smaller model (NUM_BLOCKS, DIM, MLP_DIM)'
@@ -79,92 +89,14 @@ class RunSettings:
 
   def check(self) -> None:
     """Raises ValueError for all that is wrong with the settings."""
-    errors = []
-    with checks.kept(errors):
-      checks.positive_int(
-          evaluate_every=self.evaluate_every,
-          save_every=self.save_every,
-          keep_last=self.keep_last,
-      )
-    with checks.kept(errors):
-      checks.non_negative_int(keep_every=self.keep_every)
-    checks.raise_together(errors)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PrivacySettings:
-  """Budget and keys of a private run.
-
-  Attributes:
-    delta: Of epsilon; None: 1 / (10 * population), of the largest one that the
-      ledger charges. Nothing is private at 1 / population or above.
-    witness: A file outside the run's folder that gets the ledger's head at each
-      saved state, and that a resumed run must go on from (`privacy.witness`).
-    target_epsilon: The run ends before the round after which the ledger's
-      epsilon (RDP) would exceed this; None: no such end. Needs a delta.
-    tuning: The runs of which this one is the best, to be charged in all that is
-      said of epsilon; None: it is the only one.
-    noise_seed: Fixes the noise key, for tests: NOT PRIVATE.
-    sampler_seed: Fixes the sampler's key, for tests: NOT PRIVATE.
-    exact_metrics: Whether metrics without noise are shown and written, and the
-      causes of clients' failures, although an epsilon is claimed: no statement
-      covers them. They always are where none is claimed.
-  """
-
-  delta: Optional[float] = None
-  target_epsilon: Optional[float] = None
-  tuning: Optional[accounting.Tuning] = None
-  noise_seed: Optional[int] = None
-  sampler_seed: Optional[int] = None
-  exact_metrics: bool = False
-  witness: Optional[str] = None
-
-  def check(self) -> None:
-    """Raises ValueError for all that is wrong with the settings."""
-    errors = []
-    if self.delta is not None:
-      with checks.kept(errors):
-        accounting.check_delta(self.delta)
-    if self.target_epsilon is not None:
-      with checks.kept(errors):
-        checks.positive(target_epsilon=self.target_epsilon)
-        if self.delta is None:
-          raise ValueError(
-              f'target_epsilon is {self.target_epsilon:g} at no delta: set '
-              'DELTA, well below 1 / population.'
-          )
-    seeds = dict(noise_seed=self.noise_seed, sampler_seed=self.sampler_seed)
-    for name, seed in seeds.items():
-      if seed is not None:
-        with checks.kept(errors):
-          checks.non_negative_int(**{name: seed})
-    checks.raise_together(errors)
-
-  def delta_of(
-      self,
-      sampling: accounting.Sampling,
-      charged: Sequence[accounting.RoundGroup],
-  ) -> float:
-    """Returns delta of a run, which may inherit rounds of a larger population.
-
-    Args:
-      sampling: Of the run's rounds.
-      charged: What the ledger charges already.
-    """
-    if self.delta is not None:
-      return self.delta
-    own = accounting.RoundGroup(sampling=sampling, noise_multiplier=0, count=0)
-    return statement_lib.default_delta([own, *charged])
-
-  @property
-  def voids(self) -> list[str]:
-    """Reasons for which no guarantee holds: keys that a seed fixed."""
-    seeds = {'NOISE_SEED': self.noise_seed, 'SAMPLER_SEED': self.sampler_seed}
-    return [
-        f'{name} fixes a key, so anyone can compute what it draws'
-        for name, seed in seeds.items()
-        if seed is not None
-    ]
+    checks.together(
+        lambda: checks.positive_int(
+            evaluate_every=self.evaluate_every,
+            save_every=self.save_every,
+            keep_last=self.keep_last,
+        ),
+        lambda: checks.non_negative_int(keep_every=self.keep_every),
+    )
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -209,7 +141,7 @@ class TrainingRun(abc.ABC):
   process: process_lib.Process = dataclasses.field(init=False, repr=False)
   # How rounds are drawn, for the accounting; None: nothing is charged.
   sampling = None
-  privacy = PrivacySettings()
+  privacy = private_rounds.PrivacySettings()
   # Folder of the run whose scores chose layers to freeze.
   scores_run = None
   # What became of the check of public data, once the run is opened.
@@ -219,35 +151,43 @@ class TrainingRun(abc.ABC):
   # Whether metrics without noise are shown; the loop decides.
   shows_exact = True
 
-  def check_common(self, errors: list[Exception]) -> None:
-    """Appends what is wrong with the settings of any training."""
-    for settings in (self.settings, self.privacy):
-      with checks.kept(errors):
-        settings.check()
-    with checks.kept(errors):
-      checks.one_of(public_data.ACTIONS, on_shared_data=self.on_shared_data)
-    if self.tokens:
-      with checks.kept(errors):
-        evaluation.check_characters(self.client_data, self.pipeline)
-    with checks.kept(errors):
-      check_durations(self.client_data, self.pipeline)
-    if self.init_from_run is not None:
-      with checks.kept(errors):
-        warm_start.check(
+  def check(self, *own: Callable[[], Any]) -> None:
+    """Raises ValueError for all that is wrong with the settings.
+
+    Args:
+      own: Checks of the settings that not all training has.
+    """
+    checks.together(
+        *own,
+        self.settings.check,
+        self.privacy.check,
+        lambda: checks.one_of(
+            public_data.ACTIONS, on_shared_data=self.on_shared_data
+        ),
+        lambda: self.tokens
+        and evaluation.check_characters(self.client_data, self.pipeline),
+        lambda: check_durations(self.client_data, self.pipeline),
+        lambda: self.init_from_run is None
+        or warm_start.check(
             self.init_from_run, model=self.model, tokens=self.tokens
-        )
-      with checks.kept(errors):
-        if os.path.realpath(self.init_from_run) == os.path.realpath(
-            self.output_dir
-        ):
-          raise ValueError(
-              f'init_from_run and output_dir are both {self.output_dir}: a run '
-              'cannot start from itself.'
-          )
-    with checks.kept(errors):
-      self._check_witness()
-    with checks.kept(errors):
-      run_dir.check_folder(self.output_dir, configuration=self.configuration)
+        ),
+        self._check_start,
+        self._check_witness,
+        lambda: run_dir.check_folder(
+            self.output_dir, configuration=self.configuration
+        ),
+    )
+
+  def _check_start(self) -> None:
+    """Raises ValueError for a run that starts from itself."""
+    start = self.init_from_run
+    if start is not None and os.path.realpath(start) == os.path.realpath(
+        self.output_dir
+    ):
+      raise ValueError(
+          f'init_from_run and output_dir are both {self.output_dir}: a run '
+          'cannot start from itself.'
+      )
 
   def _check_witness(self) -> None:
     """Raises ValueError for a witness that could not do its work."""
@@ -344,26 +284,14 @@ class TrainingRun(abc.ABC):
     return record, {f'dev_{name}': value for name, value in found.items()}
 
   def is_converged(self, unused_record: Any) -> bool:
-    """Whether no further round would help."""
+    """True if no further round would help."""
     return False
-
-  @abc.abstractmethod
-  def figures(self, metrics: Mapping[str, float]) -> dict[str, str]:
-    """Returns what the progress display shows of a round's metrics.
-
-    Args:
-      metrics: Without exact ones, unless they are shown.
-    """
 
   def finish(
       self, state: run_state.RunState
   ) -> tuple[weights_lib.Weights, dict[str, Any]]:
     """Returns the model that the run ends with, and results of its own."""
     return state.process.global_model_weights, {}
-
-  @abc.abstractmethod
-  def plan(self) -> dict[str, str]:
-    """Returns what a dry run says, by headings of a few letters."""
 
 
 def check_durations(
@@ -384,7 +312,7 @@ def check_durations(
 
 
 def _is_shortage(error: Optional[BaseException]) -> bool:
-  """Whether an error says that memory does not suffice."""
+  """True for an error that says that memory does not suffice."""
   return isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError))
 
 
@@ -432,42 +360,10 @@ def parent_ledger(training: TrainingRun) -> Optional[ledger_lib.Parent]:
   return ledger_lib.widest([each for each in parents if each is not None])
 
 
-def check_first_round(
-    training: TrainingRun, process_state: Any
-) -> dict[str, Any]:
-  """Checks that a private run can do a round at all.
-
-  Args:
-    training: A private one.
-    process_state: Its process's first state.
-
-  Returns:
-    Arguments of `private_rounds.epsilon_of_plan`: sampling, delta, inherited
-    charges and tuning.
-
-  Raises:
-    ValueError: As `private_rounds.check_first_round`.
-  """
-  inherited = ledger_lib.inherited_charges(
+def inherited_charges(training: TrainingRun) -> ledger_lib.Charges:
+  """Returns what the ledger that a run inherits charges to it."""
+  return ledger_lib.inherited_charges(
       parent_ledger(training), unit=training.PRIVACY_UNIT
-  )
-  rules = dict(
-      sampling=training.sampling,
-      delta=training.privacy.delta_of(training.sampling, inherited.rounds),
-      inherited=inherited,
-      tuning=training.privacy.tuning,
-  )
-  private_rounds.check_first_round(
-      process_state, target_epsilon=training.privacy.target_epsilon, **rules
-  )
-  return rules
-
-
-def drawn(sampling: accounting.Sampling, what: str) -> str:
-  """Says how a round's clients or examples are drawn."""
-  return (
-      f'{sampling.cohort_size:,} of {sampling.population:,} {what} '
-      f'({sampling.kind})'
   )
 
 
@@ -541,7 +437,7 @@ async def run(training: TrainingRun) -> dict[str, Any]:
       if number % settings.save_every == 0:
         await saver.save(state, number)
         _witness(training, ledger)
-      progress.update(**training.figures(_shown(training, metrics)))
+      progress.update(**figures(training, _shown(training, metrics)))
       # An interrupt ends the run here.
       await asyncio.sleep(0)
 
@@ -597,7 +493,12 @@ async def _open(
   """
   process_state = await training.initialize()
   if training.sampling is not None:
-    check_first_round(training, process_state)
+    private_rounds.check_first_round(
+        process_state,
+        sampling=training.sampling,
+        settings=training.privacy,
+        inherited=inherited_charges(training),
+    )
   training.public = public_data.check(training, process_state)
   # Opened only now, when the process has been built and initialized.
   folder = stack.enter_context(run_dir.RunDir(
@@ -607,11 +508,14 @@ async def _open(
       keep_last=training.settings.keep_last,
       keep_every=training.settings.keep_every,
   ))
+  key = ()
+  if training.sampling is not None:
+    key = keys.draw_or_fix(training.privacy.noise_seed)
   state = run_state.RunState(
       process_state,
       training.initial_draw(),
       ledger_lib.Head(0, ''),
-      private_rounds.NoiseState(_noise_key(training), np.int64(0)),
+      private_rounds.NoiseState(key, np.int64(0)),
       training.initial_record(process_state.global_model_weights),
   )
   # Otherwise this variable would hold its memory to the end.
@@ -644,7 +548,7 @@ def _is_over(
     state: run_state.RunState,
     number: int,
 ) -> bool:
-  """Whether the rounds, or the budget, are spent."""
+  """True if the rounds, or the budget, are spent."""
   return number >= training.total or (
       rounds is not None and not rounds.are_left(state.process, state.source)
   )
@@ -679,11 +583,31 @@ def _shown(
   }
 
 
-def _noise_key(training: TrainingRun) -> Any:
-  """A new run's noise key; () where nothing is charged."""
-  if training.sampling is None:
-    return ()
-  return keys.draw_or_fix(training.privacy.noise_seed)
+def figures(
+    training: TrainingRun, metrics: Mapping[str, float]
+) -> dict[str, str]:
+  """Returns what the progress display shows of a round's metrics.
+
+  Args:
+    training: The run.
+    metrics: Those that may be shown.
+  """
+  found = {name.removeprefix(EXACT): value for name, value in metrics.items()}
+  if found.get('seconds') and 'audio_sec' in found:
+    found['audio'] = found['audio_sec'] / found['seconds']
+  if found.get('padded_sec'):
+    found['padding'] = 1 - found['audio_sec'] / found['padded_sec']
+  if 'store_bytes' in found:
+    found['store'] = found['store_bytes'] / 1e9
+  shown = {
+      label: 'none' if math.isnan(found[name]) else form.format(found[name])
+      for name, (label, form) in _FIGURES.items()
+      if name in found
+  }
+  target = training.privacy.target_epsilon
+  if target is not None and 'epsilon' in shown:
+    shown['epsilon'] += f' of {target:g}'
+  return shown
 
 
 async def _resume_or_begin(
@@ -723,7 +647,7 @@ async def _resume_or_begin(
           folder.file(run_dir.SECRETS), problem, number,
       )
     if is_copy or problem:
-      saved = await run_state.renewed(
+      saved = run_state.renewed(
           folder,
           saved,
           number,
@@ -787,12 +711,7 @@ def _private_rounds(
       noise=state.noise,
       sampling=training.sampling,
       configuration=run_dir.digest(training.configuration),
-      delta=training.privacy.delta_of(
-          training.sampling, ledger.contents.rounds
-      ),
-      target_epsilon=training.privacy.target_epsilon,
-      tuning=training.privacy.tuning,
-      fixed_noise=training.privacy.noise_seed is not None,
+      settings=training.privacy,
   )
 
 

@@ -22,6 +22,7 @@ from tff_asr.storage import state_file
 
 _SCORES = 'layer_scores.csv'
 
+
 def updated(
     weights: weights_lib.Weights,
     *,
@@ -109,15 +110,27 @@ def read_scores(run: str, *, specs: weights_lib.Specs) -> dict[str, float]:
   """The scores of the layers of `specs`.
 
   Raises:
-    ValueError: The run has no table, or it is of other layers.
+    ValueError: The run has no table, or none with all of these layers.
   """
-  scores = _read_scores(run)
-  if scores.keys() != specs.keys():
+  path = os.path.join(run, _SCORES)
+  if not os.path.exists(path):
     raise ValueError(
-        f'{os.path.join(run, _SCORES)} is of other layers than the model: '
-        f'{sorted(scores.keys() ^ specs.keys())[0]} is in one of them only.'
+        f'{run} has no {_SCORES}: layers are frozen by the scores of a public '
+        'warm start that has ended.'
     )
-  return scores
+  run_dir.check_contents(run)
+  try:
+    table = io.StringIO(files.read(path).decode(), newline='')
+    rows = csv.DictReader(table, strict=True)
+    scores = {row['layer']: float(row['score']) for row in rows}
+  except (csv.Error, KeyError, TypeError, UnicodeDecodeError) as e:
+    raise ValueError(f'{path} is damaged ({e!r}): write it again.') from e
+  missing = sorted(specs.keys() - scores.keys())
+  if missing:
+    raise ValueError(
+        f'{path} has no score of {missing[0]}: it is of another model.'
+    )
+  return {name: scores[name] for name in specs}
 
 
 def frozen(
@@ -131,38 +144,14 @@ def frozen(
     freeze: Chooses among the encoder's layers.
 
   Raises:
-    ValueError: The run has no table, or without one of the encoder's layers.
+    ValueError: As `read_scores`.
   """
-  scores = _read_scores(run)
   specs = model.encoder.specs
-  missing = sorted(specs.keys() - scores.keys())
-  if missing:
-    raise ValueError(
-        f'{os.path.join(run, _SCORES)} has no score of {missing[0]}: it is of '
-        'another encoder.'
-    )
-  return freeze.choose(scores, specs)
-
-
-def _read_scores(run: str) -> dict[str, float]:
-  """All scores of a run's table."""
-  path = os.path.join(run, _SCORES)
-  if not os.path.exists(path):
-    raise ValueError(
-        f'{run} has no {_SCORES}: layers are frozen by the scores of a public '
-        'warm start that has ended.'
-    )
-  run_dir.check_contents(run)
-  try:
-    table = io.StringIO(files.read(path).decode(), newline='')
-    rows = csv.DictReader(table, strict=True)
-    return {row['layer']: float(row['score']) for row in rows}
-  except (csv.Error, KeyError, TypeError, UnicodeDecodeError) as e:
-    raise ValueError(f'{path} is damaged ({e!r}): write it again.') from e
+  return freeze.choose(read_scores(run, specs=specs), specs)
 
 
 def _is_of_encoder(run: str, tokens: str) -> bool:
-  """Whether to take the encoder only: the run has no tokens, the model has."""
+  """True to take the encoder only: the run has no tokens, the model has."""
   return bool(tokens) and run_dir.is_pretrained(run)
 
 

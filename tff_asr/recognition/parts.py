@@ -45,7 +45,7 @@ BUILDERS: Mapping[str, Callable[..., Any]] = {
         transformer.build,
     )
 }
-"""What parts.json may call: none touches a file or the system."""
+"""Builders that parts.json may call: none touches a file or the system."""
 
 _MAX_BYTES = 2**20
 # Of a number. A million blocks, or seconds, would fill the memory.
@@ -124,7 +124,7 @@ def _build(value: Any, *, trust_code: Optional[str]) -> Any:
 
 
 def _fields(value: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
-  """What an object stands for: 'build' or 'function', name and arguments."""
+  """An object's meaning: 'build' or 'function', name and arguments."""
   for kind in ('build', 'function'):
     if value.keys() == {kind, 'arguments'}:
       name, given = value[kind], value['arguments']

@@ -154,7 +154,7 @@ def _errors(run: runs_lib.Run) -> str:
 
 
 def _evaluated(run: runs_lib.Run) -> public_data.Figures:
-  """Whether the evaluation has figures of speakers private in training."""
+  """The evaluation's count of speakers who are private in training."""
   stored = run.evaluation.get('private', {})
   try:
     return public_data.Figures(

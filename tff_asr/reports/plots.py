@@ -412,7 +412,7 @@ def color_of(runs: Runs, run: runs_lib.Run) -> str:
 
 
 def audio_by_client(folders: Sequence[str]) -> Figure:
-  """How many clients have how much audio, an outline for each corpus.
+  """Histogram of clients by their audio, an outline for each corpus.
 
   Args:
     folders: Of shards.

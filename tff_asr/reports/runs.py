@@ -289,7 +289,7 @@ def _json(folder: str, name: str, kind: _Kind) -> Optional[dict[str, Any]]:
 
 
 def _problem(value: Any, kind: _Kind) -> str:
-  """What keeps a value from being of a kind; empty if nothing does."""
+  """The problem that keeps a value from being of a kind; empty for none."""
   types = kind if isinstance(kind, (type, tuple)) else type(kind)
   # To Python a bool is an int.
   if not isinstance(value, types) or isinstance(value, bool) != (kind is bool):

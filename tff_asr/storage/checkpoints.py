@@ -67,7 +67,7 @@ class StateManager(tff.program.ProgramStateManager):
 
   async def get_versions(self) -> list[int] | None:
     """Returns the saved versions, ascending, or None without any."""
-    return await asyncio.to_thread(self.get_versions_sync)
+    return sorted(saved(self._root_dir)) or None
 
   async def save(
       self, program_state: Any, version: int, *, secrets: Any = None
@@ -91,9 +91,12 @@ class StateManager(tff.program.ProgramStateManager):
     both = program_state, secrets
     leaves = await tff.program.materialize_value(tree.flatten(both))
     program_state, secrets = tree.unflatten_as(both, leaves)
-    await asyncio.to_thread(
-        self.save_sync, program_state, version, secrets=secrets
-    )
+    await asyncio.to_thread(self._write, program_state, version, secrets)
+
+  async def remove_all(self) -> None:
+    """Removes all versions."""
+    for version in saved(self._root_dir):
+      self.remove(version)
 
   async def load(self, version: int, structure: Any) -> Any:
     """Returns a version, in the structure given.
@@ -103,7 +106,12 @@ class StateManager(tff.program.ProgramStateManager):
       state_file.DamagedStateError: If a checksum fails; names the leaf.
       state_file.StateMismatchError: If paths, types or shapes differ.
     """
-    return await asyncio.to_thread(self.load_sync, version, structure)
+    path = self.path(version)
+    if not os.path.exists(path):
+      raise tff.program.ProgramStateNotFoundError(version)
+    return await asyncio.to_thread(
+        state_file.read_state, path, structure=structure
+    )
 
   async def load_latest(self, structure: Any) -> tuple[Any, int]:
     """Returns the newest good version and its number, or (None, 0).
@@ -115,48 +123,9 @@ class StateManager(tff.program.ProgramStateManager):
       state_file.DamagedStateError: If there are versions and all are damaged.
       state_file.StateMismatchError: As `load`.
     """
-    return await asyncio.to_thread(self.load_latest_sync, structure)
-
-  async def remove_all(self) -> None:
-    """Removes all versions."""
-    for version in await self.get_versions() or []:
-      self.remove(version)
-
-  def get_versions_sync(self) -> list[int] | None:
-    """As `get_versions`, for programs without an event loop."""
-    return sorted(saved(self._root_dir)) or None
-
-  def save_sync(
-      self, program_state: Any, version: int, *, secrets: Any = None
-  ) -> None:
-    """As `save`, for a state without value references."""
-    with self._lock:
-      path = self.path(version)
-      if os.path.exists(path):
-        raise tff.program.ProgramStateExistsError(
-            version=int(version), path=self._root_dir
-        )
-      for name in os.listdir(self._root_dir):
-        if name.endswith('.partial'):  # of a run that was killed
-          os.remove(os.path.join(self._root_dir, name))
-      state_file.write_state(path, state=program_state)
-      if secrets is not None:
-        self.write_secrets(secrets)
-      self._remove_old()
-
-  def load_sync(self, version: int, structure: Any) -> Any:
-    """As `load`, for programs without an event loop."""
-    path = self.path(version)
-    if not os.path.exists(path):
-      raise tff.program.ProgramStateNotFoundError(version)
-    return state_file.read_state(path, structure=structure)
-
-  def load_latest_sync(self, structure: Any) -> tuple[Any, int]:
-    """As `load_latest`, for programs without an event loop."""
-    versions = self.get_versions_sync() or []
-    for version in reversed(versions):
+    for version in reversed(await self.get_versions() or []):
       try:
-        return self.load_sync(version, structure), version
+        return await self.load(version, structure), version
       except state_file.DamagedStateError as error:
         path = self.path(version)
         logging.error('%s Trying the version before it.', error)
@@ -211,9 +180,25 @@ class StateManager(tff.program.ProgramStateManager):
     with contextlib.suppress(FileNotFoundError):
       os.remove(self.path(version))
 
+  def _write(self, program_state: Any, version: int, secrets: Any) -> None:
+    """Saves a version, without value references."""
+    with self._lock:
+      path = self.path(version)
+      if os.path.exists(path):
+        raise tff.program.ProgramStateExistsError(
+            version=int(version), path=self._root_dir
+        )
+      for name in os.listdir(self._root_dir):
+        if name.endswith('.partial'):  # of a run that was killed
+          os.remove(os.path.join(self._root_dir, name))
+      state_file.write_state(path, state=program_state)
+      if secrets is not None:
+        self.write_secrets(secrets)
+      self._remove_old()
+
   def _remove_old(self) -> None:
     """Removes the versions that are not to be kept."""
-    for version in (self.get_versions_sync() or [])[: -self._keep_last]:
+    for version in sorted(saved(self._root_dir))[: -self._keep_last]:
       if not self._keep_every or version % self._keep_every:
         self.remove(version)
 
