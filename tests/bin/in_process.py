@@ -73,7 +73,9 @@ def _own_flags(path: str) -> Iterator[None]:
     if f'import {module.rpartition(".")[2]}\n' in source:
       for flag in defined:
         flag.unparse()
-    elif module.startswith(('data_tools.', 'experiments.', 'benchmarks.')):
+    elif module.startswith(
+        ('data_tools.', 'experiments.', 'benchmarks.', 'tools.')
+    ):
       values.remove_flag_values([flag.name for flag in list(defined)])
   known = set(values.flags_by_module_dict())
   try:
