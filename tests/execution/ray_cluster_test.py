@@ -446,7 +446,10 @@ class LossTest(absltest.TestCase):
         ray_cluster.stop()
         cluster.shutdown()
     """)
-    found = [line.strip() for line in lines if 'stderr' not in line]
+    # Ray tells at length, in between, how its machine ended.
+    found = [
+        line for line in lines if line.startswith(('workers', 'joined', 'left'))
+    ]
     self.assertEqual(
         found, ['workers 1', 'joined True', 'left True', 'workers 1'], lines
     )
