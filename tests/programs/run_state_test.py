@@ -225,7 +225,7 @@ class _TestCase(cases.TestCase):
         output_dir=self.path(run),
         configuration='',
         model=None,
-        pipeline=None,
+        pipeline=mock.Mock(shapes=None),
         client_data=None,
         settings=training_loop.RunSettings(
             **dict(save_every=2, keep_every=1) | settings
