@@ -89,13 +89,17 @@ class BadInputTest(parameterized.TestCase):
         'evaluate': 'quickstart_evaluate',
         'pretrain': 'pretrain_mini_private',
     }[program]
-    sizes = () if program == 'pretrain' else programs.TINY
+    model, sizes = [], ()
+    if program != 'pretrain':
+      model = ['--gin_file=gin/models/transformer_toy.gin']
+      sizes = (*programs.TINY, 'MLP_DIM = 16', 'NUM_HEADS = 2')
     params = (*sizes, *defaults, *settings)
     self.check(
         expected,
         f'bin/{program}.py',
         *flags,
         f'--gin_file=gin/experiments/{experiment}.gin',
+        *model,
         *(f'--gin_param={p}'.replace('ROOT', self.root) for p in params),
     )
 
@@ -124,7 +128,11 @@ class BadInputTest(parameterized.TestCase):
               ('EVALUATE_EVERY must be an integer', '2.5'),
           ],
       ),
-      ('patience', ['EVALUATOR = None'], ['patience needs an evaluator']),
+      (
+          'patience',
+          ['EVALUATOR = None', 'PATIENCE = 3'],
+          ['patience needs an evaluator'],
+      ),
       (
           'model',
           ['DIM = 9', "LOSS_KERNEL = 'slow'"],

@@ -54,7 +54,7 @@ class ExamplesTest(parameterized.TestCase):
         f'PRIVATE_DIR = {str(self.root / "shards" / "train")!r}',
         f'DEV_DIR = {str(self.root / "shards" / "dev")!r}',
         'INIT_FROM_RUN = None', 'COHORT_SIZE = 2', 'NUM_LOCAL_STEPS = 1',
-        'NUM_ROUNDS = 2', 'EVALUATE_EVERY = 2',
+        'NUM_ROUNDS = 2', 'EVALUATE_EVERY = 2', 'TARGET_EPSILON = None',
     )
     finished = in_process.run(
         _TRAIN,

@@ -65,5 +65,5 @@ class HelpTest(parameterized.TestCase):
         'bin/train_federated.py', '--help',
         '--gin_file=gin/experiments/quickstart_federated_dp.gin',
     )
-    self.assertIn('\n  NOISE_MULTIPLIER = 0.00144\n', finished.stdout)
+    self.assertIn('\n  NOISE_MULTIPLIER = 0.8\n', finished.stdout)
     self.assertEqual(finished.stdout.count('  NOISE_MULTIPLIER = '), 1)

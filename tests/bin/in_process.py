@@ -32,6 +32,7 @@ def run(program: str, *arguments: str) -> programs.Finished:
   code = 0
   with contextlib.ExitStack() as stack:
     stack.enter_context(mock.patch.object(sys, 'argv', [program, *arguments]))
+    stack.enter_context(mock.patch.dict(os.environ))
     # A program finds what lies beside it.
     stack.enter_context(
         mock.patch.object(sys, 'path', [os.path.dirname(path), *sys.path])

@@ -152,4 +152,4 @@ class PackageTest(absltest.TestCase):
         *(f'--gin_param={param}' for param in programs.TINY),
     )
     self.assertIn('run', evaluated)
-    self.assertIn('NOT PRIVATE', self.command('report', 'run'))
+    self.assertIn('federated, DP', self.command('report', 'run'))

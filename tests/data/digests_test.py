@@ -68,9 +68,8 @@ class SaltTest(cases.TestCase):
     link = os.link
 
     def link_late(source, path):
-      pathlib.Path(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)).write_bytes(
-          _SALT
-      )
+      with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), 'wb') as f:
+        f.write(_SALT)
       link(source, path)
 
     with mock.patch.object(os, 'link', link_late):
