@@ -381,11 +381,13 @@ def _charge_sampler(
   epsilon = find(delta) + error
   if not error or math.isinf(epsilon):
     return epsilon
-  tail = lambda: math.exp(epsilon + math.log(error) - 213 * math.log(2))
-  if epsilon > 1000 or (left_out := 2 * tail()) > delta / 2:
+  # As a logarithm: it may be beyond a float.
+  tail = lambda: epsilon + math.log(error) - 213 * math.log(2)
+  if tail() > math.log(delta / 4):
     return math.inf
+  left_out = 2 * math.exp(tail())
   epsilon = find(delta - left_out) + error
-  return epsilon if tail() <= left_out else math.inf
+  return epsilon if tail() <= math.log(max(left_out, 1e-300)) else math.inf
 
 
 def pld_obstacle(event: dp_accounting.DpEvent, *, delta: float) -> str:
