@@ -4,7 +4,9 @@ import asyncio
 import json
 import os
 import pathlib
+import shutil
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 import pytest
@@ -17,6 +19,7 @@ from tests import fakes
 from tests import seen
 from tff_asr import config
 from tff_asr.models import ctc
+from tff_asr.reports import demo
 from tff_asr.storage import run_dir
 from tff_asr.text import tokenizer as tokenizer_lib
 
@@ -124,6 +127,25 @@ class TrainedProgramsTest(absltest.TestCase):
     self.assertEqual(path, os.path.join(output_dir, 'report.html'))
     with open(path, encoding='utf-8') as f:
       self.assertIn('Utterances with the most errors', f.read())
+
+  def test_demo_hears_what_the_evaluation_did(self):
+    path = os.path.join(self.audio, 'ann-0.flac')
+    copy = shutil.copytree(self.run_dir, os.path.join(self.root, 'copy'))
+    heard = []
+
+    def serve(server):
+      recording = pathlib.Path(path).read_bytes()
+      answer = server.transcribe(recording, reference='')
+      heard.extend(each['text'] for each in answer['heard'])
+
+    with mock.patch.object(demo.Server, 'serve_forever', serve):
+      finished = self.run_program(
+          'demo', self.run_dir, f'again={copy}', '--port=0'
+      )
+    self.assertRegex(finished.stdout, r'Open http://127.0.0.1:\d+/ in a bro')
+    self.assertEqual(heard, [self.evaluated['ann-0']] * 2)
+    finished = in_process.run('bin/demo.py', f'both={self.run_dir},{copy}')
+    self.assertIn('error: both has several runs', finished.stderr)
 
   @pytest.mark.slow
   def test_export_checks_and_writes_a_card(self):

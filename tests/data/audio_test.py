@@ -147,6 +147,16 @@ class AudioTest(cases.TestCase):
     with self.assertRaisesRegex(audio.AudioError, 'x: is too long .40,000 sam'):
       audio.read(_encode(np.zeros(40_000, np.int16), 1), name='x')
 
+  def test_a_shorter_limit_is_of_seconds_and_of_all_samples(self):
+    data = _encode(_tone())
+    seconds = len(_tone()) / 16000
+    audio.read(data, max_sec=seconds)
+    with self.assertRaisesRegex(audio.AudioError, 'is too long'):
+      audio.read(data, max_sec=0.9 * seconds)
+    # Under a tenth of the limit, but at a rate that no microphone has.
+    with self.assertRaisesRegex(audio.AudioError, 'is too long'):
+      audio.read(_encode(np.zeros(50_000, np.int16), 10**6), max_sec=0.1)
+
   def test_a_pipe_is_refused_and_not_waited_for(self):
     path = self.path('x.wav')
     os.mkfifo(path)

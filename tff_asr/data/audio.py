@@ -56,7 +56,10 @@ _DECLARED_BYTES = re.compile(
 _DECLARED_SAMPLES = re.compile(rb'^sample_count -i (\d+)', re.MULTILINE)
 # Ten hours at 16 kHz in int16 and float64 are 6 GB: longer recordings, or
 # headers that claim as much, would fill the memory.
-_MAX_SAMPLES = 10 * 3600 * SAMPLE_RATE_HZ
+_MAX_SEC = 10 * 3600.0
+_MAX_SAMPLES = int(_MAX_SEC) * SAMPLE_RATE_HZ
+# Samples of a shorter limit, for each at 16 kHz: two channels of 192 kHz.
+_MAX_RATIO = 24
 # NIST's header.
 _SPHERE_BYTES = 1024
 # Lists of parts round times.
@@ -83,6 +86,7 @@ def read(
     start_sec: float | None = None,
     duration_sec: float | None = None,
     channel: int | None = None,
+    max_sec: float = _MAX_SEC,
     conversions: collections.Counter[str] | None = None,
 ) -> np.ndarray:
   """Reads one audio file, or a part of it.
@@ -93,6 +97,7 @@ def read(
     start_sec: Where the part begins; None reads the whole file.
     duration_sec: The part's length; None: to the end of the file.
     channel: The only channel to read, from 0; None averages all.
+    max_sec: What is longer is refused before it is decoded; at most 10 hours.
     conversions: Counts each kind of conversion; a kind completes the sentence
       '3 ...'.
 
@@ -101,9 +106,10 @@ def read(
 
   Raises:
     AudioError: If the file is missing, empty, not audio, damaged, truncated,
-      without samples, of more than 10 hours in all of its channels or at
-      16 kHz, or holds samples that are not finite; if it ends before the part
-      does, by more than 0.1 s, or has no such channel. It names the file.
+      without samples, longer than max_sec, of more samples in all of its
+      channels than 10 hours at 16 kHz (or 24 times max_sec), or holds samples
+      that are not finite; if it ends before the part does, by more than 0.1 s,
+      or has no such channel. It names the file.
   """
   with contextlib.ExitStack() as stack:
     if isinstance(source, bytes):
@@ -132,7 +138,10 @@ def read(
       start, stop = _bounds(name, f, start_sec, duration_sec)
       frames = stop - start
       resampled = frames * SAMPLE_RATE_HZ // f.samplerate
-      if max(frames * f.channels, resampled) > _MAX_SAMPLES:
+      limit = int(max_sec * SAMPLE_RATE_HZ)
+      if resampled > limit or (
+          frames * f.channels > min(_MAX_RATIO * limit, _MAX_SAMPLES)
+      ):
         raise AudioError(name, 'is too long', f'{frames:,} samples')
       if start:
         f.seek(start)

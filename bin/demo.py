@@ -1,0 +1,52 @@
+r"""Shows on a local page what the models of several runs hear in a recording.
+
+RUN is the folder of a run that has ended, or LABEL=RUN. The page records, or
+takes a file, and shows each run's transcript with its errors, its word error
+rate on test speakers, and its epsilon. It is served to this computer only, and
+nothing is stored. On another computer, forward its port:
+ssh -L 8000:127.0.0.1:8000 HOST
+
+Example:
+  python bin/demo.py runs/seed "federated + DP=runs/private"
+"""
+
+from tff_asr import launch
+
+launch.begin(__name__)
+
+from absl import flags
+
+from tff_asr.recognition import recognizer
+from tff_asr.reports import demo
+from tff_asr.reports import tables
+
+_PORT = flags.DEFINE_integer(
+    'port', 8000, 'Of 127.0.0.1; 0: any free one.', lower_bound=0,
+    upper_bound=65535,
+)
+_TRUST_CODE = flags.DEFINE_string(
+    'trust_code',
+    None,
+    'Folder of Python modules that models may be built with: they can run any '
+    'code.',
+)
+
+
+def main(argv) -> None:
+  rows = tables.parse(argv[1:])
+  for row in rows:
+    if len(row.runs) > 1:
+      raise ValueError(f'{row.label} has several runs: give it one.')
+  recognizers = [
+      recognizer.load(run=row.first.path, trust_code=_TRUST_CODE.value)
+      for row in rows
+  ]
+  with demo.Server(rows, recognizers, port=_PORT.value) as server:
+    print(f'Open {server.url} in a browser; Ctrl-C ends it.', flush=True)
+    server.serve_forever()
+
+
+if __name__ == '__main__':
+  launch.run(
+      main, arguments='RUN', after_interrupt='the page is served no more.'
+  )

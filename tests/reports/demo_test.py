@@ -1,0 +1,337 @@
+"""Tests of tff_asr.reports.demo: what it answers, refuses, and shows."""
+
+from collections.abc import Iterator
+import contextlib
+import http.client
+import io
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import threading
+import time
+from typing import Any
+from unittest import mock
+from urllib import parse
+from urllib import request
+
+import numpy as np
+import pytest
+import soundfile
+
+from tests import cases
+from tests.reports import run_folders
+from tff_asr.recognition import recognizer
+from tff_asr.reports import demo
+from tff_asr.reports import tables
+
+_MARKUP = '<img src=x onerror="document.title=1">'
+_CHROMIUM = shutil.which('chromium') or shutil.which('google-chrome')
+_DRIVER = shutil.which('chromedriver')
+
+
+def _tone(seconds: float, *, rate_hz: int = 16000, **options) -> bytes:
+  """An audio file of 440 Hz."""
+  file = io.BytesIO()
+  phase = 2 * np.pi * 440 * np.arange(int(seconds * rate_hz)) / rate_hz
+  options = {'format': 'WAV'} | options
+  soundfile.write(file, 0.5 * np.sin(phase), rate_hz, **options)
+  return file.getvalue()
+
+
+class _Model:
+  """Hears the same in everything, and keeps what it was given."""
+
+  def __init__(self, text: str):
+    self.text = text
+    self.waveforms = []
+
+  def __call__(self, waveforms) -> Iterator[recognizer.Recognition]:
+    for name, waveform in waveforms:
+      self.waveforms.append(waveform)
+      yield recognizer.Recognition(
+          name, len(waveform) / 16000, self.text, []
+      )
+
+
+class DemoTest(cases.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    seed = run_folders.read(self.path('seed'), **run_folders.SEED)
+    private = run_folders.read(
+        self.path('private'),
+        settings={'NUM_ROUNDS': '3'},
+        metrics=run_folders.PRIVATE_METRICS,
+        privacy=run_folders.privacy(epsilon=2.5) | {'private': True},
+        results={'seconds': 10.0},
+    )
+    self.models = [_Model('one too'), _Model(_MARKUP)]
+    self.server = self.enterContext(demo.Server(
+        [tables.Row(_MARKUP, [seed]), tables.Row('DP', [private])],
+        self.models,
+    ))
+    thread = threading.Thread(target=self.server.serve_forever)
+    thread.start()
+    self.addCleanup(thread.join)
+    self.addCleanup(self.server.shutdown)
+
+  def ask(
+      self,
+      method: str,
+      path: str,
+      body: bytes | None = None,
+      **headers: str,
+  ) -> tuple[int, str, http.client.HTTPMessage]:
+    """Status, content and headers of an answer."""
+    host = parse.urlsplit(self.server.url).netloc
+    connection = http.client.HTTPConnection(host, timeout=10)
+    self.addCleanup(connection.close)
+    headers = {'Origin': f'http://{host}'} | {
+        name.replace('_', '-'): value for name, value in headers.items()
+    }
+    connection.request(method, path, body, headers)
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode(), answer.headers
+
+  def transcribe(self, body: bytes, reference: str = '', **headers) -> Any:
+    query = parse.urlencode({'reference': reference})
+    status, text, _ = self.ask(
+        'POST', f'/transcribe?{query}', body, **headers
+    )
+    return status, json.loads(text)
+
+  def test_shows_runs_with_errors_and_privacy(self):
+    status, text, headers = self.ask('GET', '/runs')
+    self.assertEqual(
+        (status, headers.get_content_type()), (200, 'application/json')
+    )
+    seed, private = json.loads(text)['runs']
+    self.assertEqual(seed['name'], _MARKUP)
+    # (3 + 5) / (4 + 8) words.
+    self.assertEqual((seed['test_wer'], seed['test_speakers']), ('66.7', '2'))
+    self.assertEqual((seed['epsilon'], seed['is_private']), ('', False))
+    self.assertEqual((private['test_wer'], private['dev_wer']), ('', '40.0'))
+    self.assertEqual(
+        (private['epsilon'], private['delta'], private['is_private']),
+        ('2.5', '0.001', True),
+    )
+
+  def test_each_model_hears_the_recording(self):
+    status, answer = self.transcribe(
+        _tone(0.5, rate_hz=44100, format='FLAC'), 'One, TWO'
+    )
+    self.assertEqual((status, answer['seconds']), (200, 0.5))
+    one, two = answer['heard']
+    self.assertEqual((one['text'], one['errors'], one['words']),
+                     ('one too', 1, 2))
+    self.assertEqual(
+        one['pairs'], [['equal', 'one', 'one'], ['substitute', 'two', 'too']]
+    )
+    self.assertEqual(two['text'], _MARKUP)
+    for model in self.models:
+      (waveform,) = model.waveforms
+      self.assertEqual((waveform.dtype, len(waveform)), (np.int16, 8000))
+
+  def test_counts_no_errors_without_a_reference(self):
+    _, answer = self.transcribe(_tone(0.1), ' ?!')
+    self.assertEqual(answer['heard'][0], {'text': 'one too', 'pairs': None})
+
+  def test_case_and_punctuation_do_not_count(self):
+    found = demo.compare('«Ça va», dit-il: l’été!', "ça va dit-il l'été")
+    self.assertEqual((found['errors'], found['words']), (0, 4))
+    self.assertEqual(demo.compare('room 4', 'room')['errors'], 1)
+
+  def test_listens_on_the_loopback_interface_only(self):
+    self.assertEqual(self.server.server_address[0], '127.0.0.1')
+
+  def test_takes_another_port_of_the_same_host_only(self):
+    # Forwarded from another computer.
+    for host in ('localhost:9', '127.0.0.1'):
+      status, _, _ = self.ask('GET', '/', Host=host)
+      self.assertEqual(status, 200, host)
+    for host in ('evil.example', 'localhost.evil.example', '', '[', '[::1]'):
+      status, text, _ = self.ask('GET', '/runs', Host=host)
+      self.assertIn(status, (400, 403), host)
+      self.assertNotIn('test_wer', text)
+
+  def test_only_the_page_itself_may_ask(self):
+    for origin in ('http://evil.example', 'null', 'http://localhost:1', ''):
+      status, _ = self.transcribe(_tone(0.1), Origin=origin)
+      self.assertEqual(status, 403, origin)
+    self.assertEmpty(self.models[0].waveforms)
+
+  def test_refuses_large_bodies_before_they_are_sent(self):
+    for size, status in (
+        (str(demo.MAX_BYTES + 1), 413), ('9' * 5000, 413), ('-1', 411),
+        ('x', 411), ('', 411),
+    ):
+      answer = self.ask('POST', '/transcribe', Content_Length=size)
+      self.assertEqual(answer[0], status, size)
+    status, _ = self.transcribe(_tone(0.1), Transfer_Encoding='chunked')
+    self.assertEqual(status, 411)
+
+  def test_refuses_what_is_no_audio_or_too_long(self):
+    for data, error in (
+        (b'', 'is empty'),
+        (b'<script>', 'is not readable audio'),
+        (_tone(0.5)[:-100], 'is truncated'),
+        (_tone(demo.MAX_SEC + 1, rate_hz=8000, format='FLAC'), 'is too long'),
+        # A second at 16 kHz, but 60 million samples.
+        (_tone(1, rate_hz=60_000_000, subtype='PCM_U8'), 'is too long'),
+    ):
+      status, answer = self.transcribe(data)
+      self.assertEqual(status, 400)
+      self.assertIn(error, answer['error'])
+    self.assertEmpty(self.models[0].waveforms)
+
+  def test_other_addresses_and_methods_are_none(self):
+    for method, path, status in (
+        ('GET', '/../demo.py', 404), ('GET', '/transcribe', 404),
+        ('POST', '/', 404), ('GET', 'x://[', 400), ('PUT', '/', 501),
+    ):
+      self.assertEqual(self.ask(method, path)[0], status, path)
+
+  def test_the_page_fetches_nothing_and_runs_its_own_script_only(self):
+    _, text, headers = self.ask('GET', '/')
+    _, _, others = self.ask('GET', '/')
+    name = 'Content-Security-Policy'
+    self.assertNotEqual(headers[name], others[name])
+    self.assertIn("default-src 'none'", headers[name])
+    nonce = parse.quote(headers[name].partition('nonce-')[2].partition("'")[0])
+    self.assertIn(f'<script nonce="{nonce}">', text)
+    self.assertNotIn('://', text)
+    self.assertNotIn('innerHTML', text)
+
+  def test_a_taken_port_is_named(self):
+    port = self.server.server_address[1]
+    with self.assertRaisesRegex(ValueError, f'port {port} cannot be used'):
+      demo.Server([], [], port=port)
+
+  @pytest.mark.slow
+  @pytest.mark.skipif(
+      not (_CHROMIUM and _DRIVER), reason='no chromium and chromedriver'
+  )
+  def test_a_file_and_a_recording_in_chromium(self):
+    file = pathlib.Path(self.path('tone.wav'))
+    file.write_bytes(_tone(2, rate_hz=48000))
+    with _browser(self.path('profile'), microphone=str(file)) as browser:
+      browser.open(self.server.url)
+      browser.wait('return document.querySelectorAll("#runs li").length', 2)
+      names = browser.run(
+          'return [...document.querySelectorAll("h3")].map(e => e.innerText)'
+      )
+      self.assertEqual(names, [_MARKUP, 'DP'])
+      self.assertEqual(browser.run('return document.images.length'), 0)
+      browser.type('#reference', 'one two')
+      browser.type('#file', str(file))
+      status = 'return document.querySelector("#status").innerText'
+      browser.wait(status, 'Heard 2.0 seconds.')
+      heard = (
+          'return [...document.querySelectorAll("#runs li")].map('
+          'e => e.innerText.split("\\n"))'
+      )
+      (_, *first), (_, *second) = browser.run(heard)
+      self.assertIn('one two too', ' '.join(first))
+      self.assertIn('1 of 2 words (50 %)', first)
+      self.assertIn('NOT PRIVATE', first)
+      self.assertIn('epsilon 2.5 (delta 0.001)', second)
+      browser.click('#record')
+      recording = 'return document.querySelector("#record").innerText'
+      browser.wait(recording, 'Stop')
+      time.sleep(1)
+      browser.click('#record')
+      browser.wait(recording, 'Record')
+      browser.wait(f'{status}.startsWith("Heard ")', True)
+      self.assertEqual(browser.run('return document.title'),
+                       'What the models hear')
+    of_file, *_, recorded = self.models[0].waveforms
+    self.assertLen(of_file, 32000)
+    self.assertBetween(len(recorded), 8000, 80000)
+    # The microphone's 440 Hz came through.
+    spectrum = np.abs(np.fft.rfft(recorded))
+    peak_hz = spectrum.argmax() * 16000 / len(recorded)
+    self.assertAlmostEqual(peak_hz, 440, delta=5)
+
+
+class _Browser:
+  """A page in Chromium, by the WebDriver protocol."""
+
+  def __init__(self, url: str):
+    self._url = url
+
+  def call(self, path: str, **value: Any) -> Any:
+    asked = request.Request(
+        self._url + path,
+        json.dumps(value).encode(),
+        {'Content-Type': 'application/json'},
+    )
+    with request.urlopen(asked, timeout=60) as answer:
+      return json.load(answer)['value']
+
+  def open(self, url: str) -> None:
+    self.call('/url', url=url)
+
+  def run(self, script: str) -> Any:
+    return self.call('/execute/sync', script=script, args=[])
+
+  def wait(self, script: str, value: Any) -> None:
+    """Waits until a script returns a value."""
+    end = time.monotonic() + 30
+    while (found := self.run(script)) != value:
+      if time.monotonic() > end:
+        raise AssertionError(f'{script}: {found!r}, not {value!r}')
+      time.sleep(0.1)
+
+  def type(self, selector: str, text: str) -> None:
+    self.call(f'/element/{self._find(selector)}/value', text=text)
+
+  def click(self, selector: str) -> None:
+    self.call(f'/element/{self._find(selector)}/click')
+
+  def _find(self, selector: str) -> str:
+    (element,) = self.call(
+        '/element', using='css selector', value=selector
+    ).values()
+    return element
+
+
+@contextlib.contextmanager
+def _browser(profile: str, *, microphone: str) -> Iterator[_Browser]:
+  """Chromium without a window, whose microphone plays a file."""
+  flags = (
+      '--headless', '--no-sandbox', '--disable-gpu', '--disable-quic',
+      '--no-first-run', '--disable-background-networking',
+      '--disable-component-update', '--disable-sync',
+      f'--user-data-dir={profile}',
+      '--use-fake-ui-for-media-stream',
+      '--use-fake-device-for-media-stream',
+      f'--use-file-for-fake-audio-capture={microphone}',
+  )
+  environment = {
+      name: value
+      for name, value in os.environ.items()
+      if 'proxy' not in name.lower()
+  }
+  driver = subprocess.Popen(
+      [_DRIVER, '--port=0'], stdout=subprocess.PIPE, text=True, env=environment
+  )
+  no_proxy = mock.patch.dict(os.environ, {'no_proxy': '127.0.0.1'})
+  with driver, no_proxy:
+    try:
+      line = next(line for line in driver.stdout if 'successfully' in line)
+      port = line.rpartition('on port ')[2].strip('. \n')
+      url = f'http://127.0.0.1:{port}/session'
+      session = _Browser(url).call('', capabilities={'alwaysMatch': {
+          'goog:chromeOptions': {'binary': _CHROMIUM, 'args': flags},
+      }})['sessionId']
+      try:
+        yield _Browser(f'{url}/{session}')
+      finally:
+        with request.urlopen(
+            request.Request(f'{url}/{session}', method='DELETE'), timeout=60
+        ):
+          pass
+    finally:
+      driver.terminate()

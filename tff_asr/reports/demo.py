@@ -1,0 +1,269 @@
+"""Local page: one recording, and what the models of several runs hear in it.
+
+A server of Python's own library, for the person at this computer:
+
+- It listens on the loopback interface only. A request must name that host, so
+  that no other site's name can be pointed here (DNS rebinding); a recording
+  must come from the page itself (its Origin).
+- A recording is bounded in bytes and seconds before it is decoded, and is kept
+  in memory only while it is heard. Requests are not logged.
+- Names and transcripts reach the page as JSON, which it shows as text, never as
+  markup. The page fetches nothing from elsewhere; its security policy says so.
+
+    GET  /            the page
+    GET  /runs        {max_bytes, max_sec, runs: [`describe`]}
+    POST /transcribe?reference=TEXT, an audio file
+                      {seconds, heard: [`compare`]}, a run each; {error} if not
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import http
+import http.server
+import json
+import os
+import secrets
+import socketserver
+import threading
+from typing import Any
+import unicodedata
+from urllib import parse
+
+import numpy as np
+
+from tff_asr.data import audio
+from tff_asr.metrics import word_errors
+from tff_asr.recognition import recognizer as recognizer_lib
+from tff_asr.reports import tables
+
+HOST = '127.0.0.1'
+MAX_BYTES = 64 * 2**20
+MAX_SEC = 120.0
+
+Recognize = Callable[
+    [Iterable[tuple[str, np.ndarray]]], Iterator[recognizer_lib.Recognition]
+]
+"""Hears waveforms as `Recognizer` does: names and int16 [N], 16 kHz mono."""
+
+_PAGE = os.path.join(os.path.dirname(__file__), 'demo.html')
+# Scripts and styles are those of the page; a recording is played from memory,
+# and its worklet is a part of the script.
+_POLICY = (
+    "default-src 'none'; script-src 'nonce-{nonce}' blob:; "
+    "style-src 'nonce-{nonce}'; connect-src 'self'; media-src blob:; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+# A page that sends more slowly has gone.
+_TIMEOUT_SEC = 30
+
+
+class Server(socketserver.ThreadingTCPServer):
+  """Serves the page until `shutdown`; `server_address` has the port."""
+
+  allow_reuse_address = True
+  daemon_threads = True
+
+  def __init__(
+      self,
+      rows: Sequence[tables.Row],
+      recognizers: Sequence[Recognize],
+      *,
+      port: int = 0,
+  ):
+    """Listens; `serve_forever` answers.
+
+    Args:
+      rows: The runs, one run a row.
+      recognizers: Their models, in the same order.
+      port: Of the loopback interface; 0: any that is free.
+
+    Raises:
+      ValueError: The port is taken.
+    """
+    self.runs = [describe(row) for row in rows]
+    self._recognizers = recognizers
+    # A model at a time: each takes all cores.
+    self._lock = threading.Lock()
+    try:
+      super().__init__((HOST, port), _Handler)
+    except OSError as e:
+      raise ValueError(
+          f'port {port} cannot be used ({e.strerror}): take another --port.'
+      ) from e
+
+  @property
+  def url(self) -> str:
+    return f'http://{HOST}:{self.server_address[1]}/'
+
+  def transcribe(self, recording: bytes, *, reference: str) -> dict[str, Any]:
+    """What the runs hear in an audio file.
+
+    Raises:
+      AudioError: It is no audio, or too long.
+    """
+    with self._lock:
+      waveform = audio.read(recording, name='this file', max_sec=MAX_SEC)
+      heard = []
+      for recognize in self._recognizers:
+        (recognition,) = recognize([('recording', waveform)])
+        heard.append(compare(reference, recognition.text))
+    return {'seconds': len(waveform) / audio.SAMPLE_RATE_HZ, 'heard': heard}
+
+
+def describe(row: tables.Row) -> dict[str, Any]:
+  """What the page says of a run, as texts; empty where it is not known."""
+  run = row.first
+  return {
+      'name': row.label,
+      'kind': tables.COLUMNS['kind'](row),
+      'test_wer': tables.rate(row),
+      'test_speakers': f'{len(run.speakers):,}',
+      'dev_wer': tables.COLUMNS['dev WER %'](row),
+      'epsilon': tables.epsilon(row),
+      'delta': '' if run.privacy is None else f'{run.privacy["delta"]:g}',
+      'is_private': run.privacy is not None and run.privacy['private'],
+  }
+
+
+def compare(reference: str, heard: str) -> dict[str, Any]:
+  """What was heard, word for word beside what was said, if that is known.
+
+  Case and punctuation do not count: models differ in what they write of them.
+
+  Returns:
+    text: What was heard.
+    pairs: `word_errors.Pair`s; None without a reference.
+    errors, words: Their counts.
+  """
+  said = _words(reference)
+  if not said:
+    return {'text': heard, 'pairs': None}
+  errors = word_errors.count(said, _words(heard))
+  return {
+      'text': heard,
+      'pairs': word_errors.align(said, _words(heard)),
+      'errors': errors.errors,
+      'words': errors.words,
+  }
+
+
+def _words(text: str) -> str:
+  """Lower case; letters, digits, and apostrophes and hyphens inside words."""
+  text = unicodedata.normalize('NFC', text).lower().replace('\u2019', "'")
+  kept = ''.join(
+      c if unicodedata.category(c)[0] in 'LMN' or c in "'-" else ' '
+      for c in text
+  )
+  return ' '.join(filter(None, (word.strip("'-") for word in kept.split())))
+
+
+class _Refused(Exception):
+  """A request that is not answered."""
+
+  def __init__(self, status: http.HTTPStatus, why: str):
+    super().__init__(why)
+    self.status = status
+
+
+def _split(url: str) -> parse.SplitResult:
+  """The parts of a request's URL."""
+  try:
+    return parse.urlsplit(url)
+  except ValueError as e:
+    raise _Refused(http.HTTPStatus.BAD_REQUEST, 'No such address.') from e
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+  """Answers one request of the page."""
+
+  server: Server
+  server_version, sys_version = 'tff_asr', ''
+  timeout = _TIMEOUT_SEC
+
+  def do_GET(self) -> None:  # pylint: disable=invalid-name
+    self._answer({'/': self._page, '/runs': self._runs})
+
+  def do_POST(self) -> None:  # pylint: disable=invalid-name
+    self._answer({'/transcribe': self._transcribe})
+
+  def log_message(self, *unused_arguments) -> None:
+    """Logs nothing: a request's line has the reference."""
+
+  def _answer(self, answers: Mapping[str, Callable[[], None]]) -> None:
+    """Checks where a request comes from, and answers it."""
+    try:
+      host = self.headers.get('Host', '')
+      # With any port: it may be forwarded from another computer.
+      if _split(f'//{host}').hostname not in (HOST, 'localhost'):
+        raise _Refused(http.HTTPStatus.FORBIDDEN, 'This is not your host.')
+      if self.command == 'POST' and (
+          self.headers.get('Origin') != f'http://{host}'
+      ):
+        raise _Refused(http.HTTPStatus.FORBIDDEN, 'Only its own page may ask.')
+      path = _split(self.path).path
+      if path not in answers:
+        raise _Refused(http.HTTPStatus.NOT_FOUND, 'There is nothing here.')
+      answers[path]()
+    except _Refused as e:
+      self._send_json({'error': str(e)}, status=e.status)
+    except audio.AudioError as e:
+      self._send_json({'error': str(e)}, status=http.HTTPStatus.BAD_REQUEST)
+    except (ConnectionError, TimeoutError):
+      pass  # The page has gone.
+
+  def _page(self) -> None:
+    nonce = secrets.token_urlsafe(16)
+    with open(_PAGE, encoding='utf-8') as f:
+      page = f.read().replace('NONCE', nonce)
+    self._send(page, kind='text/html', policy=_POLICY.format(nonce=nonce))
+
+  def _runs(self) -> None:
+    self._send_json({
+        'max_bytes': MAX_BYTES, 'max_sec': MAX_SEC, 'runs': self.server.runs,
+    })
+
+  def _transcribe(self) -> None:
+    size = self.headers.get('Content-Length', '')
+    if not size.isdecimal() or 'Transfer-Encoding' in self.headers:
+      raise _Refused(http.HTTPStatus.LENGTH_REQUIRED, 'Its size is missing.')
+    if len(size) > len(str(MAX_BYTES)) or int(size) > MAX_BYTES:
+      raise _Refused(
+          http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+          f'The file is larger than {MAX_BYTES // 2**20} MiB.',
+      )
+    recording = self.rfile.read(int(size))
+    if len(recording) < int(size):
+      raise _Refused(http.HTTPStatus.BAD_REQUEST, 'The file was cut off.')
+    query = dict(parse.parse_qsl(_split(self.path).query))
+    self._send_json(
+        self.server.transcribe(
+            recording, reference=query.get('reference', '')
+        )
+    )
+
+  def _send_json(
+      self, value: Any, *, status: http.HTTPStatus = http.HTTPStatus.OK
+  ) -> None:
+    self._send(json.dumps(value), kind='application/json', status=status)
+
+  def _send(
+      self,
+      text: str,
+      *,
+      kind: str,
+      status: http.HTTPStatus = http.HTTPStatus.OK,
+      policy: str = "default-src 'none'; frame-ancestors 'none'",
+  ) -> None:
+    data = text.encode()
+    self.send_response(status)
+    for name, value in {
+        'Content-Type': f'{kind}; charset=utf-8',
+        'Content-Length': str(len(data)),
+        'Content-Security-Policy': policy,
+        'Cache-Control': 'no-store',
+        'Referrer-Policy': 'no-referrer',
+        'X-Content-Type-Options': 'nosniff',
+        'Cross-Origin-Resource-Policy': 'same-origin',
+    }.items():
+      self.send_header(name, value)
+    self.end_headers()
+    self.wfile.write(data)
