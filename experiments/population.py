@@ -11,7 +11,7 @@ _NOISES = (1.2, 0.8, 0.7)
 _MAIN = 0.8
 _SEEDS = (1,)
 
-_SEED = design.Recipe(
+SEED = design.Recipe(
     name='seed',
     program=design.CENTRAL,
     experiment='quickstart_seed',
@@ -22,19 +22,19 @@ _CONTROL = design.Recipe(
     program=design.CENTRAL,
     experiment='quickstart_control',
     speakers='public',
-    parent=_SEED,
+    parent=SEED,
 )
-_TWIN = design.Recipe(
+TWIN = design.Recipe(
     name='federated',
     program=design.FEDERATED,
     experiment='quickstart_federated',
-    parent=_SEED,
+    parent=SEED,
 )
 
 
 def _private(noise: float, clip: str) -> design.Recipe:
   """Federated training with differential privacy."""
-  return _TWIN.but(
+  return TWIN.but(
       f'federated_{clip}_{noise:g}',
       {'NOISE_MULTIPLIER': noise, 'CLIP_SPLIT': repr(clip)},
       experiment='quickstart_federated_dp',
@@ -62,7 +62,7 @@ _PRIVACY = design.Group(
         'noise. The control is the seed model trained on.'
     ),
     rows=(
-        design.Row('seed', _SEED, seeds=(None,), series=None),
+        design.Row('seed', SEED, seeds=(None,), series=None),
         design.Row(
             'control',
             _CONTROL,
@@ -74,7 +74,7 @@ _PRIVACY = design.Group(
         _row(_MAIN, 'global', f'DP, dim, z = {_MAIN:g}'),
         design.Row(
             'no DP',
-            _TWIN,
+            TWIN,
             seeds=_SEEDS,
             against=f'DP, dim, z = {_MAIN:g}',
             series=None,

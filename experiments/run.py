@@ -6,6 +6,8 @@ can be stopped and started again; a run that was stopped goes on.
 
   an4         the federated paper's findings in miniature, on AN4
   population  word error rates at real epsilons, on generated speech
+  mechanism   what clipping and noise leave of the server's step, with the
+              population's speech and models; its groups are states of models
 
 Example:
   python -m experiments.run --suite=an4 --source=AN4_FOLDER --groups=table,c
@@ -25,13 +27,17 @@ from absl import flags
 
 from experiments import an4
 from experiments import jobs
+from experiments import mechanism
 from experiments import population
 from experiments import report as report_lib
 from tff_asr import checks
 
 _SUITES = {suite.name: suite for suite in (an4.SUITE, population.SUITE)}
 
-_SUITE = flags.DEFINE_enum('suite', 'an4', list(_SUITES), 'What to run.')
+_MECHANISM = 'mechanism'
+_SUITE = flags.DEFINE_enum(
+    'suite', 'an4', [*_SUITES, _MECHANISM], 'What to run.'
+)
 _SOURCE = flags.DEFINE_string(
     'source', None, "AN4's folder (with etc/ and wav/); None: shards are there."
 )
@@ -128,14 +134,25 @@ def run(
 
 
 def main(_) -> None:
-  suite = _SUITES[_SUITE.value]
+  is_mechanism = _SUITE.value == _MECHANISM
+  # It has the corpus and the models of the population.
+  suite = population.SUITE if is_mechanism else _SUITES[_SUITE.value]
+  folders = jobs.Folders(
+      _DATA_DIR.value or os.path.join('data', suite.name),
+      _RUNS_DIR.value or os.path.join('runs', suite.name),
+      suite,
+  )
+  if is_mechanism:
+    mechanism.run(
+        _GROUPS.value,
+        folders=folders,
+        report=_REPORT.value or mechanism.REPORT,
+        num_at_once=_NUM_AT_ONCE.value,
+    )
+    return
   run(
       _GROUPS.value,
-      folders=jobs.Folders(
-          _DATA_DIR.value or os.path.join('data', suite.name),
-          _RUNS_DIR.value or os.path.join('runs', suite.name),
-          suite,
-      ),
+      folders=folders,
       report=_REPORT.value or suite.report,
       source=_SOURCE.value,
       num_at_once=_NUM_AT_ONCE.value,

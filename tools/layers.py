@@ -159,7 +159,14 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
         'tqdm',
         *SHARED_WITH_DATA_TOOLS,
     ),
-    'experiments': ('absl', 'tff_asr'),
+    'experiments': (
+        'absl',
+        'numpy',
+        'scipy',
+        'tensorflow',
+        'tensorflow_federated',
+        'tff_asr',
+    ),
     'benchmarks': (
         'absl',
         'data_tools',

@@ -396,6 +396,47 @@ def along(
   return figure
 
 
+def curves(
+    panels: Mapping[str, Mapping[str, Sequence[Point]]],
+    *,
+    label: str,
+    value_label: str,
+) -> Figure:
+  """Panels of curves over one logarithmic axis, three in a row.
+
+  Args:
+    panels: Titles to names of curves to their points, with bars of their
+      deviations.
+    label: Of the axis.
+    value_label: Of the values.
+  """
+  num_rows = -(-len(panels) // 3)
+  figure, grid = _figure(
+      num_rows, 3, width=9.6, height=2.6 * num_rows + 0.4, squeeze=False,
+      sharex=True, sharey=True,
+  )
+  used = list(grid.flat)[: len(panels)]
+  for axes in list(grid.flat)[len(panels) :]:
+    axes.set_axis_off()
+  for axes, (title, series) in zip(used, panels.items()):
+    axes.set_title(title, fontsize='small')
+    xs: dict[float, None] = {}
+    for number, (name, points) in enumerate(series.items()):
+      shift = number - (len(series) - 1) / 2
+      xs |= dict.fromkeys(point.x for point in points)
+      axes.errorbar(
+          [point.x * 1.03**shift for point in points],
+          [point.rate for point in points],
+          yerr=[point.deviation for point in points],
+          fmt='o-', markersize=3, capsize=2, label=name,
+      )
+    _set_log_axis(axes, sorted(xs), label='')
+  figure.supxlabel(label, fontsize='medium')
+  figure.supylabel(value_label, fontsize='medium')
+  _legend(figure, used)
+  return figure
+
+
 def save(figure: Figure, path: str, *, dpi: int = 110) -> None:
   """Writes a figure; the file's ending (.png, .svg, .pdf) is its format."""
   figure.savefig(path, dpi=dpi)

@@ -1,0 +1,718 @@
+"""Clipping by layer without word error rates: what noise leaves of a step.
+
+Does clipping by layer help, when, and why? Word error rates answer slowly: a
+run gives one number. Here a model stands still, private clients train from it,
+and what their clipped and noised mean does to the server's step is measured for
+each way to divide C, at several noises, by models of several depths and widths
+and at several states of their training.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+import os
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from scipy import stats
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from experiments import design
+from experiments import jobs
+from experiments import population
+from tff_asr import checks
+from tff_asr import files
+from tff_asr.data import client_data as client_data_lib
+from tff_asr.learning import client_update
+from tff_asr.models import ctc
+from tff_asr.models import weights as weights_lib
+from tff_asr.optimizers import adam
+from tff_asr.optimizers import lamb
+from tff_asr.privacy import clipping
+from tff_asr.privacy import queries
+from tff_asr.recognition import parts
+from tff_asr.reports import plots
+from tff_asr.reports import tables
+from tff_asr.storage import run_dir
+
+REPORT = 'docs/mechanism.md'
+_COMMAND = 'python -m experiments.run --suite=mechanism'
+_COHORT_SIZE = 100
+_NUM_ROUNDS = 5
+# Disjoint clients each, with noise of their own: how far results differ.
+_NUM_GROUPS = 4
+_LEARNING_RATE, _MAX_GRAD_NORM = 0.2, 1.0
+# C over the median norm of the clients' deltas.
+_CLIPS = (1 / 64, 1 / 8, 1.0)
+_MAIN_CLIP = 1 / 8
+# (noise norm) / C on the mean: sqrt(D) z / S. The paper's are .05 and .16.
+_NOISES = (0.05, 0.16, 0.63, 2.5)
+_MAIN_NOISE = 0.63
+_SPLITS = ('global', 'uniform', 'dim')
+# LAMB's epsilon over C / sqrt(D), the size of an element of a clipped mean.
+_LARGE_EPSILON = 100.0
+_MAIN_STEP = 'lamb'
+_STEPS = ('mean', _MAIN_STEP, 'lamb, large epsilon', 'adam')
+# A layer whose mean is a smaller share of the whole's has no signal to speak
+# of, as a bias that a norm takes out again.
+_LEAST_SHARE = 1e-5
+
+
+class State(NamedTuple):
+  """A model at some point of its training.
+
+  Attributes:
+    name: Of the state.
+    recipe: Of the run whose model it is.
+    is_start: Whether its initial weights are taken, not the trained ones.
+    seed: Of the run; None: the recipe's only one.
+    num_steps: Local steps of a client.
+  """
+
+  name: str
+  recipe: design.Recipe
+  is_start: bool = False
+  seed: Optional[int] = None
+  num_steps: int = 1
+
+
+def _transformer(num_blocks: int, dim: int) -> design.Recipe:
+  """A transformer trained on the public speakers, as the seed model is."""
+  settings = dict(NUM_BLOCKS=num_blocks, DIM=dim, MLP_DIM=4 * dim, NUM_HEADS=4)
+  return population.SEED.but(
+      f'seed_transformer_{num_blocks}_{dim}',
+      {'LEARNING_RATE': 0.001},
+      model=design.Model(
+          gin_files=('gin/models/transformer.gin',), settings=settings
+      ),
+  )
+
+
+def _conv(num_blocks: int, dim: int) -> design.Recipe:
+  """Convolutions of another size, trained as the seed model is."""
+  settings = dict(NUM_BLOCKS=num_blocks, DIM=dim)
+  return population.SEED.but(
+      f'seed_conv_{num_blocks}_{dim}', model=design.Model(settings=settings)
+  )
+
+
+_FEW_STEPS = {'NUM_STEPS': 100, 'EVALUATE_EVERY': 100, 'DECAY_START': 100}
+
+STATES = (
+    State('conv 4 x 96, untrained', population.SEED, is_start=True),
+    State(
+        'conv 4 x 96, 100 steps', population.SEED.but('seed_100', _FEW_STEPS)
+    ),
+    State('conv 4 x 96, seed', population.SEED),
+    State('conv 4 x 96, seed, 2 local steps', population.SEED, num_steps=2),
+    State('conv 4 x 96, after 20 rounds', population.TWIN, seed=1),
+    State('conv 12 x 96', _conv(12, 96)),
+    State('conv 36 x 96', _conv(36, 96)),
+    *(
+        State(f'transformer {depth} x {dim}', _transformer(depth, dim))
+        for depth, dim in ((3, 96), (12, 48), (12, 96), (12, 192), (36, 96))
+    ),
+)
+
+
+class Setting(NamedTuple):
+  """How deltas are clipped: C over their median norm, and its division."""
+
+  clip: float
+  split: str
+
+
+_SETTINGS = [Setting(clip, split) for clip in _CLIPS for split in _SPLITS]
+
+
+def _cases() -> Iterator[tuple[float, float, str]]:
+  """Clip, noise and optimizer of what is measured: one varies at a time."""
+  for clip in _CLIPS:
+    yield clip, _MAIN_NOISE, _MAIN_STEP
+  for noise in _NOISES:
+    if noise != _MAIN_NOISE:
+      yield _MAIN_CLIP, noise, _MAIN_STEP
+  for step in _STEPS:
+    if step != _MAIN_STEP:
+      yield _MAIN_CLIP, _MAIN_NOISE, step
+
+
+class Cohort(NamedTuple):
+  """What the clients of a round give.
+
+  D: elements of an update.
+
+  Attributes:
+    mean: Of the deltas as they are, float32 [D].
+    clipped: Means of the clipped ones by setting, float32 [D] each.
+    shares: Of clients with a clipped layer, and of clipped layers over all
+      clients, by setting, float32 [2].
+  """
+
+  mean: np.ndarray
+  clipped: Mapping[Setting, np.ndarray]
+  shares: Mapping[Setting, np.ndarray]
+
+
+def measure(
+    *,
+    model: ctc.CtcModel,
+    weights: weights_lib.Weights,
+    deltas: Callable[[], Iterator[weights_lib.Weights]],
+    num_groups: int = _NUM_GROUPS,
+    num_rounds: int = _NUM_ROUNDS,
+    cohort_size: int = _COHORT_SIZE,
+) -> dict[str, Any]:
+  """Measures what clipping and noise leave of the server's step.
+
+  The clean mean is that of all deltas of a group, not clipped. A step is that
+  of the server's optimizer after `num_rounds` rounds from the same weights.
+
+  Args:
+    model: The model.
+    weights: Its weights, by name.
+    deltas: Starts the clients' deltas, of which the first num_groups *
+      num_rounds * cohort_size are taken; also to find their median norm.
+    num_groups: Groups of clients, measured apart.
+    num_rounds: Rounds a group.
+    cohort_size: Clients a round.
+
+  Returns:
+    Of the model `num_elements`, `num_layers` and `median_norm`; and `rows`, one
+    for each group, case (`_cases`) and split:
+      clients_clipped, layers_clipped: Shares.
+      signal: Norm of the clipped mean over C.
+      bias: Cosine of the clipped mean, before noise, with the clean mean.
+      gain: How far the optimizer's step goes along the clean mean (their inner
+        product over the step's norm), over how far the step from means that are
+        neither clipped nor noised goes: the share of the first-order fall of
+        the loss that is left, at equal length of the step.
+      cosine: Cosine of its step with that one.
+      noise_over_signal: By layer, norm of the noise over that of the clipped
+        mean: of the worst layer, the median one and the best.
+  """
+  specs = weights_lib.tensor_specs(model.specs)
+  sizes = [spec.shape.num_elements() for spec in tf.nest.flatten(specs)]
+  num_elements = sum(sizes)
+  source = deltas()
+  norms = [
+      float(tf.linalg.global_norm(tf.nest.flatten(next(source))))
+      for _ in range(cohort_size)
+  ]
+  median = float(np.median(norms))
+  add = _adder(specs, median)
+  # Size of an element of a delta of the median norm.
+  element = median / np.sqrt(num_elements)
+  steppers = {
+      (clip, name): _stepper(
+          name, weights, epsilon=_LARGE_EPSILON * clip * element
+      )
+      for clip, _, name in _cases()
+  }
+  rng = np.random.default_rng(1)
+  source, rows = deltas(), []
+  for group in range(num_groups):
+    rounds = [_cohort(source, add, cohort_size) for _ in range(num_rounds)]
+    clean = np.mean([each.mean for each in rounds], axis=0)
+    for clip, noise, name in _cases():
+      step, stddev = steppers[clip, name], noise * clip * element
+      # As small as clipped means: epsilon is no smaller beside them.
+      reference = step([clip * each.mean for each in rounds])
+      for split in _SPLITS:
+        setting = Setting(clip, split)
+        clipped = [each.clipped[setting] for each in rounds]
+        found = step([
+            mean + stddev * rng.standard_normal(num_elements, np.float32)
+            for mean in clipped
+        ])
+        mean = np.mean(clipped, axis=0)
+        norms = _layer_norms(mean, sizes)
+        is_heard = norms > _LEAST_SHARE * _norm(mean)
+        ratios = stddev * np.sqrt(sizes)[is_heard] / norms[is_heard]
+        clients, layers = np.mean([e.shares[setting] for e in rounds], axis=0)
+        rows.append(dict(
+            group=group,
+            clip=clip,
+            split=split,
+            noise=noise,
+            step=name,
+            clients_clipped=float(clients),
+            layers_clipped=float(layers),
+            signal=float(
+                np.mean([_norm(each) for each in clipped]) / (clip * median)
+            ),
+            bias=_cosine(mean, clean),
+            gain=_cosine(found, clean) / _cosine(reference, clean),
+            cosine=_cosine(found, reference),
+            noise_over_signal=np.quantile(ratios, (1, 0.5, 0)).tolist(),
+        ))
+  return dict(
+      num_elements=num_elements,
+      num_layers=len(sizes),
+      median_norm=median,
+      rows=rows,
+  )
+
+
+def _adder(specs: Any, median: float) -> Callable[..., Any]:
+  """Returns a function that adds a delta, clipped, to sums by setting."""
+  layers = {
+      split: clipping.Clipping(split=split).divide(specs) for split in _SPLITS
+  }
+
+  @tf.function(autograph=False)
+  def add(sums, counts, delta):
+    tensors = tf.nest.flatten(delta)
+    squares = [queries.squared_norm(tensor) for tensor in tensors]
+    new_sums, new_counts = [tf.nest.map_structure(tf.add, sums[0], delta)], []
+    for setting, total, count in zip(_SETTINGS, sums[1:], counts, strict=True):
+      clip = tf.constant(setting.clip * median, tf.float64)
+      factors = clipping.factors(
+          squares,
+          layers=layers[setting.split],
+          layer_clips=[
+              None if layer.share is None else layer.share * clip
+              for layer in layers[setting.split]
+          ],
+          clip=clip,
+          rule='clip',
+      )
+      kept = tf.nest.pack_sequence_as(
+          delta,
+          [t * tf.cast(f, tf.float32) for t, f in zip(tensors, factors)],
+      )
+      new_sums.append(tf.nest.map_structure(tf.add, total, kept))
+      changed = tf.cast(tf.stack(factors) < 1, tf.float32)
+      new_counts.append(
+          count + tf.stack([tf.reduce_max(changed), tf.reduce_mean(changed)])
+      )
+    return new_sums, new_counts
+
+  def begin():
+    zeros = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), specs)
+    return [zeros] * (1 + len(_SETTINGS)), [tf.zeros([2])] * len(_SETTINGS)
+
+  add.begin = begin
+  return add
+
+
+def _cohort(source: Iterator[Any], add: Any, cohort_size: int) -> Cohort:
+  """The means of a cohort's deltas."""
+  sums, counts = add.begin()
+  for _ in range(cohort_size):
+    sums, counts = add(sums, counts, next(source))
+  mean, *clipped = [_flat(total) / cohort_size for total in sums]
+  return Cohort(
+      mean=mean,
+      clipped=dict(zip(_SETTINGS, clipped)),
+      shares={
+          setting: count.numpy() / cohort_size
+          for setting, count in zip(_SETTINGS, counts)
+      },
+  )
+
+
+def _stepper(
+    name: str, weights: weights_lib.Weights, *, epsilon: float
+) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
+  """From means, float32 [D], to the last of an optimizer's steps with them.
+
+  All from the same weights. `epsilon` is that of LAMB's with a large one.
+  """
+  if name == 'mean':
+    return lambda means: means[-1]
+  optimizer = {
+      'lamb': lambda: lamb.build_lamb(1.0),
+      'lamb, large epsilon': lambda: lamb.build_lamb(1.0, epsilon=epsilon),
+      'adam': lambda: adam.build_adam(1.0),
+  }[name]()
+  specs = tf.nest.map_structure(
+      lambda value: tf.TensorSpec(value.shape, value.dtype), weights
+  )
+
+  @tf.function(autograph=False)
+  def move(state, mean):
+    state, moved = optimizer.next(state, weights, _nest(mean, weights))
+    return state, tf.nest.map_structure(tf.subtract, weights, moved)
+
+  def step(means: Sequence[np.ndarray]) -> np.ndarray:
+    state = tf.nest.map_structure(
+        tf.convert_to_tensor, optimizer.initialize(specs)
+    )
+    for mean in means:
+      state, moved = move(state, tf.constant(mean, tf.float32))
+    return _flat(moved)
+
+  return step
+
+
+def _flat(nest: Any) -> np.ndarray:
+  return np.concatenate([np.ravel(part) for part in tf.nest.flatten(nest)])
+
+
+def _nest(flat: np.ndarray, like: Any) -> Any:
+  """The reverse of `_flat`."""
+  parts, start = [], 0
+  for part in tf.nest.flatten(like):
+    size = part.shape.num_elements()
+    parts.append(tf.reshape(flat[start : start + size], part.shape))
+    start += size
+  return tf.nest.pack_sequence_as(like, parts)
+
+
+def _norm(vector: np.ndarray) -> float:
+  return float(np.linalg.norm(vector.astype(np.float64)))
+
+
+def _cosine(a: np.ndarray, b: np.ndarray) -> float:
+  """Of two vectors; 0 if one is zeros."""
+  product = _norm(a) * _norm(b)
+  inner = float(np.dot(a.astype(np.float64), b.astype(np.float64)))
+  return inner / product if product else 0.0
+
+
+def _layer_norms(mean: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
+  """Norms of the tensors of a flat update."""
+  ends = np.cumsum(sizes)
+  return np.array([
+      _norm(mean[end - size : end]) for end, size in zip(ends, sizes)
+  ])
+
+
+def _deltas(
+    model: ctc.CtcModel,
+    pipeline: Any,
+    weights: weights_lib.Weights,
+    *,
+    data: client_data_lib.SpeechClientData,
+    num_steps: int,
+) -> Iterator[weights_lib.Weights]:
+  """Deltas of local SGD from the same weights, of clients in a fixed order."""
+  optimizer = tff.learning.optimizers.build_sgdm(_LEARNING_RATE)
+  specs = weights_lib.tensor_specs(model.specs)
+
+  @tf.function(
+      input_signature=[specs, tf.TensorSpec([], tf.string)], autograph=False
+  )
+  def train(weights, client_id):
+    batches = pipeline.training_batches(
+        data.places.serializable_dataset_fn(client_id),
+        seed=tf.constant([1, 2]),
+        read=data.read,
+    ).take(num_steps)
+    state = tf.nest.map_structure(
+        tf.convert_to_tensor, optimizer.initialize(specs)
+    )
+
+    def step(carried, batch):
+      state, trained, _ = client_update.step(
+          model, optimizer, *carried, batch, max_grad_norm=_MAX_GRAD_NORM
+      )
+      return state, trained
+
+    _, trained = batches.reduce((state, weights), step)
+    return tf.nest.map_structure(tf.subtract, weights, trained)
+
+  order = np.random.default_rng(1).permutation(data.client_ids)
+  for client_id in order:
+    yield train(weights, tf.constant(client_id))
+
+
+def _run(state: State) -> design.Run:
+  return design.Run(state.recipe, state.seed)
+
+
+def _measured_path(folders: jobs.Folders, state: State) -> str:
+  name = state.name.replace(', ', '_').replace(' ', '_')
+  return os.path.join(folders.runs_dir, 'mechanism', f'{name}.json')
+
+
+def _read_model(
+    folders: jobs.Folders, state: State
+) -> tuple[ctc.CtcModel, Any, weights_lib.Weights]:
+  """Model, pipeline and weights of a state whose run is trained."""
+  path = folders.path(_run(state))
+  model, pipeline = parts.read(path)
+  if state.is_start:
+    return model, pipeline, model.initialize(tf.constant([1, 0]))
+  weights = run_dir.read_model(
+      path, model=model, tokens=pipeline.tokenizer.characters
+  )
+  return model, pipeline, weights_lib.to_tensors(weights)
+
+
+def _train(states: Sequence[State], *, folders: jobs.Folders, num_at_once: int):
+  """Trains the models of states, and first those that they start from."""
+  failed: set[str] = set()
+  while True:
+    todo = {}
+    for state in states:
+      lineage = [_run(state)]
+      while lineage[0].recipe.parent is not None:
+        lineage.insert(0, design.Run(lineage[0].recipe.parent))
+      for run in lineage:
+        if not folders.is_trained(run):
+          todo.setdefault(run.name, folders.training(run))
+          break
+    if failed & todo.keys():
+      name = min(failed & todo.keys())
+      raise ValueError(f'{name} failed: see {folders.log(name)}.')
+    if not todo:
+      return
+    print(f'training {", ".join(todo)}', flush=True)
+    failed |= jobs.run_all(
+        list(todo.values()), folders=folders, num_at_once=num_at_once
+    )
+
+
+def run(
+    names: Optional[Sequence[str]],
+    *,
+    folders: jobs.Folders,
+    report: str,
+    num_at_once: int,
+) -> None:
+  """Measures what is missing of some states, and writes the report of all.
+
+  Args:
+    names: Of states; none: only the report is written; None: all.
+    folders: The suite population's.
+    report: The report's file.
+    num_at_once: Models trained at a time.
+
+  Raises:
+    ValueError: There is no state of a name, a folder is no folder, nothing is
+      measured, or a model could not be trained.
+  """
+  states = {state.name: state for state in STATES}
+  names = list(states) if names is None else names
+  unknown = [name for name in names if name not in states]
+  if unknown:
+    raise ValueError(
+        f'there is no state {unknown[0]!r}: take {"; ".join(states)}.'
+    )
+  report_dir = os.path.dirname(os.path.abspath(report))
+  checks.output_folders(
+      data_dir=folders.data_dir, runs_dir=folders.runs_dir, report=report_dir
+  )
+  todo = [
+      states[name]
+      for name in names
+      if not os.path.exists(_measured_path(folders, states[name]))
+  ]
+  if todo and not os.path.isdir(folders.shards('test')):
+    job = jobs.shards(None, folders=folders)
+    if jobs.run_all([job], folders=folders, num_at_once=1):
+      raise ValueError(
+          f'The shards could not be made: see {folders.log(job.name)}.'
+      )
+  _train(todo, folders=folders, num_at_once=num_at_once)
+  for state in todo:
+    model, pipeline, weights = _read_model(folders, state)
+    data = client_data_lib.load(folders.shards('private'))
+    found = measure(
+        model=model,
+        weights=weights,
+        deltas=lambda: _deltas(
+            model, pipeline, weights, data=data, num_steps=state.num_steps
+        ),
+    )
+    path = _measured_path(folders, state)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    files.write_text(path, json.dumps(found))
+    print(f'measured {state.name}', flush=True)
+  measured = {}
+  for state in STATES:
+    path = _measured_path(folders, state)
+    if os.path.exists(path):
+      measured[state.name] = json.loads(files.read(path))
+  if not measured:
+    raise ValueError(f'{folders.runs_dir} holds nothing measured to report.')
+  os.makedirs(report_dir, exist_ok=True)
+  write(measured, path=report)
+  print(f'{report} is written.')
+
+
+_INTRODUCTION = """\
+# What clipping and noise leave of the server's step
+
+Written by `experiments/mechanism.py`:
+
+    {command}
+
+Does clipping by layer help, when, and why? Here no model is trained with noise.
+A model stands still, and {clients:,} private clients of the generated corpus
+([population.md](population.md)) train from it, one local step each if nothing
+else is said. Their deltas are clipped and averaged over cohorts of {cohort},
+and noise comes on the mean. A table says its norm, as (noise norm) / C; the
+paper's are .05 and .16. The server's optimizer takes {rounds} such means from
+the same weights; its last step is compared with the one that it takes from
+means that are neither clipped nor noised. C is a share of the clients' median
+norm, and the same for all ways to divide it, so the guarantee is the same, too.
+
+*Gain* is how far a step goes along the clean mean (their inner product over the
+step's norm), over how far the undisturbed step goes: the share of the
+first-order fall of the loss that is left at equal length. ± is the standard
+deviation over {groups} groups of clients with noise of their own. Differences
+are paired by group; an interval is Student's, 95 %."""
+
+
+def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
+  """Writes the report, and its plot beside it.
+
+  Args:
+    measured: Names of states to what `measure` returns.
+    path: The report's file, in a folder that exists.
+  """
+  plots_dir = os.path.join(os.path.dirname(os.path.abspath(path)), 'results')
+  os.makedirs(plots_dir, exist_ok=True)
+  plots.save(
+      plots.curves(
+          {
+              name: {
+                  split: [
+                      plots.Point(
+                          noise, *_spread(
+                              _select(found, 'gain', split, noise=noise)
+                          )
+                      )
+                      for noise in _NOISES
+                  ]
+                  for split in _SPLITS
+              }
+              for name, found in measured.items()
+          },
+          label='(noise norm) / C',
+          value_label="gain of LAMB's step",
+      ),
+      os.path.join(plots_dir, 'mechanism.png'),
+      dpi=90,
+  )
+  sections = [
+      _INTRODUCTION.format(
+          command=_COMMAND,
+          clients=_NUM_GROUPS * _NUM_ROUNDS * _COHORT_SIZE,
+          cohort=_COHORT_SIZE,
+          groups=_NUM_GROUPS,
+          rounds=_NUM_ROUNDS,
+      ),
+      '## Models\n\nCosine: of the clipped mean with the clean one, before'
+      ' noise; C an eighth of the\nmedian norm.\n\n'
+      + tables.markdown(_models(measured)),
+      "## LAMB's step, by noise\n\nGain, with C an eighth of the median norm."
+      '\n\n' + tables.markdown(_gains(
+          measured,
+          'noise',
+          {f'{each:g}': {'noise': each} for each in _NOISES},
+      ))
+      + '\n\n![Gain by noise](results/mechanism.png)',
+      '## By optimizer\n\nGain at (noise norm) / C of .63, C an eighth of the'
+      " median norm. *Mean* is the\nlast cohort's mean itself, as SGD without"
+      ' momentum takes it. The large epsilon of\nLAMB is 100 C / sqrt(D).\n\n'
+      + tables.markdown(_gains(
+          measured, 'step', {each: {'step': each} for each in _STEPS}
+      )),
+      "## By clip\n\nGain of LAMB's step at (noise norm) / C of .63, by C over"
+      ' the median norm.\n\n' + tables.markdown(_gains(
+          measured,
+          'C',
+          {f'{each:.3g}': {'clip': each} for each in _CLIPS},
+      )),
+      '## Why\n\nNorm of the noise over that of the clipped mean, by layer, at'
+      ' (noise norm) / C of\n.63 and C an eighth of the median norm: the'
+      ' worst, the median and the best layer.\nLAMB brings each layer to a'
+      ' length of its own, so a layer of which noise is left\nmoves as far as'
+      ' one of which signal is left.\n\n' + tables.markdown(_layers(measured)),
+  ]
+  files.write_text(path, '\n\n'.join(sections) + '\n')
+
+
+def _select(
+    found: Mapping[str, Any],
+    name: str,
+    split: str,
+    *,
+    noise: float = _MAIN_NOISE,
+    clip: float = _MAIN_CLIP,
+    step: str = _MAIN_STEP,
+) -> list[Any]:
+  """A quantity of each group."""
+  case = (split, noise, clip, step)
+  return [
+      row[name]
+      for row in found['rows']
+      if (row['split'], row['noise'], row['clip'], row['step']) == case
+  ]
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float]:
+  return float(np.mean(values)), float(np.std(values, ddof=1))
+
+
+def _shown(values: Sequence[float]) -> str:
+  mean, deviation = _spread(values)
+  return f'{mean:.2f} ± {deviation:.2f}'
+
+
+def _difference(first: Sequence[float], second: Sequence[float]) -> str:
+  """Paired difference with its interval."""
+  values = np.subtract(first, second)
+  half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
+  mean = float(np.mean(values))
+  return f'{mean:+.2f} ({mean - half:+.2f} to {mean + half:+.2f})'
+
+
+def _models(measured: Mapping[str, Any]) -> tables.Table:
+  rows = [[
+      'model', 'parameters', 'layers', 'median norm',
+      *(f'layers clipped, {split}' for split in _SPLITS),
+      *(f'cosine, {split}' for split in _SPLITS),
+  ]]
+  for name, found in measured.items():
+    rows.append([
+        name,
+        f'{found["num_elements"]:,}',
+        str(found['num_layers']),
+        f'{found["median_norm"]:.3g}',
+        *(
+            f'{100 * np.mean(_select(found, "layers_clipped", split)):.0f} %'
+            for split in _SPLITS
+        ),
+        *(
+            f'{np.mean(_select(found, "bias", split)):.3f}'
+            for split in _SPLITS
+        ),
+    ])
+  return rows
+
+
+def _gains(
+    measured: Mapping[str, Any], title: str, cases: Mapping[str, dict[str, Any]]
+) -> tables.Table:
+  """Gains by split: cases are names to arguments of `_select`."""
+  rows = [['model', title, *_SPLITS, 'dim - global (95 %)']]
+  for name, found in measured.items():
+    for case, which in cases.items():
+      gains = {
+          split: _select(found, 'gain', split, **which) for split in _SPLITS
+      }
+      rows.append([
+          name,
+          case,
+          *map(_shown, gains.values()),
+          _difference(gains['dim'], gains['global']),
+      ])
+  return rows
+
+
+def _layers(measured: Mapping[str, Any]) -> tables.Table:
+  rows = [['model', *_SPLITS]]
+  for name, found in measured.items():
+    cells = []
+    for split in _SPLITS:
+      ratios = np.mean(
+          _select(found, 'noise_over_signal', split), axis=0
+      )
+      cells.append(' / '.join(f'{ratio:.2g}' for ratio in ratios))
+    rows.append([name, *cells])
+  return rows
