@@ -130,6 +130,8 @@ class Corpus:
     spell: Puts the transcripts of all parts into one alphabet; returns its
       characters and the listings. corpus.gin tells them to training. None: they
       are in the tokens of a language.
+    alphabet_source: Where those characters come from; empty: from transcripts
+      of the first part.
     source_dir: Where no source is given; None: it must be.
     max_utterance_sec: Where no limit is given.
   """
@@ -142,6 +144,7 @@ class Corpus:
   is_named: Callable[[str, str], bool] = archives.is_named_after_split
   default_partition: Callable[[int], str] | None = None
   spell: Spell | None = None
+  alphabet_source: str = ''
   source_dir: str | None = None
   max_utterance_sec: float | None = None
 
@@ -244,13 +247,33 @@ def convert(
     if characters is not None:
       files.write_text(
           os.path.join(output_dir, CORPUS_GIN),
-          _gin(output_dir, list(written), characters=characters),
+          _gin(
+              output_dir,
+              list(written),
+              characters=characters,
+              source=corpus.alphabet_source or _collected(next(iter(written))),
+          ),
       )
   return written
 
 
+def _collected(part: str) -> str:
+  """Where characters come from that a part's transcripts have."""
+  source = f'collected from the transcripts of {part}'
+  if part.rpartition('.')[2] == 'public':
+    return source
+  return (
+      f'{source}: of private speakers, which characters they use depends on '
+      'private data and is NOT COVERED (--alphabet names them instead)'
+  )
+
+
 def _gin(
-    output_dir: str | os.PathLike[str], names: Sequence[str], *, characters: str
+    output_dir: str | os.PathLike[str],
+    names: Sequence[str],
+    *,
+    characters: str,
+    source: str,
 ) -> str:
   """What a training run needs to know of the folders, as gin text."""
   lines = [
@@ -274,6 +297,7 @@ def _gin(
       'tokenizer.CharTokenizer:',
       '  characters = %CHARACTERS',
       '  boundary = %LABEL_BOUNDARY',
+      f'  source = {source!r}',
       '',
   ])
 

@@ -152,7 +152,7 @@ def spell(
   first = [u.transcript for u in next(iter(listings.values())).utterances]
   spelt = {}
   if keeps:
-    found = set(alphabet or ''.join(map(_tidy, first)))
+    found = set(alphabet or ''.join(map(text.tidy, first)))
     # Control characters would steer the terminals that show transcripts.
     characters = ''.join(
         sorted(c for c in found if unicodedata.category(c) != 'Cc')
@@ -160,7 +160,7 @@ def spell(
     for name, listing in listings.items():
       kept, problems = [], list(listing.problems)
       for utterance in listing.utterances:
-        transcript = _tidy(utterance.transcript)
+        transcript = text.tidy(utterance.transcript)
         outside = sorted(set(transcript) - set(characters))
         if outside:
           reason = text.TranscriptError.reason
@@ -188,11 +188,6 @@ def spell(
       )
     spelt[name] = listing._replace(utterances=changed)
   return ''.join(sorted(tokenizer.PUNCTUATION + letters)), spelt
-
-
-def _tidy(transcript: str) -> str:
-  """Composed characters, and single spaces."""
-  return ' '.join(unicodedata.normalize('NFC', transcript).split())
 
 
 def _utterance(
@@ -462,6 +457,7 @@ def corpus(
       default_splits=tuple(paths),
       default_partition=_default_partition if '' in paths else None,
       spell=functools.partial(spell, keeps=keeps, alphabet=alphabet),
+      alphabet_source='named by --alphabet' if alphabet else '',
       source_dir=audio_dir or '.',
       max_utterance_sec=_MAX_UTTERANCE_SEC,
   )

@@ -129,6 +129,11 @@ def letters_of(texts: Sequence[str]) -> str:
   return ''.join(sorted(letters - set(_APOSTROPHES)))
 
 
+def tidy(text: str) -> str:
+  """Returns a text with composed characters and single spaces."""
+  return ' '.join(unicodedata.normalize('NFC', text).split())
+
+
 def _is_punctuation(character: str) -> bool:
   """True for a mark that does not stand inside words."""
   return (

@@ -360,6 +360,7 @@ class ManifestTest(parameterized.TestCase):
     self.assertIn('data/corpus.gin', finished.stdout)
     text = (self.root / 'data/corpus.gin').read_text()
     self.assertIn('CHARACTERS = " \'-aj"', text)
+    self.assertRegex(text, "source = 'collected from .* of train: .* COVERED")
     for setting, part in (
         ('TRAIN_DIR', 'train'), ('PRIVATE_DIR', 'train'), ('DEV_DIR', 'dev'),
         ('TEST_DIR', 'test'),

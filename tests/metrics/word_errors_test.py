@@ -97,7 +97,8 @@ class CountTest(parameterized.TestCase):
       ('', '', (0, 0, 0, 0)),
   )
   def test_tokens_by_hand(self, reference, hypothesis, expected):
-    found = word_errors.count_tokens(reference, hypothesis)
+    ids = [list(map(ord, text)) for text in (reference, hypothesis)]
+    found = word_errors.count_tokens(*ids)
     self.assertEqual(tuple(found), expected)
 
   def test_the_published_rate_by_hand(self):

@@ -67,6 +67,12 @@ class StatementTest(parameterized.TestCase):
     )
     self.assertEqual(built.fields, built.fields | expected)
 
+  def test_says_where_tokens_come_from(self):
+    built = _build(_rounds(), tokens='pieces of a public text')
+    self.assertIn(' tokens pieces of a public text ', _joined(built))
+    self.assertEqual(built.fields['tokens'], 'pieces of a public text')
+    self.assertNotIn(' tokens ', _joined(_build(_rounds())))
+
   def test_groups_that_differ_all_count_in_any_order(self):
     groups = [
         _rounds(noise=2.0, count=9),

@@ -42,7 +42,7 @@ class ExportedRecognizerTest(absltest.TestCase):
     cls.model = fakes.tiny_model()
     cls.weights = cls.model.initialize(tf.constant([1, 2]))
     cls.exported = export.ExportedRecognizer(
-        model=cls.model, weights=cls.weights, characters=' abc'
+        model=cls.model, weights=cls.weights, tokens=' abc'
     )
     cls.waveforms = _waveforms()
     recognizer = recognizer_lib.Recognizer(
@@ -70,6 +70,21 @@ class ExportedRecognizerTest(absltest.TestCase):
       spelled = ''.join(' abc'[i] for i in row if i >= 0)
       self.assertEqual(spelled.strip(), text)
 
+  def test_tokens_may_be_pieces_of_words(self):
+    tokens = 'a ', ' ab', 'bc', 'ca'
+    pieces = export.ExportedRecognizer(
+        model=self.model, weights=self.weights, tokens=tokens
+    )
+    (waveform,) = _waveforms()[:1]
+    heard = pieces.transcribe(
+        tf.constant(waveform[np.newaxis]), tf.constant([len(waveform)])
+    )
+    written = [tokens[i] for i in heard['token_ids'][0]]
+    self.assertGreater(len(''.join(written)), len(written))
+    self.assertEqual(
+        heard['text'].numpy()[0].decode(), ''.join(written).strip()
+    )
+
   def test_padding_and_company_do_not_matter(self):
     texts, ids = self.hear(self.waveforms, fill=1234)
     self.assertEqual(texts, self.expected)
@@ -88,7 +103,7 @@ class ExportedRecognizerTest(absltest.TestCase):
   def test_characters_of_another_model_are_refused(self):
     with self.assertRaisesRegex(ValueError, '4 tokens and a blank, found 2'):
       export.ExportedRecognizer(
-          model=self.model, weights=self.weights, characters='ab'
+          model=self.model, weights=self.weights, tokens='ab'
       )
 
 

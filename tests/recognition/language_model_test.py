@@ -43,10 +43,10 @@ class LanguageModelTest(cases.TestCase):
     self.path = os.path.join(self.root, 'words.arpa')
     pathlib.Path(self.path).write_text(_ARPA)
 
-  def build(self, *, characters: str = ' abc', **settings):
+  def build(self, *, tokens=tuple(' abc'), **settings):
     return language_model_lib.build_decode(
         language_model_lib.LanguageModel(path=self.path, **settings),
-        characters=characters,
+        tokens=tokens,
     )
 
   @parameterized.parameters(
@@ -62,7 +62,9 @@ class LanguageModelTest(cases.TestCase):
 
   def test_tokens_without_a_space_are_refused(self):
     with self.assertRaisesRegex(ValueError, 'a token for the space'):
-      self.build(characters='abc')
+      self.build(tokens='abc')
+    with self.assertRaisesRegex(ValueError, 'this one writes sentence pieces'):
+      self.build(tokens=(' ', 'ab'))
 
   def test_missing_packages_are_named_with_what_installs_them(self):
     with mock.patch.dict(sys.modules, {'pyctcdecode': None}):

@@ -6,12 +6,15 @@ import pathlib
 from typing import Any
 
 from absl.testing import parameterized
+import numpy as np
+import tensorflow as tf
 
 from tests import cases
 from tff_asr import config
 from tff_asr.models import ctc
 from tff_asr.recognition import parts
 from tff_asr.recognition import recognizer
+from tff_asr.storage import run_dir
 from tff_asr.text import tokenizer
 
 _FUNCTION = 'tff_asr.models.subsampling.output_lengths_3x'
@@ -21,9 +24,11 @@ def _part(name: str, **given) -> dict[str, Any]:
   return {'build': name, 'arguments': given}
 
 
-def _content(**changes) -> dict[str, Any]:
+def _content(*, tokens: Any = None, **changes) -> dict[str, Any]:
   """A small run's parts, with changes of the encoder's arguments."""
-  tokens = _part('tff_asr.text.tokenizer.CharTokenizer', characters='ab ')
+  tokens = tokens or _part(
+      'tff_asr.text.tokenizer.CharTokenizer', characters='ab '
+  )
   encoder = _part(
       'tff_asr.models.transformer.build',
       **dict(num_blocks=1, dim=8, mlp_dim=16, num_heads=2) | changes,
@@ -84,10 +89,49 @@ class PartsTest(cases.TestCase):
     # The macros of gin/experiments/quickstart_common.gin.
     self.assertEqual(pipeline.max_batch_sec, 20.0)
     self.assertEqual(pipeline.max_padding, 1.0)
-    self.assertEqual(pipeline.tokenizer.spell('a'), ' a ')
+    self.assertEqual(
+        pipeline.tokenizer.encode(['a']).to_list(), [[0, 2, 0]]
+    )
     self.assertEqual(
         pipeline.output_lengths(100), model.encoder.output_lengths(100)
     )
+
+  def test_a_run_folder_with_sentence_pieces_transcribes(self):
+    # As data_tools.sentence_pieces writes it.
+    self.write('pieces.gin', (
+        'from __gin__ import dynamic_registration\n'
+        'from tff_asr.text import tokenizer\n'
+        'TOKENIZER = @tokenizer.SentencePieceTokenizer()\n'
+        'tokenizer.SentencePieceTokenizer.pieces = \\\n'
+        "    {'▁': -3.0, 'a': -4.0,\n     'b': -4.0, '▁ab': -2.0}\n"
+    ))
+    files = ('experiments/quickstart_seed', 'models/transformer_toy')
+    built = config.bind(
+        ctc.build,
+        gin_files=[
+            *(f'gin/{each}.gin' for each in files), self.path('pieces.gin')
+        ],
+        gin_params=["TRAIN_DIR = ''", "DEV_DIR = ''", 'DIM = 8', 'MLP_DIM = 8'],
+    )()
+    weights = built.initialize(tf.constant([1, 2]))
+    # Hears the fourth piece, ' ab', in each frame.
+    weights['head/bias'] = tf.constant([0.0, 0.0, 0.0, 100.0, 0.0])
+    with run_dir.RunDir(
+        self.run_dir,
+        configuration=config.text(),
+        parts=config.parts('MODEL', 'PIPELINE'),
+    ) as folder:
+      identity = tokenizer.SentencePieceTokenizer(
+          {'▁': -3.0, 'a': -4.0, 'b': -4.0, '▁ab': -2.0}
+      ).identity
+      folder.write_model(weights, tokens=identity)
+    # The scores are in what a run's digests are of.
+    self.assertRegex(config.text(), r"'▁ab': -2\.0")
+    heard = recognizer.load(run=self.run_dir)
+    ((found),) = heard([('tone', np.full(16000, 100, np.int16))])
+    self.assertEqual(found.text, 'ab')
+    (word,) = found.words
+    self.assertEqual((word.text, word.start_sec), ('ab', 0.0))
 
   def test_no_parts_without_a_model(self):
     self.write('text.gin', (
@@ -187,7 +231,7 @@ class PartsTest(cases.TestCase):
       ('[' * 400 + ']' * 400, 'it has no MODEL and PIPELINE'),
       ('{"MODEL": ' + '[' * 900 + ']' * 900 + ', "PIPELINE": 1}', 'nested too'),
       ('\x00' * 100, 'Expecting value'),
-      (' ' * 2**21, 'has 2,097,152 bytes, more than the 1,048,576'),
+      (' ' * 2**23, 'has 8,388,608 bytes, more than the 4,194,304'),
       ('{"MODEL": 1, "PIPELINE": 1}', 'its MODEL is no CtcModel'),
       ('{"MODEL": 1' + '0' * 5000 + ', "PIPELINE": 1}', 'Exceeds the limit'),
   )

@@ -51,8 +51,6 @@ class CharTokenizerTest(parameterized.TestCase):
         encode(tf.constant(['ab', '', ' ', 'b'])).to_list(),
         [[2, 0, 1, 2], [], [2, 2, 2], [2, 1, 2]],
     )
-    self.assertEqual(tokenizer.spell('ab'), ' ab ')
-    self.assertEqual(tokenizer.spell(''), '')
     self.assertEqual(tokenizer.decode([2, 0, 1, 2]), ' ab ')
     plain = tokenizer_lib.CharTokenizer('ab ')
     self.assertEqual(plain.encode(tf.constant(['ab'])).to_list(), [[0, 1]])
@@ -83,6 +81,88 @@ class CharTokenizerTest(parameterized.TestCase):
     self.assertEqual(tokenizer_lib.CharTokenizer('a\u200c').vocab_size, 3)
 
 
+_PIECES = {
+    '▁': -3.0, '▁ab': -2.0, 'ab': -2.5, 'a': -4.0, 'b': -4.0, 'ba': -3.5,
+}
+
+
+class SentencePieceTokenizerTest(parameterized.TestCase):
+
+  # By id: 0 'a', 1 'ab', 2 'b', 3 'ba', 4 ' ', 5 ' ab'.
+  @parameterized.parameters(
+      # -2 for ' ab'; ' ' and 'ab' would be -5.5.
+      ('ab', [5]),
+      # ' ab' and 'ba', -5.5; ' ab', 'b' and 'a', -10; ' ', 'ab', 'ba', -9.
+      ('abba', [5, 3]),
+      # ' ', 'ba' -6.5, then ' ab' -2.
+      ('ba ab', [4, 3, 5]),
+      # ' ', 'b': -7; there is no ' b'.
+      ('b', [4, 2]),
+      # ' ab', 'ab' -4.5; ' ', 'a', 'ba', 'b' -14.5.
+      ('abab', [5, 1]),
+      ('', []),
+  )
+  def test_takes_the_pieces_of_the_largest_sum_of_scores(self, text, ids):
+    tokenizer = tokenizer_lib.SentencePieceTokenizer(_PIECES)
+    encode = tf.function(tokenizer.encode)
+    self.assertEqual(encode(tf.constant([text])).to_list(), [ids])
+    self.assertEqual(tokenizer.decode(ids), f' {text}' if text else '')
+
+  def test_outputs_are_the_pieces_and_the_blank(self):
+    tokenizer = tokenizer_lib.SentencePieceTokenizer(_PIECES)
+    self.assertEqual((tokenizer.vocab_size, tokenizer.blank_id), (7, 6))
+    self.assertEqual(tokenizer.tokens, ('a', 'ab', 'b', 'ba', ' ', ' ab'))
+    for token in (6, 7, -1):
+      with self.assertRaisesRegex(ValueError, f'token id {token} is not one'):
+        tokenizer.decode([0, token])
+
+  def test_what_has_no_piece_becomes_minus_1_and_is_missing(self):
+    tokenizer = tokenizer_lib.SentencePieceTokenizer(_PIECES)
+    self.assertEqual(tokenizer.characters, 'ab ')
+    self.assertEqual(tokenizer.missing('abc ▁'), ['c', '▁'])
+    self.assertEqual(tokenizer.encode(['acb']).to_list(), [[4, 0, -1, 2]])
+    self.assertEqual(tokenizer.encode(['a', 'ab']).to_list(), [[4, 0], [5]])
+
+  def test_runs_in_a_dataset(self):
+    tokenizer = tokenizer_lib.SentencePieceTokenizer(_PIECES)
+    dataset = tf.data.Dataset.from_tensor_slices([['ab'], ['b']])
+    encoded = [each.to_list() for each in dataset.map(tokenizer.encode)]
+    self.assertEqual(encoded, [[[5]], [[4, 2]]])
+
+  def test_identity_is_that_of_pieces_and_scores_in_any_order(self):
+    identity = lambda pieces: (
+        tokenizer_lib.SentencePieceTokenizer(pieces).identity
+    )
+    first = identity(_PIECES)
+    self.assertStartsWith(first, '6 sentence pieces ')
+    self.assertEqual(identity(dict(reversed(_PIECES.items()))), first)
+    self.assertNotEqual(identity(_PIECES | {'ba': -3.6}), first)
+    self.assertNotEqual(identity(_PIECES | {'bab': -9.0}), first)
+
+  def test_long_pieces_and_other_scripts(self):
+    # More than 127 bytes take two bytes for their length.
+    word = 'ñ' * 70
+    pieces = {'▁': -1.0, 'ñ': -2.0, word: -3.0, 'ก': -2.0}
+    tokenizer = tokenizer_lib.SentencePieceTokenizer(pieces)
+    ids = tokenizer.encode([f'{word} กñ'])[0].numpy()
+    self.assertLen(ids, 5)
+    self.assertEqual(tokenizer.decode(ids), f' {word} กñ')
+
+  @parameterized.parameters(
+      ({'a': -1.0, 'abc': -1.0, '▁': -1.0}, r"one for each of \['b', 'c'\]"),
+      ({'a': -1.0}, r"one for each of \['▁'\]"),
+      ({'a b': -1.0}, "found 'a b'"),
+      ({'': -1.0}, "found ''"),
+      ({'<unk>': -1.0}, "found '<unk>'"),
+      ({'a': 'b'}, "the score of 'a' must be between"),
+      ({'a': 1e300}, "the score of 'a' must be between"),
+      ({'▁': -1.0, '\x1b': -1.0}, 'pieces has control characters'),
+  )
+  def test_bad_pieces_are_named(self, pieces, message):
+    with self.assertRaisesRegex(ValueError, message):
+      tokenizer_lib.SentencePieceTokenizer(pieces)
+
+
 class ForLanguageTest(absltest.TestCase):
 
   def test_each_language_has_its_published_characters(self):
@@ -93,8 +173,8 @@ class ForLanguageTest(absltest.TestCase):
     self.assertEqual(english, " 'abcdefghijklmnopqrstuvwxyz-")
     self.assertEqual(french, english + 'öäüßàâæçéèêëîïôœùûÿ')
     self.assertEqual(german, french)
-    self.assertEqual(
-        tokenizer_lib.for_language('de', boundary=' ').spell('a'), ' a '
-    )
+    bounded = tokenizer_lib.for_language('de', boundary=' ')
+    self.assertEqual(bounded.encode(['a']).to_list(), [[0, 2, 0]])
+    self.assertIn("published characters of 'de'", bounded.source)
     with self.assertRaisesRegex(ValueError, "language .*'xx'"):
       tokenizer_lib.for_language('xx')

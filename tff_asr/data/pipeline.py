@@ -100,7 +100,7 @@ class Pipeline:
       own. Batches themselves do not depend on it.
   """
 
-  tokenizer: tokenizer_lib.CharTokenizer
+  tokenizer: tokenizer_lib.Tokenizer
   output_lengths: Callable[[tf.Tensor], tf.Tensor]
   max_batch_sec: float
   max_utterance_sec: float = 30.0

@@ -1,6 +1,6 @@
 """Word and token errors, their rates and the alignment they are counted in."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 import itertools
 from typing import NamedTuple
 
@@ -92,10 +92,10 @@ def count(reference: str, hypothesis: str) -> WordErrors:
   )
 
 
-def count_tokens(reference: str, hypothesis: str) -> WordErrors:
-  """Counts the errors of one utterance by character, spaces included."""
-  spell = lambda text: ' '.join(str(ord(character)) for character in text)
-  return count(spell(reference), spell(hypothesis))
+def count_tokens(reference: Sequence[int], heard: Sequence[int]) -> WordErrors:
+  """Counts the errors of one utterance by token, of their ids."""
+  spell = lambda ids: ' '.join(map(str, ids))
+  return count(spell(reference), spell(heard))
 
 
 def published_rate(utterances: Iterable[WordErrors]) -> float:

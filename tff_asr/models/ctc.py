@@ -86,7 +86,7 @@ class CtcModel:
 def build(
     *,
     encoder: encoder_lib.Encoder,
-    tokenizer: tokenizer_lib.CharTokenizer,
+    tokenizer: tokenizer_lib.Tokenizer,
     loss_kernel: str = 'op',
 ) -> CtcModel:
   """Builds a CTC model.

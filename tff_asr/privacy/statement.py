@@ -109,6 +109,7 @@ def build(
     apart: Sequence[str] = (),
     notes: Sequence[ledger.Note] = (),
     public: str = '',
+    tokens: str = '',
     tuning: Optional[accounting.Tuning] = None,
 ) -> Statement:
   """Builds the statement of the given rounds.
@@ -129,6 +130,8 @@ def build(
     notes: What the ledger says that the rounds do not tell.
     public: What a check of the data that are called public found, as a part of
       a sentence; empty if there was none.
+    tokens: Where the characters or sentence pieces that the model writes come
+      from, as a part of a sentence; empty for a model that writes none.
     tuning: The runs of which this one is the best; None: tuning is not charged.
 
   Raises:
@@ -182,6 +185,7 @@ def build(
        + (', but for what is charged of it' if inherited or apart else '')
        + f', the dev set, the number of {unit}s, all hyperparameters'
        + (f'; {public}' if public else '')),
+      *([('tokens', tokens)] if tokens else []),
       *(entry for group in rounds for entry in _round_entries(group, unit)),
       *_earlier_entries(inherited, num_rounds, apart),
       ('clip', _clip_words(l2_norm_clip, adaptive_layers)),
@@ -247,6 +251,7 @@ def build(
       'epsilon_pld': json_number(by_pld),
       'voids': list(voids),
       'public': public,
+      'tokens': tokens,
       'tuning': tuning and dataclasses.asdict(tuning),
       'data_dependent_control': [_UNCOVERED_CONTROL],
       'inherited_rounds': inherited,

@@ -46,6 +46,7 @@ class Evaluation:
     loss: Mean CTC loss in nats of the utterances that have one (NaN if none).
     token_errors: Of all utterances, in tokens; boundaries of the tokenizer are
       tokens of the reference, and spaces at the ends of what was heard count.
+      Of sentence pieces, the same words in other pieces are errors.
   """
 
   hypotheses: list[Hypothesis]
@@ -110,6 +111,7 @@ class Evaluator:
     check_characters(client_data, pipeline)
     self._pipeline = pipeline
     self.client_data = client_data
+    tokenizer = pipeline.tokenizer
 
     @tf.function(
         input_signature=[
@@ -131,8 +133,13 @@ class Evaluator:
       )
       usable = batch['example_weights'] > 0
       loss_sum = tf.reduce_sum(tf.where(usable, losses, 0.0))
-      tokens = ctc.greedy_decode(logits, lengths)
-      return tokens, loss_sum, tf.reduce_sum(batch['example_weights'])
+      return (
+          ctc.greedy_decode(logits, lengths),
+          # Not the labels: an utterance without a loss has none.
+          tokenizer.encode(batch['transcript']),
+          loss_sum,
+          tf.reduce_sum(batch['example_weights']),
+      )
 
     self._decode = decode
 
@@ -155,27 +162,25 @@ class Evaluator:
     loss_sum = 0.0
     num_losses = 0.0
     for batch in self._batches():
-      tokens, batch_loss_sum, batch_losses = self._decode(weights, batch)
+      tokens, said, batch_loss_sum, batch_losses = self._decode(weights, batch)
       loss_sum += float(batch_loss_sum)
       num_losses += float(batch_losses)
       rows = zip(
           batch['client_id'].numpy(),
           batch['utterance_id'].numpy(),
           batch['transcript'].numpy(),
+          said.to_list(),
           tokens.to_list(),
           strict=True,
       )
-      for client_id, utterance_id, reference, ids in rows:
-        reference, text = reference.decode(), tokenizer.decode(ids)
-        token_errors += word_errors.count_tokens(
-            tokenizer.spell(reference), text
-        )
+      for client_id, utterance_id, reference, said_ids, ids in rows:
+        token_errors += word_errors.count_tokens(said_ids, ids)
         hypotheses.append(
             Hypothesis(
                 client_id=client_id.decode(),
                 utterance_id=utterance_id.decode(),
-                reference=reference,
-                text=text.strip(),
+                reference=reference.decode(),
+                text=tokenizer.decode(ids).strip(),
             )
         )
       if progress is not None:
@@ -255,7 +260,7 @@ def evaluate(
       *(functools.partial(find_private, run) for run in dict.fromkeys(runs)),
   )
   weights = [
-      run_dir.read_model(run, model=model, tokens=pipeline.tokenizer.characters)
+      run_dir.read_model(run, model=model, tokens=pipeline.tokenizer.identity)
       for run in runs
   ]
   evaluator = Evaluator(
@@ -292,7 +297,7 @@ def _check_models(
   twice = sorted({run for run in runs if runs.count(run) > 1})
   if twice:
     raise ValueError(f'runs holds {", ".join(twice)} more than once.')
-  tokens = pipeline.tokenizer.characters
+  tokens = pipeline.tokenizer.identity
   checks.together(*(
       functools.partial(run_dir.check_model, run, model=model, tokens=tokens)
       for run in runs

@@ -102,6 +102,7 @@ def write_statement(
     *,
     delta: Optional[float] = None,
     public: str = '',
+    tokens: str = '',
     tuning: Optional[accounting.Tuning] = None,
 ) -> statement.Statement:
   """States what a run's ledger charges, in privacy.txt and privacy.json.
@@ -115,6 +116,7 @@ def write_statement(
       run charges no rounds of its own.
     delta: The statement's delta; None: the default.
     public: As in `statement.build`.
+    tokens: As in `statement.build`.
     tuning: The runs of which this one is the best; None: tuning is not charged.
   """
   contents = ledger.contents
@@ -133,6 +135,7 @@ def write_statement(
       apart=[other.unit for other in apart],
       notes=contents.notes,
       public=public,
+      tokens=tokens,
       tuning=tuning,
   )
   others = [

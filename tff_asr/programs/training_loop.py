@@ -215,8 +215,8 @@ class TrainingRun(abc.ABC):
 
   @property
   def tokens(self) -> str:
-    """The characters that the model spells."""
-    return self.pipeline.tokenizer.characters
+    """Identity of the tokens that the model writes; '' for none."""
+    return self.pipeline.tokenizer.identity
 
   async def initialize(self) -> process_lib.State:
     """Returns the process's first state, with the weights of init_from_run."""
@@ -788,6 +788,7 @@ def _finish(
         query_state,
         delta=delta,
         public=training.public.words,
+        tokens=training.tokens and training.pipeline.tokenizer.source,
         tuning=training.privacy.tuning,
     )
     results['privacy'] = statement.fields

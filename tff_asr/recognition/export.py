@@ -3,7 +3,7 @@
     saved_model/           waveforms in, text out (`ExportedRecognizer`)
     model.float16.tflite   a waveform in, token ids out: weights in
                            float16, built-in ops only
-    tokens.json            the character of each token id
+    tokens.json            what each token id writes
     model_card.md          what the model is, what the checks found, and what it
                            may be used for (`reports.model_card`)
 """
@@ -40,7 +40,7 @@ _NO_TOKEN = -1
 
 
 class ExportedRecognizer(tf.Module):
-  """A model with its weights and characters; needs core TensorFlow ops only.
+  """A model with its weights and tokens; needs core TensorFlow ops only.
 
   B: batch size. N: samples. U: tokens.
   """
@@ -50,23 +50,23 @@ class ExportedRecognizer(tf.Module):
       *,
       model: ctc.CtcModel,
       weights: Mapping[str, Any],
-      characters: str,
+      tokens: Sequence[str],
   ):
     """Creates it.
 
     Args:
       model: The model.
       weights: Its weights, arrays or tensors by name.
-      characters: What its tokens spell, in the order of their ids; V - 1.
+      tokens: What each of its token ids writes; V - 1.
 
     Raises:
-      ValueError: The characters are not those of the model.
+      ValueError: The tokens are not those of the model.
     """
     super().__init__()
-    if len(characters) != model.vocab_size - 1:
+    if len(tokens) != model.vocab_size - 1:
       raise ValueError(
           f'the model has {model.vocab_size - 1} tokens and a blank, found '
-          f'{len(characters)} characters.'
+          f'{len(tokens)} tokens.'
       )
     self._model = model
     self._names = sorted(weights)
@@ -74,7 +74,7 @@ class ExportedRecognizer(tf.Module):
         tf.Variable(weights[name], name=name, trainable=False)
         for name in self._names
     ]
-    self._characters = characters
+    self._tokens = list(tokens)
 
   @tf.function(
       input_signature=[
@@ -98,8 +98,8 @@ class ExportedRecognizer(tf.Module):
     """
     tokens, is_heard = self._decode(waveforms, num_samples)
     heard = tf.ragged.boolean_mask(tokens, is_heard)
-    characters = tf.gather(tf.constant(list(self._characters)), heard)
-    text = tf.strings.strip(tf.strings.reduce_join(characters, axis=1))
+    texts = tf.gather(tf.constant(self._tokens), heard)
+    text = tf.strings.strip(tf.strings.reduce_join(texts, axis=1))
     return {'text': text, 'token_ids': heard.to_tensor(_NO_TOKEN)}
 
   @tf.function(
@@ -221,7 +221,7 @@ def export(
         'all utterances of the data are longer than what the model decodes at '
         f'once, {window_sec:.1f} s: check the export on others.'
     )
-  characters = recognizer.pipeline.tokenizer.characters
+  tokens = recognizer.pipeline.tokenizer.tokens
   expected = [
       heard.text
       for heard in recognizer((u.name, u.waveform) for u in utterances)
@@ -230,7 +230,7 @@ def export(
   exported = ExportedRecognizer(
       model=recognizer.model,
       weights=recognizer.weights,
-      characters=characters,
+      tokens=tokens,
   )
   path = os.path.join(output_dir, SAVED_MODEL)
   tf.saved_model.save(
@@ -262,7 +262,7 @@ def export(
   )
   files.write_text(
       os.path.join(output_dir, TOKENS),
-      json.dumps(list(characters), ensure_ascii=False) + '\n',
+      json.dumps(tokens, ensure_ascii=False) + '\n',
   )
   return [saved, lite]
 

@@ -10,7 +10,7 @@ part of requirements.txt.
   S: output frames. V: vocabulary with blank.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import logging
 import os
@@ -57,19 +57,24 @@ class LanguageModel:
 
 
 def build_decode(
-    language_model: LanguageModel, *, characters: str
+    language_model: LanguageModel, *, tokens: Sequence[str]
 ) -> Callable[[np.ndarray], tuple[str, list[tuple[str, int, int]]]]:
   """Returns a `recognizer.Decode`: logits [S, V] to text, and words in frames.
 
   Args:
     language_model: The model.
-    characters: What tokens spell, in the order of their ids; with a space.
+    tokens: What each id writes: a character, one of them a space.
 
   Raises:
     ValueError: The packages are not installed, the file is no KenLM model, or
-      the tokens have no space.
+      the tokens have no space or are no characters.
   """
-  if ' ' not in characters:
+  if any(len(token) > 1 for token in tokens):
+    raise ValueError(
+        'a language model needs a model that writes characters, and this one '
+        'writes sentence pieces: transcribe without --lm.'
+    )
+  if ' ' not in tokens:
     raise ValueError('a language model of words needs a token for the space.')
   try:
     import pyctcdecode  # pylint: disable=g-import-not-at-top
@@ -79,7 +84,7 @@ def build_decode(
   logging.getLogger('pyctcdecode').setLevel(logging.ERROR)
   try:
     decoder = pyctcdecode.build_ctcdecoder(
-        [*characters, ''],
+        [*tokens, ''],
         kenlm_model_path=language_model.path,
         alpha=language_model.alpha,
         beta=language_model.beta,

@@ -41,13 +41,15 @@ BUILDERS: Mapping[str, Callable[..., Any]] = {
         subsampling.output_lengths_3x,
         subsampling.output_lengths_4x,
         tokenizer.CharTokenizer,
+        tokenizer.SentencePieceTokenizer,
         tokenizer.for_language,
         transformer.build,
     )
 }
 """Builders that parts.json may call: none touches a file or the system."""
 
-_MAX_BYTES = 2**20
+# Of a model with 20,000 sentence pieces, which it names twice.
+_MAX_BYTES = 2**22
 # Of a number. A million blocks, or seconds, would fill the memory.
 _MAX_NUMBER = 100_000
 # Of a text; the largest published set of characters has 54.

@@ -222,7 +222,10 @@ class Recognizer:
         tf.constant(logits[np.newaxis]), tf.constant([len(logits)])
     )
     frames = np.flatnonzero(is_heard[0].numpy())
-    text = self.pipeline.tokenizer.decode(tokens[0].numpy()[frames])
+    texts = self.pipeline.tokenizer.texts(tokens[0].numpy()[frames])
+    # The frame of each character.
+    frames = np.repeat(frames, [len(each) for each in texts])
+    text = ''.join(texts)
     heard, start = [], None
     for place, character in enumerate(text + ' '):
       if character != ' ':
@@ -253,13 +256,15 @@ def load(
       `language_model.build_decode`.
   """
   model, pipeline = parts.read(run, trust_code=trust_code)
-  characters = pipeline.tokenizer.characters
+  tokenizer = pipeline.tokenizer
   decode = None
   if language_model is not None:
     decode = language_model_lib.build_decode(
-        language_model, characters=characters
+        language_model, tokens=tokenizer.tokens
     )
-  weights = run_dir.read_model(run, model=model, tokens=characters)
+  weights = run_dir.read_model(
+      run, model=model, tokens=tokenizer.identity
+  )
   return Recognizer(
       model=model,
       pipeline=pipeline,

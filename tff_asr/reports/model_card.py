@@ -90,13 +90,16 @@ def _model(run: runs_lib.Run, recognizer: recognizer_lib.Recognizer) -> str:
   how = 'federated training' if run.unit == 'round' else 'central training'
   seed = _literal(run, 'INIT_FROM_RUN')
   start = f', from the model of the run {_code(_base(seed))}' if seed else ''
+  tokens = recognizer.pipeline.tokenizer.tokens
   characters = recognizer.pipeline.tokenizer.characters
+  writes = f'the characters {_code(characters.replace(" ", "␣"))}'
+  if len(tokens) > len(characters):
+    writes = f'{len(tokens):,} sentence pieces of {writes}'
   return (
       f'A CTC speech recogniser of {weights_lib.count(model.specs):,} '
       f'parameters: {run.num_done:,} {run.unit}s of {how}{start}. Log-mel '
-      'features are computed inside. It writes the characters '
-      f'{_code(characters.replace(" ", "␣"))}, decoded greedily, without a '
-      'language model.'
+      f'features are computed inside. It writes {writes}, decoded greedily, '
+      'without a language model.'
   )
 
 

@@ -1,20 +1,26 @@
-"""Character tokens: text to ids and back.
+"""Tokens: text to ids and back, by characters or by sentence pieces.
 
-One token a character; the CTC blank is the last id and has no character.
-Encoding runs in the graph through tensorflow-text's `UnicodeCharTokenizer`,
-whose op is a core TensorFlow op, so that every execution context can run it.
+The CTC blank is the last id and writes nothing. Encoding runs in the graph,
+through tensorflow-text. Its op for characters is a core TensorFlow op, which
+every execution context can run; that for sentence pieces is its own, which
+TFF's native runtime lacks.
 
   B: batch size. U: label length. V: vocabulary with blank.
 """
 
+import abc
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+import hashlib
 import string
+import struct
 import unicodedata
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_text as tf_text
+
+from tff_asr import checks
 
 PUNCTUATION = " '-"
 """Space, apostrophe and hyphen are characters of every language."""
@@ -28,17 +34,94 @@ LETTERS = {'en': _LATIN, 'de': _ALL, 'fr': _ALL}
 
 ENGLISH = f" '{_LATIN}-"
 
+UNKNOWN_SOURCE = (
+    'the configuration names them; collected from private transcripts, they '
+    'would depend on private data, which is NOT COVERED'
+)
 
-class CharTokenizer:
-  """Maps characters to ids 0 .. V - 2; V - 1 is the blank."""
+_SPACE = '\u2581'
+"""What SentencePiece writes for a space."""
+_UNKNOWN = '<unk>'
+_MAX_SCORE = 1e5
 
-  def __init__(self, characters: str = ENGLISH, *, boundary: str = ''):
+
+class Tokenizer(abc.ABC):
+  """Maps texts to ids 0 .. V - 2; V - 1 is the blank.
+
+  Attributes:
+    tokens: What each id but the blank writes.
+    characters: Those of which every text can be written.
+    identity: Tells the tokens from others; kept with a model.
+    source: Where the tokens come from, for the privacy statement.
+  """
+
+  tokens: tuple[str, ...]
+  characters: str
+  identity: str
+  source: str
+
+  @property
+  def vocab_size(self) -> int:
+    """V: tokens and the blank."""
+    return len(self.tokens) + 1
+
+  @property
+  def blank_id(self) -> int:
+    return len(self.tokens)
+
+  @abc.abstractmethod
+  def encode(self, transcripts: tf.Tensor) -> tf.RaggedTensor:
+    """Encodes transcripts in the graph.
+
+    Args:
+      transcripts: string [B], UTF-8.
+
+    Returns:
+      int32 [B, (U)] ids; -1 where a character is none of `characters` (check
+      the corpus beforehand with `missing`).
+    """
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """Returns the text of ids without blanks; spaces at its ends are kept.
+
+    Raises:
+      ValueError: An id is the blank or outside [0, V).
+    """
+    return ''.join(self.texts(ids))
+
+  def texts(self, ids: Iterable[int]) -> list[str]:
+    """What each id writes; raises as `decode`."""
+    texts = []
+    for token in ids:
+      if not 0 <= token < len(self.tokens):
+        raise ValueError(
+            f'token id {token} is not one of the {len(self.tokens)} tokens.'
+        )
+      texts.append(self.tokens[token])
+    return texts
+
+  def missing(self, characters: Sequence[str]) -> list[str]:
+    """Returns the characters that cannot be written, sorted."""
+    return sorted(set(characters) - set(self.characters))
+
+
+class CharTokenizer(Tokenizer):
+  """A token for each character."""
+
+  def __init__(
+      self,
+      characters: str = ENGLISH,
+      *,
+      boundary: str = '',
+      source: str = UNKNOWN_SOURCE,
+  ):
     """Creates a tokenizer.
 
     Args:
       characters: Each character once; its place is its id.
       boundary: A character to encode before and after every transcript, as the
         published code does with a space, or '' for none.
+      source: See `Tokenizer`.
 
     Raises:
       ValueError: No character, one of them twice, a control character, or
@@ -46,10 +129,7 @@ class CharTokenizer:
     """
     if not characters:
       raise ValueError('characters must name at least one character.')
-    # What a model hears is printed, and these would steer the terminal.
-    control = sorted({c for c in characters if unicodedata.category(c) == 'Cc'})
-    if control:
-      raise ValueError(f'characters has control characters: {control}.')
+    _check_control(characters, of='characters')
     counts = collections.Counter(characters)
     twice = sorted(c for c, count in counts.items() if count > 1)
     if twice:
@@ -58,35 +138,16 @@ class CharTokenizer:
       raise ValueError(
           f"boundary must be one of the characters or '', found {boundary!r}."
       )
-    self._characters = characters
+    self.characters = self.identity = characters
+    self.tokens = tuple(characters)
+    self.source = source
     self._boundary = boundary
     codepoints = [ord(c) for c in characters]
     self._id_of_codepoint = np.full(max(codepoints) + 1, -1, np.int32)
     self._id_of_codepoint[codepoints] = np.arange(len(characters))
 
-  @property
-  def characters(self) -> str:
-    return self._characters
-
-  @property
-  def vocab_size(self) -> int:
-    """V: characters and the blank."""
-    return len(self._characters) + 1
-
-  @property
-  def blank_id(self) -> int:
-    return len(self._characters)
-
   def encode(self, transcripts: tf.Tensor) -> tf.RaggedTensor:
-    """Encodes transcripts in the graph.
-
-    Args:
-      transcripts: string [B], UTF-8.
-
-    Returns:
-      int32 [B, (U)] ids of what `spell` gives; a character that is not a token
-      becomes -1 (check the corpus beforehand with `missing`).
-    """
+    """See base class; an empty transcript gets no boundaries."""
     if self._boundary:
       spelt = tf.strings.join([self._boundary, transcripts, self._boundary])
       transcripts = tf.where(tf.equal(transcripts, ''), '', spelt)
@@ -97,29 +158,59 @@ class CharTokenizer:
     ids = tf.gather(table, tf.minimum(codepoints.flat_values, size - 1))
     return codepoints.with_flat_values(tf.where(known, ids, -1))
 
-  def spell(self, transcript: str) -> str:
-    """The transcript between its boundaries; an empty one stays empty."""
-    return transcript and self._boundary + transcript + self._boundary
 
-  def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of ids without blanks.
+class SentencePieceTokenizer(Tokenizer):
+  """Pieces of words, of a unigram model (https://arxiv.org/abs/1804.10959).
+
+  A text becomes the pieces with the largest sum of scores, by tensorflow-text's
+  `SentencepieceTokenizer`. White space is a single space, which belongs to the
+  piece after it; the first word has one, too. Text is not normalised.
+  """
+
+  def __init__(
+      self, pieces: Mapping[str, float], *, source: str = UNKNOWN_SOURCE
+  ):
+    """Creates a tokenizer.
+
+    Args:
+      pieces: Scores (log probabilities); `data_tools.sentence_pieces` trains
+        them. Ids follow the sorted pieces, so that their order here does not
+        matter. A space is U+2581, and a piece of its own, as is each character
+        of the others.
+      source: See `Tokenizer`.
 
     Raises:
-      ValueError: An id is the blank or outside [0, V).
+      ValueError: A piece is no text, empty or has a space; its score is no
+        number; a character is no piece, or a control character.
     """
-    text = []
-    for token in ids:
-      if not 0 <= token < len(self._characters):
+    for piece, score in pieces.items():
+      if not isinstance(piece, str) or piece in ('', _UNKNOWN) or ' ' in piece:
         raise ValueError(
-            f'token id {token} is not one of the {len(self._characters)} '
-            'characters.'
+            f'pieces must be texts with {_SPACE!r} for a space, found '
+            f'{piece!r}.'
         )
-      text.append(self._characters[token])
-    return ''.join(text)
+      checks.in_range(
+          -_MAX_SCORE, _MAX_SCORE, **{f'the score of {piece!r}': score}
+      )
+    pieces = dict(sorted(pieces.items()))
+    characters = sorted(set(''.join(pieces)) | {_SPACE})
+    missing = [each for each in characters if each not in pieces]
+    if missing:
+      raise ValueError(f'pieces must have one for each of {missing}.')
+    _check_control(characters, of='pieces')
+    self.tokens = tuple(piece.replace(_SPACE, ' ') for piece in pieces)
+    self.characters = ''.join(characters).replace(_SPACE, ' ')
+    self.source = source
+    self._model = _unigram_model(pieces)
+    digest = hashlib.sha256(self._model).hexdigest()
+    self.identity = f'{len(pieces)} sentence pieces {digest}'
 
-  def missing(self, characters: Sequence[str]) -> list[str]:
-    """Returns the characters that are not tokens, sorted."""
-    return sorted(set(characters) - set(self._characters))
+  def encode(self, transcripts: tf.Tensor) -> tf.RaggedTensor:
+    """See base class."""
+    # Made here, so that the model is in the graph that is being built.
+    ids = tf_text.SentencepieceTokenizer(self._model).tokenize(transcripts)
+    # The first one of the model is the unknown one.
+    return ids.with_flat_values(ids.flat_values - 1)
 
 
 def for_language(language: str, *, boundary: str = '') -> CharTokenizer:
@@ -137,5 +228,40 @@ def for_language(language: str, *, boundary: str = '') -> CharTokenizer:
         f'language must be one of {", ".join(LETTERS)}, found {language!r};'
         ' for another one give CharTokenizer its characters.'
     )
-  characters = ENGLISH + LETTERS[language][len(_LATIN) :]
-  return CharTokenizer(characters, boundary=boundary)
+  return CharTokenizer(
+      ENGLISH + LETTERS[language][len(_LATIN) :],
+      boundary=boundary,
+      source=f'the published characters of {language!r}',
+  )
+
+
+def _check_control(characters: Iterable[str], *, of: str) -> None:
+  """Raises ValueError for control characters."""
+  # What a model hears is printed, and these would steer the terminal.
+  control = sorted({c for c in characters if unicodedata.category(c) == 'Cc'})
+  if control:
+    raise ValueError(f'{of} has control characters: {control}.')
+
+
+def _unigram_model(pieces: Mapping[str, float]) -> bytes:
+  """Serialized `ModelProto` of SentencePiece: what is unknown, and pieces.
+
+  Written here, so that a run's tokens are plain data: a whole model of a
+  stranger would have tables for normalising, which are not checked when read.
+  """
+  sized = lambda tag, data: bytes([tag]) + _varint(len(data)) + data
+  entry = lambda text, score, kind: sized(
+      0x0A,
+      sized(0x0A, text.encode())
+      + struct.pack('<Bf2B', 0x15, score, 0x18, kind),
+  )
+  return b''.join([
+      entry(_UNKNOWN, 0.0, 2),
+      *(entry(piece, score, 1) for piece, score in pieces.items()),
+  ])
+
+
+def _varint(number: int) -> bytes:
+  """A length as protocol buffers have it."""
+  low, rest = number & 0x7F, number >> 7
+  return bytes([low | 0x80]) + _varint(rest) if rest else bytes([low])
