@@ -563,44 +563,45 @@ def chacha20_words(
   return [low | high << 32 for low, high in zip(words[::2], words[1::2])]
 
 
-def tree_prefixes(
-    sums: Sequence[Sequence[int]],
-    noise: Mapping[tuple[int, int], Sequence[int]],
-) -> list[list[int]]:
-  """Estimates of all prefix sums from the noised nodes of a binary tree.
+def blt_taken(
+    noise: Sequence[Sequence[int]],
+    scales: Sequence[int],
+    decays: Sequence[int],
+    *,
+    num_elements: int,
+) -> list[int]:
+  """What a buffered linear Toeplitz strategy takes back, in steps of 1/32.
 
-  Honaker 2015: a leaf's v is its noised sum, another node's v its noised sum
-  and the mean of its children's v; 1 / (2 - 2^-level) times v is the estimate,
-  which is rounded to a whole number.
+  Buffers are in steps of 2^-16, scales and decays in multiples of 2^-30, and
+  every product is rounded to its step, ties upwards.
 
-  sums: Of each leaf, vectors. noise: Of each node, by last leaf and level.
+  noise: Of the rounds so far, whole numbers.
   """
+  nearest = lambda value: math.floor(value + fractions.Fraction(1, 2))
+  share = lambda value: fractions.Fraction(value, 2**30)
+  taken = []
+  for place in range(num_elements):
+    total = 0
+    for scale, decay in zip(scales, decays):
+      buffer = 0
+      for row in noise:
+        buffer = nearest(share(decay) * buffer) + 2**16 * row[place]
+      total += nearest(share(scale) * buffer)
+    taken.append(nearest(fractions.Fraction(total, 2**11)))
+  return taken
 
-  def noised_v(first, level, place):
-    last = first + 2**level - 1
-    v = fractions.Fraction(
-        sum(leaf[place] for leaf in sums[first : last + 1])
-        + noise[last, level][place]
-    )
-    if level:
-      middle = first + 2 ** (level - 1)
-      v += noised_v(first, level - 1, place) / 2
-      v += noised_v(middle, level - 1, place) / 2
-    return v
 
-  prefixes = []
-  for count in range(1, len(sums) + 1):
-    totals = []
-    for place in range(len(sums[0])):
-      first = total = 0
-      for level in reversed(range(count.bit_length())):
-        if count >> level & 1:
-          weight = 2 - fractions.Fraction(1, 2**level)
-          total += round(noised_v(first, level, place) / weight)
-          first += 2**level
-      totals.append(total)
-    prefixes.append(totals)
-  return prefixes
+def blt_noise(
+    drawn: Sequence[Sequence[int]],
+    scales: Sequence[int],
+    decays: Sequence[int],
+) -> list[list[int]]:
+  """Rounds' noise of new noise w in steps of 1/32, rounded to whole numbers."""
+  noise = []
+  for row in drawn:
+    taken = blt_taken(noise, scales, decays, num_elements=len(row))
+    noise.append([(w - r + 16) // 32 for w, r in zip(row, taken)])
+  return noise
 
 
 def adapt_clips(

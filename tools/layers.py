@@ -33,6 +33,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
         'metrics': ('jiwer', 'numpy', 'scipy'),
         'privacy': (
             'absl',
+            'attrs',
             'cryptography',
             'dp_accounting',
             'numpy',

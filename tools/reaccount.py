@@ -20,6 +20,7 @@ import collections
 import hashlib
 import json
 import math
+import operator
 import os
 import sys
 from typing import Any
@@ -43,7 +44,7 @@ _RELATIONS = {
     'poisson': _Relation.ADD_OR_REMOVE_ONE,
     'fixed': _Relation.REPLACE_ONE,
     'full': _Relation.ADD_OR_REMOVE_ONE,
-    'pass': _Relation.REPLACE_SPECIAL,
+    'separated': _Relation.REPLACE_SPECIAL,
 }
 
 
@@ -94,8 +95,8 @@ def compose(
     LedgerError: Rounds whose samplings have no relation in common.
   """
   counts = collections.Counter()
-  trees = {}  # By kind of round: (rounds of ended trees, last number).
-  open_tree, error, population = None, 0.0, 0
+  mechanisms = []  # Of correlated noise: [key, rounds]; the last may be open.
+  is_open, error, population = False, 0.0, 0
   kinds = set()
   for line in lines[1:]:
     if line['kind'] != 'round':
@@ -109,32 +110,55 @@ def compose(
     key = sampling, noise, event['sampler_epsilon']
     kinds.add(sampling[0])
     population = max(population, sampling[2])
-    if sampling[0] != 'pass':
+    if sampling[0] != 'separated':
       counts[key] += 1
-      open_tree = None
+      is_open = False
       continue
-    # A tree goes on while the rounds of its pass follow each other; else it
-    # counts as a whole one.
-    rounds_per_pass = sampling[2] // sampling[1]
-    position = line['round_num'] % rounds_per_pass
-    ended = 0
-    if key in trees:
-      ended, last = trees[key]
-      follows = line['round_num'] == last + 1 and position > 0
-      if not (open_tree == key and follows):
-        ended += rounds_per_pass
-    trees[key] = ended, line['round_num']
-    open_tree = key
-    counts[key] = ended + position + 1
+    # It goes on while rounds follow each other; else another one is charged
+    # from round 0 on.
+    strategy = event['strategy']
+    key = (
+        *key, event['sampling']['min_separation'],
+        tuple(strategy['scales']), tuple(strategy['decays']),
+    )
+    if not (is_open and mechanisms[-1] == [key, line['round_num']]):
+      mechanisms.append([key, 0])
+    mechanisms[-1][1] = line['round_num'] + 1
+    is_open = True
   others = kinds - {'full'} or kinds
-  if len(others) > 1 or {'pass', 'full'} <= kinds:
+  if len(others) > 1 or {'separated', 'full'} <= kinds:
     raise LedgerError(f'rounds of {sorted(kinds)} sampling cannot be composed.')
   relation = _RELATIONS[others.pop()] if others else _RELATIONS['poisson']
   events = []
   for (sampling, noise, sampler_epsilon), count in counts.items():
     error += count * sampler_epsilon
     events += _events(sampling, noise, count, relation)
+  for (_, noise, sampler_epsilon, *strategy), count in mechanisms:
+    error += count * sampler_epsilon
+    if noise < _MIN_NOISE:
+      events.append(dp_accounting.NonPrivateDpEvent())
+    else:
+      events.append(dp_accounting.GaussianDpEvent(
+          noise / _sensitivity(count, *strategy)
+      ))
   return dp_accounting.ComposedDpEvent(events), relation, error, population
+
+
+def _sensitivity(
+    num_rounds: int,
+    separation: int,
+    scales: tuple[int, ...],
+    decays: tuple[int, ...],
+) -> float:
+  """Norm of the sum of the strategy's columns 0, b, 2 b, ... (2405.13763)."""
+  column = [1.0]
+  powers = [1.0] * len(scales)
+  for _ in range(num_rounds - 1):
+    column.append(sum(map(operator.mul, scales, powers)) / 2**30)
+    powers = [p * decay / 2**30 for p, decay in zip(powers, decays)]
+  for place in range(separation, num_rounds):
+    column[place] += column[place - separation]
+  return math.sqrt(sum(value**2 for value in column))
 
 
 def _combined(multipliers: list[float]) -> float:
@@ -155,16 +179,6 @@ def _events(
   if noise < _MIN_NOISE:
     return [dp_accounting.NonPrivateDpEvent()]
   repeated = dp_accounting.SelfComposedDpEvent
-  if kind == 'pass':
-    leaves = population // cohort_size
-    whole, rest = divmod(count, leaves)
-    return [
-        repeated(
-            dp_accounting.SingleEpochTreeAggregationDpEvent(noise, each), times
-        )
-        for each, times in ((leaves, whole), (rest, 1))
-        if each and times
-    ]
   # A client that is replaced moves the sum by up to two clips.
   sensitivity = 2 if relation is _Relation.REPLACE_ONE else 1
   gaussian = dp_accounting.GaussianDpEvent(noise / sensitivity)

@@ -18,6 +18,7 @@ from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import partial_query
 from tff_asr.privacy import queries
+from tff_asr.privacy import strategies
 
 _KEY = np.arange(1, 9, dtype=np.int32)
 _VALUE_TYPE = tff.to_type(
@@ -101,6 +102,7 @@ def _build(
   )
 
 
+_BLT = strategies.optimize(num_rounds=9, min_separation=3)
 _QUERIES = dict(
     per_layer=_build(clip=1.5, multiplier=2.0, split='dim'),
     partial=_build(
@@ -110,18 +112,24 @@ _QUERIES = dict(
         adaptive_query.AdaptiveClipSumQuery, clip=1.5, multiplier=2.0,
         split='uniform', cohort_size=4,
     ),
-    # A tree and the start of the next.
     correlated=_build(
-        correlated_noise.TreeSumQuery, clip=0.5, multiplier=2.0,
-        rounds_per_tree=3,
+        correlated_noise.CorrelatedSumQuery, clip=0.5, multiplier=2.0,
+        strategy=_BLT, min_separation=3,
     ),
 )
 _EVENTS = dict(
     per_layer=dp_accounting.GaussianDpEvent(2.0),
     partial=dp_accounting.GaussianDpEvent(0.0),
     adaptive=dp_accounting.GaussianDpEvent(2.0),
-    correlated=dp_accounting.SingleEpochTreeAggregationDpEvent(2.0, 3),
+    correlated=strategies.CorrelatedGaussianDpEvent(
+        2.0, 3, np.array(_BLT.scales), np.array(_BLT.decays)
+    ),
 )
+
+
+def _numbers(event) -> list[list[float]]:
+  """The numbers of an event, in order."""
+  return [np.ravel(each).tolist() for each in event.to_named_tuple()[2:]]
 
 
 def _create(build_query, *, cohort_size=4.0, value_type=_VALUE_TYPE):
@@ -226,8 +234,8 @@ class ExecutionTest(parameterized.TestCase):
       self.assertFalse(state.is_init_state)
       event = dp_accounting.DpEvent.from_named_tuple(state.dp_event)
       self.assertEqual(
-          tf.nest.map_structure(float, event.to_named_tuple()[2:]),
-          tf.nest.map_structure(float, _EVENTS[name].to_named_tuple()[2:]),
+          _numbers(event),
+          _numbers(_EVENTS[name]),
       )
       self.assertIsInstance(event, type(_EVENTS[name]))
 

@@ -1,6 +1,7 @@
 """Tests for cohorts."""
 
 import collections
+import functools
 import itertools
 
 from absl.testing import parameterized
@@ -16,7 +17,10 @@ _KEY = keys.from_seed(0)
 _BUILDERS = (
     ('poisson', cohorts.poisson),
     ('fixed_size', cohorts.fixed_size),
-    ('shuffled_passes', cohorts.shuffled_passes),
+    (
+        'min_separation',
+        functools.partial(cohorts.min_separation, min_separation=2),
+    ),
 )
 
 
@@ -141,26 +145,52 @@ class CohortsTest(parameterized.TestCase):
     # Seeded; unseeded it would fail once in 10^4.
     self.assertGreater(stats.chisquare(list(drawn.values())).pvalue, 1e-4)
 
-  def test_a_pass_takes_each_client_once_and_leaves_the_rest_of_a_cohort(self):
-    # 22 clients, 5 a round: 4 rounds a pass, 2 clients wait.
-    source = cohorts.shuffled_passes(_ids(22), cohort_size=5, key=_KEY)
-    self.assertEqual(source.sampling.rounds_per_pass, 4)
-    rounds = _take(source.iterator(), 12)
-    passes = [rounds[i : i + 4] for i in (0, 4, 8)]
-    for one_pass in passes:
-      self.assertEqual([len(cohort) for cohort in one_pass], [5] * 4)
-      self.assertLen(set(itertools.chain(*one_pass)), 20)
-
-  def test_passes_place_each_client_anywhere_equally_often(self):
-    # 4 clients, 1 a round: in 2000 passes each of the 24 orders 83 times.
-    source = cohorts.shuffled_passes(_ids(4), cohort_size=1, key=_KEY)
-    iterator = source.iterator()
-    orders = collections.Counter(
-        tuple(itertools.chain(*_take(iterator, 4))) for _ in range(2000)
+  @parameterized.parameters((22, 5, 4), (22, 5, 3), (22, 5, 1), (7, 1, 7))
+  def test_nobody_takes_part_twice_within_the_separation(
+      self, population, cohort_size, separation
+  ):
+    source = cohorts.min_separation(
+        _ids(population), cohort_size=cohort_size, min_separation=separation,
+        key=_KEY,
     )
-    self.assertLen(orders, 24)
+    last, closest, joined = {}, [], collections.Counter()
+    num_rounds = 30 * separation + 1
+    for number, cohort in enumerate(_take(source.iterator(), num_rounds)):
+      self.assertLen(cohort, cohort_size)
+      closest += [number - last[each] for each in cohort if each in last]
+      last.update(dict.fromkeys(cohort, number))
+      joined.update(cohort)
+    # It is kept, and no more than it.
+    self.assertEqual(min(closest), separation)
+    self.assertLessEqual(max(joined.values()), 31)
+    # All take part.
+    self.assertLen(joined, population)
+
+  def test_the_separation_outlives_the_key(self):
+    # A round's clients are of the same group under any key.
+    build = lambda key: cohorts.min_separation(
+        _ids(12), cohort_size=2, min_separation=3, key=key
+    )
+    first = _take(build(keys.from_seed(0)).iterator(), 30)
+    second = _take(build(keys.from_seed(1)).iterator(), 30)
+    self.assertNotEqual(first, second)
+    for number in range(29):
+      for after in (1, 2):
+        if number + after < 30:
+          self.assertNoCommonElements(first[number], second[number + after])
+
+  def test_those_of_a_group_join_equally_often(self):
+    source = cohorts.min_separation(
+        _ids(10), cohort_size=2, min_separation=2, key=_KEY
+    )
+    drawn = collections.Counter(map(tuple, _take(source.iterator(), 4000)))
+    self.assertLen(drawn, 20)  # Pairs of 5, of two groups.
     # Of a fixed key; a new one would fail 1 time in 1,000.
-    self.assertGreater(stats.chisquare(list(orders.values())).pvalue, 1e-3)
+    self.assertGreater(stats.chisquare(list(drawn.values())).pvalue, 1e-3)
+
+  def test_a_separation_that_the_clients_do_not_allow_is_refused(self):
+    with self.assertRaisesRegex(ValueError, '22 clients make only 4 cohorts'):
+      cohorts.min_separation(_ids(22), cohort_size=5, min_separation=5)
 
   def test_everyone(self):
     source = cohorts.everyone(_ids(7)[::-1])

@@ -134,7 +134,10 @@ class ScoresTest(absltest.TestCase):
 
 def _sampling(kind: str, cohort_size: int) -> accounting.Sampling:
   return accounting.Sampling(
-      kind=kind, cohort_size=cohort_size, population=10
+      kind=kind,
+      cohort_size=cohort_size,
+      population=10,
+      min_separation=2 if kind == 'separated' else None,
   )
 
 
@@ -146,6 +149,7 @@ class LikelihoodRatiosTest(absltest.TestCase):
         np.array(means)[:, None],
         sampling=sampling,
         covariance=np.eye(len(scores)) if covariance is None else covariance,
+        places=np.array([4]),
     )[0]
 
   def test_against_densities(self):
@@ -158,10 +162,10 @@ class LikelihoodRatiosTest(absltest.TestCase):
     for sampling, expected in (
         (_sampling('full', 10), np.prod(each)),
         (_sampling('poisson', 3), np.prod([0.7 + 0.3 * one for one in each])),
-        # Passes of two rounds of 4 of 10; the third round begins another.
+        # 4 of the 5 in every other place, in rounds 0 and 2.
         (
-            _sampling('pass', 4),
-            (0.2 + 0.4 * each[0] + 0.4 * each[1]) * (0.6 + 0.4 * each[2]),
+            _sampling('separated', 4),
+            (0.2 + 0.8 * each[0]) * (0.2 + 0.8 * each[2]),
         ),
     ):
       self.assertAlmostEqual(
@@ -169,14 +173,14 @@ class LikelihoodRatiosTest(absltest.TestCase):
       )
 
   def test_correlated_rounds_against_densities(self):
-    # Noise variances 4 and 1, covariance -1.2: correlation -.6.
+    # Noise variances 4 and 1, covariance -1.2: correlation -.6. All of the
+    # group join, so the canary does in round 0, and in no other.
     covariance = np.array([[4.0, -1.2], [-1.2, 1.0]])
     density = scipy.stats.multivariate_normal(cov=[[1, -0.6], [-0.6, 1]]).pdf
     scores, means = np.array([1.5, -0.3]), np.array([0.7, 0.5])
-    joined = [density(scores - means * here) for here in ([1, 0], [0, 1])]
-    expected = 0.5 * sum(joined) / density(scores)
+    expected = density(scores - means * [1, 0]) / density(scores)
     self.assertAlmostEqual(
-        self.ratios(_sampling('pass', 5), scores, means, covariance),
+        self.ratios(_sampling('separated', 5), scores, means, covariance),
         math.log(expected),
     )
 

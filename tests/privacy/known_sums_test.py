@@ -14,6 +14,7 @@ import scipy.stats
 from benchmarks import audit_power
 from tff_asr.privacy import accounting
 from tff_asr.privacy import known_sums
+from tff_asr.privacy import strategies
 
 
 class ObserveTest(absltest.TestCase):
@@ -63,24 +64,6 @@ class ObserveTest(absltest.TestCase):
     kept = known_sums.kept_places([10**5] * 400)
     self.assertLessEqual(sum(map(len, kept)), 2**18)
     self.assertGreater(sum(map(len, kept)), 2**17)
-
-
-class TreeCovarianceTest(absltest.TestCase):
-
-  def test_by_hand(self):
-    # Prefixes are n1 and ((n1 + n2) / 2 + n12) / 1.5, so rounds n1 and
-    # (-2 n1 + n2 + 2 n12) / 3. The third round begins another tree.
-    np.testing.assert_allclose(
-        known_sums.tree_covariance(3, rounds_per_tree=2),
-        [[1, -2 / 3, 0], [-2 / 3, 1, 0], [0, 0, 1]],
-    )
-
-  def test_prefixes_of_whole_trees_have_honaker_s_variance(self):
-    # A node of level l: 1 / (2 - 2^-l).
-    covariance = known_sums.tree_covariance(8, rounds_per_tree=8)
-    for level in range(4):
-      prefix = covariance[: 2**level, : 2**level].sum()
-      self.assertAlmostEqual(prefix, 1 / (2 - 0.5**level))
 
 
 class DecideTest(absltest.TestCase):
@@ -165,8 +148,18 @@ class RunTestsTest(parameterized.TestCase):
       ('fixed', 'fixed', lambda draw: [draw(100) for _ in range(3)], True),
       ('another_size', 'fixed', lambda draw: [draw(99)] * 3, False),
       ('repeated', 'fixed', lambda draw: [draw(100)] * 3, False),
-      ('a_pass', 'pass', lambda draw: np.split(draw(1000)[:300], 3), True),
-      ('twice_a_pass', 'pass', lambda draw: [draw(100)] * 3, False),
+      (
+          'separated', 'separated',
+          lambda draw: np.split(draw(1000)[:300], 3), True,
+      ),
+      # One client after 1 round, which 2 have to be between.
+      (
+          'too_soon', 'separated',
+          lambda draw: np.split(
+              np.append(order := draw(1000)[:299], order[199]), 3
+          ),
+          False,
+      ),
   )
   def test_cohorts_of_other_samplings(self, kind, build, is_honest):
     run = audit_power.Run(audit_power.Setting(0.1, 1.0, 3), seed=0)
@@ -176,7 +169,10 @@ class RunTestsTest(parameterized.TestCase):
         run.observe(),
         cohorts=cohorts,
         sampling=accounting.Sampling(
-            kind=kind, cohort_size=100, population=1000
+            kind=kind,
+            cohort_size=100,
+            population=1000,
+            min_separation=3 if kind == 'separated' else None,
         ),
     )
     (sampling,) = [
@@ -191,9 +187,11 @@ class RunTestsTest(parameterized.TestCase):
     self.assertNotIn('rounds', names)
     self.assertIn('layers', names)
 
-  def test_tree_noise_is_honest_under_its_covariance_only(self):
+  def test_correlated_noise_is_honest_under_its_covariance_only(self):
     run = audit_power.Run(audit_power.Setting(1.0, 1.0, 4), seed=0)
-    covariance = known_sums.tree_covariance(4, rounds_per_tree=4)
+    covariance = strategies.optimize(
+        num_rounds=4, min_separation=4
+    ).covariance(4)
     root = np.linalg.cholesky(covariance)
     run.noise = {name: root @ noise for name, noise in run.noise.items()}
     audited = run.observe()

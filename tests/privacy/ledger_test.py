@@ -18,6 +18,7 @@ from tff_asr import files
 from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger
+from tff_asr.privacy import strategies
 
 _round = fakes.charged_round
 
@@ -479,57 +480,59 @@ class ParentTest(_LedgerTestCase):
     self.assertEqual(_count(ledger.read(self.path)), 1)
 
 
+_BLT = strategies.Blt(scales=(2**29,), decays=(2**29,))
+_SEPARATED = accounting.Sampling(
+    kind='separated', cohort_size=3, population=12, min_separation=4
+)
+
+
 class ChargesTest(_LedgerTestCase):
 
   @parameterized.parameters(
-      *((range(number), number) for number in (1, 3, 4, 5, 8)),
-      # 0 1 2, then 1 again: a client of rounds 1 or 2 took part twice. The
-      # first tree counts whole (4), the second up to where it is.
-      ([0, 1, 2, 1], 4 + 2),
-      ([0, 1, 2, 1, 2, 3], 4 + 4),
-      ([0, 1, 2, 1, 2, 3, 4], 4 + 4 + 1),
-      # To the start of a pass, and by a whole pass: round 2 stands where round
-      # 6 would.
-      ([0, 1, 2, 3, 4, 4], 4 + 4 + 1),
-      ([0, 1, 2, 3, 0], 4 + 1),
-      ([0, 0], 4 + 1),
-      ([0, 1, 2, 3, 4, 5, 2], 4 + 4 + 3),
-      ([*range(8), 4, 5], 4 + 4 + 2),
+      *((range(number), [number]) for number in (1, 4, 5)),
+      # 0 1 2, then 1 again: other noise from 1 on. Both are charged, each with
+      # the rounds that it has of its own or shares.
+      ([0, 1, 2, 1], [3, 2]),
+      ([0, 1, 2, 1, 2, 3, 4], [3, 5]),
+      ([0, 1, 2, 3, 4, 4], [5, 5]),
+      # Another run, or lost secrets.
+      ([0, 1, 2, 3, 0, 1], [4, 2]),
+      ([0, 0], [1, 1]),
+      ([0, 1, 3], [2, 4]),
   )
-  def test_rounds_of_passes_cost_by_trees_which_roll_backs_break(
-      self, round_nums, expected
-  ):
-    # 12 clients, 3 a round: 4 rounds a pass.
-    sampling = accounting.Sampling(kind='pass', cohort_size=3, population=12)
+  def test_correlated_rounds_cost_by_mechanisms(self, round_nums, expected):
+    kind = dict(sampling=_SEPARATED, strategy=_BLT)
     charges = ledger.Charges()
-    planned = charges.after(
-        round_nums, sampling=sampling, noise_multipliers=(1.0,)
-    )
+    planned = charges.after(round_nums, noise_multipliers=(1.0,), **kind)
     self.assertEmpty(charges.rounds)
     self.write([
-        _round(round_num, sampling=sampling, key=key)
+        _round(round_num, key=key, **kind)
         for key, round_num in enumerate(round_nums)
     ])
     for rounds in (planned, ledger.read(self.path).rounds):
-      self.assertEqual([group.count for group in rounds], [expected])
+      self.assertEqual([group.count for group in rounds], expected)
+      self.assertEqual({group.strategy for group in rounds}, {_BLT})
+      self.assertEqual({group.sampling for group in rounds}, {_SEPARATED})
 
-  def test_a_tree_ends_where_other_rounds_come_between(self):
-    passes = accounting.Sampling(kind='pass', cohort_size=3, population=12)
-    others = [
-        accounting.Sampling(kind='pass', cohort_size=4, population=12),
-        accounting.Sampling(kind='full', cohort_size=4, population=4),
-    ]
+  def test_a_mechanism_ends_where_other_rounds_come_between(self):
+    others = (
+        dict(sampling=_SEPARATED, strategy=strategies.Blt(
+            scales=(2**29,), decays=(2**28,)
+        )),
+        dict(sampling=accounting.Sampling(
+            kind='full', cohort_size=4, population=4
+        )),
+    )
     # Whichever number the other round has, also the one that is due next.
     for other, number in itertools.product(others, (0, 1, 2, 3, 7)):
-      for after in (2, 3):
-        charges = ledger.Charges()
-        for round_num, sampling in (
-            (0, passes), (1, passes), (number, other), (after, passes)
-        ):
-          charges.add(
-              sampling=sampling, noise_multipliers=(1.0,), round_num=round_num
-          )
-        self.assertEqual(charges.rounds[0].count, 4 + after + 1)
+      charges = ledger.Charges()
+      own = dict(sampling=_SEPARATED, strategy=_BLT)
+      for round_num, kind in ((0, own), (1, own), (number, other), (2, own)):
+        charges.add(noise_multipliers=(1.0,), round_num=round_num, **kind)
+      self.assertEqual(
+          [each.count for each in charges.rounds if each.strategy == _BLT],
+          [2, 3],
+      )
 
 
 class TamperingTest(_LedgerTestCase):

@@ -14,6 +14,7 @@ from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import keys
 from tff_asr.privacy import noise as noise_lib
 from tff_asr.privacy import queries
+from tff_asr.privacy import strategies
 
 _SHAPES = ([1], [5], [3], [], [1000], [7], [0], [2], [1001], [4], [4], [66, 3])
 _SETTINGS = dict(l2_norm_clip=1.0, noise_multiplier=1.0)
@@ -25,9 +26,11 @@ _BUILD = {
     'adaptive': lambda specs: adaptive_query.AdaptiveClipSumQuery(
         specs, cohort_size=100, clipping=_DIM, **_SETTINGS
     ),
-    # Seven rounds and the next tree's first ones: nodes of three levels.
-    'correlated': lambda specs: correlated_noise.TreeSumQuery(
-        specs, rounds_per_tree=7, **_SETTINGS
+    'correlated': lambda specs: correlated_noise.CorrelatedSumQuery(
+        specs,
+        strategy=strategies.optimize(num_rounds=10, min_separation=2),
+        min_separation=2,
+        **_SETTINGS,
     ),
 }
 _NUM_ROUNDS = 10

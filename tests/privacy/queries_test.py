@@ -274,7 +274,7 @@ class ClippingTest(parameterized.TestCase):
         for place, shape in enumerate(shapes)
     ]
     with absltest.mock.patch.multiple(
-        queries, _STEP_OVER_CLIP=1.0, _STEP_OVER_ELEMENT=0.25
+        queries, STEP_OVER_CLIP=1.0, _STEP_OVER_ELEMENT=0.25
     ):
       with self.assertLogs('absl', 'WARNING') as logs:
         kept = _query(record, 1.0, split=split).norm_kept()

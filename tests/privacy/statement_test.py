@@ -8,6 +8,9 @@ from absl.testing import parameterized
 from tff_asr.privacy import accounting
 from tff_asr.privacy import ledger
 from tff_asr.privacy import statement
+from tff_asr.privacy import strategies
+
+_BLT = strategies.optimize(num_rounds=200, min_separation=100)
 
 
 def _rounds(
@@ -15,10 +18,14 @@ def _rounds(
 ):
   return accounting.RoundGroup(
       sampling=accounting.Sampling(
-          kind=kind, cohort_size=cohort_size, population=population
+          kind=kind,
+          cohort_size=cohort_size,
+          population=population,
+          min_separation=100 if kind == 'separated' else None,
       ),
       noise_multiplier=noise,
       count=count,
+      strategy=_BLT if kind == 'separated' else None,
   )
 
 
@@ -114,8 +121,10 @@ class StatementTest(parameterized.TestCase):
           'drawn without replacement', '(PLD) not computed: it takes Poisson',
       ),
       (
-          'pass', 10, 'replace one speaker by nobody',
-          'a tree of 100 rounds at most once', '5 (on each node of the tree',
+          'separated', 10, 'replace one speaker by nobody',
+          'at most once in any 100 rounds in a row, 1 times in all',
+          'BLT of 3 buffers, as secret as keys',
+          'moves all rounds together by 1.',
       ),
       ('full', 1000, 'everyone: all 1,000 speakers'),
   )
@@ -123,7 +132,7 @@ class StatementTest(parameterized.TestCase):
       self, kind, cohort_size, *words
   ):
     built = _build(_rounds(kind, cohort_size, noise=5.0))
-    self.assertEqual(built.fields['epsilon_pld'] is None, kind != 'full')
+    self.assertEqual(built.fields['epsilon_pld'] is None, kind == 'fixed')
     for each in words:
       self.assertIn(each, _joined(built))
 

@@ -217,7 +217,7 @@ class AuditTest(cases.TestCase):
 
   @parameterized.named_parameters(
       ('adaptive', 'adaptive', ['NUM_ROUNDS = 3', 'COHORT_SIZE = 31']),
-      ('trees', 'dp_ftrl', ['NUM_ROUNDS = 6', 'COHORT_SIZE = 15']),
+      ('correlated', 'blt', ['NUM_ROUNDS = 6', 'COHORT_SIZE = 15']),
       (
           'fixed',
           'per_module_dim',

@@ -923,14 +923,16 @@ class LedgerTest(_RunTestCase):
     (rounds,) = ledger_lib.read(self.file('ledger.jsonl')).rounds
     self.assertEqual(rounds.sampling.kind, 'fixed')
 
-  def test_tree_cohorts_without_tree_noise_are_refused(self):
+  def test_separated_cohorts_without_correlated_noise_are_refused(self):
     with self.assertRaisesRegex(
-        ValueError, 'independent noise does not go with pass cohorts'
+        ValueError, 'independent noise does not go with separated cohorts'
     ):
       _train(
           self.run,
           build_cohorts=functools.partial(
-              cohorts.shuffled_passes, cohort_size=_COHORT_SIZE
+              cohorts.min_separation,
+              cohort_size=_COHORT_SIZE,
+              min_separation=2,
           ),
       )
     self.assertFalse(os.path.exists(self.run))

@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import dataclasses
 import os
 import tempfile
 
@@ -17,19 +18,25 @@ from tests import fakes
 from tff_asr.data import cohorts
 from tff_asr.privacy import accounting
 from tff_asr.privacy import adaptive_query
+from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger
 from tff_asr.privacy import queries
+from tff_asr.privacy import strategies
 from tff_asr.programs import private_rounds
 
 _NOISE = 4.0
 # 100 rounds a pass.
-_PASS = accounting.Sampling(kind='pass', cohort_size=1, population=100)
+_SEPARATED = accounting.Sampling(
+    kind='separated', cohort_size=1, population=100, min_separation=50
+)
+_BLT = strategies.optimize(num_rounds=100, min_separation=50)
 _POISSON = accounting.Sampling(kind='poisson', cohort_size=5, population=100)
 _DELTA = 1e-5
 
 _Aggregator = collections.namedtuple('_Aggregator', 'query_state dp_event')
 _MeanState = collections.namedtuple('_MeanState', 'numerator_state denominator')
+_Correlated = collections.namedtuple('_Correlated', 'counter buffers')
 
 # What decides a round's noisy sum, by name, and something else at its place:
 # of the state, of the cohorts, of the run.
@@ -54,9 +61,9 @@ _PARTS = dict(
 def _state(sampling=_POISSON, **values):
   """A learning process's state."""
   of = {name: good for name, (good, _) in _PARTS.items()} | values
-  if sampling.kind == 'pass':
-    event = dp_accounting.SingleEpochTreeAggregationDpEvent(
-        _NOISE, sampling.rounds_per_pass
+  if sampling.kind == 'separated':
+    event = strategies.CorrelatedGaussianDpEvent(
+        _NOISE, 50, np.array(_BLT.scales), np.array(_BLT.decays)
     )
   else:
     event = dp_accounting.GaussianDpEvent(_NOISE)
@@ -193,39 +200,54 @@ class RoundTest(_TestCase):
             cohort_state=cohorts.CohortState(keys.from_seed(2), np.int64(0)),
         ))
 
-  def test_the_key_of_an_order_lasts_for_its_pass(self):
-    key = keys.from_seed(2)
-    lasts = []
-    with ledger.create(self.path) as opened:
-      rounds = _runner(opened, sampling=_PASS)
-      for round_num in (0, 98, 99, 100):
-        done = asyncio.run(rounds.run(
-            lambda state, cohort: (
-                tff.learning.templates.LearningProcessOutput(state, ())
-            ),
-            _state(_PASS),
-            draw=lambda state: (
-                ['ann'], state._replace(round_num=state.round_num + 1)
-            ),
-            cohort_state=cohorts.CohortState(key, np.int64(round_num)),
+  def test_noise_goes_on_where_a_round_is_undone(self):
+    states = [
+        _state(counter=np.int64(number))
+        for number in (1, 2)
+    ]
+    before, after = (
+        state._replace(aggregator=state.aggregator._replace(
+            query_state=_MeanState(
+                _Correlated(np.int64(number), np.full([2, 3], number)), ()
+            )
         ))
-        lasts.append(np.array_equal(done.after.key, key))
-    self.assertEqual(lasts, [True, True, False, True])
+        for number, state in zip((1, 2), states)
+    )
+    kept = private_rounds.keep_noise(before, after=after)
+    self.assertIs(kept.global_model_weights, before.global_model_weights)
+    noise = private_rounds.query_state(kept)
+    self.assertEqual(int(noise.counter), 2)
+    np.testing.assert_array_equal(noise.buffers, np.full([2, 3], 2))
+    # Other noise is its round's own.
+    self.assertIs(
+        private_rounds.keep_noise(states[0], after=states[1]), states[0]
+    )
 
 
 class PlanTest(_TestCase):
 
   def test_the_plan_costs_what_the_ledger_will_charge(self):
-    for sampling in (_PASS, _POISSON):
+    for sampling in (_SEPARATED, _POISSON):
+      event = strategies.CorrelatedGaussianDpEvent(
+          _NOISE, 50, _BLT.scales, _BLT.decays
+      )
+      num_elements = 5 + 2**20  # Of the weights of `_state`.
+      strategy, noise, in_steps = None, _NOISE, _NOISE
+      if sampling is _SEPARATED:
+        strategy = _BLT
+        in_steps = correlated_noise.noise_resolution(event)
+        noise = correlated_noise.charged_noise_multiplier(
+            event, num_elements=num_elements
+        )
       first, second = (
           os.path.join(self.root, f'{sampling.kind}_{number}')
           for number in (1, 2)
       )
       charged = lambda number, key: fakes.charged_round(
-          number, key=key, sampling=sampling, noise_multipliers=(_NOISE,),
-          # Of the weights of `_state`.
+          number, key=key, sampling=sampling, noise_multipliers=(noise,),
+          strategy=strategy,
           sampler_epsilon=queries.sampler_epsilon(
-              _NOISE, num_elements=5 + 2**20
+              in_steps, num_elements=num_elements
           ),
       )
       with ledger.create(first) as opened:
@@ -268,15 +290,19 @@ class PlanTest(_TestCase):
     # What was inherited stays as it was.
     self.assertEqual([group.count for group in inherited.rounds], [3])
 
-  def test_a_tree_that_is_not_of_the_cohorts_is_refused(self):
-    other = accounting.Sampling(kind='pass', cohort_size=2, population=100)
-    with self.assertRaisesRegex(ValueError, 'the tree has 100 rounds'):
-      private_rounds.check_first_round(
-          _state(_PASS),
-          sampling=other,
-          settings=private_rounds.PrivacySettings(),
-          inherited=ledger.Charges(),
-      )
+  def test_noise_that_is_not_of_the_cohorts_is_refused(self):
+    for other, message in (
+        (dataclasses.replace(_SEPARATED, min_separation=49),
+         '50 rounds apart, the cohorts keep 49: set both by MIN_SEPARATION'),
+        (_POISSON, 'correlated noise does not go with poisson cohorts'),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        private_rounds.check_first_round(
+            _state(_SEPARATED),
+            sampling=other,
+            settings=private_rounds.PrivacySettings(),
+            inherited=ledger.Charges(),
+        )
 
 
 class PrivacySettingsTest(absltest.TestCase):

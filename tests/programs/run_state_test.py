@@ -32,6 +32,7 @@ from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
+from tff_asr.privacy import strategies
 from tff_asr.programs import private_rounds
 from tff_asr.programs import training_loop
 from tff_asr.storage import checkpoints
@@ -41,7 +42,7 @@ from tff_asr.storage import state_file
 _IDS = tuple('abcdef')
 _COHORT_SIZE = 2
 # Three rounds a pass.
-_PER_PASS = len(_IDS) // _COHORT_SIZE
+_SEPARATION = len(_IDS) // _COHORT_SIZE
 _NUM_ROUNDS = 5
 _FIXED = private_rounds.PrivacySettings(noise_seed=1, sampler_seed=2)
 _CHANGES = ('write', 'ftruncate', 'fsync', 'replace', 'remove')
@@ -58,13 +59,13 @@ class _Independent(NamedTuple):
   counter: Any
 
 
-class _Tree(NamedTuple):
+class _Correlated(NamedTuple):
   """State of a query whose noise later rounds take up again."""
 
   l2_norm_clip: Any
   noise_key: Any
   counter: Any
-  nodes: Any
+  buffers: Any
 
 
 class _Process:
@@ -76,9 +77,11 @@ class _Process:
   def initialize(self):
     key = np.zeros([keys.NUM_WORDS], np.int32)
     start = np.float32(1), key, np.int64(0)
-    if self._kind == 'pass':
-      query_state = _Tree(*start, {'w': np.zeros([1, 6], np.float32)})
-      event = dp_accounting.SingleEpochTreeAggregationDpEvent(4.0, _PER_PASS)
+    if self._kind == 'separated':
+      query_state = _Correlated(*start, {'w': np.zeros([1, 6], np.float32)})
+      event = strategies.CorrelatedGaussianDpEvent(
+          4.0, _SEPARATION, np.array([2**29]), np.array([2**29])
+      )
     else:
       query_state = _Independent(*start)
       event = dp_accounting.GaussianDpEvent(4.0)
@@ -101,11 +104,9 @@ class _Process:
     noise = np.random.default_rng([*words, counter]).normal(size=6)
     change = noise = noise.astype(np.float32)
     changes = dict(counter=np.int64(counter + 1))
-    if self._kind == 'pass':
-      before = query_state.nodes['w'][0]
-      if counter % _PER_PASS == 0:
-        before = np.zeros_like(before)
-      changes['nodes'] = {'w': (before / 2 + noise)[np.newaxis]}
+    if self._kind == 'separated':
+      before = query_state.buffers['w'][0]
+      changes['buffers'] = {'w': (before / 2 + noise)[np.newaxis]}
       change = noise - before / 2
     change = change + np.isin(_IDS, drawn)
     state = private_rounds.with_query_state(state, **changes)
@@ -135,6 +136,7 @@ class _Run(training_loop.TrainingRun):
         _IDS,
         kind='poisson' if self.kind == 'public' else self.kind,
         cohort_size=_COHORT_SIZE,
+        min_separation=_SEPARATION if self.kind == 'separated' else None,
         key=keys.draw_or_fix(self.privacy.sampler_seed),
     )
     if self.kind != 'public':
@@ -273,7 +275,7 @@ class CrashTest(_TestCase):
 
   def test_killed_at_any_change_it_ends_in_the_same_bits(self):
     # One state is kept: with its secrets, or those of the one before.
-    settings = dict(kind='pass', num_rounds=3, keep_last=1, keep_every=0)
+    settings = dict(kind='separated', num_rounds=3, keep_last=1, keep_every=0)
     with _changes(self.root) as changes:
       self.train('whole', **settings)
     whole = self.bits('whole')
@@ -324,14 +326,15 @@ class SecretsTest(_TestCase):
         key = keys.derive(key, purpose='next round')
     return found
 
-  @parameterized.parameters('poisson', 'pass')
+  @parameterized.parameters('poisson', 'separated')
   def test_a_run_that_has_ended_holds_no_key_and_no_noise(self, kind):
-    nodes = []
+    buffers = []
     join = private_rounds.with_query_state
 
     def keep(state, **changes):
-      nodes.extend(value['w'].tobytes() for value in [changes.get('nodes')]
-                   if value)
+      buffers.extend(
+          value['w'].tobytes() for value in [changes.get('buffers')] if value
+      )
       return join(state, **changes)
 
     with seen.drawn_keys() as drawn, mock.patch.object(
@@ -341,12 +344,12 @@ class SecretsTest(_TestCase):
           'run', kind, save_every=1, privacy=private_rounds.PrivacySettings()
       )
     self.assertCountEqual(self.saved('run'), range(_NUM_ROUNDS + 1))
-    # Of each round the run's, the sampler's (of a pass), and its own.
+    # Of each round the run's, the sampler's, and its own.
     self.assertGreater(len(drawn), 2 * _NUM_ROUNDS)
-    self.assertEqual(len(nodes) >= _NUM_ROUNDS, kind == 'pass')
-    self.assertEmpty(seen.files_with({*drawn, *nodes}, self.path('run')))
+    self.assertEqual(len(buffers) >= _NUM_ROUNDS, kind == 'separated')
+    self.assertEmpty(seen.files_with({*drawn, *buffers}, self.path('run')))
 
-  @parameterized.parameters('poisson', 'pass')
+  @parameterized.parameters('poisson', 'separated')
   def test_a_stolen_folder_tells_later_rounds_and_none_before(self, kind):
     with self.keys_of_rounds() as of_rounds:
       self.train(
@@ -395,16 +398,17 @@ class FieldsTest(parameterized.TestCase):
   @parameterized.parameters(
       queries.PerLayerClipSumQuery,
       adaptive_query.AdaptiveClipSumQuery,
-      correlated_noise.TreeSumQuery,
+      correlated_noise.CorrelatedSumQuery,
   )
   def test_each_field_of_a_query_s_state_is_public_or_taken_out(self, query):
     # `noise_key` is of one round, and gone after it. A new field: is it noise
     # that was not released, or a key? Then `run_state` has to take it out.
     public = {
-        'l2_norm_clip', 'noise_multiplier', 'counter', 'layer_clips', 'levels',
+        'l2_norm_clip', 'noise_multiplier', 'counter', 'layer_clips', 'scales',
+        'decays',
     }
     self.assertContainsSubset(
-        query.GlobalState._fields, public | {'noise_key', 'nodes'}
+        query.GlobalState._fields, public | {'noise_key', 'buffers'}
     )
 
 
@@ -522,20 +526,19 @@ class LostTest(_TestCase):
         [line['round_num'] for line in self.rounds('run')], [0, 1, 2, 3, 4]
     )
 
-  def test_a_lost_tree_is_given_up_for_the_next_pass(self):
-    self.stop('run', 'pass')
+  def test_lost_buffers_begin_another_mechanism(self):
+    self.stop('run', 'separated')
     os.remove(self.path('run', run_dir.SECRETS))
-    self.go_on('run', 'pass')
-    # State 2 was within the pass of 0 to 2.
+    self.go_on('run', 'separated')
+    # Four rounds, of which two are after state 2; then three with new noise.
     self.assertEqual(
         [line['round_num'] for line in self.rounds('run')],
-        [0, 1, 2, 3, 3, 4, 5],
+        [0, 1, 2, 3, 0, 1, 2],
     )
     counter = state_file.read_leaves(
         self.saved('run')[5],
         prefix='process/aggregator/query_state/numerator_state/counter',
     )
-    self.assertEqual([int(value) for value in counter.values()], [6])
-    # A whole tree of three, one given up after a round, and one of three.
-    (group,) = ledger_lib.read(self.path('run', run_dir.LEDGER)).rounds
-    self.assertEqual(group.count, 9)
+    self.assertEqual([int(value) for value in counter.values()], [3])
+    groups = ledger_lib.read(self.path('run', run_dir.LEDGER)).rounds
+    self.assertEqual([group.count for group in groups], [4, 3])

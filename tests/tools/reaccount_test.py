@@ -14,11 +14,15 @@ from tools import layers
 from tools import reaccount
 from tff_asr.privacy import accounting
 from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import strategies
 
 _POISSON = accounting.Sampling(kind='poisson', cohort_size=20, population=900)
 _FIXED = accounting.Sampling(kind='fixed', cohort_size=20, population=900)
 _FULL = accounting.Sampling(kind='full', cohort_size=9, population=9)
-_PASS = accounting.Sampling(kind='pass', cohort_size=3, population=10)
+_SEPARATED = accounting.Sampling(
+    kind='separated', cohort_size=3, population=10, min_separation=3
+)
+_BLT = strategies.optimize(num_rounds=9, min_separation=3)
 
 
 class ReaccountTest(parameterized.TestCase):
@@ -36,6 +40,7 @@ class ReaccountTest(parameterized.TestCase):
             round_num=number, sampling=sampling, noise_multipliers=noises,
             configuration='c', identity=f'{index:064x}',
             sampler_epsilon=1e-11,
+            strategy=_BLT if sampling is _SEPARATED else None,
         ))
         if index == 1:
           ledger.note('copied')
@@ -50,9 +55,9 @@ class ReaccountTest(parameterized.TestCase):
        [(0, _FIXED, (4.0,)), (1, _FULL, (8.0,)), (2, _FIXED, (4.0,))]),
       ('noise_changes',
        [(0, _POISSON, (1.0,)), (1, _POISSON, (2.0,)), (2, _POISSON, (1.0,))]),
-      ('passes', [(n, _PASS, (4.0,)) for n in range(7)]),
-      # Rolled back in a pass, and by a whole one; another run goes on.
-      ('rolled_back', [(n, _PASS, (4.0,)) for n in (0, 1, 1, 2, 3, 0, 1, 5)]),
+      ('correlated', [(n, _SEPARATED, (4.0,)) for n in range(7)]),
+      # A round done again, another run.
+      ('again', [(n, _SEPARATED, (4.0,)) for n in (0, 1, 1, 2, 3, 0, 1, 5)]),
   )
   def test_agrees(self, rounds):
     contents = self.write(rounds)

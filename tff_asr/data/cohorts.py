@@ -7,19 +7,21 @@ functions of a 256-bit key and the round number, never logged and never saved.
   poisson     each client on its own with probability cohort_size / population
   fixed_size  cohort_size clients, every such set equally likely
   everyone    all clients in each round
-  shuffled_passes   the next cohort_size clients of an order drawn anew for
-              each pass; the last population % cohort_size of an order wait for
-              the next pass (for DP-FTRL)
+  min_separation    cohort_size clients of the group whose turn it is: clients
+              b, 2 b, .. places apart in the order of ids are a group, and each
+              of the b groups has every b-th round. So nobody takes part twice
+              within b rounds, and everybody ceil(T / b) times in T rounds at
+              most (for correlated noise)
 
 Draws are 64-bit words of ChaCha20 (`chacha20`) under the key, with the round
 number in the nonce: round t depends on (key, t) only, and no two rounds share a
 word. A Poisson client joins if its word is below
 2^64 * cohort_size / population (exact to 2^-64); a fixed-size cohort is the
 cohort_size smallest words (equal words, of probability below population^2 /
-2^64, go by id); a pass is in the order of the words of its number, which stands
-in for the round's. A cohort is in order of client id, whatever the order in
-which ids were given; what a client does must not depend on its place in the
-list.
+2^64, go by id), of all clients or of the group. Groups are public, and follow
+from ids alone, so that they outlive lost keys. A cohort is in order of client
+id, whatever the order in which ids were given; what a client does must not
+depend on its place in the list.
 
 Differences from tff.program.ClientIdDataSource: seeded, restorable, Poisson.
 """
@@ -55,7 +57,7 @@ class CohortState(NamedTuple):
 class CohortSource(tff.program.FederatedDataSource):
   """Draws cohorts of client ids as its `sampling` declares.
 
-  Made by `poisson`, `fixed_size`, `everyone` and `shuffled_passes`.
+  Made by `poisson`, `fixed_size`, `everyone` and `min_separation`.
   """
 
   def __init__(
@@ -65,10 +67,14 @@ class CohortSource(tff.program.FederatedDataSource):
       kind: str,
       cohort_size: int,
       key: np.ndarray | None,
+      min_separation: int | None = None,
   ):
     self._client_ids = _sorted_ids(client_ids)
     self._sampling = accounting.Sampling(
-        kind=kind, cohort_size=cohort_size, population=len(self._client_ids)
+        kind=kind,
+        cohort_size=cohort_size,
+        population=len(self._client_ids),
+        min_separation=min_separation,
     )
     self._key = keys.draw() if key is None else keys.check(key)
 
@@ -149,6 +155,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
         'client_ids': self._source.client_ids,
         'kind': sampling.kind,
         'cohort_size': sampling.cohort_size,
+        'min_separation': sampling.min_separation,
         'key': keys.to_bytes(self._key).hex(),
         'round_num': self._round_num,
     }).encode()
@@ -211,15 +218,28 @@ def everyone(
   )
 
 
-def shuffled_passes(
+def min_separation(
     client_ids: Sequence[str],
     *,
     cohort_size: int,
+    min_separation: int,
     key: np.ndarray | None = None,
 ) -> CohortSource:
-  """cohort_size clients a round, each once a pass. Args as `poisson`."""
+  """cohort_size clients a round, nobody twice within min_separation rounds.
+
+  Other args as `poisson`.
+
+  Args:
+    min_separation: b, at least 1: who takes part in round t does not in the
+      b - 1 rounds before and after it. At most the number of clients over
+      cohort_size; then each takes part in nearly every b-th round.
+  """
   return CohortSource(
-      client_ids, kind='pass', cohort_size=cohort_size, key=key
+      client_ids,
+      kind='separated',
+      cohort_size=cohort_size,
+      min_separation=min_separation,
+      key=key,
   )
 
 
@@ -261,13 +281,16 @@ def draw_indices(
   population = sampling.population
   if sampling.cohort_size == population:  # under Poisson too: probability 1
     return np.arange(population)
-  block = round_num
-  if sampling.kind == 'pass':
-    block, position = divmod(round_num, sampling.rounds_per_pass)
-  words = chacha20.words(key, release=block, stream=_STREAM, count=population)
+  words = chacha20.words(
+      key, release=round_num, stream=_STREAM, count=population
+  )
   if sampling.kind == 'poisson':
     threshold = (sampling.cohort_size << 64) // population
     return np.flatnonzero(words < np.uint64(threshold))
-  order = np.argsort(words, kind='stable')
-  start = position * sampling.cohort_size if sampling.kind == 'pass' else 0
-  return np.sort(order[start : start + sampling.cohort_size])
+  places = np.arange(population)
+  if sampling.kind == 'separated':
+    places = places[round_num % sampling.min_separation :: (
+        sampling.min_separation
+    )]
+  order = np.argsort(words[places], kind='stable')
+  return np.sort(places[order[: sampling.cohort_size]])

@@ -14,17 +14,26 @@ how its cohort was drawn:
                                               Gaussian(z / 2))
   full     everyone in each round           Gaussian(z)              add or
                                                                      remove one
-  pass     the next cohort_size of a        a tree over the rounds   replace one
-           shuffled order; whoever is left  of each pass, z a node   by nobody
-           over waits for the next pass                              (special)
+  separa-  cohort_size of the group of      Gaussian(z / s) for all  replace one
+  ted      clients whose turn it is; each   rounds of one mecha-     by nobody
+           of b groups has every b-th       nism together            (special)
+           round
 
-Replacing a client moves the sum by up to 2 C, hence the z / 2. Passes go with
-tree noise (`correlated_noise`; [4], appendix D): a client is in a tree at most
-once, a pass costs one tree, and passes compose. Their neighbour has zeros in
-place of one client's update: the sum moves by up to C, and all other clients
-keep their places. A fixed-size cohort must not be accounted as a Poisson one:
-at q = .01, z = 1, 1000 rounds, delta 1e-6, it costs epsilon 23.3, a Poisson
-cohort 2.44 [1, 2].
+Replacing a client moves the sum by up to 2 C, hence the z / 2. Separated
+cohorts go with correlated noise (`strategies`; [4]), whose z is that of each
+round's new noise. T rounds of one mechanism make a client's sums private by one
+Gaussian of z / s, s the strategy's sensitivity to participations that are b
+rounds apart: its norm after T rounds, ceil(T / b) of them. Their neighbour has
+zeros in place of one client's update: the sum moves by up to C, and all other
+clients keep their places. A fixed-size cohort must not be accounted as a
+Poisson one: at q = .01, z = 1, 1000 rounds, delta 1e-6, it costs epsilon 23.3,
+a Poisson cohort 2.44 [1, 2].
+
+One Gaussian, although rounds are many and each may follow what was released
+before: r = C x + w, x a client's updates in at most ceil(T / b) rounds, each of
+norm C or less. x moves C x by at most s clips; w has z of them on each element;
+and a Gaussian mechanism costs the same if queries are chosen adaptively [6,
+Theorem 2.1]. What is released, x + C^-1 w = C^-1 r, follows from r.
 
 Both accountants, from dp_accounting, give upper bounds. `rdp` is Renyi DP [1,
 2] converted by Prop. 12 of [3]. It caps a sampled round's cost by the cost
@@ -39,8 +48,9 @@ run instead of as many times as there are runs (`Tuning`; [5]).
 [1] Poisson sampling: https://arxiv.org/abs/1908.10530
 [2] Without replacement: https://arxiv.org/abs/1808.00087 (Theorem 27)
 [3] https://arxiv.org/abs/2004.00010
-[4] https://arxiv.org/abs/2103.00039
+[4] Correlated noise, and its participation: https://arxiv.org/abs/2306.08153
 [5] Papernot and Steinke 2022, https://arxiv.org/abs/2110.03620
+[6] Denisov et al. 2022, https://arxiv.org/abs/2202.08312
 """
 
 import collections
@@ -48,7 +58,7 @@ from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import functools
 import math
-from typing import Optional
+from typing import Any, Optional
 import warnings
 
 import dp_accounting
@@ -59,11 +69,12 @@ import numpy as np
 from scipy import optimize
 
 from tff_asr import checks
+from tff_asr.privacy import strategies
 
 # `cohorts` builds them by `poisson`, `fixed_size`, `everyone` and
-# `shuffled_passes`. The kinds keep their short names: a ledger's hashes cover
+# `min_separation`. The kinds keep their short names: a ledger's hashes cover
 # them.
-SAMPLING_KINDS = ('poisson', 'fixed', 'full', 'pass')
+SAMPLING_KINDS = ('poisson', 'fixed', 'full', 'separated')
 ACCOUNTANTS = ('rdp', 'pld')
 PLD_MAX_RDP_EPSILON = 100.0
 
@@ -75,12 +86,11 @@ _OWN_RELATIONS = {
     'poisson': _ADD_OR_REMOVE_ONE,
     'fixed': _REPLACE_ONE,
     'full': _ADD_OR_REMOVE_ONE,
-    'pass': _REPLACE_SPECIAL,
+    'separated': _REPLACE_SPECIAL,
 }
 _RELATIONS = {
     dp_accounting.PoissonSampledDpEvent: _ADD_OR_REMOVE_ONE,
     dp_accounting.SampledWithoutReplacementDpEvent: _REPLACE_ONE,
-    dp_accounting.SingleEpochTreeAggregationDpEvent: _REPLACE_SPECIAL,
 }
 
 # Shapes of the number of runs, in the terms of [5]: truncated negative binomial
@@ -106,12 +116,14 @@ class Sampling:
 
   cohort_size is the number of clients a round, or the expected number under
   Poisson sampling. population is the number of all private clients; it is
-  public.
+  public. min_separation is b of separated cohorts, and None of others: nobody
+  takes part twice within b rounds.
   """
 
   kind: str
   cohort_size: int
   population: int
+  min_separation: Optional[int] = None
 
   def __post_init__(self):
     checks.one_of(SAMPLING_KINDS, kind=self.kind)
@@ -128,15 +140,41 @@ class Sampling:
           'Full participation takes everyone, found cohort_size '
           f'{self.cohort_size} of population {self.population}.'
       )
+    if (self.kind == 'separated') != (self.min_separation is not None):
+      raise ValueError(
+          'min_separation is of separated cohorts and of no others, found '
+          f'{self.min_separation} of {self.kind} ones.'
+      )
+    if self.min_separation is not None:
+      checks.positive_int(min_separation=self.min_separation)
+      if self.min_separation * self.cohort_size > self.population:
+        raise ValueError(
+            f'min_separation is {self.min_separation}, but {self.population} '
+            f'clients make only {self.population // self.cohort_size} cohorts '
+            f'of {self.cohort_size}: lower one of them.'
+        )
 
   @property
   def sampling_prob(self) -> float:
     return self.cohort_size / self.population
 
   @property
-  def rounds_per_pass(self) -> int:
-    """Whole cohorts in the population: rounds of a pass, leaves of its tree."""
-    return self.population // self.cohort_size
+  def fields(self) -> dict[str, Any]:
+    """The fields by name, without those of other kinds."""
+    fields = dataclasses.asdict(self)
+    return {k: value for k, value in fields.items() if value is not None}
+
+
+def check_strategy(
+    sampling: Sampling, strategy: Optional[strategies.Blt]
+) -> None:
+  """Raises ValueError unless correlated noise has separated cohorts."""
+  if (sampling.kind == 'separated') != (strategy is not None):
+    raise ValueError(
+        f'{"independent" if strategy is None else "correlated"} noise does not '
+        f'go with {sampling.kind} cohorts: gin/privacy/blt.gin sets both '
+        'correlated noise and cohorts.min_separation.'
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,13 +182,15 @@ class RoundGroup:
   """`count` rounds with the same sampling and noise multiplier (0: none).
 
   sampler_epsilon is what a round's noise may add to epsilon because it is not
-  drawn exactly (`queries.sampler_epsilon`).
+  drawn exactly (`queries.sampler_epsilon`). strategy is that of separated
+  cohorts, and the group all rounds of one mechanism, from its first on.
   """
 
   sampling: Sampling
   noise_multiplier: float
   count: int = 1
   sampler_epsilon: float = 0.0
+  strategy: Optional[strategies.Blt] = None
 
   def __post_init__(self):
     checks.finite(noise_multiplier=self.noise_multiplier)
@@ -159,6 +199,15 @@ class RoundGroup:
         sampler_epsilon=self.sampler_epsilon,
     )
     checks.non_negative_int(count=self.count)
+    if self.noise_multiplier:
+      check_strategy(self.sampling, self.strategy)
+
+  @property
+  def sensitivity(self) -> float:
+    """s of a mechanism's rounds, in clips."""
+    return self.strategy.sensitivity(
+        self.count, min_separation=self.sampling.min_separation
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -227,7 +276,7 @@ def neighbouring(
   """
   kinds = {group.sampling.kind for group in rounds if group.count}
   others = kinds - {'full'} or kinds
-  if len(others) > 1 or ('pass' in kinds and 'full' in kinds):
+  if len(others) > 1 or {'separated', 'full'} <= kinds:
     names = ' and '.join(
         f'{kind} ({_OWN_RELATIONS[kind].name})' for kind in sorted(kinds)
     )
@@ -243,30 +292,26 @@ def compose(
 ) -> dp_accounting.DpEvent:
   """Returns the event of all rounds together; equal rounds are merged.
 
+  Groups with a strategy are not: each is one mechanism.
+
   Args:
     rounds: The rounds of one run.
     tuning: The runs of which this one is the best; each counts as all rounds,
       also those that were inherited, which is an upper bound.
 
   Raises:
-    ValueError: Kinds of sampling do not go together, or two groups are of the
-      same passes: only `ledger.Charges` knows whether one tree spans both.
+    ValueError: Kinds of sampling do not go together.
   """
   relation = neighbouring(rounds)
   counts = collections.Counter()
-  for group in rounds:
-    key = group.sampling, group.noise_multiplier, group.sampler_epsilon
-    if group.sampling.kind == 'pass' and key in counts:
-      raise ValueError(
-          'rounds of the same passes must be one group, as the ledger counts'
-          ' them, found two.'
-      )
-    counts[key] += group.count
   events = []
-  for (sampling, noise_multiplier, _), count in counts.items():
-    if sampling.kind == 'pass':
-      events += _tree_events(sampling, noise_multiplier, count)
-    elif count:
+  for group in rounds:
+    if group.strategy is None:
+      counts[group.sampling, group.noise_multiplier] += group.count
+    elif group.count:
+      events.append(_mechanism_event(group))
+  for (sampling, noise_multiplier), count in counts.items():
+    if count:
       event = _round_event(sampling, noise_multiplier, relation)
       events.append(dp_accounting.SelfComposedDpEvent(event, count))
   if not events:
@@ -456,21 +501,13 @@ def _round_event(
   return dp_accounting.PoissonSampledDpEvent(sampling.sampling_prob, gaussian)
 
 
-def _tree_events(
-    sampling: Sampling, noise_multiplier: float, count: int
-) -> list[dp_accounting.DpEvent]:
-  """One tree a pass, and a smaller one for a pass that has only begun."""
-  whole, rest = divmod(count, sampling.rounds_per_pass)
-  events = []
-  for leaves, times in ((sampling.rounds_per_pass, whole), (rest, 1)):
-    if leaves and times:
-      tree = dp_accounting.NonPrivateDpEvent()
-      if noise_multiplier >= MIN_NOISE_MULTIPLIER:
-        tree = dp_accounting.SingleEpochTreeAggregationDpEvent(
-            noise_multiplier, leaves
-        )
-      events.append(dp_accounting.SelfComposedDpEvent(tree, times))
-  return events
+def _mechanism_event(group: RoundGroup) -> dp_accounting.DpEvent:
+  """The event of all rounds of one mechanism with correlated noise."""
+  if group.noise_multiplier < MIN_NOISE_MULTIPLIER:
+    return dp_accounting.NonPrivateDpEvent()
+  return dp_accounting.GaussianDpEvent(
+      group.noise_multiplier / group.sensitivity
+  )
 
 
 def _relation_of(

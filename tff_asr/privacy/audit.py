@@ -138,43 +138,45 @@ def likelihood_ratios(
     *,
     sampling: accounting.Sampling,
     covariance: np.ndarray,
+    places: np.ndarray,
 ) -> np.ndarray:
   """Returns log P(scores | may join) / P(scores | held out) of each canary.
+
+  For separated cohorts that do not take their whole group, rounds count as if
+  each were the only one: a guess like any other, if not the best.
 
   Args:
     round_scores: Of `scores`, by rounds, float64 [T, K].
     means: The scores' means had the canary joined the round, float64 [T, K].
     sampling: How cohorts are drawn, as it is stated.
     covariance: Of the noise of rounds, float64 [T, T].
+    places: The canaries' places in the population, int [K].
 
   Returns:
     float64 [K].
   """
-  prob = sampling.sampling_prob
-  if sampling.kind != 'pass':
+  if sampling.kind != 'separated':
+    prob = sampling.sampling_prob
     joined = means * round_scores - means**2 / 2
     if prob == 1:
       return joined.sum(axis=0)
     each = np.logaddexp(math.log1p(-prob), math.log(prob) + joined)
     return each.sum(axis=0)
-  # A canary is in one round of a pass, if in any.
+  separation = sampling.min_separation
   scale = np.sqrt(np.diag(covariance))
-  correlation = covariance / np.outer(scale, scale)
-  total = np.zeros(round_scores.shape[1])
-  for start in range(0, len(round_scores), sampling.rounds_per_pass):
-    rounds = slice(start, start + sampling.rounds_per_pass)
-    inverse = np.linalg.inv(correlation[rounds, rounds])
-    here = means[rounds]
-    joined = (
-        here * (inverse @ round_scores[rounds])
-        - here**2 * np.diag(inverse)[:, None] / 2
-    )
-    left_out = 1 - len(here) * prob
-    total += np.logaddexp(
-        special.logsumexp(joined, axis=0) + math.log(prob),
-        math.log(left_out) if left_out > 1e-12 else -math.inf,
-    )
-  return total
+  inverse = np.linalg.inv(covariance / np.outer(scale, scale))
+  rounds = np.arange(len(round_scores))[:, None]
+  here = np.where((rounds - places) % separation == 0, means, 0.0)
+  linear = here * (inverse @ round_scores)
+  # Members of a canary's group, of whom a round takes cohort_size.
+  members = -((places % separation - sampling.population) // separation)
+  prob = np.minimum(1.0, sampling.cohort_size / members)
+  whole = (linear - here * (inverse @ here) / 2).sum(axis=0)
+  alone = linear - here**2 * np.diag(inverse)[:, None] / 2
+  with np.errstate(divide='ignore'):
+    each = np.logaddexp(np.log1p(-prob), np.log(prob) + alone)
+  each = np.where(here != 0, each, 0.0)
+  return np.where(prob == 1, whole, each.sum(axis=0))
 
 
 def p_value(

@@ -155,9 +155,10 @@ def grow(
     # Rounded up, so that q does not grow.
     population = -(-sampling.population * cohort_size // sampling.cohort_size)
   return accounting.RoundGroup(
-      sampling=accounting.Sampling(
-          kind=sampling.kind, cohort_size=cohort_size, population=population
+      sampling=dataclasses.replace(
+          sampling, cohort_size=cohort_size, population=population
       ),
+      strategy=group.strategy,
       noise_multiplier=(
           group.noise_multiplier * cohort_size / sampling.cohort_size
       ),

@@ -1,99 +1,125 @@
-"""Correlated noise: sums whose noise comes from a tree over rounds (DP-FTRL).
+"""Correlated noise: sums whose noise is taken back, in part, in later rounds.
 
-Kairouz et al. 2021, https://arxiv.org/abs/2103.00039, need no assumption about
-how cohorts are sampled. Let x_t be the sum of round t's clipped records. A tree
-of rounds releases all prefix sums x_1 + ... + x_t with the noise of O(log)
-nodes, each N(0, (z C)^2). `get_noised_result` returns differences of prefix
-sums, so any optimizer can take them for noised sums.
+Matrix factorisation with a buffered linear Toeplitz strategy C (`strategies`)
+needs no assumption about how cohorts are sampled, but that a client takes part
+in rounds that are at least b apart (`cohorts.min_separation`). With w_t new
+Gaussian noise of each round, and y = C^-1 w, round t releases x_t + y_t:
 
-The estimate of a prefix is Honaker's (2015), as in tensorflow-privacy's
-`EfficientTreeAggregator`: with v_l = n for a leaf and v_l = n + (v_left +
-v_right) / 2 for a node of level l, n the node's own noise, a prefix has noise
+    y_t = w_t - sum over j of scale_j S_t^j,   S_(t+1)^j = decay_j S_t^j + y_t
 
-    sum over its nodes of v_l / (2 - 2^-l)
+for d buffers S^j of the model's size, zeros before the first round.
 
-Here this is in integers, in steps of the query's grid. Of u_l = 2^l v_l, each
-term is u_l / (2^(l+1) - 1), rounded down. For the node's sum x with its noise
-the same recursion gives u_l + (2^(l+1) - 1) x. So x plus the rounded term is
-the rounded estimate from noised nodes: post-processing, bit by bit.
+Here this is in integers. A unit is the query's grid g. w is drawn in steps of
+1/32, and buffers are kept in steps of 2^-16. Let R(S) be the sum of scale_j
+S^j, rounded to steps of 1/32, so that all of the following is exact:
 
-Differences from `TreeResidualSumQuery` of tensorflow-privacy:
+    y_t = round(w_t - R(S_t)),   S_(t+1)^j = round(decay_j S_t^j) + y_t
 
-  - integers, and noise from our key and counter, not from the clock;
-  - a node is drawn in the round that it first covers, under that round's key,
-    not one round ahead: a round repeated under another key has new noise;
-  - a new tree starts by itself after `rounds_per_tree` rounds;
-  - the state has a fixed shape: a copy of the model in int64 for each level of
-    the tree, floor(log2(rounds_per_tree)) + 1, from the start.
+Why that is private. Given what was released before, r_s = x_s + y_s for s < t,
+the noise y_s is r_s - x_s, and S_t is a function of these. So round t computes
+q_t + w_t, q_t = x_t - R(S_t(r - x)), a whole number of steps of 1/32, and
+releases it rounded to a whole number, which is post-processing. q_t + w_t is
+q_t plus a Gaussian, rounded to steps: post-processing of a Gaussian mechanism
+with adaptive queries q_t. For two neighbours with sums x and x', and the same
+releases, q - q' is C (x - x') but for what R and the buffers round. C (x - x')
+has the norm s C at most, s the strategy's sensitivity. Rounding R errs by up to
+1/64, each of the d products in it by 2^-17, and each of the T - 1 steps of a
+buffer by 2^-17, which comes into later rounds by coefficients c_i of C:
+
+    E = 2^-6 + 2^-17 (d + c_1 + ... + c_(T-1))
+
+an element and a round at most, for x as for x'; D elements and T rounds:
+
+    norm of q - q' <= s C + 2 E sqrt(D T) g.
+
+Queries that move by at most that in all, whatever was released before, cost
+one Gaussian, adaptive or not (https://arxiv.org/abs/2202.08312, Theorem 2.1;
+https://arxiv.org/abs/2210.17520). As g <= 2^-24 C and s >= 1, the second part
+is charged as noise that is smaller by the factor 1 / (1 + 2 E sqrt(D T) 2^-24)
+(`charged_noise_multiplier`), T the most rounds that there may be: .38 % at
+255.8M elements, .004 % at 30,000.
+
+Buffers tell noise that later rounds take up again: they are as secret as keys,
+and are kept where these are (`programs.run_state`).
 """
 
 import collections
+import math
 from typing import Any, NamedTuple
 
 from absl import logging
-import dp_accounting
+import numpy as np
 import tensorflow as tf
 
 from tff_asr import checks
-from tff_asr.privacy import accounting
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import noise as noise_lib
 from tff_asr.privacy import queries
+from tff_asr.privacy import strategies
 
-# A round draws at most one node a level, each as a release of its own.
-_MAX_LEVELS = 64
+# Steps of a unit: of w, and of buffers.
+_NOISE_BITS = 5
+_BUFFER_BITS = 16
 
 
-def rounds_per_tree(*, client_data: Any, cohort_size: int) -> int:
-  """Returns the rounds of one pass over the clients, which one tree covers.
-
-  Cohorts must come from `cohorts.shuffled_passes` with the same cohort size:
-  then a client is in a tree at most once.
+def largest_separation(*, client_data: Any, cohort_size: int) -> int:
+  """Returns how many rounds apart all clients can be kept: N // cohort_size.
 
   Args:
-    client_data: The private clients; only the number of its `client_ids` is
+    client_data: The N private clients; only the number of its `client_ids` is
       used.
-    cohort_size: Clients in each round.
+    cohort_size: Clients in each round, at most N.
 
   Raises:
     ValueError: The cohort is not positive, or larger than the population.
   """
-  return accounting.Sampling(
-      kind='pass',
-      cohort_size=cohort_size,
-      population=len(client_data.client_ids),
-  ).rounds_per_pass
+  checks.positive_int(cohort_size=cohort_size)
+  found = len(client_data.client_ids) // cohort_size
+  if not found:
+    raise ValueError(
+        f'COHORT_SIZE is {cohort_size}, but there are only '
+        f'{len(client_data.client_ids)} private clients: lower it.'
+    )
+  return found
 
 
-class TreeSumQuery(queries.PerLayerClipSumQuery):
-  """Sums clipped records with tree noise.
+class CorrelatedSumQuery(queries.PerLayerClipSumQuery):
+  """Sums clipped records with correlated noise.
 
   Clipping, the sensitivity C of a sum to one record, NaN, infinity and the
-  noise key are those of the base class. Event:
-  SingleEpochTreeAggregationDpEvent(z, rounds_per_tree) for a tree in which each
-  client has at most one record (replaced by zeros: REPLACE_SPECIAL). Trees
-  compose.
+  noise key are those of the base class. w has the standard deviation z C on
+  each element. Event: a `strategies.CorrelatedGaussianDpEvent`; T rounds cost
+  GaussianDpEvent(z / sensitivity) in all, stated for a client whose records
+  are replaced by zeros (REPLACE_SPECIAL), and who takes part in rounds at least
+  `min_separation` apart.
+
+  The strategy is part of the state: a run that goes on keeps it, whatever the
+  settings say by then.
   """
 
   class GlobalState(NamedTuple):
     """The query's state.
 
-    L: levels of the tree.
+    d: buffers.
 
     Attributes:
       l2_norm_clip: C, float32.
       noise_multiplier: z, float32.
       noise_key: int32 [8]; zeros: not set.
       counter: int64, noised results so far.
-      nodes: u_l of the nodes that the next prefix needs, int64 [L, ...] a
-        layer; zeros at other levels.
+      scales: Of the strategy, int64 [d].
+      decays: Of the strategy, int64 [d].
+      buffers: S^j in steps of 2^-16 of the grid, int64 [d, ...] a layer.
+        Secret.
     """
 
     l2_norm_clip: Any
     noise_multiplier: Any
     noise_key: Any
     counter: Any
-    nodes: Any
+    scales: Any
+    decays: Any
+    buffers: Any
 
   def __init__(
       self,
@@ -101,7 +127,8 @@ class TreeSumQuery(queries.PerLayerClipSumQuery):
       *,
       l2_norm_clip: float,
       noise_multiplier: float,
-      rounds_per_tree: int,
+      strategy: strategies.Blt,
+      min_separation: int,
       clipping: clipping_lib.Clipping = clipping_lib.Clipping(),
       noise_kernel: str = 'host',
   ):
@@ -109,9 +136,11 @@ class TreeSumQuery(queries.PerLayerClipSumQuery):
 
     Args:
       record_specs: See the base class.
-      l2_norm_clip: See the base class.
-      noise_multiplier: z, each node's noise over C, above 0.
-      rounds_per_tree: Noised results after which a new tree starts.
+      l2_norm_clip: C, finite; see the base class.
+      noise_multiplier: z, the standard deviation of w over C, above 0.
+      strategy: C of the factorisation.
+      min_separation: Rounds from one participation of a client to the next, at
+        least.
       clipping: See the base class.
       noise_kernel: See the base class.
 
@@ -126,137 +155,122 @@ class TreeSumQuery(queries.PerLayerClipSumQuery):
         noise_kernel=noise_kernel,
     )
     checks.positive(noise_multiplier=noise_multiplier)
-    checks.positive_int(rounds_per_tree=rounds_per_tree)
-    self._rounds_per_tree = rounds_per_tree
-    self._num_levels = rounds_per_tree.bit_length()
-    # |u_l| is at most (l + 1) 2^l times the largest noise of a node.
+    checks.positive_int(min_separation=min_separation)
+    self._strategy = strategy
+    self._min_separation = min_separation
     self._check_noise(
-        noise_multiplier,
-        weight=self._num_levels * 2 ** (self._num_levels - 1),
+        2**_NOISE_BITS * noise_multiplier,
+        weight=2.0 ** (_BUFFER_BITS - _NOISE_BITS)
+        * max(1.0, strategy.largest_buffer()),
     )
-    logging.warning(
-        'DP-FTRL: trees of %d rounds; the state holds %d more copies of the '
-        'model, in int64, for their noise.',
-        rounds_per_tree, self._num_levels,
+    logging.info(
+        'Correlated noise: the state holds %d more copies of the model, in '
+        'int64, for its buffers.', strategy.num_buffers,
     )
 
   def initial_global_state(self):
     base = super().initial_global_state()
-    nodes = tf.nest.map_structure(
-        lambda spec: tf.zeros([self._num_levels, *spec.shape], tf.int64),
-        self._specs,
-    )
-    return self.GlobalState(*base, nodes=nodes)
-
-  def get_noised_result(self, sample_state, global_state):
-    rows = tf.nest.flatten(global_state.nodes)
-    rows_by_level = [
-        [row[level] for row in rows] for level in range(self._num_levels)
-    ]
-    # Leaves of this tree before this round.
-    leaves = tf.math.floormod(
-        global_state.counter, tf.constant(self._rounds_per_tree, tf.int64)
-    )
-    new_rows = self._add_leaf(rows_by_level, leaves, global_state)
-    unit = queries.keyed(self.grid(global_state), global_state)
-    noised = [
-        unit * tf.cast(total + after - before, tf.float64)
-        for total, after, before in zip(
-            tf.nest.flatten(sample_state),
-            _prefix(new_rows, leaves + 1),
-            _prefix(rows_by_level, leaves),
-            strict=True,
-        )
-    ]
-    new_state = global_state._replace(
-        counter=global_state.counter + 1,
-        nodes=tf.nest.pack_sequence_as(
-            global_state.nodes, [tf.stack(each) for each in zip(*new_rows)]
+    num_buffers = self._strategy.num_buffers
+    return self.GlobalState(
+        *base,
+        scales=tf.constant(self._strategy.scales, tf.int64),
+        decays=tf.constant(self._strategy.decays, tf.int64),
+        buffers=tf.nest.map_structure(
+            lambda spec: tf.zeros([num_buffers, *spec.shape], tf.int64),
+            self._specs,
         ),
     )
-    event = dp_accounting.SingleEpochTreeAggregationDpEvent(
-        global_state.noise_multiplier, tf.constant(self._rounds_per_tree)
+
+  def get_noised_result(self, sample_state, global_state):
+    drawn = noise_lib.gaussian(
+        [spec.shape for spec in tf.nest.flatten(self._specs)],
+        key=global_state.noise_key,
+        release=global_state.counter,
+        stddev=2**_NOISE_BITS * self._stddev(global_state),
+        kernel=self._noise_kernel,
+    )
+    scales = tf.unstack(global_state.scales)
+    decays = tf.unstack(global_state.decays)
+    unit = queries.keyed(self.grid(global_state), global_state)
+    noised, new_buffers = [], []
+    for total, new, stacked in zip(
+        tf.nest.flatten(sample_state),
+        drawn,
+        tf.nest.flatten(global_state.buffers),
+        strict=True,
+    ):
+      buffers = tf.unstack(stacked)
+      taken = tf.add_n([
+          _multiply(buffer, scale)
+          for buffer, scale in zip(buffers, scales, strict=True)
+      ])
+      noise = _shift(
+          new - _shift(taken, _BUFFER_BITS - _NOISE_BITS), _NOISE_BITS
+      )
+      noised.append(unit * tf.cast(total + noise, tf.float64))
+      new_buffers.append(tf.stack([
+          _multiply(buffer, decay) + 2**_BUFFER_BITS * noise
+          for buffer, decay in zip(buffers, decays, strict=True)
+      ]))
+    new_state = global_state._replace(
+        counter=global_state.counter + 1,
+        buffers=tf.nest.pack_sequence_as(global_state.buffers, new_buffers),
+    )
+    event = strategies.CorrelatedGaussianDpEvent(
+        global_state.noise_multiplier,
+        tf.constant(self._min_separation),
+        global_state.scales,
+        global_state.decays,
     )
     return tf.nest.pack_sequence_as(sample_state, noised), new_state, event
 
   def derive_metrics(self, global_state):
     return collections.OrderedDict(
         l2_norm_clip=global_state.l2_norm_clip,
-        noise_stddev_of_node=(
+        noise_stddev_before_correlation=(
             global_state.noise_multiplier * global_state.l2_norm_clip
         ),
     )
 
-  def _add_leaf(
-      self,
-      rows: list[list[tf.Tensor]],
-      leaves: tf.Tensor,
-      global_state: Any,
-  ) -> list[list[tf.Tensor]]:
-    """Returns u_l by level after one more leaf than `leaves`, int64 []."""
 
-    def draw(level: int) -> list[tf.Tensor]:
-      return noise_lib.gaussian(
-          [row.shape for row in rows[0]],
-          key=global_state.noise_key,
-          release=_MAX_LEVELS * global_state.counter + level,
-          stddev=self._stddev(global_state),
-          kernel=self._noise_kernel,
-      )
+def charged_noise_multiplier(
+    event: strategies.CorrelatedGaussianDpEvent, *, num_elements: int
+) -> float:
+  """Returns z less what rounding in integers costs; see the module.
 
-    def parent(level: int, right: list[tf.Tensor]) -> list[tf.Tensor]:
-      return [
-          u_left + u_right + 2**level * noise
-          for u_left, u_right, noise in zip(
-              rows[level - 1], right, draw(level), strict=True
-          )
-      ]
-
-    new_rows = []
-    node = draw(0)
-    # The leaf completes a node above each level of which there is one already.
-    is_open = tf.constant(True)
-    for level, row in enumerate(rows):
-      if level:
-        node = tf.cond(
-            is_open,
-            lambda level=level, right=node: parent(level, right),
-            lambda right=node: right,
-        )
-      has_row = _has_node(leaves, level)
-      # `node` goes to the first level without one. There it stays; the rows
-      # below become part of it.
-      new_rows.append([
-          tf.where(
-              is_open & ~has_row,
-              new,
-              tf.where(is_open | ~has_row, tf.zeros_like(old), old),
-          )
-          for old, new in zip(row, node, strict=True)
-      ])
-      is_open &= has_row
-    return new_rows
+  Args:
+    event: Of a round.
+    num_elements: D, of a record, or more.
+  """
+  rounds = strategies.MAX_ROUNDS
+  strategy = event.strategy
+  following = float(strategy.coefficients(rounds)[1:].sum())
+  error = 2.0 ** -(_NOISE_BITS + 1) + 2.0 ** -(_BUFFER_BITS + 1) * (
+      strategy.num_buffers + following
+  )
+  moved = 2 * error * math.sqrt(num_elements * rounds)
+  # As float32's z is what noise is drawn by.
+  return float(np.float32(event.noise_multiplier)) / (
+      1 + moved * queries.STEP_OVER_CLIP
+  )
 
 
-def _has_node(leaves: tf.Tensor, level: int) -> tf.Tensor:
-  """Whether a prefix of so many leaves has a node at a level."""
-  return tf.not_equal(tf.bitwise.bitwise_and(leaves, 2**level), 0)
+def noise_resolution(event: strategies.CorrelatedGaussianDpEvent) -> float:
+  """Returns z in the steps of w: what `queries.sampler_epsilon` takes."""
+  return 2**_NOISE_BITS * float(event.noise_multiplier)
 
 
-def _prefix(
-    rows: list[list[tf.Tensor]], leaves: tf.Tensor
-) -> list[tf.Tensor]:
-  """Noise of the prefix of so many leaves, int64, of u_l by level."""
-  total = [tf.zeros_like(part) for part in rows[0]]
-  for level, row in enumerate(rows):
-    has_node = _has_node(leaves, level)
-    divisor = 2 ** (level + 1) - 1
-    total = [
-        before + tf.where(
-            has_node,
-            tf.math.floordiv(part + divisor // 2, divisor),
-            tf.zeros_like(part),
-        )
-        for before, part in zip(total, row, strict=True)
-    ]
-  return total
+def _shift(value: tf.Tensor, bits: int) -> tf.Tensor:
+  """The integer nearest to value / 2^bits, ties upwards."""
+  return tf.bitwise.right_shift(value + 2 ** (bits - 1), bits)
+
+
+def _multiply(value: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+  """The integer nearest to value factor / 2^30, for factors in [0, 2^30].
+
+  In two parts, so that no product exceeds 62 bits.
+  """
+  bits = strategies.FRACTION_BITS
+  high = tf.bitwise.right_shift(value, bits)
+  low = tf.bitwise.bitwise_and(value, 2**bits - 1)
+  return high * factor + _shift(low * factor, bits)

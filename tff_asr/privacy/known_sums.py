@@ -26,7 +26,7 @@ Each test corrects its p-value for the number of things it looks at
 (Bonferroni), and `decide` for the number of tests (Holm 1979): an honest run
 fails with a probability of at most `LEVEL`.
 
-Where the noise of rounds is correlated by design (`tree_covariance`), it is
+Where the noise of rounds is correlated by design (`strategies`), it is
 brought to independent rounds first.
 
   D: elements of a layer. H: layers. K: canaries. T: rounds.
@@ -142,6 +142,7 @@ class Audited:
         self.stacked('means'),
         sampling=self.sampling,
         covariance=self.covariance,
+        places=self.canaries,
     )
 
 
@@ -219,43 +220,6 @@ def kept_places(sizes: Sequence[int]) -> list[np.ndarray]:
       spread = np.stack([pairs, pairs + 1], axis=1).ravel()
       places.append(np.concatenate([np.arange(half), spread]))
   return places
-
-
-def tree_covariance(num_rounds: int, *, rounds_per_tree: int) -> np.ndarray:
-  """Covariance of the rounds' noise from trees, in units of a node's variance.
-
-  Honaker's estimate as tensorflow-privacy's `EfficientTreeAggregator` has it,
-  written anew: a node's value is its own noise and half of its children's, a
-  prefix the sum of its nodes' values over 2 - 2^-level. A round's noise is its
-  prefix less the one before.
-
-  Args:
-    num_rounds: T.
-    rounds_per_tree: Rounds after which a new tree starts.
-
-  Returns:
-    float64 [T, T].
-  """
-  num_nodes = 2 * num_rounds
-  rows, node = [], 0
-  nodes, before = [], np.zeros(num_nodes)
-  for number in range(num_rounds):
-    if number % rounds_per_tree == 0:
-      nodes, before = [], np.zeros(num_nodes)
-    value, level = np.zeros(num_nodes), 0
-    value[node] = 1
-    node += 1
-    while nodes and nodes[-1][0] == level:
-      value = (nodes.pop()[1] + value) / 2
-      value[node] = 1
-      node += 1
-      level += 1
-    nodes.append((level, value))
-    prefix = sum(value / (2 - 0.5**level) for level, value in nodes)
-    rows.append(prefix - before)
-    before = prefix
-  mixing = np.stack(rows)
-  return mixing @ mixing.T
 
 
 def run_tests(audited: Audited) -> list[Test]:
@@ -552,13 +516,16 @@ def _sampling(audited: Audited) -> Test:
     counts[cohort] += 1
   if sampling.kind != 'poisson' and np.any(sizes != sampling.cohort_size):
     return Test('sampling', f'cohorts of {sizes.min()} to {sizes.max()}', 0.0)
-  if sampling.kind == 'pass':
-    most = max(
-        int(np.bincount(np.concatenate(audited.cohorts[start:end])).max())
-        for start, end in _passes(num_rounds, sampling.rounds_per_pass)
-    )
+  if sampling.kind == 'separated':
+    last = np.full(population, -np.inf)
+    least = np.inf
+    for number, cohort in enumerate(audited.cohorts):
+      least = min(least, *(number - last[cohort]))
+      last[cohort] = number
     return Test(
-        'sampling', f'a client joins {most} times a pass', float(most <= 1)
+        'sampling',
+        f'a client joins again after {least:g} rounds',
+        float(least >= sampling.min_separation),
     )
   prob = sampling.sampling_prob
   if prob == 1:
@@ -599,11 +566,6 @@ def _sampling(audited: Audited) -> Test:
         f'two rounds share {shared.max()} clients',
     )
   return _worst('sampling', p_values, lambda place: findings[place])
-
-
-def _passes(num_rounds: int, length: int) -> list[tuple[int, int]]:
-  """Where passes begin and end."""
-  return [(start, start + length) for start in range(0, num_rounds, length)]
 
 
 def _shared(

@@ -22,7 +22,9 @@ without the hash itself, and each line holds the hash of the line before. The
 program state holds the head, (number of entries, last hash): a ledger that was
 deleted, edited, shortened or reordered since is refused. Text after the last
 newline is a line that a crash cut short. It does not count, because `append`
-had not returned. The file names no member of a cohort.
+had not returned. The file names no member of a cohort. With
+correlated noise `sampling` also has "min_separation", and `event` "strategy":
+{"scales": [..], "decays": [..]} (`strategies.Blt`).
 
 Rounds charged twice, or not:
 - The identity of a round is a digest of everything that decides its noisy sum:
@@ -64,6 +66,7 @@ from tff_asr import checks
 from tff_asr import files
 from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
+from tff_asr.privacy import strategies
 
 # What a note may say of the rounds from its place on.
 NOTES = (
@@ -113,6 +116,7 @@ class Round:
     identity: Digest by `round_identity`.
     result: Digest of all that the round released; '' if not known.
     sampler_epsilon: As in `accounting.RoundGroup`.
+    strategy: Of correlated noise; None: the round's noise is its own.
   """
 
   round_num: int
@@ -122,8 +126,10 @@ class Round:
   identity: str
   result: str = ''
   sampler_epsilon: float = 0.0
+  strategy: Optional[strategies.Blt] = None
 
   def __post_init__(self):
+    accounting.check_strategy(self.sampling, self.strategy)
     checks.non_negative_int(round_num=self.round_num)
     checks.finite(sampler_epsilon=self.sampler_epsilon)
     checks.non_negative(sampler_epsilon=self.sampler_epsilon)
@@ -177,18 +183,20 @@ def round_identity(
 class Charges:
   """The sum of what rounds cost, in the order in which they are charged.
 
-  Rounds of `pass` sampling are charged by trees. A tree continues while the
-  rounds of its pass follow each other. If they do not (a roll-back, another
-  run), the old tree counts as a whole one, and a new tree counts from the start
-  of its pass. So a client that takes part again after a roll-back is charged
-  again, with all nodes above it.
+  Rounds with correlated noise are charged by mechanisms, numbered from round 0
+  of the sampler on. A mechanism continues while its rounds follow each other.
+  If they do not (a round that is done again in other bits, lost secrets,
+  another run), what it did so far stays charged, and another mechanism is
+  charged up to the round's number: it may share the noise of rounds before
+  with the one that ended, so both are charged with these.
   """
 
   def __init__(self):
+    # By (sampling, noise, its error, strategy).
     self._counts = collections.Counter()
-    # By (sampling, noise, its error): (rounds of ended trees, last number).
-    self._trees = {}
-    self._open = None
+    # Keys of mechanisms, and their rounds; the last may be open.
+    self._mechanisms = []
+    self._is_open = False
 
   def add(
       self,
@@ -197,25 +205,19 @@ class Charges:
       noise_multipliers: Sequence[float],
       round_num: int,
       sampler_epsilon: float = 0.0,
+      strategy: Optional[strategies.Blt] = None,
   ) -> None:
     """Adds a round; see `Round`."""
     noise_multiplier = accounting.combine_gaussians(noise_multipliers)
-    key = sampling, noise_multiplier, sampler_epsilon
-    if sampling.kind != 'pass':
+    key = sampling, noise_multiplier, sampler_epsilon, strategy
+    if strategy is None:
       self._counts[key] += 1
-      self._open = None
+      self._is_open = False
       return
-    position = round_num % sampling.rounds_per_pass
-    ended = 0
-    if key in self._trees:
-      ended, last = self._trees[key]
-      # The position alone does not tell: a roll-back may undo a whole pass.
-      continues = self._open == key and round_num == last + 1 and position > 0
-      if not continues:
-        ended += sampling.rounds_per_pass
-    self._trees[key] = ended, round_num
-    self._open = key
-    self._counts[key] = ended + position + 1
+    if self._is_open and self._mechanisms[-1] == (key, round_num):
+      self._mechanisms.pop()
+    self._mechanisms.append((key, round_num + 1))
+    self._is_open = True
 
   def after(
       self,
@@ -224,6 +226,7 @@ class Charges:
       sampling: accounting.Sampling,
       noise_multipliers: Sequence[float],
       sampler_epsilon: float = 0.0,
+      strategy: Optional[strategies.Blt] = None,
   ) -> list[accounting.RoundGroup]:
     """Returns what would be charged after further rounds; adds none of them."""
     planned = copy.deepcopy(self)
@@ -233,6 +236,7 @@ class Charges:
           noise_multipliers=noise_multipliers,
           round_num=round_num,
           sampler_epsilon=sampler_epsilon,
+          strategy=strategy,
       )
     return planned.rounds
 
@@ -245,8 +249,11 @@ class Charges:
             noise_multiplier=noise,
             count=count,
             sampler_epsilon=error,
+            strategy=strategy,
         )
-        for (sampling, noise, error), count in self._counts.items()
+        for (sampling, noise, error, strategy), count in (
+            *self._counts.items(), *self._mechanisms
+        )
     ]
 
 
@@ -615,9 +622,13 @@ class _Chain:
           'kind': 'round',
           'round_num': entry.round_num,
           'event': {
-              'sampling': dataclasses.asdict(entry.sampling),
+              'sampling': entry.sampling.fields,
               'noise_multipliers': [float(z) for z in entry.noise_multipliers],
               'sampler_epsilon': float(entry.sampler_epsilon),
+              **({} if entry.strategy is None else {'strategy': {
+                  'scales': list(entry.strategy.scales),
+                  'decays': list(entry.strategy.decays),
+              }}),
           },
           'configuration': entry.configuration,
           'identity': entry.identity,
@@ -637,6 +648,7 @@ class _Chain:
           noise_multipliers=entry.noise_multipliers,
           round_num=entry.round_num,
           sampler_epsilon=entry.sampler_epsilon,
+          strategy=entry.strategy,
       )
     self.entries.append(entry)
     self._hashes.append(line['hash'])
@@ -718,11 +730,13 @@ def _entry_of(line: _Line) -> _Entry:
   if line['kind'] == 'note':
     checks.one_of(NOTES, what=line['what'])
     return line['what']
+  strategy = line['event'].get('strategy')
   return Round(
       round_num=line['round_num'],
       sampling=accounting.Sampling(**line['event']['sampling']),
       noise_multipliers=tuple(line['event']['noise_multipliers']),
       sampler_epsilon=line['event']['sampler_epsilon'],
+      strategy=strategy and strategies.Blt(**strategy),
       configuration=line['configuration'],
       identity=line['identity'],
       result=line['result'],

@@ -36,7 +36,7 @@ from tff_asr.privacy import noise as noise_lib
 
 # g over C, and at most over C / sqrt(D), the root mean square of the elements
 # of a record of norm C. The first is the smaller up to D = 2^32.
-_STEP_OVER_CLIP = 2.0**-24
+STEP_OVER_CLIP = 2.0**-24
 _STEP_OVER_ELEMENT = 2.0**-8
 # Sums and noise stay below 2^62: more records than there are people, and noise
 # of 64 standard deviations, which no draw exceeds (p < 1e-890).
@@ -216,7 +216,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     self._sum_dtype = tf.int64 if is_clipped else tf.float32
     # The largest g over C; as a power of two g is more than half of it.
     self._step = min(
-        _STEP_OVER_CLIP,
+        STEP_OVER_CLIP,
         _STEP_OVER_ELEMENT / math.sqrt(max(1, self._num_elements)),
     )
     self._noise_kernel = noise_kernel
@@ -503,8 +503,8 @@ def sampler_epsilon(noise_multiplier: float, *, num_elements: int) -> float:
   By `noise.charge`, whose bound is largest at the smallest or the largest
   standard deviation in cells. It holds for every query of this package: steps
   are powers of two, so noise has up to 2 z / step cells; adaptive clips take up
-  to 2.5 times that and further counts, of z cells at least; a tree of R rounds
-  has fewer than 2 R nodes.
+  to 2.5 times that and further counts, of z cells at least. Correlated noise
+  has finer cells (`correlated_noise.noise_resolution`).
 
   Args:
     noise_multiplier: z, at least 0.
@@ -512,7 +512,7 @@ def sampler_epsilon(noise_multiplier: float, *, num_elements: int) -> float:
   """
   if not noise_multiplier:
     return 0.0
-  step = min(_STEP_OVER_CLIP, _STEP_OVER_ELEMENT / math.sqrt(num_elements))
+  step = min(STEP_OVER_CLIP, _STEP_OVER_ELEMENT / math.sqrt(num_elements))
   return max(
       noise_lib.charge(num_draws=2 * num_elements, stddev=stddev)
       for stddev in (noise_multiplier, 5 * noise_multiplier / step)

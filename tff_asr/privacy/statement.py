@@ -32,7 +32,7 @@ _RELATIONS = {
     ),
     dp_accounting.NeighboringRelation.REPLACE_SPECIAL: (
         'replace one {unit} by nobody, whose update is zeros and who keeps the '
-        'place in the pass'
+        'places in cohorts'
     ),
 }
 _UNITS = {
@@ -50,10 +50,10 @@ _SAMPLING = {
         'without replacement'
     ),
     'full': 'everyone: all {population:,} {unit}s in each round',
-    'pass': (
-        'shuffled passes over {population:,} {unit}s, the next {cohort_size:,} '
-        'a round; each {unit} is in a tree of {rounds_per_pass:,} rounds at '
-        'most once, and nothing is assumed about sampling (DP-FTRL)'
+    'separated': (
+        '{cohort_size:,} of {population:,} {unit}s a round, each {unit} at '
+        'most once in any {min_separation:,} rounds in a row, {most} times in '
+        'all; nothing else is assumed about sampling'
     ),
 }
 
@@ -236,10 +236,13 @@ def build(
       'rounds': num_rounds,
       'groups': [
           {
-              **dataclasses.asdict(group.sampling),
+              **group.sampling.fields,
               'sampling_probability': group.sampling.sampling_prob,
               'noise_multiplier': group.noise_multiplier,
               'rounds': group.count,
+              **({} if group.strategy is None else {
+                  'sensitivity': group.sensitivity,
+              }),
           }
           for group in rounds
       ],
@@ -392,16 +395,21 @@ def _round_entries(
   drawn = _SAMPLING[sampling.kind].format(
       **dataclasses.asdict(sampling),
       prob=sampling.sampling_prob,
-      rounds_per_pass=sampling.rounds_per_pass,
+      most=-(-group.count // (sampling.min_separation or 1)),
       unit=unit,
   )
-  place = 'each node of the tree' if sampling.kind == 'pass' else 'the sum'
   on_mean = group.noise_multiplier / sampling.cohort_size
-  return [
-      ('rounds', f'{group.count:,}; {drawn}'),
-      ('noise multiplier', f'{group.noise_multiplier:g} (on {place}, over the '
-       f'clip; {on_mean:.3g} on the mean)'),
-  ]
+  words = (
+      f'{group.noise_multiplier:g} (on the sum, over the clip; {on_mean:.3g} '
+      'on the mean)'
+  )
+  if group.strategy is not None:
+    words += (
+        f', before later rounds take back a part of it (BLT of '
+        f'{group.strategy.num_buffers} buffers, as secret as keys); one {unit} '
+        f'moves all rounds together by {group.sensitivity:.4g} clips'
+    )
+  return [('rounds', f'{group.count:,}; {drawn}'), ('noise multiplier', words)]
 
 
 def _earlier_entries(

@@ -26,6 +26,7 @@ from tff_asr.privacy import audit as audit_lib
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import known_sums
+from tff_asr.privacy import strategies
 from tff_asr.programs import federated
 from tff_asr.programs import private_rounds
 from tff_asr.programs import training_loop
@@ -174,10 +175,12 @@ class _Recorder:
     """Writes what the tests need of a round, in place of an older one's."""
     metrics = done.output.metrics['aggregator']['dp_query_metrics']
     clip = float(metrics['l2_norm_clip'])
-    is_tree = 'noise_stddev_of_node' in metrics
-    stddev = float(
-        metrics['noise_stddev_of_node' if is_tree else 'noise_stddev_on_sum']
-    )
+    query_state = private_rounds.query_state(done.output.state)
+    is_correlated = hasattr(query_state, 'buffers')
+    stddev = float(metrics[
+        'noise_stddev_before_correlation'
+        if is_correlated else 'noise_stddev_on_sum'
+    ])
     if not stddev > 0:
       raise ValueError(
           'nothing is noised, so nothing is promised that could be audited: '
@@ -207,7 +210,8 @@ class _Recorder:
       np.savez(
           file,
           cohort=cohort,
-          is_tree=is_tree,
+          scales=query_state.scales if is_correlated else (),
+          decays=query_state.decays if is_correlated else (),
           **{
               name: value
               for name, value in observation._asdict().items()
@@ -227,7 +231,7 @@ class _Recorder:
       with np.load(self._path('round', number, 'npz')) as file:
         fields = dict(file)
       cohorts.append(fields.pop('cohort'))
-      is_tree = fields.pop('is_tree')
+      scales, decays = fields.pop('scales'), fields.pop('decays')
       sizes = {
           name.removeprefix(_SIZE): int(fields.pop(name))
           for name in list(fields)
@@ -235,10 +239,9 @@ class _Recorder:
       }
       rounds.append(known_sums.Observation(noise=noise, **fields))
     covariance = np.eye(num_rounds)
-    if is_tree:
-      covariance = known_sums.tree_covariance(
-          num_rounds, rounds_per_tree=stated['sampling'].rounds_per_pass
-      )
+    if len(scales):
+      blt = strategies.Blt(scales=scales, decays=decays)
+      covariance = blt.covariance(num_rounds)
     return known_sums.Audited(
         rounds=rounds,
         layers=sizes,

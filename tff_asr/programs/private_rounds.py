@@ -10,10 +10,9 @@ bits; the round is then repeated under a new key and charged in addition.
 
 Identities are public, so both keys of the run change with each charged round,
 by a function that cannot be turned back: a later key tells no earlier round.
-The sampler's key lasts for a pass, where cohorts are parts of one order.
 `run_state` says where keys are kept.
 
-A new noise key also changes the sampler's key, if cohorts are drawn at random.
+A new noise key also changes the sampler's key.
 Each round is charged as a draw of its own; two sums over one draw of clients
 would tell more than two such rounds.
 """
@@ -36,10 +35,12 @@ from tff_asr import checks
 from tff_asr.data import cohorts
 from tff_asr.learning import fed_avg
 from tff_asr.privacy import accounting
+from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
 from tff_asr.privacy import statement
+from tff_asr.privacy import strategies
 from tff_asr.storage import run_dir
 
 
@@ -187,11 +188,6 @@ class PrivateRoundRunner:
     """The ledger's head after the rounds so far."""
     return self._ledger.head
 
-  @property
-  def is_of_a_pass(self) -> bool:
-    """True if rounds go through passes, so that nothing is drawn."""
-    return self._sampling.kind == 'pass'
-
   def are_left(self, state: Any, cohort_state: Any) -> bool:
     """True if the next round stays within the target epsilon."""
     if self._settings.target_epsilon is None:
@@ -275,12 +271,16 @@ class PrivateRoundRunner:
             output.state, noise_key=np.zeros_like(self.noise.key)
         )
         return Done(
-            output._replace(state=state), drawn, self._with_next_key(after)
+            output._replace(state=state),
+            drawn,
+            after._replace(key=_next_key(after.key)),
         )
       except ledger_lib.NoiseReuseError as error:
         logging.warning('%s It is repeated under one and charged again.', error)
         self._renew_key()
-        cohort_state = self._redrawn(cohort_state)
+        cohort_state = cohort_state._replace(
+            key=keys.derive(self.noise.key, purpose='cohorts')
+        )
         if not self.are_left(state, cohort_state):
           raise BudgetError(
               'A round came out differently when it was repeated, and to '
@@ -305,24 +305,6 @@ class PrivateRoundRunner:
     )
     self.noise = self.noise._replace(key=key)
 
-  def _with_next_key(
-      self, cohort_state: cohorts.CohortState
-  ) -> cohorts.CohortState:
-    """The state after a draw, with the key of the next one."""
-    if self.is_of_a_pass and (
-        cohort_state.round_num % self._sampling.rounds_per_pass
-    ):
-      return cohort_state
-    return cohort_state._replace(key=_next_key(cohort_state.key))
-
-  def _redrawn(self, cohort_state: cohorts.CohortState) -> cohorts.CohortState:
-    """The state with the sampler's key that goes with the noise key."""
-    if self.is_of_a_pass:
-      return cohort_state
-    return cohort_state._replace(
-        key=keys.derive(self.noise.key, purpose='cohorts')
-    )
-
   def _identity(self, state: Any, cohort_state: Any) -> str:
     """Digest of all that decides a round's noisy sum."""
     rest = (state.distributor, state.client_work, state.aggregator)
@@ -342,8 +324,8 @@ class PrivateRoundRunner:
     the optimizer's state, adaptive clips and metrics follow the sum.
     """
     state = output.state
-    # A tree's nodes follow from keys and counters, and are large.
-    large = {'nodes': ()} if hasattr(query_state(state), 'nodes') else {}
+    # Buffers of noise follow from keys and counters, and are large.
+    large = {'buffers': ()} if hasattr(query_state(state), 'buffers') else {}
     keyless = with_query_state(
         state, noise_key=np.zeros_like(self.noise.key), **large
     )
@@ -360,6 +342,22 @@ class PrivateRoundRunner:
     if self._digested[0] is not weights:
       self._digested = (weights, digest(weights))
     return self._digested[1]
+
+
+def keep_noise(state: Any, *, after: Any) -> Any:
+  """A state that goes back by a round, with the noise of the round after it.
+
+  Correlated noise goes on where a round is undone: what the round released can
+  be taken back in part by later ones only, and its clients wait as long.
+
+  Args:
+    state: A learning process's, before the round.
+    after: That after it.
+  """
+  noise = query_state(after)
+  if not hasattr(noise, 'buffers'):
+    return state
+  return with_query_state(state, buffers=noise.buffers, counter=noise.counter)
 
 
 def query_state(state: Any) -> Any:
@@ -507,27 +505,29 @@ def _noise(state: Any, sampling: accounting.Sampling) -> dict[str, Any]:
   From the event that the aggregator reports, and the model's size.
   """
   event = dp_accounting.DpEvent.from_named_tuple(state.aggregator.dp_event)
-  is_tree = isinstance(event, dp_accounting.SingleEpochTreeAggregationDpEvent)
-  if is_tree != (sampling.kind == 'pass'):
-    raise ValueError(
-        f'{"tree" if is_tree else "independent"} noise does not go with '
-        f'{sampling.kind} cohorts: gin/privacy/dp_ftrl.gin sets both '
-        'tree noise and cohorts.shuffled_passes.'
-    )
-  if is_tree and int(event.step_counts) != sampling.rounds_per_pass:
-    raise ValueError(
-        f'the tree has {int(event.step_counts)} rounds, a pass of the cohorts '
-        f'{sampling.rounds_per_pass}: both must come from one COHORT_SIZE and '
-        'PRIVATE_DIR.'
-    )
-  noise_multiplier = float(event.noise_multiplier)
   weights = tree.flatten(state.global_model_weights)
+  num_elements = sum(math.prod(weight.shape) for weight in weights)
+  noise_multiplier = in_steps = float(event.noise_multiplier)
+  strategy = {}
+  if isinstance(event, strategies.CorrelatedGaussianDpEvent):
+    strategy = {'strategy': event.strategy}
+    in_steps = correlated_noise.noise_resolution(event)
+    noise_multiplier = correlated_noise.charged_noise_multiplier(
+        event, num_elements=num_elements
+    )
+  accounting.check_strategy(sampling, strategy.get('strategy'))
+  if strategy and int(event.min_separation) != sampling.min_separation:
+    raise ValueError(
+        f'the noise is made for clients {int(event.min_separation)} rounds '
+        f'apart, the cohorts keep {sampling.min_separation}: set both by '
+        'MIN_SEPARATION.'
+    )
   return {
       'noise_multipliers': (noise_multiplier,),
       'sampler_epsilon': queries.sampler_epsilon(
-          noise_multiplier,
-          num_elements=sum(math.prod(weight.shape) for weight in weights),
+          in_steps, num_elements=num_elements
       ),
+      **strategy,
   }
 
 

@@ -7,8 +7,8 @@ noise of every round under it. Therefore
 - the run's keys change with each round, by a function that cannot be turned
   back: a key tells the rounds after it and none before it;
 - saved states hold no secrets. One file, `secrets.bin`, has those of the newest
-  state alone: the noise key, the sampler's key, and noise of a tree that later
-  rounds take up again. It is erased when the run has ended.
+  state alone: the noise key, the sampler's key, and correlated noise that
+  later rounds take up again. It is erased when the run has ended.
 
 Writing a state, in this order, each step on disk before the next:
 
@@ -67,14 +67,14 @@ class Secrets(NamedTuple):
     ledger: Its head, which tells it from others of that number.
     noise: The noise key, and the ledger file that it belongs to.
     sampler_key: The key of the draws; () where nothing is drawn by one.
-    nodes: Noise of a tree's open nodes; () without a tree.
+    buffers: Of correlated noise; () without.
   """
 
   number: int
   ledger: ledger_lib.Head
   noise: private_rounds.NoiseState
   sampler_key: Any
-  nodes: Any
+  buffers: Any
 
 
 async def save(folder: run_dir.RunDir, state: RunState, number: int) -> None:
@@ -150,9 +150,9 @@ def renewed(
 ) -> RunState:
   """Returns a loaded state under new keys, which are on disk from now on.
 
-  A pass (DP-FTRL) whose order and tree are lost is given up: the run goes on
-  with the first round of the next pass and a new tree, so that a client is in
-  a tree at most once.
+  Correlated noise whose buffers are lost is given up: the run goes on with
+  round 0 of the sampler and empty buffers, another mechanism, charged in
+  addition.
 
   Args:
     folder: The run's.
@@ -166,9 +166,8 @@ def renewed(
   state = _joined(state, secrets._replace(
       noise=secrets.noise._replace(file_identity=np.int64(file_identity))
   ))
-  if sampling.kind == 'pass':
-    per_pass = sampling.rounds_per_pass
-    start = np.int64(-(-int(state.source.round_num) // per_pass) * per_pass)
+  if sampling.kind == 'separated':
+    start = np.int64(0)
     state = state._replace(
         process=private_rounds.with_query_state(state.process, counter=start),
         source=state.source._replace(round_num=start),
@@ -185,13 +184,13 @@ def _has_secrets(state: RunState | Secrets) -> bool:
 
 def _split(state: RunState, number: int) -> tuple[RunState, Secrets]:
   """The state without secrets, and the secrets."""
-  nodes, sampler_key = (), ()
+  buffers, sampler_key = (), ()
   process, source = state.process, state.source
   if _has_secrets(state):
     query_state = private_rounds.query_state(process)
-    if hasattr(query_state, 'nodes'):
-      nodes = query_state.nodes
-      process = private_rounds.with_query_state(process, nodes=())
+    if hasattr(query_state, 'buffers'):
+      buffers = query_state.buffers
+      process = private_rounds.with_query_state(process, buffers=())
   if isinstance(source, cohorts.CohortState):
     sampler_key = source.key
     source = source._replace(key=())
@@ -199,7 +198,7 @@ def _split(state: RunState, number: int) -> tuple[RunState, Secrets]:
       process=process, source=source, noise=state.noise._replace(key=())
   )
   return public, Secrets(
-      number, state.ledger, state.noise, sampler_key, nodes
+      number, state.ledger, state.noise, sampler_key, buffers
   )
 
 
@@ -207,8 +206,10 @@ def _joined(state: RunState, secrets: Secrets) -> RunState:
   """Inverse of `_split`."""
   process, source = state.process, state.source
   if _has_secrets(secrets):
-    if hasattr(private_rounds.query_state(process), 'nodes'):
-      process = private_rounds.with_query_state(process, nodes=secrets.nodes)
+    if hasattr(private_rounds.query_state(process), 'buffers'):
+      process = private_rounds.with_query_state(
+          process, buffers=secrets.buffers
+      )
   if isinstance(source, cohorts.CohortState):
     source = source._replace(key=secrets.sampler_key)
   return state._replace(

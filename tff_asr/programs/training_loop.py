@@ -561,10 +561,14 @@ def _roll_back(
 ) -> run_state.RunState:
   """The state after a round was undone, which stays charged."""
   # Draw another cohort: amplification by sampling holds for one sum a draw.
-  # Rounds of passes draw nothing, and must stay in step with their tree.
-  if not rounds.is_of_a_pass:
-    state = state._replace(source=done.after)
-  return state._replace(ledger=rounds.head, noise=rounds.noise)
+  return state._replace(
+      process=private_rounds.keep_noise(
+          state.process, after=done.output.state
+      ),
+      source=done.after,
+      ledger=rounds.head,
+      noise=rounds.noise,
+  )
 
 
 def _seconds(training: TrainingRun) -> str:

@@ -189,10 +189,13 @@ def epsilons_of_larger(run: runs_lib.Run) -> dict[int, float]:
 
   They keep the noise on the mean, the rounds and the share of clients a round,
   and end where epsilon is useful. Runs with rounds of several kinds (their
-  ledgers go on from others') or without noise are not extrapolated.
+  ledgers go on from others'), without noise or with correlated noise are not
+  extrapolated.
   """
   *others, group = run.privacy['groups']
   if others or not math.isfinite(run.epsilon) or not group['rounds']:
+    return {}
+  if group['kind'] == 'separated':
     return {}
   sampling = accounting.Sampling(
       **{name: group[name] for name in ('kind', 'cohort_size', 'population')}

@@ -1,0 +1,121 @@
+"""Tests of tff_asr.privacy.strategies."""
+
+import itertools
+import math
+
+from absl.testing import parameterized
+import numpy as np
+
+from tff_asr.privacy import strategies
+
+_HALF = strategies.Blt(scales=(2**29,), decays=(2**29,))
+
+
+def _matrix(column):
+  return np.array([
+      [column[i - j] if i >= j else 0.0 for j in range(len(column))]
+      for i in range(len(column))
+  ])
+
+
+class BltTest(parameterized.TestCase):
+
+  def test_coefficients_by_hand(self):
+    # 1 + (x / 2) / (1 - x / 2) = 1 / (1 - x / 2), so the inverse is 1 - x / 2.
+    np.testing.assert_allclose(
+        _HALF.coefficients(5), [1, 1 / 2, 1 / 4, 1 / 8, 1 / 16]
+    )
+    np.testing.assert_allclose(
+        _HALF.inverse_coefficients(5), [1, -1 / 2, 0, 0, 0], atol=1e-12
+    )
+    # Prefix sums of noise 1, -1/2: variances 1, 1.25, 1.5.
+    self.assertAlmostEqual(_HALF.error(3, kind='max'), math.sqrt(1.5))
+    self.assertAlmostEqual(_HALF.error(3), math.sqrt(1.25))
+    # Rounds 0 and 2 of 4: (1, .5, 1.25, .625).
+    self.assertAlmostEqual(
+        _HALF.sensitivity(4, min_separation=2),
+        math.sqrt(1 + 0.25 + 1.5625 + 0.390625),
+    )
+    self.assertEqual(_HALF.sensitivity(0, min_separation=2), 0)
+    # A buffer is the noise 1, -1/2 with 1, 1/2, 1/4, .. : w alone.
+    self.assertAlmostEqual(_HALF.largest_buffer(), 1)
+
+  @parameterized.parameters(1, 2, 3, 5)
+  def test_sensitivity_is_that_of_the_worst_participation(self, separation):
+    # All patterns of 10 rounds, updates of one direction.
+    blt = strategies.optimize(num_rounds=10, min_separation=3, num_buffers=2)
+    matrix = _matrix(blt.coefficients(10))
+    worst = 0.0
+    for pattern in itertools.product((0, 1), repeat=10):
+      places = np.flatnonzero(pattern)
+      if len(places) and np.all(np.diff(places) >= separation):
+        worst = max(worst, np.linalg.norm(matrix @ pattern))
+    self.assertAlmostEqual(
+        blt.sensitivity(10, min_separation=separation), worst
+    )
+
+  def test_covariance_and_error_are_those_of_the_inverse_matrix(self):
+    blt = strategies.optimize(num_rounds=30, min_separation=10)
+    inverse = np.linalg.inv(_matrix(blt.coefficients(30)))
+    np.testing.assert_allclose(
+        blt.covariance(30), inverse @ inverse.T, atol=1e-9
+    )
+    prefixes = np.cumsum(inverse, axis=0)
+    variances = np.square(prefixes).sum(axis=1)
+    self.assertAlmostEqual(blt.error(30), math.sqrt(variances.mean()))
+    self.assertAlmostEqual(
+        blt.error(30, kind='max'), math.sqrt(variances.max())
+    )
+
+  @parameterized.parameters(
+      dict(scales=(), decays=()),
+      dict(scales=(1, 2), decays=(1,)),
+      dict(scales=(0,), decays=(1,)),
+      # Coefficients may neither increase nor be negative.
+      dict(scales=(2**30 + 1,), decays=(1,)),
+      dict(scales=(2**29, 2**29 + 1), decays=(1, 2)),
+      dict(scales=(1,), decays=(2**30 + 1,)),
+      dict(scales=(1,), decays=(-1,)),
+  )
+  def test_no_strategy_without_the_theorem_s_conditions(self, **values):
+    with self.assertRaisesRegex(ValueError, 'a strategy has'):
+      strategies.Blt(**values)
+
+  def test_a_mechanism_does_not_outlast_what_is_charged(self):
+    with self.assertRaisesRegex(ValueError, 'at most 16,384 rounds'):
+      _HALF.sensitivity(2**14 + 1, min_separation=5)
+
+
+class OptimizeTest(parameterized.TestCase):
+
+  # Sensitivity times error at 2,000 rounds by jax_privacy 2.0.0
+  # (buffered_toeplitz.optimize, 3 buffers, no limit to participations).
+  @parameterized.parameters(
+      (100, 'rms', 21.3740), (100, 'max', 26.9281),
+      (342, 'rms', 9.12677), (342, 'max', 10.6808),
+      (1000, 'rms', 4.77383), (1000, 'max', 5.22571),
+      (2000, 'rms', 3.27366), (2000, 'max', 3.49565),
+  )
+  def test_is_as_good_as_jax_privacy_s(self, separation, kind, expected):
+    blt = strategies.optimize(
+        num_rounds=2000, min_separation=separation, error=kind
+    )
+    found = blt.sensitivity(2000, min_separation=separation) * blt.error(
+        2000, kind=kind
+    )
+    self.assertAlmostEqual(found / expected, 1, delta=1e-4)
+    # Less than independent noise, and than no strategy of one buffer.
+    participations = -(-2000 // separation)
+    self.assertLess(found, 0.8 * math.sqrt(participations * 1000))
+
+  @parameterized.parameters(
+      (dict(num_rounds=1), 'num_rounds'),
+      (dict(num_rounds=2**14 + 1), 'num_rounds'),
+      (dict(min_separation=0), 'min_separation'),
+      (dict(num_buffers=9), 'num_buffers'),
+      (dict(error='mean'), 'error'),
+  )
+  def test_bad_arguments_are_named(self, arguments, message):
+    settings = dict(num_rounds=20, min_separation=5) | arguments
+    with self.assertRaisesRegex(ValueError, message):
+      strategies.optimize(**settings)

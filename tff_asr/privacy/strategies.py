@@ -1,0 +1,307 @@
+"""Strategies of correlated noise: Toeplitz matrices that noise is divided by.
+
+Instead of the rounds' sums x, the mechanism makes C x + w private, w white
+noise, C lower triangular with a diagonal of ones; what is released is x +
+C^-1 w (Denisov et al. 2022, https://arxiv.org/abs/2202.08312). A model that
+follows the sum of all rounds so far then has noise A C^-1 w, A the matrix of
+prefix sums: far less than A w, since C^-1 takes back in later rounds some of
+what earlier ones added.
+
+Here C is a buffered linear Toeplitz matrix, BLT (Dvijotham et al. 2024,
+https://arxiv.org/abs/2404.16706; McMahan et al. 2024,
+https://arxiv.org/abs/2408.08868), with d buffers:
+
+    c_0 = 1,  c_i = sum over j of scale_j decay_j^(i - 1),  i >= 1.
+
+Scales are positive, decays in [0, 1], and the scales' sum is at most 1: so the
+coefficients are positive and do not increase.
+
+Sensitivity. A client that takes part in rounds that are at least b apart moves
+C x by at most the norm of the sum of C's columns 0, b, 2 b, ..., in clips:
+Kalinin and Lampert 2024, https://arxiv.org/abs/2405.13763, Theorem 2 (Toeplitz,
+coefficients not negative and not increasing). That its updates are vectors of
+any direction, chosen adaptively, changes nothing, as C^T C has no negative
+element (https://arxiv.org/abs/2306.08153, https://arxiv.org/abs/2202.08312).
+
+`optimize` finds d scales and decays. C(x) = 1 + sum of scale_j x / (1 - decay_j
+x) is the product of (1 - e_j x) / (1 - decay_j x), and then C^-1 has decays
+e_j. With 1 > decay_1 > e_1 > decay_2 > e_2 > ... > 0 all conditions hold. So
+the logarithms of the ratios of neighbours in that order are free parameters,
+and L-BFGS needs no penalties. Gradients are by complex steps, exact to
+float64.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import attrs
+import dp_accounting
+import numpy as np
+from scipy import optimize as scipy_optimize
+from scipy import signal
+
+from tff_asr import checks
+
+# Scales and decays are multiples of 2^-30, which noise is computed with in
+# integers, and sensitivity of.
+FRACTION_BITS = 30
+_ONE = 2**FRACTION_BITS
+# One instance of a mechanism ends before this: what is charged for rounding,
+# and the bound on buffers, are of as many.
+MAX_ROUNDS = 2**14
+ERRORS = ('rms', 'max')
+_MAX_BUFFERS = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Blt:
+  """A buffered linear Toeplitz strategy.
+
+  Attributes:
+    scales: In multiples of 2^-30, positive; their sum is at most 2^30.
+    decays: In multiples of 2^-30, in [0, 2^30], one for each scale.
+  """
+
+  scales: tuple[int, ...]
+  decays: tuple[int, ...]
+
+  def __post_init__(self):
+    for name in ('scales', 'decays'):
+      object.__setattr__(
+          self, name, tuple(int(value) for value in getattr(self, name))
+      )
+    if (
+        not 1 <= len(self.scales) <= _MAX_BUFFERS
+        or len(self.scales) != len(self.decays)
+        or min(self.scales) < 1
+        or sum(self.scales) > _ONE
+        or not 0 <= min(self.decays) <= max(self.decays) <= _ONE
+    ):
+      raise ValueError(
+          f'a strategy has 1 to {_MAX_BUFFERS} positive scales of sum at most '
+          f'2^{FRACTION_BITS} and as many decays of at most that, found '
+          f'{self}.'
+      )
+
+  @property
+  def num_buffers(self) -> int:
+    return len(self.scales)
+
+  def coefficients(self, num_rounds: int) -> np.ndarray:
+    """The first column of C, float64 [num_rounds]."""
+    scales, decays = (
+        np.array(values, np.float64) / _ONE
+        for values in (self.scales, self.decays)
+    )
+    powers = decays ** np.arange(num_rounds - 1)[:, None]
+    return np.concatenate([[1.0], powers @ scales])[:num_rounds]
+
+  def inverse_coefficients(self, num_rounds: int) -> np.ndarray:
+    """The first column of C^-1, float64 [num_rounds]."""
+    one = np.zeros(num_rounds)
+    one[0] = 1
+    return signal.lfilter(*self._fraction[::-1], one)
+
+  @functools.lru_cache(maxsize=1024)
+  def sensitivity(self, num_rounds: int, *, min_separation: int) -> float:
+    """The norm by which a client may move C x, in clips; see the module.
+
+    Args:
+      num_rounds: Rounds that there are, at most `MAX_ROUNDS`; 0 gives 0.
+      min_separation: b, rounds from one participation to the next, at least 1.
+
+    Raises:
+      ValueError: There are more rounds.
+    """
+    checks.positive_int(min_separation=min_separation)
+    if num_rounds > MAX_ROUNDS:
+      raise ValueError(
+          f'one mechanism has at most {MAX_ROUNDS:,} rounds, found '
+          f'{num_rounds:,}: end the run, and start another from its model.'
+      )
+    return math.sqrt(
+        _squared_sensitivity(self.coefficients(num_rounds), min_separation)
+    )
+
+  def error(self, num_rounds: int, *, kind: str = 'rms') -> float:
+    """Standard deviation of the noise on prefix sums, over that of w.
+
+    Args:
+      num_rounds: At least 1.
+      kind: 'rms' over the rounds, or 'max' (the last round's).
+    """
+    checks.one_of(ERRORS, kind=kind)
+    inverse = self.inverse_coefficients(num_rounds)
+    return math.sqrt(_squared_error(inverse, kind))
+
+  def covariance(self, num_rounds: int) -> np.ndarray:
+    """Covariance of the rounds' noise C^-1 w over w's variance.
+
+    Returns:
+      float64 [num_rounds, num_rounds].
+    """
+    column = self.inverse_coefficients(num_rounds)
+    places = np.subtract.outer(np.arange(num_rounds), np.arange(num_rounds))
+    mixing = np.where(places >= 0, column[places], 0.0)
+    return mixing @ mixing.T
+
+  def largest_buffer(self) -> float:
+    """The largest standard deviation of a buffer, over that of w.
+
+    Buffer j is x / (1 - decay_j x) of the noise, so x times the product of the
+    other (1 - decay_k x), over C's numerator, of w.
+    """
+    numerator, _ = self._fraction
+    one = np.zeros(MAX_ROUNDS)
+    one[0] = 1
+    decays = np.array(self.decays) / _ONE
+    norms = []
+    for place in range(self.num_buffers):
+      others = np.atleast_1d(np.poly(np.delete(decays, place)))
+      norms.append(np.linalg.norm(signal.lfilter(others, numerator, one)))
+    return float(max(norms))
+
+  @property
+  def _fraction(self) -> tuple[np.ndarray, np.ndarray]:
+    """Numerator and denominator of C(x), by powers of x."""
+    decays = np.array(self.decays) / _ONE
+    denominator = np.poly(decays)
+    numerator = denominator.copy()
+    for place, scale in enumerate(self.scales):
+      others = np.poly(np.delete(decays, place))
+      numerator[1:] += scale / _ONE * others
+    return numerator, denominator
+
+
+@attrs.frozen(slots=False)  # TensorFlow traces its __init__.
+class CorrelatedGaussianDpEvent(dp_accounting.DpEvent):
+  """A round of x + C^-1 w, w Gaussian of z clips on each element.
+
+  It has no cost of its own: T rounds together cost one Gaussian of z over the
+  strategy's sensitivity (`accounting.compose`). No accountant takes it, so that
+  it cannot be charged as T Gaussians.
+
+  Attributes:
+    noise_multiplier: z.
+    min_separation: Which the strategy is made for, and the cohorts must keep.
+    scales: Of `Blt`.
+    decays: Of `Blt`.
+  """
+
+  noise_multiplier: float
+  min_separation: int
+  scales: Any = attrs.field(eq=attrs.cmp_using(eq=np.array_equal))
+  decays: Any = attrs.field(eq=attrs.cmp_using(eq=np.array_equal))
+
+  @property
+  def strategy(self) -> Blt:
+    return Blt(scales=self.scales, decays=self.decays)
+
+
+@functools.cache
+def optimize(
+    *,
+    num_rounds: int,
+    min_separation: int,
+    num_buffers: int = 3,
+    error: str = 'rms',
+) -> Blt:
+  """Returns the BLT of the least error of prefix sums at equal privacy.
+
+  Args:
+    num_rounds: n, rounds that it is best for; fewer or more are as private. In
+      [2, `MAX_ROUNDS`].
+    min_separation: b, at least 1; a client takes part ceil(n / b) times.
+    num_buffers: d, in [1, 8]; 2 to 4 are within some percent of any number.
+    error: 'rms' (over prefixes) or 'max'.
+
+  Raises:
+    ValueError: An argument is out of its range.
+  """
+  checks.positive_int(num_rounds=num_rounds, min_separation=min_separation)
+  checks.in_range(2, MAX_ROUNDS, num_rounds=num_rounds)
+  checks.in_range(1, _MAX_BUFFERS, num_buffers=num_buffers)
+  checks.one_of(ERRORS, error=error)
+
+  def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+    # Row i has a step of i times 1e-30 in parameter i - 1, the first has none.
+    steps = np.vstack([np.zeros(len(parameters)), np.eye(len(parameters))])
+    found = _log_loss(
+        parameters + 1e-30j * steps,
+        num_rounds=num_rounds,
+        min_separation=min_separation,
+        error=error,
+    )
+    return float(found[0].real), found[1:].imag * 1e30
+
+  # From 1 / n to 1 / 2 in equal ratios; the last gap is that to 1.
+  ratio = math.log(num_rounds / 2) / max(1, 2 * num_buffers - 1) + 0.1
+  start = np.log(np.append(np.full(2 * num_buffers - 1, ratio), 0.7))
+  found = scipy_optimize.minimize(
+      loss, start, jac=True, method='L-BFGS-B', bounds=[(-12, 4)] * len(start),
+      options={'maxiter': 400, 'ftol': 1e-10, 'gtol': 1e-7},
+  )
+  decays, inverse_decays = _decays(found.x)
+  scales = _scales(decays, inverse_decays)
+  # Rounded down, the conditions of `Blt` stay true.
+  return Blt(
+      scales=tuple(max(1, math.floor(scale * _ONE)) for scale in scales),
+      decays=tuple(math.floor(decay * _ONE) for decay in decays),
+  )
+
+
+def _squared_sensitivity(column: np.ndarray, min_separation: int) -> Any:
+  """Squared norm of the sum of a Toeplitz matrix's columns 0, b, 2 b, ..."""
+  num_rounds = column.shape[-1]
+  padding = [(0, 0)] * (column.ndim - 1) + [(0, -num_rounds % min_separation)]
+  rows = np.pad(column, padding).reshape(
+      [*column.shape[:-1], -1, min_separation]
+  )
+  total = np.cumsum(rows, axis=-2).reshape([*column.shape[:-1], -1])
+  return np.square(total[..., :num_rounds]).sum(axis=-1)
+
+
+def _squared_error(inverse: np.ndarray, kind: str) -> Any:
+  """Variance of prefix sums of noise with these inverse coefficients."""
+  squares = np.square(np.cumsum(inverse, axis=-1))
+  if kind == 'max':
+    return squares.sum(axis=-1)
+  num_rounds = inverse.shape[-1]
+  return squares @ (np.arange(num_rounds, 0, -1) / num_rounds)
+
+
+def _decays(parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Decays of C and of C^-1, [..., d] each, of parameters [..., 2 d]."""
+  logs = np.cumsum(np.exp(parameters[..., ::-1]), axis=-1)[..., ::-1]
+  below_one = np.exp(-logs)
+  return 1 - below_one[..., ::2], 1 - below_one[..., 1::2]
+
+
+def _scales(decays: np.ndarray, others: np.ndarray) -> np.ndarray:
+  """Scales of the product of (1 - others x) / (1 - decays x), [..., d]."""
+  gaps = decays[..., :, None] - decays[..., None, :]
+  gaps = gaps + np.eye(decays.shape[-1])
+  return np.prod(decays[..., :, None] - others[..., None, :], axis=-1) / (
+      np.prod(gaps, axis=-1)
+  )
+
+
+def _log_loss(
+    parameters: np.ndarray, *, num_rounds: int, min_separation: int, error: str
+) -> np.ndarray:
+  """Logarithm of squared sensitivity times squared error, [...]."""
+  decays, inverse_decays = _decays(parameters)
+  columns = []
+  for these, those in ((decays, inverse_decays), (inverse_decays, decays)):
+    powers = np.exp(
+        np.log(these)[..., None] * np.arange(num_rounds - 1)
+    )
+    tail = np.einsum('...d,...dn->...n', _scales(these, those), powers)
+    ones = np.ones([*tail.shape[:-1], 1])
+    columns.append(np.concatenate([ones, tail], axis=-1))
+  column, inverse = columns
+  return np.log(_squared_sensitivity(column, min_separation)) + np.log(
+      _squared_error(inverse, error)
+  )
