@@ -5,6 +5,7 @@
 #   tools/lock_requirements.sh            (further arguments go to uv:
 #       `-c requirements.txt` keeps what is pinned there)
 #   tools/lock_requirements.sh --check    (only shows it, of what is there)
+#   tools/lock_requirements.sh --docs     (rewrites requirements-docs.txt alone)
 #
 # Needs Python 3.11 and the package index; installs the resolver `uv` into a
 # temporary virtual environment of its own and leaves nothing behind.
@@ -36,7 +37,7 @@ check() {  # check PLATFORM FILE ...: the files are each other's whole closure
   echo "$* resolve together." >&2
 }
 
-if [ "${1:-}" != --check ]; then
+if [ "${1:-}" != --check ] && [ "${1:-}" != --docs ]; then
   {
     echo "# Every package of the environment, pinned. Do not edit: made by"
     echo "# tools/lock_requirements.sh from requirements.in and"
@@ -46,11 +47,23 @@ if [ "${1:-}" != --check ]; then
   } > "$work/requirements.txt"
   mv "$work/requirements.txt" requirements.txt
 fi
+if [ "${1:-}" = --docs ]; then
+  # An environment of its own: nothing of requirements.txt goes with it.
+  {
+    grep '^#' requirements-docs.txt
+    printf '%s\n' mkdocs mkdocs-jupyter mkdocs-material 'mkdocstrings[python]' |
+      "$work/venv/bin/uv" pip compile --quiet --python-version 3.11 --no-header \
+        --no-emit-index-url --no-emit-find-links --no-annotate \
+        --generate-hashes -
+  } > "$work/requirements-docs.txt"
+  mv "$work/requirements-docs.txt" requirements-docs.txt
+  exit
+fi
 # The oldest platform that TFF 0.87 has a package for.
 linux=x86_64-manylinux_2_31
 check "$linux" requirements.txt
 # Without lm, where what pyctcdecode asks for its own tests is left out.
-for extra in gpu ray sentencepiece speech-synthesis; do
+for extra in gpu notebooks ray sentencepiece speech-synthesis; do
   check "$linux" requirements.txt "requirements-$extra.txt"
 done
 check "$linux" requirements.txt requirements-ray.txt requirements-gpu.txt

@@ -25,6 +25,7 @@ _PAGES = [
     _ROOT / 'README.md',
     _ROOT / 'CONTRIBUTING.md',
     *sorted((_ROOT / 'docs').glob('*.md')),
+    *sorted((_ROOT / 'colab').glob('*.py')),
 ]
 _TABLE = _ROOT / 'docs' / 'testing.md'
 # The first words of commands; another line in a block of them is a mistake.
@@ -53,6 +54,8 @@ class Command(NamedTuple):
 def _lines(page: pathlib.Path) -> Iterator[str]:
   """The command lines of a page, joined where they go on."""
   text = page.read_text(encoding='utf-8')
+  if page.suffix == '.py':  # A notebook's; its commands stand in its text.
+    text = re.sub('^# ?', '', '\n'.join(re.findall('^#.*|^$', text, re.M)), flags=re.M)
   # Blocks of other languages, such as Python.
   text = re.sub('```(?:ba)?sh\n', '```\n', text)
   text = re.sub(r'```\w+\n.*?```', '', text, flags=re.DOTALL)
@@ -94,6 +97,9 @@ def _commands() -> list[Command]:
         if words[:1] == ['-m']:
           words = words[1:]
       name = words[0] if words else ''
+      if name == 'tff-asr' and len(words) > 1:
+        words = words[1:]
+        name = _file_of(words[0])
       is_own = name.startswith(('bin/', 'tools/')) or name.split('.')[0] in (
           'benchmarks', 'data_tools', 'experiments', 'tools'
       )
@@ -101,6 +107,14 @@ def _commands() -> list[Command]:
         command = Command(page.name, name, tuple(words[1:]))
         found.setdefault(command[1:], command)
   return list(found.values())
+
+
+def _file_of(name: str) -> str:
+  """What `tff-asr NAME` runs."""
+  for file in (f'{name}.py', f'run_{name}.py'):
+    if (_ROOT / 'bin' / file).is_file():
+      return f'bin/{file}'
+  return f'data_tools.{name}'
 
 
 def _path(program: str) -> pathlib.Path:
