@@ -35,6 +35,36 @@ def _build_adder(amount: float) -> graph.Graph:
   )
 
 
+def _build_sum(*, in_place: tuple[bool, bool]) -> graph.Program:
+  """Adds a checked vector (as int64), and 1 (or the vector again)."""
+  total = tff.TensorType(np.int64, [2])
+  second = total if in_place[1] else np.int32
+
+  @tff.tensorflow.computation(tff.TensorType(np.float32, [2]))
+  def work(x):
+    checked = tf.cast(tf.debugging.check_numerics(x, 'Bad.'), tf.int64)
+    if in_place[1]:
+      return tf.cast(x, tf.int64), checked
+    return checked, tf.constant(1)
+
+  @tff.tensorflow.computation([total, second], [total, second])
+  def accumulate(sums, parts):
+    return [sums[0] + parts[0], sums[1] + parts[1]]
+
+  return graph.Program(
+      tuple(map(graph.from_computation, (work, accumulate))),
+      num_kept=2,
+      in_place=in_place,
+  )
+
+
+def _has_memory_info() -> bool:
+  try:
+    return bool(tf.config.experimental.get_memory_info('CPU:0'))
+  except ValueError:
+    return False
+
+
 class LoadTest(absltest.TestCase):
 
   def test_functions_of_one_name_and_different_bodies_do_not_clash(self):
@@ -69,6 +99,72 @@ class LoadTest(absltest.TestCase):
     self.assertEqual(
         program.load()(tf.constant(3.0), tf.constant(10.0)), [-8.0, 55.0]
     )
+
+  def test_sums_are_added_in_place_and_given_up(self):
+    variable = tf.Variable(tf.constant([1, 2], tf.int64))
+    program = _build_sum(in_place=(True, False))
+    for _ in range(2):
+      total, count = program.load()(variable, 5, tf.constant([10.0, 20.0]))
+      self.assertIs(total, variable)
+      self.assertEqual(count, 6)
+    self.assertEqual(variable.numpy().tolist(), [21, 42])
+
+    @tff.tensorflow.computation(tff.TensorType(np.int64, [2]))
+    def double(total):
+      return 2 * total
+
+    finish = graph.Program(
+        (graph.from_computation(double),), given_up=(True,)
+    ).load()
+    (result,) = finish(variable)
+    self.assertEqual(result.numpy().tolist(), [42, 84])
+    self.assertEqual(variable.shape.num_elements(), 2)
+    self.assertEmpty(variable.numpy())
+
+  def test_a_call_that_fails_has_added_nothing(self):
+    variable = tf.Variable(tf.constant([1, 2], tf.int64))
+    add = _build_sum(in_place=(True, False)).load()
+    for bad in ([np.nan, 1.0], [1.0, np.nan]):
+      with self.assertRaises(tf.errors.InvalidArgumentError):
+        add(variable, 5, tf.constant(bad))
+    self.assertEqual(variable.numpy().tolist(), [1, 2])
+
+  def test_a_sum_that_is_partly_added_is_said(self):
+    # The second part fails when all that is not a sum is there.
+    one, two = (tf.Variable(tf.zeros([2], tf.int64)) for _ in range(2))
+    add = _build_sum(in_place=(True, True)).load()
+    with self.assertRaises(graph.PartlyAddedError):
+      add(one, two, tf.constant([1.0, np.nan]))
+
+  def test_a_large_sum_takes_its_memory_once(self):
+    if not _has_memory_info():
+      self.skipTest('This allocator has no statistics.')
+    size = 2**20
+    part = tff.TensorType(np.int64, [size])
+
+    @tff.tensorflow.computation(np.int64)
+    def work(x):
+      return [tf.fill([size], x), tf.fill([size], x + 1)]
+
+    @tff.tensorflow.computation([part, part], [part, part])
+    def accumulate(total, new):
+      return [total[0] + new[0], total[1] + new[1]]
+
+    add = graph.Program(
+        tuple(map(graph.from_computation, (work, accumulate))),
+        num_kept=2,
+        in_place=(True, True),
+    ).load()
+    totals = [tf.Variable(tf.zeros([size], tf.int64)) for _ in range(2)]
+    one = tf.constant(1, tf.int64)
+    add(*totals, one)
+    tf.config.experimental.reset_memory_stats('CPU:0')
+    memory = tf.config.experimental.get_memory_info
+    begin = memory('CPU:0')['current']
+    add(*totals, one)
+    # Both parts may be there at once, but no second copy of the sums.
+    self.assertLess(memory('CPU:0')['peak'] - begin, 2.5 * 8 * size)
+    self.assertEqual([int(t[-1]) for t in totals], [2, 4])
 
   def test_it_runs_in_several_threads_however_much_memory_it_takes(self):
     # 20 x 16 MiB: above 256 MiB, what TensorFlow takes a CPU to have, it makes

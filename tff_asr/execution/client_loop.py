@@ -173,9 +173,11 @@ class RoundWorker:
     functions, reader = self._functions, self._reader
     programs = functions.programs
     with tf.device(device):
-      # No variable keeps a sum alive of which there is the next.
+      # Nothing else keeps a sum alive of which there is the next.
       accumulator = programs.join(
-          self._sums[thread] or programs.split(functions.zero())[0],
+          self._sums[thread] or programs.split(
+              programs.as_variables(functions.zero())
+          )[0],
           self._ordered_zero[device],
       )
       self._sums[thread] = []
@@ -218,12 +220,14 @@ class RoundWorker:
       own, self._sums[thread] = self._sums[thread], []
       if not own:
         continue
-      if device in sums:
-        with tf.device(device):
+      with tf.device(device):
+        own = list(map(tf.convert_to_tensor, own))
+        if device in sums:
           for index in range(len(own)):
             sums[device][index] += own[index]
-      else:
-        sums[device] = own
+            own[index] = None
+        else:
+          sums[device] = own
     if not sums:  # There are no exact leaves.
       return []
     return reduction.add_devices(sums, all_reduce=self._all_reduce)

@@ -69,7 +69,7 @@ class ClientPrograms(NamedTuple):
 
   Attributes:
     read: `D -> V`, or None where the work makes no datasets.
-    work: `<A, D, C, V> -> A`.
+    work: `<A, D, C, V> -> A`; adds exact leaves of int64 in place.
     zero: `-> A`.
     merge_ordered: `<A, A> -> A` of the leaves that are not exact; None without
       any.
@@ -92,6 +92,16 @@ class ClientPrograms(NamedTuple):
         spec.dtype.size * (spec.shape.num_elements() or 0)
         for spec in specs[: len(specs) // 2]
     )
+
+  def as_variables(
+      self, accumulator: list[tf.Tensor]
+  ) -> list[tf.Tensor | tf.Variable]:
+    """The accumulator with variables where programs take them; empties it."""
+    leaves = []
+    for is_variable in self.work.in_place:
+      leaf = accumulator.pop(0)
+      leaves.append(tf.Variable(leaf) if is_variable else leaf)
+    return leaves
 
   def split(
       self, accumulator: Sequence[tf.Tensor]
@@ -119,7 +129,7 @@ class Round:
     result: the layout of the result.
     prepare: `S -> C`.
     clients: what runs at clients.
-    finish: `<S, A> -> X`.
+    finish: `<S, A> -> X`; large exact leaves of A are given up.
   """
 
   arguments: 'PlacedArguments'
@@ -253,13 +263,18 @@ def _compile_round(
   )
   num_servers = len(arguments.server.specs)
   is_exact = _find_exact(accumulate, merge)
+  in_place = _find_in_place(merge, is_exact)
   return Round(
       arguments=arguments,
       result=values.Layout(comp.type_signature.result),
       prepare=graph.Program((prepare,)),
       clients=ClientPrograms(
           read=read,
-          work=graph.Program((work, accumulate), num_kept=len(zero.outputs)),
+          work=graph.Program(
+              (work, accumulate),
+              num_kept=len(zero.outputs),
+              in_place=in_place,
+          ),
           zero=graph.Program((zero,)),
           merge_ordered=_without_exact(merge, is_exact),
           is_exact=is_exact,
@@ -269,6 +284,7 @@ def _compile_round(
           num_kept=num_servers,
           # The first outputs are the state that passes through.
           first_output=num_servers,
+          given_up=in_place,
       ),
   )
 
@@ -302,6 +318,16 @@ def _find_exact(
       if is_sum and graph.node_name(name) in needed:
         return (False,) * count
   return tuple(is_exact)
+
+
+def _find_in_place(
+    merge: graph.Graph, is_exact: Sequence[bool]
+) -> tuple[bool, ...]:
+  """The exact leaves that may be large, and have kernels for variables."""
+  return tuple(
+      is_sum and spec.dtype == tf.int64 and spec.shape.rank != 0
+      for is_sum, spec in zip(is_exact, merge.specs)
+  )
 
 
 def _without_exact(

@@ -240,7 +240,8 @@ class Runner(abc.ABC):
     self.last_failures = execution.failures
     self.last_store_bytes = execution.store_bytes
     malloc_trim.give_back(total)
-    results = loaded.finish(*server, *total)
+    del execution  # It has the sum, too, which `finish` gives up.
+    results = loaded.finish(*server, *compiled.clients.as_variables(total))
     malloc_trim.give_back(results)
     return compiled.result.pack(results)
 

@@ -21,6 +21,7 @@ import contextlib
 import dataclasses
 import itertools
 import threading
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -96,12 +97,21 @@ class Program:
     graphs: the graphs in order.
     num_kept: how many leading arguments skip the first graph.
     first_output: index of the last graph's first output to return.
+    in_place: for each kept argument, whether the last graph does nothing to it
+      but add an output of the graph before, and whether to add that into a
+      variable, tensor by tensor, so that there is one copy of a large sum.
+      Empty: none.
+    given_up: for each argument of the first graph, whether it is a variable
+      that is emptied when it is read, so that a large value does not outlive
+      its last use. Empty: none.
     jit: whether XLA compiles the functions that are marked for it (`xla`).
   """
 
   graphs: tuple[Graph, ...]
   num_kept: int = 0
   first_output: int = 0
+  in_place: tuple[bool, ...] = ()
+  given_up: tuple[bool, ...] = ()
   jit: bool = False
 
   def load(self) -> 'Function':
@@ -109,8 +119,17 @@ class Program:
     return Function(self)
 
 
+class PartlyAddedError(RuntimeError):
+  """A call failed when it had begun to add into variables."""
+
+
 class Function:
   """A loaded program: `function(*tensors)` returns a list of tensors.
+
+  What is given up is passed as a `tf.Variable`. What is added in place is
+  passed and returned as one. All else is computed first, so that a call that
+  fails has added nothing; else it raises `PartlyAddedError`, or the error of
+  memory that is short.
 
   It runs on the caller's `tf.device`, from any thread. A function without
   variables may run in several threads at once. One with variables
@@ -128,15 +147,25 @@ class Function:
       for graph_def in graph_defs:
         xla.set_compiled(graph_def)
     self.has_variables = any(map(has_variables, graph_defs))
+    self._in_place = program.in_place
+    signature = [
+        tf.TensorSpec(spec.shape, spec.dtype)
+        for spec in (
+            *program.graphs[-1].specs[: program.num_kept],
+            *program.graphs[0].specs,
+        )
+    ]
+    handle = tf.TensorSpec([], tf.resource)
+    for place in itertools.compress(itertools.count(), program.in_place):
+      signature[place] = handle
+    for place in itertools.compress(
+        itertools.count(program.num_kept), program.given_up
+    ):
+      signature[place] = handle
+    if any(program.in_place):
+      signature.append(handle)  # Whether adding has begun.
     self._function = tf.compat.v1.wrap_function(
-        _build_body(program, graph_defs),
-        signature=[
-            tf.TensorSpec(spec.shape, spec.dtype)
-            for spec in (
-                *program.graphs[-1].specs[: program.num_kept],
-                *program.graphs[0].specs,
-            )
-        ],
+        _build_body(program, graph_defs), signature=signature
     )
     self._initializers = [
         tf.compat.v1.wrap_function(
@@ -153,7 +182,24 @@ class Function:
     if self._initializers:
       self._initialize()
     with _optimized_for_threads():
-      return list(self._function(*tensors))
+      if any(self._in_place):
+        return self._add_in_place(tensors)
+      return list(self._function(*map(_argument, tensors)))
+
+  def _add_in_place(self, tensors: Sequence[Any]) -> list[Any]:
+    is_added = tf.Variable(False)
+    try:
+      outputs = iter(self._function(*map(_argument, (*tensors, is_added))))
+    except tf.errors.ResourceExhaustedError:
+      raise
+    except Exception as error:
+      if is_added:
+        raise PartlyAddedError(f'Part of a sum was added: {error}') from error
+      raise
+    return [
+        total if is_variable else next(outputs)
+        for total, is_variable in zip(tensors, self._in_place)
+    ]
 
   def _initialize(self) -> None:
     if self.has_variables:
@@ -285,20 +331,38 @@ def _extract(
   return extracted
 
 
+def _argument(value: tf.Tensor | tf.Variable) -> tf.Tensor:
+  return value.handle if isinstance(value, tf.Variable) else value
+
+
 def _build_body(
     program: Program, graph_defs: Sequence[tf.compat.v1.GraphDef]
 ) -> Callable[..., list[tf.Tensor]]:
   """The Python body that imports the graphs into one function."""
 
   def body(*arguments):
+    if any(program.in_place):
+      *arguments, is_added = arguments
     kept = arguments[: program.num_kept]
-    tensors = arguments[program.num_kept :]
+    tensors = list(arguments[program.num_kept :])
+    done = []
+    for place in itertools.compress(itertools.count(), program.given_up):
+      spec = program.graphs[0].specs[place]
+      tensors[place], emptied = _take(tensors[place], spec)
+      done.append(emptied)
     for number, graph in enumerate(program.graphs):
       if number:
         tensors = (*kept, *tensors)
       names = graph.outputs
       if graph is program.graphs[-1]:
         names = names[program.first_output :]
+        if any(program.in_place):
+          names = [
+              name
+              for name, is_added_to in zip(names, program.in_place, strict=True)
+              if not is_added_to
+          ]
+          parts = tensors[program.num_kept :]
       graph_def = _extract(graph_defs[number], names)
       present = {node.name for node in graph_def.node}
       input_map = {
@@ -316,9 +380,54 @@ def _build_body(
       )
       # If an output is an input, the import returns the unfed placeholder.
       tensors = list(map(input_map.get, names, outputs))
-    return list(map(tf.identity, tensors))
+    if any(program.in_place):
+      done += _add(kept, parts, program.in_place, after=tensors, mark=is_added)
+    with tf.control_dependencies(done):
+      return list(map(tf.identity, tensors))
 
   return body
+
+
+def _take(
+    handle: tf.Tensor, spec: tf.TensorSpec
+) -> tuple[tf.Tensor, tf.Operation]:
+  """Returns a variable's value, and the op that empties the variable."""
+  value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=spec.dtype)
+  value.set_shape(spec.shape)
+  with tf.control_dependencies([value]):
+    emptied = tf.raw_ops.AssignVariableOp(
+        resource=handle, value=tf.zeros([0], spec.dtype)
+    )
+  return value, emptied
+
+
+def _add(
+    totals: Sequence[tf.Tensor],
+    parts: Sequence[tf.Tensor],
+    in_place: Sequence[bool],
+    *,
+    after: Sequence[tf.Tensor],
+    mark: tf.Tensor,
+) -> list[tf.Operation]:
+  """Adds parts to the variables among the totals, in any order.
+
+  Nothing is added before `after` and the first part are computed.
+
+  Args:
+    totals: handles of variables, where `in_place`.
+    parts: what is added to each total.
+    in_place: which are.
+    after: tensors.
+    mark: handle of a variable that is set before the first addition.
+  """
+  pairs = list(itertools.compress(zip(totals, parts), in_place))
+  with tf.control_dependencies([*after, pairs[0][1]]):
+    begun = tf.raw_ops.AssignVariableOp(resource=mark, value=tf.constant(True))
+  with tf.control_dependencies([begun]):
+    return [
+        tf.raw_ops.AssignAddVariableOp(resource=total, value=part)
+        for total, part in pairs
+    ]
 
 
 def _build_initializer(

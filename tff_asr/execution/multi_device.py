@@ -4,7 +4,7 @@ A federated round runs as
 
     broadcast = prepare(server)                  on the server device
     for each client, on any device:
-      sum_d = work(sum_d, client, broadcast)
+      sum_d = work(sum_d, client, broadcast)   large sums in place
     result = finish(server, the total of all sum_d)
 
 `compiler` makes the functions, `scheduler` deals the clients, and a

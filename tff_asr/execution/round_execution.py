@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tff_asr.execution import client_loop
 from tff_asr.execution import compiler
+from tff_asr.execution import graph
 from tff_asr.execution import reduction
 from tff_asr.execution import scheduler
 
@@ -28,6 +29,8 @@ _WATCH_SEC = 1.0
 _WATCH_PART = 0.1
 
 _OUT_OF_MEMORY = (MemoryError, tf.errors.ResourceExhaustedError)
+# No client can be left out after these.
+_ENDING = (*_OUT_OF_MEMORY, graph.PartlyAddedError)
 # TensorFlow begins the text of an error with such lines, which say nothing.
 _HEADING = re.compile(
     r'Graph execution error|Detected at node|<stack traces'
@@ -135,7 +138,7 @@ class RoundExecution:
     if (
         is_repeated
         or len(self.errors) > self.max_failed
-        or isinstance(error, _OUT_OF_MEMORY)
+        or isinstance(error, _ENDING)
     ):
       self.is_failed = True
       self.scheduler.stop()
