@@ -9,14 +9,19 @@ the published .tar.gz, or holds it. A client is a `client_id`. Clips are
 resampled to 16 kHz. Sentences become the published letters of en, fr and de; of
 another language the letters of its transcripts, or those of --letters. Kept
 of a speaker are gender, age and accent, where the rows of the split agree.
+
+--transliteration=unidecode makes the published code's sentences to the letter.
+It wants the package Unidecode, which is under the GPL and not part of this
+project: installing it is the user's choice.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import functools
+import importlib
 import os
 
 from absl import flags
@@ -25,6 +30,7 @@ from data_tools import conversion
 from data_tools import text
 from data_tools import text_files
 from data_tools import utterances
+from tff_asr import checks
 from tff_asr.text import tokenizer
 
 _LANGUAGE = flags.DEFINE_string(
@@ -39,6 +45,14 @@ _DASHES = flags.DEFINE_enum(
     text.DASHES,
     'What becomes of dashes and slashes; the published recipe drops them, which'
     ' joins the words beside them.',
+)
+_TRANSLITERATION = flags.DEFINE_enum(
+    'transliteration',
+    'anyascii',
+    ('anyascii', 'unidecode'),
+    "How other letters become the language's: unidecode is the published"
+    ' recipe to the letter, with --dashes=drop, where the user has installed'
+    ' the package Unidecode (GPL).',
 )
 
 _SPLITS = ('train', 'dev', 'test', 'validated')
@@ -64,6 +78,7 @@ def list_utterances(
     language: str = 'en',
     letters: str | None = None,
     dashes: str = 'space',
+    transliteration: str = 'anyascii',
 ) -> utterances.Listing:
   """Lists a split.
 
@@ -77,11 +92,15 @@ def list_utterances(
     letters: What to keep; None for those of the language, or of the sentences
       of all the folder's splits if the language has no published set.
     dashes: See `text.normalize_common_voice`.
+    transliteration: 'anyascii'; or 'unidecode', which is
+      `text.normalize_as_published`.
 
   Raises:
     ValueError: If the .tsv is missing, lacks a column or is of another
-      language.
+      language; if Unidecode is wanted and not installed, or without
+      dashes='drop'.
   """
+  normalize = _normalizer(transliteration, dashes=dashes)
   path = os.path.join(source_dir, f'{split}.tsv')
   if not os.path.isfile(path):
     names = sorted(n for n in os.listdir(source_dir) if n.endswith('.tsv'))
@@ -115,9 +134,7 @@ def list_utterances(
       detail = f'{path}: clip {name} {reason}.'
       problems.append(utterances.Problem(client_id, stem, reason, detail))
       continue
-    transcript, changes = text.normalize_common_voice(
-        row['sentence'], letters=letters, dashes=dashes
-    )
+    transcript, changes = normalize(row['sentence'], letters=letters)
     listed.append(
         utterances.Utterance(
             client_id=client_id,
@@ -128,6 +145,31 @@ def list_utterances(
         )
     )
   return utterances.Listing(listed, problems, _said_of_speakers(rows))
+
+
+def _normalizer(
+    transliteration: str, *, dashes: str
+) -> Callable[..., tuple[str, Sequence[str]]]:
+  """The rule of sentences, a function of a sentence and `letters`."""
+  if transliteration == 'anyascii':
+    return functools.partial(text.normalize_common_voice, dashes=dashes)
+  checks.one_of(('unidecode',), transliteration=transliteration)
+  if dashes != 'drop':
+    raise ValueError(
+        'transliteration unidecode is the published recipe, which drops dashes;'
+        ' add --dashes=drop.'
+    )
+  try:
+    unidecode = importlib.import_module('unidecode')
+  except ImportError as error:
+    raise ValueError(
+        'transliteration unidecode needs the package Unidecode, which is under'
+        ' the GPL and no part of this project; `pip install Unidecode`, or keep'
+        ' --transliteration=anyascii.'
+    ) from error
+  return functools.partial(
+      text.normalize_as_published, transliterate=unidecode.unidecode
+  )
 
 
 def _said_of_speakers(
@@ -208,14 +250,23 @@ def _sentences(source_dir: str) -> list[str]:
 
 
 def corpus(
-    language: str, *, letters: str | None = None, dashes: str = 'space'
+    language: str,
+    *,
+    letters: str | None = None,
+    dashes: str = 'space',
+    transliteration: str = 'anyascii',
 ) -> conversion.Corpus:
-  """Returns Common Voice in one language."""
+  """Returns Common Voice in one language; see `list_utterances`."""
+  _normalizer(transliteration, dashes=dashes)  # Refused before a file is read.
   return conversion.Corpus(
       name=f'Common Voice {language}',
       namespace='Common Voice',
       list_utterances=functools.partial(
-          list_utterances, language=language, letters=letters, dashes=dashes
+          list_utterances,
+          language=language,
+          letters=letters,
+          dashes=dashes,
+          transliteration=transliteration,
       ),
       holds_split=functools.partial(_holds, language=language),
       is_named=functools.partial(_is_named, language=language),
@@ -226,7 +277,10 @@ def corpus(
 if __name__ == '__main__':
   conversion.main(
       lambda: corpus(
-          _LANGUAGE.value, letters=_LETTERS.value, dashes=_DASHES.value
+          _LANGUAGE.value,
+          letters=_LETTERS.value,
+          dashes=_DASHES.value,
+          transliteration=_TRANSLITERATION.value,
       ),
-      flag_names=('language', 'letters', 'dashes'),
+      flag_names=('language', 'letters', 'dashes', 'transliteration'),
   )

@@ -17,9 +17,13 @@ space; runs of spaces become one.
 Two differences: Unicode is composed first (NFC), and dashes and slashes become
 spaces, so that the words beside them stay apart (dashes='drop' drops them, as
 the recipe does). Transliteration is that of anyascii.
+
+`normalize_as_published` is that recipe to the letter, given the transliteration
+of its code.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import string
 import unicodedata
 
 import anyascii
@@ -35,6 +39,7 @@ LOST_SYMBOLS = 'lost symbols'
 
 _APOSTROPHES = '\u2019\u2018\u02bc\u0060\u00b4'
 _HYPHENS = '\u2010\u2011'
+_PUBLISHED_PUNCTUATION = string.punctuation.replace("'", '').replace('-', '')
 # Unicode has them as punctuation, but people say them.
 _SPOKEN = '&%@#§¶†‡‰*'
 _REPLACED = str.maketrans({
@@ -118,6 +123,49 @@ def normalize_common_voice(
   return ' '.join(text.split()), sorted(changes)
 
 
+def normalize_as_published(
+    text: str, *, letters: str, transliterate: Callable[[str], str]
+) -> tuple[str, Sequence[str]]:
+  """Returns a sentence in the given letters, and what happened to it.
+
+  As the published code has it, also where it surprises: letters that are not
+  composed lose their accents, a tab joins words, a quotation mark before a word
+  is dropped, and a character may become several words.
+
+  Args:
+    text: A sentence as published.
+    letters: The language's letters, in lower case; the published scripts end in
+      those of English for every language.
+    transliterate: A character to ASCII; the code takes that of Unidecode.
+
+  Returns:
+    As `normalize_common_voice`.
+  """
+  text = text.lower()
+  latin = lambda character: transliterate(character).lower()
+  kept: list[str] = []
+  changes: set[str] = set()
+  for i, character in enumerate(text):
+    if character in _PUBLISHED_PUNCTUATION:
+      _report_loss(character, changes)
+    elif character in letters or character in tokenizer.PUNCTUATION:
+      kept.append(character)
+    elif all(c in string.ascii_lowercase + ' ' for c in latin(character)):
+      kept.append(latin(character))
+      if latin(character).strip():
+        changes.add(TRANSLITERATED)
+      else:
+        _report_loss(character, changes)
+    elif character == '\u2019':
+      beside = map(transliterate, text[max(0, i - 1) : i] + text[i + 1 : i + 2])
+      if not any(each in _PUBLISHED_PUNCTUATION + '-' for each in beside):
+        kept.append("'")
+    else:
+      _report_loss(character, changes)
+  text = ''.join(kept).replace('- ', ' ').replace(' -', ' ')
+  return ' '.join(text.split()), sorted(changes)
+
+
 def letters_of(texts: Sequence[str]) -> str:
   """Returns every letter (and mark) of the texts in lower case, sorted."""
   letters = {
@@ -145,15 +193,21 @@ def _is_punctuation(character: str) -> bool:
 
 def _transliterate(character: str, letters: str, changes: set[str]) -> str:
   """A character outside the letters as letters, or '' and why."""
-  kind = unicodedata.category(character)
-  if kind[0] in 'LM':
+  if unicodedata.category(character)[0] in 'LM':
     latin = anyascii.anyascii(character).lower()
     if latin and all(c in letters for c in latin):
       changes.add(TRANSLITERATED)
       return latin
-    changes.add(LOST_LETTERS)
-  elif kind[0] == 'N':
-    changes.add(LOST_DIGITS)
-  elif kind[0] == 'S' or character in _SPOKEN:
-    changes.add(LOST_SYMBOLS)
+  _report_loss(character, changes)
   return ''
+
+
+def _report_loss(character: str, changes: set[str]) -> None:
+  """Adds what kind of character was dropped, if it was said."""
+  kind = unicodedata.category(character)[0]
+  if kind in 'LM':
+    changes.add(LOST_LETTERS)
+  elif kind == 'N':
+    changes.add(LOST_DIGITS)
+  elif kind == 'S' or character in _SPOKEN:
+    changes.add(LOST_SYMBOLS)

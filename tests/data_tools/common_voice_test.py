@@ -1,8 +1,10 @@
 import io
 import pathlib
 import shutil
+import sys
 import tarfile
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 import numpy as np
@@ -168,6 +170,22 @@ class CommonVoiceTest(absltest.TestCase):
     dropping = common_voice.corpus('en', dashes='drop')
     listed = dropping.list_utterances(self.source, split='train')
     self.assertEqual(listed.utterances[3].transcript, 'andor')
+
+  def test_unidecode_is_the_user_s_choice(self):
+    self.add('cai', 'cv_3', 'Kraków—x\u0142')
+    exact = dict(dashes='drop', transliteration='unidecode')
+    # None: importing it fails, whether or not it is installed.
+    with mock.patch.dict(sys.modules, unidecode=None):
+      for listing in (self.texts, lambda **kw: common_voice.corpus('en', **kw)):
+        with self.assertRaisesRegex(ValueError, 'needs the package Unidecode,'):
+          listing(**exact)
+      with self.assertRaisesRegex(ValueError, 'add --dashes=drop'):
+        self.texts(transliteration='unidecode')
+      with self.assertRaisesRegex(ValueError, 'transliteration must be one of'):
+        self.texts(transliteration='icu')
+    fake = mock.Mock(unidecode=lambda c: {'ó': 'Q', '—': '--'}.get(c, c))
+    with mock.patch.dict(sys.modules, unidecode=fake):
+      self.assertEqual(self.texts(**exact)[3], 'krakqwx')
 
   def test_letters_of_another_language_are_those_of_all_its_splits(self):
     for split, text in (('dev', 'Ač'), ('train', 'Bé')):

@@ -81,6 +81,47 @@ class CommonVoiceTextTest(parameterized.TestCase):
         'žluťoučký kůň',
     )
 
+  # What Unidecode makes of them; the rule is the published code's.
+  _UNIDECODE = {
+      'é': 'e', 'ù': 'u', 'œ': 'oe', '\u0300': '', '’': "'", '‘': "'",
+      '—': '--', '‐': '-', '…': '...', '\u00a0': ' ', '東': 'Dong ',
+      '京': 'Jing ', '²': '2', 'ł': 'l', 'ß': 'ss', 'ü': 'u',
+  }
+
+  @parameterized.parameters(
+      # Decomposed letters lose their accents, a tab joins.
+      ('voila\u0300', 'voila', ['lost letters']),
+      ('tab\there', 'tabhere', []),
+      ('a\u00a0b  c ', 'a b c', []),
+      ('東京', 'dong jing', ['had letters transliterated']),
+      # Only ’ is an apostrophe, and none beside punctuation.
+      ('‘Stop’, he said.', 'stop he said', []),
+      ("it’s James’ l'été…’x", "it's james' l'été'x", []),
+      ('James’-', 'james-', []),
+      ('a ’\u0300b', 'a b', ['lost letters']),
+      ('and/or—a‐b well-known a -b- c', 'andorab well-known a b c', []),
+      ('Łù x² 5 + @', 'lù x', [
+          'had letters transliterated', 'lost digits', 'lost symbols'
+      ]),
+  )
+  def test_as_published(self, text, expected, changes):
+    transliterate = lambda c: self._UNIDECODE.get(c, c)
+    self.assertEqual(
+        text_lib.normalize_as_published(
+            text, letters=_FR, transliterate=transliterate
+        ),
+        (expected, changes),
+    )
+
+  def test_published_scripts_end_in_english_letters(self):
+    found, changes = text_lib.normalize_as_published(
+        'Œuf où ß',
+        letters=_EN,
+        transliterate=lambda c: self._UNIDECODE.get(c, c),
+    )
+    self.assertEqual(found, 'oeuf ou ss')
+    self.assertEqual(changes, [text_lib.TRANSLITERATED])
+
 
 class EnglishTest(parameterized.TestCase):
 
