@@ -187,6 +187,10 @@ class ExperimentsRunTest(parameterized.TestCase):
           ['BUILD_COHORTS = @cohorts.fixed_size'], [],
       ),
       (
+          'published_numerics', 'cv_en_federated', [],
+          ['gin/experiments/published_numerics.gin'],
+      ),
+      (
           'no_noise', 'cv_en_dp_uniform_from_ls_100',
           ['NOISE_MULTIPLIER = 0.0', 'L2_NORM_CLIP = 0.001'], [],
       ),

@@ -304,6 +304,23 @@ class PlaceholdersTest(parameterized.TestCase):
         for i in range(len(batch['utterance_id']))
     }
 
+  def test_labels_that_are_too_long_may_be_kept(self):
+    found = self.collect(
+        _pipeline(labels_too_long='kept').training_batches(
+            _examples([row[:3] for row in self.rows()]),
+            seed=tf.constant([1, 2]),
+            num_epochs=1,
+        )
+    )
+    left_out = {
+        name for name, row in found.items() if not row['example_weights']
+    }
+    self.assertEqual(left_out, {'no_frame', 'one_frame', 'empty', 'too_long'})
+    self.assertEqual(found['repeat_too_short']['label_lengths'], 2)
+    self.assertEqual(found['repeat_too_short']['feature_lengths'], 8)
+    with self.assertRaisesRegex(ValueError, 'labels_too_long must be one of'):
+      _pipeline(labels_too_long='cut')
+
   def test_in_training(self):
     rows = self.rows()
     found = self.collect(

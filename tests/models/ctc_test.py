@@ -194,6 +194,47 @@ class CtcLossTest(parameterized.TestCase):
     for kernel in ctc.LOSS_KERNELS:
       self.assertLess(float(too_short(3, kernel)[0]), 100)
 
+  # Loss - 1e5, and its gradient, of optax 0.2.5 in float64. The first by hand:
+  # a start at or after either 'b' costs 1e5, and two of them end in 'b', two in
+  # a blank, so that the loss is 1e5 - log(2 p(b) + 2 p(blank)).
+  @parameterized.parameters(
+      ([1, 1], -0.6233, [[0.0307, -0.0479, 0.0368, -0.0196]]),
+      (
+          [1, 1], 1.3133,
+          [[0.3915, -0.004, 0.1209, -0.5085],
+           [0.5718, -0.134, 0.1526, -0.5904]],
+      ),
+      (
+          [0, 1, 2], 0.6853,
+          [[0.3915, 0.0003, -0.1507, -0.2411],
+           [0.5718, 0.0508, -0.2534, -0.3692]],
+      ),
+      (
+          [0, 2, 2, 1, 1], 0.8535,
+          [[0.0039, -0.0185, 0.1437, -0.1291],
+           [0.0795, -0.0291, 0.0618, -0.1122],
+           [0.7068, -0.4184, 0.0056, -0.294]],
+      ),
+  )
+  def test_too_few_frames_as_optax(self, labels, excess, expected):
+    num_frames = len(expected)
+    logits = _logits(1, num_frames, 4)
+    # float32 has steps of .008 at 1e5.
+    losses, gradient = _loss_and_gradient(
+        np.pad(logits, [[0, 0], [0, 2], [0, 0]]), [num_frames], [labels + [1]],
+        [len(labels)], 'optax',
+    )
+    np.testing.assert_allclose(losses - 1e5, [excess], atol=0.02)
+    np.testing.assert_allclose(gradient[0, :num_frames], expected, atol=0.02)
+    np.testing.assert_array_equal(gradient[0, num_frames:], 0)
+
+  def test_no_frame_at_all_as_optax(self):
+    losses, gradient = _loss_and_gradient(
+        _logits(1, 2, 4), [0], [[1, 1]], [2], 'optax'
+    )
+    np.testing.assert_allclose(losses, [1e5], rtol=1e-4)
+    np.testing.assert_array_equal(gradient, 0)
+
 
 class GreedyDecodeTest(parameterized.TestCase):
 
@@ -307,6 +348,29 @@ class CtcModelTest(parameterized.TestCase):
 
     self.assertTrue(has_op(build()))
     self.assertFalse(has_op(build(loss_kernel='scan')))
+    self.assertFalse(has_op(build(loss_kernel='optax')))
+
+  def test_a_head_of_bfloat16_rounds(self):
+    build = lambda **options: ctc.build(
+        encoder=fakes.tiny_model().encoder,
+        tokenizer=fakes.tiny_tokenizer(),
+        **options,
+    )
+    weights = calls.perturbed(build().specs)
+    features = tf.constant(calls.features(2, 20, 80))
+    (exact, lengths), (rounded, _) = (
+        model.logits(weights, features, tf.constant([20, 12]))
+        for model in (build(), build(head_dtype='bfloat16'))
+    )
+    self.assertEqual(rounded.dtype, tf.float32)
+    np.testing.assert_array_equal(
+        rounded, tf.cast(tf.cast(rounded, tf.bfloat16), tf.float32)
+    )
+    valid = tf.sequence_mask(lengths, exact.shape[1])
+    error = tf.norm((rounded - exact)[valid]) / tf.norm(exact[valid])
+    self.assertBetween(float(error), 1e-4, 0.02)
+    with self.assertRaisesRegex(ValueError, 'head_dtype must be one of'):
+      build(head_dtype='float16')
 
   def test_an_unknown_kernel_is_named(self):
     with self.assertRaisesRegex(ValueError, 'loss_kernel must be one of'):

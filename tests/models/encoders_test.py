@@ -85,6 +85,7 @@ _BAD = {
         (dict(norm='middle'), "norm must be one of '"),
         (dict(position='middle'), "position must be one of '"),
         (dict(activation_dtype='float16'), 'activation_dtype.*float16'),
+        (dict(rounding='all'), "rounding must be one of .*'all'"),
         (dict(dim=8, num_heads=3), 'found dim 8 and num_heads 3'),
         (dict(dim=9, num_heads=3), 'found dim 9 and num_heads 3'),
     ),
@@ -207,15 +208,22 @@ class ContractTest(parameterized.TestCase):
     np.testing.assert_array_equal(output_lengths, lengths)
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
 
-  @parameterized.product(row=tuple(_ROWS), seed=(None, (3, 4)))
-  def test_bfloat16_rounds_and_no_more(self, row, seed):
+  @parameterized.product(
+      setting=(
+          *((row, {}) for row in _ROWS),
+          ('transformer', dict(rounding='published')),
+      ),
+      seed=(None, (3, 4)),
+  )
+  def test_bfloat16_rounds_and_no_more(self, setting, seed):
     # With a seed also the draws are float32's. Eight bits round by up to 2^-9 =
     # .2 % at each of some 30 ops of the way; some gradients nearly cancel, and
     # processors differ there: post-norm's by 6.4 % without AVX-512.
+    row, options = setting
     features, lengths = _features(3, 60, _BINS), [60, 45, 9]
     (expected, expected_gradients), (outputs, gradients) = (
         _gradients(
-            _build(row, dropout=0.2, activation_dtype=dtype),
+            _build(row, dropout=0.2, activation_dtype=dtype, **options),
             features,
             lengths,
             None if seed is None else tf.constant(seed),
@@ -369,9 +377,11 @@ class TransformerTest(parameterized.TestCase):
         sorted(counts / 400), [0.09, 0.21, 0.21, 0.49], atol=0.09
     )
 
-  def test_products_are_bfloat16_and_all_else_float32(self):
+  @parameterized.parameters('products', 'published')
+  def test_what_is_bfloat16_and_what_float32(self, rounding):
     encoder = _build(
-        'transformer', dropout=0.2, layer_drop=0.3, activation_dtype='bfloat16'
+        'transformer', dropout=0.2, layer_drop=0.3, activation_dtype='bfloat16',
+        rounding=rounding,
     )
     graph_def = tf.function(encoder.apply).get_concrete_function(
         calls.perturbed(encoder.specs),
@@ -381,15 +391,27 @@ class TransformerTest(parameterized.TestCase):
     ).graph.as_graph_def()
     functions = graph_def.library.function
     nodes = [*graph_def.node, *(n for f in functions for n in f.node_def)]
+    types = lambda op: {tf.DType(n.attr['T'].type) for n in nodes if n.op == op}
     for dtype, ops in (
         (tf.bfloat16, ('MatMul', 'BatchMatMulV2', 'Relu')),
-        # AddV2 is the residual stream, Conv2D and Sigmoid the front end's.
-        (tf.float32, ('AddV2', 'Conv2D', 'Sigmoid', 'Softmax', 'Rsqrt',
-                      'SquaredDifference', 'Sin')),
+        (tf.float32, ('Conv2D', 'Sigmoid', 'Rsqrt', 'SquaredDifference',
+                      'Sin')),
     ):
       for op in ops:
-        found = {tf.DType(n.attr['T'].type) for n in nodes if n.op == op}
-        self.assertEqual(found - {tf.int32}, {dtype}, op)
+        self.assertEqual(types(op) - {tf.int32}, {dtype}, op)
+    # AddV2 is the residual stream, and adds the mask to what softmax takes.
+    rounded = {tf.bfloat16} if rounding == 'published' else {tf.float32}
+    self.assertEqual(types('Softmax'), rounded)
+    self.assertEqual(types('AddV2') - {tf.int32}, rounded | {tf.float32})
+    # The front end's input, positions, and what the blocks round anyway.
+    sources = {n.name: n.op for n in nodes}
+    widened = {
+        sources.get(n.input[0].partition(':')[0])
+        for n in nodes
+        if n.op == 'Cast'
+        and n.attr['SrcT'].type == tf.bfloat16.as_datatype_enum
+    }
+    self.assertEqual('Cast' in widened, rounding == 'published')
 
 
 class SizesTest(parameterized.TestCase):

@@ -82,6 +82,9 @@ def batch_spec() -> Batch:
   )
 
 
+_LABELS_TOO_LONG = ('left_out', 'kept')
+
+
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
   """Settings of the input pipeline; see the module's docstring.
@@ -96,6 +99,9 @@ class Pipeline:
     augment: SpecAugment (features [B, T, F], lengths [B], seed [2]) for
       training, or None.
     chunk_size: Examples that are sorted and packed together.
+    labels_too_long: Utterances whose labels have no place in their frames are
+      'left_out'; or 'kept', as in the published code, for a loss that has a
+      value for them (`models.ctc`).
     shapes: Those in which batches are computed (`shapes`); None: each in its
       own. Batches themselves do not depend on it.
   """
@@ -109,6 +115,7 @@ class Pipeline:
       Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
   ] = None
   chunk_size: int = 64
+  labels_too_long: str = 'left_out'
   shapes: Optional[shapes_lib.Shapes] = None
 
   def __post_init__(self):
@@ -118,6 +125,7 @@ class Pipeline:
     )
     checks.in_range(0, 1, max_padding=self.max_padding)
     checks.positive_int(chunk_size=self.chunk_size)
+    checks.one_of(_LABELS_TOO_LONG, labels_too_long=self.labels_too_long)
     if self.max_utterance_sec > self.max_batch_sec:
       raise ValueError(
           f'max_utterance_sec {self.max_utterance_sec} must be at most '
@@ -353,10 +361,13 @@ class Pipeline:
       features = self.augment(features, lengths, augment_seed)
     labels, label_lengths = self._labels(chunk['transcript'])
     output_lengths = self.output_lengths(lengths)
+    needed = 1
+    if self.labels_too_long == 'left_out':
+      needed = min_frames(labels, label_lengths)
     is_usable = (
         (label_lengths > 0)
         & (lengths <= self.max_frames)
-        & (output_lengths >= min_frames(labels, label_lengths))
+        & (output_lengths >= needed)
     )
     has_features = is_usable if is_training else output_lengths > 0
     lengths = tf.where(has_features, lengths, shapes_lib.PLACEHOLDER_FRAMES)

@@ -43,6 +43,7 @@ def apply(
     num_heads: int,
     dropout: float,
     seed: Optional[tf.Tensor],
+    rounding: str = 'products',
 ) -> tf.Tensor:
   """Attends from every frame to the valid ones.
 
@@ -53,6 +54,8 @@ def apply(
     num_heads: H, divides D.
     dropout: Rate on the attention weights.
     seed: int32 [2] in training, None in evaluation.
+    rounding: 'products', with a float32 softmax; or 'published', with one of
+      the inputs' dtype, and queries divided in it; see `layers`.
 
   Returns:
     As inputs, [B, S, D]; what stands at padded frames is arbitrary but finite.
@@ -60,8 +63,20 @@ def apply(
   query, key, value = _project(weights, inputs, num_heads=num_heads)
   dim = inputs.shape[-1]
   head_dim = dim // num_heads
-  scores = tf.matmul(query * (1 / math.sqrt(head_dim)), key, transpose_b=True)
-  return _combine(weights, scores, value, valid, dropout=dropout, seed=seed)
+  if rounding == 'published':
+    query /= tf.cast(math.sqrt(head_dim), query.dtype)
+    softmax_dtype = query.dtype
+  else:
+    query *= 1 / math.sqrt(head_dim)
+    softmax_dtype = tf.float32
+  return _combine(
+      weights,
+      tf.cast(tf.matmul(query, key, transpose_b=True), softmax_dtype),
+      value,
+      valid,
+      dropout=dropout,
+      seed=seed,
+  )
 
 
 def relative_specs(*, dim: int) -> weights_lib.Specs:
@@ -104,6 +119,7 @@ def apply_relative(
   content = tf.matmul(query + by_head(weights['u']), key, transpose_b=True)
   position = tf.matmul(query + by_head(weights['v']), positions)
   scores = (content + _shift(position)) * (1 / math.sqrt(head_dim))
+  scores = tf.cast(scores, tf.float32)
   return _combine(weights, scores, value, valid, dropout=dropout, seed=seed)
 
 
@@ -127,11 +143,11 @@ def _combine(
     dropout: float,
     seed: Optional[tf.Tensor],
 ) -> tf.Tensor:
-  """Weighs the values of valid frames by scores [B, H, S, S]; see `apply`."""
+  """Weighs values of valid frames by the softmax of scores [B, H, S, S]."""
   batch_size, _, size, _ = tf.unstack(tf.shape(value))
   dim = value.shape[1] * value.shape[3]
-  scores = tf.cast(scores, tf.float32)
-  scores += (1 - tf.transpose(valid, [0, 2, 1])[:, tf.newaxis]) * _MASKED
+  masked = (1 - tf.transpose(valid, [0, 2, 1])[:, tf.newaxis]) * _MASKED
+  scores += tf.cast(masked, scores.dtype)
   attention = tf.cast(tf.nn.softmax(scores), value.dtype)
   attention = layers.dropout(attention, dropout, seed)
   heads = tf.transpose(tf.matmul(attention, value), [0, 2, 1, 3])

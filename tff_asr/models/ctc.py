@@ -18,10 +18,12 @@ from tff_asr.models import layers
 from tff_asr.models import weights as weights_lib
 from tff_asr.text import tokenizer as tokenizer_lib
 
-LOSS_KERNELS = ('op', 'scan')
+LOSS_KERNELS = ('op', 'scan', 'optax')
 
 # Of a path that there is not. Finite: differences of infinities are NaN.
 _LOG_ZERO = -1e30
+# Of a path that there is only in optax, whose log_epsilon it is.
+_LOG_EPSILON = -1e5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,14 +33,16 @@ class CtcModel:
   Attributes:
     encoder: The acoustic encoder.
     vocab_size: V.
-    loss_kernel: `op` or `scan`; see `loss`.
+    loss_kernel: Of `LOSS_KERNELS`; see `loss`.
     specs: All weights: the encoder's and `head/kernel`, `head/bias`.
+    head_dtype: Of the linear layer, 'float32' or 'bfloat16'.
   """
 
   encoder: encoder_lib.Encoder
   vocab_size: int
   loss_kernel: str
   specs: weights_lib.Specs
+  head_dtype: str = 'float32'
 
   def initialize(self, seed: tf.Tensor) -> weights_lib.Weights:
     """Draws initial weights from a seed int32 [2]."""
@@ -66,8 +70,10 @@ class CtcModel:
     hidden, lengths = self.encoder.apply(
         weights, features, feature_lengths, seed
     )
+    hidden = tf.cast(hidden, self.head_dtype)
     outputs = layers.matmul(hidden, weights['head/kernel'])
-    return outputs + weights['head/bias'], lengths
+    outputs += tf.cast(weights['head/bias'], self.head_dtype)
+    return tf.cast(outputs, tf.float32), lengths
 
   def loss(
       self,
@@ -88,18 +94,22 @@ def build(
     encoder: encoder_lib.Encoder,
     tokenizer: tokenizer_lib.Tokenizer,
     loss_kernel: str = 'op',
+    head_dtype: str = 'float32',
 ) -> CtcModel:
   """Builds a CTC model.
 
   Args:
     encoder: The acoustic encoder.
     tokenizer: Gives V.
-    loss_kernel: `op` or, on GPUs, `scan`; see `loss`.
+    loss_kernel: `op`; on GPUs `scan`; `optax` as the published code; see
+      `loss`.
+    head_dtype: 'float32', or 'bfloat16' as in the published code.
 
   Raises:
-    ValueError: An unknown kernel.
+    ValueError: An unknown kernel or head_dtype.
   """
   checks.one_of(LOSS_KERNELS, loss_kernel=loss_kernel)
+  checks.one_of(layers.ACTIVATION_DTYPES, head_dtype=head_dtype)
   vocab_size = tokenizer.vocab_size
   dim = encoder.output_dim
   head = {
@@ -110,7 +120,7 @@ def build(
       ),
   }
   specs = {**encoder.specs, **weights_lib.prefix('head', head)}
-  return CtcModel(encoder, vocab_size, loss_kernel, specs)
+  return CtcModel(encoder, vocab_size, loss_kernel, specs, head_dtype)
 
 
 def loss(
@@ -127,13 +137,16 @@ def loss(
     logits: float32 [B, S, V], S at least 1.
     logit_lengths: int32 [B]. An utterance must have at least `min_frames` of
       its labels (`data.pipeline`). With fewer, `op` raises (under U) or gives
-      infinity with a wrong gradient, `scan` infinity with a gradient of zero.
+      infinity with a wrong gradient, `scan` infinity with a gradient of zero,
+      `optax` some 1e5 with a gradient.
     labels: int32 [B, U], each id in [0, V - 1); what stands at or past an
       utterance's label length is ignored.
     label_lengths: int32 [B], 0 allowed: then every frame is a blank.
     kernel: `op` is TensorFlow's CTCLoss, which has a CPU kernel only; `scan` is
       written in tensor ops, which run on every device and under XLA. They agree
-      to rounding.
+      to rounding. `optax` is `scan` with the rule of optax.ctc_loss, which the
+      published code takes: at a cost of 1e5, the labels may begin at any of
+      them, and equal ones stand without a blank between.
 
   Returns:
     float32 [B], in nats.
@@ -146,8 +159,14 @@ def loss(
   labels = tf.pad(labels, [[0, 0], [0, 1]])
   in_label = tf.sequence_mask(label_lengths, tf.shape(labels)[1])
   labels = tf.where(in_label, labels, 0)
-  if kernel == 'scan':
-    return _scan_loss(logits, logit_lengths, labels, label_lengths)
+  if kernel != 'op':
+    return _scan_loss(
+        logits,
+        logit_lengths,
+        labels,
+        label_lengths,
+        _LOG_EPSILON if kernel == 'optax' else _LOG_ZERO,
+    )
   # The op refuses an empty label: it gets one token and one frame in its
   # place, and what it returns for them is not used.
   is_empty = tf.equal(label_lengths, 0)
@@ -176,13 +195,14 @@ def _scan_loss(
     logit_lengths: tf.Tensor,
     labels: tf.Tensor,
     label_lengths: tf.Tensor,
+    log_epsilon: float,
 ) -> tf.Tensor:
   """As `loss`, by one loop over frames, with the gradient in closed form."""
 
   @tf.custom_gradient
   def losses_of(logits):
     losses, gradients = _forward_backward(
-        logits, logit_lengths, labels, label_lengths
+        logits, logit_lengths, labels, label_lengths, log_epsilon
     )
     return losses, lambda upstream: upstream[:, tf.newaxis, tf.newaxis] * (
         gradients
@@ -196,6 +216,7 @@ def _forward_backward(
     logit_lengths: tf.Tensor,
     labels: tf.Tensor,
     label_lengths: tf.Tensor,
+    log_epsilon: float,
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Losses and their gradients (Graves et al. 2006, equations 6 to 16).
 
@@ -211,6 +232,7 @@ def _forward_backward(
     logit_lengths: int32 [B].
     labels: int32 [B, U], 0 at and past each length.
     label_lengths: int32 [B].
+    log_epsilon: Of a start at another label, and of a missing blank.
 
   Returns:
     Losses float32 [B], and the gradient of each by its logits, [B, S, V].
@@ -228,17 +250,20 @@ def _forward_backward(
   last = 2 * label_lengths[:, tf.newaxis]
   # From one label to the next, past the blank between, unless they are equal.
   skips = tf.not_equal(tokens[:, 2:], tokens[:, :-2])
-  skips = tf.where(skips & tf.equal(states[:, 2:] % 2, 1), 0.0, _LOG_ZERO)
+  skips = tf.where(skips, 0.0, log_epsilon)
+  skips = tf.where(tf.equal(states[:, 2:] % 2, 1), skips, _LOG_ZERO)
   padded = lambda *pad: tf.pad(
       skips, [[0, 0], pad], constant_values=_LOG_ZERO
   )
   skips = tf.concat([padded(2, 0), tf.reverse(padded(0, 2), [1])], axis=0)
   # Before its first frame, a row is in the blank that it begins with.
   start = tf.concat(
-      [tf.equal(states, tf.zeros_like(last)), tf.equal(states, last)[:, ::-1]],
+      [
+          tf.where(tf.equal(states, tf.zeros_like(last)), 0.0, log_epsilon),
+          tf.where(tf.equal(states, last)[:, ::-1], 0.0, _LOG_ZERO),
+      ],
       axis=0,
   )
-  start = tf.where(start, 0.0, _LOG_ZERO)
 
   # By frame [S, B, ...], as the loop takes them.
   by_frame = tf.transpose(logits, [1, 0, 2])

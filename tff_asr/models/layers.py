@@ -7,7 +7,10 @@ utterance alone, as gradients by example need; batch norm does not.
 Products may be of bfloat16 (`activation_dtype`): half the memory, and the fast
 matrix units of GPUs. What a block adds to the residual stream, the stream
 itself, weights, their gradients, the statistics of norms, the softmax of
-attention and the draws of dropout stay float32.
+attention and the draws of dropout stay float32. The published code rounds more,
+the transformer's `rounding` 'published': what enters the convolution of the
+front end, positions, the scale and the softmax of attention, and (head_dtype of
+`ctc.build`) the head.
 
   B: batch size. S: frames. D: width.
 """
@@ -21,6 +24,7 @@ from tff_asr.features import log_mel
 from tff_asr.models import weights as weights_lib
 
 ACTIVATION_DTYPES = ('float32', 'bfloat16')
+ROUNDINGS = ('products', 'published')
 
 _EPSILON = 1e-5
 # What CPUs and GPUs take by themselves; XLA would take another.
@@ -134,6 +138,11 @@ def _draw(shape: Sequence[Any], seed: tf.Tensor) -> tf.Tensor:
       dtype=tf.uint32,
       alg=_ALGORITHM,
   )
+
+
+def rounded(inputs: tf.Tensor, dtype: str) -> tf.Tensor:
+  """The float32 values nearest to those of `inputs` that a dtype has."""
+  return tf.cast(tf.cast(inputs, dtype), tf.float32)
 
 
 def matmul(inputs: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:

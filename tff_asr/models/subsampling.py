@@ -59,11 +59,17 @@ def output_lengths_4x(feature_lengths: tf.Tensor) -> tf.Tensor:
 
 
 def build_3x(
-    *, feature_dim: int, dim: int, dropout: float, padding: str = CENTRED
+    *,
+    feature_dim: int,
+    dim: int,
+    dropout: float,
+    padding: str = CENTRED,
+    input_dtype: str = 'float32',
 ) -> encoder.Encoder:
   """Builds the front end from F = feature_dim to D = dim, with S = T // 3.
 
-  All float32, as in the published code whatever the blocks' activations are.
+  Its products are of float32, as in the published code whatever the blocks'
+  activations are.
 
   Args:
     feature_dim: F.
@@ -71,6 +77,7 @@ def build_3x(
     dropout: Rate on the outputs.
     padding: 'centred', by which an output depends on its utterance alone; or
       'flax_same', by which it depends on the longest of its batch, too.
+    input_dtype: What the convolution's inputs are rounded to.
 
   Raises:
     ValueError: An argument is out of its range.
@@ -93,7 +100,7 @@ def build_3x(
     valid = layers.mask(feature_lengths, tf.shape(features)[1])
     normed = log_mel.normalize(features, feature_lengths)
     scaled = normed * weights['input_scale'] + weights['input_bias']
-    scaled *= valid
+    scaled = layers.rounded(scaled * valid, input_dtype)
     pad_left = num_padded // 2
     if padding == FLAX_SAME:
       frames = _published_frames(tf.reduce_max(feature_lengths))

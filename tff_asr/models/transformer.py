@@ -50,6 +50,7 @@ def build(
     feature_dim: int = log_mel.NUM_MEL_BINS,
     activation_dtype: str = 'float32',
     front_padding: str = subsampling.CENTRED,
+    rounding: str = 'products',
 ) -> encoder.Encoder:
   """Builds the encoder.
 
@@ -66,20 +67,23 @@ def build(
     feature_dim: F.
     activation_dtype: 'float32' or 'bfloat16'; see `layers`.
     front_padding: 'centred' or 'flax_same'; see `subsampling`.
+    rounding: 'products' or 'published', what is of activation_dtype; see
+      `layers`.
 
   Returns:
     An `encoder.Encoder` with D = dim and S = T // 3.
 
   Raises:
-    ValueError: An unknown norm, position, activation_dtype or front_padding, a
-      size is not positive, a rate is outside [0, 1], dropout is 1, or dim is
-      odd or not divisible by num_heads.
+    ValueError: An unknown norm, position, activation_dtype, front_padding or
+      rounding, a size is not positive, a rate is outside [0, 1], dropout is 1,
+      or dim is odd or not divisible by num_heads.
   """
   checks.positive_int(mlp_dim=mlp_dim, num_heads=num_heads)
   checks.one_of(layers.ACTIVATION_DTYPES, activation_dtype=activation_dtype)
   checks.in_range(0, 1, layer_drop=layer_drop)
   checks.one_of(NORMS, norm=norm)
   checks.one_of(POSITIONS, position=position)
+  checks.one_of(layers.ROUNDINGS, rounding=rounding)
   checks.non_negative(max_shift_sec=max_shift_sec)
   if dim % num_heads or dim % 2:
     raise ValueError(
@@ -87,17 +91,21 @@ def build(
         f'num_heads {num_heads}.'
     )
 
+  entry_dtype = activation_dtype if rounding == 'published' else 'float32'
+
   def embed(lengths, size, seed):
     if position == 'sinusoidal':
-      return positions.sinusoidal(lengths, size, dim=dim)
-    return positions.cape(
-        lengths,
-        size,
-        dim=dim,
-        frame_sec=subsampling.STRIDE_3X * log_mel.FRAME_SHIFT_SEC,
-        max_shift_sec=max_shift_sec,
-        seed=seed,
-    )
+      embedded = positions.sinusoidal(lengths, size, dim=dim)
+    else:
+      embedded = positions.cape(
+          lengths,
+          size,
+          dim=dim,
+          frame_sec=subsampling.STRIDE_3X * log_mel.FRAME_SHIFT_SEC,
+          max_shift_sec=max_shift_sec,
+          seed=seed,
+      )
+    return layers.rounded(embedded, entry_dtype)
 
   return encoder.stack(
       subsampling.build_3x(
@@ -105,6 +113,7 @@ def build(
           dim=dim,
           dropout=dropout,
           padding=front_padding,
+          input_dtype=entry_dtype,
       ),
       num_blocks=num_blocks,
       block_specs=_block_specs(dim, mlp_dim),
@@ -115,6 +124,7 @@ def build(
           layer_drop=layer_drop,
           norm=norm,
           activation_dtype=activation_dtype,
+          rounding=rounding,
       ),
       embed=embed,
       final_norm=norm == 'pre',
@@ -143,6 +153,7 @@ def _block(
     layer_drop: float,
     norm: str,
     activation_dtype: str,
+    rounding: str,
 ) -> tf.Tensor:
   """One block; in training, with probability layer_drop, without its halves."""
   attention_seed, mlp_seed, drop_seed = layers.split_seed(seed, 3)
@@ -155,6 +166,7 @@ def _block(
         num_heads=num_heads,
         dropout=dropout,
         seed=attention_seed,
+        rounding=rounding,
     )
     return tf.cast(outputs, tf.float32)
 
