@@ -165,11 +165,14 @@ def _model(authors, arrays, texts, found, said):
   found['loss/shared'] = ctc(given, output_lengths, labels, label_lengths)
   found['loss/own'] = ctc(logits, output_lengths, labels, label_lengths)
   one = jnp.ones([1], jnp.int32)
-  found['loss/too_long'] = ctc(given[:1], 5 * one, labels[:1], 20 * one)
+  too_long = lambda logits: ctc(logits, 5 * one, labels[:1], 20 * one)
+  found['loss/too_long'] = found['kept/loss'] = too_long(given[:1])
+  found['kept_gradient'] = jax.grad(too_long)(given[:1])[0, :5]
   rounded, _ = apply(_build(texts, jnp.bfloat16)[2])(params, shared, frames)
+  _by_row(found, 'rounded', rounded.astype(jnp.float32), output_lengths)
   valid = np.arange(rounded.shape[1]) < np.asarray(output_lengths)[:, None]
   exact = np.asarray(on_shared)[valid]
-  found['bfloat16'] = np.array(
+  found['bfloat16'] = found['as_rounded'] = np.array(
       np.linalg.norm(np.asarray(rounded, np.float32)[valid] - exact)
       / np.linalg.norm(exact)
   )
@@ -189,13 +192,18 @@ def _model(authors, arrays, texts, found, said):
       network, augment, local, features_of, ctc, _RNG_KEYS
   )
   one_more = flax.jax_utils.replicate
-  stepped, state, optim = one_more(params), {}, one_more(local.init(params))
+  take = lambda state, anchor=None, mu=None: step(
+      *state,
+      *map(one_more, (waveforms, num_samples, labels, label_lengths)),
+      one_more(jax.random.PRNGKey(0)), anchor, mu, False, False, 1.0, False,
+  )[:3]
+  state = one_more(params), {}, one_more(local.init(params))
+  proximal, *_ = take(state, one_more(params), 0.1)
+  found['proximal'] = np.array(np.mean([
+      np.isnan(leaf).mean() for leaf in jax.tree_util.tree_leaves(proximal)
+  ]))
   for _ in range(3):
-    stepped, state, optim, *_ = step(
-        stepped, state, optim,
-        *map(one_more, (waveforms, num_samples, labels, label_lengths)),
-        one_more(jax.random.PRNGKey(0)), None, None, False, False, 1.0, False,
-    )
+    stepped, *_ = state = take(state)
   moved = jax.tree_util.tree_map(
       lambda a, b: a - b, params, flax.jax_utils.unreplicate(stepped)
   )
@@ -333,7 +341,10 @@ class _OnePass:
 
 
 def _text(authors, arrays, texts, found, said):
-  """Normalised sentences; English ones are transliterated once more."""
+  """Normalised sentences; English ones are transliterated once more.
+
+  The released scripts do so with French and German ones, too.
+  """
   del arrays, found
   import unidecode
 
@@ -353,7 +364,18 @@ def _text(authors, arrays, texts, found, said):
     normal = [names['process'](sentence).strip() for sentence in sentences]
     if name != 'fr' and name != 'de':
       normal = [unidecode.unidecode(each) for each in normal]
-    said[f'text/{name}'] = normal
+    said[f'text/{name}'] = said[f'published_text/{name}'] = normal
+    if name == 'fr' or name == 'de':
+      said[f'released_text/{name}'] = [
+          unidecode.unidecode(each) for each in normal
+      ]
+  # Our side has no Unidecode.
+  said['unidecode'] = {
+      character: unidecode.unidecode(character)
+      for sentences in texts['sentences'].values()
+      for sentence in sentences
+      for character in sentence.lower()
+  }
 
 
 def _scores(authors, arrays, texts, found, said):

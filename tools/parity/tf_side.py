@@ -211,12 +211,23 @@ def run(folder: str) -> None:
     batches, num_trained = _batches(path, texts['max_batch_sec'])
     said[f'batches/{client}'] = batches
     found['passes'] = np.array(num_trained / sum(map(len, batches)))
+  with open(os.path.join(folder, 'theirs.json'), encoding='utf-8') as f:
+    unidecode = json.load(f)['unidecode']
   for name, sentences in texts['sentences'].items():
     letters = tokenizer_lib.LETTERS['en' if name == 'edges' else name]
     said[f'text/{name}'] = [
         text_lib.normalize_common_voice(each, letters=letters, dashes='drop')[0]
         for each in sentences
     ]
+    published = lambda letters: [
+        text_lib.normalize_as_published(
+            each, letters=letters, transliterate=unidecode.__getitem__
+        )[0]
+        for each in sentences
+    ]
+    said[f'published_text/{name}'] = published(letters)
+    if name in ('fr', 'de'):
+      said[f'released_text/{name}'] = published(tokenizer_lib.LETTERS['en'])
   errors = [
       word_errors.count(*pair)
       for pair in zip(texts['references'], texts['heard'])
@@ -239,11 +250,12 @@ def _tokenizer() -> tokenizer_lib.CharTokenizer:
 
 
 def _network(
-    model: dict[str, int], **settings: str
+    model: dict[str, int], *, head_dtype: str = 'float32', **settings: str
 ) -> ctc.CtcModel:
   return ctc.build(
       encoder=transformer.build(**model, **settings),
       tokenizer=_tokenizer(),
+      head_dtype=head_dtype,
   )
 
 
@@ -287,19 +299,36 @@ def _measure_model(
       tf.concat([lengths, [longest]], axis=0),
   )
   _by_row(found, 'logits/published_padding', published, output_lengths)
-  rounded, _ = _network(texts['model'], activation_dtype='bfloat16').logits(
-      weights, features, lengths
-  )
   valid = tf.sequence_mask(output_lengths, tf.shape(logits)[1])
-  found['bfloat16'] = np.array(comparison.relative(
-      [rounded.numpy()[valid]], [logits.numpy()[valid]]
-  ))
+  for name, settings in (
+      ('bfloat16', {}),
+      ('as_rounded', dict(rounding='published', head_dtype='bfloat16')),
+  ):
+    rounded, _ = _network(
+        texts['model'], activation_dtype='bfloat16', **settings
+    ).logits(weights, features, lengths)
+    found[name] = np.array(comparison.relative(
+        [rounded.numpy()[valid]], [logits.numpy()[valid]]
+    ))
+  _by_row(found, 'rounded', rounded, output_lengths)
   given = arrays['logits']
   loss = lambda logits: tf.reduce_mean(
       ctc.loss(logits, output_lengths, labels, label_lengths)
   ).numpy()
   found['loss/shared'], found['loss/own'] = loss(given), loss(logits)
   found['loss/too_long'] = np.array(0.0)  # `pipeline` leaves it out.
+  first = tf.constant(given[:1])
+  with tf.GradientTape() as tape:
+    tape.watch(first)
+    kept = ctc.loss(
+        first,
+        tf.constant([5]),
+        tf.constant(labels[:1]),
+        tf.constant([20]),
+        kernel='optax',
+    )
+  found['kept/loss'] = kept[0].numpy()
+  found['kept_gradient'] = tape.gradient(kept, first).numpy()[0, :5]
   batch = pipeline_lib.Batch(
       example_weights=tf.ones([len(labels)]),
       feature_lengths=lengths,
@@ -313,7 +342,7 @@ def _measure_model(
   )
   found |= _named('gradient', gradients)
   optimizer = _BUILD_OPTIMIZER['sgd'](_CLIENT_RATE)
-  state = optimizer.initialize(weights_lib.tensor_specs(model.specs))
+  state = fresh = optimizer.initialize(weights_lib.tensor_specs(model.specs))
   stepped = weights
   for _ in range(3):
     state, stepped, _ = client_update.step(
@@ -322,6 +351,13 @@ def _measure_model(
   found |= _named(
       'steps', {name: weights[name] - stepped[name] for name in weights}
   )
+  _, proximal, _ = client_update.step(
+      model, optimizer, fresh, weights, batch,
+      max_grad_norm=1.0, proximal_weight=0.1, anchor=weights,
+  )
+  found['proximal'] = np.array(np.mean([
+      np.isnan(value).mean() for value in proximal.values()
+  ]))
   initial = _named('initial', model.initialize(tf.constant([3, 4])))
   for name, value in initial.items():
     if value.size >= 1000:
