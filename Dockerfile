@@ -1,5 +1,6 @@
-# An image with what requirements.txt pins and this project. NOT BUILT YET, but
-# read line by line: where the project is developed there is no Docker engine.
+# An image with what requirements.txt pins and this project. NOT BUILT YET: where
+# the project is developed there is no Docker engine. The commands of its RUN
+# lines were run one by one in a fresh Python 3.11 environment instead.
 #
 #   docker build -t tff_asr .
 #   docker run --rm -v "$PWD/data:/data" tff_asr train_federated \

@@ -126,12 +126,15 @@ def main(_) -> None:
   print(f'\n{tables.markdown(tables.overview(list(rows.values())))}\n')
   _print_findings(rows)
   print(f'\n{(time.monotonic() - started) / 60:.1f} minutes in all. Next:')
-  print(f'  bin/report.py {folders["seed"]} {folders["federated_dp"]}'
-        ' --output_dir=report')
-  print(f'  bin/transcribe.py --run={folders["federated_dp"]} RECORDING')
-  print('  bin/quickstart --source=SPEECH')
-  print(f'(with .venv/bin/python; {_RUNS_DIR.value} also holds metrics, the'
-        ' privacy statement, and hypotheses in test.json.)')
+  # The script is there in a working copy only.
+  is_copy = os.path.exists(os.path.join(_BIN, 'quickstart'))
+  command = '  .venv/bin/python bin/{}.py' if is_copy else '  tff-asr {}'
+  both = f'{folders["seed"]} {folders["federated_dp"]}'
+  print(command.format('report'), both, '--output_dir=report')
+  print(command.format('demo'), both)
+  print(command.format('transcribe'), f'--run={folders["federated_dp"]} FILE')
+  print(f'{_RUNS_DIR.value} also holds metrics, the privacy statement, and'
+        ' hypotheses in test.json.')
 
 
 def _print_findings(rows: Mapping[str, tables.Row]) -> None:

@@ -6,7 +6,7 @@ as a folder (`shards`) and prints a summary. Errors become one line and exit
 code 1 in `launch.run`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import os
 import sys
@@ -40,6 +40,8 @@ _FOLDERS = {
     'DEV_DIR': ('dev', 'validation'),
     'TEST_DIR': ('test',),
 }
+# Of gin/experiments/own_recordings.gin.
+_COHORT_SIZE = 4
 
 _SOURCE_DIR = flags.DEFINE_string(
     'source_dir',
@@ -285,11 +287,10 @@ def _gin(
       'from tff_asr.text import tokenizer',
       '',
   ]
-  for setting, options in _FOLDERS.items():
-    for name in names:
-      if name in options or name.rpartition('.')[2] in options:
-        lines.append(f'{setting} = {os.path.join(output_dir, name)!r}')
-        break
+  for setting in _FOLDERS:
+    name = _folder(setting, names)
+    if name is not None:
+      lines.append(f'{setting} = {os.path.join(output_dir, name)!r}')
   return '\n'.join([
       *lines,
       f'CHARACTERS = {characters!r}',
@@ -300,6 +301,14 @@ def _gin(
       f'  source = {source!r}',
       '',
   ])
+
+
+def _folder(setting: str, names: Iterable[str]) -> str | None:
+  """The first name of a part or split that a setting may name."""
+  options = _FOLDERS[setting]
+  return next(
+      (name for name in names if name.rpartition('.')[2] in options), None
+  )
 
 
 def _parse(split: str) -> tuple[str, Sequence[str]]:
@@ -450,9 +459,13 @@ def _convert_by_flags(corpus: Corpus) -> None:
     for remark in summaries.remarks(folder, summary):
       print(remark)
   if corpus.spell is not None:
+    private = _folder('PRIVATE_DIR', written)
+    speakers = written[private]['num_clients'] if private else _COHORT_SIZE
+    fewer = f' --gin_param="COHORT_SIZE = {speakers}"'
     print(
         'To train: --gin_file=gin/experiments/own_recordings.gin'
         f' --gin_file={os.path.join(_OUTPUT_DIR.value, CORPUS_GIN)}'
+        f'{fewer if speakers < _COHORT_SIZE else ""}'
     )
   num_dropped = sum(sum(s['dropped'].values()) for s in written.values())
   total = num_dropped + sum(s['num_utterances'] for s in written.values())

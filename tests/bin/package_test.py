@@ -21,7 +21,7 @@ import pytest
 from tests.bin import programs
 from tools import layers
 
-_FOLDERS = ('bin', 'data_tools', 'gin', 'tff_asr')
+_FOLDERS = ('bin', 'data_tools', 'examples', 'gin', 'tff_asr')
 _BUILD = 'from setuptools import build_meta; build_meta.build_wheel("wheels")'
 
 
@@ -103,7 +103,8 @@ class PackageTest(absltest.TestCase):
         {'LICENSE', 'NOTICE', 'METADATA', 'entry_points.txt',
          *(path.name for path in layers.ROOT.glob('requirements*.txt')
            if path.name not in ('requirements-coverage.txt',
-                                'requirements-parity.txt'))},
+                                'requirements-parity.txt')),
+         *(path.name for path in layers.ROOT.glob('examples/*/*.*'))},
         rest,
     )
 

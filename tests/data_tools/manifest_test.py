@@ -20,6 +20,7 @@ from data_tools import manifest
 from data_tools import utterances
 from tests.bin import in_process
 from tests.bin import programs
+from tests import experiment_files
 from tff_asr.data import audio
 from tff_asr.data import client_data
 
@@ -357,7 +358,7 @@ class ManifestTest(parameterized.TestCase):
     self.assertRegex(
         finished.stdout, r'(?s)train .* 17 .*dev .* 2 .*test .* 2 '
     )
-    self.assertIn('data/corpus.gin', finished.stdout)
+    self.assertEndsWith(finished.stdout, 'data/corpus.gin\n')
     text = (self.root / 'data/corpus.gin').read_text()
     self.assertIn('CHARACTERS = " \'-aj"', text)
     self.assertRegex(text, "source = 'collected from .* of train: .* COVERED")
@@ -391,6 +392,10 @@ class ManifestTest(parameterized.TestCase):
     text = (self.root / 'data/corpus.gin').read_text()
     self.assertIn(f"DEV_DIR = '{self.root / 'data/validation'}'\n", text)
     self.assertNotIn('TEST_DIR', text)
+    # The experiment takes more clients a round than there are.
+    self.assertEndsWith(finished.stdout, ' --gin_param="COHORT_SIZE = 2"\n')
+    experiment = experiment_files.read('gin/experiments/own_recordings.gin')
+    self.assertIn('\nCOHORT_SIZE = 4\n', experiment)
 
   def test_more_than_a_tenth_left_out_is_an_error_after_the_rest(self):
     path = self.write_speakers(9)

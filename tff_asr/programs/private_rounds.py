@@ -443,7 +443,8 @@ def check_first_round(
         f'TARGET_EPSILON is {target:g}, but after the first round epsilon would'
         f' be {found:.4g} at delta {settings.delta:g}'
         + (f', with {before} rounds of INIT_FROM_RUN' if before else '')
-        + ': add noise, or take smaller cohorts of a larger population.'
+        + ': add noise that the aggregator accounts for, take smaller cohorts'
+        ' of a larger population, or train NOT PRIVATE: TARGET_EPSILON = None.'
     )
 
 
