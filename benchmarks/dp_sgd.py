@@ -142,7 +142,9 @@ def _build(variant: _Variant):
   frozen = ()
   if variant.frozen:
     freeze = layer_freeze.LayerFreeze(share=variant.frozen, order='random')
-    frozen = freeze.choose(dict.fromkeys(model.specs, 1.0))
+    frozen = freeze.choose(
+        dict.fromkeys(model.specs, 1.0), model.specs
+    )
   step = dp_sgd.DpSgd(
       model=model,
       optimizer=adam.build_adam(0.001),
@@ -150,6 +152,7 @@ def _build(variant: _Variant):
       seed=1,
       build_query=workload_lib.build_query() if variant.is_private else None,
       frozen=frozen,
+      gradients='by_example' if variant.is_private else 'by_batch',
   )
   state = step.initialize()
   if variant.is_private:

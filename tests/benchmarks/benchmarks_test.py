@@ -93,6 +93,14 @@ class BenchmarksTest(parameterized.TestCase):
           ],
       ),
       (
+          'random_access',
+          (
+              'reader', '--records=200', '--step=4', '--speakers=3',
+              '--sec=0.5', '--repeats=1',
+          ),
+          lambda figures: figures['read over the bytes of the examples'],
+      ),
+      (
           'start_up',
           ('start_up', '--sizes=1x8', '--repeats=1'),
           lambda figures: [

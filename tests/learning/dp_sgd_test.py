@@ -151,7 +151,7 @@ class ExampleGradientsTest(parameterized.TestCase):
 
     @tf.function
     def run(weights):
-      return dp_sgd._clipped_sum(
+      return dp_sgd._sum_by_example(
           weights,
           (masked, numbers),
           query=query,
@@ -360,14 +360,44 @@ class DpSgdTest(parameterized.TestCase):
       )
       self.assertEqual(state.client_work, 'prediction/bias')
 
-  def test_without_a_query_it_is_the_gradient_of_the_sum(self):
-    # Without dropout: one draws it by batch, the other by example.
-    model = tiny.predictor()
+  def test_packing_changes_no_public_step(self):
+    # With dropout: each example has draws of its own.
+    step = _build(is_public=True)
+    whole = _moves(step, _batch(0, 1, 2, 3, 4))
+    packed = _moves(step, _batch(3, 0), _batch(4), _batch(2, 1))
+    for name, value in whole.items():
+      np.testing.assert_allclose(
+          packed[name], value, atol=1e-5 * _norm(whole), err_msg=name
+      )
+
+  def test_by_batch_the_gradient_is_the_same_without_dropout(self):
     build = _build.__wrapped__  # Models are no keys of a cache.
-    one = _moves(build(is_public=True, model=model), _batch(0, 1, 2))
-    other = _moves(
-        build(clip=np.inf, split='global', model=model), _batch(0, 1, 2)
-    )
+    options = dict(is_public=True, model=tiny.predictor())
+    one = _moves(build(**options), _batch(0, 1), _batch(2))
+    other = _moves(build(**options, gradients='by_batch'), _batch(2, 1, 0))
+    for name, value in one.items():
+      np.testing.assert_allclose(
+          other[name], value, atol=1e-5 * _norm(one), err_msg=name
+      )
+
+  def test_gradients_of_examples_are_what_a_step_adds_up(self):
+    step = _build(is_public=True)
+    weights = step.initialize().global_model_weights
+    gradients = dp_sgd.build_example_gradients(_TINY, seed=3)
+    found = list(gradients(weights, _batch(0, 1, 2)))
+    self.assertLen(found, 3)
+    moves = _moves(step, _batch(0, 1, 2))
+    for name, move in moves.items():
+      np.testing.assert_allclose(
+          sum(gradient[name].numpy() for gradient in found),
+          move,
+          atol=1e-5 * _norm(moves),
+          err_msg=name,
+      )
+
+  def test_without_a_query_it_is_the_gradient_of_the_sum(self):
+    one = _moves(_build(is_public=True), _batch(0, 1, 2))
+    other = _moves(_build(clip=np.inf, split='global'), _batch(0, 1, 2))
     for name, value in one.items():
       np.testing.assert_allclose(
           other[name], value, atol=1e-5 * _norm(one), err_msg=name
@@ -390,6 +420,8 @@ class DpSgdTest(parameterized.TestCase):
       (dict(devices=()), 'devices'),
       (dict(frozen=('nothing',)), 'frozen names nothing'),
       (dict(frozen=tuple(_TINY.specs)), 'nothing is left to train'),
+      (dict(gradients='by_step'), 'gradients'),
+      (dict(gradients='by_batch'), "'by_batch' cannot be clipped"),
   )
   def test_bad_arguments_are_named(self, options, message):
     with self.assertRaisesRegex(ValueError, message):

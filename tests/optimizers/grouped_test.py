@@ -55,6 +55,26 @@ class GroupedTest(parameterized.TestCase):
       alone, expected = inner.next(alone, expected, tf.constant(gradient))
     np.testing.assert_allclose(weights['a'], expected, rtol=1e-6)
 
+  def test_the_group_may_have_a_warm_up_of_its_own(self):
+    sgd = tff.learning.optimizers.build_sgdm(1.0)
+    over = lambda rounds: schedules.scheduled(
+        sgd, schedule=schedules.warmup(schedules.constant(0.4), rounds=rounds)
+    )
+    optimizer = grouped.build_grouped(
+        over(2), group=['a'], rate=0.5, group_optimizer=over(4)
+    )
+    state, weights = optimizer.initialize(_SPECS), _values([0.0, 0.0], 0.0)
+    found = []
+    for _ in range(3):
+      state, weights = optimizer.next(
+          state, weights, _values([1.0, 1.0], 1.0)
+      )
+      found.append((float(weights['a'][0]), float(weights['b'])))
+    # The group: .5 x .4 x (1, 2, 3) / 4, added up. The others: .4 x 1 / 2, .4.
+    np.testing.assert_allclose(
+        found, [(-0.05, -0.2), (-0.15, -0.6), (-0.3, -1.0)], rtol=1e-5
+    )
+
   def test_hparams_are_those_of_both(self):
     optimizer = grouped.build_grouped(
         tff.learning.optimizers.build_sgdm(0.5), group=['a'], rate=1.0

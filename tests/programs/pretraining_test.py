@@ -64,9 +64,10 @@ class PretrainTest(parameterized.TestCase):
     cls.data = client_data_lib.load(
         fakes.write_split(os.path.join(cls.root, 'shards'), _CLIENTS)
     )
-    cls.run_program(
+    _, cls.printed = cls.run_program(
         'public',
         build_query=None,
+        measured_clips=[1e9],
         num_steps=2,
         sampler_seed=None,
         noise_seed=None,
@@ -114,6 +115,11 @@ class PretrainTest(parameterized.TestCase):
     )
     self.assertAlmostEqual(sum(scores.values()), 1, places=6)
     self.assertTrue(all(score > 0 for score in scores.values()))
+    # All six examples are measured, with the last weights.
+    self.assertIn('C = 1e+09 clips 0% of 6 public gradients', self.printed)
+    path = self.path('public/gradient_norms.csv')
+    with open(path, encoding='utf-8') as f:
+      self.assertLen(f.readlines(), 2 + len(_model_of(16).specs))
 
   def test_frozen_layers_are_those_of_the_lowest_scores_and_do_not_move(self):
     results, printed = self.run_program(
@@ -154,6 +160,8 @@ class PretrainTest(parameterized.TestCase):
           dict(freeze=layer_freeze.LayerFreeze(share=0.1)),
           'freeze needs the scores',
       ),
+      (dict(gradients='by_batch', build_query=_build_query()), 'by_batch'),
+      (dict(measured_clips=[0.1, 0.0]), 'measured_clips'),
   )
   def test_bad_settings_are_named_before_anything_is_written(
       self, changes, message

@@ -18,6 +18,45 @@ from tff_asr.programs import warm_start
 from tff_asr.storage import run_dir
 
 
+class NormsTest(absltest.TestCase):
+
+  def test_clipped_shares_by_hand(self):
+    root = self.enterContext(tempfile.TemporaryDirectory())
+    # Norms of two examples; C = 5 is sqrt(5) x sqrt(1 or 4 of 5 elements) by
+    # dim, 2.24 and 4.47, and 3.54 each by uniform. The whole: 5 and 10.
+    lines = warm_start.write_norms(
+        root,
+        {'a': np.array([3.0, 6.0]), 'b': np.array([4.0, 8.0])},
+        specs={
+            'a': weights_lib.WeightSpec((1,)),
+            'b': weights_lib.WeightSpec((2, 2)),
+        },
+        clips=[5.0],
+    )
+    with open(
+        os.path.join(root, 'gradient_norms.csv'), encoding='utf-8'
+    ) as file:
+      layer, *rows = file.read().splitlines()
+    self.assertEqual(
+        layer, 'layer,parameters,median,p90,global_5,uniform_5,dim_5'
+    )
+    self.assertEqual(
+        rows,
+        [
+            'all,5,7.5,9.5,0.5,0.75,0.75',
+            'a,1,4.5,5.7,,0.5,1.0',
+            'b,4,6.0,7.6,,1.0,0.5',
+        ],
+    )
+    self.assertEqual(
+        lines,
+        [
+            'C = 5 clips 50% of 2 public gradients; 75% of their layers by '
+            'uniform, 75% of their layers by dim (median norm 7.5).'
+        ],
+    )
+
+
 class WeightsTest(absltest.TestCase):
 
   def setUp(self):

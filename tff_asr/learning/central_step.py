@@ -48,6 +48,7 @@ class CentralStep:
       devices: Optional[Sequence[str]] = None,
       encoder_rate: float = 1.0,
       encoder_frozen_steps: int = 0,
+      encoder_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
       shapes: Optional[shapes_lib.Shapes] = None,
       jit: bool = False,
   ):
@@ -64,6 +65,8 @@ class CentralStep:
       encoder_frozen_steps: The encoder is frozen for so many steps. Then its
         gradients are computed, and its optimizer and schedule begin
         (`optimizers.grouped`).
+      encoder_optimizer: Of the encoder, with another schedule; None: as the
+        head's.
       shapes: Those in which batches, or each device's parts, are computed
         (`client_update.loss_gradients`).
       jit: With shapes, XLA compiles the gradient of each, and the update. Bits
@@ -75,9 +78,12 @@ class CentralStep:
     checks.positive(max_grad_norm=max_grad_norm)
     checks.non_negative_int(encoder_frozen_steps=encoder_frozen_steps)
     encoder = frozenset(model.encoder.specs)
-    if encoder_rate != 1 or encoder_frozen_steps:
+    if encoder_rate != 1 or encoder_frozen_steps or encoder_optimizer:
       optimizer = grouped.build_grouped(
-          optimizer, group=encoder, rate=encoder_rate
+          optimizer,
+          group=encoder,
+          rate=encoder_rate,
+          group_optimizer=encoder_optimizer,
       )
     self._model = model
     self._optimizer = optimizer

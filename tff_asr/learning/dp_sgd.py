@@ -21,18 +21,21 @@ Memory beside the weights: the gradient, 4 bytes a trained parameter; the sum
 and the record that is being clipped (int64), up to 24 bytes a trained
 parameter; and the activations of an example.
 
-Without a query, for public data, nothing is clipped or noised, and gradients
-are those of whole physical batches. Such a step also returns the squared norm
-of each layer's gradient (`layer_freeze`).
+Without a query, for public data, nothing is clipped or noised. Gradients are
+those of each example there, too, so that packing changes no draw of dropout;
+`by_batch` takes those of whole physical batches, with one draw of dropout for
+each of them, which is faster. A step on public data also returns the squared
+norm of each layer's gradient (`layer_freeze`).
 
 The state is that of a learning process, so `programs.private_rounds` charges
 steps as it charges rounds.
 """
 
 import collections
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 import concurrent.futures
 import contextlib
+import functools
 import itertools
 from typing import Any, NamedTuple, Optional
 
@@ -45,14 +48,27 @@ from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import shapes as shapes_lib
 from tff_asr.execution import xla
+from tff_asr.features import log_mel
 from tff_asr.learning import process
 from tff_asr.models import best_rq
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import queries
 
 
+GRADIENTS = ('by_example', 'by_batch')
+
 # Batches that a device has, one of them in work.
 _QUEUED = 2
+
+
+def check_gradients(gradients: str, *, is_private: bool) -> None:
+  """Raises ValueError for none of `GRADIENTS`, or what cannot be clipped."""
+  checks.one_of(GRADIENTS, gradients=gradients)
+  if is_private and gradients != 'by_example':
+    raise ValueError(
+        f'gradients = {gradients!r} cannot be clipped by example: take '
+        "'by_example' for private data."
+    )
 
 
 class AggregatorState(NamedTuple):
@@ -75,6 +91,7 @@ class DpSgd:
       build_query: Optional[queries.BuildQuery] = None,
       frozen: Collection[str] = (),
       devices: Sequence[str] = ('/device:CPU:0',),
+      gradients: str = 'by_example',
       shapes: Optional[shapes_lib.Shapes] = None,
       jit: bool = False,
   ):
@@ -90,15 +107,17 @@ class DpSgd:
       frozen: Names of weights that stay as they are.
       devices: Logical devices that share a batch. Each holds the weights and a
         sum.
-      shapes: With a query, an example is computed in the fewest frames of these
-        that hold it, instead of its own.
-      jit: With shapes and a query, XLA compiles an example's gradient. Bits are
-        others than without.
+      gradients: One of `GRADIENTS`; 'by_batch' for public data only.
+      shapes: By example, each is computed in the fewest frames of these that
+        hold it, instead of its own.
+      jit: With shapes, XLA compiles an example's gradient. Bits are others than
+        without.
 
     Raises:
-      ValueError: An argument is out of range, a name is unknown, or all
-        weights are frozen.
+      ValueError: An argument is out of range, a name is unknown, all weights
+        are frozen, or gradients by batch are to be clipped.
     """
+    check_gradients(gradients, is_private=build_query is not None)
     checks.positive_int(batch_size=batch_size)
     checks.non_negative_int(seed=seed)
     if not devices:
@@ -126,6 +145,7 @@ class DpSgd:
         model,
         query=self._query,
         live=tuple(self._live_specs),
+        gradients=gradients,
         shapes=shapes,
         jit=jit,
     )
@@ -169,7 +189,7 @@ class DpSgd:
 
     Returns:
       The new state, and metrics, exact and therefore not private: `loss_sum`,
-      `gradient_norm_sum` (before clipping; 0 without a query) and
+      `gradient_norm_sum` (before clipping; 0 by batch) and
       `num_examples`; without a query also `layer_squares`, by layer the squared
       norm of the mean gradient.
     """
@@ -338,67 +358,136 @@ def _build_add(
     *,
     query: Optional[tfp.DPQuery],
     live: tuple[str, ...],
+    gradients: str,
     shapes: Optional[shapes_lib.Shapes],
     jit: bool,
 ) -> Callable[..., _Sums]:
   """The graph function that adds a physical batch to sums."""
-  def mask(examples):
-    features, lengths, seeds = examples
-    return model.mask(features, lengths, seeds[:, 0]), seeds[:, 1]
-
-  def mask_one(example):
-    """Masks one with padding, if any, that depends on its length alone.
-
-    The batch's padding would change its rounding.
-    """
-    features, lengths, seeds = example
-    features = features[:, : lengths[0]]
-    if shapes is not None:
-      features = shapes_lib.pad_to_shape(features, shapes)
-    return mask((features, lengths, seeds))
 
   # One graph for all batches: a resumed run then has the same bits.
   @tf.function(autograph=False)
   def add(weights, params, seed, batch, sums):
-    names = tf.strings.join(
-        [batch['client_id'], batch['utterance_id']], separator='\n'
-    )
-    numbers = tf.cast(
-        tf.strings.to_hash_bucket_fast(names, 2**31 - 1), tf.int32
-    )
-    seeds = tf.map_fn(
-        lambda number: tf.random.split(tf.random.fold_in(seed, number), 2),
-        numbers,
-        fn_output_signature=tf.TensorSpec([2, 2], tf.int32),
-    )
     trained = weights_lib.Weights((name, weights[name]) for name in live)
-
-    def loss_fn(trained, examples):
-      masked, seeds = examples
-      return tf.reduce_sum(
-          model.loss({**weights, **trained}, masked, seeds[0])
+    examples = _examples(batch, seed)
+    gradient_of = _build_gradient(_build_loss(model, weights))
+    if gradients == 'by_batch':
+      found = _Sums(
+          *gradient_of(trained, _masked(model, examples)),
+          norm=tf.zeros([]),
+          count=tf.cast(tf.size(batch['feature_lengths']), tf.float32),
       )
-
-    gradient_of = _build_gradient(loss_fn)
-    if shapes is not None:
-      gradient_of = xla.compilable(gradient_of, jit=jit)
-    examples = (batch['features'], batch['feature_lengths'], seeds)
-    count = tf.cast(tf.size(numbers), tf.float32)
-    if query is None:
-      gradient, loss = _build_gradient(loss_fn)(trained, mask(examples))
-      found = _Sums(gradient, loss, tf.zeros([]), count)
     else:
-      found = _clipped_sum(
+      if shapes is not None:
+        gradient_of = xla.compilable(gradient_of, jit=jit)
+      found = _sum_by_example(
           trained,
           examples,
           query=query,
           params=params,
-          prepare=mask_one,
+          prepare=functools.partial(_masked_alone, model, shapes=shapes),
           gradient_of=gradient_of,
       )
     return _merge(query, sums, found)
 
   return _with_fixed_batch_type(add)
+
+
+def build_example_gradients(
+    model: best_rq.BestRqModel, *, seed: int
+) -> Callable[
+    [weights_lib.Weights, pipeline_lib.Batch],
+    Iterator[dict[str, tf.Tensor]],
+]:
+  """Returns gradients of a batch's examples one by one, to look at.
+
+  They are exact, and so for public data or experiments.
+
+  Args:
+    model: The model.
+    seed: Of masks and dropout, which are those of a first step.
+
+  Returns:
+    From weights, float32 by name, and a batch to gradients like the weights.
+  """
+  step_seed = tf.random.fold_in(tf.constant(weights_lib.seed_pair(seed)), 0)
+  spec = weights_lib.tensor_specs(model.specs)
+
+  # In the example's own length, whatever the batch's is.
+  one = tf.TensorSpec([1, None, log_mel.NUM_MEL_BINS], tf.float32)
+  seeds = tf.TensorSpec([1, 2, 2], tf.int32)
+
+  @tf.function(
+      input_signature=[spec, (one, tf.TensorSpec([1], tf.int32), seeds)],
+      autograph=False,
+  )
+  def gradient_of(weights, example):
+    gradient, _ = _build_gradient(_build_loss(model, weights))(
+        weights, _masked_alone(model, example)
+    )
+    return gradient
+
+  def gradients(weights, batch):
+    weights = weights_lib.to_tensors(weights)
+    parts = _examples(batch, step_seed)
+    for number in range(len(batch['feature_lengths'])):
+      yield gradient_of(
+          weights, tuple(part[number : number + 1] for part in parts)
+      )
+
+  return gradients
+
+
+def _examples(
+    batch: pipeline_lib.Batch, seed: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  """Features [B, T, F], lengths [B], and two seeds an example [B, 2, 2]."""
+  names = tf.strings.join(
+      [batch['client_id'], batch['utterance_id']], separator='\n'
+  )
+  numbers = tf.cast(
+      tf.strings.to_hash_bucket_fast(names, 2**31 - 1), tf.int32
+  )
+  seeds = tf.map_fn(
+      lambda number: tf.random.split(tf.random.fold_in(seed, number), 2),
+      numbers,
+      fn_output_signature=tf.TensorSpec([2, 2], tf.int32),
+  )
+  return batch['features'], batch['feature_lengths'], seeds
+
+
+def _masked(model: best_rq.BestRqModel, examples: Any) -> Any:
+  """Examples masked, and their seeds of dropout."""
+  features, lengths, seeds = examples
+  return model.mask(features, lengths, seeds[:, 0]), seeds[:, 1]
+
+
+def _masked_alone(
+    model: best_rq.BestRqModel,
+    example: Any,
+    *,
+    shapes: Optional[shapes_lib.Shapes] = None,
+) -> Any:
+  """One example masked, padded, if at all, by its length alone.
+
+  The batch's padding would change its rounding.
+  """
+  features, lengths, seeds = example
+  features = features[:, : lengths[0]]
+  if shapes is not None:
+    features = shapes_lib.pad_to_shape(features, shapes)
+  return _masked(model, (features, lengths, seeds))
+
+
+def _build_loss(
+    model: best_rq.BestRqModel, weights: weights_lib.Weights
+) -> Callable[[weights_lib.Weights, Any], tf.Tensor]:
+  """The summed loss, by trained weights in place of some of these."""
+
+  def loss_fn(trained, examples):
+    masked, seeds = examples
+    return tf.reduce_sum(model.loss({**weights, **trained}, masked, seeds[0]))
+
+  return loss_fn
 
 
 def _build_gradient(
@@ -418,21 +507,21 @@ def _build_gradient(
   return gradient_of
 
 
-def _clipped_sum(
+def _sum_by_example(
     weights: weights_lib.Weights,
     examples: Any,
     *,
-    query: tfp.DPQuery,
+    query: Optional[tfp.DPQuery],
     params: Any,
     prepare: Callable[[Any], Any],
     gradient_of: Callable[[weights_lib.Weights, Any], tuple[Any, tf.Tensor]],
 ) -> _Sums:
-  """Sums the clipped gradients of a batch's examples.
+  """Sums the gradients of a batch's examples, clipped if there is a query.
 
   Args:
     weights: What is trained: gradients are by these alone.
     examples: Nest of tensors [B, ...], B at least 1.
-    query: Clips; its records are gradients like the weights.
+    query: Clips; its records are gradients like the weights. None: no clip.
     params: Of the query's `derive_sample_params`.
     prepare: From one of them to what `gradient_of` takes.
     gradient_of: As `_build_gradient` returns it.
@@ -443,9 +532,13 @@ def _clipped_sum(
         lambda part: part[number : number + 1], examples
     )
     gradient, loss = gradient_of(weights, prepare(example))
-    record = query.preprocess_record(params, gradient)
+    if query is None:
+      records = tf.nest.map_structure(tf.add, sums.records, gradient)
+    else:
+      record = query.preprocess_record(params, gradient)
+      records = query.accumulate_preprocessed_record(sums.records, record)
     return number + 1, _Sums(
-        query.accumulate_preprocessed_record(sums.records, record),
+        records,
         sums.loss + loss,
         sums.norm + tf.linalg.global_norm(tf.nest.flatten(gradient)),
         sums.count + 1,

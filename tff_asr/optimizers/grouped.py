@@ -6,6 +6,7 @@ head, or no steps at first. Let the inner optimizer's step be w -> step(w):
     w <- w + rate (step(w) - w)    for the weights of the group,
     w <- step(w)                   for the others.
 
+The group may have an inner optimizer of its own, with another warm-up, say.
 The group and the other weights have a state each. While the group has no
 gradients (all are None), its weights and its state do not change: its moments,
 bias corrections and schedule begin with its first gradients.
@@ -13,7 +14,7 @@ bias corrections and schedule begin with its first gradients.
 
 import collections
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -26,13 +27,16 @@ def build_grouped(
     *,
     group: Collection[str],
     rate: float,
+    group_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
 ) -> tff.learning.optimizers.Optimizer:
   """Returns the optimizer, for weights by name.
 
   Args:
-    optimizer: Its states are those of `others` and `group` in the state.
+    optimizer: Its state is that of `others` in the state.
     group: Names of the group's weights.
     rate: Factor of the group's steps; positive.
+    group_optimizer: Its state is that of `group`; None: one like `optimizer`.
+      Its hyperparameters are of the same names.
 
   Raises:
     ValueError: rate is not positive and finite. `initialize` raises it if the
@@ -40,7 +44,11 @@ def build_grouped(
   """
   checks.positive(rate=rate)
   checks.finite(rate=rate)
-  return _Grouped(optimizer, frozenset(group), rate)
+  return _Grouped(
+      dict(group=group_optimizer or optimizer, others=optimizer),
+      frozenset(group),
+      rate,
+  )
 
 
 class _Grouped(tff.learning.optimizers.Optimizer):
@@ -48,11 +56,11 @@ class _Grouped(tff.learning.optimizers.Optimizer):
 
   def __init__(
       self,
-      optimizer: tff.learning.optimizers.Optimizer,
+      optimizers: Mapping[str, tff.learning.optimizers.Optimizer],
       group: frozenset[str],
       rate: float,
   ):
-    self._optimizer = optimizer
+    self._optimizers = optimizers
     self._group = group
     self._rate = rate
 
@@ -64,8 +72,8 @@ class _Grouped(tff.learning.optimizers.Optimizer):
       raise ValueError('group names all weights: there are no others.')
     parts = self._split(specs)
     return collections.OrderedDict(
-        group=self._optimizer.initialize(parts['group']),
-        others=self._optimizer.initialize(parts['others']),
+        (key, optimizer.initialize(parts[key]))
+        for key, optimizer in self._optimizers.items()
     )
 
   def next(self, state, weights, gradients):
@@ -74,7 +82,7 @@ class _Grouped(tff.learning.optimizers.Optimizer):
     for key, part in self._split(gradients).items():
       if all(gradient is None for gradient in part.values()):
         continue
-      new_state[key], stepped = self._optimizer.next(
+      new_state[key], stepped = self._optimizers[key].next(
           state[key], parts[key], part
       )
       if key == 'group':
@@ -88,11 +96,11 @@ class _Grouped(tff.learning.optimizers.Optimizer):
     return new_state, type(weights)((name, merged[name]) for name in weights)
 
   def get_hparams(self, state):
-    return self._optimizer.get_hparams(state['others'])
+    return self._optimizers['others'].get_hparams(state['others'])
 
   def set_hparams(self, state, hparams):
     return collections.OrderedDict(
-        (key, self._optimizer.set_hparams(part, hparams))
+        (key, self._optimizers[key].set_hparams(part, hparams))
         for key, part in state.items()
     )
 

@@ -85,6 +85,8 @@ class CentralTraining(training_loop.TrainingRun):
     encoder_rate: Of the encoder's steps, beside those of the head.
     encoder_frozen_steps: The encoder is trained after so many steps; its
       optimizer and schedule begin then (`optimizers.grouped`).
+    encoder_optimizer: Of the encoder, with another schedule; None: as the
+      head's.
     jit: XLA compiles the step (`central_step`).
   """
 
@@ -96,6 +98,7 @@ class CentralTraining(training_loop.TrainingRun):
   devices: Optional[Sequence[str]] = None
   encoder_rate: float = 1.0
   encoder_frozen_steps: int = 0
+  encoder_optimizer: Optional[tff.learning.optimizers.Optimizer] = None
   jit: bool = False
 
   NAME = 'central'
@@ -127,6 +130,7 @@ class CentralTraining(training_loop.TrainingRun):
         devices=self.devices,
         encoder_rate=self.encoder_rate,
         encoder_frozen_steps=self.encoder_frozen_steps,
+        encoder_optimizer=self.encoder_optimizer,
         shapes=self.pipeline.shapes,
         jit=self.jit,
     )

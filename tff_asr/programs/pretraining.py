@@ -7,6 +7,7 @@ be frozen by the scores of the warm start. Both draw batches by Poisson
 sampling.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import math
 from typing import Any, NamedTuple, Optional
@@ -33,6 +34,8 @@ from tff_asr.programs import private_rounds
 from tff_asr.programs import run_state
 from tff_asr.programs import training_loop
 from tff_asr.programs import warm_start
+# Public examples whose gradients are measured at the end.
+_NUM_MEASURED = 256
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -48,6 +51,9 @@ class Pretraining(training_loop.TrainingRun):
     build_query: Builds, from the specs of the trained weights, the query that
       clips and noises gradients by example; None: the data are public.
     devices: Logical devices that share a batch; None: all GPUs, else the CPU.
+    gradients: As in `dp_sgd.DpSgd`.
+    measured_clips: Of a public run: values of C of which it says, at its end,
+      how much of the gradients by example they would clip.
     freeze: Which layers to leave as they are, by the scores of init_from_run.
     privacy: Budget and keys.
     jit: XLA compiles gradients by example (`dp_sgd`).
@@ -59,6 +65,8 @@ class Pretraining(training_loop.TrainingRun):
   seed: int
   build_query: Optional[queries.BuildQuery] = None
   devices: Optional[list[str]] = None
+  gradients: str = 'by_example'
+  measured_clips: Sequence[float] = ()
   freeze: Optional[layer_freeze.LayerFreeze] = None
   privacy: private_rounds.PrivacySettings = private_rounds.PrivacySettings()
   jit: bool = False
@@ -74,6 +82,12 @@ class Pretraining(training_loop.TrainingRun):
         self._check_target,
         lambda: devices_lib.find(self.devices),
         lambda: checks.positive_int(batch_size=self.batch_size),
+        lambda: [
+            checks.positive(measured_clips=clip) for clip in self.measured_clips
+        ],
+        lambda: dp_sgd.check_gradients(
+            self.gradients, is_private=self.build_query is not None
+        ),
         lambda: self._build_examples(keys.from_seed(0)),
         self._choose_frozen,
     )
@@ -92,6 +106,7 @@ class Pretraining(training_loop.TrainingRun):
         build_query=self.build_query,
         frozen=self._frozen,
         devices=devices_lib.find(self.devices),
+        gradients=self.gradients,
         shapes=self.pipeline.shapes,
         jit=self.jit,
     )
@@ -190,6 +205,8 @@ class Pretraining(training_loop.TrainingRun):
     if self.build_query is None:
       squares = {name: float(value) for name, value in state.record.items()}
       warm_start.write_scores(self.output_dir, squares, specs=self.model.specs)
+      if self.measured_clips:
+        self._measure(state.process.global_model_weights)
     return state.process.global_model_weights, {
         'batch_size': self.batch_size,
         'population': self._examples.sampling.population,
@@ -198,6 +215,26 @@ class Pretraining(training_loop.TrainingRun):
             weights_lib.without(self._frozen, self.model.specs)
         ),
     }
+
+
+  def _measure(self, weights: weights_lib.Weights) -> None:
+    """Writes norms of public gradients, and prints what clips clip of them."""
+    population = self._examples.sampling.population
+    count = min(_NUM_MEASURED, population)
+    numbers = np.arange(count) * population // count
+    gradients = dp_sgd.build_example_gradients(self.model, seed=self.seed)
+    norms = {name: [] for name in self.model.specs}
+    for batch in self._examples.batches(numbers.tolist()):
+      for gradient in gradients(weights, batch):
+        for name, value in gradient.items():
+          norms[name].append(float(tf.norm(value)))
+    for line in warm_start.write_norms(
+        self.output_dir,
+        {name: np.array(values) for name, values in norms.items()},
+        specs=self.model.specs,
+        clips=self.measured_clips,
+    ):
+      print(f'{self.NAME}: {line}')
 
 
 class MaskedEvaluation(NamedTuple):

@@ -5,22 +5,28 @@ gives its encoder, by the names of the weights: the head is drawn anew from the
 run's seed, and weights that only pre-training needs are left behind.
 
 A public run of `pretrain` also writes a table of its layers' scores into its
-folder. `learning.layer_freeze` uses it to choose the layers to freeze.
+folder. `learning.layer_freeze` uses it to choose the layers to freeze. A second
+table has the norms of single gradients, to choose the clip by.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import csv
 import io
+import math
 import os
+
+import numpy as np
 
 from tff_asr import files
 from tff_asr.learning import layer_freeze
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import clipping
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
 _SCORES = 'layer_scores.csv'
+_NORMS = 'gradient_norms.csv'
 
 
 def updated(
@@ -104,6 +110,71 @@ def write_scores(
     size = weights_lib.count({name: specs[name]})
     table.writerow([name, scores[name], squares[name], size])
   files.write_text(os.path.join(run, _SCORES), text.getvalue())
+
+
+def write_norms(
+    run: str,
+    norms: Mapping[str, np.ndarray],
+    *,
+    specs: weights_lib.Specs,
+    clips: Sequence[float],
+) -> list[str]:
+  """Writes norms of gradients by example, and what clips would clip of them.
+
+  The first row is of all layers: its `global` shares are of examples, its
+  others the mean of the layers'.
+
+  Args:
+    run: The run's folder.
+    norms: float64 [N] by layer, of N examples.
+    specs: Of the layers; none is frozen.
+    clips: Values of C.
+
+  Returns:
+    The first row in words, a sentence a clip.
+  """
+  names = sorted(specs)
+  sizes = [math.prod(specs[name].shape) for name in names]
+  by_layer = np.stack([norms[name] for name in names])
+  everything = np.linalg.norm(by_layer, axis=0)
+  shares = {
+      (split, clip): np.mean(
+          by_layer > clip * np.array(divide(sizes))[:, np.newaxis], axis=1
+      )
+      for clip in clips
+      for split, divide in clipping.SPLITS.items()
+      if divide is not None
+  }
+  text = io.StringIO()
+  table = csv.writer(text, lineterminator='\n')
+  table.writerow(
+      ['layer', 'parameters', 'median', 'p90']
+      + [f'global_{clip:g}' for clip in clips]
+      + [f'{split}_{clip:g}' for split, clip in shares]
+  )
+  quantiles = lambda values: list(np.quantile(values, [0.5, 0.9]))
+  of_all = [float(np.mean(everything > clip)) for clip in clips]
+  table.writerow(
+      ['all', sum(sizes), *quantiles(everything), *of_all]
+      + [np.mean(found) for found in shares.values()]
+  )
+  for place, name in enumerate(names):
+    table.writerow(
+        [name, sizes[place], *quantiles(by_layer[place])]
+        + [''] * len(clips)
+        + [found[place] for found in shares.values()]
+    )
+  files.write_text(os.path.join(run, _NORMS), text.getvalue())
+  return [
+      f'C = {clip:g} clips {share:.0%} of {len(everything)} public gradients; '
+      + ', '.join(
+          f'{np.mean(found):.0%} of their layers by {split}'
+          for (split, of), found in shares.items()
+          if of == clip
+      )
+      + f' (median norm {np.median(everything):.3g}).'
+      for clip, share in zip(clips, of_all)
+  ]
 
 
 def read_scores(run: str, *, specs: weights_lib.Specs) -> dict[str, float]:
