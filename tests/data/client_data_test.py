@@ -301,6 +301,24 @@ class ClientDataTest(cases.TestCase):
       fakes.damage(path, place)
       client_data.verify(self.folder)
 
+  @parameterized.parameters(
+      (0, 2**40), (2, 2**63), (-1, 2**64 - 1), (-1, 10_000)
+  )
+  def test_a_made_up_length_is_said_before_it_is_believed(self, record, length):
+    # With the right checksum it ends TensorFlow's reader and the process.
+    _write(self.folder, max_shard_bytes=2**20)
+    byte = _record_starts(self.folder, 0)[record]
+    header = np.frombuffer(np.uint64(length).tobytes(), np.uint8)
+    path = os.path.join(self.folder, index.shard_name(0))
+    with open(path, 'r+b') as f:
+      f.seek(byte)
+      f.write(header.tobytes())
+      f.write(index._masked_crc32c(header[np.newaxis]).tobytes())
+    with self.assertRaisesRegex(
+        ValueError, f'00000.*: the record at byte {byte} claims {length} bytes'
+    ):
+      client_data.load(self.folder)
+
   def test_shard_truncated_between_records_while_open(self):
     _write(self.folder, max_shard_bytes=2**20)
     data = client_data.load(self.folder)

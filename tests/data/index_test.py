@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import pathlib
@@ -290,6 +291,42 @@ class IndexTest(cases.TestCase):
     os.remove(path)
     with self.assertRaisesRegex(ValueError, f'{name} is missing'):
       index.read(self.root)
+
+  @parameterized.product(
+      name=(index.HASH_FILE, index.OFFSETS_FILE), place=(0, 0.5, 0.99)
+  )
+  def test_made_up_index_files_of_the_right_checksum(self, name, place):
+    self.write(_clients(100))
+    slot = {index.HASH_FILE: 40, index.OFFSETS_FILE: 528}[name]
+    content = bytearray(pathlib.Path(self.path(name)).read_bytes())
+    start = int(place * (len(content) // slot)) * slot
+    content[start : start + 12] = index._frame_records(
+        np.zeros([1, 2**10])
+    )[:12]
+    self._make_up(name, content)
+    with self.assertRaisesRegex(ValueError, f'{name} has records of another l'):
+      index.read(self.root)
+
+  @parameterized.parameters((8, 3), (16, 2**31), (20, 1))
+  def test_a_table_that_places_clients_elsewhere(self, byte, value):
+    self.write(_clients(100))
+    content = pathlib.Path(self.path(index.HASH_FILE)).read_bytes()
+    slots = np.frombuffer(content, np.uint8).reshape(-1, 40)[:, 12:-4].copy()
+    used = np.flatnonzero(slots.view('<i8')[:, 0] >= 0)[0]
+    slots[used, byte : byte + 4] = np.frombuffer(
+        np.uint32(value).tobytes(), np.uint8
+    )
+    self._make_up(index.HASH_FILE, index._frame_records(slots.view('<i8')))
+    with self.assertRaisesRegex(ValueError, 'disagree on the places'):
+      index.read(self.root)
+
+  def _make_up(self, name: str, content: bytes) -> None:
+    """Puts an index file in the place of another, with its checksum."""
+    pathlib.Path(self.path(name)).write_bytes(content)
+    path = pathlib.Path(self.path(index.CORPUS_FILE))
+    corpus = json.loads(path.read_text())
+    corpus['files'][name] = hashlib.sha256(content).hexdigest()
+    path.write_text(json.dumps(corpus))
 
   @parameterized.parameters(0, 1, 2)
   def test_truncated_or_missing_shard(self, number):

@@ -39,6 +39,7 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import hashlib
 import json
+import mmap
 import os
 import struct
 from typing import Any, NamedTuple
@@ -213,19 +214,24 @@ def write(
 
 
 def read(folder: str | os.PathLike[str]) -> tuple[Corpus, Clients]:
-  """Reads and checks a corpus' index; shards are checked by size only.
+  """Reads and checks a corpus' index.
+
+  Shards are checked by size, and the lengths that their records state: made up
+  to be a terabyte, with the right checksum, one would end TensorFlow's reader
+  and with it the process.
 
   Raises:
     ValueError: If the folder or corpus.json is missing or not of this format,
-      an index file or a shard is missing, was changed, or belongs to another
-      corpus. The message is one line that names the file.
+      an index file or a shard is missing, was changed, belongs to another
+      corpus or is made up. The message is one line that names the file.
   """
   path = os.path.abspath(os.fspath(folder))
   corpus = _read_corpus_file(path)
   content = _read_file(path, HASH_FILE)
   check_sha256(corpus, HASH_FILE, content)
   _check_num_slots(path, content, num_slots=corpus.num_slots)
-  _check_offsets(corpus)
+  table = _unframe(os.path.join(path, HASH_FILE), content, width=3)
+  offsets = _read_offsets(corpus)
   content = _read_file(path, CLIENTS_FILE)
   check_sha256(corpus, CLIENTS_FILE, content)
   clients = _parse_clients(path, content.decode())
@@ -250,6 +256,8 @@ def read(folder: str | os.PathLike[str]) -> tuple[Corpus, Clients]:
           f' {shard.num_bytes}; it is truncated or of another corpus. Copy or'
           ' write the corpus again.'
       )
+  _check_places(corpus, clients, table=table)
+  _check_lengths(corpus, clients, offsets=offsets)
   return corpus, clients
 
 
@@ -261,12 +269,7 @@ def check_sha256(corpus: Corpus, name: str, content: bytes) -> None:
     name: The file's, one of `corpus.files`.
     content: What was read of it.
   """
-  _check_digest(corpus, name, hashlib.sha256(content))
-
-
-def _check_digest(corpus: Corpus, name: str, digest: Any) -> None:
-  """`check_sha256` of what is hashed already."""
-  if digest.hexdigest() != corpus.files[name]:
+  if hashlib.sha256(content).hexdigest() != corpus.files[name]:
     raise ValueError(
         f'{os.path.join(corpus.path, name)} does not have the checksum that'
         f' {CORPUS_FILE} gives; it is damaged or of another corpus. Copy or'
@@ -655,20 +658,87 @@ def _check_num_slots(path: str, content: bytes, *, num_slots: int) -> None:
     )
 
 
-def _check_offsets(corpus: Corpus) -> None:
-  """Raises ValueError if records.offsets is not this corpus', whole."""
+def _read_offsets(corpus: Corpus) -> np.ndarray:
+  """The byte offsets of all records, int64 [num_utterances]."""
+  content = _read_file(corpus.path, OFFSETS_FILE)
+  check_sha256(corpus, OFFSETS_FILE, content)
   name = os.path.join(corpus.path, OFFSETS_FILE)
-  try:
-    with open(name, 'rb') as f:
-      _check_digest(corpus, OFFSETS_FILE, hashlib.file_digest(f, 'sha256'))
-  except FileNotFoundError as e:
-    raise ValueError(f'{name} is missing; write the corpus again.') from e
   num_slots = -(-corpus.num_utterances // _OFFSETS_PER_SLOT)
-  if os.path.getsize(name) != num_slots * _OFFSETS_SLOT_BYTES:
+  if len(content) != num_slots * _OFFSETS_SLOT_BYTES:
     raise ValueError(
         f'{name} does not have the {corpus.num_utterances} records that'
         f' {CORPUS_FILE} gives; write the corpus again.'
     )
+  slots = _unframe(name, content, width=_OFFSETS_PER_SLOT)
+  return slots.reshape(-1)[: corpus.num_utterances]
+
+
+def _unframe(name: str, content: bytes, *, width: int) -> np.ndarray:
+  """Rows of `width` int64 of consecutive TFRecords, whose headers it checks."""
+  rows = np.frombuffer(content, np.uint8).reshape(-1, 8 * width + _FRAME_BYTES)
+  header = np.frombuffer(_frame_records(np.zeros([1, width])), np.uint8)
+  if np.any(rows[:, :_HEADER_BYTES] != header[:_HEADER_BYTES]):
+    raise ValueError(
+        f'{name} has records of another length; write the corpus again.'
+    )
+  payloads = np.ascontiguousarray(rows[:, _HEADER_BYTES:-4])
+  return payloads.view('<i8').astype(np.int64, copy=False)
+
+
+def _check_places(
+    corpus: Corpus, clients: Clients, *, table: np.ndarray
+) -> None:
+  """Raises ValueError unless the hash table has the places of clients.tsv."""
+  found = table[table[:, 0] != _EMPTY_KEY, 1:]
+  stated = np.stack(
+      [clients.first_records, (clients.shards << 32) + clients.num_utterances],
+      axis=1,
+  )
+  # No two clients have the same first record.
+  if not np.array_equal(
+      found[np.argsort(found[:, 0])], stated[np.argsort(stated[:, 0])]
+  ) or not (0 <= clients.shards.min() <= clients.shards.max() < len(
+      corpus.shards
+  )):
+    raise ValueError(
+        f'{CLIENTS_FILE} and {HASH_FILE} in {corpus.path} disagree on the'
+        ' places of clients; write the corpus again.'
+    )
+
+
+def _check_lengths(
+    corpus: Corpus, clients: Clients, *, offsets: np.ndarray
+) -> None:
+  """Raises ValueError if a record claims to reach beyond its shard.
+
+  A damaged header, whose checksum is wrong, is left to the reader.
+  """
+  order = np.argsort(clients.first_records)
+  of_shard = np.repeat(clients.shards[order], clients.num_utterances[order])
+  by_shard = np.argsort(of_shard, kind='stable')
+  ends = np.searchsorted(of_shard[by_shard], range(1, len(corpus.shards)))
+  for shard, rows in zip(corpus.shards, np.split(by_shard, ends), strict=True):
+    name = os.path.join(corpus.path, shard.name)
+    starts = np.unique(offsets[rows])
+    # Of a place outside of the shard the reader finds that nothing is there.
+    starts = starts[(starts >= 0) & (starts <= shard.num_bytes - _HEADER_BYTES)]
+    content = np.memmap(name, np.uint8, 'r')
+    # pylint: disable-next=protected-access
+    content._mmap.madvise(mmap.MADV_RANDOM)  # A page for each, nothing ahead.
+    headers = content[starts[:, np.newaxis] + np.arange(_HEADER_BYTES)]
+    lengths = np.ascontiguousarray(headers[:, :8]).view('<u8')[:, 0]
+    room = np.maximum(shard.num_bytes - _FRAME_BYTES - starts, 0)
+    is_long = lengths > room.astype(np.uint64)
+    headers = headers[is_long]
+    is_meant = np.all(
+        _masked_crc32c(headers[:, :8]) == headers[:, 8:], axis=1
+    )
+    if np.any(is_meant):
+      raise ValueError(
+          f'{name}: the record at byte {starts[is_long][is_meant][0]} claims'
+          f' {lengths[is_long][is_meant][0]} bytes, the whole shard has'
+          f' {shard.num_bytes}; copy or write the corpus again.'
+      )
 
 
 def _parse_clients(path: str, text: str) -> Clients:
