@@ -573,7 +573,8 @@ def blt_taken(
   """What a buffered linear Toeplitz strategy takes back, in steps of 1/32.
 
   Buffers are in steps of 2^-16, scales and decays in multiples of 2^-30, and
-  every product is rounded to its step, ties upwards.
+  every product is rounded to its step, ties upwards. Without decays the
+  strategy is banded: its scales are of the noise of 1, 2, .. rounds before.
 
   noise: Of the rounds so far, whole numbers.
   """
@@ -587,6 +588,9 @@ def blt_taken(
       for row in noise:
         buffer = nearest(share(decay) * buffer) + 2**16 * row[place]
       total += nearest(share(scale) * buffer)
+    if not decays:
+      for scale, row in zip(scales, noise[::-1]):
+        total += nearest(share(scale) * 2**16 * row[place])
     taken.append(nearest(fractions.Fraction(total, 2**11)))
   return taken
 

@@ -45,11 +45,15 @@ _RELATIONS = {
     'fixed': _Relation.REPLACE_ONE,
     'full': _Relation.ADD_OR_REMOVE_ONE,
     'separated': _Relation.REPLACE_SPECIAL,
+    'cyclic': _Relation.REPLACE_SPECIAL,
 }
 
 
 class LedgerError(ValueError):
   """A file that is no whole ledger."""
+
+
+_SEPARATED = {'separated', 'cyclic'}
 
 
 def read(path: str) -> list[dict[str, Any]]:
@@ -110,7 +114,7 @@ def compose(
     key = sampling, noise, event['sampler_epsilon']
     kinds.add(sampling[0])
     population = max(population, sampling[2])
-    if sampling[0] != 'separated':
+    if sampling[0] not in _SEPARATED:
       counts[key] += 1
       is_open = False
       continue
@@ -126,21 +130,32 @@ def compose(
     mechanisms[-1][1] = line['round_num'] + 1
     is_open = True
   others = kinds - {'full'} or kinds
-  if len(others) > 1 or {'separated', 'full'} <= kinds:
+  relations = {_RELATIONS[kind] for kind in others}
+  if len(relations) > 1 or ('full' in kinds and kinds & _SEPARATED):
     raise LedgerError(f'rounds of {sorted(kinds)} sampling cannot be composed.')
   relation = _RELATIONS[others.pop()] if others else _RELATIONS['poisson']
   events = []
   for (sampling, noise, sampler_epsilon), count in counts.items():
     error += count * sampler_epsilon
     events += _events(sampling, noise, count, relation)
-  for (_, noise, sampler_epsilon, *strategy), count in mechanisms:
+  for (how, noise, sampler_epsilon, separation, *strategy), count in mechanisms:
     error += count * sampler_epsilon
     if noise < _MIN_NOISE:
       events.append(dp_accounting.NonPrivateDpEvent())
-    else:
-      events.append(dp_accounting.GaussianDpEvent(
-          noise / _sensitivity(count, *strategy)
-      ))
+      continue
+    kind, cohort_size, size = how
+    apart = count if kind == 'cyclic' else separation
+    event = dp_accounting.GaussianDpEvent(
+        noise / _sensitivity(count, apart, *strategy)
+    )
+    if kind == 'cyclic':
+      event = dp_accounting.SelfComposedDpEvent(
+          dp_accounting.PoissonSampledDpEvent(
+              separation * cohort_size / size, event
+          ),
+          -(-count // separation),
+      )
+    events.append(event)
   return dp_accounting.ComposedDpEvent(events), relation, error, population
 
 
@@ -151,6 +166,12 @@ def _sensitivity(
     decays: tuple[int, ...],
 ) -> float:
   """Norm of the sum of the strategy's columns 0, b, 2 b, ... (2405.13763)."""
+  if not decays:  # Banded.
+    column = [1.0, *(scale / 2**30 for scale in scales)]
+    column = (column + [0.0] * num_rounds)[:num_rounds]
+    for place in range(separation, num_rounds):
+      column[place] += column[place - separation]
+    return math.sqrt(sum(value**2 for value in column))
   column = [1.0]
   powers = [1.0] * len(scales)
   for _ in range(num_rounds - 1):
@@ -207,13 +228,18 @@ def account(path: str, delta: float | None = None) -> dict[str, Any]:
   """
   lines = read(path)
   header = lines[0]
-  event, relation, error, population = compose(lines)
+  event, named, error, population = compose(lines)
+  # To send zeros is to be absent, for a Gaussian with given cohorts or with
+  # coins; accountants take sampled ones under one name only.
+  relation = named
+  if named is _Relation.REPLACE_SPECIAL:
+    relation = _Relation.ADD_OR_REMOVE_ONE
   delta = delta if delta is not None else 1 / (10 * max(1, population))
   result = {
       'ledger': path,
       'unit': header['unit'],
       'rounds': sum(line['kind'] == 'round' for line in lines[1:]),
-      'relation': relation.name,
+      'relation': named.name,
       'delta': delta,
       'rdp_epsilon': 0.0,
       'pld_epsilon': None,

@@ -21,6 +21,10 @@ _BUILDERS = (
         'min_separation',
         functools.partial(cohorts.min_separation, min_separation=2),
     ),
+    (
+        'cyclic_poisson',
+        functools.partial(cohorts.cyclic_poisson, min_separation=2),
+    ),
 )
 
 
@@ -187,6 +191,38 @@ class CohortsTest(parameterized.TestCase):
     self.assertLen(drawn, 20)  # Pairs of 5, of two groups.
     # Of a fixed key; a new one would fail 1 time in 1,000.
     self.assertGreater(stats.chisquare(list(drawn.values())).pvalue, 1e-3)
+
+  def test_those_of_a_cycle_join_by_a_coin_of_their_own(self):
+    source = cohorts.cyclic_poisson(
+        _ids(10), cohort_size=2, min_separation=3, key=_KEY
+    )
+    self.assertAlmostEqual(source.sampling.sampling_prob, 0.6)
+    drawn = _take(source.iterator(), 6000)
+    for group in range(3):
+      members = _ids(10)[group::3]
+      turns = drawn[group::3]
+      self.assertContainsSubset(set(itertools.chain(*turns)), members)
+      # Every subset of a group, as often as its coins say.
+      counts = collections.Counter(map(tuple, turns))
+      subsets = [
+          subset
+          for size in range(len(members) + 1)
+          for subset in itertools.combinations(members, size)
+      ]
+      expected = [
+          2000 * 0.6 ** len(subset) * 0.4 ** (len(members) - len(subset))
+          for subset in subsets
+      ]
+      # Of a fixed key; a new one would fail 1 time in 1,000.
+      self.assertGreater(
+          stats.chisquare([counts[each] for each in subsets], expected).pvalue,
+          1e-4,
+      )
+    # All of a group, where its coins always say so.
+    whole = cohorts.cyclic_poisson(
+        _ids(9), cohort_size=3, min_separation=3, key=_KEY
+    )
+    self.assertEqual(whole.iterator().select(), _ids(9)[::3])
 
   def test_a_separation_that_the_clients_do_not_allow_is_refused(self):
     with self.assertRaisesRegex(ValueError, '22 clients make only 4 cohorts'):

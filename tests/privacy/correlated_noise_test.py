@@ -26,6 +26,8 @@ _SPECS = collections.OrderedDict(
 _KEY = keys.from_seed(0)
 _BLT = strategies.optimize(num_rounds=20, min_separation=5, num_buffers=2)
 
+_BANDED = strategies.optimize_banded(num_rounds=20, num_bands=4)
+
 
 def _query(*, specs=None, clip=0.5, multiplier=2.0, strategy=_BLT, apart=5):
   return correlated_noise.CorrelatedSumQuery(
@@ -95,13 +97,14 @@ class LargestSeparationTest(absltest.TestCase):
 
 class CorrelatedSumQueryTest(parameterized.TestCase):
 
-  def test_bits_are_those_of_whole_numbers_by_definition(self):
+  @parameterized.parameters(_BLT, _BANDED)
+  def test_bits_are_those_of_whole_numbers_by_definition(self, strategy):
     # `reference.blt_noise` has no word length: Python's integers.
     num_rounds = 13
-    query = _query()
+    query = _query(strategy=strategy)
     grid = float(query.grid(_start(query)))
     drawn = [_drawn(query, number) for number in range(num_rounds)]
-    expected = reference.blt_noise(drawn, _BLT.scales, _BLT.decays)
+    expected = reference.blt_noise(drawn, strategy.scales, strategy.decays)
     found, _ = _rounds(query, num_rounds)
     np.testing.assert_array_equal(
         [[int(x) for x in noise / grid] for noise in found], expected
@@ -157,11 +160,12 @@ class CorrelatedSumQueryTest(parameterized.TestCase):
     self.assertLess(worst, error + 1e-5)
     self.assertGreater(worst, 0.9 * 2**-6)
 
-  def test_noise_of_executed_rounds_has_the_stated_covariance(self):
+  @parameterized.parameters(_BLT, _BANDED)
+  def test_noise_of_executed_rounds_has_the_stated_covariance(self, strategy):
     specs = tf.TensorSpec([20_000], tf.float32)
-    query = _query(specs=specs)  # z C = 1.
+    query = _query(specs=specs, strategy=strategy)  # z C = 1.
     noise = np.stack(_rounds(query, 12, specs=specs)[0])
-    covariance = _BLT.covariance(12)
+    covariance = strategy.covariance(12)
     root = np.linalg.cholesky(covariance)
     white = np.linalg.solve(root, noise).ravel()
     # Of a fixed key; a new one would fail 1 time in 10,000.

@@ -152,6 +152,10 @@ class RunTestsTest(parameterized.TestCase):
           'separated', 'separated',
           lambda draw: np.split(draw(1000)[:300], 3), True,
       ),
+      (
+          'cyclic', 'cyclic',
+          lambda draw: np.split(draw(1000)[:300], [90, 202]), True,
+      ),
       # One client after 1 round, which 2 have to be between.
       (
           'too_soon', 'separated',
@@ -172,7 +176,9 @@ class RunTestsTest(parameterized.TestCase):
             kind=kind,
             cohort_size=100,
             population=1000,
-            min_separation=3 if kind == 'separated' else None,
+            min_separation=(
+                3 if kind in accounting.SEPARATED_KINDS else None
+            ),
         ),
     )
     (sampling,) = [

@@ -480,7 +480,7 @@ class ParentTest(_LedgerTestCase):
     self.assertEqual(_count(ledger.read(self.path)), 1)
 
 
-_BLT = strategies.Blt(scales=(2**29,), decays=(2**29,))
+_BLT = strategies.Toeplitz(scales=(2**29,), decays=(2**29,))
 _SEPARATED = accounting.Sampling(
     kind='separated', cohort_size=3, population=12, min_separation=4
 )
@@ -514,9 +514,13 @@ class ChargesTest(_LedgerTestCase):
       self.assertEqual({group.strategy for group in rounds}, {_BLT})
       self.assertEqual({group.sampling for group in rounds}, {_SEPARATED})
 
+  def test_a_round_beyond_what_is_charged_for_is_refused(self):
+    with self.assertRaisesRegex(ValueError, 'at most 16,384 rounds'):
+      _round(2**14, sampling=_SEPARATED, strategy=_BLT)
+
   def test_a_mechanism_ends_where_other_rounds_come_between(self):
     others = (
-        dict(sampling=_SEPARATED, strategy=strategies.Blt(
+        dict(sampling=_SEPARATED, strategy=strategies.Toeplitz(
             scales=(2**29,), decays=(2**28,)
         )),
         dict(sampling=accounting.Sampling(

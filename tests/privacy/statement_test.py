@@ -10,7 +10,10 @@ from tff_asr.privacy import ledger
 from tff_asr.privacy import statement
 from tff_asr.privacy import strategies
 
-_BLT = strategies.optimize(num_rounds=200, min_separation=100)
+_STRATEGIES = {
+    'separated': strategies.optimize(num_rounds=200, min_separation=100),
+    'cyclic': strategies.optimize_banded(num_rounds=200, num_bands=4),
+}
 
 
 def _rounds(
@@ -21,11 +24,13 @@ def _rounds(
           kind=kind,
           cohort_size=cohort_size,
           population=population,
-          min_separation=100 if kind == 'separated' else None,
+          min_separation=(
+              100 if kind in accounting.SEPARATED_KINDS else None
+          ),
       ),
       noise_multiplier=noise,
       count=count,
-      strategy=_BLT if kind == 'separated' else None,
+      strategy=_STRATEGIES.get(kind),
   )
 
 
@@ -123,8 +128,14 @@ class StatementTest(parameterized.TestCase):
       (
           'separated', 10, 'replace one speaker by nobody',
           'at most once in any 100 rounds in a row, 1 times in all',
-          'BLT of 3 buffers, as secret as keys',
+          'BLT, 3 buffers, as secret as keys',
           'moves all rounds together by 1.',
+      ),
+      (
+          'cyclic', 5, 'replace one speaker by nobody',
+          'in every 100th round, 1 times in all',
+          'joins independently with probability 0.5, 5 expected',
+          'banded, 3 buffers, as secret as keys', 'clips each time it joins',
       ),
       ('full', 1000, 'everyone: all 1,000 speakers'),
   )

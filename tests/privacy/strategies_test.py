@@ -8,7 +8,7 @@ import numpy as np
 
 from tff_asr.privacy import strategies
 
-_HALF = strategies.Blt(scales=(2**29,), decays=(2**29,))
+_HALF = strategies.Toeplitz(scales=(2**29,), decays=(2**29,))
 
 
 def _matrix(column):
@@ -37,8 +37,24 @@ class BltTest(parameterized.TestCase):
         math.sqrt(1 + 0.25 + 1.5625 + 0.390625),
     )
     self.assertEqual(_HALF.sensitivity(0, min_separation=2), 0)
-    # A buffer is the noise 1, -1/2 with 1, 1/2, 1/4, .. : w alone.
-    self.assertAlmostEqual(_HALF.largest_buffer(), 1)
+    # The noise is 1, -1/2; the buffer 1, 1/2, 1/4, .. of it, so w alone.
+    self.assertAlmostEqual(_HALF.largest_buffer(), math.sqrt(1.25))
+
+  def test_banded_by_hand(self):
+    banded = strategies.Toeplitz(scales=(2**29,), decays=())
+    self.assertEqual((banded.num_bands, banded.num_buffers), (2, 1))
+    np.testing.assert_allclose(banded.coefficients(4), [1, 1 / 2, 0, 0])
+    np.testing.assert_allclose(banded.coefficients(1), [1])
+    np.testing.assert_allclose(
+        banded.inverse_coefficients(4), [1, -1 / 2, 1 / 4, -1 / 8]
+    )
+    # Columns 0 and 2 have no row in common.
+    self.assertAlmostEqual(
+        banded.sensitivity(4, min_separation=2), math.sqrt(2.5)
+    )
+    # Of the noise itself: 1 + 1 / 4 + 1 / 16 + ..
+    self.assertAlmostEqual(banded.largest_buffer(), math.sqrt(4 / 3))
+    self.assertIsNone(_HALF.num_bands)
 
   @parameterized.parameters(1, 2, 3, 5)
   def test_sensitivity_is_that_of_the_worst_participation(self, separation):
@@ -76,10 +92,13 @@ class BltTest(parameterized.TestCase):
       dict(scales=(2**29, 2**29 + 1), decays=(1, 2)),
       dict(scales=(1,), decays=(2**30 + 1,)),
       dict(scales=(1,), decays=(-1,)),
+      dict(scales=(1, 2), decays=()),
+      dict(scales=(2**30 + 1,), decays=()),
+      dict(scales=(1,) * 64, decays=()),
   )
   def test_no_strategy_without_the_theorem_s_conditions(self, **values):
     with self.assertRaisesRegex(ValueError, 'a strategy has'):
-      strategies.Blt(**values)
+      strategies.Toeplitz(**values)
 
   def test_a_mechanism_does_not_outlast_what_is_charged(self):
     with self.assertRaisesRegex(ValueError, 'at most 16,384 rounds'):
@@ -107,6 +126,29 @@ class OptimizeTest(parameterized.TestCase):
     # Less than independent noise, and than no strategy of one buffer.
     participations = -(-2000 // separation)
     self.assertLess(found, 0.8 * math.sqrt(participations * 1000))
+
+  # The same by jax_privacy's toeplitz.optimize_banded_toeplitz, for one
+  # participation.
+  @parameterized.parameters(
+      (2, 'rms', 22.4551), (2, 'max', 31.7012),
+      (4, 'rms', 16.0325), (4, 'max', 22.5532),
+      (10, 'rms', 10.4685), (10, 'max', 14.5616),
+      (32, 'rms', 6.48264), (32, 'max', 8.73312),
+  )
+  def test_bands_are_as_good_as_jax_privacy_s(self, num_bands, kind, expected):
+    banded = strategies.optimize_banded(
+        num_rounds=2000, num_bands=num_bands, error=kind
+    )
+    self.assertEqual(banded.num_bands, num_bands)
+    found = banded.sensitivity(2000, min_separation=2000) * banded.error(
+        2000, kind=kind
+    )
+    self.assertAlmostEqual(found / expected, 1, delta=1e-4)
+
+  @parameterized.parameters(1, 65, 21)
+  def test_bands_that_cannot_be_are_refused(self, num_bands):
+    with self.assertRaisesRegex(ValueError, 'num_bands'):
+      strategies.optimize_banded(num_rounds=20, num_bands=num_bands)
 
   @parameterized.parameters(
       (dict(num_rounds=1), 'num_rounds'),

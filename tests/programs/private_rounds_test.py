@@ -36,7 +36,7 @@ _DELTA = 1e-5
 
 _Aggregator = collections.namedtuple('_Aggregator', 'query_state dp_event')
 _MeanState = collections.namedtuple('_MeanState', 'numerator_state denominator')
-_Correlated = collections.namedtuple('_Correlated', 'counter buffers')
+_Correlated = collections.namedtuple('_Correlated', 'noise_key counter buffers')
 
 # What decides a round's noisy sum, by name, and something else at its place:
 # of the state, of the cohorts, of the run.
@@ -200,6 +200,45 @@ class RoundTest(_TestCase):
             cohort_state=cohorts.CohortState(keys.from_seed(2), np.int64(0)),
         ))
 
+  def test_a_round_done_again_begins_another_mechanism(self):
+    # Otherwise two sums of a client's would share a coin, and a round's noise.
+    def run(seen):
+      def next_fn(state, cohort):
+        del cohort
+        found.append(private_rounds.query_state(state))
+        return tff.learning.templates.LearningProcessOutput(
+            state._replace(finalizer=np.float32([seen])), ()
+        )
+
+      return asyncio.run(_runner(opened, sampling=_SEPARATED).run(
+          next_fn,
+          before,
+          draw=lambda state: (
+              ['ann'], state._replace(round_num=state.round_num + 1)
+          ),
+          cohort_state=cohorts.CohortState(keys.from_seed(2), np.int64(7)),
+      ))
+
+    before, found = _state(_SEPARATED), []
+    before = before._replace(aggregator=before.aggregator._replace(
+        query_state=_MeanState(
+            _Correlated(
+                np.zeros([8], np.int32), np.int64(7), {'a': np.ones([2, 3])}
+            ),
+            (),
+        )
+    ))
+    with ledger.create(self.path) as opened:
+      head = opened.head
+      self.assertEqual(run(1).after.round_num, 8)
+    with ledger.resume(self.path, head=head) as opened:
+      self.assertEqual(run(2).after.round_num, 1)
+      counts = [group.count for group in opened.contents.rounds]
+    self.assertEqual(counts, [8, 1])
+    self.assertEqual([int(each.counter) for each in found], [7, 7, 0])
+    for each, expected in zip(found, (1, 1, 0), strict=True):
+      self.assertTrue(np.all(each.buffers['a'] == expected))
+
   def test_noise_goes_on_where_a_round_is_undone(self):
     states = [
         _state(counter=np.int64(number))
@@ -208,7 +247,7 @@ class RoundTest(_TestCase):
     before, after = (
         state._replace(aggregator=state.aggregator._replace(
             query_state=_MeanState(
-                _Correlated(np.int64(number), np.full([2, 3], number)), ()
+                _Correlated((), np.int64(number), np.full([2, 3], number)), ()
             )
         ))
         for number, state in zip((1, 2), states)

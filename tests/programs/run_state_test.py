@@ -227,7 +227,7 @@ class _TestCase(cases.TestCase):
         output_dir=self.path(run),
         configuration='',
         model=None,
-        pipeline=mock.Mock(shapes=None),
+        pipeline=mock.Mock(shapes=None, **{'tokenizer.source': 'letters'}),
         client_data=None,
         settings=training_loop.RunSettings(
             **dict(save_every=2, keep_every=1) | settings

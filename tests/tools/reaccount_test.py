@@ -22,7 +22,13 @@ _FULL = accounting.Sampling(kind='full', cohort_size=9, population=9)
 _SEPARATED = accounting.Sampling(
     kind='separated', cohort_size=3, population=10, min_separation=3
 )
-_BLT = strategies.optimize(num_rounds=9, min_separation=3)
+_CYCLIC = accounting.Sampling(
+    kind='cyclic', cohort_size=3, population=20, min_separation=4
+)
+_STRATEGIES = {
+    _SEPARATED: strategies.optimize(num_rounds=9, min_separation=3),
+    _CYCLIC: strategies.optimize_banded(num_rounds=9, num_bands=3),
+}
 
 
 class ReaccountTest(parameterized.TestCase):
@@ -40,7 +46,7 @@ class ReaccountTest(parameterized.TestCase):
             round_num=number, sampling=sampling, noise_multipliers=noises,
             configuration='c', identity=f'{index:064x}',
             sampler_epsilon=1e-11,
-            strategy=_BLT if sampling is _SEPARATED else None,
+            strategy=_STRATEGIES.get(sampling),
         ))
         if index == 1:
           ledger.note('copied')
@@ -56,6 +62,7 @@ class ReaccountTest(parameterized.TestCase):
       ('noise_changes',
        [(0, _POISSON, (1.0,)), (1, _POISSON, (2.0,)), (2, _POISSON, (1.0,))]),
       ('correlated', [(n, _SEPARATED, (4.0,)) for n in range(7)]),
+      ('cyclic', [(n, _CYCLIC, (2.0,)) for n in range(9)]),
       # A round done again, another run.
       ('again', [(n, _SEPARATED, (4.0,)) for n in (0, 1, 1, 2, 3, 0, 1, 5)]),
   )

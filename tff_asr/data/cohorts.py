@@ -12,11 +12,13 @@ functions of a 256-bit key and the round number, never logged and never saved.
               of the b groups has every b-th round. So nobody takes part twice
               within b rounds, and everybody ceil(T / b) times in T rounds at
               most (for correlated noise)
+  cyclic_poisson    each client of the group whose turn it is, on its own with
+              probability b cohort_size / population (for banded noise)
 
 Draws are 64-bit words of ChaCha20 (`chacha20`) under the key, with the round
 number in the nonce: round t depends on (key, t) only, and no two rounds share a
 word. A Poisson client joins if its word is below
-2^64 * cohort_size / population (exact to 2^-64); a fixed-size cohort is the
+2^64 times its probability (exact to 2^-64); a fixed-size cohort is the
 cohort_size smallest words (equal words, of probability below population^2 /
 2^64, go by id), of all clients or of the group. Groups are public, and follow
 from ids alone, so that they outlive lost keys. A cohort is in order of client
@@ -57,7 +59,8 @@ class CohortState(NamedTuple):
 class CohortSource(tff.program.FederatedDataSource):
   """Draws cohorts of client ids as its `sampling` declares.
 
-  Made by `poisson`, `fixed_size`, `everyone` and `min_separation`.
+  Made by `poisson`, `fixed_size`, `everyone`, `min_separation` and
+  `cyclic_poisson`.
   """
 
   def __init__(
@@ -243,6 +246,26 @@ def min_separation(
   )
 
 
+def cyclic_poisson(
+    client_ids: Sequence[str],
+    *,
+    cohort_size: int,
+    min_separation: int,
+    key: np.ndarray | None = None,
+) -> CohortSource:
+  """As `min_separation`, but each of a group joins on its own.
+
+  cohort_size clients are expected; see `min_separation` for the args.
+  """
+  return CohortSource(
+      client_ids,
+      kind='cyclic',
+      cohort_size=cohort_size,
+      min_separation=min_separation,
+      key=key,
+  )
+
+
 def _sorted_ids(client_ids: Sequence[str]) -> tuple[str, ...]:
   """The ids in order; ValueError unless they are distinct strings."""
   if isinstance(client_ids, (str, bytes)) or not len(client_ids):
@@ -284,13 +307,13 @@ def draw_indices(
   words = chacha20.words(
       key, release=round_num, stream=_STREAM, count=population
   )
-  if sampling.kind == 'poisson':
-    threshold = (sampling.cohort_size << 64) // population
-    return np.flatnonzero(words < np.uint64(threshold))
-  places = np.arange(population)
-  if sampling.kind == 'separated':
-    places = places[round_num % sampling.min_separation :: (
-        sampling.min_separation
-    )]
+  separation = sampling.min_separation or 1
+  places = np.arange(round_num % separation, population, separation)
+  if sampling.kind in ('poisson', 'cyclic'):
+    threshold = (sampling.cohort_size * separation << 64) // population
+    # A probability of 1 does not fit a word.
+    if threshold >> 64:
+      return places
+    return places[words[places] < np.uint64(threshold)]
   order = np.argsort(words[places], kind='stable')
   return np.sort(places[order[: sampling.cohort_size]])

@@ -18,6 +18,9 @@ how its cohort was drawn:
   ted      clients whose turn it is; each   rounds of one mecha-     by nobody
            of b groups has every b-th       nism together            (special)
            round
+  cyclic   each of that group alone,        PoissonSampled(q,        the same
+           probability q = b cohort_size    Gaussian(z / |c|)) for
+           / population                     each b rounds
 
 Replacing a client moves the sum by up to 2 C, hence the z / 2. Separated
 cohorts go with correlated noise (`strategies`; [4]), whose z is that of each
@@ -34,6 +37,13 @@ before: r = C x + w, x a client's updates in at most ceil(T / b) rounds, each of
 norm C or less. x moves C x by at most s clips; w has z of them on each element;
 and a Gaussian mechanism costs the same if queries are chosen adaptively [6,
 Theorem 2.1]. What is released, x + C^-1 w = C^-1 r, follows from r.
+
+Cyclic cohorts go with a banded C of at most b bands, whose columns are c. A
+client's turns are b rounds apart, so no round of C x has two of them, and each
+is in b rounds of its own. If its coin says so, these move by c times its
+update, of norm |c| clips at most; else not at all. So each is a Poisson-sampled
+Gaussian of z / |c|, and T rounds have ceil(T / b) of them, with coins of their
+own: https://arxiv.org/abs/2306.08153, Theorem 4.
 
 Both accountants, from dp_accounting, give upper bounds. `rdp` is Renyi DP [1,
 2] converted by Prop. 12 of [3]. It caps a sampled round's cost by the cost
@@ -72,9 +82,10 @@ from tff_asr import checks
 from tff_asr.privacy import strategies
 
 # `cohorts` builds them by `poisson`, `fixed_size`, `everyone` and
-# `min_separation`. The kinds keep their short names: a ledger's hashes cover
-# them.
-SAMPLING_KINDS = ('poisson', 'fixed', 'full', 'separated')
+# `min_separation` and `cyclic_poisson`. The kinds keep their short names: a
+# ledger's hashes cover them.
+SAMPLING_KINDS = ('poisson', 'fixed', 'full', 'separated', 'cyclic')
+SEPARATED_KINDS = ('separated', 'cyclic')  # b rounds between participations
 ACCOUNTANTS = ('rdp', 'pld')
 PLD_MAX_RDP_EPSILON = 100.0
 
@@ -87,6 +98,7 @@ _OWN_RELATIONS = {
     'fixed': _REPLACE_ONE,
     'full': _ADD_OR_REMOVE_ONE,
     'separated': _REPLACE_SPECIAL,
+    'cyclic': _REPLACE_SPECIAL,
 }
 _RELATIONS = {
     dp_accounting.PoissonSampledDpEvent: _ADD_OR_REMOVE_ONE,
@@ -116,8 +128,8 @@ class Sampling:
 
   cohort_size is the number of clients a round, or the expected number under
   Poisson sampling. population is the number of all private clients; it is
-  public. min_separation is b of separated cohorts, and None of others: nobody
-  takes part twice within b rounds.
+  public. min_separation is b of separated and cyclic cohorts, and None of
+  others: nobody takes part twice within b rounds.
   """
 
   kind: str
@@ -140,7 +152,7 @@ class Sampling:
           'Full participation takes everyone, found cohort_size '
           f'{self.cohort_size} of population {self.population}.'
       )
-    if (self.kind == 'separated') != (self.min_separation is not None):
+    if (self.kind in SEPARATED_KINDS) != (self.min_separation is not None):
       raise ValueError(
           'min_separation is of separated cohorts and of no others, found '
           f'{self.min_separation} of {self.kind} ones.'
@@ -156,7 +168,9 @@ class Sampling:
 
   @property
   def sampling_prob(self) -> float:
-    return self.cohort_size / self.population
+    """A client's probability in a round; in its turn if they are cyclic."""
+    turns = self.min_separation if self.kind == 'cyclic' else 1
+    return turns * self.cohort_size / self.population
 
   @property
   def fields(self) -> dict[str, Any]:
@@ -166,14 +180,22 @@ class Sampling:
 
 
 def check_strategy(
-    sampling: Sampling, strategy: Optional[strategies.Blt]
+    sampling: Sampling, strategy: Optional[strategies.Toeplitz]
 ) -> None:
   """Raises ValueError unless correlated noise has separated cohorts."""
-  if (sampling.kind == 'separated') != (strategy is not None):
+  if (sampling.kind in SEPARATED_KINDS) != (strategy is not None):
     raise ValueError(
         f'{"independent" if strategy is None else "correlated"} noise does not '
-        f'go with {sampling.kind} cohorts: gin/privacy/blt.gin sets both '
-        'correlated noise and cohorts.min_separation.'
+        f'go with {sampling.kind} cohorts: gin/privacy/blt.gin and banded.gin '
+        'set both correlated noise and cohorts that keep a separation.'
+    )
+  if sampling.kind == 'cyclic' and not (
+      strategy.num_bands and strategy.num_bands <= sampling.min_separation
+  ):
+    raise ValueError(
+        'cyclic cohorts need a banded strategy of at most MIN_SEPARATION = '
+        f'{sampling.min_separation} bands, found '
+        f'{strategy.num_bands or "BLT"}: gin/privacy/banded.gin sets both.'
     )
 
 
@@ -190,7 +212,7 @@ class RoundGroup:
   noise_multiplier: float
   count: int = 1
   sampler_epsilon: float = 0.0
-  strategy: Optional[strategies.Blt] = None
+  strategy: Optional[strategies.Toeplitz] = None
 
   def __post_init__(self):
     checks.finite(noise_multiplier=self.noise_multiplier)
@@ -204,10 +226,11 @@ class RoundGroup:
 
   @property
   def sensitivity(self) -> float:
-    """s of a mechanism's rounds, in clips."""
-    return self.strategy.sensitivity(
-        self.count, min_separation=self.sampling.min_separation
-    )
+    """s of a mechanism's rounds, in clips; of cyclic cohorts |c|."""
+    separation = self.sampling.min_separation
+    if self.sampling.kind == 'cyclic':
+      separation = max(1, self.count)  # One participation.
+    return self.strategy.sensitivity(self.count, min_separation=separation)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -276,7 +299,10 @@ def neighbouring(
   """
   kinds = {group.sampling.kind for group in rounds if group.count}
   others = kinds - {'full'} or kinds
-  if len(others) > 1 or {'separated', 'full'} <= kinds:
+  relations = {_OWN_RELATIONS[kind] for kind in others}
+  if len(relations) > 1 or (
+      'full' in kinds and not kinds.isdisjoint(SEPARATED_KINDS)
+  ):
     names = ' and '.join(
         f'{kind} ({_OWN_RELATIONS[kind].name})' for kind in sorted(kinds)
     )
@@ -505,8 +531,15 @@ def _mechanism_event(group: RoundGroup) -> dp_accounting.DpEvent:
   """The event of all rounds of one mechanism with correlated noise."""
   if group.noise_multiplier < MIN_NOISE_MULTIPLIER:
     return dp_accounting.NonPrivateDpEvent()
-  return dp_accounting.GaussianDpEvent(
+  event = dp_accounting.GaussianDpEvent(
       group.noise_multiplier / group.sensitivity
+  )
+  sampling = group.sampling
+  if sampling.kind != 'cyclic':
+    return event
+  return dp_accounting.SelfComposedDpEvent(
+      dp_accounting.PoissonSampledDpEvent(sampling.sampling_prob, event),
+      -(-group.count // sampling.min_separation),
   )
 
 

@@ -142,8 +142,8 @@ def likelihood_ratios(
 ) -> np.ndarray:
   """Returns log P(scores | may join) / P(scores | held out) of each canary.
 
-  For separated cohorts that do not take their whole group, rounds count as if
-  each were the only one: a guess like any other, if not the best.
+  For separated and cyclic cohorts that do not take their whole group, rounds
+  count as if each were the only one: a guess like any other, if not the best.
 
   Args:
     round_scores: Of `scores`, by rounds, float64 [T, K].
@@ -155,8 +155,8 @@ def likelihood_ratios(
   Returns:
     float64 [K].
   """
-  if sampling.kind != 'separated':
-    prob = sampling.sampling_prob
+  prob = sampling.sampling_prob
+  if sampling.min_separation is None:
     joined = means * round_scores - means**2 / 2
     if prob == 1:
       return joined.sum(axis=0)
@@ -168,9 +168,10 @@ def likelihood_ratios(
   rounds = np.arange(len(round_scores))[:, None]
   here = np.where((rounds - places) % separation == 0, means, 0.0)
   linear = here * (inverse @ round_scores)
-  # Members of a canary's group, of whom a round takes cohort_size.
-  members = -((places % separation - sampling.population) // separation)
-  prob = np.minimum(1.0, sampling.cohort_size / members)
+  if sampling.kind == 'separated':
+    # Of a canary's group a round takes cohort_size.
+    members = -((places % separation - sampling.population) // separation)
+    prob = sampling.cohort_size / members
   whole = (linear - here * (inverse @ here) / 2).sum(axis=0)
   alone = linear - here**2 * np.diag(inverse)[:, None] / 2
   with np.errstate(divide='ignore'):

@@ -1,13 +1,16 @@
 """Correlated noise: sums whose noise is taken back, in part, in later rounds.
 
-Matrix factorisation with a buffered linear Toeplitz strategy C (`strategies`)
-needs no assumption about how cohorts are sampled, but that a client takes part
-in rounds that are at least b apart (`cohorts.min_separation`). With w_t new
-Gaussian noise of each round, and y = C^-1 w, round t releases x_t + y_t:
+Matrix factorisation with a buffered linear Toeplitz strategy C (BLT;
+`strategies`) needs no assumption about how cohorts are sampled, but that a
+client takes part in rounds that are at least b apart
+(`cohorts.min_separation`). With a banded C, cyclic Poisson sampling amplifies
+(`cohorts.cyclic_poisson`). With w_t new Gaussian noise of each round, and y =
+C^-1 w, round t releases x_t + y_t:
 
     y_t = w_t - sum over j of scale_j S_t^j,   S_(t+1)^j = decay_j S_t^j + y_t
 
-for d buffers S^j of the model's size, zeros before the first round.
+for d buffers S^j of the model's size, zeros before the first round. Of a banded
+C, S_t^j is y_(t-j).
 
 Here this is in integers. A unit is the query's grid g. w is drawn in steps of
 1/32, and buffers are kept in steps of 2^-16. Let R(S) be the sum of scale_j
@@ -38,6 +41,11 @@ https://arxiv.org/abs/2210.17520). As g <= 2^-24 C and s >= 1, the second part
 is charged as noise that is smaller by the factor 1 / (1 + 2 E sqrt(D T) 2^-24)
 (`charged_noise_multiplier`), T the most rounds that there may be: .38 % at
 255.8M elements, .004 % at 30,000.
+
+Of a banded C, what R rounds depends on the sums of as many rounds before as C
+has bands and on no others, and where a client does not join it is the same with
+and without it. So each participation is still one Gaussian by itself, sampled
+by its coin (`accounting`), whose norm is charged in the same way.
 
 Buffers tell noise that later rounds take up again: they are as secret as keys,
 and are kept where these are (`programs.run_state`).
@@ -89,9 +97,9 @@ class CorrelatedSumQuery(queries.PerLayerClipSumQuery):
   Clipping, the sensitivity C of a sum to one record, NaN, infinity and the
   noise key are those of the base class. w has the standard deviation z C on
   each element. Event: a `strategies.CorrelatedGaussianDpEvent`; T rounds cost
-  GaussianDpEvent(z / sensitivity) in all, stated for a client whose records
-  are replaced by zeros (REPLACE_SPECIAL), and who takes part in rounds at least
-  `min_separation` apart.
+  GaussianDpEvent(z / sensitivity) in all, or less by sampling (`accounting`),
+  stated for a client whose records are replaced by zeros (REPLACE_SPECIAL), and
+  who takes part in rounds at least `min_separation` apart.
 
   The strategy is part of the state: a run that goes on keeps it, whatever the
   settings say by then.
@@ -108,7 +116,7 @@ class CorrelatedSumQuery(queries.PerLayerClipSumQuery):
       noise_key: int32 [8]; zeros: not set.
       counter: int64, noised results so far.
       scales: Of the strategy, int64 [d].
-      decays: Of the strategy, int64 [d].
+      decays: Of the strategy, int64 [d]; [0] if it is banded.
       buffers: S^j in steps of 2^-16 of the grid, int64 [d, ...] a layer.
         Secret.
     """
@@ -127,7 +135,7 @@ class CorrelatedSumQuery(queries.PerLayerClipSumQuery):
       *,
       l2_norm_clip: float,
       noise_multiplier: float,
-      strategy: strategies.Blt,
+      strategy: strategies.Toeplitz,
       min_separation: int,
       clipping: clipping_lib.Clipping = clipping_lib.Clipping(),
       noise_kernel: str = 'host',
@@ -161,7 +169,7 @@ class CorrelatedSumQuery(queries.PerLayerClipSumQuery):
     self._check_noise(
         2**_NOISE_BITS * noise_multiplier,
         weight=2.0 ** (_BUFFER_BITS - _NOISE_BITS)
-        * max(1.0, strategy.largest_buffer()),
+        * strategy.largest_buffer(),
     )
     logging.info(
         'Correlated noise: the state holds %d more copies of the model, in '
@@ -208,8 +216,12 @@ class CorrelatedSumQuery(queries.PerLayerClipSumQuery):
           new - _shift(taken, _BUFFER_BITS - _NOISE_BITS), _NOISE_BITS
       )
       noised.append(unit * tf.cast(total + noise, tf.float64))
+      newest = 2**_BUFFER_BITS * noise
+      if not decays:  # Banded.
+        new_buffers.append(tf.stack([newest, *buffers[:-1]]))
+        continue
       new_buffers.append(tf.stack([
-          _multiply(buffer, decay) + 2**_BUFFER_BITS * noise
+          _multiply(buffer, decay) + newest
           for buffer, decay in zip(buffers, decays, strict=True)
       ]))
     new_state = global_state._replace(

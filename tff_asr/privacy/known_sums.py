@@ -514,13 +514,14 @@ def _sampling(audited: Audited) -> Test:
   counts = np.zeros(population, np.int64)
   for cohort in audited.cohorts:
     counts[cohort] += 1
-  if sampling.kind != 'poisson' and np.any(sizes != sampling.cohort_size):
+  is_of_a_size = sampling.kind not in ('poisson', 'cyclic')
+  if is_of_a_size and np.any(sizes != sampling.cohort_size):
     return Test('sampling', f'cohorts of {sizes.min()} to {sizes.max()}', 0.0)
-  if sampling.kind == 'separated':
+  if sampling.min_separation is not None:
     last = np.full(population, -np.inf)
     least = np.inf
     for number, cohort in enumerate(audited.cohorts):
-      least = min(least, *(number - last[cohort]))
+      least = min(least, *(number - last[cohort]), np.inf)
       last[cohort] = number
     return Test(
         'sampling',

@@ -24,7 +24,7 @@ deleted, edited, shortened or reordered since is refused. Text after the last
 newline is a line that a crash cut short. It does not count, because `append`
 had not returned. The file names no member of a cohort. With
 correlated noise `sampling` also has "min_separation", and `event` "strategy":
-{"scales": [..], "decays": [..]} (`strategies.Blt`).
+{"scales": [..], "decays": [..]} (`strategies.Toeplitz`).
 
 Rounds charged twice, or not:
 - The identity of a round is a digest of everything that decides its noisy sum:
@@ -126,10 +126,13 @@ class Round:
   identity: str
   result: str = ''
   sampler_epsilon: float = 0.0
-  strategy: Optional[strategies.Blt] = None
+  strategy: Optional[strategies.Toeplitz] = None
 
   def __post_init__(self):
     accounting.check_strategy(self.sampling, self.strategy)
+    if self.strategy is not None:
+      # Before the round is released: what is charged holds for so many.
+      strategies.check_num_rounds(self.round_num + 1)
     checks.non_negative_int(round_num=self.round_num)
     checks.finite(sampler_epsilon=self.sampler_epsilon)
     checks.non_negative(sampler_epsilon=self.sampler_epsilon)
@@ -205,7 +208,7 @@ class Charges:
       noise_multipliers: Sequence[float],
       round_num: int,
       sampler_epsilon: float = 0.0,
-      strategy: Optional[strategies.Blt] = None,
+      strategy: Optional[strategies.Toeplitz] = None,
   ) -> None:
     """Adds a round; see `Round`."""
     noise_multiplier = accounting.combine_gaussians(noise_multipliers)
@@ -226,7 +229,7 @@ class Charges:
       sampling: accounting.Sampling,
       noise_multipliers: Sequence[float],
       sampler_epsilon: float = 0.0,
-      strategy: Optional[strategies.Blt] = None,
+      strategy: Optional[strategies.Toeplitz] = None,
   ) -> list[accounting.RoundGroup]:
     """Returns what would be charged after further rounds; adds none of them."""
     planned = copy.deepcopy(self)
@@ -736,7 +739,7 @@ def _entry_of(line: _Line) -> _Entry:
       sampling=accounting.Sampling(**line['event']['sampling']),
       noise_multipliers=tuple(line['event']['noise_multipliers']),
       sampler_epsilon=line['event']['sampler_epsilon'],
-      strategy=strategy and strategies.Blt(**strategy),
+      strategy=strategy and strategies.Toeplitz(**strategy),
       configuration=line['configuration'],
       identity=line['identity'],
       result=line['result'],

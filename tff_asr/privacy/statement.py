@@ -55,6 +55,11 @@ _SAMPLING = {
         'most once in any {min_separation:,} rounds in a row, {most} times in '
         'all; nothing else is assumed about sampling'
     ),
+    'cyclic': (
+        'cyclic Poisson: in every {min_separation:,}th round, {most} times in '
+        'all, each of {population:,} {unit}s joins independently with '
+        'probability {prob:.4g}, {cohort_size:,} expected'
+    ),
 }
 
 # What of a run's control looks at private data without noise.
@@ -405,9 +410,11 @@ def _round_entries(
   )
   if group.strategy is not None:
     words += (
-        f', before later rounds take back a part of it (BLT of '
+        f', before later rounds take back a part of it '
+        f'({"banded" if group.strategy.num_bands else "BLT"}, '
         f'{group.strategy.num_buffers} buffers, as secret as keys); one {unit} '
         f'moves all rounds together by {group.sensitivity:.4g} clips'
+        + (' each time it joins' if sampling.kind == 'cyclic' else '')
     )
   return [('rounds', f'{group.count:,}; {drawn}'), ('noise multiplier', words)]
 

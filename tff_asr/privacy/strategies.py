@@ -7,14 +7,17 @@ follows the sum of all rounds so far then has noise A C^-1 w, A the matrix of
 prefix sums: far less than A w, since C^-1 takes back in later rounds some of
 what earlier ones added.
 
-Here C is a buffered linear Toeplitz matrix, BLT (Dvijotham et al. 2024,
-https://arxiv.org/abs/2404.16706; McMahan et al. 2024,
-https://arxiv.org/abs/2408.08868), with d buffers:
+C is a Toeplitz matrix, of one of two kinds. Its coefficients are positive and
+do not increase.
 
-    c_0 = 1,  c_i = sum over j of scale_j decay_j^(i - 1),  i >= 1.
-
-Scales are positive, decays in [0, 1], and the scales' sum is at most 1: so the
-coefficients are positive and do not increase.
+  BLT      buffered linear Toeplitz (Dvijotham et al. 2024,
+           https://arxiv.org/abs/2404.16706; McMahan et al. 2024,
+           https://arxiv.org/abs/2408.08868), with d buffers: c_0 = 1, c_i = sum
+           over j of scale_j decay_j^(i - 1) for i >= 1. Scales are positive,
+           decays in [0, 1], and the scales' sum is at most 1.
+  banded   c_0 = 1, c_i = scale_i up to the number of bands, 0 from there on
+           (Choquette-Choo et al. 2023, https://arxiv.org/abs/2306.08153): what
+           a client adds in a round is in so many rounds of C x and in no other.
 
 Sensitivity. A client that takes part in rounds that are at least b apart moves
 C x by at most the norm of the sum of C's columns 0, b, 2 b, ..., in clips:
@@ -23,18 +26,18 @@ coefficients not negative and not increasing). That its updates are vectors of
 any direction, chosen adaptively, changes nothing, as C^T C has no negative
 element (https://arxiv.org/abs/2306.08153, https://arxiv.org/abs/2202.08312).
 
-`optimize` finds d scales and decays. C(x) = 1 + sum of scale_j x / (1 - decay_j
-x) is the product of (1 - e_j x) / (1 - decay_j x), and then C^-1 has decays
-e_j. With 1 > decay_1 > e_1 > decay_2 > e_2 > ... > 0 all conditions hold. So
-the logarithms of the ratios of neighbours in that order are free parameters,
-and L-BFGS needs no penalties. Gradients are by complex steps, exact to
-float64.
+`optimize` finds d scales and decays of BLT. C(x) = 1 + sum of scale_j x / (1 -
+decay_j x) is the product of (1 - e_j x) / (1 - decay_j x), and then C^-1 has
+decays e_j. With 1 > decay_1 > e_1 > decay_2 > e_2 > ... > 0 all conditions
+hold. So the logarithms of the ratios of neighbours in that order are free
+parameters, and L-BFGS needs no penalties. Gradients are by complex steps, exact
+to float64. `optimize_banded` finds the coefficients themselves.
 """
 
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, Optional
 
 import attrs
 import dp_accounting
@@ -53,15 +56,18 @@ _ONE = 2**FRACTION_BITS
 MAX_ROUNDS = 2**14
 ERRORS = ('rms', 'max')
 _MAX_BUFFERS = 8
+_MAX_BANDS = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Blt:
-  """A buffered linear Toeplitz strategy.
+class Toeplitz:
+  """A BLT or banded strategy.
 
   Attributes:
-    scales: In multiples of 2^-30, positive; their sum is at most 2^30.
-    decays: In multiples of 2^-30, in [0, 2^30], one for each scale.
+    scales: In multiples of 2^-30, positive. Of BLT their sum is at most 2^30;
+      of a banded strategy none is above the one before, nor above 2^30.
+    decays: In multiples of 2^-30, in [0, 2^30], one for each scale; empty: the
+      strategy is banded.
   """
 
   scales: tuple[int, ...]
@@ -72,22 +78,32 @@ class Blt:
       object.__setattr__(
           self, name, tuple(int(value) for value in getattr(self, name))
       )
-    if (
-        not 1 <= len(self.scales) <= _MAX_BUFFERS
-        or len(self.scales) != len(self.decays)
-        or min(self.scales) < 1
-        or sum(self.scales) > _ONE
-        or not 0 <= min(self.decays) <= max(self.decays) <= _ONE
-    ):
+    if self.decays:
+      most, holds = _MAX_BUFFERS, (
+          len(self.scales) == len(self.decays)
+          and sum(self.scales) <= _ONE
+          and 0 <= min(self.decays) <= max(self.decays) <= _ONE
+      )
+    else:
+      most, holds = _MAX_BANDS - 1, all(
+          following <= scale
+          for scale, following in zip((_ONE, *self.scales), self.scales)
+      )
+    if not (1 <= len(self.scales) <= most and min(self.scales) > 0 and holds):
       raise ValueError(
-          f'a strategy has 1 to {_MAX_BUFFERS} positive scales of sum at most '
-          f'2^{FRACTION_BITS} and as many decays of at most that, found '
-          f'{self}.'
+          f'a strategy has 1 to {most} positive scales, of sum at most '
+          f'2^{FRACTION_BITS} with as many decays of at most that (BLT), or '
+          f'not increasing from 2^{FRACTION_BITS} (banded), found {self}.'
       )
 
   @property
   def num_buffers(self) -> int:
     return len(self.scales)
+
+  @property
+  def num_bands(self) -> Optional[int]:
+    """Rounds of C x that one round's sum is in; None of BLT: all later ones."""
+    return None if self.decays else len(self.scales) + 1
 
   def coefficients(self, num_rounds: int) -> np.ndarray:
     """The first column of C, float64 [num_rounds]."""
@@ -95,6 +111,10 @@ class Blt:
         np.array(values, np.float64) / _ONE
         for values in (self.scales, self.decays)
     )
+    if not self.decays:
+      column = np.zeros(max(num_rounds, len(scales) + 1))
+      column[: len(scales) + 1] = [1.0, *scales]
+      return column[:num_rounds]
     powers = decays ** np.arange(num_rounds - 1)[:, None]
     return np.concatenate([[1.0], powers @ scales])[:num_rounds]
 
@@ -116,11 +136,7 @@ class Blt:
       ValueError: There are more rounds.
     """
     checks.positive_int(min_separation=min_separation)
-    if num_rounds > MAX_ROUNDS:
-      raise ValueError(
-          f'one mechanism has at most {MAX_ROUNDS:,} rounds, found '
-          f'{num_rounds:,}: end the run, and start another from its model.'
-      )
+    check_num_rounds(num_rounds)
     return math.sqrt(
         _squared_sensitivity(self.coefficients(num_rounds), min_separation)
     )
@@ -148,16 +164,19 @@ class Blt:
     return mixing @ mixing.T
 
   def largest_buffer(self) -> float:
-    """The largest standard deviation of a buffer, over that of w.
+    """The largest standard deviation of noise or a buffer, over that of w.
 
-    Buffer j is x / (1 - decay_j x) of the noise, so x times the product of the
-    other (1 - decay_k x), over C's numerator, of w.
+    Buffers of a banded strategy are the noise itself. Of BLT, buffer j is x /
+    (1 - decay_j x) of the noise, so x times the product of the other (1 -
+    decay_k x), over C's numerator, of w.
     """
     numerator, _ = self._fraction
+    norms = [np.linalg.norm(self.inverse_coefficients(MAX_ROUNDS))]
+    if not self.decays:
+      return float(norms[0])
     one = np.zeros(MAX_ROUNDS)
     one[0] = 1
     decays = np.array(self.decays) / _ONE
-    norms = []
     for place in range(self.num_buffers):
       others = np.atleast_1d(np.poly(np.delete(decays, place)))
       norms.append(np.linalg.norm(signal.lfilter(others, numerator, one)))
@@ -166,6 +185,8 @@ class Blt:
   @property
   def _fraction(self) -> tuple[np.ndarray, np.ndarray]:
     """Numerator and denominator of C(x), by powers of x."""
+    if not self.decays:
+      return np.array([_ONE, *self.scales]) / _ONE, np.ones(1)
     decays = np.array(self.decays) / _ONE
     denominator = np.poly(decays)
     numerator = denominator.copy()
@@ -173,6 +194,15 @@ class Blt:
       others = np.poly(np.delete(decays, place))
       numerator[1:] += scale / _ONE * others
     return numerator, denominator
+
+
+def check_num_rounds(num_rounds: int) -> None:
+  """Raises ValueError for more rounds than one mechanism may have."""
+  if num_rounds > MAX_ROUNDS:
+    raise ValueError(
+        f'one mechanism has at most {MAX_ROUNDS:,} rounds, found '
+        f'{num_rounds:,}: end the run, and start another from its model.'
+    )
 
 
 @attrs.frozen(slots=False)  # TensorFlow traces its __init__.
@@ -186,8 +216,8 @@ class CorrelatedGaussianDpEvent(dp_accounting.DpEvent):
   Attributes:
     noise_multiplier: z.
     min_separation: Which the strategy is made for, and the cohorts must keep.
-    scales: Of `Blt`.
-    decays: Of `Blt`.
+    scales: Of `Toeplitz`.
+    decays: Of `Toeplitz`.
   """
 
   noise_multiplier: float
@@ -196,8 +226,8 @@ class CorrelatedGaussianDpEvent(dp_accounting.DpEvent):
   decays: Any = attrs.field(eq=attrs.cmp_using(eq=np.array_equal))
 
   @property
-  def strategy(self) -> Blt:
-    return Blt(scales=self.scales, decays=self.decays)
+  def strategy(self) -> Toeplitz:
+    return Toeplitz(scales=self.scales, decays=self.decays)
 
 
 @functools.cache
@@ -207,7 +237,7 @@ def optimize(
     min_separation: int,
     num_buffers: int = 3,
     error: str = 'rms',
-) -> Blt:
+) -> Toeplitz:
   """Returns the BLT of the least error of prefix sums at equal privacy.
 
   Args:
@@ -245,10 +275,64 @@ def optimize(
   )
   decays, inverse_decays = _decays(found.x)
   scales = _scales(decays, inverse_decays)
-  # Rounded down, the conditions of `Blt` stay true.
-  return Blt(
+  # Rounded down, the conditions of `Toeplitz` stay true.
+  return Toeplitz(
       scales=tuple(max(1, math.floor(scale * _ONE)) for scale in scales),
       decays=tuple(math.floor(decay * _ONE) for decay in decays),
+  )
+
+
+@functools.cache
+def optimize_banded(
+    *, num_rounds: int, num_bands: int, error: str = 'rms'
+) -> Toeplitz:
+  """Returns the banded strategy of the least error for its columns' norm.
+
+  That is what counts where clients take part at least num_bands rounds apart:
+  no two of a client's rounds are in the same round of C x.
+
+  Args:
+    num_rounds: As in `optimize`.
+    num_bands: In [2, 64], and at most num_rounds.
+    error: 'rms' (over prefixes) or 'max'.
+
+  Raises:
+    ValueError: An argument is out of its range.
+  """
+  checks.positive_int(num_rounds=num_rounds, num_bands=num_bands)
+  checks.in_range(2, MAX_ROUNDS, num_rounds=num_rounds)
+  checks.in_range(2, min(_MAX_BANDS, num_rounds), num_bands=num_bands)
+  checks.one_of(ERRORS, error=error)
+  # Of each squared sum of the inverse's coefficients.
+  weights = np.ones(num_rounds)
+  if error == 'rms':
+    weights = np.arange(num_rounds, 0, -1) / num_rounds
+
+  def loss(tail: np.ndarray) -> tuple[float, np.ndarray]:
+    column = np.append(1.0, tail)
+    sums = signal.lfilter([1.0], column, np.ones(num_rounds))
+    # By coefficient i, sums change by -changes, i rounds later.
+    changes = signal.lfilter([1.0], column, sums)
+    squared_error, norm = weights @ sums**2, column @ column
+    slopes = np.array([
+        (weights * sums)[i:] @ changes[: num_rounds - i]
+        for i in range(1, num_bands)
+    ])
+    return (
+        math.log(squared_error * norm),
+        2 * tail / norm - 2 * slopes / squared_error,
+    )
+
+  # Those of the square root of the matrix of prefix sums.
+  places = np.arange(1, num_bands)
+  found = scipy_optimize.minimize(
+      loss, np.cumprod((2 * places - 1) / (2 * places)), jac=True,
+      method='L-BFGS-B', bounds=[(1e-6, 1.0)] * len(places),
+      options={'maxiter': 400, 'ftol': 1e-12, 'gtol': 1e-8},
+  )
+  scales = np.minimum.accumulate(np.minimum(found.x, 1.0))
+  return Toeplitz(
+      scales=tuple(math.floor(scale * _ONE) for scale in scales), decays=()
   )
 
 

@@ -240,7 +240,7 @@ class _Recorder:
       rounds.append(known_sums.Observation(noise=noise, **fields))
     covariance = np.eye(num_rounds)
     if len(scales):
-      blt = strategies.Blt(scales=scales, decays=decays)
+      blt = strategies.Toeplitz(scales=scales, decays=decays)
       covariance = blt.covariance(num_rounds)
     return known_sums.Audited(
         rounds=rounds,

@@ -281,6 +281,10 @@ class PrivateRoundRunner:
         cohort_state = cohort_state._replace(
             key=keys.derive(self.noise.key, purpose='cohorts')
         )
+        if self._sampling.min_separation is not None:
+          # Another mechanism: it shares no noise and no draw with this one.
+          cohort_state = cohort_state._replace(round_num=np.int64(0))
+          state = without_noise(state)
         if not self.are_left(state, cohort_state):
           raise BudgetError(
               'A round came out differently when it was repeated, and to '
@@ -358,6 +362,15 @@ def keep_noise(state: Any, *, after: Any) -> Any:
   if not hasattr(noise, 'buffers'):
     return state
   return with_query_state(state, buffers=noise.buffers, counter=noise.counter)
+
+
+def without_noise(state: Any) -> Any:
+  """A learning process's state at the start of another mechanism."""
+  buffers = tree.map_structure(
+      lambda part: np.zeros(part.shape, np.asarray(part).dtype),
+      query_state(state).buffers,
+  )
+  return with_query_state(state, buffers=buffers, counter=np.int64(0))
 
 
 def query_state(state: Any) -> Any:

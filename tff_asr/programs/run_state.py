@@ -166,11 +166,10 @@ def renewed(
   state = _joined(state, secrets._replace(
       noise=secrets.noise._replace(file_identity=np.int64(file_identity))
   ))
-  if sampling.kind == 'separated':
-    start = np.int64(0)
+  if sampling.min_separation is not None:
     state = state._replace(
-        process=private_rounds.with_query_state(state.process, counter=start),
-        source=state.source._replace(round_num=start),
+        process=private_rounds.without_noise(state.process),
+        source=state.source._replace(round_num=np.int64(0)),
     )
   _, secrets = _split(state, number)
   folder.state_manager.write_secrets(secrets)
