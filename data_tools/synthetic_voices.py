@@ -16,12 +16,14 @@ Loads no TensorFlow, so that processes that speak start fast.
 import dataclasses
 import functools
 import os
+import pathlib
 import tempfile
 
 import numpy as np
 import soxr
 
 from data_tools import synthetic_speech
+from tff_asr.features import log_mel
 
 _ACCENTS = synthetic_speech.ACCENTS
 _VARIANT = 'drawn'
@@ -122,12 +124,15 @@ class _Engine:
       os.symlink(source, os.path.join(data_dir, name))
     self._data_dir = data_dir
     self._variant = os.path.join(variants, _VARIANT)
+    pathlib.Path(self._variant).touch()
     self._library = None
 
   def speak_afresh(self, speaker: Speaker) -> list[np.ndarray]:
     """A speaker's sentences, int16 at 22.05 kHz, from eSpeak's first state."""
-    with open(self._variant, 'w', encoding='ascii') as f:
+    # A file that is emptied first is waited for: ext4 puts it on the disk.
+    with open(self._variant, 'r+', encoding='ascii') as f:
       f.write(speaker.variant)
+      f.truncate()
     if self._library is not None:
       self._library.close()
     self._library = synthetic_speech.Espeak(self._data_dir)
@@ -171,7 +176,7 @@ def _record(
     speech: np.ndarray, speaker: Speaker, rng: np.random.Generator
 ) -> np.ndarray:
   """Speech at 22.05 kHz as recorded with pauses and noise, int16 [N]."""
-  rate_hz = synthetic_speech.SAMPLE_RATE_HZ
+  rate_hz = log_mel.SAMPLE_RATE_HZ
   speech = soxr.resample(
       speech.astype(np.float32), _ESPEAK_RATE_HZ, rate_hz, quality='LQ'
   )

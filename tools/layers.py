@@ -155,7 +155,6 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
         'numpy',
         'pyarrow',
         'sentencepiece',
-        'soundfile',
         'soxr',
         'tensorflow',
         'tqdm',

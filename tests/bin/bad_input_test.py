@@ -504,16 +504,10 @@ class BadInputTest(parameterized.TestCase):
       ),
       ('number', 'an4', ['--partition_seed=-1'], ['--partition_seed=-1']),
       (
-          'no_place_for_generated_speech',
-          'synthetic_speech',
-          ['--output_dir=ROOT/clients'],
-          ['holds no generated speech'],
-      ),
-      (
           'too_few_speakers',
-          'synthetic_speech',
-          ['--output_dir=ROOT/out', '--num_speakers=0'],
-          [('num_speakers', 'found 0')],
+          'synthetic_population',
+          ['--output_dir=ROOT/out', '--num_dev_speakers=0'],
+          [('num_speakers[dev]', 'found 0')],
       ),
   )
   def test_data_tools(self, tool, flags, expected):

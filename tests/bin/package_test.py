@@ -124,7 +124,7 @@ class PackageTest(absltest.TestCase):
     self.assertNotRegex(listing, r'\n  training ')
     self.assertIn('--population', self.command('compute_epsilon', '--help'))
     with self.assertRaisesRegex(AssertionError, 'output_dir is needed'):
-      self.command('synthetic_speech')
+      self.command('synthetic_population')
     with self.assertRaisesRegex(AssertionError, 'error: no_such is no program'):
       self.command('no_such')
 
