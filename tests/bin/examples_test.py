@@ -72,13 +72,16 @@ class ExamplesTest(parameterized.TestCase):
     clients = self.root / 'shards' / 'train' / 'clients.tsv'
     self.assertLen(clients.read_text('utf-8').splitlines(), 3)
 
-  def test_model_optimizer_mechanism_and_language_in_one_run(self):
+  def test_parts_of_ones_own_in_one_run(self):
+    tracked = self.root / 'tracked.jsonl'
     statement = self.train(
         'own',
         _gin_file('model/recurrent.gin'),
         _gin_file('server_optimizer/lion.gin'),
         _gin_file('mechanism/growing_clip.gin'),
         _gin_file('language/greek.gin'),
+        _gin_file('tracker/json_lines.gin'),
+        f'--gin_param=TRACKED = {str(tracked)!r}',
         '--gin_param=NOISE_MULTIPLIER = 2.0',
     )
     self.assertRegex(statement, 'noise multiplier +2 ')
@@ -92,6 +95,13 @@ class ExamplesTest(parameterized.TestCase):
       *_, last = csv.DictReader(file)
     clip = float(last['aggregator/dp_query_metrics/l2_norm_clip'])
     self.assertAlmostEqual(clip, 0.0101, places=6)
+    # The tracker got what the run's own files got.
+    last = json.loads(tracked.read_text('utf-8').splitlines()[-1])
+    self.assertEqual(last['round'], 2)
+    self.assertAlmostEqual(
+        last['aggregator/dp_query_metrics/l2_norm_clip'], clip, places=9
+    )
+    self.assertIn('dev_word_error_rate', last)
     # What is said comes out in the language, of a model that must be trusted.
     recording = str(self.root / 'words' / 'dev' / 'one' / 'cai_0.wav')
     refused = in_process.run('bin/transcribe.py', f'--run={run}', recording)

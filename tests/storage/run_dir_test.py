@@ -11,6 +11,7 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
+from tensorboard.plugins.hparams import metadata
 import tensorflow as tf
 
 from tests import cases
@@ -164,6 +165,52 @@ class RunFolderTest(cases.TestCase):
     self.open().release_managers(last=1)
     self.assertEqual(self.open().read_metrics(), {'loss': {1: 3.0}})
     self.assertTrue(os.listdir(self.open().file('tensorboard')))
+
+  def hyperparameters(self, **options) -> list[tf.compat.v1.Event]:
+    """TensorBoard's events of settings, of a run in a new folder."""
+    self.path = os.path.join(self.root, str(options))
+    folder = self.open(
+        _CONFIGURATION + "DIR = 'a b'\nSIZES = [1,\n    2]\nRATE = 0.5\n"
+        'SHOW = True\nMODEL = @ctc.build()\nNOTHING = None\n'
+    )
+    folder.release_managers(last=0, **options)
+    (name,) = os.listdir(folder.file('tensorboard'))
+    path = os.path.join(folder.file('tensorboard'), name)
+    return [
+        event for event in tf.compat.v1.train.summary_iterator(path)
+        if event.summary.value
+    ]
+
+  def test_settings_are_hyperparameters_of_tensorboard(self):
+    columns, values = self.hyperparameters(with_times=True)
+    content = values.summary.value[0].metadata.plugin_data.content
+    found = metadata.parse_session_start_info_plugin_data(content)
+    plain = {
+        name: getattr(value, value.WhichOneof('kind'))
+        for name, value in found.hparams.items()
+    }
+    self.assertEqual(plain, {
+        'EVALUATE_EVERY': 10, 'NUM_ROUNDS': 30, 'SEED': 1, 'DIR': 'a b',
+        'SIZES': '[1,\n    2]', 'RATE': 0.5, 'SHOW': True,
+        'MODEL': '@ctc.build()', 'NOTHING': 'None',
+    })
+    self.assertGreater(found.start_time_secs, 1e9)
+    content = columns.summary.value[0].metadata.plugin_data.content
+    shown = metadata.parse_experiment_plugin_data(content)
+    self.assertEqual({each.name for each in shown.hparam_infos}, set(plain))
+    self.assertContainsSubset(
+        {'dev_word_error_rate', 'epsilon'},
+        {each.name.tag for each in shown.metric_infos},
+    )
+    # When a private run began and went on is nobody's business.
+    columns, values = self.hyperparameters(with_times=False)
+    content = values.summary.value[0].metadata.plugin_data.content
+    found = metadata.parse_session_start_info_plugin_data(content)
+    times = found.start_time_secs, columns.wall_time, values.wall_time
+    self.assertEqual(times, (0, 0, 0))
+    content = columns.summary.value[0].metadata.plugin_data.content
+    shown = metadata.parse_experiment_plugin_data(content)
+    self.assertEqual(shown.time_created_secs, 0)
 
   def test_two_runs_exclude_each_other(self):
     run_dir.check_folder(self.path, configuration=_CONFIGURATION)

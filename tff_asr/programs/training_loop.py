@@ -15,7 +15,7 @@ rest, the same for all:
 
 import abc
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import errno
@@ -118,6 +118,7 @@ class TrainingRun(abc.ABC):
     on_shared_data: What to do if data that are called public share speakers or
       recordings with private ones: 'refuse', or 'not_private' to train without
       a guarantee. See `public_data`.
+    trackers: Get the metrics that the run's folder gets, round by round.
   """
 
   output_dir: str
@@ -130,6 +131,7 @@ class TrainingRun(abc.ABC):
   init_from_run: Optional[str] = None
   parts: str = ''
   on_shared_data: str = public_data.REFUSE
+  trackers: Sequence[tff.program.ReleaseManager] = ()
 
   # NAME is displayed; UNIT is what `total` and versions count.
   NAME: ClassVar[str]
@@ -385,9 +387,10 @@ async def run(training: TrainingRun) -> dict[str, Any]:
   async with contextlib.AsyncExitStack() as stack:
     stack.enter_context(explained_shortage(lambda: training.shows_exact))
     folder, ledger, rounds, state, number = await _open(training, stack)
-    managers = folder.release_managers(
-        last=number, with_times=training.shows_exact
-    )
+    managers = [
+        *folder.release_managers(last=number, with_times=training.shows_exact),
+        *training.trackers,
+    ]
     progress = stack.enter_context(progress_lib.Progress(
         description=training.NAME,
         total=training.total,

@@ -25,7 +25,6 @@ from tff_asr.storage import run_dir
 
 EVALUATION = 'test.json'
 
-_SETTING = re.compile(r'^([A-Z][A-Z0-9_]*) = ((?:.|\n +)*)$', re.MULTILINE)
 _BY_LAYER = re.compile(r'(?:^|/)((?:clipped_)?layer_norm|layer_clipped)/(.*)')
 
 # Kinds of JSON: a type, several types, a list of one kind, or a kind by field.
@@ -205,7 +204,7 @@ def _read(path: str, *, name: str, evaluation: str) -> Run:
       name=name,
       path=path,
       configuration=configuration,
-      settings=dict(_SETTING.findall(configuration)),
+      settings=run_dir.settings(configuration),
       metrics=metrics_file.read_all(metrics),
       results=results,
       privacy=privacy,

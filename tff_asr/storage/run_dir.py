@@ -20,6 +20,7 @@
     privacy.txt, privacy.json   the privacy statement (federated runs)
 """
 
+import ast
 from collections.abc import Mapping
 import difflib
 import hashlib
@@ -48,8 +49,11 @@ from tff_asr.storage import tensorboard_file
 _MAY_CHANGE = re.compile(
     r'^(NUM_ROUNDS|NUM_STEPS|EVALUATE_EVERY|SAVE_EVERY|KEEP_LAST|KEEP_EVERY'
     r'|TARGET_EPSILON|MAX_FAILED_SHARE|CLIENT_TIMEOUT_SEC|MAX_NORM_GROWTH'
-    r'|ON_DIVERGENCE|EXACT_METRICS|WITNESS|TUNING(_RUNS|_DISTRIBUTION)?) *='
+    r'|ON_DIVERGENCE|EXACT_METRICS|TRACKERS|WITNESS'
+    r'|TUNING(_RUNS|_DISTRIBUTION)?) *='
 )
+# A macro; values may have several lines.
+_SETTING = re.compile(r'^([A-Z][A-Z0-9_]*) = ((?:.|\n +)*)$', re.MULTILINE)
 # Metrics of single layers: TensorBoard has them, the CSV does not.
 _BY_LAYER = re.compile(r'(^|/)(clipped_)?layer_(norm|clipped|clip)/')
 LEDGER = 'ledger.jsonl'
@@ -136,6 +140,9 @@ class RunDir:
     """
     check_folder(path, configuration=configuration)
     self.path = path
+    self._settings = {
+        name: _plain(text) for name, text in settings(configuration).items()
+    }
     os.makedirs(path, exist_ok=True)
     self._lock = RunLock(path)
     try:
@@ -189,6 +196,8 @@ class RunDir:
   ) -> list[tff.program.ReleaseManager]:
     """Targets of metrics: TensorBoard; CSV without those of single layers.
 
+    TensorBoard gets the settings, too.
+
     Args:
       last: Round or step that the run goes on from; metrics of later ones, of
         a run that was stopped, are released again.
@@ -200,7 +209,9 @@ class RunDir:
             lambda path: not _BY_LAYER.search(path[0]),
         ),
         tensorboard_file.TensorBoardFile(
-            self.file(TENSORBOARD), with_times=with_times
+            self.file(TENSORBOARD),
+            with_times=with_times,
+            settings=self._settings,
         ),
     ]
 
@@ -458,6 +469,20 @@ def ledger_of_model(run: str) -> tuple[str, Optional[ledger_lib.Head]] | None:
       f'The model of {run} was trained on private clients, but its privacy '
       f'ledger {path} is missing: put it back.'
   )
+
+
+def settings(configuration: str) -> dict[str, str]:
+  """The macros that a configuration's text sets, with their values as text."""
+  return dict(_SETTING.findall(configuration))
+
+
+def _plain(text: str) -> tensorboard_file.Setting:
+  """A value as a number, a truth value or a text."""
+  try:
+    value = ast.literal_eval(text.replace('\\\n', ''))
+  except (ValueError, SyntaxError):
+    return text
+  return value if isinstance(value, (bool, int, float, str)) else text
 
 
 def lasting(configuration: str) -> str:
