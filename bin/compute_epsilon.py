@@ -1,7 +1,7 @@
 r"""Prints epsilon from noise, rounds and sampling, or finds one of them.
 
-Give two of noise, --target_epsilon and --rounds: the third is found. Or --run:
-the rounds that a run's privacy ledger charges.
+Give --cohort_size, --population and two of noise, --target_epsilon and
+--rounds: the third is found. Or --run: the rounds that a run's ledger charges.
 
 Examples:
   python bin/compute_epsilon.py --sigma_mean=3e-6 --cohort_size=1024 \
@@ -23,9 +23,9 @@ _NOISE_MULTIPLIER = flags.DEFINE_float(
     'noise_multiplier', None, 'Noise on the sum of updates, over the clip.'
 )
 _SIGMA_MEAN = flags.DEFINE_float(
-    'sigma_mean', None, 'The same on the mean: noise_multiplier / cohort_size.'
+    'sigma_mean', None, 'Noise on the mean: noise_multiplier / cohort_size.'
 )
-_TARGET_EPSILON = flags.DEFINE_float('target_epsilon', None, 'At most this.')
+_TARGET_EPSILON = flags.DEFINE_float('target_epsilon', None, 'Epsilon at most.')
 _COHORT_SIZE = flags.DEFINE_integer('cohort_size', None, 'Clients a round.')
 _POPULATION = flags.DEFINE_integer('population', None, 'All private clients.')
 _ROUNDS = flags.DEFINE_integer('rounds', None, 'Number of rounds.')
@@ -35,17 +35,18 @@ _SAMPLING = flags.DEFINE_enum(
     'How cohorts are drawn: Poisson, fixed size, everyone.',
 )
 _ACCOUNTANT = flags.DEFINE_enum(
-    'accountant', 'rdp', accounting.ACCOUNTANTS, 'PLD: tighter, for some only.'
+    'accountant', 'rdp', accounting.ACCOUNTANTS,
+    'Both are upper bounds; pld is tighter, for poisson and full only.',
 )
 _TUNING_RUNS = flags.DEFINE_float(
     'tuning_runs', None, 'Runs (on average) of which only the best is shown.'
 )
 _TUNING = flags.DEFINE_enum(
-    'tuning', 'geometric', [*accounting.TUNING_SHAPES], 'How many.'
+    'tuning', 'geometric', [*accounting.TUNING_SHAPES], 'Law of --tuning_runs.'
 )
 _FORMAT = flags.DEFINE_enum('format', 'text', epsilon_report.FORMATS, 'Output.')
 _RUN = flags.DEFINE_string('run', None, 'Folder of a run, for its ledger.')
-_WITNESS = flags.DEFINE_string('witness', None, 'The WITNESS of the run.')
+_WITNESS = flags.DEFINE_string('witness', None, "File of the run's WITNESS.")
 _COHORTS = flags.DEFINE_list(
     'extrapolate_cohorts', [], 'Larger cohorts at the same noise on the mean.'
 )

@@ -25,10 +25,17 @@ _PADDING = flags.DEFINE_bool(
     'padding', False, 'Measure the share of padding in training batches.'
 )
 _MAX_BATCH_SEC = flags.DEFINE_float(
-    'max_batch_sec', 120.0, 'Of these batches: padded audio.', lower_bound=0.1
+    'max_batch_sec',
+    120.0,
+    'For --padding: padded audio of a batch, in seconds.',
+    lower_bound=0.1,
 )
 _MAX_PADDING = flags.DEFINE_float(
-    'max_padding', 0.15, 'Of one batch.', lower_bound=0, upper_bound=1
+    'max_padding',
+    0.15,
+    'For --padding: share of padding in a batch.',
+    lower_bound=0,
+    upper_bound=1,
 )
 _VERIFY = flags.DEFINE_bool(
     'verify', False, 'Read all shards and check their checksums.'

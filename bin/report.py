@@ -32,7 +32,7 @@ _EVALUATION = flags.DEFINE_string(
     'evaluation', 'test.json', 'What bin/evaluate.py wrote in each run.'
 )
 _WITNESS = flags.DEFINE_string(
-    'witness', None, 'The WITNESS of the runs, from which their ledgers go on.'
+    'witness', None, "The file that the runs' setting WITNESS names."
 )
 _NUM_WORST = flags.DEFINE_integer(
     'num_worst',

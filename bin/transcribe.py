@@ -42,9 +42,13 @@ _WINDOW_SEC = flags.DEFINE_float(
 _LM = flags.DEFINE_string(
     'lm', None, 'KenLM model, .arpa or binary (needs requirements-lm.txt).'
 )
-_LM_WEIGHT = flags.DEFINE_float('lm_weight', 0.5, 'Its weight.')
-_WORD_BONUS = flags.DEFINE_float('word_bonus', 1.5, 'Added for each word.')
-_BEAM_WIDTH = flags.DEFINE_integer('beam_width', 100, 'Prefixes kept.')
+_LM_WEIGHT = flags.DEFINE_float('lm_weight', 0.5, 'Weight of --lm.')
+_WORD_BONUS = flags.DEFINE_float(
+    'word_bonus', 1.5, 'With --lm: added for each word.'
+)
+_BEAM_WIDTH = flags.DEFINE_integer(
+    'beam_width', 100, 'With --lm: prefixes kept.'
+)
 flags.mark_flag_as_required('run')
 
 

@@ -46,8 +46,8 @@ _COHORT_SIZE = 4
 _SOURCE_DIR = flags.DEFINE_string(
     'source_dir',
     None,
-    'The corpus as published: a folder or an archive. Required but for a'
-    ' manifest.',
+    'The corpus as published: a folder or an archive. Required; but of a'
+    ' manifest, the folder of its audio, by default its own.',
 )
 _OUTPUT_DIR = flags.DEFINE_string(
     'output_dir',

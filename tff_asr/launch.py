@@ -201,6 +201,8 @@ def _parse_flags(
       flag = flags.FLAGS[name]
       if any(_MISSING_FLAG.match(each.message) for each in flag.validators):
         flag.help = f'{flag.help} Required.'
+      # absl goes on after the help of a flag that may be repeated.
+      flag.help = flag.help.replace('.;\n', ';\n')
     print(sys.modules['__main__'].__doc__, flags.FLAGS.main_module_help())
     if more_help is not None:
       print(f'\n{more_help(argv)}')

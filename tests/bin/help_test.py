@@ -30,6 +30,7 @@ class HelpTest(parameterized.TestCase):
     name = program.removeprefix('bin/').removeprefix('run_')
     self.assertIn(name.removesuffix('.py'), finished.stdout)
     self.assertRegex(finished.stdout, r'\n  --\w+: ')
+    self.assertNotIn('.;', finished.stdout)
     if program in ('bin/train_central.py', 'bin/pretrain.py'):
       self.assertIn('\n  --[no]dry_run: ', finished.stdout)
 
