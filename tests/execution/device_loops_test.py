@@ -105,6 +105,34 @@ class DeviceLoopsTest(parameterized.TestCase):
     self.assertNotIn('ReduceDataset', ops)
     self.assertEqual(converted, reduced)
 
+  def test_a_model_in_a_datasets_function_is_said(self):
+    def train(kind, matrix):
+      @tff.tensorflow.computation(tff.SequenceType(np.float32))
+      def work(values):
+        step = lambda total, x: total + (
+            tf.linalg.trace(tf.ones([2, 2]) @ tf.fill([2, 2], x))
+            if matrix else x
+        )
+        if kind == 'scan':
+          values = values.scan(0.0, lambda s, x: (step(s, x), step(s, x)))
+        elif kind == 'map':
+          values = values.map(lambda x: step(0.0, x))
+        else:
+          return values.reduce(0.0, step)
+        return values.reduce(0.0, lambda total, x: total + x)
+
+      return _sum_of(work, tff.SequenceType(np.float32))
+
+    for kind, op in (('scan', 'ScanDataset'), ('map', 'MapDataset')):
+      with self.assertLogs(level='WARNING') as logs:
+        compiler.compile_computation(train(kind, matrix=True))
+      self.assertLen(logs.output, 1)
+      self.assertRegex(logs.output[0], f'{op}.* computes .*MatMul.* host')
+    with self.assertNoLogs(level='WARNING'):
+      for kind in ('scan', 'map'):
+        compiler.compile_computation(train(kind, matrix=False))
+      compiler.compile_computation(train('reduce', matrix=True))
+
   def test_analytics_run(self):
     process = tff.analytics.heavy_hitters.iblt.build_iblt_computation(
         capacity=10, string_max_bytes=10, max_words_per_user=8,

@@ -257,9 +257,10 @@ def _compile_round(
           form.update,
       ),
   )
+  converted = device_loops.convert(work)
+  device_loops.warn(converted)
   work, read = client_datasets.split(
-      device_loops.convert(work),
-      client_inputs=work.inputs[: len(arguments.client.specs)]
+      converted, client_inputs=work.inputs[: len(arguments.client.specs)]
   )
   num_servers = len(arguments.server.specs)
   is_exact = _find_exact(accumulate, merge)

@@ -6,19 +6,55 @@
 client's training, would stay on the host of a GPU, and Grappler leaves it as it
 is. A loop over an iterator runs where the rest of the client's work runs.
 
-Only the dataset's own functions (of `map`, `filter` and so on) remain on the
-host.
+The dataset's own functions (of `map`, `filter`, `scan` and so on) remain on the
+host. Where they multiply, as a model does, `warn` says so.
 """
 
 from collections.abc import Callable
 import dataclasses
 import itertools
 
+from absl import logging
 import tensorflow as tf
 
 from tff_asr.execution import graph
 
 _numbers = itertools.count()
+# What a model spends its time on, and what reading and parsing has not.
+_HEAVY = frozenset([
+    'BatchMatMulV2', 'Conv1D', 'Conv2D', 'Conv2DBackpropFilter', 'Conv3D',
+    'DepthwiseConv2dNative', 'Einsum', 'MatMul', 'SparseMatMul',
+])
+
+
+def warn(work: graph.Graph) -> None:
+  """Logs a line that names the datasets whose functions keep a model's work.
+
+  Args:
+    work: of clients, as `convert` returns it.
+  """
+  graph_def = tf.compat.v1.GraphDef.FromString(work.graph_def)
+  functions = {f.signature.name: f for f in graph_def.library.function}
+  found = {}
+  for nodes in graph.bodies(graph_def):
+    for node in nodes:
+      called = node.attr['f'].func.name if 'f' in node.attr else ''
+      if 'Dataset' in node.op and called in functions:
+        ops = graph.find_ops(
+            tf.compat.v1.GraphDef(
+                node=functions[called].node_def, library=graph_def.library
+            ),
+            [each.name for each in functions[called].node_def],
+        )
+        if heavy := _HEAVY & ops:
+          found.setdefault(node.op, set()).update(heavy)
+  for op, heavy in sorted(found.items()):
+    logging.warning(
+        'A function of clients\' datasets (%s) computes %s. It runs on the '
+        'host, also where there are GPUs: do this after the dataset, or by '
+        'Dataset.reduce, which becomes a loop on the device.',
+        op, ', '.join(sorted(heavy)),
+    )
 
 
 def convert(work: graph.Graph) -> graph.Graph:
