@@ -97,6 +97,9 @@ def _run(
     seed = (re.findall("^INIT_FROM_RUN = '(.+)'$", configuration, re.M) or [
         seed
     ])[0]
+  if 'cyclic_poisson' in configuration:
+    # Three clients make no more cohorts than these.
+    gin_params += ['COHORT_SIZE = 1', 'NUM_BANDS = 2']
   if "SCORES_RUN = '" in configuration:
     gin_params.append("SCORES_RUN = 'pretrained'")
   if "INIT_FROM_RUN = '" in configuration:

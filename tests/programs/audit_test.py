@@ -218,6 +218,7 @@ class AuditTest(cases.TestCase):
   @parameterized.named_parameters(
       ('adaptive', 'adaptive', ['NUM_ROUNDS = 3', 'COHORT_SIZE = 31']),
       ('correlated', 'blt', ['NUM_ROUNDS = 6', 'COHORT_SIZE = 15']),
+      ('banded', 'banded', ['NUM_ROUNDS = 6', 'COHORT_SIZE = 10']),
       (
           'fixed',
           'per_module_dim',
