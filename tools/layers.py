@@ -163,6 +163,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
     ),
     'experiments': (
         'absl',
+        'data_tools',
         'numpy',
         'scipy',
         'tensorflow',

@@ -1,0 +1,111 @@
+"""Tests of experiments.pretraining: rows, claims, and its report."""
+
+import math
+import os
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest
+import numpy as np
+import pytest
+
+from experiments import pretraining
+from tff_asr.models import weights as weights_lib
+
+
+class RowsTest(absltest.TestCase):
+
+  def test_rows_and_claims_name_each_other(self):
+    labels = [row.label for row in pretraining.build_rows()]
+    self.assertCountEqual(labels, set(labels))
+    for claim in pretraining.build_claims():
+      self.assertContainsSubset(claim.weights, ['warm start', *labels])
+      self.assertAlmostEqual(sum(claim.weights.values()), 0)
+
+  def test_noise_is_its_norm_over_the_clip(self):
+    # sqrt(10,000) z C / 32 = 4 C.
+    self.assertAlmostEqual(
+        pretraining.noise_of(4.0, num_parameters=10_000, batch_size=32), 1.28
+    )
+
+  def test_batches_are_compared_at_one_epsilon(self):
+    rows = {row.label: row for row in pretraining.build_rows()}
+    found = [
+        pretraining.epsilon_of(rows[label].noise, rows[label].batch_size)
+        for label in ('noise 1', 'batch 8', 'batch 128')
+    ]
+    np.testing.assert_allclose(found, found[0], rtol=1e-4)
+    self.assertEqual(pretraining.epsilon_of(0.0, 32), math.inf)
+
+  def test_rows_freeze_their_share(self):
+    specs = pretraining.build_model().specs
+    scores = {name: float(i) for i, name in enumerate(sorted(specs))}
+    for row in pretraining.build_rows():
+      frozen = pretraining.frozen_of(row, scores, specs, seed=1)
+      share = sum(math.prod(specs[name].shape) for name in frozen)
+      # Tensors are frozen whole.
+      self.assertAlmostEqual(
+          share / weights_lib.count(specs), row.share, delta=0.25
+      )
+
+
+class ReportTest(absltest.TestCase):
+
+  def test_claims_are_judged_by_differences_within_seeds(self):
+    # Gains .2, .3, .4: mean .3, Student's 4.303 x .1 / sqrt(3) = .248. Noise 1
+    # is .1 worse once and better twice: .2 / 3, and 4.303 x .153 / sqrt(3).
+    losses = [
+        {'warm start': 4.0, 'noiseless': 3.8, 'noise 1': 3.9},
+        {'warm start': 3.0, 'noiseless': 2.7, 'noise 1': 2.6},
+        {'warm start': 5.0, 'noiseless': 4.6, 'noise 1': 4.4},
+    ]
+    text = pretraining.report(
+        {
+            str(seed): {
+                'losses': found,
+                'cosines': [['dim', 32, 0.5, 0.8, 0.1 * seed]],
+            }
+            for seed, found in enumerate(losses)
+        },
+        pretraining.build_rows(),
+    )
+    lines = [' '.join(line.split()) for line in text.splitlines()]
+    self.assertIn(
+        '| Positive control: clipped private training without noise gains. '
+        '| -0.300 (-0.548 to -0.052) | 3 | holds |',
+        lines,
+    )
+    self.assertIn(
+        '| Noise 1 costs. | +0.067 (-0.313 to +0.446) | 3 '
+        '| not decided: the interval holds 0 |',
+        lines,
+    )
+    self.assertIn('| dim | 32 | 0.5 | 80% | 0.100 |', lines)
+    self.assertIn('| noise 4 | not run | | | | |', lines)
+
+
+@pytest.mark.slow
+class MiniatureTest(absltest.TestCase):
+
+  def test_a_row_is_trained_and_judged(self):
+    root = self.enterContext(tempfile.TemporaryDirectory())
+    patches = {
+        '_SPEAKERS': {'public': 2, 'private': 520, 'dev': 2, 'test': 1},
+        '_UTTERANCES': {'public': 20, 'private': 2, 'dev': 1, 'test': 1},
+        '_WARM_STEPS': 1,
+        '_STEPS': 1,
+        '_DRAWS': 1,
+    }
+    for name, value in patches.items():
+      self.enterContext(mock.patch.object(pretraining, name, value))
+    miniature = pretraining.Miniature(os.path.join(root, 'data'))
+    weights, squares = miniature.warm_start(1)
+    self.assertTrue(all(value > 0 for value in squares.values()))
+    row = pretraining.Row(label='x', noise=1.0, share=0.5)
+    self.assertNotEqual(miniature.run(row, 1), miniature.loss(weights))
+    cosines = [cosine for *_, cosine in miniature.cosines(1)]
+    self.assertTrue(all(-1 <= cosine <= 1 for cosine in cosines))
+    # What is above the cutoff is gone.
+    sound = np.sin(np.arange(16000) * 2 * np.pi * 5000 / 16000) * 1000
+    narrow = pretraining._narrow(sound.astype(np.int16))
+    self.assertLess(np.abs(narrow).max(), 20)
