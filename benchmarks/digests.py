@@ -39,8 +39,8 @@ from tff_asr.programs import central
 from tff_asr.programs import federated
 from tff_asr.programs import pretraining
 from tff_asr.programs import training_loop
+from tff_asr.storage import model_file
 from tff_asr.storage import run_dir
-from tff_asr.storage import state_file
 
 _JSON = flags.DEFINE_string('json', None, 'File for the digests.')
 _COMPARE = flags.DEFINE_string('compare', None, 'Digests to compare with.')
@@ -177,7 +177,7 @@ def _digest(array) -> str:
 
 
 def _model(run: str) -> dict[str, str]:
-  leaves = state_file.read_leaves(os.path.join(run, run_dir.MODEL))
+  leaves = model_file.read(os.path.join(run, run_dir.MODEL))
   return {name: _digest(value) for name, value in sorted(leaves.items())}
 
 

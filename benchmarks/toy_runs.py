@@ -27,6 +27,7 @@ from tff_asr.programs import federated
 from tff_asr.programs import pretraining
 from tff_asr.programs import private_rounds
 from tff_asr.programs import training_loop
+from tff_asr.storage import model_file
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
@@ -159,8 +160,10 @@ def compare(whole: str, killed: str) -> list[str]:
   problems = []
   states = [run_dir.newest_state(run) for run in (whole, killed)]
   models = [os.path.join(run, run_dir.MODEL) for run in (whole, killed)]
-  for one, other in (states, models):
-    left, right = state_file.read_leaves(one), state_file.read_leaves(other)
+  for (one, other), read in (
+      (states, state_file.read_leaves), (models, model_file.read)
+  ):
+    left, right = read(one), read(other)
     if os.path.basename(one) != os.path.basename(other) or (
         left.keys() != right.keys()
     ):

@@ -1,8 +1,10 @@
-r"""Exports the model of a run: SavedModel, TFLite, and a model card.
+r"""Exports the model of a run: weights, SavedModel, TFLite, and a model card.
 
-Each export is checked on real utterances against the run's own model: how many
-it hears alike, and its word error rate. The card tells that, and of the run its
-data, word errors and privacy statement.
+The weights are safetensors, with the model, tokens and features as JSON:
+bin/transcribe.py takes the folder as its --run. Each export is checked on real
+utterances against the run's own model: how many it hears alike, and its word
+error rate. The card tells that, and of the run its data, word errors and
+privacy statement.
 
 Example:
   python bin/export.py --run=runs/private --output_dir=exported \
@@ -56,6 +58,7 @@ def main(_) -> None:
       output_dir=_OUTPUT_DIR.value,
       num_utterances=_NUM_UTTERANCES.value,
   )
+  export.copy_model(_RUN.value, output_dir=_OUTPUT_DIR.value)
   card = model_card.build(
       run, recognizer=recognizer, exports=exports, data_dir=_DATA.value
   )

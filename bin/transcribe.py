@@ -21,7 +21,9 @@ from tff_asr.recognition import language_model as language_model_lib
 from tff_asr.recognition import recognizer
 from tff_asr.recognition import transcription
 
-_RUN = flags.DEFINE_string('run', None, 'Folder of a run that has ended.')
+_RUN = flags.DEFINE_string(
+    'run', None, 'Folder of a run that has ended, or of its export.'
+)
 _TRUST_CODE = flags.DEFINE_string(
     'trust_code',
     None,

@@ -37,6 +37,7 @@ from tff_asr.privacy import accounting
 from tff_asr.privacy import ledger
 from tff_asr.programs import central
 from tff_asr.storage import metrics_file
+from tff_asr.storage import model_file
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
@@ -200,10 +201,14 @@ class FuzzTest(cases.TestCase):
     metrics = b'round,a,b\n1,0.5,\n2,0.25,3.0\n'
     self.write('metrics.csv', metrics)
     state = self.path('state.bin')
-    state_file.write_state(state, state=_STATE, metadata={'tokens': 'ab'})
+    state_file.write_state(state, state=_STATE)
     path = self.write_ledger()
+    model = self.path('model.safetensors')
+    weights = {'w': np.ones([2, 3], np.float32), 'b': np.float32(1.0)}
+    model_file.write(model, weights, tokens='ab', ledger='[1, "x"]')
 
     def parse():
+      model_file.read(model)
       run_dir.check_folder(self.path('run'), configuration='A = 1\n')
       metrics_file.read(self.path('metrics.csv'), 'a')
       state_file.read_state(state, structure=_STATE)
@@ -301,7 +306,7 @@ class FuzzTest(cases.TestCase):
 
   def test_fields_of_checkpoints_behind_their_checksums(self):
     path = self.path('state.bin')
-    state_file.write_state(path, state=_STATE, metadata={'tokens': 'ab'})
+    state_file.write_state(path, state=_STATE)
     data = self.read(path)
     offset, length, _, end = state_file._TRAILER.unpack(data[-24:])
     manifest = json.loads(data[offset : offset + length])

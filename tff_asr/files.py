@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import stat
 from typing import Any, BinaryIO
 
@@ -52,6 +53,12 @@ def write(path: str, data: bytes, *, mode: int = 0o644) -> None:
   """Writes a file whole or not at all; when this returns, it is on disk."""
   with replacing(path, mode=mode) as file:
     file.write(data)
+
+
+def copy(source: str, path: str) -> None:
+  """As `write`, of another file's bytes."""
+  with open_plain(source) as file, replacing(path) as copied:
+    shutil.copyfileobj(file, copied)
 
 
 def write_text(path: str, text: str) -> None:

@@ -9,8 +9,8 @@ from benchmarks import own_process
 from benchmarks import toy_runs
 from benchmarks import turns
 from tests import cases
+from tff_asr.storage import model_file
 from tff_asr.storage import run_dir
-from tff_asr.storage import state_file
 
 
 class TurnsTest(absltest.TestCase):
@@ -55,7 +55,7 @@ class ToyRunsTest(cases.TestCase):
     for num_steps in (2, 4):
       with toy_runs.quiet():
         toy_runs.train_central(corpus, run, num_rounds=num_steps)
-      models.append(state_file.read_leaves(os.path.join(run, run_dir.MODEL)))
+      models.append(model_file.read(os.path.join(run, run_dir.MODEL)))
     before, after = models
     for name, weights in before.items():
       if np.issubdtype(weights.dtype, np.floating):

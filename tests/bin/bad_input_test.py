@@ -332,7 +332,7 @@ class BadInputTest(parameterized.TestCase):
       ),
       (
           'over_the_model',
-          ["OUTPUT_NAME = 'model.state'"],
+          ["OUTPUT_NAME = 'model.safetensors'"],
           ['output_name must be a file name such as'],
       ),
       (
@@ -391,7 +391,7 @@ class BadInputTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ('file', 'file', 'cannot be a folder'),
       ('under_a_file', 'file/run', 'cannot be a folder'),
-      ('results', 'seed', 'holds model.state but no saved state'),
+      ('results', 'seed', 'holds model.safetensors but no saved state'),
   )
   def test_output_dir(self, name, message):
     self.check(

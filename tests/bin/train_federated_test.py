@@ -43,7 +43,7 @@ class TrainFederatedTest(cases.TestCase):
     ) as f:
       self.assertEqual(finished.stdout, f.read())
     self.assertIn('NOT PRIVATE', finished.stdout)
-    self.assertTrue(os.path.exists(os.path.join(self.run_dir, 'model.state')))
+    self.assertTrue(os.path.exists(os.path.join(self.run_dir, 'model.safetensors')))
 
   @pytest.mark.slow
   def test_nothing_listens_on_the_network(self):

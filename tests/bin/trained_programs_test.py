@@ -19,6 +19,7 @@ from tests import fakes
 from tests import seen
 from tff_asr import config
 from tff_asr.models import ctc
+from tff_asr.recognition import export
 from tff_asr.reports import demo
 from tff_asr.storage import run_dir
 from tff_asr.text import tokenizer as tokenizer_lib
@@ -97,6 +98,30 @@ class TrainedProgramsTest(absltest.TestCase):
     self.assertEqual(heard, self.evaluated)
     self.assertNotEmpty(''.join(heard.values()))
 
+  def assert_transcribes(self, folder: str) -> None:
+    path = os.path.join(self.audio, 'ann-0.flac')
+    heard = self.run_program('transcribe', f'--run={folder}', path)
+    self.assertEqual(heard.stdout, f'{self.evaluated["ann-0"]}\n')
+
+  def test_weights_and_parts_alone_transcribe_and_nothing_else_goes_out(self):
+    output_dir = os.path.join(self.root, 'copied')
+    os.mkdir(output_dir)
+    export.copy_model(self.run_dir, output_dir=output_dir)
+    self.assertCountEqual(
+        os.listdir(output_dir), ['model.safetensors', 'parts.json']
+    )
+    self.assertEmpty(seen.files_with([_SECRET], output_dir))
+    self.assert_transcribes(output_dir)
+    path = os.path.join(output_dir, 'model.safetensors')
+    for place in (0.01, 0.99):
+      fakes.damage(path, place)
+      finished = in_process.run('bin/transcribe.py', f'--run={output_dir}', path)
+      fakes.damage(path, place)
+      self.assertEqual(finished.code, 1)
+      self.assertRegex(
+          finished.stderr, '^error: The model file .* is damaged: .*\n$'
+      )
+
   def test_transcribe_takes_flags_after_files(self):
     path = os.path.join(self.audio, 'ann-0.flac')
     finished = self.run_program(
@@ -161,4 +186,5 @@ class TrainedProgramsTest(absltest.TestCase):
     # As of a run that goes on: no secret of it goes out.
     self.assertLen(seen.files_with([_SECRET], self.run_dir), 1)
     self.assertEmpty(seen.files_with([_SECRET], output_dir))
+    self.assert_transcribes(output_dir)
     self.assertRegex(card, r'\| shards \| trained on +\| 2 +\| 5 +\|')

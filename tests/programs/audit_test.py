@@ -213,7 +213,7 @@ class AuditTest(cases.TestCase):
       self.assertRegex(printed, rf'(?m)^{test["name"]} .* holds ')
     self.assertIn('with 95% confidence', printed)
     # A model that canaries helped to train is not left behind.
-    self.assertFalse(os.path.exists(os.path.join(self.run, 'model.state')))
+    self.assertFalse(os.path.exists(os.path.join(self.run, 'model.safetensors')))
 
   @parameterized.named_parameters(
       ('adaptive', 'adaptive', ['NUM_ROUNDS = 3', 'COHORT_SIZE = 31']),

@@ -257,7 +257,7 @@ class FederatedTest(_RunTestCase):
     for folder, _, names in os.walk(run):
       if os.path.basename(folder) == 'state':
         continue
-      for name in set(names) - {'model.state'}:
+      for name in set(names) - {'model.safetensors'}:
         path = pathlib.Path(folder, name)
         texts.append(path.read_bytes().decode(errors='replace'))
         if name.startswith('events.'):

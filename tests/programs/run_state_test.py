@@ -36,6 +36,7 @@ from tff_asr.privacy import strategies
 from tff_asr.programs import private_rounds
 from tff_asr.programs import training_loop
 from tff_asr.storage import checkpoints
+from tff_asr.storage import model_file
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
@@ -251,13 +252,8 @@ class _TestCase(cases.TestCase):
 
   def bits(self, run: str) -> dict[str, bytes]:
     """What a run ends with: state, model, ledger, metrics."""
-    (state, model) = (
-        state_file.read_leaves(path)
-        for path in (
-            self.saved(run)[max(self.saved(run))],
-            self.path(run, run_dir.MODEL),
-        )
-    )
+    state = state_file.read_leaves(self.saved(run)[max(self.saved(run))])
+    model = model_file.read(self.path(run, run_dir.MODEL))
     rows = pathlib.Path(self.path(run, run_dir.METRICS)).read_text()
     return {
         **{name: repr(value) for name, value in (state | model).items()

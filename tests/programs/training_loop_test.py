@@ -37,6 +37,7 @@ from tff_asr.programs import pretraining
 from tff_asr.programs import training_loop
 from tff_asr.storage import checkpoints
 from tff_asr.storage import metrics_file
+from tff_asr.storage import model_file
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
@@ -170,9 +171,10 @@ class TrainingLoopTest(cases.TestCase):
     """The same bits of model, state and metrics, and as many charges."""
     states = [run_dir.newest_state(self.path(run)) for run in (one, other)]
     models = [self.path(run, run_dir.MODEL) for run in (one, other)]
-    for first, second in (states, models):
-      left = state_file.read_leaves(first)
-      right = state_file.read_leaves(second)
+    for (first, second), read in (
+        (states, state_file.read_leaves), (models, model_file.read)
+    ):
+      left, right = read(first), read(second)
       self.assertEqual(list(left), list(right))
       for name, value in left.items():
         # Ledgers have names of their own, and inodes.

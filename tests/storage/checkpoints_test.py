@@ -159,7 +159,7 @@ class StateFileTest(cases.TestCase):
     )
     state_file.write_state(self.path, state=_state())
     leaf = next(
-        leaf for leaf in state_file.read_manifest(self.path).leaves
+        leaf for leaf in state_file.read_manifest(self.path)
         if leaf.path == 'process/weights/w'
     )
     good = pathlib.Path(self.path).read_bytes()

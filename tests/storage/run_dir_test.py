@@ -70,7 +70,7 @@ class RunFolderTest(cases.TestCase):
     with self.assertRaisesRegex(ValueError, 'another configuration'):
       self.open()
 
-  @parameterized.parameters('config.gin', 'model.state', 'results.json')
+  @parameterized.parameters('config.gin', 'model.safetensors', 'results.json')
   def test_a_folder_that_is_no_runs_keeps_its_files(self, name):
     os.makedirs(self.path)
     files.write_text(os.path.join(self.path, name), 'mine')

@@ -52,7 +52,7 @@ class StateFileTest(cases.TestCase):
       state_file.read_leaves(self.path)
 
   def test_what_is_made_up_here_can_be_read(self):
-    self.write({'metadata': {}, 'leaves': [_leaf()]})
+    self.write({'leaves': [_leaf()]})
     self.assertEqual(state_file.read_leaves(self.path)['a'].tolist(), [0.0])
 
   def test_a_huge_manifest_is_not_read(self):
@@ -70,12 +70,12 @@ class StateFileTest(cases.TestCase):
     self.assert_damaged('it is nested too deeply')
     data = b'[' * 10**6
     leaf = _leaf(kind='int', nbytes=len(data), crc32=zlib.crc32(data))
-    self.write({'metadata': {}, 'leaves': [leaf]}, data)
+    self.write({'leaves': [leaf]}, data)
     self.assert_damaged("leaf 'a': it is nested too deeply")
 
   def test_leaves_do_not_share_bytes(self):
     # 1,000 leaves of the same 1 MB would fill a gigabyte.
-    self.write({'metadata': {}, 'leaves': [_leaf(), _leaf(path='b', offset=11)]})
+    self.write({'leaves': [_leaf(), _leaf(path='b', offset=11)]})
     self.assert_damaged("leaf 'b' lies outside of it")
 
   @parameterized.parameters(
@@ -96,17 +96,9 @@ class StateFileTest(cases.TestCase):
   )
   def test_leaves_that_are_none_are_refused(self, changes, message):
     self.write({
-        'metadata': {}, 'leaves': [
+        'leaves': [
             _leaf(**changes) if changes.get('nbytes', 0) < 2**20 else
             _leaf() | changes
         ],
     })
     self.assert_damaged(message)
-
-  @parameterized.parameters(
-      [[[]]], [['tokens']], ['tokens'], [None], [{'tokens': [1]}],
-      [{'tokens': 1}],
-  )
-  def test_metadata_are_texts(self, metadata):
-    self.write({'metadata': metadata, 'leaves': [_leaf()]})
-    self.assert_damaged('')

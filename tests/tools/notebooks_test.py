@@ -133,6 +133,6 @@ class NotebooksRunTest(parameterized.TestCase):
     self.assertIn('NOT PRIVATE', printed)
     self.assertIn('+ private', printed)
     self.assertTrue(
-        pathlib.Path(self.folder, 'notebook_data/own/private/model.state')
+        pathlib.Path(self.folder, 'notebook_data/own/private/model.safetensors')
         .exists()
     )

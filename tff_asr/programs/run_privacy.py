@@ -27,7 +27,7 @@ def saved_head(run: str) -> Optional[ledger_lib.Head]:
   newest = run_dir.newest_state(run)
   if newest is None:
     return None
-  names = [leaf.path for leaf in state_file.read_manifest(newest).leaves]
+  names = [leaf.path for leaf in state_file.read_manifest(newest)]
   if not any(name.startswith('ledger/') for name in names):
     return None
   count, digest = state_file.read_leaves(newest, prefix='ledger').values()

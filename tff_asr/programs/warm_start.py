@@ -22,8 +22,8 @@ from tff_asr.learning import layer_freeze
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import clipping
+from tff_asr.storage import model_file
 from tff_asr.storage import run_dir
-from tff_asr.storage import state_file
 
 _SCORES = 'layer_scores.csv'
 _NORMS = 'gradient_norms.csv'
@@ -44,7 +44,7 @@ def updated(
     weights: As drawn, float32 by name.
     run: Folder of a finished run.
     model: What the weights are for.
-    tokens: The characters of its tokens; empty for further pre-training.
+    tokens: Identity of its tokens; empty for further pre-training.
 
   Returns:
     Tensors by name.
@@ -53,7 +53,7 @@ def updated(
     ValueError: As `check`, or the file is damaged.
   """
   check(run, model=model, tokens=tokens)
-  leaves = state_file.read_leaves(_path(run))
+  leaves = model_file.read(_path(run))
   if not _is_of_encoder(run, tokens):
     taken = leaves
     print(f'seed: {run}: all of its model is taken, {_size(model.specs)}.')

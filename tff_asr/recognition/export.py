@@ -1,5 +1,7 @@
-"""A run's model as SavedModel and TFLite, each checked against the checkpoint.
+"""A run's model as files to hand on; exports are checked against its own.
 
+    model.safetensors      the run's weights
+    parts.json             its model, tokens and features, as plain data
     saved_model/           waveforms in, text out (`ExportedRecognizer`)
     model.float16.tflite   a waveform in, token ids out: weights in
                            float16, built-in ops only
@@ -26,6 +28,7 @@ from tff_asr.features import log_mel
 from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
 from tff_asr.recognition import recognizer as recognizer_lib
+from tff_asr.storage import run_dir
 
 SAVED_MODEL = 'saved_model'
 TOKENS = 'tokens.json'
@@ -265,6 +268,19 @@ def export(
       json.dumps(tokens, ensure_ascii=False) + '\n',
   )
   return [saved, lite]
+
+
+def copy_model(run: str, *, output_dir: str) -> None:
+  """Copies weights and parts of a run: with them, a folder transcribes.
+
+  The weights keep the head of the privacy ledger. Training that starts from
+  the copy asks for the ledger, which stays with the run.
+
+  Raises:
+    ValueError: The run lacks one of them.
+  """
+  for name in (run_dir.MODEL, run_dir.PARTS):
+    files.copy(run_dir.file_of(run, name), os.path.join(output_dir, name))
 
 
 def saved_model_texts(

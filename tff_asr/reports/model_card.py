@@ -44,7 +44,11 @@ heard['token_ids']    # int32 [B, U], -1 past an utterance's tokens
 
 lite = tf.lite.Interpreter('model.float16.tflite').get_signature_runner()
 lite(waveform=waveforms[:1])['token_ids']   # int32 [U]; see tokens.json
-```'''
+```
+
+`tff-asr transcribe --run=FOLDER recording.wav` takes this folder: the weights
+(`model.safetensors`, which `safetensors.numpy.load_file` reads, too) and the
+model as JSON (`parts.json`).'''
 
 
 def build(

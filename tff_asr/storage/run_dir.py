@@ -8,7 +8,7 @@
     state/          program states, to resume from (owner only)
     secrets.bin     keys and unreleased noise of the newest state, until the run
                     has ended (owner only)
-    model.state     the trained weights, for evaluation and as a seed
+    model.safetensors   the trained weights, for evaluation and as a seed
     ledger.jsonl    what the model's rounds cost in privacy (federated runs, and
                     runs that start from one); ledger.UNIT.jsonl: of another
                     unit (`privacy.ledger`)
@@ -41,7 +41,7 @@ from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.storage import checkpoints
 from tff_asr.storage import hardware_fingerprint
 from tff_asr.storage import metrics_file
-from tff_asr.storage import state_file
+from tff_asr.storage import model_file
 from tff_asr.storage import tensorboard_file
 
 # Settings that may change when a run is resumed: they decide how far the run
@@ -57,7 +57,7 @@ _SETTING = re.compile(r'^([A-Z][A-Z0-9_]*) = ((?:.|\n +)*)$', re.MULTILINE)
 # Metrics of single layers: TensorBoard has them, the CSV does not.
 _BY_LAYER = re.compile(r'(^|/)(clipped_)?layer_(norm|clipped|clip)/')
 LEDGER = 'ledger.jsonl'
-MODEL = 'model.state'
+MODEL = 'model.safetensors'
 CONFIG = 'config.gin'
 PARTS = 'parts.json'
 _LOCK = 'run.lock'
@@ -226,17 +226,14 @@ class RunDir:
 
     Args:
       weights: By name.
-      tokens: The characters they spell.
+      tokens: Identity of the tokens that they write; '' for none.
       ledger: Head of the run's privacy ledger, so that a run that starts from
         these weights finds what they cost; None: they cost nothing.
     """
-    arrays = weights_lib.Weights(
-        (name, np.asarray(value)) for name, value in weights.items()
-    )
-    metadata = {'tokens': tokens}
+    texts = {}
     if ledger is not None:
-      metadata['ledger'] = json.dumps([ledger.count, ledger.digest])
-    state_file.write_state(self.file(MODEL), state=arrays, metadata=metadata)
+      texts['ledger'] = json.dumps([ledger.count, ledger.digest])
+    model_file.write(self.file(MODEL), weights, tokens=tokens, **texts)
 
 
 def newest_state(run: str) -> Optional[str]:
@@ -372,7 +369,7 @@ def read_model(
   Args:
     run: The run's folder.
     model: What the weights are for.
-    tokens: The characters of its tokens.
+    tokens: Identity of its tokens.
 
   Returns:
     float32 arrays by name.
@@ -381,8 +378,7 @@ def read_model(
     ValueError: As `check_model`, or the file is damaged.
   """
   check_model(run, model=model, tokens=tokens)
-  leaves = state_file.read_leaves(os.path.join(run, MODEL))
-  return weights_lib.Weights(sorted(leaves.items()))
+  return weights_lib.Weights(model_file.read(os.path.join(run, MODEL)))
 
 
 def check_model(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
@@ -399,30 +395,28 @@ def check_model(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
         f'{run} holds no trained model ({MODEL}): is it the folder of a run '
         'that has ended?'
     )
-  found = state_file.read_manifest(path).metadata.get('tokens')
-  if tokens and is_pretrained(run):
+  header = model_file.read_header(path)
+  if tokens and not header.tokens:
     raise ValueError(
         f'the model of {run} is pre-trained and spells nothing yet: fine-tune '
         'it first, by a training run with INIT_FROM_RUN.'
     )
-  if found != tokens:
+  if header.tokens != tokens:
     raise ValueError(
-        f'the model of {run} spells {found!r} but this configuration '
+        f'the model of {run} spells {header.tokens!r} but this configuration '
         f'{tokens!r}: use the tokenizer of that run.'
     )
-  check_shapes(shapes(run), model.specs, of=f'the model of {run}')
+  check_shapes(header.shapes, model.specs, of=f'the model of {run}')
 
 
 def is_pretrained(run: str) -> bool:
   """True if a run's model is of pre-training, without text."""
-  manifest = state_file.read_manifest(os.path.join(run, MODEL))
-  return manifest.metadata.get('tokens') == ''
+  return not model_file.read_header(os.path.join(run, MODEL)).tokens
 
 
 def shapes(run: str) -> dict[str, tuple[int, ...]]:
   """The shapes of a run's trained weights, by name."""
-  manifest = state_file.read_manifest(os.path.join(run, MODEL))
-  return {leaf.path: leaf.shape for leaf in manifest.leaves}
+  return model_file.read_header(os.path.join(run, MODEL)).shapes
 
 
 def check_shapes(
@@ -458,9 +452,9 @@ def ledger_of_model(run: str) -> tuple[str, Optional[ledger_lib.Head]] | None:
   """
   path, head = os.path.join(run, LEDGER), None
   if os.path.exists(os.path.join(run, MODEL)):
-    manifest = state_file.read_manifest(os.path.join(run, MODEL))
-    if 'ledger' in manifest.metadata:
-      head = ledger_lib.Head(*json.loads(manifest.metadata['ledger']))
+    texts = model_file.read_header(os.path.join(run, MODEL)).texts
+    if 'ledger' in texts:
+      head = ledger_lib.Head(*json.loads(texts['ledger']))
   if os.path.exists(path):
     return path, head
   if head is None:

@@ -4,8 +4,8 @@ A file, all numbers little-endian:
 
     8 bytes   magic
     leaves    raw bytes, each from a multiple of 64 on
-    manifest  JSON: {"format_version": 1, "metadata": {name: text}, "leaves":
-              [{"path", "kind", "dtype", "shape", "offset", "nbytes", "crc32"}]}
+    manifest  JSON: {"format_version": 1, "leaves": [{"path", "kind", "dtype",
+              "shape", "offset", "nbytes", "crc32"}]}
     24 bytes  manifest's offset, length (uint64), CRC-32 (uint32), magic's end
 
 The manifest comes last, so checksums are computed while the leaves are written:
@@ -68,22 +68,12 @@ class Leaf(NamedTuple):
   crc32: int
 
 
-class Manifest(NamedTuple):
-  """A state file's description of itself."""
-
-  metadata: dict[str, str]
-  leaves: tuple[Leaf, ...]
-
-
-def write_state(
-    path: str, *, state: Any, metadata: Mapping[str, str] | None = None
-) -> None:
+def write_state(path: str, *, state: Any) -> None:
   """Writes a state to a file, atomically, in place of any older one.
 
   Args:
     path: The file; its folder exists.
     state: Leaves and structure as in the module's docstring.
-    metadata: Text to store with it.
 
   Raises:
     OSError: If the disk has too little room; nothing is left behind.
@@ -93,11 +83,11 @@ def write_state(
   folder = os.path.dirname(os.path.abspath(path))
   _check_room(folder, flat)
   with files.replacing(path, mode=0o600) as file:
-    _write_file(file, flat, dict(metadata or {}))
+    _write_file(file, flat)
 
 
-def read_manifest(path: str) -> Manifest:
-  """Returns the manifest; DamagedStateError if this is no whole state file."""
+def read_manifest(path: str) -> tuple[Leaf, ...]:
+  """Returns the leaves; DamagedStateError if this is no whole state file."""
   with open(path, 'rb', buffering=0) as file:
     return _read_manifest(file, path)
 
@@ -114,7 +104,7 @@ def read_leaves(path: str, *, prefix: str = '') -> dict[str, Any]:
     ValueError: If nothing is there.
   """
   with open(path, 'rb', buffering=0) as file:
-    leaves = _read_manifest(file, path).leaves
+    leaves = _read_manifest(file, path)
     found = [
         leaf for leaf in leaves
         if not prefix or f'{leaf.path}/'.startswith(f'{prefix}/')
@@ -138,7 +128,7 @@ def read_state(path: str, *, structure: Any) -> Any:
   """
   flat = _flatten(structure)
   with open(path, 'rb', buffering=0) as file:
-    leaves = {leaf.path: leaf for leaf in _read_manifest(file, path).leaves}
+    leaves = {leaf.path: leaf for leaf in _read_manifest(file, path)}
     _check_same(leaves, flat, path)
     values = []
     for name, wanted in flat.items():
@@ -234,9 +224,7 @@ def _check_room(folder: str, flat: Mapping[str, Any]) -> None:
     )
 
 
-def _write_file(
-    file: BinaryIO, flat: Mapping[str, Any], metadata: dict[str, str]
-) -> None:
+def _write_file(file: BinaryIO, flat: Mapping[str, Any]) -> None:
   """Writes the whole content, leaf by leaf."""
   _write(file, _MAGIC)
   offset, leaves = len(_MAGIC), []
@@ -252,7 +240,6 @@ def _write_file(
     offset += data.nbytes
   manifest = json.dumps({
       'format_version': _FORMAT_VERSION,
-      'metadata': metadata,
       'leaves': leaves,
   }).encode()
   crc = _write(file, manifest)
@@ -270,7 +257,7 @@ def _write(file: BinaryIO, data: bytes | memoryview) -> int:
   return crc
 
 
-def _read_manifest(file: BinaryIO, path: str) -> Manifest:
+def _read_manifest(file: BinaryIO, path: str) -> tuple[Leaf, ...]:
   """Reads and checks everything but the leaves' bytes."""
   size = os.fstat(file.fileno()).st_size
   try:
@@ -304,10 +291,7 @@ def _read_manifest(file: BinaryIO, path: str) -> Manifest:
       if leaf.offset < end or not 0 <= leaf.nbytes <= offset - leaf.offset:
         raise ValueError(f'leaf {leaf.path!r} lies outside of it')
       end = leaf.offset + leaf.nbytes
-    metadata = fields['metadata']
-    if {type(text) for text in metadata.values()} - {str}:
-      raise ValueError('its metadata are no texts')
-    return Manifest(metadata, leaves)
+    return leaves
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise DamagedStateError(
         f'The state file {path} is damaged: {error}.'
