@@ -2,7 +2,9 @@
 
 from concurrent import futures
 import dataclasses
+import gc
 import pickle
+import weakref
 
 from absl.testing import absltest
 import numpy as np
@@ -58,6 +60,10 @@ def _build_sum(*, in_place: tuple[bool, bool]) -> graph.Program:
   )
 
 
+def _value(variable: tf.Tensor) -> list[int]:
+  return graph.read_variable(variable, tf.int64).numpy().tolist()
+
+
 def _has_memory_info() -> bool:
   try:
     return bool(tf.config.experimental.get_memory_info('CPU:0'))
@@ -101,13 +107,13 @@ class LoadTest(absltest.TestCase):
     )
 
   def test_sums_are_added_in_place_and_given_up(self):
-    variable = tf.Variable(tf.constant([1, 2], tf.int64))
+    variable = graph.variable(tf.constant([1, 2], tf.int64))
     program = _build_sum(in_place=(True, False))
     for _ in range(2):
       total, count = program.load()(variable, 5, tf.constant([10.0, 20.0]))
       self.assertIs(total, variable)
       self.assertEqual(count, 6)
-    self.assertEqual(variable.numpy().tolist(), [21, 42])
+    self.assertEqual(_value(variable), [21, 42])
 
     @tff.tensorflow.computation(tff.TensorType(np.int64, [2]))
     def double(total):
@@ -118,23 +124,35 @@ class LoadTest(absltest.TestCase):
     ).load()
     (result,) = finish(variable)
     self.assertEqual(result.numpy().tolist(), [42, 84])
-    self.assertEqual(variable.shape.num_elements(), 2)
-    self.assertEmpty(variable.numpy())
+    self.assertEmpty(_value(variable))
 
   def test_a_call_that_fails_has_added_nothing(self):
-    variable = tf.Variable(tf.constant([1, 2], tf.int64))
+    variable = graph.variable(tf.constant([1, 2], tf.int64))
     add = _build_sum(in_place=(True, False)).load()
     for bad in ([np.nan, 1.0], [1.0, np.nan]):
       with self.assertRaises(tf.errors.InvalidArgumentError):
         add(variable, 5, tf.constant(bad))
-    self.assertEqual(variable.numpy().tolist(), [1, 2])
+    self.assertEqual(_value(variable), [1, 2])
 
   def test_a_sum_that_is_partly_added_is_said(self):
     # The second part fails when all that is not a sum is there.
-    one, two = (tf.Variable(tf.zeros([2], tf.int64)) for _ in range(2))
+    one, two = (graph.variable(tf.zeros([2], tf.int64)) for _ in range(2))
     add = _build_sum(in_place=(True, True)).load()
     with self.assertRaises(graph.PartlyAddedError):
       add(one, two, tf.constant([1.0, np.nan]))
+
+  def test_variables_leave_nothing_behind(self):
+    add = _build_sum(in_place=(True, False)).load()
+    zeros, part = tf.zeros([2], tf.int64), tf.constant([1.0, 2.0])
+    kept = []
+    for _ in range(3):
+      for _ in range(50):
+        add(graph.variable(zeros), 0, part)
+      gc.collect()
+      kept.append(sum(
+          isinstance(each, (dict, weakref.ref)) for each in gc.get_objects()
+      ))
+    self.assertLess(kept[2] - kept[1], 50)
 
   def test_a_large_sum_takes_its_memory_once(self):
     if not _has_memory_info():
@@ -155,7 +173,7 @@ class LoadTest(absltest.TestCase):
         num_kept=2,
         in_place=(True, True),
     ).load()
-    totals = [tf.Variable(tf.zeros([size], tf.int64)) for _ in range(2)]
+    totals = [graph.variable(tf.zeros([size], tf.int64)) for _ in range(2)]
     one = tf.constant(1, tf.int64)
     add(*totals, one)
     tf.config.experimental.reset_memory_stats('CPU:0')
@@ -164,7 +182,7 @@ class LoadTest(absltest.TestCase):
     add(*totals, one)
     # Both parts may be there at once, but no second copy of the sums.
     self.assertLess(memory('CPU:0')['peak'] - begin, 2.5 * 8 * size)
-    self.assertEqual([int(t[-1]) for t in totals], [2, 4])
+    self.assertEqual([_value(total)[-1] for total in totals], [2, 4])
 
   def test_it_runs_in_several_threads_however_much_memory_it_takes(self):
     # 20 x 16 MiB: above 256 MiB, what TensorFlow takes a CPU to have, it makes

@@ -221,7 +221,9 @@ class RoundWorker:
       if not own:
         continue
       with tf.device(device):
-        own = list(map(tf.convert_to_tensor, own))
+        for index, leaf in enumerate(own):
+          if leaf.dtype == tf.resource:
+            own[index] = graph.read_variable(leaf, tf.int64)
         if device in sums:
           for index in range(len(own)):
             sums[device][index] += own[index]

@@ -95,12 +95,12 @@ class ClientPrograms(NamedTuple):
 
   def as_variables(
       self, accumulator: list[tf.Tensor]
-  ) -> list[tf.Tensor | tf.Variable]:
-    """The accumulator with variables where programs take them; empties it."""
+  ) -> list[tf.Tensor]:
+    """The accumulator with `graph.variable`s where programs take them; empties it."""
     leaves = []
     for is_variable in self.work.in_place:
       leaf = accumulator.pop(0)
-      leaves.append(tf.Variable(leaf) if is_variable else leaf)
+      leaves.append(graph.variable(leaf) if is_variable else leaf)
     return leaves
 
   def split(

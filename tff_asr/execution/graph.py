@@ -119,6 +119,24 @@ class Program:
     return Function(self)
 
 
+def variable(value: tf.Tensor) -> tf.Tensor:
+  """The handle of a new variable on this device, which lives as long as it.
+
+  TensorFlow 2.14 never frees what a `tf.Variable` notes on its handle: half a
+  kilobyte each, for every tensor of a sum in every round.
+  """
+  handle = tf.raw_ops.VarHandleOp(
+      dtype=value.dtype, shape=value.shape, shared_name=_ANONYMOUS
+  )
+  tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+  return handle
+
+
+def read_variable(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+  """The value of a `variable`, not copied."""
+  return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+
+
 class PartlyAddedError(RuntimeError):
   """A call failed when it had begun to add into variables."""
 
@@ -126,8 +144,8 @@ class PartlyAddedError(RuntimeError):
 class Function:
   """A loaded program: `function(*tensors)` returns a list of tensors.
 
-  What is given up is passed as a `tf.Variable`. What is added in place is
-  passed and returned as one. All else is computed first, so that a call that
+  What is given up is passed as a `variable`. What is added in place is passed
+  and returned as one. All else is computed first, so that a call that
   fails has added nothing; else it raises `PartlyAddedError`, or the error of
   memory that is short.
 
@@ -184,16 +202,16 @@ class Function:
     with _optimized_for_threads():
       if any(self._in_place):
         return self._add_in_place(tensors)
-      return list(self._function(*map(_argument, tensors)))
+      return list(self._function(*tensors))
 
   def _add_in_place(self, tensors: Sequence[Any]) -> list[Any]:
-    is_added = tf.Variable(False)
+    is_added = variable(tf.constant(False))
     try:
-      outputs = iter(self._function(*map(_argument, (*tensors, is_added))))
+      outputs = iter(self._function(*tensors, is_added))
     except tf.errors.ResourceExhaustedError:
       raise
     except Exception as error:
-      if is_added:
+      if read_variable(is_added, tf.bool):
         raise PartlyAddedError(f'Part of a sum was added: {error}') from error
       raise
     return [
@@ -331,10 +349,6 @@ def _extract(
   return extracted
 
 
-def _argument(value: tf.Tensor | tf.Variable) -> tf.Tensor:
-  return value.handle if isinstance(value, tf.Variable) else value
-
-
 def _build_body(
     program: Program, graph_defs: Sequence[tf.compat.v1.GraphDef]
 ) -> Callable[..., list[tf.Tensor]]:
@@ -392,7 +406,7 @@ def _take(
     handle: tf.Tensor, spec: tf.TensorSpec
 ) -> tuple[tf.Tensor, tf.Operation]:
   """Returns a variable's value, and the op that empties the variable."""
-  value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=spec.dtype)
+  value = read_variable(handle, spec.dtype)
   value.set_shape(spec.shape)
   with tf.control_dependencies([value]):
     emptied = tf.raw_ops.AssignVariableOp(
