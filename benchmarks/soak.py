@@ -3,7 +3,8 @@ r"""Thousands of toy rounds: memory, open files and processes must not grow.
     python -m benchmarks.soak --rounds=2000
 
 A federated run with DP, its folder, ledger and metrics. Measured after the
-first 100 rounds (or a fifth of all, if fewer) and until the end; the exit code
+first 100 rounds (or a fifth of all, if fewer) and until the last one (what ends
+a run, such as its accounting by PLD, has memory of its own); the exit code
 is 1 where the memory of the last tenth is more than 5 % above that of the
 first, or where files or processes became more.
 """
@@ -39,7 +40,11 @@ def main(_) -> None:
   with tempfile.TemporaryDirectory() as root:
     corpus, run = os.path.join(root, 'corpus'), os.path.join(root, 'run')
     toy_runs.write_corpus(corpus)
-    watch = _Watch(os.path.join(run, 'metrics.csv'), warm_up=warm_up)
+    watch = _Watch(
+        os.path.join(run, 'metrics.csv'),
+        warm_up=warm_up,
+        num_rounds=_ROUNDS.value,
+    )
     with toy_runs.quiet(), watch:
       toy_runs.train_federated(corpus, run, num_rounds=_ROUNDS.value)
   tenth = max(1, len(watch.looks) // 10)
@@ -72,16 +77,17 @@ def main(_) -> None:
 
 
 class _Watch:
-  """Looks at this process every moment, from a round on.
+  """Looks at this process every moment, from a round to the last one.
 
   Attributes:
     looks: Each time: resident MiB, open files, processes with this one.
   """
 
-  def __init__(self, metrics: str, *, warm_up: int):
+  def __init__(self, metrics: str, *, warm_up: int, num_rounds: int):
     self.looks = []
     self._metrics = metrics
     self._warm_up = warm_up
+    self._num_rounds = num_rounds
     self._ended = threading.Event()
     self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -97,12 +103,13 @@ class _Watch:
 
   def _run(self) -> None:
     process = psutil.Process()
-    is_warm = False
     while not self._ended.wait(_LOOK_SEC):
-      if not is_warm:
-        is_warm = os.path.exists(self._metrics) and (
-            len(metrics_file.read(self._metrics, 'epsilon')) >= self._warm_up
-        )
+      if not os.path.exists(self._metrics):
+        continue
+      num_done = len(metrics_file.read(self._metrics, 'epsilon'))
+      if num_done >= self._num_rounds:
+        return
+      if num_done < self._warm_up:
         continue
       self.looks.append((
           process.memory_info().rss / 2**20,
