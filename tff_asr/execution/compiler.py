@@ -96,7 +96,7 @@ class ClientPrograms(NamedTuple):
   def as_variables(
       self, accumulator: list[tf.Tensor]
   ) -> list[tf.Tensor]:
-    """The accumulator with `graph.variable`s where programs take them; empties it."""
+    """The accumulator with variables where programs take them; empties it."""
     leaves = []
     for is_variable in self.work.in_place:
       leaf = accumulator.pop(0)
