@@ -23,6 +23,7 @@ from experiments import population
 from tff_asr import checks
 from tff_asr import files
 from tff_asr.data import client_data as client_data_lib
+from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import client_update
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
@@ -381,7 +382,7 @@ def _layer_norms(mean: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
 
 def _deltas(
     model: ctc.CtcModel,
-    pipeline: Any,
+    pipeline: pipeline_lib.Pipeline,
     weights: weights_lib.Weights,
     *,
     data: client_data_lib.SpeechClientData,
@@ -395,22 +396,28 @@ def _deltas(
       input_signature=[specs, tf.TensorSpec([], tf.string)], autograph=False
   )
   def train(weights, client_id):
-    batches = pipeline.training_batches(
-        data.places.serializable_dataset_fn(client_id),
+    # As a client's loop does it; a dataset of batches would take longer to make
+    # than the step itself.
+    shuffled = pipeline.open(
+        pipeline.with_lengths(data.places.serializable_dataset_fn(client_id)),
         seed=tf.constant([1, 2]),
-        read=data.read,
-    ).take(num_steps)
+        num_epochs=num_steps,
+    )
+    prepared = pipeline.prepare(
+        pipeline.read_chunk(shuffled, tf.constant(0), read=data.read),
+        seed=tf.random.fold_in(shuffled.seed, 0),
+    )
     state = tf.nest.map_structure(
         tf.convert_to_tensor, optimizer.initialize(specs)
     )
-
-    def step(carried, batch):
-      state, trained, _ = client_update.step(
-          model, optimizer, *carried, batch, max_grad_norm=_MAX_GRAD_NORM
+    trained = weights
+    for number in range(num_steps):
+      batch = pipeline_lib.slice_batch(
+          prepared, number % pipeline_lib.num_batches(prepared)
       )
-      return state, trained
-
-    _, trained = batches.reduce((state, weights), step)
+      state, trained, _ = client_update.step(
+          model, optimizer, state, trained, batch, max_grad_norm=_MAX_GRAD_NORM
+      )
     return tf.nest.map_structure(tf.subtract, weights, trained)
 
   order = np.random.default_rng(1).permutation(data.client_ids)
