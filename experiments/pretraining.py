@@ -1,6 +1,6 @@
-r"""Private pre-training in miniature: what noise, freezing, clip and batch do.
+"""Private pre-training in miniature: what noise, freezing, clip and batch do.
 
-    python -m experiments.pretraining
+    python -m experiments.run --suite=pretraining
 
 BEST-RQ on generated speech (`data_tools.synthetic_population`), after
 https://arxiv.org/abs/2409.13953: a public warm start, and from it private
@@ -12,10 +12,6 @@ can be stopped and started again; the report is written anew after each seed. A
 seed takes some two minutes of one core.
 """
 
-from tff_asr import launch
-
-launch.begin(__name__)
-
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
@@ -24,15 +20,15 @@ import math
 import os
 import textwrap
 import time
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
-from absl import flags
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from data_tools import synthetic_population
 from experiments import design
+from tff_asr import checks
 from tff_asr import files
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data
@@ -56,19 +52,10 @@ from tff_asr.privacy import queries
 from tff_asr.privacy import statement
 from tff_asr.reports import tables
 
-_DATA_DIR = flags.DEFINE_string(
-    'data_dir', 'data/pretraining', 'Where the shards are or go.'
-)
-_RESULTS = flags.DEFINE_string(
-    'results', 'runs/pretraining.json', 'What is measured, kept as it comes.'
-)
-_REPORT = flags.DEFINE_string(
-    'report', 'docs/pretraining_miniature.md', 'The report.'
-)
-_SEEDS = flags.DEFINE_integer('seeds', 5, 'Random seeds.', lower_bound=1)
-_ROWS = flags.DEFINE_list(
-    'rows', None, 'Labels of rows to run; default: all; none: only the report.'
-)
+NAME = 'pretraining'
+REPORT = 'docs/pretraining_miniature.md'
+_RESULTS = 'results.json'
+_SEEDS = 5
 
 # Of the corpus: speakers and utterances of each.
 _SPEAKERS = {'public': 4, 'private': 3000, 'dev': 60, 'test': 1}
@@ -573,8 +560,8 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
     ])
   paragraphs = [
       '# Private pre-training in miniature',
-      'Written by `python -m experiments.pretraining`, which also makes the '
-      'speech.',
+      'Written by `python -m experiments.run --suite=pretraining`, which also '
+      'makes the speech.',
       f'BEST-RQ with 64 labels and spans of 60 ms over gated convolutions, '
       f'{weights_lib.count(specs):,} parameters. Speech is generated '
       f'(`data_tools/synthetic_population.py`): {_SPEAKERS["public"]} public '
@@ -651,30 +638,49 @@ def _wrap(text: str) -> str:
   return textwrap.fill(text, width=80, break_on_hyphens=False)
 
 
-def main(_) -> None:
+def run(
+    names: Optional[Sequence[str]],
+    *,
+    data_dir: str,
+    runs_dir: str,
+    report_path: str,
+) -> None:
+  """Runs what is missing of some rows, and writes the report of all.
+
+  Args:
+    names: Labels of rows; none: only the report is written; None: all.
+    data_dir: Where the shards are or go.
+    runs_dir: Where results.json is or goes, which keeps what is measured.
+    report_path: The report's file.
+
+  Raises:
+    ValueError: There is no row of a name, or a folder is no folder.
+  """
   rows = build_rows()
   labels = [row.label for row in rows]
-  unknown = sorted(set(_ROWS.value or ()) - {*labels, ''})
+  unknown = sorted(set(names or ()) - set(labels))
   if unknown:
     raise ValueError(
         f'there is no row {unknown[0]!r}: take {", ".join(labels)}.'
     )
-  results = {}
-  if os.path.exists(_RESULTS.value):
-    results = json.loads(files.read(_RESULTS.value))
+  report_dir = os.path.dirname(os.path.abspath(report_path))
+  checks.output_folders(data_dir=data_dir, runs_dir=runs_dir, report=report_dir)
+  os.makedirs(runs_dir, exist_ok=True)
+  os.makedirs(report_dir, exist_ok=True)
+  path = os.path.join(runs_dir, _RESULTS)
+  results = json.loads(files.read(path)) if os.path.exists(path) else {}
   miniature = None
-  for seed in range(1, _SEEDS.value + 1):
+  for seed in range(1, _SEEDS + 1):
     kept = results.setdefault(str(seed), {'losses': {}})
     losses = kept['losses']
     missing = [
         row
         for row in rows
-        if row.label not in losses
-        and (_ROWS.value is None or row.label in _ROWS.value)
+        if row.label not in losses and (names is None or row.label in names)
     ]
     if missing:
       if miniature is None:
-        miniature = Miniature(_DATA_DIR.value)
+        miniature = Miniature(data_dir)
       weights, _ = miniature.warm_start(seed)
       losses['warm start'] = miniature.loss(weights)
       print(f'seed {seed}: warm start {losses["warm start"]:.3f}', flush=True)
@@ -688,10 +694,5 @@ def main(_) -> None:
           f'{time.process_time() - started:.0f} s',
           flush=True,
       )
-      os.makedirs(os.path.dirname(_RESULTS.value) or '.', exist_ok=True)
-      files.write_json(_RESULTS.value, results)
-    files.write_text(_REPORT.value, report(results, rows))
-
-
-if __name__ == '__main__':
-  launch.run(main, after_interrupt='the same command goes on.')
+      files.write_json(path, results)
+    files.write_text(report_path, report(results, rows))

@@ -8,6 +8,7 @@ can be stopped and started again; a run that was stopped goes on.
   population  word error rates at real epsilons, on generated speech
   mechanism   what clipping and noise leave of the server's step, with the
               population's speech and models; its groups are states of models
+  pretraining private pre-training in miniature; its groups are rows
 
 Example:
   python -m experiments.run --suite=an4 --source=AN4_FOLDER --groups=table,c
@@ -29,6 +30,7 @@ from experiments import an4
 from experiments import jobs
 from experiments import mechanism
 from experiments import population
+from experiments import pretraining
 from experiments import report as report_lib
 from tff_asr import checks
 
@@ -36,7 +38,7 @@ _SUITES = {suite.name: suite for suite in (an4.SUITE, population.SUITE)}
 
 _MECHANISM = 'mechanism'
 _SUITE = flags.DEFINE_enum(
-    'suite', 'an4', [*_SUITES, _MECHANISM], 'What to run.'
+    'suite', 'an4', [*_SUITES, _MECHANISM, pretraining.NAME], 'What to run.'
 )
 _SOURCE = flags.DEFINE_string(
     'source', None, "AN4's folder (with etc/ and wav/); None: shards are there."
@@ -134,6 +136,14 @@ def run(
 
 
 def main(_) -> None:
+  if _SUITE.value == pretraining.NAME:
+    pretraining.run(
+        _GROUPS.value,
+        data_dir=_DATA_DIR.value or os.path.join('data', pretraining.NAME),
+        runs_dir=_RUNS_DIR.value or os.path.join('runs', pretraining.NAME),
+        report_path=_REPORT.value or pretraining.REPORT,
+    )
+    return
   is_mechanism = _SUITE.value == _MECHANISM
   # It has the corpus and the models of the population.
   suite = population.SUITE if is_mechanism else _SUITES[_SUITE.value]

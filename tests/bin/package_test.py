@@ -103,6 +103,7 @@ class PackageTest(absltest.TestCase):
         {'LICENSE', 'NOTICE', 'METADATA', 'entry_points.txt',
          *(path.name for path in layers.ROOT.glob('requirements*.txt')
            if path.name not in ('requirements-coverage.txt',
+                                'requirements-docs.txt',
                                 'requirements-parity.txt')),
          *(path.name for path in layers.ROOT.glob('examples/*/*.*'))},
         rest,

@@ -278,8 +278,8 @@ class FederatedTest(_RunTestCase):
     for figure in ('loss ', 'clients ', 'audio '):
       self.assertNotRegex(printed, rf'round 2 of 2.*\b{figure}')
     self.assertRegex(printed, r'round 2 of 2.*epsilon [\d.]+, dev WER')
-    # The number of the round, in place of the time.
-    self.assertEqual(times, [0, 1, 2])
+    # The number of the round, in place of the time; the settings come first.
+    self.assertEqual(times, [0, 0, 0, 1, 2])
     (read,) = reports_runs.read([self.run])
     self.assertLen(read.metric('epsilon'), 2)
     self.assertEmpty(read.metric('train_loss'))
