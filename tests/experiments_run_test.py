@@ -101,6 +101,8 @@ def _run(
   if 'cyclic_poisson' in configuration:
     # Three clients make no more cohorts than these.
     gin_params += ['COHORT_SIZE = 1', 'NUM_BANDS = 2']
+  if path.endswith('_private.gin'):  # Warm-started from a model of `public`.
+    gin_params.append("TRAIN_DIR = 'private'")
   if "SCORES_RUN = '" in configuration:
     gin_params.append("SCORES_RUN = 'pretrained'")
   if "INIT_FROM_RUN = '" in configuration:
