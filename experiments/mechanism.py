@@ -603,6 +603,9 @@ def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
           groups=_NUM_GROUPS,
           rounds=_NUM_ROUNDS,
       ),
+      f'## What holds\n\nOf {len(measured)} states, those in which `dim` is'
+      " ahead or behind in the gain of LAMB's\nstep, by its interval; C an"
+      ' eighth of the median norm.\n\n' + tables.markdown(_verdicts(measured)),
       '## Models\n\nCosine: of the clipped mean with the clean one, before'
       ' noise; C an eighth of the\nmedian norm.\n\n'
       + tables.markdown(_models(measured)),
@@ -664,9 +667,34 @@ def _shown(values: Sequence[float]) -> str:
 def _difference(first: Sequence[float], second: Sequence[float]) -> str:
   """Paired difference with its interval."""
   values = np.subtract(first, second)
-  half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
-  mean = float(np.mean(values))
+  mean, half = float(np.mean(values)), _half_width(values)
   return f'{mean:+.2f} ({mean - half:+.2f} to {mean + half:+.2f})'
+
+
+def _half_width(values: Sequence[float]) -> float:
+  """Of Student's 95 % interval of a mean."""
+  return float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+
+
+def _verdicts(measured: Mapping[str, Any]) -> tables.Table:
+  """By noise, in how many states `dim` is ahead of and behind the others."""
+  others = _SPLITS[:2]
+  titles = [f'{word} {o}' for o in others for word in ('ahead of', 'behind')]
+  rows = [['noise', *titles]]
+  for noise in _NOISES:
+    cells = []
+    for other in others:
+      signs = []
+      for found in measured.values():
+        values = np.subtract(
+            _select(found, 'gain', 'dim', noise=noise),
+            _select(found, 'gain', other, noise=noise),
+        )
+        mean, half = np.mean(values), _half_width(values)
+        signs.append(int(mean > half) - int(mean < -half))
+      cells += [str(signs.count(1)), str(signs.count(-1))]
+    rows.append([f'{noise:g}', *cells])
+  return rows
 
 
 def _models(measured: Mapping[str, Any]) -> tables.Table:
