@@ -90,11 +90,11 @@ _SOURCE_NOISE = 0.0012
 _ONE_THREAD = {'TF_NUM_INTRAOP_THREADS': '1'}
 # What a program that was interrupted may take to end.
 _ENDING_SEC = 10
-# CPU time of two cores that hash so many MB a second (`_speed`): an estimate,
-# made where other programs ran.
+# Measured on two free cores that hash so many MB a second (`_speed`). Others
+# hash and multiply at other ratios, so elsewhere it is an estimate.
 _SPEED_SEC = 1.0
-_REFERENCE_SPEED = 550.0
-_REFERENCE_MINUTES = {False: 12.0, True: 4.0}
+_REFERENCE_SPEED = 2600.0
+_REFERENCE_MINUTES = {False: 5.1, True: 1.1}
 _NUM_TRANSCRIPTS = 3
 
 

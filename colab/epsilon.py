@@ -185,13 +185,15 @@ else:
   picture, axes = plt.subplots(figsize=(7, 3.6), layout='constrained')
   for color, row in zip(plt.get_cmap('tab10').colors, measured):
     label = f'{row[0]}: {row[rate]} %'
-    if row[spent]:
+    if row[spent] not in ('', 'infinite'):
       axes.plot(
-          float(row[spent]), float(row[rate]), 'o', color=color,
+          float(row[spent]), float(row[rate].split()[0]), 'o', color=color,
           label=f'{label}, epsilon {row[spent]}',
       )
     else:
-      axes.axhline(float(row[rate]), color=color, linestyle='--', label=label)
+      axes.axhline(
+          float(row[rate].split()[0]), color=color, linestyle='--', label=label
+      )
   axes.set(
       xlabel=f'epsilon (PLD), delta {DELTA:g}', ylabel='word error rate, %',
       xlim=(0, 11), ylim=0,

@@ -10,6 +10,7 @@ and at several states of their training.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import json
 import os
+import textwrap
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -595,6 +596,8 @@ def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
       os.path.join(plots_dir, 'mechanism.png'),
       dpi=90,
   )
+  missing = [state.name for state in STATES if state.name not in measured]
+  absent = f'Not measured yet: {"; ".join(missing)}.'
   sections = [
       _INTRODUCTION.format(
           command=_COMMAND,
@@ -605,7 +608,8 @@ def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
       ),
       f'## What holds\n\nOf {len(measured)} states, those in which `dim` is'
       " ahead or behind in the gain of LAMB's\nstep, by its interval; C an"
-      ' eighth of the median norm.\n\n' + tables.markdown(_verdicts(measured)),
+      ' eighth of the median norm.\n\n' + tables.markdown(_verdicts(measured))
+      + (f'\n\n{_wrap(absent)}' if missing else ''),
       '## Models\n\nCosine: of the clipped mean with the clean one, before'
       ' noise; C an eighth of the\nmedian norm.\n\n'
       + tables.markdown(_models(measured)),
@@ -653,6 +657,10 @@ def _select(
       for row in found['rows']
       if (row['split'], row['noise'], row['clip'], row['step']) == case
   ]
+
+
+def _wrap(text: str) -> str:
+  return textwrap.fill(text, width=80, break_on_hyphens=False)
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float]:
