@@ -434,7 +434,10 @@ def curves(
           fmt='o-', markersize=3, capsize=2, label=name,
       )
     _set_log_axis(axes, sorted(xs), label='')
-  figure.supxlabel(label, fontsize='medium')
+  # The lowest of each column.
+  for axes in used[-3:]:
+    axes.set_xlabel(label)
+    axes.tick_params(labelbottom=True)
   figure.supylabel(value_label, fontsize='medium')
   _legend(figure, used)
   return figure
