@@ -136,6 +136,44 @@ def shards(source: Optional[str], *, folders: Folders) -> Job:
   return Job('shards', ('-m', module, output, *flags))
 
 
+def make_shards(source: Optional[str], *, folders: Folders) -> None:
+  """Makes a suite's shards, or checks those that are there.
+
+  Raises:
+    ValueError: They could not be made; it names the log.
+  """
+  job = shards(source, folders=folders)
+  if run_all([job], folders=folders, num_at_once=1):
+    raise ValueError(
+        f'The shards could not be made: see {folders.log(job.name)}.'
+    )
+
+
+def untrained(
+    runs: Sequence[design.Run],
+    *,
+    folders: Folders,
+    failed: Collection[str] = (),
+) -> list[Job]:
+  """Trainings that can be started now of runs and of what they start from.
+
+  Args:
+    runs: The runs.
+    folders: Where things are.
+    failed: Names of jobs that are not tried again, nor what hangs on them.
+  """
+  jobs = {}
+  for run in runs:
+    # First the runs that it starts from.
+    lineage = [run]
+    while lineage[0].recipe.parent is not None:
+      lineage.insert(0, design.Run(lineage[0].recipe.parent))
+    missing_runs = [each for each in lineage if not folders.is_trained(each)]
+    if missing_runs and not any(each.name in failed for each in missing_runs):
+      jobs[missing_runs[0].name] = folders.training(missing_runs[0])
+  return list(jobs.values())
+
+
 def missing(
     group: design.Group, *, folders: Folders, failed: Collection[str] = ()
 ) -> list[Job]:
@@ -149,17 +187,8 @@ def missing(
     folders: Where things are.
     failed: Names of jobs that are not tried again, nor what hangs on them.
   """
-  jobs = {}
-  for run in folders.wanted(group):
-    # First the runs that it starts from.
-    lineage = [run]
-    while lineage[0].recipe.parent is not None:
-      lineage.insert(0, design.Run(lineage[0].recipe.parent))
-    untrained = [each for each in lineage if not folders.is_trained(each)]
-    if untrained and not any(each.name in failed for each in untrained):
-      jobs[untrained[0].name] = folders.training(untrained[0])
-  if jobs:
-    return list(jobs.values())
+  if jobs := untrained(folders.wanted(group), folders=folders, failed=failed):
+    return jobs
   evaluations = _evaluations(group, folders=folders)
   return [job for job in evaluations if job.name not in failed]
 

@@ -10,22 +10,22 @@ and at several states of their training.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import json
 import os
-import textwrap
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
-from scipy import stats
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from experiments import design
 from experiments import jobs
 from experiments import population
+from experiments import report as report_lib
 from tff_asr import checks
 from tff_asr import files
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import client_update
+from tff_asr.metrics import confidence
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import adam
@@ -202,7 +202,7 @@ def measure(
       for _ in range(cohort_size)
   ]
   median = float(np.median(norms))
-  add = _adder(specs, median)
+  begin, add = _adder(specs, median)
   # Size of an element of a delta of the median norm.
   element = median / np.sqrt(num_elements)
   steppers = {
@@ -214,7 +214,9 @@ def measure(
   rng = np.random.default_rng(1)
   source, rows = deltas(), []
   for group in range(num_groups):
-    rounds = [_cohort(source, add, cohort_size) for _ in range(num_rounds)]
+    rounds = [
+        _cohort(source, begin, add, cohort_size) for _ in range(num_rounds)
+    ]
     clean = np.mean([each.mean for each in rounds], axis=0)
     for clip, noise, name in _cases():
       step, stddev = steppers[clip, name], noise * clip * element
@@ -256,8 +258,10 @@ def measure(
   )
 
 
-def _adder(specs: Any, median: float) -> Callable[..., Any]:
-  """Returns a function that adds a delta, clipped, to sums by setting."""
+def _adder(
+    specs: Any, median: float
+) -> tuple[Callable[[], Any], Callable[..., Any]]:
+  """Returns what begins sums by setting, and what adds a clipped delta."""
   layers = {
       split: clipping.Clipping(split=split).divide(specs) for split in _SPLITS
   }
@@ -294,13 +298,17 @@ def _adder(specs: Any, median: float) -> Callable[..., Any]:
     zeros = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), specs)
     return [zeros] * (1 + len(_SETTINGS)), [tf.zeros([2])] * len(_SETTINGS)
 
-  add.begin = begin
-  return add
+  return begin, add
 
 
-def _cohort(source: Iterator[Any], add: Any, cohort_size: int) -> Cohort:
+def _cohort(
+    source: Iterator[Any],
+    begin: Callable[[], Any],
+    add: Callable[..., Any],
+    cohort_size: int,
+) -> Cohort:
   """The means of a cohort's deltas."""
-  sums, counts = add.begin()
+  sums, counts = begin()
   for _ in range(cohort_size):
     sums, counts = add(sums, counts, next(source))
   mean, *clipped = [_flat(total) / cohort_size for total in sums]
@@ -451,26 +459,13 @@ def _read_model(
 
 def _train(states: Sequence[State], *, folders: jobs.Folders, num_at_once: int):
   """Trains the models of states, and first those that they start from."""
-  failed: set[str] = set()
-  while True:
-    todo = {}
-    for state in states:
-      lineage = [_run(state)]
-      while lineage[0].recipe.parent is not None:
-        lineage.insert(0, design.Run(lineage[0].recipe.parent))
-      for run in lineage:
-        if not folders.is_trained(run):
-          todo.setdefault(run.name, folders.training(run))
-          break
-    if failed & todo.keys():
-      name = min(failed & todo.keys())
+  runs = [_run(state) for state in states]
+  while todo := jobs.untrained(runs, folders=folders):
+    print(f'training {", ".join(job.name for job in todo)}', flush=True)
+    failed = jobs.run_all(todo, folders=folders, num_at_once=num_at_once)
+    if failed:
+      name = min(failed)
       raise ValueError(f'{name} failed: see {folders.log(name)}.')
-    if not todo:
-      return
-    print(f'training {", ".join(todo)}', flush=True)
-    failed |= jobs.run_all(
-        list(todo.values()), folders=folders, num_at_once=num_at_once
-    )
 
 
 def run(
@@ -509,11 +504,7 @@ def run(
       if not os.path.exists(_measured_path(folders, states[name]))
   ]
   if todo and not os.path.isdir(folders.shards('test')):
-    job = jobs.shards(None, folders=folders)
-    if jobs.run_all([job], folders=folders, num_at_once=1):
-      raise ValueError(
-          f'The shards could not be made: see {folders.log(job.name)}.'
-      )
+    jobs.make_shards(None, folders=folders)
   _train(todo, folders=folders, num_at_once=num_at_once)
   for state in todo:
     model, pipeline, weights = _read_model(folders, state)
@@ -609,7 +600,7 @@ def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
       f'## What holds\n\nOf {len(measured)} states, those in which `dim` is'
       " ahead or behind in the gain of LAMB's\nstep, by its interval; C an"
       ' eighth of the median norm.\n\n' + tables.markdown(_verdicts(measured))
-      + (f'\n\n{_wrap(absent)}' if missing else ''),
+      + (f'\n\n{report_lib.wrap(absent)}' if missing else ''),
       '## Models\n\nCosine: of the clipped mean with the clean one, before'
       ' noise; C an eighth of the\nmedian norm.\n\n'
       + tables.markdown(_models(measured)),
@@ -659,10 +650,6 @@ def _select(
   ]
 
 
-def _wrap(text: str) -> str:
-  return textwrap.fill(text, width=80, break_on_hyphens=False)
-
-
 def _spread(values: Sequence[float]) -> tuple[float, float]:
   return float(np.mean(values)), float(np.std(values, ddof=1))
 
@@ -672,16 +659,12 @@ def _shown(values: Sequence[float]) -> str:
   return f'{mean:.2f} ± {deviation:.2f}'
 
 
-def _difference(first: Sequence[float], second: Sequence[float]) -> str:
-  """Paired difference with its interval."""
-  values = np.subtract(first, second)
-  mean, half = float(np.mean(values)), _half_width(values)
-  return f'{mean:+.2f} ({mean - half:+.2f} to {mean + half:+.2f})'
-
-
-def _half_width(values: Sequence[float]) -> float:
-  """Of Student's 95 % interval of a mean."""
-  return float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+def _difference(
+    first: Sequence[float], second: Sequence[float]
+) -> confidence.Interval:
+  """Paired difference."""
+  # Of one word each, the ratio estimator is the mean.
+  return confidence.contrast(np.subtract(first, second), np.ones(len(first)))
 
 
 def _verdicts(measured: Mapping[str, Any]) -> tables.Table:
@@ -694,12 +677,11 @@ def _verdicts(measured: Mapping[str, Any]) -> tables.Table:
     for other in others:
       signs = []
       for found in measured.values():
-        values = np.subtract(
+        gap = _difference(
             _select(found, 'gain', 'dim', noise=noise),
             _select(found, 'gain', other, noise=noise),
         )
-        mean, half = np.mean(values), _half_width(values)
-        signs.append(int(mean > half) - int(mean < -half))
+        signs.append(int(gap.low > 0) - int(gap.high < 0))
       cells += [str(signs.count(1)), str(signs.count(-1))]
     rows.append([f'{noise:g}', *cells])
   return rows
@@ -739,11 +721,12 @@ def _gains(
       gains = {
           split: _select(found, 'gain', split, **which) for split in _SPLITS
       }
+      gap = _difference(gains['dim'], gains['global'])
       rows.append([
           name,
           case,
           *map(_shown, gains.values()),
-          _difference(gains['dim'], gains['global']),
+          f'{gap.estimate:+.2f} ({gap.low:+.2f} to {gap.high:+.2f})',
       ])
   return rows
 

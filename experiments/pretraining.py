@@ -18,7 +18,6 @@ import functools
 import json
 import math
 import os
-import textwrap
 import time
 from typing import NamedTuple, Optional
 
@@ -28,6 +27,7 @@ import tensorflow_federated as tff
 
 from data_tools import synthetic_population
 from experiments import design
+from experiments import report as report_lib
 from tff_asr import checks
 from tff_asr import files
 from tff_asr.aggregators import dp_mean
@@ -547,9 +547,8 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
   for claim in build_claims():
     found = _contrast(claim.weights, losses)
     count = sum(claim.weights.keys() <= each.keys() for each in losses)
-    claims.append(
-        [claim.text, _shown(found), str(count), _verdict(found, claim)]
-    )
+    verdict = report_lib.verdict(found, claim)
+    claims.append([claim.text, _shown(found), str(count), verdict])
   cosines = [['clip', 'batch', 'C / median norm', 'lowest frozen', 'cosine']]
   tried = [found['cosines'] for found in results.values() if 'cosines' in found]
   for alike in zip(*tried):
@@ -593,7 +592,7 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
       'norms over all layers. The clean mean has the frozen layers, too.',
   ]
   return '\n\n'.join([
-      *map(_wrap, paragraphs),
+      *map(report_lib.wrap, paragraphs),
       tables.markdown(cosines),
       '## Rows',
       tables.markdown(cells),
@@ -622,20 +621,6 @@ def _shown(found: confidence.Interval | None) -> str:
     return ''
   estimate, low, high = found
   return f'{estimate:+.3f} ({low:+.3f} to {high:+.3f})'
-
-
-def _verdict(found: confidence.Interval | None, claim: design.Claim) -> str:
-  """Whether the interval lies on the claim's side of 0."""
-  if found is None:
-    return 'not run'
-  sign = int(found.low > 0) - int(found.high < 0)
-  if not sign:
-    return 'not decided: the interval holds 0'
-  return 'holds' if sign == claim.expected else 'the opposite'
-
-
-def _wrap(text: str) -> str:
-  return textwrap.fill(text, width=80, break_on_hyphens=False)
 
 
 def run(

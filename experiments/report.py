@@ -95,7 +95,7 @@ def write(*, folders: jobs.Folders, path: str) -> None:
   *paragraphs, last = suite.introduction.split('\n\n')
   parts = [
       *paragraphs,
-      _wrap(last.format(deviation=deviation)),
+      wrap(last.format(deviation=deviation)),
       '## What holds',
       tables.markdown(claims),
       *sections,
@@ -145,19 +145,24 @@ def _contrast(
   ])
 
 
+def verdict(
+    found: Optional[confidence.Interval], claim: design.Claim
+) -> str:
+  """What an interval says of a claim; None: it is not measured."""
+  if found is None:
+    return 'not run'
+  sign = int(found.low > 0) - int(found.high < 0)
+  if claim.expected == 0:
+    return 'does not hold' if sign else 'no difference is seen'
+  if not sign:
+    return 'not decided: the interval holds 0'
+  return 'holds' if sign == claim.expected else 'the opposite'
+
+
 def _judge(claim: design.Claim, rows: Rows) -> tuple[str, str]:
   """A claim in words, by whether its interval holds zero; and the interval."""
   found = _contrast(claim.weights, rows)
-  if found is None:
-    return 'not run', ''
-  sign = int(found.low > 0) - int(found.high < 0)
-  if claim.expected == 0:
-    verdict = 'does not hold' if sign else 'no difference is seen'
-  elif not sign:
-    verdict = 'not decided: the interval holds 0'
-  else:
-    verdict = 'holds' if sign == claim.expected else 'the opposite'
-  return verdict, tables.interval(found)
+  return verdict(found, claim), '' if found is None else tables.interval(found)
 
 
 def _section(
@@ -170,7 +175,7 @@ def _section(
   """One group's: its table, plot, claims and remark."""
   parts = [
       f'## {group.title}',
-      _wrap(group.question),
+      wrap(group.question),
       f'    {folders.suite.command} --groups={group.name}',
   ]
   if not rows:
@@ -178,7 +183,7 @@ def _section(
   parts.append(tables.markdown(_table(group, rows)))
   absent = [row.label for row in group.rows if row.label not in rows]
   if absent:
-    parts.append(_wrap(f'Not run yet: {"; ".join(absent)}.'))
+    parts.append(wrap(f'Not run yet: {"; ".join(absent)}.'))
   if group.x_label is not None and any(
       each.row.series is not None for each in rows.values()
   ):
@@ -188,13 +193,13 @@ def _section(
     parts.append(f'![{group.title}]({_PLOTS}/{name})')
   judged = [(claim, *_judge(claim, rows)) for claim in group.claims]
   parts.append('\n'.join(
-      _wrap(
-          f'- {claim.text} {found}: **{verdict}**.', subsequent_indent='  '
+      wrap(
+          f'- {claim.text} {found}: **{words}**.', subsequent_indent='  '
       )
-      for claim, verdict, found in judged
+      for claim, words, found in judged
       if found
   ))
-  parts.append(_wrap(group.remark))
+  parts.append(wrap(group.remark))
   trained = [
       folders.read(run).results.get('seconds', 0.0)
       for run in folders.wanted(group)
@@ -346,7 +351,8 @@ def _draw(rows: Rows, *, label: str) -> plots.Figure:
   )
 
 
-def _wrap(text: str, **options: str) -> str:
+def wrap(text: str, **options: str) -> str:
+  """Text in lines of 80 characters, words and links whole."""
   return textwrap.fill(
       text, width=80, break_long_words=False, break_on_hyphens=False, **options
   )

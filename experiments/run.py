@@ -117,11 +117,7 @@ def run(
   os.makedirs(report_dir, exist_ok=True)
   failed = set()
   if names and (source is not None or not has_shards):
-    job = jobs.shards(source, folders=folders)
-    if jobs.run_all([job], folders=folders, num_at_once=1):
-      raise ValueError(
-          f'The shards could not be made: see {folders.log(job.name)}.'
-      )
+    jobs.make_shards(source, folders=folders)
   for group in [group for group in suite.groups if group.name in names]:
     while todo := jobs.missing(group, folders=folders, failed=failed):
       print(f'{group.name}: {", ".join(job.name for job in todo)}', flush=True)

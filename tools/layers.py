@@ -166,7 +166,6 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
         'absl',
         'data_tools',
         'numpy',
-        'scipy',
         'tensorflow',
         'tensorflow_federated',
         'tff_asr',

@@ -1,4 +1,4 @@
-"""What clipping and noise leave of a step: hand-checked on two layers."""
+"""Tests of experiments.mechanism: hand-checked on two layers."""
 
 import itertools
 import math
