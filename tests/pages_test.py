@@ -1,11 +1,17 @@
 """The pages: their links lead somewhere, and the site has all of them."""
 
+import importlib
+import inspect
 import pathlib
 import re
+import sys
+import types
+from unittest import mock
 import urllib.parse
 
 from absl.testing import parameterized
 
+from tff_asr.privacy import accounting
 from tools import layers
 
 _PAGES = (
@@ -77,6 +83,25 @@ class PagesTest(parameterized.TestCase):
         ]
         + [f'colab/{path.name}' for path in (layers.ROOT / 'colab').glob('*.ipynb')]
         + [f'api/{package}.md' for package in packages],
+    )
+
+  def test_tables_of_docstrings_keep_their_lines(self):
+    griffe = types.SimpleNamespace(Extension=object, Object=object)
+    with mock.patch.dict(sys.modules, {'griffe': griffe}):
+      site_docstrings = importlib.import_module('tools.site_docstrings')
+    text = (
+        'A sum.\n\n  a  b\n    c\n\nArgs:\n  x: One.\n\n  y: Two.\n\n'
+        '[1] e\n[2] f'
+    )
+    self.assertEqual(
+        site_docstrings.preformatted(text),
+        'A sum.\n\n    a  b\n      c\n\nArgs:\n  x: One.\n\n  y: Two.\n\n'
+        '[1] e  \n[2] f',
+    )
+    docstring = inspect.cleandoc(accounting.__doc__)
+    self.assertRegex(docstring, '\n  poisson  each')
+    self.assertRegex(
+        site_docstrings.preformatted(docstring), '\n    poisson  each'
     )
 
   def test_readme_is_short_and_names_the_notebooks(self):

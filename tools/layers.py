@@ -217,6 +217,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
         'data_tools',
         'dp_accounting',
         'flax',
+        'griffe',
         'jax',
         'mkdocs',
         'mlx',
@@ -240,6 +241,7 @@ _FLAG_LIBRARIES = ('argparse', 'click', 'getopt', 'optparse')
 _EXTRAS: dict[str, tuple[str, ...]] = {
     'flax': ('jax_',),
     'flwr': ('flwr_',),
+    'griffe': ('site_docstrings',),
     'jax': ('jax_',),
     'mlx': ('jax_',),
     'optax': ('jax_',),

@@ -5,6 +5,7 @@ to one function, such as client work followed by accumulation; `Program.load`
 imports it. Both pickle, so another process can load a program.
 
 Importing must get right:
+
 - The names of a graph's library functions and resources (variables, tables) are
   not unique in a process. The process that traced a graph already has functions
   of these names, and two clients that train at once must not share variables.

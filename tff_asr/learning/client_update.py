@@ -25,8 +25,10 @@ each client; here a client multiplies its delta by w_k over a public mean weight
 before anything is clipped, so that what one client can do to the sum stays C,
 and the sum over the public cohort size estimates the weighted mean.
 
-Type: (<S@SERVER, {<weights, seed>}@CLIENTS, {examples*}@CLIENTS>
-       -> <S@SERVER, {<delta, ()>}@CLIENTS, M@SERVER>), with empty S.
+Its type, with empty S:
+
+  (<S@SERVER, {<weights, seed>}@CLIENTS, {examples*}@CLIENTS>
+   -> <S@SERVER, {<delta, ()>}@CLIENTS, M@SERVER>)
 """
 
 import collections

@@ -63,8 +63,10 @@ def build(
   """Builds the learning process.
 
   Its `next` takes the state and the clients' ids:
-    (<S@SERVER, {string}@CLIENTS> -> <state=S@SERVER, metrics=M@SERVER>);
-  each client's dataset is opened where the client runs. If there is noise, put
+
+    (<S@SERVER, {string}@CLIENTS> -> <state=S@SERVER, metrics=M@SERVER>)
+
+  Each client's dataset is opened where the client runs. If there is noise, put
   a key into the state before the first round: `set_noise_key`.
 
   Args:

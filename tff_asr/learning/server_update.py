@@ -1,8 +1,9 @@
 """The server's work: an optimizer step along the aggregated delta.
 
-Type: (<S@SERVER, weights@SERVER, delta@SERVER>
-       -> <S@SERVER, weights@SERVER, M@SERVER>);
-the delta has the weights that are trained, perhaps not all of them.
+Its type; the delta has the weights that are trained, perhaps not all of them:
+
+  (<S@SERVER, weights@SERVER, delta@SERVER>
+   -> <S@SERVER, weights@SERVER, M@SERVER>)
 
 A transform may change the delta before the optimizer sees it. The aggregate is
 noised by then, so this is post-processing: it costs no privacy and protects

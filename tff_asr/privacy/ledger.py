@@ -27,6 +27,7 @@ correlated noise `sampling` also has "min_separation", and `event` "strategy":
 {"scales": [..], "decays": [..]} (`strategies.Toeplitz`).
 
 Rounds charged twice, or not:
+
 - The identity of a round is a digest of everything that decides its noisy sum:
   keys, counters, state, configuration. The ledger may be ahead of the state
   from which a run resumes. A run that then repeats a round with the same bits

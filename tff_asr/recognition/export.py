@@ -1,13 +1,15 @@
 """A run's model as files to hand on; exports are checked against its own.
 
-    model.safetensors      the run's weights
-    parts.json             its model, tokens and features, as plain data
-    saved_model/           waveforms in, text out (`ExportedRecognizer`)
-    model.float16.tflite   a waveform in, token ids out: weights in
-                           float16, built-in ops only
-    tokens.json            what each token id writes
-    model_card.md          what the model is, what the checks found, and what it
-                           may be used for (`reports.model_card`)
+Files of an export:
+
+  model.safetensors      the run's weights
+  parts.json             its model, tokens and features, as plain data
+  saved_model/           waveforms in, text out (`ExportedRecognizer`)
+  model.float16.tflite   a waveform in, token ids out: weights in
+                         float16, built-in ops only
+  tokens.json            what each token id writes
+  model_card.md          what the model is, what the checks found, and what it
+                         may be used for (`reports.model_card`)
 """
 
 from collections.abc import Iterator, Mapping, Sequence

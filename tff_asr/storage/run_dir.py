@@ -1,23 +1,25 @@
 """The folder of a run: what programs write there and read back.
 
-    config.gin      the configuration, for readers: no program parses it
-    parts.json      model and pipeline, as data (`recognition.parts`)
-    run.lock        held while a run goes on here; names its process
-    machine.json    threads and devices that it began with
-                    (`hardware_fingerprint`)
-    state/          program states, to resume from (owner only)
-    secrets.bin     keys and unreleased noise of the newest state, until the run
-                    has ended (owner only)
-    model.safetensors   the trained weights, for evaluation and as a seed
-    ledger.jsonl    what the model's rounds cost in privacy (federated runs, and
-                    runs that start from one); ledger.UNIT.jsonl: of another
-                    unit (`privacy.ledger`)
-    heard.digests   keyed digests of whom the model heard (owner only), by
-                    `programs.public_data`
-    metrics.csv     released metrics, one row per round or step
-    tensorboard/    the same for TensorBoard
-    results.json    the figures at the end
-    privacy.txt, privacy.json   the privacy statement (federated runs)
+Its files:
+
+  config.gin      the configuration, for readers: no program parses it
+  parts.json      model and pipeline, as data (`recognition.parts`)
+  run.lock        held while a run goes on here; names its process
+  machine.json    threads and devices that it began with
+                  (`hardware_fingerprint`)
+  state/          program states, to resume from (owner only)
+  secrets.bin     keys and unreleased noise of the newest state, until the run
+                  has ended (owner only)
+  model.safetensors   the trained weights, for evaluation and as a seed
+  ledger.jsonl    what the model's rounds cost in privacy (federated runs, and
+                  runs that start from one); ledger.UNIT.jsonl: of another
+                  unit (`privacy.ledger`)
+  heard.digests   keyed digests of whom the model heard (owner only), by
+                  `programs.public_data`
+  metrics.csv     released metrics, one row per round or step
+  tensorboard/    the same for TensorBoard
+  results.json    the figures at the end
+  privacy.txt, privacy.json   the privacy statement (federated runs)
 """
 
 import ast
