@@ -66,7 +66,9 @@ class CohortsTest(parameterized.TestCase):
     # state counts, not that of the source.
     another_key = build(ids[::-1], cohort_size=20, key=keys.from_seed(1))
     for start in (0, 4, 9):
-      state = cohorts.CohortState(_KEY, np.int64(start))
+      state = another_key.iterator().state._replace(
+          key=_KEY, round_num=np.int64(start)
+      )
       iterator = another_key.iterator(state)
       self.assertEqual(_take(iterator, 10 - start), expected[start:])
       self.assertEqual(state.round_num, start)
@@ -182,6 +184,18 @@ class CohortsTest(parameterized.TestCase):
       for after in (1, 2):
         if number + after < 30:
           self.assertNoCommonElements(first[number], second[number + after])
+
+  @parameterized.parameters(cohorts.min_separation, cohorts.cyclic_poisson)
+  def test_groups_of_other_clients_are_not_gone_on_with(self, build):
+    build = functools.partial(build, cohort_size=2, min_separation=3)
+    # Everybody moves to the group before, whose turn comes too soon.
+    before, after = build(_ids(12)), build([*_ids(12)[1:], 'zoe'])
+    state = before.iterator().state
+    self.assertEqual(before.sampling, after.sampling)
+    for other in (after, build(_ids(13))):
+      with self.assertRaisesRegex(ValueError, 'are others than those'):
+        other.iterator(state)
+    build(_ids(12)[::-1]).iterator(state)
 
   def test_those_of_a_group_join_equally_often(self):
     source = cohorts.min_separation(

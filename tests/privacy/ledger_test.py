@@ -299,12 +299,16 @@ class CrashTest(_LedgerTestCase):
   def test_the_same_round_with_other_contents_is_refused(self):
     before, _ = self.write(1)
     with ledger.resume(self.path, head=before) as opened:
-      with self.assertRaisesRegex(ledger.NoiseReuseError, 'new noise key'):
-        opened.append(_round(0, result='b' * 64))
-      self.check_refused(
-          'must cover',
-          lambda: opened.append(_round(0, noise_multipliers=(0.5,))),
+      grown = accounting.Sampling(
+          kind='poisson', cohort_size=10, population=1001
       )
+      for change in (
+          dict(result='b' * 64),
+          dict(noise_multipliers=(0.5,)),
+          dict(sampling=grown),
+      ):
+        with self.assertRaisesRegex(ledger.NoiseReuseError, 'new noise key'):
+          opened.append(_round(0, **change))
       self.assertEqual(_count(opened.contents), 1)
       # With a new key it is charged.
       self.assertTrue(opened.append(_round(0, result='b' * 64, key=1)))

@@ -127,6 +127,7 @@ class _Run(training_loop.TrainingRun):
   num_rounds: int
   privacy: private_rounds.PrivacySettings
   look: Callable[[int], None]
+  ids: tuple[str, ...] = _IDS
 
   NAME = UNIT = 'round'
   PRIVACY_UNIT = 'speaker'
@@ -134,7 +135,7 @@ class _Run(training_loop.TrainingRun):
   def __post_init__(self):
     self.process = _Process(self.kind)
     self._source = cohorts.CohortSource(
-        _IDS,
+        self.ids,
         kind='poisson' if self.kind == 'public' else self.kind,
         cohort_size=_COHORT_SIZE,
         min_separation=_SEPARATION if self.kind == 'separated' else None,
@@ -213,6 +214,7 @@ class _TestCase(cases.TestCase):
       num_rounds: int = _NUM_ROUNDS,
       kill_in: int = 0,
       privacy=_FIXED,
+      ids: tuple[str, ...] = _IDS,
       **settings,
   ) -> None:
     """Trains on; killed after the round `kill_in` is charged."""
@@ -225,6 +227,7 @@ class _TestCase(cases.TestCase):
         kind=kind,
         num_rounds=num_rounds,
         look=look,
+        ids=ids,
         output_dir=self.path(run),
         configuration='',
         model=None,
@@ -429,6 +432,53 @@ class PublicTest(_TestCase):
         for name in ('whole', 'run')
     )
     self.assertEqual(whole, run)
+
+
+class OtherClientsTest(_TestCase):
+  """Data that change while a run is interrupted."""
+
+  # Everybody but 'g' moves to the group before: 'd' had round 0, and would have
+  # round 2 of three rounds a pass.
+  _OTHERS = tuple('bcdefg')
+
+  def test_groups_of_other_clients_are_refused(self):
+    settings = dict(privacy=private_rounds.PrivacySettings(), kill_in=2)
+    self.train('run', 'separated', **settings)
+    with self.assertRaisesRegex(ValueError, '^the private clients are others'):
+      self.train(
+          'run', 'separated', ids=self._OTHERS,
+          privacy=private_rounds.PrivacySettings(),
+      )
+    self.assertLen(self.rounds('run'), 2)
+    # With the data put back it goes on.
+    self.train(
+        'run', 'separated', privacy=private_rounds.PrivacySettings()
+    )
+    self.assertLen(self.rounds('run'), _NUM_ROUNDS)
+
+  def test_states_do_not_tell_of_whom_groups_are(self):
+    self.train(
+        'run', 'separated', kill_in=3, privacy=private_rounds.PrivacySettings()
+    )
+    groups = cohorts.CohortSource(
+        _IDS, kind='separated', cohort_size=_COHORT_SIZE,
+        min_separation=_SEPARATION, key=None,
+    ).groups
+    self.assertEqual(
+        seen.files_with([groups.encode()], self.path('run')),
+        [self.path('run', run_dir.SECRETS)],
+    )
+
+  def test_independent_rounds_go_on_and_are_charged_by_their_population(self):
+    self.train('run', kill_in=4)
+    self.train('run', ids=tuple('abcdefgh'))
+    self.assertEqual(
+        [
+            line['event']['sampling']['population']
+            for line in self.rounds('run')
+        ],
+        [6, 6, 6, 6, 8, 8, 8],
+    )
 
 
 class LostTest(_TestCase):

@@ -66,7 +66,9 @@ class ModelCardTest(absltest.TestCase):
     self.assertIn('2 rounds of federated training', card)
     self.assertIn('from the model of the run `seed`', card)
     self.assertIn('`␣abc`', card)
-    self.assertRegex(card, r'\| test +\| trained .* \(private\) \| 2 +\| 7 ')
+    self.assertRegex(
+        card, r'\| test +\| trained .* \(private\) \| 2 +\| not told +\| not '
+    )
     self.assertRegex(card, r'\| dev +\| watched during training +\| not there')
     self.assertIn('50.0 % of words wrong at the last', card)
     # 4 of 10 words; speakers 1/4 and 1/2.
@@ -79,6 +81,10 @@ class ModelCardTest(absltest.TestCase):
     )
     # Nobody is told where the files lie.
     self.assertNotIn(self.root, card)
+
+  def test_amounts_of_data_are_told_where_nothing_is_promised(self):
+    card = self.card(privacy=run_folders.privacy(epsilon='inf'))
+    self.assertRegex(card, r'\| test +\| trained .* \(private\) \| 2 +\| 7 ')
 
   def test_the_card_has_groups_of_test_speakers(self):
     card = self.card(

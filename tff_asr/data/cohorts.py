@@ -21,14 +21,17 @@ word. A Poisson client joins if its word is below
 2^64 times its probability (exact to 2^-64); a fixed-size cohort is the
 cohort_size smallest words (equal words, of probability below population^2 /
 2^64, go by id), of all clients or of the group. Groups are public, and follow
-from ids alone, so that they outlive lost keys. A cohort is in order of client
-id, whatever the order in which ids were given; what a client does must not
-depend on its place in the list.
+from ids alone, so that they outlive lost keys. One client more or less moves
+others to another group, whose turn may come too soon: so the state of an
+iterator knows the clients that its groups are of, and goes on with no others.
+A cohort is in order of client id, whatever the order in which ids were given;
+what a client does must not depend on its place in the list.
 
 Differences from tff.program.ClientIdDataSource: seeded, restorable, Poisson.
 """
 
 from collections.abc import Sequence
+import hashlib
 import json
 from typing import NamedTuple, Optional
 
@@ -50,10 +53,13 @@ class CohortState(NamedTuple):
   Attributes:
     key: The 256-bit key, int32 [8]. Secret.
     round_num: The round to be drawn next, int64 [].
+    groups: Digest of all clients' ids, where groups have turns; else ''.
+      Secret, since whoever knows all ids but one could try that one.
   """
 
   key: np.ndarray
   round_num: np.ndarray
+  groups: str = ''
 
 
 class CohortSource(tff.program.FederatedDataSource):
@@ -80,6 +86,10 @@ class CohortSource(tff.program.FederatedDataSource):
         min_separation=min_separation,
     )
     self._key = keys.draw() if key is None else keys.check(key)
+    self._groups = ''
+    if min_separation is not None:
+      ids = json.dumps(self._client_ids).encode()
+      self._groups = hashlib.sha256(ids).hexdigest()
 
   @property
   def federated_type(self) -> tff.FederatedType:
@@ -96,13 +106,21 @@ class CohortSource(tff.program.FederatedDataSource):
     """All private clients, sorted."""
     return self._client_ids
 
+  @property
+  def groups(self) -> str:
+    """`CohortState.groups` of these clients."""
+    return self._groups
+
   def iterator(self, state: CohortState | None = None) -> 'CohortIterator':
     """Returns an iterator from round 0 on, or from where `state` was taken.
 
     The key in `state` replaces the source's own.
+
+    Raises:
+      ValueError: The state is not one, or its groups are of other clients.
     """
     if state is None:
-      state = CohortState(self._key, np.int64(0))
+      state = CohortState(self._key, np.int64(0), self._groups)
     return CohortIterator(self, state)
 
 
@@ -116,6 +134,12 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
           'round_num must be an integer of at least 0, found '
           f'{state.round_num!r}.'
       )
+    if str(state.groups) != source.groups:
+      raise ValueError(
+          'the private clients are others than those the run began with, so '
+          'that some would take part again within MIN_SEPARATION rounds: put '
+          'the data back, or start another run from the model (INIT_FROM_RUN).'
+      )
     self._source = source
     self._key = np.array(keys.check(state.key))
     self._round_num = int(round_num)
@@ -128,7 +152,9 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
   @property
   def state(self) -> CohortState:
     """State to save for `CohortSource.iterator`. Holds the key."""
-    return CohortState(np.array(self._key), np.int64(self._round_num))
+    return CohortState(
+        np.array(self._key), np.int64(self._round_num), self._source.groups
+    )
 
   def select(self, k: Optional[int] = None) -> list[str]:
     """Returns the ids of the next round's cohort, sorted; may be empty.
@@ -168,8 +194,9 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
     """Deserializes what `to_bytes` wrote."""
     fields = json.loads(buffer)
     key = keys.from_bytes(bytes.fromhex(fields['key']))
-    state = CohortState(key, np.int64(fields.pop('round_num')))
-    return CohortSource(**fields | {'key': key}).iterator(state)
+    round_num = np.int64(fields.pop('round_num'))
+    source = CohortSource(**fields | {'key': key})
+    return source.iterator(CohortState(key, round_num, source.groups))
 
   def __eq__(self, other: object) -> bool:
     if not isinstance(other, CohortIterator):

@@ -334,24 +334,18 @@ class Ledger:
 
     Raises:
       OSError: If it cannot be written; the file is then as before.
-      NoiseReuseError: If the ledger holds this round with another result.
-      LedgerError: If a round of the same identity differs otherwise.
+      NoiseReuseError: If the ledger holds this round with another result, or
+        otherwise different: of data that grew meanwhile, for one.
     """
     entries = self._chain.entries
     for index in range(self._count, len(entries)):
       before = entries[index]
       if isinstance(before, str) or before.identity != charged.identity:
         continue
-      if before.result != charged.result:
+      if before != charged:
         raise NoiseReuseError(
             f'Round {charged.round_num} is in {self._path} already, but came '
             'out differently this time: draw a new noise key for it.'
-        )
-      if before != charged:
-        raise LedgerError(
-            f'Round {charged.round_num} has the identity of a round in '
-            f'{self._path} but is another one: its identity must cover its '
-            'sampling and noise.'
         )
       self._count = index + 1
       return False

@@ -36,7 +36,8 @@ _RELATIONS = {
     ),
 }
 _UNITS = {
-    'speaker': 'all recordings of one client',
+    'speaker': 'all recordings of one client; a person who is there under two '
+    'ids has twice the privacy loss',
     'example': 'one recording; a speaker with several of them is protected '
     'less, and the server sees all recordings',
 }

@@ -49,33 +49,23 @@ class Check(NamedTuple):
     voids: Reasons for which no guarantee holds, as `ledger.Contents.voids`.
     unchecked: What could not be compared, or not as a whole.
     heard: Whom the run's model hears.
-    num_twins: Private speakers with a recording that another one has, too.
   """
 
   voids: tuple[str, ...]
   unchecked: tuple[str, ...]
   heard: Heard
-  num_twins: int = 0
 
   @property
   def words(self) -> str:
     """The findings in words, to go on after a list of what is public."""
-    twins = ''
-    if self.num_twins:
-      twins = (
-          f'; {self.num_twins:,} private speakers have a recording that '
-          'another has, too: a person under two ids has twice the privacy loss'
-      )
     if self.voids:
-      return f'but {"; ".join(self.voids)}{twins}'
+      return f'but {"; ".join(self.voids)}'
     if self.unchecked:
       return (
           'taken to be so and not checked, for want of digests under one salt: '
-          + ', '.join(self.unchecked) + twins
+          + ', '.join(self.unchecked)
       )
-    return (
-        'their digests have no private speaker or recording among them' + twins
-    )
+    return 'their digests have no private speaker or recording among them'
 
 
 class Figures(NamedTuple):
@@ -155,15 +145,8 @@ def check(training: Any, process_state: Any) -> Check:
         'Taken to be public without a check, for want of digests under one '
         'salt: %s.', ', '.join(unchecked)
     )
-  num_twins = 0
   if is_protected and training.PRIVACY_UNIT == 'speaker':
-    num_twins = digests_lib.num_twins(own)
-  if num_twins:
-    logging.warning(
-        '%d private speakers have a recording that another has, too: if one '
-        'person is there under two ids, what is promised is half as much.',
-        num_twins,
-    )
+    _warn_of_twins(digests_lib.num_twins(own))
   if dev is not None and not is_protected:
     _warn_of_heard_speakers(digests_lib.shared(dev, own))
   decides = dev is not None and getattr(training, 'patience', None) is not None
@@ -175,7 +158,6 @@ def check(training: Any, process_state: Any) -> Check:
           {training.PRIVACY_UNIT if is_protected else _EXPOSED: own},
           {_EXPOSED: dev} if decides else {},
       ]),
-      num_twins,
   )
 
 
@@ -309,6 +291,19 @@ def _union(heard: Iterable[Heard]) -> Heard:
       )
       for kind in (_EXPOSED, *_UNITS)
   }
+
+
+def _warn_of_twins(number: int) -> None:
+  """Logs how many private speakers share a recording.
+
+  The statement must not: the number follows from private data, exactly.
+  """
+  if number:
+    logging.warning(
+        '%d private speakers have a recording that another has, too: if one '
+        'person is there under two ids, what is promised is half as much.',
+        number,
+    )
 
 
 def _warn_of_heard_speakers(found: digests_lib.Shared) -> None:

@@ -67,6 +67,7 @@ class Secrets(NamedTuple):
     ledger: Its head, which tells it from others of that number.
     noise: The noise key, and the ledger file that it belongs to.
     sampler_key: The key of the draws; () where nothing is drawn by one.
+    groups: `cohorts.CohortState.groups` of the draws.
     buffers: Of correlated noise; () without.
   """
 
@@ -74,6 +75,7 @@ class Secrets(NamedTuple):
   ledger: ledger_lib.Head
   noise: private_rounds.NoiseState
   sampler_key: Any
+  groups: str
   buffers: Any
 
 
@@ -183,7 +185,7 @@ def _has_secrets(state: RunState | Secrets) -> bool:
 
 def _split(state: RunState, number: int) -> tuple[RunState, Secrets]:
   """The state without secrets, and the secrets."""
-  buffers, sampler_key = (), ()
+  buffers, sampler_key, groups = (), (), ''
   process, source = state.process, state.source
   if _has_secrets(state):
     query_state = private_rounds.query_state(process)
@@ -191,13 +193,13 @@ def _split(state: RunState, number: int) -> tuple[RunState, Secrets]:
       buffers = query_state.buffers
       process = private_rounds.with_query_state(process, buffers=())
   if isinstance(source, cohorts.CohortState):
-    sampler_key = source.key
-    source = source._replace(key=())
+    sampler_key, groups = source.key, source.groups
+    source = source._replace(key=(), groups='')
   public = state._replace(
       process=process, source=source, noise=state.noise._replace(key=())
   )
   return public, Secrets(
-      number, state.ledger, state.noise, sampler_key, buffers
+      number, state.ledger, state.noise, sampler_key, groups, buffers
   )
 
 
@@ -210,7 +212,9 @@ def _joined(state: RunState, secrets: Secrets) -> RunState:
           process, buffers=secrets.buffers
       )
   if isinstance(source, cohorts.CohortState):
-    source = source._replace(key=secrets.sampler_key)
+    source = source._replace(
+        key=secrets.sampler_key, groups=secrets.groups
+    )
   return state._replace(
       process=process, source=source, noise=secrets.noise
   )

@@ -7,6 +7,7 @@ folders or the checks; what is not there is said to be missing.
 
 import ast
 from collections.abc import Sequence
+import math
 import os
 import re
 import statistics
@@ -23,11 +24,12 @@ from tff_asr.reports import speakers as speakers_lib
 from tff_asr.reports import tables
 
 CARD = 'model_card.md'
+_PRIVATE = 'PRIVATE_DIR'
 
 # The settings that name folders of shards, and what training did with them.
 _DATA = {
     'TRAIN_DIR': 'trained on',
-    'PRIVATE_DIR': 'trained on federatedly (private)',
+    _PRIVATE: 'trained on federatedly (private)',
     'DEV_DIR': 'watched during training',
 }
 _USE = '''\
@@ -122,6 +124,9 @@ def _data(run: runs_lib.Run) -> str:
           f'{summary["num_utterances"]:,}',
           f'{summary["hours"]:.2f}',
       ]
+      # Of private data an epsilon takes the number of speakers to be public.
+      if name == _PRIVATE and run.epsilon != math.inf:
+        figures[1:] = ['not told', 'not told']
     cells.append([_base(folder), purpose, *figures])
   if len(cells) == 1:
     return 'The run\'s configuration names no folder of data.'
