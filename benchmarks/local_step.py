@@ -201,9 +201,8 @@ def _functions(
     )
 
   def clipped(weights, batch):
-    return client_update.clipped_gradients(
-        model, weights, batch, max_grad_norm=1.0
-    )
+    found, loss_sum = gradients(weights, batch)
+    return client_update.clip(found, max_norm=1.0), loss_sum
 
   step = workload_lib.build_step(model)
   specs = [weights_lib.tensor_specs(model.specs), pipeline_lib.batch_spec()]

@@ -4,12 +4,11 @@ r"""The reader alone: thread time an utterance, and how long it holds Python.
     python -m benchmarks.reader --data=SHARDS
     python -m benchmarks.reader --records=15200000
 
-Two parts of a client's reading, each beside what it replaced, in turns:
+Two parts of a client's reading, in turns:
 
-- `places`: the client's places go into memory (`execution.prefetch`), counted
-  in the graph; before, each in Python.
+- `places`: the client's places go into memory (`execution.prefetch`).
 - `chunk`: 64 utterances at random places are read, checked and decoded at once
-  (`records.Reader.read`); before, each was decoded by itself.
+  (`records.Reader.read`).
 
 `thread time` is that of all threads of the process; TensorFlow's wait for work
 with their processors busy, so a share of it is idle. `Python's lock` is what
@@ -83,8 +82,10 @@ _LONGEST = {
     schema.FEATURES: log_mel.frames_of_seconds(30.0),
 }
 _SHARDS = 64
-_PARTS = (
-    'places, in Python', 'places', 'chunk, one by one', 'chunk'
+_PLACES = records.places(
+    tf.TensorSpec([None], tf.string),
+    shard=tf.TensorSpec([None], tf.int64),
+    offset=tf.TensorSpec([None], tf.int64),
 )
 
 
@@ -104,13 +105,14 @@ def main(_) -> None:
     cohort = sorted(
         clients.client_ids, key=clients.num_utterances, reverse=True
     )[: _CLIENTS.value]
+    count = sum(map(clients.num_utterances, cohort))
     runs = _build(clients, cohort)
     figures = {
         part: {'thread_sec': [], 'lock_sec': [], 'read_bytes': []}
-        for part in _PARTS
+        for part in runs
     }
     for turn in range(_REPEATS.value + 1):
-      for part, (run, count) in runs.items():
+      for part, run in runs.items():
         read_bytes = _read_bytes()
         used = time.process_time()
         run()
@@ -123,7 +125,7 @@ def main(_) -> None:
           found['lock_sec'].append(waited / count)
           found['read_bytes'].append(read_bytes / count)
     audio = sum(clients.duration_sec(name) for name in cohort)
-    audio /= sum(clients.num_utterances(name) for name in cohort)
+    audio /= count
   rows = [[
       'of an utterance', 'thread time, us', "Python's lock, us",
       f'cores at {_NEEDED:,} a second', f'share of the lock at {_NEEDED:,}',
@@ -162,14 +164,7 @@ def _measure_random_access() -> None:
     data = client_data.load(folder)
     load_sec = time.perf_counter() - began
 
-    @tf.function(
-        input_signature=[records.places(
-            tf.TensorSpec([None], tf.string),
-            shard=tf.TensorSpec([None], tf.int64),
-            offset=tf.TensorSpec([None], tf.int64),
-        )],
-        autograph=False,
-    )
+    @tf.function(input_signature=[_PLACES], autograph=False)
     def count_samples(places):
       return data.read_dataset(
           tf.data.Dataset.from_tensor_slices(places)
@@ -268,15 +263,10 @@ def _write_holes(folder: str, drawn: np.ndarray) -> int:
 
 def _build(
     clients: client_data.SpeechClientData, cohort: list[str]
-) -> dict[str, tuple[Callable[[], None], int]]:
-  """What reads, and how many utterances, by part."""
+) -> dict[str, Callable[[], None]]:
+  """What reads, by part."""
   place_fn = clients.places.serializable_dataset_fn
   reader = records.Reader(clients.corpus)
-  decode = schema.build_decode_fn(clients.corpus.encoding)
-  name, spec = next(
-      (name, spec) for name, spec in clients.element_type_structure.items()
-      if name in _LONGEST
-  )
   specs = tuple(
       tf.TensorSpec([], dtype) for dtype in (tf.string, tf.int64, tf.int64)
   )
@@ -298,40 +288,9 @@ def _build(
       for client_id in cohort:
         kept.take(client_id)
 
-  def places_in_python():
-    for client_id in cohort:
-      num_bytes = 0
-      for element in place_fn(tf.constant(client_id)).cache():
-        for tensor in element.values():
-          if tensor.dtype == tf.string:
-            num_bytes += int(tf.reduce_sum(tf.strings.length(tensor)))
-          else:
-            num_bytes += int(tf.size(tensor)) * tensor.dtype.size
-
-  rows_spec = records.places(
-      tf.TensorSpec([None], tf.string),
-      shard=tf.TensorSpec([None], tf.int64),
-      offset=tf.TensorSpec([None], tf.int64),
-  )
-
-  @tf.function(input_signature=[rows_spec], autograph=False)
+  @tf.function(input_signature=[_PLACES], autograph=False)
   def read(rows):
     return reader.read(rows, _LONGEST)
-
-  @tf.function(input_signature=[rows_spec], autograph=False)
-  def read_one_by_one(rows):
-    features = reader.parse(rows)
-    lengths = tf.cast(features[schema.NUM_SAMPLES], tf.int32)
-    if name == schema.FEATURES:
-      lengths = log_mel.num_frames(lengths)
-    most = tf.reduce_max(tf.minimum(lengths, _LONGEST[name]))
-
-    def decode_one(record):
-      sound = decode(record)[name][: _LONGEST[name]]
-      rest = [[0, most - tf.shape(sound)[0]]]
-      return tf.pad(sound, rest + [[0, 0]] * (spec.shape.rank - 1))
-
-    return tf.map_fn(decode_one, features, fn_output_signature=spec)
 
   generator = np.random.default_rng(1)
   chunks = []
@@ -345,21 +304,12 @@ def _build(
         )
         for chosen in np.split(order, range(_CHUNK, count, _CHUNK))
     ]
-  count = sum(map(clients.num_utterances, cohort))
 
-  def over_chunks(function):
-    def run():
-      for rows in chunks:
-        function(rows)
+  def chunk():
+    for rows in chunks:
+      read(rows)
 
-    return run
-
-  return {
-      'places, in Python': (places_in_python, count),
-      'places': (places, count),
-      'chunk, one by one': (over_chunks(read_one_by_one), count),
-      'chunk': (over_chunks(read), count),
-  }
+  return {'places': places, 'chunk': chunk}
 
 
 def _read_bytes() -> int:

@@ -19,12 +19,6 @@ from tests import logical_devices  # pylint: disable=unused-import
 _SALT_DIR = tempfile.TemporaryDirectory()
 os.environ['TFF_ASR_SALT'] = os.path.join(_SALT_DIR.name, 'salt')
 
-if os.environ.get('COVERAGE_RUN'):
-  from tests import autograph_lines  # pylint: disable=g-import-not-at-top
-
-  autograph_lines.install()
-
-
 # What a script starts in the background ignores it, and so would the programs
 # that tests interrupt.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -153,8 +153,8 @@ class PublishedStepTest(parameterized.TestCase):
     specs = weights_lib.tensor_specs(model.specs)
 
     def step(weights, batch):
-      gradient, loss = client_update.clipped_gradients(
-          model, weights, batch, max_grad_norm=1.0
+      gradient, loss = client_update.loss_gradients(
+          model, weights, batch, num_utterances=tf.constant(1.0)
       )
       if not _is_central(path):
         query = queries.MeanQuery(

@@ -254,9 +254,12 @@ class CentralStepTest(parameterized.TestCase):
     weights = model.initialize(tf.constant([7, 1]))
     momentum = {name: np.zeros(value.shape) for name, value in weights.items()}
     for number, batch in enumerate(batches):
-      gradients, expected_sum = client_update.clipped_gradients(
-          model, weights, batch, max_grad_norm=3.0
+      gradients, expected_sum = client_update.loss_gradients(
+          model, weights, batch, num_utterances=tf.constant(
+              float(len(batch['example_weights']))
+          ),
       )
+      gradients = client_update.clip(gradients, max_norm=3.0)
       for name, gradient in gradients.items():
         momentum[name] = 0.5 * momentum[name] + gradient.numpy()
         weights[name] = weights[name] - 0.1 * momentum[name]

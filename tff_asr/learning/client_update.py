@@ -51,6 +51,9 @@ from tff_asr.models import weights as weights_lib
 
 _WEIGHTS = ('utterances', 'seconds')
 
+# What a client's steps add up to so far, and its first and last mean loss.
+_Totals = collections.OrderedDict[str, tf.Tensor]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LocalTraining:
@@ -156,58 +159,6 @@ def build(
         tf.convert_to_tensor, optimizer.initialize(live_specs)
     )
 
-  @tf.autograph.experimental.do_not_convert
-  def finish(
-      initial,
-      weights,
-      *,
-      first_loss,
-      last_loss,
-      loss_sum,
-      num_frames,
-      num_left_out,
-      num_utterances,
-      steps,
-  ):
-    before = weights_lib.without(frozen, initial)
-    after = weights_lib.without(frozen, weights)
-    delta = tf.nest.map_structure(tf.subtract, before, after)
-    audio_sec = num_frames * log_mel.FRAME_SHIFT_SEC
-    if local.weigh_by is not None:
-      weight = num_utterances if local.weigh_by == 'utterances' else audio_sec
-      delta = tf.nest.map_structure(
-          lambda part: part * (weight / local.mean_weight), delta
-      )
-    parts = tf.nest.flatten(delta)
-    norm = tf.linalg.global_norm(parts)
-    # As the query decides that an update counts as zeros: the norm of finite
-    # elements may overflow.
-    is_finite = tf.cond(
-        tf.math.is_finite(norm),
-        lambda: tf.constant(True),
-        lambda: tf.reduce_all(
-            [tf.reduce_all(tf.math.is_finite(part)) for part in parts]
-        ),
-    )
-    has_trained = is_finite & (num_utterances > 0)
-    measurements = collections.OrderedDict(
-        audio_sec=audio_sec,
-        delta_norm_sum=tf.where(tf.math.is_finite(norm), norm, 0.0),
-        first_loss_sum=tf.where(has_trained, first_loss, 0.0),
-        last_loss_sum=tf.where(has_trained, last_loss, 0.0),
-        loss_sum=tf.where(is_finite, loss_sum, 0.0),
-        num_clients=tf.constant(1.0),
-        num_left_out=num_left_out,
-        num_non_finite=tf.cast(~is_finite, tf.float32),
-        num_steps=tf.cast(steps, tf.float32),
-        num_trained=tf.cast(has_trained, tf.float32),
-        num_utterances=tf.where(is_finite, num_utterances, 0.0),
-    )
-    result = tff.learning.templates.ClientResult(
-        update=delta, update_weight=()
-    )
-    return result, measurements
-
   # For the loops. All else asks AutoGraph to leave it as it is: converting code
   # takes longer than tracing it.
   @tf.function
@@ -215,13 +166,7 @@ def build(
     shuffled = pipeline.open(examples, seed=seed, num_epochs=local.num_epochs)
     initial = weights
     optimizer_state = begin()
-    loss_sum = tf.constant(0.0)
-    first_loss = tf.constant(0.0)
-    last_loss = tf.constant(0.0)
-    num_utterances = tf.constant(0.0)
-    num_left_out = tf.constant(0.0)
-    num_frames = tf.constant(0.0)
-    steps = tf.constant(0)
+    totals = _no_totals()
     chunk_num = tf.constant(0)
     while chunk_num < shuffled.num_chunks:
       prepared = pipeline.prepare(
@@ -231,10 +176,10 @@ def build(
       chunk_num += 1
       num_batches = pipeline_lib.num_batches(prepared)
       if num_steps is not None:
-        num_batches = tf.minimum(num_batches, num_steps - steps)
+        num_batches = tf.minimum(num_batches, num_steps - totals['num_steps'])
       for number in tf.range(num_batches):
         batch = pipeline_lib.slice_batch(prepared, number)
-        optimizer_state, weights, step_loss_sum = step(
+        optimizer_state, weights, loss_sum = step(
             model,
             optimizer,
             optimizer_state,
@@ -246,34 +191,10 @@ def build(
             frozen=frozen,
             shapes=pipeline.shapes,
         )
-        trained = tf.reduce_sum(batch['example_weights'])
-        last_loss = tf.where(
-            trained > 0, step_loss_sum / tf.maximum(trained, 1.0), last_loss
-        )
-        is_first = tf.equal(num_utterances, 0.0)
-        first_loss = tf.where(is_first, last_loss, first_loss)
-        loss_sum += step_loss_sum
-        num_utterances += trained
-        num_frames += tf.reduce_sum(
-            batch['example_weights']
-            * tf.cast(batch['feature_lengths'], tf.float32)
-        )
-        size = tf.cast(tf.size(batch['example_weights']), tf.float32)
-        num_left_out += size - trained
-        steps += 1
-      if num_steps is not None and steps >= num_steps:
+        totals = _add_batch(totals, batch, loss_sum)
+      if num_steps is not None and totals['num_steps'] >= num_steps:
         break
-    return finish(
-        initial,
-        weights,
-        first_loss=first_loss,
-        last_loss=last_loss,
-        loss_sum=loss_sum,
-        num_frames=num_frames,
-        num_left_out=num_left_out,
-        num_utterances=num_utterances,
-        steps=steps,
-    )
+    return _result(initial, weights, totals, local=local, frozen=frozen)
 
   @tff.tensorflow.computation(broadcast_type, examples_type)
   def client_computation(broadcast, examples):
@@ -305,6 +226,97 @@ def build(
 
 
 @tf.autograph.experimental.do_not_convert
+def _no_totals() -> _Totals:
+  """Totals before the first step."""
+  zero = tf.constant(0.0)
+  return collections.OrderedDict(
+      first_loss=zero,
+      last_loss=zero,
+      loss_sum=zero,
+      num_frames=zero,
+      num_left_out=zero,
+      num_utterances=zero,
+      num_steps=tf.constant(0),
+  )
+
+
+@tf.autograph.experimental.do_not_convert
+def _add_batch(
+    totals: _Totals, batch: pipeline_lib.Batch, loss_sum: tf.Tensor
+) -> _Totals:
+  """Adds a step's batch to the totals."""
+  weights = batch['example_weights']
+  trained = tf.reduce_sum(weights)
+  last_loss = tf.where(
+      trained > 0, loss_sum / tf.maximum(trained, 1.0), totals['last_loss']
+  )
+  is_first = tf.equal(totals['num_utterances'], 0.0)
+  frames = tf.cast(batch['feature_lengths'], tf.float32)
+  return collections.OrderedDict(
+      first_loss=tf.where(is_first, last_loss, totals['first_loss']),
+      last_loss=last_loss,
+      loss_sum=totals['loss_sum'] + loss_sum,
+      num_frames=totals['num_frames'] + tf.reduce_sum(weights * frames),
+      num_left_out=totals['num_left_out'] + (
+          tf.cast(tf.size(weights), tf.float32) - trained
+      ),
+      num_utterances=totals['num_utterances'] + trained,
+      num_steps=totals['num_steps'] + 1,
+  )
+
+
+@tf.autograph.experimental.do_not_convert
+def _result(
+    before: weights_lib.Weights,
+    after: weights_lib.Weights,
+    totals: _Totals,
+    *,
+    local: LocalTraining,
+    frozen: Collection[str],
+) -> tuple[tff.learning.templates.ClientResult, dict[str, tf.Tensor]]:
+  """The client's delta, weighed, and its measurements."""
+  num_utterances = totals['num_utterances']
+  delta = tf.nest.map_structure(
+      tf.subtract,
+      weights_lib.without(frozen, before),
+      weights_lib.without(frozen, after),
+  )
+  audio_sec = totals['num_frames'] * log_mel.FRAME_SHIFT_SEC
+  if local.weigh_by is not None:
+    weight = num_utterances if local.weigh_by == 'utterances' else audio_sec
+    delta = tf.nest.map_structure(
+        lambda part: part * (weight / local.mean_weight), delta
+    )
+  parts = tf.nest.flatten(delta)
+  norm = tf.linalg.global_norm(parts)
+  # As the query decides that an update counts as zeros: the norm of finite
+  # elements may overflow.
+  is_finite = tf.cond(
+      tf.math.is_finite(norm),
+      lambda: tf.constant(True),
+      lambda: tf.reduce_all(
+          [tf.reduce_all(tf.math.is_finite(part)) for part in parts]
+      ),
+  )
+  has_trained = is_finite & (num_utterances > 0)
+  measurements = collections.OrderedDict(
+      audio_sec=audio_sec,
+      delta_norm_sum=tf.where(tf.math.is_finite(norm), norm, 0.0),
+      first_loss_sum=tf.where(has_trained, totals['first_loss'], 0.0),
+      last_loss_sum=tf.where(has_trained, totals['last_loss'], 0.0),
+      loss_sum=tf.where(is_finite, totals['loss_sum'], 0.0),
+      num_clients=tf.constant(1.0),
+      num_left_out=totals['num_left_out'],
+      num_non_finite=tf.cast(~is_finite, tf.float32),
+      num_steps=tf.cast(totals['num_steps'], tf.float32),
+      num_trained=tf.cast(has_trained, tf.float32),
+      num_utterances=tf.where(is_finite, num_utterances, 0.0),
+  )
+  result = tff.learning.templates.ClientResult(update=delta, update_weight=())
+  return result, measurements
+
+
+@tf.autograph.experimental.do_not_convert
 def step(
     model: ctc.CtcModel,
     optimizer: tff.learning.optimizers.Optimizer,
@@ -318,9 +330,21 @@ def step(
     frozen: Collection[str] = (),
     shapes: Optional[shapes_lib.Shapes] = None,
 ) -> tuple[Any, weights_lib.Weights, tf.Tensor]:
-  """One step along the gradient of `clipped_gradients`.
+  """One step along the gradient of a batch's objective, clipped by global norm.
 
-  The optimizer's state is of the weights that are not frozen.
+  Args:
+    model: The model.
+    optimizer: Any.
+    optimizer_state: Of the weights that are not frozen.
+    weights: Those to step from.
+    batch: See `pipeline.Batch`. Stubs (weight 0) do not count; a batch of
+      nothing else has a mean loss of zero.
+    max_grad_norm: Positive.
+    proximal_weight: mu. The objective is the batch's mean loss, and, if mu is
+      above 0, mu / 2 |weights - anchor|^2.
+    anchor: Weights; needed with a mu above 0.
+    frozen: Names of weights without a gradient.
+    shapes: As for `loss_gradients`.
 
   Returns:
     The optimizer's new state, new weights and the batch's loss sum, float32.
@@ -337,13 +361,16 @@ def step(
     anchor = weights
 
   def update(optimizer_state, weights, anchor, gradients):
-    gradients = _clipped_objective(
-        gradients,
-        weights,
-        anchor,
-        max_grad_norm=max_grad_norm,
-        proximal_weight=proximal_weight,
-    )
+    if proximal_weight > 0:
+      gradients = tf.nest.map_structure(
+          lambda gradient, weight, start: (
+              gradient + proximal_weight * (weight - start)
+          ),
+          gradients,
+          weights,
+          anchor,
+      )
+    gradients = clip(gradients, max_norm=max_grad_norm)
     return optimizer.next(optimizer_state, weights, gradients)
 
   if shapes is not None:
@@ -353,76 +380,6 @@ def step(
   )
   optimizer_state, live = update(optimizer_state, live, anchor, gradients)
   return optimizer_state, weights_lib.updated(weights, live), loss_sum
-
-
-def clipped_gradients(
-    model: ctc.CtcModel,
-    weights: weights_lib.Weights,
-    batch: pipeline_lib.Batch,
-    *,
-    max_grad_norm: float,
-    proximal_weight: float = 0.0,
-    anchor: Optional[weights_lib.Weights] = None,
-    frozen: Collection[str] = (),
-    shapes: Optional[shapes_lib.Shapes] = None,
-) -> tuple[weights_lib.Weights, tf.Tensor]:
-  """Gradients of a batch's objective, clipped by global norm.
-
-  Args:
-    model: The model.
-    weights: Its weights.
-    batch: See `pipeline.Batch`. Stubs (weight 0) do not count; a batch of
-      nothing else has a mean loss of zero.
-    max_grad_norm: Positive.
-    proximal_weight: mu. The objective is the batch's mean loss, and, if mu is
-      above 0, mu / 2 |weights - anchor|^2.
-    anchor: Weights; needed with a mu above 0.
-    frozen: Names of weights without a gradient.
-    shapes: As for `loss_gradients`.
-
-  Returns:
-    Gradients like the weights that are not frozen, and the sum of the
-    utterances' losses.
-  """
-  gradients, loss_sum = loss_gradients(
-      model,
-      weights,
-      batch,
-      num_utterances=tf.reduce_sum(batch['example_weights']),
-      frozen=frozen,
-      shapes=shapes,
-  )
-  if proximal_weight == 0:
-    anchor = weights
-  gradients = _clipped_objective(
-      gradients,
-      weights_lib.without(frozen, weights),
-      weights_lib.without(frozen, anchor),
-      max_grad_norm=max_grad_norm,
-      proximal_weight=proximal_weight,
-  )
-  return gradients, loss_sum
-
-
-def _clipped_objective(
-    gradients: weights_lib.Weights,
-    weights: weights_lib.Weights,
-    anchor: weights_lib.Weights,
-    *,
-    max_grad_norm: float,
-    proximal_weight: float,
-) -> weights_lib.Weights:
-  """Gradients of the loss to those of the objective, clipped."""
-  if proximal_weight > 0:
-    gradients = tf.nest.map_structure(
-        lambda gradient, weight, start: (
-            gradient + proximal_weight * (weight - start)
-        ),
-        gradients,
-        weights,
-        anchor,
-    )
-  return clip(gradients, max_norm=max_grad_norm)
 
 
 def loss_gradients(
