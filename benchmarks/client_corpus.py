@@ -10,9 +10,7 @@ from tff_asr.data import index
 from tff_asr.data import schema
 
 
-def write(
-    folder: str, num_clients: int, *, num_samples: int = 1600
-) -> None:
+def write(folder: str, num_clients: int, *, num_samples: int) -> None:
   """Writes clients of one silent utterance each, ids as Common Voice's."""
   os.mkdir(folder)
   audio = np.zeros(num_samples, '<i2').tobytes()

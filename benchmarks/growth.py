@@ -7,9 +7,8 @@ Each point is measured in a process of its own, by default with a model so small
 that what is around the clients' work shows. A cohort's rounds take all clients
 of a corpus of as many; devices are logical ones of the CPU, which share its
 cores, so that more of them can only show their cost; of a population only the
-index is made, loaded, and asked for a Poisson cohort of 1,000. (Opening
-clients: `client_index`; 2,000 rounds: `soak`.) Memory against the cohort at 5M
-parameters:
+index is made, loaded, and asked for a Poisson cohort of 1,000. (2,000 rounds:
+`soak`.) Memory against the cohort at 5M parameters:
 
     python -m benchmarks.growth --num_blocks=6 --dim=256 --cohorts=8,64 \
         --populations= --devices=

@@ -41,7 +41,6 @@ NAMES = (
     'growth',
     'execution',
     'scaling',
-    'client_index',
     'dp_sgd',
     'audit_power',
     'full_size',

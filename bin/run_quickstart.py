@@ -25,8 +25,6 @@ from tff_asr import launch
 launch.begin(__name__)
 
 from collections.abc import Mapping
-from concurrent import futures
-import hashlib
 import os
 import subprocess
 import sys
@@ -90,11 +88,8 @@ _SOURCE_NOISE = 0.0012
 _ONE_THREAD = {'TF_NUM_INTRAOP_THREADS': '1'}
 # What a program that was interrupted may take to end.
 _ENDING_SEC = 10
-# Measured on two free cores that hash so many MB a second (`_speed`). Others
-# hash and multiply at other ratios, so elsewhere it is an estimate.
-_SPEED_SEC = 1.0
-_REFERENCE_SPEED = 2600.0
-_REFERENCE_MINUTES = {False: 5.1, True: 1.1}
+# Measured on two free cores.
+_MINUTES = {False: 5.1, True: 1.1}
 _NUM_TRANSCRIPTS = 3
 
 
@@ -102,10 +97,8 @@ def main(_) -> None:
   started = time.monotonic()
   checks.output_folders(data_dir=_DATA_DIR.value, runs_dir=_RUNS_DIR.value)
   if _SOURCE.value is None:
-    minutes = _REFERENCE_MINUTES[_SMALL.value] * (
-        _REFERENCE_SPEED / _speed()
-    )
-    print(f'This will take some {minutes:.0f} minutes here.', flush=True)
+    minutes = _MINUTES[_SMALL.value]
+    print(f'This takes some {minutes:g} minutes on two free cores.', flush=True)
   shards = _make_shards()
   names = [run for run in _RUNS if run != 'federated' or _TWIN.value]
   for run in names:
@@ -181,22 +174,6 @@ def _transcripts(rows: Mapping[str, tables.Row]) -> list[str]:
           for run, texts in heard.items()
       ]
   return lines
-
-
-def _speed() -> float:
-  """MB/s that this machine hashes now, on all its cores."""
-  block, ends = bytes(2**20), time.monotonic() + _SPEED_SEC
-
-  def count(_) -> int:
-    hashed = 0
-    while time.monotonic() < ends:
-      hashlib.blake2b(block)  # Without Python's lock.
-      hashed += 1
-    return hashed
-
-  cores = len(os.sched_getaffinity(0))
-  with futures.ThreadPoolExecutor(cores) as pool:
-    return sum(pool.map(count, range(cores))) / _SPEED_SEC
 
 
 def _make_shards() -> dict[str, str]:

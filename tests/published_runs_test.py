@@ -295,25 +295,6 @@ class PublishedRunsTest(parameterized.TestCase):
         rtol=1e-5,
     )
 
-  def test_rates_of_two_runs_by_hand(self):
-    by_hand = {
-        # .5 to step 40,000, then halved every 50,000, the second time one
-        # step early.
-        'cv_en_central_from_ls_100': {
-            20_000: 0.5, 39_999: 0.5, 40_000: 0.25, 89_998: 0.25,
-            89_999: 0.125, 139_999: 0.0625,
-        },
-        # .5 / 2^((t - 100,000) / 25,000).
-        'cv_fr_central_10': {
-            0: 0.5, 100_000: 0.5, 112_500: 0.35355339, 125_000: 0.25,
-            200_000: 0.03125,
-        },
-    }
-    for name, pairs in by_hand.items():
-      schedule = config.bind(schedules.warmup, gin_files=[_path(name)])()
-      for step, expected in pairs.items():
-        self.assertAlmostEqual(float(schedule(step)), expected, places=6)
-
   @parameterized.named_parameters(
       (experiment_files.name(path), path) for path in _TRAINING
   )

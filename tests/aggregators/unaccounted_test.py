@@ -3,7 +3,6 @@
 import collections
 import functools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import dp_accounting
 import numpy as np

@@ -6,7 +6,6 @@ import pathlib
 import re
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import soundfile

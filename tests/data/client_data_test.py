@@ -390,7 +390,6 @@ class ClientDataTest(cases.TestCase):
 class ManyClientsTest(cases.TestCase):
 
   def test_the_graph_does_not_grow_with_the_population(self):
-    # Nor does the time of finding a client: benchmarks/client_index.py.
     sizes = []
     for num_clients in (10, 20_000):
       # Paths of equal length, because they are in the graph.

@@ -270,27 +270,6 @@ def _collected_ops():
 @logical_devices.needed
 class PlacementTest(absltest.TestCase):
 
-  def test_clients_of_different_devices_overlap(self):
-    # The first round of a device places its graph, the next ones run it.
-    _run(_context(4), noise_multiplier=0.0, cohorts=[_data().client_ids] * 2)
-    timeline = _context(4).last_timeline
-    self.assertCountEqual([i.position for i in timeline], range(7))
-    pairs = [
-        (a, b)
-        for a, b in itertools.combinations(timeline, 2)
-        if a.device != b.device
-        and a.start_sec < b.end_sec
-        and b.start_sec < a.end_sec
-    ]
-    # Each device with some other one, and at times more than half of a client.
-    self.assertLen({i.device for pair in pairs for i in pair}, 4)
-    longest = max(
-        min(a.end_sec, b.end_sec) - max(a.start_sec, b.start_sec)
-        for a, b in pairs
-    )
-    shortest = min(i.end_sec - i.start_sec for i in timeline)
-    self.assertGreater(longest, shortest / 2)
-
   def test_ops_updates_and_state_are_on_the_devices_of_the_context(self):
     train = client_loop.RoundWorker.train
     devices = {}

@@ -41,29 +41,6 @@ class MachineTest(cases.TestCase):
       hardware_fingerprint.restore_threads(self.root)
     restored.assert_called_once_with(threads)
 
-  def test_what_bfloat16_gains_is_by_the_fastest_trial_of_each(self):
-    # The first trial loads kernels.
-    seconds = [90.0, 5.0, 4.0, 6.0, 90.0, 2.0, 3.0, 2.5]
-    with (
-        mock.patch.object(
-            hardware_fingerprint, '_cpuinfo', lambda name: 'fpu avx512_bf16'
-        ),
-        mock.patch.object(hardware_fingerprint, '_SIDE', 4),
-        mock.patch.object(
-            hardware_fingerprint.time, 'perf_counter',
-            side_effect=[t for trial in seconds for t in (1.0, 1.0 + trial)],
-        ),
-    ):
-      self.assertEqual(hardware_fingerprint.bfloat16_gain(), 2.0)
-      with mock.patch.object(
-          tf.config, 'list_physical_devices', return_value=['a GPU']
-      ):
-        self.assertIsNone(hardware_fingerprint.bfloat16_gain())
-    with mock.patch.object(
-        hardware_fingerprint, '_cpuinfo', lambda name: 'fpu avx2'
-    ):
-      self.assertIsNone(hardware_fingerprint.bfloat16_gain())
-
   def test_what_cannot_be_read_is_left_alone(self):
     for text in ('', '[]', '{"threads_per_op": "many"}', '\0'):
       path = hardware_fingerprint.path(self.root)

@@ -1,6 +1,5 @@
 """NOTICE is up to date, and no core dependency is copyleft."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tools import layers

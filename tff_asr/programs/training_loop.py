@@ -48,7 +48,6 @@ from tff_asr.programs import run_privacy
 from tff_asr.programs import run_state
 from tff_asr.programs import warm_start
 from tff_asr.storage import checkpoints
-from tff_asr.storage import hardware_fingerprint
 from tff_asr.storage import run_dir
 
 # Begins the names of metrics that are computed from private data without noise.
@@ -397,8 +396,6 @@ async def run(training: TrainingRun) -> dict[str, Any]:
         initial=number,
         unit=training.UNIT,
     ))
-    for line in _notes(training):
-      logging.info('%s', line)
     saver = await stack.enter_async_context(
         checkpoints.Saver(
             functools.partial(run_state.save, folder), last=number
@@ -450,33 +447,6 @@ async def run(training: TrainingRun) -> dict[str, Any]:
     # Nothing is drawn any more; a run that has ended cannot tell its noise.
     folder.state_manager.erase_secrets()
     return _finish(training, folder, state, number, ledger)
-
-
-def _notes(training: TrainingRun) -> list[str]:
-  """What a run says once of shapes, compilation and number formats."""
-  lines = []
-  settings = training.configuration.splitlines()
-  is_compiled = 'JIT = True' in settings
-  shapes = training.pipeline.shapes
-  if shapes is not None:
-    number = len(shapes.sizes)
-    line = (
-        f'Steps are computed in {number} shapes of utterances and frames, the '
-        f'largest of {int(max(shapes.costs)) - shapes.launch:,} frames'
-    )
-    if is_compiled:
-      line += f'; XLA compiles at most {number + 1} functions a device'
-    lines.append(f'{line}.')
-  elif is_compiled:
-    lines.append('JIT compiles nothing: SHAPES is None.')
-  if "ACTIVATION_DTYPE = 'float32'" in settings:
-    gain = hardware_fingerprint.bfloat16_gain()
-    if gain is not None:
-      lines.append(
-          "ACTIVATION_DTYPE = 'bfloat16' would take this processor's matrix "
-          f'products {gain:.1f} times as fast; bits are others.'
-      )
-  return lines
 
 
 async def _open(

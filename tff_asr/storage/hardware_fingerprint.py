@@ -8,7 +8,6 @@ and logs other differences.
 
 import os
 import platform
-import time
 from typing import Any
 
 from absl import logging
@@ -20,9 +19,6 @@ _NAME = 'machine.json'
 _THREADS = 'threads_per_op'
 # No machine has more; a folder that says so would have them all started.
 _MAX_THREADS = 1024
-# Of processors with products of bfloat16, as Linux names them.
-_BFLOAT16_FLAGS = frozenset(['amx_bf16', 'avx512_bf16'])
-_SIDE = 1024
 
 
 def restore_threads(run: str) -> None:
@@ -90,28 +86,6 @@ def describe() -> dict[str, Any]:
   }
 
 
-def bfloat16_gain() -> float | None:
-  """How many times faster this processor multiplies in bfloat16.
-
-  Measured, on square matrices; None if it has no instructions for that, or
-  there is a GPU.
-  """
-  if _BFLOAT16_FLAGS.isdisjoint(_cpuinfo('flags').split()):
-    return None
-  if tf.config.list_physical_devices('GPU'):
-    return None
-  seconds = []
-  for dtype in (tf.float32, tf.bfloat16):
-    values = tf.cast(tf.fill([_SIDE, _SIDE], 0.5), dtype)
-    trials = []
-    for _ in range(4):  # The first one loads kernels.
-      started = time.perf_counter()
-      tf.matmul(values, values).numpy()
-      trials.append(time.perf_counter() - started)
-    seconds.append(min(trials))
-  return seconds[0] / seconds[1]
-
-
 def _read(run: str) -> dict[str, Any] | None:
   """Reads what a run keeps; None if it keeps nothing that can be read."""
   try:
@@ -131,17 +105,12 @@ def _num_threads() -> int:
 
 def _processor() -> str:
   """The processor's model; its instructions decide how kernels round."""
-  return _cpuinfo('model name') or platform.machine()
-
-
-def _cpuinfo(name: str) -> str:
-  """A property of the first processor, '' if nobody says."""
   try:
     with open('/proc/cpuinfo', encoding='utf-8') as file:
       for line in file:
-        key, _, value = line.partition(':')
-        if key.strip() == name:
+        name, _, value = line.partition(':')
+        if name.strip() == 'model name':
           return value.strip()
   except OSError:
     pass
-  return ''
+  return platform.machine()
