@@ -5,8 +5,9 @@ r"""Batches of made-up corpora: how full, of how many sizes, and who is in them.
 
 Nothing is trained and no audio is made: lengths are drawn like those of Common
 Voice and LibriSpeech, and packed by the published loader's rule, written anew
-in NumPy (`theirs`: shuffle, sort a buffer, fill to the size; eight loaders in
-central training), and by this project's (`ours`).
+in NumPy (`theirs`: shuffle, sort a buffer, fill to the size), and by this
+project's (`ours`). Central training has eight loaders, of every eighth
+utterance each, and a step a batch of each.
 
 A pass is of `--clients` clients, or, in central training, of their utterances.
 `area` is what shapes fitted to another pass pad, over what batches padded to
@@ -90,8 +91,8 @@ def librispeech_like(
 SETTINGS = (
     Setting('common_voice', common_voice_like, 120.0, 64, False),
     Setting('librispeech', librispeech_like, 360.0, 64, False),
-    Setting('central_common_voice', common_voice_like, 1920.0, 1024, True),
-    Setting('central_librispeech', librispeech_like, 1920.0, 1024, True),
+    Setting('central_common_voice', common_voice_like, 240.0, 512, True),
+    Setting('central_librispeech', librispeech_like, 240.0, 512, True),
 )
 
 
@@ -137,31 +138,34 @@ def _chunks(count: int, size: int, order: np.ndarray) -> Iterator[np.ndarray]:
     yield order[start : start + size]
 
 
+def sources(setting: Setting, clients: list[np.ndarray]) -> list[np.ndarray]:
+  """What is packed by itself: clients, or in central training loaders."""
+  if not setting.is_central:
+    return clients
+  everybody = np.concatenate(clients)
+  return [everybody[i::_NUM_LOADERS] for i in range(_NUM_LOADERS)]
+
+
 def theirs(
     setting: Setting, clients: list[np.ndarray], seed: int
 ) -> Batches:
-  """Batches of a pass, in samples; in central training each loader's own."""
+  """Batches of a pass, in samples."""
   generator = np.random.default_rng(seed)
-  max_sec, size = setting.batch_sec, setting.chunk_size
-  sources = clients
-  if setting.is_central:
-    everybody = generator.permutation(np.concatenate(clients))
-    sources = [everybody[i::_NUM_LOADERS] for i in range(_NUM_LOADERS)]
-    max_sec, size = max_sec / _NUM_LOADERS, 512
   batches = []
-  for lengths in map(samples, sources):
+  for lengths in map(samples, sources(setting, clients)):
     order = generator.permutation(len(lengths))
-    for chunk in _chunks(len(lengths), size, order):
-      found = fill(lengths[chunk], log_mel.samples_of_seconds(max_sec))
+    for chunk in _chunks(len(lengths), setting.chunk_size, order):
+      found = fill(
+          lengths[chunk], log_mel.samples_of_seconds(setting.batch_sec)
+      )
       batches += [lengths[chunk][rows] for rows in found]
   return batches
 
 
 def ours(setting: Setting, clients: list[np.ndarray], seed: int) -> Batches:
   """Batches of a pass, in samples."""
-  sources = [np.concatenate(clients)] if setting.is_central else clients
   batches = []
-  for lengths in map(samples, sources):
+  for lengths in map(samples, sources(setting, clients)):
     order = _order(len(lengths), seed).positions(0, 0, len(lengths))
     for chunk in _chunks(len(lengths), setting.chunk_size, order):
       found = fill_ours(
@@ -177,17 +181,6 @@ def _order(num_records: int, seed: int) -> order_lib.Order:
   return order_lib.Order(num_records, key=key)
 
 
-def frames(setting: Setting, batches: Batches) -> Batches:
-  """Frames of batches; in central training of the part of each of 8 GPUs."""
-  found = []
-  for rows in batches:
-    size = len(rows)
-    if setting.is_central:
-      size = -(-size // _NUM_LOADERS)
-    found += _chunks(len(rows), size, log_mel.num_frames(rows))
-  return found
-
-
 def figures_of(setting: Setting, num_clients: int) -> dict[str, float]:
   """Figures of a pass, by name."""
   passes = [
@@ -195,25 +188,23 @@ def figures_of(setting: Setting, num_clients: int) -> dict[str, float]:
       for seed in (1, 2)
   ]
   found = {}
-  for name, pack, max_sec in (
-      ('theirs', theirs,
-       setting.batch_sec / (_NUM_LOADERS if setting.is_central else 1)),
-      ('ours', ours, setting.batch_sec),
-  ):
+  for name, pack in (('theirs', theirs), ('ours', ours)):
     batches = pack(setting, passes[1], 1)
     used = sum(map(np.sum, batches))
     padded = sum(len(rows) * int(rows[-1]) for rows in batches)
     sizes = {
         (len(rows), int(log_mel.num_frames(rows)[-1])) for rows in batches
     }
-    most = log_mel.samples_of_seconds(max_sec)
+    most = log_mel.samples_of_seconds(setting.batch_sec)
     found |= {
         f'{name} batches': len(batches),
         f'{name} fill': padded / most / len(batches),
         f'{name} padding': 1 - used / padded,
         f'{name} sizes': len(sizes),
     }
-  one, other = (frames(setting, ours(setting, each, 1)) for each in passes)
+  one, other = (
+      list(map(log_mel.num_frames, ours(setting, each, 1))) for each in passes
+  )
   generator = np.random.default_rng(1)
   sample = generator.permutation(len(one))[:1500]
   shapes = shapes_lib.fit([one[i] for i in sample], max_frames=_MAX_FRAMES)
@@ -223,8 +214,12 @@ def figures_of(setting: Setting, num_clients: int) -> dict[str, float]:
   return found | {'shapes': len(shapes.sizes), 'area': area, 'pieces': pieces}
 
 
-def seen(num_rounds: int) -> dict[str, int]:
-  """Of a client's 3,000 utterances, those in 10 steps a round of 120 s."""
+def seen(num_rounds: int) -> dict[str, float]:
+  """Of a client's 3,000 utterances, those in 10 steps a round of 120 s.
+
+  And how many that would be if each round drew as many of the utterances, each
+  as likely as another (`expected`): an order is drawn anew in each round.
+  """
   count, num_steps, size = 3000, 10, 64
   lengths = samples(
       np.random.default_rng(1).lognormal(np.log(5), 0.35, count).clip(1.2, 12)
@@ -254,6 +249,7 @@ def seen(num_rounds: int) -> dict[str, int]:
     )
 
   heard = {'theirs': set(), 'ours': set()}
+  unseen = {name: float(count) for name in heard}
   for round_num in range(num_rounds):
     generator = np.random.default_rng(round_num)
     orders = {
@@ -264,22 +260,27 @@ def seen(num_rounds: int) -> dict[str, int]:
         ),
     }
     for name, (pack, order) in orders.items():
-      steps = 0
+      steps, now = 0, 0
       for chunk in _chunks(len(order), size, order):
         batches = pack(lengths[chunk], most)
         for number in generator.permutation(len(batches)):
           if steps < num_steps:
             heard[name].update(chunk[batches[number]].tolist())
+            now += len(batches[number])
             steps += 1
         if steps == num_steps:
           break
-  return {name: len(found) for name, found in heard.items()}
+      unseen[name] *= 1 - now / count
+  return {name: len(found) for name, found in heard.items()} | {
+      f'{name} expected': count - rest for name, rest in unseen.items()
+  }
 
 
 def shares(share: float = 0.12, count: int = 100_000) -> dict[str, float]:
-  """Mean and largest share that one speaker has of batches of 1,920 s.
+  """Mean and largest share that one speaker has of a central step.
 
-  Shuffled by the published loader and by `order`; packed alike.
+  Of the batches of 240 s of eight loaders, shuffled by the published loader and
+  by `order`; packed alike.
 
   Args:
     share: Of the corpus that this speaker has.
@@ -288,19 +289,25 @@ def shares(share: float = 0.12, count: int = 100_000) -> dict[str, float]:
   generator = np.random.default_rng(1)
   lengths = samples(generator.lognormal(np.log(5), 0.35, count).clip(1.2, 12))
   is_speaker = np.arange(count) < share * count
-  orders = {
-      'theirs': generator.permutation(count),
-      'ours': _order(count, 1).positions(0, 0, count),
+  part = count // _NUM_LOADERS
+  shuffles = {
+      'theirs': lambda loader: generator.permutation(part),
+      'ours': lambda loader: _order(part, loader).positions(0, 0, part),
   }
+  most = log_mel.samples_of_seconds(240.0)
   found = {}
-  for name, order in orders.items():
-    each = []
-    for chunk in _chunks(count, 1024, order):
-      batches = fill_ours(lengths[chunk], log_mel.samples_of_seconds(1920.0))
-      # Not the rest of a chunk.
-      each += [
-          np.mean(is_speaker[chunk[rows]]) for rows in batches if len(rows) > 99
-      ]
+  for name, shuffle in shuffles.items():
+    loaders = []
+    for loader in range(_NUM_LOADERS):
+      order = loader + _NUM_LOADERS * shuffle(loader)
+      loaders.append([
+          is_speaker[chunk[rows]]
+          for chunk in _chunks(part, 512, order)
+          for rows in generator.permuted(
+              np.array([*fill_ours(lengths[chunk], most), None], object)[:-1]
+          )
+      ])
+    each = [np.mean(np.concatenate(step)) for step in zip(*loaders)]
     found |= {f'{name} mean': np.mean(each), f'{name} most': np.max(each)}
   return {name: float(value) for name, value in found.items()}
 
@@ -327,9 +334,10 @@ def main(_) -> None:
     ])
   report.write(
       f'{_CLIENTS.value} clients. Of 3,000 utterances in {_ROUNDS.value} rounds'
-      f' of 10 steps: theirs {heard["theirs"]:,}, ours {heard["ours"]:,}. A'
-      ' speaker of 12 %: most of a step theirs'
-      f' {share["theirs most"]:.3f}, ours {share["ours most"]:.3f}.',
+      f' of 10 steps: theirs {heard["theirs"]:,} (expected'
+      f' {heard["theirs expected"]:,.1f}), ours {heard["ours"]:,} (expected'
+      f' {heard["ours expected"]:,.1f}). A speaker of 12 %: most of a step'
+      f' theirs {share["theirs most"]:.3f}, ours {share["ours most"]:.3f}.',
       table,
       {'passes': found, 'seen': heard, 'shares': share},
   )

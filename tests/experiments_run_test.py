@@ -34,6 +34,7 @@ _TINY = {
         "TRAIN_DIR = 'public'",
         "DEV_DIR = 'dev'",
         'NUM_STEPS = 2',
+        'NUM_LOADERS = 2',  # There are few utterances.
         'EVALUATE_EVERY = 1',
     ),
     evaluation.evaluate: (*_MODEL, "TEST_DIR = 'dev'"),
@@ -235,12 +236,17 @@ class ExperimentsRunTest(parameterized.TestCase):
     )
     self.assertEqual(list(results['dev_word_error_rate'])[-1], 2)
 
-  @parameterized.parameters('multi_device', 'native')
-  def test_two_rounds_of_another_encoder(self, context):
+  @parameterized.parameters(
+      ('multi_device', ()),
+      # This machine may have a network.
+      ('native', ('TRUST_NETWORK = True',)),
+  )
+  def test_two_rounds_of_another_encoder(self, context, params):
     results = _run(
         'gin/experiments/quickstart_federated_dp.gin',
         f'conv_{context}',
         'INIT_FROM_RUN = None',
+        *params,
         files=[
             'gin/models/conv.gin', f'gin/execution/{context}.gin',
         ],

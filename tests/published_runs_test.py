@@ -204,6 +204,7 @@ class PublishedRunsTest(parameterized.TestCase):
     self.assertEqual(
         (float(settings['MAX_PADDING']), settings['CHUNK_SIZE']), (1.0, '64')
     )
+    self.assertEqual(settings['UNAUGMENTED_ROUNDS'], '1')
     self.assertEqual(settings['ACTIVATION_DTYPE'], "'bfloat16'")
     self.assertEqual(settings['LANGUAGE'], repr(
         {'fr': 'fr', 'de': 'de'}.get(name.split('_')[1], 'en')
@@ -246,8 +247,9 @@ class PublishedRunsTest(parameterized.TestCase):
         [settings[key] for key in (
             'BASE_OPTIMIZER', 'LARS_MOMENTUM', 'TRUST_COEFFICIENT',
             'LARS_EPSILON', 'MAX_PADDING', 'EVALUATE_EVERY',
+            'UNAUGMENTED_STEPS',
         )],
-        ['@lars.build_lars()', '0.9', '0.001', '1e-08', '1.0', '1000'],
+        ['@lars.build_lars()', '0.9', '0.001', '1e-08', '1.0', '1000', '1'],
     )
     # The lowest WER is kept; no run ends before its last step.
     self.assertGreaterEqual(
@@ -255,9 +257,12 @@ class PublishedRunsTest(parameterized.TestCase):
         int(settings['NUM_STEPS']),
     )
     is_seed = _CENTRAL[name][2] == 25_000
-    # On each of 8 GPUs.
+    # One process a GPU, with batches of its own.
     self.assertEqual(
-        float(settings['MAX_BATCH_SEC']), 8 * (216 if is_seed else 240)
+        [float(settings[key]) for key in (
+            'NUM_LOADERS', 'MAX_BATCH_SEC', 'CHUNK_SIZE',
+        )],
+        [8, 216 if is_seed else 240, 512],
     )
     self.assertEqual(
         settings['ACTIVATION_DTYPE'],
@@ -499,7 +504,7 @@ class RecipeTest(parameterized.TestCase):
     command = only('12: CV-en, no SpecAugment')
     self.assertIsNone(_bound(pipeline.Pipeline, command).augment)
     command = only('17: LS-100 to CV-en, central, batches 3x')
-    self.assertEqual(_bound(pipeline.Pipeline, command).max_batch_sec, 24 * 240)
+    self.assertEqual(_bound(pipeline.Pipeline, command).max_batch_sec, 3 * 240)
     command = only('H.5: dim, beta 10 for MLPs')
     found = _bound(clipping.Clipping, command)
     self.assertAlmostEqual(found.weights['/w[12]$'] ** 2, 10)

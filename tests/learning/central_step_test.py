@@ -39,9 +39,26 @@ def _batch():
   )
 
 
+def _batches_of(*counts):
+  """Batches of so many of the utterances in turn, of which there are 6."""
+  rows = {
+      name: tf.concat([value, value[:1]], axis=0)
+      for name, value in _batch().items()
+      if name != 'seed'
+  }
+  batches, start = [], 0
+  for count in counts:
+    batch = {name: value[start : start + count] for name, value in rows.items()}
+    batches.append(
+        collections.OrderedDict(sorted(batch.items()), seed=_batch()['seed'])
+    )
+    start += count
+  return batches
+
+
 @functools.lru_cache
 def _traced(devices, dropout, shapes):
-  """Gradients of a batch and a clip, traced once."""
+  """Gradients of batches and a clip, traced once."""
   model = tiny.recognizer(dropout=dropout)
   if shapes is not None:
     model = fakes.model_of_shapes(model, shapes)
@@ -49,10 +66,10 @@ def _traced(devices, dropout, shapes):
   if devices is not None:
     devices = central_step.find_devices(devices)
 
-  def run(batch, max_grad_norm):
+  def run(batches, max_grad_norm):
     count = len(set(devices or [None]))
     gradients, loss_sum = central_step.summed_gradients(
-        model, [weights] * count, batch, devices=devices, shapes=shapes
+        model, [weights] * count, batches, devices=devices, shapes=shapes
     )[-1]
     return client_update.clip(gradients, max_norm=max_grad_norm), loss_sum
 
@@ -60,11 +77,13 @@ def _traced(devices, dropout, shapes):
 
 
 def _gradients(
-    devices=None, *, batch=None, max_grad_norm=1e9, dropout=0.0, shapes=None
+    devices=None, *, batches=None, max_grad_norm=1e9, dropout=0.0, shapes=None
 ):
-  batch = _batch() if batch is None else batch
+  batches = [_batch()] if batches is None else batches
   devices = devices if devices is None else tuple(devices)
-  return _traced(devices, dropout, shapes)(batch, tf.constant(max_grad_norm))
+  return _traced(devices, dropout, shapes)(
+      batches, tf.constant(max_grad_norm)
+  )
 
 
 @logical_devices.needed
@@ -103,11 +122,58 @@ class DevicesTest(parameterized.TestCase):
     np.testing.assert_allclose(loss_sum, expected_sum, rtol=1e-5)
     self.assert_near(found, expected)
 
+  # On one device, on a device each, and one device with two of them.
+  @parameterized.parameters(
+      (None,), (('CPU:0', 'CPU:1', 'CPU:2'),), (('CPU:0', 'CPU:1'),)
+  )
+  def test_of_several_batches_it_is_the_mean_of_their_means(self, devices):
+    batches = _batches_of(1, 3, 2)
+    means = [
+        {name: value.numpy() for name, value in gradients.items()}
+        for gradients, _ in (_gradients(batches=[each]) for each in batches)
+    ]
+    expected = {
+        name: np.mean([each[name] for each in means], axis=0)
+        for name in means[0]
+    }
+    pooled, total = _gradients(batches=_batches_of(6))
+    self.assertLen(means, 3)
+    found, loss_sum = _gradients(devices, batches=batches)
+    np.testing.assert_allclose(loss_sum, total, rtol=1e-5)
+    self.assert_near(found, expected)
+    # Utterances do not weigh alike.
+    with self.assertRaises(AssertionError):
+      self.assert_near(found, pooled)
+
+  def test_a_batch_of_stubs_counts_in_the_mean(self):
+    one, two = _batches_of(1, 3)
+    two = collections.OrderedDict(two, example_weights=tf.zeros([3]))
+    expected, _ = _gradients(batches=[one])
+    found, _ = _gradients(batches=[one, two])
+    self.assert_near(
+        found, {name: value / 2 for name, value in expected.items()}
+    )
+
+  def test_a_device_computes_one_batch_after_the_other(self):
+    graph = _traced(None, 0.0, None).get_concrete_function(
+        _batches_of(1, 3, 2), tf.constant(1.0)
+    ).graph
+    losses = [op for op in graph.get_operations() if op.type == 'CTCLoss']
+    self.assertLen(losses, 3)
+    # The last one waits for the others.
+    waits_for, left = set(), [losses[-1]]
+    while left:
+      op = left.pop()
+      before = [*op.control_inputs, *(each.op for each in op.inputs)]
+      left += [each for each in before if each not in waits_for]
+      waits_for.update(before)
+    self.assertContainsSubset(losses[:-1], waits_for)
+
   def test_stubs_count_nowhere(self):
     batch = collections.OrderedDict(_batch())
     batch['example_weights'] = tf.constant([1.0, 0.0, 0.0, 0.0, 1.0])
-    expected, expected_sum = _gradients(batch=batch)
-    found, loss_sum = _gradients(logical_devices.CPUS, batch=batch)
+    expected, expected_sum = _gradients(batches=[batch])
+    found, loss_sum = _gradients(logical_devices.CPUS, batches=[batch])
     np.testing.assert_allclose(loss_sum, expected_sum, rtol=1e-5)
     self.assert_near(found, expected)
 
@@ -130,7 +196,7 @@ class DevicesTest(parameterized.TestCase):
 
   def test_work_is_placed_on_every_device(self):
     graph = _traced(logical_devices.CPUS, 0.0, None).get_concrete_function(
-        _batch(), tf.constant(1.0)
+        [_batch()], tf.constant(1.0)
     ).graph
     losses = [
         op.device for op in graph.get_operations() if op.type == 'CTCLoss'
@@ -147,7 +213,7 @@ class DevicesTest(parameterized.TestCase):
       )
       start = state = process.initialize()
       for _ in range(5):
-        state, metrics = process.next(state, _batch())
+        state, metrics = process.next(state, [_batch()])
         self.assertEqual(float(metrics['num_utterances']), 5)
       ends.append(state.global_model_weights)
     for name, value in ends[0].items():
@@ -163,7 +229,7 @@ class DevicesTest(parameterized.TestCase):
     )
     state = process.initialize()
     for _ in range(2):
-      state, _ = process.next(state, _batch())
+      state, _ = process.next(state, [_batch()])
       copies = process._copies(state)
       self.assertIs(copies[0][1], state.global_model_weights)
       for name, value in copies[1][1].items():
@@ -263,7 +329,7 @@ class CentralStepTest(parameterized.TestCase):
       for name, gradient in gradients.items():
         momentum[name] = 0.5 * momentum[name] + gradient.numpy()
         weights[name] = weights[name] - 0.1 * momentum[name]
-      state, metrics = process.next(state, batch)
+      state, metrics = process.next(state, [batch])
       self.assertEqual(state.distributor.round_num, number + 1)
       np.testing.assert_allclose(metrics['loss_sum'], expected_sum, rtol=1e-5)
       self.assertEqual(
@@ -279,7 +345,7 @@ class CentralStepTest(parameterized.TestCase):
         optimizer=tff.learning.optimizers.build_sgdm(0.1),
     )
     state = process.initialize()
-    output = process.next(state, stubs)
+    output = process.next(state, [stubs])
     self.assertEqual([float(x) for x in output.metrics.values()], [0, 0])
     tf.nest.map_structure(
         np.testing.assert_array_equal,
@@ -299,11 +365,11 @@ class CentralStepTest(parameterized.TestCase):
     for step in range(3):
       begin = state.global_model_weights
       full = plain.next(
-          plain.initialize()._replace(global_model_weights=begin), _batch()
+          plain.initialize()._replace(global_model_weights=begin), [_batch()]
       ).state.global_model_weights
       # As if resumed: nothing but the state says how far training is.
       late = build(encoder_rate=0.5, encoder_frozen_steps=2)
-      state = late.next(state, _batch()).state
+      state = late.next(state, [_batch()]).state
       for name, value in state.global_model_weights.items():
         share = (0, 0, 0.5)[step] if name in _MODEL.encoder.specs else 1
         np.testing.assert_allclose(

@@ -52,14 +52,14 @@ def _aggregator(*, clip=math.inf, noise=0.0, split='global'):
 
 def _build(
     *, server_optimizer=None, aggregator=None, data=None, frozen=(),
-    delta_transform=None, **local
+    delta_transform=None, augment=None, **local
 ) -> tff.learning.templates.LearningProcess:
   model = _model()
   if server_optimizer is None:
     server_optimizer = tff.learning.optimizers.build_sgdm(1.0)
   settings = dict(
       model=model,
-      pipeline=fakes.tiny_pipeline(model),
+      pipeline=fakes.tiny_pipeline(model, augment=augment),
       client_data=data or fakes.client_data(),
       aggregator=aggregator or _aggregator(),
       server_optimizer=server_optimizer,
@@ -173,6 +173,35 @@ class PlainFederatedAverageTest(parameterized.TestCase):
         for batch in batches
     }
     self.assertLen(seeds, sum(map(len, twin.batches.values())))
+
+
+  def test_spec_augment_begins_after_the_unaugmented_rounds(self):
+    def silence(features, lengths, seed):
+      del lengths, seed
+      return tf.zeros_like(features)
+
+    never, always, later = (
+        _build(augment=augment, num_steps=1, unaugmented_rounds=num_rounds)
+        for augment, num_rounds in ((None, 0), (silence, 0), (silence, 1))
+    )
+    context = multi_device.build_sync_context()
+    with tff.framework.get_context_stack().install(context):
+      state = start = never.initialize()
+      cohort = list(_COHORTS[0])
+      for other, same in ((always, never), (never, always)):
+        output = later.next(state, cohort)
+        kernels = [
+            np.asarray(each.state.global_model_weights['head/kernel'])
+            for each in (
+                output, same.next(state, cohort), other.next(state, cohort)
+            )
+        ]
+        np.testing.assert_array_equal(kernels[0], kernels[1])
+        self.assertTrue(np.any(kernels[0] != kernels[2]))
+        state = output.state
+    self.assertEqual(
+        [start.distributor.round_num, state.distributor.round_num], [0, 2]
+    )
 
 
 class ProcessTest(cases.TestCase):
@@ -322,6 +351,10 @@ class ProcessTest(cases.TestCase):
       ('frozen', dict(num_steps=1, frozen=['.*']), 'nothing is left'),
       ('weight', dict(num_steps=1, weigh_by='speakers'), 'weigh_by'),
       ('mean', dict(num_steps=1, mean_weight=0.0), 'mean_weight'),
+      (
+          'rounds', dict(num_steps=1, unaugmented_rounds=-1),
+          'unaugmented_rounds',
+      ),
   )
   def test_bad_arguments_are_named(self, kwargs, message):
     with self.assertRaisesRegex(ValueError, message):

@@ -281,12 +281,14 @@ class CentralTest(cases.TestCase):
           max_grad_norm=-1.0,
           encoder_rate=0.0,
           encoder_frozen_steps=-1,
+          num_loaders=0,
+          unaugmented_steps=-1,
           init_from_run=self.path('run'),
       )
     messages = caught.exception.messages
-    self.assertLen(messages, 9)
+    self.assertLen(messages, 11)
     for part in (
-        'num_steps', 'max_grad_norm', 'encoder_rate', 'encoder_frozen_steps',
+        'num_steps', 'num_loaders', 'unaugmented_steps', 'max_grad_norm', 'encoder_rate', 'encoder_frozen_steps',
         'patience must', 'patience needs an evaluator', 'evaluate_every',
     ):
       self.assertIn(part, '\n'.join(messages))
@@ -310,43 +312,138 @@ class CentralTest(cases.TestCase):
     ) | changes)
 
   def draws(self, place, count: int, **changes):
-    """So many (place before, batch) from a place on."""
+    """So many (place before, its batches) from a place on."""
     training = self.training(**changes)
     found = []
     for _ in range(count):
       before = place
-      batch, place = training.draw(place)
-      found.append((before, {key: v.numpy() for key, v in batch.items()}))
+      batches, place = training.draw(place)
+      found.append((before, [
+          {key: v.numpy() for key, v in batch.items()} for batch in batches
+      ]))
     return found
 
-  def test_passes_have_all_utterances_of_all_speakers_in_their_own_orders(self):
-    place = central.Place(np.int64(0), np.int64(0))
-    found = self.draws(place, 21)  # At least an utterance each.
-    ids = [
-        name.decode() for _, batch in found for name in batch['utterance_id']
+  def ids(self, batches):
+    """Utterances of some batches, in order."""
+    return [
+        name.decode() for batch in batches for name in batch['utterance_id']
     ]
+
+  def test_passes_have_all_utterances_of_all_speakers_in_their_own_orders(self):
+    found = self.draws(_place(), 21)  # At least an utterance each.
+    ids = self.ids(batch for _, (batch,) in found)
     every = [f'ann-{i}' for i in range(3)] + [f'bob-{i}' for i in range(4)]
     passes = [ids[start : start + 7] for start in (0, 7, 14)]
     for one in passes:
       self.assertEqual(sorted(one), every)
     self.assertLen(set(map(tuple, passes)), 3)
-    seeds = [tuple(batch['seed']) for _, batch in found]
+    seeds = [tuple(batch['seed']) for _, (batch,) in found]
     self.assertLen(set(seeds), len(seeds))
-    other = self.draws(place, 6, seed=4)
+    other = self.draws(_place(), 6, seed=4)
     self.assertNotEqual(
-        [name.decode() for _, b in other for name in b['utterance_id']][:7],
-        passes[0],
+        self.ids(batch for _, (batch,) in other)[:7], passes[0]
     )
 
+  def test_each_loader_has_every_nth_utterance_and_packs_its_own_chunks(self):
+    # Of ann-0 ann-1 ann-2 bob-0 bob-1 bob-2 bob-3, dealt to 3 in turn.
+    parts = (
+        ['ann-0', 'bob-0', 'bob-3'], ['ann-1', 'bob-1'], ['ann-2', 'bob-2']
+    )
+    # A chunk is a whole part, and all of it fits into a batch.
+    pipeline = fakes.tiny_pipeline(_model(), max_batch_sec=30.0, chunk_size=3)
+    found = self.draws(_place(3), 4, num_loaders=3, pipeline=pipeline)
+    for step, (place, batches) in enumerate(found):
+      self.assertEqual(place.step, step)
+      for batch, part in zip(batches, parts, strict=True):
+        self.assertCountEqual(self.ids([batch]), part)
+        np.testing.assert_array_equal(batch['seed'], batches[0]['seed'])
+    seeds = {tuple(batches[0]['seed']) for _, batches in found}
+    self.assertLen(seeds, 4)
+    # With chunks of 2 the first loader alone has two of them in a pass.
+    pipeline = fakes.tiny_pipeline(_model(), max_batch_sec=30.0, chunk_size=2)
+    found = self.draws(_place(3), 3, num_loaders=3, pipeline=pipeline)
+    self.assertCountEqual(
+        self.ids([found[0][1][0], found[1][1][0]]), parts[0]
+    )
+    self.assertEqual(
+        [place.chunk.tolist() for place, _ in found],
+        [[0, 0, 0], [0, 0, 0], [1, 1, 1]],
+    )
+    with self.assertRaisesRegex(ValueError, 'num_loaders 8 .* found 7'):
+      self.training(num_loaders=8)
+
   def test_goes_on_from_any_place_at_once_in_the_same_bits(self):
-    # Chunk 100,000 is of pass 33,333: whoever had to read what lies before
-    # would read a quarter of a million utterances.
-    for chunk in (0, 100_000):
-      whole = self.draws(central.Place(np.int64(chunk), np.int64(0)), 7)
-      for number in (1, 2, 5):
-        started = time.process_time()
-        parts = self.draws(whole[number][0], 7 - number)
-        self.assertLess(time.process_time() - started, 10)
-        for (_, one), (_, other) in zip(parts, whole[number:], strict=True):
-          for key, value in one.items():
-            np.testing.assert_array_equal(value, other[key])
+    # Chunk 100,000 is of pass 33,333 at least: whoever had to read what lies
+    # before would read hundreds of thousands of utterances.
+    for num_loaders in (1, 3):
+      for chunk in (0, 100_000):
+        whole = self.draws(
+            _place(num_loaders, chunk), 7, num_loaders=num_loaders
+        )
+        for number in (1, 2, 5):
+          started = time.process_time()
+          parts = self.draws(
+              whole[number][0], 7 - number, num_loaders=num_loaders
+          )
+          self.assertLess(time.process_time() - started, 10)
+          for (_, one), (_, other) in zip(parts, whole[number:], strict=True):
+            for key, value in zip(tf.nest.flatten(one), tf.nest.flatten(other)):
+              np.testing.assert_array_equal(key, value)
+
+  def test_spec_augment_begins_after_the_unaugmented_steps(self):
+    def masked(features, lengths, seed):
+      del lengths, seed
+      return tf.zeros_like(features)
+
+    pipeline = fakes.tiny_pipeline(
+        _model(), max_batch_sec=3.0, chunk_size=3, augment=masked
+    )
+    changes = dict(num_loaders=2, pipeline=pipeline)
+    whole = self.draws(_place(2), 5, unaugmented_steps=2, **changes)
+    always = self.draws(_place(2), 5, **changes)
+    for step, ((_, ours), (_, other)) in enumerate(zip(whole, always)):
+      for one, two in zip(ours, other, strict=True):
+        self.assertEqual(self.ids([one]), self.ids([two]))
+        np.testing.assert_array_equal(one['seed'], two['seed'])
+        self.assertEqual(bool(np.any(one['features'])), step < 2)
+        self.assertFalse(np.any(two['features']))
+    for number in (1, 2, 3):  # Resumed.
+      parts = self.draws(
+          whole[number][0], 5 - number, unaugmented_steps=2, **changes
+      )
+      tf.nest.map_structure(
+          np.testing.assert_array_equal,
+          [batches for _, batches in parts],
+          [batches for _, batches in whole[number:]],
+      )
+
+  def test_several_loaders_train_and_resume_in_the_same_bits(self):
+    settings = dict(num_loaders=3, unaugmented_steps=1, num_steps=4)
+    evaluator = _Evaluator(0.5, 0.5, 0.5, 0.5)
+    _train(self.path('whole'), evaluator, **settings)
+    # 7 utterances in 3 chunks, each a pass of its loader.
+    self.assertEqual(
+        metrics_file.read(self.path('whole/metrics.csv'), 'num_utterances')[1],
+        sum(
+            len(batch['utterance_id'])
+            for batch in self.draws(
+                _place(3), 1, num_loaders=3,
+                pipeline=fakes.tiny_pipeline(_model(), max_batch_sec=3.0),
+            )[0][1]
+        ),
+    )
+    with self.assertRaises(KeyboardInterrupt):
+      _train(self.path('parts'), _Evaluator(0.5, 0.5, np.nan), **settings)
+    _train(self.path('parts'), _Evaluator(0.5, 0.5), **settings)
+    self.assert_same(
+        _weights(self.path('parts')), _weights(self.path('whole'))
+    )
+
+
+def _place(num_loaders: int = 1, chunk: int = 0) -> central.Place:
+  """The beginning of a chunk."""
+  return central.Place(
+      np.int64(0),
+      np.full([num_loaders], chunk, np.int64),
+      np.zeros([num_loaders], np.int64),
+  )

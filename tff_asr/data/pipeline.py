@@ -337,7 +337,12 @@ class Pipeline:
 
   @tf.autograph.experimental.do_not_convert
   def prepare(
-      self, chunk, *, seed: tf.Tensor, is_training: bool = True
+      self,
+      chunk,
+      *,
+      seed: tf.Tensor,
+      is_training: bool = True,
+      is_augmented: Optional[tf.Tensor] = None,
   ) -> 'Prepared':
     """Features, masks and labels of a raw chunk, ready to be sliced.
 
@@ -345,6 +350,8 @@ class Pipeline:
       chunk: As `read_chunk` gives it.
       seed: int32 [2], this chunk's.
       is_training: Whether to augment, shuffle and leave utterances out.
+      is_augmented: Whether to augment, bool []; None: yes. All else, and the
+        masks of other chunks, are the same either way.
     """
     augment_seed, order_seed, batch_seed = tf.unstack(tf.random.split(seed, 3))
     # A placeholder has frames, however short the utterance it stands for.
@@ -358,7 +365,11 @@ class Pipeline:
       num_samples = chunk['length']
       features, lengths = log_mel.log_mel(waveforms, num_samples)
     if is_training and self.augment is not None:
-      features = self.augment(features, lengths, augment_seed)
+      augmented = lambda: self.augment(features, lengths, augment_seed)
+      if is_augmented is None:
+        features = augmented()
+      else:
+        features = tf.cond(is_augmented, augmented, lambda: features)
     labels, label_lengths = self._labels(chunk['transcript'])
     output_lengths = self.output_lengths(lengths)
     needed = 1

@@ -1,7 +1,12 @@
 """Central training as a learning process: one minibatch step a round.
 
-Several devices share a batch; each keeps a copy of weights and optimizer state,
-and computes the gradient of one part:
+A step takes one batch, or several: then its gradient is the mean of their
+gradients, each of its own batch's mean loss, whatever the batches' sizes, as
+where each of several processes has a batch of its own (the published code of
+https://arxiv.org/abs/2310.00098, `train_step`).
+
+Several devices share a step's only batch; each keeps a copy of weights and
+optimizer state, and computes the gradient of one part:
 
     gradient = sum over parts of (gradient of the part's summed losses) / n,
 
@@ -12,11 +17,14 @@ nothing but that sum and the batch travels between devices, none of which is in
 the way, and the same devices give the same bits. Each part has its own random
 draws (dropout, layer drop, shifts), from the batch's seed and the part's
 number. A device that is named twice gets two parts, and draws as two would.
+Several batches are dealt to the devices in turn, each with its own seed. A
+device computes what it has one after the other, in the memory of one.
 """
 
 from collections.abc import Callable, Collection, Sequence
 import contextlib
 import functools
+import itertools
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -51,6 +59,7 @@ class CentralStep:
       encoder_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
       shapes: Optional[shapes_lib.Shapes] = None,
       jit: bool = False,
+      num_batches: int = 1,
   ):
     """Creates the process.
 
@@ -71,12 +80,14 @@ class CentralStep:
         (`client_update.loss_gradients`).
       jit: With shapes, XLA compiles the gradient of each, and the update. Bits
         are others than without.
+      num_batches: Of a step.
 
     Raises:
       ValueError: An argument is out of range, or as `find_devices`.
     """
     checks.positive(max_grad_norm=max_grad_norm)
     checks.non_negative_int(encoder_frozen_steps=encoder_frozen_steps)
+    checks.positive_int(num_batches=num_batches)
     encoder = frozenset(model.encoder.specs)
     if encoder_rate != 1 or encoder_frozen_steps or encoder_optimizer:
       optimizer = grouped.build_grouped(
@@ -92,6 +103,7 @@ class CentralStep:
     self._devices = None if devices is None else find_devices(devices)
     self._shapes = shapes
     self._jit = jit
+    self._num_batches = num_batches
     self._replicas: Optional[_Replicas] = None
     self._encoder = encoder
     self._encoder_frozen_steps = encoder_frozen_steps
@@ -112,14 +124,14 @@ class CentralStep:
     )
 
   def next(
-      self, state: process.State, batch: pipeline_lib.Batch
+      self, state: process.State, batches: Sequence[pipeline_lib.Batch]
   ) -> process.Output:
     """Takes a step.
 
     Args:
       state: From `initialize` or the last step.
-      batch: A batch. A batch of placeholders only is still a step, with a
-        gradient of zero.
+      batches: `num_batches` of them. One of placeholders only has a gradient of
+        zero, and counts in the mean.
 
     Returns:
       The new state, and metrics: `loss_sum` of the utterances' losses, float32
@@ -133,7 +145,7 @@ class CentralStep:
     # The step's results go to the same devices.
     copies = self._copies(state)
     self._replicas = None
-    copies, metrics = self._traced[frozen](copies, batch)
+    copies, metrics = self._traced[frozen](copies, list(batches))
     finalizer, weights = copies[0]
     self._replicas = _Replicas(finalizer, weights, copies)
     return process.Output(
@@ -184,15 +196,15 @@ class CentralStep:
     @tf.function(
         input_signature=[
             [(state_specs, weights_specs)] * len(_distinct(self._devices)),
-            pipeline_lib.batch_spec(),
+            [pipeline_lib.batch_spec()] * self._num_batches,
         ],
         autograph=False,
     )
-    def step(copies, batch):
+    def step(copies, batches):
       sums = summed_gradients(
           self._model,
           [weights for _, weights in copies],
-          batch,
+          batches,
           devices=self._devices,
           frozen=frozen,
           shapes=self._shapes,
@@ -214,7 +226,9 @@ class CentralStep:
       ):
         with _on(device):
           updated.append(update(*copy, live))
-      num_utterances = tf.reduce_sum(batch['example_weights'])
+      num_utterances = tf.add_n(
+          [tf.reduce_sum(batch['example_weights']) for batch in batches]
+      )
       metrics = dict(loss_sum=sums[0][1], num_utterances=num_utterances)
       return updated, metrics
 
@@ -246,46 +260,59 @@ def find_devices(devices: Sequence[str]) -> tuple[str, ...]:
 def summed_gradients(
     model: ctc.CtcModel,
     copies: Sequence[weights_lib.Weights],
-    batch: pipeline_lib.Batch,
+    batches: Sequence[pipeline_lib.Batch],
     *,
     devices: Optional[Sequence[str]] = None,
     frozen: Collection[str] = (),
     shapes: Optional[shapes_lib.Shapes] = None,
     jit: bool = False,
 ) -> list[tuple[weights_lib.Weights, tf.Tensor]]:
-  """`client_update.loss_gradients` of a batch, with a part for each device.
+  """`client_update.loss_gradients` of a step, of its devices together.
 
   Args:
     model: The model.
     copies: Its weights on each device, on those named twice once.
-    batch: See `pipeline.Batch`; at least one utterance or placeholder.
-    devices: Names as `find_devices` returns them; None: one part, with the
-      batch's own seed.
+    batches: See `pipeline.Batch`; each of at least one utterance or
+      placeholder. One is divided among the devices, several are dealt to them.
+    devices: Names as `find_devices` returns them; None: whole batches, with
+      their own seeds.
     frozen: Names of weights without a gradient.
     shapes: As for `client_update.loss_gradients`.
     jit: As for `client_update.loss_gradients`.
 
   Returns:
-    For each copy, on its device, gradients of the mean loss and the loss sum.
+    For each copy, on its device, gradients of the mean over batches of their
+    mean losses, and the loss sum.
   """
-  num_trained = tf.reduce_sum(batch['example_weights'])
+  num_trained = [tf.reduce_sum(batch['example_weights']) for batch in batches]
+  if len(batches) == 1 and devices is not None:
+    parts = _parts(batches[0], len(devices))
+    divisors = num_trained * len(devices)
+  else:
+    parts = batches
+    divisors = [len(batches) * count for count in num_trained]
   places = _distinct(devices)
-  parts = [batch] if devices is None else _parts(batch, len(devices))
-  sums = []
-  for device, part in zip(devices or [None], parts):
+  sums = {}
+  for device, part, divisor in zip(
+      itertools.cycle(devices or [None]), parts, divisors
+  ):
     with _on(device):
-      sums.append(
-          client_update.loss_gradients(
-              model,
-              copies[places.index(device)],
-              part,
-              num_utterances=num_trained,
-              frozen=frozen,
-              shapes=shapes,
-              jit=jit,
-          )
-      )
-  return _all_reduce(sums, places)
+      before = sums.get(device)
+      done = [] if before is None else [tf.group(*tf.nest.flatten(before))]
+      with tf.control_dependencies(done):
+        found = client_update.loss_gradients(
+            model,
+            copies[places.index(device)],
+            part,
+            num_utterances=divisor,
+            frozen=frozen,
+            shapes=shapes,
+            jit=jit,
+        )
+      if before is not None:
+        found = tf.nest.map_structure(tf.add, before, found)
+      sums[device] = found
+  return _all_reduce(list(sums.values()), places)
 
 
 def _all_reduce(

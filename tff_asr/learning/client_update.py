@@ -74,6 +74,7 @@ class LocalTraining:
       on over its local steps; None: all weigh the same.
     mean_weight: The weight that leaves a delta as it is, a public number such
       as what clients are expected to have; not used without `weigh_by`.
+    unaugmented_rounds: The first so many rounds are without SpecAugment.
   """
 
   learning_rate: float
@@ -86,6 +87,7 @@ class LocalTraining:
   )
   weigh_by: Optional[str] = None
   mean_weight: float = 1.0
+  unaugmented_rounds: int = 0
 
   def __post_init__(self):
     checks.non_negative(
@@ -100,6 +102,7 @@ class LocalTraining:
         mean_weight=self.mean_weight,
     )
     checks.one_of((None, *_WEIGHTS), weigh_by=self.weigh_by)
+    checks.non_negative_int(unaugmented_rounds=self.unaugmented_rounds)
     limits = dict(num_steps=self.num_steps, num_epochs=self.num_epochs)
     limits = {name: most for name, most in limits.items() if most is not None}
     if not limits:
@@ -122,7 +125,8 @@ def build(
   Args:
     model: The model to train.
     pipeline: Examples to batches.
-    broadcast_type: Struct of `weights` and `seed` (int32 [2], this round's).
+    broadcast_type: Struct of `weights`, `seed` (int32 [2], this round's) and,
+      if some rounds are without, `is_augmented` (bool []).
     examples_type: Sequence type of a client's examples (`schema`), or of the
       places of its records.
     local: Settings of the local steps.
@@ -162,7 +166,7 @@ def build(
   # For the loops. All else asks AutoGraph to leave it as it is: converting code
   # takes longer than tracing it.
   @tf.function
-  def train(weights, seed, examples):
+  def train(weights, seed, examples, is_augmented):
     shuffled = pipeline.open(examples, seed=seed, num_epochs=local.num_epochs)
     initial = weights
     optimizer_state = begin()
@@ -172,6 +176,7 @@ def build(
       prepared = pipeline.prepare(
           pipeline.read_chunk(shuffled, chunk_num, read=read),
           seed=tf.random.fold_in(shuffled.seed, chunk_num),
+          is_augmented=is_augmented,
       )
       chunk_num += 1
       num_batches = pipeline_lib.num_batches(prepared)
@@ -201,7 +206,10 @@ def build(
     # Here, not in the function: what is a part of reading is done once
     # (`execution.client_datasets`).
     return train(
-        broadcast['weights'], broadcast['seed'], pipeline.with_lengths(examples)
+        broadcast['weights'],
+        broadcast['seed'],
+        pipeline.with_lengths(examples),
+        broadcast.get('is_augmented'),
     )
 
   @tff.federated_computation

@@ -97,7 +97,9 @@ def build(
     return model.initialize(tf.constant(seed_pair))
 
   weights_type = initial_weights.type_signature.result
-  distributor = _build_distributor(weights_type, seed_pair)
+  distributor = _build_distributor(
+      weights_type, seed_pair, unaugmented_rounds=local.unaugmented_rounds
+  )
   examples, read = client_data_lib.for_training(client_data)
   client_work = client_update.build(
       model=model,
@@ -155,9 +157,12 @@ def traffic(state: process_lib.State) -> Traffic:
 
 
 def _build_distributor(
-    weights_type: tff.Type, seed_pair: tuple[int, int]
+    weights_type: tff.Type,
+    seed_pair: tuple[int, int],
+    *,
+    unaugmented_rounds: int,
 ) -> tff.learning.templates.DistributionProcess:
-  """Broadcasts <weights, seed of the round>."""
+  """Broadcasts <weights, seed of the round>; `is_augmented` if some are not."""
 
   @tff.tensorflow.computation
   def initialize():
@@ -172,6 +177,8 @@ def _build_distributor(
     broadcast = collections.OrderedDict(
         seed=tf.random.fold_in(state.seed, state.round_num), weights=weights
     )
+    if unaugmented_rounds:
+      broadcast['is_augmented'] = state.round_num >= unaugmented_rounds
     return broadcast, process_lib.RandomState(state.seed, state.round_num + 1)
 
   @tff.federated_computation

@@ -2,6 +2,12 @@
 
 It makes seed models and baselines, and fine-tunes pre-trained encoders. Nothing
 about it is private.
+
+A step has one batch, or one of each of several loaders. A loader has its own
+share of the utterances (every n-th), passes over it in orders and chunks of its
+own, and does not know of the others: so it is with the processes of the
+published code (`create_dataset`, `world_size`), one a GPU. Their batches share
+the random draws of the model, as there: all of them drop the same layers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +35,7 @@ from tff_asr.programs import run_state
 from tff_asr.programs import training_loop
 
 
-# Chunks that are read and prepared ahead.
+# Chunks that are read and prepared ahead, of all loaders at least one each.
 _CHUNKS_AT_ONCE = 2
 
 
@@ -37,12 +43,15 @@ class Place(NamedTuple):
   """Position of a run in its data: a pass has chunks, a chunk has batches.
 
   Attributes:
-    chunk: Chunks before this one, over all passes.
-    batch: Batches of it that were used.
+    step: Steps before this one.
+    chunk: Of each loader, chunks before its open one, over all passes, int64
+      [num_loaders].
+    batch: Of each loader, batches of that chunk that were used.
   """
 
-  chunk: np.int64
-  batch: np.int64
+  step: np.int64
+  chunk: np.ndarray
+  batch: np.ndarray
 
 
 class Record(NamedTuple):
@@ -88,6 +97,9 @@ class CentralTraining(training_loop.TrainingRun):
     encoder_optimizer: Of the encoder, with another schedule; None: as the
       head's.
     jit: XLA compiles the step (`central_step`).
+    num_loaders: Each reads its share of the utterances and gives a step one
+      batch; the gradient is the mean of theirs.
+    unaugmented_steps: The first so many steps are without SpecAugment.
   """
 
   optimizer: tff.learning.optimizers.Optimizer
@@ -100,6 +112,8 @@ class CentralTraining(training_loop.TrainingRun):
   encoder_frozen_steps: int = 0
   encoder_optimizer: Optional[tff.learning.optimizers.Optimizer] = None
   jit: bool = False
+  num_loaders: int = 1
+  unaugmented_steps: int = 0
 
   NAME = 'central'
   UNIT = 'step'
@@ -108,7 +122,10 @@ class CentralTraining(training_loop.TrainingRun):
   def __post_init__(self):
     self.check(
         lambda: checks.positive_int(num_steps=self.num_steps),
-        lambda: checks.non_negative_int(seed=self.seed),
+        lambda: checks.non_negative_int(
+            seed=self.seed, unaugmented_steps=self.unaugmented_steps
+        ),
+        self._check_loaders,
         lambda: checks.positive(max_grad_norm=self.max_grad_norm),
         lambda: self.devices is None
         or central_step.find_devices(self.devices),
@@ -133,8 +150,22 @@ class CentralTraining(training_loop.TrainingRun):
         encoder_optimizer=self.encoder_optimizer,
         shapes=self.pipeline.shapes,
         jit=self.jit,
+        num_batches=self.num_loaders,
     )
     self._batches: Optional[Iterator[Any]] = None
+    self._is_augmented = False
+
+  def _check_loaders(self) -> None:
+    """Raises ValueError for a number of loaders that not all have data."""
+    checks.positive_int(num_loaders=self.num_loaders)
+    if self.num_loaders == 1:
+      return
+    found = self.client_data.num_records
+    if found < self.num_loaders:
+      raise ValueError(
+          f'num_loaders {self.num_loaders} must be at most the number of '
+          f'utterances, found {found}.'
+      )
 
   def _check_patience(self) -> None:
     """Raises ValueError for patience with what nobody evaluates."""
@@ -146,41 +177,72 @@ class CentralTraining(training_loop.TrainingRun):
     return self.num_steps
 
   def initial_draw(self) -> Place:
-    return Place(np.int64(0), np.int64(0))
+    zeros = np.zeros([self.num_loaders], np.int64)
+    return Place(np.int64(0), zeros, zeros)
 
-  def draw(self, source_state: Place) -> tuple[pipeline_lib.Batch, Place]:
-    """The next batch, read in order from the first place asked for."""
-    if self._batches is None:
+  def draw(
+      self, source_state: Place
+  ) -> tuple[list[pipeline_lib.Batch], Place]:
+    """The next batches, read in order from the first place asked for."""
+    is_augmented = source_state.step >= self.unaugmented_steps
+    if self._batches is None or is_augmented != self._is_augmented:
+      self._is_augmented = is_augmented
       self._batches = iter(self._read(source_state))
-    chunk, number, batch = next(self._batches)
-    return batch, Place(chunk.numpy(), number.numpy() + 1)
+    chunks, numbers, batches = zip(*next(self._batches))
+    for batch in batches:
+      batch['seed'] = batches[0]['seed']
+    return list(batches), Place(
+        source_state.step + 1, np.array(chunks), np.array(numbers) + 1
+    )
 
   def _read(self, start: Place) -> tf.data.Dataset:
-    """(chunk, number in it, batch) from a place on, without end.
+    """From a place on, without end, each loader's (chunk, number in it, batch).
 
-    A pass takes the utterances of all speakers in a random order, `chunk_size`
-    at a time; the last chunk of a pass may be smaller. What lies before the
-    place is not read, but for its own chunk.
+    Args:
+      start: The place; its step decides whether batches are augmented.
     """
-    size = self.pipeline.chunk_size
-    num_records = self.client_data.num_records
-    per_pass = -(-num_records // size)
-    order = order_lib.Order(
-        num_records,
-        key=keys.derive(keys.from_seed(self.seed), purpose='central order'),
-    )
-    seed = tf.constant([self.seed & 0x7FFFFFFF, 1])
+    pipeline = self.pipeline
+    if start.step < self.unaugmented_steps:
+      pipeline = dataclasses.replace(pipeline, augment=None)
+    return tf.data.Dataset.zip(tuple(
+        self._read_loader(number, chunk, batch, pipeline)
+        for number, (chunk, batch) in enumerate(zip(start.chunk, start.batch))
+    ))
+
+  def _read_loader(
+      self,
+      loader: int,
+      start_chunk: np.int64,
+      start_batch: np.int64,
+      pipeline: pipeline_lib.Pipeline,
+  ) -> tf.data.Dataset:
+    """(chunk, number in it, batch) of a loader, without end.
+
+    A pass takes the loader's utterances in a random order, `chunk_size` at a
+    time; the last chunk of a pass may be smaller. What lies before the start is
+    not read, but for its own chunk.
+    """
+    size = pipeline.chunk_size
+    mine = range(loader, self.client_data.num_records, self.num_loaders)
+    per_pass = -(-len(mine) // size)
+    key = keys.derive(keys.from_seed(self.seed), purpose='central order')
+    if loader:
+      key = keys.derive(key, purpose=f'loader {loader}')
+    order = order_lib.Order(len(mine), key=key)
+    seed = tf.constant([self.seed & 0x7FFFFFFF, 1 + loader])
 
     def places():
-      for chunk in itertools.count(int(start.chunk)):
+      for chunk in itertools.count(int(start_chunk)):
         pass_num, number = divmod(chunk, per_pass)
         numbers = order.positions(pass_num, number * size, size)
-        yield np.int64(chunk), self.client_data.places_of(numbers)
+        yield np.int64(chunk), self.client_data.places_of(
+            mine.start + mine.step * numbers
+        )
 
     def prepare(chunk, places):
       number = tf.bitwise.bitwise_and(chunk, tf.constant(2**31 - 1, tf.int64))
-      prepared = self.pipeline.prepare(
-          self.client_data.read(places, self.pipeline.longest),
+      prepared = pipeline.prepare(
+          self.client_data.read(places, pipeline.longest),
           seed=tf.random.fold_in(seed, tf.cast(number, tf.int32)),
       )
       return chunk, prepared
@@ -191,13 +253,17 @@ class CentralTraining(training_loop.TrainingRun):
     )
     prepared = tf.data.Dataset.from_generator(
         places, output_signature=(tf.TensorSpec([], tf.int64), signature)
-    ).map(prepare, num_parallel_calls=_CHUNKS_AT_ONCE, deterministic=True)
+    ).map(
+        prepare,
+        num_parallel_calls=max(1, _CHUNKS_AT_ONCE // self.num_loaders),
+        deterministic=True,
+    )
     batches = prepared.flat_map(
         lambda chunk, prepared: pipeline_lib.slice_all(
             tf.data.Dataset.from_tensors(prepared)
         ).enumerate().map(lambda number, batch: (chunk, number, batch))
     )
-    return batches.skip(start.batch).prefetch(1)
+    return batches.skip(start_batch).prefetch(1)
 
   def initial_record(self, weights: weights_lib.Weights) -> Record:
     return Record(best_weights=weights)
@@ -210,17 +276,20 @@ class CentralTraining(training_loop.TrainingRun):
     faults.check_step(
         done.output.state.global_model_weights, loss=loss_sum, number=number
     )
-    lengths = done.drawn['feature_lengths'].numpy()
-    frames = np.dot(done.drawn['example_weights'], lengths)
-    padded = len(lengths) * int(lengths[-1])
-    if self.pipeline.shapes is not None:
-      padded *= shapes_lib.area([lengths], self.pipeline.shapes)[0]
+    frames, padded = 0.0, 0.0
+    for batch in done.drawn:
+      lengths = batch['feature_lengths'].numpy()
+      area = len(lengths) * int(lengths[-1])
+      if self.pipeline.shapes is not None:
+        area *= shapes_lib.area([lengths], self.pipeline.shapes)[0]
+      frames += float(np.dot(batch['example_weights'], lengths))
+      padded += area
     record = record._replace(
         loss_sum=record.loss_sum + loss_sum,
         num_utterances=record.num_utterances + num_utterances,
-        audio_sec=record.audio_sec + float(frames) * log_mel.FRAME_SHIFT_SEC,
+        audio_sec=record.audio_sec + frames * log_mel.FRAME_SHIFT_SEC,
         padded_sec=(
-            record.padded_sec + float(padded) * log_mel.FRAME_SHIFT_SEC
+            record.padded_sec + padded * log_mel.FRAME_SHIFT_SEC
         ),
     )
     return record, {
