@@ -9,7 +9,6 @@ lose what is finished.
 """
 
 from collections.abc import Mapping, Sequence
-import fcntl
 import json
 import os
 import shutil
@@ -45,13 +44,11 @@ class PartialSplit:
     os.makedirs(self.folder, mode=0o700, exist_ok=True)
     os.chmod(self.folder, 0o700)  # Also of one that was left behind.
     self._journal = open(os.path.join(self.folder, JOURNAL_FILE), 'a+b')
-    try:
-      fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as e:
+    if not files_lib.try_lock(self._journal.fileno()):
       self._journal.close()
       raise ValueError(
           f'{output_dir} is being written by another program; wait for it.'
-      ) from e
+      )
     # As JSON gives it back.
     identity = json.loads(json.dumps(identity))
     self.entries, num_bytes = self._read(identity)

@@ -1,4 +1,4 @@
-"""Tests of tff_asr.launch and tff_asr.signals; tests/bin sees them at work."""
+"""Tests of tff_asr.launch; tests/bin sees it at work."""
 
 import contextlib
 import io

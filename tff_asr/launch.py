@@ -7,6 +7,7 @@ loaded, calls `begin`, imports the rest, and ends in `run(main)`.
 import asyncio
 import atexit
 from collections.abc import Callable, Coroutine, Sequence
+import contextlib
 import ctypes
 import functools
 import gc
@@ -16,15 +17,16 @@ import re
 import signal
 import sys
 import traceback
+import types
 from typing import Any
 import warnings
 
 from absl import app
 from absl import flags
 from absl import logging
+import psutil
 
 from tff_asr import errors
-from tff_asr import signals
 
 # TensorFlow reads these when it is loaded. oneDNN's kernels are faster on
 # processors without AVX-512, too, where TensorFlow 2.14 leaves them off.
@@ -34,6 +36,7 @@ os.environ.setdefault('TF_FORCE_GPU_ALLOW_GROWTH', 'true')
 warnings.simplefilter('ignore')
 
 _RESUME = 'the same command goes on from what was saved last.'
+_WORDS = {signal.SIGINT: 'interrupted', signal.SIGTERM: 'terminated'}
 _HELP = frozenset({'--help', '-help', '-h', '--helpshort'})
 _MISSING_FLAG = re.compile(r'Flag --(\w+) must have a value other than None')
 
@@ -108,17 +111,17 @@ def explain_errors(
     sys.exit(f'error: unexpected argument {argv[1]!r}; see --help.')
   if len(argv) == 1 and arguments is not None:
     sys.exit(f'error: no {arguments} was given; see --help.')
-  interrupts = signals.Interrupts(after_interrupt)
+  interrupts = _Interrupts(after_interrupt)
   before = interrupts.install()
   try:
     main(argv)
   except KeyboardInterrupt:
     signal_num = interrupts.first or signal.SIGINT
-    sys.stderr.write(f'{signals.WORDS[signal_num]}: {after_interrupt}\n')
+    sys.stderr.write(f'{_WORDS[signal_num]}: {after_interrupt}\n')
     sys.exit(128 + signal_num)
   except TimeoutError as error:
     # Threads that hang would keep Python from its end.
-    signals.abandon(f'error: {errors.one_line(error)}', code=1)
+    _abandon(f'error: {errors.one_line(error)}', code=1)
   except Exception as error:  # pylint: disable=broad-exception-caught
     if not errors.is_users(error):
       raise
@@ -140,7 +143,7 @@ def run_async(coroutine: Coroutine[Any, Any, Any]) -> Any:
     KeyboardInterrupt: A signal ended it.
   """
   interrupts = signal.getsignal(signal.SIGTERM)
-  if not isinstance(interrupts, signals.Interrupts):
+  if not isinstance(interrupts, _Interrupts):
     return asyncio.run(coroutine)
 
   async def cancellable() -> Any:
@@ -174,6 +177,53 @@ def drop_default_context() -> None:
 
   federated.framework.set_default_context(NoContext())
   gc.collect()
+
+
+class _Interrupts:
+  """Handler of signals: the first ends the work, the second the program.
+
+  Attributes:
+    first: The signal that came first, or None.
+    end: Ends the work; None: a KeyboardInterrupt does.
+  """
+
+  def __init__(self, after_interrupt: str):
+    self._after_interrupt = after_interrupt
+    self.first = None
+    self.end = None
+
+  def install(self) -> dict[signal.Signals, Any]:
+    """Takes the signals over; returns the handlers that they had."""
+    before = {
+        signal_num: signal.getsignal(signal_num)
+        for signal_num in _WORDS
+        if signal.getsignal(signal_num) is not signal.SIG_IGN
+    }
+    for signal_num in before:
+      signal.signal(signal_num, self)
+    return before
+
+  def __call__(
+      self, signal_num: int, unused_frame: types.FrameType | None
+  ) -> None:
+    if self.first is not None:
+      _abandon(
+          f'{_WORDS[signal_num]} twice, ended at once: {self._after_interrupt}',
+          code=128 + signal_num,
+      )
+    self.first = signal_num
+    if self.end is None:
+      raise KeyboardInterrupt()
+    self.end()
+
+
+def _abandon(line: str, *, code: int) -> None:
+  """Ends the program and its children at once, with a line."""
+  for child in psutil.Process().children():
+    with contextlib.suppress(psutil.NoSuchProcess):
+      child.kill()
+  os.write(sys.__stderr__.fileno(), f'{line}\n'.encode())
+  os._exit(code)  # pylint: disable=protected-access
 
 
 def _keep_memory() -> None:

@@ -127,8 +127,7 @@ ALONE: dict[str, tuple[str, ...]] = {
     '__main__': (),
     'config': ('gin', 'tff_asr.arguments', 'tff_asr.checks'),
     'errors': ('tff_asr.checks',),
-    'launch': ('absl', 'tff_asr.errors', 'tff_asr.signals'),
-    'signals': ('psutil',),
+    'launch': ('absl', 'psutil', 'tff_asr.errors'),
 }
 
 # What converters share with training.
