@@ -9,13 +9,18 @@
 # 0.87 is built. From a checkout:
 #
 #     tools/make_venv.sh speech-synthesis notebooks
-#     .venv/bin/python -m jupytext --to ipynb --execute colab/tff_simulation.py
+#     .venv/bin/python -m jupytext --to ipynb --set-kernel python3 \
+#         --execute colab/tff_simulation.py
 #     .venv/bin/python -m ipykernel install --user --name tff_asr
 #
-# The second line runs this notebook; the third makes the environment a kernel
-# of your own Jupyter or editor. With the wheel, install the same extras
-# (docs/installing.md). Colab's own kernels are newer than 3.11, so hosted Colab
-# does not run it; a local runtime with that kernel should, but was not tried.
+# The second command runs this notebook; the third makes the environment a
+# kernel of your own Jupyter or editor. With the wheel, install the same extras
+# (docs/installing.md).
+#
+# Hosted Colab cannot run it cell by cell: its kernels are newer (3.13 since
+# August 2026). What it needs there is an environment of Python 3.11 beside the
+# kernel, which uv makes (docs/installing.md, With a newer Python), and the
+# second command in that. Neither this nor Colab's local runtime was tried.
 
 # %%
 import pathlib

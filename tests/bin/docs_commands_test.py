@@ -1,7 +1,8 @@
 """Commands of the pages: programs, flags, gin files and settings exist.
 
 Each command is parsed by its program's own flags, and its program stands in a
-table of docs/testing.md, with the test that runs it or the words "not run".
+table of docs/testing.md, with the test that runs it as a program or the words
+"not run".
 Capitals such as EXPERIMENT and `...` stand for what the reader puts there.
 """
 
@@ -155,7 +156,10 @@ class CommandsTest(parameterized.TestCase):
       self.assertNotEmpty(tests, program)
       name = re.split(r'[./]', program.removesuffix('.py'))[-1]
       for test in tests:
-        self.assertIn(name, (_ROOT / test).read_text(encoding='utf-8'), test)
+        text = (_ROOT / test).read_text(encoding='utf-8')
+        self.assertIn(name, text, test)
+        # As a program, with flags.
+        self.assertRegex(text, r'in_process\.|programs\.|subprocess\.', test)
 
   @parameterized.parameters(*_commands())
   def test_a_command_is_one_of_its_program(self, page, program, arguments):

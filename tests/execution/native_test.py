@@ -70,14 +70,16 @@ class EndOfProgramTest(parameterized.TestCase):
   def test_interrupted_program_ends_and_leaves_no_worker(self):
     # Before that, its first worker is stopped after an op that it lacks.
     lines = self.check_end(textwrap.dedent("""
-        import tensorflow_text as text
+        from tff_asr import errors
+        from tff_asr.text import tokenizer
+        pieces = tokenizer.SentencePieceTokenizer({'a': -1.0, '\u2581': -1.0})
         unknown = tff.tensorflow.computation(
-            lambda: text.normalize_utf8(tf.constant('a'))
+            lambda: pieces.encode(tf.constant(['a'])).flat_values
         )
         try:
           unknown()
-        except RuntimeError as error:
-          print('error', error)
+        except ValueError as error:
+          print('error', *errors.lines(error))
         native.stop()
         print('left', [
             child.pid for child in psutil.Process().children()
@@ -94,7 +96,8 @@ class EndOfProgramTest(parameterized.TestCase):
     """))
     self.assertContainsSubset(['left []', 'again 7'], lines)
     (error,) = [line for line in lines if line.startswith('error')]
-    self.assertRegex(error, r"ops only, and found 'NormalizeUTF8'; .* PCM")
+    self.assertRegex(error, r"ops only, and found 'SentencepieceOp'; .* PCM .*"
+                     'characters if it makes sentence pieces')
 
   def check_end(self, last_lines: str) -> list[str]:
     """Checks that its workers end with a program; returns what it prints."""

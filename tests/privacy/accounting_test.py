@@ -311,6 +311,13 @@ class TuningTest(parameterized.TestCase):
     # Up to where exp(epsilon) is beyond a float, and further.
     for num in (400, 700, 900, 1000, 10_000):
       self.assertEqual(cost(num, 1e-20), math.inf)
+    # Not "RDP gives epsilon 172", where the statement says infinite.
+    group = _group('full', 10, 10, 1.0, count=176)
+    group = dataclasses.replace(group, sampler_epsilon=1e-20)
+    self.assertStartsWith(
+        accounting.pld_obstacle(accounting.compose([group]), delta=1e-9),
+        'RDP gives none either',
+    )
 
   def test_errors_of_the_sampler_add_to_epsilon_of_either_accountant(self):
     group = _group('poisson', 100, 10_000, 2.0, count=50)

@@ -189,10 +189,11 @@ def _ignore(*unused_signal: Any) -> None:
 
 
 def _explain(error: Exception) -> None:
-  """Raises a one-line error for what the worker cannot run."""
+  """Raises ValueError, of one line, for what the worker cannot run."""
   if found := _UNKNOWN_OP.search(str(error)):
-    raise RuntimeError(
+    raise ValueError(
         'The native worker knows core TensorFlow ops only, and found '
         f'{found[1]!r}; use tff_asr.execution.multi_device, or PCM shards if '
-        "the op decodes audio, or kernel='tensorflow' if it draws noise."
+        'the op decodes audio, characters if it makes sentence pieces, or '
+        "kernel='tensorflow' if it draws noise."
     ) from error

@@ -468,14 +468,16 @@ def pld_obstacle(event: dp_accounting.DpEvent, *, delta: float) -> str:
   noise multipliers of at least 0.1, and without tuning by a random number of
   runs.
   """
-  event, _ = _split(event)
+  rdp_epsilon, _ = epsilon_and_order(event, delta=delta)
+  event, error = _split(event)
   parts = [part for part, _ in _leaves(event)]
   if any(isinstance(part, _REPEATED) for part in parts):
     return 'it does not take a random number of tuning runs'
   if not pld.PLDAccountant(_relation_of(event)).supports(event):
     found = ', '.join(sorted({type(part).__name__ for part in parts}))
     return f'it takes Poisson sampling and full participation, found {found}'
-  rdp_epsilon, _ = epsilon_and_order(event, delta=delta)
+  if error and math.isinf(rdp_epsilon):
+    return 'RDP gives none either: above about 150 the ends of the noise count'
   if not rdp_epsilon <= PLD_MAX_RDP_EPSILON:
     return (
         f'RDP gives epsilon {rdp_epsilon:.4g}, and above '
