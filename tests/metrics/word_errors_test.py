@@ -108,7 +108,13 @@ class CountTest(parameterized.TestCase):
         word_errors.WordErrors(insertions=3),
     ]
     self.assertAlmostEqual(word_errors.published_rate(errors), 1 / 6)
-    self.assertTrue(math.isnan(word_errors.published_rate(errors[2:])))
+    # With four rows that fill a batch: 2 / (12 + 4).
+    self.assertAlmostEqual(
+        word_errors.published_rate(errors, num_fill_rows=4), 1 / 8
+    )
+    self.assertTrue(
+        math.isnan(word_errors.published_rate(errors[2:], num_fill_rows=8))
+    )
 
   def test_rates_by_hand(self):
     # (2 + 1 + 1) / 8.

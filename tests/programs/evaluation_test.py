@@ -15,6 +15,7 @@ from tests import cases
 from tests import fakes
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import speakers
+from tff_asr.features import log_mel
 from tff_asr.metrics import word_errors
 from tff_asr.models import ctc
 from tff_asr.programs import evaluation
@@ -149,6 +150,35 @@ class EvaluatorTest(absltest.TestCase):
         found.loss, np.mean(np.array(losses)[usable]), rtol=1e-5
     )
     self.assertLen(found.hypotheses, len(usable))
+
+  def test_the_published_rate_has_fill_rows_and_no_long_utterances(self):
+    model = _model()
+    evaluator = evaluation.Evaluator(
+        model=model,
+        # All six in one batch.
+        pipeline=fakes.tiny_pipeline(
+            model, max_batch_sec=30.0, max_utterance_sec=1.0
+        ),
+        client_data=fakes.client_data(_CLIENTS),
+    )
+    found = evaluator(_weights(letter='a'))
+    short = [
+        example
+        for client_id, count in _CLIENTS.items()
+        for example in fakes.examples(client_id, count)
+        if log_mel.num_frames(len(example['waveform']))
+        <= log_mel.frames_of_seconds(1.0)
+    ]
+    self.assertBetween(len(short), 1, 5)
+    # What fills the batch of the short ones to 8 rows counts as words.
+    weight = 8.0 - len(short)
+    wrong = 0.0
+    for example in short:
+      said = example['transcript'].split()
+      weight += len(said) + 2
+      wrong += (1 - ('a' in said) / len(said)) * (len(said) + 2)
+    self.assertLen(found.hypotheses, 6)
+    self.assertAlmostEqual(found.published_word_error_rate, wrong / weight)
 
   def test_nothing_decoded(self):
     nothing = evaluation.Evaluation(hypotheses=[], loss=float('nan'))

@@ -98,24 +98,26 @@ def count_tokens(reference: Sequence[int], heard: Sequence[int]) -> WordErrors:
   return count(spell(reference), spell(heard))
 
 
-def published_rate(utterances: Iterable[WordErrors]) -> float:
+def published_rate(
+    utterances: Iterable[WordErrors], *, num_fill_rows: int = 0
+) -> float:
   """The word error rate as the code of the federated ASR paper counts it.
 
   It weighs an utterance's own rate not by its words but by two more, which its
-  split at spaces makes of the spaces around a target. (It counts a word for
-  each row of padding of a batch, too, and leaves out utterances over 30 s: both
-  are left out here.) An utterance without words does not count.
+  split at spaces makes of the spaces around a target. A row that fills a batch
+  counts for a word without an error. An utterance without words does not count.
 
   Args:
-    utterances: The errors of each.
+    utterances: The errors of each; that code has none over 30 s.
+    num_fill_rows: Rows that fill batches to a multiple of 8.
 
   Returns:
     The rate; NaN without words.
   """
   heard = [errors for errors in utterances if errors.words]
   weighted = sum(errors.rate * (errors.words + 2) for errors in heard)
-  weight = sum(errors.words + 2 for errors in heard)
-  return weighted / weight if weight else float('nan')
+  weight = sum(errors.words + 2 for errors in heard) + num_fill_rows
+  return weighted / weight if heard else float('nan')
 
 
 def total(errors: Iterable[WordErrors]) -> WordErrors:
