@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 from absl.testing import parameterized
+import dp_accounting
 import numpy as np
 import tensorflow as tf
 
@@ -27,6 +28,7 @@ from tff_asr.learning import fed_avg
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import schedules
+from tff_asr.privacy import accounting
 from tff_asr.programs import audit
 from tff_asr.programs import central
 from tff_asr.programs import federated
@@ -245,6 +247,51 @@ class QuickstartTest(cases.TestCase):
     self.assertEqual(
         errors.lines(caught.exception)[0].count('nowhere is not a folder'), 1
     )
+
+  def test_devices_add_the_noise(self):
+    results = self.train(
+        'federated_distributed',
+        PRIVATE_DIR=repr(self.shards('private')),
+        INIT_FROM_RUN=None,
+        NUM_ROUNDS=2,
+        COHORT_SIZE=3,
+        NUM_LOCAL_STEPS=1,
+        TARGET_EPSILON=None,
+    )
+    self.assertEqual(results['rounds'], 2)
+    privacy = results['privacy']
+    self.assertEqual(
+        privacy['model'], 'distributed, secure sums (simulated)'
+    )
+    (group,) = privacy['groups']
+    self.assertEqual(group['kind'], 'separated')
+    self.assertEqual(
+        group['secure_sum'],
+        {'bits': 16, 'num_clients': 3, 'min_survivors': 3},
+    )
+    # In both rounds: as one Gaussian of 1.3 / sqrt(2).
+    self.assertAlmostEqual(group['sensitivity'], 2**0.5)
+    expected = accounting.epsilon(
+        dp_accounting.GaussianDpEvent(1.3 / 2**0.5), delta=1e-5
+    )
+    self.assertAlmostEqual(privacy['epsilon_rdp'], expected, places=5)
+    stated = pathlib.Path(
+        self.path('federated_distributed'), 'privacy.txt'
+    ).read_text()
+    for words in ('distributed differential privacy', 'SIMULATED', '16 bits'):
+      self.assertIn(words, ' '.join(stated.split()))
+
+  def test_devices_noise_needs_cohorts_of_one_size(self):
+    with self.assertRaisesRegex(ValueError, 'does not go with poisson'):
+      self.train(
+          'federated_distributed',
+          PRIVATE_DIR=repr(self.shards('private')),
+          INIT_FROM_RUN=None,
+          NUM_ROUNDS=1,
+          COHORT_SIZE=3,
+          TARGET_EPSILON=None,
+          BUILD_COHORTS='@cohorts.poisson',
+      )
 
   @parameterized.parameters(
       # The server's momentum is not the clients'.

@@ -130,7 +130,7 @@ def _counting_work() -> tff.learning.templates.ClientWorkProcess:
         lambda weight: tf.fill(weight.shape, number), weights
     )
     result = tff.learning.templates.ClientResult(
-        update=update, update_weight=()
+        update=update, update_weight=tf.constant(7, tf.int64)
     )
     return result, number
 
@@ -170,7 +170,11 @@ class CanaryWorkTest(absltest.TestCase):
     @tff.federated_computation(work.next.type_signature.parameter)
     def run(arg):
       output = work.next(arg)
-      return tff.federated_sum(output.result.update), output.measurements
+      return (
+          tff.federated_sum(output.result.update),
+          tff.federated_sum(output.result.update_weight),
+          output.measurements,
+      )
 
     weights = collections.OrderedDict(
         a=np.zeros(3, np.float32), b=np.float32(0)
@@ -179,10 +183,14 @@ class CanaryWorkTest(absltest.TestCase):
         collections.OrderedDict(client_id=tf.constant(names, tf.string))
     )
     shapes = [tf.TensorShape([3]), tf.TensorShape([])]
+    numbers = set()
     for name in ('ann', *_CANARIES.client_ids):
-      update, number = run((), [weights], [client(name)])
-      self.assertEqual(number, 0)
+      update, number, count = run((), [weights], [client(name)])
+      self.assertEqual(count, 0)
+      # Without examples, but still with a number of its own.
+      numbers.add(int(number))
       expected = _CANARIES.update(tf.constant(name), shapes)
       np.testing.assert_allclose(update['a'], expected[0])
       np.testing.assert_allclose(update['b'], expected[1])
+    self.assertLen(numbers, 1 + len(_CANARIES.client_ids))
     self.assertLen(set(_CANARIES.included), 2)

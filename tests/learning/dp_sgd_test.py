@@ -22,6 +22,7 @@ from tff_asr.models import quantizer as quantizer_lib
 from tff_asr.models import transformer
 from tff_asr.privacy import keys
 from tff_asr.privacy import clipping as clipping_lib
+from tff_asr.privacy import distributed
 from tff_asr.privacy import queries
 
 _CLIP = 0.3
@@ -75,6 +76,16 @@ def _batch(
   )
 
 
+_of_devices = functools.partial(
+    distributed.DistributedSumQuery,
+    l2_norm_clip=1.0,
+    noise_multiplier=1.0,
+    num_clients=10,
+    max_failed_share=0.0,
+    bits=20,
+)
+
+
 def _build_query(*, split='dim', **options) -> queries.BuildQuery:
   return functools.partial(
       queries.PerLayerClipSumQuery,
@@ -97,7 +108,11 @@ def _build(
   )
   defaults = dict(model=_TINY, optimizer=_SGD, batch_size=4, seed=3)
   return dp_sgd.DpSgd(
-      build_query=None if is_public else build_query, **(defaults | options)
+      **(
+          dict(build_query=None if is_public else build_query)
+          | defaults
+          | options
+      )
   )
 
 
@@ -422,6 +437,7 @@ class DpSgdTest(parameterized.TestCase):
       (dict(frozen=tuple(_TINY.specs)), 'nothing is left to train'),
       (dict(gradients='by_step'), 'gradients'),
       (dict(gradients='by_batch'), "'by_batch' cannot be clipped"),
+      (dict(build_query=_of_devices), 'DistributedSumQuery is not for exam'),
   )
   def test_bad_arguments_are_named(self, options, message):
     with self.assertRaisesRegex(ValueError, message):

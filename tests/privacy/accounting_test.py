@@ -580,3 +580,59 @@ class ComposeTest(parameterized.TestCase):
       accounting.RoundGroup(
           sampling=_sampling('full', 2, 2), noise_multiplier=noise_multiplier
       )
+
+
+class SecureSumsTest(parameterized.TestCase):
+
+  def group(self, kind='separated', count=20, **changes):
+    sampling = accounting.Sampling(
+        kind=kind,
+        cohort_size=changes.pop('cohort_size', 10),
+        population=120 if kind != 'full' else 10,
+        min_separation=12 if kind in accounting.SEPARATED_KINDS else None,
+    )
+    secure_sum = accounting.SecureSum(**{
+        **dict(bits=16, num_clients=10, min_survivors=8), **changes
+    })
+    return accounting.RoundGroup(
+        sampling=sampling,
+        noise_multiplier=1.3,
+        count=count,
+        secure_sum=secure_sum,
+    )
+
+  def test_separated_rounds_cost_one_gaussian_a_participation(self):
+    # Rounds 0 to 19, 12 apart: twice at most.
+    for count, times in ((1, 1), (12, 1), (13, 2), (20, 2), (25, 3)):
+      group = self.group(count=count)
+      self.assertAlmostEqual(group.sensitivity, math.sqrt(times))
+      expected = dp_accounting.SelfComposedDpEvent(
+          dp_accounting.GaussianDpEvent(1.3), times
+      )
+      self.assertAlmostEqual(
+          accounting.epsilon(accounting.compose([group]), delta=1e-5),
+          accounting.epsilon(expected, delta=1e-5),
+          places=9,
+      )
+
+  def test_fixed_cohorts_cost_what_they_do_with_a_trusted_server(self):
+    group = self.group('fixed')
+    trusted = dataclasses.replace(group, secure_sum=None)
+    self.assertEqual(
+        accounting.compose([group]), accounting.compose([trusted])
+    )
+
+  @parameterized.parameters('poisson', 'full', 'cyclic')
+  def test_other_cohorts_are_refused(self, kind):
+    with self.assertRaisesRegex(ValueError, f'not go with {kind} cohorts'):
+      self.group(kind)
+
+  @parameterized.parameters(
+      (dict(cohort_size=9), 'cohorts have 9: set both'),
+      (dict(min_survivors=11), '11 of 10 clients cannot survive'),
+      (dict(min_survivors=0), 'min_survivors'),
+      (dict(bits=0), 'bits'),
+  )
+  def test_bad_arguments(self, changes, message):
+    with self.assertRaisesRegex(ValueError, message):
+      self.group(**changes)

@@ -518,6 +518,24 @@ class ChargesTest(_LedgerTestCase):
       self.assertEqual({group.strategy for group in rounds}, {_BLT})
       self.assertEqual({group.sampling for group in rounds}, {_SEPARATED})
 
+  @parameterized.parameters(
+      (_SEPARATED, [2, 1]),
+      (accounting.Sampling(kind='fixed', cohort_size=3, population=12), [3]),
+  )
+  def test_rounds_of_secure_sums_are_read_as_they_were(self, sampling, counts):
+    secure_sum = accounting.SecureSum(bits=16, num_clients=3, min_survivors=2)
+    kind = dict(sampling=sampling, secure_sum=secure_sum)
+    planned = ledger.Charges().after(
+        [0, 1, 0], noise_multipliers=(1.0,), **kind
+    )
+    self.write([
+        _round(round_num, key=key, **kind)
+        for key, round_num in enumerate([0, 1, 0])
+    ])
+    for rounds in (planned, ledger.read(self.path).rounds):
+      self.assertEqual([group.count for group in rounds], counts)
+      self.assertEqual({group.secure_sum for group in rounds}, {secure_sum})
+
   def test_a_round_beyond_what_is_charged_for_is_refused(self):
     with self.assertRaisesRegex(ValueError, 'at most 16,384 rounds'):
       _round(2**14, sampling=_SEPARATED, strategy=_BLT)

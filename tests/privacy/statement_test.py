@@ -1,5 +1,6 @@
 """Tests of tff_asr.privacy.statement."""
 
+import dataclasses
 import json
 import math
 
@@ -50,6 +51,36 @@ def _joined(built):
 
 
 class StatementTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ('separated', 'The guarantee is against the server, too'),
+      ('fixed', 'the server knows whom sampling took'),
+  )
+  def test_says_what_a_server_of_secure_sums_sees(self, kind, words):
+    secure = dataclasses.replace(
+        _rounds(kind, noise=0),
+        noise_multiplier=2.0,
+        strategy=None,
+        secure_sum=accounting.SecureSum(
+            bits=16, num_clients=10, min_survivors=8
+        ),
+    )
+    built = _build(secure)
+    text = _joined(built)
+    for each in (
+        words, 'distributed differential privacy', 'SIMULATED',
+        'their noised sum alone, 16 bits an element', 'of the noise of 8 of 10',
+        'sum of discrete Gaussians',
+    ):
+      self.assertIn(each, text)
+    self.assertNotIn('updates before noise is added', text)
+    self.assertEqual(
+        built.fields['model'], 'distributed, secure sums (simulated)'
+    )
+    # Rounds of a trusted server beside them are told.
+    if kind == 'fixed':
+      text = _joined(_build(secure, _rounds(kind)))
+      self.assertIn('In other rounds, the server sees the updates', text)
 
   def test_states_everything_that_a_reader_needs(self):
     built = _build(_rounds())

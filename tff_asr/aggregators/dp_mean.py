@@ -28,6 +28,7 @@ Measurements M of the round:
 """
 
 import collections
+from collections.abc import Sequence
 import math
 from typing import Any, NamedTuple
 
@@ -89,7 +90,7 @@ class _DpMean(tff.aggregators.WeightedAggregationFactory):
       self, value_type: tff.Type, weight_type: tff.Type
   ) -> tff.templates.AggregationProcess:
     specs = tff.types.type_to_tf_tensor_specs(value_type)
-    _check_shapes(specs)
+    check_shapes(specs)
     query = self._build_query(specs)
     inner = tff.aggregators.DifferentiallyPrivateFactory(
         queries.MeanQuery(_MeasuredQuery(query), self._cohort_size),
@@ -189,18 +190,14 @@ class _MeasuredSum(tff.aggregators.UnweightedAggregationFactory):
           queries.squared_norm,
           tf.nest.flatten(self._query.summed(total.record)),
       )
-      count = total.measured.num_finite
-      mean = tf.nest.map_structure(lambda value: value / count, total.measured)
-      return collections.OrderedDict(
-          clipped_clients=mean.num_clipped,
-          clipped_delta_norm=mean.clipped_norm,
-          clipped_layer_norm=self._by_name(mean.clipped_layer_norms),
-          clipped_layers=tf.reduce_mean(mean.layers_clipped),
-          layer_clipped=self._by_name(mean.layers_clipped),
-          layer_norm=self._by_name(mean.layer_norms),
-          # In units of the query's grid, which only its state tells.
-          signal_norm=tf.cast(tf.sqrt(tf.add_n(squares)), tf.float32),
+      metrics = clipping_metrics(
+          total.measured, layer_names=self._query.layer_names
       )
+      # In units of the query's grid, which only its state tells.
+      metrics['signal_norm'] = tf.cast(
+          tf.sqrt(tf.add_n(squares)), tf.float32
+      )
+      return metrics
 
     @tff.federated_computation(
         inner.initialize.type_signature.result,
@@ -217,15 +214,35 @@ class _MeasuredSum(tff.aggregators.UnweightedAggregationFactory):
 
     return tff.templates.AggregationProcess(inner.initialize, next_fn)
 
-  def _by_name(self, values: tf.Tensor) -> dict[str, tf.Tensor]:
-    """A vector over layers as numbers by the layers' names."""
+
+def clipping_metrics(
+    total: queries.Measured, *, layer_names: Sequence[str]
+) -> dict[str, Any]:
+  """Metrics of clipping, of the sum of what clients measured.
+
+  Args:
+    total: Over the round's clients.
+    layer_names: H of them.
+  """
+  count = total.num_finite
+  mean = tf.nest.map_structure(lambda value: value / count, total)
+
+  def by_name(values: tf.Tensor) -> dict[str, tf.Tensor]:
     return collections.OrderedDict(
-        (name, values[place])
-        for place, name in enumerate(self._query.layer_names)
+        (name, values[place]) for place, name in enumerate(layer_names)
     )
 
+  return collections.OrderedDict(
+      clipped_clients=mean.num_clipped,
+      clipped_delta_norm=mean.clipped_norm,
+      clipped_layer_norm=by_name(mean.clipped_layer_norms),
+      clipped_layers=tf.reduce_mean(mean.layers_clipped),
+      layer_clipped=by_name(mean.layers_clipped),
+      layer_norm=by_name(mean.layer_norms),
+  )
 
-def _check_shapes(specs: Any) -> None:
+
+def check_shapes(specs: Any) -> None:
   """Raises ValueError if updates have a dimension that is left to the client.
 
   Without one, TFF's types refuse an update of another shape before it is

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_asr.aggregators import distributed_mean
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 
@@ -62,6 +63,8 @@ def create(
   """
   if isinstance(factory, tff.aggregators.UnweightedAggregationFactory):
     factory = tff.aggregators.as_weighted_aggregator(factory)
+  if isinstance(factory, distributed_mean.DistributedMean):
+    return factory.create(value_type, weight_type)
   inner = factory.create(value_type, tff.TensorType(np.float32))
   inner_type = inner.initialize.type_signature.result
   if _is_accounted(inner_type.member):

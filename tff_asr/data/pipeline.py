@@ -245,16 +245,18 @@ class Pipeline:
       num_chunks = tf.where(count > 0, tf.int32.max, 0)
     else:
       num_chunks = per_epoch * num_epochs
+    client_id = rows[schema.CLIENT_ID][0]
     client_number = tf.cast(
-        tf.strings.to_hash_bucket_fast(rows[schema.CLIENT_ID][0], 2**31 - 1),
-        tf.int32,
+        tf.strings.to_hash_bucket_fast(client_id, 2**31 - 1), tf.int32
     )
     # Of an empty dataset 0.
     client_number = tf.where(count > 0, client_number, 0)
     order_seed, seed = tf.unstack(
         tf.random.split(tf.random.fold_in(seed, client_number), 2)
     )
-    return Shuffled(rows, count, per_epoch, num_chunks, order_seed, seed)
+    return Shuffled(
+        rows, count, per_epoch, num_chunks, order_seed, seed, client_id
+    )
 
   @tf.autograph.experimental.do_not_convert
   def read_chunk(
@@ -437,6 +439,7 @@ class Shuffled(NamedTuple):
     num_chunks: Of all epochs, int32 [].
     order_seed: int32 [2], of the epochs' orders.
     seed: int32 [2], the client's for all else.
+    client_id: string [], whose they are; of an empty dataset ''.
   """
 
   rows: dict[str, tf.Tensor]
@@ -445,6 +448,7 @@ class Shuffled(NamedTuple):
   num_chunks: tf.Tensor
   order_seed: tf.Tensor
   seed: tf.Tensor
+  client_id: tf.Tensor
 
 
 class Prepared(NamedTuple):

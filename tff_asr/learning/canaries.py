@@ -25,6 +25,7 @@ from tff_asr import sequential
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import records as records_lib
 from tff_asr.data import schema
+from tff_asr.learning import client_update
 from tff_asr.models import weights as weights_lib
 
 PREFIX = 'canary/'
@@ -227,7 +228,7 @@ def wrap(
     update = canaries.update(name, [layer.shape for layer in layers])
     return tff.learning.templates.ClientResult(
         update=tf.nest.pack_sequence_as(result.update, update),
-        update_weight=result.update_weight,
+        update_weight=client_update.client_number(name),
     )
 
   @tff.federated_computation(state, broadcast, examples)

@@ -25,10 +25,13 @@ each client; here a client multiplies its delta by w_k over a public mean weight
 before anything is clipped, so that what one client can do to the sum stays C,
 and the sum over the public cohort size estimates the weighted mean.
 
+In the place of a weight for the server stands the client's number, for an
+aggregator where clients draw noise (`aggregators.distributed_mean`).
+
 Its type, with empty S:
 
   (<S@SERVER, {<weights, seed>}@CLIENTS, {examples*}@CLIENTS>
-   -> <S@SERVER, {<delta, ()>}@CLIENTS, M@SERVER>)
+   -> <S@SERVER, {<delta, int64>}@CLIENTS, M@SERVER>)
 """
 
 import collections
@@ -199,7 +202,14 @@ def build(
         totals = _add_batch(totals, batch, loss_sum)
       if num_steps is not None and totals['num_steps'] >= num_steps:
         break
-    return _result(initial, weights, totals, local=local, frozen=frozen)
+    return _result(
+        initial,
+        weights,
+        totals,
+        client_id=shuffled.client_id,
+        local=local,
+        frozen=frozen,
+    )
 
   @tff.tensorflow.computation(broadcast_type, examples_type)
   def client_computation(broadcast, examples):
@@ -279,6 +289,7 @@ def _result(
     after: weights_lib.Weights,
     totals: _Totals,
     *,
+    client_id: tf.Tensor,
     local: LocalTraining,
     frozen: Collection[str],
 ) -> tuple[tff.learning.templates.ClientResult, dict[str, tf.Tensor]]:
@@ -320,8 +331,18 @@ def _result(
       num_trained=tf.cast(has_trained, tf.float32),
       num_utterances=tf.where(is_finite, num_utterances, 0.0),
   )
-  result = tff.learning.templates.ClientResult(update=delta, update_weight=())
+  result = tff.learning.templates.ClientResult(
+      update=delta, update_weight=client_number(client_id)
+  )
   return result, measurements
+
+
+def client_number(client_id: tf.Tensor) -> tf.Tensor:
+  """A number of a client's id, string []: int64 [], below 2^63 - 1.
+
+  Two of 10,000 clients have the same one with a probability below 1e-11.
+  """
+  return tf.strings.to_hash_bucket_fast(client_id, 2**63 - 1)
 
 
 @tf.autograph.experimental.do_not_convert

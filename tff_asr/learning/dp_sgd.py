@@ -115,7 +115,8 @@ class DpSgd:
 
     Raises:
       ValueError: An argument is out of range, a name is unknown, all weights
-        are frozen, or gradients by batch are to be clipped.
+        are frozen, gradients by batch are to be clipped, or the query is for
+        clients.
     """
     check_gradients(gradients, is_private=build_query is not None)
     checks.positive_int(batch_size=batch_size)
@@ -138,9 +139,13 @@ class DpSgd:
     self._devices = tuple(devices)
     self._query = None
     if build_query is not None:
-      self._query = queries.MeanQuery(
-          build_query(self._live_specs), denominator=float(batch_size)
-      )
+      query = build_query(self._live_specs)
+      if not isinstance(query, queries.PerLayerClipSumQuery):
+        raise ValueError(
+            f'{type(query).__name__} is not for examples, which no device '
+            'could noise: take another file of gin/privacy.'
+        )
+      self._query = queries.MeanQuery(query, denominator=float(batch_size))
     self._add = _build_add(
         model,
         query=self._query,

@@ -45,6 +45,11 @@ update, of norm |c| clips at most; else not at all. So each is a Poisson-sampled
 Gaussian of z / |c|, and T rounds have ceil(T / b) of them, with coins of their
 own: https://arxiv.org/abs/2306.08153, Theorem 4.
 
+Where clients add the noise and servers see sums only (`distributed`), rounds
+that are b apart are separated, too, each with noise of its own: s is the root
+of ceil(T / b). Fixed-size cohorts are accounted as above. Noise there is less
+than a Gaussian by `sampler_epsilon` only.
+
 Both accountants, from dp_accounting, give upper bounds. `rdp` is Renyi DP [1,
 2] converted by Prop. 12 of [3]. It caps a sampled round's cost by the cost
 without sampling, which is also a bound and replaces values lost to rounding.
@@ -179,10 +184,49 @@ class Sampling:
     return {k: value for k, value in fields.items() if value is not None}
 
 
-def check_strategy(
-    sampling: Sampling, strategy: Optional[strategies.Toeplitz]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SecureSum:
+  """A round's sum that clients noised, and that nobody sees the parts of.
+
+  Attributes:
+    bits: Of an element of the sum.
+    num_clients: Of each round.
+    min_survivors: Clients whose noise the guarantee takes; the others may drop
+      out.
+  """
+
+  bits: int
+  num_clients: int
+  min_survivors: int
+
+  def __post_init__(self):
+    checks.positive_int(**dataclasses.asdict(self))
+    if self.min_survivors > self.num_clients:
+      raise ValueError(
+          f'{self.min_survivors} of {self.num_clients} clients cannot survive.'
+      )
+
+
+def check_noise(
+    sampling: Sampling,
+    strategy: Optional[strategies.Toeplitz],
+    secure_sum: Optional[SecureSum] = None,
 ) -> None:
-  """Raises ValueError unless correlated noise has separated cohorts."""
+  """Raises ValueError unless noise and cohorts go together."""
+  if secure_sum is not None:
+    if strategy is not None or sampling.kind not in ('separated', 'fixed'):
+      raise ValueError(
+          f'noise that clients add does not go with {sampling.kind} cohorts, '
+          'nor with a strategy: how many came would change it. Take '
+          '@cohorts.min_separation (gin/privacy/distributed.gin) or '
+          '@cohorts.fixed_size.'
+      )
+    if secure_sum.num_clients != sampling.cohort_size:
+      raise ValueError(
+          f'the noise is made for {secure_sum.num_clients} clients a round, '
+          f'the cohorts have {sampling.cohort_size}: set both by COHORT_SIZE.'
+      )
+    return
   if (sampling.kind in SEPARATED_KINDS) != (strategy is not None):
     raise ValueError(
         f'{"independent" if strategy is None else "correlated"} noise does not '
@@ -205,7 +249,8 @@ class RoundGroup:
 
   sampler_epsilon is what a round's noise may add to epsilon because it is not
   drawn exactly (`queries.sampler_epsilon`). strategy is that of separated
-  cohorts, and the group all rounds of one mechanism, from its first on.
+  cohorts, if noise is correlated. Their group is all rounds of one mechanism,
+  from its first on. secure_sum is of noise that clients add.
   """
 
   sampling: Sampling
@@ -213,6 +258,7 @@ class RoundGroup:
   count: int = 1
   sampler_epsilon: float = 0.0
   strategy: Optional[strategies.Toeplitz] = None
+  secure_sum: Optional[SecureSum] = None
 
   def __post_init__(self):
     checks.finite(noise_multiplier=self.noise_multiplier)
@@ -222,12 +268,14 @@ class RoundGroup:
     )
     checks.non_negative_int(count=self.count)
     if self.noise_multiplier:
-      check_strategy(self.sampling, self.strategy)
+      check_noise(self.sampling, self.strategy, self.secure_sum)
 
   @property
   def sensitivity(self) -> float:
     """s of a mechanism's rounds, in clips; of cyclic cohorts |c|."""
     separation = self.sampling.min_separation
+    if self.strategy is None:
+      return math.sqrt(-(-self.count // separation))
     if self.sampling.kind == 'cyclic':
       separation = max(1, self.count)  # One participation.
     return self.strategy.sensitivity(self.count, min_separation=separation)
@@ -318,7 +366,7 @@ def compose(
 ) -> dp_accounting.DpEvent:
   """Returns the event of all rounds together; equal rounds are merged.
 
-  Groups with a strategy are not: each is one mechanism.
+  Groups of separated cohorts are not: each is one mechanism.
 
   Args:
     rounds: The rounds of one run.
@@ -332,7 +380,7 @@ def compose(
   counts = collections.Counter()
   events = []
   for group in rounds:
-    if group.strategy is None:
+    if group.sampling.min_separation is None:
       counts[group.sampling, group.noise_multiplier] += group.count
     elif group.count:
       events.append(_mechanism_event(group))

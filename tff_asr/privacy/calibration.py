@@ -159,6 +159,16 @@ def grow(
           sampling, cohort_size=cohort_size, population=population
       ),
       strategy=group.strategy,
+      secure_sum=group.secure_sum and dataclasses.replace(
+          group.secure_sum,
+          num_clients=cohort_size,
+          # The same share may drop out.
+          min_survivors=math.ceil(
+              cohort_size
+              * group.secure_sum.min_survivors
+              / group.secure_sum.num_clients
+          ),
+      ),
       noise_multiplier=(
           group.noise_multiplier * cohort_size / sampling.cohort_size
       ),

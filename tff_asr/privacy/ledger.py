@@ -24,7 +24,8 @@ deleted, edited, shortened or reordered since is refused. Text after the last
 newline is a line that a crash cut short. It does not count, because `append`
 had not returned. The file names no member of a cohort. With
 correlated noise `sampling` also has "min_separation", and `event` "strategy":
-{"scales": [..], "decays": [..]} (`strategies.Toeplitz`).
+{"scales": [..], "decays": [..]} (`strategies.Toeplitz`); with noise that
+clients add, `event` has "secure_sum" (`accounting.SecureSum`).
 
 Rounds charged twice, or not:
 
@@ -118,6 +119,7 @@ class Round:
     result: Digest of all that the round released; '' if not known.
     sampler_epsilon: As in `accounting.RoundGroup`.
     strategy: Of correlated noise; None: the round's noise is its own.
+    secure_sum: Where clients added the noise.
   """
 
   round_num: int
@@ -128,9 +130,10 @@ class Round:
   result: str = ''
   sampler_epsilon: float = 0.0
   strategy: Optional[strategies.Toeplitz] = None
+  secure_sum: Optional[accounting.SecureSum] = None
 
   def __post_init__(self):
-    accounting.check_strategy(self.sampling, self.strategy)
+    accounting.check_noise(self.sampling, self.strategy, self.secure_sum)
     if self.strategy is not None:
       # Before the round is released: what is charged holds for so many.
       strategies.check_num_rounds(self.round_num + 1)
@@ -187,7 +190,7 @@ def round_identity(
 class Charges:
   """The sum of what rounds cost, in the order in which they are charged.
 
-  Rounds with correlated noise are charged by mechanisms, numbered from round 0
+  Rounds of separated cohorts are charged by mechanisms, numbered from round 0
   of the sampler on. A mechanism continues while its rounds follow each other.
   If they do not (a round that is done again in other bits, lost secrets,
   another run), what it did so far stays charged, and another mechanism is
@@ -196,7 +199,7 @@ class Charges:
   """
 
   def __init__(self):
-    # By (sampling, noise, its error, strategy).
+    # By (sampling, noise, its error, strategy, secure sum).
     self._counts = collections.Counter()
     # Keys of mechanisms, and their rounds; the last may be open.
     self._mechanisms = []
@@ -210,11 +213,12 @@ class Charges:
       round_num: int,
       sampler_epsilon: float = 0.0,
       strategy: Optional[strategies.Toeplitz] = None,
+      secure_sum: Optional[accounting.SecureSum] = None,
   ) -> None:
     """Adds a round; see `Round`."""
     noise_multiplier = accounting.combine_gaussians(noise_multipliers)
-    key = sampling, noise_multiplier, sampler_epsilon, strategy
-    if strategy is None:
+    key = sampling, noise_multiplier, sampler_epsilon, strategy, secure_sum
+    if sampling.min_separation is None:
       self._counts[key] += 1
       self._is_open = False
       return
@@ -231,6 +235,7 @@ class Charges:
       noise_multipliers: Sequence[float],
       sampler_epsilon: float = 0.0,
       strategy: Optional[strategies.Toeplitz] = None,
+      secure_sum: Optional[accounting.SecureSum] = None,
   ) -> list[accounting.RoundGroup]:
     """Returns what would be charged after further rounds; adds none of them."""
     planned = copy.deepcopy(self)
@@ -241,6 +246,7 @@ class Charges:
           round_num=round_num,
           sampler_epsilon=sampler_epsilon,
           strategy=strategy,
+          secure_sum=secure_sum,
       )
     return planned.rounds
 
@@ -254,8 +260,9 @@ class Charges:
             count=count,
             sampler_epsilon=error,
             strategy=strategy,
+            secure_sum=secure_sum,
         )
-        for (sampling, noise, error, strategy), count in (
+        for (sampling, noise, error, strategy, secure_sum), count in (
             *self._counts.items(), *self._mechanisms
         )
     ]
@@ -627,6 +634,9 @@ class _Chain:
                   'scales': list(entry.strategy.scales),
                   'decays': list(entry.strategy.decays),
               }}),
+              **({} if entry.secure_sum is None else {
+                  'secure_sum': dataclasses.asdict(entry.secure_sum)
+              }),
           },
           'configuration': entry.configuration,
           'identity': entry.identity,
@@ -647,6 +657,7 @@ class _Chain:
           round_num=entry.round_num,
           sampler_epsilon=entry.sampler_epsilon,
           strategy=entry.strategy,
+          secure_sum=entry.secure_sum,
       )
     self.entries.append(entry)
     self._hashes.append(line['hash'])
@@ -729,12 +740,14 @@ def _entry_of(line: _Line) -> _Entry:
     checks.one_of(NOTES, what=line['what'])
     return line['what']
   strategy = line['event'].get('strategy')
+  secure_sum = line['event'].get('secure_sum')
   return Round(
       round_num=line['round_num'],
       sampling=accounting.Sampling(**line['event']['sampling']),
       noise_multipliers=tuple(line['event']['noise_multipliers']),
       sampler_epsilon=line['event']['sampler_epsilon'],
       strategy=strategy and strategies.Toeplitz(**strategy),
+      secure_sum=secure_sum and accounting.SecureSum(**secure_sum),
       configuration=line['configuration'],
       identity=line['identity'],
       result=line['result'],

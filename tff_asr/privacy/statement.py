@@ -168,6 +168,7 @@ def build(
     scale = calibration.smallest_scale(
         rounds, target_epsilon=MAX_USEFUL_EPSILON, delta=delta, tuning=tuning
     )
+  secure = _secure_rounds(rounds)
   if_valid = ', if that were not so' if voids else ''
   relation = accounting.neighbouring(rounds)
   if not num_rounds:
@@ -182,9 +183,7 @@ def build(
   sampler_epsilon = sum(group.count * group.sampler_epsilon for group in rounds)
   exact_metrics = any(note.what == 'exact_metrics' for note in notes)
   entries = [
-      ('model', 'central differential privacy with a trusted server: the '
-       'server sees the updates before noise is added; the guarantee is '
-       'against those who see only the trained models'),
+      ('model', _model_words(rounds)),
       ('unit', f'{unit}: {_UNITS.get(unit, "one client")}'),
       ('neighbours', _RELATIONS[relation].format(unit=unit)),
       ('public', 'the seed model'
@@ -212,7 +211,8 @@ def build(
       ('noise', 'none, or not in all rounds' if noise_free else
        'whole steps of a public grid, as are the sums, so that no rounding '
        'tells more; drawn by ChaCha20 under a key of 256 bits; that it is '
-       'computed with some 28 digits adds at most '
+       + ('a sum of discrete Gaussians' if secure
+          else 'computed with some 28 digits') + ' adds at most '
        f'{sampler_epsilon:.1g} to epsilon, which is counted'),
       ('metrics', 'those named not_private/... (losses, norms, counts, times) '
        'are exact and NOT COVERED; they were shown'
@@ -236,7 +236,8 @@ def build(
       'verdict': verdict,
       'reasons': reasons,
       'warnings': warnings,
-      'model': 'central, trusted server',
+      'model': 'distributed, secure sums (simulated)' if secure
+      else 'central, trusted server',
       'unit': unit,
       'neighbouring': relation.name.lower(),
       'rounds': num_rounds,
@@ -246,8 +247,11 @@ def build(
               'sampling_probability': group.sampling.sampling_prob,
               'noise_multiplier': group.noise_multiplier,
               'rounds': group.count,
-              **({} if group.strategy is None else {
+              **({} if group.sampling.min_separation is None else {
                   'sensitivity': group.sensitivity,
+              }),
+              **({} if group.secure_sum is None else {
+                  'secure_sum': dataclasses.asdict(group.secure_sum),
               }),
           }
           for group in rounds
@@ -393,6 +397,42 @@ def _epsilons(
   return by_rdp, by_pld, ''
 
 
+def _secure_rounds(
+    rounds: Sequence[accounting.RoundGroup],
+) -> list[accounting.RoundGroup]:
+  """The groups whose noise clients added."""
+  return [group for group in rounds if group.secure_sum is not None]
+
+
+def _model_words(rounds: Sequence[accounting.RoundGroup]) -> str:
+  """Who sees what, and against whom the guarantee is."""
+  trusted = (
+      'the server sees the updates before noise is added; the guarantee is '
+      'against those who see only the trained models'
+  )
+  secure = _secure_rounds(rounds)
+  if not secure:
+    return f'central differential privacy with a trusted server: {trusted}'
+  bits = max(group.secure_sum.bits for group in secure)
+  words = (
+      'distributed differential privacy: each device clips its update and adds '
+      'a share of the noise; the server sees who takes part and, of the '
+      f'updates, their noised sum alone, {bits} bits an element, by a secure '
+      'protocol; noise of devices that collude with it does not count. '
+      'SIMULATED: here one process has all updates and draws all noise. '
+  )
+  if any(group.sampling.kind == 'fixed' for group in secure):
+    words += (
+        'The guarantee is against those who see only the trained models: the '
+        'server knows whom sampling took'
+    )
+  else:
+    words += 'The guarantee is against the server, too'
+  if any(group.secure_sum is None and group.count for group in rounds):
+    words += f'. In other rounds, {trusted}'
+  return words
+
+
 def _round_entries(
     group: accounting.RoundGroup, unit: str
 ) -> list[tuple[str, str]]:
@@ -416,6 +456,12 @@ def _round_entries(
         f'{group.strategy.num_buffers} buffers, as secret as keys); one {unit} '
         f'moves all rounds together by {group.sensitivity:.4g} clips'
         + (' each time it joins' if sampling.kind == 'cyclic' else '')
+    )
+  if group.secure_sum is not None:
+    words += (
+        f', of the noise of {group.secure_sum.min_survivors:,} of '
+        f'{group.secure_sum.num_clients:,} devices; the others may drop out, '
+        'and add to it if they do not'
     )
   return [('rounds', f'{group.count:,}; {drawn}'), ('noise multiplier', words)]
 

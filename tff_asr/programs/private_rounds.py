@@ -36,6 +36,7 @@ from tff_asr.data import cohorts
 from tff_asr.learning import fed_avg
 from tff_asr.privacy import accounting
 from tff_asr.privacy import correlated_noise
+from tff_asr.privacy import distributed
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
@@ -366,11 +367,13 @@ def keep_noise(state: Any, *, after: Any) -> Any:
 
 def without_noise(state: Any) -> Any:
   """A learning process's state at the start of another mechanism."""
-  buffers = tree.map_structure(
-      lambda part: np.zeros(part.shape, np.asarray(part).dtype),
-      query_state(state).buffers,
-  )
-  return with_query_state(state, buffers=buffers, counter=np.int64(0))
+  changes = {'counter': np.int64(0)}
+  if hasattr(query_state(state), 'buffers'):
+    changes['buffers'] = tree.map_structure(
+        lambda part: np.zeros(part.shape, np.asarray(part).dtype),
+        query_state(state).buffers,
+    )
+  return with_query_state(state, **changes)
 
 
 def query_state(state: Any) -> Any:
@@ -522,14 +525,25 @@ def _noise(state: Any, sampling: accounting.Sampling) -> dict[str, Any]:
   weights = tree.flatten(state.global_model_weights)
   num_elements = sum(math.prod(weight.shape) for weight in weights)
   noise_multiplier = in_steps = float(event.noise_multiplier)
-  strategy = {}
+  strategy, secure_sum = None, None
   if isinstance(event, strategies.CorrelatedGaussianDpEvent):
-    strategy = {'strategy': event.strategy}
+    strategy = event.strategy
     in_steps = correlated_noise.noise_resolution(event)
     noise_multiplier = correlated_noise.charged_noise_multiplier(
         event, num_elements=num_elements
     )
-  accounting.check_strategy(sampling, strategy.get('strategy'))
+  if isinstance(event, distributed.DistributedGaussianDpEvent):
+    secure_sum = accounting.SecureSum(
+        bits=int(event.bits),
+        num_clients=int(event.num_clients),
+        min_survivors=int(event.min_survivors),
+    )
+    sampler_epsilon = distributed.sampler_epsilon(event)
+  else:
+    sampler_epsilon = queries.sampler_epsilon(
+        in_steps, num_elements=num_elements
+    )
+  accounting.check_noise(sampling, strategy, secure_sum)
   if strategy and int(event.min_separation) != sampling.min_separation:
     raise ValueError(
         f'the noise is made for clients {int(event.min_separation)} rounds '
@@ -538,10 +552,9 @@ def _noise(state: Any, sampling: accounting.Sampling) -> dict[str, Any]:
     )
   return {
       'noise_multipliers': (noise_multiplier,),
-      'sampler_epsilon': queries.sampler_epsilon(
-          in_steps, num_elements=num_elements
-      ),
-      **strategy,
+      'sampler_epsilon': sampler_epsilon,
+      'strategy': strategy,
+      'secure_sum': secure_sum,
   }
 
 

@@ -1,0 +1,260 @@
+r"""Discrete Gaussian noise N_Z(s^2): P(k) proportional to exp(-k^2 / (2 s^2)).
+
+Canonne, Kamath and Steinke 2020, https://arxiv.org/abs/2004.00010. Clients add
+it to integers before a secure sum. A sum of m of them is not a discrete
+Gaussian, but nearly: Kairouz, Liu and Steinke 2021,
+https://arxiv.org/abs/2102.06387, Theorem 11. Here both are compared with the
+Gaussian mechanism itself, so that all its accountants hold.
+
+For s > 0 and c real let f_s(c) be the sum over integers k of exp(-(k - c)^2 /
+(2 s^2)). By Poisson's summation formula
+
+    f_s(c) = s sqrt(2 pi) (1 + 2 sum over j >= 1 of e^(-2 pi^2 s^2 j^2) cos(2 pi
+    j c)), so within 1 +- t_s of s sqrt(2 pi),  t_s = 2.1 e^(-2 pi^2 s^2).
+
+(a) Sum of N_Z(a^2) and N_Z(b^2). Completing the square, P(k) is proportional to
+    exp(-k^2 / (2 (a^2 + b^2))) f_s(c_k), s^2 = a^2 b^2 / (a^2 + b^2). So each
+    probability is that of N_Z(a^2 + b^2) up to a factor (1 + t_s) / (1 - t_s)
+    or its inverse. Of m equal ones, one after the other: s^2 k / (k + 1) for k
+    = 1 .. m - 1, and factors multiply.
+(b) N_Z(s^2) after a Gaussian. Let Y ~ N(0, s^2 - 4) be real, and K an integer
+    with probability proportional to exp(-(K - Y)^2 / (2 4)). P(K = k) is the
+    integral of the density of Y times exp(-(k - y)^2 / 8) / f_2(y), so each is
+    that of N_Z(s^2) up to (1 + t_2) / (1 - t_2). And for integers S, S + K is
+    drawn of S + Y in the same way.
+
+So integers S plus m noises of variance s^2 have the probabilities of a
+post-processed Gaussian mechanism of variance m s^2 - 4, up to a factor
+exp(+-e), with e the sum of the logarithms of those factors, for each element
+(`closeness`). More noise than m clients' is the same with a larger variance.
+
+A draw compares 512 random bits with the exact borders of the distribution, of
+which the first 64 decide but for 1 draw in 2^46 or less. Noise ends at 22
+standard deviations, as P is below 2^-340 there.
+"""
+
+import bisect
+import decimal
+import functools
+import math
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops import script_ops
+
+from tff_asr import checks
+from tff_asr.privacy import chacha20
+from tff_asr.privacy import keys
+from tff_asr.privacy import numpy_ops
+
+# Closer to the next integer the sums are not Gaussian enough; above, tables are
+# large and nothing is gained.
+MIN_STDDEV, MAX_STDDEV = 2.0, 4096.0
+# Of (b), in the variance.
+VARIANCE_OF_ROUNDING = 4.0
+_TOKEN = 'tff_asr.privacy.discrete_gaussian'
+_BITS = 512
+_GUIDE_BITS = 16
+_WORKING_BITS = 704
+_BLOCK = 2**16
+# No other noise has this stream: those of `noise` are no multiples of 4 less 1.
+_CLIENT_KEYS = 2**32 - 1
+_FIRST, _FURTHER = range(2)
+
+
+def draw(
+    size: int,
+    *,
+    key: tf.Tensor,
+    client: tf.Tensor,
+    release: tf.Tensor,
+    stddev: float,
+) -> tf.Tensor:
+  """Returns the noise of a client, int64 [size], a function of its arguments.
+
+  Drawn on the host, in programs that imported this module.
+
+  Args:
+    size: Elements, in [1, 2^32].
+    key: int32 [8]; see `keys`. A client's own key is derived of it.
+    client: int64 [], another one for each client of a release.
+    release: int64 [], at least 0, number of the release under this key. It must
+      not be asked for with two values of stddev or size.
+    stddev: s, in [2, 4096].
+
+  Raises:
+    ValueError: An argument is out of its range.
+  """
+  checks.in_range(1, 2**32, size=size)
+  checks.in_range(MIN_STDDEV, MAX_STDDEV, stddev=stddev)
+  (drawn,) = tf.raw_ops.PyFuncStateless(
+      input=[
+          key,
+          client,
+          release,
+          tf.constant(stddev, tf.float64),
+          tf.constant(size, tf.int64),
+      ],
+      token=_TOKEN,
+      Tout=[tf.int64],
+  )
+  return tf.reshape(drawn, [size])
+
+
+def closeness(*, stddev: float, num_clients: int) -> float:
+  """Returns e of one element's noise; see the module.
+
+  Args:
+    stddev: s of each client, at least 2.
+    num_clients: m, at least 1.
+  """
+  checks.positive_int(num_clients=num_clients)
+  checks.in_range(MIN_STDDEV, MAX_STDDEV, stddev=stddev)
+  # From k = 64 on a bound on all: k / (k + 1) grows.
+  ones = range(1, min(num_clients, 64))
+  rest = max(0, num_clients - 64)
+  total = sum(_log_factor(stddev**2 * k / (k + 1)) for k in ones)
+  total += rest * _log_factor(stddev**2 * 64 / 65)
+  return total + _log_factor(VARIANCE_OF_ROUNDING)
+
+
+def charge(*, num_draws: float, num_elements: float, **of_noise) -> float:
+  """Returns what sums of such noise add to epsilon, beside their Gaussian.
+
+  Twice the error of all probabilities' logarithms (as `noise.charge`). A draw's
+  own is below 2^-170, up to 21 standard deviations; it is charged as 2^-88, so
+  that delta is covered as that of `noise` is: `accounting` takes an addition of
+  at least num_draws 2^-86.5 for noise that ends there.
+
+  Args:
+    num_draws: Elements with noise, of all clients.
+    num_elements: Elements of their sum.
+    **of_noise: As for `closeness`.
+  """
+  checks.positive(num_draws=num_draws, num_elements=num_elements)
+  return 2 * num_elements * closeness(**of_noise) + num_draws * 2.0**-86
+
+
+def probabilities(stddev: float) -> np.ndarray:
+  """P(k) for k from -22 s to 22 s, float64 [2 ceil(22 s) + 1]."""
+  borders = _Table(float(stddev)).borders
+  whole = [0, *borders, 2**_BITS]
+  return np.array(
+      [(b - a) / 2**_BITS for a, b in zip(whole, whole[1:])], np.float64
+  )
+
+
+def _log_factor(variance: float) -> float:
+  """ln((1 + t_s) / (1 - t_s)) of s^2."""
+  return 2 * math.atanh(2.1 * math.exp(-2 * math.pi**2 * variance))
+
+
+class _Table:
+  """Borders of the distribution function, in units of 2^-512.
+
+  Attributes:
+    borders: P(K <= k), for k below the largest, Python integers.
+    first: Their first 64 bits, uint64.
+    most: The largest k.
+  """
+
+  def __init__(self, stddev: float):
+    self.most = math.ceil(22 * stddev)
+    one = 1 << _WORKING_BITS
+    with decimal.localcontext(prec=260):
+      variance = decimal.Decimal(stddev) ** 2
+      ratio = int((-1 / (2 * variance)).exp() * one)
+      falls = int((-1 / variance).exp() * one)
+    # exp(-k^2 / 2 s^2), each by the ratio to the one before.
+    weights = [one]
+    for _ in range(self.most):
+      weights.append(weights[-1] * ratio >> _WORKING_BITS)
+      ratio = ratio * falls >> _WORKING_BITS
+    both = weights[:0:-1] + weights
+    total, sums = 0, []
+    for weight in both:
+      total += weight
+      sums.append(total)
+    self.borders = [(value << _BITS) // total for value in sums[:-1]]
+    self.first = np.array(
+        [border >> (_BITS - 64) for border in self.borders], np.uint64
+    )
+    # What the first bits decide alone; the rest is -1.
+    shift = np.uint64(64 - _GUIDE_BITS)
+    starts = np.arange(2**_GUIDE_BITS, dtype=np.uint64) << shift
+    low = np.searchsorted(self.first, starts, side='left')
+    high = np.searchsorted(
+        self.first, starts + (np.uint64(1) << shift) - np.uint64(1),
+        side='right',
+    )
+    self._guide = np.where(low == high, low, -1)
+
+  def find(self, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns k + most of each first word, and where more bits decide."""
+    found = self._guide[
+        (words >> np.uint64(64 - _GUIDE_BITS)).astype(np.int64)
+    ]
+    open_places = np.flatnonzero(found < 0)
+    some = words[open_places]
+    places = np.searchsorted(self.first, some, side='right')
+    found[open_places] = places
+    before = self.first[np.maximum(places - 1, 0)]
+    return found, open_places[(before == some) & (places > 0)]
+
+  def find_exactly(self, word: int, further: np.ndarray) -> int:
+    """k + most of all 512 bits."""
+    value = int(word)
+    for part in further:
+      value = value << 64 | int(part)
+    return bisect.bisect_right(self.borders, value)
+
+
+_table = functools.lru_cache(maxsize=4)(_Table)
+
+
+def _client_key(key: np.ndarray, client: int) -> np.ndarray:
+  """The key of a client, int32 [8]: a block of ChaCha20 under the key."""
+  words = chacha20.words(
+      key, release=client % 2**64, stream=_CLIENT_KEYS, count=4
+  )
+  return keys.from_bytes(words.tobytes())
+
+
+def _draw(
+    key: np.ndarray,
+    client: np.ndarray,
+    release: np.ndarray,
+    stddev: np.ndarray,
+    size: np.ndarray,
+) -> list[np.ndarray]:
+  """Draws the noise of a client by NumPy. Args as `draw`'s tensors."""
+  table = _table(float(stddev))
+  own = _client_key(key, int(client))
+  release, size = int(release) % 2**64, int(size)
+  stream = chacha20.Stream(own, release=release, stream=_FIRST)
+  drawn = np.empty(size, np.int64)
+  zeros = np.zeros(8 * min(_BLOCK, size), np.uint8)
+  for start in range(0, size, _BLOCK):
+    words = np.empty(min(_BLOCK, size - start), '<u8')
+    stream.next(zeros[: words.nbytes], words)
+    found, doubtful = table.find(words)
+    if doubtful.size:
+      further = chacha20.blocks(
+          own.view(np.uint32),
+          (doubtful + start).astype(np.uint32),
+          [
+              np.uint32(release % 2**32),
+              np.uint32(release >> 32),
+              np.uint32(_FURTHER),
+          ],
+          ops=numpy_ops,
+      )
+      for place, more in zip(doubtful, further[:, :7]):
+        found[place] = table.find_exactly(words[place], more)
+    drawn[start : start + len(words)] = found
+  drawn -= table.most
+  return [drawn]
+
+
+# Under a name of its own; see `noise`.
+script_ops._py_funcs._funcs[_TOKEN] = _draw  # pylint: disable=protected-access

@@ -1,0 +1,480 @@
+r"""Distributed differential privacy: clients add the noise, servers see sums.
+
+Kairouz, Liu and Steinke 2021, https://arxiv.org/abs/2102.06387, Algorithms 1
+and 2, with clips by layer. C is the clip of a whole update of D elements, n the
+clients of a round, of whom m or more are still there when sums are taken. A
+client
+
+  1. clips by layer (`queries.PerLayerClipSumQuery`), so to a norm of C;
+  2. multiplies by t / C: the norm is now at most t, in whole steps to be;
+  3. may rotate: random signs, the same for all clients of a round, and Fourier
+     transforms of blocks of 8,192 elements, each from all over the layers.
+     Each element then is nearly Gaussian, whatever the update was like, which
+     is what the modulus is chosen for;
+  4. rounds each element up or down at random, so that its mean stays, and does
+     so anew until the whole has a squared norm of at most
+
+         S^2 = min((t + sqrt(D))^2,
+                   t^2 + D / 4 + sqrt(2 ln(1 / beta)) (t + sqrt(D) / 2))
+
+     which a try misses with a probability of at most beta (Proposition 26).
+     After 64 misses it rounds toward zero, which no norm grows by;
+  5. adds a discrete Gaussian of standard deviation s to each element;
+  6. sends the result modulo 2^b to a secure sum.
+
+The server takes the sum of b bits for one from -2^(b-1) on, and undoes 3 and 2.
+
+Privacy. The squared norm of 4 is computed in whole numbers, so the sensitivity
+of the sum is S, whatever floating-point arithmetic did before. Noise has s^2 =
+(z^2 S^2 + 4) / m: with m clients or more the sum costs what a Gaussian of noise
+multiplier z costs, and `sampler_epsilon` (`discrete_gaussian` has the proof).
+All that follows, the modulus too, is post-processing. A client that sends zeros
+sends noise all the same, so neighbours are: one client's updates, or zeros. How
+many clients send is taken to be public, as it is to the server, and n is the
+same in each round; so there are no Poisson cohorts here.
+
+Utility. t is the largest of which k standard deviations of an element of the
+sum, sqrt(n^2 t^2 / D + n / 4 + n s^2), stay within 2^(b-1): the first term is
+that of n equal updates, the worst case. Beyond, sums wrap around, which is an
+error and no leak. s is 4,096 at most; rounding is nothing beside it.
+
+This is a simulation. A device would draw 4 and 5 from its own entropy. Here
+noise is a function of the round's noise key and the client (so a round that is
+done again has the same bits), and the key goes to where clients are simulated.
+"""
+
+import collections
+import math
+from typing import Any, NamedTuple
+
+from absl import logging
+import attrs
+import dp_accounting
+import numpy as np
+import tensorflow as tf
+
+from tff_asr import checks
+from tff_asr.privacy import clipping as clipping_lib
+from tff_asr.privacy import discrete_gaussian
+from tff_asr.privacy import queries
+
+ROTATIONS = ('dft', 'none')
+MAX_BITS = 30
+_MAX_TRIES = 64
+# Complex numbers, a power of two: TensorFlow is slow at others.
+_LARGEST_BLOCK = 4096
+# Noise above this multiple of what a trusted server would add is warned of.
+_MUCH_NOISE = 1.1
+
+
+@attrs.frozen(slots=False)  # TensorFlow traces its __init__.
+class DistributedGaussianDpEvent(dp_accounting.DpEvent):
+  """A sum with discrete Gaussian noise of the clients that took part.
+
+  No accountant takes it as it is: it costs GaussianDpEvent(noise_multiplier)
+  and `sampler_epsilon`, where cohorts are of num_clients.
+
+  Attributes:
+    noise_multiplier: z, of the noise of min_survivors clients.
+    num_clients: n, of each round.
+    min_survivors: m.
+    bits: b.
+    local_stddev: s, in steps.
+    num_elements: Of the sum.
+  """
+
+  noise_multiplier: float
+  num_clients: int
+  min_survivors: int
+  bits: int
+  local_stddev: float
+  num_elements: int
+
+
+def sampler_epsilon(event: DistributedGaussianDpEvent) -> float:
+  """Returns what a round costs beside its Gaussian; see the module."""
+  num_elements = int(event.num_elements)
+  return discrete_gaussian.charge(
+      num_draws=num_elements * int(event.num_clients),
+      num_elements=num_elements,
+      stddev=float(event.local_stddev),
+      num_clients=int(event.num_clients),
+  )
+
+
+class Params(NamedTuple):
+  """What clients get of the state; the key in a simulation only.
+
+  Attributes:
+    l2_norm_clip: C, float32.
+    noise_key: int32 [8].
+    counter: int64.
+  """
+
+  l2_norm_clip: Any
+  noise_key: Any
+  counter: Any
+
+
+class Plan(NamedTuple):
+  """Numbers that follow from a query's settings.
+
+  Attributes:
+    clip_in_steps: t.
+    squared_sensitivity: S^2, a whole number.
+    local_stddev: s.
+    min_survivors: m.
+  """
+
+  clip_in_steps: float
+  squared_sensitivity: int
+  local_stddev: float
+  min_survivors: int
+
+
+def plan(
+    *,
+    num_elements: int,
+    noise_multiplier: float,
+    num_clients: int,
+    max_failed_share: float,
+    bits: int,
+    beta: float,
+    modulus_stddevs: float,
+) -> Plan:
+  """Chooses the scale and the noise; see the module.
+
+  Args:
+    num_elements: D, after the rotation.
+    noise_multiplier: z, above 0.
+    num_clients: n.
+    max_failed_share: Of the n that may drop out, in [0, 1).
+    bits: b, in [2, 30].
+    beta: Of the conditional rounding, in (0, 1).
+    modulus_stddevs: k, above 0.
+
+  Raises:
+    ValueError: An argument is out of its range, or bits do not suffice.
+  """
+  checks.positive_int(num_elements=num_elements, num_clients=num_clients)
+  checks.positive(
+      noise_multiplier=noise_multiplier, modulus_stddevs=modulus_stddevs
+  )
+  checks.finite(noise_multiplier=noise_multiplier)
+  checks.in_range(2, MAX_BITS, bits=bits)
+  checks.in_range(1e-9, 1 - 1e-9, beta=beta)
+  checks.in_range(0, 0.99, max_failed_share=max_failed_share)
+  survivors = num_clients - math.floor(max_failed_share * num_clients)
+
+  def of(clip: float) -> Plan:
+    root = math.sqrt(num_elements)
+    square = math.floor(min(
+        (clip + root) ** 2,
+        clip**2
+        + num_elements / 4
+        + math.sqrt(-2 * math.log(beta)) * (clip + root / 2),
+    ))
+    variance = (
+        noise_multiplier**2 * square + discrete_gaussian.VARIANCE_OF_ROUNDING
+    ) / survivors
+    # Up, so that rounding to float64 takes nothing off.
+    stddev = math.sqrt(variance) * (1 + 2.0**-50)
+    return Plan(clip, square, stddev, survivors)
+
+  def fits(found: Plan) -> bool:
+    variance = num_clients * (
+        num_clients * found.clip_in_steps**2 / num_elements
+        + 0.25
+        + found.local_stddev**2
+    )
+    return (
+        modulus_stddevs * math.sqrt(variance) <= 2.0 ** (bits - 1)
+        and found.local_stddev <= discrete_gaussian.MAX_STDDEV
+    )
+
+  low, high = 1.0, 2.0**30
+  if not fits(of(low)):
+    raise ValueError(
+        f'BITS = {bits} do not hold the sum of {num_clients} clients with '
+        f'{num_elements} elements and noise_multiplier {noise_multiplier:g}: '
+        'raise BITS.'
+    )
+  while high / low > 1 + 1e-12:
+    middle = math.sqrt(low * high)
+    low, high = (middle, high) if fits(of(middle)) else (low, middle)
+  found = of(low)
+  if found.local_stddev < discrete_gaussian.MIN_STDDEV:
+    raise ValueError(
+        f'Each client would add noise of {found.local_stddev:.2g} steps, and '
+        f'below {discrete_gaussian.MIN_STDDEV:g} a sum of it is not Gaussian '
+        'enough: raise BITS or NOISE_MULTIPLIER.'
+    )
+  return found
+
+
+class DistributedSumQuery:
+  """Clients' and the server's part of the mechanism of the module.
+
+  Sensitivity of the integer sum (one client's update replaced by zeros): S.
+  Event: DistributedGaussianDpEvent(z) for each round. Its state is that of
+  `queries.PerLayerClipSumQuery`; without a key, or with fewer than m clients,
+  results are NaN. A record with a NaN or an infinity counts as zeros.
+
+  D: elements of a record; up to 8,191 more if it is rotated.
+
+  Attributes:
+    layer_names: Names of the layers.
+    num_noised: Elements of a record.
+    event: Of each round.
+    modulus: 2^b.
+    plan: See `Plan`.
+  """
+
+  def __init__(
+      self,
+      record_specs: Any,
+      *,
+      l2_norm_clip: float,
+      noise_multiplier: float,
+      num_clients: int,
+      max_failed_share: float,
+      bits: int,
+      clipping: clipping_lib.Clipping = clipping_lib.Clipping(),
+      rotation: str = 'dft',
+      beta: float = math.exp(-0.5),
+      modulus_stddevs: float = 4.0,
+  ):
+    """Creates the query; see `plan` for what is not here.
+
+    Args:
+      record_specs: Nest of float32 `tf.TensorSpec`, like a record.
+      l2_norm_clip: C, finite.
+      noise_multiplier: z of the noise of m clients over S.
+      num_clients: n.
+      max_failed_share: The round ends if a larger share drops out.
+      bits: b.
+      clipping: How C is divided over layers.
+      rotation: One of `ROTATIONS`.
+      beta: Of the conditional rounding.
+      modulus_stddevs: k.
+
+    Raises:
+      ValueError: An argument is out of its range, or bits do not suffice.
+    """
+    checks.finite(
+        l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier
+    )
+    checks.one_of(ROTATIONS, rotation=rotation)
+    self._clipper = queries.PerLayerClipSumQuery(
+        record_specs,
+        l2_norm_clip=l2_norm_clip,
+        noise_multiplier=0.0,
+        clipping=clipping,
+    )
+    self._specs = record_specs
+    self._rotation = rotation
+    # As the event's, which TFF keeps in float32.
+    noise_multiplier = float(np.float32(noise_multiplier))
+    self._noise_multiplier = noise_multiplier
+    self.num_noised = self._clipper.num_noised
+    self._size = self.num_noised
+    if rotation == 'dft':
+      num_blocks, length = _padded(self._size)
+      self._size = 2 * num_blocks * length
+    self.plan = plan(
+        num_elements=self._size,
+        noise_multiplier=noise_multiplier,
+        num_clients=num_clients,
+        max_failed_share=max_failed_share,
+        bits=bits,
+        beta=beta,
+        modulus_stddevs=modulus_stddevs,
+    )
+    self.modulus = 2**bits
+    self.event = DistributedGaussianDpEvent(
+        noise_multiplier=noise_multiplier,
+        num_clients=num_clients,
+        min_survivors=self.plan.min_survivors,
+        bits=bits,
+        local_stddev=self.plan.local_stddev,
+        num_elements=self._size,
+    )
+    self._stddev_over_clip = (
+        self.plan.local_stddev * math.sqrt(num_clients)
+        / self.plan.clip_in_steps
+    )
+    ratio = self._stddev_over_clip / noise_multiplier
+    logging.log(
+        logging.WARNING if ratio > _MUCH_NOISE else logging.INFO,
+        'Distributed noise of all %d clients, of whom %d suffice, is %.4g '
+        'times that of a trusted server; sums have %d bits.',
+        num_clients, self.plan.min_survivors, ratio, bits,
+    )
+
+  @property
+  def layer_names(self) -> list[str]:
+    return self._clipper.layer_names
+
+  def initial_global_state(self) -> queries.PerLayerClipSumQuery.GlobalState:
+    """The state before the first round, without a noise key."""
+    return self._clipper.initial_global_state()._replace(
+        noise_multiplier=tf.constant(self._noise_multiplier, tf.float32)
+    )
+
+  def derive_sample_params(self, global_state: Any) -> Params:
+    """What clients get of the state."""
+    return Params(
+        global_state.l2_norm_clip, global_state.noise_key, global_state.counter
+    )
+
+  def encode(
+      self, params: Params, record: Any, *, client: tf.Tensor
+  ) -> tuple[tf.Tensor, queries.Measured]:
+    """Returns what a client sends, int64 [D] in [0, 2^b), and clipping.
+
+    Args:
+      params: Of `derive_sample_params`.
+      record: Nest of float32 tensors.
+      client: int64 [], another one for each client of the round.
+    """
+    rounded, measured = self.round(params, record, client=client)
+    noise = discrete_gaussian.draw(
+        self._size,
+        key=params.noise_key,
+        client=client,
+        release=params.counter,
+        stddev=self.plan.local_stddev,
+    )
+    return (rounded + noise) % self.modulus, measured
+
+  def round(
+      self, params: Params, record: Any, *, client: tf.Tensor
+  ) -> tuple[tf.Tensor, queries.Measured]:
+    """Steps 1 to 4: int64 [D] of norm S at most. Args as `encode`."""
+    clipped, measured = self._clipper.clip(params.l2_norm_clip, record)
+    steps = self._clip_in_steps(params.l2_norm_clip)
+    flat = tf.concat(
+        [tf.reshape(part, [-1]) for part in tf.nest.flatten(clipped)], axis=0
+    )
+    grid = self._clipper.grid(params)
+    exact = tf.cast(flat, tf.float64) * (grid * steps)
+    if self._rotation == 'dft':
+      padded = tf.pad(exact, [[0, self._size - self.num_noised]])
+      exact = _rotate(padded, _seed(params.counter, 0))
+    return self._round(exact, params=params, client=client), measured
+
+  def decode(
+      self, total: tf.Tensor, *, num_clients: tf.Tensor, global_state: Any
+  ) -> Any:
+    """Returns the noised sum of records, float64.
+
+    Args:
+      total: The modular sum, int64 [D] in [0, 2^b).
+      num_clients: Of the sum, integer [].
+      global_state: The state of the round.
+    """
+    half = self.modulus // 2
+    exact = tf.cast((total + half) % self.modulus - half, tf.float64)
+    if self._rotation == 'dft':
+      exact = _rotate_back(exact, _seed(global_state.counter, 0))
+    unit = 1 / self._clip_in_steps(global_state.l2_norm_clip)
+    unit = queries.keyed(unit, global_state)
+    unit = tf.where(
+        num_clients >= self.plan.min_survivors,
+        unit,
+        tf.constant(math.nan, tf.float64),
+    )
+    parts = tf.split(
+        exact[: self.num_noised] * unit,
+        [math.prod(spec.shape) for spec in tf.nest.flatten(self._specs)],
+    )
+    return tf.nest.map_structure(
+        lambda spec, part: tf.reshape(part, spec.shape),
+        self._specs,
+        tf.nest.pack_sequence_as(self._specs, parts),
+    )
+
+  def derive_metrics(self, global_state: Any) -> dict[str, Any]:
+    """Settings of the coming round; the noise is that of all n clients."""
+    return collections.OrderedDict(
+        l2_norm_clip=global_state.l2_norm_clip,
+        noise_stddev_on_sum=(
+            tf.cast(self._stddev_over_clip, tf.float32)
+            * global_state.l2_norm_clip
+        ),
+    )
+
+  def _clip_in_steps(self, clip: tf.Tensor) -> tf.Tensor:
+    """t / C, float64 []."""
+    return self.plan.clip_in_steps / tf.cast(clip, tf.float64)
+
+  def _round(
+      self, exact: tf.Tensor, *, params: Params, client: tf.Tensor
+  ) -> tf.Tensor:
+    """Rounds at random, int64 [D], to a squared norm of S^2 at most."""
+    most = self.plan.squared_sensitivity
+    seed = _seed(params.counter, 1)
+    for word in tf.unstack(tf.bitcast(client, tf.int32)):
+      seed = tf.random.fold_in(seed, word)
+    below = tf.floor(exact)
+    rest = exact - below
+
+    def fits(rounded: tf.Tensor) -> tf.Tensor:
+      return tf.reduce_sum(tf.square(rounded)) <= most
+
+    def again(tries: tf.Tensor, _) -> tuple[tf.Tensor, tf.Tensor]:
+      uniform = tf.random.stateless_uniform(
+          [self._size], tf.random.fold_in(seed, tries), dtype=tf.float64
+      )
+      up = tf.cast(uniform < rest, tf.float64)
+      return tries + 1, tf.cast(below + up, tf.int64)
+
+    _, rounded = tf.while_loop(
+        lambda tries, rounded: (tries < _MAX_TRIES) & ~fits(rounded),
+        again,
+        again(tf.constant(0), None),
+    )
+    toward_zero = tf.cast(exact, tf.int64)
+    rounded = tf.where(fits(rounded), rounded, toward_zero)
+    # Clipped, it fits; else nothing is sent, so that S holds in any case.
+    return tf.where(fits(rounded), rounded, 0)
+
+
+def _seed(counter: tf.Tensor, purpose: int) -> tf.Tensor:
+  """Public randomness of a round, int32 [2]."""
+  return tf.random.fold_in(tf.bitcast(counter, tf.int32), purpose)
+
+
+def _padded(size: int) -> tuple[int, int]:
+  """Blocks of a rotated vector, and complex numbers in each of them."""
+  length = 2
+  while length < _LARGEST_BLOCK and 2 * length < size:
+    length *= 2
+  return -(-size // (2 * length)), length
+
+
+def _signs(vector: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+  """The vector with random signs."""
+  bits = tf.random.stateless_uniform(
+      vector.shape, seed, minval=None, maxval=None, dtype=tf.int32
+  )
+  return tf.where(bits < 0, -vector, vector)
+
+
+def _rotate(vector: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+  """A random rotation of float64 [D], D as `_padded` has it."""
+  num_blocks, length = _padded(vector.shape[0])
+  # Column by column, so that each block has elements of all layers.
+  rows = tf.transpose(tf.reshape(_signs(vector, seed), [-1, num_blocks]))
+  values = tf.signal.fft(tf.complex(rows[:, :length], rows[:, length:]))
+  parts = tf.concat([tf.math.real(values), tf.math.imag(values)], axis=1)
+  return tf.reshape(parts, [-1]) / math.sqrt(length)
+
+
+def _rotate_back(vector: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+  """The inverse of `_rotate`."""
+  num_blocks, length = _padded(vector.shape[0])
+  rows = tf.reshape(vector, [num_blocks, -1])
+  values = tf.signal.ifft(tf.complex(rows[:, :length], rows[:, length:]))
+  parts = tf.concat([tf.math.real(values), tf.math.imag(values)], axis=1)
+  return _signs(tf.reshape(tf.transpose(parts), [-1]), seed) * math.sqrt(length)
