@@ -8,6 +8,7 @@ epsilon covers it.
 """
 
 import contextlib
+import functools
 import itertools
 import os
 import pathlib
@@ -20,6 +21,7 @@ from absl import logging
 from absl.testing import absltest
 import numpy as np
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from data_tools import shards
 from tests import cases
@@ -30,11 +32,16 @@ from tff_asr import files
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.execution import multi_device
 from tff_asr.metrics import word_errors
+from tff_asr.models import best_rq
+from tff_asr.models import conformer
+from tff_asr.models import quantizer as quantizer_lib
 from tff_asr.privacy import adaptive_query
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import queries
 from tff_asr.programs import evaluation
 from tff_asr.programs import federated
+from tff_asr.programs import pretraining
 from tff_asr.programs import public_data
 from tff_asr.recognition import export
 from tff_asr.reports import model_card
@@ -45,30 +52,39 @@ from tff_asr.storage import run_dir
 
 _FEW = {'ann': 1, 'bob': 1, 'cai': 1, 'dee': 1}
 _MANY = {'eve': 9, 'fay': 2, 'gus': 5, 'hal': 3}
-_NUM_ROUNDS = 4
 # Of their owner alone, and not of what is released.
 _OF_OWNER = (public_data.FILE, 'run.lock')
 
 
-class _Deaf(adaptive_query.AdaptiveClipSumQuery):
-  """Releases noise in place of the noised sum."""
+class _Deaf:
+  """Of a query before which this stands: releases the noise of an empty sum."""
 
   def get_noised_result(self, sample_state, global_state):
     nothing = tf.nest.map_structure(tf.zeros_like, sample_state)
     return super().get_noised_result(nothing, global_state)
 
 
-def _build_query(specs):
-  return _Deaf(
-      specs, l2_norm_clip=0.01, noise_multiplier=30.0, cohort_size=2
+class _DeafAdaptive(_Deaf, adaptive_query.AdaptiveClipSumQuery):
+  """Of updates and of the counts of adaptive clips."""
+
+
+class _DeafSum(_Deaf, queries.PerLayerClipSumQuery):
+  """Of gradients."""
+
+
+@functools.lru_cache
+def _pretraining_model() -> best_rq.BestRqModel:
+  return best_rq.build(
+      encoder=conformer.build(
+          num_blocks=1, dim=8, mlp_dim=8, num_heads=2, num_groups=2,
+          front_channels=2,
+      ),
+      quantizer=quantizer_lib.Quantizer(num_codes=16),
+      start_prob=0.05,
   )
 
 
 class SideChannelsTest(cases.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.settings = None
 
   def write(self, num_utterances, *, twins: bool, damaged: bool) -> str:
     """Private data at a place that is the same for all."""
@@ -114,59 +130,34 @@ class SideChannelsTest(cases.TestCase):
     ):
       yield
 
-  def shown(self, num_utterances, **data) -> dict[str, bytes]:
-    """All that a run on these clients writes and prints, by name."""
-    folder = self.write(num_utterances, **data)
-    dev = self.path('dev')
-    if not os.path.exists(dev):
-      fakes.write_split(dev, {'yan': 2, 'zoe': 1})
+  def shown(self, program, *, dev: str, **settings) -> dict[str, bytes]:
+    """All that a run writes and prints, by name."""
     run = self.path('run')
     shutil.rmtree(run, ignore_errors=True)
-    data = client_data_lib.load(folder)
-    if self.settings is None:
-      # Of the data it has the place, and how many clients there are.
-      self.settings = runs.federated(data, build_query=_build_query)
-    settings = self.settings | {'client_data': data}
-    evaluator = evaluation.Evaluator(
-        model=settings['model'],
-        pipeline=settings['pipeline'],
-        client_data=client_data_lib.load(dev),
-    )
     with self.same_keys(), self.assertLogs('absl', 'INFO') as logs:
       logging.info('There is a log.')
       results, printed = runs.train(
-          federated.FederatedTraining,
-          **settings | dict(
-              output_dir=run,
-              configuration=(
-                  f'NUM_ROUNDS = {_NUM_ROUNDS}\nPRIVATE_DIR = {folder!r}\n'
-              ),
-              context=multi_device.build_async_context(
-                  multi_device.Settings(max_failed_share=1.0)
-              ),
-              num_rounds=_NUM_ROUNDS,
-              evaluator=evaluator,
-              save_every=1,
-          ),
+          program, output_dir=run, save_every=1, **settings
       )
     self.assertTrue(results['privacy']['private'])
     (read,) = reports_runs.read([run])
-    files.write_text(
-        os.path.join(run, model_card.CARD),
-        model_card.build(
-            read,
-            recognizer=recognizers.tiny(),
-            exports=[export.Check(
-                file='saved_model',
-                num_bytes=1,
-                num_utterances=1,
-                num_same=1,
-                errors=word_errors.WordErrors(words=8),
-                checkpoint_errors=word_errors.WordErrors(words=8),
-            )],
-            data_dir=dev,
-        ),
-    )
+    if program.UNIT == 'round':  # Pre-trained models write nothing.
+      files.write_text(
+          os.path.join(run, model_card.CARD),
+          model_card.build(
+              read,
+              recognizer=recognizers.tiny(),
+              exports=[export.Check(
+                  file='saved_model',
+                  num_bytes=1,
+                  num_utterances=1,
+                  num_same=1,
+                  errors=word_errors.WordErrors(words=8),
+                  checkpoint_errors=word_errors.WordErrors(words=8),
+              )],
+              data_dir=dev,
+          ),
+      )
     report.write(
         [tables.Row('run', [read])],
         output_dir=os.path.join(run, 'report'),
@@ -181,19 +172,82 @@ class SideChannelsTest(cases.TestCase):
     for path in pathlib.Path(run).rglob('*'):
       if path.is_file() and path.name not in _OF_OWNER:
         found[str(path.relative_to(run))] = path.read_bytes()
-    return found
-
-  def test_what_is_shown_is_the_same_for_other_clients(self):
-    few = self.shown(_FEW, twins=False, damaged=False)
     self.assertContainsSubset(
         {run_dir.MODEL, run_dir.METRICS, run_dir.RESULTS, run_dir.STATEMENT,
-         run_dir.LEDGER, model_card.CARD, 'report/report.html'},
-        few,
+         run_dir.LEDGER, 'report/report.html'},
+        found,
     )
-    many = self.shown(_MANY, twins=True, damaged=True)
-    self.assertEqual(few.keys(), many.keys())
-    self.assertEqual(
-        [name for name in few if few[name] != many[name]], []
+    return found
+
+  def assert_same(self, one, other):
+    self.assertEqual(one.keys(), other.keys())
+    self.assertEqual([name for name in one if one[name] != other[name]], [])
+
+  def test_what_is_shown_is_the_same_for_other_clients(self):
+    dev = fakes.write_split(self.path('dev'), {'yan': 2, 'zoe': 1})
+    folder = self.write(_FEW, twins=False, damaged=False)
+    # Of the data they have the place, and how many clients there are.
+    settings = runs.federated(
+        client_data_lib.load(folder),
+        build_query=functools.partial(
+            _DeafAdaptive,
+            l2_norm_clip=0.01,
+            noise_multiplier=30.0,
+            cohort_size=2,
+        ),
+    )
+    evaluator = evaluation.Evaluator(
+        model=settings['model'],
+        pipeline=settings['pipeline'],
+        client_data=client_data_lib.load(dev),
+    )
+
+    def shown():
+      return self.shown(
+          federated.FederatedTraining,
+          dev=dev,
+          **settings | dict(
+              client_data=client_data_lib.load(folder),
+              configuration=f'NUM_ROUNDS = 4\nPRIVATE_DIR = {folder!r}\n',
+              context=multi_device.build_async_context(
+                  multi_device.Settings(max_failed_share=1.0)
+              ),
+              num_rounds=4,
+              evaluator=evaluator,
+          ),
+      )
+
+    few = shown()
+    self.write(_MANY, twins=True, damaged=True)
+    self.assert_same(few, shown())
+
+  def test_what_is_shown_is_the_same_for_other_recordings(self):
+    model = _pretraining_model()
+    dev = fakes.write_split(self.path('dev'), {'yan': 2, 'zoe': 1})
+    build_query = functools.partial(
+        _DeafSum, l2_norm_clip=0.1, noise_multiplier=30.0
+    )
+
+    def shown(num_utterances):
+      folder = self.write(num_utterances, twins=False, damaged=False)
+      return self.shown(
+          pretraining.Pretraining,
+          dev=dev,
+          configuration=f'NUM_STEPS = 3\nTRAIN_DIR = {folder!r}\n',
+          model=model,
+          pipeline=fakes.tiny_pipeline(model),
+          client_data=client_data_lib.load(folder),
+          optimizer=tff.learning.optimizers.build_adam(0.01),
+          batch_size=3,
+          num_steps=3,
+          seed=3,
+          build_query=build_query,
+          evaluate_every=2,
+      )
+
+    # As many recordings, of another number of people.
+    self.assert_same(
+        shown({'ann': 6}), shown({'eve': 1, 'fay': 2, 'gus': 3})
     )
 
 
