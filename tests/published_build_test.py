@@ -16,6 +16,7 @@ from tests import experiment_files
 from tff_asr import config
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import client_update
+from tff_asr.models import best_rq
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import schedules
@@ -149,14 +150,47 @@ class PublishedStepTest(parameterized.TestCase):
   )
   def test_a_step_moves_each_weight(self, path):
     model = _part(ctc.build, path)()
+
+    def loss_gradients(weights, batch):
+      return client_update.loss_gradients(
+          model, weights, batch, num_utterances=tf.constant(1.0)
+      )
+
+    # LARS has a velocity, LAMB two moments.
+    is_private = not _is_central(path)
+    self.check_step(
+        path, model, loss_gradients, is_private=is_private,
+        moments=2 if is_private else 1,
+    )
+
+  @parameterized.parameters(True, False)
+  def test_a_step_of_pretraining_moves_each_weight(self, is_private):
+    name = 'ssl_private' if is_private else 'ssl_public'
+    path = f'gin/experiments/{name}.gin'
+    model = _part(best_rq.build, path)()
+
+    def loss_gradients(weights, batch):
+      seeds = tf.random.split(batch['seed'], 2)
+      masked = model.mask(
+          batch['features'], batch['feature_lengths'], seeds[:1]
+      )
+      with tf.GradientTape() as tape:
+        tape.watch(weights)
+        loss = tf.reduce_sum(model.loss(weights, masked, seeds[1]))
+      gradients = tape.gradient(loss, weights)  # None, if one were left out.
+      return gradients, loss
+
+    self.check_step(
+        path, model, loss_gradients, is_private=is_private, moments=2
+    )
+
+  def check_step(self, path, model, loss_gradients, *, is_private, moments):
     optimizer = _part(schedules.scheduled, path)()
     specs = weights_lib.tensor_specs(model.specs)
 
     def step(weights, batch):
-      gradient, loss = client_update.loss_gradients(
-          model, weights, batch, num_utterances=tf.constant(1.0)
-      )
-      if not _is_central(path):
+      gradient, loss = loss_gradients(weights, batch)
+      if is_private:
         query = queries.MeanQuery(
             _part(queries.PerLayerClipSumQuery, path)(record_specs=specs), 1.0
         )
@@ -179,13 +213,10 @@ class PublishedStepTest(parameterized.TestCase):
     }
     self.assertEqual(shapes(moved), shapes(specs))
     self.assertEqual(loss.shape, [])
-    # LARS has a velocity, LAMB two moments.
     elements = sum(
         leaf.shape.num_elements()
         for leaf in tf.nest.flatten(state) if leaf.shape.rank
     )
     self.assertAlmostEqual(
-        elements / weights_lib.count(model.specs),
-        1 if _is_central(path) else 2,
-        places=4,
+        elements / weights_lib.count(model.specs), moments, places=4
     )

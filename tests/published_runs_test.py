@@ -14,6 +14,10 @@ from tests import experiment_files
 from tff_asr import config
 from tff_asr.data import pipeline
 from tff_asr.learning import client_update
+from tff_asr.learning import layer_freeze
+from tff_asr.models import best_rq
+from tff_asr.models import ctc
+from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import schedules
 from tff_asr.privacy import accounting
 from tff_asr.privacy import clipping
@@ -514,7 +518,7 @@ class RecipeTest(parameterized.TestCase):
 class PretrainingRowsTest(parameterized.TestCase):
   """docs/pretraining.md: each row binds, and costs what it says."""
 
-  def test_rows(self):
+  def rows(self) -> list[_Row]:
     text = experiment_files.read('docs/pretraining.md')
     table = text.split('## The paper\'s runs')[1]
     rows = [
@@ -523,19 +527,76 @@ class PretrainingRowsTest(parameterized.TestCase):
         if re.match(r'\|[^|]+\| `ssl_', line)
     ]
     self.assertGreaterEqual(len(rows), 12)
-    for paper, run, arguments, wer, cost in rows:
-      row = _Row(paper, run.strip('`'), arguments.strip('`'), wer, cost, '')
+    return [
+        _Row(paper, run.strip('`'), arguments.strip('`'), wer, cost, '')
+        for paper, run, arguments, wer, cost in rows
+    ]
+
+  def test_the_sweeps_and_the_splits_are_among_the_rows(self):
+    changed = ' '.join(row.arguments for row in self.rows())
+    for setting in (
+        'NOISE_MULTIPLIER', 'FREEZE', 'FREEZE_SHARE', 'CLIP_SPLIT', 'TRAIN_DIR',
+        'INIT_FROM_RUN', 'RELATIVE_ATTENTION', 'TEST_DIR',
+    ):
+      self.assertIn(f'"{setting} = ', changed)
+
+  def test_models_have_their_full_size_and_what_is_frozen_its_share(self):
+    # By hand: 303 million of the encoder, with relative positions a matrix and
+    # two vectors a block.
+    encoder = {True: 302_889_312}
+    encoder[False] = encoder[True] - 12 * (1024**2 + 2 * 1024)
+    for row in self.rows():
       for command in map(_parse, row.commands()):
-        with self.subTest(paper, command=command):
+        with self.subTest(row.paper, command=command):
           config.bind(
               experiment_files.program(row.path),
               gin_files=command.gin_files,
               gin_params=command.gin_params,
           )
-          if not cost:
+          settings = _found(config.text())
+          is_pretraining = 'NUM_CODES' in settings
+          model = _bound(best_rq.build if is_pretraining else ctc.build, command)
+          expected = encoder[settings['RELATIVE_ATTENTION'] == 'True']
+          # The labels of 4 frames, or characters, and the blank.
+          outputs = 8192 if is_pretraining else 30
+          self.assertEqual(
+              weights_lib.count(model.specs), expected + (1024 + 1) * outputs
+          )
+          if row.run != 'ssl_private':
+            continue
+          live = weights_lib.tensor_specs(model.specs)
+          if settings['FREEZE'] != 'None':
+            freeze = _bound(layer_freeze.LayerFreeze, command)
+            scores = np.random.default_rng(0).random(len(live))
+            frozen = freeze.choose(dict(zip(live, scores)), model.specs)
+            live = weights_lib.without(frozen, live)
+            left = sum(spec.shape.num_elements() for spec in live.values())
+            self.assertAlmostEqual(
+                left / weights_lib.count(model.specs),
+                1 - float(settings['FREEZE_SHARE']),
+                delta=0.02,
+            )
+          layers = _bound(clipping.Clipping, command).divide(live)
+          shares = [layer.share for layer in layers]
+          self.assertLen(shares, len(live))
+          if settings['CLIP_SPLIT'] == "'global'":
+            self.assertEqual(set(shares), {None})
+          else:
+            self.assertAlmostEqual(sum(share**2 for share in shares), 1)
+
+  def test_rows(self):
+    for row in self.rows():
+      for command in map(_parse, row.commands()):
+        with self.subTest(row.paper, command=command):
+          config.bind(
+              experiment_files.program(row.path),
+              gin_files=command.gin_files,
+              gin_params=command.gin_params,
+          )
+          if not row.cost:
             continue
           settings = _found(config.text())
-          epsilon, delta, times = map(float, cost.split(', '))
+          epsilon, delta, times = map(float, row.cost.split(', '))
           self.assertEqual(float(settings['DELTA']), delta)
           batch, steps = (
               int(settings[name]) for name in ('BATCH_SIZE', 'NUM_STEPS')
