@@ -477,7 +477,7 @@ class LossTest(absltest.TestCase):
         cluster.shutdown()
     """)
     totals = [line for line in map(str.strip, lines) if line.endswith(' 3.0')]
-    self.assertEqual(totals, ['before 3.0'] + 3 * ['after 3.0'])
+    self.assertEqual(totals, ['before 3.0'] + 3 * ['after 3.0'], lines)
 
 
 @_slow
