@@ -5,8 +5,9 @@ and the random seeds of the runs that are averaged. Equal recipes have equal
 names, so groups share runs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
+import math
 from typing import Any, NamedTuple, Optional
 
 CENTRAL, FEDERATED = 'train_central', 'train_federated'
@@ -131,6 +132,36 @@ class Claim(NamedTuple):
   text: str
   weights: Mapping[str, float]
   expected: int
+
+
+def claim(
+    text: str,
+    first: str | Sequence[str],
+    expected: int,
+    second: str | Sequence[str],
+) -> Claim:
+  """The mean of some rows minus that of others has the expected sign."""
+  first, second = (
+      [each] if isinstance(each, str) else each for each in (first, second)
+  )
+  weights = {label: 1 / len(first) for label in first} | {
+      label: -1 / len(second) for label in second
+  }
+  return Claim(text, weights, expected)
+
+
+def noise_multiplier(
+    noise: float, *, num_parameters: int, cohort_size: int
+) -> float:
+  """z = noise S / sqrt(D), to three digits.
+
+  Args:
+    noise: Norm of the noise on the mean over the clip C. The 3e-6 and 10e-6 of
+      https://arxiv.org/abs/2310.00098 come to .05 and .16.
+    num_parameters: D.
+    cohort_size: S, clients a round.
+  """
+  return float(f'{noise * cohort_size / math.sqrt(num_parameters):.3g}')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

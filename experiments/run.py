@@ -4,15 +4,16 @@ Makes the shards, trains what is missing of the groups, several runs at a time,
 decodes the test speakers and writes the report. What is there is kept, so it
 can be stopped and started again; a run that was stopped goes on.
 
-  an4         the federated paper's findings in miniature, on AN4
-  population  word error rates at real epsilons, on generated speech
+  an4         with and without privacy on recorded voices, of AN4
+  population  the federated paper's findings at real epsilons and equal noise,
+              on generated speech
   mechanism   what clipping and noise leave of the server's step, with the
               population's speech and models; its groups are states of models
   pretraining private pre-training in miniature; its groups are rows
 
 Example:
-  python -m experiments.run --suite=an4 --source=AN4_FOLDER --groups=table,c
-  python -m experiments.run --suite=population
+  python -m experiments.run --suite=an4 --source=AN4_FOLDER
+  python -m experiments.run --suite=population --groups=clipping,depth
   python -m experiments.run --suite=an4 --groups=     # only writes the report
 """
 

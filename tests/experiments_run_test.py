@@ -148,8 +148,9 @@ def setUpModule():
   fakes.write_split('dev', {'fay': 2})
   _run('gin/experiments/quickstart_seed.gin', 'seed_conv')
   path = 'gin/experiments/an4_seed.gin'
-  _run(path, 'seed')
-  _run(path, 'seed_fr', "LANGUAGE = 'fr'")
+  transformer = {'files': ('gin/models/transformer_toy.gin',)}
+  _run(path, 'seed', *_TRANSFORMER, **transformer)
+  _run(path, 'seed_fr', *_TRANSFORMER, "LANGUAGE = 'fr'", **transformer)
   _run('gin/experiments/pretrain_mini_public.gin', 'pretrained')
   _run('gin/experiments/finetune_mini_an4.gin', 'conformer')
 

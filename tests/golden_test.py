@@ -18,11 +18,11 @@ _FOLDER = experiment_files.ROOT / 'tests' / 'golden' / 'experiments'
 _WRITE = 'TFF_ASR_WRITE_GOLDENS'
 # Each axis has each kind of its swaps in one of them.
 _NAMES = (
-    'an4_dp_per_layer_uniform',
     'cv_de_evaluate',
     'cv_en_central_10',
     'cv_en_dp_dim_from_ls_960',
     'cv_en_dp_global_90_from_10',
+    'cv_en_dp_uniform_from_ls_100',
     'cv_en_federated_steps_from_ls_100',
     'finetune_mini_an4',
     'ls_central_960_from_cv_en',

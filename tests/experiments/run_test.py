@@ -14,9 +14,7 @@ from experiments import run
 from tests import fakes
 from tests.experiments import tiny
 
-_TINY = design.Model(
-    settings={'NUM_BLOCKS': 1, 'DIM': 8, 'MLP_DIM': 16, 'NUM_HEADS': 2}
-)
+_TINY = design.Model(settings={'NUM_BLOCKS': 1, 'DIM': 8})
 _SEED = tiny.SEED.but(
     'seed', {'NUM_STEPS': 2, 'EVALUATE_EVERY': 1}, model=_TINY
 )
@@ -28,7 +26,7 @@ _FEDERATED = tiny.FEDERATED.but(
         'BUILD_COHORTS': '@cohorts.fixed_size',
         'NOISE_MULTIPLIER': 0.5,
     },
-    experiment='an4_dp_global',
+    experiment='an4_dp',
     model=_TINY,
     parent=_SEED,
 )
