@@ -177,7 +177,6 @@ class Group:
     columns: Names of further columns (`report.COLUMNS`).
     claims: What the table is to show.
     remark: What follows from sizes alone; empty: nothing.
-    deployment: Cohort and population that epsilons are extrapolated to.
   """
 
   name: str
@@ -188,7 +187,6 @@ class Group:
   columns: tuple[str, ...] = ()
   claims: tuple[Claim, ...] = ()
   remark: str = ''
-  deployment: Optional[tuple[int, int]] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -518,8 +518,8 @@ epsilon worth a name, and stand for runs with ten times the clients. They differ
 from these in that a mean of 100 clients varies more by itself.
 
 A WER with a standard deviation is the mean over runs of other random seeds:
-other cohorts, batches and noise from one seed model. Differences come with a 95 %
-interval over the test speakers ({deviation}). Claims are judged by that
+other cohorts, batches and noise from one seed model. Differences come with a
+95 % interval over the test speakers ({deviation}). Claims are judged by that
 interval; they are not corrected for their number.
 """,
     evaluation='quickstart_evaluate',

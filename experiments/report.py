@@ -11,7 +11,6 @@ from experiments import design
 from experiments import jobs
 from tff_asr import files
 from tff_asr.metrics import confidence
-from tff_asr.privacy import epsilon_report
 from tff_asr.privacy import statement
 from tff_asr.reports import plots
 from tff_asr.reports import tables
@@ -218,9 +217,6 @@ def _table(group: design.Group, rows: Rows) -> tables.Table:
       'tried': 'dev WER % by rate',
       'MB': 'MB down + up',
   }
-  if group.deployment is not None:
-    cohort_size, population = group.deployment
-    titles['deployed'] = f'epsilon at {cohort_size:,} of {population:,}'
   cells = [[
       '', 'WER %', 'difference (95 %)', 'from',
       *(titles.get(name, name) for name in group.columns),
@@ -252,42 +248,10 @@ def _rate(each: Measured, *unused) -> str:
   return f'{each.best_rate:g}' + (' (an end of those tried)' if edge else '')
 
 
-def _deployed(each: Measured, group: design.Group, *unused) -> str:
-  """Epsilon of the deployment with the same noise on the mean."""
-  if not each.runs.first.rounds:
-    return ''
-  (rounds,) = each.runs.first.privacy['groups']
-  cohort_size, population = group.deployment
-  result = epsilon_report.solve(
-      sigma_mean=rounds['noise_multiplier'] / rounds['cohort_size'],
-      cohort_size=cohort_size,
-      population=population,
-      rounds=rounds['rounds'],
-  )
-  return statement.number(result.epsilon)
-
-
 def _by_rdp(each: Measured, *unused) -> str:
   """Epsilon by RDP alone; empty without a privacy statement."""
   privacy = each.runs.first.privacy
   return statement.number(float(privacy['epsilon_rdp'])) if privacy else ''
-
-
-def _noise_over_signal(each: Measured, *unused) -> str:
-  """Norm of the noise over that of the clipped mean, both over all rounds."""
-  noise, signal = (
-      [
-          value
-          for run in each.runs.runs
-          for value in run.metric(name).values()
-          if math.isfinite(value)
-      ]
-      for name in ('aggregator/noise_norm', 'signal_norm')
-  )
-  # A private run may keep its signal to itself.
-  if not any(noise) or not signal:
-    return ''
-  return f'{statistics.fmean(noise) / statistics.fmean(signal):.2g}'
 
 
 def _utterances(each: Measured, *unused) -> str:
@@ -307,8 +271,6 @@ COLUMNS: Mapping[str, Callable[..., str]] = {
     ),
     'epsilon': lambda each, *unused: tables.epsilon(each.runs),
     'epsilon (RDP)': _by_rdp,
-    'deployed': _deployed,
-    'noise / signal': _noise_over_signal,
     'utterances': _utterances,
     'MB': lambda each, *unused: tables.traffic(each.runs),
     'seconds': lambda each, *unused: tables.seconds(each.runs),

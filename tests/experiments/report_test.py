@@ -137,8 +137,6 @@ class ReportTest(absltest.TestCase):
         'federated_1', 4, 6,
         metrics={
             'not_private/num_utterances': {1: 10, 2: 20},
-            'not_private/signal_norm': {1: 0.5, 2: 1.5},
-            'aggregator/noise_norm': {1: 2, 2: 2},
         },
         privacy=run_folders.privacy(
             epsilon=12.0, noise_multiplier=0.006, cohort_size=8, rounds=80
@@ -152,7 +150,6 @@ class ReportTest(absltest.TestCase):
         tiny.SEED_ROW,
         tiny.row(seeds=(1,), against=None),
         columns=tuple(report.COLUMNS),
-        deployment=(2_000, 1_000_000),
     )))
     self.assertEqual(
         dict(zip(report.COLUMNS, cells['seed'][3:])),
@@ -169,10 +166,6 @@ class ReportTest(absltest.TestCase):
             'tried': '',
             'epsilon': '12',
             'epsilon (RDP)': '14',
-            # bin/compute_epsilon.py --sigma_mean=7.5e-4 --cohort_size=2000
-            # --population=1000000 --rounds=80
-            'deployed': '0.448',
-            'noise / signal': '2',
             'utterances': '30',
             'MB': '1.78 + 0.00',
             'seconds': '60',
@@ -183,15 +176,14 @@ class ReportTest(absltest.TestCase):
     self.finish('seed', 6, 8)
     self.finish(
         'federated_1', 4, 6,
-        metrics={'aggregator/noise_norm': {1: 2, 2: 2}},
         privacy=run_folders.privacy(epsilon=12.0),
         results={},
     )
-    columns = ('epsilon', 'noise / signal', 'utterances', 'seconds')
+    columns = ('epsilon', 'utterances', 'seconds')
     cells = self.cells(self.report(tiny.group(
         tiny.SEED_ROW, tiny.row(seeds=(1,), against=None), columns=columns
     )))
-    self.assertEqual(cells['federated'][3:], ['12', '', '', ''])
+    self.assertEqual(cells['federated'][3:], ['12', '', ''])
 
   def test_plots_are_drawn_of_what_is_measured(self):
     self.finish('seed', 6, 8)
