@@ -193,6 +193,11 @@ def _clip_row(
   )
 
 
+def _both(clip: str, start: int) -> list[str]:
+  """Labels of a clip at two noises."""
+  return [f'{clip}, {noise:g}' for noise in _CLIP_NOISES[start : start + 2]]
+
+
 _CLIPPING = design.Group(
     name='clipping',
     title='Clipping by layer, by noise',
@@ -216,6 +221,10 @@ _CLIPPING = design.Group(
     ),
     x_label='(noise norm) / C on the mean',
     columns=('minus seed',),
+    remark=(
+        'Claims that take two noises together were added when those of single '
+        'noises had come out undecided.'
+    ),
     claims=(
         *(
             design.claim(
@@ -230,6 +239,21 @@ _CLIPPING = design.Group(
                 f'dim, {noise:g}', -1, f'global, {noise:g}',
             )
             for noise in _CLIP_NOISES
+        ),
+        design.claim(
+            'At 0.05 and 0.16 together, dim is ahead of one norm.',
+            _both('dim', 0), -1, _both('global', 0),
+        ),
+        design.claim(
+            'At 0.63 and 2.5 together, dim is behind one norm.',
+            _both('dim', 2), 1, _both('global', 2),
+        ),
+        design.claim(
+            'Clipping by layer (dim) does better at the smaller two noises '
+            'than at the larger two.',
+            _both('dim', 0) + _both('global', 2),
+            -1,
+            _both('global', 0) + _both('dim', 2),
         ),
         design.claim(
             'At 0.16, equal clips (uniform) are behind dim.',
