@@ -5,6 +5,14 @@ r"""Drawing a round's noise: both kernels beside TensorFlow's float32 normal.
 For a model's shapes, one after the other, as a round draws them: seconds, the
 ratio to `tf.raw_ops.StatelessRandomNormalV2` in the same turn, CPU seconds (of
 all threads), and what the process' memory grows by at most meanwhile.
+
+    python -m benchmarks.noise --bits=12,16,20,24 --modulus_stddevs=3
+
+For noise that devices add (`privacy.distributed`), by bits of the secure sum:
+the root mean square error of the decoded sum of --num_clients updates over that
+of a trusted server at the same epsilon, z C, as it is stated and as it comes out
+(rounding and what wraps around included); and a client's CPU seconds. Updates
+are of Student's t with 3 degrees of freedom, and half of each is common to all.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -12,10 +20,12 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 launch.begin(__name__)
 
 from collections.abc import Callable
+import math
 import statistics
 import time
 
 from absl import flags
+import numpy as np
 import tensorflow as tf
 
 from benchmarks import limits
@@ -24,8 +34,10 @@ from benchmarks import report
 from benchmarks import turns
 from benchmarks import workload as workload_lib
 from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import distributed
 from tff_asr.privacy import keys
 from tff_asr.privacy import noise
+from tff_asr.privacy import queries
 
 _SIZE = flags.DEFINE_string(
     'size', '36x768', 'Blocks and width of the transformer.'
@@ -36,12 +48,31 @@ _STDDEV = flags.DEFINE_float(
 _REPEATS = flags.DEFINE_integer(
     'repeats', 5, 'Turns that count.', lower_bound=1
 )
+_BITS = flags.DEFINE_list(
+    'bits', [], 'Of secure sums; empty: noise of a trusted server.'
+)
+_NUM_ELEMENTS = flags.DEFINE_integer(
+    'num_elements', 628_448, 'Of an update; the quickstart\'s.', lower_bound=2
+)
+_NUM_CLIENTS = flags.DEFINE_integer(
+    'num_clients', 1000, 'In a secure sum.', lower_bound=1
+)
+_NOISE_MULTIPLIER = flags.DEFINE_float(
+    'noise_multiplier', 1.3, 'Of devices\' noise.', lower_bound=0
+)
+_MODULUS_STDDEVS = flags.DEFINE_float(
+    'modulus_stddevs', 4.0, 'Of a sum\'s element that bits hold.',
+    lower_bound=0,
+)
 _PHILOX = 1
 _NORMAL = "TensorFlow's normal"
 
 
 def main(_) -> None:
   report.check_json_flag()
+  if _BITS.value:
+    _write_distributed([int(bits) for bits in _BITS.value])
+    return
   num_blocks, dim = workload_lib.parse_size(_SIZE.value, flag='--size')
   model = workload_lib.Workload(
       num_blocks=num_blocks, dim=dim, num_clients=1, num_local_steps=1
@@ -88,6 +119,57 @@ def main(_) -> None:
           num_draws=num_draws, seconds=seconds, ratios=ratios,
           cpu_seconds=cpu_seconds, growth_gib=growth,
       ),
+  )
+
+
+def _write_distributed(all_bits: list[int]) -> None:
+  """Measures noise of devices, by bits."""
+  table = [['bits', 'stated', 'measured', 'CPU seconds a client']]
+  figures = {}
+  for bits in all_bits:
+    query = distributed.DistributedSumQuery(
+        [tf.TensorSpec([_NUM_ELEMENTS.value])],
+        l2_norm_clip=1.0,
+        noise_multiplier=_NOISE_MULTIPLIER.value,
+        num_clients=_NUM_CLIENTS.value,
+        max_failed_share=0.0,
+        bits=bits,
+        modulus_stddevs=_MODULUS_STDDEVS.value,
+    )
+    state = queries.set_noise_key(query.initial_global_state(), keys.draw())
+    stated = float(query.derive_metrics(state)['noise_stddev_on_sum'])
+
+    @tf.function(autograph=False)
+    def encode(update, client, query=query, state=state):
+      params = query.derive_sample_params(state)
+      return query.encode(params, [update], client=client)[0]
+
+    generator = np.random.default_rng(1)
+    common = generator.standard_t(3, _NUM_ELEMENTS.value).astype(np.float32)
+    total, exact, cpu_seconds = 0, 0.0, []
+    for client in range(_NUM_CLIENTS.value):
+      update = common + generator.permutation(common)
+      exact += update / np.linalg.norm(update.astype(np.float64))
+      update = tf.constant(update)
+      started = time.process_time()
+      total = total + encode(update, tf.constant(client, tf.int64))
+      cpu_seconds.append(time.process_time() - started)
+    (found,) = query.decode(
+        total % query.modulus,
+        num_clients=tf.constant(_NUM_CLIENTS.value),
+        global_state=state,
+    )
+    error = math.sqrt(np.mean((found - exact) ** 2))
+    ratios = [x / _NOISE_MULTIPLIER.value for x in (stated, error)]
+    seconds = statistics.median(cpu_seconds[1:] or cpu_seconds)
+    table.append([str(bits), *(f'{x:.4f}' for x in ratios), f'{seconds:.3f}'])
+    figures[bits] = dict(
+        stated=ratios[0], measured=ratios[1], cpu_seconds=seconds
+    )
+  report.write(
+      f'Error of {_NUM_CLIENTS.value} clients over that of a trusted server',
+      table,
+      dict(by_bits=figures),
   )
 
 

@@ -16,6 +16,7 @@ import dp_accounting
 import numpy as np
 import tensorflow as tf
 
+from experiments import population
 from tests import cases
 from tests import experiment_files
 from tests import fakes
@@ -248,6 +249,30 @@ class QuickstartTest(cases.TestCase):
         errors.lines(caught.exception)[0].count('nowhere is not a folder'), 1
     )
 
+  @parameterized.parameters(
+      *(row.recipe.experiment for row in population.DEPLOYMENT.rows)
+  )
+  def test_mechanisms_that_are_compared_run(self, experiment):
+    name = experiment.removeprefix('quickstart_')
+    settings = {}
+    if name == 'federated_banded':
+      settings = dict(NUM_BANDS=2, MIN_SEPARATION=2)
+    results = self.train(
+        name,
+        PRIVATE_DIR=repr(self.shards('private')),
+        INIT_FROM_RUN=None,
+        NUM_ROUNDS=2,
+        COHORT_SIZE=1,
+        NUM_LOCAL_STEPS=1,
+        TARGET_EPSILON=None,
+        **settings,
+    )
+    self.assertEqual(results['rounds'], 2)
+    kinds = {group['kind'] for group in results['privacy']['groups']}
+    self.assertEqual(kinds, {{
+        'federated_dp': 'poisson', 'federated_banded': 'cyclic'
+    }.get(name, 'separated')})
+
   def test_devices_add_the_noise(self):
     results = self.train(
         'federated_distributed',
@@ -258,7 +283,6 @@ class QuickstartTest(cases.TestCase):
         NUM_LOCAL_STEPS=1,
         TARGET_EPSILON=None,
     )
-    self.assertEqual(results['rounds'], 2)
     privacy = results['privacy']
     self.assertEqual(
         privacy['model'], 'distributed, secure sums (simulated)'

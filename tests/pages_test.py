@@ -56,11 +56,38 @@ def broken(page: pathlib.Path, text: str) -> list[str]:
   return found
 
 
+def cells(text: str) -> list[list[str]]:
+  """The cells of a page's tables, by row."""
+  return [
+      [cell.strip() for cell in line.strip('|').split('|')]
+      for line in text.splitlines()
+      if line.startswith('|')
+  ]
+
+
 class PagesTest(parameterized.TestCase):
 
   @parameterized.parameters(*_PAGES)
   def test_links_lead_somewhere(self, page):
     self.assertEqual(broken(page, page.read_text('utf-8')), [])
+
+  def test_the_results_are_those_of_the_pages_that_they_name(self):
+    folder = layers.ROOT / 'docs'
+    rows = [
+        row
+        for row in cells((folder / 'results.md').read_text('utf-8'))
+        if row[-1].startswith('[')
+    ]
+    self.assertGreater(len(rows), 20)
+    for claim, verdict, measured, link in rows:
+      page = re.search(r'\((.+\.md)', link)[1]
+      text = (folder / page).read_text('utf-8')
+      with self.subTest(f'{page}: {claim}'):
+        self.assertTrue(
+            any(claim in row and verdict in row for row in cells(text)),
+            f'{page} does not say: {claim} {verdict}',
+        )
+        self.assertIn(measured, ' '.join(text.split()))
 
   def test_broken_links_are_found(self):
     page = layers.ROOT / 'docs' / 'index.md'

@@ -220,6 +220,11 @@ class AuditTest(cases.TestCase):
       ('correlated', 'blt', ['NUM_ROUNDS = 6', 'COHORT_SIZE = 15']),
       ('banded', 'banded', ['NUM_ROUNDS = 6', 'COHORT_SIZE = 10']),
       (
+          'distributed',
+          'distributed',
+          ['NUM_ROUNDS = 6', 'COHORT_SIZE = 15', 'BITS = 20'],
+      ),
+      (
           'fixed',
           'per_module_dim',
           ['COHORT_SIZE = 31', 'BUILD_COHORTS = @cohorts.fixed_size'],
