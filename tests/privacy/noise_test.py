@@ -134,7 +134,7 @@ class GaussianTest(parameterized.TestCase):
     with tff.framework.get_context_stack().install(context):
       found = _stored('tensorflow')(_KEY, 4)
       with self.assertRaisesRegex(
-          RuntimeError, "'PyFuncStateless'.*kernel='tensorflow'"
+          ValueError, "'PyFuncStateless'.*kernel='tensorflow'"
       ):
         _stored('host')(_KEY, 4)
     for one, other in zip(found, _draw(**_STORED, release=4)):
