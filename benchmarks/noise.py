@@ -9,10 +9,11 @@ all threads), and what the process' memory grows by at most meanwhile.
     python -m benchmarks.noise --bits=12,16,20,24 --modulus_stddevs=3
 
 For noise that devices add (`privacy.distributed`), by bits of the secure sum:
-the root mean square error of the decoded sum of --num_clients updates over that
-of a trusted server at the same epsilon, z C, as it is stated and as it comes out
-(rounding and what wraps around included); and a client's CPU seconds. Updates
-are of Student's t with 3 degrees of freedom, and half of each is common to all.
+the root mean square error of the decoded sum of --num_clients updates over z C,
+that of a trusted server at the same epsilon; as it is stated and as it comes
+out, with rounding and what wraps around; and a client's CPU seconds. Updates
+are of Student's t with 3 degrees of freedom; a fifth of their variance is
+common to all.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -148,7 +149,7 @@ def _write_distributed(all_bits: list[int]) -> None:
     common = generator.standard_t(3, _NUM_ELEMENTS.value).astype(np.float32)
     total, exact, cpu_seconds = 0, 0.0, []
     for client in range(_NUM_CLIENTS.value):
-      update = common + generator.permutation(common)
+      update = 0.5 * common + generator.permutation(common)
       exact += update / np.linalg.norm(update.astype(np.float64))
       update = tf.constant(update)
       started = time.process_time()

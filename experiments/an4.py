@@ -95,8 +95,8 @@ parameters. AN4's own test part is not used.
 A word error rate (WER) with a standard deviation is the mean over three runs
 that differ in their random seed. Differences come with a 95 % interval over the
 test speakers and random seeds (`contrast` in `tff_asr/metrics/confidence.py`;
-{deviation}; the seed model is the one that it is). Claims are judged by that
-interval: where it holds 0, nothing is decided. Noise is (noise norm) / C of the
+the seed model is the one that it is). Claims are judged by that interval: where
+it holds 0, nothing is decided. Noise is (noise norm) / C of the
 noise on the mean, sqrt(D) z / S. Epsilon is at delta 1 / (10 population); at 32
 speakers it is no guarantee (NOT PRIVATE). Bytes are of a client and round, as
 float32. Seconds are wall-clock time; other jobs were running.

@@ -196,8 +196,7 @@ class Suite:
   Attributes:
     name: Of one word.
     groups: In the order of the report, and of their runs.
-    introduction: The report's, Markdown; its last paragraph has a place for
-      {deviation}, what random seeds change.
+    introduction: The report's, Markdown.
     evaluation: Name of the experiment that decodes test speakers.
     shards: From 'public', 'private', 'dev' and 'test' to the folder's name.
     data: The module that makes the shards, and its flags.

@@ -594,8 +594,8 @@ from these in that a mean of 100 clients varies more by itself.
 
 A WER with a standard deviation is the mean over runs of other random seeds:
 other cohorts, batches and noise from one seed model. Differences come with a
-95 % interval over the test speakers ({deviation}). Claims are judged by that
-interval; they are not corrected for their number.
+95 % interval over the test speakers and, where there are several, random seeds.
+Claims are judged by that interval; they are not corrected for their number.
 """,
     evaluation='quickstart_evaluate',
     shards='{}',

@@ -65,16 +65,13 @@ def write(*, folders: jobs.Folders, path: str) -> None:
       }
       for group in groups
   }
-  # Rows that groups share count once.
-  samples = {
-      row.first.path: row.rates
-      for rows in found.values()
-      for row in rows.values()
-      if len(row.runs) > 1
-  }
-  variance = confidence.pooled_variance(list(samples.values()))
   claims, sections = [['', 'claim', 'here']], []
   for group in groups:
+    # Of one group: a run that learns little varies as others do not.
+    samples = [
+        row.rates for row in found[group.name].values() if len(row.runs) > 1
+    ]
+    variance = confidence.pooled_variance(samples)
     rows = {
         row.label: _measure(
             row, found[group.name][row.label], variance, folders=folders
@@ -84,17 +81,13 @@ def write(*, folders: jobs.Folders, path: str) -> None:
     }
     for claim in group.claims:
       claims.append([group.name, claim.text, _judge(claim, rows)[0]])
-    sections.append(_section(group, rows, folders=folders, plots_dir=plots_dir))
-  deviation = (
-      f'a seed changes a run by {100 * math.sqrt(variance):.1f} points, the '
-      f'standard deviation of {len(samples)} rows together'
-      if samples
-      else 'what a seed changes is not known yet and left out'
-  )
-  *paragraphs, last = suite.introduction.split('\n\n')
+    sections.append(
+        _section(
+            group, rows, samples, folders=folders, plots_dir=plots_dir
+        )
+    )
   parts = [
-      *paragraphs,
-      wrap(last.format(deviation=deviation)),
+      suite.introduction.rstrip('\n'),
       '## What holds',
       tables.markdown(claims),
       *sections,
@@ -167,11 +160,15 @@ def _judge(claim: design.Claim, rows: Rows) -> tuple[str, str]:
 def _section(
     group: design.Group,
     rows: Rows,
+    samples: Sequence[Sequence[float]],
     *,
     folders: jobs.Folders,
     plots_dir: str,
 ) -> str:
-  """One group's: its table, plot, claims and remark."""
+  """One group's: its table, plot, claims and remark.
+
+  `samples` are the word error rates of the rows with several random seeds.
+  """
   parts = [
       f'## {group.title}',
       wrap(group.question),
@@ -190,6 +187,13 @@ def _section(
     figure = _draw(rows, label=group.x_label)
     plots.save(figure, os.path.join(plots_dir, name), dpi=90)
     parts.append(f'![{group.title}]({_PLOTS}/{name})')
+  if samples:
+    deviation = 100 * math.sqrt(confidence.pooled_variance(samples))
+    parts.append(wrap(
+        f'Another random seed changes a run by {deviation:.1f} points: the '
+        f'standard deviation of {len(samples)} rows together, which intervals '
+        'include.'
+    ))
   judged = [(claim, *_judge(claim, rows)) for claim in group.claims]
   parts.append('\n'.join(
       wrap(

@@ -87,7 +87,10 @@ class PagesTest(parameterized.TestCase):
             any(claim in row and verdict in row for row in cells(text)),
             f'{page} does not say: {claim} {verdict}',
         )
-        self.assertIn(measured, ' '.join(text.split()))
+        self.assertTrue(
+            measured in ' '.join(text.split()),
+            f'{page} has nowhere {measured}',
+        )
 
   def test_broken_links_are_found(self):
     page = layers.ROOT / 'docs' / 'index.md'

@@ -72,6 +72,18 @@ class BenchmarksTest(parameterized.TestCase):
           lambda figures: sum(figures['ratios'].values(), []),
       ),
       (
+          'noise_of_devices',
+          (
+              'noise', '--bits=16,20', '--num_clients=3',
+              '--num_elements=1000',
+          ),
+          lambda figures: [
+              value
+              for row in figures['by_bits'].values()
+              for value in (row['stated'], row['measured'])
+          ],
+      ),
+      (
           'batches',
           ('batches', '--clients=50', '--rounds=1'),
           lambda figures: [
