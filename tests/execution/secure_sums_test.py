@@ -1,9 +1,14 @@
 """Tests of tff_asr.execution.secure_sums, in the in-process context."""
 
 import collections
+import json
+import os
+import subprocess
+import sys
 
 from absl.testing import parameterized
 import numpy as np
+import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -11,6 +16,39 @@ from tests.execution import toys
 from tff_asr.execution import compiler
 from tff_asr.execution import multi_device
 
+# Weights after two rounds, with and without the aggregator.
+_DDP = """
+import json
+import numpy as np
+import tensorflow_federated as tff
+from tests.execution import toys
+from tff_asr.execution import multi_device
+
+def train(aggregator):
+  process = tff.learning.algorithms.build_unweighted_fed_avg(
+      toys.build_model,
+      client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
+      model_aggregator=aggregator,
+  )
+  clients = [toys.build_dataset(number) for number in range(5)]
+  state = process.initialize()
+  for _ in range(2):
+    state = process.next(state, clients).state
+  weights = state.global_model_weights.trainable
+  return np.concatenate([np.ravel(part) for part in weights]).tolist()
+
+context = multi_device.build_sync_context()
+with tff.framework.get_context_stack().install(context):
+  print(json.dumps([
+      train(tff.learning.ddp_secure_aggregator(
+          noise_multiplier=1e-3, expected_clients_per_round=5, bits=20,
+          rotation_type='hd',
+      )),
+      train(tff.learning.robust_aggregator(
+          zeroing=False, clipping=False, weighted=False
+      )),
+  ]))
+"""
 _CLIENT = collections.OrderedDict(
     a=np.int32, b=tff.TensorType(np.int64, [2])
 )
@@ -119,3 +157,23 @@ class SecureSumsTest(parameterized.TestCase):
       self.assertGreater(np.linalg.norm(one), 0.1)
       np.testing.assert_allclose(one, other, rtol=0, atol=1e-4)
       self.assertTrue(np.any(one != other))  # It was quantised.
+
+  @pytest.mark.slow
+  def test_ddp_secure_aggregator_runs_with_protobuf_in_python(self):
+    # With protobuf's C parser TFF's building blocks do not parse: its own
+    # process has Python's.
+    found = subprocess.run(
+        [sys.executable, '-c', _DDP],
+        env={**os.environ, 'PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION': 'python'},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertEqual(found.returncode, 0, found.stderr[-2000:])
+    noisy, plain = json.loads(found.stdout.splitlines()[-1])
+    # Its clips are .1 in the first round: two steps of about that, along the
+    # mean without clips.
+    norm = np.linalg.norm(noisy)
+    self.assertBetween(norm, 0.1, 0.25)
+    cosine = np.dot(noisy, plain) / (norm * np.linalg.norm(plain))
+    self.assertGreater(cosine, 0.95)
