@@ -61,7 +61,7 @@ def _row(noise: float, clip: str, against: str) -> design.Row:
   return design.Row(
       f'DP, {clip}, z = {noise:g}',
       _private(noise, clip),
-      seeds=_SEEDS[:1],
+      seeds=_SEEDS,
       against=against,
       series=clip,
       x=design.EPSILON,
@@ -91,7 +91,7 @@ _PRIVACY = design.Group(
         design.Row(
             'no DP',
             TWIN,
-            seeds=_SEEDS[:1],
+            seeds=_SEEDS,
             against=f'DP, dim, z = {_MAIN:g}',
             series=None,
         ),
@@ -126,7 +126,7 @@ def _deployable(label: str, name: str) -> design.Row:
   return design.Row(
       label,
       TWIN.but(f'federated_{name}', experiment=f'quickstart_federated_{name}'),
-      seeds=_SEEDS[:1],
+      seeds=_SEEDS,
       against=f'DP, dim, z = {_MAIN:g}',
       series=label,
       x=design.EPSILON,
@@ -147,7 +147,7 @@ DEPLOYMENT = design.Group(
         design.Row(
             f'DP, dim, z = {_MAIN:g}',
             _private(_MAIN, 'dim'),
-            seeds=_SEEDS[:1],
+            seeds=_SEEDS,
             series='Poisson',
             x=design.EPSILON,
         ),
