@@ -48,6 +48,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         'aggregators': (
             'dp_accounting',
+            'google.protobuf',
             'numpy',
             'tensorflow',
             'tensorflow_federated',

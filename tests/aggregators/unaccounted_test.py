@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import os
 
 from absl.testing import parameterized
 import dp_accounting
@@ -81,6 +82,18 @@ class UnaccountedTest(parameterized.TestCase):
     np.testing.assert_array_equal(
         output.state.query_state.numerator_state.noise_key, key
     )
+
+  def test_what_protobuf_cannot_parse_says_how_it_can(self):
+    if os.environ.get('PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION') == 'python':
+      self.skipTest('protobuf is in Python, which parses it.')
+    with self.assertRaisesRegex(
+        ValueError, 'PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python'
+    ):
+      _create(
+          tff.learning.ddp_secure_aggregator(
+              noise_multiplier=1e-3, expected_clients_per_round=5
+          )
+      )
 
   def test_what_accounts_for_itself_is_left_alone(self):
     factory = dp_mean.build(

@@ -14,6 +14,7 @@ import collections
 from typing import Any, NamedTuple
 
 import dp_accounting
+from google.protobuf import message
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -60,12 +61,23 @@ def create(
   Returns:
     (<S@SERVER, {V}@CLIENTS, {W}@CLIENTS> -> <S@SERVER, V@SERVER, M@SERVER>);
     the factory's own process if its state is accounted for.
+
+  Raises:
+    ValueError: protobuf does not parse what TFF builds.
   """
   if isinstance(factory, tff.aggregators.UnweightedAggregationFactory):
     factory = tff.aggregators.as_weighted_aggregator(factory)
   if isinstance(factory, distributed_mean.DistributedMean):
     return factory.create(value_type, weight_type)
-  inner = factory.create(value_type, tff.TensorType(np.float32))
+  try:
+    inner = factory.create(value_type, tff.TensorType(np.float32))
+  except message.DecodeError as error:
+    raise ValueError(
+        "protobuf's C parser does not parse the computations of this TFF "
+        'aggregator, which are nested too deeply (ddp_secure_aggregator): set '
+        'the environment variable PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python'
+        ', or take gin/privacy/distributed.gin.'
+    ) from error
   inner_type = inner.initialize.type_signature.result
   if _is_accounted(inner_type.member):
     return factory.create(value_type, weight_type)
