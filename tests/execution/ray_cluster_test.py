@@ -180,21 +180,24 @@ class LearningProcessTest(parameterized.TestCase):
       for mine, other in zip(found, again, strict=True):
         self.assertEqual(mine.tobytes(), other.tobytes())
 
-
-  def test_secure_aggregator_runs_too(self):
-    process = tff.learning.algorithms.build_weighted_fed_avg(
+  def test_secure_aggregator_is_a_mean_within_its_quantisation(self):
+    build = lambda aggregator: tff.learning.algorithms.build_weighted_fed_avg(
         toys.build_model,
         tff.learning.optimizers.build_sgdm(0.1),
-        model_aggregator=tff.learning.secure_aggregator(
-            clipping=False, zeroing=False
-        ),
+        model_aggregator=aggregator(clipping=False, zeroing=False),
     )
+    plain = build(tff.learning.robust_aggregator)
+    secure = build(tff.learning.secure_aggregator)
     cohorts = [[toys.build_dataset(i) for i in range(4)]] * 2
-    expected = _run(multi_device.build_sync_context(), process, cohorts)
-    found = _run(_context(2), process, cohorts)
-    for mine, other in zip(found, expected, strict=True):
-      np.testing.assert_allclose(mine, other, rtol=0, atol=1e-4)
+    expected = _run(multi_device.build_sync_context(), plain, cohorts)
+    here = _run(multi_device.build_sync_context(), secure, cohorts)
+    found = _run(_context(2), secure, cohorts)
+    for mine, other, exact in zip(found, here, expected, strict=True):
+      # Sums of integers: the same bits, whoever adds them.
+      self.assertEqual(mine.tobytes(), other.tobytes())
+      np.testing.assert_allclose(mine, exact, rtol=0, atol=1e-4)
     self.assertTrue(np.any(found[0]))
+    self.assertTrue(np.any(found[0] != expected[0]))  # It was quantised.
 
 
 @_slow
