@@ -278,7 +278,7 @@ class Miniature:
       masked = self.model.mask(
           batch['features'], batch['feature_lengths'], seeds
       )
-      return self.model.loss(weights, masked)
+      return self.model.masked_loss(weights, masked)
 
     self._losses = losses
 

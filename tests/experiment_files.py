@@ -68,6 +68,11 @@ def program(path: str) -> Callable[..., Any] | None:
   return found
 
 
+def pretrains(path: str) -> bool:
+  """True for an experiment of masked prediction."""
+  return 'gin/programs/best_rq.gin' in included(path)
+
+
 def paths() -> list[str]:
   """Paths of all experiments, without what they share."""
   found = (

@@ -85,11 +85,10 @@ def tiny_pipeline(
 ) -> pipeline_lib.Pipeline:
   """Small batches without augmentation, unless asked for."""
   return pipeline_lib.Pipeline(
-      tokenizer=tiny_tokenizer(),
       output_lengths=model.encoder.output_lengths,
       max_batch_sec=max_batch_sec,
       max_utterance_sec=max_utterance_sec,
-      **kwargs,
+      **dict(tokenizer=tiny_tokenizer()) | kwargs,
   )
 
 

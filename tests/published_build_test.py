@@ -176,7 +176,7 @@ class PublishedStepTest(parameterized.TestCase):
       )
       with tf.GradientTape() as tape:
         tape.watch(weights)
-        loss = tf.reduce_sum(model.loss(weights, masked, seeds[1]))
+        loss = tf.reduce_sum(model.masked_loss(weights, masked, seeds[1]))
       gradients = tape.gradient(loss, weights)  # None, if one were left out.
       return gradients, loss
 

@@ -321,6 +321,24 @@ class PlaceholdersTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'labels_too_long must be one of'):
       _pipeline(labels_too_long='cut')
 
+  def test_without_a_tokenizer_only_frames_count(self):
+    found = self.collect(
+        _pipeline(tokenizer=None).training_batches(
+            _examples([row[:3] for row in self.rows()]),
+            seed=tf.constant([1, 2]),
+            num_epochs=1,
+        )
+    )
+    left_out = {
+        name for name, row in found.items() if not row['example_weights']
+    }
+    self.assertEqual(left_out, {'no_frame', 'one_frame', 'too_long'})
+    for row in found.values():
+      self.assertEqual((row['label_lengths'], len(row['labels'])), (0, 0))
+    frames = log_mel.num_frames(9000)
+    self.assertEqual(found['empty']['feature_lengths'], frames)
+    self.assertTrue(np.any(found['empty']['features'][frames - 1] != 0))
+
   def test_in_training(self):
     rows = self.rows()
     found = self.collect(

@@ -162,7 +162,7 @@ class ExampleGradientsTest(parameterized.TestCase):
 
     def loss_fn(weights, examples):
       masked, seeds = examples
-      return tf.reduce_sum(model.loss(weights, masked, seeds[0]))
+      return tf.reduce_sum(model.masked_loss(weights, masked, seeds[0]))
 
     @tf.function
     def run(weights):

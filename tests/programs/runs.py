@@ -16,7 +16,6 @@ from tff_asr.data import cohorts
 from tff_asr.execution import multi_device
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
-from tff_asr.models import ctc
 from tff_asr.optimizers import lamb
 from tff_asr.privacy import queries
 from tff_asr.programs import faults
@@ -36,7 +35,8 @@ def federated(
     build_query: queries.BuildQuery,
     cohort_size: int = 2,
     optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
-    model: Optional[ctc.CtcModel] = None,
+    model: Optional[client_update.Model] = None,
+    **pipeline: Any,
 ) -> dict[str, Any]:
   """Arguments of federated runs on these data, in which a client does a step.
 
@@ -45,7 +45,9 @@ def federated(
   """
   model = model or fakes.tiny_model(num_blocks=1)
   parts = dict(
-      model=model, pipeline=fakes.tiny_pipeline(model), client_data=data
+      model=model,
+      pipeline=fakes.tiny_pipeline(model, **pipeline),
+      client_data=data,
   )
   return parts | dict(
       configuration='SEED = 1\n',

@@ -1,6 +1,6 @@
 """Tests of tff_asr.programs.training_loop: what holds of all programs' runs.
 
-The three programs run here on the same speakers; what only one of them does is
+The programs run here on the same speakers; what only one of them does is
 in its own test.
 """
 
@@ -49,8 +49,9 @@ _PROGRAMS = {
     'federated': federated.FederatedTraining,
     'central': central.CentralTraining,
     'pretraining': pretraining.Pretraining,
+    'pretraining_by_speaker': federated.FederatedTraining,
 }
-_PRIVATE = ('federated', 'pretraining')
+_PRIVATE = ('federated', 'pretraining', 'pretraining_by_speaker')
 _KEYS = dict(noise_seed=1, sampler_seed=2)
 
 
@@ -68,21 +69,24 @@ def _shared() -> dict[str, dict[str, Any]]:
       pipeline=fakes.tiny_pipeline(model, max_batch_sec=3.0),
       client_data=data,
   )
+  predictor = best_rq.build(
+      encoder=model.encoder,
+      quantizer=quantizer_lib.Quantizer(num_codes=16, num_stacked=3),
+      start_prob=0.1,
+  )
   optimizer = tff.learning.optimizers.build_adam(0.01)
   steps = dict(optimizer=optimizer, seed=3)
+  rounds = functools.partial(
+      runs.federated, data, build_query=_BUILD_QUERY, optimizer=optimizer
+  )
   return {
-      'federated': _KEYS | runs.federated(
-          data, build_query=_BUILD_QUERY, optimizer=optimizer, model=model
-      ),
+      'federated': _KEYS | rounds(model=model),
       'central': common | steps,
       'pretraining': common | steps | _KEYS | dict(
-          model=best_rq.build(
-              encoder=model.encoder,
-              quantizer=quantizer_lib.Quantizer(num_codes=16, num_stacked=3),
-              start_prob=0.1,
-          ),
-          batch_size=2,
-          build_query=_BUILD_QUERY,
+          model=predictor, batch_size=2, build_query=_BUILD_QUERY
+      ),
+      'pretraining_by_speaker': _KEYS | rounds(
+          model=predictor, tokenizer=None
       ),
   }
 
@@ -137,12 +141,16 @@ def _evaluator(look) -> mock.Mock:
   return mock.Mock(side_effect=evaluate, client_data=None)
 
 
+def _counts_rounds(name: str) -> bool:
+  return _PROGRAMS[name] is federated.FederatedTraining
+
+
 @parameterized.named_parameters(*((name, name) for name in _PROGRAMS))
 class TrainingLoopTest(cases.TestCase):
 
   def train(self, name: str, run: str, number: int, **changes):
     """A run of so many rounds; its results and what it printed."""
-    total = 'num_rounds' if name == 'federated' else 'num_steps'
+    total = 'num_rounds' if _counts_rounds(name) else 'num_steps'
     arguments = {'save_every': 2, 'evaluate_every': 2, total: number}
     return runs.train(
         _PROGRAMS[name],
@@ -293,7 +301,7 @@ class TrainingLoopTest(cases.TestCase):
         }
         state = state._replace(global_model_weights=weights)
         done = done._replace(output=done.output._replace(state=state))
-        if name == 'federated':
+        if _counts_rounds(name):
           done.output.metrics['finalizer']['weights_norm'] = np.float32(np.inf)
       return judge(self, record, done, number=number)
 

@@ -27,6 +27,9 @@ silently: weights say how many utterances were left out. That happens when
   - it is longer than the limit, or
   - its transcript is empty.
 
+Without a tokenizer nothing is spelled: transcripts count for nothing, and all
+labels are of length 0.
+
 Nothing here has Python control flow on tensors, so AutoGraph is kept out of it:
 converting code takes several times as long as tracing it.
 
@@ -90,7 +93,7 @@ class Pipeline:
   """Settings of the input pipeline; see the module's docstring.
 
   Attributes:
-    tokenizer: Text to labels.
+    tokenizer: Text to labels; None to train without text.
     output_lengths: Feature frames to the model's output frames.
     max_batch_sec: A batch's padded audio is at most this many seconds.
     max_utterance_sec: Longer utterances are left out.
@@ -106,7 +109,7 @@ class Pipeline:
       own. Batches themselves do not depend on it.
   """
 
-  tokenizer: tokenizer_lib.Tokenizer
+  tokenizer: Optional[tokenizer_lib.Tokenizer]
   output_lengths: Callable[[tf.Tensor], tf.Tensor]
   max_batch_sec: float
   max_utterance_sec: float = 30.0
@@ -375,10 +378,13 @@ class Pipeline:
     labels, label_lengths = self._labels(chunk['transcript'])
     output_lengths = self.output_lengths(lengths)
     needed = 1
-    if self.labels_too_long == 'left_out':
-      needed = min_frames(labels, label_lengths)
+    is_spelled = tf.fill(tf.shape(lengths), True)
+    if self.tokenizer is not None:
+      is_spelled = label_lengths > 0
+      if self.labels_too_long == 'left_out':
+        needed = min_frames(labels, label_lengths)
     is_usable = (
-        (label_lengths > 0)
+        is_spelled
         & (lengths <= self.max_frames)
         & (output_lengths >= needed)
     )
@@ -412,6 +418,9 @@ class Pipeline:
 
   def _labels(self, transcripts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Labels int32 [B, U], padded with 0, and their lengths int32 [B]."""
+    if self.tokenizer is None:
+      lengths = tf.zeros_like(transcripts, tf.int32)
+      return tf.zeros([tf.size(transcripts), 0], tf.int32), lengths
     ids = self.tokenizer.encode(transcripts)
     check = tf.debugging.assert_non_negative(
         ids.flat_values,

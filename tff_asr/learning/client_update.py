@@ -49,8 +49,12 @@ from tff_asr.data import records
 from tff_asr.data import shapes as shapes_lib
 from tff_asr.execution import xla
 from tff_asr.features import log_mel
+from tff_asr.models import best_rq
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
+
+# What clients can train.
+Model = ctc.CtcModel | best_rq.BestRqModel
 
 _WEIGHTS = ('utterances', 'seconds')
 
@@ -115,7 +119,7 @@ class LocalTraining:
 
 def build(
     *,
-    model: ctc.CtcModel,
+    model: Model,
     pipeline: pipeline_lib.Pipeline,
     broadcast_type: tff.Type,
     examples_type: tff.Type,
@@ -347,7 +351,7 @@ def client_number(client_id: tf.Tensor) -> tf.Tensor:
 
 @tf.autograph.experimental.do_not_convert
 def step(
-    model: ctc.CtcModel,
+    model: Model,
     optimizer: tff.learning.optimizers.Optimizer,
     optimizer_state: Any,
     weights: weights_lib.Weights,
@@ -412,7 +416,7 @@ def step(
 
 
 def loss_gradients(
-    model: ctc.CtcModel,
+    model: Model,
     weights: weights_lib.Weights,
     batch: pipeline_lib.Batch,
     *,

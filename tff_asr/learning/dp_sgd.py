@@ -490,7 +490,9 @@ def _build_loss(
 
   def loss_fn(trained, examples):
     masked, seeds = examples
-    return tf.reduce_sum(model.loss({**weights, **trained}, masked, seeds[0]))
+    return tf.reduce_sum(
+        model.masked_loss({**weights, **trained}, masked, seeds[0])
+    )
 
   return loss_fn
 

@@ -1,4 +1,4 @@
-"""Federated averaging of an ASR model as a TFF learning process.
+"""Federated averaging of a speech model as a TFF learning process.
 
 Algorithm 1 of https://arxiv.org/abs/2310.00098 composed from TFF's templates:
 
@@ -28,7 +28,6 @@ from tff_asr.learning import client_update
 from tff_asr.learning import layer_freeze
 from tff_asr.learning import process as process_lib
 from tff_asr.learning import server_update
-from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 
 
@@ -49,7 +48,7 @@ class Traffic(NamedTuple):
 
 def build(
     *,
-    model: ctc.CtcModel,
+    model: client_update.Model,
     pipeline: pipeline_lib.Pipeline,
     client_data: tff.simulation.datasets.ClientData,
     aggregator: tff.aggregators.AggregationFactory,

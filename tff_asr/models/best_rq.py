@@ -125,6 +125,30 @@ class BestRqModel:
   def loss(
       self,
       weights: weights_lib.Weights,
+      features: tf.Tensor,
+      feature_lengths: tf.Tensor,
+      unused_labels: tf.Tensor,
+      unused_label_lengths: tf.Tensor,
+      seed: tf.Tensor,
+  ) -> tf.Tensor:
+    """As `masked_loss`, with masks from the seed: arguments of `CtcModel.loss`.
+
+    Args:
+      weights: As in `logits`.
+      features: float32 [B, T, F].
+      feature_lengths: int32 [B].
+      unused_labels: Of the transcripts.
+      unused_label_lengths: Theirs.
+      seed: int32 [2], of masks and dropout.
+    """
+    mask_seed, dropout_seed = tf.unstack(tf.random.split(seed, 2))
+    seeds = tf.random.split(mask_seed, tf.shape(features)[0])
+    masked = self.mask(features, feature_lengths, seeds)
+    return self.masked_loss(weights, masked, dropout_seed)
+
+  def masked_loss(
+      self,
+      weights: weights_lib.Weights,
       masked: Masked,
       seed: Optional[tf.Tensor] = None,
   ) -> tf.Tensor:

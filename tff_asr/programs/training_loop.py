@@ -217,7 +217,8 @@ class TrainingRun(abc.ABC):
   @property
   def tokens(self) -> str:
     """Identity of the tokens that the model writes; '' for none."""
-    return self.pipeline.tokenizer.identity
+    tokenizer = self.pipeline.tokenizer
+    return '' if tokenizer is None else tokenizer.identity
 
   async def initialize(self) -> process_lib.State:
     """Returns the process's first state, with the weights of init_from_run."""

@@ -18,6 +18,7 @@ import os
 import numpy as np
 
 from tff_asr import files
+from tff_asr.learning import client_update
 from tff_asr.learning import layer_freeze
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
@@ -205,13 +206,16 @@ def read_scores(run: str, *, specs: weights_lib.Specs) -> dict[str, float]:
 
 
 def frozen(
-    *, run: str, model: ctc.CtcModel, freeze: layer_freeze.LayerFreeze
+    *,
+    run: str,
+    model: client_update.Model,
+    freeze: layer_freeze.LayerFreeze,
 ) -> list[str]:
-  """The layers of an encoder to freeze while the model is fine-tuned.
+  """The layers of an encoder to freeze while clients train the model.
 
   Args:
     run: Folder of the public warm start of this encoder.
-    model: Its head has no scores, and is trained.
+    model: What is not of its encoder is trained.
     freeze: Chooses among the encoder's layers.
 
   Raises:
