@@ -5,14 +5,15 @@ r"""The input pipeline alone: audio seconds a second, padding, and who waits.
 
 By parts, over one pass of all clients as a local step's loop makes it: `read`
 opens a client, reads, checks, shuffles and pads its records to chunks;
-`prepare` has features, SpecAugment and labels besides; `cut` makes the batches.
+`prepare` sorts and packs them and has labels besides; `cut` makes the batches,
+with features and SpecAugment.
 
 Then a round trains a model on the same clients (one pass each). Of a client's
 time there, `waited for data` is what its thread waited for the places of its
 records, which are read while the client before is trained; `prepared` is an
 estimate of what the loop spent on features, masks and cutting, from the parts
-above. Without
---data the corpus is noise, of lengths from a fifth to nine fifths of 5 s.
+above. Without --data the corpus is noise, of lengths from a fifth to nine
+fifths of 5 s.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -158,11 +159,10 @@ def _build(
       prepared = pipeline.prepare(chunk, seed=shuffled.seed)
       if part == 'prepare':
         lengths = prepared.utterances['feature_lengths']
-        used = tf.reduce_sum(prepared.utterances['features'])
-        total += tf.stack([_sum(lengths), 0.0, used])
+        total += tf.stack([_sum(lengths), 0.0, _sum(prepared.sounds)])
         continue
       for batch_num in tf.range(pipeline_lib.num_batches(prepared)):
-        batch = pipeline_lib.slice_batch(prepared, batch_num)
+        batch = pipeline.slice_batch(prepared, batch_num)
         size = tf.reduce_prod(tf.shape(batch['features'])[:2])
         used = tf.reduce_sum(batch['features'])
         total += tf.stack(

@@ -409,7 +409,7 @@ def _deltas(
     )
     trained = weights
     for number in range(num_steps):
-      batch = pipeline_lib.slice_batch(
+      batch = pipeline.slice_batch(
           prepared, number % pipeline_lib.num_batches(prepared)
       )
       state, trained, _ = client_update.step(

@@ -186,6 +186,43 @@ class TrainingBatchesTest(parameterized.TestCase):
       # By chance one record is at its place again.
       self.assertLess(np.sum(epochs[one] == epochs[other]), 12)
 
+  def test_only_the_batch_that_is_due_is_computed(self):
+    computed = []
+
+    def augment(features, lengths, seed):
+      del seed
+      computed.append(features.shape[:2].as_list())
+      return features + tf.cast(lengths[:, tf.newaxis, tf.newaxis], tf.float32)
+
+    pipeline = _pipeline(augment=augment, chunk_size=_NUM_UTTERANCES)
+    shuffled = pipeline.open(
+        pipeline.with_lengths(_examples(_many_rows())),
+        seed=tf.constant([1, 2]),
+        num_epochs=1,
+    )
+    prepared = pipeline.prepare(
+        pipeline.read_chunk(shuffled, tf.constant(0)), seed=shuffled.seed
+    )
+    self.assertGreater(pipeline_lib.num_batches(prepared), 10)
+    self.assertEmpty(computed)
+    batch = pipeline.slice_batch(prepared, tf.constant(3))
+    self.assertEqual(computed, [batch['features'].shape[:2].as_list()])
+    # Without masks all else is the same.
+    plain = pipeline.slice_batch(
+        prepared, tf.constant(3), is_augmented=tf.constant(False)
+    )
+    lengths = tf.cast(batch['feature_lengths'], tf.float32)
+    np.testing.assert_allclose(
+        batch.pop('features') - plain.pop('features'),
+        np.broadcast_to(
+            lengths[:, np.newaxis, np.newaxis],
+            computed[0] + [log_mel.NUM_MEL_BINS],
+        ),
+        atol=1e-4,
+    )
+    for key, value in batch.items():
+      np.testing.assert_array_equal(value, plain[key])
+
   def test_same_seed_gives_the_same_batches(self):
     first, _, _, again = _many_batches()
     for one, other in zip(first, again, strict=True):

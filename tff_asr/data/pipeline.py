@@ -11,6 +11,10 @@ which utterances share a batch:
      `max_padding`. Audio is counted in samples; of stored features, in the
      samples that give as many frames.
 
+Then `Pipeline.slice_batch` computes a batch's features and masks, when the
+batch is due: a batch that is never asked for costs nothing, and the spectra of
+a chunk of hundreds of utterances, which take gigabytes, are never there at once.
+
 What is put in order are a client's rows: places of records (`records`), which
 are read when their chunk is due, so that no client is too large; or utterances
 in memory, as tests and TFF users' own data have them.
@@ -194,9 +198,9 @@ class Pipeline:
       )
 
     numbers = tf.data.Dataset.range(tf.cast(shuffled.num_chunks, tf.int64))
-    return slice_all(
+    return self.slice_all(
         numbers.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
-    )
+    ).prefetch(1)
 
   @tf.autograph.experimental.do_not_convert
   def open(
@@ -220,7 +224,7 @@ class Pipeline:
               chunk, seed=fold_in(shuffled.seed, number)
           )
           for batch_num in range(num_batches(prepared)):
-            batch = slice_batch(prepared, batch_num)
+            batch = pipeline.slice_batch(prepared, batch_num)
 
     Args:
       examples: Those of `with_lengths`.
@@ -314,7 +318,10 @@ class Pipeline:
     )
     measured = self.with_lengths(examples, is_training=False)
     chunks = measured.padded_batch(self.chunk_size)
-    return slice_all(chunks.map(prepare, num_parallel_calls=tf.data.AUTOTUNE))
+    return self.slice_all(
+        chunks.map(prepare, num_parallel_calls=tf.data.AUTOTUNE),
+        is_training=False,
+    ).prefetch(1)
 
   @tf.autograph.experimental.do_not_convert
   def with_lengths(
@@ -342,21 +349,14 @@ class Pipeline:
 
   @tf.autograph.experimental.do_not_convert
   def prepare(
-      self,
-      chunk,
-      *,
-      seed: tf.Tensor,
-      is_training: bool = True,
-      is_augmented: Optional[tf.Tensor] = None,
+      self, chunk, *, seed: tf.Tensor, is_training: bool = True
   ) -> 'Prepared':
-    """Features, masks and labels of a raw chunk, ready to be sliced.
+    """A raw chunk, sorted by length and packed, ready to be sliced.
 
     Args:
       chunk: As `read_chunk` gives it.
       seed: int32 [2], this chunk's.
-      is_training: Whether to augment, shuffle and leave utterances out.
-      is_augmented: Whether to augment, bool []; None: yes. All else, and the
-        masks of other chunks, are the same either way.
+      is_training: Whether to shuffle batches and leave utterances out.
     """
     augment_seed, order_seed, batch_seed = tf.unstack(tf.random.split(seed, 3))
     # A placeholder has frames, however short the utterance it stands for.
@@ -364,17 +364,11 @@ class Pipeline:
       lengths = chunk['length']
       num_samples = log_mel.samples_of_frames(lengths)
       paddings = [[0, 0], [0, shapes_lib.PLACEHOLDER_FRAMES], [0, 0]]
-      features = tf.pad(chunk['features'], paddings)
+      sounds = tf.pad(chunk['features'], paddings)
     else:
-      waveforms = tf.pad(chunk['waveform'], [[0, 0], [0, _PLACEHOLDER_SAMPLES]])
       num_samples = chunk['length']
-      features, lengths = log_mel.log_mel(waveforms, num_samples)
-    if is_training and self.augment is not None:
-      augmented = lambda: self.augment(features, lengths, augment_seed)
-      if is_augmented is None:
-        features = augmented()
-      else:
-        features = tf.cond(is_augmented, augmented, lambda: features)
+      lengths = log_mel.num_frames(num_samples)
+      sounds = tf.pad(chunk['waveform'], [[0, 0], [0, _PLACEHOLDER_SAMPLES]])
     labels, label_lengths = self._labels(chunk['transcript'])
     output_lengths = self.output_lengths(lengths)
     needed = 1
@@ -392,8 +386,10 @@ class Pipeline:
     lengths = tf.where(has_features, lengths, shapes_lib.PLACEHOLDER_FRAMES)
     num_samples = tf.where(has_features, num_samples, _PLACEHOLDER_SAMPLES)
     order = tf.argsort(num_samples, stable=True)
+    ordered = lambda value: tf.gather(value, order)
+    num_samples = ordered(num_samples)
     starts = batch_starts(
-        tf.gather(num_samples, order),
+        num_samples,
         log_mel.samples_of_seconds(self.max_batch_sec),
         max_padding=self.max_padding,
     )
@@ -401,20 +397,99 @@ class Pipeline:
     bounds = tf.stack([starts, ends], axis=1)
     if is_training:
       bounds = tf.random.experimental.stateless_shuffle(bounds, order_seed)
-    whole = Batch(
+    utterances = dict(
         client_id=chunk['client_id'],
         example_weights=tf.cast(is_usable, tf.float32),
         feature_lengths=lengths,
-        features=tf.where(has_features[:, tf.newaxis, tf.newaxis], features, 0),
         label_lengths=tf.where(is_usable, label_lengths, 0),
         labels=tf.where(is_usable[:, tf.newaxis], labels, 0),
         transcript=chunk['transcript'],
         utterance_id=chunk['utterance_id'],
     )
-    whole = Batch(
-        (key, tf.gather(value, order)) for key, value in whole.items()
+    return Prepared(
+        {key: ordered(value) for key, value in utterances.items()},
+        ordered(sounds),
+        num_samples,
+        ordered(has_features),
+        bounds,
+        batch_seed,
+        augment_seed,
     )
-    return Prepared(whole, bounds, batch_seed)
+
+  @tf.autograph.experimental.do_not_convert
+  def slice_batch(
+      self,
+      prepared: 'Prepared',
+      number: tf.Tensor,
+      *,
+      is_training: bool = True,
+      is_augmented: Optional[tf.Tensor] = None,
+  ) -> Batch:
+    """The batch of this number, with features and masks.
+
+    Args:
+      prepared: Of `prepare`.
+      number: int32 [], below `num_batches`.
+      is_training: Whether to augment.
+      is_augmented: Whether to augment, bool []; None: yes. All else, and the
+        masks of other batches, are the same either way.
+    """
+    start, end = tf.unstack(prepared.bounds[number])
+    batch = {
+        key: value[start:end] for key, value in prepared.utterances.items()
+    }
+    lengths = batch['feature_lengths']
+    sounds = prepared.sounds[start:end]
+    if sounds.dtype == tf.float32:
+      features = sounds[:, : tf.reduce_max(lengths)]
+    else:
+      num_samples = prepared.num_samples[start:end]
+      features, _ = log_mel.log_mel(
+          sounds[:, : tf.reduce_max(num_samples)], num_samples
+      )
+    if is_training and self.augment is not None:
+      augment_seed = tf.random.fold_in(prepared.augment_seed, number)
+      augmented = lambda: self.augment(features, lengths, augment_seed)
+      if is_augmented is None:
+        features = augmented()
+      else:
+        features = tf.cond(is_augmented, augmented, lambda: features)
+    has_features = prepared.has_features[start:end, tf.newaxis, tf.newaxis]
+    batch['features'] = tf.where(has_features, features, 0)
+    most = tf.reduce_max(batch['label_lengths'])
+    batch['labels'] = batch['labels'][:, :most]
+    batch['seed'] = tf.random.fold_in(prepared.seed, number)
+    return Batch(sorted(batch.items()))
+
+  @tf.autograph.experimental.do_not_convert
+  def slice_all(
+      self,
+      prepared: tf.data.Dataset,
+      *,
+      is_training: bool = True,
+      num_at_once: int = 2,
+  ) -> tf.data.Dataset:
+    """Dataset of `Prepared` to dataset of `Batch`, in the order of `bounds`.
+
+    Args:
+      prepared: Chunks.
+      is_training: Whether to augment.
+      num_at_once: Batches that are computed at the same time.
+    """
+    # The function given to flat_map has no function inside, which tf.data would
+    # instantiate anew for each chunk.
+    numbered = prepared.flat_map(
+        lambda chunk: tf.data.Dataset.from_tensors(chunk)
+        .repeat(tf.shape(chunk.bounds, tf.int64)[0])
+        .enumerate()
+    )
+    batches = numbered.map(
+        lambda number, chunk: self.slice_batch(
+            chunk, tf.cast(number, tf.int32), is_training=is_training
+        ),
+        num_parallel_calls=num_at_once,
+    )
+    return batches.with_options(_options())
 
   def _labels(self, transcripts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Labels int32 [B, U], padded with 0, and their lengths int32 [B]."""
@@ -461,37 +536,31 @@ class Shuffled(NamedTuple):
 
 
 class Prepared(NamedTuple):
-  """A chunk, ready to be sliced into batches.
+  """A chunk, ready to be sliced into batches: rows sorted by length.
 
   Attributes:
-    utterances: All of the chunk as one batch, sorted by length, without `seed`.
-    bounds: int32 [n, 2], first and past-the-last row of each batch.
-    seed: int32 [2].
+    utterances: What `Batch` has, but for features and seed.
+    sounds: Waveforms, int16 [n, N], or features, float32 [n, T, F].
+    num_samples: int32 [n], ascending.
+    has_features: bool [n]; false for placeholders.
+    bounds: int32 [batches, 2], first and past-the-last row of each batch.
+    seed: int32 [2], of the models' randomness.
+    augment_seed: int32 [2].
   """
 
-  utterances: Batch
+  utterances: dict[str, tf.Tensor]
+  sounds: tf.Tensor
+  num_samples: tf.Tensor
+  has_features: tf.Tensor
   bounds: tf.Tensor
   seed: tf.Tensor
+  augment_seed: tf.Tensor
 
 
 @tf.autograph.experimental.do_not_convert
 def num_batches(prepared: Prepared) -> tf.Tensor:
   """Number of batches of a chunk, int32 []."""
   return tf.shape(prepared.bounds)[0]
-
-
-@tf.autograph.experimental.do_not_convert
-def slice_batch(prepared: Prepared, number: tf.Tensor) -> Batch:
-  """The batch of this number, int32 [], below `num_batches`."""
-  start, end = tf.unstack(prepared.bounds[number])
-  batch = Batch(
-      (key, value[start:end]) for key, value in prepared.utterances.items()
-  )
-  most = tf.reduce_max(batch['feature_lengths'])
-  batch['features'] = batch['features'][:, :most]
-  batch['labels'] = batch['labels'][:, : tf.reduce_max(batch['label_lengths'])]
-  batch['seed'] = tf.random.fold_in(prepared.seed, number)
-  return Batch(sorted(batch.items()))
 
 
 def batch_starts(
@@ -563,21 +632,6 @@ def min_frames(labels: tf.Tensor, label_lengths: tf.Tensor) -> tf.Tensor:
   is_repeat &= tf.sequence_mask(label_lengths, tf.shape(labels)[1])[:, 1:]
   repeats = tf.reduce_sum(tf.cast(is_repeat, tf.int32), axis=1)
   return label_lengths + repeats
-
-
-def slice_all(prepared: tf.data.Dataset) -> tf.data.Dataset:
-  """Dataset of `Prepared` to dataset of `Batch`, in the order of `bounds`."""
-  # The function given to flat_map has no function inside, which tf.data would
-  # instantiate anew for each chunk.
-  numbered = prepared.flat_map(
-      lambda chunk: tf.data.Dataset.from_tensors(chunk)
-      .repeat(tf.shape(chunk.bounds, tf.int64)[0])
-      .enumerate()
-  )
-  batches = numbered.map(
-      lambda number, chunk: slice_batch(chunk, tf.cast(number, tf.int32))
-  )
-  return batches.prefetch(1).with_options(_options())
 
 
 def _options() -> tf.data.Options:

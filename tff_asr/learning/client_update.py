@@ -183,14 +183,15 @@ def build(
       prepared = pipeline.prepare(
           pipeline.read_chunk(shuffled, chunk_num, read=read),
           seed=tf.random.fold_in(shuffled.seed, chunk_num),
-          is_augmented=is_augmented,
       )
       chunk_num += 1
       num_batches = pipeline_lib.num_batches(prepared)
       if num_steps is not None:
         num_batches = tf.minimum(num_batches, num_steps - totals['num_steps'])
       for number in tf.range(num_batches):
-        batch = pipeline_lib.slice_batch(prepared, number)
+        batch = pipeline.slice_batch(
+            prepared, number, is_augmented=is_augmented
+        )
         optimizer_state, weights, loss_sum = step(
             model,
             optimizer,

@@ -35,8 +35,9 @@ from tff_asr.programs import run_state
 from tff_asr.programs import training_loop
 
 
-# Chunks that are read and prepared ahead, of all loaders at least one each.
-_CHUNKS_AT_ONCE = 2
+# Chunks that are read, and batches that are computed, ahead of the step, of all
+# loaders at least one each.
+_AT_ONCE = 2
 
 
 class Place(NamedTuple):
@@ -230,6 +231,7 @@ class CentralTraining(training_loop.TrainingRun):
       key = keys.derive(key, purpose=f'loader {loader}')
     order = order_lib.Order(len(mine), key=key)
     seed = tf.constant([self.seed & 0x7FFFFFFF, 1 + loader])
+    num_at_once = max(1, _AT_ONCE // self.num_loaders)
 
     def places():
       for chunk in itertools.count(int(start_chunk)):
@@ -255,12 +257,12 @@ class CentralTraining(training_loop.TrainingRun):
         places, output_signature=(tf.TensorSpec([], tf.int64), signature)
     ).map(
         prepare,
-        num_parallel_calls=max(1, _CHUNKS_AT_ONCE // self.num_loaders),
+        num_parallel_calls=num_at_once,
         deterministic=True,
     )
     batches = prepared.flat_map(
-        lambda chunk, prepared: pipeline_lib.slice_all(
-            tf.data.Dataset.from_tensors(prepared)
+        lambda chunk, prepared: pipeline.slice_all(
+            tf.data.Dataset.from_tensors(prepared), num_at_once=num_at_once
         ).enumerate().map(lambda number, batch: (chunk, number, batch))
     )
     return batches.skip(start_batch).prefetch(1)
