@@ -13,7 +13,7 @@ which utterances share a batch:
 
 Then `Pipeline.slice_batch` computes a batch's features and masks, when the
 batch is due: a batch that is never asked for costs nothing, and the spectra of
-a chunk of hundreds of utterances, which take gigabytes, are never there at once.
+a whole chunk, gigabytes for hundreds of utterances, are never there at once.
 
 What is put in order are a client's rows: places of records (`records`), which
 are read when their chunk is due, so that no client is too large; or utterances
