@@ -536,7 +536,7 @@ class PretrainingRowsTest(parameterized.TestCase):
     changed = ' '.join(row.arguments for row in self.rows())
     for setting in (
         'NOISE_MULTIPLIER', 'FREEZE', 'FREEZE_SHARE', 'CLIP_SPLIT', 'TRAIN_DIR',
-        'INIT_FROM_RUN', 'RELATIVE_ATTENTION', 'TEST_DIR',
+        'INIT_FROM_RUN', 'NORM', 'RELATIVE_ATTENTION', 'TEST_DIR',
     ):
       self.assertIn(f'"{setting} = ', changed)
 
@@ -557,6 +557,9 @@ class PretrainingRowsTest(parameterized.TestCase):
           is_pretraining = 'NUM_CODES' in settings
           model = _bound(best_rq.build if is_pretraining else ctc.build, command)
           expected = encoder[settings['RELATIVE_ATTENTION'] == 'True']
+          if settings['NORM'] == "'batch'":
+            # The running mean and variance of a block.
+            expected += 12 * 2 * 1024
           # The labels of 4 frames, or characters, and the blank.
           outputs = 8192 if is_pretraining else 30
           self.assertEqual(

@@ -379,6 +379,32 @@ class CentralStepTest(parameterized.TestCase):
             err_msg=name,
         )
 
+  @parameterized.parameters({}, dict(encoder_rate=0.5, encoder_frozen_steps=1))
+  def test_running_averages_follow_the_batches_statistics(self, **options):
+    process = central_step.CentralStep(
+        model=tiny.recognizer(batch_norm=True),
+        optimizer=tff.learning.optimizers.build_adam(0.1),
+        # Nothing of them is clipped.
+        max_grad_norm=1e-6,
+        num_batches=2,
+        **options,
+    )
+    state = process.initialize()
+    batches = _batches_of(1, 3)
+    heard = [
+        (batch['features'].numpy(), batch['feature_lengths'].numpy())
+        for batch in batches
+    ]
+    for step in range(3):
+      before = state.global_model_weights
+      state = process.next(state, batches).state
+      for name, value in tiny.followed(before, heard).items():
+        if step < options.get('encoder_frozen_steps', 0):
+          value = before[name]
+        np.testing.assert_allclose(
+            state.global_model_weights[name], value, rtol=1e-5, atol=1e-7
+        )
+
   @parameterized.parameters(
       ('encoder_frozen_steps', -1), ('encoder_rate', 0), ('max_grad_norm', 0)
   )

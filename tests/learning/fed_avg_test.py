@@ -12,6 +12,7 @@ import tensorflow_federated as tff
 from tests import cases
 from tests import fakes
 from tests.learning import federated_twin
+from tests.learning import tiny
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data
 from tff_asr.execution import multi_device
@@ -52,9 +53,9 @@ def _aggregator(*, clip=math.inf, noise=0.0, split='global'):
 
 def _build(
     *, server_optimizer=None, aggregator=None, data=None, frozen=(),
-    delta_transform=None, augment=None, **local
+    delta_transform=None, augment=None, model=None, **local
 ) -> tff.learning.templates.LearningProcess:
-  model = _model()
+  model = model or _model()
   if server_optimizer is None:
     server_optimizer = tff.learning.optimizers.build_sgdm(1.0)
   settings = dict(
@@ -349,6 +350,11 @@ class ProcessTest(cases.TestCase):
           'proximal_weight must be at least 0',
       ),
       ('frozen', dict(num_steps=1, frozen=['.*']), 'nothing is left'),
+      (
+          'batch_norm',
+          dict(num_steps=1, model=tiny.recognizer(batch_norm=True)),
+          "batch norm .*no statistics to share. Set NORM = 'group'",
+      ),
       ('weight', dict(num_steps=1, weigh_by='speakers'), 'weigh_by'),
       ('mean', dict(num_steps=1, mean_weight=0.0), 'mean_weight'),
       (

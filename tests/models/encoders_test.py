@@ -49,6 +49,14 @@ _ROWS = {
         ),
         4,
     ),
+    'conformer_batch_norm': (
+        conformer.build,
+        _CONFORMER | dict(norm='batch'),
+        functools.partial(
+            reference_ssl.conformer_encoder, num_heads=2, num_groups=4
+        ),
+        4,
+    ),
     'conformer_plain': (
         conformer.build,
         _CONFORMER | dict(relative_attention=False),
@@ -72,8 +80,8 @@ _OTHER = {
     ),
     'conformer': dict(
         num_blocks=3, dim=16, mlp_dim=13, num_heads=4, kernel_size=5,
-        num_groups=2, front_channels=4, dropout=0.3, feature_dim=10,
-        relative_attention=False, activation_dtype='bfloat16',
+        norm='batch', num_groups=2, front_channels=4, dropout=0.3,
+        feature_dim=10, relative_attention=False, activation_dtype='bfloat16',
     ),
 }
 _BAD = {
@@ -100,6 +108,7 @@ _BAD = {
         (dict(feature_dim=3), 'feature_dim must be at least 4, found 3'),
         (dict(dim=9), 'found dim 9, num_heads 2 and num_groups 4'),
         (dict(num_groups=3), 'num_groups 3'),
+        (dict(norm='layer'), "norm must be one of 'group'.*'layer'"),
         (dict(activation_dtype='float16'), 'activation_dtype.*float16'),
     ),
 }

@@ -30,9 +30,9 @@ _CLIENTS = {'ann': 3, 'bob': 2, 'cai': 1}
 
 
 @functools.lru_cache
-def _model_of(num_codes: int):
+def _model_of(num_codes: int, norm: str = 'group'):
   encoder = conformer.build(
-      num_blocks=1, dim=8, mlp_dim=8, num_heads=2, num_groups=2,
+      num_blocks=1, dim=8, mlp_dim=8, num_heads=2, norm=norm, num_groups=2,
       front_channels=2,
   )
   return best_rq.build(
@@ -162,6 +162,15 @@ class PretrainTest(parameterized.TestCase):
       ),
       (dict(gradients='by_batch', build_query=_build_query()), 'by_batch'),
       (dict(measured_clips=[0.1, 0.0]), 'measured_clips'),
+      (
+          dict(
+              model=_model_of(16, norm='batch'),
+              build_query=None,
+              gradients='by_batch',
+              measured_clips=[0.1],
+          ),
+          r'batch norm .*set it to \(\)',
+      ),
   )
   def test_bad_settings_are_named_before_anything_is_written(
       self, changes, message

@@ -38,6 +38,7 @@ from tff_asr.execution import devices as devices_lib
 from tff_asr.execution import xla
 from tff_asr.learning import client_update
 from tff_asr.learning import process
+from tff_asr.learning import running_statistics
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import grouped
@@ -92,12 +93,15 @@ class CentralStep:
     if encoder_rate != 1 or encoder_frozen_steps or encoder_optimizer:
       optimizer = grouped.build_grouped(
           optimizer,
-          group=encoder,
+          group=encoder - weights_lib.statistics(model.specs),
           rate=encoder_rate,
           group_optimizer=encoder_optimizer,
       )
     self._model = model
-    self._optimizer = optimizer
+    self._statistics = weights_lib.statistics(model.specs)
+    self._optimizer = running_statistics.with_statistics(
+        optimizer, model.specs
+    )
     self._seed = weights_lib.seed_pair(seed)
     self._max_grad_norm = max_grad_norm
     self._devices = None if devices is None else find_devices(devices)
@@ -211,8 +215,23 @@ class CentralStep:
           jit=self._jit,
       )
 
-      def update(optimizer_state, weights, live):
-        live = client_update.clip(live, max_norm=self._max_grad_norm)
+      num_heard = tf.add_n([
+          tf.math.count_nonzero(batch['feature_lengths'], dtype=tf.float32)
+          for batch in batches
+      ])
+
+      def update(optimizer_state, weights, live, num_heard):
+        # Sums over utterances, and no gradients: not to be clipped.
+        statistics = {
+            name: live[name] / tf.maximum(num_heard, 1.0)
+            for name in self._statistics
+            if name in live
+        }
+        live = client_update.clip(
+            weights_lib.without(statistics, live),
+            max_norm=self._max_grad_norm,
+        )
+        live |= statistics
         gradients = weights_lib.Weights(
             (name, live.get(name)) for name in weights
         )
@@ -225,7 +244,7 @@ class CentralStep:
           _distinct(self._devices), copies, sums
       ):
         with _on(device):
-          updated.append(update(*copy, live))
+          updated.append(update(*copy, live, num_heard))
       num_utterances = tf.add_n(
           [tf.reduce_sum(batch['example_weights']) for batch in batches]
       )

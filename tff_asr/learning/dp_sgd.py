@@ -24,8 +24,8 @@ parameter; and the activations of an example.
 Without a query, for public data, nothing is clipped or noised. Gradients are
 those of each example there, too, so that packing changes no draw of dropout;
 `by_batch` takes those of whole physical batches, with one draw of dropout for
-each of them, which is faster. A step on public data also returns the squared
-norm of each layer's gradient (`layer_freeze`).
+each of them, which is faster, and which batch norm needs. A step on public data
+also returns the squared norm of each layer's gradient (`layer_freeze`).
 
 The state is that of a learning process, so `programs.private_rounds` charges
 steps as it charges rounds.
@@ -50,6 +50,7 @@ from tff_asr.data import shapes as shapes_lib
 from tff_asr.execution import xla
 from tff_asr.features import log_mel
 from tff_asr.learning import process
+from tff_asr.learning import running_statistics
 from tff_asr.models import best_rq
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import queries
@@ -61,9 +62,18 @@ GRADIENTS = ('by_example', 'by_batch')
 _QUEUED = 2
 
 
-def check_gradients(gradients: str, *, is_private: bool) -> None:
+def check_gradients(
+    gradients: str, *, is_private: bool, specs: weights_lib.Specs
+) -> None:
   """Raises ValueError for none of `GRADIENTS`, or what cannot be clipped."""
   checks.one_of(GRADIENTS, gradients=gradients)
+  if is_private or gradients == 'by_example':
+    running_statistics.refuse(
+        specs,
+        'no example has a gradient of its own to clip'
+        if is_private
+        else "it needs gradients = 'by_batch'",
+    )
   if is_private and gradients != 'by_example':
     raise ValueError(
         f'gradients = {gradients!r} cannot be clipped by example: take '
@@ -118,7 +128,9 @@ class DpSgd:
         are frozen, gradients by batch are to be clipped, or the query is for
         clients.
     """
-    check_gradients(gradients, is_private=build_query is not None)
+    check_gradients(
+        gradients, is_private=build_query is not None, specs=model.specs
+    )
     checks.positive_int(batch_size=batch_size)
     checks.non_negative_int(seed=seed)
     if not devices:
@@ -131,8 +143,11 @@ class DpSgd:
     }
     if not live:
       raise ValueError('frozen names all weights: nothing is left to train.')
+    if frozen:
+      running_statistics.refuse(model.specs, 'it cannot be frozen in part')
     self._model = model
-    self._optimizer = optimizer
+    self._statistics = weights_lib.statistics(live)
+    self._optimizer = running_statistics.with_statistics(optimizer, live)
     self._live_specs = weights_lib.tensor_specs(live)
     self._seed = weights_lib.seed_pair(seed)
     self._frozen = tuple(sorted(frozen))
@@ -309,8 +324,14 @@ class DpSgd:
       mean = tf.nest.map_structure(
           lambda record: record / self._batch_size, records
       )
-      squares = tf.nest.map_structure(
-          lambda part: tf.reduce_sum(tf.square(part)), mean
+      squares = weights_lib.Weights(
+          (
+              name,
+              tf.constant(0.0)
+              if name in self._statistics
+              else tf.reduce_sum(tf.square(part)),
+          )
+          for name, part in mean.items()
       )
     else:
       mean, query_state, event = self._query.get_noised_result(

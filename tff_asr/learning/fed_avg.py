@@ -27,6 +27,7 @@ from tff_asr.learning import canaries as canaries_lib
 from tff_asr.learning import client_update
 from tff_asr.learning import layer_freeze
 from tff_asr.learning import process as process_lib
+from tff_asr.learning import running_statistics
 from tff_asr.learning import server_update
 from tff_asr.models import weights as weights_lib
 
@@ -89,6 +90,9 @@ def build(
     ValueError: frozen names no layer or all of them, or as the parts raise.
   """
   seed_pair = weights_lib.seed_pair(seed)
+  running_statistics.refuse(
+      model.specs, 'clients have no statistics to share'
+  )
   frozen = layer_freeze.match(frozen, model.specs)
 
   @tff.tensorflow.computation

@@ -1,4 +1,4 @@
-"""Conformer encoder with group norm.
+"""Conformer encoder with group norm, or batch norm.
 
 Gulati et al. 2020, https://arxiv.org/abs/2005.08100: a convolutional front end
 (`subsampling`, 4x), then blocks
@@ -13,9 +13,10 @@ with dropout at the end of each of the four and after the swish of an FFN.
 Differences: group norm in place of batch norm, whose statistics couple the
 examples of a batch (private gradients by example forbid it, and clients have
 none to share; so in https://arxiv.org/abs/2409.13953), taken over valid frames
-only; matrices have no biases, as in `transformer`. Without relative positions
-attention has none: so in the Conformer XL of Zhang et al. 2020,
-https://arxiv.org/abs/2010.10504, whose convolutions tell places apart.
+only. Batch norm is there to compare with, without privacy. Matrices have no
+biases, as in `transformer`. Without relative positions attention has none: so
+in the Conformer XL of Zhang et al. 2020, https://arxiv.org/abs/2010.10504,
+whose convolutions tell places apart.
 
   B: batch size. T: feature frames. F: mel bins. S: subsampled frames. D: width.
 """
@@ -36,6 +37,9 @@ from tff_asr.models import subsampling
 from tff_asr.models import weights as weights_lib
 
 
+NORMS = ('group', 'batch')
+
+
 def build(
     *,
     num_blocks: int,
@@ -43,6 +47,7 @@ def build(
     mlp_dim: int,
     num_heads: int,
     kernel_size: int = 5,
+    norm: str = 'group',
     num_groups: int = 8,
     front_channels: int = 32,
     relative_attention: bool = True,
@@ -58,6 +63,8 @@ def build(
     mlp_dim: Hidden width of the blocks' FFNs.
     num_heads: Attention heads.
     kernel_size: Frames that a depthwise convolution sees, odd.
+    norm: After the depthwise convolution: 'group' or 'batch'. A model with
+      batch norm trains centrally and without privacy only.
     num_groups: Groups of channels of the group norms.
     front_channels: Channels of the front end's convolutions.
     relative_attention: Whether attention has relative positions, or none.
@@ -69,10 +76,11 @@ def build(
     An `encoder.Encoder` with D = dim and S = T // 4.
 
   Raises:
-    ValueError: An unknown activation_dtype, a size is not positive, dropout is
-      outside [0, 1), kernel_size is even, feature_dim below 4, or dim not
-      divisible by num_heads and num_groups.
+    ValueError: An unknown activation_dtype or norm, a size is not positive,
+      dropout is outside [0, 1), kernel_size is even, feature_dim below 4, or
+      dim not divisible by num_heads and num_groups.
   """
+  checks.one_of(NORMS, norm=norm)
   checks.positive_int(
       mlp_dim=mlp_dim,
       num_heads=num_heads,
@@ -95,11 +103,17 @@ def build(
           activation_dtype=activation_dtype,
       ),
       num_blocks=num_blocks,
-      block_specs=_block_specs(dim, mlp_dim, kernel_size, relative_attention),
+      block_specs=_block_specs(
+          dim, mlp_dim, kernel_size, relative_attention, norm
+      ),
       apply_block=functools.partial(
           _block,
           num_heads=num_heads,
-          num_groups=num_groups,
+          normalize=(
+              _batch_norm
+              if norm == 'batch'
+              else functools.partial(_group_norm, num_groups)
+          ),
           attend=(
               attention.apply_relative
               if relative_attention
@@ -112,7 +126,11 @@ def build(
 
 
 def _block_specs(
-    dim: int, mlp_dim: int, kernel_size: int, relative_attention: bool
+    dim: int,
+    mlp_dim: int,
+    kernel_size: int,
+    relative_attention: bool,
+    norm: str,
 ) -> weights_lib.Specs:
   """Weights of one block."""
   mlp = {
@@ -131,7 +149,11 @@ def _block_specs(
       'depthwise': weights_lib.WeightSpec(
           (kernel_size, dim), limit=1 / math.sqrt(kernel_size)
       ),
-      **weights_lib.prefix('gn', layers.norm_specs(dim)),
+      **(
+          weights_lib.prefix('bn', layers.batch_norm_specs(dim))
+          if norm == 'batch'
+          else weights_lib.prefix('gn', layers.norm_specs(dim))
+      ),
       **weights_lib.prefix('ln', layers.norm_specs(dim)),
       'w3': weights_lib.matrix(dim, 2 * dim),
       'w4': weights_lib.matrix(dim, dim),
@@ -152,7 +174,7 @@ def _block(
     seed: Optional[tf.Tensor],
     *,
     num_heads: int,
-    num_groups: int,
+    normalize: Callable[..., tf.Tensor],
     attend: Callable[..., tf.Tensor],
     dropout: float,
     activation_dtype: str,
@@ -180,7 +202,12 @@ def _block(
       attention_seed,
   )
   hidden += run(
-      _convolution, 'conv', hidden, valid, num_groups, dropout, conv_seed
+      functools.partial(_convolution, normalize),
+      'conv',
+      hidden,
+      valid,
+      dropout,
+      conv_seed,
   )
   hidden += run(_mlp, 'mlp_2', hidden, dropout, mlp_2_seed) / 2
   return layers.layer_norm(part('ln'), hidden)
@@ -223,21 +250,45 @@ def _attention(
 
 
 def _convolution(
+    normalize: Callable[..., tf.Tensor],
     weights: weights_lib.Weights,
     normed: tf.Tensor,
     valid: tf.Tensor,
-    num_groups: int,
     dropout: float,
     seed: Optional[tf.Tensor],
 ) -> tf.Tensor:
   """The convolution module."""
   gated = layers.glu(layers.matmul(normed, weights['w3']))
   hidden = _depthwise(gated * tf.cast(valid, gated.dtype), weights['depthwise'])
-  hidden = layers.group_norm(
-      weights_lib.select('gn', weights), hidden, valid, num_groups=num_groups
-  )
+  hidden = normalize(weights, hidden, valid, seed)
   outputs = layers.matmul(_swish(hidden), weights['w4'])
   return layers.dropout(outputs, dropout, seed)
+
+
+def _group_norm(
+    num_groups: int,
+    weights: weights_lib.Weights,
+    hidden: tf.Tensor,
+    valid: tf.Tensor,
+    seed: Optional[tf.Tensor],
+) -> tf.Tensor:
+  """The convolution module's norm."""
+  del seed
+  weights = weights_lib.select('gn', weights)
+  return layers.group_norm(weights, hidden, valid, num_groups=num_groups)
+
+
+def _batch_norm(
+    weights: weights_lib.Weights,
+    hidden: tf.Tensor,
+    valid: tf.Tensor,
+    seed: Optional[tf.Tensor],
+) -> tf.Tensor:
+  """The other one; a seed means training."""
+  weights = weights_lib.select('bn', weights)
+  return layers.batch_norm(
+      weights, hidden, valid, is_training=seed is not None
+  )
 
 
 def _depthwise(inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:

@@ -24,11 +24,13 @@ class WeightSpec(NamedTuple):
     shape: The tensor's shape.
     limit: The initial value is uniform in [-limit, limit).
     offset: Added to it; with limit 0 the initial value is this constant.
+    is_statistic: Whether it is a running statistic (`layers.batch_norm`).
   """
 
   shape: tuple[int, ...]
   limit: float = 0.0
   offset: float = 0.0
+  is_statistic: bool = False
 
 
 Specs = Mapping[str, WeightSpec]
@@ -122,6 +124,11 @@ def to_tensors(weights: Mapping[str, Any]) -> Weights:
   return Weights(
       (name, tf.convert_to_tensor(value)) for name, value in weights.items()
   )
+
+
+def statistics(specs: Specs) -> frozenset[str]:
+  """Names of the running statistics."""
+  return frozenset(name for name, spec in specs.items() if spec.is_statistic)
 
 
 def differences(
