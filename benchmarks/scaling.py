@@ -13,12 +13,13 @@ asks `scheduler.Scheduler` for its next task, as a thread of an actor with
   (`tree`);
 - a client takes `--local_steps` times `--step_sec`, evenly up to `--spread`
   more or less, and `--add_sec` for clip and sum;
-- a worker that hands over its sum (int64, 8 bytes a parameter) adds those of
-  its GPUs, twice over `--reduce_gb_sec`, and copies the result to the object
-  store of its machine at `--copy_gb_sec`;
-- a merge fetches the sums of other machines, one after the other, each over the
-  links of both machines, and adds all of them at `--copy_gb_sec`; the last one
-  is the server's, on the first machine;
+- a worker that hands over its sum adds those of its GPUs (int64, 8 bytes a
+  parameter), twice over `--reduce_gb_sec`, and copies the result (int32, where
+  it fits: 4 bytes) to the object store of its machine at `--copy_gb_sec`;
+- a merge of sums, or of a part of them (`scheduler.Scheduler.num_parts`),
+  fetches those of other machines, one after the other, each over the links of
+  both machines, adds all of them, as int64, at `--copy_gb_sec`, and copies the
+  result; the last one is the server's, on the first machine;
 - each task costs `--task_sec` besides, and the server's step `--server_sec`.
 
 Efficiency is the time of one GPU over N times the time of N. Beside it: with
@@ -91,7 +92,8 @@ class Costs:
   Attributes:
     train_sec: a client on a GPU of full speed.
     spread: clients take this share more or less, at most.
-    model_bytes, sum_bytes: of the broadcast, and of a sum.
+    model_bytes, sum_bytes, sent_bytes: of the broadcast, of a sum in memory,
+      and of one that is sent.
     copy_bytes_sec, reduce_bytes_sec, link_bytes_sec: speeds.
     task_sec, server_sec: see the flags.
     broadcast: 'serial' or 'tree'.
@@ -102,6 +104,7 @@ class Costs:
   spread: float
   model_bytes: float
   sum_bytes: float
+  sent_bytes: float
   copy_bytes_sec: float
   reduce_bytes_sec: float
   link_bytes_sec: float
@@ -155,10 +158,13 @@ def simulate(
   """
   generator = np.random.default_rng(1)
   factors = generator.uniform(1 - costs.spread, 1 + costs.spread, num_clients)
+  num_machines = -(-num_gpus // costs.gpus_per_machine)
   tasks = scheduler.Scheduler(scheduler.cut(num_clients))
+  tasks.num_parts = min(num_machines, scheduler.MAX_PARTS)
   result = Round()
   numbers = itertools.count()
-  events = []  # Heap of (time, number of the event, GPU, task or None).
+  # Heap of (time, number of the event, GPU, task or None, further steps).
+  events = []
   free_sec = {}  # When a link is free: ('from' or 'to', machine).
   idle = set()
   lost = set()
@@ -167,28 +173,38 @@ def simulate(
   machine_of = lambda gpu: gpu // costs.gpus_per_machine
   place_of = lambda gpu: str(machine_of(gpu))
 
-  def finish(gpu, task, now):
-    """When a GPU is done with a task."""
+  def work(gpu, task, now):
+    """Yields when each step of a task ends."""
     now += costs.task_sec
     if isinstance(task, scheduler.Block):
       slowness = 2.0 if slow_every and not (gpu + 1) % slow_every else 1.0
-      return now + slowness * factors[task.number] * costs.train_sec
+      yield now + slowness * factors[task.number] * costs.train_sec
+      return
     if isinstance(task, scheduler.HandOver):
-      result.store_bytes += costs.sum_bytes
       if costs.gpus_per_worker > 1:
         now += 2 * costs.sum_bytes / costs.reduce_bytes_sec
-      return now + costs.sum_bytes / costs.copy_bytes_sec
+      yield stored(costs.sent_bytes, now)
+      return
     # The total is added by the server.
     target = '0' if task.is_total else place_of(gpu)
-    for part in task.sums:
-      if part.place != target:
-        links = ('from', part.place), ('to', target)
-        now = max(now, *(free_sec.get(link, 0.0) for link in links))
-        now += costs.sum_bytes / costs.link_bytes_sec
-        free_sec.update(dict.fromkeys(links, now))
-    if not task.is_total:
-      result.store_bytes += costs.sum_bytes
-    return now + len(task.sums) * costs.sum_bytes / costs.copy_bytes_sec
+    parts = range(tasks.num_parts) if task.part is None else [task.part]
+    share = len(parts) / tasks.num_parts
+    first = (task.part or 0) % len(task.sums)
+    for each in task.sums[first:] + task.sums[:first]:
+      for part in parts:
+        if (place := each.value[part]) != target:
+          links = ('from', place), ('to', target)
+          now = max(now, *(free_sec.get(link, 0.0) for link in links))
+          now += costs.sent_bytes / tasks.num_parts / costs.link_bytes_sec
+          free_sec.update(dict.fromkeys(links, now))
+          yield now
+    now += share * len(task.sums) * costs.sum_bytes / costs.copy_bytes_sec
+    yield now if task.is_total else stored(share * costs.sent_bytes, now)
+
+  def stored(num_bytes, now):
+    """When a result is in the object store."""
+    result.store_bytes += num_bytes
+    return now + num_bytes / costs.copy_bytes_sec
 
   def timed(function, *arguments):
     begun = time.thread_time()
@@ -201,10 +217,9 @@ def simulate(
     if task is None:
       idle.add(gpu)
     else:
-      event = finish(gpu, task, now), next(numbers), gpu, task
-      heapq.heappush(events, event)
+      steps = work(gpu, task, now)
+      heapq.heappush(events, (next(steps), next(numbers), gpu, task, steps))
 
-  num_machines = -(-num_gpus // costs.gpus_per_machine)
   for gpu in range(num_gpus):
     # With one link for all, all have the model when the last one has.
     hops = num_machines - 1
@@ -213,10 +228,13 @@ def simulate(
     ready = hops * costs.model_bytes / costs.link_bytes_sec
     ready += costs.model_bytes / costs.copy_bytes_sec
     result.started_sec = max(result.started_sec, ready)
-    heapq.heappush(events, (ready, next(numbers), gpu, None))
+    heapq.heappush(events, (ready, next(numbers), gpu, None, iter(())))
   while not tasks.is_over():
-    now, _, gpu, task = heapq.heappop(events)
+    now, _, gpu, task, steps = heapq.heappop(events)
     if worker_of(gpu) in lost:
+      continue
+    if (after := next(steps, None)) is not None:
+      heapq.heappush(events, (after, next(numbers), gpu, task, steps))
       continue
     if task is not None:
       if isinstance(task, scheduler.Block):
@@ -225,11 +243,15 @@ def simulate(
       elif isinstance(task, scheduler.Merge) and task.is_total:
         result.num_clients = len(task.blocks)
         result.merged_sec = now
-      timed(tasks.put, worker_of(gpu), task, None, place_of(gpu))
+      # Results are the places of a sum's parts, or that of one part.
+      place = value = place_of(gpu)
+      if not isinstance(task, scheduler.Merge) or task.part is None:
+        value = [place] * tasks.num_parts
+      timed(tasks.put, worker_of(gpu), task, value, place)
     asking = {gpu}
     if is_one_lost and not lost and num_trained >= num_clients // 2:
       lost.add(worker_of(num_gpus - 1))
-      for _, _, other, hers in events:
+      for _, _, other, hers, _ in events:
         if hers is not None and worker_of(other) in lost:
           tasks.lose(worker_of(other), hers)
       asking |= idle
@@ -259,6 +281,7 @@ def main(_) -> None:
       spread=values['spread'],
       model_bytes=4 * values['parameters'],
       sum_bytes=8 * values['parameters'],
+      sent_bytes=4 * values['parameters'],
       copy_bytes_sec=1e9 * values['copy_gb_sec'],
       reduce_bytes_sec=1e9 * values['reduce_gb_sec'],
       link_bytes_sec=1e9 * values['link_gb_sec'],

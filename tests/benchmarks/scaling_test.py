@@ -11,6 +11,7 @@ _COSTS = scaling.Costs(
     spread=0.0,
     model_bytes=100.0,
     sum_bytes=200.0,
+    sent_bytes=100.0,
     copy_bytes_sec=100.0,
     reduce_bytes_sec=400.0,
     link_bytes_sec=50.0,
@@ -30,17 +31,19 @@ class ScalingTest(absltest.TestCase):
     return found
 
   def test_rounds_by_hand(self):
-    # Copy of the model 1, six clients 60, reduction 1, copy of the sum 2, the
+    # Copy of the model 1, six clients 60, reduction 1, copy of the sum 1, the
     # server adds one sum 2, its step 3.
-    self.assertEqual(self._end(6, 1).end_sec, 69.0)
+    self.assertEqual(self._end(6, 1).end_sec, 68.0)
     # On two machines: the model crosses the link once, 2, copy 1; two clients
-    # a GPU, 20; reduction 1, copy 2; the server fetches a sum, 4, adds two, 4.
+    # a GPU, 20; reduction 1, copy 1; each machine fetches half of the other's
+    # sum, 1, adds two halves, 2, and copies one, .5; the server fetches the
+    # other one, 1, and adds one sum, 2.
     found = self._end(8, 4)
     self.assertEqual(found.started_sec, 3.0)
     self.assertEqual(found.trained_sec, 23.0)
-    self.assertEqual(found.merged_sec, 34.0)
-    self.assertEqual(found.end_sec, 37.0)
-    self.assertEqual(found.store_bytes, 400.0)
+    self.assertEqual(found.merged_sec, 31.5)
+    self.assertEqual(found.end_sec, 34.5)
+    self.assertEqual(found.store_bytes, 300.0)
 
   def test_broadcast_from_machine_to_machine(self):
     tree = dataclasses.replace(_COSTS, broadcast='tree')

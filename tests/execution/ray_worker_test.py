@@ -198,24 +198,57 @@ class BlockTest(absltest.TestCase):
     for _ in range(2):
       for values in ([1.0, 2.0], [4.0]):
         self.assertEqual(self.driver.run(key, values).ordered, [])
-      # The sum, and its 8 bytes.
-      self.assertEqual(self.driver.worker.hand_over(key), (8, [7]))
+      self.assertEqual(self._hand_over(key), 7)
     self.driver.run(key, [5.0])
     other = key._replace(number=2)
     self.driver.run(other, [3.0])
-    self.assertEqual(self.driver.worker.hand_over(other), (8, [3]))
-    self.assertEqual(self.driver.worker.hand_over(key), (8, [5]))
+    self.assertEqual(self._hand_over(other), 3)
+    self.assertEqual(self._hand_over(key), 5)
 
-  def test_merge_of_three_sums(self):
-    parts = [
-        self.driver.put(f'sum {x}', [np.int64(x), np.int64([x, 1])])
-        for x in (3, 4, 7)
+  def _hand_over(self, key):
+    """A sum of int64, which travels in 4 bytes."""
+    num_bytes, part = self.driver.worker.hand_over(key, 1)
+    self.assertEqual(num_bytes, 4)
+    _, (total,) = ray_worker.add([[part]], get=lambda value: value)
+    self.assertEqual(total[0].dtype, tf.int64)
+    return int(total[0])
+
+  def test_merge_of_sums_in_parts(self):
+    # What does not fit into int32 any more, what does not fit, and what does.
+    leaves = [
+        tf.constant([2**31 - 1, -(2**30)], tf.int64),
+        tf.constant([[-(2**31) - 1]], tf.int64),
+        tf.constant([5, 6, 7], tf.int64),
+        tf.constant(9),
     ]
-    (lost, num_bytes), total = self.driver.worker.merge(parts)
+    cut = ray_worker._cut(leaves, 3)
+    # The largest first, each to the part that has least.
+    self.assertEqual(cut, [[2], [0], [1, 3]])
+    references = [
+        [
+            self.driver.put(
+                f'{sum_} {part}',
+                {n: ray_worker._pack_sum(leaves[n]) for n in numbers},
+            )
+            for part, numbers in enumerate(cut)
+        ]
+        for sum_ in range(3)
+    ]
+    (lost, num_bytes), *merged = self.driver.worker.merge(references)
     self.assertIsNone(lost)
-    self.assertEqual(num_bytes, 24)
-    self.assertEqual(total[0], 14)
-    self.assertEqual(total[1].tolist(), [14, 3])
+    # 2 and 1 of int64, 3 and 1 of int32.
+    self.assertEqual(num_bytes, 2 * 8 + 8 + 3 * 4 + 4)
+    _, found = ray_worker.add([merged], get=lambda value: value)
+    for number, leaf in enumerate(leaves):
+      (total,) = [part[number] for part in found if number in part]
+      self.assertEqual(total.dtype, leaf.dtype)
+      self.assertEqual(total.numpy().tolist(), (3 * leaf).numpy().tolist())
+    # One part of it alone.
+    (lost, num_bytes), merged = self.driver.worker.merge(
+        [[parts[1]] for parts in references[:2]]
+    )
+    self.assertEqual((lost, num_bytes), (None, 16))
+    self.assertEqual(merged[0].tolist(), [2**32 - 2, -(2**31)])
 
   def test_clients_that_fail_end_the_block_or_are_left_out(self):
     values = [1.0, 13.0, 4.0]

@@ -43,12 +43,17 @@ class BlocksTest(parameterized.TestCase):
       scheduler.cut(2, costs=[1.0, cost])
 
 
-def _build(num_blocks, **options):
-  return scheduler.Scheduler(scheduler.cut(num_blocks), **options)
+def _build(num_blocks, *, num_parts=1, **options):
+  tasks = scheduler.Scheduler(scheduler.cut(num_blocks), **options)
+  tasks.num_parts = num_parts
+  return tasks
 
 
 class _Worker:
-  """Adds numbers of blocks, as a bag, which shows each that came twice."""
+  """Adds numbers of blocks, as a bag, which shows each that came twice.
+
+  Its sums have as many parts as the scheduler says, all with the same bag.
+  """
 
   def __init__(self, tasks, name='w', place=''):
     self.tasks, self.name, self.place = tasks, name, place
@@ -62,9 +67,15 @@ class _Worker:
     if isinstance(task, scheduler.Block):
       self.sum[task.number] += 1
     elif isinstance(task, scheduler.HandOver):
-      result, self.sum = self.sum, collections.Counter()
+      result = [self.sum] * self.tasks.num_parts
+      self.sum = collections.Counter()
     else:
-      result = sum((part.value for part in task.sums), collections.Counter())
+      result = [
+          sum(parts, collections.Counter())
+          for parts in zip(*(each.value for each in task.sums))
+      ]
+      if task.part is not None:
+        result = result[task.part]
     self.tasks.put(self.name, task, result, self.place)
 
   def work(self):
@@ -85,17 +96,18 @@ class SchedulerTest(parameterized.TestCase):
         _Worker(tasks).work(),
         [block, block, block, scheduler.HandOver, scheduler.Merge],
     )
-    self.assertEqual(tasks.result(), {0: 1, 1: 1, 2: 1})
+    self.assertEqual(tasks.result(), [{0: 1, 1: 1, 2: 1}])
 
   @parameterized.product(
-      num_blocks=(1, 2, 9, 65, 130), num_workers=(1, 2, 5, 30)
+      num_blocks=(1, 2, 9, 65, 130),
+      num_workers=(1, 2, 5, 30),
+      num_parts=(1, 3),
   )
   def test_each_block_counts_once_whatever_is_lost(
-      self, num_blocks, num_workers
+      self, num_blocks, num_workers, num_parts
   ):
     draws = random.Random(num_blocks * 10 + num_workers)
-    tasks = _build(num_blocks, window=2 * num_workers)
-    moved = []
+    tasks = _build(num_blocks, window=2 * num_workers, num_parts=num_parts)
 
     def work(number):
       # A lost worker is followed by another, with a name of its own.
@@ -106,18 +118,17 @@ class SchedulerTest(parameterized.TestCase):
           tasks.lose(worker.name, task, counts=False)
           worker = _Worker(tasks, (number, worker.name[1] + 1), worker.place)
         elif chance < 0.2 and isinstance(task, scheduler.Merge):
-          tasks.lose_part(worker.name, task, draws.randrange(len(task.sums)))
+          tasks.lose_sum(worker.name, task, draws.randrange(len(task.sums)))
         else:
           worker.do(task)
-          if not isinstance(task, scheduler.Block):
-            moved.append(task)
 
     with futures.ThreadPoolExecutor(num_workers) as threads:
       working = [threads.submit(work, n) for n in range(num_workers)]
     for worker in working:
       worker.result()
     self.assertTrue(tasks.is_over())
-    self.assertEqual(tasks.result(), {n: 1 for n in range(num_blocks)})
+    total = {n: 1 for n in range(num_blocks)}
+    self.assertEqual(tasks.result(), [total] * num_parts)
 
   def test_many_sums_are_merged_by_eight_those_of_one_place_first(self):
     tasks = _build(20)
@@ -135,6 +146,66 @@ class SchedulerTest(parameterized.TestCase):
     total = workers[0].take()
     self.assertTrue(total.is_total)
     self.assertLen(total.sums, 6)
+
+  def _handed_over(self, places, *, num_parts):
+    """Workers of these places that have handed over a block each."""
+    tasks = _build(len(places), num_parts=num_parts)
+    workers = [_Worker(tasks, n, place) for n, place in enumerate(places)]
+    for _ in range(2):
+      for worker in workers:
+        worker.do(worker.take())
+    return tasks, workers
+
+  def test_each_place_adds_another_part_and_one_joins_them(self):
+    tasks, workers = self._handed_over('aab', num_parts=2)
+    merges = [workers[0].take(), workers[2].take()]
+    for merge in merges:
+      self.assertLen(merge.sums, 3)
+      self.assertFalse(merge.is_total)
+    self.assertCountEqual([merge.part for merge in merges], [0, 1])
+    # All are in work, and a place has but one at a time.
+    self.assertIsNone(tasks.poll(1, 'a'))
+    tasks.lose(0, merges[0])
+    self.assertIsNone(tasks.poll(2, 'b'))
+    workers[2].do(merges[1])
+    again = workers[2].take()
+    self.assertEqual(again.part, merges[0].part)
+    workers[2].do(again)
+    total = workers[1].take()
+    self.assertTrue(total.is_total)
+    self.assertLen(total.sums, 1)
+    workers[1].do(total)
+    self.assertEqual(tasks.result(), [{0: 1, 1: 1, 2: 1}] * 2)
+
+  def test_sums_of_one_place_are_merged_there_in_one(self):
+    _, workers = self._handed_over('aa', num_parts=2)
+    merge = workers[0].take()
+    self.assertIsNone(merge.part)
+    self.assertFalse(merge.is_total)
+    workers[0].do(merge)
+    self.assertTrue(workers[1].take().is_total)
+
+  def test_a_lost_sum_costs_its_own_blocks_and_merged_ones_none(self):
+    tasks, workers = self._handed_over('ab', num_parts=2)
+    first, second = workers[0].take(), workers[1].take()
+    workers[0].do(first)
+    tasks.lose_sum(1, second, 1)
+    # The first part's result is of no use.
+    loser = workers['ab'.index(second.sums[1].place)]
+    again = loser.take()
+    self.assertEqual({again.number}, second.sums[1].blocks)
+    loser.do(again)
+    loser.do(loser.take())
+    for _ in range(2):
+      for worker in workers:
+        worker.do(worker.take())
+      # Its parts were in both places, and one was lost.
+      total = workers[0].take()
+      self.assertTrue(total.is_total)
+      tasks.lose_sum(0, total, 0)
+    kinds = workers[0].work() + workers[1].work()
+    self.assertEqual(set(kinds), {scheduler.Merge})
+    self.assertEqual(tasks.result(), [{0: 1, 1: 1}] * 2)
 
   def test_a_worker_with_two_threads_hands_over_what_both_have_done(self):
     tasks = _build(2)
@@ -163,7 +234,7 @@ class SchedulerTest(parameterized.TestCase):
     self.assertFalse(tasks.was_done(taken))
     other = _Worker(tasks, 'other')
     self.assertEqual(other.work().count(scheduler.Block), 3)
-    self.assertEqual(tasks.result(), {0: 1, 1: 1, 2: 1})
+    self.assertEqual(tasks.result(), [{0: 1, 1: 1, 2: 1}])
 
   def test_dealing_is_not_far_ahead_of_what_is_done(self):
     tasks = _build(100, window=4)

@@ -52,6 +52,7 @@ class Actor:
     handle: Ray's handle.
     devices: the devices of its threads; None until it has started.
     node: its machine, for messages.
+    place: Ray's id of the machine.
   """
 
   def __init__(
@@ -64,6 +65,7 @@ class Actor:
     self.handle = remote.options(max_restarts=0, **options).remote()
     self.devices = None
     self.node = 'not started'
+    self.place = None
     self._started = self.handle.start.remote(**start_arguments)
 
   def wait(self, is_over: Callable[[], bool] = lambda: False) -> bool:
@@ -80,7 +82,7 @@ class Actor:
     while self.devices is None:
       ready, _ = ray.wait([self._started], timeout=_POLL_SEC)
       if ready:
-        devices_found, self.node = _get(self._started)
+        devices_found, self.node, self.place = _get(self._started)
         self.devices = devices_found
       elif is_over() or time.monotonic() >= deadline:
         return False
@@ -190,6 +192,8 @@ class RayRunner(context.Runner):
       # Machines come and go. Those that came take part once they have started.
       self._fill_slots()
     slots = self.worker_slots
+    num_places = len({slot.actor.place for slot in slots} - {None})
+    execution.scheduler.num_parts = max(1, min(num_places, scheduler.MAX_PARTS))
     computation, programs = execution.functions
     broadcast = ray_worker.pack(execution.broadcast)
     execution.store_bytes += ray_worker.count_bytes(broadcast)
@@ -250,7 +254,7 @@ class _RoundWorkers:
   def work(self, slot: WorkerSlot, thread: int) -> None:
     """Serves one thread of an actor: one task after another."""
     while self._is_running(slot, actor := slot.actor):
-      task = self._tasks.take(actor, actor.node)
+      task = self._tasks.take(actor, actor.place)
       if task is None:
         return
       was_there = False
@@ -292,32 +296,55 @@ class _RoundWorkers:
 
   def _run(self, actor: Actor, thread: int, task: scheduler.Task) -> None:
     """Runs a task and puts its result back, or a reference to it."""
-    tasks, result = self._tasks, None
+    lost, result = None, None
     if isinstance(task, scheduler.Block):
       self._train(actor, thread, task)
     elif isinstance(task, scheduler.HandOver):
-      num_bytes, result = actor.handle.hand_over.options(
-          num_returns=2
-      ).remote(self._key)
+      num_bytes, *result = actor.handle.hand_over.options(
+          num_returns=1 + self._tasks.num_parts
+      ).remote(self._key, self._tasks.num_parts)
       self._count(self._wait(num_bytes))
     elif task.is_total:
-      # In this process.
-      with tf.device(self._server_device):
-        lost, exact = ray_worker.add(_values(task), get=ray.get)
-        if lost is not None:
-          tasks.lose_part(actor, task, lost)
-          return
-        result = self._execution.total(exact)
+      lost, result = self._total(task)
     else:
-      found, result = actor.handle.merge.options(num_returns=2).remote(
-          _values(task)
+      lost, result = self._merge(actor, task)
+    if lost is None:
+      self._tasks.put(actor, task, result, actor.place)
+    else:
+      self._tasks.lose_sum(actor, task, lost)
+
+  def _total(
+      self, task: scheduler.Merge
+  ) -> tuple[int | None, list[tf.Tensor] | None]:
+    """Adds sums, and joins their parts, in this process."""
+    with tf.device(self._server_device):
+      lost, parts = ray_worker.add(
+          [each.value for each in task.sums], get=ray.get
       )
-      lost, num_bytes = self._wait(found)
       if lost is not None:
-        tasks.lose_part(actor, task, lost)
-        return
-      self._count(num_bytes)
-    tasks.put(actor, task, result, actor.node)
+        return lost, None
+      leaves = dict(itertools.chain(*(part.items() for part in parts)))
+      return None, self._execution.total(
+          [leaves.pop(number) for number in range(len(leaves))]
+      )
+
+  def _merge(
+      self, actor: Actor, task: scheduler.Merge
+  ) -> tuple[int | None, Any]:
+    """Has an actor add sums, or a part of them."""
+    sums, first = [each.value for each in task.sums], 0
+    if task.part is not None:
+      # Each part begins with another sum, lest all are fetched from one place.
+      first = task.part % len(sums)
+      sums = [[parts[task.part]] for parts in sums[first:] + sums[:first]]
+    found, *result = actor.handle.merge.options(
+        num_returns=1 + len(sums[0])
+    ).remote(sums)
+    lost, num_bytes = self._wait(found)
+    if lost is not None:
+      return (first + lost) % len(sums), None
+    self._count(num_bytes)
+    return None, result if task.part is None else result[0]
 
   def _count(self, num_bytes: int) -> None:
     with self._lock:
@@ -383,10 +410,6 @@ class _RoundWorkers:
         )
         raise ray.exceptions.WorkerCrashedError()
     return _get(reference)
-
-
-def _values(merge: scheduler.Merge) -> list[Any]:
-  return [part.value for part in merge.sums]
 
 
 def _wait_for_all(slots: list[WorkerSlot]) -> None:

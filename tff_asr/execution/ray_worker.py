@@ -7,7 +7,8 @@ The worker handles flat tensors only. Programs arrive as bytes; clients and the
 broadcast arrive as `pack` makes them. So the worker needs none of the classes
 that the computation's types name. A numeric tensor travels as a NumPy array,
 which Ray passes through shared memory; a string tensor as an array of bytes; a
-dataset (a variant tensor) as its serialized graph.
+dataset (a variant tensor) as its serialized graph. Sums of int64 travel as
+int32 where they fit, in parts that have about the same size.
 """
 
 import collections
@@ -19,6 +20,7 @@ import threading
 import time
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tff_asr.execution import client_loop
@@ -93,8 +95,8 @@ class RayWorker:
       op_libraries: Sequence[str],
       required_files: Mapping[str, str],
       **settings: Any,
-  ) -> tuple[list[str], str]:
-    """Prepares the process; returns its threads' devices, and its node.
+  ) -> tuple[list[str], str, str]:
+    """Prepares the process; returns its threads' devices, its node and its id.
 
     Args:
       folder: the driver's working folder, where relative paths start.
@@ -124,7 +126,11 @@ class RayWorker:
           f'TensorFlow sees no GPU on node {node}, where Ray has one; install '
           'its CUDA libraries there, or start Ray with --num-gpus=0.'
       )
-    return self._places.devices * self._places.clients_per_device, node
+    return (
+        self._places.devices * self._places.clients_per_device,
+        node,
+        ray.get_runtime_context().get_node_id(),
+    )
 
   def ping(self) -> None:
     """Returns at once; called in a thread of its own, also during a block."""
@@ -165,26 +171,34 @@ class RayWorker:
       del values[position]
     return monitor.report(pack(ordered))
 
-  def hand_over(self, key: RoundKey) -> tuple[int, list[Any]]:
-    """Returns the running sum, packed, and its bytes; begins a new one."""
+  def hand_over(self, key: RoundKey, num_parts: int) -> list[Any]:
+    """Returns the running sum's bytes, and its parts; begins a new one."""
     with tf.device(self._places.devices[0]):
       worker, _ = self._begin_round(key)
-      return _with_size(pack(worker.hand_over()))
+      leaves = worker.hand_over()
+      parts = [
+          {number: _pack_sum(leaves[number]) for number in numbers}
+          for numbers in _cut(leaves, num_parts)
+      ]
+      return [sum(map(_count_part, parts)), *parts]
 
-  def merge(
-      self, parts: Sequence[Any]
-  ) -> tuple[tuple[int | None, int], list[Any] | None]:
-    """Returns ((None, bytes), the packed sum), or the index of a lost part.
+  def merge(self, sums: Sequence[Sequence[Any]]) -> list[Any]:
+    """Returns (None, bytes) and the sum's parts.
+
+    If a sum is lost, returns (its index, 0) and as many times None.
 
     Args:
-      parts: references to packed sums that were handed over.
+      sums: of each sum, references to parts.
     """
     with tf.device(self._places.devices[0]):
-      lost, total = add(parts, get=self._get)
+      lost, totals = add(sums, get=self._get)
       if lost is not None:
-        return (lost, 0), None
-      num_bytes, packed = _with_size(pack(total))
-      return (None, num_bytes), packed
+        return [(lost, 0), *(None for _ in sums[0])]
+      parts = [
+          {number: _pack_sum(leaf) for number, leaf in total.items()}
+          for total in totals
+      ]
+      return [(None, sum(map(_count_part, parts))), *parts]
 
   def _begin_round(
       self, key: RoundKey
@@ -254,22 +268,65 @@ class _BlockMonitor:
 
 
 def add(
-    parts: Sequence[Any], *, get: Callable[[Any], Any]
-) -> tuple[int | None, list[tf.Tensor]]:
-  """Returns (None, the sum), or the index of a lost part and nothing.
+    sums: Sequence[Sequence[Any]], *, get: Callable[[Any], Any]
+) -> tuple[int | None, list[dict[int, tf.Tensor]]]:
+  """Returns None and the sum's parts, or the index of a lost sum and no parts.
 
   Args:
-    parts: references to packed sums.
+    sums: of each sum, references to parts.
     get: turns a reference into its value.
   """
-  total = []
-  for index, part in enumerate(parts):
-    try:
-      leaves = unpack(get(part))
-    except _import_ray().exceptions.ObjectLostError:
-      return index, []
-    total = [a + b for a, b in zip(total, leaves)] if index else leaves
-  return None, total
+  totals = [{} for _ in sums[0]]
+  for index, parts in enumerate(sums):
+    for total, reference in zip(totals, parts, strict=True):
+      try:
+        part = get(reference)
+      except _import_ray().exceptions.ObjectLostError:
+        return index, []
+      for number, leaf in part.items():
+        leaf = _unpack_sum(leaf)
+        total[number] = total[number] + leaf if index else leaf
+  return None, totals
+
+
+def _cut(leaves: Sequence[tf.Tensor], num_parts: int) -> list[list[int]]:
+  """Numbers of the leaves of each part; a function of their shapes."""
+  parts = [[] for _ in range(num_parts)]
+  sizes = [0] * num_parts
+  counts = [leaf.shape.num_elements() for leaf in leaves]
+  for number in sorted(range(len(leaves)), key=lambda n: -counts[n]):
+    smallest = sizes.index(min(sizes))
+    parts[smallest].append(number)
+    sizes[smallest] += counts[number]
+  return parts
+
+
+class _Int64(NamedTuple):
+  """An int64 array whose values fit into int32."""
+
+  values: np.ndarray
+
+
+def _pack_sum(leaf: tf.Tensor) -> np.ndarray | _Int64:
+  if leaf.dtype == tf.int64:
+    short = tf.cast(leaf, tf.int32)
+    if tf.reduce_all(tf.equal(tf.cast(short, tf.int64), leaf)):
+      return _Int64(short.numpy())
+  return leaf.numpy()
+
+
+def _unpack_sum(value: np.ndarray | _Int64) -> tf.Tensor:
+  if isinstance(value, _Int64):
+    return tf.cast(tf.convert_to_tensor(value.values), tf.int64)
+  return tf.convert_to_tensor(value)
+
+
+def _count_part(part: Mapping[int, np.ndarray | _Int64]) -> int:
+  """Bytes of a part of a sum."""
+  return sum(
+      (leaf.values if isinstance(leaf, _Int64) else leaf).nbytes
+      for leaf in part.values()
+  )
 
 
 def count_bytes(values: Sequence[Any]) -> int:
@@ -279,10 +336,6 @@ def count_bytes(values: Sequence[Any]) -> int:
       for value in values
       if not isinstance(value, (bytes, str))
   )
-
-
-def _with_size(packed: list[Any]) -> tuple[int, list[Any]]:
-  return count_bytes(packed), packed
 
 
 def check_node(

@@ -11,12 +11,18 @@ So a sum moves once for each worker, not for each client. These sums are of
 integers: which worker has which blocks changes no bit. What depends on the
 order of addition goes to `reduction.OrderedSum`, block by block.
 
+Between machines sums may move in parts (`Scheduler.num_parts`). Each machine
+then adds another part of the same sums, all at once (a reduce-scatter), and the
+last task joins the parts (a gather). So the busiest link carries two sums, not
+one for each worker.
+
 A sum that is lost, with its worker or later, is lost with all its blocks: they
-are dealt again. No block is counted twice, because a sum counts only once it is
-whole and handed over.
+are dealt again. A merged one is merged again. No block is counted twice,
+because a sum counts only once it is whole and handed over.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
+import dataclasses
 import heapq
 import math
 import threading
@@ -24,6 +30,9 @@ from typing import Any, NamedTuple
 
 # Of a machine with eight workers, one merge makes one sum.
 FAN_IN = 8
+# Sums have a part for each machine, up to so many: with more machines, several
+# groups of sums are merged at once.
+MAX_PARTS = 2 * FAN_IN
 # Into so many blocks a cohort is cut whose ordered sums are large.
 _MAX_LARGE_BLOCKS = 32
 # A block may end each worker that takes it (too little memory, a crash in an
@@ -57,14 +66,19 @@ class Sum(NamedTuple):
   """A sum that was handed over, or merged.
 
   Attributes:
-    value: whatever the worker handed in, such as a reference.
+    value: whatever the worker handed in, such as a list of its parts'
+      references. Of a sum that was merged in parts: a list of their results.
     blocks: numbers of the blocks in it.
-    place: where the value is, such as a machine.
+    place: where the value is, such as a machine; None: its parts are in
+      several places.
+    merged: the sums that were added in parts, to be added again if one of
+      these places is lost.
   """
 
   value: Any
   blocks: frozenset[int]
-  place: str
+  place: str | None
+  merged: tuple['Sum', ...] = ()
 
 
 class Merge(NamedTuple):
@@ -73,10 +87,12 @@ class Merge(NamedTuple):
   Attributes:
     sums: at most `FAN_IN`.
     is_total: whether they hold all blocks: the result ends the round.
+    part: the part of the sums to add; None: all of them.
   """
 
   sums: tuple[Sum, ...]
   is_total: bool
+  part: int | None = None
 
   @property
   def blocks(self) -> frozenset[int]:
@@ -85,6 +101,21 @@ class Merge(NamedTuple):
 
 
 Task = Block | HandOver | Merge
+
+
+@dataclasses.dataclass(eq=False)
+class _PartMerges:
+  """Sums that are merged in parts.
+
+  Attributes:
+    sums: at most `FAN_IN`.
+    waiting: parts that nobody adds.
+    results: of parts that were added.
+  """
+
+  sums: tuple[Sum, ...]
+  waiting: list[int]
+  results: dict[int, Any] = dataclasses.field(default_factory=dict)
 
 
 class Stopped(Exception):  # pylint: disable=g-bad-exception-name
@@ -136,6 +167,11 @@ class Scheduler:
   A worker (any hashable name) may have several threads. Each calls `take` and
   then `put`; or `lose`, if the worker is gone, which is named no more. One
   thread waits for `result`. All methods are thread-safe.
+
+  Attributes:
+    num_parts: into how many parts workers cut their sums; 1 unless set before
+      the first task is taken. If it is more, sums of several places are merged
+      part by part, and a place adds one part at a time.
   """
 
   def __init__(self, blocks: Sequence[Block], *, window: int | None = None):
@@ -154,8 +190,11 @@ class Scheduler:
     self._done = set()  # And those above that were.
     self._in_work = {}  # Worker to the tasks of its threads.
     self._running = {}  # Worker to the blocks in its sum.
+    self.num_parts = 1
     self._sums = []
     self._num_summed = 0  # Blocks in them.
+    self._part_merges = []
+    self._adding = {}  # Place to the part in work there.
     self._lost = set()
     self._losses = {}
     self._total = None
@@ -208,15 +247,40 @@ class Scheduler:
     is_training = any(isinstance(task, Block) for task in own)
     if self._running.get(worker) and not is_training:
       return HandOver(frozenset(self._running[worker]))
+    if (part := self._next_part(place)) is not None:
+      return part
     is_all = self._num_summed == len(self._blocks)
     if not is_all and len(self._sums) <= FAN_IN:
       return None
-    self._sums.sort(key=lambda each: (each.place != place, each.place))
-    is_total = is_all and len(self._sums) <= FAN_IN
+    most = FAN_IN if self.num_parts == 1 else 1
+    is_total = is_all and len(self._sums) <= most
+    self._sums.sort(key=lambda each: (each.place != place, each.place or ''))
     merge = Merge(tuple(self._sums[:FAN_IN]), is_total)
     del self._sums[:FAN_IN]
     self._num_summed -= len(merge.blocks)
-    return merge
+    if is_total or self.num_parts == 1 or all(
+        each.place == place for each in merge.sums
+    ):
+      return merge
+    self._part_merges.append(
+        _PartMerges(merge.sums, list(range(self.num_parts)))
+    )
+    return self._next_part(place)
+
+  def _next_part(self, place: str) -> Merge | None:
+    """The next part to add, unless the place has one in work."""
+    if place not in self._adding:
+      for each in self._part_merges:
+        if each.waiting:
+          merge = Merge(each.sums, False, each.waiting.pop())
+          self._adding[place] = merge
+          return merge
+    return None
+
+  def _of_part(self, merge: Merge) -> _PartMerges | None:
+    """What a part is of; None if a sum of it was lost meanwhile."""
+    found = (each for each in self._part_merges if each.sums is merge.sums)
+    return next(found, None)
 
   def upcoming(self, count: int) -> list[Block]:
     """The next `count` blocks that were never dealt, or what is left."""
@@ -250,16 +314,34 @@ class Scheduler:
       elif isinstance(task, Merge) and task.is_total:
         self._total = result
         self._is_done = True
-      elif isinstance(task, Merge) or worker not in self._lost:
-        if isinstance(task, HandOver):
-          del self._running[worker]
+      elif isinstance(task, Merge) and task.part is not None:
+        self._put_part(task, result)
+      elif isinstance(task, Merge):
+        self._add_sums([Sum(result, task.blocks, place)])
+      elif worker not in self._lost:
+        del self._running[worker]
         self._add_sums([Sum(result, task.blocks, place)])
       self._changed.notify_all()
+
+  def _put_part(self, merge: Merge, result: Any) -> None:
+    if (parts := self._of_part(merge)) is None:
+      return
+    parts.results[merge.part] = result
+    if len(parts.results) == self.num_parts:
+      self._part_merges.remove(parts)
+      value = [parts.results[part] for part in range(self.num_parts)]
+      self._add_sums([Sum(value, merge.blocks, None, merge.sums)])
 
   def _end(self, worker: Hashable, task: Task) -> None:
     self._in_work[worker] = [
         each for each in self._in_work.get(worker, ()) if each is not task
     ]
+    self._end_part(task)
+
+  def _end_part(self, task: Task) -> None:
+    self._adding = {
+        place: part for place, part in self._adding.items() if part is not task
+    }
 
   def _mark_done(self, number: int) -> None:
     if number >= self._num_first_done:
@@ -292,16 +374,31 @@ class Scheduler:
         self._deal_again(self._running.pop(worker, ()))
       if isinstance(task, Block):
         self._deal_again([task.number])
-      elif isinstance(task, Merge):
+      elif isinstance(task, Merge) and task.part is None:
         self._add_sums(task.sums)
+      elif isinstance(task, Merge):
+        self._end_part(task)
+        if (parts := self._of_part(task)) is not None:
+          parts.waiting.append(task.part)
       self._changed.notify_all()
 
-  def lose_part(self, worker: Hashable, merge: Merge, part: int) -> None:
-    """Deals the blocks again of a sum that its merge did not find."""
+  def lose_sum(self, worker: Hashable, merge: Merge, index: int) -> None:
+    """Deals the blocks again of a sum that its merge did not find.
+
+    If it was merged in parts, those sums are merged again.
+    """
     with self._changed:
       self._end(worker, merge)
-      self._deal_again(merge.sums[part].blocks)
-      self._add_sums(merge.sums[:part] + merge.sums[part + 1 :])
+      if merge.part is not None:
+        if (parts := self._of_part(merge)) is None:  # Another part told.
+          self._changed.notify_all()
+          return
+        self._part_merges.remove(parts)
+      lost = merge.sums[index]
+      self._add_sums(merge.sums[:index] + merge.sums[index + 1 :])
+      self._add_sums(lost.merged)
+      if not lost.merged:
+        self._deal_again(lost.blocks)
       self._changed.notify_all()
 
   def result(self) -> Any:
