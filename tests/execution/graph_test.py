@@ -1,5 +1,6 @@
 """Tests of tff_asr.execution.graph."""
 
+from collections.abc import Callable
 from concurrent import futures
 import dataclasses
 import gc
@@ -37,14 +38,22 @@ def _build_adder(amount: float) -> graph.Graph:
   )
 
 
-def _build_sum(*, in_place: tuple[bool, bool]) -> graph.Program:
+def _check(x: tf.Tensor) -> tf.Tensor:
+  return tf.debugging.check_numerics(x, 'Bad.')
+
+
+def _build_sum(
+    *,
+    in_place: tuple[bool, bool],
+    check: Callable[[tf.Tensor], tf.Tensor] = _check,
+) -> graph.Program:
   """Adds a checked vector (as int64), and 1 (or the vector again)."""
   total = tff.TensorType(np.int64, [2])
   second = total if in_place[1] else np.int32
 
   @tff.tensorflow.computation(tff.TensorType(np.float32, [2]))
   def work(x):
-    checked = tf.cast(tf.debugging.check_numerics(x, 'Bad.'), tf.int64)
+    checked = tf.cast(check(x), tf.int64)
     if in_place[1]:
       return tf.cast(x, tf.int64), checked
     return checked, tf.constant(1)
@@ -134,12 +143,23 @@ class LoadTest(absltest.TestCase):
         add(variable, 5, tf.constant(bad))
     self.assertEqual(_value(variable), [1, 2])
 
-  def test_a_sum_that_is_partly_added_is_said(self):
-    # The second part fails when all that is not a sum is there.
+  def test_no_part_is_added_where_the_check_of_another_fails(self):
     one, two = (graph.variable(tf.zeros([2], tf.int64)) for _ in range(2))
     add = _build_sum(in_place=(True, True)).load()
-    with self.assertRaises(graph.PartlyAddedError):
+    with self.assertRaises(tf.errors.InvalidArgumentError):
       add(one, two, tf.constant([1.0, np.nan]))
+    self.assertEqual(_value(one), [0, 0])
+    add(one, two, tf.constant([1.0, 2.0]))
+    self.assertEqual([_value(one), _value(two)], [[1, 2], [1, 2]])
+
+  def test_a_sum_that_is_partly_added_is_said(self):
+    # A division by zero, which is no check: nothing waits for it.
+    one, two = (graph.variable(tf.zeros([2], tf.int64)) for _ in range(2))
+    add = _build_sum(
+        in_place=(True, True), check=lambda x: 2 // tf.cast(x, tf.int32)
+    ).load()
+    with self.assertRaises(graph.PartlyAddedError):
+      add(one, two, tf.constant([1.0, 0.0]))
 
   def test_variables_leave_nothing_behind(self):
     add = _build_sum(in_place=(True, False)).load()

@@ -146,8 +146,9 @@ class Function:
   """A loaded program: `function(*tensors)` returns a list of tensors.
 
   What is given up is passed as a `variable`. What is added in place is passed
-  and returned as one. All else is computed first, so that a call that
-  fails has added nothing; else it raises `PartlyAddedError`, or the error of
+  and returned as one. What checks, reads or trains is done first, so that a
+  call in which it fails has added nothing. Where other arithmetic fails (a
+  division of integers by zero) it raises `PartlyAddedError`, or the error of
   memory that is short.
 
   It runs on the caller's `tf.device`, from any thread. A function without
@@ -396,7 +397,22 @@ def _build_body(
       # If an output is an input, the import returns the unfed placeholder.
       tensors = list(map(input_map.get, names, outputs))
     if any(program.in_place):
-      done += _add(kept, parts, program.in_place, after=tensors, mark=is_added)
+      # Ops with a state, assertions among them. Not all parts: held at once,
+      # they would take as much memory as their sum.
+      checks = [
+          operation
+          for operation in tf.compat.v1.get_default_graph().get_operations()
+          # pylint: disable-next=protected-access
+          if operation.op_def.is_stateful
+          and operation._get_control_flow_context() is None
+      ]
+      done += _add(
+          kept,
+          parts,
+          program.in_place,
+          after=[*tensors, *checks],
+          mark=is_added,
+      )
     with tf.control_dependencies(done):
       return list(map(tf.identity, tensors))
 
@@ -421,7 +437,7 @@ def _add(
     parts: Sequence[tf.Tensor],
     in_place: Sequence[bool],
     *,
-    after: Sequence[tf.Tensor],
+    after: Sequence[tf.Tensor | tf.Operation],
     mark: tf.Tensor,
 ) -> list[tf.Operation]:
   """Adds parts to the variables among the totals, in any order.
@@ -432,7 +448,7 @@ def _add(
     totals: handles of variables, where `in_place`.
     parts: what is added to each total.
     in_place: which are.
-    after: tensors.
+    after: tensors and ops.
     mark: handle of a variable that is set before the first addition.
   """
   pairs = list(itertools.compress(zip(totals, parts), in_place))
