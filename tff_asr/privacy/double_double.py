@@ -5,7 +5,8 @@ A pair (hi, lo) has |lo| at most half a unit in the last place of hi, so some
 rounds correctly and without fused multiply-add. No sum here has three terms in
 a row, nor is a constant added twice: TensorFlow's graph optimizer takes such
 sums for associative and would lose what was rounded; differences it leaves
-alone. u is 2^-53. Relative errors, as proven by Joldes, Muller and Popescu 2017 (https://doi.org/10.1145/3121432):
+alone. u is 2^-53. Relative errors, as proven by Joldes, Muller and Popescu 2017
+(https://doi.org/10.1145/3121432):
 
     add       3 u^2 + 13 u^3, of numbers of any signs
     multiply  7 u^2

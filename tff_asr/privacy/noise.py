@@ -40,7 +40,6 @@ _MAX_ELEMENTS = 2**32
 # Streams of a tensor: of radii, of angles, of what both take in addition.
 _RADIUS, _ANGLE, _FURTHER = range(3)
 _STREAMS_PER_TENSOR = 4
-_MAX_TENSORS = 2**32 // _STREAMS_PER_TENSOR
 # Of a first result, for uniforms of at least `_LEAST` and at most 1 - `_LEAST`.
 _MAX_ERROR = 2.0**-43
 _MAX_EXACT_ERROR = 2.0**-93
