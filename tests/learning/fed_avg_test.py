@@ -2,6 +2,7 @@
 
 import functools
 import math
+from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
@@ -295,6 +296,36 @@ class ProcessTest(cases.TestCase):
     # The rest in float32, there and back.
     num_bytes = 4 * sum(sizes.values())
     self.assertEqual(fed_avg.traffic(initial), (num_bytes, num_bytes))
+
+  def test_what_a_client_adds_is_the_same_whoever_else_comes(self):
+    # Sums of integers, so that one bit more or less would show.
+    process = _build(
+        aggregator=_aggregator(clip=0.1, split='dim'),
+        model=fakes.tiny_model(num_blocks=1, dropout=0.2),
+        num_steps=2,
+    )
+    sums = []
+    run_clients = multi_device._Runner.run_clients
+
+    def look(runner, execution):
+      total = run_clients(runner, execution)
+      sums.append([
+          np.array(leaf) for leaf in total if leaf.dtype == tf.int64
+      ])
+      return total
+
+    context = multi_device.build_sync_context()
+    with (
+        tff.framework.get_context_stack().install(context),
+        mock.patch.object(multi_device._Runner, 'run_clients', look),
+    ):
+      state = process.initialize()
+      for cohort in (['cai', 'ann', 'bob'], ['ann'], ['bob'], ['cai']):
+        process.next(state, cohort)
+    together, *alone = sums
+    self.assertTrue(all(np.any(part) for one in alone for part in one[:1]))
+    for whole, *parts in zip(together, *alone, strict=True):
+      np.testing.assert_array_equal(whole, sum(parts))
 
   def test_without_frozen_layers_all_weights_are_sent(self):
     weights = _model().initialize(tf.constant([1, 2]))

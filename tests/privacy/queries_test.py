@@ -391,6 +391,16 @@ class NoiseTest(parameterized.TestCase):
     self.assertEqual(int(state.counter), 1)
     self.assertEqual(event, dp_accounting.GaussianDpEvent(0.0))
 
+  @parameterized.parameters(1.0, math.inf)
+  def test_another_query_s_state_has_no_noise_that_is_not_drawn(self, clip):
+    total = [tf.constant([15, -2], tf.int64)]
+    noised = _query(total, 1.0, 2.0)
+    state = queries.set_noise_key(noised.initial_global_state(), _KEY)
+    query = _query(total, clip, 0.0)
+    total = [tf.cast(total[0], query.initial_sample_state(total)[0].dtype)]
+    _, _, event = query.get_noised_result(total, state)
+    self.assertEqual(event, dp_accounting.GaussianDpEvent(0.0))
+
   @parameterized.product(split=_SPLITS)
   def test_event_metrics_and_state_by_hand(self, split):
     zeros = [tf.zeros([2], tf.int64)] * 5

@@ -5,6 +5,7 @@ import json
 import math
 
 from absl.testing import parameterized
+import numpy as np
 
 from tff_asr.privacy import accounting
 from tff_asr.privacy import ledger
@@ -94,6 +95,8 @@ class StatementTest(parameterized.TestCase):
         'epsilon (RDP)', 'epsilon (PLD)', 'not charged', 'whole steps of a public grid',
         'NOT COVERED: a run ends when more clients of a round fail than may',
         'one hangs (CLIENT_TIMEOUT_SEC) or lacks memory',
+        'it does not begin when a private transcript has a character that is',
+        'assumed the number of rounds was settled before the first',
         'only such as follow from the settings, the ledger and the released',
         'within epsilon 10 as it is',
     ):
@@ -258,6 +261,32 @@ class StatementTest(parameterized.TestCase):
         for how in (dict(tuning=tuning), {})
     ]
     self.assertGreater(scales[0]['cohort_size'], scales[1]['cohort_size'])
+
+  def test_an_end_that_models_decide_breaks_delta_and_is_not_promised(self):
+    # Losses of 1 to 512 rounds of everyone at z = 8, whose steps are
+    # N(1 / (2 z^2), 1 / z^2). Whoever ends a run as soon as its loss is above
+    # epsilon by .3 (or never) exceeds delta, 1e-2, which each number of rounds
+    # alone keeps. Standard errors are below 2e-4.
+    generator, loss, before = np.random.default_rng(1), np.zeros(200_000), 0
+    ended, broken = np.zeros(loss.shape, bool), 0.0
+    for count in 2 ** np.arange(10):
+      steps = int(count) - before
+      loss += generator.normal(steps / 128, math.sqrt(steps) / 8, loss.shape)
+      before = int(count)
+      group = _rounds(
+          kind='full', cohort_size=1000, noise=8.0, count=before
+      )
+      epsilon = accounting.epsilon(
+          accounting.compose([group]), delta=1e-2, accountant='pld'
+      )
+      over = np.maximum(0, -np.expm1(epsilon - loss))
+      self.assertLess(over.mean(), 1.1e-2)
+      now = (loss > epsilon + 0.3) & ~ended
+      broken += over[now].sum() / loss.size
+      ended |= now
+    self.assertGreater(broken, 2e-2)
+    (assumed,) = _build(group).fields['assumed']
+    self.assertIn('settled before the first', assumed)
 
   def test_nothing_released_yet(self):
     built = _build(_rounds(count=0))

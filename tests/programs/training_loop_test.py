@@ -378,6 +378,18 @@ _OOM = tf.errors.ResourceExhaustedError(
 )
 
 
+class FiguresTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (2.4401, '2.45'), (np.inf, 'infinite'), (np.nan, 'none')
+  )
+  def test_no_epsilon_is_shown_below_the_real_one(self, epsilon, shown):
+    training = mock.Mock()
+    training.privacy.target_epsilon = None
+    found = training_loop.figures(training, {'epsilon': epsilon})
+    self.assertEqual(found, {'epsilon': shown})
+
+
 class ExplainedShortageTest(parameterized.TestCase):
 
   @parameterized.parameters(

@@ -404,7 +404,11 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
       unit = keyed(unit, global_state)
     noised = [unit * tf.cast(layer, tf.float64) for layer in sums]
     new_state = global_state._replace(counter=global_state.counter + 1)
-    event = dp_accounting.GaussianDpEvent(global_state.noise_multiplier)
+    # Of what was drawn: the state may be another query's, that had noise.
+    drawn = 1.0 if self._noise_multiplier > 0 else 0.0
+    event = dp_accounting.GaussianDpEvent(
+        drawn * global_state.noise_multiplier
+    )
     return tf.nest.pack_sequence_as(sample_state, noised), new_state, event
 
   def _stddev(self, global_state: Any) -> tf.Tensor:

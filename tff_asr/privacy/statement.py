@@ -67,7 +67,15 @@ _SAMPLING = {
 _UNCOVERED_CONTROL = (
     'a run ends when more clients of a round fail than may '
     '(MAX_FAILED_SHARE), one hangs (CLIENT_TIMEOUT_SEC) or lacks memory, or a '
-    'recording of pre-training cannot be read'
+    'recording of pre-training cannot be read; it does not begin when a '
+    'private transcript has a character that is no token, private utterances '
+    'are too long on average, or a private speaker is in the public data'
+)
+# What the number of rounds must not follow: epsilon is of so many.
+_SETTLED = (
+    'the number of rounds was settled before the first, by NUM_ROUNDS, '
+    'NUM_STEPS or TARGET_EPSILON; of a run that was ended or prolonged by how '
+    'its models looked epsilon says too little'
 )
 
 
@@ -202,6 +210,7 @@ def build(
           scale, rounds, unit=unit, noise_free=noise_free
       )),
       *([('tuning', tuning_words(tuning))] if tuning else []),
+      ('assumed', _SETTLED),
       ('not counted', ('' if tuning else 'choosing hyperparameters by looking '
        'at private data, and ') + 'other runs on the same data that this one '
        'did not start from, are not charged'),
@@ -267,6 +276,7 @@ def build(
       'tokens': tokens,
       'tuning': tuning and dataclasses.asdict(tuning),
       'data_dependent_control': [_UNCOVERED_CONTROL],
+      'assumed': [_SETTLED],
       'inherited_rounds': inherited,
       'exact_metrics_shown': exact_metrics,
       'sampler_epsilon': sampler_epsilon,

@@ -38,6 +38,7 @@ from tff_asr.learning import process as process_lib
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import statement
 from tff_asr.privacy import witness as witness_lib
 from tff_asr.programs import evaluation
 from tff_asr.programs import faults
@@ -54,14 +55,14 @@ from tff_asr.storage import run_dir
 EXACT = 'not_private/'
 # Metrics that the progress display shows: their labels there, and formats.
 _FIGURES = {
-    'train_loss': ('loss', '{:.2f}'),
-    'epsilon': ('epsilon', '{:.3g}'),
-    'dev_word_error_rate': ('dev WER', '{:.1%}'),
-    'dev_accuracy': ('dev accuracy', '{:.1%}'),
-    'num_clients': ('clients', '{:.0f}'),
-    'audio': ('audio', '{:.0f} s/s'),
-    'padding': ('padding', '{:.0%}'),
-    'store': ('store', '{:.3g} GB'),
+    'train_loss': ('loss', '{:.2f}'.format),
+    'epsilon': ('epsilon', statement.number),
+    'dev_word_error_rate': ('dev WER', '{:.1%}'.format),
+    'dev_accuracy': ('dev accuracy', '{:.1%}'.format),
+    'num_clients': ('clients', '{:.0f}'.format),
+    'audio': ('audio', '{:.0f} s/s'.format),
+    'padding': ('padding', '{:.0%}'.format),
+    'store': ('store', '{:.3g} GB'.format),
 }
 _MEMORY_ADVICE = (
     'lower MAX_BATCH_SEC (seconds of audio a batch) or CLIENTS_PER_DEVICE, '
@@ -578,7 +579,7 @@ def figures(
   if 'store_bytes' in found:
     found['store'] = found['store_bytes'] / 1e9
   shown = {
-      label: 'none' if math.isnan(found[name]) else form.format(found[name])
+      label: 'none' if math.isnan(found[name]) else form(found[name])
       for name, (label, form) in _FIGURES.items()
       if name in found
   }
@@ -760,7 +761,7 @@ def _finish(
       delta = training.privacy.delta_of(
           training.sampling, ledger.contents.rounds
       )
-    statement = run_privacy.write_statement(
+    stated = run_privacy.write_statement(
         folder,
         ledger,
         query_state,
@@ -769,7 +770,7 @@ def _finish(
         tokens=training.tokens and training.pipeline.tokenizer.source,
         tuning=training.privacy.tuning,
     )
-    results['privacy'] = statement.fields
-    print(statement)
+    results['privacy'] = stated.fields
+    print(stated)
   folder.write_json(run_dir.RESULTS, results)
   return results
