@@ -11,6 +11,13 @@ memory) and features computed. All of them alternate, after a turn that does not
 count; the table has seconds, the ratio to the bare steps of the same turn, and
 what a round took beyond the bare one in seconds per 100M parameters, medians
 with least and most.
+
+    python -m benchmarks.execution --cpu_time --repeats=8 \
+        --contexts='multi_device,multi_device of floats'
+
+`of floats` neither clips nor adds noise, and sums float32: what a round costs
+more than that is what clips, sums of integers and noise cost. The share has a
+standard error, from the differences of turns.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -19,7 +26,10 @@ launch.begin(__name__)
 
 from collections.abc import Iterator
 import itertools
+import math
+import statistics
 import tempfile
+import time
 
 from absl import flags
 import psutil
@@ -54,6 +64,11 @@ _CONTEXTS = flags.DEFINE_list(
     "To measure beside bare; also 'ray', where it is installed. '2 at once' "
     'trains two clients at a time on each device.',
 )
+_CPU_TIME = flags.DEFINE_boolean(
+    'cpu_time',
+    False,
+    'CPU seconds of this process, not of others (native, Ray).',
+)
 _RAY_WORKERS = flags.DEFINE_integer(
     'ray_workers', 1, 'Of ray; they share the cores.', lower_bound=1
 )
@@ -62,8 +77,9 @@ _DEVICES = flags.DEFINE_list(
 )
 
 
+_OF_FLOATS = 'multi_device of floats'
 _KNOWN_CONTEXTS = (
-    'multi_device', 'multi_device 2 at once', 'native', 'ray'
+    'multi_device', 'multi_device 2 at once', _OF_FLOATS, 'native', 'ray'
 )
 
 
@@ -94,10 +110,12 @@ def main(_) -> None:
               clients,
               cohort_size=_COHORT.value,
               noise_kernel='tensorflow' if name == 'native' else 'host',
+              is_private=name != _OF_FLOATS,
           ),
           clients.client_ids,
       )
-    seconds = turns.measure(runs, repeats=_REPEATS.value)
+    clock = time.process_time if _CPU_TIME.value else time.perf_counter
+    seconds = turns.measure(runs, repeats=_REPEATS.value, clock=clock)
   ratios = {
       name: turns.ratios(values, seconds['bare steps'])
       for name, values in seconds.items()
@@ -108,6 +126,15 @@ def main(_) -> None:
     print(
         f'through the object store: {sent:,} bytes a round, '
         f'{sent / num_parameters:.1f} a parameter'
+    )
+  if {_OF_FLOATS, 'multi_device'} <= contexts.keys() and _REPEATS.value > 1:
+    floats = seconds[_OF_FLOATS]
+    more = [a - b for a, b in zip(seconds['multi_device'], floats)]
+    mean = statistics.mean(floats)
+    error = statistics.stdev(more) / math.sqrt(len(more)) / mean
+    print(
+        'clips, integers and noise: '
+        f'{statistics.mean(more) / mean:.1%} of a round, +- {error:.1%}'
     )
   overheads = {
       name: [

@@ -3,7 +3,8 @@ r"""Rounds of the paper's 255M model: seconds and peak memory, by part.
     python -m benchmarks.full_size
 
 LAMB, per-layer DP, two clients of one step each; the state is saved, restored
-and compared. Needs some 20 GB of memory.
+and compared. --noprivate sums float32, without clip and noise. Needs some 14 GB
+of memory.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -33,6 +34,11 @@ _NUM_BLOCKS = flags.DEFINE_integer(
     'num_blocks', 36, 'Of the transformer.', lower_bound=1
 )
 _DIM = flags.DEFINE_integer('dim', 768, 'Its width.', lower_bound=1)
+_IS_PRIVATE = flags.DEFINE_boolean(
+    'private',
+    True,
+    'Clips, sums integers and adds noise; else sums float32, as they are.',
+)
 
 
 def main(_) -> None:
@@ -50,7 +56,9 @@ def main(_) -> None:
   with tempfile.TemporaryDirectory() as folder:
     clients = sizes.write_corpus(os.path.join(folder, 'shards'))
     clock.lap('corpus')
-    process = sizes.build_process(clients, cohort_size=2)
+    process = sizes.build_process(
+        clients, cohort_size=2, is_private=_IS_PRIVATE.value
+    )
     clock.lap('build the process')
     multi_device.set_default_context()
     state = workload_lib.initialize(process)
@@ -69,9 +77,9 @@ def main(_) -> None:
       f'{sizes.num_parameters() / 1e6:.1f}M parameters, 2 clients of one step '
       f'of {sizes.batch_sec:g} s',
       [
-          ['', 'seconds', 'peak GiB', 'GiB at its end'],
+          ['', 'seconds', 'CPU seconds', 'peak GiB', 'GiB at its end'],
           *(
-              [lap.part, *(f'{value:.1f}' for value in lap[1:])]
+              [lap.part, *(f'{value:.2f}' for value in lap[1:])]
               for lap in clock.laps
           ),
       ],
@@ -84,6 +92,7 @@ class _Lap(NamedTuple):
 
   part: str
   seconds: float
+  cpu_seconds: float
   peak_gib: float
   end_gib: float
 
@@ -98,16 +107,22 @@ class _Clock:
   def _begin(self) -> None:
     own_process.reset_peak()
     self._last = time.monotonic()
+    self._last_cpu = time.process_time()
 
   def lap(self, part: str) -> None:
     """Ends a part."""
     seconds = time.monotonic() - self._last
+    cpu_seconds = time.process_time() - self._last_cpu
     lap = _Lap(
-        part, seconds, own_process.peak_gib(), own_process.resident_gib()
+        part,
+        seconds,
+        cpu_seconds,
+        own_process.peak_gib(),
+        own_process.resident_gib(),
     )
     print(
-        f'{part}: {seconds:.1f} s, {lap.peak_gib:.1f} GiB at its peak, '
-        f'{lap.end_gib:.1f} at its end',
+        f'{part}: {seconds:.1f} s, {cpu_seconds:.1f} of CPUs, '
+        f'{lap.peak_gib:.2f} GiB at its peak, {lap.end_gib:.2f} at its end',
         flush=True,
     )
     self.laps.append(lap)

@@ -10,7 +10,11 @@ _Name = TypeVar('_Name', bound=Hashable)
 
 
 def measure(
-    runs: Mapping[_Name, Callable[[], Any]], /, *, repeats: int
+    runs: Mapping[_Name, Callable[[], Any]],
+    /,
+    *,
+    repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[_Name, list[float]]:
   """Seconds of each run in each turn.
 
@@ -19,6 +23,8 @@ def measure(
       returns.
     repeats: Turns that count, at least 1. One before them, in which functions
       are traced and compiled, does not.
+    clock: Seconds so far; `time.process_time` has those of this process's CPUs,
+      which other programs disturb less.
 
   Returns:
     For each name as many seconds as there are repeats; those of one place were
@@ -31,10 +37,10 @@ def measure(
   seconds = {name: [] for name in runs}
   for turn in range(repeats + 1):
     for name, run in runs.items():
-      started = time.perf_counter()
+      started = clock()
       run()
       if turn:
-        seconds[name].append(time.perf_counter() - started)
+        seconds[name].append(clock() - started)
   return seconds
 
 

@@ -7,6 +7,7 @@ local step costs the same.
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
+import math
 import re
 from typing import Any, Optional
 
@@ -34,6 +35,9 @@ from tff_asr.text import tokenizer as tokenizer_lib
 
 _TRANSCRIPT = 'nobody says this but it is as long as speech'
 CLIENT_LEARNING_RATE = 0.1
+_UNCLIPPED = functools.partial(
+    queries.PerLayerClipSumQuery, l2_norm_clip=math.inf, noise_multiplier=0.0
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +130,7 @@ class Workload:
       noise_kernel: str = 'host',
       pipeline: Optional[pipeline_lib.Pipeline] = None,
       num_epochs: Optional[int] = None,
+      is_private: bool = True,
   ) -> tff.learning.templates.LearningProcess:
     """Local SGD, per-layer clipping (dim) with noise, LAMB.
 
@@ -136,6 +141,7 @@ class Workload:
       noise_kernel: 'tensorflow' for the native context.
       pipeline: None: `build_pipeline`'s.
       num_epochs: Most passes over a client's data; None: no limit.
+      is_private: Whether to clip, sum integers and add noise, or sum float32.
     """
     model = self.build_model()
     return fed_avg.build(
@@ -145,7 +151,9 @@ class Workload:
         aggregator=dp_mean.build(
             build_query=build_query(
                 noise_multiplier, noise_kernel=noise_kernel
-            ),
+            )
+            if is_private
+            else _UNCLIPPED,
             cohort_size=cohort_size,
         ),
         server_optimizer=build_server_optimizer(),
