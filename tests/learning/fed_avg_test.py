@@ -14,6 +14,7 @@ from tests import cases
 from tests import fakes
 from tests.learning import federated_twin
 from tests.learning import tiny
+from tff_asr.aggregators import distributed_mean
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data
 from tff_asr.execution import multi_device
@@ -24,6 +25,8 @@ from tff_asr.learning import process as process_lib
 from tff_asr.learning import server_update
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import clipping as clipping_lib
+from tff_asr.privacy import distributed
+from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 
 _SEED = 7
@@ -349,6 +352,36 @@ class ProcessTest(cases.TestCase):
     # A name that is numbered, or a table's size, may be a few bytes longer;
     # 58 ids of 8 bytes would be 464.
     self.assertLess(abs(sizes[1] - sizes[0]), 100)
+
+  def test_clients_without_data_draw_no_noise_in_common(self):
+    # No element tells whose data they are, so both would have one number.
+    model = tiny.recognizer()
+    process = fed_avg.build(
+        model=model,
+        pipeline=fakes.tiny_pipeline(model),
+        client_data=fakes.client_data({'ann': 1, 'bob': 0, 'cai': 0}),
+        aggregator=distributed_mean.DistributedMean(
+            build_query=functools.partial(
+                distributed.DistributedSumQuery,
+                l2_norm_clip=1.0,
+                noise_multiplier=1.0,
+                num_clients=3,
+                max_failed_share=0.0,
+                bits=20,
+            ),
+            cohort_size=3,
+        ),
+        server_optimizer=tff.learning.optimizers.build_sgdm(1.0),
+        local=client_update.LocalTraining(learning_rate=0.1, num_steps=1),
+        seed=_SEED,
+    )
+    context = multi_device.build_sync_context()
+    with tff.framework.get_context_stack().install(context):
+      state = fed_avg.set_noise_key(process.initialize(), keys.from_seed(1))
+      with self.assertRaisesRegex(
+          multi_device.ClientError, '(?s)Client . of 3 .*without data'
+      ):
+        process.next(state, ['ann', 'bob', 'cai'])
 
   @pytest.mark.slow
   def test_native_gives_the_same(self):

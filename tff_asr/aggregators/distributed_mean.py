@@ -5,7 +5,8 @@ Its type:
   (<S@SERVER, {V}@CLIENTS, {int64}@CLIENTS> -> <S@SERVER, V@SERVER, M@SERVER>)
 
 In the place of a weight stands the client's number, which its
-simulated randomness follows (`privacy.distributed`). The sum is divided by the
+simulated randomness follows (`privacy.distributed`); one without data has none
+and fails, as two of them would draw the same noise. The sum is divided by the
 public number of clients, of whom some may have dropped out.
 
 The server gets the sum of b bits, how many clients are in it, and in a
@@ -96,6 +97,13 @@ class DistributedMean(tff.aggregators.WeightedAggregationFactory):
         prepare.type_signature.result, value_type, weight_type
     )
     def encode(params, value, number):
+      check = tf.debugging.assert_non_negative(
+          number,
+          'A client without data has no number, and its noise would be that of '
+          'the next one: leave it out of the client data.',
+      )
+      with tf.control_dependencies([check]):
+        number = tf.identity(number)
       sent, measured = query.encode(params, value, client=number)
       return collections.OrderedDict(
           sent=sent, measured=measured, count=tf.constant(1)

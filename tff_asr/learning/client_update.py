@@ -345,9 +345,11 @@ def _result(
 def client_number(client_id: tf.Tensor) -> tf.Tensor:
   """A number of a client's id, string []: int64 [], below 2^63 - 1.
 
-  Two of 10,000 clients have the same one with a probability below 1e-11.
+  Two of 10,000 clients have the same one with a probability below 1e-11. No id,
+  as of a client without data, has -1.
   """
-  return tf.strings.to_hash_bucket_fast(client_id, 2**63 - 1)
+  number = tf.strings.to_hash_bucket_fast(client_id, 2**63 - 1)
+  return tf.where(tf.equal(client_id, ''), tf.constant(-1, tf.int64), number)
 
 
 @tf.autograph.experimental.do_not_convert
