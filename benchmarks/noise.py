@@ -14,6 +14,14 @@ that of a trusted server at the same epsilon; as it is stated and as it comes
 out, with rounding and what wraps around; and a client's CPU seconds. Updates
 are of Student's t with 3 degrees of freedom; a fifth of their variance is
 common to all.
+
+    python -m benchmarks.noise --mechanisms --size=8x512
+
+For each mechanism, what it does of a round: at a client, from its update to
+what it sends; at the server, from the sum to the noised sum and the next state.
+Bytes of the state, CPU seconds, their ratio to those of independent Gaussian
+noise in the same turn, and what memory grows by at most. The mechanisms take
+turns in one process.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -24,6 +32,7 @@ from collections.abc import Callable
 import math
 import statistics
 import time
+from typing import Any, NamedTuple
 
 from absl import flags
 import numpy as np
@@ -34,11 +43,15 @@ from benchmarks import own_process
 from benchmarks import report
 from benchmarks import turns
 from benchmarks import workload as workload_lib
+from tff_asr.execution import malloc_trim
 from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import clipping as clipping_lib
+from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import distributed
 from tff_asr.privacy import keys
 from tff_asr.privacy import noise
 from tff_asr.privacy import queries
+from tff_asr.privacy import strategies
 
 _SIZE = flags.DEFINE_string(
     'size', '36x768', 'Blocks and width of the transformer.'
@@ -65,6 +78,13 @@ _MODULUS_STDDEVS = flags.DEFINE_float(
     'modulus_stddevs', 4.0, 'Of a sum\'s element that bits hold.',
     lower_bound=0,
 )
+_MECHANISMS = flags.DEFINE_bool(
+    'mechanisms', False, 'Rounds of all mechanisms, in place of draws.'
+)
+# As a run of the paper's length, whose clients return after 100 rounds.
+_NUM_ROUNDS = 2000
+_SEPARATION = 100
+_MECHANISM_BITS = 16
 _PHILOX = 1
 _NORMAL = "TensorFlow's normal"
 
@@ -78,9 +98,11 @@ def main(_) -> None:
   model = workload_lib.Workload(
       num_blocks=num_blocks, dim=dim, num_clients=1, num_local_steps=1
   ).build_model()
-  shapes = [spec.shape for spec in tf.nest.flatten(
-      weights_lib.tensor_specs(model.specs)
-  )]
+  specs = weights_lib.tensor_specs(model.specs)
+  if _MECHANISMS.value:
+    _write_mechanisms(specs)
+    return
+  shapes = [spec.shape for spec in tf.nest.flatten(specs)]
   cpu_seconds, growth = {}, {}
 
   def measured(name: str, run: Callable[[], None]) -> Callable[[], None]:
@@ -171,6 +193,151 @@ def _write_distributed(all_bits: list[int]) -> None:
       f'Error of {_NUM_CLIENTS.value} clients over that of a trusted server',
       table,
       dict(by_bits=figures),
+  )
+
+
+def _write_mechanisms(specs: Any) -> None:
+  """Measures rounds of all mechanisms."""
+  mechanisms = _build_mechanisms(specs)
+  update = tf.nest.map_structure(
+      lambda spec: tf.random.stateless_normal(spec.shape, [1, 2]), specs
+  )
+  total = tf.nest.map_structure(
+      lambda spec: tf.zeros(spec.shape, tf.int64), specs
+  )
+  found = {}
+  for turn in range(1 + _REPEATS.value):
+    for name, mechanism in mechanisms.items():
+      for place, run in (
+          ('client', lambda m=mechanism: m.client(m.state, update)),
+          ('server', lambda m=mechanism: m.server(m.state, m.total(total))),
+      ):
+        malloc_trim.give_back(tf.nest.flatten(update))
+        own_process.reset_peak()
+        before, started = own_process.resident_gib(), time.process_time()
+        limits.wait(tf.nest.flatten(run()))
+        if turn:  # The first one traces.
+          found.setdefault((name, place), []).append((
+              time.process_time() - started, own_process.peak_gib() - before
+          ))
+  table = [[
+      '', 'state, GiB', 'client, CPU s', 'ratio', 'GiB', 'server, CPU s',
+      'ratio', 'GiB',
+  ]]
+  figures = {}
+  first = next(iter(mechanisms))
+  for name, mechanism in mechanisms.items():
+    size = sum(
+        leaf.dtype.size * leaf.shape.num_elements()
+        for leaf in tf.nest.flatten(mechanism.state)
+    ) / 2**30
+    row, figures[name] = [name, f'{size:.2f}'], dict(state_gib=size)
+    for place in ('client', 'server'):
+      seconds, growth = zip(*found[name, place])
+      ratios = turns.ratios(
+          seconds, [pair[0] for pair in found[first, place]]
+      )
+      row += [
+          report.spread(seconds), report.spread(ratios), f'{max(growth):.2f}'
+      ]
+      figures[name][place] = dict(
+          cpu_seconds=seconds, ratios=ratios, growth_gib=growth
+      )
+    table.append(row)
+  num_elements = sum(
+      spec.shape.num_elements() for spec in tf.nest.flatten(specs)
+  )
+  report.write(
+      f'Rounds with noise, {num_elements / 1e6:.1f}M elements',
+      table,
+      dict(by_mechanism=figures),
+  )
+
+
+class _Mechanism(NamedTuple):
+  """Parts of a round: graph functions, and the state.
+
+  Attributes:
+    state: The query's.
+    client: From the state and an update to what is sent.
+    server: From the state and the sum to the noised sum and the next state.
+    total: From a sum of records to what the server gets.
+  """
+
+  state: Any
+  client: Callable[[Any, Any], Any]
+  server: Callable[[Any, Any], Any]
+  total: Callable[[Any], Any]
+
+
+def _build_mechanisms(specs: Any) -> dict[str, _Mechanism]:
+  """All mechanisms, independent Gaussian noise first."""
+  common = dict(
+      l2_norm_clip=1.0,
+      noise_multiplier=_NOISE_MULTIPLIER.value,
+      clipping=clipping_lib.Clipping(split='dim'),
+  )
+  rounds = dict(num_rounds=_NUM_ROUNDS)
+
+  def summed(query: queries.PerLayerClipSumQuery) -> _Mechanism:
+    @tf.function(autograph=False)
+    def client(state, update):
+      return query.preprocess_record(query.derive_sample_params(state), update)
+
+    @tf.function(autograph=False)
+    def server(state, total):
+      return query.get_noised_result(total, state)[:2]
+
+    return _Mechanism(_keyed(query), client, server, lambda total: total)
+
+  def correlated(strategy: Any, min_separation: int) -> _Mechanism:
+    return summed(correlated_noise.CorrelatedSumQuery(
+        specs, strategy=strategy, min_separation=min_separation, **common
+    ))
+
+  query = distributed.DistributedSumQuery(
+      specs,
+      num_clients=_NUM_CLIENTS.value,
+      max_failed_share=0.0,
+      bits=_MECHANISM_BITS,
+      **common,
+  )
+
+  @tf.function(autograph=False)
+  def encode(state, update):
+    params = query.derive_sample_params(state)
+    return query.encode(params, update, client=tf.constant(1, tf.int64))[0]
+
+  @tf.function(autograph=False)
+  def decode(state, total):
+    return query.decode(
+        total, num_clients=tf.constant(_NUM_CLIENTS.value), global_state=state
+    )
+
+  state = _keyed(query)
+  size = encode.get_concrete_function(state, specs).output_shapes
+  return {
+      'Gaussian': summed(queries.PerLayerClipSumQuery(specs, **common)),
+      'BLT, 3 buffers': correlated(
+          strategies.optimize(
+              min_separation=_SEPARATION, num_buffers=3, **rounds
+          ),
+          _SEPARATION,
+      ),
+      'banded, 4 bands': correlated(
+          strategies.optimize_banded(num_bands=4, **rounds), 4
+      ),
+      f'distributed, {_MECHANISM_BITS} bits': _Mechanism(
+          state, encode, decode, lambda _: tf.zeros(size, tf.int64)
+      ),
+  }
+
+
+def _keyed(query: Any) -> Any:
+  """A first state with a key."""
+  return tf.nest.map_structure(
+      tf.convert_to_tensor,
+      queries.set_noise_key(query.initial_global_state(), keys.draw()),
   )
 
 

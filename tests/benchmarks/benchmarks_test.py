@@ -72,6 +72,19 @@ class BenchmarksTest(parameterized.TestCase):
           lambda figures: sum(figures['ratios'].values(), []),
       ),
       (
+          'noise_of_mechanisms',
+          (
+              'noise', '--mechanisms', '--size=1x32', '--num_clients=10',
+              '--repeats=1',
+          ),
+          lambda figures: [
+              ratio
+              for mechanism in figures['by_mechanism'].values()
+              for place in ('client', 'server')
+              for ratio in mechanism[place]['ratios']
+          ],
+      ),
+      (
           'noise_of_devices',
           (
               'noise', '--bits=16,20', '--num_clients=3',
