@@ -1,16 +1,16 @@
 r"""A round on N GPUs: the product's scheduler deals, only the work is a clock.
 
     python -m benchmarks.scaling
-    python -m benchmarks.scaling --link_gb_sec=12.5 --broadcast=tree
+    python -m benchmarks.scaling --link_gb_sec=12.5
     python -m benchmarks.scaling --measure
 
 A discrete-event simulation of a round on a Ray cluster (`ray_runner`): each GPU
 asks `scheduler.Scheduler` for its next task, as a thread of an actor with
 `--gpus_per_worker` does, and is busy for as long as the task costs:
 
-- a machine's GPUs begin once the model is there: all over one link of the
-  server (`--broadcast=serial`), or from machine to machine in doubling numbers
-  (`tree`);
+- a machine's GPUs begin once the model is there. It fetches one part after the
+  other, each from any machine that has it by then, over the links of both, and
+  copies the whole;
 - a client takes `--local_steps` times `--step_sec`, evenly up to `--spread`
   more or less, and `--add_sec` for clip and sum;
 - a worker that hands over its sum adds those of its GPUs (int64, 8 bytes a
@@ -20,7 +20,8 @@ asks `scheduler.Scheduler` for its next task, as a thread of an actor with
   fetches those of other machines, one after the other, each over the links of
   both machines, adds all of them, as int64, at `--copy_gb_sec`, and copies the
   result; the last one is the server's, on the first machine;
-- each task costs `--task_sec` besides, and the server's step `--server_sec`.
+- each task costs `--task_sec` besides, and the server's step `--server_sec`; its
+  noise, drawn from the start of the round on, `--noise_sec`.
 
 Efficiency is the time of one GPU over N times the time of N. Beside it: with
 one GPU in 50 at half the speed, and with one worker lost, all its GPUs and its
@@ -30,7 +31,7 @@ itself took, measured: one process deals to all workers.
 The costs' defaults, and where they are from: a step, the authors' 190 ms on an
 A100 (their Table 22, by arithmetic); clip and sum, 4 passes over 1.02 GB at
 20 % of 1.5 TB/s; copy 5 GB/s, link 20 Gbit/s, reduction over PCIe: assumed; the
-server's step, noise and LAMB as measured on two CPU cores
+server's noise and step, LAMB, as measured on two CPU cores
 (docs/performance.md). None of them was measured on a GPU.
 
 --measure instead runs rounds of 8 clients on one and on two cores of this
@@ -45,6 +46,7 @@ import dataclasses
 import heapq
 import itertools
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -59,8 +61,9 @@ _COHORTS = flags.DEFINE_list('cohorts', ['1024', '204800'], 'Clients a round.')
 _GPUS = flags.DEFINE_list(
     'gpus', ['1', '8', '32', '64', '128', '256', '512', '1024'], 'How many.'
 )
-_BROADCAST = flags.DEFINE_enum(
-    'broadcast', 'serial', ['serial', 'tree'], 'From machine to machine.'
+_LONGEST_FIRST = flags.DEFINE_boolean(
+    'longest_first', False,
+    'CLIENT_COST tells all of the spread; else nothing of it.',
 )
 _NUMBERS = {
     'gpus_per_machine': (8, 'GPUs of a machine.'),
@@ -74,7 +77,8 @@ _NUMBERS = {
     'reduce_gb_sec': (20.0, 'Between GPUs of a machine.'),
     'link_gb_sec': (2.5, 'Between machines, each way.'),
     'task_sec': (0.002, 'Of a task, besides: calls between processes.'),
-    'server_sec': (2.3, 'Noise and optimizer.'),
+    'noise_sec': (1.5, 'Noise, drawn while clients train.'),
+    'server_sec': (0.8, 'Optimizer.'),
 }
 _FLAGS = {
     name: flags.DEFINE_float(name, value, text, lower_bound=0)
@@ -95,8 +99,9 @@ class Costs:
     model_bytes, sum_bytes, sent_bytes: of the broadcast, of a sum in memory,
       and of one that is sent.
     copy_bytes_sec, reduce_bytes_sec, link_bytes_sec: speeds.
-    task_sec, server_sec: see the flags.
-    broadcast: 'serial' or 'tree'.
+    task_sec, noise_sec, server_sec: see the flags.
+    broadcast_parts: of the broadcast.
+    longest_first: whether the costliest clients are dealt first.
     gpus_per_machine, gpus_per_worker: how many.
   """
 
@@ -109,8 +114,10 @@ class Costs:
   reduce_bytes_sec: float
   link_bytes_sec: float
   task_sec: float
+  noise_sec: float
   server_sec: float
-  broadcast: str
+  broadcast_parts: int
+  longest_first: bool
   gpus_per_machine: int
   gpus_per_worker: int
 
@@ -159,7 +166,10 @@ def simulate(
   generator = np.random.default_rng(1)
   factors = generator.uniform(1 - costs.spread, 1 + costs.spread, num_clients)
   num_machines = -(-num_gpus // costs.gpus_per_machine)
-  tasks = scheduler.Scheduler(scheduler.cut(num_clients))
+  blocks = scheduler.cut(
+      num_clients, costs=factors if costs.longest_first else None
+  )
+  tasks = scheduler.Scheduler(blocks)
   tasks.num_parts = min(num_machines, scheduler.MAX_PARTS)
   result = Round()
   numbers = itertools.count()
@@ -178,7 +188,7 @@ def simulate(
     now += costs.task_sec
     if isinstance(task, scheduler.Block):
       slowness = 2.0 if slow_every and not (gpu + 1) % slow_every else 1.0
-      yield now + slowness * factors[task.number] * costs.train_sec
+      yield now + slowness * factors[task.positions[0]] * costs.train_sec
       return
     if isinstance(task, scheduler.HandOver):
       if costs.gpus_per_worker > 1:
@@ -220,15 +230,11 @@ def simulate(
       steps = work(gpu, task, now)
       heapq.heappush(events, (next(steps), next(numbers), gpu, task, steps))
 
+  ready = _send_model(num_machines, costs)
+  result.started_sec = max(ready)
   for gpu in range(num_gpus):
-    # With one link for all, all have the model when the last one has.
-    hops = num_machines - 1
-    if costs.broadcast == 'tree':
-      hops = hops.bit_length()
-    ready = hops * costs.model_bytes / costs.link_bytes_sec
-    ready += costs.model_bytes / costs.copy_bytes_sec
-    result.started_sec = max(result.started_sec, ready)
-    heapq.heappush(events, (ready, next(numbers), gpu, None, iter(())))
+    begun = ready[machine_of(gpu)]
+    heapq.heappush(events, (begun, next(numbers), gpu, None, iter(())))
   while not tasks.is_over():
     now, _, gpu, task, steps = heapq.heappop(events)
     if worker_of(gpu) in lost:
@@ -261,8 +267,34 @@ def simulate(
     for other in sorted(asking):
       if worker_of(other) not in lost:
         ask(other, now)
-  result.end_sec = result.merged_sec + costs.server_sec
+  result.end_sec = max(result.merged_sec, costs.noise_sec) + costs.server_sec
   return result
+
+
+def _send_model(num_machines: int, costs: Costs) -> list[float]:
+  """When each machine has the model; the first is the server's."""
+  draws = random.Random(1)
+  parts = range(costs.broadcast_parts)
+  part_sec = costs.model_bytes / costs.broadcast_parts / costs.link_bytes_sec
+  left = [draws.sample(parts, len(parts)) for _ in range(num_machines)]
+  left[0] = []
+  holders = [[0] for _ in parts]
+  free_sec = [0.0] * num_machines  # Of each machine's link to others.
+  ready = [0.0] * num_machines
+  # When a machine got a part.
+  events = [(0.0, machine, None) for machine in range(1, num_machines)]
+  while events:
+    now, machine, part = heapq.heappop(events)
+    if part is not None:
+      holders[part].append(machine)
+    ready[machine] = now
+    if left[machine]:
+      part = left[machine].pop()
+      source = draws.choice(holders[part])
+      free_sec[source] = max(now, free_sec[source]) + part_sec
+      heapq.heappush(events, (free_sec[source], machine, part))
+  copy_sec = costs.model_bytes / costs.copy_bytes_sec
+  return [sec + copy_sec for sec in ready]
 
 
 def main(_) -> None:
@@ -286,8 +318,10 @@ def main(_) -> None:
       reduce_bytes_sec=1e9 * values['reduce_gb_sec'],
       link_bytes_sec=1e9 * values['link_gb_sec'],
       task_sec=values['task_sec'],
+      noise_sec=values['noise_sec'],
       server_sec=values['server_sec'],
-      broadcast=_BROADCAST.value,
+      broadcast_parts=scheduler.BROADCAST_PARTS,
+      longest_first=_LONGEST_FIRST.value,
       gpus_per_machine=int(values['gpus_per_machine']),
       gpus_per_worker=int(values['gpus_per_worker']),
   )
@@ -323,8 +357,7 @@ def main(_) -> None:
       )
     given = ', '.join(f'{name} {value:g}' for name, value in values.items())
     report.write(
-        f'Cohort {cohort:,}. Simulated, not run on GPUs. {given}, '
-        f'{_BROADCAST.value} broadcast',
+        f'Cohort {cohort:,}. Simulated, not run on GPUs. {given}',
         rows,
         {'costs': values, 'rounds': figures},
     )

@@ -16,8 +16,10 @@ _COSTS = scaling.Costs(
     reduce_bytes_sec=400.0,
     link_bytes_sec=50.0,
     task_sec=0.0,
+    noise_sec=0.0,
     server_sec=3.0,
-    broadcast='serial',
+    broadcast_parts=1,
+    longest_first=False,
     gpus_per_machine=2,
     gpus_per_worker=2,
 )
@@ -45,11 +47,28 @@ class ScalingTest(absltest.TestCase):
     self.assertEqual(found.end_sec, 34.5)
     self.assertEqual(found.store_bytes, 300.0)
 
-  def test_broadcast_from_machine_to_machine(self):
-    tree = dataclasses.replace(_COSTS, broadcast='tree')
-    # Four machines: three times over one link, or two rounds of doubling.
+  def test_machines_hand_the_model_on(self):
+    # In one part all three others ask the server at once; its link is free for
+    # each in turn.
     self.assertEqual(self._end(16, 8).started_sec, 7.0)
-    self.assertEqual(self._end(16, 8, costs=tree).started_sec, 5.0)
+    # In parts they find some at each other, but none before the server has sent
+    # all of the model once.
+    costs = dataclasses.replace(_COSTS, broadcast_parts=50)
+    self.assertBetween(self._end(16, 8, costs=costs).started_sec, 3.0, 6.0)
+
+  def test_the_server_waits_for_its_noise(self):
+    late = dataclasses.replace(_COSTS, noise_sec=100.0)
+    self.assertEqual(self._end(6, 1, costs=late).end_sec, 103.0)
+
+  def test_longest_clients_first(self):
+    # Of two GPUs each has five clients of 8 to 12 s. In any order one may begin
+    # a client last that takes 12; in this one none that takes more than 10.
+    costs = dataclasses.replace(_COSTS, spread=0.2)
+    first = dataclasses.replace(costs, longest_first=True)
+    self.assertLess(
+        self._end(10, 2, costs=first).trained_sec,
+        self._end(10, 2, costs=costs).trained_sec,
+    )
 
   def test_a_slow_gpu_takes_fewer_clients(self):
     # One of two is slow: 6 clients take 40 s, not 60.
@@ -58,6 +77,7 @@ class ScalingTest(absltest.TestCase):
 
   def test_a_lost_worker_s_clients_run_again(self):
     # After 20 s all four GPUs have had two clients each of 16; then two go on
-    # with 12: the lost sum's four and the eight that were left.
+    # with 12: the lost sum's four and the eight that were left. The server's
+    # machine begins after 1 s.
     found = self._end(16, 4, is_one_lost=True)
-    self.assertEqual(found.trained_sec, 83.0)
+    self.assertEqual(found.trained_sec, 81.0)

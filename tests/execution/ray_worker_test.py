@@ -62,7 +62,11 @@ class _Driver:
         number,
         computation,
         [self.put(f'programs {computation}', programs)],
-        [self.put(f'broadcast {number}', list(map(np.float32, factors)))],
+        [
+            self.put(
+                f'broadcast {number}', dict(enumerate(map(np.float32, factors)))
+            )
+        ],
         leaves_out,
     )
 
@@ -221,7 +225,7 @@ class BlockTest(absltest.TestCase):
         tf.constant([5, 6, 7], tf.int64),
         tf.constant(9),
     ]
-    cut = ray_worker._cut(leaves, 3)
+    cut = ray_worker.cut(leaves, 3)
     # The largest first, each to the part that has least.
     self.assertEqual(cut, [[2], [0], [1, 3]])
     references = [

@@ -18,6 +18,7 @@ import tensorflow_federated as tff
 from tests import logical_devices
 from tests.execution import speech_process
 from tff_asr.execution import client_loop
+from tff_asr.execution import graph
 from tff_asr.execution import multi_device
 from tff_asr.execution import ray_cluster
 from tff_asr.execution import native
@@ -209,6 +210,26 @@ class SpeechProcessTest(parameterized.TestCase):
         np.testing.assert_array_equal(
             weight, other.global_model_weights[name], name
         )
+
+  def test_noise_drawn_while_clients_train_has_the_same_bits(self):
+    with mock.patch.object(multi_device._Runner, 'draws_ahead', True):
+      context = multi_device.build_sync_context(
+          multi_device.Settings(devices=logical_devices.CPUS[:1])
+      )
+      states = _run(context, noise_multiplier=_NOISE_MULTIPLIER)
+    self.assert_same_bits(states, _run_devices(1, _NOISE_MULTIPLIER))
+    compiled = context._runner._cache.get(_process().next).compiled
+    for program, is_drawing in (
+        (compiled.draw, True),
+        (compiled.finish, True),
+        (compiled.finish_drawn, False),
+    ):
+      last = program.graphs[-1]
+      graph_def = tf.compat.v1.GraphDef.FromString(last.graph_def)
+      ops = graph.find_ops(
+          graph_def, graph.find_needed(graph_def, last.outputs)
+      )
+      self.assertEqual('PyFuncStateless' in ops, is_drawing)
 
   def test_noise_is_added_once_and_is_that_of_the_key(self):
     cohorts = speech_process.draw_cohorts(_data(), 1)

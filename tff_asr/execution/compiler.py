@@ -8,12 +8,16 @@ A federated computation becomes
     work: <A, D, C, V> -> A      one client, added to an accumulator
     merge: <A, A> -> A           two disjoint accumulators
     finish: <S, A> -> X          the result at the server
+    draw: S -> N                 the noise of `finish`, ahead of it
+    finish_drawn: <S, N, A> -> X the rest of `finish`
 
 S is all server-placed arguments, D all client-placed ones. `work` is TFF's
 `work` followed by `accumulate` in one graph, and `finish` is `report` followed
 by `update`, so no client update or report leaves the function. `read` is the
 part of TFF's `work` that makes datasets from the client's values (ids), if
-there is one (`client_datasets`).
+there is one (`client_datasets`). `draw` is the part of `finish` that the host
+draws (`privacy.noise`) and that depends on S alone, such as on a round's key:
+it may run while clients work.
 
 Secure sums are made plain (`secure_sums`), and reductions of datasets are made
 loops that run on the device (`device_loops`).
@@ -130,6 +134,8 @@ class Round:
     prepare: `S -> C`.
     clients: what runs at clients.
     finish: `<S, A> -> X`; large exact leaves of A are given up.
+    draw: `S -> N`; None where the host draws nothing.
+    finish_drawn: `<S, N, A> -> X`, as `finish`; None with `draw`.
   """
 
   arguments: 'PlacedArguments'
@@ -137,6 +143,8 @@ class Round:
   prepare: graph.Program
   clients: ClientPrograms
   finish: graph.Program
+  draw: graph.Program | None
+  finish_drawn: graph.Program | None
 
 
 def compile_computation(comp: tff.Computation) -> Local | Round:
@@ -168,6 +176,9 @@ def compile_computation(comp: tff.Computation) -> Local | Round:
         'build_async_context().'
     ) from error
 
+
+# By which `privacy.noise` draws on the host.
+_HOST_OP = 'PyFuncStateless'
 
 # Keeps TFF from running Grappler on each extracted graph. TensorFlow does so
 # anyway at the program's first call, on the device that runs it.
@@ -265,6 +276,14 @@ def _compile_round(
   num_servers = len(arguments.server.specs)
   is_exact = _find_exact(accumulate, merge)
   in_place = _find_in_place(merge, is_exact)
+  finish = graph.Program(
+      (report, update),
+      num_kept=num_servers,
+      # The first outputs are the state that passes through.
+      first_output=num_servers,
+      given_up=in_place,
+  )
+  draw, finish_drawn = _split_draw(finish)
   return Round(
       arguments=arguments,
       result=values.Layout(comp.type_signature.result),
@@ -280,13 +299,56 @@ def _compile_round(
           merge_ordered=_without_exact(merge, is_exact),
           is_exact=is_exact,
       ),
-      finish=graph.Program(
-          (report, update),
-          num_kept=num_servers,
-          # The first outputs are the state that passes through.
-          first_output=num_servers,
-          given_up=in_place,
-      ),
+      finish=finish,
+      draw=draw,
+      finish_drawn=finish_drawn,
+  )
+
+
+def _split_draw(
+    finish: graph.Program,
+) -> tuple[graph.Program | None, graph.Program | None]:
+  """What the host draws from the server's values alone, and what remains."""
+  report, update = finish.graphs
+  num_servers = finish.num_kept
+  graph_def = tf.compat.v1.GraphDef.FromString(update.graph_def)
+  others = set(map(graph.node_name, update.inputs[num_servers:]))
+  nodes = [
+      node
+      for node in graph_def.node
+      if node.op == _HOST_OP
+      and others.isdisjoint(graph.find_needed(graph_def, [node.name]))
+  ]
+  if not nodes:
+    return None, None
+  draws, names, specs = [], [], []
+  for node in nodes:
+    dtypes = list(node.attr['Tout'].list.type)
+    own = [f'{node.name}_drawn_{index}' for index in range(len(dtypes))]
+    for index, (name, dtype) in enumerate(zip(own, dtypes, strict=True)):
+      draws.append(f'{node.name}:{index}')
+      names.append(f'{name}:0')
+      specs.append(tf.TensorSpec(None, tf.as_dtype(dtype)))
+      drawn = graph_def.node.add(name=name, op='Placeholder')
+      drawn.attr['dtype'].type = dtype
+      drawn.attr['shape'].shape.unknown_rank = True
+    # Whatever takes its outputs gets what was drawn.
+    node.op = 'IdentityN'
+    node.input[:] = own
+    node.attr.clear()
+    node.attr['T'].list.type[:] = dtypes
+  servers = update.inputs[:num_servers], update.specs[:num_servers]
+  draw = dataclasses.replace(
+      update, inputs=servers[0], specs=servers[1], outputs=tuple(draws)
+  )
+  rest = dataclasses.replace(
+      update,
+      graph_def=graph_def.SerializeToString(),
+      inputs=(*servers[0], *names, *update.inputs[num_servers:]),
+      specs=(*servers[1], *specs, *update.specs[num_servers:]),
+  )
+  return graph.Program((draw,)), dataclasses.replace(
+      finish, graphs=(report, rest), num_kept=num_servers + len(names)
   )
 
 

@@ -4,6 +4,9 @@
     total = the sum over all clients             a subclass' `run_clients`
     result = finish(server, total)               on the server device
 
+Where the server's process waits for clients, it draws the noise of `finish`
+meanwhile (`Runner.draws_ahead`); the bits are the same.
+
 Computations without clients run on the server device as they are. In a
 synchronous context a call returns its result. In an asynchronous one it returns
 an awaitable: the event loop stays free, and cancelling the awaitable ends the
@@ -13,6 +16,7 @@ round after the clients in work.
 import abc
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent import futures
 import dataclasses
 import functools
 import inspect
@@ -26,6 +30,7 @@ import tensorflow_federated as tff
 from tff_asr import checks
 from tff_asr.execution import client_loop
 from tff_asr.execution import compiler
+from tff_asr.execution import graph
 from tff_asr.execution import malloc_trim
 from tff_asr.execution import reduction
 from tff_asr.execution import round_execution
@@ -114,7 +119,9 @@ class _Loaded:
     lock: held during a call: functions with variables allow one at a time.
     merge_ordered: the function of a `compiler.Round`, or None.
     prepare: the function of a `compiler.Round`.
-    finish: the function of a `compiler.Round`.
+    draw: the function of a `compiler.Round`, or None.
+    finish: the function of a `compiler.Round`; `finish_drawn` if there is
+      `draw`.
     clients: what a runner's `load_clients` returned.
   """
 
@@ -124,6 +131,7 @@ class _Loaded:
       load_clients: Callable[[compiler.ClientPrograms], Any],
       *,
       jit: bool,
+      draws_ahead: bool,
   ):
     self.compiled = compiled
     self.lock = threading.Lock()
@@ -138,7 +146,12 @@ class _Loaded:
         programs.merge_ordered and programs.merge_ordered.load()
     )
     self.prepare = compiled.prepare.load()
-    self.finish = compiled.finish.load()
+    self.draw = None
+    if draws_ahead and compiled.draw is not None:
+      self.draw = compiled.draw.load()
+    self.finish = (
+        compiled.finish if self.draw is None else compiled.finish_drawn
+    ).load()
     self.clients = load_clients(
         programs._replace(work=dataclasses.replace(programs.work, jit=jit))
     )
@@ -157,7 +170,11 @@ class Runner(abc.ABC):
     last_failures: the causes of that round's failed clients, by position.
     last_store_bytes: bytes that went into an object store for that round: its
       broadcast, sums and measurements.
+    draws_ahead: whether noise is drawn while clients work. It takes as much
+      memory as their sum.
   """
+
+  draws_ahead = False
 
   def __init__(self, settings: Settings, *, server_device: str):
     """Prepares to run.
@@ -170,7 +187,10 @@ class Runner(abc.ABC):
     self._server_device = server_device
     self._cache = Cache(
         lambda comp: _Loaded(
-            _compiled.get(comp), self.load_clients, jit=settings.jit
+            _compiled.get(comp),
+            self.load_clients,
+            jit=settings.jit,
+            draws_ahead=self.draws_ahead,
         )
     )
     self.last_timeline: list[client_loop.ClientInterval] = []
@@ -230,6 +250,9 @@ class Runner(abc.ABC):
         max_failed=int(self.settings.max_failed_share * len(clients)),
         timeout_sec=self.settings.client_timeout_sec,
     )
+    drawing = None
+    if loaded.draw is not None:
+      drawing = _start(loaded.draw, *server)
     if clients:
       total = self.run_clients(execution)
     else:
@@ -241,7 +264,11 @@ class Runner(abc.ABC):
     self.last_store_bytes = execution.store_bytes
     malloc_trim.give_back(total)
     del execution  # It has the sum, too, which `finish` gives up.
-    results = loaded.finish(*server, *compiled.clients.as_variables(total))
+    results = loaded.finish(
+        *server,
+        *(() if drawing is None else drawing.result()),
+        *compiled.clients.as_variables(total),
+    )
     malloc_trim.give_back(results)
     return compiled.result.pack(results)
 
@@ -252,6 +279,21 @@ class Runner(abc.ABC):
         self.settings.client_cost(client[0] if len(client) == 1 else client)
         for client in clients
     ]
+
+
+def _start(
+    function: graph.Function, *tensors: tf.Tensor
+) -> futures.Future[list[tf.Tensor]]:
+  """Calls a function in a thread, on the host."""
+
+  def call():
+    with tf.device('/device:CPU:0'):
+      return function(*tensors)
+
+  threads = futures.ThreadPoolExecutor(1)
+  called = threads.submit(call)
+  threads.shutdown(wait=False)
+  return called
 
 
 class _RunnerContext:

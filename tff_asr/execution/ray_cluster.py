@@ -3,13 +3,13 @@
 The schedule is that of `multi_device`: each free worker takes the next client,
 longest first. A worker is a Ray actor with one device or more of its own
 (https://docs.ray.io). Each actor gets the programs of a computation once. The
-broadcast goes to the object store once a round, which keeps one copy on each
-machine. A worker adds its clients to one sum on its device. At the end of the
-round that sum goes to the store, once a worker; actors add sums of up to eight
-workers, those of their own machine first. On several machines the sums are in
-parts: each machine adds another part of all, and this process joins the parts.
-On one machine this process adds the last eight.
-The server's part, `prepare` and `finish`, runs in this process, on its first
+broadcast goes to the object store once a round, in parts if there are several
+machines, and the store keeps one copy on each. A worker adds its clients to one
+sum on its device. At the end of the round that sum goes to the store, once a
+worker; actors add sums of up to eight workers, those of their own machine
+first. On several machines the sums are in parts: each machine adds another part
+of all, and this process joins the parts. On one machine this process adds the
+last eight. Meanwhile it draws the round's noise. The server's part, `prepare` and `finish`, runs in this process, on its first
 device. `last_store_bytes` of a context counts what went to the store.
 
 Guarantees:

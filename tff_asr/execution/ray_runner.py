@@ -129,6 +129,8 @@ class WorkerSlot:
 class RayRunner(context.Runner):
   """Runs clients on Ray actors, and the server's part in this process."""
 
+  draws_ahead = True  # This process trains no client.
+
   def __init__(self, settings: Any):
     """Connects to the cluster and starts the actors.
 
@@ -197,11 +199,17 @@ class RayRunner(context.Runner):
     computation, programs = execution.functions
     broadcast = ray_worker.pack(execution.broadcast)
     execution.store_bytes += ray_worker.count_bytes(broadcast)
+    broadcast_parts = ray_worker.cut(
+        execution.broadcast, scheduler.BROADCAST_PARTS if num_places > 1 else 1
+    )
     key = ray_worker.RoundKey(
         number=next(self._rounds),
         computation=computation,
         programs=[programs],
-        broadcast=[ray.put(broadcast)],
+        broadcast=[
+            ray.put({number: broadcast[number] for number in numbers})
+            for numbers in broadcast_parts
+        ],
         leaves_out=execution.max_failed > 0,
     )
     works = [

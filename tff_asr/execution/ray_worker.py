@@ -8,7 +8,8 @@ broadcast arrive as `pack` makes them. So the worker needs none of the classes
 that the computation's types name. A numeric tensor travels as a NumPy array,
 which Ray passes through shared memory; a string tensor as an array of bytes; a
 dataset (a variant tensor) as its serialized graph. Sums of int64 travel as
-int32 where they fit, in parts that have about the same size.
+int32 where they fit. Sums and the broadcast travel in parts of about the same
+size.
 """
 
 import collections
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import os
 import pickle
 import pkgutil
+import random
 import threading
 import time
 from typing import Any, NamedTuple
@@ -31,6 +33,9 @@ from tff_asr.execution import scheduler
 # A run uses few computations at a time: a round, an evaluation.
 MAX_LOADED = 8
 
+# Too large to travel beside the object store.
+_PING_BYTES = 2**17
+
 # A dataset with random state is sent without that state: each process draws its
 # own numbers, just as each call of a computation does.
 _IGNORE_STATE = 1  # ExternalStatePolicy.POLICY_IGNORE
@@ -43,7 +48,7 @@ class RoundKey(NamedTuple):
     number: the round's number, rising.
     computation: the number of the computation, which names the programs.
     programs: a list with the reference to the `compiler.ClientPrograms`.
-    broadcast: a list with the reference to the packed broadcast.
+    broadcast: references to the packed broadcast's parts.
     leaves_out: whether a block goes on after a client failed.
   """
 
@@ -82,6 +87,7 @@ class RayWorker:
   def __init__(self, get: Callable[[Any], Any] | None = None):
     self._get = get or _import_ray().get
     self._places = devices.Places(('/device:CPU:0',), 1, False)
+    self._place = ''
     self._loaded = {}
     self._rounds = {}  # By number: their `client_loop.RoundWorker`, clients.
     self._ended = collections.deque(maxlen=100)
@@ -126,14 +132,18 @@ class RayWorker:
           f'TensorFlow sees no GPU on node {node}, where Ray has one; install '
           'its CUDA libraries there, or start Ray with --num-gpus=0.'
       )
-    return (
-        self._places.devices * self._places.clients_per_device,
-        node,
-        ray.get_runtime_context().get_node_id(),
-    )
+    self._place = ray.get_runtime_context().get_node_id()
+    num_lanes = self._places.clients_per_device
+    return self._places.devices * num_lanes, node, self._place
 
   def ping(self) -> None:
-    """Returns at once; called in a thread of its own, also during a block."""
+    """Returns if the worker and its machine are there, also during a block.
+
+    A process lives on for seconds when its machine's Ray is gone. It would
+    answer, but without the object store it can do nothing.
+    """
+    ray = _import_ray()
+    ray.get(ray.put(bytes(_PING_BYTES)))
 
   def end_round(self, number: int) -> None:
     """Ends the round after the clients now in work, and frees its values."""
@@ -178,7 +188,7 @@ class RayWorker:
       leaves = worker.hand_over()
       parts = [
           {number: _pack_sum(leaves[number]) for number in numbers}
-          for numbers in _cut(leaves, num_parts)
+          for numbers in cut(leaves, num_parts)
       ]
       return [sum(map(_count_part, parts)), *parts]
 
@@ -217,10 +227,23 @@ class RayWorker:
         self._rounds[key.number] = client_loop.RoundWorker(
             functions,
             **self._places._asdict(),
-            broadcast=unpack(self._get(key.broadcast[0])),
+            broadcast=self._get_broadcast(key),
             get_client=values.get,
         ), values
       return self._rounds[key.number]
+
+  def _get_broadcast(self, key: RoundKey) -> list[tf.Tensor]:
+    """The broadcast of a round.
+
+    Each machine fetches its parts in another order. So it finds most of them at
+    other machines, from any of which Ray fetches, not at the driver's alone.
+    """
+    references = list(key.broadcast)
+    random.Random(self._place).shuffle(references)
+    packed = {}
+    for reference in references:
+      packed |= self._get(reference)
+    return unpack([packed[number] for number in range(len(packed))])
 
   def _load(self, key: RoundKey) -> client_loop.ClientFunctions:
     """The functions of the round's computation, loaded at the first call."""
@@ -289,7 +312,7 @@ def add(
   return None, totals
 
 
-def _cut(leaves: Sequence[tf.Tensor], num_parts: int) -> list[list[int]]:
+def cut(leaves: Sequence[tf.Tensor], num_parts: int) -> list[list[int]]:
   """Numbers of the leaves of each part; a function of their shapes."""
   parts = [[] for _ in range(num_parts)]
   sizes = [0] * num_parts

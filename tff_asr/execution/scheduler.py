@@ -33,6 +33,8 @@ FAN_IN = 8
 # Sums have a part for each machine, up to so many: with more machines, several
 # groups of sums are merged at once.
 MAX_PARTS = 2 * FAN_IN
+# Parts of the broadcast to several machines, which hand them on to each other.
+BROADCAST_PARTS = 64
 # Into so many blocks a cohort is cut whose ordered sums are large.
 _MAX_LARGE_BLOCKS = 32
 # A block may end each worker that takes it (too little memory, a crash in an
