@@ -467,13 +467,19 @@ class LossTest(absltest.TestCase):
     )
 
   def test_a_machine_with_many_workers_that_is_gone_costs_no_client(self):
-    # Its idle workers find out one after another, each with a task in hand.
+    # Its idle workers find out one after another, each with a task in hand. None
+    # of these losses may count against its task: three would end the round.
     lines = _run_program("""
         from ray import cluster_utils
         import tensorflow_federated as tff
         from tests.execution import ray_cluster_test as these
-        from tff_asr.execution import ray_cluster
+        from tff_asr.execution import ray_cluster, scheduler
 
+        lose = scheduler.Scheduler.lose
+        def note(*arguments, counts=True):
+          print('lost', counts)
+          lose(*arguments, counts=counts)
+        scheduler.Scheduler.lose = note
         cluster = cluster_utils.Cluster(
             initialize_head=True,
             head_node_args=dict(num_cpus=0, include_dashboard=False))
@@ -481,15 +487,18 @@ class LossTest(absltest.TestCase):
         context = ray_cluster.build_sync_context(ray_cluster.Settings(
             address=cluster.address, num_workers=5, op_libraries=()))
         tff.framework.set_default_context(context)
-        print('before', these.toys.scaled_sum(2.0, [1.5]))
+        print('before', these.toys.scaled_sum(2.0, [1.5] * 5))
         cluster.remove_node(nodes[1], allow_graceful=False)
         for _ in range(3):
-          print('after', these.toys.scaled_sum(2.0, [1.5]))
+          print('after', these.toys.scaled_sum(2.0, [1.5] * 5))
         ray_cluster.stop()
         cluster.shutdown()
     """)
-    totals = [line for line in map(str.strip, lines) if line.endswith(' 3.0')]
-    self.assertEqual(totals, ['before 3.0'] + 3 * ['after 3.0'], lines)
+    lines = list(map(str.strip, lines))
+    totals = [line for line in lines if line.endswith(' 15.0')]
+    self.assertEqual(totals, ['before 15.0'] + 3 * ['after 15.0'], lines)
+    losses = {line for line in lines if line.startswith('lost')}
+    self.assertEqual(losses, {'lost False'}, lines)
 
 
 @_slow
