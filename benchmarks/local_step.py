@@ -8,7 +8,8 @@ takes is the difference to the one before, in the same turn. Features are
 computed from the same seconds of audio. For comparison: the step without
 dropout, and if asked for with bfloat16 activations (`--bfloat16`) and with an
 encoder that XLA compiles, forward and backward (`--jit`). TensorFlow's losses
-are not among what XLA compiles, so the loss stays as it is.
+are not among what XLA compiles, so the loss stays as it is. The loss in tensor ops
+(`scan`, for GPUs) has a row beside TensorFlow's op, on the same random logits.
 
 `of the product's pace`: the operations of the step's matrix products, forward
 and backward (`flops`), over its seconds, as a share of the pace at which
@@ -58,6 +59,7 @@ _REPEATS = flags.DEFINE_integer(
 
 _LABELS_A_SEC = 12
 _PARTS = ('features', 'logits', 'loss', 'gradients', 'clipped', 'step')
+_LOSSES = ('scan', 'op')
 _WORDS = {
     'features': 'features',
     'logits': 'encoder and head, forward',
@@ -99,6 +101,7 @@ def main(_) -> None:
     )
     xla = dataclasses.replace(model, encoder=jitted)
     runs['with XLA'] = _functions(xla, batch)['step']
+  runs |= _losses(model)
   runs['product'], product_flops = limits.build_product()
   seconds = turns.measure(runs, repeats=_REPEATS.value)
   num_frames = batch['features'].shape[1]
@@ -120,7 +123,9 @@ def main(_) -> None:
       name: statistics.median(turns.ratios(values, whole))
       for name, values in parts.items()
   }
-  others = [name for name in runs if name not in (*_PARTS, 'product')]
+  no_step = (*_PARTS, *_LOSSES, 'product')
+  others = [name for name in runs if name not in no_step]
+  ctc_ratios = turns.ratios(*(seconds[name] for name in _LOSSES))
   utilization = {
       name: turns.shares_of_paces(work, seconds[name], paces)
       for name in ('step', *others)
@@ -144,8 +149,17 @@ def main(_) -> None:
               report.spread(utilization[name], '.0%'),
           ]
           for name in utilization
+      ]
+      + [
+          [
+              'CTC in tensor ops, over the op',
+              report.spread(seconds[_LOSSES[0]]),
+              f'{report.spread(ctc_ratios)} times',
+              '',
+          ]
       ],
       {
+          'ctc_ratios': ctc_ratios,
           'num_parameters': num_parameters,
           'flops': work,
           'seconds': seconds,
@@ -175,6 +189,35 @@ class _Call:
 
   def __call__(self) -> None:
     limits.wait(self.function(*self.arguments))
+
+
+def _losses(model: ctc.CtcModel) -> dict[str, _Call]:
+  """The kernels of `_LOSSES`, with gradients, on random logits."""
+  size = _BATCH.value
+  frames = tf.fill([size], log_mel.frames_of_seconds(_SEC.value))
+  lengths = model.encoder.output_lengths(frames)
+  num_labels = int(_LABELS_A_SEC * _SEC.value)
+  generator = np.random.default_rng(1)
+  logits = generator.normal(size=[size, int(lengths[0]), model.vocab_size])
+  labels = generator.integers(0, 27, [size, num_labels])
+  arguments = (
+      tf.constant(logits, tf.float32),
+      lengths,
+      tf.constant(labels, tf.int32),
+      tf.fill([size], num_labels),
+  )
+
+  def build(kernel: str) -> _Call:
+    @tf.function(autograph=False)
+    def gradient(logits, *others):
+      with tf.GradientTape() as tape:
+        tape.watch(logits)
+        losses = ctc.loss(logits, *others, kernel=kernel)
+      return tape.gradient(losses, logits)
+
+    return _Call(gradient, arguments)
+
+  return {kernel: build(kernel) for kernel in _LOSSES}
 
 
 def _functions(

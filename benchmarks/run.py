@@ -32,6 +32,7 @@ _RESULTS = flags.DEFINE_string('results', None, 'Folder for the figures.')
 # In the order in which they run. `conversion` needs a folder of speech.
 NAMES = (
     'local_step',
+    'jit',
     'input_pipeline',
     'reader',
     'batches',

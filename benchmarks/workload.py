@@ -54,6 +54,8 @@ class Workload:
     batch_sec: Audio in a local step.
     length_range: Lengths are drawn evenly from this share below the mean to
       this share above it, in [0, 1); 0: all are equal.
+    shapes: In which batches are computed, with the loss in tensor ops, as XLA
+      needs it; None: each in its own.
   """
 
   num_blocks: int
@@ -64,6 +66,7 @@ class Workload:
   utterance_sec: float = 2.5
   batch_sec: float = 10.0
   length_range: float = 0.0
+  shapes: Optional[shapes_lib.Shapes] = None
 
   def write_corpus(self, folder: str) -> tff.simulation.datasets.ClientData:
     """Writes noise as PCM shards; returns its clients."""
@@ -109,7 +112,7 @@ class Workload:
             activation_dtype=activation_dtype,
         ),
         tokenizer=tokenizer_lib.CharTokenizer(),
-        loss_kernel='op',
+        loss_kernel='scan' if self.shapes else 'op',
     )
 
   def build_pipeline(self, model: ctc.CtcModel) -> pipeline_lib.Pipeline:
@@ -119,6 +122,7 @@ class Workload:
         output_lengths=model.encoder.output_lengths,
         max_batch_sec=self.batch_sec,
         max_utterance_sec=self.utterance_sec * (1 + self.length_range) + 1,
+        shapes=self.shapes,
     )
 
   def build_process(

@@ -40,7 +40,14 @@ class BenchmarksTest(parameterized.TestCase):
       (
           'local_step',
           ('local_step', '--batch=2', '--sec=1', '--repeats=1', '--bfloat16'),
-          lambda figures: sum(figures['utilization'].values(), []),
+          lambda figures: sum(
+              figures['utilization'].values(), figures['ctc_ratios']
+          ),
+      ),
+      (
+          'jit',
+          ('jit', '--repeats=1'),
+          lambda figures: figures['ratios'] + figures['jit']['cpu_sec'],
       ),
       (
           'input_pipeline',
