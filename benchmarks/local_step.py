@@ -8,8 +8,8 @@ takes is the difference to the one before, in the same turn. Features are
 computed from the same seconds of audio. For comparison: the step without
 dropout, and if asked for with bfloat16 activations (`--bfloat16`) and with an
 encoder that XLA compiles, forward and backward (`--jit`). TensorFlow's losses
-are not among what XLA compiles, so the loss stays as it is. The loss in tensor ops
-(`scan`, for GPUs) has a row beside TensorFlow's op, on the same random logits.
+are not among what XLA compiles, so the loss stays as it is. The loss in tensor
+ops (`scan`, for GPUs) has a row beside TensorFlow's op, on the same logits.
 
 `of the product's pace`: the operations of the step's matrix products, forward
 and backward (`flops`), over its seconds, as a share of the pace at which

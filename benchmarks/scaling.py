@@ -20,8 +20,8 @@ asks `scheduler.Scheduler` for its next task, as a thread of an actor with
   fetches those of other machines, one after the other, each over the links of
   both machines, adds all of them, as int64, at `--copy_gb_sec`, and copies the
   result; the last one is the server's, on the first machine;
-- each task costs `--task_sec` besides, and the server's step `--server_sec`; its
-  noise, drawn from the start of the round on, `--noise_sec`.
+- each task costs `--task_sec` besides, the server's step `--server_sec`, and
+  its noise, drawn from the start of the round on, `--noise_sec`.
 
 Efficiency is the time of one GPU over N times the time of N. Beside it: with
 one GPU in 50 at half the speed, and with one worker lost, all its GPUs and its

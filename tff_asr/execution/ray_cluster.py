@@ -9,8 +9,9 @@ sum on its device. At the end of the round that sum goes to the store, once a
 worker; actors add sums of up to eight workers, those of their own machine
 first. On several machines the sums are in parts: each machine adds another part
 of all, and this process joins the parts. On one machine this process adds the
-last eight. Meanwhile it draws the round's noise. The server's part, `prepare` and `finish`, runs in this process, on its first
-device. `last_store_bytes` of a context counts what went to the store.
+last eight. Meanwhile it draws the round's noise. The server's part, `prepare`
+and `finish`, runs in this process, on its first device. `last_store_bytes` of a
+context counts what went to the store.
 
 Guarantees:
 - The result has the same bits for any number of workers of one kind. They are
