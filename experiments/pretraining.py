@@ -5,11 +5,12 @@
 BEST-RQ on generated speech (`data_tools.synthetic_population`), after
 https://arxiv.org/abs/2409.13953: a public warm start, and from it private
 phases, each for several random seeds that all rows share. What decides is the
-loss on voices that nobody trained on. Steps, draws, noise, freezing and
-accounting are the library's; the loop is here, because a program a row would
-spend most of its time starting. Results are kept in a file as they come, so it
-can be stopped and started again; the report is written anew after each seed. A
-seed takes some two minutes of one core.
+loss on voices that nobody trained on; for a few rows also the word error rate
+after fine-tuning with CTC on transcribed speech of others. Steps, draws, noise,
+freezing and accounting are the library's; the loop is here, because a program a
+row would spend most of its time starting. Results are kept in a file as they
+come, so it can be stopped and started again; the report is written anew after
+each seed. A seed takes some two minutes of one core, and one more to fine-tune.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,11 +36,14 @@ from tff_asr.data import client_data
 from tff_asr.data import cohorts
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.features import log_mel
+from tff_asr.learning import central_step
 from tff_asr.learning import dp_sgd
 from tff_asr.learning import layer_freeze
 from tff_asr.metrics import confidence
 from tff_asr.models import best_rq
 from tff_asr.models import conv
+from tff_asr.models import ctc
+from tff_asr.models import encoder as encoder_lib
 from tff_asr.models import quantizer
 from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import adam
@@ -50,7 +54,9 @@ from tff_asr.privacy import clipping
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 from tff_asr.privacy import statement
+from tff_asr.programs import evaluation
 from tff_asr.reports import tables
+from tff_asr.text import tokenizer as tokenizer_lib
 
 NAME = 'pretraining'
 REPORT = 'docs/pretraining_miniature.md'
@@ -68,6 +74,16 @@ _WARM_STEPS, _WARM_BATCH = 100, 32
 _RATIO = 1.0
 _PHYSICAL = 32
 _CUTOFF_HZ = 3400
+_WARM_START, _NOTHING = 'warm start', 'no pre-training'
+
+# Fine-tuning: speakers of another corpus, rows, and how many seeds.
+_TUNING_SPEAKERS = {'public': 60, 'private': 1, 'dev': 1, 'test': 100}
+_TUNING_UTTERANCES = {'public': 8, 'private': 1, 'dev': 1, 'test': 6}
+_TUNING_STEPS, _TUNING_RATE, _TUNING_BATCH_SEC = 300, 0.003, 30.0
+_TUNED = (
+    _NOTHING, _WARM_START, 'noiseless', 'noise 1', 'highest 80% frozen'
+)
+_TUNED_SEEDS = 3
 _DRAWS = 5
 
 
@@ -186,16 +202,16 @@ def build_claims() -> list[design.Claim]:
       less(
           'Positive control: clipped private training without noise gains.',
           'noiseless',
-          'warm start',
+          _WARM_START,
       ),
       less(
           'Private speech helps more than training on with public speech.',
           'noiseless',
           'public speech',
       ),
-      less('Private training gains at noise 1.', main, 'warm start'),
-      less('It gains at noise 4.', 'noise 4', 'warm start'),
-      less('It gains at noise 16.', 'noise 16', 'warm start'),
+      less('Private training gains at noise 1.', main, _WARM_START),
+      less('It gains at noise 4.', 'noise 4', _WARM_START),
+      less('It gains at noise 16.', 'noise 16', _WARM_START),
       less('Noise 1 costs.', 'noiseless', main),
       *(
           less(
@@ -219,12 +235,30 @@ def build_claims() -> list[design.Claim]:
       less(
           'Private speech of another domain gains.',
           'telephone speech',
-          'warm start',
+          _WARM_START,
       ),
       less(
           'Private speech of the same domain gains more.',
           main,
           'telephone speech',
+      ),
+  ]
+
+
+def build_tuned_claims() -> list[design.Claim]:
+  """What fine-tuning is to show; weights are of word error rates."""
+  less = lambda text, row, other: design.Claim(text, {row: 1, other: -1}, -1)
+  main = f'noise {_RATIO:g}'
+  return [
+      less('Public pre-training helps.', _WARM_START, _NOTHING),
+      less(
+          'Private training without noise lowers it.', 'noiseless', _WARM_START
+      ),
+      less('Private training at noise 1 lowers it.', main, _WARM_START),
+      less(
+          'At noise 1, freezing the highest 80 % lowers it.',
+          'highest 80% frozen',
+          main,
       ),
   ]
 
@@ -245,6 +279,70 @@ def epsilon_of(noise: float, batch_size: int) -> float:
   return accounting.epsilon(accounting.compose([group]), delta=_DELTA)
 
 
+class Tuning:
+  """Fine-tuning with CTC, and the word errors of speakers unheard so far."""
+
+  def __init__(self, data_dir: str, *, encoder: encoder_lib.Encoder):
+    """Makes the corpus, or takes what is there."""
+    synthetic_population.generate(
+        data_dir,
+        num_speakers=_TUNING_SPEAKERS,
+        num_utterances=_TUNING_UTTERANCES,
+        seed=2,
+    )
+    tokenizer = tokenizer_lib.for_language('en')
+    self._model = ctc.build(encoder=encoder, tokenizer=tokenizer)
+    self._pipeline = pipeline_lib.Pipeline(
+        tokenizer=tokenizer,
+        output_lengths=encoder.output_lengths,
+        max_batch_sec=_TUNING_BATCH_SEC,
+    )
+    load = lambda part: client_data.load(os.path.join(data_dir, part))
+    self._public = load('public')
+    self._evaluator = evaluation.Evaluator(
+        model=self._model, pipeline=self._pipeline, client_data=load('test')
+    )
+
+  def errors(
+      self, encoder_weights: weights_lib.Weights | None, seed: int
+  ) -> list[tuple[int, int]]:
+    """Word errors and words of each test speaker after fine-tuning."""
+    weights = self.trained(encoder_weights, seed)
+    found = self._evaluator(weights).errors_by_client()
+    return [(each.errors, each.words) for each in found.values()]
+
+  def trained(
+      self, encoder_weights: weights_lib.Weights | None, seed: int
+  ) -> weights_lib.Weights:
+    """Weights after fine-tuning.
+
+    Args:
+      encoder_weights: Of the encoder, and perhaps others; None: none are taken.
+      seed: Of the head and of the order of the batches.
+    """
+    step = central_step.CentralStep(
+        model=self._model, optimizer=_optimizer(_TUNING_RATE), seed=seed
+    )
+    state = step.initialize()
+    if encoder_weights is not None:
+      taken = {
+          name: encoder_weights[name] for name in self._model.encoder.specs
+      }
+      state = state._replace(
+          global_model_weights=weights_lib.updated(
+              state.global_model_weights, taken
+          )
+      )
+    places = self._public.places_of(np.arange(self._public.num_records))
+    batches = self._pipeline.training_batches(
+        self._public.read_dataset(tf.data.Dataset.from_tensor_slices(places)),
+        seed=tf.constant([0, seed]),
+    )
+    for batch in batches.take(_TUNING_STEPS):
+      state, _ = step.next(state, [batch])
+    return state.global_model_weights
+
+
 class Miniature:
   """The corpus in memory, and what is measured on it."""
 
@@ -261,6 +359,9 @@ class Miniature:
         'dev': read('dev'),
     }
     self.model = build_model()
+    self.tuning = Tuning(
+        os.path.join(data_dir, 'tuning'), encoder=self.model.encoder
+    )
     self._starts = {}
     self._gradients = dp_sgd.build_example_gradients(self.model, seed=0)
 
@@ -322,8 +423,8 @@ class Miniature:
       self._starts = {seed: (weights, squares)}
     return self._starts[seed]
 
-  def run(self, row: Row, seed: int) -> float:
-    """The loss after a row's training, or the warm start's."""
+  def train(self, row: Row, seed: int) -> weights_lib.Weights:
+    """Weights after a row's training."""
     weights, squares = self.warm_start(seed)
     build_query = None
     if row.noise is not None:
@@ -344,7 +445,7 @@ class Miniature:
         gradients='by_batch' if build_query is None else 'by_example',
     )
     state = step.initialize()._replace(global_model_weights=weights)
-    weights = self._train(
+    return self._train(
         step,
         state,
         speech=row.speech,
@@ -353,7 +454,6 @@ class Miniature:
         seed=1000 + seed,
         is_private=build_query is not None,
     )
-    return self.loss(weights)
 
   def _train(
       self,
@@ -483,10 +583,10 @@ def frozen_of(
   return tuple(freeze.choose(squares, specs))
 
 
-def _optimizer() -> tff.learning.optimizers.Optimizer:
+def _optimizer(rate: float = _RATE) -> tff.learning.optimizers.Optimizer:
   return schedules.scheduled(
-      adam.build_adam(_RATE),
-      schedule=schedules.warmup(schedules.constant(_RATE), rounds=10),
+      adam.build_adam(rate),
+      schedule=schedules.warmup(schedules.constant(rate), rounds=10),
   )
 
 
@@ -518,7 +618,8 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
   """The report, Markdown, of what is measured so far.
 
   Args:
-    results: By seed: `losses` by row's label (and 'warm start'), `cosines`.
+    results: By seed: `losses` by row's label (and 'warm start'), `cosines`,
+      and `errors`, of each test speaker word errors and words, by label.
     rows: All rows.
   """
   specs = build_model().specs
@@ -526,7 +627,7 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
   cells = [[
       '', 'held-out loss', 'minus warm start (95 %)', 'seeds', 'z', 'epsilon',
   ]]
-  for label in ('warm start', *(row.label for row in rows)):
+  for label in (_WARM_START, *(row.label for row in rows)):
     found = [each[label] for each in losses if label in each]
     if not found:
       cells.append([label, 'not run', '', '', '', ''])
@@ -536,7 +637,7 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
     cells.append([
         label,
         f'{np.mean(found):.3f}',
-        _shown(_contrast({label: 1, 'warm start': -1}, losses)) if row else '',
+        _shown(_contrast({label: 1, _WARM_START: -1}, losses)) if row else '',
         str(len(found)),
         f'{row.noise:.3g}' if private else '',
         statement.number(epsilon_of(row.noise, row.batch_size))
@@ -557,6 +658,29 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
         split, str(batch_size), f'{clip:g}', f'{share:.0%}',
         f'{np.mean([each[4] for each in alike]):.3f}',
     ])
+  tuned = [found['errors'] for found in results.values() if 'errors' in found]
+  rates = [['', 'WER %', 'seeds']]
+  for label in _TUNED:
+    found = [_word_error_rate(each[label]) for each in tuned if label in each]
+    rates.append([
+        label,
+        f'{100 * np.mean(found):.1f}' if found else 'not run',
+        str(len(found)) if found else '',
+    ])
+  tuned_claims = [['claim', 'points (95 %)', 'seeds', 'here']]
+  for claim in build_tuned_claims():
+    found = _tuned_contrast(claim.weights, tuned)
+    count = sum(claim.weights.keys() <= each.keys() for each in tuned)
+    tuned_claims.append([
+        claim.text,
+        _shown(found and confidence.Interval(*(100 * x for x in found)), 1),
+        str(count),
+        # Between seeds word errors may differ by more than between rows.
+        'not decided: one seed'
+        if count == 1
+        else report_lib.verdict(found, claim),
+    ])
+  speakers, utterances = _TUNING_SPEAKERS, _TUNING_UTTERANCES
   paragraphs = [
       '# Private pre-training in miniature',
       'Written by `python -m experiments.run --suite=pretraining`, which also '
@@ -598,7 +722,52 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
       tables.markdown(cells),
       '## Claims',
       tables.markdown(claims),
+      '## Word error rates after fine-tuning',
+      report_lib.wrap(
+          f'With a CTC head of {tokenizer_lib.for_language("en").vocab_size} '
+          f'characters, {_TUNING_STEPS} steps of {_TUNING_BATCH_SEC:g} s with '
+          f'Adam at {_TUNING_RATE:g}, of the encoder, too, on '
+          f'{speakers["public"]} public voices of another corpus, which say '
+          f'{utterances["public"]} sentences each; {speakers["test"]} more '
+          f'voices say {utterances["test"]} others, on which all rows and '
+          'seeds are compared. Rows of a seed share the head and the batches. '
+          'Intervals are over speakers, of errors that are averaged over '
+          'seeds, with the variance over seeds; of one seed, over speakers '
+          'alone.'
+      ),
+      tables.markdown(rates),
+      tables.markdown(tuned_claims),
   ]) + '\n'
+
+
+def _word_error_rate(errors: Sequence[Sequence[int]]) -> float:
+  """Of errors and words of each speaker."""
+  wrong, words = np.sum(errors, axis=0)
+  return float(wrong / words)
+
+
+def _tuned_contrast(
+    weights: dict[str, float],
+    tuned: Sequence[dict[str, Sequence[Sequence[int]]]],
+) -> confidence.Interval | None:
+  """A sum of rows' word error rates over the seeds that have all, if any."""
+  found = np.array([
+      [np.multiply(weight, each[label]) for label, weight in weights.items()]
+      for each in tuned
+      if weights.keys() <= each.keys()
+  ])  # Seeds, rows, speakers; errors and words, weighed.
+  if not found.size:
+    return None
+  errors = found[..., 0].sum(axis=1)
+  words = np.abs(found[0, 0, :, 1])
+  rates = errors.sum(axis=1) / words.sum()
+  return confidence.contrast(
+      errors.mean(axis=0).tolist(),
+      words.tolist(),
+      seed_variance=(
+          float(rates.var(ddof=1)) / len(rates) if len(rates) > 1 else 0.0
+      ),
+  )
 
 
 def _contrast(
@@ -616,11 +785,11 @@ def _contrast(
   return confidence.contrast(sums, [1] * len(sums))
 
 
-def _shown(found: confidence.Interval | None) -> str:
+def _shown(found: confidence.Interval | None, digits: int = 3) -> str:
   if found is None:
     return ''
-  estimate, low, high = found
-  return f'{estimate:+.3f} ({low:+.3f} to {high:+.3f})'
+  estimate, low, high = (f'{value:+.{digits}f}' for value in found)
+  return f'{estimate} ({low} to {high})'
 
 
 def run(
@@ -661,19 +830,33 @@ def run(
     missing = [
         row
         for row in rows
-        if row.label not in losses and (names is None or row.label in names)
+        if (names is None or row.label in names)
+        and (
+            row.label not in losses
+            or seed <= _TUNED_SEEDS
+            and row.label in _TUNED
+            and row.label not in kept.get('errors', {})
+        )
     ]
     if missing:
       if miniature is None:
         miniature = Miniature(data_dir)
       weights, _ = miniature.warm_start(seed)
-      losses['warm start'] = miniature.loss(weights)
+      losses[_WARM_START] = miniature.loss(weights)
+      if seed <= _TUNED_SEEDS:
+        errors = kept.setdefault('errors', {})
+        for label, start in ((_NOTHING, None), (_WARM_START, weights)):
+          if label not in errors:
+            errors[label] = miniature.tuning.errors(start, seed)
       print(f'seed {seed}: warm start {losses["warm start"]:.3f}', flush=True)
       if 'cosines' not in kept:
         kept['cosines'] = miniature.cosines(seed)
     for row in missing:
       started = time.process_time()
-      losses[row.label] = miniature.run(row, seed)
+      weights = miniature.train(row, seed)
+      losses[row.label] = miniature.loss(weights)
+      if row.label in _TUNED and seed <= _TUNED_SEEDS:
+        kept['errors'][row.label] = miniature.tuning.errors(weights, seed)
       print(
           f'seed {seed}: {row.label} {losses[row.label]:.3f}, '
           f'{time.process_time() - started:.0f} s',

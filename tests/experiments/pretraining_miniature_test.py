@@ -21,6 +21,10 @@ class RowsTest(absltest.TestCase):
     for claim in pretraining.build_claims():
       self.assertContainsSubset(claim.weights, ['warm start', *labels])
       self.assertAlmostEqual(sum(claim.weights.values()), 0)
+    others = {pretraining._NOTHING, 'warm start'}
+    self.assertContainsSubset(set(pretraining._TUNED) - others, labels)
+    for claim in pretraining.build_tuned_claims():
+      self.assertContainsSubset(claim.weights, pretraining._TUNED)
 
   def test_noise_is_its_norm_over_the_clip(self):
     # sqrt(10,000) z C / 32 = 4 C.
@@ -83,6 +87,42 @@ class ReportTest(absltest.TestCase):
     self.assertIn('| dim | 32 | 0.5 | 80% | 0.100 |', lines)
     self.assertIn('| noise 4 | not run | | | | |', lines)
 
+  def test_word_errors_are_compared_over_speakers_and_seeds(self):
+    # Of three speakers with 10 words each. The gain is 2 errors of each with
+    # one seed, 4 with the other: .3, with a variance of .02 / 2 over seeds and
+    # none over speakers; Student's 4.303 x .1.
+    nothing = [(6, 10), (7, 10), (8, 10)]
+    tuned = lambda gain: {
+        'no pre-training': nothing,
+        'warm start': [(errors - gain, words) for errors, words in nothing],
+    }
+    text = pretraining.report(
+        {
+            '1': {
+                'losses': {},
+                'errors': tuned(2) | {'noiseless': [(3, 10), (4, 10), (5, 10)]},
+            },
+            '2': {'losses': {}, 'errors': tuned(4)},
+            '3': {'losses': {}},
+        },
+        pretraining.build_rows(),
+    )
+    lines = [' '.join(line.split()) for line in text.splitlines()]
+    self.assertIn('| no pre-training | 70.0 | 2 |', lines)
+    self.assertIn('| warm start | 40.0 | 2 |', lines)
+    self.assertIn('| noise 1 | not run | |', lines)
+    # Of one seed: an error fewer than the warm start of each speaker.
+    self.assertIn(
+        '| Private training without noise lowers it. | -10.0 (-10.0 to -10.0) '
+        '| 1 | not decided: one seed |',
+        lines,
+    )
+    self.assertIn(
+        '| Public pre-training helps. | -30.0 (-73.0 to +13.0) | 2 '
+        '| not decided: the interval holds 0 |',
+        lines,
+    )
+
 
 @pytest.mark.slow
 class MiniatureTest(absltest.TestCase):
@@ -95,6 +135,9 @@ class MiniatureTest(absltest.TestCase):
         '_WARM_STEPS': 1,
         '_STEPS': 1,
         '_DRAWS': 1,
+        '_TUNING_SPEAKERS': {'public': 2, 'private': 1, 'dev': 1, 'test': 2},
+        '_TUNING_UTTERANCES': {'public': 3, 'private': 1, 'dev': 1, 'test': 1},
+        '_TUNING_STEPS': 2,
     }
     for name, value in patches.items():
       self.enterContext(mock.patch.object(pretraining, name, value))
@@ -102,7 +145,17 @@ class MiniatureTest(absltest.TestCase):
     weights, squares = miniature.warm_start(1)
     self.assertTrue(all(value > 0 for value in squares.values()))
     row = pretraining.Row(label='x', noise=1.0, share=0.5)
-    self.assertNotEqual(miniature.run(row, 1), miniature.loss(weights))
+    trained = miniature.train(row, 1)
+    self.assertNotEqual(miniature.loss(trained), miniature.loss(weights))
+    errors = miniature.tuning.errors(trained, 1)
+    self.assertLen(errors, 2)
+    self.assertTrue(all(words > 0 for _, words in errors))
+    # The encoder is taken.
+    zeros = {name: np.zeros_like(value) for name, value in trained.items()}
+    self.assertNotEqual(
+        miniature.tuning.trained(zeros, 1)['head/kernel'].numpy().tobytes(),
+        miniature.tuning.trained(trained, 1)['head/kernel'].numpy().tobytes(),
+    )
     cosines = [cosine for *_, cosine in miniature.cosines(1)]
     self.assertTrue(all(-1 <= cosine <= 1 for cosine in cosines))
     # What is above the cutoff is gone.
