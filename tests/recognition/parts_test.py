@@ -229,10 +229,10 @@ class PartsTest(cases.TestCase):
       ('[' * 200_000, 'it is nested too deeply'),
       ('{"a":' * 200_000, 'it is nested too deeply'),
       ('[' * 400 + ']' * 400, 'it has no MODEL and PIPELINE'),
-      ('{"MODEL": ' + '[' * 900 + ']' * 900 + ', "PIPELINE": 1}', 'nested too'),
+      ('{"PIPELINE": ' + '[' * 900 + ']' * 900 + ', "MODEL": 1}', 'nested too'),
       ('\x00' * 100, 'Expecting value'),
       (' ' * 2**23, 'has 8,388,608 bytes, more than the 4,194,304'),
-      ('{"MODEL": 1, "PIPELINE": 1}', 'its MODEL is no CtcModel'),
+      ('{"MODEL": 1, "PIPELINE": 1}', 'its PIPELINE is no Pipeline'),
       ('{"MODEL": 1' + '0' * 5000 + ', "PIPELINE": 1}', 'Exceeds the limit'),
   )
   def test_what_is_no_description_is_refused(self, text, message):
@@ -244,6 +244,25 @@ class PartsTest(cases.TestCase):
     content['MODEL'] = content['PIPELINE']
     self.write_parts(content)
     self.assert_refused('parts.json: its MODEL is no CtcModel')
+
+  def test_a_run_of_speakers_gradients_is_read(self):
+    config.bind(
+        ctc.build,
+        gin_files=[
+            'gin/experiments/quickstart_federated_dp.gin',
+            'gin/programs/speaker_gradients.gin',
+        ],
+    )
+    self.write('run/parts.json', config.parts('MODEL', 'PIPELINE'))
+    _, pipeline = parts.read(self.run_dir)
+    self.assertEqual(pipeline.chunk_size, 8)
+
+  def test_parts_without_a_tokenizer_are_of_pre_training(self):
+    content = _content()
+    for part in content.values():
+      part['arguments']['tokenizer'] = None
+    self.write_parts(content)
+    self.assert_refused('pre-trained and spells nothing yet: fine-tune it')
 
   def test_links_out_of_the_folder_and_pipes_are_refused(self):
     self.write('secret', json.dumps(_content()))

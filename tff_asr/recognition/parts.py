@@ -67,27 +67,33 @@ def read(
       functions may be called; None: none.
 
   Raises:
-    ValueError: The folder has no parts, or parts that cannot be built; or a
-      builder is neither in `BUILDERS` nor in trust_code.
+    ValueError: The folder has no parts, or parts that cannot be built; the run
+      is pre-trained, without text; or a builder is neither in `BUILDERS` nor in
+      trust_code.
   """
   path = run_dir.file_of(run, run_dir.PARTS)
   try:
     found = files.parse_json(files.read(path, max_bytes=_MAX_BYTES))
     if not isinstance(found, dict) or not found.keys() >= {'MODEL', 'PIPELINE'}:
       raise ValueError('it has no MODEL and PIPELINE')
-    build = functools.partial(_build, trust_code=trust_code)
-    model, pipeline = build(found['MODEL']), build(found['PIPELINE'])
-    for name, part, kind in (
-        ('MODEL', model, ctc.CtcModel),
-        ('PIPELINE', pipeline, pipeline_lib.Pipeline),
+    built = {}
+    for name, kind in (
+        ('PIPELINE', pipeline_lib.Pipeline),
+        ('MODEL', ctc.CtcModel),
     ):
-      if not isinstance(part, kind):
+      built[name] = _build(found[name], trust_code=trust_code)
+      if not isinstance(built[name], kind):
         raise ValueError(f'its {name} is no {kind.__name__}')
+      if built['PIPELINE'].tokenizer is None:
+        raise ValueError(
+            'the model is pre-trained and spells nothing yet: fine-tune it '
+            'first, by a training run with INIT_FROM_RUN.'
+        )
   except RecursionError:
     raise ValueError(f'{path}: it is nested too deeply.') from None
   except ValueError as e:
     raise ValueError(f'{path}: {e}') from e
-  return model, pipeline
+  return built['MODEL'], built['PIPELINE']
 
 
 def _build(value: Any, *, trust_code: Optional[str]) -> Any:
