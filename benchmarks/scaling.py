@@ -18,8 +18,8 @@ asks `scheduler.Scheduler` for its next task, as a thread of an actor with
   it fits: 4 bytes) to the object store of its machine at `--copy_gb_sec`;
 - a merge of sums, or of a part of them (`scheduler.Scheduler.num_parts`),
   fetches those of other machines, one after the other, each over the links of
-  both machines, adds all of them, as int64, at `--copy_gb_sec`, and copies the
-  result; the last one is the server's, on the first machine;
+  both machines, meanwhile adds what is there, as int64, at `--copy_gb_sec`, and
+  copies the result; the last one is the server's, on the first machine;
 - each task costs `--task_sec` besides, the server's step `--server_sec`, and
   its noise, drawn from the start of the round on, `--noise_sec`.
 
@@ -200,6 +200,8 @@ def simulate(
     parts = range(tasks.num_parts) if task.part is None else [task.part]
     share = len(parts) / tasks.num_parts
     first = (task.part or 0) % len(task.sums)
+    add_sec = costs.sum_bytes / tasks.num_parts / costs.copy_bytes_sec
+    added = now
     for each in task.sums[first:] + task.sums[:first]:
       for part in parts:
         if (place := each.value[part]) != target:
@@ -208,8 +210,11 @@ def simulate(
           now += costs.sent_bytes / tasks.num_parts / costs.link_bytes_sec
           free_sec.update(dict.fromkeys(links, now))
           yield now
-    now += share * len(task.sums) * costs.sum_bytes / costs.copy_bytes_sec
-    yield now if task.is_total else stored(share * costs.sent_bytes, now)
+        # The next one is fetched meanwhile.
+        added = max(now, added) + add_sec
+    yield (
+        added if task.is_total else stored(share * costs.sent_bytes, added)
+    )
 
   def stored(num_bytes, now):
     """When a result is in the object store."""

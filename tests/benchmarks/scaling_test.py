@@ -37,9 +37,9 @@ class ScalingTest(absltest.TestCase):
     # server adds one sum 2, its step 3.
     self.assertEqual(self._end(6, 1).end_sec, 68.0)
     # On two machines: the model crosses the link once, 2, copy 1; two clients
-    # a GPU, 20; reduction 1, copy 1; each machine fetches half of the other's
-    # sum, 1, adds two halves, 2, and copies one, .5; the server fetches the
-    # other one, 1, and adds one sum, 2.
+    # a GPU, 20; reduction 1, copy 1. Then each machine fetches half of the
+    # other's sum, 1, adds two halves, 2 (or one of them meanwhile), and copies
+    # the result, .5. The server fetches one, 1, and adds two, 2.
     found = self._end(8, 4)
     self.assertEqual(found.started_sec, 3.0)
     self.assertEqual(found.trained_sec, 23.0)

@@ -14,6 +14,8 @@ size.
 
 import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent import futures
+import itertools
 import os
 import pickle
 import pkgutil
@@ -300,15 +302,18 @@ def add(
     get: turns a reference into its value.
   """
   totals = [{} for _ in sums[0]]
-  for index, parts in enumerate(sums):
-    for total, reference in zip(totals, parts, strict=True):
-      try:
-        part = get(reference)
-      except _import_ray().exceptions.ObjectLostError:
-        return index, []
-      for number, leaf in part.items():
-        leaf = _unpack_sum(leaf)
-        total[number] = total[number] + leaf if index else leaf
+  # The next part is fetched while one is added.
+  with futures.ThreadPoolExecutor(1) as threads:
+    values = threads.map(get, itertools.chain(*sums))
+    for index, _ in enumerate(sums):
+      for total in totals:
+        try:
+          part = next(values)
+        except _import_ray().exceptions.ObjectLostError:
+          return index, []
+        for number, leaf in part.items():
+          leaf = _unpack_sum(leaf)
+          total[number] = total[number] + leaf if index else leaf
   return None, totals
 
 
