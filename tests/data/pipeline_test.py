@@ -264,6 +264,21 @@ class TrainingBatchesTest(parameterized.TestCase):
     # The first frame is marked.
     self.check_features(_many_batches()[0][:3], first_frame=1)
 
+  def test_waveforms_may_be_floats(self):
+    examples = _examples(_many_rows()).take(5)
+    floats = examples.map(
+        lambda example: collections.OrderedDict(
+            example, waveform=tf.cast(example['waveform'], tf.float32)
+        )
+    )
+    for one, other in zip(
+        _pipeline().evaluation_batches(examples).as_numpy_iterator(),
+        _pipeline().evaluation_batches(floats).as_numpy_iterator(),
+        strict=True,
+    ):
+      for key, value in one.items():
+        np.testing.assert_array_equal(value, other[key])
+
   def test_evaluation_gives_everything_once_and_unmasked(self):
     examples = _examples(_many_rows())
     batches = list(

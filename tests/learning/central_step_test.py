@@ -405,6 +405,19 @@ class CentralStepTest(parameterized.TestCase):
             state.global_model_weights[name], value, rtol=1e-5, atol=1e-7
         )
 
+  def test_batch_norm_is_refused_where_rows_are_added(self):
+    # Copies would move the averages by more than 1 - .99 of a difference.
+    for options in (
+        dict(devices=['/device:CPU:0'] * 2),
+        dict(shapes=shapes_lib.Shapes([(2, 3000)], launch=1)),
+    ):
+      with self.assertRaisesRegex(ValueError, "batch norm .*NORM = 'group'"):
+        central_step.CentralStep(
+            model=tiny.recognizer(batch_norm=True),
+            optimizer=tff.learning.optimizers.build_sgdm(0.1),
+            **options,
+        )
+
   @parameterized.parameters(
       ('encoder_frozen_steps', -1), ('encoder_rate', 0), ('max_grad_norm', 0)
   )

@@ -440,7 +440,7 @@ class Pipeline:
     }
     lengths = batch['feature_lengths']
     sounds = prepared.sounds[start:end]
-    if sounds.dtype == tf.float32:
+    if sounds.shape.rank == 3:
       features = sounds[:, : tf.reduce_max(lengths)]
     else:
       num_samples = prepared.num_samples[start:end]

@@ -84,7 +84,9 @@ class CentralStep:
       num_batches: Of a step.
 
     Raises:
-      ValueError: An argument is out of range, or as `find_devices`.
+      ValueError: An argument is out of range, or as `find_devices`; or the
+        model has batch norm, and `shapes` or a batch divided among devices
+        would add rows to its statistics.
     """
     checks.positive(max_grad_norm=max_grad_norm)
     checks.non_negative_int(encoder_frozen_steps=encoder_frozen_steps)
@@ -96,6 +98,10 @@ class CentralStep:
           group=encoder - weights_lib.statistics(model.specs),
           rate=encoder_rate,
           group_optimizer=encoder_optimizer,
+      )
+    if shapes is not None or num_batches == 1 and len(devices or ()) > 1:
+      running_statistics.refuse(
+          model.specs, 'rows that fill a shape or a part up would count'
       )
     self._model = model
     self._statistics = weights_lib.statistics(model.specs)

@@ -28,7 +28,7 @@ def refuse(specs: weights_lib.Specs, reason: str) -> None:
   if found:
     raise ValueError(
         f'the model has batch norm ({found[0]}): {reason}. Set NORM = '
-        "'group', or train centrally, without privacy."
+        "'group', or train centrally, without privacy, in whole batches."
     )
 
 
