@@ -174,6 +174,19 @@ class PlotsTest(cases.TestCase):
     ((low, high),) = right.containers[0][2][0].get_segments()
     np.testing.assert_allclose([low[1], high[1]], [5, 20])
 
+  def test_only_points_at_one_place_stand_side_by_side(self):
+    point = lambda x: plots.Point(x, 0.5, math.nan)
+    (axes,) = plots.along(
+        {'a': [point(4), point(5)], 'b': [point(4.1), point(5)]},
+        lines={},
+        gaps={},
+        label='epsilon',
+    ).axes
+    (a, b) = (list(drawn[0].get_xdata()) for drawn in axes.containers)
+    self.assertEqual([a[0], b[0]], [4, 4.1])
+    self.assertLess(a[1], 5)
+    self.assertGreater(b[1], 5)
+
   def test_experiments_along_words(self):
     points = [plots.Point(x, 0.5, math.nan) for x in ('LAMB', 'SGD')]
     (axes,) = plots.along({'': points}, lines={}, gaps={}, label='y').axes

@@ -4,6 +4,7 @@ Functions of runs return None where no run has what they show. A run has one
 colour in all figures. Nothing goes through pyplot, which looks for a display.
 """
 
+import collections
 from collections.abc import Mapping, Sequence
 import itertools
 import math
@@ -361,15 +362,20 @@ def along(
     axes.axhline(
         100 * rate, color='gray', linestyle=style, linewidth=1, label=name
     )
-  xs = dict.fromkeys(point.x for points in series.values() for point in points)
+  xs = collections.Counter(
+      point.x for points in series.values() for point in points
+  )
   words = {x: number for number, x in enumerate(xs) if isinstance(x, str)}
   for number, (name, points) in enumerate(series.items()):
-    # Side by side, so that bars do not hide each other.
-    shift = number - (len(series) - 1) / 2
+    # Side by side where several have a point, so that bars do not hide each
+    # other.
+    shifts = [
+        number - (len(series) - 1) / 2 if xs[x] > 1 else 0 for x, _, _ in points
+    ]
     axes.errorbar(
         [
             words[x] + 0.08 * shift if words else x * 1.03**shift
-            for x, _, _ in points
+            for (x, _, _), shift in zip(points, shifts)
         ],
         [100 * point.rate for point in points],
         yerr=[100 * point.deviation for point in points],
@@ -642,7 +648,12 @@ def _set_log_axis(
   """A logarithmic axis with marks at its numbers alone."""
   axes.set_xlabel(label)
   axes.set_xscale('log')
-  axes.set_xticks(xs, [f'{x:g}' for x in xs])
+  marks: list[float] = []
+  for x in sorted(xs):
+    # Labels of numbers that are closer would hide each other.
+    if not marks or x > 1.08 * marks[-1]:
+      marks.append(x)
+  axes.set_xticks(marks, [f'{x:g}' for x in marks])
   axes.xaxis.set_minor_locator(ticker.NullLocator())
 
 
