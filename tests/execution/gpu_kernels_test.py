@@ -51,7 +51,8 @@ _OF_THE_HOST = frozenset([
     'RaggedTensorToTensor',
     'StringLength',
     'UnicodeDecodeWithOffsets',
-    # A chunk of waveforms.
+    # A chunk of waveforms, in order.
+    'GatherV2 of int16',
     'Pad of int16',
     # Noise: OpenSSL and NumPy.
     'PyFuncStateless',
@@ -117,7 +118,10 @@ def _has_gpu_kernel(node: tf.compat.v1.NodeDef) -> bool:
 
 def _dtype(node: tf.compat.v1.NodeDef) -> str:
   """The name of the dtype that a node works on."""
-  attribute = 'T' if 'T' in node.attr else 'element_dtype'  # Of a list.
+  # The third is of a list.
+  attribute = next(
+      name for name in ('T', 'Tparams', 'element_dtype') if name in node.attr
+  )
   return tf.as_dtype(node.attr[attribute].type).name
 
 
