@@ -468,6 +468,21 @@ class ScheduleTest(parameterized.TestCase):
     with self.assertRaisesRegex(tf.errors.InvalidArgumentError, 'No zero'):
       _invoke(comp, [1.0, 2.0, 3.0], devices=_CPUS[:2])
 
+  def test_a_round_that_fails_waits_until_its_noise_is_drawn(self):
+    context = _build(devices=_CPUS[:1])
+    drawn = []
+
+    def draw(*_):
+      time.sleep(1.0)
+      drawn.append(True)
+      return []
+
+    context._runner._cache.get(toys.scaled_sum).draw = draw
+    with _install(context):
+      with self.assertRaisesRegex(multi_device.ClientError, 'unlucky'):
+        toys.scaled_sum(1.0, [13.0])
+    self.assertEqual(drawn, [True])
+
 
 @logical_devices.needed
 class EventLoopTest(absltest.TestCase):

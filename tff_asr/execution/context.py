@@ -253,10 +253,15 @@ class Runner(abc.ABC):
     drawing = None
     if loaded.draw is not None:
       drawing = _start(loaded.draw, *server)
-    if clients:
-      total = self.run_clients(execution)
-    else:
-      total = compiled.clients.zero.load()()
+    try:
+      if clients:
+        total = self.run_clients(execution)
+      else:
+        total = compiled.clients.zero.load()()
+    except BaseException:
+      if drawing is not None:  # The next call may use its variables.
+        futures.wait([drawing])
+      raise
     self.last_timeline = sorted(
         execution.timeline, key=lambda interval: interval.start_sec
     )
