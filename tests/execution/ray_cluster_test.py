@@ -28,6 +28,7 @@ from tests.execution import toys
 from tff_asr.execution import multi_device
 from tff_asr.execution import ray_cluster
 from tff_asr.execution import ray_token
+from tff_asr.execution import scheduler
 
 ray_token.prepare(None)  # Before Ray is imported.
 try:
@@ -499,6 +500,45 @@ class LossTest(absltest.TestCase):
     self.assertEqual(totals, ['before 15.0'] + 3 * ['after 15.0'], lines)
     losses = {line for line in lines if line.startswith('lost')}
     self.assertEqual(losses, {'lost False'}, lines)
+
+
+@_needs_ray
+class PingTest(parameterized.TestCase):
+
+  def _work(self, slot, **options):
+    """Serves a worker without Ray until it is given up."""
+    # pylint: disable-next=g-import-not-at-top
+    from tff_asr.execution import ray_runner
+
+    execution = mock.Mock(
+        scheduler=scheduler.Scheduler(scheduler.cut(1)), **options
+    )
+    execution.stop.is_set.return_value = False
+    ray_runner._RoundWorkers(
+        execution, None, num_threads=1, server_device=''
+    ).work(slot, 0)
+
+  @parameterized.parameters('ObjectStoreFullError', 'OutOfDiskError', '')
+  def test_an_object_store_of_no_use_loses_the_worker_and_counts(self, name):
+    error = getattr(ray.exceptions, name) if name else OSError
+    slot = mock.Mock()
+    with mock.patch.object(ray, 'wait', return_value=([1], [])):
+      with mock.patch.object(ray, 'get', side_effect=error('full')):
+        with self.assertRaisesRegex(scheduler.WorkerLostError, '3 times'):
+          self._work(slot, timeout_sec=None)
+    self.assertEqual(slot.replace.call_count, 3)
+
+  def test_a_worker_that_does_not_answer_in_time_is_replaced(self):
+    slot = mock.Mock()
+    slot.actor.wait.side_effect = [True, False]
+    # It answers in the end.
+    answers = 100 * [([], [])] + [([1], [])]
+    with mock.patch.object(ray, 'wait', side_effect=answers) as wait:
+      wait_sec = mock.patch.object(time, 'monotonic', side_effect=range(300))
+      with wait_sec, mock.patch.object(ray, 'get'):
+        self._work(slot, timeout_sec=5.0)
+    self.assertEqual(slot.replace.call_count, 1)
+    self.assertLess(wait.call_count, 20)
 
 
 @_slow

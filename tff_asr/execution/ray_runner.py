@@ -40,6 +40,10 @@ LOSSES = (
 )
 
 
+class _NoAnswerError(Exception):
+  """A worker is there, and cannot use its object store."""
+
+
 # Calls of this concurrency group have a thread of their own in the actor, so
 # they do not wait for the block in work.
 _CONTROL = 'control'
@@ -237,6 +241,7 @@ class _RoundWorkers:
   - What is lost with an actor goes back to the scheduler (`lose`): its tasks,
     and the blocks in its running sum. The loss counts against a task only if
     the actor had answered a ping before.
+  - An actor whose object store is of no use counts as lost, with its task.
   - The lost actor is replaced. Its threads leave the round if the replacement
     does not start in time, is lost while it starts, or lacks something.
   - The round ends with `WorkerLostError` when the last thread leaves before the
@@ -269,9 +274,14 @@ class _RoundWorkers:
       try:
         # A machine dies with all its actors at once. An actor that was dead
         # before it got the task says nothing about the task.
-        self._wait(actor.ping())
+        self._ping(actor)
         was_there = True
         self._run(actor, thread, task)
+      except _NoAnswerError as error:
+        logging.warning('A Ray worker is given up: %s', error)
+        slot.replace(actor)
+        # Each replacement may find the same full store.
+        self._tasks.lose(actor, task)
       except LOSSES:
         slot.replace(actor)
         self._tasks.lose(actor, task, counts=was_there)
@@ -301,6 +311,20 @@ class _RoundWorkers:
             '`ray status`.'
         )
         self._tasks.stop()
+
+  def _ping(self, actor: Actor) -> None:
+    """Waits until an actor answers.
+
+    Raises:
+      LOSSES: it is gone, or exceeded the time limit.
+      _NoAnswerError: it is there, and its object store or disk is of no use.
+    """
+    try:
+      self._wait(actor.ping(), timeout_sec=self._execution.timeout_sec)
+    except LOSSES:
+      raise
+    except (ray.exceptions.RayError, OSError) as error:
+      raise _NoAnswerError(_last_line(error)) from error
 
   def _run(self, actor: Actor, thread: int, task: scheduler.Task) -> None:
     """Runs a task and puts its result back, or a reference to it."""
@@ -413,7 +437,7 @@ class _RoundWorkers:
         raise scheduler.Stopped()
       if timeout_sec and time.monotonic() - begun_sec > timeout_sec:
         logging.warning(
-            'A Ray worker has been at a block for more than %g s '
+            'A Ray worker has been at a block or a ping for more than %g s '
             '(CLIENT_TIMEOUT_SEC for each client) and is given up.', timeout_sec
         )
         raise ray.exceptions.WorkerCrashedError()
