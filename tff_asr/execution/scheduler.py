@@ -13,8 +13,9 @@ order of addition goes to `reduction.OrderedSum`, block by block.
 
 Between machines sums may move in parts (`Scheduler.num_parts`). Each machine
 then adds another part of the same sums, all at once (a reduce-scatter), and the
-last task joins the parts (a gather). So the busiest link carries two sums, not
-one for each worker.
+last task joins the parts (a gather). With one worker a machine the busiest link
+so carries two sums, not one for each machine. With several it carries more:
+their sums are not added on their machine first.
 
 A sum that is lost, with its worker or later, is lost with all its blocks: they
 are dealt again. A merged one is merged again. No block is counted twice,
