@@ -5,6 +5,7 @@
 # cores. It needs Python 3.11 (notebook 1 says how).
 
 # %%
+import itertools
 import pathlib
 import sys
 
@@ -176,10 +177,12 @@ else:
   rows = [
       [cell.strip() for cell in line.split('|')[1:-1]]
       for line in page.read_text('utf-8').splitlines()
-      if line.startswith('| ')
   ]
   titles = next(row for row in rows if 'epsilon' in row and 'WER %' in row)
-  measured = rows[rows.index(titles) + 1 :]
+  # Below a line of dashes, up to the end of that table.
+  measured = list(itertools.takewhile(
+      len, rows[rows.index(titles) + 2 :]
+  ))
   rate, spent = titles.index('WER %'), titles.index('epsilon')
 
   picture, axes = plt.subplots(figsize=(7, 3.6), layout='constrained')

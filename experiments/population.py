@@ -71,6 +71,11 @@ def _row(
   )
 
 
+_ONE_RUN = (
+    'A row is one run, so intervals know of speakers only: other cohorts and '
+    'noise change a run, too, by some .6 points (next sections).'
+)
+
 _PRIVACY = design.Group(
     name='privacy',
     title='Word error rate and epsilon',
@@ -122,6 +127,7 @@ _PRIVACY = design.Group(
             -1,
         ),
     ),
+    remark=_ONE_RUN,
 )
 
 def _deployable(label: str, name: str) -> design.Row:
@@ -166,6 +172,7 @@ DEPLOYMENT = design.Group(
             -1,
         ),
     ),
+    remark=_ONE_RUN,
 )
 
 # What follows costs a tenth: as many rounds, of 100 clients. With a tenth of

@@ -203,13 +203,8 @@ def _section(
       if found
   ))
   parts.append(wrap(group.remark))
-  trained = [
-      folders.read(run).results.get('seconds', 0.0)
-      for run in folders.wanted(group)
-      if folders.is_trained(run)
-  ]
-  hours = sum(trained) / 3600
-  parts.append(f'{len(trained)} runs, {hours:.1f} hours of training.')
+  num_trained = sum(folders.is_trained(run) for run in folders.wanted(group))
+  parts.append(f'{num_trained} runs.')
   return '\n\n'.join(filter(None, parts))
 
 
