@@ -5,7 +5,7 @@ colour in all figures. Nothing goes through pyplot, which looks for a display.
 """
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import itertools
 import math
 import os
@@ -386,7 +386,7 @@ def along(
     axes.set_xlabel(label)
     axes.set_xticks(list(words.values()), list(words))
   else:
-    _set_log_axis(axes, sorted(xs), label=label)
+    _set_log_axis(axes, xs, label=label)
   if gaps:
     axes = panels[0, 1]
     axes.errorbar(
@@ -400,7 +400,7 @@ def along(
     )
     axes.axhline(0, color='gray', linewidth=1)
     axes.set_ylabel('gap in points of WER (95 %)')
-    _set_log_axis(axes, list(gaps), label=label)
+    _set_log_axis(axes, gaps, label=label)
   _legend(figure, [panels[0, 0]])
   return figure
 
@@ -439,7 +439,7 @@ def curves(
           yerr=[point.deviation for point in points],
           fmt='o-', markersize=3, capsize=2, label=name,
       )
-    _set_log_axis(axes, sorted(xs), label='')
+    _set_log_axis(axes, xs, label='')
   # The lowest of each column.
   for axes in used[-3:]:
     axes.set_xlabel(label)
@@ -643,7 +643,7 @@ def _legend(figure: Figure, panels: Sequence[axes_lib.Axes]) -> None:
 
 
 def _set_log_axis(
-    axes: axes_lib.Axes, xs: Sequence[float], *, label: str
+    axes: axes_lib.Axes, xs: Iterable[float], *, label: str
 ) -> None:
   """A logarithmic axis with marks at its numbers alone."""
   axes.set_xlabel(label)
