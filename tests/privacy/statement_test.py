@@ -222,6 +222,10 @@ class StatementTest(parameterized.TestCase):
           dict(notes=[ledger.Note('exact_metrics', 4)]),
           'WARNING: exact .* from round 5 of the .*exact and NOT COVERED',
       ),
+      (
+          dict(notes=[ledger.Note('length_changed', 20)]),
+          r'WARNING: where the run ends .* anew, first after 20 charged rounds',
+      ),
       (dict(voids=['A']), r'\(RDP\) [\d.]+, if that were not so'),
       (dict(delta=1e-3), 'NOT PRIVATE: delta is 0.001, not below 1 / pop'),
       (

@@ -731,6 +731,22 @@ class LedgerTest(_RunTestCase):
     )
     self.assertEqual((results['rounds'], self.charged()), (3, 3))
 
+  def test_a_run_whose_end_is_set_anew_says_so_for_good(self):
+    ledger = os.path.join(self.run, 'ledger.jsonl')
+    _train(self.run, num_rounds=1)
+    _train(self.run, num_rounds=2)
+    self.assertEmpty(ledger_lib.read(ledger).notes)
+    for num_rounds in (3, 4):
+      _train(self.run, configuration=_LONGER, num_rounds=num_rounds)
+    _train(self.run, num_rounds=4)
+    self.assertEqual(
+        ledger_lib.read(ledger).notes, (ledger_lib.Note('length_changed', 2),)
+    )
+    self.assertRegex(
+        ' '.join(_read(self.file('privacy.txt')).split()),
+        'anew, first after 2 charged rounds',
+    )
+
   def test_a_run_from_another_run_s_model_goes_on_with_its_ledger(self):
     second = os.path.join(self.root, 'second')
     _train(self.run, num_rounds=3)

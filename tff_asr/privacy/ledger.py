@@ -74,6 +74,7 @@ from tff_asr.privacy import strategies
 NOTES = (
     'copied',  # The folder is a copy or was restored; the other may go on.
     'exact_metrics',  # Metrics without noise are shown.
+    'length_changed',  # Where the run ends was set anew when it was resumed.
 )
 
 _FORMAT_VERSION = 3
@@ -366,6 +367,11 @@ class Ledger:
     self._write(charged)
     self._count = len(entries)
     return True
+
+  def note_once(self, what: str) -> None:
+    """Appends a note, as `note`, unless the ledger has one of its kind."""
+    if not any(note.what == what for note in self.contents.notes):
+      self.note(what)
 
   def note(self, what: str) -> None:
     """Notes what the rounds from here on do not tell; then it is on disk.

@@ -353,6 +353,15 @@ def note_words(notes: Sequence[ledger.Note]) -> list[str]:
         f'round {exact[0] + 1:,} of the ledger on). Nothing covers them: keep '
         'them to yourself.'
     )
+  changed = [
+      note.rounds_before for note in notes if note.what == 'length_changed'
+  ]
+  if changed:
+    words.append(
+        'WARNING: where the run ends (NUM_ROUNDS, NUM_STEPS, TARGET_EPSILON) '
+        f'was set anew, first after {changed[0]:,} charged rounds. If that '
+        'followed how its models looked, epsilon says too little.'
+    )
   return words
 
 

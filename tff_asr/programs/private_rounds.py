@@ -215,12 +215,6 @@ class PrivateRoundRunner:
         for group in charged
     )
 
-  def note_exact_metrics(self) -> None:
-    """Leaves a note in the ledger, before exact metrics are shown."""
-    notes = self._ledger.contents.notes
-    if not any(note.what == 'exact_metrics' for note in notes):
-      self._ledger.note('exact_metrics')
-
   async def run(
       self,
       next_fn: Callable[..., Any],

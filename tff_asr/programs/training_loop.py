@@ -505,7 +505,7 @@ async def _open(
     claims = rounds.claims_epsilon(state.process)
     training.shows_exact = training.privacy.exact_metrics or not claims
     if claims and training.shows_exact:
-      rounds.note_exact_metrics()
+      ledger.note_once('exact_metrics')  # Before they are shown.
   return folder, ledger, rounds, state, number
 
 
@@ -611,6 +611,12 @@ async def _resume_or_begin(
     _check_voids(training, ledger)
     if training.sampling is None:
       return saved, number, ledger
+    if folder.length_changed:
+      logging.warning(
+          'This run is to end elsewhere than when it began: the statement will '
+          'say so.'
+      )
+      ledger.note_once('length_changed')
     is_copy = int(saved.noise.file_identity) != ledger.file_identity
     if is_copy:
       logging.warning(

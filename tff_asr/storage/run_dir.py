@@ -54,6 +54,8 @@ _MAY_CHANGE = re.compile(
     r'|ON_DIVERGENCE|EXACT_METRICS|TRACKERS|WITNESS'
     r'|TUNING(_RUNS|_DISTRIBUTION)?) *='
 )
+# Of these, those that decide where a run ends.
+_LENGTH = ('NUM_ROUNDS', 'NUM_STEPS', 'TARGET_EPSILON')
 # A macro; values may have several lines.
 _SETTING = re.compile(r'^([A-Z][A-Z0-9_]*) = ((?:.|\n +)*)$', re.MULTILINE)
 # Metrics of single layers: TensorBoard has them, the CSV does not.
@@ -115,6 +117,12 @@ class RunDir:
   """One run's folder; created with its parents if it is missing.
 
   A context manager: until its end, no other run can open the folder.
+
+  Attributes:
+    path: The folder.
+    state_manager: Of its saved states.
+    length_changed: Whether a setting that decides where the run ends is not
+      what it was when the run began.
   """
 
   def __init__(
@@ -155,7 +163,14 @@ class RunDir:
           keep_last=keep_last,
           keep_every=keep_every,
       )
+      self.length_changed = False
       if _has_begun(path):
+        with open(self.file(CONFIG), encoding='utf-8', errors='replace') as f:
+          begun = settings(f.read())
+        now = settings(configuration)
+        self.length_changed = any(
+            begun.get(name) != now.get(name) for name in _LENGTH
+        )
         hardware_fingerprint.check(path)
       else:
         self.write_text(CONFIG, configuration)
