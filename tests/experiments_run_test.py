@@ -230,6 +230,10 @@ class ExperimentsRunTest(parameterized.TestCase):
           ['gin/experiments/published_numerics.gin'],
       ),
       (
+          'published_loader', 'cv_en_federated', [],
+          ['gin/experiments/published_loader.gin'],
+      ),
+      (
           'no_noise', 'cv_en_dp_uniform_from_ls_100',
           ['NOISE_MULTIPLIER = 0.0', 'L2_NORM_CLIP = 0.001'], [],
       ),

@@ -314,6 +314,15 @@ class TrainingBatchesTest(parameterized.TestCase):
         ids(chunk_size=3),
         [sorted(names[:3])[::-1], sorted(names[3:])[::-1]],
     )
+    # Copies are in one order, not one pass after the other: for another seed,
+    # six different ones would come first 7 times of 100.
+    twice = [name for (name,) in ids(chunk_size=1, copies=2)]
+    self.assertCountEqual(twice, [row[0] for row in rows] * 2)
+    self.assertLess(len(set(twice[:6])), 6)
+    self.assertEqual(
+        ids(chunk_size=4, copies=2),
+        [sorted(twice[i : i + 4])[::-1] for i in (0, 4, 8)],
+    )
 
   def test_endless_batches_repeat_and_an_empty_client_has_none(self):
     def open_client(num_rows):
@@ -499,6 +508,7 @@ class ArgumentsTest(parameterized.TestCase):
       ('utterance', dict(max_utterance_sec=-1), 'max_utterance_sec'),
       ('padding', dict(max_padding=1.1), 'max_padding'),
       ('chunk', dict(chunk_size=0), 'chunk_size'),
+      ('copies', dict(copies=0), 'copies'),
       (
           'utterance_beyond_batch',
           dict(max_utterance_sec=5.0),

@@ -106,6 +106,8 @@ class Pipeline:
     augment: SpecAugment (features [B, T, F], lengths [B], seed [2]) for
       training, or None.
     chunk_size: Examples that are sorted and packed together.
+    copies: How often each utterance comes in a pass, in one order: 2 as the
+      published code's loader has it (docs/recipe.md).
     labels_too_long: Utterances whose labels have no place in their frames are
       'left_out'; or 'kept', as in the published code, for a loss that has a
       value for them (`models.ctc`).
@@ -122,6 +124,7 @@ class Pipeline:
       Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
   ] = None
   chunk_size: int = 64
+  copies: int = 1
   labels_too_long: str = 'left_out'
   shapes: Optional[shapes_lib.Shapes] = None
 
@@ -131,7 +134,7 @@ class Pipeline:
         max_utterance_sec=self.max_utterance_sec,
     )
     checks.in_range(0, 1, max_padding=self.max_padding)
-    checks.positive_int(chunk_size=self.chunk_size)
+    checks.positive_int(chunk_size=self.chunk_size, copies=self.copies)
     checks.one_of(_LABELS_TOO_LONG, labels_too_long=self.labels_too_long)
     if self.max_utterance_sec > self.max_batch_sec:
       raise ValueError(
@@ -247,7 +250,7 @@ class Pipeline:
       everything = everything.padded_batch(_MOST_PADDED_ROWS)
     rows = everything.with_options(_options()).get_single_element()
     count = tf.shape(rows[schema.CLIENT_ID])[0] - 1
-    per_epoch = -(-count // self.chunk_size)
+    per_epoch = -(-count * self.copies // self.chunk_size)
     if num_epochs is None:
       num_chunks = tf.where(count > 0, tf.int32.max, 0)
     else:
@@ -283,7 +286,8 @@ class Pipeline:
     """
     epoch = number // shuffled.per_epoch
     order = tf.random.experimental.stateless_shuffle(
-        tf.range(shuffled.count), tf.random.fold_in(shuffled.order_seed, epoch)
+        tf.range(shuffled.count * self.copies) % shuffled.count,
+        tf.random.fold_in(shuffled.order_seed, epoch),
     )
     start = (number - epoch * shuffled.per_epoch) * self.chunk_size
     chosen = order[start : start + self.chunk_size]

@@ -318,13 +318,15 @@ def _batches(authors, arrays, texts, found, said):
 
   for client, path in texts['clients'].items():
     as_released = batches(path)
-    # Its `repeat(1)` makes two passes: batches of one pass are compared.
+    # Its `repeat(1)` makes two copies: batches of one are compared.
     reader, data.dx = data.dx, _OnePass(data.dx)
     once = said[f'batches/{client}'] = batches(path)
     data.dx = reader
     found['passes'] = np.array(
         sum(map(len, as_released)) / sum(map(len, once))
     )
+  for client, path in texts['short_clients'].items():
+    said[f'released_batches/{client}'] = batches(path)
 
 
 class _OnePass:

@@ -179,6 +179,13 @@ def prepare(folder: str, *, speech: str, model: dict[str, int]) -> None:
           client: _write_list(folder, client, listed)
           for client, listed in by_client.items()
       },
+      # Two copies of each fill the buffer.
+      short_clients={
+          client: _write_list(
+              folder, f'{client}_short', listed[: _BUFFER // 2]
+          )
+          for client, listed in by_client.items()
+      },
       sentences={
           **{name: _sentences(speech, name) for name in ('en', 'fr', 'de')},
           'edges': list(_EDGES),
@@ -208,9 +215,14 @@ def run(folder: str) -> None:
         [float(schedule(step)) for step in texts['steps'][kind]]
     )
   for client, path in texts['clients'].items():
-    batches, num_trained = _batches(path, texts['max_batch_sec'])
+    batches = _batches(path, texts['max_batch_sec'])
     said[f'batches/{client}'] = batches
-    found['passes'] = np.array(num_trained / sum(map(len, batches)))
+    trained = sum(batches, [])
+    found['passes'] = np.array(len(trained) / len(set(trained)))
+  for client, path in texts['short_clients'].items():
+    said[f'released_batches/{client}'] = _batches(
+        path, texts['max_batch_sec'], copies=2
+    )
   with open(os.path.join(folder, 'theirs.json'), encoding='utf-8') as f:
     unidecode = json.load(f)['unidecode']
   for name, sentences in texts['sentences'].items():
@@ -432,8 +444,10 @@ def _measure_server(
         found[f'server/{name}/{scale}/{key}'] = value.numpy() - start[key]
 
 
-def _batches(path: str, max_batch_sec: float) -> tuple[list[list[str]], int]:
-  """A client's batches, as sorted ids; utterances in one epoch of training."""
+def _batches(
+    path: str, max_batch_sec: float, *, copies: int = 1
+) -> list[list[str]]:
+  """A client's batches in one epoch of training, as sorted ids."""
   with open(path, encoding='utf-8', newline='') as f:
     rows = list(csv.DictReader(f, delimiter=' '))
   folder = os.path.dirname(path)
@@ -461,16 +475,15 @@ def _batches(path: str, max_batch_sec: float) -> tuple[list[list[str]], int]:
       max_batch_sec=max_batch_sec,
       max_padding=1.0,
       chunk_size=_BUFFER,
-  )
-  # As in training, without its shuffle.
-  batches = sorted(
-      sorted(each.decode() for each in batch['utterance_id'].numpy())
-      for batch in pipeline.evaluation_batches(examples)
+      copies=copies,
   )
   epoch = pipeline.training_batches(
       examples, seed=tf.constant([1, 2]), num_epochs=1
   )
-  return batches, sum(len(batch['utterance_id']) for batch in epoch)
+  return sorted(
+      sorted(each.decode() for each in batch['utterance_id'].numpy())
+      for batch in epoch
+  )
 
 
 def _listen(speech: str) -> dict[str, list[tuple[str, str, np.ndarray]]]:
