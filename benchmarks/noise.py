@@ -15,13 +15,13 @@ out, with rounding and what wraps around; and a client's CPU seconds. Updates
 are of Student's t with 3 degrees of freedom; a fifth of their variance is
 common to all.
 
-    python -m benchmarks.noise --mechanisms --size=8x512
+    python -m benchmarks.noise --mechanisms=gaussian,blt,banded,distributed
 
 For each mechanism, what it does of a round: at a client, from its update to
 what it sends; at the server, from the sum to the noised sum and the next state.
-Bytes of the state, CPU seconds, their ratio to those of independent Gaussian
-noise in the same turn, and what memory grows by at most. The mechanisms take
-turns in one process.
+Bytes of the state, CPU seconds, their ratio to those of the first mechanism in
+the same turn, and what memory grows by at most. The mechanisms take turns in
+one process, which holds the states of all.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -78,8 +78,10 @@ _MODULUS_STDDEVS = flags.DEFINE_float(
     'modulus_stddevs', 4.0, 'Of a sum\'s element that bits hold.',
     lower_bound=0,
 )
-_MECHANISMS = flags.DEFINE_bool(
-    'mechanisms', False, 'Rounds of all mechanisms, in place of draws.'
+_ALL_MECHANISMS = ('gaussian', 'blt', 'banded', 'distributed')
+_MECHANISMS = flags.DEFINE_list(
+    'mechanisms', [],
+    f'Rounds of these of {", ".join(_ALL_MECHANISMS)}, in place of draws.',
 )
 # As a run of the paper's length, whose clients return after 100 rounds.
 _NUM_ROUNDS = 2000
@@ -100,7 +102,7 @@ def main(_) -> None:
   ).build_model()
   specs = weights_lib.tensor_specs(model.specs)
   if _MECHANISMS.value:
-    _write_mechanisms(specs)
+    _write_mechanisms(_MECHANISMS.value, specs)
     return
   shapes = [spec.shape for spec in tf.nest.flatten(specs)]
   cpu_seconds, growth = {}, {}
@@ -196,36 +198,47 @@ def _write_distributed(all_bits: list[int]) -> None:
   )
 
 
-def _write_mechanisms(specs: Any) -> None:
-  """Measures rounds of all mechanisms."""
-  mechanisms = _build_mechanisms(specs)
-  update = tf.nest.map_structure(
-      lambda spec: tf.random.stateless_normal(spec.shape, [1, 2]), specs
-  )
-  total = tf.nest.map_structure(
-      lambda spec: tf.zeros(spec.shape, tf.int64), specs
-  )
+def _write_mechanisms(names: list[str], specs: Any) -> None:
+  """Measures rounds of some mechanisms."""
+  for name in names:
+    if name not in _ALL_MECHANISMS:
+      raise ValueError(
+          f'--mechanisms knows {", ".join(_ALL_MECHANISMS)}, found {name!r}.'
+      )
+  mechanisms = {name: _build_mechanism(name, specs) for name in names}
+
+  def update() -> Any:
+    return tf.nest.map_structure(
+        lambda spec: tf.random.stateless_normal(spec.shape, [1, 2]), specs
+    )
+
+  def total(of: Any) -> Any:
+    return tf.nest.map_structure(
+        lambda spec: tf.zeros(spec.shape, tf.int64), of
+    )
+
   found = {}
   for turn in range(1 + _REPEATS.value):
     for name, mechanism in mechanisms.items():
-      for place, run in (
-          ('client', lambda m=mechanism: m.client(m.state, update)),
-          ('server', lambda m=mechanism: m.server(m.state, m.total(total))),
+      for place, run, build in (
+          ('client', mechanism.client, update),
+          ('server', mechanism.server, lambda m=mechanism: total(m.total)),
       ):
-        malloc_trim.give_back(tf.nest.flatten(update))
+        given = build()
+        malloc_trim.give_back(tf.nest.flatten(given))
         own_process.reset_peak()
         before, started = own_process.resident_gib(), time.process_time()
-        limits.wait(tf.nest.flatten(run()))
+        limits.wait(tf.nest.flatten(run(mechanism.state, given)))
         if turn:  # The first one traces.
           found.setdefault((name, place), []).append((
               time.process_time() - started, own_process.peak_gib() - before
           ))
+        del given
   table = [[
       '', 'state, GiB', 'client, CPU s', 'ratio', 'GiB', 'server, CPU s',
       'ratio', 'GiB',
   ]]
   figures = {}
-  first = next(iter(mechanisms))
   for name, mechanism in mechanisms.items():
     size = sum(
         leaf.dtype.size * leaf.shape.num_elements()
@@ -235,7 +248,7 @@ def _write_mechanisms(specs: Any) -> None:
     for place in ('client', 'server'):
       seconds, growth = zip(*found[name, place])
       ratios = turns.ratios(
-          seconds, [pair[0] for pair in found[first, place]]
+          seconds, [pair[0] for pair in found[names[0], place]]
       )
       row += [
           report.spread(seconds), report.spread(ratios), f'{max(growth):.2f}'
@@ -261,46 +274,63 @@ class _Mechanism(NamedTuple):
     state: The query's.
     client: From the state and an update to what is sent.
     server: From the state and the sum to the noised sum and the next state.
-    total: From a sum of records to what the server gets.
+    total: Specs of the sum that the server gets, int64.
   """
 
   state: Any
   client: Callable[[Any, Any], Any]
   server: Callable[[Any, Any], Any]
-  total: Callable[[Any], Any]
+  total: Any
 
 
-def _build_mechanisms(specs: Any) -> dict[str, _Mechanism]:
-  """All mechanisms, independent Gaussian noise first."""
-  common = dict(
+def _build_mechanism(name: str, specs: Any) -> _Mechanism:
+  """The mechanism of a name of `_ALL_MECHANISMS`."""
+  settings = dict(
       l2_norm_clip=1.0,
       noise_multiplier=_NOISE_MULTIPLIER.value,
       clipping=clipping_lib.Clipping(split='dim'),
   )
   rounds = dict(num_rounds=_NUM_ROUNDS)
+  if name == 'distributed':
+    return _build_distributed(specs, settings)
+  if name == 'gaussian':
+    query = queries.PerLayerClipSumQuery(specs, **settings)
+  elif name == 'blt':
+    query = correlated_noise.CorrelatedSumQuery(
+        specs,
+        strategy=strategies.optimize(
+            min_separation=_SEPARATION, num_buffers=3, **rounds
+        ),
+        min_separation=_SEPARATION,
+        **settings,
+    )
+  else:
+    query = correlated_noise.CorrelatedSumQuery(
+        specs,
+        strategy=strategies.optimize_banded(num_bands=4, **rounds),
+        min_separation=4,
+        **settings,
+    )
 
-  def summed(query: queries.PerLayerClipSumQuery) -> _Mechanism:
-    @tf.function(autograph=False)
-    def client(state, update):
-      return query.preprocess_record(query.derive_sample_params(state), update)
+  @tf.function(autograph=False)
+  def client(state, update):
+    return query.preprocess_record(query.derive_sample_params(state), update)
 
-    @tf.function(autograph=False)
-    def server(state, total):
-      return query.get_noised_result(total, state)[:2]
+  @tf.function(autograph=False)
+  def server(state, total):
+    return query.get_noised_result(total, state)[:2]
 
-    return _Mechanism(_keyed(query), client, server, lambda total: total)
+  return _Mechanism(_keyed(query), client, server, specs)
 
-  def correlated(strategy: Any, min_separation: int) -> _Mechanism:
-    return summed(correlated_noise.CorrelatedSumQuery(
-        specs, strategy=strategy, min_separation=min_separation, **common
-    ))
 
+def _build_distributed(specs: Any, settings: dict[str, Any]) -> _Mechanism:
+  """Noise of the devices."""
   query = distributed.DistributedSumQuery(
       specs,
       num_clients=_NUM_CLIENTS.value,
       max_failed_share=0.0,
       bits=_MECHANISM_BITS,
-      **common,
+      **settings,
   )
 
   @tf.function(autograph=False)
@@ -316,21 +346,7 @@ def _build_mechanisms(specs: Any) -> dict[str, _Mechanism]:
 
   state = _keyed(query)
   size = encode.get_concrete_function(state, specs).output_shapes
-  return {
-      'Gaussian': summed(queries.PerLayerClipSumQuery(specs, **common)),
-      'BLT, 3 buffers': correlated(
-          strategies.optimize(
-              min_separation=_SEPARATION, num_buffers=3, **rounds
-          ),
-          _SEPARATION,
-      ),
-      'banded, 4 bands': correlated(
-          strategies.optimize_banded(num_bands=4, **rounds), 4
-      ),
-      f'distributed, {_MECHANISM_BITS} bits': _Mechanism(
-          state, encode, decode, lambda _: tf.zeros(size, tf.int64)
-      ),
-  }
+  return _Mechanism(state, encode, decode, tf.TensorSpec(size, tf.int64))
 
 
 def _keyed(query: Any) -> Any:

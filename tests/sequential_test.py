@@ -27,6 +27,24 @@ class SequentialMapTest(absltest.TestCase):
         [[], ['AddV2'], ['AddV2']],
     )
 
+  def test_what_an_iterator_computes_waits_as_well(self):
+    drawn = []
+
+    def draw(given):
+      for _ in range(2):
+        drawn.append(tf.negative(given))
+        yield drawn[-1]
+
+    @tf.function(autograph=False)
+    def square(given):
+      return sequential.sequential_map(tf.square, draw(given))
+
+    self.assertEqual([int(x) for x in square(tf.constant(3))], [9, 9])
+    self.assertEqual(
+        [[op.type for op in x.op.control_inputs] for x in drawn],
+        [[], ['Square']],
+    )
+
   def test_sequences_have_one_length(self):
     with self.assertRaises(ValueError):
       sequential.sequential_map(lambda a, b: a, [1, 2], [1])

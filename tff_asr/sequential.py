@@ -18,12 +18,16 @@ def sequential_map(
 
   Args:
     function: Maps one element of each; returns a nest of tensors.
-    *tensors: Sequences of one length.
+    *tensors: Sequences of one length. What an iterator computes for an element
+      waits for the results of the one before, too.
   """
   results = []
   done = []
-  for each in zip(*tensors, strict=True):
+  rows = zip(*tensors, strict=True)
+  while True:
     with tf.control_dependencies(done):
+      each = next(rows, None)
+      if each is None:
+        return results
       results.append(function(*each))
     done = [x for x in tf.nest.flatten(results[-1]) if tf.is_tensor(x)]
-  return results

@@ -81,8 +81,8 @@ class BenchmarksTest(parameterized.TestCase):
       (
           'noise_of_mechanisms',
           (
-              'noise', '--mechanisms', '--size=1x32', '--num_clients=10',
-              '--repeats=1',
+              'noise', '--mechanisms=gaussian,blt,banded,distributed',
+              '--size=1x32', '--num_clients=10', '--repeats=1',
           ),
           lambda figures: [
               ratio

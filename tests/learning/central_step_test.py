@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import fakes
+from tests import graphs
 from tests import logical_devices
 from tests.learning import tiny
 from tff_asr.data import shapes as shapes_lib
@@ -158,16 +159,10 @@ class DevicesTest(parameterized.TestCase):
     graph = _traced(None, 0.0, None).get_concrete_function(
         _batches_of(1, 3, 2), tf.constant(1.0)
     ).graph
-    losses = [op for op in graph.get_operations() if op.type == 'CTCLoss']
+    losses = graphs.of_type(graph, 'CTCLoss')
     self.assertLen(losses, 3)
     # The last one waits for the others.
-    waits_for, left = set(), [losses[-1]]
-    while left:
-      op = left.pop()
-      before = [*op.control_inputs, *(each.op for each in op.inputs)]
-      left += [each for each in before if each not in waits_for]
-      waits_for.update(before)
-    self.assertContainsSubset(losses[:-1], waits_for)
+    self.assertContainsSubset(losses[:-1], graphs.before(losses[-1]))
 
   def test_stubs_count_nowhere(self):
     batch = collections.OrderedDict(_batch())

@@ -5,6 +5,7 @@ Streams and keys: noise_streams_test; events: aggregators/dp_mean_test.
 
 import collections
 import functools
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -13,6 +14,7 @@ import scipy.stats
 import tensorflow as tf
 
 from tests import fakes
+from tests import graphs
 from tests import reference
 from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import keys
@@ -57,12 +59,12 @@ def _flat(result) -> np.ndarray:
 def _drawn(query, round_num):
   """w of a round in steps of 1/32, under `_KEY`."""
   state = _start(query)
-  drawn = noise_lib.gaussian(
+  drawn = list(noise_lib.gaussian(
       [spec.shape for spec in _SPECS.values()],
       key=state.noise_key,
       release=tf.constant(round_num, tf.int64),
       stddev=32 * query._stddev(state),
-  )
+  ))
   return [int(x) for x in _flat(drawn)]
 
 
@@ -222,6 +224,19 @@ class CorrelatedSumQueryTest(parameterized.TestCase):
     np.testing.assert_allclose(
         _flat(noised) - _flat(noise), [0.3, 0, 0.4, 0], atol=1e-6
     )
+
+  @parameterized.parameters(_BLT, _BANDED)
+  def test_layers_are_released_one_after_the_other(self, strategy):
+    # Else a round takes the memory of all layers' temporary tensors.
+    query = _query(strategy=strategy)
+    with mock.patch.object(noise_lib, '_GROUP', 1):
+      graph = _release(query).get_concrete_function(
+          _zeros(), _start(query)
+      ).graph
+    first, second = graphs.of_type(graph, 'PyFuncStateless')
+    of_first, _ = graphs.of_type(graph, 'Pack')  # Its buffers.
+    self.assertNotIn(of_first, graphs.before(first))
+    self.assertIn(of_first, graphs.before(second))
 
   def test_what_rounding_costs_is_charged(self):
     *_, event = _query().get_noised_result(_zeros(), _start(_query()))

@@ -12,7 +12,9 @@ from scipy import stats
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests import graphs
 from tests import lattice
+from tff_asr import sequential
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
 from tff_asr.privacy import chacha20
@@ -48,10 +50,10 @@ def _stored(kernel):
       tff.TensorType(np.int32, [8]), tff.TensorType(np.int64)
   )
   def draw(key, release):
-    return noise.gaussian(
+    return list(noise.gaussian(
         _STORED['shapes'], key=key, release=release,
         stddev=tf.constant(_STORED['stddev'], tf.float64), kernel=kernel,
-    )
+    ))
 
   return tff.framework.deserialize_computation(
       tff.framework.serialize_computation(draw)
@@ -119,6 +121,32 @@ class GaussianTest(parameterized.TestCase):
     np.testing.assert_array_equal(_draw([[2000]])[0][:1000], expected[:1000])
     np.testing.assert_array_equal(
         _draw([[2000]])[0][1000:], expected[half : half + 1000]
+    )
+
+  def test_noise_is_drawn_when_that_before_it_was_used(self):
+    expected = _draw(_SHAPES)
+    # Groups of up to 30 elements, or of one tensor.
+    with mock.patch.object(noise, '_GROUP', 30):
+      for found, whole in zip(_draw(_SHAPES), expected, strict=True):
+        np.testing.assert_array_equal(found, whole)
+      graph = tf.function(
+          lambda key: sequential.sequential_map(
+              tf.square,
+              noise.gaussian(
+                  _SHAPES,
+                  key=key,
+                  release=tf.constant(0, tf.int64),
+                  stddev=tf.constant(1.0, tf.float64),
+              ),
+          )
+      ).get_concrete_function(tf.constant(_KEY)).graph
+    used = graphs.of_type(graph, 'Square')
+    self.assertEqual(
+        [
+            len(graphs.before(draw) & {*used})
+            for draw in graphs.of_type(graph, 'PyFuncStateless')
+        ],
+        [0, 5, 6, 7],
     )
 
   def test_a_stored_graph_finds_the_host_s_kernel(self):

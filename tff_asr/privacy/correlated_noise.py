@@ -60,6 +60,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_asr import checks
+from tff_asr import sequential
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import noise as noise_lib
 from tff_asr.privacy import queries
@@ -200,13 +201,11 @@ class CorrelatedSumQuery(queries.PerLayerClipSumQuery):
     scales = tf.unstack(global_state.scales)
     decays = tf.unstack(global_state.decays)
     unit = queries.keyed(self.grid(global_state), global_state)
-    noised, new_buffers = [], []
-    for total, new, stacked in zip(
-        tf.nest.flatten(sample_state),
-        drawn,
-        tf.nest.flatten(global_state.buffers),
-        strict=True,
-    ):
+
+    def release(
+        total: tf.Tensor, stacked: tf.Tensor, new: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+      """The noised layer, and its next buffers."""
       buffers = tf.unstack(stacked)
       taken = tf.add_n([
           _multiply(buffer, scale)
@@ -215,15 +214,22 @@ class CorrelatedSumQuery(queries.PerLayerClipSumQuery):
       noise = _shift(
           new - _shift(taken, _BUFFER_BITS - _NOISE_BITS), _NOISE_BITS
       )
-      noised.append(unit * tf.cast(total + noise, tf.float64))
       newest = 2**_BUFFER_BITS * noise
-      if not decays:  # Banded.
-        new_buffers.append(tf.stack([newest, *buffers[:-1]]))
-        continue
-      new_buffers.append(tf.stack([
-          _multiply(buffer, decay) + newest
-          for buffer, decay in zip(buffers, decays, strict=True)
-      ]))
+      if decays:
+        buffers = [
+            _multiply(buffer, decay) + newest
+            for buffer, decay in zip(buffers, decays, strict=True)
+        ]
+      else:  # Banded.
+        buffers = [newest, *buffers[:-1]]
+      return unit * tf.cast(total + noise, tf.float64), tf.stack(buffers)
+
+    noised, new_buffers = zip(*sequential.sequential_map(
+        release,
+        tf.nest.flatten(sample_state),
+        tf.nest.flatten(global_state.buffers),
+        drawn,
+    ))
     new_state = global_state._replace(
         counter=global_state.counter + 1,
         buffers=tf.nest.pack_sequence_as(global_state.buffers, new_buffers),

@@ -416,8 +416,6 @@ class DistributedSumQuery:
     seed = _seed(params.counter, 1)
     for word in tf.unstack(tf.bitcast(client, tf.int32)):
       seed = tf.random.fold_in(seed, word)
-    below = tf.floor(exact)
-    rest = exact - below
 
     def fits(rounded: tf.Tensor) -> tf.Tensor:
       return tf.reduce_sum(tf.square(rounded)) <= most
@@ -426,7 +424,9 @@ class DistributedSumQuery:
       uniform = tf.random.stateless_uniform(
           [self._size], tf.random.fold_in(seed, tries), dtype=tf.float64
       )
-      up = tf.cast(uniform < rest, tf.float64)
+      # Anew in each try, as it seldom takes a second and memory is short.
+      below = tf.floor(exact)
+      up = tf.cast(uniform < exact - below, tf.float64)
       return tries + 1, tf.cast(below + up, tf.int64)
 
     _, rounded = tf.while_loop(

@@ -17,7 +17,7 @@ that costs. docs/privacy.md has the proof.
 """
 
 import concurrent.futures
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import decimal
 import functools
 import itertools
@@ -68,8 +68,11 @@ def gaussian(
     release: tf.Tensor,
     stddev: tf.Tensor,
     kernel: str = 'host',
-) -> list[tf.Tensor]:
-  """Returns Gaussian noise, rounded to integers, of each shape.
+) -> Iterator[tf.Tensor]:
+  """Returns Gaussian noise, rounded to integers, of each shape in turn.
+
+  It is drawn when the iterator comes to it, so `sequential.sequential_map`
+  takes it in little memory.
 
   A function of shapes, key, release and stddev only. Different releases under a
   key, and different tensors of a release, have streams of their own; so a
@@ -86,7 +89,7 @@ def gaussian(
       TFF's native worker and for GPUs). Both give the same bits.
 
   Returns:
-    int64 of each shape.
+    An iterator of int64 tensors of the shapes.
 
   Raises:
     ValueError: kernel is another, or a shape is open or has more than 2^32
@@ -101,20 +104,23 @@ def gaussian(
   # Not constants: the graph optimizer would copy a kernel for each of them, and
   # work a second a tensor.
   zero = tf.cast(key[0] ^ key[0], tf.int64)
-  noise = []
   draw, most = _draw_on_host, _GROUP
   if kernel == 'tensorflow':
     draw, most = _draw_in_graph, 0
-  for group in _groups(sizes, most=most):
-    # One group after the other: each is used and freed before the next one.
-    with tf.control_dependencies([*noise[-1:], check]):
-      noise += draw(
-          key, release, zero + len(noise), stddev, *(zero + n for n in group)
-      )
-  return [
-      tf.reshape(drawn, shape)
-      for drawn, shape in zip(noise, shapes, strict=True)
-  ]
+
+  def in_turn() -> Iterator[tf.Tensor]:
+    count, last = 0, []
+    for group in _groups(sizes, most=most):
+      with tf.control_dependencies([*last, check]):
+        noise = draw(
+            key, release, zero + count, stddev, *(zero + n for n in group)
+        )
+      for drawn in noise:
+        yield tf.reshape(drawn, shapes[count])
+        count += 1
+      last = noise[-1:]
+
+  return in_turn()
 
 
 def charge(*, num_draws: float, stddev: float) -> float:

@@ -387,6 +387,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
   def get_noised_result(self, sample_state, global_state):
     sums = tf.nest.flatten(sample_state)
     unit = self.grid(global_state)
+    noises = [None] * len(sums)
     if self._noise_multiplier > 0:
       noises = noise_lib.gaussian(
           [layer.shape for layer in sums],
@@ -395,14 +396,14 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
           stddev=self._stddev(global_state),
           kernel=self._noise_kernel,
       )
-      sums = [
-          layer + noise if is_noised else layer
-          for layer, noise, is_noised in zip(
-              sums, noises, self._is_noised, strict=True
-          )
-      ]
       unit = keyed(unit, global_state)
-    noised = [unit * tf.cast(layer, tf.float64) for layer in sums]
+
+    def release(layer: Any, noise: Any, is_noised: bool) -> tf.Tensor:
+      if noise is not None and is_noised:
+        layer = layer + noise
+      return unit * tf.cast(layer, tf.float64)
+
+    noised = sequential.sequential_map(release, sums, noises, self._is_noised)
     new_state = global_state._replace(counter=global_state.counter + 1)
     # Of what was drawn: the state may be another query's, that had noise.
     drawn = 1.0 if self._noise_multiplier > 0 else 0.0
