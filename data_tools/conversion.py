@@ -290,7 +290,8 @@ def _gin(
   for setting in _FOLDERS:
     name = _folder(setting, names)
     if name is not None:
-      lines.append(f'{setting} = {os.path.join(output_dir, name)!r}')
+      folder = os.path.abspath(os.path.join(output_dir, name))
+      lines.append(f'{setting} = {folder!r}')
   return '\n'.join([
       *lines,
       f'CHARACTERS = {characters!r}',

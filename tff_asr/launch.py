@@ -37,6 +37,8 @@ warnings.simplefilter('ignore')
 
 _RESUME = 'the same command goes on from what was saved last.'
 _WORDS = {signal.SIGINT: 'interrupted', signal.SIGTERM: 'terminated'}
+# Where a wheel has the programs; in a working copy they are beside the package.
+_INSTALLED_PROGRAMS = os.path.join(os.path.dirname(__file__), 'bin')
 _HELP = frozenset({'--help', '-help', '-h', '--helpshort'})
 _MISSING_FLAG = re.compile(r'Flag --(\w+) must have a value other than None')
 
@@ -253,7 +255,10 @@ def _parse_flags(
         flag.help = f'{flag.help} Required.'
       # absl goes on after the help of a flag that may be repeated.
       flag.help = flag.help.replace('.;\n', ';\n')
-    print(sys.modules['__main__'].__doc__, flags.FLAGS.main_module_help())
+    about = sys.modules['__main__'].__doc__
+    if os.path.dirname(os.path.abspath(argv[0])) == _INSTALLED_PROGRAMS:
+      about = re.sub(r'python bin/(\w+)\.py', r'tff-asr \1', about)
+    print(about, flags.FLAGS.main_module_help())
     if more_help is not None:
       print(f'\n{more_help(argv)}')
     sys.exit(0)

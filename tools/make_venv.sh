@@ -37,3 +37,7 @@ done
 # Programs in bin/ find the packages beside them, wherever they are called from.
 pwd > "$(.venv/bin/python -c \
   'import sysconfig; print(sysconfig.get_path("purelib"))')/tff_asr.pth"
+# The wheel's console script.
+printf '#!/bin/sh\nexec "%s/.venv/bin/python" -m tff_asr "$@"\n' "$PWD" \
+  > .venv/bin/tff-asr
+chmod +x .venv/bin/tff-asr

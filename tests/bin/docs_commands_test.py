@@ -19,6 +19,7 @@ from absl.testing import parameterized
 
 from tests import experiment_files
 from tests.bin import in_process
+from tff_asr import config
 from tff_asr import launch
 
 _ROOT = experiment_files.ROOT
@@ -203,3 +204,17 @@ class CommandsTest(parameterized.TestCase):
       if argument.startswith('--gin_param='):
         for name in _SETTING.findall(argument.removeprefix('--gin_param=')):
           self.assertTrue(name in known, f'{page}: {name}')
+
+  @parameterized.parameters(*_commands())
+  def test_an_experiment_is_configured_whole(self, page, program, arguments):
+    del page, program
+    files, params = (
+        [a.partition('=')[2] for a in arguments if a.startswith(flag)]
+        for flag in ('--gin_file', '--gin_param')
+    )
+    # Files of the reader's, and rows of several values, are not here to bind.
+    if not all((_ROOT / path).is_file() for path in files):
+      return
+    programs = [each for each in map(experiment_files.program, files) if each]
+    if programs and not any('{' in each for each in params):
+      config.bind(programs[0], gin_files=files, gin_params=params)

@@ -21,7 +21,7 @@ import pytest
 from tests.bin import programs
 from tools import layers
 
-_FOLDERS = ('bin', 'data_tools', 'examples', 'gin', 'tff_asr')
+_FOLDERS = ('bin', 'colab', 'data_tools', 'examples', 'gin', 'tff_asr')
 _BUILD = 'from setuptools import build_meta; build_meta.build_wheel("wheels")'
 
 

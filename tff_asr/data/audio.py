@@ -158,6 +158,8 @@ def read(
       rate_hz = f.samplerate
     except soundfile.SoundFileError as e:
       detail = str(e).rsplit('>: ', 1)[-1].rstrip('.')
+      if 'not recognised' in detail:
+        detail += ': convert it, as by `ffmpeg -i FILE FILE.wav`'
       raise AudioError(name, 'is not readable audio', detail) from e
   if channel is not None:
     if channel >= samples.shape[1]:
