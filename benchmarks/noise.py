@@ -298,17 +298,21 @@ def _build_mechanism(name: str, specs: Any) -> _Mechanism:
   elif name == 'blt':
     query = correlated_noise.CorrelatedSumQuery(
         specs,
-        strategy=strategies.optimize(
-            min_separation=_SEPARATION, num_buffers=3, **rounds
+        correlation=correlated_noise.Correlation(
+            strategy=strategies.optimize(
+                min_separation=_SEPARATION, num_buffers=3, **rounds
+            ),
+            min_separation=_SEPARATION,
         ),
-        min_separation=_SEPARATION,
         **settings,
     )
   else:
     query = correlated_noise.CorrelatedSumQuery(
         specs,
-        strategy=strategies.optimize_banded(num_bands=4, **rounds),
-        min_separation=4,
+        correlation=correlated_noise.Correlation(
+            strategy=strategies.optimize_banded(num_bands=4, **rounds),
+            min_separation=4,
+        ),
         **settings,
     )
 

@@ -171,18 +171,20 @@ class QuickstartTest(cases.TestCase):
     fakes.write_split(self.shards('private'), {'cai': 2, 'dee': 1, 'eve': 1})
     fakes.write_split(self.shards('dev'), {'fay': 2})
 
-  def bind(self, name: str, **settings):
+  def bind(self, name: str, *swaps: str, **settings):
     path = f'gin/experiments/quickstart_{name}.gin'
     params = [f'{key} = {value}' for key, value in settings.items()]
     return config.bind(
         experiment_files.program(path),
-        gin_files=[path],
+        gin_files=[path, *swaps],
         gin_params=[*_TINY_MODEL, *params],
     )
 
-  def train(self, name: str, **settings) -> dict[str, Any]:
+  def train(self, name: str, *swaps: str, **settings) -> dict[str, Any]:
     """Trains into a folder of the experiment's name; the results."""
-    program = self.bind(name, DEV_DIR=repr(self.shards('dev')), **settings)
+    program = self.bind(
+        name, *swaps, DEV_DIR=repr(self.shards('dev')), **settings
+    )
     with (
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
@@ -272,6 +274,42 @@ class QuickstartTest(cases.TestCase):
     self.assertEqual(kinds, {{
         'federated_dp': 'poisson', 'federated_banded': 'cyclic'
     }.get(name, 'separated')})
+
+  @parameterized.parameters(
+      ('blt', 'separated', {}),
+      ('banded', 'cyclic', dict(NUM_BANDS=2, MIN_SEPARATION=2)),
+  )
+  def test_clips_adapt_where_noise_is_correlated(self, name, kind, settings):
+    results = self.train(
+        'federated_dp',
+        f'gin/privacy/adaptive_{name}.gin',
+        PRIVATE_DIR=repr(self.shards('private')),
+        INIT_FROM_RUN=None,
+        NUM_ROUNDS=2,
+        COHORT_SIZE=1,
+        NUM_LOCAL_STEPS=1,
+        TARGET_EPSILON=None,
+        NOISE_MULTIPLIER=1.7,
+        **settings,
+    )
+    privacy = results['privacy']
+    (group,) = privacy['groups']
+    self.assertEqual((results['rounds'], group['kind']), (2, kind))
+    self.assertGreater(privacy['adaptive_layers'], 1)
+
+  def test_adaptive_clips_alone_do_not_take_correlated_noise(self):
+    # The later file says that noise is independent, the cohorts are of BLT.
+    with self.assertRaisesRegex(ValueError, 'gin/privacy/adaptive_blt.gin'):
+      self.train(
+          'federated_blt',
+          'gin/privacy/adaptive.gin',
+          PRIVATE_DIR=repr(self.shards('private')),
+          INIT_FROM_RUN=None,
+          NUM_ROUNDS=2,
+          COHORT_SIZE=1,
+          TARGET_EPSILON=None,
+          NOISE_MULTIPLIER=1.7,
+      )
 
   def test_devices_add_the_noise(self):
     results = self.train(

@@ -103,6 +103,7 @@ def _build(
 
 
 _BLT = strategies.optimize(num_rounds=9, min_separation=3)
+_CORRELATION = correlated_noise.Correlation(strategy=_BLT, min_separation=3)
 _QUERIES = dict(
     per_layer=_build(clip=1.5, multiplier=2.0, split='dim'),
     partial=_build(
@@ -114,16 +115,22 @@ _QUERIES = dict(
     ),
     correlated=_build(
         correlated_noise.CorrelatedSumQuery, clip=0.5, multiplier=2.0,
-        strategy=_BLT, min_separation=3,
+        correlation=_CORRELATION,
     ),
+    adaptive_correlated=_build(
+        adaptive_query.AdaptiveClipSumQuery, clip=1.5, multiplier=2.0,
+        split='uniform', cohort_size=4, correlation=_CORRELATION,
+    ),
+)
+_CORRELATED = strategies.CorrelatedGaussianDpEvent(
+    2.0, 3, np.array(_BLT.scales), np.array(_BLT.decays)
 )
 _EVENTS = dict(
     per_layer=dp_accounting.GaussianDpEvent(2.0),
     partial=dp_accounting.GaussianDpEvent(0.0),
     adaptive=dp_accounting.GaussianDpEvent(2.0),
-    correlated=strategies.CorrelatedGaussianDpEvent(
-        2.0, 3, np.array(_BLT.scales), np.array(_BLT.decays)
-    ),
+    correlated=_CORRELATED,
+    adaptive_correlated=_CORRELATED,
 )
 
 

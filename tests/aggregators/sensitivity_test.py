@@ -22,7 +22,9 @@ from tff_asr.aggregators import dp_mean
 from tff_asr.execution import multi_device
 from tff_asr.privacy import adaptive_query
 from tff_asr.privacy import clipping as clipping_lib
+from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import queries
+from tff_asr.privacy import strategies
 
 _SHAPES = {'a': (4,), 'b': (), 'm/c': (2, 3), 'm/d': (1,)}
 _CLIPPINGS = {
@@ -37,8 +39,20 @@ _CLIPPINGS = {
     # Of the first round; those of later ones differ in their clips alone.
     'adaptive': dict(split='dim'),
     'adaptive_modules': dict(split='uniform', layers='modules'),
+    'adaptive_correlated': dict(split='uniform'),
 }
-_ADAPTIVE = ('adaptive', 'adaptive_modules')
+_ADAPTIVE = {
+    'adaptive': {},
+    'adaptive_modules': {},
+    # Correlated noise has a grid of its own: C / g is a power of two.
+    'adaptive_correlated': dict(
+        noise_multiplier=1.0,
+        correlation=correlated_noise.Correlation(
+            strategy=strategies.optimize(num_rounds=9, min_separation=3),
+            min_separation=3,
+        ),
+    ),
+}
 _VALUE_TYPE = tff.to_type(collections.OrderedDict(
     (name, tff.TensorType(np.float32, shape))
     for name, shape in _SHAPES.items()
@@ -68,7 +82,7 @@ def _process(name: str, clip: float) -> tff.templates.AggregationProcess:
     build_query = functools.partial(
         adaptive_query.AdaptiveClipSumQuery,
         cohort_size=_COHORT_SIZE,
-        **settings,
+        **settings | _ADAPTIVE[name],
     )
   factory = dp_mean.build(build_query=build_query, cohort_size=_COHORT_SIZE)
   with mock.patch.object(queries.MeanQuery, 'get_noised_result', _release_sum):
@@ -86,6 +100,8 @@ def _release_sum(self, sample_state, global_state):
 
 def _clip_in_steps(name: str, clip: float) -> fractions.Fraction:
   """C / g of the first round."""
+  if name == 'adaptive_correlated':
+    return fractions.Fraction(2**24)
   query = _process(name, clip).initialize().query_state.numerator_state
   clip = float(query.l2_norm_clip)
   # The grid by hand: a power of two of at most 2^-24 C.

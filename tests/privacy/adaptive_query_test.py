@@ -6,14 +6,18 @@ import math
 
 from absl.testing import parameterized
 import numpy as np
+import scipy.stats
 import tensorflow as tf
 
 from tests import reference
 from tff_asr.privacy import accounting
 from tff_asr.privacy import adaptive_query
 from tff_asr.privacy import clipping as clipping_lib
+from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import keys
+from tff_asr.privacy import noise as noise_lib
 from tff_asr.privacy import queries
+from tff_asr.privacy import strategies
 
 _SPECS = collections.OrderedDict(
     a=tf.TensorSpec([2], tf.float32), b=tf.TensorSpec([], tf.float32)
@@ -25,6 +29,14 @@ _FOLDERS = collections.OrderedDict([
     ('w', tf.TensorSpec([4], tf.float32)),
 ])
 _KEY = keys.from_seed(0)
+_BLT = correlated_noise.Correlation(
+    strategy=strategies.optimize(num_rounds=12, min_separation=3),
+    min_separation=3,
+)
+_BANDED = correlated_noise.Correlation(
+    strategy=strategies.optimize_banded(num_rounds=12, num_bands=4),
+    min_separation=4,
+)
 _UNIFORM = clipping_lib.Clipping(split='uniform')
 
 
@@ -271,6 +283,61 @@ class PrivacyTest(parameterized.TestCase):
     # The bound is tight: an adversary reaches it.
     self.assertGreater(largest, 1 - 1e-5)
 
+  @parameterized.product(
+      clipping=(
+          clipping_lib.Clipping(),
+          clipping_lib.Clipping(split='dim'),
+          clipping_lib.Clipping(split='uniform', layers='modules'),
+      ),
+      ratio=(1.1, 2.0, 1e3),
+  )
+  def test_a_record_with_its_counts_has_the_norm_that_noise_is_made_for(
+      self, clipping, ratio
+  ):
+    # In whole steps, exactly: 4^24 r^2 / (r^2 - 1), at whatever clips.
+    query = _query(
+        _FOLDERS, clipping=clipping, noise_multiplier=1.0,
+        adaptation=adaptive_query.Adaptation(count_noise_ratio=ratio),
+        correlation=_BLT,
+    )
+    state = query.initial_global_state()
+    square = fractions.Fraction(ratio) ** 2
+    bound = 4**24 * square / (square - 1)
+    rng = np.random.default_rng(1)
+    largest = 0
+    for number in range(40):
+      layer_clips = np.float32(
+          10.0 ** rng.uniform(-29, 29, size=state.layer_clips.shape)
+      )
+      if number % 2:
+        layer_clips = np.float32(
+            rng.uniform(0.5, 2, size=state.layer_clips.shape)
+        )
+      drawn = state._replace(
+          layer_clips=layer_clips,
+          l2_norm_clip=adaptive_query._whole(layer_clips),
+      )
+      self.assertEqual(
+          float(query.grid(drawn)) * 2**24, float(drawn.l2_norm_clip)
+      )
+      record = collections.OrderedDict(
+          (
+              name,
+              np.float32(
+                  10.0 ** rng.uniform(-30, 37) * rng.normal(size=spec.shape)
+              ),
+          )
+          for name, spec in _FOLDERS.items()
+      )
+      if number % 10 == 0:
+        record['w'][2] = rng.choice([np.nan, np.inf])
+      moved = _sum(query, drawn, [record], _FOLDERS)
+      norm = sum(int(step) ** 2 for step in _flat(moved))
+      self.assertLessEqual(norm, bound)
+      largest = max(largest, norm)
+    # An adversary reaches it.
+    self.assertGreater(largest, (1 - 1e-5) * bound)
+
   # z / sqrt(1 - 1.25^-2) = z / .6; 5 z / sqrt(24). C = 3.
   @parameterized.parameters((1.25, 4.0), (5.0, 2.4 * 5 / math.sqrt(24)))
   def test_noise_of_the_update_and_of_the_counts(self, ratio, stddev):
@@ -329,6 +396,141 @@ class PrivacyTest(parameterized.TestCase):
     self.assertIn('known to +-0.88 only (2 layers, 4 clients', logs.output[0])
 
 
+class CorrelatedTest(parameterized.TestCase):
+
+  @parameterized.parameters(_BLT, _BANDED)
+  def test_rounds_equal_those_of_whole_numbers(self, correlation):
+    # 2 records in each of 11 rounds, and clips that change much.
+    n, r, z, target, rate = 4.0, 2.0, 0.25, 0.3, 1.0
+    num_rounds, elements, num_clips = 11, 3, 2
+    query = _query(
+        noise_multiplier=z, correlation=correlation,
+        adaptation=adaptive_query.Adaptation(
+            target_quantile=target, learning_rate=rate, count_noise_ratio=r
+        ),
+    )
+    c = math.isqrt(int(fractions.Fraction(4**24, num_clips * 3)))
+    stddev = 32 * z / math.sqrt(0.75) * 2**24
+    drawn = [
+        [
+            int(x)
+            for x in _flat(list(noise_lib.gaussian(
+                [[2], [], [num_clips]],
+                key=tf.constant(_KEY),
+                release=tf.constant(number, tf.int64),
+                stddev=tf.constant(stddev, tf.float64),
+            )))
+        ]
+        for number in range(num_rounds)
+    ]
+    strategy = correlation.strategy
+    noise = reference.blt_noise(drawn, strategy.scales, strategy.decays)
+    release = tf.function(
+        lambda total, state: query.get_noised_result(total, state)[:2]
+    )
+    state = queries.set_noise_key(query.initial_global_state(), _KEY)
+    state = tf.nest.map_structure(tf.constant, state)
+    clips, rng = [1.0, 1.0], np.random.default_rng(3)
+    found_clips = []
+    for number in range(num_rounds):
+      records = [_record(*rng.normal(size=3)) for _ in range(2)]
+      total = _sum(query, state, records)
+      above = np.sum([
+          [np.linalg.norm(record['a']) > clips[0], abs(record['b']) > clips[1]]
+          for record in records
+      ], axis=0)
+      np.testing.assert_array_equal(total.counts, c * (2 - 2 * above))
+      grid = float(state.l2_norm_clip) * 2.0**-24
+      noised, state = release(total, state)
+      # What comes out, over the clip of the round, is the whole number.
+      np.testing.assert_array_equal(
+          _flat(noised),
+          [
+              grid * (int(x) + y)
+              for x, y in zip(_flat(total.record), noise[number])
+          ],
+      )
+      shares = [
+          0.5 + (int(x) + y) / c / (2 * n)
+          for x, y in zip(total.counts, noise[number][elements:], strict=True)
+      ]
+      clips = [
+          clip * math.exp(-rate * (min(max(share, 0), 1) - target))
+          for clip, share in zip(clips, shares)
+      ]
+      np.testing.assert_allclose(state.layer_clips, clips, rtol=1e-5)
+      clips = [float(clip) for clip in state.layer_clips]
+      found_clips.append(clips[0])
+    self.assertEqual(int(state.counter), num_rounds)
+    # By more than a power of two, which a grid of these would follow.
+    self.assertGreater(max(found_clips) / min(found_clips), 2)
+
+  @parameterized.parameters(_BLT, _BANDED)
+  def test_noise_over_the_clip_has_the_stated_covariance(self, correlation):
+    size, num_rounds = 20_000, 12
+    specs = [tf.TensorSpec([size], tf.float32)]
+    query = _query(
+        specs, l2_norm_clip=1.0, noise_multiplier=0.8, cohort_size=6.0,
+        clipping=clipping_lib.Clipping(), correlation=correlation,
+        adaptation=adaptive_query.Adaptation(learning_rate=2.0),
+    )
+    state = queries.set_noise_key(query.initial_global_state(), _KEY)
+    noise, clips = [], []
+    for _ in range(num_rounds):
+      clips.append(float(state.l2_norm_clip))
+      metrics = query.derive_metrics(state)
+      released, state = _round(query, state, [], specs)
+      noise.append(
+          released / float(metrics['noise_stddev_before_correlation'])
+      )
+    self.assertGreater(max(clips) / min(clips), 4)
+    root = np.linalg.cholesky(correlation.strategy.covariance(num_rounds))
+    white = np.linalg.solve(root, np.stack(noise))
+    # Of a fixed key; a new one would fail 1 time in 10,000.
+    self.assertGreater(scipy.stats.kstest(white.ravel(), 'norm').pvalue, 1e-4)
+    off = (white @ white.T)[np.triu_indices(num_rounds, 1)] / math.sqrt(size)
+    self.assertGreater(scipy.stats.chi2.sf(off @ off, len(off)), 1e-4)
+    # Prefix sums of normalised noise have less of it than independent rounds.
+    self.assertLess(np.sum(noise, axis=0).std(), 0.7 * math.sqrt(num_rounds))
+
+  def test_all_noise_that_is_taken_back_is_in_the_buffers(self):
+    query = _query(
+        noise_multiplier=1.0, cohort_size=100.0, correlation=_BLT
+    )
+    state = queries.set_noise_key(query.initial_global_state(), _KEY)
+    self.assertEqual(
+        [part.shape.as_list() for part in tf.nest.flatten(state.buffers)],
+        [[3, 2], [3], [3, 2]],
+    )
+    _, state = _round(query, state, [])
+    whole, following = _round(query, state, [])
+    for name in ('record', 'counts'):
+      part = getattr(state.buffers, name)
+      lost = state.buffers._replace(
+          **{name: tf.nest.map_structure(tf.zeros_like, part)}
+      )
+      found, after = _round(query, state._replace(buffers=lost), [])
+      self.assertEqual(np.array_equal(found, whole), name == 'counts')
+      self.assertEqual(
+          np.array_equal(after.layer_clips, following.layer_clips),
+          name == 'record',
+      )
+
+  def test_an_event_of_z(self):
+    query = _query(noise_multiplier=0.7, correlation=_BLT)
+    *_, event = query.get_noised_result(
+        query.initial_sample_state(_SPECS), query.initial_global_state()
+    )
+    self.assertEqual(float(event.noise_multiplier), np.float32(0.7))
+    self.assertEqual(event.strategy, _BLT.strategy)
+    self.assertEqual(int(event.min_separation), 3)
+    metrics = query.derive_metrics(query.initial_global_state())
+    self.assertEqual(
+        list(metrics),
+        ['l2_norm_clip', 'noise_stddev_before_correlation', 'layer_clip'],
+    )
+
+
 class ArgumentsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
@@ -336,6 +538,25 @@ class ArgumentsTest(parameterized.TestCase):
       ('clip', dict(l2_norm_clip=0.0), 'l2_norm_clip'),
       ('noise', dict(noise_multiplier=-1.0), 'noise_multiplier'),
       ('cohort', dict(cohort_size=0), 'cohort_size must be positive'),
+      (
+          'correlated',
+          dict(correlation=_BLT, noise_multiplier=0.0),
+          'noise_multiplier must be',
+      ),
+      (
+          'too_large',
+          dict(correlation=_BLT, noise_multiplier=100.0),
+          'exceeds 62 bits',
+      ),
+      (
+          'counts',
+          dict(
+              correlation=_BLT,
+              noise_multiplier=1.0,
+              adaptation=adaptive_query.Adaptation(count_noise_ratio=1e8),
+          ),
+          'less than a step of the grid to counts',
+      ),
       (
           'rescale',
           dict(clipping=clipping_lib.Clipping(split='dim', rule='rescale')),

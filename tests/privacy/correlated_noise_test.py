@@ -36,8 +36,9 @@ def _query(*, specs=None, clip=0.5, multiplier=2.0, strategy=_BLT, apart=5):
       _SPECS if specs is None else specs,
       l2_norm_clip=clip,
       noise_multiplier=multiplier,
-      strategy=strategy,
-      min_separation=apart,
+      correlation=correlated_noise.Correlation(
+          strategy=strategy, min_separation=apart
+      ),
   )
 
 

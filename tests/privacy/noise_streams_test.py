@@ -19,6 +19,10 @@ from tff_asr.privacy import strategies
 _SHAPES = ([1], [5], [3], [], [1000], [7], [0], [2], [1001], [4], [4], [66, 3])
 _SETTINGS = dict(l2_norm_clip=1.0, noise_multiplier=1.0)
 _DIM = clipping_lib.Clipping(split='dim')
+_CORRELATION = correlated_noise.Correlation(
+    strategy=strategies.optimize(num_rounds=10, min_separation=2),
+    min_separation=2,
+)
 _BUILD = {
     'per_layer': lambda specs: queries.PerLayerClipSumQuery(
         specs, **_SETTINGS
@@ -27,9 +31,10 @@ _BUILD = {
         specs, cohort_size=100, clipping=_DIM, **_SETTINGS
     ),
     'correlated': lambda specs: correlated_noise.CorrelatedSumQuery(
-        specs,
-        strategy=strategies.optimize(num_rounds=10, min_separation=2),
-        min_separation=2,
+        specs, correlation=_CORRELATION, **_SETTINGS
+    ),
+    'adaptive_correlated': lambda specs: adaptive_query.AdaptiveClipSumQuery(
+        specs, cohort_size=100, clipping=_DIM, correlation=_CORRELATION,
         **_SETTINGS,
     ),
 }

@@ -5,6 +5,7 @@ import functools
 import os
 from unittest import mock
 
+from absl.testing import parameterized
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,14 +15,21 @@ from tests import cases
 from tests import fakes
 from tests.programs import runs
 from tff_asr.data import client_data as client_data_lib
+from tff_asr.data import cohorts
 from tff_asr.privacy import adaptive_query
 from tff_asr.privacy import clipping as clipping_lib
+from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import strategies
 from tff_asr.programs import federated
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
 _NOISE = 3.0
+_CORRELATION = correlated_noise.Correlation(
+    strategy=strategies.optimize(num_rounds=6, min_separation=3),
+    min_separation=3,
+)
 
 
 def _tags(folder: str) -> set[str]:
@@ -36,8 +44,12 @@ def _tags(folder: str) -> set[str]:
 
 class AdaptiveRunTest(cases.TestCase):
 
+  @parameterized.named_parameters(('independent', False), ('correlated', True))
   @pytest.mark.slow
-  def test_is_charged_as_one_gaussian_and_resumes_exactly(self):
+  def test_is_charged_as_one_gaussian_and_resumes_exactly(self, is_correlated):
+    settings, cohort_size = {}, 2
+    if is_correlated:
+      settings, cohort_size = dict(correlation=_CORRELATION), 1
     arguments = runs.federated(
         client_data_lib.load(
             fakes.write_split(
@@ -50,9 +62,15 @@ class AdaptiveRunTest(cases.TestCase):
             l2_norm_clip=0.1,
             noise_multiplier=_NOISE,
             clipping=clipping_lib.Clipping(split='dim', layers='modules'),
+            **settings,
         ),
+        cohort_size=cohort_size,
         optimizer=tff.learning.optimizers.build_sgdm(0.1),
     )
+    if is_correlated:
+      arguments['build_cohorts'] = functools.partial(
+          cohorts.min_separation, cohort_size=1, min_separation=3
+      )
     train = lambda run: runs.train(
         federated.FederatedTraining,
         output_dir=run,
@@ -63,7 +81,7 @@ class AdaptiveRunTest(cases.TestCase):
         sampler_seed=2,
         **arguments,
     )[0]
-    whole, stopped = self.path('whole'), self.path('stopped')
+    whole, stopped, lost = map(self.path, ('whole', 'stopped', 'lost'))
     results = train(whole)
     judge = federated.FederatedTraining.judge
 
@@ -72,10 +90,13 @@ class AdaptiveRunTest(cases.TestCase):
         raise KeyboardInterrupt
       return judge(training, record, done, number=number)
 
-    with mock.patch.object(federated.FederatedTraining, 'judge', kill):
-      with self.assertRaises(KeyboardInterrupt):
-        train(stopped)
+    for run in (stopped, lost):
+      with mock.patch.object(federated.FederatedTraining, 'judge', kill):
+        with self.assertRaises(KeyboardInterrupt):
+          train(run)
     train(stopped)
+    os.remove(os.path.join(lost, run_dir.SECRETS))
+    train(lost)
 
     states = [
         state_file.read_leaves(run_dir.newest_state(run), prefix='process')
@@ -91,7 +112,29 @@ class AdaptiveRunTest(cases.TestCase):
     self.assertEqual(layer_clips.shape, (9,))
 
     (rounds,) = ledger_lib.read(os.path.join(whole, run_dir.LEDGER)).rounds
-    self.assertEqual((rounds.count, rounds.noise_multiplier), (3, _NOISE))
+    self.assertEqual(rounds.count, 3)
+    if is_correlated:
+      self.assertEqual(rounds.strategy, _CORRELATION.strategy)
+      self.assertBetween(rounds.noise_multiplier, 0.999 * _NOISE, _NOISE)
+      self.assertLess(rounds.noise_multiplier, _NOISE)
+    else:
+      self.assertEqual(rounds.noise_multiplier, _NOISE)
+    # Without its secrets a run goes on: where noise is correlated, as another
+    # mechanism, from empty buffers.
+    charged = ledger_lib.read(os.path.join(lost, run_dir.LEDGER)).rounds
+    self.assertEqual(
+        [group.count for group in charged], [2, 2] if is_correlated else [4]
+    )
+    self.assertTrue(np.any(
+        layer_clips
+        != next(
+            value
+            for name, value in state_file.read_leaves(
+                run_dir.newest_state(lost), prefix='process'
+            ).items()
+            if 'layer_clips' in name
+        )
+    ))
     self.assertEqual(results['privacy']['adaptive_layers'], 9)
     with open(os.path.join(whole, 'privacy.txt'), encoding='utf-8') as f:
       self.assertIn('9 clips follow a quantile', ' '.join(f.read().split()))

@@ -17,6 +17,8 @@ from tests import cases
 from tests import fakes
 from tff_asr import config
 from tff_asr.privacy import accounting
+from tff_asr.privacy import adaptive_query
+from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import noise as noise_lib
 from tff_asr.privacy import queries
 from tff_asr.programs import audit
@@ -25,6 +27,10 @@ _NUM_CANARIES = 60
 _NUM_PEOPLE = 2
 _NOISE = 2.0
 _NUM_ROUNDS = 2
+# Clips that change by powers of two.
+_ADAPTIVE_BLT = [
+    'NUM_ROUNDS = 6', 'COHORT_SIZE = 15', 'CLIP_LEARNING_RATE = 2.0',
+]
 _EXPERIMENT = 'gin/experiments/quickstart_federated_dp.gin'
 
 
@@ -171,6 +177,30 @@ def _float32():
   return absltest.mock.patch.object(noise_lib, 'gaussian', gaussian)
 
 
+def _forgotten():
+  """Correlated noise of which nothing is taken back."""
+  release = correlated_noise.Correlation.release
+
+  def broken(self, sums, *, global_state, **settings):
+    empty = tf.nest.map_structure(tf.zeros_like, global_state.buffers)
+    return release(
+        self, sums, global_state=global_state._replace(buffers=empty),
+        **settings,
+    )
+
+  return absltest.mock.patch.object(
+      correlated_noise.Correlation, 'release', broken
+  )
+
+
+def _in_powers_of_two():
+  """Buffers in units that are no fixed share of clips that adapt."""
+  return absltest.mock.patch.object(
+      adaptive_query.AdaptiveClipSumQuery, '_grid',
+      queries.PerLayerClipSumQuery._grid,
+  )
+
+
 class AuditTest(cases.TestCase):
 
   def setUp(self):
@@ -219,6 +249,12 @@ class AuditTest(cases.TestCase):
       ('adaptive', 'adaptive', ['NUM_ROUNDS = 3', 'COHORT_SIZE = 31']),
       ('correlated', 'blt', ['NUM_ROUNDS = 6', 'COHORT_SIZE = 15']),
       ('banded', 'banded', ['NUM_ROUNDS = 6', 'COHORT_SIZE = 10']),
+      ('adaptive_correlated', 'adaptive_blt', _ADAPTIVE_BLT),
+      (
+          'adaptive_banded',
+          'adaptive_banded',
+          ['NUM_ROUNDS = 6', 'COHORT_SIZE = 10', 'CLIP_LEARNING_RATE = 2.0'],
+      ),
       (
           'distributed',
           'distributed',
@@ -251,3 +287,17 @@ class AuditTest(cases.TestCase):
     self.assertIn(name, _fails(found), printed)
     self.assertRegex(printed, rf'(?m)^{name} .* FAILS ')
     self.assertRegex(error, rf'the audit fails \(.*{name}')
+
+  @parameterized.named_parameters(
+      ('buffers_forgotten', _forgotten),
+      ('buffers_in_units_that_clips_do_not_scale', _in_powers_of_two),
+  )
+  @pytest.mark.slow
+  def test_a_defect_of_correlated_noise_under_adaptive_clips_is_found(
+      self, broken
+  ):
+    with broken():
+      found, printed, _ = _run(
+          self.run, *_ADAPTIVE_BLT, privacy='gin/privacy/adaptive_blt.gin'
+      )
+    self.assertIn('rounds', _fails(found), printed)

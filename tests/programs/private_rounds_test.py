@@ -276,7 +276,9 @@ class PlanTest(_TestCase):
         strategy = _BLT
         in_steps = correlated_noise.noise_resolution(event)
         noise = correlated_noise.charged_noise_multiplier(
-            event, num_elements=num_elements
+            # Counts of adaptive clips have noise, too.
+            event,
+            num_elements=num_elements + len(_PARTS['layer_clips'][0]),
         )
       first, second = (
           os.path.join(self.root, f'{sampling.kind}_{number}')

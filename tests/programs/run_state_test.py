@@ -395,11 +395,12 @@ class SecretsTest(_TestCase):
 class FieldsTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      queries.PerLayerClipSumQuery,
-      adaptive_query.AdaptiveClipSumQuery,
-      correlated_noise.CorrelatedSumQuery,
+      queries.PerLayerClipSumQuery.GlobalState,
+      adaptive_query.AdaptiveClipSumQuery.GlobalState,
+      adaptive_query.AdaptiveClipSumQuery.CorrelatedState,
+      correlated_noise.CorrelatedSumQuery.GlobalState,
   )
-  def test_each_field_of_a_query_s_state_is_public_or_taken_out(self, query):
+  def test_each_field_of_a_query_s_state_is_public_or_taken_out(self, state):
     # `noise_key` is of one round, and gone after it. A new field: is it noise
     # that was not released, or a key? Then `run_state` has to take it out.
     public = {
@@ -407,7 +408,7 @@ class FieldsTest(parameterized.TestCase):
         'decays',
     }
     self.assertContainsSubset(
-        query.GlobalState._fields, public | {'noise_key', 'buffers'}
+        state._fields, public | {'noise_key', 'buffers'}
     )
 
 

@@ -231,7 +231,9 @@ def check_noise(
     raise ValueError(
         f'{"independent" if strategy is None else "correlated"} noise does not '
         f'go with {sampling.kind} cohorts: gin/privacy/blt.gin and banded.gin '
-        'set both correlated noise and cohorts that keep a separation.'
+        'set both correlated noise and cohorts that keep a separation, '
+        'gin/privacy/adaptive_blt.gin and adaptive_banded.gin also clips that '
+        'adapt.'
     )
   if sampling.kind == 'cyclic' and not (
       strategy.num_bands and strategy.num_bands <= sampling.min_separation

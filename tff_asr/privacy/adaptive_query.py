@@ -20,6 +20,23 @@ z_b sqrt(H) / 2 on each number, with
 Together they are one Gaussian mechanism of noise multiplier z. Its price is
 noise on the update that is z_u / z times as large (1.02 at r = 5).
 
+Where noise is correlated over rounds (`correlated_noise`), counts are H more
+elements of a client's record, and have noise and buffers like the others. They
+are +c or -c, in steps of the grid g of updates, with
+
+    g = 2^-k C, so that C / g = 2^k in each round,
+    c = the largest integer of at most 2^k / sqrt(H (r^2 - 1)).
+
+So the squared norm of update and counts is at most 4^k (1 + 1 / (r^2 - 1)) =
+(2^k z_u / z)^2, exactly, whatever C is, and w of z_u 2^k on each element is z
+times that: z_u C on updates, and on 2 b the r z sqrt(H) of above (or more by up
+to 1 / c of it). Buffers are in steps, that is of a stream of sums over C. Its
+queries are adaptive: C follows from what was released before, and to multiply
+by g is post-processing (https://arxiv.org/abs/2202.08312, Theorem 2.1). So the
+proof in `correlated_noise` holds with H elements more, and rounds cost what
+they do where clips stay. Clips follow the sum of all shares so far, whose noise
+is what later rounds take back.
+
 Differences from tensorflow-privacy's `QuantileAdaptiveClipSumQuery`: a clip for
 each layer; one event of the given z instead of two; noise by our key.
 
@@ -28,16 +45,19 @@ each layer; one event of the given z instead of two; noise by our key.
 
 import collections
 import dataclasses
+import fractions
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 from absl import logging
 import tensorflow as tf
 
 from tff_asr import checks
 from tff_asr.privacy import clipping as clipping_lib
+from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import noise as noise_lib
 from tff_asr.privacy import queries
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adaptation:
@@ -90,7 +110,7 @@ class AdaptiveRecord(NamedTuple):
 
   Attributes:
     record: As the base class has it.
-    counts: 2 b, int64 [H].
+    counts: 2 b, or 2 b c where noise is correlated, int64 [H].
   """
 
   record: Any
@@ -101,7 +121,8 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
   """Sums records clipped to norms that adapt from round to round.
 
   Sensitivity and event as the module says: GaussianDpEvent(z) for each call of
-  `get_noised_result`, stated for adding or removing a record. A record with a
+  `get_noised_result`, stated for adding or removing a record; with correlated
+  noise the event of `correlated_noise.CorrelatedSumQuery`. A record with a
   NaN or an infinity counts as no record. With z = 0 nothing is noised: the
   clips adapt without privacy. Noise key: as the base class.
   """
@@ -123,6 +144,29 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
     counter: Any
     layer_clips: Any
 
+  class CorrelatedState(NamedTuple):
+    """The query's state where noise is correlated.
+
+    Attributes:
+      l2_norm_clip: As above, like all before `scales`.
+      noise_multiplier: z.
+      noise_key: int32 [8].
+      counter: int64.
+      layer_clips: C_h.
+      scales: As `correlated_noise.CorrelatedSumQuery` has it.
+      decays: The same.
+      buffers: The same, an `AdaptiveRecord`. Secret.
+    """
+
+    l2_norm_clip: Any
+    noise_multiplier: Any
+    noise_key: Any
+    counter: Any
+    layer_clips: Any
+    scales: Any
+    decays: Any
+    buffers: Any
+
   def __init__(
       self,
       record_specs: Any,
@@ -133,6 +177,7 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
       clipping: clipping_lib.Clipping = clipping_lib.Clipping(),
       noise_kernel: str = 'host',
       adaptation: Adaptation = Adaptation(),
+      correlation: Optional[correlated_noise.Correlation] = None,
   ):
     """Creates the query.
 
@@ -144,10 +189,12 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
       clipping: How the first C is divided; its layers are those that adapt.
       adaptation: How clips adapt.
       noise_kernel: See the base class.
+      correlation: Of the rounds' noise; None: each has noise of its own.
 
     Raises:
       ValueError: An argument is out of its range, or the clipping rescales.
     """
+    self._correlation = correlation  # The base class asks for the grid.
     super().__init__(
         record_specs,
         l2_norm_clip=l2_norm_clip,
@@ -156,7 +203,6 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
         noise_kernel=noise_kernel,
     )
     checks.finite(l2_norm_clip=l2_norm_clip)
-    self._check_noise(noise_multiplier * adaptation.update_noise_ratio)
     checks.positive(cohort_size=cohort_size)
     checks.one_of(('clip',), rule_of_adaptive_clips=clipping.rule)
     self._is_global = self._layers[0].share is None
@@ -168,6 +214,15 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
       )
     self._cohort_size = cohort_size
     self._adaptation = adaptation
+    ratio = adaptation.update_noise_ratio
+    self._count_steps = 1
+    if correlation is None:
+      self._check_noise(noise_multiplier * ratio)
+    else:
+      self._check_noise(
+          **correlation.drawn(noise_multiplier * ratio), norm=ratio
+      )
+      self._count_steps = self._largest_count()
     # Noise on a share: r z sqrt(H) / (2 n).
     share_stddev = (
         adaptation.count_noise_ratio
@@ -183,11 +238,43 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
           share_stddev, len(self._initial_clips), cohort_size,
       )
 
+  def _largest_count(self) -> int:
+    """c of the module; whole numbers, so that it is exact."""
+    ratio = fractions.Fraction(self._adaptation.count_noise_ratio)
+    square = fractions.Fraction(self._first_step()) ** -2 / (
+        len(self._initial_clips) * (ratio**2 - 1)
+    )
+    largest = math.isqrt(math.floor(square))
+    if not largest:
+      raise ValueError(
+          f'count_noise_ratio {float(ratio):g} leaves less than a step of the '
+          'grid to counts: lower it.'
+      )
+    return largest
+
+  def _first_step(self):
+    if self._correlation is None:
+      return super()._first_step()
+    return queries.power_of_two(self._step)
+
+  def _grid(self, clip):
+    if self._correlation is None:
+      return super()._grid(clip)
+    # Of each C, so that buffers are in units of C.
+    return tf.cast(clip, tf.float64) * self._first_step()
+
   def initial_global_state(self):
     base = super().initial_global_state()
     layer_clips = tf.constant(list(self._initial_clips.values()), tf.float32)
-    return self.GlobalState(*base, layer_clips=layer_clips)._replace(
+    state = self.GlobalState(*base, layer_clips=layer_clips)._replace(
         l2_norm_clip=_whole(layer_clips)
+    )
+    if self._correlation is None:
+      return state
+    counts = tf.TensorSpec(layer_clips.shape, tf.int64)
+    return self.CorrelatedState(
+        *state,
+        **self._correlation.initial_fields(AdaptiveRecord(self._specs, counts)),
     )
 
   def derive_sample_params(self, global_state):
@@ -214,33 +301,16 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
     is_above = measured.layers_clipped
     if self._is_global:
       is_above = measured.num_clipped[tf.newaxis]
-    counts = (1 - 2 * is_above) * measured.num_finite
-    return AdaptiveRecord(clipped, tf.cast(counts, tf.int64)), measured
+    counts = tf.cast((1 - 2 * is_above) * measured.num_finite, tf.int64)
+    return AdaptiveRecord(clipped, self._count_steps * counts), measured
 
   def summed(self, sample_state):
     return sample_state.record
 
   def get_noised_result(self, sample_state, global_state):
-    # Releases 2 t and 2 t + 1 of the key are those of round t.
-    noised, new_state, event = super().get_noised_result(
-        sample_state.record,
-        global_state._replace(counter=2 * global_state.counter),
-    )
-    counts = sample_state.counts
-    half = tf.constant(0.5, tf.float64)  # The unit of counts.
-    if self._noise_multiplier > 0:
-      num_clips = len(self._initial_clips)
-      (noise,) = noise_lib.gaussian(
-          [tf.TensorShape([num_clips])],
-          key=global_state.noise_key,
-          release=2 * global_state.counter + 1,
-          stddev=tf.cast(global_state.noise_multiplier, tf.float64)
-          * (self._adaptation.count_noise_ratio * math.sqrt(num_clips)),
-          kernel=self._noise_kernel,
-      )
-      counts += noise
-      half = queries.keyed(half, global_state)
-    share = half * tf.cast(counts, tf.float64) / self._cohort_size + 0.5
+    release = self._release if self._correlation is None else self._correlated
+    noised, new_state, event = release(sample_state, global_state)
+    share = noised.counts / (2 * self._cohort_size) + 0.5
     share = tf.cast(tf.clip_by_value(share, 0.0, 1.0), tf.float32)
     step = self._adaptation.learning_rate * (
         share - self._adaptation.target_quantile
@@ -255,14 +325,55 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
         l2_norm_clip=_whole(layer_clips),
         layer_clips=layer_clips,
     )
-    return noised, new_state, event
+    return noised.record, new_state, event
+
+  def _release(self, sample_state: Any, global_state: Any) -> Any:
+    """Noised updates and 2 b, the state after them, and the event."""
+    # Releases 2 t and 2 t + 1 of the key are those of round t.
+    noised, new_state, event = super().get_noised_result(
+        sample_state.record,
+        global_state._replace(counter=2 * global_state.counter),
+    )
+    counts = sample_state.counts
+    unit = tf.constant(1.0, tf.float64)
+    if self._noise_multiplier > 0:
+      num_clips = len(self._initial_clips)
+      (noise,) = noise_lib.gaussian(
+          [tf.TensorShape([num_clips])],
+          key=global_state.noise_key,
+          release=2 * global_state.counter + 1,
+          stddev=tf.cast(global_state.noise_multiplier, tf.float64)
+          * (self._adaptation.count_noise_ratio * math.sqrt(num_clips)),
+          kernel=self._noise_kernel,
+      )
+      counts += noise
+      unit = queries.keyed(unit, global_state)
+    counts = unit * tf.cast(counts, tf.float64)
+    return AdaptiveRecord(noised, counts), new_state, event
+
+  def _correlated(self, sample_state: Any, global_state: Any) -> Any:
+    """The same with correlated noise."""
+    unit = self.grid(global_state)
+    noised, new_state, event = self._correlation.release(
+        sample_state,
+        global_state=global_state,
+        stddev=self._stddev(global_state),
+        unit=unit,
+        kernel=self._noise_kernel,
+    )
+    counts = noised.counts / (unit * self._count_steps)
+    return noised._replace(counts=counts), new_state, event
 
   def _stddev(self, global_state):
     return self._adaptation.update_noise_ratio * super()._stddev(global_state)
 
   def derive_metrics(self, global_state):
     metrics = super().derive_metrics(global_state)
-    metrics['noise_stddev_on_sum'] *= self._adaptation.update_noise_ratio
+    stddev = metrics.pop('noise_stddev_on_sum')
+    name = 'noise_stddev_on_sum'
+    if self._correlation is not None:
+      name = 'noise_stddev_before_correlation'
+    metrics[name] = self._adaptation.update_noise_ratio * stddev
     metrics['layer_clip'] = collections.OrderedDict(
         (name, global_state.layer_clips[place])
         for place, name in enumerate(self._initial_clips)

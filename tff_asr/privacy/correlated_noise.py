@@ -12,8 +12,9 @@ C^-1 w, round t releases x_t + y_t:
 for d buffers S^j of the model's size, zeros before the first round. Of a banded
 C, S_t^j is y_(t-j).
 
-Here this is in integers. A unit is the query's grid g. w is drawn in steps of
-1/32, and buffers are kept in steps of 2^-16. Let R(S) be the sum of scale_j
+Here this is in integers. A unit is the query's grid g; `adaptive_query` says
+why clips, and g with them, may change from round to round. w is drawn in steps
+of 1/32, and buffers are kept in steps of 2^-16. Let R(S) be the sum of scale_j
 S^j, rounded to steps of 1/32, so that all of the following is exact:
 
     y_t = round(w_t - R(S_t)),   S_(t+1)^j = round(decay_j S_t^j) + y_t
@@ -52,6 +53,7 @@ and are kept where these are (`programs.run_state`).
 """
 
 import collections
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -90,6 +92,126 @@ def largest_separation(*, client_data: Any, cohort_size: int) -> int:
         f'{len(client_data.client_ids)} private clients: lower it.'
     )
   return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Correlation:
+  """How the noise of rounds is correlated.
+
+  Attributes:
+    strategy: C of the factorisation.
+    min_separation: Rounds from one participation of a client to the next, at
+      least.
+  """
+
+  strategy: strategies.Toeplitz
+  min_separation: int
+
+  def __post_init__(self):
+    checks.positive_int(min_separation=self.min_separation)
+
+  def drawn(self, noise_multiplier: float) -> dict[str, float]:
+    """What is drawn in steps, and its weight in buffers, at most.
+
+    Args:
+      noise_multiplier: z, above 0.
+    """
+    checks.positive(noise_multiplier=noise_multiplier)
+    logging.info(
+        'Correlated noise: the state holds %d more copies of the model, in '
+        'int64, for its buffers.', self.strategy.num_buffers,
+    )
+    return dict(
+        multiplier=2**_NOISE_BITS * noise_multiplier,
+        weight=2.0 ** (_BUFFER_BITS - _NOISE_BITS)
+        * self.strategy.largest_buffer(),
+    )
+
+  def initial_fields(self, specs: Any) -> dict[str, Any]:
+    """Fields of a query's first state: scales, decays, and empty buffers.
+
+    Args:
+      specs: Nest of `tf.TensorSpec`, of sums.
+    """
+    num_buffers = self.strategy.num_buffers
+    return dict(
+        scales=tf.constant(self.strategy.scales, tf.int64),
+        decays=tf.constant(self.strategy.decays, tf.int64),
+        buffers=tf.nest.map_structure(
+            lambda spec: tf.zeros([num_buffers, *spec.shape], tf.int64), specs
+        ),
+    )
+
+  def release(
+      self,
+      sums: Any,
+      *,
+      global_state: Any,
+      stddev: tf.Tensor,
+      unit: tf.Tensor,
+      kernel: str,
+  ) -> tuple[Any, Any, strategies.CorrelatedGaussianDpEvent]:
+    """Adds a round's noise to sums, with the strategy of the state.
+
+    Args:
+      sums: Nest of int64, like the state's buffers.
+      global_state: A query's, with these and those of the base class.
+      stddev: Of w in whole numbers, float64 [].
+      unit: What the result is multiplied by, float64 [].
+      kernel: See `noise.gaussian`.
+
+    Returns:
+      The noised sums, float64, the next state, and the event of the round.
+    """
+    drawn = noise_lib.gaussian(
+        [total.shape for total in tf.nest.flatten(sums)],
+        key=global_state.noise_key,
+        release=global_state.counter,
+        stddev=2**_NOISE_BITS * stddev,
+        kernel=kernel,
+    )
+    scales = tf.unstack(global_state.scales)
+    decays = tf.unstack(global_state.decays)
+    unit = queries.keyed(unit, global_state)
+
+    def release_layer(
+        total: tf.Tensor, stacked: tf.Tensor, new: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+      buffers = tf.unstack(stacked)
+      taken = tf.add_n([
+          _multiply(buffer, scale)
+          for buffer, scale in zip(buffers, scales, strict=True)
+      ])
+      noise = _shift(
+          new - _shift(taken, _BUFFER_BITS - _NOISE_BITS), _NOISE_BITS
+      )
+      newest = 2**_BUFFER_BITS * noise
+      if decays:
+        buffers = [
+            _multiply(buffer, decay) + newest
+            for buffer, decay in zip(buffers, decays, strict=True)
+        ]
+      else:  # Banded.
+        buffers = [newest, *buffers[:-1]]
+      return unit * tf.cast(total + noise, tf.float64), tf.stack(buffers)
+
+    noised, buffers = zip(*sequential.sequential_map(
+        release_layer,
+        tf.nest.flatten(sums),
+        tf.nest.flatten(global_state.buffers),
+        drawn,
+    ))
+    new_state = global_state._replace(
+        counter=global_state.counter + 1,
+        buffers=tf.nest.pack_sequence_as(global_state.buffers, buffers),
+    )
+    event = strategies.CorrelatedGaussianDpEvent(
+        global_state.noise_multiplier,
+        tf.constant(self.min_separation),
+        global_state.scales,
+        global_state.decays,
+    )
+    return tf.nest.pack_sequence_as(sums, noised), new_state, event
 
 
 class CorrelatedSumQuery(queries.PerLayerClipSumQuery):
@@ -136,8 +258,7 @@ class CorrelatedSumQuery(queries.PerLayerClipSumQuery):
       *,
       l2_norm_clip: float,
       noise_multiplier: float,
-      strategy: strategies.Toeplitz,
-      min_separation: int,
+      correlation: Correlation,
       clipping: clipping_lib.Clipping = clipping_lib.Clipping(),
       noise_kernel: str = 'host',
   ):
@@ -147,9 +268,7 @@ class CorrelatedSumQuery(queries.PerLayerClipSumQuery):
       record_specs: See the base class.
       l2_norm_clip: C, finite; see the base class.
       noise_multiplier: z, the standard deviation of w over C, above 0.
-      strategy: C of the factorisation.
-      min_separation: Rounds from one participation of a client to the next, at
-        least.
+      correlation: Of the rounds' noise.
       clipping: See the base class.
       noise_kernel: See the base class.
 
@@ -163,84 +282,23 @@ class CorrelatedSumQuery(queries.PerLayerClipSumQuery):
         clipping=clipping,
         noise_kernel=noise_kernel,
     )
-    checks.positive(noise_multiplier=noise_multiplier)
-    checks.positive_int(min_separation=min_separation)
-    self._strategy = strategy
-    self._min_separation = min_separation
-    self._check_noise(
-        2**_NOISE_BITS * noise_multiplier,
-        weight=2.0 ** (_BUFFER_BITS - _NOISE_BITS)
-        * strategy.largest_buffer(),
-    )
-    logging.info(
-        'Correlated noise: the state holds %d more copies of the model, in '
-        'int64, for its buffers.', strategy.num_buffers,
-    )
+    self._correlation = correlation
+    self._check_noise(**correlation.drawn(noise_multiplier))
 
   def initial_global_state(self):
-    base = super().initial_global_state()
-    num_buffers = self._strategy.num_buffers
     return self.GlobalState(
-        *base,
-        scales=tf.constant(self._strategy.scales, tf.int64),
-        decays=tf.constant(self._strategy.decays, tf.int64),
-        buffers=tf.nest.map_structure(
-            lambda spec: tf.zeros([num_buffers, *spec.shape], tf.int64),
-            self._specs,
-        ),
+        *super().initial_global_state(),
+        **self._correlation.initial_fields(self._specs),
     )
 
   def get_noised_result(self, sample_state, global_state):
-    drawn = noise_lib.gaussian(
-        [spec.shape for spec in tf.nest.flatten(self._specs)],
-        key=global_state.noise_key,
-        release=global_state.counter,
-        stddev=2**_NOISE_BITS * self._stddev(global_state),
+    return self._correlation.release(
+        sample_state,
+        global_state=global_state,
+        stddev=self._stddev(global_state),
+        unit=self.grid(global_state),
         kernel=self._noise_kernel,
     )
-    scales = tf.unstack(global_state.scales)
-    decays = tf.unstack(global_state.decays)
-    unit = queries.keyed(self.grid(global_state), global_state)
-
-    def release(
-        total: tf.Tensor, stacked: tf.Tensor, new: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-      """The noised layer, and its next buffers."""
-      buffers = tf.unstack(stacked)
-      taken = tf.add_n([
-          _multiply(buffer, scale)
-          for buffer, scale in zip(buffers, scales, strict=True)
-      ])
-      noise = _shift(
-          new - _shift(taken, _BUFFER_BITS - _NOISE_BITS), _NOISE_BITS
-      )
-      newest = 2**_BUFFER_BITS * noise
-      if decays:
-        buffers = [
-            _multiply(buffer, decay) + newest
-            for buffer, decay in zip(buffers, decays, strict=True)
-        ]
-      else:  # Banded.
-        buffers = [newest, *buffers[:-1]]
-      return unit * tf.cast(total + noise, tf.float64), tf.stack(buffers)
-
-    noised, new_buffers = zip(*sequential.sequential_map(
-        release,
-        tf.nest.flatten(sample_state),
-        tf.nest.flatten(global_state.buffers),
-        drawn,
-    ))
-    new_state = global_state._replace(
-        counter=global_state.counter + 1,
-        buffers=tf.nest.pack_sequence_as(global_state.buffers, new_buffers),
-    )
-    event = strategies.CorrelatedGaussianDpEvent(
-        global_state.noise_multiplier,
-        tf.constant(self._min_separation),
-        global_state.scales,
-        global_state.decays,
-    )
-    return tf.nest.pack_sequence_as(sample_state, noised), new_state, event
 
   def derive_metrics(self, global_state):
     return collections.OrderedDict(
@@ -258,7 +316,7 @@ def charged_noise_multiplier(
 
   Args:
     event: Of a round.
-    num_elements: D, of a record, or more.
+    num_elements: D, that get noise, or more.
   """
   rounds = strategies.MAX_ROUNDS
   strategy = event.strategy

@@ -144,7 +144,8 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
 
   Why C is exact. Let u = 2^-53. Squares of float32 are exact in float64; adding
   D of them in any order errs by less than D u (1 + D u) of the sum; root,
-  quotient, shares and product by less than 16 u more. So with clips that are
+  quotient, shares and product by less than 16 u more (1 u of it is for the
+  quotient by g, where that is no power of two). So with clips that are
   smaller by the factor 1 - 2 (D + 32) u, the product's norm in float64 is below
   C, and to round toward zero makes no element larger. Elements below float32's
   normal numbers, which a processor may flush to 0 in one op and not in another,
@@ -229,15 +230,21 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
         100 * kept,
     )
 
-  def _check_noise(self, multiplier: float, *, weight: float = 1.0) -> None:
+  def _check_noise(
+      self, multiplier: float, *, weight: float = 1.0, norm: float = 1.0
+  ) -> None:
     """Raises ValueError if sums could overflow.
 
     Args:
       multiplier: Of the noise that is drawn.
       weight: By which sums have it, at most.
+      norm: Of a record over C, at most.
     """
     stddev = multiplier * 2 / self._step
-    largest = _MAX_RECORDS * 2 / self._step + _MAX_STDDEVS * weight * stddev
+    largest = (
+        norm * _MAX_RECORDS * 2 / self._step
+        + _MAX_STDDEVS * weight * stddev
+    )
     if stddev > noise_lib.MAX_STDDEV or largest >= _LIMIT:
       raise ValueError(
           f'noise_multiplier {multiplier:g} on {self._num_elements} elements '
@@ -312,9 +319,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     """
     if self._sum_dtype != tf.int64:
       return 1.0
-    # The power of two in Python, as this may be called while a graph is traced.
-    exponent = math.frexp(self._l2_norm_clip * self._step)[1] - 1
-    step = 2.0**exponent / self._l2_norm_clip
+    step = self._first_step()
     specs = tf.nest.flatten(self._specs)
     kept = 0.0
     for layer in self._layers:
@@ -326,6 +331,11 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
         stddev = share / math.sqrt(size) / step
         kept += share**2 * _square_kept(stddev)
     return math.sqrt(kept)
+
+  def _first_step(self) -> float:
+    """g over C, of the first C."""
+    # In Python, as this may be called while a graph is traced.
+    return power_of_two(self._l2_norm_clip * self._step) / self._l2_norm_clip
 
   def _grid(self, clip: Any) -> tf.Tensor:
     """g of a clip C, float32 []: float64 []."""
@@ -477,6 +487,11 @@ def _measure(
   )
 
 
+def power_of_two(value: float) -> float:
+  """The largest power of two of at most a positive value."""
+  return 2.0 ** (math.frexp(value)[1] - 1)
+
+
 def squared_norm(tensor: tf.Tensor) -> tf.Tensor:
   """Sum of an array's squares in float64, in one pass."""
   return 2 * tf.nn.l2_loss(tf.cast(tensor, tf.float64))
@@ -507,9 +522,9 @@ def sampler_epsilon(noise_multiplier: float, *, num_elements: int) -> float:
 
   By `noise.charge`, whose bound is largest at the smallest or the largest
   standard deviation in cells. It holds for every query of this package: steps
-  are powers of two, so noise has up to 2 z / step cells; adaptive clips take up
-  to 2.5 times that and further counts, of z cells at least. Correlated noise
-  has finer cells (`correlated_noise.noise_resolution`).
+  are powers of two, or C times one, so noise has up to 2 z / step cells;
+  adaptive clips take up to 2.5 times that and further counts, of z cells at
+  least. Correlated noise has finer cells (`correlated_noise.noise_resolution`).
 
   Args:
     noise_multiplier: z, at least 0.

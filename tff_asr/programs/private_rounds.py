@@ -523,8 +523,10 @@ def _noise(state: Any, sampling: accounting.Sampling) -> dict[str, Any]:
   if isinstance(event, strategies.CorrelatedGaussianDpEvent):
     strategy = event.strategy
     in_steps = correlated_noise.noise_resolution(event)
+    # Counts of adaptive clips have elements of their own.
+    num_counts = len(getattr(query_state(state), 'layer_clips', ()))
     noise_multiplier = correlated_noise.charged_noise_multiplier(
-        event, num_elements=num_elements
+        event, num_elements=num_elements + num_counts
     )
   if isinstance(event, distributed.DistributedGaussianDpEvent):
     secure_sum = accounting.SecureSum(
