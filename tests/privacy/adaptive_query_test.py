@@ -475,15 +475,19 @@ class CorrelatedTest(parameterized.TestCase):
         adaptation=adaptive_query.Adaptation(learning_rate=2.0),
     )
     state = queries.set_noise_key(query.initial_global_state(), _KEY)
-    noise, clips = [], []
-    for _ in range(num_rounds):
+    noise, clips, first = [], [], state
+    for number in range(num_rounds):
+      if number == 7:  # As where a round is undone: its clips, the noise after.
+        state = state._replace(
+            l2_norm_clip=first.l2_norm_clip, layer_clips=first.layer_clips
+        )
       clips.append(float(state.l2_norm_clip))
       metrics = query.derive_metrics(state)
       released, state = _round(query, state, [], specs)
       noise.append(
           released / float(metrics['noise_stddev_before_correlation'])
       )
-    self.assertGreater(max(clips) / min(clips), 4)
+    self.assertGreater(max(clips) / min(clips), 3)
     root = np.linalg.cholesky(correlation.strategy.covariance(num_rounds))
     white = np.linalg.solve(root, np.stack(noise))
     # Of a fixed key; a new one would fail 1 time in 10,000.

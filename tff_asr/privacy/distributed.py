@@ -338,13 +338,15 @@ class DistributedSumQuery:
       client: int64 [], another one for each client of the round.
     """
     rounded, measured = self.round(params, record, client=client)
-    noise = discrete_gaussian.draw(
-        self._size,
-        key=params.noise_key,
-        client=client,
-        release=params.counter,
-        stddev=self.plan.local_stddev,
-    )
+    # After what takes memory of its own.
+    with tf.control_dependencies([rounded]):
+      noise = discrete_gaussian.draw(
+          self._size,
+          key=params.noise_key,
+          client=client,
+          release=params.counter,
+          stddev=self.plan.local_stddev,
+      )
     return (rounded + noise) % self.modulus, measured
 
   def round(
@@ -434,10 +436,13 @@ class DistributedSumQuery:
         again,
         again(tf.constant(0), None),
     )
-    toward_zero = tf.cast(exact, tf.int64)
-    rounded = tf.where(fits(rounded), rounded, toward_zero)
-    # Clipped, it fits; else nothing is sent, so that S holds in any case.
-    return tf.where(fits(rounded), rounded, 0)
+    # Clipped, it fits toward zero; else nothing is sent, so that S holds in any
+    # case. Seldom needed.
+    def toward_zero() -> tf.Tensor:
+      truncated = tf.cast(exact, tf.int64)
+      return tf.where(fits(truncated), truncated, 0)
+
+    return tf.cond(fits(rounded), lambda: rounded, toward_zero)
 
 
 def _seed(counter: tf.Tensor, purpose: int) -> tf.Tensor:
