@@ -16,10 +16,11 @@ asks `scheduler.Scheduler` for its next task, as a thread of an actor with
 - a worker that hands over its sum adds those of its GPUs (int64, 8 bytes a
   parameter), twice over `--reduce_gb_sec`, and copies the result (int32, where
   it fits: 4 bytes) to the object store of its machine at `--copy_gb_sec`;
-- a merge of sums, or of a part of them (`scheduler.Scheduler.num_parts`),
-  fetches those of other machines, one after the other, each over the links of
-  both machines, meanwhile adds what is there, as int64, at `--copy_gb_sec`, and
-  copies the result; the last one is the server's, on the first machine;
+- a merge of a part of sums (`scheduler.Scheduler.num_parts`) fetches those of
+  other machines, one after the other, each over the links of both machines,
+  meanwhile adds what is there, as int64, at `--copy_gb_sec`, and copies the
+  result; a part of the total goes to the server, on the first machine, which
+  makes it int64 in a thread of its own, or adds it, if all is there;
 - each task costs `--task_sec` besides, the server's step `--server_sec`, and
   its noise, drawn from the start of the round on, `--noise_sec`.
 
@@ -42,6 +43,7 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
+import collections
 import dataclasses
 import heapq
 import itertools
@@ -170,13 +172,18 @@ def simulate(
       num_clients, costs=factors if costs.longest_first else None
   )
   tasks = scheduler.Scheduler(blocks)
-  tasks.num_parts = min(num_machines, scheduler.MAX_PARTS)
+  tasks.num_parts = scheduler.count_parts(
+      -(-num_gpus // costs.gpus_per_worker), num_machines
+  )
+  tasks.server_place = '0'
   result = Round()
   numbers = itertools.count()
-  # Heap of (time, number of the event, GPU, task or None, further steps).
+  # Heap of (time, number of the event, transfer that is asked for or links that
+  # it has used or None, GPU, task or None, further steps).
   events = []
-  free_sec = {}  # When a link is free: ('from' or 'to', machine).
-  idle = set()
+  busy = set()  # Links: ('from' or 'to', machine).
+  asked = []  # Transfers that wait for links, and the rest of their event.
+  idle = collections.defaultdict(set)  # By machine.
   lost = set()
   num_trained = 0
   worker_of = lambda gpu: gpu // costs.gpus_per_worker
@@ -184,37 +191,41 @@ def simulate(
   place_of = lambda gpu: str(machine_of(gpu))
 
   def work(gpu, task, now):
-    """Yields when each step of a task ends."""
+    """Yields when each step of a task ends, and what is then to be sent.
+
+    That is (from, to, bytes) or None; is resumed with the time after it.
+    """
     now += costs.task_sec
     if isinstance(task, scheduler.Block):
       slowness = 2.0 if slow_every and not (gpu + 1) % slow_every else 1.0
-      yield now + slowness * factors[task.positions[0]] * costs.train_sec
+      yield now + slowness * factors[task.positions[0]] * costs.train_sec, None
       return
     if isinstance(task, scheduler.HandOver):
       if costs.gpus_per_worker > 1:
         now += 2 * costs.sum_bytes / costs.reduce_bytes_sec
-      yield stored(costs.sent_bytes, now)
+      yield stored(costs.sent_bytes, now), None
       return
-    # The total is added by the server.
-    target = '0' if task.is_total else place_of(gpu)
-    parts = range(tasks.num_parts) if task.part is None else [task.part]
-    share = len(parts) / tasks.num_parts
-    first = (task.part or 0) % len(task.sums)
+    # As `ray_runner` does.
+    server = tasks.server_place
+    is_here = len(task.sums) == 1 or task.places == {server}
+    target = server if task.is_total and is_here else place_of(gpu)
     add_sec = costs.sum_bytes / tasks.num_parts / costs.copy_bytes_sec
+    sent_bytes = costs.sent_bytes / tasks.num_parts
     added = now
-    for each in task.sums[first:] + task.sums[:first]:
-      for part in parts:
-        if (place := each.value[part]) != target:
-          links = ('from', place), ('to', target)
-          now = max(now, *(free_sec.get(link, 0.0) for link in links))
-          now += costs.sent_bytes / tasks.num_parts / costs.link_bytes_sec
-          free_sec.update(dict.fromkeys(links, now))
-          yield now
-        # The next one is fetched meanwhile.
-        added = max(now, added) + add_sec
-    yield (
-        added if task.is_total else stored(share * costs.sent_bytes, added)
-    )
+    for index in task.order:
+      place = task.sums[index].places[task.part]
+      if place != target:
+        now = yield now, (place, target, sent_bytes)
+      # The next one is fetched meanwhile.
+      added = max(now, added) + add_sec
+    if task.is_total and is_here:
+      yield added, None
+      return
+    now = yield stored(sent_bytes, added), None
+    if task.is_total:
+      if target != server:
+        now = yield now, (target, server, sent_bytes)
+      yield now + add_sec, None
 
   def stored(num_bytes, now):
     """When a result is in the object store."""
@@ -228,50 +239,77 @@ def simulate(
     return found
 
   def ask(gpu, now):
+    """Gives a GPU its next task, if there is one."""
+    if worker_of(gpu) in lost:
+      return False
     task = timed(tasks.poll, worker_of(gpu), place_of(gpu))
     if task is None:
-      idle.add(gpu)
-    else:
-      steps = work(gpu, task, now)
-      heapq.heappush(events, (next(steps), next(numbers), gpu, task, steps))
+      idle[machine_of(gpu)].add(gpu)
+      return False
+    steps = work(gpu, task, now)
+    push(*next(steps), gpu, task, steps)
+    return True
+
+  def push(now, transfer, *rest):
+    heapq.heappush(events, (now, next(numbers), transfer, *rest))
+
+  def send(now):
+    """Begins each transfer that finds its links free, in order of asking."""
+    for transfer, *rest in list(asked):
+      source, target, num_bytes = transfer
+      links = {('from', source), ('to', target)}
+      if not links & busy:
+        busy.update(links)
+        asked.remove((transfer, *rest))
+        push(now + num_bytes / costs.link_bytes_sec, links, *rest)
+
+  def wake(changed, now):
+    """Asks who waits: of machine `changed`, or of all if None; else some."""
+    for machine, gpus in idle.items():
+      for gpu in sorted(gpus):
+        gpus.remove(gpu)
+        # Elsewhere, what one GPU cannot do no other can.
+        if not ask(gpu, now) and changed not in (None, machine):
+          break
 
   ready = _send_model(num_machines, costs)
   result.started_sec = max(ready)
   for gpu in range(num_gpus):
     begun = ready[machine_of(gpu)]
-    heapq.heappush(events, (begun, next(numbers), gpu, None, iter(())))
+    push(begun, None, gpu, None, None)
   while not tasks.is_over():
-    now, _, gpu, task, steps = heapq.heappop(events)
+    now, _, transfer, gpu, task, steps = heapq.heappop(events)
+    if isinstance(transfer, tuple):
+      asked.append((transfer, gpu, task, steps))
+      send(now)
+      continue
+    if transfer:
+      busy -= transfer
+      send(now)
     if worker_of(gpu) in lost:
       continue
-    if (after := next(steps, None)) is not None:
-      heapq.heappush(events, (after, next(numbers), gpu, task, steps))
-      continue
     if task is not None:
+      try:
+        push(*steps.send(now), gpu, task, steps)
+        continue
+      except StopIteration:
+        pass
       if isinstance(task, scheduler.Block):
         num_trained += 1
         result.trained_sec = now
       elif isinstance(task, scheduler.Merge) and task.is_total:
         result.num_clients = len(task.blocks)
         result.merged_sec = now
-      # Results are the places of a sum's parts, or that of one part.
-      place = value = place_of(gpu)
-      if not isinstance(task, scheduler.Merge) or task.part is None:
-        value = [place] * tasks.num_parts
-      timed(tasks.put, worker_of(gpu), task, value, place)
-    asking = {gpu}
-    if is_one_lost and not lost and num_trained >= num_clients // 2:
+      timed(tasks.put, worker_of(gpu), task, [None] * tasks.num_parts)
+    ask(gpu, now)
+    is_loss = is_one_lost and not lost and num_trained >= num_clients // 2
+    if is_loss:
       lost.add(worker_of(num_gpus - 1))
-      for _, _, other, hers, _ in events:
+      for *_, other, hers, _ in events:
         if hers is not None and worker_of(other) in lost:
           tasks.lose(worker_of(other), hers)
-      asking |= idle
-    elif not isinstance(task, scheduler.Block):
-      asking |= idle
-    idle -= asking
-    for other in sorted(asking):
-      if worker_of(other) not in lost:
-        ask(other, now)
+    if is_loss or not isinstance(task, scheduler.Block):
+      wake(None if is_loss else machine_of(gpu), now)
   result.end_sec = max(result.merged_sec, costs.noise_sec) + costs.server_sec
   return result
 

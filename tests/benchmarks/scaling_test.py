@@ -1,10 +1,12 @@
 """Simulated rounds take what their parts cost, and sum each client once."""
 
 import dataclasses
+from unittest import mock
 
 from absl.testing import absltest
 
 from benchmarks import scaling
+from tff_asr.execution import scheduler
 
 _COSTS = scaling.Costs(
     train_sec=10.0,
@@ -37,15 +39,23 @@ class ScalingTest(absltest.TestCase):
     # server adds one sum 2, its step 3.
     self.assertEqual(self._end(6, 1).end_sec, 68.0)
     # On two machines: the model crosses the link once, 2, copy 1; two clients
-    # a GPU, 20; reduction 1, copy 1. Then each machine fetches half of the
-    # other's sum, 1, adds two halves, 2 (or one of them meanwhile), and copies
-    # the result, .5. The server fetches one, 1, and adds two, 2.
-    found = self._end(8, 4)
+    # a GPU, 20; reduction 1, copy 1. Then the GPUs of the second machine fetch
+    # half of the other's sum each, 1, one after the other, and add their own
+    # meanwhile; they add the half, 1, copy the result, .5, and send it, 1,
+    # again one after the other. The server makes it int64, 1.
+    with mock.patch.object(scheduler, '_NUM_PARTS', 2):
+      found = self._end(8, 4)
     self.assertEqual(found.started_sec, 3.0)
     self.assertEqual(found.trained_sec, 23.0)
-    self.assertEqual(found.merged_sec, 31.5)
-    self.assertEqual(found.end_sec, 34.5)
+    self.assertEqual(found.merged_sec, 30.5)
+    self.assertEqual(found.end_sec, 33.5)
     self.assertEqual(found.store_bytes, 300.0)
+
+  def test_workers_of_one_machine_add_a_part_each(self):
+    # Two workers copy their sums, 1; the server adds two halves of each, 2,
+    # both at once.
+    costs = dataclasses.replace(_COSTS, gpus_per_worker=1)
+    self.assertEqual(self._end(6, 2, costs=costs).merged_sec, 34.0)
 
   def test_machines_hand_the_model_on(self):
     # In one part all three others ask the server at once; its link is free for

@@ -4,6 +4,8 @@ import functools
 import pathlib
 import pickle
 import time
+import types
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -213,7 +215,7 @@ class BlockTest(absltest.TestCase):
     """A sum of int64, which travels in 4 bytes."""
     num_bytes, part = self.driver.worker.hand_over(key, 1)
     self.assertEqual(num_bytes, 4)
-    _, (total,) = ray_worker.add([[part]], get=lambda value: value)
+    total = ray_worker.add([part], get=lambda value: value)
     self.assertEqual(total[0].dtype, tf.int64)
     return int(total[0])
 
@@ -238,21 +240,34 @@ class BlockTest(absltest.TestCase):
         ]
         for sum_ in range(3)
     ]
-    (lost, num_bytes), *merged = self.driver.worker.merge(references)
-    self.assertIsNone(lost)
-    # 2 and 1 of int64, 3 and 1 of int32.
-    self.assertEqual(num_bytes, 2 * 8 + 8 + 3 * 4 + 4)
-    _, found = ray_worker.add([merged], get=lambda value: value)
-    for number, leaf in enumerate(leaves):
-      (total,) = [part[number] for part in found if number in part]
+    num_bytes, merged = zip(
+        *(self.driver.worker.merge(parts) for parts in zip(*references))
+    )
+    # 3 of int32, 2 of int64, and one of int64 and of int32.
+    self.assertEqual(num_bytes, (3 * 4, 2 * 8, 8 + 4))
+    self.assertEqual(merged[1][0].tolist(), [3 * (2**31 - 1), -3 * 2**30])
+    found = ray_worker.join(
+        ray_worker.add([part], get=lambda value: value) for part in merged
+    )
+    for total, leaf in zip(found, leaves, strict=True):
       self.assertEqual(total.dtype, leaf.dtype)
       self.assertEqual(total.numpy().tolist(), (3 * leaf).numpy().tolist())
-    # One part of it alone.
-    (lost, num_bytes), merged = self.driver.worker.merge(
-        [[parts[1]] for parts in references[:2]]
+
+  def test_merge_says_which_sum_was_lost(self):
+    def get(reference):
+      if reference == 'lost':
+        raise lost
+      return {}
+
+    fake = types.SimpleNamespace(
+        exceptions=types.SimpleNamespace(ObjectLostError=LookupError)
     )
-    self.assertEqual((lost, num_bytes), (None, 16))
-    self.assertEqual(merged[0].tolist(), [2**32 - 2, -(2**31)])
+    lost = LookupError('lost')
+    with mock.patch.object(ray_worker, '_import_ray', return_value=fake):
+      with self.assertRaises(ray_worker.SumLostError) as raised:
+        ray_worker.add(['here', 'lost', 'here'], get=get)
+    # It comes from an actor.
+    self.assertEqual(pickle.loads(pickle.dumps(raised.exception)).index, 1)
 
   def test_clients_that_fail_end_the_block_or_are_left_out(self):
     values = [1.0, 13.0, 4.0]

@@ -2,8 +2,12 @@
 
 import collections
 from concurrent import futures
+import heapq
+import itertools
 import random
 import threading
+import types
+from unittest import mock
 
 from absl.testing import parameterized
 import tensorflow as tf
@@ -69,14 +73,10 @@ class _Worker:
     elif isinstance(task, scheduler.HandOver):
       result = [self.sum] * self.tasks.num_parts
       self.sum = collections.Counter()
-    else:
-      result = [
-          sum(parts, collections.Counter())
-          for parts in zip(*(each.value for each in task.sums))
-      ]
-      if task.part is not None:
-        result = result[task.part]
-    self.tasks.put(self.name, task, result, self.place)
+    elif isinstance(task, scheduler.Merge):
+      parts = (each.parts[task.part] for each in task.sums)
+      result = sum(parts, collections.Counter())
+    self.tasks.put(self.name, task, result)
 
   def work(self):
     """Kinds of the tasks that were dealt, in order."""
@@ -96,7 +96,7 @@ class SchedulerTest(parameterized.TestCase):
         _Worker(tasks).work(),
         [block, block, block, scheduler.HandOver, scheduler.Merge],
     )
-    self.assertEqual(tasks.result(), [{0: 1, 1: 1, 2: 1}])
+    self.assertEqual(tasks.result(), ({0: 1, 1: 1, 2: 1},))
 
   @parameterized.product(
       num_blocks=(1, 2, 9, 65, 130),
@@ -128,84 +128,100 @@ class SchedulerTest(parameterized.TestCase):
       worker.result()
     self.assertTrue(tasks.is_over())
     total = {n: 1 for n in range(num_blocks)}
-    self.assertEqual(tasks.result(), [total] * num_parts)
+    self.assertEqual(tasks.result(), (total,) * num_parts)
 
-  def test_many_sums_are_merged_by_eight_those_of_one_place_first(self):
-    tasks = _build(20)
-    workers = [_Worker(tasks, n, f'{n % 2}') for n in range(20)]
-    for worker in workers:
-      worker.do(worker.take())
-    for worker in workers:
-      worker.do(worker.take())
-    merges = [workers[0].take(), workers[1].take()]
-    for place, merge in enumerate(merges):
-      self.assertLen(merge.sums, 8)
-      self.assertEqual({part.place for part in merge.sums}, {f'{place}'})
-      workers[place].do(merge)
-    # 4 and these 2 are few enough for the total.
-    total = workers[0].take()
-    self.assertTrue(total.is_total)
-    self.assertLen(total.sums, 6)
-
-  def _handed_over(self, places, *, num_parts):
+  def _handed_over(self, places, *, num_parts=1, server_place=None):
     """Workers of these places that have handed over a block each."""
     tasks = _build(len(places), num_parts=num_parts)
+    tasks.server_place = server_place
     workers = [_Worker(tasks, n, place) for n, place in enumerate(places)]
     for _ in range(2):
       for worker in workers:
         worker.do(worker.take())
     return tasks, workers
 
-  def test_each_place_adds_another_part_and_one_joins_them(self):
-    tasks, workers = self._handed_over('aab', num_parts=2)
-    merges = [workers[0].take(), workers[2].take()]
-    for merge in merges:
-      self.assertLen(merge.sums, 3)
-      self.assertFalse(merge.is_total)
-    self.assertCountEqual([merge.part for merge in merges], [0, 1])
-    # All are in work, and a place has but one at a time.
-    self.assertIsNone(tasks.poll(1, 'a'))
-    tasks.lose(0, merges[0])
-    self.assertIsNone(tasks.poll(2, 'b'))
-    workers[2].do(merges[1])
-    again = workers[2].take()
-    self.assertEqual(again.part, merges[0].part)
-    workers[2].do(again)
-    total = workers[1].take()
-    self.assertTrue(total.is_total)
-    self.assertLen(total.sums, 1)
-    workers[1].do(total)
-    self.assertEqual(tasks.result(), [{0: 1, 1: 1, 2: 1}] * 2)
-
-  def test_sums_of_one_place_are_merged_there_in_one(self):
-    _, workers = self._handed_over('aa', num_parts=2)
+  def test_many_sums_are_merged_by_eight(self):
+    tasks, workers = self._handed_over('abcdefghi')
     merge = workers[0].take()
-    self.assertIsNone(merge.part)
-    self.assertFalse(merge.is_total)
+    self.assertLen(merge.sums, 8)
+    self.assertIsNone(tasks.poll(8, 'i'))  # The ninth waits for these.
     workers[0].do(merge)
-    self.assertTrue(workers[1].take().is_total)
+    (total,) = filter(None, (tasks.poll(n, 'abcdefghi'[n]) for n in range(9)))
+    self.assertTrue(total.is_total)
+    self.assertLen(total.sums, 2)
+
+  def test_sums_of_a_place_are_added_there_by_all_its_workers(self):
+    tasks, workers = self._handed_over('aab', num_parts=2)
+    # The other place has nothing to do: its one sum is ready.
+    self.assertIsNone(tasks.poll(2, 'b'))
+    for merge in (merges := [tasks.poll(0, 'a'), tasks.poll(1, 'a')]):
+      self.assertLen(merge.sums, 2)
+      self.assertEqual(merge.places, {'a'})
+    self.assertCountEqual([merge.part for merge in merges], [0, 1])
+    for worker, merge in zip(workers, merges):
+      worker.do(merge)
+    # Each place adds another part of the two sums that are left.
+    totals = [tasks.poll(0, 'a'), tasks.poll(2, 'b')]
+    self.assertIsNone(tasks.poll(1, 'a'))
+    for total in totals:
+      self.assertTrue(total.is_total)
+      self.assertEqual(total.places, {'a', 'b'})
+      self.assertEqual(total.sums[total.order[0]].places[0], total.place)
+    self.assertCountEqual([total.part for total in totals], [0, 1])
+    workers[0].do(totals[0])
+    workers[2].do(totals[1])
+    self.assertEqual(tasks.result(), ({0: 1, 1: 1, 2: 1},) * 2)
+
+  def test_a_place_waits_for_its_own_workers_alone(self):
+    tasks = _build(5, num_parts=2)
+    workers = [_Worker(tasks, n, place) for n, place in enumerate('aabbb')]
+    blocks = [worker.take() for worker in workers]
+    for number in (0, 1, 2, 3):
+      workers[number].do(blocks[number])
+      workers[number].do(workers[number].take())
+    self.assertEqual(tasks.poll(0, 'a').places, {'a'})
+    self.assertIsNone(tasks.poll(2, 'b'))
+    # Its last worker is lost; another has the block now, and it waits for that.
+    tasks.lose(4, blocks[4])
+    self.assertEqual(tasks.poll(1, 'a'), blocks[4])
+    self.assertEqual(tasks.poll(2, 'b').places, {'b'})
+
+  def test_the_server_s_place_adds_no_part_unless_it_is_alone(self):
+    tasks, workers = self._handed_over('ab', num_parts=3, server_place='a')
+    self.assertIsNone(tasks.poll(0, 'a'))
+    merges = [workers[1].take(), workers[1].take()]
+    self.assertIsNone(tasks.poll(1, 'b'))  # Two at a time.
+    for merge in merges:
+      tasks.lose(1, merge, counts=False)
+    self.assertEqual(workers[0].work(), [scheduler.Merge] * 3)
+    self.assertEqual(tasks.result(), ({0: 1, 1: 1},) * 3)
 
   def test_a_lost_sum_costs_its_own_blocks_and_merged_ones_none(self):
-    tasks, workers = self._handed_over('ab', num_parts=2)
-    first, second = workers[0].take(), workers[1].take()
-    workers[0].do(first)
-    tasks.lose_sum(1, second, 1)
+    tasks, workers = self._handed_over('abcdefghi', num_parts=2)
+    merges = [tasks.poll(n, 'abcdefghi'[n]) for n in range(9)]
+    first, second = filter(None, merges)
+    workers[merges.index(first)].do(first)
+    tasks.lose_sum(merges.index(second), second, 1)
     # The first part's result is of no use.
-    loser = workers['ab'.index(second.sums[1].place)]
+    loser = workers[0]
     again = loser.take()
     self.assertEqual({again.number}, second.sums[1].blocks)
     loser.do(again)
     loser.do(loser.take())
-    for _ in range(2):
-      for worker in workers:
-        worker.do(worker.take())
-      # Its parts were in both places, and one was lost.
-      total = workers[0].take()
-      self.assertTrue(total.is_total)
-      tasks.lose_sum(0, total, 0)
-    kinds = workers[0].work() + workers[1].work()
-    self.assertEqual(set(kinds), {scheduler.Merge})
-    self.assertEqual(tasks.result(), [{0: 1, 1: 1}] * 2)
+    merges = [tasks.poll(n, 'abcdefghi'[n]) for n in range(9)]
+    for number, merge in enumerate(merges):
+      if merge:
+        workers[number].do(merge)
+    # The result's parts were in both places, and one was lost.
+    merges = [tasks.poll(n, 'abcdefghi'[n]) for n in range(9)]
+    total = next(filter(None, merges))
+    self.assertTrue(total.is_total)
+    (index,) = [n for n, each in enumerate(total.sums) if each.merged]
+    tasks.lose_sum(merges.index(total), total, index)
+    with futures.ThreadPoolExecutor(9) as threads:
+      kinds = list(threads.map(_Worker.work, workers))
+    self.assertEqual(set(sum(kinds, [])), {scheduler.Merge})
+    self.assertEqual(tasks.result(), ({n: 1 for n in range(9)},) * 2)
 
   def test_a_worker_with_two_threads_hands_over_what_both_have_done(self):
     tasks = _build(2)
@@ -234,7 +250,7 @@ class SchedulerTest(parameterized.TestCase):
     self.assertFalse(tasks.was_done(taken))
     other = _Worker(tasks, 'other')
     self.assertEqual(other.work().count(scheduler.Block), 3)
-    self.assertEqual(tasks.result(), [{0: 1, 1: 1, 2: 1}])
+    self.assertEqual(tasks.result(), ({0: 1, 1: 1, 2: 1},))
 
   def test_dealing_is_not_far_ahead_of_what_is_done(self):
     tasks = _build(100, window=4)
@@ -282,6 +298,267 @@ class SchedulerTest(parameterized.TestCase):
     self.assertTrue(tasks.is_over())
     with self.assertRaises(scheduler.Stopped):
       tasks.check_running()
+
+
+class _Bell:
+  """A condition that notes who would be woken."""
+
+  def __init__(self, lock):
+    del lock
+    self.has_rung = False
+
+  def notify_all(self):
+    self.has_rung = True
+
+
+class _Rounds:
+  """A round by a simulated clock, on machines of several workers and threads.
+
+  A sum's part is the bag of its blocks, its place, and the number of machines
+  that had this place before: a machine that is lost takes its sums with it.
+
+  Attributes:
+    carried: what links have carried, in sums, by ('from' or 'to', place).
+    end: when the round ended.
+  """
+
+  def __init__(self, machines, num_blocks, seconds, **settings):
+    """Plans a round.
+
+    Args:
+      machines: of each, the number of its workers.
+      num_blocks: to train.
+      seconds: how long a task takes, by place and task.
+      **settings: attributes of the scheduler, window, num_threads of a worker.
+    """
+    self._num_threads = settings.pop('num_threads', 1)
+    window = settings.pop('window', None)
+    fakes = types.SimpleNamespace(Condition=_Bell, RLock=threading.RLock)
+    self._patch = mock.patch.object(scheduler, 'threading', fakes)
+    with self._patch:
+      self.tasks = scheduler.Scheduler(
+          scheduler.cut(num_blocks), window=window
+      )
+    for name, value in settings.items():
+      setattr(self.tasks, name, value)
+    self._seconds = seconds
+    self._events = []
+    self._numbers = itertools.count()
+    self._sums = {}  # Of workers that are there: by (place, number).
+    self._idle = set()  # Threads: (worker, number).
+    self._in_hands = {}
+    self._generation = collections.Counter()
+    self.carried = collections.Counter()
+    self.end = None
+    with self._patch:
+      for place, count in enumerate(machines):
+        for _ in range(count):
+          self.join(f'{place}')
+
+  def at(self, when, function, *arguments):
+    heapq.heappush(
+        self._events, (when, next(self._numbers), function, arguments)
+    )
+
+  def join(self, place):
+    """A worker comes."""
+    worker = place, next(self._numbers)
+    self._sums[worker] = collections.Counter()
+    self._idle |= {(worker, thread) for thread in range(self._num_threads)}
+    self.tasks._changed[place].has_rung = True
+
+  def lose(self, worker):
+    """A worker is lost; each thread notices it by its task, or the next one."""
+    self._sums.pop(worker, None)
+    for thread in list(self._in_hands):
+      if thread[0] == worker:
+        self.tasks.lose(worker, self._in_hands.pop(thread), counts=False)
+        self._idle = {each for each in self._idle if each[0] != worker}
+
+  def lose_machine(self, place):
+    self._generation[place] += 1
+    for worker in list(self._sums):
+      if worker[0] == place:
+        self.lose(worker)
+
+  @property
+  def workers(self):
+    return list(self._sums)
+
+  def run(self):
+    """Runs the round, and checks that nobody waits for nothing."""
+    with self._patch:
+      now = 0.0
+      while not self.tasks.is_over():
+        self._deal(now)
+        assert self._events, 'Everyone waits, and no one has a task.'
+        now, _, function, arguments = heapq.heappop(self._events)
+        function(*arguments)
+      self.end = now
+      return self.tasks.result()
+
+  def _deal(self, now):
+    """Whoever is woken asks; then nobody else would have got a task."""
+    bells = self.tasks._changed
+    while rung := {place for place, bell in bells.items() if bell.has_rung}:
+      for place in rung:
+        bells[place].has_rung = False
+      for thread in sorted(self._idle):
+        if thread[0][0] in rung:
+          self._ask(thread, now)
+    for worker, _ in self._idle:
+      assert self.tasks.poll(worker, worker[0]) is None, (
+          'A task waits that nobody was woken for.'
+      )
+
+  def _ask(self, thread, now):
+    worker, _ = thread
+    if thread not in self._idle or not (
+        task := self.tasks.poll(worker, worker[0])
+    ):
+      return
+    self._in_hands[thread] = task
+    if worker not in self._sums:
+      self.lose(worker)
+      return
+    self._idle.remove(thread)
+    self.at(
+        now + self._seconds(worker[0], task), self._finish, thread, task
+    )
+
+  def _finish(self, thread, task):
+    if self._in_hands.get(thread) is not task:
+      return
+    del self._in_hands[thread]
+    self._idle.add(thread)
+    (worker, _), place = thread, thread[0][0]
+    self.tasks._changed[place].has_rung = True  # The thread itself asks.
+    part = None
+    if isinstance(task, scheduler.Block):
+      self._sums[worker][task.number] += 1
+    elif isinstance(task, scheduler.HandOver):
+      part = [
+          (self._sums[worker], place, self._generation[place])
+      ] * self.tasks.num_parts
+      self._sums[worker] = collections.Counter()
+    else:
+      if (lost := self._lost_sum(task)) is not None:
+        self.tasks.lose_sum(worker, task, lost)
+        return
+      part = self._add(task, place)
+    self.tasks.put(worker, task, part)
+
+  def _lost_sum(self, merge):
+    for index, each in enumerate(merge.sums):
+      _, place, generation = each.parts[merge.part]
+      if self._generation[place] != generation:
+        return index
+    return None
+
+  def _add(self, merge, place):
+    total = collections.Counter()
+    server = self.tasks.server_place
+    is_here = len(merge.sums) == 1 or merge.places == {server}
+    target = server if merge.is_total and is_here else place
+    for each in merge.sums:
+      bag, source, _ = each.parts[merge.part]
+      total += bag
+      self._carry(source, target)
+    if merge.is_total:
+      self._carry(target, server)
+    return total, place, self._generation[place]
+
+  def _carry(self, source, target):
+    if source != target:
+      self.carried['from', source] += 1 / self.tasks.num_parts
+      self.carried['to', target] += 1 / self.tasks.num_parts
+
+
+class RoundsTest(parameterized.TestCase):
+
+  def _check(self, rounds, num_blocks):
+    parts = [bag for bag, *_ in rounds.run()]
+    self.assertEqual(
+        parts, [{n: 1 for n in range(num_blocks)}] * rounds.tasks.num_parts
+    )
+
+  @parameterized.parameters(range(100))
+  def test_a_random_round_ends_with_each_block_once(self, seed):
+    draws = random.Random(seed)
+    machines = [
+        draws.randint(1, 8) for _ in range(draws.choice([1, 2, 3, 8, 12, 30]))
+    ]
+    machines.append(1)  # Never lost.
+    slowness = [draws.choice([0.0, 1.0, 1.0, 20.0]) for _ in range(40)]
+    num_blocks = draws.randint(1, 3 * sum(machines))
+    rounds = _Rounds(
+        machines,
+        num_blocks,
+        lambda place, _: slowness[int(place)] * draws.expovariate(1),
+        num_parts=draws.choice([1, 3, 28]),
+        num_threads=draws.choice([1, 1, 3]),
+        window=draws.choice([None, None, 2, 2 * sum(machines)]),
+        server_place=draws.choice([None, '0', 'elsewhere']),
+    )
+    for worker in draws.sample(rounds.workers[:-1], len(machines) - 1):
+      when = draws.expovariate(1 / 5)
+      rounds.at(when, rounds.lose, worker)
+      if draws.random() < 0.5:
+        rounds.at(when + draws.random(), rounds.join, worker[0])
+    for place in range(len(machines) - 1):
+      if draws.random() < 0.3:
+        when = draws.expovariate(1 / 5)
+        rounds.at(when, rounds.lose_machine, f'{place}')
+        if draws.random() < 0.3:
+          rounds.at(when + draws.random(), rounds.join, f'{place}')
+    self._check(rounds, num_blocks)
+
+  @parameterized.product(
+      num_machines=(2, 3, 5, 8), num_workers=(1, 3, 8), seed=(0, 1, 2)
+  )
+  def test_a_link_carries_one_sum_each_way(
+      self, num_machines, num_workers, seed
+  ):
+    draws = random.Random(seed)
+    machines = [num_workers] * num_machines
+    rounds = _Rounds(
+        machines,
+        10 * sum(machines),
+        lambda place, _: (1 + int(place)) * draws.random(),
+        num_parts=scheduler.count_parts(sum(machines), num_machines),
+        server_place='1',
+    )
+    self._check(rounds, 10 * sum(machines))
+    # Shares are rounded to parts.
+    self.assertLessEqual(max(rounds.carried.values()), 1.08)
+    self.assertEqual(
+        round(rounds.carried['to', '1'], 6), 1.0, 'the total is gathered'
+    )
+
+  @parameterized.parameters((9, 2), (30, 2), (64, 2), (128, 3))
+  def test_with_more_machines_a_link_carries_a_sum_a_level(
+      self, num_machines, most
+  ):
+    draws = random.Random(num_machines)
+    rounds = _Rounds(
+        [2] * num_machines,
+        2 * num_machines,
+        lambda *_: draws.uniform(0.9, 1.1),
+        num_parts=scheduler.count_parts(2 * num_machines, num_machines),
+        server_place='0',
+    )
+    self._check(rounds, 2 * num_machines)
+    self.assertLessEqual(max(rounds.carried.values()), 1.08 * most)
+
+  def test_all_workers_add_at_once(self):
+    # A second a task: a block, a hand-over, 28 parts of eight sums on each
+    # machine by its eight workers, 4 s, and those parts of what is left by
+    # seven machines, two at a time, 2 s.
+    rounds = _Rounds(
+        [8] * 8, 64, lambda *_: 1.0, num_parts=28, server_place='0'
+    )
+    self._check(rounds, 64)
+    self.assertEqual(rounds.end, 8.0)
 
 
 def _fold(sums: list[str]) -> str:

@@ -135,13 +135,14 @@ class _Runner(context.Runner):
     )
     threads = range(min(len(worker.devices), len(execution.clients)))
     try:
-      return execution.run(
+      (total,) = execution.run(
           [
               functools.partial(self._work, execution, worker, thread)
               for thread in threads
           ],
           timeout_sec=execution.timeout_sec,
       )
+      return execution.total(total)
     finally:
       hangs = isinstance(execution.failure, round_execution.HungError)
       worker.close(wait=not hangs)
@@ -161,9 +162,9 @@ class _Runner(context.Runner):
 
     def run(task: scheduler.Task) -> list[tf.Tensor] | None:
       if isinstance(task, scheduler.HandOver):
-        return worker.hand_over()
-      if isinstance(task, scheduler.Merge):  # There is one sum.
-        return execution.total(task.sums[0].value)
+        return [worker.hand_over()]
+      if isinstance(task, scheduler.Merge):  # There is one sum, in one part.
+        return task.sums[0].parts[0]
       ordered = worker.train(
           thread, task.positions, get_upcoming=get_upcoming, monitor=execution
       )

@@ -199,7 +199,12 @@ class RayRunner(context.Runner):
       self._fill_slots()
     slots = self.worker_slots
     num_places = len({slot.actor.place for slot in slots} - {None})
-    execution.scheduler.num_parts = max(1, min(num_places, scheduler.MAX_PARTS))
+    execution.scheduler.num_parts = scheduler.count_parts(
+        len(slots), num_places
+    )
+    execution.scheduler.server_place = (
+        ray.get_runtime_context().get_node_id()
+    )
     computation, programs = execution.functions
     broadcast = ray_worker.pack(execution.broadcast)
     execution.store_bytes += ray_worker.count_bytes(broadcast)
@@ -227,9 +232,11 @@ class RayRunner(context.Runner):
     )
     try:
       # No time limit here: `work` gives up a hung worker and replaces it.
-      return execution.run(
+      parts = execution.run(
           [functools.partial(workers.work, *work) for work in works]
       )
+      with tf.device(self._server_device):
+        return execution.total(ray_worker.join(parts))
     finally:
       for slot in slots:
         slot.actor.end_round(key.number)
@@ -328,55 +335,39 @@ class _RoundWorkers:
 
   def _run(self, actor: Actor, thread: int, task: scheduler.Task) -> None:
     """Runs a task and puts its result back, or a reference to it."""
-    lost, result = None, None
     if isinstance(task, scheduler.Block):
       self._train(actor, thread, task)
+      self._tasks.put(actor, task)
     elif isinstance(task, scheduler.HandOver):
-      num_bytes, *result = actor.handle.hand_over.options(
+      num_bytes, *parts = actor.handle.hand_over.options(
           num_returns=1 + self._tasks.num_parts
       ).remote(self._key, self._tasks.num_parts)
       self._count(self._wait(num_bytes))
-    elif task.is_total:
-      lost, result = self._total(task)
+      self._tasks.put(actor, task, parts)
     else:
-      lost, result = self._merge(actor, task)
-    if lost is None:
-      self._tasks.put(actor, task, result, actor.place)
+      self._merge(actor, task)
+
+  def _merge(self, actor: Actor, task: scheduler.Merge) -> None:
+    """Has an actor add a part of sums; fetches it, if it is of the total.
+
+    What is all on this machine, and of the total, is added in this process.
+    """
+    lost = task.order
+    parts = [task.sums[index].parts[task.part] for index in lost]
+    is_here = len(parts) == 1 or task.places == {self._tasks.server_place}
+    try:
+      if not (task.is_total and is_here):
+        merge = actor.handle.merge.options(num_returns=2)
+        num_bytes, result = merge.remote(parts)
+        self._count(self._wait(num_bytes))
+        parts, lost = [result], [None]
+      if task.is_total:
+        with tf.device(self._server_device):
+          result = ray_worker.add(parts, get=ray.get)
+    except ray_worker.SumLostError as error:
+      self._tasks.lose_sum(actor, task, lost[error.index])
     else:
-      self._tasks.lose_sum(actor, task, lost)
-
-  def _total(
-      self, task: scheduler.Merge
-  ) -> tuple[int | None, list[tf.Tensor] | None]:
-    """Adds sums, and joins their parts, in this process."""
-    with tf.device(self._server_device):
-      lost, parts = ray_worker.add(
-          [each.value for each in task.sums], get=ray.get
-      )
-      if lost is not None:
-        return lost, None
-      leaves = dict(itertools.chain(*(part.items() for part in parts)))
-      return None, self._execution.total(
-          [leaves.pop(number) for number in range(len(leaves))]
-      )
-
-  def _merge(
-      self, actor: Actor, task: scheduler.Merge
-  ) -> tuple[int | None, Any]:
-    """Has an actor add sums, or a part of them."""
-    sums, first = [each.value for each in task.sums], 0
-    if task.part is not None:
-      # Each part begins with another sum, lest all are fetched from one place.
-      first = task.part % len(sums)
-      sums = [[parts[task.part]] for parts in sums[first:] + sums[:first]]
-    found, *result = actor.handle.merge.options(
-        num_returns=1 + len(sums[0])
-    ).remote(sums)
-    lost, num_bytes = self._wait(found)
-    if lost is not None:
-      return (first + lost) % len(sums), None
-    self._count(num_bytes)
-    return None, result if task.part is None else result[0]
+      self._tasks.put(actor, task, result)
 
   def _count(self, num_bytes: int) -> None:
     with self._lock:

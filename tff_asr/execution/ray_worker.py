@@ -194,23 +194,19 @@ class RayWorker:
       ]
       return [sum(map(_count_part, parts)), *parts]
 
-  def merge(self, sums: Sequence[Sequence[Any]]) -> list[Any]:
-    """Returns (None, bytes) and the sum's parts.
-
-    If a sum is lost, returns (its index, 0) and as many times None.
+  def merge(self, parts: Sequence[Any]) -> tuple[int, dict[int, Any]]:
+    """Returns the bytes of a part of several sums' sum, and this part.
 
     Args:
-      sums: of each sum, references to parts.
+      parts: a reference to the part of each sum.
+
+    Raises:
+      SumLostError: one of them was lost.
     """
     with tf.device(self._places.devices[0]):
-      lost, totals = add(sums, get=self._get)
-      if lost is not None:
-        return [(lost, 0), *(None for _ in sums[0])]
-      parts = [
-          {number: _pack_sum(leaf) for number, leaf in total.items()}
-          for total in totals
-      ]
-      return [(None, sum(map(_count_part, parts))), *parts]
+      total = add(parts, get=self._get)
+      part = {number: _pack_sum(leaf) for number, leaf in total.items()}
+      return _count_part(part), part
 
   def _begin_round(
       self, key: RoundKey
@@ -292,29 +288,45 @@ class _BlockMonitor:
     return BlockReport(self._intervals, self._errors, ordered)
 
 
+class SumLostError(Exception):
+  """A part of a sum was lost; `index` says which of those to be added."""
+
+  @property
+  def index(self) -> int:
+    return self.args[0]
+
+
 def add(
-    sums: Sequence[Sequence[Any]], *, get: Callable[[Any], Any]
-) -> tuple[int | None, list[dict[int, tf.Tensor]]]:
-  """Returns None and the sum's parts, or the index of a lost sum and no parts.
+    parts: Sequence[Any], *, get: Callable[[Any], Any]
+) -> dict[int, tf.Tensor]:
+  """Returns the sum of the same part of several sums: leaves by number.
 
   Args:
-    sums: of each sum, references to parts.
+    parts: references.
     get: turns a reference into its value.
+
+  Raises:
+    SumLostError: one of them was lost.
   """
-  totals = [{} for _ in sums[0]]
+  total = {}
   # The next part is fetched while one is added.
   with futures.ThreadPoolExecutor(1) as threads:
-    values = threads.map(get, itertools.chain(*sums))
-    for index, _ in enumerate(sums):
-      for total in totals:
-        try:
-          part = next(values)
-        except _import_ray().exceptions.ObjectLostError:
-          return index, []
-        for number, leaf in part.items():
-          leaf = _unpack_sum(leaf)
-          total[number] = total[number] + leaf if index else leaf
-  return None, totals
+    values = threads.map(get, parts)
+    for index, _ in enumerate(parts):
+      try:
+        part = next(values)
+      except _import_ray().exceptions.ObjectLostError as error:
+        raise SumLostError(index) from error
+      for number, leaf in part.items():
+        leaf = _unpack_sum(leaf)
+        total[number] = total[number] + leaf if index else leaf
+  return total
+
+
+def join(parts: Iterable[Mapping[int, tf.Tensor]]) -> list[tf.Tensor]:
+  """Returns the leaves of a sum's parts."""
+  leaves = dict(itertools.chain(*(part.items() for part in parts)))
+  return [leaves[number] for number in range(len(leaves))]
 
 
 def cut(leaves: Sequence[tf.Tensor], num_parts: int) -> list[list[int]]:

@@ -3,25 +3,46 @@
 A cohort is cut into blocks of clients (of one client, as a rule; `cut`). They
 follow the order of the cohort or, if each client's cost is known, falling cost
 (ties in cohort order). Each free worker takes the next block, so the longest
-start first. A worker goes on with one running sum over all its blocks. Once no
-block is left it hands the sum over, and sums are merged, up to `FAN_IN` at a
-time and those of one place first, until one is left: the total.
+start first. A worker goes on with one running sum over all its blocks, which it
+hands over once no block is left. These sums are of integers: which worker has
+which blocks changes no bit. What depends on the order of addition goes to
+`reduction.OrderedSum`, block by block.
 
-So a sum moves once for each worker, not for each client. These sums are of
-integers: which worker has which blocks changes no bit. What depends on the
-order of addition goes to `reduction.OrderedSum`, block by block.
+Sums are merged in parts (`Scheduler.num_parts`), each a task of its own:
 
-Between machines sums may move in parts (`Scheduler.num_parts`). Each machine
-then adds another part of the same sums, all at once (a reduce-scatter), and the
-last task joins the parts (a gather). With one worker a machine the busiest link
-so carries two sums, not one for each machine. With several it carries more:
-their sums are not added on their machine first.
+- The sums of a place, such as a machine, are merged there by all its workers,
+  once none of them trains or has a running sum. No link is used.
+- What is left, one sum a machine, is merged up to `FAN_IN` at a time. These
+  machines add equal shares of the parts (a reduce-scatter), as soon as there
+  are more than `FAN_IN` sums, or no other is to come.
+- Each part of the last merge goes to the server at once (a gather), while
+  others are added. The server's machine adds none of it.
+
+So with up to `FAN_IN` machines, of any number of workers, each machine's link
+carries at most one sum each way, but for the rounding of shares to parts (8 %).
+With more, it carries up to as much again for each further merge of which it
+adds parts: 2.1 sums were seen with 128 machines. What is lost comes on top.
 
 A sum that is lost, with its worker or later, is lost with all its blocks: they
 are dealt again. A merged one is merged again. No block is counted twice,
 because a sum counts only once it is whole and handed over.
+
+A round ends, for what is waited for is in someone's hands:
+
+- At any time each block is in one of these: those to deal, a task in a worker's
+  hands, a worker's running sum, one sum that waits, or one merge.
+- Blocks to deal, and parts of merges without a place, are for any free worker.
+- A running sum is handed over by the next thread of its worker that is free.
+- Sums of a place wait only for those of its workers that train or have a
+  running sum; they wait neither for a number of sums nor for other places.
+- Parts of a merge wait for a place only while it has a worker. If its last one
+  is lost, anyone may add them.
+- Sums between places wait for others only while there are others: in a running
+  sum, a merge, or a task.
+- Who has taken a task takes the next, or is lost, and `lose` is told so.
 """
 
+import collections
 from collections.abc import Hashable, Iterable, Sequence
 import dataclasses
 import heapq
@@ -29,11 +50,15 @@ import math
 import threading
 from typing import Any, NamedTuple
 
-# Of a machine with eight workers, one merge makes one sum.
+# Sums of so many machines are added at once. Each machine's link carries
+# as much as one of them.
 FAN_IN = 8
-# Sums have a part for each machine, up to so many: with more machines, several
-# groups of sums are merged at once.
-MAX_PARTS = 2 * FAN_IN
+# Sums have so many parts if they move between machines. Of eight machines
+# seven, all but the server's, add four parts each; eight others four or three.
+_NUM_PARTS = 28
+# Parts that a machine adds at a time: one is fetched while another is added.
+# Of more, all would come late to the server.
+_MAX_ADDING = 2
 # Parts of the broadcast to several machines, which hand them on to each other.
 BROADCAST_PARTS = 64
 # Into so many blocks a cohort is cut whose ordered sums are large.
@@ -69,56 +94,56 @@ class Sum(NamedTuple):
   """A sum that was handed over, or merged.
 
   Attributes:
-    value: whatever the worker handed in, such as a list of its parts'
-      references. Of a sum that was merged in parts: a list of their results.
+    parts: whatever the worker handed in for each part, such as references.
     blocks: numbers of the blocks in it.
-    place: where the value is, such as a machine; None: its parts are in
-      several places.
-    merged: the sums that were added in parts, to be added again if one of
-      these places is lost.
+    places: where each part is, such as a machine.
+    merged: the sums that were added in several places, to be added again if a
+      part is lost.
   """
 
-  value: Any
+  parts: Sequence[Any]
   blocks: frozenset[int]
-  place: str | None
+  places: tuple[str, ...]
   merged: tuple['Sum', ...] = ()
 
 
 class Merge(NamedTuple):
-  """Sums that are to be added.
+  """A part of sums is to be added.
 
   Attributes:
-    sums: at most `FAN_IN`.
-    is_total: whether they hold all blocks: the result ends the round.
-    part: the part of the sums to add; None: all of them.
+    sums: of one place, or at most `FAN_IN`; at least one.
+    part: its number.
+    place: whose workers are to add it.
+    is_total: whether the sums hold all blocks: the result is for the server.
   """
 
   sums: tuple[Sum, ...]
+  part: int
+  place: str
   is_total: bool
-  part: int | None = None
 
   @property
   def blocks(self) -> frozenset[int]:
     """Numbers of the blocks in the result."""
-    return frozenset().union(*(part.blocks for part in self.sums))
+    return frozenset().union(*(each.blocks for each in self.sums))
+
+  @property
+  def places(self) -> set[str]:
+    """Where the sums have this part."""
+    return {each.places[self.part] for each in self.sums}
+
+  @property
+  def order(self) -> list[int]:
+    """Indices of the sums, to be fetched in this order, that of `place` first.
+
+    If all places begin at once, each fetches from another one.
+    """
+    places = [each.places[self.part] for each in self.sums]
+    first = places.index(self.place)
+    return [(first + step) % len(places) for step in range(len(places))]
 
 
 Task = Block | HandOver | Merge
-
-
-@dataclasses.dataclass(eq=False)
-class _PartMerges:
-  """Sums that are merged in parts.
-
-  Attributes:
-    sums: at most `FAN_IN`.
-    waiting: parts that nobody adds.
-    results: of parts that were added.
-  """
-
-  sums: tuple[Sum, ...]
-  waiting: list[int]
-  results: dict[int, Any] = dataclasses.field(default_factory=dict)
 
 
 class Stopped(Exception):  # pylint: disable=g-bad-exception-name
@@ -164,6 +189,12 @@ def cut(
   ]
 
 
+def count_parts(num_workers: int, num_places: int) -> int:
+  """Parts of the sums of so many workers in so many places."""
+  # In one place each worker adds a part, if all can work at once.
+  return _NUM_PARTS if num_places > 1 else max(1, min(num_workers, _NUM_PARTS))
+
+
 class Scheduler:
   """Deals the tasks of one round; each free worker takes the next.
 
@@ -172,9 +203,10 @@ class Scheduler:
   thread waits for `result`. All methods are thread-safe.
 
   Attributes:
-    num_parts: into how many parts workers cut their sums; 1 unless set before
-      the first task is taken. If it is more, sums of several places are merged
-      part by part, and a place adds one part at a time.
+    num_parts: into how many parts workers cut their sums; see `count_parts`.
+    server_place: where the result is needed. It adds no part that is not there.
+
+  Both are set before the first task is taken.
   """
 
   def __init__(self, blocks: Sequence[Block], *, window: int | None = None):
@@ -194,28 +226,35 @@ class Scheduler:
     self._in_work = {}  # Worker to the tasks of its threads.
     self._running = {}  # Worker to the blocks in its sum.
     self.num_parts = 1
-    self._sums = []
-    self._num_summed = 0  # Blocks in them.
-    self._part_merges = []
-    self._adding = {}  # Place to the part in work there.
+    self.server_place = None
+    self._places = {}  # Of all workers that ever polled.
+    self._workers = collections.defaultdict(set)  # Of a place, but lost ones.
+    self._staying = collections.defaultdict(list)  # Sums of a place.
+    self._ready = []  # Sums that may leave their place.
+    self._results = {}  # Of merges in work, by identity of their sums: by part.
+    self._waiting = collections.defaultdict(list)  # Merges by place; None: any.
+    self._num_adding = collections.Counter()  # By place: parts of several.
     self._lost = set()
     self._losses = {}
     self._total = None
     self._is_done = False
     self._stopped = False
-    self._changed = threading.Condition()  # Its lock may be taken twice.
+    self._lock = lock = threading.RLock()
+    # By place: what its workers wait for.
+    self._changed = collections.defaultdict(lambda: threading.Condition(lock))
+    self._ended = threading.Condition(lock)
 
   def take(self, worker: Hashable, place: str = '') -> Task | None:
     """Returns a worker's next task, waiting for one; None if all is done.
 
     Args:
       worker: its name.
-      place: sums there are merged first.
+      place: where it is, always the same.
 
     Raises:
       Stopped: `stop` was called before all work was done.
     """
-    with self._changed:
+    with self._lock:
       while True:
         # First: who waits for the result stops the round once it is there.
         if self._is_done:
@@ -223,11 +262,14 @@ class Scheduler:
         self.check_running()
         if (task := self.poll(worker, place)) is not None:
           return task
-        self._changed.wait()
+        self._changed[place].wait()
 
   def poll(self, worker: Hashable, place: str = '') -> Task | None:
     """Like `take`, but None also if there is no task now."""
-    with self._changed:
+    with self._lock:
+      if worker not in self._places:
+        self._places[worker] = place
+        self._workers[place].add(worker)
       task = None if self._is_done else self._next(worker, place)
       if task is not None:
         self._in_work.setdefault(worker, []).append(task)
@@ -250,101 +292,82 @@ class Scheduler:
     is_training = any(isinstance(task, Block) for task in own)
     if self._running.get(worker) and not is_training:
       return HandOver(frozenset(self._running[worker]))
-    if (part := self._next_part(place)) is not None:
-      return part
-    is_all = self._num_summed == len(self._blocks)
-    if not is_all and len(self._sums) <= FAN_IN:
-      return None
-    most = FAN_IN if self.num_parts == 1 else 1
-    is_total = is_all and len(self._sums) <= most
-    self._sums.sort(key=lambda each: (each.place != place, each.place or ''))
-    merge = Merge(tuple(self._sums[:FAN_IN]), is_total)
-    del self._sums[:FAN_IN]
-    self._num_summed -= len(merge.blocks)
-    if is_total or self.num_parts == 1 or all(
-        each.place == place for each in merge.sums
-    ):
-      return merge
-    self._part_merges.append(
-        _PartMerges(merge.sums, list(range(self.num_parts)))
-    )
-    return self._next_part(place)
+    return self._next_merge(place)
 
-  def _next_part(self, place: str) -> Merge | None:
-    """The next part to add, unless the place has one in work."""
-    if place not in self._adding:
-      for each in self._part_merges:
-        if each.waiting:
-          merge = Merge(each.sums, False, each.waiting.pop())
-          self._adding[place] = merge
-          return merge
+  def _next_merge(self, place: str) -> Merge | None:
+    """A part that a place can add, its own first."""
+    for waiting in (self._waiting[place], self._waiting[None]):
+      for index, merge in enumerate(waiting):
+        if merge.places == {place}:
+          return waiting.pop(index)
+        if self._num_adding[place] < _MAX_ADDING:
+          self._num_adding[place] += 1
+          return waiting.pop(index)
     return None
-
-  def _of_part(self, merge: Merge) -> _PartMerges | None:
-    """What a part is of; None if a sum of it was lost meanwhile."""
-    found = (each for each in self._part_merges if each.sums is merge.sums)
-    return next(found, None)
 
   def upcoming(self, count: int) -> list[Block]:
     """The next `count` blocks that were never dealt, or what is left."""
-    with self._changed:
+    with self._lock:
       return list(self._blocks[self._num_dealt : self._num_dealt + count])
 
   def was_done(self, block: Block) -> bool:
     """Returns True if the block was put before, and is dealt again."""
-    with self._changed:
+    with self._lock:
       return block.number < self._num_first_done or block.number in self._done
 
-  def put(
-      self, worker: Hashable, task: Task, result: Any = None, place: str = ''
-  ) -> None:
+  def put(self, worker: Hashable, task: Task, result: Any = None) -> None:
     """Hands in a task's result.
 
     Args:
       worker: its name.
       task: a task that it took.
-      result: the sum; of a block nothing, for it is in the running sum.
-      place: where the sum is.
+      result: of a block nothing, for it is in the running sum; of a hand-over
+        the sum's parts; of a merge its part.
     """
-    with self._changed:
+    with self._lock:
       self._end(worker, task)
+      place = self._places[worker]
       if isinstance(task, Block):
         self._mark_done(task.number)
         if worker in self._lost:
-          heapq.heappush(self._again, task.number)
+          self._deal_again([task.number])
         else:
           self._running.setdefault(worker, set()).add(task.number)
-      elif isinstance(task, Merge) and task.is_total:
-        self._total = result
-        self._is_done = True
-      elif isinstance(task, Merge) and task.part is not None:
-        self._put_part(task, result)
+        self._wake(None if self._window else place)
       elif isinstance(task, Merge):
-        self._add_sums([Sum(result, task.blocks, place)])
+        self._put_part(task, result, place)
       elif worker not in self._lost:
         del self._running[worker]
-        self._add_sums([Sum(result, task.blocks, place)])
-      self._changed.notify_all()
+        places = (place,) * self.num_parts
+        self._add_sums([Sum(result, task.blocks, places)])
+        self._wake(place)
 
-  def _put_part(self, merge: Merge, result: Any) -> None:
-    if (parts := self._of_part(merge)) is None:
+  def _put_part(self, merge: Merge, result: Any, place: str) -> None:
+    results = self._results.get(id(merge.sums))
+    if results is None:  # A sum of it was lost meanwhile.
       return
-    parts.results[merge.part] = result
-    if len(parts.results) == self.num_parts:
-      self._part_merges.remove(parts)
-      value = [parts.results[part] for part in range(self.num_parts)]
-      self._add_sums([Sum(value, merge.blocks, None, merge.sums)])
+    results[merge.part] = result, place
+    if len(results) < self.num_parts:
+      return
+    del self._results[id(merge.sums)]
+    parts, places = zip(*(results[part] for part in range(self.num_parts)))
+    if merge.is_total:
+      self._total = parts
+      self._is_done = True
+      self._wake(None)
+    else:
+      found = {each for one in merge.sums for each in one.places} | {*places}
+      merged = merge.sums if len(found) > 1 else ()
+      self._add_sums([Sum(parts, merge.blocks, places, merged)])
 
   def _end(self, worker: Hashable, task: Task) -> None:
     self._in_work[worker] = [
         each for each in self._in_work.get(worker, ()) if each is not task
     ]
-    self._end_part(task)
-
-  def _end_part(self, task: Task) -> None:
-    self._adding = {
-        place: part for place, part in self._adding.items() if part is not task
-    }
+    place = self._places[worker]
+    if isinstance(task, Merge) and task.places != {place}:
+      self._num_adding[place] -= 1
+      self._wake(place)
 
   def _mark_done(self, number: int) -> None:
     if number >= self._num_first_done:
@@ -368,80 +391,153 @@ class Scheduler:
     Raises:
       WorkerLostError: the task has lost several workers already.
     """
-    with self._changed:
+    with self._lock:
       if counts:
         self._count_loss(task)
+      self._end(worker, task)
+      place = self._places[worker]
       if worker not in self._lost:
         self._lost.add(worker)
-        self._in_work.pop(worker, None)
+        del self._in_work[worker]
+        self._workers[place].remove(worker)
+        if not self._workers[place]:
+          self._waiting[None] += self._waiting.pop(place, ())
         self._deal_again(self._running.pop(worker, ()))
       if isinstance(task, Block):
         self._deal_again([task.number])
-      elif isinstance(task, Merge) and task.part is None:
-        self._add_sums(task.sums)
       elif isinstance(task, Merge):
-        self._end_part(task)
-        if (parts := self._of_part(task)) is not None:
-          parts.waiting.append(task.part)
-      self._changed.notify_all()
+        self._offer(task)
+      self._settle([place])
+      self._wake(None)
 
-  def lose_sum(self, worker: Hashable, merge: Merge, index: int) -> None:
+  def lose_sum(
+      self, worker: Hashable, merge: Merge, index: int | None
+  ) -> None:
     """Deals the blocks again of a sum that its merge did not find.
 
-    If it was merged in parts, those sums are merged again.
-    """
-    with self._changed:
-      self._end(worker, merge)
-      if merge.part is not None:
-        if (parts := self._of_part(merge)) is None:  # Another part told.
-          self._changed.notify_all()
-          return
-        self._part_merges.remove(parts)
-      lost = merge.sums[index]
-      self._add_sums(merge.sums[:index] + merge.sums[index + 1 :])
-      self._add_sums(lost.merged)
-      if not lost.merged:
-        self._deal_again(lost.blocks)
-      self._changed.notify_all()
+    If it was merged in several places, those sums are merged again.
 
-  def result(self) -> Any:
-    """Waits for all work; returns the total.
+    Args:
+      worker: its name.
+      merge: a task that it took.
+      index: of the sum; None: the result was lost, and is added again.
+
+    Raises:
+      WorkerLostError: results of these sums were lost several times.
+    """
+    with self._lock:
+      self._end(worker, merge)
+      if index is None:
+        self._count_loss(merge)
+        self._offer(merge)
+      elif self._results.pop(id(merge.sums), None) is not None:
+        for waiting in self._waiting.values():
+          waiting[:] = [each for each in waiting if each.sums is not merge.sums]
+        lost = merge.sums[index]
+        if not lost.merged:
+          self._deal_again(lost.blocks)
+        self._add_sums(
+            merge.sums[:index] + merge.sums[index + 1 :] + lost.merged
+        )
+
+  def result(self) -> Sequence[Any]:
+    """Waits for all work; returns the total's parts.
 
     Raises:
       Stopped: `stop` was called before.
     """
-    with self._changed:
+    with self._lock:
       while not self._is_done:
         self.check_running()
-        self._changed.wait()
+        self._ended.wait()
       total, self._total = self._total, None
       return total
 
   def stop(self) -> None:
     """Ends the round: everyone waiting, and every later call, is stopped."""
-    with self._changed:
+    with self._lock:
       self._stopped = True
-      self._changed.notify_all()
+      self._wake(None)
 
   def check_running(self) -> None:
     """Raises Stopped once `stop` was called; for use between clients."""
-    with self._changed:
+    with self._lock:
       if self._stopped:
         raise Stopped()
 
   def is_over(self) -> bool:
     """Returns True once nothing is left to take."""
-    with self._changed:
+    with self._lock:
       return self._stopped or self._is_done
 
   def _add_sums(self, sums: Iterable[Sum]) -> None:
+    """Adds sums to those that wait, and merges what can be."""
+    places = []
     for each in sums:
-      self._sums.append(each)
-      self._num_summed += len(each.blocks)
+      if len(set(each.places)) == 1:
+        places.append(each.places[0])
+        self._staying[places[-1]].append(each)
+      else:
+        self._ready.append(each)
+    self._settle(places)
+
+  def _settle(self, places: Iterable[str]) -> None:
+    """Merges sums of these places, and those between places."""
+    for place in places:
+      if self._staying[place] and not any(
+          map(self._has_blocks, self._workers[place])
+      ):
+        sums = self._staying.pop(place)
+        if len(sums) > 1 and self._workers[place]:
+          self._begin_merge(sums)
+        else:
+          self._ready += sums
+    while len(self._ready) > FAN_IN:
+      self._begin_merge(self._ready[:FAN_IN])
+      del self._ready[:FAN_IN]
+    if self._is_all(self._ready):
+      self._begin_merge(self._ready)
+      self._ready = []
+
+  def _has_blocks(self, worker: Hashable) -> bool:
+    """Whether a worker trains, has a running sum, or is handing it over."""
+    return bool(self._running.get(worker)) or any(
+        not isinstance(task, Merge) for task in self._in_work.get(worker, ())
+    )
+
+  def _is_all(self, sums: Iterable[Sum]) -> bool:
+    return sum(len(each.blocks) for each in sums) == len(self._blocks)
+
+  def _begin_merge(self, sums: Sequence[Sum]) -> None:
+    sums = tuple(sums)
+    is_total = self._is_all(sums)
+    self._results[id(sums)] = {}
+    for part in range(self.num_parts):
+      places = [each.places[part] for each in sums]
+      others = [each for each in places if each != self.server_place] or places
+      place = others[part % len(others)]
+      self._offer(Merge(sums, part, place, is_total))
+
+  def _offer(self, merge: Merge) -> None:
+    """Has a part wait for a worker, if its sums are not lost."""
+    if id(merge.sums) in self._results:
+      place = merge.place if self._workers[merge.place] else None
+      self._waiting[place].append(merge)
+      self._wake(place)
 
   def _deal_again(self, numbers: Iterable[int]) -> None:
     for number in numbers:
       heapq.heappush(self._again, number)
+      self._wake(None)
+
+  def _wake(self, place: str | None) -> None:
+    """Has the waiting workers of a place look again; None: everyone."""
+    if place is not None:
+      self._changed[place].notify_all()
+      return
+    for changed in self._changed.values():
+      changed.notify_all()
+    self._ended.notify_all()
 
   def _count_loss(self, task: Task) -> None:
     numbers = [task.number] if isinstance(task, Block) else sorted(task.blocks)
