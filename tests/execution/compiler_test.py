@@ -1,14 +1,23 @@
 """Tests of tff_asr.execution.compiler: which sums are exact in any order."""
 
 import collections
+import functools
+from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_asr.aggregators import dp_mean
 from tff_asr.execution import compiler
+from tff_asr.execution import graph
 from tff_asr.execution import multi_device
+from tff_asr.privacy import correlated_noise
+from tff_asr.privacy import keys
+from tff_asr.privacy import noise
+from tff_asr.privacy import queries
+from tff_asr.privacy import strategies
 
 _CLIENTS = tff.FederatedType(
     collections.OrderedDict(count=np.int64, value=np.float32), tff.CLIENTS
@@ -118,3 +127,58 @@ class ExactSumsTest(parameterized.TestCase):
           dict(_build_aggregate(_mean_by_count)(clients[:3])),
           dict(count=8, value=3.5),
       )
+
+
+class DrawnAheadTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      queries.PerLayerClipSumQuery,
+      functools.partial(
+          correlated_noise.CorrelatedSumQuery,
+          correlation=correlated_noise.Correlation(
+              strategy=strategies.optimize(num_rounds=4, min_separation=2),
+              min_separation=2,
+          ),
+      ),
+  )
+  def test_noise_of_all_layers_needs_the_server_s_values_alone(self, query):
+    # Although each layer's waits until that before it was added.
+    types = tff.to_type(collections.OrderedDict(
+        (name, tff.TensorType(np.float32, [3])) for name in 'abc'
+    ))
+    with mock.patch.object(noise, '_GROUP', 3):
+      process = dp_mean.build(
+          build_query=functools.partial(
+              query, l2_norm_clip=1.0, noise_multiplier=1.0
+          ),
+          cohort_size=2,
+      ).create(types, tff.TensorType(np.float32))
+    compiled = compiler.compile_computation(process.next)
+    for program, count in (
+        (compiled.draw, 3),
+        (compiled.finish, 3),
+        (compiled.finish_drawn, 0),
+    ):
+      last = program.graphs[-1]
+      graph_def = tf.compat.v1.GraphDef.FromString(last.graph_def)
+      needed = graph.find_needed(graph_def, last.outputs)
+      drawn = [
+          node.name
+          for node in graph_def.node
+          if node.op == 'PyFuncStateless' and node.name in needed
+      ]
+      self.assertLen(drawn, count)
+    released = []
+    for is_ahead in (False, True):
+      context = multi_device.build_sync_context(
+          multi_device.Settings(devices=['CPU:0'])
+      )
+      with (
+          mock.patch.object(multi_device._Runner, 'draws_ahead', is_ahead),
+          tff.framework.get_context_stack().install(context),
+      ):
+        state = dp_mean.set_noise_key(process.initialize(), keys.from_seed(0))
+        update = {name: np.ones([3], np.float32) for name in 'abc'}
+        released.append(process.next(state, [update], [1.0]).result)
+    for name, values in released[0].items():
+      np.testing.assert_array_equal(released[1][name], values)

@@ -313,11 +313,14 @@ def _split_draw(
   num_servers = finish.num_kept
   graph_def = tf.compat.v1.GraphDef.FromString(update.graph_def)
   others = set(map(graph.node_name, update.inputs[num_servers:]))
+  # Noise waits for the layers before it, which are of the clients' sum, only to
+  # save memory.
+  unordered = graph.without_waits(graph_def, others)
   nodes = [
       node
       for node in graph_def.node
       if node.op == _HOST_OP
-      and others.isdisjoint(graph.find_needed(graph_def, [node.name]))
+      and others.isdisjoint(graph.find_needed(unordered, [node.name]))
   ]
   if not nodes:
     return None, None
@@ -339,7 +342,11 @@ def _split_draw(
     node.attr['T'].list.type[:] = dtypes
   servers = update.inputs[:num_servers], update.specs[:num_servers]
   draw = dataclasses.replace(
-      update, inputs=servers[0], specs=servers[1], outputs=tuple(draws)
+      update,
+      graph_def=unordered.SerializeToString(),
+      inputs=servers[0],
+      specs=servers[1],
+      outputs=tuple(draws),
   )
   rest = dataclasses.replace(
       update,

@@ -17,6 +17,7 @@ Importing must get right:
 - Only the nodes that the outputs need are imported, as in a session run.
 """
 
+import collections
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import dataclasses
@@ -517,6 +518,37 @@ def find_needed(
       if not is_leaf(nodes[name]):
         pending.extend(node_name(source) for source in nodes[name].input)
   return needed
+
+
+def without_waits(
+    graph_def: tf.compat.v1.GraphDef, names: Iterable[str]
+) -> tf.compat.v1.GraphDef:
+  """A copy without control inputs of what is computed from some nodes.
+
+  Args:
+    graph_def: a graph.
+    names: those of the nodes.
+  """
+  users = collections.defaultdict(list)
+  for node in graph_def.node:
+    for source in node.input:
+      if not source.startswith('^'):
+        users[node_name(source)].append(node.name)
+  found, pending = set(), [*names]
+  while pending:
+    name = pending.pop()
+    if name not in found:
+      found.add(name)
+      pending.extend(users[name])
+  result = tf.compat.v1.GraphDef()
+  result.CopyFrom(graph_def)
+  for node in result.node:
+    node.input[:] = [
+        source
+        for source in node.input
+        if not (source.startswith('^') and node_name(source) in found)
+    ]
+  return result
 
 
 def adds(
