@@ -44,7 +44,6 @@ A round ends, for what is waited for is in someone's hands:
 
 import collections
 from collections.abc import Hashable, Iterable, Sequence
-import dataclasses
 import heapq
 import math
 import threading
