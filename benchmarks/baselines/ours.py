@@ -129,7 +129,7 @@ def build_step(job: job_lib.Job) -> tf.types.experimental.GenericFunction:
 
 
 def build_process(
-    job: job_lib.Job, folder: str
+    job: job_lib.Job, folder: str, *, noise_kernel: str
 ) -> tff.learning.templates.LearningProcess:
   """Federated averaging with one clip and noise; the server's rate is 1."""
   model = build_model(job)
@@ -148,6 +148,7 @@ def build_process(
               l2_norm_clip=job.l2_norm_clip,
               noise_multiplier=job.noise_multiplier,
               clipping=clipping_lib.Clipping(split='global'),
+              noise_kernel=noise_kernel,
           ),
           cohort_size=job.num_clients,
       ),

@@ -38,7 +38,12 @@ _CONTEXT = flags.DEFINE_enum(
 
 def main(_) -> None:
   job = job_lib.load(_JOB.value)
-  process = ours.build_process(job, _JOB.value)
+  process = ours.build_process(
+      job,
+      _JOB.value,
+      # TFF's worker cannot call the host.
+      noise_kernel='tensorflow' if _CONTEXT.value == 'native' else 'host',
+  )
   cohort = [f'client{client:06d}' for client in range(job.num_clients)]
   with tff.framework.get_context_stack().install(_build_context()):
     state = fed_avg.set_noise_key(process.initialize(), keys.draw())

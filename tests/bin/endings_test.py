@@ -37,6 +37,8 @@ class EndingsTest(cases.TestCase):
             'NUM_ROUNDS = 1',
             'BUILD_COHORTS = @cohorts.fixed_size',
             'SAVE_EVERY = 1',
+            # TFF's worker listens on all addresses, for the test's seconds.
+            *(('TRUST_NETWORK = True',) if execution == 'native' else ()),
         )
         + gin_params,
         **kwargs,
@@ -73,7 +75,7 @@ class EndingsTest(cases.TestCase):
     self.assertEqual(ended.code, 128 + send, ended.stderr)
     self.assertEqual(ended.stdout, '')
     *progress, last = ended.stderr.splitlines()
-    self.assertEqual(last, word + _RESUME)
+    self.assertEqual(last, word + _RESUME, ended.stderr)
     for line in progress:
       self.assertRegex(line, '^federated: round ')
     # The same command goes on, one round more than it had.

@@ -14,6 +14,7 @@ class TrainAndEvaluateTest(cases.TestCase):
   @pytest.mark.slow
   def test_a_trained_model_is_evaluated(self):
     shards = fakes.write_split(self.path('shards'), {'ann': 2})
+    dev = fakes.write_split(self.path('dev'), {'bob': 2})
     run = self.path('run')
     trained = programs.run(
         'train_central',
@@ -22,7 +23,7 @@ class TrainAndEvaluateTest(cases.TestCase):
         gin_params=programs.TINY
         + (
             f'TRAIN_DIR = {shards!r}',
-            f'DEV_DIR = {shards!r}',
+            f'DEV_DIR = {dev!r}',
             'NUM_STEPS = 2',
         ),
     )
@@ -34,11 +35,11 @@ class TrainAndEvaluateTest(cases.TestCase):
         'evaluate',
         '--gin_file=gin/experiments/quickstart_evaluate.gin',
         gin_params=programs.TINY
-        + (f'TEST_DIR = {shards!r}', f'RUNS = [{run!r}]'),
+        + (f'TEST_DIR = {dev!r}', f'RUNS = [{run!r}]'),
     )
     self.assertEqual(evaluated.code, 0, evaluated.stderr)
     self.assertRegex(
-        evaluated.stdout, r'run: WER \d+\.\d\d % of \d+ words of 1'
+        evaluated.stdout, r'run: WER \d+\.\d\d % \(TER .* %\) of \d+ words of 1'
     )
     for line in evaluated.stderr.splitlines():
       self.assertRegex(line, r'^evaluate: utterance [12] of 2')

@@ -179,10 +179,15 @@ def prepare(folder: str, *, speech: str, model: dict[str, int]) -> None:
           client: _write_list(folder, client, listed)
           for client, listed in by_client.items()
       },
-      # Two copies of each fill the buffer.
+      # Two copies of each fill the buffer. Which one of two of a length comes
+      # first is chance, on both sides, so no two have one.
       short_clients={
           client: _write_list(
-              folder, f'{client}_short', listed[: _BUFFER // 2]
+              folder,
+              f'{client}_short',
+              list({len(each[2]): each for each in listed}.values())[
+                  : _BUFFER // 2
+              ],
           )
           for client, listed in by_client.items()
       },
