@@ -142,6 +142,22 @@ def _deployable(label: str, name: str) -> design.Row:
   )
 
 
+def _bits(bits: int, settings: Mapping[str, Any]) -> design.Row:
+  """A row of noise of the devices in sums of so many bits."""
+  return design.Row(
+      f'distributed, {bits} bits',
+      TWIN.but(
+          f'federated_distributed_{bits}',
+          {'BITS': bits, **settings},
+          experiment='quickstart_federated_distributed',
+      ),
+      seeds=_SEEDS[:1],
+      against='distributed, 16 bits',
+      series=None,
+      x=design.EPSILON,
+  )
+
+
 DEPLOYMENT = design.Group(
     name='deployment',
     title='Mechanisms that devices can be asked for',
@@ -150,13 +166,18 @@ DEPLOYMENT = design.Group(
         'the same epsilon: independent noise with Poisson sampling, which a '
         'trusted server adds; correlated noise (BLT) for devices that wait 12 '
         'rounds; banded noise with cyclic Poisson sampling; and noise of the '
-        'devices themselves, who wait 12 rounds, in secure sums of 16 bits.'
+        'devices themselves, who wait 12 rounds, in secure sums of 16 bits. '
+        'Then sums of other widths: at 12 bits sums must be within 3 standard '
+        'deviations of the noise (MODULUS_STDDEVS), else within 4.'
     ),
     rows=(
         *(_row(noise, 'dim', None, 'Poisson') for noise in _NOISES),
         _deployable('BLT', 'blt'),
         _deployable('banded', 'banded'),
         _deployable('distributed, 16 bits', 'distributed'),
+        _bits(12, {'MODULUS_STDDEVS': 3.0}),
+        _bits(20, {}),
+        _bits(24, {}),
     ),
     x_label='epsilon (PLD) at delta 1e-5',
     columns=('epsilon', 'epsilon (RDP)'),
