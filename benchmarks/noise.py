@@ -63,7 +63,9 @@ _REPEATS = flags.DEFINE_integer(
     'repeats', 5, 'Turns that count.', lower_bound=1
 )
 _BITS = flags.DEFINE_list(
-    'bits', [], 'Of secure sums; empty: noise of a trusted server.'
+    'bits', [],
+    'Of secure sums; empty: noise of a trusted server. With --mechanisms the '
+    'first is that of distributed noise, by default 16.',
 )
 _NUM_ELEMENTS = flags.DEFINE_integer(
     'num_elements', 628_448, 'Of an update; the quickstart\'s.', lower_bound=2
@@ -86,14 +88,13 @@ _MECHANISMS = flags.DEFINE_list(
 # As a run of the paper's length, whose clients return after 100 rounds.
 _NUM_ROUNDS = 2000
 _SEPARATION = 100
-_MECHANISM_BITS = 16
 _PHILOX = 1
 _NORMAL = "TensorFlow's normal"
 
 
 def main(_) -> None:
   report.check_json_flag()
-  if _BITS.value:
+  if _BITS.value and not _MECHANISMS.value:
     _write_distributed([int(bits) for bits in _BITS.value])
     return
   num_blocks, dim = workload_lib.parse_size(_SIZE.value, flag='--size')
@@ -333,7 +334,7 @@ def _build_distributed(specs: Any, settings: dict[str, Any]) -> _Mechanism:
       specs,
       num_clients=_NUM_CLIENTS.value,
       max_failed_share=0.0,
-      bits=_MECHANISM_BITS,
+      bits=int((_BITS.value or [16])[0]),
       **settings,
   )
 
