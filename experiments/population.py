@@ -177,7 +177,6 @@ DEPLOYMENT = design.Group(
         _deployable('distributed, 16 bits', 'distributed'),
         _bits(12, {'MODULUS_STDDEVS': 3.0}),
         _bits(20, {}),
-        _bits(24, {}),
     ),
     x_label='epsilon (PLD) at delta 1e-5',
     columns=('epsilon', 'epsilon (RDP)'),
