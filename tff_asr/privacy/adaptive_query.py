@@ -369,8 +369,8 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
 
   def derive_metrics(self, global_state):
     metrics = super().derive_metrics(global_state)
-    stddev = metrics.pop('noise_stddev_on_sum')
     name = 'noise_stddev_on_sum'
+    stddev = metrics.pop(name)
     if self._correlation is not None:
       name = 'noise_stddev_before_correlation'
     metrics[name] = self._adaptation.update_noise_ratio * stddev

@@ -5,6 +5,7 @@ it states what ran. If no guarantee is worth the name, it says NOT PRIVATE, and
 why.
 """
 
+import collections
 from collections.abc import Iterable, Sequence
 import dataclasses
 import math
@@ -338,25 +339,23 @@ def large_delta(
 def note_words(notes: Sequence[ledger.Note]) -> list[str]:
   """Returns what the notes of a ledger mean for a reader, a sentence each."""
   words = []
-  copied = [note.rounds_before for note in notes if note.what == 'copied']
-  if copied:
+  before = collections.defaultdict(list)  # Charged rounds, by kind.
+  for note in notes:
+    before[note.what].append(note.rounds_before)
+  if copied := before['copied']:
     words.append(
         'WARNING: the run folder is a copy or was restored (noticed after '
         f'{" and ".join(f"{count:,}" for count in copied)} charged rounds). '
         'Rounds that went on elsewhere, or that a backup undid, are not '
         'counted here.'
     )
-  exact = [note.rounds_before for note in notes if note.what == 'exact_metrics']
-  if exact:
+  if exact := before['exact_metrics']:
     words.append(
         'WARNING: exact metrics of training were shown (EXACT_METRICS, from '
         f'round {exact[0] + 1:,} of the ledger on). Nothing covers them: keep '
         'them to yourself.'
     )
-  changed = [
-      note.rounds_before for note in notes if note.what == 'length_changed'
-  ]
-  if changed:
+  if changed := before['length_changed']:
     words.append(
         'WARNING: where the run ends (NUM_ROUNDS, NUM_STEPS, TARGET_EPSILON) '
         f'was set anew, first after {changed[0]:,} charged rounds. If that '

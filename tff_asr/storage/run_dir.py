@@ -150,9 +150,8 @@ class RunDir:
     """
     check_folder(path, configuration=configuration)
     self.path = path
-    self._settings = {
-        name: _plain(text) for name, text in settings(configuration).items()
-    }
+    macros = settings(configuration)
+    self._settings = {name: _plain(text) for name, text in macros.items()}
     os.makedirs(path, exist_ok=True)
     self._lock = RunLock(path)
     try:
@@ -165,11 +164,9 @@ class RunDir:
       )
       self.length_changed = False
       if _has_begun(path):
-        with open(self.file(CONFIG), encoding='utf-8', errors='replace') as f:
-          begun = settings(f.read())
-        now = settings(configuration)
+        begun = settings(_read_configuration(path))
         self.length_changed = any(
-            begun.get(name) != now.get(name) for name in _LENGTH
+            begun.get(name) != macros.get(name) for name in _LENGTH
         )
         hardware_fingerprint.check(path)
       else:
@@ -275,15 +272,13 @@ def check_folder(path: str, *, configuration: str) -> None:
   checks.output_folders(output_dir=path)
   check_contents(path)
   _check_free(path)
-  config = os.path.join(path, CONFIG)
   if _has_begun(path):
-    if not os.path.isfile(config):
+    if not os.path.isfile(os.path.join(path, CONFIG)):
       raise ValueError(
           f'{path} holds a run without its {CONFIG}: put the file back, or '
           'take another output_dir.'
       )
-    with open(config, encoding='utf-8', errors='replace') as f:
-      _check_same(f.read(), configuration, path=path)
+    _check_same(_read_configuration(path), configuration, path=path)
     return
   # A run that stopped before its first state has nothing to go on from, so its
   # settings need not match. Other files are never overwritten.
@@ -516,6 +511,13 @@ def flatten_metrics(metrics: Any, *, prefix: str = '') -> dict[str, float]:
     elif np.size(value) == 1:
       flat[prefix + name] = float(value)
   return flat
+
+
+def _read_configuration(path: str) -> str:
+  """The text that a run's folder was begun with."""
+  config = os.path.join(path, CONFIG)
+  with open(config, encoding='utf-8', errors='replace') as f:
+    return f.read()
 
 
 def _check_same(old: str, new: str, *, path: str) -> None:
