@@ -291,28 +291,25 @@ def _build_mechanism(name: str, specs: Any) -> _Mechanism:
       noise_multiplier=_NOISE_MULTIPLIER.value,
       clipping=clipping_lib.Clipping(split='dim'),
   )
-  rounds = dict(num_rounds=_NUM_ROUNDS)
   if name == 'distributed':
     return _build_distributed(specs, settings)
   if name == 'gaussian':
     query = queries.PerLayerClipSumQuery(specs, **settings)
-  elif name == 'blt':
-    query = correlated_noise.CorrelatedSumQuery(
-        specs,
-        correlation=correlated_noise.Correlation(
-            strategy=strategies.optimize(
-                min_separation=_SEPARATION, num_buffers=3, **rounds
-            ),
-            min_separation=_SEPARATION,
-        ),
-        **settings,
-    )
   else:
+    if name == 'blt':
+      separation = _SEPARATION
+      strategy = strategies.optimize(
+          num_rounds=_NUM_ROUNDS, min_separation=separation, num_buffers=3
+      )
+    else:
+      separation = 4
+      strategy = strategies.optimize_banded(
+          num_rounds=_NUM_ROUNDS, num_bands=separation
+      )
     query = correlated_noise.CorrelatedSumQuery(
         specs,
         correlation=correlated_noise.Correlation(
-            strategy=strategies.optimize_banded(num_bands=4, **rounds),
-            min_separation=4,
+            strategy=strategy, min_separation=separation
         ),
         **settings,
     )

@@ -6,6 +6,7 @@ their sum: they compare recipes at equal noise on the mean.
 """
 
 from collections.abc import Mapping
+import dataclasses
 from typing import Any, Optional
 
 from experiments import design
@@ -142,19 +143,19 @@ def _deployable(label: str, name: str) -> design.Row:
   )
 
 
+_DISTRIBUTED = _deployable('distributed, 16 bits', 'distributed')
+
+
 def _bits(bits: int, settings: Mapping[str, Any]) -> design.Row:
-  """A row of noise of the devices in sums of so many bits."""
-  return design.Row(
-      f'distributed, {bits} bits',
-      TWIN.but(
-          f'federated_distributed_{bits}',
-          {'BITS': bits, **settings},
-          experiment='quickstart_federated_distributed',
-      ),
-      seeds=_SEEDS[:1],
-      against='distributed, 16 bits',
-      series=None,
-      x=design.EPSILON,
+  """That row in sums of so many bits."""
+  label = f'distributed, {bits} bits'
+  recipe = _DISTRIBUTED.recipe
+  return dataclasses.replace(
+      _DISTRIBUTED,
+      label=label,
+      recipe=recipe.but(f'{recipe.name}_{bits}', {'BITS': bits, **settings}),
+      against=_DISTRIBUTED.label,
+      series=label,
   )
 
 
@@ -174,7 +175,7 @@ DEPLOYMENT = design.Group(
         *(_row(noise, 'dim', None, 'Poisson') for noise in _NOISES),
         _deployable('BLT', 'blt'),
         _deployable('banded', 'banded'),
-        _deployable('distributed, 16 bits', 'distributed'),
+        _DISTRIBUTED,
         _bits(12, {'MODULUS_STDDEVS': 3.0}),
         _bits(20, {}),
     ),
@@ -183,12 +184,12 @@ DEPLOYMENT = design.Group(
     claims=(
         design.Claim(
             'Without sampling, independent noise of the devices costs more.',
-            {'distributed, 16 bits': 1, f'DP, dim, z = {_MAIN:g}': -1},
+            {_DISTRIBUTED.label: 1, f'DP, dim, z = {_MAIN:g}': -1},
             1,
         ),
         design.Claim(
             'BLT is ahead of noise of the devices.',
-            {'BLT': 1, 'distributed, 16 bits': -1},
+            {'BLT': 1, _DISTRIBUTED.label: -1},
             -1,
         ),
     ),
