@@ -195,6 +195,20 @@ class QuickstartTest(cases.TestCase):
     results = os.path.join(self.path(name), 'results.json')
     return json.loads(pathlib.Path(results).read_text())
 
+  def train_two_rounds(
+      self, name: str, *swaps: str, **settings
+  ) -> dict[str, Any]:
+    """The same from scratch with the private speakers; one a round."""
+    defaults = dict(
+        PRIVATE_DIR=repr(self.shards('private')),
+        INIT_FROM_RUN=None,
+        NUM_ROUNDS=2,
+        COHORT_SIZE=1,
+        NUM_LOCAL_STEPS=1,
+        TARGET_EPSILON=None,
+    )
+    return self.train(name, *swaps, **(defaults | settings))
+
   def evaluate(self, test_dir: str, *runs: str) -> list[dict[str, Any]]:
     runs = [self.path(run) for run in runs]
     program = self.bind('evaluate', TEST_DIR=repr(test_dir), RUNS=repr(runs))
@@ -252,23 +266,14 @@ class QuickstartTest(cases.TestCase):
     )
 
   @parameterized.parameters(
-      *(row.recipe.experiment for row in population.DEPLOYMENT.rows)
+      *{row.recipe.experiment: None for row in population.DEPLOYMENT.rows}
   )
   def test_mechanisms_that_are_compared_run(self, experiment):
     name = experiment.removeprefix('quickstart_')
     settings = {}
     if name == 'federated_banded':
       settings = dict(NUM_BANDS=2, MIN_SEPARATION=2)
-    results = self.train(
-        name,
-        PRIVATE_DIR=repr(self.shards('private')),
-        INIT_FROM_RUN=None,
-        NUM_ROUNDS=2,
-        COHORT_SIZE=1,
-        NUM_LOCAL_STEPS=1,
-        TARGET_EPSILON=None,
-        **settings,
-    )
+    results = self.train_two_rounds(name, **settings)
     self.assertEqual(results['rounds'], 2)
     kinds = {group['kind'] for group in results['privacy']['groups']}
     self.assertEqual(kinds, {{
@@ -280,15 +285,9 @@ class QuickstartTest(cases.TestCase):
       ('banded', 'cyclic', dict(NUM_BANDS=2, MIN_SEPARATION=2)),
   )
   def test_clips_adapt_where_noise_is_correlated(self, name, kind, settings):
-    results = self.train(
+    results = self.train_two_rounds(
         'federated_dp',
         f'gin/privacy/adaptive_{name}.gin',
-        PRIVATE_DIR=repr(self.shards('private')),
-        INIT_FROM_RUN=None,
-        NUM_ROUNDS=2,
-        COHORT_SIZE=1,
-        NUM_LOCAL_STEPS=1,
-        TARGET_EPSILON=None,
         NOISE_MULTIPLIER=1.7,
         **settings,
     )
@@ -300,27 +299,12 @@ class QuickstartTest(cases.TestCase):
   def test_adaptive_clips_alone_do_not_take_correlated_noise(self):
     # The later file says that noise is independent, the cohorts are of BLT.
     with self.assertRaisesRegex(ValueError, 'gin/privacy/adaptive_blt.gin'):
-      self.train(
-          'federated_blt',
-          'gin/privacy/adaptive.gin',
-          PRIVATE_DIR=repr(self.shards('private')),
-          INIT_FROM_RUN=None,
-          NUM_ROUNDS=2,
-          COHORT_SIZE=1,
-          TARGET_EPSILON=None,
-          NOISE_MULTIPLIER=1.7,
+      self.train_two_rounds(
+          'federated_blt', 'gin/privacy/adaptive.gin', NOISE_MULTIPLIER=1.7
       )
 
   def test_devices_add_the_noise(self):
-    results = self.train(
-        'federated_distributed',
-        PRIVATE_DIR=repr(self.shards('private')),
-        INIT_FROM_RUN=None,
-        NUM_ROUNDS=2,
-        COHORT_SIZE=3,
-        NUM_LOCAL_STEPS=1,
-        TARGET_EPSILON=None,
-    )
+    results = self.train_two_rounds('federated_distributed', COHORT_SIZE=3)
     privacy = results['privacy']
     self.assertEqual(
         privacy['model'], 'distributed, secure sums (simulated)'

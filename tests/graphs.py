@@ -1,4 +1,4 @@
-"""What must run before what in a TensorFlow graph."""
+"""Operations of a TensorFlow graph, and what each waits for."""
 
 import tensorflow as tf
 

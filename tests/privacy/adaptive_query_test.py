@@ -78,6 +78,22 @@ def _round(query, state, records, specs=_SPECS):
   return _flat(result), state
 
 
+def _extreme(rng, *, is_finite):
+  """A record of `_FOLDERS` whose layers have any magnitude of float32."""
+  record = collections.OrderedDict(
+      (
+          name,
+          np.float32(
+              10.0 ** rng.uniform(-30, 37) * rng.normal(size=spec.shape)
+          ),
+      )
+      for name, spec in _FOLDERS.items()
+  )
+  if not is_finite:
+    record['w'][2] = rng.choice([np.nan, np.inf])
+  return record
+
+
 class ClipsTest(parameterized.TestCase):
 
   def test_a_round_by_hand(self):
@@ -254,17 +270,7 @@ class PrivacyTest(parameterized.TestCase):
       whole = float(adaptive_query._whole(layer_clips))
       self.assertGreaterEqual(whole, np.linalg.norm(layer_clips.astype('d')))
       drawn = state._replace(layer_clips=layer_clips, l2_norm_clip=whole)
-      record = collections.OrderedDict(
-          (
-              name,
-              np.float32(
-                  10.0 ** rng.uniform(-30, 37) * rng.normal(size=spec.shape)
-              ),
-          )
-          for name, spec in _FOLDERS.items()
-      )
-      if number % 10 == 0:
-        record['w'][2] = rng.choice([np.nan, np.inf])
+      record = _extreme(rng, is_finite=number % 10 != 0)
       moved = _sum(query, drawn, [record], _FOLDERS)
       # In whole numbers, exactly.
       steps = [int(step) for step in _flat(moved.record)]
@@ -320,17 +326,7 @@ class PrivacyTest(parameterized.TestCase):
       self.assertEqual(
           float(query.grid(drawn)) * 2**24, float(drawn.l2_norm_clip)
       )
-      record = collections.OrderedDict(
-          (
-              name,
-              np.float32(
-                  10.0 ** rng.uniform(-30, 37) * rng.normal(size=spec.shape)
-              ),
-          )
-          for name, spec in _FOLDERS.items()
-      )
-      if number % 10 == 0:
-        record['w'][2] = rng.choice([np.nan, np.inf])
+      record = _extreme(rng, is_finite=number % 10 != 0)
       moved = _sum(query, drawn, [record], _FOLDERS)
       norm = sum(int(step) ** 2 for step in _flat(moved))
       self.assertLessEqual(norm, bound)
