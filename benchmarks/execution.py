@@ -32,7 +32,6 @@ import tempfile
 import time
 
 from absl import flags
-import psutil
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -43,7 +42,6 @@ from benchmarks import workload as workload_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
-from tff_asr.execution import ray_cluster
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import queries
 
@@ -279,13 +277,7 @@ def _build_context(name: str) -> tff.framework.SyncContext:
     return native.build_sync_context(
         max_concurrent_clients=1, trust_network=True
     )
-  cores = psutil.cpu_count()
-  return ray_cluster.build_sync_context(
-      ray_cluster.Settings(
-          num_workers=_RAY_WORKERS.value,
-          cpus_per_worker=max(1, cores // _RAY_WORKERS.value),
-      )
-  )
+  return workload_lib.build_ray_context(_RAY_WORKERS.value)
 
 
 if __name__ == '__main__':

@@ -5,6 +5,14 @@ r"""Rounds of the paper's 255M model: seconds and peak memory, by part.
 LAMB, per-layer DP, two clients of one step each; the state is saved, restored
 and compared. --noprivate sums float32, without clip and noise. Needs some 14 GB
 of memory.
+
+    TF_ONEDNN_USE_SYSTEM_ALLOCATOR=1 python -m benchmarks.full_size \
+        --ray_workers=2 --clients=4
+
+Rounds then run on workers of Ray on this machine, which share its cores, and
+the bytes that went through the object store are printed. Memory is that of this
+process alone, but for the last line's: all processes together. With two workers
+some 20 GB; the variable lets workers return what they do not need.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -12,6 +20,7 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 launch.begin(__name__)
 
 import asyncio
+import contextlib
 import os
 import tempfile
 import time
@@ -20,10 +29,12 @@ from typing import NamedTuple
 from absl import flags
 import numpy as np
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from benchmarks import own_process
 from benchmarks import report
 from benchmarks import workload as workload_lib
+from benchmarks.baselines import memory
 from tff_asr.execution import multi_device
 from tff_asr.storage import checkpoints
 
@@ -34,6 +45,10 @@ _NUM_BLOCKS = flags.DEFINE_integer(
     'num_blocks', 36, 'Of the transformer.', lower_bound=1
 )
 _DIM = flags.DEFINE_integer('dim', 768, 'Its width.', lower_bound=1)
+_CLIENTS = flags.DEFINE_integer('clients', 2, 'Of a round.', lower_bound=1)
+_RAY_WORKERS = flags.DEFINE_integer(
+    'ray_workers', 0, 'On this machine; 0: no Ray.', lower_bound=0
+)
 _IS_PRIVATE = flags.DEFINE_boolean(
     'private',
     True,
@@ -46,26 +61,43 @@ def main(_) -> None:
   sizes = workload_lib.Workload(
       num_blocks=_NUM_BLOCKS.value,
       dim=_DIM.value,
-      num_clients=2,
+      num_clients=_CLIENTS.value,
       num_local_steps=1,
       num_utterances=4,
       utterance_sec=5.0,
       batch_sec=20.0,
   )
   clock = _Clock()
-  with tempfile.TemporaryDirectory() as folder:
+  with contextlib.ExitStack() as stack:
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    # Ray's processes inherit it.
+    os.environ[memory.VARIABLE] = str(os.getpid())
+    together = stack.enter_context(
+        memory.Peak(str(os.getpid()), with_own=True)
+    )
     clients = sizes.write_corpus(os.path.join(folder, 'shards'))
     clock.lap('corpus')
     process = sizes.build_process(
-        clients, cohort_size=2, is_private=_IS_PRIVATE.value
+        clients, cohort_size=_CLIENTS.value, is_private=_IS_PRIVATE.value
     )
     clock.lap('build the process')
-    multi_device.set_default_context()
+    if _RAY_WORKERS.value:
+      context = workload_lib.build_ray_context(_RAY_WORKERS.value)
+    else:
+      context = multi_device.build_sync_context()
+    stack.enter_context(tff.framework.get_context_stack().install(context))
     state = workload_lib.initialize(process)
     clock.lap('initialize')
     for number in range(_ROUNDS.value):
       state = process.next(state, list(clients.client_ids)).state
       clock.lap(f'round {number + 1}')
+      if _RAY_WORKERS.value:
+        sent = context.last_store_bytes
+        print(
+            f'through the object store: {sent:,} bytes, '
+            f'{sent / sizes.num_parameters():.1f} a parameter',
+            flush=True,
+        )
     manager = checkpoints.StateManager(os.path.join(folder, 'state'))
     asyncio.run(manager.save(state, 1))
     clock.lap('save')
@@ -73,9 +105,11 @@ def main(_) -> None:
     clock.lap('restore')
     for old, new in zip(tf.nest.flatten(state), tf.nest.flatten(restored)):
       np.testing.assert_array_equal(np.asarray(old), np.asarray(new))
+  print(f'all processes together: {together.gib:.2f} GiB at their peak')
   report.write(
-      f'{sizes.num_parameters() / 1e6:.1f}M parameters, 2 clients of one step '
-      f'of {sizes.batch_sec:g} s',
+      f'{sizes.num_parameters() / 1e6:.1f}M parameters, {_CLIENTS.value} '
+      f'clients of one step of {sizes.batch_sec:g} s, '
+      f'{_RAY_WORKERS.value or "no"} workers of Ray',
       [
           ['', 'seconds', 'CPU seconds', 'peak GiB', 'GiB at its end'],
           *(
@@ -83,7 +117,8 @@ def main(_) -> None:
               for lap in clock.laps
           ),
       ],
-      {lap.part: lap._asdict() for lap in clock.laps},
+      {lap.part: lap._asdict() for lap in clock.laps}
+      | {'all_processes_peak_gib': together.gib},
   )
 
 

@@ -12,6 +12,7 @@ import re
 from typing import Any, Optional
 
 import numpy as np
+import psutil
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -20,7 +21,9 @@ from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import shapes as shapes_lib
+from tff_asr.execution import context as context_lib
 from tff_asr.execution import prefetch
+from tff_asr.execution import ray_cluster
 from tff_asr.features import log_mel
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
@@ -270,6 +273,16 @@ class Round:
     prefetch.CLIENT_CACHE.clear()
     with tff.framework.get_context_stack().install(self._context):
       self._state = self._process.next(self._state, self._cohort).state
+
+
+def build_ray_context(num_workers: int) -> context_lib.SyncContext:
+  """Workers of Ray on this machine, which share its cores."""
+  return ray_cluster.build_sync_context(
+      ray_cluster.Settings(
+          num_workers=num_workers,
+          cpus_per_worker=max(1, psutil.cpu_count() // num_workers),
+      )
+  )
 
 
 def parse_size(text: str, *, flag: str) -> tuple[int, int]:

@@ -30,8 +30,10 @@ NUM_WARM_UP = 2
 # Of the loss, and of each weight's gradient: |found - ours| / |ours|.
 LOSS_TOLERANCE = 1e-4
 GRADIENT_TOLERANCE = 1e-3
-# Of the first round's update, after local steps that let rounding grow.
+# Of the first round's update, after local steps that let rounding grow; and of
+# that with products of bfloat16, which have 8 bits.
 UPDATE_TOLERANCE = 1e-2
+BFLOAT16_UPDATE_TOLERANCE = 1e-1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,8 @@ class Job:
     l2_norm_clip: C, of each client's whole update.
     noise_multiplier: Standard deviation of the noise on the sum, over C. So
       small that the first round can be compared; it costs what any noise costs.
+    is_bfloat16: Products of the blocks are of bfloat16; weights, gradients and
+      the residual stream stay float32.
   """
 
   num_blocks: int
@@ -66,6 +70,7 @@ class Job:
   max_grad_norm: float = 1.0
   l2_norm_clip: float = 0.01
   noise_multiplier: float = 1e-7
+  is_bfloat16: bool = False
 
   @property
   def num_utterances(self) -> int:
@@ -76,6 +81,18 @@ class Job:
   def audio_sec(self) -> float:
     """Of a round."""
     return self.num_clients * self.num_utterances * self.utterance_sec
+
+  @property
+  def activation_dtype(self) -> str:
+    """Of the blocks' products, as our encoders call it."""
+    return 'bfloat16' if self.is_bfloat16 else 'float32'
+
+  @property
+  def update_tolerance(self) -> float:
+    """Of the first round's update."""
+    return (
+        BFLOAT16_UPDATE_TOLERANCE if self.is_bfloat16 else UPDATE_TOLERANCE
+    )
 
   def save(self, folder: str) -> None:
     """Writes job.json."""

@@ -26,16 +26,20 @@ class Peak:
     gib: The largest sum so far, GiB.
   """
 
-  def __init__(self, mark: str, *, interval_sec: float = 0.5):
+  def __init__(
+      self, mark: str, *, interval_sec: float = 0.5, with_own: bool = False
+  ):
     """Initializes it.
 
     Args:
       mark: Value of `VARIABLE` of the processes that count.
       interval_sec: From one sample to the next.
+      with_own: This process counts, whatever its variable.
     """
     self.gib = 0.0
     self._mark = f'{VARIABLE}={mark}'.encode()
     self._interval_sec = interval_sec
+    self._own = str(os.getpid()) if with_own else None
     self._ended = threading.Event()
     self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -59,7 +63,9 @@ class Peak:
         continue
       process = pathlib.Path('/proc', name)
       try:
-        if self._mark not in (process / 'environ').read_bytes().split(b'\0'):
+        if name != self._own and self._mark not in (
+            process / 'environ'
+        ).read_bytes().split(b'\0'):
           continue
         found = _PSS.search((process / 'smaps_rollup').read_text('ascii'))
       except (FileNotFoundError, PermissionError, ProcessLookupError):

@@ -100,6 +100,7 @@ def build_model(job: job_lib.Job) -> ctc.CtcModel:
           mlp_dim=4 * job.dim,
           num_heads=job.num_heads,
           max_shift_sec=0.0,
+          activation_dtype=job.activation_dtype,
       ),
       tokenizer=tokenizer_lib.CharTokenizer(),
       loss_kernel='op',

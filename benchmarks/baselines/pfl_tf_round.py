@@ -60,6 +60,7 @@ class _Module(tf.keras.Model):
         dim=job.dim,
         mlp_dim=4 * job.dim,
         num_heads=job.num_heads,
+        activation_dtype=job.activation_dtype,
     )
     self._weights_by_name = {}
     for name, value in sorted(initial.items()):

@@ -60,6 +60,7 @@ class CtcTransformer(nn.Module):
 
   def __init__(self, job: job_lib.Job):
     super().__init__()
+    self._is_bfloat16 = job.is_bfloat16
     self.input_scale = nn.Parameter(torch.ones(1))
     self.input_bias = nn.Parameter(torch.zeros(1))
     self.front = nn.Conv1d(
@@ -112,8 +113,9 @@ class CtcTransformer(nn.Module):
     lengths = feature_lengths // _STRIDE
     valid = _valid(lengths, hidden.shape[1])
     hidden = hidden + self._positions(lengths, valid)
-    for block in self.blocks:
-      hidden = block(hidden, valid)
+    with torch.autocast('cpu', torch.bfloat16, enabled=self._is_bfloat16):
+      for block in self.blocks:
+        hidden = block(hidden, valid)
     log_probs = functional.log_softmax(self.head(self.norm(hidden)), dim=-1)
     losses = functional.ctc_loss(
         log_probs.transpose(0, 1),
