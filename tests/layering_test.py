@@ -1,6 +1,7 @@
 """Every file keeps to the table of tools/layers.py."""
 
 import ast
+import collections
 import pathlib
 
 from absl.testing import absltest
@@ -19,6 +20,15 @@ def _modules() -> dict[str, pathlib.Path]:
       for folder in layers.FOLDERS
       for path in layers.files(folder)
   }
+
+
+def _bound(statement: ast.stmt) -> list[str]:
+  """Names that a statement of a module imports or defines."""
+  if isinstance(statement, (ast.Import, ast.ImportFrom)):
+    return [name.asname or name.name for name in statement.names]
+  if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+    return [statement.name]
+  return []
 
 
 def _is_init(module: str) -> bool:
@@ -94,6 +104,17 @@ class LayeringTest(absltest.TestCase):
       if path.name != 'run_quickstart.py':
         lines = path.read_text('utf-8').splitlines()
         self.assertLess(len(lines), _LINES_IN_PROGRAMS, path)
+
+  def test_no_name_is_bound_twice(self):
+    # What is defined later hides an import of that name.
+    for module, path in _modules().items():
+      bound = collections.Counter(
+          name
+          for statement in ast.parse(path.read_text('utf-8')).body
+          for name in _bound(statement)
+      )
+      twice = [name for name, count in bound.items() if count > 1]
+      self.assertEqual(twice, [], path)
 
   def test_lines_fit_a_page(self):
     for module, path in _modules().items():

@@ -11,8 +11,9 @@ its norm (the noise is far below), and the benchmark fails otherwise. All
 compute features from 16-bit samples, which lie in memory; ours come from shards
 on disk in the first round, and TFF's native context reads them in each. Names
 with `2 at once` train two clients at the same time: we in threads of a process,
-pfl, through PyTorch's launcher, and Flower in a process each. With --bfloat16 the blocks' products of all are of
-bfloat16, PyTorch's by its autocast; the updates must then agree to 1e-1.
+pfl, through PyTorch's launcher, and Flower in a process each. With --bfloat16
+the blocks' products of all are of bfloat16, PyTorch's by its autocast; the
+updates must then agree to 1e-1.
 
 The programs take turns, each alone on the machine; the first two rounds of a
 turn do not count. Peak memory is of all processes together. A busy machine

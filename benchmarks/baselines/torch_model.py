@@ -131,7 +131,7 @@ class CtcTransformer(nn.Module):
       self, waveforms: torch.Tensor, labels: torch.Tensor
   ) -> torch.Tensor:
     """Mean loss of waveforms int16 [B, N] of one length, labels [B, U]."""
-    features = log_mel(waveforms)
+    features = compute_features(waveforms)
     batch_size, size = features.shape[:2]
     return self.feature_loss(
         features,
@@ -164,7 +164,7 @@ def normalize(
   return centred * torch.rsqrt(variance + log_mel.VARIANCE_EPSILON)
 
 
-def log_mel(waveforms: torch.Tensor) -> torch.Tensor:
+def compute_features(waveforms: torch.Tensor) -> torch.Tensor:
   """Log-mel features [B, T, F] of waveforms [B, N], all of one length."""
   samples = waveforms.to(torch.float32)
   frames = samples.unfold(1, log_mel.FRAME_LENGTH, log_mel.FRAME_SHIFT)
