@@ -42,7 +42,11 @@ def main(_) -> None:
       client_app=flwr_client.app,
       num_supernodes=job.num_clients,
       backend_config={
-          'init_args': {'num_cpus': num_threads * _AT_ONCE.value},
+          'init_args': {
+              # Not one that another program has left behind.
+              'address': 'local',
+              'num_cpus': num_threads * _AT_ONCE.value,
+          },
           'client_resources': {'num_cpus': num_threads, 'num_gpus': 0.0},
       },
   )
