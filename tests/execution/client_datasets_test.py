@@ -10,7 +10,7 @@ import tensorflow_federated as tff
 
 from tests.execution import toys
 from tff_asr.execution import client_datasets
-from tff_asr.execution import client_loop
+from tff_asr.execution import round_worker
 from tff_asr.execution import compiler
 from tff_asr.execution import graph
 from tff_asr.execution import multi_device
@@ -161,7 +161,7 @@ class RoundTest(parameterized.TestCase):
     read = {client_id: threading.Event() for client_id in client_ids}
     num_working = itertools.count()
     read_client = prefetch.Reader._read_client
-    get_work = client_loop.ClientFunctions.get_work
+    get_work = round_worker.ClientFunctions.get_work
     overlaps = []
 
     def read_and_tell(reader, position):
@@ -183,7 +183,7 @@ class RoundTest(parameterized.TestCase):
     with (
         mock.patch.object(prefetch.Reader, '_read_client', read_and_tell),
         mock.patch.object(
-            client_loop.ClientFunctions, 'get_work', get_waiting_work
+            round_worker.ClientFunctions, 'get_work', get_waiting_work
         ),
     ):
       self._run(client_ids, **options)

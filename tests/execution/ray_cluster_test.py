@@ -514,7 +514,7 @@ class PingTest(parameterized.TestCase):
         scheduler=scheduler.Scheduler(scheduler.cut(1)), **options
     )
     execution.stop.is_set.return_value = False
-    ray_runner._RoundWorkers(
+    ray_runner._ActorThreads(
         execution, None, num_threads=1, server_device=''
     ).work(slot, 0)
 

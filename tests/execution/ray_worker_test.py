@@ -1,8 +1,11 @@
 """Tests of tff_asr.execution.ray_worker without Ray, as a plain object."""
 
 import functools
+import os
 import pathlib
 import pickle
+import shutil
+import tempfile
 import time
 import types
 from unittest import mock
@@ -16,7 +19,6 @@ import tensorflow_federated as tff
 from tests import cases
 from tests.execution import toys
 from tff_asr.execution import compiler
-from tff_asr.execution import path_digest
 from tff_asr.execution import ray_worker
 
 
@@ -299,8 +301,8 @@ class NodeTest(cases.TestCase):
 
   def test_what_a_node_lacks_is_named(self):
     pathlib.Path(self.root, 'shard').touch()
-    good = {self.root: path_digest.digest(self.root)}
-    libraries = ['tff_asr.execution.path_digest:digest']
+    good = {self.root: ray_worker.path_digest(self.root)}
+    libraries = ['tff_asr.execution.ray_worker:path_digest']
     ray_worker.check_node(
         'n1', required_files=good, op_libraries=libraries
     )
@@ -311,6 +313,49 @@ class NodeTest(cases.TestCase):
     ):
       with self.assertRaisesRegex(ValueError, message):
         ray_worker.check_node('n1', required_files=files, op_libraries=names)
+
+
+class PathDigestTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    self.folder = self.root / 'corpus'
+    (self.folder / 'part').mkdir(parents=True)
+    (self.folder / 'corpus.json').write_text('{"sha256": "abc"}')
+    (self.folder / 'part/shard').write_bytes(b'x' * 10)
+
+  def test_a_copy_is_the_same(self):
+    shutil.copytree(self.folder, self.root / 'elsewhere')
+    self.assertEqual(
+        ray_worker.path_digest(str(self.root / 'elsewhere')),
+        ray_worker.path_digest(str(self.folder)),
+    )
+
+  def test_another_version_size_or_name_is_told(self):
+    index, shard = self.folder / 'corpus.json', self.folder / 'part/shard'
+    for path, change in (
+        # Of the same names and sizes, with other checksums.
+        (self.folder, lambda: index.write_text('{"sha256": "abd"}')),
+        (self.folder, lambda: shard.write_bytes(b'x' * 9)),
+        (shard, lambda: shard.write_bytes(b'x' * 8)),  # A file alone.
+        (self.folder, lambda: shard.rename(self.folder / 'part/other')),
+    ):
+      before = ray_worker.path_digest(str(path))
+      change()
+      self.assertNotEqual(ray_worker.path_digest(str(path)), before)
+
+  def test_an_unmounted_folder_is_refused(self):
+    (self.root / 'mount').mkdir()
+    with self.assertRaisesRegex(ValueError, "mount', which is an empty folder"):
+      ray_worker.path_digest(str(self.root / 'mount'))
+
+  def test_what_is_missing_or_unreadable_is_refused(self):
+    with self.assertRaisesRegex(ValueError, "nowhere'"):
+      ray_worker.path_digest(str(self.root / 'nowhere'))
+    os.symlink('nowhere', self.folder / 'part/dangling')
+    with self.assertRaisesRegex(ValueError, "corpus'"):
+      ray_worker.path_digest(str(self.folder))
 
 
 def _send(*tensors):

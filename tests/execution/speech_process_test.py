@@ -17,7 +17,7 @@ import tensorflow_federated as tff
 
 from tests import logical_devices
 from tests.execution import speech_process
-from tff_asr.execution import client_loop
+from tff_asr.execution import round_worker
 from tff_asr.execution import graph
 from tff_asr.execution import multi_device
 from tff_asr.execution import ray_cluster
@@ -293,7 +293,7 @@ def _collected_ops():
 class PlacementTest(absltest.TestCase):
 
   def test_ops_updates_and_state_are_on_the_devices_of_the_context(self):
-    train = client_loop.RoundWorker.train
+    train = round_worker.RoundWorker.train
     devices = {}
 
     def record(worker, thread, *arguments, **settings):
@@ -307,7 +307,7 @@ class PlacementTest(absltest.TestCase):
     context = multi_device.build_sync_context(
         multi_device.Settings(devices=logical_devices.CPUS[2:])
     )
-    with mock.patch.object(client_loop.RoundWorker, 'train', record):
+    with mock.patch.object(round_worker.RoundWorker, 'train', record):
       with _collected_ops() as ops:
         (state,) = _run(
             context, noise_multiplier=0.0, cohorts=[_data().client_ids]

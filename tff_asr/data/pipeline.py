@@ -3,8 +3,8 @@
 Plain tf.data in core ops, built inside the client's graph. Three steps decide
 which utterances share a batch:
 
-  1. `Pipeline.open` puts all of a client's utterances into a random order, each
-     epoch into another, and `read_chunk` takes `chunk_size` at a time.
+  1. `Pipeline.read_chunk` takes `chunk_size` at a time of a random order of all
+     of a client's utterances, each epoch another.
   2. `Pipeline.prepare` sorts a chunk by length.
   3. `batch_starts` packs the sorted chunk greedily: a batch ends where its
      padded audio would exceed `max_batch_sec`, or its padding the share

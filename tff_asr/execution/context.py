@@ -28,7 +28,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr import checks
-from tff_asr.execution import client_loop
+from tff_asr.execution import round_worker
 from tff_asr.execution import compiler
 from tff_asr.execution import graph
 from tff_asr.execution import malloc_trim
@@ -193,7 +193,7 @@ class Runner(abc.ABC):
             draws_ahead=self.draws_ahead,
         )
     )
-    self.last_timeline: list[client_loop.ClientInterval] = []
+    self.last_timeline: list[round_worker.ClientInterval] = []
     self.last_failures: dict[int, str] = {}
     self.last_store_bytes = 0
 
@@ -308,7 +308,7 @@ class _RunnerContext:
     self._runner = runner
 
   @property
-  def last_timeline(self) -> list[client_loop.ClientInterval]:
+  def last_timeline(self) -> list[round_worker.ClientInterval]:
     return self._runner.last_timeline
 
   @property

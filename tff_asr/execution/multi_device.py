@@ -8,7 +8,7 @@ A federated round runs as
     result = finish(server, the total of all sum_d)
 
 `compiler` makes the functions, `scheduler` deals the clients, and a
-`client_loop.RoundWorker` trains them: a Python thread trains one client at a
+`round_worker.RoundWorker` trains them: a Python thread trains one client at a
 time and adds it to its sum on its device, while the next clients' data are read
 into memory. Each device holds one copy of the round's broadcast. At the end the
 devices' sums are added, pairwise or by an all-reduce; they are sums of
@@ -38,7 +38,7 @@ import functools
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_asr.execution import client_loop
+from tff_asr.execution import round_worker
 from tff_asr.execution import compiler
 from tff_asr.execution import context
 from tff_asr.execution import devices as devices_lib
@@ -117,15 +117,15 @@ class _Runner(context.Runner):
 
   def load_clients(
       self, programs: compiler.ClientPrograms
-  ) -> client_loop.ClientFunctions:
-    return client_loop.ClientFunctions(programs)
+  ) -> round_worker.ClientFunctions:
+    return round_worker.ClientFunctions(programs)
 
   def run_clients(
       self, execution: round_execution.RoundExecution
   ) -> list[tf.Tensor]:
     # The execution does not own the worker. That would be a reference cycle,
     # which keeps the round's tensors until Python's collector runs.
-    worker = client_loop.RoundWorker(
+    worker = round_worker.RoundWorker(
         execution.functions,
         **self._places._replace(
             devices=self._places.devices[: len(execution.clients)]
@@ -150,7 +150,7 @@ class _Runner(context.Runner):
   def _work(
       self,
       execution: round_execution.RoundExecution,
-      worker: client_loop.RoundWorker,
+      worker: round_worker.RoundWorker,
       thread: int,
   ) -> None:
     """A thread: one task after another until none is left."""

@@ -2,7 +2,7 @@
 
 One thread of this process serves each thread of an actor: it takes tasks from
 the round's `scheduler.Scheduler`, sends them to the actor, and puts references
-to the results back. A lost actor is replaced; `_RoundWorkers.work` says how.
+to the results back. A lost actor is replaced; `_ActorThreads.serve` says how.
 """
 
 from collections.abc import Callable
@@ -224,16 +224,16 @@ class RayRunner(context.Runner):
     works = [
         (slot, thread) for slot in slots for thread in range(slot.num_threads)
     ]
-    workers = _RoundWorkers(
+    workers = _ActorThreads(
         execution,
         key,
         num_threads=len(works),
         server_device=self._server_device,
     )
     try:
-      # No time limit here: `work` gives up a hung worker and replaces it.
+      # No time limit here: `serve` gives up a hung worker and replaces it.
       parts = execution.run(
-          [functools.partial(workers.work, *work) for work in works]
+          [functools.partial(workers.serve, *work) for work in works]
       )
       with tf.device(self._server_device):
         return execution.total(ray_worker.join(parts))
@@ -242,7 +242,7 @@ class RayRunner(context.Runner):
         slot.actor.end_round(key.number)
 
 
-class _RoundWorkers:
+class _ActorThreads:
   """One round's threads, one for each thread of an actor; what they share.
 
   - What is lost with an actor goes back to the scheduler (`lose`): its tasks,
@@ -271,7 +271,7 @@ class _RoundWorkers:
     self._server_device = server_device
     self._lock = threading.Lock()
 
-  def work(self, slot: WorkerSlot, thread: int) -> None:
+  def serve(self, slot: WorkerSlot, thread: int) -> None:
     """Serves one thread of an actor: one task after another."""
     while self._is_running(slot, actor := slot.actor):
       task = self._tasks.take(actor, actor.place)

@@ -1,6 +1,6 @@
 """Ray worker: a process that trains clients on its devices, as a Ray actor.
 
-It trains through a `client_loop.RoundWorker`: its clients' sum stays on its
+It trains through a `round_worker.RoundWorker`: its clients' sum stays on its
 devices until the driver asks for it.
 
 The worker handles flat tensors only. Programs arrive as bytes; clients and the
@@ -15,6 +15,7 @@ size.
 import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
+import hashlib
 import itertools
 import os
 import pickle
@@ -27,9 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tff_asr.execution import client_loop
 from tff_asr.execution import devices
-from tff_asr.execution import path_digest
+from tff_asr.execution import round_worker
 from tff_asr.execution import scheduler
 
 # A run uses few computations at a time: a round, an evaluation.
@@ -73,7 +73,7 @@ class BlockReport(NamedTuple):
       block ended before its last client.
   """
 
-  intervals: list[client_loop.ClientInterval]
+  intervals: list[round_worker.ClientInterval]
   errors: list[tuple[int, Exception]]
   ordered: list[Any] | None
 
@@ -91,7 +91,7 @@ class RayWorker:
     self._places = devices.Places(('/device:CPU:0',), 1, False)
     self._place = ''
     self._loaded = {}
-    self._rounds = {}  # By number: their `client_loop.RoundWorker`, clients.
+    self._rounds = {}  # By number: their `round_worker.RoundWorker`, clients.
     self._ended = collections.deque(maxlen=100)
     self._lock = threading.Lock()
 
@@ -111,7 +111,7 @@ class RayWorker:
       num_threads: threads of each op; the bits of a result depend on them.
       op_libraries: names for `pkgutil.resolve_name`, each of which registers
         TensorFlow ops when it is resolved.
-      required_files: paths of files and folders, and `path_digest.digest` of
+      required_files: paths of files and folders, and `path_digest` of
         each in the driver.
       **settings: of `devices.place`.
 
@@ -210,7 +210,7 @@ class RayWorker:
 
   def _begin_round(
       self, key: RoundKey
-  ) -> tuple[client_loop.RoundWorker, dict[int, list[tf.Tensor]]]:
+  ) -> tuple[round_worker.RoundWorker, dict[int, list[tf.Tensor]]]:
     """This worker's part of a round, and the values of clients in work.
 
     Raises:
@@ -222,7 +222,7 @@ class RayWorker:
       if key.number not in self._rounds:
         functions = self._load(key)
         values = {}
-        self._rounds[key.number] = client_loop.RoundWorker(
+        self._rounds[key.number] = round_worker.RoundWorker(
             functions,
             **self._places._asdict(),
             broadcast=self._get_broadcast(key),
@@ -243,11 +243,11 @@ class RayWorker:
       packed |= self._get(reference)
     return unpack([packed[number] for number in range(len(packed))])
 
-  def _load(self, key: RoundKey) -> client_loop.ClientFunctions:
+  def _load(self, key: RoundKey) -> round_worker.ClientFunctions:
     """The functions of the round's computation, loaded at the first call."""
     functions = self._loaded.pop(key.computation, None)
     if functions is None:
-      functions = client_loop.ClientFunctions(self._get(key.programs[0]))
+      functions = round_worker.ClientFunctions(self._get(key.programs[0]))
     # The order of the dict is the order of use: this one is now the last.
     self._loaded[key.computation] = functions
     while len(self._loaded) > MAX_LOADED:
@@ -256,7 +256,7 @@ class RayWorker:
 
 
 class _BlockMonitor:
-  """A `client_loop.Monitor` of one block, for the report to the driver."""
+  """A `round_worker.Monitor` of one block, for the report to the driver."""
 
   def __init__(self, key: RoundKey, ended: Sequence[int]):
     self._key = key
@@ -276,7 +276,7 @@ class _BlockMonitor:
     if not self._key.leaves_out:
       raise scheduler.Stopped()
 
-  def end(self, interval: client_loop.ClientInterval) -> None:
+  def end(self, interval: round_worker.ClientInterval) -> None:
     self._intervals.append(
         interval._replace(
             start_sec=interval.start_sec - self._start_sec,
@@ -412,14 +412,52 @@ def check_node(
 
 
 def digest_all(paths: Iterable[str], *, machine: str) -> dict[str, str]:
-  """Returns `path_digest.digest` of each path; `machine` is for messages."""
+  """Returns `path_digest` of each path; `machine` is for messages."""
   try:
-    return {path: path_digest.digest(path) for path in paths}
+    return {path: path_digest(path) for path in paths}
   except ValueError as error:
     raise ValueError(
         f'{machine} cannot read {error}, which required_paths names; put the '
         'shards under this path on every machine.'
     ) from error
+
+
+def path_digest(path: str) -> str:
+  """Returns a digest of a file, or of all files in a folder, by its content.
+
+  It covers names, sizes and the content of .json files. A corpus's .json file
+  holds the checksums of its shards, so the digest tells versions of a corpus
+  apart at little cost. One byte of every other file is read.
+
+  Args:
+    path: As TensorFlow reads it.
+
+  Raises:
+    ValueError: If it is missing, a file in it cannot be read, or it is an empty
+      folder, as a mount point is where nothing is mounted.
+  """
+  try:
+    names = ['']
+    if tf.io.gfile.isdir(path):
+      names = sorted(
+          os.path.join(folder, name)[len(path) :].lstrip('/')
+          for folder, _, names in tf.io.gfile.walk(path)
+          for name in names
+      )
+      if not names:
+        raise ValueError(f'{path!r}, which is an empty folder')
+    found = hashlib.sha256()
+    for name in names:
+      file_path = os.path.join(path, name) if name else path
+      with tf.io.gfile.GFile(file_path, 'rb') as file:
+        content = file.read() if name.endswith('.json') else file.read(1)
+        size = file.size()
+      found.update(f'{name}\0{size}\0'.encode())
+      if name.endswith('.json'):
+        found.update(content)
+  except tf.errors.OpError as error:
+    raise ValueError(f'{path!r}') from error
+  return found.hexdigest()
 
 
 class _DatasetGraph(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tff_asr.execution import client_loop
+from tff_asr.execution import round_worker
 from tff_asr.execution import compiler
 from tff_asr.execution import graph
 from tff_asr.execution import reduction
@@ -53,7 +53,7 @@ class HungError(TimeoutError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class RoundExecution:
-  """The clients' part of one call of a computation; a `client_loop.Monitor`.
+  """The clients' part of one call of a computation; a `round_worker.Monitor`.
 
   Attributes:
     compiled: the computation.
@@ -83,7 +83,7 @@ class RoundExecution:
   max_failed: int = 0
   timeout_sec: float | None = None
   store_bytes: int = 0
-  timeline: list[client_loop.ClientInterval] = dataclasses.field(
+  timeline: list[round_worker.ClientInterval] = dataclasses.field(
       default_factory=list
   )
   errors: dict[int, tuple[Exception, str]] = dataclasses.field(
@@ -144,7 +144,7 @@ class RoundExecution:
       self.scheduler.stop()
       raise scheduler.Stopped() from error
 
-  def end(self, interval: client_loop.ClientInterval) -> None:
+  def end(self, interval: round_worker.ClientInterval) -> None:
     """Records that a client is done, or left out."""
     self.begun.pop(interval.position, None)
     self.timeline.append(interval)

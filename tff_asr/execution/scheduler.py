@@ -27,7 +27,7 @@ A sum that is lost, with its worker or later, is lost with all its blocks: they
 are dealt again. A merged one is merged again. No block is counted twice,
 because a sum counts only once it is whole and handed over.
 
-A round ends, for what is waited for is in someone's hands:
+A round ends, for whatever is waited for has an owner:
 
 - At any time each block is in one of these: those to deal, a task in a worker's
   hands, a worker's running sum, one sum that waits, or one merge.

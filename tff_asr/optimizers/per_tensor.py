@@ -6,9 +6,9 @@ number and the slots (tensors like the weights, zeros at first but in Yogi).
 `trust_ratio` serves LAMB and LARS.
 
 A server optimizer need not be built here. gin can bind any
-`tff.learning.optimizers.Optimizer` whose state holds `learning_rate`, or holds
-the state of a wrapped optimizer as `optimizer`: schedules set that rate, and
-the server reports it.
+`tff.learning.optimizers.Optimizer` whose state holds `learning_rate`: schedules
+set that rate, and the server reports it. One that wraps another keeps its state
+as `optimizer`, and goes around what is scheduled (`SERVER_OPTIMIZER` in gin).
 """
 
 import collections

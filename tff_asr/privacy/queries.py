@@ -415,7 +415,7 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
 
     noised = sequential.sequential_map(release, sums, noises, self._is_noised)
     new_state = global_state._replace(counter=global_state.counter + 1)
-    # Of what was drawn: the state may be another query's, that had noise.
+    # Of the noise drawn here: the state may come from a query with noise.
     drawn = 1.0 if self._noise_multiplier > 0 else 0.0
     event = dp_accounting.GaussianDpEvent(
         drawn * global_state.noise_multiplier
