@@ -516,7 +516,7 @@ class PingTest(parameterized.TestCase):
     execution.stop.is_set.return_value = False
     ray_runner._ActorThreads(
         execution, None, num_threads=1, server_device=''
-    ).work(slot, 0)
+    ).serve(slot, 0)
 
   @parameterized.parameters('ObjectStoreFullError', 'OutOfDiskError', '')
   def test_an_object_store_of_no_use_loses_the_worker_and_counts(self, name):
