@@ -22,7 +22,6 @@ from tff_asr.execution import native
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
 from tff_asr.learning import process as process_lib
-from tff_asr.learning import server_update
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import distributed
@@ -33,7 +32,6 @@ _SEED = 7
 _CLIENT_RATE = 0.01
 _MAX_GRAD_NORM = 40.0
 _PROXIMAL_WEIGHT = 20.0
-_DELTA_NORM = 0.3
 _COHORT_SIZE = 4
 _NUM_STEPS = 3
 _COHORTS = (('ann', 'bob', 'cai'), ('bob', 'dee'))
@@ -57,7 +55,7 @@ def _aggregator(*, clip=math.inf, noise=0.0, split='global'):
 
 def _build(
     *, server_optimizer=None, aggregator=None, data=None, frozen=(),
-    delta_transform=None, augment=None, model=None, **local
+    augment=None, model=None, **local
 ) -> tff.learning.templates.LearningProcess:
   model = model or _model()
   if server_optimizer is None:
@@ -70,7 +68,6 @@ def _build(
       server_optimizer=server_optimizer,
       seed=_SEED,
       frozen=frozen,
-      delta_transform=delta_transform,
   )
   defaults = dict(
       learning_rate=_CLIENT_RATE,
@@ -111,7 +108,6 @@ class PlainFederatedAverageTest(parameterized.TestCase):
     rate = 0.7
     process = _build(
         server_optimizer=tff.learning.optimizers.build_sgdm(rate),
-        delta_transform=server_update.normalize_delta(norm=_DELTA_NORM),
         num_steps=_NUM_STEPS,
     )
     twin = _twin()
@@ -127,11 +123,10 @@ class PlainFederatedAverageTest(parameterized.TestCase):
           name: sum(one.delta[name] for one in trained) / _COHORT_SIZE
           for name in weights
       }
-      scale = rate * _DELTA_NORM / federated_twin.norm(mean)
-      change = rate * _DELTA_NORM
+      change = rate * federated_twin.norm(mean)
       self.assertEqual(list(actual[round_num + 1]), list(mean))
       for name, before in weights.items():
-        value = before - scale * mean[name]
+        value = before - rate * mean[name]
         distance = np.linalg.norm(actual[round_num + 1][name] - value)
         self.assertLessEqual(
             distance, 2e-6 * (np.linalg.norm(value) + change), name

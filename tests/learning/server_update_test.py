@@ -106,29 +106,3 @@ class ServerUpdateTest(parameterized.TestCase):
         'measurements=<learning_rate=float32,update_norm=float32,'
         'weights_norm=float32>@SERVER>)',
     )
-
-
-class TransformsTest(parameterized.TestCase):
-
-  # Norm 13; of zeros, zeros.
-  @parameterized.parameters(
-      (server_update.clip_delta, dict(max_norm=6.5), 0.5),
-      (server_update.clip_delta, dict(max_norm=13.0), 1.0),
-      (server_update.clip_delta, dict(max_norm=100.0), 1.0),
-      (server_update.normalize_delta, {}, 1 / 13),
-      (server_update.normalize_delta, dict(norm=26.0), 2.0),
-  )
-  def test_by_hand(self, build, options, factor):
-    delta = {'a': tf.constant([3.0, 4.0]), 'b': tf.constant([[12.0]])}
-    zeros = tf.nest.map_structure(tf.zeros_like, delta)
-    for values in (delta, zeros):
-      for name, value in build(**options)(values).items():
-        np.testing.assert_allclose(value, factor * values[name], rtol=1e-6)
-
-  @parameterized.parameters(0.0, -1.0, np.nan, np.inf)
-  def test_bad_norms_are_named(self, norm):
-    if norm != np.inf:  # No clip.
-      with self.assertRaisesRegex(ValueError, 'max_norm must be positive'):
-        server_update.clip_delta(max_norm=norm)
-    with self.assertRaisesRegex(ValueError, 'norm must be'):
-      server_update.normalize_delta(norm=norm)

@@ -56,7 +56,6 @@ def build(
     server_optimizer: tff.learning.optimizers.Optimizer,
     local: client_update.LocalTraining,
     seed: int,
-    delta_transform: Optional[server_update.Transform] = None,
     canaries: Optional[canaries_lib.Canaries] = None,
     frozen: Collection[str] = (),
 ) -> tff.learning.templates.LearningProcess:
@@ -79,7 +78,6 @@ def build(
     server_optimizer: Takes the mean delta for a gradient.
     local: Settings of the clients' local steps.
     seed: Of initial weights, shuffling, SpecAugment and dropout.
-    delta_transform: See `server_update.build`.
     canaries: For an audit, where `client_data` has canaries; else None.
     frozen: Layers that are not trained; see `layer_freeze.match`.
 
@@ -128,7 +126,6 @@ def build(
       server_update.build(
           optimizer=server_optimizer,
           weights_type=weights_type,
-          delta_transform=delta_transform,
           frozen=frozen,
       ),
   )

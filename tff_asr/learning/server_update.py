@@ -4,31 +4,21 @@ Its type; the delta has the weights that are trained, perhaps not all of them:
 
   (<S@SERVER, weights@SERVER, delta@SERVER>
    -> <S@SERVER, weights@SERVER, M@SERVER>)
-
-A transform may change the delta before the optimizer sees it. The aggregate is
-noised by then, so this is post-processing: it costs no privacy and protects
-nothing.
 """
 
 import collections
-from collections.abc import Callable, Collection
-from typing import Any, Optional
+from collections.abc import Collection
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_asr import checks
 from tff_asr.models import weights as weights_lib
-
-# A pure function of a nest of float32 tensors to one like it.
-Transform = Callable[[Any], Any]
 
 
 def build(
     *,
     optimizer: tff.learning.optimizers.Optimizer,
     weights_type: tff.Type,
-    delta_transform: Optional[Transform] = None,
     frozen: Collection[str] = (),
 ) -> tff.learning.templates.FinalizerProcess:
   """Builds the finalizer.
@@ -41,14 +31,13 @@ def build(
   Args:
     optimizer: The server's optimizer; its state is the process's.
     weights_type: Type of the model's weights.
-    delta_transform: Done to the delta first, such as `clip_delta`.
     frozen: Names of weights that have no delta and no optimizer state, and
       stay as they are.
 
   Returns:
     A finalizer process. Measurements, from the noised aggregate and so as
-    private as the model: learning_rate, update_norm (of the delta before its
-    transform) and weights_norm, float32.
+    private as the model: learning_rate, update_norm (of the delta) and
+    weights_norm, float32.
   """
   specs = weights_lib.without(
       frozen, tff.types.type_to_tf_tensor_specs(weights_type)
@@ -70,8 +59,6 @@ def build(
     )
     with tf.control_dependencies([check]):
       delta = tf.nest.map_structure(tf.identity, delta)
-    if delta_transform is not None:
-      delta = delta_transform(delta)
     new_state, live = optimizer.next(
         state, weights_lib.without(frozen, weights), delta
     )
@@ -102,31 +89,6 @@ def build(
     )
 
   return tff.learning.templates.FinalizerProcess(init_fn, next_fn)
-
-
-def clip_delta(*, max_norm: float) -> Transform:
-  """Returns a transform: delta min(1, max_norm / |delta|), of all as one."""
-  checks.positive(max_norm=max_norm)
-
-  def transform(delta: Any) -> Any:
-    norm = tf.linalg.global_norm(tf.nest.flatten(delta))
-    factor = max_norm / tf.maximum(norm, max_norm)
-    return tf.nest.map_structure(lambda part: part * factor, delta)
-
-  return transform
-
-
-def normalize_delta(*, norm: float = 1.0) -> Transform:
-  """Returns a transform: delta norm / |delta|; a delta of zeros stays zeros."""
-  checks.positive(norm=norm)
-  checks.finite(norm=norm)
-
-  def transform(delta: Any) -> Any:
-    found = tf.linalg.global_norm(tf.nest.flatten(delta))
-    factor = tf.math.divide_no_nan(norm, found)
-    return tf.nest.map_structure(lambda part: part * factor, delta)
-
-  return transform
 
 
 def _learning_rate(state) -> tf.Tensor:
