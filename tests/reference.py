@@ -459,49 +459,6 @@ class Adagrad:
     return stepped
 
 
-class Yogi:
-  """Yogi over a list of arrays, both moments from 1e-6."""
-
-  def __init__(
-      self,
-      learning_rate: float,
-      *,
-      beta_1: float = 0.9,
-      beta_2: float = 0.999,
-      epsilon: float = 1e-3,
-  ):
-    self.learning_rate = learning_rate
-    self._beta_1 = beta_1
-    self._beta_2 = beta_2
-    self._epsilon = epsilon
-    self._moments: Optional[list[tuple[np.ndarray, np.ndarray]]] = None
-    self._time = 0
-
-  def step(
-      self, weights: Sequence[np.ndarray], gradients: Sequence[np.ndarray]
-  ) -> list[np.ndarray]:
-    """Returns the weights after one step."""
-    if self._moments is None:
-      self._moments = [
-          (np.full(np.shape(w), 1e-6), np.full(np.shape(w), 1e-6))
-          for w in weights
-      ]
-    self._time += 1
-    stepped = []
-    for i, (weight, gradient) in enumerate(zip(weights, gradients)):
-      first, second = self._moments[i]
-      gradient = np.asarray(gradient, np.float64)
-      first = self._beta_1 * first + (1 - self._beta_1) * gradient
-      change = (1 - self._beta_2) * gradient**2
-      second = np.where(second > gradient**2, second - change, second + change)
-      self._moments[i] = first, second
-      update = first / (1 - self._beta_1**self._time)
-      root = np.sqrt(second / (1 - self._beta_2**self._time))
-      update = update / (root + self._epsilon)
-      stepped.append(weight - self.learning_rate * update)
-    return stepped
-
-
 def clip_layers(
     layers: Mapping[str, np.ndarray], *, clip: float
 ) -> dict[str, np.ndarray]:

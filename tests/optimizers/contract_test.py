@@ -15,7 +15,6 @@ from tff_asr.optimizers import lars
 from tff_asr.optimizers import per_tensor
 from tff_asr.optimizers import recording
 from tff_asr.optimizers import schedules
-from tff_asr.optimizers import yogi
 
 
 def _build_scheduled():
@@ -37,7 +36,6 @@ _ROWS = (
         ),
     ),
     ('adagrad', lambda: adagrad.build_adagrad(1.0)),
-    ('yogi', lambda: yogi.build_yogi(0.1)),
     ('scheduled_lamb', _build_scheduled),
     (
         'recording_lamb',
@@ -63,18 +61,6 @@ _RULES = {
         reference.Adagrad,
         (dict(epsilon=0.1), dict(learning_rate=0.1)),
         dict(learning_rate=(-0.1, np.inf), epsilon=(-1e-9,)),
-    ),
-    'yogi': (
-        yogi.build_yogi,
-        reference.Yogi,
-        (
-            dict(epsilon=0.1), dict(beta_1=0.5), dict(beta_2=0.5),
-            dict(learning_rate=0.1),
-        ),
-        dict(
-            learning_rate=(-0.1, np.nan), beta_1=_DECAYS, beta_2=_DECAYS,
-            epsilon=(-1e-9,),
-        ),
     ),
     'lars': (
         lars.build_lars,

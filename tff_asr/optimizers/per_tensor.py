@@ -2,7 +2,7 @@
 
 LAMB, LARS, Adam and others are each an update rule for one tensor. `build`
 makes an optimizer of such a rule: its state holds the hyperparameters, the step
-number and the slots (tensors like the weights, zeros at first but in Yogi).
+number and the slots (tensors like the weights, zeros at first).
 `trust_ratio` serves LAMB and LARS.
 
 A server optimizer need not be built here. gin can bind any
@@ -36,7 +36,6 @@ def build(
     *,
     hparams: Mapping[str, float],
     slots: Sequence[str],
-    initial: float = 0.0,
 ) -> tff.learning.optimizers.Optimizer:
   """Builds an optimizer from the rule for one tensor.
 
@@ -45,15 +44,12 @@ def build(
       it is, with its slots.
     hparams: Hyperparameters by name, `learning_rate` among them.
     slots: Names of the slots.
-    initial: What every element of the slots is at first.
 
   Returns:
     An optimizer whose memory and hyperparameters are all in its state, in the
     order: hyperparameters, step, slots.
   """
-  return _PerTensor(
-      update, collections.OrderedDict(hparams), tuple(slots), initial
-  )
+  return _PerTensor(update, collections.OrderedDict(hparams), tuple(slots))
 
 
 def trust_ratio(
@@ -88,17 +84,14 @@ class _PerTensor(tff.learning.optimizers.Optimizer):
       update: Update,
       hparams: collections.OrderedDict[str, float],
       slots: tuple[str, ...],
-      initial: float,
   ):
     self._update = update
     self._hparams = hparams
     self._slots = slots
-    self._initial = initial
 
   def initialize(self, specs: Any) -> _State:
     start = lambda: tf.nest.map_structure(
-        lambda spec: tf.fill(spec.shape, tf.cast(self._initial, spec.dtype)),
-        specs,
+        lambda spec: tf.zeros(spec.shape, spec.dtype), specs
     )
     return collections.OrderedDict(
         self._hparams, step=0, **{slot: start() for slot in self._slots}

@@ -31,7 +31,6 @@ from tff_asr.optimizers import adam
 from tff_asr.optimizers import lamb
 from tff_asr.optimizers import lars
 from tff_asr.optimizers import schedules
-from tff_asr.optimizers import yogi
 from tff_asr.privacy import clipping
 from tff_asr.privacy import queries
 from tff_asr.text import tokenizer as tokenizer_lib
@@ -48,7 +47,7 @@ SCALES = (1e-2, 1e-7, 1e-12)
 # Rates of the paper's Tables 4 and 9.
 SERVER = {
     'lamb': 0.002, 'lars': 0.4, 'adam': 0.006, 'adamw': 0.006, 'adagrad': 0.015,
-    'yogi': 0.006, 'sgd': 1.6,
+    'sgd': 1.6,
 }
 _BUILD_OPTIMIZER = {
     'lamb': lamb.build_lamb,
@@ -56,7 +55,6 @@ _BUILD_OPTIMIZER = {
     'adam': adam.build_adam,
     'adamw': functools.partial(adam.build_adam, weight_decay=1e-4),
     'adagrad': adagrad.build_adagrad,
-    'yogi': yogi.build_yogi,
     'sgd': functools.partial(
         tff.learning.optimizers.build_sgdm, momentum=0.0
     ),
