@@ -31,10 +31,10 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from benchmarks import memory
 from benchmarks import own_process
 from benchmarks import report
 from benchmarks import workload as workload_lib
-from benchmarks.baselines import memory
 from tff_asr.execution import multi_device
 from tff_asr.storage import checkpoints
 

@@ -16,8 +16,8 @@ import sys
 import time
 from typing import Any, NamedTuple, Optional
 
+from benchmarks import memory
 from benchmarks.baselines import job as job_lib
-from benchmarks.baselines import memory
 
 _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 # Of a user's shell; all use all cores that this process may use.

@@ -11,8 +11,8 @@ from absl.testing import parameterized
 import numpy as np
 import pytest
 
+from benchmarks import memory
 from benchmarks.baselines import job as job_lib
-from benchmarks.baselines import memory
 from benchmarks.baselines import turns
 from tests import cases
 
