@@ -215,7 +215,6 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
         'absl',
         'benchmarks',
         'data_tools',
-        'dp_accounting',
         'flax',
         'griffe',
         'jax',

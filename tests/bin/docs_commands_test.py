@@ -37,8 +37,8 @@ _WORDS = (
     'git', 'chmod', 'source', './', '$',
 )
 _OF_ENVIRONMENT = re.compile(r'[\w.]+/bin/')
-# Those without flags of absl, or of another environment.
-_OTHER_PARSERS = ('tools.licences', 'tools.mutate', 'tools/reaccount.py')
+# Those without flags of absl.
+_OTHER_PARSERS = ('tools.licences', 'tools.mutate')
 _PYTHON = re.compile(r'(?:^|.*/)python(?:3\.11)?$')
 _SETTING = re.compile(r'^([A-Z][A-Z0-9_]*) *=', re.MULTILINE)
 _INLINE = re.compile(r'`(python (?:-m|bin/)[^`]+)`')

@@ -1,20 +1,28 @@
-"""tools/reaccount.py agrees with the ledger's own accounting, without it."""
+"""tools/reaccount.py reads every kind of ledger with dp-accounting alone."""
 
 import json
 import os
 import pathlib
 import subprocess
 import sys
-import tempfile
 
+from absl import flags
+from absl.testing import flagsaver
 from absl.testing import parameterized
+import dp_accounting
+from dp_accounting import rdp
+import numpy as np
 
+from tests import cases
+from tests import fakes
 from tools import layers
 from tools import reaccount
 from tff_asr.privacy import accounting
+from tff_asr.privacy import epsilon_report
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import strategies
 
+_ROUNDS = 7
 _POISSON = accounting.Sampling(kind='poisson', cohort_size=20, population=900)
 _FIXED = accounting.Sampling(kind='fixed', cohort_size=20, population=900)
 _FULL = accounting.Sampling(kind='full', cohort_size=9, population=9)
@@ -24,94 +32,180 @@ _SEPARATED = accounting.Sampling(
 _CYCLIC = accounting.Sampling(
     kind='cyclic', cohort_size=3, population=20, min_separation=4
 )
-_STRATEGIES = {
-    _SEPARATED: strategies.optimize(num_rounds=9, min_separation=3),
-    _CYCLIC: strategies.optimize_banded(num_rounds=9, num_bands=3),
+_BLT = strategies.optimize(num_rounds=9, min_separation=3)
+_BANDED = strategies.optimize_banded(num_rounds=9, num_bands=3)
+_Gaussian = dp_accounting.GaussianDpEvent
+_Poisson = dp_accounting.PoissonSampledDpEvent
+_Fixed = dp_accounting.SampledWithoutReplacementDpEvent
+_ERROR = 1e-11  # Of a round's sampler.
+
+
+def _secure_sum(num_clients, survivors):
+  return accounting.SecureSum(
+      bits=16, num_clients=num_clients, min_survivors=survivors
+  )
+
+
+def _norm(strategy, separation):
+  """That of the sum of a strategy's columns 0, b, 2 b, ..."""
+  column = strategy.coefficients(_ROUNDS)
+  return np.linalg.norm(sum(
+      np.pad(column, (start, 0))[:_ROUNDS]
+      for start in range(0, _ROUNDS, separation)
+  ))
+
+
+# Each kind that the project writes: noise multipliers, other fields of a round,
+# and the cost of seven of them by hand, an event so many times.
+_KINDS = {
+    'poisson': ((0.8,), dict(sampling=_POISSON),
+                _Poisson(20 / 900, _Gaussian(0.8)), 7),
+    # 1 / sqrt(0.36 + 0.64) = 1.
+    'adaptive': ((1 / 0.6, 1 / 0.8), dict(sampling=_POISSON),
+                 _Poisson(20 / 900, _Gaussian(1.0)), 7),
+    'fixed': ((3.0,), dict(sampling=_FIXED),
+              _Fixed(900, 20, _Gaussian(1.5)), 7),
+    'full': ((5.0,), dict(sampling=_FULL), _Gaussian(5.0), 7),
+    'blt': ((4.0,), dict(sampling=_SEPARATED, strategy=_BLT),
+            _Gaussian(4 / _norm(_BLT, 3)), 1),
+    'adaptive_blt': ((4 / 0.6, 4 / 0.8),
+                     dict(sampling=_SEPARATED, strategy=_BLT),
+                     _Gaussian(4 / _norm(_BLT, 3)), 1),
+    # Two turns in seven rounds, each with a probability of 4 * 3 / 20.
+    'banded': ((2.0,), dict(sampling=_CYCLIC, strategy=_BANDED),
+               _Poisson(0.6, _Gaussian(2 / _norm(_BANDED, 7))), 2),
+    # Rounds 0, 3 and 6, each with noise of its own.
+    'distributed': ((4.0,),
+                    dict(sampling=_SEPARATED, secure_sum=_secure_sum(3, 2)),
+                    _Gaussian(4.0), 3),
+    'distributed_fixed': ((3.0,),
+                          dict(sampling=_FIXED, secure_sum=_secure_sum(20, 15)),
+                          _Fixed(900, 20, _Gaussian(1.5)), 7),
 }
 
 
-class ReaccountTest(parameterized.TestCase):
+class ReaccountTest(cases.TestCase):
 
-  def setUp(self):
-    super().setUp()
-    folder = self.enter_context(tempfile.TemporaryDirectory())
-    self.path = os.path.join(folder, 'ledger.jsonl')
-
-  def write(self, rounds, *, voids=()) -> ledger_lib.Contents:
-    """Charges rounds: (number, sampling, noise multipliers)."""
-    with ledger_lib.create(self.path, voids=voids) as ledger:
-      for index, (number, sampling, noises) in enumerate(rounds):
-        ledger.append(ledger_lib.Round(
-            round_num=number, sampling=sampling, noise_multipliers=noises,
-            configuration='c', identity=f'{index:064x}',
-            sampler_epsilon=1e-11,
-            strategy=_STRATEGIES.get(sampling),
+  def write(self, kind, name='ledger.jsonl', num_rounds=_ROUNDS, **options):
+    """Writes a ledger; returns its path and head."""
+    noises, changes, _, _ = _KINDS[kind]
+    with ledger_lib.create(self.path(name), **options) as ledger:
+      for number in range(num_rounds):
+        ledger.append(fakes.charged_round(
+            number, noise_multipliers=noises, sampler_epsilon=_ERROR, **changes
         ))
-        if index == 1:
-          ledger.note('copied')
-      return ledger.contents
+      return self.path(name), ledger.head
 
-  @parameterized.named_parameters(
-      ('poisson', [(n, _POISSON, (0.8,)) for n in range(40)]),
-      ('two_gaussians', [(n, _POISSON, (1.2, 3.0)) for n in range(9)]),
-      ('full', [(n, _FULL, (5.0,)) for n in range(3)]),
-      ('fixed', [(n, _FIXED, (1.5,)) for n in range(12)]),
-      ('fixed_and_full',
-       [(0, _FIXED, (4.0,)), (1, _FULL, (8.0,)), (2, _FIXED, (4.0,))]),
-      ('noise_changes',
-       [(0, _POISSON, (1.0,)), (1, _POISSON, (2.0,)), (2, _POISSON, (1.0,))]),
-      ('correlated', [(n, _SEPARATED, (4.0,)) for n in range(7)]),
-      ('cyclic', [(n, _CYCLIC, (2.0,)) for n in range(9)]),
-      # A round done again, another run.
-      ('again', [(n, _SEPARATED, (4.0,)) for n in (0, 1, 1, 2, 3, 0, 1, 5)]),
-  )
-  def test_agrees(self, rounds):
-    contents = self.write(rounds)
-    found = reaccount.account(self.path, 1e-5)
-    event = accounting.compose(contents.rounds)
-    expected = accounting.epsilon(event, delta=1e-5)
-    self.assertAlmostEqual(found['rdp_epsilon'] / expected, 1, places=6)
-    self.assertEqual(found['rounds'], len(rounds))
-    obstacle = accounting.pld_obstacle(event, delta=1e-5)
-    self.assertEqual(found['pld_epsilon'] is None, bool(obstacle))
-    if not obstacle:
-      expected = accounting.epsilon(event, delta=1e-5, accountant='pld')
-      self.assertAlmostEqual(found['pld_epsilon'] / expected, 1, places=6)
+  @parameterized.parameters(*_KINDS)
+  def test_a_ledger_of_each_kind_has_its_epsilon(self, kind):
+    path, _ = self.write(kind)
+    (found,) = reaccount.accounts(path, delta=1e-5)
+    rounds = ledger_lib.read(path).rounds
+    event = accounting.compose(rounds)
+    self.assertEqual(
+        found['epsilon'], accounting.epsilon(event, delta=1e-5)
+    )
+    self.assertEqual((found['unit'], found['rounds']), ('speaker', _ROUNDS))
+    self.assertEqual(found['delta'], 1e-5)
+    self.assertTrue(found['private'])
+    # And by hand.
+    _, _, single, count = _KINDS[kind]
+    accountant = rdp.RdpAccountant(
+        neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
+        if isinstance(single, _Fixed)
+        else dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    )
+    self.assertAlmostEqual(
+        found['epsilon'],
+        accountant.compose(single, count).get_epsilon(1e-5) + _ROUNDS * _ERROR,
+        places=9,
+    )
+    if isinstance(single, _Fixed):
+      self.assertIsNone(found['pld_epsilon'])
+    else:
+      self.assertEqual(
+          found['pld_epsilon'],
+          accounting.epsilon(event, delta=1e-5, accountant='pld'),
+      )
 
-  def test_no_noise_is_infinite_and_voids_are_told(self):
-    self.write([(0, _POISSON, (0.0,))], voids=('NOISE_SEED fixes a key',))
-    found = reaccount.account(self.path)
-    self.assertEqual(found['rdp_epsilon'], float('inf'))
-    self.assertEqual(found['not_private'], ['NOISE_SEED fixes a key'])
-    self.assertAlmostEqual(found['delta'], 1 / 9000)
+  def test_ledgers_of_other_units_have_lines_of_their_own(self):
+    parent = self.write('full', 'before.jsonl', unit='example')
+    for num_rounds, units in ((_ROUNDS, ['speaker', 'example']),
+                              (0, ['example'])):
+      path, _ = self.write(
+          'blt', f'{num_rounds}.jsonl', num_rounds, parent=parent,
+          unit='speaker',
+      )
+      found = list(reaccount.accounts(path))
+      self.assertEqual([each['unit'] for each in found], units)
+      self.assertEqual(found[-1]['delta'], 0.1 / 9)
 
-  def test_a_changed_line_is_refused(self):
-    self.write([(n, _POISSON, (0.8,)) for n in range(3)])
-    path = pathlib.Path(self.path)
-    text = path.read_text('utf-8')
-    path.write_text(text.replace('[0.8]', '[8.8]', 1), 'utf-8')
-    with self.assertRaisesRegex(reaccount.LedgerError, 'line 2 was changed'):
-      reaccount.account(self.path)
-    path.write_text('{}\n', 'utf-8')
-    with self.assertRaisesRegex(reaccount.LedgerError, 'line 1 was changed'):
-      reaccount.account(self.path)
+  def test_what_voids_a_ledger_is_told(self):
+    path, _ = self.write('poisson', voids=('NOISE_SEED fixes a key',))
+    (found,) = reaccount.accounts(path)
+    self.assertEqual((found['epsilon'], found['pld_epsilon']), ('inf', 'inf'))
+    self.assertFalse(found['private'])
+    self.assertIn('NOISE_SEED', str(found['reasons_not_private']))
 
-  def test_a_program_that_needs_neither_tensorflow_nor_the_package(self):
-    self.write([(0, _POISSON, (0.8,))])
+  def test_bad_input_is_told_on_one_line(self):
+    flags.FLAGS.mark_as_parsed()
+    good, _ = self.write('poisson')
+    empty, _ = self.write('poisson', 'empty.jsonl', 0)
+    text = pathlib.Path(good).read_text('utf-8')
+    texts = {
+        'changed': text.replace('[0.8]', '[8.8]', 1),
+        'none': '{}\n',
+        'noise': '\x00\xff',
+    }
+    for name, each in texts.items():
+      pathlib.Path(self.path(name)).write_text(each, 'utf-8')
+    for arguments, delta, message in (
+        ([], None, 'no LEDGER was given'),
+        ([self.path('changed')], None, 'line 2 does not follow'),
+        ([self.path('none')], None, 'line 1 does not follow'),
+        ([self.path('noise')], None, 'has no header'),
+        ([self.path('missing')], None, 'is missing'),
+        ([self.root], None, 'Is a directory'),
+        ([empty], None, 'charges no rounds'),
+        ([good], 1.0, 'delta must be below 1'),
+    ):
+      with (
+          self.subTest(message),
+          flagsaver.flagsaver(delta=delta),
+          self.assertRaisesRegex(SystemExit, f'^error: .*{message}.*$'),
+      ):
+        reaccount.main(['reaccount', *arguments])
+
+  def test_the_program_needs_dp_accounting_alone(self):
+    paths = [self.write(kind, kind)[0] for kind in _KINDS]
+    # What is installed for dp-accounting.
+    needed = [
+        'absl', 'attr', 'attrs', 'dp_accounting', 'mpmath', 'numpy', 'scipy',
+        'tree', 'wrapt',
+    ]
     program = (
         'import runpy, sys\n'
-        'for name in ("tensorflow", "tensorflow_federated", "tff_asr",'
-        ' "tensorflow_privacy"):\n'
-        '  sys.modules[name] = None\n'
-        f'sys.argv = ["reaccount.py", {self.path!r}]\n'
-        f'runpy.run_path({str(layers.ROOT / "tools" / "reaccount.py")!r},'
-        ' run_name="__main__")\n'
+        'before = set(sys.modules)\n'
+        f'sys.argv = ["reaccount", "--delta=1e-5", *{paths}]\n'
+        'try:\n'
+        '  runpy.run_module("tools.reaccount", run_name="__main__",'
+        ' alter_sys=True)\n'
+        'finally:\n'
+        '  roots = {name.split(".")[0] for name in set(sys.modules) - before}\n'
+        f'  roots -= {{*sys.stdlib_module_names, *{needed}}}\n'
+        '  print(*sorted(roots), file=sys.stderr)\n'
     )
     finished = subprocess.run(
-        [sys.executable, '-c', program],
+        [sys.executable, '-c', program], cwd=layers.ROOT,
+        env=os.environ | {'PYTHONDONTWRITEBYTECODE': '1'},
         capture_output=True, text=True, check=False,
     )
     self.assertEqual(finished.returncode, 0, finished.stderr)
-    found = json.loads(finished.stdout)
-    self.assertEqual((found['unit'], found['rounds']), ('speaker', 1))
-    self.assertGreater(found['rdp_epsilon'], 0)
+    self.assertEqual(finished.stderr.split(), ['tff_asr', 'tools'])
+    lines = [json.loads(line) for line in finished.stdout.splitlines()]
+    self.assertEqual([line['ledger'] for line in lines], paths)
+    for line in lines:
+      result = epsilon_report.of_ledger(
+          ledger_lib.read(line['ledger']), delta=1e-5
+      )
+      self.assertEqual(line['epsilon'], result.epsilon)

@@ -6,8 +6,11 @@ given the others, and returns a value whose epsilon is at most the target.
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 import math
 from typing import Optional
+
+from scipy import optimize
 
 from tff_asr import checks
 from tff_asr.privacy import accounting
@@ -15,6 +18,8 @@ from tff_asr.privacy import accounting
 _MIN_LOG_NOISE = math.log(accounting.MIN_NOISE_MULTIPLIER)
 _MAX_LOG_NOISE = math.log(2.0**60)
 _MAX_ROUNDS = 10**9
+# Far below 1 / eps of float64, so that a search by floats meets each integer.
+_MAX_COHORT_SIZE = 2**48
 
 
 def noise_multiplier_for_epsilon(
@@ -49,6 +54,7 @@ def noise_multiplier_for_epsilon(
       target_epsilon, delta=delta, accountant=accountant, tuning=tuning
   )
 
+  @functools.cache
   def excess(log_noise: float) -> float:
     return _log_ratio(
         cost([accounting.RoundGroup(
@@ -81,7 +87,10 @@ def noise_multiplier_for_epsilon(
     if low < _MIN_LOG_NOISE:
       return math.exp(high)
   tolerance = 1e-3 if accountant == 'pld' else 1e-6
-  return math.exp(_last_step(excess, low, high, tolerance=tolerance))
+  found = optimize.brentq(excess, low, high, xtol=tolerance / 4)
+  while excess(found) > 0:
+    found += tolerance / 2
+  return math.exp(found)
 
 
 def rounds_for_epsilon(
@@ -242,7 +251,7 @@ def smallest_scale(
   def excess(size: int) -> float:
     return _log_ratio(cost(grow_all(size)), target_epsilon)
 
-  size = _first(excess, start=base, limit=base * 2**60)
+  size = _first(excess, start=base, limit=_MAX_COHORT_SIZE)
   if size is None:
     raise ValueError(
         f'No size of cohort gives epsilon {target_epsilon} at delta {delta}.'
@@ -290,8 +299,9 @@ def _cost(
 
 
 def _log_ratio(value: float, target: float) -> float:
-  """log(value / target); 0 or below when the value is within the target."""
-  return math.log(value / target) if value > 0 else -math.inf
+  """log(value / target), within +-30; at most 0 when within the target."""
+  # Searches for a root take finite values only.
+  return max(-30.0, min(math.log(value / target), 30.0)) if value > 0 else -30.0
 
 
 def _first(
@@ -301,44 +311,18 @@ def _first(
 
   None if there is none up to the limit.
   """
-  if falling(start) <= 0:
+  value = functools.cache(falling)
+  if value(start) <= 0:
     return start
-  low, step = start, start
-  while falling(low + step) > 0:
-    low, step = low + step, 2 * step
-    if low + step > limit:
+  high = 2 * start
+  while value(high) > 0:
+    high *= 2
+    if high > limit:
       return None
-  return _last_step(falling, low, low + step, tolerance=1)
-
-
-def _last_step(
-    falling: Callable[[float], float],
-    low: float,
-    high: float,
-    *,
-    tolerance: float,
-) -> float:
-  """Narrows falling(low) > 0 >= falling(high) to tolerance and returns high.
-
-  False position with the Illinois rule, and halving where a value is infinite.
-  With tolerance 1 and integer ends all points are integers.
-  """
-  at_low, at_high = falling(low), falling(high)
-  kept = 0  # how often in a row the low (+) or high (-) end has been kept
-  while high - low > tolerance:
-    if math.isinf(at_low) or math.isinf(at_high) or abs(kept) > 4:
-      x, kept = low + (high - low) / 2, 0
-    else:
-      x = low + (high - low) * at_low / (at_low - at_high)
-    if tolerance == 1:
-      x = min(max(round(x), low + 1), high - 1)
-    else:
-      x = min(max(x, low + tolerance / 2), high - tolerance / 2)
-    value = falling(x)
-    if value > 0:
-      low, at_low, kept = x, value, min(kept, 0) - 1
-      at_high = at_high / 2 if kept < -1 else at_high
-    else:
-      high, at_high, kept = x, value, max(kept, 0) + 1
-      at_low = at_low / 2 if kept > 1 else at_low
-  return high
+  # A step function: between two integers it is that of the upper one.
+  found = math.ceil(optimize.brentq(
+      lambda place: value(math.ceil(place)), high // 2, high, xtol=0.5
+  ))
+  while value(found) > 0:
+    found += 1
+  return found

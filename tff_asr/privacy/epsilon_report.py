@@ -148,7 +148,7 @@ def of_rounds(
     notes: Sequence[ledger.Note] = (),
     tuning: Optional[accounting.Tuning] = None,
 ) -> Result:
-  """Returns the epsilon of rounds that may differ, such as a ledger's.
+  """Returns the epsilon of rounds that may differ.
 
   Raises:
     ValueError: There are no rounds, delta is out of range, or PLD does not take
@@ -171,6 +171,37 @@ def of_rounds(
       voids=tuple(voids),
       unit=unit,
       warnings=tuple(statement.note_words(notes)),
+      tuning=tuning,
+  )
+
+
+def of_ledger(
+    contents: ledger.Contents,
+    *,
+    delta: Optional[float] = None,
+    accountant: str = 'rdp',
+    tuning: Optional[accounting.Tuning] = None,
+) -> Result:
+  """Returns the epsilon of all rounds that a ledger charges, at least one.
+
+  Args:
+    contents: Of the ledger.
+    delta: In (0, 1); None takes 1 / (10 population).
+    accountant: 'rdp' or 'pld'.
+    tuning: The runs of which this one is the best; None: it is the only one.
+
+  Raises:
+    ValueError: As `of_rounds`.
+  """
+  if delta is None:
+    delta = statement.default_delta(contents.rounds)
+  return of_rounds(
+      contents.rounds,
+      delta=delta,
+      accountant=accountant,
+      voids=contents.voids,
+      unit=contents.unit,
+      notes=contents.notes,
       tuning=tuning,
   )
 

@@ -76,23 +76,14 @@ def epsilon_of_run(
   if not contents.rounds:
     raise ValueError(f'the privacy ledger of {run} charges no rounds yet.')
 
-  def account(
-      contents: ledger_lib.Contents, **how: Any
-  ) -> epsilon_report.Result:
-    return epsilon_report.of_rounds(
-        contents.rounds,
-        delta=(
-            statement.default_delta(contents.rounds) if delta is None else delta
-        ),
-        accountant=accountant,
-        voids=contents.voids,
-        unit=contents.unit,
-        notes=contents.notes,
-        **how,
-    )
-
-  apart = tuple(map(account, ledger_lib.read_apart(path)))
-  return dataclasses.replace(account(contents, tuning=tuning), apart=apart)
+  how = dict(delta=delta, accountant=accountant)
+  return dataclasses.replace(
+      epsilon_report.of_ledger(contents, tuning=tuning, **how),
+      apart=tuple(
+          epsilon_report.of_ledger(other, **how)
+          for other in ledger_lib.read_apart(path)
+      ),
+  )
 
 
 def write_statement(
