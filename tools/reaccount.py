@@ -72,6 +72,8 @@ def main(argv: list[str]) -> None:
     for path in argv[1:]:
       for account in accounts(path, delta=_DELTA.value):
         print(json.dumps(account))
+  except OverflowError as error:
+    sys.exit(f'error: {path} has a number out of range: {error}.')
   except (OSError, ValueError) as error:
     sys.exit('\n'.join(f'error: {line}' for line in errors.lines(error)))
 

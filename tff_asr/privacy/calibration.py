@@ -86,10 +86,10 @@ def noise_multiplier_for_epsilon(
     low, high = low - step, low
     if low < _MIN_LOG_NOISE:
       return math.exp(high)
-  tolerance = 1e-3 if accountant == 'pld' else 1e-6
-  found = optimize.brentq(excess, low, high, xtol=tolerance / 4)
+  tolerance = 1e-4 if accountant == 'pld' else 1e-7
+  found = optimize.brentq(excess, low, high, xtol=tolerance)
   while excess(found) > 0:
-    found += tolerance / 2
+    found += tolerance
   return math.exp(found)
 
 
