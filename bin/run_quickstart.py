@@ -92,7 +92,7 @@ _ONE_THREAD = {'TF_NUM_INTRAOP_THREADS': '1'}
 _ENDING_SEC = 10
 # Of the whole and of `_pace` on two free cores, the same ones.
 _MINUTES = {False: 6.5, True: 1.1}
-_PACE_SEC, _PACE_NUMBERS = 0.46, 300_000
+_PACE_SEC, _PACE_NUMBERS = 0.28, 300_000
 _NUM_TRANSCRIPTS = 3
 
 
