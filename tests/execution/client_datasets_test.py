@@ -10,11 +10,11 @@ import tensorflow_federated as tff
 
 from tests.execution import toys
 from tff_asr.execution import client_datasets
-from tff_asr.execution import round_worker
 from tff_asr.execution import compiler
 from tff_asr.execution import graph
 from tff_asr.execution import multi_device
 from tff_asr.execution import prefetch
+from tff_asr.execution import round_worker
 
 
 def _split(work):

@@ -17,11 +17,11 @@ import tensorflow_federated as tff
 
 from tests import logical_devices
 from tests.execution import speech_process
-from tff_asr.execution import round_worker
 from tff_asr.execution import graph
 from tff_asr.execution import multi_device
-from tff_asr.execution import ray_cluster
 from tff_asr.execution import native
+from tff_asr.execution import ray_cluster
+from tff_asr.execution import round_worker
 # Private to TensorFlow, which has no public way to see where ops were placed.
 from tensorflow.python.eager import context as eager_context
 

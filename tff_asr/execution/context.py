@@ -28,12 +28,12 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr import checks
-from tff_asr.execution import round_worker
 from tff_asr.execution import compiler
 from tff_asr.execution import graph
 from tff_asr.execution import malloc_trim
 from tff_asr.execution import reduction
 from tff_asr.execution import round_execution
+from tff_asr.execution import round_worker
 from tff_asr.execution import scheduler
 
 # Sums larger than this that depend on the order are of several clients each.

@@ -38,11 +38,11 @@ import functools
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_asr.execution import round_worker
 from tff_asr.execution import compiler
 from tff_asr.execution import context
 from tff_asr.execution import devices as devices_lib
 from tff_asr.execution import round_execution
+from tff_asr.execution import round_worker
 from tff_asr.execution import scheduler
 
 ClientError = round_execution.ClientError

@@ -423,7 +423,7 @@ def digest_all(paths: Iterable[str], *, machine: str) -> dict[str, str]:
 
 
 def path_digest(path: str) -> str:
-  """Returns a digest of a file, or of all files in a folder, by its content.
+  """Returns a digest of a file, or of all files in a folder.
 
   It covers names, sizes and the content of .json files. A corpus's .json file
   holds the checksums of its shards, so the digest tells versions of a corpus

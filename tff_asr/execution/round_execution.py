@@ -18,10 +18,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tff_asr.execution import round_worker
 from tff_asr.execution import compiler
 from tff_asr.execution import graph
 from tff_asr.execution import reduction
+from tff_asr.execution import round_worker
 from tff_asr.execution import scheduler
 
 # How often the time limit is looked at, and what part of it may pass between.
