@@ -197,6 +197,11 @@ def sealed_ledger(lines: Iterable[Mapping[str, Any]]) -> bytes:
   return b''.join(sealed)
 
 
+def flat(values: Any) -> np.ndarray:
+  """All elements of a nest of arrays or tensors, as one vector."""
+  return np.concatenate([np.ravel(part) for part in tf.nest.flatten(values)])
+
+
 def write_split(
     folder: str,
     num_utterances: Mapping[str, int],

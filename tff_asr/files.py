@@ -80,7 +80,8 @@ def open_plain(path: str) -> Iterator[BinaryIO]:
     ValueError: It is a pipe or device, which might never end.
   """
   # A pipe without a writer would block `open`.
-  with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), 'rb') as file:
+  opener = lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+  with open(path, 'rb', opener=opener) as file:
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
       raise ValueError(f'{path} is no plain file.')
     yield file

@@ -17,6 +17,7 @@ and what a witness would tell, are found by `tff-asr compute_epsilon --run`.
 from collections.abc import Iterator
 from importlib import metadata
 import json
+import math
 import sys
 from typing import Any
 
@@ -51,12 +52,9 @@ def accounts(
   for contents in found:
     if contents.rounds:
       result = epsilon_report.of_ledger(contents, delta=delta)
-      by_pld = None
-      event = accounting.compose(contents.rounds)
-      if not accounting.pld_obstacle(event, delta=result.delta):
-        by_pld = epsilon_report.of_ledger(
-            contents, delta=delta, accountant='pld'
-        ).epsilon
+      by_pld, _ = accounting.epsilon_by_pld(result.event, delta=result.delta)
+      if contents.voids and by_pld is not None:
+        by_pld = math.inf
       yield {
           'ledger': path,
           'dp_accounting': metadata.version('dp-accounting'),
@@ -72,8 +70,6 @@ def main(argv: list[str]) -> None:
     for path in argv[1:]:
       for account in accounts(path, delta=_DELTA.value):
         print(json.dumps(account))
-  except OverflowError as error:
-    sys.exit(f'error: {path} has a number out of range: {error}.')
   except (OSError, ValueError) as error:
     sys.exit('\n'.join(f'error: {line}' for line in errors.lines(error)))
 

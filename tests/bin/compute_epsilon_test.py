@@ -1,9 +1,10 @@
 """Tests of bin/compute_epsilon.py."""
 
 import json
-
+import pathlib
 
 from tests import cases
+from tests import fakes
 from tests.bin import in_process
 from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
@@ -51,7 +52,7 @@ class ComputeEpsilonTest(cases.TestCase):
     )
     found = self.fields(*plan, '--tuning_runs=10', '--tuning=fixed')
     self.assertAlmostEqual(found['epsilon'], 5.251, delta=0.001)
-    self.check_error('tuning_runs must be at least 1', *plan, '--tuning_runs=0')
+    self.check_error('tuning_runs must be between 1', *plan, '--tuning_runs=0')
 
   def test_extrapolation_prints_a_table_and_draws_it(self):
     picture = self.path('epsilon.png')
@@ -99,6 +100,38 @@ class ComputeEpsilonTest(cases.TestCase):
     ) as resumed:
       witness.append(elsewhere, resumed)
     self.assertEqual(self.fields(run, f'--witness={elsewhere}'), found)
+
+  def test_absurd_numbers_of_a_ledger_or_a_flag_are_one_line(self):
+    path = pathlib.Path(self.path('ledger.jsonl'))
+    with ledger.create(str(path)) as opened:
+      opened.append(fakes.charged_round())
+    header, line = map(json.loads, path.read_bytes().splitlines())
+    event = line['event']
+    for changes, name in (
+        (dict(noise_multipliers=[1e200]), 'noise_multiplier'),
+        (dict(sampler_epsilon=1e200), 'sampler_epsilon'),
+        (dict(sampling=event['sampling'] | dict(population=10**400)),
+         'population'),
+    ):
+      path.write_bytes(
+          fakes.sealed_ledger([header, line | dict(event=event | changes)])
+      )
+      self.check_error(f'{name} must be between', f'--run={self.root}')
+    plan = ('--cohort_size=10', '--population=1000')
+    self.check_error('noise_multiplier must be between',
+                     '--noise_multiplier=1e200', '--rounds=5', *plan)
+    self.check_error('count of rounds must be between',
+                     '--noise_multiplier=1', f'--rounds={10**400}', *plan)
+    # What is taken has an epsilon, however small.
+    path.write_bytes(fakes.sealed_ledger([header, line | dict(
+        event=event | dict(noise_multipliers=[1e99], sampler_epsilon=5e-324)
+    )]))
+    found = self.fields(f'--run={self.root}', '--delta=5e-324')
+    self.assertTrue(found['private'])
+    self.assertEqual(
+        self.fields('--noise_multiplier=5e-324', '--rounds=5', *plan)['epsilon'],
+        'inf',
+    )
 
   def test_what_is_missing_or_impossible_is_one_line(self):
     self.check_error('two of .* must be given', *_HEADLINE)

@@ -55,32 +55,19 @@ def _epsilon(*group, delta=1e-5, accountant='rdp'):
 
 class EpsilonTest(parameterized.TestCase):
 
-  @parameterized.named_parameters(
-      # The paper's headlines: "7.2" and "4.5".
-      ('headline_1', 204_800, 69_506_000, 0.6144, 2034, 7.22, 6.29),
-      ('headline_2', 204_800, 6_950_600, 2.048, 2006, 4.44, 4.22),
+  @parameterized.parameters(
+      (204_800, 69_506_000, 0.6144, 2034, 6.29),
+      (204_800, 6_950_600, 2.048, 2006, 4.22),
   )
-  def test_published_rows(
-      self, cohort_size, population, noise_multiplier, rounds, by_rdp, by_pld
+  def test_pld_of_the_paper_s_headlines(
+      self, cohort_size, population, noise_multiplier, rounds, expected
   ):
-    for accountant, expected in (('rdp', by_rdp), ('pld', by_pld)):
-      found = _epsilon(
-          'poisson', cohort_size, population, noise_multiplier, rounds,
-          delta=1e-9, accountant=accountant,
-      )
-      self.assertAlmostEqual(found, expected, delta=0.005)
-
-  def test_epsilon_at_the_order_that_the_paper_prints(self):
-    # 0.75 at order 25 is printed for this row; the best order gives 0.456.
-    event = _event('poisson', 204_800, 69_506_000, 2.048, 2006)
-    value, order = accounting.epsilon_and_order(
-        event, delta=1e-9, orders=[25.0]
+    # RDP of these: published_tables_test.
+    found = _epsilon(
+        'poisson', cohort_size, population, noise_multiplier, rounds,
+        delta=1e-9, accountant='pld',
     )
-    self.assertEqual(order, 25)
-    self.assertAlmostEqual(value, 0.75, delta=0.005)
-    self.assertAlmostEqual(
-        accounting.epsilon(event, delta=1e-9), 0.456, delta=0.005
-    )
+    self.assertAlmostEqual(found, expected, delta=0.005)
 
   def test_fixed_size_is_accounted_under_replace_one(self):
     # q = .01, z = 1, T = 1000, delta = 1e-6: 23.3. With the noise over C
@@ -129,7 +116,7 @@ class EpsilonTest(parameterized.TestCase):
     cohort_size = 1000 if kind == 'full' else 10
     values = [
         _epsilon(kind, cohort_size, 1000, z, 10, delta=1e-9)
-        for z in (1e-7, 1e-3, 0.1, 1.0, 10.0, 1e3, 1e6, 1e9)
+        for z in (1e-7, 1e-3, 0.1, 1.0, 10.0, 1e3, 1e6, 1e9, 1e100)
     ]
     self.assertTrue(np.isfinite(values).all())
     self.assertEqual(values, sorted(values, reverse=True))
@@ -140,6 +127,15 @@ class EpsilonTest(parameterized.TestCase):
       self.assertEqual(
           _epsilon('poisson', 1, 10, 1.0, 0, accountant=accountant), 0
       )
+
+  @parameterized.parameters('poisson', 'fixed', 'full', 'separated', 'cyclic')
+  def test_the_largest_numbers_that_are_taken_have_an_epsilon(self, kind):
+    size = 10**99
+    count = 10**4 if kind in accounting.SEPARATED_KINDS else 10**12
+    most = _epsilon(
+        kind, size if kind == 'full' else 1, size, 1e100, count, delta=5e-324
+    )
+    self.assertBetween(most, 0, 100)
 
   @parameterized.parameters(
       *((dict(delta=delta), 'delta') for delta in (0, 1, -0.1, 2, math.nan)),
@@ -188,35 +184,16 @@ class TuningTest(parameterized.TestCase):
     )
     event = accounting.compose([rounds], tuning=accounting.Tuning(runs=20))
     self.assertAlmostEqual(accounting.epsilon(event, delta=1e-6), expected)
-    # dp_accounting's own accountant agrees.
-    self.assertAlmostEqual(
-        rdp.RdpAccountant().compose(event).get_epsilon(1e-6), expected
-    )
-
-  @parameterized.parameters((0.01, 5), (0.5, 10), (2.0, 100))
-  def test_gaussians_cost_what_the_paper_says(self, rho, mean):
-    # Corollary 4 of arXiv 2110.03620, eta 1, gamma 1 / mean; rho at most
-    # log(mean). As dp_accounting's own test has it.
-    rho = min(rho, math.log(mean))
-    rounds = _group('full', 10, 10, noise_multiplier=math.sqrt(0.5 / rho))
-    event = accounting.compose([rounds], tuning=accounting.Tuning(runs=mean))
-    below = 1 + math.sqrt(math.log(mean) / rho)
-    orders = (
-        1.1, 2.0, math.sqrt(math.log(mean) / rho), below, below + 1, 2 * below
-    )
-    orders = tuple(sorted(order for order in orders if order > 1.01))
-    expected = [
-        2 * math.sqrt(rho * math.log(mean))
-        + 4 * math.sqrt(rho * math.log(mean)) - rho
-        if order <= below
-        else rho * (order - 1) + math.log(mean) / (order - 1)
-        + 4 * math.sqrt(rho * math.log(mean)) - rho
-        for order in orders
-    ]
-    found, _ = accounting.epsilon_and_order(event, delta=1e-5, orders=orders)
-    self.assertAlmostEqual(
-        found, rdp.compute_epsilon(orders, expected, 1e-5)[0]
-    )
+    # dp_accounting's own accountant agrees, also on other numbers.
+    for distribution in ('geometric', 'logarithmic', 'poisson'):
+      event = accounting.compose([rounds], tuning=accounting.Tuning(
+          runs=20, distribution=distribution
+      ))
+      self.assertAlmostEqual(
+          rdp.RdpAccountant().compose(event).get_epsilon(1e-6),
+          accounting.epsilon(event, delta=1e-6),
+          msg=distribution,
+      )
 
   def test_kinds_of_numbers(self):
     rounds = [
@@ -283,8 +260,9 @@ class TuningTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(
-      (dict(runs=0.5), 'tuning_runs must be at least 1'),
+      (dict(runs=0.5), 'tuning_runs must be between 1'),
       (dict(runs=math.inf), 'tuning_runs'),
+      (dict(runs=1e7, distribution='fixed'), 'tuning_runs'),
       (dict(runs=2.5, distribution='fixed'), 'whole number'),
       (dict(runs=2, distribution='uniform'), 'distribution'),
   )
@@ -569,17 +547,30 @@ class ComposeTest(parameterized.TestCase):
       ('larger', dict(kind='fixed', cohort_size=3, population=2), '3 .* 2'),
       ('full', dict(kind='full', cohort_size=1, population=2), '1 of .* 2'),
       ('float', dict(kind='fixed', cohort_size=1.5, population=2), '1.5'),
+      (
+          'huge', dict(kind='poisson', cohort_size=1, population=10**400),
+          'population must be between',
+      ),
   )
   def test_bad_sampling_is_refused(self, arguments, message):
     with self.assertRaisesRegex(ValueError, message):
       accounting.Sampling(**arguments)
 
-  @parameterized.parameters(-1.0, math.nan, math.inf)
-  def test_bad_noise_is_refused(self, noise_multiplier):
-    with self.assertRaisesRegex(ValueError, 'noise_multiplier'):
-      accounting.RoundGroup(
-          sampling=_sampling('full', 2, 2), noise_multiplier=noise_multiplier
-      )
+  @parameterized.parameters(
+      *(
+          (dict(noise_multiplier=noise), 'noise_multiplier')
+          for noise in (-1.0, math.nan, math.inf, 1e200)
+      ),
+      (dict(sampler_epsilon=math.inf), 'sampler_epsilon'),
+      (dict(count=-1), 'count must be'),
+      (dict(count=10**400), 'count of rounds must be between'),
+  )
+  def test_bad_rounds_are_refused(self, arguments, message):
+    with self.assertRaisesRegex(ValueError, message):
+      accounting.RoundGroup(**{
+          **dict(sampling=_sampling('full', 2, 2), noise_multiplier=1.0),
+          **arguments,
+      })
 
 
 class SecureSumsTest(parameterized.TestCase):

@@ -203,8 +203,7 @@ class BoundTest(parameterized.TestCase):
   )
   def test_p_values_by_hand(self, m, r, v, epsilon, delta, expected):
     found = audit.p_value(
-        num_canaries=m, num_guesses=r, num_correct=v, epsilon=epsilon,
-        delta=delta,
+        audit.Guesses(m, r, v), epsilon=epsilon, delta=delta
     )
     self.assertAlmostEqual(found, expected)
 
@@ -215,8 +214,7 @@ class BoundTest(parameterized.TestCase):
         (0.95, math.log(right / (1 - right))), (1 - 2.0**-101, 0.0)
     ):
       found = audit.epsilon_bound(
-          num_canaries=100, num_guesses=100, num_correct=100, delta=1e-12,
-          confidence=confidence,
+          audit.Guesses(100, 100, 100), delta=1e-12, confidence=confidence
       )
       self.assertAlmostEqual(found, expected, places=5)
 
@@ -233,8 +231,7 @@ class BoundTest(parameterized.TestCase):
     )
     bounds = np.array([
         audit.epsilon_bound(
-            num_canaries=m, num_guesses=m, num_correct=int(v), delta=1e-12,
-            confidence=confidence,
+            audit.Guesses(m, m, int(v)), delta=1e-12, confidence=confidence
         )
         for v in correct
     ])
@@ -257,8 +254,7 @@ class BoundTest(parameterized.TestCase):
     self.assertEqual((found.num_guesses, found.num_correct), (20, 20))
     # 80 gives k = 40, 20, 10: six ways.
     p = audit.p_value(
-        num_canaries=80, num_guesses=20, num_correct=20,
-        epsilon=found.epsilon, delta=1e-9,
+        audit.Guesses(80, 20, 20), epsilon=found.epsilon, delta=1e-9
     )
     self.assertAlmostEqual(p, 0.05 / 6)
     self.assertAlmostEqual(
@@ -289,9 +285,7 @@ class BoundTest(parameterized.TestCase):
 
   def test_impossible_counts_are_refused(self):
     with self.assertRaisesRegex(ValueError, 'num_correct must be at most'):
-      audit.p_value(
-          num_canaries=5, num_guesses=2, num_correct=3, epsilon=1.0, delta=0.0
-      )
+      audit.p_value(audit.Guesses(5, 2, 3), epsilon=1.0, delta=0.0)
 
 
 class BareGaussianTest(absltest.TestCase):

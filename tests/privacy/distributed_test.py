@@ -6,6 +6,7 @@ from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
 
+from tests import fakes
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import distributed
 from tff_asr.privacy import keys
@@ -21,7 +22,6 @@ _PLAN = dict(
     num_clients=100,
     max_failed_share=0.1,
     bits=16,
-    beta=math.exp(-0.5),
     modulus_stddevs=4.0,
 )
 
@@ -73,15 +73,10 @@ def _sum(query, records, state=None, decode=True):
   return {name: part.numpy() for name, part in decoded.items()}
 
 
-def _flat(values):
-  return np.concatenate([np.ravel(part) for part in tf.nest.flatten(values)])
-
-
 class PlanTest(parameterized.TestCase):
 
   def test_numbers_are_those_of_the_paper(self):
-    # t = 1000, D = 10^4: (t + 100)^2 = 1.21e6; the other bound is
-    # 10^6 + 2500 + 1 (1000 + 50) = 1,003,550, at beta = exp(-1 / 2).
+    # D = 10^4: D / 4 = 2500, sqrt(D) / 2 = 50; (t + sqrt(D))^2 is more.
     found = distributed.plan(**_PLAN)
     t = found.clip_in_steps
     square = t**2 + 2500 + (t + 50)
@@ -94,14 +89,6 @@ class PlanTest(parameterized.TestCase):
     # Four standard deviations are half the modulus.
     spread = 100**2 * t**2 / 10**4 + 25 + 100 * found.local_stddev**2
     self.assertAlmostEqual(4 * math.sqrt(spread) / 2**15, 1, places=7)
-
-  def test_the_other_bound_counts_where_rounding_is_all(self):
-    # (t + sqrt(D))^2 is the smaller one at a tiny beta and few elements.
-    found = distributed.plan(
-        **{**_PLAN, 'num_elements': 4, 'beta': 1e-9, 'bits': 14}
-    )
-    t = found.clip_in_steps
-    self.assertEqual(found.squared_sensitivity, math.floor((t + 2) ** 2))
 
   def test_more_bits_cost_less_noise_down_to_that_of_a_trusted_server(self):
     ratios = []
@@ -137,8 +124,6 @@ class PlanTest(parameterized.TestCase):
       (dict(noise_multiplier=1e-3), 'raise BITS or NOISE_MULTIPLIER'),
       (dict(num_clients=0), 'num_clients'),
       (dict(max_failed_share=1.0), 'max_failed_share'),
-      (dict(beta=0.0), 'beta'),
-      (dict(beta=1.0), 'beta'),
       (dict(modulus_stddevs=0.0), 'modulus_stddevs'),
   )
   def test_bad_arguments(self, changes, message):
@@ -248,14 +233,14 @@ class DistributedSumQueryTest(parameterized.TestCase):
     for record in records:
       layers = clipping.divide(record)
       if split == 'global':
-        norm = np.linalg.norm(_flat(record))
-        expected += _flat(record) * min(1, 0.5 / norm)
+        norm = np.linalg.norm(fakes.flat(record))
+        expected += fakes.flat(record) * min(1, 0.5 / norm)
       else:
         expected += np.concatenate([
             np.ravel(part) * min(1, 0.5 * layer.share / np.linalg.norm(part))
             for part, layer in zip(record.values(), layers, strict=True)
         ])
-    found = _flat(_sum(query, records))
+    found = fakes.flat(_sum(query, records))
     # The noise is .01 * .5 on each element.
     self.assertLess(np.abs(found - expected).max(), 0.005 * 5)
     self.assertGreater(np.linalg.norm(expected), 1)
@@ -265,25 +250,27 @@ class DistributedSumQueryTest(parameterized.TestCase):
     specs = {'a': tf.TensorSpec([20_000])}
     query = _query(specs, bits=20, max_failed_share=share, noise_multiplier=2.0)
     state = _state(query)
-    found = _flat(_sum(query, [_record(0.0, specs)] * 10, state))
+    found = fakes.flat(_sum(query, [_record(0.0, specs)] * 10, state))
     stated = float(query.derive_metrics(state)['noise_stddev_on_sum'])
     self.assertAlmostEqual(found.std() / stated, 1, delta=0.03)
     # Those who are sure to be there are enough for z.
     survivors = query.plan.min_survivors
     self.assertEqual(survivors, 7 if share else 10)
-    found = _flat(_sum(query, [_record(0.0, specs)] * survivors, state))
+    found = fakes.flat(_sum(query, [_record(0.0, specs)] * survivors, state))
     self.assertAlmostEqual(found.std() / (2.0 * 0.5), 1, delta=0.03)
 
   def test_rounds_and_keys_have_noise_of_their_own(self):
     query = _query()
     state = _state(query)
     records = [_record(0.0)] * 10
-    first = _flat(_sum(query, records, state))
-    np.testing.assert_array_equal(first, _flat(_sum(query, records, state)))
+    first = fakes.flat(_sum(query, records, state))
+    np.testing.assert_array_equal(
+        first, fakes.flat(_sum(query, records, state))
+    )
     later = state._replace(counter=state.counter + 1)
     for other in (later, _state(query, seed=2)):
       self.assertGreater(
-          np.abs(_flat(_sum(query, records, other)) - first).min(), 0
+          np.abs(fakes.flat(_sum(query, records, other)) - first).min(), 0
       )
 
   def test_sums_wrap_around_and_come_back_as_long_as_they_fit(self):
@@ -298,7 +285,7 @@ class DistributedSumQueryTest(parameterized.TestCase):
           global_state=state,
       )
       np.testing.assert_allclose(
-          _flat(decoded), total * steps, rtol=1e-6, atol=1e-12
+          fakes.flat(decoded), total * steps, rtol=1e-6, atol=1e-12
       )
     # One more is the other end.
     decoded = query.decode(
@@ -306,7 +293,7 @@ class DistributedSumQueryTest(parameterized.TestCase):
         num_clients=tf.constant(10),
         global_state=state,
     )
-    np.testing.assert_allclose(_flat(decoded), -half * steps, rtol=1e-6)
+    np.testing.assert_allclose(fakes.flat(decoded), -half * steps, rtol=1e-6)
 
   def test_what_is_sent_has_so_many_bits(self):
     query = _query(bits=12, num_clients=2)
@@ -325,7 +312,7 @@ class DistributedSumQueryTest(parameterized.TestCase):
     for bits in (14, 16, 20):
       query = _query(specs, bits=bits, num_clients=8, modulus_stddevs=6.0)
       record = {'a': np.random.default_rng(1).normal(size=5000).astype('f')}
-      found = _flat(_sum(query, [record] * 8))
+      found = fakes.flat(_sum(query, [record] * 8))
       exact = 8 * 0.5 * record['a'] / np.linalg.norm(record['a'])
       stated = float(
           query.derive_metrics(_state(query))['noise_stddev_on_sum']
@@ -334,13 +321,14 @@ class DistributedSumQueryTest(parameterized.TestCase):
 
   def test_too_few_clients_or_no_key_release_nothing(self):
     query = _query(max_failed_share=0.2)
-    eight = _flat(_sum(query, [_record(0.1)] * 8))
+    eight = fakes.flat(_sum(query, [_record(0.1)] * 8))
     self.assertTrue(np.all(np.isfinite(eight)))
-    self.assertTrue(np.all(np.isnan(_flat(_sum(query, [_record(0.1)] * 7)))))
+    seven = fakes.flat(_sum(query, [_record(0.1)] * 7))
+    self.assertTrue(np.all(np.isnan(seven)))
     unkeyed = _sum(
         query, [_record(0.1)] * 10, query.initial_global_state()
     )
-    self.assertTrue(np.all(np.isnan(_flat(unkeyed))))
+    self.assertTrue(np.all(np.isnan(fakes.flat(unkeyed))))
 
   def test_records_that_are_not_finite_count_as_zeros(self):
     query = _query()

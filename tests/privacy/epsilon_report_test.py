@@ -65,7 +65,7 @@ class SolveTest(parameterized.TestCase):
       ),
       ('rounds', dict(rounds=-1, noise_multiplier=1.0), 'rounds'),
       ('target', dict(rounds=1, target_epsilon=0.0), 'target_epsilon'),
-      ('noise', dict(rounds=1, sigma_mean=-1.0), 'at least 0'),
+      ('noise', dict(rounds=1, sigma_mean=-1.0), 'noise_multiplier'),
       (
           'accountant',
           dict(rounds=1, noise_multiplier=1.0, accountant='x'),

@@ -313,10 +313,9 @@ class PlanTest(_TestCase):
 
   def test_a_target_below_the_first_round_is_refused(self):
     inherited = ledger.Charges()
+    cost = accounting.RoundGroup(sampling=_POISSON, noise_multiplier=_NOISE)
     for number in range(3):
-      inherited.add(
-          sampling=_POISSON, noise_multipliers=(_NOISE,), round_num=number
-      )
+      inherited.add(cost, round_num=number)
     check = lambda target: private_rounds.check_first_round(
         _state(),
         sampling=_POISSON,

@@ -151,11 +151,10 @@ class ReaccountTest(cases.TestCase):
     good, _ = self.write('poisson')
     empty, _ = self.write('poisson', 'empty.jsonl', 0)
     text = pathlib.Path(good).read_text('utf-8')
+    lines = [json.loads(line) for line in text.splitlines()]
+    lines[1]['event']['sampling']['population'] = 10**400
     huge = self.path('huge')
-    with ledger_lib.create(huge) as ledger:
-      ledger.append(fakes.charged_round(sampling=accounting.Sampling(
-          kind='poisson', cohort_size=1, population=10**400
-      )))
+    pathlib.Path(huge).write_bytes(fakes.sealed_ledger(lines))
     texts = {
         'changed': text.replace('[0.8]', '[8.8]', 1),
         'none': '{}\n',
@@ -169,9 +168,9 @@ class ReaccountTest(cases.TestCase):
         ([self.path('none')], None, 'line 1 does not follow'),
         ([self.path('noise')], None, 'has no header'),
         ([self.path('missing')], None, 'is missing'),
-        ([self.root], None, 'Is a directory'),
+        ([self.root], None, f'{self.root}: Is a directory'),
         ([empty], None, 'charges no rounds'),
-        ([huge], None, 'a number out of range'),
+        ([huge], None, 'population must be between'),
         ([good], 1.0, 'delta must be below 1'),
     ):
       with (

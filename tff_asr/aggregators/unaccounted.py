@@ -24,12 +24,6 @@ from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 
 
-class Query(NamedTuple):
-  """Place of the query's state, as in that of a DP mean."""
-
-  numerator_state: queries.PerLayerClipSumQuery.GlobalState
-
-
 class State(NamedTuple):
   """State of the wrapped process.
 
@@ -40,7 +34,7 @@ class State(NamedTuple):
     aggregator: The aggregator's own state.
   """
 
-  query_state: Query
+  query_state: distributed_mean.Query
   dp_event: Any
   aggregator: Any
 
@@ -90,7 +84,7 @@ def create(
         noise_key=tf.zeros([keys.NUM_WORDS], tf.int32),
         counter=tf.constant(0, tf.int64),
     )
-    return Query(state), tf.nest.map_structure(
+    return distributed_mean.Query(state), tf.nest.map_structure(
         tf.constant, dp_accounting.GaussianDpEvent(0.0).to_named_tuple()
     )
 
@@ -113,7 +107,7 @@ def create(
   def next_state(state, aggregator):
     query = state.query_state.numerator_state
     counted = query._replace(counter=query.counter + 1)
-    return State(Query(counted), state.dp_event, aggregator)
+    return State(distributed_mean.Query(counted), state.dp_event, aggregator)
 
   @tff.tensorflow.computation(
       inner.next.type_signature.result.measurements.member

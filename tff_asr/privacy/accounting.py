@@ -92,7 +92,7 @@ from tff_asr.privacy import strategies
 SAMPLING_KINDS = ('poisson', 'fixed', 'full', 'separated', 'cyclic')
 SEPARATED_KINDS = ('separated', 'cyclic')  # b rounds between participations
 ACCOUNTANTS = ('rdp', 'pld')
-PLD_MAX_RDP_EPSILON = 100.0
+_PLD_MAX_RDP_EPSILON = 100.0
 
 _ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE
@@ -123,6 +123,10 @@ ORDERS = tuple(float(order) for order in rdp.RdpAccountant().orders)
 # Below this noise the accountants divide by zero or lose all digits; some then
 # report 0. Epsilon is above 1e15 there, so it is reported as infinite.
 MIN_NOISE_MULTIPLIER = 1e-8
+# Larger numbers are of no plan, and overflow in the accountants.
+_MAX_NUMBER = 1e100
+_MAX_ROUNDS = 1e12
+_MAX_TUNING_RUNS = 1e6  # See `Tuning.most_runs`.
 # PLD's grid grows as 1 / z^2 and takes a minute a round below this.
 _PLD_MIN_NOISE_MULTIPLIER = 0.1
 
@@ -144,9 +148,9 @@ class Sampling:
 
   def __post_init__(self):
     checks.one_of(SAMPLING_KINDS, kind=self.kind)
-    checks.positive_int(
-        cohort_size=self.cohort_size, population=self.population
-    )
+    sizes = dict(cohort_size=self.cohort_size, population=self.population)
+    checks.positive_int(**sizes)
+    checks.in_range(1, _MAX_NUMBER, **sizes)
     if self.cohort_size > self.population:
       raise ValueError(
           f'cohort_size is {self.cohort_size} but population is only '
@@ -263,12 +267,14 @@ class RoundGroup:
   secure_sum: Optional[SecureSum] = None
 
   def __post_init__(self):
-    checks.finite(noise_multiplier=self.noise_multiplier)
-    checks.non_negative(
+    checks.in_range(
+        0,
+        _MAX_NUMBER,
         noise_multiplier=self.noise_multiplier,
         sampler_epsilon=self.sampler_epsilon,
     )
     checks.non_negative_int(count=self.count)
+    checks.in_range(0, _MAX_ROUNDS, **{'count of rounds': self.count})
     if self.noise_multiplier:
       check_noise(self.sampling, self.strategy, self.secure_sum)
 
@@ -291,7 +297,7 @@ class Tuning:
   with a fixed number may the others be shown, too.
 
   Attributes:
-    runs: Mean of their number, at least 1; a whole number if it is fixed.
+    runs: Mean of their number, in [1, 1e6]; a whole number if it is fixed.
     distribution: One of `TUNING_SHAPES`; what their number is drawn from, in
       secret, before the first.
   """
@@ -301,9 +307,7 @@ class Tuning:
 
   def __post_init__(self):
     checks.one_of(TUNING_SHAPES, distribution=self.distribution)
-    checks.finite(tuning_runs=self.runs)
-    if self.runs < 1:
-      raise ValueError(f'tuning_runs must be at least 1, found {self.runs!r}.')
+    checks.in_range(1, _MAX_TUNING_RUNS, tuning_runs=self.runs)
     if self.distribution == 'fixed' and self.runs != int(self.runs):
       raise ValueError(
           f'tuning_runs must be a whole number if fixed, found {self.runs!r}.'
@@ -311,7 +315,7 @@ class Tuning:
 
   @property
   def most_runs(self) -> float:
-    """There are more with a probability below 1e-25 only, up to a mean of 1e6.
+    """There are more with a probability below 1e-25 only.
 
     For the logarithmic distribution of mean m, which has the longest tail, it
     is below (1 - 1 / (2 m ln(2 m)))^(1000 m).
@@ -445,18 +449,32 @@ def epsilon(
   rdp_epsilon, _ = epsilon_and_order(event, delta=delta)
   if accountant == 'rdp' or math.isinf(rdp_epsilon):
     return rdp_epsilon
+  by_pld, obstacle = epsilon_by_pld(event, delta=delta)
+  if by_pld is None:
+    raise ValueError(f'PLD cannot be used: {obstacle}. Use RDP.')
+  return by_pld
+
+
+def epsilon_by_pld(
+    event: dp_accounting.DpEvent, *, delta: float
+) -> tuple[Optional[float], str]:
+  """Returns epsilon by PLD and '', or None and why there is none.
+
+  Args as those of `epsilon`; see `pld_obstacle`.
+  """
   obstacle = pld_obstacle(event, delta=delta)
   if obstacle:
-    raise ValueError(f'PLD cannot be used: {obstacle}. Use RDP.')
+    return None, obstacle
   with warnings.catch_warnings():
     warnings.simplefilter('ignore')  # SciPy's, about NumPy
     event, error = _split(event)
     accounted = pld.PLDAccountant(_relation_of(event)).compose(event)
-    return _charge_sampler(
+    by_pld = _charge_sampler(
         lambda delta: max(0.0, float(accounted.get_epsilon(delta))),
         error=error,
         delta=delta,
     )
+  return by_pld, ''
 
 
 def epsilon_and_order(
@@ -504,7 +522,7 @@ def _charge_sampler(
     return epsilon
   # As a logarithm: it may be beyond a float.
   tail = lambda: epsilon + math.log(error) - 213 * math.log(2)
-  if tail() > math.log(delta / 4):
+  if tail() > math.log(delta) - math.log(4):
     return math.inf
   left_out = 2 * math.exp(tail())
   epsilon = find(delta - left_out) + error
@@ -528,10 +546,10 @@ def pld_obstacle(event: dp_accounting.DpEvent, *, delta: float) -> str:
     return f'it takes Poisson sampling and full participation, found {found}'
   if error and math.isinf(rdp_epsilon):
     return 'RDP gives none either: above about 150 the ends of the noise count'
-  if not rdp_epsilon <= PLD_MAX_RDP_EPSILON:
+  if not rdp_epsilon <= _PLD_MAX_RDP_EPSILON:
     return (
         f'RDP gives epsilon {rdp_epsilon:.4g}, and above '
-        f'{PLD_MAX_RDP_EPSILON:g} it may not end'
+        f'{_PLD_MAX_RDP_EPSILON:g} it may not end'
     )
   if min(map(_noise_of, parts), default=math.inf) < _PLD_MIN_NOISE_MULTIPLIER:
     return (

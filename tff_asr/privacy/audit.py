@@ -39,6 +39,7 @@ log(m / log(1 / (1 - confidence))), and the others' directions are in the way.
 from collections.abc import Sequence
 import dataclasses
 import math
+from typing import NamedTuple
 
 import numpy as np
 from scipy import optimize
@@ -94,6 +95,20 @@ class Bound:
   epsilon: float
   confidence: float
   delta: float
+  num_canaries: int
+  num_guesses: int
+  num_correct: int
+
+
+class Guesses(NamedTuple):
+  """How many coins there were, and were guessed.
+
+  Attributes:
+    num_canaries: Coins that there are, m.
+    num_guesses: Coins that were guessed, r, in [0, m].
+    num_correct: Guesses that were right, v, in [0, r].
+  """
+
   num_canaries: int
   num_guesses: int
   num_correct: int
@@ -180,23 +195,15 @@ def likelihood_ratios(
   return np.where(prob == 1, whole, each.sum(axis=0))
 
 
-def p_value(
-    *,
-    num_canaries: int,
-    num_guesses: int,
-    num_correct: int,
-    epsilon: float,
-    delta: float,
-) -> float:
+def p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
   """Bounds the probability of so many right guesses under (epsilon, delta)-DP.
 
   Args:
-    num_canaries: m, coins that there are.
-    num_guesses: r, in [0, m].
-    num_correct: v, in [0, r].
+    guesses: Of an adversary.
     epsilon: At least 0; infinity gives 1.
     delta: In [0, 1].
   """
+  num_canaries, num_guesses, num_correct = guesses
   if not 0 <= num_correct <= num_guesses <= num_canaries:
     raise ValueError(
         f'num_correct must be at most num_guesses, and that at most '
@@ -213,33 +220,19 @@ def p_value(
 
 
 def epsilon_bound(
-    *,
-    num_canaries: int,
-    num_guesses: int,
-    num_correct: int,
-    delta: float,
-    confidence: float,
+    guesses: Guesses, *, delta: float, confidence: float
 ) -> float:
   """Returns the largest epsilon that these guesses refute, at least 0.
 
   Args:
-    num_canaries: See `p_value`.
-    num_guesses: See `p_value`; chosen without looking at the coins.
-    num_correct: See `p_value`.
+    guesses: Their number chosen without looking at the coins.
     delta: In (0, 1).
     confidence: In (0, 1).
   """
   checks.in_range(0, 1, confidence=confidence)
 
   def excess(epsilon: float) -> float:
-    found = p_value(
-        num_canaries=num_canaries,
-        num_guesses=num_guesses,
-        num_correct=num_correct,
-        epsilon=epsilon,
-        delta=delta,
-    )
-    return found - (1 - confidence)
+    return p_value(guesses, epsilon=epsilon, delta=delta) - (1 - confidence)
 
   if excess(0.0) >= 0:
     return 0.0
@@ -267,19 +260,13 @@ def lower_bound(
   bounds = [
       Bound(
           epsilon=epsilon_bound(
-              num_canaries=len(ratios),
-              num_guesses=num_guesses,
-              num_correct=num_correct,
-              delta=delta,
-              confidence=1 - level,
+              guesses, delta=delta, confidence=1 - level
           ),
           confidence=confidence,
           delta=delta,
-          num_canaries=len(ratios),
-          num_guesses=num_guesses,
-          num_correct=num_correct,
+          **guesses._asdict(),
       )
-      for num_guesses, num_correct in found
+      for guesses in found
   ]
   return max(bounds, key=lambda bound: bound.epsilon)
 
@@ -290,22 +277,13 @@ def membership_p_value(
   """Returns the p-value of (epsilon, delta)-DP, as `lower_bound` guesses."""
   found = _guesses(ratios, included)
   smallest = min(
-      p_value(
-          num_canaries=len(ratios),
-          num_guesses=num_guesses,
-          num_correct=num_correct,
-          epsilon=epsilon,
-          delta=delta,
-      )
-      for num_guesses, num_correct in found
+      p_value(guesses, epsilon=epsilon, delta=delta) for guesses in found
   )
   return min(1.0, len(found) * smallest)
 
 
-def _guesses(
-    ratios: np.ndarray, included: np.ndarray
-) -> list[tuple[int, int]]:
-  """Numbers of guesses and of right ones, for each way to guess.
+def _guesses(ratios: np.ndarray, included: np.ndarray) -> list[Guesses]:
+  """What comes of each way to guess.
 
   The k highest ratios are guessed to be in, and the k lowest out or nobody
   out; k is half of the canaries, a quarter, and so on. Under sampling the
@@ -317,7 +295,8 @@ def _guesses(
   k = len(ins) // 2
   while k >= _MIN_GUESSES:
     right = int(ins[-k:].sum())
-    found += [(k, right), (2 * k, right + int((~ins[:k]).sum()))]
+    both = right + int((~ins[:k]).sum())
+    found += [Guesses(len(ins), k, right), Guesses(len(ins), 2 * k, both)]
     k //= 2
   return found
 

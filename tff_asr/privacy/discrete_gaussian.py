@@ -135,15 +135,6 @@ def charge(*, num_draws: float, num_elements: float, **of_noise) -> float:
   return 2 * num_elements * closeness(**of_noise) + num_draws * 2.0**-86
 
 
-def probabilities(stddev: float) -> np.ndarray:
-  """P(k) for k from -22 s to 22 s, float64 [2 ceil(22 s) + 1]."""
-  borders = _Table(float(stddev)).borders
-  whole = [0, *borders, 2**_BITS]
-  return np.array(
-      [(b - a) / 2**_BITS for a, b in zip(whole, whole[1:])], np.float64
-  )
-
-
 def _log_factor(variance: float) -> float:
   """ln((1 + t_s) / (1 - t_s)) of s^2."""
   return 2 * math.atanh(2.1 * math.exp(-2 * math.pi**2 * variance))

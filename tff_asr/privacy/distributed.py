@@ -14,11 +14,11 @@ client
   4. rounds each element up or down at random, so that its mean stays, and does
      so anew until the whole has a squared norm of at most
 
-         S^2 = min((t + sqrt(D))^2,
-                   t^2 + D / 4 + sqrt(2 ln(1 / beta)) (t + sqrt(D) / 2))
+         S^2 = t^2 + D / 4 + t + sqrt(D) / 2
 
-     which a try misses with a probability of at most beta (Proposition 26).
-     After 64 misses it rounds toward zero, which no norm grows by;
+     which a try misses with a probability of at most exp(-1 / 2) (Proposition
+     26; the other bound there, (t + sqrt(D))^2, is larger). After 64 misses it
+     rounds toward zero, which no norm grows by;
   5. adds a discrete Gaussian of standard deviation s to each element;
   6. sends the result modulo 2^b to a secure sum.
 
@@ -139,7 +139,6 @@ def plan(
     num_clients: int,
     max_failed_share: float,
     bits: int,
-    beta: float,
     modulus_stddevs: float,
 ) -> Plan:
   """Chooses the scale and the noise; see the module.
@@ -150,7 +149,6 @@ def plan(
     num_clients: n.
     max_failed_share: Of the n that may drop out, in [0, 1).
     bits: b, in [2, 30].
-    beta: Of the conditional rounding, in (0, 1).
     modulus_stddevs: k, above 0.
 
   Raises:
@@ -162,18 +160,13 @@ def plan(
   )
   checks.finite(noise_multiplier=noise_multiplier)
   checks.in_range(2, MAX_BITS, bits=bits)
-  checks.in_range(1e-9, 1 - 1e-9, beta=beta)
   checks.in_range(0, 0.99, max_failed_share=max_failed_share)
   survivors = num_clients - math.floor(max_failed_share * num_clients)
 
   def of(clip: float) -> Plan:
-    root = math.sqrt(num_elements)
-    square = math.floor(min(
-        (clip + root) ** 2,
-        clip**2
-        + num_elements / 4
-        + math.sqrt(-2 * math.log(beta)) * (clip + root / 2),
-    ))
+    square = math.floor(
+        clip**2 + num_elements / 4 + (clip + math.sqrt(num_elements) / 2)
+    )
     variance = (
         noise_multiplier**2 * square + discrete_gaussian.VARIANCE_OF_ROUNDING
     ) / survivors
@@ -241,7 +234,6 @@ class DistributedSumQuery:
       bits: int,
       clipping: clipping_lib.Clipping = clipping_lib.Clipping(),
       rotation: str = 'dft',
-      beta: float = math.exp(-0.5),
       modulus_stddevs: float = 4.0,
   ):
     """Creates the query; see `plan` for what is not here.
@@ -255,7 +247,6 @@ class DistributedSumQuery:
       bits: b.
       clipping: How C is divided over layers.
       rotation: One of `ROTATIONS`.
-      beta: Of the conditional rounding.
       modulus_stddevs: k.
 
     Raises:
@@ -287,7 +278,6 @@ class DistributedSumQuery:
         num_clients=num_clients,
         max_failed_share=max_failed_share,
         bits=bits,
-        beta=beta,
         modulus_stddevs=modulus_stddevs,
     )
     self.modulus = 2**bits

@@ -12,6 +12,8 @@ import json
 import math
 from typing import Any, Optional
 
+import dp_accounting
+
 from tff_asr import checks
 from tff_asr.privacy import accounting
 from tff_asr.privacy import calibration
@@ -33,6 +35,7 @@ class Result:
     delta: In (0, 1).
     accountant: 'rdp' or 'pld'.
     rounds: What was accounted, at least one group.
+    event: That of all rounds, of all runs of the tuning.
     solved_for: 'epsilon', 'noise_multiplier' or 'rounds'.
     voids: Reasons for which no guarantee holds.
     unit: What is protected, if known.
@@ -46,6 +49,7 @@ class Result:
   delta: float
   accountant: str
   rounds: tuple[accounting.RoundGroup, ...]
+  event: dp_accounting.DpEvent
   solved_for: str = 'epsilon'
   voids: tuple[str, ...] = ()
   unit: Optional[str] = None
@@ -110,10 +114,9 @@ def solve(
         f'two of {", ".join(given)} must be given, the third is found; found '
         f'{", ".join(found) or "none of them"}.'
     )
-  if delta is None:
-    delta = statement.default_delta(
-        [accounting.RoundGroup(sampling=how, noise_multiplier=0)]
-    )
+  delta = statement.delta_or_default(
+      delta, [accounting.RoundGroup(sampling=how, noise_multiplier=0)]
+  )
   solved_for = 'epsilon'
   if noise_multiplier is None:
     solved_for = 'noise_multiplier'
@@ -140,7 +143,7 @@ def solve(
 def of_rounds(
     rounds: Sequence[accounting.RoundGroup],
     *,
-    delta: float,
+    delta: Optional[float],
     accountant: str = 'rdp',
     solved_for: str = 'epsilon',
     voids: Sequence[str] = (),
@@ -150,12 +153,15 @@ def of_rounds(
 ) -> Result:
   """Returns the epsilon of rounds that may differ.
 
+  Args as the attributes of `Result`; delta None takes 1 / (10 population).
+
   Raises:
     ValueError: There are no rounds, delta is out of range, or PLD does not take
       them.
   """
   if not rounds:
     raise ValueError('there are no rounds to account for.')
+  delta = statement.delta_or_default(delta, rounds)
   event = accounting.compose(rounds, tuning=tuning)
   value = accounting.epsilon(event, delta=delta, accountant=accountant)
   order = None
@@ -167,6 +173,7 @@ def of_rounds(
       delta=delta,
       accountant=accountant,
       rounds=tuple(rounds),
+      event=event,
       solved_for=solved_for,
       voids=tuple(voids),
       unit=unit,
@@ -193,8 +200,6 @@ def of_ledger(
   Raises:
     ValueError: As `of_rounds`.
   """
-  if delta is None:
-    delta = statement.default_delta(contents.rounds)
   return of_rounds(
       contents.rounds,
       delta=delta,

@@ -320,13 +320,22 @@ def _scale(audited: Audited) -> Test:
 
 def _shape(audited: Audited) -> Test:
   """Kolmogorov's distance of each layer's noise."""
-  distances, p_values = [], []
-  for noise in _whitened(audited):
-    distances.append(_distance(noise))
-    p_values.append(stats.kstwo.sf(distances[-1], noise.size))
-  names = list(audited.layers)
+  return _kolmogorov(
+      'shape', zip(audited.layers, _whitened(audited), strict=True)
+  )
+
+
+def _kolmogorov(
+    name: str, sets: Iterable[tuple[str, np.ndarray]]
+) -> Test:
+  """Kolmogorov's distance of sets of values, by name, from N(0, 1)."""
+  names, distances, p_values = [], [], []
+  for each, values in sets:
+    names.append(each)
+    distances.append(_distance(values))
+    p_values.append(stats.kstwo.sf(distances[-1], values.size))
   return _worst(
-      'shape',
+      name,
       p_values,
       lambda place: f'distance {distances[place]:.2g} ({names[place]})',
   )
@@ -360,29 +369,28 @@ def _lattice(audited: Audited) -> Test:
 
 def _rounds(audited: Audited) -> Test:
   """The highest correlation of two rounds, in a layer or in all."""
-  names, p_values, found = [], [], []
-  total, count = 0.0, 0
-  for name, noise in zip(audited.layers, _whitened(audited), strict=True):
-    gram = noise @ noise.T
-    total, count = total + gram, count + noise.shape[1]
-    if noise.shape[1] > 1:
-      names.append(name)
-      p, *where = _highest_correlation(gram, noise.shape[1])
-      p_values.append(p)
-      found.append(where)
-  names.append('all')
-  p, *where = _highest_correlation(total, count)
-  p_values.append(p)
-  found.append(where)
+  def grams() -> Iterator[tuple[str, np.ndarray, int]]:
+    total, count = 0.0, 0
+    for name, noise in zip(audited.layers, _whitened(audited), strict=True):
+      gram = noise @ noise.T
+      total, count = total + gram, count + noise.shape[1]
+      if noise.shape[1] > 1:
+        yield name, gram, noise.shape[1]
+    yield 'all', total, count
+
+  found = [
+      (name, *_highest_correlation(gram, count))
+      for name, gram, count in grams()
+  ]
 
   def describe(place: int) -> str:
-    correlation, (first, second) = found[place]
+    name, _, correlation, (first, second) = found[place]
     return (
         f'correlation {correlation:.2g} of rounds {first + 1} and '
-        f'{second + 1} ({names[place]})'
+        f'{second + 1} ({name})'
     )
 
-  return _worst('rounds', p_values, describe)
+  return _worst('rounds', [p for _, p, *_ in found], describe)
 
 
 def _highest_correlation(
@@ -392,9 +400,7 @@ def _highest_correlation(
   norms = np.sqrt(np.diag(gram))
   first, second = np.triu_indices(len(gram), 1)
   scale = norms[first] * norms[second]
-  cosines = np.divide(
-      gram[first, second], scale, where=scale > 0, out=np.zeros(len(first))
-  )
+  cosines = _ratios(gram[first, second], scale)
   place = int(np.argmax(np.abs(cosines)))
   p = min(1.0, len(first) * float(_cosine_p(cosines[place], count)))
   return p, float(cosines[place]), (int(first[place]), int(second[place]))
@@ -429,12 +435,7 @@ def _layers(audited: Audited) -> Test:
   common = np.minimum.outer(first, first)[rows, columns]
   flat = values.reshape(num_layers, -1)
   scale = np.sqrt(squares[rows, common - 1] * squares[columns, common - 1])
-  cosines = np.divide(
-      (flat @ flat.T)[rows, columns],
-      scale,
-      where=scale > 0,
-      out=np.zeros(len(rows)),
-  )
+  cosines = _ratios((flat @ flat.T)[rows, columns], scale)
   p_values = np.where(
       common * num_rounds > 1,
       _cosine_p(cosines, np.maximum(2, common * num_rounds)),
@@ -464,17 +465,7 @@ def _held_out(audited: Audited) -> Test:
   if len(values) > 1:
     even = values[: len(values) // 2 * 2]
     sets['differences'] = (even[::2] - even[1::2]).ravel() / np.sqrt(2)
-  names = list(sets)
-  distances = [_distance(each) for each in sets.values()]
-  p_values = [
-      stats.kstwo.sf(distance, each.size)
-      for distance, each in zip(distances, sets.values(), strict=True)
-  ]
-  return _worst(
-      'held out',
-      p_values,
-      lambda place: f'distance {distances[place]:.2g} ({names[place]})',
-  )
+  return _kolmogorov('held out', sets.items())
 
 
 def _clip(audited: Audited) -> Test:
@@ -490,9 +481,7 @@ def _clip(audited: Audited) -> Test:
   # In units of what is expected, of one: excess e is 1 + e times the clip.
   values = np.concatenate([products, [products.sum()], along])
   scales = np.sqrt(np.concatenate([energies, [energies.sum()], spread]))
-  deviations = np.divide(
-      values, scales, where=scales > 0, out=np.zeros(len(values))
-  )
+  deviations = _ratios(values, scales)
   names = [
       *audited.layers,
       'all layers',
@@ -605,6 +594,13 @@ def _membership(audited: Audited) -> Test:
       delta=audited.delta,
   )
   return Test('membership', f'at the accounted {audited.epsilon:.4g}', p)
+
+
+def _ratios(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+  """Values over scales, 0 where these are 0."""
+  return np.divide(
+      values, scales, where=scales > 0, out=np.zeros(len(values))
+  )
 
 
 def _distance(values: np.ndarray) -> float:

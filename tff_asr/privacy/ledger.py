@@ -54,6 +54,7 @@ import collections
 from collections.abc import Iterable, Mapping, Sequence
 import copy
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -139,9 +140,7 @@ class Round:
       # Before the round is released: what is charged holds for so many.
       strategies.check_num_rounds(self.round_num + 1)
     checks.non_negative_int(round_num=self.round_num)
-    checks.finite(sampler_epsilon=self.sampler_epsilon)
-    checks.non_negative(sampler_epsilon=self.sampler_epsilon)
-    accounting.combine_gaussians(self.noise_multipliers)
+    _ = self.cost  # Checks its numbers.
     if not isinstance(self.configuration, str):
       raise ValueError(
           f'configuration must be a string, found {self.configuration!r}.'
@@ -152,6 +151,17 @@ class Round:
           isinstance(value, str) and re.fullmatch('[0-9a-f]{64}', value)
       ):
         raise ValueError(f'{name} must be a SHA-256 digest, found {value!r}.')
+
+  @functools.cached_property
+  def cost(self) -> accounting.RoundGroup:
+    """A group of this round alone."""
+    return accounting.RoundGroup(
+        sampling=self.sampling,
+        noise_multiplier=accounting.combine_gaussians(self.noise_multipliers),
+        sampler_epsilon=self.sampler_epsilon,
+        strategy=self.strategy,
+        secure_sum=self.secure_sum,
+    )
 
 
 class Note(NamedTuple):
@@ -200,72 +210,38 @@ class Charges:
   """
 
   def __init__(self):
-    # By (sampling, noise, its error, strategy, secure sum).
+    # By groups of one round: how many, and rounds of each mechanism, of which
+    # the last may be open.
     self._counts = collections.Counter()
-    # Keys of mechanisms, and their rounds; the last may be open.
     self._mechanisms = []
     self._is_open = False
 
-  def add(
-      self,
-      *,
-      sampling: accounting.Sampling,
-      noise_multipliers: Sequence[float],
-      round_num: int,
-      sampler_epsilon: float = 0.0,
-      strategy: Optional[strategies.Toeplitz] = None,
-      secure_sum: Optional[accounting.SecureSum] = None,
-  ) -> None:
-    """Adds a round; see `Round`."""
-    noise_multiplier = accounting.combine_gaussians(noise_multipliers)
-    key = sampling, noise_multiplier, sampler_epsilon, strategy, secure_sum
-    if sampling.min_separation is None:
-      self._counts[key] += 1
+  def add(self, cost: accounting.RoundGroup, *, round_num: int) -> None:
+    """Adds a round: what one costs, and its number as in `Round`."""
+    if cost.sampling.min_separation is None:
+      self._counts[cost] += 1
       self._is_open = False
       return
-    if self._is_open and self._mechanisms[-1] == (key, round_num):
+    if self._is_open and self._mechanisms[-1] == (cost, round_num):
       self._mechanisms.pop()
-    self._mechanisms.append((key, round_num + 1))
+    self._mechanisms.append((cost, round_num + 1))
     self._is_open = True
 
   def after(
-      self,
-      round_nums: Iterable[int],
-      *,
-      sampling: accounting.Sampling,
-      noise_multipliers: Sequence[float],
-      sampler_epsilon: float = 0.0,
-      strategy: Optional[strategies.Toeplitz] = None,
-      secure_sum: Optional[accounting.SecureSum] = None,
+      self, round_nums: Iterable[int], cost: accounting.RoundGroup
   ) -> list[accounting.RoundGroup]:
     """Returns what would be charged after further rounds; adds none of them."""
     planned = copy.deepcopy(self)
     for round_num in round_nums:
-      planned.add(
-          sampling=sampling,
-          noise_multipliers=noise_multipliers,
-          round_num=round_num,
-          sampler_epsilon=sampler_epsilon,
-          strategy=strategy,
-          secure_sum=secure_sum,
-      )
+      planned.add(cost, round_num=round_num)
     return planned.rounds
 
   @property
   def rounds(self) -> list[accounting.RoundGroup]:
     """The charged rounds, for `accounting`; equal rounds are one group."""
     return [
-        accounting.RoundGroup(
-            sampling=sampling,
-            noise_multiplier=noise,
-            count=count,
-            sampler_epsilon=error,
-            strategy=strategy,
-            secure_sum=secure_sum,
-        )
-        for (sampling, noise, error, strategy, secure_sum), count in (
-            *self._counts.items(), *self._mechanisms
-        )
+        dataclasses.replace(cost, count=count)
+        for cost, count in (*self._counts.items(), *self._mechanisms)
     ]
 
 
@@ -495,7 +471,7 @@ def create(
       lines.append(chain.line_of(entry))
       chain.add(lines[-1], entry)
     # In one step: a header without all inherited entries would be refused.
-    files.write(path, b''.join(map(_encode, lines)))
+    files.write(path, b''.join(map(encode_line, lines)))
     replaced, descriptor = descriptor, _open_locked(path)
     os.close(replaced)
   except BaseException:
@@ -610,6 +586,18 @@ def inherited_charges(parent: Optional[Parent], *, unit: str) -> Charges:
   return Charges() if own is None else _read(*own).charges
 
 
+def encode_line(line: Mapping[str, Any]) -> bytes:
+  """Returns a line's canonical JSON: the one way in which it is written."""
+  text = json.dumps(line, sort_keys=True, allow_nan=False)
+  return text.encode() + b'\n'
+
+
+def hash_line(line: Mapping[str, Any]) -> str:
+  """Returns SHA-256, in hex, of a line without its own hash."""
+  bare = {name: value for name, value in line.items() if name != 'hash'}
+  return hashlib.sha256(encode_line(bare)).hexdigest()
+
+
 _Line = dict[str, Any]
 _Entry = Round | str  # a round, or what a note says
 
@@ -657,14 +645,7 @@ class _Chain:
     if isinstance(entry, str):
       self.notes.append(Note(entry, self.num_rounds()))
     else:
-      self.charges.add(
-          sampling=entry.sampling,
-          noise_multipliers=entry.noise_multipliers,
-          round_num=entry.round_num,
-          sampler_epsilon=entry.sampler_epsilon,
-          strategy=entry.strategy,
-          secure_sum=entry.secure_sum,
-      )
+      self.charges.add(entry.cost, round_num=entry.round_num)
     self.entries.append(entry)
     self._hashes.append(line['hash'])
 
@@ -764,8 +745,6 @@ def _read_lines(path: str) -> list[_Line]:
   """Returns the complete lines of a file after checking their hashes."""
   if not os.path.exists(path):
     raise LedgerError(f'The privacy ledger {path} is missing: put it back.')
-  if os.path.getsize(path) > _MAX_BYTES:
-    raise LedgerError(f'{path} has over {_MAX_BYTES} bytes: not a ledger.')
   lines, previous = [], ''
   for number, raw in enumerate(_bytes_of(path).split(b'\n')[:-1], start=1):
     try:
@@ -773,8 +752,8 @@ def _read_lines(path: str) -> list[_Line]:
       is_next = (
           isinstance(line, dict)
           and line['previous'] == previous
-          and line['hash'] == _hash(line)
-          and raw + b'\n' == _encode(line)
+          and line['hash'] == hash_line(line)
+          and raw + b'\n' == encode_line(line)
       )
     except (ValueError, KeyError, RecursionError):
       is_next = False
@@ -847,7 +826,7 @@ def _open_locked(path: str, flags: int = 0) -> int:
 def _append(descriptor: int, line: _Line) -> None:
   """Appends a line and waits for the disk; on failure nothing is appended."""
   size = os.fstat(descriptor).st_size
-  data = _encode(line)
+  data = encode_line(line)
   try:
     while data:
       data = data[os.write(descriptor, data) :]
@@ -864,23 +843,10 @@ def _path_beside(path: str, unit: str) -> str:
 
 
 def _bytes_of(path: str) -> bytes:
-  with open(path, 'rb') as file:
-    return file.read()
+  return files.read(path, max_bytes=_MAX_BYTES)
 
 
 def _seal(fields: Mapping[str, Any], *, previous: str) -> _Line:
   """Returns the line with these fields that follows the hash `previous`."""
   line = {**fields, 'previous': previous}
-  return {**line, 'hash': _hash(line)}
-
-
-def _encode(line: Mapping[str, Any]) -> bytes:
-  """The one way in which a line is written."""
-  text = json.dumps(line, sort_keys=True, allow_nan=False)
-  return text.encode() + b'\n'
-
-
-def _hash(line: Mapping[str, Any]) -> str:
-  """SHA-256 of a line without its own hash."""
-  bare = {name: value for name, value in line.items() if name != 'hash'}
-  return hashlib.sha256(_encode(bare)).hexdigest()
+  return {**line, 'hash': hash_line(line)}

@@ -103,19 +103,22 @@ class Statement:
     return '\n'.join(self.lines)
 
 
-def default_delta(rounds: Iterable[accounting.RoundGroup]) -> float:
-  """Returns the delta to use where none is given: 1 / (10 * population).
+def delta_or_default(
+    delta: Optional[float], rounds: Iterable[accounting.RoundGroup]
+) -> float:
+  """Returns delta; where none is given, 1 / (10 * population).
 
   Args:
+    delta: In (0, 1), or None.
     rounds: At least one group; the largest population counts.
   """
-  return 0.1 / _population(rounds)
+  return 0.1 / _population(rounds) if delta is None else delta
 
 
 def build(
     rounds: Sequence[accounting.RoundGroup],
     *,
-    delta: float,
+    delta: Optional[float],
     l2_norm_clip: Optional[float],
     unit: str = 'speaker',
     voids: Sequence[str] = (),
@@ -132,7 +135,8 @@ def build(
   Args:
     rounds: What was charged, as in `ledger.Contents`; at least one group, its
       count may be 0 (nothing released yet).
-    delta: In (0, 1); at 1 / population or above nothing is private.
+    delta: In (0, 1), or None (`delta_or_default`); at 1 / population or above
+      nothing is private.
     l2_norm_clip: The clip C of a client's whole update; infinite without one.
       None: all rounds are of earlier runs, whose clip is not known here.
     unit: What one client is.
@@ -156,6 +160,7 @@ def build(
     raise ValueError('rounds must have at least one group, found none.')
   if l2_norm_clip is not None:
     checks.positive(l2_norm_clip=l2_norm_clip)
+  delta = delta_or_default(delta, rounds)
   accounting.check_delta(delta)
   # Noise needs a finite clip, so an unknown clip is finite if there is noise.
   clipped = l2_norm_clip is None or math.isfinite(l2_norm_clip)
@@ -379,7 +384,8 @@ def number(value: float) -> str:
   """Epsilon for reading, rounded up in its third digit: never understated."""
   if value == 0 or math.isinf(value):
     return 'infinite' if value else '0'
-  digit = 10.0 ** (math.floor(math.log10(value)) - 2)
+  # At least 1e-307, as a smaller one would be 0.
+  digit = 10.0 ** max(-307, math.floor(math.log10(value)) - 2)
   rounded = math.ceil(value / digit * (1 - 1e-12)) * digit
   return f'{rounded:.3g}'
 
@@ -407,12 +413,10 @@ def _epsilons(
     obstacle = 'without clip and noise there is no bound'
     return math.inf if released else 0.0, None, obstacle
   event = accounting.compose(rounds, tuning=tuning)
-  by_rdp = accounting.epsilon(event, delta=delta)
-  obstacle = accounting.pld_obstacle(event, delta=delta)
-  if obstacle:
-    return by_rdp, None, obstacle
-  by_pld = accounting.epsilon(event, delta=delta, accountant='pld')
-  return by_rdp, by_pld, ''
+  return (
+      accounting.epsilon(event, delta=delta),
+      *accounting.epsilon_by_pld(event, delta=delta),
+  )
 
 
 def _secure_rounds(

@@ -54,7 +54,7 @@ _ONE = 2**FRACTION_BITS
 # One instance of a mechanism ends before this: what is charged for rounding,
 # and the bound on buffers, are of as many.
 MAX_ROUNDS = 2**14
-ERRORS = ('rms', 'max')
+_ERRORS = ('rms', 'max')
 _MAX_BUFFERS = 8
 _MAX_BANDS = 64
 
@@ -140,17 +140,6 @@ class Toeplitz:
     return math.sqrt(
         _squared_sensitivity(self.coefficients(num_rounds), min_separation)
     )
-
-  def error(self, num_rounds: int, *, kind: str = 'rms') -> float:
-    """Standard deviation of the noise on prefix sums, over that of w.
-
-    Args:
-      num_rounds: At least 1.
-      kind: 'rms' over the rounds, or 'max' (the last round's).
-    """
-    checks.one_of(ERRORS, kind=kind)
-    inverse = self.inverse_coefficients(num_rounds)
-    return math.sqrt(_squared_error(inverse, kind))
 
   def covariance(self, num_rounds: int) -> np.ndarray:
     """Covariance of the rounds' noise C^-1 w over w's variance.
@@ -253,7 +242,7 @@ def optimize(
   checks.positive_int(num_rounds=num_rounds, min_separation=min_separation)
   checks.in_range(2, MAX_ROUNDS, num_rounds=num_rounds)
   checks.in_range(1, _MAX_BUFFERS, num_buffers=num_buffers)
-  checks.one_of(ERRORS, error=error)
+  checks.one_of(_ERRORS, error=error)
 
   def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
     # Row i has a step of i times 1e-30 in parameter i - 1, the first has none.
@@ -302,7 +291,7 @@ def optimize_banded(
   checks.positive_int(num_rounds=num_rounds, num_bands=num_bands)
   checks.in_range(2, MAX_ROUNDS, num_rounds=num_rounds)
   checks.in_range(2, min(_MAX_BANDS, num_rounds), num_bands=num_bands)
-  checks.one_of(ERRORS, error=error)
+  checks.one_of(_ERRORS, error=error)
   # Of each squared sum of the inverse's coefficients.
   weights = np.ones(num_rounds)
   if error == 'rms':
@@ -339,6 +328,7 @@ def optimize_banded(
 def _squared_sensitivity(column: np.ndarray, min_separation: int) -> Any:
   """Squared norm of the sum of a Toeplitz matrix's columns 0, b, 2 b, ..."""
   num_rounds = column.shape[-1]
+  min_separation = min(min_separation, max(1, num_rounds))  # Less padding.
   padding = [(0, 0)] * (column.ndim - 1) + [(0, -num_rounds % min_separation)]
   rows = np.pad(column, padding).reshape(
       [*column.shape[:-1], -1, min_separation]

@@ -8,10 +8,9 @@ changes the folder cannot. Any number of runs append to one file:
     {"count": 12, "digest": HASH, "hash": HASH, "run_id": "8f...",
      "time": "2026-11-22T23:00:00+00:00"}
 
-Count and digest are the ledger's head, hash is SHA-256 over the line's
-canonical JSON without itself. A ledger must go on from every head that the file
-has of its run: so a copy of a folder and its original cannot both go on beside
-one witness.
+Count and digest are the ledger's head; lines are written and hashed as those of
+a ledger. A ledger must go on from every head that the file has of its run: so a
+copy of a folder and its original cannot both go on beside one witness.
 
 Nothing in the file is ever changed, so it may lie on a medium that only takes
 more. A line that a crash cut short gets a mark from whoever appends next, and
@@ -19,14 +18,11 @@ does not count: nobody was told of it. Any other line that cannot be read may
 hide a head, so the file is refused.
 """
 
-from collections.abc import Mapping
 import datetime
 import fcntl
-import hashlib
 import json
 import os
 import re
-from typing import Any
 
 from absl import logging
 
@@ -70,7 +66,7 @@ def append(path: str, ledger: ledger_lib.Ledger) -> None:
             timespec='seconds'
         ),
     }
-    text = _encode(line | {'hash': _hash(line)})
+    text = ledger_lib.encode_line(line | {'hash': ledger_lib.hash_line(line)})
     if data and not data.endswith(b'\n'):
       text = _CUT + text
     while text:
@@ -130,10 +126,9 @@ def _heads(data: bytes, *, path: str) -> dict[str, list[ledger_lib.Head]]:
       continue
     try:
       line = json.loads(raw)
-      bare = {name: line[name] for name in line if name != 'hash'}
       is_whole = (
-          raw + b'\n' == _encode(line)
-          and line['hash'] == _hash(bare)
+          raw + b'\n' == ledger_lib.encode_line(line)
+          and line['hash'] == ledger_lib.hash_line(line)
           and isinstance(line['run_id'], str)
           and isinstance(line['count'], int)
           and re.fullmatch('[0-9a-f]{64}', line['digest'])
@@ -149,13 +144,3 @@ def _heads(data: bytes, *, path: str) -> dict[str, list[ledger_lib.Head]]:
         ledger_lib.Head(line['count'], line['digest'])
     )
   return heads
-
-
-def _encode(line: Mapping[str, Any]) -> bytes:
-  """The one way in which a line is written."""
-  return json.dumps(line, sort_keys=True, allow_nan=False).encode() + b'\n'
-
-
-def _hash(bare: Mapping[str, Any]) -> str:
-  """SHA-256 of a line without its own hash."""
-  return hashlib.sha256(_encode(bare)).hexdigest()

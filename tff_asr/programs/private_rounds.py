@@ -118,10 +118,8 @@ class PrivacySettings:
       sampling: Of the run's rounds.
       charged: What the ledger charges already.
     """
-    if self.delta is not None:
-      return self.delta
     own = accounting.RoundGroup(sampling=sampling, noise_multiplier=0, count=0)
-    return statement.default_delta([own, *charged])
+    return statement.delta_or_default(self.delta, [own, *charged])
 
   @property
   def voids(self) -> list[str]:
@@ -196,20 +194,14 @@ class PrivateRoundRunner:
     charged = self._ledger.contents.rounds
     if not self._ledger.holds(self._identity(state, cohort_state)):
       charged = self._ledger.charges.after(
-          [int(cohort_state.round_num)],
-          sampling=self._sampling,
-          **_noise(state, self._sampling),
+          [int(cohort_state.round_num)], _cost(state, self._sampling)
       )
     spent = _epsilon(charged, self._delta, self._settings.tuning)
     return spent <= self._settings.target_epsilon
 
   def claims_epsilon(self, state: Any) -> bool:
     """True if a finite epsilon holds for the next round and those before."""
-    charged = self._ledger.charges.after(
-        [0],
-        sampling=self._sampling,
-        **_noise(state, self._sampling),
-    )
+    charged = self._ledger.charges.after([0], _cost(state, self._sampling))
     return not self._ledger.contents.voids and all(
         group.noise_multiplier >= accounting.MIN_NOISE_MULTIPLIER
         for group in charged
@@ -252,11 +244,15 @@ class PrivateRoundRunner:
           state, keys.derive(self.noise.key, purpose=identity)
       )
       output = await tff.program.materialize_value(next_fn(keyed, drawn))
+      cost = _cost(output.state, self._sampling)
       try:
         self._ledger.append(ledger_lib.Round(
             round_num=int(cohort_state.round_num),
-            sampling=self._sampling,
-            **_noise(output.state, self._sampling),
+            sampling=cost.sampling,
+            noise_multipliers=(cost.noise_multiplier,),
+            sampler_epsilon=cost.sampler_epsilon,
+            strategy=cost.strategy,
+            secure_sum=cost.secure_sum,
             configuration=self._configuration,
             identity=identity,
             result=self._result(output),
@@ -441,7 +437,7 @@ def check_first_round(
     ValueError: Sampling and noise do not go together or do not compose with the
       inherited rounds, or one round exceeds the target.
   """
-  rounds = inherited.after([0], sampling=sampling, **_noise(state, sampling))
+  rounds = inherited.after([0], _cost(state, sampling))
   accounting.neighbouring(rounds)
   target = settings.target_epsilon
   if target is None:
@@ -470,9 +466,7 @@ def epsilon_of_plan(
 
   The other arguments are as in `check_first_round`.
   """
-  rounds = inherited.after(
-      range(num_rounds), sampling=sampling, **_noise(state, sampling)
-  )
+  rounds = inherited.after(range(num_rounds), _cost(state, sampling))
   delta = settings.delta_of(sampling, inherited.rounds)
   return _epsilon(rounds, delta, settings.tuning)
 
@@ -510,8 +504,10 @@ def create_ledger(
   )
 
 
-def _noise(state: Any, sampling: accounting.Sampling) -> dict[str, Any]:
-  """The noise of a round as the ledger charges it: arguments of its `Round`.
+def _cost(
+    state: Any, sampling: accounting.Sampling
+) -> accounting.RoundGroup:
+  """A round as the ledger charges it.
 
   From the event that the aggregator reports, and the model's size.
   """
@@ -546,12 +542,13 @@ def _noise(state: Any, sampling: accounting.Sampling) -> dict[str, Any]:
         f'apart, the cohorts keep {sampling.min_separation}: set both by '
         'MIN_SEPARATION.'
     )
-  return {
-      'noise_multipliers': (noise_multiplier,),
-      'sampler_epsilon': sampler_epsilon,
-      'strategy': strategy,
-      'secure_sum': secure_sum,
-  }
+  return accounting.RoundGroup(
+      sampling=sampling,
+      noise_multiplier=noise_multiplier,
+      sampler_epsilon=sampler_epsilon,
+      strategy=strategy,
+      secure_sum=secure_sum,
+  )
 
 
 def _epsilon(

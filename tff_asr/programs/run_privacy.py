@@ -105,16 +105,14 @@ def write_statement(
     ledger: Its ledger.
     query_state: State of its query, of `queries` or `adaptive_query`; None: the
       run charges no rounds of its own.
-    delta: The statement's delta; None: the default.
-    public: As in `statement.build`.
-    tokens: As in `statement.build`.
+    delta: As in `statement.build`.
+    public: The same.
+    tokens: The same.
     tuning: The runs of which this one is the best; None: tuning is not charged.
   """
   contents = ledger.contents
   apart = ledger_lib.read_apart(run.file(run_dir.LEDGER))
   clip = None if query_state is None else float(query_state.l2_norm_clip)
-  if delta is None:
-    delta = statement.default_delta(contents.rounds)
   stated = statement.build(
       contents.rounds,
       delta=delta,
@@ -132,7 +130,7 @@ def write_statement(
   others = [
       statement.build(
           other.rounds,
-          delta=statement.default_delta(other.rounds),
+          delta=None,
           l2_norm_clip=None,
           unit=other.unit,
           voids=other.voids,
