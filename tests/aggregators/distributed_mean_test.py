@@ -8,6 +8,7 @@ import dp_accounting
 import numpy as np
 import tensorflow_federated as tff
 
+from tests import fakes
 from tff_asr.aggregators import distributed_mean
 from tff_asr.aggregators import dp_mean
 from tff_asr.aggregators import unaccounted
@@ -46,10 +47,6 @@ def _update(value):
   return collections.OrderedDict(
       a=np.full(30, value, np.float32), b=np.float32(value)
   )
-
-
-def _flat(result):
-  return np.concatenate([np.ravel(part) for part in result.values()])
 
 
 class DistributedMeanTest(parameterized.TestCase):
@@ -123,7 +120,7 @@ class DistributedMeanTest(parameterized.TestCase):
     # Norms of all ones: sqrt(31); 100 is clipped to 2 / sqrt(31) an element,
     # which is .359; NaN counts as zeros: (.1 - .2 + .359) / 4.
     np.testing.assert_allclose(
-        _flat(output.result), (0.1 - 0.2 + 2 / np.sqrt(31)) / 4, atol=0.03
+        fakes.flat(output.result), (0.1 - 0.2 + 2 / np.sqrt(31)) / 4, atol=0.03
     )
     exact = output.measurements['not_private']
     # One of three finite updates was clipped.
@@ -135,14 +132,16 @@ class DistributedMeanTest(parameterized.TestCase):
     first, second = self.run_rounds(process, zeros, zeros)
     again, _ = self.run_rounds(process, zeros, zeros)
     (others,) = self.run_rounds(process, zeros, numbers=[0, 1, 2, 7])
-    np.testing.assert_array_equal(_flat(first.result), _flat(again.result))
+    np.testing.assert_array_equal(
+        fakes.flat(first.result), fakes.flat(again.result)
+    )
     for other in (second, others):
       self.assertGreater(
-          np.abs(_flat(other.result) - _flat(first.result)).min(), 0
+          np.abs(fakes.flat(other.result) - fakes.flat(first.result)).min(), 0
       )
     stated = first.measurements['dp_query_metrics']['noise_stddev_on_sum'] / 4
     # 62 draws: within 45 % but for 1 in 10^6 keys.
-    found = np.std([_flat(first.result), _flat(second.result)])
+    found = np.std([fakes.flat(first.result), fakes.flat(second.result)])
     self.assertBetween(found / stated, 0.55, 1.45)
 
   def test_the_event_and_the_counter_are_in_the_state(self):
@@ -162,8 +161,8 @@ class DistributedMeanTest(parameterized.TestCase):
     three, two = self.run_rounds(
         process, [_update(0.0)] * 3, [_update(0.0)] * 2
     )
-    self.assertTrue(np.all(np.isfinite(_flat(three.result))))
-    self.assertTrue(np.all(np.isnan(_flat(two.result))))
+    self.assertTrue(np.all(np.isfinite(fakes.flat(three.result))))
+    self.assertTrue(np.all(np.isnan(fakes.flat(two.result))))
 
   def test_it_is_accounted_for_as_it_is(self):
     process = unaccounted.create(

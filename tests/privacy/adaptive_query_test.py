@@ -9,6 +9,7 @@ import numpy as np
 import scipy.stats
 import tensorflow as tf
 
+from tests import fakes
 from tests import reference
 from tff_asr.privacy import accounting
 from tff_asr.privacy import adaptive_query
@@ -66,16 +67,11 @@ def _sum(query, state, records, specs=_SPECS):
   return total
 
 
-def _flat(layers):
-  """All layers of a nest as one vector."""
-  return np.concatenate([np.ravel(layer) for layer in tf.nest.flatten(layers)])
-
-
 def _round(query, state, records, specs=_SPECS):
   """The released sum, flat, and the new state."""
   total = _sum(query, state, records, specs)
   result, state, _ = query.get_noised_result(total, state)
-  return _flat(result), state
+  return fakes.flat(result), state
 
 
 def _extreme(rng, *, is_finite):
@@ -92,6 +88,26 @@ def _extreme(rng, *, is_finite):
   if not is_finite:
     record['w'][2] = rng.choice([np.nan, np.inf])
   return record
+
+
+def _attacks(query):
+  """States of any clips, and what one record of any size moves sums by."""
+  state = query.initial_global_state()
+  rng = np.random.default_rng(1)
+  for number in range(40):
+    layer_clips = np.float32(
+        10.0 ** rng.uniform(-29, 29, size=state.layer_clips.shape)
+    )
+    if number % 2:
+      layer_clips = np.float32(
+          rng.uniform(0.5, 2, size=state.layer_clips.shape)
+      )
+    drawn = state._replace(
+        layer_clips=layer_clips,
+        l2_norm_clip=adaptive_query._whole(layer_clips),
+    )
+    record = _extreme(rng, is_finite=number % 10 != 0)
+    yield drawn, _sum(query, drawn, [record], _FOLDERS)
 
 
 class ClipsTest(parameterized.TestCase):
@@ -215,7 +231,7 @@ class ClipsTest(parameterized.TestCase):
     query = _query()
     state = query.initial_global_state()
     total = _sum(query, state, [_record(bad, 0, 1)])
-    np.testing.assert_array_equal(_flat(total), 0)
+    np.testing.assert_array_equal(fakes.flat(total), 0)
 
   def test_clips_stay_normal_numbers(self):
     for start, quantile, bound in ((1e-30, 0.0, 1e-30), (5e29, 1.0, 1e30)):
@@ -258,32 +274,21 @@ class PrivacyTest(parameterized.TestCase):
     # z^-2, for z = 1, whatever is sent and at whatever clips.
     adaptation = adaptive_query.Adaptation(count_noise_ratio=2.0)
     query = _query(_FOLDERS, clipping=clipping, adaptation=adaptation)
-    state = query.initial_global_state()
-    rng = np.random.default_rng(1)
-    num_clips = state.layer_clips.shape[0]
-    count_stddev = 2.0 * math.sqrt(num_clips) / 2
+    num_clips = query.initial_global_state().layer_clips.shape[0]
     largest = 0.0
-    for number in range(60):
-      layer_clips = np.float32(10.0 ** rng.uniform(-20, 20, size=num_clips))
-      if number % 2:
-        layer_clips = np.float32(rng.uniform(0.5, 2, size=num_clips))
-      whole = float(adaptive_query._whole(layer_clips))
-      self.assertGreaterEqual(whole, np.linalg.norm(layer_clips.astype('d')))
-      drawn = state._replace(layer_clips=layer_clips, l2_norm_clip=whole)
-      record = _extreme(rng, is_finite=number % 10 != 0)
-      moved = _sum(query, drawn, [record], _FOLDERS)
-      # In whole numbers, exactly.
-      steps = [int(step) for step in _flat(moved.record)]
-      grid = float(query.grid(drawn))
-      self.assertLessEqual(
-          sum(step**2 for step in steps), fractions.Fraction(whole / grid) ** 2
+    for state, moved in _attacks(query):
+      whole, grid = float(state.l2_norm_clip), float(query.grid(state))
+      self.assertGreaterEqual(
+          whole, np.linalg.norm(state.layer_clips.astype('d'))
       )
-      self.assertLessEqual(np.sum(np.square(moved.counts)), num_clips)
-      update = grid * math.sqrt(sum(step**2 for step in steps))
-      counts = np.linalg.norm(moved.counts) / 2
-      units = (update / (adaptation.update_noise_ratio * whole)) ** 2 + (
-          counts / count_stddev
-      ) ** 2
+      # In whole numbers, exactly.
+      square = sum(int(step) ** 2 for step in fakes.flat(moved.record))
+      self.assertLessEqual(square, fractions.Fraction(whole / grid) ** 2)
+      counts = np.sum(np.square(moved.counts))
+      self.assertLessEqual(counts, num_clips)
+      # Noise on 2 b is 2 sqrt(H).
+      units = square * (grid / whole / adaptation.update_noise_ratio) ** 2
+      units += counts / (2.0**2 * num_clips)
       self.assertLessEqual(units, 1 + 1e-12)
       largest = max(largest, units)
     # The bound is tight: an adversary reaches it.
@@ -306,29 +311,14 @@ class PrivacyTest(parameterized.TestCase):
         adaptation=adaptive_query.Adaptation(count_noise_ratio=ratio),
         correlation=_BLT,
     )
-    state = query.initial_global_state()
     square = fractions.Fraction(ratio) ** 2
     bound = 4**24 * square / (square - 1)
-    rng = np.random.default_rng(1)
     largest = 0
-    for number in range(40):
-      layer_clips = np.float32(
-          10.0 ** rng.uniform(-29, 29, size=state.layer_clips.shape)
-      )
-      if number % 2:
-        layer_clips = np.float32(
-            rng.uniform(0.5, 2, size=state.layer_clips.shape)
-        )
-      drawn = state._replace(
-          layer_clips=layer_clips,
-          l2_norm_clip=adaptive_query._whole(layer_clips),
-      )
+    for state, moved in _attacks(query):
       self.assertEqual(
-          float(query.grid(drawn)) * 2**24, float(drawn.l2_norm_clip)
+          float(query.grid(state)) * 2**24, float(state.l2_norm_clip)
       )
-      record = _extreme(rng, is_finite=number % 10 != 0)
-      moved = _sum(query, drawn, [record], _FOLDERS)
-      norm = sum(int(step) ** 2 for step in _flat(moved))
+      norm = sum(int(step) ** 2 for step in fakes.flat(moved))
       self.assertLessEqual(norm, bound)
       largest = max(largest, norm)
     # An adversary reaches it.
@@ -410,7 +400,7 @@ class CorrelatedTest(parameterized.TestCase):
     drawn = [
         [
             int(x)
-            for x in _flat(list(noise_lib.gaussian(
+            for x in fakes.flat(list(noise_lib.gaussian(
                 [[2], [], [num_clips]],
                 key=tf.constant(_KEY),
                 release=tf.constant(number, tf.int64),
@@ -440,10 +430,10 @@ class CorrelatedTest(parameterized.TestCase):
       noised, state = release(total, state)
       # What comes out, over the clip of the round, is the whole number.
       np.testing.assert_array_equal(
-          _flat(noised),
+          fakes.flat(noised),
           [
               grid * (int(x) + y)
-              for x, y in zip(_flat(total.record), noise[number])
+              for x, y in zip(fakes.flat(total.record), noise[number])
           ],
       )
       shares = [
@@ -516,20 +506,6 @@ class CorrelatedTest(parameterized.TestCase):
           name == 'record',
       )
 
-  def test_an_event_of_z(self):
-    query = _query(noise_multiplier=0.7, correlation=_BLT)
-    *_, event = query.get_noised_result(
-        query.initial_sample_state(_SPECS), query.initial_global_state()
-    )
-    self.assertEqual(float(event.noise_multiplier), np.float32(0.7))
-    self.assertEqual(event.strategy, _BLT.strategy)
-    self.assertEqual(int(event.min_separation), 3)
-    metrics = query.derive_metrics(query.initial_global_state())
-    self.assertEqual(
-        list(metrics),
-        ['l2_norm_clip', 'noise_stddev_before_correlation', 'layer_clip'],
-    )
-
 
 class ArgumentsTest(parameterized.TestCase):
 
@@ -566,11 +542,13 @@ class ArgumentsTest(parameterized.TestCase):
   def test_bad_arguments_are_named(self, arguments, message):
     with self.assertRaisesRegex(ValueError, message):
       _query(**arguments)
-    for arguments, message in (
-        (dict(target_quantile=1.1), 'target_quantile must be'),
-        (dict(learning_rate=-0.1), 'learning_rate must be'),
-        (dict(count_noise_ratio=1.0), 'at least 1.1, found 1: the counts'),
-        (dict(count_noise_ratio=math.inf), 'a finite number'),
-    ):
-      with self.assertRaisesRegex(ValueError, message):
-        adaptive_query.Adaptation(**arguments)
+
+  @parameterized.parameters(
+      (dict(target_quantile=1.1), 'target_quantile must be'),
+      (dict(learning_rate=-0.1), 'learning_rate must be'),
+      (dict(count_noise_ratio=1.0), 'at least 1.1, found 1: the counts'),
+      (dict(count_noise_ratio=math.inf), 'a finite number'),
+  )
+  def test_bad_adaptations_are_named(self, arguments, message):
+    with self.assertRaisesRegex(ValueError, message):
+      adaptive_query.Adaptation(**arguments)

@@ -53,10 +53,6 @@ def _zeros(specs=None):
   )
 
 
-def _flat(result) -> np.ndarray:
-  return np.concatenate([np.ravel(layer) for layer in tf.nest.flatten(result)])
-
-
 def _drawn(query, round_num):
   """w of a round in steps of 1/32, under `_KEY`."""
   state = _start(query)
@@ -66,7 +62,7 @@ def _drawn(query, round_num):
       release=tf.constant(round_num, tf.int64),
       stddev=32 * query._stddev(state),
   ))
-  return [int(x) for x in _flat(drawn)]
+  return [int(x) for x in fakes.flat(drawn)]
 
 
 @functools.lru_cache
@@ -83,7 +79,7 @@ def _rounds(query, count, *, state=None, specs=None):
   noises = []
   for _ in range(count):
     noised, state = _release(query)(_zeros(specs), state)
-    noises.append(_flat(noised))
+    noises.append(fakes.flat(noised))
   return noises, state
 
 
@@ -112,33 +108,6 @@ class CorrelatedSumQueryTest(parameterized.TestCase):
     np.testing.assert_array_equal(
         [[int(x) for x in noise / grid] for noise in found], expected
     )
-
-  def test_what_is_released_follows_from_what_is_private(self):
-    # The module's argument, in whole numbers: from the releases and sums the
-    # buffers follow, and a round's q + w decides its release.
-    num_rounds = 9
-    query = _query()
-    grid = float(query.grid(_start(query)))
-    sums = np.random.default_rng(2).integers(
-        -(2**30), 2**30, size=(num_rounds, 4)
-    )
-    state, released = _start(query), []
-    for total in sums:
-      noised, state = _release(query)(
-          collections.OrderedDict(a=total[:3], b=total[3]), state
-      )
-      released.append([int(x) for x in _flat(noised) / grid])
-    drawn = [_drawn(query, number) for number in range(num_rounds)]
-    for number in range(num_rounds):
-      taken = reference.blt_taken(
-          (np.reshape(released[:number], [-1, 4]) - sums[:number]).tolist(),
-          _BLT.scales, _BLT.decays, num_elements=4,
-      )
-      private = [
-          32 * int(x) - r + w
-          for x, r, w in zip(sums[number], taken, drawn[number], strict=True)
-      ]
-      self.assertEqual([(v + 16) // 32 for v in private], released[number])
 
   def test_rounding_moves_queries_by_no_more_than_is_charged(self):
     # Of the buffers of two random noises, in steps of 1/32: R less the real
@@ -218,12 +187,14 @@ class CorrelatedSumQueryTest(parameterized.TestCase):
     )
     clipped = query.preprocess_record(query.derive_sample_params(state), record)
     np.testing.assert_allclose(
-        float(query.grid(state)) * _flat(clipped), [0.3, 0, 0.4, 0], rtol=1e-6
+        float(query.grid(state)) * fakes.flat(clipped),
+        [0.3, 0, 0.4, 0],
+        rtol=1e-6,
     )
     noised, _ = _release(query)(clipped, state)
     noise, _ = _release(query)(_zeros(), state)
     np.testing.assert_allclose(
-        _flat(noised) - _flat(noise), [0.3, 0, 0.4, 0], atol=1e-6
+        fakes.flat(noised) - fakes.flat(noise), [0.3, 0, 0.4, 0], atol=1e-6
     )
 
   @parameterized.parameters(_BLT, _BANDED)
