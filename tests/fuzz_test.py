@@ -278,11 +278,10 @@ class FuzzTest(cases.TestCase):
       self.check(lambda: client_data.load(path), named=path, case=content)
 
   def test_table_of_clients_behind_its_checksum(self):
-    path = self.write_clients()
+    corpus, _ = index.read(self.write_clients())
     for data in _damaged(self.read(f'corpus/{index.CLIENTS_FILE}'), seed=3):
-      text = data.decode('utf-8', 'replace')
-      parse = lambda: index._parse_clients(path, text)
-      self.check(parse, named=index.CLIENTS_FILE, case=text)
+      parse = lambda: index._parse_clients(corpus, data)
+      self.check(parse, named=index.CLIENTS_FILE, case=data)
 
   def test_attributes_of_speakers_behind_their_checksum(self):
     corpus = self.write_speakers()

@@ -157,17 +157,6 @@ class IndexTest(cases.TestCase):
     with self.assertRaisesRegex(error, message):
       read(*place(0, 1))
 
-  def test_graph_knows_an_unknown_client(self):
-    self.write(_clients(100))
-    corpus, _ = index.read(self.root)
-    lookup = _lookup_fn(corpus)
-    for find in (lookup, tf.function(lookup)):
-      with self.assertRaisesRegex(
-          tf.errors.InvalidArgumentError,
-          'a client of this round is not in the corpus',
-      ):
-        find(tf.constant('nobody'))
-
   # Slots are of 40 bytes: 12 of header, 24 of content and a checksum.
   @parameterized.parameters(0, 14, 24, 39)
   def test_graph_knows_damaged_slots_and_names_nobody(self, offset):
@@ -238,10 +227,10 @@ class IndexTest(cases.TestCase):
 
   @parameterized.named_parameters(
       ('other_format', dict(format_version=1), 'is of format 1'),
-      ('clients', dict(num_clients=4), 'disagree'),
-      ('utterances', dict(num_utterances=4), 'disagree'),
-      ('samples', dict(num_samples=4), 'disagree'),
-      ('slots', dict(num_slots=17), 'does not have the 17 slots'),
+      ('clients', dict(num_clients=4), 'of another corpus .*other numbers'),
+      ('utterances', dict(num_utterances=4), 'of another corpus .*must be all'),
+      ('samples', dict(num_samples=4), 'of another corpus .*other numbers'),
+      ('slots', dict(num_slots=17), 'does not have the places of clients'),
       ('kind', dict(encoding='mp3'), 'is damaged .*encoding'),
       ('missing', dict(files={}), 'is damaged .*KeyError'),
   )
@@ -292,35 +281,46 @@ class IndexTest(cases.TestCase):
     with self.assertRaisesRegex(ValueError, f'{name} is missing'):
       index.read(self.root)
 
+  # A slot's header; or a client's key, first record, number of utterances and
+  # shard.
   @parameterized.product(
-      name=(index.HASH_FILE, index.OFFSETS_FILE), place=(0, 0.5, 0.99)
+      part=(
+          *((index.HASH_FILE, 40, byte) for byte in (0, 12, 20, 28, 32)),
+          (index.OFFSETS_FILE, 528, 0),
+      ),
+      place=(0, 0.5, 0.99),
   )
-  def test_made_up_index_files_of_the_right_checksum(self, name, place):
+  def test_made_up_index_files_of_the_right_checksum(self, part, place):
+    name, slot_bytes, byte = part
     self.write(_clients(100))
-    slot = {index.HASH_FILE: 40, index.OFFSETS_FILE: 528}[name]
     content = bytearray(pathlib.Path(self.path(name)).read_bytes())
-    start = int(place * (len(content) // slot)) * slot
-    content[start : start + 12] = index._frame_records(
-        np.zeros([1, 2**10])
-    )[:12]
-    self._make_up(name, content)
-    with self.assertRaisesRegex(ValueError, f'{name} has records of another l'):
+    start = int(place * (len(content) // slot_bytes)) * slot_bytes
+    payload = content[start + 12 : start + slot_bytes - 4]
+    if byte:
+      payload[byte - 12] ^= 1
+    else:
+      payload = bytes(2**10)
+    slot = index._frame_records(np.frombuffer(payload, '<i8')[np.newaxis])
+    content[start : start + slot_bytes] = slot[:slot_bytes]
+    self.make_up(name, content)
+    with self.assertRaisesRegex(ValueError, f'{name} does not have the'):
       index.read(self.root)
 
-  @parameterized.parameters((8, 3), (16, 2**31), (20, 1))
-  def test_a_table_that_places_clients_elsewhere(self, byte, value):
-    self.write(_clients(100))
-    content = pathlib.Path(self.path(index.HASH_FILE)).read_bytes()
-    slots = np.frombuffer(content, np.uint8).reshape(-1, 40)[:, 12:-4].copy()
-    used = np.flatnonzero(slots.view('<i8')[:, 0] >= 0)[0]
-    slots[used, byte : byte + 4] = np.frombuffer(
-        np.uint32(value).tobytes(), np.uint8
-    )
-    self._make_up(index.HASH_FILE, index._frame_records(slots.view('<i8')))
-    with self.assertRaisesRegex(ValueError, 'disagree on the places'):
-      index.read(self.root)
+  def test_made_up_clients_are_checked_as_those_that_are_written(self):
+    self.write(_clients(3))
+    content = pathlib.Path(self.path(index.CLIENTS_FILE)).read_bytes()
+    for old, new, message in (
+        (b'\t0\t', b'\t1\t', 'client speaker 0 ü is in shard 1'),
+        (b'\t0\t', b'\t%d\t' % 2**70, 'too large'),
+        (b'speaker 1', b'speaker 0', 'occurs twice'),
+    ):
+      self.make_up(index.CLIENTS_FILE, content.replace(old, new, 1))
+      with self.assertRaisesRegex(
+          ValueError, f'clients.tsv is damaged or of another corpus .*{message}'
+      ):
+        index.read(self.root)
 
-  def _make_up(self, name: str, content: bytes) -> None:
+  def make_up(self, name: str, content: bytes) -> None:
     """Puts an index file in the place of another, with its checksum."""
     pathlib.Path(self.path(name)).write_bytes(content)
     path = pathlib.Path(self.path(index.CORPUS_FILE))

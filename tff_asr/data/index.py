@@ -163,18 +163,10 @@ def write(
   checks.one_of(schema.ENCODINGS, encoding=encoding)
   clients = _sorted(clients)
   offsets = np.asarray(offsets, np.int64)
-  _check_clients(clients, num_shards=len(shards))
-  if not _are_all_records(clients, len(offsets)) or np.any(offsets < 0):
-    raise ValueError(
-        f'the records of clients must be all {len(offsets)} of offsets, each'
-        ' once, and offsets must not be negative.'
-    )
-  table, num_slots = build_table(
-      clients.client_ids,
-      shards=clients.shards,
-      first_records=clients.first_records,
-      num_utterances=clients.num_utterances,
-  )
+  if np.any(offsets < 0):
+    raise ValueError('offsets must not be negative.')
+  _check_clients(clients, num_records=len(offsets), num_shards=len(shards))
+  table, num_slots = _build_table(clients)
   rows = zip(
       clients.client_ids,
       clients.shards.tolist(),
@@ -227,24 +219,16 @@ def read(folder: str | os.PathLike[str]) -> tuple[Corpus, Clients]:
   """
   path = os.path.abspath(os.fspath(folder))
   corpus = _read_corpus_file(path)
-  content = _read_file(path, HASH_FILE)
-  check_sha256(corpus, HASH_FILE, content)
-  _check_num_slots(path, content, num_slots=corpus.num_slots)
-  table = _unframe(os.path.join(path, HASH_FILE), content, width=3)
-  offsets = _read_offsets(corpus)
-  content = _read_file(path, CLIENTS_FILE)
-  check_sha256(corpus, CLIENTS_FILE, content)
-  clients = _parse_clients(path, content.decode())
-  found = (
-      len(clients.client_ids),
-      int(clients.num_utterances.sum()),
-      int(clients.num_samples.sum()),
+  table, offsets, rows = (
+      _read_file(corpus, name)
+      for name in (HASH_FILE, OFFSETS_FILE, CLIENTS_FILE)
   )
-  stated = (corpus.num_clients, corpus.num_utterances, corpus.num_samples)
-  if found != stated or not _are_all_records(clients, corpus.num_utterances):
+  clients = _parse_clients(corpus, rows)
+  # Whoever makes up a file makes up its checksum, too.
+  if _build_table(clients) != (table, corpus.num_slots):
     raise ValueError(
-        f'{CLIENTS_FILE} and {CORPUS_FILE} in {path} disagree on the number of'
-        ' clients, utterances or samples; write the corpus again.'
+        f'{os.path.join(path, HASH_FILE)} does not have the places of clients'
+        f' that {CLIENTS_FILE} gives; write the corpus again.'
     )
   for shard in corpus.shards:
     name = os.path.join(path, shard.name)
@@ -256,8 +240,7 @@ def read(folder: str | os.PathLike[str]) -> tuple[Corpus, Clients]:
           f' {shard.num_bytes}; it is truncated or of another corpus. Copy or'
           ' write the corpus again.'
       )
-  _check_places(corpus, clients, table=table)
-  _check_lengths(corpus, clients, offsets=offsets)
+  _check_lengths(corpus, clients, offsets=_parse_offsets(corpus, offsets))
   return corpus, clients
 
 
@@ -277,24 +260,13 @@ def check_sha256(corpus: Corpus, name: str, content: bytes) -> None:
     )
 
 
-def build_table(
-    client_ids: Sequence[str],
-    *,
-    shards: np.ndarray,
-    first_records: np.ndarray,
-    num_utterances: np.ndarray,
-) -> tuple[bytes, int]:
-  """Returns a table's file content and its number of home slots.
-
-  Args:
-    client_ids: One a client, at least one. Their order does not matter.
-    shards: int64 [num_clients], each in [0, 2^31).
-    first_records: int64 [num_clients], not negative.
-    num_utterances: int64 [num_clients], each in [1, MAX_UTTERANCES].
+def _build_table(clients: Clients) -> tuple[bytes, int]:
+  """The content of clients.hash, and its number of home slots.
 
   Raises:
     ValueError: If two ids have one key.
   """
+  client_ids = clients.client_ids
   keys = tf.strings.to_hash_bucket_fast(client_ids, _NUM_KEYS).numpy()
   by_key = np.argsort(keys, kind='stable')
   same = np.flatnonzero(np.diff(keys[by_key]) == 0)
@@ -316,8 +288,10 @@ def build_table(
   slots = np.zeros([num_slots + _PROBE_LENGTH, 3], np.int64)
   slots[:, 0] = _EMPTY_KEY
   slots[place, 0] = keys[order]
-  slots[place, 1] = first_records[order]
-  slots[place, 2] = (shards[order] << 32) + num_utterances[order]
+  slots[place, 1] = clients.first_records[order]
+  slots[place, 2] = (clients.shards[order] << 32) + (
+      clients.num_utterances[order]
+  )
   return _frame_records(slots), num_slots
 
 
@@ -369,9 +343,7 @@ def build_lookup_fn(
             f'{os.path.dirname(path)}.'
         ],
     )
-    # In eager mode the assertions have already run and are no ops.
-    assertions = [op for op in (readable, check) if op is not None]
-    with tf.control_dependencies(assertions):
+    with tf.control_dependencies([readable, check]):
       slot = tf.gather(slots, tf.argmax(tf.cast(match, tf.int32)))
     shard = tf.bitwise.right_shift(slot[2], tf.constant(32, tf.int64))
     count = tf.bitwise.bitwise_and(
@@ -415,7 +387,7 @@ def build_offsets_fn(
             ' be; copy or write the corpus again.'
         ],
     )
-    with tf.control_dependencies([] if readable is None else [readable]):
+    with tf.control_dependencies([readable]):
       return tf.identity(offsets)
 
   return read_offsets
@@ -531,7 +503,9 @@ def _sorted(clients: Clients) -> Clients:
   return Clients([ids[i] for i in order], *columns)
 
 
-def _check_clients(clients: Clients, *, num_shards: int) -> None:
+def _check_clients(
+    clients: Clients, *, num_records: int, num_shards: int
+) -> None:
   """Raises ValueError for clients that an index cannot hold."""
   ids = clients.client_ids
   if not ids:
@@ -557,17 +531,14 @@ def _check_clients(clients: Clients, *, num_shards: int) -> None:
         f'client {ids[bad[0]]} is in shard {clients.shards[bad[0]]}, but there'
         f' are {num_shards} shards.'
     )
-
-
-def _are_all_records(clients: Clients, num_records: int) -> bool:
-  """True if each record of a corpus is of one client."""
   order = np.argsort(clients.first_records, kind='stable')
-  ends = np.cumsum(clients.num_utterances[order])
+  ends = np.cumsum(counts[order])
   starts = np.concatenate([[0], ends[:-1]])
-  return bool(
-      np.array_equal(clients.first_records[order], starts)
-      and ends[-1] == num_records
-  )
+  if ends[-1] != num_records or np.any(clients.first_records[order] != starts):
+    raise ValueError(
+        f'the records of clients must be all {num_records} of the corpus, each'
+        ' once.'
+    )
 
 
 def _read_corpus_file(path: str) -> Corpus:
@@ -638,72 +609,32 @@ def _check_kinds(corpus: Corpus) -> None:
       raise TypeError(f'{name} must be a text, found {text!r}.')
 
 
-def _read_file(path: str, name: str) -> bytes:
-  """The content of an index file."""
+def _read_file(corpus: Corpus, name: str) -> bytes:
+  """The content of an index file, which has its checksum."""
+  path = os.path.join(corpus.path, name)
   try:
-    with open(os.path.join(path, name), 'rb') as f:
-      return f.read()
+    with open(path, 'rb') as f:
+      content = f.read()
   except FileNotFoundError as e:
-    raise ValueError(
-        f'{os.path.join(path, name)} is missing; write the corpus again.'
-    ) from e
+    raise ValueError(f'{path} is missing; write the corpus again.') from e
+  check_sha256(corpus, name, content)
+  return content
 
 
-def _check_num_slots(path: str, content: bytes, *, num_slots: int) -> None:
-  """Raises ValueError if clients.hash is of another size."""
-  if len(content) != _table_bytes(num_slots):
-    raise ValueError(
-        f'{os.path.join(path, HASH_FILE)} does not have the {num_slots} slots'
-        f' that {CORPUS_FILE} gives; write the corpus again.'
-    )
-
-
-def _read_offsets(corpus: Corpus) -> np.ndarray:
+def _parse_offsets(corpus: Corpus, content: bytes) -> np.ndarray:
   """The byte offsets of all records, int64 [num_utterances]."""
-  content = _read_file(corpus.path, OFFSETS_FILE)
-  check_sha256(corpus, OFFSETS_FILE, content)
-  name = os.path.join(corpus.path, OFFSETS_FILE)
   num_slots = -(-corpus.num_utterances // _OFFSETS_PER_SLOT)
-  if len(content) != num_slots * _OFFSETS_SLOT_BYTES:
-    raise ValueError(
-        f'{name} does not have the {corpus.num_utterances} records that'
-        f' {CORPUS_FILE} gives; write the corpus again.'
-    )
-  slots = _unframe(name, content, width=_OFFSETS_PER_SLOT)
-  return slots.reshape(-1)[: corpus.num_utterances]
-
-
-def _unframe(name: str, content: bytes, *, width: int) -> np.ndarray:
-  """Rows of `width` int64 of consecutive TFRecords, whose headers it checks."""
-  rows = np.frombuffer(content, np.uint8).reshape(-1, 8 * width + _FRAME_BYTES)
-  header = np.frombuffer(_frame_records(np.zeros([1, width])), np.uint8)
-  if np.any(rows[:, :_HEADER_BYTES] != header[:_HEADER_BYTES]):
-    raise ValueError(
-        f'{name} has records of another length; write the corpus again.'
-    )
-  payloads = np.ascontiguousarray(rows[:, _HEADER_BYTES:-4])
-  return payloads.view('<i8').astype(np.int64, copy=False)
-
-
-def _check_places(
-    corpus: Corpus, clients: Clients, *, table: np.ndarray
-) -> None:
-  """Raises ValueError unless the hash table has the places of clients.tsv."""
-  found = table[table[:, 0] != _EMPTY_KEY, 1:]
-  stated = np.stack(
-      [clients.first_records, (clients.shards << 32) + clients.num_utterances],
-      axis=1,
+  if len(content) == num_slots * _OFFSETS_SLOT_BYTES:
+    slots = np.frombuffer(content, np.uint8).reshape([num_slots, -1])
+    payloads = np.ascontiguousarray(slots[:, _HEADER_BYTES:-4])
+    offsets = payloads.view('<i8').reshape(-1)[: corpus.num_utterances]
+    if _frame_offsets(offsets) == content:
+      return offsets.astype(np.int64, copy=False)
+  raise ValueError(
+      f'{os.path.join(corpus.path, OFFSETS_FILE)} does not have the'
+      f' {corpus.num_utterances} records that {CORPUS_FILE} gives; write the'
+      ' corpus again.'
   )
-  # No two clients have the same first record.
-  if not np.array_equal(
-      found[np.argsort(found[:, 0])], stated[np.argsort(stated[:, 0])]
-  ) or not (0 <= clients.shards.min() <= clients.shards.max() < len(
-      corpus.shards
-  )):
-    raise ValueError(
-        f'{CLIENTS_FILE} and {HASH_FILE} in {corpus.path} disagree on the'
-        ' places of clients; write the corpus again.'
-    )
 
 
 def _check_lengths(
@@ -741,27 +672,31 @@ def _check_lengths(
       )
 
 
-def _parse_clients(path: str, text: str) -> Clients:
-  """The columns of clients.tsv."""
-  header, *lines = text.rstrip('\n').split('\n')
+def _parse_clients(corpus: Corpus, content: bytes) -> Clients:
+  """The columns of clients.tsv, checked as those that are written."""
   try:
+    header, *lines = content.decode().rstrip('\n').split('\n')
     if header != _TSV_HEADER or not lines:
       raise ValueError('unknown columns')
     ids, *columns = zip(*(line.split('\t') for line in lines), strict=True)
-    shards, first_records, num_utterances, num_samples = (
-        np.fromiter(map(int, column), np.int64, len(ids)) for column in columns
+    clients = Clients(
+        list(ids),
+        *(np.fromiter(map(int, column), np.int64) for column in columns),
     )
-  except ValueError as e:
+    found = len(ids), int(clients.num_samples.sum())
+    if found != (corpus.num_clients, corpus.num_samples):
+      raise ValueError(f'{CORPUS_FILE} gives other numbers')
+    _check_clients(
+        clients,
+        num_records=corpus.num_utterances,
+        num_shards=len(corpus.shards),
+    )
+  except (OverflowError, TypeError, ValueError) as e:
     raise ValueError(
-        f'{os.path.join(path, CLIENTS_FILE)} is damaged ({e}); write the corpus'
-        ' again.'
+        f'{os.path.join(corpus.path, CLIENTS_FILE)} is damaged or of another'
+        f' corpus ({e}); write the corpus again.'
     ) from e
-  return Clients(list(ids), shards, first_records, num_utterances, num_samples)
-
-
-def _table_bytes(num_slots: int) -> int:
-  """Returns the size of the file of a table with `num_slots` home slots."""
-  return (num_slots + _PROBE_LENGTH) * _SLOT_BYTES
+  return clients
 
 
 def _frame_offsets(offsets: np.ndarray) -> bytes:
