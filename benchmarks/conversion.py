@@ -33,7 +33,6 @@ _CORPORA = (
     ('AN4, sphere', 'an4', 'an4', 'train', 'pcm'),
     ('LibriSpeech, MP3', 'librispeech', 'LibriSpeech', 'dev-clean', 'pcm'),
     ('LibriSpeech, MP3', 'librispeech', 'LibriSpeech', 'dev-clean', 'flac'),
-    ('LibriSpeech, MP3', 'librispeech', 'LibriSpeech', 'dev-clean', 'log_mel'),
     ('Common Voice, MP3 48 kHz', 'common_voice', 'common_voice/en',
      'validated', 'pcm'),
     ('Libri-Light, FLAC', 'libri_light', '', 'untranscribed', 'pcm'),

@@ -77,10 +77,7 @@ _SEC = flags.DEFINE_float('sec', 13.7, 'Length of each.', lower_bound=0.1)
 
 _NEEDED = 2500  # Utterances a second.
 _CHUNK = 64
-_LONGEST = {
-    schema.WAVEFORM: 30 * log_mel.SAMPLE_RATE_HZ,
-    schema.FEATURES: log_mel.frames_of_seconds(30.0),
-}
+_LONGEST = 30 * log_mel.SAMPLE_RATE_HZ
 _SHARDS = 64
 _PLACES = records.places(
     tf.TensorSpec([None], tf.string),

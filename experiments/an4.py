@@ -112,8 +112,6 @@ SUITE = design.Suite(
         'data_tools.an4',
         '--splits=train',
         f'--partition={_PARTITION}',
-        # Every run reads the same few speakers many times.
-        '--encoding=log_mel',
     ),
     needs_source=True,
     command='python -m experiments.run --suite=an4 --source=AN4_FOLDER',

@@ -1,7 +1,9 @@
-"""Test cases with a folder of their own."""
+"""Test cases with a folder of their own, and what lies in folders."""
 
 import functools
+import hashlib
 import os
+import pathlib
 import tempfile
 
 from absl.testing import parameterized
@@ -17,3 +19,11 @@ class TestCase(parameterized.TestCase):
   def path(self, *names: str) -> str:
     """A place in the folder."""
     return os.path.join(self.root, *names)
+
+
+def digests(folder: str | os.PathLike[str]) -> dict[str, str]:
+  """SHA-256 of a folder's files by name."""
+  return {
+      path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+      for path in pathlib.Path(folder).iterdir()
+  }

@@ -34,28 +34,35 @@ def _pipeline(**kwargs) -> pipeline_lib.Pipeline:
   return pipeline_lib.Pipeline(**settings | kwargs)
 
 
-def _examples(
-    rows, *, client_id: str = 'ann', encoding: str = 'pcm'
-) -> tf.data.Dataset:
+def _examples(rows) -> tf.data.Dataset:
   """A dataset of (utterance id, samples, transcript), of noise."""
 
   def generate():
     for utterance_id, num_samples, transcript in rows:
       generator = np.random.default_rng(num_samples)
       waveform = generator.integers(-9000, 9000, num_samples).astype('int16')
-      sound = dict(waveform=waveform)
-      if encoding == 'log_mel':
-        sound = dict(features=log_mel.compute(waveform))
       yield collections.OrderedDict(
-          client_id=client_id,
+          client_id='ann',
           transcript=transcript,
           utterance_id=utterance_id,
-          **sound,
+          waveform=waveform,
       )
 
   return tf.data.Dataset.from_generator(
-      generate, output_signature=schema.element_spec(encoding)
+      generate, output_signature=schema.element_spec()
   )
+
+
+def _with_features(examples: tf.data.Dataset) -> tf.data.Dataset:
+  """The same with features in place of waveforms."""
+
+  def compute(example):
+    example = dict(example)
+    waveform = example.pop('waveform')
+    features, _ = log_mel.log_mel(waveform[tf.newaxis], tf.shape(waveform)[:1])
+    return dict(example, features=features[0])
+
+  return examples.map(compute)
 
 
 def _many_rows() -> list[tuple[str, int, str]]:
@@ -365,34 +372,27 @@ class PlaceholdersTest(parameterized.TestCase):
         for i in range(len(batch['utterance_id']))
     }
 
-  def test_labels_that_are_too_long_may_be_kept(self):
+  def train(self, **settings):
+    """Utterances of `rows` by name, and the names of placeholders."""
     found = self.collect(
-        _pipeline(labels_too_long='kept').training_batches(
+        _pipeline(**settings).training_batches(
             _examples([row[:3] for row in self.rows()]),
             seed=tf.constant([1, 2]),
             num_epochs=1,
         )
     )
-    left_out = {
+    return found, {
         name for name, row in found.items() if not row['example_weights']
     }
+
+  def test_labels_that_are_too_long_may_be_kept(self):
+    found, left_out = self.train(labels_too_long='kept')
     self.assertEqual(left_out, {'no_frame', 'one_frame', 'empty', 'too_long'})
     self.assertEqual(found['repeat_too_short']['label_lengths'], 2)
     self.assertEqual(found['repeat_too_short']['feature_lengths'], 8)
-    with self.assertRaisesRegex(ValueError, 'labels_too_long must be one of'):
-      _pipeline(labels_too_long='cut')
 
   def test_without_a_tokenizer_only_frames_count(self):
-    found = self.collect(
-        _pipeline(tokenizer=None).training_batches(
-            _examples([row[:3] for row in self.rows()]),
-            seed=tf.constant([1, 2]),
-            num_epochs=1,
-        )
-    )
-    left_out = {
-        name for name, row in found.items() if not row['example_weights']
-    }
+    found, left_out = self.train(tokenizer=None)
     self.assertEqual(left_out, {'no_frame', 'one_frame', 'too_long'})
     for row in found.values():
       self.assertEqual((row['label_lengths'], len(row['labels'])), (0, 0))
@@ -402,13 +402,7 @@ class PlaceholdersTest(parameterized.TestCase):
 
   def test_in_training(self):
     rows = self.rows()
-    found = self.collect(
-        _pipeline().training_batches(
-            _examples([row[:3] for row in rows]),
-            seed=tf.constant([1, 2]),
-            num_epochs=1,
-        )
-    )
+    found, _ = self.train()
     self.assertLen(found, len(rows))
     for name, num_samples, transcript, is_used in rows:
       utterance = found[name]
@@ -429,51 +423,27 @@ class PlaceholdersTest(parameterized.TestCase):
         self.assertEqual(utterance['label_lengths'], 0, name)
         self.assertFalse(np.any(utterance['features']), name)
 
-  @parameterized.parameters(True, False)
-  def test_stored_features_give_the_same_batches(self, is_training):
-    rows = [row[:3] for row in self.rows()] + _many_rows()[:5]
+  def test_features_in_place_of_waveforms_give_the_same_batches(self):
+    examples = _examples([row[:3] for row in self.rows()] + _many_rows()[:5])
+    one = self.collect(_pipeline().evaluation_batches(examples))
+    other = self.collect(
+        _pipeline().evaluation_batches(_with_features(examples))
+    )
+    self.assertEqual(one.keys(), other.keys())
+    for name, utterance in one.items():
+      features = utterance.pop('features'), other[name].pop('features')
+      np.testing.assert_allclose(*features, atol=1e-4)  # Summed otherwise.
+      for key, value in utterance.items():
+        np.testing.assert_array_equal(value, other[name][key], key)
 
-    def batches(encoding):
-      examples = _examples(rows, encoding=encoding)
-      if is_training:
-        return _pipeline().training_batches(
-            examples, seed=tf.constant([1, 2]), num_epochs=1
-        )
-      return _pipeline().evaluation_batches(examples)
-
-    for one, other in zip(
-        batches('pcm').as_numpy_iterator(),
-        batches('log_mel').as_numpy_iterator(),
-        strict=True,
-    ):
-      self.assertEqual(list(one), list(other))
-      # Utterances of as many frames may have changed places.
-      order, other_order = (
-          np.argsort(batch['utterance_id']) for batch in (one, other)
-      )
-      for key, value in one.items():
-        if key == 'seed':
-          np.testing.assert_array_equal(value, other[key])
-        elif key == 'features':
-          # Sums in another order; longer than the limit is a placeholder.
-          np.testing.assert_allclose(
-              value[order], other[key][other_order], atol=1e-4
-          )
-        else:
-          np.testing.assert_array_equal(
-              value[order], other[key][other_order], key
-          )
-
-  @parameterized.parameters('pcm', 'log_mel')
-  def test_batches_are_filled_by_samples(self, encoding):
+  @parameterized.parameters(lambda examples: examples, _with_features)
+  def test_batches_are_filled_by_samples(self, convert):
     # The published loader's border: 19 utterances of 6.32 s are 120.08 s, and
     # more than 120; their 630 frames each are 11,970, less than 12,000.
     pipeline = _pipeline(
         max_batch_sec=120.0, max_utterance_sec=30.0, chunk_size=64
     )
-    examples = _examples(
-        [(f'u{i}', 101120, 'ab') for i in range(19)], encoding=encoding
-    )
+    examples = convert(_examples([(f'u{i}', 101120, 'ab') for i in range(19)]))
     batches = pipeline.evaluation_batches(examples).as_numpy_iterator()
     sizes = [len(batch['utterance_id']) for batch in batches]
     self.assertEqual(sizes, [18, 1])
@@ -509,6 +479,7 @@ class ArgumentsTest(parameterized.TestCase):
       ('padding', dict(max_padding=1.1), 'max_padding'),
       ('chunk', dict(chunk_size=0), 'chunk_size'),
       ('copies', dict(copies=0), 'copies'),
+      ('labels', dict(labels_too_long='cut'), 'labels_too_long must be one of'),
       (
           'utterance_beyond_batch',
           dict(max_utterance_sec=5.0),
@@ -562,18 +533,17 @@ class PackingTest(parameterized.TestCase):
     if max_padding < 1:
       self.assertLess(1 - lengths.sum() / padded, max_padding)
 
-  def test_large_chunks_do_not_overflow(self):
-    # 20 times 2^27 is more than 2^31.
+  @parameterized.parameters(
+      # One beyond the bound is a batch of its own.
+      ([10, 10, 50, 60], 30, 0.5, [0, 2, 3]),
+      # 20 times 2^27 is more than 2^31.
+      ([2**27] * 20, 2**31, 1.0, [0, 16]),
+  )
+  def test_by_hand(self, lengths, max_size, max_padding, expected):
     starts = pipeline_lib.batch_starts(
-        tf.fill([20], 2**27), 2**31, max_padding=1.0
+        tf.constant(lengths), max_size, max_padding=max_padding
     )
-    self.assertEqual(starts.numpy().tolist(), [0, 16])
-
-  def test_an_utterance_beyond_the_bound_is_a_batch_of_its_own(self):
-    starts = pipeline_lib.batch_starts(
-        tf.constant([10, 10, 50, 60]), 30, max_padding=0.5
-    )
-    self.assertEqual(starts.numpy().tolist(), [0, 2, 3])
+    self.assertEqual(starts.numpy().tolist(), expected)
 
 
 class MinFramesTest(parameterized.TestCase):

@@ -1,37 +1,29 @@
 """A conversion that is killed, and one that is run again."""
 
-import hashlib
 import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
-from absl.testing import absltest
 import numpy as np
 import psutil
 import pytest
 import soundfile
 
+from tests import cases
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _NUM_UTTERANCES = 192
 
 
-def _digests(folder: pathlib.Path) -> dict[str, str]:
-  return {
-      path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-      for path in folder.iterdir()
-  }
-
-
 @pytest.mark.slow
-class InterruptionTest(absltest.TestCase):
+class InterruptionTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    etc = self.root / 'an4/etc'
+    self.folder = pathlib.Path(self.root)
+    etc = self.folder / 'an4/etc'
     etc.mkdir(parents=True)
     generator = np.random.default_rng(1)
     ids = [f'{i % 16:02d}/u{i}' for i in range(_NUM_UTTERANCES)]
@@ -39,7 +31,7 @@ class InterruptionTest(absltest.TestCase):
     (etc / 'an4_train.fileids').write_text('\n'.join(ids))
     (etc / 'an4_train.transcription').write_text('\n'.join(texts))
     for name in ids:
-      path = self.root / f'an4/wav/{name}.wav'
+      path = self.folder / f'an4/wav/{name}.wav'
       path.parent.mkdir(parents=True, exist_ok=True)
       noise = generator.integers(-9000, 9000, 40000).astype(np.int16)
       soundfile.write(path, noise, 16000)
@@ -50,8 +42,8 @@ class InterruptionTest(absltest.TestCase):
             sys.executable,
             '-m',
             'data_tools.an4',
-            f'--source_dir={self.root / "an4"}',
-            f'--output_dir={self.root / output}',
+            f'--source_dir={self.folder / "an4"}',
+            f'--output_dir={self.folder / output}',
             '--encoding=flac',
             '--max_shard_mb=1',
         ],
@@ -62,7 +54,7 @@ class InterruptionTest(absltest.TestCase):
   def test_a_killed_conversion_goes_on_and_gives_the_same_files(self):
     self.assertEqual(self.start('reference').wait(300), 0)
     killed = self.start('killed')
-    journal = self.root / 'killed/.train.partial/journal.jsonl'
+    journal = self.folder / 'killed/.train.partial/journal.jsonl'
     deadline = time.monotonic() + 300
     # The identity's line and those of three shards.
     while not journal.exists() or journal.read_text().count('\n') < 4:
@@ -76,11 +68,13 @@ class InterruptionTest(absltest.TestCase):
     # Workers end when their input does.
     _, alive = psutil.wait_procs(workers, timeout=60)
     self.assertEmpty(alive)
-    self.assertFalse((self.root / 'killed/train').exists())
+    self.assertFalse((self.folder / 'killed/train').exists())
     first = 'shard-00000.tfrecord'
     written = (journal.parent / first).stat().st_mtime_ns
     self.assertEqual(self.start('killed').wait(300), 0)
     self.assertFalse(journal.parent.exists())
-    done = self.root / 'killed/train'
-    self.assertEqual(_digests(done), _digests(self.root / 'reference/train'))
+    done = self.folder / 'killed/train'
+    self.assertEqual(
+        cases.digests(done), cases.digests(self.folder / 'reference/train')
+    )
     self.assertEqual((done / first).stat().st_mtime_ns, written)

@@ -11,18 +11,15 @@ A file that ends before its own header says raises instead of giving a shorter
 clip. An MP3 file without a length header is the exception: it does not say
 how long it was.
 
-`encode` gives what a record of 16 kHz mono audio stores:
+`encode` gives what a record of 16 kHz mono audio stores. Both encodings give
+the audio back bit for bit:
 
-| encoding  | content                                     | bytes a second  |
-|-----------|---------------------------------------------|-----------------|
-| `pcm`     | little-endian int16                         | 32,000          |
-| `flac`    | a FLAC file                                 | 13,000 to 20,000|
-| `log_mel` | little-endian float32 [T, F] of `log_mel`   | 32,000          |
+| encoding | content             | bytes a second   |
+|----------|---------------------|------------------|
+| `pcm`    | little-endian int16 | 32,000           |
+| `flac`   | a FLAC file         | 13,000 to 20,000 |
 
-`pcm` and `flac` give the audio back bit for bit; `log_mel` gives what the model
-reads, computed once.
-
-  N: samples. T: feature frames. F: mel bins.
+  N: samples.
 """
 
 import collections
@@ -41,8 +38,7 @@ from tff_asr import files
 from tff_asr.features import log_mel
 
 SAMPLE_RATE_HZ = log_mel.SAMPLE_RATE_HZ
-WAVEFORM_ENCODINGS = ('pcm', 'flac')
-ENCODINGS = (*WAVEFORM_ENCODINGS, 'log_mel')
+ENCODINGS = ('pcm', 'flac')
 
 # libsndfile gives the file's own integers as int16, exactly.
 _EXACT_SUBTYPES = ('PCM_16', 'PCM_S8', 'PCM_U8', 'ULAW', 'ALAW')
@@ -198,8 +194,6 @@ def encode(waveform: np.ndarray, *, encoding: str) -> bytes:
     )
   if encoding == 'pcm':
     return waveform.astype('<i2', copy=False).tobytes()
-  if encoding == 'log_mel':
-    return log_mel.compute(waveform).astype('<f4', copy=False).tobytes()
   buffer = io.BytesIO()
   soundfile.write(
       buffer, waveform, SAMPLE_RATE_HZ, format='FLAC', subtype='PCM_16'

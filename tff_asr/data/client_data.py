@@ -110,10 +110,9 @@ def verify(path: str | os.PathLike[str]) -> None:
 class SpeechClientData(tff.simulation.datasets.ClientData):
   """Clients with utterances. Built by `load`.
 
-  Elements are those of `schema.element_spec(encoding)`: an OrderedDict of
-  `client_id`, `transcript`, `utterance_id` string [] and `waveform` int16 [N]
-  or, in shards of log-mel, `features` float32 [T, F]; in the order of the
-  utterance ids.
+  Elements are those of `schema.element_spec`: an OrderedDict of `client_id`,
+  `transcript`, `utterance_id` string [] and `waveform` int16 [N]; in the order
+  of the utterance ids.
 
   `serializable_dataset_fn` and `dataset_computation` open every client of the
   corpus, also those that `select` left out: a selection is a list of ids, and
@@ -238,8 +237,8 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
 
   @property
   def element_type_structure(self) -> Any:
-    """`schema.element_spec` of the corpus' encoding."""
-    return schema.element_spec(self._corpus.encoding)
+    """`schema.element_spec`."""
+    return schema.element_spec()
 
   @property
   def corpus(self) -> index.Corpus:

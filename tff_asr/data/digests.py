@@ -171,7 +171,7 @@ def of_speaker(salt: bytes, *, namespace: str, client_id: str) -> bytes:
 
 
 def of_recording(salt: bytes, waveform: np.ndarray) -> bytes:
-  """Returns the digest of a recording, 16 bytes; empty for one of silence.
+  """Returns the digest of a recording, 16 bytes; `NONE` for one of silence.
 
   Recordings of digital silence are equal without being copies.
 
@@ -180,7 +180,7 @@ def of_recording(salt: bytes, waveform: np.ndarray) -> bytes:
     waveform: int16 [N], N at least 1.
   """
   if np.all(waveform == waveform[0]):
-    return b''
+    return NONE
   samples = waveform.astype('<i2', copy=False).tobytes()
   return _digest(salt, 'recording', samples)
 

@@ -105,26 +105,21 @@ class Examples:
 
   def _is_usable(self, example: schema.Element) -> tf.Tensor:
     """True for an example with an output frame, within the limit."""
-    if schema.FEATURES in example:
-      num_frames = tf.shape(example[schema.FEATURES])[0]
-    else:
-      num_frames = log_mel.num_frames(tf.shape(example[schema.WAVEFORM])[0])
+    num_frames = log_mel.num_frames(tf.shape(example[schema.WAVEFORM])[0])
     return (num_frames <= self._pipeline.max_frames) & (
         self._pipeline.output_lengths(num_frames) > 0
     )
 
 
-def _with_features(example: schema.Element) -> schema.Element:
+def _with_features(example: schema.Element) -> dict[str, tf.Tensor]:
   """An example with features in place of a waveform.
 
   Each is computed alone: in a batch, the longest utterance decides how those of
   the others are rounded.
   """
-  if schema.FEATURES in example:
-    return example
   example = dict(example)
   waveform = example.pop(schema.WAVEFORM)
   features, _ = log_mel.log_mel(
       waveform[tf.newaxis], tf.shape(waveform)[:1]
   )
-  return dict(example, **{schema.FEATURES: features[0]})
+  return dict(example, **{pipeline_lib.FEATURES: features[0]})

@@ -8,8 +8,7 @@ which utterances share a batch:
   2. `Pipeline.prepare` sorts a chunk by length.
   3. `batch_starts` packs the sorted chunk greedily: a batch ends where its
      padded audio would exceed `max_batch_sec`, or its padding the share
-     `max_padding`. Audio is counted in samples; of stored features, in the
-     samples that give as many frames.
+     `max_padding`. Audio is counted in samples.
 
 Then `Pipeline.slice_batch` computes a batch's features and masks, when the
 batch is due: a batch that is never asked for costs nothing, and the spectra of
@@ -41,7 +40,7 @@ converting code takes several times as long as tracing it.
 """
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 import dataclasses
 from typing import NamedTuple, Optional
 
@@ -88,6 +87,9 @@ def batch_spec() -> Batch:
       utterance_id=spec([None], tf.string),
   )
 
+
+FEATURES = 'features'
+"""Of an example, in place of its waveform: float32 [T, F]."""
 
 _LABELS_TOO_LONG = ('left_out', 'kept')
 
@@ -154,15 +156,13 @@ class Pipeline:
     return log_mel.frames_of_seconds(self.max_utterance_sec)
 
   @property
-  def longest(self) -> Mapping[str, int]:
-    """Samples (`waveform`) and frames (`features`) to keep of an utterance.
+  def longest(self) -> int:
+    """Samples to keep of an utterance.
 
     More than the limit: still seen to be too long, but it does not blow up its
     chunk.
     """
-    most = self.max_frames + 2
-    samples = log_mel.FRAME_LENGTH + most * log_mel.FRAME_SHIFT
-    return {schema.WAVEFORM: samples, schema.FEATURES: most}
+    return log_mel.FRAME_LENGTH + (self.max_frames + 2) * log_mel.FRAME_SHIFT
 
   @tf.autograph.experimental.do_not_convert
   def training_batches(
@@ -176,9 +176,8 @@ class Pipeline:
     """Shuffled, augmented batches.
 
     Args:
-      examples: Dataset of `schema` elements: waveform int16 [N] or features
-        float32 [T, F] (log-mel), transcript, utterance_id and client_id; or,
-        with `read`, of places.
+      examples: Dataset of `schema` elements: waveform int16 [N], transcript,
+        utterance_id and client_id; or, with `read`, of places.
       seed: int32 [2]. The same examples and seed give the same batches; the id
         of the first example's client is folded in, so that clients differ.
       num_epochs: Passes over the examples, each with its own order and masks;
@@ -297,10 +296,7 @@ class Pipeline:
     if records.OFFSET in rows:
       return read(rows, self.longest)
     most = tf.reduce_max(rows['length'])
-    return {
-        key: value[:, :most] if key in self.longest else value
-        for key, value in rows.items()
-    }
+    return dict(rows, waveform=rows[schema.WAVEFORM][:, :most])
 
   @tf.autograph.experimental.do_not_convert
   def evaluation_batches(self, examples: tf.data.Dataset) -> tf.data.Dataset:
@@ -312,7 +308,8 @@ class Pipeline:
     usable loss.
 
     Args:
-      examples: As in `training_batches`.
+      examples: As in `training_batches`; or with features, float32 [T, F], in
+        place of waveforms.
 
     Returns:
       Dataset of `Batch`.
@@ -336,18 +333,19 @@ class Pipeline:
     Places are left as they are.
 
     Args:
-      examples: As in `training_batches`.
+      examples: As in `training_batches` or `evaluation_batches`.
       is_training: Whether to cut those that are too long to be trained on.
     """
     if records.OFFSET in examples.element_spec:
       return examples
 
     def cut_and_measure(example):
-      name = schema.FEATURES if schema.FEATURES in example else schema.WAVEFORM
-      sound = example[name]
+      if FEATURES in example:
+        return dict(example, length=tf.shape(example[FEATURES])[0])
+      waveform = example[schema.WAVEFORM]
       if is_training:
-        sound = sound[: self.longest[name]]
-      return dict(example, **{name: sound, 'length': tf.shape(sound)[0]})
+        waveform = waveform[: self.longest]
+      return dict(example, waveform=waveform, length=tf.shape(waveform)[0])
 
     return examples.map(cut_and_measure)
 
@@ -364,11 +362,11 @@ class Pipeline:
     """
     augment_seed, order_seed, batch_seed = tf.unstack(tf.random.split(seed, 3))
     # A placeholder has frames, however short the utterance it stands for.
-    if schema.FEATURES in chunk:
+    if FEATURES in chunk:
       lengths = chunk['length']
       num_samples = log_mel.samples_of_frames(lengths)
       paddings = [[0, 0], [0, shapes_lib.PLACEHOLDER_FRAMES], [0, 0]]
-      sounds = tf.pad(chunk['features'], paddings)
+      sounds = tf.pad(chunk[FEATURES], paddings)
     else:
       num_samples = chunk['length']
       lengths = log_mel.num_frames(num_samples)

@@ -13,7 +13,7 @@ record
 Such errors end up in logs, so they do not name the client; who has the corpus
 finds it by its place (`client_data.verify`, `bin/inspect_data.py`).
 
-  n: records. N: samples. T: feature frames. F: mel bins.
+  n: records. N: samples.
 """
 
 import collections
@@ -24,7 +24,6 @@ import tensorflow as tf
 
 from tff_asr.data import index
 from tff_asr.data import schema
-from tff_asr.features import log_mel
 
 OFFSET = 'offset'
 SHARD = 'shard'
@@ -34,7 +33,7 @@ Places = collections.OrderedDict[str, tf.Tensor]
 """Places of records, sorted by name: client_id string [n], offset int64 [n],
 shard int64 [n]."""
 
-Read = Callable[[Mapping[str, tf.Tensor], Mapping[str, int]], dict]
+Read = Callable[[Places, int], dict[str, tf.Tensor]]
 """Reads rows of a client's data (`Reader.read`)."""
 
 # Most records are larger: read further in steps of this.
@@ -57,14 +56,9 @@ class Reader:
 
   def __init__(self, corpus: index.Corpus):
     self._folder = corpus.path
-    self._encoding = corpus.encoding
     # The prefix of every shard's path; the number is known in the graph only.
     self._prefix, self._suffix = index.shard_name(0).split('00000')
     self._decode = schema.build_decode_fn(corpus.encoding)
-    self._decode_all = schema.build_decode_all_fn(corpus.encoding)
-    self._count = (
-        log_mel.num_frames if corpus.encoding == 'log_mel' else tf.identity
-    )
 
   @tf.autograph.experimental.do_not_convert
   def parse(self, rows: Places) -> dict[str, tf.Tensor]:
@@ -84,62 +78,50 @@ class Reader:
         fn_output_signature=tf.TensorSpec([], tf.string),
     )
 
-    def check(wrong: tf.Tensor, message: str) -> list[tf.Operation]:
-      # The first one, or, where all are right, any that is there.
-      first = tf.argmax(tf.cast(tf.concat([wrong, [True]], axis=0), tf.int32))
-      offset = tf.concat([rows[OFFSET], [0]], axis=0)[first]
-      path = tf.concat([paths, ['']], axis=0)[first]
-      assertion = tf.debugging.Assert(
+    def check(wrong: tf.Tensor, message: str) -> tf.Operation:
+      first = tf.argmax(tf.cast(wrong, tf.int32))
+      return tf.debugging.Assert(
           ~tf.reduce_any(wrong),
           [
               tf.strings.join([
-                  'the record at byte ', tf.strings.as_string(offset), ' of ',
-                  path, message,
+                  'the record at byte ',
+                  tf.strings.as_string(rows[OFFSET][first]),
+                  ' of ', paths[first], message,
               ])
           ],
       )
-      # In eager mode it has run and is no op.
-      return [] if assertion is None else [assertion]
 
     present = check(
         tf.equal(records, ''),
         ' is missing or damaged; copy or write the corpus again.',
     )
-    with tf.control_dependencies(present):
+    with tf.control_dependencies([present]):
       features = schema.parse(tf.identity(records))
     same_client = check(
         tf.not_equal(features[schema.CLIENT_ID], rows[schema.CLIENT_ID]),
         ' belongs to another client; the client is not in this corpus, or the'
         ' index and the shard are of different ones.',
     )
-    with tf.control_dependencies(same_client):
+    with tf.control_dependencies([same_client]):
       return tf.nest.map_structure(tf.identity, features)
 
   @tf.autograph.experimental.do_not_convert
-  def read(
-      self, rows: Places, longest: Mapping[str, int]
-  ) -> dict[str, tf.Tensor]:
+  def read(self, rows: Places, longest: int) -> dict[str, tf.Tensor]:
     """Returns a padded chunk of decoded records.
 
     Args:
       rows: At least one.
-      longest: Most samples (`waveform`) and frames (`features`) to keep of a
-        record.
+      longest: Most samples to keep of a record.
 
     Returns:
-      client_id, transcript, utterance_id string [n]; waveform int16 [n, N] or
-      features float32 [n, T, F], 0 past each length; length int32 [n].
+      client_id, transcript, utterance_id string [n]; waveform int16 [n, N], 0
+      past each length; length int32 [n].
     """
     features = self.parse(rows)
-    name = next(n for n in schema.element_spec(self._encoding) if n in longest)
-    lengths = self._count(features[schema.NUM_SAMPLES])
-    lengths = tf.minimum(tf.cast(lengths, tf.int32), longest[name])
-    sounds = self._decode_all(features, tf.reduce_max(lengths))
-    chunk = {
-        key: features[key]
-        for key in (schema.CLIENT_ID, schema.TRANSCRIPT, schema.UTTERANCE_ID)
-    }
-    return dict(chunk, **sounds, **{LENGTH: lengths})
+    lengths = tf.cast(features[schema.NUM_SAMPLES], tf.int32)
+    lengths = tf.minimum(lengths, longest)
+    waveforms = self._decode(features, tf.reduce_max(lengths))
+    return dict(_element(features, waveforms), **{LENGTH: lengths})
 
   def read_dataset(self, rows: tf.data.Dataset) -> tf.data.Dataset:
     """Elements of `schema.element_spec`, in the order of their places.
@@ -147,8 +129,24 @@ class Reader:
     Args:
       rows: Dataset of places, each of scalars.
     """
-    parsed = rows.batch(_AT_ONCE).map(self.parse).unbatch()
-    return parsed.map(self._decode)
+
+    @tf.autograph.experimental.do_not_convert
+    def decode(record):
+      features = {name: value[tf.newaxis] for name, value in record.items()}
+      length = tf.cast(record[schema.NUM_SAMPLES], tf.int32)
+      return _element(record, self._decode(features, length)[0])
+
+    return rows.batch(_AT_ONCE).map(self.parse).unbatch().map(decode)
+
+
+def _element(
+    features: Mapping[str, tf.Tensor], waveform: tf.Tensor
+) -> schema.Element:
+  """What `schema.element_spec` has, of one record or of several."""
+  features = dict(features, **{schema.WAVEFORM: waveform})
+  return collections.OrderedDict(
+      (name, features[name]) for name in schema.element_spec()
+  )
 
 
 def _read_record(place: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:

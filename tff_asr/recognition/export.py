@@ -336,11 +336,6 @@ def _utterances(
   """The utterances of all clients, sorted by client."""
   for client_id in sorted(client_data.client_ids):
     for example in client_data.create_tf_dataset_for_client(client_id):
-      if schema.WAVEFORM not in example:
-        raise ValueError(
-            'the data hold features and no waveforms (--encoding=log_mel): '
-            'check the export on shards of pcm or flac.'
-        )
       yield Utterance(
           example[schema.UTTERANCE_ID].numpy().decode(),
           example[schema.TRANSCRIPT].numpy().decode(),
