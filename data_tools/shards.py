@@ -378,7 +378,7 @@ class _ShardFile:
     )
     self._writer.write(content)
     self._offsets.append(self.num_bytes)
-    self._digests += record.digest or digests.NONE
+    self._digests += record.digest
     self._clients[-1][2] += 1
     self._clients[-1][3] += record.num_samples
     self.num_bytes += len(content) + _RECORD_OVERHEAD_BYTES

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-SPLITS = ('train', 'dev', 'test')
 # Voice variants, without effects (whispers, robots, echoes), without those
 # that differ from an earlier one by under 1 dB of mean spectrum, 6 % of pitch
 # and 4 % of rate, and without five of extreme pitch, pace or distortion.

@@ -69,7 +69,7 @@ def draw(
 
   Args:
     speaker_id: Decides all, with the seed.
-    split: Whose sentences are said, one of `synthetic_speech.SPLITS`.
+    split: Whose sentences are said: 'train', 'dev' or 'test'.
     num_utterances: Sentences, all different.
     seed: Of the corpus, at least 0.
   """

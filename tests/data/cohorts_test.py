@@ -82,18 +82,15 @@ class CohortsTest(parameterized.TestCase):
     ]
     self.assertLen(set(map(tuple, drawn)), 30)
 
-  def test_cohorts_are_made_of_their_round_s_words(self):
+  def test_fixed_size_cohorts_are_the_smallest_of_their_round_s_words(self):
     words = np.array(
         [reference.chacha20_words(_KEY, i, [3, 0, 3]) for i in range(13)],
         np.uint64,
     ).ravel()[:100]
-    for build, size, chosen in (
-        (cohorts.poisson, 25, np.flatnonzero(words < 2**62)),
-        (cohorts.fixed_size, 3, sorted(np.argsort(words)[:3])),
-    ):
-      source = build(_ids(100), cohort_size=size, key=_KEY)
-      cohort = source.iterator(cohorts.CohortState(_KEY, np.int64(3))).select()
-      self.assertEqual(cohort, [_ids(100)[i] for i in chosen])
+    source = cohorts.fixed_size(_ids(100), cohort_size=3, key=_KEY)
+    cohort = source.iterator(cohorts.CohortState(_KEY, np.int64(3))).select()
+    chosen = sorted(np.argsort(words)[:3])
+    self.assertEqual(cohort, [_ids(100)[i] for i in chosen])
 
   @parameterized.parameters((3, 1), (7, 3), (50, 20))
   def test_poisson_cohorts_are_the_numpy_twin_s(self, population, cohort_size):
@@ -144,10 +141,18 @@ class CohortsTest(parameterized.TestCase):
     pairs = population * (rounds - 1)
     self.assertGreater(pvalue(both, pairs, rate**2), 1e-4)
 
-  def test_fixed_size_draws_each_subset_equally_often(self):
-    source = cohorts.fixed_size(_ids(5), cohort_size=2, key=_KEY)
+  @parameterized.parameters((_BUILDERS[1][1], 1), (_BUILDERS[2][1], 2))
+  def test_each_subset_of_those_whose_turn_it_is_comes_equally_often(
+      self, build, num_groups
+  ):
+    ids = _ids(5 * num_groups)
+    source = build(ids, cohort_size=2, key=_KEY)
     drawn = collections.Counter(map(tuple, _take(source.iterator(), 5000)))
-    self.assertCountEqual(drawn, itertools.combinations(_ids(5), 2))
+    subsets = [
+        itertools.combinations(ids[group::num_groups], 2)
+        for group in range(num_groups)
+    ]
+    self.assertCountEqual(drawn, itertools.chain(*subsets))
     # Seeded; unseeded it would fail once in 10^4.
     self.assertGreater(stats.chisquare(list(drawn.values())).pvalue, 1e-4)
 
@@ -196,15 +201,6 @@ class CohortsTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, 'are others than those'):
         other.iterator(state)
     build(_ids(12)[::-1]).iterator(state)
-
-  def test_those_of_a_group_join_equally_often(self):
-    source = cohorts.min_separation(
-        _ids(10), cohort_size=2, min_separation=2, key=_KEY
-    )
-    drawn = collections.Counter(map(tuple, _take(source.iterator(), 4000)))
-    self.assertLen(drawn, 20)  # Pairs of 5, of two groups.
-    # Of a fixed key; a new one would fail 1 time in 1,000.
-    self.assertGreater(stats.chisquare(list(drawn.values())).pvalue, 1e-3)
 
   def test_those_of_a_cycle_join_by_a_coin_of_their_own(self):
     source = cohorts.cyclic_poisson(

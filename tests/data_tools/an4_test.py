@@ -1,11 +1,11 @@
 import pathlib
-import tempfile
 
 from absl.testing import parameterized
 import numpy as np
 import soundfile
 
 from data_tools import an4
+from tests import cases
 
 
 _TEXTS = ['<s> YES </s> (an251-fash-b)', 'RUBOUT T G (cen6-mkem-b)']
@@ -16,13 +16,11 @@ def _write_audio(path: pathlib.Path, **kwargs) -> None:
   soundfile.write(path, np.arange(-800, 800, dtype=np.int16), 16000, **kwargs)
 
 
-class An4Test(parameterized.TestCase):
+class An4Test(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.source = pathlib.Path(
-        self.enterContext(tempfile.TemporaryDirectory())
-    )
+    self.source = pathlib.Path(self.root)
     (self.source / 'etc').mkdir()
     self.write_list(
         ['an4_clstk/fash/an251-fash-b', 'an4_clstk/mkem/cen6-mkem-b']

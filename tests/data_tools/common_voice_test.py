@@ -3,15 +3,14 @@ import pathlib
 import shutil
 import sys
 import tarfile
-import tempfile
 from unittest import mock
 
-from absl.testing import absltest
 import numpy as np
 import soundfile
 
 from data_tools import common_voice
 from data_tools import conversion
+from tests import cases
 from tff_asr.data import client_data
 
 _HEADER = 'client_id\tpath\tsentence\tup_votes\tlocale\n'
@@ -27,13 +26,11 @@ def _clip(rate_hz: int = 48000, seconds: float = 0.5) -> bytes:
   return buffer.getvalue()
 
 
-class CommonVoiceTest(absltest.TestCase):
+class CommonVoiceTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.source = pathlib.Path(
-        self.enterContext(tempfile.TemporaryDirectory())
-    )
+    self.source = pathlib.Path(self.root)
     (self.source / 'clips').mkdir()
     self.lines = []
     for i, client_id in enumerate(['bob', 'ann', 'bob']):
@@ -131,7 +128,7 @@ class CommonVoiceTest(absltest.TestCase):
     self.assertLen(self.list(language='fr').utterances, 3)
 
   def test_a_release_is_searched_for_the_language(self):
-    root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    root = self.source / 'release'
     for language in ('de', 'en', 'fr'):
       shutil.copytree(self.source / 'clips', root / language / 'clips')
       lines = ''.join(self.lines).replace('\ten\n', f'\t{language}\n')

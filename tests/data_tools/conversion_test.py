@@ -2,14 +2,13 @@ import dataclasses
 import json
 import os
 import pathlib
-import tempfile
 
-from absl.testing import absltest
 import numpy as np
 
 from data_tools import conversion
 from data_tools import shards
 from data_tools import utterances
+from tests import cases
 from tff_asr.data import client_data
 from tff_asr.data import speakers
 
@@ -40,13 +39,13 @@ def _gender(client_id: str) -> str:
   return 'female' if client_id[-1] in '024' else 'male'
 
 
-class ConversionTest(absltest.TestCase):
+class ConversionTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.output_dir, self.source = (
-        self.enterContext(tempfile.TemporaryDirectory()) for _ in range(2)
-    )
+    self.output_dir, self.source = self.path('out'), self.path('in')
+    os.mkdir(self.output_dir)
+    os.mkdir(self.source)
 
   def convert(self, list_utterances=_list_utterances, **changes):
     arguments = dict(

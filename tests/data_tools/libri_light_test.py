@@ -1,13 +1,12 @@
 import json
 import pathlib
-import tempfile
 
-from absl.testing import absltest
 import numpy as np
 import soundfile
 
 from data_tools import conversion
 from data_tools import libri_light
+from tests import cases
 from tff_asr.data import client_data
 
 
@@ -15,13 +14,11 @@ def _waveform(num_samples: int) -> np.ndarray:
   return (np.arange(num_samples) % 2000).astype(np.int16)
 
 
-class LibriLightTest(absltest.TestCase):
+class LibriLightTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.source = pathlib.Path(
-        self.enterContext(tempfile.TemporaryDirectory())
-    )
+    self.source = pathlib.Path(self.root)
     self.write('100/a_book/01_part', 48000, [[0.25, 1.0], [1.1, 1.5], [2, 2.5]])
     self.write('100/a_book/02_part', 40000, None)
     self.write('7/other', 16000, [])

@@ -2,15 +2,14 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from unittest import mock
 
-from absl.testing import absltest
 import numpy as np
 import soundfile
 
 from data_tools import utterances
 from data_tools import worker_pool
+from tests import cases
 
 
 class _Exit:
@@ -22,13 +21,12 @@ class _Exit:
     return os._exit, (3,)
 
 
-class WorkerPoolTest(absltest.TestCase):
+class WorkerPoolTest(cases.TestCase):
 
   def utterances(self, count):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
     listed = []
     for i in range(count):
-      path = os.path.join(folder, f'{i}.wav')
+      path = self.path(f'{i}.wav')
       soundfile.write(path, np.full(100 + i, i, np.int16), 16000)
       listed.append(utterances.Utterance('c', str(i), 'words', path))
     return listed
