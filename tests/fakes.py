@@ -212,20 +212,32 @@ def write_split(
 
   Every utterance has the transcript given, or its own.
   """
+  return write_examples(folder, [
+      example | ({'transcript': transcript} if transcript else {})
+      for client_id, count in num_utterances.items()
+      for example in examples(client_id, count)
+  ])
+
+
+def write_examples(
+    folder: str, spoken: Iterable[Mapping[str, Any]], **settings: Any
+) -> str:
+  """Writes examples, such as `utterance` gives, as shards; returns the folder.
+
+  Settings are those of `shards.write_split`.
+  """
   shards.write_split(
       [
           shards.Utterance(
-              client_id=client_id,
+              client_id=example['client_id'],
               utterance_id=example['utterance_id'],
-              transcript=transcript or example['transcript'],
+              transcript=example['transcript'],
               audio=lambda waveform=example['waveform']: waveform,
           )
-          for client_id, count in num_utterances.items()
-          for example in examples(client_id, count)
+          for example in spoken
       ],
       folder,
-      origin={'corpus': 'fake'},
-      num_workers=0,
+      **dict(origin={'corpus': 'fake'}, num_workers=0) | settings,
   )
   return folder
 

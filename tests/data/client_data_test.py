@@ -8,7 +8,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from benchmarks import client_corpus
-from data_tools import shards
 from tests import cases
 from tests import fakes
 from tff_asr.data import audio
@@ -25,28 +24,23 @@ def _waveform(client_id: str, i: int, seed: int = 0) -> np.ndarray:
 
 
 def _write(
-    folder: str,
-    *,
-    encoding: str = 'pcm',
-    max_shard_bytes: int = 1,
-    seed: int = 0,
+    folder: str, *, max_shard_bytes: int = 1, seed: int = 0, **settings
 ):
   """A corpus of `_COUNTS`; by default each client in a shard of its own."""
-  shards.write_split(
+  fakes.write_examples(
+      folder,
       [
-          shards.Utterance(
+          dict(
               client_id=client_id,
               utterance_id=f'{client_id}-{i}',
               transcript=f'{client_id} {"abcde"[i]}',
-              audio=lambda c=client_id, i=i: _waveform(c, i, seed),
+              waveform=_waveform(client_id, i, seed),
           )
           for client_id, count in _COUNTS.items()
           for i in range(count)
       ],
-      folder,
-      origin={'corpus': 'test'},
-      encoding=encoding,
       max_shard_bytes=max_shard_bytes,
+      **settings,
   )
 
 
@@ -272,15 +266,8 @@ class ClientDataTest(cases.TestCase):
 
   def test_a_checksum_is_of_the_whole_shard(self):
     # Several times what is read at once.
-    waveform = np.zeros(300_000, np.int16)
-    shards.write_split(
-        [
-            shards.Utterance('a', str(i), 'a', lambda: waveform)
-            for i in range(3)
-        ],
-        self.folder,
-        origin={},
-    )
+    long = dict(fakes.utterance('a', 0), waveform=np.zeros(900_000, np.int16))
+    fakes.write_examples(self.folder, [long])
     path = os.path.join(self.folder, index.shard_name(0))
     for place in (0, 0.3, 0.5, 0.8, 1):
       fakes.damage(path, place)

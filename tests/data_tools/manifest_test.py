@@ -138,16 +138,13 @@ class ManifestTest(parameterized.TestCase):
       self.assertEqual(record.content, expected.astype('<i2').tobytes())
 
   @parameterized.parameters(
-      'm.tsv', 'm.csv', 'm.jsonl', 'm.tsv.gz', 'x.jsonl.gz'
+      'm.tsv', 'm.csv', 'm.jsonl', 'm.tsv.gz', 'x.jsonl.gz', 'kaldi'
   )
-  def test_tables_and_json_lines_are_read(self, name):
-    self.check_listing(manifest.list_utterances(self.write_rows(name)))
-
-  def test_a_kaldi_folder_is_read(self):
-    listing = manifest.list_utterances(
-        self.write_kaldi(), audio_dir=str(self.root)
+  def test_tables_json_lines_and_kaldi_folders_are_read(self, name):
+    path = self.write_kaldi() if name == 'kaldi' else self.write_rows(name)
+    self.check_listing(
+        manifest.list_utterances(path, audio_dir=str(self.root))
     )
-    self.check_listing(listing)
 
   def test_segments_of_kaldi_are_parts(self):
     folder = self.write_kaldi(

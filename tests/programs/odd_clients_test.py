@@ -7,7 +7,6 @@ import os
 import numpy as np
 import tensorflow as tf
 
-from data_tools import shards
 from tests import cases
 from tests import fakes
 from tests.programs import runs
@@ -31,20 +30,13 @@ class OddClientsTest(cases.TestCase):
 
   def train(self, root: str, waveforms: dict[str, np.ndarray]):
     """Rows of the metrics of a round of everyone, and the ledger's rounds."""
-    utterances = [
-        shards.Utterance(
-            client_id=name,
-            utterance_id=f'{name}-0',
-            transcript='ab a',
-            audio=lambda waveform=waveform: waveform,
-        )
-        for name, waveform in waveforms.items()
-    ]
-    folder = os.path.join(root, 'shards')
-    shards.write_split(
-        utterances, folder, origin={'corpus': 'odd'}, num_workers=0
-    )
-    data = client_data_lib.load(folder)
+    data = client_data_lib.load(fakes.write_examples(
+        os.path.join(root, 'shards'),
+        [
+            fakes.utterance(name, 0) | {'waveform': waveform}
+            for name, waveform in waveforms.items()
+        ],
+    ))
     self.assertCountEqual(data.client_ids, waveforms)
     arguments = runs.federated(
         data,

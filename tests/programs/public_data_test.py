@@ -7,7 +7,6 @@ import types
 from absl.testing import parameterized
 import dp_accounting
 
-from data_tools import shards
 from tests import cases
 from tests import fakes
 from tff_asr.data import client_data as client_data_lib
@@ -27,24 +26,14 @@ class PublicDataTest(cases.TestCase):
 
   def data(self, name, num_utterances, *, renamed=None, namespace=''):
     """A corpus of fake speakers; `renamed` gives some of them other names."""
-    folder = self.path(name)
-    shards.write_split(
-        [
-            shards.Utterance(
-                client_id=(renamed or {}).get(client_id, client_id),
-                utterance_id=example['utterance_id'],
-                transcript=example['transcript'],
-                audio=lambda waveform=example['waveform']: waveform,
-            )
-            for client_id, count in num_utterances.items()
-            for example in fakes.examples(client_id, count)
-        ],
-        folder,
-        origin={'corpus': 'fake'},
-        namespace=namespace,
-        num_workers=0,
+    spoken = [
+        example | {'client_id': (renamed or {}).get(client_id, client_id)}
+        for client_id, count in num_utterances.items()
+        for example in fakes.examples(client_id, count)
+    ]
+    return client_data_lib.load(
+        fakes.write_examples(self.path(name), spoken, namespace=namespace)
     )
-    return client_data_lib.load(folder)
 
   def check(
       self, data, *, dev=None, noise=None, unit='speaker', seeds=(), **settings

@@ -23,7 +23,6 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from data_tools import shards
 from tests import cases
 from tests import fakes
 from tests.programs import runs
@@ -90,29 +89,15 @@ class SideChannelsTest(cases.TestCase):
     """Private data at a place that is the same for all."""
     folder = self.path('private')
     shutil.rmtree(folder, ignore_errors=True)
-    waveforms = itertools.repeat(None)
+    spoken = [
+        example
+        for client_id, count in num_utterances.items()
+        for example in fakes.examples(client_id, count)
+    ]
     if twins:
       noise = np.random.default_rng(1).integers(-999, 999, [3200])
-      waveforms = itertools.repeat(noise.astype(np.int16))
-    shards.write_split(
-        [
-            shards.Utterance(
-                client_id=client_id,
-                utterance_id=example['utterance_id'],
-                transcript=example['transcript'],
-                audio=lambda waveform=(
-                    example['waveform'] if other is None else other
-                ): waveform,
-            )
-            for client_id, count in num_utterances.items()
-            for example, other in zip(
-                fakes.examples(client_id, count), waveforms
-            )
-        ],
-        folder,
-        origin={'corpus': 'fake'},
-        num_workers=0,
-    )
+      spoken = [each | {'waveform': noise.astype(np.int16)} for each in spoken]
+    fakes.write_examples(folder, spoken)
     if damaged:
       fakes.damage(os.path.join(folder, 'shard-00000.tfrecord'), offset=2000)
     return folder
