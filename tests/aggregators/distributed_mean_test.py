@@ -24,19 +24,16 @@ _KEY = np.arange(1, 9, dtype=np.int32)
 
 
 def _factory(*, cohort_size=4, noise_multiplier=1.0, **settings):
+  defaults = dict(
+      l2_norm_clip=2.0,
+      noise_multiplier=noise_multiplier,
+      num_clients=4,
+      max_failed_share=0.25,
+      bits=20,
+      clipping=clipping_lib.Clipping(split='dim'),
+  )
   build_query = functools.partial(
-      distributed.DistributedSumQuery,
-      **{
-          **dict(
-              l2_norm_clip=2.0,
-              noise_multiplier=noise_multiplier,
-              num_clients=4,
-              max_failed_share=0.25,
-              bits=20,
-              clipping=clipping_lib.Clipping(split='dim'),
-          ),
-          **settings,
-      },
+      distributed.DistributedSumQuery, **defaults | settings
   )
   return distributed_mean.DistributedMean(
       build_query=build_query, cohort_size=cohort_size

@@ -12,11 +12,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import fakes
+from tests.privacy import mechanisms
 from tff_asr.aggregators import dp_mean
 from tff_asr.execution import multi_device
-from tff_asr.privacy import adaptive_query
-from tff_asr.privacy import clipping as clipping_lib
-from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import partial_query
 from tff_asr.privacy import queries
 from tff_asr.privacy import strategies
@@ -90,39 +88,12 @@ _NEXT = f"""
 """
 
 
-def _build(
-    query=queries.PerLayerClipSumQuery, *, clip=1.0, multiplier=0.0,
-    split='global', **settings,
-):
-  return functools.partial(
-      query,
-      l2_norm_clip=clip,
-      noise_multiplier=multiplier,
-      clipping=clipping_lib.Clipping(split=split),
-      **settings,
-  )
-
-
-_BLT = strategies.optimize(num_rounds=9, min_separation=3)
-_CORRELATION = correlated_noise.Correlation(strategy=_BLT, min_separation=3)
-_QUERIES = dict(
-    per_layer=_build(clip=1.5, multiplier=2.0, split='dim'),
-    partial=_build(
+_QUERIES = mechanisms.QUERIES | dict(
+    partial=mechanisms.build(
         partial_query.PartialNoiseQuery, clip=1.5, multiplier=2.0, noised=['a']
     ),
-    adaptive=_build(
-        adaptive_query.AdaptiveClipSumQuery, clip=1.5, multiplier=2.0,
-        split='uniform', cohort_size=4,
-    ),
-    correlated=_build(
-        correlated_noise.CorrelatedSumQuery, clip=0.5, multiplier=2.0,
-        correlation=_CORRELATION,
-    ),
-    adaptive_correlated=_build(
-        adaptive_query.AdaptiveClipSumQuery, clip=1.5, multiplier=2.0,
-        split='uniform', cohort_size=4, correlation=_CORRELATION,
-    ),
 )
+_BLT = mechanisms.CORRELATION.strategy
 _CORRELATED = strategies.CorrelatedGaussianDpEvent(
     2.0, 3, np.array(_BLT.scales), np.array(_BLT.decays)
 )
@@ -159,7 +130,7 @@ class TypesTest(absltest.TestCase):
 
   def test_type_signatures(self):
     for multiplier in (0.0, 1.0):
-      process = _create(_build(multiplier=multiplier))
+      process = _create(mechanisms.build(multiplier=multiplier))
       self.assertEqual(
           _without_spaces(str(process.next.type_signature)),
           _without_spaces(_NEXT),
@@ -173,7 +144,7 @@ class TypesTest(absltest.TestCase):
     # An update [1] would be broadcast over another's [1000].
     with self.assertRaisesRegex(ValueError, r'b/1 has the shape \(None,\)'):
       _create(
-          _build(),
+          mechanisms.build(),
           value_type=tff.to_type(collections.OrderedDict(
               a=tff.TensorType(np.float32, [2]),
               b=[np.float32, tff.TensorType(np.float32, [None])],
@@ -181,7 +152,7 @@ class TypesTest(absltest.TestCase):
       )
     for cohort_size in (0, -1, math.nan, '4'):
       with self.assertRaisesRegex(ValueError, 'cohort_size must be positive'):
-        dp_mean.build(build_query=_build(), cohort_size=cohort_size)
+        dp_mean.build(build_query=mechanisms.build(), cohort_size=cohort_size)
 
 
 class ExecutionTest(parameterized.TestCase):
@@ -247,7 +218,7 @@ class ExecutionTest(parameterized.TestCase):
       self.assertIsInstance(event, type(_EVENTS[name]))
 
   def test_no_clip_and_no_noise_is_the_plain_mean_in_any_order(self):
-    process = _create(_build(clip=math.inf), cohort_size=3)
+    process = _create(mechanisms.build(clip=math.inf), cohort_size=3)
     values = [_value(1, 2, 3), _value(10, 20, 30), _value(100, 200, 300)]
     for order in (values, values[::-1], values[1:] + values[:1]):
       output = process.next(process.initialize(), order, [1.0] * 3)
@@ -256,7 +227,7 @@ class ExecutionTest(parameterized.TestCase):
   def test_divides_by_the_public_cohort_size_not_the_clients_that_came(self):
     # One client of norm 5 clipped to 1: (.6, 0, .8). The expectation of a
     # Poisson sample is no integer.
-    process = _create(_build(), cohort_size=2.5)
+    process = _create(mechanisms.build(), cohort_size=2.5)
     for num_clients in (0, 1, 3, 9):
       output = process.next(
           process.initialize(), [_value(3, 0, 4)] * num_clients,
@@ -268,7 +239,7 @@ class ExecutionTest(parameterized.TestCase):
       )
 
   def test_weights_are_ignored(self):
-    process = _create(_build(multiplier=1.0))
+    process = _create(mechanisms.build(multiplier=1.0))
     state = self.start(process)
     values = [_value(1, 2, 3), _value(-1, 0, 5)]
     first, *others = [
@@ -279,7 +250,7 @@ class ExecutionTest(parameterized.TestCase):
       np.testing.assert_array_equal(first, other)
 
   def test_an_update_of_another_shape_is_refused(self):
-    process = _create(_build())
+    process = _create(mechanisms.build())
     bad = collections.OrderedDict(a=np.float32([1, 2, 3]), b=np.float32(0))
     with self.assertRaisesRegex(
         multi_device.ClientError, r'Client 1 .* shape \(2,\), found .* \(3,\)'
@@ -287,7 +258,7 @@ class ExecutionTest(parameterized.TestCase):
       process.next(process.initialize(), [_value(1, 2, 3), bad], [1.0] * 2)
 
   def test_noise_is_the_state_s_whoever_comes(self):
-    process = _create(_build(clip=0.5, multiplier=2.0))
+    process = _create(mechanisms.build(clip=0.5, multiplier=2.0))
     state = self.start(process)
     empty = fakes.flat(process.next(state, [], []).result)
     self.assertTrue(np.all(np.isfinite(empty) & (empty != 0)))
@@ -306,7 +277,8 @@ class ExecutionTest(parameterized.TestCase):
     # C_h = 10 / sqrt(2) = 7.07 each. Norms of a: 5, 10, 0; of b: 12, 1, 0. An
     # update that is not finite is left out of all means.
     process = _create(
-        _build(clip=10.0, multiplier=2.0, split='uniform'), cohort_size=4
+        mechanisms.build(clip=10.0, multiplier=2.0, split='uniform'),
+        cohort_size=4,
     )
     values = [
         _value(3, 4, 12), _value(6, 8, -1), _value(0, 0, 0),

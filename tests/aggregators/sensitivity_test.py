@@ -18,13 +18,12 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tests import logical_devices
+from tests.privacy import mechanisms
 from tff_asr.aggregators import dp_mean
 from tff_asr.execution import multi_device
 from tff_asr.privacy import adaptive_query
 from tff_asr.privacy import clipping as clipping_lib
-from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import queries
-from tff_asr.privacy import strategies
 
 _SHAPES = {'a': (4,), 'b': (), 'm/c': (2, 3), 'm/d': (1,)}
 _CLIPPINGS = {
@@ -46,11 +45,7 @@ _ADAPTIVE = {
     'adaptive_modules': {},
     # Correlated noise has a grid of its own: C / g is a power of two.
     'adaptive_correlated': dict(
-        noise_multiplier=1.0,
-        correlation=correlated_noise.Correlation(
-            strategy=strategies.optimize(num_rounds=9, min_separation=3),
-            min_separation=3,
-        ),
+        noise_multiplier=1.0, correlation=mechanisms.CORRELATION
     ),
 }
 _VALUE_TYPE = tff.to_type(collections.OrderedDict(

@@ -106,9 +106,10 @@ class EpsilonTest(parameterized.TestCase):
   )
   def test_no_noise_is_infinite(self, kind, noise_multiplier):
     cohort_size = 10 if kind == 'full' else 2
-    self.assertEqual(
-        _epsilon(kind, cohort_size, 10, noise_multiplier, 1), math.inf
-    )
+    group = _group(kind, cohort_size, 10, noise_multiplier)
+    for tuning in (None, accounting.Tuning(runs=3)):
+      event = accounting.compose([group], tuning=tuning)
+      self.assertEqual(accounting.epsilon(event, delta=1e-5), math.inf)
 
   @parameterized.parameters('poisson', 'fixed', 'full')
   def test_huge_and_tiny_noise_are_ordered(self, kind):
@@ -152,6 +153,7 @@ class PldAvailabilityTest(parameterized.TestCase):
       ('without_replacement', ('fixed', 1, 10, 5.0, 1), 'found SampledWithout'),
       ('large_epsilon', ('poisson', 250, 1000, 0.03, 100), 'above 100'),
       ('tiny_noise', ('poisson', 1, 10**15, 0.05, 1), 'below 0.1'),
+      ('tiny_q', ('poisson', 1, 10**18, 0.5, 10**7), 'dp_accounting fails'),
   )
   def test_pld_is_refused_with_the_reason(self, arguments, reason):
     with self.assertRaisesRegex(ValueError, f'PLD cannot be used: .*{reason}'):
@@ -545,6 +547,11 @@ class ComposeTest(parameterized.TestCase):
           'min_separation is of separated cohorts',
       ),
       ('larger', dict(kind='fixed', cohort_size=3, population=2), '3 .* 2'),
+      (
+          'groups',
+          dict(kind='cyclic', cohort_size=3, population=10, min_separation=4),
+          'make only 3 cohorts',
+      ),
       ('full', dict(kind='full', cohort_size=1, population=2), '1 of .* 2'),
       ('float', dict(kind='fixed', cohort_size=1.5, population=2), '1.5'),
       (

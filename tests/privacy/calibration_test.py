@@ -193,10 +193,17 @@ class CalibrationTest(parameterized.TestCase):
     # One factor, but for whole clients of cohorts from 50 up.
     np.testing.assert_allclose(factors, factors[0], rtol=0.02)
 
-  def test_scale_without_noise_is_refused(self):
-    rounds = accounting.RoundGroup(
-        sampling=_sampling('full'), noise_multiplier=0.0
-    )
-    for groups, message in (([rounds], 'Without noise'), ([], 'no rounds')):
-      with self.assertRaisesRegex(ValueError, message):
-        calibration.smallest_scale(groups, target_epsilon=1.0, delta=1e-5)
+  @parameterized.parameters(
+      ([0.0], 1e-5, 'Without noise'),
+      ([], 1e-5, 'no rounds'),
+      ([1.0], 1e-30, 'No size of cohort gives epsilon 0.0001'),
+  )
+  def test_a_scale_that_there_is_not_is_said(self, noises, delta, message):
+    groups = [
+        accounting.RoundGroup(
+            sampling=_sampling('full'), noise_multiplier=noise
+        )
+        for noise in noises
+    ]
+    with self.assertRaisesRegex(ValueError, message):
+      calibration.smallest_scale(groups, target_epsilon=1e-4, delta=delta)

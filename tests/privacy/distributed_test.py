@@ -27,19 +27,16 @@ _PLAN = dict(
 
 
 def _query(specs=None, **settings) -> distributed.DistributedSumQuery:
+  defaults = dict(
+      l2_norm_clip=0.5,
+      noise_multiplier=1.0,
+      num_clients=10,
+      max_failed_share=0.0,
+      bits=20,
+      clipping=_DIM,
+  )
   return distributed.DistributedSumQuery(
-      specs or _SPECS,
-      **{
-          **dict(
-              l2_norm_clip=0.5,
-              noise_multiplier=1.0,
-              num_clients=10,
-              max_failed_share=0.0,
-              bits=20,
-              clipping=_DIM,
-          ),
-          **settings,
-      },
+      specs or _SPECS, **defaults | settings
   )
 
 
@@ -94,7 +91,7 @@ class PlanTest(parameterized.TestCase):
     ratios = []
     for bits in (12, 14, 20, 24):
       found = distributed.plan(
-          **{**_PLAN, 'bits': bits, 'max_failed_share': 0.0}
+          **_PLAN | dict(bits=bits, max_failed_share=0.0)
       )
       ratios.append(10 * found.local_stddev / found.clip_in_steps)
     self.assertEqual(ratios, sorted(ratios, reverse=True))
@@ -103,7 +100,7 @@ class PlanTest(parameterized.TestCase):
 
   def test_those_who_may_drop_out_are_made_up_for(self):
     whole, half = (
-        distributed.plan(**{**_PLAN, 'bits': 24, 'max_failed_share': share})
+        distributed.plan(**_PLAN | dict(bits=24, max_failed_share=share))
         for share in (0.0, 0.5)
     )
     self.assertEqual((whole.min_survivors, half.min_survivors), (100, 50))
@@ -114,7 +111,7 @@ class PlanTest(parameterized.TestCase):
         places=4,
     )
     # As the context counts them: int(.29 * 100) is 28 in floating point.
-    found = distributed.plan(**{**_PLAN, 'max_failed_share': 0.29})
+    found = distributed.plan(**_PLAN | dict(max_failed_share=0.29))
     self.assertEqual(found.min_survivors, 100 - int(0.29 * 100))
 
   @parameterized.parameters(
@@ -128,7 +125,7 @@ class PlanTest(parameterized.TestCase):
   )
   def test_bad_arguments(self, changes, message):
     with self.assertRaisesRegex(ValueError, message):
-      distributed.plan(**{**_PLAN, **changes})
+      distributed.plan(**_PLAN | changes)
 
 
 class DistributedSumQueryTest(parameterized.TestCase):

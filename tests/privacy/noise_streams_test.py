@@ -8,36 +8,12 @@ from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
 
-from tff_asr.privacy import adaptive_query
-from tff_asr.privacy import clipping as clipping_lib
-from tff_asr.privacy import correlated_noise
+from tests.privacy import mechanisms
 from tff_asr.privacy import keys
 from tff_asr.privacy import noise as noise_lib
 from tff_asr.privacy import queries
-from tff_asr.privacy import strategies
 
 _SHAPES = ([1], [5], [3], [], [1000], [7], [0], [2], [1001], [4], [4], [66, 3])
-_SETTINGS = dict(l2_norm_clip=1.0, noise_multiplier=1.0)
-_DIM = clipping_lib.Clipping(split='dim')
-_CORRELATION = correlated_noise.Correlation(
-    strategy=strategies.optimize(num_rounds=10, min_separation=2),
-    min_separation=2,
-)
-_BUILD = {
-    'per_layer': lambda specs: queries.PerLayerClipSumQuery(
-        specs, **_SETTINGS
-    ),
-    'adaptive': lambda specs: adaptive_query.AdaptiveClipSumQuery(
-        specs, cohort_size=100, clipping=_DIM, **_SETTINGS
-    ),
-    'correlated': lambda specs: correlated_noise.CorrelatedSumQuery(
-        specs, correlation=_CORRELATION, **_SETTINGS
-    ),
-    'adaptive_correlated': lambda specs: adaptive_query.AdaptiveClipSumQuery(
-        specs, cohort_size=100, clipping=_DIM, correlation=_CORRELATION,
-        **_SETTINGS,
-    ),
-}
 _NUM_ROUNDS = 10
 
 
@@ -65,13 +41,13 @@ def _draws(query):
 
 class NoiseStreamsTest(parameterized.TestCase):
 
-  @parameterized.named_parameters(_BUILD.items())
+  @parameterized.named_parameters(mechanisms.QUERIES.items())
   def test_no_release_is_drawn_from_twice(self, build):
     draws, _ = _draws(build([tf.TensorSpec(shape) for shape in _SHAPES]))
     self.assertGreaterEqual(len(draws), _NUM_ROUNDS)
     self.assertLen({draw[:2] for draw in draws}, len(draws))
 
-  @parameterized.named_parameters(_BUILD.items())
+  @parameterized.named_parameters(mechanisms.QUERIES.items())
   def test_without_a_key_whatever_is_released_is_nan(self, build):
     query = build([tf.TensorSpec([3]), tf.TensorSpec([])])
     total = query.initial_sample_state([tf.zeros([3]), tf.zeros([])])
@@ -81,7 +57,7 @@ class NoiseStreamsTest(parameterized.TestCase):
     for value in (*result, getattr(state, 'layer_clips', math.nan)):
       self.assertTrue(np.all(np.isnan(value)))
 
-  @parameterized.named_parameters(_BUILD.items())
+  @parameterized.named_parameters(mechanisms.QUERIES.items())
   def test_no_stretch_of_noise_comes_twice(self, build):
     # Three equal numbers in a row do not come by chance.
     _, rounds = _draws(build([tf.TensorSpec(shape) for shape in _SHAPES]))

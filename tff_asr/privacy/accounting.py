@@ -92,7 +92,6 @@ from tff_asr.privacy import strategies
 SAMPLING_KINDS = ('poisson', 'fixed', 'full', 'separated', 'cyclic')
 SEPARATED_KINDS = ('separated', 'cyclic')  # b rounds between participations
 ACCOUNTANTS = ('rdp', 'pld')
-_PLD_MAX_RDP_EPSILON = 100.0
 
 _ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE
@@ -129,6 +128,7 @@ _MAX_ROUNDS = 1e12
 _MAX_TUNING_RUNS = 1e6  # See `Tuning.most_runs`.
 # PLD's grid grows as 1 / z^2 and takes a minute a round below this.
 _PLD_MIN_NOISE_MULTIPLIER = 0.1
+_PLD_MAX_RDP_EPSILON = 100.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -465,15 +465,18 @@ def epsilon_by_pld(
   obstacle = pld_obstacle(event, delta=delta)
   if obstacle:
     return None, obstacle
-  with warnings.catch_warnings():
-    warnings.simplefilter('ignore')  # SciPy's, about NumPy
-    event, error = _split(event)
-    accounted = pld.PLDAccountant(_relation_of(event)).compose(event)
-    by_pld = _charge_sampler(
-        lambda delta: max(0.0, float(accounted.get_epsilon(delta))),
-        error=error,
-        delta=delta,
-    )
+  event, error = _split(event)
+  try:
+    with warnings.catch_warnings():
+      warnings.simplefilter('ignore')  # SciPy's, about NumPy
+      accounted = pld.PLDAccountant(_relation_of(event)).compose(event)
+      by_pld = _charge_sampler(
+          lambda delta: max(0.0, float(accounted.get_epsilon(delta))),
+          error=error,
+          delta=delta,
+      )
+  except ValueError as failure:  # Of its own checks: rounding, at a tiny q.
+    return None, f'dp_accounting fails ({failure})'
   return by_pld, ''
 
 
