@@ -122,6 +122,58 @@ class SplitTest(parameterized.TestCase):
     self.assertIsNone(_split(work)[2])
 
 
+class WarningTest(parameterized.TestCase):
+
+  @parameterized.product(
+      kind=('reduce', 'scan', 'map'), is_model=(True, False)
+  )
+  def test_a_models_work_on_the_host_of_gpus_is_named(self, kind, is_model):
+    def step(total, level):
+      matrix = tf.fill([2, 2], level)
+      return total + tf.reduce_sum(matrix @ matrix if is_model else matrix)
+
+    def work(client_id, factor):
+      levels = _levels(client_id)
+      if kind == 'reduce':
+        return factor * levels.reduce(0.0, step)
+      if kind == 'scan':
+        levels = levels.scan(0.0, lambda s, x: (step(s, x), step(s, x)))
+      else:
+        levels = levels.map(lambda x: step(0.0, x))
+      return factor * _sum(levels)
+
+    whole, rest, read = _split(work)
+    with self.assertNoLogs(level='WARNING'):
+      client_datasets.warn_on_gpus([whole], ['/device:CPU:0'])
+    # What is read ahead is named, too.
+    graphs = [*read.program.graphs, rest]
+    gpus = ['/device:GPU:0', '/device:GPU:1']
+    if not is_model:
+      with self.assertNoLogs(level='WARNING'):
+        client_datasets.warn_on_gpus(graphs, gpus)
+      return
+    with self.assertLogs(level='WARNING') as logs:
+      client_datasets.warn_on_gpus(graphs, gpus)
+    self.assertLen(logs.output, 1)
+    self.assertRegex(
+        logs.output[0],
+        rf'{kind.capitalize()}Dataset\) computes MatMul.*DATASET_ITERATOR',
+    )
+
+  def test_it_is_given_once_a_computation_with_the_devices_of_its_context(self):
+    context = multi_device.build_sync_context()
+    with (
+        mock.patch.object(client_datasets, 'warn_on_gpus') as warn,
+        tff.framework.get_context_stack().install(context),
+    ):
+      for _ in range(2):
+        _total_of_all(['1'])
+    warn.assert_called_once()
+    (graphs, devices), _ = warn.call_args
+    self.assertLen(graphs, 3)  # What reads, works and adds.
+    self.assertEqual(list(devices), ['/device:CPU:0'])
+
+
 @tff.tensorflow.computation(np.str_)
 def _total(client_id):
   return toys.build_dataset_from_id(client_id).reduce(
@@ -129,17 +181,13 @@ def _total(client_id):
   )
 
 
-@tff.federated_computation(tff.FederatedType(np.str_, tff.CLIENTS))
-def _total_of_all(client_ids):
-  return tff.federated_sum(tff.federated_map(_total, client_ids))
+_total_of_all = toys.sum_of(_total)
 
 
 class RoundTest(parameterized.TestCase):
 
   def _run(self, client_ids, **options):
-    context = multi_device.build_sync_context(multi_device.Settings(**options))
-    with tff.framework.get_context_stack().install(context):
-      total = _total_of_all(client_ids)
+    total = toys.invoke(_total_of_all, client_ids, **options)
     # Level k comes of the id 'k' through a table.
     expected = sum(
         tf.reduce_sum(tf.random.stateless_normal([8, 3], [int(level), 0]))
@@ -180,6 +228,7 @@ class RoundTest(parameterized.TestCase):
 
       return wait_and_work
 
+    prefetch.CLIENT_CACHE.clear()
     with (
         mock.patch.object(prefetch.Reader, '_read_client', read_and_tell),
         mock.patch.object(
@@ -189,15 +238,22 @@ class RoundTest(parameterized.TestCase):
       self._run(client_ids, **options)
     self.assertEqual(overlaps, [True] * 4)
 
+  def test_data_of_each_client_and_computation_are_its_own(self):
+    # Ids whose datasets stay in memory between rounds.
+    levels = tff.tensorflow.computation(
+        lambda client_id: _sum(_levels(client_id)), np.str_
+    )
+    comp = toys.sum_of(levels)
+    for _ in range(2):
+      # 1, and 1 + ... + 5.
+      for client_id, total in (('1', 1.0), ('5', 15.0)):
+        self._run([client_id])
+        self.assertEqual(toys.invoke(comp, [client_id]), total)
+
   def test_clients_that_are_datasets_are_not_read(self):
     @tff.tensorflow.computation(tff.SequenceType(np.float32))
     def total(dataset):
       return _sum(dataset)
 
-    @tff.federated_computation(
-        tff.FederatedType(tff.SequenceType(np.float32), tff.CLIENTS)
-    )
-    def comp(datasets):
-      return tff.federated_sum(tff.federated_map(total, datasets))
-
-    self.assertIsNone(compiler.compile_computation(comp).clients.read)
+    programs = compiler.compile_computation(toys.sum_of(total)).clients
+    self.assertIsNone(programs.read)

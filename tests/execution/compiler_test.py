@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests.execution import toys
 from tff_asr.aggregators import dp_mean
 from tff_asr.execution import compiler
 from tff_asr.execution import graph
@@ -102,31 +103,33 @@ class ExactSumsTest(parameterized.TestCase):
 
   @parameterized.parameters(1, 3)
   def test_all_kinds_come_to_their_sums(self, clients_per_device):
-    context = multi_device.build_sync_context(
-        multi_device.Settings(
-            devices=['CPU:0'],
-            clients_per_device=clients_per_device,
-        )
-    )
     clients = [
         collections.OrderedDict(count=count, value=value)
         for count, value in ((1, 2.0), (5, 4.0), (2, 3.0), (2**60, 2.0))
     ]
-    with tff.framework.get_context_stack().install(context):
-      self.assertEqual(
-          dict(_sum(clients)), dict(count=2**60 + 8, value=11.0)
+    for comp, values, expected in (
+        (_sum, clients, dict(count=2**60 + 8, value=11.0)),
+        (_count, [1, 2, 2**60], 2**60 + 3),
+        (_count, [], 0),
+        (
+            _build_aggregate(_largest_count),
+            clients,
+            dict(count=2**60, value=11.0),
+        ),
+        # (1 * 2 + 5 * 4 + 2 * 3) / 8 = 3.5.
+        (
+            _build_aggregate(_mean_by_count),
+            clients[:3],
+            dict(count=8, value=3.5),
+        ),
+    ):
+      found = toys.invoke(
+          comp,
+          values,
+          devices=('CPU:0',),
+          clients_per_device=clients_per_device,
       )
-      self.assertEqual(_count([1, 2, 2**60]), 2**60 + 3)
-      self.assertEqual(_count([]), 0)
-      self.assertEqual(
-          dict(_build_aggregate(_largest_count)(clients)),
-          dict(count=2**60, value=11.0),
-      )
-      # (1 * 2 + 5 * 4 + 2 * 3) / 8 = 3.5.
-      self.assertEqual(
-          dict(_build_aggregate(_mean_by_count)(clients[:3])),
-          dict(count=8, value=3.5),
-      )
+      self.assertEqual(found, expected)
 
 
 class DrawnAheadTest(parameterized.TestCase):
@@ -168,7 +171,11 @@ class DrawnAheadTest(parameterized.TestCase):
           if node.op == 'PyFuncStateless' and node.name in needed
       ]
       self.assertLen(drawn, count)
-    released = []
+      # One after the other.
+      self.assertContainsSubset(
+          drawn, graph.find_needed(graph_def, drawn[-1:])
+      )
+    released = [], []
     for is_ahead in (False, True):
       context = multi_device.build_sync_context(
           multi_device.Settings(devices=['CPU:0'])
@@ -179,6 +186,9 @@ class DrawnAheadTest(parameterized.TestCase):
       ):
         state = dp_mean.set_noise_key(process.initialize(), keys.from_seed(0))
         update = {name: np.ones([3], np.float32) for name in 'abc'}
-        released.append(process.next(state, [update], [1.0]).result)
-    for name, values in released[0].items():
-      np.testing.assert_array_equal(released[1][name], values)
+        for _ in range(2):
+          output = process.next(state, [update], [1.0])
+          state = output.state
+          released[is_ahead].append(output.result)
+    self.assertTrue(np.any(released[0][0]['a'] != released[0][1]['a']))
+    tf.nest.map_structure(np.testing.assert_array_equal, *released)

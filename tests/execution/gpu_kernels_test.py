@@ -148,14 +148,17 @@ class GpuKernelsTest(absltest.TestCase):
     compiled = _compiled(loss_kernel='scan')
     self.assertEqual(_without_gpu_kernel(compiled), _OF_THE_HOST)
 
-  def test_so_has_every_op_of_tffs_own_training(self):
-    # Its reduction of a dataset has none.
-    process = tff.learning.algorithms.build_weighted_fed_avg(
-        toys.build_model, tff.learning.optimizers.build_sgdm(0.1)
-    )
-    compiled = compiler.compile_computation(process.next)
-    self.assertIn('IteratorGetNextAsOptional', _nodes(compiled))
-    self.assertEmpty(_without_gpu_kernel(compiled))
+  def test_so_has_every_op_of_tffs_own_training_but_a_reduction(self):
+    for loop, lacking in (
+        ('DATASET_ITERATOR', set()), ('DATASET_REDUCE', {'ReduceDataset'})
+    ):
+      process = tff.learning.algorithms.build_weighted_fed_avg(
+          toys.build_model,
+          tff.learning.optimizers.build_sgdm(0.1),
+          loop_implementation=tff.learning.LoopImplementation[loop],
+      )
+      compiled = compiler.compile_computation(process.next)
+      self.assertEqual(_without_gpu_kernel(compiled), lacking)
 
   @pytest.mark.slow
   def test_so_has_every_op_of_bfloat16(self):

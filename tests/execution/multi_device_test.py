@@ -2,7 +2,6 @@
 
 import asyncio
 import collections
-import functools
 import gc
 import threading
 import time
@@ -36,21 +35,8 @@ class OwnProcessTest(logical_devices.OwnProcessTestCase):
 
 
 _install = tff.framework.get_context_stack().install
-
-
-@functools.lru_cache
-def _build_from(settings):
-  return multi_device.build_sync_context(settings)
-
-
-def _build(**options):
-  """A context that tests share: each traces a computation once."""
-  return _build_from(multi_device.Settings(**options))
-
-
-def _invoke(comp, *args, **options):
-  with _install(_build(**options)):
-    return comp(*args)
+_build = toys.build_context
+_invoke = toys.invoke
 
 
 def _run(context, process, cohorts):
@@ -104,7 +90,7 @@ class LearningProcessTest(parameterized.TestCase):
       ('dp', lambda: toys.build_dp_fed_avg(0.0), toys.build_dataset),
       ('client_ids', toys.build_fed_avg_over_ids, str),
   )
-  def test_state_is_that_of_native_and_its_bits_of_any_devices_and_workers(
+  def test_state_is_that_of_native_and_its_bits_of_any_devices_and_threads(
       self, build_process, build_client
   ):
     process = build_process()
@@ -138,15 +124,6 @@ class LearningProcessTest(parameterized.TestCase):
         np.any(_arrays(ours[0].global_model_weights.trainable)[0])
     )
 
-  def test_empty_cohort_runs_the_server_step(self):
-    process = toys.build_dp_fed_avg(0.0)
-    state, metrics = _run(
-        _build(devices=_CPUS[:2]), process, [[]]
-    )
-    for array in _arrays(state.global_model_weights.trainable):
-      np.testing.assert_array_equal(array, np.zeros_like(array))
-    self.assertEqual(metrics['client_work']['train']['num_examples'], 0)
-
   def test_evaluation_returns_metrics(self):
     evaluate = tff.learning.algorithms.build_fed_eval(toys.build_model)
     clients = [toys.build_dataset(0), toys.build_dataset(1)]
@@ -162,6 +139,20 @@ class LearningProcessTest(parameterized.TestCase):
     self.assertAlmostEqual(
         current['mean_absolute_error'], np.mean(np.abs(y)), places=5
     )
+
+  def test_analytics_run(self):
+    process = tff.analytics.heavy_hitters.iblt.build_iblt_computation(
+        capacity=10, string_max_bytes=10, max_words_per_user=8,
+    )
+    clients = [
+        tf.data.Dataset.from_tensor_slices(words).batch(1)
+        for words in (['a', 'b', 'a'], ['a', 'c'])
+    ]
+    found = _invoke(process, clients)
+    counts = dict(zip(
+        found.heavy_hitters.tolist(), found.heavy_hitters_counts.numpy()
+    ))
+    self.assertEqual(counts, {b'a': 3, b'b': 1, b'c': 1})
 
 
 @logical_devices.needed
@@ -219,39 +210,6 @@ class ComputationTest(parameterized.TestCase):
       ):
         _invoke(comp, [1, 2])
 
-  def test_vectors_are_tensors_on_their_device_and_scalars_numpy(self):
-    comp = tff.tensorflow.computation(
-        lambda: collections.OrderedDict(a=tf.zeros([2]) + 1, b=tf.constant(1))
-    )
-    result = _invoke(comp, devices=_CPUS[2:3])
-    self.assertEndsWith(result['a'].device, 'CPU:2')
-    self.assertIsInstance(result['b'], np.int32)
-
-  def test_custom_gradient_traced_here_before_does_not_clash(self):
-    @tf.function
-    def loss_and_gradient(logits):
-      with tf.GradientTape() as tape:
-        tape.watch(logits)
-        loss = tf.reduce_sum(tf.nn.ctc_loss(
-            labels=tf.constant([[1, 2]]),
-            logits=logits,
-            label_length=tf.constant([2]),
-            logit_length=tf.constant([5]),
-            logits_time_major=False,
-            blank_index=0,
-        ))
-      return loss, tape.gradient(loss, logits)
-
-    logits = np.random.RandomState(0).randn(1, 5, 4).astype(np.float32)
-    expected = loss_and_gradient(tf.constant(logits))
-    comp = tff.tensorflow.computation(
-        loss_and_gradient, tff.TensorType(np.float32, [1, 5, 4])
-    )
-    for _ in range(2):
-      loss, gradient = _invoke(comp, logits)
-      np.testing.assert_allclose(loss, expected[0], rtol=1e-6)
-      np.testing.assert_allclose(gradient, expected[1], rtol=1e-5, atol=1e-6)
-
   def test_tables_are_filled_on_every_device(self):
     @tff.tensorflow.computation(np.str_)
     def look_up(client_id):
@@ -260,12 +218,8 @@ class ComputationTest(parameterized.TestCase):
       )
       return tf.ensure_shape(table.lookup(client_id), [])
 
-    comp = tff.federated_computation(
-        lambda ids: tff.federated_sum(tff.federated_map(look_up, ids)),
-        tff.FederatedType(np.str_, tff.CLIENTS),
-    )
     # 4 * 1 + 4 * 10 = 44.
-    result = _invoke(comp, ['a', 'b'] * 4, devices=_CPUS)
+    result = _invoke(toys.sum_of(look_up), ['a', 'b'] * 4, devices=_CPUS)
     self.assertEqual(result, 44.0)
 
   def test_variables_are_initialized_before_each_client_and_not_shared(self):
@@ -281,12 +235,10 @@ class ComputationTest(parameterized.TestCase):
 
       return add()
 
-    comp = tff.federated_computation(
-        lambda values: tff.federated_sum(tff.federated_map(work, values)),
-        toys.CLIENT_FLOAT,
-    )
     values = [float(i) for i in range(12)]
-    result = _invoke(comp, values, devices=_CPUS[:2], clients_per_device=3)
+    result = _invoke(
+        toys.sum_of(work), values, devices=_CPUS[:2], clients_per_device=3
+    )
     self.assertEqual(result, 2000 * sum(values))
 
   def test_each_load_is_released_with_its_computation(self):
@@ -314,9 +266,7 @@ def _toil(client):
   return body(client)
 
 
-@tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
-def _sum_toil(clients):
-  return tff.federated_sum(tff.federated_map(_toil, clients))
+_sum_toil = toys.sum_of(_toil)
 
 
 @logical_devices.needed
@@ -325,7 +275,7 @@ class ScheduleTest(parameterized.TestCase):
   @parameterized.parameters(
       dict(devices=_CPUS[:2]), dict(devices=_CPUS[:1], clients_per_device=2)
   )
-  def test_as_many_clients_overlap_as_there_are_workers(self, **options):
+  def test_as_many_clients_overlap_as_there_are_threads(self, **options):
     self.assertEqual(_invoke(_sum_toil, [1, 2, 3, 4], **options), 10)
     timeline = _build(**options).last_timeline
     self.assertCountEqual([i.position for i in timeline], range(4))
@@ -376,8 +326,7 @@ class ScheduleTest(parameterized.TestCase):
         _sum_toil([13])
       self.assertEqual(_sum_toil([1, 2]), 3)
       self.assertEmpty(context.last_failures)
-
-  def test_all_clients_left_out_are_an_empty_cohort(self):
+    # All are left out: an empty cohort.
     self.assertEqual(_invoke(_sum_toil, [13, 13], max_failed_share=1.0), 0)
 
   @parameterized.named_parameters(

@@ -5,7 +5,6 @@ import os
 import pathlib
 import pickle
 import shutil
-import tempfile
 import time
 import types
 from unittest import mock
@@ -80,11 +79,14 @@ class _Driver:
     return self.worker.train(key, 0, range(len(values)), clients)
 
 
-class CacheTest(absltest.TestCase):
+class _WorkerTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
     self.driver = _Driver()
+
+
+class CacheTest(_WorkerTest):
 
   def check(self, key, values, expected):
     self.assertEqual(self.driver.run(key, values).ordered, expected)
@@ -132,54 +134,8 @@ class CacheTest(absltest.TestCase):
     self.assertEqual(self.driver.looked_up.count('programs 0'), 1)
     self.assertEqual(self.driver.looked_up.count('programs 1'), 2)
 
-  def test_the_empty_sum_is_not_that_of_the_block_before(self):
-    key = self.driver.key(1, _plain(), 1.0)
-    for _ in range(2):
-      self.check(key, [1.0, 2.0], [3.0])
-    self.check(key, [], [0.0])
 
-  def test_data_of_each_client_and_computation_are_its_own(self):
-    # Ids whose datasets are kept in memory between blocks.
-    def build(level):
-      @tff.tensorflow.computation(np.str_)
-      def work(client_id):
-        return toys.build_dataset_from_id(client_id).reduce(
-            0.0, lambda total, batch: total + tf.reduce_sum(batch['y'])
-        ) * level
-
-      comp = tff.federated_computation(
-          lambda ids: tff.federated_sum(tff.federated_map(work, ids)),
-          tff.FederatedType(np.str_, tff.CLIENTS),
-      )
-      return compiler.compile_computation(comp).clients
-
-    def run(key, client_id):
-      report = self.driver.worker.train(key, 0, [0], [[client_id]])
-      return float(report.ordered[0])
-
-    one, ten = (
-        self.driver.key(computation, build(level), computation=computation)
-        for computation, level in enumerate((1.0, 10.0))
-    )
-    expected = {
-        client_id: sum(
-            float(tf.reduce_sum(batch['y']))
-            for batch in toys.build_dataset_from_id(client_id)
-        )
-        for client_id in ('1', '5')
-    }
-    self.assertGreater(abs(expected['1'] - expected['5']), 1.0)
-    for _ in range(2):
-      for client_id, total in expected.items():
-        self.assertAlmostEqual(run(one, client_id), total, places=3)
-        self.assertAlmostEqual(run(ten, client_id), 10 * total, places=2)
-
-
-class BlockTest(absltest.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.driver = _Driver()
+class BlockTest(_WorkerTest):
 
   def test_report_says_when_each_client_was_worked_on(self):
     start_sec = time.monotonic()
@@ -198,11 +154,8 @@ class BlockTest(absltest.TestCase):
     def work(value):
       return tf.cast(value, tf.int64)
 
-    comp = tff.federated_computation(
-        lambda values: tff.federated_sum(tff.federated_map(work, values)),
-        toys.CLIENT_FLOAT,
-    )
-    key = self.driver.key(1, compiler.compile_computation(comp).clients)
+    programs = compiler.compile_computation(toys.sum_of(work)).clients
+    key = self.driver.key(1, programs)
     for _ in range(2):
       for values in ([1.0, 2.0], [4.0]):
         self.assertEqual(self.driver.run(key, values).ordered, [])
@@ -315,20 +268,19 @@ class NodeTest(cases.TestCase):
         ray_worker.check_node('n1', required_files=files, op_libraries=names)
 
 
-class PathDigestTest(absltest.TestCase):
+class PathDigestTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    self.folder = self.root / 'corpus'
+    self.folder = pathlib.Path(self.path('corpus'))
     (self.folder / 'part').mkdir(parents=True)
     (self.folder / 'corpus.json').write_text('{"sha256": "abc"}')
     (self.folder / 'part/shard').write_bytes(b'x' * 10)
 
   def test_a_copy_is_the_same(self):
-    shutil.copytree(self.folder, self.root / 'elsewhere')
+    shutil.copytree(self.folder, self.path('elsewhere'))
     self.assertEqual(
-        ray_worker.path_digest(str(self.root / 'elsewhere')),
+        ray_worker.path_digest(self.path('elsewhere')),
         ray_worker.path_digest(str(self.folder)),
     )
 
@@ -346,13 +298,13 @@ class PathDigestTest(absltest.TestCase):
       self.assertNotEqual(ray_worker.path_digest(str(path)), before)
 
   def test_an_unmounted_folder_is_refused(self):
-    (self.root / 'mount').mkdir()
+    os.mkdir(self.path('mount'))
     with self.assertRaisesRegex(ValueError, "mount', which is an empty folder"):
-      ray_worker.path_digest(str(self.root / 'mount'))
+      ray_worker.path_digest(self.path('mount'))
 
   def test_what_is_missing_or_unreadable_is_refused(self):
     with self.assertRaisesRegex(ValueError, "nowhere'"):
-      ray_worker.path_digest(str(self.root / 'nowhere'))
+      ray_worker.path_digest(self.path('nowhere'))
     os.symlink('nowhere', self.folder / 'part/dangling')
     with self.assertRaisesRegex(ValueError, "corpus'"):
       ray_worker.path_digest(str(self.folder))

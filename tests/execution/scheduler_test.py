@@ -99,9 +99,7 @@ class SchedulerTest(parameterized.TestCase):
     self.assertEqual(tasks.result(), ({0: 1, 1: 1, 2: 1},))
 
   @parameterized.product(
-      num_blocks=(1, 2, 9, 65, 130),
-      num_workers=(1, 2, 5, 30),
-      num_parts=(1, 3),
+      num_blocks=(1, 9, 130), num_workers=(1, 5, 30), num_parts=(1, 3)
   )
   def test_each_block_counts_once_whatever_is_lost(
       self, num_blocks, num_workers, num_parts
@@ -139,38 +137,6 @@ class SchedulerTest(parameterized.TestCase):
       for worker in workers:
         worker.do(worker.take())
     return tasks, workers
-
-  def test_many_sums_are_merged_by_eight(self):
-    tasks, workers = self._handed_over('abcdefghi')
-    merge = workers[0].take()
-    self.assertLen(merge.sums, 8)
-    self.assertIsNone(tasks.poll(8, 'i'))  # The ninth waits for these.
-    workers[0].do(merge)
-    (total,) = filter(None, (tasks.poll(n, 'abcdefghi'[n]) for n in range(9)))
-    self.assertTrue(total.is_total)
-    self.assertLen(total.sums, 2)
-
-  def test_sums_of_a_place_are_added_there_by_all_its_workers(self):
-    tasks, workers = self._handed_over('aab', num_parts=2)
-    # The other place has nothing to do: its one sum is ready.
-    self.assertIsNone(tasks.poll(2, 'b'))
-    for merge in (merges := [tasks.poll(0, 'a'), tasks.poll(1, 'a')]):
-      self.assertLen(merge.sums, 2)
-      self.assertEqual(merge.places, {'a'})
-    self.assertCountEqual([merge.part for merge in merges], [0, 1])
-    for worker, merge in zip(workers, merges):
-      worker.do(merge)
-    # Each place adds another part of the two sums that are left.
-    totals = [tasks.poll(0, 'a'), tasks.poll(2, 'b')]
-    self.assertIsNone(tasks.poll(1, 'a'))
-    for total in totals:
-      self.assertTrue(total.is_total)
-      self.assertEqual(total.places, {'a', 'b'})
-      self.assertEqual(total.sums[total.order[0]].places[0], total.place)
-    self.assertCountEqual([total.part for total in totals], [0, 1])
-    workers[0].do(totals[0])
-    workers[2].do(totals[1])
-    self.assertEqual(tasks.result(), ({0: 1, 1: 1, 2: 1},) * 2)
 
   def test_a_place_waits_for_its_own_workers_alone(self):
     tasks = _build(5, num_parts=2)
@@ -460,7 +426,10 @@ class _Rounds:
     server = self.tasks.server_place
     is_here = len(merge.sums) == 1 or merge.places == {server}
     target = server if merge.is_total and is_here else place
-    for each in merge.sums:
+    sums = [merge.sums[index] for index in merge.order]
+    # If all places begin at once, each fetches from another one.
+    assert sums[0].places[merge.part] == merge.place
+    for each in sums:
       bag, source, _ = each.parts[merge.part]
       total += bag
       self._carry(source, target)

@@ -16,43 +16,11 @@ from tests.execution import toys
 from tff_asr.execution import compiler
 from tff_asr.execution import multi_device
 
-# Weights after two rounds, with and without the aggregator.
-_DDP = """
-import json
-import numpy as np
-import tensorflow_federated as tff
-from tests.execution import toys
-from tff_asr.execution import multi_device
-
-def train(aggregator):
-  process = tff.learning.algorithms.build_unweighted_fed_avg(
-      toys.build_model,
-      client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
-      model_aggregator=aggregator,
-  )
-  clients = [toys.build_dataset(number) for number in range(5)]
-  state = process.initialize()
-  for _ in range(2):
-    state = process.next(state, clients).state
-  weights = state.global_model_weights.trainable
-  return np.concatenate([np.ravel(part) for part in weights]).tolist()
-
-context = multi_device.build_sync_context()
-with tff.framework.get_context_stack().install(context):
-  print(json.dumps([
-      train(tff.learning.ddp_secure_aggregator(
-          noise_multiplier=1e-3, expected_clients_per_round=5, bits=20,
-          rotation_type='hd',
-      )),
-      train(tff.learning.robust_aggregator(
-          zeroing=False, clipping=False, weighted=False
-      )),
-  ]))
-"""
 _CLIENT = collections.OrderedDict(
     a=np.int32, b=tff.TensorType(np.int64, [2])
 )
 _CLIENTS = tff.FederatedType(_CLIENT, tff.CLIENTS)
+_invoke = toys.invoke
 
 
 @tff.federated_computation(_CLIENTS)
@@ -83,10 +51,37 @@ def _client(a, *b):
   return collections.OrderedDict(a=np.int32(a), b=np.int64(b))
 
 
-def _invoke(comp, *args):
-  context = multi_device.build_sync_context()
-  with tff.framework.get_context_stack().install(context):
-    return comp(*args)
+def _train(aggregator, *, is_weighted=True):
+  """The weights after two rounds with an aggregator."""
+  algorithms = tff.learning.algorithms
+  build = algorithms.build_unweighted_fed_avg
+  if is_weighted:
+    build = algorithms.build_weighted_fed_avg
+  process = build(
+      toys.build_model,
+      client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
+      model_aggregator=aggregator,
+  )
+  clients = [toys.build_dataset(number) for number in range(5)]
+  state = _invoke(process.initialize)
+  for _ in range(2):
+    state = _invoke(process.next, state, clients).state
+  weights = state.global_model_weights.trainable
+  return np.concatenate([np.ravel(part) for part in weights])
+
+
+def print_ddp() -> None:
+  """Prints weights with distributed noise, and those without clips."""
+  noisy = tff.learning.ddp_secure_aggregator(
+      noise_multiplier=1e-3, expected_clients_per_round=5, bits=20,
+      rotation_type='hd',
+  )
+  plain = tff.learning.robust_aggregator(
+      zeroing=False, clipping=False, weighted=False
+  )
+  print(json.dumps([
+      _train(each, is_weighted=False).tolist() for each in (noisy, plain)
+  ]))
 
 
 class SecureSumsTest(parameterized.TestCase):
@@ -137,33 +132,27 @@ class SecureSumsTest(parameterized.TestCase):
       _invoke(comp, [largest, 1])
 
   def test_secure_aggregator_is_a_mean_within_its_quantisation(self):
-    def train(aggregator):
-      process = tff.learning.algorithms.build_weighted_fed_avg(
-          toys.build_model,
-          client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
-          model_aggregator=aggregator,
-      )
-      clients = [toys.build_dataset(number) for number in range(5)]
-      state = _invoke(process.initialize)
-      for _ in range(2):
-        state = _invoke(process.next, state, clients).state
-      return [np.asarray(w) for w in state.global_model_weights.trainable]
-
-    plain = train(tff.learning.robust_aggregator(clipping=False, zeroing=False))
-    secure = train(
-        tff.learning.secure_aggregator(clipping=False, zeroing=False)
+    plain, secure = (
+        _train(build(clipping=False, zeroing=False))
+        for build in (
+            tff.learning.robust_aggregator, tff.learning.secure_aggregator
+        )
     )
-    for one, other in zip(plain, secure, strict=True):
-      self.assertGreater(np.linalg.norm(one), 0.1)
-      np.testing.assert_allclose(one, other, rtol=0, atol=1e-4)
-      self.assertTrue(np.any(one != other))  # It was quantised.
+    self.assertGreater(np.linalg.norm(plain), 0.1)
+    np.testing.assert_allclose(plain, secure, rtol=0, atol=1e-4)
+    self.assertTrue(np.any(plain != secure))  # It was quantised.
 
   @pytest.mark.slow
   def test_ddp_secure_aggregator_runs_with_protobuf_in_python(self):
     # With protobuf's C parser TFF's building blocks do not parse: its own
     # process has Python's.
     found = subprocess.run(
-        [sys.executable, '-c', _DDP],
+        [
+            sys.executable,
+            '-c',
+            'from tests.execution import secure_sums_test;'
+            ' secure_sums_test.print_ddp()',
+        ],
         env={**os.environ, 'PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION': 'python'},
         capture_output=True,
         text=True,

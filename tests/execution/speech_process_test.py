@@ -17,7 +17,6 @@ import tensorflow_federated as tff
 
 from tests import logical_devices
 from tests.execution import speech_process
-from tff_asr.execution import graph
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
 from tff_asr.execution import ray_cluster
@@ -143,9 +142,9 @@ class SpeechProcessTest(parameterized.TestCase):
     # tensor's norm. LAMB's moments are of deltas of some 1e-3, which float32
     # takes from weights of 1 with an error of up to 6e-8: 1e-4 for them, and
     # one step of the grid for each element. From the second round on deltas are
-    # of weights that differ, and differ by more: 3e-4 was seen. Biases begin at 0 and have moved
-    # by .03 in all, most of it the difference of much larger terms: they are
-    # compared as if their norm were .1 at least.
+    # of weights that differ, and differ by more: 3e-4 was seen. Biases begin at
+    # 0 and have moved by .03 in all, most of it the difference of much larger
+    # terms: they are compared as if their norm were .1 at least.
     step = speech_process.CLIP * 2.0**-24
     for number, (mine, other) in enumerate(zip(states, others, strict=True)):
       for (name, a), (_, b) in zip(_leaves(mine), _leaves(other), strict=True):
@@ -211,26 +210,6 @@ class SpeechProcessTest(parameterized.TestCase):
         np.testing.assert_array_equal(
             weight, other.global_model_weights[name], name
         )
-
-  def test_noise_drawn_while_clients_train_has_the_same_bits(self):
-    with mock.patch.object(multi_device._Runner, 'draws_ahead', True):
-      context = multi_device.build_sync_context(
-          multi_device.Settings(devices=logical_devices.CPUS[:1])
-      )
-      states = _run(context, noise_multiplier=_NOISE_MULTIPLIER)
-    self.assert_same_bits(states, _run_devices(1, _NOISE_MULTIPLIER))
-    compiled = context._runner._cache.get(_process().next).compiled
-    for program, is_drawing in (
-        (compiled.draw, True),
-        (compiled.finish, True),
-        (compiled.finish_drawn, False),
-    ):
-      last = program.graphs[-1]
-      graph_def = tf.compat.v1.GraphDef.FromString(last.graph_def)
-      ops = graph.find_ops(
-          graph_def, graph.find_needed(graph_def, last.outputs)
-      )
-      self.assertEqual('PyFuncStateless' in ops, is_drawing)
 
   def test_noise_is_added_once_and_is_that_of_the_key(self):
     cohorts = speech_process.draw_cohorts(_data(), 1)

@@ -2,11 +2,15 @@
 
 import collections
 import functools
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
+
+from tff_asr.execution import context as context_lib
+from tff_asr.execution import multi_device
 
 ELEMENT_SPEC = collections.OrderedDict(
     x=tf.TensorSpec([None, 3], tf.float32),
@@ -90,6 +94,26 @@ def build_fed_avg_over_ids() -> tff.learning.templates.LearningProcess:
   return tff.simulation.compose_dataset_computation_with_learning_process(
       build_dataset_from_id, build_fed_avg()
   )
+
+
+def sum_of(work: tff.Computation) -> tff.Computation:
+  """The computation that sums `work` over clients, one argument each."""
+  return tff.federated_computation(
+      lambda clients: tff.federated_sum(tff.federated_map(work, clients)),
+      tff.FederatedType(work.type_signature.parameter, tff.CLIENTS),
+  )
+
+
+@functools.lru_cache
+def build_context(**settings: Any) -> context_lib.SyncContext:
+  """A context that tests share: each traces a computation once."""
+  return multi_device.build_sync_context(multi_device.Settings(**settings))
+
+
+def invoke(comp: tff.Computation, *args: Any, **settings: Any) -> Any:
+  """The result of `comp(*args)` in the context of these settings."""
+  with tff.framework.get_context_stack().install(build_context(**settings)):
+    return comp(*args)
 
 
 SERVER_FLOAT = tff.FederatedType(np.float32, tff.SERVER)

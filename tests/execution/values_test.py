@@ -55,6 +55,7 @@ class LayoutTest(parameterized.TestCase):
     self.assertIsInstance(packed, collections.OrderedDict)
     self.assertEqual(list(packed), ['a', 'b'])
     self.assertEqual(packed['b'], 3)
+    self.assertIsInstance(packed['b'], np.int32)
 
   def test_a_dataset_is_one_variant_and_comes_back(self):
     layout = values.Layout(tff.FederatedType(_EXAMPLES, tff.SERVER))

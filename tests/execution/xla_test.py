@@ -1,5 +1,6 @@
 """Tests of tff_asr.execution.xla: a round with and without it."""
 
+import itertools
 import os
 import pathlib
 import re
@@ -15,6 +16,7 @@ import tensorflow_federated as tff
 
 from tests.execution import speech_process
 from tff_asr.data import shapes as shapes_lib
+from tff_asr.execution import graph
 from tff_asr.execution import multi_device
 from tff_asr.execution import xla
 
@@ -104,11 +106,7 @@ class SetCompiledTest(absltest.TestCase):
     self.assertGreater(xla.set_compiled(graph_def), 0)
     nodes = [
         node
-        for body in (
-            graph_def.node,
-            *(f.node_def for f in graph_def.library.function),
-        )
-        for node in body
+        for node in itertools.chain(*graph.bodies(graph_def))
         if node.op.endswith('PartitionedCall')
     ]
     found = {

@@ -8,12 +8,17 @@ module cuts the graph at the dataset:
     work: <A, D, C, V> -> A      what remains
 
 So one client's data can be read while another client trains (`prefetch`).
+
+The functions of datasets run on the host: `tf.data` has kernels for CPUs alone.
+`warn_on_gpus` names those that would keep a model's work there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
+import itertools
 import re
 
+from absl import logging
 import tensorflow as tf
 
 from tff_asr.execution import graph
@@ -22,6 +27,11 @@ _DATASET_OP = re.compile(r'Dataset(V\d+)?$')
 _VARYING_OP = re.compile(r'^(?!Stateless).*(Shuffle|Random|Multinomial)')
 # Ops that match this name but return no dataset.
 _CONSUMERS = frozenset(['ReduceDataset'])
+# What a model spends its time on, and what reading and parsing has not.
+_HEAVY_OPS = frozenset([
+    'BatchMatMulV2', 'Conv1D', 'Conv2D', 'Conv2DBackpropFilter', 'Conv3D',
+    'DepthwiseConv2dNative', 'Einsum', 'MatMul', 'SparseMatMul',
+])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,12 +102,48 @@ def split(
   return rest, Read(graph.Program((read,)), elements)
 
 
+def warn_on_gpus(
+    graphs: Iterable[graph.Graph], devices: Iterable[str]
+) -> None:
+  """Warns, where clients train on GPUs, of a model in a dataset's function.
+
+  Such is TFF's own training by `Dataset.reduce`, the default of its builders
+  (`tff.learning.LoopImplementation`).
+
+  Args:
+    graphs: what clients do.
+    devices: names of the devices that they do it on.
+  """
+  if not any(':GPU:' in device for device in devices):
+    return
+  found = {}
+  for each in graphs:
+    graph_def = tf.compat.v1.GraphDef.FromString(each.graph_def)
+    for node in itertools.chain(*graph.bodies(graph_def)):
+      if 'Dataset' in node.op:
+        ops = graph.find_ops([node], graph_def.library)
+        found.setdefault(node.op, set()).update(_HEAVY_OPS & ops)
+  for op, heavy in sorted(found.items()):
+    if heavy:
+      logging.warning(
+          'A function of clients\' datasets (%s) computes %s. It runs on the '
+          'host, not on the GPU. If it is a builder of TFF that trains there, '
+          'give it loop_implementation='
+          'tff.learning.LoopImplementation.DATASET_ITERATOR; else compute '
+          'this after the dataset.',
+          op, ', '.join(sorted(heavy)),
+      )
+
+
 def _is_separable(
     graph_def: tf.compat.v1.GraphDef, name: str, others: set[str]
 ) -> bool:
   """True if a dataset needs no other input and repeats itself in each pass."""
   needed = graph.find_needed(graph_def, [name])
-  ops = graph.find_ops(graph_def, needed)
+  ops = graph.find_ops(
+      [node for node in graph_def.node if node.name in needed],
+      graph_def.library,
+  )
   return needed.isdisjoint(others) and not any(map(_VARYING_OP.search, ops))
 
 

@@ -19,8 +19,7 @@ there is one (`client_datasets`). `draw` is the part of `finish` that the host
 draws (`privacy.noise`) and that depends on S alone, such as on a round's key:
 it may run while clients work.
 
-Secure sums are made plain (`secure_sums`), and reductions of datasets are made
-loops that run on the device (`device_loops`).
+Secure sums are made plain (`secure_sums`).
 
 Leaves of A that are plain sums of integers are exact in any order. The others
 (floats, and whatever else an aggregator merges) depend on the order.
@@ -37,13 +36,13 @@ any number of placed arguments and server-placed results.
 
 from collections.abc import Iterator, Sequence
 import dataclasses
+import itertools
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr.execution import client_datasets
-from tff_asr.execution import device_loops
 from tff_asr.execution import graph
 from tff_asr.execution import secure_sums
 from tff_asr.execution import values
@@ -85,6 +84,13 @@ class ClientPrograms(NamedTuple):
   zero: graph.Program
   merge_ordered: graph.Program | None
   is_exact: tuple[bool, ...]
+
+  @property
+  def graphs(self) -> tuple[graph.Graph, ...]:
+    """All that a client does."""
+    return (
+        *(self.read.program.graphs if self.read else ()), *self.work.graphs
+    )
 
   @property
   def ordered_bytes(self) -> int:
@@ -268,10 +274,8 @@ def _compile_round(
           form.update,
       ),
   )
-  converted = device_loops.convert(work)
-  device_loops.warn(converted)
   work, read = client_datasets.split(
-      converted, client_inputs=work.inputs[: len(arguments.client.specs)]
+      work, client_inputs=work.inputs[: len(arguments.client.specs)]
   )
   num_servers = len(arguments.server.specs)
   is_exact = _find_exact(accumulate, merge)
@@ -313,9 +317,11 @@ def _split_draw(
   num_servers = finish.num_kept
   graph_def = tf.compat.v1.GraphDef.FromString(update.graph_def)
   others = set(map(graph.node_name, update.inputs[num_servers:]))
-  # Noise waits for the layers before it, which are of the clients' sum, only to
-  # save memory.
-  unordered = graph.without_waits(graph_def, others)
+  # Noise waits for checks, which stay in what finishes, and, to save memory,
+  # for the layers before, which are of the clients' sum.
+  unordered = tf.compat.v1.GraphDef.FromString(update.graph_def)
+  for node in unordered.node:
+    node.input[:] = [name for name in node.input if not name.startswith('^')]
   nodes = [
       node
       for node in graph_def.node
@@ -324,6 +330,10 @@ def _split_draw(
   ]
   if not nodes:
     return None, None
+  # One draw takes all threads: the next one waits for it.
+  by_name = {node.name: node for node in unordered.node}
+  for before, node in itertools.pairwise(nodes):
+    by_name[node.name].input.append(f'^{before.name}')
   draws, names, specs = [], [], []
   for node in nodes:
     dtypes = list(node.attr['Tout'].list.type)
@@ -337,7 +347,8 @@ def _split_draw(
       drawn.attr['shape'].shape.unknown_rank = True
     # Whatever takes its outputs gets what was drawn.
     node.op = 'IdentityN'
-    node.input[:] = own
+    waits = [name for name in node.input if name.startswith('^')]
+    node.input[:] = [*own, *waits]
     node.attr.clear()
     node.attr['T'].list.type[:] = dtypes
   servers = update.inputs[:num_servers], update.specs[:num_servers]

@@ -29,7 +29,6 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr.execution import compiler
-from tff_asr.execution import graph
 from tff_asr.execution import malloc_trim
 from tff_asr.execution import reduction
 from tff_asr.execution import round_execution
@@ -119,19 +118,13 @@ class _Loaded:
     lock: held during a call: functions with variables allow one at a time.
     merge_ordered: the function of a `compiler.Round`, or None.
     prepare: the function of a `compiler.Round`.
-    draw: the function of a `compiler.Round`, or None.
-    finish: the function of a `compiler.Round`; `finish_drawn` if there is
-      `draw`.
-    clients: what a runner's `load_clients` returned.
+    draw: the function of a `compiler.Round`, or None: `finish` draws.
+    finish: the function of a `compiler.Round`, or `finish_drawn`.
+    clients: what the runner's `load_clients` returned.
   """
 
   def __init__(
-      self,
-      compiled: compiler.Local | compiler.Round,
-      load_clients: Callable[[compiler.ClientPrograms], Any],
-      *,
-      jit: bool,
-      draws_ahead: bool,
+      self, compiled: compiler.Local | compiler.Round, runner: 'Runner'
   ):
     self.compiled = compiled
     self.lock = threading.Lock()
@@ -147,18 +140,24 @@ class _Loaded:
     )
     self.prepare = compiled.prepare.load()
     self.draw = None
-    if draws_ahead and compiled.draw is not None:
+    if runner.draws_ahead and compiled.draw is not None:
       self.draw = compiled.draw.load()
     self.finish = (
         compiled.finish if self.draw is None else compiled.finish_drawn
     ).load()
-    self.clients = load_clients(
-        programs._replace(work=dataclasses.replace(programs.work, jit=jit))
-    )
+    work = dataclasses.replace(programs.work, jit=runner.settings.jit)
+    self.clients = runner.load_clients(programs._replace(work=work))
 
   def run(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
     """The function of a `compiler.Local`."""
     return (self._run or self.compiled.run.load())(*tensors)
+
+  def draw_ahead(self, server: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The noise that `finish` takes, drawn on the host."""
+    if self.draw is None:
+      return []
+    with tf.device('/device:CPU:0'):
+      return self.draw(*server)
 
 
 class Runner(abc.ABC):
@@ -185,14 +184,7 @@ class Runner(abc.ABC):
     """
     self.settings = settings
     self._server_device = server_device
-    self._cache = Cache(
-        lambda comp: _Loaded(
-            _compiled.get(comp),
-            self.load_clients,
-            jit=settings.jit,
-            draws_ahead=self.draws_ahead,
-        )
-    )
+    self._cache = Cache(lambda comp: _Loaded(_compiled.get(comp), self))
     self.last_timeline: list[round_worker.ClientInterval] = []
     self.last_failures: dict[int, str] = {}
     self.last_store_bytes = 0
@@ -250,18 +242,14 @@ class Runner(abc.ABC):
         max_failed=int(self.settings.max_failed_share * len(clients)),
         timeout_sec=self.settings.client_timeout_sec,
     )
-    drawing = None
-    if loaded.draw is not None:
-      drawing = _start(loaded.draw, *server)
-    try:
+    # Where the round fails this waits, too: the next call may use the variables
+    # of what draws.
+    with futures.ThreadPoolExecutor(1) as thread:
+      drawing = thread.submit(loaded.draw_ahead, server)
       if clients:
         total = self.run_clients(execution)
       else:
         total = compiled.clients.zero.load()()
-    except BaseException:
-      if drawing is not None:  # The next call may use its variables.
-        futures.wait([drawing])
-      raise
     self.last_timeline = sorted(
         execution.timeline, key=lambda interval: interval.start_sec
     )
@@ -271,7 +259,7 @@ class Runner(abc.ABC):
     del execution  # It has the sum, too, which `finish` gives up.
     results = loaded.finish(
         *server,
-        *(() if drawing is None else drawing.result()),
+        *drawing.result(),
         *compiled.clients.as_variables(total),
     )
     malloc_trim.give_back(results)
@@ -284,21 +272,6 @@ class Runner(abc.ABC):
         self.settings.client_cost(client[0] if len(client) == 1 else client)
         for client in clients
     ]
-
-
-def _start(
-    function: graph.Function, *tensors: tf.Tensor
-) -> futures.Future[list[tf.Tensor]]:
-  """Calls a function in a thread, on the host."""
-
-  def call():
-    with tf.device('/device:CPU:0'):
-      return function(*tensors)
-
-  threads = futures.ThreadPoolExecutor(1)
-  called = threads.submit(call)
-  threads.shutdown(wait=False)
-  return called
 
 
 class _RunnerContext:

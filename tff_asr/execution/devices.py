@@ -34,12 +34,12 @@ def place(
   """Returns where to run, for settings as in `context.Settings`.
 
   Raises:
-    ValueError: as `find` and `split`.
+    ValueError: as `find`, or the GPUs are to be split and are in use already.
   """
   is_split = gpu_memory_mb is not None and clients_per_device > 1
   is_split = is_split and bool(tf.config.list_physical_devices('GPU'))
   if is_split:
-    split('GPU', clients_per_device, memory_mb=gpu_memory_mb)
+    _split_gpus(clients_per_device, memory_mb=gpu_memory_mb)
   found = find(devices)
   if all_reduce is None:
     # NCCL knows physical GPUs alone.
@@ -47,21 +47,12 @@ def place(
   return Places(found, 1 if is_split else clients_per_device, all_reduce)
 
 
-def split(kind: str, count: int, *, memory_mb: int | None) -> None:
-  """Splits each device of this machine into logical ones.
+def _split_gpus(count: int, *, memory_mb: int) -> None:
+  """Splits each GPU into logical devices, which compute at the same time.
 
-  Logical devices of a GPU compute at the same time; threads that share one
-  device take turns on its stream.
-
-  Args:
-    kind: 'GPU' or 'CPU'.
-    count: how many logical devices each becomes.
-    memory_mb: memory of each logical device, in MiB; None for CPUs.
-
-  Raises:
-    ValueError: TensorFlow has used its devices already.
+  Threads that share one device take turns on its stream.
   """
-  for device in tf.config.list_physical_devices(kind):
+  for device in tf.config.list_physical_devices('GPU'):
     parts = [tf.config.LogicalDeviceConfiguration(memory_mb)] * count
     if tf.config.get_logical_device_configuration(device) == parts:
       continue

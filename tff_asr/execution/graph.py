@@ -17,7 +17,6 @@ Importing must get right:
 - Only the nodes that the outputs need are imported, as in a session run.
 """
 
-import collections
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import dataclasses
@@ -266,29 +265,8 @@ def _parse_renamed(graph: Graph, prefix: str) -> tf.compat.v1.GraphDef:
       function.signature.name: prefix + function.signature.name
       for function in graph_def.library.function
   }
-  rename_functions(graph_def, functions)
-  for nodes in bodies(graph_def):
-    for node in nodes:
-      if 'shared_name' in node.attr:
-        attribute = node.attr['shared_name']
-        name = attribute.s.decode()
-        if name != _ANONYMOUS:
-          attribute.s = (prefix + (name or node.name)).encode()
-  return graph_def
-
-
-def rename_functions(
-    graph_def: tf.compat.v1.GraphDef, functions: dict[str, str]
-) -> None:
-  """Renames library functions, and all references to these names.
-
-  Args:
-    graph_def: is changed.
-    functions: new names by old ones; others stay.
-  """
   for function in graph_def.library.function:
-    name = function.signature.name
-    function.signature.name = functions.get(name, name)
+    function.signature.name = functions[function.signature.name]
     for attribute in function.attr.values():
       _rename_attribute(attribute, functions)
   for gradient in graph_def.library.gradient:
@@ -300,6 +278,9 @@ def rename_functions(
       for key, attribute in node.attr.items():
         if key != 'shared_name':
           _rename_attribute(attribute, functions)
+        elif (name := attribute.s.decode()) != _ANONYMOUS:
+          attribute.s = (prefix + (name or node.name)).encode()
+  return graph_def
 
 
 def _rename_attribute(
@@ -520,37 +501,6 @@ def find_needed(
   return needed
 
 
-def without_waits(
-    graph_def: tf.compat.v1.GraphDef, names: Iterable[str]
-) -> tf.compat.v1.GraphDef:
-  """A copy without control inputs of what is computed from some nodes.
-
-  Args:
-    graph_def: a graph.
-    names: those of the nodes.
-  """
-  users = collections.defaultdict(list)
-  for node in graph_def.node:
-    for source in node.input:
-      if not source.startswith('^'):
-        users[node_name(source)].append(node.name)
-  found, pending = set(), [*names]
-  while pending:
-    name = pending.pop()
-    if name not in found:
-      found.add(name)
-      pending.extend(users[name])
-  result = tf.compat.v1.GraphDef()
-  result.CopyFrom(graph_def)
-  for node in result.node:
-    node.input[:] = [
-        source
-        for source in node.input
-        if not (source.startswith('^') and node_name(source) in found)
-    ]
-  return result
-
-
 def adds(
     graph_def: tf.compat.v1.GraphDef, output: str, left: str, right: str
 ) -> bool:
@@ -569,16 +519,18 @@ def adds(
   ] == [node_name(left), node_name(right)]
 
 
-def find_ops(
-    graph_def: tf.compat.v1.GraphDef, names: Iterable[str]
-) -> set[str]:
-  """Ops of these nodes and of all functions that they refer to."""
-  names = set(names)
+def find_ops(nodes: Iterable[tf.compat.v1.NodeDef], library) -> set[str]:
+  """Ops of these nodes and of all functions that they refer to.
+
+  Args:
+    nodes: of a graph.
+    library: of the graph.
+  """
   functions = {
       function.signature.name: function.node_def
-      for function in graph_def.library.function
+      for function in library.function
   }
-  pending = [node for node in graph_def.node if node.name in names]
+  pending = list(nodes)
   ops = set()
   while pending:
     node = pending.pop()

@@ -18,8 +18,9 @@ device, the first one, adds all others client by client, in one order
 
 Guarantees:
 - The result has the same bits for any number of devices (of one kind) and of
-  workers, if the computation has no unseeded or stateful random ops. On GPUs
-  this needs kernels that repeat their bits (TF_DETERMINISTIC_OPS=1); not run.
+  clients at once, if the computation has no unseeded or stateful random ops. On
+  GPUs this needs kernels that repeat their bits (TF_DETERMINISTIC_OPS=1); not
+  run.
 - An empty cohort gives the server step on `zero`.
 - A client that fails is left out, up to `max_failed_share` of a round's
   clients. One more ends the round with a `ClientError`, which has its position.
@@ -38,6 +39,7 @@ import functools
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_asr.execution import client_datasets
 from tff_asr.execution import compiler
 from tff_asr.execution import context
 from tff_asr.execution import devices as devices_lib
@@ -47,7 +49,7 @@ from tff_asr.execution import scheduler
 
 ClientError = round_execution.ClientError
 
-# The one worker of the scheduler.
+# The scheduler's one worker.
 _PROCESS = 'this process'
 
 
@@ -118,6 +120,7 @@ class _Runner(context.Runner):
   def load_clients(
       self, programs: compiler.ClientPrograms
   ) -> round_worker.ClientFunctions:
+    client_datasets.warn_on_gpus(programs.graphs, self._places.devices)
     return round_worker.ClientFunctions(programs)
 
   def run_clients(

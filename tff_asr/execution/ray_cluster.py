@@ -1,17 +1,28 @@
 """TFF contexts that run on many machines, over Ray.
 
-The schedule is that of `multi_device`: each free worker takes the next client,
-longest first. A worker is a Ray actor with one device or more of its own
-(https://docs.ray.io). Each actor gets the programs of a computation once. The
-broadcast goes to the object store once a round, in parts if there are several
-machines, and the store keeps one copy on each. A worker adds its clients to one
-sum on its device. At the end of the round that sum goes to the store, once a
-worker; actors add sums of up to eight workers, those of their own machine
-first. On several machines the sums are in parts: each machine adds another part
-of all, and this process joins the parts. On one machine this process adds the
-last eight. Meanwhile it draws the round's noise. The server's part, `prepare`
-and `finish`, runs in this process, on its first device. `last_store_bytes` of a
-context counts what went to the store.
+A worker is a Ray actor (https://docs.ray.io): a process with one device or more
+of its own. It gets the programs of a computation once. What a round calls, in
+order, here (in this process, on its first device) and at workers:
+
+    here    prepare         the broadcast, which goes to the object store: in
+                            parts if there are several machines; the store keeps
+                            one copy on each
+    here    draw            the round's noise, while workers are busy
+    here    Scheduler.take  a task, in a thread for each thread of a worker:
+    worker  ping              before each, that its object store answers
+    worker  train             a client, the longest first, into the worker's sum
+                              on its device
+    worker  hand_over         that sum in parts, once no client is left
+    worker  merge             a part of up to eight sums, first of those of its
+                              machine
+    here    Scheduler.put   the result; `lose`, if the worker is gone; then
+                            `take` again, until no task is left
+    here    join, finish    of the parts of the total; the server's step
+    worker  end_round       frees what it holds of the round
+
+On several machines each adds other parts of all sums (`scheduler`); on one this
+process adds the last eight. `last_store_bytes` of a context counts what went to
+the store.
 
 Guarantees:
 - The result has the same bits for any number of workers of one kind. They are
@@ -143,7 +154,6 @@ def stop() -> None:
   Call it before you build another context: the actors of the first one hold
   the devices.
   """
-  _check_ray()
   if 'ray' not in sys.modules:
     return
   # pylint: disable-next=g-import-not-at-top

@@ -18,6 +18,7 @@ from absl import logging
 import ray
 import tensorflow as tf
 
+from tff_asr.execution import client_datasets
 from tff_asr.execution import compiler
 from tff_asr.execution import context
 from tff_asr.execution import devices
@@ -189,6 +190,8 @@ class RayRunner(context.Runner):
       self, programs: compiler.ClientPrograms
   ) -> tuple[int, ray.ObjectRef]:
     """Returns a name for the programs, and a reference to them."""
+    found = (slot.actor.devices or () for slot in self.worker_slots)
+    client_datasets.warn_on_gpus(programs.graphs, itertools.chain(*found))
     return next(self._computations), ray.put(programs)
 
   def run_clients(
@@ -221,19 +224,19 @@ class RayRunner(context.Runner):
         ],
         leaves_out=execution.max_failed > 0,
     )
-    works = [
+    served = [
         (slot, thread) for slot in slots for thread in range(slot.num_threads)
     ]
-    workers = _ActorThreads(
+    threads = _ActorThreads(
         execution,
         key,
-        num_threads=len(works),
+        num_threads=len(served),
         server_device=self._server_device,
     )
     try:
       # No time limit here: `serve` gives up a hung worker and replaces it.
       parts = execution.run(
-          [functools.partial(workers.serve, *work) for work in works]
+          [functools.partial(threads.serve, *each) for each in served]
       )
       with tf.device(self._server_device):
         return execution.total(ray_worker.join(parts))

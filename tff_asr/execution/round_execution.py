@@ -166,16 +166,16 @@ class RoundExecution:
 
   def run(
       self,
-      workers: Sequence[Callable[[], None]],
+      calls: Sequence[Callable[[], None]],
       *,
       timeout_sec: float | None = None,
   ) -> Any:
-    """Returns the result of the scheduler, worked on by all `workers`.
+    """Returns the result of the scheduler, worked on by all `calls`.
 
     Args:
-      workers: each runs in a thread of its own, until the work is done or it
+      calls: each runs in a thread of its own, until the work is done or it
         raises `scheduler.Stopped`. Client errors go to `fail`; any other
-        exception of a worker ends the round, too, and is raised here.
+        exception ends the round, too, and is raised here.
       timeout_sec: how long a client may take; None: forever.
 
     Raises:
@@ -188,11 +188,11 @@ class RoundExecution:
     threads = [
         threading.Thread(
             target=self._work,
-            args=(worker,),
+            args=(call,),
             name=f'clients {number}',
             daemon=timeout_sec is not None,
         )
-        for number, worker in enumerate(workers)
+        for number, call in enumerate(calls)
     ]
     started = []
     ended = threading.Event()
@@ -222,14 +222,14 @@ class RoundExecution:
       raise self.failure from None
     raise RuntimeError('The round was cancelled.')
 
-  def _work(self, worker: Callable[[], None]) -> None:
-    """A worker's thread."""
+  def _work(self, call: Callable[[], None]) -> None:
+    """A thread."""
     try:
-      worker()
+      call()
     except scheduler.Stopped:
       pass
     except Exception as error:  # pylint: disable=broad-exception-caught
-      # Another worker may wait for this one's task, and would wait forever.
+      # Another thread may wait for this one's task, and would wait forever.
       self.failure = error
       self.scheduler.stop()
 

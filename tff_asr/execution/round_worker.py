@@ -28,7 +28,7 @@ class ClientInterval(NamedTuple):
     device: the logical device, such as '/device:CPU:1'.
     start_sec: when its work was started, on the clock of `time.monotonic`.
     end_sec: when its function returned (a GPU may still be computing).
-    waited_sec: how much of that time its worker waited for the client's data.
+    waited_sec: how much of that time its thread waited for the client's data.
   """
 
   position: int
