@@ -460,24 +460,6 @@ class ComposeTest(parameterized.TestCase):
         _event('separated', 3, 12, 4.0, 0), dp_accounting.NoOpDpEvent()
     )
 
-  def test_losses_of_correlated_rounds_are_those_of_that_gaussian(self):
-    # Monte Carlo of the privacy loss: a client sends 1 in rounds 0 and 4 of 6,
-    # for one number, or nothing. Densities of x + C^-1 w, w of 2 in each round.
-    noise, num_rounds, delta = 2.0, 6, 0.05
-    sums = np.array([1.0, 0, 0, 0, 1, 0])
-    covariance = noise**2 * _BLT.covariance(num_rounds)
-    draws = np.random.default_rng(0).multivariate_normal(
-        sums, covariance, size=400_000
-    )
-    inverse = np.linalg.inv(covariance)
-    losses = draws @ inverse @ sums - sums @ inverse @ sums / 2
-    found = _epsilon(
-        'separated', 3, 12, noise, num_rounds, delta=delta, accountant='pld'
-    )
-    excess = np.maximum(0, 1 - np.exp(found - losses)).mean()
-    # Four standard errors of the mean: under 1.5 % of it. Seeded.
-    self.assertAlmostEqual(excess / delta, 1, delta=0.015)
-
   def _cyclic(self, count, *, noise=2.0, strategy=_BANDED):
     return accounting.compose([accounting.RoundGroup(
         sampling=accounting.Sampling(
@@ -505,24 +487,40 @@ class ComposeTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, f'2 bands, found {found}'):
         self._cyclic(1, strategy=strategy)
 
-  def test_losses_of_cyclic_rounds_are_those_of_sampled_gaussians(self):
-    # As above; the client sends 1 in rounds 0 and 2 of 4, if its coins say so.
-    noise, num_rounds, prob, delta = 1.0, 4, 0.3, 0.05
-    inverse = np.linalg.inv(noise**2 * _BANDED.covariance(num_rounds))
-    generator = np.random.default_rng(0)
-    coins = generator.random([400_000, 2]) < prob
-    sums = np.zeros([len(coins), num_rounds])
-    sums[:, ::2] = coins
-    draws = sums + generator.multivariate_normal(
-        np.zeros(num_rounds), np.linalg.inv(inverse), size=len(coins)
+  @parameterized.parameters(
+      ('separated', 12, 4, _BLT, 2.0, 6), ('cyclic', 20, 2, _BANDED, 1.0, 4)
+  )
+  def test_losses_of_correlated_rounds_are_those_of_their_gaussians(
+      self, kind, population, separation, strategy, noise, num_rounds
+  ):
+    # Monte Carlo of the privacy loss: a client sends 1 in its two rounds, if
+    # its coins say so, for one number, or nothing. Densities of x + C^-1 w.
+    group = accounting.RoundGroup(
+        sampling=accounting.Sampling(
+            kind=kind, cohort_size=3, population=population,
+            min_separation=separation,
+        ),
+        noise_multiplier=noise,
+        count=num_rounds,
+        strategy=strategy,
     )
-    ratio = 0.0
-    for first, second in itertools.product((0, 1), repeat=2):
-      one = np.array([first, 0, second, 0])
-      weight = prob ** one.sum() * (1 - prob) ** (2 - one.sum())
+    prob = group.sampling.sampling_prob if kind == 'cyclic' else 1.0
+    covariance = noise**2 * strategy.covariance(num_rounds)
+    generator = np.random.default_rng(0)
+    sums = np.zeros([400_000, num_rounds])
+    sums[:, ::separation] = generator.random([len(sums), 2]) < prob
+    draws = sums + generator.multivariate_normal(
+        np.zeros(num_rounds), covariance, size=len(sums)
+    )
+    inverse, ratio = np.linalg.inv(covariance), 0.0
+    for coins in itertools.product((0, 1), repeat=2):
+      one = np.zeros(num_rounds)
+      one[::separation] = coins
+      weight = prob ** sum(coins) * (1 - prob) ** (2 - sum(coins))
       ratio += weight * np.exp(draws @ inverse @ one - one @ inverse @ one / 2)
+    delta = 0.05
     found = accounting.epsilon(
-        self._cyclic(num_rounds, noise=noise), delta=delta, accountant='pld'
+        accounting.compose([group]), delta=delta, accountant='pld'
     )
     excess = np.maximum(0, 1 - np.exp(found) / ratio).mean()
     # Four standard errors of the mean: under 2 % of it. Seeded.

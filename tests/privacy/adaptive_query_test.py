@@ -162,12 +162,9 @@ class ClipsTest(parameterized.TestCase):
       ]
       norms = [
           [
-              math.sqrt(
-                  sum(
-                      np.sum(np.square(list(record.values())[place], dtype='d'))
-                      for place in layer.indices
-                  )
-              )
+              np.linalg.norm(fakes.flat(
+                  [list(record.values())[place] for place in layer.indices]
+              ))
               for layer in division
           ]
           for record in records
