@@ -138,9 +138,7 @@ class DpSgd:
     unknown = sorted(set(frozen) - model.specs.keys())
     if unknown:
       raise ValueError(f'frozen names {unknown[0]}, which the model lacks.')
-    live = {
-        name: spec for name, spec in model.specs.items() if name not in frozen
-    }
+    live = weights_lib.without(frozen, model.specs)
     if not live:
       raise ValueError('frozen names all weights: nothing is left to train.')
     if frozen:
@@ -231,14 +229,11 @@ class DpSgd:
     }
     if self._query is None:
       metrics['layer_squares'] = squares
-    new_weights = weights_lib.Weights(
-        (name, live.get(name, value)) for name, value in weights.items()
-    )
     step = process.RandomState(
         state.distributor.seed, np.int32(state.distributor.round_num + 1)
     )
     new_state = process.State(
-        global_model_weights=new_weights,
+        global_model_weights=weights_lib.updated(weights, live),
         distributor=step,
         client_work=state.client_work,
         aggregator=AggregatorState(query_state, _to_arrays(event)),
@@ -248,9 +243,7 @@ class DpSgd:
 
   def _live(self, weights: weights_lib.Weights) -> weights_lib.Weights:
     """The weights that are trained."""
-    return weights_lib.Weights(
-        (name, weights[name]) for name in self._live_specs
-    )
+    return weights_lib.without(self._frozen, weights)
 
   def _sum(self, state: Any, seed: tf.Tensor, batches: Any) -> '_Sums':
     """Sums over all batches, shared by the devices in turn."""
@@ -395,7 +388,7 @@ def _build_add(
   def add(weights, params, seed, batch, sums):
     trained = weights_lib.Weights((name, weights[name]) for name in live)
     examples = _examples(batch, seed)
-    gradient_of = _build_gradient(_build_loss(model, weights))
+    gradient_of = _build_gradient(model, weights)
     if gradients == 'by_batch':
       found = _Sums(
           *gradient_of(trained, _masked(model, examples)),
@@ -447,7 +440,7 @@ def build_example_gradients(
       autograph=False,
   )
   def gradient_of(weights, example):
-    gradient, _ = _build_gradient(_build_loss(model, weights))(
+    gradient, _ = _build_gradient(model, weights)(
         weights, _masked_alone(model, example)
     )
     return gradient
@@ -504,31 +497,24 @@ def _masked_alone(
   return _masked(model, (features, lengths, seeds))
 
 
-def _build_loss(
-    model: best_rq.BestRqModel, weights: weights_lib.Weights
-) -> Callable[[weights_lib.Weights, Any], tf.Tensor]:
-  """The summed loss, by trained weights in place of some of these."""
-
-  def loss_fn(trained, examples):
-    masked, seeds = examples
-    return tf.reduce_sum(
-        model.masked_loss({**weights, **trained}, masked, seeds[0])
-    )
-
-  return loss_fn
-
-
 def _build_gradient(
-    loss_fn: Callable[[weights_lib.Weights, Any], tf.Tensor],
+    model: best_rq.BestRqModel, weights: weights_lib.Weights
 ) -> Callable[[weights_lib.Weights, Any], tuple[Any, tf.Tensor]]:
-  """Gradient by the weights, and the loss, of weights and examples."""
+  """Gradient of the summed loss, and that loss.
 
-  def gradient_of(weights, examples):
+  By trained weights, which stand in place of some of these, of the examples
+  and seeds that `_masked` returns.
+  """
+
+  def gradient_of(trained, examples):
+    masked, seeds = examples
     with tf.GradientTape() as tape:
-      tape.watch(weights)
-      loss = loss_fn(weights, examples)
+      tape.watch(trained)
+      loss = tf.reduce_sum(
+          model.masked_loss({**weights, **trained}, masked, seeds[0])
+      )
     gradient = tape.gradient(
-        loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        loss, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
     )
     return gradient, loss
 

@@ -108,17 +108,15 @@ def build(
       ),
       apply_block=functools.partial(
           _block,
-          num_heads=num_heads,
-          normalize=(
-              _batch_norm
-              if norm == 'batch'
-              else functools.partial(_group_norm, num_groups)
-          ),
-          attend=(
+          attend=functools.partial(
               attention.apply_relative
               if relative_attention
-              else attention.apply
+              else attention.apply,
+              num_heads=num_heads,
+              dropout=dropout,
           ),
+          norm=norm,
+          num_groups=num_groups,
           dropout=dropout,
           activation_dtype=activation_dtype,
       ),
@@ -133,19 +131,17 @@ def _block_specs(
     norm: str,
 ) -> weights_lib.Specs:
   """Weights of one block."""
+  layer_norm = weights_lib.prefix('ln', layers.norm_specs(dim))
   mlp = {
-      **weights_lib.prefix('ln', layers.norm_specs(dim)),
+      **layer_norm,
       'w1': weights_lib.matrix(dim, mlp_dim),
       'w2': weights_lib.matrix(mlp_dim, dim),
   }
   attention_specs = (
       attention.relative_specs if relative_attention else attention.specs
   )
-  attending = {
-      **weights_lib.prefix('ln', layers.norm_specs(dim)),
-      **attention_specs(dim=dim),
-  }
   convolution = {
+      **layer_norm,
       'depthwise': weights_lib.WeightSpec(
           (kernel_size, dim), limit=1 / math.sqrt(kernel_size)
       ),
@@ -154,14 +150,15 @@ def _block_specs(
           if norm == 'batch'
           else weights_lib.prefix('gn', layers.norm_specs(dim))
       ),
-      **weights_lib.prefix('ln', layers.norm_specs(dim)),
       'w3': weights_lib.matrix(dim, 2 * dim),
       'w4': weights_lib.matrix(dim, dim),
   }
   return {
-      **weights_lib.prefix('attention', attending),
+      **layer_norm,
+      **weights_lib.prefix(
+          'attention', {**layer_norm, **attention_specs(dim=dim)}
+      ),
       **weights_lib.prefix('conv', convolution),
-      **weights_lib.prefix('ln', layers.norm_specs(dim)),
       **weights_lib.prefix('mlp_1', mlp),
       **weights_lib.prefix('mlp_2', mlp),
   }
@@ -173,122 +170,62 @@ def _block(
     valid: tf.Tensor,
     seed: Optional[tf.Tensor],
     *,
-    num_heads: int,
-    normalize: Callable[..., tf.Tensor],
     attend: Callable[..., tf.Tensor],
+    norm: str,
+    num_groups: int,
     dropout: float,
     activation_dtype: str,
 ) -> tf.Tensor:
   """One block."""
+
+  def mlp(weights, normed, seed):
+    inner_seed, outer_seed = layers.split_seed(seed, 2)
+    inner = _swish(layers.matmul(normed, weights['w1']))
+    inner = layers.dropout(inner, dropout, inner_seed)
+    outputs = layers.matmul(inner, weights['w2'])
+    return layers.dropout(outputs, dropout, outer_seed)
+
+  def attention_module(weights, normed, seed):
+    inner_seed, outer_seed = layers.split_seed(seed, 2)
+    outputs = attend(weights, normed, valid, seed=inner_seed)
+    return layers.dropout(outputs, dropout, outer_seed)
+
+  def convolution(weights, normed, seed):
+    gated = layers.glu(layers.matmul(normed, weights['w3']))
+    gated *= tf.cast(valid, gated.dtype)
+    hidden = _depthwise(gated, weights['depthwise'])
+    if norm == 'batch':
+      hidden = layers.batch_norm(
+          weights_lib.select('bn', weights),
+          hidden,
+          valid,
+          is_training=seed is not None,
+      )
+    else:
+      hidden = layers.group_norm(
+          weights_lib.select('gn', weights),
+          hidden,
+          valid,
+          num_groups=num_groups,
+      )
+    outputs = layers.matmul(_swish(hidden), weights['w4'])
+    return layers.dropout(outputs, dropout, seed)
+
+  def run(module, name, hidden, seed):
+    """A module on the normed stream, in `activation_dtype`; its outputs."""
+    own = weights_lib.select(name, weights)
+    normed = layers.layer_norm(weights_lib.select('ln', own), hidden)
+    normed = tf.cast(normed, activation_dtype)
+    return tf.cast(module(own, normed, seed), tf.float32)
+
   mlp_1_seed, attention_seed, conv_seed, mlp_2_seed = layers.split_seed(
       seed, 4
   )
-  part = lambda name: weights_lib.select(name, weights)
-
-  def run(module, name, hidden, *arguments):
-    """A module on the normed stream, in `activation_dtype`; its outputs."""
-    normed = layers.layer_norm(part(f'{name}/ln'), hidden)
-    normed = tf.cast(normed, activation_dtype)
-    return tf.cast(module(part(name), normed, *arguments), tf.float32)
-
-  hidden = inputs + run(_mlp, 'mlp_1', inputs, dropout, mlp_1_seed) / 2
-  hidden += run(
-      functools.partial(_attention, attend),
-      'attention',
-      hidden,
-      valid,
-      num_heads,
-      dropout,
-      attention_seed,
-  )
-  hidden += run(
-      functools.partial(_convolution, normalize),
-      'conv',
-      hidden,
-      valid,
-      dropout,
-      conv_seed,
-  )
-  hidden += run(_mlp, 'mlp_2', hidden, dropout, mlp_2_seed) / 2
-  return layers.layer_norm(part('ln'), hidden)
-
-
-def _mlp(
-    weights: weights_lib.Weights,
-    normed: tf.Tensor,
-    dropout: float,
-    seed: Optional[tf.Tensor],
-) -> tf.Tensor:
-  """The feed-forward module."""
-  inner_seed, outer_seed = layers.split_seed(seed, 2)
-  inner = _swish(layers.matmul(normed, weights['w1']))
-  inner = layers.dropout(inner, dropout, inner_seed)
-  outputs = layers.matmul(inner, weights['w2'])
-  return layers.dropout(outputs, dropout, outer_seed)
-
-
-def _attention(
-    attend: Callable[..., tf.Tensor],
-    weights: weights_lib.Weights,
-    normed: tf.Tensor,
-    valid: tf.Tensor,
-    num_heads: int,
-    dropout: float,
-    seed: Optional[tf.Tensor],
-) -> tf.Tensor:
-  """The attention module."""
-  inner_seed, outer_seed = layers.split_seed(seed, 2)
-  outputs = attend(
-      weights,
-      normed,
-      valid,
-      num_heads=num_heads,
-      dropout=dropout,
-      seed=inner_seed,
-  )
-  return layers.dropout(outputs, dropout, outer_seed)
-
-
-def _convolution(
-    normalize: Callable[..., tf.Tensor],
-    weights: weights_lib.Weights,
-    normed: tf.Tensor,
-    valid: tf.Tensor,
-    dropout: float,
-    seed: Optional[tf.Tensor],
-) -> tf.Tensor:
-  """The convolution module."""
-  gated = layers.glu(layers.matmul(normed, weights['w3']))
-  hidden = _depthwise(gated * tf.cast(valid, gated.dtype), weights['depthwise'])
-  hidden = normalize(weights, hidden, valid, seed)
-  outputs = layers.matmul(_swish(hidden), weights['w4'])
-  return layers.dropout(outputs, dropout, seed)
-
-
-def _group_norm(
-    num_groups: int,
-    weights: weights_lib.Weights,
-    hidden: tf.Tensor,
-    valid: tf.Tensor,
-    seed: Optional[tf.Tensor],
-) -> tf.Tensor:
-  """The convolution module's norm."""
-  del seed
-  weights = weights_lib.select('gn', weights)
-  return layers.group_norm(weights, hidden, valid, num_groups=num_groups)
-
-
-def _batch_norm(
-    weights: weights_lib.Weights,
-    hidden: tf.Tensor,
-    valid: tf.Tensor,
-    seed: Optional[tf.Tensor],
-) -> tf.Tensor:
-  """The other one; a seed means training."""
-  weights = weights_lib.select('bn', weights)
-  return layers.batch_norm(
-      weights, hidden, valid, is_training=seed is not None
-  )
+  hidden = inputs + run(mlp, 'mlp_1', inputs, mlp_1_seed) / 2
+  hidden += run(attention_module, 'attention', hidden, attention_seed)
+  hidden += run(convolution, 'conv', hidden, conv_seed)
+  hidden += run(mlp, 'mlp_2', hidden, mlp_2_seed) / 2
+  return layers.layer_norm(weights_lib.select('ln', weights), hidden)
 
 
 def _depthwise(inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
