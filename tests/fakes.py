@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Iterable, Mapping
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -14,13 +15,16 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from data_tools import shards
+from tff_asr.aggregators import dp_mean
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import shapes as shapes_lib
 from tff_asr.models import ctc
 from tff_asr.models import transformer
 from tff_asr.privacy import accounting
+from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
+from tff_asr.privacy import queries
 from tff_asr.text import tokenizer as tokenizer_lib
 
 WORDS = ('ab', 'ba', 'abba', 'cab', 'a')
@@ -89,6 +93,25 @@ def tiny_pipeline(
       max_batch_sec=max_batch_sec,
       max_utterance_sec=max_utterance_sec,
       **dict(tokenizer=tiny_tokenizer()) | kwargs,
+  )
+
+
+def clipped_mean(
+    *,
+    cohort_size: int,
+    clip: float,
+    noise: float = 0.0,
+    split: str = 'dim',
+) -> tff.aggregators.AggregationFactory:
+  """Clips by layer, sums and noises, over the public cohort size."""
+  return dp_mean.build(
+      build_query=functools.partial(
+          queries.PerLayerClipSumQuery,
+          l2_norm_clip=clip,
+          noise_multiplier=noise,
+          clipping=clipping_lib.Clipping(split=split),
+      ),
+      cohort_size=cohort_size,
   )
 
 

@@ -417,21 +417,6 @@ class Lars:
     return stepped
 
 
-def sgd(
-    weight: float,
-    gradients: Sequence[float],
-    *,
-    learning_rate: float,
-    momentum: float,
-) -> float:
-  """A number after SGD with momentum."""
-  velocity = 0.0
-  for gradient in gradients:
-    velocity = momentum * velocity + gradient
-    weight -= learning_rate * velocity
-  return weight
-
-
 class Adagrad:
   """Adagrad over a list of arrays, its accumulator from 0."""
 

@@ -16,21 +16,8 @@ from tests import reference
 Arrays = Mapping[str, np.ndarray]
 
 
-def under(name: str, weights: Arrays) -> dict[str, np.ndarray]:
-  """The weights under `name/` as float64, without that prefix."""
-  return {
-      key[len(name) + 1 :]: np.asarray(value, np.float64)
-      for key, value in weights.items()
-      if key.startswith(name + '/')
-  }
-
-
-def sigmoid(inputs: np.ndarray) -> np.ndarray:
-  return 1 / (1 + np.exp(-inputs))
-
-
 def swish(inputs: np.ndarray) -> np.ndarray:
-  return inputs * sigmoid(inputs)
+  return inputs * reference.sigmoid(inputs)
 
 
 def group_norm(
@@ -129,14 +116,14 @@ def conformer_block(
   is_relative = 'attention/wr' in weights
   attend = relative_attention if is_relative else reference.self_attention
   hidden = hidden + attend(
-      under('attention', weights),
+      reference.under('attention', weights),
       norm('attention/ln', hidden),
       num_heads=num_heads,
   )
   value, gate = np.split(
       norm('conv/ln', hidden) @ weights['conv/w3'], 2, axis=1
   )
-  gated = value * sigmoid(gate)
+  gated = value * reference.sigmoid(gate)
   kernel = weights['conv/depthwise']
   convolved = np.zeros(gated.shape)
   for s in range(len(gated)):
@@ -145,7 +132,7 @@ def conformer_block(
       if 0 <= other < len(gated):
         convolved[s] += gated[other] * kernel[k]
   if 'conv/bn/mean' in weights:
-    normed = batch_norm(convolved, **under('conv/bn', weights))
+    normed = batch_norm(convolved, **reference.under('conv/bn', weights))
   else:
     normed = group_norm(
         convolved,
@@ -167,10 +154,12 @@ def conformer_encoder(
     num_groups: int,
 ) -> np.ndarray:
   """Encoded frames float64 [S, D] of one utterance [T, F], in evaluation."""
-  hidden = front_end_2d(under('front', weights), features.astype(np.float64))
+  hidden = front_end_2d(
+      reference.under('front', weights), features.astype(np.float64)
+  )
   for index in range(num_blocks):
     hidden = conformer_block(
-        under(f'block_{index:02}', weights),
+        reference.under(f'block_{index:02}', weights),
         hidden,
         num_heads=num_heads,
         num_groups=num_groups,

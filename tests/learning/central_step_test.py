@@ -200,35 +200,28 @@ class DevicesTest(parameterized.TestCase):
         losses, central_step.find_devices(logical_devices.CPUS)
     )
 
-  def test_steps_are_those_of_one_device(self):
-    ends = []
-    for devices in (None, logical_devices.CPUS[:3]):
-      process = central_step.CentralStep(
-          model=_MODEL, optimizer=lars.build_lars(0.5), seed=1, devices=devices
-      )
-      start = state = process.initialize()
-      for _ in range(5):
-        state, metrics = process.next(state, [_batch()])
-        self.assertEqual(float(metrics['num_utterances']), 5)
-      ends.append(state.global_model_weights)
-    for name, value in ends[0].items():
-      np.testing.assert_allclose(value, ends[1][name], atol=1e-5, err_msg=name)
-      moved = np.abs(value - start.global_model_weights[name]).max()
-      self.assertGreater(moved, 1e-4, name)
-
-  def test_copies_stay_on_their_devices_and_are_equal(self):
-    process = central_step.CentralStep(
-        model=_MODEL,
-        optimizer=lars.build_lars(0.5),
-        devices=logical_devices.CPUS[:2],
+  def test_copies_stay_on_their_devices_and_step_as_one(self):
+    process, alone = (
+        central_step.CentralStep(
+            model=_MODEL, optimizer=lars.build_lars(0.5), devices=devices
+        )
+        for devices in (logical_devices.CPUS[:2], None)
     )
-    state = process.initialize()
+    start = state = expected = process.initialize()
     for _ in range(2):
-      state, _ = process.next(state, [_batch()])
+      state, metrics = process.next(state, [_batch()])
+      self.assertEqual(float(metrics['num_utterances']), 5)
+      expected, _ = alone.next(expected, [_batch()])
       copies = process._copies(state)
       self.assertIs(copies[0][1], state.global_model_weights)
       for name, value in copies[1][1].items():
         np.testing.assert_array_equal(value, copies[0][1][name])
+    for name, value in expected.global_model_weights.items():
+      np.testing.assert_allclose(
+          state.global_model_weights[name], value, atol=1e-5, err_msg=name
+      )
+      moved = np.abs(value - start.global_model_weights[name]).max()
+      self.assertGreater(moved, 1e-4, name)
     # Where they are made; logical devices share the memory of one.
     updated, _ = process._traced[frozenset()].get_concrete_function(
     ).structured_outputs

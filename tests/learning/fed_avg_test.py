@@ -12,21 +12,22 @@ import tensorflow_federated as tff
 
 from tests import cases
 from tests import fakes
+from tests import reference
 from tests.learning import federated_twin
 from tests.learning import tiny
 from tff_asr.aggregators import distributed_mean
-from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data
+from tff_asr.data import cohorts as cohorts_lib
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
 from tff_asr.learning import process as process_lib
 from tff_asr.models import weights as weights_lib
-from tff_asr.privacy import clipping as clipping_lib
+from tff_asr.optimizers import lamb
+from tff_asr.optimizers import schedules
 from tff_asr.privacy import distributed
 from tff_asr.privacy import keys
-from tff_asr.privacy import queries
 
 _SEED = 7
 _CLIENT_RATE = 0.01
@@ -35,27 +36,20 @@ _PROXIMAL_WEIGHT = 20.0
 _COHORT_SIZE = 4
 _NUM_STEPS = 3
 _COHORTS = (('ann', 'bob', 'cai'), ('bob', 'dee'))
+_LOCAL = dict(
+    learning_rate=_CLIENT_RATE,
+    max_grad_norm=_MAX_GRAD_NORM,
+    proximal_weight=_PROXIMAL_WEIGHT,
+)
 
 
 def _model():
   return fakes.tiny_model(num_blocks=1)
 
 
-def _aggregator(*, clip=math.inf, noise=0.0, split='global'):
-  return dp_mean.build(
-      build_query=functools.partial(
-          queries.PerLayerClipSumQuery,
-          l2_norm_clip=clip,
-          noise_multiplier=noise,
-          clipping=clipping_lib.Clipping(split=split),
-      ),
-      cohort_size=_COHORT_SIZE,
-  )
-
-
 def _build(
     *, server_optimizer=None, aggregator=None, data=None, frozen=(),
-    augment=None, model=None, **local
+    augment=None, model=None, seed=_SEED, **local
 ) -> tff.learning.templates.LearningProcess:
   model = model or _model()
   if server_optimizer is None:
@@ -64,18 +58,15 @@ def _build(
       model=model,
       pipeline=fakes.tiny_pipeline(model, augment=augment),
       client_data=data or fakes.client_data(),
-      aggregator=aggregator or _aggregator(),
+      aggregator=aggregator or fakes.clipped_mean(
+          cohort_size=_COHORT_SIZE, clip=math.inf, split='global'
+      ),
       server_optimizer=server_optimizer,
-      seed=_SEED,
+      seed=seed,
       frozen=frozen,
   )
-  defaults = dict(
-      learning_rate=_CLIENT_RATE,
-      max_grad_norm=_MAX_GRAD_NORM,
-      proximal_weight=_PROXIMAL_WEIGHT,
-  )
   return fed_avg.build(
-      local=client_update.LocalTraining(**defaults | local), **settings
+      local=client_update.LocalTraining(**_LOCAL | local), **settings
   )
 
 
@@ -86,24 +77,36 @@ def _twin():
       model=_model(),
       cohorts=_COHORTS,
       seed=_SEED,
-      learning_rate=_CLIENT_RATE,
-      max_grad_norm=_MAX_GRAD_NORM,
-      proximal_weight=_PROXIMAL_WEIGHT,
       num_steps=_NUM_STEPS,
+      **_LOCAL,
   )
 
 
 class PlainFederatedAverageTest(parameterized.TestCase):
-  """Two rounds of the whole process against NumPy.
+  """Rounds of the whole process against NumPy.
 
-  Tolerance: 1e-6 of the tensor's norm plus 1e-6 of the whole change's. The twin
+  Tolerance: 2e-6 of the tensor's norm plus 2e-6 of the whole change's. The twin
   computes all but the gradients in float64, the process in float32, which
   rounds at 6e-8 of a value. A tensor that starts at zero is no larger than its
   change, whose rounding is relative to the sums over frames that it came from:
   hence the second part.
   """
 
-  # LAMB, epochs, a clip and drawn cohorts: `poisson_rounds_test`.
+  def assert_weights(self, actual, round_num, expected) -> float:
+    """That a round gave these weights; returns the norm of its change."""
+    weights, found = actual[round_num : round_num + 2]
+    change = federated_twin.norm(
+        {name: expected[name] - weights[name] for name in weights}
+    )
+    self.assertEqual(list(found), list(expected))
+    for name, value in expected.items():
+      self.assertLessEqual(
+          np.linalg.norm(found[name] - value),
+          2e-6 * (np.linalg.norm(value) + change),
+          name,
+      )
+    return change
+
   def test_sgd_server_and_local_steps(self):
     rate = 0.7
     process = _build(
@@ -123,14 +126,11 @@ class PlainFederatedAverageTest(parameterized.TestCase):
           name: sum(one.delta[name] for one in trained) / _COHORT_SIZE
           for name in weights
       }
-      change = rate * federated_twin.norm(mean)
-      self.assertEqual(list(actual[round_num + 1]), list(mean))
-      for name, before in weights.items():
-        value = before - rate * mean[name]
-        distance = np.linalg.norm(actual[round_num + 1][name] - value)
-        self.assertLessEqual(
-            distance, 2e-6 * (np.linalg.norm(value) + change), name
-        )
+      self.assert_weights(
+          actual,
+          round_num,
+          {name: weights[name] - rate * part for name, part in mean.items()},
+      )
       losses = [loss for one in trained for loss in one.losses]
       grad_norms = [norm for one in trained for norm in one.grad_norms]
       # Some gradients are clipped and some not, or the test shows little.
@@ -158,6 +158,73 @@ class PlainFederatedAverageTest(parameterized.TestCase):
           work['first_loss_sum'], work['last_loss_sum'], places=2
       )
 
+  def test_lamb_with_a_schedule_epochs_clips_and_drawn_cohorts(self):
+    # Everything of a private run but the noise; one cohort is empty.
+    clip, cohort_size, seed = 0.3, 2, 11
+    client_ids = fakes.client_data().client_ids
+    key = keys.from_seed(8363)  # Chosen for these cohorts.
+    cohorts = [['ann', 'bob'], [], ['bob', 'cai', 'dee']]
+    iterator = cohorts_lib.poisson(
+        client_ids, cohort_size=cohort_size, key=key
+    ).iterator()
+    for round_num, cohort in enumerate(cohorts):
+      self.assertEqual(iterator.select(), cohort)
+      drawn = reference.poisson_cohort(
+          client_ids,
+          sampling_prob=cohort_size / len(client_ids),
+          key=key,
+          round_num=round_num,
+      )
+      self.assertEqual(drawn, cohort)
+    local = dict(_LOCAL, max_grad_norm=20.0, proximal_weight=0.0, num_epochs=2)
+    process = _build(
+        aggregator=fakes.clipped_mean(cohort_size=cohort_size, clip=clip),
+        server_optimizer=schedules.scheduled(
+            lamb.build_lamb(1.0, epsilon=1e-2),
+            schedule=schedules.exponential_decay(
+                0.05, start=1, decay_rate=0.5, transition_rounds=1
+            ),
+        ),
+        seed=seed,
+        **local,
+    )
+    actual, metrics = federated_twin.run(process, cohorts)
+    twin = federated_twin.Twin(
+        model=_model(), cohorts=cohorts, seed=seed, **local
+    )
+    optimizer = reference.Lamb(0.0, epsilon=1e-2)
+    num_clipped = num_layers = 0
+    # .05, then times .5 a round from round 1 on: by hand.
+    for round_num, rate in enumerate((0.05, 0.05, 0.025)):
+      # The moments are the twin's own.
+      weights = actual[round_num]
+      mean = {name: np.zeros(value.shape) for name, value in weights.items()}
+      for client_id in cohorts[round_num]:
+        delta = twin.train(
+            weights, client_id=client_id, round_num=round_num
+        ).delta
+        for name, layer in reference.clip_layers(delta, clip=clip).items():
+          # The expected size divides, whoever came.
+          mean[name] += layer / cohort_size
+          num_clipped += np.any(layer != delta[name])
+          num_layers += 1
+      optimizer.learning_rate = rate
+      stepped = optimizer.step(list(weights.values()), list(mean.values()))
+      expected = dict(zip(weights, stepped, strict=True))
+      # In the empty round too: LAMB goes on along its first moment.
+      self.assertGreater(
+          self.assert_weights(actual, round_num, expected), 1e-3
+      )
+      measured = metrics[round_num]
+      for found, value in (
+          (measured['client_work']['num_clients'], len(cohorts[round_num])),
+          (measured['finalizer']['update_norm'], federated_twin.norm(mean)),
+          (measured['finalizer']['learning_rate'], rate),
+      ):
+        np.testing.assert_allclose(found, value, rtol=1e-5)
+    # Some layers are clipped and some not, or the test shows little.
+    self.assertBetween(num_clipped, num_layers / 10, num_layers * 9 / 10)
+
   def test_rounds_and_clients_have_seeds_of_their_own(self):
     # The twin's seeds are those of the process: the tests above would fail
     # with another order of utterances or another shift of positions.
@@ -173,7 +240,6 @@ class PlainFederatedAverageTest(parameterized.TestCase):
         for batch in batches
     }
     self.assertLen(seeds, sum(map(len, twin.batches.values())))
-
 
   def test_spec_augment_begins_after_the_unaugmented_rounds(self):
     def silence(features, lengths, seed):
@@ -245,7 +311,9 @@ class ProcessTest(cases.TestCase):
     frozen = sorted(n for n in specs if '/w' in n or n.startswith('front'))
     live = sorted(specs.keys() - set(frozen))
     process = _build(
-        aggregator=_aggregator(clip=clip, noise=noise, split='dim'),
+        aggregator=fakes.clipped_mean(
+            cohort_size=_COHORT_SIZE, clip=clip, noise=noise
+        ),
         num_steps=1,
         frozen=['front/.*', '.*/w.*'],
     )
@@ -298,7 +366,7 @@ class ProcessTest(cases.TestCase):
   def test_what_a_client_adds_is_the_same_whoever_else_comes(self):
     # Sums of integers, so that one bit more or less would show.
     process = _build(
-        aggregator=_aggregator(clip=0.1, split='dim'),
+        aggregator=fakes.clipped_mean(cohort_size=_COHORT_SIZE, clip=0.1),
         model=fakes.tiny_model(num_blocks=1, dropout=0.2),
         num_steps=2,
     )

@@ -90,19 +90,3 @@ class ServerUpdateTest(parameterized.TestCase):
       finalizer.next(
           finalizer.initialize(), _weights(1, 2, 3), _weights(0, value, 0)
       )
-
-  def test_type_signature(self):
-    finalizer = server_update.build(
-        optimizer=tff.learning.optimizers.build_sgdm(0.5), weights_type=_TYPE
-    )
-    self.assertIsInstance(finalizer, tff.learning.templates.FinalizerProcess)
-    self.assertEqual(
-        str(finalizer.next.type_signature),
-        '(<state=<learning_rate=float32>@SERVER,'
-        'weights=<a=float32[2],b=float32>@SERVER,'
-        'delta=<a=float32[2],b=float32>@SERVER> -> '
-        '<state=<learning_rate=float32>@SERVER,'
-        'result=<a=float32[2],b=float32>@SERVER,'
-        'measurements=<learning_rate=float32,update_norm=float32,'
-        'weights_norm=float32>@SERVER>)',
-    )

@@ -16,13 +16,10 @@ from tests import reference
 from tests.learning import federated_twin
 from tests.learning import tiny
 from tff_asr import config
-from tff_asr.aggregators import dp_mean
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
 from tff_asr.models import best_rq
-from tff_asr.privacy import clipping as clipping_lib
-from tff_asr.privacy import queries
 
 _FILES = [
     'gin/experiments/quickstart_federated_dp.gin',
@@ -94,15 +91,7 @@ class SpeakerGradientsTest(parameterized.TestCase):
         model=model,
         pipeline=_pipeline(model),
         client_data=data,
-        aggregator=dp_mean.build(
-            build_query=functools.partial(
-                queries.PerLayerClipSumQuery,
-                l2_norm_clip=clip,
-                noise_multiplier=0.0,
-                clipping=clipping_lib.Clipping(split='dim'),
-            ),
-            cohort_size=_BATCH_SIZE,
-        ),
+        aggregator=fakes.clipped_mean(cohort_size=_BATCH_SIZE, clip=clip),
         server_optimizer=tff.learning.optimizers.build_sgdm(_RATE),
         local=_bound(client_update.LocalTraining),
         seed=_SEED,

@@ -25,7 +25,7 @@ class AlignTest(parameterized.TestCase):
       ('deleted', 'a b', 'a', [('equal', 'a', 'a'), ('delete', 'b', '')]),
       ('nothing_said', '', 'a b', [('insert', '', 'a'), ('insert', '', 'b')]),
       ('neither', '', '', []),
-      ('white_space', ' a\tb ', 'a  b', [
+      ('white_space', ' a\tb\n', 'a  b', [
           ('equal', 'a', 'a'), ('equal', 'b', 'b'),
       ]),
   )
@@ -79,9 +79,7 @@ class CountTest(parameterized.TestCase):
       ),
       ('nothing_heard', 'a cat sat', '', (0, 3, 0, 3)),
       ('nothing_said', '', 'a cat', (0, 0, 2, 0)),
-      ('blanks_said', '  ', 'cat', (0, 0, 1, 0)),
       ('case_counts', 'Cat', 'cat', (1, 0, 0, 1)),
-      ('tabs_and_lines', 'a\tcat\nsat', 'a  cat sat ', (0, 0, 0, 3)),
       ('hyphens_join', "it's well-known", 'its well known', (2, 0, 1, 2)),
   )
   def test_by_hand(self, reference, hypothesis, expected):

@@ -41,30 +41,21 @@ _ROWS = {
     'conv': (
         conv.build, dict(_BASE, kernel_size=3), reference.conv_encoder, 3
     ),
-    'conformer': (
-        conformer.build,
-        _CONFORMER,
-        functools.partial(
-            reference_ssl.conformer_encoder, num_heads=2, num_groups=4
-        ),
-        4,
-    ),
-    'conformer_batch_norm': (
-        conformer.build,
-        _CONFORMER | dict(norm='batch'),
-        functools.partial(
-            reference_ssl.conformer_encoder, num_heads=2, num_groups=4
-        ),
-        4,
-    ),
-    'conformer_plain': (
-        conformer.build,
-        _CONFORMER | dict(relative_attention=False),
-        functools.partial(
-            reference_ssl.conformer_encoder, num_heads=2, num_groups=4
-        ),
-        4,
-    ),
+    **{
+        name: (
+            conformer.build,
+            _CONFORMER | options,
+            functools.partial(
+                reference_ssl.conformer_encoder, num_heads=2, num_groups=4
+            ),
+            4,
+        )
+        for name, options in (
+            ('conformer', {}),
+            ('conformer_batch_norm', dict(norm='batch')),
+            ('conformer_plain', dict(relative_attention=False)),
+        )
+    },
 }
 _NAMES = tuple((name, name) for name in _ROWS)
 # Another value of each option, and bad ones; 0, -1 and 2.0 for every size.
@@ -421,28 +412,6 @@ class TransformerTest(parameterized.TestCase):
         and n.attr['SrcT'].type == tf.bfloat16.as_datatype_enum
     }
     self.assertEqual('Cast' in widened, rounding == 'published')
-
-
-class SizesTest(parameterized.TestCase):
-
-  # A block's parameters by hand.
-  # Transformer: wqkv 8 * 24, wf 8 * 8, two norms 2 * 8, w1 8 * 12, w2 12 * 8.
-  # Convolution: kernel 3 * 8 * 16, bias 16, a norm of 2 * 8.
-  # Conformer of MLP 4 D and kernel 5: FFNs 16 D^2, attention 5 D^2, convolution
-  # 3 D^2; 6 norms of 2 D, u and v, depthwise 5 D.
-  @parameterized.parameters(
-      ('transformer', {}, 192 + 64 + 32 + 96 + 96),
-      ('conv', {}, 384 + 16 + 16),
-      ('conformer', dict(mlp_dim=32, kernel_size=5), 24 * 64 + 19 * 8),
-      # Without W_r, u and v.
-      ('conformer_plain', dict(mlp_dim=32, kernel_size=5), 23 * 64 + 17 * 8),
-  )
-  def test_by_hand(self, row, options, expected):
-    one, two = (
-        weights_lib.count(_build(row, num_blocks=n, **options).specs)
-        for n in (1, 2)
-    )
-    self.assertEqual(two - one, expected)
 
 
 class AttentionTest(parameterized.TestCase):

@@ -1,8 +1,8 @@
+from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
 
-from tests import reference
 from tff_asr.models import positions
 
 
@@ -34,14 +34,6 @@ class CapeTest(parameterized.TestCase):
         _cape([3], 3, dim=4, frame_sec=0.1)[0],
         [[-s, c, -s2, c2], [0, 1, 0, 1], [s, c, s2, c2]],
         atol=1e-6,
-    )
-
-  @parameterized.parameters(1, 2, 7, 50)
-  def test_agrees_with_the_numpy_twin(self, length):
-    np.testing.assert_allclose(
-        _cape([length], length, dim=16)[0],
-        reference.cape(length, 16, frame_sec=0.03),
-        atol=1e-5,
     )
 
   @parameterized.product(seed=(None, (1, 2)))
@@ -78,37 +70,16 @@ class CapeTest(parameterized.TestCase):
     self.assertGreater(len(np.unique(shifts[:, 0])), 450)
 
 
-class SinusoidalTest(parameterized.TestCase):
-
-  def embed(self, lengths, size, dim=8):
-    return positions.sinusoidal(
-        tf.constant(lengths), tf.constant(size), dim=dim
-    ).numpy()
+class SinusoidalTest(absltest.TestCase):
 
   def test_by_hand(self):
-    # D = 4 has frequencies 1 and 10000^(-1/2) = .01.
+    # D = 4 has frequencies 1 and 10000^(-1/2) = .01. The third is padding.
     np.testing.assert_allclose(
-        self.embed([3], 3, dim=4)[0],
+        positions.sinusoidal(tf.constant([2]), tf.constant(3), dim=4)[0],
         [
             [0, 1, 0, 1],
             [np.sin(1), np.cos(1), np.sin(0.01), np.cos(0.01)],
-            [np.sin(2), np.cos(2), np.sin(0.02), np.cos(0.02)],
+            [0, 0, 0, 0],
         ],
         atol=1e-6,
     )
-
-  @parameterized.parameters(1, 2, 7, 200)
-  def test_agrees_with_the_numpy_twin(self, length):
-    np.testing.assert_allclose(
-        self.embed([length], length, dim=16)[0],
-        reference.sinusoidal(length, 16),
-        atol=1e-4,
-    )
-
-  def test_padding_is_zero_and_changes_nothing_before_it(self):
-    embedding = self.embed([4, 0, 7], 9)
-    for row, length in zip(embedding, [4, 0, 7]):
-      np.testing.assert_array_equal(row[length:], 0)
-      np.testing.assert_array_equal(
-          row[:length], self.embed([7], 7)[0, :length]
-      )

@@ -273,33 +273,6 @@ class PerTensorTest(parameterized.TestCase):
       self.assertGreater(np.abs(plain[0] - found[0]).max(), 1e-5)
 
   @parameterized.parameters(*_RULES)
-  def test_tensors_of_any_order_do_not_affect_each_other(self, name):
-    build = lambda: _RULES[name][0](0.1)
-    weights, steps = _arrays(1), [_arrays(2, n) for n in range(3)]
-    alone = [
-        self.run_steps(build(), [weight], [[each[i]] for each in steps])[0]
-        for i, weight in enumerate(weights)
-    ]
-    for order in ((0, 1, 2), (2, 0, 1)):
-      pick = lambda arrays: [arrays[i] for i in order]
-      found = self.run_steps(build(), pick(weights), list(map(pick, steps)))
-      for i, value in zip(order, found):
-        np.testing.assert_allclose(value, alone[i], rtol=1e-6)
-
-  @parameterized.parameters('lamb', 'lars')
-  def test_the_size_of_gradients_does_not_matter_without_epsilon(self, name):
-    small, large = (
-        self.run_steps(
-            _RULES[name][0](0.1, epsilon=0.0),
-            _arrays(1),
-            [[scale * g for g in _arrays(2)]],
-        )
-        for scale in (1e-8, 1e8)
-    )
-    for one, other in zip(small, large):
-      np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
-
-  @parameterized.parameters(*_RULES)
   def test_a_gradient_may_be_missing_or_sparse(self, name):
     optimizer = _RULES[name][0](0.1)
     weights = [tf.constant([[1.0], [2.0]]), tf.constant([[3.0], [4.0]])]

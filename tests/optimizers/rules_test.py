@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tests import reference
 from tff_asr.optimizers import adagrad
 from tff_asr.optimizers import adam
 from tff_asr.optimizers import lamb
@@ -106,15 +105,6 @@ class RulesTest(parameterized.TestCase):
     state = optimizer.set_hparams(state, hparams)
     _, stopped = optimizer.next(state, tf.constant(weights), gradient)
     np.testing.assert_allclose(weights - stopped, [0.00135, 0.0018], rtol=1e-3)
-
-  def test_tffs_sgd_agrees_with_the_numpy_twin(self):
-    gradients = np.random.default_rng(1).normal(size=20).astype(np.float32)
-    options = dict(learning_rate=0.1, momentum=0.9)
-    optimizer = tff.learning.optimizers.build_sgdm(**options)
-    _, found = _run(optimizer, 1.0, gradients)
-    np.testing.assert_allclose(
-        found[-1], reference.sgd(1.0, gradients, **options), rtol=1e-4
-    )
 
 
 class TrustRatioTest(parameterized.TestCase):

@@ -10,6 +10,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
+import pytest
 
 from tests import cases
 from tff_asr.recognition import language_model as language_model_lib
@@ -34,6 +35,12 @@ ngram 2=4
 
 \\end\\
 """
+
+
+_needs_packages = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ('pyctcdecode', 'kenlm'))),
+    reason='needs the packages of requirements-lm.txt',
+)
 
 
 class LanguageModelTest(cases.TestCase):
@@ -94,9 +101,8 @@ class LanguageModelTest(cases.TestCase):
     decoder.decode_beams.assert_called_once_with(logits, beam_width=7)
     self.assertEqual(decode(logits[:0]), ('', []))
 
+  @_needs_packages
   def test_the_model_decides_where_the_sound_does_not(self):
-    if not all(map(importlib.util.find_spec, ('pyctcdecode', 'kenlm'))):
-      self.skipTest('needs the packages of requirements-lm.txt')
     # 'a', then 'b' or 'c', which sounds a little more like it.
     logits = np.full([2, 5], -20.0, np.float32)
     logits[0, 1] = 0.0
@@ -105,9 +111,8 @@ class LanguageModelTest(cases.TestCase):
     text, ((word, start, end),) = self.build(alpha=1.0)(logits)
     self.assertEqual((text, word, start, end), ('ab', 'ab', 0, 2))
 
+  @_needs_packages
   def test_a_file_of_something_else_is_named(self):
-    if not all(map(importlib.util.find_spec, ('pyctcdecode', 'kenlm'))):
-      self.skipTest('needs the packages of requirements-lm.txt')
     pathlib.Path(self.path).write_text('no model')
     with self.assertRaisesRegex(ValueError, 'words.arpa is not a model'):
       self.build()

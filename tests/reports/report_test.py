@@ -61,6 +61,9 @@ class ReportTest(cases.TestCase):
         privacy=run_folders.privacy(),
         results={'seconds': 10.0},
         errors={'ann': (2, 4), 'bob': (2, 8)},
+        attributes={
+            'ann': {'gender': 'female'}, 'bob': {'gender': 'm<a>le'},
+        },
         hypotheses=[
             ('ann', 'one two', 'one two'),
             ('bob', 'three <b>four</b>', 'tree'),
@@ -94,6 +97,7 @@ class ReportTest(cases.TestCase):
     )
     # By speaker: 1/2 and 1/4 of the words of the private run.
     self.assertEqual(rows['private'], ['2', '25.0', '37.5', '50.0', '50.0'])
+    self.assertEqual(rows['gender: m&lt;a&gt;le'], ['', '25.0 (1)'])
     # Settings that differ, and no others.
     self.assertEqual(rows['LEARNING_RATE'], ['0.1', ''])
     self.assertNotIn('SEED', rows)
@@ -139,22 +143,6 @@ class ReportTest(cases.TestCase):
     text, _ = self.write(row)
     self.assertNotIn('<b>', text)
     self.assertIn('a$\\frac{1$&lt;b&gt;', text)
-
-  def test_groups_of_speakers_have_their_rates(self):
-    known = self.row(
-        'known',
-        errors={'ann': (2, 4), 'bob': (2, 8), 'cai': (0, 8)},
-        attributes={
-            'ann': {'gender': 'female'},
-            'bob': {'gender': 'm<a>le'},
-            'cai': {'gender': 'm<a>le'},
-        },
-    )
-    text, page = self.write(known)
-    # 2 of 16 words; of either speaker, drawn twice, 0 or 2 of 8.
-    rows = self.rows_of(text)
-    self.assertEqual(rows['gender: m&lt;a&gt;le'], ['12.5 (0.0 to 25.0; 2)'])
-    self.assertLen(page.fetched, 1)
 
   def test_transcripts_are_left_out_where_none_is_asked_for(self):
     # A run with little else, as pictures take seconds.

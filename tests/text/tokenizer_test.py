@@ -10,11 +10,6 @@ _MANY = tokenizer_lib.ENGLISH + 'öäüßœ𝄞'
 
 class CharTokenizerTest(parameterized.TestCase):
 
-  def test_english_has_30_outputs_with_the_blank_last(self):
-    tokenizer = tokenizer_lib.CharTokenizer()
-    self.assertEqual(tokenizer.vocab_size, 30)
-    self.assertEqual(tokenizer.blank_id, 29)
-
   @parameterized.parameters('', "it's a test-case", 'zz  z', 'öl œuf 𝄞')
   def test_decoding_undoes_encoding(self, text):
     tokenizer = tokenizer_lib.CharTokenizer(_MANY)
@@ -112,9 +107,6 @@ class SentencePieceTokenizerTest(parameterized.TestCase):
     tokenizer = tokenizer_lib.SentencePieceTokenizer(_PIECES)
     self.assertEqual((tokenizer.vocab_size, tokenizer.blank_id), (7, 6))
     self.assertEqual(tokenizer.tokens, ('a', 'ab', 'b', 'ba', ' ', ' ab'))
-    for token in (6, 7, -1):
-      with self.assertRaisesRegex(ValueError, f'token id {token} is not one'):
-        tokenizer.decode([0, token])
 
   def test_what_has_no_piece_becomes_minus_1_and_is_missing(self):
     tokenizer = tokenizer_lib.SentencePieceTokenizer(_PIECES)
