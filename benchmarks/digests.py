@@ -15,6 +15,7 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
+from collections.abc import Callable
 import functools
 import hashlib
 import json
@@ -28,17 +29,12 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import toy_runs
-from benchmarks import workload as workload_lib
-from tff_asr.data import client_data
 from tff_asr.data import cohorts
 from tff_asr.execution import multi_device
 from tff_asr.privacy import adaptive_query
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import queries
-from tff_asr.programs import central
-from tff_asr.programs import federated
 from tff_asr.programs import pretraining
-from tff_asr.programs import training_loop
 from tff_asr.storage import model_file
 from tff_asr.storage import run_dir
 
@@ -47,124 +43,65 @@ _COMPARE = flags.DEFINE_string('compare', None, 'Digests to compare with.')
 _CASE = flags.DEFINE_string('case', None, 'One case alone, in this process.')
 _FOLDER = flags.DEFINE_string('folder', None, 'Of the runs; for --case.')
 
-# Utterances long enough for their transcripts: others teach nothing.
-_SIZES = workload_lib.Workload(
-    num_blocks=1,
-    dim=8,
-    num_clients=6,
-    num_local_steps=2,
-    num_utterances=4,
-    utterance_sec=2.5,
-    batch_sec=6.0,
-    length_range=0.2,
-)
 _ROUNDS = 3
 _STEPS = 6
 _KEY = np.arange(1, 9, dtype=np.int32)
 
 
-def _train(program, folder: str, name: str, **settings) -> str:
-  """The folder of a run on the shared corpus."""
-  run = os.path.join(folder, name)
-  corpus = os.path.join(folder, 'corpus')
-  toy_runs.train(program, _SIZES, corpus, run, **settings)
-  return run
-
-
-def _federated(folder: str, name: str, *, context, noise: float = 0.0) -> str:
-  return _train(
-      federated.FederatedTraining,
-      folder,
-      name,
-      learning_process=_SIZES.build_process(
-          client_data.load(os.path.join(folder, 'corpus')),
-          cohort_size=4,
-          noise_multiplier=noise,
-      ),
-      build_cohorts=functools.partial(cohorts.fixed_size, cohort_size=4),
-      context=context,
+def _federated(corpus: str, run: str, *, context=None, noise=0.0) -> None:
+  toy_runs.train_federated(
+      corpus,
+      run,
       num_rounds=_ROUNDS,
-      privacy=toy_runs.FIXED_KEYS,
+      cohort_size=4,
+      sample=cohorts.fixed_size,
+      noise_multiplier=noise,
+      context=context,
   )
 
 
-def _one_device(folder: str) -> str:
-  return _federated(
-      folder, 'one_device', context=multi_device.build_async_context()
-  )
-
-
-def _two_devices(folder: str) -> str:
+def _two_devices(corpus: str, run: str) -> None:
   tf.config.set_logical_device_configuration(
       tf.config.list_physical_devices('CPU')[0],
       [tf.config.LogicalDeviceConfiguration()] * 2,
   )
-  return _federated(
-      folder,
-      'two_devices',
-      context=multi_device.build_async_context(
-          multi_device.Settings(devices=['CPU:0', 'CPU:1'])
-      ),
-  )
+  settings = multi_device.Settings(devices=['CPU:0', 'CPU:1'])
+  _federated(corpus, run, context=multi_device.build_async_context(settings))
 
 
-def _ray(folder: str) -> str:
+def _ray(corpus: str, run: str) -> None:
   # pylint: disable-next=g-import-not-at-top
   from tff_asr.execution import ray_cluster
 
-  return _federated(
-      folder,
-      'ray',
-      context=ray_cluster.build_async_context(
-          ray_cluster.Settings(num_workers=2)
-      ),
+  settings = ray_cluster.Settings(num_workers=2)
+  _federated(corpus, run, context=ray_cluster.build_async_context(settings))
+
+
+def _pretrain(corpus: str, run: str) -> None:
+  toy_runs.train(
+      pretraining.Pretraining, corpus, run, batch_size=2, num_steps=_STEPS
   )
 
 
-def _noised(folder: str) -> str:
-  return _federated(
-      folder, 'noised', context=multi_device.build_async_context(), noise=1.0
-  )
-
-
-def _central(folder: str, name: str = 'central', **settings) -> str:
-  return _train(
-      central.CentralTraining,
-      folder,
-      name,
-      num_steps=_STEPS,
-      settings=training_loop.RunSettings(evaluate_every=3, save_every=3),
-      **settings,
-  )
-
-
-def _pretrain(folder: str) -> str:
-  return _train(
-      pretraining.Pretraining,
-      folder,
-      'pretrain',
-      batch_size=2,
-      num_steps=_STEPS,
-  )
-
-
-def _fine_tuned(folder: str) -> str:
-  return _central(
-      folder,
-      'fine_tuned',
-      init_from_run=os.path.join(folder, 'pretrain'),
+def _fine_tuned(corpus: str, run: str) -> None:
+  toy_runs.train_central(
+      corpus,
+      run,
+      num_rounds=_STEPS,
+      init_from_run=os.path.join(os.path.dirname(run), _PRETRAINING),
       encoder_rate=0.5,
       encoder_frozen_steps=2,
   )
 
 
-_RUNS = {
-    'federated, 1 device': _one_device,
+_PRETRAINING = 'public pre-training'
+_RUNS: dict[str, Callable[[str, str], None]] = {
+    'federated, 1 device': _federated,
     'federated, 2 devices': _two_devices,
     'federated, Ray, 2 workers': _ray,
-    'federated, noised': _noised,
-    'central': _central,
-    'public pre-training': _pretrain,
+    'federated, noised': functools.partial(_federated, noise=1.0),
+    'central': functools.partial(toy_runs.train_central, num_rounds=_STEPS),
+    _PRETRAINING: _pretrain,
     'fine-tuning': _fine_tuned,
 }
 
@@ -176,7 +113,10 @@ def _digest(array) -> str:
   ).hexdigest()[:16]
 
 
-def _model(run: str) -> dict[str, str]:
+def _model(case: str, folder: str) -> dict[str, str]:
+  """Digests of the tensors of a case's model, whose run is trained here."""
+  run = os.path.join(folder, case)
+  _RUNS[case](os.path.join(folder, 'corpus'), run)
   leaves = model_file.read(os.path.join(run, run_dir.MODEL))
   return {name: _digest(value) for name, value in sorted(leaves.items())}
 
@@ -237,14 +177,14 @@ def main(_) -> None:
       found = (
           _queries()
           if _CASE.value == 'queries'
-          else _model(_RUNS[_CASE.value](_FOLDER.value))
+          else _model(_CASE.value, _FOLDER.value)
       )
     with open(_JSON.value, 'w', encoding='utf-8') as file:
       json.dump(found, file)
     return
   found = {}
   with tempfile.TemporaryDirectory() as folder:
-    _SIZES.write_corpus(os.path.join(folder, 'corpus'))
+    toy_runs.write_corpus(os.path.join(folder, 'corpus'))
     # Each in a process of its own: devices are fixed by the first op.
     for number, case in enumerate([*_RUNS, 'queries']):
       path = os.path.join(folder, f'{number}.json')

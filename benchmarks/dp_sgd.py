@@ -13,13 +13,15 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
+import subprocess
+import sys
 import time
 from typing import NamedTuple
 
 from absl import flags
 
 from benchmarks import limits
-from benchmarks import own_process
+from benchmarks import memory
 from benchmarks import report
 from benchmarks import turns
 from benchmarks import workload as workload_lib
@@ -69,7 +71,7 @@ def main(_) -> None:
     is_private, frozen = _ONE.value.split(',')
     run = _build(_Variant(is_private == 'True', float(frozen)))
     run()
-    print(own_process.peak_gib())
+    print(memory.peak_gib())
     return
   variants = _variants()
   runs = {variant: _build(variant) for variant in variants}
@@ -170,12 +172,19 @@ def _build(variant: _Variant):
 def _peak_gib(variant: _Variant) -> float:
   """Peak memory of a step in a process of its own."""
   sizes = (_NUM_BLOCKS, _DIM, _CODES, _BATCH, _SEC)
-  peak = own_process.measure(
-      'dp_sgd',
-      one=f'{variant.is_private},{variant.frozen}',
-      **{flag.name: flag.value for flag in sizes},
-  )
-  return float(peak)
+  output = subprocess.run(
+      [
+          sys.executable,
+          '-m',
+          'benchmarks.dp_sgd',
+          f'--one={variant.is_private},{variant.frozen}',
+          *(f'--{flag.name}={flag.value}' for flag in sizes),
+      ],
+      check=True,
+      stdout=subprocess.PIPE,
+      text=True,
+  ).stdout
+  return float(output.splitlines()[-1])
 
 
 if __name__ == '__main__':

@@ -43,6 +43,7 @@ from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
 from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 
 _NUM_BLOCKS = flags.DEFINE_integer(
@@ -230,10 +231,12 @@ class _BareRound:
         workload_lib.build_query()(specs), float(num_clients)
     )
     # Tensors from the start, so that the functions are traced once.
+    state = query.initial_global_state()
+    keyed = queries.set_noise_key(state.numerator_state, keys.draw())
     self._query_state, self._optimizer_state = tf.nest.map_structure(
         tf.convert_to_tensor,
         (
-            workload_lib.keyed_state(query),
+            state._replace(numerator_state=keyed),
             optimizer.initialize(specs),
         ),
     )

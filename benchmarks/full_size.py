@@ -32,7 +32,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from benchmarks import memory
-from benchmarks import own_process
 from benchmarks import report
 from benchmarks import workload as workload_lib
 from tff_asr.execution import multi_device
@@ -140,7 +139,7 @@ class _Clock:
     self._begin()
 
   def _begin(self) -> None:
-    own_process.reset_peak()
+    memory.reset_peak()
     self._last = time.monotonic()
     self._last_cpu = time.process_time()
 
@@ -152,8 +151,8 @@ class _Clock:
         part,
         seconds,
         cpu_seconds,
-        own_process.peak_gib(),
-        own_process.resident_gib(),
+        memory.peak_gib(),
+        memory.resident_gib(),
     )
     print(
         f'{part}: {seconds:.1f} s, {cpu_seconds:.1f} of CPUs, '

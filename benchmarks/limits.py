@@ -1,7 +1,7 @@
-"""Limits of this machine: its best paces of multiplying and of copying.
+"""This machine's best pace of multiplying, and waiting for devices.
 
-Both are measured with TensorFlow's own kernels on its own threads, so that a
-share of them tells what the work around the kernels costs.
+The pace is that of TensorFlow's own kernel on its own threads, so that a share
+of it tells what the work around the kernels costs.
 """
 
 from collections.abc import Callable
@@ -9,8 +9,6 @@ from collections.abc import Callable
 import tensorflow as tf
 
 _PRODUCT_SIZE = 2048
-# Beyond every cache.
-_COPY_FLOATS = 2**26
 
 
 def build_product() -> tuple[Callable[[], None], int]:
@@ -24,17 +22,6 @@ def build_product() -> tuple[Callable[[], None], int]:
     tf.matmul(one, other).numpy()
 
   return run, 2 * size**3
-
-
-def build_copy() -> tuple[Callable[[], None], int]:
-  """A pass over float32 values, and the bytes that it reads and writes."""
-  values = tf.ones([_COPY_FLOATS])
-
-  def run() -> None:
-    # An identity copies nothing.
-    wait(tf.negative(values))
-
-  return run, 2 * 4 * _COPY_FLOATS
 
 
 def wait(tensors) -> None:

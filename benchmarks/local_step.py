@@ -6,10 +6,9 @@ The same batch goes through functions each of which does more than the one
 before: logits, loss, gradients, clipped gradients, whole step; what a part
 takes is the difference to the one before, in the same turn. Features are
 computed from the same seconds of audio. For comparison: the step without
-dropout, and if asked for with bfloat16 activations (`--bfloat16`) and with an
-encoder that XLA compiles, forward and backward (`--jit`). TensorFlow's losses
-are not among what XLA compiles, so the loss stays as it is. The loss in tensor
-ops (`scan`, for GPUs) has a row beside TensorFlow's op, on the same logits.
+dropout, and if asked for with bfloat16 activations (`--bfloat16`). The loss in
+tensor ops (`scan`, for GPUs) has a row beside TensorFlow's op, on the same
+logits.
 
 `of the product's pace`: the operations of the step's matrix products, forward
 and backward (`flops`), over its seconds, as a share of the pace at which
@@ -52,7 +51,6 @@ _DROPOUT = flags.DEFINE_float(
 _BFLOAT16 = flags.DEFINE_boolean(
     'bfloat16', False, 'Also with bfloat16 activations.'
 )
-_JIT = flags.DEFINE_boolean('jit', False, 'Also compile the step with XLA.')
 _REPEATS = flags.DEFINE_integer(
     'repeats', 5, 'Turns that count.', lower_bound=1
 )
@@ -93,14 +91,6 @@ def main(_) -> None:
         dropout=_DROPOUT.value, activation_dtype='bfloat16'
     )
     runs['with bfloat16'] = _functions(short, batch)['step']
-  if _JIT.value:
-    encoder = model.encoder
-    jitted = dataclasses.replace(
-        encoder,
-        apply=tf.function(encoder.apply, autograph=False, jit_compile=True),
-    )
-    xla = dataclasses.replace(model, encoder=jitted)
-    runs['with XLA'] = _functions(xla, batch)['step']
   runs |= _losses(model)
   runs['product'], product_flops = limits.build_product()
   seconds = turns.measure(runs, repeats=_REPEATS.value)
@@ -127,7 +117,10 @@ def main(_) -> None:
   others = [name for name in runs if name not in no_step]
   ctc_ratios = turns.ratios(*(seconds[name] for name in _LOSSES))
   utilization = {
-      name: turns.shares_of_paces(work, seconds[name], paces)
+      name: [
+          work / took / pace
+          for took, pace in zip(seconds[name], paces, strict=True)
+      ]
       for name in ('step', *others)
   }
   num_parameters = weights_lib.count(model.specs)

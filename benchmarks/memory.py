@@ -1,4 +1,4 @@
-"""Peak memory of a program with all processes that it started.
+"""Memory of this process, and of a program with all processes it started.
 
 Processes are known by a variable in their environment, which they inherit, also
 where they leave their parent. What is summed is PSS, in which a page that n
@@ -13,6 +13,29 @@ import threading
 VARIABLE = 'TFF_ASR_BASELINE'
 
 _PSS = re.compile(r'^Pss: +(\d+) kB$', re.MULTILINE)
+
+
+def peak_gib() -> float:
+  """This process's largest resident memory since `reset_peak`, GiB."""
+  # Not ru_maxrss: a process inherits the one of who started it.
+  return _status_gib('VmHWM')
+
+
+def resident_gib() -> float:
+  """This process's resident memory now, GiB."""
+  return _status_gib('VmRSS')
+
+
+def reset_peak() -> None:
+  """`peak_gib` begins anew from what is resident now."""
+  pathlib.Path('/proc/self/clear_refs').write_text('5', encoding='ascii')
+
+
+def _status_gib(name: str) -> float:
+  """A size of Linux's account of this process, GiB."""
+  status = pathlib.Path('/proc/self/status').read_text(encoding='ascii')
+  kib = re.search(rf'^{name}:\s+(\d+) kB$', status, re.MULTILINE)[1]
+  return int(kib) / 2**20
 
 
 class Peak:

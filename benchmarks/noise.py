@@ -30,6 +30,7 @@ launch.begin(__name__)
 
 from collections.abc import Callable
 import math
+import re
 import statistics
 import time
 from typing import Any, NamedTuple
@@ -39,7 +40,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import limits
-from benchmarks import own_process
+from benchmarks import memory
 from benchmarks import report
 from benchmarks import turns
 from benchmarks import workload as workload_lib
@@ -97,7 +98,7 @@ def main(_) -> None:
   if _BITS.value and not _MECHANISMS.value:
     _write_distributed([int(bits) for bits in _BITS.value])
     return
-  num_blocks, dim = workload_lib.parse_size(_SIZE.value, flag='--size')
+  num_blocks, dim = _parse_size(_SIZE.value)
   model = workload_lib.Workload(
       num_blocks=num_blocks, dim=dim, num_clients=1, num_local_steps=1
   ).build_model()
@@ -110,11 +111,11 @@ def main(_) -> None:
 
   def measured(name: str, run: Callable[[], None]) -> Callable[[], None]:
     def whole() -> None:
-      own_process.reset_peak()
-      before, started = own_process.resident_gib(), time.process_time()
+      memory.reset_peak()
+      before, started = memory.resident_gib(), time.process_time()
       run()
       cpu_seconds.setdefault(name, []).append(time.process_time() - started)
-      growth.setdefault(name, []).append(own_process.peak_gib() - before)
+      growth.setdefault(name, []).append(memory.peak_gib() - before)
 
     return whole
 
@@ -146,6 +147,17 @@ def main(_) -> None:
           cpu_seconds=cpu_seconds, growth_gib=growth,
       ),
   )
+
+
+def _parse_size(text: str) -> tuple[int, int]:
+  """Blocks and width of a transformer, such as '8x512'."""
+  found = re.fullmatch(r'([1-9]\d*)x([1-9]\d*)', text)
+  if not found or int(found[2]) % 4:
+    raise ValueError(
+        '--size must be blocks and a width that 4 divides, such as 8x512, '
+        f'found {text!r}.'
+    )
+  return int(found[1]), int(found[2])
 
 
 def _write_distributed(all_bits: list[int]) -> None:
@@ -227,12 +239,12 @@ def _write_mechanisms(names: list[str], specs: Any) -> None:
       ):
         given = build()
         malloc_trim.give_back(tf.nest.flatten(given))
-        own_process.reset_peak()
-        before, started = own_process.resident_gib(), time.process_time()
+        memory.reset_peak()
+        before, started = memory.resident_gib(), time.process_time()
         limits.wait(tf.nest.flatten(run(mechanism.state, given)))
         if turn:  # The first one traces.
           found.setdefault((name, place), []).append((
-              time.process_time() - started, own_process.peak_gib() - before
+              time.process_time() - started, memory.peak_gib() - before
           ))
         del given
   table = [[

@@ -11,7 +11,7 @@ import csv
 import functools
 import json
 import os
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow_federated as tff
@@ -31,17 +31,19 @@ from tff_asr.storage import model_file
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
-COHORT_SIZE = 2
-FIXED_KEYS = private_rounds.PrivacySettings(noise_seed=1, sampler_seed=2)
+_FIXED_KEYS = private_rounds.PrivacySettings(noise_seed=1, sampler_seed=2)
+_COHORT_SIZE = 2
 _EVERY_SECOND = training_loop.RunSettings(evaluate_every=2, save_every=2)
+# Utterances long enough for their transcripts: others teach nothing.
 _SIZES = workload_lib.Workload(
     num_blocks=1,
     dim=8,
-    num_clients=4,
-    num_local_steps=1,
-    num_utterances=2,
-    utterance_sec=2.0,
-    batch_sec=4.0,
+    num_clients=6,
+    num_local_steps=2,
+    num_utterances=4,
+    utterance_sec=2.5,
+    batch_sec=6.0,
+    length_range=0.2,
 )
 
 
@@ -52,7 +54,6 @@ def write_corpus(folder: str) -> None:
 
 def train(
     program: Callable[..., training_loop.TrainingRun],
-    sizes: workload_lib.Workload,
     corpus: str,
     output_dir: str,
     **settings: Any,
@@ -62,13 +63,12 @@ def train(
   Args:
     program: `FederatedTraining`, or with a fixed optimizer and seed
       `CentralTraining` or `Pretraining`.
-    sizes: of the model and its data.
-    corpus: by `sizes.write_corpus`.
-    output_dir: the run's folder.
-    **settings: the program's own.
+    corpus: By `write_corpus`.
+    output_dir: The run's folder.
+    **settings: The program's own.
   """
-  model = sizes.build_model()
-  pipeline = sizes.build_pipeline(model)
+  model = _SIZES.build_model()
+  pipeline = _SIZES.build_pipeline(model)
   if program is pretraining.Pretraining:
     model = best_rq.build(
         encoder=model.encoder,
@@ -85,41 +85,48 @@ def train(
       model=model,
       pipeline=pipeline,
       client_data=client_data.load(corpus),
+      settings=_EVERY_SECOND,
       **settings,
   )))
 
 
-def train_federated(corpus: str, output_dir: str, *, num_rounds: int) -> None:
-  """A federated run with DP."""
+def train_federated(
+    corpus: str,
+    output_dir: str,
+    *,
+    num_rounds: int,
+    cohort_size: int = _COHORT_SIZE,
+    sample: Callable[..., Any] = cohorts.poisson,
+    noise_multiplier: float = 1.0,
+    context: Optional[tff.framework.AsyncContext] = None,
+) -> None:
+  """A federated run with clips, and where it is not 0 with noise."""
   train(
       federated.FederatedTraining,
-      _SIZES,
       corpus,
       output_dir,
       learning_process=_SIZES.build_process(
           client_data.load(corpus),
-          cohort_size=COHORT_SIZE,
-          noise_multiplier=1.0,
+          cohort_size=cohort_size,
+          noise_multiplier=noise_multiplier,
       ),
-      build_cohorts=functools.partial(
-          cohorts.poisson, cohort_size=COHORT_SIZE
-      ),
-      context=multi_device.build_async_context(),
+      build_cohorts=functools.partial(sample, cohort_size=cohort_size),
+      context=context or multi_device.build_async_context(),
       num_rounds=num_rounds,
-      settings=_EVERY_SECOND,
-      privacy=FIXED_KEYS,
+      privacy=_FIXED_KEYS,
   )
 
 
-def train_central(corpus: str, output_dir: str, *, num_rounds: int) -> None:
+def train_central(
+    corpus: str, output_dir: str, *, num_rounds: int, **settings: Any
+) -> None:
   """A central run of as many steps."""
   train(
       central.CentralTraining,
-      _SIZES,
       corpus,
       output_dir,
       num_steps=num_rounds,
-      settings=_EVERY_SECOND,
+      **settings,
   )
 
 
@@ -127,14 +134,12 @@ def train_pretrain(corpus: str, output_dir: str, *, num_rounds: int) -> None:
   """Private pre-training of as many steps."""
   train(
       pretraining.Pretraining,
-      _SIZES,
       corpus,
       output_dir,
-      batch_size=COHORT_SIZE,
+      batch_size=_COHORT_SIZE,
       num_steps=num_rounds,
       build_query=workload_lib.build_query(1.0),
-      settings=_EVERY_SECOND,
-      privacy=FIXED_KEYS,
+      privacy=_FIXED_KEYS,
   )
 
 

@@ -50,18 +50,3 @@ def ratios(
   """Turn by turn."""
   return [one / other for one, other in zip(numerators, denominators,
                                             strict=True)]
-
-
-def shares_of_paces(
-    work: float, seconds: Sequence[float], pace: Sequence[float], /
-) -> list[float]:
-  """Shares of the machine's pace at which work was done, turn by turn.
-
-  Args:
-    work: How much, in operations or bytes.
-    seconds: What it took, in each turn.
-    pace: The machine's, in the same turns, in the same unit a second.
-  """
-  return [
-      work / took / limit for took, limit in zip(seconds, pace, strict=True)
-  ]

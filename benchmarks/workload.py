@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import math
-import re
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import psutil
@@ -20,7 +19,6 @@ from data_tools import shards
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.data import shapes as shapes_lib
 from tff_asr.execution import context as context_lib
 from tff_asr.execution import prefetch
 from tff_asr.execution import ray_cluster
@@ -57,8 +55,6 @@ class Workload:
     batch_sec: Audio in a local step.
     length_range: Lengths are drawn evenly from this share below the mean to
       this share above it, in [0, 1); 0: all are equal.
-    shapes: In which batches are computed, with the loss in tensor ops, as XLA
-      needs it; None: each in its own.
   """
 
   num_blocks: int
@@ -69,7 +65,6 @@ class Workload:
   utterance_sec: float = 2.5
   batch_sec: float = 10.0
   length_range: float = 0.0
-  shapes: Optional[shapes_lib.Shapes] = None
 
   def write_corpus(self, folder: str) -> tff.simulation.datasets.ClientData:
     """Writes noise as PCM shards; returns its clients."""
@@ -115,7 +110,6 @@ class Workload:
             activation_dtype=activation_dtype,
         ),
         tokenizer=tokenizer_lib.CharTokenizer(),
-        loss_kernel='scan' if self.shapes else 'op',
     )
 
   def build_pipeline(self, model: ctc.CtcModel) -> pipeline_lib.Pipeline:
@@ -125,7 +119,6 @@ class Workload:
         output_lengths=model.encoder.output_lengths,
         max_batch_sec=self.batch_sec,
         max_utterance_sec=self.utterance_sec * (1 + self.length_range) + 1,
-        shapes=self.shapes,
     )
 
   def build_process(
@@ -135,8 +128,6 @@ class Workload:
       cohort_size: float,
       noise_multiplier: float = 0.01,
       noise_kernel: str = 'host',
-      pipeline: Optional[pipeline_lib.Pipeline] = None,
-      num_epochs: Optional[int] = None,
       is_private: bool = True,
   ) -> tff.learning.templates.LearningProcess:
     """Local SGD, per-layer clipping (dim) with noise, LAMB.
@@ -146,14 +137,12 @@ class Workload:
       cohort_size: Clients expected in a round.
       noise_multiplier: Of the query.
       noise_kernel: 'tensorflow' for the native context.
-      pipeline: None: `build_pipeline`'s.
-      num_epochs: Most passes over a client's data; None: no limit.
       is_private: Whether to clip, sum integers and add noise, or sum float32.
     """
     model = self.build_model()
     return fed_avg.build(
         model=model,
-        pipeline=pipeline or self.build_pipeline(model),
+        pipeline=self.build_pipeline(model),
         client_data=clients,
         aggregator=dp_mean.build(
             build_query=build_query(
@@ -167,7 +156,6 @@ class Workload:
         local=client_update.LocalTraining(
             learning_rate=CLIENT_LEARNING_RATE,
             num_steps=self.num_local_steps,
-            num_epochs=num_epochs,
         ),
         seed=1,
     )
@@ -213,36 +201,25 @@ def build_query(
   )
 
 
-def keyed_state(query: queries.MeanQuery) -> Any:
-  """The query's first state, with a noise key."""
-  state = query.initial_global_state()
-  return state._replace(
-      numerator_state=queries.set_noise_key(state.numerator_state, keys.draw())
-  )
-
-
 def build_server_optimizer() -> tff.learning.optimizers.Optimizer:
   """LAMB."""
   return lamb.build_lamb(0.001)
 
 
 def build_step(
-    model: ctc.CtcModel, *, shapes: Optional[shapes_lib.Shapes] = None
+    model: ctc.CtcModel,
+    *,
+    learning_rate: float = CLIENT_LEARNING_RATE,
+    max_grad_norm: float = 1.0,
 ) -> Callable[..., tuple[weights_lib.Weights, tf.Tensor]]:
   """A client's local step: weights and batch to weights and sum of losses."""
-  optimizer = tff.learning.optimizers.build_sgdm(CLIENT_LEARNING_RATE)
+  optimizer = tff.learning.optimizers.build_sgdm(learning_rate)
   # SGD has no state but its rate.
   state = optimizer.initialize(weights_lib.tensor_specs(model.specs))
 
   def step(weights, batch):
     _, weights, loss_sum = client_update.step(
-        model,
-        optimizer,
-        state,
-        weights,
-        batch,
-        max_grad_norm=1.0,
-        shapes=shapes,
+        model, optimizer, state, weights, batch, max_grad_norm=max_grad_norm
     )
     return weights, loss_sum
 
@@ -283,18 +260,3 @@ def build_ray_context(num_workers: int) -> context_lib.SyncContext:
           cpus_per_worker=max(1, psutil.cpu_count() // num_workers),
       )
   )
-
-
-def parse_size(text: str, *, flag: str) -> tuple[int, int]:
-  """Blocks and width of a transformer, such as '8x512'.
-
-  Raises:
-    ValueError: It is something else; names the flag.
-  """
-  found = re.fullmatch(r'([1-9]\d*)x([1-9]\d*)', text)
-  if not found or int(found[2]) % 4:
-    raise ValueError(
-        f'{flag} must be blocks and a width that 4 divides, such as 8x512, '
-        f'found {text!r}.'
-    )
-  return int(found[1]), int(found[2])

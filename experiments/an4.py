@@ -14,17 +14,17 @@ _NUM_PARAMETERS = 628_448
 _NOISES = (0.05, 0.63)
 _SEEDS = (1, 2, 3)
 
-_SEED = design.Recipe(
+SEED = design.Recipe(
     name='seed',
     program=design.CENTRAL,
     experiment='an4_seed',
     speakers='public',
 )
-_FEDERATED = design.Recipe(
+FEDERATED = design.Recipe(
     name='federated',
     program=design.FEDERATED,
     experiment='an4_federated',
-    parent=_SEED,
+    parent=SEED,
 )
 
 
@@ -35,7 +35,7 @@ def _row(clip: str, noise: float) -> design.Row:
   )
   return design.Row(
       f'{clip}, {noise:g}',
-      _FEDERATED.but(
+      FEDERATED.but(
           f'{clip}_{noise:g}',
           {'NOISE_MULTIPLIER': multiplier, 'CLIP_SPLIT': repr(clip)},
           experiment='an4_dp',
@@ -57,9 +57,9 @@ _TABLE = design.Group(
         'by layer at equal noise.'
     ),
     rows=(
-        design.Row('seed', _SEED, seeds=(None,), series=None),
+        design.Row('seed', SEED, seeds=(None,), series=None),
         design.Row(
-            'no DP', _FEDERATED, seeds=_SEEDS, against='seed', series=None
+            'no DP', FEDERATED, seeds=_SEEDS, against='seed', series=None
         ),
         *(_row(clip, noise) for noise in _NOISES for clip in ('global', 'dim')),
     ),

@@ -650,9 +650,7 @@ def _shown(values: Sequence[float]) -> str:
 def _difference(
     first: Sequence[float], second: Sequence[float]
 ) -> confidence.Interval:
-  """Paired difference."""
-  # Of one word each, the ratio estimator is the mean.
-  return confidence.contrast(np.subtract(first, second), np.ones(len(first)))
+  return report_lib.paired(np.subtract(first, second).tolist())
 
 
 def _verdicts(measured: Mapping[str, Any]) -> tables.Table:
@@ -714,7 +712,7 @@ def _gains(
           name,
           case,
           *map(_shown, gains.values()),
-          f'{gap.estimate:+.2f} ({gap.low:+.2f} to {gap.high:+.2f})',
+          report_lib.shown(gap, 2),
       ])
   return rows
 

@@ -785,15 +785,11 @@ def _contrast(
   ]
   if len(sums) < 2:
     return None
-  # Of one word each, the ratio estimator is the mean.
-  return confidence.contrast(sums, [1] * len(sums))
+  return report_lib.paired(sums)
 
 
 def _shown(found: confidence.Interval | None, digits: int = 3) -> str:
-  if found is None:
-    return ''
-  estimate, low, high = (f'{value:+.{digits}f}' for value in found)
-  return f'{estimate} ({low} to {high})'
+  return '' if found is None else report_lib.shown(found, digits)
 
 
 def run(

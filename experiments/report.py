@@ -137,6 +137,18 @@ def _contrast(
   ])
 
 
+def paired(differences: Sequence[float]) -> confidence.Interval:
+  """The mean of paired differences, with Student's interval."""
+  # Of one word each, the ratio estimator is the mean.
+  return confidence.contrast(differences, [1] * len(differences))
+
+
+def shown(found: confidence.Interval, digits: int) -> str:
+  """A difference with its interval."""
+  estimate, low, high = (f'{value:+.{digits}f}' for value in found)
+  return f'{estimate} ({low} to {high})'
+
+
 def verdict(
     found: Optional[confidence.Interval], claim: design.Claim
 ) -> str:

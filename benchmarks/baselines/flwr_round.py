@@ -9,33 +9,25 @@ from tff_asr import launch
 launch.begin(__name__)
 
 import os
-import time
 
 from absl import flags
 from flwr import app as flwr_app
 from flwr import serverapp
 from flwr import simulation
 from flwr.serverapp import strategy as strategy_lib
-import numpy as np
 
 from benchmarks.baselines import flwr_client
 from benchmarks.baselines import job as job_lib
+from benchmarks.baselines import program
 from benchmarks.baselines import torch_model
 
-_JOB = flags.DEFINE_string('job', None, 'Folder of the job.', required=True)
-_ROUNDS = flags.DEFINE_integer(
-    'rounds', 2, 'Rounds that count.', lower_bound=1
-)
-_FIRST = flags.DEFINE_string(
-    'first', None, 'File for the weights after the first round.', required=True
-)
 _AT_ONCE = flags.DEFINE_integer(
     'at_once', 1, 'Clients that train at the same time.', lower_bound=1
 )
 
 
 def main(_) -> None:
-  job = job_lib.load(_JOB.value)
+  job = job_lib.load(program.JOB.value)
   num_threads = max(1, len(os.sched_getaffinity(0)) // _AT_ONCE.value)
   simulation.run_simulation(
       server_app=_build_server(job, num_threads=num_threads),
@@ -58,19 +50,19 @@ def _build_server(
   """Federated averaging, which says what each round took."""
   server = serverapp.ServerApp()
   initial = torch_model.CtcTransformer(job)
-  torch_model.load(initial, job_lib.load_arrays(_JOB.value, 'weights'))
-  started = time.monotonic()
+  torch_model.load(initial, job_lib.load_arrays(program.JOB.value, 'weights'))
+  clock = program.RoundClock()
 
   def after_round(round_num: int, arrays: flwr_app.ArrayRecord) -> None:
-    nonlocal started
-    seconds = time.monotonic() - started
-    if round_num > job_lib.NUM_WARM_UP:
-      job_lib.say(seconds=seconds)
-    if round_num == 1:
+    def export():
       model = torch_model.CtcTransformer(job)
       model.load_state_dict(arrays.to_torch_state_dict())
-      np.savez(_FIRST.value, **torch_model.export(model))
-    started = time.monotonic()
+      return torch_model.export(model)
+
+    if round_num:
+      clock.end(export)
+    else:
+      clock.start()
 
   @server.main()
   def run(grid: serverapp.Grid, _: flwr_app.Context) -> None:
@@ -87,9 +79,9 @@ def _build_server(
     strategy.start(
         grid=grid,
         initial_arrays=flwr_app.ArrayRecord(initial.state_dict()),
-        num_rounds=job_lib.NUM_WARM_UP + _ROUNDS.value,
+        num_rounds=job_lib.NUM_WARM_UP + program.COUNT.value,
         train_config=flwr_app.ConfigRecord(
-            {'job': _JOB.value, 'num_threads': num_threads}
+            {'job': program.JOB.value, 'num_threads': num_threads}
         ),
         evaluate_fn=after_round,
     )

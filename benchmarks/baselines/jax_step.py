@@ -8,9 +8,7 @@ from tff_asr import launch
 launch.begin(__name__)
 
 import functools
-import time
 
-from absl import flags
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,17 +16,17 @@ import optax
 
 from benchmarks.baselines import jax_model
 from benchmarks.baselines import job as job_lib
+from benchmarks.baselines import program
 
-_JOB = flags.DEFINE_string('job', None, 'Folder of the job.', required=True)
-_STEPS = flags.DEFINE_integer('steps', 10, 'Steps that count.', lower_bound=1)
 
 
 def main(_) -> None:
-  job = job_lib.load(_JOB.value)
-  weights = jax.device_put(job_lib.load_arrays(_JOB.value, 'weights'))
+  folder = program.JOB.value
+  job = job_lib.load(folder)
+  weights = jax.device_put(job_lib.load_arrays(folder, 'weights'))
   gradient = jax.value_and_grad(functools.partial(jax_model.loss, job=job))
 
-  expected = job_lib.load_arrays(_JOB.value, 'check')
+  expected = job_lib.load_arrays(folder, 'check')
   loss, gradients = jax.jit(gradient)(weights, *_batch_of(expected))
   job_lib.check_twin(
       loss=float(loss),
@@ -48,14 +46,14 @@ def main(_) -> None:
     )
     return weights, loss
 
-  batch = _batch_of(job_lib.load_arrays(_JOB.value, 'timed'))
-  # One more that does not count: it compiles.
-  for number in range(_STEPS.value + 1):
-    started = time.monotonic()
+  batch = _batch_of(job_lib.load_arrays(folder, 'timed'))
+
+  def take() -> float:
+    nonlocal weights
     weights, loss = jax.block_until_ready(step(weights, *batch))
-    seconds = time.monotonic() - started
-    if number:
-      job_lib.say(seconds=seconds, loss=float(loss))
+    return float(loss)
+
+  program.time_steps(take)
 
 
 def _batch_of(arrays: dict[str, np.ndarray]) -> list[jax.Array]:

@@ -72,7 +72,7 @@ def main(_) -> None:
             turns_lib.take(
                 baseline,
                 name=name,
-                flags=[f'--job={folder}', f'--steps={_STEPS.value}'],
+                flags=[f'--job={folder}', f'--count={_STEPS.value}'],
             )
         )
   medians = turns_lib.medians(turns)

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from benchmarks import workload as workload_lib
 from benchmarks.baselines import job as job_lib
 from data_tools import shards
 from tff_asr.aggregators import dp_mean
@@ -110,23 +111,15 @@ def build_model(job: job_lib.Job) -> ctc.CtcModel:
 def build_step(job: job_lib.Job) -> tf.types.experimental.GenericFunction:
   """The compiled local step: weights, batch to weights, loss sum."""
   model = build_model(job)
-  optimizer = tff.learning.optimizers.build_sgdm(job.learning_rate)
-  specs = weights_lib.tensor_specs(model.specs)
-  state = optimizer.initialize(specs)
-
-  def step(weights, batch):
-    # SGD has no state but its rate.
-    _, weights, loss_sum = client_update.step(
-        model,
-        optimizer,
-        state,
-        weights,
-        batch,
-        max_grad_norm=job.max_grad_norm,
-    )
-    return weights, loss_sum
-
-  return tf.function(step, input_signature=[specs, pipeline_lib.batch_spec()])
+  step = workload_lib.build_step(
+      model, learning_rate=job.learning_rate, max_grad_norm=job.max_grad_norm
+  )
+  return tf.function(
+      step,
+      input_signature=[
+          weights_lib.tensor_specs(model.specs), pipeline_lib.batch_spec()
+      ],
+  )
 
 
 def build_process(

@@ -7,8 +7,6 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
-import time
-
 from absl import flags
 import numpy as np
 import tensorflow as tf
@@ -16,18 +14,12 @@ import tensorflow_federated as tff
 
 from benchmarks.baselines import job as job_lib
 from benchmarks.baselines import ours
+from benchmarks.baselines import program
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
 from tff_asr.learning import fed_avg
 from tff_asr.privacy import keys
 
-_JOB = flags.DEFINE_string('job', None, 'Folder of the job.', required=True)
-_ROUNDS = flags.DEFINE_integer(
-    'rounds', 2, 'Rounds that count.', lower_bound=1
-)
-_FIRST = flags.DEFINE_string(
-    'first', None, 'File for the weights after the first round.', required=True
-)
 _AT_ONCE = flags.DEFINE_integer(
     'at_once', 1, 'Clients that train at once on a device.', lower_bound=1
 )
@@ -37,28 +29,24 @@ _CONTEXT = flags.DEFINE_enum(
 
 
 def main(_) -> None:
-  job = job_lib.load(_JOB.value)
+  folder = program.JOB.value
+  job = job_lib.load(folder)
   process = ours.build_process(
       job,
-      _JOB.value,
+      folder,
       # TFF's worker cannot call the host.
       noise_kernel='tensorflow' if _CONTEXT.value == 'native' else 'host',
   )
   cohort = [f'client{client:06d}' for client in range(job.num_clients)]
   with tff.framework.get_context_stack().install(_build_context()):
     state = fed_avg.set_noise_key(process.initialize(), keys.draw())
-    state = state._replace(
-        global_model_weights=ours.load_weights(_JOB.value)
-    )
-    for number in range(job_lib.NUM_WARM_UP + _ROUNDS.value):
-      started = time.monotonic()
+    state = state._replace(global_model_weights=ours.load_weights(folder))
+    clock = program.RoundClock()
+    for _ in range(job_lib.NUM_WARM_UP + program.COUNT.value):
       state = process.next(state, cohort).state
+      # A round's work is done when its weights are here.
       weights = tf.nest.map_structure(np.asarray, state.global_model_weights)
-      seconds = time.monotonic() - started
-      if number == 0:
-        np.savez(_FIRST.value, **weights)
-      if number >= job_lib.NUM_WARM_UP:
-        job_lib.say(seconds=seconds)
+      clock.end(lambda: weights)  # pylint: disable=cell-var-from-loop
 
 
 def _build_context() -> tff.framework.SyncContext:

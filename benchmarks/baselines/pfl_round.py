@@ -9,7 +9,6 @@ launch.begin(__name__)
 
 import functools
 
-from absl import flags
 import numpy as np
 from pfl import metrics as metrics_lib
 from pfl.model import pytorch
@@ -17,22 +16,16 @@ import torch
 
 from benchmarks.baselines import job as job_lib
 from benchmarks.baselines import pfl_run
+from benchmarks.baselines import program
 from benchmarks.baselines import torch_model
-
-_JOB = flags.DEFINE_string('job', None, 'Folder of the job.', required=True)
-_ROUNDS = flags.DEFINE_integer(
-    'rounds', 2, 'Rounds that count.', lower_bound=1
-)
-_FIRST = flags.DEFINE_string(
-    'first', None, 'File for the weights after the first round.', required=True
-)
 
 
 def main(_) -> None:
-  job = job_lib.load(_JOB.value)
+  folder = program.JOB.value
+  job = job_lib.load(folder)
   module = _Module(job)
-  torch_model.load(module, job_lib.load_arrays(_JOB.value, 'weights'))
-  clients = job_lib.load_clients(_JOB.value)
+  torch_model.load(module, job_lib.load_arrays(folder, 'weights'))
+  clients = job_lib.load_clients(folder)
   labels = clients.labels.astype(np.int64)
   pfl_run.run(
       pytorch.PyTorchModel(
@@ -43,8 +36,6 @@ def main(_) -> None:
       job=job,
       read_client=lambda client: [clients.waveforms[client], labels[client]],
       export=functools.partial(torch_model.export, module),
-      num_rounds=_ROUNDS.value,
-      first_path=_FIRST.value,
   )
 
 

@@ -9,7 +9,6 @@ divides each cohort over the processes; the first of them reports.
 from collections.abc import Callable
 import itertools
 import os
-import time
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from pfl.privacy import gaussian_mechanism
 from pfl.privacy import privacy_mechanism
 
 from benchmarks.baselines import job as job_lib
+from benchmarks.baselines import program
 
 
 def run(
@@ -34,18 +34,14 @@ def run(
     job: job_lib.Job,
     read_client: Callable[[int], list[Any]],
     export: Callable[[], dict[str, np.ndarray]],
-    num_rounds: int,
-    first_path: str,
 ) -> None:
-  """Runs rounds, says what each took, saves the weights after the first.
+  """Runs the rounds of `program`'s flags, after those of the warm-up.
 
   Args:
     model: With the job's initial weights, and a central optimizer of rate 1.
     job: The job.
     read_client: From a client's number to its arrays or tensors.
     export: Gives the weights by our names.
-    num_rounds: Rounds that count, after those of the warm-up.
-    first_path: File for the weights after that.
   """
   mechanism = privacy_mechanism.CentrallyAppliedPrivacyMechanism(
       gaussian_mechanism.GaussianMechanism(
@@ -60,7 +56,7 @@ def run(
       ),
       lambda: next(turns),
   )
-  total = job_lib.NUM_WARM_UP + num_rounds
+  total = job_lib.NUM_WARM_UP + program.COUNT.value
   algorithm = federated_averaging.FederatedAveraging()
   algorithm.run(
       algorithm_params=algorithm_base.NNAlgorithmParams(
@@ -84,29 +80,22 @@ def run(
       model_eval_params=hyperparam_base.NNEvalHyperParams(
           local_batch_size=job.batch_size
       ),
-      callbacks=[_Clock(export, first_path)],
+      callbacks=[_Clock(export)],
   )
 
 
 class _Clock(callback_base.TrainingProcessCallback):
-  """Says what each round took, and saves the weights after the first."""
+  """The clock of the rounds; of several processes the first one's."""
 
-  def __init__(
-      self, export: Callable[[], dict[str, np.ndarray]], first_path: str
-  ):
+  def __init__(self, export: Callable[[], dict[str, np.ndarray]]):
     self._export = export
-    self._first_path = first_path
-    self._started = time.monotonic()
+    self._clock = program.RoundClock()
 
   def after_central_iteration(
       self, aggregate_metrics, model, *, central_iteration
   ):
+    # A round's work is done when its weights are here.
     weights = self._export()
-    seconds = time.monotonic() - self._started
     if os.environ.get('RANK', '0') == '0':
-      if central_iteration == 0:
-        np.savez(self._first_path, **weights)
-      if central_iteration >= job_lib.NUM_WARM_UP:
-        job_lib.say(seconds=seconds)
-    self._started = time.monotonic()
+      self._clock.end(lambda: weights)
     return False, metrics_lib.Metrics()

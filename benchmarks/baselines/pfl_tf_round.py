@@ -8,31 +8,24 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
-from absl import flags
 import numpy as np
 from pfl.model import tensorflow as pfl_tensorflow
 import tensorflow as tf
 
 from benchmarks.baselines import job as job_lib
 from benchmarks.baselines import pfl_run
+from benchmarks.baselines import program
 from tff_asr.features import log_mel
 from tff_asr.models import transformer
 from tff_asr.models import weights as weights_lib
 
-_JOB = flags.DEFINE_string('job', None, 'Folder of the job.', required=True)
-_ROUNDS = flags.DEFINE_integer(
-    'rounds', 2, 'Rounds that count.', lower_bound=1
-)
-_FIRST = flags.DEFINE_string(
-    'first', None, 'File for the weights after the first round.', required=True
-)
-
 
 def main(_) -> None:
-  job = job_lib.load(_JOB.value)
-  module = _Module(job, job_lib.load_arrays(_JOB.value, 'weights'))
+  folder = program.JOB.value
+  job = job_lib.load(folder)
+  module = _Module(job, job_lib.load_arrays(folder, 'weights'))
   module.compile(optimizer=tf.keras.optimizers.SGD(), loss=_losses)
-  clients = job_lib.load_clients(_JOB.value)
+  clients = job_lib.load_clients(folder)
   pfl_run.run(
       pfl_tensorflow.TFModel(
           module,
@@ -45,8 +38,6 @@ def main(_) -> None:
           tf.constant(clients.labels[client]),
       ],
       export=module.export,
-      num_rounds=_ROUNDS.value,
-      first_path=_FIRST.value,
   )
 
 

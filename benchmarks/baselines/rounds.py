@@ -114,7 +114,7 @@ def main(_) -> None:
             name=name,
             flags=[
                 f'--job={folder}',
-                f'--rounds={_ROUNDS.value}',
+                f'--count={_ROUNDS.value}',
                 f'--first={os.path.join(folder, "first.npz")}',
             ],
         )

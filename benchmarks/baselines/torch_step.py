@@ -7,31 +7,29 @@ from tff_asr import launch
 
 launch.begin(__name__)
 
-import time
-
 from absl import flags
 import torch
 
 from benchmarks.baselines import job as job_lib
+from benchmarks.baselines import program
 from benchmarks.baselines import torch_model
 
-_JOB = flags.DEFINE_string('job', None, 'Folder of the job.', required=True)
-_STEPS = flags.DEFINE_integer('steps', 10, 'Steps that count.', lower_bound=1)
 _COMPILE = flags.DEFINE_enum(
     'compile', 'none', ['none', 'loss'], 'What torch.compile compiles.'
 )
 
 
 def main(_) -> None:
-  job = job_lib.load(_JOB.value)
+  folder = program.JOB.value
+  job = job_lib.load(folder)
   model = torch_model.CtcTransformer(job)
-  initial = job_lib.load_arrays(_JOB.value, 'weights')
+  initial = job_lib.load_arrays(folder, 'weights')
   torch_model.load(model, initial)
   compute_loss = model.feature_loss
   if _COMPILE.value == 'loss':
     compute_loss = torch.compile(compute_loss)
 
-  expected = job_lib.load_arrays(_JOB.value, 'check')
+  expected = job_lib.load_arrays(folder, 'check')
   loss = compute_loss(*torch_model.batch_of(expected))
   loss.backward()
   job_lib.check_twin(
@@ -40,19 +38,18 @@ def main(_) -> None:
       expected=expected,
   )
 
-  batch = torch_model.batch_of(job_lib.load_arrays(_JOB.value, 'timed'))
+  batch = torch_model.batch_of(job_lib.load_arrays(folder, 'timed'))
   optimizer = torch.optim.SGD(model.parameters(), lr=job.learning_rate)
-  # One more that does not count: the first of a shape costs more.
-  for number in range(_STEPS.value + 1):
-    started = time.monotonic()
+
+  def take() -> float:
     optimizer.zero_grad()
     loss = compute_loss(*batch)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), job.max_grad_norm)
     optimizer.step()
-    seconds = time.monotonic() - started
-    if number:
-      job_lib.say(seconds=seconds, loss=loss.item())
+    return loss.item()
+
+  program.time_steps(take)
 
 
 if __name__ == '__main__':

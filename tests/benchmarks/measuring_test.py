@@ -1,14 +1,18 @@
-"""Turns, their ratios, memory of a process, and toy runs that learn."""
+"""Turns, their ratios, memory, rounds, and toy runs that learn."""
 
 import os
+from unittest import mock
 
 from absl.testing import absltest
 import numpy as np
+import tensorflow as tf
 
-from benchmarks import own_process
+from benchmarks import memory
 from benchmarks import toy_runs
 from benchmarks import turns
+from benchmarks import workload
 from tests import cases
+from tff_asr.execution import multi_device
 from tff_asr.storage import model_file
 from tff_asr.storage import run_dir
 
@@ -23,27 +27,43 @@ class TurnsTest(absltest.TestCase):
     self.assertEqual(ran, ['a', 'b'] * 3)
     self.assertEqual({name: len(found) for name, found in seconds.items()},
                      {'a': 2, 'b': 2})
-
-  def test_ratios_and_shares_are_turn_by_turn(self):
     self.assertEqual(turns.ratios([6.0, 2.0], [3.0, 4.0]), [2.0, 0.5])
-    # 12 units in 1, 2 and 3 s are paces of 12, 6 and 4; of 24, 24 and 4 that is
-    # .5, .25 and 1.
-    self.assertEqual(
-        turns.shares_of_paces(12.0, [1.0, 2.0, 3.0], [24.0, 24.0, 4.0]),
-        [0.5, 0.25, 1.0],
-    )
 
 
-class OwnProcessTest(absltest.TestCase):
+class MemoryTest(absltest.TestCase):
 
   def test_peak_is_at_least_what_was_filled_and_begins_anew(self):
     filled = np.ones(2**28, np.uint8)
-    self.assertGreater(own_process.peak_gib(), filled.nbytes / 2**30)
+    self.assertGreater(memory.peak_gib(), filled.nbytes / 2**30)
     del filled
-    own_process.reset_peak()
-    self.assertAlmostEqual(
-        own_process.peak_gib(), own_process.resident_gib(), delta=0.05
+    memory.reset_peak()
+    self.assertAlmostEqual(memory.peak_gib(), memory.resident_gib(), delta=0.05)
+
+
+class RoundTest(cases.TestCase):
+
+  def test_a_round_after_the_first_traces_nothing(self):
+    sizes = workload.Workload(
+        num_blocks=1, dim=8, num_clients=2, num_local_steps=1,
+        num_utterances=2, batch_sec=5.0,
     )
+    clients = sizes.write_corpus(self.root)
+    run = workload.Round(
+        multi_device.build_sync_context(),
+        sizes.build_process(clients, cohort_size=2),
+        clients.client_ids,
+    )
+    run()
+    graphs, initialize = [], tf.Graph.__init__
+
+    def counted(graph, *args, **kwargs):
+      graphs.append(graph)
+      initialize(graph, *args, **kwargs)
+
+    with mock.patch.object(tf.Graph, '__init__', counted):
+      run()
+    # Each new thread has an empty one.
+    self.assertFalse(any(graph.get_operations() for graph in graphs))
 
 
 class ToyRunsTest(cases.TestCase):

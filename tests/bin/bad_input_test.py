@@ -517,7 +517,6 @@ class BadInputTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ('repeats', 'execution', ['--repeats=0'], [('--repeats=0', 'positive')]),
       ('contexts', 'execution', ['--contexts=x'], ["contexts knows"]),
-      ('cohorts', 'growth', ['--cohorts=8,x'], ["found 'x'"]),
       ('rounds', 'full_size', ['--rounds=-1'], ['--rounds=-1']),
       (
           'figures',

@@ -7,9 +7,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from benchmarks import client_corpus
 from tests import cases
 from tests import fakes
+from tests.data import client_corpus
 from tff_asr.data import audio
 from tff_asr.data import client_data
 from tff_asr.data import index

@@ -2,26 +2,15 @@
 
 import os
 import signal
-import tempfile
 import threading
 import time
-
-from absl.testing import absltest
 
 from experiments import design
 from experiments import jobs
 from tests.experiments import tiny
 
 
-class MissingTest(absltest.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
-    self.folders = jobs.Folders('data', self.root, tiny.suite())
-
-  def finish(self, name: str, *errors: int, **content) -> None:
-    tiny.finish(self.folders, name, *errors, **content)
+class MissingTest(tiny.TestCase):
 
   def names(self, group: design.Group, *failed: str) -> list[str]:
     found = jobs.missing(group, folders=self.folders, failed=set(failed))
@@ -51,7 +40,7 @@ class MissingTest(absltest.TestCase):
     (job,) = jobs.missing(group, folders=self.folders)
     self.assertEqual(job.name, 'evaluate_x_1')
     self.assertIn('--gin_file=gin/models/conv.gin', job.command)
-    runs = [os.path.join(self.root, 'other_1')]
+    runs = [self.path('other_1')]
     self.assertIn(f'--gin_param=RUNS = {runs}', job.command)
     self.finish('other_1', 1, 2)
     self.assertEqual(self.names(group), [])
@@ -105,13 +94,8 @@ class MissingTest(absltest.TestCase):
       self.names(tiny.group(tiny.row(recipe=recipe)))
 
 
-class RunAllTest(absltest.TestCase):
+class RunAllTest(tiny.TestCase):
   """Jobs that are small programs of Python's own library."""
-
-  def setUp(self):
-    super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
-    self.folders = jobs.Folders('data', self.root, tiny.suite())
 
   def job(self, name: str, code: str) -> jobs.Job:
     """Runs code, with its working folder's names in ROOT."""
@@ -148,7 +132,7 @@ class RunAllTest(absltest.TestCase):
     b = self.job('b', code.replace('NAME', 'b').replace('OTHER', 'a'))
     self.assertEqual(self.run_all(a, b, num_at_once=2), set())
     first, second = (
-        eval(self.read(os.path.join(self.root, name)))  # pylint: disable=eval-used
+        eval(self.read(self.path(name)))  # pylint: disable=eval-used
         for name in 'ab'
     )
     self.assertEqual(first | second, everything)
@@ -156,7 +140,7 @@ class RunAllTest(absltest.TestCase):
 
   def test_an_interrupt_ends_what_runs_and_begins_nothing(self):
     # Says when it is asked to end, as the programs that save their state.
-    ready, saved = (os.path.join(self.root, n) for n in ('ready', 'saved'))
+    ready, saved = self.path('ready'), self.path('saved')
     long = self.job(
         'long',
         'import signal, sys, time\n'

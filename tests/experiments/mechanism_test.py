@@ -3,15 +3,14 @@
 import itertools
 import math
 import os
-import tempfile
 import types
 from unittest import mock
 
-from absl.testing import absltest
 import numpy as np
 import tensorflow as tf
 
 from experiments import mechanism
+from tests import cases
 from tff_asr.models import weights as weights_lib
 
 # A layer of four elements and one of one: D = 5, dim shares .8 and .2 squared.
@@ -46,7 +45,7 @@ def _row(found, **wanted):
   return row
 
 
-class MechanismTest(absltest.TestCase):
+class MechanismTest(cases.TestCase):
 
   def test_clips_as_by_hand(self):
     # Norms: a 2 * .3 = .6, b .8; together 1, the median. With C = 1 / 8, a
@@ -100,8 +99,7 @@ class MechanismTest(absltest.TestCase):
     self.assertGreater(np.std(gains), 0)
 
   def test_a_report_has_all_that_was_measured(self):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    path = os.path.join(folder, 'mechanism.md')
+    path = self.path('mechanism.md')
     found = _measure(0.3, 0.8, num_groups=2)
     mechanism.write({'small': found, 'other': found}, path=path)
     with open(path, encoding='utf-8') as file:
@@ -110,7 +108,7 @@ class MechanismTest(absltest.TestCase):
       self.assertIn(f'| small | {noise:<5g} |', text)
     self.assertNotIn('nan', text)
     self.assertGreater(
-        os.path.getsize(os.path.join(folder, 'results', 'mechanism.png')), 1000
+        os.path.getsize(self.path('results', 'mechanism.png')), 1000
     )
 
   def test_states_have_names_of_their_own_and_known_settings(self):
@@ -120,7 +118,3 @@ class MechanismTest(absltest.TestCase):
     for state in mechanism.STATES:
       run = mechanism._run(state)
       self.assertEqual(runs.setdefault(run.name, run), run)
-
-
-if __name__ == '__main__':
-  absltest.main()

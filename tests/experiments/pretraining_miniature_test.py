@@ -1,8 +1,6 @@
 """Tests of experiments.pretraining: rows, claims, and its report."""
 
 import math
-import os
-import tempfile
 from unittest import mock
 
 from absl.testing import absltest
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 
 from experiments import pretraining
+from tests import cases
 from tff_asr.models import weights as weights_lib
 
 
@@ -125,10 +124,9 @@ class ReportTest(absltest.TestCase):
 
 
 @pytest.mark.slow
-class MiniatureTest(absltest.TestCase):
+class MiniatureTest(cases.TestCase):
 
   def test_a_row_is_trained_and_judged(self):
-    root = self.enterContext(tempfile.TemporaryDirectory())
     patches = {
         '_SPEAKERS': {'public': 2, 'private': 520, 'dev': 2, 'test': 1},
         '_UTTERANCES': {'public': 20, 'private': 2, 'dev': 1, 'test': 1},
@@ -141,7 +139,7 @@ class MiniatureTest(absltest.TestCase):
     }
     for name, value in patches.items():
       self.enterContext(mock.patch.object(pretraining, name, value))
-    miniature = pretraining.Miniature(os.path.join(root, 'data'))
+    miniature = pretraining.Miniature(self.path('data'))
     weights, squares = miniature.warm_start(1)
     self.assertTrue(all(value > 0 for value in squares.values()))
     row = pretraining.Row(label='x', noise=1.0, share=0.5)

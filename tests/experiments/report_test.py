@@ -2,31 +2,20 @@
 
 import os
 import re
-import tempfile
 
-from absl.testing import absltest
 import numpy as np
 
 from experiments import an4
 from experiments import design
-from experiments import jobs
 from experiments import report
 from tests.experiments import tiny
 from tests.reports import run_folders
 
 
-class ReportTest(absltest.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
-    self.folders = jobs.Folders('data', self.root, tiny.suite())
-
-  def finish(self, name: str, *errors: int, **content) -> None:
-    tiny.finish(self.folders, name, *errors, **content)
+class ReportTest(tiny.TestCase):
 
   def report(self, *groups: design.Group) -> str:
-    path = os.path.join(self.root, 'results.md')
+    path = self.path('results.md')
     folders = self.folders._replace(suite=tiny.suite(*groups))
     report.write(folders=folders, path=path)
     with open(path, encoding='utf-8') as f:
@@ -212,7 +201,7 @@ class ReportTest(absltest.TestCase):
         tiny.group(tiny.SEED_ROW, name='without'),
     )
     self.assertCountEqual(
-        os.listdir(os.path.join(self.root, 'results')), ['gap.png', 'word.png']
+        os.listdir(self.path('results')), ['gap.png', 'word.png']
     )
 
   def test_what_is_not_run_is_said_to_be_so(self):

@@ -2,15 +2,13 @@
 
 import contextlib
 import io
-import os
-import tempfile
 
-from absl.testing import absltest
 import pytest
 
 from experiments import design
 from experiments import jobs
 from experiments import run
+from tests import cases
 from tests import fakes
 from tests.experiments import tiny
 
@@ -38,16 +36,13 @@ _GROUP = tiny.group(
 
 
 @pytest.mark.slow
-class RunTest(absltest.TestCase):
+class RunTest(cases.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
-    self.report = os.path.join(self.root, 'results.md')
+    self.report = self.path('results.md')
     self.folders = jobs.Folders(
-        os.path.join(self.root, 'data'),
-        os.path.join(self.root, 'runs'),
-        tiny.suite(_GROUP),
+        self.path('data'), self.path('runs'), tiny.suite(_GROUP)
     )
     for number, speakers in enumerate(('public', 'private', 'dev', 'test')):
       fakes.write_split(

@@ -1,26 +1,17 @@
 """A small group of experiments, and folders as its runs leave them."""
 
 import dataclasses
-import os
+import functools
+import shutil
 from typing import Optional
 
 from experiments import an4
 from experiments import design
 from experiments import jobs
+from tests import cases
 from tests.reports import run_folders
 
-SEED = design.Recipe(
-    name='seed',
-    program=design.CENTRAL,
-    experiment='an4_seed',
-    speakers='public',
-)
-FEDERATED = design.Recipe(
-    name='federated',
-    program=design.FEDERATED,
-    experiment='an4_federated',
-    parent=SEED,
-)
+SEED, FEDERATED = an4.SEED, an4.FEDERATED
 SEED_ROW = design.Row('seed', SEED, seeds=(None,), series=None)
 
 
@@ -42,28 +33,32 @@ def suite(*groups: design.Group) -> design.Suite:
   return dataclasses.replace(an4.SUITE, groups=groups)
 
 
-def finish(
-    folders: jobs.Folders,
-    name: str,
-    *errors: int,
-    dev: float = 0.5,
-    settings: Optional[dict[str, str]] = None,
-    **content,
-) -> None:
-  """Makes a run's folder anew, evaluated if it has errors (of ten words)."""
-  folder = os.path.join(folders.runs_dir, name)
-  for file in os.listdir(folder) if os.path.exists(folder) else ():
-    os.remove(os.path.join(folder, file))
-  if os.path.exists(folder):
-    os.rmdir(folder)
-  run_folders.write(
-      folder,
-      settings=settings,
-      metrics={
-          # 9 < 80, though not as text.
-          'dev_word_error_rate': {9: 0.9, 80: dev},
-          **content.pop('metrics', {}),
-      },
-      errors={s: (n, 10) for s, n in zip('ab', errors)} or None,
-      **{'results': {'seconds': 60.0}} | content,
-  )
+class TestCase(cases.TestCase):
+  """A test of folders of a suite, whose runs lie in its own folder."""
+
+  @functools.cached_property
+  def folders(self) -> jobs.Folders:
+    return jobs.Folders('data', self.root, suite())
+
+  def finish(
+      self,
+      name: str,
+      *errors: int,
+      dev: float = 0.5,
+      settings: Optional[dict[str, str]] = None,
+      **content,
+  ) -> None:
+    """Makes a run's folder anew, evaluated if it has errors (of ten words)."""
+    folder = self.path(name)
+    shutil.rmtree(folder, ignore_errors=True)
+    run_folders.write(
+        folder,
+        settings=settings,
+        metrics={
+            # 9 < 80, though not as text.
+            'dev_word_error_rate': {9: 0.9, 80: dev},
+            **content.pop('metrics', {}),
+        },
+        errors={s: (n, 10) for s, n in zip('ab', errors)} or None,
+        **{'results': {'seconds': 60.0}} | content,
+    )

@@ -1,0 +1,59 @@
+"""Flags and clocks of the programs that take turns; see `turns`."""
+
+from collections.abc import Callable, Mapping
+import time
+
+from absl import flags
+import numpy as np
+
+from benchmarks.baselines import job as job_lib
+
+JOB = flags.DEFINE_string('job', None, 'Folder of the job.', required=True)
+COUNT = flags.DEFINE_integer(
+    'count', 2, 'Steps or rounds that count.', lower_bound=1
+)
+_FIRST = flags.DEFINE_string(
+    'first', None, 'File for the weights after the first round.'
+)
+
+
+def time_steps(step: Callable[[], float]) -> None:
+  """Takes local steps, and says of each its seconds and its loss.
+
+  One before them, in which functions are traced and compiled, does not count.
+
+  Args:
+    step: Takes a step and waits for it; returns its mean loss.
+  """
+  for number in range(COUNT.value + 1):
+    started = time.monotonic()
+    loss = step()
+    seconds = time.monotonic() - started
+    if number:
+      job_lib.say(seconds=seconds, loss=loss)
+
+
+class RoundClock:
+  """Says what each round took, and saves the weights after the first."""
+
+  def __init__(self):
+    self._num_rounds = 0
+    self.start()
+
+  def start(self) -> None:
+    """A round begins now, not when the one before ended."""
+    self._started = time.monotonic()
+
+  def end(self, export: Callable[[], Mapping[str, np.ndarray]]) -> None:
+    """A round has ended, and the next one begins.
+
+    Args:
+      export: Gives the weights by our names; its time is not counted.
+    """
+    seconds = time.monotonic() - self._started
+    if not self._num_rounds:
+      np.savez(_FIRST.value, **export())
+    if self._num_rounds >= job_lib.NUM_WARM_UP:
+      job_lib.say(seconds=seconds)
+    self._num_rounds += 1
+    self.start()
