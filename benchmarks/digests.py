@@ -18,6 +18,7 @@ launch.begin(__name__)
 from collections.abc import Callable
 import functools
 import hashlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -94,11 +95,11 @@ def _fine_tuned(corpus: str, run: str) -> None:
   )
 
 
-_PRETRAINING = 'public pre-training'
+_ON_RAY, _PRETRAINING = 'federated, Ray, 2 workers', 'public pre-training'
 _RUNS: dict[str, Callable[[str, str], None]] = {
     'federated, 1 device': _federated,
     'federated, 2 devices': _two_devices,
-    'federated, Ray, 2 workers': _ray,
+    _ON_RAY: _ray,
     'federated, noised': functools.partial(_federated, noise=1.0),
     'central': functools.partial(toy_runs.train_central, num_rounds=_STEPS),
     _PRETRAINING: _pretrain,
@@ -187,6 +188,9 @@ def main(_) -> None:
     toy_runs.write_corpus(os.path.join(folder, 'corpus'))
     # Each in a process of its own: devices are fixed by the first op.
     for number, case in enumerate([*_RUNS, 'queries']):
+      if case == _ON_RAY and importlib.util.find_spec('ray') is None:
+        print(f'{case}: not run, Ray is not installed.')
+        continue
       path = os.path.join(folder, f'{number}.json')
       subprocess.run(
           [
