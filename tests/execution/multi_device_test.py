@@ -51,18 +51,7 @@ def _run(context, process, cohorts):
 
 
 def _arrays(structure):
-  return [np.asarray(leaf) for leaf in tf.nest.flatten(_plain(structure))]
-
-
-def _plain(value):
-  """The structure in types that tf.nest takes apart."""
-  if hasattr(value, '__attrs_attrs__'):
-    return [_plain(getattr(value, a.name)) for a in value.__attrs_attrs__]
-  if isinstance(value, dict):
-    return [_plain(child) for child in value.values()]
-  if isinstance(value, (list, tuple)):
-    return [_plain(child) for child in value]
-  return value
+  return [np.asarray(leaf) for leaf in tf.nest.flatten(structure)]
 
 
 @logical_devices.needed
@@ -113,7 +102,7 @@ class LearningProcessTest(parameterized.TestCase):
         native.build_sync_context(trust_network=True), process, cohorts
     )
     self.assertIs(type(ours[0]), type(native_run[0]))
-    tf.nest.assert_same_structure(_plain(ours), _plain(native_run))
+    tf.nest.assert_same_structure(ours, native_run)
     for mine, theirs in zip(_arrays(ours), _arrays(native_run), strict=True):
       self.assertEqual(mine.dtype, theirs.dtype)
       if np.issubdtype(mine.dtype, np.floating):
