@@ -28,14 +28,12 @@ class ClientInterval(NamedTuple):
     device: the logical device, such as '/device:CPU:1'.
     start_sec: when its work was started, on the clock of `time.monotonic`.
     end_sec: when its function returned (a GPU may still be computing).
-    waited_sec: how much of that time its thread waited for the client's data.
   """
 
   position: int
   device: str
   start_sec: float
   end_sec: float
-  waited_sec: float
 
 
 class Monitor(Protocol):
@@ -183,13 +181,12 @@ class RoundWorker:
       self._sums[thread] = []
       for index, position in enumerate(positions):
         monitor.begin(position, device)
-        start_sec = ready_sec = time.monotonic()
+        start_sec = time.monotonic()
         try:
           work = functions.get_work(thread)
           datasets = reader.take(position)
           for following in positions[index + 1 : index + 2] or get_upcoming():
             reader.start(following)
-          ready_sec = time.monotonic()
           accumulator = work(
               *accumulator,
               *self._get_client(position),
@@ -199,13 +196,7 @@ class RoundWorker:
         except Exception as error:  # pylint: disable=broad-exception-caught
           monitor.fail(position, error, device)
         monitor.end(
-            ClientInterval(
-                position,
-                device,
-                start_sec,
-                time.monotonic(),
-                ready_sec - start_sec,
-            )
+            ClientInterval(position, device, start_sec, time.monotonic())
         )
       self._sums[thread], ordered = programs.split(accumulator)
       return ordered
