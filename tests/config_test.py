@@ -12,7 +12,6 @@ from absl.testing import parameterized
 from tests import cases
 from tff_asr import checks
 from tff_asr import config
-from tff_asr.programs import central
 from tff_asr.programs import federated
 
 _FILE = 'gin/experiments/quickstart_federated.gin'
@@ -146,21 +145,6 @@ class BindTest(cases.TestCase):
   def test_overrides_in_error(self, gin_param, message):
     self.check_error(gin_param, message=message)
 
-  def test_settings_without_a_value_are_all_named(self):
-    path = self.write(
-        "include 'gin/programs/federated.gin'\n"
-        "include 'gin/execution/multi_device.gin'\nNUM_ROUNDS = 1\n"
-    )
-    with self.assertRaises(config.ConfigError) as caught:
-      _bind(gin_files=(path,))
-    message = str(caught.exception)
-    for name in ('COHORT_SIZE', 'PRIVATE_DIR', 'DEV_DIR'):
-      self.assertIn(f"{name} has no value; set it with --gin_param='", message)
-    for name in ('MODEL', 'AGGREGATOR', 'BASE_OPTIMIZER'):
-      self.assertIn(f'%{name} is used and nowhere set.', message)
-    self.assertNotIn('NUM_ROUNDS', message)
-    self.assertNotIn('CONTEXT', message)
-
   @parameterized.named_parameters(
       ('include', "include 'gin/nothing.gin'\n", 'gin/nothing.gin'),
       ('import', 'from tff_asr import nothing\n', 'nothing'),
@@ -169,21 +153,6 @@ class BindTest(cases.TestCase):
   )
   def test_files_in_error(self, text, message):
     self.check_error(gin_files=(self.write(text),), message=message)
-
-  def test_missing_file_and_no_file(self):
-    self.check_error(
-        gin_files=('gin/nothing.gin',),
-        message='configuration file gin/nothing.gin does not exist',
-    )
-    self.check_error(gin_files=(), message='--gin_file')
-
-  def test_file_of_another_program(self):
-    with self.assertRaisesRegex(
-        config.ConfigError,
-        f'{_FILE} does not configure '
-        'tff_asr.programs.central.CentralTraining',
-    ):
-      config.bind(central.CentralTraining, gin_files=[_FILE])
 
 
 class PartsTest(parameterized.TestCase):

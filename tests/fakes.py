@@ -1,5 +1,6 @@
 """Fake speech and tiny models for tests, in memory or as tiny shards."""
 
+import atexit
 import collections
 from collections.abc import Iterable, Mapping
 import dataclasses
@@ -8,6 +9,7 @@ import hashlib
 import json
 import os
 import pathlib
+import tempfile
 from typing import Any, Optional
 
 import numpy as np
@@ -263,6 +265,14 @@ def write_examples(
       **dict(origin={'corpus': 'fake'}, num_workers=0) | settings,
   )
   return folder
+
+
+@functools.lru_cache(maxsize=None)
+def shared_split(**num_utterances: int) -> str:
+  """As `write_split`; once in a process, so tests leave it as it is."""
+  root = tempfile.TemporaryDirectory()
+  atexit.register(root.cleanup)
+  return write_split(os.path.join(root.name, 'shards'), num_utterances)
 
 
 def damage(

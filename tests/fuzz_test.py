@@ -33,7 +33,6 @@ from tff_asr import errors
 from tff_asr.data import client_data
 from tff_asr.data import index
 from tff_asr.data import speakers
-from tff_asr.privacy import accounting
 from tff_asr.privacy import ledger
 from tff_asr.programs import central
 from tff_asr.storage import metrics_file
@@ -182,16 +181,7 @@ class FuzzTest(cases.TestCase):
     path = self.path('ledger.jsonl')
     with ledger.create(path) as opened:
       for number in range(3):
-        opened.append(ledger.Round(
-            round_num=number,
-            sampling=accounting.Sampling(
-                kind='poisson', cohort_size=2, population=9
-            ),
-            noise_multipliers=(1.0,),
-            configuration='c',
-            identity=f'{number:064x}',
-            result='',
-        ))
+        opened.append(fakes.charged_round(number))
     return path
 
   def write_run(self) -> Callable[[], Any]:

@@ -248,6 +248,7 @@ class QuickstartTest(cases.TestCase):
       self.assertCountEqual(call.kwargs['costs'], durations)
     self.assertEqual(results['rounds'], 2)
     self.assertEqual(results['population'], 3)
+    self.assertEqual(results['privacy']['neighbouring'], 'replace_one')
     # Three speakers cannot have less than 10.
     self.assertIn('NOT PRIVATE', json.dumps(results['privacy']))
     seed, federated_dp = self.evaluate(

@@ -14,61 +14,38 @@ from absl.testing import flagsaver
 from absl.testing import parameterized
 import psutil
 
-from tff_asr import checks
 from tff_asr import launch
 
 
 class ErrorsTest(parameterized.TestCase):
 
-  def run_main(self, error: BaseException | None, *, argv=('program',)):
-    """Exit argument and standard error of a main that raises."""
-
-    def main(_):
-      if error is not None:
-        raise error
-
-    stream = io.StringIO()
-    flags.FLAGS(['program'])
-    with contextlib.redirect_stderr(stream):
-      with self.assertRaises(SystemExit) as caught:
-        launch.explain_errors(main, argv, after_interrupt='go on.')
-    return caught.exception.code, stream.getvalue()
-
-  def test_users_errors_become_a_line_each_without_traceback(self):
-    # What Python prints on standard error, with exit code 1.
-    self.assertEqual(
-        self.run_main(ValueError('wrong.')), ('error: wrong.', '')
-    )
-    self.assertEqual(
-        self.run_main(checks.Problems('one is\n  wrong.', 'two is.')),
-        ('error: one is wrong.\nerror: two is.', ''),
-    )
-
-  def test_verbosity_adds_the_traceback(self):
-    flags.FLAGS(['program'])
-    with flagsaver.flagsaver(verbosity=1):
-      code, printed = self.run_main(ValueError('wrong.'))
-    self.assertEqual(code, 'error: wrong.')
-    self.assertIn('Traceback', printed)
-
-  def test_defects_keep_their_traceback(self):
-    error = TypeError('a defect')
+  def run_main(self, error: BaseException, *, ends_in=SystemExit):
+    """The end of a main that raises, and its standard error."""
 
     def main(_):
       raise error
 
-    with self.assertRaises(TypeError) as caught:
-      launch.explain_errors(main, ['program'])
-    self.assertIs(caught.exception, error)
+    stream = io.StringIO()
+    flags.FLAGS(['program'])
+    with contextlib.redirect_stderr(stream):
+      with self.assertRaises(ends_in) as caught:
+        launch.explain_errors(main, ['program'], after_interrupt='go on.')
+    return caught.exception, stream.getvalue()
+
+  def test_verbosity_adds_the_traceback(self):
+    flags.FLAGS(['program'])
+    with flagsaver.flagsaver(verbosity=1):
+      end, printed = self.run_main(ValueError('wrong.'))
+    self.assertEqual(end.code, 'error: wrong.')
+    self.assertIn('Traceback', printed)
+
+  def test_defects_keep_their_traceback(self):
+    error = TypeError('a defect')
+    self.assertIs(self.run_main(error, ends_in=TypeError)[0], error)
 
   def test_interrupt_says_how_to_go_on(self):
-    self.assertEqual(
-        self.run_main(KeyboardInterrupt()), (130, 'interrupted: go on.\n')
-    )
-
-  def test_arguments_that_are_not_flags_are_refused(self):
-    code, _ = self.run_main(None, argv=('program', 'gin/x.gin'))
-    self.assertIn("unexpected argument 'gin/x.gin'", code)
+    end, printed = self.run_main(KeyboardInterrupt())
+    self.assertEqual((end.code, printed), (130, 'interrupted: go on.\n'))
 
 
 class SignalsTest(parameterized.TestCase):
@@ -181,9 +158,3 @@ class SignalsTest(parameterized.TestCase):
     flags.FLAGS(['program'])
     launch.explain_errors(lambda _: None, ['program'])
     self.assertEqual([signal.getsignal(each) for each in signals], before)
-
-  def test_a_coroutine_gives_its_result(self):
-    async def work():
-      return 3
-
-    self.assertEqual(launch.run_async(work()), 3)

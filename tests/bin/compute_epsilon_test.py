@@ -7,7 +7,6 @@ from tests import cases
 from tests import fakes
 from tests.bin import in_process
 from tff_asr.privacy import accounting
-from tff_asr.privacy import keys
 from tff_asr.privacy import ledger
 from tff_asr.privacy import witness
 
@@ -73,16 +72,7 @@ class ComputeEpsilonTest(cases.TestCase):
     )
     with ledger.create(self.path('ledger.jsonl')) as opened:
       for round_num in range(3):
-        opened.append(ledger.Round(
-            round_num=round_num,
-            sampling=sampling,
-            noise_multipliers=(1.0,),
-            configuration='',
-            identity=ledger.round_identity(
-                noise_key=keys.draw(), noise_counter=0,
-                sampler_key=keys.draw(), round_num=0, configuration='',
-            ),
-        ))
+        opened.append(fakes.charged_round(round_num, sampling=sampling))
     found = self.fields(f'--run={self.root}')
     rounds = accounting.RoundGroup(
         sampling=sampling, noise_multiplier=1.0, count=3

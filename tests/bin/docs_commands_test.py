@@ -57,7 +57,8 @@ def _lines(page: pathlib.Path) -> Iterator[str]:
   """The command lines of a page, joined where they go on."""
   text = page.read_text(encoding='utf-8')
   if page.suffix == '.py':  # A notebook's; its commands stand in its text.
-    text = re.sub('^# ?', '', '\n'.join(re.findall('^#.*|^$', text, re.M)), flags=re.M)
+    lines = re.findall('^#.*|^$', text, re.MULTILINE)
+    text = re.sub('^# ?', '', '\n'.join(lines), flags=re.MULTILINE)
   # Blocks of other languages, such as Python.
   text = re.sub('```(?:ba)?sh\n', '```\n', text)
   text = re.sub(r'```\w+\n.*?```', '', text, flags=re.DOTALL)
@@ -184,37 +185,33 @@ class CommandsTest(parameterized.TestCase):
     self.assertEqual((finished.code, finished.stderr), (0, ''), page)
 
   @parameterized.parameters(*_commands())
-  def test_gin_files_and_settings_exist(self, page, program, arguments):
-    del program
-    files = [a.partition('=')[2] for a in arguments if a.startswith('--gin_f')]
-    own = [f for f in files if f.startswith('gin/')]
-    known = set()
-    is_open = not own
-    for path in files:
-      if _PLACEHOLDER.search(path):
-        is_open = True  # Of any experiment.
-      elif path in own:
-        self.assertTrue((_ROOT / path).is_file(), f'{page}: {path}')
-        for each in experiment_files.included(path):
-          known.update(_SETTING.findall(experiment_files.read(each)))
-    if is_open:
-      for path in experiment_files.every_file():
-        known.update(_SETTING.findall(experiment_files.read(path)))
-    for argument in arguments:
-      if argument.startswith('--gin_param='):
-        for name in _SETTING.findall(argument.removeprefix('--gin_param=')):
-          self.assertTrue(name in known, f'{page}: {name}')
-
-  @parameterized.parameters(*_commands())
   def test_an_experiment_is_configured_whole(self, page, program, arguments):
-    del page, program
+    del program
     files, params = (
         [a.partition('=')[2] for a in arguments if a.startswith(flag)]
         for flag in ('--gin_file', '--gin_param')
     )
+    own = [
+        path for path in files
+        if path.startswith('gin/') and not _PLACEHOLDER.search(path)
+    ]
+    for path in own:
+      self.assertTrue((_ROOT / path).is_file(), f'{page}: {path}')
     # Files of the reader's, and rows of several values, are not here to bind.
-    if not all((_ROOT / path).is_file() for path in files):
-      return
-    programs = [each for each in map(experiment_files.program, files) if each]
-    if programs and not any('{' in each for each in params):
-      config.bind(programs[0], gin_files=files, gin_params=params)
+    if all((_ROOT / path).is_file() for path in files):
+      programs = [each for each in map(experiment_files.program, files) if each]
+      if programs and not any('{' in each for each in params):
+        config.bind(programs[0], gin_files=files, gin_params=params)
+        return
+    is_open = not own or any(map(_PLACEHOLDER.search, files))
+    paths = experiment_files.every_file() if is_open else {
+        each for path in own for each in experiment_files.included(path)
+    }
+    known = {
+        name
+        for path in paths
+        for name in _SETTING.findall(experiment_files.read(path))
+    }
+    for param in params:
+      for name in _SETTING.findall(param):
+        self.assertIn(name, known, page)

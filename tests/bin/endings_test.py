@@ -27,7 +27,7 @@ class EndingsTest(cases.TestCase):
   def run_program(
       self, execution: str, *gin_params: str, **kwargs
   ) -> programs.Ended:
-    ended = programs.run_in_session(
+    ended = programs.run(
         'train_federated',
         f'--output_dir={self.run_dir}',
         '--gin_file=gin/experiments/quickstart_federated.gin',
@@ -70,7 +70,7 @@ class EndingsTest(cases.TestCase):
         execution,
         'NUM_ROUNDS = 1000000',
         send=send,
-        when=lambda: self.num_rounds() > 2,
+        when=lambda _: self.num_rounds() > 2,
     )
     self.assertEqual(ended.code, 128 + send, ended.stderr)
     self.assertEqual(ended.stdout, '')
@@ -109,7 +109,7 @@ class EndingsTest(cases.TestCase):
     # The native context compiles in some seconds, and is in the round then.
     seen = []
 
-    def is_in_round() -> bool:
+    def is_in_round(_) -> bool:
       if self.num_rounds() == 0:
         seen.append(time.monotonic())
       return bool(seen) and time.monotonic() - seen[0] > 15

@@ -20,8 +20,9 @@ import pytest
 
 from benchmarks import toy_runs
 from tests import cases
+from tests import fakes
 from tests.bin import programs
-from tff_asr.privacy import accounting
+from tff_asr import files
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import run_privacy
 from tff_asr.storage import run_dir
@@ -74,17 +75,9 @@ class CompareTest(cases.TestCase):
       folder.write_model({'w': [weight]}, tokens='a')
       with ledger_lib.create(folder.file(run_dir.LEDGER)) as ledger:
         for number in range(rounds):
-          ledger.append(ledger_lib.Round(
-              round_num=number,
-              sampling=accounting.Sampling(
-                  kind='poisson', cohort_size=1, population=2
-              ),
-              noise_multipliers=(1.0,),
-              configuration='',
-              identity=f'{number:064x}',
-          ))
-      folder.write_text(
-          'metrics.csv',
+          ledger.append(fakes.charged_round(number))
+      files.write_text(
+          folder.file('metrics.csv'),
           'round,loss,seconds\n'
           + ''.join(f'{n},0.5,{len(name)}\n' for n in range(rows)),
       )
@@ -113,7 +106,7 @@ class KillTest(cases.TestCase):
     self.ledger = os.path.join(self.run_dir, 'ledger.jsonl')
 
   def run_program(self, **kwargs) -> programs.Ended:
-    return programs.run_in_session(
+    return programs.run(
         'train_federated',
         f'--output_dir={self.run_dir}',
         '--gin_file=gin/experiments/quickstart_federated_dp.gin',
@@ -136,7 +129,7 @@ class KillTest(cases.TestCase):
     # Before the first round, ahead of the saved state, and just after it.
     for lines in (1, 3, 5, 6):
       ended = self.run_program(
-          send=signal.SIGKILL, when=lambda: self.num_lines() >= lines
+          send=signal.SIGKILL, when=lambda _: self.num_lines() >= lines
       )
       self.assertEqual(ended.code, -signal.SIGKILL, ended.stderr)
       head = run_privacy.saved_head(self.run_dir)

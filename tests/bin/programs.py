@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
@@ -19,19 +19,18 @@ TINY = ('NUM_BLOCKS = 1', 'DIM = 8')
 _TIMEOUT_SEC = 300
 
 
-def write_tiny(folder: str, **options) -> tuple[str, ...]:
+def write_tiny(folder: str) -> tuple[str, ...]:
   """Writes corpora, and returns what trains on them in seconds.
 
   Args:
     folder: Gets the corpus of three people to train on; beside it is one of two
       others to evaluate on.
-    **options: Of `fakes.write_split`.
 
   Returns:
     Gin parameters for the quickstart's federated experiments.
   """
-  shards = fakes.write_split(folder, {'ann': 1, 'bob': 2, 'cai': 1}, **options)
-  dev = fakes.write_split(f'{folder}_dev', {'dan': 1, 'eve': 1}, **options)
+  shards = fakes.write_split(folder, {'ann': 1, 'bob': 2, 'cai': 1})
+  dev = fakes.write_split(f'{folder}_dev', {'dan': 1, 'eve': 1})
   return TINY + (
       f'PRIVATE_DIR = {shards!r}',
       f'DEV_DIR = {dev!r}',
@@ -44,7 +43,7 @@ def write_tiny(folder: str, **options) -> tuple[str, ...]:
 
 
 class Finished(NamedTuple):
-  """The end of a program."""
+  """The end of a program in this process (`in_process`)."""
 
   code: int
   stdout: str
@@ -52,7 +51,7 @@ class Finished(NamedTuple):
 
 
 class Ended(NamedTuple):
-  """The end of a program, and the processes that outlived it."""
+  """The end of a program, and the processes that outlived it (`run`)."""
 
   code: int
   stdout: str
@@ -62,24 +61,11 @@ class Ended(NamedTuple):
 
 
 def run(
-    program: str, *arguments: str, gin_params: tuple[str, ...] = ()
-) -> Finished:
-  """Runs `bin/PROGRAM.py` from the project's folder."""
-  finished = subprocess.run(
-      **_start(program, arguments, gin_params),
-      timeout=_TIMEOUT_SEC,
-      check=False,
-  )
-  return Finished(finished.returncode, finished.stdout, finished.stderr)
-
-
-def run_in_session(
     program: str,
     *arguments: str,
     gin_params: tuple[str, ...] = (),
     send: signal.Signals | None = None,
-    when: Callable[..., bool] = lambda: True,
-    gets_process: bool = False,
+    when: Callable[[psutil.Process], bool] = lambda _: True,
 ) -> Ended:
   """Runs `bin/PROGRAM.py` in a session of its own, to the end of its pipes.
 
@@ -88,22 +74,31 @@ def run_in_session(
     *arguments: Its flags.
     gin_params: Its gin parameters.
     send: A signal to send to the program, or None.
-    when: Tells when to send it.
-    gets_process: Whether `when` is called with the running process.
+    when: Tells of the running process when to send it.
 
   Returns:
     How it ended, with all processes of its session that were left (they are
     killed), and the seconds since the signal or since its start.
   """
   process = subprocess.Popen(
-      **_start(program, arguments, gin_params),
+      [
+          sys.executable,
+          str(ROOT / 'bin' / f'{program}.py'),
+          *arguments,
+          *(f'--gin_param={gin_param}' for gin_param in gin_params),
+      ],
+      cwd=ROOT,
+      env=_environment(),
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
       start_new_session=True,
   )
   started = time.monotonic()
   try:
     if send is not None:
-      arguments = [psutil.Process(process.pid)] if gets_process else []
-      while not when(*arguments) and process.poll() is None:
+      seen = psutil.Process(process.pid)
+      while not when(seen) and process.poll() is None:
         if time.monotonic() - started > _TIMEOUT_SEC:
           raise TimeoutError(f'{program} came not as far as it should.')
         time.sleep(0.1)
@@ -139,25 +134,6 @@ def _session(session: int) -> list[psutil.Process]:
     except (ProcessLookupError, psutil.NoSuchProcess):
       pass
   return found
-
-
-def _start(
-    program: str, arguments: tuple[str, ...], gin_params: tuple[str, ...]
-) -> dict[str, Any]:
-  """Arguments of `subprocess` that start a program."""
-  return dict(
-      args=[
-          sys.executable,
-          str(ROOT / 'bin' / f'{program}.py'),
-          *arguments,
-          *(f'--gin_param={gin_param}' for gin_param in gin_params),
-      ],
-      cwd=ROOT,
-      env=_environment(),
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
-  )
 
 
 def _environment() -> dict[str, str]:

@@ -20,7 +20,7 @@ class TrainFederatedTest(cases.TestCase):
     super().setUp()
     self.run_dir = self.path('run')
 
-  def run_program(self, *gin_params: str, flags=()) -> programs.Finished:
+  def run_program(self, *gin_params: str, flags=()) -> programs.Ended:
     tiny = programs.write_tiny(self.path('shards'))
     return programs.run(
         'train_federated',
@@ -43,7 +43,7 @@ class TrainFederatedTest(cases.TestCase):
     ) as f:
       self.assertEqual(finished.stdout, f.read())
     self.assertIn('NOT PRIVATE', finished.stdout)
-    self.assertTrue(os.path.exists(os.path.join(self.run_dir, 'model.safetensors')))
+    self.assertIn(run_dir.MODEL, os.listdir(self.run_dir))
 
   @pytest.mark.slow
   def test_nothing_listens_on_the_network(self):
@@ -64,14 +64,13 @@ class TrainFederatedTest(cases.TestCase):
       ])
       return is_in_rounds
 
-    ended = programs.run_in_session(
+    ended = programs.run(
         'train_federated',
         f'--output_dir={self.run_dir}',
         _EXPERIMENT,
         gin_params=tiny + ('NUM_ROUNDS = 100000',),
         send=signal.SIGTERM,
         when=look,
-        gets_process=True,
     )
     self.assertEqual(ended.code, 128 + signal.SIGTERM, ended.stderr)
     self.assertGreater(len(looks), 1)
@@ -101,6 +100,6 @@ class TrainFederatedTest(cases.TestCase):
         'TRUST_NETWORK = True',
         flags=['--gin_file=gin/execution/native.gin'],
     )
-    # Its pipes are closed, or `run` would not have returned.
     self.assertEqual(finished.code, 0, finished.stderr)
+    self.assertEmpty(finished.left)
     self.assertRegex(finished.stderr, r'\Afederated: round 1 of 1, .*\n\Z')

@@ -1,6 +1,5 @@
 """The programs of bin/ on a trained run, each in this process."""
 
-import asyncio
 import json
 import os
 import pathlib
@@ -11,44 +10,18 @@ from unittest import mock
 from absl.testing import absltest
 import pytest
 import soundfile
-import tensorflow as tf
 
 from tests.bin import in_process
 from tests.bin import programs
 from tests import fakes
 from tests import seen
-from tff_asr import config
-from tff_asr.models import ctc
 from tff_asr.recognition import export
 from tff_asr.reports import demo
 from tff_asr.storage import run_dir
-from tff_asr.text import tokenizer as tokenizer_lib
+from tff_asr.storage import state_file
 
 _CLIENTS = {'ann': 2, 'bob': 3}
 _SECRET = bytes(range(32))
-
-
-def _write_run(folder: str, shards: str) -> None:
-  """A run as the program leaves it, but for its training."""
-
-  model = config.bind(
-      ctc.build,
-      gin_files=['gin/experiments/quickstart_seed.gin'],
-      gin_params=(
-          *programs.TINY, f'TRAIN_DIR = {shards!r}', f'DEV_DIR = {shards!r}',
-      ),
-  )()
-  with run_dir.RunDir(
-      folder,
-      configuration=config.text(),
-      parts=config.parts('MODEL', 'PIPELINE'),
-  ) as run:
-    run.write_model(
-        model.initialize(tf.constant([1, 2])), tokens=tokenizer_lib.ENGLISH
-    )
-    run.state_manager.write_secrets({'key': _SECRET})
-    csv, _ = run.release_managers(last=0)
-    asyncio.run(csv.release({'dev_word_error_rate': 0.75}, key=1))
 
 
 class TrainedProgramsTest(absltest.TestCase):
@@ -59,15 +32,25 @@ class TrainedProgramsTest(absltest.TestCase):
     cls.root = cls.enterClassContext(tempfile.TemporaryDirectory())
     cls.shards = fakes.write_split(os.path.join(cls.root, 'shards'), _CLIENTS)
     cls.run_dir = os.path.join(cls.root, 'run')
-    _write_run(cls.run_dir, cls.shards)
-    finished = in_process.run(
-        'bin/evaluate.py',
-        '--gin_file=gin/experiments/quickstart_evaluate.gin',
-        f"--gin_param=TEST_DIR = {cls.shards!r}",
-        f'--gin_param=RUNS = [{cls.run_dir!r}]',
-        *(f'--gin_param={param}' for param in programs.TINY),
+    dev = fakes.write_split(os.path.join(cls.root, 'dev'), {'cai': 1})
+    cls.trained = cls.run_configured(
+        'train_central',
+        'seed',
+        f'TRAIN_DIR = {cls.shards!r}',
+        f'DEV_DIR = {dev!r}',
+        'NUM_STEPS = 2',
+        flags=[f'--output_dir={cls.run_dir}'],
     )
-    assert not finished.code, finished.stderr
+    cls.decoded = cls.run_configured(
+        'evaluate',
+        'evaluate',
+        f'TEST_DIR = {cls.shards!r}',
+        f'RUNS = [{cls.run_dir!r}]',
+    )
+    # As of a run that goes on.
+    state_file.write_state(
+        os.path.join(cls.run_dir, run_dir.SECRETS), state={'key': _SECRET}
+    )
     with open(os.path.join(cls.run_dir, 'test.json'), encoding='utf-8') as f:
       cls.evaluated = {
           each['utterance_id']: each['text']
@@ -81,6 +64,30 @@ class TrainedProgramsTest(absltest.TestCase):
             os.path.join(cls.audio, f'{example["utterance_id"]}.flac'),
             example['waveform'], 16000,
         )
+
+  @staticmethod
+  def run_configured(
+      program: str, experiment: str, *settings: str, flags=()
+  ) -> programs.Finished:
+    finished = in_process.run(
+        f'bin/{program}.py',
+        *flags,
+        f'--gin_file=gin/experiments/quickstart_{experiment}.gin',
+        *(f'--gin_param={each}' for each in (*programs.TINY, *settings)),
+    )
+    assert not finished.code, finished.stderr
+    return finished
+
+  def test_training_and_evaluation_show_their_progress_and_results(self):
+    self.assertEqual(self.trained.stdout, '')
+    for line in self.trained.stderr.splitlines():
+      self.assertRegex(line, r'^central: step [12] of 2, loss ')
+    self.assertRegex(
+        self.decoded.stdout,
+        r'run: WER \d+\.\d\d % \(TER .* %\) of \d+ words of 2',
+    )
+    for line in self.decoded.stderr.splitlines():
+      self.assertRegex(line, r'^evaluate: utterance [1-5] of 5')
 
   def run_program(self, program: str, *arguments: str) -> programs.Finished:
     finished = in_process.run(f'bin/{program}.py', *arguments)
@@ -115,7 +122,9 @@ class TrainedProgramsTest(absltest.TestCase):
     path = os.path.join(output_dir, 'model.safetensors')
     for place in (0.01, 0.99):
       fakes.damage(path, place)
-      finished = in_process.run('bin/transcribe.py', f'--run={output_dir}', path)
+      finished = in_process.run(
+          'bin/transcribe.py', f'--run={output_dir}', path
+      )
       fakes.damage(path, place)
       self.assertEqual(finished.code, 1)
       self.assertRegex(
@@ -183,7 +192,7 @@ class TrainedProgramsTest(absltest.TestCase):
     self.assertRegex(first, '^saved_model: .* in 2 of 2 utterances')
     card = pathlib.Path(output_dir, 'model_card.md').read_text()
     self.assertIn('# Model card: run', card)
-    # As of a run that goes on: no secret of it goes out.
+    # No secret of a run that goes on goes out.
     self.assertLen(seen.files_with([_SECRET], self.run_dir), 1)
     self.assertEmpty(seen.files_with([_SECRET], output_dir))
     self.assert_transcribes(output_dir)

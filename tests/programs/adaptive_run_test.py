@@ -1,6 +1,5 @@
 """A federated run whose clips adapt: charged, saved, resumed and stated."""
 
-import csv
 import functools
 import os
 from unittest import mock
@@ -8,11 +7,11 @@ from unittest import mock
 from absl.testing import parameterized
 import numpy as np
 import pytest
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import cases
 from tests import fakes
+from tests import seen
 from tests.programs import runs
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
@@ -32,14 +31,14 @@ _CORRELATION = correlated_noise.Correlation(
 )
 
 
-def _tags(folder: str) -> set[str]:
-  """Names of what TensorBoard was given."""
-  tags = set()
-  for name in os.listdir(folder):
-    for record in tf.data.TFRecordDataset(os.path.join(folder, name)):
-      event = tf.compat.v1.Event.FromString(record.numpy())
-      tags |= {value.tag for value in event.summary.value}
-  return tags
+def _state(run: str) -> dict[str, np.ndarray]:
+  """The process's part of a run's last state."""
+  return state_file.read_leaves(run_dir.newest_state(run), prefix='process')
+
+
+def _layer_clips(run: str) -> np.ndarray:
+  (clips,) = (v for name, v in _state(run).items() if 'layer_clips' in name)
+  return clips
 
 
 class AdaptiveRunTest(cases.TestCase):
@@ -98,16 +97,11 @@ class AdaptiveRunTest(cases.TestCase):
     os.remove(os.path.join(lost, run_dir.SECRETS))
     train(lost)
 
-    states = [
-        state_file.read_leaves(run_dir.newest_state(run), prefix='process')
-        for run in (whole, stopped)
-    ]
-    self.assertEqual(list(states[0]), list(states[1]))
-    for name, value in states[0].items():
-      np.testing.assert_array_equal(value, states[1][name], name)
-    (layer_clips,) = [
-        value for name, value in states[0].items() if 'layer_clips' in name
-    ]
+    first, second = map(_state, (whole, stopped))
+    self.assertEqual(list(first), list(second))
+    for name, value in first.items():
+      np.testing.assert_array_equal(value, second[name], name)
+    layer_clips = _layer_clips(whole)
     # Six modules in the block, the front end, the norm and the head.
     self.assertEqual(layer_clips.shape, (9,))
 
@@ -125,28 +119,18 @@ class AdaptiveRunTest(cases.TestCase):
     self.assertEqual(
         [group.count for group in charged], [2, 2] if is_correlated else [4]
     )
-    self.assertTrue(np.any(
-        layer_clips
-        != next(
-            value
-            for name, value in state_file.read_leaves(
-                run_dir.newest_state(lost), prefix='process'
-            ).items()
-            if 'layer_clips' in name
-        )
-    ))
+    self.assertTrue(np.any(layer_clips != _layer_clips(lost)))
     self.assertEqual(results['privacy']['adaptive_layers'], 9)
     with open(os.path.join(whole, 'privacy.txt'), encoding='utf-8') as f:
       self.assertIn('9 clips follow a quantile', ' '.join(f.read().split()))
 
-    with open(os.path.join(whole, 'metrics.csv'), encoding='utf-8') as f:
-      rows = list(csv.DictReader(f))
+    rows = runs.metrics(whole)
     clip = 'aggregator/dp_query_metrics/l2_norm_clip'
     # Of each round: the first one's is the setting.
     self.assertAlmostEqual(float(rows[0][clip]), 0.1, places=6)
     self.assertNotEqual(rows[1][clip], rows[0][clip])
     self.assertNotIn('layer_', ''.join(rows[0]))
-    tags = _tags(os.path.join(whole, 'tensorboard'))
+    shown = seen.text(whole).splitlines()  # Names in TensorBoard, among others.
     self.assertContainsSubset(
         {
             'aggregator/dp_query_metrics/layer_clip/block_00/ln1',
@@ -155,5 +139,5 @@ class AdaptiveRunTest(cases.TestCase):
             'not_private/layer_clipped/head',
             clip,
         },
-        tags,
+        shown,
     )

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import os
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -12,7 +13,6 @@ from tests.bin import in_process
 from tests.bin import programs
 from tests import fakes
 from tests.programs import runs
-from tff_asr import checks
 from tff_asr.data import client_data
 from tff_asr.learning import layer_freeze
 from tff_asr.models import best_rq
@@ -30,20 +30,18 @@ from tff_asr.storage import run_dir
 
 class DryRunTest(cases.TestCase):
 
-  def run_program(self, *gin_params: str) -> programs.Finished:
-    tiny = programs.write_tiny(self.path('shards'))
-    return in_process.run(
+  def test_federated_training_is_described_and_not_begun(self):
+    settings = (
+        *programs.write_tiny(self.path('shards')),
+        'NOISE_MULTIPLIER = 10.0', 'NUM_ROUNDS = 50', 'DELTA = 1e-5',
+        'TARGET_EPSILON = 1.0', 'KEEP_EVERY = 7',
+    )
+    finished = in_process.run(
         'bin/train_federated.py',
         '--dry_run',
         f'--output_dir={self.root}/run',
         '--gin_file=gin/experiments/quickstart_federated_dp.gin',
-        *(f'--gin_param={param}' for param in (*tiny, *gin_params)),
-    )
-
-  def test_federated_training_is_described_and_not_begun(self):
-    finished = self.run_program(
-        'NOISE_MULTIPLIER = 10.0', 'NUM_ROUNDS = 50', 'DELTA = 1e-5',
-        'TARGET_EPSILON = 1.0', 'KEEP_EVERY = 7',
+        *(f'--gin_param={setting}' for setting in settings),
     )
     self.assertEqual(finished.code, 0, finished.stderr)
     self.assertFalse(os.path.exists(self.path('run')))
@@ -72,27 +70,15 @@ class DryRunTest(cases.TestCase):
     ):
       self.assertIn(part, finished.stdout)
 
-  def test_all_that_is_wrong_is_found(self):
-    finished = self.run_program('NUM_ROUNDS = 0', 'COHORT_SIZE = 9')
-    self.assertEqual(finished.code, 1)
-    self.assertEqual(finished.stdout, '')
-    self.assertIn('num_rounds must be', finished.stderr)
-    self.assertIn('cohort_size', finished.stderr)
-
   def test_central_training_is_described(self):
     model = fakes.tiny_model(num_blocks=1)
-    build = functools.partial(
-        runs.build,
+    text = self.describe(
         central.CentralTraining,
-        output_dir=self.path('run'),
-        configuration='A = 1\n',
         model=model,
         pipeline=fakes.tiny_pipeline(model),
         client_data=fakes.client_data({'ann': 1, 'bob': 1}),
-        optimizer=tff.learning.optimizers.build_adam(0.01),
-        seed=1,
+        num_steps=7,
     )
-    text = self.describe(build(num_steps=7))
     count = weights.count(model.specs)
     for part in (
         'A = 1\n',
@@ -104,11 +90,19 @@ class DryRunTest(cases.TestCase):
     ):
       self.assertIn(part, text)
     self.assertEmpty(os.listdir(self.root))
-    with self.assertRaisesRegex(ValueError, 'num_steps must be'):
-      self.describe(build(num_steps=0))
 
-  def describe(self, program: training_loop.TrainingRun) -> str:
-    return asyncio.run(dry_run.describe(program))
+  def describe(
+      self, program: type[training_loop.TrainingRun], **arguments: Any
+  ) -> str:
+    built = runs.build(
+        program,
+        output_dir=self.path('run'),
+        configuration='A = 1\n',
+        optimizer=tff.learning.optimizers.build_adam(0.01),
+        seed=1,
+        **arguments,
+    )
+    return asyncio.run(dry_run.describe(built))
 
   def write_seed(self, model: best_rq.BestRqModel) -> str:
     """The folder of a public warm start that has ended."""
@@ -131,28 +125,24 @@ class DryRunTest(cases.TestCase):
         self.path('shards'), {'ann': 3, 'bob': 2, 'cai': 1}
     )
     init_from_run = self.write_seed(model)
-    build = functools.partial(
-        runs.build,
+    describe = functools.partial(
+        self.describe,
         pretraining.Pretraining,
-        output_dir=self.path('run'),
-        configuration='A = 1\n',
         model=model,
         pipeline=fakes.tiny_pipeline(recogniser),
         client_data=client_data.load(shards),
-        optimizer=tff.learning.optimizers.build_adam(0.01),
         batch_size=3,
-        seed=1,
+        num_steps=50,
     )
     build_query = functools.partial(
         queries.PerLayerClipSumQuery, l2_norm_clip=0.1, noise_multiplier=10.0
     )
-    text = self.describe(build(
-        num_steps=50,
+    text = describe(
         build_query=build_query,
         delta=1e-3,
         init_from_run=init_from_run,
         freeze=layer_freeze.LayerFreeze(share=0.3),
-    ))
+    )
     # The lowest scores are those of the first names.
     specs = model.specs
     frozen = max(
@@ -188,13 +178,7 @@ class DryRunTest(cases.TestCase):
     size = 4 * (2 * trained + count) / 1e6
     self.assertIn(f'saved states: {size:.1f} MB each', text)
     self.assertFalse(os.path.exists(self.path('run')))
-    text = self.describe(
-        build(num_steps=50, build_query=build_query, noise_seed=1)
-    )
+    text = describe(build_query=build_query, noise_seed=1)
     self.assertIn('infinite, NOT PRIVATE: NOISE_SEED fixes a key', text)
     # Public, nothing costs anything.
-    text = self.describe(build(num_steps=50))
-    self.assertIn('nothing is charged', text)
-    with self.assertRaises(checks.Problems) as caught:
-      build(num_steps=0, target_epsilon=2.0)
-    self.assertLen(caught.exception.messages, 3)
+    self.assertIn('nothing is charged', describe())

@@ -1,6 +1,5 @@
 """Clients of odd data in a private run: of NaN features, of one sample."""
 
-import csv
 import functools
 import os
 
@@ -12,7 +11,6 @@ from tests import fakes
 from tests.programs import runs
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
-from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
 from tff_asr.programs import federated
 
@@ -57,10 +55,9 @@ class OddClientsTest(cases.TestCase):
         exact_metrics=True,
         **arguments | dict(build_cohorts=cohorts.everyone),
     )
-    with open(os.path.join(run, 'metrics.csv'), encoding='utf-8') as f:
-      (row,) = csv.DictReader(f)
-    (rounds,) = ledger_lib.read(os.path.join(run, 'ledger.jsonl')).rounds
-    return {name: float(value) for name, value in row.items()}, rounds.count
+    (row,) = runs.metrics(run)
+    row = {name: float(value) for name, value in row.items()}
+    return row, runs.charged(run)
 
   def test_they_are_counted_and_the_round_goes_on(self):
     speech = {

@@ -61,9 +61,7 @@ class PretrainTest(parameterized.TestCase):
   def setUpClass(cls):
     super().setUpClass()
     cls.root = cls.enterClassContext(tempfile.TemporaryDirectory())
-    cls.data = client_data_lib.load(
-        fakes.write_split(os.path.join(cls.root, 'shards'), _CLIENTS)
-    )
+    cls.data = client_data_lib.load(fakes.shared_split(**_CLIENTS))
     _, cls.printed = cls.run_program(
         'public',
         build_query=None,
@@ -150,16 +148,6 @@ class PretrainTest(parameterized.TestCase):
       )
 
   @parameterized.parameters(
-      (dict(batch_size=7), 'batch_size is 7 but there are only 6 utterances'),
-      (
-          dict(build_query=None, target_epsilon=1.0, delta=1e-3),
-          'without a query',
-      ),
-      (dict(devices=['GPU:7']), "'GPU:7', which is not on this machine"),
-      (
-          dict(freeze=layer_freeze.LayerFreeze(share=0.1)),
-          'freeze needs the scores',
-      ),
       (dict(gradients='by_batch', build_query=_build_query()), 'by_batch'),
       (dict(measured_clips=[0.1, 0.0]), 'measured_clips'),
       (
@@ -182,17 +170,9 @@ class PretrainTest(parameterized.TestCase):
 
 class ExamplesTest(parameterized.TestCase):
 
-  @classmethod
-  def setUpClass(cls):
-    super().setUpClass()
-    root = cls.enterClassContext(tempfile.TemporaryDirectory())
-    cls.data = client_data_lib.load(
-        fakes.write_split(os.path.join(root, 'shards'), _CLIENTS)
-    )
-
   def _source(self, **options) -> examples_lib.Examples:
     return examples_lib.Examples(
-        self.data,
+        client_data_lib.load(fakes.shared_split(**_CLIENTS)),
         pipeline=_pipeline(**options),
         batch_size=3,
         key=keys.from_seed(1),

@@ -15,6 +15,7 @@ import tensorflow_federated as tff
 
 from tests import cases
 from tests import fakes
+from tests.programs import runs
 from tff_asr.data import cohorts
 from tff_asr.privacy import accounting
 from tff_asr.privacy import adaptive_query
@@ -34,8 +35,6 @@ _BLT = strategies.optimize(num_rounds=100, min_separation=50)
 _POISSON = accounting.Sampling(kind='poisson', cohort_size=5, population=100)
 _DELTA = 1e-5
 
-_Aggregator = collections.namedtuple('_Aggregator', 'query_state dp_event')
-_MeanState = collections.namedtuple('_MeanState', 'numerator_state denominator')
 _Correlated = collections.namedtuple('_Correlated', 'noise_key counter buffers')
 
 # What decides a round's noisy sum, by name, and something else at its place:
@@ -58,7 +57,7 @@ _PARTS = dict(
 )
 
 
-def _state(sampling=_POISSON, **values):
+def _state(sampling=_POISSON, *, query_state=None, **values):
   """A learning process's state."""
   of = {name: good for name, (good, _) in _PARTS.items()} | values
   if sampling.kind == 'separated':
@@ -67,18 +66,17 @@ def _state(sampling=_POISSON, **values):
     )
   else:
     event = dp_accounting.GaussianDpEvent(_NOISE)
-  query_state = adaptive_query.AdaptiveClipSumQuery.GlobalState(
+  query_state = query_state or adaptive_query.AdaptiveClipSumQuery.GlobalState(
       of['clip'], of['noise_multiplier'], np.zeros([4], np.int32),
       of['counter'], of['layer_clips'],
   )
-  return tff.learning.templates.LearningAlgorithmState(
-      global_model_weights={'a': of['first_weight'], 'b': of['last_weight']},
+  return runs.process_state(
+      {'a': of['first_weight'], 'b': of['last_weight']},
+      query_state=query_state,
+      event=event,
+      denominator=of['denominator'],
       distributor=(of['seed'], of['round_of_training']),
       client_work=of['frozen_layers'],
-      aggregator=_Aggregator(
-          _MeanState(query_state, of['denominator']), event.to_named_tuple()
-      ),
-      finalizer=(),
   )
 
 
@@ -219,14 +217,8 @@ class RoundTest(_TestCase):
           cohort_state=cohorts.CohortState(keys.from_seed(2), np.int64(7)),
       ))
 
-    before, found = _state(_SEPARATED), []
-    before = before._replace(aggregator=before.aggregator._replace(
-        query_state=_MeanState(
-            _Correlated(
-                np.zeros([8], np.int32), np.int64(7), {'a': np.ones([2, 3])}
-            ),
-            (),
-        )
+    found, before = [], _state(_SEPARATED, query_state=_Correlated(
+        np.zeros([8], np.int32), np.int64(7), {'a': np.ones([2, 3])}
     ))
     with ledger.create(self.path) as opened:
       head = opened.head
@@ -240,17 +232,11 @@ class RoundTest(_TestCase):
       self.assertTrue(np.all(each.buffers['a'] == expected))
 
   def test_noise_goes_on_where_a_round_is_undone(self):
-    states = [
-        _state(counter=np.int64(number))
-        for number in (1, 2)
-    ]
     before, after = (
-        state._replace(aggregator=state.aggregator._replace(
-            query_state=_MeanState(
-                _Correlated((), np.int64(number), np.full([2, 3], number)), ()
-            )
+        _state(query_state=_Correlated(
+            (), np.int64(number), np.full([2, 3], number)
         ))
-        for number, state in zip((1, 2), states)
+        for number in (1, 2)
     )
     kept = private_rounds.keep_noise(before, after=after)
     self.assertIs(kept.global_model_weights, before.global_model_weights)
@@ -258,9 +244,8 @@ class RoundTest(_TestCase):
     self.assertEqual(int(noise.counter), 2)
     np.testing.assert_array_equal(noise.buffers, np.full([2, 3], 2))
     # Other noise is its round's own.
-    self.assertIs(
-        private_rounds.keep_noise(states[0], after=states[1]), states[0]
-    )
+    before, after = (_state(counter=np.int64(number)) for number in (1, 2))
+    self.assertIs(private_rounds.keep_noise(before, after=after), before)
 
 
 class PlanTest(_TestCase):
@@ -331,14 +316,15 @@ class PlanTest(_TestCase):
     self.assertEqual([group.count for group in inherited.rounds], [3])
 
   def test_noise_that_is_not_of_the_cohorts_is_refused(self):
-    for other, message in (
-        (dataclasses.replace(_SEPARATED, min_separation=49),
+    for noise, other, message in (
+        (_SEPARATED, dataclasses.replace(_SEPARATED, min_separation=49),
          '50 rounds apart, the cohorts keep 49: set both by MIN_SEPARATION'),
-        (_POISSON, 'correlated noise does not go with poisson cohorts'),
+        (_SEPARATED, _POISSON, 'correlated noise .* with poisson cohorts'),
+        (_POISSON, _SEPARATED, 'independent noise .* with separated cohorts'),
     ):
       with self.assertRaisesRegex(ValueError, message):
         private_rounds.check_first_round(
-            _state(_SEPARATED),
+            _state(noise),
             sampling=other,
             settings=private_rounds.PrivacySettings(),
             inherited=ledger.Charges(),

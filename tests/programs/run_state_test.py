@@ -25,6 +25,7 @@ import tensorflow_federated as tff
 from tests import cases
 from tests import fakes
 from tests import seen
+from tests.programs import runs
 from tff_asr.data import cohorts
 from tff_asr.learning import fed_avg
 from tff_asr.privacy import adaptive_query
@@ -46,10 +47,9 @@ _COHORT_SIZE = 2
 _SEPARATION = len(_IDS) // _COHORT_SIZE
 _NUM_ROUNDS = 5
 _FIXED = private_rounds.PrivacySettings(noise_seed=1, sampler_seed=2)
+# Keys of the run's own.
+_DRAWN = private_rounds.PrivacySettings()
 _CHANGES = ('write', 'ftruncate', 'fsync', 'replace', 'remove')
-
-_Aggregator = collections.namedtuple('_Aggregator', 'query_state dp_event')
-_MeanState = collections.namedtuple('_MeanState', 'numerator_state denominator')
 
 
 class _Independent(NamedTuple):
@@ -86,16 +86,10 @@ class _Process:
     else:
       query_state = _Independent(*start)
       event = dp_accounting.GaussianDpEvent(4.0)
-    return tff.learning.templates.LearningAlgorithmState(
-        global_model_weights=collections.OrderedDict(
-            w=np.zeros([6], np.float32)
-        ),
-        distributor=(),
-        client_work=(),
-        aggregator=_Aggregator(
-            _MeanState(query_state, ()), event.to_named_tuple()
-        ),
-        finalizer=(),
+    return runs.process_state(
+        collections.OrderedDict(w=np.zeros([6], np.float32)),
+        query_state=query_state,
+        event=event,
     )
 
   def next(self, state, drawn):
@@ -339,9 +333,7 @@ class SecretsTest(_TestCase):
     with seen.drawn_keys() as drawn, mock.patch.object(
         private_rounds, 'with_query_state', keep
     ):
-      self.train(
-          'run', kind, save_every=1, privacy=private_rounds.PrivacySettings()
-      )
+      self.train('run', kind, save_every=1, privacy=_DRAWN)
     self.assertCountEqual(self.saved('run'), range(_NUM_ROUNDS + 1))
     # Of each round the run's, the sampler's, and its own.
     self.assertGreater(len(drawn), 2 * _NUM_ROUNDS)
@@ -351,9 +343,7 @@ class SecretsTest(_TestCase):
   @parameterized.parameters('poisson', 'separated')
   def test_a_stolen_folder_tells_later_rounds_and_none_before(self, kind):
     with self.keys_of_rounds() as of_rounds:
-      self.train(
-          'run', kind, kill_in=4, privacy=private_rounds.PrivacySettings()
-      )
+      self.train('run', kind, kill_in=4, privacy=_DRAWN)
     self.assertLen(set(of_rounds), 4)
     found = self.reachable('run')
     # Saved after two rounds, so that the two after it can be run again.
@@ -443,24 +433,16 @@ class OtherClientsTest(_TestCase):
   _OTHERS = tuple('bcdefg')
 
   def test_groups_of_other_clients_are_refused(self):
-    settings = dict(privacy=private_rounds.PrivacySettings(), kill_in=2)
-    self.train('run', 'separated', **settings)
+    self.train('run', 'separated', privacy=_DRAWN, kill_in=2)
     with self.assertRaisesRegex(ValueError, '^the private clients are others'):
-      self.train(
-          'run', 'separated', ids=self._OTHERS,
-          privacy=private_rounds.PrivacySettings(),
-      )
+      self.train('run', 'separated', ids=self._OTHERS, privacy=_DRAWN)
     self.assertLen(self.rounds('run'), 2)
     # With the data put back it goes on.
-    self.train(
-        'run', 'separated', privacy=private_rounds.PrivacySettings()
-    )
+    self.train('run', 'separated', privacy=_DRAWN)
     self.assertLen(self.rounds('run'), _NUM_ROUNDS)
 
   def test_states_do_not_tell_of_whom_groups_are(self):
-    self.train(
-        'run', 'separated', kill_in=3, privacy=private_rounds.PrivacySettings()
-    )
+    self.train('run', 'separated', kill_in=3, privacy=_DRAWN)
     groups = cohorts.CohortSource(
         _IDS, kind='separated', cohort_size=_COHORT_SIZE,
         min_separation=_SEPARATION, key=None,
@@ -485,19 +467,15 @@ class OtherClientsTest(_TestCase):
 class LostTest(_TestCase):
   """States or secrets that are damaged, missing or of another time."""
 
-  def go_on(self, run: str, kind: str = 'poisson', **settings) -> list[str]:
+  def go_on(self, run: str, kind: str = 'poisson') -> list[str]:
     """Trains to the end; returns the lines about keys."""
     with self.assertLogs('absl', 'WARNING') as logs:
-      self.train(
-          run, kind, privacy=private_rounds.PrivacySettings(), **settings
-      )
+      self.train(run, kind, privacy=_DRAWN)
     return [line for line in logs.output if 'new keys' in line]
 
   def stop(self, run: str, kind: str = 'poisson') -> None:
     """A run with four charged rounds; the states of 0 and 2 are saved."""
-    self.train(
-        run, kind, kill_in=4, privacy=private_rounds.PrivacySettings()
-    )
+    self.train(run, kind, kill_in=4, privacy=_DRAWN)
     self.assertCountEqual(self.saved(run), [0, 2])
     self.assertLen(self.rounds(run), 4)
 
@@ -531,10 +509,8 @@ class LostTest(_TestCase):
   def test_new_keys_are_on_disk_before_the_first_round_under_them(self):
     self.stop('run')
     os.remove(self.path('run', run_dir.SECRETS))
-    self.train(
-        'run', kill_in=4, save_every=9, privacy=private_rounds.PrivacySettings()
-    )
-    self.train('run', privacy=private_rounds.PrivacySettings())
+    self.train('run', kill_in=4, save_every=9, privacy=_DRAWN)
+    self.train('run', privacy=_DRAWN)
     self.assertEqual(
         [line['round_num'] for line in self.rounds('run')],
         [0, 1, 2, 3, 2, 3, 4],
@@ -564,9 +540,7 @@ class LostTest(_TestCase):
     # The second time nothing is left to do, nor to say.
     for _ in range(2):
       with self.assertNoLogs('absl', 'WARNING'):
-        self.train(
-            'run', num_rounds=3, privacy=private_rounds.PrivacySettings()
-        )
+        self.train('run', num_rounds=3, privacy=_DRAWN)
       self.assertFalse(os.path.exists(self.path('run', run_dir.SECRETS)))
     self.assertLen(self.go_on('run'), 1)
     self.assertEqual(

@@ -1,12 +1,17 @@
 """Runs of programs in tests, with their settings named one by one."""
 
 import asyncio
+import collections
 import contextlib
+import csv
 import dataclasses
 import functools
 import io
+import os
 from typing import Any, Optional
 
+import dp_accounting
+import numpy as np
 import tensorflow_federated as tff
 
 from tests import fakes
@@ -16,12 +21,18 @@ from tff_asr.data import cohorts
 from tff_asr.execution import multi_device
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
+from tff_asr.models import ctc
+from tff_asr.models import weights as weights_lib
 from tff_asr.optimizers import lamb
+from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
 from tff_asr.programs import faults
 from tff_asr.programs import private_rounds
 from tff_asr.programs import training_loop
+from tff_asr.storage import run_dir
 
+_Aggregator = collections.namedtuple('_Aggregator', 'query_state dp_event')
+_MeanState = collections.namedtuple('_MeanState', 'numerator_state denominator')
 _GROUPS = {
     'settings': training_loop.RunSettings,
     'privacy': private_rounds.PrivacySettings,
@@ -67,6 +78,55 @@ def federated(
   )
 
 
+def process_state(
+    weights: weights_lib.Weights,
+    *,
+    query_state: Any,
+    event: dp_accounting.DpEvent,
+    denominator: Any = (),
+    distributor: Any = (),
+    client_work: Any = (),
+) -> tff.learning.templates.LearningAlgorithmState:
+  """State of a learning process whose query has this state and event."""
+  return tff.learning.templates.LearningAlgorithmState(
+      global_model_weights=weights,
+      distributor=distributor,
+      client_work=client_work,
+      aggregator=_Aggregator(
+          _MeanState(query_state, denominator), event.to_named_tuple()
+      ),
+      finalizer=(),
+  )
+
+
+def write_pretrained(
+    path: str, *, model: ctc.CtcModel, num_steps: int
+) -> dict[str, np.ndarray]:
+  """Writes a private pre-training run that has ended.
+
+  Args:
+    path: Its folder.
+    model: What its encoder is of.
+    num_steps: Steps that its ledger charges.
+
+  Returns:
+    The encoder's weights.
+  """
+  weights = model.initialize([7, 7])
+  encoder = {name: weights[name].numpy() for name in model.encoder.specs}
+  with run_dir.RunDir(path, configuration='') as folder, ledger_lib.create(
+      folder.file(run_dir.LEDGER), unit='example'
+  ) as ledger:
+    for step in range(num_steps):
+      ledger.append(fakes.charged_round(step))
+    folder.write_model(
+        encoder | {'prediction/bias': np.zeros([4], np.float32)},
+        tokens='',
+        ledger=ledger.head,
+    )
+  return encoder
+
+
 def build(
     program: type[training_loop.TrainingRun], **arguments: Any
 ) -> training_loop.TrainingRun:
@@ -87,3 +147,18 @@ def train(
   with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
     results = asyncio.run(training_loop.run(build(program, **arguments)))
   return results, printed.getvalue()
+
+
+def metrics(run: str) -> list[dict[str, str]]:
+  """The rows of a run's table of metrics."""
+  path = os.path.join(run, run_dir.METRICS)
+  with open(path, encoding='utf-8', newline='') as file:
+    return list(csv.DictReader(file))
+
+
+def charged(run: str) -> int:
+  """Rounds in a run's ledger; 0 without one."""
+  path = os.path.join(run, run_dir.LEDGER)
+  if not os.path.exists(path):
+    return 0
+  return sum(group.count for group in ledger_lib.read(path).rounds)

@@ -18,7 +18,6 @@ import shutil
 from unittest import mock
 
 from absl import logging
-from absl.testing import absltest
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -85,7 +84,9 @@ def _pretraining_model() -> best_rq.BestRqModel:
 
 class SideChannelsTest(cases.TestCase):
 
-  def write(self, num_utterances, *, twins: bool, damaged: bool) -> str:
+  def write(
+      self, num_utterances, *, twins: bool = False, damaged: bool = False
+  ) -> str:
     """Private data at a place that is the same for all."""
     folder = self.path('private')
     shutil.rmtree(folder, ignore_errors=True)
@@ -170,7 +171,7 @@ class SideChannelsTest(cases.TestCase):
 
   def test_what_is_shown_is_the_same_for_other_clients(self):
     dev = fakes.write_split(self.path('dev'), {'yan': 2, 'zoe': 1})
-    folder = self.write(_FEW, twins=False, damaged=False)
+    folder = self.write(_FEW)
     # Of the data they have the place, and how many clients there are.
     settings = runs.federated(
         client_data_lib.load(folder),
@@ -214,7 +215,7 @@ class SideChannelsTest(cases.TestCase):
     )
 
     def shown(num_utterances):
-      folder = self.write(num_utterances, twins=False, damaged=False)
+      folder = self.write(num_utterances)
       return self.shown(
           pretraining.Pretraining,
           dev=dev,
@@ -234,7 +235,3 @@ class SideChannelsTest(cases.TestCase):
     self.assert_same(
         shown({'ann': 6}), shown({'eve': 1, 'fay': 2, 'gus': 3})
     )
-
-
-if __name__ == '__main__':
-  absltest.main()

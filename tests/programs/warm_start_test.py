@@ -133,10 +133,6 @@ class WeightsTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, 'fine-tune it first'):
       run_dir.check_model(self.run_dir, model=self.model, tokens=' abc')
 
-  def test_a_run_without_a_model_is_refused(self):
-    with self.assertRaisesRegex(ValueError, 'holds no trained model'):
-      self.updated()
-
 
 class LayerScoresTest(cases.TestCase):
 
