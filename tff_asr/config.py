@@ -164,7 +164,7 @@ def settings_help(argv: Sequence[str], *, gin_file: str) -> str:
 
 
 def parts(*macros: str) -> str:
-  """The parts that macros stand for, as bound now: what `run_parts` reads.
+  """The parts that macros stand for, as bound now, for `recognition.parts`.
 
   The parts are named, not built: JSON whose objects are
 

@@ -5,12 +5,12 @@ the sum. A client whose update is not finite counts as zeros. Both are as if the
 client had sent zeros. The sum is always divided by the expected cohort, so
 noise, sensitivity and accounting do not change.
 
-Two norms from the server's step tell whether a federated round diverged: of the
-aggregated update and of the new weights. Under DP both come from the noised
-mean, after the round was charged, so the decision costs no privacy. Losses are
-not used, because clients' losses are exact and private. An undone round stays
-charged. The next one has a new noise key and, if cohorts are drawn at random,
-another cohort (`training_loop`).
+A federated round has diverged if one of two norms from the server's step is
+not finite: of the aggregated update or of the new weights. Under DP both come
+from the noised mean, after the round was charged, so the decision costs no
+privacy. Losses are not used, because clients' losses are exact and private. An
+undone round stays charged. The next one has a new noise key and, if cohorts are
+drawn at random, another cohort (`training_loop`).
 """
 
 from collections.abc import Mapping
@@ -49,22 +49,17 @@ class FaultSettings:
       failures, and updates that are not finite have no limit.
     on_divergence: 'stop' ends the run when a round diverges; 'roll_back' undoes
       the round, which stays charged.
-    max_norm_growth: A norm of more than this factor times that of the last good
-      round is a divergence, too; above 1. None: only a norm that is not finite
-      is one.
   """
 
   max_failed_share: Optional[float] = None
   on_divergence: str = 'stop'
-  max_norm_growth: Optional[float] = None
 
   def check(self) -> None:
     """Raises ValueError for all that is wrong with the settings."""
-    share, growth = self.max_failed_share, self.max_norm_growth
+    share = self.max_failed_share
     checks.together(
         lambda: share is None or checks.in_range(0, 1, max_failed_share=share),
         lambda: checks.one_of(ACTIONS, on_divergence=self.on_divergence),
-        lambda: growth is None or _check_growth(growth),
     )
 
   def count_failed(
@@ -121,64 +116,39 @@ class FaultSettings:
     return len(failures)
 
   def after_round(
-      self, norms: 'Norms', metrics: Mapping[str, Any], *, round_num: int
-  ) -> tuple['Norms', bool]:
+      self, record: 'RollBacks', metrics: Mapping[str, Any], *, round_num: int
+  ) -> tuple['RollBacks', bool]:
     """Decides about a round.
 
     Args:
-      norms: Of the last good round.
+      record: Of the rounds before.
       metrics: The finalizer's, of this round.
       round_num: Its number, for messages.
 
     Returns:
-      The norms to compare the next round with; and whether this round is good.
-      If not, it is to be undone.
+      The record after the round; and whether the round is good. If not, it is
+      to be undone.
 
     Raises:
       DivergedError: The run is to end.
     """
-    problem = self._find(norms, metrics)
-    if problem is None:
-      found = {name: float(metrics[name]) for name in _NORMS}
-      return norms._replace(roll_backs=0, **found), True
-    if self.on_divergence == 'roll_back' and norms.roll_backs < _MAX_ROLL_BACKS:
-      undone = norms._replace(
-          roll_backs=norms.roll_backs + 1,
-          all_roll_backs=norms.all_roll_backs + 1,
-      )
-      return undone, False
+    norms = {name: float(metrics[name]) for name in _NORMS}
+    problems = [
+        f'its {name} is {norm}'
+        for name, norm in norms.items()
+        if not math.isfinite(norm)
+    ]
+    if not problems:
+      return record._replace(in_a_row=0), True
+    if self.on_divergence == 'roll_back' and record.in_a_row < _MAX_ROLL_BACKS:
+      return RollBacks(record.in_a_row + 1, record.in_all + 1), False
     remedy = ", or set ON_DIVERGENCE = 'roll_back'."
-    if norms.roll_backs:
-      remedy = f' ({norms.roll_backs} roll-backs in a row did not help).'
+    if record.in_a_row:
+      remedy = f' ({record.in_a_row} roll-backs in a row did not help).'
     raise DivergedError(
-        f'round {round_num} diverged: {problem}. The state of the round before '
-        'it is kept; lower SERVER_LEARNING_RATE or CLIENT_LEARNING_RATE with '
-        f'another output_dir{remedy}'
-    )
-
-  def _find(
-      self, norms: 'Norms', metrics: Mapping[str, Any]
-  ) -> Optional[str]:
-    """The first problem of a round, or None."""
-    growth = self.max_norm_growth
-    for name in _NORMS:
-      value, before = float(metrics[name]), getattr(norms, name)
-      if not math.isfinite(value):
-        return f'its {name} is {value}'
-      if growth is not None and value > growth * before:
-        return (
-            f'its {name} is {value:.4g}, more than {growth:g} times the '
-            f'{before:.4g} of the round before'
-        )
-    return None
-
-
-def _check_growth(max_norm_growth: float) -> None:
-  """Raises ValueError for a factor that is not finite or not above 1."""
-  checks.finite(max_norm_growth=max_norm_growth)
-  if max_norm_growth <= 1:
-    raise ValueError(
-        f'max_norm_growth must be above 1, found {max_norm_growth!r}.'
+        f'round {round_num} diverged: {problems[0]}. The state of the round '
+        'before it is kept; lower SERVER_LEARNING_RATE or CLIENT_LEARNING_RATE '
+        f'with another output_dir{remedy}'
     )
 
 
@@ -191,20 +161,16 @@ def too_many(round_num: int) -> TooManyFailuresError:
   )
 
 
-class Norms(NamedTuple):
-  """Norms of the last good round, to compare the next one with.
+class RollBacks(NamedTuple):
+  """Rounds that a run has undone.
 
   Attributes:
-    update_norm: Of the last good round's update; NaN before the first.
-    weights_norm: Of the weights after it; NaN before the first.
-    roll_backs: Rounds undone in a row.
-    all_roll_backs: Rounds undone in the whole run.
+    in_a_row: Since the last good round.
+    in_all: In the whole run.
   """
 
-  update_norm: float = math.nan
-  weights_norm: float = math.nan
-  roll_backs: int = 0
-  all_roll_backs: int = 0
+  in_a_row: int = 0
+  in_all: int = 0
 
 
 def check_step(

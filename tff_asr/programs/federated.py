@@ -107,12 +107,16 @@ class FederatedTraining(training_loop.TrainingRun):
 
   def initial_record(
       self, unused_weights: weights_lib.Weights
-  ) -> faults_lib.Norms:
-    return faults_lib.Norms()
+  ) -> faults_lib.RollBacks:
+    return faults_lib.RollBacks()
 
   def judge(
-      self, record: faults_lib.Norms, done: private_rounds.Done, *, number: int
-  ) -> tuple[faults_lib.Norms, Optional[dict[str, float]]]:
+      self,
+      record: faults_lib.RollBacks,
+      done: private_rounds.Done,
+      *,
+      number: int,
+  ) -> tuple[faults_lib.RollBacks, Optional[dict[str, float]]]:
     if self.observer is not None:
       self.observer(done, number)
     found = done.output.metrics
@@ -131,7 +135,7 @@ class FederatedTraining(training_loop.TrainingRun):
     record, is_good = self.faults.after_round(
         record, found['finalizer'], round_num=number
     )
-    metrics['num_roll_backs'] = record.all_roll_backs
+    metrics['num_roll_backs'] = record.in_all
     return record, metrics if is_good else None
 
   def finish(

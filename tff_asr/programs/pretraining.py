@@ -35,6 +35,7 @@ from tff_asr.programs import private_rounds
 from tff_asr.programs import run_state
 from tff_asr.programs import training_loop
 from tff_asr.programs import warm_start
+
 # Public examples whose gradients are measured at the end.
 _NUM_MEASURED = 256
 
@@ -223,7 +224,6 @@ class Pretraining(training_loop.TrainingRun):
             weights_lib.without(self._frozen, self.model.specs)
         ),
     }
-
 
   def _measure(self, weights: weights_lib.Weights) -> None:
     """Writes norms of public gradients, and prints what clips clip of them."""

@@ -10,6 +10,7 @@ from typing import Any, Optional
 
 import numpy as np
 
+from tff_asr import files
 from tff_asr.privacy import accounting
 from tff_asr.privacy import epsilon_report
 from tff_asr.privacy import ledger as ledger_lib
@@ -145,6 +146,6 @@ def write_statement(
         lines=sum([('', *other.lines) for other in others], stated.lines),
         fields=stated.fields | {'apart': [other.fields for other in others]},
     )
-  run.write_text(run_dir.STATEMENT, f'{stated}\n')
-  run.write_json(run_dir.PRIVACY, stated.fields)
+  files.write_text(run.file(run_dir.STATEMENT), f'{stated}\n')
+  files.write_json(run.file(run_dir.PRIVACY), stated.fields)
   return stated

@@ -31,6 +31,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr import checks
+from tff_asr import files
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.execution import round_execution
 from tff_asr.learning import layer_freeze
@@ -778,5 +779,5 @@ def _finish(
     )
     results['privacy'] = stated.fields
     print(stated)
-  folder.write_json(run_dir.RESULTS, results)
+  files.write_json(folder.file(run_dir.RESULTS), results)
   return results

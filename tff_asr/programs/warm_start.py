@@ -83,7 +83,7 @@ def check(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
   if not os.path.exists(_path(run)) or not _is_of_encoder(run, tokens):
     run_dir.check_model(run, model=model, tokens=tokens)
     return
-  shapes = run_dir.shapes(run)
+  shapes = model_file.read_header(_path(run)).shapes
   specs = model.encoder.specs
   run_dir.check_shapes(
       {name: shapes[name] for name in shapes.keys() & specs.keys()},
@@ -227,7 +227,7 @@ def frozen(
 
 def _is_of_encoder(run: str, tokens: str) -> bool:
   """True to take the encoder only: the run has no tokens, the model has."""
-  return bool(tokens) and run_dir.is_pretrained(run)
+  return bool(tokens) and not model_file.read_header(_path(run)).tokens
 
 
 def _path(run: str) -> str:

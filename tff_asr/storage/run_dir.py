@@ -50,9 +50,8 @@ from tff_asr.storage import tensorboard_file
 # goes and what it shows, not what a round does.
 _MAY_CHANGE = re.compile(
     r'^(NUM_ROUNDS|NUM_STEPS|EVALUATE_EVERY|SAVE_EVERY|KEEP_LAST|KEEP_EVERY'
-    r'|TARGET_EPSILON|MAX_FAILED_SHARE|CLIENT_TIMEOUT_SEC|MAX_NORM_GROWTH'
-    r'|ON_DIVERGENCE|EXACT_METRICS|TRACKERS|WITNESS'
-    r'|TUNING(_RUNS|_DISTRIBUTION)?) *='
+    r'|TARGET_EPSILON|MAX_FAILED_SHARE|CLIENT_TIMEOUT_SEC|ON_DIVERGENCE'
+    r'|EXACT_METRICS|TRACKERS|WITNESS|TUNING(_RUNS|_DISTRIBUTION)?) *='
 )
 # Of these, those that decide where a run ends.
 _LENGTH = ('NUM_ROUNDS', 'NUM_STEPS', 'TARGET_EPSILON')
@@ -170,9 +169,9 @@ class RunDir:
         )
         hardware_fingerprint.check(path)
       else:
-        self.write_text(CONFIG, configuration)
+        files.write_text(self.file(CONFIG), configuration)
         if parts:
-          self.write_text(PARTS, parts)
+          files.write_text(self.file(PARTS), parts)
         files.write_json(
             hardware_fingerprint.path(path), hardware_fingerprint.describe()
         )
@@ -189,14 +188,6 @@ class RunDir:
   def file(self, name: str) -> str:
     """Path of a file in the folder."""
     return os.path.join(self.path, name)
-
-  def write_text(self, name: str, text: str) -> None:
-    """Writes a file of the folder whole or not at all."""
-    files.write_text(self.file(name), text)
-
-  def write_json(self, name: str, value: Any) -> None:
-    """Writes a value as a JSON file of the folder."""
-    files.write_json(self.file(name), value)
 
   def read_metrics(self) -> dict[str, dict[int, float]]:
     """Released metrics of the whole run by name, then by round or step.
@@ -419,16 +410,6 @@ def check_model(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
         f'{tokens!r}: use the tokenizer of that run.'
     )
   check_shapes(header.shapes, model.specs, of=f'the model of {run}')
-
-
-def is_pretrained(run: str) -> bool:
-  """True if a run's model is of pre-training, without text."""
-  return not model_file.read_header(os.path.join(run, MODEL)).tokens
-
-
-def shapes(run: str) -> dict[str, tuple[int, ...]]:
-  """The shapes of a run's trained weights, by name."""
-  return model_file.read_header(os.path.join(run, MODEL)).shapes
 
 
 def check_shapes(
