@@ -25,7 +25,7 @@ from benchmarks import memory
 from benchmarks import report
 from benchmarks import turns
 from benchmarks import workload as workload_lib
-from tff_asr.aggregators import dp_mean
+from tff_asr.aggregators import aggregation
 from tff_asr.learning import dp_sgd
 from tff_asr.learning import layer_freeze
 from tff_asr.models import best_rq
@@ -159,7 +159,7 @@ def _build(variant: _Variant):
   state = step.initialize()
   if variant.is_private:
     state = state._replace(
-        aggregator=dp_mean.set_noise_key(state.aggregator, keys.draw())
+        aggregator=aggregation.set_noise_key(state.aggregator, keys.draw())
     )
   batch = workload_lib.build_batch(_BATCH.value, seconds=_SEC.value)
 

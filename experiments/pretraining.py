@@ -31,7 +31,7 @@ from experiments import design
 from experiments import report as report_lib
 from tff_asr import checks
 from tff_asr import files
-from tff_asr.aggregators import dp_mean
+from tff_asr.aggregators import aggregation
 from tff_asr.data import client_data
 from tff_asr.data import cohorts
 from tff_asr.data import pipeline as pipeline_lib
@@ -479,7 +479,7 @@ class Miniature:
       if is_private:
         noise_key = keys.derive(key, purpose=f'noise of step {number}')
         state = state._replace(
-            aggregator=dp_mean.set_noise_key(state.aggregator, noise_key)
+            aggregator=aggregation.set_noise_key(state.aggregator, noise_key)
         )
       state, metrics = step.next(state, source.batches(drawn))
       watch(metrics)

@@ -10,8 +10,7 @@ import tensorflow_federated as tff
 
 from tests import fakes
 from tff_asr.aggregators import distributed_mean
-from tff_asr.aggregators import dp_mean
-from tff_asr.aggregators import unaccounted
+from tff_asr.aggregators import aggregation
 from tff_asr.execution import multi_device
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import distributed
@@ -59,7 +58,7 @@ class DistributedMeanTest(parameterized.TestCase):
     )
 
   def run_rounds(self, process, *rounds, numbers=None):
-    state = dp_mean.set_noise_key(process.initialize(), _KEY)
+    state = aggregation.set_noise_key(process.initialize(), _KEY)
     outputs = []
     for updates in rounds:
       given = range(len(updates)) if numbers is None else numbers
@@ -162,7 +161,7 @@ class DistributedMeanTest(parameterized.TestCase):
     self.assertTrue(np.all(np.isnan(fakes.flat(two.result))))
 
   def test_it_is_accounted_for_as_it_is(self):
-    process = unaccounted.create(
+    process = aggregation.create(
         _factory(), value_type=_VALUE_TYPE, weight_type=_NUMBER
     )
     state = process.initialize()

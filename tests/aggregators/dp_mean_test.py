@@ -13,6 +13,7 @@ import tensorflow_federated as tff
 
 from tests import fakes
 from tests.privacy import mechanisms
+from tff_asr.aggregators import aggregation
 from tff_asr.aggregators import dp_mean
 from tff_asr.execution import multi_device
 from tff_asr.privacy import partial_query
@@ -170,7 +171,7 @@ class ExecutionTest(parameterized.TestCase):
     )
 
   def start(self, process):
-    return dp_mean.set_noise_key(process.initialize(), _KEY)
+    return aggregation.set_noise_key(process.initialize(), _KEY)
 
   @parameterized.parameters(*_QUERIES)
   def test_rounds_are_the_query_s_over_the_cohort_size(self, name):
@@ -266,7 +267,7 @@ class ExecutionTest(parameterized.TestCase):
     full = fakes.flat(one.result)
     np.testing.assert_allclose(full - empty, [0.025, 0.05, 0.075], atol=1e-6)
     # Another key, another round, no key.
-    other = dp_mean.set_noise_key(state, _KEY + 1)
+    other = aggregation.set_noise_key(state, _KEY + 1)
     for changed in (other, process.next(state, [], []).state):
       found = fakes.flat(process.next(changed, [], []).result)
       self.assertTrue(np.all(found != empty))

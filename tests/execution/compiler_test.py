@@ -10,6 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.execution import toys
+from tff_asr.aggregators import aggregation
 from tff_asr.aggregators import dp_mean
 from tff_asr.execution import compiler
 from tff_asr.execution import graph
@@ -184,7 +185,9 @@ class DrawnAheadTest(parameterized.TestCase):
           mock.patch.object(multi_device._Runner, 'draws_ahead', is_ahead),
           tff.framework.get_context_stack().install(context),
       ):
-        state = dp_mean.set_noise_key(process.initialize(), keys.from_seed(0))
+        state = aggregation.set_noise_key(
+            process.initialize(), keys.from_seed(0)
+        )
         update = {name: np.ones([3], np.float32) for name in 'abc'}
         for _ in range(2):
           output = process.next(state, [update], [1.0])

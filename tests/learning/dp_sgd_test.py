@@ -12,7 +12,7 @@ from tests import logical_devices
 from tests import reference
 from tests.learning import tiny
 from tests.models import calls
-from tff_asr.aggregators import dp_mean
+from tff_asr.aggregators import aggregation
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import shapes as shapes_lib
 from tff_asr.learning import dp_sgd
@@ -126,7 +126,7 @@ def _weights(state) -> dict[str, np.ndarray]:
 def _keyed(state):
   key = keys.from_seed(1)
   return state._replace(
-      aggregator=dp_mean.set_noise_key(state.aggregator, key)
+      aggregator=aggregation.set_noise_key(state.aggregator, key)
   )
 
 

@@ -4,9 +4,9 @@ Its type:
 
   (<S@SERVER, {V}@CLIENTS, {int64}@CLIENTS> -> <S@SERVER, V@SERVER, M@SERVER>)
 
-In the place of a weight stands the client's number, which its
-simulated randomness follows (`privacy.distributed`); one without data has none
-and fails, as two of them would draw the same noise. The sum is divided by the
+The number of a client takes the place of its weight. Its simulated randomness
+follows that number (`privacy.distributed`). A client without data has none and
+fails, since two of them would draw the same noise. The sum is divided by the
 public number of clients, of whom some may have dropped out.
 
 The server gets the sum of b bits, how many clients are in it, and in a
@@ -18,34 +18,17 @@ the mean without noise, which nobody knows. A deployment leaves out what is
 import collections
 from collections.abc import Callable
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_asr.aggregators import aggregation
 from tff_asr.aggregators import dp_mean
 from tff_asr.privacy import distributed
 
 
-class Query(NamedTuple):
-  """Place of the query's state, as in that of a DP mean."""
-
-  numerator_state: Any
-
-
-class State(NamedTuple):
-  """State of the process.
-
-  Attributes:
-    query_state: That of the query.
-    dp_event: Of each round, as a named tuple.
-  """
-
-  query_state: Query
-  dp_event: Any
-
-
-class DistributedMean(tff.aggregators.WeightedAggregationFactory):
+class DistributedMean(aggregation.AccountedFactory):
   """See the module. Clients' numbers come in place of weights."""
 
   def __init__(
@@ -85,7 +68,8 @@ class DistributedMean(tff.aggregators.WeightedAggregationFactory):
       event = tf.nest.map_structure(
           tf.constant, query.event.to_named_tuple()
       )
-      return State(Query(query.initial_global_state()), event)
+      mean_state = aggregation.MeanState(query.initial_global_state())
+      return aggregation.State(mean_state, event)
 
     state_type = initial_state.type_signature.result
 
@@ -131,7 +115,10 @@ class DistributedMean(tff.aggregators.WeightedAggregationFactory):
               measured, layer_names=query.layer_names
           ),
       )
-      return State(Query(counted), state.dp_event), mean, measurements
+      new_state = aggregation.State(
+          aggregation.MeanState(counted), state.dp_event
+      )
+      return new_state, mean, measurements
 
     @tff.federated_computation
     def init_fn():

@@ -39,12 +39,13 @@ import tree
 
 from tff_asr import checks
 from tff_asr import sequential
+from tff_asr.aggregators import aggregation
 from tff_asr.privacy import queries
 
 
 def build(
     *, build_query: queries.BuildQuery, cohort_size: float
-) -> tff.aggregators.WeightedAggregationFactory:
+) -> aggregation.AccountedFactory:
   """Builds the aggregator.
 
   Args:
@@ -65,21 +66,7 @@ def build(
   return _DpMean(build_query, float(cohort_size))
 
 
-def set_noise_key(aggregator_state: Any, key: Any) -> Any:
-  """Returns the aggregator's state with the query's key set.
-
-  Args:
-    aggregator_state: State of a process made by `build`.
-    key: int32 [8]; see `queries.set_noise_key`.
-  """
-  mean_state = aggregator_state.query_state
-  keyed = queries.set_noise_key(mean_state.numerator_state, key)
-  return aggregator_state._replace(
-      query_state=mean_state._replace(numerator_state=keyed)
-  )
-
-
-class _DpMean(tff.aggregators.WeightedAggregationFactory):
+class _DpMean(aggregation.AccountedFactory):
   """An unweighted aggregator behind the weighted interface."""
 
   def __init__(self, build_query: queries.BuildQuery, cohort_size: float):

@@ -45,6 +45,7 @@ import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 
 from tff_asr import checks
+from tff_asr.aggregators import aggregation
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import shapes as shapes_lib
 from tff_asr.execution import xla
@@ -79,13 +80,6 @@ def check_gradients(
         f'gradients = {gradients!r} cannot be clipped by example: take '
         "'by_example' for private data."
     )
-
-
-class AggregatorState(NamedTuple):
-  """State of the normalised query, and the event of its last result."""
-
-  query_state: Any
-  dp_event: Any
 
 
 class DpSgd:
@@ -189,7 +183,7 @@ class DpSgd:
         ),
         # In the state: freezing other weights then changes a step's identity.
         client_work='\n'.join(self._frozen),
-        aggregator=AggregatorState(query_state, event),
+        aggregator=aggregation.State(query_state, event),
         finalizer=finalizer,
     )
 
@@ -236,7 +230,7 @@ class DpSgd:
         global_model_weights=weights_lib.updated(weights, live),
         distributor=step,
         client_work=state.client_work,
-        aggregator=AggregatorState(query_state, _to_arrays(event)),
+        aggregator=aggregation.State(query_state, _to_arrays(event)),
         finalizer=finalizer,
     )
     return process.Output(new_state, metrics)

@@ -19,8 +19,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_asr.aggregators import dp_mean
-from tff_asr.aggregators import unaccounted
+from tff_asr.aggregators import aggregation
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import canaries as canaries_lib
@@ -74,7 +73,7 @@ def build(
     client_data: Opens a client by its id: `client_data.SpeechClientData`, or
       any with elements as in `data.schema`, which are held in memory.
     aggregator: See `dp_mean.build`; or any of TFF's or your own, which carries
-      no guarantee (`unaccounted`).
+      no guarantee (`aggregation`).
     server_optimizer: Takes the mean delta for a gradient.
     local: Settings of the clients' local steps.
     seed: Of initial weights, shuffling, SpecAugment and dropout.
@@ -118,7 +117,7 @@ def build(
       initial_weights,
       distributor,
       client_work,
-      unaccounted.create(
+      aggregation.create(
           aggregator,
           value_type=result_type.update,
           weight_type=result_type.update_weight,
@@ -136,7 +135,7 @@ def build(
 
 def set_noise_key(state: process_lib.State, key: Any) -> process_lib.State:
   """Returns the state with the aggregator's 256-bit noise key, int32 [8]."""
-  aggregator = dp_mean.set_noise_key(state.aggregator, key)
+  aggregator = aggregation.set_noise_key(state.aggregator, key)
   return state._replace(aggregator=aggregator)
 
 

@@ -1,13 +1,12 @@
-"""Any TFF aggregator, in a process that charges no guarantee.
+"""How updates are summed: by aggregators with a guarantee, and by any other.
 
-An aggregation process whose state has a query with a noise key and the event of
-its rounds, as those of `dp_mean`, says itself what a round costs. Any other is
-given such a state beside its own, with the event of a Gaussian without noise:
-the ledger charges an infinite epsilon, and all outputs say NOT PRIVATE. That
-holds for TFF's own DP aggregators, too. Their noise comes from TensorFlow's
-stateful generator, on floating-point sums, which no statement here covers.
-
-Measurements become `not_private`.
+An `AccountedFactory` makes processes whose state has a query with a noise key
+and the event of its rounds: it says itself what a round costs. The processes of
+any other factory are given such a state beside their own, with the event of a
+Gaussian without noise: the ledger charges an infinite epsilon, and all outputs
+say NOT PRIVATE. That holds for TFF's own DP aggregators, too. Their noise comes
+from TensorFlow's stateful generator, on floating-point sums, which no statement
+here covers. Their measurements become `not_private`.
 """
 
 import collections
@@ -19,24 +18,66 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_asr.aggregators import distributed_mean
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
 
 
-class State(NamedTuple):
-  """State of the wrapped process.
+class MeanState(NamedTuple):
+  """State of a mean: a query's state where TFP's `NormalizedQuery` has it.
 
   Attributes:
-    query_state: That of no query: an infinite clip, no noise, a key that
-      nothing is drawn by, and the number of rounds so far.
+    numerator_state: State of the query; its noise key is `noise_key`.
+  """
+
+  numerator_state: Any
+
+
+class State(NamedTuple):
+  """What the state of an accounted process has, and may be.
+
+  Attributes:
+    query_state: `MeanState`, or that of TFP's `NormalizedQuery`.
+    dp_event: Event of a round, as a named tuple.
+  """
+
+  query_state: Any
+  dp_event: Any
+
+
+class AccountedFactory(tff.aggregators.WeightedAggregationFactory):
+  """A factory that claims a guarantee: its processes say what a round costs.
+
+  The state of its processes has the fields of `State`.
+  """
+
+
+class _UnaccountedState(NamedTuple):
+  """State of the process around an aggregator without a guarantee.
+
+  Attributes:
+    query_state: State of a query that does nothing: an infinite clip, no noise,
+      a key that nothing is drawn by, and the number of rounds so far.
     dp_event: A Gaussian event without noise, as a named tuple.
     aggregator: The aggregator's own state.
   """
 
-  query_state: distributed_mean.Query
+  query_state: MeanState
   dp_event: Any
   aggregator: Any
+
+
+def set_noise_key(aggregator_state: Any, key: Any) -> Any:
+  """Returns the state of a process of `create` with the query's key set.
+
+  Args:
+    aggregator_state: The state.
+    key: int32 [8]; see `queries.set_noise_key`.
+  """
+  mean_state = aggregator_state.query_state
+  keyed = queries.set_noise_key(mean_state.numerator_state, key)
+  return aggregator_state._replace(
+      query_state=mean_state._replace(numerator_state=keyed)
+  )
 
 
 def create(
@@ -48,21 +89,22 @@ def create(
   """Creates a weighted aggregation process, whatever the factory makes.
 
   Args:
-    factory: Weighted or unweighted. All clients weigh the same.
-    value_type: Of a client's update.
-    weight_type: Of its weight, which is ignored.
+    factory: Weighted or unweighted. Where it is not an `AccountedFactory`, all
+      clients weigh the same.
+    value_type: Type of a client's update.
+    weight_type: Type of its weight, which only an `AccountedFactory` gets.
 
   Returns:
     (<S@SERVER, {V}@CLIENTS, {W}@CLIENTS> -> <S@SERVER, V@SERVER, M@SERVER>);
-    the factory's own process if its state is accounted for.
+    the factory's own process if it is an `AccountedFactory`.
 
   Raises:
     ValueError: protobuf does not parse what TFF builds.
   """
+  if isinstance(factory, AccountedFactory):
+    return factory.create(value_type, weight_type)
   if isinstance(factory, tff.aggregators.UnweightedAggregationFactory):
     factory = tff.aggregators.as_weighted_aggregator(factory)
-  if isinstance(factory, distributed_mean.DistributedMean):
-    return factory.create(value_type, weight_type)
   try:
     inner = factory.create(value_type, tff.TensorType(np.float32))
   except message.DecodeError as error:
@@ -73,8 +115,6 @@ def create(
         ', or take gin/privacy/distributed.gin.'
     ) from error
   inner_type = inner.initialize.type_signature.result
-  if _is_accounted(inner_type.member):
-    return factory.create(value_type, weight_type)
 
   @tff.tensorflow.computation
   def initial_query():
@@ -84,7 +124,7 @@ def create(
         noise_key=tf.zeros([keys.NUM_WORDS], tf.int32),
         counter=tf.constant(0, tf.int64),
     )
-    return distributed_mean.Query(state), tf.nest.map_structure(
+    return MeanState(state), tf.nest.map_structure(
         tf.constant, dp_accounting.GaussianDpEvent(0.0).to_named_tuple()
     )
 
@@ -95,19 +135,19 @@ def create(
           ('dp_event', event_type),
           ('aggregator', inner_type.member),
       ],
-      State,
+      _UnaccountedState,
   )
 
   @tff.tensorflow.computation(inner_type.member)
   def assemble(aggregator):
     query, event = initial_query()
-    return State(query, event, aggregator)
+    return _UnaccountedState(query, event, aggregator)
 
   @tff.tensorflow.computation(state_type, inner_type.member)
   def next_state(state, aggregator):
     query = state.query_state.numerator_state
     counted = query._replace(counter=query.counter + 1)
-    return State(distributed_mean.Query(counted), state.dp_event, aggregator)
+    return _UnaccountedState(MeanState(counted), state.dp_event, aggregator)
 
   @tff.tensorflow.computation(
       inner.next.type_signature.result.measurements.member
@@ -151,13 +191,3 @@ def create(
     )
 
   return tff.templates.AggregationProcess(init_fn, next_fn)
-
-
-def _is_accounted(state_type: tff.Type) -> bool:
-  """Whether a state has a keyed query and the event of its rounds."""
-  query = state_type
-  for field in ('query_state', 'numerator_state', 'noise_key'):
-    if not isinstance(query, tff.StructType) or not hasattr(query, field):
-      return False
-    query = query[field]
-  return hasattr(state_type, 'dp_event')

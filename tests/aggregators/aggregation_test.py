@@ -1,16 +1,17 @@
-"""Tests of tff_asr.aggregators.unaccounted: TFF's own aggregators."""
+"""Tests of tff_asr.aggregators.aggregation: with a guarantee, and without."""
 
 import collections
 import functools
 import os
+from unittest import mock
 
 from absl.testing import parameterized
 import dp_accounting
 import numpy as np
 import tensorflow_federated as tff
 
+from tff_asr.aggregators import aggregation
 from tff_asr.aggregators import dp_mean
-from tff_asr.aggregators import unaccounted
 from tff_asr.execution import multi_device
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import queries
@@ -29,12 +30,24 @@ _WEIGHTS = [(), (), ()]
 
 
 def _create(factory):
-  return unaccounted.create(
+  return aggregation.create(
       factory, value_type=_VALUE_TYPE, weight_type=_WEIGHT_TYPE
   )
 
 
-class UnaccountedTest(parameterized.TestCase):
+_build_query = functools.partial(
+    queries.PerLayerClipSumQuery,
+    l2_norm_clip=1.0,
+    noise_multiplier=2.0,
+    clipping=clipping_lib.Clipping(split='global'),
+)
+
+
+def _dp_mean():
+  return dp_mean.build(build_query=_build_query, cohort_size=3)
+
+
+class AggregationTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -74,7 +87,7 @@ class UnaccountedTest(parameterized.TestCase):
         )
     )
     key = np.arange(1, 9, dtype=np.int32)
-    state = dp_mean.set_noise_key(process.initialize(), key)
+    state = aggregation.set_noise_key(process.initialize(), key)
     event = dp_accounting.DpEvent.from_named_tuple(state.dp_event)
     self.assertEqual(event, dp_accounting.GaussianDpEvent(0.0))
     output = process.next(state, _VALUES, _WEIGHTS)
@@ -95,22 +108,28 @@ class UnaccountedTest(parameterized.TestCase):
           )
       )
 
-  def test_what_accounts_for_itself_is_left_alone(self):
-    factory = dp_mean.build(
-        build_query=functools.partial(
-            queries.PerLayerClipSumQuery,
-            l2_norm_clip=1.0,
-            noise_multiplier=2.0,
-            clipping=clipping_lib.Clipping(split='global'),
-        ),
-        cohort_size=3,
-    )
-    own = factory.create(_VALUE_TYPE, _WEIGHT_TYPE)
+  def test_what_accounts_for_itself_is_left_alone_and_built_once(self):
+    build_query = mock.Mock(wraps=_build_query)
+    process = _create(dp_mean.build(build_query=build_query, cohort_size=3))
+    build_query.assert_called_once()
+    own = _dp_mean().create(_VALUE_TYPE, _WEIGHT_TYPE)
     self.assertEqual(
-        str(_create(factory).next.type_signature),
-        str(own.next.type_signature),
+        str(process.next.type_signature), str(own.next.type_signature)
     )
     event = dp_accounting.DpEvent.from_named_tuple(
-        _create(factory).initialize().dp_event
+        process.initialize().dp_event
     )
     self.assertEqual(event.noise_multiplier, 2.0)
+
+  def test_a_state_of_the_right_fields_claims_no_guarantee(self):
+
+    class Alike(tff.aggregators.WeightedAggregationFactory):
+      """A factory whose processes only look like an accounted one's."""
+
+      def create(self, value_type, unused_weight_type):
+        return _dp_mean().create(value_type, tff.TensorType(np.float32))
+
+    event = dp_accounting.DpEvent.from_named_tuple(
+        _create(Alike()).initialize().dp_event
+    )
+    self.assertEqual(event, dp_accounting.GaussianDpEvent(0.0))
