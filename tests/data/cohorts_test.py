@@ -214,11 +214,14 @@ class CohortsTest(parameterized.TestCase):
           stats.chisquare([counts[each] for each in subsets], expected).pvalue,
           1e-4,
       )
-    # All of a group, where its coins always say so.
-    whole = cohorts.cyclic_poisson(
-        _ids(9), cohort_size=3, min_separation=3, key=_KEY
-    )
-    self.assertEqual(whole.iterator().select(), _ids(9)[::3])
+    # All of a group, where its coins always say so, whatever the key: the
+    # separation outlives it.
+    for key in map(keys.from_seed, range(3)):
+      whole = cohorts.cyclic_poisson(
+          _ids(9), cohort_size=3, min_separation=3, key=key
+      )
+      for number, cohort in enumerate(_take(whole.iterator(), 4)):
+        self.assertEqual(cohort, _ids(9)[number % 3 :: 3])
 
   def test_a_separation_that_the_clients_do_not_allow_is_refused(self):
     with self.assertRaisesRegex(ValueError, '22 clients make only 4 cohorts'):

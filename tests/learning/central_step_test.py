@@ -385,7 +385,8 @@ class CentralStepTest(parameterized.TestCase):
     ]
     for step in range(3):
       before = state.global_model_weights
-      state = process.next(state, batches).state
+      state, metrics = process.next(state, batches)
+      self.assertEqual(float(metrics['num_utterances']), 1 + 3)
       for name, value in tiny.followed(before, heard).items():
         if step < options.get('encoder_frozen_steps', 0):
           value = before[name]
