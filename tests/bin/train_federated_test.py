@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -12,6 +14,23 @@ from tests.bin import programs
 from tff_asr.storage import run_dir
 
 _EXPERIMENT = '--gin_file=gin/experiments/quickstart_federated.gin'
+# The program after it, where TensorFlow takes the CPU for a GPU. It may not be
+# split once TensorFlow has begun to use it; nor may a GPU.
+_CPU_AS_GPU = """
+import runpy
+import sys
+
+import tensorflow as tf
+
+list_devices = tf.config.list_physical_devices
+tf.config.list_physical_devices = lambda kind=None: list_devices(
+    'CPU' if kind == 'GPU' else kind
+)
+configuration = tf.config.LogicalDeviceConfiguration
+tf.config.LogicalDeviceConfiguration = lambda memory_mb: configuration()
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name='__main__')
+"""
 
 
 class TrainFederatedTest(cases.TestCase):
@@ -44,6 +63,31 @@ class TrainFederatedTest(cases.TestCase):
       self.assertEqual(finished.stdout, f.read())
     self.assertIn('NOT PRIVATE', finished.stdout)
     self.assertIn(run_dir.MODEL, os.listdir(self.run_dir))
+
+  def test_devices_are_split_before_anything_uses_them(self):
+    tiny = programs.write_tiny(self.path('shards'))
+    settings = (
+        'NUM_ROUNDS = 2',
+        'CLIENTS_PER_DEVICE = 2',
+        'GPU_MEMORY_MB = 64',
+        "DEVICES = ['CPU:0', 'CPU:1']",
+    )
+    finished = subprocess.run(
+        [
+            sys.executable, '-c', _CPU_AS_GPU, 'bin/train_federated.py',
+            f'--output_dir={self.run_dir}',
+            _EXPERIMENT,
+            '--gin_file=gin/execution/multi_device.gin',
+            '--dry_run',
+            *(f'--gin_param={param}' for param in (*tiny, *settings)),
+        ],
+        cwd=programs.ROOT,
+        env=dict(os.environ, PYTHONPATH=f'{programs.ROOT}:{programs.ROOT}/bin'),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertEqual(finished.returncode, 0, finished.stderr)
 
   @pytest.mark.slow
   def test_nothing_listens_on_the_network(self):

@@ -36,10 +36,9 @@ def place(
   Raises:
     ValueError: as `find`, or the GPUs are to be split and are in use already.
   """
+  split_gpus(count=clients_per_device, memory_mb=gpu_memory_mb)
   is_split = gpu_memory_mb is not None and clients_per_device > 1
   is_split = is_split and bool(tf.config.list_physical_devices('GPU'))
-  if is_split:
-    _split_gpus(clients_per_device, memory_mb=gpu_memory_mb)
   found = find(devices)
   if all_reduce is None:
     # NCCL knows physical GPUs alone.
@@ -47,11 +46,24 @@ def place(
   return Places(found, 1 if is_split else clients_per_device, all_reduce)
 
 
-def _split_gpus(count: int, *, memory_mb: int) -> None:
+def split_gpus(*, count: int, memory_mb: int | None) -> int | None:
   """Splits each GPU into logical devices, which compute at the same time.
 
-  Threads that share one device take turns on its stream.
+  Threads that share one device take turns on its stream. TensorFlow refuses to
+  split what any of its ops, or any traced function, has used in this process.
+
+  Args:
+    count: Logical devices of a GPU; of one, it stays whole.
+    memory_mb: Memory of each, in MiB. None: the GPUs stay whole.
+
+  Returns:
+    `memory_mb`.
+
+  Raises:
+    ValueError: The GPUs were used already.
   """
+  if memory_mb is None or count == 1:
+    return memory_mb
   for device in tf.config.list_physical_devices('GPU'):
     parts = [tf.config.LogicalDeviceConfiguration(memory_mb)] * count
     if tf.config.get_logical_device_configuration(device) == parts:
@@ -63,6 +75,7 @@ def _split_gpus(count: int, *, memory_mb: int) -> None:
           f'{device.name} cannot be split into {count} logical devices of '
           f'{memory_mb} MiB: {error}'
       ) from error
+  return memory_mb
 
 
 def find(devices: Sequence[str] | None) -> tuple[str, ...]:
