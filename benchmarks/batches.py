@@ -283,7 +283,7 @@ def shares(share: float = 0.12, count: int = 100_000) -> dict[str, float]:
   by `order`; packed alike.
 
   Args:
-    share: Of the corpus that this speaker has.
+    share: Share of the corpus that this speaker has.
     count: Utterances.
   """
   generator = np.random.default_rng(1)

@@ -33,7 +33,7 @@ def forward(
     batch_size: B.
     num_frames: T, of each utterance with its padding.
     feature_dim: Mel bins.
-    num_blocks: Of the transformer.
+    num_blocks: Number of blocks of the transformer.
     dim: D.
     mlp_dim: Hidden width of the MLPs.
     vocab_size: V.

@@ -56,7 +56,7 @@ class Peak:
 
     Args:
       mark: Value of `VARIABLE` of the processes that count.
-      interval_sec: From one sample to the next.
+      interval_sec: Seconds from one sample to the next.
       with_own: This process counts, whatever its variable.
     """
     self.gib = 0.0

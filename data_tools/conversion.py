@@ -120,7 +120,7 @@ class Corpus:
   """A corpus that can be converted.
 
   Attributes:
-    name: For the record.
+    name: Name of the corpus, for the record.
     namespace: Whose ids its speaker ids are.
     list_utterances: `list_utterances(source_dir, split=split)` gives a
       `utterances.Listing`.
@@ -412,7 +412,7 @@ def main(
 
   Args:
     build: Returns what to convert, once flags are parsed.
-    flag_names: Of the corpus' own flags, for --help.
+    flag_names: Names of the corpus' own flags, for --help.
   """
   for flag in [
       *flags.FLAGS.get_key_flags_for_module(__name__),

@@ -139,7 +139,7 @@ def spell(
   """Puts transcripts into the characters of one alphabet.
 
   Args:
-    listings: Of all parts, by name; the first decides the alphabet.
+    listings: Listings of all parts, by name; the first decides the alphabet.
     keeps: Whether transcripts stay as they are, but for white space, and those
       with other characters become problems. Else they become lower case and
       lose punctuation, and letters outside the alphabet are transliterated or

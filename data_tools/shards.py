@@ -69,7 +69,7 @@ def write_split(
   to date, which lie beside it.
 
   Args:
-    utterances: In any order.
+    utterances: Utterances, in any order.
     output_dir: The split's folder. Its parents are made.
     origin: Where the utterances come from; JSON. Stored in corpus.json, with
       the counts of this writing.

@@ -36,8 +36,8 @@ def partition(
 
   Args:
     speakers: Their ids.
-    spec: As in the module's docstring.
-    seed: Of the order that speakers are dealt in.
+    spec: Specification of the splits, as in the module's docstring.
+    seed: Seed of the order that speakers are dealt in.
 
   Returns:
     Part names, in the order of `spec`, to sorted lists of speakers, disjoint
@@ -94,9 +94,9 @@ def repartition(
   the order or on other utterances.
 
   Args:
-    utterances: Of all speakers. Ids become SPEAKER/ID, by the speaker who
-      spoke, so that they stay unique.
-    seed: Of the speakers that are given.
+    utterances: Utterances of all speakers. Ids become SPEAKER/ID, by the
+      speaker who spoke, so that they stay unique.
+    seed: Seed of the speakers that are given.
   """
   utterances = list(utterances)
   speakers = sorted({u.client_id for u in utterances})

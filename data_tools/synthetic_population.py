@@ -43,10 +43,10 @@ def generate(
 
   Args:
     output_dir: Gets a folder of shards a part.
-    num_speakers: By part.
-    num_utterances: Of each speaker, by part.
-    seed: Of everything, at least 0. A speaker follows from its part, its number
-      and the seed, however many there are.
+    num_speakers: Number of speakers, by part.
+    num_utterances: Number of utterances of each speaker, by part.
+    seed: Seed of everything, at least 0. A speaker follows from its part, its
+      number and the seed, however many there are.
     num_workers: Processes that speak; by default one a core.
 
   Returns:

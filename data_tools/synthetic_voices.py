@@ -41,7 +41,7 @@ class Speaker:
 
   Attributes:
     speaker_id: Unlike those of all other speakers of the seed.
-    seed: Of the corpus.
+    seed: Seed of the corpus.
     accent: eSpeak's language.
     rate: Words a minute.
     variant: The text of eSpeak's variant file: what makes the voice.
@@ -71,7 +71,7 @@ def draw(
     speaker_id: Decides all, with the seed.
     split: Whose sentences are said: 'train', 'dev' or 'test'.
     num_utterances: Sentences, all different.
-    seed: Of the corpus, at least 0.
+    seed: Seed of the corpus, at least 0.
   """
   rng = synthetic_speech.generator(seed, 'voice', speaker_id)
   return Speaker(

@@ -75,7 +75,8 @@ class Utterance:
   Attributes:
     client_id: The speaker.
     utterance_id: Unique within the client.
-    transcript: In the characters of the tokens; None where the corpus has none.
+    transcript: Transcript in the characters of the tokens; None where the
+      corpus has none.
     audio: The audio file's path, part of a recording, or a function that
       returns int16 [N] at 16 kHz mono and may raise `audio.AudioError`.
       A `functools.partial` of a module's function runs in other processes.
@@ -194,7 +195,7 @@ def encode(
   Args:
     utterance: What to read.
     encoding: One of `audio.ENCODINGS`.
-    salt: Of the records' digests.
+    salt: Salt of the records' digests.
     max_utterance_sec: What is longer is left out; None sets no limit.
   """
   name = f'utterance {utterance.utterance_id} of client {utterance.client_id}'
@@ -283,7 +284,7 @@ def cut(
 
   Args:
     num_samples: Its length.
-    max_samples: Of a record, at least 1.
+    max_samples: Most samples of a record, at least 1.
     activity: Its stretches of voice, in order; None for one from end to end.
   """
   if activity is None:

@@ -100,8 +100,8 @@ class Row:
 
   Attributes:
     label: Unlike those of the other rows.
-    recipe: Of its runs.
-    seeds: Of its runs.
+    recipe: Recipe of its runs.
+    seeds: Random seeds of its runs.
     rates: Learning rates of which the one with the lowest word error rate on
       the dev speakers, with the first seed, is taken; none: the recipe's own.
     against: Label of the row that it is compared with; None: with none.
@@ -123,7 +123,7 @@ class Claim(NamedTuple):
   """A finding of the paper, as a sum of word error rates with weights.
 
   Attributes:
-    text: In words.
+    text: The claim in words.
     weights: Labels of rows to their weights.
     expected: The sign that the sum has if the claim holds: +1, -1, or 0 if it
       is to be none.
@@ -169,11 +169,11 @@ class Group:
   """A table and its plot.
 
   Attributes:
-    name: Of one word.
-    title: Of its section.
+    name: Name of one word.
+    title: Title of its section.
     question: What the paper finds, and what is run here.
     rows: The table.
-    x_label: Of the plot; None: no plot.
+    x_label: Label of the plot's x axis; None: no plot.
     columns: Names of further columns (`report.COLUMNS`).
     claims: What the table is to show.
     remark: What follows from sizes alone; empty: nothing.
@@ -194,11 +194,12 @@ class Suite:
   """Groups on one corpus, and their report.
 
   Attributes:
-    name: Of one word.
-    groups: In the order of the report, and of their runs.
+    name: Name of one word.
+    groups: Groups, in the order of the report and of their runs.
     introduction: The report's, Markdown.
     evaluation: Name of the experiment that decodes test speakers.
-    shards: From 'public', 'private', 'dev' and 'test' to the folder's name.
+    shards: Name of the folder of each part's shards, by part: 'public',
+      'private', 'dev' and 'test'.
     data: The module that makes the shards, and its flags.
     needs_source: Whether it reads a corpus, from --source.
     command: What runs it, for its report.

@@ -64,10 +64,10 @@ class State(NamedTuple):
   """A model at some point of its training.
 
   Attributes:
-    name: Of the state.
-    recipe: Of the run whose model it is.
+    name: Name of the state.
+    recipe: Recipe of the run whose model it is.
     is_start: Whether its initial weights are taken, not the trained ones.
-    seed: Of the run; None: the recipe's only one.
+    seed: Seed of the run; None: the recipe's only one.
     num_steps: Local steps of a client.
   """
 
@@ -133,10 +133,10 @@ class Cohort(NamedTuple):
   D: elements of an update.
 
   Attributes:
-    mean: Of the deltas as they are, float32 [D].
+    mean: Mean of the deltas as they are, float32 [D].
     clipped: Means of the clipped ones by setting, float32 [D] each.
-    shares: Of clients with a clipped layer, and of clipped layers over all
-      clients, by setting, float32 [2].
+    shares: Share of clients with a clipped layer, and share of clipped layers
+      over all clients, by setting, float32 [2].
   """
 
   mean: np.ndarray
@@ -466,7 +466,7 @@ def run(
   """Measures what is missing of some states, and writes the report of all.
 
   Args:
-    names: Of states; none: only the report is written; None: all.
+    names: Names of states; none: only the report is written; None: all.
     folders: The suite population's.
     report: The report's file.
     num_at_once: Models trained at a time.

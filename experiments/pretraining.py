@@ -94,9 +94,9 @@ class Row:
   Attributes:
     label: Unlike those of the other rows.
     noise: z; None: neither clipped nor noised.
-    split: Of the clip.
+    split: How the clip is divided over layers.
     batch_size: Expected.
-    share: Of the parameters that are frozen, by scores of the warm start.
+    share: Share of the parameters that are frozen, by scores of the warm start.
     order: Which of them (`layer_freeze`).
     speech: 'private', 'public', or 'telephone': the private speech without
       what lies above 3.4 kHz.
@@ -317,8 +317,9 @@ class Tuning:
     """Weights after fine-tuning.
 
     Args:
-      encoder_weights: Of the encoder, and perhaps others; None: none are taken.
-      seed: Of the head and of the order of the batches.
+      encoder_weights: Weights of the encoder, and perhaps others; None: none
+        are taken.
+      seed: Seed of the head and of the order of the batches.
     """
     step = central_step.CentralStep(
         model=self._model, optimizer=_optimizer(_TUNING_RATE), seed=seed

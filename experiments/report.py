@@ -26,7 +26,7 @@ class Measured(NamedTuple):
   Attributes:
     row: What it is.
     runs: Its runs, as `tables` shows them.
-    seed_variance: Of its word error rate over random seeds.
+    seed_variance: Variance of its word error rate over random seeds.
     dev_rates: Learning rates that were tried to dev WERs.
     best_rate: The one that was taken; None: none was tried.
   """
@@ -48,7 +48,7 @@ def write(*, folders: jobs.Folders, path: str) -> None:
   What is not run is said to be so.
 
   Args:
-    folders: Of the suite and its runs.
+    folders: Folders of the suite and its runs.
     path: The report's file, in a folder that exists.
 
   Raises:

@@ -80,7 +80,7 @@ def run(
 
   Args:
     names: Groups to run; none: only the report is written; None: all.
-    folders: Of the suite, where things are and go.
+    folders: Folders of the suite, where things are and go.
     report: The report's file.
     source: The corpus' folder; None: its shards are there, or it has none.
     num_at_once: Runs at a time.

@@ -285,7 +285,7 @@ def damage(
 
   Args:
     path: The file.
-    place: Of the byte: the first is at 0, the last at 1.
+    place: Place of the byte: the first is at 0, the last at 1.
     offset: Number of the byte, in place of its place.
   """
   data = bytearray(pathlib.Path(path).read_bytes())

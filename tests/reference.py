@@ -518,7 +518,7 @@ def blt_taken(
   every product is rounded to its step, ties upwards. Without decays the
   strategy is banded: its scales are of the noise of 1, 2, .. rounds before.
 
-  noise: Of the rounds so far, whole numbers.
+  noise: Noise of the rounds so far, whole numbers.
   """
   nearest = lambda value: math.floor(value + fractions.Fraction(1, 2))
   share = lambda value: fractions.Fraction(value, 2**30)
@@ -560,7 +560,7 @@ def adapt_clips(
 ) -> list[float]:
   """Clips after a round without noise, by the quantile rule's geometric step.
 
-  norms: Of each client, its layers' norms.
+  norms: Norms of each client's layers.
   """
   adapted = []
   for h, clip in enumerate(clips):

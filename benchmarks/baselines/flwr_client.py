@@ -24,8 +24,8 @@ def train(
   """One client's local steps.
 
   Args:
-    message: Of the server: `arrays`, and `config` with the folder of the job
-      and num_threads for PyTorch.
+    message: Message of the server: `arrays`, and `config` with the folder of
+      the job and num_threads for PyTorch.
     context: Has the client's number.
 
   Returns:

@@ -41,15 +41,16 @@ class Job:
   """Sizes and rates; nothing random but the noise.
 
   Attributes:
-    num_blocks: Of the transformer.
+    num_blocks: Number of blocks of the transformer.
     dim: Its width; the MLPs' is four times that.
-    num_heads: Of its attention.
+    num_heads: Number of heads of its attention.
     vocab_size: Outputs, the last of them the blank.
-    num_clients: In the corpus and in each round.
-    num_local_steps: Of each client in a round: one pass over its data.
+    num_clients: Number of clients in the corpus and in each round.
+    num_local_steps: Number of local steps of each client in a round: one pass
+      over its data.
     batch_size: Utterances in a local step.
     utterance_sec: Length of each.
-    learning_rate: Of the clients' SGD; the server's is 1.
+    learning_rate: Learning rate of the clients' SGD; the server's is 1.
     max_grad_norm: Each local gradient is clipped to this global norm.
     l2_norm_clip: C, of each client's whole update.
     noise_multiplier: Standard deviation of the noise on the sum, over C. So

@@ -31,7 +31,7 @@ class Baseline:
   Attributes:
     venv: Name of its virtual environment; None: ours.
     program: Module of this package.
-    flags: Beside those of the turn.
+    flags: Flags of the program, beside those of the turn.
     launcher: A module that runs the program's, with its flags; `-m` follows.
   """
 
@@ -53,7 +53,7 @@ class Turn(NamedTuple):
   Attributes:
     figures: What the program has said, in order.
     peak_gib: PSS of it and of all processes that it started, at most.
-    total_sec: From start to end.
+    total_sec: Seconds from start to end.
   """
 
   figures: list[dict[str, Any]]
@@ -67,7 +67,7 @@ def select(
   """The baselines of these names.
 
   Args:
-    names: Of them, in any order.
+    names: Names of baselines, in any order.
     baselines: All there are.
     flag: Where the names come from.
 
@@ -112,8 +112,8 @@ def take(
 
   Args:
     baseline: The baseline.
-    name: For messages.
-    flags: Of this turn.
+    name: Name of the baseline, for messages.
+    flags: Flags of this turn.
     timeout_sec: Until the program is ended.
 
   Returns:

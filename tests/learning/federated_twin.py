@@ -27,9 +27,9 @@ class Trained(NamedTuple):
 
   Attributes:
     delta: Weights before minus weights after.
-    losses: Of every utterance in every step.
+    losses: Losses of every utterance in every step.
     batch_losses: Their mean in every step.
-    grad_norms: Of every step, before the clip.
+    grad_norms: Gradient norms of every step, before the clip.
   """
 
   delta: Arrays
@@ -59,9 +59,10 @@ class Twin:
       model: The model.
       cohorts: Clients of each round; a round may have none, the first has one.
       seed: The process's, below 2^31.
-      learning_rate: Of local SGD.
+      learning_rate: Learning rate of local SGD.
       max_grad_norm: Clip of each step's gradient.
-      proximal_weight: Of half the squared distance from the round's start.
+      proximal_weight: Weight of half the squared distance from the round's
+        start.
       num_steps: Local steps, or
       num_epochs: Local epochs.
     """

@@ -78,7 +78,7 @@ class Digests(NamedTuple):
   """Digests of the speakers and recordings of some data.
 
   Attributes:
-    parts: By salt id; none for data of nobody.
+    parts: Digests by salt id; none for data of nobody.
     is_whole: False if there are data whose digests are not known.
   """
 
@@ -163,7 +163,7 @@ def of_speaker(salt: bytes, *, namespace: str, client_id: str) -> bytes:
   """Returns the digest of a speaker, 16 bytes.
 
   Args:
-    salt: By `read_salt`.
+    salt: Salt that `read_salt` returned.
     namespace: Whose ids they are; no control characters.
     client_id: The speaker's id there.
   """
@@ -176,7 +176,7 @@ def of_recording(salt: bytes, waveform: np.ndarray) -> bytes:
   Recordings of digital silence are equal without being copies.
 
   Args:
-    salt: By `read_salt`.
+    salt: Salt that `read_salt` returned.
     waveform: int16 [N], N at least 1.
   """
   if np.all(waveform == waveform[0]):
@@ -196,8 +196,8 @@ def of_corpus(
   """Returns the digests of a corpus that is being written.
 
   Args:
-    salt: By `read_salt`.
-    namespace: Of the client ids.
+    salt: Salt that `read_salt` returned.
+    namespace: Namespace of the client ids.
     client_ids: The clients, sorted.
     num_records: int64 [S], records of each client.
     recordings: 16 bytes a record, client by client; `NONE` for one without a
@@ -220,7 +220,7 @@ def select(digests: Digests, rows: np.ndarray) -> Digests:
   """Returns the digests of some speakers of a corpus.
 
   Args:
-    digests: Of the corpus.
+    digests: Digests of the corpus.
     rows: int64 [n], rows of the speakers in the corpus, in order.
   """
   parts = {}

@@ -278,7 +278,7 @@ class Pipeline:
     """A raw chunk for `prepare`.
 
     Args:
-      shuffled: From `open`.
+      shuffled: Rows that `open` returned.
       number: int32 [], below `shuffled.num_chunks`: a chunk of the first epoch,
         then those of the second, and so on.
       read: Reads records by their places, if rows are places.
@@ -430,7 +430,7 @@ class Pipeline:
     """The batch of this number, with features and masks.
 
     Args:
-      prepared: Of `prepare`.
+      prepared: Chunk that `prepare` returned.
       number: int32 [], below `num_batches`.
       is_training: Whether to augment.
       is_augmented: Whether to augment, bool []; None: yes. All else, and the
@@ -519,10 +519,10 @@ class Shuffled(NamedTuple):
   """A client's rows, and how they are put in order; see `Pipeline.open`.
 
   Attributes:
-    rows: By name, [count + 1, ...]; the last one is no row.
+    rows: Rows by name, [count + 1, ...]; the last one is no row.
     count: int32 [].
     per_epoch: Chunks of an epoch, int32 []; the last one may be smaller.
-    num_chunks: Of all epochs, int32 [].
+    num_chunks: Number of chunks of all epochs, int32 [].
     order_seed: int32 [2], of the epochs' orders.
     seed: int32 [2], the client's for all else.
     client_id: string [], whose they are; of an empty dataset ''.

@@ -154,8 +154,8 @@ def sum_over_pieces(
   needs an output frame for each. So a shape has one width, whatever is said.
 
   Args:
-    add: From the sum so far, and a piece as `pipeline.Batch` without texts, to
-      the sum.
+    add: Takes the sum so far, and a piece as `pipeline.Batch` without texts;
+      returns the sum with the piece.
     batch: As `pipeline.Batch`, sorted by `feature_lengths`; its seed may be
       None.
     shapes: As for `cover`.
@@ -236,7 +236,8 @@ def fit(
   Args:
     batches: At least one: ascending frames of the rows of each, int [n]. A
       thousand take some seconds.
-    max_frames: Of the longest utterance there may be. Some shape holds it.
+    max_frames: Frames of the longest utterance there may be. Some shape holds
+      it.
     num_shapes: Most shapes, at least 2.
   """
   checks.positive_int(max_frames=max_frames)

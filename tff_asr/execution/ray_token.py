@@ -22,8 +22,8 @@ def prepare(address: str | None) -> None:
   """Has Ray ask for a token; what the user has set stays.
 
   Args:
-    address: Of the cluster to join; None: one will be started here, and gets a
-      token of its own.
+    address: Address of the cluster to join; None: one will be started here, and
+      gets a token of its own.
 
   Raises:
     ValueError: Nothing says how to join the cluster, or Ray is imported

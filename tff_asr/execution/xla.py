@@ -31,7 +31,7 @@ def compilable(
   """The function as a call that `set_compiled` finds.
 
   Args:
-    function: Of tensors, on which it has no Python control flow.
+    function: Function of tensors, on which it has no Python control flow.
     jit: Compiles at once, for functions that no context loads.
   """
 

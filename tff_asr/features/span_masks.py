@@ -55,7 +55,7 @@ def fill(
     features: float32 [B, T, F].
     is_masked: bool [B, T].
     seeds: int32 [B, 2], one an utterance.
-    noise_stddev: Of the noise.
+    noise_stddev: Standard deviation of the noise.
   """
   shape = tf.shape(features)[1:]
   noise = tf.map_fn(

@@ -67,7 +67,7 @@ class CentralStep:
     Args:
       model: The model.
       optimizer: Steps along the gradient of a batch's mean loss.
-      seed: Of initial weights.
+      seed: Seed of initial weights.
       max_grad_norm: A gradient is clipped to this global norm.
       devices: Each batch is divided among these; see `find_devices`. None:
         TensorFlow's default device takes whole batches.
@@ -75,13 +75,13 @@ class CentralStep:
       encoder_frozen_steps: The encoder is frozen for so many steps. Then its
         gradients are computed, and its optimizer and schedule begin
         (`optimizers.grouped`).
-      encoder_optimizer: Of the encoder, with another schedule; None: as the
-        head's.
+      encoder_optimizer: Optimizer of the encoder, with another schedule; None:
+        as the head's.
       shapes: Those in which batches, or each device's parts, are computed
         (`client_update.loss_gradients`).
       jit: With shapes, XLA compiles the gradient of each, and the update. Bits
         are others than without.
-      num_batches: Of a step.
+      num_batches: Number of batches of a step.
 
     Raises:
       ValueError: An argument is out of range, or as `find_devices`; or the
@@ -139,7 +139,7 @@ class CentralStep:
     """Takes a step.
 
     Args:
-      state: From `initialize` or the last step.
+      state: State that `initialize` or the last step returned.
       batches: `num_batches` of them. One of placeholders only has a gradient of
         zero, and counts in the mean.
 

@@ -67,7 +67,7 @@ class LocalTraining:
   """Settings of the local steps.
 
   Attributes:
-    learning_rate: Of the clients' optimizer, at least 0.
+    learning_rate: Learning rate of the clients' optimizer, at least 0.
     num_steps: Most local steps.
     num_epochs: Most passes over the client's data. At least one of these two is
       set; what is reached first ends the client's work. With num_steps alone
@@ -144,16 +144,17 @@ def build(
   Returns:
     A client work process. Its measurements are sums over clients, exact and
     therefore not private:
-      loss_sum: Of utterances over local steps, float32, nats.
+      loss_sum: Sum of the losses of utterances over local steps, float32, nats.
       num_utterances, num_left_out: Trained on and left out, over local steps.
-      audio_sec: Of the utterances trained on, over local steps, in frames.
+      audio_sec: Seconds of the utterances trained on, by their frames, over
+        local steps.
       num_steps: Local steps taken.
       num_clients, num_non_finite: Clients, and those whose delta is not finite.
-      delta_norm_sum: Of the clients' finite delta norms, weighed.
-      first_loss_sum, last_loss_sum: Of each client's mean loss over its first
-        batch with utterances, under the broadcast weights, and over its last
-        one, under the weights before that step; both as they are trained on
-        (augmented, with dropout), without a pass of their own.
+      delta_norm_sum: Sum of the clients' finite delta norms, weighed.
+      first_loss_sum, last_loss_sum: Sums of each client's mean loss over its
+        first batch with utterances, under the broadcast weights, and over its
+        last one, under the weights before that step; both as they are trained
+        on (augmented, with dropout), without a pass of their own.
       num_trained: Clients in those sums: with a finite delta and such a batch.
   """
   frozen = tuple(sorted(frozen))
@@ -371,7 +372,7 @@ def step(
   Args:
     model: The model.
     optimizer: Any.
-    optimizer_state: Of the weights that are not frozen.
+    optimizer_state: State of the optimizer of the weights that are not frozen.
     weights: Those to step from.
     batch: See `pipeline.Batch`. Stubs (weight 0) do not count; a batch of
       nothing else has a mean loss of zero.

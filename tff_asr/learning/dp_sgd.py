@@ -105,7 +105,7 @@ class DpSgd:
       model: The model.
       optimizer: Steps along the mean gradient.
       batch_size: Examples expected in a batch; the divisor.
-      seed: Of initial weights, masks and dropout (not of noise).
+      seed: Seed of initial weights, masks and dropout (not of noise).
       build_query: Builds, from the specs of the trained weights, the query that
         clips and noises; None for public data.
       frozen: Names of weights that stay as they are.
@@ -195,7 +195,7 @@ class DpSgd:
     """Takes a step.
 
     Args:
-      state: From `initialize` or the last step.
+      state: State that `initialize` or the last step returned.
       batches: The physical batches of this step's batch, of features and
         names. An empty batch has none, and is still a step.
 
@@ -417,7 +417,7 @@ def build_example_gradients(
 
   Args:
     model: The model.
-    seed: Of masks and dropout, which are those of a first step.
+    seed: Seed of masks and dropout, which are those of a first step.
 
   Returns:
     From weights, float32 by name, and a batch to gradients like the weights.
@@ -530,8 +530,8 @@ def _sum_by_example(
     weights: What is trained: gradients are by these alone.
     examples: Nest of tensors [B, ...], B at least 1.
     query: Clips; its records are gradients like the weights. None: no clip.
-    params: Of the query's `derive_sample_params`.
-    prepare: From one of them to what `gradient_of` takes.
+    params: Parameters that the query's `derive_sample_params` returned.
+    prepare: Turns one of the examples into what `gradient_of` takes.
     gradient_of: As `_build_gradient` returns it.
   """
 

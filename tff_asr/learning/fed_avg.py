@@ -76,8 +76,8 @@ def build(
       no guarantee (`aggregation`).
     server_optimizer: Takes the mean delta for a gradient.
     local: Settings of the clients' local steps.
-    seed: Of initial weights, shuffling, SpecAugment and dropout.
-    canaries: For an audit, where `client_data` has canaries; else None.
+    seed: Seed of initial weights, shuffling, SpecAugment and dropout.
+    canaries: Canaries of an audit, where `client_data` has canaries; else None.
     frozen: Layers that are not trained; see `layer_freeze.match`.
 
   Returns:
@@ -146,7 +146,7 @@ def traffic(state: process_lib.State) -> Traffic:
   bytes) are not counted.
 
   Args:
-    state: Of the process.
+    state: State of the process.
   """
   live = weights_lib.without(
       process_lib.frozen_layers(state), state.global_model_weights

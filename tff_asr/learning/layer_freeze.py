@@ -67,7 +67,7 @@ class LayerFreeze:
     Args:
       scores: Squared gradient norms by tensor, or their shares; layers with
         equal scores go by name.
-      specs: Of the same tensors.
+      specs: Specs of the same tensors.
 
     Raises:
       ValueError: A score is not a number.
@@ -126,7 +126,7 @@ def match(patterns: Collection[str], names: Collection[str]) -> list[str]:
 
   Args:
     patterns: Names of layers, or regular expressions of whole names.
-    names: Of all layers.
+    names: Names of all layers.
 
   Raises:
     ValueError: A pattern is no regular expression or the name of no layer, or

@@ -45,7 +45,8 @@ class Process(Protocol):
     """Runs a round.
 
     Args:
-      state: From `initialize` or the last round; it is not changed.
+      state: State that `initialize` or the last round returned; it is not
+        changed.
       data: Clients' ids (`fed_avg`), a batch (`central_step`) or physical
         batches (`dp_sgd`).
 

@@ -38,8 +38,8 @@ def with_statistics(
   """The optimizer, beside which running statistics follow their batches'.
 
   Args:
-    optimizer: Of the other weights. If there are no running statistics, it is
-      returned as it is.
+    optimizer: Optimizer of the other weights. If there are no running
+      statistics, it is returned as it is.
     specs: The trained weights.
   """
   statistics = weights_lib.statistics(specs)

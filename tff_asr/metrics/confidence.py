@@ -106,7 +106,7 @@ def contrast(
   Args:
     errors: Word errors of each speaker, times the weights of their systems.
     words: Words of each speaker's references.
-    seed_variance: Of the sum, as a WER squared, over random seeds.
+    seed_variance: Variance of the sum, as a WER squared, over random seeds.
 
   Raises:
     ValueError: The sequences differ in length, there are fewer than two

@@ -52,7 +52,7 @@ class BestRqModel:
     quantizer: Makes the labels.
     start_prob: Probability that a feature frame starts a masked span.
     span_frames: Feature frames of a span.
-    noise_stddev: Of what replaces masked features.
+    noise_stddev: Standard deviation of the noise that replaces masked features.
     specs: All weights: the encoder's and `prediction/kernel`,
       `prediction/bias`.
   """
@@ -137,7 +137,7 @@ class BestRqModel:
       weights: As in `logits`.
       features: float32 [B, T, F].
       feature_lengths: int32 [B].
-      unused_labels: Of the transcripts.
+      unused_labels: Labels of the transcripts.
       unused_label_lengths: Theirs.
       seed: int32 [2], of masks and dropout.
     """
@@ -180,7 +180,7 @@ def build(
     quantizer: Makes the labels, one an output frame of the encoder.
     start_prob: Probability that a feature frame starts a masked span.
     span_sec: Length of a span.
-    noise_stddev: Of what replaces masked features.
+    noise_stddev: Standard deviation of the noise that replaces masked features.
 
   Raises:
     ValueError: A setting is out of range, a span is shorter than the frames

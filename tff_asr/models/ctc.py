@@ -33,9 +33,9 @@ class CtcModel:
   Attributes:
     encoder: The acoustic encoder.
     vocab_size: V.
-    loss_kernel: Of `LOSS_KERNELS`; see `loss`.
+    loss_kernel: One of `LOSS_KERNELS`; see `loss`.
     specs: All weights: the encoder's and `head/kernel`, `head/bias`.
-    head_dtype: Of the linear layer, 'float32' or 'bfloat16'.
+    head_dtype: Type of the linear layer, 'float32' or 'bfloat16'.
   """
 
   encoder: encoder_lib.Encoder
@@ -232,7 +232,7 @@ def _forward_backward(
     logit_lengths: int32 [B].
     labels: int32 [B, U], 0 at and past each length.
     label_lengths: int32 [B].
-    log_epsilon: Of a start at another label, and of a missing blank.
+    log_epsilon: Log score of a start at another label, and of a missing blank.
 
   Returns:
     Losses float32 [B], and the gradient of each by its logits, [B, S, V].

@@ -79,7 +79,7 @@ def sinusoids(
   Args:
     positions: float32 [...].
     dim: D, even.
-    scale: Of the frequencies scale * 10000^(-2k / D).
+    scale: Factor of the frequencies scale * 10000^(-2k / D).
 
   Returns:
     float32 [..., D].

@@ -34,7 +34,7 @@ class Quantizer:
     num_codes: Labels are in [0, num_codes).
     code_dim: Dimensions that frames are projected to.
     num_stacked: Frames that make one label.
-    seed: Of the matrix and the codes.
+    seed: Seed of the matrix and the codes.
     feature_dim: F.
   """
 

@@ -193,8 +193,8 @@ class SecureSum:
   """A round's sum that clients noised, and that nobody sees the parts of.
 
   Attributes:
-    bits: Of an element of the sum.
-    num_clients: Of each round.
+    bits: Bits of an element of the sum.
+    num_clients: Number of clients of each round.
     min_survivors: Clients whose noise the guarantee takes; the others may drop
       out.
   """
@@ -517,7 +517,7 @@ def _charge_sampler(
 
   Args:
     find: Epsilon without that, of a delta.
-    error: By which epsilon grows; 0: noise is real-valued.
+    error: What epsilon grows by; 0: noise is real-valued.
     delta: In (0, 1).
   """
   epsilon = find(delta) + error

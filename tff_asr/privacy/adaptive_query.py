@@ -189,7 +189,8 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
       clipping: How the first C is divided; its layers are those that adapt.
       adaptation: How clips adapt.
       noise_kernel: See the base class.
-      correlation: Of the rounds' noise; None: each has noise of its own.
+      correlation: Correlation of the rounds' noise; None: each has noise of its
+        own.
 
     Raises:
       ValueError: An argument is out of its range, or the clipping rescales.

@@ -161,10 +161,10 @@ def likelihood_ratios(
   count as if each were the only one: a guess like any other, if not the best.
 
   Args:
-    round_scores: Of `scores`, by rounds, float64 [T, K].
+    round_scores: Scores by round, as `scores` returns them, float64 [T, K].
     means: The scores' means had the canary joined the round, float64 [T, K].
     sampling: How cohorts are drawn, as it is stated.
-    covariance: Of the noise of rounds, float64 [T, T].
+    covariance: Covariance of the noise of rounds, float64 [T, T].
     places: The canaries' places in the population, int [K].
 
   Returns:
@@ -199,7 +199,7 @@ def p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
   """Bounds the probability of so many right guesses under (epsilon, delta)-DP.
 
   Args:
-    guesses: Of an adversary.
+    guesses: Guesses of an adversary.
     epsilon: At least 0; infinity gives 1.
     delta: In [0, 1].
   """
@@ -250,7 +250,8 @@ def lower_bound(
   """Bounds epsilon by guessing which canaries could join.
 
   Args:
-    ratios: Of `likelihood_ratios`, float64 [m]: high for those that joined.
+    ratios: Ratios that `likelihood_ratios` returned, float64 [m]: high for
+      those that joined.
     included: The coins, bool [m]: independent, each true with probability 1/2.
     delta: In (0, 1).
     confidence: In (0, 1).

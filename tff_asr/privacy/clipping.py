@@ -57,8 +57,8 @@ class Layer(NamedTuple):
   """A part of an update that has a norm of its own.
 
   Attributes:
-    name: Of the tensor or module.
-    indices: Of its tensors in the flattened update.
+    name: Name of the tensor or module.
+    indices: Indices of its tensors in the flattened update.
     share: s_h = C_h / C; None where all layers are clipped as one.
   """
 

@@ -156,7 +156,7 @@ class Correlation:
     Args:
       sums: Nest of int64, like the state's buffers.
       global_state: A query's, with these and those of the base class.
-      stddev: Of w in whole numbers, float64 [].
+      stddev: Standard deviation of w in whole numbers, float64 [].
       unit: What the result is multiplied by, float64 [].
       kernel: See `noise.gaussian`.
 
@@ -238,8 +238,8 @@ class CorrelatedSumQuery(queries.PerLayerClipSumQuery):
       noise_multiplier: z, float32.
       noise_key: int32 [8]; zeros: not set.
       counter: int64, noised results so far.
-      scales: Of the strategy, int64 [d].
-      decays: Of the strategy, int64 [d]; [0] if it is banded.
+      scales: Scales of the strategy, int64 [d].
+      decays: Decays of the strategy, int64 [d]; [0] if it is banded.
       buffers: S^j in steps of 2^-16 of the grid, int64 [d, ...] a layer.
         Secret.
     """
@@ -268,7 +268,7 @@ class CorrelatedSumQuery(queries.PerLayerClipSumQuery):
       record_specs: See the base class.
       l2_norm_clip: C, finite; see the base class.
       noise_multiplier: z, the standard deviation of w over C, above 0.
-      correlation: Of the rounds' noise.
+      correlation: Correlation of the rounds' noise.
       clipping: See the base class.
       noise_kernel: See the base class.
 
@@ -315,7 +315,7 @@ def charged_noise_multiplier(
   """Returns z less what rounding in integers costs; see the module.
 
   Args:
-    event: Of a round.
+    event: Event of a round.
     num_elements: D, that get noise, or more.
   """
   rounds = strategies.MAX_ROUNDS

@@ -80,7 +80,7 @@ class DistributedGaussianDpEvent(dp_accounting.DpEvent):
     min_survivors: m.
     bits: b.
     local_stddev: s, in steps.
-    num_elements: Of the sum.
+    num_elements: Number of elements of the sum.
   """
 
   noise_multiplier: float
@@ -147,7 +147,7 @@ def plan(
     num_elements: D, after the rotation.
     noise_multiplier: z, above 0.
     num_clients: n.
-    max_failed_share: Of the n that may drop out, in [0, 1).
+    max_failed_share: Largest share of the n that may drop out, in [0, 1).
     bits: b, in [2, 30].
     modulus_stddevs: k, above 0.
 
@@ -218,7 +218,7 @@ class DistributedSumQuery:
   Attributes:
     layer_names: Names of the layers.
     num_noised: Elements of a record.
-    event: Of each round.
+    event: Event of each round.
     modulus: 2^b.
     plan: See `Plan`.
   """
@@ -323,7 +323,7 @@ class DistributedSumQuery:
     """Returns what a client sends, int64 [D] in [0, 2^b), and clipping.
 
     Args:
-      params: Of `derive_sample_params`.
+      params: Parameters that `derive_sample_params` returned.
       record: Nest of float32 tensors.
       client: int64 [], another one for each client of the round.
     """
@@ -362,7 +362,7 @@ class DistributedSumQuery:
 
     Args:
       total: The modular sum, int64 [D] in [0, 2^b).
-      num_clients: Of the sum, integer [].
+      num_clients: Number of clients in the sum, integer [].
       global_state: The state of the round.
     """
     half = self.modulus // 2

@@ -192,7 +192,7 @@ def of_ledger(
   """Returns the epsilon of all rounds that a ledger charges, at least one.
 
   Args:
-    contents: Of the ledger.
+    contents: Contents of the ledger.
     delta: In (0, 1); None takes 1 / (10 population).
     accountant: 'rdp' or 'pld'.
     tuning: The runs of which this one is the best; None: it is the only one.
@@ -220,7 +220,7 @@ def extrapolate(
   """Returns the results of a grown cohort and population, noise on mean kept.
 
   Args:
-    result: Of one group of rounds.
+    result: Result of one group of rounds.
     cohort_sizes: Cohorts; empty keeps the result's.
     populations: Populations, combined with each cohort that is not larger;
       empty grows the population with the cohort (q kept).

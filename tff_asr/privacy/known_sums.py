@@ -100,8 +100,8 @@ class Audited:
   Attributes:
     rounds: What was observed, T of them.
     layers: The layers' names and numbers of elements, in order.
-    covariance: Of the noise of rounds in units of the stated variance, float64
-      [T, T].
+    covariance: Covariance of the noise of rounds in units of the stated
+      variance, float64 [T, T].
     charged: The noise multiplier that the ledger charges.
     sampling: How cohorts are drawn, as the ledger has it.
     cohorts: The rounds' clients, ascending places in the population, int [n].

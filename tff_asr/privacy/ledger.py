@@ -120,7 +120,7 @@ class Round:
     identity: Digest by `round_identity`.
     result: Digest of all that the round released; '' if not known.
     sampler_epsilon: As in `accounting.RoundGroup`.
-    strategy: Of correlated noise; None: the round's noise is its own.
+    strategy: Strategy of correlated noise; None: the round's noise is its own.
     secure_sum: Where clients added the noise.
   """
 
@@ -256,7 +256,7 @@ class Contents(NamedTuple):
     inherited: How many of the rounds are of runs that this one started from.
     rounds: All charged rounds.
     notes: All notes, in order; also those of runs that this one started from.
-    apart: By unit, the heads of the ledgers of other units beside this one.
+    apart: Heads of the ledgers of other units beside this one, by unit.
   """
 
   run_id: str

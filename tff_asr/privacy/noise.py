@@ -135,7 +135,8 @@ def charge(*, num_draws: float, stddev: float) -> float:
 
   Args:
     num_draws: Elements with noise, of all releases.
-    stddev: Of the noise, in cells; the smallest, if it changes, above 0.
+    stddev: Standard deviation of the noise, in cells; the smallest, if it
+      changes, above 0.
 
   Returns:
     The addition to epsilon. Delta grows by less than num_draws 2^-300

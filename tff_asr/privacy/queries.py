@@ -236,9 +236,9 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
     """Raises ValueError if sums could overflow.
 
     Args:
-      multiplier: Of the noise that is drawn.
-      weight: By which sums have it, at most.
-      norm: Of a record over C, at most.
+      multiplier: Multiplier of the noise that is drawn.
+      weight: Largest factor of that noise in a sum.
+      norm: Largest norm of a record, over C.
     """
     stddev = multiplier * 2 / self._step
     largest = (

@@ -205,8 +205,8 @@ class CorrelatedGaussianDpEvent(dp_accounting.DpEvent):
   Attributes:
     noise_multiplier: z.
     min_separation: Which the strategy is made for, and the cohorts must keep.
-    scales: Of `Toeplitz`.
-    decays: Of `Toeplitz`.
+    scales: Scales of `Toeplitz`.
+    decays: Decays of `Toeplitz`.
   """
 
   noise_multiplier: float

@@ -312,7 +312,7 @@ def layer_norms(
   global clip, each of all K tensors has C / sqrt(K).
 
   Args:
-    specs: Of the tensors, by name.
+    specs: Specs of the tensors, by name.
     clipping: How the clip is divided over layers.
     shares: C_h / C of layers whose clips adapt; others have `clipping`'s.
   """

@@ -45,9 +45,9 @@ class Place(NamedTuple):
 
   Attributes:
     step: Steps before this one.
-    chunk: Of each loader, chunks before its open one, over all passes, int64
-      [num_loaders].
-    batch: Of each loader, batches of that chunk that were used.
+    chunk: Number of chunks before the open one of each loader, over all passes,
+      int64 [num_loaders].
+    batch: Number of batches of that chunk that each loader has used.
   """
 
   step: np.int64
@@ -62,7 +62,8 @@ class Record(NamedTuple):
     best_weights: The model with the lowest dev WER so far.
     best_wer: That WER; infinite before the first evaluation.
     evaluations_since_best: Evaluations since then.
-    loss_sum: Of the utterances since the last evaluation, in nats.
+    loss_sum: Sum of the losses of the utterances since the last evaluation, in
+      nats.
     num_utterances: Trained on since then.
     audio_sec: Their seconds.
     padded_sec: Seconds of their batches, with padding.
@@ -86,17 +87,17 @@ class CentralTraining(training_loop.TrainingRun):
   Attributes:
     optimizer: Any TFF optimizer.
     num_steps: Steps at most.
-    seed: Of initial weights, order, SpecAugment and dropout.
+    seed: Seed of initial weights, order, SpecAugment and dropout.
     patience: Stop when this many evaluations in a row did not lower the WER,
       and keep the weights of the lowest. None: train all steps and keep the
       last weights.
     max_grad_norm: Gradients are clipped to this global norm.
     devices: Each batch is divided among these; None: TensorFlow's default one.
-    encoder_rate: Of the encoder's steps, beside those of the head.
+    encoder_rate: Factor of the encoder's steps, relative to the head's.
     encoder_frozen_steps: The encoder is trained after so many steps; its
       optimizer and schedule begin then (`optimizers.grouped`).
-    encoder_optimizer: Of the encoder, with another schedule; None: as the
-      head's.
+    encoder_optimizer: Optimizer of the encoder, with another schedule; None: as
+      the head's.
     jit: XLA compiles the step (`central_step`).
     num_loaders: Each reads its share of the utterances and gives a step one
       batch; the gradient is the mean of theirs.

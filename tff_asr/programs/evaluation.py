@@ -47,9 +47,9 @@ class Evaluation:
   Attributes:
     hypotheses: One an utterance, sorted by its id.
     loss: Mean CTC loss in nats of the utterances that have one (NaN if none).
-    token_errors: Of all utterances, in tokens; boundaries of the tokenizer are
-      tokens of the reference, and spaces at the ends of what was heard count.
-      Of sentence pieces, the same words in other pieces are errors.
+    token_errors: Token errors of all utterances. Boundaries of the tokenizer
+      are tokens of the reference, and spaces at the ends of what was heard
+      count. With sentence pieces, the same words in other pieces are errors.
     too_long: Ids of the utterances above the pipeline's `max_utterance_sec`,
       which are decoded all the same.
     num_fill_rows: Rows that would fill the batches of the others to a multiple

@@ -75,7 +75,7 @@ class FaultSettings:
 
     Args:
       context: Ran the round.
-      metrics: Of the client work.
+      metrics: Metrics of the client work.
       cohort_size: Clients that came.
       round_num: The round, for messages.
       shows_exact: Whether failures are logged; counts and causes are private.
@@ -121,7 +121,7 @@ class FaultSettings:
     """Decides about a round.
 
     Args:
-      record: Of the rounds before.
+      record: Record of the rounds before.
       metrics: The finalizer's, of this round.
       round_num: Its number, for messages.
 
@@ -166,7 +166,7 @@ class RollBacks(NamedTuple):
 
   Attributes:
     in_a_row: Since the last good round.
-    in_all: In the whole run.
+    in_all: Number of them in the whole run.
   """
 
   in_a_row: int = 0
@@ -180,8 +180,8 @@ def check_step(
 
   Args:
     weights: After the step.
-    loss: Of the step's batch; None: it is private.
-    number: Of the step, for the message.
+    loss: Loss of the step's batch; None: it is private.
+    number: Number of the step, for the message.
 
   Raises:
     DivergedError: A weight or the loss is not finite.

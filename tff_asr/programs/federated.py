@@ -42,7 +42,7 @@ class FederatedTraining(training_loop.TrainingRun):
   """Federated rounds on private clients; the unit of privacy is a client.
 
   Attributes:
-    learning_process: By `fed_avg.build`, on `client_data`.
+    learning_process: Process that `fed_avg.build` built on `client_data`.
     build_cohorts: One of `cohorts`' builders, called with the clients' ids and
       the sampler's key.
     context: Runs the rounds; see `tff_asr.execution`.
@@ -51,7 +51,7 @@ class FederatedTraining(training_loop.TrainingRun):
     faults: What to do about clients that fail and models that diverge.
     scores_run: Folder of the run whose scores chose layers to freeze, if any;
       its ledger is inherited.
-    observer: For an audit, called with each round and its number; else None.
+    observer: Called with each round and its number, for an audit; else None.
   """
 
   learning_process: tff.learning.templates.LearningProcess
@@ -155,7 +155,7 @@ def flatten(
   """Flattens a round's metrics, and adds the averages that people read.
 
   Args:
-    metrics: Of a process made by `fed_avg.build`.
+    metrics: Metrics of a process made by `fed_avg.build`.
     traffic: Bytes of each client.
 
   Returns:

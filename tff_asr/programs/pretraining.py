@@ -48,14 +48,14 @@ class Pretraining(training_loop.TrainingRun):
     optimizer: Any TFF optimizer.
     batch_size: Utterances expected in a step's batch, and its divisor.
     num_steps: Steps of the whole run.
-    seed: Of initial weights, masks and dropout; without a query also of the
-      batches.
+    seed: Seed of initial weights, masks and dropout; without a query also of
+      the batches.
     build_query: Builds, from the specs of the trained weights, the query that
       clips and noises gradients by example; None: the data are public.
     devices: Logical devices that share a batch; None: all GPUs, else the CPU.
     gradients: As in `dp_sgd.DpSgd`.
-    measured_clips: Of a public run: values of C of which it says, at its end,
-      how much of the gradients by example they would clip.
+    measured_clips: Values of C. At its end a public run says how much of the
+      gradients by example they would clip.
     freeze: Which layers to leave as they are, by the scores of init_from_run.
     privacy: Budget and keys.
     jit: XLA compiles gradients by example (`dp_sgd`).

@@ -62,8 +62,8 @@ class PrivacySettings:
   """Budget and keys of a private run.
 
   Attributes:
-    delta: Of epsilon; None: 1 / (10 * population), of the largest one that the
-      ledger charges. Nothing is private at 1 / population or above.
+    delta: Delta of epsilon; None: 1 / (10 * population), of the largest one
+      that the ledger charges. Nothing is private at 1 / population or above.
     witness: A file outside the run's folder that gets the ledger's head at each
       saved state, and that a resumed run must go on from (`privacy.witness`).
     target_epsilon: The run ends before the round after which the ledger's
@@ -115,7 +115,7 @@ class PrivacySettings:
     """Returns delta of a run, which may inherit rounds of a larger population.
 
     Args:
-      sampling: Of the run's rounds.
+      sampling: Sampling of the run's rounds.
       charged: What the ledger charges already.
     """
     own = accounting.RoundGroup(sampling=sampling, noise_multiplier=0, count=0)
@@ -223,8 +223,8 @@ class PrivateRoundRunner:
     Args:
       next_fn: The learning process's `next`.
       state: The learning process's state.
-      draw: From a state of cohorts to the clients (or examples) of the next
-        one, and the state after it.
+      draw: Takes a state of cohorts; returns the clients (or examples) of the
+        next one, and the state after it.
       cohort_state: The state to draw from.
 
     Raises:

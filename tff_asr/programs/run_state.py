@@ -63,12 +63,12 @@ class Secrets(NamedTuple):
   """Content of secrets.bin.
 
   Attributes:
-    number: Of the saved state that they belong to.
+    number: Number of the saved state that they belong to.
     ledger: Its head, which tells it from others of that number.
     noise: The noise key, and the ledger file that it belongs to.
     sampler_key: The key of the draws; () where nothing is drawn by one.
     groups: `cohorts.CohortState.groups` of the draws.
-    buffers: Of correlated noise; () without.
+    buffers: Buffers of correlated noise; () without.
   """
 
   number: int
@@ -85,7 +85,7 @@ async def save(folder: run_dir.RunDir, state: RunState, number: int) -> None:
   Args:
     folder: The run's.
     state: After so many rounds; it does not change meanwhile.
-    number: Of the rounds so far.
+    number: Number of rounds so far.
 
   Raises:
     OSError: There is too little room on the disk.
@@ -162,7 +162,7 @@ def renewed(
     number: Its number.
     initial: A state with new keys.
     sampling: How cohorts are drawn.
-    file_identity: Of the ledger beside it.
+    file_identity: Identity of the ledger file beside it.
   """
   _, secrets = _split(initial, number)
   state = _joined(state, secrets._replace(

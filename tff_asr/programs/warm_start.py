@@ -100,7 +100,7 @@ def write_scores(
   Args:
     run: The run's folder.
     squares: Accumulated squared gradient norms by layer.
-    specs: Of the layers.
+    specs: Specs of the layers.
   """
   scores = layer_freeze.normalized(squares)
   names = sorted(scores, key=scores.get, reverse=True)
@@ -128,7 +128,7 @@ def write_norms(
   Args:
     run: The run's folder.
     norms: float64 [N] by layer, of N examples.
-    specs: Of the layers; none is frozen.
+    specs: Specs of the layers; none is frozen.
     clips: Values of C.
 
   Returns:

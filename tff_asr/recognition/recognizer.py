@@ -47,7 +47,7 @@ class Recognition(NamedTuple):
   """The words heard in a waveform.
 
   Attributes:
-    name: Of the waveform.
+    name: Name of the waveform.
     seconds: Its length.
     text: Its words, or nothing.
     words: The words with their times.

@@ -150,7 +150,7 @@ def render(
   """Renders what was heard, as text that ends with a new line.
 
   Args:
-    heard: Of one file, or of several.
+    heard: What was heard in one file, or in several.
     output_format: As in `transcribe`; SRT takes one file.
     named: Whether lines of text begin with the file's path.
   """

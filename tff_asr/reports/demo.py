@@ -74,7 +74,7 @@ class Server(socketserver.ThreadingTCPServer):
     Args:
       rows: The runs, one run a row.
       recognizers: Their models, in the same order.
-      port: Of the loopback interface; 0: any that is free.
+      port: Port of the loopback interface; 0: any that is free.
 
     Raises:
       ValueError: The port is taken.

@@ -352,7 +352,7 @@ def along(
     lines: Names to word error rates that are lines across.
     gaps: Numbers on the axis to differences between two series there, which are
       drawn beside with their intervals; empty: none.
-    label: Of the axis.
+    label: Label of the axis.
   """
   figure, panels = _figure(
       1, 2 if gaps else 1, width=9.6 if gaps else 6.4, height=3.6, squeeze=False
@@ -416,8 +416,8 @@ def curves(
   Args:
     panels: Titles to names of curves to their points, with bars of their
       deviations.
-    label: Of the axis.
-    value_label: Of the values.
+    label: Label of the axis.
+    value_label: Label of the values.
   """
   num_rows = -(-len(panels) // 3)
   figure, grid = _figure(
@@ -468,7 +468,7 @@ def audio_by_client(folders: Sequence[str]) -> Figure:
   """Histogram of clients by their audio, an outline for each corpus.
 
   Args:
-    folders: Of shards.
+    folders: Folders of shards.
   """
   figure, axes = _figure()
   minutes = {}
@@ -519,8 +519,8 @@ def _over_time(
     runs: The runs.
     metrics: Names to what they are of; the first is drawn with marks, the
       second pale.
-    label: Of the values.
-    scale: Of the values.
+    label: Label of the values.
+    scale: Factor of the values.
   """
   shown = {
       unit: found
@@ -568,7 +568,7 @@ def _panels(
   Args:
     runs: Those without the first metric are left out.
     metrics: Names to texts and styles.
-    label: Of the values.
+    label: Label of the values.
     scale: 100 for shares in percent; 1 for norms, on a logarithmic axis.
   """
   shown = [run for run in runs if run.metric(next(iter(metrics)))]

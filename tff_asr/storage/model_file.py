@@ -36,7 +36,7 @@ class Header(NamedTuple):
   """What a model file says of its weights.
 
   Attributes:
-    shapes: Of the weights, by name.
+    shapes: Shapes of the weights, by name.
     texts: What was stored with them.
   """
 

@@ -119,7 +119,7 @@ class RunDir:
 
   Attributes:
     path: The folder.
-    state_manager: Of its saved states.
+    state_manager: Manager of its saved states.
     length_changed: Whether a setting that decides where the run ends is not
       what it was when the run began.
   """
@@ -230,7 +230,7 @@ class RunDir:
     """Writes the trained weights.
 
     Args:
-      weights: By name.
+      weights: Weights by name.
       tokens: Identity of the tokens that they write; '' for none.
       ledger: Head of the run's privacy ledger, so that a run that starts from
         these weights finds what they cost; None: they cost nothing.
@@ -418,7 +418,7 @@ def check_shapes(
   """Raises ValueError, with the first differences, for shapes of other specs.
 
   Args:
-    found: By name.
+    found: Shapes by name.
     specs: What they should be.
     of: What they are of, for the message.
   """

@@ -45,7 +45,7 @@ class TensorBoardFile(tff.program.ReleaseManager):
     Args:
       folder: The file's folder; created if it is missing.
       with_times: Whether events have the time of their release.
-      settings: By name.
+      settings: Settings by name.
     """
     self._with_times = with_times
     os.makedirs(folder, exist_ok=True)

@@ -23,7 +23,7 @@ class Row(NamedTuple):
   """A line of the table.
 
   Attributes:
-    prefix: Of the names that it looks at.
+    prefix: Prefix of the names that it looks at.
     what: What is compared, in words.
     measure: A key of `MEASURES`.
     tolerance: What may be found.
