@@ -215,7 +215,7 @@ def figures_of(setting: Setting, num_clients: int) -> dict[str, float]:
 
 
 def seen(num_rounds: int) -> dict[str, float]:
-  """Of a client's 3,000 utterances, those in 10 steps a round of 120 s.
+  """How many of a client's 3,000 utterances are in 10 steps a round of 120 s.
 
   And how many that would be if each round drew as many of the utterances, each
   as likely as another (`expected`): an order is drawn anew in each round.
@@ -279,7 +279,7 @@ def seen(num_rounds: int) -> dict[str, float]:
 def shares(share: float = 0.12, count: int = 100_000) -> dict[str, float]:
   """Mean and largest share that one speaker has of a central step.
 
-  Of the batches of 240 s of eight loaders, shuffled by the published loader and
+  The batches have 240 s, of eight loaders, shuffled by the published loader and
   by `order`; packed alike.
 
   Args:

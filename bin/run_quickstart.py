@@ -81,7 +81,7 @@ _SMALL_SETTINGS = {
         'COHORT_SIZE': 60, 'NOISE_MULTIPLIER': 0.048, 'TARGET_EPSILON': None,
     },
 }
-# Of a real corpus, which has no dev and test speakers of its own, and has few.
+# Split of a real corpus, which has few speakers, and none of dev and test.
 _PARTITION = '--partition=public=40%,private=rest,dev=10%,test=15%'
 _NUM_ROUNDS, _NUM_LOCAL_STEPS, _MAX_COHORT_SIZE = 80, 2, 6
 # (noise norm) / C of .16, the larger one of the paper, at 6 clients a round.
@@ -90,7 +90,7 @@ _SOURCE_NOISE = 0.0012
 _ONE_THREAD = {'TF_NUM_INTRAOP_THREADS': '1'}
 # What a program that was interrupted may take to end.
 _ENDING_SEC = 10
-# Of the whole and of `_pace` on two free cores, the same ones.
+# Minutes of the whole, and seconds of `_pace`, on the same two free cores.
 _MINUTES = {False: 6.5, True: 1.1}
 _PACE_SEC, _PACE_NUMBERS = 0.28, 300_000
 _NUM_TRANSCRIPTS = 3

@@ -40,7 +40,7 @@ _FOLDERS = {
     'DEV_DIR': ('dev', 'validation'),
     'TEST_DIR': ('test',),
 }
-# Of gin/experiments/own_recordings.gin.
+# Cohort size of gin/experiments/own_recordings.gin.
 _COHORT_SIZE = 4
 
 _SOURCE_DIR = flags.DEFINE_string(

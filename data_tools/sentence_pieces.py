@@ -57,7 +57,7 @@ _INSTALL = (
 )
 _TRAIN = 'from data_tools import piece_trainer; piece_trainer.main()'
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# Of the scores that are written.
+# Digits of the scores that are written.
 _DIGITS = 4
 
 

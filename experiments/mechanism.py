@@ -168,7 +168,7 @@ def measure(
     cohort_size: Clients a round.
 
   Returns:
-    Of the model `num_elements`, `num_layers` and `median_norm`; and `rows`, one
+    The model's `num_elements`, `num_layers` and `median_norm`; and `rows`, one
     for each group, case (`_cases`) and split:
       clients_clipped, layers_clipped: Shares.
       signal: Norm of the clipped mean over C.
@@ -363,7 +363,7 @@ def _norm(vector: np.ndarray) -> float:
 
 
 def _cosine(a: np.ndarray, b: np.ndarray) -> float:
-  """Of two vectors; 0 if one is zeros."""
+  """Cosine of two vectors; 0 if one is zeros."""
   product = _norm(a) * _norm(b)
   inner = float(np.dot(a.astype(np.float64), b.astype(np.float64)))
   return inner / product if product else 0.0
@@ -654,7 +654,7 @@ def _difference(
 
 
 def _verdicts(measured: Mapping[str, Any]) -> tables.Table:
-  """By noise, in how many states `dim` is ahead of and behind the others."""
+  """In how many states `dim` is ahead of and behind the others, by noise."""
   others = _SPLITS[:2]
   titles = [f'{word} {o}' for o in others for word in ('ahead of', 'behind')]
   rows = [['noise', *titles]]

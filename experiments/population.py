@@ -415,7 +415,7 @@ _SPLIT = design.Group(
 )
 
 _COHORTS = (25, 100, 400)
-# Of some 12 utterances, as clients have them together in 20 rounds.
+# Steps of some 12 utterances: as many in all as clients have in 20 rounds.
 _CENTRAL_STEPS = {25: 82, 100: 328, 400: 1312}
 
 

@@ -63,7 +63,7 @@ REPORT = 'docs/pretraining_miniature.md'
 _RESULTS = 'results.json'
 _SEEDS = 5
 
-# Of the corpus: speakers and utterances of each.
+# The corpus: speakers, and utterances of each.
 _SPEAKERS = {'public': 4, 'private': 3000, 'dev': 60, 'test': 1}
 _UTTERANCES = {'public': 40, 'private': 2, 'dev': 1, 'test': 1}
 _POPULATION = _SPEAKERS['private'] * _UTTERANCES['private']
@@ -487,7 +487,7 @@ class Miniature:
     return state.global_model_weights
 
   def cosines(self, seed: int) -> list[tuple[str, int, float, float, float]]:
-    """Of the noised clipped mean with the clean mean, before any training.
+    """Cosines of the noised clipped mean with the clean mean, before training.
 
     Returns:
       Clip split, batch size, C over the median norm, share frozen (the lowest),
@@ -746,7 +746,7 @@ def report(results: dict[str, dict], rows: Sequence[Row]) -> str:
 
 
 def _word_error_rate(errors: Sequence[Sequence[int]]) -> float:
-  """Of errors and words of each speaker."""
+  """Word error rate from the errors and words of each speaker."""
   wrong, words = np.sum(errors, axis=0)
   return float(wrong / words)
 

@@ -15,7 +15,7 @@ from tff_asr.privacy import statement
 from tff_asr.reports import plots
 from tff_asr.reports import tables
 
-# Of the row that all are compared with in a column of its own.
+# Label of the row that all are compared with in a column of its own.
 _SEED = 'seed'
 _PLOTS = 'results'
 
@@ -67,7 +67,7 @@ def write(*, folders: jobs.Folders, path: str) -> None:
   }
   claims, sections = [['', 'claim', 'here']], []
   for group in groups:
-    # Of one group: a run that learns little varies as others do not.
+    # Rates of one group: a run that learns little varies as others do not.
     samples = [
         row.rates for row in found[group.name].values() if len(row.runs) > 1
     ]

@@ -12,7 +12,7 @@ import functools
 import pathlib
 import sys
 
-# Of the working copy, also where Bazel gives a program links to it.
+# The working copy's root, also where Bazel gives a program links to it.
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 FOLDERS = (
     'tff_asr', 'bin', 'data_tools', 'experiments', 'benchmarks', 'tests',

@@ -27,11 +27,12 @@ _MARK = 'BASELINE '
 # Rounds that do not count: they trace and warm up. The first is checked; pfl
 # always evaluates in it, so that TensorFlow traces in the second as well.
 NUM_WARM_UP = 2
-# Of the loss, and of each weight's gradient: |found - ours| / |ours|.
+# Tolerances of the loss, and of each weight's gradient: |found - ours| over
+# |ours|.
 LOSS_TOLERANCE = 1e-4
 GRADIENT_TOLERANCE = 1e-3
-# Of the first round's update, after local steps that let rounding grow; and of
-# that with products of bfloat16, which have 8 bits.
+# Tolerances of the first round's update, after local steps that let rounding
+# grow; and of that with products of bfloat16, which have 8 bits.
 UPDATE_TOLERANCE = 1e-2
 BFLOAT16_UPDATE_TOLERANCE = 1e-1
 
@@ -75,22 +76,22 @@ class Job:
 
   @property
   def num_utterances(self) -> int:
-    """Of each client."""
+    """Number of utterances of each client."""
     return self.num_local_steps * self.batch_size
 
   @property
   def audio_sec(self) -> float:
-    """Of a round."""
+    """Seconds of audio of a round."""
     return self.num_clients * self.num_utterances * self.utterance_sec
 
   @property
   def activation_dtype(self) -> str:
-    """Of the blocks' products, as our encoders call it."""
+    """Type of the blocks' products, as our encoders call it."""
     return 'bfloat16' if self.is_bfloat16 else 'float32'
 
   @property
   def update_tolerance(self) -> float:
-    """Of the first round's update."""
+    """Tolerance of the first round's update."""
     return (
         BFLOAT16_UPDATE_TOLERANCE if self.is_bfloat16 else UPDATE_TOLERANCE
     )

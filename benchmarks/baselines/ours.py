@@ -175,7 +175,7 @@ def _noise(job: job_lib.Job, client: int) -> np.ndarray:
 
 
 def _labels() -> np.ndarray:
-  """Of the transcript, int32 [U]."""
+  """Labels of the transcript, int32 [U]."""
   return tokenizer_lib.CharTokenizer().encode([_TRANSCRIPT])[0].numpy()
 
 

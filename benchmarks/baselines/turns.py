@@ -20,7 +20,7 @@ from benchmarks import memory
 from benchmarks.baselines import job as job_lib
 
 _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
-# Of a user's shell; all use all cores that this process may use.
+# Settings of a user's shell; all use all cores that this process may use.
 _SETTINGS = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS')
 
 

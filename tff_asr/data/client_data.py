@@ -321,7 +321,7 @@ def _build_place_fn(
         shard=tf.fill([count], shard),
         offset=read_offsets(first, count),
     )
-    # Of slices the graph does not tell that they are a dataset, nor of what;
+    # The graph does not tell of slices that they are a dataset, nor of what;
     # whoever reads ahead looks for that.
     return tf.data.Dataset.from_tensor_slices(places).take(-1)
 

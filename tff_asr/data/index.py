@@ -651,7 +651,7 @@ def _check_lengths(
   for shard, rows in zip(corpus.shards, np.split(by_shard, ends), strict=True):
     name = os.path.join(corpus.path, shard.name)
     starts = np.unique(offsets[rows])
-    # Of a place outside of the shard the reader finds that nothing is there.
+    # The reader finds that nothing is at a place outside of the shard.
     starts = starts[(starts >= 0) & (starts <= shard.num_bytes - _HEADER_BYTES)]
     content = np.memmap(name, np.uint8, 'r')
     # pylint: disable-next=protected-access

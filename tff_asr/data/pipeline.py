@@ -14,9 +14,9 @@ Then `Pipeline.slice_batch` computes a batch's features and masks, when the
 batch is due: a batch that is never asked for costs nothing, and the spectra of
 a whole chunk, gigabytes for hundreds of utterances, are never there at once.
 
-What is put in order are a client's rows: places of records (`records`), which
-are read when their chunk is due, so that no client is too large; or utterances
-in memory, as tests and TFF users' own data have them.
+A client's rows are put in order: places of records (`records`), which are read
+when their chunk is due, so that no client is too large; or utterances in
+memory, as tests and TFF users' own data have them.
 
 Evaluation does the same in the order of the data. Everything random comes from
 one stateless seed: the order of utterances, masks, the order of a chunk's
@@ -89,7 +89,7 @@ def batch_spec() -> Batch:
 
 
 FEATURES = 'features'
-"""Of an example, in place of its waveform: float32 [T, F]."""
+"""Key of an example's features, in place of its waveform: float32 [T, F]."""
 
 _LABELS_TOO_LONG = ('left_out', 'kept')
 
@@ -510,8 +510,8 @@ class Pipeline:
 
 _PLACEHOLDER_SAMPLES = log_mel.samples_of_frames(shapes_lib.PLACEHOLDER_FRAMES)
 _ALL_ROWS = 2**62
-# Of utterances in memory; TensorFlow reserves space for all. One with more
-# raises an error.
+# Most utterances of a dataset in memory; TensorFlow reserves space for all. One
+# with more raises an error.
 _MOST_PADDED_ROWS = 2**16
 
 

@@ -4,7 +4,7 @@ Whatever tunes or compiles by the sizes of its arguments (cuDNN, XLA, an
 allocator) wants few of them, and nearly every batch has a size of its own. So a
 batch stays what it is, and is computed in pieces: its rows, sorted by length,
 are cut into contiguous ones, and each is padded to one of a few shapes, by rows
-of weight 0 and frames of zeros. What is summed over pieces is the batch's.
+of weight 0 and frames of zeros. Sums over the pieces are the batch's.
 
 A cover costs its padded frames, and for each piece what it takes to launch it,
 whatever its size, as so many frames:
@@ -83,7 +83,7 @@ class Shapes:
 
   @property
   def max_frames(self) -> int:
-    """Of the longest utterance that some shape holds."""
+    """Frames of the longest utterance that some shape holds."""
     return max(frames for _, frames in self.sizes)
 
   @property
@@ -110,7 +110,7 @@ def cover(lengths: tf.Tensor, shapes: Shapes) -> Cover:
     size = tf.size(lengths)
     ends = tf.range(size + 1, dtype=tf.int64)
     longest = tf.concat([[0], tf.cast(lengths, tf.int64)], axis=0)
-    # By end, first row and shape, [n + 1, n + 1, K].
+    # Indexed by end, first row and shape, [n + 1, n + 1, K].
     rows = (ends[:, tf.newaxis] - ends)[:, :, tf.newaxis]
     holds = (rows > 0) & (rows <= counts)
     holds &= longest[:, tf.newaxis, tf.newaxis] <= frames
@@ -121,7 +121,7 @@ def cover(lengths: tf.Tensor, shapes: Shapes) -> Cover:
       more = tf.reduce_min(least + one_piece, axis=1)
       return tf.minimum(least, more), least
 
-    # Of covers of ever more pieces, until one more is of no use.
+    # Least costs with ever more pieces, until one more does not help.
     nothing = tf.where(ends > 0, tf.constant(_UNREACHED, tf.int64), 0)
     least, _ = tf.while_loop(
         lambda least, before: tf.reduce_any(least < before),

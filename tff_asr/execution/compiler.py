@@ -183,7 +183,7 @@ def compile_computation(comp: tff.Computation) -> Local | Round:
     ) from error
 
 
-# By which `privacy.noise` draws on the host.
+# The op by which `privacy.noise` draws on the host.
 _HOST_OP = 'PyFuncStateless'
 
 # Keeps TFF from running Grappler on each extracted graph. TensorFlow does so

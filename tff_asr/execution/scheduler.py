@@ -27,7 +27,7 @@ A sum that is lost, with its worker or later, is lost with all its blocks: they
 are dealt again. A merged one is merged again. No block is counted twice,
 because a sum counts only once it is whole and handed over.
 
-A round ends, for whatever is waited for has an owner:
+Every round ends, because everything that is waited for has an owner:
 
 - At any time each block is in one of these: those to deal, a task in a worker's
   hands, a worker's running sum, one sum that waits, or one merge.
@@ -56,11 +56,11 @@ FAN_IN = 8
 # seven, all but the server's, add four parts each; eight others four or three.
 _NUM_PARTS = 28
 # Parts that a machine adds at a time: one is fetched while another is added.
-# Of more, all would come late to the server.
+# If it added more at a time, all would reach the server late.
 _MAX_ADDING = 2
 # Parts of the broadcast to several machines, which hand them on to each other.
 BROADCAST_PARTS = 64
-# Into so many blocks a cohort is cut whose ordered sums are large.
+# A cohort whose ordered sums are large is cut into so many blocks.
 _MAX_LARGE_BLOCKS = 32
 # A block may end each worker that takes it (too little memory, a crash in an
 # op). Without a limit it would be tried forever.
@@ -239,7 +239,7 @@ class Scheduler:
     self._is_done = False
     self._stopped = False
     self._lock = lock = threading.RLock()
-    # By place: what its workers wait for.
+    # What the workers of a place wait for, by place.
     self._changed = collections.defaultdict(lambda: threading.Condition(lock))
     self._ended = threading.Condition(lock)
 

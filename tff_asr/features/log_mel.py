@@ -75,7 +75,8 @@ def samples_of_frames(frames):
     frames: Integer or integer tensor of any shape, at least 1.
 
   Returns:
-    Of the same kind: 160 (frames + 2), for 240 to 399 more than 160 a frame.
+    160 (frames + 2), of the same type; 240 to 399 more than 160 a frame give as
+    many frames.
   """
   return FRAME_SHIFT * (frames + 2)
 

@@ -25,8 +25,8 @@ each client; here a client multiplies its delta by w_k over a public mean weight
 before anything is clipped, so that what one client can do to the sum stays C,
 and the sum over the public cohort size estimates the weighted mean.
 
-In the place of a weight for the server stands the client's number, for an
-aggregator where clients draw noise (`aggregators.distributed_mean`).
+The client's number takes the place of a weight for the server. Aggregators
+where clients draw noise need it (`aggregators.distributed_mean`).
 
 Its type, with empty S:
 

@@ -494,10 +494,10 @@ def _masked_alone(
 def _build_gradient(
     model: best_rq.BestRqModel, weights: weights_lib.Weights
 ) -> Callable[[weights_lib.Weights, Any], tuple[Any, tf.Tensor]]:
-  """Gradient of the summed loss, and that loss.
+  """Returns a function to the gradient of the summed loss, and that loss.
 
-  By trained weights, which stand in place of some of these, of the examples
-  and seeds that `_masked` returns.
+  The function takes trained weights, which stand in place of some of these, and
+  the examples and seeds that `_masked` returns.
   """
 
   def gradient_of(trained, examples):

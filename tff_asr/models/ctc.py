@@ -20,9 +20,10 @@ from tff_asr.text import tokenizer as tokenizer_lib
 
 LOSS_KERNELS = ('op', 'scan', 'optax')
 
-# Of a path that there is not. Finite: differences of infinities are NaN.
+# Log score of a path that does not exist. Finite: differences of infinities are
+# NaN.
 _LOG_ZERO = -1e30
-# Of a path that there is only in optax, whose log_epsilon it is.
+# Log score of a path that exists only in optax, whose log_epsilon it is.
 _LOG_EPSILON = -1e5
 
 

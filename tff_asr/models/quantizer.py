@@ -91,7 +91,7 @@ class Quantizer:
         normed[:, : num_labels * self.num_stacked],
         [batch_size, num_labels, self.num_stacked * self.feature_dim],
     )
-    # Of unit vectors the nearest has the largest product, and the length of
+    # The nearest of unit vectors has the largest product, and the length of
     # what it is compared with does not matter.
     projected = layers.matmul(stacked, self.projection)
     products = layers.matmul(projected, tf.transpose(self.codes))

@@ -184,7 +184,7 @@ def likelihood_ratios(
   here = np.where((rounds - places) % separation == 0, means, 0.0)
   linear = here * (inverse @ round_scores)
   if sampling.kind == 'separated':
-    # Of a canary's group a round takes cohort_size.
+    # A round takes cohort_size of a canary's group.
     members = -((places % separation - sampling.population) // separation)
     prob = sampling.cohort_size / members
   whole = (linear - here * (inverse @ here) / 2).sum(axis=0)

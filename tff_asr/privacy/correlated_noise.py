@@ -43,9 +43,9 @@ is charged as noise that is smaller by the factor 1 / (1 + 2 E sqrt(D T) 2^-24)
 (`charged_noise_multiplier`), T the most rounds that there may be: .38 % at
 255.8M elements, .004 % at 30,000.
 
-Of a banded C, what R rounds depends on the sums of as many rounds before as C
-has bands and on no others, and where a client does not join it is the same with
-and without it. So each participation is still one Gaussian by itself, sampled
+If C is banded, what R rounds depends only on the sums of as many rounds before
+as C has bands. Where a client does not join, it is the same with and without
+that client. So each participation is still one Gaussian by itself, sampled
 by its coin (`accounting`), whose norm is charged in the same way.
 
 Buffers tell noise that later rounds take up again: they are as secret as keys,

@@ -15,7 +15,7 @@ For s > 0 and c real let f_s(c) be the sum over integers k of exp(-(k - c)^2 /
 (a) Sum of N_Z(a^2) and N_Z(b^2). Completing the square, P(k) is proportional to
     exp(-k^2 / (2 (a^2 + b^2))) f_s(c_k), s^2 = a^2 b^2 / (a^2 + b^2). So each
     probability is that of N_Z(a^2 + b^2) up to a factor (1 + t_s) / (1 - t_s)
-    or its inverse. Of m equal ones, one after the other: s^2 k / (k + 1) for k
+    or its inverse. For m equal ones, one after the other: s^2 k / (k + 1) for k
     = 1 .. m - 1, and factors multiply.
 (b) N_Z(s^2) after a Gaussian. Let Y ~ N(0, s^2 - 4) be real, and K an integer
     with probability proportional to exp(-(K - Y)^2 / (2 4)). P(K = k) is the

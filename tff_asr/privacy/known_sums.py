@@ -2,7 +2,7 @@
 
 Whoever audits a run knows the sum that each round should have released: all
 clients but the canaries send zeros, and canaries send known directions, far
-above the clip. What was released less that sum is the noise. `observe` takes
+above the clip. The noise is what was released, less that sum. `observe` takes
 from a round what the tests need, and `run_tests` tests, of what is stated:
 
     charged    the noise of the sums is at least what the ledger charges
@@ -136,7 +136,7 @@ class Audited:
     return drawn & self.included
 
   def likelihood_ratios(self) -> np.ndarray:
-    """Of `audit.likelihood_ratios`, float64 [K]."""
+    """The canaries' `audit.likelihood_ratios`, float64 [K]."""
     return audit.likelihood_ratios(
         self.stacked('scores'),
         self.stacked('means'),
@@ -203,8 +203,8 @@ def observe(
 def kept_places(sizes: Sequence[int]) -> list[np.ndarray]:
   """Returns which elements of each layer are kept, int64 ascending.
 
-  All of a small layer. Of others an even number of the first elements, and as
-  many in pairs of neighbours, from all over the layer.
+  All elements of a small layer are kept. A larger layer keeps an even number of
+  its first elements, and as many in pairs of neighbours, from all over it.
 
   Args:
     sizes: The layers' numbers of elements.

@@ -210,8 +210,8 @@ class Charges:
   """
 
   def __init__(self):
-    # By groups of one round: how many, and rounds of each mechanism, of which
-    # the last may be open.
+    # Number of rounds of each cost; and each mechanism's cost with its number
+    # of rounds, of which the last may be open.
     self._counts = collections.Counter()
     self._mechanisms = []
     self._is_open = False

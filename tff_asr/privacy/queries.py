@@ -314,8 +314,8 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
   def norm_kept(self) -> float:
     """The share of a record's norm that rounding toward zero keeps.
 
-    Of a record of normal elements whose layers have the norms C_h, in [0, 1]; 1
-    without a clip. It follows the first round's clips.
+    In [0, 1], for a record of normal elements whose layers have the norms C_h;
+    1 without a clip. It follows the first round's clips.
     """
     if self._sum_dtype != tf.int64:
       return 1.0
@@ -520,9 +520,9 @@ class MeanQuery(tfp.NormalizedQuery):
 def sampler_epsilon(noise_multiplier: float, *, num_elements: int) -> float:
   """Returns what inexact noise adds to epsilon in a release, at most.
 
-  By `noise.charge`, whose bound is largest at the smallest or the largest
-  standard deviation in cells. It holds for every query of this package: steps
-  are powers of two, or C times one, so noise has up to 2 z / step cells;
+  It is the bound of `noise.charge`, which is largest at the smallest or the
+  largest standard deviation in cells. It holds for every query of this package:
+  steps are powers of two, or C times one, so noise has up to 2 z / step cells;
   adaptive clips take up to 2.5 times that and further counts, of z cells at
   least. Correlated noise has finer cells (`correlated_noise.noise_resolution`).
 

@@ -22,8 +22,8 @@ do not increase.
 Sensitivity. A client that takes part in rounds that are at least b apart moves
 C x by at most the norm of the sum of C's columns 0, b, 2 b, ..., in clips:
 Kalinin and Lampert 2024, https://arxiv.org/abs/2405.13763, Theorem 2 (Toeplitz,
-coefficients not negative and not increasing). That its updates are vectors of
-any direction, chosen adaptively, changes nothing, as C^T C has no negative
+coefficients not negative and not increasing). The same holds for updates that
+are vectors of any direction, chosen adaptively, as C^T C has no negative
 element (https://arxiv.org/abs/2306.08153, https://arxiv.org/abs/2202.08312).
 
 `optimize` finds d scales and decays of BLT. C(x) = 1 + sum of scale_j x / (1 -
@@ -155,7 +155,7 @@ class Toeplitz:
   def largest_buffer(self) -> float:
     """The largest standard deviation of noise or a buffer, over that of w.
 
-    Buffers of a banded strategy are the noise itself. Of BLT, buffer j is x /
+    Buffers of a banded strategy are the noise itself. With BLT, buffer j is x /
     (1 - decay_j x) of the noise, so x times the product of the other (1 -
     decay_k x), over C's numerator, of w.
     """

@@ -2,8 +2,8 @@
 
 `parts.json` names builders and their arguments (`config.parts` writes it). A
 run's folder may come from a stranger, and config.gin is a program: it imports
-and calls what it likes. So config.gin is never parsed from a folder, and of
-parts.json only the functions of `BUILDERS` are called.
+and calls what it likes. So config.gin is never parsed from a folder, and
+parts.json can call only the functions of `BUILDERS`.
 
 A model of one's own, outside this package, needs its folder of code to be named
 by the user (`trust_code`). What a run says is never enough.
@@ -48,11 +48,11 @@ BUILDERS: Mapping[str, Callable[..., Any]] = {
 }
 """Builders that parts.json may call: none touches a file or the system."""
 
-# Of a model with 20,000 sentence pieces, which it names twice.
+# Size for a model with 20,000 sentence pieces, which it names twice.
 _MAX_BYTES = 2**22
-# Of a number. A million blocks, or seconds, would fill the memory.
+# Largest number. A million blocks, or seconds, would fill the memory.
 _MAX_NUMBER = 100_000
-# Of a text; the largest published set of characters has 54.
+# Longest text; the largest published set of characters has 54.
 _MAX_CHARACTERS = 10_000
 
 

@@ -305,7 +305,7 @@ def _cohort(row: Row) -> str:
 
 
 def _masked_accuracy(row: Row) -> str:
-  """Of pre-training, beside that of always predicting one label."""
+  """Accuracy of pre-training, beside that of always predicting one label."""
   accuracy, other = row.last('dev_accuracy'), row.last('dev_most_frequent')
   if accuracy is None or other is None:
     return ''
@@ -313,7 +313,7 @@ def _masked_accuracy(row: Row) -> str:
 
 
 def _labels_predicted(row: Row) -> str:
-  """Of pre-training: how many labels are used, as if evenly."""
+  """How many labels pre-training uses, as if evenly."""
   predicted = row.last('dev_prediction_perplexity')
   known = row.last('dev_label_perplexity')
   if predicted is None or known is None:

@@ -53,7 +53,7 @@ _MAY_CHANGE = re.compile(
     r'|TARGET_EPSILON|MAX_FAILED_SHARE|CLIENT_TIMEOUT_SEC|ON_DIVERGENCE'
     r'|EXACT_METRICS|TRACKERS|WITNESS|TUNING(_RUNS|_DISTRIBUTION)?) *='
 )
-# Of these, those that decide where a run ends.
+# Those of these that decide where a run ends.
 _LENGTH = ('NUM_ROUNDS', 'NUM_STEPS', 'TARGET_EPSILON')
 # A macro; values may have several lines.
 _SETTING = re.compile(r'^([A-Z][A-Z0-9_]*) = ((?:.|\n +)*)$', re.MULTILINE)

@@ -82,7 +82,7 @@ class TensorBoardFile(tff.program.ReleaseManager):
   def _write_settings(self, settings: Mapping[str, Setting]) -> None:
     """Writes the settings, and which metrics belong beside them."""
     start = time.time() if self._with_times else 0
-    # Of this run alone: a table of several takes the first one's columns.
+    # Columns of this run alone: a table of several takes the first one's.
     columns = hparams_api.hparams_config_pb(
         hparams=[hparams_api.HParam(name) for name in sorted(settings)],
         metrics=[hparams_api.Metric(name) for name in _SHOWN],
