@@ -157,7 +157,8 @@ class WarningTest(parameterized.TestCase):
     self.assertLen(logs.output, 1)
     self.assertRegex(
         logs.output[0],
-        rf'{kind.capitalize()}Dataset\) computes MatMul.*DATASET_ITERATOR',
+        rf'{kind.capitalize()}Dataset\) computes MatMul.*DATASET_ITERATOR'
+        r' \(build_fed_recon ',
     )
 
   def test_it_is_given_once_a_computation_with_the_devices_of_its_context(self):

@@ -129,8 +129,9 @@ def warn_on_gpus(
           'A function of clients\' datasets (%s) computes %s. It runs on the '
           'host, not on the GPU. If it is a builder of TFF that trains there, '
           'give it loop_implementation='
-          'tff.learning.LoopImplementation.DATASET_ITERATOR; else compute '
-          'this after the dataset.',
+          'tff.learning.LoopImplementation.DATASET_ITERATOR (build_fed_recon '
+          'and its evaluation have none, and stay there); else compute this '
+          'after the dataset.',
           op, ', '.join(sorted(heavy)),
       )
 
