@@ -32,8 +32,8 @@ itself took, measured: one process deals to all workers.
 The costs' defaults, and where they are from: a step, the authors' 190 ms on an
 A100 (their Table 22, by arithmetic); clip and sum, 4 passes over 1.02 GB at
 20 % of 1.5 TB/s; copy 5 GB/s, link 20 Gbit/s, reduction over PCIe: assumed; the
-server's noise and step, LAMB, as measured on two CPU cores
-(docs/performance.md). None of them was measured on a GPU.
+server's noise and step, LAMB, those of two CPU cores (docs/performance.md).
+None of them was measured on a GPU.
 
 --measure instead runs rounds of 8 clients on one and on two cores of this
 machine, each in a process bound to its cores, in turns.
@@ -79,7 +79,7 @@ _NUMBERS = {
     'reduce_gb_sec': (20.0, 'Between GPUs of a machine.'),
     'link_gb_sec': (2.5, 'Between machines, each way.'),
     'task_sec': (0.002, 'Of a task, besides: calls between processes.'),
-    'noise_sec': (1.5, 'Noise, drawn while clients train.'),
+    'noise_sec': (2.6, 'Noise, drawn while clients train.'),
     'server_sec': (0.8, 'Optimizer.'),
 }
 _FLAGS = {
