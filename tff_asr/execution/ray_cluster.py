@@ -13,16 +13,16 @@ order, here (in this process, on its first device) and at workers:
     worker  train             a client, the longest first, into the worker's sum
                               on its device
     worker  hand_over         that sum in parts, once no client is left
-    worker  merge             a part of up to eight sums, first of those of its
-                              machine
+    worker  merge             a part of all sums of its machine, then of up to
+                              eight that are left
     here    Scheduler.put   the result; `lose`, if the worker is gone; then
                             `take` again, until no task is left
     here    join, finish    of the parts of the total; the server's step
     worker  end_round       frees what it holds of the round
 
-On several machines each adds other parts of all sums (`scheduler`); on one this
-process adds the last eight. `last_store_bytes` of a context counts what went to
-the store.
+On several machines each adds other parts of all sums (`scheduler`). If all
+workers are on this process's machine, it adds their sums itself.
+`last_store_bytes` of a context counts what went to the store.
 
 Guarantees:
 - The result has the same bits for any number of workers of one kind. They are
