@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import os
+import re
 from typing import Any
 
 import tensorflow as tf
@@ -19,7 +20,9 @@ from tff_asr.models import best_rq
 from tff_asr.models import quantizer
 from tff_asr.models import weights
 from tff_asr.privacy import accounting
+from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
+from tff_asr.privacy import statement
 from tff_asr.programs import central
 from tff_asr.programs import dry_run
 from tff_asr.programs import pretraining
@@ -65,10 +68,11 @@ class DryRunTest(cases.TestCase):
         '3 kept and each 7th',
         'rounds:       50 at most',
         '2 of 3 speakers (poisson)',
-        f'{epsilon(50):.4g} (RDP) at the end; TARGET_EPSILON = 1 ends '
-        f'the run after {last}, at delta 1e-05',
+        f'{statement.number(epsilon(50))} (RDP) at the end; TARGET_EPSILON = 1 '
+        f'ends the run after {last}, at delta 1e-05\n',
     ):
       self.assertIn(part, finished.stdout)
+    self.assertNotIn('NOT PRIVATE', finished.stdout)
 
   def test_central_training_is_described(self):
     model = fakes.tiny_model(num_blocks=1)
@@ -171,7 +175,8 @@ class DryRunTest(cases.TestCase):
         f'{len(model.specs)} tensors are frozen, with {count - trained:,} of ',
         'steps:        50 at most',
         'drawn:        3 of 6 examples (poisson)',
-        f'epsilon:      {epsilon:.4g} (RDP) at the end, at delta 0.001',
+        f'epsilon:      {statement.number(epsilon)} (RDP) at the end, at delta '
+        '0.001',
     ):
       self.assertIn(part, text)
     # Adam's two moments of what is trained, and the weights: 4 bytes each.
@@ -182,3 +187,78 @@ class DryRunTest(cases.TestCase):
     self.assertIn('infinite, NOT PRIVATE: NOISE_SEED fixes a key', text)
     # Public, nothing costs anything.
     self.assertIn('nothing is charged', describe())
+
+  def plan(
+      self,
+      noise_multiplier: float,
+      *,
+      num_steps: int = 4,
+      build_query=queries.PerLayerClipSumQuery,
+      **settings: Any,
+  ) -> str:
+    """What is said of epsilon: of 3 of 6 examples a step, at delta 1e-3."""
+    recogniser = fakes.tiny_model(num_blocks=1)
+    shards = self.path('shards')
+    if not os.path.exists(shards):
+      fakes.write_split(shards, {'ann': 3, 'bob': 2, 'cai': 1})
+    text = self.describe(
+        pretraining.Pretraining,
+        model=best_rq.build(
+            encoder=recogniser.encoder,
+            quantizer=quantizer.Quantizer(num_codes=16, num_stacked=3),
+        ),
+        pipeline=fakes.tiny_pipeline(recogniser),
+        client_data=client_data.load(shards),
+        batch_size=3,
+        num_steps=num_steps,
+        build_query=functools.partial(
+            build_query, l2_norm_clip=0.1, noise_multiplier=noise_multiplier
+        ),
+        delta=1e-3,
+        **settings,
+    )
+    (said,) = re.findall('^# epsilon: +(.*)$', text, re.MULTILINE)
+    return said
+
+  def test_not_private_is_said_as_the_statement_would(self):
+    self.assertRegex(
+        self.plan(0.3),
+        r'^[\d.]+ \(RDP\), ([\d.]+) \(PLD\) at the end, at delta 0\.001; '
+        r'NOT PRIVATE: epsilon is \1, above 10$',
+    )
+    self.assertRegex(
+        self.plan(0.0),
+        r'^infinite \(RDP\) .*; NOT PRIVATE: no noise is added',
+    )
+    # What counts is where the run ends.
+    self.assertNotIn('NOT PRIVATE', self.plan(
+        1.0, num_steps=300, target_epsilon=9.0
+    ))
+    self.assertRegex(
+        self.plan(1.0, num_steps=300, target_epsilon=50.0),
+        r'TARGET_EPSILON = 50 .*; NOT PRIVATE: epsilon is \d\d\.?\d*, above 10$',
+    )
+
+  def test_the_smaller_bound_decides_what_is_not_private(self):
+    self.assertRegex(
+        self.plan(0.85, num_steps=10), r'^1\d\.\d \(RDP\), \d\.\d+ \(PLD\) at the '
+        r'end, at delta 0\.001$',
+    )
+
+  def test_what_voids_the_start_voids_the_run(self):
+    recogniser = fakes.tiny_model(num_blocks=1)
+    model = best_rq.build(
+        encoder=recogniser.encoder,
+        quantizer=quantizer.Quantizer(num_codes=16, num_stacked=3),
+    )
+    parent = self.path('parent')
+    with run_dir.RunDir(parent, configuration='') as folder:
+      path = folder.file(run_dir.LEDGER)
+      with ledger_lib.create(path, unit='example', voids=['it leaks']) as ledger:
+        folder.write_model(
+            model.initialize(tf.constant([1, 2])), tokens='', ledger=ledger.head
+        )
+    self.assertEqual(
+        self.plan(10.0, init_from_run=parent),
+        'infinite, NOT PRIVATE: it leaks.',
+    )

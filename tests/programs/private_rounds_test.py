@@ -86,6 +86,7 @@ def _runner(
     key=keys.from_seed(1),
     sampling=_POISSON,
     configuration='',
+    delta=_DELTA,
 ) -> private_rounds.PrivateRoundRunner:
   """A runner of rounds under a ledger."""
   return private_rounds.PrivateRoundRunner(
@@ -93,7 +94,7 @@ def _runner(
       noise=private_rounds.NoiseState(key, np.int64(opened.file_identity)),
       sampling=sampling,
       configuration=configuration,
-      settings=private_rounds.PrivacySettings(delta=_DELTA, noise_seed=1),
+      settings=private_rounds.PrivacySettings(delta=delta, noise_seed=1),
   )
 
 
@@ -279,22 +280,38 @@ class PlanTest(_TestCase):
       with ledger.create(first) as opened:
         opened.append(charged(0, 1))
         parent = first, opened.head
-      planned = private_rounds.epsilon_of_plan(
+      planned = private_rounds.rounds_of_plan(
           _state(sampling),
           sampling=sampling,
           num_rounds=100,
           inherited=ledger.inherited_charges(parent, unit='speaker'),
-          settings=private_rounds.PrivacySettings(delta=_DELTA),
       )
       with ledger.create(second, parent=parent) as opened:
         for number in range(100):
           opened.append(charged(number, 2))
         rounds = opened.contents.rounds
       self.assertAlmostEqual(
-          planned,
-          accounting.epsilon(accounting.compose(rounds), delta=_DELTA),
+          *(
+              accounting.epsilon(accounting.compose(each), delta=_DELTA)
+              for each in (planned, rounds)
+          ),
           places=9,
       )
+
+  @parameterized.named_parameters(
+      ('private', dict(), dict(), True),
+      ('little_noise', dict(noise_multipliers=(0.1,)), dict(), False),
+      ('no_noise', dict(noise_multipliers=(0.0,)), dict(), False),
+      ('large_delta', dict(), dict(delta=0.1), False),
+      ('a_fixed_key', dict(), dict(voids=['it leaks']), False),
+  )
+  def test_a_runner_knows_what_is_not_private(self, charged, other, private):
+    other = {'delta': _DELTA, 'voids': [], **other}
+    charged = {'noise_multipliers': (_NOISE,), **charged}
+    with ledger.create(self.path, voids=other['voids']) as opened:
+      opened.append(fakes.charged_round(0, sampling=_POISSON, **charged))
+      runner = _runner(opened, delta=other['delta'])
+      self.assertEqual(runner.is_private(), private)
 
   def test_a_target_below_the_first_round_is_refused(self):
     inherited = ledger.Charges()

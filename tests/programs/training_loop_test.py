@@ -359,8 +359,16 @@ class FiguresTest(parameterized.TestCase):
   def test_no_epsilon_is_shown_below_the_real_one(self, epsilon, shown):
     training = mock.Mock()
     training.privacy.target_epsilon = None
-    found = training_loop.figures(training, {'epsilon': epsilon})
+    metrics = {'epsilon': epsilon}
+    found = training_loop.figures(training, metrics, private=True)
     self.assertEqual(found, {'epsilon': shown})
+
+  def test_an_epsilon_that_is_not_private_is_called_so(self):
+    training = mock.Mock()
+    training.privacy.target_epsilon = 600.0
+    metrics = {'epsilon': 499.9}
+    found = training_loop.figures(training, metrics, private=False)
+    self.assertEqual(found, {'epsilon': '500 of 600 (NOT PRIVATE)'})
 
 
 class ExplainedShortageTest(parameterized.TestCase):

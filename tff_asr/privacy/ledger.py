@@ -586,6 +586,14 @@ def inherited_charges(parent: Optional[Parent], *, unit: str) -> Charges:
   return Charges() if own is None else _read(*own).charges
 
 
+def inherited_voids(
+    parent: Optional[Parent], *, unit: str
+) -> tuple[str, ...]:
+  """Returns what voids the rounds that a run of this unit would inherit."""
+  own, _ = _split(parent, unit=unit)
+  return () if own is None else _read(*own).contents.voids
+
+
 def encode_line(line: Mapping[str, Any]) -> bytes:
   """Returns a line's canonical JSON: the one way in which it is written."""
   text = json.dumps(line, sort_keys=True, allow_nan=False)

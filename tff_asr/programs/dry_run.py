@@ -90,30 +90,41 @@ def _epsilon(
     voids: Sequence[str],
 ) -> str:
   """Epsilon at the end, and where a target ends the run before."""
-  voids = (*training.privacy.voids, *voids)
+  inherited_voids = training_loop.inherited_voids(training)
+  voids = (*inherited_voids, *training.privacy.voids, *voids)
   if voids:
     return f'infinite, NOT PRIVATE: {"; ".join(voids)}.'
   settings, sampling = training.privacy, training.sampling
   target, last = settings.target_epsilon, training.total
   delta = settings.delta_of(sampling, inherited.rounds)
-  after = lambda number: private_rounds.epsilon_of_plan(
-      state,
-      sampling=sampling,
-      num_rounds=number,
-      settings=settings,
-      inherited=inherited,
+  charged_after = lambda number: private_rounds.rounds_of_plan(
+      state, sampling=sampling, num_rounds=number, inherited=inherited
   )
-  text = f'{after(last):.4g} (RDP) at the end'
-  if target is not None and after(last) > target:
+  event_after = lambda number: accounting.compose(
+      charged_after(number), tuning=settings.tuning
+  )
+  after = lambda number: accounting.epsilon(event_after(number), delta=delta)
+  end, epsilon = last, after(last)
+  text = f'{statement.number(epsilon)} (RDP)'
+  ends_before = ''
+  if target is not None and epsilon > target:
     low, high = 1, last  # The first round is within the target, the last not.
     while high - low > 1:
       middle = (low + high) // 2
       low, high = (middle, high) if after(middle) <= target else (low, middle)
-    text += f'; TARGET_EPSILON = {target:g} ends the run after {low:,}'
-  text += f', at delta {delta:g}'
-  own = accounting.RoundGroup(sampling=sampling, noise_multiplier=0)
-  too_large = statement.large_delta(delta, [own, *inherited.rounds])
-  return f'{text}; NOT PRIVATE: {too_large}' if too_large else text
+    end, epsilon = low, after(low)
+    ends_before = f'; TARGET_EPSILON = {target:g} ends the run after {low:,}'
+  # The statement takes the smaller bound; the other one takes seconds.
+  if epsilon > statement.MAX_USEFUL_EPSILON:
+    by_pld, _ = accounting.epsilon_by_pld(event_after(end), delta=delta)
+    if by_pld is not None:
+      epsilon = min(epsilon, by_pld)
+      text += f', {statement.number(by_pld)} (PLD)' if end == last else ''
+  text += f' at the end{ends_before}, at delta {delta:g}'
+  reasons = statement.why_not_private(
+      charged_after(end), epsilon=epsilon, delta=delta
+  )
+  return f'{text}; NOT PRIVATE: {"; ".join(reasons)}' if reasons else text
 
 
 def _size(num_bytes: float) -> str:

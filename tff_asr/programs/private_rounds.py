@@ -291,6 +291,16 @@ class PrivateRoundRunner:
       return math.inf
     return _epsilon(contents.rounds, self._delta, self._settings.tuning)
 
+  def is_private(self) -> bool:
+    """False if all charged rounds are NOT PRIVATE, by RDP."""
+    contents = self._ledger.contents
+    return not statement.why_not_private(
+        contents.rounds,
+        epsilon=self.epsilon(),
+        delta=self._delta,
+        voids=contents.voids,
+    )
+
   def _renew_key(self) -> None:
     """Replaces the noise key by a new draw, or derives it if it is fixed."""
     key = (
@@ -454,21 +464,18 @@ def check_first_round(
     )
 
 
-def epsilon_of_plan(
+def rounds_of_plan(
     state: Any,
     *,
     sampling: accounting.Sampling,
     num_rounds: int,
-    settings: PrivacySettings,
     inherited: ledger_lib.Charges,
-) -> float:
-  """Epsilon (RDP) of a run that does `num_rounds` in all.
+) -> list[accounting.RoundGroup]:
+  """What a run that does `num_rounds` in all charges.
 
   The other arguments are as in `check_first_round`.
   """
-  rounds = inherited.after(range(num_rounds), _cost(state, sampling))
-  delta = settings.delta_of(sampling, inherited.rounds)
-  return _epsilon(rounds, delta, settings.tuning)
+  return inherited.after(range(num_rounds), _cost(state, sampling))
 
 
 def create_ledger(

@@ -371,6 +371,13 @@ def inherited_charges(training: TrainingRun) -> ledger_lib.Charges:
   )
 
 
+def inherited_voids(training: TrainingRun) -> tuple[str, ...]:
+  """Returns what voids the ledger that a run inherits, and so the run."""
+  return ledger_lib.inherited_voids(
+      parent_ledger(training), unit=training.PRIVACY_UNIT
+  )
+
+
 async def run(training: TrainingRun) -> dict[str, Any]:
   """Trains to the last round, from the last state saved in its folder.
 
@@ -440,7 +447,11 @@ async def run(training: TrainingRun) -> dict[str, Any]:
       if number % settings.save_every == 0:
         await saver.save(state, number)
         _witness(training, ledger)
-      progress.update(**figures(training, _shown(training, metrics)))
+      progress.update(**figures(
+          training,
+          _shown(training, metrics),
+          private=rounds is None or rounds.is_private(),
+      ))
       # An interrupt ends the run here.
       await asyncio.sleep(0)
 
@@ -564,13 +575,14 @@ def _shown(
 
 
 def figures(
-    training: TrainingRun, metrics: Mapping[str, float]
+    training: TrainingRun, metrics: Mapping[str, float], *, private: bool
 ) -> dict[str, str]:
   """Returns what the progress display shows of a round's metrics.
 
   Args:
     training: The run.
     metrics: Those that may be shown.
+    private: False if their epsilon is to be called NOT PRIVATE.
   """
   found = {name.removeprefix(EXACT): value for name, value in metrics.items()}
   if found.get('seconds') and 'audio_sec' in found:
@@ -587,6 +599,8 @@ def figures(
   target = training.privacy.target_epsilon
   if target is not None and 'epsilon' in shown:
     shown['epsilon'] += f' of {target:g}'
+  if not private and 'epsilon' in shown:
+    shown['epsilon'] += ' (NOT PRIVATE)'
   return shown
 
 
