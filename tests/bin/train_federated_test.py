@@ -1,6 +1,7 @@
 """Tests of bin/train_federated.py, most of them in a process of its own."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from tests import cases
 from tests.bin import in_process
 from tests.bin import programs
+from tff_asr.recognition import recognizer
 from tff_asr.storage import run_dir
 
 _EXPERIMENT = '--gin_file=gin/experiments/quickstart_federated.gin'
@@ -55,7 +57,11 @@ class TrainFederatedTest(cases.TestCase):
     lines = finished.stderr.splitlines()
     self.assertNotEmpty(lines)
     for line in lines:
-      self.assertRegex(line, r'^federated: round [12] of 2, loss .*, epsilon ')
+      self.assertRegex(
+          line,
+          r'^federated: round [12] of 2, loss .*, epsilon infinite '
+          r'\(NOT PRIVATE\),',
+      )
     self.assertRegex(lines[-1], r'round 2 of 2, .*dev WER \d')
     with open(
         os.path.join(self.run_dir, 'privacy.txt'), encoding='utf-8'
@@ -88,6 +94,28 @@ class TrainFederatedTest(cases.TestCase):
         check=False,
     )
     self.assertEqual(finished.returncode, 0, finished.stderr)
+
+  def test_as_a_notebook_runs_it_the_model_can_be_used(self):
+    page = (programs.ROOT / 'docs/runs.md').read_text('utf-8')
+    (code,) = re.findall('```python\n(.*?)```', page, re.DOTALL)
+    tiny = programs.write_tiny(self.path('shards'))
+    for written, taken in (
+        ("['NUM_ROUNDS = 20']", repr([*tiny, 'NUM_ROUNDS = 1'])),
+        ("'runs/mine'", repr(self.run_dir)),
+        (
+            'await training_loop.run(program)',
+            '__import__("asyncio").run(training_loop.run(program))',
+        ),
+    ):
+      self.assertEqual(code.count(written), 1, written)
+      code = code.replace(written, taken)
+    subprocess.run(
+        [sys.executable, '-c', code],
+        cwd=programs.ROOT,
+        check=True,
+        capture_output=True,
+    )
+    recognizer.load(run=self.run_dir)
 
   @pytest.mark.slow
   def test_nothing_listens_on_the_network(self):
