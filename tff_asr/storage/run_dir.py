@@ -2,7 +2,8 @@
 
 Its files:
 
-  config.gin      the configuration, for readers: no program parses it
+  config.gin      the configuration, as text to show and to compare: gin never
+                  parses it
   parts.json      model and pipeline, as data (`recognition.parts`)
   run.lock        held while a run goes on here; names its process
   machine.json    threads and devices that it began with
