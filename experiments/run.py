@@ -42,7 +42,10 @@ _SUITE = flags.DEFINE_enum(
     'suite', 'an4', [*_SUITES, _MECHANISM, pretraining.NAME], 'What to run.'
 )
 _SOURCE = flags.DEFINE_string(
-    'source', None, "AN4's folder (with etc/ and wav/); None: shards are there."
+    'source',
+    None,
+    "AN4's folder (with etc/ and wav/); None: shards are there, or the suite "
+    'generates its speech.',
 )
 _GROUPS = flags.DEFINE_list(
     'groups',
@@ -132,7 +135,25 @@ def run(
     raise ValueError(f'{len(failed)} of what was run failed: see {logs}.')
 
 
+def _check_flags() -> None:
+  """Raises ValueError for flags that the suite does not take."""
+  name, errors = _SUITE.value, []
+  readers = [each.name for each in _SUITES.values() if each.needs_source]
+  if _SOURCE.value is not None and name not in readers:
+    errors.append(ValueError(
+        f'the suite {name} takes no --source, since its speech is generated: '
+        f'leave it out; {", ".join(readers)} takes one.'
+    ))
+  if _NUM_AT_ONCE.present and name == pretraining.NAME:
+    errors.append(ValueError(
+        f'the suite {name} takes no --num_at_once, since its rows run one by '
+        'one: leave it out.'
+    ))
+  checks.raise_together(errors)
+
+
 def main(_) -> None:
+  _check_flags()
   if _SUITE.value == pretraining.NAME:
     pretraining.run(
         _GROUPS.value,

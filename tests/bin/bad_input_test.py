@@ -446,6 +446,21 @@ class BadInputTest(parameterized.TestCase):
           ['no/speech is not', 'report ROOT/file cannot be'],
       ),
       ('num_at_once', ['--num_at_once=0'], ['num_at_once']),
+      (
+          'source_of_generated_speech',
+          ['--suite=population', '--source=ROOT/clients'],
+          [('suite population takes no --source', 'an4')],
+      ),
+      (
+          'source_of_mechanism',
+          ['--suite=mechanism', '--source=ROOT/clients', '--num_at_once=2'],
+          ['suite mechanism takes no --source'],
+      ),
+      (
+          'pretraining',
+          ['--suite=pretraining', '--source=no/speech', '--num_at_once=2'],
+          ['takes no --source', 'suite pretraining takes no --num_at_once'],
+      ),
   )
   def test_experiments(self, flags, expected):
     flags = [
