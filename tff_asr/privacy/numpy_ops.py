@@ -11,7 +11,6 @@ import numpy as np
 
 FLOAT64 = np.float64
 INT64 = np.int64
-UINT32 = np.uint32
 UINT64 = np.uint64
 bitcast = np.ndarray.view
 cast = np.ndarray.astype

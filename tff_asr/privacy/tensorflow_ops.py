@@ -7,7 +7,6 @@ import tensorflow as tf
 
 FLOAT64 = tf.float64
 INT64 = tf.int64
-UINT32 = tf.uint32
 UINT64 = tf.uint64
 bitcast = tf.bitcast
 cast = tf.cast

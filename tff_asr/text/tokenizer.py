@@ -62,12 +62,8 @@ class Tokenizer(abc.ABC):
 
   @property
   def vocab_size(self) -> int:
-    """V: tokens and the blank."""
+    """V: tokens and the blank, whose id is V - 1."""
     return len(self.tokens) + 1
-
-  @property
-  def blank_id(self) -> int:
-    return len(self.tokens)
 
   @abc.abstractmethod
   def encode(self, transcripts: tf.Tensor) -> tf.RaggedTensor:

@@ -12,7 +12,7 @@ A row with a choice differs on purpose; the choice says how.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 
