@@ -236,12 +236,13 @@ class DryRunTest(cases.TestCase):
     ))
     self.assertRegex(
         self.plan(1.0, num_steps=300, target_epsilon=50.0),
-        r'TARGET_EPSILON = 50 .*; NOT PRIVATE: epsilon is \d\d\.?\d*, above 10$',
+        r'TARGET_EPSILON = 50 .*; NOT PRIVATE: epsilon is [\d.]+, above 10$',
     )
 
   def test_the_smaller_bound_decides_what_is_not_private(self):
     self.assertRegex(
-        self.plan(0.85, num_steps=10), r'^1\d\.\d \(RDP\), \d\.\d+ \(PLD\) at the '
+        self.plan(0.85, num_steps=10),
+        r'^1\d\.\d \(RDP\), \d\.\d+ \(PLD\) at the '
         r'end, at delta 0\.001$',
     )
 
@@ -254,7 +255,9 @@ class DryRunTest(cases.TestCase):
     parent = self.path('parent')
     with run_dir.RunDir(parent, configuration='') as folder:
       path = folder.file(run_dir.LEDGER)
-      with ledger_lib.create(path, unit='example', voids=['it leaks']) as ledger:
+      with ledger_lib.create(
+          path, unit='example', voids=['it leaks']
+      ) as ledger:
         folder.write_model(
             model.initialize(tf.constant([1, 2])), tokens='', ledger=ledger.head
         )
