@@ -19,6 +19,7 @@ from data_tools import shards
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.data import shapes as shapes_lib
 from tff_asr.execution import context as context_lib
 from tff_asr.execution import prefetch
 from tff_asr.execution import ray_cluster
@@ -46,11 +47,11 @@ class Workload:
   """Sizes of model, corpus and local work.
 
   Attributes:
-    num_blocks: Of the transformer.
+    num_blocks: Blocks of the transformer.
     dim: Its width; the MLPs' is four times that.
-    num_clients: In the corpus.
-    num_local_steps: Of each client in a round.
-    num_utterances: Of each client.
+    num_clients: Clients in the corpus.
+    num_local_steps: Steps of each client in a round.
+    num_utterances: Utterances of each client.
     utterance_sec: Length of each, the mean if they differ.
     batch_sec: Audio in a local step.
     length_range: Lengths are drawn evenly from this share below the mean to
@@ -112,9 +113,15 @@ class Workload:
         tokenizer=tokenizer_lib.CharTokenizer(),
     )
 
-  def build_pipeline(self, model: ctc.CtcModel) -> pipeline_lib.Pipeline:
+  def build_pipeline(
+      self,
+      model: ctc.CtcModel,
+      *,
+      shapes: shapes_lib.Shapes | None = None,
+  ) -> pipeline_lib.Pipeline:
     """Batches of `batch_sec`, without SpecAugment."""
     return pipeline_lib.Pipeline(
+        shapes=shapes,
         tokenizer=tokenizer_lib.CharTokenizer(),
         output_lengths=model.encoder.output_lengths,
         max_batch_sec=self.batch_sec,
@@ -129,20 +136,24 @@ class Workload:
       noise_multiplier: float = 0.01,
       noise_kernel: str = 'host',
       is_private: bool = True,
+      model: ctc.CtcModel | None = None,
+      shapes: shapes_lib.Shapes | None = None,
   ) -> tff.learning.templates.LearningProcess:
     """Local SGD, per-layer clipping (dim) with noise, LAMB.
 
     Args:
       clients: The corpus.
       cohort_size: Clients expected in a round.
-      noise_multiplier: Of the query.
+      noise_multiplier: Noise multiplier of the query.
       noise_kernel: 'tensorflow' for the native context.
       is_private: Whether to clip, sum integers and add noise, or sum float32.
+      model: The model; None is that of `build_model`.
+      shapes: Shapes of batches' pieces; None leaves batches whole.
     """
-    model = self.build_model()
+    model = model or self.build_model()
     return fed_avg.build(
         model=model,
-        pipeline=self.build_pipeline(model),
+        pipeline=self.build_pipeline(model, shapes=shapes),
         client_data=clients,
         aggregator=dp_mean.build(
             build_query=build_query(
@@ -161,7 +172,7 @@ class Workload:
     )
 
   def num_parameters(self) -> int:
-    """Of the model."""
+    """Number of weights of the model."""
     return weights_lib.count(self.build_model().specs)
 
 

@@ -4,8 +4,8 @@ r"""Check of a GPU machine: what this project needs of it, in one table.
     python -m tools.gpu_check --device=cpu --small     # the same rows anywhere
 
 Takes up to ten minutes on a GPU. A row that fails says why and the others go
-on; the exit code is then 1. What has no time left reads "not run". The table is
-meant to be pasted (docs/gpu.md).
+on; the exit code is then 1. What has no time left, or needs two GPUs where there
+is one, reads "not run". The table is meant to be pasted (docs/gpu.md).
 
 TF_DETERMINISTIC_OPS=1 holds throughout, unless the variable is set: kernels
 then repeat their bits, and some are slower.
@@ -25,7 +25,10 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import itertools
+import pathlib
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from typing import Any
@@ -42,6 +45,7 @@ from benchmarks import workload as workload_lib
 from tff_asr import checks
 from tff_asr import files
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.data import shapes as shapes_lib
 from tff_asr.execution import multi_device
 from tff_asr.features import log_mel
 from tff_asr.learning import fed_avg
@@ -70,6 +74,12 @@ _MOVES = frozenset([
     'NextIteration', 'If', 'StatelessIf', 'While', 'StatelessWhile',
     'PartitionedCall', 'StatefulPartitionedCall',
 ])
+# A program: device and file.
+_SPLIT = """
+import sys
+from tools import gpu_check
+gpu_check.Check(sys.argv[1], is_small=True).write_split_round(sys.argv[2])
+"""
 
 
 class Failed(Exception):  # pylint: disable=g-bad-exception-name
@@ -111,6 +121,8 @@ def run_row(run: Callable[[], str]) -> tuple[str, str]:
   """Returns a row's result and what was found, whatever it raises."""
   try:
     return 'passed', run()
+  except NotRun as error:
+    return 'not run', str(error)
   except Exception as error:  # pylint: disable=broad-exception-caught
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = (lines or ['no message'])[0].replace('|', '/')[:200]
@@ -118,16 +130,27 @@ def run_row(run: Callable[[], str]) -> tuple[str, str]:
     return 'FAILED', kind + text
 
 
+class NotRun(Exception):  # pylint: disable=g-bad-exception-name
+  """The machine lacks what a check needs; the message says what."""
+
+
 class Check:
-  """The rows, on one device."""
+  """The rows, on the first device of a kind and, where it says so, on all."""
 
   def __init__(self, kind: str, *, is_small: bool):
     self._kind = kind
     self._device = f'{kind}:0'
+    # To list logical GPUs would be to use them; here they are the physical.
+    found = (
+        tf.config.list_logical_devices(kind)
+        if kind == 'CPU'
+        else tf.config.list_physical_devices(kind)
+    )
+    self._devices = [f'{kind}:{number}' for number in range(len(found))]
     self._is_small = is_small
     self._toy = workload_lib.Workload(
-        num_blocks=1, dim=32, num_clients=2, num_local_steps=2,
-        num_utterances=4,
+        num_blocks=1, dim=32, num_clients=max(2, len(found)),
+        num_local_steps=2, num_utterances=4,
     )
     self._large = self._toy if is_small else workload_lib.Workload(
         num_blocks=36, dim=768, num_clients=2, num_local_steps=2,
@@ -153,11 +176,21 @@ class Check:
         ('a step twice: the same bits', self._same_bits),
         ('a round as on the CPU', self._round_as_on_cpu),
         ('two clients at once: the same bits', self._two_at_once),
+        ('two clients on two parts of a device: the same bits', self._split),
+        ('a round on all devices, all-reduce: the same bits',
+         lambda: self._on_all_devices(all_reduce=True)),
+        ('a round on all devices, sums added in pairs: the same bits',
+         lambda: self._on_all_devices(all_reduce=False)),
         (f'{step}, float32', lambda: self._step('float32')),
         (f'{step}, bfloat16', lambda: self._step('bfloat16')),
         (f'{step}, {self._dtype}, under XLA',
          lambda: self._step(self._dtype, jit=True)),
-        (f'round of {size}: 2 clients of 2 steps', self._round),
+        (f'round of {size}, 2 clients of 2 steps, float32',
+         lambda: self._round([self._device])),
+        (f'the same, {self._dtype}, under XLA',
+         lambda: self._round([self._device], dtype=self._dtype, jit=True)),
+        ('the same on all devices, 2 clients each',
+         lambda: self._round(self._devices, dtype=self._dtype, jit=True)),
     ]
 
   def _machine(self) -> str:
@@ -278,13 +311,27 @@ class Check:
     return _compare_bits(one, other)
 
   def _round_of(
-      self, sizes: workload_lib.Workload, **settings
+      self,
+      sizes: workload_lib.Workload,
+      *,
+      dtype: str = 'float32',
+      jit: bool = False,
+      **settings,
   ) -> tuple[list[np.ndarray], list[float]]:
-    """What rounds change of the weights, and the seconds of two of them."""
+    """What rounds change of the weights, and the seconds of two of them.
+
+    Args:
+      sizes: Model and clients.
+      dtype: Type of activations.
+      jit: Whether steps have given shapes and XLA compiles them.
+      **settings: Settings of the context.
+    """
     context = multi_device.build_sync_context(
-        multi_device.Settings(**{'devices': [self._device], **settings})
+        multi_device.Settings(
+            **{'devices': [self._device], 'jit': jit, **settings}
+        )
     )
-    _, cohort, process = self._prepare(sizes)
+    _, cohort, process = self._prepare(sizes, dtype, has_shapes=jit)
     with tff.framework.get_context_stack().install(context):
       first = fed_avg.set_noise_key(
           process.initialize(), np.arange(8, dtype=np.int32)
@@ -316,7 +363,50 @@ class Check:
     both, _ = self._round_of(self._toy, clients_per_device=2)
     return _compare_bits(one, both)
 
+  def _split(self) -> str:
+    """In a process of its own: what is in use cannot be split."""
+    one, _ = self._round_of(self._two_clients())
+    with tempfile.TemporaryDirectory() as folder:
+      path = os.path.join(folder, 'change.npz')
+      finished = subprocess.run(
+          [sys.executable, '-c', _SPLIT, self._kind, path],
+          cwd=pathlib.Path(__file__).parents[1],
+          stderr=subprocess.PIPE,
+          text=True,
+          check=False,
+      )
+      if finished.returncode:
+        raise Failed(finished.stderr.strip().splitlines()[-1])
+      with np.load(path) as parts:
+        return _compare_bits(one, list(parts.values()))
+
+  def write_split_round(self, path: str) -> None:
+    """Writes what rounds change where each client has a part of the device."""
+    devices = ['CPU:0'] if self._kind == 'CPU' else ['GPU:0', 'GPU:1']
+    change, _ = self._round_of(
+        self._two_clients(), devices=devices, clients_per_device=2,
+        gpu_memory_mb=2048,
+    )
+    np.savez(path, *change)
+
+  def _two_clients(self) -> workload_lib.Workload:
+    return dataclasses.replace(self._toy, num_clients=2)
+
+  def _check_several(self, devices: Sequence[str]) -> None:
+    """Raises NotRun unless there are several devices."""
+    if len(devices) < 2:
+      raise NotRun(f'one {self._kind}')
+
+  def _on_all_devices(self, *, all_reduce: bool) -> str:
+    self._check_several(self._devices)
+    one, _ = self._round_of(self._toy)
+    found, _ = self._round_of(
+        self._toy, devices=self._devices, all_reduce=all_reduce
+    )
+    return f'{len(self._devices)} devices, {_compare_bits(one, found)}'
+
   def _step(self, dtype: str, *, jit: bool = False) -> str:
+    self._forget_peak()
     model = self._model(
         self._large, loss_kernel='scan', activation_dtype=dtype
     )
@@ -346,8 +436,17 @@ class Check:
         f'{first:.1f} s{self._memory()}'
     )
 
-  def _round(self) -> str:
-    change, seconds = self._round_of(self._large)
+  def _round(
+      self, devices: Sequence[str], *, dtype: str = 'float32', jit: bool = False
+  ) -> str:
+    sizes = self._large
+    if devices is self._devices:
+      self._check_several(devices)
+      sizes = dataclasses.replace(sizes, num_clients=2 * len(devices))
+    self._forget_peak()
+    change, seconds = self._round_of(
+        sizes, dtype=dtype, jit=jit, devices=devices
+    )
     if not all(np.all(np.isfinite(each)) for each in change):
       raise Failed('weights are not finite')
     return f'{seconds[1]:.1f} s, the first {seconds[0]:.1f} s{self._memory()}'
@@ -358,8 +457,13 @@ class Check:
     )
     return dataclasses.replace(model, **options)
 
+  def _forget_peak(self) -> None:
+    """Begins to measure what a row takes of the device."""
+    if self._kind == 'GPU':
+      tf.config.experimental.reset_memory_stats(self._device)
+
   def _memory(self) -> str:
-    """Peak of the device so far; nothing for a CPU."""
+    """Peak of the device in this row; nothing for a CPU."""
     if self._kind != 'GPU':
       return ''
     peak = tf.config.experimental.get_memory_info(self._device)['peak']
@@ -367,7 +471,7 @@ class Check:
 
 
 def _prepare(
-    sizes: workload_lib.Workload,
+    sizes: workload_lib.Workload, dtype: str, *, has_shapes: bool
 ) -> tuple[
     tempfile.TemporaryDirectory,
     list[str],
@@ -376,7 +480,17 @@ def _prepare(
   """A corpus' folder, which lives as long, its clients and their process."""
   folder = tempfile.TemporaryDirectory()
   clients = sizes.write_corpus(folder.name)
-  process = sizes.build_process(clients, cohort_size=sizes.num_clients)
+  model = sizes.build_model(activation_dtype=dtype)
+  shapes = None
+  if has_shapes:
+    model = dataclasses.replace(model, loss_kernel='scan')
+    whole = int(sizes.batch_sec / sizes.utterance_sec)
+    frames = log_mel.frames_of_seconds(sizes.utterance_sec)
+    longest = sizes.build_pipeline(model).max_frames
+    shapes = shapes_lib.Shapes([(whole, frames), (1, longest)], launch=0)
+  process = sizes.build_process(
+      clients, cohort_size=sizes.num_clients, model=model, shapes=shapes
+  )
   return folder, clients.client_ids, process
 
 
@@ -449,7 +563,7 @@ def _time(run: Callable[[], Any]) -> list[float]:
 
 
 def _distance(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
-  """Of two structures, as a share of the second's norm."""
+  """Distance of two structures, as a share of the second's norm."""
   one, other = (
       np.concatenate([
           np.ravel(np.asarray(each, np.float64)) for each in tf.nest.flatten(x)
