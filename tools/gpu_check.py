@@ -4,8 +4,8 @@ r"""Check of a GPU machine: what this project needs of it, in one table.
     python -m tools.gpu_check --device=cpu --small     # the same rows anywhere
 
 Takes up to ten minutes on a GPU. A row that fails says why and the others go
-on; the exit code is then 1. What has no time left, or needs two GPUs where there
-is one, reads "not run". The table is meant to be pasted (docs/gpu.md).
+on; the exit code is then 1. What has no time left, or needs two GPUs where
+there is one, reads "not run". The table is meant to be pasted (docs/gpu.md).
 
 TF_DETERMINISTIC_OPS=1 holds throughout, unless the variable is set: kernels
 then repeat their bits, and some are slower.
