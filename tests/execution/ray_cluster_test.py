@@ -28,6 +28,7 @@ from tests.execution import toys
 from tff_asr.execution import multi_device
 from tff_asr.execution import ray_cluster
 from tff_asr.execution import ray_token
+from tff_asr.execution import ray_worker
 from tff_asr.execution import scheduler
 
 ray_token.prepare(None)  # Before Ray is imported.
@@ -441,21 +442,23 @@ class LossTest(absltest.TestCase):
     self.assertEqual(losses, {'lost False'}, lines)
 
 
+def _serve(slot, *, num_clients=1, **options):
+  """Serves a worker without Ray until all is done, or it is given up."""
+  # pylint: disable-next=g-import-not-at-top
+  from tff_asr.execution import ray_runner
+
+  execution = mock.Mock(
+      scheduler=scheduler.Scheduler(scheduler.cut(num_clients)), **options
+  )
+  execution.stop.is_set.return_value = False
+  ray_runner._ActorThreads(
+      execution, None, num_threads=1, server_device=''
+  ).serve(slot, 0)
+  return execution
+
+
 @_needs_ray
 class PingTest(parameterized.TestCase):
-
-  def _work(self, slot, **options):
-    """Serves a worker without Ray until it is given up."""
-    # pylint: disable-next=g-import-not-at-top
-    from tff_asr.execution import ray_runner
-
-    execution = mock.Mock(
-        scheduler=scheduler.Scheduler(scheduler.cut(1)), **options
-    )
-    execution.stop.is_set.return_value = False
-    ray_runner._ActorThreads(
-        execution, None, num_threads=1, server_device=''
-    ).serve(slot, 0)
 
   @parameterized.parameters('ObjectStoreFullError', 'OutOfDiskError', '')
   def test_an_object_store_of_no_use_loses_the_worker_and_counts(self, name):
@@ -464,7 +467,7 @@ class PingTest(parameterized.TestCase):
     with mock.patch.object(ray, 'wait', return_value=([1], [])):
       with mock.patch.object(ray, 'get', side_effect=error('full')):
         with self.assertRaisesRegex(scheduler.WorkerLostError, '3 times'):
-          self._work(slot, timeout_sec=None)
+          _serve(slot, timeout_sec=None)
     self.assertEqual(slot.replace.call_count, 3)
 
   def test_a_worker_that_does_not_answer_in_time_is_replaced(self):
@@ -475,9 +478,54 @@ class PingTest(parameterized.TestCase):
     with mock.patch.object(ray, 'wait', side_effect=answers) as wait:
       wait_sec = mock.patch.object(time, 'monotonic', side_effect=range(300))
       with wait_sec, mock.patch.object(ray, 'get'):
-        self._work(slot, timeout_sec=5.0)
+        _serve(slot, timeout_sec=5.0)
     self.assertEqual(slot.replace.call_count, 1)
     self.assertLess(wait.call_count, 20)
+
+
+@_needs_ray
+class LostReportTest(absltest.TestCase):
+
+  def test_all_that_a_worker_trained_runs_again_if_a_report_is_lost(self):
+    lost = object()
+    report = ray_worker.BlockReport([], [], [np.float32(1.0)])
+
+    def build_actor(*reports):
+      actor = mock.Mock(devices=['CPU:0'])
+      actor.handle.train.remote.side_effect = reports
+      actor.handle.hand_over.options().remote.return_value = [1, {0: actor}]
+      return actor
+
+    first, second = build_actor(report, lost), build_actor(report, report)
+    slot = mock.Mock(actor=first)
+    slot.replace.side_effect = lambda _: setattr(slot, 'actor', second)
+
+    def get(value):
+      if value is lost:
+        raise ray.exceptions.ObjectLostError('00', None, '')
+      return value
+
+    # A reference is its value here; the sum of one worker is its part.
+    with (
+        mock.patch.object(ray, 'wait', return_value=([1], [])),
+        mock.patch.object(ray, 'get', side_effect=get),
+        mock.patch.object(ray_worker, 'add', lambda parts, get: parts[0]),
+    ):
+      execution = _serve(
+          slot,
+          num_clients=2,
+          timeout_sec=None,
+          errors={},
+          store_bytes=0,
+          get_client=lambda position: [],
+      )
+    slot.replace.assert_called_once_with(first)
+    self.assertEqual(execution.scheduler.result(), ({0: second},))
+    trained = [
+        [call.args[2] for call in actor.handle.train.remote.call_args_list]
+        for actor in (first, second)
+    ]
+    self.assertEqual(trained, [[(0,), (1,)], [(0,), (1,)]])
 
 
 @_slow

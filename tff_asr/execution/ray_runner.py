@@ -379,7 +379,12 @@ class _ActorThreads:
   def _train(
       self, actor: Actor, thread: int, block: scheduler.Block
   ) -> None:
-    """Trains a block on an actor, into its running sum."""
+    """Trains a block on an actor, into its running sum.
+
+    Raises:
+      scheduler.Stopped: the round has ended.
+      LOSSES: the actor was lost, or its report.
+    """
     execution = self._execution
     device = f'{actor.devices[thread]} of node {actor.node}'
     was_done = self._tasks.was_done(block)
@@ -393,12 +398,16 @@ class _ActorThreads:
         execution.fail(position, error, device)
     sent_sec = time.monotonic()
     limit = execution.timeout_sec
-    report = self._wait(
-        actor.handle.train.remote(
-            self._key, thread, tuple(clients), list(clients.values())
-        ),
-        timeout_sec=limit and limit * len(block.positions),
-    )
+    try:
+      report = self._wait(
+          actor.handle.train.remote(
+              self._key, thread, tuple(clients), list(clients.values())
+          ),
+          timeout_sec=limit and limit * len(block.positions),
+      )
+    except ray.exceptions.ObjectLostError as error:
+      # A report with large sums lies in the store of the worker's machine.
+      raise ray.exceptions.WorkerCrashedError() from error
     for interval in report.intervals:
       execution.end(
           interval._replace(
