@@ -528,6 +528,79 @@ class LostReportTest(absltest.TestCase):
     self.assertEqual(trained, [[(0,), (1,)], [(0,), (1,)]])
 
 
+@_needs_ray
+class KindTest(absltest.TestCase):
+  """Machines that come and go, without Ray."""
+
+  # Resources by the identifier of a machine.
+  _HEAD = {56 * '1': dict(CPU=4)}
+  _GPUS = {56 * '2': dict(CPU=4, GPU=2)}
+  _OTHERS = {56 * '3': dict(CPU=4, GPU=1)}
+
+  def setUp(self):
+    super().setUp()
+    # pylint: disable-next=g-import-not-at-top
+    from tff_asr.execution import ray_runner
+
+    self._runner_lib = ray_runner
+    for where, name, value in (
+        (ray_runner.ray_session, 'connect', mock.Mock()),
+        (ray_runner, 'Actor', self._build_actor),
+        (ray, 'nodes', lambda: self._nodes),
+    ):
+      self.enter_context(mock.patch.object(where, name, value))
+
+  def _build_actor(self, options, unused_arguments):
+    return mock.Mock(options=options, devices=['CPU:0'])
+
+  def _build(self, nodes):
+    self._set(nodes)
+    return self._runner_lib.RayRunner(ray_cluster.Settings())
+
+  def _set(self, nodes):
+    self._nodes = [
+        dict(NodeID=node, Resources=resources, Alive=True)
+        for node, resources in nodes.items()
+    ]
+
+  def _count_gpus(self, runner):
+    """The first digit of each actor's machine, and the actor's GPUs."""
+    return sorted(
+        (node[0], slot.actor.options['num_gpus'])
+        for (node, _), slot in runner._slots.items()
+    )
+
+  def test_a_context_that_began_on_cpus_keeps_to_them_and_says_so(self):
+    runner = self._build(self._HEAD)
+    self.assertEqual(self._count_gpus(runner), [('1', 0)])
+    self._set(self._HEAD | self._GPUS)
+    with self.assertLogs(level='WARNING') as logged:
+      for _ in range(2):
+        runner._fill_slots()
+        self.assertEqual(self._count_gpus(runner), [('1', 0), ('2', 0)])
+    (message,) = logged.output
+    self.assertIn('began without GPUs', message)
+
+  def test_a_context_that_began_on_gpus_waits_for_them(self):
+    runner = self._build(self._HEAD | self._GPUS)
+    own = [('2', 1), ('2', 1)]
+    self.assertEqual(self._count_gpus(runner), own)
+    slots = runner.worker_slots
+    # A replacement that has no machine to start on.
+    slots[1].actor.devices = None
+    self._set(self._HEAD)
+    runner._fill_slots()
+    self.assertEqual(runner.worker_slots, slots)
+    self._set(self._HEAD | self._OTHERS)
+    runner._fill_slots()
+    self.assertEqual(self._count_gpus(runner), [('2', 1), ('3', 1)])
+    slots[1].actor.end.assert_called_once_with()
+
+  def test_a_cluster_without_room_is_refused(self):
+    with self.assertRaisesRegex(ValueError, 'room for 0 workers with 1 CPUs'):
+      self._build({56 * '1': dict(CPU=0)})
+
+
 @_slow
 @_needs_ray
 class NetworkTest(absltest.TestCase):

@@ -35,6 +35,8 @@ Guarantees:
   on while one worker is left.
 - Machines may join and leave. Without `num_workers`, a round has a worker
   wherever there is room when it begins; one that is still starting joins later.
+- Workers are of one kind: all on GPUs if the cluster has any when the context
+  is built, else all on CPUs, also on machines with GPUs that join later.
 - A client that fails is left out, up to `max_failed_share` of a round's
   clients. One more ends the round with a `ClientError`, which has its position.
 - A hung worker is given up after `client_timeout_sec` for each client of its
@@ -76,9 +78,10 @@ class Settings(context.Settings):
     address: 'auto' or 'host:port' of a Ray cluster that this machine belongs
       to, with its token (`ray_token`); None starts one on this machine alone,
       with a token of its own, and stops it at exit.
-    num_workers: how many actors, each on GPUs if the cluster has any, else on
-      CPUs. None: as many as the GPUs allow, or one for each node without GPUs.
-    gpus_per_worker: GPUs of each actor, where the cluster has any. All of a
+    num_workers: how many actors, each on GPUs if the cluster has any when the
+      context is built, else on CPUs. None: as many as the GPUs allow, or one
+      for each node.
+    gpus_per_worker: GPUs of each actor, if actors are on GPUs. All of a
       machine's in one actor are added by an all-reduce, so one sum a machine
       goes to the store.
     cpus_per_worker: CPUs of each actor, and threads of each of its ops. The

@@ -158,6 +158,9 @@ class RayRunner(context.Runner):
         all_reduce=settings.all_reduce,
     )
     self._slots = {}  # By place; see `_place`.
+    # GPUs and CPUs give other bits, so all actors are of one kind for good.
+    self._on_gpus = _have_gpus(_find_nodes())
+    self._has_warned = False
     self._computations = itertools.count()
     self._rounds = itertools.count()
     super().__init__(settings, server_device=devices.find(None)[0])
@@ -176,9 +179,26 @@ class RayRunner(context.Runner):
   def _fill_slots(self) -> None:
     """Starts actors where the cluster has room that it had not before.
 
-    An actor whose machine is gone is forgotten, unless it began elsewhere.
+    An actor whose machine is gone is forgotten, unless it began elsewhere. If
+    no room is left, all stay: the round waits for them to be replaced, and ends
+    if they are not.
+
+    Raises:
+      ValueError: the cluster is too small for the first actors.
     """
-    places = _place(self.settings)
+    nodes = _find_nodes()
+    if _have_gpus(nodes) and not (self._on_gpus or self._has_warned):
+      self._has_warned = True
+      logging.warning(
+          'The Ray cluster has GPUs now. This program began without GPUs, and '
+          'keeps to CPUs; start it again to train on GPUs.'
+      )
+    try:
+      places = _place(self.settings, nodes, on_gpus=self._on_gpus)
+    except ValueError:
+      if not self._slots:
+        raise
+      return
     for place, options in places.items():
       if place not in self._slots:
         self._slots[place] = WorkerSlot(options, self._start_arguments)
@@ -479,24 +499,38 @@ def _get(reference: ray.ObjectRef) -> Any:
     raise error.cause if isinstance(error.cause, Exception) else error
 
 
-def _place(settings: Any) -> dict[Any, dict[str, Any]]:
+def _find_nodes() -> dict[str, dict[str, float]]:
+  """The resources of each machine that is there, by Ray's id of it."""
+  return {
+      node['NodeID']: node['Resources'] for node in ray.nodes() if node['Alive']
+  }
+
+
+def _have_gpus(nodes: dict[str, dict[str, float]]) -> bool:
+  return any(resources.get('GPU', 0) >= 1 for resources in nodes.values())
+
+
+def _place(
+    settings: Any, nodes: dict[str, dict[str, float]], *, on_gpus: bool
+) -> dict[Any, dict[str, Any]]:
   """Returns each actor's options, its resources and node, by its place.
 
   A place is a number if `num_workers` is set, else a node and a number on it.
+
+  Args:
+    settings: `ray_cluster.Settings`.
+    nodes: what `_find_nodes` returned.
+    on_gpus: whether actors use GPUs. If not, each machine has one at most.
 
   Raises:
     ValueError: the cluster is too small.
   """
   num_workers, num_cpus = settings.num_workers, settings.cpus_per_worker
-  nodes = {
-      node['NodeID']: node['Resources'] for node in ray.nodes() if node['Alive']
-  }
-  has_gpus = any(resources.get('GPU', 0) >= 1 for resources in nodes.values())
-  num_gpus = settings.gpus_per_worker if has_gpus else 0
+  num_gpus = settings.gpus_per_worker if on_gpus else 0
   rooms = {
       node_id: min(
           int(resources.get('CPU', 0)) // num_cpus,
-          int(resources.get('GPU', 0)) // num_gpus if has_gpus else math.inf,
+          int(resources.get('GPU', 0)) // num_gpus if on_gpus else math.inf,
       )
       for node_id, resources in nodes.items()
   }
@@ -505,7 +539,7 @@ def _place(settings: Any) -> dict[Any, dict[str, Any]]:
     raise ValueError(
         f'num_workers is {num_workers}, but the {len(nodes)} nodes of the Ray '
         f'cluster have room for {room} workers with {num_cpus} CPUs'
-        f'{f" and {num_gpus} GPUs" if has_gpus else ""} each.'
+        f'{f" and {num_gpus} GPUs" if on_gpus else ""} each.'
     )
   options = dict(
       num_cpus=num_cpus,
@@ -521,7 +555,7 @@ def _place(settings: Any) -> dict[Any, dict[str, Any]]:
       (node_id, number): options
       | dict(scheduling_strategy=strategy(node_id, soft=True))
       for node_id, room in rooms.items()
-      for number in range(room if has_gpus else min(1, room))
+      for number in range(room if on_gpus else min(1, room))
   }
 
 
