@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from unittest import mock
 
@@ -29,6 +30,7 @@ from tff_asr.execution import multi_device
 from tff_asr.execution import ray_cluster
 from tff_asr.execution import ray_token
 from tff_asr.execution import ray_worker
+from tff_asr.execution import round_worker
 from tff_asr.execution import scheduler
 
 ray_token.prepare(None)  # Before Ray is imported.
@@ -99,6 +101,31 @@ def _settings(context, **changes):
 
 def _process_id(slot) -> int:
   return ray.get(slot.actor.handle.__ray_call__.remote(lambda _: os.getpid()))
+
+
+def _watch(unused_worker) -> None:
+  """Has an actor count the clients at work in it, whenever one begins."""
+  train, counts = round_worker.RoundWorker.train, []
+  lock = threading.Lock()
+  at_work = []
+
+  def note(worker, thread, positions, **options):
+    with lock:
+      at_work.extend(positions)
+      counts.append(len(at_work))
+    ordered = train(worker, thread, positions, **options)
+    with lock:
+      for position in positions:
+        at_work.remove(position)
+    return ordered
+
+  round_worker.RoundWorker.train = note
+  round_worker.counts = counts
+
+
+def _get_counts(unused_worker) -> list[int]:
+  """What `_watch` counted."""
+  return round_worker.counts
 
 
 _NUM_WEIGHTS = 100_000  # Too large to travel beside the object store.
@@ -210,16 +237,11 @@ class ComputationTest(parameterized.TestCase):
     with _install(_context()):
       return comp(*args)
 
-  def test_sum_local_computation_and_timeline(self):
+  def test_sum_and_local_computation(self):
     self.assertEqual(self.invoke(toys.scaled_sum, 2.0, []), 0.0)
     self.assertEqual(self.invoke(toys.scale, 3.0, 4.0), 12.0)
     # 2 * (1 + 2 + 4) = 14.
     self.assertEqual(self.invoke(toys.scaled_sum, 2.0, [1.0, 2.0, 4.0]), 14.0)
-    timeline = _context().last_timeline
-    self.assertCountEqual([each.position for each in timeline], range(3))
-    for each in timeline:
-      self.assertBetween(each.end_sec - each.start_sec, 0.0, 60.0)
-      self.assertBetween(each.end_sec, time.monotonic() - 60, time.monotonic())
 
   def test_one_sum_a_worker_goes_to_the_store(self):
     weights = tff.TensorType(np.float32, [_NUM_WEIGHTS])
@@ -261,14 +283,13 @@ class ComputationTest(parameterized.TestCase):
             num_workers=1, clients_per_device=2, op_libraries=()
         )
     )
+    (slot,) = _worker_slots(context)
+    ray.get(slot.actor.handle.__ray_call__.remote(_watch))
     with _install(context):
       self.assertEqual(toys.sum_of(work)([1.0, 2.0, 3.0, 4.0]), 10.0)
-    timeline = context.last_timeline
-    overlaps = [
-        sum(a.start_sec <= b.start_sec < a.end_sec for a in timeline)
-        for b in timeline
-    ]
-    self.assertEqual(max(overlaps), 2)
+    counts = ray.get(slot.actor.handle.__ray_call__.remote(_get_counts))
+    self.assertLen(counts, 4)
+    self.assertEqual(max(counts), 2)
 
   def test_flac_is_decoded_in_the_workers(self):
     import tensorflow_io as tfio  # pylint: disable=g-import-not-at-top
@@ -488,7 +509,7 @@ class LostReportTest(absltest.TestCase):
 
   def test_all_that_a_worker_trained_runs_again_if_a_report_is_lost(self):
     lost = object()
-    report = ray_worker.BlockReport([], [], [np.float32(1.0)])
+    report = ray_worker.BlockReport([], [np.float32(1.0)])
 
     def build_actor(*reports):
       actor = mock.Mock(devices=['CPU:0'])

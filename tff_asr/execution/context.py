@@ -32,7 +32,6 @@ from tff_asr.execution import compiler
 from tff_asr.execution import malloc_trim
 from tff_asr.execution import reduction
 from tff_asr.execution import round_execution
-from tff_asr.execution import round_worker
 from tff_asr.execution import scheduler
 
 # Sums larger than this that depend on the order are of several clients each.
@@ -164,9 +163,8 @@ class Runner(abc.ABC):
   """Runs computations for a context.
 
   Attributes:
-    last_timeline: the `ClientInterval`s of the round that finished last, by
-      start.
-    last_failures: the causes of that round's failed clients, by position.
+    last_failures: the causes of the failed clients of the round that finished
+      last, by position.
     last_store_bytes: bytes that went into an object store for that round: its
       broadcast, sums and measurements.
     draws_ahead: whether noise is drawn while clients work. It takes as much
@@ -185,7 +183,6 @@ class Runner(abc.ABC):
     self.settings = settings
     self._server_device = server_device
     self._cache = Cache(lambda comp: _Loaded(_compiled.get(comp), self))
-    self.last_timeline: list[round_worker.ClientInterval] = []
     self.last_failures: dict[int, str] = {}
     self.last_store_bytes = 0
 
@@ -250,9 +247,6 @@ class Runner(abc.ABC):
         total = self.run_clients(execution)
       else:
         total = compiled.clients.zero.load()()
-    self.last_timeline = sorted(
-        execution.timeline, key=lambda interval: interval.start_sec
-    )
     self.last_failures = execution.failures
     self.last_store_bytes = execution.store_bytes
     malloc_trim.give_back(total)
@@ -279,10 +273,6 @@ class _RunnerContext:
 
   def __init__(self, runner: Runner):
     self._runner = runner
-
-  @property
-  def last_timeline(self) -> list[round_worker.ClientInterval]:
-    return self._runner.last_timeline
 
   @property
   def last_failures(self) -> dict[int, str]:

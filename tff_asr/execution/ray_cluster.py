@@ -129,8 +129,6 @@ def build_sync_context(
 ) -> context.SyncContext:
   """Builds a context in which calling a computation returns its result.
 
-  Its `last_timeline` is on this machine's clock, up to the time of a message.
-
   Raises:
     ValueError: Ray is not installed, the cluster is too small, or a node lacks
       something, which the message names.

@@ -416,7 +416,6 @@ class _ActorThreads:
         clients[position] = ray_worker.pack(execution.get_client(position))
       except Exception as error:  # pylint: disable=broad-exception-caught
         execution.fail(position, error, device)
-    sent_sec = time.monotonic()
     limit = execution.timeout_sec
     try:
       report = self._wait(
@@ -428,14 +427,6 @@ class _ActorThreads:
     except ray.exceptions.ObjectLostError as error:
       # A report with large sums lies in the store of the worker's machine.
       raise ray.exceptions.WorkerCrashedError() from error
-    for interval in report.intervals:
-      execution.end(
-          interval._replace(
-              device=device,
-              start_sec=sent_sec + interval.start_sec,
-              end_sec=sent_sec + interval.end_sec,
-          )
-      )
     for position, error in report.errors:
       execution.fail(position, error, device, is_repeated=was_done)
     if report.ordered is None:

@@ -22,7 +22,6 @@ import pickle
 import pkgutil
 import random
 import threading
-import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,14 +65,11 @@ class BlockReport(NamedTuple):
   """Report on the work on a block.
 
   Attributes:
-    intervals: one for each client that is done, in order; their clock is 0 at
-      the start of the block.
     errors: positions of the clients that failed, and their errors.
     ordered: the packed sums that depend on the order of blocks; None if the
       block ended before its last client.
   """
 
-  intervals: list[round_worker.ClientInterval]
   errors: list[tuple[int, Exception]]
   ordered: list[Any] | None
 
@@ -261,8 +257,6 @@ class _BlockMonitor:
   def __init__(self, key: RoundKey, ended: Sequence[int]):
     self._key = key
     self._ended = ended
-    self._start_sec = time.monotonic()
-    self._intervals = []
     self._errors = []
 
   def begin(self, position: int, device: str) -> None:
@@ -276,16 +270,11 @@ class _BlockMonitor:
     if not self._key.leaves_out:
       raise scheduler.Stopped()
 
-  def end(self, interval: round_worker.ClientInterval) -> None:
-    self._intervals.append(
-        interval._replace(
-            start_sec=interval.start_sec - self._start_sec,
-            end_sec=interval.end_sec - self._start_sec,
-        )
-    )
+  def end(self, position: int) -> None:
+    del position  # A report has those only that failed.
 
   def report(self, ordered: list[Any] | None) -> BlockReport:
-    return BlockReport(self._intervals, self._errors, ordered)
+    return BlockReport(self._errors, ordered)
 
 
 class SumLostError(Exception):

@@ -21,7 +21,6 @@ import tensorflow as tf
 from tff_asr.execution import compiler
 from tff_asr.execution import graph
 from tff_asr.execution import reduction
-from tff_asr.execution import round_worker
 from tff_asr.execution import scheduler
 
 # How often the time limit is looked at, and what part of it may pass between.
@@ -66,7 +65,6 @@ class RoundExecution:
     max_failed: how many clients may fail.
     timeout_sec: how long a client's work may take, or None.
     store_bytes: bytes that were put into an object store.
-    timeline: a `ClientInterval` for each client that is done or left out.
     errors: a client's position to its error and where it happened.
     failure: an error outside any client's work.
     is_failed: whether clients' errors have ended the round.
@@ -83,9 +81,6 @@ class RoundExecution:
   max_failed: int = 0
   timeout_sec: float | None = None
   store_bytes: int = 0
-  timeline: list[round_worker.ClientInterval] = dataclasses.field(
-      default_factory=list
-  )
   errors: dict[int, tuple[Exception, str]] = dataclasses.field(
       default_factory=dict
   )
@@ -144,10 +139,9 @@ class RoundExecution:
       self.scheduler.stop()
       raise scheduler.Stopped() from error
 
-  def end(self, interval: round_worker.ClientInterval) -> None:
+  def end(self, position: int) -> None:
     """Records that a client is done, or left out."""
-    self.begun.pop(interval.position, None)
-    self.timeline.append(interval)
+    self.begun.pop(position, None)
 
   def add_ordered(self, number: int, leaves: Sequence[tf.Tensor]) -> None:
     """Adds a block's leaves whose sum depends on the order."""

@@ -9,8 +9,7 @@ While one client trains, the next one's data are read (`prefetch`).
 from collections.abc import Callable, Hashable, Sequence
 import itertools
 import threading
-import time
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import tensorflow as tf
 
@@ -18,22 +17,6 @@ from tff_asr.execution import compiler
 from tff_asr.execution import graph
 from tff_asr.execution import prefetch
 from tff_asr.execution import reduction
-
-
-class ClientInterval(NamedTuple):
-  """Time and place of one client's work.
-
-  Attributes:
-    position: the client's place in the cohort.
-    device: the logical device, such as '/device:CPU:1'.
-    start_sec: when its work was started, on the clock of `time.monotonic`.
-    end_sec: when its function returned (a GPU may still be computing).
-  """
-
-  position: int
-  device: str
-  start_sec: float
-  end_sec: float
 
 
 class Monitor(Protocol):
@@ -45,7 +28,7 @@ class Monitor(Protocol):
   def fail(self, position: int, error: Exception, device: str) -> None:
     """Records that a client failed; raises Stopped if that ends the round."""
 
-  def end(self, interval: ClientInterval) -> None:
+  def end(self, position: int) -> None:
     """Records that a client is done, or left out."""
 
 
@@ -181,7 +164,6 @@ class RoundWorker:
       self._sums[thread] = []
       for index, position in enumerate(positions):
         monitor.begin(position, device)
-        start_sec = time.monotonic()
         try:
           work = functions.get_work(thread)
           datasets = reader.take(position)
@@ -195,9 +177,7 @@ class RoundWorker:
           )
         except Exception as error:  # pylint: disable=broad-exception-caught
           monitor.fail(position, error, device)
-        monitor.end(
-            ClientInterval(position, device, start_sec, time.monotonic())
-        )
+        monitor.end(position)
       self._sums[thread], ordered = programs.split(accumulator)
       return ordered
 
