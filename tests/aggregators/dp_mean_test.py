@@ -16,6 +16,7 @@ from tests.privacy import mechanisms
 from tff_asr.aggregators import aggregation
 from tff_asr.aggregators import dp_mean
 from tff_asr.execution import multi_device
+from tff_asr.execution import round_execution
 from tff_asr.privacy import partial_query
 from tff_asr.privacy import queries
 from tff_asr.privacy import strategies
@@ -254,7 +255,8 @@ class ExecutionTest(parameterized.TestCase):
     process = _create(mechanisms.build())
     bad = collections.OrderedDict(a=np.float32([1, 2, 3]), b=np.float32(0))
     with self.assertRaisesRegex(
-        multi_device.ClientError, r'Client 1 .* shape \(2,\), found .* \(3,\)'
+        round_execution.ClientError,
+        r'Client 1 .* shape \(2,\), found .* \(3,\)',
     ):
       process.next(process.initialize(), [_value(1, 2, 3), bad], [1.0] * 2)
 

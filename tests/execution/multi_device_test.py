@@ -304,7 +304,7 @@ class ScheduleTest(parameterized.TestCase):
     num_threads = threading.active_count()
     with _install(context):
       with self.assertRaisesRegex(
-          multi_device.ClientError, r'Client 2 of 6 .* failed on .*unlucky'
+          round_execution.ClientError, r'Client 2 of 6 .* failed on .*unlucky'
       ) as raised:
         _sum_toil([1, 2, 13, 4, 5, 6])
       self.assertEqual(raised.exception.position, 2)
@@ -319,12 +319,14 @@ class ScheduleTest(parameterized.TestCase):
       self.assertEqual(list(context.last_failures), [1, 3])
       self.assertIn('An unlucky client.', context.last_failures[1])
       with self.assertRaisesRegex(
-          multi_device.ClientError,
+          round_execution.ClientError,
           r'^[23] clients failed, .*: Client [0-2] of 3',
       ):
         _sum_toil([13, 13, 13])
       # A share below one client is none.
-      with self.assertRaisesRegex(multi_device.ClientError, '^Client 0 of 1'):
+      with self.assertRaisesRegex(
+          round_execution.ClientError, '^Client 0 of 1'
+      ):
         _sum_toil([13])
       self.assertEqual(_sum_toil([1, 2]), 3)
       self.assertEmpty(context.last_failures)
@@ -360,7 +362,7 @@ class ScheduleTest(parameterized.TestCase):
       self.assertEqual(_sum_toil([1, 2]), 1)
       self.assertRegex(context.last_failures[1], f'^{expected}')
       with self.assertRaisesRegex(
-          multi_device.ClientError, f'Client 0 of 2 .*: {expected}'
+          round_execution.ClientError, f'Client 0 of 2 .*: {expected}'
       ):
         _sum_toil([1, 2])
 
@@ -368,7 +370,7 @@ class ScheduleTest(parameterized.TestCase):
     error = tf.errors.ResourceExhaustedError(None, None, 'OOM when allocating')
     with mock.patch.object(prefetch.Reader, 'take', side_effect=error):
       with self.assertRaisesRegex(
-          multi_device.ClientError, 'OOM when'
+          round_execution.ClientError, 'OOM when'
       ) as raised:
         _invoke(_sum_toil, [1, 2], max_failed_share=1.0)
     self.assertIs(raised.exception.__cause__, error)
@@ -430,7 +432,7 @@ class ScheduleTest(parameterized.TestCase):
 
     context._runner._cache.get(toys.scaled_sum).draw = draw
     with _install(context):
-      with self.assertRaisesRegex(multi_device.ClientError, 'unlucky'):
+      with self.assertRaisesRegex(round_execution.ClientError, 'unlucky'):
         toys.scaled_sum(1.0, [13.0])
     self.assertEqual(drawn, [True])
 
@@ -512,5 +514,7 @@ class BadArgumentTest(parameterized.TestCase):
       ('no_list', (np.float32(1.0),), 'list with one value a client'),
   )
   def test_client_values_are_checked(self, args, message):
-    with self.assertRaisesRegex((TypeError, multi_device.ClientError), message):
+    with self.assertRaisesRegex(
+        (TypeError, round_execution.ClientError), message
+    ):
       _invoke(toys.scaled_sum, 1.0, *args)

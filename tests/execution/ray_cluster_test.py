@@ -30,6 +30,7 @@ from tff_asr.execution import multi_device
 from tff_asr.execution import ray_cluster
 from tff_asr.execution import ray_token
 from tff_asr.execution import ray_worker
+from tff_asr.execution import round_execution
 from tff_asr.execution import round_worker
 from tff_asr.execution import scheduler
 
@@ -309,7 +310,7 @@ class ComputationTest(parameterized.TestCase):
   def test_clients_that_fail_are_named_or_left_out_and_the_workers_live(self):
     with _install(context := _context()):
       with self.assertRaisesRegex(
-          multi_device.ClientError,
+          round_execution.ClientError,
           r'^Client 2 of 6 .* failed on /device:CPU:0 of node .*unlucky',
       ) as raised:
         toys.scaled_sum(1.0, [1.0, 2.0, 13.0, 4.0, 5.0, 6.0])
@@ -319,7 +320,7 @@ class ComputationTest(parameterized.TestCase):
         self.assertEqual(toys.scaled_sum(1.0, [1.0, 13.0, 13.0, 4.0]), 5.0)
         self.assertEqual(list(context.last_failures), [1, 2])
         with self.assertRaisesRegex(
-            multi_device.ClientError, '^2 clients failed, one of them'
+            round_execution.ClientError, '^2 clients failed, one of them'
         ):
           toys.scaled_sum(1.0, [13.0, 13.0, 3.0])
 

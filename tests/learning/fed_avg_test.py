@@ -20,6 +20,7 @@ from tff_asr.data import client_data
 from tff_asr.data import cohorts as cohorts_lib
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
+from tff_asr.execution import round_execution
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
 from tff_asr.learning import process as process_lib
@@ -442,7 +443,7 @@ class ProcessTest(cases.TestCase):
     with tff.framework.get_context_stack().install(context):
       state = fed_avg.set_noise_key(process.initialize(), keys.from_seed(1))
       with self.assertRaisesRegex(
-          multi_device.ClientError, '(?s)Client . of 3 .*without data'
+          round_execution.ClientError, '(?s)Client . of 3 .*without data'
       ):
         process.next(state, ['ann', 'bob', 'cai'])
 

@@ -32,6 +32,7 @@ from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
 from tff_asr.data import digests
 from tff_asr.execution import multi_device
+from tff_asr.execution import round_execution
 from tff_asr.learning import fed_avg
 from tff_asr.learning import process
 from tff_asr.models import weights as weights_lib
@@ -554,7 +555,7 @@ class FaultsTest(_RunTestCase):
       # Of its own, which has kept nobody's data.
       everyone['context'] = multi_device.build_async_context()
       with self.assertRaisesRegex(
-          multi_device.ClientError, r'^Client 0 of 4 .*the record at byte 0'
+          round_execution.ClientError, r'^Client 0 of 4 .*the record at byte 0'
       ):
         _train(second, **everyone)
     # Who came, how many failed and why are private otherwise.

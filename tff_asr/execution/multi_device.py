@@ -23,7 +23,8 @@ Guarantees:
   run.
 - An empty cohort gives the server step on `zero`.
 - A client that fails is left out, up to `max_failed_share` of a round's
-  clients. One more ends the round with a `ClientError`, which has its position.
+  clients. One more ends the round with a `round_execution.ClientError`, which
+  has its position.
 - With a time limit, a client that hangs ends the round with a `HungError`.
 - No process is started, and no thread outlives a call that returns.
 
@@ -46,8 +47,6 @@ from tff_asr.execution import devices as devices_lib
 from tff_asr.execution import round_execution
 from tff_asr.execution import round_worker
 from tff_asr.execution import scheduler
-
-ClientError = round_execution.ClientError
 
 # The scheduler's one worker.
 _PROCESS = 'this process'

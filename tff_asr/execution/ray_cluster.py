@@ -38,7 +38,8 @@ Guarantees:
 - Workers are of one kind: all on GPUs if the cluster has any when the context
   is built, else all on CPUs, also on machines with GPUs that join later.
 - A client that fails is left out, up to `max_failed_share` of a round's
-  clients. One more ends the round with a `ClientError`, which has its position.
+  clients. One more ends the round with a `round_execution.ClientError`, which
+  has its position.
 - A hung worker is given up after `client_timeout_sec` for each client of its
   block, and replaced.
 - A cluster that was started here ends with the program. A cluster that was
@@ -58,9 +59,6 @@ import sys
 from tff_asr import checks
 from tff_asr.execution import context
 from tff_asr.execution import ray_token
-from tff_asr.execution import round_execution
-
-ClientError = round_execution.ClientError
 
 # The data pipelines of this project use ops of these libraries. tensorflow-io
 # registers its ops when one of them is first looked up.
