@@ -103,7 +103,7 @@ class SetCompiledTest(absltest.TestCase):
       )
 
     graph_def = run.get_concrete_function(tf.constant(1)).graph.as_graph_def()
-    self.assertGreater(xla.set_compiled(graph_def), 0)
+    xla.set_compiled(graph_def)
     nodes = [
         node
         for node in itertools.chain(*graph.bodies(graph_def))

@@ -50,8 +50,8 @@ def compilable(
   )
 
 
-def set_compiled(graph_def: tf.compat.v1.GraphDef) -> int:
-  """Has XLA compile the marked functions of a graph; returns their number."""
+def set_compiled(graph_def: tf.compat.v1.GraphDef) -> None:
+  """Has XLA compile the marked functions of a graph."""
   functions = [
       function
       for function in graph_def.library.function
@@ -66,7 +66,6 @@ def set_compiled(graph_def: tf.compat.v1.GraphDef) -> int:
       # Looking an attribute up would make it.
       if 'f' in node.attr and node.attr['f'].func.name in names:
         node.attr[_MUST_COMPILE].b = True
-  return len(functions)
 
 
 def _set_cuda_dir() -> None:
