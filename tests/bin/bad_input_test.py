@@ -210,8 +210,8 @@ class BadInputTest(parameterized.TestCase):
               'SERVER_LEARNING_RATE = -1.0',
           ],
           [
-              'learning_rate',
               ('GPU:7', 'not on this machine'),
+              'learning_rate',
               'no/dev is not a folder',
           ],
       ),
