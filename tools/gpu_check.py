@@ -77,8 +77,8 @@ _MOVES = frozenset([
 # A program: device and file.
 _SPLIT = """
 import sys
-from tools import gpu_check
-gpu_check.Check(sys.argv[1], is_small=True).write_split_round(sys.argv[2])
+from tools.gpu_check import Check
+Check(sys.argv[1], is_small=True).write_split_round(sys.argv[2])
 """
 
 
