@@ -28,7 +28,7 @@ _NAME = re.compile(r'`(?:(?P<file>\w+_test)|(?P<test>test_\w+))`')
 # The pages, their sections with a table, and what it must hold.
 _TABLES = (
     ('docs/reliability.md', 'Faults', _FAULTS),
-    ('docs/privacy.md', 'Attacks that were tried', ()),
+    ('docs/attacks.md', 'Attacks that were tried', ()),
 )
 
 

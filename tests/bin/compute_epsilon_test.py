@@ -39,7 +39,7 @@ class ComputeEpsilonTest(cases.TestCase):
     self.assertEqual(found['neighbouring'], 'add_or_remove_one')
 
   def test_tuning_is_charged(self):
-    # docs/privacy.md has these.
+    # docs/epsilon.md has these.
     plan = (
         '--noise_multiplier=5.12', '--cohort_size=51200',
         '--population=1737650', '--rounds=2006', '--delta=1e-9',

@@ -1,4 +1,4 @@
-"""The paper's extrapolated epsilons, row by row, as in docs/privacy.md."""
+"""The paper's extrapolated epsilons, row by row, as in docs/epsilon.md."""
 
 import pathlib
 import re
@@ -9,7 +9,7 @@ import pytest
 
 from tff_asr.privacy import accounting
 
-_DOCS = pathlib.Path(__file__).parents[2] / 'docs' / 'privacy.md'
+_DOCS = pathlib.Path(__file__).parents[2] / 'docs' / 'epsilon.md'
 _DELTA = 1e-9
 _COLUMNS = (
     'data', 'sigma_mean', 'cohort_size', 'population', 'rounds',
