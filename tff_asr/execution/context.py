@@ -33,6 +33,7 @@ from tff_asr.execution import malloc_trim
 from tff_asr.execution import reduction
 from tff_asr.execution import round_execution
 from tff_asr.execution import scheduler
+from tff_asr.execution import xla
 
 # Sums larger than this that depend on the order are of several clients each.
 _LARGE_BYTES = 2**20
@@ -145,6 +146,8 @@ class _Loaded:
         compiled.finish if self.draw is None else compiled.finish_drawn
     ).load()
     work = dataclasses.replace(programs.work, jit=runner.settings.jit)
+    if work.jit and not any(xla.is_marked(g.graph_def) for g in work.graphs):
+      xla.warn_of_nothing()
     self.clients = runner.load_clients(programs._replace(work=work))
 
   def run(self, *tensors: tf.Tensor) -> list[tf.Tensor]:

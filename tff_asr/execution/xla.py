@@ -16,6 +16,7 @@ import importlib.util
 import os
 from typing import Any
 
+from absl import logging
 import tensorflow as tf
 
 # TensorFlow's public API does not have this context; see `compilable`.
@@ -47,6 +48,19 @@ def compilable(
 
   return tf.function(
       compilable_by_xla, autograph=False, jit_compile=jit or None
+  )
+
+
+def is_marked(graph_def: bytes) -> bool:
+  """Whether a serialized graph has a function that `set_compiled` finds."""
+  return _MARK.encode() in graph_def
+
+
+def warn_of_nothing() -> None:
+  """Says that XLA was asked for and has nothing to compile."""
+  logging.warning(
+      'JIT is set, and XLA compiles nothing: what it compiles has given shapes '
+      '(SHAPES, such as gin/data/shapes_librispeech.gin).'
   )
 
 

@@ -91,6 +91,8 @@ class CentralStep:
     checks.positive(max_grad_norm=max_grad_norm)
     checks.non_negative_int(encoder_frozen_steps=encoder_frozen_steps)
     checks.positive_int(num_batches=num_batches)
+    if jit and shapes is None:
+      xla.warn_of_nothing()
     encoder = frozenset(model.encoder.specs)
     if encoder_rate != 1 or encoder_frozen_steps or encoder_optimizer:
       optimizer = grouped.build_grouped(

@@ -114,8 +114,8 @@ class DpSgd:
       gradients: One of `GRADIENTS`; 'by_batch' for public data only.
       shapes: By example, each is computed in the fewest frames of these that
         hold it, instead of its own.
-      jit: With shapes, XLA compiles an example's gradient. Bits are others than
-        without.
+      jit: With shapes and by example, XLA compiles the gradient. Bits are
+        others than without.
 
     Raises:
       ValueError: An argument is out of range, a name is unknown, all weights
@@ -127,6 +127,8 @@ class DpSgd:
     )
     checks.positive_int(batch_size=batch_size)
     checks.non_negative_int(seed=seed)
+    if jit and (shapes is None or gradients == 'by_batch'):
+      xla.warn_of_nothing()
     if not devices:
       raise ValueError('devices must name at least one device, found none.')
     unknown = sorted(set(frozen) - model.specs.keys())
