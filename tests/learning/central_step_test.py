@@ -394,6 +394,17 @@ class CentralStepTest(parameterized.TestCase):
             state.global_model_weights[name], value, rtol=1e-5, atol=1e-7
         )
 
+  @parameterized.parameters((None, True), (((2, 3000),), False))
+  def test_jit_that_compiles_nothing_says_so(self, sizes, warns):
+    shapes = sizes and shapes_lib.Shapes(sizes, launch=1)
+    with (self.assertLogs if warns else self.assertNoLogs)('absl', 'WARNING'):
+      central_step.CentralStep(
+          model=tiny.recognizer(),
+          optimizer=tff.learning.optimizers.build_sgdm(0.1),
+          shapes=shapes,
+          jit=True,
+      )
+
   def test_batch_norm_is_refused_where_rows_are_added(self):
     # Copies would move the averages by more than 1 - .99 of a difference.
     for options in (

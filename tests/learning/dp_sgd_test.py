@@ -342,6 +342,23 @@ class DpSgdTest(parameterized.TestCase):
           **options,
       )
 
+  @parameterized.parameters(
+      (None, 'by_example', True),
+      (((1, 300),), 'by_batch', True),
+      (((1, 300),), 'by_example', False),
+  )
+  def test_jit_that_compiles_nothing_says_so(self, sizes, gradients, warns):
+    with (self.assertLogs if warns else self.assertNoLogs)('absl', 'WARNING'):
+      dp_sgd.DpSgd(
+          model=_TINY,
+          optimizer=_SGD,
+          batch_size=4,
+          seed=3,
+          gradients=gradients,
+          shapes=sizes and shapes_lib.Shapes(sizes, launch=1),
+          jit=True,
+      )
+
   def test_without_a_key_noise_makes_weights_nan(self):
     step = _build(noise=2.0)
     output = step.next(step.initialize(), [])
