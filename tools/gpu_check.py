@@ -186,11 +186,10 @@ class Check:
         (f'{step}, {self._dtype}, under XLA',
          lambda: self._step(self._dtype, jit=True)),
         (f'round of {size}, 2 clients of 2 steps, float32',
-         lambda: self._round([self._device])),
+         lambda: self._round(self._large)),
         (f'the same, {self._dtype}, under XLA',
-         lambda: self._round([self._device], dtype=self._dtype, jit=True)),
-        ('the same on all devices, 2 clients each',
-         lambda: self._round(self._devices, dtype=self._dtype, jit=True)),
+         lambda: self._round(self._large, dtype=self._dtype, jit=True)),
+        ('the same on all devices, 2 clients each', self._round_on_all),
     ]
 
   def _machine(self) -> str:
@@ -392,13 +391,13 @@ class Check:
   def _two_clients(self) -> workload_lib.Workload:
     return dataclasses.replace(self._toy, num_clients=2)
 
-  def _check_several(self, devices: Sequence[str]) -> None:
+  def _check_several(self) -> None:
     """Raises NotRun unless there are several devices."""
-    if len(devices) < 2:
+    if len(self._devices) < 2:
       raise NotRun(f'one {self._kind}')
 
   def _on_all_devices(self, *, all_reduce: bool) -> str:
-    self._check_several(self._devices)
+    self._check_several()
     one, _ = self._round_of(self._toy)
     found, _ = self._round_of(
         self._toy, devices=self._devices, all_reduce=all_reduce
@@ -436,20 +435,22 @@ class Check:
         f'{first:.1f} s{self._memory()}'
     )
 
-  def _round(
-      self, devices: Sequence[str], *, dtype: str = 'float32', jit: bool = False
-  ) -> str:
-    sizes = self._large
-    if devices is self._devices:
-      self._check_several(devices)
-      sizes = dataclasses.replace(sizes, num_clients=2 * len(devices))
+  def _round(self, sizes: workload_lib.Workload, **options) -> str:
+    """Rounds of a large model; `options` are those of `_round_of`."""
     self._forget_peak()
-    change, seconds = self._round_of(
-        sizes, dtype=dtype, jit=jit, devices=devices
-    )
+    change, seconds = self._round_of(sizes, **options)
     if not all(np.all(np.isfinite(each)) for each in change):
       raise Failed('weights are not finite')
     return f'{seconds[1]:.1f} s, the first {seconds[0]:.1f} s{self._memory()}'
+
+  def _round_on_all(self) -> str:
+    self._check_several()
+    return self._round(
+        dataclasses.replace(self._large, num_clients=2 * len(self._devices)),
+        dtype=self._dtype,
+        jit=True,
+        devices=self._devices,
+    )
 
   def _model(self, sizes: workload_lib.Workload, **options) -> ctc.CtcModel:
     model = sizes.build_model(
