@@ -346,9 +346,10 @@ class ParentTest(_LedgerTestCase):
         header['parents'],
         [ledger.read(path).run_id for path, _ in (first, second)],
     )
-    inherited = ledger.inherited_charges(third, unit='speaker')
-    self.assertEqual(inherited.rounds, contents.rounds)
-    self.assertEmpty(ledger.inherited_charges(None, unit='speaker').rounds)
+    inherited = ledger.read_inherited(third, unit='speaker')
+    self.assertEqual(inherited.charges.rounds, contents.rounds)
+    nothing = ledger.read_inherited(None, unit='speaker')
+    self.assertEmpty(nothing.charges.rounds)
 
   def test_the_widest_of_several_ledgers_has_all_that_they_charge(self):
     first = self.run_of('first', num_rounds=2, unit='example')
@@ -379,7 +380,7 @@ class ParentTest(_LedgerTestCase):
       self.assertEqual(self.counts(run), counts)
       self.assertEqual(ledger.read(run[0]).inherited, inherited)
     for unit, count in counts.items():
-      (group,) = ledger.inherited_charges(run, unit=unit).rounds
+      (group,) = ledger.read_inherited(run, unit=unit).charges.rounds
       self.assertEqual(group.count, count)
 
   def test_a_changed_or_missing_ledger_of_a_parent_is_refused(self):

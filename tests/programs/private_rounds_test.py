@@ -284,7 +284,7 @@ class PlanTest(_TestCase):
           _state(sampling),
           sampling=sampling,
           num_rounds=100,
-          inherited=ledger.inherited_charges(parent, unit='speaker'),
+          inherited=ledger.read_inherited(parent, unit='speaker').charges,
       )
       with ledger.create(second, parent=parent) as opened:
         for number in range(100):
@@ -311,7 +311,7 @@ class PlanTest(_TestCase):
     with ledger.create(self.path, voids=other['voids']) as opened:
       opened.append(fakes.charged_round(0, sampling=_POISSON, **charged))
       runner = _runner(opened, delta=other['delta'])
-      self.assertEqual(runner.is_private(), private)
+      self.assertEqual(runner.is_private(runner.epsilon()), private)
 
   def test_a_target_below_the_first_round_is_refused(self):
     inherited = ledger.Charges()

@@ -580,18 +580,25 @@ def widest(parents: Sequence[Parent]) -> Optional[Parent]:
   return None
 
 
-def inherited_charges(parent: Optional[Parent], *, unit: str) -> Charges:
+class Inherited(NamedTuple):
+  """What a run inherits from the ledgers of the run that it starts from.
+
+  Attributes:
+    charges: Charges of the rounds.
+    voids: What voids them, and so the run.
+  """
+
+  charges: Charges
+  voids: tuple[str, ...]
+
+
+def read_inherited(parent: Optional[Parent], *, unit: str) -> Inherited:
   """Returns what a run of this unit would inherit from the parent's ledgers."""
   own, _ = _split(parent, unit=unit)
-  return Charges() if own is None else _read(*own).charges
-
-
-def inherited_voids(
-    parent: Optional[Parent], *, unit: str
-) -> tuple[str, ...]:
-  """Returns what voids the rounds that a run of this unit would inherit."""
-  own, _ = _split(parent, unit=unit)
-  return () if own is None else _read(*own).contents.voids
+  if own is None:
+    return Inherited(Charges(), ())
+  chain = _read(*own)
+  return Inherited(chain.charges, chain.contents.voids)
 
 
 def encode_line(line: Mapping[str, Any]) -> bytes:

@@ -46,12 +46,12 @@ async def describe(training: training_loop.TrainingRun) -> str:
         f'{trained:,} of them; {layer_freeze.described(frozen, specs)}'
     )
   if sampling is not None:
-    inherited = training_loop.inherited_charges(training)
+    inherited = training_loop.read_inherited(training)
     private_rounds.check_first_round(
         state,
         sampling=sampling,
         settings=training.privacy,
-        inherited=inherited,
+        inherited=inherited.charges,
     )
     rows['drawn'] = (
         f'{sampling.cohort_size:,} of {sampling.population:,} '
@@ -85,20 +85,22 @@ def _saved_states(training: training_loop.TrainingRun, state_bytes: int) -> str:
 def _epsilon(
     training: training_loop.TrainingRun,
     state: Any,
-    inherited: ledger_lib.Charges,
+    inherited: ledger_lib.Inherited,
     *,
     voids: Sequence[str],
 ) -> str:
   """Epsilon at the end, and where a target ends the run before."""
-  inherited_voids = training_loop.inherited_voids(training)
-  voids = (*inherited_voids, *training.privacy.voids, *voids)
+  voids = (*inherited.voids, *training.privacy.voids, *voids)
   if voids:
     return f'infinite, NOT PRIVATE: {"; ".join(voids)}.'
   settings, sampling = training.privacy, training.sampling
   target, last = settings.target_epsilon, training.total
-  delta = settings.delta_of(sampling, inherited.rounds)
+  delta = settings.delta_of(sampling, inherited.charges.rounds)
   charged_after = lambda number: private_rounds.rounds_of_plan(
-      state, sampling=sampling, num_rounds=number, inherited=inherited
+      state,
+      sampling=sampling,
+      num_rounds=number,
+      inherited=inherited.charges,
   )
   event_after = lambda number: accounting.compose(
       charged_after(number), tuning=settings.tuning

@@ -291,12 +291,12 @@ class PrivateRoundRunner:
       return math.inf
     return _epsilon(contents.rounds, self._delta, self._settings.tuning)
 
-  def is_private(self) -> bool:
-    """False if all charged rounds are NOT PRIVATE, by RDP."""
+  def is_private(self, epsilon: float) -> bool:
+    """False if all charged rounds are NOT PRIVATE; epsilon is theirs."""
     contents = self._ledger.contents
     return not statement.why_not_private(
         contents.rounds,
-        epsilon=self.epsilon(),
+        epsilon=epsilon,
         delta=self._delta,
         voids=contents.voids,
     )

@@ -364,16 +364,9 @@ def parent_ledger(training: TrainingRun) -> Optional[ledger_lib.Parent]:
   return ledger_lib.widest([each for each in parents if each is not None])
 
 
-def inherited_charges(training: TrainingRun) -> ledger_lib.Charges:
-  """Returns what the ledger that a run inherits charges to it."""
-  return ledger_lib.inherited_charges(
-      parent_ledger(training), unit=training.PRIVACY_UNIT
-  )
-
-
-def inherited_voids(training: TrainingRun) -> tuple[str, ...]:
-  """Returns what voids the ledger that a run inherits, and so the run."""
-  return ledger_lib.inherited_voids(
+def read_inherited(training: TrainingRun) -> ledger_lib.Inherited:
+  """Returns what a run inherits from the ledger of `parent_ledger`."""
+  return ledger_lib.read_inherited(
       parent_ledger(training), unit=training.PRIVACY_UNIT
   )
 
@@ -450,7 +443,7 @@ async def run(training: TrainingRun) -> dict[str, Any]:
       progress.update(**figures(
           training,
           _shown(training, metrics),
-          private=rounds is None or rounds.is_private(),
+          private=rounds is None or rounds.is_private(metrics['epsilon']),
       ))
       # An interrupt ends the run here.
       await asyncio.sleep(0)
@@ -484,7 +477,7 @@ async def _open(
         process_state,
         sampling=training.sampling,
         settings=training.privacy,
-        inherited=inherited_charges(training),
+        inherited=read_inherited(training).charges,
     )
   training.public = public_data.check(training, process_state)
   # Opened only now, when the process has been built and initialized.
