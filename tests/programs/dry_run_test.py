@@ -17,6 +17,7 @@ from tests.programs import runs
 from tff_asr.data import client_data
 from tff_asr.learning import layer_freeze
 from tff_asr.models import best_rq
+from tff_asr.models import ctc
 from tff_asr.models import quantizer
 from tff_asr.models import weights
 from tff_asr.privacy import accounting
@@ -29,6 +30,14 @@ from tff_asr.programs import pretraining
 from tff_asr.programs import training_loop
 from tff_asr.programs import warm_start
 from tff_asr.storage import run_dir
+
+
+def _predictor(recogniser: ctc.CtcModel) -> best_rq.BestRqModel:
+  """A model for pre-training of a recogniser's encoder."""
+  return best_rq.build(
+      encoder=recogniser.encoder,
+      quantizer=quantizer.Quantizer(num_codes=16, num_stacked=3),
+  )
 
 
 class DryRunTest(cases.TestCase):
@@ -121,10 +130,7 @@ class DryRunTest(cases.TestCase):
 
   def test_pretraining_is_described(self):
     recogniser = fakes.tiny_model(num_blocks=1)
-    model = best_rq.build(
-        encoder=recogniser.encoder,
-        quantizer=quantizer.Quantizer(num_codes=16, num_stacked=3),
-    )
+    model = _predictor(recogniser)
     shards = fakes.write_split(
         self.path('shards'), {'ann': 3, 'bob': 2, 'cai': 1}
     )
@@ -203,10 +209,7 @@ class DryRunTest(cases.TestCase):
       fakes.write_split(shards, {'ann': 3, 'bob': 2, 'cai': 1})
     text = self.describe(
         pretraining.Pretraining,
-        model=best_rq.build(
-            encoder=recogniser.encoder,
-            quantizer=quantizer.Quantizer(num_codes=16, num_stacked=3),
-        ),
+        model=_predictor(recogniser),
         pipeline=fakes.tiny_pipeline(recogniser),
         client_data=client_data.load(shards),
         batch_size=3,
@@ -247,11 +250,7 @@ class DryRunTest(cases.TestCase):
     )
 
   def test_what_voids_the_start_voids_the_run(self):
-    recogniser = fakes.tiny_model(num_blocks=1)
-    model = best_rq.build(
-        encoder=recogniser.encoder,
-        quantizer=quantizer.Quantizer(num_codes=16, num_stacked=3),
-    )
+    model = _predictor(fakes.tiny_model(num_blocks=1))
     parent = self.path('parent')
     with run_dir.RunDir(parent, configuration='') as folder:
       path = folder.file(run_dir.LEDGER)
