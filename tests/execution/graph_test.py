@@ -134,6 +134,24 @@ class LoadTest(absltest.TestCase):
     self.assertEqual(result.numpy().tolist(), [42, 84])
     self.assertEmpty(_value(variable))
 
+  def test_giving_up_twice_the_tensors_doubles_the_graph(self):
+    # Were each output to wait for each variable, TensorFlow would optimize a
+    # model of many layers for longer than it trains it.
+    def count_edges(num_tensors: int) -> int:
+      @tff.tensorflow.computation(
+          [tff.TensorType(np.int64, [2])] * num_tensors
+      )
+      def double(totals):
+        return [2 * total for total in totals]
+
+      function = graph.Program(
+          (graph.from_computation(double),), given_up=(True,) * num_tensors
+      ).load()
+      nodes = function._function.graph.as_graph_def().node
+      return sum(len(node.input) for node in nodes)
+
+    self.assertLess(count_edges(40), 2.1 * count_edges(20))
+
   def test_no_part_is_added_where_the_check_of_another_fails(self):
     one, two = (graph.variable(tf.zeros([2], tf.int64)) for _ in range(2))
     add = _build_sum(in_place=(True, True)).load()
