@@ -6,6 +6,7 @@ from unittest import mock
 from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 import tensorflow_federated as tff
 
 from tests.execution import toys
@@ -94,12 +95,45 @@ class SplitTest(parameterized.TestCase):
               _levels(client_id).map(lambda level: level + tf.random.normal([]))
           ),
       ),
+      (
+          'with_truncated_draws_in_its_function',
+          lambda client_id, _: _sum(
+              _levels(client_id).map(
+                  lambda level: level + tf.random.truncated_normal([])
+              )
+          ),
+      ),
+      (
+          'with_python_in_its_function',
+          lambda client_id, _: _sum(
+              _levels(client_id).map(
+                  lambda level: tf.ensure_shape(
+                      tf.numpy_function(lambda x: x, [level], tf.float32), []
+                  )
+              )
+          ),
+      ),
       ('of_none', lambda client_id, factor: factor),
   )
   def test_no_split_for_a_dataset(self, work):
     whole, rest, read = _split(work)
     self.assertIsNone(read)
     self.assertIs(rest, whole)
+
+  def test_all_ops_that_draw_are_known(self):
+    # An op that draws has a state, and a seed that makes it draw alike in each
+    # session, not in each pass.
+    drawing = set()
+    for name in dir(tf.raw_ops):
+      op = op_def_registry.get(name)
+      seeds = {'seed', 'seed2'} & {each.name for each in op.attr} if op else ()
+      if seeds and op.is_stateful:
+        drawing.add(name)
+    self.assertGreater(len(drawing), 15)
+    self.assertEqual(
+        {name for name in drawing if not client_datasets._VARYING_OP.search(name)},
+        set(),
+    )
 
   def test_a_fixed_seed_in_the_op_is_no_hindrance(self):
     def work(client_id, _):

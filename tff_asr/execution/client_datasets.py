@@ -7,7 +7,7 @@ module cuts the graph at the dataset:
     read: D -> V                 client value to datasets
     work: <A, D, C, V> -> A      what remains
 
-So one client's data can be read while another client trains (`prefetch`).
+So one client's dataset can be read while another client trains (`prefetch`).
 
 The functions of datasets run on the host: `tf.data` has kernels for CPUs alone.
 `warn_on_gpus` names those that would keep a model's work there.
@@ -24,7 +24,13 @@ import tensorflow as tf
 from tff_asr.execution import graph
 
 _DATASET_OP = re.compile(r'Dataset(V\d+)?$')
-_VARYING_OP = re.compile(r'^(?!Stateless).*(Shuffle|Random|Multinomial)')
+# Ops that may return something else each time. Python may do anything.
+_VARYING_OP = re.compile(
+    r'^(?!Stateless).*'
+    r'(Shuffle|Random|Multinomial|TruncatedNormal|Sampler|SampleDistorted'
+    r'|CudnnRNN)'
+    r'|^((Eager)?PyFunc|Timestamp)$'
+)
 # Ops that match this name but return no dataset.
 _CONSUMERS = frozenset(['ReduceDataset'])
 # What a model spends its time on, and what reading and parsing has not.
@@ -61,8 +67,9 @@ def split(
     that makes the datasets. The graph is left as it is, with None, if
       - it makes no dataset from the client's values alone,
       - it has variables, or
-      - a dataset shuffles or draws without a fixed seed: each pass over it
-        would differ, but passes over a dataset kept in memory do not.
+      - a dataset shuffles or draws without a fixed seed, or calls Python: each
+        pass over it may differ, but passes over a dataset kept in memory do
+        not.
   """
   graph_def = tf.compat.v1.GraphDef.FromString(work.graph_def)
   if graph.has_variables(graph_def):
