@@ -88,6 +88,15 @@ def _difference(one, other):
   )
 
 
+def _checked_sum(one, other):
+  count = one['count'] + other['count']
+  with tf.control_dependencies([tf.debugging.assert_less(count, 2**40)]):
+    count = tf.identity(count)
+  return collections.OrderedDict(
+      count=count, value=one['value'] + other['value']
+  )
+
+
 class ExactSumsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
@@ -95,6 +104,8 @@ class ExactSumsTest(parameterized.TestCase):
       ('counts', _count, (True,)),
       ('maximum', _build_aggregate(_largest_count), (False, False)),
       ('other_arithmetic', _build_aggregate(_difference), (False, False)),
+      # The check is what it does besides.
+      ('sum_with_a_check', _build_aggregate(_checked_sum), (False, False)),
       # A count that another leaf needs goes with it.
       ('mean', _build_aggregate(_mean_by_count), (False, False)),
   )

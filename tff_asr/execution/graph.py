@@ -352,7 +352,7 @@ def _build_body(
       if number:
         tensors = (*kept, *tensors)
       names = graph.outputs
-      if graph is program.graphs[-1]:
+      if number == len(program.graphs) - 1:
         names = names[program.first_output :]
         if any(program.in_place):
           names = [
@@ -397,7 +397,7 @@ def _build_body(
       )
     # Through one op: an edge from each of them to each output would take
     # longer to optimize than all the rest.
-    with tf.control_dependencies([tf.group(*done)]):
+    with tf.control_dependencies([tf.group(*done)] if done else []):
       return list(map(tf.identity, tensors))
 
   return body
@@ -506,12 +506,15 @@ def find_needed(
 def adds(
     graph_def: tf.compat.v1.GraphDef, output: str, left: str, right: str
 ) -> bool:
-  """Returns True if a graph's output is its input `left` plus `right`."""
+  """Returns True if a graph's output is its input `left` plus `right`.
+
+  What waits for another op, such as a check, is more than a sum.
+  """
   nodes = {node.name: node for node in graph_def.node}
 
   def source(name: str) -> tf.compat.v1.NodeDef:
     node = nodes[node_name(name)]
-    while node.op == 'Identity':
+    while node.op == 'Identity' and len(node.input) == 1:
       node = nodes[node_name(node.input[0])]
     return node
 
