@@ -508,7 +508,8 @@ class PingTest(parameterized.TestCase):
 @_needs_ray
 class LostReportTest(absltest.TestCase):
 
-  def test_all_that_a_worker_trained_runs_again_if_a_report_is_lost(self):
+  def _lose_second_report(self, get_client):
+    """Serves two clients; returns the round, and both workers' actors."""
     lost = object()
     report = ray_worker.BlockReport([], [np.float32(1.0)])
 
@@ -539,15 +540,32 @@ class LostReportTest(absltest.TestCase):
           timeout_sec=None,
           errors={},
           store_bytes=0,
-          get_client=lambda position: [],
+          get_client=get_client,
       )
     slot.replace.assert_called_once_with(first)
+    return execution, first, second
+
+  def test_all_that_a_worker_trained_runs_again_if_a_report_is_lost(self):
+    execution, first, second = self._lose_second_report(lambda position: [])
+    execution.fail.assert_not_called()
     self.assertEqual(execution.scheduler.result(), ({0: second},))
     trained = [
         [call.args[2] for call in actor.handle.train.remote.call_args_list]
         for actor in (first, second)
     ]
     self.assertEqual(trained, [[(0,), (1,)], [(0,), (1,)]])
+
+  def test_a_client_that_is_in_the_ordered_sum_is_not_left_out_of_the_other(
+      self,
+  ):
+    # Clients 0 and 1, and both again; the first one cannot be had again.
+    error = OSError('gone')
+    execution, _, _ = self._lose_second_report(
+        mock.Mock(side_effect=[[], [], error, []])
+    )
+    execution.fail.assert_called_once_with(
+        0, error, mock.ANY, is_repeated=True
+    )
 
 
 @_needs_ray

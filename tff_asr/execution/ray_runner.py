@@ -2,7 +2,7 @@
 
 One thread of this process serves each thread of an actor: it takes tasks from
 the round's `scheduler.Scheduler`, sends them to the actor, and puts references
-to the results back. A lost actor is replaced; `_ActorThreads.serve` says how.
+to the results back. A lost actor is replaced; `_ActorThreads` says how.
 """
 
 from collections.abc import Callable
@@ -415,7 +415,7 @@ class _ActorThreads:
       try:
         clients[position] = ray_worker.pack(execution.get_client(position))
       except Exception as error:  # pylint: disable=broad-exception-caught
-        execution.fail(position, error, device)
+        execution.fail(position, error, device, is_repeated=was_done)
     limit = execution.timeout_sec
     try:
       report = self._wait(
