@@ -1,7 +1,7 @@
 """Every experiment at toy size: two rounds (or steps) on fake speech.
 
-Slow, as each is traced anew. The default suite has three of them, a seed
-model, a federated run with noise and an evaluation, in `gin_test`.
+Slow, as each is traced anew. The default suite has six of the quickstart's, in
+`gin_test`.
 """
 
 import asyncio

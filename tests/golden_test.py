@@ -21,8 +21,8 @@ from tff_asr import config
 
 _FOLDER = experiment_files.ROOT / 'tests' / 'golden' / 'experiments'
 _WRITE = 'TFF_ASR_WRITE_GOLDENS'
-# Each axis has each kind of its swaps in one of them. An experiment, and the
-# one that its file has the differences from; None: its file is whole.
+# An experiment, and the one that its file has the differences from; None: its
+# file is whole.
 _GOLDENS = (
     ('cv_de_evaluate', None),
     ('cv_en_central_10', None),
@@ -33,6 +33,8 @@ _GOLDENS = (
     ('finetune_mini_an4', 'cv_en_central_10'),
     ('ls_central_960_from_cv_en', 'cv_en_central_10'),
     ('ls_federated_960', 'cv_en_dp_global_90_from_10'),
+    ('quickstart_federated_blt', 'cv_en_dp_global_90_from_10'),
+    ('quickstart_federated_distributed', 'cv_en_dp_global_90_from_10'),
     ('quickstart_federated_dp', 'cv_en_dp_global_90_from_10'),
     ('ssl_private', 'ssl_warm_start'),
     ('ssl_warm_start', None),

@@ -6,7 +6,8 @@ A federated computation becomes
     zero: -> A                   an empty accumulator
     read: D -> V                 one client's datasets
     work: <A, D, C, V> -> A      one client, added to an accumulator
-    merge: <A, A> -> A           two disjoint accumulators
+    merge_ordered: <B, B> -> B   two disjoint accumulators, the leaves of A that
+                                 are not exact
     finish: <S, A> -> X          the result at the server
     draw: S -> N                 the noise of `finish`, ahead of it
     finish_drawn: <S, N, A> -> X the rest of `finish`

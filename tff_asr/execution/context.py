@@ -49,8 +49,8 @@ class Settings:
       a logical device with a compute stream of its own. None: they share the
       GPU's memory and its one stream.
     all_reduce: whether a process adds the sums of its devices by an all-reduce
-      (NCCL, on GPUs); False adds them pairwise. None: all-reduce on GPUs, if
-      each client at once has one of its own.
+      (NCCL, on GPUs); False adds them pairwise. None: an all-reduce if all
+      devices are GPUs and none is split (`gpu_memory_mb`), else pairwise.
     client_cost: a function of a client's argument (a tuple if there are
       several) that returns its expected cost, such as seconds of audio. Costly
       clients start first. The cost decides the order in which floats are

@@ -9,12 +9,13 @@ A federated round runs as
 
 `compiler` makes the functions, `scheduler` deals the clients, and a
 `round_worker.RoundWorker` trains them: a Python thread trains one client at a
-time and adds it to its sum on its device, while the next clients' data are read
-into memory. Each device holds one copy of the round's broadcast. At the end the
-devices' sums are added, pairwise or by an all-reduce; they are sums of
-integers, such as those of clipped updates, and exact in any order. The server
-device, the first one, adds all others client by client, in one order
-(`reduction`). Values never leave this process.
+time and adds it to its sum on its device, while the next clients' datasets (of
+a corpus of shards: the places of their records) are read into memory. Each
+device holds one copy of the round's broadcast. At the end the devices' sums are
+added, pairwise or by an all-reduce; they are sums of integers, such as those of
+clipped updates, and exact in any order. The server device, the first one, adds
+all others block by block, in one order (`reduction`). A block is one client,
+or several if these sums are large. Values never leave this process.
 
 Guarantees:
 - The result has the same bits for any number of devices (of one kind) and of

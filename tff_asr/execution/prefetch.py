@@ -1,9 +1,11 @@
-"""Reader of the next clients' data while others train.
+"""Reader of the next clients' datasets while others train.
 
 A thread drains a client's datasets (`client_datasets`) into memory. The
-client's work then gets the same elements, in the same order, from memory. A
-minute of int16 audio takes 2 MB. A client of more than `MAX_CLIENT_BYTES` is
-not kept: its work reads the data as it goes.
+client's work then gets the same elements, in the same order, from memory. Of a
+corpus of shards these are the places of records, some bytes each, and the work
+reads the audio. Of data in memory they are the utterances: a minute of int16
+audio takes 2 MB. A dataset of more than `MAX_CLIENT_BYTES` is not kept: the
+work reads it as it goes.
 
 In a simulation clients come again, so each process caches the most recent
 clients, up to `MAX_CACHE_BYTES`. The key is the computation and the client's

@@ -3,7 +3,8 @@
 This process (`multi_device`) and Ray actors (`ray_worker`) both train through a
 `RoundWorker`. It has one thread or more for each device. Each thread trains one
 client at a time and adds it to its sum on the device, over all its blocks.
-While one client trains, the next one's data are read (`prefetch`).
+While one client trains, the next one's dataset is read (`prefetch`): of a
+corpus of shards the places of its records. The client's work reads the audio.
 """
 
 from collections.abc import Callable, Hashable, Sequence
