@@ -5,6 +5,7 @@ from unittest import mock
 
 from absl.testing import absltest
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from benchmarks import memory
@@ -40,6 +41,7 @@ class MemoryTest(absltest.TestCase):
     self.assertAlmostEqual(memory.peak_gib(), memory.resident_gib(), delta=0.05)
 
 
+@pytest.mark.slow
 class RoundTest(cases.TestCase):
 
   def test_a_round_after_the_first_traces_nothing(self):
@@ -66,6 +68,7 @@ class RoundTest(cases.TestCase):
     self.assertFalse(any(graph.get_operations() for graph in graphs))
 
 
+@pytest.mark.slow
 class ToyRunsTest(cases.TestCase):
 
   def test_steps_change_every_weight_of_a_central_run(self):

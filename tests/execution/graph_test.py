@@ -186,7 +186,9 @@ class LoadTest(absltest.TestCase):
   def test_a_large_sum_takes_its_memory_once(self):
     if not _has_memory_info():
       self.skipTest('This allocator has no statistics.')
-    size = 2**20
+    # Other tests' threads may take some MB meanwhile: large, and the least of
+    # several times.
+    size = 2**22
     part = tff.TensorType(np.int64, [size])
 
     @tff.tensorflow.computation(np.int64)
@@ -205,13 +207,16 @@ class LoadTest(absltest.TestCase):
     totals = [graph.variable(tf.zeros([size], tf.int64)) for _ in range(2)]
     one = tf.constant(1, tf.int64)
     add(*totals, one)
-    tf.config.experimental.reset_memory_stats('CPU:0')
     memory = tf.config.experimental.get_memory_info
-    begin = memory('CPU:0')['current']
-    add(*totals, one)
+    taken = []
+    for _ in range(3):
+      tf.config.experimental.reset_memory_stats('CPU:0')
+      begin = memory('CPU:0')['current']
+      add(*totals, one)
+      taken.append(memory('CPU:0')['peak'] - begin)
     # Both parts may be there at once, but no second copy of the sums.
-    self.assertLess(memory('CPU:0')['peak'] - begin, 2.5 * 8 * size)
-    self.assertEqual([_value(total)[-1] for total in totals], [2, 4])
+    self.assertLess(min(taken), 2.5 * 8 * size)
+    self.assertEqual([_value(total)[-1] for total in totals], [4, 8])
 
   def test_it_runs_in_several_threads_however_much_memory_it_takes(self):
     # 20 x 16 MiB: above 256 MiB, what TensorFlow takes a CPU to have, it makes

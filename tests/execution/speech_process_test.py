@@ -159,6 +159,7 @@ class SpeechProcessTest(parameterized.TestCase):
           limit = 0
         self.assertLessEqual(distance, limit, name)
 
+  @pytest.mark.slow  # Toy processes: multi_device_test.
   def test_state_equals_native(self):
     self.assert_close(_run_devices(1, 0.0), _run_native())
 
