@@ -1,19 +1,15 @@
-"""Turns, their ratios, memory, rounds, and toy runs that learn."""
+"""Turns, their ratios, memory, and toy runs that learn."""
 
 import os
-from unittest import mock
 
 from absl.testing import absltest
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from benchmarks import memory
 from benchmarks import toy_runs
 from benchmarks import turns
-from benchmarks import workload
 from tests import cases
-from tff_asr.execution import multi_device
 from tff_asr.storage import model_file
 from tff_asr.storage import run_dir
 
@@ -39,33 +35,6 @@ class MemoryTest(absltest.TestCase):
     del filled
     memory.reset_peak()
     self.assertAlmostEqual(memory.peak_gib(), memory.resident_gib(), delta=0.05)
-
-
-@pytest.mark.slow
-class RoundTest(cases.TestCase):
-
-  def test_a_round_after_the_first_traces_nothing(self):
-    sizes = workload.Workload(
-        num_blocks=1, dim=8, num_clients=2, num_local_steps=1,
-        num_utterances=2, batch_sec=5.0,
-    )
-    clients = sizes.write_corpus(self.root)
-    run = workload.Round(
-        multi_device.build_sync_context(),
-        sizes.build_process(clients, cohort_size=2),
-        clients.client_ids,
-    )
-    run()
-    graphs, initialize = [], tf.Graph.__init__
-
-    def counted(graph, *args, **kwargs):
-      graphs.append(graph)
-      initialize(graph, *args, **kwargs)
-
-    with mock.patch.object(tf.Graph, '__init__', counted):
-      run()
-    # Each new thread has an empty one.
-    self.assertFalse(any(graph.get_operations() for graph in graphs))
 
 
 @pytest.mark.slow

@@ -169,6 +169,8 @@ class DrawnAheadTest(parameterized.TestCase):
           cohort_size=2,
       ).create(types, tff.TensorType(np.float32))
     compiled = compiler.compile_computation(process.next)
+    # All layers of a sum with noise are added in place.
+    self.assertEqual(sum(compiled.clients.work.in_place), 3)
     for program, count in (
         (compiled.draw, 3),
         (compiled.finish, 3),

@@ -58,6 +58,21 @@ def _arrays(structure):
 @logical_devices.needed
 class LearningProcessTest(parameterized.TestCase):
 
+  def test_a_round_after_the_first_traces_nothing(self):
+    process = toys.build_fed_avg_over_ids()
+    graphs, initialize = [], tf.Graph.__init__
+
+    def noted(graph, *args, **kwargs):
+      graphs.append(graph)
+      initialize(graph, *args, **kwargs)
+
+    with _install(_build(devices=_CPUS[:2])):
+      state = process.next(process.initialize(), ['a', 'b', 'c']).state
+      with mock.patch.object(tf.Graph, '__init__', noted):
+        process.next(state, ['a', 'b', 'c'])
+    # Each new thread has an empty one.
+    self.assertFalse(any(graph.get_operations() for graph in graphs))
+
   def test_no_tensor_of_a_round_waits_for_the_garbage_collector(self):
     process = toys.build_fed_avg_over_ids()
     with _install(_build(devices=_CPUS[:2])):

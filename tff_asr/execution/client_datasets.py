@@ -27,7 +27,8 @@ _DATASET_OP = re.compile(r'Dataset(V\d+)?$')
 # Ops that may return something else each time. Python may do anything.
 _VARYING_OP = re.compile(
     r'^(?!Stateless).*'
-    r'(Shuffle|Random|Multinomial|TruncatedNormal|Sampler|SampleDistorted'
+    r'(Shuffle|Random|Multinomial|TruncatedNormal|Sampler|Sampling'
+    r'|SampleDistorted|Snapshot|Fractional|NonDeterministic|RecordInput'
     r'|CudnnRNN)'
     r'|^((Eager)?PyFunc|Timestamp)$'
 )
@@ -67,9 +68,9 @@ def split(
     that makes the datasets. The graph is left as it is, with None, if
       - it makes no dataset from the client's values alone,
       - it has variables, or
-      - a dataset shuffles or draws without a fixed seed, or calls Python: each
-        pass over it may differ, but passes over a dataset kept in memory do
-        not.
+      - a dataset shuffles or draws without a fixed seed, or calls Python that
+        is not declared stateless: each pass over it may differ, but passes over
+        a dataset kept in memory do not.
   """
   graph_def = tf.compat.v1.GraphDef.FromString(work.graph_def)
   if graph.has_variables(graph_def):
