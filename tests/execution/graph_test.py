@@ -135,8 +135,8 @@ class LoadTest(absltest.TestCase):
     self.assertEmpty(_value(variable))
 
   def test_giving_up_twice_the_tensors_doubles_the_graph(self):
-    # Were each output to wait for each variable, TensorFlow would optimize a
-    # model of many layers for longer than it trains it.
+    # Were each output to wait for each variable, edges would grow with the
+    # square of the tensors.
     def count_edges(num_tensors: int) -> int:
       @tff.tensorflow.computation(
           [tff.TensorType(np.int64, [2])] * num_tensors

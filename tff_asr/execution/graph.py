@@ -395,8 +395,8 @@ def _build_body(
           after=[*tensors, *checks],
           mark=is_added,
       )
-    # Through one op: an edge from each of them to each output would take
-    # longer to optimize than all the rest.
+    # Through one op: edges from each of them to each output would grow with
+    # the square of a model's tensors.
     with tf.control_dependencies([tf.group(*done)] if done else []):
       return list(map(tf.identity, tensors))
 
