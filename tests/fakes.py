@@ -2,7 +2,8 @@
 
 import atexit
 import collections
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -11,6 +12,7 @@ import os
 import pathlib
 import tempfile
 from typing import Any, Optional
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -180,6 +182,21 @@ def client_data(
   return tff.simulation.datasets.ClientData.from_clients_and_tf_fn(
       list(num_utterances), dataset_fn
   )
+
+
+@contextlib.contextmanager
+def counted(owner: type[Any], *names: str) -> Iterator[collections.Counter]:
+  """Counts calls of a class's methods, such as those that are traced."""
+  calls = collections.Counter()
+  with contextlib.ExitStack() as stack:
+    for name in names:
+
+      def call(*args, _name=name, _method=getattr(owner, name), **kwargs):
+        calls[_name] += 1
+        return _method(*args, **kwargs)
+
+      stack.enter_context(mock.patch.object(owner, name, call))
+    yield calls
 
 
 def charged_round(

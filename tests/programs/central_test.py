@@ -5,6 +5,7 @@ import functools
 import os
 import time
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +16,9 @@ from tests import fakes
 from tests.programs import runs
 from tff_asr import checks
 from tff_asr.data import client_data
+from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import shapes as shapes_lib
+from tff_asr.learning import central_step
 from tff_asr.programs import central
 from tff_asr.programs import run_privacy
 from tff_asr.storage import metrics_file
@@ -45,9 +48,33 @@ class _Evaluator:
     return _Evaluation(rate)
 
 
+# Runs of the same settings share a step's graph: all state is in the states.
+_SHARED_STEPS = mock.patch.object(
+    central_step, 'CentralStep', runs.once(central_step.CentralStep)
+)
+
+
+def setUpModule():
+  _SHARED_STEPS.start()
+
+
+def tearDownModule():
+  _SHARED_STEPS.stop()
+
+
 @functools.lru_cache
 def _model():
   return fakes.tiny_model(num_blocks=1, dropout=0.2)
+
+
+@functools.lru_cache
+def _pipeline(**settings) -> pipeline_lib.Pipeline:
+  return fakes.tiny_pipeline(_model(), max_batch_sec=3.0, **settings)
+
+
+@functools.lru_cache
+def _adam() -> tff.learning.optimizers.Optimizer:
+  return tff.learning.optimizers.build_adam(0.01)
 
 
 def _arguments(**changes) -> dict[str, Any]:
@@ -55,9 +82,9 @@ def _arguments(**changes) -> dict[str, Any]:
   arguments = dict(
       configuration='SEED = 3\n',
       model=_model(),
-      pipeline=fakes.tiny_pipeline(_model(), max_batch_sec=3.0),
+      pipeline=_pipeline(),
       client_data=client_data.load(fakes.shared_split(ann=3, bob=4)),
-      optimizer=tff.learning.optimizers.build_adam(0.01),
+      optimizer=_adam(),
       num_steps=6,
       seed=3,
       evaluate_every=1,
@@ -261,7 +288,7 @@ class CentralTest(cases.TestCase):
 
   def training(self, **changes) -> central.CentralTraining:
     # Chunks of 3, 3 and 1 utterances; batches of one or two.
-    pipeline = fakes.tiny_pipeline(_model(), max_batch_sec=3.0, chunk_size=3)
+    pipeline = _pipeline(chunk_size=3)
     return runs.build(
         central.CentralTraining,
         output_dir=self.path('unused'),
@@ -308,7 +335,11 @@ class CentralTest(cases.TestCase):
     )
     # A chunk is a whole part, and all of it fits into a batch.
     pipeline = fakes.tiny_pipeline(_model(), max_batch_sec=30.0, chunk_size=3)
-    found = self.draws(_place(3), 4, num_loaders=3, pipeline=pipeline)
+    # All loaders share a trace.
+    counted = fakes.counted(pipeline_lib.Pipeline, 'prepare', 'slice_batch')
+    with counted as calls:
+      found = self.draws(_place(3), 4, num_loaders=3, pipeline=pipeline)
+    self.assertEqual(calls, dict(prepare=1, slice_batch=1))
     for step, (place, batches) in enumerate(found):
       self.assertEqual(place.step, step)
       for batch, part in zip(batches, parts, strict=True):

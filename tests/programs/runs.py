@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+from collections.abc import Callable
 import contextlib
 import csv
 import dataclasses
@@ -125,6 +126,27 @@ def write_pretrained(
         ledger=ledger.head,
     )
   return encoder
+
+
+def once(build: Callable[..., Any]) -> Callable[..., Any]:
+  """A builder of steps that are built, and traced, once for all runs.
+
+  All state is in the states: runs that share a step share nothing else.
+  """
+  built = {}
+
+  def call(**options):
+    key = tuple(
+        repr(value)
+        if isinstance(value, (list, tuple, int, float))
+        else id(value)
+        for _, value in sorted(options.items())
+    )
+    if key not in built:
+      built[key] = build(**options), options  # Kept, or ids were used again.
+    return built[key][0]
+
+  return call
 
 
 def build(

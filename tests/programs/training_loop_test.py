@@ -85,29 +85,10 @@ def _shared() -> dict[str, dict[str, Any]]:
   }
 
 
-def _once(build):
-  """A builder of steps that are built, and traced, once for all runs.
-
-  All state is in the states: runs that share a step share nothing else.
-  """
-  built = {}
-
-  def call(**options):
-    key = tuple(
-        tuple(value) if isinstance(value, (list, tuple)) else id(value)
-        for _, value in sorted(options.items())
-    )
-    if key not in built:
-      built[key] = build(**options), options  # Kept, or ids were used again.
-    return built[key][0]
-
-  return call
-
-
 _STEPS = (
-    mock.patch.object(dp_sgd, 'DpSgd', _once(dp_sgd.DpSgd)),
+    mock.patch.object(dp_sgd, 'DpSgd', runs.once(dp_sgd.DpSgd)),
     mock.patch.object(
-        central_step, 'CentralStep', _once(central_step.CentralStep)
+        central_step, 'CentralStep', runs.once(central_step.CentralStep)
     ),
 )
 

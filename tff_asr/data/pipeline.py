@@ -42,6 +42,7 @@ converting code takes several times as long as tracing it.
 import collections
 from collections.abc import Callable
 import dataclasses
+import functools
 from typing import NamedTuple, Optional
 
 import tensorflow as tf
@@ -191,18 +192,20 @@ class Pipeline:
         self.with_lengths(examples), seed=seed, num_epochs=num_epochs
     )
 
-    def prepare(number):
+    def prepare(chunk_number):
       # int32, as in a client's loop: fold_in depends on the type.
-      number = tf.cast(number, tf.int32)
-      return self.prepare(
+      number = tf.cast(chunk_number, tf.int32)
+      prepared = self.prepare(
           self.read_chunk(shuffled, number, read=read),
           seed=tf.random.fold_in(shuffled.seed, number),
       )
+      return chunk_number, prepared
 
     numbers = tf.data.Dataset.range(tf.cast(shuffled.num_chunks, tf.int64))
-    return self.slice_all(
+    batches = self.slice_all(
         numbers.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
-    ).prefetch(1)
+    )
+    return batches.map(_batch_alone).prefetch(1)
 
   @tf.autograph.experimental.do_not_convert
   def open(
@@ -314,15 +317,17 @@ class Pipeline:
     Returns:
       Dataset of `Batch`.
     """
-    prepare = lambda chunk: self.prepare(
-        chunk, seed=tf.zeros([2], tf.int32), is_training=False
-    )
+    def prepare(number, chunk):
+      seed = tf.zeros([2], tf.int32)
+      return number, self.prepare(chunk, seed=seed, is_training=False)
+
     measured = self.with_lengths(examples, is_training=False)
-    chunks = measured.padded_batch(self.chunk_size)
-    return self.slice_all(
+    chunks = measured.padded_batch(self.chunk_size).enumerate()
+    batches = self.slice_all(
         chunks.map(prepare, num_parallel_calls=tf.data.AUTOTUNE),
         is_training=False,
-    ).prefetch(1)
+    )
+    return batches.map(_batch_alone).prefetch(1)
 
   @tf.autograph.experimental.do_not_convert
   def with_lengths(
@@ -466,32 +471,54 @@ class Pipeline:
   @tf.autograph.experimental.do_not_convert
   def slice_all(
       self,
-      prepared: tf.data.Dataset,
+      chunks: tf.data.Dataset,
       *,
       is_training: bool = True,
+      skip: int = 0,
       num_at_once: int = 2,
   ) -> tf.data.Dataset:
-    """Dataset of `Prepared` to dataset of `Batch`, in the order of `bounds`.
+    """Chunks to their batches, in the order of `bounds`.
 
     Args:
-      prepared: Chunks.
+      chunks: Dataset of (chunk's number, `Prepared`).
       is_training: Whether to augment.
+      skip: The first so many batches are left out, and are not computed.
       num_at_once: Batches that are computed at the same time.
+
+    Returns:
+      Dataset of (chunk's number, batch's number in it int64 [], `Batch`).
     """
     # The function given to flat_map has no function inside, which tf.data would
     # instantiate anew for each chunk.
-    numbered = prepared.flat_map(
-        lambda chunk: tf.data.Dataset.from_tensors(chunk)
+    numbered = chunks.flat_map(
+        lambda number, chunk: tf.data.Dataset.from_tensors((number, chunk))
         .repeat(tf.shape(chunk.bounds, tf.int64)[0])
         .enumerate()
     )
-    batches = numbered.map(
-        lambda number, chunk: self.slice_batch(
-            chunk, tf.cast(number, tf.int32), is_training=is_training
+    slice_batch = self._slice_batch
+    batches = numbered.skip(skip).map(
+        lambda number, chunk: (
+            chunk[0],
+            number,
+            slice_batch(chunk[1], tf.cast(number, tf.int32), is_training),
         ),
         num_parallel_calls=num_at_once,
     )
     return batches.with_options(_options())
+
+  @functools.cached_property
+  def _slice_batch(self) -> Callable[..., Batch]:
+    """`slice_batch` for datasets: traced once for all of the same chunks.
+
+    Several loaders, a dataset that is opened again for each evaluation, and one
+    that goes on elsewhere share the trace.
+    """
+    return tf.function(
+        lambda chunk, number, is_training: self.slice_batch(
+            chunk, number, is_training=is_training
+        ),
+        autograph=False,
+    )
 
   def _labels(self, transcripts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Labels int32 [B, U], padded with 0, and their lengths int32 [B]."""
@@ -563,6 +590,11 @@ class Prepared(NamedTuple):
 def num_batches(prepared: Prepared) -> tf.Tensor:
   """Number of batches of a chunk, int32 []."""
   return tf.shape(prepared.bounds)[0]
+
+
+def _batch_alone(chunk, number, batch: Batch) -> Batch:
+  del chunk, number
+  return batch
 
 
 def batch_starts(

@@ -10,8 +10,9 @@ published code (`create_dataset`, `world_size`), one a GPU. Their batches share
 the random draws of the model, as there: all of them drop the same layers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
+import functools
 import itertools
 import math
 from typing import Any, NamedTuple, Optional
@@ -242,31 +243,36 @@ class CentralTraining(training_loop.TrainingRun):
             mine.start + mine.step * numbers
         )
 
-    def prepare(chunk, places):
-      number = tf.bitwise.bitwise_and(chunk, tf.constant(2**31 - 1, tf.int64))
-      prepared = pipeline.prepare(
-          self.client_data.read(places, pipeline.longest),
-          seed=tf.random.fold_in(seed, tf.cast(number, tf.int32)),
-      )
-      return chunk, prepared
-
     vector = lambda dtype: tf.TensorSpec([None], dtype)
     signature = records.places(
         vector(tf.string), shard=vector(tf.int64), offset=vector(tf.int64)
     )
-    prepared = tf.data.Dataset.from_generator(
+    chunks = tf.data.Dataset.from_generator(
         places, output_signature=(tf.TensorSpec([], tf.int64), signature)
     ).map(
-        prepare,
+        lambda chunk, places: (chunk, self._prepare(chunk, places, seed)),
         num_parallel_calls=num_at_once,
         deterministic=True,
     )
-    batches = prepared.flat_map(
-        lambda chunk, prepared: pipeline.slice_all(
-            tf.data.Dataset.from_tensors(prepared), num_at_once=num_at_once
-        ).enumerate().map(lambda number, batch: (chunk, number, batch))
-    )
-    return batches.skip(start_batch).prefetch(1)
+    return pipeline.slice_all(
+        chunks, skip=start_batch, num_at_once=num_at_once
+    ).prefetch(1)
+
+  @functools.cached_property
+  def _prepare(self) -> Callable[..., pipeline_lib.Prepared]:
+    """(chunk's number, its places, loader's seed) to the chunk.
+
+    Traced once for all loaders, and for those that read without masks.
+    """
+
+    def prepare(chunk, places, seed):
+      number = tf.bitwise.bitwise_and(chunk, tf.constant(2**31 - 1, tf.int64))
+      return self.pipeline.prepare(
+          self.client_data.read(places, self.pipeline.longest),
+          seed=tf.random.fold_in(seed, tf.cast(number, tf.int32)),
+      )
+
+    return tf.function(prepare, autograph=False)
 
   def initial_record(self, weights: weights_lib.Weights) -> Record:
     return Record(best_weights=weights)

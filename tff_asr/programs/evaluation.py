@@ -6,7 +6,7 @@ with the weights of finished runs.
   B: batch size. S: output frames. V: vocabulary with blank.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import os
@@ -163,6 +163,8 @@ class Evaluator:
       )
 
     self._decode = decode
+    # Traced here, not at each evaluation.
+    self._open = tf.function(self._batches, input_signature=[], autograph=False)
 
   def __call__(
       self,
@@ -184,7 +186,7 @@ class Evaluator:
     num_losses = 0.0
     too_long = set()
     num_fill_rows = 0
-    for batch in self._batches():
+    for batch in self._open():
       tokens, said, batch_loss_sum, batch_losses = self._decode(weights, batch)
       loss_sum += float(batch_loss_sum)
       num_losses += float(batch_losses)
@@ -221,11 +223,11 @@ class Evaluator:
         num_fill_rows=num_fill_rows,
     )
 
-  def _batches(self) -> Iterator[pipeline_lib.Batch]:
+  def _batches(self) -> tf.data.Dataset:
     examples = tf.data.Dataset.from_tensor_slices(
         sorted(self.client_data.client_ids)
     ).flat_map(self.client_data.serializable_dataset_fn)
-    return iter(self._pipeline.evaluation_batches(examples))
+    return self._pipeline.evaluation_batches(examples)
 
 
 def check_characters(
