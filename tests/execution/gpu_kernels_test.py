@@ -93,6 +93,7 @@ def _takes_strings(node: tf.compat.v1.NodeDef) -> bool:
   )
 
 
+@functools.lru_cache(maxsize=None)  # To ask TensorFlow takes a millisecond.
 def _gpu_kernels(op: str) -> list:
   """The definitions of an op's kernels for GPUs."""
   return [
