@@ -34,6 +34,11 @@ _TRAINING = [
     for path in _PATHS
     if experiment_files.program(path) is not evaluation.evaluate
 ]
+# What rows change and no model depends on.
+_NO_MODELS = (
+    'CLIP_SPLIT', 'FREEZE', 'FREEZE_SHARE', 'INIT_FROM_RUN', 'NOISE_MULTIPLIER',
+    'TEST_DIR', 'TRAIN_DIR',
+)
 _AS_PUBLISHED = 'gin/experiments/as_published.gin'
 
 # The table of hyperparameters of https://arxiv.org/abs/2310.00098, section 4.2
@@ -149,11 +154,24 @@ def _path(name: str) -> str:
   return f'gin/experiments/{name}.gin'
 
 
+def tearDownModule():  # pylint: disable=invalid-name
+  _text.cache_clear()
+
+
 @functools.lru_cache(maxsize=None)
+def _text(gin_files: tuple[str, ...], gin_params: tuple[str, ...] = ()) -> str:
+  """The whole configuration that an experiment ends up with."""
+  config.bind(
+      experiment_files.program(gin_files[0]),
+      gin_files=gin_files,
+      gin_params=gin_params,
+  )
+  return config.text()
+
+
 def _settings(*gin_files: str) -> dict[str, str]:
   """All settings that an experiment ends up with, as text."""
-  config.bind(experiment_files.program(gin_files[0]), gin_files=gin_files)
-  return _found(config.text())
+  return _found(_text(gin_files))
 
 
 def _found(text: str) -> dict[str, str]:
@@ -426,12 +444,8 @@ class RecipeTest(parameterized.TestCase):
     self.assertLessEqual(
         set(first.gin_files), set(experiment_files.every_file())
     )
-    config.bind(
-        experiment_files.program(row.path),
-        gin_files=first.gin_files,
-        gin_params=first.gin_params,
-    )
-    text = config.text()
+    self.assertEqual(first.gin_files[0], row.path)
+    text = _text(first.gin_files, first.gin_params)
     settings = _found(text)
     for param in first.gin_params:
       name, _, value = param.partition(' = ')
@@ -467,10 +481,10 @@ class RecipeTest(parameterized.TestCase):
   )
   def test_presets_do_what_the_code_did(self, row):
     command = _parse(row.commands()[0])
+    is_global = _found(_text(*command))['CLIP_SPLIT'] == "'global'"
     for rule, cohorts in (
         ('clip', '@cohorts.poisson'), ('rescale', '@cohorts.fixed_size')
     ):
-      is_global = _bound(clipping.Clipping, command).split == 'global'
       if rule == 'rescale' and is_global:
         rule = 'clip'
         command = command._replace(gin_params=(
@@ -482,7 +496,7 @@ class RecipeTest(parameterized.TestCase):
         )
       found = _bound(clipping.Clipping, command)
       settings = _found(config.text())
-      self.assertEqual(found.rule, rule)
+      self.assertEqual((found.rule, found.split == 'global'), (rule, is_global))
       self.assertEqual(settings['BUILD_COHORTS'], cohorts)
       self.assertEqual(settings['L2_NORM_CLIP'][0], '0')
 
@@ -537,19 +551,20 @@ class PretrainingRowsTest(parameterized.TestCase):
     # two vectors a block.
     encoder = {True: 302_889_312}
     encoder[False] = encoder[True] - 12 * (1024**2 + 2 * 1024)
+    models = {}  # By the settings that a model may follow.
     for row in self.rows():
       for command in map(_parse, row.commands()):
         with self.subTest(row.paper, command=command):
-          config.bind(
-              experiment_files.program(row.path),
-              gin_files=command.gin_files,
-              gin_params=command.gin_params,
-          )
-          settings = _found(config.text())
+          settings = _found(_text(command.gin_files, command.gin_params))
           self.check_cost(row, settings)
           is_pretraining = 'NUM_CODES' in settings
           build = best_rq.build if is_pretraining else ctc.build
-          model = _bound(build, command)
+          key = frozenset(
+              item for item in settings.items() if item[0] not in _NO_MODELS
+          )
+          if key not in models:
+            models[key] = _bound(build, command)
+          model = models[key]
           expected = encoder[settings['RELATIVE_ATTENTION'] == 'True']
           if settings['NORM'] == "'batch'":
             # The running mean and variance of a block.

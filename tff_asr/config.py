@@ -95,7 +95,10 @@ def bind(
     _search_folder_of(path)
   with _without_search_log(), _explained():
     gin.parse_config_files_and_bindings(paths, (), finalize_config=False)
-  problems = _apply_overrides(gin_params) + _macro_problems()
+  before = text()
+  problems = _apply_overrides(gin_params)
+  after = text() if gin_params else before
+  problems += _unknown_macros(before, after) + _macro_problems(after)
   if problems:
     raise ConfigError(*problems)
   try:
@@ -274,7 +277,6 @@ def _one_line(error: Exception) -> str:
 
 def _apply_overrides(gin_params: Sequence[str]) -> list[str]:
   """Parses the overrides; returns what is wrong with them."""
-  known = set(_MACRO_DEFINITION.findall(text()))
   problems = []
   for param in gin_params:
     if '=' not in param:
@@ -287,17 +289,24 @@ def _apply_overrides(gin_params: Sequence[str]) -> list[str]:
         gin.parse_config(param)
     except ConfigError as e:
       problems.append(str(e))
-  # An override may have several lines, so ask gin for the names.
-  unknown = set(_MACRO_DEFINITION.findall(text())) - known
-  return problems + [
+  return problems
+
+
+def _unknown_macros(before: str, after: str) -> list[str]:
+  """Complaints about macros that overrides define and no file does.
+
+  An override may have several lines, so the texts of the configuration tell.
+  """
+  known = set(_MACRO_DEFINITION.findall(before))
+  unknown = set(_MACRO_DEFINITION.findall(after)) - known
+  return [
       f'unknown setting {name} in --gin_param.{_nearest(name, known)}'
       for name in sorted(unknown)
   ]
 
 
-def _macro_problems() -> list[str]:
+def _macro_problems(config: str) -> list[str]:
   """Complaints about macros without a definition or a value."""
-  config = text()
   known = set(_MACRO_DEFINITION.findall(config))
   unset = sorted(set(_MACRO_USE.findall(config)) - known)
   return [

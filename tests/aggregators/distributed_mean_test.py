@@ -22,21 +22,38 @@ _NUMBER = tff.TensorType(np.int64)
 _KEY = np.arange(1, 9, dtype=np.int32)
 
 
-def _factory(*, cohort_size=4, noise_multiplier=1.0, **settings):
-  defaults = dict(
+def _factory(*, cohort_size=4, noise_multiplier=0.7):
+  build_query = functools.partial(
+      distributed.DistributedSumQuery,
       l2_norm_clip=2.0,
       noise_multiplier=noise_multiplier,
       num_clients=4,
       max_failed_share=0.25,
-      bits=20,
+      bits=17,
       clipping=clipping_lib.Clipping(split='dim'),
-  )
-  build_query = functools.partial(
-      distributed.DistributedSumQuery, **defaults | settings
   )
   return distributed_mean.DistributedMean(
       build_query=build_query, cohort_size=cohort_size
   )
+
+
+@functools.lru_cache
+def _process(**settings):
+  """A process, traced once for all tests of these settings."""
+  return _factory(**settings).create(_VALUE_TYPE, _NUMBER)
+
+
+@functools.lru_cache
+def _context():
+  """Compiles each process once."""
+  return multi_device.build_sync_context(
+      multi_device.Settings(devices=['CPU:0'], clients_per_device=2)
+  )
+
+
+def tearDownModule():
+  _process.cache_clear()
+  _context.cache_clear()
 
 
 def _update(value):
@@ -50,11 +67,7 @@ class DistributedMeanTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.enterContext(
-        tff.framework.get_context_stack().install(
-            multi_device.build_sync_context(
-                multi_device.Settings(devices=['CPU:0'], clients_per_device=2)
-            )
-        )
+        tff.framework.get_context_stack().install(_context())
     )
 
   def run_rounds(self, process, *rounds, numbers=None):
@@ -70,7 +83,7 @@ class DistributedMeanTest(parameterized.TestCase):
     return outputs
 
   def test_type_signature(self):
-    process = _factory().create(_VALUE_TYPE, _NUMBER)
+    process = _process()
     parameter, result = (
         process.next.type_signature.parameter,
         process.next.type_signature.result,
@@ -83,7 +96,7 @@ class DistributedMeanTest(parameterized.TestCase):
     self.assertEqual(str(query_state.noise_key), 'int32[8]')
 
   def test_updates_reach_the_server_in_a_modular_sum_only(self):
-    process = _factory(bits=17).create(_VALUE_TYPE, _NUMBER)
+    process = _process()
 
     @tff.federated_computation(
         process.next.type_signature.parameter.state,
@@ -109,7 +122,7 @@ class DistributedMeanTest(parameterized.TestCase):
     )
 
   def test_the_mean_is_that_of_clipped_updates(self):
-    process = _factory(noise_multiplier=0.01).create(_VALUE_TYPE, _NUMBER)
+    process = _process(noise_multiplier=0.01)
     (output,) = self.run_rounds(
         process, [_update(x) for x in (0.1, -0.2, 100.0, np.nan)]
     )
@@ -123,7 +136,7 @@ class DistributedMeanTest(parameterized.TestCase):
     self.assertAlmostEqual(exact['clipped_clients'], 1 / 3, places=6)
 
   def test_noise_follows_clients_and_rounds(self):
-    process = _factory().create(_VALUE_TYPE, _NUMBER)
+    process = _process()
     zeros = [_update(0.0)] * 4
     first, second = self.run_rounds(process, zeros, zeros)
     again, _ = self.run_rounds(process, zeros, zeros)
@@ -141,7 +154,7 @@ class DistributedMeanTest(parameterized.TestCase):
     self.assertBetween(found / stated, 0.55, 1.45)
 
   def test_the_event_and_the_counter_are_in_the_state(self):
-    process = _factory(noise_multiplier=0.7).create(_VALUE_TYPE, _NUMBER)
+    process = _process()
     first, second = self.run_rounds(process, *[[_update(0.0)] * 4] * 2)
     for number, output in enumerate((first, second), start=1):
       event = dp_accounting.DpEvent.from_named_tuple(output.state.dp_event)
@@ -153,7 +166,7 @@ class DistributedMeanTest(parameterized.TestCase):
       )
 
   def test_with_too_few_clients_nothing_is_released(self):
-    process = _factory().create(_VALUE_TYPE, _NUMBER)
+    process = _process()
     three, two = self.run_rounds(
         process, [_update(0.0)] * 3, [_update(0.0)] * 2
     )
@@ -166,7 +179,7 @@ class DistributedMeanTest(parameterized.TestCase):
     )
     state = process.initialize()
     event = dp_accounting.DpEvent.from_named_tuple(state.dp_event)
-    self.assertEqual(event.noise_multiplier, 1.0)
+    self.assertEqual(event.noise_multiplier, np.float32(0.7))
 
   def test_bad_arguments(self):
     with self.assertRaisesRegex(TypeError, 'number of each client'):

@@ -106,6 +106,14 @@ _EVENTS = dict(
     correlated=_CORRELATED,
     adaptive_correlated=_CORRELATED,
 )
+# Numbers with noise in the first round, and its stddev on the sum. That of
+# correlated noise is not measured.
+_NOISE = dict(
+    per_layer=(3, 3.0),
+    partial=(2, 3.0),
+    # z_u / z = 1 / sqrt(1 - 5^-2).
+    adaptive=(3, 3.0 / math.sqrt(0.96)),
+)
 
 
 def _numbers(event) -> list[list[float]]:
@@ -116,6 +124,31 @@ def _numbers(event) -> list[list[float]]:
 def _create(build_query, *, cohort_size=4.0, value_type=_VALUE_TYPE):
   factory = dp_mean.build(build_query=build_query, cohort_size=cohort_size)
   return factory.create(value_type, _WEIGHT_TYPE)
+
+
+@functools.lru_cache
+def _context():
+  """Compiles each process once."""
+  return multi_device.build_sync_context(
+      multi_device.Settings(devices=['CPU:0'], clients_per_device=2)
+  )
+
+
+@functools.lru_cache
+def _clipping():
+  """A process that clips at 1, without noise, for cohorts of 2.5."""
+  return _create(mechanisms.build(), cohort_size=2.5)
+
+
+@functools.lru_cache
+def _noising():
+  """A process with noise that clips each layer at 10 / sqrt(2) = 7.07."""
+  return _create(mechanisms.build(clip=10.0, multiplier=2.0, split='uniform'))
+
+
+def tearDownModule():
+  for cached in (_context, _clipping, _noising):
+    cached.cache_clear()
 
 
 def _value(*numbers: float):
@@ -162,13 +195,7 @@ class ExecutionTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.enterContext(
-        tff.framework.get_context_stack().install(
-            multi_device.build_sync_context(
-                multi_device.Settings(
-                    devices=['CPU:0'], clients_per_device=2
-                )
-            )
-        )
+        tff.framework.get_context_stack().install(_context())
     )
 
   def start(self, process):
@@ -218,6 +245,18 @@ class ExecutionTest(parameterized.TestCase):
           _numbers(_EVENTS[name]),
       )
       self.assertIsInstance(event, type(_EVENTS[name]))
+    # The norm of the noise is that of the layers with noise.
+    measured = process.next(self.start(process), [], []).measurements
+    self.assertEqual('noise_norm' in measured, name in _NOISE)
+    if name in _NOISE:
+      num_noised, stddev = _NOISE[name]
+      self.assertAlmostEqual(
+          measured['noise_norm'], stddev * math.sqrt(num_noised) / 4, places=5
+      )
+    # Without clients there is nothing else to measure.
+    exact = measured['not_private']
+    self.assertTrue(math.isnan(exact['clipped_clients']))
+    self.assertEqual(exact['signal_norm'], 0)
 
   def test_no_clip_and_no_noise_is_the_plain_mean_in_any_order(self):
     process = _create(mechanisms.build(clip=math.inf), cohort_size=3)
@@ -229,7 +268,7 @@ class ExecutionTest(parameterized.TestCase):
   def test_divides_by_the_public_cohort_size_not_the_clients_that_came(self):
     # One client of norm 5 clipped to 1: (.6, 0, .8). The expectation of a
     # Poisson sample is no integer.
-    process = _create(mechanisms.build(), cohort_size=2.5)
+    process = _clipping()
     for num_clients in (0, 1, 3, 9):
       output = process.next(
           process.initialize(), [_value(3, 0, 4)] * num_clients,
@@ -241,7 +280,7 @@ class ExecutionTest(parameterized.TestCase):
       )
 
   def test_weights_are_ignored(self):
-    process = _create(mechanisms.build(multiplier=1.0))
+    process = _noising()
     state = self.start(process)
     values = [_value(1, 2, 3), _value(-1, 0, 5)]
     first, *others = [
@@ -252,7 +291,7 @@ class ExecutionTest(parameterized.TestCase):
       np.testing.assert_array_equal(first, other)
 
   def test_an_update_of_another_shape_is_refused(self):
-    process = _create(mechanisms.build())
+    process = _clipping()
     bad = collections.OrderedDict(a=np.float32([1, 2, 3]), b=np.float32(0))
     with self.assertRaisesRegex(
         round_execution.ClientError,
@@ -261,13 +300,13 @@ class ExecutionTest(parameterized.TestCase):
       process.next(process.initialize(), [_value(1, 2, 3), bad], [1.0] * 2)
 
   def test_noise_is_the_state_s_whoever_comes(self):
-    process = _create(mechanisms.build(clip=0.5, multiplier=2.0))
+    process = _noising()
     state = self.start(process)
     empty = fakes.flat(process.next(state, [], []).result)
     self.assertTrue(np.all(np.isfinite(empty) & (empty != 0)))
-    one = process.next(state, [_value(0.1, 0.2, 0.3)], [1.0])
+    one = process.next(state, [_value(1, 2, 3)], [1.0])
     full = fakes.flat(one.result)
-    np.testing.assert_allclose(full - empty, [0.025, 0.05, 0.075], atol=1e-6)
+    np.testing.assert_allclose(full - empty, [0.25, 0.5, 0.75], atol=1e-5)
     # Another key, another round, no key.
     other = aggregation.set_noise_key(state, _KEY + 1)
     for changed in (other, process.next(state, [], []).state):
@@ -279,10 +318,7 @@ class ExecutionTest(parameterized.TestCase):
   def test_measures_what_clipping_did_by_hand(self):
     # C_h = 10 / sqrt(2) = 7.07 each. Norms of a: 5, 10, 0; of b: 12, 1, 0. An
     # update that is not finite is left out of all means.
-    process = _create(
-        mechanisms.build(clip=10.0, multiplier=2.0, split='uniform'),
-        cohort_size=4,
-    )
+    process = _noising()
     values = [
         _value(3, 4, 12), _value(6, 8, -1), _value(0, 0, 0),
         _value(math.nan, 1, 1),
@@ -320,21 +356,3 @@ class ExecutionTest(parameterized.TestCase):
     self.assertAlmostEqual(
         measured['noise_norm'], 2 * 10 * math.sqrt(3) / 4, places=5
     )
-
-  def test_noise_norm_is_that_of_the_layers_with_noise(self):
-    for name, num_noised, stddev in (
-        ('per_layer', 3, 3.0), ('partial', 2, 3.0),
-        # z_u / z = 1 / sqrt(1 - 5^-2).
-        ('adaptive', 3, 3.0 / math.sqrt(0.96)),
-    ):
-      process = _create(_QUERIES[name])
-      measured = process.next(self.start(process), [], []).measurements
-      self.assertAlmostEqual(
-          measured['noise_norm'], stddev * math.sqrt(num_noised) / 4, places=5
-      )
-      # Without clients there is nothing else to measure.
-      exact = measured['not_private']
-      self.assertTrue(math.isnan(exact['clipped_clients']))
-      self.assertEqual(exact['signal_norm'], 0)
-    types = _create(_QUERIES['correlated']).next.type_signature.result
-    self.assertNotIn('noise_norm', str(types.measurements))

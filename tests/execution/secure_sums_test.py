@@ -132,6 +132,44 @@ class SecureSumsTest(parameterized.TestCase):
       _invoke(comp, [largest, 1])
 
   def test_secure_aggregator_is_a_mean_within_its_quantisation(self):
+    update_type = tff.types.to_type(
+        collections.OrderedDict(w=(np.float32, [30, 2]), b=(np.float32, [3]))
+    )
+    rng = np.random.default_rng(1)
+    updates = [
+        collections.OrderedDict(
+            w=rng.normal(size=[30, 2]).astype(np.float32),
+            b=rng.normal(size=[3]).astype(np.float32),
+        )
+        for _ in range(5)
+    ]
+    weights = [np.float32(weight) for weight in (8, 1, 3, 8, 2)]
+    expected = np.average(
+        [np.concatenate([np.ravel(each[name]) for name in 'wb'])
+         for each in updates],
+        axis=0,
+        weights=weights,
+    )
+    found = []
+    for build in (
+        tff.learning.robust_aggregator, tff.learning.secure_aggregator
+    ):
+      process = build(clipping=False, zeroing=False).create(
+          update_type, tff.TensorType(np.float32)
+      )
+      state = _invoke(process.initialize)
+      for _ in range(2):
+        output = _invoke(process.next, state, updates, weights)
+        state = output.state
+        found.append(np.concatenate(
+            [np.ravel(output.result[name]) for name in 'wb']
+        ))
+        np.testing.assert_allclose(found[-1], expected, rtol=0, atol=1e-4)
+    self.assertGreater(np.linalg.norm(expected), 0.1)
+    self.assertTrue(np.any(found[1] != found[3]))  # It was quantised.
+
+  @pytest.mark.slow
+  def test_training_with_the_secure_aggregator_is_that_without(self):
     plain, secure = (
         _train(build(clipping=False, zeroing=False))
         for build in (

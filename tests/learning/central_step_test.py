@@ -74,7 +74,7 @@ def _traced(devices, dropout, shapes):
     )[-1]
     return client_update.clip(gradients, max_norm=max_grad_norm), loss_sum
 
-  return tf.function(run)
+  return tf.function(run, reduce_retracing=True)
 
 
 def _gradients(

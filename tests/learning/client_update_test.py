@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 
 from tests import fakes
 from tests import reference
+from tests.learning import tiny
 from tff_asr.data import shapes as shapes_lib
 from tff_asr.execution import multi_device
 from tff_asr.features import log_mel
@@ -48,7 +49,7 @@ def _client_work(model, *, shapes=None, **limits):
 @functools.lru_cache
 def _batches():
   """A model, its weights, and one batch of three utterances."""
-  model = fakes.tiny_model(num_blocks=1)
+  model = tiny.recognizer()
   batch = next(
       iter(
           fakes.tiny_pipeline(model).training_batches(

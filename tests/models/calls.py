@@ -1,5 +1,7 @@
 """Calls of encoders, for their tests."""
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 
@@ -9,7 +11,12 @@ from tff_asr.models import weights as weights_lib
 
 def perturbed(specs: weights_lib.Specs) -> weights_lib.Weights:
   """Random ones everywhere, so that norms' scales and biases count too."""
-  drawn = weights_lib.initialize(specs, tf.constant([1, 2]))
+  return weights_lib.Weights(_perturbed(tuple(specs.items())))
+
+
+@functools.lru_cache  # Tests take those of an encoder in many calls.
+def _perturbed(items: tuple) -> weights_lib.Weights:
+  drawn = weights_lib.initialize(dict(items), tf.constant([1, 2]))
   rng = np.random.default_rng(0)
   return weights_lib.Weights(
       (name, value + 0.3 * rng.normal(size=value.shape).astype(np.float32))

@@ -1,6 +1,7 @@
 """The contract of all our optimizers; a new one is a new row."""
 
 import collections
+import functools
 
 from absl.testing import parameterized
 import numpy as np
@@ -237,18 +238,36 @@ class ContractTest(parameterized.TestCase):
     )
 
 
-class PerTensorTest(parameterized.TestCase):
+def _gradients():
+  # Like client updates under DP in some steps: far below epsilon.
+  return [
+      [10.0 ** -(step % 9) * g for g in _arrays(2, step)] for step in range(12)
+  ]
 
-  def run_steps(self, optimizer, weights, gradients):
-    """The weights after a step a list of gradients."""
-    weights = [tf.constant(w, tf.float32) for w in weights]
-    state = optimizer.initialize(
-        [tf.TensorSpec(w.shape, w.dtype) for w in weights]
-    )
-    for each in gradients:
-      each = [tf.constant(g, tf.float32) for g in each]
-      state, weights = optimizer.next(state, weights, each)
-    return [w.numpy() for w in weights]
+
+def _run_steps(optimizer):
+  """The weights after a step with each of the gradients."""
+  weights = [tf.constant(w, tf.float32) for w in _arrays(1)]
+  state = optimizer.initialize(
+      [tf.TensorSpec(w.shape, w.dtype) for w in weights]
+  )
+  for each in _gradients():
+    each = [tf.constant(g, tf.float32) for g in each]
+    state, weights = optimizer.next(state, weights, each)
+  return [w.numpy() for w in weights]
+
+
+@functools.lru_cache(maxsize=None)
+def _run_plain(name):
+  """The weights by a rule without other options."""
+  return _run_steps(_RULES[name][0](0.03))
+
+
+def tearDownModule():  # pylint: disable=invalid-name
+  _run_plain.cache_clear()
+
+
+class PerTensorTest(parameterized.TestCase):
 
   @parameterized.parameters(
       *((name, options) for name, rule in _RULES.items()
@@ -256,20 +275,15 @@ class PerTensorTest(parameterized.TestCase):
   )
   def test_agrees_with_the_numpy_twin_over_steps(self, name, options):
     build, twin, _, _ = _RULES[name]
-    # Like client updates under DP in some steps: far below epsilon.
-    gradients = [
-        [10.0 ** -(step % 9) * g for g in _arrays(2, step)]
-        for step in range(12)
-    ]
     settings = dict(learning_rate=0.03) | options
-    found = self.run_steps(build(**settings), _arrays(1), gradients)
+    found = _run_steps(build(**settings)) if options else _run_plain(name)
     reference_twin, expected = twin(**settings), _arrays(1)
-    for each in gradients:
+    for each in _gradients():
       expected = reference_twin.step(expected, each)
     for one, other in zip(found, expected):
       np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
     if options:
-      plain = self.run_steps(build(0.03), _arrays(1), gradients)
+      plain = _run_plain(name)
       self.assertGreater(np.abs(plain[0] - found[0]).max(), 1e-5)
 
   @parameterized.parameters(*_RULES)

@@ -13,6 +13,7 @@ from tests import cases
 from tests.bin import in_process
 from tests.bin import programs
 from tests import fakes
+from tests.learning import tiny
 from tests.programs import runs
 from tff_asr.data import client_data
 from tff_asr.learning import layer_freeze
@@ -203,14 +204,14 @@ class DryRunTest(cases.TestCase):
       **settings: Any,
   ) -> str:
     """What is said of epsilon: of 3 of 6 examples a step, at delta 1e-3."""
-    recogniser = fakes.tiny_model(num_blocks=1)
+    model = tiny.predictor()
     shards = self.path('shards')
     if not os.path.exists(shards):
       fakes.write_split(shards, {'ann': 3, 'bob': 2, 'cai': 1})
     text = self.describe(
         pretraining.Pretraining,
-        model=_predictor(recogniser),
-        pipeline=fakes.tiny_pipeline(recogniser),
+        model=model,
+        pipeline=fakes.tiny_pipeline(model),
         client_data=client_data.load(shards),
         batch_size=3,
         num_steps=num_steps,
@@ -225,7 +226,7 @@ class DryRunTest(cases.TestCase):
 
   def test_not_private_is_said_as_the_statement_would(self):
     self.assertRegex(
-        self.plan(0.3),
+        self.plan(0.85, num_steps=20),
         r'^[\d.]+ \(RDP\), ([\d.]+) \(PLD\) at the end, at delta 0\.001; '
         r'NOT PRIVATE: epsilon is \1, above 10$',
     )
@@ -235,11 +236,11 @@ class DryRunTest(cases.TestCase):
     )
     # What counts is where the run ends.
     self.assertNotIn('NOT PRIVATE', self.plan(
-        1.0, num_steps=300, target_epsilon=9.0
+        0.85, num_steps=90, target_epsilon=9.0
     ))
     self.assertRegex(
-        self.plan(1.0, num_steps=300, target_epsilon=50.0),
-        r'TARGET_EPSILON = 50 .*; NOT PRIVATE: epsilon is [\d.]+, above 10$',
+        self.plan(0.85, num_steps=90, target_epsilon=25.0),
+        r'TARGET_EPSILON = 25 .*; NOT PRIVATE: epsilon is [\d.]+, above 10$',
     )
 
   def test_the_smaller_bound_decides_what_is_not_private(self):
@@ -250,7 +251,7 @@ class DryRunTest(cases.TestCase):
     )
 
   def test_what_voids_the_start_voids_the_run(self):
-    model = _predictor(fakes.tiny_model(num_blocks=1))
+    model = tiny.predictor()
     parent = self.path('parent')
     with run_dir.RunDir(parent, configuration='') as folder:
       path = folder.file(run_dir.LEDGER)

@@ -26,6 +26,7 @@ import tensorflow_federated as tff
 from tests import cases
 from tests import fakes
 from tests import seen
+from tests.learning import tiny
 from tests.programs import runs
 from tff_asr import files
 from tff_asr.data import client_data as client_data_lib
@@ -73,7 +74,7 @@ def _shared() -> dict[str, Any]:
           clipping=clipping_lib.Clipping(split='dim'),
       ),
       cohort_size=_COHORT_SIZE,
-      model=fakes.tiny_model(num_blocks=1, dropout=0.1),
+      model=tiny.recognizer(dropout=0.1),
   )
 
 

@@ -10,14 +10,12 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tests import fakes
+from tests.learning import tiny
 from tests.programs import runs
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import examples as examples_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.learning import layer_freeze
-from tff_asr.models import best_rq
-from tff_asr.models import conformer
-from tff_asr.models import quantizer as quantizer_lib
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import queries
@@ -29,21 +27,11 @@ from tff_asr.storage import run_dir
 _CLIENTS = {'ann': 3, 'bob': 2, 'cai': 1}
 
 
-@functools.lru_cache
-def _model_of(num_codes: int, norm: str = 'group'):
-  encoder = conformer.build(
-      num_blocks=1, dim=8, mlp_dim=8, num_heads=2, norm=norm, num_groups=2,
-      front_channels=2,
-  )
-  return best_rq.build(
-      encoder=encoder,
-      quantizer=quantizer_lib.Quantizer(num_codes=num_codes),
-      start_prob=0.05,
-  )
+_MODEL = tiny.predictor()
 
 
 def _pipeline(**options) -> pipeline_lib.Pipeline:
-  return fakes.tiny_pipeline(_model_of(16), **options)
+  return fakes.tiny_pipeline(_MODEL, **options)
 
 
 def _build_query(noise_multiplier: float = 1.0):
@@ -70,7 +58,7 @@ class PretrainTest(parameterized.TestCase):
         sampler_seed=None,
         noise_seed=None,
         evaluator=pretraining.MaskedEvaluator(
-            model=_model_of(16), pipeline=_pipeline(), client_data=cls.data
+            model=_MODEL, pipeline=_pipeline(), client_data=cls.data
         ),
     )
 
@@ -84,7 +72,7 @@ class PretrainTest(parameterized.TestCase):
     arguments = dict(
         output_dir=cls.path(name),
         configuration='SEED = 3\n',
-        model=_model_of(16),
+        model=_MODEL,
         pipeline=_pipeline(),
         client_data=cls.data,
         optimizer=tff.learning.optimizers.build_adam(0.01),
@@ -100,7 +88,7 @@ class PretrainTest(parameterized.TestCase):
     return runs.train(pretraining.Pretraining, **arguments | changes)
 
   def weights(self, name: str) -> dict[str, np.ndarray]:
-    return run_dir.read_model(self.path(name), model=_model_of(16), tokens='')
+    return run_dir.read_model(self.path(name), model=_MODEL, tokens='')
 
   def test_a_public_run_scores_layers_and_charges_nothing(self):
     with open(self.path('public/results.json'), encoding='utf-8') as f:
@@ -109,7 +97,7 @@ class PretrainTest(parameterized.TestCase):
     self.assertBetween(results['dev_accuracy']['2'], 0, 1)
     self.assertFalse(os.path.exists(self.path('public/ledger.jsonl')))
     scores = warm_start.read_scores(
-        self.path('public'), specs=_model_of(16).specs
+        self.path('public'), specs=_MODEL.specs
     )
     self.assertAlmostEqual(sum(scores.values()), 1, places=6)
     self.assertTrue(all(score > 0 for score in scores.values()))
@@ -117,7 +105,7 @@ class PretrainTest(parameterized.TestCase):
     self.assertIn('C = 1e+09 clips 0% of 6 public gradients', self.printed)
     path = self.path('public/gradient_norms.csv')
     with open(path, encoding='utf-8') as f:
-      self.assertLen(f.readlines(), 2 + len(_model_of(16).specs))
+      self.assertLen(f.readlines(), 2 + len(_MODEL.specs))
 
   def test_frozen_layers_are_those_of_the_lowest_scores_and_do_not_move(self):
     results, printed = self.run_program(
@@ -126,7 +114,7 @@ class PretrainTest(parameterized.TestCase):
         freeze=layer_freeze.LayerFreeze(share=0.5),
         num_steps=1,
     )
-    specs = _model_of(16).specs
+    specs = _MODEL.specs
     scores = warm_start.read_scores(self.path('public'), specs=specs)
     self.assertEqual(
         results['frozen'],
@@ -152,7 +140,7 @@ class PretrainTest(parameterized.TestCase):
       (dict(measured_clips=[0.1, 0.0]), 'measured_clips'),
       (
           dict(
-              model=_model_of(16, norm='batch'),
+              model=tiny.predictor(batch_norm=True),
               build_query=None,
               gradients='by_batch',
               measured_clips=[0.1],

@@ -24,15 +24,13 @@ import tensorflow_federated as tff
 
 from tests import cases
 from tests import fakes
+from tests.learning import tiny
 from tests.programs import runs
 from tests.recognition import recognizers
 from tff_asr import files
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.execution import multi_device
 from tff_asr.metrics import word_errors
-from tff_asr.models import best_rq
-from tff_asr.models import conformer
-from tff_asr.models import quantizer as quantizer_lib
 from tff_asr.privacy import adaptive_query
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
@@ -68,18 +66,6 @@ class _DeafAdaptive(_Deaf, adaptive_query.AdaptiveClipSumQuery):
 
 class _DeafSum(_Deaf, queries.PerLayerClipSumQuery):
   """Of gradients."""
-
-
-@functools.lru_cache
-def _pretraining_model() -> best_rq.BestRqModel:
-  return best_rq.build(
-      encoder=conformer.build(
-          num_blocks=1, dim=8, mlp_dim=8, num_heads=2, num_groups=2,
-          front_channels=2,
-      ),
-      quantizer=quantizer_lib.Quantizer(num_codes=16),
-      start_prob=0.05,
-  )
 
 
 class SideChannelsTest(cases.TestCase):
@@ -208,7 +194,8 @@ class SideChannelsTest(cases.TestCase):
     self.assert_same(few, shown())
 
   def test_what_is_shown_is_the_same_for_other_recordings(self):
-    model = _pretraining_model()
+    model = tiny.predictor()
+    optimizer = tff.learning.optimizers.build_adam(0.01)
     dev = fakes.write_split(self.path('dev'), {'yan': 2, 'zoe': 1})
     build_query = functools.partial(
         _DeafSum, l2_norm_clip=0.1, noise_multiplier=30.0
@@ -223,7 +210,7 @@ class SideChannelsTest(cases.TestCase):
           model=model,
           pipeline=fakes.tiny_pipeline(model),
           client_data=client_data_lib.load(folder),
-          optimizer=tff.learning.optimizers.build_adam(0.01),
+          optimizer=optimizer,
           batch_size=3,
           num_steps=3,
           seed=3,
