@@ -1,13 +1,16 @@
 """Tests of gin/: every file binds; the quickstart's experiments run, tiny."""
 
 import asyncio
+from collections.abc import Callable
 import contextlib
+import dataclasses
 import functools
 import io
 import json
 import os
 import pathlib
 import re
+import tempfile
 from typing import Any
 from unittest import mock
 
@@ -169,15 +172,41 @@ _CORRELATED = {
 }
 
 
+def _traced_once() -> Callable[..., Any]:
+  """As `client_update.build`, which traces equal work on equal data once."""
+  build, built = client_update.build, {}
+
+  def build_once(*, local, read, **arguments):
+    # Of one module's tests: the pipeline's settings do not differ.
+    optimizer = local.build_optimizer(local.learning_rate)
+    key = str((
+        dataclasses.replace(local, build_optimizer=type(optimizer)),
+        read.__self__._folder,
+        arguments['broadcast_type'],
+        arguments['examples_type'],
+        sorted(arguments['frozen']),
+    ))
+    if key not in built:
+      built[key] = build(local=local, read=read, **arguments)
+    return built[key]
+
+  return build_once
+
+
 class QuickstartTest(cases.TestCase):
   """The quickstart's experiments, tiny, one after the other."""
 
-  def setUp(self):
-    super().setUp()
-    self.shards = functools.partial(os.path.join, self.root, 'shards')
-    fakes.write_split(self.shards('public'), {'ann': 2, 'bob': 2})
-    fakes.write_split(self.shards('private'), {'cai': 2, 'dee': 1, 'eve': 1})
-    fakes.write_split(self.shards('dev'), {'fay': 2})
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    shards = cls.enterClassContext(tempfile.TemporaryDirectory())
+    cls.shards = functools.partial(os.path.join, shards)
+    fakes.write_split(cls.shards('public'), {'ann': 2, 'bob': 2})
+    fakes.write_split(cls.shards('private'), {'cai': 2, 'dee': 1, 'eve': 1})
+    fakes.write_split(cls.shards('dev'), {'fay': 2})
+    cls.enterClassContext(
+        mock.patch.object(client_update, 'build', _traced_once())
+    )
 
   def bind(self, name: str, *swaps: str, **settings):
     path = f'gin/experiments/quickstart_{name}.gin'
@@ -206,8 +235,14 @@ class QuickstartTest(cases.TestCase):
   def train_two_rounds(
       self, name: str, *swaps: str, **settings
   ) -> dict[str, Any]:
-    """The same from scratch with the private speakers; one a round."""
+    """The same from scratch with the private speakers; one a round.
+
+    Without a dev set, and two layers train; all of them do in
+    `test_seed_federated_dp_and_evaluation`.
+    """
     defaults = dict(
+        EVALUATOR=None,
+        FROZEN=('front/.*', 'block_.*', 'norm/.*'),
         PRIVATE_DIR=repr(self.shards('private')),
         INIT_FROM_RUN=None,
         NUM_ROUNDS=2,
@@ -246,6 +281,7 @@ class QuickstartTest(cases.TestCase):
           COHORT_SIZE=3,
           NUM_LOCAL_STEPS=1,
           TARGET_EPSILON=None,
+          EVALUATOR=None,  # It is evaluated below.
       )
     # Every round's clients cost their seconds of audio.
     data = client_data.load(self.shards('private'))
@@ -344,13 +380,9 @@ class QuickstartTest(cases.TestCase):
 
   def test_devices_noise_needs_cohorts_of_one_size(self):
     with self.assertRaisesRegex(ValueError, 'does not go with poisson'):
-      self.train(
+      self.train_two_rounds(
           'federated_distributed',
-          PRIVATE_DIR=repr(self.shards('private')),
-          INIT_FROM_RUN=None,
-          NUM_ROUNDS=1,
           COHORT_SIZE=3,
-          TARGET_EPSILON=None,
           BUILD_COHORTS='@cohorts.poisson',
       )
 

@@ -118,6 +118,8 @@ class ExamplesTest(parameterized.TestCase):
         name,
         _gin_file(f'aggregator/{name}.gin'),
         '--gin_param=NOISE_MULTIPLIER = 2.0',
+        f'--gin_param={programs.FROZEN}',
+        '--gin_param=EVALUATOR = None',
     )
     self.assertIn('NOT PRIVATE', statement)
 

@@ -73,6 +73,7 @@ class TrainFederatedTest(cases.TestCase):
   def test_devices_are_split_before_anything_uses_them(self):
     tiny = programs.write_tiny(self.path('shards'))
     settings = (
+        programs.FROZEN,
         'NUM_ROUNDS = 2',
         'CLIENTS_PER_DEVICE = 2',
         'GPU_MEMORY_MB = 64',
@@ -98,9 +99,14 @@ class TrainFederatedTest(cases.TestCase):
   def test_as_a_notebook_runs_it_the_model_can_be_used(self):
     page = (programs.ROOT / 'docs/runs.md').read_text('utf-8')
     (code,) = re.findall('```python\n(.*?)```', page, re.DOTALL)
-    tiny = programs.write_tiny(self.path('shards'))
+    settings = [
+        *programs.write_tiny(self.path('shards')),
+        programs.FROZEN,
+        'EVALUATOR = None',
+        'NUM_ROUNDS = 1',
+    ]
     for written, taken in (
-        ("['NUM_ROUNDS = 20']", repr([*tiny, 'NUM_ROUNDS = 1'])),
+        ("['NUM_ROUNDS = 20']", repr(settings)),
         ("'runs/mine'", repr(self.run_dir)),
         (
             'await training_loop.run(program)',
@@ -157,7 +163,7 @@ class TrainFederatedTest(cases.TestCase):
         'bin/train_federated.py',
         f'--output_dir={self.run_dir}',
         _EXPERIMENT,
-        *(f'--gin_param={param}' for param in tiny),
+        *(f'--gin_param={param}' for param in (*tiny, programs.FROZEN)),
     )
     self.assertEqual(finished.code, 1)
     self.assertRegex(
