@@ -28,7 +28,8 @@ class ExamplesTest(parameterized.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    cls.root = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+    root = cls.enterClassContext(tempfile.TemporaryDirectory())
+    cls.root = pathlib.Path(root)
     rng = np.random.default_rng(1)
     for split, speakers in ('train', ('ann', 'bob')), ('dev', ('cai',)):
       for word in _WORDS:
