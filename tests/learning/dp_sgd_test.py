@@ -51,6 +51,7 @@ def _model(kind: str) -> best_rq.BestRqModel:
 
 
 _TINY = tiny.predictor(dropout=0.1)
+_FROZEN = tuple(sorted(_TINY.specs)[::2])
 
 
 def _batch(
@@ -148,6 +149,11 @@ def _difference(one, other) -> dict[str, np.ndarray]:
   return {name: one[name] - other[name] for name in one}
 
 
+def tearDownModule():
+  _build.cache_clear()
+  _model.cache_clear()
+
+
 class ExampleGradientsTest(parameterized.TestCase):
 
   @parameterized.parameters(('conformer', 'dim'), ('transformer', 'global'))
@@ -160,7 +166,7 @@ class ExampleGradientsTest(parameterized.TestCase):
     query = _build_query(split=split)(weights)
     query_state = query.initial_global_state()
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(weights):
       return dp_sgd._sum_by_example(
           weights,
@@ -171,17 +177,21 @@ class ExampleGradientsTest(parameterized.TestCase):
           gradient_of=dp_sgd._build_gradient(model, {}),
       )
 
+    @tf.function(autograph=False)
+    def run_alone(weights, alone, seed):
+      with tf.GradientTape() as tape:
+        tape.watch(weights)
+        (loss,) = tf.unstack(model.masked_loss(weights, alone, seed), 1)
+      return tape.gradient(loss, weights)
+
     found = run(weights)
     expected = {name: 0.0 for name in weights}
     norms, num_clipped = [], 0
     for row in range(5):
       alone = best_rq.Masked(*(part[row : row + 1] for part in masked))
-      with tf.GradientTape() as tape:
-        tape.watch(weights)
-        (loss,) = tf.unstack(model.masked_loss(weights, alone, numbers[row]), 1)
       gradient = {
           name: np.asarray(part, np.float64)
-          for name, part in tape.gradient(loss, weights).items()
+          for name, part in run_alone(weights, alone, numbers[row]).items()
       }
       norms.append(_norm(gradient))
       if split == 'global':
@@ -245,11 +255,10 @@ class DpSgdTest(parameterized.TestCase):
   def test_packing_and_devices_change_neither_the_sum_nor_its_one_noise(self):
     whole = _moves(_build(), _batch(0, 1, 2, 3, 4))
     packed = (_batch(3, 0), _batch(4), _batch(2, 1))
-    for num_devices in (1, 3):
-      step = _build(
-          noise=2.0,
-          devices=tuple(logical_devices.CPUS[:num_devices]),
-      )
+    for num_devices, options in (
+        (1, {}), (3, dict(devices=tuple(logical_devices.CPUS[:3])))
+    ):
+      step = _build(noise=2.0, **options)
       alone = _moves(step)
       for batches in (packed, packed[::-1]):
         for name, value in _difference(_moves(step, *batches), alone).items():
@@ -365,9 +374,7 @@ class DpSgdTest(parameterized.TestCase):
     self.assertTrue(np.isnan(_weights(output.state)['prediction/bias']).all())
 
   def test_frozen_layers_have_no_change_no_noise_and_no_part_of_the_clip(self):
-    names = sorted(_TINY.specs)
-    frozen = tuple(names[::2])
-    live = names[1::2]
+    frozen, live = _FROZEN, sorted(_TINY.specs.keys() - set(_FROZEN))
     step = _build(noise=2.0, frozen=frozen)
     moves = _moves(step, _batch(0, 1))
     for name in frozen:
@@ -395,8 +402,8 @@ class DpSgdTest(parameterized.TestCase):
         lambda value: value.numpy() if tf.is_tensor(value) else value, half
     )
     # Another process traces anew.
-    _build.cache_clear()
-    resumed = _build(noise=1.0, optimizer=_ADAM).next(arrays, batches[1]).state
+    other = _build.__wrapped__(noise=1.0, optimizer=_ADAM)
+    resumed = other.next(arrays, batches[1]).state
     for name, value in _weights(state).items():
       self.assertEqual(value.tobytes(), _weights(resumed)[name].tobytes(), name)
     self.assertEqual(int(resumed.distributor.round_num), 2)
@@ -404,15 +411,15 @@ class DpSgdTest(parameterized.TestCase):
     self.assertEqual(int(query_state.counter), 2)
 
   def test_the_state_tells_the_event_and_what_is_frozen(self):
-    step = _build(noise=1.5, frozen=('prediction/bias',))
+    step = _build(noise=2.0, frozen=_FROZEN)
     before = _keyed(step.initialize())
     after = step.next(before, [_batch(0)]).state
     for state in (before, after):
       self.assertEqual(
           dp_accounting.DpEvent.from_named_tuple(state.aggregator.dp_event),
-          dp_accounting.GaussianDpEvent(1.5),
+          dp_accounting.GaussianDpEvent(2.0),
       )
-      self.assertEqual(state.client_work, 'prediction/bias')
+      self.assertEqual(state.client_work, '\n'.join(_FROZEN))
 
   def test_by_batch_the_gradient_is_the_same_without_dropout(self):
     build = _build.__wrapped__  # Models are no keys of a cache.

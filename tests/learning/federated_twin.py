@@ -86,6 +86,7 @@ class Twin:
                 for name, tensor in batch.items()
             ),
         ],
+        autograph=False,
     )
 
   def _read_batches(self, num_steps, num_epochs):
