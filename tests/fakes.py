@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import pathlib
+import pickle
 import tempfile
 from typing import Any, Optional
 from unittest import mock
@@ -197,6 +198,19 @@ def counted(owner: type[Any], *names: str) -> Iterator[collections.Counter]:
 
       stack.enter_context(mock.patch.object(owner, name, call))
     yield calls
+
+
+def pld_once() -> contextlib.AbstractContextManager[Any]:
+  """A patch: epsilon by PLD is computed once for each event and delta."""
+  compute, found = accounting.epsilon_by_pld, {}
+
+  def epsilon_by_pld(event, *, delta):
+    key = pickle.dumps(event), delta
+    if key not in found:
+      found[key] = compute(event, delta=delta)
+    return found[key]
+
+  return mock.patch.object(accounting, 'epsilon_by_pld', epsilon_by_pld)
 
 
 def charged_round(

@@ -1,14 +1,13 @@
 """Tests of tff_asr.privacy.statement."""
 
 import dataclasses
-import functools
 import json
 import math
-from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
 
+from tests import fakes
 from tff_asr.privacy import accounting
 from tff_asr.privacy import ledger
 from tff_asr.privacy import statement
@@ -18,41 +17,16 @@ _STRATEGIES = {
     'separated': strategies.optimize(num_rounds=200, min_separation=100),
     'cyclic': strategies.optimize_banded(num_rounds=200, num_bands=4),
 }
+# Most statements are of the same rounds.
+_PLD_ONCE = fakes.pld_once()
 
 
 def setUpModule():  # pylint: disable=invalid-name
-  _PATCH.start()
+  _PLD_ONCE.start()
 
 
 def tearDownModule():  # pylint: disable=invalid-name
-  _PATCH.stop()
-  _by_pld.cache_clear()
-
-
-class _Event:
-  """An event as a key: a composed one holds a list, and has no hash."""
-
-  def __init__(self, event):
-    self.event, self._text = event, repr(event)
-
-  def __hash__(self):
-    return hash(self._text)
-
-  def __eq__(self, other):
-    return self._text == other._text
-
-
-@functools.lru_cache(maxsize=None)
-def _by_pld(event, delta, account=accounting.epsilon_by_pld):
-  return account(event.event, delta=delta)
-
-
-# Most statements are of the same rounds, which PLD accounts once.
-_PATCH = mock.patch.object(
-    accounting,
-    'epsilon_by_pld',
-    lambda event, *, delta: _by_pld(_Event(event), delta),
-)
+  _PLD_ONCE.stop()
 
 
 def _rounds(

@@ -9,12 +9,10 @@ import collections
 from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
-import functools
 import io
 import json
 import os
 import pathlib
-import pickle
 import shutil
 from typing import Any, NamedTuple
 from unittest import mock
@@ -30,7 +28,6 @@ from tests import seen
 from tests.programs import runs
 from tff_asr.data import cohorts
 from tff_asr.learning import fed_avg
-from tff_asr.privacy import accounting
 from tff_asr.privacy import adaptive_query
 from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import keys
@@ -52,7 +49,8 @@ _NUM_ROUNDS = 5
 _FIXED = private_rounds.PrivacySettings(noise_seed=1, sampler_seed=2)
 # Keys of the run's own.
 _DRAWN = private_rounds.PrivacySettings()
-_EPSILON_BY_PLD = accounting.epsilon_by_pld
+# Runs of many tests cost the same.
+_PLD_ONCE = fakes.pld_once()
 _CHANGES = ('write', 'ftruncate', 'fsync', 'replace', 'remove')
 
 
@@ -197,29 +195,13 @@ def _changes(root: str, number: int = -1) -> Iterator[list[str]]:
     yield found
 
 
-@functools.lru_cache
-def _found_by_pld(event: bytes, delta: float) -> tuple[float | None, str]:
-  return _EPSILON_BY_PLD(pickle.loads(event), delta=delta)
-
-
-def _epsilon_by_pld(event, *, delta: float) -> tuple[float | None, str]:
-  """Epsilon, found once for each event: runs of many tests cost the same."""
-  return _found_by_pld(pickle.dumps(event), delta)
-
-
-def tearDownModule():
-  _found_by_pld.cache_clear()
-
-
 class _TestCase(cases.TestCase):
 
   def setUp(self):
     super().setUp()
     # A killed process loses nothing of what it wrote; to wait takes time.
     self.enterContext(mock.patch.object(os, 'fsync'))
-    self.enterContext(
-        mock.patch.object(accounting, 'epsilon_by_pld', _epsilon_by_pld)
-    )
+    self.enterContext(_PLD_ONCE)
 
   def train(
       self,
