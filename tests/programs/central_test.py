@@ -140,7 +140,9 @@ class CentralTest(cases.TestCase):
     with self.assertRaises(KeyboardInterrupt):
       train(self.path('parts'), first)
     second = _Evaluator(0.6, 0.4)
-    train(self.path('parts'), second)
+    # Of another optimizer object, whose step is built and traced anew.
+    adam = tff.learning.optimizers.build_adam(0.01)
+    train(self.path('parts'), second, optimizer=adam)
     self.assert_same(second.seen[0], whole.seen[2])
     self.assert_same(second.seen[1], whole.seen[3])
     self.assert_same(

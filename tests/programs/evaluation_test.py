@@ -10,6 +10,7 @@ import os
 from absl.testing import absltest
 import numpy as np
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tests import cases
 from tests import fakes
@@ -91,6 +92,27 @@ class EvaluatorTest(absltest.TestCase):
         sum(len(each) - ('a' in each) for each in transcripts),
     )
     self.assertEqual(found.token_errors.words, len(''.join(transcripts)))
+
+  def test_datasets_of_ones_own_may_branch_on_tensors(self):
+    def shorten(example):
+      if tf.size(example['waveform']) > 9_000:
+        example['waveform'] = example['waveform'][:9_000]
+      return example
+
+    spoken = fakes.client_data(_CLIENTS)
+    branching = tff.simulation.datasets.ClientData.from_clients_and_tf_fn(
+        spoken.client_ids,
+        lambda name: spoken.serializable_dataset_fn(name).map(shorten),
+    )
+    model = _model()
+    evaluator = evaluation.Evaluator(
+        model=model,
+        pipeline=fakes.tiny_pipeline(model),
+        client_data=branching,
+    )
+    self.assertLen(
+        evaluator(_weights()).hypotheses, sum(_CLIENTS.values())
+    )
 
   def test_token_errors_count_boundaries_and_words_do_not(self):
     model = _model()

@@ -163,8 +163,9 @@ class Evaluator:
       )
 
     self._decode = decode
-    # Traced here, not at each evaluation.
-    self._open = tf.function(self._batches, input_signature=[], autograph=False)
+    # Traced at the first evaluation, and not at each. With AutoGraph, which the
+    # functions of users' own datasets may need.
+    self._open = tf.function(self._batches, input_signature=[])
 
   def __call__(
       self,
