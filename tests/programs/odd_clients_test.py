@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tests import cases
 from tests import fakes
+from tests.learning import tiny
 from tests.programs import runs
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
@@ -44,6 +45,7 @@ class OddClientsTest(cases.TestCase):
             noise_multiplier=1.0,
         ),
         cohort_size=len(waveforms),
+        model=tiny.recognizer(),
         augment=_make_silence_nan,
     )
     run = os.path.join(root, 'run')

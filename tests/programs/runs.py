@@ -16,7 +16,6 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tests import fakes
-from tests.learning import tiny
 from tff_asr.aggregators import dp_mean
 from tff_asr.data import client_data
 from tff_asr.data import cohorts
@@ -54,9 +53,9 @@ def federated(
   """Arguments of federated runs on these data, in which a client does a step.
 
   To build and trace the process takes seconds, to run a round does not: runs of
-  the same arguments share it. The model is the smallest one, if none is given.
+  the same arguments share it.
   """
-  model = model or tiny.recognizer()
+  model = model or fakes.tiny_model(num_blocks=1)
   parts = dict(
       model=model,
       pipeline=fakes.tiny_pipeline(model, **pipeline),

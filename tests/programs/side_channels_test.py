@@ -161,6 +161,7 @@ class SideChannelsTest(cases.TestCase):
     # Of the data they have the place, and how many clients there are.
     settings = runs.federated(
         client_data_lib.load(folder),
+        model=tiny.recognizer(),
         build_query=functools.partial(
             _DeafAdaptive,
             l2_norm_clip=0.01,
