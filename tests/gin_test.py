@@ -181,6 +181,7 @@ def _traced_once() -> Callable[..., Any]:
     optimizer = local.build_optimizer(local.learning_rate)
     key = str((
         dataclasses.replace(local, build_optimizer=type(optimizer)),
+        sorted(vars(optimizer).items()),
         read.__self__._folder,
         arguments['broadcast_type'],
         arguments['examples_type'],
