@@ -1,4 +1,4 @@
-"""How updates are summed: by aggregators with a guarantee, and by any other.
+"""Aggregation of updates: factories with a guarantee, and any other.
 
 An `AccountedFactory` makes processes whose state has a query with a noise key
 and the event of its rounds: it says itself what a round costs. The processes of
