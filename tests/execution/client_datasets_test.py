@@ -144,14 +144,30 @@ class SplitTest(parameterized.TestCase):
     _, _, read = _split(work)
     self.assertIsNotNone(read)
 
-  def test_no_split_for_work_with_variables(self):
+  def test_a_dataset_that_reads_a_variable_is_not_split_off(self):
+    def work(client_id, factor):
+      total = tf.Variable(factor)
+      return _sum(_levels(client_id).map(lambda level: level * total))
+
+    self.assertIsNone(_split(work)[2])
+
+  def test_variables_of_the_work_stay_there(self):
     def work(client_id, factor):
       total = tf.Variable(factor)
       added = total.assign_add(_sum(_levels(client_id)))
       with tf.control_dependencies([added]):
         return total.read_value()
 
-    self.assertIsNone(_split(work)[2])
+    whole, rest, read = _split(work)
+    (dataset,) = read.program.load()('4')
+    # 10 + (1 + 2 + 3 + 4).
+    for _ in range(2):
+      self.assertEqual(
+          graph.Program((whole,)).load()('4', 10.0), [20.0]
+      )
+      self.assertEqual(
+          graph.Program((rest,)).load()('4', 10.0, dataset), [20.0]
+      )
 
 
 class WarningTest(parameterized.TestCase):
@@ -242,7 +258,7 @@ class RoundTest(parameterized.TestCase):
     read = {client_id: threading.Event() for client_id in client_ids}
     num_working = itertools.count()
     read_client = prefetch.Reader._read_client
-    get_work = round_worker.ClientFunctions.get_work
+    load = round_worker.ClientFunctions.__init__
     overlaps = []
 
     def read_and_tell(reader, position):
@@ -250,25 +266,30 @@ class RoundTest(parameterized.TestCase):
       read[client_ids[position]].set()
       return datasets
 
-    def get_waiting_work(functions, thread):
-      work = get_work(functions, thread)
+    def load_waiting_work(functions, programs):
+      load(functions, programs)
+      work = functions.work
 
       def wait_and_work(*tensors):
-        # The last ones have nobody to wait for.
+        # The last ones have no other client to wait for.
         if (number := next(num_working) + 1) < len(client_ids):
           overlaps.append(read[client_ids[number]].wait(60))
         return work(*tensors)
 
-      return wait_and_work
+      functions.work = wait_and_work
 
     prefetch.CLIENT_CACHE.clear()
     with (
         mock.patch.object(prefetch.Reader, '_read_client', read_and_tell),
         mock.patch.object(
-            round_worker.ClientFunctions, 'get_work', get_waiting_work
+            round_worker.ClientFunctions, '__init__', load_waiting_work
         ),
     ):
-      self._run(client_ids, **options)
+      context = multi_device.build_sync_context(
+          multi_device.Settings(**options)
+      )
+      with tff.framework.get_context_stack().install(context):
+        _total_of_all(client_ids)
     self.assertEqual(overlaps, [True] * 4)
 
   def test_data_of_each_client_and_computation_are_its_own(self):

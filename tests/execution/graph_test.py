@@ -8,11 +8,15 @@ import pickle
 import weakref
 
 from absl.testing import absltest
+from absl.testing import parameterized
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.framework import op_def_pb2
+from tensorflow.python.client import pywrap_tf_session
 import tensorflow_federated as tff
 
 from tff_asr.execution import graph
+from tff_asr.text import tokenizer
 
 
 def _build_adder(amount: float) -> graph.Graph:
@@ -247,3 +251,175 @@ class LoadTest(absltest.TestCase):
     )
     with self.assertRaisesRegex(ValueError, 'comp'):
       graph.from_computation(comp)
+
+
+def _build_mutable_table():
+  table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+  return table.insert, table.size
+
+
+def _build_table_of_vectors():
+  table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, [0, 0])
+  return (
+      lambda keys, values: table.insert(keys, tf.stack([values] * 2, axis=1)),
+      table.size,
+  )
+
+
+def _build_dense_table():
+  table = tf.lookup.experimental.DenseHashTable(
+      tf.string, tf.int64, -1, empty_key='', deleted_key='-'
+  )
+  return table.insert, table.size
+
+
+def _build_variable():
+  # Of as many elements as keys were put.
+  variable = tf.Variable(tf.zeros([0], tf.int64), shape=[None])
+  return (
+      lambda keys, values: variable.assign(
+          tf.concat([variable, values], axis=0), read_value=False
+      ),
+      lambda: tf.size(variable.read_value(), tf.int64),
+  )
+
+
+_KEPT = {
+    'MutableHashTableV2': _build_mutable_table,
+    'MutableHashTableOfTensorsV2': _build_table_of_vectors,
+    'MutableDenseHashTableV2': _build_dense_table,
+    'VarHandleOp': _build_variable,
+}
+
+
+def _build_counter(kind: str) -> tff.Computation:
+  """The number of keys in a container of this kind after putting some."""
+
+  @tff.tensorflow.computation(tff.TensorType(np.str_, [None]))
+  def count(keys):
+    put, size = _KEPT[kind]()
+    with tf.control_dependencies([put(keys, tf.ones_like(keys, tf.int64))]):
+      return size()
+
+  return count
+
+
+class StateTest(parameterized.TestCase):
+
+  @parameterized.parameters(*_KEPT)
+  def test_nothing_is_kept_between_calls_or_threads(self, kind):
+    comp = _build_counter(kind)
+    section = tff.framework.serialize_computation(comp).tensorflow
+    made = tf.compat.v1.GraphDef.FromString(section.graph_def.value)
+    self.assertIn(kind, {node.op for node in made.node})
+    count = graph.Program((graph.from_computation(comp),)).load()
+    keys = [tf.constant([f'{n}_{i}' for i in range(n)]) for n in range(1, 9)]
+    with futures.ThreadPoolExecutor(4) as pool:
+      sizes = list(pool.map(lambda each: int(count(each)[0]), 4 * keys))
+    self.assertEqual(sizes, 4 * list(range(1, 9)))
+
+  def test_variables_are_set_from_the_arguments_of_the_call(self):
+    @tff.tensorflow.computation(np.float32)
+    def comp(x):
+      one, two = tf.Variable(x), tf.Variable(10.0 * x)
+      with tf.control_dependencies([one.assign_add(1.0)]):
+        return one.read_value(), two.read_value()
+
+    program = graph.Program((graph.from_computation(comp),)).load()
+    for x in (3.0, 5.0):
+      self.assertEqual(program(tf.constant(x)), [x + 1.0, 10.0 * x])
+
+  def test_only_what_is_used_is_initialized(self):
+    # As in the part of a graph that takes only some of its arguments.
+    @tff.tensorflow.computation(np.float32, np.float32)
+    def comp(x, y):
+      return tf.Variable(x) + 1.0, tf.Variable(y) + 2.0
+
+    whole = graph.from_computation(comp)
+    part = dataclasses.replace(
+        whole,
+        inputs=whole.inputs[:1],
+        specs=whole.specs[:1],
+        outputs=whole.outputs[:1],
+    )
+    self.assertEqual(graph.Program((part,)).load()(tf.constant(3.0)), [4.0])
+
+  def test_tables_are_initialized_by_the_arguments_of_the_call(self):
+    @tff.tensorflow.computation(np.int64)
+    def comp(value):
+      table = tf.lookup.StaticHashTable(
+          tf.lookup.KeyValueTensorInitializer(['a'], [value]), -1
+      )
+      return table.lookup(tf.constant('a'))
+
+    program = graph.Program((graph.from_computation(comp),)).load()
+    for value in (3, 5):
+      self.assertEqual(program(tf.constant(value, tf.int64)), [value])
+
+  def test_variables_are_freed_after_the_call(self):
+    if not _has_memory_info():
+      self.skipTest('This allocator has no statistics.')
+    size = 2**22
+
+    @tff.tensorflow.computation(np.float32)
+    def comp(x):
+      return tf.reduce_sum(tf.Variable(tf.fill([size], x)))
+
+    program = graph.Program((graph.from_computation(comp),)).load()
+    memory = lambda: tf.config.experimental.get_memory_info('CPU:0')['current']
+    program(tf.constant(1.0))
+    before = memory()
+    for _ in range(8):
+      program(tf.constant(1.0))
+    # Other tests' threads may take some MB meanwhile.
+    self.assertLess(memory() - before, 4 * 4 * size)
+
+  def test_every_op_with_a_named_state_is_made_fresh_or_found(self):
+    # All ops of TensorFlow, and of the library that the tokenizers load.
+    self.assertTrue(tokenizer.CharTokenizer)
+    ops = op_def_pb2.OpList.FromString(
+        pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList())
+    ).op
+    fresh, constant = set(), set()
+    for op in ops:
+      names = {attribute.name for attribute in op.attr}
+      if not names & {'container', 'shared_name'}:
+        continue
+      with self.subTest(op.name):
+        graph_def = tf.compat.v1.GraphDef()
+        node = graph_def.node.add(name='node', op=op.name)
+        for name in names & {'container', 'shared_name'}:
+          node.attr[name].s = b'name'
+        graph._make_state_fresh(graph_def)
+        if found := graph.find_shared_state(graph_def):
+          self.assertEqual(found, (op.name,))
+          self.assertEqual(node.op, op.name)
+        elif node.op == op.name and op.name != 'VarHandleOp':
+          constant.add(op.name)
+        else:
+          fresh.add(op.name)
+          self.assertNotIn(b'name', [each.s for each in node.attr.values()])
+        # In a function there is no fresh one for each call of the program.
+        inner = tf.compat.v1.GraphDef()
+        function = inner.library.function.add()
+        function.node_def.add(name='node', op=op.name)
+        graph._make_state_fresh(inner)
+        self.assertEqual(
+            graph.find_shared_state(inner),
+            () if op.name in constant else (op.name,),
+        )
+    self.assertEqual(fresh, {*_KEPT, 'HashTableV2'})
+    self.assertEqual(constant, {'SentencepieceOp'})
+
+  def test_a_queue_begins_empty_in_each_call(self):
+    @tff.tensorflow.computation(np.int32)
+    def comp(x):
+      queue = tf.queue.FIFOQueue(10, [tf.int32], [[]])
+      with tf.control_dependencies([queue.enqueue(x)]):
+        return queue.size()
+
+    serialized = graph.from_computation(comp)
+    self.assertEqual(serialized.shared_state, ('FIFOQueueV2',))
+    program = graph.Program((serialized,)).load()
+    for _ in range(3):
+      self.assertEqual(program(tf.constant(1)), [1])

@@ -264,6 +264,57 @@ class ComputationTest(parameterized.TestCase):
     )
     self.assertEqual(result, 2000 * sum(values))
 
+  def test_what_a_client_keeps_in_a_table_ends_with_it(self):
+    @tff.tensorflow.computation(tff.TensorType(np.str_, [None]))
+    def count(tokens):
+      table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, 0)
+      added = table.insert(tokens, tf.ones_like(tokens, tf.int64))
+      with tf.control_dependencies([added]):
+        return table.size()
+
+    clients = tff.FederatedType(count.type_signature.parameter, tff.CLIENTS)
+
+    @tff.federated_computation(clients)
+    def total_and_largest(tokens):
+      counts = tff.federated_map(count, tokens)
+      return tff.federated_sum(counts), tff.federated_max(counts)
+
+    tokens = [['a', 'b'], ['c'], ['d', 'e', 'f']]
+    for options in (dict(), dict(devices=_CPUS[:2], clients_per_device=2)):
+      for _ in range(2):
+        result = _invoke(total_and_largest, tokens, **options)
+        self.assertEqual(tuple(result), (6, 3))
+
+  def test_variables_are_set_from_arguments_wherever_they_are(self):
+    @tff.tensorflow.computation(np.float32)
+    def double(x):
+      variable = tf.Variable(x)
+      with tf.control_dependencies([variable.assign_add(x)]):
+        return variable.read_value()
+
+    @tff.federated_computation(toys.SERVER_FLOAT)
+    def at_server(x):
+      return tff.federated_map(double, x)
+
+    for x in (3.0, 5.0):
+      self.assertEqual(_invoke(double, x), 2 * x)
+      self.assertEqual(_invoke(at_server, x), 2 * x)
+      # 2 (x + 1) + 2 (x + 2).
+      total = _invoke(toys.sum_of(double), [x + 1, x + 2])
+      self.assertEqual(total, 4 * x + 6)
+
+  def test_an_op_that_would_tell_one_client_of_another_is_named(self):
+    @tff.tensorflow.computation(np.int32)
+    def work(x):
+      queue = tf.queue.FIFOQueue(10, [tf.int32], [[]])
+      with tf.control_dependencies([queue.enqueue(x)]):
+        return queue.size()
+
+    with self.assertRaisesRegex(
+        compiler.UncompilableError, 'FIFOQueueV2.*from client to client'
+    ):
+      _invoke(toys.sum_of(work), [1, 2])
+
   def test_each_load_is_released_with_its_computation(self):
     store = context_lib.Cache(lambda comp: object())
     comp = tff.tensorflow.computation(lambda: tf.constant(1))

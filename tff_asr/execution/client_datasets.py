@@ -67,14 +67,12 @@ def split(
     The remaining graph, with the datasets as further inputs, and the program
     that makes the datasets. The graph is left as it is, with None, if
       - it makes no dataset from the client's values alone,
-      - it has variables, or
+      - a dataset uses a variable or a mutable table, or
       - a dataset shuffles or draws without a fixed seed, or calls Python that
         is not declared stateless: each pass over it may differ, but passes over
         a dataset kept in memory do not.
   """
   graph_def = tf.compat.v1.GraphDef.FromString(work.graph_def)
-  if graph.has_variables(graph_def):
-    return work, None
   nodes = {node.name: node for node in graph_def.node}
   reached = graph.find_needed(
       graph_def, work.outputs, is_leaf=_is_dataset
@@ -86,7 +84,8 @@ def split(
   names = sorted(
       name
       for name in reached
-      if _is_dataset(nodes[name]) and _is_separable(graph_def, name, others)
+      if _is_dataset(nodes[name])
+      and _is_separable(graph_def, name, others, work.initialize_op)
   )
   if not names:
     return work, None
@@ -145,10 +144,18 @@ def warn_on_gpus(
 
 
 def _is_separable(
-    graph_def: tf.compat.v1.GraphDef, name: str, others: set[str]
+    graph_def: tf.compat.v1.GraphDef,
+    name: str,
+    others: set[str],
+    initialize_op: str,
 ) -> bool:
   """True if a dataset needs no other input and repeats itself in each pass."""
   needed = graph.find_needed(graph_def, [name])
+  needed |= graph.find_needed(
+      graph_def, graph.find_initializers(graph_def, needed, initialize_op)
+  )
+  if graph.has_mutable_state(graph_def, needed):
+    return False
   ops = graph.find_ops(
       [node for node in graph_def.node if node.name in needed],
       graph_def.library,

@@ -275,6 +275,13 @@ def _compile_round(
           form.update,
       ),
   )
+  shared = {*work.shared_state, *accumulate.shared_state}
+  if shared:
+    raise ValueError(
+        f'client work has {", ".join(sorted(shared))}, whose state would pass '
+        'from client to client; use tf.Variable, tf.lookup or tf.TensorArray, '
+        'outside of tf.function'
+    )
   work, read = client_datasets.split(
       work, client_inputs=work.inputs[: len(arguments.client.specs)]
   )

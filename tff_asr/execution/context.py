@@ -105,8 +105,8 @@ class Cache:
       return self._entries[key][1]
 
 
-# Contexts share compiled programs. Each loads its own functions, because
-# variables belong to one load.
+# Contexts share compiled programs. Each loads its own functions, with its
+# settings.
 _compiled = Cache(compiler.compile_computation)
 
 
@@ -115,7 +115,7 @@ class _Loaded:
 
   Attributes:
     compiled: the computation as programs.
-    lock: held during a call: functions with variables allow one at a time.
+    lock: held during a call: a computation has one call at a time.
     merge_ordered: the function of a `compiler.Round`, or None.
     prepare: the function of a `compiler.Round`.
     draw: the function of a `compiler.Round`, or None: `finish` draws.
@@ -242,8 +242,7 @@ class Runner(abc.ABC):
         max_failed=int(self.settings.max_failed_share * len(clients)),
         timeout_sec=self.settings.client_timeout_sec,
     )
-    # Where the round fails this waits, too: the next call may use the variables
-    # of what draws.
+    # Waits for the drawing also where the round fails: it uses all threads.
     with futures.ThreadPoolExecutor(1) as thread:
       drawing = thread.submit(loaded.draw_ahead, server)
       if clients:

@@ -6,14 +6,16 @@ imports it. Both pickle, so another process can load a program.
 
 Importing must get right:
 
-- The names of a graph's library functions and resources (variables, tables) are
-  not unique in a process. The process that traced a graph already has functions
-  of these names, and two clients that train at once must not share variables.
-  Each load renames all of them and every reference to them, also in string
-  attributes.
-- A graph may come with an initialize op. TFF runs it before each call, in a
-  fresh session. Here tables are filled once a device; a graph with variables
-  has them initialized before each call.
+- The names of a graph's library functions are not unique in a process: the
+  process that traced a graph already has functions of these names. Each load
+  renames all of them and every reference to them, also in string attributes.
+- TFF runs each call in a session with a resource container of its own, so that
+  no state outlives a call. Here each call makes its own variables and tables,
+  without names, which are freed after it (`_FRESH`). A program with an op that
+  can only share its state, such as a queue, is imported for each call; the
+  compiler refuses it at clients.
+- A graph may come with an initialize op. Each call first runs the part of it
+  that sets the variables and tables that it uses.
 - Only the nodes that the outputs need are imported, as in a session run.
 """
 
@@ -21,25 +23,43 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import dataclasses
 import itertools
-import threading
 from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-# TensorFlow's public API does not have the option set below.
+# TensorFlow's public API has neither the option set below nor op definitions.
 from tensorflow.core.protobuf import rewriter_config_pb2
 from tensorflow.python.eager import context as eager_context
+from tensorflow.python.framework import op_def_registry
 
 from tff_asr.execution import values
 from tff_asr.execution import xla
 
 _load_counter = itertools.count()
 
-_VARIABLE_OPS = frozenset(['VarHandleOp', 'VariableV2', 'Variable'])
-
-# Handles with this name are private to their kernel (TensorFlow's own mark).
+# TensorFlow makes a new variable at each execution of a VarHandleOp that has this
+# name (`ResourceHandle::ANONYMOUS_NAME`), and frees it with its last handle.
 _ANONYMOUS = 'cd2c89b7-88b7-44c8-ad83-06c2a9158347'
+
+# Ops that make a named resource, and the op that makes the same one without a
+# name, at each execution.
+_FRESH = {
+    'VarHandleOp': 'VarHandleOp',
+    'HashTableV2': 'AnonymousHashTable',
+    'MutableHashTableV2': 'AnonymousMutableHashTable',
+    'MutableHashTableOfTensorsV2': 'AnonymousMutableHashTableOfTensors',
+    'MutableDenseHashTableV2': 'AnonymousMutableDenseHashTable',
+}
+_FRESH_OPS = frozenset(_FRESH.values())
+# A HashTableV2 can be filled only once, by its initializer.
+_MUTABLE_OPS = _FRESH_OPS - {'AnonymousHashTable'}
+
+# Prefix of the names of nodes that initialize them.
+_INITIALIZE = 'initialize/'
+
+# Ops whose resource is a function of their attributes, and never changes.
+_CONSTANT = frozenset(['SentencepieceOp'])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +71,9 @@ class Graph:
     inputs: tensor names of the parameter's leaves, in the type's order.
     outputs: tensor names of the result's leaves, in the type's order.
     specs: a `tf.TensorSpec` for each input.
-    initialize_op: name of the op that fills tables and variables, or ''.
+    initialize_op: name of the op that sets tables and variables, or ''.
     session_token: tensor name of TFF's session token, or ''.
+    shared_state: the ops whose state outlives a call.
   """
 
   graph_def: bytes
@@ -61,6 +82,7 @@ class Graph:
   specs: tuple[tf.TensorSpec, ...]
   initialize_op: str
   session_token: str
+  shared_state: tuple[str, ...]
 
 
 def from_computation(comp: tff.Computation) -> Graph:
@@ -77,14 +99,55 @@ def from_computation(comp: tff.Computation) -> Graph:
   if kind != 'tensorflow':
     raise ValueError(f'comp must be a TensorFlow graph, found {kind}.')
   section = proto.tensorflow
+  graph_def = tf.compat.v1.GraphDef.FromString(section.graph_def.value)
+  _make_state_fresh(graph_def)
   return Graph(
-      graph_def=section.graph_def.value,
+      graph_def=graph_def.SerializeToString(),
       inputs=tuple(_binding_names(section.parameter)),
       outputs=tuple(_binding_names(section.result)),
       specs=values.Layout(comp.type_signature.parameter).specs,
       initialize_op=section.initialize_op,
       session_token=section.session_token_tensor_name,
+      shared_state=find_shared_state(graph_def),
   )
+
+
+def _make_state_fresh(graph_def: tf.compat.v1.GraphDef) -> None:
+  """Has each call of a graph make its own variables and tables.
+
+  Those within functions stay as they are: each call of the function would make
+  its own.
+  """
+  for node in graph_def.node:
+    if node.op in _FRESH:
+      node.op = _FRESH[node.op]
+      for name in ('container', 'shared_name', 'use_node_name_sharing'):
+        node.attr.pop(name, None)
+      if node.op == 'VarHandleOp':
+        node.attr['shared_name'].s = _ANONYMOUS.encode()
+
+
+def find_shared_state(graph_def: tf.compat.v1.GraphDef) -> tuple[str, ...]:
+  """Returns the ops of a graph whose state outlives a call, sorted.
+
+  These are all ops with an attribute `container` or `shared_name`, by which
+  kernels share state between calls, threads and graphs of a process.
+  """
+  return tuple(sorted({
+      node.op
+      for nodes in bodies(graph_def)
+      for node in nodes
+      if node.op not in _CONSTANT
+      and (
+          'shared_name' not in node.attr
+          or node.attr['shared_name'].s.decode() != _ANONYMOUS
+      )
+      and (definition := op_def_registry.get(node.op)) is not None
+      and any(
+          attribute.name in ('container', 'shared_name')
+          for attribute in definition.attr
+      )
+  }))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +178,11 @@ class Program:
   given_up: tuple[bool, ...] = ()
   jit: bool = False
 
-  def load(self) -> 'Function':
-    """Imports the program into this process, under names of its own."""
+  def load(self) -> Callable[..., list[tf.Tensor]]:
+    """Imports the program into this process; see `Function`."""
+    if any(each.shared_state for each in self.graphs):
+      # Such state lives as long as the import.
+      return lambda *tensors: Function(self)(*tensors)
     return Function(self)
 
 
@@ -151,9 +217,7 @@ class Function:
   division of integers by zero) it raises `PartlyAddedError`, or the error of
   memory that is short.
 
-  It runs on the caller's `tf.device`, from any thread. A function without
-  variables may run in several threads at once. One with variables
-  (`has_variables`) may not: load the program once for each thread.
+  It runs on the caller's `tf.device`, and in several threads at once.
   """
 
   def __init__(self, program: Program):
@@ -166,7 +230,6 @@ class Function:
     if program.jit:
       for graph_def in graph_defs:
         xla.set_compiled(graph_def)
-    self.has_variables = any(map(has_variables, graph_defs))
     self._in_place = program.in_place
     signature = [
         tf.TensorSpec(spec.shape, spec.dtype)
@@ -187,20 +250,9 @@ class Function:
     self._function = tf.compat.v1.wrap_function(
         _build_body(program, graph_defs), signature=signature
     )
-    self._initializers = [
-        tf.compat.v1.wrap_function(
-            _build_initializer(graph_def, graph.initialize_op), signature=[]
-        )
-        for graph, graph_def in zip(program.graphs, graph_defs)
-        if graph.initialize_op
-    ]
-    self._initialized_devices = set()
-    self._lock = threading.Lock()
 
   def __call__(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
     """Returns the program's outputs for its flat arguments."""
-    if self._initializers:
-      self._initialize()
     with _optimized_for_threads():
       if any(self._in_place):
         return self._add_in_place(tensors)
@@ -220,19 +272,6 @@ class Function:
         total if is_variable else next(outputs)
         for total, is_variable in zip(tensors, self._in_place)
     ]
-
-  def _initialize(self) -> None:
-    if self.has_variables:
-      for initializer in self._initializers:
-        initializer()
-      return
-    # A device's resource manager holds the tables: fill them once a device.
-    with self._lock:
-      device = tf.identity(0.0).device
-      if device not in self._initialized_devices:
-        for initializer in self._initializers:
-          initializer()
-        self._initialized_devices.add(device)
 
 
 @contextlib.contextmanager
@@ -259,7 +298,10 @@ def _optimized_for_threads() -> Iterator[None]:
 
 
 def _parse_renamed(graph: Graph, prefix: str) -> tf.compat.v1.GraphDef:
-  """Parses a graph and gives its functions and resources unique names."""
+  """Parses a graph and gives its functions and resources unique names.
+
+  Only constant resources still have names (`_CONSTANT`).
+  """
   graph_def = tf.compat.v1.GraphDef.FromString(graph.graph_def)
   functions = {
       function.signature.name: prefix + function.signature.name
@@ -314,23 +356,140 @@ def _rename_bytes(value: bytes, functions: dict[str, str]) -> bytes:
 
 
 def _extract(
-    graph_def: tf.compat.v1.GraphDef, targets: Sequence[str]
+    graph_def: tf.compat.v1.GraphDef,
+    targets: Sequence[str],
+    *,
+    initialize_op: str,
 ) -> tf.compat.v1.GraphDef:
-  """The part of the graph that the target tensors or ops depend on."""
+  """The part of a graph that the targets depend on, initialization included.
+
+  Nodes that take a variable or table run after what initializes it. As in a
+  session, which runs the initialize op by itself, what initialization computes
+  is computed by copies of the nodes.
+
+  Args:
+    graph_def: a graph.
+    targets: names of tensors or ops in it.
+    initialize_op: a name of an op in it, or ''.
+  """
   needed = find_needed(graph_def, targets)
+  initializers = find_initializers(graph_def, needed, initialize_op)
+  by_name = {node.name: node for node in graph_def.node}
+  copied = find_needed(graph_def, initializers)
+  # Shared with the copies: handles, and arguments, which the import feeds.
+  shared = {
+      name
+      for name in copied
+      if by_name[name].op in _FRESH_OPS or by_name[name].op == 'Placeholder'
+  }
+  copied -= shared
+  needed |= find_needed(graph_def, shared)
   extracted = tf.compat.v1.GraphDef(
       versions=graph_def.versions,
       library=graph_def.library,
       node=[node for node in graph_def.node if node.name in needed],
   )
+  wait_for = [_copy_of(f'^{name}') for name in sorted(initializers)]
+  handles = {
+      node.name for node in extracted.node if node.op in _FRESH_OPS
+  }
+  for node in extracted.node:
+    if any(node_name(source) in handles for source in node.input):
+      node.input.extend(wait_for)
+  for name in sorted(copied):
+    node = extracted.node.add()
+    node.CopyFrom(by_name[name])
+    node.name = _copy_of(name)
+    node.input[:] = [
+        _copy_of(source) if node_name(source) in copied else source
+        for source in node.input
+    ]
+  _hide_shapes(extracted)
+  names = {node.name for node in extracted.node}
   for node in extracted.node:
     if '_class' in node.attr:
       node.attr['_class'].list.s[:] = [
           group
           for group in node.attr['_class'].list.s
-          if group.decode().removeprefix('loc:@') in needed
+          if group.decode().removeprefix('loc:@') in names
       ]
   return extracted
+
+
+def _hide_shapes(graph_def: tf.compat.v1.GraphDef) -> None:
+  """Hides shapes of what is assigned to variables that may change theirs.
+
+  TensorFlow's shape inference unifies the shapes of all values of a variable,
+  and its constant folding then computes with the shape of one of them.
+  """
+  handles = {
+      node.name: node.attr['shape'].shape
+      for node in graph_def.node
+      if node.op == 'VarHandleOp'
+      and not tf.TensorShape(node.attr['shape'].shape).is_fully_defined()
+  }
+  for node in list(graph_def.node):
+    if node.op != 'AssignVariableOp' or node_name(node.input[0]) not in handles:
+      continue
+    wrapped = graph_def.node.add(
+        name=f'{node.name}/optional',
+        op='OptionalFromValue',
+        input=[node.input[1]],
+    )
+    dtype = node.attr['dtype'].type
+    wrapped.attr['Toutput_types'].list.type.append(dtype)
+    value = graph_def.node.add(
+        name=f'{node.name}/value', op='OptionalGetValue', input=[wrapped.name]
+    )
+    value.attr['output_types'].list.type.append(dtype)
+    value.attr['output_shapes'].list.shape.append(
+        handles[node_name(node.input[0])]
+    )
+    node.input[1] = value.name
+
+
+def _copy_of(name: str) -> str:
+  """The name of the copy of a node, tensor or control input."""
+  if name.startswith('^'):
+    return f'^{_INITIALIZE}{name[1:]}'
+  return _INITIALIZE + name
+
+
+def find_initializers(
+    graph_def: tf.compat.v1.GraphDef, needed: Iterable[str], initialize_op: str
+) -> set[str]:
+  """Names of the nodes that initialize variables and tables.
+
+  Args:
+    graph_def: a graph.
+    needed: names of nodes in it.
+    initialize_op: a name of an op in it, or ''.
+
+  Returns:
+    Those nodes of the initialize op that set a variable or table among
+    `needed`, or among what these nodes need themselves.
+  """
+  if not initialize_op:
+    return set()
+  nodes = {node.name: node for node in graph_def.node}
+  available = find_needed(graph_def, [initialize_op])
+  initializers = set()
+  pending = {name for name in needed if nodes[name].op in _FRESH_OPS}
+  handles = set()
+  while pending:
+    handles |= pending
+    found = {
+        name
+        for name in available
+        if any(node_name(source) in pending for source in nodes[name].input)
+    }
+    initializers |= found
+    pending = {
+        name
+        for name in find_needed(graph_def, found)
+        if nodes[name].op in _FRESH_OPS
+    } - handles
+  return initializers
 
 
 def _build_body(
@@ -361,7 +520,9 @@ def _build_body(
               if not is_added_to
           ]
           parts = tensors[program.num_kept :]
-      graph_def = _extract(graph_defs[number], names)
+      graph_def = _extract(
+          graph_defs[number], names, initialize_op=graph.initialize_op
+      )
       present = {node.name for node in graph_def.node}
       input_map = {
           name: tensor
@@ -443,23 +604,6 @@ def _add(
         tf.raw_ops.AssignAddVariableOp(resource=total, value=part)
         for total, part in pairs
     ]
-
-
-def _build_initializer(
-    graph_def: tf.compat.v1.GraphDef, name: str
-) -> Callable[[], tf.Tensor]:
-  """The Python body that runs the initialize op of a stage."""
-
-  def body():
-    (operation,) = tf.graph_util.import_graph_def(
-        _extract(graph_def, [name]),
-        return_elements=[name.split(':')[0]],
-        name='',
-    )
-    with tf.control_dependencies([operation]):
-      return tf.constant(0)
-
-  return body
 
 
 def _binding_names(binding) -> list[str]:
@@ -549,10 +693,15 @@ def find_ops(nodes: Iterable[tf.compat.v1.NodeDef], library) -> set[str]:
   return ops
 
 
-def has_variables(graph_def: tf.compat.v1.GraphDef) -> bool:
-  """Returns True if a graph, or a function in it, has variables."""
+def has_mutable_state(
+    graph_def: tf.compat.v1.GraphDef, names: Iterable[str]
+) -> bool:
+  """Returns True if a variable or mutable table is among nodes of a graph."""
+  names = set(names)
   return any(
-      node.op in _VARIABLE_OPS for nodes in bodies(graph_def) for node in nodes
+      node.op in _MUTABLE_OPS
+      for node in graph_def.node
+      if node.name in names
   )
 
 

@@ -9,7 +9,6 @@ corpus of shards the places of its records. The client's work reads the audio.
 
 from collections.abc import Callable, Hashable, Sequence
 import itertools
-import threading
 from typing import Protocol
 
 import tensorflow as tf
@@ -41,6 +40,7 @@ class ClientFunctions:
 
   Attributes:
     programs: what was loaded.
+    work: trains a client and adds its result to the accumulator.
     zero: returns the empty accumulator.
   """
 
@@ -48,8 +48,7 @@ class ClientFunctions:
     self.programs = programs
     self._read = programs.read and programs.read.program.load()
     self._number = next(_numbers)
-    self._work = {0: programs.work.load()}
-    self._lock = threading.Lock()
+    self.work = programs.work.load()
     self.zero = programs.zero.load()
 
   def build_reader(
@@ -71,15 +70,6 @@ class ClientFunctions:
         num_threads=num_threads,
         computation=self._number,
     )
-
-  def get_work(self, thread: int) -> graph.Function:
-    """The client function for a thread: its own if it has variables."""
-    with self._lock:
-      if not self._work[0].has_variables:
-        thread = 0
-      if thread not in self._work:
-        self._work[thread] = self.programs.work.load()
-      return self._work[thread]
 
 
 class RoundWorker:
@@ -166,11 +156,10 @@ class RoundWorker:
       for index, position in enumerate(positions):
         monitor.begin(position, device)
         try:
-          work = functions.get_work(thread)
           datasets = reader.take(position)
           for following in positions[index + 1 : index + 2] or get_upcoming():
             reader.start(following)
-          accumulator = work(
+          accumulator = functions.work(
               *accumulator,
               *self._get_client(position),
               *self._broadcast[device],
