@@ -38,8 +38,8 @@ from tff_asr.execution import xla
 
 _load_counter = itertools.count()
 
-# TensorFlow makes a new variable each time that a VarHandleOp of this name runs,
-# and frees it with its last handle (`ResourceHandle::ANONYMOUS_NAME`).
+# TensorFlow makes a new variable each time a VarHandleOp of this name runs, and
+# frees it with its last handle (`ResourceHandle::ANONYMOUS_NAME`).
 _ANONYMOUS = 'cd2c89b7-88b7-44c8-ad83-06c2a9158347'
 
 # Ops that make a named resource, and the op that makes the same one without a
