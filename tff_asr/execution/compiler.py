@@ -173,18 +173,24 @@ def compile_computation(comp: tff.Computation) -> Local | Round:
   Raises:
     UncompilableError: `comp` is none of these.
   """
+  found = intrinsics.find(comp)
   try:
-    return _compile(comp)
+    return _compile(comp, found)
   except Exception as error:
     signature = comp.type_signature.compact_representation()
     reason = ' '.join(str(error).split())
-    raise UncompilableError(
+    message = (
         f'The computation of type {signature[:200]} cannot run in this '
         f'process ({type(error).__name__}: {reason[:300]}); write it as the '
-        'table in docs/execution.md says, or run it in TFF\'s native context: '
-        'tff_asr.execution.native.build_sync_context(trust_network=True), '
-        'where no one else can reach this machine.'
-    ) from error
+        'table in docs/execution.md says'
+    )
+    if found.isdisjoint(intrinsics.NOT_NATIVE):
+      message += (
+          ', or run it in TFF\'s native context: tff_asr.execution.native.'
+          'build_sync_context(trust_network=True), where no one else can reach '
+          'this machine'
+      )
+    raise UncompilableError(f'{message}.') from error
 
 
 # The op by which `privacy.noise` draws on the host.
@@ -196,20 +202,20 @@ _CONFIG = tf.compat.v1.ConfigProto()
 _CONFIG.graph_options.rewrite_options.disable_meta_optimizer = True
 
 
+_LOOK_UP = 'broadcast the whole value and look up in it at clients'
+_REDUCE = 'call dataset.reduce in a tff.tensorflow.computation'
 # What TFF's MapReduceForm does not take, and what to write instead.
 _INSTEAD = {
-    'federated_select': 'broadcast the whole value and look up in it at clients',
-    'federated_secure_select': (
-        'broadcast the whole value and look up in it at clients'
-    ),
+    'federated_secure_select': _LOOK_UP,
+    'federated_select': _LOOK_UP,
     'sequence_map': 'call dataset.map in a tff.tensorflow.computation',
-    'sequence_reduce': 'call dataset.reduce in a tff.tensorflow.computation',
-    'sequence_sum': 'call dataset.reduce in a tff.tensorflow.computation',
+    'sequence_reduce': _REDUCE,
+    'sequence_sum': _REDUCE,
 }
 
 
-def _compile(comp: tff.Computation) -> Local | Round:
-  for name in sorted(intrinsics.find(comp) & _INSTEAD.keys()):
+def _compile(comp: tff.Computation, found: frozenset[str]) -> Local | Round:
+  for name in sorted(found & _INSTEAD.keys()):
     raise ValueError(f'it has a {name}: {_INSTEAD[name]}')
   if tff.types.contains(comp.type_signature.result, intrinsics.is_at_clients):
     raise ValueError(

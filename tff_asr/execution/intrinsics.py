@@ -20,6 +20,15 @@ _AT_SERVER = frozenset([
     'federated_value_at_server',
     'federated_zip_at_server',
 ])
+# TFF's own runtime has none of these.
+NOT_NATIVE = frozenset([
+    'federated_secure_modular_sum',
+    'federated_secure_select',
+    'federated_secure_sum',
+    'federated_secure_sum_bitwidth',
+    'sequence_map',
+    'sequence_sum',
+])
 # Over zero clients their value is the largest or smallest number of the dtype.
 _EXTREMES = frozenset(['federated_max', 'federated_min'])
 
@@ -87,7 +96,9 @@ def check_clients(comp: tff.Computation, num_clients: int | None) -> None:
     )
 
 
-def check_state(signature: tff.FunctionType, argument: Any, result: Any) -> None:
+def check_state(
+    signature: tff.FunctionType, argument: Any, result: Any
+) -> None:
   """Raises ValueError if zero clients turned a process's state into NaN.
 
   Such is the state of TFF's aggregators that adapt to their clients: from then

@@ -133,7 +133,7 @@ class _SyncContext(_Caller, tff.framework.SyncContext):
       stop()
       raise
     except Exception as error:
-      _explain(error)
+      _explain(error, comp)
       raise
 
 
@@ -149,7 +149,7 @@ class _AsyncContext(_Caller, tff.framework.AsyncContext):
       stop()
       raise
     except Exception as error:
-      _explain(error)
+      _explain(error, comp)
       raise
 
 
@@ -200,7 +200,7 @@ def _ignore(*unused_signal: Any) -> None:
   """Does nothing, as SIG_IGN."""
 
 
-def _explain(error: Exception) -> None:
+def _explain(error: Exception, comp: tff.Computation) -> None:
   """Raises ValueError, of one line, for what the worker cannot run."""
   if found := _UNKNOWN_OP.search(str(error)):
     raise ValueError(
@@ -208,4 +208,9 @@ def _explain(error: Exception) -> None:
         f'{found[1]!r}; use tff_asr.execution.multi_device, or PCM shards if '
         'the op decodes audio, characters if it makes sentence pieces, or '
         "kernel='tensorflow' if it draws noise."
+    ) from error
+  for name in sorted(intrinsics.find(comp) & intrinsics.NOT_NATIVE):
+    raise ValueError(
+        f'TFF\'s native runtime has no {name}: take multi_device for secure '
+        'sums, and write the others as the table in docs/execution.md says.'
     ) from error
