@@ -139,6 +139,20 @@ class ZeroClientsTest(parameterized.TestCase):
     np.testing.assert_array_equal(output.result, [0.0, 0.0])
 
 
+  @parameterized.parameters(*_CONTEXTS)
+  def test_results_that_are_no_state_pass_zero_clients(self, context):
+    @tff.federated_computation(toys.CLIENT_FLOAT, toys.SERVER_FLOAT)
+    def mean_and_value(values, value):
+      return tff.federated_mean(values), value
+
+    nothing = tff.federated_computation(lambda values: (), toys.CLIENT_FLOAT)
+    with _install(_CONTEXTS[context]()):
+      mean, value = mean_and_value([], 2.0)
+      self.assertEqual(nothing([]), ())
+    self.assertTrue(np.isnan(mean))
+    self.assertEqual(value, 2.0)
+
+
 class FindTest(parameterized.TestCase):
 
   def test_intrinsics_of_inner_computations_are_found(self):

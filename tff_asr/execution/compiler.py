@@ -172,7 +172,9 @@ def compile_computation(comp: tff.Computation) -> Local | Round:
 
   Raises:
     UncompilableError: `comp` is none of these.
+    ValueError: no argument of `comp` tells how many clients it has.
   """
+  intrinsics.check_clients(comp, None)
   found = intrinsics.find(comp)
   try:
     return _compile(comp, found)

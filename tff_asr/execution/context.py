@@ -209,9 +209,6 @@ class Runner(abc.ABC):
       self, comp: tff.Computation, arg: Any, *, stop: threading.Event
   ) -> Any:
     """Returns the result of `comp(arg)`; `stop` ends it between clients."""
-    intrinsics.check_clients(
-        comp, intrinsics.count_clients(arg, comp.type_signature.parameter)
-    )
     loaded = self._cache.get(comp)
     with loaded.lock, tf.device(self._server_device):
       if isinstance(loaded.compiled, compiler.Local):

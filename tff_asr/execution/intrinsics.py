@@ -75,7 +75,8 @@ def check_clients(comp: tff.Computation, num_clients: int | None) -> None:
 
   Args:
     comp: a computation.
-    num_clients: see `count_clients`.
+    num_clients: how many clients it is called with; None if that is unknown,
+      as before a call.
   """
   if num_clients:
     return
@@ -110,19 +111,19 @@ def check_state(
     argument: as the computation was called with.
     result: what it returned.
   """
-  parameter = signature.parameter
-  if not (
-      isinstance(parameter, tff.StructType)
-      and isinstance(signature.result, tff.StructType)
-      and parameter[0].is_equivalent_to(signature.result[0])
+  pairs = (argument, signature.parameter), (result, signature.result)
+  if not all(isinstance(part, tff.StructType) and part for _, part in pairs):
+    return
+  state_type, new_type = (type_spec[0] for _, type_spec in pairs)
+  if not state_type.is_equivalent_to(new_type) or tff.types.contains(
+      state_type, is_at_clients
   ):
     return
-  state_type = values.Layout(parameter[0])
   before, after = (
-      state_type.flatten(next(values.iter_fields(value, type_spec, 'value'))[0])
-      for value, type_spec in (
-          (argument, parameter), (result, signature.result)
+      values.Layout(state_type).flatten(
+          next(values.iter_fields(value, type_spec, 'value'))[0]
       )
+      for value, type_spec in pairs
   )
   if any(
       new.dtype.is_floating
