@@ -877,6 +877,16 @@ class RefusedTest(_TutorialTest):
       ):
         comp([1, 2])
 
+  def test_a_dict_goes_by_names_and_in_native_by_order(self):
+    difference = tff.tensorflow.computation(
+        lambda pair: pair['a'] - pair['b'],
+        collections.OrderedDict(a=np.float32, b=np.float32),
+    )
+    pair = dict(b=1.0, a=3.0)
+    self.assertEqual(toys.invoke(difference, pair), 2.0)
+    with tff.framework.get_context_stack().install(_build_native()):
+      self.assertEqual(difference(pair), -2.0)
+
   def test_the_page_lists_them(self):
     page = pathlib.Path(__file__).parents[2] / 'docs' / 'execution.md'
     _, table = page.read_text(encoding='utf-8').split(
