@@ -216,22 +216,43 @@ class ComputationTest(parameterized.TestCase):
     self.assertEqual(_invoke(toys.scale, 3.0, 4.0), 12.0)
     self.assertEqual(_invoke(plain, 3.0), (9.0, 3.0))
 
-  def test_what_does_not_compile_names_its_cause_and_the_native_context(self):
-    def use_sum(values):
-      total = tff.federated_broadcast(tff.federated_sum(values))
-      return tff.federated_sum(tff.federated_map(toys.scale, (values, total)))
+  def test_arguments_equal_at_all_clients_and_lists_of_elements(self):
+    all_equal = tff.FederatedType(np.float32, tff.CLIENTS, all_equal=True)
+    sequences = tff.FederatedType(tff.SequenceType(np.float32), tff.CLIENTS)
 
-    def map_only(values):
-      return tff.federated_map(toys.scale, (values, values))
+    @tff.tensorflow.computation(tff.SequenceType(np.float32), np.float32)
+    def work(numbers, factor):
+      return factor * numbers.reduce(0.0, lambda total, one: total + one)
 
-    for body, cause in (
-        (use_sum, ''), (map_only, 'a result is placed at the clients')
-    ):
-      comp = tff.federated_computation(body, toys.CLIENT_FLOAT)
-      with self.assertRaisesRegex(
-          compiler.UncompilableError, f'{cause}.*run it in the native context'
-      ):
-        _invoke(comp, [1, 2])
+    @tff.federated_computation(all_equal, (sequences, toys.SERVER_FLOAT))
+    def comp(factor, others):
+      numbers, offset = others
+      return (
+          tff.federated_sum(tff.federated_map(work, (numbers, factor))),
+          offset,
+      )
+
+    # 2 * (1 + 2) + 2 * 4 = 14, of lists and of a dataset.
+    for last in ([4.0], tf.data.Dataset.from_tensors(4.0)):
+      numbers = [[1.0, 2.0], [], last]
+      found = _invoke(comp, 2.0, (numbers, 5.0), devices=_CPUS[:2])
+      self.assertEqual(found, (14.0, 5.0))
+
+  def test_results_without_placement(self):
+    @tff.federated_computation(toys.CLIENT_FLOAT)
+    def over_clients(values):
+      nested = collections.OrderedDict(a='a', b=tff.federated_sum(values), c=())
+      return 3, nested
+
+    @tff.federated_computation(np.float32, toys.SERVER_FLOAT)
+    def at_server(plain, placed):
+      one = tff.federated_value(1, tff.SERVER)
+      return placed, (toys.scale(plain, 2.0), one)
+
+    self.assertEqual(
+        _invoke(over_clients, [1.0, 2.0]), (3, dict(a=b'a', b=3.0, c=()))
+    )
+    self.assertEqual(_invoke(at_server, 4.0, 5.0), (5.0, (8.0, 1)))
 
   def test_tables_are_filled_on_every_device(self):
     @tff.tensorflow.computation(np.str_)

@@ -158,7 +158,11 @@ class BadArgumentTest(absltest.TestCase):
           psutil, 'net_if_addrs', return_value=addresses | others
       ):
         for build in (native.build_sync_context, native.build_async_context):
-          message = 'addresses of this machine .eth0. and runs what anybody'
+          message = (
+              'addresses of this machine .eth0. and runs what anybody .* take '
+              'multi_device. For what that refuses, run without a network, as '
+              '`unshare .*, or pass trust_network=True'
+          )
           if not others:
             message = 'max_concurrent_clients'
           with self.assertRaisesRegex(ValueError, message):

@@ -244,6 +244,17 @@ class ComputationTest(parameterized.TestCase):
     # 2 * (1 + 2 + 4) = 14.
     self.assertEqual(self.invoke(toys.scaled_sum, 2.0, [1.0, 2.0, 4.0]), 14.0)
 
+  def test_lists_of_elements_reach_the_workers_as_datasets(self):
+    @tff.tensorflow.computation(
+        tff.SequenceType(tff.TensorType(np.float32, [None]))
+    )
+    def work(batches):
+      return batches.reduce(0.0, lambda total, b: total + tf.reduce_sum(b))
+
+    # A full batch and a smaller one, a client without any: 1 + 2 + 4 + 8 = 15.
+    clients = [[[1.0, 2.0], [4.0]], [], [[8.0]]]
+    self.assertEqual(self.invoke(toys.sum_of(work), clients), 15.0)
+
   def test_one_sum_a_worker_goes_to_the_store(self):
     weights = tff.TensorType(np.float32, [_NUM_WEIGHTS])
 

@@ -63,6 +63,42 @@ class LayoutTest(parameterized.TestCase):
     (element,) = layout.pack(layout.flatten(_dataset()))
     np.testing.assert_array_equal(element['a'], [1, 1])
 
+  @parameterized.named_parameters(
+      # A dataset sorts the keys of a dict.
+      (
+          'dicts',
+          collections.OrderedDict(
+              b=np.int32, a=tff.TensorType(np.float32, [None])
+          ),
+          [
+              dict(a=[1.0, 2.0], b=3),
+              dict(b=4, a=[5.0, 6.0]),
+              dict(a=[7.0], b=8),
+          ],
+      ),
+      ('numbers', np.float32, [1.0, 2.0, 4.0]),
+      ('texts', np.str_, ['a', 'bc']),
+      ('pairs', (np.int32, tff.TensorType(np.bool_, [2])), [(1, [True] * 2)]),
+      ('none', collections.OrderedDict(b=np.int32, a=np.str_), []),
+      ('none_of_open_shape', tff.TensorType(np.float32, [None, 3]), []),
+  )
+  def test_a_list_of_elements_is_a_dataset(self, element_type, elements):
+    layout = values.Layout(tff.SequenceType(element_type))
+    dataset = layout.pack(layout.flatten(elements))
+    self.assertIsInstance(dataset, tf.data.Dataset)
+    found = list(dataset.as_numpy_iterator())
+    self.assertLen(found, len(elements))
+    for one, other in zip(found, elements):
+      if isinstance(other, dict):
+        self.assertCountEqual(one, other)
+        pairs = [(one[key], other[key]) for key in other]
+      else:
+        pairs = zip(one, other) if isinstance(other, tuple) else [(one, other)]
+      for mine, given in pairs:
+        np.testing.assert_array_equal(
+            mine, given.encode() if isinstance(given, str) else given
+        )
+
   def test_no_type_has_no_leaves(self):
     self.assertEqual(values.Layout(None).flatten('anything'), [])
 
@@ -100,7 +136,12 @@ class LayoutTest(parameterized.TestCase):
       values.Layout(_PAIR).flatten(value)
 
   @parameterized.named_parameters(
-      ('list', [1, 2], 'examples must be a tf.data.Dataset, found list'),
+      ('number', 3, 'must be a tf.data.Dataset or a list of its .* found int'),
+      (
+          'element',
+          [dict(a=[1.0, 2.0], b=3), dict(a=[1.0], b=3)],
+          r'examples\[1\]\.a must be float32 of shape \(2,\), found .*\(1,\)',
+      ),
       (
           'elements',
           _dataset(tf.float64),

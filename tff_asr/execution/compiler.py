@@ -27,12 +27,14 @@ Leaves of A that are plain sums of integers are exact in any order. The others
 https://www.tensorflow.org/federated/api_docs/python/tff/backends/mapreduce
 
 Server-only federated computations (such as `process.initialize`) and
-computations without placements become one program. A computation that returns
-clients' values is left to the native context.
+computations without placements become one program. docs/execution.md lists what
+is refused.
 
 MapReduceForm asks for one server argument, one client argument and a state that
 passes through. The computation is first wrapped to that shape, so it may have
-any number of placed arguments and server-placed results.
+any number of placed arguments and of results. An argument that is equal at all
+clients is a server argument that the wrapper broadcasts. A result without a
+placement comes from the server.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,12 +47,13 @@ import tensorflow_federated as tff
 
 from tff_asr.execution import client_datasets
 from tff_asr.execution import graph
+from tff_asr.execution import intrinsics
 from tff_asr.execution import secure_sums
 from tff_asr.execution import values
 
 
 class UncompilableError(ValueError):
-  """A computation that cannot run in this process; names the way out."""
+  """A computation that cannot run in this process; says what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,29 +162,37 @@ def compile_computation(comp: tff.Computation) -> Local | Round:
 
   Args:
     comp: any of
-      - a federated computation whose arguments are server-placed or (not
-        all-equal) client-placed and whose results are all server-placed, with
-        one round of broadcast followed by aggregation;
-      - a federated computation with server-placed values only;
-      - a computation without placements.
+      - a federated computation over clients with one broadcast followed by one
+        aggregation, whose arguments are placed and whose results are at the
+        server or have no placement;
+      - a computation without clients.
 
   Returns:
     A `Round`, or a `Local` where there are no clients. The programs pickle.
 
   Raises:
     UncompilableError: `comp` is none of these.
+    ValueError: no argument of `comp` tells how many clients it has.
   """
+  intrinsics.check_clients(comp, None)
+  found = intrinsics.find(comp)
   try:
-    return _compile(comp)
+    return _compile(comp, found)
   except Exception as error:
     signature = comp.type_signature.compact_representation()
     reason = ' '.join(str(error).split())
-    raise UncompilableError(
+    message = (
         f'The computation of type {signature[:200]} cannot run in this '
-        f'process ({type(error).__name__}: {reason[:300]}); run it in the '
-        'native context, tff_asr.execution.native.build_sync_context() or '
-        'build_async_context().'
-    ) from error
+        f'process ({type(error).__name__}: {reason[:300]}); write it as the '
+        'table in docs/execution.md says'
+    )
+    if found.isdisjoint(intrinsics.NOT_NATIVE):
+      message += (
+          ', or run it in TFF\'s native context: tff_asr.execution.native.'
+          'build_sync_context(trust_network=True), where no one else can reach '
+          'this machine'
+      )
+    raise UncompilableError(f'{message}.') from error
 
 
 # The op by which `privacy.noise` draws on the host.
@@ -193,72 +204,69 @@ _CONFIG = tf.compat.v1.ConfigProto()
 _CONFIG.graph_options.rewrite_options.disable_meta_optimizer = True
 
 
-def _compile(comp: tff.Computation) -> Local | Round:
-  signature = comp.type_signature
-  if not tff.types.contains(
-      signature, lambda part: isinstance(part, tff.FederatedType)
-  ):
-    return _compile_unplaced(comp)
-  arguments = PlacedArguments(signature.parameter)
-  if any(
-      leaf.placement is tff.CLIENTS
-      for leaf in _get_placed_types(signature.result)
-  ):
-    raise ValueError('a result is placed at the clients')
-  if not len(arguments.client_type):
-    return _compile_server_only(comp, arguments)
-  return _compile_round(comp, arguments)
+_LOOK_UP = 'broadcast the whole value and look up in it at clients'
+_REDUCE = 'call dataset.reduce in a tff.tensorflow.computation'
+# What TFF's MapReduceForm does not take, and what to write instead.
+_INSTEAD = {
+    'federated_secure_select': _LOOK_UP,
+    'federated_select': _LOOK_UP,
+    'sequence_map': 'call dataset.map in a tff.tensorflow.computation',
+    'sequence_reduce': _REDUCE,
+    'sequence_sum': _REDUCE,
+}
 
 
-def _compile_unplaced(comp: tff.Computation) -> Local:
-  block = comp.to_building_block()
-  if isinstance(block, tff.framework.CompiledComputation):
-    return _local(comp, graph.from_computation(comp))
-  block, _ = tff.tensorflow.replace_intrinsics_with_bodies(block)
-  block = tff.framework.to_call_dominant(block)
-  block = tff.backends.mapreduce.parse_tff_to_tf(block, _CONFIG)
-  return _local(comp, _graph_of_block(block))
-
-
-def _compile_server_only(
-    comp: tff.Computation, arguments: 'PlacedArguments'
-) -> Local:
-  """One program for a computation with server-placed values only."""
-  if comp.type_signature.parameter is None:
-    wrapped = tff.federated_computation(lambda: _zip(comp()))
-  else:
-    wrapped = tff.federated_computation(
-        lambda server: _zip(comp(arguments.assemble(server, None))),
-        tff.FederatedType(arguments.server_type, tff.SERVER),
+def _compile(comp: tff.Computation, found: frozenset[str]) -> Local | Round:
+  for name in sorted(found & _INSTEAD.keys()):
+    raise ValueError(f'it has a {name}: {_INSTEAD[name]}')
+  if tff.types.contains(comp.type_signature.result, intrinsics.is_at_clients):
+    raise ValueError(
+        'a result is placed at the clients: aggregate it at the server'
     )
-  block = tff.backends.mapreduce.consolidate_and_extract_local_processing(
-      wrapped.to_building_block(), _CONFIG
-  )
-  return _local(comp, _graph_of_block(block))
+  if not tff.types.contains(comp.type_signature, intrinsics.is_at_clients):
+    return _compile_local(comp)
+  return _compile_round(comp)
 
 
-def _local(comp: tff.Computation, comp_graph: graph.Graph) -> Local:
+def _compile_local(comp: tff.Computation) -> Local:
+  """One program for a computation without clients."""
+  block = comp.to_building_block()
+  if not isinstance(block, tff.framework.CompiledComputation):
+    block = tff.backends.mapreduce.consolidate_and_extract_local_processing(
+        block, _CONFIG
+    )
   return Local(
       argument=values.Layout(comp.type_signature.parameter),
       result=values.Layout(comp.type_signature.result),
-      run=graph.Program((comp_graph,)),
+      run=graph.Program((
+          graph.from_computation(
+              tff.framework.ConcreteComputation.from_building_block(block)
+          ),
+      )),
   )
 
 
-def _compile_round(
-    comp: tff.Computation, arguments: 'PlacedArguments'
-) -> Round:
+def _compile_round(comp: tff.Computation) -> Round:
   """The programs of a computation that aggregates over clients."""
+  arguments = PlacedArguments(comp.type_signature.parameter)
   wrapped = tff.federated_computation(
       lambda server, clients: (
-          server, _zip(comp(arguments.assemble(server, clients)))
+          server, _at_server(comp(arguments.assemble(server, clients)))
       ),
       tff.FederatedType(arguments.server_type, tff.SERVER),
       tff.FederatedType(arguments.client_type, tff.CLIENTS),
   )
-  form = tff.backends.mapreduce.get_map_reduce_form_for_computation(
-      wrapped, _CONFIG
-  )
+  try:
+    form = tff.backends.mapreduce.get_map_reduce_form_for_computation(
+        wrapped, _CONFIG
+    )
+  except ValueError as error:
+    if 'broadcast dependent on aggregate' not in str(error):
+      raise
+    raise ValueError(
+        'it broadcasts what it has aggregated: split it there into two '
+        'computations, the second with that as a server argument'
+    ) from error
   if secure_sums.has_any(form):
     form = tff.backends.mapreduce.get_map_reduce_form_for_computation(
         secure_sums.as_plain_sums(form), _CONFIG
@@ -440,51 +448,50 @@ def _ordered(leaves: Sequence[Any], is_exact: Sequence[bool]) -> Iterator[Any]:
   return (leaf for leaf, is_sum in zip(leaves, is_exact) if not is_sum)
 
 
-def _graph_of_block(
-    block: tff.framework.ComputationBuildingBlock,
-) -> graph.Graph:
-  """The graph of a TensorFlow building block."""
-  if not isinstance(block, tff.framework.CompiledComputation):
-    raise ValueError('it is not TensorFlow throughout')
-  return graph.from_computation(
-      tff.framework.ConcreteComputation.from_building_block(block)
-  )
-
-
-def _zip(result: Any) -> Any:
-  """One server-placed value out of a structure of them, while tracing."""
-  if isinstance(result.type_signature, tff.FederatedType):
+def _at_server(result: Any) -> Any:
+  """One server-placed value out of a structure of values, while tracing."""
+  type_spec = result.type_signature
+  if isinstance(type_spec, tff.FederatedType):
     return result
-  return tff.federated_zip(result)
+  if not tff.types.contains(type_spec, _is_placed):
+    return tff.federated_value(result, tff.SERVER)
+  names = [name for name, _ in tff.structure.iter_elements(type_spec)]
+  return tff.federated_zip(tff.structure.Struct(
+      (name, _at_server(result[index])) for index, name in enumerate(names)
+  ))
+
+
+def _is_placed(type_spec: tff.Type) -> bool:
+  return isinstance(type_spec, tff.FederatedType)
 
 
 class PlacedArguments:
-  """Splits an argument into its server-placed and its client-placed values.
+  """Splits an argument into its server's and its clients' values.
+
+  What is equal at all clients is a value of the server's.
 
   Attributes:
-    server_type: a struct of the members of all server-placed arguments.
-    client_type: a struct of the members of all client-placed arguments; an
-      empty struct if there is none.
+    server_type: a struct of the members of all server arguments.
+    client_type: a struct of the members of all client arguments.
     server: the layout of the server's values.
     client: the layout of one client's values.
   """
 
-  def __init__(self, type_spec: tff.Type | None):
+  def __init__(self, type_spec: tff.Type):
     """Reads the placements of the parameter type `type_spec`.
 
     Raises:
-      ValueError: an argument without placement, or an all-equal client value.
+      ValueError: an argument without placement.
     """
     self._type = type_spec
-    leaves = _get_placed_types(type_spec)
-    for leaf in leaves:
-      if leaf.placement is tff.CLIENTS and leaf.all_equal:
-        raise ValueError(f'found the all-equal client argument {leaf}')
+    leaves = list(_iter_placed_types(type_spec))
     self.server_type, self.client_type = (
-        tff.StructType(
-            [leaf.member for leaf in leaves if leaf.placement is placement]
-        )
-        for placement in (tff.SERVER, tff.CLIENTS)
+        tff.StructType([
+            leaf.member
+            for leaf in leaves
+            if intrinsics.is_one_per_client(leaf) == at_clients
+        ])
+        for at_clients in (False, True)
     )
     self.server = values.Layout(self.server_type)
     self.client = values.Layout(self.client_type)
@@ -520,23 +527,22 @@ class PlacedArguments:
     )
 
 
-def _get_placed_types(type_spec: tff.Type | None) -> list[tff.FederatedType]:
-  """Returns the federated types of a structure of them, in order.
+def _iter_placed_types(type_spec: tff.Type) -> Iterator[tff.FederatedType]:
+  """Yields the federated types of a structure of them, in order.
 
   Raises:
     ValueError: a part of `type_spec` has no placement.
   """
-  if type_spec is None:
-    return []
   if isinstance(type_spec, tff.FederatedType):
-    return [type_spec]
-  if isinstance(type_spec, tff.StructType):
-    return [
-        leaf
-        for _, field in tff.structure.iter_elements(type_spec)
-        for leaf in _get_placed_types(field)
-    ]
-  raise ValueError(f'found {type_spec} without a placement')
+    yield type_spec
+  elif isinstance(type_spec, tff.StructType):
+    for _, field in tff.structure.iter_elements(type_spec):
+      yield from _iter_placed_types(field)
+  else:
+    raise ValueError(
+        f'an argument of type {type_spec} has no placement: place it at the '
+        'server, and broadcast it where clients need it'
+    )
 
 
 def _split(
@@ -546,7 +552,7 @@ def _split(
   if isinstance(type_spec, tff.StructType):
     for field in values.iter_fields(value, type_spec, name):
       _split(*field, servers, clients)
-  elif type_spec.placement is tff.SERVER:
+  elif not intrinsics.is_one_per_client(type_spec):
     servers.append(value)
   elif isinstance(value, (list, tuple)):
     clients.append(value)
@@ -566,4 +572,8 @@ def _assemble(
         (name, _assemble(field, servers, clients))
         for name, field in tff.structure.iter_elements(type_spec)
     ])
-  return next(servers if type_spec.placement is tff.SERVER else clients)
+  if intrinsics.is_one_per_client(type_spec):
+    return next(clients)
+  if intrinsics.is_at_clients(type_spec):
+    return tff.federated_broadcast(next(servers))
+  return next(servers)

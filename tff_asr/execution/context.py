@@ -29,6 +29,7 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr.execution import compiler
+from tff_asr.execution import intrinsics
 from tff_asr.execution import malloc_trim
 from tff_asr.execution import reduction
 from tff_asr.execution import round_execution
@@ -213,10 +214,14 @@ class Runner(abc.ABC):
       if isinstance(loaded.compiled, compiler.Local):
         tensors = loaded.run(*loaded.compiled.argument.flatten(arg))
         return loaded.compiled.result.pack(tensors)
-      return self._invoke_over_clients(loaded, arg, stop)
+      return self._invoke_over_clients(comp, loaded, arg, stop)
 
   def _invoke_over_clients(
-      self, loaded: _Loaded, arg: Any, stop: threading.Event
+      self,
+      comp: tff.Computation,
+      loaded: _Loaded,
+      arg: Any,
+      stop: threading.Event,
   ) -> Any:
     """Runs a `compiler.Round`."""
     compiled = loaded.compiled
@@ -250,6 +255,8 @@ class Runner(abc.ABC):
       else:
         total = compiled.clients.zero.load()()
     self.last_failures = execution.failures
+    num_clients = len(clients) - len(execution.failures)
+    intrinsics.check_clients(comp, num_clients)
     self.last_store_bytes = execution.store_bytes
     malloc_trim.give_back(total)
     del execution  # It has the sum, too, which `finish` gives up.
@@ -259,7 +266,10 @@ class Runner(abc.ABC):
         *compiled.clients.as_variables(total),
     )
     malloc_trim.give_back(results)
-    return compiled.result.pack(results)
+    result = compiled.result.pack(results)
+    if not num_clients:
+      intrinsics.check_state(comp.type_signature, arg, result)
+    return result
 
   def _measure_costs(self, clients: Sequence[tuple]) -> list[float] | None:
     if self.settings.client_cost is None:

@@ -33,6 +33,7 @@ import psutil
 import tensorflow_federated as tff
 
 from tff_asr import checks
+from tff_asr.execution import intrinsics
 from tff_asr.execution import process_cleanup
 
 _WORKER = 'worker_binary'
@@ -106,8 +107,18 @@ class _Caller:
   def _start(self, comp: tff.Computation, arg: Any) -> futures.Future:
     """Starts the call; the future has its result."""
     return asyncio.run_coroutine_threadsafe(
-        self._context.invoke(comp, arg), self._loop
+        self._call(comp, arg), self._loop
     )
+
+  async def _call(self, comp: tff.Computation, arg: Any) -> Any:
+    """The result, if it is not one of zero clients that makes no sense."""
+    signature = comp.type_signature
+    num_clients = intrinsics.count_clients(arg, signature.parameter)
+    intrinsics.check_clients(comp, num_clients)
+    result = await self._context.invoke(comp, arg)
+    if num_clients == 0:
+      intrinsics.check_state(signature, arg, result)
+    return result
 
 
 class _SyncContext(_Caller, tff.framework.SyncContext):
@@ -122,7 +133,7 @@ class _SyncContext(_Caller, tff.framework.SyncContext):
       stop()
       raise
     except Exception as error:
-      _explain(error)
+      _explain(error, comp)
       raise
 
 
@@ -138,7 +149,7 @@ class _AsyncContext(_Caller, tff.framework.AsyncContext):
       stop()
       raise
     except Exception as error:
-      _explain(error)
+      _explain(error, comp)
       raise
 
 
@@ -156,10 +167,11 @@ def _check_reach(trust_network: bool) -> None:
   if others:
     raise ValueError(
         "TFF's native worker listens on all addresses of this machine "
-        f'({others[0]}) and runs what anybody sends it: take multi_device; or '
-        'run it without a network, as `unshare --net --map-root-user` does '
-        '(docs/execution.md); or set TRUST_NETWORK = True where nobody else '
-        'reaches this machine.'
+        f'({others[0]}) and runs what anybody sends it: take multi_device. For '
+        'what that refuses, run without a network, as `unshare --net '
+        '--map-root-user` does (docs/execution.md), or pass trust_network=True '
+        '(TRUST_NETWORK = True in gin) where no one else can reach this '
+        'machine.'
     )
 
 
@@ -188,7 +200,7 @@ def _ignore(*unused_signal: Any) -> None:
   """Does nothing, as SIG_IGN."""
 
 
-def _explain(error: Exception) -> None:
+def _explain(error: Exception, comp: tff.Computation) -> None:
   """Raises ValueError, of one line, for what the worker cannot run."""
   if found := _UNKNOWN_OP.search(str(error)):
     raise ValueError(
@@ -196,4 +208,9 @@ def _explain(error: Exception) -> None:
         f'{found[1]!r}; use tff_asr.execution.multi_device, or PCM shards if '
         'the op decodes audio, characters if it makes sentence pieces, or '
         "kernel='tensorflow' if it draws noise."
+    ) from error
+  for name in sorted(intrinsics.find(comp) & intrinsics.NOT_NATIVE):
+    raise ValueError(
+        f'TFF\'s native runtime has no {name}: take multi_device for secure '
+        'sums, and write the others as the table in docs/execution.md says.'
     ) from error

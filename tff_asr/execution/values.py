@@ -11,6 +11,8 @@ between rounds. Scalars and strings come back as NumPy values.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+import functools
+import itertools
 from typing import Any
 
 import attrs
@@ -46,7 +48,8 @@ class Layout:
 
     Args:
       value: nested as the type: structs, tuples, lists, dicts, attrs objects;
-        at the leaves tensors, arrays, Python scalars or `tf.data.Dataset`s.
+        at the leaves tensors, arrays or Python scalars; a sequence is a
+        `tf.data.Dataset` or a list of its elements.
       name: what errors call the value.
 
     Raises:
@@ -111,7 +114,7 @@ def _flatten(
   if isinstance(type_spec, tff.TensorType):
     yield _to_tensor(value, _tensor_spec(type_spec), name)
   elif isinstance(type_spec, tff.SequenceType):
-    yield _to_variant(value, _element_spec(type_spec), name)
+    yield _to_variant(value, type_spec, name)
   else:
     for field in iter_fields(value, type_spec, name):
       yield from _flatten(*field)
@@ -184,12 +187,17 @@ def _to_tensor(value: Any, spec: tf.TensorSpec, name: str) -> tf.Tensor:
   return tensor
 
 
-def _to_variant(value: Any, element_spec: Any, name: str) -> tf.Tensor:
+def _to_variant(
+    value: Any, type_spec: tff.SequenceType, name: str
+) -> tf.Tensor:
   """The dataset as the variant tensor that stands for it in a graph."""
+  element_spec = _element_spec(type_spec)
+  if isinstance(value, (list, tuple)):
+    value = _to_dataset(value, type_spec, name)
   if not isinstance(value, tf.data.Dataset):
     raise TypeError(
-        f'{name} must be a tf.data.Dataset, found {type(value).__name__}; '
-        'build one with tf.data.Dataset.from_tensor_slices.'
+        f'{name} must be a tf.data.Dataset or a list of its elements, found '
+        f'{type(value).__name__}.'
     )
   specs, found = map(tf.nest.flatten, (element_spec, value.element_spec))
   if len(specs) != len(found) or not all(
@@ -200,6 +208,40 @@ def _to_variant(value: Any, element_spec: Any, name: str) -> tf.Tensor:
         f'{value.element_spec}.'
     )
   return tf.data.experimental.to_variant(value)
+
+
+def _to_dataset(
+    elements: Sequence[Any], type_spec: tff.SequenceType, name: str
+) -> tf.data.Dataset:
+  """The dataset of these elements, each a tuple of its flat components."""
+
+  def flatten(index: int) -> tuple[tf.Tensor, ...]:
+    leaves = _flatten(elements[index], type_spec.element, f'{name}[{index}]')
+    # In the order of a dataset's components, which sort the keys of a dict.
+    return tuple(tf.nest.flatten(
+        tff.types.structure_from_tensor_type_tree(
+            lambda _: next(leaves), type_spec.element
+        )
+    ))
+
+  def shapes(components: tuple[tf.Tensor, ...]) -> list[tf.TensorShape]:
+    return [component.shape for component in components]
+
+  # Only the CPU has kernels for datasets.
+  with tf.device('/device:CPU:0'):
+    # Such as full batches, and a last one that is smaller.
+    groups = [
+        tf.data.Dataset.from_tensor_slices(tuple(map(tf.stack, zip(*group))))
+        for _, group in itertools.groupby(
+            map(flatten, range(len(elements))), key=shapes
+        )
+    ]
+    if not groups:
+      return tf.data.Dataset.from_tensors(tuple(
+          tf.zeros([size or 0 for size in spec.shape or ()], spec.dtype)
+          for spec in tf.nest.flatten(_element_spec(type_spec))
+      )).take(0)
+    return functools.reduce(tf.data.Dataset.concatenate, groups)
 
 
 def _describe(tensor: Any) -> str:

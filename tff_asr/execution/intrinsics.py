@@ -1,0 +1,144 @@
+"""What a TFF computation asks of its clients; checks of zero clients.
+
+TFF infers the number of clients from the arguments. Without an argument at
+clients its own runtime takes zero, and returns what aggregation starts with: a
+federated_max is then the smallest float. Our contexts refuse that, and other
+results of zero clients that look like results but are none. A sum over zero
+clients is 0 and a mean NaN, as TFF defines them.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_asr.execution import values
+
+_AT_SERVER = frozenset([
+    'federated_apply',
+    'federated_eval_at_server',
+    'federated_value_at_server',
+    'federated_zip_at_server',
+])
+# TFF's own runtime has none of these.
+NOT_NATIVE = frozenset([
+    'federated_secure_modular_sum',
+    'federated_secure_select',
+    'federated_secure_sum',
+    'federated_secure_sum_bitwidth',
+    'sequence_map',
+    'sequence_sum',
+])
+# Over zero clients their value is the largest or smallest number of the dtype.
+_EXTREMES = frozenset(['federated_max', 'federated_min'])
+
+
+def find(comp: tff.Computation) -> frozenset[str]:
+  """Returns the names of the intrinsics that a computation calls."""
+  found = set()
+
+  def note(block):
+    if isinstance(block, tff.framework.Intrinsic):
+      found.add(block.uri)
+    return block, False
+
+  tff.framework.transform_postorder(comp.to_building_block(), note)
+  return frozenset(found)
+
+
+def is_at_clients(type_spec: tff.Type) -> bool:
+  """Returns True for the type of a value at clients."""
+  return (
+      isinstance(type_spec, tff.FederatedType)
+      and type_spec.placement is tff.CLIENTS
+  )
+
+
+def is_one_per_client(type_spec: tff.Type) -> bool:
+  """Returns True for the type of values at clients that may differ."""
+  return is_at_clients(type_spec) and not type_spec.all_equal
+
+
+def count_clients(argument: Any, type_spec: tff.Type | None) -> int | None:
+  """Returns the number of clients in an argument; None if it has none."""
+  if isinstance(type_spec, tff.StructType):
+    fields = values.iter_fields(argument, type_spec, 'argument')
+    counts = (count_clients(value, part) for value, part, _ in fields)
+    return next((count for count in counts if count is not None), None)
+  if is_one_per_client(type_spec) and isinstance(argument, (list, tuple)):
+    return len(argument)
+  return None
+
+
+def check_clients(comp: tff.Computation, num_clients: int | None) -> None:
+  """Raises ValueError if the result would make no sense for want of clients.
+
+  Args:
+    comp: a computation.
+    num_clients: how many clients it is called with; None if that is unknown,
+      as before a call.
+  """
+  if num_clients:
+    return
+  found = find(comp)
+  if num_clients == 0:
+    for name in sorted(found & _EXTREMES):
+      raise ValueError(
+          f'A {name} over zero clients has no value; it needs at least one.'
+      )
+  elif any(
+      name.startswith('federated_') and name not in _AT_SERVER for name in found
+  ) and not _takes_clients(comp):
+    raise ValueError(
+        'The computation of type '
+        f'{comp.type_signature.compact_representation()[:200]} works at '
+        'clients, but has no argument with one value per client, so their '
+        'number is unknown; give it one, such as a list of client ids.'
+    )
+
+
+def check_state(
+    signature: tff.FunctionType, argument: Any, result: Any
+) -> None:
+  """Raises ValueError if zero clients turned a process's state into NaN.
+
+  Such is the state of TFF's aggregators that adapt to their clients: from then
+  on they clip nothing, or return NaN.
+
+  Args:
+    signature: of the computation. In TFF's processes the first argument and the
+      first result are the state.
+    argument: as the computation was called with.
+    result: what it returned.
+  """
+  pairs = (argument, signature.parameter), (result, signature.result)
+  if not all(isinstance(part, tff.StructType) and part for _, part in pairs):
+    return
+  state_type, new_type = (type_spec[0] for _, type_spec in pairs)
+  if not state_type.is_equivalent_to(new_type) or tff.types.contains(
+      state_type, is_at_clients
+  ):
+    return
+  before, after = (
+      values.Layout(state_type).flatten(
+          next(values.iter_fields(value, type_spec, 'value'))[0]
+      )
+      for value, type_spec in pairs
+  )
+  if any(
+      new.dtype.is_floating
+      and bool(tf.reduce_any(tf.math.is_nan(new) & ~tf.math.is_nan(old)))
+      for old, new in zip(before, after)
+  ):
+    raise ValueError(
+        'Over zero clients the new state is NaN, as that of aggregators which '
+        'adapt to their clients (TFF\'s robust, secure, compression and DP '
+        'ones): keep the old state, and draw clients again.'
+    )
+
+
+def _takes_clients(comp: tff.Computation) -> bool:
+  parameter = comp.type_signature.parameter
+  return parameter is not None and tff.types.contains(
+      parameter, is_one_per_client
+  )
