@@ -140,10 +140,12 @@ def _missing_in_an_element():
   def restore(noised, plain):
     name = max(noised, key=lambda name: noised[name].shape.num_elements())
     shape = noised[name].shape
-    is_first = tf.reshape(
-        tf.range(shape.num_elements()) == 0, shape
-    )
-    return noised | {name: tf.where(is_first, plain[name], noised[name])}
+    is_first = tf.range(shape.num_elements()) < 1
+    return noised | {
+        name: tf.where(
+            tf.reshape(is_first, shape), plain[name], noised[name]
+        )
+    }
 
   return _broken(change_sums=restore)
 

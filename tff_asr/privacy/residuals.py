@@ -222,8 +222,9 @@ def _halves(
   half = residuals.shape[1] // 2
   if not half:
     return [(name, residuals)]
+  size = min(half, _PIECE)
   return [
-      (f'{which} half of {name}', residuals[:, start : start + half][:, :_PIECE])
+      (f'{which} half of {name}', residuals[:, start : start + size])
       for which, start in (('first', 0), ('second', half))
   ]
 
