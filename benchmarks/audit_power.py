@@ -4,7 +4,7 @@
 
 A run is simulated by its definition, in NumPy: cohorts are drawn, canaries add
 their directions, and noise is added; no code of the mechanism takes part. The
-tests and their verdict are those of an audit (`privacy.known_sums`), with its
+tests and their verdict are those of an audit (`privacy.residuals`), with its
 level. The first table has a row a defect and a column a setting, in percent of
 runs; the second the accounted epsilon, and what the bound and the estimate make
 of honest runs.
@@ -14,7 +14,7 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import functools
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks import report
 from tff_asr.privacy import accounting
 from tff_asr.privacy import audit
-from tff_asr.privacy import known_sums
+from tff_asr.privacy import residuals
 
 _NUM_RUNS = flags.DEFINE_integer(
     'num_runs', 100, 'Simulated runs of each defect.', lower_bound=1
@@ -55,16 +55,15 @@ SETTINGS = (
 
 
 class Run:
-  """A simulated run; a defect changes one of its parts before `observe`.
+  """A simulated run; a defect changes its parts before `layers` is called.
 
   T: rounds. K: canaries. D: elements of a layer.
 
   Attributes:
-    noise: By layers, float64 [T, D], in units of the clip.
-    cohorts: Ascending places in the population; canaries come first.
-    counts: How often a canary counts in a sum it joins, and a layer of it,
-      float64 [K] and by layers.
-    charged: The noise multiplier in the ledger.
+    noise: By layers, float64 [T, D], in units of the stated deviation.
+    joined: Canaries that count in each round, bool [T, K].
+    counts: How often a canary counts in a sum that it joins, float64 [K].
+    layer_counts: How often a layer of a canary does, by layers.
   """
 
   def __init__(self, setting: Setting, *, seed: int):
@@ -73,62 +72,26 @@ class Run:
     self.generator = np.random.default_rng(seed)
     self.included = self.generator.random(NUM_CANARIES) < 0.5
     self.noise = {
-        name: setting.noise_multiplier
-        * self.generator.standard_normal([setting.num_rounds, size])
+        name: self.generator.standard_normal([setting.num_rounds, size])
         for name, size in SIZES.items()
     }
-    self.cohorts = [
-        np.flatnonzero(
-            self.generator.random(POPULATION) < setting.sampling_prob
-        )
-        for _ in range(setting.num_rounds)
-    ]
+    is_drawn = (
+        self.generator.random([setting.num_rounds, NUM_CANARIES])
+        < setting.sampling_prob
+    )
+    self.joined = is_drawn & self.included
     self.counts = np.ones(NUM_CANARIES)
     self.layer_counts = {name: 1.0 for name in SIZES}
-    self.charged = setting.noise_multiplier
 
-  @property
-  def sampling(self) -> accounting.Sampling:
-    return accounting.Sampling(
-        kind='poisson',
-        cohort_size=round(self.setting.sampling_prob * POPULATION),
-        population=POPULATION,
-    )
-
-  def observe(self) -> known_sums.Audited:
-    """Releases the sums and takes from them what an audit keeps."""
-    directions = _directions()
-    canaries = np.arange(NUM_CANARIES)
-    rounds = []
-    for number, cohort in enumerate(self.cohorts):
-      joined = np.isin(canaries, cohort) & self.included
-      released = [
-          self.layer_counts[name] * ((joined * self.counts) @ directions[name])
-          + self.noise[name][number]
-          for name in SIZES
-      ]
-      rounds.append(
-          known_sums.observe(
-              released,
-              joined=joined,
-              blocks=lambda: [
-                  (slice(0, NUM_CANARIES), [*directions.values()])
-              ],
-              noise_ratio=self.setting.noise_multiplier,
-          )
+  def layers(self) -> Iterator[residuals.Layer]:
+    """Releases the sums, and yields what an audit tests of them."""
+    for name, directions in _directions().items():
+      known, summed = (
+          joined @ directions / self.setting.noise_multiplier
+          for joined in (self.joined, self.joined * self.counts)
       )
-    return known_sums.Audited(
-        rounds=rounds,
-        layers=SIZES,
-        covariance=np.eye(len(rounds)),
-        charged=self.charged,
-        sampling=self.sampling,
-        cohorts=self.cohorts,
-        canaries=canaries,
-        included=self.included,
-        epsilon=accounted_epsilon(self.setting),
-        delta=DELTA,
-    )
+      released = self.layer_counts[name] * summed + self.noise[name]
+      yield residuals.Layer(name, released - known, known)
 
 
 @functools.cache
@@ -148,11 +111,7 @@ def _directions() -> dict[str, np.ndarray]:
 def accounted_epsilon(setting: Setting) -> float:
   """Epsilon (PLD) of a setting."""
   rounds = accounting.RoundGroup(
-      sampling=accounting.Sampling(
-          kind='poisson',
-          cohort_size=round(setting.sampling_prob * POPULATION),
-          population=POPULATION,
-      ),
+      sampling=_sampling(setting),
       noise_multiplier=setting.noise_multiplier,
       count=setting.num_rounds,
   )
@@ -161,13 +120,12 @@ def accounted_epsilon(setting: Setting) -> float:
   )
 
 
-def _reuse_noise(run: Run) -> None:
-  for noise in run.noise.values():
-    noise[:] = noise[0]
-
-
-def _reuse_noise_in_smallest(run: Run) -> None:
-  run.noise['bias'][:] = run.noise['bias'][0]
+def _sampling(setting: Setting) -> accounting.Sampling:
+  return accounting.Sampling(
+      kind='poisson',
+      cohort_size=round(setting.sampling_prob * POPULATION),
+      population=POPULATION,
+  )
 
 
 def _share_noise(run: Run) -> None:
@@ -175,23 +133,36 @@ def _share_noise(run: Run) -> None:
     noise[:] = np.sqrt(0.9) * noise + np.sqrt(0.1) * noise[0]
 
 
-def _scale_noise(factor: float) -> Callable[[Run], None]:
+def _reuse(*names: str) -> Callable[[Run], None]:
   def apply(run: Run) -> None:
-    for noise in run.noise.values():
-      noise *= factor
+    for name in names:
+      run.noise[name][:] = run.noise[name][0]
 
   return apply
 
 
-def _leave_out(name: str) -> Callable[[Run], None]:
+def _scale(
+    factor: float, *names: str, places: slice = slice(None)
+) -> Callable[[Run], None]:
   def apply(run: Run) -> None:
-    run.noise[name][:] = 0
+    for name in names:
+      run.noise[name][:, places] *= factor
 
   return apply
+
+
+def _silence_means(run: Run) -> None:
+  for noise in run.noise.values():
+    noise -= noise.mean(axis=1, keepdims=True)
 
 
 def _copy_layer(run: Run) -> None:
   run.noise['kernel'][:, : SIZES['scale']] = run.noise['scale']
+
+
+def _copy_half(run: Run) -> None:
+  first, second = np.split(run.noise['matrix'], 2, axis=1)
+  second[:] = first
 
 
 def _float32_noise(run: Run) -> None:
@@ -203,8 +174,15 @@ def _float32_noise(run: Run) -> None:
     radius = np.sqrt(np.float32(-2) * np.log(first))
     angle = np.float32(2 * np.pi) * second
     pairs = np.stack([radius * np.sin(angle), radius * np.cos(angle)], axis=1)
-    deviation = np.float32(run.setting.noise_multiplier)
-    noise[:] = (pairs * deviation).reshape(noise.shape)
+    noise[:] = pairs.reshape(noise.shape)
+
+
+def _short_seed(run: Run) -> None:
+  """Noise of each round from a seed of 16 bits."""
+  for number in range(run.setting.num_rounds):
+    generator = np.random.default_rng(run.generator.integers(2**16))
+    for noise in run.noise.values():
+      noise[number] = generator.standard_normal(noise.shape[1])
 
 
 def _exceed_clip(name: str, factor: float) -> Callable[[Run], None]:
@@ -221,55 +199,45 @@ def _count_twice(how_many: int) -> Callable[[Run], None]:
   return apply
 
 
-def _repeat_a_cohort(run: Run) -> None:
-  run.cohorts[1] = run.cohorts[0]
-
-
-def _fix_sizes(run: Run) -> None:
-  size = run.sampling.cohort_size
-  run.cohorts = [
-      np.sort(run.generator.permutation(POPULATION)[:size])
-      for _ in run.cohorts
-  ]
-
-
-def _overcharge(run: Run) -> None:
-  run.charged *= 1.01
-
-
 DEFECTS: dict[str, Callable[[Run], None]] = {
     'none': lambda run: None,
-    'noise of round 1 in every round': _reuse_noise,
-    'the same in the layer of 16 elements': _reuse_noise_in_smallest,
+    'noise halved': _scale(0.5, *SIZES),
+    'noise 2 % too small': _scale(0.98, *SIZES),
+    'no noise in the layer of 16 elements': _scale(0, 'bias'),
+    'no noise in the layer of 8,192': _scale(0, 'matrix'),
+    'no noise in 1 element of 8,192': _scale(0, 'matrix', places=slice(1)),
+    'no noise in 64 elements of 8,192': _scale(0, 'matrix', places=slice(64)),
+    'a tenth of the noise in 16 elements of 8,192': _scale(
+        0.1, 'matrix', places=slice(16)
+    ),
+    'half the noise in 64 elements of 8,192': _scale(
+        0.5, 'matrix', places=slice(64)
+    ),
+    'no noise in the mean of each layer': _silence_means,
+    'noise of round 1 in every round': _reuse(*SIZES),
+    'the same in the layer of 16 elements': _reuse('bias'),
     'a tenth of the variance shared by all rounds': _share_noise,
-    'noise halved': _scale_noise(0.5),
-    'noise 2 % too small': _scale_noise(0.98),
-    'no noise in the layer of 16 elements': _leave_out('bias'),
-    'no noise in the layer of 8,192': _leave_out('matrix'),
     '64 elements with the noise of another layer': _copy_layer,
-    'float32 noise': _float32_noise,
+    'the second half of the layer of 8,192 as its first': _copy_half,
     'the layer of 1,024 not clipped': _exceed_clip('kernel', 1e6),
     'the clip of the layer of 1,024 doubled': _exceed_clip('kernel', 2.0),
     'all clients counted twice': _count_twice(NUM_CANARIES),
     'one client counted twice': _count_twice(1),
-    'a cohort used in two rounds': _repeat_a_cohort,
-    'cohorts of fixed size charged as Poisson': _fix_sizes,
-    'a noise multiplier charged 1 % too large': _overcharge,
+    'a seed of 16 bits for the noise of a round': _short_seed,
+    'float32 noise': _float32_noise,
 }
-# With everyone in each round, nothing is drawn.
-NEEDS_SAMPLING = (
-    'a cohort used in two rounds', 'cohorts of fixed size charged as Poisson'
-)
 
 
 def found(defect: str, setting: Setting, *, seed: int) -> list[str]:
   """Returns the names of the tests that a simulated run fails."""
   run = Run(setting, seed=seed)
   DEFECTS[defect](run)
-  tests = known_sums.run_tests(run.observe())
+  tests = residuals.run_tests(
+      run.layers(), covariance=np.eye(setting.num_rounds)
+  )
   return [
       test.name
-      for test, failed in zip(tests, known_sums.decide(tests), strict=True)
+      for test, failed in zip(tests, residuals.decide(tests), strict=True)
       if failed
   ]
 
@@ -277,17 +245,30 @@ def found(defect: str, setting: Setting, *, seed: int) -> list[str]:
 def measured(setting: Setting, *, seed: int) -> tuple[float, float]:
   """Returns the bound and the estimate of an honest run."""
   run = Run(setting, seed=seed)
-  observed = run.observe()
-  bound = audit.lower_bound(
-      observed.likelihood_ratios(), observed.included, delta=DELTA
+  inner, squares, total_squares = [], [], []
+  for layer in run.layers():
+    released = setting.noise_multiplier * (layer.residuals + layer.known)
+    units = _directions()[layer.name]
+    units = units / np.linalg.norm(units, axis=1, keepdims=True)
+    inner.append(released @ units.T)
+    squares.append(np.mean(released**2, axis=1))
+    total_squares.append(np.mean(released.sum(axis=0) ** 2))
+  inner = np.stack(inner, axis=-1)  # [T, K, H]
+  norms = np.sqrt([size / sum(SIZES.values()) for size in SIZES.values()])
+  ratios = audit.likelihood_ratios(
+      *audit.scores(
+          inner,
+          norms=norms,
+          mean_squares=np.stack(squares, axis=-1)[:, None],
+      ),
+      sampling=_sampling(setting),
+      covariance=np.eye(setting.num_rounds),
+      places=np.arange(NUM_CANARIES),
   )
-  directions = _directions()
-  total = [
-      ((observed.joined.sum(axis=0) @ directions[name])
-       + run.noise[name].sum(axis=0))
-      for name in SIZES
-  ]
-  scores, _ = audit.scores(total, [*directions.values()])
+  bound = audit.lower_bound(ratios, run.included, delta=DELTA)
+  scores, _ = audit.scores(
+      inner.sum(axis=0), norms=norms, mean_squares=np.array(total_squares)
+  )
   estimate = audit.estimate(scores[run.included], delta=DELTA)
   return bound.epsilon, estimate.epsilon
 
@@ -300,16 +281,15 @@ def main(_) -> None:
       f'{setting.num_rounds} rounds'
       for setting in SETTINGS
   ]
-  power = {}
-  for defect in DEFECTS:
-    power[defect] = [
-        None
-        if defect in NEEDS_SAMPLING and setting.sampling_prob == 1
-        else 100 * np.mean(
-            [bool(found(defect, setting, seed=seed)) for seed in seeds]
-        )
-        for setting in SETTINGS
-    ]
+  power = {
+      defect: [
+          100 * np.mean(
+              [bool(found(defect, setting, seed=seed)) for seed in seeds]
+          )
+          for setting in SETTINGS
+      ]
+      for defect in DEFECTS
+  }
   means = np.array([
       np.mean([measured(setting, seed=seed) for seed in seeds], axis=0)
       for setting in SETTINGS
@@ -319,28 +299,21 @@ def main(_) -> None:
       'mean bound': means[:, 0].tolist(),
       'mean estimate': means[:, 1].tolist(),
   }
-  report.write(
-      f'Defects found, percent of {len(seeds)} runs',
-      [
-          ['defect', *heading],
-          *(
-              [name, *('-' if x is None else f'{x:.0f}' for x in cells)]
-              for name, cells in power.items()
-          ),
-      ],
-      {'power': power, 'epsilon': epsilon},
-  )
-  report.write(
-      'Epsilon of honest runs',
-      [
-          ['', *heading],
-          *(
-              [name, *(f'{x:.2f}' for x in row)]
-              for name, row in epsilon.items()
-          ),
-      ],
-      {'power': power, 'epsilon': epsilon},
-  )
+  for title, table, form in (
+      (f'Defects found, percent of {len(seeds)} runs', power, '.0f'),
+      ('Epsilon of honest runs', epsilon, '.2f'),
+  ):
+    report.write(
+        title,
+        [
+            ['', *heading],
+            *(
+                [name, *(format(x, form) for x in row)]
+                for name, row in table.items()
+            ),
+        ],
+        {'power': power, 'epsilon': epsilon},
+    )
 
 
 if __name__ == '__main__':

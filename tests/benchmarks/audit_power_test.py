@@ -7,39 +7,48 @@ import pytest
 
 from benchmarks import audit_power
 
-# Hidden by the noise itself, at most settings.
-_HIDDEN = ('the clip of the layer of 1,024 doubled', 'one client counted twice')
 _SETTING = audit_power.Setting(0.1, 1.0, 5)
+# docs/attacks.md lists these as unseen, or as seen in some settings only.
+_UNSEEN = (
+    'a seed of 16 bits for the noise of a round', 'float32 noise',
+    'one client counted twice',
+)
+_SOMETIMES = (
+    'half the noise in 64 elements of 8,192',
+    'the clip of the layer of 1,024 doubled',
+)
 
 
 class AuditPowerTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
+      ('halved', 'noise halved', 'layers'),
+      ('smaller', 'noise 2 % too small', 'layers'),
+      ('missing', 'no noise in the layer of 16 elements', 'layers'),
+      ('missing_in_one', 'no noise in 1 element of 8,192', 'elements'),
+      ('missing_in_some', 'no noise in 64 elements of 8,192', 'elements'),
+      ('small_in_some', 'a tenth of the noise in 16 elements of 8,192',
+       'elements'),
+      ('means', 'no noise in the mean of each layer', 'layers'),
       ('reused', 'noise of round 1 in every round', 'rounds'),
       ('reused_in_one', 'the same in the layer of 16 elements', 'rounds'),
       ('shared', 'a tenth of the variance shared by all rounds', 'rounds'),
-      ('halved', 'noise halved', 'scale'),
-      ('smaller', 'noise 2 % too small', 'scale'),
-      ('missing', 'no noise in the layer of 16 elements', 'scale'),
-      ('copied', '64 elements with the noise of another layer', 'layers'),
-      ('float32', 'float32 noise', 'lattice'),
-      ('unclipped', 'the layer of 1,024 not clipped', 'clip'),
-      ('twice', 'all clients counted twice', 'clip'),
-      ('repeated', 'a cohort used in two rounds', 'sampling'),
-      ('fixed', 'cohorts of fixed size charged as Poisson', 'sampling'),
-      ('overcharged', 'a noise multiplier charged 1 % too large', 'charged'),
+      ('copied', '64 elements with the noise of another layer', 'pieces'),
+      ('halves', 'the second half of the layer of 8,192 as its first',
+       'pieces'),
+      ('unclipped', 'the layer of 1,024 not clipped', 'sums'),
+      ('twice', 'all clients counted twice', 'sums'),
   )
   def test_a_defect_fails_the_test_that_is_for_it(self, defect, name):
     found = audit_power.found(defect, _SETTING, seed=0)
     self.assertIn(name, found)
 
-  def test_what_is_found_of_one_is_not_blamed_on_others(self):
+  def test_one_test_s_defect_is_not_blamed_on_others(self):
     for defect, expected in (
         ('none', []),
-        ('float32 noise', ['lattice']),
-        ('the same in the layer of 16 elements', ['rounds']),
-        ('a cohort used in two rounds', ['sampling']),
-        ('a noise multiplier charged 1 % too large', ['charged']),
+        ('no noise in 1 element of 8,192', ['elements']),
+        ('no noise in the mean of each layer', ['layers']),
+        ('64 elements with the noise of another layer', ['pieces']),
     ):
       found = audit_power.found(defect, _SETTING, seed=1)
       self.assertEqual(found, expected, defect)
@@ -47,17 +56,17 @@ class AuditPowerTest(parameterized.TestCase):
   @parameterized.parameters(*(
       name
       for name in audit_power.DEFECTS
-      if name not in ('none', *_HIDDEN)
+      if name not in ('none', *_UNSEEN, *_SOMETIMES)
   ))
   @pytest.mark.slow
   def test_power_is_as_stated(self, defect):
-    # docs/attacks.md states 96 % or more: fewer than 16 of 20 come 1 time in
+    # docs/attacks.md states 98 % or more: fewer than 17 of 20 come 1 time in
     # 1,000. Seeded.
     hits = sum(
         bool(audit_power.found(defect, _SETTING, seed=seed))
         for seed in range(100, 120)
     )
-    self.assertGreaterEqual(hits, 16)
+    self.assertGreaterEqual(hits, 17)
 
   @parameterized.parameters(*audit_power.SETTINGS)
   @pytest.mark.slow

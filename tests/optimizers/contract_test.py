@@ -222,7 +222,7 @@ class ContractTest(parameterized.TestCase):
     self.assertTrue(state_type.is_assignable_from(result[0]))
     self.assertTrue(weights_type.is_assignable_from(result[1]))
 
-  def test_recording_keeps_gradients_and_changes_nothing_else(self):
+  def test_recording_keeps_the_gradient_and_changes_nothing_else(self):
     inner, specs = lamb.build_lamb(0.05), _STRUCTURES['nested']
     _, expected = _begin(inner, specs, range(3))
     state, found = _begin(
@@ -230,12 +230,6 @@ class ContractTest(parameterized.TestCase):
     )
     _assert_equal(found, expected)
     _assert_equal(state['last'], _draw(specs, 1, 2))
-    _assert_equal(
-        state['sum'],
-        tf.nest.map_structure(
-            lambda a, b, c: a + b + c, *(_draw(specs, 1, n) for n in range(3))
-        ),
-    )
 
 
 def _gradients():

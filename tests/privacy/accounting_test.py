@@ -11,6 +11,7 @@ import numpy as np
 from scipy import stats
 
 from tff_asr.privacy import accounting
+from tff_asr.privacy import audit
 from tff_asr.privacy import calibration
 from tff_asr.privacy import strategies
 
@@ -93,6 +94,23 @@ class EpsilonTest(parameterized.TestCase):
     self.assertLess(exact_delta(by_rdp, 2.0), 1e-5)
     self.assertLess(by_rdp, 1.2 * by_pld)
 
+  @parameterized.parameters((3.0, 100), (10.0, 1000))
+  def test_convolved_losses_are_as_accurate_as_stated(self, noise, rounds):
+    # Sampling that takes all but one in 1e12 is none, but is composed by FFT.
+    event = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(
+            1 - 1e-12, dp_accounting.GaussianDpEvent(noise)
+        ),
+        rounds,
+    )
+    for delta in (1e-5, 1e-9):
+      exact = audit.gaussian_epsilon(
+          mean=math.sqrt(rounds) / noise, stddev=1.0, delta=delta
+      )
+      found, _ = accounting.epsilon_by_pld(event, delta=delta)
+      self.assertGreater(found, exact - accounting.EPSILON_ERROR)
+      self.assertLess(found, exact + 1e-3)
+
   @parameterized.parameters(('poisson', 1.0), ('fixed', 2.0))
   def test_sampling_is_never_dearer_than_no_sampling(self, kind, noise):
     # dp_accounting's bound without replacement alone exceeds it at 99 of 100.
@@ -158,6 +176,10 @@ class PldAvailabilityTest(parameterized.TestCase):
   def test_pld_is_refused_with_the_reason(self, arguments, reason):
     with self.assertRaisesRegex(ValueError, f'PLD cannot be used: .*{reason}'):
       _epsilon(*arguments, accountant='pld')
+
+  def test_pld_is_refused_where_its_rounding_shows(self):
+    with self.assertRaisesRegex(ValueError, 'PLD .*delta below 1e-09'):
+      _epsilon('poisson', 1, 10, 1.0, 1, delta=0.9e-9, accountant='pld')
 
 
 class TuningTest(parameterized.TestCase):

@@ -30,6 +30,21 @@ def _unit(generator, count: int, size: int) -> np.ndarray:
   return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
 
 
+def _scores(
+    released: list[np.ndarray],
+    directions: list[np.ndarray],
+    *,
+    norms: tuple[float, ...],
+) -> tuple[np.ndarray, np.ndarray]:
+  """Scores of unit directions [K, D] of layers, clipped to the norms."""
+  pairs = [*zip(directions, released, strict=True)]
+  return audit.scores(
+      np.stack([rows @ layer for rows, layer in pairs], axis=-1),
+      norms=np.array(norms),
+      mean_squares=np.array([np.mean(layer**2) for layer in released]),
+  )
+
+
 class GaussianEpsilonTest(parameterized.TestCase):
 
   @parameterized.parameters(0.3, 0.7, 1.0, 3.0, 10.0)
@@ -92,29 +107,28 @@ class GaussianEpsilonTest(parameterized.TestCase):
 class ScoresTest(absltest.TestCase):
 
   def test_by_hand(self):
-    # Layers (3, 4) and (2): mean squares 12.5 and 4. The canary (1, 0), (1):
-    # (3 / 12.5 + 2 / 4) / sqrt(1 / 12.5 + 1 / 4), and that root had it joined.
-    released = [np.array([3.0, 4.0]), np.array([2.0])]
-    canaries = [np.array([[1.0, 0.0]]), np.array([[1.0]])]
-    found, means = audit.scores(released, canaries)
-    np.testing.assert_allclose(found, [0.74 / math.sqrt(0.33)])
-    np.testing.assert_allclose(means, [math.sqrt(0.33)])
+    # Layers (3, 4) and (2): mean squares 12.5 and 4. The canary (.5, 0), (2):
+    # (1.5 / 12.5 + 4 / 4) / sqrt(.25 / 12.5 + 4 / 4), that root had it joined.
+    found, means = _scores(
+        [np.array([3.0, 4.0]), np.array([2.0])],
+        [np.array([[1.0, 0.0]]), np.array([[1.0]])],
+        norms=(0.5, 2.0),
+    )
+    np.testing.assert_allclose(found, [1.12 / math.sqrt(1.02)])
+    np.testing.assert_allclose(means, [math.sqrt(1.02)])
 
   def test_who_never_joined_scores_as_a_standard_normal_and_others_do_not(
       self,
   ):
     # With layers of different sizes, scales and canary norms.
     generator = np.random.default_rng(0)
-    sizes, scales = (1000, 3000), (0.05, 30.0)
-    canaries = [
-        norm * _unit(generator, 2000, size)
-        for size, norm in zip(sizes, (0.03, 20.0))
-    ]
+    sizes, scales, norms = (1000, 3000), (0.05, 30.0), (0.03, 20.0)
+    canaries = [_unit(generator, 2000, size) for size in sizes]
     released = [
-        directions[0] + scale * generator.standard_normal(size)
-        for directions, size, scale in zip(canaries, sizes, scales)
+        norm * directions[0] + scale * generator.standard_normal(size)
+        for directions, size, scale, norm in zip(canaries, sizes, scales, norms)
     ]
-    found, means = audit.scores(released, canaries)
+    found, means = _scores(released, canaries, norms=norms)
     # Seeded; a new one would fail 1 time in 1,000.
     self.assertGreater(scipy.stats.kstest(found[1:], 'norm').pvalue, 1e-3)
     np.testing.assert_allclose(means, math.hypot(0.6, 2 / 3), rtol=0.05)
@@ -124,11 +138,12 @@ class ScoresTest(absltest.TestCase):
     zeros, ones = np.zeros(2), np.ones(3)
     canaries = [np.ones([4, 2]), np.ones([4, 3])]
     np.testing.assert_allclose(
-        audit.scores([zeros, ones], canaries),
-        audit.scores([ones], canaries[1:]),
+        _scores([zeros, ones], canaries, norms=(0.5, 0.5)),
+        _scores([ones], canaries[1:], norms=(0.5,)),
     )
     np.testing.assert_array_equal(
-        audit.scores([zeros, zeros], [canaries[0]] * 2), np.zeros([2, 4])
+        _scores([zeros, zeros], [canaries[0]] * 2, norms=(0.5, 0.5)),
+        np.zeros([2, 4]),
     )
 
 
@@ -301,7 +316,7 @@ class BareGaussianTest(absltest.TestCase):
 
     def estimate(noise: float, clip: float) -> audit.Estimate:
       drawn = noise * generator.standard_normal(40_000, np.float32)
-      scores, _ = audit.scores([clip * total + drawn], [canaries])
+      scores, _ = _scores([clip * total + drawn], [canaries], norms=(1.0,))
       return audit.estimate(scores, delta=_DELTA)
 
     estimates = [estimate(noise, 1.0) for _ in range(4)]

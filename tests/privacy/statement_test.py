@@ -99,8 +99,11 @@ class StatementTest(parameterized.TestCase):
     text = _joined(built)
     for words in (
         'central', 'trusted server', 'speaker: all recordings of one client',
-        'add or remove one speaker', 'public the seed model, the dev set',
-        'number of speakers', 'hyperparameters', 'Poisson', '1,000 speakers',
+        'add or remove one speaker',
+        # No seed model and no dev set where there is none.
+        'public the number of speakers, all hyperparameters', 'Poisson',
+        '1,000 speakers', 'clip 0.01 (L2 norm of what one speaker adds',
+        'upper bounds but for rounding in float64, which is less than 0.0001',
         'probability 0.01', '10 expected', 'delta 0.0001', 'clip 0.01',
         'rounds 9;', 'noise multiplier 2 (on the sum', '0.2 on the mean',
         'epsilon (RDP)', 'epsilon (PLD)', 'not charged',
@@ -223,12 +226,17 @@ class StatementTest(parameterized.TestCase):
     self.assertStartsWith(built.lines[1], 'NOT PRIVATE')
 
   @parameterized.parameters(
-      (dict(inherited=4), 'seed model, but for what is charged of it'),
+      (
+          dict(inherited=4, inputs=['the seed model', 'the dev set']),
+          'public the seed model, the dev set, the number of speakers, all '
+          'hyperparameters, but for what is charged of earlier runs',
+      ),
       (dict(inherited=4), '4 of these rounds are of the runs'),
       (dict(inherited=9, l2_norm_clip=None), 'all of these rounds are of'),
       (dict(l2_norm_clip=None), 'clip that of the runs that are counted'),
       (dict(apart=['a', 'b']), 'each a and each b is protected'),
-      (dict(apart=['a']), 'seed model, but for what is charged of it'),
+      (dict(apart=['a']), 'hyperparameters, but for what is charged of'),
+      (dict(unit='example'), 'norm of what one example adds to a sum'),
       (dict(adaptive_layers=7), 'after the last round; 7 clips follow'),
       (
           dict(notes=[ledger.Note('exact_metrics', 4)]),
@@ -239,6 +247,7 @@ class StatementTest(parameterized.TestCase):
           r'WARNING: where the run ends .* anew, first after 20 charged rounds',
       ),
       (dict(voids=['A']), r'\(RDP\) [\d.]+, if that were not so'),
+      (dict(voids=['A']), 'within epsilon 10 as it is, if that were not so'),
       (dict(delta=1e-3), 'NOT PRIVATE: delta is 0.001, not below 1 / pop'),
       (
           dict(notes=[ledger.Note('copied', 3), ledger.Note('copied', 1_005)]),

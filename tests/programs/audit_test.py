@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import io
 import json
 import os
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -17,8 +19,8 @@ from tff_asr import config
 from tff_asr.privacy import accounting
 from tff_asr.privacy import adaptive_query
 from tff_asr.privacy import correlated_noise
-from tff_asr.privacy import noise as noise_lib
 from tff_asr.privacy import queries
+from tff_asr.privacy import strategies
 from tff_asr.programs import audit
 
 _NUM_CANARIES = 60
@@ -132,27 +134,20 @@ def _unclipped():
   )
 
 
-def _float32():
-  """TensorFlow's float32 normal on the grid."""
+def _missing_in_an_element():
+  """No noise in one of the largest layer's elements."""
 
-  def gaussian(shapes, *, key, release, stddev, **unused_kernel):
-    return [
-        tf.cast(
-            tf.round(
-                stddev
-                * tf.cast(
-                    tf.random.stateless_normal(
-                        shape, [key[0] + place, tf.cast(release, tf.int32)]
-                    ),
-                    tf.float64,
-                )
-            ),
-            tf.int64,
+  def restore(noised, plain):
+    name = max(noised, key=lambda name: noised[name].shape.num_elements())
+    shape = noised[name].shape
+    is_first = tf.range(shape.num_elements()) < 1
+    return noised | {
+        name: tf.where(
+            tf.reshape(is_first, shape), plain[name], noised[name]
         )
-        for place, shape in enumerate(shapes)
-    ]
+    }
 
-  return absltest.mock.patch.object(noise_lib, 'gaussian', gaussian)
+  return _broken(change_sums=restore)
 
 
 def _forgotten():
@@ -189,6 +184,38 @@ class AuditTest(cases.TestCase):
     with self.assertRaisesRegex(ValueError, 'raise NUM_CANARIES'):
       _run(self.run, 'NUM_CANARIES = 20')
     self.assertFalse(os.path.exists(self.run))
+
+  def test_less_noise_than_is_charged_fails_for_certain(self):
+    for noise, p_value in (([2.0, 1.9], 0.0), ([2.0, 2.1], 1.0)):
+      test = audit.charged_test(noise, charged=2.0)
+      self.assertEqual(test.p_value, p_value)
+    # z as float32, and the same from the clip and the deviation.
+    self.assertEqual(audit.charged_test([1.0999999], charged=1.1).p_value, 1.0)
+
+  def test_the_covariance_of_noise_is_the_ledger_s(self):
+    strategy = strategies.optimize(num_rounds=4, min_separation=2)
+    group = accounting.RoundGroup(
+        sampling=accounting.Sampling(
+            kind='separated', cohort_size=1, population=2, min_separation=2
+        ),
+        noise_multiplier=1.0,
+        count=4,
+        strategy=strategy,
+    )
+    found = audit.noise_covariance([group], num_rounds=4)
+    np.testing.assert_array_equal(found, strategy.covariance(4))
+    independent = accounting.RoundGroup(
+        sampling=accounting.Sampling(
+            kind='full', cohort_size=2, population=2
+        ),
+        noise_multiplier=1.0,
+        count=4,
+    )
+    found = audit.noise_covariance([independent], num_rounds=4)
+    np.testing.assert_array_equal(found, np.eye(4))
+    restarted = [dataclasses.replace(group, count=count) for count in (1, 3)]
+    with self.assertRaisesRegex(ValueError, r'charges \[1, 3\].*Audit again'):
+      audit.noise_covariance(restarted, num_rounds=4)
 
   @pytest.mark.slow
   def test_an_honest_run_holds_and_measures_about_what_is_accounted(self):
@@ -253,15 +280,15 @@ class AuditTest(cases.TestCase):
 
   @parameterized.named_parameters(
       ('noise_reused', _reused, 'rounds'),
-      ('noise_halved', _halved, 'scale'),
-      ('noise_missing_in_a_small_layer', _missing, 'scale'),
-      ('noise_of_float32', _float32, 'lattice'),
-      ('a_layer_not_clipped', _unclipped, 'clip'),
+      ('noise_halved', _halved, 'layers'),
+      ('noise_missing_in_a_small_layer', _missing, 'layers'),
+      ('noise_missing_in_an_element', _missing_in_an_element, 'elements'),
+      ('a_layer_not_clipped', _unclipped, 'sums'),
   )
   @pytest.mark.slow
   def test_a_defect_is_found(self, broken, name):
     with broken():
-      found, printed, error = _run(self.run)
+      found, printed, error = _run(self.run, 'NUM_ROUNDS = 4')
     self.assertIn(name, _fails(found), printed)
     self.assertRegex(printed, rf'(?m)^{name} .* FAILS ')
     self.assertRegex(error, rf'the audit fails \(.*{name}')

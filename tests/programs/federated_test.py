@@ -235,6 +235,8 @@ class WholeRunTest(_RunTestCase):
     for word in ('speaker', 'trusted', 'delta', 'epsilon', '30'):
       self.assertIn(word, statement)
     self.assertNotIn('NOT PRIVATE', statement + printed)
+    # It started from no other run.
+    self.assertEqual(results['privacy']['inputs'], ['the dev set'])
 
     contents = ledger_lib.read(self.file('ledger.jsonl'))
     self.assertEqual(contents.voids, ())
@@ -431,6 +433,7 @@ class FederatedTest(_RunTestCase):
     results, _ = _train(second, num_rounds=1, scores_run=self.run)
     self.assertEqual(results['privacy']['inherited_rounds'], 1)
     self.assertEqual(results['privacy']['rounds'], 2)
+    self.assertEqual(results['privacy']['inputs'], ['the layer scores'])
     # The same round of the same weights, under other keys.
     first, other = _weights(self.run), _weights(second)
     self.assertTrue(np.any(first['head/kernel'] != other['head/kernel']))

@@ -1,6 +1,7 @@
 """Tests of tff_asr.reports.model_card."""
 
 import os
+import re
 import tempfile
 
 from absl.testing import absltest
@@ -86,6 +87,40 @@ class ModelCardTest(absltest.TestCase):
     card = self.card(privacy=run_folders.privacy(epsilon='inf'))
     self.assertRegex(card, r'\| test +\| trained .* \(private\) \| 2 +\| 7 ')
 
+  def test_data_that_the_run_only_names_are_not_said_to_be_used(self):
+    folders = {
+        name: repr(self.shards)
+        for name in ('PRIVATE_DIR', 'TRAIN_DIR', 'DEV_DIR')
+    }
+    used = lambda card: re.findall(r'\| test +\| (\w[^|]*\w\)?) +\|', card)
+    metrics = {'train_loss': {1: 2.0}}
+    for unit, expected in (
+        ('NUM_ROUNDS', 'trained on federatedly (private)'),
+        ('NUM_STEPS', 'trained on'),
+    ):
+      card = self.card(settings=folders | {unit: '2'}, metrics=metrics)
+      self.assertEqual(used(card), [expected])
+    card = self.card(
+        settings=folders | {'NUM_STEPS': '2'},
+        metrics=metrics | {'dev_loss': {1: 3.0}},
+    )
+    self.assertEqual(used(card), ['trained on', 'watched during training'])
+
+  def test_of_protected_examples_their_number_alone_is_told(self):
+    settings = {'NUM_STEPS': '2', 'TRAIN_DIR': repr(self.shards)}
+    row = lambda privacy: re.findall(
+        r'\| trained on +\| (.*) \|',
+        re.sub(' +', ' ', self.card(settings=settings, privacy=privacy)),
+    )
+    own = run_folders.privacy(epsilon=3.0) | {'unit': 'example'}
+    self.assertEqual(
+        row(own | {'rounds': 2, 'inherited_rounds': 0}),
+        ['not told | 7 | not told'],
+    )
+    # Public data, after a seed that was trained with noise.
+    (told,) = row(own | {'rounds': 2, 'inherited_rounds': 2})
+    self.assertStartsWith(told, '2 | 7 | ')
+
   def test_the_card_has_groups_of_test_speakers(self):
     card = self.card(
         errors={'ann': (1, 4), 'bob': (3, 4), 'cai': (1, 10)},
@@ -117,7 +152,7 @@ class ModelCardTest(absltest.TestCase):
         settings={
             'NUM_ROUNDS': '2',
             'INIT_FROM_RUN': repr('a`<b>![x](x)'),
-            'DEV_DIR': repr('<i>'),
+            'PRIVATE_DIR': repr('<i>'),
         },
         privacy=run_folders.privacy(epsilon='```\n<script>'),
     )
@@ -129,9 +164,10 @@ class ModelCardTest(absltest.TestCase):
   def test_the_card_says_what_is_missing(self):
     card = self.card(settings={'NUM_STEPS': '2'}, metrics={'loss': {1: 2.0}})
     self.assertIn('1 steps of central training', card)
-    self.assertIn("names no folder of data", card)
+    self.assertIn('names no folder of data', card)
     self.assertIn('No test set: the run was not evaluated', card)
     self.assertIn('NOT PRIVATE: the run has no privacy statement', card)
+    self.assertIn('Nothing says that the model was trained with', card)
 
   def test_a_check_reads_as_a_line(self):
     self.assertRegex(

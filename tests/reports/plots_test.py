@@ -63,6 +63,22 @@ class PlotsTest(cases.TestCase):
         [text.get_text() for text in legend.get_texts()], ['seed', 'private']
     )
 
+  def test_exact_metrics_and_no_others_are_marked(self):
+    run = self.private()
+    for draw, expected in (
+        (plots.norms, ['before clipping (not private)']),
+        (plots.clipped, ['clients (not private)']),
+        (
+            plots.noise,
+            [
+                'noise on the mean, expected',
+                'signal: the mean without noise (not private)',
+            ],
+        ),
+    ):
+      (axes,) = draw([run]).axes
+      self.assertEqual([line.get_label() for line in axes.lines], expected)
+
   def test_what_no_run_has_is_no_figure(self):
     run = self.read('run')
     for draw in (

@@ -102,6 +102,8 @@ class ReportTest(cases.TestCase):
     self.assertEqual(rows['LEARNING_RATE'], ['0.1', ''])
     self.assertNotIn('SEED', rows)
     self.assertIn('NOT PRIVATE: epsilon is 1000.0.', text)
+    # Some of these figures are covered: what is not is marked in them.
+    self.assertIn('<h2>Clipping and noise</h2>', text)
     self.check_worst(text, page)
 
   def check_pictures(self, page: _Page) -> None:

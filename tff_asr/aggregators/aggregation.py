@@ -3,10 +3,10 @@
 An `AccountedFactory` makes processes whose state has a query with a noise key
 and the event of its rounds: it says itself what a round costs. The processes of
 any other factory are given such a state beside their own, with the event of a
-Gaussian without noise: the ledger charges an infinite epsilon, and all outputs
-say NOT PRIVATE. That holds for TFF's own DP aggregators, too. Their noise comes
-from TensorFlow's stateful generator, on floating-point sums, which no statement
-here covers. Their measurements become `not_private`.
+Gaussian without noise: the ledger charges an infinite epsilon, and the
+statement says NOT PRIVATE. That holds for TFF's own DP aggregators, too. Their
+noise comes from TensorFlow's stateful generator, on floating-point sums, which
+no statement here covers. Their measurements become `not_private`.
 """
 
 import collections

@@ -69,15 +69,21 @@ class Canaries:
       client_id: string [], one of `client_ids`.
       shapes: Fully defined, of the layers.
     """
+    return sequential.sequential_map(
+        lambda place, shape: self.direction(client_id, place, shape),
+        range(len(shapes)),
+        shapes,
+    )
+
+  def direction(
+      self, client_id: tf.Tensor, place: int, shape: tf.TensorShape
+  ) -> tf.Tensor:
+    """Returns one layer of `directions`, the one at `place` among all."""
     seed = tf.random.fold_in(
         tf.constant(weights_lib.seed_pair(self.seed)), _number(client_id)
     )
-
-    def direction(place: int, shape: tf.TensorShape) -> tf.Tensor:
-      drawn = tf.random.stateless_normal(shape, tf.random.fold_in(seed, place))
-      return drawn * (LAYER_NORM / tf.norm(drawn))
-
-    return sequential.sequential_map(direction, range(len(shapes)), shapes)
+    drawn = tf.random.stateless_normal(shape, tf.random.fold_in(seed, place))
+    return drawn * (LAYER_NORM / tf.norm(drawn))
 
   def update(
       self, client_id: tf.Tensor, shapes: Sequence[tf.TensorShape]

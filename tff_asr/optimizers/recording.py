@@ -1,9 +1,9 @@
-"""An optimizer that also keeps the gradients that it is given.
+"""An optimizer that also keeps the last gradient that it is given.
 
-    last <- gradient,    sum <- sum + gradient,
+    last <- gradient,
 
-and whatever the inner optimizer does. It serves audits, which look at
-everything that a run released.
+and whatever the inner optimizer does. It serves audits, which look at what each
+round released.
 """
 
 import collections
@@ -15,7 +15,7 @@ import tensorflow_federated as tff
 def build_recording(
     optimizer: tff.learning.optimizers.Optimizer,
 ) -> tff.learning.optimizers.Optimizer:
-  """Returns the optimizer; its state has `last` and `sum`, like the weights."""
+  """Returns the optimizer; its state has `last`, like the weights."""
   return _Recording(optimizer)
 
 
@@ -26,23 +26,18 @@ class _Recording(tff.learning.optimizers.Optimizer):
     self._optimizer = optimizer
 
   def initialize(self, specs):
-    zeros = lambda: tf.nest.map_structure(
+    zeros = tf.nest.map_structure(
         lambda spec: tf.zeros(spec.shape, spec.dtype), specs
     )
     return collections.OrderedDict(
-        last=zeros(), sum=zeros(), optimizer=self._optimizer.initialize(specs)
+        last=zeros, optimizer=self._optimizer.initialize(specs)
     )
 
   def next(self, state, weights, gradients):
     inner, new_weights = self._optimizer.next(
         state['optimizer'], weights, gradients
     )
-    new_state = collections.OrderedDict(
-        last=gradients,
-        sum=tf.nest.map_structure(tf.add, state['sum'], gradients),
-        optimizer=inner,
-    )
-    return new_state, new_weights
+    return collections.OrderedDict(last=gradients, optimizer=inner), new_weights
 
   def get_hparams(self, state):
     return self._optimizer.get_hparams(state['optimizer'])

@@ -50,8 +50,9 @@ that are b apart are separated, too, each with noise of its own: s is the root
 of ceil(T / b). Fixed-size cohorts are accounted as above. Noise there is less
 than a Gaussian by `sampler_epsilon` only.
 
-Both accountants, from dp_accounting, give upper bounds. `rdp` is Renyi DP [1,
-2] converted by Prop. 12 of [3]. It caps a sampled round's cost by the cost
+Both accountants, from dp_accounting, give upper bounds but for rounding in
+float64 (`EPSILON_ERROR`; docs/privacy.md, "Accuracy"). `rdp` is Renyi DP [1, 2]
+converted by Prop. 12 of [3]. It caps a sampled round's cost by the cost
 without sampling, which is also a bound and replaces values lost to rounding.
 `pld` is privacy loss distributions: usually tighter, but for Poisson and full
 sampling only.
@@ -129,6 +130,10 @@ _MAX_TUNING_RUNS = 1e6  # See `Tuning.most_runs`.
 # PLD's grid grows as 1 / z^2 and takes a minute a round below this.
 _PLD_MIN_NOISE_MULTIPLIER = 0.1
 _PLD_MAX_RDP_EPSILON = 100.0
+# Its convolutions round to some 1e-16 a cell, which shows at smaller deltas.
+_PLD_MIN_DELTA = 1e-9
+# No epsilon was measured further below the exact one (docs/privacy.md).
+EPSILON_ERROR = 1e-4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -535,10 +540,12 @@ def _charge_sampler(
 def pld_obstacle(event: dp_accounting.DpEvent, *, delta: float) -> str:
   """Returns why PLD accounting would fail or not end; empty if it works.
 
-  It works for Poisson and full sampling with an RDP epsilon of at most 100 and
-  noise multipliers of at least 0.1, and without tuning by a random number of
-  runs.
+  It works for Poisson and full sampling with an RDP epsilon of at most 100,
+  noise multipliers of at least 0.1 and a delta of at least 1e-9, and without
+  tuning by a random number of runs.
   """
+  if delta < _PLD_MIN_DELTA:
+    return f'at a delta below {_PLD_MIN_DELTA:g} its rounding shows'
   rdp_epsilon, _ = epsilon_and_order(event, delta=delta)
   event, error = _split(event)
   parts = [part for part, _ in _leaves(event)]

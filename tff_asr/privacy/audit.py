@@ -36,7 +36,6 @@ The bound is far below epsilon: m canaries cannot show more than about
 log(m / log(1 / (1 - confidence))), and the others' directions are in the way.
 """
 
-from collections.abc import Sequence
 import dataclasses
 import math
 from typing import NamedTuple
@@ -115,35 +114,31 @@ class Guesses(NamedTuple):
 
 
 def scores(
-    released: Sequence[np.ndarray], canaries: Sequence[np.ndarray]
+    inner: np.ndarray, *, norms: np.ndarray, mean_squares: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the scores of canaries; N(0, 1) for those that never joined.
 
-  With released layers A_h of d_h elements and m_h = |A_h|^2 / d_h, the score of
-  c is sum(<c_h, A_h> / m_h) over its standard deviation, sqrt(sum(|c_h|^2 /
-  m_h)). That is also the score's mean for a canary that joined.
+  With released layers A_h of d_h elements, m_h = |A_h|^2 / d_h, and c_h = n_h
+  u_h of a canary, its score is sum(<c_h, A_h> / m_h) over its standard
+  deviation, sqrt(sum(n_h^2 / m_h)). That is also the score's mean for a canary
+  that joined.
 
   Args:
-    released: Layers of the sum of what was released, float [d_h] each.
-    canaries: The same layers for K canaries as they count in a sum (after
-      clipping), float [K, d_h] each.
+    inner: <u_h, A_h> of unit directions u_h, float64 [..., H].
+    norms: n_h, the norms of a canary's layers in a sum (after clipping),
+      float64 [..., H].
+    mean_squares: m_h, float64 [..., H]. Layers of zeros do not count.
 
   Returns:
-    float64 [K] and [K]: scores, and their means had the canary joined. Layers
-    of zeros do not count; where there is no other, both are 0.
+    float64 [...]: scores, and their means had the canary joined; 0 where all
+    layers are zeros.
   """
-  total = np.zeros(len(canaries[0]))
-  squares = np.zeros(len(canaries[0]))
-  for layer, directions in zip(released, canaries, strict=True):
-    mean_square = float(np.mean(np.square(layer, dtype=np.float64)))
-    if mean_square > 0:
-      inner = directions @ layer.astype(directions.dtype)
-      total += inner.astype(np.float64) / mean_square
-      squares += (
-          np.einsum('kd,kd->k', directions, directions).astype(np.float64)
-          / mean_square
-      )
-  means = np.sqrt(squares)
+  with np.errstate(divide='ignore'):
+    weights = np.where(mean_squares > 0, norms / mean_squares, 0.0)
+  total = np.sum(inner * weights, axis=-1)
+  means = np.broadcast_to(
+      np.sqrt(np.sum(norms * weights, axis=-1)), total.shape
+  )
   return np.divide(total, means, where=means > 0, out=total), means
 
 

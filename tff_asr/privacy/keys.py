@@ -34,9 +34,9 @@ def draw_or_fix(seed: Optional[int]) -> np.ndarray:
 def from_seed(seed: int) -> np.ndarray:
   """Returns the key that belongs to a seed. NOT PRIVATE: for tests only.
 
-  Anyone can compute this key, subtract the noise and list the cohorts, so a
-  run that uses it must say NOT PRIVATE in every output. The same seed gives
-  the same key on every machine; different seeds give unrelated keys.
+  Anyone can compute this key, subtract the noise and list the cohorts, so the
+  statement of a run that uses it must say NOT PRIVATE. The same seed gives the
+  same key on every machine; different seeds give unrelated keys.
 
   Args:
     seed: An integer of at least 0, of any size.

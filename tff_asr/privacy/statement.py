@@ -126,6 +126,7 @@ def build(
     adaptive_layers: int = 0,
     apart: Sequence[str] = (),
     notes: Sequence[ledger.Note] = (),
+    inputs: Sequence[str] = (),
     public: str = '',
     tokens: str = '',
     tuning: Optional[accounting.Tuning] = None,
@@ -147,6 +148,7 @@ def build(
       that of the next round.
     apart: Units of the seed model's other guarantees, for other data.
     notes: What the ledger says that the rounds do not tell.
+    inputs: What training also takes to be public, such as 'the dev set'.
     public: What a check of the data that are called public found, as a part of
       a sentence; empty if there was none.
     tokens: Where the characters or sentence pieces that the model writes come
@@ -200,21 +202,24 @@ def build(
       ('model', _model_words(rounds)),
       ('unit', f'{unit}: {_UNITS.get(unit, "one client")}'),
       ('neighbours', _RELATIONS[relation].format(unit=unit)),
-      ('public', 'the seed model'
-       + (', but for what is charged of it' if inherited or apart else '')
-       + f', the dev set, the number of {unit}s, all hyperparameters'
+      ('public', ', '.join(
+          [*inputs, f'the number of {unit}s', 'all hyperparameters']
+      ) + (', but for what is charged of earlier runs'
+           if inherited or apart else '')
        + (f'; {public}' if public else '')),
       *([('tokens', tokens)] if tokens else []),
       *(entry for group in rounds for entry in _round_entries(group, unit)),
       *_earlier_entries(inherited, num_rounds, apart),
-      ('clip', _clip_words(l2_norm_clip, adaptive_layers)),
+      ('clip', _clip_words(l2_norm_clip, adaptive_layers, unit=unit)),
       ('delta', f'{delta:g}'),
       ('epsilon (RDP)', number(by_rdp) + if_valid),
       ('epsilon (PLD)', f'not computed: {obstacle}'
        if by_pld is None else number(by_pld) + if_valid),
+      ('accuracy', 'epsilons are upper bounds but for rounding in float64, '
+       f'which is less than {accounting.EPSILON_ERROR:g} (measured)'),
       ('at larger scale', _scale_words(
           scale, rounds, unit=unit, noise_free=noise_free
-      )),
+      ) + if_valid),
       *([('tuning', tuning_words(tuning))] if tuning else []),
       ('assumed', _SETTLED),
       ('not counted', ('' if tuning else 'choosing hyperparameters by looking '
@@ -278,6 +283,7 @@ def build(
       'epsilon_rdp': json_number(by_rdp),
       'epsilon_pld': json_number(by_pld),
       'voids': list(voids),
+      'inputs': list(inputs),
       'public': public,
       'tokens': tokens,
       'tuning': tuning and dataclasses.asdict(tuning),
@@ -514,13 +520,15 @@ def _earlier_entries(
   return entries
 
 
-def _clip_words(l2_norm_clip: Optional[float], adaptive_layers: int) -> str:
-  """The clip of updates, in words."""
+def _clip_words(
+    l2_norm_clip: Optional[float], adaptive_layers: int, *, unit: str
+) -> str:
+  """The clip, in words."""
   if l2_norm_clip is None:
     return 'that of the runs that are counted'
   if math.isinf(l2_norm_clip):
     return 'none'
-  words = f'{l2_norm_clip:g} (L2 norm of a client\'s update)'
+  words = f'{l2_norm_clip:g} (L2 norm of what one {unit} adds to a sum)'
   if adaptive_layers:
     words += (
         f' after the last round; {adaptive_layers:,} clips follow a quantile '

@@ -1,17 +1,18 @@
 """An audit as a program: a federated run with canaries, tested and measured.
 
 The run is that of `federated`, with its sampling, clipping, noise and ledger.
-But canaries are among the people, and everybody else sends zeros. So what each
-round should have released is known, and nobody's data are in it. What is kept
-of each round lies in the run's folder (`audit/`), so an audit resumes like any
-run. In the end all rounds are tested (`privacy.known_sums`), and epsilon is
-estimated and bounded from what the canaries' scores give away
-(`privacy.audit`). The model is of no use, and is removed.
+But canaries are added to the clients, and everyone else sends zeros: the sum
+that each round should have released is known, and contains no one's data. Each
+round's release is kept in the run's folder (`audit/`), so an audit resumes like
+any run. At the end the releases are tested (`privacy.residuals`), and epsilon
+is estimated and bounded from the canaries' scores (`privacy.audit`). The model
+is of no use, and is removed.
+
+  D: elements of a layer. H: layers. K: canaries. T: rounds.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
-import functools
 import math
 import os
 from typing import Any
@@ -22,26 +23,22 @@ import tensorflow as tf
 from tff_asr import files
 from tff_asr.learning import canaries as canaries_lib
 from tff_asr.models import weights as weights_lib
+from tff_asr.privacy import accounting
 from tff_asr.privacy import audit as audit_lib
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import ledger as ledger_lib
-from tff_asr.privacy import known_sums
-from tff_asr.privacy import strategies
+from tff_asr.privacy import residuals
 from tff_asr.programs import federated
 from tff_asr.programs import private_rounds
 from tff_asr.programs import training_loop
 from tff_asr.storage import run_dir
-from tff_asr.storage import state_file
 
-# Canaries' directions take memory: so many values are held at once, and up to
-# so many are kept for the next round.
+# Values of canaries' directions that are held at once.
 _VALUES_AT_ONCE = 2**26
-_MOST_KEPT = 2**27
 # The fewest canaries that join, and the fewest that are held out.
 _MIN_EACH = 10
-_SUM = 'process/finalizer/sum'
 _FOLDER = 'audit'
-_SIZE = 'size/'
+_LAYER = 'layer/'
 
 
 class AuditError(ValueError):
@@ -87,14 +84,14 @@ async def audit(
   training = build(
       output_dir=output_dir, configuration=configuration, parts=parts
   )
-  recorder = _Recorder(
+  rounds = _Rounds(
       os.path.join(output_dir, _FOLDER),
       canaries=canaries,
       clipping=clipping,
       cohort_size=cohort_size,
       client_ids=training.client_data.client_ids,
   )
-  training.observer = recorder.record
+  training.observer = rounds.write
   results = await training_loop.run(training)
   model = os.path.join(output_dir, run_dir.MODEL)
   if os.path.exists(model):
@@ -103,20 +100,36 @@ async def audit(
   epsilon = float(results['privacy']['epsilon'])
   delta = results['privacy']['delta']
   ledger = ledger_lib.read(os.path.join(output_dir, run_dir.LEDGER))
-  audited = recorder.read(
-      results['rounds'],
+  num_rounds = results['rounds']
+  covariance = noise_covariance(ledger.rounds, num_rounds=num_rounds)
+  released = _Released(rounds.read(num_rounds), canaries)
+  tests = [
+      charged_test(
+          released.noise_ratios,
+          charged=max(group.noise_multiplier for group in ledger.rounds),
+      ),
+      *residuals.run_tests(released.layers(), covariance=covariance),
+  ]
+  # `scores` needs what the tests made `layers` collect.
+  ratios = audit_lib.likelihood_ratios(
+      *released.scores(),
       sampling=training.sampling,
-      charged=max(group.noise_multiplier for group in ledger.rounds),
-      epsilon=epsilon,
-      delta=delta,
+      covariance=covariance,
+      places=rounds.canary_places,
   )
-  tests = known_sums.run_tests(audited)
-  fails = known_sums.decide(tests)
-  bound = audit_lib.lower_bound(
-      audited.likelihood_ratios(), canaries.included, delta=delta
+  tests.append(
+      residuals.Test(
+          'bound',
+          f'guesses of canaries, at the accounted {epsilon:.4g}',
+          audit_lib.membership_p_value(
+              ratios, canaries.included, epsilon=epsilon, delta=delta
+          ),
+      )
   )
+  fails = residuals.decide(tests)
+  bound = audit_lib.lower_bound(ratios, canaries.included, delta=delta)
   estimate = audit_lib.estimate(
-      recorder.total_scores(output_dir)[canaries.included], delta=delta
+      released.total_scores()[canaries.included], delta=delta
   )
   fields = {
       'accounted_epsilon': results['privacy']['epsilon'],
@@ -145,14 +158,54 @@ async def audit(
         test.name for test, failed in zip(tests, fails, strict=True) if failed
     )
     raise AuditError(
-        f'the audit fails ({names}): clipping, noise, sampling or accounting '
-        'is broken. Do not publish models of this configuration.'
+        f'the audit fails ({names}): clipping, noise or accounting is broken. '
+        'Do not publish models of this configuration.'
     )
   return fields
 
 
-class _Recorder:
-  """Keeps what the tests need of each round, in files."""
+def charged_test(
+    noise_ratios: Sequence[float], *, charged: float
+) -> residuals.Test:
+  """Compares the stated noise over the clip with the ledger's: certain."""
+  least = min(noise_ratios)
+  return residuals.Test(
+      'charged',
+      f'noise / clip is {least:.4g}, charged is {charged:.4g}',
+      # Both were rounded to float32.
+      float(least >= charged * (1 - 1e-6)),
+  )
+
+
+def noise_covariance(
+    rounds: Sequence[accounting.RoundGroup], *, num_rounds: int
+) -> np.ndarray:
+  """Returns the covariance that the noise of rounds should have over z^2 C^2.
+
+  Args:
+    rounds: What the ledger charges.
+    num_rounds: Rounds that were released, T.
+
+  Returns:
+    float64 [T, T].
+
+  Raises:
+    ValueError: Correlated noise began anew, or was charged for other rounds.
+  """
+  if all(group.strategy is None for group in rounds):
+    return np.eye(num_rounds)
+  counts = [group.count for group in rounds]
+  if counts != [num_rounds]:
+    raise ValueError(
+        f'{num_rounds} rounds were released, but the ledger charges {counts}: '
+        'correlated noise was restarted, which an audit does not follow. Audit '
+        'again in another output_dir.'
+    )
+  return rounds[0].strategy.covariance(num_rounds)
+
+
+class _Rounds:
+  """What each round released, in a file a round."""
 
   def __init__(
       self,
@@ -167,16 +220,19 @@ class _Recorder:
     self._canaries = canaries
     self._clipping = clipping
     self._cohort_size = cohort_size
-    self._places = {name: place for place, name in enumerate(client_ids)}
-    # Norms of the canaries' layers, and the blocks that have them.
-    self._kept: tuple[list[float], list[Any]] = ([], [])
+    places = {name: place for place, name in enumerate(client_ids)}
+    # In the population, int64 [K].
+    self.canary_places = np.array(
+        [places[name] for name in canaries.client_ids]
+    )
 
-  def record(self, done: private_rounds.Done, number: int) -> None:
-    """Writes what the tests need of a round, in place of an older one's."""
+  def write(self, done: private_rounds.Done, number: int) -> None:
+    """Writes a round's file, in place of an older one's."""
     metrics = done.output.metrics['aggregator']['dp_query_metrics']
     clip = float(metrics['l2_norm_clip'])
-    query_state = private_rounds.query_state(done.output.state)
-    is_correlated = hasattr(query_state, 'buffers')
+    is_correlated = hasattr(
+        private_rounds.query_state(done.output.state), 'buffers'
+    )
     stddev = float(metrics[
         'noise_stddev_before_correlation'
         if is_correlated else 'noise_stddev_on_sum'
@@ -186,117 +242,122 @@ class _Recorder:
           'nothing is noised, so nothing is promised that could be audited: '
           'include a file of gin/privacy and set NOISE_MULTIPLIER.'
       )
-    released = {
-        name: np.asarray(layer, np.float64) * (self._cohort_size / clip)
-        for name, layer in done.output.state.finalizer['last'].items()
-    }
-    cohort = np.array(sorted(
-        self._places[tf.compat.as_text(name)] for name in done.drawn
-    ), np.int64)
+    released = done.output.state.finalizer['last']
+    # In the order of the model's weights.
+    specs = weights_lib.Weights(
+        (name, tf.TensorSpec(np.shape(released[name]), tf.float32))
+        for name in sorted(released)
+    )
     shares = {
         name: float(layer_clip) / clip
         for name, layer_clip in metrics.get('layer_clip', {}).items()
     }
-    observation = known_sums.observe(
-        [np.ravel(released[name]) for name in sorted(released)],
-        joined=np.isin(self._canary_places, cohort) & self._canaries.included,
-        blocks=self._blocks(released, shares),
-        noise_ratio=stddev / clip,
-    )
+    drawn = {tf.compat.as_text(name) for name in done.drawn}
+    is_drawn = [name in drawn for name in self._canaries.client_ids]
     os.makedirs(self._folder, exist_ok=True)
-    with files.replacing(self._path('noise', number, 'npy')) as file:
-      np.save(file, observation.noise)
-    with files.replacing(self._path('round', number, 'npz')) as file:
+    with files.replacing(self._path(number)) as file:
       np.savez(
           file,
-          cohort=cohort,
-          scales=query_state.scales if is_correlated else (),
-          decays=query_state.decays if is_correlated else (),
-          **{
-              name: value
-              for name, value in observation._asdict().items()
-              if name != 'noise'
-          },
-          **{
-              f'{_SIZE}{name}': released[name].size
-              for name in sorted(released)
-          },
+          joined=is_drawn & self._canaries.included,
+          norms=layer_norms(specs, clipping=self._clipping, shares=shares),
+          noise_ratio=stddev / clip,
+          scale=self._cohort_size / clip,
+          **{f'{_LAYER}{name}': released[name] for name in specs},
       )
 
-  def read(self, num_rounds: int, **stated: Any) -> known_sums.Audited:
-    """Returns the rounds; `stated` are fields that the run states."""
-    rounds, cohorts = [], []
-    for number in range(1, num_rounds + 1):
-      noise = np.load(self._path('noise', number, 'npy'), mmap_mode='r')
-      with np.load(self._path('round', number, 'npz')) as file:
-        fields = dict(file)
-      cohorts.append(fields.pop('cohort'))
-      scales, decays = fields.pop('scales'), fields.pop('decays')
-      sizes = {
-          name.removeprefix(_SIZE): int(fields.pop(name))
-          for name in list(fields)
-          if name.startswith(_SIZE)
-      }
-      rounds.append(known_sums.Observation(noise=noise, **fields))
-    covariance = np.eye(num_rounds)
-    if len(scales):
-      blt = strategies.Toeplitz(scales=scales, decays=decays)
-      covariance = blt.covariance(num_rounds)
-    return known_sums.Audited(
-        rounds=rounds,
-        layers=sizes,
-        covariance=covariance,
-        cohorts=cohorts,
-        canaries=self._canary_places,
-        included=self._canaries.included,
-        **stated,
+  def read(self, num_rounds: int) -> list[Mapping[str, np.ndarray]]:
+    """Returns the rounds, whose arrays are read when they are asked for."""
+    return [
+        np.load(self._path(number)) for number in range(1, num_rounds + 1)
+    ]
+
+  def _path(self, number: int) -> str:
+    return os.path.join(self._folder, f'round_{number:06d}.npz')
+
+
+class _Released:
+  """All rounds' releases, in units of their clips; see `layers`."""
+
+  def __init__(
+      self,
+      rounds: Sequence[Mapping[str, np.ndarray]],
+      canaries: canaries_lib.Canaries,
+  ):
+    self._rounds = rounds
+    self._canaries = canaries
+    stacked = lambda name: np.stack([each[name] for each in rounds])
+    self._joined = stacked('joined')  # [T, K]
+    self._norms = stacked('norms')  # [T, H]
+    self._scales = stacked('scale')  # [T]
+    self.noise_ratios = stacked('noise_ratio')  # [T]
+    # By layers: <canaries' unit directions, releases>, [T, K], and the
+    # releases' mean squares, [T]; and the mean square of their sum, [].
+    self._inner, self._squares, self._sum_square = [], [], []
+
+  def layers(self) -> Iterator[residuals.Layer]:
+    """Yields the layers of all rounds, and keeps what `scores` need of them."""
+    names = [name for name in self._rounds[0] if name.startswith(_LAYER)]
+    for place, name in enumerate(names):
+      first = self._rounds[0][name]
+      released = np.stack([
+          each[name].astype(np.float64).ravel() * scale
+          for each, scale in zip(self._rounds, self._scales, strict=True)
+      ])
+      known = np.zeros_like(released)
+      inner = np.zeros(self._joined.shape)
+      for canaries, directions in _directions(
+          self._canaries, place, tf.TensorShape(first.shape)
+      ):
+        weights = self._joined[:, canaries] * self._norms[:, place, None]
+        known += weights.astype(np.float32) @ directions
+        inner[:, canaries] = released.astype(np.float32) @ directions.T
+      self._inner.append(inner)
+      self._squares.append(np.mean(released**2, axis=1))
+      self._sum_square.append(np.mean(released.sum(axis=0) ** 2))
+      ratios = self.noise_ratios[:, None]
+      yield residuals.Layer(
+          name.removeprefix(_LAYER), (released - known) / ratios, known / ratios
+      )
+
+  def scores(self) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the canaries' `audit.scores` by rounds, after `layers`."""
+    return audit_lib.scores(
+        np.stack(self._inner, axis=-1),
+        norms=self._norms[:, None],
+        mean_squares=np.stack(self._squares, axis=-1)[:, None],
     )
 
-  def total_scores(self, output_dir: str) -> np.ndarray:
-    """The canaries' scores by the sum of all that was released, float64 [K].
+  def total_scores(self) -> np.ndarray:
+    """Returns their scores by the sum of all releases, after `layers`.
 
-    If clips adapt, layers have the first round's shares here, which makes an
-    estimate lower.
+    If clips adapt, layers have their mean shares here, which makes an estimate
+    lower.
     """
-    leaves = state_file.read_leaves(
-        run_dir.newest_state(output_dir), prefix=_SUM
+    scores, _ = audit_lib.scores(
+        np.stack(self._inner, axis=-1).sum(axis=0),
+        norms=self._norms.mean(axis=0),
+        mean_squares=np.stack(self._sum_square),
     )
-    total = {name.removeprefix(f'{_SUM}/'): leaves[name] for name in leaves}
-    released = [np.ravel(total[name]) for name in sorted(total)]
-    blocks = self._blocks(total, {})
-    return np.concatenate(
-        [audit_lib.scores(released, layers)[0] for _, layers in blocks()]
-    )
+    return scores
 
-  def _path(self, kind: str, number: int, suffix: str) -> str:
-    return os.path.join(self._folder, f'{kind}_{number:06d}.{suffix}')
 
-  @functools.cached_property
-  def _canary_places(self) -> np.ndarray:
-    """The canaries' places in the population, int64 [K]."""
-    return np.array(
-        [self._places[name] for name in self._canaries.client_ids]
-    )
+def _directions(
+    canaries: canaries_lib.Canaries, place: int, shape: tf.TensorShape
+) -> Iterator[tuple[slice, np.ndarray]]:
+  """Slices of canaries, and a layer of their unit directions, [k, D]."""
 
-  def _blocks(
-      self, released: Mapping[str, np.ndarray], shares: Mapping[str, float]
-  ) -> known_sums.Blocks:
-    """Canaries' parts of a sum, over the clip; `shares` as `layer_norms`."""
-    # In the order of the model's weights.
-    specs = weights_lib.Weights(
-        (name, tf.TensorSpec(released[name].shape, tf.float32))
-        for name in sorted(released)
+  @tf.function(autograph=False)
+  def draw(client_id):
+    layer = canaries.direction(client_id, place, shape)
+    return tf.reshape(layer / canaries_lib.LAYER_NORM, [-1])
+
+  at_once = max(1, _VALUES_AT_ONCE // max(1, shape.num_elements()))
+  ids = canaries.client_ids
+  for start in range(0, len(ids), at_once):
+    some = ids[start : start + at_once]
+    yield slice(start, start + len(some)), np.stack(
+        [draw(tf.constant(client_id)).numpy() for client_id in some]
     )
-    norms = layer_norms(specs, clipping=self._clipping, shares=shares)
-    build = lambda: _build_blocks(self._canaries, specs, norms)
-    num_values = self._canaries.num_canaries * sum(
-        spec.shape.num_elements() for spec in specs.values()
-    )
-    if num_values > _MOST_KEPT:
-      return build
-    if self._kept[0] != norms:
-      self._kept = norms, list(build())
-    return lambda: self._kept[1]
 
 
 def layer_norms(
@@ -325,38 +386,8 @@ def layer_norms(
   return norms
 
 
-def _build_blocks(
-    canaries: canaries_lib.Canaries,
-    specs: weights_lib.Weights,
-    norms: Sequence[float],
-) -> Iterator[tuple[slice, list[np.ndarray]]]:
-  """See `_Recorder._blocks`."""
-  shapes = [spec.shape for spec in specs.values()]
-  factors = [norm / canaries_lib.LAYER_NORM for norm in norms]
-
-  @tf.function(autograph=False)
-  def contribution(client_id):
-    return [
-        tf.reshape(layer * factor, [-1])
-        for layer, factor in zip(
-            canaries.directions(client_id, shapes), factors, strict=True
-        )
-    ]
-
-  size = sum(shape.num_elements() for shape in shapes)
-  at_once = max(1, _VALUES_AT_ONCE // size)
-  ids = canaries.client_ids
-  for start in range(0, len(ids), at_once):
-    places = slice(start, min(start + at_once, len(ids)))
-    updates = [
-        [layer.numpy() for layer in contribution(tf.constant(client_id))]
-        for client_id in ids[places]
-    ]
-    yield places, [np.stack(layer) for layer in zip(*updates)]
-
-
 def _table(
-    tests: Sequence[known_sums.Test], fails: Sequence[bool]
+    tests: Sequence[residuals.Test], fails: Sequence[bool]
 ) -> str:
   """The tests, one a line."""
   lines = [f'{"test":<11}{"p":<9}{"":<7}most unlikely in it']

@@ -4,6 +4,7 @@ Both come from the run's ledger (`privacy.ledger`). Rounds of another unit, such
 as the examples of pre-training, have an epsilon and a statement of their own.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import os
 from typing import Any, Optional
@@ -93,6 +94,7 @@ def write_statement(
     query_state: Any = None,
     *,
     delta: Optional[float] = None,
+    inputs: Sequence[str] = (),
     public: str = '',
     tokens: str = '',
     tuning: Optional[accounting.Tuning] = None,
@@ -107,6 +109,7 @@ def write_statement(
     query_state: State of its query, of `queries` or `adaptive_query`; None: the
       run charges no rounds of its own.
     delta: As in `statement.build`.
+    inputs: The same.
     public: The same.
     tokens: The same.
     tuning: The runs of which this one is the best; None: tuning is not charged.
@@ -124,6 +127,7 @@ def write_statement(
       adaptive_layers=np.size(getattr(query_state, 'layer_clips', ())),
       apart=[other.unit for other in apart],
       notes=contents.notes,
+      inputs=inputs,
       public=public,
       tokens=tokens,
       tuning=tuning,

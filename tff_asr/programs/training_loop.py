@@ -780,6 +780,15 @@ def _finish(
         ledger,
         query_state,
         delta=delta,
+        inputs=[
+            name
+            for name, used in (
+                ('the seed model', training.init_from_run),
+                ('the layer scores', training.scores_run),
+                ('the dev set', training.evaluator),
+            )
+            if used is not None
+        ],
         public=training.public.words,
         tokens=training.tokens and training.pipeline.tokenizer.source,
         tuning=training.privacy.tuning,

@@ -24,14 +24,14 @@ from tff_asr.reports import speakers as speakers_lib
 from tff_asr.reports import tables
 
 CARD = 'model_card.md'
-_PRIVATE = 'PRIVATE_DIR'
 
-# The settings that name folders of shards, and what training did with them.
-_DATA = {
-    'TRAIN_DIR': 'trained on',
-    _PRIVATE: 'trained on federatedly (private)',
-    'DEV_DIR': 'watched during training',
+# The setting that names the folder which programs of a unit train on; they
+# leave those of other programs unread.
+_TRAINING = {
+    'round': ('PRIVATE_DIR', 'trained on federatedly (private)'),
+    'step': ('TRAIN_DIR', 'trained on'),
 }
+_DEV = ('DEV_DIR', 'watched during training')
 _USE = '''\
 ```python
 import numpy as np
@@ -75,8 +75,8 @@ def build(
       f'For speech of 16 kHz, recordings of up to '
       f'{recognizer.pipeline.max_utterance_sec:g} s at once, the longest that '
       'training took (`bin/transcribe.py` cuts longer ones). It is not fit for '
-      'decisions about people, and not tried on other languages, microphones '
-      'or rooms than those of the data below.',
+      'decisions about people, and this card has no figure of other '
+      'languages, microphones or rooms than those of the data that it names.',
       _USE,
       '## Data',
       _data(run),
@@ -110,9 +110,11 @@ def _model(run: runs_lib.Run, recognizer: recognizer_lib.Recognizer) -> str:
 
 
 def _data(run: runs_lib.Run) -> str:
-  """The data folders that its configuration names."""
+  """The data folders that it used."""
   cells = [['data', 'what for', 'speakers', 'utterances', 'hours']]
-  for name, purpose in _DATA.items():
+  training = _TRAINING[run.unit]
+  is_watched = any(name.startswith('dev_') for name in run.metrics)
+  for name, purpose in (training, *([_DEV] if is_watched else [])):
     folder = _literal(run, name)
     if not folder:
       continue
@@ -124,13 +126,29 @@ def _data(run: runs_lib.Run) -> str:
           f'{summary["num_utterances"]:,}',
           f'{summary["hours"]:.2f}',
       ]
-      # Of private data an epsilon takes the number of speakers to be public.
-      if name == _PRIVATE and run.epsilon != math.inf:
-        figures[1:] = ['not told', 'not told']
+      if name == training[0]:
+        figures = [
+            figure if told else 'not told'
+            for figure, told in zip(figures, _told(run), strict=True)
+        ]
     cells.append([_base(folder), purpose, *figures])
   if len(cells) == 1:
-    return 'The run\'s configuration names no folder of data.'
+    return 'The configuration names no folder of data that the run used.'
   return tables.markdown(cells)
+
+
+def _told(run: runs_lib.Run) -> tuple[bool, bool, bool]:
+  """Whether the training data's speakers, utterances and hours may be told.
+
+  An epsilon takes the number of its units to be public, and nothing else.
+  """
+  if run.unit == 'step':
+    stated = run.privacy or {'rounds': 0, 'inherited_rounds': 0}
+    if stated['rounds'] == stated['inherited_rounds']:
+      return True, True, True  # The data are not those that are protected.
+  if run.epsilon == math.inf:
+    return True, True, True
+  return (run.unit == 'round', run.unit == 'step', False)
 
 
 def _errors(run: runs_lib.Run) -> str:
@@ -211,9 +229,9 @@ def _privacy(run: runs_lib.Run) -> str:
     fence = '`' * max(3, inside + 1)
     return f'{fence}\n{run.statement.rstrip()}\n{fence}'
   return (
-      'NOT PRIVATE: the run has no privacy statement. The model was trained '
-      'without differential privacy, and may have learned its speakers\' words '
-      'by heart.'
+      'NOT PRIVATE: the run has no privacy statement. Nothing says that the '
+      'model was trained with differential privacy: it may have learned its '
+      'speakers\' words by heart.'
   )
 
 

@@ -565,6 +565,8 @@ def _panels(
 ) -> Optional[Figure]:
   """A panel a run, with several metrics over its rounds.
 
+  Exact metrics, which no privacy statement covers, are marked by their names.
+
   Args:
     runs: Those without the first metric are left out.
     metrics: Names to texts and styles.
@@ -592,9 +594,11 @@ def _panels(
           if value > 0 or is_share
       })
       if rounds:
+        is_exact = f'not_private/{name}' in run.metrics
         # Thinner and thinner: no curve hides another that it lies on.
         panel.plot(
-            rounds, scale * np.array(heights), style, label=text,
+            rounds, scale * np.array(heights), style,
+            label=f'{text} (not private)' if is_exact else text,
             linewidth=4 - 1.3 * number, alpha=0.8,
         )
     panel.set_yscale('linear' if is_share else 'log')

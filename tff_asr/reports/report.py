@@ -96,7 +96,7 @@ def write(
           picture('privacy_utility', plots.privacy_utility(runs)),
           *map(_statement, runs),
       ],
-      'Clipping and noise (not private)': [
+      'Clipping and noise': [
           picture('norms', plots.norms(runs)),
           picture('clipped', plots.clipped(runs)),
           picture('noise', plots.noise(runs)),
