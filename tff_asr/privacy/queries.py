@@ -445,6 +445,11 @@ def set_noise_key(
 ) -> PerLayerClipSumQuery.GlobalState:
   """Returns the state with its key set.
 
+  Noise is a function of key and counter, so two sums that are released from one
+  state have the same noise, and their difference has none. After a failure, or
+  to try a round again, set a key that was never used. Runs
+  (`programs.training_loop`) do so, and charge both.
+
   Args:
     state: The query's state.
     key: int32 [8], not all zeros; see `keys.draw`.
