@@ -445,8 +445,9 @@ def _model_words(rounds: Sequence[accounting.RoundGroup]) -> str:
   words = (
       'distributed differential privacy: each device clips its update and adds '
       'a share of the noise; the server sees who takes part, who drops out '
-      f'and, of the updates, their noised sum alone, {bits} bits an element, by '
-      'a secure protocol; noise of devices that collude with it does not count. '
+      f'and, of the updates, their noised sum alone, {bits} bits an element, '
+      'by a secure protocol; noise of devices that collude with it does not '
+      'count. '
       'SIMULATED: here one process has all updates and draws all noise. '
   )
   if any(group.sampling.kind == 'fixed' for group in secure):
