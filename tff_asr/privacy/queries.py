@@ -135,8 +135,8 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
   removing a record.
 
     - Elements are rounded toward zero to multiples of g; see `norm_kept`.
-    - A layer at or under C_h is not scaled, unless the rule is `rescale`; a
-      layer of zeros stays zeros.
+    - A layer under C_h is not scaled, unless the rule is `rescale`; one at C_h
+      loses a step where it is on the grid. A layer of zeros stays zeros.
     - A record with a NaN or an infinity anywhere becomes all zeros.
     - C = inf clips nothing and takes no noise. Such records have no bound, so
       no grid holds them: they stay float32, and so do their sums.
