@@ -80,8 +80,8 @@ def train(label, *gin_files, **settings):
       gin_params=[f'{name} = {value!r}' for name, value in settings.items()],
   )(output_dir=str(WORK / 'unused'), configuration=config.text())
   process = training.learning_process
-  # The same people in the same rounds, for a fair comparison: a real run draws
-  # its keys.
+  # The same people and the same noise in the same rounds, for a fair
+  # comparison, so NOT PRIVATE: a real run draws its keys.
   cohort = cohorts.poisson(
       training.client_data.client_ids, cohort_size=settings['COHORT_SIZE'],
       key=keys.from_seed(1),

@@ -125,7 +125,8 @@ print('A round takes', process.next.type_signature.parameter[1])
 # A round takes the ids of a cohort: each of the 600 joins with probability
 # 1/10, by its own coin. Each client's recordings are opened where the client
 # runs, and what it sends back is clipped, layer by layer, before the server
-# adds noise.
+# adds noise. The noise follows a key in the state, so `next` is called once on
+# each state: two sums with the same noise would tell their difference.
 
 # %%
 evaluator = evaluation.Evaluator(

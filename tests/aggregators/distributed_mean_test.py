@@ -165,6 +165,15 @@ class DistributedMeanTest(parameterized.TestCase):
           output.state.query_state.numerator_state.counter, number
       )
 
+  def test_a_round_costs_what_it_drew_whatever_its_state_says(self):
+    # The state of other settings: it would be charged as 70 times the noise.
+    strong, weak = _process(), _process(noise_multiplier=0.01)
+    state = aggregation.set_noise_key(strong.initialize(), _KEY)
+    zeros = [_update(0.0)] * 4
+    output = weak.next(state, zeros, [np.int64(n) for n in range(4)])
+    event = dp_accounting.DpEvent.from_named_tuple(output.state.dp_event)
+    self.assertEqual(event.noise_multiplier, np.float32(0.01))
+
   def test_with_too_few_clients_nothing_is_released(self):
     process = _process()
     three, two = self.run_rounds(

@@ -1,4 +1,7 @@
-"""Brute force: how far one client can move what the aggregator releases.
+"""Brute force: how far one client's update can move what is released.
+
+The update is what a client's training comes to; the client clips it. What a
+client sends that runs other code is not bounded (docs/privacy.md).
 
 Attacks run through the executed TFF computation, on several devices and
 threads. What is released is a function of a sum of integers, which these tests

@@ -1,13 +1,20 @@
 """The programs of bin/ on a trained run, each in this process."""
 
+import ast
+import asyncio
+import contextlib
+import io
 import json
 import os
 import pathlib
+import re
 import shutil
 import tempfile
+import types
 from unittest import mock
 
 from absl.testing import absltest
+import numpy as np
 import pytest
 import soundfile
 
@@ -15,13 +22,16 @@ from tests.bin import in_process
 from tests.bin import programs
 from tests import fakes
 from tests import seen
+from tff_asr.privacy import ledger
 from tff_asr.recognition import export
 from tff_asr.reports import demo
+from tff_asr.storage import model_file
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
 _CLIENTS = {'ann': 2, 'bob': 3}
 _SECRET = bytes(range(32))
+_SNIPPET = re.compile('```python\n(.*?)```', re.DOTALL)
 
 
 class TrainedProgramsTest(absltest.TestCase):
@@ -88,6 +98,47 @@ class TrainedProgramsTest(absltest.TestCase):
     )
     for line in self.decoded.stderr.splitlines():
       self.assertRegex(line, r'^evaluate: utterance [1-5] of 5')
+
+  def test_the_pages_notebook_snippet_is_a_whole_run(self):
+    page, other = (
+        _SNIPPET.search((programs.ROOT / name).read_text('utf-8'))[1]
+        for name in ('README.md', 'docs/runs.md')
+    )
+    self.assertEqual(page, other)
+    private = fakes.write_split(
+        os.path.join(self.root, 'private'), {'dan': 1, 'eve': 1, 'fay': 1}
+    )
+    output_dir = os.path.join(self.root, 'mine')
+    tiny = [
+        *programs.TINY,
+        programs.FROZEN,
+        f'PRIVATE_DIR = {private!r}',
+        f'DEV_DIR = {os.path.join(self.root, "dev")!r}',
+        f'INIT_FROM_RUN = {self.run_dir!r}',
+        'COHORT_SIZE = 2',
+        'NUM_ROUNDS = 1',
+        'TARGET_EPSILON = None',
+    ]
+    for shown, given in (("['NUM_ROUNDS = 20']", tiny),
+                         ("'runs/mine'", output_dir)):
+      self.assertEqual(page.count(shown), 1)
+      page = page.replace(shown, repr(given))
+    # As IPython runs a cell.
+    code = compile(page, 'README.md', 'exec', ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    cell = {}
+    with contextlib.redirect_stdout(io.StringIO()), (
+        contextlib.redirect_stderr(io.StringIO())
+    ):
+      asyncio.run(types.FunctionType(code, cell)())
+    self.assertEqual(cell['results']['privacy']['rounds'], 1)
+    self.assertLen(ledger.read(f'{output_dir}/ledger.jsonl').rounds, 1)
+    # It began with the seed's weights: those that are frozen are still there.
+    seed, after = (
+        model_file.read(os.path.join(folder, run_dir.MODEL))
+        for folder in (self.run_dir, output_dir)
+    )
+    moved = [name for name in seed if np.any(after[name] != seed[name])]
+    self.assertEqual({name.split('/')[0] for name in moved}, {'head'})
 
   def run_program(self, program: str, *arguments: str) -> programs.Finished:
     finished = in_process.run(f'bin/{program}.py', *arguments)

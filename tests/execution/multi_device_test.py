@@ -438,6 +438,36 @@ class ScheduleTest(parameterized.TestCase):
     # All are left out: an empty cohort.
     self.assertEqual(_invoke(_sum_toil, [13, 13], max_failed_share=1.0), 0)
 
+  def test_a_client_in_one_of_two_sums_is_never_left_out(self):
+    # Client 13 is in the first sum while the second waits for its division by
+    # zero, which is no check. Left out, it would still count in the first.
+    @tff.tensorflow.computation(np.int64)
+    def work(client):
+
+      @tf.function
+      def divide(client):
+        matrix = tf.eye(256)
+        for _ in tf.range(100):
+          matrix = tf.linalg.matmul(matrix, matrix)
+        return 7 // (13 - client + tf.cast(matrix[0, 1], tf.int64))
+
+      return tf.fill([2], client), tf.fill([2], divide(client))
+
+    @tff.federated_computation(tff.FederatedType(np.int64, tff.CLIENTS))
+    def comp(clients):
+      first, second = tff.federated_map(work, clients)
+      return tff.federated_sum(first), tff.federated_sum(second)
+
+    context = _build(max_failed_share=1.0)
+    with _install(context):
+      first, second = comp([6, 12])
+      # 7 // 7 + 7 // 1.
+      self.assertEqual((list(first), list(second)), ([18] * 2, [8] * 2))
+      with self.assertRaisesRegex(
+          round_execution.ClientError, 'Client 1 of 2 .*Part of a sum was added'
+      ):
+        comp([6, 13])
+
   @parameterized.named_parameters(
       ('plain', 'A cause. [[node]]', r'A cause. \[\[node\]\]'),
       (

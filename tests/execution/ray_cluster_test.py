@@ -3,6 +3,7 @@
 import asyncio
 from concurrent import futures
 import dataclasses
+import functools
 import io
 import ipaddress
 import os
@@ -26,6 +27,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.execution import toys
+from tff_asr.aggregators import aggregation
+from tff_asr.aggregators import distributed_mean
 from tff_asr.execution import multi_device
 from tff_asr.execution import ray_cluster
 from tff_asr.execution import ray_token
@@ -33,6 +36,8 @@ from tff_asr.execution import ray_worker
 from tff_asr.execution import round_execution
 from tff_asr.execution import round_worker
 from tff_asr.execution import scheduler
+from tff_asr.privacy import distributed
+from tff_asr.privacy import keys
 
 ray_token.prepare(None)  # Before Ray is imported.
 try:
@@ -228,6 +233,32 @@ class LearningProcessTest(parameterized.TestCase):
     for mine, other in zip(found, here, strict=True):
       self.assertEqual(mine.tobytes(), other.tobytes())
     self.assertTrue(np.any(found[0]))
+
+  def test_devices_draw_their_noise_in_workers(self):
+    update = tff.TensorType(np.float32, [30])
+    process = distributed_mean.DistributedMean(
+        build_query=functools.partial(
+            distributed.DistributedSumQuery,
+            l2_norm_clip=2.0,
+            noise_multiplier=0.7,
+            num_clients=4,
+            max_failed_share=0.25,
+            bits=17,
+        ),
+        cohort_size=4,
+    ).create(update, tff.TensorType(np.int64))
+    results = []
+    for context in (multi_device.build_sync_context(), _context(2)):
+      with _install(context):
+        state = aggregation.set_noise_key(
+            process.initialize(), keys.from_seed(1)
+        )
+        output = process.next(
+            state, [np.ones(30, np.float32)] * 4, [np.int64(n) for n in range(4)]
+        )
+        results.append(np.asarray(output.result))
+    here, found = results
+    self.assertEqual(here.tobytes(), found.tobytes())
 
 
 @_slow

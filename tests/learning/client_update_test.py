@@ -226,13 +226,13 @@ def _round(**limits):
 class ClientWorkTest(absltest.TestCase):
   """Through TFF; `fed_avg_test` compares with NumPy."""
 
-  def run_clients(self, weights, clients, **limits):
+  def run_clients(self, weights, clients, *, data=None, **limits):
     """Summed deltas, {measurement: value}."""
     limits = limits or dict(num_steps=_NUM_STEPS)
     broadcast = collections.OrderedDict(
         seed=np.array(_SEED, np.int32), weights=weights
     )
-    data = fakes.client_data()
+    data = data or fakes.client_data()
     with tff.framework.get_context_stack().install(_context()):
       total, measurements = _round(**limits)(
           [broadcast] * len(clients),
@@ -328,6 +328,40 @@ class ClientWorkTest(absltest.TestCase):
           )
         np.testing.assert_allclose(
             counts['delta_norm_sum'], sum(norms), rtol=1e-5
+        )
+
+  def test_what_is_left_out_weighs_nothing(self):
+    # ann's second utterance has no transcript: a placeholder in her only batch.
+    _, weights, _ = _batches()
+    data = fakes.client_data().preprocess(
+        lambda examples: examples.map(
+            lambda element: element | {
+                'transcript': tf.where(
+                    tf.equal(element['utterance_id'], 'ann-1'),
+                    '',
+                    element['transcript'],
+                )
+            }
+        )
+    )
+    frames = [
+        log_mel.num_frames(len(example['waveform']))
+        for example in fakes.examples('ann', 3)
+    ]
+    seconds = 0.01 * (frames[0] + frames[2])
+    plain, counts = self.run_clients(weights, ['ann'], data=data, **_LIMITS)
+    self.assertEqual((counts['num_utterances'], counts['num_left_out']), (2, 1))
+    self.assertAlmostEqual(counts['audio_sec'], seconds, places=5)
+    for limits, weight in (
+        (dict(weigh_by='utterances', mean_weight=3.0), 2 / 3),
+        (dict(weigh_by='seconds', mean_weight=2.0), seconds / 2),
+    ):
+      weighed, _ = self.run_clients(
+          weights, ['ann'], data=data, **_LIMITS, **limits
+      )
+      for name, value in plain.items():
+        np.testing.assert_allclose(
+            weighed[name], weight * value, rtol=1e-6, err_msg=name
         )
 
   def test_lamb_steps_as_its_twin_and_starts_anew_at_each_client(self):

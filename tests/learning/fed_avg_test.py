@@ -95,7 +95,49 @@ def _of_shards(num_clients: int) -> tff.learning.templates.LearningProcess:
   )
 
 
+@functools.lru_cache
+def _distributed(claimed: str) -> tff.learning.templates.LearningProcess:
+  """A process of three clients a round that draw noise themselves.
+
+  All records say that they are of the client `claimed`; '': the truth.
+  """
+  data = fakes.client_data({'ann': 2, 'bob': 1, 'cai': 1, 'dee': 0, 'eve': 0})
+  if claimed:
+    data = data.preprocess(
+        lambda examples: examples.map(
+            lambda element: element | {'client_id': claimed}
+        )
+    )
+  return _build(
+      aggregator=distributed_mean.DistributedMean(
+          build_query=functools.partial(
+              distributed.DistributedSumQuery,
+              l2_norm_clip=1.0,
+              noise_multiplier=1.0,
+              num_clients=3,
+              max_failed_share=0.0,
+              bits=20,
+          ),
+          cohort_size=3,
+      ),
+      data=data,
+      model=tiny.recognizer(dropout=0.2),
+      num_steps=1,
+  )
+
+
+def _distributed_round(cohort, claimed='') -> np.ndarray:
+  """The weights after a round of `_distributed`."""
+  process = _distributed(claimed)
+  context = multi_device.build_sync_context()
+  with tff.framework.get_context_stack().install(context):
+    state = fed_avg.set_noise_key(process.initialize(), keys.from_seed(1))
+    after = process.next(state, cohort).state
+  return fakes.flat(after.global_model_weights)
+
+
 def tearDownModule():
+  _distributed.cache_clear()
   _of_shards.cache_clear()
   _plain.cache_clear()
   _twin.cache_clear()
@@ -429,34 +471,26 @@ class ProcessTest(cases.TestCase):
     self.assertLess(abs(sizes[1] - sizes[0]), 100)
 
   def test_clients_without_data_draw_no_noise_in_common(self):
-    # No element tells whose data they are, so both would have one number.
-    model = tiny.recognizer()
-    process = fed_avg.build(
-        model=model,
-        pipeline=fakes.tiny_pipeline(model),
-        client_data=fakes.client_data({'ann': 1, 'bob': 0, 'cai': 0}),
-        aggregator=distributed_mean.DistributedMean(
-            build_query=functools.partial(
-                distributed.DistributedSumQuery,
-                l2_norm_clip=1.0,
-                noise_multiplier=1.0,
-                num_clients=3,
-                max_failed_share=0.0,
-                bits=20,
-            ),
-            cohort_size=3,
-        ),
-        server_optimizer=tff.learning.optimizers.build_sgdm(1.0),
-        local=client_update.LocalTraining(learning_rate=0.1, num_steps=1),
-        seed=_SEED,
+    # No element names them, so both would have one number.
+    with self.assertRaisesRegex(
+        round_execution.ClientError, '(?s)Client . of 3 .*without data'
+    ):
+      _distributed_round(['ann', 'dee', 'eve'])
+
+  def test_a_client_twice_in_a_cohort_draws_no_noise_twice(self):
+    with self.assertRaisesRegex(
+        tf.errors.InvalidArgumentError, 'names a client twice'
+    ):
+      _distributed_round(['ann', 'bob', 'ann'])
+
+  def test_what_records_say_of_their_client_changes_nothing(self):
+    # If it were believed, all clients would draw the noise of one: modulo their
+    # number the sum of their updates would be exact.
+    honest, claimed = (
+        _distributed_round(['ann', 'bob', 'cai'], claimed=claimed)
+        for claimed in ('', 'ann')
     )
-    context = multi_device.build_sync_context()
-    with tff.framework.get_context_stack().install(context):
-      state = fed_avg.set_noise_key(process.initialize(), keys.from_seed(1))
-      with self.assertRaisesRegex(
-          round_execution.ClientError, '(?s)Client . of 3 .*without data'
-      ):
-        process.next(state, ['ann', 'bob', 'cai'])
+    np.testing.assert_array_equal(claimed, honest)
 
   @pytest.mark.slow
   def test_native_gives_the_same(self):

@@ -256,6 +256,28 @@ class ClippingTest(parameterized.TestCase):
       self.assertGreater(_norm(clipped), clip * (1 - 1e-5))
 
   @parameterized.parameters(
+      dict(split='global'),
+      dict(split='uniform'),
+      dict(split='dim'),
+      dict(split='uniform', layers='modules'),
+      dict(split='dim', weights={'.': 2.0}),
+      dict(split='uniform', rule='rescale'),
+      dict(split='dim', rule='rescale'),
+  )
+  def test_layers_exactly_at_their_clip_lose_a_step(self, **clipping):
+    # Four layers [3, 4] of norm 5 = C_h, all on the grid: rounding could take
+    # nothing off, so the margin of the clips has to.
+    grid = _grid(10.0)
+    self.assertEqual(3 % grid, 0)
+    at_clip = [np.float32([3, -4])] * 4
+    for layer in _clip(at_clip, 10.0, **clipping):
+      np.testing.assert_array_equal(layer, [3 - grid, -4 + grid])
+    # A step below the clip nothing changes: the margin is no larger.
+    below = [np.float32([3, -4 + grid])] * 4
+    for layer in _clip(below, 10.0, **clipping):
+      np.testing.assert_array_equal(layer, below[0])
+
+  @parameterized.parameters(
       # 2^-24 C = 2^-24; 2^-24 / 100 is between 2^-31 and 2^-30.
       (1.0, [3], -24), (0.01, [5, 2], -31),
       # D = 2^34, more than 2^32: 2^-8 / 2^17.

@@ -82,7 +82,8 @@ class StatementTest(parameterized.TestCase):
     for each in (
         words, 'distributed differential privacy', 'SIMULATED',
         'their noised sum alone, 16 bits an element', 'of the noise of 8 of 10',
-        'sum of discrete Gaussians',
+        'sum of discrete Gaussians', 'who drops out',
+        'NOT COVERED: a run ends', 'a device that drops out brings no noise',
     ):
       self.assertIn(each, text)
     self.assertNotIn('updates before noise is added', text)
@@ -121,6 +122,7 @@ class StatementTest(parameterized.TestCase):
     by_pld = accounting.epsilon(event, delta=1e-4, accountant='pld')
     self.assertTrue(built.private)
     self.assertNotIn('NOT PRIVATE', text)
+    self.assertNotIn('device', text)
     self.assertEqual(built.epsilon, min(by_rdp, by_pld))
     expected = dict(
         epsilon_rdp=by_rdp, epsilon_pld=by_pld, rounds=9,

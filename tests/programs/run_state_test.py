@@ -30,6 +30,7 @@ from tff_asr.data import cohorts
 from tff_asr.learning import fed_avg
 from tff_asr.privacy import adaptive_query
 from tff_asr.privacy import correlated_noise
+from tff_asr.privacy import distributed
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
@@ -74,8 +75,9 @@ class _Correlated(NamedTuple):
 class _Process:
   """Adds to a weight for each client what the cohort and the noise say."""
 
-  def __init__(self, kind: str):
+  def __init__(self, kind: str, *, min_survivors: int):
     self._kind = kind
+    self._min_survivors = min_survivors
 
   def initialize(self):
     key = np.zeros([keys.NUM_WORDS], np.int32)
@@ -88,6 +90,15 @@ class _Process:
     else:
       query_state = _Independent(*start)
       event = dp_accounting.GaussianDpEvent(4.0)
+    if self._kind == 'fixed':
+      event = distributed.DistributedGaussianDpEvent(
+          noise_multiplier=4.0,
+          num_clients=_COHORT_SIZE,
+          min_survivors=self._min_survivors,
+          bits=16,
+          local_stddev=20.0,
+          num_elements=6,
+      )
     return runs.process_state(
         collections.OrderedDict(w=np.zeros([6], np.float32)),
         query_state=query_state,
@@ -117,19 +128,24 @@ class _Process:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class _Run(training_loop.TrainingRun):
-  """A run, of kind 'public' without noise; `look` sees each round's number."""
+  """A run; `look` sees each round's number.
+
+  Of kind 'public' it has no noise, of kind 'fixed' noise of its clients, of
+  whom `min_survivors` suffice.
+  """
 
   kind: str
   num_rounds: int
   privacy: private_rounds.PrivacySettings
   look: Callable[[int], None]
   ids: tuple[str, ...] = _IDS
+  min_survivors: int = _COHORT_SIZE
 
   NAME = UNIT = 'round'
   PRIVACY_UNIT = 'speaker'
 
   def __post_init__(self):
-    self.process = _Process(self.kind)
+    self.process = _Process(self.kind, min_survivors=self.min_survivors)
     self._source = cohorts.CohortSource(
         self.ids,
         kind='poisson' if self.kind == 'public' else self.kind,
@@ -212,6 +228,7 @@ class _TestCase(cases.TestCase):
       kill_in: int = 0,
       privacy=_FIXED,
       ids: tuple[str, ...] = _IDS,
+      min_survivors: int = _COHORT_SIZE,
       **settings,
   ) -> None:
     """Trains on; killed after the round `kill_in` is charged."""
@@ -225,6 +242,7 @@ class _TestCase(cases.TestCase):
         num_rounds=num_rounds,
         look=look,
         ids=ids,
+        min_survivors=min_survivors,
         output_dir=self.path(run),
         configuration='',
         model=None,
@@ -464,6 +482,22 @@ class OtherClientsTest(_TestCase):
             for line in self.rounds('run')
         ],
         [6, 6, 6, 6, 8, 8, 8],
+    )
+
+
+class OtherNoiseTest(_TestCase):
+  """Settings that may change when a run is resumed, and noise follows."""
+
+  def test_noise_for_another_share_that_may_fail_is_refused(self):
+    # The ledger and the statement would go on with the old one.
+    self.train('run', 'fixed', kill_in=2)
+    with self.assertRaisesRegex(ValueError, 'MAX_FAILED_SHARE.* 2 of 2.* 1 of'):
+      self.train('run', 'fixed', min_survivors=1)
+    self.train('run', 'fixed')
+    self.assertEqual(
+        [line['event']['secure_sum']['min_survivors']
+         for line in self.rounds('run')],
+        [2] * _NUM_ROUNDS,
     )
 
 

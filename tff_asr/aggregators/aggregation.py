@@ -69,9 +69,12 @@ class _UnaccountedState(NamedTuple):
 def set_noise_key(aggregator_state: Any, key: Any) -> Any:
   """Returns the state of a process of `create` with the query's key set.
 
+  `next` must not be called twice on one state: both results would have the same
+  noise. See `queries.set_noise_key`.
+
   Args:
     aggregator_state: The state.
-    key: int32 [8]; see `queries.set_noise_key`.
+    key: int32 [8].
   """
   mean_state = aggregator_state.query_state
   keyed = queries.set_noise_key(mean_state.numerator_state, key)

@@ -96,6 +96,7 @@ def set_default_context(settings: Settings = Settings()) -> context.SyncContext:
   """Makes a new synchronous context the default of this thread; returns it.
 
   For notebooks: afterwards `process.next(state, clients)` runs on all devices.
+  A state with a noise key is for one call (`fed_avg.set_noise_key`).
   """
   built = build_sync_context(settings)
   tff.framework.set_default_context(built)

@@ -60,11 +60,13 @@ from tff_asr import checks
 from tff_asr.execution import context
 from tff_asr.execution import ray_token
 
-# The data pipelines of this project use ops of these libraries. tensorflow-io
-# registers its ops when one of them is first looked up.
+# Clients of this project use ops of these libraries. tensorflow-io registers
+# its ops when one of them is first looked up. The last one draws the noise of
+# devices.
 OP_LIBRARIES = (
     'tensorflow_text',
     'tensorflow_io.python.ops:core_ops.io_audio_decode_flac',
+    'tff_asr.privacy.discrete_gaussian',
 )
 
 

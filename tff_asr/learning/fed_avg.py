@@ -64,14 +64,16 @@ def build(
 
     (<S@SERVER, {string}@CLIENTS> -> <state=S@SERVER, metrics=M@SERVER>)
 
-  Each client's dataset is opened where the client runs. If there is noise, put
-  a key into the state before the first round: `set_noise_key`.
+  Each client's dataset is opened where the client runs. Ids are of distinct
+  clients: one that is there twice would count twice in the sum. If there is
+  noise, a state needs a key: `set_noise_key`, which tells when to draw another.
 
   Args:
     model: The model; initial weights are drawn from `seed`.
     pipeline: Examples to batches.
     client_data: Opens a client by its id: `client_data.SpeechClientData`, or
-      any with elements as in `data.schema`, which are held in memory.
+      any with elements as in `data.schema`, which are held in memory. What
+      they say of their client does not count: see `client_data.for_training`.
     aggregator: See `dp_mean.build`; or any of TFF's or your own, which carries
       no guarantee (`aggregation`).
     server_optimizer: Takes the mean delta for a gradient.
@@ -134,7 +136,19 @@ def build(
 
 
 def set_noise_key(state: process_lib.State, key: Any) -> process_lib.State:
-  """Returns the state with the aggregator's 256-bit noise key, int32 [8]."""
+  """Returns the state with the aggregator's noise key set.
+
+  A key must not see two sums from one state. If `next` is called twice on a
+  state, for other clients or other data, both rounds have the same noise, and
+  their difference tells the clients' updates. Set a newly drawn key before each
+  call on a state that `next` was called on before. There is no ledger, either:
+  `programs.training_loop.run` owns keys, start and ledger of a run
+  (docs/runs.md, "In a notebook").
+
+  Args:
+    state: State of a process made by `build`.
+    key: 256 bits, int32 [8]; see `keys.draw`.
+  """
   aggregator = aggregation.set_noise_key(state.aggregator, key)
   return state._replace(aggregator=aggregator)
 

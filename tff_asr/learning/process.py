@@ -46,7 +46,8 @@ class Process(Protocol):
 
     Args:
       state: State that `initialize` or the last round returned; it is not
-        changed.
+        changed. It holds the round's noise key: a second call on it, on other
+        data, needs another key (`fed_avg.set_noise_key`).
       data: Clients' ids (`fed_avg`), a batch (`central_step`) or physical
         batches (`dp_sgd`).
 

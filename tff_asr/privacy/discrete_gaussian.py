@@ -79,7 +79,8 @@ def draw(
     key: int32 [8]; see `keys`. A client's own key is derived of it.
     client: int64 [], another one for each client of a release.
     release: int64 [], at least 0, number of the release under this key. It must
-      not be asked for with two values of stddev or size.
+      not be asked for with two values of stddev or size, nor be added to two
+      updates.
     stddev: s, in [2, 4096].
 
   Raises:

@@ -31,7 +31,9 @@ multiplier z costs, and `sampler_epsilon` (`discrete_gaussian` has the proof).
 All that follows, the modulus too, is post-processing. A client that sends zeros
 sends noise all the same, so neighbours are: one client's updates, or zeros. How
 many clients send is taken to be public, as it is to the server, and n is the
-same in each round; so there are no Poisson cohorts here.
+same in each round; so there are no Poisson cohorts here. A client that drops
+out brings no noise, which the variance of the sum tells: whether it does must
+not depend on its data.
 
 Utility. t is the largest of which k standard deviations of an element of the
 sum, sqrt(n^2 t^2 / D + n / 4 + n s^2), stay within 2^(b-1): the first term is
@@ -39,8 +41,10 @@ that of n equal updates, the worst case. Beyond, sums wrap around, which is an
 error and no leak. s is 4,096 at most; rounding is nothing beside it.
 
 This is a simulation. A device would draw 4 and 5 from its own entropy. Here
-noise is a function of the round's noise key and the client (so a round that is
-done again has the same bits), and the key goes to where clients are simulated.
+noise is a function of the round's noise key and the client, by the id that was
+drawn (so a round that is done again has the same bits), and the key goes to
+where clients are simulated. No two clients of a round may be one: n equal
+noises vanish modulo n.
 """
 
 import collections

@@ -76,7 +76,8 @@ def gaussian(
 
   A function of shapes, key, release and stddev only. Different releases under a
   key, and different tensors of a release, have streams of their own; so a
-  release must not be asked for with two values of stddev or shapes.
+  release must not be asked for with two values of stddev or shapes, nor be
+  added to two sums: their difference would have no noise.
 
   Args:
     shapes: Fully defined.

@@ -135,8 +135,8 @@ class PerLayerClipSumQuery(tfp.SumAggregationDPQuery):
   removing a record.
 
     - Elements are rounded toward zero to multiples of g; see `norm_kept`.
-    - A layer at or under C_h is not scaled, unless the rule is `rescale`; a
-      layer of zeros stays zeros.
+    - A layer under C_h is not scaled, unless the rule is `rescale`; one at C_h
+      loses a step where it is on the grid. A layer of zeros stays zeros.
     - A record with a NaN or an infinity anywhere becomes all zeros.
     - C = inf clips nothing and takes no noise. Such records have no bound, so
       no grid holds them: they stay float32, and so do their sums.
@@ -444,6 +444,11 @@ def set_noise_key(
     state: PerLayerClipSumQuery.GlobalState, key: Any
 ) -> PerLayerClipSumQuery.GlobalState:
   """Returns the state with its key set.
+
+  Noise is a function of key and counter, so two sums that are released from one
+  state have the same noise, and their difference has none. After a failure, or
+  to try a round again, set a key that was never used. Runs
+  (`programs.training_loop`) do so, and charge both.
 
   Args:
     state: The query's state.

@@ -72,6 +72,11 @@ _UNCOVERED_CONTROL = (
     'private transcript has a character that is no token, private utterances '
     'are too long on average, or a private speaker is in the public data'
 )
+# The same where devices add the noise.
+_UNCOVERED_DROP_OUT = (
+    'a device that drops out brings no noise, which the variance of what is '
+    'released tells: whether one does must not depend on its data'
+)
 # What the number of rounds must not follow: epsilon is of so many.
 _SETTLED = (
     'the number of rounds was settled before the first, by NUM_ROUNDS, '
@@ -185,6 +190,7 @@ def build(
         rounds, target_epsilon=MAX_USEFUL_EPSILON, delta=delta, tuning=tuning
     )
   secure = _secure_rounds(rounds)
+  uncovered = [_UNCOVERED_CONTROL, *([_UNCOVERED_DROP_OUT] if secure else [])]
   if_valid = ', if that were not so' if voids else ''
   relation = accounting.neighbouring(rounds)
   if not num_rounds:
@@ -227,7 +233,7 @@ def build(
        'did not start from, are not charged'),
       ('control', 'rounds, stopping, evaluation and learning rate follow the '
        'settings, the ledger and the released (noised) models only. NOT '
-       f'COVERED: {_UNCOVERED_CONTROL}'),
+       f'COVERED: {"; ".join(uncovered)}'),
       ('noise', 'none, or not in all rounds' if noise_free else
        'whole steps of a public grid, as are the sums, so that no rounding '
        'tells more; drawn by ChaCha20 under a key of 256 bits; that it is '
@@ -287,7 +293,7 @@ def build(
       'public': public,
       'tokens': tokens,
       'tuning': tuning and dataclasses.asdict(tuning),
-      'data_dependent_control': [_UNCOVERED_CONTROL],
+      'data_dependent_control': uncovered,
       'assumed': [_SETTLED],
       'inherited_rounds': inherited,
       'exact_metrics_shown': exact_metrics,
@@ -444,9 +450,10 @@ def _model_words(rounds: Sequence[accounting.RoundGroup]) -> str:
   bits = max(group.secure_sum.bits for group in secure)
   words = (
       'distributed differential privacy: each device clips its update and adds '
-      'a share of the noise; the server sees who takes part and, of the '
-      f'updates, their noised sum alone, {bits} bits an element, by a secure '
-      'protocol; noise of devices that collude with it does not count. '
+      'a share of the noise; the server sees who takes part, who drops out '
+      f'and, of the updates, their noised sum alone, {bits} bits an element, '
+      'by a secure protocol; noise of devices that collude with it does not '
+      'count. '
       'SIMULATED: here one process has all updates and draws all noise. '
   )
   if any(group.sampling.kind == 'fixed' for group in secure):

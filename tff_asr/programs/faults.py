@@ -3,7 +3,8 @@
 A client that failed (its data could not be read, or its work raised) is not in
 the sum. A client whose update is not finite counts as zeros. Both are as if the
 client had sent zeros. The sum is always divided by the expected cohort, so
-noise, sensitivity and accounting do not change.
+noise, sensitivity and accounting do not change. But where clients add the noise
+a failed one's is missing (`privacy.distributed`).
 
 A federated round has diverged if one of two norms from the server's step is
 not finite: of the aggregated update or of the new weights. Under DP both come

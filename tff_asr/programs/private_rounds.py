@@ -464,6 +464,32 @@ def check_first_round(
     )
 
 
+def check_devices_noise(saved: Any, built: Any) -> None:
+  """Checks that the noise of devices is made as when the run began.
+
+  It is made for the share of them that may fail, which other runs may change
+  when they are resumed.
+
+  Args:
+    saved: The learning process's state to go on from.
+    built: The initial state of the process that is to go on.
+
+  Raises:
+    ValueError: It is not.
+  """
+  before, now = map(_event, (saved, built))
+  if isinstance(now, distributed.DistributedGaussianDpEvent) and not (
+      before.to_named_tuple() == now.to_named_tuple()
+  ):
+    raise ValueError(
+        'MAX_FAILED_SHARE is not what the run began with: the noise of '
+        f'{int(before.min_survivors)} of {int(before.num_clients)} devices '
+        'was to suffice, and with these settings it would be that of '
+        f'{int(now.min_survivors)} of {int(now.num_clients)}. Put it back, or '
+        'take another output_dir.'
+    )
+
+
 def rounds_of_plan(
     state: Any,
     *,
@@ -511,6 +537,11 @@ def create_ledger(
   )
 
 
+def _event(state: Any) -> dp_accounting.DpEvent:
+  """The event of a round, of a learning process's state."""
+  return dp_accounting.DpEvent.from_named_tuple(state.aggregator.dp_event)
+
+
 def _cost(
     state: Any, sampling: accounting.Sampling
 ) -> accounting.RoundGroup:
@@ -518,7 +549,7 @@ def _cost(
 
   From the event that the aggregator reports, and the model's size.
   """
-  event = dp_accounting.DpEvent.from_named_tuple(state.aggregator.dp_event)
+  event = _event(state)
   weights = tree.flatten(state.global_model_weights)
   num_elements = sum(math.prod(weight.shape) for weight in weights)
   noise_multiplier = in_steps = float(event.noise_multiplier)

@@ -610,6 +610,8 @@ async def _resume_or_begin(
   saved, number, problem = await run_state.load(folder, state)
   if saved is not None:
     _check_frozen(saved.process, state.process)
+    if training.sampling is not None:
+      private_rounds.check_devices_noise(saved.process, state.process)
     logging.info('Resuming after %s %d.', training.UNIT, number)
     if not saved.ledger.digest:
       return saved, number, None
