@@ -8,6 +8,7 @@ import ipaddress
 import os
 import pathlib
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -641,7 +642,6 @@ class KindTest(absltest.TestCase):
       self._build({56 * '1': dict(CPU=0)})
 
 
-@_slow
 @_needs_ray
 class NetworkTest(absltest.TestCase):
 
@@ -651,13 +651,34 @@ class NetworkTest(absltest.TestCase):
     addresses = {
         connection.laddr.ip
         for process in (this, *this.children(recursive=True))
-        for connection in process.connections('inet')
+        for connection in process.net_connections('inet')
         if connection.status == psutil.CONN_LISTEN
     }
     self.assertNotEmpty(addresses)
     for address in map(ipaddress.ip_address, addresses):
       mapped = getattr(address, 'ipv4_mapped', None)
       self.assertTrue((mapped or address).is_loopback, address)
+
+  def test_sockets_lie_in_a_folder_that_only_its_owner_gets_into(self):
+    _context(1)
+    this = psutil.Process()
+    paths = {
+        connection.laddr
+        for process in (this, *this.children(recursive=True))
+        for connection in process.net_connections('unix')
+        if connection.laddr.startswith('/')
+    }
+    self.assertContainsSubset(
+        {'raylet', 'plasma_store'}, map(os.path.basename, paths)
+    )
+    for path in paths:
+      self.assertLessEqual(len(path), 107)
+      modes = {
+          str(folder): stat.S_IMODE(found.st_mode)
+          for folder in pathlib.Path(path).parents
+          if (found := folder.stat()).st_uid == os.getuid()
+      }
+      self.assertIn(0o700, modes.values(), modes)
 
   def test_a_cluster_of_this_machine_refuses_who_has_no_token(self):
     _context(1)
@@ -739,11 +760,14 @@ def _run_program(program: str) -> list[str]:
 
 _CLUSTER = """
     from concurrent import futures
+    import os
     from ray import cluster_utils
     import tensorflow_federated as tff
     from tests.execution import ray_cluster_test as these
     from tff_asr.execution import ray_cluster, ray_session, scheduler
 
+    # Set for clusters of one machine, and too late here to matter to Ray.
+    del os.environ['RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER']
     cluster = cluster_utils.Cluster(
         initialize_head=True,
         head_node_args=dict(num_cpus=NUM_CPUS, include_dashboard=False))
@@ -795,7 +819,7 @@ _PROGRAM = """
     print('result', these.toys.scaled_sum(2.0, [1.0, 2.0]))
     for process in psutil.Process().children(recursive=True):
       print('process', process.pid, process.name())
-    print('folder', ray_session._folder, flush=True)
+    print('folder', ray_session._watch.folder, flush=True)
     def end(): LAST_LINE
     launch.run(lambda argv: end())
 """
@@ -834,12 +858,7 @@ class EndOfProgramTest(parameterized.TestCase):
   ):
     lines = _run_program(_PROGRAM.replace('LAST_LINE', last_line))
     self.assertIn('result 6.0', lines)
-    processes = [line.split() for line in lines if line.startswith('process')]
-    self.assertIn('raylet', [name for _, _, name, *_ in processes])
-    for _, process_id, name, *_ in processes:
-      self.assertFalse(_is_running(int(process_id)), name)
-    (folder,) = [line.split()[1] for line in lines if line.startswith('folder')]
-    self.assertFalse(os.path.exists(folder))
+    _check_that_nothing_is_left(self, lines)
     printed = [
         line
         for line in lines
@@ -848,6 +867,74 @@ class EndOfProgramTest(parameterized.TestCase):
         if line.startswith('stderr') and 'metrics exporter agent' not in line
     ]
     self.assertEqual(printed, expected)
+
+
+def _check_that_nothing_is_left(test, lines) -> None:
+  """Of the processes and the folder that a program's output names."""
+  processes = [line.split() for line in lines if line.startswith('process')]
+  test.assertContainsSubset(
+      {'raylet', 'gcs_server'}, [name for _, _, name, *_ in processes], lines
+  )
+  for _, process_id, name, *_ in processes:
+    test.assertFalse(_is_running(int(process_id)), name)
+  (folder,) = [line.split()[1] for line in lines if line.startswith('folder')]
+  test.assertFalse(os.path.exists(folder))
+
+
+# With a worker, and one of Ray's processes killed while the store is in use.
+_KILLED = """
+    import os, signal
+    import psutil
+    from tff_asr.execution import ray_token
+    ray_token.prepare(None)
+    import ray
+    from tff_asr import launch
+    from tff_asr.execution import ray_session
+
+    ray_session.connect(None, num_cpus=1)
+    ray.get(ray.remote(lambda: 1).remote())
+    processes = psutil.Process().children(recursive=True)
+    for process in processes:
+      print('process', process.pid, process.name())
+    print('folder', ray_session._watch.folder, flush=True)
+    def kill(name):
+      next(each for each in processes if each.name() == name).kill()
+      while True:
+        ray.put(bytes(1_000_000))
+    KILL
+"""
+_ABRUPT_END = (
+    'stderr error: this program or Ray on this machine ended abruptly (killed, '
+    'crashed or out of memory): the same command goes on from what was saved '
+    'last.'
+)
+
+
+@_needs_ray
+class KilledTest(absltest.TestCase):
+
+  def check(self, kill, expected):
+    lines = _run_program(_KILLED.replace('KILL', kill))
+    _check_that_nothing_is_left(self, lines)
+    printed = [line for line in lines if line.startswith('stderr')]
+    self.assertEqual(printed, expected)
+
+  def test_a_killed_raylet_ends_the_program_with_a_line_and_leaves_nothing(
+      self,
+  ):
+    self.check("kill('raylet')", [_ABRUPT_END])
+
+  @_slow
+  def test_a_killed_gcs_ends_the_program_with_a_line_and_leaves_nothing(self):
+    self.check("kill('gcs_server')", [_ABRUPT_END])
+
+  @_slow
+  def test_a_killed_program_leaves_a_line_and_nothing_else(self):
+    self.check('os.kill(os.getpid(), signal.SIGKILL)', [_ABRUPT_END])
+
+  @_slow
+  def test_a_program_that_was_interrupted_twice_leaves_nothing(self):
+    self.check("launch._abandon('at once', code=130)", ['stderr at once'])
 
 
 class BadArgumentTest(parameterized.TestCase):
