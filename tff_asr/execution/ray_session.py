@@ -181,7 +181,7 @@ def _join(address: str) -> None:
   except (OSError, RuntimeError, ValueError) as error:
     raise ConnectionError(
         f'There is no Ray cluster to join at {address!r} '
-        f'({" ".join(str(error).split())[:200]}); run `ray start --head` on '
-        'one machine and `ray start --address=HOST:PORT` on the others; this '
-        'must be one of them.'
+        f'({" ".join(str(error).split())[:200]}); run `ray start --head '
+        '--include-dashboard=false` on one machine and `ray start '
+        '--address=HOST:PORT` on the others; this must be one of them.'
     ) from error
