@@ -493,6 +493,30 @@ class PingTest(parameterized.TestCase):
           _serve(slot, timeout_sec=None)
     self.assertEqual(slot.replace.call_count, 3)
 
+  @parameterized.parameters('ObjectStoreFullError', 'OutOfDiskError')
+  def test_a_store_without_room_for_a_result_loses_the_worker_and_counts(
+      self, name
+  ):
+    slot = mock.Mock()
+    slot.actor.devices = ['CPU:0']
+    error = getattr(ray.exceptions, name)('full')
+    with mock.patch.object(ray, 'wait', return_value=([1], [])):
+      # Each worker answers the ping.
+      with mock.patch.object(ray, 'get', side_effect=3 * [None, error]):
+        with self.assertRaisesRegex(scheduler.WorkerLostError, '3 times'):
+          _serve(slot, timeout_sec=None, errors={}, get_client=lambda _: [])
+    self.assertEqual(slot.replace.call_count, 3)
+
+  @parameterized.parameters('ObjectStoreFullError', 'OutOfDiskError')
+  def test_a_full_store_of_this_machine_is_one_line(self, name):
+    # pylint: disable-next=g-import-not-at-top
+    from tff_asr.execution import ray_runner
+
+    error = getattr(ray.exceptions, name)('full')
+    with mock.patch.object(ray, 'put', side_effect=error):
+      with self.assertRaisesRegex(OSError, f'{name}.*--object-store-memory'):
+        ray_runner._put(1)
+
   def test_a_worker_that_does_not_answer_in_time_is_replaced(self):
     slot = mock.Mock()
     slot.actor.wait.side_effect = [True, False]

@@ -9,10 +9,10 @@ this is a process of its own. It leaves the program's children, which may be
 killed with it.
 
 Each line of stdin has the ids of the processes to wait for, raylet and GCS; an
-empty line announces an orderly end. When the program ends, stdin is closed. Then
-all processes that have files of FOLDER open are killed, and FOLDER is removed.
-If no end was announced, or one of the named processes ends first, this program
-prints a line, and writes a byte to stdout, at which the program ends.
+empty line announces an orderly end. When the program ends, stdin is closed.
+Then all processes that have files of FOLDER open are killed, and FOLDER is
+removed. If no end was announced, or one of the named processes ends first, this
+program prints a line, and writes a byte to stdout, at which the other one ends.
 
 FOLDER is empty for a cluster that was joined, which goes on.
 """
@@ -30,8 +30,9 @@ import psutil
 # Raylet and program end within a millisecond of each other, so which of them
 # ended the other is not known.
 _ABRUPT_END = (
-    'error: this program or Ray on this machine ended abruptly (killed, crashed '
-    'or out of memory): the same command goes on from what was saved last.\n'
+    'error: this program or Ray on this machine ended abruptly (killed, '
+    'crashed or out of memory): the same command goes on from what was saved '
+    'last.\n'
 )
 # A process cannot be killed while a device reads for it.
 _KILL_SEC = 10.0
