@@ -7,6 +7,7 @@ import io
 import ipaddress
 import os
 import pathlib
+import shutil
 import signal
 import stat
 import subprocess
@@ -47,7 +48,7 @@ _needs_ray = absltest.skipIf(
     ray is None,
     'Ray is not installed: pip install --no-deps -r requirements-ray.txt',
 )
-# What starting Ray, and TensorFlow in its workers, takes.
+# Starts more than one cluster, or waits for what Ray finds out late.
 _slow = pytest.mark.slow
 
 # By number of workers: to start one takes half a minute.
@@ -231,7 +232,6 @@ class LearningProcessTest(parameterized.TestCase):
     self.assertTrue(np.any(found[0]))
 
 
-@_slow
 @_needs_ray
 class ComputationTest(parameterized.TestCase):
 
@@ -268,6 +268,7 @@ class ComputationTest(parameterized.TestCase):
     found = _context().last_store_bytes
     self.assertIn(found - 160, [8 * _NUM_WEIGHTS, 12 * _NUM_WEIGHTS])
 
+  @_slow
   def test_an_actor_trains_several_clients_at_once(self):
     @tff.tensorflow.computation(np.float32)
     def work(value):
@@ -670,7 +671,7 @@ class KindTest(absltest.TestCase):
 class NetworkTest(absltest.TestCase):
 
   def test_a_cluster_of_this_machine_listens_on_the_loopback_address(self):
-    _context(1)
+    _context()
     this = psutil.Process()
     addresses = {
         connection.laddr.ip
@@ -684,7 +685,7 @@ class NetworkTest(absltest.TestCase):
       self.assertTrue((mapped or address).is_loopback, address)
 
   def test_sockets_lie_in_a_folder_that_only_its_owner_gets_into(self):
-    _context(1)
+    _context()
     this = psutil.Process()
     paths = {
         connection.laddr
@@ -705,7 +706,7 @@ class NetworkTest(absltest.TestCase):
       self.assertIn(0o700, modes.values(), modes)
 
   def test_a_cluster_of_this_machine_refuses_who_has_no_token(self):
-    _context(1)
+    _context()
     address = ray.get_runtime_context().gcs_address
     call = 'import sys; from ray._raylet import GcsClient; print(GcsClient('
     call += 'address=sys.argv[1]).internal_kv_put(b"x", b"y", True, None, 5))'
@@ -980,12 +981,12 @@ class BadArgumentTest(parameterized.TestCase):
         ray_cluster.build_sync_context()
 
 
-@_slow
 @_needs_ray
 class BadClusterTest(absltest.TestCase):
 
+  @_slow
   def test_what_is_not_there_is_named(self):
-    _context(1)
+    _context()
     for options, message in (
         (
             dict(required_paths=['/no/shards']),
@@ -1002,6 +1003,24 @@ class BadClusterTest(absltest.TestCase):
         ray_cluster.build_sync_context(settings)
       self.assertNotIn('\n', str(raised.exception))
 
+  def test_a_worker_with_other_code_is_refused(self):
+    _context()  # Starts the cluster.
+    with tempfile.TemporaryDirectory() as folder:
+      shutil.copytree(_ROOT / 'tff_asr/execution', f'{folder}/execution')
+      here = pathlib.Path(folder, 'execution/ray_worker.py')
+      here.write_text(f'{here.read_text("utf-8")}# Changed.\n', 'utf-8')
+      # Workers have what this process has loaded; it finds other files.
+      with mock.patch.object(ray_worker, '__file__', str(here)):
+        with self.assertRaisesRegex(
+            ValueError,
+            rf'^Node {os.uname().nodename} .* other software than the program: '
+            r"this project's sources [0-9a-f]+ instead of [0-9a-f]+; put",
+        ):
+          ray_cluster.build_sync_context(
+              ray_cluster.Settings(num_workers=1, op_libraries=())
+          )
+
+  @_slow
   def test_absent_cluster_is_named(self):
     lines = _run_program("""
         from tff_asr import launch

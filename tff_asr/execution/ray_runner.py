@@ -111,7 +111,16 @@ class Actor:
     while self.devices is None:
       ready, _ = ray.wait([self._started], timeout=_POLL_SEC)
       if ready:
-        devices_found, self.node, self.place = _get(self._started)
+        try:
+          devices_found, self.node, self.place = _get(self._started)
+        except (*LOSSES, ValueError):
+          raise
+        except Exception as error:
+          # The code there may be so old that it does not know the arguments.
+          raise ValueError(
+              f'A Ray worker did not start ({_last_line(error)}); put the same '
+              'copy of this project on every machine.'
+          ) from error
         self.devices = devices_found
       elif is_over() or time.monotonic() >= deadline:
         return False
@@ -172,6 +181,7 @@ class RayRunner(context.Runner):
     )
     self._start_arguments = dict(
         folder=os.getcwd(),
+        software=ray_worker.find_software(),
         num_threads=settings.cpus_per_worker,
         op_libraries=tuple(settings.op_libraries),
         required_files=ray_worker.digest_all(

@@ -2,8 +2,8 @@
 
 A client that fails is left out of the round, as if it were not in the cohort,
 until more than `RoundExecution.max_failed` have failed. Too little memory, a
-full disk and the like (`shortage`) are not the client's fault and always end the
-round.
+full disk and the like (`shortage`) are not the client's fault and always end
+the round.
 
 A client whose work hangs (a device or a file system does not answer) ends the
 round, too, if there is a time limit. Nothing can end the work itself: its
