@@ -9,9 +9,9 @@ follows.
 
 Each bug is planted in a copy of the project, one at a time. In the end the
 tests that failed run on the unchanged copy and must pass: otherwise their
-failures prove nothing. A test that hangs fails. Errors, with exit code 1: a bug that survives, tests
-that cannot run or take too long (a bug that breaks an import proves nothing
-either), and a patch that does not apply.
+failures prove nothing. A test that hangs fails. Errors, with exit code 1: a bug
+that survives, tests that cannot run or take too long (a bug that breaks an
+import proves nothing either), and a patch that does not apply.
 """
 
 from collections.abc import Iterator, Sequence

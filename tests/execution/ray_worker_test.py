@@ -296,8 +296,9 @@ class SoftwareTest(cases.TestCase):
     expected = self.find(package)
     self.assertEqual(self.find(copy), expected)
     changed = copy / 'execution/ray_worker.py'
+    text = changed.read_text('utf-8')
     for change in (
-        lambda: changed.write_text(changed.read_text('utf-8') + '# \n', 'utf-8'),
+        lambda: changed.write_text(f'{text}# \n', 'utf-8'),
         lambda: changed.rename(copy / 'execution/other.py'),
         (copy / 'models/ctc.py').unlink,
     ):

@@ -118,8 +118,8 @@ class RayWorker:
 
     Raises:
       ValueError: the software is not the driver's, a path cannot be read or
-        holds other files than the driver's, a library is missing, or TensorFlow sees no GPU where Ray gave one. The
-        message names the node.
+        holds other files than the driver's, a library is missing, or TensorFlow
+        sees no GPU where Ray gave one. The message names the node.
     """
     ray = _import_ray()
     node = f'{os.uname().nodename} ({ray.util.get_node_ip_address()})'
