@@ -27,6 +27,15 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_SLOW_TIMEOUT_SEC = 1800
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+  for item in items:
+    if item.get_closest_marker('slow'):
+      item.add_marker(pytest.mark.timeout(_SLOW_TIMEOUT_SEC))
+
+
 @pytest.fixture(autouse=True)
 def same_tff_context():
   """Gives the next test the TFF context that this one found.

@@ -9,9 +9,9 @@ follows.
 
 Each bug is planted in a copy of the project, one at a time. In the end the
 tests that failed run on the unchanged copy and must pass: otherwise their
-failures prove nothing. Errors, with exit code 1: a bug that survives, tests
-that cannot run or take too long (a bug that breaks an import proves nothing
-either), and a patch that does not apply.
+failures prove nothing. A test that hangs fails. Errors, with exit code 1: a bug
+that survives, tests that cannot run or take too long (a bug that breaks an
+import proves nothing either), and a patch that does not apply.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,9 +37,13 @@ from tools import layers
 _LIBRARIES = ('tensorflow_federated', 'tensorflow_privacy', 'tensorflow_text')
 _COPIED = (*layers.FOLDERS, 'docs', 'gin', 'pyproject.toml', 'requirements.txt')
 _TIMEOUT_SEC = 1200
+_TEST_TIMEOUT_SEC = 120
 _HEADER = re.compile(r'(.+)\nTests: (.+)\n\n--- a/(.+)\n\+\+\+ b/\3\n')
 _PASSED, _FAILED = 0, 1  # pytest's exit codes.
-_FIRST_FAILURE = re.compile(r'^FAILED (\S+)', re.MULTILINE)
+# pytest-timeout ends the process at once, after the name that -v prints.
+_FIRST_FAILURE = re.compile(
+    r'^FAILED (\S+)|^(\S+::\S+) \++ Timeout', re.MULTILINE
+)
 
 
 class Mutant(NamedTuple):
@@ -158,10 +162,16 @@ def _plant(copy: pathlib.Path, mutant: Mutant) -> str:
     path.write_text(original, 'utf-8')
   if code == _PASSED:
     raise ValueError(f'SURVIVED {" ".join(mutant.tests)}')
-  failure = _FIRST_FAILURE.search(output)
-  if code != _FAILED or not failure:
+  failure = first_failure(output)
+  if code != _FAILED or failure is None:
     raise ValueError(f'the tests could not run:\n{output[-2000:]}')
-  return failure[1]
+  return failure
+
+
+def first_failure(output: str) -> str | None:
+  """pytest's id of the first test that failed, or hung."""
+  found = _FIRST_FAILURE.search(output)
+  return found and (found[1] or found[2])
 
 
 def _run(copy: pathlib.Path, tests: Sequence[str]) -> tuple[int, str]:
@@ -199,7 +209,8 @@ def _run_pytest(
   # A file is changed and restored within its time stamp's resolution.
   sys.dont_write_bytecode = True
   code = pytest.main([
-      '-q', '-x', '-m', 'not slow', '--tb=no', '-p', 'no:cacheprovider', *tests,
+      '-v', '-x', '-m', 'not slow', '--tb=no', '-p', 'no:cacheprovider',
+      '-o', f'timeout={_TEST_TIMEOUT_SEC}', *tests,
   ])
   sys.stdout.flush()
   os._exit(int(code))

@@ -3,8 +3,10 @@
 import asyncio
 import collections
 import contextlib
+import errno
 import functools
 import gc
+import os
 import threading
 import time
 from unittest import mock
@@ -509,6 +511,24 @@ class ScheduleTest(parameterized.TestCase):
       ) as raised:
         _invoke(_sum_toil, [1, 2], max_failed_share=1.0)
     self.assertIs(raised.exception.__cause__, error)
+
+  @pytest.mark.skipif(
+      not os.path.exists('/dev/full'), reason='needs /dev/full, a full disk'
+  )
+  def test_a_full_disk_is_no_clients_fault_and_no_want_of_memory(self):
+    @tff.tensorflow.computation(np.float32)
+    def work(value):
+      write = tf.raw_ops.WriteFile(filename='/dev/full', contents='x')
+      with tf.control_dependencies([write]):
+        return tf.identity(value)
+
+    with self.assertRaisesRegex(
+        round_execution.ClientError, 'No space left'
+    ) as raised:
+      _invoke(toys.sum_of(work), [1.0, 2.0], max_failed_share=1.0)
+    self.assertEqual(
+        round_execution.shortage(raised.exception.__cause__), errno.ENOSPC
+    )
 
   def test_a_client_that_hangs_ends_the_round(self):
     released = threading.Event()

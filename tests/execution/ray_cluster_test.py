@@ -8,7 +8,9 @@ import io
 import ipaddress
 import os
 import pathlib
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -51,7 +53,7 @@ _needs_ray = absltest.skipIf(
     ray is None,
     'Ray is not installed: pip install --no-deps -r requirements-ray.txt',
 )
-# What starting Ray, and TensorFlow in its workers, takes.
+# Starts more than one cluster, or waits for what Ray finds out late.
 _slow = pytest.mark.slow
 
 # By number of workers: to start one takes half a minute.
@@ -261,7 +263,6 @@ class LearningProcessTest(parameterized.TestCase):
     self.assertEqual(here.tobytes(), found.tobytes())
 
 
-@_slow
 @_needs_ray
 class ComputationTest(parameterized.TestCase):
 
@@ -309,6 +310,7 @@ class ComputationTest(parameterized.TestCase):
     found = _context().last_store_bytes
     self.assertIn(found - 160, [8 * _NUM_WEIGHTS, 12 * _NUM_WEIGHTS])
 
+  @_slow
   def test_an_actor_trains_several_clients_at_once(self):
     @tff.tensorflow.computation(np.float32)
     def work(value):
@@ -534,6 +536,30 @@ class PingTest(parameterized.TestCase):
           _serve(slot, timeout_sec=None)
     self.assertEqual(slot.replace.call_count, 3)
 
+  @parameterized.parameters('ObjectStoreFullError', 'OutOfDiskError')
+  def test_a_store_without_room_for_a_result_loses_the_worker_and_counts(
+      self, name
+  ):
+    slot = mock.Mock()
+    slot.actor.devices = ['CPU:0']
+    error = getattr(ray.exceptions, name)('full')
+    with mock.patch.object(ray, 'wait', return_value=([1], [])):
+      # Each worker answers the ping.
+      with mock.patch.object(ray, 'get', side_effect=3 * [None, error]):
+        with self.assertRaisesRegex(scheduler.WorkerLostError, '3 times'):
+          _serve(slot, timeout_sec=None, errors={}, get_client=lambda _: [])
+    self.assertEqual(slot.replace.call_count, 3)
+
+  @parameterized.parameters('ObjectStoreFullError', 'OutOfDiskError')
+  def test_a_full_store_of_this_machine_is_one_line(self, name):
+    # pylint: disable-next=g-import-not-at-top
+    from tff_asr.execution import ray_runner
+
+    error = getattr(ray.exceptions, name)('full')
+    with mock.patch.object(ray, 'put', side_effect=error):
+      with self.assertRaisesRegex(OSError, f'{name}.*--object-store-memory'):
+        ray_runner._put(1)
+
   def test_a_worker_that_does_not_answer_in_time_is_replaced(self):
     slot = mock.Mock()
     slot.actor.wait.side_effect = [True, False]
@@ -683,17 +709,16 @@ class KindTest(absltest.TestCase):
       self._build({56 * '1': dict(CPU=0)})
 
 
-@_slow
 @_needs_ray
 class NetworkTest(absltest.TestCase):
 
   def test_a_cluster_of_this_machine_listens_on_the_loopback_address(self):
-    _context(1)
+    _context()
     this = psutil.Process()
     addresses = {
         connection.laddr.ip
         for process in (this, *this.children(recursive=True))
-        for connection in process.connections('inet')
+        for connection in process.net_connections('inet')
         if connection.status == psutil.CONN_LISTEN
     }
     self.assertNotEmpty(addresses)
@@ -701,8 +726,29 @@ class NetworkTest(absltest.TestCase):
       mapped = getattr(address, 'ipv4_mapped', None)
       self.assertTrue((mapped or address).is_loopback, address)
 
+  def test_sockets_lie_in_a_folder_that_only_its_owner_gets_into(self):
+    _context()
+    this = psutil.Process()
+    paths = {
+        connection.laddr
+        for process in (this, *this.children(recursive=True))
+        for connection in process.net_connections('unix')
+        if connection.laddr.startswith('/')
+    }
+    self.assertContainsSubset(
+        {'raylet', 'plasma_store'}, map(os.path.basename, paths)
+    )
+    for path in paths:
+      self.assertLessEqual(len(path), 107)
+      modes = {
+          str(folder): stat.S_IMODE(found.st_mode)
+          for folder in pathlib.Path(path).parents
+          if (found := folder.stat()).st_uid == os.getuid()
+      }
+      self.assertIn(0o700, modes.values(), modes)
+
   def test_a_cluster_of_this_machine_refuses_who_has_no_token(self):
-    _context(1)
+    _context()
     address = ray.get_runtime_context().gcs_address
     call = 'import sys; from ray._raylet import GcsClient; print(GcsClient('
     call += 'address=sys.argv[1]).internal_kv_put(b"x", b"y", True, None, 5))'
@@ -781,11 +827,14 @@ def _run_program(program: str) -> list[str]:
 
 _CLUSTER = """
     from concurrent import futures
+    import os
     from ray import cluster_utils
     import tensorflow_federated as tff
     from tests.execution import ray_cluster_test as these
     from tff_asr.execution import ray_cluster, ray_session, scheduler
 
+    # Set for clusters of one machine, and too late here to matter to Ray.
+    del os.environ['RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER']
     cluster = cluster_utils.Cluster(
         initialize_head=True,
         head_node_args=dict(num_cpus=NUM_CPUS, include_dashboard=False))
@@ -837,7 +886,7 @@ _PROGRAM = """
     print('result', these.toys.scaled_sum(2.0, [1.0, 2.0]))
     for process in psutil.Process().children(recursive=True):
       print('process', process.pid, process.name())
-    print('folder', ray_session._folder, flush=True)
+    print('folder', ray_session._watch.folder, flush=True)
     def end(): LAST_LINE
     launch.run(lambda argv: end())
 """
@@ -876,12 +925,7 @@ class EndOfProgramTest(parameterized.TestCase):
   ):
     lines = _run_program(_PROGRAM.replace('LAST_LINE', last_line))
     self.assertIn('result 6.0', lines)
-    processes = [line.split() for line in lines if line.startswith('process')]
-    self.assertIn('raylet', [name for _, _, name, *_ in processes])
-    for _, process_id, name, *_ in processes:
-      self.assertFalse(_is_running(int(process_id)), name)
-    (folder,) = [line.split()[1] for line in lines if line.startswith('folder')]
-    self.assertFalse(os.path.exists(folder))
+    _check_that_nothing_is_left(self, lines)
     printed = [
         line
         for line in lines
@@ -890,6 +934,74 @@ class EndOfProgramTest(parameterized.TestCase):
         if line.startswith('stderr') and 'metrics exporter agent' not in line
     ]
     self.assertEqual(printed, expected)
+
+
+def _check_that_nothing_is_left(test, lines) -> None:
+  """Of the processes and the folder that a program's output names."""
+  processes = [line.split() for line in lines if line.startswith('process')]
+  test.assertContainsSubset(
+      {'raylet', 'gcs_server'}, [name for _, _, name, *_ in processes], lines
+  )
+  for _, process_id, name, *_ in processes:
+    test.assertFalse(_is_running(int(process_id)), name)
+  (folder,) = [line.split()[1] for line in lines if line.startswith('folder')]
+  test.assertFalse(os.path.exists(folder))
+
+
+# With a worker, and one of Ray's processes killed while the store is in use.
+_KILLED = """
+    import os, signal
+    import psutil
+    from tff_asr.execution import ray_token
+    ray_token.prepare(None)
+    import ray
+    from tff_asr import launch
+    from tff_asr.execution import ray_session
+
+    ray_session.connect(None, num_cpus=1)
+    ray.get(ray.remote(lambda: 1).remote())
+    processes = psutil.Process().children(recursive=True)
+    for process in processes:
+      print('process', process.pid, process.name())
+    print('folder', ray_session._watch.folder, flush=True)
+    def kill(name):
+      next(each for each in processes if each.name() == name).kill()
+      while True:
+        ray.put(bytes(1_000_000))
+    KILL
+"""
+_ABRUPT_END = (
+    'stderr error: this program or Ray on this machine ended abruptly (killed, '
+    'crashed or out of memory): the same command goes on from what was saved '
+    'last.'
+)
+
+
+@_needs_ray
+class KilledTest(absltest.TestCase):
+
+  def check(self, kill, expected):
+    lines = _run_program(_KILLED.replace('KILL', kill))
+    _check_that_nothing_is_left(self, lines)
+    printed = [line for line in lines if line.startswith('stderr')]
+    self.assertEqual(printed, expected)
+
+  def test_a_killed_raylet_ends_the_program_with_a_line_and_leaves_nothing(
+      self,
+  ):
+    self.check("kill('raylet')", [_ABRUPT_END])
+
+  @_slow
+  def test_a_killed_gcs_ends_the_program_with_a_line_and_leaves_nothing(self):
+    self.check("kill('gcs_server')", [_ABRUPT_END])
+
+  @_slow
+  def test_a_killed_program_leaves_a_line_and_nothing_else(self):
+    self.check('os.kill(os.getpid(), signal.SIGKILL)', [_ABRUPT_END])
+
+  @_slow
+  def test_a_program_that_was_interrupted_twice_leaves_nothing(self):
+    self.check("launch._abandon('at once', code=130)", ['stderr at once'])
 
 
 class BadArgumentTest(parameterized.TestCase):
@@ -911,12 +1023,12 @@ class BadArgumentTest(parameterized.TestCase):
         ray_cluster.build_sync_context()
 
 
-@_slow
 @_needs_ray
 class BadClusterTest(absltest.TestCase):
 
+  @_slow
   def test_what_is_not_there_is_named(self):
-    _context(1)
+    _context()
     for options, message in (
         (
             dict(required_paths=['/no/shards']),
@@ -933,6 +1045,24 @@ class BadClusterTest(absltest.TestCase):
         ray_cluster.build_sync_context(settings)
       self.assertNotIn('\n', str(raised.exception))
 
+  def test_a_worker_with_other_code_is_refused(self):
+    _context()  # Starts the cluster.
+    with tempfile.TemporaryDirectory() as folder:
+      shutil.copytree(_ROOT / 'tff_asr/execution', f'{folder}/execution')
+      here = pathlib.Path(folder, 'execution/ray_worker.py')
+      here.write_text(f'{here.read_text("utf-8")}# Changed.\n', 'utf-8')
+      # Workers have what this process has loaded; it finds other files.
+      with mock.patch.object(ray_worker, '__file__', str(here)):
+        with self.assertRaisesRegex(
+            ValueError,
+            rf'^Node {os.uname().nodename} .* other software than the program: '
+            r"this project's sources [0-9a-f]+ instead of [0-9a-f]+; put",
+        ):
+          ray_cluster.build_sync_context(
+              ray_cluster.Settings(num_workers=1, op_libraries=())
+          )
+
+  @_slow
   def test_absent_cluster_is_named(self):
     lines = _run_program("""
         from tff_asr import launch

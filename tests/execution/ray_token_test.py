@@ -53,15 +53,22 @@ class RayTokenTest(absltest.TestCase):
     chosen = {'RAY_AUTH_MODE': 'token', 'RAY_AUTH_TOKEN_PATH': '/token'}
     os.environ.update(chosen)
     before = dict(os.environ)
-    for address in (None, _ADDRESS):
-      ray_token.prepare(address)
+    ray_token.prepare(_ADDRESS)
+    self.assertEqual(dict(os.environ), before)
+    ray_token.prepare(None)
+    # Has Ray listen on the loopback address.
+    before['RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER'] = '0'
     self.assertEqual(dict(os.environ), before)
 
   def test_a_token_that_comes_too_late_is_told(self):
     ray = mock.Mock(**{'is_initialized.return_value': False})
     sys.modules['ray'] = ray
-    with self.assertRaisesRegex(ValueError, 'imported before it got a token'):
-      ray_token.prepare(None)
+    for chosen in ({}, {'RAY_AUTH_MODE': 'token', 'RAY_AUTH_TOKEN': 'x'}):
+      os.environ.update(chosen)
+      with self.assertRaisesRegex(ValueError, 'imported before it got a token'):
+        ray_token.prepare(None)
+      for name in chosen:
+        del os.environ[name]
     ray.is_initialized.return_value = True
     ray_token.prepare(None)
     self.assertNotIn('RAY_AUTH_MODE', os.environ)

@@ -263,6 +263,50 @@ class NodeTest(cases.TestCase):
         ray_worker.check_node('n1', required_files=files, op_libraries=names)
 
 
+class SoftwareTest(cases.TestCase):
+
+  def find(self, package):
+    with mock.patch.object(
+        ray_worker, '__file__', f'{package}/execution/ray_worker.py'
+    ):
+      with mock.patch.object(ray_worker.metadata, 'version', return_value='1'):
+        return ray_worker.find_software()
+
+  def test_all_that_differs_is_named_with_the_node(self):
+    expected = self.find(self.root)
+    with mock.patch.object(
+        ray_worker, 'find_software', return_value=dict(expected)
+    ) as find:
+      ray_worker.check_software('n1', expected=expected)
+      find.return_value |= {'numpy': '2', 'ray': '3'}
+      with self.assertRaisesRegex(
+          ValueError, '^Node n1 .*: ray 3 instead of 1, numpy 2 instead of 1;'
+      ):
+        ray_worker.check_software('n1', expected=expected)
+    self.assertContainsSubset(
+        ('Python', 'tensorflow', 'tensorflow-federated', 'ray', 'numpy'),
+        expected,
+    )
+
+  def test_a_copy_is_the_same_and_any_other_source_is_told(self):
+    package = pathlib.Path(ray_worker.__file__).parents[1]
+    copy = pathlib.Path(self.path('elsewhere'))
+    ignored = shutil.ignore_patterns('__pycache__')
+    shutil.copytree(package, copy, ignore=ignored)
+    expected = self.find(package)
+    self.assertEqual(self.find(copy), expected)
+    changed = copy / 'execution/ray_worker.py'
+    text = changed.read_text('utf-8')
+    for change in (
+        lambda: changed.write_text(f'{text}# \n', 'utf-8'),
+        lambda: changed.rename(copy / 'execution/other.py'),
+        (copy / 'models/ctc.py').unlink,
+    ):
+      before = self.find(copy)
+      change()
+      self.assertNotEqual(self.find(copy), before)
+
+
 class PathDigestTest(cases.TestCase):
 
   def setUp(self):

@@ -5,6 +5,7 @@ in its own test.
 """
 
 import asyncio
+import errno
 import functools
 import json
 import os
@@ -369,6 +370,38 @@ class ExplainedShortageTest(parameterized.TestCase):
         f'{text}.*MAX_BATCH_SEC.*CLIENTS_PER_DEVICE.*NUM_BLOCK',
     )
     self.assertNotIn('Errno', line)
+
+  @parameterized.parameters(
+      ('/x/y; No space left on device', r'the disk is full \(/x/y.*make room'),
+      ('/x/y; Disk quota exceeded', r'quota is used up \(/x/y.*make room'),
+      ('/x/y; Too many open files', r'too many open files \(/x/y.*ulimit -n'),
+  )
+  def test_what_tensorflow_calls_exhausted_is_not_always_memory(
+      self, text, expected
+  ):
+    error = tf.errors.ResourceExhaustedError(None, None, text)
+    for raised in (error, _at_a_client(error)):
+      with self.assertRaises(OSError) as caught:
+        with training_loop.explained_shortage():
+          raise raised
+      (line,) = errors.lines(caught.exception)
+      self.assertRegex(line, expected)
+      self.assertNotRegex(line, 'memory|MAX_BATCH_SEC')
+
+  @parameterized.parameters(OSError, MemoryError)
+  def test_a_full_disk_in_python_at_a_client_is_told(self, kind):
+    with self.assertRaises(OSError) as caught:
+      with training_loop.explained_shortage():
+        raise _at_a_client(kind(errno.ENOSPC, 'No space left', '/x'))
+    (line,) = errors.lines(caught.exception)
+    self.assertIn('MAX_BATCH_SEC' if kind is MemoryError else 'is full', line)
+
+  def test_an_error_that_says_what_to_change_stays(self):
+    error = OSError(errno.ENOSPC, 'Saving takes 3 MB: make room.')
+    with self.assertRaises(OSError) as caught:
+      with training_loop.explained_shortage():
+        raise error
+    self.assertIs(caught.exception, error)
 
   def test_where_figures_are_private_no_shape_is_shown(self):
     with self.assertRaises(OSError) as caught:

@@ -1,9 +1,13 @@
 """The planted bugs are kept in step with the code, without planting them."""
 
 import ast
+import pathlib
+import subprocess
+import sys
 
 from absl.testing import absltest
 
+from tests import cases
 from tools import layers
 from tools import mutate
 
@@ -32,3 +36,31 @@ class MutantsTest(absltest.TestCase):
           self.assertRegex(
               text, rf'(class|def) ({name}|{stem})\b', mutant.patch.name
           )
+
+
+class HangTest(cases.TestCase):
+
+  def test_a_test_that_hangs_ends_and_is_named(self):
+    test = pathlib.Path(self.path('hang_test.py'))
+    test.write_text(
+        'import threading\n\n'
+        'def test_ok(): pass\n\n'
+        'def test_hang(): threading.Event().wait()\n'
+    )
+    finished = subprocess.run(
+        [
+            sys.executable, '-m', 'pytest', '-v', '-p', 'no:cacheprovider',
+            f'--config-file={layers.ROOT}/pyproject.toml',
+            f'--rootdir={self.root}', '--override-ini=timeout=1', test.name,
+        ],
+        cwd=self.root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertEqual(finished.returncode, 1, finished.stdout)
+    self.assertEqual(
+        mutate.first_failure(finished.stdout), 'hang_test.py::test_hang'
+    )
+    # Where it hung.
+    self.assertIn('line 5, in test_hang', finished.stdout)

@@ -24,22 +24,15 @@ def end_children(name: str, *, timeout_sec: float = 5.0) -> None:
   children = [
       child for child in psutil.Process().children() if _is_named(child, name)
   ]
-  end(children, timeout_sec=timeout_sec)
-
-
-def end(
-    processes: Sequence[psutil.Process], *, timeout_sec: float = 5.0
-) -> None:
-  """Ends processes that this one started, as `end_children` does."""
-  for process in processes:
+  for child in children:
     with contextlib.suppress(psutil.NoSuchProcess):
-      process.terminate()
-  _wait(processes, timeout_sec)
-  for process in processes:
-    if _runs(process):
+      child.terminate()
+  _wait(children, timeout_sec)
+  for child in children:
+    if _runs(child):
       with contextlib.suppress(psutil.NoSuchProcess):
-        process.kill()
-  _wait(processes, timeout_sec)
+        child.kill()
+  _wait(children, timeout_sec)
 
 
 def _wait(processes: Sequence[psutil.Process], timeout_sec: float) -> None:

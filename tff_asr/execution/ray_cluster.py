@@ -46,8 +46,9 @@ Guarantees:
   joined goes on, without this program's actors.
 
 One actor uses a GPU. The server's part uses it, too, if the driver sees it.
-All machines need this project at one path, with requirements.txt and
-requirements-ray.txt installed, and the shards at one path.
+All machines need the same copy of this project at one path, with
+requirements.txt and requirements-ray.txt installed, and the shards at one path.
+A worker with other sources or versions is refused.
 """
 
 from collections.abc import Sequence

@@ -6,6 +6,7 @@ to the results back. A lost actor is replaced; `_ActorThreads` says how.
 """
 
 from collections.abc import Callable
+import errno
 import functools
 import itertools
 import math
@@ -43,6 +44,29 @@ LOSSES = (
 
 class _NoAnswerError(Exception):
   """A worker is there, and cannot use its object store."""
+
+
+_STORE_FULL = (
+    ray.exceptions.ObjectStoreFullError,
+    ray.exceptions.OutOfDiskError,
+)
+
+
+def _put(value: Any) -> ray.ObjectRef:
+  """Puts a value into this machine's object store.
+
+  Raises:
+    OSError: it is full, and so is the disk that it spills to.
+  """
+  try:
+    return ray.put(value)
+  except _STORE_FULL as error:
+    raise OSError(
+        errno.ENOSPC,
+        f"Ray's object store on this machine is full ({type(error).__name__}): "
+        'start Ray with a larger --object-store-memory, or make room on the '
+        'disk of its --temp-dir.',
+    ) from error
 
 
 # Calls of this concurrency group have a thread of their own in the actor, so
@@ -87,7 +111,16 @@ class Actor:
     while self.devices is None:
       ready, _ = ray.wait([self._started], timeout=_POLL_SEC)
       if ready:
-        devices_found, self.node, self.place = _get(self._started)
+        try:
+          devices_found, self.node, self.place = _get(self._started)
+        except (*LOSSES, ValueError):
+          raise
+        except Exception as error:
+          # The code there may be so old that it does not know the arguments.
+          raise ValueError(
+              f'A Ray worker did not start ({_last_line(error)}); put the same '
+              'copy of this project on every machine.'
+          ) from error
         self.devices = devices_found
       elif is_over() or time.monotonic() >= deadline:
         return False
@@ -148,6 +181,7 @@ class RayRunner(context.Runner):
     )
     self._start_arguments = dict(
         folder=os.getcwd(),
+        software=ray_worker.find_software(),
         num_threads=settings.cpus_per_worker,
         op_libraries=tuple(settings.op_libraries),
         required_files=ray_worker.digest_all(
@@ -212,7 +246,7 @@ class RayRunner(context.Runner):
     """Returns a name for the programs, and a reference to them."""
     found = (slot.actor.devices or () for slot in self.worker_slots)
     client_datasets.warn_on_gpus(programs.graphs, itertools.chain(*found))
-    return next(self._computations), ray.put(programs)
+    return next(self._computations), _put(programs)
 
   def run_clients(
       self, execution: round_execution.RoundExecution
@@ -239,7 +273,7 @@ class RayRunner(context.Runner):
         computation=computation,
         programs=[programs],
         broadcast=[
-            ray.put({number: broadcast[number] for number in numbers})
+            _put({number: broadcast[number] for number in numbers})
             for numbers in broadcast_parts
         ],
         leaves_out=execution.max_failed > 0,
@@ -312,7 +346,7 @@ class _ActorThreads:
         slot.replace(actor)
         # Each replacement may find the same full store.
         self._tasks.lose(actor, task)
-      except LOSSES:
+      except (*LOSSES, *_STORE_FULL):
         slot.replace(actor)
         self._tasks.lose(actor, task, counts=was_there)
     self._leave()

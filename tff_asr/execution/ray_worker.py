@@ -16,10 +16,13 @@ import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 import hashlib
+from importlib import metadata
 import itertools
 import os
+import pathlib
 import pickle
 import pkgutil
+import platform
 import random
 import threading
 from typing import Any, NamedTuple
@@ -95,6 +98,7 @@ class RayWorker:
       self,
       *,
       folder: str,
+      software: Mapping[str, str],
       num_threads: int,
       op_libraries: Sequence[str],
       required_files: Mapping[str, str],
@@ -104,6 +108,7 @@ class RayWorker:
 
     Args:
       folder: the driver's working folder, where relative paths start.
+      software: `find_software` of the driver.
       num_threads: threads of each op; the bits of a result depend on them.
       op_libraries: names for `pkgutil.resolve_name`, each of which registers
         TensorFlow ops when it is resolved.
@@ -112,12 +117,13 @@ class RayWorker:
       **settings: of `devices.place`.
 
     Raises:
-      ValueError: a path cannot be read or holds other files than the driver's,
-        a library is missing, or TensorFlow sees no GPU where Ray gave one. The
-        message names the node.
+      ValueError: the software is not the driver's, a path cannot be read or
+        holds other files than the driver's, a library is missing, or TensorFlow
+        sees no GPU where Ray gave one. The message names the node.
     """
     ray = _import_ray()
     node = f'{os.uname().nodename} ({ray.util.get_node_ip_address()})'
+    check_software(node, expected=software)
     tf.config.threading.set_intra_op_parallelism_threads(num_threads)
     if not ray.get_gpu_ids():
       tf.config.set_visible_devices([], 'GPU')
@@ -365,6 +371,48 @@ def count_bytes(values: Sequence[Any]) -> int:
       for value in values
       if not isinstance(value, (bytes, str))
   )
+
+
+def find_software() -> dict[str, str]:
+  """What the bits of a result depend on, beside data: sources and versions."""
+  package = pathlib.Path(__file__).parents[1]
+  sources = hashlib.sha256()
+  for path in sorted(package.rglob('*.py')):
+    content = path.read_bytes()
+    name = path.relative_to(package).as_posix()
+    sources.update(f'{name}\0{len(content)}\0'.encode() + content)
+  return {
+      "this project's sources": sources.hexdigest()[:12],
+      'Python': platform.python_version(),
+      **{
+          name: metadata.version(name)
+          for name in ('tensorflow', 'tensorflow-federated', 'ray', 'numpy')
+      },
+  }
+
+
+def check_software(node: str, *, expected: Mapping[str, str]) -> None:
+  """Checks that this node has the driver's software.
+
+  Args:
+    node: its name, for messages.
+    expected: `find_software` of the driver.
+
+  Raises:
+    ValueError: naming the node and all that differs.
+  """
+  found = find_software()
+  different = [
+      f'{name} {found[name]} instead of {expected[name]}'
+      for name in found
+      if found[name] != expected[name]
+  ]
+  if different:
+    raise ValueError(
+        f'Node {node} has other software than the program: '
+        f'{", ".join(different)}; put the same copy of this project there, and '
+        'what requirements.txt and requirements-ray.txt pin.'
+    )
 
 
 def check_node(

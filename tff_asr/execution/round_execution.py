@@ -1,8 +1,9 @@
 """Execution of a round's clients: what its threads share, and their errors.
 
 A client that fails is left out of the round, as if it were not in the cohort,
-until more than `RoundExecution.max_failed` have failed. An out-of-memory error
-is no client's fault and always ends the round.
+until more than `RoundExecution.max_failed` have failed. Too little memory, a
+full disk and the like (`shortage`) are not the client's fault and always end
+the round.
 
 A client whose work hangs (a device or a file system does not answer) ends the
 round, too, if there is a time limit. Nothing can end the work itself: its
@@ -11,6 +12,8 @@ thread stays behind, and the program should end.
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import errno
+import os
 import re
 import threading
 import time
@@ -27,9 +30,8 @@ from tff_asr.execution import scheduler
 _WATCH_SEC = 1.0
 _WATCH_PART = 0.1
 
-_OUT_OF_MEMORY = (MemoryError, tf.errors.ResourceExhaustedError)
-# No client can be left out after these.
-_ENDING = (*_OUT_OF_MEMORY, graph.PartlyAddedError)
+# Full disks, and too many open files.
+_NOT_MEMORY = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 # TensorFlow begins the text of an error with such lines, which say nothing.
 _HEADING = re.compile(
     r'Graph execution error|Detected at node|<stack traces'
@@ -44,6 +46,26 @@ class ClientError(RuntimeError):
   def __init__(self, message: str, *, position: int):
     super().__init__(message)
     self.position = position
+
+
+def shortage(error: BaseException | None) -> int | None:
+  """Which resource of the machine has run out, as an errno; else None.
+
+  TensorFlow raises ResourceExhaustedError for all of them: too little memory
+  (ENOMEM), a full disk (ENOSPC), a quota (EDQUOT), too many open files (EMFILE,
+  ENFILE). Only its text tells them apart.
+  """
+  if isinstance(error, MemoryError):
+    return errno.ENOMEM
+  if isinstance(error, OSError):
+    return error.errno if error.errno in (errno.ENOMEM, *_NOT_MEMORY) else None
+  if isinstance(error, tf.errors.OpError):
+    for number in _NOT_MEMORY:
+      if os.strerror(number) in str(error):
+        return number
+    if isinstance(error, tf.errors.ResourceExhaustedError):
+      return errno.ENOMEM
+  return None
 
 
 class HungError(TimeoutError):
@@ -133,7 +155,8 @@ class RoundExecution:
     if (
         is_repeated
         or len(self.errors) > self.max_failed
-        or isinstance(error, _ENDING)
+        or shortage(error) is not None
+        or isinstance(error, graph.PartlyAddedError)
     ):
       self.is_failed = True
       self.scheduler.stop()
@@ -245,10 +268,10 @@ class RoundExecution:
   def _client_error(self) -> ClientError:
     """The error of a round that clients' errors have ended."""
     # Several may have failed at once: name the first by position, so that the
-    # message does not depend on speed. An out-of-memory error ended the round,
-    # so report it first.
+    # message does not depend on speed. A shortage ended the round, so report it
+    # first.
     _, position = min(
-        (not isinstance(error, _OUT_OF_MEMORY), position)
+        (shortage(error) is None, position)
         for position, (error, _) in self.errors.items()
     )
     error, place = self.errors[position]

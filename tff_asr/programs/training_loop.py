@@ -65,10 +65,17 @@ _FIGURES = {
     'padding': ('padding', '{:.0%}'.format),
     'store': ('store', '{:.3g} GB'.format),
 }
-_MEMORY_ADVICE = (
-    'lower MAX_BATCH_SEC (seconds of audio a batch) or CLIENTS_PER_DEVICE, '
-    'or take a smaller model (NUM_BLOCKS, DIM, MLP_DIM)'
-)
+_SHORTAGES = {
+    errno.ENOMEM: (
+        'out of memory',
+        'lower MAX_BATCH_SEC (seconds of audio a batch) or CLIENTS_PER_DEVICE, '
+        'or take a smaller model (NUM_BLOCKS, DIM, MLP_DIM)',
+    ),
+    errno.ENOSPC: ('the disk is full', 'make room on it'),
+    errno.EDQUOT: ('the disk quota is used up', 'make room'),
+    errno.EMFILE: ('too many open files', 'raise the limit (`ulimit -n`)'),
+    errno.ENFILE: ('too many open files on this machine', 'close some'),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -315,38 +322,35 @@ def check_durations(
     )
 
 
-def _is_shortage(error: Optional[BaseException]) -> bool:
-  """True for an error that says that memory does not suffice."""
-  return isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError))
-
-
 @contextlib.contextmanager
 def explained_shortage(
     shows_exact: Callable[[], bool] = lambda: True,
 ) -> Iterator[None]:
-  """Tells which settings to change if memory does not suffice.
+  """Tells what to change if memory, disk or open files do not suffice.
 
   Args:
     shows_exact: Whether the line may tell what did not fit: the shape of a
       private batch.
 
   Raises:
-    OSError: TensorFlow or Python had too little memory, here or at a client.
+    OSError: TensorFlow or Python had too little of it, here or at a client.
   """
   try:
     yield
   except Exception as error:
     found = error
-    while found is not None and not _is_shortage(found):
+    while found is not None and round_execution.shortage(found) is None:
       found = found.__cause__
-    if found is None:
+    # An OSError itself says what to change.
+    if found is None or isinstance(error, OSError):
       raise
+    number = round_execution.shortage(found)
+    problem, advice = _SHORTAGES[number]
     what = ''
     if shows_exact():
       what = ' '.join(str(found).split('\n')[0].split())[:200]
     raise OSError(
-        errno.ENOMEM,
-        f'out of memory ({what or type(found).__name__}): {_MEMORY_ADVICE}.',
+        number, f'{problem} ({what or type(found).__name__}): {advice}.'
     ) from error
 
 
@@ -383,7 +387,8 @@ async def run(training: TrainingRun) -> dict[str, Any]:
   Raises:
     ValueError: A file is damaged; too many clients failed; or the model
       diverged.
-    OSError: There is too little memory, or room on the disk.
+    OSError: There is too little memory, or room on the disk, or too many files
+      are open.
   """
   settings = training.settings
   async with contextlib.AsyncExitStack() as stack:
@@ -734,7 +739,8 @@ async def _next_round(
           f'A client of round {number} hangs, or CLIENT_TIMEOUT_SEC is too low.'
       ) from None
     except round_execution.ClientError as error:
-      if training.shows_exact or _is_shortage(error.__cause__):
+      shortage = round_execution.shortage(error.__cause__)
+      if training.shows_exact or shortage is not None:
         raise
       raise faults.too_many(number) from None
   drawn, after = training.draw(state.source)
