@@ -248,6 +248,39 @@ def newest_state(run: str) -> Optional[str]:
   return found[max(found)] if found else None
 
 
+def erase_secrets(run: str) -> str:
+  """Erases the keys and the unreleased noise of a run that was abandoned.
+
+  Nothing else is changed. If the run is resumed all the same, it goes on under
+  new keys (`programs.run_state`).
+
+  Args:
+    run: The run's folder.
+
+  Returns:
+    What was done, in one line.
+
+  Raises:
+    ValueError: It is not the folder of a run, or the run is in progress.
+  """
+  file_of(run, CONFIG)
+  lock = RunLock(run)
+  try:
+    path = os.path.join(run, SECRETS)
+    found = os.path.exists(path)
+    # Also without the file: a killed program may have left a part of one.
+    files.erase(path)
+  finally:
+    lock.release()
+  if not found:
+    return f'{run} has no {SECRETS}: there is nothing to erase.'
+  return (
+      f'{path} is erased; everything else in {run} is kept. If the run is '
+      'resumed, it goes on from its last saved state under new keys, and '
+      'rounds after that state are charged again.'
+  )
+
+
 def check_folder(path: str, *, configuration: str) -> None:
   """Checks that a run can begin or go on in a folder; writes nothing.
 
