@@ -6,10 +6,11 @@ Its type:
 
 The number of a client takes the place of its weight. Its simulated randomness
 follows that number (`privacy.distributed`). A client without data has none and
-fails, since two of them would draw the same noise. The sum is divided by the
-public number of clients, of whom some may have dropped out.
+fails, since two of them would draw the same noise; a round with two equal
+numbers is refused at the server, which releases nothing of it. The sum is
+divided by the public number of clients, of whom some may have dropped out.
 
-The server gets the sum of b bits, how many clients are in it, and in a
+The server gets the sum of b bits, the numbers of the clients in it, and in a
 simulation the metrics of clipping, as `dp_mean` has them but for the norm of
 the mean without noise, which nobody knows. A deployment leaves out what is
 `not_private`: it is summed beside the secure sum.
@@ -20,6 +21,7 @@ from collections.abc import Callable
 import math
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -51,7 +53,7 @@ class DistributedMean(aggregation.AccountedFactory):
   ) -> tff.templates.AggregationProcess:
     specs = tff.types.type_to_tf_tensor_specs(value_type)
     dp_mean.check_shapes(specs)
-    if weight_type != tff.TensorType(tf.int64.as_numpy_dtype):
+    if weight_type != tff.TensorType(np.int64):
       raise TypeError(
           'Distributed noise needs the number of each client, int64, in place '
           f'of its weight, found {weight_type}.'
@@ -90,13 +92,34 @@ class DistributedMean(aggregation.AccountedFactory):
         number = tf.identity(number)
       sent, measured = query.encode(params, value, client=number)
       return collections.OrderedDict(
-          sent=sent, measured=measured, count=tf.constant(1)
+          sent=sent, measured=measured, number=number[tf.newaxis]
       )
 
     sent_type = encode.type_signature.result
 
+    numbers_type = tff.TensorType(np.int64, [None])
+
+    @tff.tensorflow.computation
+    def no_numbers():
+      return tf.zeros([0], tf.int64)
+
+    @tff.tensorflow.computation(numbers_type, numbers_type)
+    def concatenate(first, second):
+      return tf.concat([first, second], axis=0)
+
+    @tff.tensorflow.computation(numbers_type)
+    def count_clients(numbers):
+      count = tf.size(numbers)
+      check = tf.debugging.assert_equal(
+          tf.size(tf.unique(numbers).y),
+          count,
+          'The cohort names a client twice: both would draw the same noise.',
+      )
+      with tf.control_dependencies([check]):
+        return tf.identity(count)
+
     @tff.tensorflow.computation(
-        state_type, sent_type.sent, sent_type.measured, sent_type.count
+        state_type, sent_type.sent, sent_type.measured, np.int32
     )
     def decode(state, total, measured, count):
       query_state = state.query_state.numerator_state
@@ -138,7 +161,10 @@ class DistributedMean(aggregation.AccountedFactory):
           encoded.sent, query.modulus
       )
       measured = tff.federated_sum(encoded.measured)
-      count = tff.federated_sum(encoded.count)
+      # Not private: the server knows who takes part.
+      count = tff.federated_aggregate(
+          encoded.number, no_numbers(), concatenate, concatenate, count_clients
+      )
       # Server computation.
       new_state, mean, measurements = tff.federated_map(
           decode, (state, total, measured, count)

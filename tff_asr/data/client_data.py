@@ -71,13 +71,27 @@ def for_training(
 ) -> tuple[tff.simulation.datasets.ClientData, records.Read | None]:
   """Source of clients' data: the places of their records and their reader.
 
+  Either names the client as it was drawn. What records say of their client is
+  checked where they are read by places, and replaced where they are in memory:
+  seeds and simulated noise follow the name, so a client may not choose it.
+
   Returns:
     `places` and `read` of data that have them (`SpeechClientData`); of others,
     whose elements are utterances, those and None.
   """
   if hasattr(client_data, 'places'):
     return client_data.places, client_data.read
-  return client_data, None
+
+  def dataset_fn(client_id: str | tf.Tensor) -> tf.data.Dataset:
+    client_id = tf.convert_to_tensor(client_id, tf.string)
+    return client_data.serializable_dataset_fn(client_id).map(
+        lambda element: element | {schema.CLIENT_ID: client_id}
+    )
+
+  named = tff.simulation.datasets.ClientData.from_clients_and_tf_fn(
+      client_data.client_ids, dataset_fn
+  )
+  return named, None
 
 
 def verify(path: str | os.PathLike[str]) -> None:
