@@ -70,7 +70,8 @@ _UNCOVERED_CONTROL = (
     '(MAX_FAILED_SHARE), one hangs (CLIENT_TIMEOUT_SEC) or lacks memory, or a '
     'recording of pre-training cannot be read; it does not begin when a '
     'private transcript has a character that is no token, private utterances '
-    'are too long on average, or a private speaker is in the public data'
+    'are too long on average, a private speaker is in the public data, or a '
+    'private recording of pre-training is there twice'
 )
 # What the number of rounds must not follow: epsilon is of so many.
 _SETTLED = (

@@ -15,7 +15,7 @@ Its files:
   ledger.jsonl    what the model's rounds cost in privacy (federated runs, and
                   runs that start from one); ledger.UNIT.jsonl: of another
                   unit (`privacy.ledger`)
-  heard.digests   keyed digests of whom the model heard (owner only), by
+  trained_on.json   corpora that the model was trained on (owner only), by
                   `programs.public_data`
   metrics.csv     released metrics, one row per round or step
   tensorboard/    the same for TensorBoard
