@@ -189,9 +189,8 @@ class ShardsTest(cases.TestCase):
       self.write(overwrite=True)
     change()
     self.output_dir += '2'
-    os.rename(
-        self.path('deep', '.split.partial'), self.path('deep', '.split2.partial')
-    )
+    partial = self.path('deep', '.split.partial')
+    os.rename(partial, self.path('deep', '.split2.partial'))
     self.write()
     self.assertEqual(cases.digests(self.output_dir), expected)
 
