@@ -97,6 +97,12 @@ _STRICT = flags.DEFINE_bool(
     'Stop at the first broken utterance; else they are left out, counted and'
     ' listed in dropped.tsv.',
 )
+_DROP_COPIES = flags.DEFINE_bool(
+    'drop_copies',
+    False,
+    'Leave out recordings with the samples of another one; else they are'
+    ' counted. Private pre-training refuses a corpus that has some.',
+)
 _MAX_DROPPED = flags.DEFINE_float(
     'max_dropped',
     0.1,
@@ -181,7 +187,8 @@ def convert(
     namespace: In place of the corpus' own.
     attributes: Which to keep of those that the corpus says of its speakers;
       None keeps all.
-    **settings: encoding, strict, overwrite, num_workers and limits, as
+    **settings: encoding, strict, drop_copies, overwrite, num_workers and
+      limits, as
       `shards.write_split` takes them.
 
   Returns:
@@ -453,6 +460,7 @@ def _convert_by_flags(corpus: Corpus) -> None:
       max_shard_bytes=_MAX_SHARD_MB.value * 2**20,
       max_utterance_sec=max_utterance_sec,
       strict=_STRICT.value,
+      drop_copies=_DROP_COPIES.value,
       overwrite=_OVERWRITE.value,
   )
   print(summaries.table(written))

@@ -10,7 +10,6 @@ complete. A program that was killed resumes after the last finished shard
 (`partial_split`).
 """
 
-import base64
 import collections
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
@@ -31,7 +30,6 @@ from data_tools import worker_pool
 from tff_asr import checks
 from tff_asr import files as files_lib
 from tff_asr.data import audio
-from tff_asr.data import digests
 from tff_asr.data import index
 from tff_asr.data import schema
 from tff_asr.data import speakers
@@ -56,6 +54,7 @@ def write_split(
     max_shard_bytes: int = 256 * 2**20,
     max_utterance_sec: float | None = None,
     strict: bool = False,
+    drop_copies: bool = False,
     overwrite: bool = False,
     num_workers: int | None = None,
 ) -> summaries.Summary:
@@ -85,8 +84,9 @@ def write_split(
     strict: Whether anything to leave out (audio that cannot be read, an empty
       transcript, an id that occurs twice, one of `problems`) raises. Otherwise
       it is left out, counted by reason and listed in dropped.tsv.
-    overwrite: Whether to replace another corpus in `output_dir`, or the same
-      one if it has no digests under this user's salt.
+    drop_copies: Whether to leave out records whose samples are those of an
+      earlier one, whoever's it is. They are counted in either case.
+    overwrite: Whether to replace another corpus in `output_dir`.
     num_workers: Processes that read audio; by default one a core; 0 for none
       but this one.
 
@@ -114,14 +114,10 @@ def write_split(
       namespace=namespace,
       source_sha256=_source_sha256(ordered, problems),
       max_utterance_sec=max_utterance_sec,
+      drop_copies=drop_copies,
   )
-  salt = digests.read_salt()
   existing = _read_existing(
-      output_dir,
-      identity=identity,
-      encoding=encoding,
-      overwrite=overwrite,
-      salt=salt,
+      output_dir, identity=identity, encoding=encoding, overwrite=overwrite
   )
   if existing is not None:
     if strict and existing['dropped']:
@@ -133,7 +129,6 @@ def write_split(
     return _write_attributes(output_dir, attributes)
   key = dict(
       identity,
-      salt=digests.salt_id(salt),
       encoding=encoding,
       max_shard_bytes=max_shard_bytes,
       format_version=index.FORMAT_VERSION,
@@ -147,17 +142,13 @@ def write_split(
         partial,
         pool,
         strict=strict,
+        drop_copies=drop_copies,
         max_shard_bytes=max_shard_bytes,
         encoding=encoding,
-        salt=salt,
         max_utterance_sec=max_utterance_sec,
     )
     _write_index(
-        partial,
-        identity=identity,
-        problems=problems,
-        encoding=encoding,
-        salt=salt,
+        partial, identity=identity, problems=problems, encoding=encoding
     )
     summary = _write_attributes(partial.folder, attributes)
     partial.move_into_place()
@@ -233,7 +224,6 @@ def _read_existing(
     identity: Mapping[str, Any],
     encoding: str,
     overwrite: bool,
-    salt: bytes,
 ) -> summaries.Summary | None:
   """The summary of an identical corpus in `output_dir`; None to write it."""
   if not os.path.lexists(output_dir):
@@ -256,8 +246,7 @@ def _read_existing(
   stored = {key: corpus.origin.get(key) for key in identity}
   # JSON turns tuples into lists.
   same = stored == json.loads(json.dumps(identity))
-  is_again = overwrite and not _has_digests(output_dir, salt)
-  if same and corpus.encoding == encoding and not is_again:
+  if same and corpus.encoding == encoding:
     partial_split.forget_journal(output_dir)
     return summaries.read(output_dir)
   if overwrite:
@@ -268,24 +257,13 @@ def _read_existing(
   )
 
 
-def _has_digests(output_dir: str, salt: bytes) -> bool:
-  """Whether a corpus has digests under this salt."""
-  path = os.path.join(output_dir, digests.FILE)
-  if not os.path.exists(path):
-    return False
-  try:
-    found = digests.read(path).get(digests.CORPUS, digests.UNKNOWN)
-  except ValueError:  # Damaged, or of an older version.
-    return False
-  return digests.salt_id(salt) in found.parts
-
-
 def _write_shards(
     ordered: Sequence[Utterance],
     partial: partial_split.PartialSplit,
     pool: worker_pool.WorkerPool,
     *,
     strict: bool,
+    drop_copies: bool,
     max_shard_bytes: int,
     **settings,
 ) -> None:
@@ -294,6 +272,7 @@ def _write_shards(
     _refuse(_problems(partial))
   num_done = partial.entries[-1]['num_done'] if partial.entries else 0
   number = sum(len(entry['files']) for entry in partial.entries)
+  seen = set(_fingerprints(partial)) if drop_copies else None
   rest = ordered[num_done:]
   bar = tqdm.tqdm(
       pool.encode(rest, task_size=_task_size(rest), **settings),
@@ -303,7 +282,7 @@ def _write_shards(
       unit=' utterances',
       disable=not sys.stderr.isatty(),
   )
-  shard = _ShardFile(partial.folder, number)
+  shard = _ShardFile(partial.folder, number, seen=seen)
   try:
     for utterance, outcome in zip(rest, bar):
       shard.add(utterance, outcome)
@@ -317,7 +296,7 @@ def _write_shards(
       ):
         shard.commit(partial, num_done=num_done)
         number += 1
-        shard = _ShardFile(partial.folder, number)
+        shard = _ShardFile(partial.folder, number, seen=seen)
   finally:
     shard.close()
 
@@ -330,14 +309,23 @@ class _ShardFile:
     problems: What was left out of it.
   """
 
-  def __init__(self, folder: str, number: int):
+  def __init__(self, folder: str, number: int, *, seen: set[int] | None):
+    """Creates the file with its first record.
+
+    Args:
+      folder: Where it lies.
+      number: The shard's number.
+      seen: Fingerprints of all records so far, to leave out copies of them;
+        None: copies are kept.
+    """
     self._path = os.path.join(folder, index.shard_name(number))
     self._writer = None
     self._number = number
     self._characters: set[str] = set()
     self._clients: list[list[Any]] = []
     self._offsets: list[int] = []
-    self._digests = bytearray()
+    self._fingerprints: list[int] = []
+    self._seen = seen
     self.problems: list[Problem] = []
     self._changed = collections.Counter()
     self.num_bytes = 0
@@ -359,6 +347,18 @@ class _ShardFile:
     self._changed.update(outcome.changes)
     self._characters.update(utterance.transcript or '')
     for record in outcome.records:
+      if self._seen is not None and record.fingerprint in self._seen:
+        name = utterance.utterance_id + record.suffix
+        self.problems.append(Problem(
+            utterance.client_id,
+            name,
+            'is a copy of another recording',
+            f'utterance {name} of client {utterance.client_id} has the samples'
+            ' of another recording.',
+        ))
+        continue
+      if self._seen is not None:
+        self._seen |= {record.fingerprint} - {utterances_lib.SILENCE}
       self._write(utterance, record)
 
   def _write(
@@ -378,7 +378,7 @@ class _ShardFile:
     )
     self._writer.write(content)
     self._offsets.append(self.num_bytes)
-    self._digests += record.digest
+    self._fingerprints.append(record.fingerprint)
     self._clients[-1][2] += 1
     self._clients[-1][3] += record.num_samples
     self.num_bytes += len(content) + _RECORD_OVERHEAD_BYTES
@@ -404,7 +404,7 @@ class _ShardFile:
             'files': [file._asdict() for file in files],
             'clients': self._clients,
             'offsets': self._offsets,
-            'digests': base64.b64encode(self._digests).decode(),
+            'fingerprints': self._fingerprints,
             'characters': ''.join(sorted(self._characters)),
             'problems': self.problems,
             'changed': dict(self._changed),
@@ -438,9 +438,8 @@ def _write_index(
     identity: Mapping[str, Any],
     problems: Sequence[Problem],
     encoding: str,
-    salt: bytes,
 ) -> None:
-  """Writes the index, the digests and the list of what was left out."""
+  """Writes the index and the list of what was left out."""
   rows, offsets, files, characters = [], [], [], set()
   problems, changed = [*problems, *_problems(partial)], collections.Counter()
   for entry in partial.entries:
@@ -484,20 +483,44 @@ def _write_index(
           identity,
           dropped=dict(sorted(dropped.items())),
           changed=dict(sorted(changed.items())),
+          copies=_count_copies(
+              np.array(_fingerprints(partial)),
+              np.repeat(np.arange(len(ids)), num_utterances),
+          ),
       ),
   )
-  written = digests.of_corpus(
-      salt,
-      namespace=identity['namespace'],
-      client_ids=table.client_ids,
-      num_records=num_utterances,
-      recordings=b''.join(
-          base64.b64decode(entry['digests']) for entry in partial.entries
-      ),
+
+
+def _fingerprints(partial: partial_split.PartialSplit) -> list[int]:
+  """Fingerprints of the records of the finished shards, in order."""
+  return [each for entry in partial.entries for each in entry['fingerprints']]
+
+
+def _count_copies(
+    fingerprints: np.ndarray, owners: np.ndarray
+) -> dict[str, int]:
+  """Counts identical recordings.
+
+  Args:
+    fingerprints: int64, of each record.
+    owners: int64, the speaker of each record.
+
+  Returns:
+    records: how many have the samples of an earlier one; most: how many have
+    the same samples at most; speakers: how many have a recording that another
+    speaker has, too.
+  """
+  is_sound = fingerprints != utterances_lib.SILENCE
+  _, groups, counts = np.unique(
+      fingerprints[is_sound], return_inverse=True, return_counts=True
   )
-  digests.write(
-      os.path.join(partial.folder, digests.FILE), {digests.CORPUS: written}
-  )
+  pairs = np.unique(np.stack([groups, owners[is_sound]]), axis=1)
+  is_shared = np.bincount(pairs[0], minlength=len(counts)) > 1
+  return {
+      'records': int(np.sum(counts - 1)),
+      'most': int(np.max(counts, initial=1)),
+      'speakers': len(np.unique(pairs[1, is_shared[pairs[0]]])),
+  }
 
 
 def _write_attributes(

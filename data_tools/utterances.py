@@ -12,6 +12,7 @@ Loads no TensorFlow, so that processes that encode start fast.
 import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
+import hashlib
 import math
 import types
 from typing import Any, NamedTuple
@@ -20,7 +21,6 @@ import numpy as np
 
 from tff_asr import files
 from tff_asr.data import audio
-from tff_asr.data import digests
 
 Interval = tuple[int, int]
 # As `tff_asr.data.speakers` takes them; that module loads TensorFlow.
@@ -130,13 +130,14 @@ class Encoded(NamedTuple):
     suffix: What its id has after the utterance's; '' if it is not cut.
     content: As `audio.encode` gives it.
     num_samples: Length of its waveform.
-    digest: By `digests.of_recording`.
+    fingerprint: 63 bits, equal for equal samples; `SILENCE` if all samples are
+      the same, because such records are equal without being copies.
   """
 
   suffix: str
   content: bytes
   num_samples: int
-  digest: bytes
+  fingerprint: int
 
 
 class Outcome(NamedTuple):
@@ -154,6 +155,8 @@ class Outcome(NamedTuple):
   detail: str = ''
   changes: Mapping[str, int] = {}
 
+
+SILENCE = -1
 
 CRASHED = Outcome(
     reason='ends the program that decodes it',
@@ -187,7 +190,6 @@ def encode(
     utterance: Utterance,
     *,
     encoding: str,
-    salt: bytes,
     max_utterance_sec: float | None = None,
 ) -> Outcome:
   """Reads, converts and encodes one utterance, or gives the reason not to.
@@ -195,7 +197,6 @@ def encode(
   Args:
     utterance: What to read.
     encoding: One of `audio.ENCODINGS`.
-    salt: Salt of the records' digests.
     max_utterance_sec: What is longer is left out; None sets no limit.
   """
   name = f'utterance {utterance.utterance_id} of client {utterance.client_id}'
@@ -229,12 +230,20 @@ def encode(
               suffix,
               audio.encode(piece, encoding=encoding),
               len(piece),
-              digests.of_recording(salt, piece),
+              _fingerprint(piece),
           )
           for suffix, piece in pieces
       ],
       changes=changes,
   )
+
+
+def _fingerprint(waveform: np.ndarray) -> int:
+  """`Encoded.fingerprint` of int16 [N], N at least 1."""
+  if np.all(waveform == waveform[0]):
+    return SILENCE
+  samples = waveform.astype('<i2', copy=False).tobytes()
+  return int.from_bytes(hashlib.sha256(samples).digest()[:8]) >> 1
 
 
 def parse_activity(metadata: Mapping[str, Any]) -> list[Interval] | None:

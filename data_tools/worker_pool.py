@@ -78,7 +78,7 @@ class WorkerPool:
       items: What to encode.
       task_size: Items that a worker takes at once. Results of three tasks a
         worker are held in memory.
-      **settings: encoding, salt and max_utterance_sec.
+      **settings: encoding and max_utterance_sec.
 
     Raises:
       RuntimeError: If a worker cannot start, has a defect, or is killed.

@@ -2,10 +2,8 @@
 
 import ctypes
 import gc
-import os
 import signal
 import sys
-import tempfile
 
 import psutil
 import pytest
@@ -16,10 +14,6 @@ from tff_asr import launch  # First: sets up TensorFlow before it is loaded.
 # any module may run one while it is being imported.
 from tests import logical_devices  # pylint: disable=unused-import
 
-
-# Tests draw a salt of their own, and leave the user's alone.
-_SALT_DIR = tempfile.TemporaryDirectory()
-os.environ['TFF_ASR_SALT'] = os.path.join(_SALT_DIR.name, 'salt')
 
 # What a script starts in the background ignores it, and so would the programs
 # that tests interrupt.

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tff_asr.privacy import keys
 
-_OF_OWNER = ('state', 'model.safetensors', 'secrets.bin', 'heard.digests')
+_OF_OWNER = ('state', 'model.safetensors', 'secrets.bin', 'trained_on.json')
 
 
 def text(run: str) -> str:

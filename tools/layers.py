@@ -135,7 +135,6 @@ ALONE: dict[str, tuple[str, ...]] = {
 SHARED_WITH_DATA_TOOLS = (
     'tff_asr.checks',
     'tff_asr.data.audio',
-    'tff_asr.data.digests',
     'tff_asr.data.index',
     'tff_asr.data.schema',
     'tff_asr.data.speakers',

@@ -400,6 +400,19 @@ class BadInputTest(parameterized.TestCase):
       ),
       ('label_twice', 'report', ['a=x', 'a=y'], ["label 'a' comes twice"]),
       ('num_worst', 'report', ['x', '--num_worst=-1'], ['num_worst']),
+      ('erase_no_run', 'erase_secrets', [], ['--run is needed']),
+      (
+          'erase_of_no_run',
+          'erase_secrets',
+          ['--run=no/run'],
+          ['no/run has no config.gin'],
+      ),
+      (
+          'erase_of_a_corpus',
+          'erase_secrets',
+          ['--run=ROOT/clients'],
+          ['ROOT/clients has no config.gin: is it the folder of a run'],
+      ),
       ('transcribe_nothing', 'transcribe', ['--run=x'], ['no FILE was given']),
       ('transcribe_no_run', 'transcribe', ['x.wav'], ['--run is needed']),
       (
@@ -416,6 +429,7 @@ class BadInputTest(parameterized.TestCase):
       ),
   )
   def test_programs_of_runs(self, program, arguments, expected):
+    arguments = [each.replace('ROOT', self.root) for each in arguments]
     self.check(expected, f'bin/{program}.py', *arguments)
 
   def test_an_audit_has_no_dry_run(self):

@@ -31,6 +31,7 @@ class SummariesTest(cases.TestCase):
             dropped={'a': 1, 'is empty': 2},
             changed={'files y': 3, 'seconds x': 1.23456},
             attributes={'age': {'known': 2, 'contradictory': 1}},
+            copies={'records': 1, 'most': 2, 'speakers': 0},
         ),
     )
     # Mean 3, variance (4 + 1 + 9) / 3.
@@ -46,6 +47,7 @@ class SummariesTest(cases.TestCase):
             'dropped': {'a': 1, 'is empty': 2},
             'changed': {'files y': 3, 'seconds x': 1.235},
             'attributes': {'age': {'known': 2, 'contradictory': 1}},
+            'copies': {'records': 1, 'most': 2, 'speakers': 0},
         },
     )
 

@@ -132,7 +132,7 @@ class ManifestTest(parameterized.TestCase):
         [(s, row[2]) for s, row in zip(speakers, _ROWS)],
     )
     for utterance, (name, _, _) in zip(listing.utterances, _ROWS):
-      outcome = utterances.encode(utterance, encoding='pcm', salt=b's' * 32)
+      outcome = utterances.encode(utterance, encoding='pcm')
       (record,) = outcome.records
       expected = audio.read(self.root / name)
       self.assertEqual(record.content, expected.astype('<i2').tobytes())
@@ -236,7 +236,7 @@ class ManifestTest(parameterized.TestCase):
     lengths = []
     for utterance in listing.utterances:
       (record,) = utterances.encode(
-          utterance, encoding='pcm', salt=b's' * 32
+          utterance, encoding='pcm'
       ).records
       lengths.append(record.num_samples)
     self.assertEqual(lengths, [1600, 4800, 1600])

@@ -11,11 +11,11 @@ import soundfile
 
 from data_tools import partial_split
 from data_tools import shards
+from data_tools import utterances as utterances_lib
 from data_tools import worker_pool
 from tests import cases
 from tff_asr.data import audio
 from tff_asr.data import client_data
-from tff_asr.data import digests
 from tff_asr.data import index
 from tff_asr.data import summaries
 
@@ -80,66 +80,119 @@ class ShardsTest(cases.TestCase):
         {kind for kind, mode in found if mode == 0o700}, {'folder'}
     )
     self.assertContainsSubset(
-        {'.tfrecord', '.tsv', '.json', '.jsonl', '.digests'},
+        {'.tfrecord', '.tsv', '.json', '.jsonl'},
         {kind for kind, _ in found},
     )
     # What others make of this process has its own mode again.
     self.assertEqual(os.umask(0o022), 0o022)
 
-  def test_digests_are_of_samples_whatever_is_stored_and_however_divided(self):
-    found = {}
-    for encoding in audio.ENCODINGS:
-      for max_shard_bytes in (1, 2**30):
-        self.write(
-            encoding=encoding, max_shard_bytes=max_shard_bytes, overwrite=True
-        )
-        with open(os.path.join(self.output_dir, digests.FILE), 'rb') as f:
-          found[f.read()] = client_data.load(self.output_dir).digests
-    (written,) = found.values()
-    salt = digests.read_salt()
-    (part,) = written.parts.values()
-    self.assertEqual(part.salt_id, digests.salt_id(salt))
-    owners = dict(zip(part.recordings.tolist(), part.owners.tolist()))
-    for i, utterance in enumerate(self.utterances):
-      digest = np.array(digests.of_recording(salt, _samples(i)), 'S16').item()
-      self.assertEqual('abc'[owners[digest]], utterance.client_id)
-
-  def test_another_salt_is_no_other_corpus_but_is_written_on_demand(self):
-    self.write(namespace='here')
-    before = cases.digests(self.output_dir)
-    other = self.path('salt')
-    with mock.patch.dict(os.environ, {digests.SALT_VARIABLE: other}):
-      self.write(namespace='here')
-      self.assertEqual(cases.digests(self.output_dir), before)
-      self.write(namespace='here', overwrite=True)
-      after = cases.digests(self.output_dir)
-      written = client_data.load(self.output_dir).digests
-      self.assertEqual(
-          list(written.parts), [digests.salt_id(digests.read_salt())]
+  @parameterized.parameters('pcm', 'flac')
+  def test_identical_recordings_are_counted_or_left_out(self, encoding):
+    # Samples of 2 thrice, by two speakers, under other names and in another
+    # file format; of 4 twice, by one; and silence, which is no copy.
+    for i, name in enumerate(('x.wav', 'y.wav')):
+      soundfile.write(self.path(name), _samples(2), 16000, subtype='PCM_16')
+      self.utterances.append(
+          shards.Utterance('ac'[i], f'copy-{i}', 'other words', self.path(name))
       )
-    changed = {name for name in before if before[name] != after[name]}
-    self.assertEqual(changed, {digests.FILE})
+    self.utterances.append(dataclasses.replace(
+        self.utterances[4], utterance_id='again'
+    ))
+    for client_id in 'abc':
+      self.utterances.append(shards.Utterance(
+          client_id, f'{client_id}-z', '', lambda: np.zeros([160], np.int16)
+      ))
+    self.utterances[-3:] = [
+        dataclasses.replace(each, transcript='x')
+        for each in self.utterances[-3:]
+    ]
+    settings = dict(encoding=encoding, max_shard_bytes=1)
+    summary = self.write(**settings)
+    self.assertEqual(
+        summary['copies'], {'records': 3, 'most': 3, 'speakers': 3}
+    )
+    self.assertEqual(summary['num_utterances'], 12)
+    (line,) = [
+        line
+        for line in summaries.remarks('train', summary)
+        if 'identical' in line
+    ]
+    self.assertIn('3 are copies, up to 3 are the same; 3 speakers', line)
     with self.assertRaisesRegex(ValueError, 'holds another corpus'):
-      self.write(namespace='elsewhere')
+      self.write(drop_copies=True, **settings)
+    self.write(drop_copies=True, overwrite=True, **settings)
+    corpus, _ = index.read(self.output_dir)
+    self.assertEqual(
+        corpus.origin['copies'], {'records': 0, 'most': 1, 'speakers': 0}
+    )
+    self.assertEqual(corpus.num_utterances, 9)
+    self.assertEqual(
+        corpus.origin['dropped'], {'is a copy of another recording': 3}
+    )
 
-  def test_shards_of_another_salt_are_not_gone_on_with(self):
-    # Killed after the first shard; the second attempt has another salt.
-    def ends(*unused_args, **unused_kwargs):
+  def test_copies_of_what_an_interrupted_run_wrote_are_found(self):
+    # One shard a client: of 'a' before, of 'c' after the interruption.
+    self.utterances[3] = dataclasses.replace(
+        self.utterances[3], audio=self.utterances[1].audio
+    )
+    commit = partial_split.PartialSplit.commit
+
+    def commit_and_end(partial, *arguments, **options):
+      commit(partial, *arguments, **options)
       raise KeyboardInterrupt
 
-    with mock.patch.object(index, 'write', ends):
-      with self.assertRaises(KeyboardInterrupt):
-        self.write(max_shard_bytes=1)
-    other = self.path('salt')
-    with mock.patch.dict(os.environ, {digests.SALT_VARIABLE: other}):
-      self.write(max_shard_bytes=1)
-      salt = digests.read_salt()
-    (part,) = client_data.load(self.output_dir).digests.parts.values()
-    self.assertEqual(part.salt_id, digests.salt_id(salt))
-    expected = [digests.of_recording(salt, _samples(i)) for i in range(6)]
-    self.assertCountEqual(
-        part.recordings.tolist(), np.array(expected, 'S16').tolist()
-    )
+    for drop_copies, expected in ((False, 1), (True, 0)):
+      settings = dict(
+          max_shard_bytes=1, drop_copies=drop_copies, overwrite=True
+      )
+      with mock.patch.object(
+          partial_split.PartialSplit, 'commit', commit_and_end
+      ), self.assertRaises(KeyboardInterrupt):
+        self.write(**settings)
+      summary = self.write(**settings)
+      self.assertEqual(summary['copies']['records'], expected)
+      self.assertEqual(summary['num_utterances'], 5 + expected)
+
+  @parameterized.parameters('path', 'clip', 'activity')
+  def test_a_source_of_the_same_name_and_another_size_is_another(self, kind):
+    # The second recording of 'b', of the second shard.
+    path = self.utterances[2].audio
+    if kind == 'clip':
+      self.utterances[2] = dataclasses.replace(
+          self.utterances[2], audio=utterances_lib.Clip(path, 0.0, 0.1)
+      )
+    if kind == 'activity':
+      path = self.path('2.json')
+      pathlib.Path(path).write_text('{"voice_activity": [[0.0, 0.1]]}')
+      self.utterances[2] = dataclasses.replace(
+          self.utterances[2], cutting=utterances_lib.Cutting(1.0, path)
+      )
+
+    def change():
+      if kind == 'activity':
+        pathlib.Path(path).write_text('{"voice_activity": [[0.0, 0.125]]}')
+      else:
+        soundfile.write(path, _samples(20), 16000, subtype='PCM_16')
+
+    self.write()
+    kept = pathlib.Path(path).read_bytes()
+    change()
+    with self.assertRaisesRegex(ValueError, 'holds another corpus'):
+      self.write()
+    self.write(overwrite=True)
+    expected = cases.digests(self.output_dir)
+    # Nor are shards gone on with that were finished before.
+    pathlib.Path(path).write_bytes(kept)
+    with mock.patch.object(
+        partial_split.PartialSplit, 'move_into_place', side_effect=OSError
+    ), self.assertRaises(OSError):
+      self.write(overwrite=True)
+    change()
+    self.output_dir += '2'
+    partial = self.path('deep', '.split.partial')
+    os.rename(partial, self.path('deep', '.split2.partial'))
+    self.write()
+    self.assertEqual(cases.digests(self.output_dir), expected)
 
   @parameterized.parameters(
       # a: 2 + 5 tenths of a second, 22 kB; b: 1 + 3 + 6, 32 kB; c: 4, 13 kB.

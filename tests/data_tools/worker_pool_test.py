@@ -41,7 +41,7 @@ class WorkerPoolTest(cases.TestCase):
     listed = self.utterances(50)  # Four tasks.
     for num_workers in (0, 2):
       with worker_pool.WorkerPool(num_workers) as pool:
-        outcomes = list(pool.encode(listed, encoding='pcm', salt=b'x'))
+        outcomes = list(pool.encode(listed, encoding='pcm'))
         self.assertLen(outcomes, 50)
         self.check(outcomes)
 
@@ -49,7 +49,7 @@ class WorkerPoolTest(cases.TestCase):
     listed = self.utterances(4)
     with worker_pool.WorkerPool(1) as pool:
       first, crashed, *rest = pool.encode(
-          [listed[0], _Exit(), *listed[1:]], encoding='pcm', salt=b'x'
+          [listed[0], _Exit(), *listed[1:]], encoding='pcm'
       )
     self.check([first, *rest])
     self.assertEqual(crashed.reason, 'ends the program that decodes it')
@@ -58,7 +58,7 @@ class WorkerPoolTest(cases.TestCase):
     # A worker that is killed, a defect, and one that cannot start.
     with worker_pool.WorkerPool(1) as pool:
       results = pool.encode(
-          self.utterances(4), task_size=1, encoding='pcm', salt=b'x'
+          self.utterances(4), task_size=1, encoding='pcm'
       )
       next(results)
       (process,) = pool._processes
@@ -66,18 +66,18 @@ class WorkerPoolTest(cases.TestCase):
       with self.assertRaisesRegex(RuntimeError, 'was killed.*fewer --workers'):
         list(results)
       with self.assertRaisesRegex(RuntimeError, "encoding must be .*'mp3'"):
-        list(pool.encode(self.utterances(1), encoding='mp3', salt=b'x'))
+        list(pool.encode(self.utterances(1), encoding='mp3'))
     program = mock.patch.object(worker_pool, '_PROGRAM', 'raise SystemExit(3)')
     with program, worker_pool.WorkerPool(1) as pool:
       with self.assertRaisesRegex(RuntimeError, 'code 3 before it was ready'):
-        list(pool.encode(self.utterances(2), encoding='pcm', salt=b'x'))
+        list(pool.encode(self.utterances(2), encoding='pcm'))
 
   def test_what_is_read_ahead_is_bounded_and_leaving_leaves_no_process(self):
     asked = []
     listed = (asked.append(u) or u for u in self.utterances(40))
     # conftest fails the session if a process is left.
     with worker_pool.WorkerPool(2) as pool:
-      next(pool.encode(listed, task_size=1, encoding='pcm', salt=b'x'))
+      next(pool.encode(listed, task_size=1, encoding='pcm'))
       processes = list(pool._processes)
     # Three tasks a worker.
     self.assertLen(asked, 6)

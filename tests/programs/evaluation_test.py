@@ -217,8 +217,12 @@ class EvaluateTest(cases.TestCase):
       runs.append(self.path(letter))
       folder = run_dir.RunDir(runs[-1], configuration='')
       folder.write_model(_weights(letter=letter), tokens=' abc')
-      public_data.write(runs[-1], {})
-    public_data.write(runs[1], {'speaker': data.select(['bob']).digests})
+      public_data.write(runs[-1], [])
+    bob = fakes.write_split(self.path('bob'), {'bob': 1})
+    public_data.write(
+        runs[1],
+        [public_data.source(client_data_lib.load(bob), is_private=True)],
+    )
     printed = io.StringIO()
     arguments = dict(
         model=_model(),
@@ -250,8 +254,7 @@ class EvaluateTest(cases.TestCase):
     self.assertEqual(
         [each['private'] for each in results],
         [
-            dict(private_speakers=n, private_recordings=m, is_checked=True)
-            for n, m in ((0, 0), (1, _CLIENTS['bob']))
+            dict(private_speakers=count, is_checked=True) for count in (0, 1)
         ],
     )
     self.assertNotIn(f'{runs[0]}: NOT PRIVATE', printed.getvalue())

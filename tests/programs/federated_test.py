@@ -31,7 +31,6 @@ from tests.programs import runs
 from tff_asr import files
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
-from tff_asr.data import digests
 from tff_asr.execution import multi_device
 from tff_asr.execution import round_execution
 from tff_asr.learning import fed_avg
@@ -298,18 +297,14 @@ class WholeRunTest(_RunTestCase):
     self.assertLen(read.metric('epsilon'), 2)
     self.assertEmpty(read.metric('train_loss'))
 
-  def test_a_model_holds_no_digests_and_its_folder_holds_them_apart(self):
-    salt = digests.read_salt()
-    (part,) = _shared()['client_data'].digests.parts.values()
-    secrets = [salt, *part.speakers.tolist(), *part.recordings.tolist()]
-    heard = self.file(public_data.FILE)
-    self.assertEqual(os.stat(heard).st_mode & 0o777, 0o600)
-    for folder, _, names in os.walk(self.run):
-      for name in names:
-        content = pathlib.Path(folder, name).read_bytes()
-        found = sum(secret in content for secret in secrets)
-        is_there = name == public_data.FILE
-        self.assertEqual(found, is_there * (len(secrets) - 1), name)
+  def test_what_confirms_a_list_of_clients_is_in_a_file_of_the_owner(self):
+    (source,) = public_data.read(self.run)
+    self.assertTrue(source.is_private)
+    digest = source.speakers_sha256
+    self.assertEqual(
+        seen.files_with([digest.encode(), bytes.fromhex(digest)], self.run),
+        [self.file(public_data.FILE)],
+    )
 
 
 class FederatedTest(_RunTestCase):
@@ -400,7 +395,7 @@ class FederatedTest(_RunTestCase):
     shared = mock.Mock(client_data=_shared()['client_data'])
     shared.return_value.metrics.return_value = {'word_error_rate': 0.5}
     arguments = dict(num_rounds=1, evaluator=shared)
-    reason = 'the dev set has 4 of the 4 private speakers (6 recordings)'
+    reason = 'the dev set has 4 of the 4 private speakers'
     with self.assertRaises(ValueError) as context:
       _train(self.run, **arguments)
     self.assertStartsWith(str(context.exception), reason)

@@ -1,9 +1,11 @@
 """Tests of tff_asr.programs.pretraining and of what it is made of."""
 
+import dataclasses
 import functools
 import json
 import os
 import tempfile
+from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
@@ -153,6 +155,36 @@ class PretrainTest(parameterized.TestCase):
   ):
     with self.assertRaisesRegex(ValueError, message):
       self.run_program('bad', **changes)
+    self.assertFalse(os.path.exists(self.path('bad')))
+
+
+  def test_a_private_recording_that_is_there_twice_is_refused(self):
+    # Eight copies are eight draws of one recording, and one is charged.
+    (example,) = fakes.examples('ann', 1)
+    spoken = [example | {'utterance_id': str(number)} for number in range(8)]
+    folder = fakes.write_examples(self.path('copies'), spoken)
+    data = client_data_lib.load(folder)
+    with self.assertRaisesRegex(
+        ValueError, f'^{folder} has 7 copies .* 8 that are the same.*--drop_cop'
+    ):
+      self.run_program('bad', client_data=data)
+    self.run_program(
+        'public_copies',
+        client_data=data,
+        build_query=None,
+        num_steps=1,
+        sampler_seed=None,
+        noise_seed=None,
+    )
+    fakes.write_examples(folder, spoken, drop_copies=True, overwrite=True)
+    data = client_data_lib.load(folder)
+    self.assertEqual(data.num_records, 1)
+    self.run_program('dropped', client_data=data, batch_size=1, num_steps=1)
+    unknown = dataclasses.replace(data.corpus, origin={})
+    with mock.patch.object(
+        client_data_lib.SpeechClientData, 'corpus', unknown
+    ), self.assertRaisesRegex(ValueError, 'does not tell whether'):
+      self.run_program('bad', client_data=data, batch_size=1)
     self.assertFalse(os.path.exists(self.path('bad')))
 
 

@@ -1,6 +1,7 @@
 """Tests of tff_asr.programs.public_data; see also federated_test."""
 
 import os
+import pathlib
 import shutil
 import types
 
@@ -10,7 +11,6 @@ import dp_accounting
 from tests import cases
 from tests import fakes
 from tff_asr.data import client_data as client_data_lib
-from tff_asr.data import digests
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import public_data
 from tff_asr.storage import run_dir
@@ -24,27 +24,26 @@ class PublicDataTest(cases.TestCase):
     super().setUp()
     self.private = self.data('private', _PRIVATE)
 
-  def data(self, name, num_utterances, *, renamed=None, namespace=''):
-    """A corpus of fake speakers; `renamed` gives some of them other names."""
+  def data(self, name, num_utterances, *, namespace='here', **settings):
+    """A corpus of fake speakers."""
     spoken = [
-        example | {'client_id': (renamed or {}).get(client_id, client_id)}
+        example
         for client_id, count in num_utterances.items()
         for example in fakes.examples(client_id, count)
     ]
     return client_data_lib.load(
-        fakes.write_examples(self.path(name), spoken, namespace=namespace)
+        fakes.write_examples(
+            self.path(name), spoken, namespace=namespace, **settings
+        )
     )
 
-  def check(
-      self, data, *, dev=None, noise=None, unit='speaker', seeds=(), **settings
-  ):
+  def check(self, data, *, dev=None, noise=None, seeds=(), **settings):
     """The check of a run with so much noise; None: it is not private."""
     settings = dict(
         client_data=data,
         evaluator=dev and types.SimpleNamespace(client_data=dev),
         sampling=None if noise is None else 'some',
         privacy=types.SimpleNamespace(voids=list(seeds)),
-        PRIVACY_UNIT=None if noise is None else unit,
         init_from_run=None,
         scores_run=None,
         on_shared_data='refuse',
@@ -59,7 +58,7 @@ class PublicDataTest(cases.TestCase):
     """The folder of a run that was trained on these data."""
     folder = self.path(name)
     os.makedirs(folder, exist_ok=True)
-    public_data.write(folder, self.check(data, **settings).heard)
+    public_data.write(folder, self.check(data, **settings).sources)
     return folder
 
   def assert_refused(self, reason, *args, **settings):
@@ -75,17 +74,11 @@ class PublicDataTest(cases.TestCase):
     self.assertEqual(found.voids, (reason,))
     self.assertEqual(found.words, f'but {reason}')
 
-  @parameterized.named_parameters(
-      ('renamed_copy', dict(renamed={'bob': 'zoe'})),
-      ('same_ids', {}),
-      ('same_recordings_in_another_namespace', dict(namespace='x')),
-  )
-  def test_a_seed_that_heard_private_speakers_is_refused(self, options):
-    data = self.data('seed_data', {'bob': 1, 'dee': 2}, **options)
-    seed = self.run_of('seed', data)
+  def test_a_seed_of_private_speakers_is_refused(self):
+    # Other recordings of 'bob', too.
+    seed = self.run_of('seed', self.data('seed_data', {'bob': 3, 'dee': 2}))
     self.assert_refused(
-        'the seed model (INIT_FROM_RUN) has 1 of the 3 private speakers '
-        '(1 recordings)',
+        'the seed model (INIT_FROM_RUN) has 1 of the 3 private speakers',
         self.private,
         noise=1.0,
         init_from_run=seed,
@@ -98,9 +91,7 @@ class PublicDataTest(cases.TestCase):
       self.check(self.private, noise=1.0, init_from_run=second)
 
   def test_other_speakers_of_the_same_ids_are_no_matter(self):
-    data = self.data(
-        'seed_data', {'dee': 2}, renamed={'dee': 'bob'}, namespace='elsewhere'
-    )
+    data = self.data('seed_data', {'bob': 2}, namespace='elsewhere')
     found = self.check(
         self.private, noise=1.0, init_from_run=self.run_of('seed', data)
     )
@@ -109,10 +100,9 @@ class PublicDataTest(cases.TestCase):
 
   def test_a_private_run_protects_and_exposes_nobody(self):
     first = self.run_of('first', self.private, noise=1.0)
-    heard = public_data.read(first)
-    self.assertEqual(heard['exposed'], digests.NOBODY)
-    found = digests.shared(heard['speaker'], self.private.digests)
-    self.assertEqual(found, (3, 6, 3, True))
+    (source,) = public_data.read(first)
+    self.assertTrue(source.is_private)
+    self.assertEqual(source.folder, self.path('private'))
     # Again, on the same speakers: their rounds are added up by the ledger.
     self.check(self.private, noise=1.0, init_from_run=first)
     # But their data must not be shown, nor trained on without noise.
@@ -120,7 +110,7 @@ class PublicDataTest(cases.TestCase):
     whose = 'private speakers of the seed model (INIT_FROM_RUN)'
     for settings in (dict(noise=1.0), dict()):
       self.assert_refused(
-          f'the dev set has 1 of the 3 {whose} (1 recordings)',
+          f'the dev set has 1 of the 3 {whose}',
           other,
           dev=self.data('dev', {'bob': 1}),
           init_from_run=first,
@@ -128,7 +118,7 @@ class PublicDataTest(cases.TestCase):
       )
     for settings in (dict(noise=0.0), dict()):
       self.assert_refused(
-          f'the training data has 1 of the 3 {whose} (2 recordings)',
+          f'the training data has 1 of the 3 {whose}',
           self.data('again', {'ann': 2, 'dee': 1}),
           init_from_run=first,
           **settings,
@@ -142,8 +132,7 @@ class PublicDataTest(cases.TestCase):
   def test_without_a_guarantee_training_exposes(self, settings):
     seed = self.run_of('seed', self.data('part', {'cai': 3}), **settings)
     self.assert_refused(
-        'the seed model (INIT_FROM_RUN) has 1 of the 3 private speakers '
-        '(3 recordings)',
+        'the seed model (INIT_FROM_RUN) has 1 of the 3 private speakers',
         self.private,
         noise=1.0,
         init_from_run=seed,
@@ -161,8 +150,7 @@ class PublicDataTest(cases.TestCase):
     scores = self.run_of('scores', self.data('part', {'ann': 1, 'dee': 1}))
     seed = self.run_of('seed', self.data('other', {'eve': 1}))
     self.assert_refused(
-        'the layer scores (SCORES_RUN) has 1 of the 3 private speakers '
-        '(1 recordings)',
+        'the layer scores (SCORES_RUN) has 1 of the 3 private speakers',
         self.private,
         noise=1.0,
         init_from_run=seed,
@@ -180,50 +168,65 @@ class PublicDataTest(cases.TestCase):
           self.private, noise=1.0, init_from_run=scores, scores_run=scores
       )
 
-  def test_where_examples_are_protected_recordings_count(self):
-    arguments = dict(data=self.private, noise=1.0, unit='example')
-    # bob's first is private; ann's third is another recording of hers.
-    copy = client_data_lib.load(self.data('dev', {'bob': 1}).corpus.path)
-    self.assert_refused(
-        'the dev set has 1 of the private recordings', dev=copy, **arguments
+  def test_what_cannot_be_compared_is_said(self):
+    # No file; a corpus that is gone; one that has other clients by now; data in
+    # memory.
+    nothing = self.path('nothing')
+    os.makedirs(nothing)
+    gone = self.run_of('gone', self.data('gone_data', {'dee': 1}))
+    shutil.rmtree(self.path('gone_data'))
+    other = self.run_of('other', self.data('other_data', {'dee': 1}))
+    self.data('other_data', {'eve': 1}, overwrite=True)
+    for seed in (nothing, gone, other):
+      found = self.check(
+          self.private,
+          noise=1.0,
+          init_from_run=seed,
+          dev=fakes.client_data(_PRIVATE),
+      )
+      self.assertEqual(
+          found.words,
+          'taken to be so; the ids of their speakers could not be compared: '
+          'the dev set, the seed model (INIT_FROM_RUN)',
+      )
+    # Nor is a model that goes on from one known as a whole.
+    second = self.run_of(
+        'second', self.data('x', {'fay': 1}), init_from_run=nothing
     )
-    others = self.data('others', {'dee': 2}, renamed={'dee': 'ann'})
-    self.assertEmpty(self.check(dev=others, **arguments).voids)
-    with self.assertRaisesRegex(ValueError, '1 of the 3 private speakers'):
-      self.check(self.private, noise=1.0, dev=others)
+    found = self.check(self.private, noise=1.0, init_from_run=second)
+    self.assertEqual(found.unchecked, ('the seed model (INIT_FROM_RUN)',))
+    # Where nothing was promised, nothing is missed.
+    self.assertEmpty(self.check(self.private, init_from_run=nothing).unchecked)
 
-  def test_what_has_no_digests_is_said_to_be_unchecked(self):
-    seed = self.path('seed')
-    os.makedirs(seed)
-    found = self.check(
-        self.private,
-        noise=1.0,
-        init_from_run=seed,
-        dev=fakes.client_data(_PRIVATE),
-    )
-    self.assertEqual(
-        found.words,
-        'taken to be so and not checked, for want of digests under one salt: '
-        'the dev set, the seed model (INIT_FROM_RUN)',
-    )
-    # Nor is a model that goes on from it known as a whole.
-    self.assertFalse(found.heard['exposed'].is_whole)
-    self.assertTrue(found.heard['speaker'].is_whole)
+  def test_the_file_is_its_owners_and_does_not_grow_with_the_clients(self):
+    run = self.run_of('run', self.private, noise=1.0)
+    path = os.path.join(run, public_data.FILE)
+    self.assertEqual(os.stat(path).st_mode & 0o777, 0o600)
+    size = os.path.getsize(path)
+    # A run that is resumed adds what is new.
+    public_data.write(run, self.check(self.private, noise=1.0).sources)
+    self.assertEqual(os.path.getsize(path), size)
+    self.data('private', _PRIVATE | {'longername': 5}, overwrite=True)
+    more = client_data_lib.load(self.path('private'))
+    public_data.write(run, self.check(more, noise=1.0).sources)
+    self.assertLen(public_data.read(run), 2)
+    os.remove(path)
+    public_data.write(run, self.check(more, noise=1.0).sources)
+    self.assertEqual(os.path.getsize(path), size)
 
-  def test_digests_of_a_corpus_do_not_tell_whom_a_model_heard(self):
+  @parameterized.parameters('{', '[1]', '{"a": 1}', '[{"is_private": true}]')
+  def test_a_damaged_file_is_named(self, text):
     seed = self.run_of('seed', self.private)
     path = os.path.join(seed, public_data.FILE)
-    shutil.copy(self.path('private', digests.FILE), path)
-    with self.assertRaisesRegex(ValueError, f'^{path} does not tell whom .*$'):
+    pathlib.Path(path).write_text(text)
+    with self.assertRaisesRegex(ValueError, f'^{path} is damaged .*put it'):
       self.check(self.private, noise=1.0, init_from_run=seed)
-    with self.assertRaisesRegex(ValueError, 'does not tell whom'):
-      public_data.write(seed, {})
 
   def test_of_a_run_without_a_guarantee_dev_speakers_are_counted(self):
     dev = self.data('dev', {'ann': 3, 'dee': 1})
     with self.assertLogs('absl', level='WARNING') as logs:
       self.check(self.private, dev=dev)
-    self.assertIn('1 of the 2 dev speakers train, too', logs.output[0])
+    self.assertIn('1 of the 2 dev speakers are also trained on', logs.output[0])
     with self.assertNoLogs('absl', level='WARNING'):
       self.check(self.private, dev=self.data('fine', {'dee': 1}))
 
@@ -231,19 +234,18 @@ class PublicDataTest(cases.TestCase):
     run = self.run_of('run', self.private, noise=1.0)
     test = self.data('test', {'ann': 1, 'cai': 3, 'dee': 1})
     found = public_data.of_figures(run, test)
-    self.assertEqual(found, (2, 4, True))
+    self.assertEqual(found, (2, True))
     self.assertStartsWith(
-        found.words,
-        'NOT PRIVATE: 2 of these speakers and 4 of these recordings are private'
+        found.words, 'NOT PRIVATE: 2 of these speakers are private'
     )
     found = public_data.of_figures(run, self.data('other', {'dee': 1}))
-    self.assertEqual((found, found.words), ((0, 0, True), ''))
+    self.assertEqual((found, found.words), ((0, True), ''))
     # Of a central run, nobody was promised anything.
     central = self.run_of('central', self.private)
-    self.assertEqual(public_data.of_figures(central, test), (0, 0, True))
+    self.assertEqual(public_data.of_figures(central, test), (0, True))
     os.remove(os.path.join(run, public_data.FILE))
     with ledger_lib.create(os.path.join(run, run_dir.LEDGER)):
       pass
     found = public_data.of_figures(run, test)
-    self.assertEqual(found, (0, 0, False))
-    self.assertIn('was not checked', found.words)
+    self.assertEqual(found, (0, False))
+    self.assertIn('could not be checked', found.words)

@@ -9,6 +9,7 @@ import collections
 from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import os
@@ -20,6 +21,7 @@ from unittest import mock
 from absl.testing import parameterized
 import dp_accounting
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import cases
@@ -36,6 +38,7 @@ from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import queries
 from tff_asr.privacy import strategies
 from tff_asr.programs import private_rounds
+from tff_asr.programs import run_state
 from tff_asr.programs import training_loop
 from tff_asr.storage import checkpoints
 from tff_asr.storage import model_file
@@ -53,6 +56,16 @@ _DRAWN = private_rounds.PrivacySettings()
 # Runs of many tests cost the same.
 _PLD_ONCE = fakes.pld_once()
 _CHANGES = ('write', 'ftruncate', 'fsync', 'replace', 'remove')
+
+
+def _correlated(strategy: strategies.Toeplitz) -> Callable[..., Any]:
+  """Builds queries whose noise is correlated by a strategy."""
+  return functools.partial(
+      correlated_noise.CorrelatedSumQuery,
+      correlation=correlated_noise.Correlation(
+          strategy=strategy, min_separation=3
+      ),
+  )
 
 
 class _Independent(NamedTuple):
@@ -373,6 +386,65 @@ class SecretsTest(_TestCase):
     # Nor does any file hold one.
     self.assertEmpty(seen.files_with(of_rounds, self.path('run')))
 
+  @parameterized.named_parameters(
+      # Of a run with correlated noise the file is as sensitive as the updates;
+      # of one with independent noise, earlier rounds are safe.
+      ('banded', _correlated(strategies.optimize_banded(
+          num_rounds=9, num_bands=4
+      )), 3),
+      ('blt', _correlated(strategies.optimize(
+          num_rounds=9, min_separation=3, num_buffers=2
+      )), 2),
+      ('independent', queries.PerLayerClipSumQuery, 0),
+  )
+  def test_secrets_tell_sums_of_earlier_rounds_where_noise_is_correlated(
+      self, build_query, num_sums
+  ):
+    generator = np.random.default_rng(0)
+    query = build_query(
+        tf.TensorSpec([4], tf.float32), l2_norm_clip=1.0, noise_multiplier=8.0
+    )
+    state, key = query.initial_global_state(), keys.draw()
+    grid = float(query.grid(state))
+    sums = np.round(generator.uniform(-3, 3, [5, 4]) / grid)
+    released = []
+    for total in sums:
+      noised, state, event = query.get_noised_result(
+          tf.constant(total, tf.int64), queries.set_noise_key(state, key)
+      )
+      key = keys.derive(key, purpose='next round')
+      released.append(np.float32(noised))
+    save = run_state.RunState(
+        runs.process_state((), query_state=state, event=event),
+        (),
+        ledger_lib.Head(5, 'hash'),
+        private_rounds.NoiseState(key, np.int64(0)),
+        (),
+    )
+    with run_dir.RunDir(self.path('run'), configuration='') as folder:
+      asyncio.run(run_state.save(folder, save, 5))
+    # From here on, of what the file holds and of what was released.
+    secrets = state_file.read_leaves(self.path('run', run_dir.SECRETS))
+    buffers = secrets.get('buffers', np.zeros([0, 4])) * grid / 2**16
+    decays = np.array(getattr(state, 'decays', []), float)
+    decays /= 2**strategies.FRACTION_BITS
+    if len(decays) == len(buffers):
+      weights = decays[:, np.newaxis] ** np.arange(4, -1, -1)
+    else:  # Banded: one round each, the newest first.
+      weights = np.eye(5)[::-1][: len(buffers)]
+    found = weights @ np.array(released) - buffers
+    self.assertLen(found, num_sums)
+    np.testing.assert_allclose(found, weights @ sums * grid, atol=1e-5)
+    # No other way to them was found: later keys give other noise.
+    again = query.get_noised_result(
+        tf.zeros([4], tf.int64),
+        queries.set_noise_key(
+            query.initial_global_state(), secrets['noise/key']
+        ),
+    )[0]
+    for value, total in zip(released, sums):
+      self.assertGreater(np.abs(value - again - total * grid).max(), 0.1)
+
   def test_secrets_that_are_replaced_or_erased_are_overwritten(self):
     with contextlib.ExitStack() as stack:
 
@@ -572,6 +644,39 @@ class LostTest(_TestCase):
     # Found by the ledger's head; a ledger in another file is a second guard.
     self.assertIn('secrets.bin belongs to state 2', line)
     self.assertLen(self.rounds('run'), 7)
+
+  def test_an_abandoned_run_is_erased_and_goes_on_under_new_keys(self):
+    self.stop('run', 'separated')
+    kept = {
+        name: pathlib.Path(self.path('run', name)).read_bytes()
+        for name in os.listdir(self.path('run'))
+        if os.path.isfile(self.path('run', name)) and name != 'run.lock'
+    }
+    self.assertIn('secrets.bin', kept)
+    line = run_dir.erase_secrets(self.path('run'))
+    self.assertIn('secrets.bin is erased', line)
+    self.assertNotIn('\n', line)
+    self.assertEmpty(
+        [name for name in os.listdir(self.path('run')) if 'secrets' in name]
+    )
+    del kept['secrets.bin']
+    for name, content in kept.items():
+      self.assertEqual(
+          pathlib.Path(self.path('run', name)).read_bytes(), content, name
+      )
+    self.assertIn('no secrets.bin', run_dir.erase_secrets(self.path('run')))
+    self.assertLen(self.go_on('run', 'separated'), 1)
+    self.assertEqual(
+        [line['round_num'] for line in self.rounds('run')],
+        [0, 1, 2, 3, 0, 1, 2],
+    )
+
+  def test_a_run_that_goes_on_is_not_erased(self):
+    self.stop('run')
+    with run_dir.RunDir(self.path('run'), configuration=''):
+      with self.assertRaisesRegex(ValueError, 'is in use by process'):
+        run_dir.erase_secrets(self.path('run'))
+    self.assertTrue(os.path.exists(self.path('run', run_dir.SECRETS)))
 
   def test_more_rounds_after_the_end_charge_these_alone(self):
     # The second time nothing is left to do, nor to say.

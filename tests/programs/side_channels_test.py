@@ -4,7 +4,8 @@ Two runs have the same settings, keys and number of clients, and quite different
 clients: other people, other amounts of speech, a recording that two of them
 have, one that cannot be read. What is released of their updates is noise alone
 here. So whatever still differs is told by something else than the sum, and no
-epsilon covers it.
+epsilon covers it. Of files for their owner alone the names and sizes are
+compared, also of those that a run replaces or erases before its end.
 """
 
 import contextlib
@@ -45,10 +46,11 @@ from tff_asr.reports import report
 from tff_asr.reports import runs as reports_runs
 from tff_asr.reports import tables
 from tff_asr.storage import run_dir
+from tff_asr.storage import state_file
 
 _FEW = {'ann': 1, 'bob': 1, 'cai': 1, 'dee': 1}
 _MANY = {'eve': 9, 'fay': 2, 'gus': 5, 'hal': 3}
-# Of their owner alone, and not of what is released.
+# Their content is the owner's alone; others may get to know their size.
 _OF_OWNER = (public_data.FILE, 'run.lock')
 
 
@@ -106,7 +108,18 @@ class SideChannelsTest(cases.TestCase):
     """All that a run writes and prints, by name."""
     run = self.path('run')
     shutil.rmtree(run, ignore_errors=True)
-    with self.same_keys(), self.assertLogs('absl', 'INFO') as logs:
+    written = []
+    write_state = state_file.write_state
+
+    def write(path, **options):
+      write_state(path, **options)
+      written.append(f'{os.path.basename(path)}: {os.path.getsize(path)}')
+
+    with (
+        self.same_keys(),
+        self.assertLogs('absl', 'INFO') as logs,
+        mock.patch.object(state_file, 'write_state', write),
+    ):
       logging.info('There is a log.')
       results, printed = runs.train(
           program, output_dir=run, save_every=1, **settings
@@ -136,14 +149,17 @@ class SideChannelsTest(cases.TestCase):
     )
     found = {
         'printed': re.sub(r', [^,]* left', '', printed).encode(),
-        # Of the server alone are warnings about the data themselves.
-        'logged': '\n'.join(
-            line for line in logs.output if 'have a recording' not in line
-        ).encode(),
+        'logged': '\n'.join(logs.output).encode(),
+        # States and secrets.
+        'written': '\n'.join(written).encode(),
     }
     for path in pathlib.Path(run).rglob('*'):
-      if path.is_file() and path.name not in _OF_OWNER:
-        found[str(path.relative_to(run))] = path.read_bytes()
+      if path.is_file():
+        content = path.read_bytes()
+        if path.name in _OF_OWNER:
+          content = b'%d bytes' % len(content)
+        found[str(path.relative_to(run))] = content
+    self.assertIn(b'secrets.bin', found['written'])
     self.assertContainsSubset(
         {run_dir.MODEL, run_dir.METRICS, run_dir.RESULTS, run_dir.STATEMENT,
          run_dir.LEDGER, 'report/report.html'},

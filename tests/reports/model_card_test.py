@@ -36,7 +36,7 @@ class ModelCardTest(absltest.TestCase):
     )
     cls.recognizer = recognizers.tiny()
 
-  def card(self, *, heard=None, **content) -> str:
+  def card(self, *, sources=None, **content) -> str:
     root = self.enterContext(tempfile.TemporaryDirectory())
     run = run_folders.read(
         os.path.join(root, 'my_run'),
@@ -51,8 +51,8 @@ class ModelCardTest(absltest.TestCase):
         )
         | content,
     )
-    if heard is not None:
-      public_data.write(run.path, heard)
+    if sources is not None:
+      public_data.write(run.path, sources)
     return model_card.build(
         run, recognizer=self.recognizer, exports=[_CHECK],
         data_dir=self.shards,
@@ -136,16 +136,17 @@ class ModelCardTest(absltest.TestCase):
     self.assertNotIn('not measured', card)
 
   def test_figures_of_private_speakers_are_marked(self):
-    heard = {'speaker': client_data.load(self.shards).digests}
-    warning = 'NOT PRIVATE: 2 of these speakers and 7 of these recordings'
+    data = client_data.load(self.shards)
+    sources = [public_data.source(data, is_private=True)]
+    warning = 'NOT PRIVATE: 2 of these speakers are private'
     errors = {'ann': (1, 4), 'bob': (3, 6)}
-    card = self.card(errors=errors, heard=heard)
+    card = self.card(errors=errors, sources=sources)
     self.assertEqual(card.count(warning), 1)
-    self.assertRegex(card, r'## Word errors\n(.*\n)*.*was not checked')
-    figures = public_data.Figures(2, 7, True)._asdict()
-    card = self.card(errors=errors, heard=heard, private=figures)
+    self.assertRegex(card, r'## Word errors\n(.*\n)*.*could not be checked')
+    figures = public_data.Figures(2, True)._asdict()
+    card = self.card(errors=errors, sources=sources, private=figures)
     self.assertEqual(card.count(warning), 2)
-    self.assertNotIn('not checked', card)
+    self.assertNotIn('could not be checked', card)
 
   def test_what_a_run_says_of_itself_is_no_markup(self):
     card = self.card(

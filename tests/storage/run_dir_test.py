@@ -247,6 +247,23 @@ class RunFolderTest(cases.TestCase):
     )
 
 
+  def test_folders_that_it_makes_are_the_owners_alone(self):
+    # Their files' names and sizes are shown to nobody else.
+    before = os.umask(0o022)
+    try:
+      folder = self.open()
+      folder.release_managers(last=0)
+      self.assertEqual(os.umask(0o022), 0o022)
+    finally:
+      os.umask(before)
+    modes = {
+        os.path.relpath(each, self.root): os.stat(each).st_mode & 0o777
+        for each, _, _ in os.walk(os.path.dirname(self.path))
+    }
+    made = ['runs', 'runs/one', 'runs/one/state', 'runs/one/tensorboard']
+    self.assertEqual(modes, dict.fromkeys(made, 0o700))
+
+
 class FlattenTest(absltest.TestCase):
 
   def test_names_are_joined_and_what_is_not_one_number_left_out(self):

@@ -19,7 +19,6 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_asr.data import digests as digests_lib
 from tff_asr.data import index
 from tff_asr.data import records
 from tff_asr.data import schema
@@ -222,32 +221,6 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
   def read_dataset(self, places: tf.data.Dataset) -> tf.data.Dataset:
     """The utterances at places, decoded: `records.Reader.read_dataset`."""
     return self._reader.read_dataset(places)
-
-  @property
-  def digests(self) -> digests_lib.Digests:
-    """Digests of these clients and their recordings.
-
-    `digests.UNKNOWN` of a corpus without its file of digests.
-
-    Raises:
-      ValueError: If the file is damaged or of another corpus.
-    """
-    path = os.path.join(self._corpus.path, digests_lib.FILE)
-    if not os.path.exists(path):
-      return digests_lib.UNKNOWN
-    found = digests_lib.read(path).get(
-        digests_lib.CORPUS, digests_lib.UNKNOWN
-    )
-    for part in found.parts.values():
-      if len(part.speakers) != self._corpus.num_clients:
-        raise ValueError(
-            f'{path} is of another corpus: it has {len(part.speakers)} speakers'
-            f' instead of {self._corpus.num_clients}. Copy or write the corpus'
-            ' again.'
-        )
-    if len(self._client_ids) == self._corpus.num_clients:
-      return found
-    return digests_lib.select(found, self._selected_rows)
 
   @property
   def element_type_structure(self) -> Any:

@@ -29,11 +29,13 @@ def build(clients: index.Clients, *, origin: Mapping[str, Any]) -> Summary:
       were left out for which reason; changed: how many files, transcripts or
       seconds were changed in which way; attributes: of how many speakers each
       attribute (gender, age, accent) is `known`, and of how many what the
-      corpus says is `contradictory`.
+      corpus says is `contradictory`; copies: how many `records` have the
+      samples of an earlier one, how many the same at `most`, and how many
+      `speakers` have a recording that another one has, too.
 
   Returns:
     num_clients, num_utterances, hours, minutes_per_client (min, mean, std,
-    max), dropped, changed, attributes.
+    max), dropped, changed, attributes, copies.
   """
   minutes = clients.num_samples / (60 * schema.SAMPLE_RATE_HZ)
   return {
@@ -50,6 +52,7 @@ def build(clients: index.Clients, *, origin: Mapping[str, Any]) -> Summary:
           for kind, count in origin.get('changed', {}).items()
       },
       'attributes': origin.get('attributes', {}),
+      'copies': origin.get('copies', {}),
   }
 
 
@@ -106,7 +109,15 @@ def remarks(name: str, summary: Summary) -> list[str]:
       )
       for attribute, counts in summary['attributes'].items()
   ]
-  return changed + dropped + known
+  copies = summary['copies']
+  repeated = []
+  if copies.get('records'):
+    repeated = [
+        f'{name}: identical recordings: {copies["records"]:,} are copies, up to'
+        f' {copies["most"]:,} are the same; {copies["speakers"]:,} speakers'
+        ' have one of another speaker'
+    ]
+  return changed + dropped + known + repeated
 
 
 def write_all(folder: str, summaries: Mapping[str, Summary]) -> None:

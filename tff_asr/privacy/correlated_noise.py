@@ -48,8 +48,9 @@ as C has bands. Where a client does not join, it is the same with and without
 that client. So each participation is still one Gaussian by itself, sampled
 by its coin (`accounting`), whose norm is charged in the same way.
 
-Buffers tell noise that later rounds take up again: they are as secret as keys,
-and are kept where these are (`programs.run_state`).
+Buffers hold noise that later rounds take back. With what was released they give
+sums of earlier rounds without noise, so they are as sensitive as the updates.
+They are kept where keys are (`programs.run_state`).
 """
 
 import collections

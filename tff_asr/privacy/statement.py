@@ -70,7 +70,8 @@ _UNCOVERED_CONTROL = (
     '(MAX_FAILED_SHARE), one hangs (CLIENT_TIMEOUT_SEC) or lacks memory, or a '
     'recording of pre-training cannot be read; it does not begin when a '
     'private transcript has a character that is no token, private utterances '
-    'are too long on average, or a private speaker is in the public data'
+    'are too long on average, a private speaker is in the public data, or a '
+    'private recording of pre-training is there twice'
 )
 # The same where devices add the noise.
 _UNCOVERED_DROP_OUT = (
@@ -488,7 +489,10 @@ def _round_entries(
     words += (
         f', before later rounds take back a part of it '
         f'({"banded" if group.strategy.num_bands else "BLT"}, '
-        f'{group.strategy.num_buffers} buffers, as secret as keys); one {unit} '
+        f'{group.strategy.num_buffers} buffers). Until the run has ended, the '
+        "server's file of buffers (secrets.bin) is as sensitive as the updates:"
+        ' with what was released it tells sums of earlier rounds without noise.'
+        f' One {unit} '
         f'moves all rounds together by {group.sensitivity:.4g} clips'
         + (' each time it joins' if sampling.kind == 'cyclic' else '')
     )

@@ -254,7 +254,7 @@ class _Rounds:
     }
     drawn = {tf.compat.as_text(name) for name in done.drawn}
     is_drawn = [name in drawn for name in self._canaries.client_ids]
-    os.makedirs(self._folder, exist_ok=True)
+    os.makedirs(self._folder, 0o700, exist_ok=True)
     with files.replacing(self._path(number)) as file:
       np.savez(
           file,

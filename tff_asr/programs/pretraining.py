@@ -98,6 +98,7 @@ class Pretraining(training_loop.TrainingRun):
             'measured_clips needs gradients by example: set it to ()',
         ),
         lambda: self._build_examples(keys.from_seed(0)),
+        self._check_copies,
         self._choose_frozen,
     )
     key = keys.from_seed(self.seed)
@@ -127,6 +128,27 @@ class Pretraining(training_loop.TrainingRun):
       raise ValueError(
           f'target_epsilon is {target}, but without a query nothing is '
           'private or charged: add a file of gin/privacy, or set it to None.'
+      )
+
+  def _check_copies(self) -> None:
+    """Raises ValueError if a private recording is in the corpus repeatedly.
+
+    Each copy is drawn by itself, but the ledger charges for one recording.
+    """
+    if self.build_query is None:
+      return
+    corpus = self.client_data.corpus
+    copies = corpus.origin.get('copies')
+    if copies is None:
+      raise ValueError(
+          f'{corpus.path} does not tell whether recordings are identical: '
+          'write it again by data_tools.'
+      )
+    if copies['most'] > 1:
+      raise ValueError(
+          f'{corpus.path} has {copies["records"]:,} copies of recordings, up '
+          f'to {copies["most"]:,} that are the same; each would be drawn, and '
+          'one charged: write it again with --drop_copies --overwrite.'
       )
 
   def _build_examples(self, key: np.ndarray) -> examples_lib.Examples:

@@ -1,45 +1,61 @@
 """Public data of a run, checked against the data that it promises to protect.
 
 A guarantee takes the seed model, the dev set and the scores of layers to be
-public. It is worth nothing to a speaker whose recordings trained that seed
-model without noise, or are in the dev set that is shown exactly. So a run is
-refused if digests (`data.digests`) show that some are, or says NOT PRIVATE and
-why, if it is told to go on. A speaker is found by id or by any recording. Where
-the ledger protects examples, recordings count and other recordings of the same
-speakers do not.
+public. It is worth nothing to a speaker who trained that seed model without
+noise, or is in the dev set that is shown exactly. So a run is refused if some
+private speaker is, or says NOT PRIVATE and why, if it is told to go on.
 
-A run's folder has the digests of whom its model heard, with those of the runs
-that it started from:
+Speakers are compared by id, within the namespace of their corpus: LibriSpeech
+and Libri-Light number the same readers of LibriVox; an AN4 speaker of the same
+id is someone else. Nothing finds one person under two ids.
 
-    exposed    trained on without a guarantee, or decided on the weights
-    speaker    trained on privately, all recordings of a speaker as the unit
-    example    trained on privately, a recording as the unit
-
-They lie beside the model and never in it: without the salt they tell nothing,
-but whoever gets a model needs none of them. What has no digests under this
-user's salt is not checked, and the statement says so.
+`trained_on.json` in a run's folder lists the corpora that its model, and the
+runs that it started from, were trained on: with a guarantee (private), or
+without one (exposed, as is a dev set that chose the weights). It names no
+speaker: a later run reads the ids from the corpora, if they are still there and
+have the same clients. The digest by which it tells that confirms a guess at
+the whole list of clients. So the file is for its owner alone, and its size does
+not depend on the clients.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
+import hashlib
+import json
 import os
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from absl import logging
 import dp_accounting
 
-from tff_asr.data import digests as digests_lib
+from tff_asr import files
+from tff_asr.data import index
 from tff_asr.storage import run_dir
 
-FILE = 'heard.digests'
+FILE = 'trained_on.json'
 REFUSE = 'refuse'
 NOT_PRIVATE = 'not_private'
 ACTIONS = (REFUSE, NOT_PRIVATE)
 
-_EXPOSED = 'exposed'
-_UNITS = ('speaker', 'example')
 
-Heard = Mapping[str, digests_lib.Digests]
-"""Digests of whom a model heard, by 'exposed', 'speaker' and 'example'."""
+class Source(NamedTuple):
+  """A corpus that a model was trained on.
+
+  Attributes:
+    is_private: Whether the run's ledger protects its speakers.
+    folder: The corpus, absolute; '' for data that are not on disk.
+    speakers_sha256: Digest of the list of its namespace and speakers.
+  """
+
+  is_private: bool
+  folder: str
+  speakers_sha256: str
+
+
+class _Speakers(NamedTuple):
+  """Speakers by namespace and id; not `is_known`: there may be more."""
+
+  ids: frozenset[tuple[str, str]]
+  is_known: bool = True
 
 
 class Check(NamedTuple):
@@ -48,12 +64,12 @@ class Check(NamedTuple):
   Attributes:
     voids: Reasons for which no guarantee holds, as `ledger.Contents.voids`.
     unchecked: What could not be compared, or not as a whole.
-    heard: Whom the run's model hears.
+    sources: What the run's model is trained on, with the runs before it.
   """
 
   voids: tuple[str, ...]
   unchecked: tuple[str, ...]
-  heard: Heard
+  sources: tuple[Source, ...]
 
   @property
   def words(self) -> str:
@@ -62,38 +78,35 @@ class Check(NamedTuple):
       return f'but {"; ".join(self.voids)}'
     if self.unchecked:
       return (
-          'taken to be so and not checked, for want of digests under one salt: '
+          'taken to be so; the ids of their speakers could not be compared: '
           + ', '.join(self.unchecked)
       )
-    return 'their digests have no private speaker or recording among them'
+    return 'by their ids, no private speaker is among them'
 
 
 class Figures(NamedTuple):
-  """Count of the people in some figures who are private in a model's training.
+  """Count of evaluated speakers who are private in a model's training.
 
   Attributes:
     private_speakers: Speakers whom the ledger protects.
-    private_recordings: Recordings that it protects, of those or alone.
-    is_checked: False if some data have no digests under one salt.
+    is_checked: False if the ids of some could not be compared.
   """
 
   private_speakers: int
-  private_recordings: int
   is_checked: bool
 
   @property
   def words(self) -> str:
     """A warning; empty if there is nothing to warn of."""
-    if not self.private_speakers and not self.private_recordings:
-      return '' if self.is_checked else (
-          'Whether these speakers are private in the training of this model '
-          'was not checked, for want of digests under one salt.'
+    if self.private_speakers:
+      return (
+          f'NOT PRIVATE: {self.private_speakers:,} of these speakers are '
+          'private in the training of this model. Figures of them are exact, '
+          "and the model's guarantee does not cover them."
       )
-    return (
-        f'NOT PRIVATE: {self.private_speakers:,} of these speakers and '
-        f'{self.private_recordings:,} of these recordings are private in the '
-        "training of this model. Figures of them are exact, and the model's "
-        'guarantee does not cover them.'
+    return '' if self.is_checked else (
+        'Whether these speakers are private in the training of this model '
+        'could not be checked: a corpus is not there, or has other clients now.'
     )
 
 
@@ -106,95 +119,108 @@ def check(training: Any, process_state: Any) -> Check:
       noise.
 
   Raises:
-    ValueError: They share speakers or recordings, and `on_shared_data` is not
-      'not_private'; the message counts them and names nobody. Or a file of
-      digests is damaged.
+    ValueError: They share speakers, and `on_shared_data` is not 'not_private';
+      the message counts them and names nobody. Or a file is damaged.
   """
-  own = _digests(training.client_data)
+  own, dev = _speakers(training.client_data), None
   is_protected = _is_protected(training, process_state)
-  sources = {
-      label: read(run) for label, run in _sources(training).items()
-  }
-  dev = None
+  sources = [source(training.client_data, is_private=is_protected)]
+  private = {'': own} if is_protected else {}
+  public = {}
   if training.evaluator is not None:
-    dev = _digests(getattr(training.evaluator, 'client_data', None))
+    dev_data = getattr(training.evaluator, 'client_data', None)
+    dev = public['the dev set'] = _speakers(dev_data)
+    if getattr(training, 'patience', None) is not None:
+      sources.append(source(dev_data, is_private=False))
+  if not is_protected:
+    public['the training data'] = own
+  for label, run in _runs(training).items():
+    found = read(run)
+    sources += found
+    private[label] = _read_speakers(each for each in found if each.is_private)
+    public[label] = _read_speakers(
+        each for each in found if not each.is_private
+    )
   voids, unchecked = [], []
-  for private, unit, whose, label, other in _pairs(
-      own if is_protected else None,
-      unit=training.PRIVACY_UNIT,
-      sources=sources,
-      others={'the dev set': dev}
-      | ({} if is_protected else {'the training data': own}),
-  ):
-    found = digests_lib.shared(private, other)
-    if void := _void(found, unit=unit, whose=whose, label=label):
-      voids.append(void)
-    if not found.is_known:
-      unchecked.append(label)
+  for whose, protected in private.items():
+    for label, shown in public.items():
+      if label == whose:
+        continue  # Compared when that model was trained.
+      if count := len(protected.ids & shown.ids):
+        voids.append(
+            f'{label} has {count:,} of the {len(protected.ids):,} private '
+            f'speakers{whose and f" of {whose}"}'
+        )
+      if not _is_known(protected, shown):
+        unchecked.append(label)
   if voids and training.on_shared_data == REFUSE:
     raise ValueError(
         f'{"; ".join(voids)}: take data without them (--partition of data_tools'
         f' divides a corpus by speaker), or set ON_SHARED_DATA to'
         f' {NOT_PRIVATE!r} to train without a guarantee.'
     )
-  unchecked = tuple(dict.fromkeys(unchecked))
   for text in voids:
     logging.warning('NOT PRIVATE: %s.', text)
+  unchecked = tuple(dict.fromkeys(unchecked))
   if unchecked:
     logging.warning(
-        'Taken to be public without a check, for want of digests under one '
-        'salt: %s.', ', '.join(unchecked)
+        'Taken to be public, but the ids of their speakers could not be '
+        'compared (a corpus is not there, or has other clients now): %s.',
+        ', '.join(unchecked),
     )
-  if is_protected and training.PRIVACY_UNIT == 'speaker':
-    _warn_of_twins(digests_lib.num_twins(own))
-  if dev is not None and not is_protected:
-    _warn_of_heard_speakers(digests_lib.shared(dev, own))
-  decides = dev is not None and getattr(training, 'patience', None) is not None
-  return Check(
-      tuple(voids),
-      unchecked,
-      _union([
-          *sources.values(),
-          {training.PRIVACY_UNIT if is_protected else _EXPOSED: own},
-          {_EXPOSED: dev} if decides else {},
-      ]),
-  )
+  if dev is not None and not is_protected and (shared := own.ids & dev.ids):
+    # Readers would take their error rates for those of unseen people.
+    logging.warning(
+        '%d of the %d dev speakers are also trained on: their word error rates '
+        'are not those of unseen people. Divide the corpus by speaker '
+        '(--partition of data_tools).',
+        len(shared),
+        len(dev.ids),
+    )
+  return Check(tuple(voids), unchecked, tuple(dict.fromkeys(sources)))
 
 
-def write(run: str, heard: Heard) -> None:
-  """Adds to whom the model in a run's folder heard."""
-  path = os.path.join(run, FILE)
-  before = _read(path) if os.path.exists(path) else {}
-  digests_lib.write(path, _union([before, heard]))
+def source(client_data: Any, *, is_private: bool) -> Source:
+  """Returns data as a later run finds them."""
+  corpus = getattr(client_data, 'corpus', None)
+  if corpus is None:
+    return Source(is_private, '', '')
+  return Source(is_private, corpus.path, _digest(_speakers(client_data)))
 
 
-def read(run: str) -> Heard:
-  """Whom the model in a run's folder heard; unknown without the file.
+def write(run: str, sources: Iterable[Source]) -> None:
+  """Adds to what the model in a run's folder was trained on."""
+  before = read(run) if os.path.exists(os.path.join(run, FILE)) else []
+  entries = [each._asdict() for each in dict.fromkeys([*before, *sources])]
+  text = json.dumps(entries, indent=1) + '\n'
+  files.write(os.path.join(run, FILE), text.encode(), mode=0o600)
+
+
+def read(run: str) -> list[Source]:
+  """What the model in a run's folder was trained on; unknown without the file.
 
   A run without a ledger has promised nothing to anybody.
 
   Raises:
-    ValueError: The file is damaged, or another one.
+    ValueError: The file is damaged.
   """
   path = os.path.join(run, FILE)
-  if os.path.exists(path):
-    return _read(path)
-  heard = {_EXPOSED: digests_lib.UNKNOWN}
-  if os.path.exists(os.path.join(run, run_dir.LEDGER)):
-    heard |= dict.fromkeys(_UNITS, digests_lib.UNKNOWN)
-  return _union([heard])
-
-
-def _read(path: str) -> Heard:
-  """Whom a file says that a model heard."""
-  heard = digests_lib.read(path)
-  # A kind that is missing, as all are in a corpus' file, is not nobody.
-  if heard.keys() != {_EXPOSED, *_UNITS}:
+  try:
+    found = [Source(**each) for each in files.parse_json(files.read(path))]
+    for each in found:
+      if not isinstance(each.is_private, bool) or not isinstance(
+          each.folder, str
+      ):
+        raise ValueError('an entry has a value of another kind')
+  except FileNotFoundError:
+    has_ledger = os.path.exists(os.path.join(run, run_dir.LEDGER))
+    return [Source(False, '', '')] + [Source(True, '', '')] * has_ledger
+  except (ValueError, TypeError) as e:
     raise ValueError(
-        f'{path} does not tell whom a model heard: put it back, or delete it, '
-        'and that counts as not known.'
-    )
-  return heard
+        f'{path} is damaged ({e}): put it back, or delete it, and what the '
+        'model was trained on counts as not known.'
+    ) from None
+  return found
 
 
 def of_figures(run: str, client_data: Any) -> Figures:
@@ -204,57 +230,56 @@ def of_figures(run: str, client_data: Any) -> Figures:
     run: The folder of the run whose model was evaluated.
     client_data: The data set.
   """
-  heard, evaluated = read(run), _digests(client_data)
-  by_unit = [digests_lib.shared(evaluated, heard[unit]) for unit in _UNITS]
+  private = _read_speakers(each for each in read(run) if each.is_private)
+  evaluated = _speakers(client_data)
   return Figures(
-      by_unit[0].speakers,
-      sum(found.recordings for found in by_unit),
-      all(found.is_known for found in by_unit),
+      len(private.ids & evaluated.ids), _is_known(private, evaluated)
   )
 
 
-def _pairs(
-    own: Optional[digests_lib.Digests],
-    *,
-    unit: str,
-    sources: Mapping[str, Heard],
-    others: Mapping[str, Optional[digests_lib.Digests]],
-) -> Iterator[
-    tuple[digests_lib.Digests, str, str, str, digests_lib.Digests]
-]:
-  """Pairs to compare: private data, unit, whose; a label, public data."""
-  private = [] if own is None else [(own, unit, '', None)]
-  private += [
-      (heard[each], each, f' of {label}', label)
-      for label, heard in sources.items()
-      for each in _UNITS
-      if heard[each] != digests_lib.NOBODY
-  ]
-  public = others | {l: heard[_EXPOSED] for l, heard in sources.items()}
-  for data, each, whose, source in private:
-    for label, other in public.items():
-      # What one model heard of both kinds was compared when it was trained.
-      if other is not None and label != source:
-        yield data, each, whose, label, other
+def _is_known(private: _Speakers, other: _Speakers) -> bool:
+  """False if there may be more shared speakers than were found."""
+  nobody = _Speakers(frozenset())
+  return nobody in (private, other) or private.is_known and other.is_known
 
 
-def _void(
-    found: digests_lib.Shared, *, unit: str, whose: str, label: str
-) -> str:
-  """Why there is no guarantee; empty if there is."""
-  if unit == 'example':
-    if not found.recordings:
-      return ''
-    return f'{label} has {found.recordings:,} of the private recordings{whose}'
-  if not found.speakers:
-    return ''
-  return (
-      f'{label} has {found.speakers:,} of the {found.num_speakers:,} private '
-      f'speakers{whose} ({found.recordings:,} recordings)'
-  )
+def _speakers(client_data: Any) -> _Speakers:
+  """Speakers of data; of such as are not on disk they are not known."""
+  corpus = getattr(client_data, 'corpus', None)
+  if corpus is None:
+    return _Speakers(frozenset(), is_known=False)
+  return _of_corpus(corpus, client_data.client_ids)
 
 
-def _sources(training: Any) -> dict[str, str]:
+def _of_corpus(corpus: index.Corpus, client_ids: Iterable[str]) -> _Speakers:
+  """Speakers of a corpus."""
+  namespace = str(corpus.origin.get('namespace', ''))
+  return _Speakers(frozenset((namespace, each) for each in client_ids))
+
+
+def _read_speakers(sources: Iterable[Source]) -> _Speakers:
+  """Speakers of corpora on disk."""
+  ids, is_known = frozenset(), True
+  for each in sources:
+    try:
+      corpus, clients = index.read(each.folder)
+    except (ValueError, OSError):  # Gone, damaged, or not this user's.
+      is_known = False
+      continue
+    found = _of_corpus(corpus, clients.client_ids)
+    if _digest(found) == each.speakers_sha256:
+      ids |= found.ids
+    else:
+      is_known = False
+  return _Speakers(ids, is_known)
+
+
+def _digest(speakers: _Speakers) -> str:
+  """SHA-256 of a list of speakers, hexadecimal."""
+  return hashlib.sha256(json.dumps(sorted(speakers.ids)).encode()).hexdigest()
+
+
+def _runs(training: Any) -> dict[str, str]:
   """Folders of the runs that a run starts from, by what to call them."""
   runs = {
       'the seed model (INIT_FROM_RUN)': training.init_from_run,
@@ -274,49 +299,4 @@ def _is_protected(training: Any, process_state: Any) -> bool:
   event = dp_accounting.DpEvent.from_named_tuple(
       process_state.aggregator.dp_event
   )
-  return event.noise_multiplier > 0
-
-
-def _digests(client_data: Any) -> digests_lib.Digests:
-  """Digests of data that have some; of others they are not known."""
-  return getattr(client_data, 'digests', digests_lib.UNKNOWN)
-
-
-def _union(heard: Iterable[Heard]) -> Heard:
-  """Whom several models heard, all three kinds."""
-  heard = list(heard)
-  return {
-      kind: digests_lib.union(
-          *(each[kind] for each in heard if kind in each)
-      )
-      for kind in (_EXPOSED, *_UNITS)
-  }
-
-
-def _warn_of_twins(number: int) -> None:
-  """Logs how many private speakers share a recording.
-
-  The statement must not: the number follows from private data, exactly.
-  """
-  if number:
-    logging.warning(
-        '%d private speakers have a recording that another has, too: if one '
-        'person is there under two ids, what is promised is half as much.',
-        number,
-    )
-
-
-def _warn_of_heard_speakers(found: digests_lib.Shared) -> None:
-  """Logs a warning if the dev speakers of a run without a guarantee train.
-
-  Readers would mistake their word error rates for those of people whom the
-  model never heard.
-  """
-  if found.speakers:
-    logging.warning(
-        '%d of the %d dev speakers train, too: word error rates are not of '
-        'people whom the model never heard. Divide the corpus by speaker '
-        '(--partition of data_tools).',
-        found.speakers,
-        found.num_speakers,
-    )
+  return bool(event.noise_multiplier > 0)

@@ -8,7 +8,9 @@ noise of every round under it. Therefore
   back: a key tells the rounds after it and none before it;
 - saved states hold no secrets. One file, `secrets.bin`, has those of the newest
   state alone: the noise key, the sampler's key, and correlated noise that
-  later rounds take up again. It is erased when the run has ended.
+  later rounds take up again. It is erased when the run has ended, or by
+  `bin/erase_secrets.py`. With correlated noise it is as sensitive as clients'
+  updates: released sums less its buffers are earlier sums without noise.
 
 Writing a state, in this order, each step on disk before the next:
 

@@ -123,9 +123,9 @@ class TrainingRun(abc.ABC):
     settings: Intervals of evaluations and saved states.
     evaluator: Evaluates weights on a public dev set, or None.
     init_from_run: Folder of a run whose model training starts from.
-    on_shared_data: What to do if data that are called public share speakers or
-      recordings with private ones: 'refuse', or 'not_private' to train without
-      a guarantee. See `public_data`.
+    on_shared_data: What to do if data that are called public share speakers
+      with private ones: 'refuse', or 'not_private' to train without a
+      guarantee. See `public_data`.
     trackers: Get the metrics that the run's folder gets, round by round.
   """
 
@@ -509,7 +509,7 @@ async def _open(
   # Also where an error or an interrupt ends the run, before the ledger closes.
   stack.callback(_witness, training, ledger)
   # Also of a run that is resumed: its data may have grown.
-  public_data.write(folder.path, training.public.heard)
+  public_data.write(folder.path, training.public.sources)
   rounds = _private_rounds(training, ledger, state)
   if rounds is not None:
     claims = rounds.claims_epsilon(state.process)

@@ -189,11 +189,10 @@ def _evaluated(run: runs_lib.Run) -> public_data.Figures:
   try:
     return public_data.Figures(
         int(stored['private_speakers']),
-        int(stored['private_recordings']),
         stored['is_checked'] is True,
     )
   except (KeyError, TypeError, ValueError):
-    return public_data.Figures(0, 0, is_checked=False)
+    return public_data.Figures(0, is_checked=False)
 
 
 def _exports(

@@ -50,7 +50,7 @@ class StateManager(tff.program.ProgramStateManager):
       keep_last: int = 3,
       keep_every: int = 0,
   ):
-    """Initializes the manager and makes the folder.
+    """Initializes the manager and makes the folder, mode 0700.
 
     Args:
       root_dir: The folder.
@@ -63,7 +63,7 @@ class StateManager(tff.program.ProgramStateManager):
     self._keep_last = keep_last
     self._keep_every = keep_every
     self._lock = threading.Lock()
-    os.makedirs(self._root_dir, exist_ok=True)
+    os.makedirs(self._root_dir, 0o700, exist_ok=True)
 
   async def get_versions(self) -> list[int] | None:
     """Returns the saved versions, ascending, or None without any."""

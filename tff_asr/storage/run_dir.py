@@ -1,6 +1,6 @@
 """The folder of a run: what programs write there and read back.
 
-Its files:
+It has mode 0700. Its files:
 
   config.gin      the configuration, as text to show and to compare: gin never
                   parses it
@@ -15,7 +15,7 @@ Its files:
   ledger.jsonl    what the model's rounds cost in privacy (federated runs, and
                   runs that start from one); ledger.UNIT.jsonl: of another
                   unit (`privacy.ledger`)
-  heard.digests   keyed digests of whom the model heard (owner only), by
+  trained_on.json   corpora that the model was trained on (owner only), by
                   `programs.public_data`
   metrics.csv     released metrics, one row per round or step
   tensorboard/    the same for TensorBoard
@@ -114,7 +114,9 @@ class RunLock:
 
 
 class RunDir:
-  """One run's folder; created with its parents if it is missing.
+  """One run's folder; created with its parents if it is missing, mode 0700.
+
+  A folder that is there keeps its mode.
 
   A context manager: until its end, no other run can open the folder.
 
@@ -152,7 +154,9 @@ class RunDir:
     self.path = path
     macros = settings(configuration)
     self._settings = {name: _plain(text) for name, text in macros.items()}
-    os.makedirs(path, exist_ok=True)
+    # Names and sizes of files are the owner's alone, too.
+    with files.for_owner_only():
+      os.makedirs(path, exist_ok=True)
     self._lock = RunLock(path)
     try:
       # The states' folder comes first: it marks the folder as a run's.
@@ -246,6 +250,39 @@ def newest_state(run: str) -> Optional[str]:
   """The file of the newest state that a run saved, or None without any."""
   found = checkpoints.saved(os.path.join(run, _STATES))
   return found[max(found)] if found else None
+
+
+def erase_secrets(run: str) -> str:
+  """Erases the keys and the unreleased noise of a run that was abandoned.
+
+  Nothing else is changed. If the run is resumed all the same, it goes on under
+  new keys (`programs.run_state`).
+
+  Args:
+    run: The run's folder.
+
+  Returns:
+    What was done, in one line.
+
+  Raises:
+    ValueError: It is not the folder of a run, or the run is in progress.
+  """
+  file_of(run, CONFIG)
+  lock = RunLock(run)
+  try:
+    path = os.path.join(run, SECRETS)
+    found = os.path.exists(path)
+    # Also without the file: a killed program may have left a part of one.
+    files.erase(path)
+  finally:
+    lock.release()
+  if not found:
+    return f'{run} has no {SECRETS}: there is nothing to erase.'
+  return (
+      f'{path} is erased; everything else in {run} is kept. If the run is '
+      'resumed, it goes on from its last saved state under new keys, and '
+      'rounds after that state are charged again.'
+  )
 
 
 def check_folder(path: str, *, configuration: str) -> None:

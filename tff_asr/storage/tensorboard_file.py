@@ -43,12 +43,12 @@ class TensorBoardFile(tff.program.ReleaseManager):
     """Opens a new file.
 
     Args:
-      folder: The file's folder; created if it is missing.
+      folder: The file's folder; created with mode 0700 if it is missing.
       with_times: Whether events have the time of their release.
       settings: Settings by name.
     """
     self._with_times = with_times
-    os.makedirs(folder, exist_ok=True)
+    os.makedirs(folder, 0o700, exist_ok=True)
     paths = (
         os.path.join(folder, f'events.out.tfevents.{number}')
         for number in itertools.count()
