@@ -156,6 +156,8 @@ class AudioTest(cases.TestCase):
     # Under a tenth of the limit, but at a rate that no microphone has.
     with self.assertRaisesRegex(audio.AudioError, 'is too long'):
       audio.read(_encode(np.zeros(50_000, np.int16), 10**6), max_sec=0.1)
+    # 2.01 * 16000 is below 32160 in floating point.
+    audio.read(_encode(np.zeros(32_160, np.int16)), max_sec=2.01)
 
   def test_a_pipe_is_refused_and_not_waited_for(self):
     path = self.path('x.wav')

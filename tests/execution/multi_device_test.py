@@ -365,6 +365,9 @@ class ScheduleTest(parameterized.TestCase):
       self.assertEmpty(context.last_failures)
     # All are left out: an empty cohort.
     self.assertEqual(_invoke(_sum_toil, [13, 13], max_failed_share=1.0), 0)
+    # .29 * 100 is below 29 in floating point.
+    cohort = [13] * 29 + [1] * 71
+    self.assertEqual(_invoke(_sum_toil, cohort, max_failed_share=0.29), 71)
 
   @parameterized.named_parameters(
       ('plain', 'A cause. [[node]]', r'A cause. \[\[node\]\]'),
