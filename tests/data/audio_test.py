@@ -91,6 +91,21 @@ class AudioTest(cases.TestCase):
         },
     )
 
+  @parameterized.parameters(22050, 44100, 48000)
+  def test_tones_above_the_new_nyquist_vanish_and_those_below_stay(self, rate):
+    t = np.arange(rate // 2) / rate
+    for hertz, amplitude in (
+        (100, 8000), (3000, 8000), (7000, 8000),
+        # These would come back as tones of 16000 Hz less theirs.
+        (8800, 0), (9500, 0), (10500, 0),
+    ):
+      tone = np.rint(8000 * np.sin(2 * np.pi * hertz * t)).astype(np.int16)
+      inside = audio.read(_encode(tone, rate))[500:-500].astype(np.float64)
+      # A tone's root mean square is its amplitude over sqrt(2).
+      self.assertAlmostEqual(
+          np.sqrt(2 * np.mean(inside**2)), amplitude, delta=40, msg=f'{hertz}'
+      )
+
   def test_channels_are_averaged(self):
     left = np.array([100, -101, 2**15 - 1, -(2**15)] * 10, np.int16)
     right = np.array([300, -100, 2**15 - 1, -(2**15)] * 10, np.int16)

@@ -203,6 +203,18 @@ class BlockTest(_WorkerTest):
       self.assertEqual(total.dtype, leaf.dtype)
       self.assertEqual(total.numpy().tolist(), (3 * leaf).numpy().tolist())
 
+  def test_a_sum_of_which_some_elements_fit_into_int32_keeps_all_bits(self):
+    for values, num_bytes in (
+        ([1, 2**31, -7], 24),
+        ([-(2**31) - 1, 0], 16),
+        ([0, 2**40, 3], 24),
+        ([2**31 - 1, -(2**31)], 8),
+    ):
+      part = {0: ray_worker._pack_sum(tf.constant(values, tf.int64))}
+      self.assertEqual(ray_worker._count_part(part), num_bytes)
+      total = ray_worker.add([part, part], get=lambda value: value)
+      self.assertEqual(total[0].numpy().tolist(), [2 * n for n in values])
+
   def test_merge_says_which_sum_was_lost(self):
     def get(reference):
       if reference == 'lost':

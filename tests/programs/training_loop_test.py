@@ -213,11 +213,12 @@ class TrainingLoopTest(cases.TestCase):
     self.assertEqual(self.charged('run'), int(name in _PRIVATE))
 
   def test_a_round_is_charged_before_its_model_is_seen_or_saved(self, name):
-    order = []
+    order, saved_weights = [], []
     save = checkpoints.StateManager.save
 
     async def look_and_save(manager, state, version, **secrets):
       order.append(('saved', version, self.charged('run')))
+      saved_weights.append(state.process.global_model_weights)
       await save(manager, state, version, **secrets)
 
     before, listening = seen.listening(), set()
@@ -229,12 +230,13 @@ class TrainingLoopTest(cases.TestCase):
     save_and_look = mock.patch.object(
         checkpoints.StateManager, 'save', look_and_save
     )
+    evaluator = _evaluator(look)
     with save_and_look, seen.drawn_keys() as drawn:
       _, printed = self.train(
           name,
           'run',
           4,
-          evaluator=_evaluator(look),
+          evaluator=evaluator,
           evaluate_every=1,
           save_every=1,
           keep_last=1,
@@ -246,6 +248,14 @@ class TrainingLoopTest(cases.TestCase):
       expected += [('evaluated', charged), ('saved', number, charged)]
     self.assertEqual(order, expected)
     self.assertEqual(self.saved('run'), [0, 3, 4])
+    # What was evaluated are the weights of the round and not of another.
+    for (evaluated,), saved, before in zip(
+        (call.args for call in evaluator.call_args_list),
+        saved_weights[1:],
+        saved_weights,
+    ):
+      self.assertFalse(np.array_equal(fakes.flat(saved), fakes.flat(before)))
+      np.testing.assert_array_equal(fakes.flat(evaluated), fakes.flat(saved))
     # The run has ended: no file of it holds a key that it ever had.
     self.assertGreater(len(drawn), 4 if name in _PRIVATE else 0)
     self.assertEmpty(seen.files_with(drawn, self.path('run')))
