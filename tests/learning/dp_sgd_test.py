@@ -298,6 +298,23 @@ class DpSgdTest(parameterized.TestCase):
     self.assertLen(set(found), len(keys))
     self.assertEqual(found[4], gradient(*keys[4]))
 
+  def test_masks_their_noise_and_dropout_draw_apart(self):
+    model = tiny.predictor()
+    batch = _batch(0, 1, 2)
+    with calls.recorded_seeds() as fixed:
+      model.quantizer.labels(batch['features'], batch['feature_lengths'])
+    with calls.recorded_seeds() as seeds:
+      for step in ([1, 2], [1, 3]):
+        _, of_dropout = dp_sgd._masked(
+            model, dp_sgd._examples(batch, tf.constant(step))
+        )
+        seeds += map(tuple, of_dropout.numpy().tolist())
+    seeds = [seed for seed in seeds if seed not in fixed]
+    # An example's own seed and that of masks are split; then there are those of
+    # masks, of noise and of dropout.
+    self.assertLen(seeds, 2 * 3 * 5)
+    self.assertLen(set(seeds), len(seeds))
+
   def test_a_step_of_nobody_is_noise_alone_and_charged_as_any(self):
     step = _build(noise=2.0)
     moves = _moves(step)

@@ -90,7 +90,8 @@ class SpanMasksTest(parameterized.TestCase):
     # 12,000 values: stddev of the mean .0009, of the stddev .00065.
     self.assertAlmostEqual(filled[is_masked].mean(), 0, delta=0.005)
     self.assertAlmostEqual(filled[is_masked].std(), 0.1, delta=0.004)
-    self.assertFalse(np.array_equal(filled[0, 100:200], filled[1, 100:200]))
+    # Another value in each place, but for a few equal float32.
+    self.assertGreater(np.unique(filled[is_masked]).size, 11_900)
 
 
 class QuantizerTest(parameterized.TestCase):

@@ -22,6 +22,7 @@ from tests import seen
 from tests.programs import runs
 from tff_asr import errors
 from tff_asr.data import client_data as client_data_lib
+from tff_asr.data import cohorts
 from tff_asr.learning import central_step
 from tff_asr.learning import dp_sgd
 from tff_asr.models import best_rq
@@ -266,6 +267,24 @@ class TrainingLoopTest(cases.TestCase):
     self.assertIn('num_', text)
     for word in (*_CLIENTS, *fakes.WORDS[:-1]):
       self.assertNotRegex(text, rf'\b{word}\b')
+
+  def test_no_draws_of_noise_and_cohorts_share_a_stream_or_a_key(self, name):
+    if name not in _PRIVATE:
+      self.assertIsNone(_PROGRAMS[name].sampling)  # It draws neither.
+      return
+    # Of one seed: a sampler that took the noise's key would show.
+    with seen.opened_streams() as opened:
+      self.train(name, 'run', 3, **dict.fromkeys(_KEYS, 1))
+    self.assertLen(set(opened), len(opened))
+    by_purpose = {True: [], False: []}
+    for each in opened:
+      by_purpose[each.stream == cohorts._STREAM].append(each.key)  # pylint: disable=protected-access
+    # A cohort a round; of noise, radii and angles a tensor.
+    self.assertLen(by_purpose[True], 3)
+    self.assertLen(set(by_purpose[True]), 3)
+    self.assertGreaterEqual(len(by_purpose[False]), 3 * 2 * 2)
+    self.assertLen(set(by_purpose[False]), 3)
+    self.assertNoCommonElements(*by_purpose.values())
 
   def test_divergence_ends_a_run_with_the_last_good_round(self, name):
     program = _PROGRAMS[name]
