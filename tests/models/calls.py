@@ -39,7 +39,7 @@ def features(*shape: int) -> np.ndarray:
 
 @contextlib.contextmanager
 def recorded_seeds() -> Iterator[list[tuple[int, ...]]]:
-  """Seeds that are drawn from, or split, meanwhile; in eager mode."""
+  """Seeds that are drawn from, or split, meanwhile, but for traced graphs'."""
   seeds = []
 
   def spy(name, place):
@@ -47,7 +47,8 @@ def recorded_seeds() -> Iterator[list[tuple[int, ...]]]:
 
     def call(*args, **options):
       seed = args[place] if len(args) > place else options['seed']
-      seeds.append(tuple(np.asarray(seed).tolist()))
+      if not tf.is_symbolic_tensor(seed):
+        seeds.append(tuple(np.asarray(seed).tolist()))
       return draw(*args, **options)
 
     return mock.patch.object(tf.random, name, call)

@@ -7,10 +7,12 @@ import tempfile
 
 from absl.testing import parameterized
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import fakes
 from tests.learning import tiny
+from tests.models import calls
 from tests.programs import runs
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import examples as examples_lib
@@ -154,6 +156,38 @@ class PretrainTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       self.run_program('bad', **changes)
     self.assertFalse(os.path.exists(self.path('bad')))
+
+
+class MaskedEvaluatorTest(parameterized.TestCase):
+
+  def evaluator(self, model):
+    return pretraining.MaskedEvaluator(
+        model=model,
+        pipeline=_pipeline(),
+        client_data=client_data_lib.load(fakes.shared_split(**_CLIENTS)),
+    )
+
+  def test_is_the_same_each_time_and_knows_no_dropout(self):
+    weights = _MODEL.initialize(tf.constant([1, 2]))
+    evaluate = self.evaluator(tiny.predictor(dropout=0.5))
+    first = evaluate(weights)
+    self.assertEqual(evaluate(weights).metrics(), first.metrics())
+    without = self.evaluator(_MODEL)(weights)
+    self.assertEqual(without.metrics(), first.metrics())
+
+  def test_each_utterance_has_masks_and_noise_of_its_own(self):
+    weights = _MODEL.initialize(tf.constant([1, 2]))
+    evaluate = self.evaluator(_MODEL)
+    with calls.recorded_seeds() as fixed:
+      _MODEL.quantizer.labels(tf.zeros([1, 8, 80]), tf.constant([8]))
+    self.addCleanup(tf.config.run_functions_eagerly, False)
+    tf.config.run_functions_eagerly(True)
+    with calls.recorded_seeds() as seeds:
+      evaluate(weights)
+    # Of six utterances a seed is split, into one of masks and one of noise.
+    seeds = [seed for seed in seeds if seed not in fixed]
+    self.assertLen(seeds, 6 * 3)
+    self.assertLen(set(seeds), 6 * 3)
 
 
 class ExamplesTest(parameterized.TestCase):
