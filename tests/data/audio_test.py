@@ -118,11 +118,19 @@ class AudioTest(cases.TestCase):
     self.assertEqual(
         conversions, {'files of 2 channels were averaged to one': 1}
     )
+    three = np.stack([left, right, right + 2], 1)[:2]
+    # (100 + 300 + 302) / 3 = 234, (-101 - 100 - 98) / 3 = -99.67.
+    self.assertEqual(audio.read(_encode(three)).tolist(), [234, -100])
 
   def test_floats_are_rounded_and_clipped(self):
-    samples = np.array([0, 0.5, -1, 1, 2, 1.4 / 2**15], np.float32)
+    samples = np.array([0, 0.5, -1, 1, 2, -2], np.float32)
     found = audio.read(_encode(samples, subtype='FLOAT'))
-    self.assertEqual(found.tolist(), [0, 2**14, -(2**15), 32767, 32767, 1])
+    self.assertEqual(
+        found.tolist(), [0, 2**14, -(2**15), 32767, 32767, -(2**15)]
+    )
+    samples = np.array([1.4, 1.6, -1.4, -1.6], np.float32) / 2**15
+    found = audio.read(_encode(samples, subtype='FLOAT'))
+    self.assertEqual(found.tolist(), [1, 2, -1, -2])
 
   def test_mp3_and_ogg_keep_their_length_and_sound(self):
     for container, subtype in (('MP3', 'MPEG_LAYER_III'), ('OGG', 'VORBIS')):
