@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import tempfile
+from typing import Any
 
 from absl.testing import parameterized
 import numpy as np
@@ -69,9 +70,8 @@ class PretrainTest(parameterized.TestCase):
     return os.path.join(cls.root, name)
 
   @classmethod
-  def run_program(cls, name: str, **changes):
-    """Results, and what was printed, of a run."""
-    arguments = dict(
+  def arguments(cls, name: str, **changes) -> dict[str, Any]:
+    return dict(
         output_dir=cls.path(name),
         configuration='SEED = 3\n',
         model=_MODEL,
@@ -86,8 +86,12 @@ class PretrainTest(parameterized.TestCase):
         save_every=2,
         noise_seed=4,
         sampler_seed=5,
-    )
-    return runs.train(pretraining.Pretraining, **arguments | changes)
+    ) | changes
+
+  @classmethod
+  def run_program(cls, name: str, **changes):
+    """Results, and what was printed, of a run."""
+    return runs.train(pretraining.Pretraining, **cls.arguments(name, **changes))
 
   def weights(self, name: str) -> dict[str, np.ndarray]:
     return run_dir.read_model(self.path(name), model=_MODEL, tokens='')
@@ -156,6 +160,23 @@ class PretrainTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       self.run_program('bad', **changes)
     self.assertFalse(os.path.exists(self.path('bad')))
+
+
+  def test_public_runs_of_other_seeds_draw_other_batches(self):
+    public = dict(build_query=None, sampler_seed=None, noise_seed=None)
+    drawn = []
+    for seed in (3, 4, 3):
+      training = runs.build(
+          pretraining.Pretraining,
+          **self.arguments('unused', seed=seed, **public),
+      )
+      state, batches = training.initial_draw(), []
+      for _ in range(9):
+        batch, state = training.draw(state)
+        batches.append(tuple(batch))
+      drawn.append(tuple(batches))
+    self.assertEqual(drawn[0], drawn[2])
+    self.assertNotEqual(drawn[0], drawn[1])
 
 
 class MaskedEvaluatorTest(parameterized.TestCase):
