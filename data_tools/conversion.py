@@ -21,6 +21,7 @@ from data_tools import utterances as utterances_lib
 from tff_asr import checks
 from tff_asr import files
 from tff_asr import launch
+from tff_asr import rounding
 from tff_asr.data import audio
 from tff_asr.data import summaries
 
@@ -478,7 +479,7 @@ def _convert_by_flags(corpus: Corpus) -> None:
     )
   num_dropped = sum(sum(s['dropped'].values()) for s in written.values())
   total = num_dropped + sum(s['num_utterances'] for s in written.values())
-  if num_dropped > _MAX_DROPPED.value * total:
+  if num_dropped > rounding.whole(_MAX_DROPPED.value * total):
     raise ValueError(
         f'{num_dropped:,} of {total:,} utterances were left out; the others are'
         f' in {_OUTPUT_DIR.value}. {summaries.DROPPED_FILE} says why: mend'

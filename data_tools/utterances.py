@@ -21,6 +21,7 @@ import numpy as np
 
 from tff_asr import files
 from tff_asr.data import audio
+from tff_asr.features import log_mel
 
 Interval = tuple[int, int]
 # As `tff_asr.data.speakers` takes them; that module loads TensorFlow.
@@ -333,7 +334,7 @@ def _pieces(
       ) from e
   if activity is None:
     changes['files without voice activity were cut at equal lengths'] += 1
-  max_samples = int(how.max_sec * audio.SAMPLE_RATE_HZ)
+  max_samples = log_mel.samples_of_seconds(how.max_sec)
   bounds = cut(
       len(waveform), max_samples=max_samples, activity=activity
   )

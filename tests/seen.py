@@ -4,11 +4,13 @@ from collections.abc import Collection, Iterator
 import contextlib
 import os
 import pathlib
+from typing import NamedTuple
 from unittest import mock
 
 import psutil
 import tensorflow as tf
 
+from tff_asr.privacy import chacha20
 from tff_asr.privacy import keys
 
 _OF_OWNER = ('state', 'model.safetensors', 'secrets.bin', 'trained_on.json')
@@ -60,6 +62,29 @@ def drawn_keys() -> Iterator[set[bytes]]:
 
   with spy('derive'), spy('draw'), spy('from_seed'):
     yield found
+
+
+class Stream(NamedTuple):
+  """A place in a stream of ChaCha20."""
+
+  key: bytes
+  release: int
+  stream: int
+  start: int
+
+
+@contextlib.contextmanager
+def opened_streams() -> Iterator[list[Stream]]:
+  """The streams that noise and cohorts are drawn from meanwhile, on a CPU."""
+  opened = []
+  initialize = chacha20.Stream.__init__
+
+  def spy(self, key, *, release, stream, start=0):
+    opened.append(Stream(keys.to_bytes(key), release, stream, start))
+    initialize(self, key, release=release, stream=stream, start=start)
+
+  with mock.patch.object(chacha20.Stream, '__init__', spy):
+    yield opened
 
 
 def files_with(secrets: Collection[bytes], folder: str) -> list[str]:

@@ -25,6 +25,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
         'arguments': (),
         'checks': (),
         'files': (),
+        'rounding': (),
         'sequential': ('tensorflow',),
     },
     # Plain TensorFlow, NumPy and Python.
@@ -142,6 +143,7 @@ SHARED_WITH_DATA_TOOLS = (
     'tff_asr.features',
     'tff_asr.files',
     'tff_asr.launch',
+    'tff_asr.rounding',
     'tff_asr.text',
 )
 

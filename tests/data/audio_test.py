@@ -91,6 +91,21 @@ class AudioTest(cases.TestCase):
         },
     )
 
+  @parameterized.parameters(22050, 44100, 48000)
+  def test_tones_above_the_new_nyquist_vanish_and_those_below_stay(self, rate):
+    t = np.arange(rate // 2) / rate
+    for hertz, amplitude in (
+        (100, 8000), (3000, 8000), (7000, 8000),
+        # These would come back as tones of 16000 Hz less theirs.
+        (8800, 0), (9500, 0), (10500, 0),
+    ):
+      tone = np.rint(8000 * np.sin(2 * np.pi * hertz * t)).astype(np.int16)
+      inside = audio.read(_encode(tone, rate))[500:-500].astype(np.float64)
+      # A tone's root mean square is its amplitude over sqrt(2).
+      self.assertAlmostEqual(
+          np.sqrt(2 * np.mean(inside**2)), amplitude, delta=40, msg=f'{hertz}'
+      )
+
   def test_channels_are_averaged(self):
     left = np.array([100, -101, 2**15 - 1, -(2**15)] * 10, np.int16)
     right = np.array([300, -100, 2**15 - 1, -(2**15)] * 10, np.int16)
@@ -103,11 +118,19 @@ class AudioTest(cases.TestCase):
     self.assertEqual(
         conversions, {'files of 2 channels were averaged to one': 1}
     )
+    three = np.stack([left, right, right + 2], 1)[:2]
+    # (100 + 300 + 302) / 3 = 234, (-101 - 100 - 98) / 3 = -99.67.
+    self.assertEqual(audio.read(_encode(three)).tolist(), [234, -100])
 
   def test_floats_are_rounded_and_clipped(self):
-    samples = np.array([0, 0.5, -1, 1, 2, 1.4 / 2**15], np.float32)
+    samples = np.array([0, 0.5, -1, 1, 2, -2], np.float32)
     found = audio.read(_encode(samples, subtype='FLOAT'))
-    self.assertEqual(found.tolist(), [0, 2**14, -(2**15), 32767, 32767, 1])
+    self.assertEqual(
+        found.tolist(), [0, 2**14, -(2**15), 32767, 32767, -(2**15)]
+    )
+    samples = np.array([1.4, 1.6, -1.4, -1.6], np.float32) / 2**15
+    found = audio.read(_encode(samples, subtype='FLOAT'))
+    self.assertEqual(found.tolist(), [1, 2, -1, -2])
 
   def test_mp3_and_ogg_keep_their_length_and_sound(self):
     for container, subtype in (('MP3', 'MPEG_LAYER_III'), ('OGG', 'VORBIS')):
@@ -156,6 +179,8 @@ class AudioTest(cases.TestCase):
     # Under a tenth of the limit, but at a rate that no microphone has.
     with self.assertRaisesRegex(audio.AudioError, 'is too long'):
       audio.read(_encode(np.zeros(50_000, np.int16), 10**6), max_sec=0.1)
+    # 2.01 * 16000 is below 32160 in floating point.
+    audio.read(_encode(np.zeros(32_160, np.int16)), max_sec=2.01)
 
   def test_a_pipe_is_refused_and_not_waited_for(self):
     path = self.path('x.wav')

@@ -407,6 +407,7 @@ class PlaceholdersTest(parameterized.TestCase):
       else:
         self.assertEqual(utterance['feature_lengths'], 8, name)
         self.assertEqual(utterance['label_lengths'], 0, name)
+        self.assertFalse(np.any(utterance['labels']), name)
         self.assertFalse(np.any(utterance['features']), name)
 
   def test_features_in_place_of_waveforms_give_the_same_batches(self):

@@ -407,6 +407,15 @@ class ManifestTest(parameterized.TestCase):
     self.assertTrue((self.root / 'data/train/corpus.json').exists())
     self.assertEqual(self.convert(f'--manifest={path}').code, 0)
 
+  def test_the_very_share_that_may_be_left_out_is_no_error(self):
+    path = self.write_speakers(7)
+    with open(path, 'a', encoding='utf-8') as f:
+      f.write(''.join(f'\nno{i}.wav\ts0\tJa' for i in range(15)))
+    # 15 / 22 * 22 is below 15 in floating point.
+    finished = self.convert(f'--manifest={path}', f'--max_dropped={15 / 22}')
+    self.assertRegex(finished.stdout, 'left out, cannot be opened: 15 ')
+    self.assertEqual(finished.code, 0, finished.stderr)
+
   @pytest.mark.slow
   def test_a_table_becomes_a_private_run_and_a_transcript(self):
     self.convert(f'--manifest={self.write_speakers(6)}')

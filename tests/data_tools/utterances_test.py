@@ -1,5 +1,8 @@
+import collections
+
 from absl.testing import absltest
 from absl.testing import parameterized
+import numpy as np
 
 from data_tools import utterances
 
@@ -29,6 +32,15 @@ class CuttingTest(parameterized.TestCase):
         utterances.cut(num_samples, max_samples=max_samples, activity=activity),
         expected,
     )
+
+  def test_two_halves_of_the_longest_length_are_two_records(self):
+    # 2.01 * 16000 is below 32160 in floating point.
+    pieces = utterances._pieces(
+        utterances.Cutting(max_sec=2.01),
+        np.zeros(2 * 32_160, np.int16),
+        changes=collections.Counter(),
+    )
+    self.assertEqual([len(piece) for _, piece in pieces], [32_160] * 2)
 
   def test_activity_in_samples(self):
     self.assertIsNone(utterances.parse_activity({'speaker': '100'}))

@@ -439,6 +439,9 @@ class ScheduleTest(parameterized.TestCase):
       self.assertEmpty(context.last_failures)
     # All are left out: an empty cohort.
     self.assertEqual(_invoke(_sum_toil, [13, 13], max_failed_share=1.0), 0)
+    # .29 * 100 is below 29 in floating point.
+    cohort = [13] * 29 + [1] * 71
+    self.assertEqual(_invoke(_sum_toil, cohort, max_failed_share=0.29), 71)
 
   def test_a_client_in_one_of_two_sums_is_never_left_out(self):
     # Client 13 is in the first sum while the second waits for its division by

@@ -17,6 +17,7 @@ import tensorflow_federated as tff
 from tests import cases
 from tests.execution import toys
 from tff_asr.execution import compiler
+from tff_asr.execution import devices
 from tff_asr.execution import ray_worker
 
 
@@ -38,6 +39,17 @@ def _compile(power: float):
 @functools.lru_cache
 def _plain():
   return _compile(1.0)
+
+
+@functools.lru_cache
+def _exact():
+  """Of values: their sum in int64."""
+
+  @tff.tensorflow.computation(np.float32)
+  def work(value):
+    return tf.cast(value, tf.int64)
+
+  return compiler.compile_computation(toys.sum_of(work)).clients
 
 
 class _Driver:
@@ -72,10 +84,10 @@ class _Driver:
         leaves_out,
     )
 
-  def run(self, key, values):
+  def run(self, key, values, *, thread=0):
     """Report of `RayWorker.train` for clients of these values."""
     clients = [[np.float32(value)] for value in values]
-    return self.worker.train(key, 0, range(len(values)), clients)
+    return self.worker.train(key, thread, range(len(values)), clients)
 
 
 class _WorkerTest(absltest.TestCase):
@@ -144,13 +156,18 @@ class BlockTest(_WorkerTest):
     ):
       self.assertEqual(self.driver.run(key, values).ordered, expected)
 
-  def test_exact_sums_run_on_until_they_are_handed_over(self):
-    @tff.tensorflow.computation(np.float32)
-    def work(value):
-      return tf.cast(value, tf.int64)
+  def test_threads_without_a_sum_leave_out_no_others(self):
+    self.driver.worker._places = devices.Places(('/device:CPU:0',), 3, False)
+    for number, threads in enumerate(((1,), (2,), (0, 2), (1, 2), (0, 1, 2))):
+      key = self.driver.key(number, _exact())
+      for thread in threads:
+        self.driver.run(key, [10.0**thread], thread=thread)
+      self.assertEqual(
+          self._hand_over(key), sum(10**thread for thread in threads)
+      )
 
-    programs = compiler.compile_computation(toys.sum_of(work)).clients
-    key = self.driver.key(1, programs)
+  def test_exact_sums_run_on_until_they_are_handed_over(self):
+    key = self.driver.key(1, _exact())
     for _ in range(2):
       for values in ([1.0, 2.0], [4.0]):
         self.assertEqual(self.driver.run(key, values).ordered, [])
@@ -202,6 +219,18 @@ class BlockTest(_WorkerTest):
     for total, leaf in zip(found, leaves, strict=True):
       self.assertEqual(total.dtype, leaf.dtype)
       self.assertEqual(total.numpy().tolist(), (3 * leaf).numpy().tolist())
+
+  def test_a_sum_of_which_some_elements_fit_into_int32_keeps_all_bits(self):
+    for values, num_bytes in (
+        ([1, 2**31, -7], 24),
+        ([-(2**31) - 1, 0], 16),
+        ([0, 2**40, 3], 24),
+        ([2**31 - 1, -(2**31)], 8),
+    ):
+      part = {0: ray_worker._pack_sum(tf.constant(values, tf.int64))}
+      self.assertEqual(ray_worker._count_part(part), num_bytes)
+      total = ray_worker.add([part, part], get=lambda value: value)
+      self.assertEqual(total[0].numpy().tolist(), [2 * n for n in values])
 
   def test_merge_says_which_sum_was_lost(self):
     def get(reference):

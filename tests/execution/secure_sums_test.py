@@ -131,6 +131,17 @@ class SecureSumsTest(parameterized.TestCase):
     with self.assertRaisesRegex(tf.errors.OpError, 'does not fit'):
       _invoke(comp, [largest, 1])
 
+  def test_a_sum_of_which_one_element_does_not_fit_fails(self):
+    comp = tff.federated_computation(
+        lambda values: tff.federated_secure_sum_bitwidth(values, 31),
+        tff.FederatedType(tff.TensorType(np.int32, [2]), tff.CLIENTS),
+    )
+    largest = 2**31 - 1
+    clients = [np.array([1, largest], np.int32), np.array([1, 0], np.int32)]
+    self.assertEqual(_invoke(comp, clients).numpy().tolist(), [2, largest])
+    with self.assertRaisesRegex(tf.errors.OpError, 'does not fit'):
+      _invoke(comp, [clients[0], np.array([1, 1], np.int32)])
+
   def test_secure_aggregator_is_a_mean_within_its_quantisation(self):
     update_type = tff.types.to_type(
         collections.OrderedDict(w=(np.float32, [30, 2]), b=(np.float32, [3]))

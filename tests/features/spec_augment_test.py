@@ -75,6 +75,18 @@ class SpecAugmentTest(parameterized.TestCase):
     widths = masked.all(axis=2).sum(axis=1)
     self.assertEqual(widths.max(), widest)
 
+  def test_a_share_in_percent_is_not_a_frame_short(self):
+    # 13 % of 900 are 117, of which a mask may have 116; in float32 116.99999.
+    masked = _masked(
+        [900] * 2000,
+        num_bins=1,
+        num_freq_masks=0,
+        num_time_masks=1,
+        max_time_width=900,
+        max_time_share=0.13,
+    )
+    self.assertEqual(masked.all(axis=2).sum(axis=1).max(), 116)
+
   def test_masks_of_a_batch_lie_in_each_utterance(self):
     lengths = [30, 120, 0, 30]
     # A draw reaches frame 118 with probability .018. Seeded; of 600 new ones

@@ -223,6 +223,32 @@ def _round(**limits):
   return run
 
 
+class TotalsTest(absltest.TestCase):
+
+  def test_batches_of_stubs_are_neither_the_first_nor_the_last(self):
+    totals = client_update._no_totals()
+    for weights, loss_sum in (
+        ([0.0], 0.0), ([1.0, 0.0, 1.0], 6.0), ([1.0, 0.0], 5.0), ([0.0], 0.0)
+    ):
+      batch = dict(
+          example_weights=tf.constant(weights),
+          feature_lengths=tf.fill([len(weights)], 100),
+      )
+      totals = client_update._add_batch(totals, batch, tf.constant(loss_sum))
+    self.assertEqual(
+        {name: float(value) for name, value in totals.items()},
+        dict(
+            first_loss=6.0 / 2,
+            last_loss=5.0,
+            loss_sum=11.0,
+            num_frames=300.0,
+            num_left_out=4.0,
+            num_utterances=3.0,
+            num_steps=4.0,
+        ),
+    )
+
+
 class ClientWorkTest(absltest.TestCase):
   """Through TFF; `fed_avg_test` compares with NumPy."""
 

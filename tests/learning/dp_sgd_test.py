@@ -182,18 +182,19 @@ class ExampleGradientsTest(parameterized.TestCase):
       with tf.GradientTape() as tape:
         tape.watch(weights)
         (loss,) = tf.unstack(model.masked_loss(weights, alone, seed), 1)
-      return tape.gradient(loss, weights)
+      return tape.gradient(loss, weights), loss
 
     found = run(weights)
     expected = {name: 0.0 for name in weights}
-    norms, num_clipped = [], 0
+    norms, losses, num_clipped = [], [], 0
     for row in range(5):
       alone = best_rq.Masked(*(part[row : row + 1] for part in masked))
+      gradient, loss = run_alone(weights, alone, numbers[row])
       gradient = {
-          name: np.asarray(part, np.float64)
-          for name, part in run_alone(weights, alone, numbers[row]).items()
+          name: np.asarray(part, np.float64) for name, part in gradient.items()
       }
       norms.append(_norm(gradient))
+      losses.append(loss.numpy())
       if split == 'global':
         factor = min(1.0, _CLIP / norms[-1])
         clipped = {name: factor * part for name, part in gradient.items()}
@@ -213,6 +214,7 @@ class ExampleGradientsTest(parameterized.TestCase):
           err_msg=name,
       )
     np.testing.assert_allclose(found.norm, np.sum(norms), rtol=1e-4)
+    np.testing.assert_allclose(found.loss, np.sum(losses), rtol=1e-4)
 
 
 class DpSgdTest(parameterized.TestCase):
@@ -297,6 +299,23 @@ class DpSgdTest(parameterized.TestCase):
     found = [gradient(*key) for key in keys]
     self.assertLen(set(found), len(keys))
     self.assertEqual(found[4], gradient(*keys[4]))
+
+  def test_masks_their_noise_and_dropout_draw_apart(self):
+    model = tiny.predictor()
+    batch = _batch(0, 1, 2)
+    with calls.recorded_seeds() as fixed:
+      model.quantizer.labels(batch['features'], batch['feature_lengths'])
+    with calls.recorded_seeds() as seeds:
+      for step in ([1, 2], [1, 3]):
+        _, of_dropout = dp_sgd._masked(
+            model, dp_sgd._examples(batch, tf.constant(step))
+        )
+        seeds += map(tuple, of_dropout.numpy().tolist())
+    seeds = [seed for seed in seeds if seed not in fixed]
+    # An example's own seed and that of masks are split; then there are those of
+    # masks, of noise and of dropout.
+    self.assertLen(seeds, 2 * 3 * 5)
+    self.assertLen(set(seeds), len(seeds))
 
   def test_a_step_of_nobody_is_noise_alone_and_charged_as_any(self):
     step = _build(noise=2.0)
@@ -448,12 +467,17 @@ class DpSgdTest(parameterized.TestCase):
       )
 
   def test_without_a_query_it_is_the_gradient_of_the_sum(self):
-    one = _moves(_build(is_public=True), _batch(0, 1, 2))
-    other = _moves(_build(clip=np.inf, split='global'), _batch(0, 1, 2))
+    steps = _build(is_public=True), _build(clip=np.inf, split='global')
+    one, other = (_moves(step, _batch(0, 1, 2)) for step in steps)
     for name, value in one.items():
       np.testing.assert_allclose(
           other[name], value, atol=1e-5 * _norm(one), err_msg=name
       )
+    one, other = (
+        step.next(step.initialize(), [_batch(0, 1, 2)]).metrics
+        for step in steps
+    )
+    np.testing.assert_allclose(one['loss_sum'], other['loss_sum'], rtol=1e-4)
 
   def test_public_steps_measure_each_layer_s_squared_gradient_norm(self):
     step = _build(is_public=True)

@@ -1,7 +1,11 @@
 """Tests of tff_asr.learning.fed_avg against a plain federated average."""
 
+import dataclasses
 import functools
 import math
+import os
+import pathlib
+import tempfile
 from unittest import mock
 
 from absl.testing import parameterized
@@ -298,20 +302,52 @@ class PlainFederatedAverageTest(parameterized.TestCase):
     self.assertBetween(num_clipped, num_layers / 10, num_layers * 9 / 10)
 
   def test_rounds_and_clients_have_seeds_of_their_own(self):
-    # The twin's seeds are those of the process: the tests above would fail
-    # with another order of utterances or another shift of positions.
     twin = _twin()
     orders = {
         key: [list(batch['utterance_id'].numpy()) for batch in batches]
         for key, batches in twin.batches.items()
     }
     self.assertNotEqual(orders[0, 'bob'], orders[1, 'bob'])
-    seeds = {
-        tuple(batch['seed'].numpy())
+    expected = [
+        tuple(batch['seed'].numpy().tolist())
         for batches in twin.batches.values()
         for batch in batches
-    }
-    self.assertLen(seeds, sum(map(len, twin.batches.values())))
+    ]
+    # And those of the process, as they reach the model and the masks.
+    folder = self.enter_context(tempfile.TemporaryDirectory())
+    files = [os.path.join(folder, name) for name in ('model', 'masks')]
+
+    def told(features, seed, file):
+      told_seed = tf.print(seed, output_stream=f'file://{file}')
+      with tf.control_dependencies([told_seed]):
+        return tf.identity(features)
+
+    model = tiny.recognizer()
+
+    def apply(weights, features, feature_lengths, seed):
+      return model.encoder.apply(
+          weights, told(features, seed, files[0]), feature_lengths, seed
+      )
+
+    process = _build(
+        model=dataclasses.replace(
+            model, encoder=dataclasses.replace(model.encoder, apply=apply)
+        ),
+        augment=lambda features, _, seed: told(features, seed, files[1]),
+        num_steps=_NUM_STEPS,
+    )
+    federated_twin.run(process, _COHORTS)
+    of_model, of_masks = (
+        [
+            tuple(map(int, line.strip('[]').split()))
+            for line in pathlib.Path(file).read_text('utf-8').splitlines()
+        ]
+        for file in files
+    )
+    self.assertCountEqual(of_model, expected)
+    self.assertLen(of_masks, len(expected))
+    seeds = set(of_model + of_masks)
+    self.assertLen(seeds, 2 * len(expected))
 
   def test_spec_augment_begins_after_the_unaugmented_rounds(self):
     def spoil(features, lengths, seed):

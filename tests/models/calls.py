@@ -1,6 +1,9 @@
 """Calls of encoders, for their tests."""
 
+from collections.abc import Iterator
+import contextlib
 import functools
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -32,6 +35,29 @@ def arrays(weights: weights_lib.Weights) -> dict[str, np.ndarray]:
 def features(*shape: int) -> np.ndarray:
   """Random ones, a function of the shape."""
   return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+@contextlib.contextmanager
+def recorded_seeds() -> Iterator[list[tuple[int, ...]]]:
+  """Seeds that are drawn from, or split, meanwhile, but for traced graphs'."""
+  seeds = []
+
+  def spy(name, place):
+    draw = getattr(tf.random, name)
+
+    def call(*args, **options):
+      seed = args[place] if len(args) > place else options['seed']
+      if not tf.is_symbolic_tensor(seed):
+        seeds.append(tuple(np.asarray(seed).tolist()))
+      return draw(*args, **options)
+
+    return mock.patch.object(tf.random, name, call)
+
+  # `split` uses a seed up as a draw does.
+  with (
+      spy('stateless_uniform', 1), spy('stateless_normal', 1), spy('split', 0)
+  ):
+    yield seeds
 
 
 def apply(

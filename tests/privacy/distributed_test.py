@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests import fakes
+from tests.models import calls
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import distributed
 from tff_asr.privacy import keys
@@ -121,9 +122,9 @@ class PlanTest(parameterized.TestCase):
         2,
         places=4,
     )
-    # As the context counts them: int(.29 * 100) is 28 in floating point.
+    # .29 * 100 is below 29 in floating point.
     found = distributed.plan(**_PLAN | dict(max_failed_share=0.29))
-    self.assertEqual(found.min_survivors, 100 - int(0.29 * 100))
+    self.assertEqual(found.min_survivors, 71)
 
   @parameterized.parameters(
       (dict(bits=8), 'raise BITS'),
@@ -198,6 +199,25 @@ class DistributedSumQueryTest(parameterized.TestCase):
         (draws[0] - exact), (draws[1] - exact)
     )[0, 1]), 0.2)
 
+  def test_rounds_clients_and_tries_round_and_rotate_apart(self):
+    query = _query()
+    # Nothing fits: all tries are taken.
+    query.plan = query.plan._replace(squared_sensitivity=-1)
+    state, found = _state(query), []
+    for counter in (0, 1):
+      params = query.derive_sample_params(
+          state._replace(counter=tf.constant(counter, tf.int64))
+      )
+      for client in (5, 2**40, -1):
+        with calls.recorded_seeds() as seeds:
+          query.round(
+              params, _record(0.3), client=tf.constant(client, tf.int64)
+          )
+        self.assertLen(seeds, 1 + distributed._MAX_TRIES)
+        found += seeds
+    # A round's clients have the rotation in common, and nothing else.
+    self.assertLen(set(found), len(found) - 2 * 2)
+
   def test_rotations_are_undone_and_keep_norms(self):
     for size in (64, 16384, 24576):
       vector = tf.constant(np.random.default_rng(size).normal(size=size))
@@ -248,7 +268,9 @@ class DistributedSumQueryTest(parameterized.TestCase):
             np.ravel(part) * min(1, 0.5 * layer.share / np.linalg.norm(part))
             for part, layer in zip(record.values(), layers, strict=True)
         ])
-    found = fakes.flat(_sum(query, records))
+    # Of a later round, which rotates otherwise than the first.
+    state = _state(query)._replace(counter=tf.constant(3, tf.int64))
+    found = fakes.flat(_sum(query, records, state))
     # The noise is .01 * .5 on each element.
     self.assertLess(np.abs(found - expected).max(), 0.005 * 5)
     self.assertGreater(np.linalg.norm(expected), 1)

@@ -1,6 +1,8 @@
 """Tests for keys."""
 
 import hashlib
+import secrets
+from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
@@ -21,6 +23,13 @@ class KeysTest(parameterized.TestCase):
         np.stack([np.frombuffer(each, np.uint8) for each in data]), axis=1
     )
     self.assertTrue((bits.any(axis=0) & ~bits.all(axis=0)).all())
+
+  def test_a_drawn_key_is_32_bytes_of_the_operating_system_s_generator(self):
+    with mock.patch.object(
+        secrets, 'token_bytes', side_effect=[bytes(range(32))]
+    ) as drawn:
+      self.assertEqual(keys.to_bytes(keys.draw()), bytes(range(32)))
+    drawn.assert_called_once_with(32)
 
   def test_words_are_little_endian(self):
     data = bytes(
@@ -46,9 +55,9 @@ class KeysTest(parameterized.TestCase):
     derived = {
         keys.to_bytes(keys.derive(key, purpose=purpose))
         for key in (first, second)
-        for purpose in ('a', 'b')
+        for purpose in ('a', 'b', 80 * 'a' + 'b', 80 * 'a' + 'c')
     }
-    self.assertLen(derived, 4)
+    self.assertLen(derived, 8)
     self.assertNotIn(keys.to_bytes(first), derived)
     np.testing.assert_array_equal(
         keys.derive(first, purpose='a'), keys.derive(first, purpose='a')

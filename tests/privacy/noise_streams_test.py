@@ -49,13 +49,14 @@ class NoiseStreamsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(mechanisms.QUERIES.items())
   def test_without_a_key_whatever_is_released_is_nan(self, build):
-    query = build([tf.TensorSpec([3]), tf.TensorSpec([])])
-    total = query.initial_sample_state([tf.zeros([3]), tf.zeros([])])
-    result, state, _ = query.get_noised_result(
-        total, query.initial_global_state()
-    )
-    for value in (*result, getattr(state, 'layer_clips', math.nan)):
-      self.assertTrue(np.all(np.isnan(value)))
+    for shapes in ([[3]], [[3], []]):
+      query = build([tf.TensorSpec(shape) for shape in shapes])
+      total = query.initial_sample_state([tf.zeros(shape) for shape in shapes])
+      result, state, _ = query.get_noised_result(
+          total, query.initial_global_state()
+      )
+      for value in (*result, getattr(state, 'layer_clips', math.nan)):
+        self.assertTrue(np.all(np.isnan(value)))
 
   @parameterized.named_parameters(mechanisms.QUERIES.items())
   def test_no_stretch_of_noise_comes_twice(self, build):

@@ -362,6 +362,36 @@ class CentralTest(cases.TestCase):
     with self.assertRaisesRegex(ValueError, 'num_loaders 8 .* found 7'):
       self.training(num_loaders=8)
 
+  def test_no_two_loaders_passes_nor_runs_share_masks_seeds_or_orders(self):
+    def mark(features, lengths, seed):
+      marks = tf.random.stateless_uniform([tf.size(lengths), 1, 80], seed)
+      return tf.concat([marks, features[:, 1:]], axis=1)
+
+    # A chunk is an utterance: a loader's draws show its order. They have 4
+    # utterances and 3.
+    pipeline = _pipeline(chunk_size=1, augment=mark)
+    marks, seeds, orders = [], [], []
+    for seed in (3, 4):
+      found = self.draws(
+          _place(2), 24, num_loaders=2, pipeline=pipeline, seed=seed
+      )
+      for loader, size in enumerate((4, 3)):
+        batches = [batches[loader] for _, batches in found]
+        marks += [batch['features'][0, 0, 0] for batch in batches]
+        names = self.ids(batches)
+        places = sorted(set(names))
+        self.assertLen(places, size)
+        # The order of the first three utterances in six passes: another loader
+        # or run would have the same by chance one time in 6^6.
+        orders.append(tuple(
+            place
+            for place in map(places.index, names[: 6 * size])
+            if place < 3
+        ))
+      seeds += [tuple(batches[0]['seed']) for _, batches in found]
+    for draws in (marks, seeds, orders):
+      self.assertLen(set(draws), len(draws))
+
   def test_goes_on_from_any_place_at_once_in_the_same_bits(self):
     # Chunk 100,000 is of pass 33,333 at least: whoever had to read what lies
     # before would read hundreds of thousands of utterances.

@@ -144,6 +144,13 @@ class EvaluatorTest(absltest.TestCase):
     self.assertEmpty(traced)
     arrays = {name: value.numpy() for name, value in _weights().items()}
     self.assertEqual(_evaluator()(arrays), first)
+    plain = fakes.tiny_model(num_blocks=1, dropout=0.0)
+    without = evaluation.Evaluator(
+        model=plain,
+        pipeline=fakes.tiny_pipeline(plain, max_batch_sec=3.0),
+        client_data=fakes.client_data(_CLIENTS),
+    )
+    self.assertEqual(without(_weights()), first)
 
   def test_loss_is_the_mean_over_utterances_that_have_one(self):
     # Some are too long for a loss, in batches with others; all are decoded.

@@ -65,7 +65,12 @@ class DivergenceTest(parameterized.TestCase):
 class FailuresTest(parameterized.TestCase):
 
   def count(
-      self, failed, num_non_finite: int, share, shows_exact: bool = True
+      self,
+      failed,
+      num_non_finite: int,
+      share,
+      shows_exact: bool = True,
+      cohort_size: int = 8,
   ) -> int:
     context = object()  # Leaves nobody out.
     if failed is not None:
@@ -73,7 +78,7 @@ class FailuresTest(parameterized.TestCase):
     return faults.FaultSettings(max_failed_share=share).count_failed(
         context,
         {'num_non_finite': float(num_non_finite)},
-        cohort_size=8,
+        cohort_size=cohort_size,
         round_num=3,
         shows_exact=shows_exact,
     )
@@ -110,6 +115,13 @@ class FailuresTest(parameterized.TestCase):
         '0.25 allows',
     ):
       self.count({1: 'E: first'}, 2, 0.25)
+
+  def test_29_percent_of_100_are_29(self):
+    # .29 * 100 is below 29 in floating point.
+    hundred = dict(share=0.29, cohort_size=100, shows_exact=False)
+    self.assertEqual(self.count({}, 29, **hundred), 0)
+    with self.assertRaises(faults.TooManyFailuresError):
+      self.count({}, 30, **hundred)
 
   def test_none_allows_any_number_of_non_finite_updates(self):
     with self.assertLogs('absl', 'WARNING'):

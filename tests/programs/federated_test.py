@@ -276,6 +276,10 @@ class WholeRunTest(_RunTestCase):
     self.assertEqual(
         evaluated.word_error_rate, results['dev_word_error_rate'][2]
     )
+    # Rates are often those of other weights, too; the loss is not.
+    self.assertAlmostEqual(
+        float(rows[1]['dev_loss']) / evaluated.loss, 1, places=6
+    )
 
   def test_where_an_epsilon_is_claimed_nothing_exact_is_shown(self):
     printed = self.printed

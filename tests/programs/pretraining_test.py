@@ -5,14 +5,17 @@ import functools
 import json
 import os
 import tempfile
+from typing import Any
 from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import fakes
 from tests.learning import tiny
+from tests.models import calls
 from tests.programs import runs
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import examples as examples_lib
@@ -69,9 +72,8 @@ class PretrainTest(parameterized.TestCase):
     return os.path.join(cls.root, name)
 
   @classmethod
-  def run_program(cls, name: str, **changes):
-    """Results, and what was printed, of a run."""
-    arguments = dict(
+  def arguments(cls, name: str, **changes) -> dict[str, Any]:
+    return dict(
         output_dir=cls.path(name),
         configuration='SEED = 3\n',
         model=_MODEL,
@@ -86,8 +88,12 @@ class PretrainTest(parameterized.TestCase):
         save_every=2,
         noise_seed=4,
         sampler_seed=5,
-    )
-    return runs.train(pretraining.Pretraining, **arguments | changes)
+    ) | changes
+
+  @classmethod
+  def run_program(cls, name: str, **changes):
+    """Results, and what was printed, of a run."""
+    return runs.train(pretraining.Pretraining, **cls.arguments(name, **changes))
 
   def weights(self, name: str) -> dict[str, np.ndarray]:
     return run_dir.read_model(self.path(name), model=_MODEL, tokens='')
@@ -157,7 +163,6 @@ class PretrainTest(parameterized.TestCase):
       self.run_program('bad', **changes)
     self.assertFalse(os.path.exists(self.path('bad')))
 
-
   def test_a_private_recording_that_is_there_twice_is_refused(self):
     # Eight copies are eight draws of one recording, and one is charged.
     (example,) = fakes.examples('ann', 1)
@@ -186,6 +191,54 @@ class PretrainTest(parameterized.TestCase):
     ), self.assertRaisesRegex(ValueError, 'does not tell whether'):
       self.run_program('bad', client_data=data, batch_size=1)
     self.assertFalse(os.path.exists(self.path('bad')))
+
+  def test_public_runs_of_other_seeds_draw_other_batches(self):
+    public = dict(build_query=None, sampler_seed=None, noise_seed=None)
+    drawn = []
+    for seed in (3, 4, 3):
+      training = runs.build(
+          pretraining.Pretraining,
+          **self.arguments('unused', seed=seed, **public),
+      )
+      state, batches = training.initial_draw(), []
+      for _ in range(9):
+        batch, state = training.draw(state)
+        batches.append(tuple(batch))
+      drawn.append(tuple(batches))
+    self.assertEqual(drawn[0], drawn[2])
+    self.assertNotEqual(drawn[0], drawn[1])
+
+
+class MaskedEvaluatorTest(parameterized.TestCase):
+
+  def evaluator(self, model):
+    return pretraining.MaskedEvaluator(
+        model=model,
+        pipeline=_pipeline(),
+        client_data=client_data_lib.load(fakes.shared_split(**_CLIENTS)),
+    )
+
+  def test_is_the_same_each_time_and_knows_no_dropout(self):
+    weights = _MODEL.initialize(tf.constant([1, 2]))
+    evaluate = self.evaluator(tiny.predictor(dropout=0.5))
+    first = evaluate(weights)
+    self.assertEqual(evaluate(weights).metrics(), first.metrics())
+    without = self.evaluator(_MODEL)(weights)
+    self.assertEqual(without.metrics(), first.metrics())
+
+  def test_each_utterance_has_masks_and_noise_of_its_own(self):
+    weights = _MODEL.initialize(tf.constant([1, 2]))
+    evaluate = self.evaluator(_MODEL)
+    with calls.recorded_seeds() as fixed:
+      _MODEL.quantizer.labels(tf.zeros([1, 8, 80]), tf.constant([8]))
+    self.addCleanup(tf.config.run_functions_eagerly, False)
+    tf.config.run_functions_eagerly(True)
+    with calls.recorded_seeds() as seeds:
+      evaluate(weights)
+    # Of six utterances a seed is split, into one of masks and one of noise.
+    seeds = [seed for seed in seeds if seed not in fixed]
+    self.assertLen(seeds, 6 * 3)
+    self.assertLen(set(seeds), 6 * 3)
 
 
 class ExamplesTest(parameterized.TestCase):

@@ -23,6 +23,7 @@ from tests import seen
 from tests.programs import runs
 from tff_asr import errors
 from tff_asr.data import client_data as client_data_lib
+from tff_asr.data import cohorts
 from tff_asr.learning import central_step
 from tff_asr.learning import dp_sgd
 from tff_asr.models import best_rq
@@ -214,11 +215,12 @@ class TrainingLoopTest(cases.TestCase):
     self.assertEqual(self.charged('run'), int(name in _PRIVATE))
 
   def test_a_round_is_charged_before_its_model_is_seen_or_saved(self, name):
-    order = []
+    order, saved_weights = [], []
     save = checkpoints.StateManager.save
 
     async def look_and_save(manager, state, version, **secrets):
       order.append(('saved', version, self.charged('run')))
+      saved_weights.append(state.process.global_model_weights)
       await save(manager, state, version, **secrets)
 
     before, listening = seen.listening(), set()
@@ -230,12 +232,13 @@ class TrainingLoopTest(cases.TestCase):
     save_and_look = mock.patch.object(
         checkpoints.StateManager, 'save', look_and_save
     )
+    evaluator = _evaluator(look)
     with save_and_look, seen.drawn_keys() as drawn:
       _, printed = self.train(
           name,
           'run',
           4,
-          evaluator=_evaluator(look),
+          evaluator=evaluator,
           evaluate_every=1,
           save_every=1,
           keep_last=1,
@@ -247,6 +250,14 @@ class TrainingLoopTest(cases.TestCase):
       expected += [('evaluated', charged), ('saved', number, charged)]
     self.assertEqual(order, expected)
     self.assertEqual(self.saved('run'), [0, 3, 4])
+    # What was evaluated are the weights of the round and not of another.
+    for (evaluated,), saved, before in zip(
+        (call.args for call in evaluator.call_args_list),
+        saved_weights[1:],
+        saved_weights,
+    ):
+      self.assertFalse(np.array_equal(fakes.flat(saved), fakes.flat(before)))
+      np.testing.assert_array_equal(fakes.flat(evaluated), fakes.flat(saved))
     # The run has ended: no file of it holds a key that it ever had.
     self.assertGreater(len(drawn), 4 if name in _PRIVATE else 0)
     self.assertEmpty(seen.files_with(drawn, self.path('run')))
@@ -257,6 +268,24 @@ class TrainingLoopTest(cases.TestCase):
     self.assertIn('num_', text)
     for word in (*_CLIENTS, *fakes.WORDS[:-1]):
       self.assertNotRegex(text, rf'\b{word}\b')
+
+  def test_no_draws_of_noise_and_cohorts_share_a_stream_or_a_key(self, name):
+    if name not in _PRIVATE:
+      self.assertIsNone(_PROGRAMS[name].sampling)  # It draws neither.
+      return
+    # Of one seed: a sampler that took the noise's key would show.
+    with seen.opened_streams() as opened:
+      self.train(name, 'run', 3, **dict.fromkeys(_KEYS, 1))
+    self.assertLen(set(opened), len(opened))
+    by_purpose = {True: [], False: []}
+    for each in opened:
+      by_purpose[each.stream == cohorts._STREAM].append(each.key)  # pylint: disable=protected-access
+    # A cohort a round; of noise, radii and angles a tensor.
+    self.assertLen(by_purpose[True], 3)
+    self.assertLen(set(by_purpose[True]), 3)
+    self.assertGreaterEqual(len(by_purpose[False]), 3 * 2 * 2)
+    self.assertLen(set(by_purpose[False]), 3)
+    self.assertNoCommonElements(*by_purpose.values())
 
   def test_divergence_ends_a_run_with_the_last_good_round(self, name):
     program = _PROGRAMS[name]

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests import fakes
+from tests.learning import tiny
 from tests.recognition import recognizers
 from tff_asr.data import client_data
 from tff_asr.recognition import export
@@ -99,6 +100,31 @@ class ExportedRecognizerTest(absltest.TestCase):
     self.assertTrue((ids[0] == -1).all())
     empty = self.exported.tokens_of_one(tf.zeros([1, 0], tf.int16))
     self.assertEmpty(empty['token_ids'])
+
+  def test_tflite_holds_each_weight_in_float16_and_none_in_8_bits(self):
+    model = tiny.recognizer()
+    weights = model.initialize(tf.constant([1, 2]))
+    converted = export._convert(  # pylint: disable=protected-access
+        export.ExportedRecognizer(model=model, weights=weights, tokens=' abc')
+    )
+    interpreter = tf.lite.Interpreter(model_content=converted)
+    details = interpreter.get_tensor_details()
+    self.assertNoCommonElements(
+        [each['dtype'] for each in details], [np.int8, np.uint8]
+    )
+    kernel = weights['front/kernel'].numpy()
+    (held,) = (
+        interpreter.get_tensor(each['index'])
+        for each in details
+        if each['dtype'] == np.float16
+        and sorted(each['shape']) == sorted(kernel.shape)
+    )
+    np.testing.assert_array_equal(held, kernel.T.astype(np.float16))
+    # Features have matrices of 514 * 400 and of 257 * 80 numbers.
+    num_weights = sum(tf.size(each).numpy() for each in weights.values())
+    self.assertBetween(
+        len(converted) / (2 * (num_weights + 514 * 400 + 257 * 80)), 1.0, 1.15
+    )
 
   def test_characters_of_another_model_are_refused(self):
     with self.assertRaisesRegex(ValueError, '4 tokens and a blank, found 2'):

@@ -125,6 +125,11 @@ class RecognizerTest(parameterized.TestCase):
     (heard,) = _tone_recognizer(window_sec=window_sec)([('x', waveform)])
     self.assertEqual(heard.text, text)
 
+  def test_a_window_of_whole_frames_is_not_one_short(self):
+    # 2.01 * 16000 is below 32160 in floating point: 67 frames of 30 ms.
+    recognizer = _tone_recognizer(window_sec=2.01)
+    self.assertEqual(recognizer.window_samples, (3 * 67 - 1) * 160 + 400)
+
   def test_windows_have_as_many_frames_as_the_whole(self):
     # The last window ends anywhere.
     waveforms = [

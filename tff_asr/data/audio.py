@@ -134,7 +134,7 @@ def read(
       start, stop = _bounds(name, f, start_sec, duration_sec)
       frames = stop - start
       resampled = frames * SAMPLE_RATE_HZ // f.samplerate
-      limit = int(max_sec * SAMPLE_RATE_HZ)
+      limit = log_mel.samples_of_seconds(max_sec)
       if resampled > limit or (
           frames * f.channels > min(_MAX_RATIO * limit, _MAX_SAMPLES)
       ):

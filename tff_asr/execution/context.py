@@ -28,6 +28,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr import checks
+from tff_asr import rounding
 from tff_asr.execution import compiler
 from tff_asr.execution import intrinsics
 from tff_asr.execution import malloc_trim
@@ -244,7 +245,9 @@ class Runner(abc.ABC):
         ordered=loaded.merge_ordered
         and reduction.OrderedSum(loaded.merge_ordered),
         stop=stop,
-        max_failed=int(self.settings.max_failed_share * len(clients)),
+        max_failed=rounding.whole(
+            self.settings.max_failed_share * len(clients)
+        ),
         timeout_sec=self.settings.client_timeout_sec,
     )
     # Waits for the drawing also where the round fails: it uses all threads.

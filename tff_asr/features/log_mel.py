@@ -22,6 +22,8 @@ import typing
 
 import numpy as np
 
+from tff_asr import rounding
+
 if typing.TYPE_CHECKING:
   import tensorflow as tf
 
@@ -60,12 +62,12 @@ def frames_of_seconds(seconds: float) -> int:
   A duration that is a multiple of 10 ms but for its rounding to a float counts
   whole: 16.4 s are 1,640 frames, though 16.4 / 0.01 is below 1640.
   """
-  return _whole(seconds * SAMPLE_RATE_HZ / FRAME_SHIFT)
+  return rounding.whole(seconds * SAMPLE_RATE_HZ / FRAME_SHIFT)
 
 
 def samples_of_seconds(seconds: float) -> int:
   """Whole samples in a duration, rounded as by `frames_of_seconds`."""
-  return _whole(seconds * SAMPLE_RATE_HZ)
+  return rounding.whole(seconds * SAMPLE_RATE_HZ)
 
 
 def samples_of_frames(frames):
@@ -79,12 +81,6 @@ def samples_of_frames(frames):
     many frames.
   """
   return FRAME_SHIFT * (frames + 2)
-
-
-def _whole(number: float) -> int:
-  """The number rounded down, or to the nearest if that is its rounding."""
-  nearest = round(number)
-  return nearest if math.isclose(number, nearest) else math.floor(number)
 
 
 def log_mel(

@@ -58,6 +58,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_asr import checks
+from tff_asr import rounding
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import discrete_gaussian
 from tff_asr.privacy import queries
@@ -165,7 +166,7 @@ def plan(
   checks.finite(noise_multiplier=noise_multiplier)
   checks.in_range(2, MAX_BITS, bits=bits)
   checks.in_range(0, 0.99, max_failed_share=max_failed_share)
-  survivors = num_clients - math.floor(max_failed_share * num_clients)
+  survivors = num_clients - rounding.whole(max_failed_share * num_clients)
 
   def of(clip: float) -> Plan:
     square = math.floor(

@@ -24,6 +24,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr import checks
+from tff_asr import rounding
 from tff_asr.models import weights as weights_lib
 
 ACTIONS = ('stop', 'roll_back')
@@ -94,7 +95,9 @@ class FaultSettings:
     if not failed:
       return 0
     share = self.max_failed_share
-    is_too_much = share is not None and failed > share * cohort_size
+    is_too_much = (
+        share is not None and failed > rounding.whole(share * cohort_size)
+    )
     if not shows_exact:
       if is_too_much:
         raise too_many(round_num)

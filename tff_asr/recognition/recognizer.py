@@ -100,7 +100,7 @@ class Recognizer:
     self._decode = decode or self._decode_greedily
     stride = _stride(model.encoder.output_lengths)
     self._frame_samples = stride * log_mel.FRAME_SHIFT
-    window = int(window_sec * schema.SAMPLE_RATE_HZ) // self._frame_samples
+    window = log_mel.samples_of_seconds(window_sec) // self._frame_samples
     self._margin = int(_MARGIN_SHARE * window)
     self._hop = window - 2 * self._margin
     self.window_samples = (
