@@ -204,7 +204,7 @@ def _read_tsv(
         f'{path} has no column {missing[0]!r}, but {", ".join(header)}; it is'
         ' no .tsv of Common Voice.'
     )
-  return rows, problems
+  return [row for _, row in rows], problems
 
 
 def _check_language(

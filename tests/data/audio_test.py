@@ -92,7 +92,7 @@ class AudioTest(cases.TestCase):
         if not subtype.startswith('DWVW'):  # libsndfile's seeking fails.
           # Also a part of it, of the formats that cannot seek.
           part = audio.read(
-              data.getvalue(), start_sec=0.02, duration_sec=0.05, channel=0
+              data.getvalue(), start_sec=0.02, duration_sec=0.05, channels=[0]
           )
           self.assertAlmostEqual(len(part), 800, delta=2)
     self.assertGreater(written, 100)
@@ -205,7 +205,7 @@ class AudioTest(cases.TestCase):
     path = self.path('clip')
     noise = np.random.default_rng(1).normal(size=[48_000, 2]) / 8
     soundfile.write(path, noise, 16000, format=container)
-    both, first = audio.read(path), audio.read(path, start_sec=0, channel=0)
+    both, first = audio.read(path), audio.read(path, start_sec=0, channels=[0])
     # An MP3 decoder remembers what it decoded before.
     check = functools.partial(
         np.testing.assert_allclose, rtol=0, atol=int(container == 'MP3')
@@ -214,19 +214,19 @@ class AudioTest(cases.TestCase):
         audio.read(path, start_sec=0.75, duration_sec=1.25),
         both[12_000:32_000],
     )
-    check(audio.read(path, start_sec=2.5, channel=0), first[40_000:])
+    check(audio.read(path, start_sec=2.5, channels=[0]), first[40_000:])
     self.assertFalse(np.array_equal(first, both))
     # Lists round.
     rounded = audio.read(path, start_sec=0, duration_sec=3.05)
     np.testing.assert_array_equal(rounded, both)
-    for start, duration, channel, message in (
+    for start, duration, channels, message in (
         (2, 1.2, None, 'ends before a part of it .3.00 s, the part from 2.00'),
         (4, None, None, 'ends before a part of it'),
-        (1, 1, 2, 'has no such channel .2 of 2'),
+        (1, 1, [0, 2], 'has no such channel .2 of 2, counted from 0'),
     ):
       with self.assertRaisesRegex(audio.AudioError, message):
         audio.read(
-            path, start_sec=start, duration_sec=duration, channel=channel
+            path, start_sec=start, duration_sec=duration, channels=channels
         )
 
   @parameterized.parameters('WAV', 'FLAC', 'NIST', 'AIFF', 'W64')
@@ -275,6 +275,18 @@ class AudioTest(cases.TestCase):
     self.assertEqual(
         conversions, {'files of 2 channels were averaged to one': 1}
     )
+
+  def test_channels_are_chosen(self):
+    waves = np.array([[100, 300, 800]] * 40, np.int16)
+    data = _encode(waves)
+    for channels, expected in (([0], 100), ([2], 800), ([0, 1], 200)):
+      self.assertEqual(audio.read(data, channels=channels)[0], expected)
+
+  def test_another_rate_than_is_told_is_refused(self):
+    data = _encode(_tone(8000), 8000)
+    audio.read(data, sample_rate_hz=8000)
+    with self.assertRaisesRegex(audio.AudioError, '8000 Hz, not 16000'):
+      audio.read(data, sample_rate_hz=16000)
 
   def test_floats_are_rounded_and_clipped(self):
     samples = np.array([0, 0.5, -1, 1, 2, 1.4 / 2**15], np.float32)

@@ -24,7 +24,7 @@ the audio back bit for bit:
 """
 
 import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
 import io
@@ -101,7 +101,8 @@ def read(
     name: str | None = None,
     start_sec: float | None = None,
     duration_sec: float | None = None,
-    channel: int | None = None,
+    channels: Sequence[int] | None = None,
+    sample_rate_hz: int | None = None,
     max_sec: float = _MAX_SEC,
     conversions: collections.Counter[str] | None = None,
 ) -> np.ndarray:
@@ -112,7 +113,9 @@ def read(
     name: What errors call the file; by default the path.
     start_sec: Where the part begins; None reads the whole file.
     duration_sec: The part's length; None: to the end of the file.
-    channel: The only channel to read, from 0; None averages all.
+    channels: The channels to average, from 0; None averages all.
+    sample_rate_hz: The file's rate, where something else tells it; a file of
+      another rate is refused.
     max_sec: What is longer is refused before it is decoded; at most 10 hours.
     conversions: Counts each kind of conversion; a kind completes the sentence
       '3 ...'.
@@ -125,7 +128,7 @@ def read(
       without samples, longer than max_sec, of more samples in all of its
       channels than 10 hours at 16 kHz (or 24 times max_sec), or holds samples
       that are not finite; if it ends before the part does, by more than 0.1 s,
-      or has no such channel. It names the file.
+      or has no such channel or another rate. It names the file.
   """
   with contextlib.ExitStack() as stack:
     if isinstance(source, bytes):
@@ -159,12 +162,18 @@ def read(
       samples, rate_hz, kind = _decode_otherwise(
           source, name=name, error=e, part=part
       )
-  if channel is not None:
-    if channel >= samples.shape[1]:
+  if sample_rate_hz not in (None, rate_hz):
+    raise AudioError(
+        name, 'has another sampling rate', f'{rate_hz} Hz, not {sample_rate_hz}'
+    )
+  if channels is not None:
+    if max(channels) >= samples.shape[1]:
       raise AudioError(
-          name, 'has no such channel', f'{channel} of {samples.shape[1]}'
+          name,
+          'has no such channel',
+          f'{max(channels)} of {samples.shape[1]}, counted from 0',
       )
-    samples = samples[:, [channel]]
+    samples = samples[:, list(channels)]
   if not samples.size:
     raise AudioError(name, 'has no samples', kind)
   if samples.dtype != np.int16 and not np.all(np.isfinite(samples)):
