@@ -61,6 +61,14 @@ _ALPHABET = flags.DEFINE_string(
     ' of the first part, or first manifest.',
 )
 
+_CASING = flags.DEFINE_enum(
+    'casing',
+    'default',
+    ['default', *text.LOWER_CASE],
+    'With --text=normalise: the language whose lower case transcripts get, if'
+    ' it has its own (in Turkish and Azeri I becomes ı).',
+)
+
 # What is looked for, and the names it has in manifests, the first one first.
 _NAMES = {
     'audio': ('audio', 'audio_filepath', 'path', 'file', 'wav'),
@@ -87,6 +95,7 @@ _TIME_TOLERANCE_SEC = 0.1
 Row = tuple[str, Mapping[str, Any] | None]
 
 
+_FOREIGN = 'has no letter of the alphabet'
 _SHARED = 'has the same audio as another speaker'
 
 
@@ -191,6 +200,7 @@ def spell(
     *,
     keeps: bool,
     alphabet: str | None = None,
+    language: str = '',
 ) -> tuple[str, dict[str, utterances.Listing]]:
   """Puts transcripts into the characters of one alphabet.
 
@@ -201,6 +211,7 @@ def spell(
       lose punctuation, and letters outside the alphabet are transliterated or
       lost (`text.normalize_common_voice`).
     alphabet: The characters; None for those of the first part.
+    language: Whose lower case it is, where it has its own (`text.LOWER_CASE`).
 
   Returns:
     The characters, sorted, and the listings.
@@ -230,19 +241,32 @@ def spell(
           kept.append(dataclasses.replace(utterance, transcript=transcript))
       spelt[name] = listing._replace(utterances=kept, problems=problems)
     return characters, spelt
-  letters = text.letters_of([alphabet] if alphabet else first)
+  letters = text.letters_of(
+      [alphabet] if alphabet else first, language=language
+  )
   for name, listing in listings.items():
-    changed = []
+    changed, problems = [], list(listing.problems)
     for utterance in listing.utterances:
       transcript, changes = text.normalize_common_voice(
-          utterance.transcript, letters=letters
+          utterance.transcript, letters=letters, language=language
       )
+      if not transcript and text.LOST_LETTERS in changes:
+        detail = (
+            f'utterance {utterance.utterance_id} {_FOREIGN}:'
+            f' {utterance.transcript.strip()[:40]!r}.'
+        )
+        problems.append(
+            utterances.Problem(
+                utterance.client_id, utterance.utterance_id, _FOREIGN, detail
+            )
+        )
+        continue
       changed.append(
           dataclasses.replace(
               utterance, transcript=transcript, changes=changes
           )
       )
-    spelt[name] = listing._replace(utterances=changed)
+    spelt[name] = listing._replace(utterances=changed, problems=problems)
   return ''.join(sorted(tokenizer.PUNCTUATION + letters)), spelt
 
 
@@ -534,7 +558,17 @@ def _arrow_rows(folder: str) -> Iterator[Row]:
 
 
 def _default_partition(num_speakers: int) -> str:
-  """A tenth of the speakers, at least one, to dev, as many to test."""
+  """A tenth of the speakers, at least one, to dev, as many to test.
+
+  Raises:
+    ValueError: They are too few for three parts.
+  """
+  if num_speakers < 3:
+    raise ValueError(
+        f'found {num_speakers} speaker{"s"[:num_speakers - 1]}, and three are'
+        ' needed to deal them into train, dev and test; name the splits, as'
+        ' --manifest=train=a.tsv,dev=b.tsv, or pass --partition=train=rest.'
+    )
   share = max(1, num_speakers // 10)
   return f'train=rest,dev={share},test={share}'
 
@@ -545,6 +579,7 @@ def corpus(
     audio_dir: str | None = None,
     keeps: bool = False,
     alphabet: str | None = None,
+    language: str = '',
 ) -> conversion.Corpus:
   """Returns own recordings.
 
@@ -554,6 +589,7 @@ def corpus(
     audio_dir: See `list_utterances`.
     keeps: See `spell`.
     alphabet: See `spell`.
+    language: See `spell`.
 
   Raises:
     ValueError: If only some manifests have a name, or two the same.
@@ -592,7 +628,9 @@ def corpus(
       holds_split=lambda folder, split: True,
       default_splits=tuple(paths),
       default_partition=_default_partition if '' in paths else None,
-      spell=functools.partial(spell, keeps=keeps, alphabet=alphabet),
+      spell=functools.partial(
+          spell, keeps=keeps, alphabet=alphabet, language=language
+      ),
       alphabet_source='named by --alphabet' if alphabet else '',
       source_dir=audio_dir or '.',
       max_utterance_sec=_MAX_UTTERANCE_SEC,
@@ -608,10 +646,11 @@ def _corpus_by_flags() -> conversion.Corpus:
       audio_dir=flags.FLAGS.source_dir,
       keeps=_TEXT.value == 'keep',
       alphabet=_ALPHABET.value,
+      language=_CASING.value,
   )
 
 
 if __name__ == '__main__':
   conversion.main(
-      _corpus_by_flags, flag_names=('manifest', 'text', 'alphabet')
+      _corpus_by_flags, flag_names=('manifest', 'text', 'alphabet', 'casing')
   )

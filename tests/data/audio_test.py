@@ -125,6 +125,14 @@ class AudioTest(cases.TestCase):
     path.write_bytes(bytes(417) + data)
     np.testing.assert_array_equal(audio.read(str(path)), audio.read(data))
 
+  def test_raw_gsm_of_telephone_systems_is_read_by_its_suffix(self):
+    path = self.path('call.gsm')
+    soundfile.write(path, _tone(8000), 8000, format='RAW', subtype='GSM610')
+    found = audio.read(path)
+    self.assertBetween(len(found), 7998, 9000)
+    spectrum = np.abs(np.fft.rfft(found[:8000].astype(float)))
+    self.assertAlmostEqual(2 * np.argmax(spectrum), 440, delta=5)
+
   def test_flac_of_unknown_length_is_read(self):
     data = bytearray(_encode(_tone(), container='FLAC'))
     head = int.from_bytes(data[18:26], 'big')

@@ -268,7 +268,7 @@ class CommonVoiceTest(cases.TestCase):
 
   def test_missing_parts(self):
     self.write_tsv()
-    with self.assertRaisesRegex(ValueError, 'no dev.tsv of en, but train.tsv;'):
+    with self.assertRaisesRegex(ValueError, 'contains no dev.tsv, but train.tsv;'):
       common_voice.list_utterances(self.source, split='dev')
     (self.source / 'dev.tsv').write_text('a\tb\n')
     with self.assertRaisesRegex(ValueError, "no column 'client_id', but a, b"):

@@ -517,6 +517,18 @@ class ManifestTest(parameterized.TestCase):
     self.assertEqual(characters, " '-ajko")
     self.assertEqual(found, {'train': ['ja'], 'dev': ['ok']})
 
+  def test_a_language_has_its_own_lower_case(self):
+    characters, found, _ = self.spelt('IŞIK', 'İş', keeps=False, language='tr')
+    self.assertEqual(found, {'train': ['ışık'], 'dev': ['ş']})
+    self.assertEqual(characters, " '-kış".replace('ış', 'ış'))
+
+  def test_transcripts_in_other_letters_say_so(self):
+    _, found, listings = self.spelt('ja', '東京', keeps=False)
+    self.assertEqual(found['dev'], [])
+    (problem,) = listings['dev'].problems
+    self.assertEqual(problem.reason, 'has no letter of the alphabet')
+    self.assertIn('東京', problem.detail)
+
   def write_speakers(self, count: int) -> str:
     for i in range(count):
       soundfile.write(self.root / f'{i}.wav', _tone(1, 200 + i), _RATE_HZ)
@@ -573,6 +585,36 @@ class ManifestTest(parameterized.TestCase):
     self.assertEndsWith(finished.stdout, ' --gin_param="COHORT_SIZE = 2"\n')
     experiment = experiment_files.read('gin/experiments/own_recordings.gin')
     self.assertIn('\nCOHORT_SIZE = 4\n', experiment)
+
+  def test_parts_get_the_commands_that_fit_them(self):
+    manifest_path = self.write_speakers(7)
+    finished = self.convert(
+        f'--manifest={manifest_path}',
+        '--partition=public=2,private=rest,dev=1,test=1',
+    )
+    self.assertRegex(
+        finished.stdout, r'public .*bin/train_central.py --gin_file=.*\n.*'
+        r'private .*bin/train_federated.py .*INIT_FROM_RUN'
+    )
+    finished = in_process.run(
+        'data_tools.manifest', f'--manifest={manifest_path}', '--workers=0',
+        f'--output_dir={self.root / "my data"}',
+    )
+    self.assertIn(f"'{self.root}/my data/corpus.gin'\n", finished.stdout)
+    finished = self.convert(
+        f'--manifest={manifest_path}', '--partition=train=rest', '--overwrite'
+    )
+    self.assertIn('To train, add a dev split', finished.stdout)
+
+  @parameterized.parameters((1, '1 speaker,'), (2, '2 speakers,'))
+  def test_too_few_speakers_end_in_a_line_that_says_what_to_do(
+      self, count, found
+  ):
+    finished = self.convert(f'--manifest={self.write_speakers(count)}')
+    self.assertEqual(finished.code, 1)
+    self.assertRegex(
+        finished.stderr, rf'\Aerror: found {found} and three .*--partition=.*\n\Z'
+    )
 
   def test_more_than_a_tenth_left_out_is_an_error_after_the_rest(self):
     path = self.write_speakers(9)

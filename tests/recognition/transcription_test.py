@@ -77,12 +77,12 @@ class TranscriptionTest(cases.TestCase):
 
   def test_audio_in_folders_that_cannot_be_read_is_an_error(self):
     self.audio('d/a.wav')
-    for name in ('b.m4a', 'c.gsm'):
+    for name in ('b.m4a', 'c.w64'):
       pathlib.Path(self.path('d', name)).write_bytes(b'broken')
     with self.assertRaises(transcription.Unreadable) as caught:
       self.transcribe(self.path('d'))
     self.assertRegex(
-        ' '.join(caught.exception.args), r'b\.m4a: .*c\.gsm: '
+        ' '.join(caught.exception.args), r'b\.m4a: .*c\.w64: '
     )
 
   def test_json_has_words_and_times(self):
