@@ -375,7 +375,7 @@ def _channels(value: Any) -> tuple[int, ...] | None:
   if not values:
     return None
   try:
-    numbers = [math.nan if v is True or v is False else float(v) for v in values]
+    numbers = [math.nan if isinstance(v, bool) else float(v) for v in values]
   except (TypeError, ValueError, OverflowError):
     numbers = [math.nan]
   # Spreadsheets write 1.0.

@@ -613,7 +613,8 @@ class ManifestTest(parameterized.TestCase):
     finished = self.convert(f'--manifest={self.write_speakers(count)}')
     self.assertEqual(finished.code, 1)
     self.assertRegex(
-        finished.stderr, rf'\Aerror: found {found} and three .*--partition=.*\n\Z'
+        finished.stderr,
+        rf'\Aerror: found {found} and three .*--partition=.*\n\Z',
     )
 
   def test_more_than_a_tenth_left_out_is_an_error_after_the_rest(self):
