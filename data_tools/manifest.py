@@ -189,9 +189,9 @@ def _warn_of_spellings(speakers: Iterable[str], *, path: str) -> None:
   if alike:
     shown = '; '.join(', '.join(map(repr, names)) for names in alike[:5])
     logging.warning(
-        '%s: %d speakers have names that differ only in case or spaces, and '
-        'count as different people: %s%s. Write each person in one way.',
-        path, len(alike), shown, ' and others' if len(alike) > 5 else '',
+        '%s: speakers whose names differ only in case or spaces count as '
+        'different people: %s%s. Write each person in one way.',
+        path, shown, ' and others' if len(alike) > 5 else '',
     )
 
 

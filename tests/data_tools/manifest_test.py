@@ -336,8 +336,8 @@ class ManifestTest(parameterized.TestCase):
       manifest.list_utterances(self.write('m.csv', text))
     (record,) = logs.records
     self.assertIn(
-        "2 speakers have names that differ only in case or spaces, and count as"
-        " different people: 'Ann', 'ann'; 'BOB B', 'Bob  B'.",
+        "speakers whose names differ only in case or spaces count as different"
+        " people: 'Ann', 'ann'; 'BOB B', 'Bob  B'.",
         record.getMessage(),
     )
 
