@@ -100,21 +100,21 @@ def list_utterances(
       language; if Unidecode is wanted and not installed, or without
       dashes='drop'.
   """
-  normalize = _normalizer(transliteration, dashes=dashes)
+  normalize = _normalizer(transliteration, dashes=dashes, language=language)
   path = os.path.join(source_dir, f'{split}.tsv')
   if not os.path.isfile(path):
     names = sorted(n for n in os.listdir(source_dir) if n.endswith('.tsv'))
-    found = ', '.join(names) or 'no .tsv'
+    found = f'but {", ".join(names)}' if names else 'nor any other .tsv file'
     raise ValueError(
-        f'{source_dir} holds no {split}.tsv of {language}, but {found}; set'
-        ' --splits, or --source_dir to the folder of the language.'
+        f'{source_dir} contains no {split}.tsv, {found}; set --splits, or'
+        f' --source_dir to the folder of the language {language!r}.'
     )
   rows, problems = _read_tsv(path)
   _check_language(rows, path=path, language=language)
   if letters is None:
     letters = tokenizer.LETTERS.get(language)
   if letters is None:
-    letters = text.letters_of(_sentences(source_dir))
+    letters = text.letters_of(_sentences(source_dir), language=language)
   clips_dir = os.path.join(source_dir, 'clips')
   clips = frozenset(os.listdir(clips_dir) if os.path.isdir(clips_dir) else ())
   listed: list[utterances.Utterance] = []
@@ -148,11 +148,13 @@ def list_utterances(
 
 
 def _normalizer(
-    transliteration: str, *, dashes: str
+    transliteration: str, *, dashes: str, language: str
 ) -> Callable[..., tuple[str, Sequence[str]]]:
   """The rule of sentences, a function of a sentence and `letters`."""
   if transliteration == 'anyascii':
-    return functools.partial(text.normalize_common_voice, dashes=dashes)
+    return functools.partial(
+        text.normalize_common_voice, dashes=dashes, language=language
+    )
   checks.one_of(('unidecode',), transliteration=transliteration)
   if dashes != 'drop':
     raise ValueError(
@@ -204,7 +206,7 @@ def _read_tsv(
         f'{path} has no column {missing[0]!r}, but {", ".join(header)}; it is'
         ' no .tsv of Common Voice.'
     )
-  return rows, problems
+  return [row for _, row in rows], problems
 
 
 def _check_language(
@@ -257,7 +259,8 @@ def corpus(
     transliteration: str = 'anyascii',
 ) -> conversion.Corpus:
   """Returns Common Voice in one language; see `list_utterances`."""
-  _normalizer(transliteration, dashes=dashes)  # Refused before a file is read.
+  # Refused before a file is read.
+  _normalizer(transliteration, dashes=dashes, language=language)
   return conversion.Corpus(
       name=f'Common Voice {language}',
       namespace='Common Voice',

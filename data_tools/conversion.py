@@ -9,6 +9,7 @@ code 1 in `launch.run`.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import os
+import shlex
 import sys
 from typing import Any
 
@@ -320,6 +321,33 @@ def _folder(setting: str, names: Iterable[str]) -> str | None:
   )
 
 
+def _hints(
+    output_dir: str, written: Mapping[str, summaries.Summary]
+) -> list[str]:
+  """What to give training programs, for the parts that were written."""
+  data = f'--gin_file={shlex.quote(os.path.join(output_dir, CORPUS_GIN))}'
+  names = {name.rpartition('.')[2] for name in written}
+  if _folder('DEV_DIR', written) is None:
+    return [f'To train, add a dev split: {CORPUS_GIN} names none.']
+  if {'public', 'private'} <= names:
+    return [
+        'To train on the public speakers: bin/train_central.py'
+        f' --gin_file=gin/experiments/quickstart_seed.gin {data}',
+        'To train on the private ones from there: bin/train_federated.py'
+        f' --gin_file=gin/experiments/quickstart_federated_dp.gin {data}'
+        ' --gin_param="INIT_FROM_RUN = \'FOLDER\'"; docs/own_recordings.md has'
+        ' the settings for few speakers.',
+    ]
+  private = _folder('PRIVATE_DIR', written)
+  speakers = written[private]['num_clients'] if private else _COHORT_SIZE
+  fewer = f' --gin_param="COHORT_SIZE = {speakers}"'
+  return [
+      'To train: bin/train_federated.py'
+      f' --gin_file=gin/experiments/own_recordings.gin {data}'
+      f'{fewer if speakers < _COHORT_SIZE else ""}'
+  ]
+
+
 def _parse(split: str) -> tuple[str, Sequence[str]]:
   """A split's name and those that it is made of: 'train' or 'NAME=A+B'."""
   name, equals, members = split.partition('=')
@@ -469,14 +497,7 @@ def _convert_by_flags(corpus: Corpus) -> None:
     for remark in summaries.remarks(folder, summary):
       print(remark)
   if corpus.spell is not None:
-    private = _folder('PRIVATE_DIR', written)
-    speakers = written[private]['num_clients'] if private else _COHORT_SIZE
-    fewer = f' --gin_param="COHORT_SIZE = {speakers}"'
-    print(
-        'To train: --gin_file=gin/experiments/own_recordings.gin'
-        f' --gin_file={os.path.join(_OUTPUT_DIR.value, CORPUS_GIN)}'
-        f'{fewer if speakers < _COHORT_SIZE else ""}'
-    )
+    print('\n'.join(_hints(_OUTPUT_DIR.value, written)))
   num_dropped = sum(sum(s['dropped'].values()) for s in written.values())
   total = num_dropped + sum(s['num_utterances'] for s in written.values())
   if num_dropped > rounding.whole(_MAX_DROPPED.value * total):

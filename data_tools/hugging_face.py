@@ -40,7 +40,15 @@ class ArrowClip(utterances.Clip):
       raise audio.AudioError(name, 'cannot be opened', str(e)) from e
     if not isinstance(data, bytes):  # A text would pass for a path.
       raise audio.AudioError(name, 'is not readable audio', 'it is no bytes')
-    return audio.read(data, name=name, conversions=conversions)
+    return audio.read(
+        data,
+        name=name,
+        start_sec=self.start_sec,
+        duration_sec=self.duration_sec,
+        channels=self.channels,
+        sample_rate_hz=self.sample_rate_hz,
+        conversions=conversions,
+    )
 
 
 def tables(folder: str) -> Iterator[tuple[str, Any]]:

@@ -5,8 +5,9 @@
 --manifest is one of
 
     FILE.tsv, .csv      a header and a row an utterance, with columns audio,
-                        speaker, text, and maybe offset, duration (seconds), id,
-                        gender, age, accent
+                        speaker, text, and maybe channel (from 0), offset,
+                        duration or end (seconds), sampling_rate, id, gender,
+                        age, accent
     FILE.jsonl, .json   the same as a JSON object a line; so are NeMo's
     FILE.jsonl          lhotse's cut sets: an utterance a supervision
     FOLDER              of Kaldi (wav.scp with plain paths, text, utt2spk, maybe
@@ -22,6 +23,7 @@ from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
 launch.begin(__name__)
 
+import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
@@ -31,6 +33,7 @@ from typing import Any
 import unicodedata
 
 from absl import flags
+from absl import logging
 
 from data_tools import conversion
 from data_tools import hugging_face
@@ -58,13 +61,24 @@ _ALPHABET = flags.DEFINE_string(
     ' of the first part, or first manifest.',
 )
 
+_CASING = flags.DEFINE_enum(
+    'casing',
+    'default',
+    ['default', *text.LOWER_CASE],
+    'With --text=normalise: the language whose lower case transcripts get, if'
+    ' it has its own (in Turkish and Azeri I becomes ı).',
+)
+
 # What is looked for, and the names it has in manifests, the first one first.
 _NAMES = {
     'audio': ('audio', 'audio_filepath', 'path', 'file', 'wav'),
     'speaker': ('speaker', 'speaker_id', 'client_id', 'spk'),
     'text': ('text', 'sentence', 'transcript', 'transcription'),
-    'offset': ('offset', 'start'),
+    'channel': ('channel', 'channel_selector'),
+    'offset': ('offset', 'start', 'start_time'),
     'duration': ('duration',),
+    'end': ('end', 'end_time'),
+    'sampling_rate': ('sampling_rate', 'sample_rate'),
     'id': ('id', 'utterance_id', 'utt_id'),
 }
 _NEEDED = ('audio', 'speaker', 'text')
@@ -73,9 +87,16 @@ _TABLES = ('.tsv', '.csv')
 _JSON_LINES = ('.jsonl', '.json')
 # As training takes them (gin/data/pipeline.gin).
 _MAX_UTTERANCE_SEC = 30.0
+_MAX_CHANNELS = 1024
+# Tables round times.
+_TIME_TOLERANCE_SEC = 0.1
 # A row's place in its manifest ('line 3'), and its values by `_NAMES`; None:
 # the row is none.
 Row = tuple[str, Mapping[str, Any] | None]
+
+
+_FOREIGN = 'has no letter of the alphabet'
+_SHARED = 'has the same audio as another speaker'
 
 
 class _Unusable(ValueError):
@@ -88,7 +109,9 @@ def list_utterances(
   """Lists a manifest; transcripts stay as they are.
 
   Problems are: rows without speaker, audio or text, lines that cannot be read,
-  and parts and times that make no sense.
+  parts, times and channels that make no sense, and rows of several speakers
+  that have the same audio. Speakers whose names differ only in case or spaces
+  are warned of.
 
   Args:
     path: The manifest, a file or folder.
@@ -110,12 +133,13 @@ def list_utterances(
   locate = functools.partial(
       _locate, root=root, real=functools.cache(os.path.realpath)
   )
-  listed, said = [], []
+  listed, places, said = [], [], []
   for place, row in rows:
     row = row or {}
     speaker = _word(row.get('speaker'))
     try:
       listed.append(_utterance(row, speaker, locate=locate, root=root))
+      places.append(place)
       said.append((speaker, {n: _word(row.get(n)) for n in _ATTRIBUTES}))
     except _Unusable as e:
       name = _word(row.get('id')) or place
@@ -125,9 +149,50 @@ def list_utterances(
     except ValueError as e:
       raise ValueError(f'{path}, {place}: {e}') from e
   names = [n for n in _ATTRIBUTES if any(values[n] for _, values in said)]
+  _warn_of_spellings({speaker for speaker, _ in said}, path=path)
+  chosen = {c for u in listed for c in u.audio.channels or ()}
+  if len(chosen) > 1 and chosen == set(range(1, len(chosen) + 1)):
+    raise ValueError(
+        f'{path} has channels 1 to {len(chosen)} and no 0; channels count from'
+        ' 0, so subtract 1.'
+    )
+  speakers = collections.defaultdict(set)
+  for utterance in listed:
+    speakers[utterance.audio].add(utterance.client_id)
+  kept = []
+  for utterance, place in zip(listed, places, strict=True):
+    others = sorted(speakers[utterance.audio] - {utterance.client_id})
+    if not others:
+      kept.append(utterance)
+      continue
+    # In each of their updates would be the voice of the other.
+    detail = (
+        f'{path}, {place}: {_SHARED}, {others[0]!r}; give each a channel (from '
+        '0), or an offset and a duration.'
+    )
+    problems.append(
+        utterances.Problem(
+            utterance.client_id, utterance.utterance_id, _SHARED, detail
+        )
+    )
   return utterances.Listing(
-      listed, problems, utterances.gather_attributes(names, said)
+      kept, problems, utterances.gather_attributes(names, said)
   )
+
+
+def _warn_of_spellings(speakers: Iterable[str], *, path: str) -> None:
+  """Warns of speakers who may be one person, written in two ways."""
+  spellings = collections.defaultdict(list)
+  for speaker in sorted(speakers):
+    spellings[' '.join(speaker.casefold().split())].append(speaker)
+  alike = [names for names in spellings.values() if len(names) > 1]
+  if alike:
+    shown = '; '.join(', '.join(map(repr, names)) for names in alike[:5])
+    logging.warning(
+        '%s: speakers whose names differ only in case or spaces count as '
+        'different people: %s%s. Write each person in one way.',
+        path, shown, ' and others' if len(alike) > 5 else '',
+    )
 
 
 def spell(
@@ -135,6 +200,7 @@ def spell(
     *,
     keeps: bool,
     alphabet: str | None = None,
+    language: str = '',
 ) -> tuple[str, dict[str, utterances.Listing]]:
   """Puts transcripts into the characters of one alphabet.
 
@@ -145,6 +211,7 @@ def spell(
       lose punctuation, and letters outside the alphabet are transliterated or
       lost (`text.normalize_common_voice`).
     alphabet: The characters; None for those of the first part.
+    language: Whose lower case it is, where it has its own (`text.LOWER_CASE`).
 
   Returns:
     The characters, sorted, and the listings.
@@ -174,19 +241,32 @@ def spell(
           kept.append(dataclasses.replace(utterance, transcript=transcript))
       spelt[name] = listing._replace(utterances=kept, problems=problems)
     return characters, spelt
-  letters = text.letters_of([alphabet] if alphabet else first)
+  letters = text.letters_of(
+      [alphabet] if alphabet else first, language=language
+  )
   for name, listing in listings.items():
-    changed = []
+    changed, problems = [], list(listing.problems)
     for utterance in listing.utterances:
       transcript, changes = text.normalize_common_voice(
-          utterance.transcript, letters=letters
+          utterance.transcript, letters=letters, language=language
       )
+      if not transcript and text.LOST_LETTERS in changes:
+        detail = (
+            f'utterance {utterance.utterance_id} {_FOREIGN}:'
+            f' {utterance.transcript.strip()[:40]!r}.'
+        )
+        problems.append(
+            utterances.Problem(
+                utterance.client_id, utterance.utterance_id, _FOREIGN, detail
+            )
+        )
+        continue
       changed.append(
           dataclasses.replace(
               utterance, transcript=transcript, changes=changes
           )
       )
-    spelt[name] = listing._replace(utterances=changed)
+    spelt[name] = listing._replace(utterances=changed, problems=problems)
   return ''.join(sorted(tokenizer.PUNCTUATION + letters)), spelt
 
 
@@ -203,18 +283,26 @@ def _utterance(
   if not isinstance(row.get('text'), str):
     raise _Unusable('has no transcript')
   source, name = row.get('audio'), _word(row.get('id'))
-  start, duration = _seconds(row, 'offset'), _seconds(row, 'duration')
+  start, duration = _part(row)
+  channels = _channels(row.get('channel'))
+  part = dict(
+      start_sec=start,
+      duration_sec=duration,
+      channels=channels,
+      sample_rate_hz=_rate(row),
+  )
   if isinstance(source, str) and source:
     path = locate(source)
-    if start is None:
-      source = path  # A duration alone only describes the file.
-    else:
-      source = utterances.Clip(path, start, duration, row.get('channel'))
+    source = utterances.Clip(path, **part)
     if not name:
       name = os.path.relpath(path, root)
       if start is not None:
         name += f'-{round(1000 * start)}'
-  elif not isinstance(source, utterances.Clip):
+      if channels is not None:
+        name += f'-channel-{"-".join(map(str, channels))}'
+  elif isinstance(source, utterances.Clip):
+    source = dataclasses.replace(source, **part)
+  else:
     raise _Unusable('has no audio file')
   return utterances.Utterance(speaker, name, row['text'], source)
 
@@ -256,6 +344,60 @@ def _seconds(row: Mapping[str, Any], name: str) -> float | None:
   return seconds
 
 
+def _part(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
+  """Where a row's audio begins in its file, and its length; None: the whole."""
+  start, duration, end = (
+      _seconds(row, name) for name in ('offset', 'duration', 'end')
+  )
+  if end is not None:
+    start = start or 0.0
+    if end <= start or (
+        duration is not None
+        and abs(end - start - duration) > _TIME_TOLERANCE_SEC
+    ):
+      raise _Unusable('has an unusable end')
+    duration = end - start
+  # A duration alone only describes the file.
+  return start, None if start is None else duration
+
+
+def _channels(value: Any) -> tuple[int, ...] | None:
+  """Channels from 0, of a number, a list, or either as text; None: all."""
+  if isinstance(value, str):
+    values = value.strip().removeprefix('[').removesuffix(']').split(',')
+    values = [] if values == [''] else values
+  elif value is None:
+    values = []
+  else:
+    values = value if isinstance(value, (list, tuple)) else [value]
+    if not values:
+      raise _Unusable('has an unusable channel')
+  if not values:
+    return None
+  try:
+    numbers = [math.nan if isinstance(v, bool) else float(v) for v in values]
+  except (TypeError, ValueError, OverflowError):
+    numbers = [math.nan]
+  # Spreadsheets write 1.0.
+  if not all(0 <= n < _MAX_CHANNELS and n == int(n) for n in numbers):
+    raise _Unusable('has an unusable channel')
+  return tuple(sorted(set(map(int, numbers))))
+
+
+def _rate(row: Mapping[str, Any]) -> int | None:
+  """The sampling rate that a row tells, in Hz; None if it tells none."""
+  value = row.get('sampling_rate')
+  if value is None or value == '':
+    return None
+  try:
+    rate_hz = math.nan if isinstance(value, bool) else float(value)
+  except (TypeError, ValueError, OverflowError):
+    rate_hz = math.nan
+  if not 1 <= rate_hz < math.inf or rate_hz != int(rate_hz):
+    raise _Unusable('has an unusable sampling rate')
+  return int(rate_hz)
+
+
 def _columns(names: Iterable[str], *, path: str) -> dict[str, str]:
   """What is looked for, to its name in a manifest."""
   by_lower = {str(name).strip().lower(): name for name in names}
@@ -282,8 +424,8 @@ def _file_rows(
     header, rows, unreadable = text_files.read_table(path)
     problems += unreadable
     columns = _columns(header, path=path)
-    for number, row in enumerate(rows, 1):
-      yield f'row {number}', {k: row[name] for k, name in columns.items()}
+    for number, row in rows:
+      yield f'line {number}', {k: row[name] for k, name in columns.items()}
     return
   if suffix not in _JSON_LINES:
     raise ValueError(
@@ -315,11 +457,13 @@ def _lhotse_rows(place: str, cut: Mapping[str, Any]) -> Iterator[Row]:
       raise _Unusable(f'has audio of the kind {str(source["type"])[:20]!r}')
     if recording.get('transforms'):
       raise _Unusable('is changed by lhotse as it is read')
-    channels, channel = source['channels'], None
-    if len(channels) > 1 and not isinstance(cut['channel'], list):
-      channel = channels.index(cut['channel'])
+    channels = source['channels']
+    chosen = _lhotse_channels(cut.get('channel', channels), channels)
     start, length = _seconds(cut, 'start'), _seconds(cut, 'duration')
-    common = {'audio': source['source'], 'channel': channel}
+    common = {
+        'audio': source['source'],
+        'sampling_rate': recording.get('sampling_rate'),
+    }
     first, last = start, start + length
   except _Unusable as e:
     yield place, {'refused': str(e)}
@@ -335,17 +479,31 @@ def _lhotse_rows(place: str, cut: Mapping[str, Any]) -> Iterator[Row]:
       # Rounded, as lhotse does.
       if not first - 0.001 <= begin < end <= last + 0.001:
         raise _Unusable('has a supervision beyond its cut')
+      channel = _lhotse_channels(supervision.get('channel', []), channels)
+      if not set(channel) <= set(chosen):
+        raise _Unusable('has a supervision beyond its cut')
       yield place, {
           **{key: supervision.get(key) for key in ('id', 'speaker', 'text')},
           **{key: supervision.get(key) for key in _ATTRIBUTES},
           **common,
+          'channel': channel or chosen,
           'offset': max(0.0, begin),
           'duration': end - begin,
       }
     except _Unusable as e:
       yield place, {'refused': str(e)}
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError):
       yield place, None
+
+
+def _lhotse_channels(value: Any, channels: Sequence[int]) -> list[int]:
+  """A channel or a list of them, as places among a recording's channels.
+
+  Raises:
+    ValueError: It is none of them.
+  """
+  values = value if isinstance(value, list) else [value]
+  return [channels.index(each) for each in values]
 
 
 def _kaldi_rows(folder: str) -> Iterator[Row]:
@@ -369,11 +527,13 @@ def _kaldi_rows(folder: str) -> Iterator[Row]:
     segments = read('segments')
   for name in sorted(segments.keys() | texts.keys()):
     recording, *times = segments.get(name, '').split() or ['']
+    channel = times[2] if len(times) > 2 and times[2] != '-1' else None
     row = {
         'id': name,
         'speaker': speakers.get(name),
         'text': texts.get(name),
         'audio': recordings.get(recording),
+        'channel': channel,
     }
     try:
       if times:
@@ -398,7 +558,17 @@ def _arrow_rows(folder: str) -> Iterator[Row]:
 
 
 def _default_partition(num_speakers: int) -> str:
-  """A tenth of the speakers, at least one, to dev, as many to test."""
+  """A tenth of the speakers, at least one, to dev, as many to test.
+
+  Raises:
+    ValueError: They are too few for three parts.
+  """
+  if num_speakers < 3:
+    raise ValueError(
+        f'found {num_speakers} speaker{"s"[:num_speakers - 1]}, and three are'
+        ' needed to deal them into train, dev and test; name the splits, as'
+        ' --manifest=train=a.tsv,dev=b.tsv, or pass --partition=train=rest.'
+    )
   share = max(1, num_speakers // 10)
   return f'train=rest,dev={share},test={share}'
 
@@ -409,6 +579,7 @@ def corpus(
     audio_dir: str | None = None,
     keeps: bool = False,
     alphabet: str | None = None,
+    language: str = '',
 ) -> conversion.Corpus:
   """Returns own recordings.
 
@@ -418,6 +589,7 @@ def corpus(
     audio_dir: See `list_utterances`.
     keeps: See `spell`.
     alphabet: See `spell`.
+    language: See `spell`.
 
   Raises:
     ValueError: If only some manifests have a name, or two the same.
@@ -456,7 +628,9 @@ def corpus(
       holds_split=lambda folder, split: True,
       default_splits=tuple(paths),
       default_partition=_default_partition if '' in paths else None,
-      spell=functools.partial(spell, keeps=keeps, alphabet=alphabet),
+      spell=functools.partial(
+          spell, keeps=keeps, alphabet=alphabet, language=language
+      ),
       alphabet_source='named by --alphabet' if alphabet else '',
       source_dir=audio_dir or '.',
       max_utterance_sec=_MAX_UTTERANCE_SEC,
@@ -472,10 +646,11 @@ def _corpus_by_flags() -> conversion.Corpus:
       audio_dir=flags.FLAGS.source_dir,
       keeps=_TEXT.value == 'keep',
       alphabet=_ALPHABET.value,
+      language=_CASING.value,
   )
 
 
 if __name__ == '__main__':
   conversion.main(
-      _corpus_by_flags, flag_names=('manifest', 'text', 'alphabet')
+      _corpus_by_flags, flag_names=('manifest', 'text', 'alphabet', 'casing')
   )

@@ -68,7 +68,7 @@ def partition(
   if sum(counts.values()) > len(free):
     wanted = ', '.join(f'{name}={count}' for name, count in counts.items())
     raise ValueError(
-        f'partition {spec!r} asks for {sum(counts.values())} speakers'
+        f'partition {spec!r} asks for {_speakers(sum(counts.values()))}'
         f' ({wanted}), but there are {len(free)}; ask for fewer.'
     )
   order = iter(free)
@@ -80,7 +80,7 @@ def partition(
     if not parts[name]:
       raise ValueError(
           f'part {name!r} of partition {spec!r} is empty with'
-          f' {len(speakers)} speakers; give it at least one.'
+          f' {_speakers(len(speakers))}; give it at least one.'
       )
   return {name: sorted(part) for name, part in parts.items()}
 
@@ -112,6 +112,10 @@ def repartition(
     )
   return dealt
 
+
+def _speakers(count: int) -> str:
+  """A number of speakers in words."""
+  return f'{count} speaker' if count == 1 else f'{count} speakers'
 
 def _parse(spec: str) -> Mapping[str, str]:
   """Part names to sizes as they are written."""

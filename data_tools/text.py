@@ -14,15 +14,19 @@ it is a quotation mark); another letter is transliterated to ASCII if that gives
 letters only; everything else is dropped; a hyphen beside a space becomes a
 space; runs of spaces become one.
 
-Two differences: Unicode is composed first (NFC), and dashes and slashes become
-spaces, so that the words beside them stay apart (dashes='drop' drops them, as
-the recipe does). Transliteration is that of anyascii.
+Differences: Unicode is composed first (NFC), letters in compatibility forms
+(ligatures, full width, positional forms of Arabic) become plain ones, a final
+sigma becomes a plain one where the letters lack it, and dashes and slashes
+become spaces, so that the words beside them stay apart (dashes='drop' drops
+them, as the recipe does). Lower case is that of the language where it has a
+rule of its own (`LOWER_CASE`). Transliteration is that of anyascii.
 
 `normalize_as_published` is that recipe to the letter, given the transliteration
 of its code.
 """
 
 from collections.abc import Callable, Sequence
+import re
 import string
 import unicodedata
 
@@ -32,6 +36,13 @@ from tff_asr import checks
 from tff_asr.text import tokenizer
 
 TRANSLITERATED = 'had letters transliterated'
+PLAIN_FORMS = 'had ligatures or letters of full width replaced'
+FINAL_SIGMA = 'had final sigmas replaced'
+LOWER_CASE = {
+    'az': str.maketrans({'İ': 'i', 'I': 'ı'}),
+    'tr': str.maketrans({'İ': 'i', 'I': 'ı'}),
+}
+"""Languages (ISO 639-1) with lower case other than Unicode's default."""
 DASHES = ('space', 'drop')
 LOST_DIGITS = 'lost digits'
 LOST_LETTERS = 'lost letters'
@@ -39,6 +50,13 @@ LOST_SYMBOLS = 'lost symbols'
 
 _APOSTROPHES = '\u2019\u2018\u02bc\u0060\u00b4'
 _HYPHENS = '\u2010\u2011'
+# Letters that are other forms of plain ones: digraphs, ligatures, positional
+# forms, half and full width. Not all that has a compatibility form: the vowel
+# signs of Thai and Lao would be taken apart.
+_FORMS = re.compile(
+    '[\u01c4-\u01cc\u01f1-\u01f3\ufb00-\ufb17\ufb1d-\ufdff\ufe70-\ufefc'
+    '\uff21-\uff3a\uff41-\uff5a\uff66-\uffdc]+'
+)
 _PUBLISHED_PUNCTUATION = string.punctuation.replace("'", '').replace('-', '')
 # Unicode has them as punctuation, but people say them.
 _SPOKEN = '&%@#§¶†‡‰*'
@@ -84,13 +102,14 @@ def normalize_english(text: str, *, name: str) -> str:
 
 
 def normalize_common_voice(
-    text: str, *, letters: str, dashes: str = 'space'
+    text: str, *, letters: str, language: str = '', dashes: str = 'space'
 ) -> tuple[str, Sequence[str]]:
   """Returns a sentence in the given letters, and what happened to it.
 
   Args:
     text: A sentence as published.
     letters: The language's letters, in lower case.
+    language: Whose lower case it gets; see `LOWER_CASE`.
     dashes: What becomes of dashes and slashes: 'space' or 'drop'.
 
   Returns:
@@ -101,11 +120,16 @@ def normalize_common_voice(
     ValueError: Other dashes.
   """
   checks.one_of(DASHES, dashes=dashes)
-  text = unicodedata.normalize('NFC', text).lower()
-  kept: list[str] = []
   changes = set()
+  if _FORMS.search(text):
+    changes.add(PLAIN_FORMS)
+  text = lower(text, language=language)
+  kept: list[str] = []
   for i, character in enumerate(text):
-    if character in letters or character in tokenizer.PUNCTUATION:
+    if character == 'ς' and 'ς' not in letters and 'σ' in letters:
+      kept.append('σ')
+      changes.add(FINAL_SIGMA)
+    elif character in letters or character in tokenizer.PUNCTUATION:
       kept.append(character)
     elif character.isspace():
       kept.append(' ')
@@ -166,12 +190,26 @@ def normalize_as_published(
   return ' '.join(text.split()), sorted(changes)
 
 
-def letters_of(texts: Sequence[str]) -> str:
-  """Returns every letter (and mark) of the texts in lower case, sorted."""
+def lower(text: str, *, language: str = '') -> str:
+  """Returns a text in lower case, composed, of letters in their plain form."""
+  text = _FORMS.sub(lambda m: unicodedata.normalize('NFKC', m[0]), text)
+  text = unicodedata.normalize('NFC', text)
+  text = text.translate(LOWER_CASE.get(language, {})).lower()
+  # Without its language a Turkish I with a dot is lowered to i and a mark.
+  return unicodedata.normalize('NFC', text.replace('i\u0307', 'i'))
+
+
+def letters_of(texts: Sequence[str], *, language: str = '') -> str:
+  """Returns every letter (and mark) of the texts in lower case, sorted.
+
+  Args:
+    texts: Any.
+    language: Whose lower case they get; see `LOWER_CASE`.
+  """
   letters = {
       character
       for text in texts
-      for character in unicodedata.normalize('NFC', text).lower()
+      for character in lower(text, language=language)
       if unicodedata.category(character)[0] in 'LM'
   }
   return ''.join(sorted(letters - set(_APOSTROPHES)))

@@ -5,10 +5,12 @@ most a million characters and a file, unpacked, at most 4 GiB: a file that was
 made to fill the memory ends in one line that names it.
 """
 
+import collections
 from collections.abc import Iterator, Sequence
 import csv
 import gzip
 import io
+import itertools
 import os
 from typing import Any
 import zlib
@@ -20,6 +22,7 @@ UNREADABLE = 'has a line that cannot be read'
 
 _MAX_LINE = 10**6
 _MAX_CHARACTERS = 2**32
+_MAX_ROW_LINES = 1000
 _DELIMITERS = {'.tsv': '\t', '.csv': ','}
 
 
@@ -61,16 +64,19 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
 
 def read_table(
     path: str,
-) -> tuple[Sequence[str], list[dict[str, str]], list[utterances.Problem]]:
-  """Reads a table with a header, a row a line: .csv by commas, else by tabs.
+) -> tuple[
+    Sequence[str], list[tuple[int, dict[str, str]]], list[utterances.Problem]
+]:
+  """Reads a table with a header: .csv by commas, else by tabs.
 
   Releases of corpora differ in whether they quote: a field that begins with a
-  quotation mark may be quoted, with delimiters and doubled marks inside, or
-  just begin so.
+  quotation mark may be quoted, with delimiters, line breaks and doubled marks
+  inside, or just begin so. Lines are one row if a quoted field goes over them
+  and they are not all rows by themselves.
 
   Returns:
-    The header, the rows by its names, and the lines that have not as many
-    fields.
+    The header, the first line's number and the fields by name of each row, and
+    the lines that do not have as many fields.
 
   Raises:
     ValueError: As `read_lines`.
@@ -79,13 +85,30 @@ def read_table(
   delimiter = _DELIMITERS.get(suffix, '\t')
   header: list[str] = []
   rows, problems = [], []
-  for number, line in read_lines(path):
+  lines = collections.deque()
+  rest = read_lines(path)
+  while lines or (lines := collections.deque(itertools.islice(rest, 1))):
+    number, line = lines.popleft()
     if number == 1:
       header = _split(line, delimiter) or []
       continue
-    fields = _split(line, delimiter, count=len(header))
+    fields = None
+    if line.count('"') % 2:
+      # Up to the line that closes the quoted field.
+      quotes = 1
+      for index in range(_MAX_ROW_LINES):
+        if index == len(lines):
+          lines.extend(itertools.islice(rest, 1))
+        if index == len(lines) or not quotes % 2:
+          break
+        quotes += lines[index][1].count('"')
+      together = [line, *(text for _, text in itertools.islice(lines, index))]
+      fields = _join(together, delimiter, count=len(header))
+      for _ in range(len(together) - 1 if fields else 0):
+        lines.popleft()
+    fields = fields or _split(line, delimiter, count=len(header))
     if fields is not None:
-      rows.append(dict(zip(header, fields)))
+      rows.append((number, dict(zip(header, fields))))
     elif line:
       detail = (
           f'{path}, line {number} has {line.count(delimiter) + 1} fields'
@@ -115,6 +138,23 @@ def read_json_lines(
     except ValueError:
       value = None
     yield number, value if isinstance(value, dict) else None
+
+
+def _join(
+    lines: Sequence[str], delimiter: str, *, count: int
+) -> list[str] | None:
+  """The `count` fields of several lines; None if they are not one row."""
+  if len(lines) < 2 or all(
+      _split(line, delimiter, count=count) for line in lines
+  ):
+    return None
+  try:
+    (fields,) = csv.reader(
+        ['\n'.join(lines)], delimiter=delimiter, strict=True
+    )
+  except (csv.Error, ValueError):
+    return None
+  return fields if len(fields) == count else None
 
 
 def _split(

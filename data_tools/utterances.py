@@ -50,13 +50,15 @@ class Clip:
     path: The audio file.
     start_sec: Where the part begins; None: the whole file.
     duration_sec: Its length; None: to the end.
-    channel: The only channel to read; None averages all.
+    channels: The channels to average, from 0; None averages all.
+    sample_rate_hz: The file's rate, if that is told; see `audio.read`.
   """
 
   path: str
   start_sec: float | None = None
   duration_sec: float | None = None
-  channel: int | None = None
+  channels: tuple[int, ...] | None = None
+  sample_rate_hz: int | None = None
 
   def read(self, conversions: collections.Counter[str]) -> np.ndarray:
     """As `audio.read`: int16 [N] at 16 kHz, or `audio.AudioError`."""
@@ -64,7 +66,8 @@ class Clip:
         self.path,
         start_sec=self.start_sec,
         duration_sec=self.duration_sec,
-        channel=self.channel,
+        channels=self.channels,
+        sample_rate_hz=self.sample_rate_hz,
         conversions=conversions,
     )
 

@@ -3,11 +3,14 @@
 Usage:
   tff-asr PROGRAM [FLAG ...]     the same as `python bin/PROGRAM.py FLAG ...`
   tff-asr PROGRAM --help
+  tff-asr --version
 """
 
 import ast
+from importlib import metadata
 import os
 import sys
+import tomllib
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 _OUTSIDE = os.path.dirname(_PACKAGE)
@@ -39,7 +42,19 @@ def main() -> None:
   if name in ('--help', '-h', 'help'):
     print(listing)
     return
+  if name == '--version':
+    print(f'tff-asr {_version()}')
+    return
   sys.exit(f'error: {name} is no program; see tff-asr --help.')
+
+
+def _version() -> str:
+  """The version of the wheel, or of a working copy."""
+  try:
+    return metadata.version('tff-asr')
+  except metadata.PackageNotFoundError:
+    with open(os.path.join(_OUTSIDE, 'pyproject.toml'), 'rb') as f:
+      return tomllib.load(f)['project']['version']
 
 
 def _programs() -> dict[str, tuple[str, str]]:

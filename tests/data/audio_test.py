@@ -3,6 +3,11 @@ import functools
 import io
 import os
 import pathlib
+import shutil
+import struct
+import subprocess
+import sys
+from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
@@ -26,14 +31,189 @@ def _encode(
   return buffer.getvalue()
 
 
+# What no header tells, and libsndfile cannot recognise.
+_HEADERLESS = ('RAW', 'SD2')
+# Formats that have one rate only.
+_FIXED_RATES = {'XI': 44_100, 'WVE': 8000}
+
+
+def _pairs() -> list[tuple[str, str]]:
+  """All formats and subtypes that this libsndfile writes and recognises."""
+  return [
+      (container, subtype)
+      for container in soundfile.available_formats()
+      if container not in _HEADERLESS
+      for subtype in soundfile.available_subtypes(container)
+  ]
+
+
+def _mp3_without_length(samples: np.ndarray, *, mode: str) -> bytes:
+  """An MP3 file without its first frame, which tells its length."""
+  buffer = io.BytesIO()
+  with soundfile.SoundFile(
+      buffer,
+      'w',
+      samplerate=16000,
+      channels=1,
+      format='MP3',
+      subtype='MPEG_LAYER_III',
+      bitrate_mode=mode,
+  ) as f:
+    f.write(samples)
+  data = buffer.getvalue()
+  return data[data.index(data[:2], 10) :]
+
+
 class AudioTest(cases.TestCase):
+
+  def test_every_format_of_libsndfile_is_read(self):
+    tone = _tone(8000)
+    written = 0
+    for container, subtype in _pairs():
+      rate_hz = _FIXED_RATES.get(container, 8000)
+      data = io.BytesIO()
+      try:
+        soundfile.write(
+            data, tone, rate_hz, format=container, subtype=subtype
+        )
+      except soundfile.SoundFileError:
+        continue  # It only reads this one.
+      written += 1
+      with self.subTest(f'{container} {subtype}'):
+        found = audio.read(data.getvalue())
+        expected = len(tone) * 16000 // rate_hz
+        # Some pad to a whole block.
+        self.assertBetween(len(found), expected - 2, expected + 2500)
+        if container != 'XI':
+          spectrum = np.abs(np.fft.rfft(found[:8000].astype(float)))
+          self.assertAlmostEqual(
+              np.argmax(spectrum) * 16000 / min(8000, len(found)), 440, delta=5
+          )
+        if not subtype.startswith('DWVW'):  # libsndfile's seeking fails.
+          # Also a part of it, of the formats that cannot seek.
+          part = audio.read(
+              data.getvalue(), start_sec=0.02, duration_sec=0.05, channels=[0]
+          )
+          self.assertAlmostEqual(len(part), 800, delta=2)
+    self.assertGreater(written, 100)
+
+  def test_mp3_without_its_length_is_read_to_its_end(self):
+    tone = _tone(seconds=2)
+    data = _mp3_without_length(tone, mode='CONSTANT')
+    size = 200_000
+    tag = b'ID3\x04\0\0' + struct.pack(
+        '4B', *(size >> shift & 127 for shift in (21, 14, 7, 0))
+    ) + bytes(size)
+    for each in (data, tag + data):
+      # Encoders add silence.
+      self.assertBetween(len(audio.read(each)), 32_000, 34_000)
+
+  def test_mp3_of_varying_rate_without_its_length_is_not_cut_short(self):
+    # libsndfile takes the first frame's rate for that of all.
+    loud = np.random.default_rng(0).normal(size=32_000) / 10
+    data = _mp3_without_length(
+        np.concatenate([_tone(seconds=2) / 2**15, loud]), mode='VARIABLE'
+    )
+    self.assertLess(len(soundfile.read(io.BytesIO(data))[0]), 32_000)
+    with mock.patch.object(shutil, 'which', return_value=None):
+      with self.assertRaisesRegex(audio.AudioError, 'varying bit rate'):
+        audio.read(data)
+
+  def test_an_mp3_file_may_begin_with_other_bytes(self):
+    path = pathlib.Path(self.path('call.mp3'))
+    data = _encode(_tone(), container='MP3', subtype='MPEG_LAYER_III')
+    path.write_bytes(bytes(417) + data)
+    np.testing.assert_array_equal(audio.read(str(path)), audio.read(data))
+
+  def test_raw_gsm_of_telephone_systems_is_read_by_its_suffix(self):
+    path = self.path('call.gsm')
+    soundfile.write(path, _tone(8000), 8000, format='RAW', subtype='GSM610')
+    found = audio.read(path)
+    self.assertBetween(len(found), 7998, 9000)
+    spectrum = np.abs(np.fft.rfft(found[:8000].astype(float)))
+    self.assertAlmostEqual(2 * np.argmax(spectrum), 440, delta=5)
+
+  def test_flac_of_unknown_length_is_read(self):
+    data = bytearray(_encode(_tone(), container='FLAC'))
+    head = int.from_bytes(data[18:26], 'big')
+    data[18:26] = (head >> 36 << 36).to_bytes(8, 'big')
+    np.testing.assert_array_equal(audio.read(bytes(data)), _tone())
+    part = audio.read(bytes(data), start_sec=0.1, duration_sec=0.2)
+    np.testing.assert_array_equal(part, _tone()[1600:4800])
+    with self.assertRaisesRegex(audio.AudioError, 'too long .more than 1,600'):
+      audio.read(bytes(data), max_sec=0.1)
+
+  def test_whatever_a_decoder_raises_is_told_of_the_file(self):
+    for error in (RuntimeError('odd'), MemoryError(), TypeError('odd')):
+      with mock.patch.object(soundfile.SoundFile, 'read', side_effect=error):
+        with self.assertRaisesRegex(audio.AudioError, '^clip: is not readabl'):
+          audio.read(_encode(_tone()), name='clip')
+
+  def test_decoders_print_no_messages_without_a_name(self):
+    data = _encode(_tone(), container='MP3', subtype='MPEG_LAYER_III')
+    path = self.path('clip.mp3')
+    pathlib.Path(path).write_bytes(data[:1000] + b'xyz' * 200 + data[1000:])
+    program = (
+        'import os, sys; from tff_asr.data import audio\n'
+        'audio.read(sys.argv[1]); os.write(2, b"own message")'
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', program, path],
+        cwd=pathlib.Path(__file__).parents[2],
+        capture_output=True,
+        check=True,
+    )
+    self.assertEqual(done.stderr, b'own message')
+
+  def test_ffmpeg_decodes_what_libsndfile_does_not(self):
+    folder = pathlib.Path(self.path('bin'))
+    folder.mkdir()
+    wav = folder / 'decoded.wav'
+    wav.write_bytes(_encode(_tone()))
+    program = folder / 'ffmpeg'
+    program.write_text(
+        f'#!/bin/sh\necho "$@" > {folder}/arguments\ncat {wav}\n'
+    )
+    program.chmod(0o755)
+    path = self.path('call.m4a')
+    pathlib.Path(path).write_bytes(b'\0\0\0 ftypM4A ' + bytes(100))
+    search = f'{folder}:{os.environ["PATH"]}'
+    with mock.patch.dict(os.environ, PATH=search):
+      np.testing.assert_array_equal(audio.read(path), _tone())
+      arguments = (folder / 'arguments').read_text()
+      self.assertIn(f'-i file:{path}', arguments)
+      # Playlists, which name other files, are no format of these.
+      self.assertIn('-format_whitelist', arguments)
+      program.write_text('#!/bin/sh\necho "Invalid data" >&2; exit 1\n')
+      with self.assertRaisesRegex(
+          audio.AudioError, 'call.m4a: is not readable audio .ffmpeg: Invalid'
+      ):
+        audio.read(path)
+    with mock.patch.dict(os.environ, PATH=''):
+      with self.assertRaisesRegex(audio.AudioError, 'install ffmpeg'):
+        audio.read(path)
+
+  def test_ffmpeg_itself(self):
+    if shutil.which('ffmpeg') is None:
+      self.skipTest('ffmpeg is not installed.')
+    wav, path = self.path('tone.wav'), self.path('tone.m4a')
+    pathlib.Path(wav).write_bytes(_encode(_tone()))
+    subprocess.run(['ffmpeg', '-v', 'error', '-i', wav, path], check=True)
+    found = audio.read(path)
+    self.assertBetween(len(found), 7900, 10_000)
+    spectrum = np.abs(np.fft.rfft(found[:8000].astype(float)))
+    self.assertAlmostEqual(2 * np.argmax(spectrum), 440, delta=5)
+    playlist = self.path('list.m4a')
+    pathlib.Path(playlist).write_text(f'#EXTM3U\n#EXTINF:1,\n{path}\n')
+    with self.assertRaises(audio.AudioError):
+      audio.read(playlist)
 
   @parameterized.parameters('WAV', 'FLAC', 'NIST', 'OGG', 'MP3')
   def test_a_part_is_that_of_the_whole(self, container):
     path = self.path('clip')
     noise = np.random.default_rng(1).normal(size=[48_000, 2]) / 8
     soundfile.write(path, noise, 16000, format=container)
-    both, first = audio.read(path), audio.read(path, start_sec=0, channel=0)
+    both, first = audio.read(path), audio.read(path, start_sec=0, channels=[0])
     # An MP3 decoder remembers what it decoded before.
     check = functools.partial(
         np.testing.assert_allclose, rtol=0, atol=int(container == 'MP3')
@@ -42,19 +222,19 @@ class AudioTest(cases.TestCase):
         audio.read(path, start_sec=0.75, duration_sec=1.25),
         both[12_000:32_000],
     )
-    check(audio.read(path, start_sec=2.5, channel=0), first[40_000:])
+    check(audio.read(path, start_sec=2.5, channels=[0]), first[40_000:])
     self.assertFalse(np.array_equal(first, both))
     # Lists round.
     rounded = audio.read(path, start_sec=0, duration_sec=3.05)
     np.testing.assert_array_equal(rounded, both)
-    for start, duration, channel, message in (
+    for start, duration, channels, message in (
         (2, 1.2, None, 'ends before a part of it .3.00 s, the part from 2.00'),
         (4, None, None, 'ends before a part of it'),
-        (1, 1, 2, 'has no such channel .2 of 2'),
+        (1, 1, [0, 2], 'has no such channel .2 of 2, counted from 0'),
     ):
       with self.assertRaisesRegex(audio.AudioError, message):
         audio.read(
-            path, start_sec=start, duration_sec=duration, channel=channel
+            path, start_sec=start, duration_sec=duration, channels=channels
         )
 
   @parameterized.parameters('WAV', 'FLAC', 'NIST', 'AIFF', 'W64')
@@ -121,6 +301,18 @@ class AudioTest(cases.TestCase):
     three = np.stack([left, right, right + 2], 1)[:2]
     # (100 + 300 + 302) / 3 = 234, (-101 - 100 - 98) / 3 = -99.67.
     self.assertEqual(audio.read(_encode(three)).tolist(), [234, -100])
+
+  def test_channels_are_chosen(self):
+    waves = np.array([[100, 300, 800]] * 40, np.int16)
+    data = _encode(waves)
+    for channels, expected in (([0], 100), ([2], 800), ([0, 1], 200)):
+      self.assertEqual(audio.read(data, channels=channels)[0], expected)
+
+  def test_another_rate_than_is_told_is_refused(self):
+    data = _encode(_tone(8000), 8000)
+    audio.read(data, sample_rate_hz=8000)
+    with self.assertRaisesRegex(audio.AudioError, '8000 Hz, not 16000'):
+      audio.read(data, sample_rate_hz=16000)
 
   def test_floats_are_rounded_and_clipped(self):
     samples = np.array([0, 0.5, -1, 1, 2, -2], np.float32)

@@ -150,7 +150,7 @@ class CommonVoiceTest(cases.TestCase):
         corpus = client_data.load(output / 'train').corpus
         self.assertEqual(corpus.origin['corpus'], f'Common Voice {language}')
     with self.assertRaisesRegex(
-        ValueError, 'no train.tsv of it, but no .tsv; set'
+        ValueError, 'no train.tsv, nor any other .tsv file; set'
     ):
       conversion.convert(
           common_voice.corpus('it'),
@@ -268,7 +268,7 @@ class CommonVoiceTest(cases.TestCase):
 
   def test_missing_parts(self):
     self.write_tsv()
-    with self.assertRaisesRegex(ValueError, 'no dev.tsv of en, but train.tsv;'):
+    with self.assertRaisesRegex(ValueError, 'no dev.tsv, but train.tsv;'):
       common_voice.list_utterances(self.source, split='dev')
     (self.source / 'dev.tsv').write_text('a\tb\n')
     with self.assertRaisesRegex(ValueError, "no column 'client_id', but a, b"):

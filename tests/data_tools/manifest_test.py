@@ -161,6 +161,186 @@ class ManifestTest(parameterized.TestCase):
     (problem,) = listing.problems
     self.assertEqual(problem[:3], ('ann', 'u3', 'has an unusable duration'))
 
+  def check_channels(self, path: str, **settings: str) -> None:
+    """Checks that ann has the tone, bob the silence and eve both's mean."""
+    listing = manifest.list_utterances(path, **settings)
+    self.assertEmpty(listing.problems)
+    heard = {
+        u.client_id: np.max(np.abs(u.audio.read(collections.Counter())))
+        for u in listing.utterances
+    }
+    # The tone has an amplitude of a quarter.
+    self.assertAlmostEqual(heard.pop('ann'), 2**13, delta=100)
+    self.assertLess(heard.pop('bob'), 3)
+    for value in heard.values():
+      self.assertAlmostEqual(value, 2**12, delta=100)
+
+  def test_channels_of_tables_and_json_lines_are_told_apart(self):
+    speakers = ('ann', 'bob', 'eve')
+    for suffix, delimiter in (('tsv', '\t'), ('csv', ',')):
+      for chosen in (('0', '1', ''), ('0.0', '[1]', '0,1')):
+        rows = [
+            delimiter.join(['a/1.wav', name, 'x', f'"{channel}"'])
+            for name, channel in zip(speakers, chosen)
+        ]
+        header = delimiter.join(['audio', 'speaker', 'text', 'Channel'])
+        self.check_channels(
+            self.write(f'm.{suffix}', '\n'.join([header, *rows]))
+        )
+    for key in ('channel', 'channel_selector'):
+      for chosen in ((0, 1, None), ([0], [1], [0, 1]), ('0', '1', '[0, 1]')):
+        rows = [
+            {'audio_filepath': 'a/1.wav', 'speaker': name, 'text': 'x',
+             'duration': 0.3, key: channel}
+            for name, channel in zip(speakers, chosen)
+        ]
+        self.check_channels(
+            self.write('m.jsonl', '\n'.join(map(json.dumps, rows)))
+        )
+
+  def test_channels_of_kaldi_lhotse_and_hugging_face_are_told_apart(self):
+    self.check_channels(
+        self.write_kaldi(
+            segments='u1 a/1.wav 0 0.3 0\nu2 a/1.wav 0 0.3 1\n'
+            'u3 a/1.wav 0 0.3 -1\n',
+            text='u1 x\nu2 x\nu3 x', utt2spk='u1 ann\nu2 bob\nu3 eve',
+        ),
+        audio_dir=str(self.root),
+    )
+    # A cut of both channels, whose supervisions each have one.
+    supervisions = [
+        {'id': name, 'start': 0, 'duration': 0.2, 'speaker': name, 'text': 'x',
+         'channel': channel}
+        for name, channel in (('ann', 0), ('bob', [1]), ('eve', [0, 1]))
+    ]
+    cut = self.cut(
+        type='MultiCut', channel=[0, 1], supervisions=supervisions
+    )
+    self.check_channels(self.write('cuts.jsonl', json.dumps(cut)))
+    # Also of cuts that take some of a recording's channels.
+    cuts = [
+        self.cut(channel=channel, supervisions=[supervisions[i] | {
+            'channel': channel
+        }])
+        for i, channel in ((0, [0]), (1, 1))
+    ]
+    self.check_channels(
+        self.write('cuts.jsonl', '\n'.join(map(json.dumps, cuts)))
+    )
+    if pyarrow is not None:
+      folder = self.root / 'hf'
+      folder.mkdir()
+      content = (self.root / 'a/1.wav').read_bytes()
+      table = pyarrow.table({
+          'audio': [{'bytes': content, 'path': None}] * 2,
+          'speaker': ['ann', 'bob'], 'text': ['x', 'x'], 'channel': [0, 1],
+      })
+      with pyarrow.ipc.new_stream(folder / '0.arrow', table.schema) as f:
+        f.write_table(table)
+      (folder / 'state.json').write_text(
+          '{"_data_files": [{"filename": "0.arrow"}]}'
+      )
+      self.check_channels(str(folder))
+
+  def test_two_speakers_do_not_get_one_audio(self):
+    text = (
+        'audio,speaker,text,channel,start,end\n'
+        'a/1.wav,ann,x,,,\na/1.wav,bob,x,,,\n'
+        'a/2.flac,ann,x,,0,0.1\na/2.flac,bob,x,,0.1,0.2\n'
+        'b/1.ogg,ann,x,0,,\nb/1.ogg,bob,x,1,,\n'
+    )
+    listing = manifest.list_utterances(self.write('m.csv', text))
+    self.assertLen(listing.utterances, 4)
+    self.assertEqual(
+        [(p.client_id, p.reason) for p in listing.problems],
+        [(name, 'has the same audio as another speaker')
+         for name in ('ann', 'bob')],
+    )
+    self.assertRegex(
+        listing.problems[0].detail, "line 2: .* 'bob'; give each a channel"
+    )
+
+  def test_what_changes_the_audio_is_understood_or_refused(self):
+    cases = (
+        # start, end, duration, channel, rate, and the reason.
+        (0.1, 0.2, '', '', '', ''),
+        ('', 0.2, '', '', _RATE_HZ, ''),
+        (0.1, 0.2, 0.11, '', '', ''),
+        (0.1, 0.2, 5, '', '', 'has an unusable end'),
+        (0.2, 0.1, '', '', '', 'has an unusable end'),
+        ('', 'late', '', '', '', 'has an unusable end'),
+        ('', '', '', 'left', '', 'has an unusable channel'),
+        ('', '', '', -1, '', 'has an unusable channel'),
+        ('', '', '', 0.5, '', 'has an unusable channel'),
+        ('', '', '', '', '8k', 'has an unusable sampling rate'),
+    )
+    rows = [
+        f'a/1.wav,ann,x,{i},' + ','.join(map(str, case[:-1]))
+        for i, case in enumerate(cases)
+    ]
+    header = 'audio,speaker,text,id,start,end,duration,channel,sample_rate'
+    listing = manifest.list_utterances(
+        self.write('m.csv', '\n'.join([header, *rows]))
+    )
+    problems = {p.utterance_id: p.reason for p in listing.problems}
+    for i, case in enumerate(cases):
+      self.assertEqual(problems.get(str(i), ''), case[-1], case)
+    lengths = [
+        len(u.audio.read(collections.Counter())) for u in listing.utterances
+    ]
+    self.assertEqual(lengths, [1600, 3200, 1600])
+    text = 'audio,speaker,text,sampling_rate\na/1.wav,ann,x,8000'
+    listing = manifest.list_utterances(self.write('m.csv', text))
+    with self.assertRaisesRegex(audio.AudioError, '44100 Hz, not 8000'):
+      listing.utterances[0].audio.read(collections.Counter())
+    text = 'audio,speaker,text,channel\na/1.wav,ann,x,1\na/1.wav,bob,x,2'
+    with self.assertRaisesRegex(ValueError, 'channels count from 0'):
+      manifest.list_utterances(self.write('m.csv', text))
+
+  def test_quoted_fields_have_line_breaks(self):
+    expected = ['first\nsecond, "third"', 'plain', 'he said\n\nno', '"open']
+    for suffix, delimiter in (('csv', ','), ('tsv', '\t')):
+      text = io.StringIO()
+      writer = csv.writer(text, delimiter=delimiter, lineterminator='\r\n')
+      writer.writerow(('audio', 'speaker', 'text', 'id'))
+      for i, transcript in enumerate(expected[:3]):
+        writer.writerow(('a/1.wav', 'ann', transcript, i))
+      # A mark that only begins the field.
+      text.write(delimiter.join(['a/1.wav', 'ann', '"open', '3\r\n']))
+      text.write(delimiter.join(['a/1.wav', 'ann']))
+      listing = manifest.list_utterances(
+          self.write(f'm.{suffix}', text.getvalue())
+      )
+      self.assertEqual([u.transcript for u in listing.utterances], expected)
+      (problem,) = listing.problems
+      # Of the file's lines, not of its rows.
+      self.assertEqual(problem.utterance_id, 'line 9')
+
+  def test_marks_of_speech_that_are_not_closed_join_no_lines(self):
+    # As in Common Voice: the second mark would close the first one's field.
+    text = (
+        'audio\tspeaker\ttext\tage\na/1.wav\tann\t"Open\t\n'
+        'a/1.wav\tann\tclosed"\t\na/1.wav\tann\tsaid "no"\t\n'
+    )
+    listing = manifest.list_utterances(self.write('m.tsv', text))
+    self.assertEqual(
+        [u.transcript for u in listing.utterances],
+        ['"Open', 'closed"', 'said "no"'],
+    )
+
+  def test_speakers_that_may_be_one_are_warned_of(self):
+    text = 'audio,speaker,text\n' + '\n'.join(
+        f'a/1.wav,{name},x' for name in ('Ann', 'ann', 'bob', 'Bob  B', 'BOB B')
+    )
+    with self.assertLogs(level='WARNING') as logs:
+      manifest.list_utterances(self.write('m.csv', text))
+    (record,) = logs.records
+    self.assertIn(
+        "speakers whose names differ only in case or spaces count as different"
+        " people: 'Ann', 'ann'; 'BOB B', 'Bob  B'.",
+        record.getMessage(),
+    )
+
   def test_a_lhotse_cut_is_an_utterance_a_supervision(self):
     cuts = [
         self.cut(),
@@ -178,7 +358,7 @@ class ManifestTest(parameterized.TestCase):
     self.assertAlmostEqual(clip.start_sec, 0.1)
     self.assertAlmostEqual(clip.duration_sec, 0.1)
     # The second channel is silent.
-    self.assertEqual(clip.channel, 1)
+    self.assertEqual(clip.channels, (1,))
     self.assertLess(np.max(np.abs(clip.read(collections.Counter()))), 3)
     self.assertEqual(listing.attributes, {'gender': {'ann': {'female'}}})
     self.assertEqual(
@@ -271,9 +451,9 @@ class ManifestTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(
-      ('m.tsv', 'audio\tspeaker\ttext\n../x.wav\tann\tx', 'row 1.*outside of'),
-      ('m.tsv', 'audio\tspeaker\ttext\n/etc/x\tann\tx', 'row 1.*outside of'),
-      ('m.tsv', 'audio\tspeaker\ttext\nout/x\tann\tx', 'row 1.*outside of'),
+      ('m.tsv', 'audio\tspeaker\ttext\n../x.wav\tann\tx', 'line 2.*outside of'),
+      ('m.tsv', 'audio\tspeaker\ttext\n/etc/x\tann\tx', 'line 2.*outside of'),
+      ('m.tsv', 'audio\tspeaker\ttext\nout/x\tann\tx', 'line 2.*outside of'),
       ('m.tsv', 'audio\ttext\na\tb', r'no speaker \(speaker, .*but audio, te'),
       ('m.tsv', '', 'm.tsv has no audio .*but nothing'),
       ('m.tsv', 'a' * (10**6 + 1), 'm.tsv: line 1 goes beyond 1,000,000'),
@@ -337,6 +517,18 @@ class ManifestTest(parameterized.TestCase):
     self.assertEqual(characters, " '-ajko")
     self.assertEqual(found, {'train': ['ja'], 'dev': ['ok']})
 
+  def test_a_language_has_its_own_lower_case(self):
+    characters, found, _ = self.spelt('IŞIK', 'İş', keeps=False, language='tr')
+    self.assertEqual(found, {'train': ['ışık'], 'dev': ['ş']})
+    self.assertEqual(characters, " '-kış".replace('ış', 'ış'))
+
+  def test_transcripts_in_other_letters_say_so(self):
+    _, found, listings = self.spelt('ja', '東京', keeps=False)
+    self.assertEqual(found['dev'], [])
+    (problem,) = listings['dev'].problems
+    self.assertEqual(problem.reason, 'has no letter of the alphabet')
+    self.assertIn('東京', problem.detail)
+
   def write_speakers(self, count: int) -> str:
     for i in range(count):
       soundfile.write(self.root / f'{i}.wav', _tone(1, 200 + i), _RATE_HZ)
@@ -393,6 +585,37 @@ class ManifestTest(parameterized.TestCase):
     self.assertEndsWith(finished.stdout, ' --gin_param="COHORT_SIZE = 2"\n')
     experiment = experiment_files.read('gin/experiments/own_recordings.gin')
     self.assertIn('\nCOHORT_SIZE = 4\n', experiment)
+
+  def test_parts_get_the_commands_that_fit_them(self):
+    manifest_path = self.write_speakers(7)
+    finished = self.convert(
+        f'--manifest={manifest_path}',
+        '--partition=public=2,private=rest,dev=1,test=1',
+    )
+    self.assertRegex(
+        finished.stdout, r'public .*bin/train_central.py --gin_file=.*\n.*'
+        r'private .*bin/train_federated.py .*INIT_FROM_RUN'
+    )
+    finished = in_process.run(
+        'data_tools.manifest', f'--manifest={manifest_path}', '--workers=0',
+        f'--output_dir={self.root / "my data"}',
+    )
+    self.assertIn(f"'{self.root}/my data/corpus.gin'\n", finished.stdout)
+    finished = self.convert(
+        f'--manifest={manifest_path}', '--partition=train=rest', '--overwrite'
+    )
+    self.assertIn('To train, add a dev split', finished.stdout)
+
+  @parameterized.parameters((1, '1 speaker,'), (2, '2 speakers,'))
+  def test_too_few_speakers_end_in_a_line_that_says_what_to_do(
+      self, count, found
+  ):
+    finished = self.convert(f'--manifest={self.write_speakers(count)}')
+    self.assertEqual(finished.code, 1)
+    self.assertRegex(
+        finished.stderr,
+        rf'\Aerror: found {found} and three .*--partition=.*\n\Z',
+    )
 
   def test_more_than_a_tenth_left_out_is_an_error_after_the_rest(self):
     path = self.write_speakers(9)

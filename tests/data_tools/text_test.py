@@ -81,6 +81,41 @@ class CommonVoiceTextTest(parameterized.TestCase):
         'žluťoučký kůň',
     )
 
+  @parameterized.parameters(
+      # Turkish I has no dot, and keeps having none.
+      ('IŞIK İstanbul ılık', 'tr', 'ışık istanbul ılık', []),
+      ('IŞIK İstanbul ılık', 'az', 'ışık istanbul ılık', []),
+      ('Light İstanbul', '', 'light istanbul', []),
+      # Ligatures, digraphs, full width, positional forms, half width.
+      ('ﬁnd oﬀ', '', 'find off', [text_lib.PLAIN_FORMS]),
+      ('ǅungla', 'hr', 'džungla', [text_lib.PLAIN_FORMS]),
+      ('ＡＢＣ', '', 'abc', [text_lib.PLAIN_FORMS]),
+      ('\ufefb', 'ar', '\u0644\u0627', [text_lib.PLAIN_FORMS]),
+      ('ｶﾞｽ', 'ja', 'ガス', [text_lib.PLAIN_FORMS]),
+      # These have compatibility forms, too, and stay as they are.
+      ('\u0e01\u0e33', 'th', '\u0e01\u0e33', []),
+      ('Ο ΟΔΟΣ', 'el', 'ο οδος', []),
+  )
+  def test_lower_case_and_plain_forms(self, text, language, expected, changes):
+    letters = text_lib.letters_of([text], language=language)
+    self.assertEqual(
+        text_lib.normalize_common_voice(
+            text, letters=letters, language=language
+        ),
+        (expected, changes),
+    )
+    self.assertEqual(
+        letters, ''.join(sorted(set(expected.replace(' ', ''))))
+    )
+
+  def test_final_sigma_is_plain_where_the_letters_lack_it(self):
+    alphabet = text_lib.letters_of(['ΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡΣΤΥΦΧΨΩ'])
+    self.assertNotIn('ς', alphabet)
+    self.assertEqual(
+        text_lib.normalize_common_voice('Ο ΔΡΟΜΟΣ', letters=alphabet),
+        ('ο δρομοσ', [text_lib.FINAL_SIGMA]),
+    )
+
   # What Unidecode makes of them; the rule is the published code's.
   _UNIDECODE = {
       'é': 'e', 'ù': 'u', 'œ': 'oe', '\u0300': '', '’': "'", '‘': "'",

@@ -44,15 +44,45 @@ class TranscriptionTest(cases.TestCase):
         self.transcribe(two, one), f'{two}\tw0 w1\n{one}\tw0\n'
     )
 
-  def test_folders_are_searched(self):
+  def test_whatever_holds_audio_in_folders_is_transcribed(self):
     paths = [
-        self.audio(name) for name in ('d/a.wav', 'd/e/b.FLAC', 'd/e/c.mp3')
+        self.audio(name)
+        for name in (
+            'd/a.wav', 'd/e/b.FLAC', 'd/e/c.mp3', 'd/f.caf', 'd/g.au',
+            'd/h.w64',
+        )
     ]
-    pathlib.Path(self.path('d', 'notes.txt')).write_text('no audio')
-    found = transcription.find([self.path('d')])
-    self.assertEqual([source.path for source in found], paths)
+    gsm = self.path('d', 'call.gsm')
+    soundfile.write(
+        gsm, np.zeros(8000), 8000, format='WAV', subtype='GSM610'
+    )
+    unnamed = self.path('d', 'recording-17')
+    os.rename(self.audio('d/x.wav'), unnamed)
+    for name in ('a.txt', 'notes.txt', '.DS_Store'):
+      pathlib.Path(self.path('d', name)).write_text('no audio')
+    with self.assertLogs(level='WARNING') as logs:
+      text = self.transcribe(self.path('d'))
+    found = [line.split('\t')[0] for line in text.splitlines()]
+    self.assertEqual(found, sorted([*paths, gsm, unnamed]))
+    (record,) = logs.records
     self.assertEqual(
-        [source.stem for source in found], ['a', 'e/b', 'e/c']
+        record.getMessage(),
+        'Left out 2 of 10 files in folders, which hold no audio: '
+        f'{self.path("d", "a.txt")}, {self.path("d", "notes.txt")}.',
+    )
+    output_dir = self.path('out')
+    self.transcribe(self.path('d'), output_dir=output_dir)
+    self.assertIn('recording-17.txt', os.listdir(output_dir))
+    self.assertIn('a.txt', os.listdir(output_dir))
+
+  def test_audio_in_folders_that_cannot_be_read_is_an_error(self):
+    self.audio('d/a.wav')
+    for name in ('b.m4a', 'c.w64'):
+      pathlib.Path(self.path('d', name)).write_bytes(b'broken')
+    with self.assertRaises(transcription.Unreadable) as caught:
+      self.transcribe(self.path('d'))
+    self.assertRegex(
+        ' '.join(caught.exception.args), r'(?s)b\.m4a: .*c\.w64: '
     )
 
   def test_json_has_words_and_times(self):
@@ -114,10 +144,15 @@ class TranscriptionTest(cases.TestCase):
 
   def test_bad_arguments(self):
     one, two = self.audio('one.wav'), self.audio('d/one.flac')
-    empty, out = (self.path(name) for name in ('empty', 'out'))
+    empty, notes, out = (
+        self.path(name) for name in ('empty', 'notes', 'out')
+    )
     os.mkdir(empty)
+    os.mkdir(notes)
+    pathlib.Path(notes, 'a.txt').write_text('no audio')
     for paths, options, message in (
-        ([empty], {}, 'empty holds no audio'),
+        ([empty], {}, 'empty holds no file'),
+        ([notes], {}, 'no audio in .*notes/a.txt'),
         (['nowhere.wav'], {}, 'nowhere.wav does not exist'),
         ([one, one], {}, 'one.wav is given more than once'),
         ([one], {'output_format': 'vtt'}, 'output_format'),

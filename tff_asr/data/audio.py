@@ -1,15 +1,16 @@
 """Audio files to 16 kHz mono int16, and to what a record stores.
 
 Loads no TensorFlow, so that processes that encode audio start fast. `read`
-reads what libsndfile reads, recognised by content and not by file name: WAV,
-FLAC, MP3, Ogg, NIST sphere, AIFF and more. Audio that is already 16 kHz mono
+reads what libsndfile reads, recognised by content: WAV (also of telephones:
+mu-law, A-law, GSM 6.10), FLAC, MP3, Ogg, NIST sphere, AIFF, CAF, AU, W64 and
+more. The program ffmpeg, where it is installed, decodes what libsndfile does
+not: m4a, webm, AMR, WMA. Audio that is already 16 kHz mono
 int16 comes out bit for bit. Otherwise, in this order: channels are averaged,
 other rates are resampled by soxr at its high quality, and samples are rounded
 to int16 and clipped.
 
 A file that ends before its own header says raises instead of giving a shorter
-clip. An MP3 file without a length header is the exception: it does not say
-how long it was.
+clip. MP3 and FLAC files may lack their length; those are read to their end.
 
 `encode` gives what a record of 16 kHz mono audio stores. Both encodings give
 the audio back bit for bit:
@@ -23,11 +24,16 @@ the audio back bit for bit:
 """
 
 import collections
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
 import io
 import os
 import re
+import shutil
+import subprocess
+import tempfile
+import threading
 
 import numpy as np
 import soundfile
@@ -44,8 +50,19 @@ ENCODINGS = ('pcm', 'flac')
 _EXACT_SUBTYPES = ('PCM_16', 'PCM_S8', 'PCM_U8', 'ULAW', 'ALAW')
 # libsndfile's length of an MP3 file may count the encoder's padding.
 _MP3_TOLERANCE = 3 * 1152
-# Programs that write to a pipe leave a length of "unknown" behind.
+# Programs that write to a pipe leave a length of "unknown" behind; libsndfile's
+# number of frames for that is the second.
 _UNKNOWN_LENGTH = 0x7FFFF000
+_UNKNOWN_FRAMES = 2**63 - 1
+_BLOCK_FRAMES = 2**20
+# The first frame of an MP3 file has one of these if it gives the length. It
+# follows the ID3 tag, of which 10 bytes are a header.
+_MP3_LENGTHS = (b'Xing', b'Info', b'VBRI')
+_MP3_BEGIN = re.compile(rb'ID3|\xff[\xe0-\xff]')
+_MP3_FRAME_BYTES = 1441
+_ID3_BYTES = 10
+_MP3_MESSAGE = re.compile(rb'Note: |Warning: |\[src/libmpg123|\s*$')
+_stderr_lock = threading.Lock()
 _DECLARED_BYTES = re.compile(
     r'^\s*(?:data|SSND)\s*: (\d+) \(should be (\d+)\)', re.MULTILINE
 )
@@ -60,6 +77,9 @@ _MAX_RATIO = 24
 _SPHERE_BYTES = 1024
 # Lists of parts round times.
 _PART_TOLERANCE_SEC = 0.1
+# Formats that ffmpeg may decode: none that names other files or addresses.
+_FFMPEG_FORMATS = '3gp,aac,ac3,amr,asf,caf,m4a,matroska,mov,mp3,mp4,webm'
+_FFMPEG_SEC = 600
 _OGG_TRUNCATED = ('File ended unexpectedly', 'lacks an end-of-stream bit')
 
 
@@ -81,7 +101,8 @@ def read(
     name: str | None = None,
     start_sec: float | None = None,
     duration_sec: float | None = None,
-    channel: int | None = None,
+    channels: Sequence[int] | None = None,
+    sample_rate_hz: int | None = None,
     max_sec: float = _MAX_SEC,
     conversions: collections.Counter[str] | None = None,
 ) -> np.ndarray:
@@ -92,7 +113,9 @@ def read(
     name: What errors call the file; by default the path.
     start_sec: Where the part begins; None reads the whole file.
     duration_sec: The part's length; None: to the end of the file.
-    channel: The only channel to read, from 0; None averages all.
+    channels: The channels to average, from 0; None averages all.
+    sample_rate_hz: The file's rate, where something else tells it; a file of
+      another rate is refused.
     max_sec: What is longer is refused before it is decoded; at most 10 hours.
     conversions: Counts each kind of conversion; a kind completes the sentence
       '3 ...'.
@@ -105,7 +128,7 @@ def read(
       without samples, longer than max_sec, of more samples in all of its
       channels than 10 hours at 16 kHz (or 24 times max_sec), or holds samples
       that are not finite; if it ends before the part does, by more than 0.1 s,
-      or has no such channel. It names the file.
+      or has no such channel or another rate. It names the file.
   """
   with contextlib.ExitStack() as stack:
     if isinstance(source, bytes):
@@ -126,46 +149,34 @@ def read(
         raise AudioError(name, 'is not readable audio', str(e)) from e
     if not size:
       raise AudioError(name, 'is empty', '0 bytes')
-    header = file.read(_SPHERE_BYTES)
-    file.seek(0)
+    part = functools.partial(
+        _decode,
+        name=name,
+        start_sec=start_sec,
+        duration_sec=duration_sec,
+        max_sec=max_sec,
+    )
     try:
-      f = stack.enter_context(soundfile.SoundFile(file))
-      exact = f.subtype in _EXACT_SUBTYPES
-      start, stop = _bounds(name, f, start_sec, duration_sec)
-      frames = stop - start
-      resampled = frames * SAMPLE_RATE_HZ // f.samplerate
-      limit = log_mel.samples_of_seconds(max_sec)
-      if resampled > limit or (
-          frames * f.channels > min(_MAX_RATIO * limit, _MAX_SAMPLES)
-      ):
-        raise AudioError(name, 'is too long', f'{frames:,} samples')
-      if start:
-        f.seek(start)
-      # float64 holds every integer format exactly.
-      samples = f.read(
-          -1 if start_sec is None else frames,
-          dtype='int16' if exact else 'float64',
-          always_2d=True,
-      )
-      kind = f'{f.format} {f.subtype}'
-      _check_length(
-          name, f, header=header, num_read=len(samples), expected=frames
-      )
-      rate_hz = f.samplerate
+      samples, rate_hz, kind = part(file)
     except soundfile.SoundFileError as e:
-      detail = str(e).rsplit('>: ', 1)[-1].rstrip('.')
-      if 'not recognised' in detail:
-        detail += ': convert it, as by `ffmpeg -i FILE FILE.wav`'
-      raise AudioError(name, 'is not readable audio', detail) from e
-  if channel is not None:
-    if channel >= samples.shape[1]:
-      raise AudioError(
-          name, 'has no such channel', f'{channel} of {samples.shape[1]}'
+      samples, rate_hz, kind = _decode_otherwise(
+          source, name=name, error=e, part=part
       )
-    samples = samples[:, [channel]]
+  if sample_rate_hz not in (None, rate_hz):
+    raise AudioError(
+        name, 'has another sampling rate', f'{rate_hz} Hz, not {sample_rate_hz}'
+    )
+  if channels is not None:
+    if max(channels) >= samples.shape[1]:
+      raise AudioError(
+          name,
+          'has no such channel',
+          f'{max(channels)} of {samples.shape[1]}, counted from 0',
+      )
+    samples = samples[:, list(channels)]
   if not samples.size:
     raise AudioError(name, 'has no samples', kind)
-  if not exact and not np.all(np.isfinite(samples)):
+  if samples.dtype != np.int16 and not np.all(np.isfinite(samples)):
     raise AudioError(name, 'has samples that are not finite', kind)
   waveform, done = _convert(samples, rate_hz=rate_hz, kind=kind)
   if not waveform.size:
@@ -173,6 +184,232 @@ def read(
   if conversions is not None:
     conversions.update(done)
   return waveform
+
+
+class _Stream(soundfile.SoundFile):
+  """A file that is read forward.
+
+  After each read soundfile seeks to where the read has ended, which fails at
+  the end of a FLAC file that does not say its length.
+  """
+
+  def seekable(self) -> bool:
+    return False
+
+
+def _decode(
+    file: io.IOBase | str,
+    *,
+    name: str,
+    start_sec: float | None,
+    duration_sec: float | None,
+    max_sec: float,
+) -> tuple[np.ndarray, int, str]:
+  """Decodes a file by libsndfile.
+
+  Args:
+    file: An open file or a path.
+    name: See `read`, as the others.
+    start_sec: Likewise.
+    duration_sec: Likewise.
+    max_sec: Likewise.
+
+  Returns:
+    int16 or float64 [N, channels], its rate and its format.
+
+  Raises:
+    AudioError: See `read`.
+    soundfile.SoundFileError: libsndfile cannot decode it.
+  """
+  header = b''
+  if not isinstance(file, str):
+    header = file.read(_SPHERE_BYTES)
+    file.seek(0)
+  is_mp3 = isinstance(file, str) or _MP3_BEGIN.match(header)
+  quiet = _without_messages if is_mp3 else contextlib.nullcontext
+  try:
+    with quiet(), _Stream(file) as f:
+      start, stop = _bounds(name, f, start_sec, duration_sec)
+      limit = log_mel.samples_of_seconds(max_sec)
+      most = min(
+          limit * f.samplerate // SAMPLE_RATE_HZ,
+          min(_MAX_RATIO * limit, _MAX_SAMPLES) // f.channels,
+      )
+      frames = most + 1 if stop == _UNKNOWN_FRAMES else stop - start
+      if frames > most and stop != _UNKNOWN_FRAMES:
+        raise AudioError(name, 'is too long', f'{frames:,} samples')
+      exact = f.subtype in _EXACT_SUBTYPES
+      # float64 holds every integer format exactly.
+      dtype = 'int16' if exact else 'float64'
+      if soundfile.SoundFile.seekable(f):
+        f.seek(start)
+      elif start:
+        _read_frames(f, start, dtype=dtype)
+      samples = _read_frames(f, frames, dtype=dtype)
+      if stop == _UNKNOWN_FRAMES:
+        if len(samples) > most:
+          raise AudioError(name, 'is too long', f'more than {most:,} samples')
+      elif f.subtype.startswith('MPEG') and not _has_mp3_length(file):
+        # libsndfile has guessed the length from the first frame.
+        if stop == f.frames and (
+            isinstance(file, str) or _num_unread(file) > _MP3_FRAME_BYTES
+        ):
+          raise soundfile.SoundFileRuntimeError(
+              'MP3 of varying bit rate without its length'
+          )
+      else:
+        _check_length(
+            name, f, header=header, num_read=len(samples), expected=frames
+        )
+      return samples, f.samplerate, f'{f.format} {f.subtype}'
+  except (AudioError, soundfile.SoundFileError):
+    raise
+  except Exception as e:  # pylint: disable=broad-exception-caught
+    # Whatever a decoder raises is about this file.
+    detail = ' '.join(str(e).split()) or type(e).__name__
+    raise AudioError(name, 'is not readable audio', detail) from e
+
+
+@contextlib.contextmanager
+def _without_messages() -> Iterator[None]:
+  """Drops the messages of libmpg123, which do not name the file.
+
+  It writes them to the process' standard error. What others write there
+  meanwhile follows.
+  """
+  with _stderr_lock, tempfile.TemporaryFile() as held:
+    stderr = os.dup(2)
+    os.dup2(held.fileno(), 2)
+    try:
+      yield
+    finally:
+      os.dup2(stderr, 2)
+      os.close(stderr)
+      held.seek(0)
+      for line in held:
+        if not _MP3_MESSAGE.match(line):
+          os.write(2, line)
+
+
+def _decode_otherwise(
+    source: str | os.PathLike[str] | bytes,
+    *,
+    name: str,
+    error: soundfile.SoundFileError,
+    part: Callable[..., tuple[np.ndarray, int, str]],
+) -> tuple[np.ndarray, int, str]:
+  """What `_decode` returns, of a file that it could not decode.
+
+  Args:
+    source: A path or bytes.
+    name: See `read`.
+    error: What `_decode` raised.
+    part: `_decode` of a file.
+
+  Raises:
+    AudioError: It cannot be decoded either.
+  """
+  if not isinstance(source, bytes):
+    try:
+      # By its path: libsndfile then goes by the suffix, as for an MP3 file with
+      # other bytes before its first frame.
+      return part(os.fspath(source))
+    except soundfile.SoundFileError as e:
+      error = e
+  detail = str(error).rsplit('>: ', 1)[-1].rstrip('.')
+  decoded = _run_ffmpeg(source)
+  if decoded is None:
+    detail += (
+        ': install ffmpeg, by which this program then decodes it, or convert '
+        'it, as by `ffmpeg -i FILE FILE.wav`'
+    )
+    raise AudioError(name, 'is not readable audio', detail) from error
+  content, message = decoded
+  try:
+    return part(io.BytesIO(content))
+  except soundfile.SoundFileError as e:
+    detail = message or detail
+    raise AudioError(name, 'is not readable audio', detail) from e
+
+
+def _run_ffmpeg(
+    source: str | os.PathLike[str] | bytes,
+) -> tuple[bytes, str] | None:
+  """A file as WAV by ffmpeg, and its last message; None if not installed."""
+  program = shutil.which('ffmpeg')
+  if program is None:
+    return None
+  with contextlib.ExitStack() as stack:
+    if isinstance(source, bytes):
+      # Not by a pipe: the index of an MP4 file may stand at its end.
+      file = stack.enter_context(tempfile.NamedTemporaryFile())
+      file.write(source)
+      file.flush()
+      path = file.name
+    else:
+      path = os.path.abspath(source)
+    try:
+      done = subprocess.run(
+          [
+              program, '-nostdin', '-v', 'error',
+              '-protocol_whitelist', 'file',
+              '-format_whitelist', _FFMPEG_FORMATS,
+              '-i', f'file:{path}',
+              '-vn', '-t', str(_MAX_SEC + 1), '-f', 'wav', '-',
+          ],
+          stdin=subprocess.DEVNULL,
+          capture_output=True,
+          timeout=_FFMPEG_SEC,
+          check=False,
+      )
+    except subprocess.TimeoutExpired:
+      return b'', f'ffmpeg did not end in {_FFMPEG_SEC} s'
+  lines = done.stderr.decode(errors='replace').strip().splitlines()
+  return done.stdout, f'ffmpeg: {lines[-1].strip()}' if lines else ''
+
+
+def _read_frames(
+    f: soundfile.SoundFile, count: int, *, dtype: str
+) -> np.ndarray:
+  """Up to `count` frames, as [N, channels]; what `f` says need not be there."""
+  if f.frames != _UNKNOWN_FRAMES:
+    return f.read(count, dtype=dtype, always_2d=True)
+  blocks = []
+  while count > 0:
+    blocks.append(
+        f.read(min(count, _BLOCK_FRAMES), dtype=dtype, always_2d=True)
+    )
+    count = count - len(blocks[-1]) if len(blocks[-1]) else 0
+  return np.concatenate(blocks)
+
+
+def _has_mp3_length(file: io.IOBase | str) -> bool:
+  """Whether an MP3 file says how long it is."""
+  if isinstance(file, str):
+    # Other bytes stand before its first frame.
+    with files.open_plain(file) as opened:
+      begin = opened.read(_BLOCK_FRAMES)
+    return any(each in begin for each in _MP3_LENGTHS)
+  position = file.tell()
+  file.seek(0)
+  tag = file.read(_ID3_BYTES)
+  begin = 0
+  if tag.startswith(b'ID3') and len(tag) == _ID3_BYTES:
+    # Four digits to the base of 128.
+    size = functools.reduce(lambda total, byte: 128 * total + byte, tag[6:])
+    begin = _ID3_BYTES + size
+  file.seek(begin)
+  frame = file.read(_MP3_FRAME_BYTES)
+  file.seek(position)
+  return any(each in frame for each in _MP3_LENGTHS)
+
+
+def _num_unread(file: io.IOBase) -> int:
+  """How many bytes of a file a decoder has left."""
+  position = file.tell()
+  size = file.seek(0, os.SEEK_END)
+  file.seek(position)
+  return size - position
 
 
 def encode(waveform: np.ndarray, *, encoding: str) -> bytes:
@@ -232,6 +469,8 @@ def _bounds(
   """Where a part begins and ends in the samples of a file."""
   if start_sec is None:
     return 0, f.frames
+  if f.frames == _UNKNOWN_FRAMES and duration_sec is None:
+    return round(start_sec * f.samplerate), f.frames
   start, stop = round(start_sec * f.samplerate), f.frames
   if duration_sec is not None:
     stop = round((start_sec + duration_sec) * f.samplerate)

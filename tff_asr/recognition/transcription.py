@@ -5,6 +5,7 @@ import json
 import os
 from typing import NamedTuple, Optional
 
+from absl import logging
 import numpy as np
 
 from tff_asr import checks
@@ -15,8 +16,11 @@ from tff_asr.recognition import recognizer as recognizer_lib
 
 FORMATS = ('text', 'json', 'srt')
 
+# What bears one of these and cannot be read is an error, also in a folder.
 _SUFFIXES = (
-    '.aif', '.aiff', '.flac', '.mp3', '.ogg', '.opus', '.sph', '.wav',
+    '.aac', '.aif', '.aiff', '.amr', '.au', '.caf', '.flac', '.gsm', '.m4a',
+    '.mp3', '.oga', '.ogg', '.opus', '.snd', '.sph', '.w64', '.wav', '.webm',
+    '.wma',
 )
 _ENDINGS = {'text': '.txt', 'json': '.json', 'srt': '.srt'}
 # A subtitle ends at a pause, or before it is too long to read.
@@ -26,10 +30,17 @@ _MAX_CUE_CHARACTERS = 80
 
 
 class Source(NamedTuple):
-  """An audio file, and its name without ending below the folder given."""
+  """A file to transcribe.
+
+  Attributes:
+    path: Where it is.
+    stem: Its name without ending, below the folder given.
+    is_given: Whether it was named itself, and not its folder.
+  """
 
   path: str
   stem: str
+  is_given: bool
 
 
 def transcribe(
@@ -42,8 +53,8 @@ def transcribe(
   """Transcribes audio files.
 
   Args:
-    paths: Files, and folders whose audio files are all taken. Their content
-      tells what they are (`data.audio`).
+    paths: Files, and folders of which every file is taken that holds audio, by
+      its content (`data.audio`); a warning names the others.
     recognizer: What hears.
     output_format: 'text' (of several files a line each: the path, a tab and the
       text), 'json' (a list of objects: file, seconds, text, and words with
@@ -68,13 +79,13 @@ def transcribe(
   if output_dir is not None:
     checks.output_folders(output_dir=output_dir)
     _check_stems(sources)
-  errors = []
+  errors, others = [], []
   stems = {source.path: source.stem for source in sources}
   done = []
   with progress_lib.Progress(
       description='transcribe', total=len(sources), unit='file'
   ) as progress:
-    for heard in recognizer(_waveforms(sources, errors)):
+    for heard in recognizer(_waveforms(sources, errors, others)):
       progress.update()
       if output_dir is None:
         done.append(heard)
@@ -84,6 +95,14 @@ def transcribe(
         )
         os.makedirs(os.path.dirname(path), exist_ok=True)
         files.write_text(path, render([heard], output_format=output_format))
+  if others:
+    shown = ', '.join(others[:5]) + (', ...' if len(others) > 5 else '')
+    if len(others) == len(sources):
+      raise ValueError(f'There is no audio in {shown}.')
+    logging.warning(
+        'Left out %d of %d files in folders, which hold no audio: %s.',
+        len(others), len(sources), shown,
+    )
   text = None
   if output_dir is None and (done or not errors):
     text = render(done, output_format=output_format, named=len(sources) > 1)
@@ -105,11 +124,12 @@ class Unreadable(checks.Problems):
 
 
 def find(paths: Sequence[str]) -> list[Source]:
-  """The audio files among paths and in folders among them, sorted in each.
+  """The files among paths and in folders among them, sorted in each.
+
+  Hidden files in folders are left out.
 
   Raises:
-    ValueError: A path is missing, a folder holds no audio file, or a file is
-      found twice.
+    ValueError: A path is missing, a folder is empty, or a file is found twice.
   """
   errors, found = [], {}
   for path in paths:
@@ -118,19 +138,17 @@ def find(paths: Sequence[str]) -> list[Source]:
           os.path.join(folder, name)
           for folder, _, names in os.walk(path)
           for name in names
-          if name.lower().endswith(_SUFFIXES)
+          if not name.startswith('.')
       )
       sources = [
-          Source(each, os.path.splitext(os.path.relpath(each, path))[0])
+          Source(each, _stem(os.path.relpath(each, path)), False)
           for each in inside
       ]
       if not sources:
-        errors.append(ValueError(
-            f'{path} holds no audio file ({", ".join(_SUFFIXES)}).'
-        ))
+        errors.append(ValueError(f'{path} holds no file.'))
     elif os.path.exists(path):
       stem = os.path.splitext(os.path.basename(path))[0]
-      sources = [Source(path, stem)]
+      sources = [Source(path, stem, True)]
     else:
       sources = []
       errors.append(ValueError(f'{path} does not exist.'))
@@ -139,6 +157,12 @@ def find(paths: Sequence[str]) -> list[Source]:
         errors.append(ValueError(f'{source.path} is given more than once.'))
   checks.raise_together(errors)
   return list(found.values())
+
+
+def _stem(name: str) -> str:
+  """A file's name without the ending of audio: notes beside it keep theirs."""
+  stem, ending = os.path.splitext(name)
+  return stem if ending.lower() in _SUFFIXES else name
 
 
 def render(
@@ -183,14 +207,23 @@ def render(
 
 
 def _waveforms(
-    sources: Sequence[Source], errors: list[Exception]
+    sources: Sequence[Source], errors: list[Exception], others: list[str]
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Names and waveforms of the files that can be read."""
+  """Names and waveforms of the files that can be read.
+
+  Args:
+    sources: All files.
+    errors: Gets those of files that were given, or bear the name of audio.
+    others: Gets the paths of other files that hold no audio.
+  """
   for source in sources:
     try:
       yield source.path, audio.read(source.path)
     except audio.AudioError as e:
-      errors.append(e)
+      if source.is_given or source.path.lower().endswith(_SUFFIXES):
+        errors.append(e)
+      else:
+        others.append(source.path)
 
 
 def _check_stems(sources: Sequence[Source]) -> None:
