@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 from absl import flags
+import numpy as np
 
 from data_tools import archives
 from data_tools import shards
@@ -102,8 +103,9 @@ _STRICT = flags.DEFINE_bool(
 _DROP_COPIES = flags.DEFINE_bool(
     'drop_copies',
     False,
-    'Leave out recordings with the samples of another one; else they are'
-    ' counted. Private pre-training refuses a corpus that has some.',
+    'Leave out recordings with the samples of another one, also of another'
+    ' part (of dev or test, if that is one of them); else they are counted.'
+    ' Private pre-training refuses a corpus that has some.',
 )
 _MAX_DROPPED = flags.DEFINE_float(
     'max_dropped',
@@ -190,11 +192,11 @@ def convert(
     attributes: Which to keep of those that the corpus says of its speakers;
       None keeps all.
     **settings: encoding, strict, drop_copies, overwrite, num_workers and
-      limits, as
-      `shards.write_split` takes them.
+      limits, as `shards.write_split` takes them.
 
   Returns:
-    The summary (see `summaries.build`) of each folder, by folder name.
+    The summary (see `summaries.build`) of each folder, by folder name. If
+    recordings of it are in other folders, too, `shared` counts them by these.
 
   Raises:
     ValueError: If a source, the partition or (strict) an utterance is not as it
@@ -244,16 +246,26 @@ def convert(
     characters = None
     if corpus.spell is not None:
       characters, listings = corpus.spell(listings)
-    for name, listing in listings.items():
+    known: dict[str, np.ndarray] = {}
+    # Of recordings in two parts the one that is evaluated on counts as the copy.
+    for name in sorted(listings, key=_is_evaluated):
+      listing = listings[name]
+      folder = os.path.join(output_dir, name)
       written[name] = shards.write_split(
           listing.utterances,
-          os.path.join(output_dir, name),
+          folder,
           origin=origins[name],
           namespace=corpus.namespace if namespace is None else namespace,
           problems=listing.problems,
           attributes=listing.attributes,
+          others=np.concatenate([np.array([], np.int64), *known.values()]),
           **settings,
       )
+      own = shards.read_fingerprints(folder)
+      shared = {o: int(np.isin(own, each).sum()) for o, each in known.items()}
+      if any(shared.values()):
+        written[name]['shared'] = {o: n for o, n in shared.items() if n}
+      known[name] = own
       summaries.write_all(os.fspath(output_dir), {name: written[name]})
     if characters is not None:
       files.write_text(
@@ -266,6 +278,12 @@ def convert(
           ),
       )
   return written
+
+
+def _is_evaluated(name: str) -> bool:
+  """Whether a split or part is one that models are evaluated on."""
+  options = _FOLDERS['DEV_DIR'] + _FOLDERS['TEST_DIR']
+  return name.rpartition('.')[2] in options
 
 
 def _collected(part: str) -> str:

@@ -39,7 +39,7 @@ class PartialSplit:
       ValueError: If another program is writing it.
     """
     parent, name = os.path.split(output_dir)
-    self._output_dir = output_dir
+    self.output_dir = output_dir
     self.folder = os.path.join(parent, f'.{name}.partial')
     os.makedirs(self.folder, mode=0o700, exist_ok=True)
     os.chmod(self.folder, 0o700)  # Also of one that was left behind.
@@ -80,14 +80,14 @@ class PartialSplit:
     for name in os.listdir(self.folder):
       files_lib.sync(os.path.join(self.folder, name))
     replaced = f'{self.folder}.replaced'
-    if os.path.isdir(self._output_dir) and os.listdir(self._output_dir):
+    if os.path.isdir(self.output_dir) and os.listdir(self.output_dir):
       shutil.rmtree(replaced, ignore_errors=True)
-      os.rename(self._output_dir, replaced)
-    os.rename(self.folder, self._output_dir)
-    files_lib.sync(os.path.dirname(self._output_dir))
+      os.rename(self.output_dir, replaced)
+    os.rename(self.folder, self.output_dir)
+    files_lib.sync(os.path.dirname(self.output_dir))
     # Also what a program left that was killed between the two.
     shutil.rmtree(replaced, ignore_errors=True)
-    forget_journal(self._output_dir)
+    forget_journal(self.output_dir)
 
   def _read(
       self, identity: Mapping[str, Any]

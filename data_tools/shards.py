@@ -39,6 +39,7 @@ Utterance = utterances_lib.Utterance
 Problem = utterances_lib.Problem
 
 _RECORD_OVERHEAD_BYTES = 16
+_FINGERPRINTS_FILE = 'fingerprints.npy'
 
 
 @files_lib.for_owner_only()
@@ -55,6 +56,7 @@ def write_split(
     max_utterance_sec: float | None = None,
     strict: bool = False,
     drop_copies: bool = False,
+    others: np.ndarray | None = None,
     overwrite: bool = False,
     num_workers: int | None = None,
 ) -> summaries.Summary:
@@ -86,6 +88,8 @@ def write_split(
       it is left out, counted by reason and listed in dropped.tsv.
     drop_copies: Whether to leave out records whose samples are those of an
       earlier one, whoever's it is. They are counted in either case.
+    others: Fingerprints of other parts' recordings, int64 [N]. With
+      drop_copies, records with the samples of these are left out, too.
     overwrite: Whether to replace another corpus in `output_dir`.
     num_workers: Processes that read audio; by default one a core; 0 for none
       but this one.
@@ -116,6 +120,10 @@ def write_split(
       max_utterance_sec=max_utterance_sec,
       drop_copies=drop_copies,
   )
+  if not drop_copies or others is None:
+    others = np.zeros([0], np.int64)
+  elif len(others):
+    identity['others_sha256'] = hashlib.sha256(np.unique(others)).hexdigest()
   existing = _read_existing(
       output_dir, identity=identity, encoding=encoding, overwrite=overwrite
   )
@@ -142,7 +150,7 @@ def write_split(
         partial,
         pool,
         strict=strict,
-        drop_copies=drop_copies,
+        seen={*others.tolist()} if drop_copies else None,
         max_shard_bytes=max_shard_bytes,
         encoding=encoding,
         max_utterance_sec=max_utterance_sec,
@@ -263,16 +271,17 @@ def _write_shards(
     pool: worker_pool.WorkerPool,
     *,
     strict: bool,
-    drop_copies: bool,
+    seen: set[int] | None,
     max_shard_bytes: int,
     **settings,
 ) -> None:
-  """Writes the shards that are not finished yet."""
+  """Writes the shards that are not finished yet; `seen` as in `_ShardFile`."""
   if strict:
     _refuse(_problems(partial))
   num_done = partial.entries[-1]['num_done'] if partial.entries else 0
   number = sum(len(entry['files']) for entry in partial.entries)
-  seen = set(_fingerprints(partial)) if drop_copies else None
+  if seen is not None:
+    seen |= {*_fingerprints(partial)} - {utterances_lib.SILENCE}
   rest = ordered[num_done:]
   bar = tqdm.tqdm(
       pool.encode(rest, task_size=_task_size(rest), **settings),
@@ -450,8 +459,8 @@ def _write_index(
     changed.update(entry['changed'])
   if not rows:
     raise ValueError(
-        'Every utterance was left out, the first because:'
-        f' {problems[0].detail}'
+        f'Every utterance of {partial.output_dir} was left out, the first'
+        f' because: {problems[0].detail}'
     )
   ids, *columns = zip(*rows)
   shards, num_utterances, num_samples = map(np.array, columns)
@@ -472,6 +481,8 @@ def _write_index(
     path = os.path.join(partial.folder, summaries.DROPPED_FILE)
     with open(path, 'w', encoding='utf-8') as f:
       f.write('\n'.join(lines) + '\n')
+  fingerprints = np.array(_fingerprints(partial), np.int64)
+  np.save(os.path.join(partial.folder, _FINGERPRINTS_FILE), fingerprints)
   index.write(
       partial.folder,
       clients=table,
@@ -484,11 +495,30 @@ def _write_index(
           dropped=dict(sorted(dropped.items())),
           changed=dict(sorted(changed.items())),
           copies=_count_copies(
-              np.array(_fingerprints(partial)),
+              fingerprints,
               np.repeat(np.arange(len(ids)), num_utterances),
           ),
       ),
   )
+
+
+def read_fingerprints(folder: str) -> np.ndarray:
+  """Returns the fingerprints of a split's recordings, int64 [N].
+
+  Silent ones have none (`utterances.SILENCE`).
+
+  Raises:
+    ValueError: If the folder has none; it must be written again.
+  """
+  path = os.path.join(folder, _FINGERPRINTS_FILE)
+  try:
+    with files_lib.open_plain(path) as file:
+      found = np.load(file, allow_pickle=False)
+  except (OSError, ValueError, EOFError) as e:
+    raise ValueError(
+        f'{path} cannot be read ({e}); write the split again with --overwrite.'
+    ) from e
+  return found[found != utterances_lib.SILENCE]
 
 
 def _fingerprints(partial: partial_split.PartialSplit) -> list[int]:

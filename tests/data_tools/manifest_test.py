@@ -617,6 +617,38 @@ class ManifestTest(parameterized.TestCase):
         rf'\Aerror: found {found} and three .*--partition=.*\n\Z',
     )
 
+  def test_recordings_of_two_parts_are_told_and_left_out_of_dev(self):
+    train = self.write_speakers(2)
+    for i, name in enumerate(('same.wav', 'other.wav')):
+      soundfile.write(self.root / name, _tone(1, 200 + 50 * i), _RATE_HZ)
+    dev = self.write(
+        'dev.tsv', 'audio\tspeaker\ttext\nsame.wav\teve\tJa\nother.wav\teve\tJa'
+    )
+    # Whichever is named first.
+    arguments = [f'--manifest=dev={dev},train={train}']
+    told = (
+        'dev: 1 recordings have the same samples as recordings of train; '
+        '--drop_copies --overwrite leaves them out of dev\n'
+    )
+    for _ in range(2):  # Also where the parts are there.
+      self.assertIn(told, self.convert(*arguments).stdout)
+    self.assertEqual(
+        self.convert(*arguments, '--drop_copies', '--max_dropped=1').code, 1
+    )
+    finished = self.convert(
+        *arguments, '--drop_copies', '--overwrite', '--max_dropped=1'
+    )
+    self.assertEqual(finished.code, 0, finished.stderr)
+    self.assertNotIn('same samples', finished.stdout)
+    self.assertIn(
+        'dev: left out, is a copy of another recording: 1', finished.stdout
+    )
+    sizes = [
+        client_data.load(str(self.root / 'data' / part)).num_records
+        for part in ('train', 'dev')
+    ]
+    self.assertEqual(sizes, [2, 1])
+
   def test_more_than_a_tenth_left_out_is_an_error_after_the_rest(self):
     path = self.write_speakers(9)
     with open(path, 'a', encoding='utf-8') as f:

@@ -117,6 +117,11 @@ def remarks(name: str, summary: Summary) -> list[str]:
         f' {copies["most"]:,} are the same; {copies["speakers"]:,} speakers'
         ' have one of another speaker'
     ]
+  repeated += [
+      f'{name}: {count:,} recordings have the same samples as recordings of'
+      f' {other}; --drop_copies --overwrite leaves them out of {name}'
+      for other, count in summary.get('shared', {}).items()
+  ]
   return changed + dropped + known + repeated
 
 
