@@ -247,7 +247,7 @@ def convert(
     if corpus.spell is not None:
       characters, listings = corpus.spell(listings)
     known: dict[str, np.ndarray] = {}
-    # Of recordings in two parts the one that is evaluated on counts as the copy.
+    # Of recordings in two parts the one that is evaluated on is the copy.
     for name in sorted(listings, key=_is_evaluated):
       listing = listings[name]
       folder = os.path.join(output_dir, name)

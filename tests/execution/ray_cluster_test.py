@@ -32,6 +32,7 @@ from tests.execution import toys
 from tff_asr.aggregators import aggregation
 from tff_asr.aggregators import distributed_mean
 from tff_asr.execution import multi_device
+from tff_asr.execution import native
 from tff_asr.execution import ray_cluster
 from tff_asr.execution import ray_token
 from tff_asr.execution import ray_worker
@@ -714,17 +715,19 @@ class NetworkTest(absltest.TestCase):
 
   def test_a_cluster_of_this_machine_listens_on_the_loopback_address(self):
     _context()
+    native.stop()  # Another module's worker listens on all addresses.
     this = psutil.Process()
     addresses = {
-        connection.laddr.ip
+        (connection.laddr.ip, process.name())
         for process in (this, *this.children(recursive=True))
         for connection in process.net_connections('inet')
         if connection.status == psutil.CONN_LISTEN
     }
     self.assertNotEmpty(addresses)
-    for address in map(ipaddress.ip_address, addresses):
-      mapped = getattr(address, 'ipv4_mapped', None)
-      self.assertTrue((mapped or address).is_loopback, address)
+    for address, process_name in addresses:
+      parsed = ipaddress.ip_address(address)
+      mapped = getattr(parsed, 'ipv4_mapped', None)
+      self.assertTrue((mapped or parsed).is_loopback, (address, process_name))
 
   def test_sockets_lie_in_a_folder_that_only_its_owner_gets_into(self):
     _context()

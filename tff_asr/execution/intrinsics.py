@@ -9,7 +9,6 @@ clients is 0 and a mean NaN, as TFF defines them.
 
 from typing import Any
 
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr.execution import values
@@ -94,46 +93,6 @@ def check_clients(comp: tff.Computation, num_clients: int | None) -> None:
         f'{comp.type_signature.compact_representation()[:200]} works at '
         'clients, but has no argument with one value per client, so their '
         'number is unknown; give it one, such as a list of client ids.'
-    )
-
-
-def check_state(
-    signature: tff.FunctionType, argument: Any, result: Any
-) -> None:
-  """Raises ValueError if zero clients turned a process's state into NaN.
-
-  Such is the state of TFF's aggregators that adapt to their clients: from then
-  on they clip nothing, or return NaN.
-
-  Args:
-    signature: of the computation. In TFF's processes the first argument and the
-      first result are the state.
-    argument: as the computation was called with.
-    result: what it returned.
-  """
-  pairs = (argument, signature.parameter), (result, signature.result)
-  if not all(isinstance(part, tff.StructType) and part for _, part in pairs):
-    return
-  state_type, new_type = (type_spec[0] for _, type_spec in pairs)
-  if not state_type.is_equivalent_to(new_type) or tff.types.contains(
-      state_type, is_at_clients
-  ):
-    return
-  before, after = (
-      values.Layout(state_type).flatten(
-          next(values.iter_fields(value, type_spec, 'value'))[0]
-      )
-      for value, type_spec in pairs
-  )
-  if any(
-      new.dtype.is_floating
-      and bool(tf.reduce_any(tf.math.is_nan(new) & ~tf.math.is_nan(old)))
-      for old, new in zip(before, after)
-  ):
-    raise ValueError(
-        'Over zero clients the new state is NaN, as that of aggregators which '
-        'adapt to their clients (TFF\'s robust, secure, compression and DP '
-        'ones): keep the old state, and draw clients again.'
     )
 
 

@@ -23,7 +23,7 @@ Guarantees:
   GPUs this needs kernels that repeat their bits (TF_DETERMINISTIC_OPS=1); not
   run.
 - An empty cohort gives the server step on `zero`, unless that makes no sense
-  (`intrinsics.check_clients`, `check_state`).
+  (`intrinsics.check_clients`).
 - A client that fails is left out, up to `max_failed_share` of a round's
   clients. One more ends the round with a `round_execution.ClientError`, which
   has its position.

@@ -112,13 +112,10 @@ class _Caller:
 
   async def _call(self, comp: tff.Computation, arg: Any) -> Any:
     """The result, if it is not one of zero clients that makes no sense."""
-    signature = comp.type_signature
-    num_clients = intrinsics.count_clients(arg, signature.parameter)
-    intrinsics.check_clients(comp, num_clients)
-    result = await self._context.invoke(comp, arg)
-    if num_clients == 0:
-      intrinsics.check_state(signature, arg, result)
-    return result
+    intrinsics.check_clients(
+        comp, intrinsics.count_clients(arg, comp.type_signature.parameter)
+    )
+    return await self._context.invoke(comp, arg)
 
 
 class _SyncContext(_Caller, tff.framework.SyncContext):
