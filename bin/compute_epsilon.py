@@ -36,7 +36,7 @@ _SAMPLING = flags.DEFINE_enum(
 )
 _ACCOUNTANT = flags.DEFINE_enum(
     'accountant', 'rdp', accounting.ACCOUNTANTS,
-    'Bounds, but for rounding; pld is tighter, for poisson and full only.',
+    'Upper bounds up to rounding; pld is tighter, for poisson and full only.',
 )
 _TUNING_RUNS = flags.DEFINE_float(
     'tuning_runs', None, 'Runs (on average) of which only the best is shown.'

@@ -5,7 +5,7 @@ keeps the file, to resume with the same bits. With correlated noise the file is
 as sensitive as the clients' updates, from the first round on. This command
 overwrites and removes it, and keeps everything else: ledger, states, model and
 statement. A run in progress is refused; a run without the file is left as it
-is. If the run is resumed all the same, it goes on under new keys.
+is. If the run is resumed nevertheless, it continues under new keys.
 
 Example:
   python bin/erase_secrets.py --run=runs/private

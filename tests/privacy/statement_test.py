@@ -104,7 +104,7 @@ class StatementTest(parameterized.TestCase):
         # No seed model and no dev set where there is none.
         'public the number of speakers, all hyperparameters', 'Poisson',
         '1,000 speakers', 'clip 0.01 (L2 norm of what one speaker adds',
-        'upper bounds but for rounding in float64, which is less than 0.0001',
+        'upper bounds up to rounding in float64, which is less than 0.0001',
         'probability 0.01', '10 expected', 'delta 0.0001', 'clip 0.01',
         'rounds 9;', 'noise multiplier 2 (on the sum', '0.2 on the mean',
         'epsilon (RDP)', 'epsilon (PLD)', 'not charged',

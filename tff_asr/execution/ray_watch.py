@@ -5,7 +5,7 @@
 `ray_session` starts it. If the raylet (Ray's process of this machine) is gone,
 Ray ends the program without a line. A killed program cleans up nothing: helper
 processes would live on for half a minute, and the session's folder for good. So
-this is a process of its own. It leaves the program's children, which may be
+this is a separate process. It leaves the program's children, which may be
 killed with it.
 
 Each line of stdin has the ids of the processes to wait for, raylet and GCS; an

@@ -50,7 +50,7 @@ that are b apart are separated, too, each with noise of its own: s is the root
 of ceil(T / b). Fixed-size cohorts are accounted as above. Noise there is less
 than a Gaussian by `sampler_epsilon` only.
 
-Both accountants, from dp_accounting, give upper bounds but for rounding in
+Both accountants, from dp_accounting, give upper bounds up to rounding in
 float64 (`EPSILON_ERROR`; docs/privacy.md, "Accuracy"). `rdp` is Renyi DP [1, 2]
 converted by Prop. 12 of [3]. It caps a sampled round's cost by the cost
 without sampling, which is also a bound and replaces values lost to rounding.

@@ -222,7 +222,7 @@ def build(
       ('epsilon (RDP)', number(by_rdp) + if_valid),
       ('epsilon (PLD)', f'not computed: {obstacle}'
        if by_pld is None else number(by_pld) + if_valid),
-      ('accuracy', 'epsilons are upper bounds but for rounding in float64, '
+      ('accuracy', 'epsilons are upper bounds up to rounding in float64, '
        f'which is less than {accounting.EPSILON_ERROR:g} (measured)'),
       ('at larger scale', _scale_words(
           scale, rounds, unit=unit, noise_free=noise_free

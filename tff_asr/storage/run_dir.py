@@ -255,7 +255,7 @@ def newest_state(run: str) -> Optional[str]:
 def erase_secrets(run: str) -> str:
   """Erases the keys and the unreleased noise of a run that was abandoned.
 
-  Nothing else is changed. If the run is resumed all the same, it goes on under
+  Nothing else is changed. If the run is resumed nevertheless, it continues under
   new keys (`programs.run_state`).
 
   Args:
@@ -280,7 +280,7 @@ def erase_secrets(run: str) -> str:
     return f'{run} has no {SECRETS}: there is nothing to erase.'
   return (
       f'{path} is erased; everything else in {run} is kept. If the run is '
-      'resumed, it goes on from its last saved state under new keys, and '
+      'resumed, it continues from its last saved state under new keys, and '
       'rounds after that state are charged again.'
   )
 
