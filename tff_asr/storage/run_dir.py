@@ -255,8 +255,8 @@ def newest_state(run: str) -> Optional[str]:
 def erase_secrets(run: str) -> str:
   """Erases the keys and the unreleased noise of a run that was abandoned.
 
-  Nothing else is changed. If the run is resumed nevertheless, it continues under
-  new keys (`programs.run_state`).
+  Nothing else is changed. If the run is resumed nevertheless, it continues
+  under new keys (`programs.run_state`).
 
   Args:
     run: The run's folder.
