@@ -329,6 +329,51 @@ class StateTest(parameterized.TestCase):
     for x in (3.0, 5.0):
       self.assertEqual(program(tf.constant(x)), [x + 1.0, 10.0 * x])
 
+  def test_initial_values_may_come_of_other_variables_and_random_ops(self):
+    # Each node runs once: y is one draw, wherever it is used.
+    @tff.tensorflow.computation(np.float32)
+    def comp(x):
+      one = tf.Variable(tf.fill([3], x))
+      with tf.control_dependencies([one.assign_add([1.0, 1.0, 1.0])]):
+        y = one.read_value() + tf.random.uniform([])
+      two = tf.Variable(y)
+      with tf.control_dependencies([two.assign_add(y)]):
+        return y, two.read_value() - 2.0 * y
+
+    program = graph.Program((graph.from_computation(comp),)).load()
+    for _ in range(20):
+      y, difference = program(tf.constant(5.0))
+      self.assertBetween(float(y[0]), 6.0, 7.0)
+      np.testing.assert_array_equal(difference, np.zeros(3))
+
+  def test_a_variable_that_is_set_from_another_waits_for_it(self):
+    @tff.tensorflow.computation(np.float32)
+    def comp(x):
+      one = tf.Variable(x)
+      return tf.Variable(2.0 * one.read_value()).read_value()
+
+    program = graph.Program((graph.from_computation(comp),)).load()
+    for _ in range(20):
+      self.assertEqual(program(tf.constant(5.0)), [10.0])
+
+  def test_constant_resources_of_two_functions_are_two(self):
+    graph_def = tf.compat.v1.GraphDef()
+    for name in ('first', 'second'):
+      function = graph_def.library.function.add()
+      function.signature.name = name
+      node = function.node_def.add(name='model', op='SentencepieceOp')
+      node.attr['shared_name'].s = b''
+    serialized = dataclasses.replace(
+        _build_adder(1.0), graph_def=graph_def.SerializeToString()
+    )
+    names = {
+        function.node_def[0].attr['shared_name'].s
+        for function in graph._parse_renamed(
+            serialized, 'fresh_'
+        ).library.function
+    }
+    self.assertLen(names, 2)
+
   def test_only_what_is_used_is_initialized(self):
     # As in the part of a graph that takes only some of its arguments.
     @tff.tensorflow.computation(np.float32, np.float32)

@@ -326,6 +326,33 @@ class ComputationTest(parameterized.TestCase):
       total = _invoke(toys.sum_of(double), [x + 1, x + 2])
       self.assertEqual(total, 4 * x + 6)
 
+  def test_maps_that_follow_each_other_have_variables_of_their_own(self):
+    @tff.tensorflow.computation(np.float32)
+    def add_one(x):
+      variable = tf.Variable(tf.fill([3], x))
+      with tf.control_dependencies([variable.assign_add([1.0, 1.0, 1.0])]):
+        return variable.read_value()
+
+    @tff.tensorflow.computation(tff.TensorType(np.float32, [3]))
+    def ten_times(y):
+      variable = tf.Variable(y)
+      with tf.control_dependencies([variable.assign(10.0 * y)]):
+        return tf.reduce_sum(variable.read_value())
+
+    def chained(x):
+      return tff.federated_map(ten_times, tff.federated_map(add_one, x))
+
+    at_server = tff.federated_computation(chained, toys.SERVER_FLOAT)
+    at_clients = tff.federated_computation(
+        lambda x: tff.federated_sum(chained(x)), toys.CLIENT_FLOAT
+    )
+    options = dict(devices=_CPUS[:2], clients_per_device=2)
+    for _ in range(10):
+      self.assertEqual(_invoke(at_server, 1.0), 60.0)
+      # 30 (2 + 3 + 4 + 5).
+      values = [1.0, 2.0, 3.0, 4.0]
+      self.assertEqual(_invoke(at_clients, values, **options), 420.0)
+
   def test_an_op_that_would_tell_one_client_of_another_is_named(self):
     @tff.tensorflow.computation(np.int32)
     def work(x):

@@ -650,9 +650,6 @@ class DifferentialPrivacyTest(_TutorialTest):
     def steps():
       state, results, measurements = process.initialize(), [], []
       for num_clients in (2, 4):
-        # A round that Poisson sampling leaves without clients.
-        with self.assertRaisesRegex(ValueError, 'keep the old state'):
-          process.next(state, [])
         output = process.next(state, [[[0.06, 0.0], [0.08]]] * num_clients)
         state = output.state
         results.append(output.result)

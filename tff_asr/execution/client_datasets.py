@@ -66,7 +66,8 @@ def split(
   Returns:
     The remaining graph, with the datasets as further inputs, and the program
     that makes the datasets. The graph is left as it is, with None, if
-      - it makes no dataset from the client's values alone,
+      - it makes no dataset from the client's values alone, or only from
+        datasets among them, each pass over which may differ,
       - a dataset uses a variable or a mutable table, or
       - a dataset shuffles or draws without a fixed seed, or calls Python that
         is not declared stateless: each pass over it may differ, but passes over
@@ -78,7 +79,12 @@ def split(
       graph_def, work.outputs, is_leaf=_is_dataset
   )
   others = {graph.node_name(name) for name in work.inputs}
-  others.difference_update(map(graph.node_name, client_inputs))
+  specs = dict(zip(work.inputs, work.specs))
+  others.difference_update(
+      graph.node_name(name)
+      for name in client_inputs
+      if specs[name].dtype != tf.variant
+  )
   if work.session_token:
     others.add(graph.node_name(work.session_token))
   names = sorted(
@@ -89,7 +95,6 @@ def split(
   )
   if not names:
     return work, None
-  specs = dict(zip(work.inputs, work.specs))
   read = dataclasses.replace(
       work,
       inputs=tuple(client_inputs),
@@ -150,10 +155,7 @@ def _is_separable(
     initialize_op: str,
 ) -> bool:
   """True if a dataset needs no other input and repeats itself in each pass."""
-  needed = graph.find_needed(graph_def, [name])
-  needed |= graph.find_needed(
-      graph_def, graph.find_initializers(graph_def, needed, initialize_op)
-  )
+  needed = graph.find_needed_with_state(graph_def, [name], initialize_op)
   if graph.has_mutable_state(graph_def, needed):
     return False
   ops = graph.find_ops(

@@ -14,11 +14,12 @@ Importing must get right:
   without names, which are freed after it (`_FRESH`). A program with an op that
   can only share its state, such as a queue, is imported for each call; the
   compiler refuses it at clients.
-- A graph may come with an initialize op. Each call first runs the part of it
-  that sets the variables and tables that it uses.
+- A graph may come with an initialize op. Each call runs the part of it that
+  sets the variables and tables that it uses.
 - Only the nodes that the outputs need are imported, as in a session run.
 """
 
+import collections
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import dataclasses
@@ -54,9 +55,6 @@ _FRESH = {
 _FRESH_OPS = frozenset(_FRESH.values())
 # A HashTableV2 can be filled only once, by its initializer.
 _MUTABLE_OPS = _FRESH_OPS - {'AnonymousHashTable'}
-
-# Prefix of the names of nodes that initialize them.
-_INITIALIZE = 'initialize/'
 
 # Ops whose resource is a function of their attributes, and never changes.
 _CONSTANT = frozenset(['SentencepieceOp'])
@@ -314,14 +312,15 @@ def _parse_renamed(graph: Graph, prefix: str) -> tf.compat.v1.GraphDef:
   for gradient in graph_def.library.gradient:
     gradient.function_name = functions[gradient.function_name]
     gradient.gradient_func = functions[gradient.gradient_func]
-  for nodes in bodies(graph_def):
+  for body, nodes in enumerate(bodies(graph_def)):
     for node in nodes:
       node.op = functions.get(node.op, node.op)
       for key, attribute in node.attr.items():
         if key != 'shared_name':
           _rename_attribute(attribute, functions)
         elif (name := attribute.s.decode()) != _ANONYMOUS:
-          attribute.s = (prefix + (name or node.name)).encode()
+          # Nodes of two functions may have one name.
+          attribute.s = (prefix + (name or f'{body}_{node.name}')).encode()
   return graph_def
 
 
@@ -363,57 +362,83 @@ def _extract(
 ) -> tf.compat.v1.GraphDef:
   """The part of a graph that the targets depend on, initialization included.
 
-  Nodes that take a variable or table run after what initializes it. As in a
-  session, which runs the initialize op by itself, what initialization computes
-  is computed by copies of the nodes.
+  Nodes that take a variable or table run after the ops that initialize it. TFF
+  fuses computations that follow each other, so the initial value in one may
+  depend on variables of another: only data flow tells what comes first.
 
   Args:
     graph_def: a graph.
     targets: names of tensors or ops in it.
     initialize_op: a name of an op in it, or ''.
   """
-  needed = find_needed(graph_def, targets)
-  initializers = find_initializers(graph_def, needed, initialize_op)
-  by_name = {node.name: node for node in graph_def.node}
-  copied = find_needed(graph_def, initializers)
-  # Shared with the copies: handles, and arguments, which the import feeds.
-  shared = {
-      name
-      for name in copied
-      if by_name[name].op in _FRESH_OPS or by_name[name].op == 'Placeholder'
-  }
-  copied -= shared
-  needed |= find_needed(graph_def, shared)
+  needed = find_needed_with_state(graph_def, targets, initialize_op)
   extracted = tf.compat.v1.GraphDef(
       versions=graph_def.versions,
       library=graph_def.library,
       node=[node for node in graph_def.node if node.name in needed],
   )
-  wait_for = [_copy_of(f'^{name}') for name in sorted(initializers)]
-  handles = {
-      node.name for node in extracted.node if node.op in _FRESH_OPS
+  setters = {
+      handle: {name: find_needed(graph_def, [name]) for name in names}
+      for handle, names in _find_setters(graph_def, initialize_op).items()
+      if handle in needed
   }
   for node in extracted.node:
-    if any(node_name(source) in handles for source in node.input):
-      node.input.extend(wait_for)
-  for name in sorted(copied):
-    node = extracted.node.add()
-    node.CopyFrom(by_name[name])
-    node.name = _copy_of(name)
-    node.input[:] = [
-        _copy_of(source) if node_name(source) in copied else source
+    node.input.extend(sorted({
+        f'^{setter}'
         for source in node.input
-    ]
-  _hide_shapes(extracted)
-  names = {node.name for node in extracted.node}
-  for node in extracted.node:
+        for setter, before in setters.get(node_name(source), {}).items()
+        if node.name not in before
+    }))
     if '_class' in node.attr:
       node.attr['_class'].list.s[:] = [
           group
           for group in node.attr['_class'].list.s
-          if group.decode().removeprefix('loc:@') in names
+          if group.decode().removeprefix('loc:@') in needed
       ]
+  _hide_shapes(extracted)
   return extracted
+
+
+def find_needed_with_state(
+    graph_def: tf.compat.v1.GraphDef,
+    targets: Sequence[str],
+    initialize_op: str,
+) -> set[str]:
+  """As `find_needed`, and what initializes the variables and tables among it.
+
+  Args:
+    graph_def: a graph.
+    targets: names of tensors or ops in it.
+    initialize_op: a name of an op in it, or ''.
+  """
+  setters = _find_setters(graph_def, initialize_op)
+  needed = find_needed(graph_def, targets)
+  while handles := needed & setters.keys():
+    names = set().union(*(setters.pop(handle) for handle in handles))
+    needed |= find_needed(graph_def, names)
+  return needed
+
+
+def _find_setters(
+    graph_def: tf.compat.v1.GraphDef, initialize_op: str
+) -> dict[str, set[str]]:
+  """The ops that the initialize op groups, by the handle that each sets."""
+  nodes = {node.name: node for node in graph_def.node}
+  setters = collections.defaultdict(set)
+  pending, seen = [initialize_op] if initialize_op else [], set()
+  while pending:
+    name = node_name(pending.pop())
+    if name in seen:
+      continue
+    seen.add(name)
+    if nodes[name].op == 'NoOp':
+      pending.extend(nodes[name].input)
+      continue
+    for source in map(node_name, nodes[name].input):
+      if nodes[source].op in _FRESH_OPS:
+        setters[source].add(name)
+        break
+  return setters
 
 
 def _hide_shapes(graph_def: tf.compat.v1.GraphDef) -> None:
@@ -446,50 +471,6 @@ def _hide_shapes(graph_def: tf.compat.v1.GraphDef) -> None:
         handles[node_name(node.input[0])]
     )
     node.input[1] = value.name
-
-
-def _copy_of(name: str) -> str:
-  """The name of the copy of a node, tensor or control input."""
-  if name.startswith('^'):
-    return f'^{_INITIALIZE}{name[1:]}'
-  return _INITIALIZE + name
-
-
-def find_initializers(
-    graph_def: tf.compat.v1.GraphDef, needed: Iterable[str], initialize_op: str
-) -> set[str]:
-  """Names of the nodes that initialize variables and tables.
-
-  Args:
-    graph_def: a graph.
-    needed: names of nodes in it.
-    initialize_op: a name of an op in it, or ''.
-
-  Returns:
-    Those nodes of the initialize op that set a variable or table among
-    `needed`, or among what these nodes need themselves.
-  """
-  if not initialize_op:
-    return set()
-  nodes = {node.name: node for node in graph_def.node}
-  available = find_needed(graph_def, [initialize_op])
-  initializers = set()
-  pending = {name for name in needed if nodes[name].op in _FRESH_OPS}
-  handles = set()
-  while pending:
-    handles |= pending
-    found = {
-        name
-        for name in available
-        if any(node_name(source) in pending for source in nodes[name].input)
-    }
-    initializers |= found
-    pending = {
-        name
-        for name in find_needed(graph_def, found)
-        if nodes[name].op in _FRESH_OPS
-    } - handles
-  return initializers
 
 
 def _build_body(
