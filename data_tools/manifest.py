@@ -88,6 +88,9 @@ _JSON_LINES = ('.jsonl', '.json')
 # As training takes them (gin/data/pipeline.gin).
 _MAX_UTTERANCE_SEC = 30.0
 _MAX_CHANNELS = 1024
+_SIDES = {'A': 0, 'B': 1}
+# Above this, two speakers' parts of a file are one part.
+_MAX_SHARED = 0.5
 # Tables round times.
 _TIME_TOLERANCE_SEC = 0.1
 # A row's place in its manifest ('line 3'), and its values by `_NAMES`; None:
@@ -95,6 +98,7 @@ _TIME_TOLERANCE_SEC = 0.1
 Row = tuple[str, Mapping[str, Any] | None]
 
 
+_BAD_CHANNEL = 'has an unusable channel (a number from 0, or a list as [0, 1])'
 _FOREIGN = 'has no letter of the alphabet'
 _SHARED = 'has the same audio as another speaker'
 
@@ -104,7 +108,10 @@ class _Unusable(ValueError):
 
 
 def list_utterances(
-    path: str, *, audio_dir: str | None = None
+    path: str,
+    *,
+    audio_dir: str | None = None,
+    others: dict[str, list[tuple[str, utterances.Clip]]] | None = None,
 ) -> utterances.Listing:
   """Lists a manifest; transcripts stay as they are.
 
@@ -116,6 +123,8 @@ def list_utterances(
   Args:
     path: The manifest, a file or folder.
     audio_dir: The folder of the audio; by default that of the manifest.
+    others: Speakers and clips of other manifests, by file; gets those of this
+      one.
 
   Raises:
     ValueError: If the manifest is missing, of no known format or without a
@@ -156,18 +165,33 @@ def list_utterances(
         f'{path} has channels 1 to {len(chosen)} and no 0; channels count from'
         ' 0, so subtract 1.'
     )
-  speakers = collections.defaultdict(set)
+  if chosen and 0 not in chosen:
+    logging.warning(
+        '%s has no channel 0, but %s; channels count from 0.',
+        path, ', '.join(map(str, sorted(chosen))),
+    )
+  others = {} if others is None else others
   for utterance in listed:
-    speakers[utterance.audio].add(utterance.client_id)
-  kept = []
+    others.setdefault(utterance.audio.path, []).append(
+        (utterance.client_id, utterance.audio)
+    )
+  kept, num_overlaps = [], 0
   for utterance, place in zip(listed, places, strict=True):
-    others = sorted(speakers[utterance.audio] - {utterance.client_id})
-    if not others:
+    clip = utterance.audio
+    shares = {
+        speaker: max(share, 0.0)
+        for speaker, other in others[clip.path]
+        if speaker != utterance.client_id
+        and (share := _shared_part(clip, other)) > 0
+    }
+    other = max(shares, key=shares.get, default=None)
+    if other is None or shares[other] < _MAX_SHARED:
+      num_overlaps += other is not None
       kept.append(utterance)
       continue
     # In each of their updates would be the voice of the other.
     detail = (
-        f'{path}, {place}: {_SHARED}, {others[0]!r}; give each a channel (from '
+        f'{path}, {place}: {_SHARED}, {other!r}; give each a channel (from '
         '0), or an offset and a duration.'
     )
     problems.append(
@@ -175,16 +199,48 @@ def list_utterances(
             utterance.client_id, utterance.utterance_id, _SHARED, detail
         )
     )
+  if num_overlaps:
+    logging.warning(
+        '%s: %d utterances overlap with those of another speaker in the same '
+        'file and channel: each has both voices.', path, num_overlaps,
+    )
   return utterances.Listing(
       kept, problems, utterances.gather_attributes(names, said)
   )
+
+
+def _shared_part(one: utterances.Clip, two: utterances.Clip) -> float:
+  """What two parts of a file share, of what they are together; in [0, 1]."""
+  if isinstance(one, hugging_face.ArrowClip) and one.row != two.row:
+    return 0.0
+  if None not in (one.channels, two.channels) and (
+      set(one.channels).isdisjoint(two.channels)
+  ):
+    return 0.0
+  if (one.start_sec, one.duration_sec) == (two.start_sec, two.duration_sec):
+    return 1.0
+  begins, ends = zip(*(
+      (
+          each.start_sec or 0.0,
+          math.inf
+          if each.duration_sec is None
+          else (each.start_sec or 0.0) + each.duration_sec,
+      )
+      for each in (one, two)
+  ))
+  common = min(ends) - max(begins)
+  if common <= 0:
+    return 0.0
+  # How long a file is without its duration is not known here.
+  return common / (max(ends) - min(begins)) if math.inf not in ends else 1e-9
 
 
 def _warn_of_spellings(speakers: Iterable[str], *, path: str) -> None:
   """Warns of speakers who may be one person, written in two ways."""
   spellings = collections.defaultdict(list)
   for speaker in sorted(speakers):
-    spellings[' '.join(speaker.casefold().split())].append(speaker)
+    plain = unicodedata.normalize('NFKC', speaker.casefold())
+    spellings[' '.join(plain.split())].append(speaker)
   alike = [names for names in spellings.values() if len(names) > 1]
   if alike:
     shown = '; '.join(', '.join(map(repr, names)) for names in alike[:5])
@@ -364,14 +420,16 @@ def _part(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
 def _channels(value: Any) -> tuple[int, ...] | None:
   """Channels from 0, of a number, a list, or either as text; None: all."""
   if isinstance(value, str):
-    values = value.strip().removeprefix('[').removesuffix(']').split(',')
-    values = [] if values == [''] else values
+    # Without brackets 1,0 may be a decimal number.
+    values = [value.strip()] if value.strip() else []
+    if values and value.strip()[0] + value.strip()[-1] == '[]':
+      values = value.strip()[1:-1].split(',')
   elif value is None:
     values = []
   else:
     values = value if isinstance(value, (list, tuple)) else [value]
     if not values:
-      raise _Unusable('has an unusable channel')
+      raise _Unusable(_BAD_CHANNEL)
   if not values:
     return None
   try:
@@ -380,7 +438,7 @@ def _channels(value: Any) -> tuple[int, ...] | None:
     numbers = [math.nan]
   # Spreadsheets write 1.0.
   if not all(0 <= n < _MAX_CHANNELS and n == int(n) for n in numbers):
-    raise _Unusable('has an unusable channel')
+    raise _Unusable(_BAD_CHANNEL)
   return tuple(sorted(set(map(int, numbers))))
 
 
@@ -398,20 +456,31 @@ def _rate(row: Mapping[str, Any]) -> int | None:
   return int(rate_hz)
 
 
-def _columns(names: Iterable[str], *, path: str) -> dict[str, str]:
-  """What is looked for, to its name in a manifest."""
+def _find_columns(names: Iterable[str]) -> dict[str, str]:
+  """What is looked for, to its name among these."""
   by_lower = {str(name).strip().lower(): name for name in names}
   found = {n: by_lower[n] for n in _ATTRIBUTES if n in by_lower}
   for key, options in _NAMES.items():
     for option in options:
       if option in by_lower:
         found.setdefault(key, by_lower[option])
+  return found
+
+
+def _columns(names: Iterable[str], *, path: str) -> dict[str, str]:
+  """As `_find_columns`; refuses what lacks a needed one, names the others."""
+  names = list(names)
+  found = _find_columns(names)
+  by_lower = [str(name).strip().lower() for name in names]
   missing = [key for key in _NEEDED if key not in found]
   if missing:
     raise ValueError(
         f'{path} has no {missing[0]} ({", ".join(_NAMES[missing[0]])}), but'
         f' {", ".join(by_lower)[:200] or "nothing"}; name it so.'
     )
+  others = [str(n) for n in names if str(n).strip() and n not in found.values()]
+  if others:
+    logging.warning('%s: columns not used: %s.', path, ', '.join(others)[:200])
   return found
 
 
@@ -419,7 +488,7 @@ def _file_rows(
     path: str, problems: list[utterances.Problem]
 ) -> Iterator[Row]:
   """Rows of a table or of JSON lines."""
-  suffix = os.path.splitext(path.removesuffix('.gz'))[1]
+  suffix = os.path.splitext(path.removesuffix('.gz'))[1].lower()
   if suffix in _TABLES:
     header, rows, unreadable = text_files.read_table(path)
     problems += unreadable
@@ -432,7 +501,7 @@ def _file_rows(
         f'{path} is no manifest that this program knows: a .tsv, .csv or'
         ' .jsonl file, or a folder of Kaldi or of Hugging Face; see --help.'
     )
-  columns: dict[str, str] = {}
+  is_first = True
   for number, row in text_files.read_json_lines(path):
     place = f'line {number}'
     if row is None:
@@ -440,8 +509,10 @@ def _file_rows(
     elif 'supervisions' in row:
       yield from _lhotse_rows(place, row)
     else:
-      columns = columns or _columns(row, path=path)
-      yield place, {key: row.get(name) for key, name in columns.items()}
+      # A later row may say what the first one does not.
+      columns = _columns(row, path=path) if is_first else _find_columns(row)
+      is_first = False
+      yield place, {key: row[name] for key, name in columns.items()}
 
 
 def _lhotse_rows(place: str, cut: Mapping[str, Any]) -> Iterator[Row]:
@@ -522,12 +593,22 @@ def _kaldi_rows(folder: str) -> Iterator[Row]:
           ' of an archive, which is not run; write a plain path of an audio'
           ' file.'
       )
+  # The sides of a call may be two recordings of one file.
+  sides = {}
+  if os.path.exists(os.path.join(folder, 'reco2file_and_channel')):
+    sides = {
+        name: _SIDES.get(value.split()[-1])
+        for name, value in read('reco2file_and_channel').items()
+    }
+  uses = collections.Counter(recordings.values())
   segments = {name: name for name in recordings}
   if os.path.exists(os.path.join(folder, 'segments')):
     segments = read('segments')
   for name in sorted(segments.keys() | texts.keys()):
     recording, *times = segments.get(name, '').split() or ['']
     channel = times[2] if len(times) > 2 and times[2] != '-1' else None
+    if channel is None and uses[recordings.get(recording)] > 1:
+      channel = sides.get(recording)
     row = {
         'id': name,
         'speaker': speakers.get(name),
@@ -607,12 +688,17 @@ def corpus(
         ' NAME=FILE for each split.'
     )
 
+  others: dict[str, list[tuple[str, utterances.Clip]]] = {}
+
   def list_split(unused_folder: str, *, split: str) -> utterances.Listing:
     if split not in paths:
       raise ValueError(
           f'splits names {split!r}, but --manifest {", ".join(paths)}.'
       )
-    listings = [list_utterances(p, audio_dir=audio_dir) for p in paths[split]]
+    listings = [
+        list_utterances(p, audio_dir=audio_dir, others=others)
+        for p in paths[split]
+    ]
     listing = conversion.join(listings)
     if not listing.utterances:
       raise ValueError(

@@ -67,7 +67,7 @@ def read_table(
 ) -> tuple[
     Sequence[str], list[tuple[int, dict[str, str]]], list[utterances.Problem]
 ]:
-  """Reads a table with a header: .csv by commas, else by tabs.
+  """Reads a table with a header: .csv by commas or semicolons, else by tabs.
 
   Releases of corpora differ in whether they quote: a field that begins with a
   quotation mark may be quoted, with delimiters, line breaks and doubled marks
@@ -81,7 +81,7 @@ def read_table(
   Raises:
     ValueError: As `read_lines`.
   """
-  suffix = os.path.splitext(path.removesuffix('.gz'))[1]
+  suffix = os.path.splitext(path.removesuffix('.gz'))[1].lower()
   delimiter = _DELIMITERS.get(suffix, '\t')
   header: list[str] = []
   rows, problems = [], []
@@ -89,8 +89,13 @@ def read_table(
   rest = read_lines(path)
   while lines or (lines := collections.deque(itertools.islice(rest, 1))):
     number, line = lines.popleft()
-    if number == 1:
-      header = _split(line, delimiter) or []
+    if not header:
+      # As spreadsheets write it where a comma is the decimal mark.
+      if delimiter == ',' and line.lower() == 'sep=;':
+        continue
+      if delimiter == ',' and line.count(';') > line.count(','):
+        delimiter = ';'
+      header = _split(line, delimiter) or ['']
       continue
     fields = None
     if line.count('"') % 2:

@@ -133,6 +133,13 @@ class AudioTest(cases.TestCase):
     spectrum = np.abs(np.fft.rfft(found[:8000].astype(float)))
     self.assertAlmostEqual(2 * np.argmax(spectrum), 440, delta=5)
 
+  def test_a_suffix_alone_makes_no_audio(self):
+    for name in ('notes.gsm', 'notes.vox', 'notes.au', 'notes.mp3'):
+      path = self.path(name)
+      pathlib.Path(path).write_bytes(b'no audio at all, ' * 330)
+      with self.assertRaisesRegex(audio.AudioError, 'is not readable audio'):
+        audio.read(path)
+
   def test_flac_of_unknown_length_is_read(self):
     data = bytearray(_encode(_tone(), container='FLAC'))
     head = int.from_bytes(data[18:26], 'big')
@@ -203,6 +210,21 @@ class AudioTest(cases.TestCase):
     self.assertBetween(len(found), 7900, 10_000)
     spectrum = np.abs(np.fft.rfft(found[:8000].astype(float)))
     self.assertAlmostEqual(2 * np.argmax(spectrum), 440, delta=5)
+    subprocess.run(
+        ['ffmpeg', '-v', 'error', '-i', wav, self.path('whole.webm')], check=True
+    )
+    data = pathlib.Path(self.path('whole.webm')).read_bytes()
+    self.assertBetween(len(audio.read(data)), 7900, 10_000)
+    with self.assertRaisesRegex(audio.AudioError, 'is truncated or damaged'):
+      audio.read(data[: len(data) * 2 // 3])
+    two = self.path('two.m4a')
+    subprocess.run(
+        ['ffmpeg', '-v', 'error', '-i', wav, '-i', wav, '-map', '0:a', '-map',
+         '1:a', two],
+        check=True,
+    )
+    with self.assertRaisesRegex(audio.AudioError, 'is not readable audio'):
+      audio.read(two)
     playlist = self.path('list.m4a')
     pathlib.Path(playlist).write_text(f'#EXTM3U\n#EXTINF:1,\n{path}\n')
     with self.assertRaises(audio.AudioError):

@@ -10,6 +10,7 @@ import pathlib
 import tempfile
 from unittest import mock
 
+from absl import logging
 from absl.testing import parameterized
 import numpy as np
 import pytest
@@ -177,11 +178,12 @@ class ManifestTest(parameterized.TestCase):
 
   def test_channels_of_tables_and_json_lines_are_told_apart(self):
     speakers = ('ann', 'bob', 'eve')
+    paths = ('a/1.wav', 'a/1.wav', 'a/2.flac')
     for suffix, delimiter in (('tsv', '\t'), ('csv', ',')):
-      for chosen in (('0', '1', ''), ('0.0', '[1]', '0,1')):
+      for chosen in (('0', '1', ''), ('0.0', '[1]', '[0, 1]')):
         rows = [
-            delimiter.join(['a/1.wav', name, 'x', f'"{channel}"'])
-            for name, channel in zip(speakers, chosen)
+            delimiter.join([path, name, 'x', f'"{channel}"'])
+            for path, name, channel in zip(paths, speakers, chosen)
         ]
         header = delimiter.join(['audio', 'speaker', 'text', 'Channel'])
         self.check_channels(
@@ -190,10 +192,13 @@ class ManifestTest(parameterized.TestCase):
     for key in ('channel', 'channel_selector'):
       for chosen in ((0, 1, None), ([0], [1], [0, 1]), ('0', '1', '[0, 1]')):
         rows = [
-            {'audio_filepath': 'a/1.wav', 'speaker': name, 'text': 'x',
-             'duration': 0.3, key: channel}
-            for name, channel in zip(speakers, chosen)
+            {'audio_filepath': path, 'speaker': name, 'text': 'x',
+             'duration': 0.3}
+            | ({} if channel is None else {key: channel})
+            for path, name, channel in zip(paths, speakers, chosen)
         ]
+        # Also where the first row says nothing of channels.
+        rows.sort(key=lambda row: key in row)
         self.check_channels(
             self.write('m.jsonl', '\n'.join(map(json.dumps, rows)))
         )
@@ -202,16 +207,27 @@ class ManifestTest(parameterized.TestCase):
     self.check_channels(
         self.write_kaldi(
             segments='u1 a/1.wav 0 0.3 0\nu2 a/1.wav 0 0.3 1\n'
-            'u3 a/1.wav 0 0.3 -1\n',
+            'u3 a/2.flac 0 0.3 -1\n',
             text='u1 x\nu2 x\nu3 x', utt2spk='u1 ann\nu2 bob\nu3 eve',
         ),
+        audio_dir=str(self.root),
+    )
+    # Recordings of one file, by the side of the call.
+    self.check_channels(
+        self.write_kaldi(**{
+            'wav.scp': 'u1 a/1.wav\nu2 a/1.wav\nu3 a/2.flac',
+            'reco2file_and_channel': 'u1 a A\nu2 a B\nu3 b A',
+            'text': 'u1 x\nu2 x\nu3 x',
+            'utt2spk': 'u1 ann\nu2 bob\nu3 eve',
+            'segments': 'u1 u1 0 -1\nu2 u2 0 -1\nu3 u3 0 -1\n',
+        }),
         audio_dir=str(self.root),
     )
     # A cut of both channels, whose supervisions each have one.
     supervisions = [
         {'id': name, 'start': 0, 'duration': 0.2, 'speaker': name, 'text': 'x',
          'channel': channel}
-        for name, channel in (('ann', 0), ('bob', [1]), ('eve', [0, 1]))
+        for name, channel in (('ann', 0), ('bob', [1]))
     ]
     cut = self.cut(
         type='MultiCut', channel=[0, 1], supervisions=supervisions
@@ -260,7 +276,49 @@ class ManifestTest(parameterized.TestCase):
         listing.problems[0].detail, "line 2: .* 'bob'; give each a channel"
     )
 
+  def test_parts_that_are_nearly_one_are_found_in_all_manifests(self):
+    header = 'audio,speaker,text,channel,offset,duration,sampling_rate\n'
+    train = self.write('m.csv', header + 'a/1.wav,ann,x,,0,0.3,\n')
+    for name, row, is_same in (
+        ('blank_and_channel', 'a/1.wav,bob,x,1,0,0.29,', True),
+        ('another_rate', f'a/1.wav,bob,x,,0,0.3,{_RATE_HZ}', True),
+        ('its_own_file', 'a/2.flac,bob,x,,0,0.3,', False),
+        ('the_speaker_again', 'a/1.wav,ann,x,1,0,0.3,', False),
+        ('after_it', 'a/1.wav,bob,x,,0.3,0.1,', False),
+        # Someone who says a word meanwhile: told, and kept.
+        ('a_word_in_it', 'a/1.wav,bob,x,,0.1,0.1,', False),
+    ):
+      with self.subTest(name), self.assertLogs(level='WARNING') as logs:
+        others = {}
+        manifest.list_utterances(train, others=others)
+        dev = self.write(f'{name}.csv', header + row)
+        listing = manifest.list_utterances(dev, others=others)
+        self.assertLen(listing.problems, int(is_same))
+        self.assertLen(listing.utterances, 1 - int(is_same))
+        logging.warning('One at least.')
+      self.assertEqual(
+          any('overlap' in record.getMessage() for record in logs.records),
+          name == 'a_word_in_it',
+      )
+
+  def test_columns_that_are_not_used_are_named(self):
+    text = 'audio;speaker;text;Kanal\na/1.wav;ann;x, y;1\n'
+    for prefix in ('', 'sep=;\n'):
+      with self.assertLogs(level='WARNING') as logs:
+        listing = manifest.list_utterances(self.write('m.CSV', prefix + text))
+      # With semicolons, as spreadsheets save it in half of Europe.
+      self.assertEqual([u.transcript for u in listing.utterances], ['x, y'])
+      (record,) = logs.records
+      self.assertEndsWith(record.getMessage(), 'columns not used: Kanal.')
+
+  def test_channels_that_may_be_counted_from_one_are_told(self):
+    text = 'audio,speaker,text,channel\na/1.wav,ann,x,1\n'
+    with self.assertLogs(level='WARNING') as logs:
+      manifest.list_utterances(self.write('m.csv', text))
+    self.assertIn('no channel 0, but 1', logs.records[0].getMessage())
+
   def test_what_changes_the_audio_is_understood_or_refused(self):
+    bad_channel = 'has an unusable channel (a number from 0, or a list as [0, 1])'
     cases = (
         # start, end, duration, channel, rate, and the reason.
         (0.1, 0.2, '', '', '', ''),
@@ -269,9 +327,10 @@ class ManifestTest(parameterized.TestCase):
         (0.1, 0.2, 5, '', '', 'has an unusable end'),
         (0.2, 0.1, '', '', '', 'has an unusable end'),
         ('', 'late', '', '', '', 'has an unusable end'),
-        ('', '', '', 'left', '', 'has an unusable channel'),
-        ('', '', '', -1, '', 'has an unusable channel'),
-        ('', '', '', 0.5, '', 'has an unusable channel'),
+        ('', '', '', 'left', '', bad_channel),
+        ('', '', '', -1, '', bad_channel),
+        ('', '', '', 0.5, '', bad_channel),
+        ('', '', '', '"1,0"', '', bad_channel),
         ('', '', '', '', '8k', 'has an unusable sampling rate'),
     )
     rows = [

@@ -63,6 +63,7 @@ _MP3_FRAME_BYTES = 1441
 _ID3_BYTES = 10
 _MP3_MESSAGE = re.compile(rb'Note: |Warning: |\[src/libmpg123|\s*$')
 _stderr_lock = threading.Lock()
+_GSM_BYTES, _GSM_MAGIC = 33, 0xD
 _DECLARED_BYTES = re.compile(
     r'^\s*(?:data|SSND)\s*: (\d+) \(should be (\d+)\)', re.MULTILINE
 )
@@ -309,10 +310,8 @@ def _decode_otherwise(
   Raises:
     AudioError: It cannot be decoded either.
   """
-  if not isinstance(source, bytes):
+  if not isinstance(source, bytes) and _tells_by_suffix(os.fspath(source)):
     try:
-      # By its path: libsndfile then goes by the suffix, as for an MP3 file with
-      # other bytes before its first frame.
       return part(os.fspath(source))
     except soundfile.SoundFileError as e:
       error = e
@@ -326,10 +325,28 @@ def _decode_otherwise(
     raise AudioError(name, 'is not readable audio', detail) from error
   content, message = decoded
   try:
-    return part(io.BytesIO(content))
+    found = part(io.BytesIO(content))
   except soundfile.SoundFileError as e:
     detail = message or detail
     raise AudioError(name, 'is not readable audio', detail) from e
+  if message:  # ffmpeg returns what it could decode.
+    raise AudioError(name, 'is truncated or damaged', message)
+  return found
+
+
+def _tells_by_suffix(path: str) -> bool:
+  """Whether libsndfile recognises a file by its name, and is right.
+
+  So it is of MP3 files with other bytes before the first frame, and of raw GSM
+  6.10: 33 bytes a frame, each of which begins with the same four bits.
+  """
+  suffix = os.path.splitext(path)[1].lower()
+  if suffix != '.gsm':
+    return suffix == '.mp3'
+  frames = np.frombuffer(files.read(path, max_bytes=8 * _MAX_SAMPLES), np.uint8)
+  return len(frames) % _GSM_BYTES == 0 and bool(
+      np.all(frames[::_GSM_BYTES] >> 4 == _GSM_MAGIC)
+  )
 
 
 def _run_ffmpeg(
@@ -355,7 +372,8 @@ def _run_ffmpeg(
               '-protocol_whitelist', 'file',
               '-format_whitelist', _FFMPEG_FORMATS,
               '-i', f'file:{path}',
-              '-vn', '-t', str(_MAX_SEC + 1), '-f', 'wav', '-',
+              # All tracks: of more than one it makes no WAV.
+              '-map', '0:a', '-t', str(_MAX_SEC + 1), '-f', 'wav', '-',
           ],
           stdin=subprocess.DEVNULL,
           capture_output=True,
