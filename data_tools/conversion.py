@@ -201,6 +201,7 @@ def convert(
   Raises:
     ValueError: If a source, the partition or (strict) an utterance is not as it
       should be. Every split is listed and dealt before anything is written.
+      If a split has nothing left to write; the others are written.
   """
   if is_iid and attributes:
     raise ValueError(
@@ -247,36 +248,42 @@ def convert(
     if corpus.spell is not None:
       characters, listings = corpus.spell(listings)
     known: dict[str, np.ndarray] = {}
+    empty: list[Exception] = []
     # Of recordings in two parts the one that is evaluated on is the copy.
     for name in sorted(listings, key=_is_evaluated):
       listing = listings[name]
       folder = os.path.join(output_dir, name)
-      written[name] = shards.write_split(
-          listing.utterances,
-          folder,
-          origin=origins[name],
-          namespace=corpus.namespace if namespace is None else namespace,
-          problems=listing.problems,
-          attributes=listing.attributes,
-          others=np.concatenate([np.array([], np.int64), *known.values()]),
-          **settings,
-      )
+      try:
+        written[name] = shards.write_split(
+            listing.utterances,
+            folder,
+            origin=origins[name],
+            namespace=corpus.namespace if namespace is None else namespace,
+            problems=listing.problems,
+            attributes=listing.attributes,
+            others=np.concatenate([np.array([], np.int64), *known.values()]),
+            **settings,
+        )
+      except shards.EmptySplitError as e:
+        empty.append(e)
+        continue
       own = shards.read_fingerprints(folder)
       shared = {o: int(np.isin(own, each).sum()) for o, each in known.items()}
       if any(shared.values()):
         written[name]['shared'] = {o: n for o, n in shared.items() if n}
       known[name] = own
       summaries.write_all(os.fspath(output_dir), {name: written[name]})
-    if characters is not None:
+    if characters is not None and written:
       files.write_text(
           os.path.join(output_dir, CORPUS_GIN),
           _gin(
               output_dir,
               list(written),
               characters=characters,
-              source=corpus.alphabet_source or _collected(next(iter(written))),
+              source=corpus.alphabet_source or _collected(next(iter(listings))),
           ),
       )
+  checks.raise_together(empty)
   return written
 
 

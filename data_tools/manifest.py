@@ -648,7 +648,7 @@ def _default_partition(num_speakers: int) -> str:
     raise ValueError(
         f'found {num_speakers} speaker{"s"[:num_speakers - 1]}, and three are'
         ' needed to deal them into train, dev and test; name the splits, as'
-        ' --manifest=train=a.tsv,dev=b.tsv, or pass --partition=train=rest.'
+        ' --manifest=train=a.tsv,dev=b.tsv.'
     )
   share = max(1, num_speakers // 10)
   return f'train=rest,dev={share},test={share}'

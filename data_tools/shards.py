@@ -42,6 +42,10 @@ _RECORD_OVERHEAD_BYTES = 16
 _FINGERPRINTS_FILE = 'fingerprints.npy'
 
 
+class EmptySplitError(ValueError):
+  """A split of which nothing is left to write."""
+
+
 @files_lib.for_owner_only()
 def write_split(
     utterances: Iterable[Utterance],
@@ -98,8 +102,9 @@ def write_split(
     What summary.json holds, see `summaries.build`.
 
   Raises:
-    ValueError: If nothing is left to write, `output_dir` holds something else,
-      `encoding` is unknown, or (strict) something is to be left out.
+    EmptySplitError: If nothing is left to write.
+    ValueError: If `output_dir` holds something else, `encoding` is unknown, or
+      (strict) something is to be left out.
   """
   checks.one_of(audio.ENCODINGS, encoding=encoding)
   output_dir = os.path.abspath(os.fspath(output_dir))
@@ -107,7 +112,7 @@ def write_split(
   problems = [*problems, *refused]
   if not ordered:
     first = f', the first because {problems[0].detail}' if problems else ''
-    raise ValueError(
+    raise EmptySplitError(
         f'There are no utterances for {output_dir}; {len(problems)} were left'
         f' out{first}; check the source.'
     )
@@ -458,7 +463,7 @@ def _write_index(
     characters.update(entry['characters'])
     changed.update(entry['changed'])
   if not rows:
-    raise ValueError(
+    raise EmptySplitError(
         f'Every utterance of {partial.output_dir} was left out, the first'
         f' because: {problems[0].detail}'
     )

@@ -673,7 +673,7 @@ class ManifestTest(parameterized.TestCase):
     self.assertEqual(finished.code, 1)
     self.assertRegex(
         finished.stderr,
-        rf'\Aerror: found {found} and three .*--partition=.*\n\Z',
+        rf'\Aerror: found {found} and three .*--manifest=train=.*\n\Z',
     )
 
   def test_recordings_of_two_parts_are_told_and_left_out_of_dev(self):
@@ -707,6 +707,21 @@ class ManifestTest(parameterized.TestCase):
         for part in ('train', 'dev')
     ]
     self.assertEqual(sizes, [2, 1])
+
+  def test_a_part_without_audio_keeps_no_other_from_being_written(self):
+    path = self.write_speakers(3)
+    dev = self.write('dev.tsv', 'audio\tspeaker\ttext\nno.wav\teve\tJa')
+    finished = self.convert(f'--manifest=dev={dev},train={path}')
+    self.assertEqual(finished.code, 1)
+    self.assertRegex(
+        finished.stderr,
+        r'(?m)^error: Every utterance of .*/dev was left out, the first because: '
+        '.*no.wav',
+    )
+    self.assertTrue((self.root / 'data/train/corpus.json').exists())
+    text = (self.root / 'data/corpus.gin').read_text()
+    self.assertIn('TRAIN_DIR', text)
+    self.assertNotIn('DEV_DIR', text)
 
   def test_more_than_a_tenth_left_out_is_an_error_after_the_rest(self):
     path = self.write_speakers(9)
