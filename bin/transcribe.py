@@ -1,8 +1,8 @@
 r"""Writes down what is said in audio files, with the model of a run.
 
-WAV, FLAC, MP3, Ogg and what else libsndfile reads, at any rate, and folders of
-them. Recordings longer than --window_sec are decoded in windows that overlap.
-Decoding is greedy, as in bin/evaluate.py, or by beam search with --lm.
+WAV, FLAC, MP3, Ogg and what else libsndfile or ffmpeg reads, at any rate, and
+folders of them. Recordings longer than --window_sec are decoded in windows that
+overlap. Decoding is greedy, as in bin/evaluate.py, or by beam search with --lm.
 
 Example:
   python bin/transcribe.py --run=runs/private recording.wav folder
