@@ -1,4 +1,4 @@
-"""What a TFF computation asks of its clients; checks of zero clients.
+"""Intrinsics that a TFF computation calls, and checks of its number of clients.
 
 TFF infers the number of clients from the arguments. Without an argument at
 clients its own runtime takes zero, and returns what aggregation starts with: a
