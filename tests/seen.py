@@ -1,10 +1,10 @@
 """Traces of a run that others see: files, names of metrics, open ports."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 import contextlib
 import os
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import psutil
@@ -97,12 +97,32 @@ def files_with(secrets: Collection[bytes], folder: str) -> list[str]:
   return found
 
 
+def of_processes(
+    look: Callable[[psutil.Process], Any], *, root: psutil.Process | None = None
+) -> list[Any]:
+  """What `look` returns of a process and of all below it.
+
+  Args:
+    look: takes a process. One that has ended meanwhile, or is a zombie, is left
+      out.
+    root: the process; None: this one.
+  """
+  root = root or psutil.Process()
+  found = []
+  for process in (root, *root.children(recursive=True)):
+    with contextlib.suppress(psutil.NoSuchProcess):
+      found.append(look(process))
+  return found
+
+
 def listening() -> set[tuple[int, int]]:
   """Process and port of all that listens here on the network, children too."""
-  this = psutil.Process()
-  return {
-      (process.pid, connection.laddr.port)
-      for process in (this, *this.children(recursive=True))
-      for connection in process.connections('inet')
-      if connection.status == psutil.CONN_LISTEN
-  }
+
+  def look(process: psutil.Process) -> set[tuple[int, int]]:
+    return {
+        (process.pid, connection.laddr.port)
+        for connection in process.connections('inet')
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+  return set().union(*of_processes(look))

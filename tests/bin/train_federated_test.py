@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests import cases
+from tests import seen
 from tests.bin import in_process
 from tests.bin import programs
 from tff_asr.recognition import recognizer
@@ -134,12 +135,17 @@ class TrainFederatedTest(cases.TestCase):
         return False
       with open(ledger, encoding='utf-8') as f:
         is_in_rounds = len(f.readlines()) > 3
-      looks.append([
-          connection.laddr
-          for each in (process, *process.children(recursive=True))
-          for connection in each.connections('inet')
-          if connection.status == psutil.CONN_LISTEN
-      ])
+      looks.append(sum(
+          seen.of_processes(
+              lambda each: [
+                  connection.laddr
+                  for connection in each.connections('inet')
+                  if connection.status == psutil.CONN_LISTEN
+              ],
+              root=process,
+          ),
+          [],
+      ))
       return is_in_rounds
 
     ended = programs.run(

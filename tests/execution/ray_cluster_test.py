@@ -28,6 +28,7 @@ import soundfile
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests import seen
 from tests.execution import toys
 from tff_asr.aggregators import aggregation
 from tff_asr.aggregators import distributed_mean
@@ -716,13 +717,15 @@ class NetworkTest(absltest.TestCase):
   def test_a_cluster_of_this_machine_listens_on_the_loopback_address(self):
     _context()
     native.stop()  # Another module's worker listens on all addresses.
-    this = psutil.Process()
-    addresses = {
-        (connection.laddr.ip, process.name())
-        for process in (this, *this.children(recursive=True))
-        for connection in process.net_connections('inet')
-        if connection.status == psutil.CONN_LISTEN
-    }
+
+    def look(process):
+      return {
+          (connection.laddr.ip, process.name())
+          for connection in process.net_connections('inet')
+          if connection.status == psutil.CONN_LISTEN
+      }
+
+    addresses = set().union(*seen.of_processes(look))
     self.assertNotEmpty(addresses)
     for address, process_name in addresses:
       parsed = ipaddress.ip_address(address)
@@ -731,13 +734,15 @@ class NetworkTest(absltest.TestCase):
 
   def test_sockets_lie_in_a_folder_that_only_its_owner_gets_into(self):
     _context()
-    this = psutil.Process()
-    paths = {
-        connection.laddr
-        for process in (this, *this.children(recursive=True))
-        for connection in process.net_connections('unix')
-        if connection.laddr.startswith('/')
-    }
+
+    def look(process):
+      return {
+          connection.laddr
+          for connection in process.net_connections('unix')
+          if connection.laddr.startswith('/')
+      }
+
+    paths = set().union(*seen.of_processes(look))
     self.assertContainsSubset(
         {'raylet', 'plasma_store'}, map(os.path.basename, paths)
     )
@@ -775,8 +780,8 @@ class NetworkTest(absltest.TestCase):
     )
     # Other users see command lines.
     token = os.environ['RAY_AUTH_TOKEN']
-    for process in psutil.Process().children(recursive=True):
-      self.assertNotIn(token, ' '.join(process.cmdline()))
+    for line in seen.of_processes(psutil.Process.cmdline):
+      self.assertNotIn(token, ' '.join(line))
 
 
 @_slow
@@ -887,8 +892,8 @@ _PROGRAM = """
     tff.framework.set_default_context(ray_cluster.build_sync_context(
         ray_cluster.Settings(num_workers=1, op_libraries=())))
     print('result', these.toys.scaled_sum(2.0, [1.0, 2.0]))
-    for process in psutil.Process().children(recursive=True):
-      print('process', process.pid, process.name())
+    for pid, name in these.seen.of_processes(lambda p: (p.pid, p.name()))[1:]:
+      print('process', pid, name)
     print('folder', ray_session._watch.folder, flush=True)
     def end(): LAST_LINE
     launch.run(lambda argv: end())
