@@ -96,6 +96,8 @@ _TIME_TOLERANCE_SEC = 0.1
 # A row's place in its manifest ('line 3'), and its values by `_NAMES`; None:
 # the row is none.
 Row = tuple[str, Mapping[str, Any] | None]
+# A file's path, and a row if it is an Arrow file of recordings.
+Recording = tuple[str, int | None]
 
 
 _BAD_CHANNEL = 'has an unusable channel (a number from 0, or a list as [0, 1])'
@@ -111,7 +113,7 @@ def list_utterances(
     path: str,
     *,
     audio_dir: str | None = None,
-    others: dict[str, list[tuple[str, utterances.Clip]]] | None = None,
+    others: dict[Recording, list[tuple[str, utterances.Clip]]] | None = None,
 ) -> utterances.Listing:
   """Lists a manifest; transcripts stay as they are.
 
@@ -123,8 +125,8 @@ def list_utterances(
   Args:
     path: The manifest, a file or folder.
     audio_dir: The folder of the audio; by default that of the manifest.
-    others: Speakers and clips of other manifests, by file; gets those of this
-      one.
+    others: Speakers and clips of other manifests, by recording; gets those of
+      this one.
 
   Raises:
     ValueError: If the manifest is missing, of no known format or without a
@@ -172,15 +174,15 @@ def list_utterances(
     )
   others = {} if others is None else others
   for utterance in listed:
-    others.setdefault(utterance.audio.path, []).append(
+    others.setdefault(_recording(utterance.audio), []).append(
         (utterance.client_id, utterance.audio)
     )
   kept, num_overlaps = [], 0
   for utterance, place in zip(listed, places, strict=True):
     clip = utterance.audio
     shares = {
-        speaker: max(share, 0.0)
-        for speaker, other in others[clip.path]
+        speaker: share
+        for speaker, other in others[_recording(clip)]
         if speaker != utterance.client_id
         and (share := _shared_part(clip, other)) > 0
     }
@@ -209,10 +211,14 @@ def list_utterances(
   )
 
 
+def _recording(clip: utterances.Clip) -> Recording:
+  """A file, or what lies in a row of an Arrow file."""
+  row = clip.row if isinstance(clip, hugging_face.ArrowClip) else None
+  return clip.path, row
+
+
 def _shared_part(one: utterances.Clip, two: utterances.Clip) -> float:
-  """What two parts of a file share, of what they are together; in [0, 1]."""
-  if isinstance(one, hugging_face.ArrowClip) and one.row != two.row:
-    return 0.0
+  """What parts of a recording share, of what they are together; in [0, 1]."""
   if None not in (one.channels, two.channels) and (
       set(one.channels).isdisjoint(two.channels)
   ):
@@ -391,13 +397,18 @@ def _seconds(row: Mapping[str, Any], name: str) -> float | None:
   value = row.get(name)
   if value is None or value == '':
     return None
-  try:
-    seconds = math.nan if isinstance(value, bool) else float(value)
-  except (TypeError, ValueError, OverflowError):
-    seconds = math.nan
+  seconds = _number(value)
   if not 0 <= seconds < math.inf or (name == 'duration' and not seconds):
     raise _Unusable(f'has an unusable {name}')
   return seconds
+
+
+def _number(value: Any) -> float:
+  """A number, also as text; NaN for what is none."""
+  try:
+    return math.nan if isinstance(value, bool) else float(value)
+  except (TypeError, ValueError, OverflowError):
+    return math.nan
 
 
 def _part(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
@@ -432,10 +443,7 @@ def _channels(value: Any) -> tuple[int, ...] | None:
       raise _Unusable(_BAD_CHANNEL)
   if not values:
     return None
-  try:
-    numbers = [math.nan if isinstance(v, bool) else float(v) for v in values]
-  except (TypeError, ValueError, OverflowError):
-    numbers = [math.nan]
+  numbers = list(map(_number, values))
   # Spreadsheets write 1.0.
   if not all(0 <= n < _MAX_CHANNELS and n == int(n) for n in numbers):
     raise _Unusable(_BAD_CHANNEL)
@@ -447,10 +455,7 @@ def _rate(row: Mapping[str, Any]) -> int | None:
   value = row.get('sampling_rate')
   if value is None or value == '':
     return None
-  try:
-    rate_hz = math.nan if isinstance(value, bool) else float(value)
-  except (TypeError, ValueError, OverflowError):
-    rate_hz = math.nan
+  rate_hz = _number(value)
   if not 1 <= rate_hz < math.inf or rate_hz != int(rate_hz):
     raise _Unusable('has an unusable sampling rate')
   return int(rate_hz)
@@ -688,7 +693,7 @@ def corpus(
         ' NAME=FILE for each split.'
     )
 
-  others: dict[str, list[tuple[str, utterances.Clip]]] = {}
+  others: dict[Recording, list[tuple[str, utterances.Clip]]] = {}
 
   def list_split(unused_folder: str, *, split: str) -> utterances.Listing:
     if split not in paths:
