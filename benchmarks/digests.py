@@ -4,9 +4,9 @@ r"""Digests of what training comes to from fixed seeds, to hold behaviour by.
     (change the code)
     python -m benchmarks.digests --json=after.json --compare=before.json
 
-Toy runs: federated without DP on one and on two logical devices and on Ray with
-two workers, federated with DP, central, public pre-training, and fine-tuning
-from it. Digests are of each tensor of the final model. Sums: clipped, and
+Toy runs: federated without DP on one and on two logical devices, on Ray with
+two workers and in TFF's native runtime, federated with DP, central, public
+pre-training, and fine-tuning from it. Digests are of each tensor of the final model. Sums: clipped, and
 noised under one key, by each query. Bits depend on machine and thread count:
 compare digests of one machine only. Exits with 1 if any differs.
 """
@@ -32,6 +32,7 @@ import tensorflow as tf
 from benchmarks import toy_runs
 from tff_asr.data import cohorts
 from tff_asr.execution import multi_device
+from tff_asr.execution import native
 from tff_asr.privacy import adaptive_query
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import queries
@@ -78,6 +79,10 @@ def _ray(corpus: str, run: str) -> None:
   _federated(corpus, run, context=ray_cluster.build_async_context(settings))
 
 
+def _native(corpus: str, run: str) -> None:
+  _federated(corpus, run, context=native.build_async_context())
+
+
 def _pretrain(corpus: str, run: str) -> None:
   toy_runs.train(
       pretraining.Pretraining, corpus, run, batch_size=2, num_steps=_STEPS
@@ -100,6 +105,7 @@ _RUNS: dict[str, Callable[[str, str], None]] = {
     'federated, 1 device': _federated,
     'federated, 2 devices': _two_devices,
     _ON_RAY: _ray,
+    'federated, native': _native,
     'federated, noised': functools.partial(_federated, noise=1.0),
     'central': functools.partial(toy_runs.train_central, num_rounds=_STEPS),
     _PRETRAINING: _pretrain,
