@@ -6,9 +6,10 @@ r"""Digests of what training comes to from fixed seeds, to hold behaviour by.
 
 Toy runs: federated without DP on one and on two logical devices, on Ray with
 two workers and in TFF's native runtime, federated with DP, central, public
-pre-training, and fine-tuning from it. Digests are of each tensor of the final model. Sums: clipped, and
-noised under one key, by each query. Bits depend on machine and thread count:
-compare digests of one machine only. Exits with 1 if any differs.
+pre-training, and fine-tuning from it. Digests are of each tensor of the final
+model. Sums: clipped, and noised under one key, by each query. Bits depend on
+machine and thread count: compare digests of one machine only. Exits with 1 if
+any differs.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
