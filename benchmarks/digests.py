@@ -36,7 +36,9 @@ from tff_asr.execution import multi_device
 from tff_asr.execution import native
 from tff_asr.privacy import adaptive_query
 from tff_asr.privacy import clipping as clipping_lib
+from tff_asr.privacy import correlated_noise
 from tff_asr.privacy import queries
+from tff_asr.privacy import strategies
 from tff_asr.programs import pretraining
 from tff_asr.storage import model_file
 from tff_asr.storage import run_dir
@@ -152,9 +154,13 @@ def _sums(query) -> dict[str, str]:
   total = query.initial_sample_state(records[0])
   for record in records:
     total = query.accumulate_record(params, total, record)
-  result, _, _ = query.get_noised_result(total, state)
   flat = lambda nest: [_digest(leaf) for leaf in tf.nest.flatten(nest)]
-  return {'clipped': flat(total), 'noised': flat(result)}
+  found = {'clipped': flat(total)}
+  # Noise that is correlated over rounds shows from the second one on.
+  for number in range(1, 4):
+    result, state, _ = query.get_noised_result(total, state)
+    found[f'noised, round {number}'] = flat(result)
+  return found
 
 
 def _queries() -> dict[str, dict[str, str]]:
@@ -170,6 +176,18 @@ def _queries() -> dict[str, dict[str, str]]:
     found[f'query, {name}'] = _sums(queries.PerLayerClipSumQuery(
         specs,
         l2_norm_clip=1.0, noise_multiplier=0.7, clipping=clipping
+    ))
+  for name, strategy in (
+      ('BLT', strategies.optimize(num_rounds=8, min_separation=2)),
+      ('banded', strategies.optimize_banded(num_rounds=8, num_bands=2)),
+  ):
+    found[f'query, {name}'] = _sums(correlated_noise.CorrelatedSumQuery(
+        specs,
+        l2_norm_clip=1.0,
+        noise_multiplier=0.7,
+        correlation=correlated_noise.Correlation(
+            strategy=strategy, min_separation=2
+        ),
     ))
   found['query, adaptive'] = _sums(adaptive_query.AdaptiveClipSumQuery(
       specs,
