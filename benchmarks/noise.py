@@ -311,7 +311,7 @@ def _build_mechanism(name: str, specs: Any) -> _Mechanism:
     if name == 'blt':
       separation = _SEPARATION
       strategy = strategies.optimize(
-          num_rounds=_NUM_ROUNDS, min_separation=separation, num_buffers=3
+          num_rounds=_NUM_ROUNDS, min_sep=separation, num_buffers=3
       )
     else:
       separation = 4
@@ -321,7 +321,7 @@ def _build_mechanism(name: str, specs: Any) -> _Mechanism:
     query = correlated_noise.CorrelatedSumQuery(
         specs,
         correlation=correlated_noise.Correlation(
-            strategy=strategy, min_separation=separation
+            strategy=strategy, min_sep=separation
         ),
         **settings,
     )

@@ -31,8 +31,8 @@ _POPULATION = flags.DEFINE_integer('population', None, 'All private clients.')
 _ROUNDS = flags.DEFINE_integer('rounds', None, 'Number of rounds.')
 _DELTA = flags.DEFINE_float('delta', None, 'By default 1 / (10 population).')
 _SAMPLING = flags.DEFINE_enum(
-    'sampling', 'poisson', ['poisson', 'fixed', 'full'],
-    'How cohorts are drawn: Poisson, fixed size, everyone.',
+    'sampling', 'poisson', ['poisson', 'fixed_size', 'full'],
+    'How cohorts are drawn; full: all clients in each round.',
 )
 _ACCOUNTANT = flags.DEFINE_enum(
     'accountant', 'rdp', accounting.ACCOUNTANTS,

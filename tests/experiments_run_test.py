@@ -105,7 +105,7 @@ def _run(
     seed = (re.findall("^INIT_FROM_RUN = '(.+)'$", configuration, re.M) or [
         seed
     ])[0]
-  if 'cyclic_poisson' in configuration:
+  if 'cyclic' in configuration:
     # Three clients make no more cohorts than these.
     gin_params += ['COHORT_SIZE = 1', 'NUM_BANDS = 2']
   if path.endswith('_private.gin'):  # Warm-started from a model of `public`.

@@ -167,8 +167,8 @@ class FilesTest(parameterized.TestCase):
 
 # By mechanism: how cohorts are drawn, and settings for two rounds.
 _CORRELATED = {
-    'blt': ('separated', {}),
-    'banded': ('cyclic', dict(NUM_BANDS=2, MIN_SEPARATION=2)),
+    'blt': ('min_sep', {}),
+    'banded': ('cyclic', dict(NUM_BANDS=2, MIN_SEP=2)),
 }
 
 
@@ -362,10 +362,10 @@ class QuickstartTest(cases.TestCase):
         privacy['model'], 'distributed, secure sums (simulated)'
     )
     (group,) = privacy['groups']
-    self.assertEqual(group['kind'], 'separated')
+    self.assertEqual(group['kind'], 'min_sep')
     self.assertEqual(
         group['secure_sum'],
-        {'bits': 16, 'num_clients': 3, 'min_survivors': 3},
+        {'bits': 16, 'num_clients': 3, 'min_clients': 3},
     )
     # In both rounds: as one Gaussian of 1.3 / sqrt(2).
     self.assertAlmostEqual(group['sensitivity'], 2**0.5)

@@ -507,8 +507,8 @@ def chacha20_words(
 
 def blt_taken(
     noise: Sequence[Sequence[int]],
-    scales: Sequence[int],
-    decays: Sequence[int],
+    output_scale: Sequence[int],
+    buf_decay: Sequence[int],
     *,
     num_elements: int,
 ) -> list[int]:
@@ -525,13 +525,13 @@ def blt_taken(
   taken = []
   for place in range(num_elements):
     total = 0
-    for scale, decay in zip(scales, decays):
+    for scale, decay in zip(output_scale, buf_decay):
       buffer = 0
       for row in noise:
         buffer = nearest(share(decay) * buffer) + 2**16 * row[place]
       total += nearest(share(scale) * buffer)
-    if not decays:
-      for scale, row in zip(scales, noise[::-1]):
+    if not buf_decay:
+      for scale, row in zip(output_scale, noise[::-1]):
         total += nearest(share(scale) * 2**16 * row[place])
     taken.append(nearest(fractions.Fraction(total, 2**11)))
   return taken
@@ -539,13 +539,13 @@ def blt_taken(
 
 def blt_noise(
     drawn: Sequence[Sequence[int]],
-    scales: Sequence[int],
-    decays: Sequence[int],
+    output_scale: Sequence[int],
+    buf_decay: Sequence[int],
 ) -> list[list[int]]:
   """Rounds' noise of new noise w in steps of 1/32, rounded to whole numbers."""
   noise = []
   for row in drawn:
-    taken = blt_taken(noise, scales, decays, num_elements=len(row))
+    taken = blt_taken(noise, output_scale, buf_decay, num_elements=len(row))
     noise.append([(w - r + 16) // 32 for w, r in zip(row, taken)])
   return noise
 

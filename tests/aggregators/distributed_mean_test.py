@@ -160,7 +160,7 @@ class DistributedMeanTest(parameterized.TestCase):
       event = dp_accounting.DpEvent.from_named_tuple(output.state.dp_event)
       self.assertIsInstance(event, distributed.DistributedGaussianDpEvent)
       self.assertEqual(event.noise_multiplier, np.float32(0.7))
-      self.assertEqual((event.num_clients, event.min_survivors), (4, 3))
+      self.assertEqual((event.num_clients, event.min_clients), (4, 3))
       self.assertEqual(
           output.state.query_state.numerator_state.counter, number
       )

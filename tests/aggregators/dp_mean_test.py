@@ -97,7 +97,7 @@ _QUERIES = mechanisms.QUERIES | dict(
 )
 _BLT = mechanisms.CORRELATION.strategy
 _CORRELATED = strategies.CorrelatedGaussianDpEvent(
-    2.0, 3, np.array(_BLT.scales), np.array(_BLT.decays)
+    2.0, 3, np.array(_BLT.output_scale), np.array(_BLT.buf_decay)
 )
 _EVENTS = dict(
     per_layer=dp_accounting.GaussianDpEvent(2.0),

@@ -68,7 +68,7 @@ class ComputeEpsilonTest(cases.TestCase):
 
   def test_epsilon_of_a_run_is_that_of_its_ledger(self):
     sampling = accounting.Sampling(
-        kind='fixed', cohort_size=1000, population=100_000
+        kind='fixed_size', cohort_size=1000, population=100_000
     )
     with ledger.create(self.path('ledger.jsonl')) as opened:
       for round_num in range(3):

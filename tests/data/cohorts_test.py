@@ -18,12 +18,12 @@ _BUILDERS = (
     ('poisson', cohorts.poisson),
     ('fixed_size', cohorts.fixed_size),
     (
-        'min_separation',
-        functools.partial(cohorts.min_separation, min_separation=2),
+        'min_sep',
+        functools.partial(cohorts.min_sep, min_sep=2),
     ),
     (
-        'cyclic_poisson',
-        functools.partial(cohorts.cyclic_poisson, min_separation=2),
+        'cyclic',
+        functools.partial(cohorts.cyclic, min_sep=2),
     ),
 )
 
@@ -159,8 +159,8 @@ class CohortsTest(parameterized.TestCase):
   def test_nobody_takes_part_twice_within_the_separation(
       self, population, cohort_size, separation
   ):
-    source = cohorts.min_separation(
-        _ids(population), cohort_size=cohort_size, min_separation=separation,
+    source = cohorts.min_sep(
+        _ids(population), cohort_size=cohort_size, min_sep=separation,
         key=_KEY,
     )
     last, closest, joined = {}, [], collections.Counter()
@@ -176,9 +176,9 @@ class CohortsTest(parameterized.TestCase):
     # All take part.
     self.assertLen(joined, population)
 
-  @parameterized.parameters(cohorts.min_separation, cohorts.cyclic_poisson)
+  @parameterized.parameters(cohorts.min_sep, cohorts.cyclic)
   def test_groups_of_other_clients_are_not_gone_on_with(self, build):
-    build = functools.partial(build, cohort_size=2, min_separation=3)
+    build = functools.partial(build, cohort_size=2, min_sep=3)
     # Everybody moves to the group before, whose turn comes too soon.
     before, after = build(_ids(12)), build([*_ids(12)[1:], 'zoe'])
     state = before.iterator().state
@@ -189,8 +189,8 @@ class CohortsTest(parameterized.TestCase):
     build(_ids(12)[::-1]).iterator(state)
 
   def test_those_of_a_cycle_join_by_a_coin_of_their_own(self):
-    source = cohorts.cyclic_poisson(
-        _ids(10), cohort_size=2, min_separation=3, key=_KEY
+    source = cohorts.cyclic(
+        _ids(10), cohort_size=2, min_sep=3, key=_KEY
     )
     self.assertAlmostEqual(source.sampling.sampling_prob, 0.6)
     drawn = _take(source.iterator(), 6000)
@@ -217,18 +217,18 @@ class CohortsTest(parameterized.TestCase):
     # All of a group, where its coins always say so, whatever the key: the
     # separation outlives it.
     for key in map(keys.from_seed, range(3)):
-      whole = cohorts.cyclic_poisson(
-          _ids(9), cohort_size=3, min_separation=3, key=key
+      whole = cohorts.cyclic(
+          _ids(9), cohort_size=3, min_sep=3, key=key
       )
       for number, cohort in enumerate(_take(whole.iterator(), 4)):
         self.assertEqual(cohort, _ids(9)[number % 3 :: 3])
 
   def test_a_separation_that_the_clients_do_not_allow_is_refused(self):
     with self.assertRaisesRegex(ValueError, '22 clients make only 4 cohorts'):
-      cohorts.min_separation(_ids(22), cohort_size=5, min_separation=5)
+      cohorts.min_sep(_ids(22), cohort_size=5, min_sep=5)
 
-  def test_everyone(self):
-    source = cohorts.everyone(_ids(7)[::-1])
+  def test_full_takes_all_clients(self):
+    source = cohorts.full(_ids(7)[::-1])
     self.assertEqual(_take(source.iterator(), 2), [_ids(7)] * 2)
     full = cohorts.poisson(_ids(7), cohort_size=7, key=_KEY)
     self.assertEqual(full.iterator().select(), _ids(7))
@@ -254,7 +254,7 @@ class CohortsTest(parameterized.TestCase):
         build(client_ids, cohort_size=3)
 
   def test_bad_round_or_key_is_refused(self):
-    source = cohorts.everyone(_ids(2))
+    source = cohorts.full(_ids(2))
     for round_num in (-1, 1.5):
       with self.assertRaisesRegex(ValueError, 'round_num'):
         source.iterator(cohorts.CohortState(_KEY, round_num))

@@ -151,8 +151,8 @@ class DrawnAheadTest(parameterized.TestCase):
       functools.partial(
           correlated_noise.CorrelatedSumQuery,
           correlation=correlated_noise.Correlation(
-              strategy=strategies.optimize(num_rounds=4, min_separation=2),
-              min_separation=2,
+              strategy=strategies.optimize(num_rounds=4, min_sep=2),
+              min_sep=2,
           ),
       ),
   )

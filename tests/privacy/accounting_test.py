@@ -19,8 +19,8 @@ _ADD = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE = dp_accounting.NeighboringRelation.REPLACE_ONE
 
 
-_BLT = strategies.optimize(num_rounds=20, min_separation=4, num_buffers=2)
-_BANDED = strategies.Toeplitz(scales=(2**29,), decays=())
+_BLT = strategies.optimize(num_rounds=20, min_sep=4, num_buffers=2)
+_BANDED = strategies.Toeplitz(output_scale=(2**29,), buf_decay=())
 
 
 def _sampling(kind, cohort_size, population):
@@ -28,9 +28,9 @@ def _sampling(kind, cohort_size, population):
       kind=kind,
       cohort_size=cohort_size,
       population=population,
-      min_separation=(
+      min_sep=(
           population // cohort_size
-          if kind in accounting.SEPARATED_KINDS else None
+          if kind in accounting.MIN_SEP_KINDS else None
       ),
   )
 
@@ -40,7 +40,7 @@ def _group(kind, cohort_size, population, noise_multiplier, count=1):
       sampling=_sampling(kind, cohort_size, population),
       noise_multiplier=noise_multiplier,
       count=count,
-      strategy=dict(separated=_BLT, cyclic=_BANDED).get(kind),
+      strategy=dict(min_sep=_BLT, cyclic=_BANDED).get(kind),
   )
 
 
@@ -75,7 +75,7 @@ class EpsilonTest(parameterized.TestCase):
     # instead of 2 C it would be 4.0.
     for noise_multiplier, expected in ((1.0, 23.3), (2.0, 4.0)):
       found = _epsilon(
-          'fixed', 1000, 100_000, noise_multiplier, 1000, delta=1e-6
+          'fixed_size', 1000, 100_000, noise_multiplier, 1000, delta=1e-6
       )
       self.assertAlmostEqual(found, expected, delta=0.05)
 
@@ -111,7 +111,7 @@ class EpsilonTest(parameterized.TestCase):
       self.assertGreater(found, exact - accounting.EPSILON_ERROR)
       self.assertLess(found, exact + 1e-3)
 
-  @parameterized.parameters(('poisson', 1.0), ('fixed', 2.0))
+  @parameterized.parameters(('poisson', 1.0), ('fixed_size', 2.0))
   def test_sampling_is_never_dearer_than_no_sampling(self, kind, noise):
     # dp_accounting's bound without replacement alone exceeds it at 99 of 100.
     full = _epsilon('full', 100, 100, 1.0, 10)
@@ -129,7 +129,7 @@ class EpsilonTest(parameterized.TestCase):
       event = accounting.compose([group], tuning=tuning)
       self.assertEqual(accounting.epsilon(event, delta=1e-5), math.inf)
 
-  @parameterized.parameters('poisson', 'fixed', 'full')
+  @parameterized.parameters('poisson', 'fixed_size', 'full')
   def test_huge_and_tiny_noise_are_ordered(self, kind):
     # Rounding makes dp_accounting raise, or report 0, at some of these.
     cohort_size = 1000 if kind == 'full' else 10
@@ -147,10 +147,10 @@ class EpsilonTest(parameterized.TestCase):
           _epsilon('poisson', 1, 10, 1.0, 0, accountant=accountant), 0
       )
 
-  @parameterized.parameters('poisson', 'fixed', 'full', 'separated', 'cyclic')
+  @parameterized.parameters(*accounting.SAMPLING_KINDS)
   def test_the_largest_numbers_that_are_taken_have_an_epsilon(self, kind):
     size = 10**99
-    count = 10**4 if kind in accounting.SEPARATED_KINDS else 10**12
+    count = 10**4 if kind in accounting.MIN_SEP_KINDS else 10**12
     most = _epsilon(
         kind, size if kind == 'full' else 1, size, 1e100, count, delta=5e-324
     )
@@ -168,7 +168,10 @@ class EpsilonTest(parameterized.TestCase):
 class PldAvailabilityTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
-      ('without_replacement', ('fixed', 1, 10, 5.0, 1), 'found SampledWithout'),
+      (
+          'without_replacement', ('fixed_size', 1, 10, 5.0, 1),
+          'found SampledWithout',
+      ),
       ('large_epsilon', ('poisson', 250, 1000, 0.03, 100), 'above 100'),
       ('tiny_noise', ('poisson', 1, 10**15, 0.05, 1), 'below 0.1'),
       ('tiny_q', ('poisson', 1, 10**18, 0.5, 10**7), 'dp_accounting fails'),
@@ -256,7 +259,7 @@ class TuningTest(parameterized.TestCase):
       cost(accounting.Tuning(runs=2), accountant='pld')
 
   def test_each_run_is_of_the_sampling_s_relation(self):
-    for kind, size in (('fixed', 10), ('separated', 10), ('full', 1000)):
+    for kind, size in (('fixed_size', 10), ('min_sep', 10), ('full', 1000)):
       event = accounting.compose(
           [_group(kind, size, 1000, 9.0, count=150)],
           tuning=accounting.Tuning(runs=3),
@@ -376,7 +379,7 @@ class ComposeTest(parameterized.TestCase):
             dp_accounting.PoissonSampledDpEvent(0.25, gaussian(3.0)),
         ),
         (
-            'fixed', 1,
+            'fixed_size', 1,
             dp_accounting.SampledWithoutReplacementDpEvent(4, 1, gaussian(1.5)),
         ),
         ('full', 4, gaussian(3.0)),
@@ -433,14 +436,14 @@ class ComposeTest(parameterized.TestCase):
 
   def test_each_mechanism_is_a_group_of_its_own(self):
     # Twice the same is two Gaussians, not one of twice the rounds.
-    group = _group('separated', 3, 12, 4.0, 6)
+    group = _group('min_sep', 3, 12, 4.0, 6)
     self.assertEqual(
         accounting.compose([group, group]),
         dp_accounting.ComposedDpEvent([accounting.compose([group])] * 2),
     )
 
   def test_noise_and_cohorts_that_do_not_go_together_are_refused(self):
-    for kind, strategy in (('separated', None), ('poisson', _BLT)):
+    for kind, strategy in (('min_sep', None), ('poisson', _BLT)):
       with self.assertRaisesRegex(ValueError, f'not go with {kind} cohorts'):
         accounting.RoundGroup(
             sampling=_sampling(kind, 1, 4), noise_multiplier=1.0,
@@ -448,7 +451,7 @@ class ComposeTest(parameterized.TestCase):
         )
 
   def test_full_rounds_beside_fixed_ones_are_under_replace_one(self):
-    rounds = [_group('full', 4, 4, 2.0), _group('fixed', 1, 4, 2.0)]
+    rounds = [_group('full', 4, 4, 2.0), _group('fixed_size', 1, 4, 2.0)]
     self.assertEqual(accounting.neighbouring(rounds[:1]), _ADD)
     self.assertEqual(accounting.neighbouring(rounds), _REPLACE)
     event = accounting.compose(rounds)
@@ -457,8 +460,9 @@ class ComposeTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(
-      ('poisson', 'fixed'), ('poisson', 'separated'), ('fixed', 'separated'),
-      ('full', 'separated'),
+      ('poisson', 'fixed_size'), ('poisson', 'min_sep'),
+      ('fixed_size', 'min_sep'),
+      ('full', 'min_sep'),
   )
   def test_samplings_without_a_relation_in_common_are_refused(self, *kinds):
     rounds = [_group(kind, 4, 4, 1.0) for kind in kinds]
@@ -472,20 +476,20 @@ class ComposeTest(parameterized.TestCase):
     column = _BLT.coefficients(6)
     column[4:] += _BLT.coefficients(2)
     self.assertEqual(
-        _event('separated', 3, 12, 4.0, 6),
+        _event('min_sep', 3, 12, 4.0, 6),
         dp_accounting.GaussianDpEvent(4.0 / np.linalg.norm(column)),
     )
     self.assertEqual(
-        _event('separated', 3, 12, 0.0, 6), dp_accounting.NonPrivateDpEvent()
+        _event('min_sep', 3, 12, 0.0, 6), dp_accounting.NonPrivateDpEvent()
     )
     self.assertEqual(
-        _event('separated', 3, 12, 4.0, 0), dp_accounting.NoOpDpEvent()
+        _event('min_sep', 3, 12, 4.0, 0), dp_accounting.NoOpDpEvent()
     )
 
   def _cyclic(self, count, *, noise=2.0, strategy=_BANDED):
     return accounting.compose([accounting.RoundGroup(
         sampling=accounting.Sampling(
-            kind='cyclic', cohort_size=3, population=20, min_separation=2
+            kind='cyclic', cohort_size=3, population=20, min_sep=2
         ),
         noise_multiplier=noise,
         count=count,
@@ -504,13 +508,13 @@ class ComposeTest(parameterized.TestCase):
       )
 
   def test_cyclic_cohorts_need_no_more_bands_than_the_cycle(self):
-    more = strategies.Toeplitz(scales=(2, 1), decays=())
+    more = strategies.Toeplitz(output_scale=(2, 1), buf_decay=())
     for strategy, found in ((more, '3'), (_BLT, 'BLT')):
       with self.assertRaisesRegex(ValueError, f'2 bands, found {found}'):
         self._cyclic(1, strategy=strategy)
 
   @parameterized.parameters(
-      ('separated', 12, 4, _BLT, 2.0, 6), ('cyclic', 20, 2, _BANDED, 1.0, 4)
+      ('min_sep', 12, 4, _BLT, 2.0, 6), ('cyclic', 20, 2, _BANDED, 1.0, 4)
   )
   def test_losses_of_correlated_rounds_are_those_of_their_gaussians(
       self, kind, population, separation, strategy, noise, num_rounds
@@ -520,7 +524,7 @@ class ComposeTest(parameterized.TestCase):
     group = accounting.RoundGroup(
         sampling=accounting.Sampling(
             kind=kind, cohort_size=3, population=population,
-            min_separation=separation,
+            min_sep=separation,
         ),
         noise_multiplier=noise,
         count=num_rounds,
@@ -549,7 +553,7 @@ class ComposeTest(parameterized.TestCase):
     self.assertAlmostEqual(excess / delta, 1, delta=0.02)
 
   def test_events_without_a_relation_in_common_are_refused(self):
-    fixed = _event('fixed', 1, 4, 1.0, 1)
+    fixed = _event('fixed_size', 1, 4, 1.0, 1)
     with self.assertRaisesRegex(ValueError, 'cannot be composed'):
       accounting.epsilon(
           dp_accounting.ComposedDpEvent(
@@ -560,20 +564,26 @@ class ComposeTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ('kind', dict(kind='uniform', cohort_size=1, population=2), 'kind'),
-      ('size', dict(kind='fixed', cohort_size=0, population=2), 'cohort_size'),
+      (
+          'size', dict(kind='fixed_size', cohort_size=0, population=2),
+          'cohort_size',
+      ),
       (
           'separation',
-          dict(kind='separated', cohort_size=1, population=2),
-          'min_separation is of separated cohorts',
+          dict(kind='min_sep', cohort_size=1, population=2),
+          'min_sep belongs to min_sep and cyclic cohorts',
       ),
-      ('larger', dict(kind='fixed', cohort_size=3, population=2), '3 .* 2'),
+      (
+          'larger', dict(kind='fixed_size', cohort_size=3, population=2),
+          '3 .* 2',
+      ),
       (
           'groups',
-          dict(kind='cyclic', cohort_size=3, population=10, min_separation=4),
+          dict(kind='cyclic', cohort_size=3, population=10, min_sep=4),
           'make only 3 cohorts',
       ),
       ('full', dict(kind='full', cohort_size=1, population=2), '1 of .* 2'),
-      ('float', dict(kind='fixed', cohort_size=1.5, population=2), '1.5'),
+      ('float', dict(kind='fixed_size', cohort_size=1.5, population=2), '1.5'),
       (
           'huge', dict(kind='poisson', cohort_size=1, population=10**400),
           'population must be between',
@@ -602,15 +612,15 @@ class ComposeTest(parameterized.TestCase):
 
 class SecureSumsTest(parameterized.TestCase):
 
-  def group(self, kind='separated', count=20, **changes):
+  def group(self, kind='min_sep', count=20, **changes):
     sampling = accounting.Sampling(
         kind=kind,
         cohort_size=changes.pop('cohort_size', 10),
         population=120 if kind != 'full' else 10,
-        min_separation=12 if kind in accounting.SEPARATED_KINDS else None,
+        min_sep=12 if kind in accounting.MIN_SEP_KINDS else None,
     )
     secure_sum = accounting.SecureSum(**{
-        **dict(bits=16, num_clients=10, min_survivors=8), **changes
+        **dict(bits=16, num_clients=10, min_clients=8), **changes
     })
     return accounting.RoundGroup(
         sampling=sampling,
@@ -634,7 +644,7 @@ class SecureSumsTest(parameterized.TestCase):
       )
 
   def test_fixed_cohorts_cost_what_they_do_with_a_trusted_server(self):
-    group = self.group('fixed')
+    group = self.group('fixed_size')
     trusted = dataclasses.replace(group, secure_sum=None)
     self.assertEqual(
         accounting.compose([group]), accounting.compose([trusted])
@@ -647,8 +657,8 @@ class SecureSumsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       (dict(cohort_size=9), 'cohorts have 9: set both'),
-      (dict(min_survivors=11), '11 of 10 clients cannot survive'),
-      (dict(min_survivors=0), 'min_survivors'),
+      (dict(min_clients=11), '11 of 10 clients cannot survive'),
+      (dict(min_clients=0), 'min_clients'),
       (dict(bits=0), 'bits'),
   )
   def test_bad_arguments(self, changes, message):

@@ -31,12 +31,12 @@ _FOLDERS = collections.OrderedDict([
 ])
 _KEY = keys.from_seed(0)
 _BLT = correlated_noise.Correlation(
-    strategy=strategies.optimize(num_rounds=12, min_separation=3),
-    min_separation=3,
+    strategy=strategies.optimize(num_rounds=12, min_sep=3),
+    min_sep=3,
 )
 _BANDED = correlated_noise.Correlation(
     strategy=strategies.optimize_banded(num_rounds=12, num_bands=4),
-    min_separation=4,
+    min_sep=4,
 )
 _UNIFORM = clipping_lib.Clipping(split='uniform')
 
@@ -405,7 +405,9 @@ class CorrelatedTest(parameterized.TestCase):
         for number in range(num_rounds)
     ]
     strategy = correlation.strategy
-    noise = reference.blt_noise(drawn, strategy.scales, strategy.decays)
+    noise = reference.blt_noise(
+        drawn, strategy.output_scale, strategy.buf_decay
+    )
     release = tf.function(
         lambda total, state: query.get_noised_result(total, state)[:2]
     )

@@ -152,7 +152,7 @@ def _sampling(kind: str, cohort_size: int) -> accounting.Sampling:
       kind=kind,
       cohort_size=cohort_size,
       population=10,
-      min_separation=2 if kind == 'separated' else None,
+      min_sep=2 if kind == 'min_sep' else None,
   )
 
 
@@ -179,7 +179,7 @@ class LikelihoodRatiosTest(absltest.TestCase):
         (_sampling('poisson', 3), np.prod([0.7 + 0.3 * one for one in each])),
         # 4 of the 5 in every other place, in rounds 0 and 2.
         (
-            _sampling('separated', 4),
+            _sampling('min_sep', 4),
             (0.2 + 0.8 * each[0]) * (0.2 + 0.8 * each[2]),
         ),
     ):
@@ -195,7 +195,7 @@ class LikelihoodRatiosTest(absltest.TestCase):
     scores, means = np.array([1.5, -0.3]), np.array([0.7, 0.5])
     expected = density(scores - means * [1, 0]) / density(scores)
     self.assertAlmostEqual(
-        self.ratios(_sampling('separated', 5), scores, means, covariance),
+        self.ratios(_sampling('min_sep', 5), scores, means, covariance),
         math.log(expected),
     )
 

@@ -12,7 +12,7 @@ from tff_asr.privacy import calibration
 _KINDS = [
     kind
     for kind in accounting.SAMPLING_KINDS
-    if kind not in accounting.SEPARATED_KINDS
+    if kind not in accounting.MIN_SEP_KINDS
 ]
 
 
@@ -110,7 +110,7 @@ class CalibrationTest(parameterized.TestCase):
   @parameterized.parameters(
       (dict(delta=1e-30), 'No noise brings epsilon down'),
       (
-          dict(sampling=_sampling('fixed'), accountant='pld'),
+          dict(sampling=_sampling('fixed_size'), accountant='pld'),
           'PLD cannot be used',
       ),
       (dict(target_epsilon=0), 'target_epsilon'),

@@ -26,7 +26,7 @@ _SPECS = collections.OrderedDict(
     a=tf.TensorSpec([3], tf.float32), b=tf.TensorSpec([], tf.float32)
 )
 _KEY = keys.from_seed(0)
-_BLT = strategies.optimize(num_rounds=20, min_separation=5, num_buffers=2)
+_BLT = strategies.optimize(num_rounds=20, min_sep=5, num_buffers=2)
 
 _BANDED = strategies.optimize_banded(num_rounds=20, num_bands=4)
 
@@ -37,7 +37,7 @@ def _query(*, specs=None, clip=0.5, multiplier=2.0, strategy=_BLT, apart=5):
       l2_norm_clip=clip,
       noise_multiplier=multiplier,
       correlation=correlated_noise.Correlation(
-          strategy=strategy, min_separation=apart
+          strategy=strategy, min_sep=apart
       ),
   )
 
@@ -88,10 +88,10 @@ class LargestSeparationTest(absltest.TestCase):
   def test_whole_cohorts_of_the_clients(self):
     data = fakes.client_data({f'c{number:02}': 1 for number in range(11)})
     self.assertEqual(
-        correlated_noise.largest_separation(client_data=data, cohort_size=2), 5
+        correlated_noise.largest_min_sep(client_data=data, cohort_size=2), 5
     )
     with self.assertRaisesRegex(ValueError, 'only 11 private clients'):
-      correlated_noise.largest_separation(client_data=data, cohort_size=12)
+      correlated_noise.largest_min_sep(client_data=data, cohort_size=12)
 
 
 class CorrelatedSumQueryTest(parameterized.TestCase):
@@ -103,7 +103,9 @@ class CorrelatedSumQueryTest(parameterized.TestCase):
     query = _query(strategy=strategy)
     grid = float(query.grid(_start(query)))
     drawn = [_drawn(query, number) for number in range(num_rounds)]
-    expected = reference.blt_noise(drawn, strategy.scales, strategy.decays)
+    expected = reference.blt_noise(
+        drawn, strategy.output_scale, strategy.buf_decay
+    )
     found, _ = _rounds(query, num_rounds)
     np.testing.assert_array_equal(
         [[int(x) for x in noise / grid] for noise in found], expected
@@ -114,7 +116,7 @@ class CorrelatedSumQueryTest(parameterized.TestCase):
     # C y - y. E of the module, with what float64 itself errs.
     num_rounds = 60
     strategy = strategies.optimize(
-        num_rounds=2000, min_separation=400, num_buffers=3
+        num_rounds=2000, min_sep=400, num_buffers=3
     )
     noise = np.random.default_rng(0).integers(
         -(2**28), 2**28, size=(num_rounds, 50)
@@ -123,7 +125,7 @@ class CorrelatedSumQueryTest(parameterized.TestCase):
     worst = 0.0
     for number in range(1, num_rounds):
       taken = np.array(reference.blt_taken(
-          noise[:number].tolist(), strategy.scales, strategy.decays,
+          noise[:number].tolist(), strategy.output_scale, strategy.buf_decay,
           num_elements=50,
       ))
       exact = column[number:0:-1] @ noise[:number]
@@ -171,7 +173,7 @@ class CorrelatedSumQueryTest(parameterized.TestCase):
     self.assertTrue(np.all(one[0] != lost[0]))
 
   def test_a_run_keeps_the_strategy_that_it_began_with(self):
-    other = strategies.optimize(num_rounds=20, min_separation=1, num_buffers=2)
+    other = strategies.optimize(num_rounds=20, min_sep=1, num_buffers=2)
     _, state = _rounds(_query(), 3)
     expected, _ = _rounds(_query(), 1, state=state)
     found, _ = _rounds(_query(strategy=other), 1, state=state)
@@ -223,7 +225,7 @@ class CorrelatedSumQueryTest(parameterized.TestCase):
       (dict(multiplier=0.0), 'noise_multiplier'),
       (dict(clip=-1.0), 'l2_norm_clip'),
       (dict(clip=float('inf')), 'finite l2_norm_clip'),
-      (dict(apart=0), 'min_separation'),
+      (dict(apart=0), 'min_sep'),
       (dict(multiplier=100.0), 'exceeds 62 bits'),
   )
   def test_bad_arguments_are_named(self, arguments, message):

@@ -91,7 +91,7 @@ class PlanTest(parameterized.TestCase):
     square = t**2 + 2500 + (t + 50)
     self.assertEqual(found.squared_sensitivity, math.floor(square))
     # 90 of 100 clients suffice.
-    self.assertEqual(found.min_survivors, 90)
+    self.assertEqual(found.min_clients, 90)
     self.assertAlmostEqual(
         90 * found.local_stddev**2, found.squared_sensitivity + 4, delta=1e-6
     )
@@ -115,7 +115,7 @@ class PlanTest(parameterized.TestCase):
         distributed.plan(**_PLAN | dict(bits=24, max_failed_share=share))
         for share in (0.0, 0.5)
     )
-    self.assertEqual((whole.min_survivors, half.min_survivors), (100, 50))
+    self.assertEqual((whole.min_clients, half.min_clients), (100, 50))
     self.assertAlmostEqual(
         (half.local_stddev / half.clip_in_steps) ** 2
         / (whole.local_stddev / whole.clip_in_steps) ** 2,
@@ -124,7 +124,7 @@ class PlanTest(parameterized.TestCase):
     )
     # .29 * 100 is below 29 in floating point.
     found = distributed.plan(**_PLAN | dict(max_failed_share=0.29))
-    self.assertEqual(found.min_survivors, 71)
+    self.assertEqual(found.min_clients, 71)
 
   @parameterized.parameters(
       (dict(bits=8), 'raise BITS'),
@@ -284,7 +284,7 @@ class DistributedSumQueryTest(parameterized.TestCase):
     stated = float(query.derive_metrics(state)['noise_stddev_on_sum'])
     self.assertAlmostEqual(found.std() / stated, 1, delta=0.03)
     # Those who are sure to be there are enough for z.
-    survivors = query.plan.min_survivors
+    survivors = query.plan.min_clients
     self.assertEqual(survivors, 7 if share else 10)
     if share:
       found = fakes.flat(_sum(query, [_record(0.0, specs)] * survivors, state))
@@ -374,7 +374,7 @@ class DistributedSumQueryTest(parameterized.TestCase):
     # In float32, as states keep it.
     self.assertEqual(event.noise_multiplier, np.float32(0.1))
     self.assertEqual(event.num_elements, 64)
-    self.assertEqual((event.num_clients, event.min_survivors), (10, 8))
+    self.assertEqual((event.num_clients, event.min_clients), (10, 8))
     noise = 8 * query.plan.local_stddev**2 - 4
     self.assertAlmostEqual(
         math.sqrt(noise / query.plan.squared_sensitivity),

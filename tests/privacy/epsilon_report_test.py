@@ -39,7 +39,7 @@ class SolveTest(parameterized.TestCase):
 
   def test_settings_reach_the_accounting(self):
     plan = dict(noise_multiplier=1.0, rounds=1000, **_PLAN)
-    fixed = epsilon_report.solve(sampling='fixed', **plan)
+    fixed = epsilon_report.solve(sampling='fixed_size', **plan)
     self.assertAlmostEqual(fixed.epsilon, 23.3, delta=0.05)
     self.assertEqual(
         epsilon_report.fields(fixed)['neighbouring'], 'replace_one'

@@ -472,9 +472,9 @@ class ParentTest(_LedgerTestCase):
     self.assertEqual(_count(ledger.read(self.path)), 1)
 
 
-_BLT = strategies.Toeplitz(scales=(2**29,), decays=(2**29,))
+_BLT = strategies.Toeplitz(output_scale=(2**29,), buf_decay=(2**29,))
 _SEPARATED = accounting.Sampling(
-    kind='separated', cohort_size=3, population=12, min_separation=4
+    kind='min_sep', cohort_size=3, population=12, min_sep=4
 )
 
 
@@ -508,10 +508,13 @@ class ChargesTest(_LedgerTestCase):
 
   @parameterized.parameters(
       (_SEPARATED, [2, 1]),
-      (accounting.Sampling(kind='fixed', cohort_size=3, population=12), [3]),
+      (
+          accounting.Sampling(kind='fixed_size', cohort_size=3, population=12),
+          [3],
+      ),
   )
   def test_rounds_of_secure_sums_are_read_as_they_were(self, sampling, counts):
-    secure_sum = accounting.SecureSum(bits=16, num_clients=3, min_survivors=2)
+    secure_sum = accounting.SecureSum(bits=16, num_clients=3, min_clients=2)
     kind = dict(sampling=sampling, secure_sum=secure_sum)
     planned = ledger.Charges().after([0, 1, 0], _round(**kind).cost)
     self.write([
@@ -529,7 +532,7 @@ class ChargesTest(_LedgerTestCase):
   def test_a_mechanism_ends_where_other_rounds_come_between(self):
     others = (
         dict(sampling=_SEPARATED, strategy=strategies.Toeplitz(
-            scales=(2**29,), decays=(2**28,)
+            output_scale=(2**29,), buf_decay=(2**28,)
         )),
         dict(sampling=accounting.Sampling(
             kind='full', cohort_size=4, population=4

@@ -11,8 +11,8 @@ from tff_asr.privacy import queries
 from tff_asr.privacy import strategies
 
 CORRELATION = correlated_noise.Correlation(
-    strategy=strategies.optimize(num_rounds=9, min_separation=3),
-    min_separation=3,
+    strategy=strategies.optimize(num_rounds=9, min_sep=3),
+    min_sep=3,
 )
 
 

@@ -205,7 +205,7 @@ class RunTestsTest(parameterized.TestCase):
   def test_correlated_noise_is_honest_under_its_covariance_only(self):
     layers = _layers()
     covariance = strategies.optimize(
-        num_rounds=4, min_separation=4
+        num_rounds=4, min_sep=4
     ).covariance(4)
     root = np.linalg.cholesky(covariance)
     correlated = {name: root @ noise for name, noise in layers.items()}

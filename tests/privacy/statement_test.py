@@ -14,7 +14,7 @@ from tff_asr.privacy import statement
 from tff_asr.privacy import strategies
 
 _STRATEGIES = {
-    'separated': strategies.optimize(num_rounds=200, min_separation=100),
+    'min_sep': strategies.optimize(num_rounds=200, min_sep=100),
     'cyclic': strategies.optimize_banded(num_rounds=200, num_bands=4),
 }
 # Most statements are of the same rounds.
@@ -37,8 +37,8 @@ def _rounds(
           kind=kind,
           cohort_size=cohort_size,
           population=population,
-          min_separation=(
-              100 if kind in accounting.SEPARATED_KINDS else None
+          min_sep=(
+              100 if kind in accounting.MIN_SEP_KINDS else None
           ),
       ),
       noise_multiplier=noise,
@@ -65,8 +65,8 @@ def _joined(built):
 class StatementTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      ('separated', 'The guarantee is against the server, too'),
-      ('fixed', 'the server knows whom sampling took'),
+      ('min_sep', 'The guarantee is against the server, too'),
+      ('fixed_size', 'the server knows whom sampling took'),
   )
   def test_says_what_a_server_of_secure_sums_sees(self, kind, words):
     secure = dataclasses.replace(
@@ -74,7 +74,7 @@ class StatementTest(parameterized.TestCase):
         noise_multiplier=2.0,
         strategy=None,
         secure_sum=accounting.SecureSum(
-            bits=16, num_clients=10, min_survivors=8
+            bits=16, num_clients=10, min_clients=8
         ),
     )
     built = _build(secure)
@@ -91,7 +91,7 @@ class StatementTest(parameterized.TestCase):
         built.fields['model'], 'distributed, secure sums (simulated)'
     )
     # Rounds of a trusted server beside them are told.
-    if kind == 'fixed':
+    if kind == 'fixed_size':
       text = _joined(_build(secure, _rounds(kind)))
       self.assertIn('In other rounds, the server sees the updates', text)
 
@@ -173,11 +173,11 @@ class StatementTest(parameterized.TestCase):
 
   @parameterized.parameters(
       (
-          'fixed', 10, 'replace one speaker by another',
+          'fixed_size', 10, 'replace one speaker by another',
           'drawn without replacement', '(PLD) not computed: it takes Poisson',
       ),
       (
-          'separated', 10, 'replace one speaker by nobody',
+          'min_sep', 10, 'replace one speaker by nobody',
           'at most once in any 100 rounds in a row, 1 times in all',
           'BLT, 3 buffers',
           '(secrets.bin) is as sensitive as the updates',
@@ -197,7 +197,7 @@ class StatementTest(parameterized.TestCase):
       self, kind, cohort_size, *words
   ):
     built = _build(_rounds(kind, cohort_size, noise=5.0))
-    self.assertEqual(built.fields['epsilon_pld'] is None, kind == 'fixed')
+    self.assertEqual(built.fields['epsilon_pld'] is None, kind == 'fixed_size')
     for each in words:
       self.assertIn(each, _joined(built))
 

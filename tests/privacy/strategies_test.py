@@ -8,7 +8,7 @@ import numpy as np
 
 from tff_asr.privacy import strategies
 
-_HALF = strategies.Toeplitz(scales=(2**29,), decays=(2**29,))
+_HALF = strategies.Toeplitz(output_scale=(2**29,), buf_decay=(2**29,))
 
 
 def _matrix(column):
@@ -39,15 +39,15 @@ class BltTest(parameterized.TestCase):
     self.assertAlmostEqual(_error(_HALF, 3), math.sqrt(1.25))
     # Rounds 0 and 2 of 4: (1, .5, 1.25, .625).
     self.assertAlmostEqual(
-        _HALF.sensitivity(4, min_separation=2),
+        _HALF.sensitivity(4, min_sep=2),
         math.sqrt(1 + 0.25 + 1.5625 + 0.390625),
     )
-    self.assertEqual(_HALF.sensitivity(0, min_separation=2), 0)
+    self.assertEqual(_HALF.sensitivity(0, min_sep=2), 0)
     # The noise is 1, -1/2; the buffer 1, 1/2, 1/4, .. of it, so w alone.
     self.assertAlmostEqual(_HALF.largest_buffer(), math.sqrt(1.25))
 
   def test_banded_by_hand(self):
-    banded = strategies.Toeplitz(scales=(2**29,), decays=())
+    banded = strategies.Toeplitz(output_scale=(2**29,), buf_decay=())
     self.assertEqual((banded.num_bands, banded.num_buffers), (2, 1))
     np.testing.assert_allclose(banded.coefficients(4), [1, 1 / 2, 0, 0])
     np.testing.assert_allclose(banded.coefficients(1), [1])
@@ -56,7 +56,7 @@ class BltTest(parameterized.TestCase):
     )
     # Columns 0 and 2 have no row in common.
     self.assertAlmostEqual(
-        banded.sensitivity(4, min_separation=2), math.sqrt(2.5)
+        banded.sensitivity(4, min_sep=2), math.sqrt(2.5)
     )
     # Of the noise itself: 1 + 1 / 4 + 1 / 16 + ..
     self.assertAlmostEqual(banded.largest_buffer(), math.sqrt(4 / 3))
@@ -65,7 +65,7 @@ class BltTest(parameterized.TestCase):
   @parameterized.parameters(1, 2, 3, 5)
   def test_sensitivity_is_that_of_the_worst_participation(self, separation):
     # All patterns of 10 rounds, updates of one direction.
-    blt = strategies.optimize(num_rounds=10, min_separation=3, num_buffers=2)
+    blt = strategies.optimize(num_rounds=10, min_sep=3, num_buffers=2)
     matrix = _matrix(blt.coefficients(10))
     worst = 0.0
     for pattern in itertools.product((0, 1), repeat=10):
@@ -73,11 +73,11 @@ class BltTest(parameterized.TestCase):
       if len(places) and np.all(np.diff(places) >= separation):
         worst = max(worst, np.linalg.norm(matrix @ pattern))
     self.assertAlmostEqual(
-        blt.sensitivity(10, min_separation=separation), worst
+        blt.sensitivity(10, min_sep=separation), worst
     )
 
   def test_covariance_and_error_are_those_of_the_inverse_matrix(self):
-    blt = strategies.optimize(num_rounds=30, min_separation=10)
+    blt = strategies.optimize(num_rounds=30, min_sep=10)
     inverse = np.linalg.inv(_matrix(blt.coefficients(30)))
     np.testing.assert_allclose(
         blt.covariance(30), inverse @ inverse.T, atol=1e-9
@@ -90,17 +90,17 @@ class BltTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(
-      dict(scales=(), decays=()),
-      dict(scales=(1, 2), decays=(1,)),
-      dict(scales=(0,), decays=(1,)),
+      dict(output_scale=(), buf_decay=()),
+      dict(output_scale=(1, 2), buf_decay=(1,)),
+      dict(output_scale=(0,), buf_decay=(1,)),
       # Coefficients may neither increase nor be negative.
-      dict(scales=(2**30 + 1,), decays=(1,)),
-      dict(scales=(2**29, 2**29 + 1), decays=(1, 2)),
-      dict(scales=(1,), decays=(2**30 + 1,)),
-      dict(scales=(1,), decays=(-1,)),
-      dict(scales=(1, 2), decays=()),
-      dict(scales=(2**30 + 1,), decays=()),
-      dict(scales=(1,) * 64, decays=()),
+      dict(output_scale=(2**30 + 1,), buf_decay=(1,)),
+      dict(output_scale=(2**29, 2**29 + 1), buf_decay=(1, 2)),
+      dict(output_scale=(1,), buf_decay=(2**30 + 1,)),
+      dict(output_scale=(1,), buf_decay=(-1,)),
+      dict(output_scale=(1, 2), buf_decay=()),
+      dict(output_scale=(2**30 + 1,), buf_decay=()),
+      dict(output_scale=(1,) * 64, buf_decay=()),
   )
   def test_no_strategy_without_the_theorem_s_conditions(self, **values):
     with self.assertRaisesRegex(ValueError, 'a strategy has'):
@@ -108,7 +108,7 @@ class BltTest(parameterized.TestCase):
 
   def test_a_mechanism_does_not_outlast_what_is_charged(self):
     with self.assertRaisesRegex(ValueError, 'at most 16,384 rounds'):
-      _HALF.sensitivity(2**14 + 1, min_separation=5)
+      _HALF.sensitivity(2**14 + 1, min_sep=5)
 
 
 class OptimizeTest(parameterized.TestCase):
@@ -123,9 +123,9 @@ class OptimizeTest(parameterized.TestCase):
   )
   def test_is_as_good_as_jax_privacy_s(self, separation, kind, expected):
     blt = strategies.optimize(
-        num_rounds=2000, min_separation=separation, error=kind
+        num_rounds=2000, min_sep=separation, error=kind
     )
-    found = blt.sensitivity(2000, min_separation=separation) * _error(
+    found = blt.sensitivity(2000, min_sep=separation) * _error(
         blt, 2000, kind=kind
     )
     self.assertAlmostEqual(found / expected, 1, delta=1e-4)
@@ -146,7 +146,7 @@ class OptimizeTest(parameterized.TestCase):
         num_rounds=2000, num_bands=num_bands, error=kind
     )
     self.assertEqual(banded.num_bands, num_bands)
-    found = banded.sensitivity(2000, min_separation=2000) * _error(
+    found = banded.sensitivity(2000, min_sep=2000) * _error(
         banded, 2000, kind=kind
     )
     self.assertAlmostEqual(found / expected, 1, delta=1e-4)
@@ -159,11 +159,11 @@ class OptimizeTest(parameterized.TestCase):
   @parameterized.parameters(
       (dict(num_rounds=1), 'num_rounds'),
       (dict(num_rounds=2**14 + 1), 'num_rounds'),
-      (dict(min_separation=0), 'min_separation'),
+      (dict(min_sep=0), 'min_sep'),
       (dict(num_buffers=9), 'num_buffers'),
       (dict(error='mean'), 'error'),
   )
   def test_bad_arguments_are_named(self, arguments, message):
-    settings = dict(num_rounds=20, min_separation=5) | arguments
+    settings = dict(num_rounds=20, min_sep=5) | arguments
     with self.assertRaisesRegex(ValueError, message):
       strategies.optimize(**settings)

@@ -26,8 +26,8 @@ from tff_asr.storage import state_file
 
 _NOISE = 3.0
 _CORRELATION = correlated_noise.Correlation(
-    strategy=strategies.optimize(num_rounds=6, min_separation=3),
-    min_separation=3,
+    strategy=strategies.optimize(num_rounds=6, min_sep=3),
+    min_sep=3,
 )
 
 
@@ -68,7 +68,7 @@ class AdaptiveRunTest(cases.TestCase):
     )
     if is_correlated:
       arguments['build_cohorts'] = functools.partial(
-          cohorts.min_separation, cohort_size=1, min_separation=3
+          cohorts.min_sep, cohort_size=1, min_sep=3
       )
     train = lambda run: runs.train(
         federated.FederatedTraining,

@@ -193,10 +193,10 @@ class AuditTest(cases.TestCase):
     self.assertEqual(audit.charged_test([1.0999999], charged=1.1).p_value, 1.0)
 
   def test_the_covariance_of_noise_is_the_ledger_s(self):
-    strategy = strategies.optimize(num_rounds=4, min_separation=2)
+    strategy = strategies.optimize(num_rounds=4, min_sep=2)
     group = accounting.RoundGroup(
         sampling=accounting.Sampling(
-            kind='separated', cohort_size=1, population=2, min_separation=2
+            kind='min_sep', cohort_size=1, population=2, min_sep=2
         ),
         noise_multiplier=1.0,
         count=4,
@@ -266,7 +266,7 @@ class AuditTest(cases.TestCase):
           ['NUM_ROUNDS = 6', 'COHORT_SIZE = 15', 'BITS = 20'],
       ),
       (
-          'fixed',
+          'fixed_size',
           'per_module_dim',
           ['COHORT_SIZE = 31', 'BUILD_COHORTS = @cohorts.fixed_size'],
       ),

@@ -531,7 +531,7 @@ class FaultsTest(_RunTestCase):
 
   def test_a_client_that_cannot_be_read_is_left_out_counted_and_unnamed(self):
     everyone = dict(
-        build_cohorts=cohorts.everyone,
+        build_cohorts=cohorts.full,
         context=multi_device.build_async_context(
             multi_device.Settings(max_failed_share=0.25)
         ),

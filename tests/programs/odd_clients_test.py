@@ -55,7 +55,7 @@ class OddClientsTest(cases.TestCase):
         num_rounds=1,
         max_failed_share=0.5,
         exact_metrics=True,
-        **arguments | dict(build_cohorts=cohorts.everyone),
+        **arguments | dict(build_cohorts=cohorts.full),
     )
     (row,) = runs.metrics(run)
     row = {name: float(value) for name, value in row.items()}

@@ -29,9 +29,9 @@ from tff_asr.programs import private_rounds
 _NOISE = 4.0
 # 100 rounds a pass.
 _SEPARATED = accounting.Sampling(
-    kind='separated', cohort_size=1, population=100, min_separation=50
+    kind='min_sep', cohort_size=1, population=100, min_sep=50
 )
-_BLT = strategies.optimize(num_rounds=100, min_separation=50)
+_BLT = strategies.optimize(num_rounds=100, min_sep=50)
 _POISSON = accounting.Sampling(kind='poisson', cohort_size=5, population=100)
 _DELTA = 1e-5
 
@@ -60,9 +60,9 @@ _PARTS = dict(
 def _state(sampling=_POISSON, *, query_state=None, **values):
   """A learning process's state."""
   of = {name: good for name, (good, _) in _PARTS.items()} | values
-  if sampling.kind == 'separated':
+  if sampling.kind == 'min_sep':
     event = strategies.CorrelatedGaussianDpEvent(
-        _NOISE, 50, np.array(_BLT.scales), np.array(_BLT.decays)
+        _NOISE, 50, np.array(_BLT.output_scale), np.array(_BLT.buf_decay)
     )
   else:
     event = dp_accounting.GaussianDpEvent(_NOISE)
@@ -254,7 +254,7 @@ class PlanTest(_TestCase):
   def test_the_plan_costs_what_the_ledger_will_charge(self):
     for sampling in (_SEPARATED, _POISSON):
       event = strategies.CorrelatedGaussianDpEvent(
-          _NOISE, 50, _BLT.scales, _BLT.decays
+          _NOISE, 50, _BLT.output_scale, _BLT.buf_decay
       )
       num_elements = 5 + 2**20  # Of the weights of `_state`.
       strategy, noise, in_steps = None, _NOISE, _NOISE
@@ -334,10 +334,10 @@ class PlanTest(_TestCase):
 
   def test_noise_that_is_not_of_the_cohorts_is_refused(self):
     for noise, other, message in (
-        (_SEPARATED, dataclasses.replace(_SEPARATED, min_separation=49),
-         '50 rounds apart, the cohorts keep 49: set both by MIN_SEPARATION'),
+        (_SEPARATED, dataclasses.replace(_SEPARATED, min_sep=49),
+         '50 rounds apart, the cohorts keep 49: set both by MIN_SEP'),
         (_SEPARATED, _POISSON, 'correlated noise .* with poisson cohorts'),
-        (_POISSON, _SEPARATED, 'independent noise .* with separated cohorts'),
+        (_POISSON, _SEPARATED, 'independent noise .* with min_sep cohorts'),
     ):
       with self.assertRaisesRegex(ValueError, message):
         private_rounds.check_first_round(

@@ -63,7 +63,7 @@ def _correlated(strategy: strategies.Toeplitz) -> Callable[..., Any]:
   return functools.partial(
       correlated_noise.CorrelatedSumQuery,
       correlation=correlated_noise.Correlation(
-          strategy=strategy, min_separation=3
+          strategy=strategy, min_sep=3
       ),
   )
 
@@ -88,14 +88,14 @@ class _Correlated(NamedTuple):
 class _Process:
   """Adds to a weight for each client what the cohort and the noise say."""
 
-  def __init__(self, kind: str, *, min_survivors: int):
+  def __init__(self, kind: str, *, min_clients: int):
     self._kind = kind
-    self._min_survivors = min_survivors
+    self._min_clients = min_clients
 
   def initialize(self):
     key = np.zeros([keys.NUM_WORDS], np.int32)
     start = np.float32(1), key, np.int64(0)
-    if self._kind == 'separated':
+    if self._kind == 'min_sep':
       query_state = _Correlated(*start, {'w': np.zeros([1, 6], np.float32)})
       event = strategies.CorrelatedGaussianDpEvent(
           4.0, _SEPARATION, np.array([2**29]), np.array([2**29])
@@ -103,11 +103,11 @@ class _Process:
     else:
       query_state = _Independent(*start)
       event = dp_accounting.GaussianDpEvent(4.0)
-    if self._kind == 'fixed':
+    if self._kind == 'fixed_size':
       event = distributed.DistributedGaussianDpEvent(
           noise_multiplier=4.0,
           num_clients=_COHORT_SIZE,
-          min_survivors=self._min_survivors,
+          min_clients=self._min_clients,
           bits=16,
           local_stddev=20.0,
           num_elements=6,
@@ -125,7 +125,7 @@ class _Process:
     noise = np.random.default_rng([*words, counter]).normal(size=6)
     change = noise = noise.astype(np.float32)
     changes = dict(counter=np.int64(counter + 1))
-    if self._kind == 'separated':
+    if self._kind == 'min_sep':
       before = query_state.buffers['w'][0]
       changes['buffers'] = {'w': (before / 2 + noise)[np.newaxis]}
       change = noise - before / 2
@@ -143,8 +143,8 @@ class _Process:
 class _Run(training_loop.TrainingRun):
   """A run; `look` sees each round's number.
 
-  Of kind 'public' it has no noise, of kind 'fixed' noise of its clients, of
-  whom `min_survivors` suffice.
+  Of kind 'public' it has no noise, of kind 'fixed_size' noise of its clients,
+  of whom `min_clients` suffice.
   """
 
   kind: str
@@ -152,18 +152,18 @@ class _Run(training_loop.TrainingRun):
   privacy: private_rounds.PrivacySettings
   look: Callable[[int], None]
   ids: tuple[str, ...] = _IDS
-  min_survivors: int = _COHORT_SIZE
+  min_clients: int = _COHORT_SIZE
 
   NAME = UNIT = 'round'
   PRIVACY_UNIT = 'speaker'
 
   def __post_init__(self):
-    self.process = _Process(self.kind, min_survivors=self.min_survivors)
+    self.process = _Process(self.kind, min_clients=self.min_clients)
     self._source = cohorts.CohortSource(
         self.ids,
         kind='poisson' if self.kind == 'public' else self.kind,
         cohort_size=_COHORT_SIZE,
-        min_separation=_SEPARATION if self.kind == 'separated' else None,
+        min_sep=_SEPARATION if self.kind == 'min_sep' else None,
         key=keys.draw_or_fix(self.privacy.sampler_seed),
     )
     if self.kind != 'public':
@@ -241,7 +241,7 @@ class _TestCase(cases.TestCase):
       kill_in: int = 0,
       privacy=_FIXED,
       ids: tuple[str, ...] = _IDS,
-      min_survivors: int = _COHORT_SIZE,
+      min_clients: int = _COHORT_SIZE,
       **settings,
   ) -> None:
     """Trains on; killed after the round `kill_in` is charged."""
@@ -255,7 +255,7 @@ class _TestCase(cases.TestCase):
         num_rounds=num_rounds,
         look=look,
         ids=ids,
-        min_survivors=min_survivors,
+        min_clients=min_clients,
         output_dir=self.path(run),
         configuration='',
         model=None,
@@ -302,7 +302,7 @@ class CrashTest(_TestCase):
 
   def test_killed_at_any_change_it_ends_in_the_same_bits(self):
     # One state is kept: with its secrets, or those of the one before.
-    settings = dict(kind='separated', num_rounds=3, keep_last=1, keep_every=0)
+    settings = dict(kind='min_sep', num_rounds=3, keep_last=1, keep_every=0)
     with _changes(self.root) as changes:
       self.train('whole', **settings)
     whole = self.bits('whole')
@@ -353,7 +353,7 @@ class SecretsTest(_TestCase):
         key = keys.derive(key, purpose='next round')
     return found
 
-  @parameterized.parameters('poisson', 'separated')
+  @parameterized.parameters('poisson', 'min_sep')
   def test_a_run_that_has_ended_holds_no_key_and_no_noise(self, kind):
     buffers = []
     join = private_rounds.with_query_state
@@ -371,10 +371,10 @@ class SecretsTest(_TestCase):
     self.assertCountEqual(self.saved('run'), range(_NUM_ROUNDS + 1))
     # Of each round the run's, the sampler's, and its own.
     self.assertGreater(len(drawn), 2 * _NUM_ROUNDS)
-    self.assertEqual(len(buffers) >= _NUM_ROUNDS, kind == 'separated')
+    self.assertEqual(len(buffers) >= _NUM_ROUNDS, kind == 'min_sep')
     self.assertEmpty(seen.files_with({*drawn, *buffers}, self.path('run')))
 
-  @parameterized.parameters('poisson', 'separated')
+  @parameterized.parameters('poisson', 'min_sep')
   def test_a_stolen_folder_tells_later_rounds_and_none_before(self, kind):
     with self.keys_of_rounds() as of_rounds:
       self.train('run', kind, kill_in=4, privacy=_DRAWN)
@@ -393,7 +393,7 @@ class SecretsTest(_TestCase):
           num_rounds=9, num_bands=4
       )), 3),
       ('blt', _correlated(strategies.optimize(
-          num_rounds=9, min_separation=3, num_buffers=2
+          num_rounds=9, min_sep=3, num_buffers=2
       )), 2),
       ('independent', queries.PerLayerClipSumQuery, 0),
   )
@@ -426,7 +426,7 @@ class SecretsTest(_TestCase):
     # From here on, of what the file holds and of what was released.
     secrets = state_file.read_leaves(self.path('run', run_dir.SECRETS))
     buffers = secrets.get('buffers', np.zeros([0, 4])) * grid / 2**16
-    decays = np.array(getattr(state, 'decays', []), float)
+    decays = np.array(getattr(state, 'buf_decay', []), float)
     decays /= 2**strategies.FRACTION_BITS
     if len(decays) == len(buffers):
       weights = decays[:, np.newaxis] ** np.arange(4, -1, -1)
@@ -487,8 +487,8 @@ class FieldsTest(parameterized.TestCase):
     # `noise_key` is of one round, and gone after it. A new field: is it noise
     # that was not released, or a key? Then `run_state` has to take it out.
     public = {
-        'l2_norm_clip', 'noise_multiplier', 'counter', 'layer_clips', 'scales',
-        'decays',
+        'l2_norm_clip', 'noise_multiplier', 'counter', 'layer_clips',
+        'output_scale', 'buf_decay',
     }
     self.assertContainsSubset(
         state._fields, public | {'noise_key', 'buffers'}
@@ -526,19 +526,19 @@ class OtherClientsTest(_TestCase):
   _OTHERS = tuple('bcdefg')
 
   def test_groups_of_other_clients_are_refused(self):
-    self.train('run', 'separated', privacy=_DRAWN, kill_in=2)
+    self.train('run', 'min_sep', privacy=_DRAWN, kill_in=2)
     with self.assertRaisesRegex(ValueError, '^the private clients are others'):
-      self.train('run', 'separated', ids=self._OTHERS, privacy=_DRAWN)
+      self.train('run', 'min_sep', ids=self._OTHERS, privacy=_DRAWN)
     self.assertLen(self.rounds('run'), 2)
     # With the data put back it goes on.
-    self.train('run', 'separated', privacy=_DRAWN)
+    self.train('run', 'min_sep', privacy=_DRAWN)
     self.assertLen(self.rounds('run'), _NUM_ROUNDS)
 
   def test_states_do_not_tell_of_whom_groups_are(self):
-    self.train('run', 'separated', kill_in=3, privacy=_DRAWN)
+    self.train('run', 'min_sep', kill_in=3, privacy=_DRAWN)
     groups = cohorts.CohortSource(
-        _IDS, kind='separated', cohort_size=_COHORT_SIZE,
-        min_separation=_SEPARATION, key=None,
+        _IDS, kind='min_sep', cohort_size=_COHORT_SIZE,
+        min_sep=_SEPARATION, key=None,
     ).groups
     self.assertEqual(
         seen.files_with([groups.encode()], self.path('run')),
@@ -562,12 +562,12 @@ class OtherNoiseTest(_TestCase):
 
   def test_noise_for_another_share_that_may_fail_is_refused(self):
     # The ledger and the statement would go on with the old one.
-    self.train('run', 'fixed', kill_in=2)
+    self.train('run', 'fixed_size', kill_in=2)
     with self.assertRaisesRegex(ValueError, 'MAX_FAILED_SHARE.* 2 of 2.* 1 of'):
-      self.train('run', 'fixed', min_survivors=1)
-    self.train('run', 'fixed')
+      self.train('run', 'fixed_size', min_clients=1)
+    self.train('run', 'fixed_size')
     self.assertEqual(
-        [line['event']['secure_sum']['min_survivors']
+        [line['event']['secure_sum']['min_clients']
          for line in self.rounds('run')],
         [2] * _NUM_ROUNDS,
     )
@@ -646,7 +646,7 @@ class LostTest(_TestCase):
     self.assertLen(self.rounds('run'), 7)
 
   def test_an_abandoned_run_is_erased_and_goes_on_under_new_keys(self):
-    self.stop('run', 'separated')
+    self.stop('run', 'min_sep')
     kept = {
         name: pathlib.Path(self.path('run', name)).read_bytes()
         for name in os.listdir(self.path('run'))
@@ -665,7 +665,7 @@ class LostTest(_TestCase):
           pathlib.Path(self.path('run', name)).read_bytes(), content, name
       )
     self.assertIn('no secrets.bin', run_dir.erase_secrets(self.path('run')))
-    self.assertLen(self.go_on('run', 'separated'), 1)
+    self.assertLen(self.go_on('run', 'min_sep'), 1)
     self.assertEqual(
         [line['round_num'] for line in self.rounds('run')],
         [0, 1, 2, 3, 0, 1, 2],
@@ -690,9 +690,9 @@ class LostTest(_TestCase):
     )
 
   def test_lost_buffers_begin_another_mechanism(self):
-    self.stop('run', 'separated')
+    self.stop('run', 'min_sep')
     os.remove(self.path('run', run_dir.SECRETS))
-    self.go_on('run', 'separated')
+    self.go_on('run', 'min_sep')
     # Four rounds, of which two are after state 2; then three with new noise.
     self.assertEqual(
         [line['round_num'] for line in self.rounds('run')],

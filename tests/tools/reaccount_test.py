@@ -19,22 +19,22 @@ from tff_asr.privacy import strategies
 
 _ROUNDS = 7
 _POISSON = accounting.Sampling(kind='poisson', cohort_size=20, population=900)
-_FIXED = accounting.Sampling(kind='fixed', cohort_size=20, population=900)
+_FIXED = accounting.Sampling(kind='fixed_size', cohort_size=20, population=900)
 _FULL = accounting.Sampling(kind='full', cohort_size=9, population=9)
 _SEPARATED = accounting.Sampling(
-    kind='separated', cohort_size=3, population=10, min_separation=3
+    kind='min_sep', cohort_size=3, population=10, min_sep=3
 )
 _CYCLIC = accounting.Sampling(
-    kind='cyclic', cohort_size=3, population=20, min_separation=4
+    kind='cyclic', cohort_size=3, population=20, min_sep=4
 )
-_BLT = strategies.optimize(num_rounds=9, min_separation=3)
+_BLT = strategies.optimize(num_rounds=9, min_sep=3)
 _BANDED = strategies.optimize_banded(num_rounds=9, num_bands=3)
 _ERROR = 1e-11  # Of a round's sampler.
 
 
 def _secure_sum(num_clients, survivors):
   return accounting.SecureSum(
-      bits=16, num_clients=num_clients, min_survivors=survivors
+      bits=16, num_clients=num_clients, min_clients=survivors
   )
 
 
@@ -42,7 +42,7 @@ def _secure_sum(num_clients, survivors):
 _KINDS = {
     'poisson': ((0.8,), dict(sampling=_POISSON)),
     'adaptive': ((1 / 0.6, 1 / 0.8), dict(sampling=_POISSON)),
-    'fixed': ((3.0,), dict(sampling=_FIXED)),
+    'fixed_size': ((3.0,), dict(sampling=_FIXED)),
     'full': ((5.0,), dict(sampling=_FULL)),
     'blt': ((4.0,), dict(sampling=_SEPARATED, strategy=_BLT)),
     'adaptive_blt': (

@@ -6,13 +6,13 @@ functions of a 256-bit key and the round number, never logged and never saved.
 
   poisson     each client on its own with probability cohort_size / population
   fixed_size  cohort_size clients, every such set equally likely
-  everyone    all clients in each round
-  min_separation    cohort_size clients of the group whose turn it is: clients
+  full    all clients in each round
+  min_sep    cohort_size clients of the group whose turn it is: clients
               b, 2 b, .. places apart in the order of ids are a group, and each
               of the b groups has every b-th round. So nobody takes part twice
               within b rounds, and everybody ceil(T / b) times in T rounds at
               most (for correlated noise)
-  cyclic_poisson    each client of the group whose turn it is, on its own with
+  cyclic    each client of the group whose turn it is, on its own with
               probability b cohort_size / population (for banded noise)
 
 Draws are 64-bit words of ChaCha20 (`chacha20`) under the key, with the round
@@ -65,8 +65,8 @@ class CohortState(NamedTuple):
 class CohortSource(tff.program.FederatedDataSource):
   """Draws cohorts of client ids as its `sampling` declares.
 
-  Made by `poisson`, `fixed_size`, `everyone`, `min_separation` and
-  `cyclic_poisson`.
+  Made by `poisson`, `fixed_size`, `full`, `min_sep` and
+  `cyclic`.
   """
 
   def __init__(
@@ -76,18 +76,18 @@ class CohortSource(tff.program.FederatedDataSource):
       kind: str,
       cohort_size: int,
       key: np.ndarray | None,
-      min_separation: int | None = None,
+      min_sep: int | None = None,
   ):
     self._client_ids = _sorted_ids(client_ids)
     self._sampling = accounting.Sampling(
         kind=kind,
         cohort_size=cohort_size,
         population=len(self._client_ids),
-        min_separation=min_separation,
+        min_sep=min_sep,
     )
     self._key = keys.draw() if key is None else keys.check(key)
     self._groups = ''
-    if min_separation is not None:
+    if min_sep is not None:
       ids = json.dumps(self._client_ids).encode()
       self._groups = hashlib.sha256(ids).hexdigest()
 
@@ -137,7 +137,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
     if str(state.groups) != source.groups:
       raise ValueError(
           'the private clients are others than those the run began with, so '
-          'that some would take part again within MIN_SEPARATION rounds: put '
+          'that some would take part again within MIN_SEP rounds: put '
           'the data back, or start another run from the model (INIT_FROM_RUN).'
       )
     self._source = source
@@ -184,7 +184,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
         'client_ids': self._source.client_ids,
         'kind': sampling.kind,
         'cohort_size': sampling.cohort_size,
-        'min_separation': sampling.min_separation,
+        'min_sep': sampling.min_sep,
         'key': keys.to_bytes(self._key).hex(),
         'round_num': self._round_num,
     }).encode()
@@ -235,11 +235,11 @@ def fixed_size(
 ) -> CohortSource:
   """cohort_size clients a round, without replacement. Args as `poisson`."""
   return CohortSource(
-      client_ids, kind='fixed', cohort_size=cohort_size, key=key
+      client_ids, kind='fixed_size', cohort_size=cohort_size, key=key
   )
 
 
-def everyone(
+def full(
     client_ids: Sequence[str], *, key: np.ndarray | None = None
 ) -> CohortSource:
   """All clients in each round; `key` is kept but decides nothing."""
@@ -248,47 +248,47 @@ def everyone(
   )
 
 
-def min_separation(
+def min_sep(
     client_ids: Sequence[str],
     *,
     cohort_size: int,
-    min_separation: int,
+    min_sep: int,
     key: np.ndarray | None = None,
 ) -> CohortSource:
-  """cohort_size clients a round, nobody twice within min_separation rounds.
+  """cohort_size clients a round, nobody twice within min_sep rounds.
 
   Other args as `poisson`.
 
   Args:
-    min_separation: b, at least 1: who takes part in round t does not in the
+    min_sep: b, at least 1: who takes part in round t does not in the
       b - 1 rounds before and after it. At most the number of clients over
       cohort_size; then each takes part in nearly every b-th round.
   """
   return CohortSource(
       client_ids,
-      kind='separated',
+      kind='min_sep',
       cohort_size=cohort_size,
-      min_separation=min_separation,
+      min_sep=min_sep,
       key=key,
   )
 
 
-def cyclic_poisson(
+def cyclic(
     client_ids: Sequence[str],
     *,
     cohort_size: int,
-    min_separation: int,
+    min_sep: int,
     key: np.ndarray | None = None,
 ) -> CohortSource:
-  """As `min_separation`, but each of a group joins on its own.
+  """As `min_sep`, but each of a group joins on its own.
 
-  cohort_size clients are expected; see `min_separation` for the args.
+  cohort_size clients are expected; see `min_sep` for the args.
   """
   return CohortSource(
       client_ids,
       kind='cyclic',
       cohort_size=cohort_size,
-      min_separation=min_separation,
+      min_sep=min_sep,
       key=key,
   )
 
@@ -334,7 +334,7 @@ def draw_indices(
   words = chacha20.words(
       key, release=round_num, stream=_STREAM, count=population
   )
-  separation = sampling.min_separation or 1
+  separation = sampling.min_sep or 1
   places = np.arange(round_num % separation, population, separation)
   if sampling.kind in ('poisson', 'cyclic'):
     threshold = (sampling.cohort_size * separation << 64) // population

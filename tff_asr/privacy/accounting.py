@@ -9,20 +9,20 @@ how its cohort was drawn:
   kind     cohort                           event                    neighbours
   poisson  each client alone, probability   PoissonSampled(q,        add or
            q = cohort_size / population       Gaussian(z))           remove one
-  fixed    cohort_size of them, uniform,    SampledWithout-          replace
-           without replacement                Replacement(N, n,      one
+  fixed_   cohort_size of them, uniform,    SampledWithout-          replace
+  size     without replacement                Replacement(N, n,      one
                                               Gaussian(z / 2))
-  full     everyone in each round           Gaussian(z)              add or
+  full     all clients in each round        Gaussian(z)              add or
                                                                      remove one
-  separa-  cohort_size of the group of      Gaussian(z / s) for all  replace one
-  ted      clients whose turn it is; each   rounds of one mecha-     by nobody
+  min_sep  cohort_size of the group of      Gaussian(z / s) for all  replace one
+           clients whose turn it is; each   rounds of one mecha-     by zeros
            of b groups has every b-th       nism together            (special)
            round
   cyclic   each of that group alone,        PoissonSampled(q,        the same
            probability q = b cohort_size    Gaussian(z / |c|)) for
            / population                     each b rounds
 
-Replacing a client moves the sum by up to 2 C, hence the z / 2. Separated
+Replacing a client moves the sum by up to 2 C, hence the z / 2. min_sep
 cohorts go with correlated noise (`strategies`; [4]), whose z is that of each
 round's new noise. T rounds of one mechanism make a client's sums private by one
 Gaussian of z / s, s the strategy's sensitivity to participations that are b
@@ -45,9 +45,9 @@ update, of norm |c| clips at most; else not at all. So each is a Poisson-sampled
 Gaussian of z / |c|, and T rounds have ceil(T / b) of them, with coins of their
 own: https://arxiv.org/abs/2306.08153, Theorem 4.
 
-Where clients add the noise and servers see sums only (`distributed`), rounds
-that are b apart are separated, too, each with noise of its own: s is the root
-of ceil(T / b). Fixed-size cohorts are accounted as above. Noise there is less
+Where clients add the noise and servers see sums only (`distributed`), cohorts
+are min_sep, too, and each round has its own noise: s is the root of
+ceil(T / b). Fixed-size cohorts are accounted as above. Noise there is less
 than a Gaussian by `sampler_epsilon` only.
 
 Both accountants, from dp_accounting, give upper bounds up to rounding in
@@ -87,11 +87,9 @@ from scipy import optimize
 from tff_asr import checks
 from tff_asr.privacy import strategies
 
-# `cohorts` builds them by `poisson`, `fixed_size`, `everyone` and
-# `min_separation` and `cyclic_poisson`. The kinds keep their short names: a
-# ledger's hashes cover them.
-SAMPLING_KINDS = ('poisson', 'fixed', 'full', 'separated', 'cyclic')
-SEPARATED_KINDS = ('separated', 'cyclic')  # b rounds between participations
+# `cohorts` has a builder of the same name for each.
+SAMPLING_KINDS = ('poisson', 'fixed_size', 'full', 'min_sep', 'cyclic')
+MIN_SEP_KINDS = ('min_sep', 'cyclic')  # b rounds between participations
 ACCOUNTANTS = ('rdp', 'pld')
 
 _ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -100,9 +98,9 @@ _REPLACE_SPECIAL = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 _REPEATED = dp_event.RepeatAndSelectDpEvent
 _OWN_RELATIONS = {
     'poisson': _ADD_OR_REMOVE_ONE,
-    'fixed': _REPLACE_ONE,
+    'fixed_size': _REPLACE_ONE,
     'full': _ADD_OR_REMOVE_ONE,
-    'separated': _REPLACE_SPECIAL,
+    'min_sep': _REPLACE_SPECIAL,
     'cyclic': _REPLACE_SPECIAL,
 }
 _RELATIONS = {
@@ -142,14 +140,14 @@ class Sampling:
 
   cohort_size is the number of clients a round, or the expected number under
   Poisson sampling. population is the number of all private clients; it is
-  public. min_separation is b of separated and cyclic cohorts, and None of
+  public. min_sep is b of min_sep and cyclic cohorts, and None of
   others: nobody takes part twice within b rounds.
   """
 
   kind: str
   cohort_size: int
   population: int
-  min_separation: Optional[int] = None
+  min_sep: Optional[int] = None
 
   def __post_init__(self):
     checks.one_of(SAMPLING_KINDS, kind=self.kind)
@@ -166,16 +164,16 @@ class Sampling:
           'Full participation takes everyone, found cohort_size '
           f'{self.cohort_size} of population {self.population}.'
       )
-    if (self.kind in SEPARATED_KINDS) != (self.min_separation is not None):
+    if (self.kind in MIN_SEP_KINDS) != (self.min_sep is not None):
       raise ValueError(
-          'min_separation is of separated cohorts and of no others, found '
-          f'{self.min_separation} of {self.kind} ones.'
+          'min_sep belongs to min_sep and cyclic cohorts alone, found '
+          f'{self.min_sep} with {self.kind} cohorts.'
       )
-    if self.min_separation is not None:
-      checks.positive_int(min_separation=self.min_separation)
-      if self.min_separation * self.cohort_size > self.population:
+    if self.min_sep is not None:
+      checks.positive_int(min_sep=self.min_sep)
+      if self.min_sep * self.cohort_size > self.population:
         raise ValueError(
-            f'min_separation is {self.min_separation}, but {self.population} '
+            f'min_sep is {self.min_sep}, but {self.population} '
             f'clients make only {self.population // self.cohort_size} cohorts '
             f'of {self.cohort_size}: lower one of them.'
         )
@@ -183,7 +181,7 @@ class Sampling:
   @property
   def sampling_prob(self) -> float:
     """A client's probability in a round; in its turn if they are cyclic."""
-    turns = self.min_separation if self.kind == 'cyclic' else 1
+    turns = self.min_sep if self.kind == 'cyclic' else 1
     return turns * self.cohort_size / self.population
 
   @property
@@ -200,19 +198,19 @@ class SecureSum:
   Attributes:
     bits: Bits of an element of the sum.
     num_clients: Number of clients of each round.
-    min_survivors: Clients whose noise the guarantee takes; the others may drop
+    min_clients: Clients whose noise the guarantee takes; the others may drop
       out.
   """
 
   bits: int
   num_clients: int
-  min_survivors: int
+  min_clients: int
 
   def __post_init__(self):
     checks.positive_int(**dataclasses.asdict(self))
-    if self.min_survivors > self.num_clients:
+    if self.min_clients > self.num_clients:
       raise ValueError(
-          f'{self.min_survivors} of {self.num_clients} clients cannot survive.'
+          f'{self.min_clients} of {self.num_clients} clients cannot survive.'
       )
 
 
@@ -223,11 +221,11 @@ def check_noise(
 ) -> None:
   """Raises ValueError unless noise and cohorts go together."""
   if secure_sum is not None:
-    if strategy is not None or sampling.kind not in ('separated', 'fixed'):
+    if strategy is not None or sampling.kind not in ('min_sep', 'fixed_size'):
       raise ValueError(
           f'noise that clients add does not go with {sampling.kind} cohorts, '
           'nor with a strategy: how many came would change it. Take '
-          '@cohorts.min_separation (gin/privacy/distributed.gin) or '
+          '@cohorts.min_sep (gin/privacy/distributed.gin) or '
           '@cohorts.fixed_size.'
       )
     if secure_sum.num_clients != sampling.cohort_size:
@@ -236,7 +234,7 @@ def check_noise(
           f'the cohorts have {sampling.cohort_size}: set both by COHORT_SIZE.'
       )
     return
-  if (sampling.kind in SEPARATED_KINDS) != (strategy is not None):
+  if (sampling.kind in MIN_SEP_KINDS) != (strategy is not None):
     raise ValueError(
         f'{"independent" if strategy is None else "correlated"} noise does not '
         f'go with {sampling.kind} cohorts: gin/privacy/blt.gin and banded.gin '
@@ -245,11 +243,11 @@ def check_noise(
         'adapt.'
     )
   if sampling.kind == 'cyclic' and not (
-      strategy.num_bands and strategy.num_bands <= sampling.min_separation
+      strategy.num_bands and strategy.num_bands <= sampling.min_sep
   ):
     raise ValueError(
-        'cyclic cohorts need a banded strategy of at most MIN_SEPARATION = '
-        f'{sampling.min_separation} bands, found '
+        'cyclic cohorts need a banded strategy of at most MIN_SEP = '
+        f'{sampling.min_sep} bands, found '
         f'{strategy.num_bands or "BLT"}: gin/privacy/banded.gin sets both.'
     )
 
@@ -259,7 +257,7 @@ class RoundGroup:
   """`count` rounds with the same sampling and noise multiplier (0: none).
 
   sampler_epsilon is what a round's noise may add to epsilon because it is not
-  drawn exactly (`queries.sampler_epsilon`). strategy is that of separated
+  drawn exactly (`queries.sampler_epsilon`). strategy is that of min_sep
   cohorts, if noise is correlated. Their group is all rounds of one mechanism,
   from its first on. secure_sum is of noise that clients add.
   """
@@ -286,12 +284,12 @@ class RoundGroup:
   @property
   def sensitivity(self) -> float:
     """s of a mechanism's rounds, in clips; of cyclic cohorts |c|."""
-    separation = self.sampling.min_separation
+    separation = self.sampling.min_sep
     if self.strategy is None:
       return math.sqrt(-(-self.count // separation))
     if self.sampling.kind == 'cyclic':
       separation = max(1, self.count)  # One participation.
-    return self.strategy.sensitivity(self.count, min_separation=separation)
+    return self.strategy.sensitivity(self.count, min_sep=separation)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -360,7 +358,7 @@ def neighbouring(
   others = kinds - {'full'} or kinds
   relations = {_OWN_RELATIONS[kind] for kind in others}
   if len(relations) > 1 or (
-      'full' in kinds and not kinds.isdisjoint(SEPARATED_KINDS)
+      'full' in kinds and not kinds.isdisjoint(MIN_SEP_KINDS)
   ):
     names = ' and '.join(
         f'{kind} ({_OWN_RELATIONS[kind].name})' for kind in sorted(kinds)
@@ -377,7 +375,7 @@ def compose(
 ) -> dp_accounting.DpEvent:
   """Returns the event of all rounds together; equal rounds are merged.
 
-  Groups of separated cohorts are not: each is one mechanism.
+  Groups of min_sep cohorts are not: each is one mechanism.
 
   Args:
     rounds: The rounds of one run.
@@ -391,7 +389,7 @@ def compose(
   counts = collections.Counter()
   events = []
   for group in rounds:
-    if group.sampling.min_separation is None:
+    if group.sampling.min_sep is None:
       counts[group.sampling, group.noise_multiplier] += group.count
     elif group.count:
       events.append(_mechanism_event(group))
@@ -600,7 +598,7 @@ def _round_event(
   gaussian = dp_accounting.GaussianDpEvent(noise_multiplier / sensitivity)
   if sampling.kind == 'full':
     return gaussian
-  if sampling.kind == 'fixed':
+  if sampling.kind == 'fixed_size':
     return dp_accounting.SampledWithoutReplacementDpEvent(
         sampling.population, sampling.cohort_size, gaussian
     )
@@ -619,7 +617,7 @@ def _mechanism_event(group: RoundGroup) -> dp_accounting.DpEvent:
     return event
   return dp_accounting.SelfComposedDpEvent(
       dp_accounting.PoissonSampledDpEvent(sampling.sampling_prob, event),
-      -(-group.count // sampling.min_separation),
+      -(-group.count // sampling.min_sep),
   )
 
 

@@ -153,8 +153,8 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
       noise_key: int32 [8].
       counter: int64.
       layer_clips: C_h.
-      scales: As `correlated_noise.CorrelatedSumQuery` has it.
-      decays: The same.
+      output_scale: As `correlated_noise.CorrelatedSumQuery` has it.
+      buf_decay: The same.
       buffers: The same, an `AdaptiveRecord`. Secret.
     """
 
@@ -163,8 +163,8 @@ class AdaptiveClipSumQuery(queries.PerLayerClipSumQuery):
     noise_key: Any
     counter: Any
     layer_clips: Any
-    scales: Any
-    decays: Any
+    output_scale: Any
+    buf_decay: Any
     buffers: Any
 
   def __init__(

@@ -152,7 +152,7 @@ def likelihood_ratios(
 ) -> np.ndarray:
   """Returns log P(scores | may join) / P(scores | held out) of each canary.
 
-  For separated and cyclic cohorts that do not take their whole group, rounds
+  For min_sep and cyclic cohorts that do not take their whole group, rounds
   count as if each were the only one: a guess like any other, if not the best.
 
   Args:
@@ -166,19 +166,19 @@ def likelihood_ratios(
     float64 [K].
   """
   prob = sampling.sampling_prob
-  if sampling.min_separation is None:
+  if sampling.min_sep is None:
     joined = means * round_scores - means**2 / 2
     if prob == 1:
       return joined.sum(axis=0)
     each = np.logaddexp(math.log1p(-prob), math.log(prob) + joined)
     return each.sum(axis=0)
-  separation = sampling.min_separation
+  separation = sampling.min_sep
   scale = np.sqrt(np.diag(covariance))
   inverse = np.linalg.inv(covariance / np.outer(scale, scale))
   rounds = np.arange(len(round_scores))[:, None]
   here = np.where((rounds - places) % separation == 0, means, 0.0)
   linear = here * (inverse @ round_scores)
-  if sampling.kind == 'separated':
+  if sampling.kind == 'min_sep':
     # A round takes cohort_size of a canary's group.
     members = -((places % separation - sampling.population) // separation)
     prob = sampling.cohort_size / members

@@ -66,7 +66,7 @@ def noise_multiplier_for_epsilon(
     )
 
   guess = 1.0
-  if accountant == 'pld' and sampling.kind != 'fixed':
+  if accountant == 'pld' and sampling.kind != 'fixed_size':
     # RDP's solution is close by, and a step of RDP takes a hundredth the time.
     guess = noise_multiplier_for_epsilon(
         target_epsilon, sampling=sampling, rounds=rounds, delta=delta,
@@ -172,9 +172,9 @@ def grow(
           group.secure_sum,
           num_clients=cohort_size,
           # The same share may drop out.
-          min_survivors=math.ceil(
+          min_clients=math.ceil(
               cohort_size
-              * group.secure_sum.min_survivors
+              * group.secure_sum.min_clients
               / group.secure_sum.num_clients
           ),
       ),
@@ -284,7 +284,7 @@ def _cost(
 
   def cost(rounds: Sequence[accounting.RoundGroup]) -> float:
     event = accounting.compose(rounds, tuning=tuning)
-    is_never = any(group.sampling.kind == 'fixed' for group in rounds) or (
+    is_never = any(group.sampling.kind == 'fixed_size' for group in rounds) or (
         tuning is not None and tuning.distribution != 'fixed'
     )
     if accountant == 'pld' and (

@@ -3,8 +3,8 @@
 Matrix factorisation with a buffered linear Toeplitz strategy C (BLT;
 `strategies`) needs no assumption about how cohorts are sampled, but that a
 client takes part in rounds that are at least b apart
-(`cohorts.min_separation`). With a banded C, cyclic Poisson sampling amplifies
-(`cohorts.cyclic_poisson`). With w_t new Gaussian noise of each round, and y =
+(`cohorts.min_sep`). With a banded C, cyclic Poisson sampling amplifies
+(`cohorts.cyclic`). With w_t new Gaussian noise of each round, and y =
 C^-1 w, round t releases x_t + y_t:
 
     y_t = w_t - sum over j of scale_j S_t^j,   S_(t+1)^j = decay_j S_t^j + y_t
@@ -74,7 +74,7 @@ _NOISE_BITS = 5
 _BUFFER_BITS = 16
 
 
-def largest_separation(*, client_data: Any, cohort_size: int) -> int:
+def largest_min_sep(*, client_data: Any, cohort_size: int) -> int:
   """Returns how many rounds apart all clients can be kept: N // cohort_size.
 
   Args:
@@ -101,15 +101,15 @@ class Correlation:
 
   Attributes:
     strategy: C of the factorisation.
-    min_separation: Rounds from one participation of a client to the next, at
+    min_sep: Rounds from one participation of a client to the next, at
       least.
   """
 
   strategy: strategies.Toeplitz
-  min_separation: int
+  min_sep: int
 
   def __post_init__(self):
-    checks.positive_int(min_separation=self.min_separation)
+    checks.positive_int(min_sep=self.min_sep)
 
   def drawn(self, noise_multiplier: float) -> dict[str, float]:
     """What is drawn in steps, and its weight in buffers, at most.
@@ -136,8 +136,8 @@ class Correlation:
     """
     num_buffers = self.strategy.num_buffers
     return dict(
-        scales=tf.constant(self.strategy.scales, tf.int64),
-        decays=tf.constant(self.strategy.decays, tf.int64),
+        output_scale=tf.constant(self.strategy.output_scale, tf.int64),
+        buf_decay=tf.constant(self.strategy.buf_decay, tf.int64),
         buffers=tf.nest.map_structure(
             lambda spec: tf.zeros([num_buffers, *spec.shape], tf.int64), specs
         ),
@@ -171,8 +171,8 @@ class Correlation:
         stddev=2**_NOISE_BITS * stddev,
         kernel=kernel,
     )
-    scales = tf.unstack(global_state.scales)
-    decays = tf.unstack(global_state.decays)
+    scales = tf.unstack(global_state.output_scale)
+    decays = tf.unstack(global_state.buf_decay)
     unit = queries.keyed(unit, global_state)
 
     def release_layer(
@@ -208,9 +208,9 @@ class Correlation:
     )
     event = strategies.CorrelatedGaussianDpEvent(
         global_state.noise_multiplier,
-        tf.constant(self.min_separation),
-        global_state.scales,
-        global_state.decays,
+        tf.constant(self.min_sep),
+        global_state.output_scale,
+        global_state.buf_decay,
     )
     return tf.nest.pack_sequence_as(sums, noised), new_state, event
 
@@ -223,7 +223,7 @@ class CorrelatedSumQuery(queries.PerLayerClipSumQuery):
   each element. Event: a `strategies.CorrelatedGaussianDpEvent`; T rounds cost
   GaussianDpEvent(z / sensitivity) in all, or less by sampling (`accounting`),
   stated for a client whose records are replaced by zeros (REPLACE_SPECIAL), and
-  who takes part in rounds at least `min_separation` apart.
+  who takes part in rounds at least `min_sep` apart.
 
   The strategy is part of the state: a run that goes on keeps it, whatever the
   settings say by then.
@@ -239,8 +239,8 @@ class CorrelatedSumQuery(queries.PerLayerClipSumQuery):
       noise_multiplier: z, float32.
       noise_key: int32 [8]; zeros: not set.
       counter: int64, noised results so far.
-      scales: Scales of the strategy, int64 [d].
-      decays: Decays of the strategy, int64 [d]; [0] if it is banded.
+      output_scale: Scales of the strategy, int64 [d].
+      buf_decay: Decays of the strategy, int64 [d]; [0] if it is banded.
       buffers: S^j in steps of 2^-16 of the grid, int64 [d, ...] a layer.
         Secret.
     """
@@ -249,8 +249,8 @@ class CorrelatedSumQuery(queries.PerLayerClipSumQuery):
     noise_multiplier: Any
     noise_key: Any
     counter: Any
-    scales: Any
-    decays: Any
+    output_scale: Any
+    buf_decay: Any
     buffers: Any
 
   def __init__(

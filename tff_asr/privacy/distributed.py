@@ -80,9 +80,9 @@ class DistributedGaussianDpEvent(dp_accounting.DpEvent):
   and `sampler_epsilon`, where cohorts are of num_clients.
 
   Attributes:
-    noise_multiplier: z, of the noise of min_survivors clients.
+    noise_multiplier: z, of the noise of min_clients clients.
     num_clients: n, of each round.
-    min_survivors: m.
+    min_clients: m.
     bits: b.
     local_stddev: s, in steps.
     num_elements: Number of elements of the sum.
@@ -90,7 +90,7 @@ class DistributedGaussianDpEvent(dp_accounting.DpEvent):
 
   noise_multiplier: float
   num_clients: int
-  min_survivors: int
+  min_clients: int
   bits: int
   local_stddev: float
   num_elements: int
@@ -128,13 +128,13 @@ class Plan(NamedTuple):
     clip_in_steps: t.
     squared_sensitivity: S^2, a whole number.
     local_stddev: s.
-    min_survivors: m.
+    min_clients: m.
   """
 
   clip_in_steps: float
   squared_sensitivity: int
   local_stddev: float
-  min_survivors: int
+  min_clients: int
 
 
 def plan(
@@ -289,7 +289,7 @@ class DistributedSumQuery:
     self.event = DistributedGaussianDpEvent(
         noise_multiplier=noise_multiplier,
         num_clients=num_clients,
-        min_survivors=self.plan.min_survivors,
+        min_clients=self.plan.min_clients,
         bits=bits,
         local_stddev=self.plan.local_stddev,
         num_elements=self._size,
@@ -303,7 +303,7 @@ class DistributedSumQuery:
         logging.WARNING if ratio > _MUCH_NOISE else logging.INFO,
         'Distributed noise of all %d clients, of whom %d suffice, is %.4g '
         'times that of a trusted server; sums have %d bits.',
-        num_clients, self.plan.min_survivors, ratio, bits,
+        num_clients, self.plan.min_clients, ratio, bits,
     )
 
   @property
@@ -377,7 +377,7 @@ class DistributedSumQuery:
     unit = 1 / self._clip_in_steps(global_state.l2_norm_clip)
     unit = queries.keyed(unit, global_state)
     unit = tf.where(
-        num_clients >= self.plan.min_survivors,
+        num_clients >= self.plan.min_clients,
         unit,
         tf.constant(math.nan, tf.float64),
     )

@@ -23,9 +23,9 @@ program state holds the head, (number of entries, last hash): a ledger that was
 deleted, edited, shortened or reordered since is refused. Text after the last
 newline is a line that a crash cut short. It does not count, because `append`
 had not returned. The file names no member of a cohort. With
-correlated noise `sampling` also has "min_separation", and `event` "strategy":
-{"scales": [..], "decays": [..]} (`strategies.Toeplitz`); with noise that
-clients add, `event` has "secure_sum" (`accounting.SecureSum`).
+correlated noise `sampling` also has "min_sep", and `event` "strategy":
+{"output_scale": [..], "buf_decay": [..]} (`strategies.Toeplitz`); with noise
+that clients add, `event` has "secure_sum" (`accounting.SecureSum`).
 
 Rounds charged twice, or not:
 
@@ -201,7 +201,7 @@ def round_identity(
 class Charges:
   """The sum of what rounds cost, in the order in which they are charged.
 
-  Rounds of separated cohorts are charged by mechanisms, numbered from round 0
+  Rounds of min_sep cohorts are charged by mechanisms, numbered from round 0
   of the sampler on. A mechanism continues while its rounds follow each other.
   If they do not (a round that is done again in other bits, lost secrets,
   another run), what it did so far stays charged, and another mechanism is
@@ -218,7 +218,7 @@ class Charges:
 
   def add(self, cost: accounting.RoundGroup, *, round_num: int) -> None:
     """Adds a round: what one costs, and its number as in `Round`."""
-    if cost.sampling.min_separation is None:
+    if cost.sampling.min_sep is None:
       self._counts[cost] += 1
       self._is_open = False
       return
@@ -640,8 +640,8 @@ class _Chain:
               'noise_multipliers': [float(z) for z in entry.noise_multipliers],
               'sampler_epsilon': float(entry.sampler_epsilon),
               **({} if entry.strategy is None else {'strategy': {
-                  'scales': list(entry.strategy.scales),
-                  'decays': list(entry.strategy.decays),
+                  'output_scale': list(entry.strategy.output_scale),
+                  'buf_decay': list(entry.strategy.buf_decay),
               }}),
               **({} if entry.secure_sum is None else {
                   'secure_sum': dataclasses.asdict(entry.secure_sum)

@@ -47,18 +47,18 @@ _SAMPLING = {
         'Poisson: each of {population:,} {unit}s joins a round independently '
         'with probability {prob:.4g}, {cohort_size:,} expected'
     ),
-    'fixed': (
+    'fixed_size': (
         'fixed size: {cohort_size:,} of {population:,} {unit}s a round, drawn '
         'without replacement'
     ),
     'full': 'everyone: all {population:,} {unit}s in each round',
-    'separated': (
+    'min_sep': (
         '{cohort_size:,} of {population:,} {unit}s a round, each {unit} at '
-        'most once in any {min_separation:,} rounds in a row, {most} times in '
+        'most once in any {min_sep:,} rounds in a row, {most} times in '
         'all; nothing else is assumed about sampling'
     ),
     'cyclic': (
-        'cyclic Poisson: in every {min_separation:,}th round, {most} times in '
+        'cyclic Poisson: in every {min_sep:,}th round, {most} times in '
         'all, each of {population:,} {unit}s joins independently with '
         'probability {prob:.4g}, {cohort_size:,} expected'
     ),
@@ -274,7 +274,7 @@ def build(
               'sampling_probability': group.sampling.sampling_prob,
               'noise_multiplier': group.noise_multiplier,
               'rounds': group.count,
-              **({} if group.sampling.min_separation is None else {
+              **({} if group.sampling.min_sep is None else {
                   'sensitivity': group.sensitivity,
               }),
               **({} if group.secure_sum is None else {
@@ -457,7 +457,7 @@ def _model_words(rounds: Sequence[accounting.RoundGroup]) -> str:
       'count. '
       'SIMULATED: here one process has all updates and draws all noise. '
   )
-  if any(group.sampling.kind == 'fixed' for group in secure):
+  if any(group.sampling.kind == 'fixed_size' for group in secure):
     words += (
         'The guarantee is against those who see only the trained models: the '
         'server knows whom sampling took'
@@ -477,7 +477,7 @@ def _round_entries(
   drawn = _SAMPLING[sampling.kind].format(
       **dataclasses.asdict(sampling),
       prob=sampling.sampling_prob,
-      most=-(-group.count // (sampling.min_separation or 1)),
+      most=-(-group.count // (sampling.min_sep or 1)),
       unit=unit,
   )
   on_mean = group.noise_multiplier / sampling.cohort_size
@@ -498,7 +498,7 @@ def _round_entries(
     )
   if group.secure_sum is not None:
     words += (
-        f', of the noise of {group.secure_sum.min_survivors:,} of '
+        f', of the noise of {group.secure_sum.min_clients:,} of '
         f'{group.secure_sum.num_clients:,} devices; the others may drop out, '
         'and add to it if they do not'
     )

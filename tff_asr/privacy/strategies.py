@@ -64,32 +64,33 @@ class Toeplitz:
   """A BLT or banded strategy.
 
   Attributes:
-    scales: In multiples of 2^-30, positive. Of BLT their sum is at most 2^30;
-      of a banded strategy none is above the one before, nor above 2^30.
-    decays: In multiples of 2^-30, in [0, 2^30], one for each scale; empty: the
-      strategy is banded.
+    output_scale: In multiples of 2^-30, positive. A BLT's sum to at most 2^30;
+      those of a banded strategy do not increase and are at most 2^30.
+    buf_decay: In multiples of 2^-30, in [0, 2^30], one for each buffer; empty
+      if the strategy is banded.
   """
 
-  scales: tuple[int, ...]
-  decays: tuple[int, ...]
+  output_scale: tuple[int, ...]
+  buf_decay: tuple[int, ...]
 
   def __post_init__(self):
-    for name in ('scales', 'decays'):
+    for name in ('output_scale', 'buf_decay'):
       object.__setattr__(
           self, name, tuple(int(value) for value in getattr(self, name))
       )
-    if self.decays:
+    scales, decays = self.output_scale, self.buf_decay
+    if decays:
       most, holds = _MAX_BUFFERS, (
-          len(self.scales) == len(self.decays)
-          and sum(self.scales) <= _ONE
-          and 0 <= min(self.decays) <= max(self.decays) <= _ONE
+          len(scales) == len(decays)
+          and sum(scales) <= _ONE
+          and 0 <= min(decays) <= max(decays) <= _ONE
       )
     else:
       most, holds = _MAX_BANDS - 1, all(
           following <= scale
-          for scale, following in zip((_ONE, *self.scales), self.scales)
+          for scale, following in zip((_ONE, *scales), scales)
       )
-    if not (1 <= len(self.scales) <= most and min(self.scales) > 0 and holds):
+    if not (1 <= len(scales) <= most and min(scales) > 0 and holds):
       raise ValueError(
           f'a strategy has 1 to {most} positive scales, of sum at most '
           f'2^{FRACTION_BITS} with as many decays of at most that (BLT), or '
@@ -98,20 +99,20 @@ class Toeplitz:
 
   @property
   def num_buffers(self) -> int:
-    return len(self.scales)
+    return len(self.output_scale)
 
   @property
   def num_bands(self) -> Optional[int]:
     """Rounds of C x that one round's sum is in; None of BLT: all later ones."""
-    return None if self.decays else len(self.scales) + 1
+    return None if self.buf_decay else len(self.output_scale) + 1
 
   def coefficients(self, num_rounds: int) -> np.ndarray:
     """The first column of C, float64 [num_rounds]."""
     scales, decays = (
         np.array(values, np.float64) / _ONE
-        for values in (self.scales, self.decays)
+        for values in (self.output_scale, self.buf_decay)
     )
-    if not self.decays:
+    if not self.buf_decay:
       column = np.zeros(max(num_rounds, len(scales) + 1))
       column[: len(scales) + 1] = [1.0, *scales]
       return column[:num_rounds]
@@ -125,20 +126,20 @@ class Toeplitz:
     return signal.lfilter(*self._fraction[::-1], one)
 
   @functools.lru_cache(maxsize=1024)
-  def sensitivity(self, num_rounds: int, *, min_separation: int) -> float:
+  def sensitivity(self, num_rounds: int, *, min_sep: int) -> float:
     """The norm by which a client may move C x, in clips; see the module.
 
     Args:
       num_rounds: Rounds that there are, at most `MAX_ROUNDS`; 0 gives 0.
-      min_separation: b, rounds from one participation to the next, at least 1.
+      min_sep: b, rounds from one participation to the next, at least 1.
 
     Raises:
       ValueError: There are more rounds.
     """
-    checks.positive_int(min_separation=min_separation)
+    checks.positive_int(min_sep=min_sep)
     check_num_rounds(num_rounds)
     return math.sqrt(
-        _squared_sensitivity(self.coefficients(num_rounds), min_separation)
+        _squared_sensitivity(self.coefficients(num_rounds), min_sep)
     )
 
   def covariance(self, num_rounds: int) -> np.ndarray:
@@ -161,11 +162,11 @@ class Toeplitz:
     """
     numerator, _ = self._fraction
     norms = [np.linalg.norm(self.inverse_coefficients(MAX_ROUNDS))]
-    if not self.decays:
+    if not self.buf_decay:
       return float(norms[0])
     one = np.zeros(MAX_ROUNDS)
     one[0] = 1
-    decays = np.array(self.decays) / _ONE
+    decays = np.array(self.buf_decay) / _ONE
     for place in range(self.num_buffers):
       others = np.atleast_1d(np.poly(np.delete(decays, place)))
       norms.append(np.linalg.norm(signal.lfilter(others, numerator, one)))
@@ -174,12 +175,12 @@ class Toeplitz:
   @property
   def _fraction(self) -> tuple[np.ndarray, np.ndarray]:
     """Numerator and denominator of C(x), by powers of x."""
-    if not self.decays:
-      return np.array([_ONE, *self.scales]) / _ONE, np.ones(1)
-    decays = np.array(self.decays) / _ONE
+    if not self.buf_decay:
+      return np.array([_ONE, *self.output_scale]) / _ONE, np.ones(1)
+    decays = np.array(self.buf_decay) / _ONE
     denominator = np.poly(decays)
     numerator = denominator.copy()
-    for place, scale in enumerate(self.scales):
+    for place, scale in enumerate(self.output_scale):
       others = np.poly(np.delete(decays, place))
       numerator[1:] += scale / _ONE * others
     return numerator, denominator
@@ -204,26 +205,26 @@ class CorrelatedGaussianDpEvent(dp_accounting.DpEvent):
 
   Attributes:
     noise_multiplier: z.
-    min_separation: Which the strategy is made for, and the cohorts must keep.
-    scales: Scales of `Toeplitz`.
-    decays: Decays of `Toeplitz`.
+    min_sep: Which the strategy is made for, and the cohorts must keep.
+    output_scale: Scales of `Toeplitz`.
+    buf_decay: Decays of `Toeplitz`.
   """
 
   noise_multiplier: float
-  min_separation: int
-  scales: Any = attrs.field(eq=attrs.cmp_using(eq=np.array_equal))
-  decays: Any = attrs.field(eq=attrs.cmp_using(eq=np.array_equal))
+  min_sep: int
+  output_scale: Any = attrs.field(eq=attrs.cmp_using(eq=np.array_equal))
+  buf_decay: Any = attrs.field(eq=attrs.cmp_using(eq=np.array_equal))
 
   @property
   def strategy(self) -> Toeplitz:
-    return Toeplitz(scales=self.scales, decays=self.decays)
+    return Toeplitz(output_scale=self.output_scale, buf_decay=self.buf_decay)
 
 
 @functools.cache
 def optimize(
     *,
     num_rounds: int,
-    min_separation: int,
+    min_sep: int,
     num_buffers: int = 3,
     error: str = 'rms',
 ) -> Toeplitz:
@@ -232,14 +233,14 @@ def optimize(
   Args:
     num_rounds: n, rounds that it is best for; fewer or more are as private. In
       [2, `MAX_ROUNDS`].
-    min_separation: b, at least 1; a client takes part ceil(n / b) times.
+    min_sep: b, at least 1; a client takes part ceil(n / b) times.
     num_buffers: d, in [1, 8]; 2 to 4 are within some percent of any number.
     error: 'rms' (over prefixes) or 'max'.
 
   Raises:
     ValueError: An argument is out of its range.
   """
-  checks.positive_int(num_rounds=num_rounds, min_separation=min_separation)
+  checks.positive_int(num_rounds=num_rounds, min_sep=min_sep)
   checks.in_range(2, MAX_ROUNDS, num_rounds=num_rounds)
   checks.in_range(1, _MAX_BUFFERS, num_buffers=num_buffers)
   checks.one_of(_ERRORS, error=error)
@@ -250,7 +251,7 @@ def optimize(
     found = _log_loss(
         parameters + 1e-30j * steps,
         num_rounds=num_rounds,
-        min_separation=min_separation,
+        min_sep=min_sep,
         error=error,
     )
     return float(found[0].real), found[1:].imag * 1e30
@@ -266,8 +267,8 @@ def optimize(
   scales = _scales(decays, inverse_decays)
   # Rounded down, the conditions of `Toeplitz` stay true.
   return Toeplitz(
-      scales=tuple(max(1, math.floor(scale * _ONE)) for scale in scales),
-      decays=tuple(math.floor(decay * _ONE) for decay in decays),
+      output_scale=tuple(max(1, math.floor(scale * _ONE)) for scale in scales),
+      buf_decay=tuple(math.floor(decay * _ONE) for decay in decays),
   )
 
 
@@ -321,17 +322,18 @@ def optimize_banded(
   )
   scales = np.minimum.accumulate(np.minimum(found.x, 1.0))
   return Toeplitz(
-      scales=tuple(math.floor(scale * _ONE) for scale in scales), decays=()
+      output_scale=tuple(math.floor(scale * _ONE) for scale in scales),
+      buf_decay=(),
   )
 
 
-def _squared_sensitivity(column: np.ndarray, min_separation: int) -> Any:
+def _squared_sensitivity(column: np.ndarray, min_sep: int) -> Any:
   """Squared norm of the sum of a Toeplitz matrix's columns 0, b, 2 b, ..."""
   num_rounds = column.shape[-1]
-  min_separation = min(min_separation, max(1, num_rounds))  # Less padding.
-  padding = [(0, 0)] * (column.ndim - 1) + [(0, -num_rounds % min_separation)]
+  min_sep = min(min_sep, max(1, num_rounds))  # Less padding.
+  padding = [(0, 0)] * (column.ndim - 1) + [(0, -num_rounds % min_sep)]
   rows = np.pad(column, padding).reshape(
-      [*column.shape[:-1], -1, min_separation]
+      [*column.shape[:-1], -1, min_sep]
   )
   total = np.cumsum(rows, axis=-2).reshape([*column.shape[:-1], -1])
   return np.square(total[..., :num_rounds]).sum(axis=-1)
@@ -363,7 +365,7 @@ def _scales(decays: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def _log_loss(
-    parameters: np.ndarray, *, num_rounds: int, min_separation: int, error: str
+    parameters: np.ndarray, *, num_rounds: int, min_sep: int, error: str
 ) -> np.ndarray:
   """Logarithm of squared sensitivity times squared error, [...]."""
   decays, inverse_decays = _decays(parameters)
@@ -376,6 +378,6 @@ def _log_loss(
     ones = np.ones([*tail.shape[:-1], 1])
     columns.append(np.concatenate([ones, tail], axis=-1))
   column, inverse = columns
-  return np.log(_squared_sensitivity(column, min_separation)) + np.log(
+  return np.log(_squared_sensitivity(column, min_sep)) + np.log(
       _squared_error(inverse, error)
   )

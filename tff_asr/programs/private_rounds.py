@@ -272,7 +272,7 @@ class PrivateRoundRunner:
         cohort_state = cohort_state._replace(
             key=keys.derive(self.noise.key, purpose='cohorts')
         )
-        if self._sampling.min_separation is not None:
+        if self._sampling.min_sep is not None:
           # Another mechanism: it shares no noise and no draw with this one.
           cohort_state = cohort_state._replace(round_num=np.int64(0))
           state = without_noise(state)
@@ -483,9 +483,9 @@ def check_devices_noise(saved: Any, built: Any) -> None:
   ):
     raise ValueError(
         'MAX_FAILED_SHARE is not what the run began with: the noise of '
-        f'{int(before.min_survivors)} of {int(before.num_clients)} devices '
+        f'{int(before.min_clients)} of {int(before.num_clients)} devices '
         'was to suffice, and with these settings it would be that of '
-        f'{int(now.min_survivors)} of {int(now.num_clients)}. Put it back, or '
+        f'{int(now.min_clients)} of {int(now.num_clients)}. Put it back, or '
         'take another output_dir.'
     )
 
@@ -566,7 +566,7 @@ def _cost(
     secure_sum = accounting.SecureSum(
         bits=int(event.bits),
         num_clients=int(event.num_clients),
-        min_survivors=int(event.min_survivors),
+        min_clients=int(event.min_clients),
     )
     sampler_epsilon = distributed.sampler_epsilon(event)
   else:
@@ -574,11 +574,11 @@ def _cost(
         in_steps, num_elements=num_elements
     )
   accounting.check_noise(sampling, strategy, secure_sum)
-  if strategy and int(event.min_separation) != sampling.min_separation:
+  if strategy and int(event.min_sep) != sampling.min_sep:
     raise ValueError(
-        f'the noise is made for clients {int(event.min_separation)} rounds '
-        f'apart, the cohorts keep {sampling.min_separation}: set both by '
-        'MIN_SEPARATION.'
+        f'the noise is made for clients {int(event.min_sep)} rounds '
+        f'apart, the cohorts keep {sampling.min_sep}: set both by '
+        'MIN_SEP.'
     )
   return accounting.RoundGroup(
       sampling=sampling,

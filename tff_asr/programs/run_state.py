@@ -170,7 +170,7 @@ def renewed(
   state = _joined(state, secrets._replace(
       noise=secrets.noise._replace(file_identity=np.int64(file_identity))
   ))
-  if sampling.min_separation is not None:
+  if sampling.min_sep is not None:
     state = state._replace(
         process=private_rounds.without_noise(state.process),
         source=state.source._replace(round_num=np.int64(0)),

@@ -196,7 +196,7 @@ def epsilons_of_larger(run: runs_lib.Run) -> dict[int, float]:
   *others, group = run.privacy['groups']
   if others or not math.isfinite(run.epsilon) or not group['rounds']:
     return {}
-  if group['kind'] in accounting.SEPARATED_KINDS:
+  if group['kind'] in accounting.MIN_SEP_KINDS:
     return {}
   sampling = accounting.Sampling(
       **{name: group[name] for name in ('kind', 'cohort_size', 'population')}
