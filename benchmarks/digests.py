@@ -178,7 +178,7 @@ def _queries() -> dict[str, dict[str, str]]:
         l2_norm_clip=1.0, noise_multiplier=0.7, clipping=clipping
     ))
   for name, strategy in (
-      ('BLT', strategies.optimize(num_rounds=8, min_separation=2)),
+      ('BLT', strategies.optimize(num_rounds=8, min_sep=2)),
       ('banded', strategies.optimize_banded(num_rounds=8, num_bands=2)),
   ):
     found[f'query, {name}'] = _sums(correlated_noise.CorrelatedSumQuery(
@@ -186,7 +186,7 @@ def _queries() -> dict[str, dict[str, str]]:
         l2_norm_clip=1.0,
         noise_multiplier=0.7,
         correlation=correlated_noise.Correlation(
-            strategy=strategy, min_separation=2
+            strategy=strategy, min_sep=2
         ),
     ))
   found['query, adaptive'] = _sums(adaptive_query.AdaptiveClipSumQuery(
