@@ -12,7 +12,7 @@ of honest runs.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 from collections.abc import Callable, Iterator
 import functools

@@ -16,7 +16,7 @@ their own longest do. With --fit, prints the shapes of gin/data/shapes_*.gin.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 from collections.abc import Callable, Iterator
 import functools

@@ -14,7 +14,7 @@ any differs.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 from collections.abc import Callable
 import functools

@@ -11,7 +11,7 @@ of a process for each.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 import subprocess
 import sys

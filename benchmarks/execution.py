@@ -22,7 +22,7 @@ standard error, from the differences of turns.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 from collections.abc import Iterator
 import itertools

@@ -18,7 +18,7 @@ GB; the variable lets workers return what they do not need.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 import asyncio
 import contextlib

@@ -10,7 +10,7 @@ same bits, and the ledger must have each round once; else the exit code is 1.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 import os
 import random

@@ -17,7 +17,7 @@ TensorFlow multiplies square matrices on the same threads (`limits`).
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 import dataclasses
 import statistics

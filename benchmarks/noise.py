@@ -26,7 +26,7 @@ one process, which holds the states of all.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 from collections.abc import Callable
 import math

@@ -31,7 +31,7 @@ for what is drawn, and what was written is dropped from memory first.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 import collections
 from collections.abc import Callable

@@ -41,7 +41,7 @@ machine, each in a process bound to its cores, in turns.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 import collections
 import dataclasses

@@ -12,7 +12,7 @@ Examples:
 
 from tff_asr import launch
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 from absl import flags
 

@@ -22,7 +22,7 @@ Example:
 
 from tff_asr import launch
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 from collections.abc import Mapping
 from concurrent import futures

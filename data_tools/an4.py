@@ -10,7 +10,7 @@ the folder an utterance lies in; transcripts become lower case.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 import os
 import re

@@ -17,7 +17,7 @@ project: installing it is the user's choice.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import functools

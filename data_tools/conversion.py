@@ -283,7 +283,7 @@ def convert(
               source=corpus.alphabet_source or _collected(next(iter(listings))),
           ),
       )
-  checks.raise_together(empty)
+  checks.raise_errors(empty)
   return written
 
 
@@ -488,7 +488,7 @@ def main(
 def _convert_by_flags(corpus: Corpus) -> None:
   """Converts what the flags say, and prints what became of it."""
   source_dir = _SOURCE_DIR.value or corpus.source_dir
-  checks.raise_together([
+  checks.raise_errors([
       ValueError(f'--{name} is needed; see --help.')
       for name, value in (
           ('source_dir', source_dir), ('output_dir', _OUTPUT_DIR.value)

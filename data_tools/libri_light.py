@@ -11,7 +11,7 @@ most --max_sec seconds; one without voice activity is cut at equal lengths.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 import functools
 import os

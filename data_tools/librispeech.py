@@ -12,7 +12,7 @@ lower case. SPEAKERS.TXT beside the splits, if it is there, tells genders.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 from collections.abc import Iterator, Sequence
 import os

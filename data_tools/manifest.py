@@ -21,7 +21,7 @@ what a training run needs to know of them.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -13,7 +13,7 @@ Trained by the package `sentencepiece`, an extra
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 from collections.abc import Sequence
 import hashlib

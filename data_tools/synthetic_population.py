@@ -11,7 +11,7 @@ there and the same is kept.
 
 from tff_asr import launch  # First: quiets what others load.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 from collections.abc import Mapping
 import functools

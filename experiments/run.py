@@ -19,7 +19,7 @@ Example:
 
 from tff_asr import launch
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 from collections.abc import Sequence
 import os
@@ -109,7 +109,7 @@ def run(
     )
   except ValueError as e:
     errors.append(e)
-  checks.raise_together(errors)
+  checks.raise_errors(errors)
   has_shards = os.path.isdir(folders.shards('test'))
   if names and suite.needs_source and source is None and not has_shards:
     raise ValueError(
@@ -149,7 +149,7 @@ def _check_flags() -> None:
         f'the suite {name} takes no --num_at_once, since its rows run one by '
         'one: leave it out.'
     ))
-  checks.raise_together(errors)
+  checks.raise_errors(errors)
 
 
 def main(_) -> None:

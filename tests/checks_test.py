@@ -65,16 +65,16 @@ class ChecksTest(parameterized.TestCase):
 
   def test_several_errors_are_raised_as_one_with_a_line_each(self):
     one, two = ValueError('one.'), OSError('two.')
-    checks.raise_together([])
+    checks.raise_errors([])
     with self.assertRaises(OSError) as caught:
-      checks.raise_together([two])
+      checks.raise_errors([two])
     self.assertIs(caught.exception, two)
     # The same twice is one.
     with self.assertRaises(ValueError) as caught:
-      checks.raise_together([one, ValueError('one.')])
+      checks.raise_errors([one, ValueError('one.')])
     self.assertIs(caught.exception, one)
     with self.assertRaises(checks.Problems) as caught:
-      checks.raise_together(
+      checks.raise_errors(
           [one, checks.Problems('three.', 'one.'), two]
       )
     self.assertEqual(caught.exception.messages, ('one.', 'three.', 'two.'))

@@ -29,7 +29,7 @@ class ErrorsTest(parameterized.TestCase):
     flags.FLAGS(['program'])
     with contextlib.redirect_stderr(stream):
       with self.assertRaises(ends_in) as caught:
-        launch.explain_errors(main, ['program'], after_interrupt='go on.')
+        launch.run_with_user_errors(main, ['program'], after_interrupt='go on.')
     return caught.exception, stream.getvalue()
 
   def test_verbosity_adds_the_traceback(self):
@@ -75,7 +75,7 @@ class SignalsTest(parameterized.TestCase):
   def test_signals_during_imports_end_the_program(self, signal_num):
     # An import that swallows an interrupt, as some libraries do.
     finished = self.run_program('pass', before=(
-        'launch.begin(__name__)\n'
+        'launch.install_early_sigint(__name__)\n'
         'try:\n'
         f'  signal.raise_signal({int(signal_num)})\n'
         'except BaseException:\n'
@@ -88,7 +88,7 @@ class SignalsTest(parameterized.TestCase):
     finished = self.run_program(
         'signal.raise_signal(signal.SIGINT)\nprint("done")',
         before='signal.signal(signal.SIGINT, signal.SIG_IGN)\n'
-        'launch.begin(__name__)',
+        'launch.install_early_sigint(__name__)',
     )
     self.assertEqual((finished.returncode, finished.stdout), (0, 'done\n'))
 
@@ -154,7 +154,7 @@ class SignalsTest(parameterized.TestCase):
   def test_nothing_is_left_of_it_where_a_program_is_imported(self):
     signals = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(each) for each in signals]
-    launch.begin('data_tools.an4')
+    launch.install_early_sigint('data_tools.an4')
     flags.FLAGS(['program'])
-    launch.explain_errors(lambda _: None, ['program'])
+    launch.run_with_user_errors(lambda _: None, ['program'])
     self.assertEqual([signal.getsignal(each) for each in signals], before)

@@ -25,7 +25,7 @@ class Problems(ValueError):
     self.messages = messages
 
 
-def raise_together(errors: Sequence[Exception], /) -> None:
+def raise_errors(errors: Sequence[Exception], /) -> None:
   """Raises one error as it is, several as `Problems`, none not at all."""
   messages = {}  # In order, each once: a part may fail in several places.
   for error in errors:
@@ -37,8 +37,8 @@ def raise_together(errors: Sequence[Exception], /) -> None:
     raise Problems(*messages)
 
 
-def together(*tests: Callable[[], Any]) -> None:
-  """Calls all tests, and raises what they found as `raise_together`.
+def collect_errors(*tests: Callable[[], Any]) -> None:
+  """Calls all tests, and raises what they found as `raise_errors`.
 
   Args:
     tests: Each raises a ValueError or OSError for what is wrong.
@@ -49,7 +49,7 @@ def together(*tests: Callable[[], Any]) -> None:
       test()
     except (ValueError, OSError) as error:
       errors.append(error)
-  raise_together(errors)
+  raise_errors(errors)
 
 
 def positive(**values: float) -> None:
@@ -123,14 +123,14 @@ def output_folders(**paths: str) -> None:
     else:
       continue
     errors.append(ValueError(f'{name} {path} {problem}. Take another {name}.'))
-  raise_together(errors)
+  raise_errors(errors)
 
 
 def _check_all(
     values: Mapping[str, Any], is_good: Callable[[Any], bool], wanted: str
 ) -> None:
   """Raises ValueError for the values that are not good, together."""
-  raise_together([
+  raise_errors([
       ValueError(f'{name} must be {wanted}, found {value!r}.')
       for name, value in values.items()
       if not is_good(value)

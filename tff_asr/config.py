@@ -115,7 +115,7 @@ def bind(
   def bound(**given):
     parts = _Parts()
     built = parts.build_arguments(program, bindings | given)
-    checks.raise_together(parts.errors)
+    checks.raise_errors(parts.errors)
     return program(**built)
 
   return bound

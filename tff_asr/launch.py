@@ -1,7 +1,7 @@
 """Surroundings of every program: quiet libraries, signals, one-line errors.
 
 A program imports this first, since libraries print warnings while they are
-loaded, calls `begin`, imports the rest, and ends in `run(main)`.
+loaded, calls `install_early_sigint`, imports the rest, and ends in `run(main)`.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _HELP = frozenset({'--help', '-help', '-h', '--helpshort'})
 _MISSING_FLAG = re.compile(r'Flag --(\w+) must have a value other than None')
 
 
-def begin(name: str) -> None:
+def install_early_sigint(name: str) -> None:
   """Lets Ctrl-C end the program at once until `run` takes over.
 
   Imports take seconds. A KeyboardInterrupt in one of them is a long traceback,
@@ -92,7 +92,7 @@ def run(
 
   app.run(
       functools.partial(
-          explain_errors,
+          run_with_user_errors,
           main,
           after_interrupt=after_interrupt,
           arguments=arguments,
@@ -101,7 +101,7 @@ def run(
   )
 
 
-def explain_errors(
+def run_with_user_errors(
     main: Callable[[Sequence[str]], None],
     argv: Sequence[str],
     *,

@@ -19,7 +19,7 @@ if __name__ == '__main__':  # Read by TensorFlow when it is loaded.
 # pylint: disable=wrong-import-position
 from tff_asr import launch
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 from collections.abc import Callable, Sequence
 import dataclasses

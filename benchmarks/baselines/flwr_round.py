@@ -6,7 +6,7 @@ of `flwr_client`. A program of the drivers; see `rounds`.
 
 from tff_asr import launch
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 import os
 

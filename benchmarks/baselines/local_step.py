@@ -17,7 +17,7 @@ in each operation, ours and JAX's do not.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 import tempfile
 

@@ -5,7 +5,7 @@ A program of the drivers; see `rounds`.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 from absl import flags
 import numpy as np

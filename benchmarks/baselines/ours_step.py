@@ -5,7 +5,7 @@ A program of the drivers; see `local_step`.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 from benchmarks.baselines import job as job_lib
 from benchmarks.baselines import ours

@@ -6,7 +6,7 @@ program of the drivers; see `rounds`.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 import numpy as np
 from pfl.model import tensorflow as pfl_tensorflow

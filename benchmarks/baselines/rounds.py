@@ -23,7 +23,7 @@ and Ray gives Flower's clients a low priority.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 import os
 import statistics

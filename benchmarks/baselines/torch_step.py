@@ -5,7 +5,7 @@ A program of the drivers; see `local_step`.
 
 from tff_asr import launch
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 from absl import flags
 import torch

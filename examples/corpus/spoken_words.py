@@ -8,7 +8,7 @@ The layout is SPLIT/WORD/SPEAKER_*.wav (https://arxiv.org/abs/1804.03209).
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 import os
 import pathlib

@@ -285,7 +285,7 @@ def evaluate(
   def find_private(run):
     private[run] = public_data.of_figures(run, client_data)
 
-  checks.together(
+  checks.collect_errors(
       lambda: check_characters(client_data, pipeline),
       lambda: _check_models(runs, model, pipeline),
       lambda: _check_outputs(runs, output_name),
@@ -331,7 +331,7 @@ def _check_models(
   if twice:
     raise ValueError(f'runs holds {", ".join(twice)} more than once.')
   tokens = pipeline.tokenizer.identity
-  checks.together(*(
+  checks.collect_errors(*(
       functools.partial(run_dir.check_model, run, model=model, tokens=tokens)
       for run in runs
   ))

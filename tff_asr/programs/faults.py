@@ -59,7 +59,7 @@ class FaultSettings:
   def check(self) -> None:
     """Raises ValueError for all that is wrong with the settings."""
     share = self.max_failed_share
-    checks.together(
+    checks.collect_errors(
         lambda: share is None or checks.in_range(0, 1, max_failed_share=share),
         lambda: checks.one_of(ACTIONS, on_divergence=self.on_divergence),
     )

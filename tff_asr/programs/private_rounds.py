@@ -88,7 +88,7 @@ class PrivacySettings:
   def check(self) -> None:
     """Raises ValueError for all that is wrong with the settings."""
     seeds = dict(noise_seed=self.noise_seed, sampler_seed=self.sampler_seed)
-    checks.together(
+    checks.collect_errors(
         lambda: self.delta is None or accounting.check_delta(self.delta),
         self._check_target,
         lambda: checks.non_negative_int(

@@ -97,7 +97,7 @@ class RunSettings:
 
   def check(self) -> None:
     """Raises ValueError for all that is wrong with the settings."""
-    checks.together(
+    checks.collect_errors(
         lambda: checks.positive_int(
             evaluate_every=self.evaluate_every,
             save_every=self.save_every,
@@ -167,7 +167,7 @@ class TrainingRun(abc.ABC):
     Args:
       own: Checks of the settings that not all training has.
     """
-    checks.together(
+    checks.collect_errors(
         *own,
         self.settings.check,
         self.privacy.check,

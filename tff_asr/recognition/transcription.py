@@ -155,7 +155,7 @@ def find(paths: Sequence[str]) -> list[Source]:
     for source in sources:
       if found.setdefault(source.path, source) is not source:
         errors.append(ValueError(f'{source.path} is given more than once.'))
-  checks.raise_together(errors)
+  checks.raise_errors(errors)
   return list(found.values())
 
 

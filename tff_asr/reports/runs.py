@@ -187,7 +187,7 @@ def read(
       runs.append(_read(path, name=name, evaluation=evaluation))
     except ValueError as e:
       errors.append(e)
-  checks.raise_together(errors)
+  checks.raise_errors(errors)
   return runs
 
 

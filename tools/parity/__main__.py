@@ -13,7 +13,7 @@ beyond its tolerance. What differs on purpose is named.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 import os
 import subprocess

@@ -9,7 +9,7 @@ run: `INIT_FROM_RUN = 'runs/ls_central_100'`, or `RUNS` of an evaluation.
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
 
-launch.begin(__name__)
+launch.install_early_sigint(__name__)
 
 import os
 import subprocess
