@@ -94,7 +94,10 @@ class LayeringTest(absltest.TestCase):
         _, *statements = ast.parse(text).body
         self.assertEqual(
             [ast.unparse(statement) for statement in statements[:2]],
-            ['from tff_asr import launch', 'launch.install_early_sigint(__name__)'],
+            [
+                'from tff_asr import launch',
+                'launch.install_early_sigint(__name__)',
+            ],
             path,
         )
 

@@ -6,9 +6,11 @@ the claim it makes, `checks.positive(cohort_size=cohort_size)`, and raises
 `Problems`, which is one, for several arguments.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import contextlib
 import math
 import os
+import types
 from typing import Any
 
 
@@ -37,19 +39,47 @@ def raise_errors(errors: Sequence[Exception], /) -> None:
     raise Problems(*messages)
 
 
-def collect_errors(*tests: Callable[[], Any]) -> None:
-  """Calls all tests, and raises what they found as `raise_errors`.
+class _Collector:
+  """Keeps each ValueError and OSError that is raised in its context."""
 
-  Args:
-    tests: Each raises a ValueError or OSError for what is wrong.
+  def __init__(self):
+    self.errors: list[Exception] = []
+
+  def __enter__(self) -> None:
+    pass
+
+  def __exit__(
+      self,
+      unused_type: type[BaseException] | None,
+      error: BaseException | None,
+      unused_traceback: types.TracebackType | None,
+  ) -> bool:
+    if not isinstance(error, (ValueError, OSError)):
+      return False  # A defect is not collected.
+    self.errors.append(error)
+    return True
+
+
+@contextlib.contextmanager
+def collect_errors() -> Iterator[contextlib.AbstractContextManager[None]]:
+  """Reports several failed checks as one error.
+
+      >>> with collect_errors() as collect:
+      ...   with collect:
+      ...     positive(rate=0.0)
+      ...   with collect:
+      ...     positive_int(steps=1.5)
+      Traceback (most recent call last):
+      tff_asr.checks.Problems: rate must be positive, found 0.0.
+      steps must be a positive integer, found 1.5.
+
+  Yields:
+    A context manager that each check is run in, any number of times. The errors
+    it keeps are raised at the end as by `raise_errors`.
   """
-  errors = []
-  for test in tests:
-    try:
-      test()
-    except (ValueError, OSError) as error:
-      errors.append(error)
-  raise_errors(errors)
+  collector = _Collector()
+  yield collector
+  raise_errors(collector.errors)
 
 
 def positive(**values: float) -> None:

@@ -40,7 +40,7 @@ def run(program: str, *arguments: str) -> programs.Finished:
     # The session's tests go on with TFF's contexts.
     stack.enter_context(mock.patch.object(launch, 'drop_default_context'))
     stack.enter_context(_own_flags(path))
-    # One that ends before `launch.run` leaves what `launch.install_early_sigint` installed.
+    # A program that ends before `launch.run` leaves its early handler.
     for signal_num in (signal.SIGINT, signal.SIGTERM):
       stack.callback(signal.signal, signal_num, signal.getsignal(signal_num))
     stack.enter_context(contextlib.redirect_stdout(stdout))

@@ -123,24 +123,33 @@ class CentralTraining(training_loop.TrainingRun):
   PRIVACY_UNIT = None
 
   def __post_init__(self):
-    self.check(
-        lambda: checks.positive_int(num_steps=self.num_steps),
-        lambda: checks.non_negative_int(
-            seed=self.seed, unaugmented_steps=self.unaugmented_steps
-        ),
-        self._check_loaders,
-        lambda: checks.positive(max_grad_norm=self.max_grad_norm),
-        lambda: self.devices is None
-        or central_step.find_devices(self.devices),
-        lambda: checks.positive(encoder_rate=self.encoder_rate),
-        lambda: checks.finite(encoder_rate=self.encoder_rate),
-        lambda: checks.non_negative_int(
-            encoder_frozen_steps=self.encoder_frozen_steps
-        ),
-        lambda: self.patience is None
-        or checks.positive_int(patience=self.patience),
-        self._check_patience,
-    )
+    with checks.collect_errors() as collect:
+      with collect:
+        checks.positive_int(num_steps=self.num_steps)
+      with collect:
+        checks.non_negative_int(
+            seed=self.seed,
+            unaugmented_steps=self.unaugmented_steps,
+            encoder_frozen_steps=self.encoder_frozen_steps,
+        )
+      with collect:
+        self._check_loaders()
+      with collect:
+        checks.positive(
+            max_grad_norm=self.max_grad_norm, encoder_rate=self.encoder_rate
+        )
+      with collect:
+        if self.devices is not None:
+          central_step.find_devices(self.devices)
+      with collect:
+        checks.finite(encoder_rate=self.encoder_rate)
+      with collect:
+        if self.patience is not None:
+          checks.positive_int(patience=self.patience)
+      with collect:
+        self._check_patience()
+      with collect:
+        self.check()
     self.release_every = self.settings.evaluate_every
     self.process = central_step.CentralStep(
         model=self.model,

@@ -8,7 +8,6 @@ with the weights of finished runs.
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import functools
 import os
 from typing import Any, NamedTuple, Optional
 
@@ -280,18 +279,19 @@ def evaluate(
     ValueError: Arguments are wrong (one error for all of them, before anything
       is decoded), or a file is damaged.
   """
-  attributes, private = {}, {}
-
-  def find_private(run):
-    private[run] = public_data.of_figures(run, client_data)
-
-  checks.collect_errors(
-      lambda: check_characters(client_data, pipeline),
-      lambda: _check_models(runs, model, pipeline),
-      lambda: _check_outputs(runs, output_name),
-      lambda: attributes.update(_attributes(client_data)),
-      *(functools.partial(find_private, run) for run in dict.fromkeys(runs)),
-  )
+  private = {}
+  with checks.collect_errors() as collect:
+    with collect:
+      check_characters(client_data, pipeline)
+    with collect:
+      _check_models(runs, model, pipeline)
+    with collect:
+      _check_outputs(runs, output_name)
+    with collect:
+      attributes = _attributes(client_data)
+    for run in dict.fromkeys(runs):
+      with collect:
+        private[run] = public_data.of_figures(run, client_data)
   weights = [
       run_dir.read_model(run, model=model, tokens=pipeline.tokenizer.identity)
       for run in runs
@@ -331,10 +331,10 @@ def _check_models(
   if twice:
     raise ValueError(f'runs holds {", ".join(twice)} more than once.')
   tokens = pipeline.tokenizer.identity
-  checks.collect_errors(*(
-      functools.partial(run_dir.check_model, run, model=model, tokens=tokens)
-      for run in runs
-  ))
+  with checks.collect_errors() as collect:
+    for run in runs:
+      with collect:
+        run_dir.check_model(run, model=model, tokens=tokens)
 
 
 def _check_outputs(runs: Sequence[str], output_name: str) -> None:

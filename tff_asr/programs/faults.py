@@ -59,10 +59,12 @@ class FaultSettings:
   def check(self) -> None:
     """Raises ValueError for all that is wrong with the settings."""
     share = self.max_failed_share
-    checks.collect_errors(
-        lambda: share is None or checks.in_range(0, 1, max_failed_share=share),
-        lambda: checks.one_of(ACTIONS, on_divergence=self.on_divergence),
-    )
+    with checks.collect_errors() as collect:
+      with collect:
+        if share is not None:
+          checks.in_range(0, 1, max_failed_share=share)
+      with collect:
+        checks.one_of(ACTIONS, on_divergence=self.on_divergence)
 
   def count_failed(
       self,

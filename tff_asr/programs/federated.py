@@ -70,13 +70,15 @@ class FederatedTraining(training_loop.TrainingRun):
   PRIVACY_UNIT = 'speaker'
 
   def __post_init__(self):
-    self.check(
-        lambda: checks.positive_int(num_rounds=self.num_rounds),
-        lambda: self.build_cohorts(
-            self.client_data.client_ids, key=keys.from_seed(0)
-        ),
-        self.faults.check,
-    )
+    with checks.collect_errors() as collect:
+      with collect:
+        checks.positive_int(num_rounds=self.num_rounds)
+      with collect:
+        self.build_cohorts(self.client_data.client_ids, key=keys.from_seed(0))
+      with collect:
+        self.faults.check()
+      with collect:
+        self.check()
     self.process = self.learning_process
     self._source = self.build_cohorts(
         self.client_data.client_ids,

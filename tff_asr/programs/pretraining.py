@@ -78,29 +78,40 @@ class Pretraining(training_loop.TrainingRun):
   PRIVACY_UNIT = 'example'
 
   def __post_init__(self):
-    self.check(
-        lambda: checks.positive_int(num_steps=self.num_steps),
-        lambda: checks.non_negative_int(seed=self.seed),
-        self._check_target,
-        lambda: devices_lib.find(self.devices),
-        lambda: checks.positive_int(batch_size=self.batch_size),
-        lambda: [
-            checks.positive(measured_clips=clip) for clip in self.measured_clips
-        ],
-        lambda: dp_sgd.check_gradients(
+    with checks.collect_errors() as collect:
+      with collect:
+        checks.positive_int(
+            num_steps=self.num_steps, batch_size=self.batch_size
+        )
+      with collect:
+        checks.non_negative_int(seed=self.seed)
+      with collect:
+        self._check_target()
+      with collect:
+        devices_lib.find(self.devices)
+      with collect:
+        for clip in self.measured_clips:
+          checks.positive(measured_clips=clip)
+      with collect:
+        dp_sgd.check_gradients(
             self.gradients,
             is_private=self.build_query is not None,
             specs=self.model.specs,
-        ),
-        lambda: self.measured_clips
-        and running_statistics.refuse(
-            self.model.specs,
-            'measured_clips needs gradients by example: set it to ()',
-        ),
-        lambda: self._build_examples(keys.from_seed(0)),
-        self._check_copies,
-        self._choose_frozen,
-    )
+        )
+      with collect:
+        if self.measured_clips:
+          running_statistics.refuse(
+              self.model.specs,
+              'measured_clips needs gradients by example: set it to ()',
+          )
+      with collect:
+        self._build_examples(keys.from_seed(0))
+      with collect:
+        self._check_copies()
+      with collect:
+        self._choose_frozen()
+      with collect:
+        self.check()
     key = keys.from_seed(self.seed)
     if self.build_query is not None:
       key = keys.draw_or_fix(self.privacy.sampler_seed)

@@ -88,13 +88,16 @@ class PrivacySettings:
   def check(self) -> None:
     """Raises ValueError for all that is wrong with the settings."""
     seeds = dict(noise_seed=self.noise_seed, sampler_seed=self.sampler_seed)
-    checks.collect_errors(
-        lambda: self.delta is None or accounting.check_delta(self.delta),
-        self._check_target,
-        lambda: checks.non_negative_int(
+    with checks.collect_errors() as collect:
+      with collect:
+        if self.delta is not None:
+          accounting.check_delta(self.delta)
+      with collect:
+        self._check_target()
+      with collect:
+        checks.non_negative_int(
             **{name: seed for name, seed in seeds.items() if seed is not None}
-        ),
-    )
+        )
 
   def _check_target(self) -> None:
     """Raises ValueError for a target that is not above 0 or has no delta."""

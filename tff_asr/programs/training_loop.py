@@ -97,14 +97,15 @@ class RunSettings:
 
   def check(self) -> None:
     """Raises ValueError for all that is wrong with the settings."""
-    checks.collect_errors(
-        lambda: checks.positive_int(
+    with checks.collect_errors() as collect:
+      with collect:
+        checks.positive_int(
             evaluate_every=self.evaluate_every,
             save_every=self.save_every,
             keep_last=self.keep_last,
-        ),
-        lambda: checks.non_negative_int(keep_every=self.keep_every),
-    )
+        )
+      with collect:
+        checks.non_negative_int(keep_every=self.keep_every)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -161,32 +162,31 @@ class TrainingRun(abc.ABC):
   # Whether metrics without noise are shown; the loop decides.
   shows_exact = True
 
-  def check(self, *own: Callable[[], Any]) -> None:
-    """Raises ValueError for all that is wrong with the settings.
-
-    Args:
-      own: Checks of the settings that not all training has.
-    """
-    checks.collect_errors(
-        *own,
-        self.settings.check,
-        self.privacy.check,
-        lambda: checks.one_of(
-            public_data.ACTIONS, on_shared_data=self.on_shared_data
-        ),
-        lambda: self.tokens
-        and evaluation.check_characters(self.client_data, self.pipeline),
-        lambda: check_durations(self.client_data, self.pipeline),
-        lambda: self.init_from_run is None
-        or warm_start.check(
-            self.init_from_run, model=self.model, tokens=self.tokens
-        ),
-        self._check_start,
-        self._check_witness,
-        lambda: run_dir.check_folder(
-            self.output_dir, configuration=self.configuration
-        ),
-    )
+  def check(self) -> None:
+    """Raises ValueError for all that is wrong with the shared settings."""
+    with checks.collect_errors() as collect:
+      with collect:
+        self.settings.check()
+      with collect:
+        self.privacy.check()
+      with collect:
+        checks.one_of(public_data.ACTIONS, on_shared_data=self.on_shared_data)
+      with collect:
+        if self.tokens:
+          evaluation.check_characters(self.client_data, self.pipeline)
+      with collect:
+        check_durations(self.client_data, self.pipeline)
+      with collect:
+        if self.init_from_run is not None:
+          warm_start.check(
+              self.init_from_run, model=self.model, tokens=self.tokens
+          )
+      with collect:
+        self._check_start()
+      with collect:
+        self._check_witness()
+      with collect:
+        run_dir.check_folder(self.output_dir, configuration=self.configuration)
 
   def _check_start(self) -> None:
     """Raises ValueError for a run that starts from itself."""
