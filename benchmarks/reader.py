@@ -4,11 +4,8 @@ r"""The reader alone: thread time an utterance, and how long it holds Python.
     python -m benchmarks.reader --data=SHARDS
     python -m benchmarks.reader --records=15200000
 
-Two parts of a client's reading, in turns:
-
-- `places`: the client's places go into memory (`execution.prefetch`).
-- `chunk`: 64 utterances at random places are read, checked and decoded at once
-  (`records.Reader.read`).
+Chunks of 64 utterances of a client are read in a random order, checked and
+decoded (`records.Reader.read`).
 
 `thread time` is that of all threads of the process; TensorFlow's wait for work
 with their processors busy, so a share of it is idle. `Python's lock` is what
@@ -54,7 +51,6 @@ from tff_asr.data import cohorts
 from tff_asr.data import index
 from tff_asr.data import records
 from tff_asr.data import schema
-from tff_asr.execution import prefetch
 from tff_asr.features import log_mel
 from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
@@ -103,46 +99,47 @@ def main(_) -> None:
         clients.client_ids, key=clients.num_utterances, reverse=True
     )[: _CLIENTS.value]
     count = sum(map(clients.num_utterances, cohort))
-    runs = _build(clients, cohort)
-    figures = {
-        part: {'thread_sec': [], 'lock_sec': [], 'read_bytes': []}
-        for part in runs
-    }
+    run = _build(clients, cohort)
+    figures = {'thread_sec': [], 'lock_sec': [], 'read_bytes': []}
     for turn in range(_REPEATS.value + 1):
-      for part, run in runs.items():
-        read_bytes = _read_bytes()
-        used = time.process_time()
-        run()
-        used = time.process_time() - used
-        read_bytes = _read_bytes() - read_bytes
-        waited = _waited_for_lock(run)
-        if turn:
-          found = figures[part]
-          found['thread_sec'].append(used / count)
-          found['lock_sec'].append(waited / count)
-          found['read_bytes'].append(read_bytes / count)
+      read_bytes = _read_bytes()
+      used = time.process_time()
+      run()
+      used = time.process_time() - used
+      read_bytes = _read_bytes() - read_bytes
+      waited = _waited_for_lock(run)
+      if turn:
+        figures['thread_sec'].append(used / count)
+        figures['lock_sec'].append(waited / count)
+        figures['read_bytes'].append(read_bytes / count)
     audio = sum(clients.duration_sec(name) for name in cohort)
     audio /= count
-  rows = [[
-      'of an utterance', 'thread time, us', "Python's lock, us",
-      f'cores at {_NEEDED:,} a second', f'share of the lock at {_NEEDED:,}',
-      'KB read',
-  ]]
-  for part, found in figures.items():
-    middle = {name: statistics.median(each) for name, each in found.items()}
-    rows.append([
-        part,
-        report.spread([1e6 * each for each in found['thread_sec']], '.1f'),
-        report.spread([1e6 * each for each in found['lock_sec']], '.1f'),
-        f'{_NEEDED * middle["thread_sec"]:.2f}',
-        f'{_NEEDED * middle["lock_sec"]:.1%}',
-        f'{middle["read_bytes"] / 1e3:.1f}',
-    ])
+  middle = {name: statistics.median(each) for name, each in figures.items()}
+  rows = [
+      ['of an utterance', ''],
+      [
+          'thread time, us',
+          report.spread([1e6 * each for each in figures['thread_sec']], '.1f'),
+      ],
+      [
+          "Python's lock, us",
+          report.spread([1e6 * each for each in figures['lock_sec']], '.1f'),
+      ],
+      [
+          f'cores at {_NEEDED:,} a second',
+          f'{_NEEDED * middle["thread_sec"]:.2f}',
+      ],
+      [
+          f'share of the lock at {_NEEDED:,}',
+          f'{_NEEDED * middle["lock_sec"]:.1%}',
+      ],
+      ['KB read', f'{middle["read_bytes"] / 1e3:.1f}'],
+  ]
   report.write(
       f'{len(cohort)} clients, utterances of {audio:.1f} s on average, '
       f'{clients.corpus.encoding}',
       rows,
-      {'parts': figures, 'mean_utterance_sec': audio},
+      {'figures': figures, 'mean_utterance_sec': audio},
   )
 
 
@@ -260,34 +257,13 @@ def _write_holes(folder: str, drawn: np.ndarray) -> int:
 
 def _build(
     clients: client_data.SpeechClientData, cohort: list[str]
-) -> dict[str, Callable[[], None]]:
-  """What reads, by part."""
+) -> Callable[[], None]:
+  """Returns a function that reads all chunks of the clients."""
   place_fn = clients.places.serializable_dataset_fn
-  reader = records.Reader(clients.corpus)
-  specs = tuple(
-      tf.TensorSpec([], dtype) for dtype in (tf.string, tf.int64, tf.int64)
-  )
-
-  @tf.function(input_signature=[tf.TensorSpec([], tf.string)], autograph=False)
-  def places_of(client_id):
-    return [tf.data.experimental.to_variant(place_fn(client_id))]
-
-  def places():
-    kept = prefetch.Reader(
-        places_of,
-        elements=[specs],
-        get_client=lambda key: [tf.constant(key)],
-        num_threads=1,
-        computation=0,
-        cache=prefetch.ClientCache(max_bytes=0),
-    )
-    with contextlib.closing(kept):
-      for client_id in cohort:
-        kept.take(client_id)
 
   @tf.function(input_signature=[_PLACES], autograph=False)
   def read(rows):
-    return reader.read(rows, _LONGEST)
+    return clients.read(rows, _LONGEST)
 
   generator = np.random.default_rng(1)
   chunks = []
@@ -302,11 +278,11 @@ def _build(
         for chosen in np.split(order, range(_CHUNK, count, _CHUNK))
     ]
 
-  def chunk():
+  def run():
     for rows in chunks:
       read(rows)
 
-  return {'places': places, 'chunk': chunk}
+  return run
 
 
 def _read_bytes() -> int:

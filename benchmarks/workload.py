@@ -21,7 +21,6 @@ from tff_asr.data import client_data
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import shapes as shapes_lib
 from tff_asr.execution import context as context_lib
-from tff_asr.execution import prefetch
 from tff_asr.execution import ray_cluster
 from tff_asr.features import log_mel
 from tff_asr.learning import client_update
@@ -243,7 +242,7 @@ def initialize(process: tff.learning.templates.LearningProcess) -> Any:
 
 
 class Round:
-  """A round of all clients in a context, as if they came for the first time."""
+  """A round of all clients in a context."""
 
   def __init__(
       self,
@@ -258,7 +257,6 @@ class Round:
       self._state = initialize(process)
 
   def __call__(self) -> None:
-    prefetch.CLIENT_CACHE.clear()
     with tff.framework.get_context_stack().install(self._context):
       self._state = self._process.next(self._state, self._cohort).state
 

@@ -24,7 +24,6 @@ from tff_asr.execution import compiler
 from tff_asr.execution import context as context_lib
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
-from tff_asr.execution import prefetch
 from tff_asr.execution import round_execution
 
 _CPUS = logical_devices.CPUS
@@ -524,7 +523,9 @@ class ScheduleTest(parameterized.TestCase):
     error = tf.errors.InvalidArgumentError(None, None, text)
     expected = f'InvalidArgumentError: {expected}$'
     with mock.patch.object(
-        prefetch.Reader, 'take', side_effect=[[], error, error, error]
+        round_execution.RoundExecution,
+        'get_client',
+        side_effect=[[tf.constant(1)], error, error, error],
     ), _install(context):
       self.assertEqual(_sum_toil([1, 2]), 1)
       self.assertRegex(context.last_failures[1], f'^{expected}')
@@ -535,7 +536,9 @@ class ScheduleTest(parameterized.TestCase):
 
   def test_want_of_memory_is_no_clients_fault(self):
     error = tf.errors.ResourceExhaustedError(None, None, 'OOM when allocating')
-    with mock.patch.object(prefetch.Reader, 'take', side_effect=error):
+    with mock.patch.object(
+        round_execution.RoundExecution, 'get_client', side_effect=error
+    ):
       with self.assertRaisesRegex(
           round_execution.ClientError, 'OOM when'
       ) as raised:
@@ -566,7 +569,7 @@ class ScheduleTest(parameterized.TestCase):
 
     def hang(*unused_args):
       released.wait()
-      return []
+      return [tf.constant(1.0)]
 
     def run():
       return _invoke(
@@ -578,7 +581,9 @@ class ScheduleTest(parameterized.TestCase):
       )
 
     self.assertEqual(run(), 3.0)  # Compiles.
-    with mock.patch.object(prefetch.Reader, 'take', hang):
+    with mock.patch.object(
+        round_execution.RoundExecution, 'get_client', hang
+    ):
       with self.assertRaisesRegex(
           round_execution.HungError,
           r'position [01] of 2 .*CPU:. .*1 s \(CLIENT_TIMEOUT',

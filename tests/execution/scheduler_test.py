@@ -232,13 +232,6 @@ class SchedulerTest(parameterized.TestCase):
     waiting.join(timeout=10)
     self.assertFalse(waiting.is_alive())
 
-  def test_upcoming_blocks_are_those_that_take_returns_next(self):
-    tasks = _build(4)
-    self.assertEqual(tasks.take('w').number, 0)
-    self.assertEqual([b.number for b in tasks.upcoming(2)], [1, 2])
-    self.assertEqual([b.number for b in tasks.upcoming(9)], [1, 2, 3])
-    self.assertEqual(tasks.take('w').number, 1)
-
   def test_task_that_loses_every_worker_ends_the_round(self):
     tasks = _build(2)
     for number in range(9):  # Workers that were lost before.

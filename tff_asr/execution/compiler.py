@@ -4,8 +4,7 @@ A federated computation becomes
 
     prepare: S -> C              server value to broadcast
     zero: -> A                   an empty accumulator
-    read: D -> V                 one client's datasets
-    work: <A, D, C, V> -> A      one client, added to an accumulator
+    work: <A, D, C> -> A         one client, added to an accumulator
     merge_ordered: <B, B> -> B   two disjoint accumulators, the leaves of A that
                                  are not exact
     finish: <S, A> -> X          the result at the server
@@ -14,9 +13,7 @@ A federated computation becomes
 
 S is all server-placed arguments, D all client-placed ones. `work` is TFF's
 `work` followed by `accumulate` in one graph, and `finish` is `report` followed
-by `update`, so no client update or report leaves the function. `read` is the
-part of TFF's `work` that makes datasets from the client's values (ids), if
-there is one (`client_datasets`). `draw` is the part of `finish` that the host
+by `update`, so no client update or report leaves the function. `draw` is the part of `finish` that the host
 draws (`privacy.noise`) and that depends on S alone, such as on a round's key:
 it may run while clients work.
 
@@ -45,7 +42,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_asr.execution import client_datasets
 from tff_asr.execution import graph
 from tff_asr.execution import intrinsics
 from tff_asr.execution import secure_sums
@@ -75,26 +71,17 @@ class ClientPrograms(NamedTuple):
   """Programs of clients; they pickle, without the types of the computation.
 
   Attributes:
-    read: `D -> V`, or None where the work makes no datasets.
-    work: `<A, D, C, V> -> A`; adds exact leaves of int64 in place.
+    work: `<A, D, C> -> A`; adds exact leaves of int64 in place.
     zero: `-> A`.
     merge_ordered: `<A, A> -> A` of the leaves that are not exact; None without
       any.
     is_exact: whether each leaf of A is a sum of integers.
   """
 
-  read: client_datasets.Read | None
   work: graph.Program
   zero: graph.Program
   merge_ordered: graph.Program | None
   is_exact: tuple[bool, ...]
-
-  @property
-  def graphs(self) -> tuple[graph.Graph, ...]:
-    """All that a client does."""
-    return (
-        *(self.read.program.graphs if self.read else ()), *self.work.graphs
-    )
 
   @property
   def ordered_bytes(self) -> int:
@@ -290,9 +277,6 @@ def _compile_round(comp: tff.Computation) -> Round:
         'from client to client; use tf.Variable, tf.lookup or tf.TensorArray, '
         'outside of tf.function'
     )
-  work, read = client_datasets.split(
-      work, client_inputs=work.inputs[: len(arguments.client.specs)]
-  )
   num_servers = len(arguments.server.specs)
   is_exact = _find_exact(accumulate, merge)
   in_place = _find_in_place(merge, is_exact)
@@ -309,7 +293,6 @@ def _compile_round(comp: tff.Computation) -> Round:
       result=values.Layout(comp.type_signature.result),
       prepare=graph.Program((prepare,)),
       clients=ClientPrograms(
-          read=read,
           work=graph.Program(
               (work, accumulate),
               num_kept=len(zero.outputs),

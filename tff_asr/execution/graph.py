@@ -20,7 +20,7 @@ Importing must get right:
 """
 
 import collections
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
 import itertools
@@ -53,8 +53,6 @@ _FRESH = {
     'MutableDenseHashTableV2': 'AnonymousMutableDenseHashTable',
 }
 _FRESH_OPS = frozenset(_FRESH.values())
-# A HashTableV2 can be filled only once, by its initializer.
-_MUTABLE_OPS = _FRESH_OPS - {'AnonymousHashTable'}
 
 # Ops whose resource is a function of their attributes, and never changes.
 _CONSTANT = frozenset(['SentencepieceOp'])
@@ -604,17 +602,13 @@ def _binding_names(binding) -> list[str]:
 
 
 def find_needed(
-    graph_def: tf.compat.v1.GraphDef,
-    targets: Sequence[str],
-    *,
-    is_leaf: Callable[[tf.compat.v1.NodeDef], bool] = lambda node: False,
+    graph_def: tf.compat.v1.GraphDef, targets: Sequence[str]
 ) -> set[str]:
   """Names of the nodes that the target tensors or ops depend on.
 
   Args:
     graph_def: a graph.
     targets: names of tensors or ops in it.
-    is_leaf: tells nodes whose inputs are not followed.
   """
   nodes = {node.name: node for node in graph_def.node}
   needed = set()
@@ -623,8 +617,7 @@ def find_needed(
     name = pending.pop()
     if name not in needed:
       needed.add(name)
-      if not is_leaf(nodes[name]):
-        pending.extend(node_name(source) for source in nodes[name].input)
+      pending.extend(node_name(source) for source in nodes[name].input)
   return needed
 
 
@@ -647,43 +640,6 @@ def adds(
   return node.op in ('Add', 'AddV2') and [
       source(name).name for name in node.input
   ] == [node_name(left), node_name(right)]
-
-
-def find_ops(nodes: Iterable[tf.compat.v1.NodeDef], library) -> set[str]:
-  """Ops of these nodes and of all functions that they refer to.
-
-  Args:
-    nodes: of a graph.
-    library: of the graph.
-  """
-  functions = {
-      function.signature.name: function.node_def
-      for function in library.function
-  }
-  pending = list(nodes)
-  ops = set()
-  while pending:
-    node = pending.pop()
-    ops.add(node.op)
-    called = {node.op}
-    for attribute in node.attr.values():
-      called.add(attribute.func.name)
-      called.update(function.name for function in attribute.list.func)
-    for name in called & functions.keys():
-      pending.extend(functions.pop(name))
-  return ops
-
-
-def has_mutable_state(
-    graph_def: tf.compat.v1.GraphDef, names: Iterable[str]
-) -> bool:
-  """Returns True if a variable or mutable table is among nodes of a graph."""
-  names = set(names)
-  return any(
-      node.op in _MUTABLE_OPS
-      for node in graph_def.node
-      if node.name in names
-  )
 
 
 def bodies(graph_def: tf.compat.v1.GraphDef) -> list:

@@ -9,9 +9,8 @@ A federated round runs as
 
 `compiler` makes the functions, `scheduler` deals the clients, and a
 `round_worker.RoundWorker` trains them: a Python thread trains one client at a
-time and adds it to its sum on its device, while the next clients' datasets (of
-a corpus of shards: the places of their records) are read into memory. Each
-device holds one copy of the round's broadcast. At the end the devices' sums are
+time and adds it to its sum on its device. Each device holds one copy of the
+round's broadcast. At the end the devices' sums are
 added, pairwise or by an all-reduce; they are sums of integers, such as those of
 clipped updates, and exact in any order. The server device, the first one, adds
 all others block by block, in one order (`reduction`). A block is one client,
@@ -42,7 +41,6 @@ import functools
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_asr.execution import client_datasets
 from tff_asr.execution import compiler
 from tff_asr.execution import context
 from tff_asr.execution import devices as devices_lib
@@ -122,7 +120,6 @@ class _Runner(context.Runner):
   def load_clients(
       self, programs: compiler.ClientPrograms
   ) -> round_worker.ClientFunctions:
-    client_datasets.warn_on_gpus(programs.graphs, self._places.devices)
     return round_worker.ClientFunctions(programs)
 
   def run_clients(
@@ -139,18 +136,14 @@ class _Runner(context.Runner):
         get_client=execution.get_client,
     )
     threads = range(min(len(worker.devices), len(execution.clients)))
-    try:
-      (total,) = execution.run(
-          [
-              functools.partial(self._work, execution, worker, thread)
-              for thread in threads
-          ],
-          timeout_sec=execution.timeout_sec,
-      )
-      return execution.total(total)
-    finally:
-      hangs = isinstance(execution.failure, round_execution.HungError)
-      worker.close(wait=not hangs)
+    (total,) = execution.run(
+        [
+            functools.partial(self._work, execution, worker, thread)
+            for thread in threads
+        ],
+        timeout_sec=execution.timeout_sec,
+    )
+    return execution.total(total)
 
   def _work(
       self,
@@ -161,18 +154,12 @@ class _Runner(context.Runner):
     """A thread: one task after another until none is left."""
     tasks = execution.scheduler
 
-    def get_upcoming():
-      # Any thread may get the next blocks, so read one ahead for each.
-      return [b.positions[0] for b in tasks.upcoming(len(worker.devices))]
-
     def run(task: scheduler.Task) -> list[tf.Tensor] | None:
       if isinstance(task, scheduler.HandOver):
         return [worker.hand_over()]
       if isinstance(task, scheduler.Merge):  # There is one sum, in one part.
         return task.sums[0].parts[0]
-      ordered = worker.train(
-          thread, task.positions, get_upcoming=get_upcoming, monitor=execution
-      )
+      ordered = worker.train(thread, task.positions, monitor=execution)
       with tf.device(self._server_device):
         execution.add_ordered(task.number, ordered)
       return None

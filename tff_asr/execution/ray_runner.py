@@ -19,7 +19,6 @@ from absl import logging
 import ray
 import tensorflow as tf
 
-from tff_asr.execution import client_datasets
 from tff_asr.execution import compiler
 from tff_asr.execution import context
 from tff_asr.execution import devices
@@ -244,8 +243,6 @@ class RayRunner(context.Runner):
       self, programs: compiler.ClientPrograms
   ) -> tuple[int, ray.ObjectRef]:
     """Returns a name for the programs, and a reference to them."""
-    found = (slot.actor.devices or () for slot in self.worker_slots)
-    client_datasets.warn_on_gpus(programs.graphs, itertools.chain(*found))
     return next(self._computations), _put(programs)
 
   def run_clients(

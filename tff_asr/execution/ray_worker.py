@@ -153,9 +153,7 @@ class RayWorker:
     """Ends the round after the clients now in work, and frees its values."""
     with self._lock:
       self._ended.append(number)
-      ended = self._rounds.pop(number, None)
-    if ended is not None:
-      ended[0].close(wait=False)
+      self._rounds.pop(number, None)
 
   def train(
       self,
@@ -176,9 +174,7 @@ class RayWorker:
     try:
       worker, values = self._begin_round(key)
       values |= zip(positions, map(unpack, clients))
-      ordered = worker.train(
-          thread, positions, get_upcoming=list, monitor=monitor
-      )
+      ordered = worker.train(thread, positions, monitor=monitor)
     except scheduler.Stopped:
       return monitor.report(None)
     for position in positions:

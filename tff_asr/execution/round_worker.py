@@ -3,19 +3,15 @@
 This process (`multi_device`) and Ray actors (`ray_worker`) both train through a
 `RoundWorker`. It has one thread or more for each device. Each thread trains one
 client at a time and adds it to its sum on the device, over all its blocks.
-While one client trains, the next one's dataset is read (`prefetch`): of a
-corpus of shards the places of its records. The client's work reads the audio.
 """
 
-from collections.abc import Callable, Hashable, Sequence
-import itertools
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import tensorflow as tf
 
 from tff_asr.execution import compiler
 from tff_asr.execution import graph
-from tff_asr.execution import prefetch
 from tff_asr.execution import reduction
 
 
@@ -32,9 +28,6 @@ class Monitor(Protocol):
     """Records that a client is done, or left out."""
 
 
-_numbers = itertools.count()
-
-
 class ClientFunctions:
   """Loaded `compiler.ClientPrograms`, for several threads of a process.
 
@@ -46,30 +39,8 @@ class ClientFunctions:
 
   def __init__(self, programs: compiler.ClientPrograms):
     self.programs = programs
-    self._read = programs.read and programs.read.program.load()
-    self._number = next(_numbers)
     self.work = programs.work.load()
     self.zero = programs.zero.load()
-
-  def build_reader(
-      self,
-      get_client: Callable[[Hashable], Sequence[tf.Tensor]],
-      *,
-      num_threads: int,
-  ) -> prefetch.Reader:
-    """Returns a reader of clients' data, which the caller closes.
-
-    Args:
-      get_client: the flat values of a client by its key.
-      num_threads: how many clients are read at once.
-    """
-    return prefetch.Reader(
-        self._read,
-        elements=self.programs.read.elements if self._read else (),
-        get_client=get_client,
-        num_threads=num_threads,
-        computation=self._number,
-    )
 
 
 class RoundWorker:
@@ -115,16 +86,12 @@ class RoundWorker:
         )
     # Each thread's sum; none while a block is in work.
     self._sums = [[] for _ in self.devices]
-    self._reader = functions.build_reader(
-        get_client, num_threads=len(self.devices)
-    )
 
   def train(
       self,
       thread: int,
       positions: Sequence[int],
       *,
-      get_upcoming: Callable[[], Sequence[int]],
       monitor: Monitor,
   ) -> Sequence[tf.Tensor]:
     """Trains clients one after another, and adds them to the thread's sum.
@@ -132,7 +99,6 @@ class RoundWorker:
     Args:
       thread: number of the calling thread.
       positions: the clients' places in the cohort, in order of training.
-      get_upcoming: positions of clients that may come after these.
       monitor: records each client.
 
     Returns:
@@ -142,8 +108,7 @@ class RoundWorker:
       scheduler.Stopped: by `monitor`, which ends the round.
     """
     device = self.devices[thread]
-    functions, reader = self._functions, self._reader
-    programs = functions.programs
+    functions, programs = self._functions, self._functions.programs
     with tf.device(device):
       # Nothing else keeps a sum alive of which there is the next.
       accumulator = programs.join(
@@ -153,17 +118,13 @@ class RoundWorker:
           self._ordered_zero[device],
       )
       self._sums[thread] = []
-      for index, position in enumerate(positions):
+      for position in positions:
         monitor.begin(position, device)
         try:
-          datasets = reader.take(position)
-          for following in positions[index + 1 : index + 2] or get_upcoming():
-            reader.start(following)
           accumulator = functions.work(
               *accumulator,
               *self._get_client(position),
               *self._broadcast[device],
-              *datasets,
           )
         except Exception as error:  # pylint: disable=broad-exception-caught
           monitor.fail(position, error, device)
@@ -194,10 +155,6 @@ class RoundWorker:
     if not sums:  # There are no exact leaves.
       return []
     return reduction.add_devices(sums, all_reduce=self._all_reduce)
-
-  def close(self, *, wait: bool = True) -> None:
-    """Ends all reading; by default waits until it has ended."""
-    self._reader.close(wait=wait)
 
 
 def _copy(tensor: tf.Tensor) -> tf.Tensor:

@@ -304,11 +304,6 @@ class Scheduler:
           return waiting.pop(index)
     return None
 
-  def upcoming(self, count: int) -> list[Block]:
-    """The next `count` blocks that were never dealt, or what is left."""
-    with self._lock:
-      return list(self._blocks[self._num_dealt : self._num_dealt + count])
-
   def was_done(self, block: Block) -> bool:
     """Returns True if the block was put before, and is dealt again."""
     with self._lock:
