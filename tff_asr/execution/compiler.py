@@ -13,9 +13,9 @@ A federated computation becomes
 
 S is all server-placed arguments, D all client-placed ones. `work` is TFF's
 `work` followed by `accumulate` in one graph, and `finish` is `report` followed
-by `update`, so no client update or report leaves the function. `draw` is the part of `finish` that the host
-draws (`privacy.noise`) and that depends on S alone, such as on a round's key:
-it may run while clients work.
+by `update`, so no client update or report leaves the function. `draw` is the
+part of `finish` that the host draws (`privacy.noise`) and that depends on S
+alone, such as on a round's key: it may run while clients work.
 
 Secure sums are made plain (`secure_sums`).
 
