@@ -38,15 +38,8 @@ _ACCOUNTANT = flags.DEFINE_enum(
     'accountant', 'rdp', accounting.ACCOUNTANTS,
     'Upper bounds up to rounding; pld is tighter, for poisson and full only.',
 )
-_TUNING_RUNS = flags.DEFINE_float(
-    'tuning_runs', None, 'Runs (on average) of which only the best is shown.'
-)
-_TUNING = flags.DEFINE_enum(
-    'tuning', 'geometric', [*accounting.TUNING_SHAPES], 'Law of --tuning_runs.'
-)
 _FORMAT = flags.DEFINE_enum('format', 'text', epsilon_report.FORMATS, 'Output.')
 _RUN = flags.DEFINE_string('run', None, 'Folder of a run, for its ledger.')
-_WITNESS = flags.DEFINE_string('witness', None, "File of the run's WITNESS.")
 _COHORTS = flags.DEFINE_list(
     'extrapolate_cohorts', [], 'Larger cohorts at the same noise on the mean.'
 )
@@ -60,10 +53,7 @@ flags.mark_flags_as_mutual_exclusive(['run', 'target_epsilon'])
 
 
 def main(_) -> None:
-  tuning = None if _TUNING_RUNS.value is None else accounting.Tuning(
-      runs=_TUNING_RUNS.value, distribution=_TUNING.value
-  )
-  how = dict(delta=_DELTA.value, accountant=_ACCOUNTANT.value, tuning=tuning)
+  how = dict(delta=_DELTA.value, accountant=_ACCOUNTANT.value)
   if _RUN.value:
     if flags.FLAGS['sampling'].present:
       raise ValueError('leave --sampling out: the ledger of --run says it.')
@@ -71,11 +61,7 @@ def main(_) -> None:
     # pylint: disable-next=g-import-not-at-top
     from tff_asr.programs import run_privacy
 
-    result = run_privacy.epsilon_of_run(
-        _RUN.value, witness=_WITNESS.value, **how
-    )
-  elif _WITNESS.value:
-    raise ValueError('--witness is for the ledger of a run: give --run, too.')
+    result = run_privacy.epsilon_of_run(_RUN.value, **how)
   else:
     result = epsilon_report.solve(
         noise_multiplier=_NOISE_MULTIPLIER.value, sigma_mean=_SIGMA_MEAN.value,

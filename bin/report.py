@@ -31,9 +31,6 @@ _OUTPUT_DIR = flags.DEFINE_string(
 _EVALUATION = flags.DEFINE_string(
     'evaluation', 'test.json', 'What bin/evaluate.py wrote in each run.'
 )
-_WITNESS = flags.DEFINE_string(
-    'witness', None, "The file that the runs' setting WITNESS names."
-)
 _NUM_WORST = flags.DEFINE_integer(
     'num_worst',
     10,
@@ -43,9 +40,7 @@ _NUM_WORST = flags.DEFINE_integer(
 
 
 def main(argv) -> None:
-  rows = tables.parse(
-      argv[1:], evaluation=_EVALUATION.value, witness=_WITNESS.value
-  )
+  rows = tables.parse(argv[1:], evaluation=_EVALUATION.value)
   print(tables.markdown(tables.overview(rows)))
   if _OUTPUT_DIR.value is not None:
     print(

@@ -10,8 +10,8 @@ pinned to; a later accountant may give a smaller bound.
 
 A ledger's cost is one line of JSON, epsilon by RDP, and by PLD where it can be
 had; ledgers of other units beside it, whose costs are never added up, have a
-line each. The run's saved state is not read: lines cut off at the ledger's end,
-and what a witness would tell, are found by `tff-asr compute_epsilon --run`.
+line each. The run's saved state is not read: `tff-asr compute_epsilon --run`
+notices lines that are missing at the ledger's end.
 """
 
 from collections.abc import Iterator

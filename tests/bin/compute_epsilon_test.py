@@ -8,7 +8,6 @@ from tests import fakes
 from tests.bin import in_process
 from tff_asr.privacy import accounting
 from tff_asr.privacy import ledger
-from tff_asr.privacy import witness
 
 # The paper's first headline: epsilon 7.2.
 _HEADLINE = (
@@ -37,21 +36,6 @@ class ComputeEpsilonTest(cases.TestCase):
     self.assertAlmostEqual(found['epsilon'], 7.22, delta=0.005)
     self.assertAlmostEqual(found['noise_multiplier'], 0.6144)
     self.assertEqual(found['neighbouring'], 'add_or_remove_one')
-
-  def test_tuning_is_charged(self):
-    # docs/epsilon.md has these.
-    plan = (
-        '--noise_multiplier=5.12', '--cohort_size=51200',
-        '--population=1737650', '--rounds=2006', '--delta=1e-9',
-    )
-    found = self.fields(*plan, '--tuning_runs=10')
-    self.assertAlmostEqual(found['epsilon'], 2.71, delta=0.005)
-    self.assertEqual(
-        found['tuning'], {'runs': 10, 'distribution': 'geometric'}
-    )
-    found = self.fields(*plan, '--tuning_runs=10', '--tuning=fixed')
-    self.assertAlmostEqual(found['epsilon'], 5.251, delta=0.001)
-    self.check_error('tuning_runs must be between 1', *plan, '--tuning_runs=0')
 
   def test_extrapolation_prints_a_table_and_draws_it(self):
     picture = self.path('epsilon.png')
@@ -82,14 +66,6 @@ class ComputeEpsilonTest(cases.TestCase):
         accounting.epsilon(accounting.compose([rounds]), delta=1e-6),
     )
     self.assertEqual(found['rounds'], 3)
-    run, elsewhere = f'--run={self.root}', self.path('w')
-    self.check_error('witness .* is missing', run, f'--witness={elsewhere}')
-    self.check_error('give --run, too', f'--witness={elsewhere}', *_HEADLINE)
-    with ledger.resume(
-        self.path('ledger.jsonl'), head=opened.head
-    ) as resumed:
-      witness.append(elsewhere, resumed)
-    self.assertEqual(self.fields(run, f'--witness={elsewhere}'), found)
 
   def test_absurd_numbers_of_a_ledger_or_a_flag_are_one_line(self):
     path = pathlib.Path(self.path('ledger.jsonl'))

@@ -12,7 +12,6 @@ from scipy import stats
 
 from tff_asr.privacy import accounting
 from tff_asr.privacy import audit
-from tff_asr.privacy import calibration
 from tff_asr.privacy import strategies
 
 _ADD = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -125,9 +124,8 @@ class EpsilonTest(parameterized.TestCase):
   def test_no_noise_is_infinite(self, kind, noise_multiplier):
     cohort_size = 10 if kind == 'full' else 2
     group = _group(kind, cohort_size, 10, noise_multiplier)
-    for tuning in (None, accounting.Tuning(runs=3)):
-      event = accounting.compose([group], tuning=tuning)
-      self.assertEqual(accounting.epsilon(event, delta=1e-5), math.inf)
+    event = accounting.compose([group])
+    self.assertEqual(accounting.epsilon(event, delta=1e-5), math.inf)
 
   @parameterized.parameters('poisson', 'fixed_size', 'full')
   def test_huge_and_tiny_noise_are_ordered(self, kind):
@@ -185,117 +183,7 @@ class PldAvailabilityTest(parameterized.TestCase):
       _epsilon('poisson', 1, 10, 1.0, 1, delta=0.9e-9, accountant='pld')
 
 
-class TuningTest(parameterized.TestCase):
-
-  def tuned(self, rdp_values, orders, *, mean):
-    """Theorem 2 of arXiv 2110.03620 for a geometric number of runs.
-
-    Its gamma is 1 / mean.
-    """
-    orders = np.asarray(orders)
-    best = np.min((1 - 1 / orders) * rdp_values + np.log(mean) / orders)
-    values = rdp_values + np.log(mean) / (orders - 1) + 2 * best
-    # A divergence grows with its order.
-    return np.minimum.accumulate(values[::-1])[::-1]
-
-  def test_a_geometric_number_of_runs_by_hand(self):
-    rounds = _group('poisson', 100, 10_000, noise_multiplier=1.5, count=300)
-    single = [
-        rdp.RdpAccountant([order]).compose(accounting.compose([rounds])).rdp[0]
-        for order in accounting.ORDERS
-    ]
-    expected, _ = rdp.compute_epsilon(
-        accounting.ORDERS,
-        self.tuned(np.array(single), accounting.ORDERS, mean=20),
-        1e-6,
-    )
-    event = accounting.compose([rounds], tuning=accounting.Tuning(runs=20))
-    self.assertAlmostEqual(accounting.epsilon(event, delta=1e-6), expected)
-    # dp_accounting's own accountant agrees, also on other numbers.
-    for distribution in ('geometric', 'logarithmic', 'poisson'):
-      event = accounting.compose([rounds], tuning=accounting.Tuning(
-          runs=20, distribution=distribution
-      ))
-      self.assertAlmostEqual(
-          rdp.RdpAccountant().compose(event).get_epsilon(1e-6),
-          accounting.epsilon(event, delta=1e-6),
-          msg=distribution,
-      )
-
-  def test_kinds_of_numbers(self):
-    rounds = [
-        _group('poisson', 51_200, 1_737_650, noise_multiplier=5.12, count=2006),
-        _group('poisson', 1_000, 50_000, noise_multiplier=4.0, count=100),
-    ]
-    cost = lambda tuning, **how: accounting.epsilon(
-        accounting.compose(rounds, tuning=tuning), delta=1e-9, **how
-    )
-    single = cost(None)
-    # One run that was to be one costs nothing more, but for the orders below
-    # the lowest of the grid.
-    for distribution in ('geometric', 'logarithmic', 'fixed'):
-      one = accounting.Tuning(runs=1, distribution=distribution)
-      self.assertBetween(cost(one) / single, 1, 1.01, distribution)
-    found = {
-        distribution: cost(
-            accounting.Tuning(runs=10, distribution=distribution)
-        )
-        for distribution in accounting.TUNING_SHAPES
-    }
-    # The fewer runs there may be at once, the less it costs.
-    self.assertLess(single, found['logarithmic'])
-    self.assertLess(found['logarithmic'], found['geometric'])
-    self.assertLess(found['geometric'], 2 * single)
-    self.assertLess(found['poisson'], found['fixed'])
-    # Ten runs are ten times the rounds.
-    ten = [dataclasses.replace(each, count=10 * each.count) for each in rounds]
-    self.assertAlmostEqual(
-        found['fixed'],
-        accounting.epsilon(accounting.compose(ten), delta=1e-9),
-    )
-    fixed = accounting.Tuning(runs=2, distribution='fixed')
-    self.assertLess(cost(fixed, accountant='pld'), cost(fixed))
-    with self.assertRaisesRegex(ValueError, 'random number of tuning runs'):
-      cost(accounting.Tuning(runs=2), accountant='pld')
-
-  def test_each_run_is_of_the_sampling_s_relation(self):
-    for kind, size in (('fixed_size', 10), ('min_sep', 10), ('full', 1000)):
-      event = accounting.compose(
-          [_group(kind, size, 1000, 9.0, count=150)],
-          tuning=accounting.Tuning(runs=3),
-      )
-      single = accounting.compose(
-          [_group(kind, size, 1000, 9.0, count=150)]
-      )
-      ratio = accounting.epsilon(event, delta=1e-5) / accounting.epsilon(
-          single, delta=1e-5
-      )
-      self.assertBetween(ratio, 1, 3, kind)
-
-  def test_values_that_rounding_took_are_not_repeated(self):
-    # dp_accounting's values of one run are 0 or negative at most orders.
-    rounds = _group('poisson', 1, 10**6, noise_multiplier=1e5, count=1000)
-    orders = np.array(accounting.ORDERS)
-    # The cost without sampling, which bounds them.
-    whole = 1000 * orders / (2 * 1e5**2)
-    expected, _ = rdp.compute_epsilon(
-        orders, self.tuned(whole, orders, mean=10), 1e-9
-    )
-    event = accounting.compose([rounds], tuning=accounting.Tuning(runs=10))
-    self.assertGreaterEqual(
-        accounting.epsilon(event, delta=1e-9), expected * (1 - 1e-9)
-    )
-
-  @parameterized.parameters(
-      (dict(runs=0.5), 'tuning_runs must be between 1'),
-      (dict(runs=math.inf), 'tuning_runs'),
-      (dict(runs=1e7, distribution='fixed'), 'tuning_runs'),
-      (dict(runs=2.5, distribution='fixed'), 'whole number'),
-      (dict(runs=2, distribution='uniform'), 'distribution'),
-  )
-  def test_bad_tuning_is_refused(self, arguments, message):
-    with self.assertRaisesRegex(ValueError, message):
-      accounting.Tuning(**arguments)
+class SamplerErrorTest(parameterized.TestCase):
 
   def test_noise_that_ends_is_charged_to_delta(self):
     # Delta grows by at most 1e-20 2^-213 exp(epsilon): exp(epsilon) times
@@ -336,37 +224,9 @@ class TuningTest(parameterized.TestCase):
           for each in (group, inexact)
       )
       self.assertAlmostEqual(found - exact, 50 * 1e-4)
-    # Each of the runs has its own, and there may be many.
-    for tuning, runs in (
-        (accounting.Tuning(runs=3), 3000),
-        (accounting.Tuning(runs=3, distribution='fixed'), 3),
-    ):
-      exact, found = (
-          accounting.epsilon(
-              accounting.compose([each], tuning=tuning), delta=1e-6
-          )
-          for each in (group, inexact)
-      )
-      self.assertAlmostEqual(found - exact, runs * 50 * 1e-4)
     self.assertEqual(accounting.epsilon(
         accounting.compose([dataclasses.replace(inexact, count=0)]), delta=1e-6
     ), 0)
-
-  def test_searches_count_tuning(self):
-    tuning = accounting.Tuning(runs=10)
-    plan = dict(
-        sampling=accounting.Sampling(
-            kind='poisson', cohort_size=1000, population=100_000
-        ),
-        delta=1e-6,
-        tuning=tuning,
-    )
-    noise = calibration.noise_multiplier_for_epsilon(2.0, rounds=50, **plan)
-    rounds = calibration.rounds_for_epsilon(2.0, noise_multiplier=noise, **plan)
-    self.assertEqual(rounds, 50)
-    self.assertGreater(noise, calibration.noise_multiplier_for_epsilon(
-        2.0, rounds=50, **plan | dict(tuning=None)
-    ))
 
 
 class ComposeTest(parameterized.TestCase):

@@ -258,41 +258,11 @@ class StatementTest(parameterized.TestCase):
           dict(notes=[ledger.Note('copied', 3), ledger.Note('copied', 1_005)]),
           'WARNING: .*a copy or was restored .noticed after 3 and 1,005 ch',
       ),
-      (
-          dict(tuning=accounting.Tuning(runs=5)),
-          'best of a geometric number of runs, 5 on .* not counted other',
-      ),
       (dict(unit='example'), 'example: one recording; a speaker with'),
   )
   def test_each_circumstance_is_stated(self, changes, words):
     self.assertRegex(_joined(_build(_rounds(), **changes)), words)
     self.assertNotRegex(_joined(_build(_rounds(), delta=9.99e-4)), words)
-
-  def test_tuning_is_part_of_the_verdict(self):
-    tuning = accounting.Tuning(runs=5)
-    built, single = _build(_rounds(), tuning=tuning), _build(_rounds())
-    self.assertEqual(
-        built.epsilon,
-        accounting.epsilon(
-            accounting.compose([_rounds()], tuning=tuning), delta=1e-4
-        ),
-    )
-    self.assertGreater(built.epsilon, 1.2 * single.epsilon)
-    shown = statement.number(built.epsilon)
-    self.assertIn(f'({shown}, 0.0001)-diff', str(built))
-    self.assertIsNone(built.fields['epsilon_pld'])
-    self.assertEqual(
-        built.fields['tuning'], {'runs': 5, 'distribution': 'geometric'}
-    )
-    self.assertIsNone(single.fields['tuning'])
-    self.assertIn('choosing hyperparameters by looking', _joined(single))
-    # The scale that would do is of the tuned run, too.
-    scales = [
-        # Of so little noise that PLD, which would take long, is not tried.
-        _build(_rounds(noise=0.09), **how).fields['scale_for_target_epsilon']
-        for how in (dict(tuning=tuning), {})
-    ]
-    self.assertGreater(scales[0]['cohort_size'], scales[1]['cohort_size'])
 
   def test_an_end_that_models_decide_breaks_delta_and_is_not_promised(self):
     # Losses of 1 to 512 rounds of everyone at z = 8, whose steps are

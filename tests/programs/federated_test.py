@@ -164,9 +164,7 @@ def _read(path: str) -> str:
   return pathlib.Path(path).read_text()
 
 
-def _epsilon(
-    num_rounds: int, *, tuning: accounting.Tuning | None = None
-) -> float:
+def _epsilon(num_rounds: int) -> float:
   """What the tests' rounds cost by RDP at their delta."""
   rounds = accounting.RoundGroup(
       sampling=accounting.Sampling(
@@ -178,8 +176,7 @@ def _epsilon(
           _NOISE, num_elements=weights_lib.count(_shared()['model'].specs)
       ),
   )
-  event = accounting.compose([rounds], tuning=tuning)
-  return accounting.epsilon(event, delta=1e-5)
+  return accounting.epsilon(accounting.compose([rounds]), delta=1e-5)
 
 
 class _RunTestCase(cases.TestCase):
@@ -361,23 +358,6 @@ class FederatedTest(_RunTestCase):
     self.assertNotIn(
         'not_private', seen.text(other).replace('not_private/...', '')
     )
-
-  def test_tuning_is_charged_in_all_that_is_said_of_epsilon(self):
-    tuning = accounting.Tuning(runs=3)
-    tuned = _epsilon(2, tuning=tuning)
-    results, printed = _train(
-        self.run, num_rounds=3, tuning=tuning, target_epsilon=tuned
-    )
-    # The budget is of all runs, too.
-    self.assertEqual((results['rounds'], results['ended_by']),
-                     (2, 'TARGET_EPSILON'))
-    self.assertEqual(results['privacy']['epsilon'], tuned)
-    self.assertEqual(float(self.metrics()[1]['epsilon']), tuned)
-    self.assertIn('best of a geometric number of runs', ' '.join(
-        printed.split()
-    ))
-    found = run_privacy.epsilon_of_run(self.run, delta=1e-5, tuning=tuning)
-    self.assertEqual(found.epsilon, tuned)
 
   @parameterized.parameters('noise_seed', 'sampler_seed')
   def test_a_fixed_seed_makes_every_output_say_not_private(self, name):
@@ -806,54 +786,6 @@ class LedgerTest(_RunTestCase):
     # Both were the same round.
     first, second = _weights(renamed), _weights(copy)
     self.assertTrue(np.any(first['head/kernel'] != second['head/kernel']))
-
-  def test_a_folder_put_back_is_refused_where_a_witness_knows_better(self):
-    witness = os.path.join(self.root, 'witness.jsonl')
-    watched = dict(witness=witness, save_every=1)
-    _train(self.run, num_rounds=1, **watched)
-    old = os.path.join(self.root, 'old')
-    shutil.copytree(self.run, old)
-    _train(self.run, num_rounds=3, **watched)
-    of_run = lambda: run_privacy.epsilon_of_run(
-        self.run, delta=1e-5, witness=witness
-    )
-    # At the beginning, with each saved state: of no round, 1, 2 and 3.
-    self.assertLen(_read(witness).splitlines(), 4)
-    self.assertAlmostEqual(of_run().epsilon, _epsilon(3))
-    shutil.rmtree(self.run)
-    shutil.copytree(old, self.run)
-    # Two rounds are gone, and nothing in the folder shows it.
-    self.assertAlmostEqual(
-        run_privacy.epsilon_of_run(self.run, delta=1e-5).epsilon, _epsilon(1)
-    )
-    child = functools.partial(
-        _train, os.path.join(self.root, 'child'), num_rounds=1,
-        init_from_run=self.run,
-    )
-    for look in (
-        of_run,
-        lambda: _train(self.run, num_rounds=3, **watched),
-        lambda: child(**watched),
-    ):
-      with self.assertRaisesRegex(
-          ledger_lib.LedgerError, 'was shortened: it has 1 .* knows 3'
-      ) as raised:
-        look()
-      self.assertNotIn('\n', str(raised.exception))
-    self.assertEqual(self.charged(), 1)
-    child()
-
-  @parameterized.parameters(
-      ('runs/one/witness.jsonl', 'is in the folder of the run'),
-      ('nowhere/witness.jsonl', 'nowhere/witness.jsonl is missing: make it'),
-      ('', 'is a folder: name a file in it'),
-  )
-  def test_a_witness_that_could_not_do_its_work_is_refused(
-      self, path, message
-  ):
-    os.makedirs(self.run)
-    with self.assertRaisesRegex(ValueError, message):
-      _train(self.run, witness=os.path.join(self.root, path))
 
 
 _TRAFFIC = fed_avg.Traffic(down=100, up=40)

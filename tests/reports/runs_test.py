@@ -9,10 +9,7 @@ from absl.testing import parameterized
 import tensorflow as tf
 
 from tests import cases
-from tests import fakes
 from tests.reports import run_folders
-from tff_asr.privacy import ledger
-from tff_asr.privacy import witness
 from tff_asr.reports import runs
 from tff_asr.storage import tensorboard_file
 
@@ -39,21 +36,6 @@ class RunsTest(cases.TestCase):
     for key in keys:
       asyncio.run(manager.release(metrics, key=key))
     return folder
-
-  def test_a_ledger_shorter_than_its_witness_knows_is_refused(self):
-    folder = self.write('run')
-    path = os.path.join(folder, 'ledger.jsonl')
-    known = os.path.join(self.root, 'witness.jsonl')
-    with ledger.create(path) as opened:
-      with open(path, 'rb') as f:
-        short = f.read()
-      opened.append(fakes.charged_round(0))
-      witness.append(known, opened)
-    self.assertLen(runs.read([folder], witness=known), 1)
-    with open(path, 'wb') as f:
-      f.write(short)
-    with self.assertRaisesRegex(ValueError, 'was shortened'):
-      runs.read([folder], witness=known)
 
   def test_reads_what_the_folder_has(self):
     folder = self.write(

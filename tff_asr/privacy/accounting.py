@@ -35,7 +35,7 @@ a Poisson cohort 2.44 [1, 2].
 One Gaussian, although rounds are many and each may follow what was released
 before: r = C x + w, x a client's updates in at most ceil(T / b) rounds, each of
 norm C or less. x moves C x by at most s clips; w has z of them on each element;
-and a Gaussian mechanism costs the same if queries are chosen adaptively [6,
+and a Gaussian mechanism costs the same if queries are chosen adaptively [5,
 Theorem 2.1]. What is released, x + C^-1 w = C^-1 r, follows from r.
 
 Cyclic cohorts go with a banded C of at most b bands, whose columns are c. A
@@ -57,16 +57,11 @@ without sampling, which is also a bound and replaces values lost to rounding.
 `pld` is privacy loss distributions: usually tighter, but for Poisson and full
 sampling only.
 
-Tuning by private data costs, too. If the number of runs is drawn at random
-before the first, and only the best is shown, it costs two or three times one
-run instead of as many times as there are runs (`Tuning`; [5]).
-
 [1] Poisson sampling: https://arxiv.org/abs/1908.10530
 [2] Without replacement: https://arxiv.org/abs/1808.00087 (Theorem 27)
 [3] https://arxiv.org/abs/2004.00010
 [4] Correlated noise, and its participation: https://arxiv.org/abs/2306.08153
-[5] Papernot and Steinke 2022, https://arxiv.org/abs/2110.03620
-[6] Denisov et al. 2022, https://arxiv.org/abs/2202.08312
+[5] Denisov et al. 2022, https://arxiv.org/abs/2202.08312
 """
 
 import collections
@@ -78,11 +73,9 @@ from typing import Any, Optional
 import warnings
 
 import dp_accounting
-from dp_accounting import dp_event
 from dp_accounting import pld
 from dp_accounting import rdp
 import numpy as np
-from scipy import optimize
 
 from tff_asr import checks
 from tff_asr.privacy import strategies
@@ -95,7 +88,6 @@ ACCOUNTANTS = ('rdp', 'pld')
 _ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE
 _REPLACE_SPECIAL = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
-_REPEATED = dp_event.RepeatAndSelectDpEvent
 _OWN_RELATIONS = {
     'poisson': _ADD_OR_REMOVE_ONE,
     'fixed_size': _REPLACE_ONE,
@@ -108,15 +100,6 @@ _RELATIONS = {
     dp_accounting.SampledWithoutReplacementDpEvent: _REPLACE_ONE,
 }
 
-# Shapes of the number of runs, in the terms of [5]: truncated negative binomial
-# distributions and limits of them. 'fixed': so many, all of them charged.
-TUNING_SHAPES = {
-    'geometric': 1.0,
-    'logarithmic': 0.0,
-    'poisson': math.inf,
-    'fixed': None,
-}
-
 ORDERS = tuple(float(order) for order in rdp.RdpAccountant().orders)
 # Below this noise the accountants divide by zero or lose all digits; some then
 # report 0. Epsilon is above 1e15 there, so it is reported as infinite.
@@ -124,7 +107,6 @@ MIN_NOISE_MULTIPLIER = 1e-8
 # Larger numbers are of no plan, and overflow in the accountants.
 _MAX_NUMBER = 1e100
 _MAX_ROUNDS = 1e12
-_MAX_TUNING_RUNS = 1e6  # See `Tuning.most_runs`.
 # PLD's grid grows as 1 / z^2 and takes a minute a round below this.
 _PLD_MIN_NOISE_MULTIPLIER = 0.1
 _PLD_MAX_RDP_EPSILON = 100.0
@@ -292,47 +274,6 @@ class RoundGroup:
     return self.strategy.sensitivity(self.count, min_sep=separation)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tuning:
-  """Runs on the same data of which the best one is shown.
-
-  Which is the best is decided by public data or by what the runs released. Only
-  with a fixed number may the others be shown, too.
-
-  Attributes:
-    runs: Mean of their number, in [1, 1e6]; a whole number if it is fixed.
-    distribution: One of `TUNING_SHAPES`; what their number is drawn from, in
-      secret, before the first.
-  """
-
-  runs: float
-  distribution: str = 'geometric'
-
-  def __post_init__(self):
-    checks.one_of(TUNING_SHAPES, distribution=self.distribution)
-    checks.in_range(1, _MAX_TUNING_RUNS, tuning_runs=self.runs)
-    if self.distribution == 'fixed' and self.runs != int(self.runs):
-      raise ValueError(
-          f'tuning_runs must be a whole number if fixed, found {self.runs!r}.'
-      )
-
-  @property
-  def most_runs(self) -> float:
-    """There are more with a probability below 1e-25 only.
-
-    For the logarithmic distribution of mean m, which has the longest tail, it
-    is below (1 - 1 / (2 m ln(2 m)))^(1000 m).
-    """
-    return self.runs * (1 if self.distribution == 'fixed' else 1000)
-
-  def of(self, event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-    """Returns the event of all runs, each of which is the given event."""
-    shape = TUNING_SHAPES[self.distribution]
-    if shape is None:
-      return dp_accounting.SelfComposedDpEvent(event, int(self.runs))
-    return dp_event.RepeatAndSelectDpEvent(event, self.runs, shape)
-
-
 @dataclasses.dataclass(frozen=True)
 class SamplerErrorDpEvent(dp_accounting.DpEvent):
   """Probabilities of all outputs are off by a factor within exp(+-epsilon / 2).
@@ -370,17 +311,13 @@ def neighbouring(
   return _OWN_RELATIONS[others.pop()] if others else _ADD_OR_REMOVE_ONE
 
 
-def compose(
-    rounds: Sequence[RoundGroup], *, tuning: Optional[Tuning] = None
-) -> dp_accounting.DpEvent:
+def compose(rounds: Sequence[RoundGroup]) -> dp_accounting.DpEvent:
   """Returns the event of all rounds together; equal rounds are merged.
 
   Groups of min_sep cohorts are not: each is one mechanism.
 
   Args:
     rounds: The rounds of one run.
-    tuning: The runs of which this one is the best; each counts as all rounds,
-      also those that were inherited, which is an upper bound.
 
   Raises:
     ValueError: Kinds of sampling do not go together.
@@ -402,13 +339,9 @@ def compose(
   event = events[0]
   if len(events) > 1:
     event = dp_accounting.ComposedDpEvent(events)
-  if tuning is not None:
-    event = tuning.of(event)
   error = sum(group.count * group.sampler_epsilon for group in rounds)
   if not error:
     return event
-  if tuning is not None:
-    error *= tuning.most_runs
   return dp_accounting.ComposedDpEvent([event, SamplerErrorDpEvent(error)])
 
 
@@ -539,16 +472,13 @@ def pld_obstacle(event: dp_accounting.DpEvent, *, delta: float) -> str:
   """Returns why PLD accounting would fail or not end; empty if it works.
 
   It works for Poisson and full sampling with an RDP epsilon of at most 100,
-  noise multipliers of at least 0.1 and a delta of at least 1e-9, and without
-  tuning by a random number of runs.
+  noise multipliers of at least 0.1 and a delta of at least 1e-9.
   """
   if delta < _PLD_MIN_DELTA:
     return f'at a delta below {_PLD_MIN_DELTA:g} its rounding shows'
   rdp_epsilon, _ = epsilon_and_order(event, delta=delta)
   event, error = _split(event)
   parts = [part for part, _ in _leaves(event)]
-  if any(isinstance(part, _REPEATED) for part in parts):
-    return 'it does not take a random number of tuning runs'
   if not pld.PLDAccountant(_relation_of(event)).supports(event):
     found = ', '.join(sorted({type(part).__name__ for part in parts}))
     return f'it takes Poisson sampling and full participation, found {found}'
@@ -627,8 +557,7 @@ def _relation_of(
   """The one relation under which all parts of an event can be accounted."""
   parts = set()
   for part, _ in _leaves(event):
-    inside = part.event if isinstance(part, _REPEATED) else part
-    parts |= {type(each) for each, _ in _leaves(inside)}
+    parts.add(type(part))
   relations = {_RELATIONS[part] for part in parts if part in _RELATIONS}
   if len(relations) > 1:
     names = ' and '.join(sorted(relation.name for relation in relations))
@@ -661,9 +590,7 @@ def _rdp_of(
       continue
     if _noise_of(part) < MIN_NOISE_MULTIPLIER:
       return np.full(len(orders), np.inf)
-    if isinstance(part, _REPEATED):
-      total += count * _repeated_rdp(part, orders, relation)
-    elif isinstance(
+    if isinstance(
         getattr(part, 'event', None), dp_accounting.GaussianDpEvent
     ):
       total += count * _sampled_rdp(part, orders, relation)
@@ -688,38 +615,6 @@ def _sampled_rdp(
   values = np.where(values > 0, np.minimum(values, whole), whole)
   values.flags.writeable = False
   return values
-
-
-def _repeated_rdp(
-    event: dp_event.RepeatAndSelectDpEvent,
-    orders: tuple[float, ...],
-    relation: dp_accounting.NeighboringRelation,
-) -> np.ndarray:
-  """Renyi divergence of a random number of runs (arXiv 2110.03620).
-
-  dp_accounting's accountant would repeat its own values of one run, of which
-  some are lost to rounding.
-  """
-  single = _rdp_of(event.event, orders, relation)
-  if np.isinf(single).any():
-    return single
-  mean, shape, orders = event.mean, event.shape, np.array(orders)
-  choice = math.log(mean) / (orders - 1)
-  if math.isinf(shape):  # Poisson: Theorem 6.
-    epsilons = np.log1p(1 / (orders - 1))[:, None]
-    log_deltas = (orders - 1) * (
-        single - epsilons + np.log1p(-1 / orders)
-    ) - np.log(orders)
-    return single + mean * np.exp(np.minimum(log_deltas, 0).min(1)) + choice
-  # Theorem 2. A number of mean m has gamma = 1 / m if it is geometric, else
-  # (logarithmic) m = (1 / gamma - 1) / ln(1 / gamma).
-  log = math.log(mean)
-  if not shape and mean > 1:
-    log = optimize.brentq(
-        lambda x: math.expm1(x) / x - mean, 1e-9, 2 * log + 2, xtol=1e-12
-    )
-  once_more = (1 + shape) * ((1 - 1 / orders) * single + log / orders)
-  return single + choice + once_more.min()
 
 
 def _noise_of(event: dp_accounting.DpEvent) -> float:

@@ -29,7 +29,6 @@ def noise_multiplier_for_epsilon(
     rounds: int,
     delta: float,
     accountant: str = 'rdp',
-    tuning: Optional[accounting.Tuning] = None,
 ) -> float:
   """Returns the smallest noise multiplier whose epsilon is within the target.
 
@@ -42,7 +41,6 @@ def noise_multiplier_for_epsilon(
     rounds: Number of rounds, at least 1.
     delta: In (0, 1).
     accountant: 'rdp' or 'pld'.
-    tuning: The runs of which this one is the best; None: it is the only one.
 
   Raises:
     ValueError: If an argument is out of range, PLD does not take the sampling,
@@ -51,7 +49,7 @@ def noise_multiplier_for_epsilon(
   checks.positive(target_epsilon=target_epsilon)
   checks.positive_int(rounds=rounds)
   cost = _cost(
-      target_epsilon, delta=delta, accountant=accountant, tuning=tuning
+      target_epsilon, delta=delta, accountant=accountant
   )
 
   @functools.cache
@@ -70,7 +68,6 @@ def noise_multiplier_for_epsilon(
     # RDP's solution is close by, and a step of RDP takes a hundredth the time.
     guess = noise_multiplier_for_epsilon(
         target_epsilon, sampling=sampling, rounds=rounds, delta=delta,
-        tuning=tuning,
     )
   high = math.log(guess)
   step = math.log(1.2 if accountant == 'pld' else 2)
@@ -100,7 +97,6 @@ def rounds_for_epsilon(
     noise_multiplier: float,
     delta: float,
     accountant: str = 'rdp',
-    tuning: Optional[accounting.Tuning] = None,
 ) -> int:
   """Returns the largest number of rounds whose epsilon is within the target.
 
@@ -110,7 +106,6 @@ def rounds_for_epsilon(
     noise_multiplier: Noise on the sum over the clip.
     delta: In (0, 1).
     accountant: 'rdp' or 'pld'.
-    tuning: The runs of which this one is the best; None: it is the only one.
 
   Returns:
     The number of rounds; 0 if one round costs more than the target.
@@ -121,7 +116,7 @@ def rounds_for_epsilon(
   """
   checks.positive(target_epsilon=target_epsilon)
   cost = _cost(
-      target_epsilon, delta=delta, accountant=accountant, tuning=tuning
+      target_epsilon, delta=delta, accountant=accountant
   )
 
   def shortfall(count: int) -> float:
@@ -211,7 +206,6 @@ def smallest_scale(
     *,
     target_epsilon: float,
     delta: float,
-    tuning: Optional[accounting.Tuning] = None,
 ) -> Scale:
   """Returns the smallest run with this noise on the mean and that epsilon.
 
@@ -222,7 +216,6 @@ def smallest_scale(
     rounds: Groups that may differ; at least one with rounds.
     target_epsilon: Above 0.
     delta: In (0, 1).
-    tuning: The runs of which this one is the best; None: it is the only one.
 
   Returns:
     Sizes and noise multiplier of the last group, grown; epsilon of all.
@@ -239,7 +232,7 @@ def smallest_scale(
     raise ValueError(
         f'Without noise no size of cohort gives epsilon {target_epsilon}.'
     )
-  cost = _cost(target_epsilon, delta=delta, accountant='rdp', tuning=tuning)
+  cost = _cost(target_epsilon, delta=delta, accountant='rdp')
   base = rounds[-1].sampling.cohort_size
 
   def grow_all(size: int) -> list[accounting.RoundGroup]:
@@ -262,7 +255,7 @@ def smallest_scale(
       population=grown[-1].sampling.population,
       noise_multiplier=grown[-1].noise_multiplier,
       epsilon=accounting.epsilon(
-          accounting.compose(grown, tuning=tuning), delta=delta
+          accounting.compose(grown), delta=delta
       ),
   )
 
@@ -272,7 +265,6 @@ def _cost(
     *,
     delta: float,
     accountant: str,
-    tuning: Optional[accounting.Tuning] = None,
 ) -> Callable[[Sequence[accounting.RoundGroup]], float]:
   """A bound on the epsilon of rounds, exact near the target, for searches."""
   checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
@@ -283,10 +275,8 @@ def _cost(
   orders = tuple(order for order in accounting.ORDERS if order <= highest)
 
   def cost(rounds: Sequence[accounting.RoundGroup]) -> float:
-    event = accounting.compose(rounds, tuning=tuning)
-    is_never = any(group.sampling.kind == 'fixed_size' for group in rounds) or (
-        tuning is not None and tuning.distribution != 'fixed'
-    )
+    event = accounting.compose(rounds)
+    is_never = any(group.sampling.kind == 'fixed_size' for group in rounds)
     if accountant == 'pld' and (
         is_never or not accounting.pld_obstacle(event, delta=delta)
     ):

@@ -35,13 +35,12 @@ class Result:
     delta: In (0, 1).
     accountant: 'rdp' or 'pld'.
     rounds: What was accounted, at least one group.
-    event: That of all rounds, of all runs of the tuning.
+    event: That of all rounds.
     solved_for: 'epsilon', 'noise_multiplier' or 'rounds'.
     voids: Reasons for which no guarantee holds.
     unit: What is protected, if known.
     apart: Results for other units that the same model cost; never added up.
     warnings: What else a reader must know, a sentence each.
-    tuning: The runs of which this one is the best; None: no others are charged.
   """
 
   epsilon: float
@@ -55,7 +54,6 @@ class Result:
   unit: Optional[str] = None
   apart: tuple['Result', ...] = ()
   warnings: tuple[str, ...] = ()
-  tuning: Optional[accounting.Tuning] = None
 
 
 def solve(
@@ -69,7 +67,6 @@ def solve(
     delta: Optional[float] = None,
     sampling: str = 'poisson',
     accountant: str = 'rdp',
-    tuning: Optional[accounting.Tuning] = None,
 ) -> Result:
   """Finds the third of noise, epsilon and rounds from the other two.
 
@@ -83,7 +80,6 @@ def solve(
     delta: In (0, 1); None takes 1 / (10 population).
     sampling: See `accounting`.
     accountant: 'rdp' or 'pld'.
-    tuning: The runs of which this one is the best; None: it is the only one.
 
   Returns:
     The result; its epsilon is at most `target_epsilon`.
@@ -122,13 +118,13 @@ def solve(
     solved_for = 'noise_multiplier'
     noise_multiplier = calibration.noise_multiplier_for_epsilon(
         target_epsilon, sampling=how, rounds=rounds, delta=delta,
-        accountant=accountant, tuning=tuning,
+        accountant=accountant,
     )
   elif rounds is None:
     solved_for = 'rounds'
     rounds = calibration.rounds_for_epsilon(
         target_epsilon, sampling=how, noise_multiplier=noise_multiplier,
-        delta=delta, accountant=accountant, tuning=tuning,
+        delta=delta, accountant=accountant,
     )
   checks.non_negative_int(rounds=rounds)
   group = accounting.RoundGroup(
@@ -136,7 +132,6 @@ def solve(
   )
   return of_rounds(
       [group], delta=delta, accountant=accountant, solved_for=solved_for,
-      tuning=tuning,
   )
 
 
@@ -149,7 +144,6 @@ def of_rounds(
     voids: Sequence[str] = (),
     unit: Optional[str] = None,
     notes: Sequence[ledger.Note] = (),
-    tuning: Optional[accounting.Tuning] = None,
 ) -> Result:
   """Returns the epsilon of rounds that may differ.
 
@@ -162,7 +156,7 @@ def of_rounds(
   if not rounds:
     raise ValueError('there are no rounds to account for.')
   delta = statement.delta_or_default(delta, rounds)
-  event = accounting.compose(rounds, tuning=tuning)
+  event = accounting.compose(rounds)
   value = accounting.epsilon(event, delta=delta, accountant=accountant)
   order = None
   if accountant == 'rdp':
@@ -178,7 +172,6 @@ def of_rounds(
       voids=tuple(voids),
       unit=unit,
       warnings=tuple(statement.note_words(notes)),
-      tuning=tuning,
   )
 
 
@@ -187,7 +180,6 @@ def of_ledger(
     *,
     delta: Optional[float] = None,
     accountant: str = 'rdp',
-    tuning: Optional[accounting.Tuning] = None,
 ) -> Result:
   """Returns the epsilon of all rounds that a ledger charges, at least one.
 
@@ -195,7 +187,6 @@ def of_ledger(
     contents: Contents of the ledger.
     delta: In (0, 1); None takes 1 / (10 population).
     accountant: 'rdp' or 'pld'.
-    tuning: The runs of which this one is the best; None: it is the only one.
 
   Raises:
     ValueError: As `of_rounds`.
@@ -207,7 +198,6 @@ def of_ledger(
       voids=contents.voids,
       unit=contents.unit,
       notes=contents.notes,
-      tuning=tuning,
   )
 
 
@@ -252,7 +242,6 @@ def extrapolate(
           accountant=result.accountant,
           voids=result.voids,
           unit=result.unit,
-          tuning=result.tuning,
       )
       for cohort_size, population in itertools.product(
           cohort_sizes or [group.sampling.cohort_size], populations or [None]
@@ -320,7 +309,6 @@ def fields(result: Result) -> dict[str, Any]:
       'private': not reasons,
       'reasons_not_private': reasons,
       'warnings': list(result.warnings),
-      'tuning': result.tuning and dataclasses.asdict(result.tuning),
       'different_rounds': len(result.rounds),
       **({'unit': result.unit} if result.unit else {}),
       **({'apart': list(map(fields, result.apart))} if result.apart else {}),
@@ -376,8 +364,6 @@ def _text(result: Result, row: dict[str, Any]) -> str:
   lines.append(('neighbours', row['neighbouring']))
   if result.unit:
     lines.append(('unit', result.unit))
-  if result.tuning is not None:
-    lines.append(('tuning', statement.tuning_words(result.tuning)))
   for each in row.get('apart', ()):
     lines.append(('apart', f'{_in_short(each)}; not added up'))
   if result.solved_for != 'epsilon':
@@ -424,8 +410,6 @@ def _table(
       f'Epsilon by {first["accountant"].upper()} at delta {first["delta"]:g}, '
       f'neighbours: {first["neighbouring"]}{unit}.'
   )
-  if results[0].tuning is not None:
-    lines.append(f'Tuning: {statement.tuning_words(results[0].tuning)}.')
   for reason in first['reasons_not_private']:
     lines.append(f'As given: {_NOT_PRIVATE}{reason}')
   lines += first['warnings']

@@ -288,18 +288,8 @@ class Ledger:
     return self._chain.head(self._count)
 
   @property
-  def end(self) -> Head:
-    """The head of the whole file, which may be ahead of the saved state."""
-    return self._chain.head(len(self._chain.entries))
-
-  @property
   def contents(self) -> Contents:
     return self._chain.contents
-
-  def check_heads(self, heads: Iterable[Head], *, of: str) -> None:
-    """As the function `check_heads`, of the open ledger."""
-    for head in heads:
-      _check_head(self._path, self._chain, head, of=of)
 
   @property
   def charges(self) -> Charges:
@@ -531,22 +521,6 @@ def read(path: str, *, head: Optional[Head] = None) -> Contents:
   return _read(path, head).contents
 
 
-def check_heads(path: str, heads: Iterable[Head], *, of: str) -> None:
-  """Checks that a ledger goes on from earlier heads of it.
-
-  Args:
-    path: The file.
-    heads: The heads.
-    of: What they are of, for messages.
-
-  Raises:
-    LedgerError: It does not, or it is missing or was changed.
-  """
-  chain = _read(path)
-  for head in heads:
-    _check_head(path, chain, head, of=of)
-
-
 def read_apart(path: str) -> list[Contents]:
   """Reads the ledgers of other units beside a run's own.
 
@@ -717,22 +691,23 @@ def _read(path: str, head: Optional[Head] = None) -> _Chain:
         f'The privacy ledger {path} is not well formed: {error}.'
     ) from None
   if head is not None:
-    _check_head(path, chain, head, of='the saved state')
+    _check_head(path, chain, head)
   return chain
 
 
-def _check_head(path: str, chain: _Chain, head: Head, *, of: str) -> None:
+def _check_head(path: str, chain: _Chain, head: Head) -> None:
   """Raises LedgerError unless a ledger goes on from a head."""
   found = len(chain.entries)
   if found < head.count:
     raise LedgerError(
         f'The privacy ledger {path} was shortened: it has {found} entries, '
-        f'{of} knows {head.count}. Put the whole file back.'
+        f'the saved state knows {head.count}. Put the whole file back.'
     )
   if head.count < 0 or chain.head(head.count) != head:
     raise LedgerError(
-        f'The privacy ledger {path} is not the one of {of}: its first '
-        f'{head.count} entries were rewritten, or it is of another run or copy.'
+        f'The privacy ledger {path} is not the one of the saved state: its '
+        f'first {head.count} entries were rewritten, or it is of another run or '
+        'copy.'
     )
 
 

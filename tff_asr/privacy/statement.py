@@ -135,7 +135,6 @@ def build(
     inputs: Sequence[str] = (),
     public: str = '',
     tokens: str = '',
-    tuning: Optional[accounting.Tuning] = None,
 ) -> Statement:
   """Builds the statement of the given rounds.
 
@@ -159,7 +158,6 @@ def build(
       a sentence; empty if there was none.
     tokens: Where the characters or sentence pieces that the model writes come
       from, as a part of a sentence; empty for a model that writes none.
-    tuning: The runs of which this one is the best; None: tuning is not charged.
 
   Raises:
     ValueError: If an argument is out of range or `rounds` is empty.
@@ -177,7 +175,7 @@ def build(
       group.count and group.noise_multiplier == 0 for group in rounds
   )
   by_rdp, by_pld, obstacle = _epsilons(
-      rounds, delta=delta, bounded=not noise_free, tuning=tuning
+      rounds, delta=delta, bounded=not noise_free
   )
   epsilon = min(by_rdp, math.inf if by_pld is None else by_pld)
   reasons = why_not_private(
@@ -188,7 +186,7 @@ def build(
   scale = None
   if num_rounds and not noise_free:
     scale = calibration.smallest_scale(
-        rounds, target_epsilon=MAX_USEFUL_EPSILON, delta=delta, tuning=tuning
+        rounds, target_epsilon=MAX_USEFUL_EPSILON, delta=delta
     )
   secure = _secure_rounds(rounds)
   uncovered = [_UNCOVERED_CONTROL, *([_UNCOVERED_DROP_OUT] if secure else [])]
@@ -227,11 +225,10 @@ def build(
       ('at larger scale', _scale_words(
           scale, rounds, unit=unit, noise_free=noise_free
       ) + if_valid),
-      *([('tuning', tuning_words(tuning))] if tuning else []),
       ('assumed', _SETTLED),
-      ('not counted', ('' if tuning else 'choosing hyperparameters by looking '
-       'at private data, and ') + 'other runs on the same data that this one '
-       'did not start from, are not charged'),
+      ('not counted', 'choosing hyperparameters by looking at private data, and '
+       'other runs on the same data that this one did not start from, are not '
+       'charged'),
       ('control', 'rounds, stopping, evaluation and learning rate follow the '
        'settings, the ledger and the released (noised) models only. NOT '
        f'COVERED: {"; ".join(uncovered)}'),
@@ -293,7 +290,6 @@ def build(
       'inputs': list(inputs),
       'public': public,
       'tokens': tokens,
-      'tuning': tuning and dataclasses.asdict(tuning),
       'data_dependent_control': uncovered,
       'assumed': [_SETTLED],
       'inherited_rounds': inherited,
@@ -382,17 +378,6 @@ def note_words(notes: Sequence[ledger.Note]) -> list[str]:
   return words
 
 
-def tuning_words(tuning: accounting.Tuning) -> str:
-  """Tuning that is charged, in words."""
-  if tuning.distribution == 'fixed':
-    return f'charged as {tuning.runs:,.0f} runs that are all shown'
-  return (
-      f'charged as the best of a {tuning.distribution} number of runs, '
-      f'{tuning.runs:g} on average, drawn before the first; only this run may '
-      'be shown, and it was chosen by public data or by what the runs released'
-  )
-
-
 def number(value: float) -> str:
   """Epsilon for reading, rounded up in its third digit: never understated."""
   if value == 0 or math.isinf(value):
@@ -418,14 +403,13 @@ def _epsilons(
     *,
     delta: float,
     bounded: bool,
-    tuning: Optional[accounting.Tuning],
 ) -> tuple[float, Optional[float], str]:
   """Epsilon by RDP and by PLD, and why there is none by PLD."""
   if not bounded:
     released = any(group.count for group in rounds)
     obstacle = 'without clip and noise there is no bound'
     return math.inf if released else 0.0, None, obstacle
-  event = accounting.compose(rounds, tuning=tuning)
+  event = accounting.compose(rounds)
   return (
       accounting.epsilon(event, delta=delta),
       *accounting.epsilon_by_pld(event, delta=delta),

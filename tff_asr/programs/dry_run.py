@@ -102,9 +102,7 @@ def _epsilon(
       num_rounds=number,
       inherited=inherited.charges,
   )
-  event_after = lambda number: accounting.compose(
-      charged_after(number), tuning=settings.tuning
-  )
+  event_after = lambda number: accounting.compose(charged_after(number))
   after = lambda number: accounting.epsilon(event_after(number), delta=delta)
   end, epsilon = last, after(last)
   text = f'{statement.number(epsilon)} (RDP)'

@@ -64,12 +64,8 @@ class PrivacySettings:
   Attributes:
     delta: Delta of epsilon; None: 1 / (10 * population), of the largest one
       that the ledger charges. Nothing is private at 1 / population or above.
-    witness: A file outside the run's folder that gets the ledger's head at each
-      saved state, and that a resumed run must go on from (`privacy.witness`).
     target_epsilon: The run ends before the round after which the ledger's
       epsilon (RDP) would exceed this; None: no such end. Needs a delta.
-    tuning: The runs of which this one is the best, to be charged in all that is
-      said of epsilon; None: it is the only one.
     noise_seed: Fixes the noise key, for tests: NOT PRIVATE.
     sampler_seed: Fixes the sampler's key, for tests: NOT PRIVATE.
     exact_metrics: Whether metrics without noise are shown and written, and the
@@ -79,11 +75,9 @@ class PrivacySettings:
 
   delta: Optional[float] = None
   target_epsilon: Optional[float] = None
-  tuning: Optional[accounting.Tuning] = None
   noise_seed: Optional[int] = None
   sampler_seed: Optional[int] = None
   exact_metrics: bool = False
-  witness: Optional[str] = None
 
   def check(self) -> None:
     """Raises ValueError for all that is wrong with the settings."""
@@ -199,7 +193,7 @@ class PrivateRoundRunner:
       charged = self._ledger.charges.after(
           [int(cohort_state.round_num)], _cost(state, self._sampling)
       )
-    spent = _epsilon(charged, self._delta, self._settings.tuning)
+    spent = _epsilon(charged, self._delta)
     return spent <= self._settings.target_epsilon
 
   def claims_epsilon(self, state: Any) -> bool:
@@ -292,7 +286,7 @@ class PrivateRoundRunner:
     contents = self._ledger.contents
     if contents.voids:
       return math.inf
-    return _epsilon(contents.rounds, self._delta, self._settings.tuning)
+    return _epsilon(contents.rounds, self._delta)
 
   def is_private(self, epsilon: float) -> bool:
     """False if all charged rounds are NOT PRIVATE; epsilon is theirs."""
@@ -455,7 +449,7 @@ def check_first_round(
   target = settings.target_epsilon
   if target is None:
     return
-  found = _epsilon(rounds, settings.delta, settings.tuning)
+  found = _epsilon(rounds, settings.delta)
   if not found <= target:
     before = sum(group.count for group in inherited.rounds)
     raise ValueError(
@@ -592,11 +586,5 @@ def _cost(
   )
 
 
-def _epsilon(
-    rounds: list[accounting.RoundGroup],
-    delta: float,
-    tuning: Optional[accounting.Tuning],
-) -> float:
-  return accounting.epsilon(
-      accounting.compose(rounds, tuning=tuning), delta=delta
-  )
+def _epsilon(rounds: list[accounting.RoundGroup], delta: float) -> float:
+  return accounting.epsilon(accounting.compose(rounds), delta=delta)

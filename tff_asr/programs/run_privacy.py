@@ -12,11 +12,9 @@ from typing import Any, Optional
 import numpy as np
 
 from tff_asr import files
-from tff_asr.privacy import accounting
 from tff_asr.privacy import epsilon_report
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import statement
-from tff_asr.privacy import witness as witness_lib
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
@@ -41,8 +39,6 @@ def epsilon_of_run(
     *,
     delta: Optional[float] = None,
     accountant: str = 'rdp',
-    witness: Optional[str] = None,
-    tuning: Optional[accounting.Tuning] = None,
 ) -> epsilon_report.Result:
   """Returns the epsilon of all rounds that a run's ledger charges.
 
@@ -54,12 +50,9 @@ def epsilon_of_run(
     run: The run's folder.
     delta: In (0, 1); None takes 1 / (10 population), of each ledger.
     accountant: 'rdp' or 'pld'.
-    witness: A file that knows the ledger's earlier heads (`privacy.witness`).
-    tuning: The runs of which this one is the best; of its own unit.
 
   Raises:
-    ledger.LedgerError: The ledger is missing or was changed, or does not go on
-      from what the witness has.
+    ledger.LedgerError: The ledger is missing or was changed.
     ValueError: It charges no rounds, or an argument is out of range.
   """
   run_dir.check_contents(run)
@@ -69,8 +62,6 @@ def epsilon_of_run(
         f'{run} has no privacy ledger ({run_dir.LEDGER}): is it the folder of '
         'a run on private data, or of one that started from its model?'
     )
-  if witness is not None:
-    witness_lib.check(witness, path)
   # Once a run has ended the two heads are equal, and the ledger is read once.
   heads = dict.fromkeys((saved_head(run), run_dir.ledger_of_model(run)[1]))
   for head in heads:
@@ -80,7 +71,7 @@ def epsilon_of_run(
 
   how = dict(delta=delta, accountant=accountant)
   return dataclasses.replace(
-      epsilon_report.of_ledger(contents, tuning=tuning, **how),
+      epsilon_report.of_ledger(contents, **how),
       apart=tuple(
           epsilon_report.of_ledger(other, **how)
           for other in ledger_lib.read_apart(path)
@@ -97,7 +88,6 @@ def write_statement(
     inputs: Sequence[str] = (),
     public: str = '',
     tokens: str = '',
-    tuning: Optional[accounting.Tuning] = None,
 ) -> statement.Statement:
   """States what a run's ledger charges, in privacy.txt and privacy.json.
 
@@ -112,7 +102,6 @@ def write_statement(
     inputs: The same.
     public: The same.
     tokens: The same.
-    tuning: The runs of which this one is the best; None: tuning is not charged.
   """
   contents = ledger.contents
   apart = ledger_lib.read_apart(run.file(run_dir.LEDGER))
@@ -130,7 +119,6 @@ def write_statement(
       inputs=inputs,
       public=public,
       tokens=tokens,
-      tuning=tuning,
   )
   others = [
       statement.build(

@@ -40,7 +40,6 @@ from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import keys
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.privacy import statement
-from tff_asr.privacy import witness as witness_lib
 from tff_asr.programs import evaluation
 from tff_asr.programs import faults
 from tff_asr.programs import private_rounds
@@ -184,8 +183,6 @@ class TrainingRun(abc.ABC):
       with collect:
         self._check_start()
       with collect:
-        self._check_witness()
-      with collect:
         run_dir.check_folder(self.output_dir, configuration=self.configuration)
 
   def _check_start(self) -> None:
@@ -197,25 +194,6 @@ class TrainingRun(abc.ABC):
       raise ValueError(
           f'init_from_run and output_dir are both {self.output_dir}: a run '
           'cannot start from itself.'
-      )
-
-  def _check_witness(self) -> None:
-    """Raises ValueError for a witness that could not do its work."""
-    witness = self.privacy.witness
-    if witness is None:
-      return
-    folder = os.path.dirname(os.path.realpath(witness))
-    if not os.path.isdir(folder):
-      raise ValueError(
-          f'the folder of WITNESS = {witness} is missing: make it.'
-      )
-    if os.path.isdir(witness):
-      raise ValueError(f'WITNESS = {witness} is a folder: name a file in it.')
-    run = os.path.realpath(self.output_dir)
-    if os.path.commonpath([folder, run]) == run:
-      raise ValueError(
-          f'WITNESS = {witness} is in the folder of the run: whoever puts that '
-          'back to an earlier time puts it back, too. Take a place elsewhere.'
       )
 
   @property
@@ -444,7 +422,6 @@ async def run(training: TrainingRun) -> dict[str, Any]:
       saver.offer(state, number)
       if number % settings.save_every == 0:
         await saver.save(state, number)
-        _witness(training, ledger)
       progress.update(**figures(
           training,
           _shown(training, metrics),
@@ -455,7 +432,6 @@ async def run(training: TrainingRun) -> dict[str, Any]:
 
     await saver.save(state, number)
     await saver.wait()
-    _witness(training, ledger)
     # Nothing is drawn any more; a run that has ended cannot tell its noise.
     folder.state_manager.erase_secrets()
     return _finish(training, folder, state, number, ledger)
@@ -506,8 +482,6 @@ async def _open(
   # Otherwise this variable would hold its memory to the end.
   del process_state
   state, number, ledger = await _resume_or_begin(training, folder, state, stack)
-  # Also where an error or an interrupt ends the run, before the ledger closes.
-  stack.callback(_witness, training, ledger)
   # Also of a run that is resumed: its data may have grown.
   public_data.write(folder.path, training.public.sources)
   rounds = _private_rounds(training, ledger, state)
@@ -517,14 +491,6 @@ async def _open(
     if claims and training.shows_exact:
       ledger.note_once('exact_metrics')  # Before they are shown.
   return folder, ledger, rounds, state, number
-
-
-def _witness(
-    training: TrainingRun, ledger: Optional[ledger_lib.Ledger]
-) -> None:
-  """Lets the witness know how far the ledger is."""
-  if training.privacy.witness is not None and ledger is not None:
-    witness_lib.append(training.privacy.witness, ledger)
 
 
 def _is_over(
@@ -622,7 +588,6 @@ async def _resume_or_begin(
       return saved, number, None
     path = folder.file(run_dir.LEDGER)
     ledger = stack.enter_context(ledger_lib.resume(path, head=saved.ledger))
-    _witness(training, ledger)
     _check_voids(training, ledger)
     if training.sampling is None:
       return saved, number, ledger
@@ -657,8 +622,6 @@ async def _resume_or_begin(
       )
     return saved, number, ledger
   parent = parent_ledger(training)
-  if parent is not None and training.privacy.witness is not None:
-    witness_lib.check(training.privacy.witness, parent[0], must_know=False)
   ledger = None
   if training.sampling is not None or parent is not None:
     ledger = stack.enter_context(private_rounds.create_ledger(
@@ -671,7 +634,6 @@ async def _resume_or_begin(
         file_identity=np.int64(ledger.file_identity)
     )
     state = state._replace(ledger=ledger.head, noise=noise)
-    _witness(training, ledger)
   await run_state.save(folder, state, 0)
   return state, 0, ledger
 
@@ -799,7 +761,6 @@ def _finish(
         ],
         public=training.public.words,
         tokens=training.tokens and training.pipeline.tokenizer.source,
-        tuning=training.privacy.tuning,
     )
     results['privacy'] = stated.fields
     print(stated)

@@ -19,7 +19,6 @@ import tensorflow as tf
 from tff_asr import checks
 from tff_asr import files
 from tff_asr.metrics import word_errors
-from tff_asr.privacy import witness as witness_lib
 from tff_asr.storage import metrics_file
 from tff_asr.storage import run_dir
 
@@ -157,22 +156,17 @@ class Run:
 
 
 def read(
-    paths: Sequence[str],
-    *,
-    evaluation: str = EVALUATION,
-    witness: Optional[str] = None,
+    paths: Sequence[str], *, evaluation: str = EVALUATION
 ) -> list[Run]:
   """Reads the folders of runs.
 
   Args:
     paths: The folders.
     evaluation: The file that an evaluation wrote there.
-    witness: A file that knows the ledgers' earlier heads (`privacy.witness`).
 
   Raises:
     ValueError: A folder is none of a run, is named twice, or a file in it is
-      damaged, or a ledger does not go on from what the witness has; for several
-      of them together.
+      damaged; for several of them together.
   """
   paths = [os.path.normpath(path) for path in paths]
   twice = sorted({path for path in paths if paths.count(path) > 1})
@@ -181,9 +175,6 @@ def read(
   runs, errors = [], []
   for path, name in zip(paths, _names(paths), strict=True):
     try:
-      ledger = os.path.join(path, run_dir.LEDGER)
-      if witness is not None and os.path.exists(ledger):
-        witness_lib.check(witness, ledger)
       runs.append(_read(path, name=name, evaluation=evaluation))
     except ValueError as e:
       errors.append(e)

@@ -78,10 +78,7 @@ class Row(NamedTuple):
 
 
 def parse(
-    texts: Sequence[str],
-    *,
-    evaluation: str = runs_lib.EVALUATION,
-    witness: Optional[str] = None,
+    texts: Sequence[str], *, evaluation: str = runs_lib.EVALUATION
 ) -> list[Row]:
   """Reads the rows that texts name.
 
@@ -89,7 +86,6 @@ def parse(
     texts: RUN, or LABEL=RUN,RUN: folders, with a label that may hold equals
       signs.
     evaluation: The file that an evaluation wrote in the folders.
-    witness: As for `runs.read`.
 
   Raises:
     ValueError: A text names no run, a label comes twice, or as `runs.read`.
@@ -105,7 +101,7 @@ def parse(
       raise ValueError(f'the label {label!r} comes twice.')
     paths[label] = named
   flat = [path for named in paths.values() for path in named]
-  found = iter(runs_lib.read(flat, evaluation=evaluation, witness=witness))
+  found = iter(runs_lib.read(flat, evaluation=evaluation))
   rows = [Row(k, [next(found) for _ in named]) for k, named in paths.items()]
   return [
       Row(row.first.name, row.runs) if row.label == row.first.path else row
