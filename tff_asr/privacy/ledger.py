@@ -705,9 +705,9 @@ def _check_head(path: str, chain: _Chain, head: Head) -> None:
     )
   if head.count < 0 or chain.head(head.count) != head:
     raise LedgerError(
-        f'The privacy ledger {path} is not the one of the saved state: its '
-        f'first {head.count} entries were rewritten, or it is of another run or '
-        'copy.'
+        f'The privacy ledger {path} is not the one of the saved state: '
+        f'its first {head.count} entries were rewritten, or it belongs to '
+        'another run or copy.'
     )
 
 

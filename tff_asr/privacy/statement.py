@@ -226,9 +226,9 @@ def build(
           scale, rounds, unit=unit, noise_free=noise_free
       ) + if_valid),
       ('assumed', _SETTLED),
-      ('not counted', 'choosing hyperparameters by looking at private data, and '
-       'other runs on the same data that this one did not start from, are not '
-       'charged'),
+      ('not counted', 'choosing hyperparameters by looking at private data, '
+       'and other runs on the same data that this one did not start from, '
+       'are not charged'),
       ('control', 'rounds, stopping, evaluation and learning rate follow the '
        'settings, the ledger and the released (noised) models only. NOT '
        f'COVERED: {"; ".join(uncovered)}'),
