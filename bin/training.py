@@ -71,7 +71,7 @@ def run(
   built = bound(
       output_dir=_OUTPUT_DIR.value,
       configuration=config.text(),
-      parts=config.parts('MODEL', 'PIPELINE'),
+      parts=config.model_spec('MODEL', 'PIPELINE'),
   )
   if _DRY_RUN.value:
     print(launch.run_async(describe(built)))

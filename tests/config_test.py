@@ -181,7 +181,7 @@ class PartsTest(parameterized.TestCase):
       (
           'typed',
           ['None', '@config_test.Part()'],
-          ['1', '@config_test.needs()'],
+          ['1', "'a'"],
           'a Part or None',
       ),
       ('part', ['1', 'None', "'a'"], [], ''),
@@ -203,11 +203,12 @@ class PartsTest(parameterized.TestCase):
           f'config_test.program.{name} must be {words}, found ',
       )
 
-  def test_errors_of_all_parts_are_reported_once_and_by_macro(self):
+  def test_wrong_arguments_of_all_parts_are_reported_once_and_by_macro(self):
     bound = self.bind(
         'config_test.program.part = @x/config_test.needs()',
         'config_test.program.second = [@y/config_test.needs(), '
         '@y/config_test.needs()]',
+        "A = 'one'",
         'config_test.program.typed = @config_test.Part()',
         'x/config_test.needs.first = 1',
         'y/config_test.needs.first = %A',
@@ -219,19 +220,26 @@ class PartsTest(parameterized.TestCase):
       bound()
     self.assertCountEqual(caught.exception.messages, (
         'config_test.needs.second has no value; set it in the configuration.',
-        'they are equal.',
+        "A must be an integer, found 'one'.",
         "config_test.Part.size must be an integer, found 'x'.",
         'config_test.program.flag must be True or False, found 3.',
     ))
 
-  def test_a_part_is_built_once_in_its_scope(self):
+  def test_a_part_s_own_error_is_raised(self):
+    bound = self.bind(
+        'config_test.program.part = @config_test.needs()',
+        'config_test.needs.first = 1',
+        'config_test.needs.second = %A',
+    )
+    with self.assertRaisesRegex(ValueError, 'they are equal.'):
+      bound()
+
+  def test_a_part_is_built_in_its_scope(self):
     built = self.bind(
         'config_test.program.part = @x/config_test.Part()',
-        'config_test.program.second = {"a": @x/config_test.Part()}',
         'config_test.program.typed = @config_test.Part()',
         'config_test.Part.size = 1',
         'x/config_test.Part.size = 2',
     )(whole=5)
-    self.assertIs(built['part'], built['second']['a'])
     self.assertEqual((built['part'].size, built['typed'].size), (2, 1))
     self.assertEqual(built['whole'], 5)

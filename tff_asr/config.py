@@ -6,13 +6,16 @@
   includes, and, after all installed packages, for modules that it imports. A
   gin file is a program, and is read only where the user names it.
 - Misspelt macros and settings without a value, which gin lets pass, are errors.
-- Each part is built once, from the leaves up, and its arguments have the types
-  of its annotations. What is wrong with several parts is reported together.
+- Before gin builds any part, all arguments are checked against the types of
+  their annotations, and everything that is wrong is reported together.
+
+gin builds a part at each use of its macro; `gin.singleton` shares one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable, Collection, Iterable, Iterator, Mapping, Sequence
+)
 import contextlib
-import copy
 import difflib
 import functools
 import json
@@ -79,9 +82,9 @@ def bind(
       be one that the files define.
 
   Returns:
-    The program, which takes the arguments left by name; those given win. It
-    raises what the parts raise, `checks.Problems` for several of them. `text()`
-    gives the configuration.
+    The program, which takes the remaining arguments by name; those given win.
+    It raises ConfigError for arguments that are missing or of the wrong type,
+    and what the parts raise. `text()` gives the configuration.
 
   Raises:
     ConfigError: A file is missing, a name is unknown (the nearest known one is
@@ -103,7 +106,7 @@ def bind(
     raise ConfigError(*problems)
   try:
     bindings = gin.get_bindings(program, resolve_references=False)
-  except ValueError:  # gin has never heard of it.
+  except ValueError:  # No file mentions it.
     bindings = {}
   if not bindings:
     raise ConfigError(
@@ -113,10 +116,10 @@ def bind(
 
   @functools.wraps(program)
   def bound(**given):
-    parts = _Parts()
-    built = parts.build_arguments(program, bindings | given)
-    checks.raise_errors(parts.errors)
-    return program(**built)
+    problems = _preflight(program, bindings, given)
+    if problems:
+      raise ConfigError(*dict.fromkeys(problems))
+    return gin.get_configurable(program)(**given)
 
   return bound
 
@@ -166,29 +169,29 @@ def settings_help(argv: Sequence[str], *, gin_file: str) -> str:
   ])
 
 
-def parts(*macros: str) -> str:
-  """The parts that macros stand for, as bound now, for `recognition.parts`.
+def model_spec(*macros: str) -> str:
+  """Returns what macros stand for as JSON, which `recognition.parts` builds.
 
-  The parts are named, not built: JSON whose objects are
+  The parts are named, not built. Their objects are
 
       {"build": "module.function", "arguments": {name: value}}
       {"function": "module.function", "arguments": {name: value}}
       {"mapping": [[key, value]]}
 
-  and else values as they are; a tuple becomes a list.
+  Other values are written as they are; a tuple becomes a list.
 
   Args:
     *macros: Their names, such as 'MODEL'.
 
   Returns:
-    An object of the parts by macro. Empty if one of the macros is not set.
+    An object with one part for each macro. Empty if a macro is not set.
 
   Raises:
     ConfigError: An argument of a part cannot be written as JSON.
   """
   try:
     found = {name: gin.query_parameter(f'%{name}') for name in macros}
-  except ValueError:  # What has no model, as a test's program.
+  except ValueError:  # A program without a model, such as a test's.
     return ''
   try:
     return json.dumps({k: _described(v) for k, v in found.items()}, indent=1)
@@ -197,7 +200,7 @@ def parts(*macros: str) -> str:
 
 
 def _described(value: Any) -> Any:
-  """A bound value as `parts` writes it."""
+  """A bound value as `model_spec` writes it."""
   if isinstance(value, gin.config.ConfigurableReference):
     with gin.config_scope(value.scopes or gin.current_scope()):
       function = value.configurable.wrapped
@@ -318,83 +321,62 @@ def _macro_problems(config: str) -> list[str]:
   ]
 
 
-class _Failed(Exception):
-  """A part that another one needs could not be built."""
+def _preflight(
+    function: Callable[..., Any],
+    bindings: Mapping[str, Any],
+    given: Collection[str] = (),
+) -> list[str]:
+  """Complaints about the arguments of a program and its parts, by macro.
 
+  Nothing is built: a part's own checks see what this cannot.
 
-class _Parts:
-  """Builds what references stand for, each once, and keeps all errors.
-
-  gin itself would build a part while it is calling the one that needs it, and
-  end at the first error. Scopes are as in gin: a reference without a scope of
-  its own is built in that of the reference it belongs to.
-
-  Attributes:
-    errors: What is wrong with the parts, in the order they were built.
+  Args:
+    function: The program, or a part.
+    bindings: What gin binds to its arguments.
+    given: Names of arguments that the caller passes.
   """
+  problems = [
+      f'{_name(function, name, None)} has no value; set it in the '
+      'configuration.'
+      for name in arguments.missing(function, {*bindings, *given})
+  ]
+  hints = arguments.annotations(function)
+  for name, binding in bindings.items():
+    problems += _reference_problems(binding)
+    value = _macro_value(binding)
+    if _has_references(value):
+      continue
+    if problem := arguments.mismatch(value, hints.get(name, Any)):
+      problems.append(f'{_name(function, name, binding)} {problem}')
+  return problems
 
-  def __init__(self):
-    self.errors: list[Exception] = []
-    self._built: dict[tuple[str, str], Any] = {}
 
-  def build_arguments(
-      self, function: Callable[..., Any], bindings: Mapping[str, Any]
-  ) -> dict[str, Any]:
-    """The arguments that can be built; the others leave an error."""
-    built = {}
-    hints = arguments.annotations(function)
-    for name, binding in bindings.items():
-      try:
-        value = self._build(binding)
-      except _Failed:
-        continue
-      problem = arguments.mismatch(value, hints.get(name, Any))
-      if problem:
-        self.errors.append(
-            ConfigError(f'{_name(function, name, binding)} {problem}')
-        )
-      else:
-        built[name] = value
-    for name in arguments.missing(function, bindings):
-      self.errors.append(ConfigError(
-          f'{_name(function, name, None)} has no value; set it in the '
-          'configuration.'
-      ))
-    return built
+def _reference_problems(binding: Any) -> list[str]:
+  """Complaints about the parts that a bound value refers to."""
+  problems = []
+  for reference in gin.config.iterate_references(binding):
+    if not reference.evaluate:
+      continue  # A function, whose caller passes more arguments.
+    # As in gin: a reference without a scope has that of its user.
+    with gin.config_scope(reference.scopes or gin.current_scope()):
+      selector = reference.configurable.selector
+      problems += _preflight(
+          reference.configurable.wrapped,
+          gin.get_bindings(selector, resolve_references=False),
+      )
+  return problems
 
-  def _build(self, value: Any) -> Any:
-    """A bound value with its references built; _Failed where one cannot be."""
-    if isinstance(value, gin.config.ConfigurableReference):
-      if not value.evaluate:
-        return copy.deepcopy(value)  # gin's way to say: the function.
-      # In gin's own order of calls the scope replaces the one around it.
-      with gin.config_scope(value.scopes or gin.current_scope()) as scope:
-        key = ('/'.join(scope), value.configurable.selector)
-        if key not in self._built:
-          self._built[key] = self._call(value.configurable)
-        if self._built[key] is _Failed:
-          raise _Failed
-        return self._built[key]
-    if isinstance(value, dict):
-      return {self._build(k): self._build(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-      return type(value)(map(self._build, value))
-    return value
 
-  def _call(self, configurable: Any) -> Any:
-    """Builds a part in the scope that is open; `_Failed` if that fails."""
-    num_errors = len(self.errors)
-    bindings = gin.get_bindings(
-        configurable.selector, resolve_references=False
-    )
-    built = self.build_arguments(configurable.wrapped, bindings)
-    if len(self.errors) > num_errors or len(built) < len(bindings):
-      return _Failed
-    try:
-      return configurable.wrapped(**built)
-    except (ValueError, OSError) as e:  # Anything else is a defect.
-      self.errors.append(e)
-      return _Failed
+def _macro_value(value: Any) -> Any:
+  """What a macro stands for, through other macros; other values unchanged."""
+  while _has_references(value) and str(value).startswith('%'):
+    value = gin.query_parameter(str(value))
+  return value
+
+
+def _has_references(value: Any) -> bool:
+  """True for a reference to a part, and for a container of one."""
+  return any(True for _ in gin.config.iterate_references(value))
 
 
 def _name(function: Callable[..., Any], name: str, binding: Any) -> str:

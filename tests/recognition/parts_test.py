@@ -82,7 +82,7 @@ class PartsTest(cases.TestCase):
         gin_params=settings,
     )
     built = bind(ctc.build)()
-    self.write('run/parts.json', config.parts('MODEL', 'PIPELINE'))
+    self.write('run/parts.json', config.model_spec('MODEL', 'PIPELINE'))
     model, pipeline = parts.read(self.run_dir)
     self.assertEqual(model.specs, built.specs)
     self.assertEqual(model.loss_kernel, built.loss_kernel)
@@ -119,7 +119,7 @@ class PartsTest(cases.TestCase):
     with run_dir.RunDir(
         self.run_dir,
         configuration=config.text(),
-        parts=config.parts('MODEL', 'PIPELINE'),
+        parts=config.model_spec('MODEL', 'PIPELINE'),
     ) as folder:
       identity = tokenizer.SentencePieceTokenizer(
           {'▁': -3.0, 'a': -4.0, 'b': -4.0, '▁ab': -2.0}
@@ -143,7 +143,7 @@ class PartsTest(cases.TestCase):
         tokenizer.for_language,
         gin_files=[self.path('text.gin')],
     )
-    self.assertEqual(config.parts('MODEL', 'PIPELINE'), '')
+    self.assertEqual(config.model_spec('MODEL', 'PIPELINE'), '')
 
   @parameterized.parameters(
       # Each wrote the file when config.gin was parsed by transcribe and export.
@@ -253,7 +253,7 @@ class PartsTest(cases.TestCase):
             'gin/programs/speaker_gradients.gin',
         ],
     )
-    self.write('run/parts.json', config.parts('MODEL', 'PIPELINE'))
+    self.write('run/parts.json', config.model_spec('MODEL', 'PIPELINE'))
     _, pipeline = parts.read(self.run_dir)
     self.assertEqual(pipeline.chunk_size, 8)
 
