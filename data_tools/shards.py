@@ -3,7 +3,7 @@
 Clients are written in the order of their ids and utterances in the order of
 theirs, so equal input gives equal files on any number of cores and after any
 number of interruptions. Audio is read and encoded in processes of their own
-(`worker_pool`), a few utterances ahead of the one that writes.
+(`parallel_encoding`), a few utterances ahead of the one that writes.
 
 A split is written to a folder beside its place and moved there when it is
 complete. A program that was killed resumes after the last finished shard
@@ -24,9 +24,9 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
+from data_tools import parallel_encoding
 from data_tools import partial_split
 from data_tools import utterances as utterances_lib
-from data_tools import worker_pool
 from tff_asr import checks
 from tff_asr import files as files_lib
 from tff_asr.data import audio
@@ -146,19 +146,16 @@ def write_split(
       max_shard_bytes=max_shard_bytes,
       format_version=index.FORMAT_VERSION,
   )
-  with (
-      partial_split.PartialSplit(output_dir, identity=key) as partial,
-      worker_pool.WorkerPool(num_workers) as pool,
-  ):
+  with partial_split.PartialSplit(output_dir, identity=key) as partial:
     _write_shards(
         ordered,
         partial,
-        pool,
         strict=strict,
         seen={*others.tolist()} if drop_copies else None,
         max_shard_bytes=max_shard_bytes,
         encoding=encoding,
         max_utterance_sec=max_utterance_sec,
+        num_workers=num_workers,
     )
     _write_index(
         partial, identity=identity, problems=problems, encoding=encoding
@@ -273,12 +270,13 @@ def _read_existing(
 def _write_shards(
     ordered: Sequence[Utterance],
     partial: partial_split.PartialSplit,
-    pool: worker_pool.WorkerPool,
     *,
     strict: bool,
     seen: set[int] | None,
     max_shard_bytes: int,
-    **settings,
+    encoding: str,
+    max_utterance_sec: float | None,
+    num_workers: int | None,
 ) -> None:
   """Writes the shards that are not finished yet; `seen` as in `_ShardFile`."""
   if strict:
@@ -289,7 +287,13 @@ def _write_shards(
     seen |= {*_fingerprints(partial)} - {utterances_lib.SILENCE}
   rest = ordered[num_done:]
   bar = tqdm.tqdm(
-      pool.encode(rest, task_size=_task_size(rest), **settings),
+      parallel_encoding.encode(
+          rest,
+          num_workers=num_workers,
+          task_size=_task_size(rest),
+          encoding=encoding,
+          max_utterance_sec=max_utterance_sec,
+      ),
       desc=os.path.basename(partial.folder)[1 : -len('.partial')],
       initial=num_done,
       total=len(ordered),
@@ -434,7 +438,7 @@ def _task_size(utterances: Iterable[Utterance]) -> int:
   One that is cut may last an hour (a Libri-Light chapter: 16 minutes, 30 MB).
   """
   is_long = any(utterance.cutting is not None for utterance in utterances)
-  return 1 if is_long else worker_pool.TASK_SIZE
+  return 1 if is_long else parallel_encoding.TASK_SIZE
 
 
 def _problems(partial: partial_split.PartialSplit) -> list[Problem]:

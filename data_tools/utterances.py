@@ -163,10 +163,10 @@ class Outcome(NamedTuple):
 SILENCE = -1
 
 CRASHED = Outcome(
-    reason='ends the program that decodes it',
+    reason='crashes its decoder',
     detail='its decoder crashed; check the file with another program.',
 )
-"""Fate of an utterance whose decoding ended its process."""
+"""The outcome of an utterance whose decoder crashed its process."""
 
 
 def gather_attributes(

@@ -9,10 +9,10 @@ from absl.testing import parameterized
 import numpy as np
 import soundfile
 
+from data_tools import parallel_encoding
 from data_tools import partial_split
 from data_tools import shards
 from data_tools import utterances as utterances_lib
-from data_tools import worker_pool
 from tests import cases
 from tff_asr.data import audio
 from tff_asr.data import client_data
@@ -376,7 +376,7 @@ class ShardsTest(cases.TestCase):
     # A function has no size: the source's identity must stay the same.
     with (
         mock.patch.object(shards, '_source_sha256', lambda *_: 'same'),
-        mock.patch.object(worker_pool, 'TASK_SIZE', 1),
+        mock.patch.object(parallel_encoding, 'TASK_SIZE', 1),
     ):
       with self.assertRaises(KeyboardInterrupt):
         self.write(
