@@ -2,8 +2,8 @@
 
 `parts.json` names builders and their arguments (`config.model_spec` writes
 it). A run's folder may come from a stranger, and config.gin is a program: it
-imports and calls what it likes. So config.gin is never parsed from a folder, and
-parts.json can call only the functions of `BUILDERS`.
+imports and calls what it likes. So config.gin is never parsed from a folder,
+and parts.json can call only the functions of `BUILDERS`.
 
 A model of one's own, outside this package, needs its folder of code to be named
 by the user (`trust_code`). What a run says is never enough.

@@ -142,8 +142,7 @@ class RunDir:
       path: The folder.
       configuration: The configuration's text; kept in `config.gin`.
       parts: Model and pipeline, by `config.model_spec`; kept in `parts.json`.
-        Empty:
-        the model cannot transcribe or be exported.
+        Empty: the model cannot transcribe or be exported.
       keep_last: Saved states to keep, the newest ones; at least 1.
       keep_every: States of rounds that are multiples of this are kept too; 0:
         none.
