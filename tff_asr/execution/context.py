@@ -35,7 +35,6 @@ from tff_asr.execution import malloc_trim
 from tff_asr.execution import reduction
 from tff_asr.execution import round_execution
 from tff_asr.execution import scheduler
-from tff_asr.execution import xla
 
 # Sums larger than this that depend on the order are of several clients each.
 _LARGE_BYTES = 2**20
@@ -62,8 +61,6 @@ class Settings:
       are left out of the sum.
     client_timeout_sec: how long a client's work may take. The first client also
       waits for compilation. None: forever.
-    jit: XLA compiles what clients do of few shapes (`xla`), once a device and
-      shape. Bits are others than without.
 
   Raises:
     ValueError: a setting out of range.
@@ -75,7 +72,6 @@ class Settings:
   client_cost: Callable[[Any], float] | None = None
   max_failed_share: float = 0.0
   client_timeout_sec: float | None = None
-  jit: bool = False
 
   def __post_init__(self):
     checks.positive_int(clients_per_device=self.clients_per_device)
@@ -147,10 +143,7 @@ class _Loaded:
     self.finish = (
         compiled.finish if self.draw is None else compiled.finish_drawn
     ).load()
-    work = dataclasses.replace(programs.work, jit=runner.settings.jit)
-    if work.jit and not any(xla.is_marked(g.graph_def) for g in work.graphs):
-      xla.warn_of_nothing()
-    self.clients = runner.load_clients(programs._replace(work=work))
+    self.clients = runner.load_clients(programs)
 
   def run(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
     """The function of a `compiler.Local`."""

@@ -1,6 +1,7 @@
 """The logical TensorFlow devices of this machine to run on."""
 
 from collections.abc import Sequence
+import importlib.util
 import os
 from typing import NamedTuple
 
@@ -8,6 +9,23 @@ import tensorflow as tf
 
 # As in `launch`, for those who do not import it: notebooks, Ray's workers.
 os.environ.setdefault('TF_FORCE_GPU_ALLOW_GROWTH', 'true')
+
+
+def _set_cuda_dir() -> None:
+  """Tells XLA where NVIDIA's packages for Python have its device library.
+
+  XLA reads this when it first compiles. It finds a CUDA toolkit by itself.
+  """
+  try:
+    found = importlib.util.find_spec('nvidia.cuda_nvcc')
+  except ModuleNotFoundError:
+    return
+  if found is not None and found.submodule_search_locations:
+    folder = found.submodule_search_locations[0]
+    os.environ.setdefault('XLA_FLAGS', f'--xla_gpu_cuda_data_dir={folder}')
+
+
+_set_cuda_dir()
 
 
 class Places(NamedTuple):

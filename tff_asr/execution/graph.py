@@ -35,7 +35,6 @@ from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import op_def_registry
 
 from tff_asr.execution import values
-from tff_asr.execution import xla
 
 _load_counter = itertools.count()
 
@@ -164,7 +163,6 @@ class Program:
     given_up: for each argument of the first graph, whether it is a variable
       that is emptied when it is read, so that a large value does not outlive
       its last use. Empty: none.
-    jit: whether XLA compiles the functions that are marked for it (`xla`).
   """
 
   graphs: tuple[Graph, ...]
@@ -172,7 +170,6 @@ class Program:
   first_output: int = 0
   in_place: tuple[bool, ...] = ()
   given_up: tuple[bool, ...] = ()
-  jit: bool = False
 
   def load(self) -> Callable[..., list[tf.Tensor]]:
     """Imports the program into this process; see `Function`."""
@@ -223,9 +220,6 @@ class Function:
         _parse_renamed(graph, f'{prefix}{number}_')
         for number, graph in enumerate(program.graphs)
     ]
-    if program.jit:
-      for graph_def in graph_defs:
-        xla.set_compiled(graph_def)
     self._in_place = program.in_place
     signature = [
         tf.TensorSpec(spec.shape, spec.dtype)
