@@ -31,8 +31,8 @@ from tests.programs import runs
 from tff_asr import files
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
+from tff_asr.execution import client_round
 from tff_asr.execution import multi_device
-from tff_asr.execution import round_execution
 from tff_asr.learning import fed_avg
 from tff_asr.learning import process
 from tff_asr.models import weights as weights_lib
@@ -538,7 +538,7 @@ class FaultsTest(_RunTestCase):
       # Of its own, which has kept nobody's data.
       everyone['context'] = multi_device.build_async_context()
       with self.assertRaisesRegex(
-          round_execution.ClientError, r'^Client 0 of 4 .*the record at byte 0'
+          client_round.ClientError, r'^Client 0 of 4 .*the record at byte 0'
       ):
         _train(second, **everyone)
     # Who came, how many failed and why are private otherwise.

@@ -100,7 +100,7 @@ def from_computation(comp: tff.Computation) -> Graph:
       graph_def=graph_def.SerializeToString(),
       inputs=tuple(_binding_names(section.parameter)),
       outputs=tuple(_binding_names(section.result)),
-      specs=values.Layout(comp.type_signature.parameter).specs,
+      specs=values.TypeFlattener(comp.type_signature.parameter).specs,
       initialize_op=section.initialize_op,
       session_token=section.session_token_tensor_name,
       shared_state=find_shared_state(graph_def),
@@ -172,11 +172,11 @@ class Program:
   given_up: tuple[bool, ...] = ()
 
   def load(self) -> Callable[..., list[tf.Tensor]]:
-    """Imports the program into this process; see `Function`."""
+    """Imports the program into this process; see `LoadedProgram`."""
     if any(each.shared_state for each in self.graphs):
       # Such state lives as long as the import.
-      return lambda *tensors: Function(self)(*tensors)
-    return Function(self)
+      return lambda *tensors: LoadedProgram(self)(*tensors)
+    return LoadedProgram(self)
 
 
 def variable(value: tf.Tensor) -> tf.Tensor:
@@ -201,7 +201,7 @@ class PartlyAddedError(RuntimeError):
   """A call failed when it had begun to add into variables."""
 
 
-class Function:
+class LoadedProgram:
   """A loaded program: `function(*tensors)` returns a list of tensors.
 
   What is given up is passed as a `variable`. What is added in place is passed
