@@ -158,7 +158,7 @@ class BadArgumentTest(absltest.TestCase):
       ):
         for build in (native.build_sync_context, native.build_async_context):
           message = (
-              'addresses of this machine .eth0. and runs what anybody .* take '
+              'addresses of this machine .eth0. and runs what anyone .* use '
               'multi_device. For what that refuses, run without a network, as '
               '`unshare .*, or pass trust_network=True'
           )
