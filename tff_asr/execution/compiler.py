@@ -144,7 +144,9 @@ class FederatedProgram:
   finish_drawn: graph.Program | None
 
 
-def compile_computation(comp: tff.Computation) -> ServerProgram | FederatedProgram:
+def compile_computation(
+    comp: tff.Computation,
+) -> ServerProgram | FederatedProgram:
   """Returns `comp` as TensorFlow programs.
 
   Args:
@@ -155,7 +157,8 @@ def compile_computation(comp: tff.Computation) -> ServerProgram | FederatedProgr
       - a computation without clients.
 
   Returns:
-    A `FederatedProgram`, or a `ServerProgram` where there are no clients. The programs pickle.
+    A `FederatedProgram`, or a `ServerProgram` if there are no clients. The
+    programs pickle.
 
   Raises:
     UncompilableError: `comp` is none of these.
@@ -203,7 +206,9 @@ _INSTEAD = {
 }
 
 
-def _compile(comp: tff.Computation, found: frozenset[str]) -> ServerProgram | FederatedProgram:
+def _compile(
+    comp: tff.Computation, found: frozenset[str]
+) -> ServerProgram | FederatedProgram:
   for name in sorted(found & _INSTEAD.keys()):
     raise ValueError(f'it has a {name}: {_INSTEAD[name]}')
   if tff.types.contains(comp.type_signature.result, intrinsics.is_at_clients):
