@@ -67,8 +67,8 @@ def choose(
 def split_gpus(*, count: int, memory_mb: int | None) -> int | None:
   """Splits each GPU into logical devices, which compute at the same time.
 
-  Threads that share one device take turns on its stream. TensorFlow cannot split
-  a GPU that an op or a traced function has used in this process.
+  Threads that share one device take turns on its stream. TensorFlow cannot
+  split a GPU that an op or a traced function has used in this process.
 
   Args:
     count: number of logical devices of each GPU; 1 keeps it whole.

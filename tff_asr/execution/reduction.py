@@ -1,8 +1,8 @@
 """Sums over groups of clients and over devices.
 
-Sums of integers are exact in any order: each worker adds its own clients, each
-device its own threads', and `add_devices` adds the devices' sums, pairwise or by
-an all-reduce (NCCL on GPUs). Sums of floats (measurements, deltas without a
+Sums of integers are exact in any order: each thread adds its clients, each
+device its threads' sums, and `add_devices` the devices' sums, pairwise or by an
+all-reduce (NCCL on GPUs). Sums of floats (measurements, deltas without a
 clip) depend on the order. `OrderedSum` adds them in the order of the groups'
 numbers, whichever is ready first, so that their bits depend neither on the
 number of workers nor on their speed.
