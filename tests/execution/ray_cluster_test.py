@@ -533,7 +533,8 @@ class LossTest(absltest.TestCase):
     lines = _run_on_cluster(0, """
         fail = scheduler.Scheduler.fail
         def note(*arguments, counts=True):
-          print('lost', counts)
+          # In one piece: several threads print.
+          print(f'lost {counts}\\n', end='')
           fail(*arguments, counts=counts)
         scheduler.Scheduler.fail = note
         nodes = [cluster.add_node(num_cpus=n) for n in (1, 4)]

@@ -159,8 +159,8 @@ def require_token(address: str | None) -> None:
     if mode is None:
       raise ValueError(
           f'the Ray cluster at {address} would run the code of everyone who '
-          f'can reach it: start it with {_MODE}=token and {_TOKEN}=SECRET, and set '
-          f'both here. {_MODE}=disabled joins one without a token.'
+          f'can reach it: start it with {_MODE}=token and {_TOKEN}=SECRET, and '
+          f'set both here. {_MODE}=disabled joins one without a token.'
       )
     if mode == 'disabled':
       logging.warning(
