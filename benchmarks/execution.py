@@ -111,7 +111,7 @@ def main(_) -> None:
               noise_kernel='tensorflow' if name == 'native' else 'host',
               is_private=name != _OF_FLOATS,
           ),
-          clients.client_ids,
+          clients.records_of(clients.client_ids),
       )
     clock = time.process_time if _CPU_TIME.value else time.perf_counter
     seconds = turns.measure(runs, repeats=_REPEATS.value, clock=clock)

@@ -90,7 +90,9 @@ def main(_) -> None:
     state = workload_lib.initialize(process)
     clock.lap('initialize')
     for number in range(_ROUNDS.value):
-      state = process.next(state, list(clients.client_ids)).state
+      state = process.next(
+          state, clients.records_of(clients.client_ids)
+      ).state
       clock.lap(f'round {number + 1}')
       if _RAY_WORKERS.value:
         sent = context.last_store_bytes

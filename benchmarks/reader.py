@@ -75,11 +75,6 @@ _NEEDED = 2500  # Utterances a second.
 _CHUNK = 64
 _LONGEST = 30 * log_mel.SAMPLE_RATE_HZ
 _SHARDS = 64
-_PLACES = records.places(
-    tf.TensorSpec([None], tf.string),
-    shard=tf.TensorSpec([None], tf.int64),
-    offset=tf.TensorSpec([None], tf.int64),
-)
 
 
 def main(_) -> None:
@@ -158,21 +153,20 @@ def _measure_random_access() -> None:
     data = client_data.load(folder)
     load_sec = time.perf_counter() - began
 
-    @tf.function(input_signature=[_PLACES], autograph=False)
-    def count_samples(places):
-      return data.read_dataset(
-          tf.data.Dataset.from_tensor_slices(places)
-      ).reduce(0, lambda n, element: n + tf.size(element[schema.WAVEFORM]))
+    @tf.function(input_signature=[records.LOCATION_SPECS], autograph=False)
+    def count_samples(rows):
+      return data.read_dataset(rows).reduce(
+          0, lambda n, element: n + tf.size(element[schema.WAVEFORM])
+      )
 
     # Traced before what counts.
-    count_samples(data.places_of(steps[0][:1]))
+    count_samples(data.record_locations(steps[0][:1]))
     seconds, ratios, gigabytes = [], [], []
     for drawn in steps:
       read_bytes, began = _read_bytes(), time.perf_counter()
-      found = int(count_samples(data.places_of(drawn)))
+      found = int(count_samples(data.record_locations(drawn)))
       seconds.append(time.perf_counter() - began)
-      # The offsets are mapped, at most two pages an example.
-      read = _read_bytes() - read_bytes + 8192 * len(drawn)
+      read = _read_bytes() - read_bytes
       if found != len(drawn) * log_mel.samples_of_seconds(_SEC.value):
         raise ValueError(f'{len(drawn)} examples have {found} samples.')
       gigabytes.append(read / 1e9)
@@ -259,17 +253,16 @@ def _build(
     clients: client_data.SpeechClientData, cohort: list[str]
 ) -> Callable[[], None]:
   """Returns a function that reads all chunks of the clients."""
-  place_fn = clients.places.serializable_dataset_fn
 
-  @tf.function(input_signature=[_PLACES], autograph=False)
+  @tf.function(input_signature=[records.LOCATION_SPECS], autograph=False)
   def read(rows):
     return clients.read(rows, _LONGEST)
 
   generator = np.random.default_rng(1)
   chunks = []
-  for client_id in cohort:
-    rows = next(iter(place_fn(tf.constant(client_id)).batch(2**20)))
-    count = len(rows[schema.CLIENT_ID])
+  for client in clients.records_of(cohort):
+    rows = records.locations_of(client)
+    count = len(client.offsets)
     order = generator.permutation(count)
     chunks += [
         collections.OrderedDict(

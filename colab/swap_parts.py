@@ -93,7 +93,8 @@ def train(label, *gin_files, **settings):
   ))
   rates = [100 * training.evaluator(state.global_model_weights).word_error_rate]
   for _ in range(NUM_ROUNDS):
-    state, _ = process.next(state, cohort.select())
+    clients = training.client_data.records_of(cohort.select())
+    state, _ = process.next(state, clients)
     rates.append(
         100 * training.evaluator(state.global_model_weights).word_error_rate
     )

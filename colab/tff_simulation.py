@@ -122,9 +122,9 @@ print('A round takes', process.next.type_signature.parameter[1])
 # %% [markdown]
 # ## Rounds
 #
-# A round takes the ids of a cohort: each of the 600 joins with probability
-# 1/10, by its own coin. Each client's recordings are opened where the client
-# runs, and what it sends back is clipped, layer by layer, before the server
+# A round takes the locations of a cohort's records: each of the 600 clients
+# joins with probability 1/10, by its own coin. The records are read where the
+# client runs. What it sends back is clipped, layer by layer, before the server
 # adds noise. The noise follows a key in the state, so `next` is called once on
 # each state: two sums with the same noise would tell their difference.
 
@@ -145,7 +145,7 @@ rounds = []
 print('round  clients  dev WER %')
 print(f'    0           {100 * before.word_error_rate:9.1f}')
 for number in range(1, NUM_ROUNDS + 1):
-  state, metrics = process.next(state, cohort.select())
+  state, metrics = process.next(state, private.records_of(cohort.select()))
   after = evaluator(state.global_model_weights)
   rounds.append({
       'clients': int(metrics['client_work']['num_clients']),

@@ -243,7 +243,7 @@ def _read_existing(
   if not os.listdir(output_dir):
     return None
   try:
-    corpus, _ = index.read(output_dir)
+    corpus = index.read(output_dir).corpus
   except ValueError as e:
     is_corpus = os.path.exists(os.path.join(output_dir, index.CORPUS_FILE))
     if is_corpus and overwrite:

@@ -24,6 +24,7 @@ from tff_asr import checks
 from tff_asr import files
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.data import records
 from tff_asr.learning import client_update
 from tff_asr.metrics import confidence
 from tff_asr.models import ctc
@@ -390,13 +391,13 @@ def _deltas(
   specs = weights_lib.tensor_specs(model.specs)
 
   @tf.function(
-      input_signature=[specs, tf.TensorSpec([], tf.string)], autograph=False
+      input_signature=[specs, records.LOCATION_SPECS], autograph=False
   )
-  def train(weights, client_id):
+  def train(weights, rows):
     # As a client's loop does it; a dataset of batches would take longer to make
     # than the step itself.
     shuffled = pipeline.open(
-        pipeline.with_lengths(data.places.serializable_dataset_fn(client_id)),
+        pipeline.with_lengths(tf.data.Dataset.from_tensor_slices(rows)),
         seed=tf.constant([1, 2]),
         num_epochs=num_steps,
     )
@@ -418,8 +419,8 @@ def _deltas(
     return tf.nest.map_structure(tf.subtract, weights, trained)
 
   order = np.random.default_rng(1).permutation(data.client_ids)
-  for client_id in order:
-    yield train(weights, tf.constant(client_id))
+  for client in data.records_of(order):
+    yield train(weights, records.locations_of(client))
 
 
 def _run(state: State) -> design.Run:

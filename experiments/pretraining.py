@@ -334,9 +334,11 @@ class Tuning:
               state.global_model_weights, taken
           )
       )
-    places = self._public.places_of(np.arange(self._public.num_records))
+    rows = self._public.record_locations(
+        np.arange(self._public.num_records)
+    )
     batches = self._pipeline.training_batches(
-        self._public.read_dataset(tf.data.Dataset.from_tensor_slices(places)),
+        self._public.read_dataset(rows),
         seed=tf.constant([0, seed]),
     )
     for batch in batches.take(_TUNING_STEPS):
@@ -594,11 +596,9 @@ def _optimizer(rate: float = _RATE) -> tff.learning.optimizers.Optimizer:
 def _read(data_dir: str, part: str, *, name: str | None = None) -> _Speech:
   """A part's features; of `telephone`, after a low-pass filter."""
   data = client_data.load(os.path.join(data_dir, part))
-  places = data.places_of(np.arange(data.num_records))
+  rows = data.record_locations(np.arange(data.num_records))
   found = []
-  for utterance in data.read_dataset(
-      tf.data.Dataset.from_tensor_slices(places)
-  ):
+  for utterance in data.read_dataset(rows):
     waveform = utterance['waveform'].numpy()
     if name == 'telephone':
       waveform = _narrow(waveform)

@@ -15,7 +15,9 @@ import itertools
 import json
 import os
 import pathlib
+import struct
 from typing import Any
+import zlib
 
 from absl.testing import parameterized
 import numpy as np
@@ -174,7 +176,7 @@ class FuzzTest(cases.TestCase):
 
   def write_speakers(self) -> index.Corpus:
     speakers.write(self.write_clients(), {'age': {'ann': ['teens']}})
-    return index.read(self.path('corpus'))[0]
+    return index.read(self.path('corpus')).corpus
 
   def write_ledger(self) -> str:
     path = self.path('ledger.jsonl')
@@ -189,18 +191,18 @@ class FuzzTest(cases.TestCase):
       asyncio.run(run.state_manager.save(_STATE, 0))
     metrics = b'round,a,b\n1,0.5,\n2,0.25,3.0\n'
     self.write('metrics.csv', metrics)
-    state = self.path('state.safetensors')
-    state_file.write(state, _STATE)
+    state = self.path('state.bin')
+    state_file.write_state(state, state=_STATE)
     path = self.write_ledger()
     model = self.path('model.safetensors')
     weights = {'w': np.ones([2, 3], np.float32), 'b': np.float32(1.0)}
-    model_file.write(model, weights, tokens='ab', ledger=[1, 'x'])
+    model_file.write(model, weights, tokens='ab', ledger='[1, "x"]')
 
     def parse():
       model_file.read(model)
       run_dir.check_folder(self.path('run'), configuration='A = 1\n')
       metrics_file.read(self.path('metrics.csv'), 'a')
-      state_file.read(state, structure=_STATE)
+      state_file.read_state(state, structure=_STATE)
       ledger.read(path)
 
     return parse
@@ -218,7 +220,7 @@ class FuzzTest(cases.TestCase):
   @parameterized.parameters(
       ('write_index', f'corpus/{index.CORPUS_FILE}', 'corpus'),
       ('write_index', f'corpus/{index.CLIENTS_FILE}', 'corpus'),
-      ('write_index', f'corpus/{index.HASH_FILE}', 'corpus'),
+      ('write_index', f'corpus/{index.OFFSETS_FILE}', 'corpus'),
       ('write_index', f'corpus/{speakers.SPEAKERS_FILE}', 'corpus'),
       ('write_corpus', 'libri/dev/84/1/84-1.trans.txt', '84-1'),
       ('write_corpus', 'an4/etc/an4_train.fileids', 'an4'),
@@ -230,7 +232,7 @@ class FuzzTest(cases.TestCase):
       ('write_manifests', 'kaldi/segments', 'kaldi'),
       ('write_run', 'run/config.gin', 'run'),
       ('write_run', 'metrics.csv', 'metrics.csv'),
-      ('write_run', 'state.safetensors', 'state.safetensors'),
+      ('write_run', 'state.bin', 'state.bin'),
       ('write_run', 'ledger.jsonl', 'ledger.jsonl'),
   )
   def test_bytes(self, write, name, named):
@@ -250,11 +252,11 @@ class FuzzTest(cases.TestCase):
 
     def reader(numbers):
       """Reads utterances as rounds do: their graph, without Python's lines."""
-      places = tf.nest.map_structure(
-          tf.constant, clients.places_of(list(numbers))
+      rows = tf.nest.map_structure(
+          tf.constant, clients.record_locations(list(numbers))
       )
       graph = tf.function(
-          lambda: clients.read(places, 10**6)['waveform'], autograph=False
+          lambda: clients.read(rows, 10**6)['waveform'], autograph=False
       ).get_concrete_function().graph
       return tf.compat.v1.wrap_function(
           lambda: tf.graph_util.import_graph_def(
@@ -267,10 +269,8 @@ class FuzzTest(cases.TestCase):
 
     @tf.function(autograph=False)  # Traced once for each client.
     def count(numbers):
-      places = tf.data.Dataset.from_tensor_slices(
-          clients.places_of(list(numbers))
-      )
-      return clients.read_dataset(places).reduce(0, lambda total, _: total + 1)
+      rows = clients.record_locations(list(numbers))
+      return clients.read_dataset(rows).reduce(0, lambda total, _: total + 1)
 
     refused = 0
     damaged = _damaged(self.read(f'corpus/{shard}'), seed=4)
@@ -286,15 +286,8 @@ class FuzzTest(cases.TestCase):
     self.assertGreater(refused, 0)
     self.assertLess(refused, 120)
 
-  def test_fields_of_the_index(self):
-    path = self.write_clients()
-    name = f'corpus/{index.CORPUS_FILE}'
-    for content in _changed(json.loads(self.read(name)), seed=2):
-      self.write(name, json.dumps(content).encode())
-      self.check(lambda: client_data.load(path), named=path, case=content)
-
   def test_table_of_clients_behind_its_checksum(self):
-    corpus, _ = index.read(self.write_clients())
+    corpus = index.read(self.write_clients()).corpus
     for data in _damaged(self.read(f'corpus/{index.CLIENTS_FILE}'), seed=3):
       parse = lambda: index._parse_clients(corpus, data)
       self.check(parse, named=index.CLIENTS_FILE, case=data)
@@ -319,6 +312,23 @@ class FuzzTest(cases.TestCase):
         continue
       self.check(lambda: ledger.read(path), named=path, case=changed)
 
+  def test_fields_of_checkpoints_behind_their_checksums(self):
+    path = self.path('state.bin')
+    state_file.write_state(path, state=_STATE)
+    data = self.read(path)
+    offset, length, _, end = state_file._TRAILER.unpack(data[-24:])
+    manifest = json.loads(data[offset : offset + length])
+    for changed in _changed(manifest, seed=11):
+      text = json.dumps(changed).encode()
+      self.write(path, data[:offset] + text + struct.pack(
+          '<QQI4s', offset, len(text), zlib.crc32(text), end
+      ))
+      for parse in (
+          lambda: state_file.read_state(path, structure=_STATE),
+          lambda: state_file.read_leaves(path),
+      ):
+        self.check(parse, named=path, case=changed)
+
   @parameterized.parameters(
       'DIM = 8', "TRAIN_DIR = 'x'", 'central.CentralTraining.seed = 3',
       'MODEL = @ctc.build()',
@@ -337,4 +347,4 @@ class FuzzTest(cases.TestCase):
     self.assertGreater(refused, 0)
 
 
-_STATE = {'a': np.arange(6, dtype=np.float32), 'b': [1, 'x', None, 0.5]}
+_STATE = {'a': np.arange(6, dtype=np.float32), 'b': [1, 'x', b'y', None, 0.5]}

@@ -44,8 +44,8 @@ from benchmarks import limits
 from benchmarks import workload as workload_lib
 from tff_asr import checks
 from tff_asr import files
-from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.data import shapes as shapes_lib
 from tff_asr.execution import multi_device
 from tff_asr.features import log_mel
 from tff_asr.learning import fed_avg
@@ -322,15 +322,15 @@ class Check:
     Args:
       sizes: Model and clients.
       dtype: Type of activations.
-      jit: Whether batches are padded to buckets and XLA compiles steps.
+      jit: Whether steps have given shapes and XLA compiles them.
       **settings: Settings of the context.
     """
     context = multi_device.build_sync_context(
         multi_device.Settings(
-            **{'devices': [self._device], **settings}
+            **{'devices': [self._device], 'jit': jit, **settings}
         )
     )
-    _, cohort, process = self._prepare(sizes, dtype, jit=jit)
+    _, cohort, process = self._prepare(sizes, dtype, has_shapes=jit)
     with tff.framework.get_context_stack().install(context):
       first = fed_avg.set_noise_key(
           process.initialize(), np.arange(8, dtype=np.int32)
@@ -472,7 +472,7 @@ class Check:
 
 
 def _prepare(
-    sizes: workload_lib.Workload, dtype: str, *, jit: bool
+    sizes: workload_lib.Workload, dtype: str, *, has_shapes: bool
 ) -> tuple[
     tempfile.TemporaryDirectory,
     list[str],
@@ -482,13 +482,15 @@ def _prepare(
   folder = tempfile.TemporaryDirectory()
   clients = sizes.write_corpus(folder.name)
   model = sizes.build_model(activation_dtype=dtype)
-  buckets = None
-  if jit:
+  shapes = None
+  if has_shapes:
     model = dataclasses.replace(model, loss_kernel='scan')
-    longest = sizes.build_pipeline(model).max_utterance_sec
-    buckets = buckets_lib.LengthBuckets([sizes.utterance_sec, longest])
+    whole = int(sizes.batch_sec / sizes.utterance_sec)
+    frames = log_mel.frames_of_seconds(sizes.utterance_sec)
+    longest = sizes.build_pipeline(model).max_frames
+    shapes = shapes_lib.Shapes([(whole, frames), (1, longest)], launch=0)
   process = sizes.build_process(
-      clients, cohort_size=sizes.num_clients, model=model, buckets=buckets
+      clients, cohort_size=sizes.num_clients, model=model, shapes=shapes
   )
   return folder, clients.client_ids, process
 

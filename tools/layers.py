@@ -89,6 +89,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         'storage': (
             'absl',
+            'ml_dtypes',
             'numpy',
             'safetensors',
             'tensorboard',

@@ -12,7 +12,6 @@ import tensorflow_federated as tff
 
 from tests import cases
 from tests import fakes
-from tests.data import client_corpus
 from tff_asr.data import audio
 from tff_asr.data import client_data
 from tff_asr.data import index
@@ -164,12 +163,13 @@ class ClientDataTest(cases.TestCase):
         os.remove(os.path.join(self.folder, name))
     cost = client_data.duration_cost(data)
     # 800 samples; 800 to 840 of five: (5 * 800 + 10 * 10) / 16000.
-    self.assertEqual(cost('bert'), 0.05)
-    self.assertEqual(cost(b'cleo'), 0.25625)
+    self.assertEqual(
+        list(map(cost, data.records_of(['bert', 'cleo']))), [0.05, 0.25625]
+    )
     self.assertEqual(data.duration_sec('cleo'), 0.25625)
     self.assertEqual(data.num_utterances('cleo'), 5)
     with self.assertRaisesRegex(ValueError, 'dora'):
-      cost('dora')
+      data.records_of(['dora'])
 
   @parameterized.parameters(*audio.ENCODINGS)
   def test_records_of_any_clients_are_read_in_any_order(self, encoding):
@@ -185,17 +185,12 @@ class ClientDataTest(cases.TestCase):
         for element in _shared_dataset(client_id, encoding=encoding)
     }
     read = tf.function(
-        lambda places: data.read(places, 825),
-        input_signature=[
-            tf.nest.map_structure(
-                lambda place: tf.TensorSpec([None], tf.as_dtype(place.dtype)),
-                data.places_of(np.array([0])),
-            )
-        ],
+        lambda rows: data.read(rows, 825),
+        input_signature=[records.LOCATION_SPECS],
     )
     for order in ([8, 0, 3, 4, 2], [3, 7, 1, 0], [5]):
-      places = data.places_of(np.array(order))
-      chunk = read(tf.nest.map_structure(tf.constant, places))
+      rows = data.record_locations(np.array(order))
+      chunk = read(tf.nest.map_structure(tf.constant, rows))
       self.assertEqual(
           [name.decode() for name in chunk['utterance_id'].numpy()],
           [names[number] for number in order],
@@ -214,11 +209,28 @@ class ClientDataTest(cases.TestCase):
       self.assertEqual(chunk['waveform'].shape[1], longest)
     # Numbers are of the clients that were selected.
     some = data.select(['cleo', 'bert'])
-    places = some.places_of(np.arange(some.num_records))
-    chunk = read(tf.nest.map_structure(tf.constant, places))
+    rows = some.record_locations(np.arange(some.num_records))
+    chunk = read(tf.nest.map_structure(tf.constant, rows))
     self.assertEqual(
         [name.decode() for name in chunk['utterance_id'].numpy()], names[3:]
     )
+
+  def test_records_of_clients_are_their_stretches_of_the_index(self):
+    data = _shared(max_shard_bytes=2**20)  # One shard.
+    starts = _record_starts(data.corpus.path, 0)
+    clients = data.records_of(['cleo', 'anna'])
+    self.assertEqual([each.client_id for each in clients], ['cleo', 'anna'])
+    self.assertEqual([each.offsets.tolist() for each in clients],
+                     [starts[4:], starts[:3]])
+    self.assertEqual([int(each.shard) for each in clients], [0, 0])
+    rows = records.locations_of(clients[0])
+    np.testing.assert_array_equal(rows[records.OFFSET], starts[4:])
+    self.assertEqual(
+        [name.decode() for name in rows['client_id'].numpy()], ['cleo'] * 5
+    )
+    # A selection knows its own clients only.
+    with self.assertRaisesRegex(ValueError, 'client anna is not among the 1'):
+      data.select(['cleo']).records_of(['anna'])
 
   def test_corpora_with_the_same_clients_are_not_mixed_up(self):
     folders = [self.folder, f'{self.folder}2']
@@ -275,7 +287,7 @@ class ClientDataTest(cases.TestCase):
       self.assertEqual(run(tf.constant(client_id))[0].numpy(), expected)
     with self.assertRaisesRegex(
         tf.errors.InvalidArgumentError,
-        'a client of this round is not in the corpus',
+        'the client is not among those of',
     ):
       run(tf.constant('nobody'))
 
@@ -344,24 +356,6 @@ class ClientDataTest(cases.TestCase):
       fakes.damage(path, place)
       client_data.verify(self.folder)
 
-  @parameterized.parameters(
-      (0, 2**40), (2, 2**63), (-1, 2**64 - 1), (-1, 10_000)
-  )
-  def test_a_made_up_length_is_said_before_it_is_believed(self, record, length):
-    # With the right checksum it ends TensorFlow's reader and the process.
-    _write(self.folder, max_shard_bytes=2**20)
-    byte = _record_starts(self.folder, 0)[record]
-    header = np.frombuffer(np.uint64(length).tobytes(), np.uint8)
-    path = os.path.join(self.folder, index.shard_name(0))
-    with open(path, 'r+b') as f:
-      f.seek(byte)
-      f.write(header.tobytes())
-      f.write(index._masked_crc32c(header[np.newaxis]).tobytes())
-    with self.assertRaisesRegex(
-        ValueError, f'00000.*: the record at byte {byte} claims {length} bytes'
-    ):
-      client_data.load(self.folder)
-
   def test_shard_truncated_between_records_while_open(self):
     folder = _shared(max_shard_bytes=2**20).corpus.path
     dataset = _shared_dataset('cleo', at_once=2, max_shard_bytes=2**20)
@@ -426,30 +420,8 @@ class ClientDataTest(cases.TestCase):
     ):
       list(_shared_dataset('cleo', at_once=at_once))
 
-  def test_places_with_wildcards_in_their_names(self):
+  def test_a_folder_with_wildcards_in_its_name(self):
     self.folder = os.path.join(os.path.dirname(self.folder), r'a[1]*?\{b}')
     _write(self.folder)
     data = client_data.load(self.folder)
     self.check_client(data.create_tf_dataset_for_client('anna'), 'anna')
-
-
-class ManyClientsTest(cases.TestCase):
-
-  def test_the_graph_does_not_grow_with_the_population(self):
-    sizes = []
-    for num_clients in (10, 5_000):
-      # Paths of equal length, because they are in the graph.
-      folder = self.path(f'{num_clients:07d}')
-      client_corpus.write(folder, num_clients, num_samples=5)
-      data = client_data.load(folder)
-      self.assertLen(data.client_ids, num_clients)
-      graph = tf.function(data.serializable_dataset_fn).get_concrete_function(
-          tf.TensorSpec([], tf.string)
-      ).graph.as_graph_def()
-      sizes.append(graph.ByteSize())
-      for client_id in data.client_ids[::2_500]:
-        (element,) = data.create_tf_dataset_for_client(client_id)
-        self.assertEqual(element['client_id'].numpy().decode(), client_id)
-    # But for the digits of function names, which TensorFlow numbers.
-    self.assertAlmostEqual(*sizes, delta=100)
-    self.assertLess(sizes[0], 50_000)

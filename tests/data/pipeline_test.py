@@ -11,10 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from tests import reference
-from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
 from tff_asr.data import schema
+from tff_asr.data import shapes as shapes_lib
 from tff_asr.features import log_mel
 from tff_asr.models import subsampling
 from tff_asr.text import tokenizer as tokenizer_lib
@@ -151,7 +151,7 @@ class TrainingBatchesTest(parameterized.TestCase):
     # was saw the same ones. One of them is left out once in 300 such tests.
     num_records, num_chunks = 3000, 6
     pipeline = _pipeline(chunk_size=64)
-    places = tf.data.Dataset.from_tensor_slices(records.places(
+    rows = tf.data.Dataset.from_tensor_slices(records.locations(
         tf.fill([num_records], 'ann'),
         shard=tf.zeros([num_records], tf.int64),
         offset=tf.range(num_records, dtype=tf.int64),
@@ -159,7 +159,7 @@ class TrainingBatchesTest(parameterized.TestCase):
 
     @tf.function(autograph=False)
     def chunks(seed, numbers):
-      shuffled = pipeline.open(places, seed=seed)
+      shuffled = pipeline.open(rows, seed=seed)
       return tf.map_fn(
           lambda number: pipeline.read_chunk(
               shuffled, number, read=lambda rows, longest: rows
@@ -473,9 +473,9 @@ class ArgumentsTest(parameterized.TestCase):
           'max_utterance_sec 5.0 must be at most max_batch_sec 4.0',
       ),
       (
-          'buckets',
-          dict(buckets=buckets_lib.LengthBuckets([1.0, 1.99])),
-          'boundaries_sec must be at least max_utterance_sec 2.0, found 1.99',
+          'shapes',
+          dict(shapes=shapes_lib.Shapes([(2, 100), (1, 199)], 1)),
+          r'an utterance of 200 frames .* at most 199; add \(1, 200\)',
       ),
   )
   def test_bad_arguments_are_named(self, kwargs, message):

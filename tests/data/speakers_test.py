@@ -31,15 +31,15 @@ class SpeakersTest(cases.TestCase):
     )
 
   def read(self):
-    corpus, _ = index.read(self.folder)
+    corpus = index.read(self.folder).corpus
     return speakers.read(corpus)
 
   def path(self, name: str = speakers.SPEAKERS_FILE) -> str:
     return os.path.join(self.folder, name)
 
   def test_a_line_a_client_and_contradictions_left_empty_and_counted(self):
-    corpus, _ = index.read(self.folder)
-    others = (index.CLIENTS_FILE, index.HASH_FILE, corpus.shards[0].name)
+    corpus = index.read(self.folder).corpus
+    others = (index.CLIENTS_FILE, index.OFFSETS_FILE, corpus.shards[0].name)
     written = (speakers.SPEAKERS_FILE, index.CORPUS_FILE)
     before = [_stamp(self.path(name)) for name in others]
     self.assertTrue(speakers.write(self.folder, _SAID))

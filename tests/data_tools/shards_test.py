@@ -121,7 +121,7 @@ class ShardsTest(cases.TestCase):
     with self.assertRaisesRegex(ValueError, 'holds another corpus'):
       self.write(drop_copies=True, **settings)
     self.write(drop_copies=True, overwrite=True, **settings)
-    corpus, _ = index.read(self.output_dir)
+    corpus = index.read(self.output_dir).corpus
     self.assertEqual(
         corpus.origin['copies'], {'records': 0, 'most': 1, 'speakers': 0}
     )
@@ -216,7 +216,7 @@ class ShardsTest(cases.TestCase):
       np.testing.assert_array_equal(element['waveform'], _samples(i))
     self.assertAlmostEqual(data.duration_sec('c'), 0.4)
     client_data.verify(self.output_dir)
-    _, clients = index.read(self.output_dir)
+    clients = index.read(self.output_dir).clients
     self.assertEqual(clients.client_ids, ['a', 'b', 'c'])
     self.assertEqual(clients.num_utterances.tolist(), [2, 3, 1])
     self.assertEqual(clients.shards.tolist(), expected)
@@ -249,7 +249,7 @@ class ShardsTest(cases.TestCase):
     os.truncate(self.utterances[2].audio, 0)
     empty = shards.Utterance('c', 'c-9', '', self.utterances[3].audio)
     summary = self.write([*self.utterances, empty], max_shard_bytes=1)
-    corpus, _ = index.read(self.output_dir)
+    corpus = index.read(self.output_dir).corpus
     self.assertLen(corpus.shards, 3)
     self.assertEqual(corpus.characters, ' demorswxyz')
     self.assertEqual(

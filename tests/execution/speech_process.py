@@ -13,9 +13,10 @@ import tensorflow_federated as tff
 
 from tests import fakes
 from tff_asr.aggregators import dp_mean
-from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import client_data
 from tff_asr.data import cohorts
+from tff_asr.data import records
+from tff_asr.data import shapes as shapes_lib
 from tff_asr.features import spec_augment
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
@@ -44,8 +45,7 @@ def build(
     data: client_data.SpeechClientData,
     *,
     noise_kernel: str = 'host',
-    buckets: Optional[buckets_lib.LengthBuckets] = None,
-    jit_compile: bool = False,
+    shapes: Optional[shapes_lib.Shapes] = None,
     **model_options: Any,
 ) -> tff.learning.templates.LearningProcess:
   """Builds the process; `initial_state` says how much noise it adds."""
@@ -55,7 +55,7 @@ def build(
       pipeline=fakes.tiny_pipeline(
           model,
           augment=spec_augment.build(max_freq_width=10, max_time_width=10),
-          buckets=buckets,
+          shapes=shapes,
       ),
       client_data=data,
       aggregator=dp_mean.build(
@@ -74,9 +74,7 @@ def build(
               0.01, start=1, decay_rate=0.6, transition_rounds=2
           ),
       ),
-      local=client_update.LocalTraining(
-          learning_rate=1.0, num_steps=2, jit_compile=jit_compile
-      ),
+      local=client_update.LocalTraining(learning_rate=1.0, num_steps=2),
       seed=3,
   )
 
@@ -104,10 +102,10 @@ def initial_state(
 
 def draw_cohorts(
     data: client_data.SpeechClientData, num_rounds: int
-) -> list[list[str]]:
+) -> list[list[records.ClientRecords]]:
   """Poisson cohorts, the same at every call."""
   source = cohorts.poisson(
       data.client_ids, cohort_size=_COHORT_SIZE, key=keys.from_seed(5)
   )
   iterator = source.iterator()
-  return [iterator.select() for _ in range(num_rounds)]
+  return [data.records_of(iterator.select()) for _ in range(num_rounds)]

@@ -99,10 +99,16 @@ class CanaryDataTest(absltest.TestCase):
         data.client_ids, ['ann', 'bob', *_CANARIES.client_ids]
     )
     self.assertEqual(data.element_type_structure, people.element_type_structure)
-    for clients in (data, data.places):
-      for name in data.client_ids:
-        (element,) = clients.serializable_dataset_fn(name).as_numpy_iterator()
-        self.assertEqual(element['client_id'], name.encode())
+    for client in data.records_of(data.client_ids):
+      self.assertLen(client.offsets, 1)
+      (element,) = data.serializable_dataset_fn(
+          client.client_id
+      ).as_numpy_iterator()
+      self.assertEqual(element['client_id'], client.client_id.encode())
+    self.assertEqual(
+        [client.client_id for client in data.records_of(data.client_ids)],
+        data.client_ids,
+    )
     self.assertEqual({data.duration_sec(name) for name in data.client_ids}, {0})
 
   def test_people_who_look_like_canaries_are_refused(self):

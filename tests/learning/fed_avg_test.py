@@ -22,9 +22,9 @@ from tests.learning import tiny
 from tff_asr.aggregators import distributed_mean
 from tff_asr.data import client_data
 from tff_asr.data import cohorts as cohorts_lib
-from tff_asr.execution import client_round
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
+from tff_asr.execution import round_execution
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
 from tff_asr.learning import process as process_lib
@@ -86,14 +86,19 @@ def _plain() -> tff.learning.templates.LearningProcess:
 
 
 @functools.lru_cache
-def _of_shards(num_clients: int) -> tff.learning.templates.LearningProcess:
-  """A process that tests share: over shards of 3 clients or of more."""
+def _load_shards(num_clients: int) -> client_data.SpeechClientData:
   clients = {'ann': 3, 'bob': 5, 'cai': 1} | {
       f'client{i:02d}': 1 for i in range(3, num_clients)
   }
+  return client_data.load(fakes.shared_split(**clients))
+
+
+@functools.lru_cache
+def _of_shards(num_clients: int) -> tff.learning.templates.LearningProcess:
+  """A process that tests share: over shards of 3 clients or of more."""
   return _build(
       aggregator=fakes.clipped_mean(cohort_size=_COHORT_SIZE, clip=0.1),
-      data=client_data.load(fakes.shared_split(**clients)),
+      data=_load_shards(num_clients),
       model=tiny.recognizer(dropout=0.2),
       num_steps=2,
   )
@@ -142,6 +147,7 @@ def _distributed_round(cohort, claimed='') -> np.ndarray:
 
 def tearDownModule():
   _distributed.cache_clear()
+  _load_shards.cache_clear()
   _of_shards.cache_clear()
   _plain.cache_clear()
   _twin.cache_clear()
@@ -372,6 +378,13 @@ class PlainFederatedAverageTest(parameterized.TestCase):
 
 class ProcessTest(cases.TestCase):
 
+  def test_clients_of_a_corpus_are_given_by_where_their_records_lie(self):
+    _, clients_type = _of_shards(3).next.type_signature.parameter
+    self.assertEqual(
+        str(clients_type),
+        '{<client_id=str,shard=int64,offsets=int64[?]>}@CLIENTS',
+    )
+
   def test_type_signature(self):
     process = _plain()
     self.assertIsInstance(process, tff.learning.templates.LearningProcess)
@@ -482,7 +495,7 @@ class ProcessTest(cases.TestCase):
     ):
       state = process.initialize()
       for cohort in (['cai', 'ann', 'bob'], ['ann'], ['bob'], ['cai']):
-        process.next(state, cohort)
+        process.next(state, _load_shards(3).records_of(cohort))
     together, *alone = sums
     self.assertTrue(all(np.any(part) for one in alone for part in one[:1]))
     for whole, *parts in zip(together, *alone, strict=True):
@@ -502,14 +515,14 @@ class ProcessTest(cases.TestCase):
         tff.framework.serialize_computation(_of_shards(size).next).ByteSize()
         for size in (3, 60)
     ]
-    # A name that is numbered, or a table's size, may be a few bytes longer;
-    # 57 ids of 8 bytes would be 456.
+    # A name that is numbered may be a few bytes longer; 57 ids of 8 bytes would
+    # be 456.
     self.assertLess(abs(sizes[1] - sizes[0]), 100)
 
   def test_clients_without_data_draw_no_noise_in_common(self):
     # No element names them, so both would have one number.
     with self.assertRaisesRegex(
-        client_round.ClientError, '(?s)Client . of 3 .*without data'
+        round_execution.ClientError, '(?s)Client . of 3 .*without data'
     ):
       _distributed_round(['ann', 'dee', 'eve'])
 

@@ -1,5 +1,6 @@
 """Tests of tff_asr.programs.central."""
 
+import collections
 import contextlib
 import functools
 import os
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
+from scipy import stats
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -17,8 +19,9 @@ from tests.programs import runs
 from tff_asr import checks
 from tff_asr.data import client_data
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.data import buckets as buckets_lib
+from tff_asr.data import shapes as shapes_lib
 from tff_asr.learning import central_step
+from tff_asr.privacy import keys
 from tff_asr.programs import central
 from tff_asr.programs import run_privacy
 from tff_asr.storage import metrics_file
@@ -113,12 +116,12 @@ class CentralTest(cases.TestCase):
       self.assertEqual(value.tobytes(), other[name].tobytes(), name)
 
   def test_stops_early_keeps_the_best_and_resumes_exactly(self):
-    buckets = buckets_lib.LengthBuckets([0.9, 1.2, 3.0])
+    shapes = shapes_lib.Shapes([(1, 300), (1, 90), (2, 120)], 10)
     train = functools.partial(
         _train,
-        model=fakes.model_of_buckets(_model(), buckets),
+        model=fakes.model_of_shapes(_model(), shapes),
         pipeline=fakes.tiny_pipeline(
-            _model(), max_batch_sec=3.0, buckets=buckets
+            _model(), max_batch_sec=3.0, shapes=shapes
         ),
         patience=2,
     )
@@ -314,6 +317,16 @@ class CentralTest(cases.TestCase):
     return [
         name.decode() for batch in batches for name in batch['utterance_id']
     ]
+
+  def test_each_permutation_of_few_records_is_as_likely_as_another(self):
+    key = keys.from_seed(0)
+    counts = collections.Counter(
+        tuple(central.permutation(4, key=key, pass_num=number))
+        for number in range(6000)
+    )
+    self.assertLen(counts, 24)
+    # A fixed seed; by chance below 1e-4 once in 10,000 seeds.
+    self.assertGreater(stats.chisquare(list(counts.values())).pvalue, 1e-4)
 
   def test_passes_have_all_utterances_of_all_speakers_in_their_own_orders(self):
     found = self.draws(_place(), 21)  # At least an utterance each.

@@ -113,7 +113,7 @@ class RoundTest(_TestCase):
     folder = self.enterContext(tempfile.TemporaryDirectory())
     seen = []
 
-    def next_fn(state, cohort):
+    async def next_fn(state, cohort):
       del cohort
       seen.append(state.aggregator.query_state.numerator_state.noise_key)
       return tff.learning.templates.LearningProcessOutput(state, ())
@@ -154,7 +154,7 @@ class RoundTest(_TestCase):
   def test_no_second_sum_gets_the_noise_whatever_shows_it(self, shown):
     # At a learning rate of 0, weights do not show it.
     def run(seen):
-      def next_fn(state, cohort):
+      async def next_fn(state, cohort):
         del cohort
         keys_of_noise.append(private_rounds.query_state(state).noise_key)
         value = np.float32([seen])
@@ -202,7 +202,7 @@ class RoundTest(_TestCase):
   def test_a_round_done_again_begins_another_mechanism(self):
     # Otherwise two sums of a client's would share a coin, and a round's noise.
     def run(seen):
-      def next_fn(state, cohort):
+      async def next_fn(state, cohort):
         del cohort
         found.append(private_rounds.query_state(state))
         return tff.learning.templates.LearningProcessOutput(

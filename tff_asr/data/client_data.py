@@ -1,19 +1,21 @@
 """Client data: a corpus on disk as `tff.simulation.datasets.ClientData`.
 
-A client's dataset is built from its id alone, inside the graph. The id is
-looked up in the corpus' hash table, and the places of its records in
-records.offsets (`index`); each is then read by itself (`records`). Nothing
-scans a shard, and the graph holds paths and a table size, not the population.
+A learning process of `fed_avg.build` takes, for each client of a round, where
+its records lie. The server looks that up in the index:
 
-Two datasets are made of a client: its utterances, decoded and in the order of
-the corpus, for evaluation, inspection and TFF users' own loops; and their
-places, for training, which reads them in orders of its own.
+    private = client_data.load('shards/train')
+    state, metrics = process.next(state, private.records_of(['ann', 'bob']))
+
+The records themselves are read at the client (`records`). Evaluation,
+inspection and your own TFF loops open a client's utterances by
+`create_tf_dataset_for_client` or `dataset_computation`.
 """
 
+import abc
 from collections.abc import Callable, Iterable
 import hashlib
 import os
-from typing import Any
+from typing import Optional
 
 import numpy as np
 import tensorflow as tf
@@ -42,55 +44,84 @@ def load(
     ValueError: If the folder is missing, damaged or not a corpus, or a client
       is not in it.
   """
-  corpus, clients = index.read(path)
-  data = SpeechClientData(corpus, clients)
+  data = SpeechClientData(index.read(path))
   return data if client_ids is None else data.select(client_ids)
 
 
 def duration_cost(
-    client_data: 'SpeechClientData',
-) -> Callable[[str], float]:
+    client_data: 'RecordClientData',
+) -> Callable[[records.ClientRecords], float]:
   """Cost of a client's training, in seconds of audio.
 
-  For an execution context that starts costly clients first. The costs come from
-  the index, and no record is read. They decide the order in which updates are
-  summed, and so are a function of the corpus and the client alone: a run that
-  is repeated or resumed has the same ones.
+  For an execution context that starts costly clients first. Costs come from the
+  index; no record is read. They decide the order in which floats are added, so
+  they depend on the corpus and the client alone: a run that is repeated or
+  resumed has the same costs.
 
   Returns:
-    A function of a client's id, one of `client_data.client_ids`.
+    A function of a client's records, as `records_of` returns them.
   """
-  return lambda client_id: client_data.duration_sec(
-      tf.compat.as_text(client_id)
-  )
+  return lambda client: client_data.duration_sec(client.client_id)
 
 
-def for_training(
+def client_arguments(
+    client_data: tff.simulation.datasets.ClientData, client_ids: Iterable[str]
+) -> list[records.ClientRecords] | list[str]:
+  """Returns what `next` of a process on `client_data` takes for these clients.
+
+  Args:
+    client_data: The data that the process was built on (`fed_avg.build`).
+    client_ids: The clients of a round.
+
+  Returns:
+    Where their records lie; for data in memory the ids themselves.
+  """
+  if isinstance(client_data, RecordClientData):
+    return client_data.records_of(client_ids)
+  return list(client_ids)
+
+
+def training_examples(
     client_data: tff.simulation.datasets.ClientData,
-) -> tuple[tff.simulation.datasets.ClientData, records.Read | None]:
-  """Source of clients' data: the places of their records and their reader.
+) -> tuple[tff.Computation, Optional[records.Read]]:
+  """Returns the dataset computation of a learning process on `client_data`.
 
-  Either names the client as it was drawn. What records say of their client is
-  checked where they are read by places, and replaced where they are in memory:
-  seeds and simulated noise follow the name, so a client may not choose it.
+  Args:
+    client_data: A corpus on disk, or any whose elements are utterances
+      (`schema`).
 
   Returns:
-    `places` and `read` of data that have them (`SpeechClientData`); of others,
-    whose elements are utterances, those and None.
+    A TFF computation from a client's argument (`client_arguments`) to its
+    dataset, and the reader of the dataset's rows where these are record
+    locations, else None.
   """
-  if hasattr(client_data, 'places'):
-    return client_data.places, client_data.read
+  if isinstance(client_data, RecordClientData):
 
-  def dataset_fn(client_id: str | tf.Tensor) -> tf.data.Dataset:
-    client_id = tf.convert_to_tensor(client_id, tf.string)
+    @tff.tensorflow.computation(_CLIENT_RECORDS_TYPE)
+    def locate(client):
+      rows = records.locations_of(records.ClientRecords(*client))
+      return tf.data.Dataset.from_tensor_slices(rows)
+
+    return locate, client_data.read
+
+  # Seeds and simulated noise follow a client's name, so the drawn id replaces
+  # the one that its elements claim. In records the reader compares them.
+  @tff.tensorflow.computation(np.str_)
+  def open_client(client_id):
     return client_data.serializable_dataset_fn(client_id).map(
         lambda element: element | {schema.CLIENT_ID: client_id}
     )
 
-  named = tff.simulation.datasets.ClientData.from_clients_and_tf_fn(
-      client_data.client_ids, dataset_fn
-  )
-  return named, None
+  return open_client, None
+
+
+_CLIENT_RECORDS_TYPE = tff.to_type(
+    records.ClientRecords(
+        client_id=np.str_,
+        shard=np.int64,
+        offsets=tff.TensorType(np.int64, [None]),
+    )
+)
 
 
 def verify(path: str | os.PathLike[str]) -> None:
@@ -100,7 +131,7 @@ def verify(path: str | os.PathLike[str]) -> None:
     ValueError: As `load`, and naming the shards whose content changed, and all
       their clients.
   """
-  corpus, clients = index.read(path)
+  corpus, clients, _ = index.read(path)
   damaged, affected = [], []
   for number, shard in enumerate(corpus.shards):
     name = os.path.join(corpus.path, shard.name)
@@ -120,45 +151,109 @@ def verify(path: str | os.PathLike[str]) -> None:
     )
 
 
-class SpeechClientData(tff.simulation.datasets.ClientData):
+class RecordClientData(tff.simulation.datasets.ClientData):
+  """Clients whose records a process reads by their locations."""
+
+  @abc.abstractmethod
+  def records_of(
+      self, client_ids: Iterable[str]
+  ) -> list[records.ClientRecords]:
+    """Returns where the records of these clients lie, in the order given."""
+
+  @property
+  @abc.abstractmethod
+  def read(self) -> records.Read:
+    """Reads records by their locations, in the graph: `records.Reader.read`."""
+
+  @property
+  @abc.abstractmethod
+  def corpus(self) -> index.Corpus:
+    """The whole corpus: encoding, characters, counts, origin."""
+
+  @abc.abstractmethod
+  def duration_sec(self, client_id: str) -> float:
+    """Returns how many seconds of audio a client has."""
+
+
+class SpeechClientData(RecordClientData):
   """Clients with utterances. Built by `load`.
 
   Elements are those of `schema.element_spec`: an OrderedDict of `client_id`,
   `transcript`, `utterance_id` string [] and `waveform` int16 [N]; in the order
   of the utterance ids.
-
-  `serializable_dataset_fn` and `dataset_computation` open every client of the
-  corpus, also those that `select` left out: a selection is a list of ids, and
-  the graph does not grow with it.
   """
 
-  def __init__(
-      self,
-      corpus: index.Corpus,
-      clients: index.Clients,
-      *,
-      selected: list[str] | None = None,
-  ):
-    self._corpus = corpus
-    self._clients = clients
-    self._client_ids = clients.client_ids if selected is None else selected
+  def __init__(self, corpus_index: index.Index):
+    self._corpus, self._clients, self._offsets = corpus_index
     self._rows = {
-        client_id: row for row, client_id in enumerate(clients.client_ids)
+        client_id: row
+        for row, client_id in enumerate(self._clients.client_ids)
     }
-    self._selected = (
-        self._rows if selected is None else frozenset(self._client_ids)
-    )
-    selected_rows = [self._rows[client_id] for client_id in self._client_ids]
-    self._selected_rows = np.array(selected_rows)
-    self._ends = np.cumsum(clients.num_utterances[self._selected_rows])
-    self._reader = records.Reader(corpus)
-    self._place_fn = _build_place_fn(corpus)
-    self._cached_dataset_computation = None
+    # Records are numbered client by client; each client's end after these.
+    self._ends = np.cumsum(self._clients.num_utterances)
+    self._reader = records.Reader(self._corpus)
 
   @property
   def client_ids(self) -> list[str]:
     """The clients' ids, sorted; a new list."""
-    return list(self._client_ids)
+    return list(self._clients.client_ids)
+
+  @property
+  def num_records(self) -> int:
+    """Utterances of all clients."""
+    return int(self._ends[-1])
+
+  @property
+  def read(self) -> records.Read:
+    return self._reader.read
+
+  @property
+  def corpus(self) -> index.Corpus:
+    return self._corpus
+
+  @property
+  def element_type_structure(self) -> dict[str, tf.TensorSpec]:
+    """`schema.element_spec`."""
+    return schema.element_spec()
+
+  def records_of(
+      self, client_ids: Iterable[str]
+  ) -> list[records.ClientRecords]:
+    """Returns where the records of these clients lie, in the order given.
+
+    Raises:
+      ValueError: If an id is not among `client_ids`.
+    """
+    found = []
+    for client_id in client_ids:
+      row = self._row(client_id)
+      first = self._clients.first_records[row]
+      offsets = self._offsets[first : first + self._clients.num_utterances[row]]
+      found.append(
+          records.ClientRecords(client_id, self._clients.shards[row], offsets)
+      )
+    return found
+
+  def record_locations(self, numbers: np.ndarray) -> records.RecordLocations:
+    """Returns the locations of utterances of any clients.
+
+    Args:
+      numbers: int64 [n], each below `num_records`: clients are in the order of
+        their ids, and each client's utterances in that of the corpus.
+    """
+    numbers = np.asarray(numbers, np.int64)
+    clients = self._clients
+    rows = np.searchsorted(self._ends, numbers, side='right')
+    starts = self._ends[rows] - clients.num_utterances[rows]
+    return records.locations(
+        np.array([clients.client_ids[row] for row in rows], object),
+        shard=clients.shards[rows],
+        offset=self._offsets[clients.first_records[rows] + numbers - starts],
+    )
+
+  def read_dataset(self, rows: records.RecordLocations) -> tf.data.Dataset:
+    """Reads the utterances at these locations: `records.Reader.read_dataset`."""
+    return self._reader.read_dataset(rows)
 
   @property
   def serializable_dataset_fn(
@@ -166,71 +261,33 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
   ) -> Callable[[str | tf.Tensor], tf.data.Dataset]:
     """From a client id (str or string []) to its dataset; traceable.
 
-    In the graph, an id that the corpus does not hold raises
-    InvalidArgumentError.
+    The graph holds the index, as that of TFF's own client data does. In the
+    graph, an id that is not among `client_ids` raises InvalidArgumentError.
     """
-    return lambda client_id: self._reader.read_dataset(
-        self._place_fn(client_id)
-    )
+    clients = self._clients
 
-  @property
-  def places(self) -> tff.simulation.datasets.ClientData:
-    """The same clients; elements are the places of their records.
+    @tf.autograph.experimental.do_not_convert
+    def dataset_fn(client_id: str | tf.Tensor) -> tf.data.Dataset:
+      is_client = tf.equal(tf.constant(clients.client_ids), client_id)
+      check = tf.debugging.Assert(
+          tf.reduce_any(is_client),
+          [f'the client is not among those of {self._corpus.path}.'],
+      )
+      with tf.control_dependencies([check]):
+        row = tf.argmax(tf.cast(is_client, tf.int32))
+      first = tf.constant(clients.first_records)[row]
+      count = tf.constant(clients.num_utterances)[row]
+      return self._reader.read_dataset(
+          records.locations_of(
+              records.ClientRecords(
+                  client_id,
+                  tf.constant(clients.shards)[row],
+                  tf.constant(self._offsets)[first : first + count],
+              )
+          )
+      )
 
-    Elements are of `records.Places`, scalars, in the order of the records, for
-    `read`.
-    """
-    return tff.simulation.datasets.ClientData.from_clients_and_tf_fn(
-        self._client_ids, self._place_fn
-    )
-
-  @property
-  def num_records(self) -> int:
-    """Utterances of all clients."""
-    return int(self._ends[-1])
-
-  def places_of(self, numbers: np.ndarray) -> records.Places:
-    """Returns the places of utterances, whoever's they are.
-
-    Args:
-      numbers: int64 [n], each below `num_records`: clients are in the order of
-        their ids, and each client's utterances in that of the corpus.
-
-    Raises:
-      ValueError: If the index is damaged where they are.
-    """
-    numbers = np.asarray(numbers, np.int64)
-    found = np.searchsorted(self._ends, numbers, side='right')
-    rows = self._selected_rows[found]
-    starts = self._ends[found] - self._clients.num_utterances[rows]
-    offsets = index.take_offsets(
-        os.path.join(self._corpus.path, index.OFFSETS_FILE),
-        self._clients.first_records[rows] + numbers - starts,
-    )
-    return records.places(
-        np.array([self._clients.client_ids[row] for row in rows], object),
-        shard=self._clients.shards[rows],
-        offset=offsets,
-    )
-
-  @property
-  def read(self) -> records.Read:
-    """Reads records by their places, in the graph: `records.Reader.read`."""
-    return self._reader.read
-
-  def read_dataset(self, places: tf.data.Dataset) -> tf.data.Dataset:
-    """The utterances at places, decoded: `records.Reader.read_dataset`."""
-    return self._reader.read_dataset(places)
-
-  @property
-  def element_type_structure(self) -> Any:
-    """`schema.element_spec`."""
-    return schema.element_spec()
-
-  @property
-  def corpus(self) -> index.Corpus:
-    """The whole corpus: encoding, characters, counts, origin."""
-    return self._corpus
+    return dataset_fn
 
   def create_tf_dataset_for_client(self, client_id: str) -> tf.data.Dataset:
     """Returns the dataset of one client.
@@ -238,8 +295,8 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
     Raises:
       ValueError: If `client_id` is not among `client_ids`.
     """
-    self._row(client_id)
-    return self.serializable_dataset_fn(client_id)
+    (client,) = self.records_of([client_id])
+    return self._reader.read_dataset(records.locations_of(client))
 
   def select(self, client_ids: Iterable[str]) -> 'SpeechClientData':
     """Returns these clients only.
@@ -254,11 +311,13 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
     selected = sorted(client_ids)
     if not selected:
       raise ValueError('client_ids must name at least one client, found none.')
-    for i, client_id in enumerate(selected):
-      self._row(client_id)
-      if i and client_id == selected[i - 1]:
-        raise ValueError(f'client_ids holds {client_id} twice.')
-    return SpeechClientData(self._corpus, self._clients, selected=selected)
+    rows = list(map(self._row, selected))
+    for one, other in zip(selected, selected[1:]):
+      if one == other:
+        raise ValueError(f'client_ids contains {one} twice.')
+    columns = (column[rows] for column in self._clients[1:])
+    clients = index.Clients(selected, *columns)
+    return SpeechClientData(index.Index(self._corpus, clients, self._offsets))
 
   def num_utterances(self, client_id: str) -> int:
     """Returns how many utterances a client has.
@@ -278,38 +337,10 @@ class SpeechClientData(tff.simulation.datasets.ClientData):
     return float(num_samples) / self._corpus.sample_rate_hz
 
   def _row(self, client_id: str) -> int:
-    """The row of a selected client in the table of all."""
-    if client_id not in self._selected:
+    """The row of a client in the table of clients."""
+    if client_id not in self._rows:
       raise ValueError(
-          f'client {client_id} is not among the {len(self._client_ids)} clients'
+          f'client {client_id} is not among the {len(self._rows)} clients'
           f' taken from {self._corpus.path}.'
       )
     return self._rows[client_id]
-
-
-def _build_place_fn(
-    corpus: index.Corpus,
-) -> Callable[[str | tf.Tensor], tf.data.Dataset]:
-  """Returns a graph function from a client id to its records' places."""
-  lookup = index.build_lookup_fn(
-      os.path.join(corpus.path, index.HASH_FILE), num_slots=corpus.num_slots
-  )
-  read_offsets = index.build_offsets_fn(
-      os.path.join(corpus.path, index.OFFSETS_FILE)
-  )
-
-  # Nothing to convert, and conversion takes longer than tracing.
-  @tf.autograph.experimental.do_not_convert
-  def place_fn(client_id: str | tf.Tensor) -> tf.data.Dataset:
-    client_id = tf.convert_to_tensor(client_id, tf.string)
-    shard, first, count = lookup(client_id)
-    places = records.places(
-        tf.fill([count], client_id),
-        shard=tf.fill([count], shard),
-        offset=read_offsets(first, count),
-    )
-    # The graph does not tell of slices that they are a dataset, nor of what;
-    # whoever reads ahead looks for that.
-    return tf.data.Dataset.from_tensor_slices(places).take(-1)
-
-  return place_fn

@@ -57,12 +57,8 @@ class Examples:
     self._key = key
     # Traced here, not at each step.
     self._open = tf.function(
-        lambda places: pipeline.evaluation_batches(self._examples(places)),
-        input_signature=[records.places(
-            tf.TensorSpec([None], tf.string),
-            shard=tf.TensorSpec([None], tf.int64),
-            offset=tf.TensorSpec([None], tf.int64),
-        )],
+        lambda rows: pipeline.evaluation_batches(self._examples(rows)),
+        input_signature=[records.LOCATION_SPECS],
         autograph=False,
     )
     self.sampling = accounting.Sampling(
@@ -89,14 +85,12 @@ class Examples:
     """The physical batches of some examples; each is in one of them."""
     if not numbers:
       return iter(())
-    places = self._client_data.places_of(np.asarray(numbers))
-    return iter(self._open(tf.nest.map_structure(tf.constant, places)))
+    rows = self._client_data.record_locations(np.asarray(numbers))
+    return iter(self._open(tf.nest.map_structure(tf.constant, rows)))
 
-  def _examples(self, places: records.Places) -> tf.data.Dataset:
-    """The examples at these places, without text."""
-    examples = self._client_data.read_dataset(
-        tf.data.Dataset.from_tensor_slices(places)
-    )
+  def _examples(self, rows: records.RecordLocations) -> tf.data.Dataset:
+    """The examples at these locations, without text."""
+    examples = self._client_data.read_dataset(rows)
     return (
         examples.map(lambda example: dict(example, **{schema.TRANSCRIPT: ''}))
         .filter(self._is_usable)

@@ -1,17 +1,19 @@
-"""Reader of records by place: any of a corpus, in any order, each checked.
+"""Reads records of a corpus by their locations: in any order, each checked.
 
-A place is a record's shard, its byte offset there and whose it is. Reading it
-seeks and reads that record alone, in the graph, in core ops (but for FLAC).
+The server knows from the index (`index`) where each client's records lie. It
+sends a client its `ClientRecords`; there, in the graph, `locations_of` makes
+them rows, and `Reader.read` seeks to each and reads it alone. Core ops only,
+except for FLAC.
 
-Nothing is skipped silently. In the graph, an error names shard and byte if a
-record
+In the graph, an error names shard and byte of a record that
 
 - is missing or damaged (its checksum differs, the shard is truncated),
 - belongs to another client (the shard is of another corpus),
 - has audio that does not have the length it states.
 
-Such errors end up in logs, so they do not name the client; who has the corpus
-finds it by its place (`client_data.verify`, `bin/inspect_data.py`).
+It does not name the client, because errors end up in logs. From shard and byte
+the owner of the corpus finds the client (`client_data.verify`,
+`bin/inspect_data.py`).
 
   n: records. N: samples.
 """
@@ -19,7 +21,9 @@ finds it by its place (`client_data.verify`, `bin/inspect_data.py`).
 import collections
 from collections.abc import Callable, Mapping
 import os
+from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tff_asr.data import index
@@ -29,25 +33,62 @@ OFFSET = 'offset'
 SHARD = 'shard'
 LENGTH = 'length'
 
-Places = collections.OrderedDict[str, tf.Tensor]
-"""Places of records, sorted by name: client_id string [n], offset int64 [n],
-shard int64 [n]."""
-
-Read = Callable[[Places, int], dict[str, tf.Tensor]]
-"""Reads rows of a client's data (`Reader.read`)."""
-
 # Most records are larger: read further in steps of this.
 _BUFFER_BYTES = 64 * 1024
 # Records of a dataset that are read together.
 _AT_ONCE = 32
 
 
-def places(
-    client_id: tf.Tensor, *, shard: tf.Tensor, offset: tf.Tensor
-) -> Places:
-  """Places of records by name, each [n]."""
+class ClientRecords(NamedTuple):
+  """Where a client's records lie, as NumPy values or as tensors.
+
+  Attributes:
+    client_id: The client's id, string []. Seeds and simulated noise follow it.
+    shard: Number of the shard that holds the client, int64 [].
+    offsets: Byte offset of each record in the shard, int64 [n].
+  """
+
+  client_id: str | tf.Tensor
+  shard: np.int64 | tf.Tensor
+  offsets: np.ndarray | tf.Tensor
+
+
+RecordLocations = collections.OrderedDict[str, tf.Tensor]
+"""Rows of any clients, sorted by name: client_id string [n], offset int64 [n],
+shard int64 [n]."""
+
+Read = Callable[[RecordLocations, int], dict[str, tf.Tensor]]
+"""Reads rows of record locations (`Reader.read`)."""
+
+
+def locations(
+    client_id: tf.Tensor | np.ndarray | tf.TensorSpec,
+    *,
+    shard: tf.Tensor | np.ndarray | tf.TensorSpec,
+    offset: tf.Tensor | np.ndarray | tf.TensorSpec,
+) -> RecordLocations:
+  """Returns `RecordLocations` of columns, each [n]."""
   return collections.OrderedDict(
       [(schema.CLIENT_ID, client_id), (OFFSET, offset), (SHARD, shard)]
+  )
+
+
+LOCATION_SPECS = locations(
+    tf.TensorSpec([None], tf.string),
+    shard=tf.TensorSpec([None], tf.int64),
+    offset=tf.TensorSpec([None], tf.int64),
+)
+"""Specs of `RecordLocations`, for functions that are traced once."""
+
+
+def locations_of(client: ClientRecords) -> RecordLocations:
+  """Returns a client's records as rows, in their order; traceable."""
+  offsets = tf.convert_to_tensor(client.offsets, tf.int64)
+  count = tf.shape(offsets)
+  return locations(
+      tf.fill(count, tf.convert_to_tensor(client.client_id, tf.string)),
+      shard=tf.fill(count, tf.convert_to_tensor(client.shard, tf.int64)),
+      offset=offsets,
   )
 
 
@@ -61,7 +102,7 @@ class Reader:
     self._decode = schema.build_decode_fn(corpus.encoding)
 
   @tf.autograph.experimental.do_not_convert
-  def parse(self, rows: Places) -> dict[str, tf.Tensor]:
+  def parse(self, rows: RecordLocations) -> dict[str, tf.Tensor]:
     """Returns the features of records, as `schema.parse`, each [n].
 
     Raises:
@@ -72,7 +113,7 @@ class Reader:
         tf.strings.as_string(rows[SHARD], width=5, fill='0'),
         self._suffix,
     ])
-    records = tf.map_fn(
+    serialized = tf.map_fn(
         _read_record,
         (paths, rows[OFFSET]),
         fn_output_signature=tf.TensorSpec([], tf.string),
@@ -92,11 +133,11 @@ class Reader:
       )
 
     present = check(
-        tf.equal(records, ''),
+        tf.equal(serialized, ''),
         ' is missing or damaged; copy or write the corpus again.',
     )
     with tf.control_dependencies([present]):
-      features = schema.parse(tf.identity(records))
+      features = schema.parse(tf.identity(serialized))
     same_client = check(
         tf.not_equal(features[schema.CLIENT_ID], rows[schema.CLIENT_ID]),
         ' belongs to another client; the client is not in this corpus, or the'
@@ -106,12 +147,14 @@ class Reader:
       return tf.nest.map_structure(tf.identity, features)
 
   @tf.autograph.experimental.do_not_convert
-  def read(self, rows: Places, longest: int) -> dict[str, tf.Tensor]:
+  def read(
+      self, rows: RecordLocations, max_samples: int
+  ) -> dict[str, tf.Tensor]:
     """Returns a padded chunk of decoded records.
 
     Args:
       rows: At least one.
-      longest: Most samples to keep of a record.
+      max_samples: Samples to keep of a record at most.
 
     Returns:
       client_id, transcript, utterance_id string [n]; waveform int16 [n, N], 0
@@ -119,16 +162,12 @@ class Reader:
     """
     features = self.parse(rows)
     lengths = tf.cast(features[schema.NUM_SAMPLES], tf.int32)
-    lengths = tf.minimum(lengths, longest)
+    lengths = tf.minimum(lengths, max_samples)
     waveforms = self._decode(features, tf.reduce_max(lengths))
     return dict(_element(features, waveforms), **{LENGTH: lengths})
 
-  def read_dataset(self, rows: tf.data.Dataset) -> tf.data.Dataset:
-    """Elements of `schema.element_spec`, in the order of their places.
-
-    Args:
-      rows: Dataset of places, each of scalars.
-    """
+  def read_dataset(self, rows: RecordLocations) -> tf.data.Dataset:
+    """Returns elements of `schema.element_spec`, in the order of the rows."""
 
     @tf.autograph.experimental.do_not_convert
     def decode(record):
@@ -136,26 +175,44 @@ class Reader:
       length = tf.cast(record[schema.NUM_SAMPLES], tf.int32)
       return _element(record, self._decode(features, length)[0])
 
-    return rows.batch(_AT_ONCE).map(self.parse).unbatch().map(decode)
+    dataset = tf.data.Dataset.from_tensor_slices(rows)
+    return dataset.batch(_AT_ONCE).map(self.parse).unbatch().map(decode)
 
 
 def _element(
     features: Mapping[str, tf.Tensor], waveform: tf.Tensor
 ) -> schema.Element:
-  """What `schema.element_spec` has, of one record or of several."""
+  """The entries of `schema.element_spec`, of one record or of several."""
   features = dict(features, **{schema.WAVEFORM: waveform})
   return collections.OrderedDict(
       (name, features[name]) for name in schema.element_spec()
   )
 
 
-def _read_record(place: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+def _read_record(location: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
   """The record at an offset of a shard, string []; '' if there is none."""
-  path, offset = place
-  records = index.record_dataset(
-      path, offset=offset, buffer_size=_BUFFER_BYTES
+  path, offset = location
+  # A reader of TensorFlow 2.14 whose file is missing fails at each attempt,
+  # without end where errors are ignored. Matching gives no file instead.
+  pattern = tf.strings.regex_replace(path, r'([*?\[\]\\])', r'\\\1')
+  found = tf.io.matching_files(pattern)
+  variant = tf.raw_ops.TFRecordDatasetV2(
+      filenames=found,
+      compression_type='',
+      buffer_size=_BUFFER_BYTES,
+      # Seeks to the offset instead of reading through the file.
+      byte_offsets=tf.fill([tf.size(found)], offset),
   )
-  readable = index.take_readable(
-      records, count=tf.ones([], tf.int64), unreadable=b''
-  )
-  return readable.get_single_element()
+  # TensorFlow 2.14 forgets the offset when tf.data rewrites the graph of a
+  # dataset before it is iterated over.
+  options = tf.data.Options()
+  options.experimental_optimization.apply_default_optimizations = False
+  options.autotune.enabled = False
+  records = tf.data.experimental.from_variant(
+      variant, tf.TensorSpec([], tf.string)
+  ).with_options(options)
+  # The reader's own error does not say where it was. So it ends the records,
+  # and the caller reports the empty one by its shard and byte.
+  missing = tf.data.Dataset.from_tensors(b'')
+  first = records.ignore_errors().concatenate(missing).take(1)
+  return first.get_single_element()

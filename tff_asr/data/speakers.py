@@ -44,7 +44,7 @@ def write(folder: str | os.PathLike[str], attributes: Attributes) -> bool:
   Raises:
     ValueError: As `index.read`, or if a value holds a control character.
   """
-  corpus, clients = index.read(folder)
+  corpus, clients, _ = index.read(folder)
   path = os.path.join(corpus.path, SPEAKERS_FILE)
   content = _to_tsv(clients.client_ids, attributes) if attributes else None
   named = {k: v for k, v in corpus.files.items() if k != SPEAKERS_FILE}

@@ -64,7 +64,7 @@ def read(folder: str | os.PathLike[str]) -> Summary:
   Raises:
     ValueError: As `index.read`.
   """
-  corpus, clients = index.read(folder)
+  corpus, clients, _ = index.read(folder)
   return build(clients, origin=corpus.origin)
 
 

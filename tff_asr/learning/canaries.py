@@ -12,9 +12,8 @@ A client's dataset is one element with its id, which tells what it sends.
 """
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -23,6 +22,7 @@ import tensorflow_federated as tff
 from tff_asr import checks
 from tff_asr import sequential
 from tff_asr.data import client_data as client_data_lib
+from tff_asr.data import index
 from tff_asr.data import records as records_lib
 from tff_asr.data import schema
 from tff_asr.learning import client_update
@@ -121,7 +121,7 @@ def add_canaries(
     *,
     client_data: client_data_lib.SpeechClientData,
     canaries: Canaries,
-) -> tff.simulation.datasets.ClientData:
+) -> client_data_lib.RecordClientData:
   """Returns the clients and the canaries.
 
   Everybody's dataset is one element that carries the id, for `wrap`.
@@ -141,20 +141,18 @@ def add_canaries(
   return _WithCanaries(client_data, canaries)
 
 
-class _WithCanaries(tff.simulation.datasets.ClientData):
+class _WithCanaries(client_data_lib.RecordClientData):
   """See `add_canaries`."""
 
   def __init__(
       self,
-      client_data: tff.simulation.datasets.ClientData,
+      client_data: client_data_lib.SpeechClientData,
       canaries: Canaries,
   ):
     self._people = client_data
-    self._canaries = canaries
     self._canary_ids = canaries.client_ids
     # A canary's record is this client's, except for the id.
     self._somebody = client_data.client_ids[0]
-    self._cached_dataset_computation = None
 
   @property
   def client_ids(self) -> list[str]:
@@ -177,22 +175,31 @@ class _WithCanaries(tff.simulation.datasets.ClientData):
 
     return dataset_fn
 
-  @property
-  def places(self) -> tff.simulation.datasets.ClientData:
-    """A place of each of the people; a canary's carries its id."""
-    return _WithCanaries(self._people.places, self._canaries)
+  def records_of(
+      self, client_ids: Iterable[str]
+  ) -> list[records_lib.ClientRecords]:
+    """The first record of each of the people; a canary's carries its id."""
+    found = []
+    for client_id in client_ids:
+      is_person = not client_id.startswith(PREFIX)
+      (client,) = self._people.records_of(
+          [client_id if is_person else self._somebody]
+      )
+      found.append(
+          client._replace(client_id=client_id, offsets=client.offsets[:1])
+      )
+    return found
 
   @property
   def read(self) -> records_lib.Read:
-    """The people's reader; a canary's place is not for it."""
     return self._people.read
 
   @property
-  def element_type_structure(self) -> Any:
+  def element_type_structure(self) -> dict[str, tf.TensorSpec]:
     return self._people.element_type_structure
 
   @property
-  def corpus(self) -> Any:
+  def corpus(self) -> index.Corpus:
     """The people's corpus."""
     return self._people.corpus
 

@@ -60,20 +60,21 @@ def build(
 ) -> tff.learning.templates.LearningProcess:
   """Builds the learning process.
 
-  Its `next` takes the state and the clients' ids:
+  Its `next` takes the state and where the clients' records lie
+  (`client_data.records_of`; for data in memory the clients' ids):
 
-    (<S@SERVER, {string}@CLIENTS> -> <state=S@SERVER, metrics=M@SERVER>)
+    (<S@SERVER, {<client_id=string,shard=int64,offsets=int64[?]>}@CLIENTS>
+     -> <state=S@SERVER, metrics=M@SERVER>)
 
-  Each client's dataset is opened where the client runs. Ids are of distinct
-  clients: one that is there twice would count twice in the sum. If there is
-  noise, a state needs a key: `set_noise_key`, which tells when to draw another.
+  Records are read where the client runs. A client that appears twice would
+  count twice in the sum. If there is noise, a state needs a key:
+  `set_noise_key`, which tells when to draw another.
 
   Args:
     model: The model; initial weights are drawn from `seed`.
     pipeline: Examples to batches.
-    client_data: Opens a client by its id: `client_data.SpeechClientData`, or
-      any with elements as in `data.schema`, which are held in memory. What
-      they say of their client does not count: see `client_data.for_training`.
+    client_data: The clients: `client_data.SpeechClientData`, or any with
+      elements as in `data.schema`, which are held in memory.
     aggregator: See `dp_mean.build`; or any of TFF's or your own, which carries
       no guarantee (`aggregation`).
     server_optimizer: Takes the mean delta for a gradient.
@@ -102,12 +103,12 @@ def build(
   distributor = _build_distributor(
       weights_type, seed_pair, unaugmented_rounds=local.unaugmented_rounds
   )
-  examples, read = client_data_lib.for_training(client_data)
+  open_client, read = client_data_lib.training_examples(client_data)
   client_work = client_update.build(
       model=model,
       pipeline=pipeline,
       broadcast_type=distributor.next.type_signature.result.result.member,
-      examples_type=examples.dataset_computation.type_signature.result,
+      examples_type=open_client.type_signature.result,
       local=local,
       read=read,
       frozen=frozen,
@@ -131,7 +132,7 @@ def build(
       ),
   )
   return tff.simulation.compose_dataset_computation_with_learning_process(
-      examples.dataset_computation, process
+      open_client, process
   )
 
 

@@ -22,10 +22,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr import checks
-from tff_asr.data import buckets as buckets_lib
-from tff_asr.data import order as order_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
+from tff_asr.data import shapes as shapes_lib
 from tff_asr.features import log_mel
 from tff_asr.learning import central_step
 from tff_asr.models import weights as weights_lib
@@ -99,8 +98,7 @@ class CentralTraining(training_loop.TrainingRun):
       optimizer and schedule begin then (`optimizers.grouped`).
     encoder_optimizer: Optimizer of the encoder, with another schedule; None: as
       the head's.
-    jit_compile: Whether XLA compiles the step (`central_step`), which needs
-      length buckets.
+    jit: XLA compiles the step (`central_step`).
     num_loaders: Each reads its share of the utterances and gives a step one
       batch; the gradient is the mean of theirs.
     unaugmented_steps: The first so many steps are without SpecAugment.
@@ -115,7 +113,7 @@ class CentralTraining(training_loop.TrainingRun):
   encoder_rate: float = 1.0
   encoder_frozen_steps: int = 0
   encoder_optimizer: Optional[tff.learning.optimizers.Optimizer] = None
-  jit_compile: bool = False
+  jit: bool = False
   num_loaders: int = 1
   unaugmented_steps: int = 0
 
@@ -143,8 +141,6 @@ class CentralTraining(training_loop.TrainingRun):
         if self.devices is not None:
           central_step.find_devices(self.devices)
       with collect:
-        buckets_lib.check_jit(self.jit_compile, self.pipeline.buckets)
-      with collect:
         checks.finite(encoder_rate=self.encoder_rate)
       with collect:
         if self.patience is not None:
@@ -163,7 +159,8 @@ class CentralTraining(training_loop.TrainingRun):
         encoder_rate=self.encoder_rate,
         encoder_frozen_steps=self.encoder_frozen_steps,
         encoder_optimizer=self.encoder_optimizer,
-        jit_compile=self.jit_compile,
+        shapes=self.pipeline.shapes,
+        jit=self.jit,
         num_batches=self.num_loaders,
     )
     self._batches: Optional[Iterator[Any]] = None
@@ -242,26 +239,28 @@ class CentralTraining(training_loop.TrainingRun):
     key = keys.derive(keys.from_seed(self.seed), purpose='central order')
     if loader:
       key = keys.derive(key, purpose=f'loader {loader}')
-    order = order_lib.Order(len(mine), key=key)
     seed = tf.constant([self.seed & 0x7FFFFFFF, 1 + loader])
     num_at_once = max(1, _AT_ONCE // self.num_loaders)
 
-    def places():
+    def record_locations():
+      permuted_pass, order = None, None
       for chunk in itertools.count(int(start_chunk)):
         pass_num, number = divmod(chunk, per_pass)
-        numbers = order.positions(pass_num, number * size, size)
-        yield np.int64(chunk), self.client_data.places_of(
+        if pass_num != permuted_pass:
+          permuted_pass = pass_num
+          order = permutation(len(mine), key=key, pass_num=pass_num)
+        numbers = order[number * size : (number + 1) * size]
+        yield np.int64(chunk), self.client_data.record_locations(
             mine.start + mine.step * numbers
         )
 
-    vector = lambda dtype: tf.TensorSpec([None], dtype)
-    signature = records.places(
-        vector(tf.string), shard=vector(tf.int64), offset=vector(tf.int64)
-    )
     chunks = tf.data.Dataset.from_generator(
-        places, output_signature=(tf.TensorSpec([], tf.int64), signature)
+        record_locations,
+        output_signature=(
+            tf.TensorSpec([], tf.int64), records.LOCATION_SPECS
+        ),
     ).map(
-        lambda chunk, places: (chunk, self._prepare(chunk, places, seed)),
+        lambda chunk, rows: (chunk, self._prepare(chunk, rows, seed)),
         num_parallel_calls=num_at_once,
         deterministic=True,
     )
@@ -271,15 +270,15 @@ class CentralTraining(training_loop.TrainingRun):
 
   @functools.cached_property
   def _prepare(self) -> Callable[..., pipeline_lib.Prepared]:
-    """(chunk's number, its places, loader's seed) to the chunk.
+    """(chunk's number, its record locations, loader's seed) to the chunk.
 
     Traced once for all loaders, and for those that read without masks.
     """
 
-    def prepare(chunk, places, seed):
+    def prepare(chunk, rows, seed):
       number = tf.bitwise.bitwise_and(chunk, tf.constant(2**31 - 1, tf.int64))
       return self.pipeline.prepare(
-          self.client_data.read(places, self.pipeline.longest),
+          self.client_data.read(rows, self.pipeline.longest),
           seed=tf.random.fold_in(seed, tf.cast(number, tf.int32)),
       )
 
@@ -299,9 +298,11 @@ class CentralTraining(training_loop.TrainingRun):
     frames, padded = 0.0, 0.0
     for batch in done.drawn:
       lengths = batch['feature_lengths'].numpy()
+      area = len(lengths) * int(lengths[-1])
+      if self.pipeline.shapes is not None:
+        area *= shapes_lib.area([lengths], self.pipeline.shapes)[0]
       frames += float(np.dot(batch['example_weights'], lengths))
-      num_rows, num_frames, _ = batch['features'].shape
-      padded += num_rows * num_frames
+      padded += area
     record = record._replace(
         loss_sum=record.loss_sum + loss_sum,
         num_utterances=record.num_utterances + num_utterances,
@@ -350,3 +351,27 @@ class CentralTraining(training_loop.TrainingRun):
     if self.patience is None:
       return state.process.global_model_weights, {}
     return state.record.best_weights, {}
+
+
+def permutation(
+    num_records: int, *, key: np.ndarray, pass_num: int
+) -> np.ndarray:
+  """Returns a random order of records, another one for each pass.
+
+  A function of its arguments alone, so a run resumes in any pass. Not secret:
+  no privacy rests on it.
+
+  Args:
+    num_records: At least 1.
+    key: 256-bit key, int32 [8]; Philox takes half of it.
+    pass_num: At least 0.
+
+  Returns:
+    int64 [num_records].
+  """
+  # Philox counts in the first word of its counter, so passes share no words.
+  words = np.random.Philox(
+      key=np.frombuffer(keys.to_bytes(key)[:16], '<u8'),
+      counter=np.array([0, pass_num, 0, 0], np.uint64),
+  )
+  return np.argsort(words.random_raw(num_records), kind='stable')

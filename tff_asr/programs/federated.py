@@ -22,6 +22,7 @@ from typing import Any, Optional
 import tensorflow_federated as tff
 
 from tff_asr import checks
+from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
 from tff_asr.learning import fed_avg
 from tff_asr.learning import process as process_lib
@@ -91,9 +92,9 @@ class FederatedTraining(training_loop.TrainingRun):
     return self.num_rounds
 
   async def initialize(self) -> process_lib.State:
-    tff.framework.set_default_context(
-        tff.program.NativeFederatedContext(self.context)
-    )
+    # Calls of TFF computations are awaited from here on. Not within
+    # `tff.program.NativeFederatedContext`, which takes no structures of clients.
+    tff.framework.set_default_context(self.context)
     state = await super().initialize()
     self._traffic = fed_avg.traffic(state)
     return state
@@ -106,6 +107,17 @@ class FederatedTraining(training_loop.TrainingRun):
   ) -> tuple[list[str], cohorts.CohortState]:
     iterator = self._source.iterator(source_state)
     return iterator.select(), iterator.state
+
+  async def initial_process_state(self) -> process_lib.State:
+    return await self.process.initialize()
+
+  async def next(
+      self, process_state: process_lib.State, drawn: list[str]
+  ) -> tff.learning.templates.LearningProcessOutput:
+    return await self.process.next(
+        process_state,
+        client_data_lib.client_arguments(self.client_data, drawn),
+    )
 
   def initial_record(
       self, unused_weights: weights_lib.Weights

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tff_asr.data import client_data
 from tff_asr.data import index
 from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.data import records
 from tff_asr.data import speakers
 from tff_asr.data import summaries
 from tff_asr.models import subsampling
@@ -65,7 +66,7 @@ def describe(folders: Sequence[str], *, is_verified: bool = False) -> str:
   if is_verified:
     for folder in folders:
       client_data.verify(folder)
-      speakers.read(index.read(folder)[0])
+      speakers.read(index.read(folder).corpus)
       lines.append(f'{folder}: {_CHECKED}')
   return '\n'.join(lines)
 
@@ -121,11 +122,13 @@ def padding(
       max_padding=max_padding,
   )
 
-  @tf.function(autograph=False)
-  def count(client_id):
+  @tf.function(
+      input_signature=[records.LOCATION_SPECS], autograph=False
+  )
+  def count(rows):
     """Frames, padded frames, batches, utterances left out."""
     batches = pipeline.training_batches(
-        data.places.serializable_dataset_fn(client_id),
+        tf.data.Dataset.from_tensor_slices(rows),
         seed=tf.constant([seed, 0]),
         num_epochs=1,
         read=data.read,
@@ -145,7 +148,8 @@ def padding(
     )
 
   frames, padded, num_batches, left_out = sum(
-      count(tf.constant(client_id)).numpy() for client_id in ids
+      count(records.locations_of(client)).numpy()
+      for client in data.records_of(ids)
   )
   return (
       f'{folder}: {1 - frames / padded:.1%} of frames are padding, in'

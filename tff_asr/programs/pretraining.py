@@ -58,8 +58,7 @@ class Pretraining(training_loop.TrainingRun):
       gradients by example they would clip.
     freeze: Which layers to leave as they are, by the scores of init_from_run.
     privacy: Budget and keys.
-    jit_compile: Whether XLA compiles gradients by example (`dp_sgd`), which
-      needs length buckets.
+    jit: XLA compiles gradients by example (`dp_sgd`).
   """
 
   optimizer: tff.learning.optimizers.Optimizer
@@ -72,7 +71,7 @@ class Pretraining(training_loop.TrainingRun):
   measured_clips: Sequence[float] = ()
   freeze: Optional[layer_freeze.LayerFreeze] = None
   privacy: private_rounds.PrivacySettings = private_rounds.PrivacySettings()
-  jit_compile: bool = False
+  jit: bool = False
 
   NAME = 'pre-training'
   UNIT = 'step'
@@ -129,8 +128,8 @@ class Pretraining(training_loop.TrainingRun):
         frozen=self._frozen,
         devices=devices_lib.find(self.devices),
         gradients=self.gradients,
-        buckets=self.pipeline.buckets,
-        jit_compile=self.jit_compile,
+        shapes=self.pipeline.shapes,
+        jit=self.jit,
     )
 
   def _check_target(self) -> None:
@@ -199,7 +198,7 @@ class Pretraining(training_loop.TrainingRun):
   ) -> tuple[list[int], cohorts.CohortState]:
     return self._examples.draw(source_state)
 
-  def next(self, process_state: Any, drawn: list[int]) -> Any:
+  async def next(self, process_state: Any, drawn: list[int]) -> Any:
     return self.process.next(process_state, self._examples.batches(drawn))
 
   def initial_record(

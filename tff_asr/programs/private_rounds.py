@@ -17,7 +17,7 @@ Each round is charged as a draw of its own; two sums over one draw of clients
 would tell more than two such rounds.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 import concurrent.futures
 import dataclasses
 import hashlib
@@ -28,7 +28,6 @@ from typing import Any, NamedTuple, Optional
 from absl import logging
 import dp_accounting
 import numpy as np
-import tensorflow_federated as tff
 import tree
 
 from tff_asr import checks
@@ -206,7 +205,7 @@ class PrivateRoundRunner:
 
   async def run(
       self,
-      next_fn: Callable[..., Any],
+      next_fn: Callable[..., Awaitable[Any]],
       state: Any,
       *,
       draw: Callable[[cohorts.CohortState], tuple[Any, cohorts.CohortState]],
@@ -240,7 +239,7 @@ class PrivateRoundRunner:
       keyed = fed_avg.set_noise_key(
           state, keys.derive(self.noise.key, purpose=identity)
       )
-      output = await tff.program.materialize_value(next_fn(keyed, drawn))
+      output = await next_fn(keyed, drawn)
       cost = _cost(output.state, self._sampling)
       try:
         self._ledger.append(ledger_lib.Round(

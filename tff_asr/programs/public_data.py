@@ -262,7 +262,7 @@ def _read_speakers(sources: Iterable[Source]) -> _Speakers:
   ids, is_known = frozenset(), True
   for each in sources:
     try:
-      corpus, clients = index.read(each.folder)
+      corpus, clients, _ = index.read(each.folder)
     except (ValueError, OSError):  # Gone, damaged, or not this user's.
       is_known = False
       continue

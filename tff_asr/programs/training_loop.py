@@ -33,7 +33,7 @@ import tensorflow_federated as tff
 from tff_asr import checks
 from tff_asr import files
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.execution import client_round
+from tff_asr.execution import round_execution
 from tff_asr.learning import layer_freeze
 from tff_asr.learning import process as process_lib
 from tff_asr.models import weights as weights_lib
@@ -209,7 +209,7 @@ class TrainingRun(abc.ABC):
 
   async def initialize(self) -> process_lib.State:
     """Returns the process's first state, with the weights of init_from_run."""
-    state = await tff.program.materialize_value(self.process.initialize())
+    state = await self.initial_process_state()
     frozen = process_lib.frozen_layers(state)
     if frozen:
       print(f'freeze: {layer_freeze.described(frozen, self.model.specs)}')
@@ -223,6 +223,10 @@ class TrainingRun(abc.ABC):
     )
     return state._replace(global_model_weights=weights)
 
+  async def initial_process_state(self) -> process_lib.State:
+    """Returns the process's own first state."""
+    return self.process.initialize()
+
   @abc.abstractmethod
   def initial_draw(self) -> Any:
     """Returns the state of the draws before the first round."""
@@ -231,7 +235,7 @@ class TrainingRun(abc.ABC):
   def draw(self, source_state: Any) -> tuple[Any, Any]:
     """Draws what a round trains on; returns it, and the state after it."""
 
-  def next(self, process_state: Any, drawn: Any) -> Any:
+  async def next(self, process_state: Any, drawn: Any) -> Any:
     """Runs a round of the process."""
     return self.process.next(process_state, drawn)
 
@@ -317,12 +321,12 @@ def explained_shortage(
     yield
   except Exception as error:
     found = error
-    while found is not None and client_round.shortage(found) is None:
+    while found is not None and round_execution.shortage(found) is None:
       found = found.__cause__
     # An OSError itself says what to change.
     if found is None or isinstance(error, OSError):
       raise
-    number = client_round.shortage(found)
+    number = round_execution.shortage(found)
     problem, advice = _SHORTAGES[number]
     what = ''
     if shows_exact():
@@ -693,20 +697,20 @@ async def _next_round(
           draw=training.draw,
           cohort_state=state.source,
       )
-    except client_round.ClientTimeoutError:
+    except round_execution.HungError:
       if training.shows_exact:
         raise
       # The message has the client's place in the cohort, and its size.
-      raise client_round.ClientTimeoutError(
+      raise round_execution.HungError(
           f'A client of round {number} hangs, or CLIENT_TIMEOUT_SEC is too low.'
       ) from None
-    except client_round.ClientError as error:
-      shortage = client_round.shortage(error.__cause__)
+    except round_execution.ClientError as error:
+      shortage = round_execution.shortage(error.__cause__)
       if training.shows_exact or shortage is not None:
         raise
       raise faults.too_many(number) from None
   drawn, after = training.draw(state.source)
-  output = training.next(state.process, drawn)
+  output = await training.next(state.process, drawn)
   return private_rounds.Done(output, drawn, after)
 
 

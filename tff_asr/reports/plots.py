@@ -473,7 +473,7 @@ def audio_by_client(folders: Sequence[str]) -> Figure:
   figure, axes = _figure()
   minutes = {}
   for folder in folders:
-    corpus, clients = index.read(folder)
+    corpus, clients, _ = index.read(folder)
     minutes[folder] = clients.num_samples / (60 * corpus.sample_rate_hz)
   everything = np.concatenate(list(minutes.values()))
   # From the shortest to the longest: some have a second, some have days.

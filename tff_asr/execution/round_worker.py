@@ -1,12 +1,12 @@
-"""Trains the clients of one process in one round, into running sums.
+"""Worker of a round: a process that trains clients into one running sum.
 
-This process (`multi_device`) and Ray workers (`ray_worker`) both train through
-a `ClientTrainer`. One or more threads share each device. Each thread trains one
-client at a time and adds it to its own sum on the device.
+This process (`multi_device`) and Ray actors (`ray_worker`) both train through a
+`RoundWorker`. It has one thread or more for each device. Each thread trains one
+client at a time and adds it to its sum on the device, over all its blocks.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import tensorflow as tf
 
@@ -15,8 +15,8 @@ from tff_asr.execution import graph
 from tff_asr.execution import reduction
 
 
-class ClientMonitor(Protocol):
-  """Is told about each client."""
+class Monitor(Protocol):
+  """Records of a round's clients, kept by whoever runs the round."""
 
   def begin(self, position: int, device: str) -> None:
     """Records that a client begins; raises Stopped if the round has ended."""
@@ -28,8 +28,8 @@ class ClientMonitor(Protocol):
     """Records that a client is done, or left out."""
 
 
-class LoadedClientPrograms(NamedTuple):
-  """`compiler.ClientPrograms` in this process, for any number of threads.
+class ClientFunctions:
+  """Loaded `compiler.ClientPrograms`, for several threads of a process.
 
   Attributes:
     programs: what was loaded.
@@ -37,22 +37,16 @@ class LoadedClientPrograms(NamedTuple):
     zero: returns the empty accumulator.
   """
 
-  programs: compiler.ClientPrograms
-  work: graph.LoadedProgram
-  zero: graph.LoadedProgram
+  def __init__(self, programs: compiler.ClientPrograms):
+    self.programs = programs
+    self.work = programs.work.load()
+    self.zero = programs.zero.load()
 
 
-def load(programs: compiler.ClientPrograms) -> LoadedClientPrograms:
-  """Loads the programs into this process."""
-  return LoadedClientPrograms(
-      programs, work=programs.work.load(), zero=programs.zero.load()
-  )
+class RoundWorker:
+  """One process in one round: copies of the broadcast, and a running sum.
 
-
-class ClientTrainer:
-  """The broadcast on each device, and a running sum for each thread.
-
-  Threads are named by their number, from 0.
+  A thread of it is named by its number. Threads share `devices` evenly.
 
   Attributes:
     devices: the device of each thread.
@@ -60,7 +54,7 @@ class ClientTrainer:
 
   def __init__(
       self,
-      loaded: LoadedClientPrograms,
+      functions: ClientFunctions,
       *,
       devices: Sequence[str],
       clients_per_device: int,
@@ -71,15 +65,15 @@ class ClientTrainer:
     """Copies the broadcast to the devices.
 
     Args:
-      loaded: the computation's programs.
-      devices: logical devices; `flush` returns the sum on the first.
+      functions: of the computation.
+      devices: logical devices; the sum is handed over on the first.
       clients_per_device: how many clients train at once on each.
       broadcast: the broadcast values.
-      get_client: returns a client's flat values by its position.
+      get_client: a client's flat values by its position.
       all_reduce: see `reduction.add_devices`.
     """
     self.devices = tuple(devices) * clients_per_device
-    self._loaded = loaded
+    self._functions = functions
     self._all_reduce = all_reduce
     self._get_client = get_client
     self._broadcast = {}
@@ -87,8 +81,10 @@ class ClientTrainer:
     for device in devices:
       with tf.device(device):
         self._broadcast[device] = [_copy(tensor) for tensor in broadcast]
-        _, self._ordered_zero[device] = loaded.programs.split(loaded.zero())
-    # Empty while the thread trains: the next sum reuses the memory of this one.
+        _, self._ordered_zero[device] = functions.programs.split(
+            functions.zero()
+        )
+    # Each thread's sum; none while a block is in work.
     self._sums = [[] for _ in self.devices]
 
   def train(
@@ -96,27 +92,28 @@ class ClientTrainer:
       thread: int,
       positions: Sequence[int],
       *,
-      monitor: ClientMonitor,
+      monitor: Monitor,
   ) -> Sequence[tf.Tensor]:
     """Trains clients one after another, and adds them to the thread's sum.
 
     Args:
       thread: number of the calling thread.
-      positions: the clients' positions in the cohort, in order of training.
-      monitor: is told about each client.
+      positions: the clients' places in the cohort, in order of training.
+      monitor: records each client.
 
     Returns:
-      The sums of these clients that depend on the order of addition.
+      These clients' sums that depend on the order of addition.
 
     Raises:
       scheduler.Stopped: by `monitor`, which ends the round.
     """
     device = self.devices[thread]
-    programs = self._loaded.programs
+    functions, programs = self._functions, self._functions.programs
     with tf.device(device):
+      # Nothing else keeps a sum alive of which there is the next.
       accumulator = programs.join(
           self._sums[thread] or programs.split(
-              programs.as_variables(self._loaded.zero())
+              programs.as_variables(functions.zero())
           )[0],
           self._ordered_zero[device],
       )
@@ -124,7 +121,7 @@ class ClientTrainer:
       for position in positions:
         monitor.begin(position, device)
         try:
-          accumulator = self._loaded.work(
+          accumulator = functions.work(
               *accumulator,
               *self._get_client(position),
               *self._broadcast[device],
@@ -135,10 +132,10 @@ class ClientTrainer:
       self._sums[thread], ordered = programs.split(accumulator)
       return ordered
 
-  def flush(self) -> list[tf.Tensor]:
-    """Returns the sum of all threads, and begins an empty one.
+  def hand_over(self) -> list[tf.Tensor]:
+    """Returns the running sum of all threads, and begins a new one.
 
-    Call it while no thread trains.
+    No thread may be at work on a block.
     """
     sums = {}
     for thread, device in enumerate(self.devices):
@@ -152,16 +149,16 @@ class ClientTrainer:
         if device in sums:
           for index in range(len(own)):
             sums[device][index] += own[index]
-            own[index] = None  # Frees it.
+            own[index] = None
         else:
           sums[device] = own
-    if not sums:  # All leaves depend on the order.
+    if not sums:  # There are no exact leaves.
       return []
     return reduction.add_devices(sums, all_reduce=self._all_reduce)
 
 
 def _copy(tensor: tf.Tensor) -> tf.Tensor:
-  """Copies a tensor to this device; integers, strings and datasets stay."""
+  """Copies a tensor here; integers, strings and datasets stay put."""
   if tensor.dtype.is_floating or tensor.dtype.is_complex:
     return tf.identity(tensor)
   return tensor
