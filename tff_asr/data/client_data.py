@@ -252,7 +252,7 @@ class SpeechClientData(RecordClientData):
     )
 
   def read_dataset(self, rows: records.RecordLocations) -> tf.data.Dataset:
-    """Reads the utterances at these locations: `records.Reader.read_dataset`."""
+    """Returns utterances by their locations (`records.Reader.read_dataset`)."""
     return self._reader.read_dataset(rows)
 
   @property
