@@ -93,7 +93,7 @@ class FederatedTraining(training_loop.TrainingRun):
 
   async def initialize(self) -> process_lib.State:
     # Calls of TFF computations are awaited from here on. Not within
-    # `tff.program.NativeFederatedContext`, which takes no structures of clients.
+    # `tff.program.NativeFederatedContext`: it takes no structures of clients.
     tff.framework.set_default_context(self.context)
     state = await super().initialize()
     self._traffic = fed_avg.traffic(state)
