@@ -1,7 +1,6 @@
 r"""Batches of made-up corpora: how full, of how many sizes, and who is in them.
 
     python -m benchmarks.batches
-    python -m benchmarks.batches --fit > shapes.txt
 
 Nothing is trained and no audio is made: lengths are drawn like those of Common
 Voice and LibriSpeech, and packed by the published loader's rule, written anew
@@ -10,8 +9,9 @@ project's (`ours`). Central training has eight loaders, of every eighth
 utterance each, and a step a batch of each.
 
 A pass is of `--clients` clients, or, in central training, of their utterances.
-`area` is what shapes fitted to another pass pad, over what batches padded to
-their own longest do. With --fit, prints the shapes of gin/data/shapes_*.gin.
+Padded sizes and `area` are of batches padded to the buckets of
+gin/data/length_buckets.gin; the area is over that of batches padded to their
+own longest utterance.
 """
 
 from tff_asr import launch  # First: quiets TensorFlow before it is loaded.
@@ -27,9 +27,9 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import report
+from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
-from tff_asr.data import shapes as shapes_lib
 from tff_asr.features import log_mel
 from tff_asr.models import subsampling
 from tff_asr.privacy import keys
@@ -42,9 +42,12 @@ _CLIENTS = flags.DEFINE_integer(
 _ROUNDS = flags.DEFINE_integer(
     'rounds', 100, 'Of the client of 3,000 utterances.', lower_bound=1
 )
-_FIT = flags.DEFINE_bool('fit', False, 'Print the shapes, too.')
 
-_MAX_FRAMES = 3000
+# Those of gin/data/length_buckets.gin.
+_BUCKETS = buckets_lib.LengthBuckets([
+    2.5, 3.0, 3.6, 4.3, 5.2, 6.2, 7.4, 9.0, 10.8, 12.5, 14.0, 15.5, 17.0, 20.0,
+    24.0, 30.0,
+])
 _NUM_LOADERS = 8
 
 Batches = list[np.ndarray]
@@ -198,16 +201,22 @@ def figures_of(setting: Setting, num_clients: int) -> dict[str, float]:
         f'{name} padding': 1 - used / padded,
         f'{name} sizes': len(sizes),
     }
-  one, other = (
-      list(map(log_mel.num_frames, ours(setting, each, 1))) for each in passes
-  )
-  generator = np.random.default_rng(1)
-  sample = generator.permutation(len(one))[:1500]
-  shapes = shapes_lib.fit([one[i] for i in sample], max_frames=_MAX_FRAMES)
-  if _FIT.value:
-    print(f'{setting.name}: launch {shapes.launch}, sizes {shapes.sizes}')
-  area, pieces = shapes_lib.area(other, shapes)
-  return found | {'shapes': len(shapes.sizes), 'area': area, 'pieces': pieces}
+  lengths = [
+      log_mel.num_frames(rows) for rows in ours(setting, passes[1], 1)
+  ]
+  own = sum(len(rows) * int(rows[-1]) for rows in lengths)
+  padded = [
+      _BUCKETS.padded_size(
+          len(rows),
+          int(rows[-1]),
+          max_batch_frames=log_mel.frames_of_seconds(setting.batch_sec),
+      )
+      for rows in lengths
+  ]
+  return found | {
+      'padded sizes': len(set(padded)),
+      'area': sum(rows * frames for rows, frames in padded) / own,
+  }
 
 
 def seen(num_rounds: int) -> dict[str, float]:
@@ -316,8 +325,8 @@ def main(_) -> None:
   heard = seen(_ROUNDS.value)
   share = shares()
   table = [[
-      '', 'batches, theirs/ours', 'fill', 'padding', 'sizes', 'shapes', 'area',
-      'pieces',
+      '', 'batches, theirs/ours', 'fill', 'padding', 'sizes', 'padded sizes',
+      'area',
   ]]
   for name, row in found.items():
     pair = lambda key, spec: '/'.join(
@@ -325,8 +334,8 @@ def main(_) -> None:
     )
     table.append([
         name, pair('batches', ','), pair('fill', '.2f'),
-        pair('padding', '.3f'), pair('sizes', ','), str(row['shapes']),
-        f'{row["area"]:.2f}', f'{row["pieces"]:.2f}',
+        pair('padding', '.3f'), pair('sizes', ','), str(row['padded sizes']),
+        f'{row["area"]:.2f}',
     ])
   report.write(
       f'{_CLIENTS.value} clients. Of 3,000 utterances in {_ROUNDS.value} rounds'

@@ -44,7 +44,7 @@ from benchmarks import memory
 from benchmarks import report
 from benchmarks import turns
 from benchmarks import workload as workload_lib
-from tff_asr.execution import malloc_trim
+from tff_asr.execution import context as context_lib
 from tff_asr.models import weights as weights_lib
 from tff_asr.privacy import clipping as clipping_lib
 from tff_asr.privacy import correlated_noise
@@ -238,7 +238,7 @@ def _write_mechanisms(names: list[str], specs: Any) -> None:
           ('server', mechanism.server, lambda m=mechanism: total(m.total)),
       ):
         given = build()
-        malloc_trim.give_back(tf.nest.flatten(given))
+        context_lib.trim_malloc(tf.nest.flatten(given))
         memory.reset_peak()
         before, started = memory.resident_gib(), time.process_time()
         limits.wait(tf.nest.flatten(run(mechanism.state, given)))

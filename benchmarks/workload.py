@@ -17,10 +17,10 @@ import tensorflow_federated as tff
 
 from data_tools import shards
 from tff_asr.aggregators import dp_mean
+from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import client_data
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
-from tff_asr.data import shapes as shapes_lib
 from tff_asr.execution import context as context_lib
 from tff_asr.execution import ray_cluster
 from tff_asr.features import log_mel
@@ -117,11 +117,11 @@ class Workload:
       self,
       model: ctc.CtcModel,
       *,
-      shapes: shapes_lib.Shapes | None = None,
+      buckets: buckets_lib.LengthBuckets | None = None,
   ) -> pipeline_lib.Pipeline:
     """Batches of `batch_sec`, without SpecAugment."""
     return pipeline_lib.Pipeline(
-        shapes=shapes,
+        buckets=buckets,
         tokenizer=tokenizer_lib.CharTokenizer(),
         output_lengths=model.encoder.output_lengths,
         max_batch_sec=self.batch_sec,
@@ -137,7 +137,7 @@ class Workload:
       noise_kernel: str = 'host',
       is_private: bool = True,
       model: ctc.CtcModel | None = None,
-      shapes: shapes_lib.Shapes | None = None,
+      buckets: buckets_lib.LengthBuckets | None = None,
   ) -> tff.learning.templates.LearningProcess:
     """Local SGD, per-layer clipping (dim) with noise, LAMB.
 
@@ -148,12 +148,13 @@ class Workload:
       noise_kernel: 'tensorflow' for the native context.
       is_private: Whether to clip, sum integers and add noise, or sum float32.
       model: The model; None is that of `build_model`.
-      shapes: Shapes of batches' pieces; None leaves batches whole.
+      buckets: Sizes that batches are padded to, for XLA, which then compiles
+        local steps; None: neither.
     """
     model = model or self.build_model()
     return fed_avg.build(
         model=model,
-        pipeline=self.build_pipeline(model, shapes=shapes),
+        pipeline=self.build_pipeline(model, buckets=buckets),
         client_data=clients,
         aggregator=dp_mean.build(
             build_query=build_query(
@@ -167,6 +168,7 @@ class Workload:
         local=client_update.LocalTraining(
             learning_rate=CLIENT_LEARNING_RATE,
             num_steps=self.num_local_steps,
+            jit_compile=buckets is not None,
         ),
         seed=1,
     )

@@ -21,8 +21,8 @@ import tensorflow_federated as tff
 
 from data_tools import shards
 from tff_asr.aggregators import dp_mean
+from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.data import shapes as shapes_lib
 from tff_asr.models import ctc
 from tff_asr.models import transformer
 from tff_asr.privacy import accounting
@@ -60,17 +60,17 @@ def tiny_model(
   )
 
 
-def model_of_shapes(
-    model: ctc.CtcModel, shapes: shapes_lib.Shapes
+def model_of_buckets(
+    model: ctc.CtcModel, buckets: buckets_lib.LengthBuckets
 ) -> ctc.CtcModel:
-  """The model, which raises where features are of none of the shapes."""
+  """The model, which raises where frames are not those of a boundary."""
 
   def apply(weights, features, *rest):
-    is_one = tf.reduce_all(
-        tf.equal(tf.shape(features)[:2], tf.constant(shapes.sizes)), axis=1
+    is_boundary = tf.equal(
+        tf.shape(features)[1], tf.constant(buckets.boundaries)
     )
     assertion = tf.debugging.Assert(
-        tf.reduce_any(is_one), ['features of another shape']
+        tf.reduce_any(is_boundary), ['features of another size']
     )
     # In eager mode it has run and is no op.
     with tf.control_dependencies([assertion] if assertion else []):

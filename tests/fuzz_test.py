@@ -15,9 +15,7 @@ import itertools
 import json
 import os
 import pathlib
-import struct
 from typing import Any
-import zlib
 
 from absl.testing import parameterized
 import numpy as np
@@ -191,18 +189,18 @@ class FuzzTest(cases.TestCase):
       asyncio.run(run.state_manager.save(_STATE, 0))
     metrics = b'round,a,b\n1,0.5,\n2,0.25,3.0\n'
     self.write('metrics.csv', metrics)
-    state = self.path('state.bin')
-    state_file.write_state(state, state=_STATE)
+    state = self.path('state.safetensors')
+    state_file.write(state, _STATE)
     path = self.write_ledger()
     model = self.path('model.safetensors')
     weights = {'w': np.ones([2, 3], np.float32), 'b': np.float32(1.0)}
-    model_file.write(model, weights, tokens='ab', ledger='[1, "x"]')
+    model_file.write(model, weights, tokens='ab', ledger=[1, 'x'])
 
     def parse():
       model_file.read(model)
       run_dir.check_folder(self.path('run'), configuration='A = 1\n')
       metrics_file.read(self.path('metrics.csv'), 'a')
-      state_file.read_state(state, structure=_STATE)
+      state_file.read(state, structure=_STATE)
       ledger.read(path)
 
     return parse
@@ -232,7 +230,7 @@ class FuzzTest(cases.TestCase):
       ('write_manifests', 'kaldi/segments', 'kaldi'),
       ('write_run', 'run/config.gin', 'run'),
       ('write_run', 'metrics.csv', 'metrics.csv'),
-      ('write_run', 'state.bin', 'state.bin'),
+      ('write_run', 'state.safetensors', 'state.safetensors'),
       ('write_run', 'ledger.jsonl', 'ledger.jsonl'),
   )
   def test_bytes(self, write, name, named):
@@ -312,23 +310,6 @@ class FuzzTest(cases.TestCase):
         continue
       self.check(lambda: ledger.read(path), named=path, case=changed)
 
-  def test_fields_of_checkpoints_behind_their_checksums(self):
-    path = self.path('state.bin')
-    state_file.write_state(path, state=_STATE)
-    data = self.read(path)
-    offset, length, _, end = state_file._TRAILER.unpack(data[-24:])
-    manifest = json.loads(data[offset : offset + length])
-    for changed in _changed(manifest, seed=11):
-      text = json.dumps(changed).encode()
-      self.write(path, data[:offset] + text + struct.pack(
-          '<QQI4s', offset, len(text), zlib.crc32(text), end
-      ))
-      for parse in (
-          lambda: state_file.read_state(path, structure=_STATE),
-          lambda: state_file.read_leaves(path),
-      ):
-        self.check(parse, named=path, case=changed)
-
   @parameterized.parameters(
       'DIM = 8', "TRAIN_DIR = 'x'", 'central.CentralTraining.seed = 3',
       'MODEL = @ctc.build()',
@@ -347,4 +328,4 @@ class FuzzTest(cases.TestCase):
     self.assertGreater(refused, 0)
 
 
-_STATE = {'a': np.arange(6, dtype=np.float32), 'b': [1, 'x', b'y', None, 0.5]}
+_STATE = {'a': np.arange(6, dtype=np.float32), 'b': [1, 'x', None, 0.5]}

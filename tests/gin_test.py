@@ -271,7 +271,7 @@ class QuickstartTest(cases.TestCase):
     )
     self.assertEqual(list(results['dev_word_error_rate']), ['1', '2'])
     with mock.patch.object(
-        scheduler, 'cut', wraps=scheduler.cut
+        scheduler, 'group_clients', wraps=scheduler.group_clients
     ) as cut:
       results = self.train(
           'federated_dp',

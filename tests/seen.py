@@ -13,7 +13,7 @@ import tensorflow as tf
 from tff_asr.privacy import chacha20
 from tff_asr.privacy import keys
 
-_OF_OWNER = ('state', 'model.safetensors', 'secrets.bin', 'trained_on.json')
+_OF_OWNER = ('state', 'model.safetensors', 'secrets.safetensors', 'trained_on.json')
 
 
 def text(run: str) -> str:

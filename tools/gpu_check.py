@@ -44,8 +44,8 @@ from benchmarks import limits
 from benchmarks import workload as workload_lib
 from tff_asr import checks
 from tff_asr import files
+from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.data import shapes as shapes_lib
 from tff_asr.execution import multi_device
 from tff_asr.features import log_mel
 from tff_asr.learning import fed_avg
@@ -322,15 +322,15 @@ class Check:
     Args:
       sizes: Model and clients.
       dtype: Type of activations.
-      jit: Whether steps have given shapes and XLA compiles them.
+      jit: Whether batches are padded to buckets and XLA compiles steps.
       **settings: Settings of the context.
     """
     context = multi_device.build_sync_context(
         multi_device.Settings(
-            **{'devices': [self._device], 'jit': jit, **settings}
+            **{'devices': [self._device], **settings}
         )
     )
-    _, cohort, process = self._prepare(sizes, dtype, has_shapes=jit)
+    _, cohort, process = self._prepare(sizes, dtype, jit=jit)
     with tff.framework.get_context_stack().install(context):
       first = fed_avg.set_noise_key(
           process.initialize(), np.arange(8, dtype=np.int32)
@@ -472,7 +472,7 @@ class Check:
 
 
 def _prepare(
-    sizes: workload_lib.Workload, dtype: str, *, has_shapes: bool
+    sizes: workload_lib.Workload, dtype: str, *, jit: bool
 ) -> tuple[
     tempfile.TemporaryDirectory,
     list[str],
@@ -482,15 +482,13 @@ def _prepare(
   folder = tempfile.TemporaryDirectory()
   clients = sizes.write_corpus(folder.name)
   model = sizes.build_model(activation_dtype=dtype)
-  shapes = None
-  if has_shapes:
+  buckets = None
+  if jit:
     model = dataclasses.replace(model, loss_kernel='scan')
-    whole = int(sizes.batch_sec / sizes.utterance_sec)
-    frames = log_mel.frames_of_seconds(sizes.utterance_sec)
-    longest = sizes.build_pipeline(model).max_frames
-    shapes = shapes_lib.Shapes([(whole, frames), (1, longest)], launch=0)
+    longest = sizes.build_pipeline(model).max_utterance_sec
+    buckets = buckets_lib.LengthBuckets([sizes.utterance_sec, longest])
   process = sizes.build_process(
-      clients, cohort_size=sizes.num_clients, model=model, shapes=shapes
+      clients, cohort_size=sizes.num_clients, model=model, buckets=buckets
   )
   return folder, clients.client_ids, process
 

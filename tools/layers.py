@@ -89,7 +89,6 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         'storage': (
             'absl',
-            'ml_dtypes',
             'numpy',
             'safetensors',
             'tensorboard',

@@ -15,8 +15,8 @@ from tests import fakes
 from tests.privacy import mechanisms
 from tff_asr.aggregators import aggregation
 from tff_asr.aggregators import dp_mean
+from tff_asr.execution import client_round
 from tff_asr.execution import multi_device
-from tff_asr.execution import round_execution
 from tff_asr.privacy import partial_query
 from tff_asr.privacy import queries
 from tff_asr.privacy import strategies
@@ -294,7 +294,7 @@ class ExecutionTest(parameterized.TestCase):
     process = _clipping()
     bad = collections.OrderedDict(a=np.float32([1, 2, 3]), b=np.float32(0))
     with self.assertRaisesRegex(
-        round_execution.ClientError,
+        client_round.ClientError,
         r'Client 1 .* shape \(2,\), found .* \(3,\)',
     ):
       process.next(process.initialize(), [_value(1, 2, 3), bad], [1.0] * 2)

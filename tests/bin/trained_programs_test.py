@@ -58,8 +58,9 @@ class TrainedProgramsTest(absltest.TestCase):
         f'RUNS = [{cls.run_dir!r}]',
     )
     # As of a run that goes on.
-    state_file.write_state(
-        os.path.join(cls.run_dir, run_dir.SECRETS), state={'key': _SECRET}
+    state_file.write(
+        os.path.join(cls.run_dir, run_dir.SECRETS),
+        {'key': np.frombuffer(_SECRET, np.uint8)},
     )
     with open(os.path.join(cls.run_dir, 'test.json'), encoding='utf-8') as f:
       cls.evaluated = {
@@ -179,7 +180,7 @@ class TrainedProgramsTest(absltest.TestCase):
       fakes.damage(path, place)
       self.assertEqual(finished.code, 1)
       self.assertRegex(
-          finished.stderr, '^error: The model file .* is damaged: .*\n$'
+          finished.stderr, '^error: The file .* is damaged: .*\n$'
       )
 
   def test_transcribe_takes_flags_after_files(self):

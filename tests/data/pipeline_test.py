@@ -11,10 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from tests import reference
+from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
 from tff_asr.data import schema
-from tff_asr.data import shapes as shapes_lib
 from tff_asr.features import log_mel
 from tff_asr.models import subsampling
 from tff_asr.text import tokenizer as tokenizer_lib
@@ -473,9 +473,9 @@ class ArgumentsTest(parameterized.TestCase):
           'max_utterance_sec 5.0 must be at most max_batch_sec 4.0',
       ),
       (
-          'shapes',
-          dict(shapes=shapes_lib.Shapes([(2, 100), (1, 199)], 1)),
-          r'an utterance of 200 frames .* at most 199; add \(1, 200\)',
+          'buckets',
+          dict(buckets=buckets_lib.LengthBuckets([1.0, 1.99])),
+          'boundaries_sec must be at least max_utterance_sec 2.0, found 1.99',
       ),
   )
   def test_bad_arguments_are_named(self, kwargs, message):

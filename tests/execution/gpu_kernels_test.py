@@ -62,7 +62,7 @@ _OF_THE_HOST = frozenset([
 
 
 @functools.lru_cache
-def _compiled(**options: str) -> compiler.Round:
+def _compiled(**options: str) -> compiler.FederatedProgram:
   """The programs of the whole process."""
   with tempfile.TemporaryDirectory() as root:
     process = speech_process.build(
@@ -71,7 +71,7 @@ def _compiled(**options: str) -> compiler.Round:
     return compiler.compile_computation(process.next)
 
 
-def _nodes(compiled: compiler.Round) -> dict[str, list[tf.compat.v1.NodeDef]]:
+def _nodes(compiled: compiler.FederatedProgram) -> dict[str, list[tf.compat.v1.NodeDef]]:
   """Nodes of all programs and of the functions in them, by op."""
   nodes = {}
   for name in ('prepare', 'zero', 'work', 'merge_ordered', 'finish'):
@@ -126,7 +126,7 @@ def _dtype(node: tf.compat.v1.NodeDef) -> str:
   return tf.as_dtype(node.attr[attribute].type).name
 
 
-def _without_gpu_kernel(compiled: compiler.Round) -> set[str]:
+def _without_gpu_kernel(compiled: compiler.FederatedProgram) -> set[str]:
   """Ops without a GPU kernel; with the dtype if others of theirs have one."""
   found = set()
   for op, nodes in _nodes(compiled).items():

@@ -20,11 +20,11 @@ import tensorflow_federated as tff
 
 from tests import logical_devices
 from tests.execution import toys
+from tff_asr.execution import client_round
 from tff_asr.execution import compiler
 from tff_asr.execution import context as context_lib
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
-from tff_asr.execution import round_execution
 
 _CPUS = logical_devices.CPUS
 
@@ -395,14 +395,14 @@ _sum_toil = toys.sum_of(_toil)
 @contextlib.contextmanager
 def _watch():
   """Yields a list: at each client's begin, those at work and their devices."""
-  begin, at_work = round_execution.RoundExecution.begin, []
+  begin, at_work = client_round.ClientRound.begin, []
 
   def note(execution, position, device):
     begin(execution, position, device)
     begun = dict(execution.begun)
     at_work.append({each: place for each, (_, place) in begun.items()})
 
-  with mock.patch.object(round_execution.RoundExecution, 'begin', note):
+  with mock.patch.object(client_round.ClientRound, 'begin', note):
     yield at_work
 
 
@@ -437,7 +437,7 @@ class ScheduleTest(parameterized.TestCase):
     num_threads = threading.active_count()
     with _install(context):
       with self.assertRaisesRegex(
-          round_execution.ClientError, r'Client 2 of 6 .* failed on .*unlucky'
+          client_round.ClientError, r'Client 2 of 6 .* failed on .*unlucky'
       ) as raised:
         _sum_toil([1, 2, 13, 4, 5, 6])
       self.assertEqual(raised.exception.position, 2)
@@ -452,13 +452,13 @@ class ScheduleTest(parameterized.TestCase):
       self.assertEqual(list(context.last_failures), [1, 3])
       self.assertIn('An unlucky client.', context.last_failures[1])
       with self.assertRaisesRegex(
-          round_execution.ClientError,
+          client_round.ClientError,
           r'^[23] clients failed, .*: Client [0-2] of 3',
       ):
         _sum_toil([13, 13, 13])
       # A share below one client is none.
       with self.assertRaisesRegex(
-          round_execution.ClientError, '^Client 0 of 1'
+          client_round.ClientError, '^Client 0 of 1'
       ):
         _sum_toil([13])
       self.assertEqual(_sum_toil([1, 2]), 3)
@@ -495,7 +495,7 @@ class ScheduleTest(parameterized.TestCase):
       # 7 // 7 + 7 // 1.
       self.assertEqual((list(first), list(second)), ([18] * 2, [8] * 2))
       with self.assertRaisesRegex(
-          round_execution.ClientError, 'Client 1 of 2 .*Part of a sum was added'
+          client_round.ClientError, 'Client 1 of 2 .*Part of a sum was added'
       ):
         comp([6, 13])
 
@@ -523,24 +523,24 @@ class ScheduleTest(parameterized.TestCase):
     error = tf.errors.InvalidArgumentError(None, None, text)
     expected = f'InvalidArgumentError: {expected}$'
     with mock.patch.object(
-        round_execution.RoundExecution,
+        client_round.ClientRound,
         'get_client',
         side_effect=[[tf.constant(1)], error, error, error],
     ), _install(context):
       self.assertEqual(_sum_toil([1, 2]), 1)
       self.assertRegex(context.last_failures[1], f'^{expected}')
       with self.assertRaisesRegex(
-          round_execution.ClientError, f'Client 0 of 2 .*: {expected}'
+          client_round.ClientError, f'Client 0 of 2 .*: {expected}'
       ):
         _sum_toil([1, 2])
 
   def test_want_of_memory_is_no_clients_fault(self):
     error = tf.errors.ResourceExhaustedError(None, None, 'OOM when allocating')
     with mock.patch.object(
-        round_execution.RoundExecution, 'get_client', side_effect=error
+        client_round.ClientRound, 'get_client', side_effect=error
     ):
       with self.assertRaisesRegex(
-          round_execution.ClientError, 'OOM when'
+          client_round.ClientError, 'OOM when'
       ) as raised:
         _invoke(_sum_toil, [1, 2], max_failed_share=1.0)
     self.assertIs(raised.exception.__cause__, error)
@@ -556,11 +556,11 @@ class ScheduleTest(parameterized.TestCase):
         return tf.identity(value)
 
     with self.assertRaisesRegex(
-        round_execution.ClientError, 'No space left'
+        client_round.ClientError, 'No space left'
     ) as raised:
       _invoke(toys.sum_of(work), [1.0, 2.0], max_failed_share=1.0)
     self.assertEqual(
-        round_execution.shortage(raised.exception.__cause__), errno.ENOSPC
+        client_round.shortage(raised.exception.__cause__), errno.ENOSPC
     )
 
   def test_a_client_that_hangs_ends_the_round(self):
@@ -582,10 +582,10 @@ class ScheduleTest(parameterized.TestCase):
 
     self.assertEqual(run(), 3.0)  # Compiles.
     with mock.patch.object(
-        round_execution.RoundExecution, 'get_client', hang
+        client_round.ClientRound, 'get_client', hang
     ):
       with self.assertRaisesRegex(
-          round_execution.HungError,
+          client_round.ClientTimeoutError,
           r'position [01] of 2 .*CPU:. .*1 s \(CLIENT_TIMEOUT',
       ):
         run()
@@ -622,7 +622,7 @@ class ScheduleTest(parameterized.TestCase):
 
     context._runner._cache.get(toys.scaled_sum).draw = draw
     with _install(context):
-      with self.assertRaisesRegex(round_execution.ClientError, 'unlucky'):
+      with self.assertRaisesRegex(client_round.ClientError, 'unlucky'):
         toys.scaled_sum(1.0, [13.0])
     self.assertEqual(drawn, [True])
 
@@ -706,6 +706,6 @@ class BadArgumentTest(parameterized.TestCase):
   )
   def test_client_values_are_checked(self, args, message):
     with self.assertRaisesRegex(
-        (TypeError, round_execution.ClientError), message
+        (TypeError, client_round.ClientError), message
     ):
       _invoke(toys.scaled_sum, 1.0, *args)

@@ -1,4 +1,4 @@
-"""Tests of tff_asr.execution.native and process_cleanup."""
+"""Tests of tff_asr.execution.native."""
 
 import pathlib
 import socket
@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from tff_asr.execution import native
-from tff_asr.execution import process_cleanup
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _TIMEOUT_SEC = 120
@@ -159,7 +158,7 @@ class BadArgumentTest(absltest.TestCase):
       ):
         for build in (native.build_sync_context, native.build_async_context):
           message = (
-              'addresses of this machine .eth0. and runs what anybody .* take '
+              'addresses of this machine .eth0. and runs what anyone .* use '
               'multi_device. For what that refuses, run without a network, as '
               '`unshare .*, or pass trust_network=True'
           )
@@ -169,13 +168,14 @@ class BadArgumentTest(absltest.TestCase):
             build(max_concurrent_clients=0)
 
 
-class ProcessCleanupTest(absltest.TestCase):
+class StopTest(absltest.TestCase):
 
-  def test_only_children_of_the_name_end(self):
+  def test_only_workers_end(self):
     sleeper = subprocess.Popen(['sleep', '60'])
     reader = subprocess.Popen(['cat'], stdin=subprocess.PIPE)
     try:
-      process_cleanup.end_children('sleep')
+      with mock.patch.object(native, '_WORKER', 'sleep'):
+        native.stop()
       self.assertFalse(_is_running(sleeper.pid))
       self.assertTrue(_is_running(reader.pid))
       self.assertEqual(sleeper.wait(timeout=5), -15)
@@ -185,7 +185,7 @@ class ProcessCleanupTest(absltest.TestCase):
       reader.wait(timeout=5)
       sleeper.wait(timeout=5)
 
-  def test_child_that_ignores_termination_is_killed(self):
+  def test_a_worker_that_ignores_termination_is_killed(self):
     child = subprocess.Popen(
         ['bash', '-c', "trap '' TERM; echo ready; while :; do read -t 1; done"],
         stdin=subprocess.PIPE,
@@ -193,7 +193,11 @@ class ProcessCleanupTest(absltest.TestCase):
     )
     try:
       child.stdout.readline()
-      process_cleanup.end_children('bash', timeout_sec=0.3)
+      with (
+          mock.patch.object(native, '_WORKER', 'bash'),
+          mock.patch.object(native, '_END_TIMEOUT_SEC', 0.3),
+      ):
+        native.stop()
       self.assertEqual(child.wait(timeout=5), -9)
     finally:
       child.kill()

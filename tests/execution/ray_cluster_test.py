@@ -32,18 +32,17 @@ from tests import seen
 from tests.execution import toys
 from tff_asr.aggregators import aggregation
 from tff_asr.aggregators import distributed_mean
+from tff_asr.execution import client_round
+from tff_asr.execution import client_trainer
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
 from tff_asr.execution import ray_cluster
-from tff_asr.execution import ray_token
 from tff_asr.execution import ray_worker
-from tff_asr.execution import round_execution
-from tff_asr.execution import round_worker
 from tff_asr.execution import scheduler
 from tff_asr.privacy import distributed
 from tff_asr.privacy import keys
 
-ray_token.prepare(None)  # Before Ray is imported.
+ray_cluster.require_token(None)  # Before Ray is imported.
 try:
   import ray
 except ImportError:
@@ -97,8 +96,8 @@ def _run(context, process, cohorts) -> list[np.ndarray]:
   return list(map(np.asarray, leaves))
 
 
-def _worker_slots(context):
-  return context._runner.worker_slots
+def _actors(context):
+  return context._runner.actors
 
 
 def _settings(context, **changes):
@@ -109,33 +108,33 @@ def _settings(context, **changes):
   )
 
 
-def _process_id(slot) -> int:
-  return ray.get(slot.actor.handle.__ray_call__.remote(lambda _: os.getpid()))
+def _process_id(actor) -> int:
+  return ray.get(actor.handle.__ray_call__.remote(lambda _: os.getpid()))
 
 
-def _watch(unused_worker) -> None:
-  """Has an actor count the clients at work in it, whenever one begins."""
-  train, counts = round_worker.RoundWorker.train, []
+def _count_clients_at_work(unused_worker) -> None:
+  """Makes an actor note how many clients train in it when one begins."""
+  train, counts = client_trainer.ClientTrainer.train, []
   lock = threading.Lock()
   at_work = []
 
-  def note(worker, thread, positions, **options):
+  def train_and_count(trainer, thread, positions, **options):
     with lock:
       at_work.extend(positions)
       counts.append(len(at_work))
-    ordered = train(worker, thread, positions, **options)
+    ordered = train(trainer, thread, positions, **options)
     with lock:
       for position in positions:
         at_work.remove(position)
     return ordered
 
-  round_worker.RoundWorker.train = note
-  round_worker.counts = counts
+  client_trainer.ClientTrainer.train = train_and_count
+  client_trainer.counts = counts
 
 
 def _get_counts(unused_worker) -> list[int]:
-  """What `_watch` counted."""
-  return round_worker.counts
+  """What `_count_clients_at_work` noted."""
+  return client_trainer.counts
 
 
 _NUM_WEIGHTS = 100_000  # Too large to travel beside the object store.
@@ -206,7 +205,6 @@ class LearningProcessTest(parameterized.TestCase):
 
   def test_state_equals_multi_device_for_any_number_of_workers(self):
     process = toys.build_dp_fed_avg(0.0)
-    # 11 clients: measurements of 8, of 3, and of both are added.
     cohorts = [[toys.build_dataset(i) for i in range(11)]] * 3
     expected = _run(multi_device.build_sync_context(), process, cohorts)
     found, *others = (
@@ -330,11 +328,11 @@ class ComputationTest(parameterized.TestCase):
             num_workers=1, clients_per_device=2, op_libraries=()
         )
     )
-    (slot,) = _worker_slots(context)
-    ray.get(slot.actor.handle.__ray_call__.remote(_watch))
+    (actor,) = _actors(context)
+    ray.get(actor.handle.__ray_call__.remote(_count_clients_at_work))
     with _install(context):
       self.assertEqual(toys.sum_of(work)([1.0, 2.0, 3.0, 4.0]), 10.0)
-    counts = ray.get(slot.actor.handle.__ray_call__.remote(_get_counts))
+    counts = ray.get(actor.handle.__ray_call__.remote(_get_counts))
     self.assertLen(counts, 4)
     self.assertEqual(max(counts), 2)
 
@@ -356,7 +354,7 @@ class ComputationTest(parameterized.TestCase):
   def test_clients_that_fail_are_named_or_left_out_and_the_workers_live(self):
     with _install(context := _context()):
       with self.assertRaisesRegex(
-          round_execution.ClientError,
+          client_round.ClientError,
           r'^Client 2 of 6 .* failed on /device:CPU:0 of node .*unlucky',
       ) as raised:
         toys.scaled_sum(1.0, [1.0, 2.0, 13.0, 4.0, 5.0, 6.0])
@@ -366,7 +364,7 @@ class ComputationTest(parameterized.TestCase):
         self.assertEqual(toys.scaled_sum(1.0, [1.0, 13.0, 13.0, 4.0]), 5.0)
         self.assertEqual(list(context.last_failures), [1, 2])
         with self.assertRaisesRegex(
-            round_execution.ClientError, '^2 clients failed, one of them'
+            client_round.ClientError, '^2 clients failed, for example'
         ):
           toys.scaled_sum(1.0, [13.0, 13.0, 3.0])
 
@@ -384,7 +382,7 @@ class LossTest(absltest.TestCase):
 
     gate = Gate()
     expected = run(Gate(is_open=True))
-    before = [_process_id(slot) for slot in _worker_slots(context)]
+    before = [_process_id(actor) for actor in _actors(context)]
     with futures.ThreadPoolExecutor() as threads:
       found = threads.submit(run, gate)
       gate.wait_for_clients(2)  # One on each worker.
@@ -393,10 +391,10 @@ class LossTest(absltest.TestCase):
       self.assertEqual(found.result(), expected)
     # The replacement takes part as soon as TensorFlow is loaded.
     deadline = time.monotonic() + _TIMEOUT_SEC
-    while not _worker_slots(context)[0].actor.wait():
+    while not _actors(context)[0].wait():
       self.assertLess(time.monotonic(), deadline)
     self.assertEqual(run(gate), expected)
-    after = [_process_id(slot) for slot in _worker_slots(context)]
+    after = [_process_id(actor) for actor in _actors(context)]
     self.assertNotEqual(before[0], after[0])
     self.assertEqual(before[1], after[1])
 
@@ -435,7 +433,7 @@ class LossTest(absltest.TestCase):
     lines = _run_on_cluster(0, """
         nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
         context = build()
-        print('workers', len(these._worker_slots(context)))
+        print('workers', len(these._actors(context)))
         values = [float(i) for i in range(20)]
 
         def run(gate):
@@ -451,10 +449,51 @@ class LossTest(absltest.TestCase):
           gate.open()
           print('equal', found.result() == expected)
     """)
-    # Beside the measurements: two sums as int32, and the parts of their sum.
+    # Measurements aside: two sums of 100,010 elements as int32.
     self.assertContainsSubset(
-        ['workers 2', 'bytes 1200120', 'equal True'], lines
+        ['workers 2', 'bytes 800080', 'equal True'], lines
     )
+
+  def test_a_lost_machine_with_a_flushed_sum_changes_no_bit(self):
+    lines = _run_on_cluster(0, """
+        nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        context = build()
+        values = [float(i) for i in range(20)]
+        gate = these.Gate(is_open=True)
+        expected = these.bits_of_toil(context, gate, values)
+        wait_for_sums = scheduler.Scheduler.wait_for_sums
+        def lose_one(*arguments):
+          sums = wait_for_sums(*arguments)
+          if nodes:
+            cluster.remove_node(nodes.pop(), allow_graceful=False)
+          return sums
+        scheduler.Scheduler.wait_for_sums = lose_one
+        fail_sum = scheduler.Scheduler.fail_sum
+        def note(tasks, lost):
+          print('lost')
+          fail_sum(tasks, lost)
+        scheduler.Scheduler.fail_sum = note
+        nodes.pop()
+        print('equal', these.bits_of_toil(context, gate, values) == expected)
+    """)
+    self.assertEqual(lines.count('lost'), 1, lines)
+    self.assertIn('equal True', lines)
+
+  def test_many_sums_are_added_by_tasks(self):
+    # With a lower limit of what one task or this process adds.
+    lines = _run_on_cluster(0, """
+        from tff_asr.execution import ray_runner
+        ray_runner._FAN_IN = 2
+        for _ in range(2):
+          cluster.add_node(num_cpus=2)
+        context = build(num_workers=4)
+        values = [float(i) for i in range(20)]
+        gate = these.Gate(is_open=True)
+        many = these.bits_of_toil(context, gate, values)
+        ray_runner._FAN_IN = 8
+        print('equal', these.bits_of_toil(context, gate, values) == many)
+    """)
+    self.assertIn('equal True', lines)
 
   def test_machines_join_and_leave_between_rounds(self):
     lines = _run_on_cluster(1, """
@@ -465,7 +504,7 @@ class LossTest(absltest.TestCase):
           return these.bits_of_toil(context, gate, values)
 
         expected = run(these.Gate(is_open=True))
-        print('workers', len(these._worker_slots(context)))
+        print('workers', len(these._actors(context)))
         node = cluster.add_node(num_cpus=1)
         gate = these.Gate()
         with futures.ThreadPoolExecutor() as threads:
@@ -476,9 +515,9 @@ class LossTest(absltest.TestCase):
         cluster.remove_node(node, allow_graceful=False)
         print('left', run(gate) == expected)
         # Ray takes a while to see that it is gone.
-        while len(these._worker_slots(context)) > 1:
+        while len(these._actors(context)) > 1:
           run(gate)
-        print('workers', len(these._worker_slots(context)))
+        print('workers', len(these._actors(context)))
     """)
     # Ray tells at length, in between, how its machine ended.
     found = [
@@ -492,11 +531,12 @@ class LossTest(absltest.TestCase):
     # Its idle workers find out one after another, each with a task in hand.
     # No such loss may count against its task: three would end the round.
     lines = _run_on_cluster(0, """
-        lose = scheduler.Scheduler.lose
+        fail = scheduler.Scheduler.fail
         def note(*arguments, counts=True):
-          print('lost', counts)
-          lose(*arguments, counts=counts)
-        scheduler.Scheduler.lose = note
+          # In one piece: several threads print.
+          print(f'lost {counts}\\n', end='')
+          fail(*arguments, counts=counts)
+        scheduler.Scheduler.fail = note
         nodes = [cluster.add_node(num_cpus=n) for n in (1, 4)]
         tff.framework.set_default_context(build(num_workers=5))
         print('before', these.toys.scaled_sum(2.0, [1.5] * 5))
@@ -510,47 +550,80 @@ class LossTest(absltest.TestCase):
     self.assertEqual(losses, {'lost False'}, lines)
 
 
-def _serve(slot, *, num_clients=1, **options):
-  """Serves a worker without Ray until all is done, or it is given up."""
+class _FakeActor(mock.Mock):
+  """An actor whose successors are the other fakes, in order."""
+
+  def __init__(self, **attributes):
+    super().__init__(devices=['CPU:0'], **attributes)
+    self.latest = self
+
+
+def _fake_actors(count, **attributes):
+  actors = [_FakeActor(**attributes) for _ in range(count)]
+  for actor, successor in zip(actors, actors[1:]):
+
+    def replace(actors=actors, successor=successor):
+      for each in actors:
+        each.latest = successor
+
+    actor.replace.side_effect = replace
+  return actors
+
+
+def _serve(actor, *, num_clients=1, get_client=lambda _: [], **options):
+  """Serves an actor without Ray until it is given up, or all is flushed."""
   # pylint: disable-next=g-import-not-at-top
   from tff_asr.execution import ray_runner
 
-  execution = mock.Mock(
-      scheduler=scheduler.Scheduler(scheduler.cut(num_clients)), **options
+  tasks = scheduler.Scheduler(scheduler.group_clients(num_clients))
+  complete = tasks.complete
+
+  def complete_and_stop(worker, task, value=None):
+    complete(worker, task, value)
+    if isinstance(task, scheduler.FlushSum):
+      tasks.stop()
+
+  this_round = mock.Mock(
+      scheduler=tasks,
+      errors={},
+      store_bytes=0,
+      get_client=get_client,
+      **(dict(timeout_sec=None) | options),
   )
-  execution.stop.is_set.return_value = False
-  ray_runner._ActorThreads(
-      execution, None, num_threads=1, server_device=''
-  ).serve(slot, 0)
-  return execution
+  this_round.stop.is_set.return_value = False
+  with mock.patch.object(tasks, 'complete', complete_and_stop):
+    ray_runner._RayRound(
+        this_round, None, num_threads=1, server_device=''
+    ).serve(actor, 0)
+  return this_round
 
 
 @_needs_ray
-class PingTest(parameterized.TestCase):
+class GivenUpTest(parameterized.TestCase):
+  """Workers that are given up; Ray itself is replaced by fakes."""
+
+  def setUp(self):
+    super().setUp()
+    self.enter_context(mock.patch.object(ray, 'wait', return_value=([1], [])))
 
   @parameterized.parameters('ObjectStoreFullError', 'OutOfDiskError', '')
-  def test_an_object_store_of_no_use_loses_the_worker_and_counts(self, name):
+  def test_three_workers_that_cannot_use_their_store_end_the_round(self, name):
     error = getattr(ray.exceptions, name) if name else OSError
-    slot = mock.Mock()
-    with mock.patch.object(ray, 'wait', return_value=([1], [])):
-      with mock.patch.object(ray, 'get', side_effect=error('full')):
-        with self.assertRaisesRegex(scheduler.WorkerLostError, '3 times'):
-          _serve(slot, timeout_sec=None)
-    self.assertEqual(slot.replace.call_count, 3)
+    actors = _fake_actors(4)
+    with mock.patch.object(ray, 'get', side_effect=error('full')):
+      with self.assertRaisesRegex(scheduler.WorkerLostError, '3 times'):
+        _serve(actors[0])
+    self.assertEqual([a.replace.call_count for a in actors], [1, 1, 1, 0])
 
   @parameterized.parameters('ObjectStoreFullError', 'OutOfDiskError')
-  def test_a_store_without_room_for_a_result_loses_the_worker_and_counts(
-      self, name
-  ):
-    slot = mock.Mock()
-    slot.actor.devices = ['CPU:0']
+  def test_three_workers_without_room_for_a_result_end_the_round(self, name):
+    actors = _fake_actors(4)
     error = getattr(ray.exceptions, name)('full')
-    with mock.patch.object(ray, 'wait', return_value=([1], [])):
-      # Each worker answers the ping.
-      with mock.patch.object(ray, 'get', side_effect=3 * [None, error]):
-        with self.assertRaisesRegex(scheduler.WorkerLostError, '3 times'):
-          _serve(slot, timeout_sec=None, errors={}, get_client=lambda _: [])
-    self.assertEqual(slot.replace.call_count, 3)
+    # Each worker answers the ping.
+    with mock.patch.object(ray, 'get', side_effect=3 * [None, error]):
+      with self.assertRaisesRegex(scheduler.WorkerLostError, '3 times'):
+        _serve(actors[0])
+    self.assertEqual([a.replace.call_count for a in actors], [1, 1, 1, 0])
 
   @parameterized.parameters('ObjectStoreFullError', 'OutOfDiskError')
   def test_a_full_store_of_this_machine_is_one_line(self, name):
@@ -562,63 +635,51 @@ class PingTest(parameterized.TestCase):
       with self.assertRaisesRegex(OSError, f'{name}.*--object-store-memory'):
         ray_runner._put(1)
 
-  def test_a_worker_that_does_not_answer_in_time_is_replaced(self):
-    slot = mock.Mock()
-    slot.actor.wait.side_effect = [True, False]
-    # It answers in the end.
-    answers = 100 * [([], [])] + [([1], [])]
-    with mock.patch.object(ray, 'wait', side_effect=answers) as wait:
-      wait_sec = mock.patch.object(time, 'monotonic', side_effect=range(300))
-      with wait_sec, mock.patch.object(ray, 'get'):
-        _serve(slot, timeout_sec=5.0)
-    self.assertEqual(slot.replace.call_count, 1)
-    self.assertLess(wait.call_count, 20)
+  def test_a_worker_that_does_not_answer_a_ping_in_time_is_replaced(self):
+    slow, successor = _fake_actors(2)
+    successor.wait.return_value = False  # It does not start.
+    ray.wait.side_effect = 100 * [([], [])] + [([1], [])]
+    with (
+        mock.patch.object(time, 'monotonic', side_effect=range(300)),
+        mock.patch.object(ray, 'get'),
+    ):
+      _serve(slow, timeout_sec=5.0)
+    slow.replace.assert_called_once_with()
+    self.assertLess(ray.wait.call_count, 20)
 
 
 @_needs_ray
 class LostReportTest(absltest.TestCase):
+  """The second of two reports of a worker is lost with its machine."""
 
   def _lose_second_report(self, get_client):
-    """Serves two clients; returns the round, and both workers' actors."""
+    """Serves two clients; returns the round, and both workers."""
+    # A reference is its value here.
     lost = object()
-    report = ray_worker.BlockReport([], [np.float32(1.0)])
-
-    def build_actor(*reports):
-      actor = mock.Mock(devices=['CPU:0'])
-      actor.handle.train.remote.side_effect = reports
-      actor.handle.hand_over.options().remote.return_value = [1, {0: actor}]
-      return actor
-
-    first, second = build_actor(report, lost), build_actor(report, report)
-    slot = mock.Mock(actor=first)
-    slot.replace.side_effect = lambda _: setattr(slot, 'actor', second)
+    report = ray_worker.GroupReport([], [np.float32(1.0)])
+    first, second = _fake_actors(2)
+    first.handle.train.remote.side_effect = [report, lost]
+    second.handle.train.remote.side_effect = [report, report]
+    second.handle.flush.options().remote.return_value = 1, 'sum'
 
     def get(value):
       if value is lost:
         raise ray.exceptions.ObjectLostError('00', None, '')
       return value
 
-    # A reference is its value here; the sum of one worker is its part.
     with (
         mock.patch.object(ray, 'wait', return_value=([1], [])),
         mock.patch.object(ray, 'get', side_effect=get),
-        mock.patch.object(ray_worker, 'add', lambda parts, get: parts[0]),
     ):
-      execution = _serve(
-          slot,
-          num_clients=2,
-          timeout_sec=None,
-          errors={},
-          store_bytes=0,
-          get_client=get_client,
-      )
-    slot.replace.assert_called_once_with(first)
-    return execution, first, second
+      this_round = _serve(first, num_clients=2, get_client=get_client)
+    first.replace.assert_called_once_with()
+    return this_round, first, second
 
-  def test_all_that_a_worker_trained_runs_again_if_a_report_is_lost(self):
-    execution, first, second = self._lose_second_report(lambda position: [])
-    execution.fail.assert_not_called()
-    self.assertEqual(execution.scheduler.result(), ({0: second},))
+  def test_all_that_the_worker_trained_runs_again(self):
+    this_round, first, second = self._lose_second_report(lambda position: [])
+    this_round.fail.assert_not_called()
+    (flushed,) = this_round.scheduler.wait_for_sums()
+    self.assertEqual(flushed.value.reference, 'sum')
     trained = [
         [call.args[2] for call in actor.handle.train.remote.call_args_list]
         for actor in (first, second)
@@ -628,12 +689,12 @@ class LostReportTest(absltest.TestCase):
   def test_a_client_that_is_in_the_ordered_sum_is_not_left_out_of_the_other(
       self,
   ):
-    # Clients 0 and 1, and both again; the first one cannot be had again.
+    # Clients 0 and 1, and both again; the first one cannot be read again.
     error = OSError('gone')
-    execution, _, _ = self._lose_second_report(
+    this_round, _, _ = self._lose_second_report(
         mock.Mock(side_effect=[[], [], error, []])
     )
-    execution.fail.assert_called_once_with(
+    this_round.fail.assert_called_once_with(
         0, error, mock.ANY, is_repeated=True
     )
 
@@ -661,7 +722,7 @@ class KindTest(absltest.TestCase):
       self.enter_context(mock.patch.object(where, name, value))
 
   def _build_actor(self, options, unused_arguments):
-    return mock.Mock(options=options, devices=['CPU:0'])
+    return _FakeActor(options=options)
 
   def _build(self, nodes):
     self._set(nodes)
@@ -676,8 +737,8 @@ class KindTest(absltest.TestCase):
   def _count_gpus(self, runner):
     """The first digit of each actor's machine, and the actor's GPUs."""
     return sorted(
-        (node[0], slot.actor.options['num_gpus'])
-        for (node, _), slot in runner._slots.items()
+        (node[0], actor.options['num_gpus'])
+        for (node, _), actor in runner._actors.items()
     )
 
   def test_a_context_that_began_on_cpus_keeps_to_them_and_says_so(self):
@@ -686,7 +747,7 @@ class KindTest(absltest.TestCase):
     self._set(self._HEAD | self._GPUS)
     with self.assertLogs(level='WARNING') as logged:
       for _ in range(2):
-        runner._fill_slots()
+        runner._fill_rooms()
         self.assertEqual(self._count_gpus(runner), [('1', 0), ('2', 0)])
     (message,) = logged.output
     self.assertIn('began without GPUs', message)
@@ -695,16 +756,16 @@ class KindTest(absltest.TestCase):
     runner = self._build(self._HEAD | self._GPUS)
     own = [('2', 1), ('2', 1)]
     self.assertEqual(self._count_gpus(runner), own)
-    slots = runner.worker_slots
+    actors = runner.actors
     # A replacement that has no machine to start on.
-    slots[1].actor.devices = None
+    actors[1].devices = None
     self._set(self._HEAD)
-    runner._fill_slots()
-    self.assertEqual(runner.worker_slots, slots)
+    runner._fill_rooms()
+    self.assertEqual(runner.actors, actors)
     self._set(self._HEAD | self._OTHERS)
-    runner._fill_slots()
+    runner._fill_rooms()
     self.assertEqual(self._count_gpus(runner), [('2', 1), ('3', 1)])
-    slots[1].actor.end.assert_called_once_with()
+    actors[1].end.assert_called_once_with()
 
   def test_a_cluster_without_room_is_refused(self):
     with self.assertRaisesRegex(ValueError, 'room for 0 workers with 1 CPUs'):
@@ -894,7 +955,7 @@ _PROGRAM = """
     print('result', these.toys.scaled_sum(2.0, [1.0, 2.0]))
     for pid, name in these.seen.of_processes(lambda p: (p.pid, p.name()))[1:]:
       print('process', pid, name)
-    print('folder', ray_session._watch.folder, flush=True)
+    print('folder', ray_session._folder, flush=True)
     def end(): LAST_LINE
     launch.run(lambda argv: end())
 """
@@ -954,62 +1015,6 @@ def _check_that_nothing_is_left(test, lines) -> None:
     test.assertFalse(_is_running(int(process_id)), name)
   (folder,) = [line.split()[1] for line in lines if line.startswith('folder')]
   test.assertFalse(os.path.exists(folder))
-
-
-# With a worker, and one of Ray's processes killed while the store is in use.
-_KILLED = """
-    import os, signal
-    import psutil
-    from tff_asr.execution import ray_token
-    ray_token.prepare(None)
-    import ray
-    from tff_asr import launch
-    from tff_asr.execution import ray_session
-
-    ray_session.connect(None, num_cpus=1)
-    ray.get(ray.remote(lambda: 1).remote())
-    processes = psutil.Process().children(recursive=True)
-    for process in processes:
-      print('process', process.pid, process.name())
-    print('folder', ray_session._watch.folder, flush=True)
-    def kill(name):
-      next(each for each in processes if each.name() == name).kill()
-      while True:
-        ray.put(bytes(1_000_000))
-    KILL
-"""
-_ABRUPT_END = (
-    'stderr error: this program or Ray on this machine ended abruptly (killed, '
-    'crashed or out of memory): the same command goes on from what was saved '
-    'last.'
-)
-
-
-@_needs_ray
-class KilledTest(absltest.TestCase):
-
-  def check(self, kill, expected):
-    lines = _run_program(_KILLED.replace('KILL', kill))
-    _check_that_nothing_is_left(self, lines)
-    printed = [line for line in lines if line.startswith('stderr')]
-    self.assertEqual(printed, expected)
-
-  def test_a_killed_raylet_ends_the_program_with_a_line_and_leaves_nothing(
-      self,
-  ):
-    self.check("kill('raylet')", [_ABRUPT_END])
-
-  @_slow
-  def test_a_killed_gcs_ends_the_program_with_a_line_and_leaves_nothing(self):
-    self.check("kill('gcs_server')", [_ABRUPT_END])
-
-  @_slow
-  def test_a_killed_program_leaves_a_line_and_nothing_else(self):
-    self.check('os.kill(os.getpid(), signal.SIGKILL)', [_ABRUPT_END])
-
-  @_slow
-  def test_a_program_that_was_interrupted_twice_leaves_nothing(self):
-    self.check("launch._abandon('at once', code=130)", ['stderr at once'])
 
 
 class BadArgumentTest(parameterized.TestCase):

@@ -1,4 +1,4 @@
-"""Tests of tff_asr.execution.ray_token; Ray itself: ray_cluster_test."""
+"""Tests of the token of a Ray cluster; Ray itself: ray_cluster_test."""
 
 import os
 import sys
@@ -7,7 +7,6 @@ from unittest import mock
 from absl.testing import absltest
 
 from tff_asr.execution import ray_cluster
-from tff_asr.execution import ray_token
 
 _ADDRESS = '192.0.2.1:6379'
 
@@ -29,12 +28,12 @@ class RayTokenTest(absltest.TestCase):
     tokens = set()
     for _ in range(2):
       with mock.patch.dict(os.environ):
-        ray_token.prepare(None)
+        ray_cluster.require_token(None)
         self.assertEqual(os.environ['RAY_AUTH_MODE'], 'token')
         tokens.add(os.environ['RAY_AUTH_TOKEN'])
         # For a further context of the program it stays.
         before = dict(os.environ)
-        ray_token.prepare(None)
+        ray_cluster.require_token(None)
         self.assertEqual(dict(os.environ), before)
     self.assertLen(tokens, 2)
     self.assertEqual({len(token) for token in tokens}, {64})
@@ -42,20 +41,20 @@ class RayTokenTest(absltest.TestCase):
   def test_a_cluster_without_a_token_is_not_joined_by_mistake(self):
     settings = ray_cluster.Settings(address=_ADDRESS)
     with self.assertRaisesRegex(ValueError, f'{_ADDRESS} would run the code'):
-      ray_token.prepare(settings.address)
+      ray_cluster.require_token(settings.address)
     self.assertNotIn('RAY_AUTH_TOKEN', os.environ)
     os.environ['RAY_AUTH_MODE'] = 'disabled'
     with self.assertLogs('absl', 'WARNING') as logs:
-      ray_token.prepare(settings.address)
-    self.assertRegex(logs.output[0], f'{_ADDRESS} asks for no token')
+      ray_cluster.require_token(settings.address)
+    self.assertRegex(logs.output[0], f'{_ADDRESS} requires no token')
 
   def test_what_the_user_has_set_stays(self):
     chosen = {'RAY_AUTH_MODE': 'token', 'RAY_AUTH_TOKEN_PATH': '/token'}
     os.environ.update(chosen)
     before = dict(os.environ)
-    ray_token.prepare(_ADDRESS)
+    ray_cluster.require_token(_ADDRESS)
     self.assertEqual(dict(os.environ), before)
-    ray_token.prepare(None)
+    ray_cluster.require_token(None)
     # Has Ray listen on the loopback address.
     before['RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER'] = '0'
     self.assertEqual(dict(os.environ), before)
@@ -66,9 +65,9 @@ class RayTokenTest(absltest.TestCase):
     for chosen in ({}, {'RAY_AUTH_MODE': 'token', 'RAY_AUTH_TOKEN': 'x'}):
       os.environ.update(chosen)
       with self.assertRaisesRegex(ValueError, 'imported before it got a token'):
-        ray_token.prepare(None)
+        ray_cluster.require_token(None)
       for name in chosen:
         del os.environ[name]
     ray.is_initialized.return_value = True
-    ray_token.prepare(None)
+    ray_cluster.require_token(None)
     self.assertNotIn('RAY_AUTH_MODE', os.environ)

@@ -5,7 +5,6 @@ import os
 import pathlib
 import pickle
 import shutil
-import types
 from unittest import mock
 
 from absl.testing import absltest
@@ -18,6 +17,7 @@ from tests import cases
 from tests.execution import toys
 from tff_asr.execution import compiler
 from tff_asr.execution import devices
+from tff_asr.execution import ray_sums
 from tff_asr.execution import ray_worker
 
 
@@ -77,9 +77,7 @@ class _Driver:
         computation,
         [self.put(f'programs {computation}', programs)],
         [
-            self.put(
-                f'broadcast {number}', dict(enumerate(map(np.float32, factors)))
-            )
+            self.put(f'broadcast {number}', list(map(np.float32, factors)))
         ],
         leaves_out,
     )
@@ -146,7 +144,7 @@ class CacheTest(_WorkerTest):
     self.assertEqual(self.driver.looked_up.count('programs 1'), 2)
 
 
-class BlockTest(_WorkerTest):
+class TrainTest(_WorkerTest):
 
   def test_clients_are_added_in_their_order(self):
     key = self.driver.key(1, _plain(), 1.0)
@@ -156,99 +154,37 @@ class BlockTest(_WorkerTest):
     ):
       self.assertEqual(self.driver.run(key, values).ordered, expected)
 
-  def test_threads_without_a_sum_leave_out_no_others(self):
-    self.driver.worker._places = devices.Places(('/device:CPU:0',), 3, False)
+  def test_a_flush_adds_the_sums_of_all_threads_that_have_one(self):
+    self.driver.worker._devices = devices.DeviceSet(('/device:CPU:0',), 3, False)
     for number, threads in enumerate(((1,), (2,), (0, 2), (1, 2), (0, 1, 2))):
       key = self.driver.key(number, _exact())
       for thread in threads:
         self.driver.run(key, [10.0**thread], thread=thread)
       self.assertEqual(
-          self._hand_over(key), sum(10**thread for thread in threads)
+          self._flush(key), sum(10**thread for thread in threads)
       )
 
-  def test_exact_sums_run_on_until_they_are_handed_over(self):
+  def test_exact_sums_grow_until_they_are_flushed(self):
     key = self.driver.key(1, _exact())
     for _ in range(2):
       for values in ([1.0, 2.0], [4.0]):
         self.assertEqual(self.driver.run(key, values).ordered, [])
-      self.assertEqual(self._hand_over(key), 7)
+      self.assertEqual(self._flush(key), 7)
     self.driver.run(key, [5.0])
     other = key._replace(number=2)
     self.driver.run(other, [3.0])
-    self.assertEqual(self._hand_over(other), 3)
-    self.assertEqual(self._hand_over(key), 5)
+    self.assertEqual(self._flush(other), 3)
+    self.assertEqual(self._flush(key), 5)
 
-  def _hand_over(self, key):
-    """A sum of int64, which travels in 4 bytes."""
-    num_bytes, part = self.driver.worker.hand_over(key, 1)
+  def _flush(self, key):
+    """Returns the sum, of one int64, which travels in 4 bytes."""
+    num_bytes, packed = self.driver.worker.flush(key)
     self.assertEqual(num_bytes, 4)
-    total = ray_worker.add([part], get=lambda value: value)
-    self.assertEqual(total[0].dtype, tf.int64)
-    return int(total[0])
+    (total,) = ray_sums.add([packed])
+    self.assertEqual(total.dtype, np.int64)
+    return int(total)
 
-  def test_merge_of_sums_in_parts(self):
-    # What does not fit into int32 any more, what does not fit, and what does.
-    leaves = [
-        tf.constant([2**31 - 1, -(2**30)], tf.int64),
-        tf.constant([[-(2**31) - 1]], tf.int64),
-        tf.constant([5, 6, 7], tf.int64),
-        tf.constant(9),
-    ]
-    cut = ray_worker.cut(leaves, 3)
-    # The largest first, each to the part that has least.
-    self.assertEqual(cut, [[2], [0], [1, 3]])
-    references = [
-        [
-            self.driver.put(
-                f'{sum_} {part}',
-                {n: ray_worker._pack_sum(leaves[n]) for n in numbers},
-            )
-            for part, numbers in enumerate(cut)
-        ]
-        for sum_ in range(3)
-    ]
-    num_bytes, merged = zip(
-        *(self.driver.worker.merge(parts) for parts in zip(*references))
-    )
-    # 3 of int32, 2 of int64, and one of int64 and of int32.
-    self.assertEqual(num_bytes, (3 * 4, 2 * 8, 8 + 4))
-    self.assertEqual(merged[1][0].tolist(), [3 * (2**31 - 1), -3 * 2**30])
-    found = ray_worker.join(
-        ray_worker.add([part], get=lambda value: value) for part in merged
-    )
-    for total, leaf in zip(found, leaves, strict=True):
-      self.assertEqual(total.dtype, leaf.dtype)
-      self.assertEqual(total.numpy().tolist(), (3 * leaf).numpy().tolist())
-
-  def test_a_sum_of_which_some_elements_fit_into_int32_keeps_all_bits(self):
-    for values, num_bytes in (
-        ([1, 2**31, -7], 24),
-        ([-(2**31) - 1, 0], 16),
-        ([0, 2**40, 3], 24),
-        ([2**31 - 1, -(2**31)], 8),
-    ):
-      part = {0: ray_worker._pack_sum(tf.constant(values, tf.int64))}
-      self.assertEqual(ray_worker._count_part(part), num_bytes)
-      total = ray_worker.add([part, part], get=lambda value: value)
-      self.assertEqual(total[0].numpy().tolist(), [2 * n for n in values])
-
-  def test_merge_says_which_sum_was_lost(self):
-    def get(reference):
-      if reference == 'lost':
-        raise lost
-      return {}
-
-    fake = types.SimpleNamespace(
-        exceptions=types.SimpleNamespace(ObjectLostError=LookupError)
-    )
-    lost = LookupError('lost')
-    with mock.patch.object(ray_worker, '_import_ray', return_value=fake):
-      with self.assertRaises(ray_worker.SumLostError) as raised:
-        ray_worker.add(['here', 'lost', 'here'], get=get)
-    # It comes from an actor.
-    self.assertEqual(pickle.loads(pickle.dumps(raised.exception)).index, 1)
-
-  def test_clients_that_fail_end_the_block_or_are_left_out(self):
+  def test_clients_that_fail_end_the_group_or_are_left_out(self):
     values = [1.0, 13.0, 4.0]
     for leaves_out, expected in ((True, [5.0]), (False, None)):
       key = self.driver.key(1, _plain(), 1.0, leaves_out=leaves_out)
@@ -259,7 +195,7 @@ class BlockTest(_WorkerTest):
       self.assertIsInstance(error, tf.errors.InvalidArgumentError)
       self.assertIn('An unlucky client.', str(error))
 
-  def test_error_that_does_not_pickle_travels_as_its_words(self):
+  def test_an_error_that_does_not_pickle_travels_as_its_message(self):
     class LocalError(Exception):
       pass
 
@@ -267,7 +203,7 @@ class BlockTest(_WorkerTest):
     self.assertEqual(str(found), 'LocalError: here')
     self.assertIs(type(found), RuntimeError)
 
-  def test_round_that_ended_is_worked_on_no_more(self):
+  def test_a_round_that_has_ended_trains_no_client(self):
     self.driver.worker.end_round(1)
     for number, expected in ((1, None), (2, [1.0])):
       key = self.driver.key(number, _plain(), 1.0)
@@ -317,7 +253,7 @@ class SoftwareTest(cases.TestCase):
         expected,
     )
 
-  def test_a_copy_is_the_same_and_any_other_source_is_told(self):
+  def test_a_copy_is_the_same_and_any_other_source_differs(self):
     package = pathlib.Path(ray_worker.__file__).parents[1]
     copy = pathlib.Path(self.path('elsewhere'))
     ignored = shutil.ignore_patterns('__pycache__')
@@ -352,7 +288,7 @@ class PathDigestTest(cases.TestCase):
         ray_worker.path_digest(str(self.folder)),
     )
 
-  def test_another_version_size_or_name_is_told(self):
+  def test_another_version_size_or_name_changes_the_digest(self):
     index, shard = self.folder / 'corpus.json', self.folder / 'part/shard'
     for path, change in (
         # Of the same names and sizes, with other checksums.

@@ -13,8 +13,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.execution import toys
+from tff_asr.execution import client_round
 from tff_asr.execution import compiler
-from tff_asr.execution import round_execution
 
 _CLIENT = collections.OrderedDict(
     a=np.int32, b=tff.TensorType(np.int64, [2])
@@ -117,7 +117,7 @@ class SecureSumsTest(parameterized.TestCase):
   )
   def test_a_client_out_of_range_fails(self, comp, *values):
     with self.assertRaisesRegex(
-        round_execution.ClientError, 'Client 1 of 2 .*not from 0 to'
+        client_round.ClientError, 'Client 1 of 2 .*not from 0 to'
     ):
       _invoke(comp, [_client(1, 1, 1), _client(*values)])
 

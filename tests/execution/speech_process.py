@@ -13,10 +13,10 @@ import tensorflow_federated as tff
 
 from tests import fakes
 from tff_asr.aggregators import dp_mean
+from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import client_data
 from tff_asr.data import cohorts
 from tff_asr.data import records
-from tff_asr.data import shapes as shapes_lib
 from tff_asr.features import spec_augment
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
@@ -45,7 +45,8 @@ def build(
     data: client_data.SpeechClientData,
     *,
     noise_kernel: str = 'host',
-    shapes: Optional[shapes_lib.Shapes] = None,
+    buckets: Optional[buckets_lib.LengthBuckets] = None,
+    jit_compile: bool = False,
     **model_options: Any,
 ) -> tff.learning.templates.LearningProcess:
   """Builds the process; `initial_state` says how much noise it adds."""
@@ -55,7 +56,7 @@ def build(
       pipeline=fakes.tiny_pipeline(
           model,
           augment=spec_augment.build(max_freq_width=10, max_time_width=10),
-          shapes=shapes,
+          buckets=buckets,
       ),
       client_data=data,
       aggregator=dp_mean.build(
@@ -74,7 +75,9 @@ def build(
               0.01, start=1, decay_rate=0.6, transition_rounds=2
           ),
       ),
-      local=client_update.LocalTraining(learning_rate=1.0, num_steps=2),
+      local=client_update.LocalTraining(
+          learning_rate=1.0, num_steps=2, jit_compile=jit_compile
+      ),
       seed=3,
   )
 

@@ -18,11 +18,11 @@ import tensorflow_federated as tff
 
 from tests import logical_devices
 from tests.execution import speech_process
+from tff_asr.execution import client_trainer
 from tff_asr.execution import context as context_lib
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
 from tff_asr.execution import ray_cluster
-from tff_asr.execution import round_worker
 # Private to TensorFlow, which has no public way to see where ops were placed.
 from tensorflow.python.eager import context as eager_context
 
@@ -299,7 +299,7 @@ class _Watched(NamedTuple):
 
 @functools.lru_cache
 def _watched() -> _Watched:
-  train = round_worker.RoundWorker.train
+  train = client_trainer.ClientTrainer.train
   devices = {}
 
   def record(worker, thread, *arguments, **settings):
@@ -313,7 +313,7 @@ def _watched() -> _Watched:
   context = multi_device.build_sync_context(
       multi_device.Settings(devices=logical_devices.CPUS[2:])
   )
-  with mock.patch.object(round_worker.RoundWorker, 'train', record):
+  with mock.patch.object(client_trainer.ClientTrainer, 'train', record):
     with _collected_ops() as ops:
       states = _run(context, noise_multiplier=0.0)
   return _Watched(context, states, devices, ops)

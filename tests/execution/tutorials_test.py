@@ -882,7 +882,7 @@ class RefusedTest(_TutorialTest):
     self.assertEqual(toys.invoke(comp, [1, 2]), 3)
     with tff.framework.get_context_stack().install(_build_native()):
       with self.assertRaisesRegex(
-          ValueError, 'no federated_secure_sum: take multi_device'
+          ValueError, 'no federated_secure_sum: use multi_device'
       ):
         comp([1, 2])
 

@@ -44,7 +44,7 @@ class LayoutTest(parameterized.TestCase):
       ('arrays', dict(a=np.float32([1, 2]), b=np.int32(3))),
   )
   def test_flattens_in_the_order_of_the_type_and_packs(self, value):
-    layout = values.Layout(_PAIR)
+    layout = values.TypeFlattener(_PAIR)
     leaves = layout.flatten(value)
     np.testing.assert_array_equal(leaves[0], [1, 2])
     self.assertEqual(int(leaves[1]), 3)
@@ -58,7 +58,7 @@ class LayoutTest(parameterized.TestCase):
     self.assertIsInstance(packed['b'], np.int32)
 
   def test_a_dataset_is_one_variant_and_comes_back(self):
-    layout = values.Layout(tff.FederatedType(_EXAMPLES, tff.SERVER))
+    layout = values.TypeFlattener(tff.FederatedType(_EXAMPLES, tff.SERVER))
     self.assertEqual(layout.specs, (tf.TensorSpec([], tf.variant),))
     (element,) = layout.pack(layout.flatten(_dataset()))
     np.testing.assert_array_equal(element['a'], [1, 1])
@@ -83,7 +83,7 @@ class LayoutTest(parameterized.TestCase):
       ('none_of_open_shape', tff.TensorType(np.float32, [None, 3]), []),
   )
   def test_a_list_of_elements_is_a_dataset(self, element_type, elements):
-    layout = values.Layout(tff.SequenceType(element_type))
+    layout = values.TypeFlattener(tff.SequenceType(element_type))
     dataset = layout.pack(layout.flatten(elements))
     self.assertIsInstance(dataset, tf.data.Dataset)
     found = list(dataset.as_numpy_iterator())
@@ -100,12 +100,12 @@ class LayoutTest(parameterized.TestCase):
         )
 
   def test_no_type_has_no_leaves(self):
-    self.assertEqual(values.Layout(None).flatten('anything'), [])
+    self.assertEqual(values.TypeFlattener(None).flatten('anything'), [])
 
   def test_a_type_without_values_is_refused(self):
     function = tff.FunctionType(None, np.int32)
     with self.assertRaisesRegex(ValueError, 'tensors, structs and sequences'):
-      values.Layout(function)
+      values.TypeFlattener(function)
 
   @parameterized.named_parameters(
       ('no_container', 3.0, r'argument must be a container .* of float'),
@@ -133,7 +133,7 @@ class LayoutTest(parameterized.TestCase):
   )
   def test_what_does_not_fit_is_named(self, value, message):
     with self.assertRaisesRegex(TypeError, message):
-      values.Layout(_PAIR).flatten(value)
+      values.TypeFlattener(_PAIR).flatten(value)
 
   @parameterized.named_parameters(
       ('number', 3, 'must be a tf.data.Dataset or a list of its .* found int'),
@@ -150,4 +150,4 @@ class LayoutTest(parameterized.TestCase):
   )
   def test_other_datasets_are_named(self, value, message):
     with self.assertRaisesRegex(TypeError, message):
-      values.Layout(_EXAMPLES).flatten(value, name='examples')
+      values.TypeFlattener(_EXAMPLES).flatten(value, name='examples')

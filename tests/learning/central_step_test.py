@@ -12,7 +12,6 @@ from tests import fakes
 from tests import graphs
 from tests import logical_devices
 from tests.learning import tiny
-from tff_asr.data import shapes as shapes_lib
 from tff_asr.learning import central_step
 from tff_asr.learning import client_update
 from tff_asr.optimizers import lars
@@ -58,11 +57,9 @@ def _batches_of(*counts):
 
 
 @functools.lru_cache
-def _traced(devices, dropout, shapes):
+def _traced(devices, dropout):
   """Gradients of batches and a clip, traced once."""
   model = tiny.recognizer(dropout=dropout)
-  if shapes is not None:
-    model = fakes.model_of_shapes(model, shapes)
   weights = model.initialize(tf.constant([1, 2]))
   if devices is not None:
     devices = central_step.find_devices(devices)
@@ -70,7 +67,7 @@ def _traced(devices, dropout, shapes):
   def run(batches, max_grad_norm):
     count = len(set(devices or [None]))
     gradients, loss_sum = central_step.summed_gradients(
-        model, [weights] * count, batches, devices=devices, shapes=shapes
+        model, [weights] * count, batches, devices=devices
     )[-1]
     return client_update.clip(gradients, max_norm=max_grad_norm), loss_sum
 
@@ -78,11 +75,11 @@ def _traced(devices, dropout, shapes):
 
 
 def _gradients(
-    devices=None, *, batches=None, max_grad_norm=1e9, dropout=0.0, shapes=None
+    devices=None, *, batches=None, max_grad_norm=1e9, dropout=0.0
 ):
   batches = [_batch()] if batches is None else batches
   devices = devices if devices is None else tuple(devices)
-  return _traced(devices, dropout, shapes)(
+  return _traced(devices, dropout)(
       batches, tf.constant(max_grad_norm)
   )
 
@@ -112,16 +109,6 @@ class DevicesTest(parameterized.TestCase):
     self.assert_near(
         clipped, {name: value / 4 for name, value in expected.items()}
     )
-
-  # Of one device's part, and of parts filled up with copies.
-  @parameterized.parameters(None, 2, 4)
-  def test_parts_are_computed_in_given_shapes(self, num_devices):
-    devices = num_devices and logical_devices.CPUS[:num_devices]
-    shapes = shapes_lib.Shapes(((1, 300), (1, 90), (2, 120)), 10)
-    expected, expected_sum = _gradients()
-    found, loss_sum = _gradients(devices, shapes=shapes)
-    np.testing.assert_allclose(loss_sum, expected_sum, rtol=1e-5)
-    self.assert_near(found, expected)
 
   # On one device, on a device each, and one device with two of them.
   @parameterized.parameters(
@@ -156,7 +143,7 @@ class DevicesTest(parameterized.TestCase):
     )
 
   def test_a_device_computes_one_batch_after_the_other(self):
-    graph = _traced(None, 0.0, None).get_concrete_function(
+    graph = _traced(None, 0.0).get_concrete_function(
         _batches_of(1, 3, 2), tf.constant(1.0)
     ).graph
     losses = graphs.of_type(graph, 'CTCLoss')
@@ -190,7 +177,7 @@ class DevicesTest(parameterized.TestCase):
     self.assertFalse(np.array_equal(two[0]['seed'], two[1]['seed']))
 
   def test_work_is_placed_on_every_device(self):
-    graph = _traced(logical_devices.CPUS, 0.0, None).get_concrete_function(
+    graph = _traced(logical_devices.CPUS, 0.0).get_concrete_function(
         [_batch()], tf.constant(1.0)
     ).graph
     losses = [
@@ -394,23 +381,9 @@ class CentralStepTest(parameterized.TestCase):
             state.global_model_weights[name], value, rtol=1e-5, atol=1e-7
         )
 
-  @parameterized.parameters((None, True), (((2, 3000),), False))
-  def test_jit_that_compiles_nothing_says_so(self, sizes, warns):
-    shapes = sizes and shapes_lib.Shapes(sizes, launch=1)
-    with (self.assertLogs if warns else self.assertNoLogs)('absl', 'WARNING'):
-      central_step.CentralStep(
-          model=tiny.recognizer(),
-          optimizer=tff.learning.optimizers.build_sgdm(0.1),
-          shapes=shapes,
-          jit=True,
-      )
-
   def test_batch_norm_is_refused_where_rows_are_added(self):
     # Copies would move the averages by more than 1 - .99 of a difference.
-    for options in (
-        dict(devices=['/device:CPU:0'] * 2),
-        dict(shapes=shapes_lib.Shapes([(2, 3000)], launch=1)),
-    ):
+    for options in (dict(devices=['/device:CPU:0'] * 2),):
       with self.assertRaisesRegex(ValueError, "batch norm .*NORM = 'group'"):
         central_step.CentralStep(
             model=tiny.recognizer(batch_norm=True),

@@ -12,7 +12,7 @@ import tensorflow_federated as tff
 from tests import fakes
 from tests import reference
 from tests.learning import tiny
-from tff_asr.data import shapes as shapes_lib
+from tff_asr.data import buckets as buckets_lib
 from tff_asr.execution import multi_device
 from tff_asr.features import log_mel
 from tff_asr.learning import client_update
@@ -22,10 +22,10 @@ from tff_asr.optimizers import recording
 
 _SEED = (3, 4)
 # Of utterances of 48 to 148 frames, 300 at most.
-_SHAPES = shapes_lib.Shapes(((1, 300), (1, 160), (2, 110), (1, 60)), 10)
+_BUCKETS = buckets_lib.LengthBuckets([0.6, 1.1, 1.6, 3.0])
 
 
-def _client_work(model, *, shapes=None, **limits):
+def _client_work(model, *, buckets=None, **limits):
   """Client work over the fake clients' examples."""
   data = fakes.client_data()
   weights_type = tff.types.tensorflow_to_type(
@@ -33,7 +33,7 @@ def _client_work(model, *, shapes=None, **limits):
   )
   return client_update.build(
       model=model,
-      pipeline=fakes.tiny_pipeline(model, shapes=shapes),
+      pipeline=fakes.tiny_pipeline(model, buckets=buckets),
       broadcast_type=tff.to_type(
           collections.OrderedDict(
               seed=tff.TensorType(np.int32, [2]), weights=weights_type
@@ -97,24 +97,22 @@ class ClippedGradientsTest(parameterized.TestCase):
         model, weights, batch, max_grad_norm=max_grad_norm, **options
     )
 
-  def test_pieces_of_given_shapes_add_up_to_the_batch(self):
+  def test_a_padded_batch_has_the_gradient_of_the_batch(self):
     _, _, batch = _batches()
-    lengths = batch['feature_lengths'].numpy().tolist()
-    self.assertEqual(lengths, sorted(lengths))
     for num_left_out in (0, 1):
       weights = tf.constant([1.0] * (3 - num_left_out) + [0.0] * num_left_out)
       batch = collections.OrderedDict(batch, example_weights=weights)
       whole, loss_sum = self.gradients(batch, 1e9)
-      # One piece, three, and two.
-      for sizes in ([(3, 160)], [(1, 160)], _SHAPES.sizes):
-        pieces, same_loss_sum = self.gradients(
-            batch, 1e9, shapes=shapes_lib.Shapes(sizes, 10)
+      padded = _BUCKETS.pad(
+          batch, max_batch_frames=2000, output_lengths=lambda frames: frames
+      )
+      self.assertEqual(padded['features'].shape[:2], (4, 160))
+      found, same_loss_sum = self.gradients(padded, 1e9)
+      np.testing.assert_allclose(loss_sum, same_loss_sum, rtol=1e-5)
+      for name, gradient in whole.items():
+        np.testing.assert_allclose(
+            found[name], gradient, atol=1e-5 * _global_norm(whole)
         )
-        np.testing.assert_allclose(loss_sum, same_loss_sum, rtol=1e-5)
-        for name, gradient in whole.items():
-          np.testing.assert_allclose(
-              pieces[name], gradient, atol=1e-5 * _global_norm(whole)
-          )
 
   def test_clips_by_global_norm_and_leaves_what_is_below(self):
     _, _, batch = _batches()
@@ -202,8 +200,8 @@ def _context():
 def _round(**limits):
   """A computation: the sum of the clients' deltas, and the measurements."""
   model, _, _ = _batches()
-  if limits.get('shapes'):
-    model = fakes.model_of_shapes(model, limits['shapes'])
+  if limits.get('buckets'):
+    model = fakes.model_of_buckets(model, limits['buckets'])
   work = _client_work(model, **limits)
   result_type = work.next.type_signature.result.result.member
 
@@ -287,16 +285,25 @@ class ClientWorkTest(absltest.TestCase):
     _, counts = self.run_clients(weights, ['ann', 'bob'], **_LIMITS)
     self.assertEqual(counts['num_steps'], 1 + 2)
 
-  def test_steps_are_computed_in_given_shapes(self):
+  def test_buckets_change_rounding_alone(self):
     _, weights, _ = _batches()
-    limits = dict(num_epochs=2, shapes=_SHAPES)
-    # The model would raise at any other shape.
+    limits = dict(num_epochs=2)
+    whole, expected = self.run_clients(weights, ['ann', 'bob'], **limits)
+    # The model would raise at any other size.
+    limits['buckets'] = _BUCKETS
     delta, counts = self.run_clients(weights, ['ann', 'bob'], **limits)
-    expected = dict(num_steps=2 * (1 + 2), num_utterances=2 * (3 + 5))
-    self.assertEqual(counts, counts | expected)
-    again, _ = self.run_clients(weights, ['ann', 'bob'], **limits)
+    self.assertEqual(counts['num_steps'], 2 * (1 + 2))
+    # Padding rows are not counted as utterances that were left out.
+    for name, value in expected.items():
+      np.testing.assert_allclose(counts[name], value, rtol=1e-5)
     for name, value in delta.items():
-      np.testing.assert_array_equal(value, again[name])
+      np.testing.assert_allclose(
+          value, whole[name], atol=1e-5 * _global_norm(whole)
+      )
+
+  def test_xla_needs_buckets(self):
+    with self.assertRaisesRegex(ValueError, 'jit_compile needs .*buckets'):
+      _client_work(tiny.recognizer(), num_steps=1, jit_compile=True)
 
   def test_a_client_that_is_not_finite_is_counted_and_nothing_else(self):
     _, weights, _ = _batches()

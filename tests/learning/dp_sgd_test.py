@@ -14,7 +14,7 @@ from tests.learning import tiny
 from tests.models import calls
 from tff_asr.aggregators import aggregation
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.data import shapes as shapes_lib
+from tff_asr.data import buckets as buckets_lib
 from tff_asr.learning import dp_sgd
 from tff_asr.models import best_rq
 from tff_asr.models import conformer
@@ -231,16 +231,16 @@ class DpSgdTest(parameterized.TestCase):
       self.assertBetween(removed, 0.1 * _CLIP, _CLIP * 1.001)
 
   @parameterized.parameters(
-      None, shapes_lib.Shapes(((1, 42), (2, 55), (1, 70)), 1)
+      None, buckets_lib.LengthBuckets([0.42, 0.55, 0.7])
   )
-  def test_no_example_changes_what_another_adds(self, shapes):
+  def test_no_example_changes_what_another_adds(self, buckets):
     step = dp_sgd.DpSgd(
         model=_model('transformer'),
         optimizer=_SGD,
         batch_size=4,
         seed=3,
         build_query=_build_query(),
-        shapes=shapes,
+        buckets=buckets,
     )
     state = step.initialize()
 
@@ -370,21 +370,10 @@ class DpSgdTest(parameterized.TestCase):
           **options,
       )
 
-  @parameterized.parameters(
-      (None, 'by_example', True),
-      (((1, 300),), 'by_batch', True),
-      (((1, 300),), 'by_example', False),
-  )
-  def test_jit_that_compiles_nothing_says_so(self, sizes, gradients, warns):
-    with (self.assertLogs if warns else self.assertNoLogs)('absl', 'WARNING'):
+  def test_xla_needs_buckets(self):
+    with self.assertRaisesRegex(ValueError, 'jit_compile needs .*buckets'):
       dp_sgd.DpSgd(
-          model=_TINY,
-          optimizer=_SGD,
-          batch_size=4,
-          seed=3,
-          gradients=gradients,
-          shapes=sizes and shapes_lib.Shapes(sizes, launch=1),
-          jit=True,
+          model=_TINY, optimizer=_SGD, batch_size=4, seed=3, jit_compile=True
       )
 
   def test_without_a_key_noise_makes_weights_nan(self):

@@ -22,9 +22,9 @@ from tests.learning import tiny
 from tff_asr.aggregators import distributed_mean
 from tff_asr.data import client_data
 from tff_asr.data import cohorts as cohorts_lib
+from tff_asr.execution import client_round
 from tff_asr.execution import multi_device
 from tff_asr.execution import native
-from tff_asr.execution import round_execution
 from tff_asr.learning import client_update
 from tff_asr.learning import fed_avg
 from tff_asr.learning import process as process_lib
@@ -522,7 +522,7 @@ class ProcessTest(cases.TestCase):
   def test_clients_without_data_draw_no_noise_in_common(self):
     # No element names them, so both would have one number.
     with self.assertRaisesRegex(
-        round_execution.ClientError, '(?s)Client . of 3 .*without data'
+        client_round.ClientError, '(?s)Client . of 3 .*without data'
     ):
       _distributed_round(['ann', 'dee', 'eve'])
 

@@ -180,7 +180,7 @@ class StatementTest(parameterized.TestCase):
           'min_sep', 10, 'replace one speaker by nobody',
           'at most once in any 100 rounds in a row, 1 times in all',
           'BLT, 3 buffers',
-          '(secrets.bin) is as sensitive as the updates',
+          '(secrets.safetensors) is as sensitive as the updates',
           'moves all rounds together by 1.',
       ),
       (
@@ -188,7 +188,7 @@ class StatementTest(parameterized.TestCase):
           'in every 100th round, 1 times in all',
           'joins independently with probability 0.5, 5 expected',
           'banded, 3 buffers',
-          '(secrets.bin) is as sensitive as the updates',
+          '(secrets.safetensors) is as sensitive as the updates',
           'clips each time it joins',
       ),
       ('full', 1000, 'everyone: all 1,000 speakers'),

@@ -19,7 +19,7 @@ from tests.programs import runs
 from tff_asr import checks
 from tff_asr.data import client_data
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.data import shapes as shapes_lib
+from tff_asr.data import buckets as buckets_lib
 from tff_asr.learning import central_step
 from tff_asr.privacy import keys
 from tff_asr.programs import central
@@ -116,12 +116,12 @@ class CentralTest(cases.TestCase):
       self.assertEqual(value.tobytes(), other[name].tobytes(), name)
 
   def test_stops_early_keeps_the_best_and_resumes_exactly(self):
-    shapes = shapes_lib.Shapes([(1, 300), (1, 90), (2, 120)], 10)
+    buckets = buckets_lib.LengthBuckets([0.9, 1.2, 3.0])
     train = functools.partial(
         _train,
-        model=fakes.model_of_shapes(_model(), shapes),
+        model=fakes.model_of_buckets(_model(), buckets),
         pipeline=fakes.tiny_pipeline(
-            _model(), max_batch_sec=3.0, shapes=shapes
+            _model(), max_batch_sec=3.0, buckets=buckets
         ),
         patience=2,
     )

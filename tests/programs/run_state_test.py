@@ -259,7 +259,7 @@ class _TestCase(cases.TestCase):
         output_dir=self.path(run),
         configuration='',
         model=None,
-        pipeline=mock.Mock(shapes=None, **{'tokenizer.source': 'letters'}),
+        pipeline=mock.Mock(buckets=None, **{'tokenizer.source': 'letters'}),
         client_data=None,
         settings=training_loop.RunSettings(
             **dict(save_every=2, keep_every=1) | settings
@@ -308,8 +308,8 @@ class CrashTest(_TestCase):
     whole = self.bits('whole')
     self.assertLen(whole['rounds'], 3)
     # States of 0, 2 and 3, and secrets of each, erased in the end.
-    self.assertEqual(changes.count('replace secrets.bin'), 3)
-    self.assertEqual(changes.count('remove secrets.bin'), 1)
+    self.assertEqual(changes.count('replace secrets.safetensors'), 3)
+    self.assertEqual(changes.count('remove secrets.safetensors'), 1)
     for name in ('ledger.jsonl', 'metrics.csv'):
       self.assertIn(f'write {name}', changes)
     for number in range(len(changes)):
@@ -592,7 +592,7 @@ class LostTest(_TestCase):
     self.stop('run')
     fakes.damage(self.saved('run')[2], offset=64)
     (line,) = self.go_on('run')
-    self.assertRegex(line, r'secrets\.bin belongs to state 2: state 0 goes on')
+    self.assertRegex(line, r'secrets\.safetensors belongs to state 2: state 0 goes on')
     # Rounds 1 to 4, and once more 1 to 5.
     lines = self.rounds('run')
     self.assertEqual(
@@ -642,7 +642,7 @@ class LostTest(_TestCase):
     )
     (line,) = self.go_on('run')
     # Found by the ledger's head; a ledger in another file is a second guard.
-    self.assertIn('secrets.bin belongs to state 2', line)
+    self.assertIn('secrets.safetensors belongs to state 2', line)
     self.assertLen(self.rounds('run'), 7)
 
   def test_an_abandoned_run_is_erased_and_goes_on_under_new_keys(self):
@@ -652,19 +652,21 @@ class LostTest(_TestCase):
         for name in os.listdir(self.path('run'))
         if os.path.isfile(self.path('run', name)) and name != 'run.lock'
     }
-    self.assertIn('secrets.bin', kept)
+    self.assertIn('secrets.safetensors', kept)
     line = run_dir.erase_secrets(self.path('run'))
-    self.assertIn('secrets.bin is erased', line)
+    self.assertIn('secrets.safetensors is erased', line)
     self.assertNotIn('\n', line)
     self.assertEmpty(
         [name for name in os.listdir(self.path('run')) if 'secrets' in name]
     )
-    del kept['secrets.bin']
+    del kept['secrets.safetensors']
     for name, content in kept.items():
       self.assertEqual(
           pathlib.Path(self.path('run', name)).read_bytes(), content, name
       )
-    self.assertIn('no secrets.bin', run_dir.erase_secrets(self.path('run')))
+    self.assertIn(
+        'no secrets.safetensors', run_dir.erase_secrets(self.path('run'))
+    )
     self.assertLen(self.go_on('run', 'min_sep'), 1)
     self.assertEqual(
         [line['round_num'] for line in self.rounds('run')],

@@ -109,16 +109,16 @@ class SideChannelsTest(cases.TestCase):
     run = self.path('run')
     shutil.rmtree(run, ignore_errors=True)
     written = []
-    write_state = state_file.write_state
+    write_state = state_file.write
 
-    def write(path, **options):
-      write_state(path, **options)
+    def write(path, state):
+      write_state(path, state)
       written.append(f'{os.path.basename(path)}: {os.path.getsize(path)}')
 
     with (
         self.same_keys(),
         self.assertLogs('absl', 'INFO') as logs,
-        mock.patch.object(state_file, 'write_state', write),
+        mock.patch.object(state_file, 'write', write),
     ):
       logging.info('There is a log.')
       results, printed = runs.train(
@@ -159,7 +159,7 @@ class SideChannelsTest(cases.TestCase):
         if path.name in _OF_OWNER:
           content = b'%d bytes' % len(content)
         found[str(path.relative_to(run))] = content
-    self.assertIn(b'secrets.bin', found['written'])
+    self.assertIn(b'secrets.safetensors', found['written'])
     self.assertContainsSubset(
         {run_dir.MODEL, run_dir.METRICS, run_dir.RESULTS, run_dir.STATEMENT,
          run_dir.LEDGER, 'report/report.html'},

@@ -62,6 +62,6 @@ class MetricsFileTest(cases.TestCase):
   )
   def test_what_is_no_metrics_is_refused(self, text):
     pathlib.Path(self.path).write_text(text)
-    with self.assertRaisesRegex(ValueError, 'is not a file of metrics'):
+    with self.assertRaisesRegex(ValueError, 'does not contain the metrics'):
       metrics_file.MetricsFile(self.path, last=0)
     self.assertEqual(self.text(), text)

@@ -48,9 +48,9 @@ from typing import NamedTuple, Optional
 import tensorflow as tf
 
 from tff_asr import checks
+from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import records
 from tff_asr.data import schema
-from tff_asr.data import shapes as shapes_lib
 from tff_asr.features import log_mel
 from tff_asr.text import tokenizer as tokenizer_lib
 
@@ -114,8 +114,8 @@ class Pipeline:
     labels_too_long: Utterances whose labels have no place in their frames are
       'left_out'; or 'kept', as in the published code, for a loss that has a
       value for them (`models.ctc`).
-    shapes: Those in which batches are computed (`shapes`); None: each in its
-      own. Batches themselves do not depend on it.
+    buckets: Sizes that training batches are padded to; None: each batch keeps
+      its own size.
   """
 
   tokenizer: Optional[tokenizer_lib.Tokenizer]
@@ -129,7 +129,7 @@ class Pipeline:
   chunk_size: int = 64
   copies: int = 1
   labels_too_long: str = 'left_out'
-  shapes: Optional[shapes_lib.Shapes] = None
+  buckets: Optional[buckets_lib.LengthBuckets] = None
 
   def __post_init__(self):
     checks.positive(
@@ -144,11 +144,13 @@ class Pipeline:
           f'max_utterance_sec {self.max_utterance_sec} must be at most '
           f'max_batch_sec {self.max_batch_sec}: a batch holds whole utterances.'
       )
-    if self.shapes is not None and self.shapes.max_frames < self.max_frames:
+    if (
+        self.buckets is not None
+        and self.buckets.boundaries[-1] < self.max_frames
+    ):
       raise ValueError(
-          f'shapes must hold an utterance of {self.max_frames} frames '
-          f'(max_utterance_sec), found at most {self.shapes.max_frames}; add '
-          f'(1, {self.max_frames}).'
+          'the last of boundaries_sec must be at least max_utterance_sec '
+          f'{self.max_utterance_sec}, found {self.buckets.boundaries_sec[-1]}.'
       )
 
   @property
@@ -370,7 +372,7 @@ class Pipeline:
     if FEATURES in chunk:
       lengths = chunk['length']
       num_samples = log_mel.samples_of_frames(lengths)
-      paddings = [[0, 0], [0, shapes_lib.PLACEHOLDER_FRAMES], [0, 0]]
+      paddings = [[0, 0], [0, buckets_lib.PLACEHOLDER_FRAMES], [0, 0]]
       sounds = tf.pad(chunk[FEATURES], paddings)
     else:
       num_samples = chunk['length']
@@ -390,7 +392,7 @@ class Pipeline:
         & (output_lengths >= needed)
     )
     has_features = is_usable if is_training else output_lengths > 0
-    lengths = tf.where(has_features, lengths, shapes_lib.PLACEHOLDER_FRAMES)
+    lengths = tf.where(has_features, lengths, buckets_lib.PLACEHOLDER_FRAMES)
     num_samples = tf.where(has_features, num_samples, _PLACEHOLDER_SAMPLES)
     order = tf.argsort(num_samples, stable=True)
     ordered = lambda value: tf.gather(value, order)
@@ -469,6 +471,17 @@ class Pipeline:
     return Batch(sorted(batch.items()))
 
   @tf.autograph.experimental.do_not_convert
+  def pad_to_bucket(self, batch: Batch) -> Batch:
+    """The batch padded to its bucket; as it is if there are no buckets."""
+    if self.buckets is None:
+      return batch
+    return self.buckets.pad(
+        batch,
+        max_batch_frames=log_mel.frames_of_seconds(self.max_batch_sec),
+        output_lengths=self.output_lengths,
+    )
+
+  @tf.autograph.experimental.do_not_convert
   def slice_all(
       self,
       chunks: tf.data.Dataset,
@@ -478,6 +491,8 @@ class Pipeline:
       num_at_once: int = 2,
   ) -> tf.data.Dataset:
     """Chunks to their batches, in the order of `bounds`.
+
+    Training batches are padded to their buckets.
 
     Args:
       chunks: Dataset of (chunk's number, `Prepared`).
@@ -513,12 +528,12 @@ class Pipeline:
     Several loaders, a dataset that is opened again for each evaluation, and one
     that goes on elsewhere share the trace.
     """
-    return tf.function(
-        lambda chunk, number, is_training: self.slice_batch(
-            chunk, number, is_training=is_training
-        ),
-        autograph=False,
-    )
+
+    def slice_batch(chunk, number, is_training):
+      batch = self.slice_batch(chunk, number, is_training=is_training)
+      return self.pad_to_bucket(batch) if is_training else batch
+
+    return tf.function(slice_batch, autograph=False)
 
   def _labels(self, transcripts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Labels int32 [B, U], padded with 0, and their lengths int32 [B]."""
@@ -535,7 +550,7 @@ class Pipeline:
     return labels, tf.cast(ids.row_lengths(), tf.int32)
 
 
-_PLACEHOLDER_SAMPLES = log_mel.samples_of_frames(shapes_lib.PLACEHOLDER_FRAMES)
+_PLACEHOLDER_SAMPLES = log_mel.samples_of_frames(buckets_lib.PLACEHOLDER_FRAMES)
 _ALL_ROWS = 2**62
 # Most utterances of a dataset in memory; TensorFlow reserves space for all. One
 # with more raises an error.
@@ -614,7 +629,7 @@ def batch_starts(
   Returns:
     int32 [number of batches], ascending from 0.
   """
-  with tf.device(shapes_lib.HOST):
+  with tf.device(buckets_lib.HOST):
     size = tf.size(lengths)
     lengths = tf.cast(lengths, tf.int64)
     # What lies before each position.

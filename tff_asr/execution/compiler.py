@@ -53,7 +53,7 @@ class UncompilableError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Local:
+class ServerProgram:
   """A computation without clients: one program from arguments to result.
 
   Attributes:
@@ -62,8 +62,8 @@ class Local:
     run: `argument -> result`.
   """
 
-  argument: values.Layout
-  result: values.Layout
+  argument: values.TypeFlattener
+  result: values.TypeFlattener
   run: graph.Program
 
 
@@ -122,7 +122,7 @@ class ClientPrograms(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Round:
+class FederatedProgram:
   """A computation over clients; see the module docstring.
 
   Attributes:
@@ -136,7 +136,7 @@ class Round:
   """
 
   arguments: 'PlacedArguments'
-  result: values.Layout
+  result: values.TypeFlattener
   prepare: graph.Program
   clients: ClientPrograms
   finish: graph.Program
@@ -144,7 +144,9 @@ class Round:
   finish_drawn: graph.Program | None
 
 
-def compile_computation(comp: tff.Computation) -> Local | Round:
+def compile_computation(
+    comp: tff.Computation,
+) -> ServerProgram | FederatedProgram:
   """Returns `comp` as TensorFlow programs.
 
   Args:
@@ -155,7 +157,8 @@ def compile_computation(comp: tff.Computation) -> Local | Round:
       - a computation without clients.
 
   Returns:
-    A `Round`, or a `Local` where there are no clients. The programs pickle.
+    A `FederatedProgram`, or a `ServerProgram` if there are no clients. The
+    programs pickle.
 
   Raises:
     UncompilableError: `comp` is none of these.
@@ -203,7 +206,9 @@ _INSTEAD = {
 }
 
 
-def _compile(comp: tff.Computation, found: frozenset[str]) -> Local | Round:
+def _compile(
+    comp: tff.Computation, found: frozenset[str]
+) -> ServerProgram | FederatedProgram:
   for name in sorted(found & _INSTEAD.keys()):
     raise ValueError(f'it has a {name}: {_INSTEAD[name]}')
   if tff.types.contains(comp.type_signature.result, intrinsics.is_at_clients):
@@ -215,16 +220,16 @@ def _compile(comp: tff.Computation, found: frozenset[str]) -> Local | Round:
   return _compile_round(comp)
 
 
-def _compile_local(comp: tff.Computation) -> Local:
+def _compile_local(comp: tff.Computation) -> ServerProgram:
   """One program for a computation without clients."""
   block = comp.to_building_block()
   if not isinstance(block, tff.framework.CompiledComputation):
     block = tff.backends.mapreduce.consolidate_and_extract_local_processing(
         block, _CONFIG
     )
-  return Local(
-      argument=values.Layout(comp.type_signature.parameter),
-      result=values.Layout(comp.type_signature.result),
+  return ServerProgram(
+      argument=values.TypeFlattener(comp.type_signature.parameter),
+      result=values.TypeFlattener(comp.type_signature.result),
       run=graph.Program((
           graph.from_computation(
               tff.framework.ConcreteComputation.from_building_block(block)
@@ -233,7 +238,7 @@ def _compile_local(comp: tff.Computation) -> Local:
   )
 
 
-def _compile_round(comp: tff.Computation) -> Round:
+def _compile_round(comp: tff.Computation) -> FederatedProgram:
   """The programs of a computation that aggregates over clients."""
   arguments = PlacedArguments(comp.type_signature.parameter)
   wrapped = tff.federated_computation(
@@ -288,9 +293,9 @@ def _compile_round(comp: tff.Computation) -> Round:
       given_up=in_place,
   )
   draw, finish_drawn = _split_draw(finish)
-  return Round(
+  return FederatedProgram(
       arguments=arguments,
-      result=values.Layout(comp.type_signature.result),
+      result=values.TypeFlattener(comp.type_signature.result),
       prepare=graph.Program((prepare,)),
       clients=ClientPrograms(
           work=graph.Program(
@@ -476,8 +481,8 @@ class PlacedArguments:
         ])
         for at_clients in (False, True)
     )
-    self.server = values.Layout(self.server_type)
-    self.client = values.Layout(self.client_type)
+    self.server = values.TypeFlattener(self.server_type)
+    self.client = values.TypeFlattener(self.client_type)
 
   def split(self, argument: Any) -> tuple[list[tf.Tensor], list[tuple]]:
     """Returns the server tensors, and a tuple of values for each client.

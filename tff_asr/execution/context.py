@@ -4,8 +4,8 @@
     total = the sum over all clients             a subclass' `run_clients`
     result = finish(server, total)               on the server device
 
-Where the server's process waits for clients, it draws the noise of `finish`
-meanwhile (`Runner.draws_ahead`); the bits are the same.
+A runner that trains no client in this process draws the noise of `finish` while
+it waits for clients (`Runner.draws_ahead`); the bits are the same.
 
 Computations without clients run on the server device as they are. In a
 synchronous context a call returns its result. In an asynchronous one it returns
@@ -15,13 +15,14 @@ round after the clients in work.
 
 import abc
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
+import ctypes
 import dataclasses
 import functools
 import inspect
 import threading
-from typing import Any
+from typing import Any, Generic, TypeVar
 import weakref
 
 import tensorflow as tf
@@ -29,41 +30,44 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr import rounding
+from tff_asr.execution import client_round
 from tff_asr.execution import compiler
 from tff_asr.execution import intrinsics
-from tff_asr.execution import malloc_trim
 from tff_asr.execution import reduction
-from tff_asr.execution import round_execution
 from tff_asr.execution import scheduler
-from tff_asr.execution import xla
 
-# Sums larger than this that depend on the order are of several clients each.
+# Larger sums that depend on the order are each of several clients.
 _LARGE_BYTES = 2**20
+
+# The allocator keeps little of smaller models, and a trim takes milliseconds.
+_TRIM_BYTES = 2**26
+_malloc_trim = getattr(ctypes.CDLL(None), 'malloc_trim', None)  # glibc only.
+
+_Built = TypeVar('_Built')
+_Clients = TypeVar('_Clients')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-  """Settings of rounds, in whichever context.
+  """Settings that all contexts of this package share.
 
   Attributes:
     clients_per_device: how many clients train at once on each device.
-    gpu_memory_mb: memory of each client at once on a GPU, in MiB. Each is then
-      a logical device with a compute stream of its own. None: they share the
+    gpu_memory_mb: memory of each of these clients on a GPU, in MiB. Each then
+      has a logical device with its own compute stream. None: they share the
       GPU's memory and its one stream.
     all_reduce: whether a process adds the sums of its devices by an all-reduce
       (NCCL, on GPUs); False adds them pairwise. None: an all-reduce if all
       devices are GPUs and none is split (`gpu_memory_mb`), else pairwise.
     client_cost: a function of a client's argument (a tuple if there are
       several) that returns its expected cost, such as seconds of audio. Costly
-      clients start first. The cost decides the order in which floats are
-      added (measurements, deltas without a clip), so they repeat their bits
-      only if it does not vary. None keeps the cohort's order.
+      clients start first. Floats (measurements, deltas without a clip) are
+      added in the same order, so their bits repeat only if the costs do. None
+      keeps the cohort's order.
     max_failed_share: share of a round's clients, in [0, 1], that may fail; they
       are left out of the sum.
     client_timeout_sec: how long a client's work may take. The first client also
       waits for compilation. None: forever.
-    jit: XLA compiles what clients do of few shapes (`xla`), once a device and
-      shape. Bits are others than without.
 
   Raises:
     ValueError: a setting out of range.
@@ -75,7 +79,6 @@ class Settings:
   client_cost: Callable[[Any], float] | None = None
   max_failed_share: float = 0.0
   client_timeout_sec: float | None = None
-  jit: bool = False
 
   def __post_init__(self):
     checks.positive_int(clients_per_device=self.clients_per_device)
@@ -86,16 +89,16 @@ class Settings:
       checks.positive(client_timeout_sec=self.client_timeout_sec)
 
 
-class Cache:
-  """A cache of values made from computation objects, while those live."""
+class Cache(Generic[_Built]):
+  """Keeps what was built from each computation object while that lives."""
 
-  def __init__(self, build: Callable[[tff.Computation], Any]):
+  def __init__(self, build: Callable[[tff.Computation], _Built]):
     """Keeps `build(comp)`, made once, for each computation object."""
     self._build = build
     self._entries = {}
     self._lock = threading.Lock()
 
-  def get(self, comp: tff.Computation) -> Any:
+  def get(self, comp: tff.Computation) -> _Built:
     """Returns `build(comp)`; a second thread waits while the first builds."""
     # A computation serializes itself to hash, so its identity is the key. The
     # weak reference drops the entry before the identity can be reused.
@@ -107,67 +110,69 @@ class Cache:
       return self._entries[key][1]
 
 
-# Contexts share compiled programs. Each loads its own functions, with its
-# settings.
+# Contexts share compiled programs. Each loads its own copy, with its settings.
 _compiled = Cache(compiler.compile_computation)
 
 
-class _Loaded:
-  """One computation: its server's functions, and whatever runs its clients.
+class _LoadedServerProgram:
+  """A computation without clients."""
+
+  def __init__(self, program: compiler.ServerProgram):
+    self.program = program
+    self.lock = threading.Lock()
+    # Graph optimization turns the results of a program without arguments (such
+    # as a process's first state) into constants, which take memory as long as
+    # the program is loaded. So such a program is loaded for each call.
+    self._run = program.run.load() if program.argument.specs else None
+
+  def run(self, arg: Any) -> Any:
+    """Returns the result."""
+    run = self._run or self.program.run.load()
+    return self.program.result.pack(run(*self.program.argument.flatten(arg)))
+
+
+class _LoadedFederatedProgram(Generic[_Clients]):
+  """A computation over clients: its server's functions.
 
   Attributes:
-    compiled: the computation as programs.
+    program: the computation.
     lock: held during a call: a computation has one call at a time.
-    merge_ordered: the function of a `compiler.Round`, or None.
-    prepare: the function of a `compiler.Round`.
-    draw: the function of a `compiler.Round`, or None: `finish` draws.
-    finish: the function of a `compiler.Round`, or `finish_drawn`.
     clients: what the runner's `load_clients` returned.
+    prepare: see `compiler.FederatedProgram`; as the next ones.
+    finish: or `finish_drawn`, if `draw` is not None.
+    draw: None if `finish` draws the noise.
+    merge_ordered: None if all sums are exact.
   """
 
   def __init__(
-      self, compiled: compiler.Local | compiler.Round, runner: 'Runner'
+      self, program: compiler.FederatedProgram, runner: 'Runner[_Clients]'
   ):
-    self.compiled = compiled
+    self.program = program
     self.lock = threading.Lock()
-    if isinstance(compiled, compiler.Local):
-      # Graph optimization turns the results of a program without arguments
-      # (such as a process's first state) into constants, which take memory as
-      # long as the program is loaded. So load such a program for each call.
-      self._run = compiled.run.load() if compiled.argument.specs else None
-      return
-    programs = compiled.clients
-    self.merge_ordered = (
-        programs.merge_ordered and programs.merge_ordered.load()
-    )
-    self.prepare = compiled.prepare.load()
-    self.draw = None
-    if runner.draws_ahead and compiled.draw is not None:
-      self.draw = compiled.draw.load()
-    self.finish = (
-        compiled.finish if self.draw is None else compiled.finish_drawn
-    ).load()
-    work = dataclasses.replace(programs.work, jit=runner.settings.jit)
-    if work.jit and not any(xla.is_marked(g.graph_def) for g in work.graphs):
-      xla.warn_of_nothing()
-    self.clients = runner.load_clients(programs._replace(work=work))
-
-  def run(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
-    """The function of a `compiler.Local`."""
-    return (self._run or self.compiled.run.load())(*tensors)
+    self.prepare = program.prepare.load()
+    self.draw, finish = None, program.finish
+    if runner.draws_ahead and program.draw is not None:
+      self.draw, finish = program.draw.load(), program.finish_drawn
+    self.finish = finish.load()
+    merge = program.clients.merge_ordered
+    self.merge_ordered = merge and merge.load()
+    self.clients = runner.load_clients(program.clients)
 
   def draw_ahead(self, server: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The noise that `finish` takes, drawn on the host."""
+    """Returns the noise that `finish` takes, drawn on the host."""
     if self.draw is None:
       return []
     with tf.device('/device:CPU:0'):
       return self.draw(*server)
 
 
-class Runner(abc.ABC):
+class Runner(abc.ABC, Generic[_Clients]):
   """Runs computations for a context.
 
+  Type variable: a computation's clients' programs as this runner keeps them.
+
   Attributes:
+    settings: settings of all rounds.
     last_failures: the causes of the failed clients of the round that finished
       last, by position.
     last_store_bytes: bytes that went into an object store for that round: its
@@ -187,7 +192,7 @@ class Runner(abc.ABC):
     """
     self.settings = settings
     self._server_device = server_device
-    self._cache = Cache(lambda comp: _Loaded(_compiled.get(comp), self))
+    self._cache = Cache(self._load)
     self.last_failures: dict[int, str] = {}
     self.last_store_bytes = 0
 
@@ -197,14 +202,19 @@ class Runner(abc.ABC):
     """How many clients train at once."""
 
   @abc.abstractmethod
-  def load_clients(self, programs: compiler.ClientPrograms) -> Any:
-    """Returns `RoundExecution.functions` of a computation; called once."""
+  def load_clients(self, programs: compiler.ClientPrograms) -> _Clients:
+    """Returns what `run_clients` needs of a computation; called once."""
 
   @abc.abstractmethod
   def run_clients(
-      self, execution: round_execution.RoundExecution
+      self, clients: _Clients, this_round: client_round.ClientRound
   ) -> list[tf.Tensor]:
-    """Runs all clients of a round, at least one; returns the total."""
+    """Runs all clients of a round, at least one; returns their sum.
+
+    Args:
+      clients: what `load_clients` returned.
+      this_round: the round.
+    """
 
   def invoke(
       self, comp: tff.Computation, arg: Any, *, stop: threading.Event
@@ -212,35 +222,72 @@ class Runner(abc.ABC):
     """Returns the result of `comp(arg)`; `stop` ends it between clients."""
     loaded = self._cache.get(comp)
     with loaded.lock, tf.device(self._server_device):
-      if isinstance(loaded.compiled, compiler.Local):
-        tensors = loaded.run(*loaded.compiled.argument.flatten(arg))
-        return loaded.compiled.result.pack(tensors)
+      if isinstance(loaded, _LoadedServerProgram):
+        return loaded.run(arg)
       return self._invoke_over_clients(comp, loaded, arg, stop)
+
+  def _load(
+      self, comp: tff.Computation
+  ) -> _LoadedServerProgram | _LoadedFederatedProgram[_Clients]:
+    program = _compiled.get(comp)
+    if isinstance(program, compiler.ServerProgram):
+      return _LoadedServerProgram(program)
+    return _LoadedFederatedProgram(program, self)
 
   def _invoke_over_clients(
       self,
       comp: tff.Computation,
-      loaded: _Loaded,
+      loaded: _LoadedFederatedProgram[_Clients],
       arg: Any,
       stop: threading.Event,
   ) -> Any:
-    """Runs a `compiler.Round`."""
-    compiled = loaded.compiled
-    server, clients = compiled.arguments.split(arg)
-    is_large = compiled.clients.ordered_bytes > _LARGE_BYTES
-    blocks = scheduler.cut(
+    """Runs a computation over clients."""
+    program = loaded.program
+    server, clients = program.arguments.split(arg)
+    broadcast = loaded.prepare(*server)
+    # Also returns what is left of the round before.
+    trim_malloc(broadcast)
+    this_round = self._build_round(loaded, clients, broadcast, stop)
+    # Leaving the block waits for the drawing, also if the round has failed: it
+    # uses all threads.
+    with futures.ThreadPoolExecutor(1) as thread:
+      drawing = thread.submit(loaded.draw_ahead, server)
+      if clients:
+        total = self.run_clients(loaded.clients, this_round)
+      else:
+        total = program.clients.zero.load()()
+    self.last_failures = this_round.failures
+    intrinsics.check_clients(comp, len(clients) - len(self.last_failures))
+    self.last_store_bytes = this_round.store_bytes
+    trim_malloc(total)
+    # It refers to the sum, too, whose memory `finish` frees as it goes.
+    del this_round
+    results = loaded.finish(
+        *server,
+        *drawing.result(),
+        *program.clients.as_variables(total),
+    )
+    trim_malloc(results)
+    return program.result.pack(results)
+
+  def _build_round(
+      self,
+      loaded: _LoadedFederatedProgram[_Clients],
+      clients: Sequence[tuple],
+      broadcast: Sequence[tf.Tensor],
+      stop: threading.Event,
+  ) -> client_round.ClientRound:
+    """The round, with its clients in groups."""
+    is_large = loaded.program.clients.ordered_bytes > _LARGE_BYTES
+    groups = scheduler.group_clients(
         len(clients), is_large=is_large, costs=self._measure_costs(clients)
     )
-    broadcast = loaded.prepare(*server)
-    # Also frees what is left of the round before.
-    malloc_trim.give_back(broadcast)
-    execution = round_execution.RoundExecution(
-        compiled=compiled,
-        functions=loaded.clients,
+    return client_round.ClientRound(
+        program=loaded.program,
         clients=clients,
         broadcast=broadcast,
         scheduler=scheduler.Scheduler(
-            blocks, window=2 * self.num_threads if is_large else None
+            groups, max_ahead=2 * self.num_threads if is_large else None
         ),
         ordered=loaded.merge_ordered
         and reduction.OrderedSum(loaded.merge_ordered),
@@ -250,25 +297,6 @@ class Runner(abc.ABC):
         ),
         timeout_sec=self.settings.client_timeout_sec,
     )
-    # Waits for the drawing also where the round fails: it uses all threads.
-    with futures.ThreadPoolExecutor(1) as thread:
-      drawing = thread.submit(loaded.draw_ahead, server)
-      if clients:
-        total = self.run_clients(execution)
-      else:
-        total = compiled.clients.zero.load()()
-    self.last_failures = execution.failures
-    intrinsics.check_clients(comp, len(clients) - len(execution.failures))
-    self.last_store_bytes = execution.store_bytes
-    malloc_trim.give_back(total)
-    del execution  # It has the sum, too, which `finish` gives up.
-    results = loaded.finish(
-        *server,
-        *drawing.result(),
-        *compiled.clients.as_variables(total),
-    )
-    malloc_trim.give_back(results)
-    return compiled.result.pack(results)
 
   def _measure_costs(self, clients: Sequence[tuple]) -> list[float] | None:
     if self.settings.client_cost is None:
@@ -277,6 +305,26 @@ class Runner(abc.ABC):
         self.settings.client_cost(client[0] if len(client) == 1 else client)
         for client in clients
     ]
+
+
+def trim_malloc(tensors: Iterable[tf.Tensor]) -> None:
+  """Returns free memory to the system if these tensors are large together.
+
+  glibc's allocator keeps freed blocks under 32 MB for reuse. Clients' work and
+  the server's step need blocks of different sizes, so with a large model
+  gigabytes lie idle. A round of 255.8M parameters peaked at 12.8 GiB without
+  this and `sequential`, and at 9.2 GiB with them, when tensors came from glibc.
+  oneDNN takes them from a pool of TensorFlow's, which returns nothing unless
+  `TF_ONEDNN_USE_SYSTEM_ALLOCATOR` is 1; what NumPy frees is returned.
+  """
+  if _malloc_trim is None:
+    return
+  num_bytes = sum(
+      tensor.dtype.size * (tensor.shape.num_elements() or 0)
+      for tensor in tensors
+  )
+  if num_bytes >= _TRIM_BYTES:
+    _malloc_trim(0)
 
 
 class _RunnerContext:

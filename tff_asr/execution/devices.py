@@ -1,17 +1,35 @@
 """The logical TensorFlow devices of this machine to run on."""
 
 from collections.abc import Sequence
+import importlib.util
 import os
 from typing import NamedTuple
 
 import tensorflow as tf
 
-# As in `launch`, for those who do not import it: notebooks, Ray's workers.
+# As in `launch`, which notebooks and Ray's workers do not import.
 os.environ.setdefault('TF_FORCE_GPU_ALLOW_GROWTH', 'true')
 
 
-class Places(NamedTuple):
-  """Where the clients of a process train.
+def _set_cuda_dir() -> None:
+  """Tells XLA where NVIDIA's packages for Python have its device library.
+
+  XLA reads this when it first compiles. It finds a CUDA toolkit by itself.
+  """
+  try:
+    found = importlib.util.find_spec('nvidia.cuda_nvcc')
+  except ModuleNotFoundError:
+    return
+  if found is not None and found.submodule_search_locations:
+    folder = found.submodule_search_locations[0]
+    os.environ.setdefault('XLA_FLAGS', f'--xla_gpu_cuda_data_dir={folder}')
+
+
+_set_cuda_dir()
+
+
+class DeviceSet(NamedTuple):
+  """The devices on which a process trains clients.
 
   Attributes:
     devices: logical devices.
@@ -24,14 +42,14 @@ class Places(NamedTuple):
   all_reduce: bool
 
 
-def place(
+def choose(
     devices: Sequence[str] | None,
     *,
     clients_per_device: int,
     gpu_memory_mb: int | None,
     all_reduce: bool | None,
-) -> Places:
-  """Returns where to run, for settings as in `context.Settings`.
+) -> DeviceSet:
+  """Returns the devices to train on, for settings as in `context.Settings`.
 
   Raises:
     ValueError: as `find`, or the GPUs are to be split and are in use already.
@@ -41,26 +59,26 @@ def place(
   is_split = is_split and bool(tf.config.list_physical_devices('GPU'))
   found = find(devices)
   if all_reduce is None:
-    # NCCL knows physical GPUs alone.
+    # NCCL needs physical GPUs.
     all_reduce = not is_split and all(':GPU:' in name for name in found)
-  return Places(found, 1 if is_split else clients_per_device, all_reduce)
+  return DeviceSet(found, 1 if is_split else clients_per_device, all_reduce)
 
 
 def split_gpus(*, count: int, memory_mb: int | None) -> int | None:
   """Splits each GPU into logical devices, which compute at the same time.
 
-  Threads that share one device take turns on its stream. TensorFlow refuses to
-  split what any of its ops, or any traced function, has used in this process.
+  Threads that share one device take turns on its stream. TensorFlow cannot
+  split a GPU that an op or a traced function has used in this process.
 
   Args:
-    count: Logical devices of a GPU; of one, it stays whole.
-    memory_mb: Memory of each, in MiB. None: the GPUs stay whole.
+    count: number of logical devices of each GPU; 1 keeps it whole.
+    memory_mb: memory of each, in MiB. None keeps the GPUs whole.
 
   Returns:
     `memory_mb`.
 
   Raises:
-    ValueError: The GPUs were used already.
+    ValueError: the GPUs were used already.
   """
   if memory_mb is None or count == 1:
     return memory_mb
@@ -86,7 +104,7 @@ def find(devices: Sequence[str] | None) -> tuple[str, ...]:
 
   Args:
     devices: names of devices of this machine, each once, such as 'GPU:0' or
-      '/CPU:1'. None is all GPUs, else the CPU.
+      '/CPU:1'. None: all GPUs, or the CPU if there are none.
 
   Raises:
     ValueError: `devices` is empty, or holds a device twice, or an unknown one.
@@ -118,7 +136,7 @@ def find(devices: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _device_name(name: str) -> str:
-  """'/device:CPU:1' for any way to write it."""
+  """Returns a name such as '/device:CPU:1', in whichever form it is given."""
   try:
     spec = tf.DeviceSpec.from_string(name)
   except (AttributeError, ValueError) as error:

@@ -35,7 +35,6 @@ from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import op_def_registry
 
 from tff_asr.execution import values
-from tff_asr.execution import xla
 
 _load_counter = itertools.count()
 
@@ -101,7 +100,7 @@ def from_computation(comp: tff.Computation) -> Graph:
       graph_def=graph_def.SerializeToString(),
       inputs=tuple(_binding_names(section.parameter)),
       outputs=tuple(_binding_names(section.result)),
-      specs=values.Layout(comp.type_signature.parameter).specs,
+      specs=values.TypeFlattener(comp.type_signature.parameter).specs,
       initialize_op=section.initialize_op,
       session_token=section.session_token_tensor_name,
       shared_state=find_shared_state(graph_def),
@@ -164,7 +163,6 @@ class Program:
     given_up: for each argument of the first graph, whether it is a variable
       that is emptied when it is read, so that a large value does not outlive
       its last use. Empty: none.
-    jit: whether XLA compiles the functions that are marked for it (`xla`).
   """
 
   graphs: tuple[Graph, ...]
@@ -172,14 +170,13 @@ class Program:
   first_output: int = 0
   in_place: tuple[bool, ...] = ()
   given_up: tuple[bool, ...] = ()
-  jit: bool = False
 
   def load(self) -> Callable[..., list[tf.Tensor]]:
-    """Imports the program into this process; see `Function`."""
+    """Imports the program into this process; see `LoadedProgram`."""
     if any(each.shared_state for each in self.graphs):
       # Such state lives as long as the import.
-      return lambda *tensors: Function(self)(*tensors)
-    return Function(self)
+      return lambda *tensors: LoadedProgram(self)(*tensors)
+    return LoadedProgram(self)
 
 
 def variable(value: tf.Tensor) -> tf.Tensor:
@@ -204,7 +201,7 @@ class PartlyAddedError(RuntimeError):
   """A call failed when it had begun to add into variables."""
 
 
-class Function:
+class LoadedProgram:
   """A loaded program: `function(*tensors)` returns a list of tensors.
 
   What is given up is passed as a `variable`. What is added in place is passed
@@ -223,9 +220,6 @@ class Function:
         _parse_renamed(graph, f'{prefix}{number}_')
         for number, graph in enumerate(program.graphs)
     ]
-    if program.jit:
-      for graph_def in graph_defs:
-        xla.set_compiled(graph_def)
     self._in_place = program.in_place
     signature = [
         tf.TensorSpec(spec.shape, spec.dtype)

@@ -1,37 +1,27 @@
 """TFF contexts that run on every device of this machine, in this process.
 
+    >>> context = build_sync_context(Settings(devices=['CPU:0']))
+
 A federated round runs as
 
     broadcast = prepare(server)                  on the server device
     for each client, on any device:
-      sum_d = work(sum_d, client, broadcast)   large sums in place
+      sum_d = work(sum_d, client, broadcast)     large sums in place
     result = finish(server, the total of all sum_d)
 
 `compiler` makes the functions, `scheduler` deals the clients, and a
-`round_worker.RoundWorker` trains them: a Python thread trains one client at a
-time and adds it to its sum on its device. Each device holds one copy of the
-round's broadcast. At the end the devices' sums are
-added, pairwise or by an all-reduce; they are sums of integers, such as those of
-clipped updates, and exact in any order. The server device, the first one, adds
-all others block by block, in one order (`reduction`). A block is one client,
-or several if these sums are large. Values never leave this process.
+`client_trainer.ClientTrainer` trains them: each Python thread trains one client
+at a time. The first device is the server device. Values stay in this process.
 
-Guarantees:
 - The result has the same bits for any number of devices (of one kind) and of
   clients at once, if the computation has no unseeded or stateful random ops. On
-  GPUs this needs kernels that repeat their bits (TF_DETERMINISTIC_OPS=1); not
-  run.
+  GPUs this needs deterministic kernels (TF_DETERMINISTIC_OPS=1); not run.
 - An empty cohort gives the server step on `zero`, unless that makes no sense
   (`intrinsics.check_clients`).
-- A client that fails is left out, up to `max_failed_share` of a round's
-  clients. One more ends the round with a `round_execution.ClientError`, which
-  has its position.
-- With a time limit, a client that hangs ends the round with a `HungError`.
+- Up to `max_failed_share` of a round's clients may fail; they are left out. One
+  more ends the round with a `client_round.ClientError`; a client that hangs,
+  with a `client_round.ClientTimeoutError` if there is a time limit.
 - No process is started, and no thread outlives a call that returns.
-
-Results have the containers that the type signature declares, with eager
-tensors for rank one and more, and NumPy values for scalars and strings
-(`values`). Variables of a computation are initialized before each call.
 """
 
 from collections.abc import Sequence
@@ -41,14 +31,14 @@ import functools
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_asr.execution import client_round
+from tff_asr.execution import client_trainer
 from tff_asr.execution import compiler
 from tff_asr.execution import context
 from tff_asr.execution import devices as devices_lib
-from tff_asr.execution import round_execution
-from tff_asr.execution import round_worker
 from tff_asr.execution import scheduler
 
-# The scheduler's one worker.
+# The name of the scheduler's only worker.
 _PROCESS = 'this process'
 
 
@@ -93,6 +83,13 @@ def build_async_context(
 def set_default_context(settings: Settings = Settings()) -> context.SyncContext:
   """Makes a new synchronous context the default of this thread; returns it.
 
+    >>> import numpy as np
+    >>> context = set_default_context()
+    >>> clients_type = tff.FederatedType(np.int32, tff.CLIENTS)
+    >>> add = tff.federated_computation(tff.federated_sum, clients_type)
+    >>> int(add([1, 2, 4]))
+    7
+
   For notebooks: afterwards `process.next(state, clients)` runs on all devices.
   A state with a noise key is for one call (`fed_avg.set_noise_key`).
   """
@@ -101,68 +98,68 @@ def set_default_context(settings: Settings = Settings()) -> context.SyncContext:
   return built
 
 
-class _Runner(context.Runner):
+class _Runner(context.Runner[client_trainer.LoadedClientPrograms]):
   """Runs clients in threads on the devices of this machine."""
 
   def __init__(self, settings: Settings):
-    self._places = devices_lib.place(
+    self._device_set = devices_lib.choose(
         settings.devices,
         clients_per_device=settings.clients_per_device,
         gpu_memory_mb=settings.gpu_memory_mb,
         all_reduce=settings.all_reduce,
     )
-    super().__init__(settings, server_device=self._places.devices[0])
+    super().__init__(settings, server_device=self._device_set.devices[0])
 
   @property
   def num_threads(self) -> int:
-    return len(self._places.devices) * self._places.clients_per_device
+    return (
+        len(self._device_set.devices) * self._device_set.clients_per_device
+    )
 
   def load_clients(
       self, programs: compiler.ClientPrograms
-  ) -> round_worker.ClientFunctions:
-    return round_worker.ClientFunctions(programs)
+  ) -> client_trainer.LoadedClientPrograms:
+    return client_trainer.load(programs)
 
   def run_clients(
-      self, execution: round_execution.RoundExecution
+      self,
+      clients: client_trainer.LoadedClientPrograms,
+      this_round: client_round.ClientRound,
   ) -> list[tf.Tensor]:
-    # The execution does not own the worker. That would be a reference cycle,
-    # which keeps the round's tensors until Python's collector runs.
-    worker = round_worker.RoundWorker(
-        execution.functions,
-        **self._places._replace(
-            devices=self._places.devices[: len(execution.clients)]
-        )._asdict(),
-        broadcast=execution.broadcast,
-        get_client=execution.get_client,
+    num_clients = len(this_round.clients)
+    # The round does not own the trainer: a reference cycle would keep the
+    # round's tensors until Python's collector runs.
+    trainer = client_trainer.ClientTrainer(
+        clients,
+        devices=self._device_set.devices[:num_clients],
+        clients_per_device=self._device_set.clients_per_device,
+        all_reduce=self._device_set.all_reduce,
+        broadcast=this_round.broadcast,
+        get_client=this_round.get_client,
     )
-    threads = range(min(len(worker.devices), len(execution.clients)))
-    (total,) = execution.run(
+    return this_round.run(
         [
-            functools.partial(self._work, execution, worker, thread)
-            for thread in threads
+            functools.partial(self._work, this_round, trainer, thread)
+            for thread in range(min(len(trainer.devices), num_clients))
         ],
-        timeout_sec=execution.timeout_sec,
+        # All threads flush into one sum.
+        lambda: this_round.scheduler.wait_for_sums()[0].value,
+        timeout_sec=this_round.timeout_sec,
     )
-    return execution.total(total)
 
   def _work(
       self,
-      execution: round_execution.RoundExecution,
-      worker: round_worker.RoundWorker,
+      this_round: client_round.ClientRound,
+      trainer: client_trainer.ClientTrainer,
       thread: int,
   ) -> None:
-    """A thread: one task after another until none is left."""
-    tasks = execution.scheduler
-
-    def run(task: scheduler.Task) -> list[tf.Tensor] | None:
-      if isinstance(task, scheduler.HandOver):
-        return [worker.hand_over()]
-      if isinstance(task, scheduler.Merge):  # There is one sum, in one part.
-        return task.sums[0].parts[0]
-      ordered = worker.train(thread, task.positions, monitor=execution)
+    """A thread: one task after another until the round is over."""
+    tasks = this_round.scheduler
+    while (task := tasks.acquire(_PROCESS)) is not None:
+      if isinstance(task, scheduler.FlushSum):
+        tasks.complete(_PROCESS, task, trainer.flush())
+        continue
+      ordered = trainer.train(thread, task.positions, monitor=this_round)
       with tf.device(self._server_device):
-        execution.add_ordered(task.number, ordered)
-      return None
-
-    while (task := tasks.take(_PROCESS)) is not None:
-      tasks.put(_PROCESS, task, run(task))
+        this_round.add_ordered(task.number, ordered)
+      tasks.complete(_PROCESS, task)

@@ -2,14 +2,14 @@
 
 TFF runs computations in a separate program, `worker_binary`, which it starts
 with the first computation and talks to over gRPC. The worker uses the CPU only,
-gets every value through gRPC (a message has at most 2 GB), has TensorFlow's
-core ops only, and outlives the Python process unless it is stopped. Take it for
-computations that `multi_device` refuses, and for comparison.
+gets every value through gRPC (at most 2 GB a message), and has TensorFlow's
+core ops only. Use it for computations that `multi_device` refuses, and for
+comparison.
 
 The worker listens on every address of the machine, without a password, and runs
-what it is sent: files can be read and written that way. TFF fixes that address
-in the worker's program. So a context is refused where the program sees a
-network, unless the caller says that nobody else can reach it.
+what it is sent, so that files can be read and written through it. TFF fixes
+that address in the worker's program. A context is refused where the program
+sees a network, unless the caller says that no one else can reach it.
 
 The worker is stopped when Python exits (normally or by an exception), at
 Ctrl-C, when a call is cancelled, and by `stop`. A signal that Python does not
@@ -19,13 +19,16 @@ set, as `tff_asr.launch` does.
 
 import asyncio
 import atexit
+from collections.abc import Sequence
 from concurrent import futures
+import contextlib
 import inspect
 import ipaddress
 import re
 import signal
 import socket
 import threading
+import time
 from typing import Any
 import weakref
 
@@ -34,9 +37,10 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr.execution import intrinsics
-from tff_asr.execution import process_cleanup
 
 _WORKER = 'worker_binary'
+# How long a worker may take to terminate before it is killed.
+_END_TIMEOUT_SEC = 5.0
 _UNKNOWN_OP = re.compile(
     r"(?:Op type not registered|No OpKernel was registered to support Op) "
     r"'([^']+)'"
@@ -50,8 +54,8 @@ def build_sync_context(
 
   Args:
     max_concurrent_clients: how many clients run at once; None is all.
-    trust_network: whether nobody else can reach this machine's ports: a
-      firewall keeps others away, and no other users are on it.
+    trust_network: whether no one else can reach this machine's ports, because
+      of a firewall, and because it has no other users.
 
   Raises:
     ValueError: an argument out of range, or others might reach the worker.
@@ -66,7 +70,7 @@ def build_async_context(
   """Builds a context in which calling a computation returns an awaitable.
 
   Cancelling the awaitable stops the workers of this process; build a new
-  context to go on. `tff.program.NativeFederatedContext` takes it. Arguments:
+  context to continue. `tff.program.NativeFederatedContext` takes it. Arguments:
   see `build_sync_context`.
   """
   _check_reach(trust_network)
@@ -74,12 +78,45 @@ def build_async_context(
 
 
 def stop() -> None:
-  """Ends every worker of this process; build a new context to go on."""
-  process_cleanup.end_children(_WORKER)
+  """Ends every worker of this process; build a new context to continue."""
+  workers = [
+      child for child in psutil.Process().children() if _is_worker(child)
+  ]
+  for worker in workers:
+    with contextlib.suppress(psutil.NoSuchProcess):
+      worker.terminate()
+  _wait(workers)
+  for worker in workers:
+    if _runs(worker):
+      with contextlib.suppress(psutil.NoSuchProcess):
+        worker.kill()
+  _wait(workers)
+
+
+def _wait(workers: Sequence[psutil.Process]) -> None:
+  """Waits until all workers have ended, or the time is over."""
+  # Not `psutil.wait_procs`: TFF, which started them, waits for them itself.
+  deadline = time.monotonic() + _END_TIMEOUT_SEC
+  while any(map(_runs, workers)) and time.monotonic() < deadline:
+    time.sleep(0.01)
+
+
+def _runs(child: psutil.Process) -> bool:
+  try:
+    return child.status() != psutil.STATUS_ZOMBIE
+  except psutil.NoSuchProcess:
+    return False
+
+
+def _is_worker(child: psutil.Process) -> bool:
+  try:
+    return child.name() == _WORKER and _runs(child)
+  except psutil.NoSuchProcess:
+    return False
 
 
 class _Caller:
-  """Calls a context of TFF in an event loop of its own.
+  """Calls a context of TFF in a separate event loop.
 
   Such a call blocks its event loop until the worker answers, at the end of a
   round. If the worker dies, TFF starts a new one and calls again. To end a
@@ -111,7 +148,7 @@ class _Caller:
     )
 
   async def _call(self, comp: tff.Computation, arg: Any) -> Any:
-    """The result, if it is not one of zero clients that makes no sense."""
+    """Returns the result; refuses zero clients where they make no sense."""
     intrinsics.check_clients(
         comp, intrinsics.count_clients(arg, comp.type_signature.parameter)
     )
@@ -164,7 +201,7 @@ def _check_reach(trust_network: bool) -> None:
   if others:
     raise ValueError(
         "TFF's native worker listens on all addresses of this machine "
-        f'({others[0]}) and runs what anybody sends it: take multi_device. For '
+        f'({others[0]}) and runs what anyone sends it: use multi_device. For '
         'what that refuses, run without a network, as `unshare --net '
         '--map-root-user` does (docs/execution.md), or pass trust_network=True '
         '(TRUST_NETWORK = True in gin) where no one else can reach this '
@@ -208,6 +245,6 @@ def _explain(error: Exception, comp: tff.Computation) -> None:
     ) from error
   for name in sorted(intrinsics.find(comp) & intrinsics.NOT_NATIVE):
     raise ValueError(
-        f'TFF\'s native runtime has no {name}: take multi_device for secure '
+        f'TFF\'s native runtime has no {name}: use multi_device for secure '
         'sums, and write the others as the table in docs/execution.md says.'
     ) from error

@@ -1,65 +1,41 @@
-"""TFF contexts that run on many machines, over Ray.
+"""TFF contexts that run on many machines, over Ray (https://docs.ray.io).
 
-A worker is a Ray actor (https://docs.ray.io): a process with one device or more
-of its own. It gets the programs of a computation once. What a round calls, in
-order, here (in this process, on its first device) and at workers:
+    context = build_async_context(Settings(address='auto'))
 
-    here    prepare         the broadcast, which goes to the object store: in
-                            parts if there are several machines; the store keeps
-                            one copy on each
-    here    draw            the round's noise, while workers are busy
-    here    Scheduler.take  a task, in a thread for each thread of a worker:
-    worker  ping              before each, that its object store answers
-    worker  train             a client, the longest first, into the worker's sum
-                              on its device
-    worker  hand_over         that sum in parts, once no client is left
-    worker  merge             a part of all sums of its machine, then of up to
-                              eight that are left
-    here    Scheduler.put   the result; `lose`, if the worker is gone; then
-                            `take` again, until no task is left
-    here    join, finish    of the parts of the total; the server's step
-    worker  end_round       frees what it holds of the round
+A worker is a Ray actor: a process with one device or more. A round:
 
-On several machines each adds other parts of all sums (`scheduler`). If all
-workers are on this process's machine, it adds their sums itself.
-`last_store_bytes` of a context counts what went to the store.
+    here    prepare             the broadcast, to the object store
+    here    draw                the round's noise, while workers are busy
+    here    Scheduler.acquire   a task, in a thread for each of a worker's
+    worker  ping                before each task: does its object store answer?
+    worker  train               a group of clients, into the worker's sum
+    worker  flush               that sum, once no client is left
+    here    Scheduler.complete  or `fail`, if the worker is gone
+    task    ray_sums.add_packed adds eight sums each, if there are more
+    here    ray_sums.add        adds the rest; `finish`, the server's step
+    worker  end_round           frees what it holds of the round
 
-Guarantees:
-- The result has the same bits for any number of workers of one kind. They are
-  the bits of `multi_device` with the same devices and threads of an op: sums of
-  integers are exact, others are added in the order of `reduction`. On GPUs this
-  needs kernels that repeat their bits (TF_DETERMINISTIC_OPS=1 on every
-  machine); not run.
-- All clients that a lost worker has trained in the round run again elsewhere,
-  with the same result. The worker is replaced if there is room; the round goes
-  on while one worker is left.
-- Machines may join and leave. Without `num_workers`, a round has a worker
-  wherever there is room when it begins; one that is still starting joins later.
-- Workers are of one kind: all on GPUs if the cluster has any when the context
-  is built, else all on CPUs, also on machines with GPUs that join later.
-- A client that fails is left out, up to `max_failed_share` of a round's
-  clients. One more ends the round with a `round_execution.ClientError`, which
-  has its position.
-- A hung worker is given up after `client_timeout_sec` for each client of its
-  block, and replaced.
-- A cluster that was started here ends with the program. A cluster that was
-  joined goes on, without this program's actors.
-
-One actor uses a GPU. The server's part uses it, too, if the driver sees it.
-All machines need the same copy of this project at one path, with
-requirements.txt and requirements-ray.txt installed, and the shards at one path.
-A worker with other sources or versions is refused.
+- The result has the same bits for any number of workers of one kind, and those
+  of `multi_device` with the same number of threads for each op. GPUs need
+  deterministic kernels (TF_DETERMINISTIC_OPS=1 on every machine); not run.
+- Clients of a lost worker run again elsewhere, with the same bits. It is
+  replaced if there is room; the round continues while one worker is left.
+- Machines may join and leave between rounds, if `num_workers` is None. Workers
+  stay of one kind: on GPUs if the cluster has any when the context is built.
 """
 
 from collections.abc import Sequence
 import dataclasses
 import importlib.util
+import os
 import re
+import secrets
 import sys
+
+from absl import logging
 
 from tff_asr import checks
 from tff_asr.execution import context
-from tff_asr.execution import ray_token
 
 # Clients of this project use ops of these libraries. tensorflow-io registers
 # its ops when one of them is first looked up. The last one draws the noise of
@@ -70,6 +46,12 @@ OP_LIBRARIES = (
     'tff_asr.privacy.discrete_gaussian',
 )
 
+_MODE = 'RAY_AUTH_MODE'
+_TOKEN = 'RAY_AUTH_TOKEN'
+# Ray replaces the address 127.0.0.1 by the machine's own if clusters of several
+# machines are possible, as they are by default on Linux.
+_SEVERAL_MACHINES = 'RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER'
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(context.Settings):
@@ -77,14 +59,14 @@ class Settings(context.Settings):
 
   Attributes:
     address: 'auto' or 'host:port' of a Ray cluster that this machine belongs
-      to, with its token (`ray_token`); None starts one on this machine alone,
-      with a token of its own, and stops it at exit.
+      to, with its token (`require_token`); None starts one on this machine
+      alone, with a new token, and stops it at exit.
     num_workers: how many actors, each on GPUs if the cluster has any when the
       context is built, else on CPUs. None: as many as the GPUs allow, or one
       for each node.
-    gpus_per_worker: GPUs of each actor, if actors are on GPUs. All of a
-      machine's in one actor are added by an all-reduce, so one sum a machine
-      goes to the store.
+    gpus_per_worker: GPUs of each actor, if actors are on GPUs. If one actor has
+      all GPUs of a machine, an all-reduce adds their sums, and the machine
+      sends one.
     cpus_per_worker: CPUs of each actor, and threads of each of its ops. The
       bits of a result depend on it.
     required_paths: files and folders, such as shards, that each actor must find
@@ -150,6 +132,53 @@ def build_async_context(
   return context.AsyncContext(_build_runner(settings))
 
 
+def require_token(address: str | None) -> None:
+  """Makes Ray require a token; keeps what the user has set.
+
+  A Ray cluster runs the code of everyone who can reach its ports, unless its
+  processes require a token from each other
+  (https://docs.ray.io/en/latest/ray-security/auth.html). The token is in the
+  environment, which other users of the machine cannot read. It is not
+  encrypted on the network, so a cluster of this machine alone listens on the
+  loopback address only. Ray reads both settings when it is imported: call this
+  before.
+
+  Args:
+    address: address of the cluster to join; None: one will be started here, on
+      the loopback address, with a new token.
+
+  Raises:
+    ValueError: the environment does not say how to join the cluster, or Ray was
+      imported with other settings.
+  """
+  ray = sys.modules.get('ray')
+  if ray is not None and ray.is_initialized():
+    return  # The user has connected it.
+  mode = os.environ.get(_MODE)
+  if address is not None:
+    if mode is None:
+      raise ValueError(
+          f'the Ray cluster at {address} would run the code of everyone who '
+          f'can reach it: start it with {_MODE}=token and {_TOKEN}=SECRET, and '
+          f'set both here. {_MODE}=disabled joins one without a token.'
+      )
+    if mode == 'disabled':
+      logging.warning(
+          'The Ray cluster at %s requires no token: everyone who can reach it '
+          'can run code here and read the data of clients.', address
+      )
+    return
+  needed = {_SEVERAL_MACHINES: '0'}
+  if mode is None:
+    needed |= {_MODE: 'token', _TOKEN: secrets.token_hex(32)}
+  if ray is not None and not needed.items() <= os.environ.items():
+    raise ValueError(
+        'Ray was imported before it got a token: import it after a context is '
+        f'built, or set {_MODE}=token, {_TOKEN} and {_SEVERAL_MACHINES}=0.'
+    )
+  os.environ.update(needed)
+
+
 def stop() -> None:
   """Ends all actors, and the cluster if it was started here.
 
@@ -167,7 +196,7 @@ def stop() -> None:
 def _build_runner(settings: Settings) -> context.Runner:
   """The runner of a context."""
   _check_ray()
-  ray_token.prepare(settings.address)  # Before Ray is imported.
+  require_token(settings.address)  # Before Ray is imported.
   # pylint: disable-next=g-import-not-at-top
   from tff_asr.execution import ray_runner
 

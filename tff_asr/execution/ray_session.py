@@ -1,26 +1,21 @@
-"""This process' connection to a Ray cluster, ended with the program.
+"""This process' connection to a Ray cluster.
 
 A cluster that was started here is stopped when Python exits (normally, by an
-exception or by Ctrl-C) and by `stop`. Stopping waits for its processes and
-removes its folder of logs. If the program is killed, or Ray's process of this
-machine is, `ray_watch` does so. A cluster that was joined goes on.
+exception or by Ctrl-C) and by `stop`, which waits for its processes and removes
+its folder of logs. A cluster that was joined continues to run.
 """
 
 import atexit
-from collections.abc import Sequence
 import contextlib
 import logging
 import os
+import shutil
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 
 import psutil
 import ray
-
-from tff_asr.execution import ray_watch
 
 # Ray reads these when it starts: no usage reports, no advice on settings of the
 # next release, no metrics (Ray complains if nothing collects them).
@@ -31,13 +26,15 @@ _ENVIRONMENT = {
 }
 
 _CONNECT_TIMEOUT_SEC = 10.0
+# How long Ray's processes may take to end by themselves.
+_END_TIMEOUT_SEC = 10.0
 
 _lock = threading.Lock()
-_watch = None
+_folder = None  # Of the cluster that was started here.
 
 
 def connect(address: str | None, *, num_cpus: int) -> None:
-  """Connects this process to a cluster, unless it is already.
+  """Connects this process to a cluster, unless it is connected.
 
   Args:
     address: 'auto' or 'host:port' of a cluster that this machine belongs to;
@@ -47,25 +44,21 @@ def connect(address: str | None, *, num_cpus: int) -> None:
   Raises:
     ConnectionError: there is no cluster at `address`.
   """
-  global _watch
+  global _folder
   with _lock:
     if ray.is_initialized():
       return
     for name, value in _ENVIRONMENT.items():
       os.environ.setdefault(name, value)
     atexit.unregister(stop)
-    folder = None
-    if address is None:
-      # Only its owner gets into it. Ray opens its own folder, in it, to all.
-      # Short, as the paths of the sockets below may have 107 characters.
-      folder = tempfile.mkdtemp(prefix='ray_', dir='/tmp')
-    _watch = _Watch(folder)
     try:
-      if folder is not None:
-        _start(num_cpus, folder)
+      if address is None:
+        # Ray opens its folder to all users, so it gets one inside of a folder
+        # that is private. The path is short: those of sockets have a limit.
+        _folder = tempfile.mkdtemp(prefix='ray_', dir='/tmp')
+        _start(num_cpus, _folder)
       else:
         _join(address)
-      _watch.wait_for(_find_processes(folder))
     except BaseException:
       _leave()
       raise
@@ -79,72 +72,27 @@ def stop() -> None:
     _leave()
 
 
-def expect_end() -> None:
-  """Says that the program, and so its cluster, is about to end."""
-  if _watch is not None:
-    _watch.wait_for(())
-
-
 def _leave() -> None:
-  global _watch
-  expect_end()
+  global _folder
+  folder, _folder = _folder, None
+  # Ray waits for the processes that it started, but not for their children.
+  processes = [] if folder is None else _find_processes()
   ray.shutdown()
-  if _watch is not None:
-    _watch.end()
-    _watch = None
+  _, left = psutil.wait_procs(processes, timeout=_END_TIMEOUT_SEC)
+  for process in left:
+    with contextlib.suppress(psutil.NoSuchProcess):
+      process.kill()
+  if folder is not None:
+    shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Watch:
-  """The process `ray_watch`.
-
-  Attributes:
-    folder: the cluster's, which it removes; None: of a cluster that was joined.
-  """
-
-  def __init__(self, folder: str | None):
-    self.folder = folder
-    self._process = subprocess.Popen(
-        [sys.executable, '-P', ray_watch.__file__, folder or ''],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        bufsize=0,
-        start_new_session=True,  # A Ctrl-C is not for it.
-    )
-    self._thread = threading.Thread(target=self._wait, daemon=True)
-    self._thread.start()
-
-  def wait_for(self, process_ids: Sequence[int]) -> None:
-    """Has the program end when one of Ray's processes ends; none: it leaves."""
-    line = ' '.join(map(str, process_ids)) + '\n'
-    with contextlib.suppress(BrokenPipeError):
-      self._process.stdin.write(line.encode())
-
-  def end(self) -> None:
-    """Waits until all that is left of the cluster is gone."""
-    self._process.stdin.close()
-    self._thread.join()
-
-  def _wait(self) -> None:
-    """Ends the program if one of Ray's processes has ended."""
-    self._process.wait()  # What runs on is its own child.
-    if self._process.stdout.read():
-      os._exit(1)  # pylint: disable=protected-access
-
-
-def _find_processes(folder: str | None) -> list[int]:
-  """Ids of the raylet that this program uses, and its own cluster's GCS."""
-  node_id = ray.get_runtime_context().get_node_id()
-  (socket_path,) = (
-      node['RayletSocketName']
-      for node in ray.nodes()
-      if node['NodeID'] == node_id
-  )
-  marks = {'raylet': socket_path, 'gcs_server': folder}
+def _find_processes() -> list[psutil.Process]:
+  """Returns the children of the raylet that this process started."""
   return [
-      process.pid
-      for process in psutil.process_iter(['name', 'cmdline'])
-      if (mark := marks.get(process.info['name']))
-      and mark in ' '.join(process.info['cmdline'] or ())
+      process
+      for child in psutil.Process().children()
+      if child.name() == 'raylet'
+      for process in child.children(recursive=True)
   ]
 
 

@@ -1,43 +1,44 @@
 """Ray worker: a process that trains clients on its devices, as a Ray actor.
 
-It trains through a `round_worker.RoundWorker`: its clients' sum stays on its
-devices until the driver asks for it.
+It trains through a `client_trainer.ClientTrainer`: its clients' sum stays on
+its devices until the driver flushes it.
 
 The worker handles flat tensors only. Programs arrive as bytes; clients and the
 broadcast arrive as `pack` makes them. So the worker needs none of the classes
 that the computation's types name. A numeric tensor travels as a NumPy array,
 which Ray passes through shared memory; a string tensor as an array of bytes; a
-dataset (a variant tensor) as its serialized graph. Sums of int64 travel as
-int32 where they fit. Sums and the broadcast travel in parts of about the same
-size.
+dataset (a variant tensor) as its serialized graph; sums as in `ray_sums`.
 """
 
 import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent import futures
 import hashlib
 from importlib import metadata
-import itertools
 import os
 import pathlib
 import pickle
 import pkgutil
 import platform
-import random
 import threading
+import types
+import typing
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from tff_asr.execution import client_trainer
 from tff_asr.execution import devices
-from tff_asr.execution import round_worker
+from tff_asr.execution import ray_sums
 from tff_asr.execution import scheduler
+
+if typing.TYPE_CHECKING:  # Tests of this module run without Ray.
+  import ray
 
 # A run uses few computations at a time: a round, an evaluation.
 MAX_LOADED = 8
 
-# Too large to travel beside the object store.
+# Large enough to go through the object store.
 _PING_BYTES = 2**17
 
 # A dataset with random state is sent without that state: each process draws its
@@ -45,52 +46,60 @@ _PING_BYTES = 2**17
 _IGNORE_STATE = 1  # ExternalStatePolicy.POLICY_IGNORE
 
 
+class _DatasetGraph(NamedTuple):
+  """A dataset as a serialized `GraphDef`."""
+
+  graph_def: bytes
+
+
+Packed = np.ndarray | np.generic | bytes | _DatasetGraph
+
+
 class RoundKey(NamedTuple):
   """What a worker must look up for a round, and keep until the round ends.
 
   Attributes:
-    number: the round's number, rising.
+    number: the round's number; a later round has a larger one.
     computation: the number of the computation, which names the programs.
     programs: a list with the reference to the `compiler.ClientPrograms`.
-    broadcast: references to the packed broadcast's parts.
-    leaves_out: whether a block goes on after a client failed.
+    broadcast: a list with the reference to the packed broadcast.
+    leaves_out: whether a group continues after a client has failed.
   """
 
   # Lists keep Ray from replacing the references by their values in each call.
   number: int
   computation: int
-  programs: list[Any]
-  broadcast: list[Any]
+  programs: list['ray.ObjectRef']
+  broadcast: list['ray.ObjectRef']
   leaves_out: bool
 
 
-class BlockReport(NamedTuple):
-  """Report on the work on a block.
+class GroupReport(NamedTuple):
+  """Report on the training of a group of clients.
 
   Attributes:
     errors: positions of the clients that failed, and their errors.
-    ordered: the packed sums that depend on the order of blocks; None if the
-      block ended before its last client.
+    ordered: the packed sums that depend on the order of groups; None if the
+      group ended before its last client.
   """
 
   errors: list[tuple[int, Exception]]
-  ordered: list[Any] | None
+  ordered: list[Packed] | None
 
 
 class RayWorker:
-  """Trains blocks of clients into a running sum, and merges such sums.
+  """Trains groups of clients into a running sum, which it returns on request.
 
-  It keeps the loaded functions of the last few computations, and the rounds
-  that have not ended. Several threads may train at once. `get` turns a
-  reference into its value; in an actor it is `ray.get`.
+  It keeps the loaded programs of the last few computations, and the rounds that
+  have not ended. Several threads may train at once.
   """
 
-  def __init__(self, get: Callable[[Any], Any] | None = None):
+  def __init__(self, get: Callable[['ray.ObjectRef'], Any] | None = None):
+    """Starts without a device; `get` replaces `ray.get` in tests."""
     self._get = get or _import_ray().get
-    self._places = devices.Places(('/device:CPU:0',), 1, False)
-    self._place = ''
-    self._loaded = {}
-    self._rounds = {}  # By number: their `round_worker.RoundWorker`, clients.
+    self._devices = devices.DeviceSet(('/device:CPU:0',), 1, False)
+    self._loaded = {}  # `client_trainer.LoadedClientPrograms`, by computation.
+    self._rounds = {}  # Trainer and clients' values, by round number.
     self._ended = collections.deque(maxlen=100)
     self._lock = threading.Lock()
 
@@ -102,9 +111,11 @@ class RayWorker:
       num_threads: int,
       op_libraries: Sequence[str],
       required_files: Mapping[str, str],
-      **settings: Any,
+      clients_per_device: int,
+      gpu_memory_mb: int | None,
+      all_reduce: bool | None,
   ) -> tuple[list[str], str, str]:
-    """Prepares the process; returns its threads' devices, its node and its id.
+    """Prepares the process.
 
     Args:
       folder: the driver's working folder, where relative paths start.
@@ -114,40 +125,53 @@ class RayWorker:
         TensorFlow ops when it is resolved.
       required_files: paths of files and folders, and `path_digest` of
         each in the driver.
-      **settings: of `devices.place`.
+      clients_per_device: see `context.Settings`, as the next ones.
+      gpu_memory_mb: see there.
+      all_reduce: see there.
+
+    Returns:
+      The device of each thread, the machine's name for messages, and Ray's id
+      of the machine.
 
     Raises:
       ValueError: the software is not the driver's, a path cannot be read or
         holds other files than the driver's, a library is missing, or TensorFlow
         sees no GPU where Ray gave one. The message names the node.
     """
-    ray = _import_ray()
-    node = f'{os.uname().nodename} ({ray.util.get_node_ip_address()})'
+    ray_lib = _import_ray()
+    node = f'{os.uname().nodename} ({ray_lib.util.get_node_ip_address()})'
     check_software(node, expected=software)
     tf.config.threading.set_intra_op_parallelism_threads(num_threads)
-    if not ray.get_gpu_ids():
+    if not ray_lib.get_gpu_ids():
       tf.config.set_visible_devices([], 'GPU')
     if os.path.isdir(folder):
       os.chdir(folder)
     check_node(node, required_files=required_files, op_libraries=op_libraries)
-    self._places = devices.place(None, **settings)
-    if ray.get_gpu_ids() and 'GPU' not in self._places.devices[0]:
+    self._devices = devices.choose(
+        None,
+        clients_per_device=clients_per_device,
+        gpu_memory_mb=gpu_memory_mb,
+        all_reduce=all_reduce,
+    )
+    if ray_lib.get_gpu_ids() and 'GPU' not in self._devices.devices[0]:
       raise ValueError(
           f'TensorFlow sees no GPU on node {node}, where Ray has one; install '
           'its CUDA libraries there, or start Ray with --num-gpus=0.'
       )
-    self._place = ray.get_runtime_context().get_node_id()
-    num_lanes = self._places.clients_per_device
-    return self._places.devices * num_lanes, node, self._place
+    return (
+        list(self._devices.devices * self._devices.clients_per_device),
+        node,
+        ray_lib.get_runtime_context().get_node_id(),
+    )
 
   def ping(self) -> None:
-    """Returns if the worker and its machine are there, also during a block.
+    """Returns if the worker and its machine are there, also during training.
 
-    A process lives on for seconds when its machine's Ray is gone. It would
-    answer, but without the object store it can do nothing.
+    A process survives its machine's Ray by seconds. It would answer, but
+    without the object store it can do nothing.
     """
-    ray = _import_ray()
-    ray.get(ray.put(bytes(_PING_BYTES)))
+    ray_lib = _import_ray()
+    ray_lib.get(ray_lib.put(bytes(_PING_BYTES)))
 
   def end_round(self, number: int) -> None:
     """Ends the round after the clients now in work, and frees its values."""
@@ -160,56 +184,38 @@ class RayWorker:
       key: RoundKey,
       thread: int,
       positions: Sequence[int],
-      clients: Sequence[Sequence[Any]],
-  ) -> BlockReport:
+      clients: Sequence[Sequence[Packed]],
+  ) -> GroupReport:
     """Trains clients one after another, and adds them to the running sum.
 
     Args:
       key: of the round.
       thread: number of the calling thread among those of this worker.
-      positions: each client's place in the cohort.
+      positions: each client's position in the cohort.
       clients: each client's packed values.
     """
-    monitor = _BlockMonitor(key, self._ended)
+    monitor = _GroupMonitor(key, self._ended)
     try:
-      worker, values = self._begin_round(key)
+      trainer, values = self._begin_round(key)
       values |= zip(positions, map(unpack, clients))
-      ordered = worker.train(thread, positions, monitor=monitor)
+      ordered = trainer.train(thread, positions, monitor=monitor)
     except scheduler.Stopped:
-      return monitor.report(None)
+      return GroupReport(monitor.errors, None)
     for position in positions:
       del values[position]
-    return monitor.report(pack(ordered))
+    return GroupReport(monitor.errors, pack(ordered))
 
-  def hand_over(self, key: RoundKey, num_parts: int) -> list[Any]:
-    """Returns the running sum's bytes, and its parts; begins a new one."""
-    with tf.device(self._places.devices[0]):
-      worker, _ = self._begin_round(key)
-      leaves = worker.hand_over()
-      parts = [
-          {number: _pack_sum(leaves[number]) for number in numbers}
-          for numbers in cut(leaves, num_parts)
-      ]
-      return [sum(map(_count_part, parts)), *parts]
-
-  def merge(self, parts: Sequence[Any]) -> tuple[int, dict[int, Any]]:
-    """Returns the bytes of a part of several sums' sum, and this part.
-
-    Args:
-      parts: a reference to the part of each sum.
-
-    Raises:
-      SumLostError: one of them was lost.
-    """
-    with tf.device(self._places.devices[0]):
-      total = add(parts, get=self._get)
-      part = {number: _pack_sum(leaf) for number, leaf in total.items()}
-      return _count_part(part), part
+  def flush(self, key: RoundKey) -> tuple[int, ray_sums.PackedSum]:
+    """Returns the running sum's bytes, and the sum; begins an empty one."""
+    with tf.device(self._devices.devices[0]):
+      trainer, _ = self._begin_round(key)
+      packed = ray_sums.pack([leaf.numpy() for leaf in trainer.flush()])
+      return packed.num_bytes, packed
 
   def _begin_round(
       self, key: RoundKey
-  ) -> tuple[round_worker.RoundWorker, dict[int, list[tf.Tensor]]]:
-    """This worker's part of a round, and the values of clients in work.
+  ) -> tuple[client_trainer.ClientTrainer, dict[int, list[tf.Tensor]]]:
+    """The round's trainer, and the values of clients in work.
 
     Raises:
       scheduler.Stopped: the round has ended.
@@ -218,48 +224,37 @@ class RayWorker:
       if key.number in self._ended:
         raise scheduler.Stopped()
       if key.number not in self._rounds:
-        functions = self._load(key)
         values = {}
-        self._rounds[key.number] = round_worker.RoundWorker(
-            functions,
-            **self._places._asdict(),
-            broadcast=self._get_broadcast(key),
+        trainer = client_trainer.ClientTrainer(
+            self._load(key),
+            devices=self._devices.devices,
+            clients_per_device=self._devices.clients_per_device,
+            all_reduce=self._devices.all_reduce,
+            broadcast=unpack(self._get(key.broadcast[0])),
             get_client=values.get,
-        ), values
+        )
+        self._rounds[key.number] = trainer, values
       return self._rounds[key.number]
 
-  def _get_broadcast(self, key: RoundKey) -> list[tf.Tensor]:
-    """The broadcast of a round.
-
-    Each machine fetches its parts in another order. So it finds most of them at
-    other machines, from any of which Ray fetches, not at the driver's alone.
-    """
-    references = list(key.broadcast)
-    random.Random(self._place).shuffle(references)
-    packed = {}
-    for reference in references:
-      packed |= self._get(reference)
-    return unpack([packed[number] for number in range(len(packed))])
-
-  def _load(self, key: RoundKey) -> round_worker.ClientFunctions:
-    """The functions of the round's computation, loaded at the first call."""
-    functions = self._loaded.pop(key.computation, None)
-    if functions is None:
-      functions = round_worker.ClientFunctions(self._get(key.programs[0]))
+  def _load(self, key: RoundKey) -> client_trainer.LoadedClientPrograms:
+    """The round's programs, loaded at the first call."""
+    loaded = self._loaded.pop(key.computation, None)
+    if loaded is None:
+      loaded = client_trainer.load(self._get(key.programs[0]))
     # The order of the dict is the order of use: this one is now the last.
-    self._loaded[key.computation] = functions
+    self._loaded[key.computation] = loaded
     while len(self._loaded) > MAX_LOADED:
       del self._loaded[next(iter(self._loaded))]
-    return functions
+    return loaded
 
 
-class _BlockMonitor:
-  """A `round_worker.Monitor` of one block, for the report to the driver."""
+class _GroupMonitor:
+  """A `client_trainer.ClientMonitor` of one group, for the driver's report."""
 
   def __init__(self, key: RoundKey, ended: Sequence[int]):
     self._key = key
     self._ended = ended
-    self._errors = []
+    self.errors = []
 
   def begin(self, position: int, device: str) -> None:
     del position, device
@@ -268,100 +263,16 @@ class _BlockMonitor:
 
   def fail(self, position: int, error: Exception, device: str) -> None:
     del device
-    self._errors.append((position, _as_picklable(error)))
+    self.errors.append((position, _as_picklable(error)))
     if not self._key.leaves_out:
       raise scheduler.Stopped()
 
   def end(self, position: int) -> None:
-    del position  # A report has those only that failed.
-
-  def report(self, ordered: list[Any] | None) -> BlockReport:
-    return BlockReport(self._errors, ordered)
+    del position  # Only failures are reported.
 
 
-class SumLostError(Exception):
-  """A part of a sum was lost; `index` says which of those to be added."""
-
-  @property
-  def index(self) -> int:
-    return self.args[0]
-
-
-def add(
-    parts: Sequence[Any], *, get: Callable[[Any], Any]
-) -> dict[int, tf.Tensor]:
-  """Returns the sum of the same part of several sums: leaves by number.
-
-  Args:
-    parts: references.
-    get: turns a reference into its value.
-
-  Raises:
-    SumLostError: one of them was lost.
-  """
-  total = {}
-  # The next part is fetched while one is added.
-  with futures.ThreadPoolExecutor(1) as threads:
-    values = threads.map(get, parts)
-    for index, _ in enumerate(parts):
-      try:
-        part = next(values)
-      except _import_ray().exceptions.ObjectLostError as error:
-        raise SumLostError(index) from error
-      for number, leaf in part.items():
-        leaf = _unpack_sum(leaf)
-        total[number] = total[number] + leaf if index else leaf
-  return total
-
-
-def join(parts: Iterable[Mapping[int, tf.Tensor]]) -> list[tf.Tensor]:
-  """Returns the leaves of a sum's parts."""
-  leaves = dict(itertools.chain(*(part.items() for part in parts)))
-  return [leaves[number] for number in range(len(leaves))]
-
-
-def cut(leaves: Sequence[tf.Tensor], num_parts: int) -> list[list[int]]:
-  """Numbers of the leaves of each part; a function of their shapes."""
-  parts = [[] for _ in range(num_parts)]
-  sizes = [0] * num_parts
-  counts = [leaf.shape.num_elements() for leaf in leaves]
-  for number in sorted(range(len(leaves)), key=lambda n: -counts[n]):
-    smallest = sizes.index(min(sizes))
-    parts[smallest].append(number)
-    sizes[smallest] += counts[number]
-  return parts
-
-
-class _Int64(NamedTuple):
-  """An int64 array whose values fit into int32."""
-
-  values: np.ndarray
-
-
-def _pack_sum(leaf: tf.Tensor) -> np.ndarray | _Int64:
-  if leaf.dtype == tf.int64:
-    short = tf.cast(leaf, tf.int32)
-    if tf.reduce_all(tf.equal(tf.cast(short, tf.int64), leaf)):
-      return _Int64(short.numpy())
-  return leaf.numpy()
-
-
-def _unpack_sum(value: np.ndarray | _Int64) -> tf.Tensor:
-  if isinstance(value, _Int64):
-    return tf.cast(tf.convert_to_tensor(value.values), tf.int64)
-  return tf.convert_to_tensor(value)
-
-
-def _count_part(part: Mapping[int, np.ndarray | _Int64]) -> int:
-  """Bytes of a part of a sum."""
-  return sum(
-      (leaf.values if isinstance(leaf, _Int64) else leaf).nbytes
-      for leaf in part.values()
-  )
-
-
-def count_bytes(values: Sequence[Any]) -> int:
-  """Bytes of packed tensors."""
+def count_bytes(values: Sequence[Packed]) -> int:
+  """Returns the bytes of packed tensors."""
   return sum(
       len(value.graph_def) if isinstance(value, _DatasetGraph) else value.nbytes
       for value in values
@@ -370,7 +281,7 @@ def count_bytes(values: Sequence[Any]) -> int:
 
 
 def find_software() -> dict[str, str]:
-  """What the bits of a result depend on, beside data: sources and versions."""
+  """Returns the sources and versions that the bits of a result depend on."""
   package = pathlib.Path(__file__).parents[1]
   sources = hashlib.sha256()
   for path in sorted(package.rglob('*.py')):
@@ -463,11 +374,11 @@ def path_digest(path: str) -> str:
   apart at little cost. One byte of every other file is read.
 
   Args:
-    path: As TensorFlow reads it.
+    path: as TensorFlow reads it.
 
   Raises:
-    ValueError: If it is missing, a file in it cannot be read, or it is an empty
-      folder, as a mount point is where nothing is mounted.
+    ValueError: it is missing, a file in it cannot be read, or it is an empty
+      folder, such as a mount point without a mount.
   """
   try:
     names = ['']
@@ -493,13 +404,7 @@ def path_digest(path: str) -> str:
   return found.hexdigest()
 
 
-class _DatasetGraph(NamedTuple):
-  """A dataset as a serialized `GraphDef`."""
-
-  graph_def: bytes
-
-
-def pack(tensors: Sequence[tf.Tensor]) -> list[Any]:
+def pack(tensors: Sequence[tf.Tensor]) -> list[Packed]:
   """Returns the tensors as values that pickle.
 
   Raises:
@@ -512,7 +417,7 @@ def pack(tensors: Sequence[tf.Tensor]) -> list[Any]:
   ]
 
 
-def unpack(values: Sequence[Any]) -> list[tf.Tensor]:
+def unpack(values: Sequence[Packed]) -> list[tf.Tensor]:
   """Returns the tensors that were packed, on the current device."""
   return [
       _unpack_dataset(value)
@@ -545,8 +450,8 @@ def _as_picklable(error: Exception) -> Exception:
   return error
 
 
-def _import_ray() -> Any:
+def _import_ray() -> types.ModuleType:
   """Returns Ray. Imported late: tests of this module run without it."""
-  import ray  # pylint: disable=g-import-not-at-top
+  import ray as ray_lib  # pylint: disable=g-import-not-at-top
 
-  return ray
+  return ray_lib

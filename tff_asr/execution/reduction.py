@@ -1,9 +1,11 @@
-"""Sums over blocks and devices: in order where it matters, else as they come.
+"""Sums over groups of clients and over devices.
 
-Sums of integers are exact in any order. Those of one process are added device
-by device, pairwise, or by all-reduce (NCCL on GPUs). Other sums depend on the
-order: measurements, deltas without a clip, and whatever else an aggregator
-merges. `OrderedSum` adds them block by block in one order, whoever is first.
+Sums of integers are exact in any order: each thread adds its clients, each
+device its threads' sums, and `add_devices` the devices' sums, pairwise or by an
+all-reduce (NCCL on GPUs). Sums of floats (measurements, deltas without a
+clip) depend on the order. `OrderedSum` adds them in the order of the groups'
+numbers, whichever is ready first, so that their bits depend neither on the
+number of workers nor on their speed.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,20 +15,14 @@ import threading
 
 import tensorflow as tf
 
-# A larger fan-in makes a flatter tree: fewer sums are held on the way, but the
-# order is closer to one long chain, whose rounding errors grow.
-FAN_IN = 8
-
 _keys = itertools.count(1)
 
 
 class OrderedSum:
-  """The sum of all blocks' leaves, added in a fixed order; thread-safe.
+  """Adds the groups' results from left to right by number; thread-safe.
 
-  Up to `FAN_IN` neighbours by number are added from left to right into one sum,
-  then these sums in the same way, until one is left. The order depends on the
-  number of blocks alone. One sum a level waits: 4 for 1,000 blocks; beyond
-  that, blocks that came before their turn.
+  Results that arrive before their turn wait. The scheduler's `max_ahead` limits
+  how many these are.
   """
 
   def __init__(self, merge: Callable[..., Sequence[tf.Tensor]]):
@@ -34,41 +30,24 @@ class OrderedSum:
     self._merge = merge
     self._waiting = {}
     self._next = 0
-    self._levels = []  # From the lowest: how many were added, and their sum.
+    self._total = ()
     self._lock = threading.Lock()
 
   def add(self, number: int, leaves: Sequence[tf.Tensor]) -> None:
-    """Adds a block's leaves; it may come again, with the same."""
+    """Adds a group's result. It may be added again; the first one counts."""
     with self._lock:
       if number >= self._next:
         self._waiting[number] = leaves
       while self._next in self._waiting:
-        self._push(0, self._waiting.pop(self._next))
+        leaves = self._waiting.pop(self._next)
+        self._total = (
+            self._merge(*self._total, *leaves) if self._next else leaves
+        )
         self._next += 1
 
   def total(self) -> Sequence[tf.Tensor]:
-    """Returns the sum of blocks 0 to the last; call it once, after `add`."""
-    level = 0
-    while level + 1 < len(self._levels):
-      count, part = self._levels[level]
-      if count:
-        self._levels[level] = 0, None
-        self._push(level + 1, part)
-      level += 1
-    return self._levels.pop()[1]
-
-  def _push(self, level: int, part: Sequence[tf.Tensor]) -> None:
-    """Adds a sum to those of its level."""
-    if level == len(self._levels):
-      self._levels.append((0, None))
-    count, total = self._levels[level]
-    if count:
-      part = self._merge(*total, *part)
-    if count + 1 < FAN_IN:
-      self._levels[level] = count + 1, part
-    else:
-      self._levels[level] = 0, None
-      self._push(level + 1, part)
+    """Returns the sum of all groups."""
+    return self._total
 
 
 def add_devices(

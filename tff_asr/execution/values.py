@@ -1,9 +1,9 @@
 """Flat tensors to the nested values that TFF computations take and return.
 
-A `Layout` is built once from a TFF type. It flattens an argument to one tensor
-a leaf, in the order of the type. It packs such tensors back into the Python
-containers that the type declares (NamedTuples, OrderedDicts, attrs classes), as
-TFF's own runtime does.
+A `TypeFlattener` is built once from a TFF type. It flattens an argument to one
+tensor for each leaf, in the order of the type. It packs such tensors back into
+the Python containers that the type declares (NamedTuples, OrderedDicts, attrs
+classes), as TFF's own runtime does.
 
 Differences from TFF's own runtime: tensors of rank one and more come back as
 eager tensors on the device that computed them, so a large state stays there
@@ -21,7 +21,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 
-class Layout:
+class TypeFlattener:
   """The leaves of a TFF type: flattens values to tensors, and packs them.
 
   A placed value has the leaves of its member. A leaf is a tensor, or the

@@ -33,9 +33,7 @@ import tensorflow_federated as tff
 
 from tff_asr import checks
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.data import shapes as shapes_lib
 from tff_asr.execution import devices as devices_lib
-from tff_asr.execution import xla
 from tff_asr.learning import client_update
 from tff_asr.learning import process
 from tff_asr.learning import running_statistics
@@ -58,8 +56,7 @@ class CentralStep:
       encoder_rate: float = 1.0,
       encoder_frozen_steps: int = 0,
       encoder_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
-      shapes: Optional[shapes_lib.Shapes] = None,
-      jit: bool = False,
+      jit_compile: bool = False,
       num_batches: int = 1,
   ):
     """Creates the process.
@@ -77,10 +74,8 @@ class CentralStep:
         (`optimizers.grouped`).
       encoder_optimizer: Optimizer of the encoder, with another schedule; None:
         as the head's.
-      shapes: Those in which batches, or each device's parts, are computed
-        (`client_update.loss_gradients`).
-      jit: With shapes, XLA compiles the gradient of each, and the update. Bits
-        are others than without.
+      jit_compile: Whether XLA compiles gradient and update, once for each size
+        of a batch: pad them to `buckets.LengthBuckets`. It rounds differently.
       num_batches: Number of batches of a step.
 
     Raises:
@@ -91,8 +86,6 @@ class CentralStep:
     checks.positive(max_grad_norm=max_grad_norm)
     checks.non_negative_int(encoder_frozen_steps=encoder_frozen_steps)
     checks.positive_int(num_batches=num_batches)
-    if jit and shapes is None:
-      xla.warn_of_nothing()
     encoder = frozenset(model.encoder.specs)
     if encoder_rate != 1 or encoder_frozen_steps or encoder_optimizer:
       optimizer = grouped.build_grouped(
@@ -101,7 +94,7 @@ class CentralStep:
           rate=encoder_rate,
           group_optimizer=encoder_optimizer,
       )
-    if shapes is not None or num_batches == 1 and len(devices or ()) > 1:
+    if num_batches == 1 and len(devices or ()) > 1:
       running_statistics.refuse(
           model.specs, 'rows that fill a shape or a part up would count'
       )
@@ -113,8 +106,7 @@ class CentralStep:
     self._seed = weights_lib.seed_pair(seed)
     self._max_grad_norm = max_grad_norm
     self._devices = None if devices is None else find_devices(devices)
-    self._shapes = shapes
-    self._jit = jit
+    self._jit_compile = jit_compile
     self._num_batches = num_batches
     self._replicas: Optional[_Replicas] = None
     self._encoder = encoder
@@ -219,8 +211,7 @@ class CentralStep:
           batches,
           devices=self._devices,
           frozen=frozen,
-          shapes=self._shapes,
-          jit=self._jit,
+          jit_compile=self._jit_compile,
       )
 
       num_heard = tf.add_n([
@@ -245,8 +236,8 @@ class CentralStep:
         )
         return self._optimizer.next(optimizer_state, weights, gradients)
 
-      if self._shapes is not None:
-        update = xla.compilable(update, jit=self._jit)
+      if self._jit_compile:
+        update = tf.function(update, autograph=False, jit_compile=True)
       updated = []
       for device, copy, (live, _) in zip(
           _distinct(self._devices), copies, sums
@@ -291,8 +282,7 @@ def summed_gradients(
     *,
     devices: Optional[Sequence[str]] = None,
     frozen: Collection[str] = (),
-    shapes: Optional[shapes_lib.Shapes] = None,
-    jit: bool = False,
+    jit_compile: bool = False,
 ) -> list[tuple[weights_lib.Weights, tf.Tensor]]:
   """`client_update.loss_gradients` of a step, of its devices together.
 
@@ -304,8 +294,7 @@ def summed_gradients(
     devices: Names as `find_devices` returns them; None: whole batches, with
       their own seeds.
     frozen: Names of weights without a gradient.
-    shapes: As for `client_update.loss_gradients`.
-    jit: As for `client_update.loss_gradients`.
+    jit_compile: Whether XLA compiles them.
 
   Returns:
     For each copy, on its device, gradients of the mean over batches of their
@@ -318,6 +307,13 @@ def summed_gradients(
   else:
     parts = batches
     divisors = [len(batches) * count for count in num_trained]
+  loss_gradients = functools.partial(
+      client_update.loss_gradients, model, frozen=frozen
+  )
+  if jit_compile:
+    loss_gradients = tf.function(
+        loss_gradients, autograph=False, jit_compile=True
+    )
   places = _distinct(devices)
   sums = {}
   for device, part, divisor in zip(
@@ -327,14 +323,10 @@ def summed_gradients(
       before = sums.get(device)
       done = [] if before is None else [tf.group(*tf.nest.flatten(before))]
       with tf.control_dependencies(done):
-        found = client_update.loss_gradients(
-            model,
+        found = loss_gradients(
             copies[places.index(device)],
-            part,
+            client_update.without_texts(part),
             num_utterances=divisor,
-            frozen=frozen,
-            shapes=shapes,
-            jit=jit,
         )
       if before is not None:
         found = tf.nest.map_structure(tf.add, before, found)

@@ -44,10 +44,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr import checks
+from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
-from tff_asr.data import shapes as shapes_lib
-from tff_asr.execution import xla
 from tff_asr.features import log_mel
 from tff_asr.models import best_rq
 from tff_asr.models import ctc
@@ -81,7 +80,9 @@ class LocalTraining:
       on over its local steps; None: all weigh the same.
     mean_weight: The weight that leaves a delta as it is, a public number such
       as what clients are expected to have; not used without `weigh_by`.
-    unaugmented_rounds: The first so many rounds are without SpecAugment.
+    unaugmented_rounds: Number of first rounds without SpecAugment.
+    jit_compile: Whether XLA compiles a local step, once for each size of a
+      batch, so the pipeline needs length buckets. It rounds differently.
   """
 
   learning_rate: float
@@ -95,6 +96,7 @@ class LocalTraining:
   weigh_by: Optional[str] = None
   mean_weight: float = 1.0
   unaugmented_rounds: int = 0
+  jit_compile: bool = False
 
   def __post_init__(self):
     checks.non_negative(
@@ -163,6 +165,23 @@ def build(
   live_specs = weights_lib.tensor_specs(
       weights_lib.without(frozen, model.specs)
   )
+  buckets_lib.check_jit(local.jit_compile, pipeline.buckets)
+
+  def take_step(optimizer_state, weights, batch, anchor):
+    return step(
+        model,
+        optimizer,
+        optimizer_state,
+        weights,
+        batch,
+        max_grad_norm=local.max_grad_norm,
+        proximal_weight=local.proximal_weight,
+        anchor=anchor,
+        frozen=frozen,
+    )
+
+  if local.jit_compile:
+    take_step = tf.function(take_step, autograph=False, jit_compile=True)
 
   @tf.autograph.experimental.do_not_convert
   def begin():
@@ -193,18 +212,13 @@ def build(
         batch = pipeline.slice_batch(
             prepared, number, is_augmented=is_augmented
         )
-        optimizer_state, weights, loss_sum = step(
-            model,
-            optimizer,
+        optimizer_state, weights, loss_sum = take_step(
             optimizer_state,
             weights,
-            batch,
-            max_grad_norm=local.max_grad_norm,
-            proximal_weight=local.proximal_weight,
-            anchor=initial,
-            frozen=frozen,
-            shapes=pipeline.shapes,
+            without_texts(pipeline.pad_to_bucket(batch)),
+            initial,
         )
+        # Padding rows do not count as utterances that were left out.
         totals = _add_batch(totals, batch, loss_sum)
       if num_steps is not None and totals['num_steps'] >= num_steps:
         break
@@ -363,7 +377,6 @@ def step(
     proximal_weight: float = 0.0,
     anchor: Optional[weights_lib.Weights] = None,
     frozen: Collection[str] = (),
-    shapes: Optional[shapes_lib.Shapes] = None,
 ) -> tuple[Any, weights_lib.Weights, tf.Tensor]:
   """One step along the gradient of a batch's objective, clipped by global norm.
 
@@ -379,7 +392,6 @@ def step(
       above 0, mu / 2 |weights - anchor|^2.
     anchor: Weights; needed with a mu above 0.
     frozen: Names of weights without a gradient.
-    shapes: As for `loss_gradients`.
 
   Returns:
     The optimizer's new state, new weights and the batch's loss sum, float32.
@@ -390,7 +402,6 @@ def step(
       batch,
       num_utterances=tf.reduce_sum(batch['example_weights']),
       frozen=frozen,
-      shapes=shapes,
   )
   if proximal_weight == 0:
     anchor = weights
@@ -408,8 +419,6 @@ def step(
     gradients = clip(gradients, max_norm=max_grad_norm)
     return optimizer.next(optimizer_state, weights, gradients)
 
-  if shapes is not None:
-    update = xla.compilable(update)
   live, anchor = (
       weights_lib.without(frozen, each) for each in (weights, anchor)
   )
@@ -424,57 +433,44 @@ def loss_gradients(
     *,
     num_utterances: tf.Tensor,
     frozen: Collection[str] = (),
-    shapes: Optional[shapes_lib.Shapes] = None,
-    jit: bool = False,
 ) -> tuple[weights_lib.Weights, tf.Tensor]:
   """Gradients of a batch's summed losses over a number of utterances.
 
   Args:
     model: The model.
     weights: Its weights.
-    batch: See `pipeline.Batch`; with shapes, sorted by length.
+    batch: See `pipeline.Batch`.
     num_utterances: The divisor, float32 [].
     frozen: Names of weights without a gradient.
-    shapes: The sum is taken over pieces of these shapes, which draw apart; None
-      for the batch as it is, with its own seed. XLA can compile what is done
-      of a piece (`xla.compilable`).
-    jit: Compiles it, even if no context does.
 
   Returns:
     Gradients like the weights that are not frozen, and the sum of the
     utterances' losses.
   """
   live = weights_lib.without(frozen, weights)
+  with tf.GradientTape() as tape:
+    tape.watch(live)
+    losses = model.loss(
+        weights_lib.updated(weights, live),
+        batch['features'],
+        batch['feature_lengths'],
+        batch['labels'],
+        batch['label_lengths'],
+        batch['seed'],
+    )
+    # Chosen, not multiplied: a padding row's loss may be infinite.
+    losses = tf.where(batch['example_weights'] > 0, losses, 0.0)
+    loss_sum = tf.reduce_sum(losses)
+    mean_loss = loss_sum / tf.maximum(num_utterances, 1.0)
+  return tape.gradient(mean_loss, live), loss_sum
 
-  def gradients_of(weights, live, piece, num_utterances):
-    with tf.GradientTape() as tape:
-      tape.watch(live)
-      losses = model.loss(
-          weights_lib.updated(weights, live),
-          piece['features'],
-          piece['feature_lengths'],
-          piece['labels'],
-          piece['label_lengths'],
-          piece['seed'],
-      )
-      losses = tf.where(piece['example_weights'] > 0, losses, 0.0)
-      loss_sum = tf.reduce_sum(losses)
-      mean_loss = loss_sum / tf.maximum(num_utterances, 1.0)
-    return tape.gradient(mean_loss, live), loss_sum
 
-  if shapes is None:
-    return gradients_of(weights, live, batch, num_utterances)
-
-  @functools.partial(xla.compilable, jit=jit)
-  def add(total, *arguments):
-    return tf.nest.map_structure(tf.add, total, gradients_of(*arguments))
-
-  return shapes_lib.sum_over_pieces(
-      lambda total, piece: add(total, weights, live, piece, num_utterances),
-      batch,
-      shapes,
-      output_lengths=model.encoder.output_lengths,
-      zeros=tf.nest.map_structure(tf.zeros_like, (live, 0.0)),
+def without_texts(batch: pipeline_lib.Batch) -> pipeline_lib.Batch:
+  """The batch without its strings, which XLA does not know."""
+  return pipeline_lib.Batch(
+      (name, value)
+      for name, value in batch.items()
+      if value.dtype != tf.string
   )
 
 

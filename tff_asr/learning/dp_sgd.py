@@ -46,9 +46,8 @@ import tensorflow_privacy as tfp
 
 from tff_asr import checks
 from tff_asr.aggregators import aggregation
+from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.data import shapes as shapes_lib
-from tff_asr.execution import xla
 from tff_asr.features import log_mel
 from tff_asr.learning import process
 from tff_asr.learning import running_statistics
@@ -96,8 +95,8 @@ class DpSgd:
       frozen: Collection[str] = (),
       devices: Sequence[str] = ('/device:CPU:0',),
       gradients: str = 'by_example',
-      shapes: Optional[shapes_lib.Shapes] = None,
-      jit: bool = False,
+      buckets: Optional[buckets_lib.LengthBuckets] = None,
+      jit_compile: bool = False,
   ):
     """Creates the step.
 
@@ -112,10 +111,10 @@ class DpSgd:
       devices: Logical devices that share a batch. Each holds the weights and a
         sum.
       gradients: One of `GRADIENTS`; 'by_batch' for public data only.
-      shapes: By example, each is computed in the fewest frames of these that
-        hold it, instead of its own.
-      jit: With shapes and by example, XLA compiles the gradient. Bits are
-        others than without.
+      buckets: By example, each is padded to the first boundary that holds it.
+        None: each is computed in its own length.
+      jit_compile: Whether XLA compiles gradients by example, once for each
+        boundary. It rounds differently.
 
     Raises:
       ValueError: An argument is out of range, a name is unknown, all weights
@@ -127,8 +126,7 @@ class DpSgd:
     )
     checks.positive_int(batch_size=batch_size)
     checks.non_negative_int(seed=seed)
-    if jit and (shapes is None or gradients == 'by_batch'):
-      xla.warn_of_nothing()
+    buckets_lib.check_jit(jit_compile and gradients == 'by_example', buckets)
     if not devices:
       raise ValueError('devices must name at least one device, found none.')
     unknown = sorted(set(frozen) - model.specs.keys())
@@ -160,8 +158,8 @@ class DpSgd:
         query=self._query,
         live=tuple(self._live_specs),
         gradients=gradients,
-        shapes=shapes,
-        jit=jit,
+        buckets=buckets,
+        jit_compile=jit_compile,
     )
     self._batch_size = batch_size
     self._update = tf.function(self._update_graph, autograph=False)
@@ -374,8 +372,8 @@ def _build_add(
     query: Optional[tfp.DPQuery],
     live: tuple[str, ...],
     gradients: str,
-    shapes: Optional[shapes_lib.Shapes],
-    jit: bool,
+    buckets: Optional[buckets_lib.LengthBuckets],
+    jit_compile: bool,
 ) -> Callable[..., _Sums]:
   """The graph function that adds a physical batch to sums."""
 
@@ -392,14 +390,16 @@ def _build_add(
           count=tf.cast(tf.size(batch['feature_lengths']), tf.float32),
       )
     else:
-      if shapes is not None:
-        gradient_of = xla.compilable(gradient_of, jit=jit)
+      if jit_compile:
+        gradient_of = tf.function(
+            gradient_of, autograph=False, jit_compile=True
+        )
       found = _sum_by_example(
           trained,
           examples,
           query=query,
           params=params,
-          prepare=functools.partial(_masked_alone, model, shapes=shapes),
+          prepare=functools.partial(_masked_alone, model, buckets=buckets),
           gradient_of=gradient_of,
       )
     return _merge(query, sums, found)
@@ -480,7 +480,7 @@ def _masked_alone(
     model: best_rq.BestRqModel,
     example: Any,
     *,
-    shapes: Optional[shapes_lib.Shapes] = None,
+    buckets: Optional[buckets_lib.LengthBuckets] = None,
 ) -> Any:
   """One example masked, padded, if at all, by its length alone.
 
@@ -488,8 +488,8 @@ def _masked_alone(
   """
   features, lengths, seeds = example
   features = features[:, : lengths[0]]
-  if shapes is not None:
-    features = shapes_lib.pad_to_shape(features, shapes)
+  if buckets is not None:
+    features = buckets.pad_frames(features)
   return _masked(model, (features, lengths, seeds))
 
 

@@ -474,8 +474,9 @@ def _round_entries(
         f', before later rounds take back a part of it '
         f'({"banded" if group.strategy.num_bands else "BLT"}, '
         f'{group.strategy.num_buffers} buffers). Until the run has ended, the '
-        "server's file of buffers (secrets.bin) is as sensitive as the updates:"
-        ' with what was released it tells sums of earlier rounds without noise.'
+        "server's file of buffers (secrets.safetensors) is as sensitive as the "
+        'updates: with what was released it tells sums of earlier rounds '
+        'without noise.'
         f' One {unit} '
         f'moves all rounds together by {group.sensitivity:.4g} clips'
         + (' each time it joins' if sampling.kind == 'cyclic' else '')

@@ -22,9 +22,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr import checks
+from tff_asr.data import buckets as buckets_lib
 from tff_asr.data import pipeline as pipeline_lib
 from tff_asr.data import records
-from tff_asr.data import shapes as shapes_lib
 from tff_asr.features import log_mel
 from tff_asr.learning import central_step
 from tff_asr.models import weights as weights_lib
@@ -98,7 +98,8 @@ class CentralTraining(training_loop.TrainingRun):
       optimizer and schedule begin then (`optimizers.grouped`).
     encoder_optimizer: Optimizer of the encoder, with another schedule; None: as
       the head's.
-    jit: XLA compiles the step (`central_step`).
+    jit_compile: Whether XLA compiles the step (`central_step`), which needs
+      length buckets.
     num_loaders: Each reads its share of the utterances and gives a step one
       batch; the gradient is the mean of theirs.
     unaugmented_steps: The first so many steps are without SpecAugment.
@@ -113,7 +114,7 @@ class CentralTraining(training_loop.TrainingRun):
   encoder_rate: float = 1.0
   encoder_frozen_steps: int = 0
   encoder_optimizer: Optional[tff.learning.optimizers.Optimizer] = None
-  jit: bool = False
+  jit_compile: bool = False
   num_loaders: int = 1
   unaugmented_steps: int = 0
 
@@ -141,6 +142,8 @@ class CentralTraining(training_loop.TrainingRun):
         if self.devices is not None:
           central_step.find_devices(self.devices)
       with collect:
+        buckets_lib.check_jit(self.jit_compile, self.pipeline.buckets)
+      with collect:
         checks.finite(encoder_rate=self.encoder_rate)
       with collect:
         if self.patience is not None:
@@ -159,8 +162,7 @@ class CentralTraining(training_loop.TrainingRun):
         encoder_rate=self.encoder_rate,
         encoder_frozen_steps=self.encoder_frozen_steps,
         encoder_optimizer=self.encoder_optimizer,
-        shapes=self.pipeline.shapes,
-        jit=self.jit,
+        jit_compile=self.jit_compile,
         num_batches=self.num_loaders,
     )
     self._batches: Optional[Iterator[Any]] = None
@@ -298,11 +300,9 @@ class CentralTraining(training_loop.TrainingRun):
     frames, padded = 0.0, 0.0
     for batch in done.drawn:
       lengths = batch['feature_lengths'].numpy()
-      area = len(lengths) * int(lengths[-1])
-      if self.pipeline.shapes is not None:
-        area *= shapes_lib.area([lengths], self.pipeline.shapes)[0]
       frames += float(np.dot(batch['example_weights'], lengths))
-      padded += area
+      num_rows, num_frames, _ = batch['features'].shape
+      padded += num_rows * num_frames
     record = record._replace(
         loss_sum=record.loss_sum + loss_sum,
         num_utterances=record.num_utterances + num_utterances,

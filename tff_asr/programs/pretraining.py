@@ -58,7 +58,8 @@ class Pretraining(training_loop.TrainingRun):
       gradients by example they would clip.
     freeze: Which layers to leave as they are, by the scores of init_from_run.
     privacy: Budget and keys.
-    jit: XLA compiles gradients by example (`dp_sgd`).
+    jit_compile: Whether XLA compiles gradients by example (`dp_sgd`), which
+      needs length buckets.
   """
 
   optimizer: tff.learning.optimizers.Optimizer
@@ -71,7 +72,7 @@ class Pretraining(training_loop.TrainingRun):
   measured_clips: Sequence[float] = ()
   freeze: Optional[layer_freeze.LayerFreeze] = None
   privacy: private_rounds.PrivacySettings = private_rounds.PrivacySettings()
-  jit: bool = False
+  jit_compile: bool = False
 
   NAME = 'pre-training'
   UNIT = 'step'
@@ -128,8 +129,8 @@ class Pretraining(training_loop.TrainingRun):
         frozen=self._frozen,
         devices=devices_lib.find(self.devices),
         gradients=self.gradients,
-        shapes=self.pipeline.shapes,
-        jit=self.jit,
+        buckets=self.pipeline.buckets,
+        jit_compile=self.jit_compile,
     )
 
   def _check_target(self) -> None:

@@ -27,11 +27,10 @@ def saved_head(run: str) -> Optional[ledger_lib.Head]:
   newest = run_dir.newest_state(run)
   if newest is None:
     return None
-  names = [leaf.path for leaf in state_file.read_manifest(newest)]
-  if not any(name.startswith('ledger/') for name in names):
+  head = state_file.read_leaves(newest, prefix='ledger/')
+  if not head:
     return None
-  count, digest = state_file.read_leaves(newest, prefix='ledger').values()
-  return ledger_lib.Head(int(count), str(digest))
+  return ledger_lib.Head(head['ledger/count'], head['ledger/digest'])
 
 
 def epsilon_of_run(
@@ -55,7 +54,6 @@ def epsilon_of_run(
     ledger.LedgerError: The ledger is missing or was changed.
     ValueError: It charges no rounds, or an argument is out of range.
   """
-  run_dir.check_contents(run)
   path = os.path.join(run, run_dir.LEDGER)
   if not os.path.exists(path):
     raise ValueError(

@@ -6,16 +6,16 @@ noise of every round under it. Therefore
 
 - the run's keys change with each round, by a function that cannot be turned
   back: a key tells the rounds after it and none before it;
-- saved states hold no secrets. One file, `secrets.bin`, has those of the newest
-  state alone: the noise key, the sampler's key, and correlated noise that
-  later rounds take up again. It is erased when the run has ended, or by
+- saved states hold no secrets. One file, `secrets.safetensors`, has those of
+  the newest state alone: the noise key, the sampler's key, and correlated noise
+  that later rounds take up again. It is erased when the run has ended, or by
   `bin/erase_secrets.py`. With correlated noise it is as sensitive as clients'
   updates: released sums less its buffers are earlier sums without noise.
 
 Writing a state, in this order, each step on disk before the next:
 
     1  the state
-    2  secrets.bin, which names the state that it belongs to
+    2  secrets.safetensors, which names the state that it belongs to
     3  older states are removed
 
 What a run goes on from, wherever that was cut:
@@ -39,7 +39,7 @@ from tff_asr.privacy import accounting
 from tff_asr.privacy import ledger as ledger_lib
 from tff_asr.programs import private_rounds
 from tff_asr.storage import run_dir
-from tff_asr.storage import state_file
+from tff_asr.storage import tensor_file
 
 
 class RunState(NamedTuple):
@@ -62,7 +62,7 @@ class RunState(NamedTuple):
 
 
 class Secrets(NamedTuple):
-  """Content of secrets.bin.
+  """Content of secrets.safetensors.
 
   Attributes:
     number: Number of the saved state that they belong to.
@@ -109,11 +109,11 @@ async def load(
 
   Returns:
     The state, or None if none was saved; its number; and what is the matter
-    with secrets.bin, or ''. If something is, the keys are those of `initial`:
-    see `renewed`.
+    with secrets.safetensors, or ''. If something is, the keys are those of
+    `initial`: see `renewed`.
 
   Raises:
-    DamagedStateError: There are states, and all are damaged.
+    DamagedFileError: There are states, and all are damaged.
     StateMismatchError: A state is of another configuration.
   """
   manager = folder.state_manager
@@ -125,7 +125,7 @@ async def load(
   if secrets is not None and secrets.number in versions:
     try:
       saved = await manager.load(secrets.number, structure)
-    except state_file.DamagedStateError:
+    except tensor_file.DamagedFileError:
       pass  # `load_latest` says so.
     else:
       if saved.ledger == secrets.ledger:

@@ -33,7 +33,7 @@ import tensorflow_federated as tff
 from tff_asr import checks
 from tff_asr import files
 from tff_asr.data import pipeline as pipeline_lib
-from tff_asr.execution import round_execution
+from tff_asr.execution import client_round
 from tff_asr.learning import layer_freeze
 from tff_asr.learning import process as process_lib
 from tff_asr.models import weights as weights_lib
@@ -321,12 +321,12 @@ def explained_shortage(
     yield
   except Exception as error:
     found = error
-    while found is not None and round_execution.shortage(found) is None:
+    while found is not None and client_round.shortage(found) is None:
       found = found.__cause__
     # An OSError itself says what to change.
     if found is None or isinstance(error, OSError):
       raise
-    number = round_execution.shortage(found)
+    number = client_round.shortage(found)
     problem, advice = _SHORTAGES[number]
     what = ''
     if shows_exact():
@@ -697,15 +697,15 @@ async def _next_round(
           draw=training.draw,
           cohort_state=state.source,
       )
-    except round_execution.HungError:
+    except client_round.ClientTimeoutError:
       if training.shows_exact:
         raise
       # The message has the client's place in the cohort, and its size.
-      raise round_execution.HungError(
+      raise client_round.ClientTimeoutError(
           f'A client of round {number} hangs, or CLIENT_TIMEOUT_SEC is too low.'
       ) from None
-    except round_execution.ClientError as error:
-      shortage = round_execution.shortage(error.__cause__)
+    except client_round.ClientError as error:
+      shortage = client_round.shortage(error.__cause__)
       if training.shows_exact or shortage is not None:
         raise
       raise faults.too_many(number) from None

@@ -79,7 +79,6 @@ def check(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
     ValueError: As `run_dir.check_model`; or the run is pre-trained, and its
       encoder has other names or shapes: the message says which.
   """
-  run_dir.check_contents(run)
   if not os.path.exists(_path(run)) or not _is_of_encoder(run, tokens):
     run_dir.check_model(run, model=model, tokens=tokens)
     return
@@ -190,7 +189,6 @@ def read_scores(run: str, *, specs: weights_lib.Specs) -> dict[str, float]:
         f'{run} has no {_SCORES}: layers are frozen by the scores of a public '
         'warm start that has ended.'
     )
-  run_dir.check_contents(run)
   try:
     table = io.StringIO(files.read(path).decode(), newline='')
     rows = csv.DictReader(table, strict=True)

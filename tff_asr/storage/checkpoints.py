@@ -1,18 +1,19 @@
-"""Program states on disk: a checked file a version, written in the background.
+"""Program states on disk: one checked file per version.
 
 Differences from `tff.program.FileProgramStateManager`: files are atomic and
-have checksums (`state_file` has the format); saving needs no TensorFlow graph
-and no second copy of the state; loading compares the structure and skips
-damaged versions. Secrets are kept in a file apart, of the newest version alone.
+have checksums (`state_file`); saving needs no TensorFlow graph; loading
+compares the structure and skips damaged versions. Secrets are kept in a
+separate file, which has those of the newest version only.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 import contextlib
 import os
 import re
 import threading
-from typing import Any
+import types
+from typing import Generic
 
 from absl import logging
 import tensorflow_federated as tff
@@ -20,13 +21,17 @@ import tree
 
 from tff_asr import files
 from tff_asr.storage import state_file
+from tff_asr.storage import tensor_file
 
-_NAME = 'state_{version:08d}.bin'
-_PATTERN = re.compile(r'state_(\d{8,})\.bin')
+# A nest of leaves of a state file.
+State = state_file.State
+
+_NAME = 'state_{version:08d}.safetensors'
+_PATTERN = re.compile(r'state_(\d{8,})\.safetensors')
 
 
 def saved(root_dir: str | os.PathLike[str]) -> dict[int, str]:
-  """The saved versions in a folder, and the file of each; need not exist."""
+  """Returns the file of each saved version in a folder (need not exist)."""
   names = os.listdir(root_dir) if os.path.isdir(root_dir) else []
   matches = filter(None, map(_PATTERN.fullmatch, names))
   return {
@@ -39,7 +44,7 @@ class StateManager(tff.program.ProgramStateManager):
 
   It keeps the last `keep_last` versions and every `keep_every`-th. A folder may
   have one writer. `save` does not block the event loop, so the next round may
-  run meanwhile.
+  run in the meantime.
   """
 
   def __init__(
@@ -70,22 +75,22 @@ class StateManager(tff.program.ProgramStateManager):
     return sorted(saved(self._root_dir)) or None
 
   async def save(
-      self, program_state: Any, version: int, *, secrets: Any = None
+      self,
+      program_state: State,
+      version: int,
+      *,
+      secrets: tuple | None = None,
   ) -> None:
     """Saves a version; value references in the state are materialized first.
-
-    When the version is on disk, its secrets replace those of the version
-    before; only then older versions are removed. So the secrets on disk always
-    belong to a version on disk, wherever a program is killed.
 
     Args:
       program_state: The state, without secrets.
       version: Its number.
-      secrets: What must not outlive the version; None: nothing.
+      secrets: A nest of what must not outlive the version; None: nothing.
 
     Raises:
-      tff.program.ProgramStateExistsError: If the version is there already.
-      OSError: If the disk has too little room; nothing is left behind.
+      tff.program.ProgramStateExistsError: If the version exists already.
+      OSError: If the disk is full; nothing is left behind.
       ValueError: If a leaf cannot be stored.
     """
     both = program_state, secrets
@@ -98,35 +103,33 @@ class StateManager(tff.program.ProgramStateManager):
     for version in saved(self._root_dir):
       self.remove(version)
 
-  async def load(self, version: int, structure: Any) -> Any:
+  async def load(self, version: int, structure: State) -> State:
     """Returns a version, in the structure given.
 
     Raises:
-      tff.program.ProgramStateNotFoundError: If there is no such version.
-      state_file.DamagedStateError: If a checksum fails; names the leaf.
+      tff.program.ProgramStateNotFoundError: If the version does not exist.
+      tensor_file.DamagedFileError: If a checksum does not match.
       state_file.StateMismatchError: If paths, types or shapes differ.
     """
     path = self.path(version)
     if not os.path.exists(path):
       raise tff.program.ProgramStateNotFoundError(version)
-    return await asyncio.to_thread(
-        state_file.read_state, path, structure=structure
-    )
+    return await asyncio.to_thread(state_file.read, path, structure=structure)
 
-  async def load_latest(self, structure: Any) -> tuple[Any, int]:
+  async def load_latest(self, structure: State) -> tuple[State | None, int]:
     """Returns the newest good version and its number, or (None, 0).
 
     A damaged version is logged and renamed to end in `.damaged`; then the
     version before it is tried.
 
     Raises:
-      state_file.DamagedStateError: If there are versions and all are damaged.
+      tensor_file.DamagedFileError: If there are versions and all are damaged.
       state_file.StateMismatchError: As `load`.
     """
     for version in reversed(await self.get_versions() or []):
       try:
         return await self.load(version, structure), version
-      except state_file.DamagedStateError as error:
+      except tensor_file.DamagedFileError as error:
         path = self.path(version)
         logging.error('%s Trying the version before it.', error)
         os.replace(path, path + '.damaged')
@@ -135,35 +138,35 @@ class StateManager(tff.program.ProgramStateManager):
         for name in os.listdir(self._root_dir)
         if _PATTERN.fullmatch(name.removesuffix('.damaged'))
     ]
-    # Damaged now or earlier: only the user may decide to begin anew.
+    # Damaged now or earlier: only the user may decide to start over.
     if damaged:
-      raise state_file.DamagedStateError(
+      raise tensor_file.DamagedFileError(
           f'All {len(damaged)} saved states in {self._root_dir} are damaged; '
-          'they are kept with names that end in .damaged. Put good ones in '
-          'their place, or begin in another folder.'
+          'they are kept with names that end in .damaged. Restore good ones, '
+          'or start in another folder.'
       )
     return None, 0
 
-  def write_secrets(self, secrets: Any) -> None:
+  def write_secrets(self, secrets: tuple) -> None:
     """Replaces the secrets on disk, and overwrites the old ones."""
-    # What a program that was killed wrote of them is overwritten, too.
+    # A killed program may have left a part of them.
     files.erase(f'{self._secrets_path}.partial')
     with files.overwriting(self._secrets_path):
-      state_file.write_state(self._secrets_path, state=secrets)
+      state_file.write(self._secrets_path, secrets)
 
-  def read_secrets(self, structure: Any) -> Any | None:
+  def read_secrets(self, structure: State) -> State | None:
     """Returns the secrets on disk, in the structure given, or None.
 
-    Damaged secrets are logged and count as none.
+    Damaged secrets are logged and treated as missing.
 
     Raises:
       state_file.StateMismatchError: If paths, types or shapes differ.
     """
     try:
-      return state_file.read_state(self._secrets_path, structure=structure)
+      return state_file.read(self._secrets_path, structure=structure)
     except FileNotFoundError:
       return None
-    except state_file.DamagedStateError as error:
+    except tensor_file.DamagedFileError as error:
       logging.error('%s', error)
       return None
 
@@ -172,15 +175,17 @@ class StateManager(tff.program.ProgramStateManager):
     files.erase(self._secrets_path)
 
   def path(self, version: int) -> str:
-    """Returns the file of a version, whether it is there or not."""
+    """Returns the file of a version, which may not exist."""
     return os.path.join(self._root_dir, _NAME.format(version=int(version)))
 
   def remove(self, version: int) -> None:
-    """Removes a version if it is there."""
+    """Removes a version if it exists."""
     with contextlib.suppress(FileNotFoundError):
       os.remove(self.path(version))
 
-  def _write(self, program_state: Any, version: int, secrets: Any) -> None:
+  def _write(
+      self, program_state: State, version: int, secrets: tuple | None
+  ) -> None:
     """Saves a version, without value references."""
     with self._lock:
       path = self.path(version)
@@ -191,7 +196,9 @@ class StateManager(tff.program.ProgramStateManager):
       for name in os.listdir(self._root_dir):
         if name.endswith('.partial'):  # of a run that was killed
           os.remove(os.path.join(self._root_dir, name))
-      state_file.write_state(path, state=program_state)
+      # In this order the secrets on disk always belong to a version on disk,
+      # wherever the program is killed.
+      state_file.write(path, program_state)
       if secrets is not None:
         self.write_secrets(secrets)
       self._remove_old()
@@ -203,22 +210,23 @@ class StateManager(tff.program.ProgramStateManager):
         self.remove(version)
 
 
-class Saver:
-  """Writes states beside the rounds that follow; an async context manager.
+class Saver(Generic[State]):
+  """Writes states while the next rounds run; an async context manager.
 
-  A state keeps its arrays until it is on disk, so a run needs the memory of one
-  more state.
-
-  A state must not change after `save`; each round makes a new one. The end of
-  the context waits for the state that is being written. If the run failed or
-  was interrupted, it also saves the newest state given to `offer`, so that no
-  round need be repeated.
+  A state must not change after `save`; its arrays stay in memory until it is on
+  disk, so a run needs memory for one more state. The end of the context waits
+  for the state that is being written. If the run failed or was interrupted, it
+  also saves the newest state given to `offer`, so that no round need be
+  repeated.
   """
 
   def __init__(
-      self, save: Callable[[Any, int], Awaitable[None]], *, last: int
+      self,
+      save: Callable[[State, int], Coroutine[None, None, None]],
+      *,
+      last: int,
   ):
-    """Prepares to save.
+    """Initializes the saver.
 
     Args:
       save: Saves a state as a version.
@@ -226,14 +234,14 @@ class Saver:
     """
     self._save = save
     self._saved = last
-    self._writing = None
-    self._newest = None
+    self._writing: asyncio.Task[None] | None = None
+    self._newest: tuple[State, int] | None = None
 
-  def offer(self, state: Any, version: int) -> None:
+  def offer(self, state: State, version: int) -> None:
     """Notes the state to save if the run fails or is interrupted."""
     self._newest = state, version
 
-  async def save(self, state: Any, version: int) -> None:
+  async def save(self, state: State, version: int) -> None:
     """Begins to write a version, once the one before is on disk.
 
     Raises:
@@ -252,7 +260,7 @@ class Saver:
       OSError: One could not be written.
     """
     if self._writing is not None:
-      # Shielded: an interrupt does not end the writing.
+      # Shielded: an interrupt does not stop the writing.
       await asyncio.shield(self._writing)
       self._writing = None
 
@@ -262,10 +270,15 @@ class Saver:
       self._writing.result()
       self._writing = None
 
-  async def __aenter__(self) -> 'Saver':
+  async def __aenter__(self) -> 'Saver[State]':
     return self
 
-  async def __aexit__(self, kind: Any, error: Any, unused_trace: Any) -> None:
+  async def __aexit__(
+      self,
+      kind: type[BaseException] | None,
+      error: BaseException | None,
+      unused_trace: types.TracebackType | None,
+  ) -> None:
     if kind is None:
       await self.wait()
       return

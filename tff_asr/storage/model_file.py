@@ -1,142 +1,75 @@
-"""Model files: trained weights by name, as safetensors.
+"""Model files: trained weights by name, as safetensors (`tensor_file`).
 
-The format and its reader are those of the package `safetensors`: a header in
-JSON, and the tensors' bytes. Nothing is pickled: reading runs no code from the
-file. The header's metadata have one entry, `tff_asr`, so that equal weights
-give equal files: JSON with texts. They are what the weights are for (`tokens`),
-the head of their privacy ledger (`ledger`), and two checksums: `header` of
-names, shapes and texts, `data` of the tensors. CRC-32 finds damage, not
-forgery.
-
-A file is written atomically, for its owner only (`files`).
+With the weights are stored the tokens that they are for, and the head of the
+privacy ledger of the run that trained them.
 """
 
 from collections.abc import Mapping
-import json
-from typing import Any, NamedTuple
-import zlib
+from typing import NamedTuple
 
 import numpy as np
-import safetensors
-from safetensors import numpy as safetensors_numpy
+import tensorflow as tf
 
-from tff_asr import files
+from tff_asr.storage import tensor_file
 
-_TEXTS = 'tff_asr'
 _TOKENS = 'tokens'
-_DATA = 'data'
-_HEADER = 'header'
-
-
-class DamagedModelError(ValueError):
-  """A model file is not what was written."""
 
 
 class Header(NamedTuple):
-  """What a model file says of its weights.
+  """Describes the weights of a model file.
 
   Attributes:
     shapes: Shapes of the weights, by name.
-    texts: What was stored with them.
+    tokens: Identity of the model's vocabulary; '' for a pre-trained encoder.
+    content: All that was stored with the weights.
   """
 
   shapes: dict[str, tuple[int, ...]]
-  texts: dict[str, str]
-
-  @property
-  def tokens(self) -> str:
-    """Identity of the tokens that the model writes; '' for none."""
-    return self.texts[_TOKENS]
+  tokens: str
+  content: dict[str, tensor_file.Json]
 
 
 def write(
-    path: str, weights: Mapping[str, Any], *, tokens: str, **texts: str
+    path: str,
+    weights: Mapping[str, np.ndarray | tf.Tensor],
+    *,
+    tokens: str,
+    **content: tensor_file.Json,
 ) -> None:
-  """Writes weights to a file, atomically, in place of any older one.
+  """Writes weights to a file, atomically, in place of an older one.
 
   Args:
     path: The file; its folder exists.
-    weights: Arrays or tensors by name.
+    weights: Weights by name.
     tokens: See `Header`.
-    **texts: Further ones to store.
+    **content: Further values to store.
   """
   arrays = {
-      name: np.asarray(weights[name], order='C') for name in sorted(weights)
+      name: np.asarray(value, order='C') for name, value in weights.items()
   }
-  shapes = {name: array.shape for name, array in arrays.items()}
-  texts = {_TOKENS: tokens, _DATA: _data_checksum(arrays), **texts}
-  texts[_HEADER] = _header_checksum(shapes, texts)
-  data = safetensors_numpy.save(
-      arrays, metadata={_TEXTS: json.dumps(texts, sort_keys=True)}
-  )
-  files.write(path, data, mode=0o600)
+  tensor_file.write(path, arrays, content={_TOKENS: tokens, **content})
 
 
 def read_header(path: str) -> Header:
-  """Reads what a file says of its weights, and not the weights.
+  """Reads the description of a model file, but not its weights.
 
   Raises:
-    DamagedModelError: It is no whole model file of this project.
+    DamagedFileError: The file is damaged, or is not a model of this project.
   """
-  try:
-    with safetensors.safe_open(path, framework='numpy') as file:
-      stored = (file.metadata() or {}).get(_TEXTS, '{}')
-      shapes = {
-          name: tuple(file.get_slice(name).get_shape()) for name in file.keys()
-      }
-    texts = files.parse_json(stored)
-  except (safetensors.SafetensorError, ValueError) as e:
-    raise DamagedModelError(f'The model file {path} is damaged: {e}.') from None
-  if (
-      not isinstance(texts, dict)
-      or not texts.keys() >= {_TOKENS, _DATA, _HEADER}
-      or {type(text) for text in texts.values()} != {str}
-  ):
-    raise DamagedModelError(
-        f'The model file {path} is not of this project: its metadata have no '
-        f'{_TEXTS} with {_TOKENS} and checksums.'
+  found = tensor_file.read_header(path)
+  tokens = found.content.get(_TOKENS)
+  if not isinstance(tokens, str):
+    raise tensor_file.DamagedFileError(
+        f'The file {path} is not a model of this project: it has no tokens.'
     )
-  if texts.pop(_HEADER) != _header_checksum(shapes, texts):
-    raise DamagedModelError(
-        f'The model file {path} is damaged: its header does not have its '
-        'checksum.'
-    )
-  return Header(shapes, texts)
+  return Header(found.shapes, tokens, found.content)
 
 
 def read(path: str) -> dict[str, np.ndarray]:
   """Reads the weights of a file, sorted by name.
 
   Raises:
-    DamagedModelError: As `read_header`; or the weights do not have their
-      checksum.
+    DamagedFileError: As `read_header`, or the weights are damaged.
   """
-  header = read_header(path)
-  try:
-    with safetensors.safe_open(path, framework='numpy') as file:
-      arrays = {name: file.get_tensor(name) for name in sorted(header.shapes)}
-  except (safetensors.SafetensorError, AttributeError, TypeError) as e:
-    # NumPy lacks some of its types.
-    raise DamagedModelError(f'The model file {path} is damaged: {e}.') from None
-  if _data_checksum(arrays) != header.texts[_DATA]:
-    raise DamagedModelError(
-        f'The model file {path} is damaged: its weights do not have their '
-        'checksum.'
-    )
-  return arrays
-
-
-def _data_checksum(arrays: Mapping[str, np.ndarray]) -> str:
-  """CRC-32 of all bytes, array by array."""
-  crc = 0
-  for array in arrays.values():
-    crc = zlib.crc32(np.asarray(array, order='C').reshape(-1), crc)
-  return f'{crc:08x}'
-
-
-def _header_checksum(
-    shapes: Mapping[str, tuple[int, ...]], texts: Mapping[str, str]
-) -> str:
-  """CRC-32 of names, shapes and texts."""
-  said = [sorted(shapes.items()), sorted(texts.items())]
-  return f'{zlib.crc32(json.dumps(said).encode()):08x}'
+  read_header(path)
+  return tensor_file.read(path)

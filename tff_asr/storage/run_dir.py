@@ -1,16 +1,16 @@
-"""The folder of a run: what programs write there and read back.
+"""The folder of a run: the files that programs write there and read back.
 
-It has mode 0700. Its files:
+The folder has mode 0700. Its files:
 
-  config.gin      the configuration, as text to show and to compare: gin never
+  config.gin      the configuration, as text to show and to compare; gin never
                   parses it
   parts.json      model and pipeline, as data (`recognition.parts`)
-  run.lock        held while a run goes on here; names its process
+  run.lock        held while a run is in progress; names its process
   machine.json    threads and devices that it began with
                   (`hardware_fingerprint`)
   state/          program states, to resume from (owner only)
-  secrets.bin     keys and unreleased noise of the newest state, until the run
-                  has ended (owner only)
+  secrets.safetensors   keys and unreleased noise of the newest state, until
+                  the run has ended (owner only)
   model.safetensors   the trained weights, for evaluation and as a seed
   ledger.jsonl    what the model's rounds cost in privacy (federated runs, and
                   runs that start from one); ledger.UNIT.jsonl: of another
@@ -27,13 +27,13 @@ import ast
 from collections.abc import Mapping
 import difflib
 import hashlib
-import json
 import os
 import re
 import socket
 from typing import Any, Optional
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_asr import checks
@@ -45,7 +45,6 @@ from tff_asr.storage import checkpoints
 from tff_asr.storage import hardware_fingerprint
 from tff_asr.storage import metrics_file
 from tff_asr.storage import model_file
-from tff_asr.storage import tensorboard_file
 
 # Settings that may change when a run is resumed: they decide how far the run
 # goes and what it shows, not what a round does.
@@ -71,7 +70,7 @@ PRIVACY = 'privacy.json'
 STATEMENT = 'privacy.txt'
 TENSORBOARD = 'tensorboard'
 _STATES = 'state'
-SECRETS = 'secrets.bin'
+SECRETS = 'secrets.safetensors'
 # What a run writes besides its configuration and its states.
 FILES = (
     MODEL,
@@ -218,7 +217,7 @@ class RunDir:
             metrics_file.MetricsFile(self.file(METRICS), last=last),
             lambda path: not _BY_LAYER.search(path[0]),
         ),
-        tensorboard_file.TensorBoardFile(
+        metrics_file.TensorBoardFile(
             self.file(TENSORBOARD),
             with_times=with_times,
             settings=self._settings,
@@ -227,7 +226,7 @@ class RunDir:
 
   def write_model(
       self,
-      weights: Mapping[str, Any],
+      weights: Mapping[str, np.ndarray | tf.Tensor],
       *,
       tokens: str,
       ledger: Optional[ledger_lib.Head] = None,
@@ -240,10 +239,8 @@ class RunDir:
       ledger: Head of the run's privacy ledger, so that a run that starts from
         these weights finds what they cost; None: they cost nothing.
     """
-    texts = {}
-    if ledger is not None:
-      texts['ledger'] = json.dumps([ledger.count, ledger.digest])
-    model_file.write(self.file(MODEL), weights, tokens=tokens, **texts)
+    content = {} if ledger is None else {'ledger': list(ledger)}
+    model_file.write(self.file(MODEL), weights, tokens=tokens, **content)
 
 
 def newest_state(run: str) -> Optional[str]:
@@ -299,7 +296,6 @@ def check_folder(path: str, *, configuration: str) -> None:
       folder of a run.
   """
   checks.output_folders(output_dir=path)
-  check_contents(path)
   _check_free(path)
   if _has_begun(path):
     if not os.path.isfile(os.path.join(path, CONFIG)):
@@ -345,39 +341,12 @@ def _in_use(folder: str) -> ValueError:
   )
 
 
-def check_contents(run: str) -> None:
-  """Checks that a folder, which may be a stranger's, holds files of its own.
-
-  A link in it could have a file of the user's shown in a report, or written
-  over; a pipe could keep a program waiting.
-
-  Args:
-    run: The folder; need not exist.
-
-  Raises:
-    ValueError: A link leads out of it, or there is a pipe, device or socket.
-  """
-  inside = os.path.realpath(run) + os.sep
-  for folder, folders, names in os.walk(run):
-    for path in (os.path.join(folder, name) for name in folders + names):
-      if not os.path.realpath(path).startswith(inside):
-        raise ValueError(
-            f'{path} is a link out of the run: put what it names in its place, '
-            'if you trust it.'
-        )
-      is_plain = os.path.isfile(path) or os.path.isdir(path)
-      # A run that goes on may have renamed or removed it meanwhile.
-      if not is_plain and os.path.lexists(path):
-        raise ValueError(f'{path} is neither a file nor a folder: remove it.')
-
-
 def file_of(run: str, name: str) -> str:
   """The path of a file that every run has.
 
   Raises:
-    ValueError: The folder has none, or as `check_contents`.
+    ValueError: The folder does not have the file.
   """
-  check_contents(run)
   path = os.path.join(run, name)
   if not os.path.isfile(path):
     raise ValueError(
@@ -429,7 +398,6 @@ def check_model(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
     ValueError: The run has no model, its tokens differ, or its weights have
       other names or shapes; the message says which.
   """
-  check_contents(run)
   path = os.path.join(run, MODEL)
   if not os.path.exists(path):
     raise ValueError(
@@ -483,9 +451,9 @@ def ledger_of_model(run: str) -> tuple[str, Optional[ledger_lib.Head]] | None:
   """
   path, head = os.path.join(run, LEDGER), None
   if os.path.exists(os.path.join(run, MODEL)):
-    texts = model_file.read_header(os.path.join(run, MODEL)).texts
-    if 'ledger' in texts:
-      head = ledger_lib.Head(*json.loads(texts['ledger']))
+    content = model_file.read_header(os.path.join(run, MODEL)).content
+    if 'ledger' in content:
+      head = ledger_lib.Head(*content['ledger'])
   if os.path.exists(path):
     return path, head
   if head is None:
@@ -501,7 +469,7 @@ def settings(configuration: str) -> dict[str, str]:
   return dict(_SETTING.findall(configuration))
 
 
-def _plain(text: str) -> tensorboard_file.Setting:
+def _plain(text: str) -> metrics_file.Setting:
   """A value as a number, a truth value or a text."""
   try:
     value = ast.literal_eval(text.replace('\\\n', ''))

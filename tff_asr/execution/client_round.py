@@ -1,13 +1,13 @@
-"""Execution of a round's clients: what its threads share, and their errors.
+"""The clients' part of a round: what its threads share, and clients' errors.
 
 A client that fails is left out of the round, as if it were not in the cohort,
-until more than `RoundExecution.max_failed` have failed. Too little memory, a
-full disk and the like (`shortage`) are not the client's fault and always end
-the round.
+until more than `ClientRound.max_failed` have failed. Too little memory, a full
+disk and the like (`shortage`) are never the client's fault and always end the
+round.
 
-A client whose work hangs (a device or a file system does not answer) ends the
-round, too, if there is a time limit. Nothing can end the work itself: its
-thread stays behind, and the program should end.
+With a time limit, a client whose work hangs (because a device or a file system
+does not answer) ends the round, too. Python cannot end the work itself: its
+thread is left behind, and the program should exit.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,13 +26,13 @@ from tff_asr.execution import graph
 from tff_asr.execution import reduction
 from tff_asr.execution import scheduler
 
-# How often the time limit is looked at, and what part of it may pass between.
+# How often the time limit is checked: in seconds, and as a share of the limit.
 _WATCH_SEC = 1.0
-_WATCH_PART = 0.1
+_WATCH_SHARE = 0.1
 
 # Full disks, and too many open files.
 _NOT_MEMORY = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
-# TensorFlow begins the text of an error with such lines, which say nothing.
+# Lines without information, with which TensorFlow begins an error's text.
 _HEADING = re.compile(
     r'Graph execution error|Detected at node|<stack traces'
     r'|\d+ root error\(s\) found'
@@ -41,7 +41,7 @@ _NUMBER_AND_CODE = re.compile(r'\(\d+\) \w+:\s*')
 
 
 class ClientError(RuntimeError):
-  """One client's work failed; `position` is its place in the cohort."""
+  """One client's work failed; `position` is its position in the cohort."""
 
   def __init__(self, message: str, *, position: int):
     super().__init__(message)
@@ -49,11 +49,11 @@ class ClientError(RuntimeError):
 
 
 def shortage(error: BaseException | None) -> int | None:
-  """Which resource of the machine has run out, as an errno; else None.
+  """Returns which resource of the machine has run out, as an errno, or None.
 
-  TensorFlow raises ResourceExhaustedError for all of them: too little memory
-  (ENOMEM), a full disk (ENOSPC), a quota (EDQUOT), too many open files (EMFILE,
-  ENFILE). Only its text tells them apart.
+  TensorFlow raises ResourceExhaustedError for too little memory (ENOMEM), a
+  full disk (ENOSPC), a quota (EDQUOT) and too many open files (EMFILE, ENFILE).
+  Only the text of the error differs.
   """
   if isinstance(error, MemoryError):
     return errno.ENOMEM
@@ -68,21 +68,20 @@ def shortage(error: BaseException | None) -> int | None:
   return None
 
 
-class HungError(TimeoutError):
-  """A client's work took longer than the time limit, and may hang forever."""
+class ClientTimeoutError(TimeoutError):
+  """A client's work took longer than the time limit; it may hang forever."""
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class RoundExecution:
-  """The clients' part of one call of a computation; a `round_worker.Monitor`.
+class ClientRound:
+  """The clients' part of one call of a computation; a `ClientMonitor`.
 
   Attributes:
-    compiled: the computation.
-    functions: what the runner's `load_clients` made of it.
+    program: the computation.
     clients: a tuple of values for each client.
     broadcast: what `prepare` returned.
-    scheduler: deals the blocks of clients.
-    ordered: the sum that depends on the order of its blocks, or None.
+    scheduler: deals the groups of clients.
+    ordered: the sum that depends on the order of the groups, or None.
     stop: set from outside to end the round between clients.
     max_failed: how many clients may fail.
     timeout_sec: how long a client's work may take, or None.
@@ -93,8 +92,7 @@ class RoundExecution:
     begun: when and where each client now in work began, by position.
   """
 
-  compiled: compiler.Round
-  functions: Any
+  program: compiler.FederatedProgram
   clients: Sequence[tuple]
   broadcast: Sequence[tf.Tensor]
   scheduler: scheduler.Scheduler
@@ -119,8 +117,8 @@ class RoundExecution:
     }
 
   def get_client(self, position: int) -> list[tf.Tensor]:
-    """A client's values as flat tensors."""
-    return self.compiled.arguments.client.flatten(
+    """Returns a client's values as flat tensors."""
+    return self.program.arguments.client.flatten(
         self.clients[position], name='client value'
     )
 
@@ -138,14 +136,14 @@ class RoundExecution:
       *,
       is_repeated: bool = False,
   ) -> None:
-    """Records a client's error; ends the round for everyone if it must.
+    """Records a client's error; ends the round if it must.
 
     Args:
-      position: the client's place in the cohort.
+      position: the client's position in the cohort.
       error: what its work raised.
       device: where.
-      is_repeated: whether the client's work went well before, on a worker that
-        was lost. Then it cannot be left out: it is in the ordered sum.
+      is_repeated: whether the client's work succeeded before, on a worker that
+        was lost. It cannot be left out then: it is in the ordered sum.
 
     Raises:
       scheduler.Stopped: the round has ended.
@@ -167,14 +165,9 @@ class RoundExecution:
     self.begun.pop(position, None)
 
   def add_ordered(self, number: int, leaves: Sequence[tf.Tensor]) -> None:
-    """Adds a block's leaves whose sum depends on the order."""
+    """Adds a group's leaves whose sum depends on the order."""
     if self.ordered is not None:
       self.ordered.add(number, leaves)
-
-  def total(self, exact: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The total of all blocks, of the exact leaves' and the ordered one."""
-    ordered = [] if self.ordered is None else self.ordered.total()
-    return self.compiled.clients.join(exact, ordered)
 
   def check_stop(self) -> None:
     """Ends the round if it was cancelled."""
@@ -184,29 +177,31 @@ class RoundExecution:
   def run(
       self,
       calls: Sequence[Callable[[], None]],
+      get_sum: Callable[[], Sequence[tf.Tensor]],
       *,
       timeout_sec: float | None = None,
-  ) -> Any:
-    """Returns the result of the scheduler, worked on by all `calls`.
+  ) -> list[tf.Tensor]:
+    """Returns the sum over all clients, on which all `calls` work.
 
     Args:
-      calls: each runs in a thread of its own, until the work is done or it
-        raises `scheduler.Stopped`. Client errors go to `fail`; any other
-        exception ends the round, too, and is raised here.
+      calls: each runs in a thread of its own, until the round is over. Client
+        errors go to `fail`; any other exception ends the round and is raised
+        here.
+      get_sum: waits for the scheduler's sums, in the calling thread, and
+        returns the total of the exact leaves.
       timeout_sec: how long a client may take; None: forever.
 
     Raises:
-      ClientError: a client failed, or more of them than may.
-      HungError: a client took longer than it may; its thread goes on.
+      ClientError: a client failed, or more of them than `max_failed`.
+      ClientTimeoutError: a client took too long; its thread is left behind.
       RuntimeError: the round was cancelled through `stop`.
     """
-    # With a time limit threads are daemons, so a hung one cannot keep the
-    # program from its end.
     threads = [
         threading.Thread(
             target=self._work,
             args=(call,),
             name=f'clients {number}',
+            # A daemon thread that hangs does not keep the program from exiting.
             daemon=timeout_sec is not None,
         )
         for number, call in enumerate(calls)
@@ -221,7 +216,9 @@ class RoundExecution:
       for thread in threads:
         thread.start()
         started.append(thread)
-      return self.scheduler.result()
+      exact = get_sum()
+      ordered = [] if self.ordered is None else self.ordered.total()
+      return self.program.clients.join(exact, ordered)
     except scheduler.Stopped:
       pass
     except BaseException:
@@ -231,7 +228,7 @@ class RoundExecution:
       ended.set()
       self.scheduler.stop()
       for thread in started:
-        while thread.is_alive() and not isinstance(self.failure, HungError):
+        while thread.is_alive() and not self.is_hung:
           thread.join(None if timeout_sec is None else _WATCH_SEC)
     if self.is_failed:
       raise self._client_error()
@@ -239,24 +236,29 @@ class RoundExecution:
       raise self.failure from None
     raise RuntimeError('The round was cancelled.')
 
+  @property
+  def is_hung(self) -> bool:
+    """Whether a client took longer than the time limit."""
+    return isinstance(self.failure, ClientTimeoutError)
+
   def _work(self, call: Callable[[], None]) -> None:
-    """A thread."""
+    """Runs a call in a thread of its own."""
     try:
       call()
     except scheduler.Stopped:
       pass
     except Exception as error:  # pylint: disable=broad-exception-caught
-      # Another thread may wait for this one's task, and would wait forever.
+      # Without this, other threads would wait forever for this one's task.
       self.failure = error
       self.scheduler.stop()
 
   def _watch(self, limit: float, ended: threading.Event) -> None:
-    """The thread that ends the round when a client takes too long."""
-    while not ended.wait(min(_WATCH_SEC, _WATCH_PART * limit)):
+    """Ends the round when a client takes too long."""
+    while not ended.wait(min(_WATCH_SEC, _WATCH_SHARE * limit)):
       now = time.monotonic()
       for position, (begun_sec, place) in list(self.begun.items()):
         if now - begun_sec > limit:
-          self.failure = HungError(
+          self.failure = ClientTimeoutError(
               f'The client at position {position} of {len(self.clients)} has '
               f'been at work on {place} for more than {limit:g} s '
               '(CLIENT_TIMEOUT_SEC): the device or the disk hangs, or the limit'
@@ -266,10 +268,9 @@ class RoundExecution:
           return
 
   def _client_error(self) -> ClientError:
-    """The error of a round that clients' errors have ended."""
-    # Several may have failed at once: name the first by position, so that the
-    # message does not depend on speed. A shortage ended the round, so report it
-    # first.
+    """Returns the error of a round that clients' errors have ended."""
+    # Several may have failed at once. Name a shortage first, which ends any
+    # round, then the first by position: the message must not depend on speed.
     _, position = min(
         (shortage(error) is None, position)
         for position, (error, _) in self.errors.items()
@@ -280,14 +281,14 @@ class RoundExecution:
         f'{place}: {_explain(error)}'
     )
     if len(self.errors) > 1:
-      text = f'{len(self.errors)} clients failed, one of them thus: {text}'
+      text = f'{len(self.errors)} clients failed, for example: {text}'
     raised = ClientError(text, position=position)
     raised.__cause__ = error
     return raised
 
 
 def _explain(error: Exception) -> str:
-  """An error's type, and the first line of its text that tells the cause."""
+  """Returns an error's type, and the first line of its text with the cause."""
   lines = map(str.strip, str(error).splitlines())
   reasons = (line for line in lines if line and not _HEADING.match(line))
   reason = next(reasons, 'no message')

@@ -1,12 +1,12 @@
-"""Worker of a round: a process that trains clients into one running sum.
+"""Trains the clients of one process in one round, into running sums.
 
-This process (`multi_device`) and Ray actors (`ray_worker`) both train through a
-`RoundWorker`. It has one thread or more for each device. Each thread trains one
-client at a time and adds it to its sum on the device, over all its blocks.
+This process (`multi_device`) and Ray workers (`ray_worker`) both train through
+a `ClientTrainer`. One or more threads share each device. Each thread trains one
+client at a time and adds it to its own sum on the device.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -15,8 +15,8 @@ from tff_asr.execution import graph
 from tff_asr.execution import reduction
 
 
-class Monitor(Protocol):
-  """Records of a round's clients, kept by whoever runs the round."""
+class ClientMonitor(Protocol):
+  """Is told about each client."""
 
   def begin(self, position: int, device: str) -> None:
     """Records that a client begins; raises Stopped if the round has ended."""
@@ -28,8 +28,8 @@ class Monitor(Protocol):
     """Records that a client is done, or left out."""
 
 
-class ClientFunctions:
-  """Loaded `compiler.ClientPrograms`, for several threads of a process.
+class LoadedClientPrograms(NamedTuple):
+  """`compiler.ClientPrograms` in this process, for any number of threads.
 
   Attributes:
     programs: what was loaded.
@@ -37,16 +37,22 @@ class ClientFunctions:
     zero: returns the empty accumulator.
   """
 
-  def __init__(self, programs: compiler.ClientPrograms):
-    self.programs = programs
-    self.work = programs.work.load()
-    self.zero = programs.zero.load()
+  programs: compiler.ClientPrograms
+  work: graph.LoadedProgram
+  zero: graph.LoadedProgram
 
 
-class RoundWorker:
-  """One process in one round: copies of the broadcast, and a running sum.
+def load(programs: compiler.ClientPrograms) -> LoadedClientPrograms:
+  """Loads the programs into this process."""
+  return LoadedClientPrograms(
+      programs, work=programs.work.load(), zero=programs.zero.load()
+  )
 
-  A thread of it is named by its number. Threads share `devices` evenly.
+
+class ClientTrainer:
+  """The broadcast on each device, and a running sum for each thread.
+
+  Threads are named by their number, from 0.
 
   Attributes:
     devices: the device of each thread.
@@ -54,7 +60,7 @@ class RoundWorker:
 
   def __init__(
       self,
-      functions: ClientFunctions,
+      loaded: LoadedClientPrograms,
       *,
       devices: Sequence[str],
       clients_per_device: int,
@@ -65,15 +71,15 @@ class RoundWorker:
     """Copies the broadcast to the devices.
 
     Args:
-      functions: of the computation.
-      devices: logical devices; the sum is handed over on the first.
+      loaded: the computation's programs.
+      devices: logical devices; `flush` returns the sum on the first.
       clients_per_device: how many clients train at once on each.
       broadcast: the broadcast values.
-      get_client: a client's flat values by its position.
+      get_client: returns a client's flat values by its position.
       all_reduce: see `reduction.add_devices`.
     """
     self.devices = tuple(devices) * clients_per_device
-    self._functions = functions
+    self._loaded = loaded
     self._all_reduce = all_reduce
     self._get_client = get_client
     self._broadcast = {}
@@ -81,10 +87,8 @@ class RoundWorker:
     for device in devices:
       with tf.device(device):
         self._broadcast[device] = [_copy(tensor) for tensor in broadcast]
-        _, self._ordered_zero[device] = functions.programs.split(
-            functions.zero()
-        )
-    # Each thread's sum; none while a block is in work.
+        _, self._ordered_zero[device] = loaded.programs.split(loaded.zero())
+    # Empty while the thread trains: the next sum reuses the memory of this one.
     self._sums = [[] for _ in self.devices]
 
   def train(
@@ -92,28 +96,27 @@ class RoundWorker:
       thread: int,
       positions: Sequence[int],
       *,
-      monitor: Monitor,
+      monitor: ClientMonitor,
   ) -> Sequence[tf.Tensor]:
     """Trains clients one after another, and adds them to the thread's sum.
 
     Args:
       thread: number of the calling thread.
-      positions: the clients' places in the cohort, in order of training.
-      monitor: records each client.
+      positions: the clients' positions in the cohort, in order of training.
+      monitor: is told about each client.
 
     Returns:
-      These clients' sums that depend on the order of addition.
+      The sums of these clients that depend on the order of addition.
 
     Raises:
       scheduler.Stopped: by `monitor`, which ends the round.
     """
     device = self.devices[thread]
-    functions, programs = self._functions, self._functions.programs
+    programs = self._loaded.programs
     with tf.device(device):
-      # Nothing else keeps a sum alive of which there is the next.
       accumulator = programs.join(
           self._sums[thread] or programs.split(
-              programs.as_variables(functions.zero())
+              programs.as_variables(self._loaded.zero())
           )[0],
           self._ordered_zero[device],
       )
@@ -121,7 +124,7 @@ class RoundWorker:
       for position in positions:
         monitor.begin(position, device)
         try:
-          accumulator = functions.work(
+          accumulator = self._loaded.work(
               *accumulator,
               *self._get_client(position),
               *self._broadcast[device],
@@ -132,10 +135,10 @@ class RoundWorker:
       self._sums[thread], ordered = programs.split(accumulator)
       return ordered
 
-  def hand_over(self) -> list[tf.Tensor]:
-    """Returns the running sum of all threads, and begins a new one.
+  def flush(self) -> list[tf.Tensor]:
+    """Returns the sum of all threads, and begins an empty one.
 
-    No thread may be at work on a block.
+    Call it while no thread trains.
     """
     sums = {}
     for thread, device in enumerate(self.devices):
@@ -149,16 +152,16 @@ class RoundWorker:
         if device in sums:
           for index in range(len(own)):
             sums[device][index] += own[index]
-            own[index] = None
+            own[index] = None  # Frees it.
         else:
           sums[device] = own
-    if not sums:  # There are no exact leaves.
+    if not sums:  # All leaves depend on the order.
       return []
     return reduction.add_devices(sums, all_reduce=self._all_reduce)
 
 
 def _copy(tensor: tf.Tensor) -> tf.Tensor:
-  """Copies a tensor here; integers, strings and datasets stay put."""
+  """Copies a tensor to this device; integers, strings and datasets stay."""
   if tensor.dtype.is_floating or tensor.dtype.is_complex:
     return tf.identity(tensor)
   return tensor
