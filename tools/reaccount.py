@@ -9,8 +9,8 @@ needs no other package. So a ledger outlives the versions that its run was
 pinned to; a later accountant may give a smaller bound.
 
 A ledger's cost is one line of JSON, epsilon by RDP, and by PLD where it can be
-had; ledgers of other units beside it, whose costs are never added up, have a
-line each. The run's saved state is not read: `tff-asr compute_epsilon --run`
+had. Each privacy unit has a line of its own: costs of different units are never
+added up. The run's saved state is not read: `tff-asr compute_epsilon --run`
 notices lines that are missing at the ledger's end.
 """
 
@@ -36,24 +36,25 @@ _DELTA = flags.DEFINE_float('delta', None, 'By default 1 / (10 population).')
 def accounts(
     path: str, *, delta: float | None = None
 ) -> Iterator[dict[str, Any]]:
-  """Yields what a ledger and those beside it charge, as dicts for JSON.
+  """Yields what a ledger charges for each privacy unit, for JSON.
 
   Args:
-    path: The ledger of a run's own unit.
-    delta: In (0, 1); None: 1 / (10 population), of each ledger.
+    path: The ledger.
+    delta: In (0, 1); None: 1 / (10 population), of each unit.
 
   Raises:
-    ledger.LedgerError: A ledger is missing or was changed.
-    ValueError: None of them charges a round, or delta is out of range.
+    ledger.LedgerError: The ledger is missing or was changed.
+    ValueError: It charges no round, or delta is out of range.
   """
-  found = [ledger.read(path), *ledger.read_apart(path)]
+  contents = ledger.read(path)
+  found = [contents, *contents.other_units]
   if not any(contents.rounds for contents in found):
     raise ValueError(f'{path} charges no rounds.')
   for contents in found:
     if contents.rounds:
       result = epsilon_report.of_ledger(contents, delta=delta)
       by_pld, _ = accounting.epsilon_by_pld(result.event, delta=result.delta)
-      if contents.voids and by_pld is not None:
+      if contents.invalidations and by_pld is not None:
         by_pld = math.inf
       yield {
           'ledger': path,

@@ -194,7 +194,7 @@ class RenderTest(absltest.TestCase):
 
   def test_without_noise_or_secret_keys_it_says_not_private(self):
     fixed = epsilon_report.of_rounds(
-        self.plan.rounds, delta=1e-6, voids=['NOISE_SEED fixes a key']
+        self.plan.rounds, delta=1e-6, invalidations=['NOISE_SEED fixes a key']
     )
     bare = epsilon_report.solve(noise_multiplier=0.0, rounds=1, **_PLAN)
     # No growth mends fixed keys.

@@ -219,8 +219,8 @@ class StatementTest(parameterized.TestCase):
   @parameterized.parameters(
       (_rounds(noise=0.0), {}, 'no noise is added, or not to all layers'),
       (_rounds(), dict(l2_norm_clip=math.inf), 'updates are not clipped'),
-      (_rounds(), dict(voids=['its key is known']), 'its key is known'),
-      (_rounds(), dict(voids=['A', 'B']), r'A; B\.'),
+      (_rounds(), dict(invalidations=['its key is known']), 'its key is known'),
+      (_rounds(), dict(invalidations=['A', 'B']), r'A; B\.'),
   )
   def test_not_private_says_why_before_any_number(
       self, rounds, kwargs, message
@@ -251,8 +251,8 @@ class StatementTest(parameterized.TestCase):
           dict(notes=[ledger.Note('length_changed', 20)]),
           r'WARNING: where the run ends .* anew, first after 20 charged rounds',
       ),
-      (dict(voids=['A']), r'\(RDP\) [\d.]+, if that were not so'),
-      (dict(voids=['A']), 'within epsilon 10 as it is, if that were not so'),
+      (dict(invalidations=['A']), r'\(RDP\) [\d.]+, if that were not so'),
+      (dict(invalidations=['A']), 'within epsilon 10 as it is, if that were not so'),
       (dict(delta=1e-3), 'NOT PRIVATE: delta is 0.001, not below 1 / pop'),
       (
           dict(notes=[ledger.Note('copied', 3), ledger.Note('copied', 1_005)]),

@@ -256,7 +256,7 @@ class DryRunTest(cases.TestCase):
     with run_dir.RunDir(parent, configuration='') as folder:
       path = folder.file(run_dir.LEDGER)
       with ledger_lib.create(
-          path, unit='example', voids=['it leaks']
+          path, privacy_unit='example', invalidations=['it leaks']
       ) as ledger:
         folder.write_model(
             model.initialize(tf.constant([1, 2])), tokens='', ledger=ledger.head

@@ -284,7 +284,9 @@ class PlanTest(_TestCase):
           _state(sampling),
           sampling=sampling,
           num_rounds=100,
-          inherited=ledger.read_inherited(parent, unit='speaker').charges,
+          inherited=ledger.read_inherited(
+              parent, privacy_unit='speaker'
+          ).charges,
       )
       with ledger.create(second, parent=parent) as opened:
         for number in range(100):
@@ -303,12 +305,12 @@ class PlanTest(_TestCase):
       ('little_noise', dict(noise_multipliers=(0.1,)), dict(), False),
       ('no_noise', dict(noise_multipliers=(0.0,)), dict(), False),
       ('large_delta', dict(), dict(delta=0.1), False),
-      ('a_fixed_key', dict(), dict(voids=['it leaks']), False),
+      ('a_fixed_key', dict(), dict(invalidations=['it leaks']), False),
   )
   def test_a_runner_knows_what_is_not_private(self, charged, other, private):
-    other = {'delta': _DELTA, 'voids': [], **other}
+    other = {'delta': _DELTA, 'invalidations': [], **other}
     charged = {'noise_multipliers': (_NOISE,), **charged}
-    with ledger.create(self.path, voids=other['voids']) as opened:
+    with ledger.create(self.path, invalidations=other['invalidations']) as opened:
       opened.append(fakes.charged_round(0, sampling=_POISSON, **charged))
       runner = _runner(opened, delta=other['delta'])
       self.assertEqual(runner.is_private(runner.epsilon()), private)

@@ -43,7 +43,7 @@ class PublicDataTest(cases.TestCase):
         client_data=data,
         evaluator=dev and types.SimpleNamespace(client_data=dev),
         sampling=None if noise is None else 'some',
-        privacy=types.SimpleNamespace(voids=list(seeds)),
+        privacy=types.SimpleNamespace(invalidations=list(seeds)),
         init_from_run=None,
         scores_run=None,
         on_shared_data='refuse',
@@ -71,7 +71,7 @@ class PublicDataTest(cases.TestCase):
     for name in ('ann', 'bob', 'cai', self.root):
       self.assertNotIn(name, message)
     found = self.check(*args, on_shared_data='not_private', **settings)
-    self.assertEqual(found.voids, (reason,))
+    self.assertEqual(found.invalidations, (reason,))
     self.assertEqual(found.words, f'but {reason}')
 
   def test_a_seed_of_private_speakers_is_refused(self):
@@ -95,7 +95,7 @@ class PublicDataTest(cases.TestCase):
     found = self.check(
         self.private, noise=1.0, init_from_run=self.run_of('seed', data)
     )
-    self.assertEqual((found.voids, found.unchecked), ((), ()))
+    self.assertEqual((found.invalidations, found.unchecked), ((), ()))
     self.assertIn('no private speaker', found.words)
 
   def test_a_private_run_protects_and_exposes_nobody(self):

@@ -23,7 +23,7 @@ class RunPrivacyTest(cases.TestCase):
       return path, opened.head
 
   def test_a_run_of_pretraining_is_extrapolated_in_its_unit(self):
-    self.write(2, unit='example')
+    self.write(2, privacy_unit='example')
     result = run_privacy.epsilon_of_run(self.root)
     text = epsilon_report.render(
         [result, *epsilon_report.extrapolate(result, cohort_sizes=[1000])]
@@ -35,8 +35,8 @@ class RunPrivacyTest(cases.TestCase):
     self.assertIn('unit: example.', text)
 
   def test_another_unit_is_accounted_apart(self):
-    parent = self.write(1, 'pretrained.jsonl', unit='example')
-    self.write(3, unit='speaker', parent=parent)
+    parent = self.write(1, 'pretrained.jsonl', privacy_unit='example')
+    self.write(3, privacy_unit='speaker', parent=parent)
     result = run_privacy.epsilon_of_run(self.root)
     found = json.loads(epsilon_report.render([result], output_format='json'))
     (apart,) = found['apart']

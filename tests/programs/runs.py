@@ -116,7 +116,7 @@ def write_pretrained(
   weights = model.initialize([7, 7])
   encoder = {name: weights[name].numpy() for name in model.encoder.specs}
   with run_dir.RunDir(path, configuration='') as folder, ledger_lib.create(
-      folder.file(run_dir.LEDGER), unit='example'
+      folder.file(run_dir.LEDGER), privacy_unit='example'
   ) as ledger:
     for step in range(num_steps):
       ledger.append(fakes.charged_round(step))

@@ -70,20 +70,20 @@ class ReaccountTest(cases.TestCase):
         ))
       return self.path(name), ledger.head
 
-  def test_ledgers_of_other_units_have_lines_of_their_own(self):
-    parent = self.write('full', 'before.jsonl', unit='example')
+  def test_each_privacy_unit_has_a_line_of_its_own(self):
+    parent = self.write('full', 'before.jsonl', privacy_unit='example')
     for num_rounds, units in ((_ROUNDS, ['speaker', 'example']),
                               (0, ['example'])):
       path, _ = self.write(
           'blt', f'{num_rounds}.jsonl', num_rounds, parent=parent,
-          unit='speaker',
+          privacy_unit='speaker',
       )
       found = list(reaccount.accounts(path))
       self.assertEqual([each['unit'] for each in found], units)
       self.assertEqual(found[-1]['delta'], 0.1 / 9)
 
-  def test_what_voids_a_ledger_is_told(self):
-    path, _ = self.write('poisson', voids=('NOISE_SEED fixes a key',))
+  def test_invalidations_are_told(self):
+    path, _ = self.write('poisson', invalidations=('NOISE_SEED fixes a key',))
     (found,) = reaccount.accounts(path)
     self.assertEqual((found['epsilon'], found['pld_epsilon']), ('inf', 'inf'))
     self.assertFalse(found['private'])

@@ -37,7 +37,7 @@ class Result:
     rounds: What was accounted, at least one group.
     event: That of all rounds.
     solved_for: 'epsilon', 'noise_multiplier' or 'rounds'.
-    voids: Reasons for which no guarantee holds.
+    invalidations: Reasons for which no guarantee holds.
     unit: What is protected, if known.
     apart: Results for other units that the same model cost; never added up.
     warnings: What else a reader must know, a sentence each.
@@ -50,7 +50,7 @@ class Result:
   rounds: tuple[accounting.RoundGroup, ...]
   event: dp_accounting.DpEvent
   solved_for: str = 'epsilon'
-  voids: tuple[str, ...] = ()
+  invalidations: tuple[str, ...] = ()
   unit: Optional[str] = None
   apart: tuple['Result', ...] = ()
   warnings: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ def of_rounds(
     delta: Optional[float],
     accountant: str = 'rdp',
     solved_for: str = 'epsilon',
-    voids: Sequence[str] = (),
+    invalidations: Sequence[str] = (),
     unit: Optional[str] = None,
     notes: Sequence[ledger.Note] = (),
 ) -> Result:
@@ -162,14 +162,14 @@ def of_rounds(
   if accountant == 'rdp':
     _, order = accounting.epsilon_and_order(event, delta=delta)
   return Result(
-      epsilon=math.inf if voids else value,
+      epsilon=math.inf if invalidations else value,
       order=order,
       delta=delta,
       accountant=accountant,
       rounds=tuple(rounds),
       event=event,
       solved_for=solved_for,
-      voids=tuple(voids),
+      invalidations=tuple(invalidations),
       unit=unit,
       warnings=tuple(statement.note_words(notes)),
   )
@@ -195,8 +195,8 @@ def of_ledger(
       contents.rounds,
       delta=delta,
       accountant=accountant,
-      voids=contents.voids,
-      unit=contents.unit,
+      invalidations=contents.invalidations,
+      unit=contents.privacy_unit,
       notes=contents.notes,
   )
 
@@ -240,7 +240,7 @@ def extrapolate(
           )],
           delta=result.delta,
           accountant=result.accountant,
-          voids=result.voids,
+          invalidations=result.invalidations,
           unit=result.unit,
       )
       for cohort_size, population in itertools.product(
@@ -285,7 +285,7 @@ def fields(result: Result) -> dict[str, Any]:
       result.rounds,
       epsilon=result.epsilon,
       delta=result.delta,
-      voids=result.voids,
+      invalidations=result.invalidations,
   )
   return {
       'epsilon': statement.json_number(result.epsilon),

@@ -1,53 +1,26 @@
-"""Privacy ledger: an append-only file of charged rounds and of what they miss.
+"""Privacy ledger: an append-only file of the rounds that a run charged.
 
-A run may release (save, evaluate, show) a round's model only after `append` has
-returned; by then the round is on disk. So the file never lags behind what has
-been seen. After a crash it may be ahead of the saved program state. Lines are
-JSON, the first one a header:
+A run releases (saves, evaluates, shows) a round's model only after `append` has
+returned; by then the round is on disk. After a crash the ledger may therefore
+be ahead of the saved state, never behind it.
 
-    {"kind": "header", "format_version": 3, "run_id": ..., "unit": "speaker",
-     "private": true, "voids": [], "inherited": 0, "parents": [],
-     "previous": "", "hash": ...}
-    {"kind": "round", "index": 0, "round_num": 1, "event": {"sampling":
-     {"kind": "poisson", "cohort_size": 10, "population": 1000},
-     "noise_multipliers": [1.0], "sampler_epsilon": 1e-11}, "configuration":
-     DIGEST, "identity": DIGEST, "result": DIGEST, "previous": HASH, "hash":
-     HASH}
-    {"kind": "note", "index": 1, "what": "copied", "previous": HASH,
-     "hash": HASH}
+    >>> sampling = accounting.Sampling(
+    ...     kind='poisson', cohort_size=10, population=1000)
+    >>> with create('ledger.jsonl') as opened:
+    ...   opened.append(Round(
+    ...       round_num=0, sampling=sampling, noise_multipliers=(1.0,),
+    ...       configuration='', identity='0' * 64))
+    True
+    >>> [group.count for group in read('ledger.jsonl').rounds]
+    [1]
 
-A note says from where on the charged rounds do not tell all (`NOTES`).
-A line's hash is SHA-256 over its canonical JSON (sorted keys, a newline)
-without the hash itself, and each line holds the hash of the line before. The
-program state holds the head, (number of entries, last hash): a ledger that was
-deleted, edited, shortened or reordered since is refused. Text after the last
-newline is a line that a crash cut short. It does not count, because `append`
-had not returned. The file names no member of a cohort. With
-correlated noise `sampling` also has "min_sep", and `event` "strategy":
-{"output_scale": [..], "buf_decay": [..]} (`strategies.Toeplitz`); with noise
-that clients add, `event` has "secure_sum" (`accounting.SecureSum`).
-
-Rounds charged twice, or not:
-
-- The identity of a round is a digest of everything that decides its noisy sum:
-  keys, counters, state, configuration. The ledger may be ahead of the state
-  from which a run resumes. A run that then repeats a round with the same bits
-  releases nothing new: the round is found among the lines ahead of the state,
-  and is not charged again.
-- The same round with another result (other data, code or rounding) would put
-  the same noise on two sums: `NoiseReuseError`; repeat it with a new key.
-- A different round there (another configuration, a new key) is charged in
-  addition; what is in the ledger stays charged.
-
-Parents: a run that starts from another run's model inherits the entries of its
-ledger, if both protect the same unit. Costs of different units (speakers and
-examples) hold for different data and are never added up: a recording is not a
-speaker. The ledger of another unit is copied whole,
-
-    ledger.jsonl           of the run's unit; its header has the others' heads
-    ledger.example.jsonl   of examples, as it was with the model,
-
-and a chain of runs ends with one whole ledger for each unit.
+Lines are JSON: a header, then rounds and notes, each with its privacy unit. The
+costs of different units (speakers, examples) hold for different data and are
+never added up. Each line holds the hash of the line before, and saved states
+and models hold the last hash, so a ledger that was edited, reordered or cut
+short is refused. A run that starts from another run's model inherits the lines
+of its ledger. docs/privacy.md ("Ledger") lists the fields and what is charged
+when a round is repeated.
 """
 
 import collections
@@ -60,7 +33,8 @@ import json
 import os
 import re
 import secrets
-from typing import Any, NamedTuple, Optional
+import types
+from typing import Any, NamedTuple, Optional, TypeAlias
 
 from absl import logging
 import numpy as np
@@ -71,28 +45,23 @@ from tff_asr.privacy import accounting
 from tff_asr.privacy import keys
 from tff_asr.privacy import strategies
 
-# What a note may say of the rounds from its place on.
+# What a note may say about the rounds after it.
 NOTES = (
-    'copied',  # The folder is a copy or was restored; the other may go on.
+    'copied',  # The folder is a copy; the original may continue as well.
     'exact_metrics',  # Metrics without noise are shown.
-    'length_changed',  # Where the run ends was set anew when it was resumed.
+    'length_changed',  # The end of the run was changed when it was resumed.
 )
 
-_FORMAT_VERSION = 3
+_FORMAT_VERSION = 4
 _MAX_BYTES = 2**31
-_IDENTITY_SUFFIX = '.place'
-_IDENTITY_TEXT = (
-    'When this file was written tells the ledger beside it from a copy: a copy'
-    ' draws new keys.\n'
-)
 
 
 class LedgerError(ValueError):
-  """The ledger on disk is not the one that the program state belongs to."""
+  """The ledger on disk is not the one that the saved state belongs to."""
 
 
 class NoiseReuseError(LedgerError):
-  """A charged round came out differently when repeated with the same noise."""
+  """A charged round had another result when repeated with the same noise."""
 
 
 class Head(NamedTuple):
@@ -104,7 +73,7 @@ class Head(NamedTuple):
 
 # A ledger's path, and the head kept with the model that it belongs to; a head
 # of None accepts any whole chain.
-Parent = tuple[str, Optional[Head]]
+Parent: TypeAlias = tuple[str, Optional[Head]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,7 +89,7 @@ class Round:
     identity: Digest by `round_identity`.
     result: Digest of all that the round released; '' if not known.
     sampler_epsilon: As in `accounting.RoundGroup`.
-    strategy: Strategy of correlated noise; None: the round's noise is its own.
+    strategy: Strategy of correlated noise; None for independent noise.
     secure_sum: Where clients added the noise.
   """
 
@@ -137,7 +106,7 @@ class Round:
   def __post_init__(self):
     accounting.check_noise(self.sampling, self.strategy, self.secure_sum)
     if self.strategy is not None:
-      # Before the round is released: what is charged holds for so many.
+      # The strategy's sensitivity is known for a limited number of rounds.
       strategies.check_num_rounds(self.round_num + 1)
     checks.non_negative_int(round_num=self.round_num)
     _ = self.cost  # Checks its numbers.
@@ -165,7 +134,7 @@ class Round:
 
 
 class Note(NamedTuple):
-  """A note: one of `NOTES`, and the rounds charged before it."""
+  """A note: one of `NOTES`, and the rounds of its unit charged before it."""
 
   what: str
   rounds_before: int
@@ -180,7 +149,7 @@ def round_identity(
     configuration: str,
     state_digest: str = '',
 ) -> str:
-  """Returns the digest of everything that decides a round's noisy sum.
+  """Returns the digest of everything that determines a round's noisy sum.
 
   Args:
     noise_key: The noise's 256-bit key, int32 [8].
@@ -199,25 +168,25 @@ def round_identity(
 
 
 class Charges:
-  """The sum of what rounds cost, in the order in which they are charged.
+  """Adds up the cost of rounds, in the order in which they are charged.
 
-  Rounds of min_sep cohorts are charged by mechanisms, numbered from round 0
-  of the sampler on. A mechanism continues while its rounds follow each other.
-  If they do not (a round that is done again in other bits, lost secrets,
-  another run), what it did so far stays charged, and another mechanism is
-  charged up to the round's number: it may share the noise of rounds before
-  with the one that ended, so both are charged with these.
+  Rounds with a minimum separation are charged as mechanisms, numbered from the
+  sampler's round 0. A mechanism continues while its rounds follow each other.
+  If they do not (a round repeated with another result, lost secrets, another
+  run), its rounds stay charged and a second mechanism is charged up to the
+  round's number. The second may share the noise of earlier rounds with the
+  first, so both are charged for these rounds.
   """
 
   def __init__(self):
-    # Number of rounds of each cost; and each mechanism's cost with its number
-    # of rounds, of which the last may be open.
+    # Number of rounds by cost, without a minimum separation.
     self._counts = collections.Counter()
+    # Cost and number of rounds of each mechanism; the last may continue.
     self._mechanisms = []
     self._is_open = False
 
   def add(self, cost: accounting.RoundGroup, *, round_num: int) -> None:
-    """Adds a round: what one costs, and its number as in `Round`."""
+    """Adds one round of this cost; `round_num` as in `Round`."""
     if cost.sampling.min_sep is None:
       self._counts[cost] += 1
       self._is_open = False
@@ -230,7 +199,8 @@ class Charges:
   def after(
       self, round_nums: Iterable[int], cost: accounting.RoundGroup
   ) -> list[accounting.RoundGroup]:
-    """Returns what would be charged after further rounds; adds none of them."""
+    """Returns what would be charged after further rounds, without adding them.
+    """
     planned = copy.deepcopy(self)
     for round_num in round_nums:
       planned.add(cost, round_num=round_num)
@@ -246,26 +216,38 @@ class Charges:
 
 
 class Contents(NamedTuple):
-  """The contents of a ledger's file.
+  """What a ledger charges for one privacy unit.
 
   Attributes:
     run_id: Random name of the run.
-    unit: What one client is.
-    voids: Reasons, as sentences without a full stop, for which no guarantee
+    privacy_unit: What one client is, such as 'speaker' or 'example'.
+    invalidations: Reasons, as sentences without a full stop, why no guarantee
       holds whatever was charged. Not empty means NOT PRIVATE.
-    inherited: How many of the rounds are of runs that this one started from.
+    inherited: How many of the rounds belong to runs that this one started from.
     rounds: All charged rounds.
-    notes: All notes, in order; also those of runs that this one started from.
-    apart: Heads of the ledgers of other units beside this one, by unit.
+    notes: All notes, in order, including those of earlier runs.
+    other_units: The same of each other unit that has rounds.
   """
 
   run_id: str
-  unit: str
-  voids: tuple[str, ...]
+  privacy_unit: str
+  invalidations: tuple[str, ...]
   inherited: int
   rounds: list[accounting.RoundGroup]
   notes: tuple[Note, ...]
-  apart: dict[str, Head]
+  other_units: tuple['Contents', ...] = ()
+
+
+class Inherited(NamedTuple):
+  """What a run inherits from the ledger of the run that it starts from.
+
+  Attributes:
+    charges: Charges of the rounds.
+    invalidations: Why they, and so the run, have no guarantee.
+  """
+
+  charges: Charges
+  invalidations: tuple[str, ...]
 
 
 class Ledger:
@@ -280,7 +262,7 @@ class Ledger:
     self._path = path
     self._descriptor = descriptor
     self._chain = chain
-    self._count = count  # entries that the program state knows of
+    self._count = count  # Entries that the saved state knows of.
 
   @property
   def head(self) -> Head:
@@ -293,8 +275,8 @@ class Ledger:
 
   @property
   def charges(self) -> Charges:
-    """The cost of all rounds in the file."""
-    return self._chain.charges
+    """The cost of all rounds of the run's own unit."""
+    return self._chain.charges[self._chain.privacy_unit]
 
   def append(self, charged: Round) -> bool:
     """Charges a round; when this returns the round is on disk.
@@ -303,24 +285,26 @@ class Ledger:
       charged: The round about to be released.
 
     Returns:
-      True if it was charged; False if it is the identical round that the
-      ledger already holds ahead of the program state.
+      True if it was charged; False if the ledger already holds this identical
+      round ahead of the saved state.
 
     Raises:
-      OSError: If it cannot be written; the file is then as before.
-      NoiseReuseError: If the ledger holds this round with another result, or
-        otherwise different: of data that grew meanwhile, for one.
+      OSError: The line cannot be written; the file is then as before.
+      NoiseReuseError: The ledger holds this round with another result or other
+        fields, for example because the data changed.
     """
     entries = self._chain.entries
     for index in range(self._count, len(entries)):
-      before = entries[index]
+      before = entries[index].content
       if isinstance(before, str) or before.identity != charged.identity:
         continue
       if before != charged:
+        # The same noise on two different sums would reveal their difference.
         raise NoiseReuseError(
-            f'Round {charged.round_num} is in {self._path} already, but came '
-            'out differently this time: draw a new noise key for it.'
+            f'Round {charged.round_num} is in {self._path} already, but had '
+            'another result this time: draw a new noise key for it.'
         )
+      # The same bits were released before the crash: they reveal nothing more.
       self._count = index + 1
       return False
     ahead = len(self._rounds_ahead())
@@ -335,60 +319,51 @@ class Ledger:
     return True
 
   def note_once(self, what: str) -> None:
-    """Appends a note, as `note`, unless the ledger has one of its kind."""
+    """Appends a note unless the ledger already has one of its kind."""
     if not any(note.what == what for note in self.contents.notes):
       self.note(what)
 
   def note(self, what: str) -> None:
-    """Notes what the rounds from here on do not tell; then it is on disk.
+    """Appends a note; when this returns the note is on disk.
 
     Args:
       what: One of `NOTES`.
 
     Raises:
-      OSError: If it cannot be written; the file is then as before.
+      OSError: The line cannot be written; the file is then as before.
     """
     checks.one_of(NOTES, what=what)
     self._write(what)
 
-  def _write(self, entry: '_Entry') -> None:
-    """Appends an entry to the file and the chain."""
+  def _write(self, content: 'Round | str') -> None:
+    """Appends an entry of the run's own unit to the file and the chain."""
+    entry = _Entry(self._chain.privacy_unit, content)
     line = self._chain.line_of(entry)
     _append(self._descriptor, line)
     self._chain.add(line, entry)
 
   def holds(self, identity: str) -> bool:
-    """Tells if this round is charged already, ahead of the program state."""
+    """Returns whether this round is charged already, ahead of the state."""
     return any(
         charged.identity == identity for charged in self._rounds_ahead()
     )
 
   def _rounds_ahead(self) -> list[Round]:
-    """Rounds in the file that the program state does not know of."""
+    """Rounds in the file that the saved state does not know of."""
     ahead = self._chain.entries[self._count :]
-    return [entry for entry in ahead if isinstance(entry, Round)]
+    return [each.content for each in ahead if isinstance(each.content, Round)]
 
   @property
   def file_identity(self) -> int:
-    """A number from 0 to 2^63 - 1 that tells this file from a copy of it.
+    """A number from 0 to 2^63 - 1 that distinguishes this file from a copy.
 
-    The file keeps this number when its folder is renamed. The number covers the
-    inodes of the file and of a marker beside it, which is written once, and the
-    time of the marker's last change of any kind. A backup that is written over
-    both files changes that time.
+    It is the file's inode, which stays the same when the folder is renamed. A
+    backup that overwrites the file in place has it, too.
     """
-    marker = self._path + _IDENTITY_SUFFIX
-    if not os.path.exists(marker):
-      with open(marker, 'w', encoding='utf-8') as file:
-        file.write(_IDENTITY_TEXT)
-    status = os.stat(marker)
-    inode = os.fstat(self._descriptor).st_ino
-    parts = inode, status.st_ino, status.st_ctime_ns
-    digest = hashlib.sha256(repr(parts).encode()).digest()
-    return int.from_bytes(digest[:8], 'big') >> 1
+    return os.fstat(self._descriptor).st_ino & (2**63 - 1)
 
   def close(self) -> None:
-    """Closes the file and frees its lock."""
+    """Closes the file and releases its lock."""
     if self._descriptor >= 0:
       os.close(self._descriptor)
       self._descriptor = -1
@@ -396,94 +371,79 @@ class Ledger:
   def __enter__(self) -> 'Ledger':
     return self
 
-  def __exit__(self, *unused_error: Any) -> None:
+  def __exit__(
+      self,
+      error_type: Optional[type[BaseException]],
+      error: Optional[BaseException],
+      traceback: Optional[types.TracebackType],
+  ) -> None:
     self.close()
 
 
 def create(
     path: str,
     *,
-    unit: Optional[str] = None,
-    voids: Sequence[str] = (),
+    privacy_unit: Optional[str] = None,
+    invalidations: Sequence[str] = (),
     parent: Optional[Parent] = None,
 ) -> Ledger:
-  """Starts the ledger of a new run; may replace one without own rounds.
+  """Starts the ledger of a new run; replaces one without rounds of its own.
 
-  The ledger inherits the rounds that the parent has of its unit, and what voids
-  them; ledgers of other units are copied beside it.
+  The ledger inherits the parent's lines of all units, and its invalidations.
 
   Args:
     path: The file; its folder exists.
-    unit: What one client is; None: as in the parent, or 'speaker'.
-    voids: Reasons for which no guarantee holds, see `Contents`; those of the
-      parent are added.
+    privacy_unit: What one client is; None: as in the parent, or 'speaker'.
+    invalidations: Reasons why no guarantee holds, see `Contents`.
     parent: The ledger of the model that this run starts from, if there is one.
 
   Raises:
-    LedgerError: If `path` holds rounds or something else or is in use, or a
+    LedgerError: `path` charges rounds, is another file or is in use, or the
       ledger of the parent is missing or was changed.
   """
-  own, apart = _split(parent, unit=unit)
-  before = None if own is None else _read(*own)
+  before = None if parent is None else _read(*parent)
+  if privacy_unit is None:
+    privacy_unit = 'speaker' if before is None else before.privacy_unit
   descriptor = _open_locked(path, os.O_CREAT)
   try:
     if os.path.getsize(path):
       old = _read(path)
-      charged = old.num_rounds() - old.contents.inherited
+      charged = sum(
+          isinstance(entry.content, Round)
+          for entry in old.entries[old.header['inherited'] :]
+      )
       if charged:
         raise LedgerError(
             f'The privacy ledger {path} already charges {charged} rounds: '
             'resume that run from its saved state, or take another directory.'
         )
-    for other, (chain, data) in apart.items():
-      files.write(_path_beside(path, other), data)
-      apart[other] = chain.head(len(chain.entries))
-    found = [] if before is None else list(before.header['voids'])
-    found += [reason for reason in voids if reason not in found]
-    inherited = [] if before is None else before.entries
-    if unit is None:
-      unit = 'speaker' if before is None else before.header['unit']
-    chain = _Chain(_seal({
-        'kind': 'header',
-        'format_version': _FORMAT_VERSION,
-        'run_id': secrets.token_hex(8),
-        'unit': unit,
-        'private': not found,
-        'voids': found,
-        'inherited': len(inherited),
-        'parents': [] if before is None else [
-            *before.header['parents'], before.header['run_id']
-        ],
-        **({'apart': apart} if apart else {}),
-    }, previous=''))
-    lines = [chain.header]
-    for entry in inherited:
-      lines.append(chain.line_of(entry))
-      chain.add(lines[-1], entry)
+    lines, chain = _inherit(
+        before, privacy_unit=privacy_unit, invalidations=invalidations
+    )
     # In one step: a header without all inherited entries would be refused.
-    files.write(path, b''.join(map(encode_line, lines)))
+    files.write(path, b''.join(map(_encode_line, lines)))
     replaced, descriptor = descriptor, _open_locked(path)
     os.close(replaced)
   except BaseException:
     os.close(descriptor)
     raise
   return Ledger(
-      path, descriptor=descriptor, chain=chain, count=len(inherited)
+      path, descriptor=descriptor, chain=chain, count=len(chain.entries)
   )
 
 
 def resume(path: str, *, head: Head) -> Ledger:
-  """Opens the ledger that belongs to a saved program state.
+  """Opens the ledger that belongs to a saved state.
 
   Args:
     path: The file.
     head: `Ledger.head` as it was saved with the state.
 
   Raises:
-    LedgerError: If the file is missing, edited, shortened, reordered or of
-      another run, or is in use; or if a ledger of another unit beside it is
-      missing or was changed.
+    LedgerError: The file is missing, edited, cut short, reordered, in use, or
+      belongs to another run.
   """
+  # States hold NumPy scalars.
   head = Head(int(head.count), str(head.digest))
   if not os.path.exists(path):
     raise LedgerError(
@@ -493,13 +453,13 @@ def resume(path: str, *, head: Head) -> Ledger:
   descriptor = _open_locked(path)
   try:
     chain = _read(path, head)
-    _read_apart(path, chain)
-    whole = _bytes_of(path).rfind(b'\n') + 1
+    whole = _read_bytes(path).rfind(b'\n') + 1
     torn = os.fstat(descriptor).st_size - whole
     if torn > 0:
+      # `append` had not returned, so nothing of the round was released.
       logging.warning(
-          'The ledger ended in a line that a crash cut short; nothing of it '
-          'was released, %d bytes are removed.', torn
+          'The ledger ended in a line that a crash cut short; %d bytes are '
+          'removed.', torn
       )
       os.ftruncate(descriptor, whole)
       os.fsync(descriptor)
@@ -510,40 +470,52 @@ def resume(path: str, *, head: Head) -> Ledger:
 
 
 def read(path: str, *, head: Optional[Head] = None) -> Contents:
-  """Reads a ledger file, open elsewhere or not.
+  """Reads a ledger file, whether or not it is open elsewhere.
 
-  Its chain is checked; lines missing at its end show only against a head.
+  Checks the chain of hashes. Only `head` shows lines that are missing at the
+  end.
 
   Raises:
-    LedgerError: If the file was edited, is no ledger, or is not the one of
-      `head`.
+    LedgerError: The file was edited, is not a ledger, or does not continue
+      from `head`.
   """
   return _read(path, head).contents
 
 
-def read_apart(path: str) -> list[Contents]:
-  """Reads the ledgers of other units beside a run's own.
+def read_inherited(
+    parent: Optional[Parent], *, privacy_unit: str
+) -> Inherited:
+  """Returns what a run of this unit would inherit from the parent's ledger."""
+  if parent is None:
+    return Inherited(Charges(), ())
+  chain = _read(*parent)
+  return Inherited(
+      chain.charges[privacy_unit], chain.invalidations(privacy_unit)
+  )
+
+
+def superset_ledger(parents: Sequence[Parent]) -> Optional[Parent]:
+  """Returns the ledger that holds everything that all of these charge.
 
   Args:
-    path: The run's own ledger.
-
-  Raises:
-    LedgerError: One is missing or was changed.
-  """
-  return [
-      chain.contents for chain, _ in _read_apart(path, _read(path)).values()
-  ]
-
-
-def widest(parents: Sequence[Parent]) -> Optional[Parent]:
-  """Returns the ledger that holds what all of these charge, of every unit.
+    parents: Ledgers of the models that one run starts from; may be empty.
 
   Raises:
     LedgerError: None of them does, or one is missing or was changed.
   """
-  contents = [_all_entries(*parent) for parent in parents]
-  for parent, own in zip(parents, contents):
-    if all(own >= other for other in contents):
+  charged = []
+  for parent in parents:
+    chain = _read(*parent)
+    charged.append({
+        *chain.entries,
+        *(
+            (unit, reason)
+            for unit, reasons in chain.header['invalidations'].items()
+            for reason in reasons
+        ),
+    })
+  for parent, own in zip(parents, charged):
+    if all(own >= other for other in charged):
       return parent
   if parents:
     raise LedgerError(
@@ -554,41 +526,14 @@ def widest(parents: Sequence[Parent]) -> Optional[Parent]:
   return None
 
 
-class Inherited(NamedTuple):
-  """What a run inherits from the ledgers of the run that it starts from.
-
-  Attributes:
-    charges: Charges of the rounds.
-    voids: What voids them, and so the run.
-  """
-
-  charges: Charges
-  voids: tuple[str, ...]
+_Line: TypeAlias = dict[str, Any]  # JSON
 
 
-def read_inherited(parent: Optional[Parent], *, unit: str) -> Inherited:
-  """Returns what a run of this unit would inherit from the parent's ledgers."""
-  own, _ = _split(parent, unit=unit)
-  if own is None:
-    return Inherited(Charges(), ())
-  chain = _read(*own)
-  return Inherited(chain.charges, chain.contents.voids)
+class _Entry(NamedTuple):
+  """A line after the header: a round, or what a note says."""
 
-
-def encode_line(line: Mapping[str, Any]) -> bytes:
-  """Returns a line's canonical JSON: the one way in which it is written."""
-  text = json.dumps(line, sort_keys=True, allow_nan=False)
-  return text.encode() + b'\n'
-
-
-def hash_line(line: Mapping[str, Any]) -> str:
-  """Returns SHA-256, in hex, of a line without its own hash."""
-  bare = {name: value for name, value in line.items() if name != 'hash'}
-  return hashlib.sha256(encode_line(bare)).hexdigest()
-
-
-_Line = dict[str, Any]
-_Entry = Round | str  # a round, or what a note says
+  privacy_unit: str
+  content: Round | str
 
 
 class _Chain:
@@ -596,70 +541,104 @@ class _Chain:
 
   def __init__(self, header: _Line):
     self.header = header
-    self.entries = []
-    self.notes = []
-    self.charges = Charges()
+    self.privacy_unit: str = header['privacy_unit']
+    self.entries: list[_Entry] = []
+    self.charges: dict[str, Charges] = collections.defaultdict(Charges)
+    self._notes: dict[str, list[Note]] = collections.defaultdict(list)
+    self._num_rounds = collections.Counter()
     self._hashes = [header['hash']]
 
   def line_of(self, entry: _Entry) -> _Line:
     """The line of the next entry."""
-    if isinstance(entry, str):
-      fields = {'kind': 'note', 'what': entry}
+    content = entry.content
+    if isinstance(content, str):
+      fields = {'kind': 'note', 'what': content}
     else:
       fields = {
           'kind': 'round',
-          'round_num': entry.round_num,
-          'event': {
-              'sampling': entry.sampling.fields,
-              'noise_multipliers': [float(z) for z in entry.noise_multipliers],
-              'sampler_epsilon': float(entry.sampler_epsilon),
-              **({} if entry.strategy is None else {'strategy': {
-                  'output_scale': list(entry.strategy.output_scale),
-                  'buf_decay': list(entry.strategy.buf_decay),
-              }}),
-              **({} if entry.secure_sum is None else {
-                  'secure_sum': dataclasses.asdict(entry.secure_sum)
-              }),
-          },
-          'configuration': entry.configuration,
-          'identity': entry.identity,
-          'result': entry.result,
+          'round_num': content.round_num,
+          'event': _event_fields(content),
+          'configuration': content.configuration,
+          'identity': content.identity,
+          'result': content.result,
       }
-    return _seal(
-        {**fields, 'index': len(self.entries)}, previous=self._hashes[-1]
-    )
+    fields['privacy_unit'] = entry.privacy_unit
+    fields['index'] = len(self.entries)
+    return _seal(fields, previous=self._hashes[-1])
 
   def add(self, line: _Line, entry: _Entry) -> None:
     """Adds the line of an entry."""
-    if isinstance(entry, str):
-      self.notes.append(Note(entry, self.num_rounds()))
+    unit, content = entry
+    if isinstance(content, str):
+      self._notes[unit].append(Note(content, self._num_rounds[unit]))
     else:
-      self.charges.add(entry.cost, round_num=entry.round_num)
+      self.charges[unit].add(content.cost, round_num=content.round_num)
+      self._num_rounds[unit] += 1
     self.entries.append(entry)
     self._hashes.append(line['hash'])
 
   def head(self, count: int) -> Head:
-    """The head after so many entries."""
+    """The head after this number of entries."""
     return Head(count, self._hashes[count])
 
-  def num_rounds(self, count: Optional[int] = None) -> int:
-    """Rounds among the first entries, or among all."""
-    if count is None:
-      return len(self.entries) - len(self.notes)
-    return sum(isinstance(entry, Round) for entry in self.entries[:count])
+  def invalidations(self, privacy_unit: str) -> tuple[str, ...]:
+    return tuple(self.header['invalidations'].get(privacy_unit, ()))
 
   @property
   def contents(self) -> Contents:
-    header = self.header
-    return Contents(
-        run_id=header['run_id'],
-        unit=header['unit'],
-        voids=tuple(header['voids']),
-        inherited=self.num_rounds(header['inherited']),
-        rounds=self.charges.rounds,
-        notes=tuple(self.notes),
-        apart={u: Head(*h) for u, h in header.get('apart', {}).items()},
+    others = [
+        self._contents(unit)
+        for unit, count in self._num_rounds.items()
+        if count and unit != self.privacy_unit
+    ]
+    return self._contents(self.privacy_unit)._replace(
+        other_units=tuple(others)
     )
+
+  def _contents(self, privacy_unit: str) -> Contents:
+    """What is charged for one unit."""
+    inherited = self.entries[: self.header['inherited']]
+    return Contents(
+        run_id=self.header['run_id'],
+        privacy_unit=privacy_unit,
+        invalidations=self.invalidations(privacy_unit),
+        inherited=sum(
+            unit == privacy_unit and isinstance(content, Round)
+            for unit, content in inherited
+        ),
+        rounds=self.charges[privacy_unit].rounds,
+        notes=tuple(self._notes[privacy_unit]),
+    )
+
+
+def _inherit(
+    parent: Optional[_Chain],
+    *,
+    privacy_unit: str,
+    invalidations: Sequence[str],
+) -> tuple[list[_Line], _Chain]:
+  """The lines and the chain of a new run's ledger."""
+  reasons = dict(parent.header['invalidations']) if parent else {}
+  own = list(reasons.get(privacy_unit, ()))
+  own += [reason for reason in invalidations if reason not in own]
+  if own:
+    reasons[privacy_unit] = own
+  chain = _Chain(_seal({
+      'kind': 'header',
+      'format_version': _FORMAT_VERSION,
+      'run_id': secrets.token_hex(8),
+      'privacy_unit': privacy_unit,
+      'invalidations': reasons,
+      'inherited': len(parent.entries) if parent else 0,
+      'parents': [
+          *parent.header['parents'], parent.header['run_id']
+      ] if parent else [],
+  }, previous=''))
+  lines = [chain.header]
+  for entry in parent.entries if parent else ():
+    lines.append(chain.line_of(entry))
+    chain.add(lines[-1], entry)
+  return lines, chain
 
 
 def _read(path: str, head: Optional[Head] = None) -> _Chain:
@@ -674,15 +653,19 @@ def _read(path: str, head: Optional[Head] = None) -> _Chain:
         f'{header.get("format_version")!r}; this program reads '
         f'{_FORMAT_VERSION}.'
     )
-  chain = _Chain(header)
   try:
-    _ = chain.contents
     if not 0 <= header['inherited'] < len(lines) or not isinstance(
         header['parents'], list
     ):
       raise ValueError('it inherits entries that are not in it')
+    reasons = header['invalidations'].values()
+    if not all(isinstance(each, list) for each in reasons):
+      raise ValueError('invalidations must be lists')
+    chain = _Chain(header)
+    _ = chain.contents  # Checks the fields of the header.
     for index, line in enumerate(lines[1:]):
       entry = _entry_of(line)
+      # A line has one form only: the one that `line_of` writes.
       if line != chain.line_of(entry):
         raise ValueError(f'entry {index} has other fields than expected')
       chain.add(line, entry)
@@ -696,7 +679,7 @@ def _read(path: str, head: Optional[Head] = None) -> _Chain:
 
 
 def _check_head(path: str, chain: _Chain, head: Head) -> None:
-  """Raises LedgerError unless a ledger goes on from a head."""
+  """Raises LedgerError unless a ledger continues from a head."""
   found = len(chain.entries)
   if found < head.count:
     raise LedgerError(
@@ -711,14 +694,33 @@ def _check_head(path: str, chain: _Chain, head: Head) -> None:
     )
 
 
+def _event_fields(charged: Round) -> dict[str, object]:
+  """The part of a round's line that determines its cost."""
+  fields = {
+      'sampling': charged.sampling.fields,
+      'noise_multipliers': [float(z) for z in charged.noise_multipliers],
+      'sampler_epsilon': float(charged.sampler_epsilon),
+  }
+  if charged.strategy is not None:
+    fields['strategy'] = {
+        'output_scale': list(charged.strategy.output_scale),
+        'buf_decay': list(charged.strategy.buf_decay),
+    }
+  if charged.secure_sum is not None:
+    fields['secure_sum'] = dataclasses.asdict(charged.secure_sum)
+  return fields
+
+
 def _entry_of(line: _Line) -> _Entry:
-  """The entry that a line holds; its other fields are not looked at."""
+  """The entry that a line holds; other fields of the line are not checked."""
+  if not isinstance(line['privacy_unit'], str):
+    raise ValueError('privacy_unit must be a string')
   if line['kind'] == 'note':
     checks.one_of(NOTES, what=line['what'])
-    return line['what']
+    return _Entry(line['privacy_unit'], line['what'])
   strategy = line['event'].get('strategy')
   secure_sum = line['event'].get('secure_sum')
-  return Round(
+  return _Entry(line['privacy_unit'], Round(
       round_num=line['round_num'],
       sampling=accounting.Sampling(**line['event']['sampling']),
       noise_multipliers=tuple(line['event']['noise_multipliers']),
@@ -728,7 +730,7 @@ def _entry_of(line: _Line) -> _Entry:
       configuration=line['configuration'],
       identity=line['identity'],
       result=line['result'],
-  )
+  ))
 
 
 def _read_lines(path: str) -> list[_Line]:
@@ -736,14 +738,15 @@ def _read_lines(path: str) -> list[_Line]:
   if not os.path.exists(path):
     raise LedgerError(f'The privacy ledger {path} is missing: put it back.')
   lines, previous = [], ''
-  for number, raw in enumerate(_bytes_of(path).split(b'\n')[:-1], start=1):
+  # Text after the last newline is a line that a crash cut short.
+  for number, raw in enumerate(_read_bytes(path).split(b'\n')[:-1], start=1):
     try:
       line = json.loads(raw)
       is_next = (
           isinstance(line, dict)
           and line['previous'] == previous
-          and line['hash'] == hash_line(line)
-          and raw + b'\n' == encode_line(line)
+          and line['hash'] == _hash_line(line)
+          and raw + b'\n' == _encode_line(line)
       )
     except (ValueError, KeyError, RecursionError):
       is_next = False
@@ -757,45 +760,8 @@ def _read_lines(path: str) -> list[_Line]:
   return lines
 
 
-def _read_apart(path: str, chain: _Chain) -> dict[str, tuple[_Chain, bytes]]:
-  """The ledgers of other units beside one, by unit, and their files' bytes."""
-  found = {}
-  for unit, head in chain.contents.apart.items():
-    other = _path_beside(path, unit)
-    found[unit] = _read(other, head), _bytes_of(other)
-  return found
-
-
-def _all_entries(path: str, head: Optional[Head]) -> set[tuple[str, Any]]:
-  """Rounds, notes and voids of a ledger and those beside it, with the unit."""
-  chain = _read(path, head)
-  chains = [chain, *(other for other, _ in _read_apart(path, chain).values())]
-  return {
-      (each.header['unit'], entry)
-      for each in chains
-      for entry in (*each.entries, *each.header['voids'])
-  }
-
-
-def _split(
-    parent: Optional[Parent], *, unit: Optional[str]
-) -> tuple[Optional[Parent], dict[str, tuple[_Chain, bytes]]]:
-  """The parent's ledger of the run's unit, and those of other units."""
-  if parent is None:
-    return None, {}
-  path, head = parent
-  chain = _read(path, head)
-  apart = _read_apart(path, chain)
-  parent_unit = chain.header['unit']
-  if unit in (None, parent_unit):
-    return parent, apart
-  own = None
-  if unit in apart:
-    apart.pop(unit)
-    own = _path_beside(path, unit), chain.contents.apart[unit]
-  if chain.entries:
-    apart[parent_unit] = chain, _bytes_of(path)
-  return own, apart
+def _read_bytes(path: str) -> bytes:
+  return files.read(path, max_bytes=_MAX_BYTES)
 
 
 def _open_locked(path: str, flags: int = 0) -> int:
@@ -805,7 +771,7 @@ def _open_locked(path: str, flags: int = 0) -> int:
     if not files.try_lock(descriptor):
       os.close(descriptor)
       raise LedgerError(f'The privacy ledger {path} is in use by another run.')
-    # Between both, `create` may have put another file there.
+    # `create` may have replaced the file between the two calls.
     if os.path.exists(path) and os.path.samestat(
         os.fstat(descriptor), os.stat(path)
     ):
@@ -816,7 +782,7 @@ def _open_locked(path: str, flags: int = 0) -> int:
 def _append(descriptor: int, line: _Line) -> None:
   """Appends a line and waits for the disk; on failure nothing is appended."""
   size = os.fstat(descriptor).st_size
-  data = encode_line(line)
+  data = _encode_line(line)
   try:
     while data:
       data = data[os.write(descriptor, data) :]
@@ -826,17 +792,19 @@ def _append(descriptor: int, line: _Line) -> None:
     raise
 
 
-def _path_beside(path: str, unit: str) -> str:
-  """The ledger of another unit beside one: a/b.jsonl to a/b.UNIT.jsonl."""
-  stem, extension = os.path.splitext(path)
-  return f'{stem}.{unit}{extension}'
-
-
-def _bytes_of(path: str) -> bytes:
-  return files.read(path, max_bytes=_MAX_BYTES)
-
-
-def _seal(fields: Mapping[str, Any], *, previous: str) -> _Line:
+def _seal(fields: Mapping[str, object], *, previous: str) -> _Line:
   """Returns the line with these fields that follows the hash `previous`."""
   line = {**fields, 'previous': previous}
-  return {**line, 'hash': hash_line(line)}
+  return {**line, 'hash': _hash_line(line)}
+
+
+def _hash_line(line: _Line) -> str:
+  """SHA-256, in hex, of a line without its own hash."""
+  bare = {name: value for name, value in line.items() if name != 'hash'}
+  return hashlib.sha256(_encode_line(bare)).hexdigest()
+
+
+def _encode_line(line: _Line) -> bytes:
+  """A line's canonical JSON."""
+  text = json.dumps(line, sort_keys=True, allow_nan=False)
+  return text.encode() + b'\n'

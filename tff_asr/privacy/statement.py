@@ -127,7 +127,7 @@ def build(
     delta: Optional[float],
     l2_norm_clip: Optional[float],
     unit: str = 'speaker',
-    voids: Sequence[str] = (),
+    invalidations: Sequence[str] = (),
     inherited: int = 0,
     adaptive_layers: int = 0,
     apart: Sequence[str] = (),
@@ -146,8 +146,8 @@ def build(
     l2_norm_clip: The clip C of a client's whole update; infinite without one.
       None: all rounds are of earlier runs, whose clip is not known here.
     unit: What one client is.
-    voids: Reasons, as sentences without a full stop, for which no guarantee
-      holds whatever was charged.
+    invalidations: Reasons, as sentences without a full stop, for which no
+      guarantee holds whatever was charged.
     inherited: How many of the rounds are of runs that this one started from.
     adaptive_layers: Number of layers whose clips adapt; if there are any, C is
       that of the next round.
@@ -179,9 +179,10 @@ def build(
   )
   epsilon = min(by_rdp, math.inf if by_pld is None else by_pld)
   reasons = why_not_private(
-      rounds, clipped=clipped, epsilon=epsilon, delta=delta, voids=voids
+      rounds, clipped=clipped, epsilon=epsilon, delta=delta,
+      invalidations=invalidations,
   )
-  if voids:
+  if invalidations:
     epsilon = math.inf
   scale = None
   if num_rounds and not noise_free:
@@ -190,7 +191,7 @@ def build(
     )
   secure = _secure_rounds(rounds)
   uncovered = [_UNCOVERED_CONTROL, *([_UNCOVERED_DROP_OUT] if secure else [])]
-  if_valid = ', if that were not so' if voids else ''
+  if_valid = ', if that were not so' if invalidations else ''
   relation = accounting.neighbouring(rounds)
   if not num_rounds:
     verdict = 'No round was released yet: nothing is spent.'
@@ -286,7 +287,7 @@ def build(
       'epsilon': json_number(epsilon),
       'epsilon_rdp': json_number(by_rdp),
       'epsilon_pld': json_number(by_pld),
-      'voids': list(voids),
+      'invalidations': list(invalidations),
       'inputs': list(inputs),
       'public': public,
       'tokens': tokens,
@@ -316,7 +317,7 @@ def why_not_private(
     epsilon: float,
     delta: float,
     clipped: bool = True,
-    voids: Sequence[str] = (),
+    invalidations: Sequence[str] = (),
 ) -> list[str]:
   """Returns why rounds of this epsilon are not private; empty if they are."""
   reasons = []
@@ -330,7 +331,7 @@ def why_not_private(
     )
   if too_large := large_delta(delta, rounds):
     reasons.append(too_large)
-  return [*reasons, *voids]
+  return [*reasons, *invalidations]
 
 
 def large_delta(

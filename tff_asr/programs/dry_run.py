@@ -59,7 +59,7 @@ async def describe(training: training_loop.TrainingRun) -> str:
     )
     rows['public'] = f'{public.words}.'
     rows['epsilon'] = _epsilon(
-        training, state, inherited, voids=public.voids
+        training, state, inherited, invalidations=public.invalidations
     )
   return '\n'.join([
       training.configuration.rstrip(),
@@ -87,12 +87,16 @@ def _epsilon(
     state: Any,
     inherited: ledger_lib.Inherited,
     *,
-    voids: Sequence[str],
+    invalidations: Sequence[str],
 ) -> str:
   """Epsilon at the end, and where a target ends the run before."""
-  voids = (*inherited.voids, *training.privacy.voids, *voids)
-  if voids:
-    return f'infinite, NOT PRIVATE: {"; ".join(voids)}.'
+  invalidations = (
+      *inherited.invalidations,
+      *training.privacy.invalidations,
+      *invalidations,
+  )
+  if invalidations:
+    return f'infinite, NOT PRIVATE: {"; ".join(invalidations)}.'
   settings, sampling = training.privacy, training.sampling
   target, last = settings.target_epsilon, training.total
   delta = settings.delta_of(sampling, inherited.charges.rounds)

@@ -118,7 +118,7 @@ class PrivacySettings:
     return statement.delta_or_default(self.delta, [own, *charged])
 
   @property
-  def voids(self) -> list[str]:
+  def invalidations(self) -> list[str]:
     """Reasons for which no guarantee holds: keys that a seed fixed."""
     seeds = {'NOISE_SEED': self.noise_seed, 'SAMPLER_SEED': self.sampler_seed}
     return [
@@ -183,7 +183,7 @@ class PrivateRoundRunner:
     """The ledger's head after the rounds so far."""
     return self._ledger.head
 
-  def are_left(self, state: Any, cohort_state: Any) -> bool:
+  def fits_budget(self, state: Any, cohort_state: Any) -> bool:
     """True if the next round stays within the target epsilon."""
     if self._settings.target_epsilon is None:
       return True
@@ -198,7 +198,7 @@ class PrivateRoundRunner:
   def claims_epsilon(self, state: Any) -> bool:
     """True if a finite epsilon holds for the next round and those before."""
     charged = self._ledger.charges.after([0], _cost(state, self._sampling))
-    return not self._ledger.contents.voids and all(
+    return not self._ledger.contents.invalidations and all(
         group.noise_multiplier >= accounting.MIN_NOISE_MULTIPLIER
         for group in charged
     )
@@ -272,7 +272,7 @@ class PrivateRoundRunner:
           # Another mechanism: it shares no noise and no draw with this one.
           cohort_state = cohort_state._replace(round_num=np.int64(0))
           state = without_noise(state)
-        if not self.are_left(state, cohort_state):
+        if not self.fits_budget(state, cohort_state):
           raise BudgetError(
               'A round came out differently when it was repeated, and to '
               'charge it again would exceed TARGET_EPSILON = '
@@ -283,7 +283,7 @@ class PrivateRoundRunner:
   def epsilon(self) -> float:
     """Epsilon by RDP of all charged rounds; infinite if it is void."""
     contents = self._ledger.contents
-    if contents.voids:
+    if contents.invalidations:
       return math.inf
     return _epsilon(contents.rounds, self._delta)
 
@@ -294,7 +294,7 @@ class PrivateRoundRunner:
         contents.rounds,
         epsilon=epsilon,
         delta=self._delta,
-        voids=contents.voids,
+        invalidations=contents.invalidations,
     )
 
   def _renew_key(self) -> None:
@@ -504,16 +504,16 @@ def create_ledger(
     run: run_dir.RunDir,
     parent: Optional[ledger_lib.Parent],
     *,
-    voids: Sequence[str] = (),
-    unit: Optional[str] = 'speaker',
+    invalidations: Sequence[str] = (),
+    privacy_unit: Optional[str] = 'speaker',
 ) -> ledger_lib.Ledger:
   """Starts the ledger of a new run; refuses if an old one was taken away.
 
   Args:
     run: The run's folder.
     parent: The ledger of the model that it starts from, or None.
-    voids: Reasons for which no guarantee holds, see `ledger.Contents`.
-    unit: What one client is; None: as in the parent.
+    invalidations: Reasons for which no guarantee holds, see `ledger.Contents`.
+    privacy_unit: What one client is; None: as in the parent.
 
   Raises:
     ledger.LedgerError: The folder holds a model with a ledger but no state; or
@@ -527,8 +527,8 @@ def create_ledger(
     )
   return ledger_lib.create(
       run.file(run_dir.LEDGER),
-      unit=unit,
-      voids=voids,
+      privacy_unit=privacy_unit,
+      invalidations=invalidations,
       parent=parent,
   )
 

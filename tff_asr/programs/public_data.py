@@ -62,20 +62,20 @@ class Check(NamedTuple):
   """Findings of the check of a run.
 
   Attributes:
-    voids: Reasons for which no guarantee holds, as `ledger.Contents.voids`.
+    invalidations: Why no guarantee holds, as in `ledger.Contents`.
     unchecked: What could not be compared, or not as a whole.
     sources: What the run's model is trained on, with the runs before it.
   """
 
-  voids: tuple[str, ...]
+  invalidations: tuple[str, ...]
   unchecked: tuple[str, ...]
   sources: tuple[Source, ...]
 
   @property
   def words(self) -> str:
     """The findings in words, to go on after a list of what is public."""
-    if self.voids:
-      return f'but {"; ".join(self.voids)}'
+    if self.invalidations:
+      return f'but {"; ".join(self.invalidations)}'
     if self.unchecked:
       return (
           'taken to be so; the ids of their speakers could not be compared: '
@@ -141,25 +141,25 @@ def check(training: Any, process_state: Any) -> Check:
     public[label] = _read_speakers(
         each for each in found if not each.is_private
     )
-  voids, unchecked = [], []
+  invalidations, unchecked = [], []
   for whose, protected in private.items():
     for label, shown in public.items():
       if label == whose:
         continue  # Compared when that model was trained.
       if count := len(protected.ids & shown.ids):
-        voids.append(
+        invalidations.append(
             f'{label} has {count:,} of the {len(protected.ids):,} private '
             f'speakers{whose and f" of {whose}"}'
         )
       if not _is_known(protected, shown):
         unchecked.append(label)
-  if voids and training.on_shared_data == REFUSE:
+  if invalidations and training.on_shared_data == REFUSE:
     raise ValueError(
-        f'{"; ".join(voids)}: take data without them (--partition of data_tools'
-        f' divides a corpus by speaker), or set ON_SHARED_DATA to'
-        f' {NOT_PRIVATE!r} to train without a guarantee.'
+        f'{"; ".join(invalidations)}: take data without them (--partition of '
+        'data_tools divides a corpus by speaker), or set ON_SHARED_DATA to '
+        f'{NOT_PRIVATE!r} to train without a guarantee.'
     )
-  for text in voids:
+  for text in invalidations:
     logging.warning('NOT PRIVATE: %s.', text)
   unchecked = tuple(dict.fromkeys(unchecked))
   if unchecked:
@@ -177,7 +177,7 @@ def check(training: Any, process_state: Any) -> Check:
         len(shared),
         len(dev.ids),
     )
-  return Check(tuple(voids), unchecked, tuple(dict.fromkeys(sources)))
+  return Check(tuple(invalidations), unchecked, tuple(dict.fromkeys(sources)))
 
 
 def source(client_data: Any, *, is_private: bool) -> Source:
@@ -294,7 +294,7 @@ def _runs(training: Any) -> dict[str, str]:
 
 def _is_protected(training: Any, process_state: Any) -> bool:
   """True if noise under secret keys protects what a run trains on."""
-  if training.sampling is None or training.privacy.voids:
+  if training.sampling is None or training.privacy.invalidations:
     return False
   event = dp_accounting.DpEvent.from_named_tuple(
       process_state.aggregator.dp_event

@@ -72,7 +72,7 @@ def epsilon_of_run(
       epsilon_report.of_ledger(contents, **how),
       apart=tuple(
           epsilon_report.of_ledger(other, **how)
-          for other in ledger_lib.read_apart(path)
+          for other in contents.other_units
       ),
   )
 
@@ -102,17 +102,16 @@ def write_statement(
     tokens: The same.
   """
   contents = ledger.contents
-  apart = ledger_lib.read_apart(run.file(run_dir.LEDGER))
   clip = None if query_state is None else float(query_state.l2_norm_clip)
   stated = statement.build(
       contents.rounds,
       delta=delta,
       l2_norm_clip=clip,
-      unit=contents.unit,
-      voids=contents.voids,
+      unit=contents.privacy_unit,
+      invalidations=contents.invalidations,
       inherited=contents.inherited,
       adaptive_layers=np.size(getattr(query_state, 'layer_clips', ())),
-      apart=[other.unit for other in apart],
+      apart=[other.privacy_unit for other in contents.other_units],
       notes=contents.notes,
       inputs=inputs,
       public=public,
@@ -123,12 +122,12 @@ def write_statement(
           other.rounds,
           delta=None,
           l2_norm_clip=None,
-          unit=other.unit,
-          voids=other.voids,
+          unit=other.privacy_unit,
+          invalidations=other.invalidations,
           inherited=sum(group.count for group in other.rounds),
           notes=other.notes,
       )
-      for other in apart
+      for other in contents.other_units
   ]
   if others:
     stated = dataclasses.replace(

@@ -347,13 +347,15 @@ def parent_ledger(training: TrainingRun) -> Optional[ledger_lib.Parent]:
   """
   runs = dict.fromkeys([training.init_from_run, training.scores_run])
   parents = [run_dir.ledger_of_model(run) for run in runs if run is not None]
-  return ledger_lib.widest([each for each in parents if each is not None])
+  return ledger_lib.superset_ledger(
+      [each for each in parents if each is not None]
+  )
 
 
 def read_inherited(training: TrainingRun) -> ledger_lib.Inherited:
   """Returns what a run inherits from the ledger of `parent_ledger`."""
   return ledger_lib.read_inherited(
-      parent_ledger(training), unit=training.PRIVACY_UNIT
+      parent_ledger(training), privacy_unit=training.PRIVACY_UNIT
   )
 
 
@@ -505,7 +507,7 @@ def _is_over(
 ) -> bool:
   """True if the rounds, or the budget, are spent."""
   return number >= training.total or (
-      rounds is not None and not rounds.are_left(state.process, state.source)
+      rounds is not None and not rounds.fits_budget(state.process, state.source)
   )
 
 
@@ -592,7 +594,7 @@ async def _resume_or_begin(
       return saved, number, None
     path = folder.file(run_dir.LEDGER)
     ledger = stack.enter_context(ledger_lib.resume(path, head=saved.ledger))
-    _check_voids(training, ledger)
+    _check_invalidations(training, ledger)
     if training.sampling is None:
       return saved, number, ledger
     if folder.length_changed:
@@ -631,8 +633,12 @@ async def _resume_or_begin(
     ledger = stack.enter_context(private_rounds.create_ledger(
         folder,
         parent,
-        voids=[*training.privacy.voids, *training.public.voids],
-        unit=None if training.sampling is None else training.PRIVACY_UNIT,
+        invalidations=[
+            *training.privacy.invalidations, *training.public.invalidations
+        ],
+        privacy_unit=(
+            None if training.sampling is None else training.PRIVACY_UNIT
+        ),
     ))
     noise = state.noise._replace(
         file_identity=np.int64(ledger.file_identity)
@@ -642,9 +648,11 @@ async def _resume_or_begin(
   return state, 0, ledger
 
 
-def _check_voids(training: TrainingRun, ledger: ledger_lib.Ledger) -> None:
+def _check_invalidations(
+    training: TrainingRun, ledger: ledger_lib.Ledger
+) -> None:
   """Raises ValueError if data are shared that the run did not begin with."""
-  new = set(training.public.voids) - set(ledger.contents.voids)
+  new = set(training.public.invalidations) - set(ledger.contents.invalidations)
   if new:
     raise ValueError(
         f'{"; ".join(sorted(new))}, which the ledger of {training.output_dir} '

@@ -13,8 +13,7 @@ The folder has mode 0700. Its files:
                   the run has ended (owner only)
   model.safetensors   the trained weights, for evaluation and as a seed
   ledger.jsonl    what the model's rounds cost in privacy (federated runs, and
-                  runs that start from one); ledger.UNIT.jsonl: of another
-                  unit (`privacy.ledger`)
+                  runs that start from one), by `privacy.ledger`
   trained_on.json   corpora that the model was trained on (owner only), by
                   `programs.public_data`
   metrics.csv     released metrics, one row per round or step
