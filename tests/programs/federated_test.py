@@ -731,7 +731,7 @@ class LedgerTest(_RunTestCase):
             save_every=1,
             context=_failing(4, context=_perturbing()),
         )
-    self.assertIn('came out differently', ''.join(logs.output))
+    self.assertIn('had another result', ''.join(logs.output))
     self.assertEqual(self.charged(), 4)
     # Both keys are drawn anew, not those that follow the old ones.
     for name, key in self.secrets(self.run).items():
