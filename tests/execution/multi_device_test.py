@@ -702,7 +702,7 @@ class BadArgumentTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ('dtype', ([np.float64(1.0)],), 'float64'),
       ('shape', ([np.zeros(2, np.float32)],), r'shape \(2,\)'),
-      ('no_list', (np.float32(1.0),), 'list with one value a client'),
+      ('no_list', (np.float32(1.0),), 'list with one value for each client'),
   )
   def test_client_values_are_checked(self, args, message):
     with self.assertRaisesRegex(

@@ -5,8 +5,8 @@ until more than `ClientRound.max_failed` have failed. Too little memory, a full
 disk and the like (`shortage`) are never the client's fault and always end the
 round.
 
-With a time limit, a client whose work hangs (because a device or a file system
-does not answer) ends the round, too. Python cannot end the work itself: its
+With a time limit, a client that hangs (because a device or a file system does
+not answer) ends the round, too. Python cannot end the work itself: its
 thread is left behind, and the program should exit.
 """
 
@@ -17,7 +17,6 @@ import os
 import re
 import threading
 import time
-from typing import Any
 
 import tensorflow as tf
 
@@ -165,7 +164,7 @@ class ClientRound:
     self.begun.pop(position, None)
 
   def add_ordered(self, number: int, leaves: Sequence[tf.Tensor]) -> None:
-    """Adds a group's leaves whose sum depends on the order."""
+    """Adds a group's part of the sum that depends on the order."""
     if self.ordered is not None:
       self.ordered.add(number, leaves)
 
@@ -184,7 +183,7 @@ class ClientRound:
     """Returns the sum over all clients, on which all `calls` work.
 
     Args:
-      calls: each runs in a thread of its own, until the round is over. Client
+      calls: each runs in a separate thread until the round is over. Client
         errors go to `fail`; any other exception ends the round and is raised
         here.
       get_sum: waits for the scheduler's sums, in the calling thread, and
@@ -242,7 +241,7 @@ class ClientRound:
     return isinstance(self.failure, ClientTimeoutError)
 
   def _work(self, call: Callable[[], None]) -> None:
-    """Runs a call in a thread of its own."""
+    """Runs a call in this thread."""
     try:
       call()
     except scheduler.Stopped:

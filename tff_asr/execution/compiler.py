@@ -1,43 +1,31 @@
 """TFF computations to TensorFlow programs, through TFF's MapReduceForm.
 
-A federated computation becomes
+    program = compile_computation(process.next)
+
+A federated computation becomes a `FederatedProgram`:
 
     prepare: S -> C              server value to broadcast
     zero: -> A                   an empty accumulator
     work: <A, D, C> -> A         one client, added to an accumulator
-    merge_ordered: <B, B> -> B   two disjoint accumulators, the leaves of A that
-                                 are not exact
+    merge_ordered: <B, B> -> B   adds those leaves of two accumulators whose sum
+                                 depends on the order
     finish: <S, A> -> X          the result at the server
     draw: S -> N                 the noise of `finish`, ahead of it
     finish_drawn: <S, N, A> -> X the rest of `finish`
 
 S is all server-placed arguments, D all client-placed ones. `work` is TFF's
 `work` followed by `accumulate` in one graph, and `finish` is `report` followed
-by `update`, so no client update or report leaves the function. `draw` is the
-part of `finish` that the host draws (`privacy.noise`) and that depends on S
-alone, such as on a round's key: it may run while clients work.
+by `update`, so no client update or report leaves the function.
 
-Secure sums are made plain (`secure_sums`).
-
-Leaves of A that are plain sums of integers are exact in any order. The others
-(floats, and whatever else an aggregator merges) depend on the order.
+A computation without clients (such as `process.initialize`) becomes a
+`ServerProgram`. docs/execution.md lists computations that are refused.
 https://www.tensorflow.org/federated/api_docs/python/tff/backends/mapreduce
-
-Server-only federated computations (such as `process.initialize`) and
-computations without placements become one program. docs/execution.md lists what
-is refused.
-
-MapReduceForm asks for one server argument, one client argument and a state that
-passes through. The computation is first wrapped to that shape, so it may have
-any number of placed arguments and of results. An argument that is equal at all
-clients is a server argument that the wrapper broadcasts. A result without a
-placement comes from the server.
 """
 
 from collections.abc import Iterator, Sequence
 import dataclasses
 import itertools
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -48,8 +36,11 @@ from tff_asr.execution import secure_sums
 from tff_asr.execution import values
 
 
+_Leaf = TypeVar('_Leaf')
+
+
 class UncompilableError(ValueError):
-  """A computation that cannot run in this process; says what to do."""
+  """A computation cannot run in this process; the message says what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +48,8 @@ class ServerProgram:
   """A computation without clients: one program from arguments to result.
 
   Attributes:
-    argument: the layout of the argument.
-    result: the layout of the result.
+    argument: flattens the argument.
+    result: packs the result.
     run: `argument -> result`.
   """
 
@@ -73,9 +64,10 @@ class ClientPrograms(NamedTuple):
   Attributes:
     work: `<A, D, C> -> A`; adds exact leaves of int64 in place.
     zero: `-> A`.
-    merge_ordered: `<A, A> -> A` of the leaves that are not exact; None without
-      any.
-    is_exact: whether each leaf of A is a sum of integers.
+    merge_ordered: `<B, B> -> B` of the leaves that are not exact; None if all
+      are.
+    is_exact: for each leaf of A, whether it is a plain sum of integers, which
+      is exact in any order.
   """
 
   work: graph.Program
@@ -85,7 +77,7 @@ class ClientPrograms(NamedTuple):
 
   @property
   def ordered_bytes(self) -> int:
-    """Bytes of the leaves that are not exact, those of open shape aside."""
+    """Bytes of the leaves that are not exact and have a static shape."""
     if self.merge_ordered is None:
       return 0
     specs = self.merge_ordered.graphs[0].specs
@@ -97,7 +89,11 @@ class ClientPrograms(NamedTuple):
   def as_variables(
       self, accumulator: list[tf.Tensor]
   ) -> list[tf.Tensor]:
-    """The accumulator with variables where programs take them; empties it."""
+    """Returns the accumulator with variables where programs take them.
+
+    Args:
+      accumulator: emptied, so that each leaf can be freed.
+    """
     leaves = []
     for is_variable in self.work.in_place:
       leaf = accumulator.pop(0)
@@ -116,7 +112,7 @@ class ClientPrograms(NamedTuple):
   def join(
       self, exact: Sequence[tf.Tensor], ordered: Sequence[tf.Tensor]
   ) -> list[tf.Tensor]:
-    """The accumulator that `split` split."""
+    """Returns the accumulator that `split` has split."""
     parts = iter(exact), iter(ordered)
     return [next(parts[not is_exact]) for is_exact in self.is_exact]
 
@@ -126,12 +122,12 @@ class FederatedProgram:
   """A computation over clients; see the module docstring.
 
   Attributes:
-    arguments: where server and client values are in the argument.
-    result: the layout of the result.
+    arguments: splits the argument into server and client values.
+    result: packs the result.
     prepare: `S -> C`.
     clients: what runs at clients.
     finish: `<S, A> -> X`; large exact leaves of A are given up.
-    draw: `S -> N`; None where the host draws nothing.
+    draw: `S -> N`; None if the host draws nothing.
     finish_drawn: `<S, N, A> -> X`, as `finish`; None with `draw`.
   """
 
@@ -196,7 +192,7 @@ _CONFIG.graph_options.rewrite_options.disable_meta_optimizer = True
 
 _LOOK_UP = 'broadcast the whole value and look up in it at clients'
 _REDUCE = 'call dataset.reduce in a tff.tensorflow.computation'
-# What TFF's MapReduceForm does not take, and what to write instead.
+# What TFF's MapReduceForm does not support, and what to write instead.
 _INSTEAD = {
     'federated_secure_select': _LOOK_UP,
     'federated_select': _LOOK_UP,
@@ -216,12 +212,12 @@ def _compile(
         'a result is placed at the clients: aggregate it at the server'
     )
   if not tff.types.contains(comp.type_signature, intrinsics.is_at_clients):
-    return _compile_local(comp)
-  return _compile_round(comp)
+    return _compile_at_server(comp)
+  return _compile_federated(comp)
 
 
-def _compile_local(comp: tff.Computation) -> ServerProgram:
-  """One program for a computation without clients."""
+def _compile_at_server(comp: tff.Computation) -> ServerProgram:
+  """Compiles a computation without clients."""
   block = comp.to_building_block()
   if not isinstance(block, tff.framework.CompiledComputation):
     block = tff.backends.mapreduce.consolidate_and_extract_local_processing(
@@ -238,9 +234,13 @@ def _compile_local(comp: tff.Computation) -> ServerProgram:
   )
 
 
-def _compile_round(comp: tff.Computation) -> FederatedProgram:
-  """The programs of a computation that aggregates over clients."""
-  arguments = PlacedArguments(comp.type_signature.parameter)
+def _get_form(
+    comp: tff.Computation, arguments: 'PlacedArguments'
+) -> tff.backends.mapreduce.MapReduceForm:
+  """Returns the form of a computation that aggregates over clients."""
+  # MapReduceForm needs one server argument, one client argument and a state
+  # that passes through. The wrapper has this shape for any number of arguments
+  # and results.
   wrapped = tff.federated_computation(
       lambda server, clients: (
           server, _at_server(comp(arguments.assemble(server, clients)))
@@ -263,6 +263,13 @@ def _compile_round(comp: tff.Computation) -> FederatedProgram:
     form = tff.backends.mapreduce.get_map_reduce_form_for_computation(
         secure_sums.as_plain_sums(form), _CONFIG
     )
+  return form
+
+
+def _compile_federated(comp: tff.Computation) -> FederatedProgram:
+  """Compiles a computation that aggregates over clients."""
+  arguments = PlacedArguments(comp.type_signature.parameter)
+  form = _get_form(comp, arguments)
   prepare, zero, work, accumulate, merge, report, update = map(
       graph.from_computation,
       (
@@ -316,45 +323,40 @@ def _compile_round(comp: tff.Computation) -> FederatedProgram:
 def _split_draw(
     finish: graph.Program,
 ) -> tuple[graph.Program | None, graph.Program | None]:
-  """What the host draws from the server's values alone, and what remains."""
+  """Splits off what the host draws and depends on the server's values only.
+
+  That is the noise of `privacy.noise`, which depends on the round's key.
+
+  Returns:
+    `draw` and `finish_drawn`, or None twice.
+  """
   report, update = finish.graphs
   num_servers = finish.num_kept
   graph_def = tf.compat.v1.GraphDef.FromString(update.graph_def)
-  others = set(map(graph.node_name, update.inputs[num_servers:]))
   # Noise waits for checks, which stay in what finishes, and, to save memory,
   # for the layers before, which are of the clients' sum.
   unordered = tf.compat.v1.GraphDef.FromString(update.graph_def)
   for node in unordered.node:
     node.input[:] = [name for name in node.input if not name.startswith('^')]
+  of_clients = set(map(graph.node_name, update.inputs[num_servers:]))
   nodes = [
       node
       for node in graph_def.node
       if node.op == _HOST_OP
-      and others.isdisjoint(graph.find_needed(unordered, [node.name]))
+      and of_clients.isdisjoint(graph.find_needed(unordered, [node.name]))
   ]
   if not nodes:
     return None, None
-  # One draw takes all threads: the next one waits for it.
+  # One draw uses all threads: the next one waits for it.
   by_name = {node.name: node for node in unordered.node}
   for before, node in itertools.pairwise(nodes):
     by_name[node.name].input.append(f'^{before.name}')
   draws, names, specs = [], [], []
   for node in nodes:
-    dtypes = list(node.attr['Tout'].list.type)
-    own = [f'{node.name}_drawn_{index}' for index in range(len(dtypes))]
-    for index, (name, dtype) in enumerate(zip(own, dtypes, strict=True)):
-      draws.append(f'{node.name}:{index}')
-      names.append(f'{name}:0')
-      specs.append(tf.TensorSpec(None, tf.as_dtype(dtype)))
-      drawn = graph_def.node.add(name=name, op='Placeholder')
-      drawn.attr['dtype'].type = dtype
-      drawn.attr['shape'].shape.unknown_rank = True
-    # Whatever takes its outputs gets what was drawn.
-    node.op = 'IdentityN'
-    waits = [name for name in node.input if name.startswith('^')]
-    node.input[:] = [*own, *waits]
-    node.attr.clear()
-    node.attr['T'].list.type[:] = dtypes
+    outputs = _make_inputs(graph_def, node)
+    draws += [f'{node.name}:{index}' for index in range(len(outputs))]
+    names += [name for name, _ in outputs]
+    specs += [spec for _, spec in outputs]
   servers = update.inputs[:num_servers], update.specs[:num_servers]
   draw = dataclasses.replace(
       update,
@@ -374,13 +376,38 @@ def _split_draw(
   )
 
 
+def _make_inputs(
+    graph_def: tf.compat.v1.GraphDef, node: tf.compat.v1.NodeDef
+) -> list[tuple[str, tf.TensorSpec]]:
+  """Replaces a node's outputs by inputs of the graph.
+
+  Returns:
+    The tensor name and the spec of each new input.
+  """
+  dtypes = list(node.attr['Tout'].list.type)
+  names = [f'{node.name}_drawn_{index}' for index in range(len(dtypes))]
+  for name, dtype in zip(names, dtypes, strict=True):
+    placeholder = graph_def.node.add(name=name, op='Placeholder')
+    placeholder.attr['dtype'].type = dtype
+    placeholder.attr['shape'].shape.unknown_rank = True
+  # The node keeps its name, under which others take its outputs.
+  node.op = 'IdentityN'
+  waits = [name for name in node.input if name.startswith('^')]
+  node.input[:] = [*names, *waits]
+  node.attr.clear()
+  node.attr['T'].list.type[:] = dtypes
+  return [
+      (f'{name}:0', tf.TensorSpec(None, tf.as_dtype(dtype)))
+      for name, dtype in zip(names, dtypes)
+  ]
+
+
 def _find_exact(
     accumulate: graph.Graph, merge: graph.Graph
 ) -> tuple[bool, ...]:
-  """For each leaf of an accumulator, whether it is a sum of integers.
+  """Returns for each leaf of an accumulator whether it is a sum of integers.
 
-  So it is if both graphs do nothing to it but add, and no other leaf depends on
-  it.
+  It is one if both graphs only add to it, and no other leaf depends on it.
   """
   count = len(merge.outputs)
   if len(accumulate.inputs) != 2 * count:
@@ -389,8 +416,8 @@ def _find_exact(
   for each in (accumulate, merge):
     graph_def = tf.compat.v1.GraphDef.FromString(each.graph_def)
     is_exact = [
-        before and graph.adds(graph_def, *places)
-        for before, *places in zip(
+        before and graph.adds(graph_def, *names)
+        for before, *names in zip(
             is_exact, each.outputs, each.inputs, each.inputs[count:]
         )
     ]
@@ -408,7 +435,7 @@ def _find_exact(
 def _find_in_place(
     merge: graph.Graph, is_exact: Sequence[bool]
 ) -> tuple[bool, ...]:
-  """The exact leaves that may be large, and have kernels for variables."""
+  """Selects exact leaves that may be large and have kernels for variables."""
   return tuple(
       is_sum and spec.dtype == tf.int64 and spec.shape.rank != 0
       for is_sum, spec in zip(is_exact, merge.specs)
@@ -418,7 +445,7 @@ def _find_in_place(
 def _without_exact(
     merge: graph.Graph, is_exact: Sequence[bool]
 ) -> graph.Program | None:
-  """The merge of the other leaves."""
+  """Returns the merge of the leaves that are not exact."""
   if all(is_exact):
     return None
   return graph.Program((
@@ -431,17 +458,20 @@ def _without_exact(
   ))
 
 
-def _ordered(leaves: Sequence[Any], is_exact: Sequence[bool]) -> Iterator[Any]:
-  """The leaves that are not exact."""
+def _ordered(
+    leaves: Sequence[_Leaf], is_exact: Sequence[bool]
+) -> Iterator[_Leaf]:
+  """Returns the leaves that are not exact."""
   return (leaf for leaf, is_sum in zip(leaves, is_exact) if not is_sum)
 
 
-def _at_server(result: Any) -> Any:
-  """One server-placed value out of a structure of values, while tracing."""
+def _at_server(result: tff.Value) -> tff.Value:
+  """Zips a structure of values into one at the server, while tracing."""
   type_spec = result.type_signature
   if isinstance(type_spec, tff.FederatedType):
     return result
   if not tff.types.contains(type_spec, _is_placed):
+    # A result without a placement comes from the server.
     return tff.federated_value(result, tff.SERVER)
   names = [name for name, _ in tff.structure.iter_elements(type_spec)]
   return tff.federated_zip(tff.structure.Struct(
@@ -456,13 +486,14 @@ def _is_placed(type_spec: tff.Type) -> bool:
 class PlacedArguments:
   """Splits an argument into its server's and its clients' values.
 
-  What is equal at all clients is a value of the server's.
+  A value that is equal at all clients counts as one of the server: the
+  computation broadcasts it.
 
   Attributes:
     server_type: a struct of the members of all server arguments.
     client_type: a struct of the members of all client arguments.
-    server: the layout of the server's values.
-    client: the layout of one client's values.
+    server: flattens the server's values.
+    client: flattens one client's values.
   """
 
   def __init__(self, type_spec: tff.Type):
@@ -484,7 +515,7 @@ class PlacedArguments:
     self.server = values.TypeFlattener(self.server_type)
     self.client = values.TypeFlattener(self.client_type)
 
-  def split(self, argument: Any) -> tuple[list[tf.Tensor], list[tuple]]:
+  def split(self, argument: object) -> tuple[list[tf.Tensor], list[tuple]]:
     """Returns the server tensors, and a tuple of values for each client.
 
     Args:
@@ -506,8 +537,10 @@ class PlacedArguments:
         zip(*clients)
     )
 
-  def assemble(self, server: Any, clients: Any) -> Any:
-    """The original parameter out of the two structs, while tracing."""
+  def assemble(
+      self, server: tff.Value, clients: tff.Value
+  ) -> tff.structure.Struct | tff.Value:
+    """Returns the original parameter, while tracing."""
     return _assemble(
         self._type,
         (server[index] for index in range(len(self.server_type))),
@@ -534,7 +567,11 @@ def _iter_placed_types(type_spec: tff.Type) -> Iterator[tff.FederatedType]:
 
 
 def _split(
-    value: Any, type_spec: tff.Type, name: str, servers: list, clients: list
+    value: object,
+    type_spec: tff.Type,
+    name: str,
+    servers: list[object],
+    clients: list[Sequence[object]],
 ) -> None:
   """Appends the placed values under `value` to `servers` and `clients`."""
   if isinstance(type_spec, tff.StructType):
@@ -546,15 +583,17 @@ def _split(
     clients.append(value)
   else:
     raise TypeError(
-        f'{name} must be a list with one value a client, found '
+        f'{name} must be a list with one value for each client, found '
         f'{type(value).__name__}.'
     )
 
 
 def _assemble(
-    type_spec: tff.Type, servers: Iterator[Any], clients: Iterator[Any]
-) -> Any:
-  """The next placed values in the structure of the parameter."""
+    type_spec: tff.Type,
+    servers: Iterator[tff.Value],
+    clients: Iterator[tff.Value],
+) -> tff.structure.Struct | tff.Value:
+  """Takes the next values in the structure of the parameter."""
   if isinstance(type_spec, tff.StructType):
     return tff.structure.Struct([
         (name, _assemble(field, servers, clients))

@@ -245,7 +245,7 @@ class Runner(abc.ABC, Generic[_Clients]):
     program = loaded.program
     server, clients = program.arguments.split(arg)
     broadcast = loaded.prepare(*server)
-    # Also returns what is left of the round before.
+    # This also returns free memory of the round before.
     trim_malloc(broadcast)
     this_round = self._build_round(loaded, clients, broadcast, stop)
     # Leaving the block waits for the drawing, also if the round has failed: it
@@ -260,7 +260,7 @@ class Runner(abc.ABC, Generic[_Clients]):
     intrinsics.check_clients(comp, len(clients) - len(self.last_failures))
     self.last_store_bytes = this_round.store_bytes
     trim_malloc(total)
-    # It refers to the sum, too, whose memory `finish` frees as it goes.
+    # It refers to the sum, too, which `finish` frees leaf by leaf.
     del this_round
     results = loaded.finish(
         *server,

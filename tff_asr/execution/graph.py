@@ -1,30 +1,22 @@
-"""TFF's serialized TensorFlow graphs to concrete functions of this process.
+"""TFF's serialized TensorFlow graphs to functions of this process.
 
-`Graph` is one serialized computation. `Program` is a chain of graphs compiled
-to one function, such as client work followed by accumulation; `Program.load`
-imports it. Both pickle, so another process can load a program.
+`Graph` is one serialized computation. `Program` is a chain of graphs, such as
+client work followed by accumulation; `Program.load` compiles it to one function
+in this process. Both pickle, so another process can load a program.
 
-Importing must get right:
-
-- The names of a graph's library functions are not unique in a process: the
-  process that traced a graph already has functions of these names. Each load
-  renames all of them and every reference to them, also in string attributes.
-- TFF runs each call in a session with a resource container of its own, so that
-  no state outlives a call. Here each call makes its own variables and tables,
-  without names, which are freed after it (`_FRESH`). A program with an op that
-  can only share its state, such as a queue, is imported for each call; the
-  compiler refuses it at clients.
-- A graph may come with an initialize op. Each call runs the part of it that
-  sets the variables and tables that it uses.
-- Only the nodes that the outputs need are imported, as in a session run.
+TFF runs each call in a new session, so that no state outlives a call.
+Here each call makes its own variables and tables, without names, which are
+freed after it (`_FRESH`), and initializes those that it uses. A program with an
+op that can only share its state, such as a queue, is imported for each call;
+the compiler refuses it at clients.
 """
 
 import collections
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
+import functools
 import itertools
-from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -53,7 +45,7 @@ _FRESH = {
 }
 _FRESH_OPS = frozenset(_FRESH.values())
 
-# Ops whose resource is a function of their attributes, and never changes.
+# Ops with a resource that depends on their attributes only and never changes.
 _CONSTANT = frozenset(['SentencepieceOp'])
 
 
@@ -68,7 +60,7 @@ class Graph:
     specs: a `tf.TensorSpec` for each input.
     initialize_op: name of the op that sets tables and variables, or ''.
     session_token: tensor name of TFF's session token, or ''.
-    shared_state: the ops whose state outlives a call.
+    shared_state: the ops with a state that outlives a call.
   """
 
   graph_def: bytes
@@ -84,7 +76,7 @@ def from_computation(comp: tff.Computation) -> Graph:
   """Returns the graph of a TFF computation that is plain TensorFlow.
 
   Args:
-    comp: a computation whose serialized form is a TensorFlow graph.
+    comp: a computation that serializes to a TensorFlow graph.
 
   Raises:
     ValueError: `comp` is not plain TensorFlow.
@@ -108,11 +100,8 @@ def from_computation(comp: tff.Computation) -> Graph:
 
 
 def _make_state_fresh(graph_def: tf.compat.v1.GraphDef) -> None:
-  """Has each call of a graph make its own variables and tables.
-
-  Those within functions stay as they are: each call of the function would make
-  its own.
-  """
+  """Makes each call of a graph create its own variables and tables."""
+  # Not those within functions: each call of the function would create others.
   for node in graph_def.node:
     if node.op in _FRESH:
       node.op = _FRESH[node.op]
@@ -123,7 +112,7 @@ def _make_state_fresh(graph_def: tf.compat.v1.GraphDef) -> None:
 
 
 def find_shared_state(graph_def: tf.compat.v1.GraphDef) -> tuple[str, ...]:
-  """Returns the ops of a graph whose state outlives a call, sorted.
+  """Returns the ops with a state that outlives a call, sorted.
 
   These are all ops with an attribute `container` or `shared_name`, by which
   kernels share state between calls, threads and graphs of a process.
@@ -156,10 +145,9 @@ class Program:
     graphs: the graphs in order.
     num_kept: how many leading arguments skip the first graph.
     first_output: index of the last graph's first output to return.
-    in_place: for each kept argument, whether the last graph does nothing to it
-      but add an output of the graph before, and whether to add that into a
-      variable, tensor by tensor, so that there is one copy of a large sum.
-      Empty: none.
+    in_place: for each kept argument, whether it is a variable to which the last
+      graph's addend is added in place, so that there is one copy of a large
+      sum. The last graph must only add to it. Empty: none.
     given_up: for each argument of the first graph, whether it is a variable
       that is emptied when it is read, so that a large value does not outlive
       its last use. Empty: none.
@@ -171,20 +159,14 @@ class Program:
   in_place: tuple[bool, ...] = ()
   given_up: tuple[bool, ...] = ()
 
-  def load(self) -> Callable[..., list[tf.Tensor]]:
-    """Imports the program into this process; see `LoadedProgram`."""
-    if any(each.shared_state for each in self.graphs):
-      # Such state lives as long as the import.
-      return lambda *tensors: LoadedProgram(self)(*tensors)
+  def load(self) -> 'LoadedProgram':
+    """Imports the program into this process."""
     return LoadedProgram(self)
 
 
 def variable(value: tf.Tensor) -> tf.Tensor:
-  """The handle of a new variable on this device, which lives as long as it.
-
-  TensorFlow 2.14 never frees what a `tf.Variable` notes on its handle: half a
-  kilobyte each, for every tensor of a sum in every round.
-  """
+  """Returns the handle of a new variable, which lives as long as the handle."""
+  # Not a `tf.Variable`: TensorFlow 2.14 leaks half a kilobyte for each.
   handle = tf.raw_ops.VarHandleOp(
       dtype=value.dtype, shape=value.shape, shared_name=_ANONYMOUS
   )
@@ -193,65 +175,50 @@ def variable(value: tf.Tensor) -> tf.Tensor:
 
 
 def read_variable(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-  """The value of a `variable`, not copied."""
+  """Returns the value of a `variable`, without a copy."""
   return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
 
 
 class PartlyAddedError(RuntimeError):
-  """A call failed when it had begun to add into variables."""
+  """A call failed after it had begun to add to variables."""
 
 
 class LoadedProgram:
-  """A loaded program: `function(*tensors)` returns a list of tensors.
+  """A program in this process: `loaded(*tensors)` returns a list of tensors.
 
-  What is given up is passed as a `variable`. What is added in place is passed
-  and returned as one. What checks, reads or trains is done first, so that a
-  call in which it fails has added nothing. Where other arithmetic fails (a
-  division of integers by zero) it raises `PartlyAddedError`, or the error of
-  memory that is short.
+  Arguments that are given up are passed as a `variable`; those that are added
+  to in place are passed and returned as one. Checks, reading and training come
+  before the first addition, so that a call in which they fail has added
+  nothing. If other arithmetic fails (a division of integers by zero), it raises
+  `PartlyAddedError`, or the error of memory that is short.
 
   It runs on the caller's `tf.device`, and in several threads at once.
   """
 
   def __init__(self, program: Program):
-    """Imports `program`; `Program.load` is the way to call this."""
-    prefix = f'load{next(_load_counter)}_'
-    graph_defs = [
-        _parse_renamed(graph, f'{prefix}{number}_')
-        for number, graph in enumerate(program.graphs)
-    ]
+    """Imports the program."""
     self._in_place = program.in_place
-    signature = [
-        tf.TensorSpec(spec.shape, spec.dtype)
-        for spec in (
-            *program.graphs[-1].specs[: program.num_kept],
-            *program.graphs[0].specs,
-        )
-    ]
-    handle = tf.TensorSpec([], tf.resource)
-    for place in itertools.compress(itertools.count(), program.in_place):
-      signature[place] = handle
-    for place in itertools.compress(
-        itertools.count(program.num_kept), program.given_up
-    ):
-      signature[place] = handle
-    if any(program.in_place):
-      signature.append(handle)  # Whether adding has begun.
-    self._function = tf.compat.v1.wrap_function(
-        _build_body(program, graph_defs), signature=signature
-    )
+    # Shared state lives as long as the import.
+    is_for_one_call = any(each.shared_state for each in program.graphs)
+    self._import = functools.partial(_import, program)
+    self._function = None if is_for_one_call else self._import()
 
   def __call__(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
     """Returns the program's outputs for its flat arguments."""
+    function = self._function or self._import()
     with _optimized_for_threads():
       if any(self._in_place):
-        return self._add_in_place(tensors)
-      return list(self._function(*tensors))
+        return self._add_in_place(function, tensors)
+      return list(function(*tensors))
 
-  def _add_in_place(self, tensors: Sequence[Any]) -> list[Any]:
+  def _add_in_place(
+      self,
+      function: Callable[..., Sequence[tf.Tensor]],
+      tensors: Sequence[tf.Tensor],
+  ) -> list[tf.Tensor]:
     is_added = variable(tf.constant(False))
     try:
-      outputs = iter(self._function(*tensors, is_added))
+      outputs = iter(function(*tensors, is_added))
     except tf.errors.ResourceExhaustedError:
       raise
     except Exception as error:
@@ -264,14 +231,40 @@ class LoadedProgram:
     ]
 
 
+def _import(program: Program) -> Callable[..., Sequence[tf.Tensor]]:
+  """Returns one function of all graphs of a program."""
+  prefix = f'load{next(_load_counter)}_'
+  graph_defs = [
+      _parse_renamed(graph, f'{prefix}{number}_')
+      for number, graph in enumerate(program.graphs)
+  ]
+  signature = [
+      tf.TensorSpec(spec.shape, spec.dtype)
+      for spec in (
+          *program.graphs[-1].specs[: program.num_kept],
+          *program.graphs[0].specs,
+      )
+  ]
+  handle = tf.TensorSpec([], tf.resource)
+  for index in itertools.compress(itertools.count(), program.in_place):
+    signature[index] = handle
+  for index in itertools.compress(
+      itertools.count(program.num_kept), program.given_up
+  ):
+    signature[index] = handle
+  if any(program.in_place):
+    signature.append(handle)  # Whether adding has begun.
+  return tf.compat.v1.wrap_function(
+      _build_body(program, graph_defs), signature=signature
+  )
+
+
 @contextlib.contextmanager
 def _optimized_for_threads() -> Iterator[None]:
-  """Makes functions called in this thread safe to run in others, too.
-
-  In graphs that seem large, TensorFlow's memory optimizer turns sums into
-  temporary variables, whose names are the same in all calls of a function. So
-  it is switched off.
-  """
+  """Makes functions called in this thread safe to run in others, too."""
+  # In graphs that seem large, TensorFlow's memory optimizer turns sums into
+  # temporary variables, with the same names in all calls of a function. So it
+  # is switched off.
   context = eager_context.context()
   options = context.function_call_options
   config = tf.compat.v1.ConfigProto.FromString(options.config_proto_serialized)
@@ -290,7 +283,9 @@ def _optimized_for_threads() -> Iterator[None]:
 def _parse_renamed(graph: Graph, prefix: str) -> tf.compat.v1.GraphDef:
   """Parses a graph and gives its functions and resources unique names.
 
-  Only constant resources still have names (`_CONSTANT`).
+  The process that traced a graph has functions of the same names already, and
+  two graphs may share names, so every function and every reference to it is
+  renamed. Of resources only constant ones have names (`_CONSTANT`).
   """
   graph_def = tf.compat.v1.GraphDef.FromString(graph.graph_def)
   functions = {
@@ -352,33 +347,39 @@ def _extract(
     *,
     initialize_op: str,
 ) -> tf.compat.v1.GraphDef:
-  """The part of a graph that the targets depend on, initialization included.
-
-  Nodes that take a variable or table run after the ops that initialize it. TFF
-  fuses computations that follow each other, so the initial value in one may
-  depend on variables of another: only data flow tells what comes first.
+  """Returns the part of a graph that the targets need, initialized.
 
   Args:
     graph_def: a graph.
     targets: names of tensors or ops in it.
     initialize_op: a name of an op in it, or ''.
   """
-  needed = find_needed_with_state(graph_def, targets, initialize_op)
+  setters = _find_setters(graph_def, initialize_op)
+  needed = find_needed(graph_def, targets)
+  pending = dict(setters)
+  while handles := needed & pending.keys():
+    names = set().union(*(pending.pop(handle) for handle in handles))
+    needed |= find_needed(graph_def, names)
   extracted = tf.compat.v1.GraphDef(
       versions=graph_def.versions,
       library=graph_def.library,
       node=[node for node in graph_def.node if node.name in needed],
   )
-  setters = {
+  # Nodes that take a variable or table run after the ops that initialize it.
+  # TFF fuses computations that follow each other, so the initial value in one
+  # may depend on variables of another: only data flow tells what comes first.
+  inputs_of_setters = {
       handle: {name: find_needed(graph_def, [name]) for name in names}
-      for handle, names in _find_setters(graph_def, initialize_op).items()
+      for handle, names in setters.items()
       if handle in needed
   }
   for node in extracted.node:
     node.input.extend(sorted({
         f'^{setter}'
         for source in node.input
-        for setter, before in setters.get(node_name(source), {}).items()
+        for setter, before in inputs_of_setters.get(
+            node_name(source), {}
+        ).items()
         if node.name not in before
     }))
     if '_class' in node.attr:
@@ -391,30 +392,10 @@ def _extract(
   return extracted
 
 
-def find_needed_with_state(
-    graph_def: tf.compat.v1.GraphDef,
-    targets: Sequence[str],
-    initialize_op: str,
-) -> set[str]:
-  """As `find_needed`, and what initializes the variables and tables among it.
-
-  Args:
-    graph_def: a graph.
-    targets: names of tensors or ops in it.
-    initialize_op: a name of an op in it, or ''.
-  """
-  setters = _find_setters(graph_def, initialize_op)
-  needed = find_needed(graph_def, targets)
-  while handles := needed & setters.keys():
-    names = set().union(*(setters.pop(handle) for handle in handles))
-    needed |= find_needed(graph_def, names)
-  return needed
-
-
 def _find_setters(
     graph_def: tf.compat.v1.GraphDef, initialize_op: str
 ) -> dict[str, set[str]]:
-  """The ops that the initialize op groups, by the handle that each sets."""
+  """Returns the ops that the initialize op groups, by the handle they set."""
   nodes = {node.name: node for node in graph_def.node}
   setters = collections.defaultdict(set)
   pending, seen = [initialize_op] if initialize_op else [], set()
@@ -434,11 +415,9 @@ def _find_setters(
 
 
 def _hide_shapes(graph_def: tf.compat.v1.GraphDef) -> None:
-  """Hides shapes of what is assigned to variables that may change theirs.
-
-  TensorFlow's shape inference unifies the shapes of all values of a variable,
-  and its constant folding then computes with the shape of one of them.
-  """
+  """Hides the shapes of values assigned to variables without a fixed shape."""
+  # TensorFlow's shape inference unifies the shapes of all values of a variable,
+  # and its constant folding then computes with the shape of one of them.
   handles = {
       node.name: node.attr['shape'].shape
       for node in graph_def.node
@@ -468,7 +447,15 @@ def _hide_shapes(graph_def: tf.compat.v1.GraphDef) -> None:
 def _build_body(
     program: Program, graph_defs: Sequence[tf.compat.v1.GraphDef]
 ) -> Callable[..., list[tf.Tensor]]:
-  """The Python body that imports the graphs into one function."""
+  """Returns the Python body that imports the graphs into one function."""
+  last = program.graphs[-1].outputs[program.first_output :]
+  if any(program.in_place):
+    # The last graph's other outputs; those are added by `_add`.
+    last = [
+        name
+        for name, is_added_to in zip(last, program.in_place, strict=True)
+        if not is_added_to
+    ]
 
   def body(*arguments):
     if any(program.in_place):
@@ -476,57 +463,28 @@ def _build_body(
     kept = arguments[: program.num_kept]
     tensors = list(arguments[program.num_kept :])
     done = []
-    for place in itertools.compress(itertools.count(), program.given_up):
-      spec = program.graphs[0].specs[place]
-      tensors[place], emptied = _take(tensors[place], spec)
+    for index in itertools.compress(itertools.count(), program.given_up):
+      spec = program.graphs[0].specs[index]
+      tensors[index], emptied = _take(tensors[index], spec)
       done.append(emptied)
     for number, graph in enumerate(program.graphs):
+      parts = tensors
       if number:
         tensors = (*kept, *tensors)
-      names = graph.outputs
-      if number == len(program.graphs) - 1:
-        names = names[program.first_output :]
-        if any(program.in_place):
-          names = [
-              name
-              for name, is_added_to in zip(names, program.in_place, strict=True)
-              if not is_added_to
-          ]
-          parts = tensors[program.num_kept :]
-      graph_def = _extract(
-          graph_defs[number], names, initialize_op=graph.initialize_op
-      )
-      present = {node.name for node in graph_def.node}
-      input_map = {
-          name: tensor
-          for name, tensor in zip(graph.inputs, tensors, strict=True)
-          if node_name(name) in present
-      }
-      if node_name(graph.session_token) in present:
-        input_map[graph.session_token] = tf.constant('')
-      outputs = tf.graph_util.import_graph_def(
-          graph_def,
-          input_map=input_map,
-          return_elements=names,
+      is_last = number == len(program.graphs) - 1
+      tensors = _import_graph(
+          graph,
+          graph_defs[number],
+          tensors,
+          outputs=last if is_last else graph.outputs,
           name=f'stage{number}',
       )
-      # If an output is an input, the import returns the unfed placeholder.
-      tensors = list(map(input_map.get, names, outputs))
     if any(program.in_place):
-      # Ops with a state, assertions among them. Not all parts: held at once,
-      # they would take as much memory as their sum.
-      checks = [
-          operation
-          for operation in tf.compat.v1.get_default_graph().get_operations()
-          # pylint: disable-next=protected-access
-          if operation.op_def.is_stateful
-          and operation._get_control_flow_context() is None
-      ]
       done += _add(
           kept,
           parts,
           program.in_place,
-          after=[*tensors, *checks],
+          after=[*tensors, *_find_checks()],
           mark=is_added,
       )
     # Through one op: edges from each of them to each output would grow with
@@ -535,6 +493,44 @@ def _build_body(
       return list(map(tf.identity, tensors))
 
   return body
+
+
+def _import_graph(
+    graph: Graph,
+    graph_def: tf.compat.v1.GraphDef,
+    tensors: Sequence[tf.Tensor],
+    *,
+    outputs: Sequence[str],
+    name: str,
+) -> list[tf.Tensor]:
+  """Imports what the outputs need into the current graph; returns these."""
+  graph_def = _extract(graph_def, outputs, initialize_op=graph.initialize_op)
+  present = {node.name for node in graph_def.node}
+  input_map = {
+      source: tensor
+      for source, tensor in zip(graph.inputs, tensors, strict=True)
+      if node_name(source) in present
+  }
+  if node_name(graph.session_token) in present:
+    input_map[graph.session_token] = tf.constant('')
+  found = tf.graph_util.import_graph_def(
+      graph_def, input_map=input_map, return_elements=outputs, name=name
+  )
+  # If an output is an input, the import returns the unfed placeholder.
+  return list(map(input_map.get, outputs, found))
+
+
+def _find_checks() -> list[tf.Operation]:
+  """Returns the ops of the current graph that may fail, such as assertions."""
+  # Those with a state. Not the parts of the sum as well: held at once, they
+  # would take as much memory as their sum.
+  return [
+      operation
+      for operation in tf.compat.v1.get_default_graph().get_operations()
+      # pylint: disable-next=protected-access
+      if operation.op_def.is_stateful
+      and operation._get_control_flow_context() is None
+  ]
 
 
 def _take(
@@ -564,8 +560,8 @@ def _add(
 
   Args:
     totals: handles of variables, where `in_place`.
-    parts: what is added to each total.
-    in_place: which are.
+    parts: the addend of each total.
+    in_place: for each total, whether it is a variable.
     after: tensors and ops.
     mark: handle of a variable that is set before the first addition.
   """
@@ -580,7 +576,7 @@ def _add(
 
 
 def _binding_names(binding) -> list[str]:
-  """The tensor names of a TFF binding, leaf by leaf."""
+  """Returns the tensor names of a TFF binding, leaf by leaf."""
   kind = binding.WhichOneof('binding')
   if kind == 'tensor':
     return [binding.tensor.tensor_name]
@@ -598,7 +594,7 @@ def _binding_names(binding) -> list[str]:
 def find_needed(
     graph_def: tf.compat.v1.GraphDef, targets: Sequence[str]
 ) -> set[str]:
-  """Names of the nodes that the target tensors or ops depend on.
+  """Returns the names of the nodes that the targets depend on.
 
   Args:
     graph_def: a graph.
@@ -618,9 +614,9 @@ def find_needed(
 def adds(
     graph_def: tf.compat.v1.GraphDef, output: str, left: str, right: str
 ) -> bool:
-  """Returns True if a graph's output is its input `left` plus `right`.
+  """Returns whether a graph's output is its input `left` plus `right`.
 
-  What waits for another op, such as a check, is more than a sum.
+  It is not if the addition waits for another op, such as a check.
   """
   nodes = {node.name: node for node in graph_def.node}
 
@@ -636,12 +632,14 @@ def adds(
   ] == [node_name(left), node_name(right)]
 
 
-def bodies(graph_def: tf.compat.v1.GraphDef) -> list:
-  """The nodes of a graph and those of each function in it."""
+def bodies(
+    graph_def: tf.compat.v1.GraphDef,
+) -> list[Sequence[tf.compat.v1.NodeDef]]:
+  """Returns the nodes of a graph and those of each function in it."""
   functions = graph_def.library.function
   return [graph_def.node, *(function.node_def for function in functions)]
 
 
 def node_name(name: str) -> str:
-  """The node of a tensor name or of an input such as '^node'."""
+  """Returns the node of a tensor name or of an input such as '^node'."""
   return name.removeprefix('^').split(':')[0]

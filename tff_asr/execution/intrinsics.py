@@ -1,10 +1,10 @@
 """Intrinsics that a TFF computation calls, and checks of its number of clients.
 
 TFF infers the number of clients from the arguments. Without an argument at
-clients its own runtime takes zero, and returns what aggregation starts with: a
-federated_max is then the smallest float. Our contexts refuse that, and other
-results of zero clients that look like results but are none. A sum over zero
-clients is 0 and a mean NaN, as TFF defines them.
+clients its runtime assumes zero clients and returns the initial value of the
+aggregation: for a federated_max, the smallest float. Our contexts refuse
+computations whose result over zero clients would be meaningless. A sum over
+zero clients is 0 and a mean NaN, as TFF defines them.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ _AT_SERVER = frozenset([
     'federated_value_at_server',
     'federated_zip_at_server',
 ])
-# TFF's own runtime has none of these.
+# TFF's own runtime supports none of these.
 NOT_NATIVE = frozenset([
     'federated_secure_modular_sum',
     'federated_secure_select',
@@ -46,7 +46,7 @@ def find(comp: tff.Computation) -> frozenset[str]:
 
 
 def is_at_clients(type_spec: tff.Type) -> bool:
-  """Returns True for the type of a value at clients."""
+  """Returns whether this is the type of a value at clients."""
   return (
       isinstance(type_spec, tff.FederatedType)
       and type_spec.placement is tff.CLIENTS
@@ -54,7 +54,7 @@ def is_at_clients(type_spec: tff.Type) -> bool:
 
 
 def is_one_per_client(type_spec: tff.Type) -> bool:
-  """Returns True for the type of values at clients that may differ."""
+  """Returns whether this is the type of values at clients that may differ."""
   return is_at_clients(type_spec) and not type_spec.all_equal
 
 
@@ -70,7 +70,7 @@ def count_clients(argument: Any, type_spec: tff.Type | None) -> int | None:
 
 
 def check_clients(comp: tff.Computation, num_clients: int | None) -> None:
-  """Raises ValueError if the result would make no sense for want of clients.
+  """Raises ValueError if the result is meaningless without clients.
 
   Args:
     comp: a computation.

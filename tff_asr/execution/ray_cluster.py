@@ -60,7 +60,7 @@ class Settings(context.Settings):
   Attributes:
     address: 'auto' or 'host:port' of a Ray cluster that this machine belongs
       to, with its token (`require_token`); None starts one on this machine
-      alone, with a new token, and stops it at exit.
+      only, with a new token, and stops it at exit.
     num_workers: how many actors, each on GPUs if the cluster has any when the
       context is built, else on CPUs. None: as many as the GPUs allow, or one
       for each node.
@@ -139,9 +139,9 @@ def require_token(address: str | None) -> None:
   processes require a token from each other
   (https://docs.ray.io/en/latest/ray-security/auth.html). The token is in the
   environment, which other users of the machine cannot read. It is not
-  encrypted on the network, so a cluster of this machine alone listens on the
-  loopback address only. Ray reads both settings when it is imported: call this
-  before.
+  encrypted on the network, so a cluster of only this machine listens on the
+  loopback address. Ray reads both settings when it is imported, so call
+  this before.
 
   Args:
     address: address of the cluster to join; None: one will be started here, on

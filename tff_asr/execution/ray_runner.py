@@ -16,6 +16,7 @@ import time
 from typing import Any, NamedTuple, TypedDict
 
 from absl import logging
+import numpy as np
 import ray
 import tensorflow as tf
 
@@ -233,9 +234,9 @@ class RayRunner(context.Runner[_RayPrograms]):
   def _fill_rooms(self) -> None:
     """Starts actors where the cluster has room that it did not have before.
 
-    An actor whose machine is gone is dropped, unless its replacement has
-    started elsewhere. If no room is left, all stay: the round waits for them to
-    be replaced, and ends if they are not.
+    Actors of lost machines are dropped, unless their replacements have started
+    elsewhere. If no room is left, all stay: the round waits for replacements,
+    and ends if there are none.
 
     Raises:
       ValueError: the cluster is too small for the first actors.
@@ -391,7 +392,7 @@ class _RayRound:
         with tf.device(self._server_device):
           return list(map(tf.convert_to_tensor, total))
 
-  def _add(self, references: list[ray.ObjectRef]) -> list[Any]:
+  def _add(self, references: list[ray.ObjectRef]) -> list[np.ndarray]:
     """Adds sums by Ray tasks, and the last few in this process."""
     # These tasks wait for memory, not for a CPU: actors have all CPUs.
     add = ray.remote(num_cpus=0)(ray_sums.add_packed)

@@ -115,7 +115,7 @@ def _join(address: str) -> None:
   """Joins a running cluster."""
   try:
     if address != 'auto':
-      # Ray itself would try for minutes if nobody listens.
+      # Ray itself would try for minutes to reach an unused port.
       host, port = address.rsplit(':', 1)
       socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_SEC).close()
     ray.init(

@@ -6,8 +6,8 @@
     >>> add(sums)
     [array([         3, 4294967294])]
 
-An int64 array whose values fit into int32 travels as int32, which halves what
-most rounds send. Integer sums are exact, so it does not matter which of them
+An int64 array travels as int32 if its values fit, which halves what most rounds
+send. Integer sums are exact, so it does not matter which of them
 are added first.
 
 This module needs NumPy only: a Ray task that adds sums starts in a second
@@ -72,7 +72,7 @@ def add(sums: Iterable[PackedSum]) -> list[np.ndarray]:
 
 
 def add_packed(*sums: PackedSum) -> PackedSum:
-  """A Ray task: adds sums whose total travels on."""
+  """Returns the packed total; Ray runs this as a task."""
   return pack(add(sums))
 
 

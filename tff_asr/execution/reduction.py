@@ -56,7 +56,7 @@ def add_devices(
   """Returns the sum of integer leaves, on the first of the devices.
 
   Args:
-    sums: the leaves on each logical device; emptied, to free what is added.
+    sums: the leaves on each logical device; emptied, to free them early.
     all_reduce: whether all devices add at once, by a collective operation
       (NCCL on GPUs, a ring on CPUs); else pairwise.
   """
@@ -66,13 +66,13 @@ def add_devices(
   sums.clear()
   while len(parts) > 1:
     # Pairs are independent: on GPUs their additions overlap.
-    for place in range(len(parts) // 2):
-      device, total = parts[place]
-      _, other = parts.pop(place + 1)
+    for index in range(len(parts) // 2):
+      device, total = parts[index]
+      _, other = parts.pop(index + 1)
       with tf.device(device):
-        for index in range(len(total)):
-          total[index] += other[index]
-          other[index] = None
+        for leaf in range(len(total)):
+          total[leaf] += other[leaf]
+          other[leaf] = None
   return parts[0][1]
 
 
@@ -93,7 +93,7 @@ def _all_reduce(sums: dict[str, list[tf.Tensor]]) -> list[tf.Tensor]:
 def _build_all_reduce(
     devices: tuple[str, ...]
 ) -> Callable[..., list[tf.Tensor]]:
-  """A function from the parts of a leaf, one on each device, to its sums."""
+  """Returns a function from a leaf's part on each device to its sums."""
   group = next(_keys)
   hint = 'nccl' if all(':GPU:' in device for device in devices) else 'auto'
 

@@ -91,8 +91,8 @@ def group_clients(
 
   Args:
     num_clients: size of the cohort.
-    is_large: whether each group returns a large sum of its own, because it
-      depends on the order of addition. If so, there are at most 32 groups of
+    is_large: whether each group returns a large sum, because it depends on the
+      order of addition. If so, there are at most 32 groups of
       equal size (the last may be smaller); if not, each client is a group.
     costs: a finite number of at least 0 for each client, such as seconds of
       audio. The most expensive clients come first. None: in cohort order.

@@ -1,10 +1,10 @@
-"""Secure sums as exact plain ones: what a secure protocol would return.
+"""Replaces secure sums by exact plain ones with the same result.
 
-A server that aggregates securely learns a sum of integers and nothing else. A
-simulation learns everything, so it may add them itself. Each client's values
-are checked as the protocol would need them: from 0 to the largest input of
+Secure aggregation reveals a sum of integers to the server and nothing else. A
+simulation has all values anyway, so it adds them itself. Each client's values
+are checked as the protocol requires: from 0 to the largest input of
 `tff.federated_secure_sum` and `tff.federated_secure_sum_bitwidth`. Sums are
-made in int64, exactly; a modular sum is reduced in the end.
+exact, in int64; a modular sum is reduced at the end.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-# The width of a sum of two values in int64.
+# The sum of two such values still fits into int64.
 _MAX_BITWIDTH = 62
 
 
 def has_any(form: tff.backends.mapreduce.MapReduceForm) -> bool:
-  """Returns True if a form has secure sums."""
+  """Returns whether a form has secure sums."""
   _, *secure = form.work.type_signature.result
   return any(
       tff.types.contains(part, lambda each: isinstance(each, tff.TensorType))
@@ -84,7 +84,7 @@ def as_plain_sums(
 
 
 def _map(fn: Callable[[Any, Any], Any], value: Any, setting: Any) -> Any:
-  """`fn(leaf, its setting)` over leaves; a setting may be of a whole part."""
+  """Maps `fn(leaf, setting)`; one setting may apply to a whole structure."""
   if tf.is_tensor(value):
     return fn(value, setting)
   children = tff.structure.from_container(value)
@@ -113,7 +113,7 @@ def _in_bits(value: tf.Tensor, bitwidth: tf.Tensor) -> tf.Tensor:
 
 
 def _in_range(value: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:
-  """The value as int64, from 0 to the largest."""
+  """Returns the value as int64; fails unless it is from 0 to the largest."""
   value = tf.cast(value, tf.int64)
   largest = tf.cast(largest, tf.int64)
   is_good = tf.reduce_all((value >= 0) & (value <= largest))

@@ -1,19 +1,19 @@
-"""Flat tensors to the nested values that TFF computations take and return.
+"""Converts between TFF's nested values and flat lists of tensors.
 
 A `TypeFlattener` is built once from a TFF type. It flattens an argument to one
 tensor for each leaf, in the order of the type. It packs such tensors back into
 the Python containers that the type declares (NamedTuples, OrderedDicts, attrs
 classes), as TFF's own runtime does.
 
-Differences from TFF's own runtime: tensors of rank one and more come back as
-eager tensors on the device that computed them, so a large state stays there
-between rounds. Scalars and strings come back as NumPy values.
+Unlike in TFF's own runtime, tensors of rank one and more come back as eager
+tensors on the device that computed them, so a large state stays there between
+rounds. Scalars and strings come back as NumPy values.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 import functools
 import itertools
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 import numpy as np
@@ -21,18 +21,31 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 
+@runtime_checkable
+class _NamedTuple(Protocol):
+  """What every class made by `typing.NamedTuple` has."""
+
+  def _asdict(self) -> dict[str, Any]:
+    """Returns the fields."""
+
+
 class TypeFlattener:
-  """The leaves of a TFF type: flattens values to tensors, and packs them.
+  """Flattens values of a TFF type to tensors, and packs such tensors.
+
+    >>> pair = TypeFlattener(tff.to_type([('a', np.int32), ('b', np.int32)]))
+    >>> [int(leaf) for leaf in pair.flatten({'b': 2, 'a': 1})]
+    [1, 2]
 
   A placed value has the leaves of its member. A leaf is a tensor, or the
   variant tensor of a dataset.
 
   Attributes:
-    specs: one `tf.TensorSpec` a leaf, in order; a dataset is a scalar variant.
+    specs: a `tf.TensorSpec` for each leaf, in order; a dataset is a scalar
+      variant.
   """
 
   def __init__(self, type_spec: tff.Type | None):
-    """Reads the leaves of `type_spec`; None stands for no value.
+    """Reads the leaves of `type_spec`; None means no value.
 
     Args:
       type_spec: structs, tensors, sequences, and placements of these.
@@ -43,7 +56,9 @@ class TypeFlattener:
     self._type = _without_placements(type_spec)
     self.specs = tuple(_leaf_specs(self._type))
 
-  def flatten(self, value: Any, *, name: str = 'argument') -> list[tf.Tensor]:
+  def flatten(
+      self, value: object, *, name: str = 'argument'
+  ) -> list[tf.Tensor]:
     """Returns the leaves of `value` as eager tensors, in the type's order.
 
     Args:
@@ -84,14 +99,14 @@ def _tensor_spec(type_spec: tff.TensorType) -> tf.TensorSpec:
 
 
 def _element_spec(type_spec: tff.SequenceType) -> Any:
-  """The structure of specs of a dataset's elements."""
+  """Returns the structure of specs of a dataset's elements."""
   return tff.types.structure_from_tensor_type_tree(
       _tensor_spec, type_spec.element
   )
 
 
 def _without_placements(type_spec: tff.Type | None) -> tff.Type:
-  """The same structure, containers included, with each placement removed."""
+  """Returns the same type, containers included, without placements."""
   if type_spec is None:
     return tff.StructType([])
   if isinstance(type_spec, tff.FederatedType):
@@ -109,7 +124,7 @@ def _without_placements(type_spec: tff.Type | None) -> tff.Type:
 
 
 def _flatten(
-    value: Any, type_spec: tff.Type, name: str
+    value: object, type_spec: tff.Type, name: str
 ) -> Iterator[tf.Tensor]:
   if isinstance(type_spec, tff.TensorType):
     yield _to_tensor(value, _tensor_spec(type_spec), name)
@@ -121,8 +136,8 @@ def _flatten(
 
 
 def iter_fields(
-    value: Any, type_spec: tff.StructType, name: str
-) -> Iterator[tuple[Any, tff.Type, str]]:
+    value: object, type_spec: tff.StructType, name: str
+) -> Iterator[tuple[object, tff.Type, str]]:
   """Yields each field of a container with its type, and what to call it.
 
   Args:
@@ -132,14 +147,14 @@ def iter_fields(
     name: what errors call the value.
 
   Raises:
-    TypeError: `value` is no container, or has other fields.
+    TypeError: `value` is not a container, or has other fields.
   """
   names = [field for field, _ in tff.structure.iter_elements(type_spec)]
   if isinstance(value, tff.structure.Struct):
     found = tff.structure.to_elements(value)
   elif isinstance(value, Mapping):
     found = list(value.items())
-  elif hasattr(value, '_asdict'):
+  elif isinstance(value, _NamedTuple):
     found = list(value._asdict().items())
   elif attrs.has(type(value)):
     found = list(attrs.asdict(value, recurse=False).items())
@@ -165,8 +180,8 @@ def iter_fields(
     yield element, type_spec[index], name + label
 
 
-def _to_tensor(value: Any, spec: tf.TensorSpec, name: str) -> tf.Tensor:
-  """The leaf as an eager tensor of exactly the dtype and shape of `spec`."""
+def _to_tensor(value: object, spec: tf.TensorSpec, name: str) -> tf.Tensor:
+  """Returns the leaf as an eager tensor that fits `spec`."""
   try:
     if isinstance(value, (tf.Tensor, tf.Variable, np.ndarray, np.generic)):
       tensor = tf.convert_to_tensor(value)
@@ -188,9 +203,9 @@ def _to_tensor(value: Any, spec: tf.TensorSpec, name: str) -> tf.Tensor:
 
 
 def _to_variant(
-    value: Any, type_spec: tff.SequenceType, name: str
+    value: object, type_spec: tff.SequenceType, name: str
 ) -> tf.Tensor:
-  """The dataset as the variant tensor that stands for it in a graph."""
+  """Returns the dataset as the variant tensor that represents it in a graph."""
   element_spec = _element_spec(type_spec)
   if isinstance(value, (list, tuple)):
     value = _to_dataset(value, type_spec, name)
@@ -211,9 +226,9 @@ def _to_variant(
 
 
 def _to_dataset(
-    elements: Sequence[Any], type_spec: tff.SequenceType, name: str
+    elements: Sequence[object], type_spec: tff.SequenceType, name: str
 ) -> tf.data.Dataset:
-  """The dataset of these elements, each a tuple of its flat components."""
+  """Returns a dataset of the elements' flat components."""
 
   def flatten(index: int) -> tuple[tf.Tensor, ...]:
     leaves = _flatten(elements[index], type_spec.element, f'{name}[{index}]')
@@ -229,7 +244,7 @@ def _to_dataset(
 
   # Only the CPU has kernels for datasets.
   with tf.device('/device:CPU:0'):
-    # Such as full batches, and a last one that is smaller.
+    # A group has elements of one shape: full batches, then a smaller last one.
     groups = [
         tf.data.Dataset.from_tensor_slices(tuple(map(tf.stack, zip(*group))))
         for _, group in itertools.groupby(
@@ -244,7 +259,7 @@ def _to_dataset(
     return functools.reduce(tf.data.Dataset.concatenate, groups)
 
 
-def _describe(tensor: Any) -> str:
+def _describe(tensor: tf.Tensor | tf.TensorSpec) -> str:
   return f'{tensor.dtype.name} of shape {tensor.shape}'
 
 
