@@ -10,7 +10,7 @@ utterance each, and a step a batch of each.
 
 A pass is of `--clients` clients, or, in central training, of their utterances.
 Padded sizes and `area` are of batches padded to the buckets of
-gin/data/length_buckets.gin; the area is over that of batches padded to their
+gin/data/pipeline.gin; the area is over that of batches padded to their
 own longest utterance.
 """
 
@@ -43,7 +43,7 @@ _ROUNDS = flags.DEFINE_integer(
     'rounds', 100, 'Of the client of 3,000 utterances.', lower_bound=1
 )
 
-# Those of gin/data/length_buckets.gin.
+# Those of gin/data/pipeline.gin.
 _BUCKETS = buckets_lib.LengthBuckets([
     2.5, 3.0, 3.6, 4.3, 5.2, 6.2, 7.4, 9.0, 10.8, 12.5, 14.0, 15.5, 17.0, 20.0,
     24.0, 30.0,

@@ -101,6 +101,10 @@ def _run(
   if experiment_files.name(path).startswith(('ls_', 'cv_')):
     # From the folders that the file names.
     gin_params = [each for each in gin_params if '_DIR = ' not in each]
+    gin_params += [
+        each for each in ("PRIVATE_DIR = 'private'", "TRAIN_DIR = 'public'")
+        if re.search(rf"^{each.split(' = ')[0]} = %[A-Z]", configuration, re.M)
+    ]
     _lay_out(configuration, seed)
     seed = (re.findall("^INIT_FROM_RUN = '(.+)'$", configuration, re.M) or [
         seed
@@ -112,7 +116,7 @@ def _run(
     gin_params.append("TRAIN_DIR = 'private'")
   if "SCORES_RUN = '" in configuration:
     gin_params.append("SCORES_RUN = 'pretrained'")
-  if "INIT_FROM_RUN = '" in configuration:
+  if re.search("INIT_FROM_RUN = ['%]", configuration):
     gin_params.append(f'INIT_FROM_RUN = {seed!r}')
   if program is evaluation.evaluate:
     gin_params.append(f'RUNS = {[seed]!r}')
@@ -218,32 +222,32 @@ class ExperimentsRunTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       (
-          'as_published', 'cv_en_dp_dim_from_ls_100', [],
+          'as_published', 'cv_en_dp_from_ls', [],
           ['gin/experiments/as_published.gin'],
       ),
       (
-          'as_published_global', 'cv_en_dp_global_from_ls_100',
-          ['BUILD_COHORTS = @cohorts.fixed_size'], [],
+          'as_published_global', 'cv_en_dp_from_ls',
+          ["CLIP_SPLIT = 'global'", 'BUILD_COHORTS = @cohorts.fixed_size'], [],
       ),
       (
-          'published_numerics', 'cv_en_federated', [],
+          'published_numerics', 'cv_federated', [],
           ['gin/experiments/published_numerics.gin'],
       ),
       (
-          'published_loader', 'cv_en_federated', [],
+          'published_loader', 'cv_federated', [],
           ['gin/experiments/published_loader.gin'],
       ),
       (
-          'no_noise', 'cv_en_dp_uniform_from_ls_100',
-          ['NOISE_MULTIPLIER = 0.0', 'L2_NORM_CLIP = 0.001'], [],
+          'no_noise', 'cv_en_dp_from_ls',
+          ["CLIP_SPLIT = 'uniform'", 'NOISE_MULTIPLIER = 0.0', 'L2_NORM_CLIP = 0.001'], [],
       ),
       (
-          'noise_on_some_layers', 'cv_en_dp_global_from_ls_100',
+          'noise_on_some_layers', 'cv_en_dp_from_ls',
           ["NOISED_LAYERS = ('/ln[12]/',)", 'NOISE_MULTIPLIER = 0.003072'],
           ['gin/privacy/partial_noise.gin'],
       ),
       (
-          'heavier_layers', 'cv_en_dp_dim_from_ls_100',
+          'heavier_layers', 'cv_en_dp_from_ls',
           [
               "CLIP_WEIGHTS = {'/w[12]$': 3.16227766}",
               'NOISE_MULTIPLIER = 0.003072',
@@ -255,9 +259,9 @@ class ExperimentsRunTest(parameterized.TestCase):
           'post_norm', 'ls_federated_100',
           ["NORM = 'post'", 'WARMUP_ROUNDS = 1000', 'COHORT_SIZE = 1'], [],
       ),
-      ('no_spec_augment', 'cv_en_federated', ['AUGMENT = None'], []),
+      ('no_spec_augment', 'cv_federated', ['AUGMENT = None'], []),
       (
-          'adagrad', 'cv_en_federated', ['SERVER_LEARNING_RATE = 0.003'],
+          'adagrad', 'cv_federated', ['SERVER_LEARNING_RATE = 0.003'],
           ['gin/optimizers/adagrad.gin'],
       ),
       (
@@ -273,7 +277,7 @@ class ExperimentsRunTest(parameterized.TestCase):
     self.assertEqual(list(results['dev_word_error_rate'])[-1], 2)
 
   @parameterized.parameters(
-      ('multi_device', ()),
+      ('gpu', ("ACTIVATION_DTYPE = 'float32'", 'JIT = False')),
       # This machine may have a network.
       ('native', ('TRUST_NETWORK = True',)),
   )

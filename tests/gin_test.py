@@ -67,6 +67,10 @@ class FilesTest(parameterized.TestCase):
     for name in left_open:
       self.assertIn(name, header, 'The header must say what is left open.')
 
+  @parameterized.parameters(*experiment_files.paths())
+  def test_an_experiment_reads_at_most_ten_files(self, path):
+    self.assertLessEqual(len(experiment_files.included(path)), 10)
+
   def test_a_header_names_what_the_file_requires(self):
     for path in _FILES:
       header, settings = experiment_files.read(path).split('from __gin__')
@@ -157,7 +161,7 @@ class FilesTest(parameterized.TestCase):
     )
     self.assertLen(rows, 2)
     for name, count in rows:
-      axes = ('data/pipeline.gin', 'execution/cpu.gin', f'models/{name}')
+      axes = ('data/pipeline.gin', 'execution/gpu.gin', f'models/{name}')
       # From the specs: no weight is allocated.
       model = config.bind(ctc.build, gin_files=[f'gin/{x}' for x in axes])()
       self.assertEqual(

@@ -85,7 +85,6 @@ class TrainFederatedTest(cases.TestCase):
             sys.executable, '-c', _CPU_AS_GPU, 'bin/train_federated.py',
             f'--output_dir={self.run_dir}',
             _EXPERIMENT,
-            '--gin_file=gin/execution/multi_device.gin',
             '--dry_run',
             *(f'--gin_param={param}' for param in (*tiny, *settings)),
         ],

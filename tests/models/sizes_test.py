@@ -27,7 +27,7 @@ def _rows() -> list[tuple[str, str, int, str]]:
 def _count(path: str, **settings: str) -> int:
   model = config.bind(
       ctc.build,
-      gin_files=['gin/data/pipeline.gin', 'gin/execution/cpu.gin', path],
+      gin_files=['gin/data/pipeline.gin', 'gin/execution/gpu.gin', path],
       gin_params=[f'{name} = {value}' for name, value in settings.items()],
   )()
   return weights.count(model.specs)

@@ -147,7 +147,7 @@ def check_jit(jit_compile: bool, buckets: Optional[LengthBuckets]) -> None:
   if jit_compile and buckets is None:
     raise ValueError(
         'jit_compile needs length buckets, found none: XLA would compile each '
-        "batch's size. Include gin/data/length_buckets.gin, or set JIT = False."
+        "batch's size. Set BUCKETS = @buckets.LengthBuckets(), or JIT = False."
     )
 
 

@@ -67,33 +67,35 @@ _CLIPPING = {
         for split in ('uniform', 'dim')
     },
 }
-# The authors' configurations and our files.
+# The authors' configurations, and our files with settings (docs/recipe.md).
 _SCHEDULES = {
-    'central_baseline_ls': 'ls_central_960',
-    'central_baseline_ls_100': 'ls_central_100',
-    'central_baseline_ls_100_to_860': 'ls_central_860_from_100',
-    'central_baseline_ls_100_to_cv': 'cv_en_central_from_ls_100',
-    'central_baseline_ls_to_cv': 'cv_en_central_from_ls_960',
-    'central_baseline_cv_en_to_ls': 'ls_central_960_from_cv_en',
-    'central_baseline_cv_en': 'cv_en_central',
-    'central_baseline_cv_fr': 'cv_fr_central',
-    'central_baseline_cv_de': 'cv_de_central',
-    **{
-        f'central_baseline_cv_{language}_10': f'cv_{language}_central_10'
-        for language in ('en', 'fr', 'de')
-    },
-    **{
-        f'central_baseline_cv_{language}_10_to_90': (
-            f'cv_{language}_central_90_from_10'
-        )
-        for language in ('en', 'fr', 'de')
-    },
-    'fl_cv': 'cv_en_federated',
-    'fl_ls': 'ls_federated_960',
-    'fl_cv_to_ls': 'ls_federated_960_from_cv_en',
-    'fl_ls_100_to_ls_860': 'ls_federated_860_from_100',
-    'fl_ls_100_to_cv': 'cv_en_federated_from_ls_100',
-    'pfl_ls_100_to_cv': 'cv_en_dp_uniform_from_ls_100',
+    'central_baseline_ls': ('ls_central_960',),
+    'central_baseline_ls_100': ('ls_central_100',),
+    'central_baseline_ls_100_to_860': ('ls_central_860_from_100',),
+    'central_baseline_ls_100_to_cv': ('cv_en_central_from_ls',),
+    'central_baseline_ls_to_cv': (
+        'cv_en_central_from_ls', 'DECAY_START = 150000',
+    ),
+    'central_baseline_cv_en_to_ls': ('ls_central_960_from_cv_en',),
+    'central_baseline_cv_en': ('cv_central',),
+    'central_baseline_cv_fr': ('cv_central', 'DECAY_START = 200000'),
+    'central_baseline_cv_de': (
+        'cv_central', 'LEARNING_RATE = 0.2', 'DECAY_START = 150000',
+    ),
+    'central_baseline_cv_en_10': ('cv_central_10',),
+    'central_baseline_cv_fr_10': ('cv_central_10',),
+    'central_baseline_cv_de_10': ('cv_central_10',),
+    'central_baseline_cv_en_10_to_90': ('cv_central_90_from_10',),
+    'central_baseline_cv_fr_10_to_90': ('cv_central_90_from_10',),
+    'central_baseline_cv_de_10_to_90': (
+        'cv_central_90_from_10', 'LEARNING_RATE = 0.5', 'DECAY_START = 200000',
+    ),
+    'fl_cv': ('cv_federated',),
+    'fl_ls': ('ls_federated_960',),
+    'fl_cv_to_ls': ('ls_federated_from_seed',),
+    'fl_ls_100_to_ls_860': ('ls_federated_from_seed',),
+    'fl_ls_100_to_cv': ('cv_en_federated_from_ls',),
+    'pfl_ls_100_to_cv': ('cv_en_dp_from_ls',),
 }
 # A sentence for each rule of the text, and what the rules do not foresee.
 _EDGES = (
@@ -209,10 +211,12 @@ def run(folder: str) -> None:
   _measure_model(arrays, texts, found, said)
   _measure_clips(arrays, found)
   _measure_server(arrays, texts, found)
-  for name, file in _SCHEDULES.items():
+  for name, (file, *params) in _SCHEDULES.items():
     kind = 'central' if name.startswith('central') else 'federated'
     schedule = config.bind(
-        schedules.warmup, gin_files=[f'gin/experiments/{file}.gin']
+        schedules.warmup,
+        gin_files=[f'gin/experiments/{file}.gin'],
+        gin_params=params,
     )()
     found[f'schedule/{kind}/{name}'] = np.array(
         [float(schedule(step)) for step in texts['steps'][kind]]
