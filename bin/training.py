@@ -55,7 +55,7 @@ def run(
 
   Args:
     program: A `training_loop.TrainingRun`, or what else `train` takes; it is
-      called with `output_dir`, `configuration` and `parts`.
+      called with `output_dir`, `configuration` and `model_spec`.
     describe: A coroutine of the program; None: there is no dry run.
     train: A coroutine of the program.
 
@@ -71,7 +71,7 @@ def run(
   built = bound(
       output_dir=_OUTPUT_DIR.value,
       configuration=config.text(),
-      parts=config.model_spec('MODEL', 'PIPELINE'),
+      model_spec=config.model_spec('MODEL', 'PIPELINE'),
   )
   if _DRY_RUN.value:
     print(launch.run_async(describe(built)))

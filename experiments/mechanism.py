@@ -33,7 +33,7 @@ from tff_asr.optimizers import adam
 from tff_asr.optimizers import lamb
 from tff_asr.privacy import clipping
 from tff_asr.privacy import queries
-from tff_asr.recognition import parts
+from tff_asr.recognition import model_spec
 from tff_asr.reports import plots
 from tff_asr.reports import tables
 from tff_asr.storage import run_dir
@@ -437,7 +437,7 @@ def _read_model(
 ) -> tuple[ctc.CtcModel, Any, weights_lib.Weights]:
   """Model, pipeline and weights of a state whose run is trained."""
   path = folders.path(_run(state))
-  model, pipeline = parts.read(path)
+  model, pipeline = model_spec.read(path)
   if state.is_start:
     return model, pipeline, model.initialize(tf.constant([1, 0]))
   weights = run_dir.read_model(

@@ -170,7 +170,7 @@ def settings_help(argv: Sequence[str], *, gin_file: str) -> str:
 
 
 def model_spec(*macros: str) -> str:
-  """Returns what macros stand for as JSON, which `recognition.parts` builds.
+  """Returns macros' values as JSON, which `recognition.model_spec` builds.
 
   The parts are named, not built. Their objects are
 

@@ -145,8 +145,8 @@ class BadInputTest(parameterized.TestCase):
           ['DECAY_STEPS = 0', 'WARMUP_STEPS = -1'],
           [('transition_rounds', '0')],
       ),
-      ('no_seed', ["INIT_FROM_RUN = 'no/run'"], ['no/run holds no trained']),
-      ('seed_not_a_run', ["INIT_FROM_RUN = 'ROOT/file'"], ['holds no trained']),
+      ('no_seed', ["INIT_FROM_RUN = 'no/run'"], ['no/run contains no trained']),
+      ('seed_not_a_run', ["INIT_FROM_RUN = 'ROOT/file'"], ['contains no trained']),
       (
           'seed_of_another_shape',
           ["INIT_FROM_RUN = 'ROOT/wide'"],
@@ -155,12 +155,12 @@ class BadInputTest(parameterized.TestCase):
       (
           'seed_of_other_tokens',
           ["INIT_FROM_RUN = 'ROOT/letters'"],
-          [("spells ' abc'", 'tokenizer of that run')],
+          [("is ' abc'", 'tokenizer of that run')],
       ),
       (
           'seed_is_the_run',
           ["INIT_FROM_RUN = 'ROOT/run'"],
-          ['holds no trained model', 'cannot start from itself'],
+          ['contains no trained model', 'cannot start from itself'],
       ),
       (
           'misspelt',
@@ -284,7 +284,7 @@ class BadInputTest(parameterized.TestCase):
       (
           'each_is_named',
           ["RUNS = ['no/run', 'ROOT/seed', 'ROOT/wide', 'ROOT/letters']"],
-          ['no/run holds no', 'wide does not fit', "letters spells ' abc'"],
+          ['no/run contains no', 'wide does not fit', "letters is ' abc'"],
       ),
       (
           'over_the_results',
@@ -299,7 +299,7 @@ class BadInputTest(parameterized.TestCase):
       (
           'elsewhere',
           ["OUTPUT_NAME = '../test.json'", "RUNS = ['no/run']"],
-          ['no/run holds no', 'output_name must be a file name'],
+          ['no/run contains no', 'output_name must be a file name'],
       ),
       ('characters', ["TEST_DIR = 'ROOT/foreign'"], ["not tokens: 'ï'"]),
   )
@@ -352,7 +352,7 @@ class BadInputTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ('file', 'file', 'cannot be a folder'),
       ('under_a_file', 'file/run', 'cannot be a folder'),
-      ('results', 'seed', 'holds model.safetensors but no saved state'),
+      ('results', 'seed', 'contains model.safetensors but no saved state'),
   )
   def test_output_dir(self, name, message):
     self.check(
@@ -394,7 +394,7 @@ class BadInputTest(parameterized.TestCase):
           'transcribe_of_no_run',
           'transcribe',
           ['--run=no/run', 'x.wav'],
-          ['no/run has no parts.json'],
+          ['no/run has no model_spec.json'],
       ),
       (
           'export_of_no_run',

@@ -86,7 +86,7 @@ class ExamplesTest(parameterized.TestCase):
     )
     self.assertRegex(statement, 'noise multiplier +2 ')
     run = self.root / 'own'
-    parts = json.loads((run / 'parts.json').read_text('utf-8'))
+    parts = json.loads((run / 'model_spec.json').read_text('utf-8'))
     self.assertEqual(
         parts['MODEL']['arguments']['encoder']['build'], 'recurrent.build'
     )

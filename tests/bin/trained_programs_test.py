@@ -167,7 +167,7 @@ class TrainedProgramsTest(absltest.TestCase):
     os.mkdir(output_dir)
     export.copy_model(self.run_dir, output_dir=output_dir)
     self.assertCountEqual(
-        os.listdir(output_dir), ['model.safetensors', 'parts.json']
+        os.listdir(output_dir), ['model.safetensors', 'model_spec.json']
     )
     self.assertEmpty(seen.files_with([_SECRET], output_dir))
     self.assert_transcribes(output_dir)

@@ -62,7 +62,7 @@ def _run(
     with contextlib.redirect_stderr(io.StringIO()):
       try:
         asyncio.run(program(
-            output_dir=output_dir, configuration=config.text(), parts=''
+            output_dir=output_dir, configuration=config.text(), model_spec=''
         ))
       except audit.AuditError as raised:
         error = str(raised)

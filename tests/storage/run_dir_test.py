@@ -73,7 +73,7 @@ class RunFolderTest(cases.TestCase):
   def test_a_folder_that_is_no_runs_keeps_its_files(self, name):
     os.makedirs(self.path)
     files.write_text(os.path.join(self.path, name), 'mine')
-    with self.assertRaisesRegex(ValueError, f'one holds {name} but no saved'):
+    with self.assertRaisesRegex(ValueError, f'one contains {name} but no saved'):
       self.open()
     self.assertEqual(os.listdir(self.path), [name])
     with open(os.path.join(self.path, name), encoding='utf-8') as f:
@@ -82,13 +82,13 @@ class RunFolderTest(cases.TestCase):
   def test_a_finished_run_without_its_states_is_not_begun_anew(self):
     with self.open() as folder:
       files.write_json(folder.file('results.json'), {})
-    with self.assertRaisesRegex(ValueError, 'holds results.json but no saved'):
+    with self.assertRaisesRegex(ValueError, 'contains results.json but no saved'):
       self.open()
 
   def test_a_run_without_its_configuration_is_refused(self):
     self.begin()
     os.remove(os.path.join(self.path, 'config.gin'))
-    with self.assertRaisesRegex(ValueError, 'one holds a run without its conf'):
+    with self.assertRaisesRegex(ValueError, 'one contains a run without its conf'):
       self.open()
 
   def test_places_that_cannot_be_written_are_named(self):
@@ -110,7 +110,7 @@ class RunFolderTest(cases.TestCase):
   )
   def test_another_configuration_is_refused(self, configuration, difference):
     self.begin()
-    with self.assertRaisesRegex(ValueError, rf'one holds .*\(.*{difference}\)'):
+    with self.assertRaisesRegex(ValueError, rf'one contains .*\(.*{difference}\)'):
       self.open(configuration)
 
   def test_model_round_trip(self):
@@ -124,11 +124,11 @@ class RunFolderTest(cases.TestCase):
 
   def test_models_that_do_not_fit_are_explained(self):
     model = fakes.tiny_model(num_blocks=1)
-    with self.assertRaisesRegex(ValueError, 'one holds no trained model'):
+    with self.assertRaisesRegex(ValueError, 'one contains no trained model'):
       run_dir.read_model(self.path, model=model, tokens=' abc')
     folder = self.open()
     folder.write_model(model.initialize([1, 2]), tokens=' ab')
-    with self.assertRaisesRegex(ValueError, "spells ' ab' .* ' abc'"):
+    with self.assertRaisesRegex(ValueError, "is ' ab', .* ' abc'"):
       run_dir.read_model(self.path, model=model, tokens=' abc')
     weights = model.initialize([1, 2])
     weights['head/bias'] = np.zeros([7], np.float32)

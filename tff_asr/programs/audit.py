@@ -49,7 +49,7 @@ async def audit(
     *,
     output_dir: str,
     configuration: str,
-    parts: str,
+    model_spec: str,
     build: Callable[..., federated.FederatedTraining],
     canaries: canaries_lib.Canaries,
     clipping: clipping_lib.Clipping,
@@ -60,7 +60,7 @@ async def audit(
   Args:
     output_dir: The run's folder; the audit is written to audit.json in it.
     configuration: Text of the configuration.
-    parts: As in `training_loop.TrainingRun`.
+    model_spec: As in `training_loop.TrainingRun`.
     build: `federated.FederatedTraining` with all but the arguments above:
       on client data by `canaries.add_canaries`, with these canaries in
       `fed_avg.build` and a server optimizer by `recording.build_recording`.
@@ -82,7 +82,7 @@ async def audit(
         f'are held out: raise NUM_CANARIES until both are {_MIN_EACH} or more.'
     )
   training = build(
-      output_dir=output_dir, configuration=configuration, parts=parts
+      output_dir=output_dir, configuration=configuration, model_spec=model_spec
   )
   rounds = _Rounds(
       os.path.join(output_dir, _FOLDER),

@@ -116,7 +116,7 @@ class TrainingRun(abc.ABC):
   Attributes:
     output_dir: The run's folder; see `run_dir`.
     configuration: Text of the configuration, kept with the run.
-    parts: Model and pipeline as data (`run_dir.RunDir`), kept with the run.
+    model_spec: Model and pipeline as JSON (`run_dir.RunDir`).
     model: The model.
     pipeline: Examples to batches.
     client_data: The speakers to train on.
@@ -137,7 +137,7 @@ class TrainingRun(abc.ABC):
   settings: RunSettings = RunSettings()
   evaluator: Optional[Any] = None
   init_from_run: Optional[str] = None
-  parts: str = ''
+  model_spec: str = ''
   on_shared_data: str = public_data.REFUSE
   trackers: Sequence[tff.program.ReleaseManager] = ()
 
@@ -471,7 +471,7 @@ async def _open(
   folder = stack.enter_context(run_dir.RunDir(
       training.output_dir,
       configuration=training.configuration,
-      parts=training.parts,
+      model_spec=training.model_spec,
       keep_last=training.settings.keep_last,
       keep_every=training.settings.keep_every,
   ))

@@ -3,7 +3,7 @@
 Files of an export:
 
   model.safetensors      the run's weights
-  parts.json             its model, tokens and features, as plain data
+  model_spec.json             its model, tokens and features, as plain data
   saved_model/           waveforms in, text out (`ExportedRecognizer`)
   model.float16.tflite   a waveform in, token ids out: weights in
                          float16, built-in ops only
@@ -281,7 +281,7 @@ def copy_model(run: str, *, output_dir: str) -> None:
   Raises:
     ValueError: The run lacks one of them.
   """
-  for name in (run_dir.MODEL, run_dir.PARTS):
+  for name in (run_dir.MODEL, run_dir.MODEL_SPEC):
     files.copy(run_dir.file_of(run, name), os.path.join(output_dir, name))
 
 

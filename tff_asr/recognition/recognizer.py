@@ -26,7 +26,7 @@ from tff_asr.features import log_mel
 from tff_asr.models import ctc
 from tff_asr.models import weights as weights_lib
 from tff_asr.recognition import language_model as language_model_lib
-from tff_asr.recognition import parts
+from tff_asr.recognition import model_spec
 from tff_asr.storage import run_dir
 
 _MARGIN_SHARE = 0.1
@@ -247,15 +247,15 @@ def load(
 
   Args:
     run: The run's folder.
-    trust_code: See `parts.read`.
+    trust_code: See `model_spec.read`.
     window_sec: See `Recognizer`.
     language_model: Decodes by beam search with this; None: greedily.
 
   Raises:
-    ValueError: As `parts.read`, `run_dir.read_model`, `Recognizer` and
+    ValueError: As `model_spec.read`, `run_dir.read_model`, `Recognizer` and
       `language_model.build_decode`.
   """
-  model, pipeline = parts.read(run, trust_code=trust_code)
+  model, pipeline = model_spec.read(run, trust_code=trust_code)
   tokenizer = pipeline.tokenizer
   decode = None
   if language_model is not None:

@@ -50,7 +50,7 @@ lite(waveform=waveforms[:1])['token_ids']   # int32 [U]; see tokens.json
 
 `tff-asr transcribe --run=FOLDER recording.wav` takes this folder: the weights
 (`model.safetensors`, which `safetensors.numpy.load_file` reads, too) and the
-model as JSON (`parts.json`).'''
+model as JSON (`model_spec.json`).'''
 
 
 def build(

@@ -1,14 +1,11 @@
-"""Threads and devices: what a run's bits depend on besides its settings.
+"""Threads, devices and software on which a run's bits depend.
 
-An op splits long sums over its threads, so the number of threads changes the
-rounding. So do devices, processors and versions of TensorFlow. A run records
-what it began on. A resumed run takes the number of threads from that record,
-and logs other differences.
+A run records them when it begins. A resumed run takes the number of threads
+from that record, and logs other differences.
 """
 
 import os
 import platform
-from typing import Any
 
 from absl import logging
 import tensorflow as tf
@@ -16,13 +13,14 @@ import tensorflow as tf
 from tff_asr import files
 
 _NAME = 'machine.json'
+# An op splits long sums over its threads, which changes the rounding.
 _THREADS = 'threads_per_op'
-# No machine has more; a folder that says so would have them all started.
-_MAX_THREADS = 1024
+
+Properties = dict[str, str | int | list[str]]
 
 
 def restore_threads(run: str) -> None:
-  """Gives ops as many threads as a run began with, if the run exists.
+  """Sets the number of threads of an op that a run began with.
 
   Call it before TensorFlow is in use; `check` logs if it was too late.
 
@@ -30,10 +28,7 @@ def restore_threads(run: str) -> None:
     run: The run's folder; need not exist.
   """
   threads = (_read(run) or {}).get(_THREADS)
-  # TensorFlow checks nothing here, and would fail later.
-  if type(threads) is not int or not 1 <= threads <= _MAX_THREADS:
-    return
-  if threads == _num_threads():
+  if not isinstance(threads, int) or threads == _num_threads():
     return
   try:
     tf.config.threading.set_intra_op_parallelism_threads(threads)
@@ -58,19 +53,19 @@ def check(run: str) -> None:
   ]
   if differences:
     logging.warning(
-        '%s was begun elsewhere (%s): it goes on, but not in the same bits, '
-        'and a private round that was not saved yet is charged once more.',
+        '%s began on another machine (%s): it continues, but not with the same '
+        'bits, and a private round that was not saved yet is charged again.',
         run, '; '.join(differences),
     )
 
 
 def path(run: str) -> str:
-  """The file that keeps what a run began on."""
+  """Returns the file with the properties that a run began with."""
   return os.path.join(run, _NAME)
 
 
-def describe() -> dict[str, Any]:
-  """Properties that results of this process depend on, to be compared."""
+def describe() -> Properties:
+  """Returns the properties of this process that its results depend on."""
   return {
       'devices': [
           tf.config.experimental.get_device_details(device).get(
@@ -78,7 +73,7 @@ def describe() -> dict[str, Any]:
           )
           for device in tf.config.list_physical_devices()
       ],
-      # oneDNN has other CPU kernels, which round differently. '': unset.
+      # The CPU kernels of oneDNN round differently. '': unset.
       'onednn': os.environ.get('TF_ENABLE_ONEDNN_OPTS', ''),
       'processor': _processor(),
       'tensorflow': tf.__version__,
@@ -86,8 +81,8 @@ def describe() -> dict[str, Any]:
   }
 
 
-def _read(run: str) -> dict[str, Any] | None:
-  """Reads what a run keeps; None if it keeps nothing that can be read."""
+def _read(run: str) -> Properties | None:
+  """Reads the properties that a run began with; None if it has none."""
   try:
     found = files.parse_json(files.read(path(run)))
   except (OSError, ValueError):
@@ -96,7 +91,7 @@ def _read(run: str) -> dict[str, Any] | None:
 
 
 def _num_threads() -> int:
-  """Threads of an op: as set, or one a processor that this process may use."""
+  """Returns the number of threads of an op; by default one per processor."""
   return (
       tf.config.threading.get_intra_op_parallelism_threads()
       or len(os.sched_getaffinity(0))
@@ -104,7 +99,7 @@ def _num_threads() -> int:
 
 
 def _processor() -> str:
-  """The processor's model; its instructions decide how kernels round."""
+  """Returns the processor's model, on which the rounding of kernels depends."""
   try:
     with open('/proc/cpuinfo', encoding='utf-8') as file:
       for line in file:

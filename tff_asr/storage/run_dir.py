@@ -4,7 +4,7 @@ The folder has mode 0700. Its files:
 
   config.gin      the configuration, as text to show and to compare; gin never
                   parses it
-  parts.json      model and pipeline, as data (`recognition.parts`)
+  model_spec.json   model and pipeline, as data (`recognition.model_spec`)
   run.lock        held while a run is in progress; names its process
   machine.json    threads and devices that it began with
                   (`hardware_fingerprint`)
@@ -18,7 +18,7 @@ The folder has mode 0700. Its files:
                   `programs.public_data`
   metrics.csv     released metrics, one row per round or step
   tensorboard/    the same for TensorBoard
-  results.json    the figures at the end
+  results.json    the metrics at the end
   privacy.txt, privacy.json   the privacy statement (federated runs)
 """
 
@@ -29,7 +29,7 @@ import hashlib
 import os
 import re
 import socket
-from typing import Any, Optional
+from typing import Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -45,23 +45,27 @@ from tff_asr.storage import hardware_fingerprint
 from tff_asr.storage import metrics_file
 from tff_asr.storage import model_file
 
-# Settings that may change when a run is resumed: they decide how far the run
-# goes and what it shows, not what a round does.
+# Numbers, tensors and arrays by name, nested.
+Metrics = Union[float, np.ndarray, tf.Tensor, Mapping[str, 'Metrics']]
+
+# Settings that may change when a run is resumed: they decide where the run ends
+# and what it shows, not what a round does.
 _MAY_CHANGE = re.compile(
     r'^(NUM_ROUNDS|NUM_STEPS|EVALUATE_EVERY|SAVE_EVERY|KEEP_LAST|KEEP_EVERY'
     r'|TARGET_EPSILON|MAX_FAILED_SHARE|CLIENT_TIMEOUT_SEC|ON_DIVERGENCE'
     r'|EXACT_METRICS|TRACKERS) *='
 )
-# Those of these that decide where a run ends.
+# Of these, the ones that decide where a run ends.
 _LENGTH = ('NUM_ROUNDS', 'NUM_STEPS', 'TARGET_EPSILON')
-# A macro; values may have several lines.
+# A macro; values may span several lines.
 _SETTING = re.compile(r'^([A-Z][A-Z0-9_]*) = ((?:.|\n +)*)$', re.MULTILINE)
-# Metrics of single layers: TensorBoard has them, the CSV does not.
+# Metrics of single layers, for TensorBoard only: the CSV would get hundreds of
+# columns.
 _BY_LAYER = re.compile(r'(^|/)(clipped_)?layer_(norm|clipped|clip)/')
 LEDGER = 'ledger.jsonl'
 MODEL = 'model.safetensors'
 CONFIG = 'config.gin'
-PARTS = 'parts.json'
+MODEL_SPEC = 'model_spec.json'
 _LOCK = 'run.lock'
 METRICS = 'metrics.csv'
 RESULTS = 'results.json'
@@ -70,32 +74,24 @@ STATEMENT = 'privacy.txt'
 TENSORBOARD = 'tensorboard'
 _STATES = 'state'
 SECRETS = 'secrets.safetensors'
-# What a run writes besides its configuration and its states.
-FILES = (
-    MODEL,
-    SECRETS,
-    LEDGER,
-    METRICS,
-    RESULTS,
-    STATEMENT,
-    PRIVACY,
-)
+# Files that a run writes besides its configuration and its states.
+FILES = (MODEL, SECRETS, LEDGER, METRICS, RESULTS, STATEMENT, PRIVACY)
 
 
 class RunLock:
   """Holds a folder until `release`, or until this process ends.
 
-  The lock's file stays, and names the process that held the folder last.
+  The lock file stays, and names the process that held the folder last.
   """
 
   def __init__(self, folder: str):
     """Takes the lock.
 
     Args:
-      folder: Exists.
+      folder: The folder; it exists.
 
     Raises:
-      ValueError: Another process (or this one) holds it; names it.
+      ValueError: Another process (or this one) holds it; the message names it.
     """
     path = os.path.join(folder, _LOCK)
     # Unbuffered. Child processes do not inherit the file.
@@ -107,22 +103,21 @@ class RunLock:
     self._file.write(f'{os.getpid()} on {socket.gethostname()}\n'.encode())
 
   def release(self) -> None:
-    """Lets go of the folder."""
+    """Releases the folder."""
     self._file.close()
 
 
 class RunDir:
   """One run's folder; created with its parents if it is missing, mode 0700.
 
-  A folder that is there keeps its mode.
-
-  A context manager: until its end, no other run can open the folder.
+  An existing folder keeps its mode. The object is a context manager: until its
+  end, no other run can open the folder.
 
   Attributes:
     path: The folder.
     state_manager: Manager of its saved states.
-    length_changed: Whether a setting that decides where the run ends is not
-      what it was when the run began.
+    length_changed: Whether a setting that decides where the run ends was
+      changed after the run began.
   """
 
   def __init__(
@@ -130,7 +125,7 @@ class RunDir:
       path: str,
       *,
       configuration: str,
-      parts: str = '',
+      model_spec: str = '',
       keep_last: int = 3,
       keep_every: int = 0,
   ):
@@ -139,8 +134,8 @@ class RunDir:
     Args:
       path: The folder.
       configuration: The configuration's text; kept in `config.gin`.
-      parts: Model and pipeline, by `config.model_spec`; kept in `parts.json`.
-        Empty: the model cannot transcribe or be exported.
+      model_spec: Model and pipeline, by `config.model_spec`; kept in
+        `model_spec.json`. Empty: the model cannot transcribe or be exported.
       keep_last: Saved states to keep, the newest ones; at least 1.
       keep_every: States of rounds that are multiples of this are kept too; 0:
         none.
@@ -152,7 +147,7 @@ class RunDir:
     self.path = path
     macros = settings(configuration)
     self._settings = {name: _plain(text) for name, text in macros.items()}
-    # Names and sizes of files are the owner's alone, too.
+    # Names and sizes of files are private, too.
     with files.for_owner_only():
       os.makedirs(path, exist_ok=True)
     self._lock = RunLock(path)
@@ -173,8 +168,8 @@ class RunDir:
         hardware_fingerprint.check(path)
       else:
         files.write_text(self.file(CONFIG), configuration)
-        if parts:
-          files.write_text(self.file(PARTS), parts)
+        if model_spec:
+          files.write_text(self.file(MODEL_SPEC), model_spec)
         files.write_json(
             hardware_fingerprint.path(path), hardware_fingerprint.describe()
         )
@@ -185,30 +180,25 @@ class RunDir:
   def __enter__(self) -> 'RunDir':
     return self
 
-  def __exit__(self, *unused_error: Any) -> None:
+  def __exit__(self, *unused_error: object) -> None:
     self._lock.release()
 
   def file(self, name: str) -> str:
-    """Path of a file in the folder."""
+    """Returns the path of a file in the folder."""
     return os.path.join(self.path, name)
 
   def read_metrics(self) -> dict[str, dict[int, float]]:
-    """Released metrics of the whole run by name, then by round or step.
-
-    A run that was resumed has released some of them before it was stopped.
-    """
+    """Returns released metrics of the whole run by name, by round or step."""
     return metrics_file.read_all(self.file(METRICS))
 
   def release_managers(
       self, *, last: int, with_times: bool = True
   ) -> list[tff.program.ReleaseManager]:
-    """Targets of metrics: TensorBoard; CSV without those of single layers.
-
-    TensorBoard gets the settings, too.
+    """Returns the managers of the CSV file and of TensorBoard.
 
     Args:
-      last: Round or step that the run goes on from; metrics of later ones, of
-        a run that was stopped, are released again.
+      last: Round or step that the run continues from; metrics of later ones
+        are released again.
       with_times: Whether TensorBoard gets the time of each release.
     """
     return [
@@ -234,41 +224,41 @@ class RunDir:
 
     Args:
       weights: Weights by name.
-      tokens: Identity of the tokens that they write; '' for none.
+      tokens: Identity of the model's vocabulary; '' for a pre-trained encoder.
       ledger: Head of the run's privacy ledger, so that a run that starts from
-        these weights finds what they cost; None: they cost nothing.
+        these weights finds their privacy loss; None: they have none.
     """
     content = {} if ledger is None else {'ledger': list(ledger)}
     model_file.write(self.file(MODEL), weights, tokens=tokens, **content)
 
 
 def newest_state(run: str) -> Optional[str]:
-  """The file of the newest state that a run saved, or None without any."""
+  """Returns the file of the newest state of a run, or None without any."""
   found = checkpoints.saved(os.path.join(run, _STATES))
   return found[max(found)] if found else None
 
 
 def erase_secrets(run: str) -> str:
-  """Erases the keys and the unreleased noise of a run that was abandoned.
+  """Erases the keys and the unreleased noise of an abandoned run.
 
-  Nothing else is changed. If the run is resumed nevertheless, it continues
-  under new keys (`programs.run_state`).
+  Nothing else changes. If the run is resumed nevertheless, it continues under
+  new keys (`programs.run_state`).
 
   Args:
     run: The run's folder.
 
   Returns:
-    What was done, in one line.
+    One line that says what was done.
 
   Raises:
-    ValueError: It is not the folder of a run, or the run is in progress.
+    ValueError: The folder is not a run's, or the run is in progress.
   """
   file_of(run, CONFIG)
   lock = RunLock(run)
   try:
     path = os.path.join(run, SECRETS)
     found = os.path.exists(path)
-    # Also without the file: a killed program may have left a part of one.
+    # Even if it does not exist: a killed program may have left a part of it.
     files.erase(path)
   finally:
     lock.release()
@@ -282,38 +272,38 @@ def erase_secrets(run: str) -> str:
 
 
 def check_folder(path: str, *, configuration: str) -> None:
-  """Checks that a run can begin or go on in a folder; writes nothing.
+  """Checks that a run can start or continue in a folder; writes nothing.
 
   Args:
     path: The folder; need not exist.
     configuration: The configuration's text.
 
   Raises:
-    ValueError: It is no folder or cannot be written; a run goes on in it; it
-      holds a run of another configuration (the message shows the first
-      difference); or it holds files that a run would overwrite, and is not the
-      folder of a run.
+    ValueError: The path is not a folder or cannot be written; a run is in
+      progress there; the folder contains a run of another configuration (the
+      message shows the first difference); or it contains files that a run would
+      overwrite, and is not a run's.
   """
   checks.output_folders(output_dir=path)
   _check_free(path)
   if _has_begun(path):
     if not os.path.isfile(os.path.join(path, CONFIG)):
       raise ValueError(
-          f'{path} holds a run without its {CONFIG}: put the file back, or '
-          'take another output_dir.'
+          f'{path} contains a run without its {CONFIG}: restore the file, or '
+          'use another output_dir.'
       )
     _check_same(_read_configuration(path), configuration, path=path)
     return
-  # A run that stopped before its first state has nothing to go on from, so its
-  # settings need not match. Other files are never overwritten.
+  # A run that stopped before its first state has nothing to continue from, so
+  # its settings need not match. Other files are never overwritten.
   marks = [CONFIG, *FILES]
   if os.path.isdir(os.path.join(path, _STATES)):
     marks = [MODEL, RESULTS]
   found = [name for name in marks if os.path.exists(os.path.join(path, name))]
   if found:
     raise ValueError(
-        f'{path} holds {", ".join(found)} but no saved state to go on from: '
-        'take another output_dir.'
+        f'{path} contains {", ".join(found)} but no saved state to continue '
+        'from: use another output_dir.'
     )
 
 
@@ -322,7 +312,7 @@ def _check_free(folder: str) -> None:
   try:
     descriptor = os.open(os.path.join(folder, _LOCK), os.O_RDONLY)
   except OSError:
-    return  # Nobody ever held it.
+    return  # It was never locked.
   try:
     if not files.try_lock(descriptor):
       raise _in_use(folder)
@@ -331,17 +321,17 @@ def _check_free(folder: str) -> None:
 
 
 def _in_use(folder: str) -> ValueError:
-  """The error that names who holds the folder."""
+  """Returns an error that names the process that holds the folder."""
   with open(os.path.join(folder, _LOCK), encoding='utf-8') as f:
     holder = f.read().strip() or 'unknown'
   return ValueError(
       f'{folder} is in use by process {holder}: wait until it has ended, end '
-      'it, or take another output_dir.'
+      'it, or use another output_dir.'
   )
 
 
 def file_of(run: str, name: str) -> str:
-  """The path of a file that every run has.
+  """Returns the path of a file that every run has.
 
   Raises:
     ValueError: The folder does not have the file.
@@ -356,7 +346,7 @@ def file_of(run: str, name: str) -> str:
 
 
 def _has_begun(path: str) -> bool:
-  """True once the run in a folder has saved a state or charged a round."""
+  """Returns whether the run has saved a state or charged a round."""
   states = os.path.join(path, _STATES)
   if os.path.isdir(states) and any(
       not name.endswith('.partial') for name in os.listdir(states)
@@ -377,8 +367,8 @@ def read_model(
 
   Args:
     run: The run's folder.
-    model: What the weights are for.
-    tokens: Identity of its tokens.
+    model: The model that the weights are for.
+    tokens: Identity of its vocabulary.
 
   Returns:
     float32 arrays by name.
@@ -394,25 +384,25 @@ def check_model(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
   """Checks that a run's weights fit a model, without reading them.
 
   Raises:
-    ValueError: The run has no model, its tokens differ, or its weights have
-      other names or shapes; the message says which.
+    ValueError: The run has no model, its vocabulary differs, or its weights
+      have other names or shapes; the message says which.
   """
   path = os.path.join(run, MODEL)
   if not os.path.exists(path):
     raise ValueError(
-        f'{run} holds no trained model ({MODEL}): is it the folder of a run '
+        f'{run} contains no trained model ({MODEL}): is it the folder of a run '
         'that has ended?'
     )
   header = model_file.read_header(path)
   if tokens and not header.tokens:
     raise ValueError(
-        f'the model of {run} is pre-trained and spells nothing yet: fine-tune '
-        'it first, by a training run with INIT_FROM_RUN.'
+        f'{run} is a pre-trained encoder without a CTC head: fine-tune it '
+        'first, by a training run with INIT_FROM_RUN.'
     )
   if header.tokens != tokens:
     raise ValueError(
-        f'the model of {run} spells {header.tokens!r} but this configuration '
-        f'{tokens!r}: use the tokenizer of that run.'
+        f'the vocabulary of {run} is {header.tokens!r}, that of this '
+        f'configuration {tokens!r}: use the tokenizer of that run.'
     )
   check_shapes(header.shapes, model.specs, of=f'the model of {run}')
 
@@ -420,12 +410,15 @@ def check_model(run: str, *, model: ctc.CtcModel, tokens: str) -> None:
 def check_shapes(
     found: Mapping[str, tuple[int, ...]], specs: weights_lib.Specs, *, of: str
 ) -> None:
-  """Raises ValueError, with the first differences, for shapes of other specs.
+  """Checks the shapes of weights.
 
   Args:
     found: Shapes by name.
-    specs: What they should be.
-    of: What they are of, for the message.
+    specs: The specs that they should match.
+    of: The subject of the message.
+
+  Raises:
+    ValueError: Names or shapes differ; shows the first.
   """
   problems = weights_lib.differences(found, specs)
   if problems:
@@ -436,7 +429,7 @@ def check_shapes(
 
 
 def ledger_of_model(run: str) -> tuple[str, Optional[ledger_lib.Head]] | None:
-  """The privacy ledger that a run's model belongs to.
+  """Finds the privacy ledger that a run's model belongs to.
 
   Args:
     run: The run's folder.
@@ -464,12 +457,12 @@ def ledger_of_model(run: str) -> tuple[str, Optional[ledger_lib.Head]] | None:
 
 
 def settings(configuration: str) -> dict[str, str]:
-  """The macros that a configuration's text sets, with their values as text."""
+  """Returns the macros that a configuration sets, with values as text."""
   return dict(_SETTING.findall(configuration))
 
 
 def _plain(text: str) -> metrics_file.Setting:
-  """A value as a number, a truth value or a text."""
+  """Parses a macro's value where TensorBoard has a type for it."""
   try:
     value = ast.literal_eval(text.replace('\\\n', ''))
   except (ValueError, SyntaxError):
@@ -477,19 +470,24 @@ def _plain(text: str) -> metrics_file.Setting:
   return value if isinstance(value, (bool, int, float, str)) else text
 
 
-def lasting(configuration: str) -> str:
-  """The configuration's text without the settings that a resume may change."""
+def resume_invariant(configuration: str) -> str:
+  """Returns the text without the settings that a resume may change."""
   lines = configuration.splitlines()
   return '\n'.join(line for line in lines if not _MAY_CHANGE.match(line))
 
 
 def digest(configuration: str) -> str:
-  """SHA-256 of what is `lasting` in a configuration, in hex."""
-  return hashlib.sha256(lasting(configuration).encode()).hexdigest()
+  """Returns the SHA-256 of the `resume_invariant` settings, in hex."""
+  return hashlib.sha256(resume_invariant(configuration).encode()).hexdigest()
 
 
-def flatten_metrics(metrics: Any, *, prefix: str = '') -> dict[str, float]:
-  """Nested metrics to a flat dict with names joined by `/`."""
+def flatten_metrics(
+    metrics: Mapping[str, 'Metrics'], *, prefix: str = ''
+) -> dict[str, float]:
+  """Flattens nested metrics: names are joined by `/`.
+
+  Values other than single numbers are left out.
+  """
   flat = {}
   for name, value in metrics.items():
     if isinstance(value, Mapping):
@@ -500,24 +498,24 @@ def flatten_metrics(metrics: Any, *, prefix: str = '') -> dict[str, float]:
 
 
 def _read_configuration(path: str) -> str:
-  """The text that a run's folder was begun with."""
+  """Reads the configuration that a run began with."""
   config = os.path.join(path, CONFIG)
   with open(config, encoding='utf-8', errors='replace') as f:
     return f.read()
 
 
 def _check_same(old: str, new: str, *, path: str) -> None:
-  """Raises ValueError if the configurations differ in what must stay."""
-  difference = _difference(lasting(old), lasting(new))
+  """Raises ValueError if settings differ that a resume must not change."""
+  difference = _difference(resume_invariant(old), resume_invariant(new))
   if difference is not None:
     raise ValueError(
-        f'{path} holds a run of another configuration ({difference}): resume '
-        'it with its own settings, or take another output_dir.'
+        f'{path} contains a run of another configuration ({difference}): '
+        'resume it with its own settings, or use another output_dir.'
     )
 
 
 def _difference(old: str, new: str) -> Optional[str]:
-  """The first line that differs."""
+  """Returns the first line that differs."""
   lines = difflib.unified_diff(
       old.splitlines(), new.splitlines(), lineterm='', n=0
   )

@@ -1,0 +1,140 @@
+"""Model and pipeline of a run, built from JSON by an allow-list of builders.
+
+`model_spec.json` names builders and their arguments; `config.model_spec` writes
+it and has its format. A run folder may come from a stranger. Its config.gin is
+never parsed, because gin imports and calls whatever a file names;
+model_spec.json can call the functions of `BUILDERS` only.
+
+For a model outside this package the user names the folder of its code
+(`trust_code`).
+"""
+
+from collections.abc import Callable, Mapping
+import contextlib
+import functools
+import importlib
+from importlib import machinery
+import os
+import sys
+from typing import Any
+
+from tff_asr import files
+from tff_asr.data import pipeline as pipeline_lib
+from tff_asr.features import spec_augment
+from tff_asr.models import conformer
+from tff_asr.models import conv
+from tff_asr.models import ctc
+from tff_asr.models import subsampling
+from tff_asr.models import transformer
+from tff_asr.storage import run_dir
+from tff_asr.storage import tensor_file
+from tff_asr.text import tokenizer
+
+# None of these touches a file or the operating system.
+BUILDERS: Mapping[str, Callable[..., Any]] = {
+    f'{builder.__module__}.{builder.__qualname__}': builder
+    for builder in (
+        conformer.build,
+        conv.build,
+        ctc.build,
+        pipeline_lib.Pipeline,
+        spec_augment.build,
+        subsampling.output_lengths_3x,
+        subsampling.output_lengths_4x,
+        tokenizer.CharTokenizer,
+        tokenizer.SentencePieceTokenizer,
+        tokenizer.for_language,
+        transformer.build,
+    )
+}
+
+
+def read(
+    run: str, *, trust_code: str | None = None
+) -> tuple[ctc.CtcModel, pipeline_lib.Pipeline]:
+  """Builds the model and the pipeline of a run.
+
+  Args:
+    run: The run's folder.
+    trust_code: Folder of Python modules that may be imported, and whose
+      functions may be called; None: none.
+
+  Raises:
+    ValueError: The folder has no model_spec.json, or one that cannot be built;
+      the run is pre-trained, without text; or a builder is neither in
+      `BUILDERS` nor in trust_code.
+  """
+  path = run_dir.file_of(run, run_dir.MODEL_SPEC)
+  try:
+    spec = files.parse_json(files.read(path))
+    if not isinstance(spec, dict) or not spec.keys() >= {'MODEL', 'PIPELINE'}:
+      raise ValueError('it has no MODEL and PIPELINE')
+    pipeline = _build(spec['PIPELINE'], trust_code=trust_code)
+    if not isinstance(pipeline, pipeline_lib.Pipeline):
+      raise ValueError('its PIPELINE is not a pipeline')
+    if pipeline.tokenizer is None:
+      raise ValueError(
+          'the run is a pre-trained encoder without a CTC head: fine-tune it '
+          'first, by a training run with INIT_FROM_RUN.'
+      )
+    model = _build(spec['MODEL'], trust_code=trust_code)
+    if not isinstance(model, ctc.CtcModel):
+      raise ValueError('its MODEL is not a CTC model')
+  # TypeError: a builder takes no argument of that name or type.
+  except (TypeError, ValueError) as e:
+    raise ValueError(f'{path}: {e}') from e
+  return model, pipeline
+
+
+def _build(value: tensor_file.Json, *, trust_code: str | None) -> Any:
+  """Builds a value of model_spec.json, and those inside it."""
+  build = functools.partial(_build, trust_code=trust_code)
+  match value:
+    case list():
+      return [*map(build, value)]
+    case {'mapping': items}:
+      return {build(key): build(item) for key, item in items}
+    case {'build': name, 'arguments': given}:
+      return _builder(name, trust_code)(**_arguments(given, build))
+    case {'function': name, 'arguments': given}:
+      function = _builder(name, trust_code)
+      given = _arguments(given, build)
+      return functools.partial(function, **given) if given else function
+    case dict():
+      raise ValueError(f'{str(value)[:60]!r} is neither a builder nor a value')
+  return value
+
+
+def _arguments(
+    given: dict[str, tensor_file.Json], build: Callable[..., Any]
+) -> dict[str, Any]:
+  """Builds a builder's arguments."""
+  return {name: build(value) for name, value in given.items()}
+
+
+def _builder(name: str, trust_code: str | None) -> Callable[..., Any]:
+  """Returns the function of a full name, if it may be called."""
+  if name in BUILDERS:
+    return BUILDERS[name]
+  if trust_code is None:
+    raise ValueError(
+        f'{name[:80]} is not a builder of this package, and could run any '
+        'code: read it, and name its folder with --trust_code=FOLDER.'
+    )
+  module_name, _, function_name = name.rpartition('.')
+  folder = os.path.realpath(trust_code)
+  # Python's own modules, and those installed, are not in the folder.
+  top = module_name.partition('.')[0]
+  function = None
+  if top and machinery.PathFinder.find_spec(top, [folder]) is not None:
+    if folder not in sys.path:
+      sys.path.insert(0, folder)
+    with contextlib.suppress(ModuleNotFoundError):
+      function = vars(importlib.import_module(module_name)).get(function_name)
+  # A function that the module imports, such as `system`, names another module.
+  if getattr(function, '__module__', None) != module_name:
+    raise ValueError(
+        f'{name[:80]} is neither a builder of this package nor a function that '
+        f'a module in {trust_code} defines.'
+    )
+  return function
