@@ -183,9 +183,8 @@ class ClientRound:
     """Returns the sum over all clients, on which all `calls` work.
 
     Args:
-      calls: each runs in a separate thread until the round is over. Client
-        errors go to `fail`; any other exception ends the round and is raised
-        here.
+      calls: each runs in a separate thread until the round is over. An
+        exception (client errors go to `fail`) ends the round.
       get_sum: waits for the scheduler's sums, in the calling thread, and
         returns the total of the exact leaves.
       timeout_sec: how long a client may take; None: forever.
@@ -200,7 +199,7 @@ class ClientRound:
             target=self._work,
             args=(call,),
             name=f'clients {number}',
-            # A daemon thread that hangs does not keep the program from exiting.
+            # A hung daemon thread does not keep the program from exiting.
             daemon=timeout_sec is not None,
         )
         for number, call in enumerate(calls)
@@ -228,7 +227,7 @@ class ClientRound:
       self.scheduler.stop()
       for thread in started:
         while thread.is_alive() and not self.is_hung:
-          thread.join(None if timeout_sec is None else _WATCH_SEC)
+          thread.join(timeout_sec and _WATCH_SEC)
     if self.is_failed:
       raise self._client_error()
     if self.failure is not None:

@@ -88,7 +88,7 @@ class ClientTrainer:
       with tf.device(device):
         self._broadcast[device] = [_copy(tensor) for tensor in broadcast]
         _, self._ordered_zero[device] = loaded.programs.split(loaded.zero())
-    # Empty while the thread trains: the next sum reuses the memory of this one.
+    # By thread; empty until it has trained a client, and while it trains.
     self._sums = [[] for _ in self.devices]
 
   def train(
@@ -114,12 +114,15 @@ class ClientTrainer:
     device = self.devices[thread]
     programs = self._loaded.programs
     with tf.device(device):
+      # Exact leaves continue over all groups; the others start from zero for
+      # each group, because the driver adds the groups' in order.
       accumulator = programs.join(
           self._sums[thread] or programs.split(
               programs.as_variables(self._loaded.zero())
           )[0],
           self._ordered_zero[device],
       )
+      # Holds no second reference to a sum that is replaced by the next one.
       self._sums[thread] = []
       for position in positions:
         monitor.begin(position, device)
@@ -129,6 +132,7 @@ class ClientTrainer:
               *self._get_client(position),
               *self._broadcast[device],
           )
+        # The accumulator is unchanged if a client fails: `work` adds last.
         except Exception as error:  # pylint: disable=broad-exception-caught
           monitor.fail(position, error, device)
         monitor.end(position)
@@ -149,6 +153,7 @@ class ClientTrainer:
         for index, leaf in enumerate(own):
           if leaf.dtype == tf.resource:
             own[index] = graph.read_variable(leaf, tf.int64)
+        # Threads of a device add here; only one sum of it goes further.
         if device in sums:
           for index in range(len(own)):
             sums[device][index] += own[index]
@@ -162,6 +167,7 @@ class ClientTrainer:
 
 def _copy(tensor: tf.Tensor) -> tf.Tensor:
   """Copies a tensor to this device; integers, strings and datasets stay."""
+  # Shapes, seeds and round numbers are read on the host, where they are.
   if tensor.dtype.is_floating or tensor.dtype.is_complex:
     return tf.identity(tensor)
   return tensor

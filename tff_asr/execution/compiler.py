@@ -410,6 +410,7 @@ def _find_exact(
   It is one if both graphs only add to it, and no other leaf depends on it.
   """
   count = len(merge.outputs)
+  # An accumulator of other leaves than the update is not a sum of updates.
   if len(accumulate.inputs) != 2 * count:
     return (False,) * count
   is_exact = [spec.dtype.is_integer for spec in merge.specs[:count]]
@@ -421,6 +422,7 @@ def _find_exact(
             is_exact, each.outputs, each.inputs, each.inputs[count:]
         )
     ]
+  # If another leaf depends on a sum, adding in another order would change it.
   for each in (accumulate, merge):
     graph_def = tf.compat.v1.GraphDef.FromString(each.graph_def)
     needed = graph.find_needed(

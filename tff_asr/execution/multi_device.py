@@ -131,6 +131,7 @@ class _Runner(context.Runner[client_trainer.LoadedClientPrograms]):
     # round's tensors until Python's collector runs.
     trainer = client_trainer.ClientTrainer(
         clients,
+        # A small cohort needs no broadcast on the other devices.
         devices=self._device_set.devices[:num_clients],
         clients_per_device=self._device_set.clients_per_device,
         all_reduce=self._device_set.all_reduce,
@@ -155,6 +156,7 @@ class _Runner(context.Runner[client_trainer.LoadedClientPrograms]):
   ) -> None:
     """A thread: one task after another until the round is over."""
     tasks = this_round.scheduler
+    # All threads share one worker's name, so that one of them flushes for all.
     while (task := tasks.acquire(_PROCESS)) is not None:
       if isinstance(task, scheduler.FlushSum):
         tasks.complete(_PROCESS, task, trainer.flush())

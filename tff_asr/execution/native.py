@@ -79,6 +79,7 @@ def build_async_context(
 
 def stop() -> None:
   """Ends every worker of this process; build a new context to continue."""
+  # Only the children of this process: others have workers, too.
   workers = [
       child for child in psutil.Process().children() if _is_worker(child)
   ]

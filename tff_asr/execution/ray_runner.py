@@ -37,7 +37,7 @@ _POLL_SEC = 0.2
 _FAN_IN = 8
 
 # Ray raises these when an actor's process or machine is gone.
-LOSSES = (
+_LOSSES = (
     ray.exceptions.RayActorError,
     ray.exceptions.NodeDiedError,
     # Ray's memory monitor ended the process.
@@ -132,7 +132,7 @@ class Actor:
 
     Raises:
       ValueError: the actor's node lacks something, which the message names.
-      LOSSES: the actor was lost.
+      _LOSSES: the actor was lost.
     """
     deadline = time.monotonic() + _START_TIMEOUT_SEC
     while self.devices is None:
@@ -140,7 +140,7 @@ class Actor:
       if ready:
         try:
           devices_found, self.node, self.node_id = _get(self._started)
-        except (*LOSSES, ValueError):
+        except (*_LOSSES, ValueError):
           raise
         except Exception as error:
           # The code there may be too old to know the arguments.
@@ -363,7 +363,7 @@ class _RayRound:
         actor.replace()
         # It counts: each replacement may find the same full store.
         self._tasks.fail(actor, task)
-      except (*LOSSES, *_STORE_FULL):
+      except (*_LOSSES, *_STORE_FULL):
         actor.replace()
         self._tasks.fail(actor, task, counts=was_there)
     self._leave()
@@ -381,7 +381,7 @@ class _RayRound:
       sums.sort(key=lambda each: each.value.node_id)
       try:
         total = self._add([each.value.reference for each in sums])
-      except (*LOSSES, ray.exceptions.ObjectLostError) as error:
+      except (*_LOSSES, ray.exceptions.ObjectLostError) as error:
         # If Ray does not name the sum, each may be lost.
         name = getattr(error, 'object_ref_hex', None)
         for each in [
@@ -409,7 +409,7 @@ class _RayRound:
       return actor.wait(
           lambda: self._tasks.is_over() or self._round.stop.is_set()
       )
-    except LOSSES:
+    except _LOSSES:
       actor.replace()
     except ValueError as error:
       logging.warning('A lost Ray worker is not replaced: %s', error)
@@ -432,12 +432,12 @@ class _RayRound:
     """Waits until an actor answers.
 
     Raises:
-      LOSSES: it is gone, or exceeded the time limit.
+      _LOSSES: it is gone, or exceeded the time limit.
       _NoAnswerError: it is there, and cannot use its object store or disk.
     """
     try:
       self._wait(actor.ping(), timeout_sec=self._round.timeout_sec)
-    except LOSSES:
+    except _LOSSES:
       raise
     except (ray.exceptions.RayError, OSError) as error:
       raise _NoAnswerError(_last_line(error)) from error
@@ -465,7 +465,7 @@ class _RayRound:
 
     Raises:
       scheduler.Stopped: the round has ended.
-      LOSSES: the actor was lost, or its report.
+      _LOSSES: the actor was lost, or its report.
     """
     this_round = self._round
     device = f'{actor.devices[thread]} of node {actor.node}'
@@ -504,7 +504,7 @@ class _RayRound:
 
     Raises:
       scheduler.Stopped: the round was cancelled.
-      LOSSES: the worker was lost, or exceeded the time limit.
+      _LOSSES: the worker was lost, or exceeded the time limit.
     """
     begun_sec = time.monotonic()
     while not ray.wait([reference], timeout=_POLL_SEC)[0]:
@@ -531,7 +531,7 @@ def _wait_for_all(actors: list[Actor]) -> None:
   for actor in actors:
     try:
       is_ready = actor.wait()
-    except LOSSES as error:
+    except _LOSSES as error:
       raise ConnectionError(
           f'A Ray worker did not start ({_last_line(error)}); run `ray start` '
           'in a copy of this project, at the same path on every machine.'

@@ -125,9 +125,7 @@ class RayWorker:
         TensorFlow ops when it is resolved.
       required_files: paths of files and folders, and `path_digest` of
         each in the driver.
-      clients_per_device: see `context.Settings`, as the next ones.
-      gpu_memory_mb: see there.
-      all_reduce: see there.
+      clients_per_device, gpu_memory_mb, all_reduce: see `context.Settings`.
 
     Returns:
       The device of each thread, the machine's name for messages, and Ray's id
@@ -139,8 +137,10 @@ class RayWorker:
         sees no GPU where Ray gave one. The message names the node.
     """
     ray_lib = _import_ray()
+    # Software first: another version may not understand the rest.
     node = f'{os.uname().nodename} ({ray_lib.util.get_node_ip_address()})'
     check_software(node, expected=software)
+    # Threads of an op decide how it splits sums, and so the bits.
     tf.config.threading.set_intra_op_parallelism_threads(num_threads)
     if not ray_lib.get_gpu_ids():
       tf.config.set_visible_devices([], 'GPU')
@@ -202,7 +202,7 @@ class RayWorker:
     except scheduler.Stopped:
       return GroupReport(monitor.errors, None)
     for position in positions:
-      del values[position]
+      del values[position]  # A client's data may be large.
     return GroupReport(monitor.errors, pack(ordered))
 
   def flush(self, key: RoundKey) -> tuple[int, ray_sums.PackedSum]:
@@ -221,7 +221,7 @@ class RayWorker:
       scheduler.Stopped: the round has ended.
     """
     with self._lock:
-      if key.number in self._ended:
+      if key.number in self._ended:  # Tasks may arrive after the round's end.
         raise scheduler.Stopped()
       if key.number not in self._rounds:
         values = {}

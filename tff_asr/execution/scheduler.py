@@ -202,8 +202,9 @@ class Scheduler(Generic[Value]):
           self._deal_again([task.number])
         else:
           self._running[worker].add(task.number)
-        if self._max_ahead:
+        if self._max_ahead:  # Others may wait for the first incomplete group.
           self._has_task.notify_all()
+      # The sum of a lost worker does not count: its groups are dealt again.
       elif worker not in self._lost:
         del self._running[worker]
         self._sums.append(Sum(value, task.groups))
@@ -231,7 +232,7 @@ class Scheduler(Generic[Value]):
       numbers = [task.number] if isinstance(task, ClientGroup) else task.groups
       if counts:
         self._count_loss(numbers)
-      if worker not in self._lost:
+      if worker not in self._lost:  # The first of its threads to report it.
         self._lost.add(worker)
         self._deal_again(self._running.pop(worker, ()))
       if isinstance(task, ClientGroup):

@@ -38,6 +38,7 @@ def as_plain_sums(
   updates_type = form.work.type_signature.result
   secure_types = list(updates_type)[1:]
 
+  # At each client, as the protocol's encoding would check it.
   @tff.tensorflow.computation(updates_type)
   def check(updates):
     bitwidths, largest = form.secure_sum_bitwidth(), form.secure_sum_max_input()
@@ -47,6 +48,7 @@ def as_plain_sums(
         _map(lambda value, _: tf.cast(value, tf.int64), updates[3], None),
     ]
 
+  # At the server: the moduli and the original dtypes.
   @tff.tensorflow.computation(check.type_signature.result)
   def restore(totals):
     totals = [

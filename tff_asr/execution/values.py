@@ -114,6 +114,7 @@ def _without_placements(type_spec: tff.Type | None) -> tff.Type:
   if not isinstance(type_spec, tff.StructType):
     return type_spec
   fields = [
+      # A field without a name is given to TFF as its type alone.
       (name, _without_placements(field)) if name else _without_placements(field)
       for name, field in tff.structure.iter_elements(type_spec)
   ]
@@ -166,6 +167,7 @@ def iter_fields(
         f'of {type(value).__name__}.'
     )
   found_names = [field for field, _ in found]
+  # By name, whatever the order of a dict; TFF's own runtime takes the order.
   if None not in found_names and sorted(found_names) == sorted(map(str, names)):
     by_name = dict(found)
     found = [(field, by_name[field]) for field in names]
@@ -183,6 +185,7 @@ def iter_fields(
 def _to_tensor(value: object, spec: tf.TensorSpec, name: str) -> tf.Tensor:
   """Returns the leaf as an eager tensor that fits `spec`."""
   try:
+    # Values with a dtype keep it, so that a wrong one is found below.
     if isinstance(value, (tf.Tensor, tf.Variable, np.ndarray, np.generic)):
       tensor = tf.convert_to_tensor(value)
     else:
@@ -251,7 +254,7 @@ def _to_dataset(
             map(flatten, range(len(elements))), key=shapes
         )
     ]
-    if not groups:
+    if not groups:  # No elements: an empty dataset of the right specs.
       return tf.data.Dataset.from_tensors(tuple(
           tf.zeros([size or 0 for size in spec.shape or ()], spec.dtype)
           for spec in tf.nest.flatten(_element_spec(type_spec))
