@@ -1,24 +1,24 @@
-"""Audio files to 16 kHz mono int16, and to what a record stores.
+"""Audio files to 16 kHz mono int16, and to the bytes that a record stores.
 
-Loads no TensorFlow, so that processes that encode audio start fast. `read`
-reads what libsndfile reads, recognised by content: WAV (also of telephones:
-mu-law, A-law, GSM 6.10), FLAC, MP3, Ogg, NIST sphere, AIFF, CAF, AU, W64 and
-more. The program ffmpeg, where it is installed, decodes what libsndfile does
-not: m4a, webm, AMR, WMA. Audio that is already 16 kHz mono
-int16 comes out bit for bit. Otherwise, in this order: channels are averaged,
-other rates are resampled by soxr at its high quality, and samples are rounded
-to int16 and clipped.
+    waveform = audio.read('clip.mp3')
 
-A file that ends before its own header says raises instead of giving a shorter
-clip. MP3 and FLAC files may lack their length; those are read to their end.
+`read` decodes what libsndfile recognises by content: WAV (also with mu-law,
+A-law and GSM 6.10), FLAC, MP3, Ogg, NIST sphere, AIFF, CAF, AU, W64 and more.
+If the program ffmpeg is installed, it decodes m4a, webm, AMR and WMA. Audio
+that is already 16 kHz mono int16 is returned bit for bit. Otherwise channels
+are averaged, other rates are resampled by soxr (high quality), and samples are
+rounded to int16 and clipped, in this order. A file that is shorter than its own
+header says raises an error; MP3 and FLAC files without a length are read to
+their end.
 
-`encode` gives what a record of 16 kHz mono audio stores. Both encodings give
-the audio back bit for bit:
+`encode` returns the bytes that a record stores, without loss:
 
 | encoding | content             | bytes a second   |
 |----------|---------------------|------------------|
 | `pcm`    | little-endian int16 | 32,000           |
 | `flac`   | a FLAC file         | 13,000 to 20,000 |
+
+TensorFlow is not imported, so that processes that encode audio start fast.
 
   N: samples.
 """
@@ -34,6 +34,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from typing import BinaryIO
 
 import numpy as np
 import soundfile
@@ -46,39 +47,41 @@ from tff_asr.features import log_mel
 SAMPLE_RATE_HZ = log_mel.SAMPLE_RATE_HZ
 ENCODINGS = ('pcm', 'flac')
 
-# libsndfile gives the file's own integers as int16, exactly.
+# libsndfile returns these as int16 without rounding.
 _EXACT_SUBTYPES = ('PCM_16', 'PCM_S8', 'PCM_U8', 'ULAW', 'ALAW')
 # libsndfile's length of an MP3 file may count the encoder's padding.
 _MP3_TOLERANCE = 3 * 1152
-# Programs that write to a pipe leave a length of "unknown" behind; libsndfile's
-# number of frames for that is the second.
+# The length in the header of a file that was written to a pipe, and the number
+# of frames that libsndfile makes of it.
 _UNKNOWN_LENGTH = 0x7FFFF000
 _UNKNOWN_FRAMES = 2**63 - 1
 _BLOCK_FRAMES = 2**20
-# The first frame of an MP3 file has one of these if it gives the length. It
-# follows the ID3 tag, of which 10 bytes are a header.
+# One of these stands in the first frame of an MP3 file that states its length.
+# The frame follows the ID3 tag, whose header has 10 bytes.
 _MP3_LENGTHS = (b'Xing', b'Info', b'VBRI')
 _MP3_BEGIN = re.compile(rb'ID3|\xff[\xe0-\xff]')
 _MP3_FRAME_BYTES = 1441
 _ID3_BYTES = 10
 _MP3_MESSAGE = re.compile(rb'Note: |Warning: |\[src/libmpg123|\s*$')
+# Standard error is the whole process's: one thread redirects it at a time.
 _stderr_lock = threading.Lock()
+# Raw GSM 6.10 has frames of 33 bytes, each starting with the same four bits.
 _GSM_BYTES, _GSM_MAGIC = 33, 0xD
 _DECLARED_BYTES = re.compile(
     r'^\s*(?:data|SSND)\s*: (\d+) \(should be (\d+)\)', re.MULTILINE
 )
 _DECLARED_SAMPLES = re.compile(rb'^sample_count -i (\d+)', re.MULTILINE)
 # Ten hours at 16 kHz in int16 and float64 are 6 GB: longer recordings, or
-# headers that claim as much, would fill the memory.
+# headers that claim more, would fill the memory.
 _MAX_SEC = 10 * 3600.0
 _MAX_SAMPLES = int(_MAX_SEC) * SAMPLE_RATE_HZ
-# Samples of a shorter limit, for each at 16 kHz: two channels of 192 kHz.
+# Most samples of a file for each sample at 16 kHz: two channels of 192 kHz.
 _MAX_RATIO = 24
-# NIST's header.
+# Size of a NIST sphere header.
 _SPHERE_BYTES = 1024
-# Lists of parts round times.
+# Manifests round the times of parts, so a part may end this much too late.
 _PART_TOLERANCE_SEC = 0.1
-# Formats that ffmpeg may decode: none that names other files or addresses.
+# Formats that ffmpeg may decode. None can refer to other files or addresses.
 _FFMPEG_FORMATS = '3gp,aac,ac3,amr,asf,caf,m4a,matroska,mov,mp3,mp4,webm'
 _FFMPEG_SEC = 600
 _OGG_TRUNCATED = ('File ended unexpectedly', 'lacks an end-of-stream bit')
@@ -88,7 +91,7 @@ class AudioError(ValueError):
   """An audio file that cannot be used.
 
   Attributes:
-    reason: The kind of defect in few words, the same for all such files.
+    reason: The kind of defect in a few words, the same for all such files.
   """
 
   def __init__(self, name: str, reason: str, detail: str):
@@ -111,13 +114,12 @@ def read(
 
   Args:
     source: A path, or the bytes of a file.
-    name: What errors call the file; by default the path.
-    start_sec: Where the part begins; None reads the whole file.
-    duration_sec: The part's length; None: to the end of the file.
+    name: The file's name in error messages; by default the path.
+    start_sec: Where the part starts; None reads the whole file.
+    duration_sec: The part's length; None reads to the end of the file.
     channels: The channels to average, from 0; None averages all.
-    sample_rate_hz: The file's rate, where something else tells it; a file of
-      another rate is refused.
-    max_sec: What is longer is refused before it is decoded; at most 10 hours.
+    sample_rate_hz: The rate that the file must have; None accepts any.
+    max_sec: A longer file is refused before it is decoded; at most 10 hours.
     conversions: Counts each kind of conversion; a kind completes the sentence
       '3 ...'.
 
@@ -126,30 +128,14 @@ def read(
 
   Raises:
     AudioError: If the file is missing, empty, not audio, damaged, truncated,
-      without samples, longer than max_sec, of more samples in all of its
-      channels than 10 hours at 16 kHz (or 24 times max_sec), or holds samples
-      that are not finite; if it ends before the part does, by more than 0.1 s,
-      or has no such channel or another rate. It names the file.
+      without samples, longer than max_sec, or contains samples that are not
+      finite; if its channels together have more samples than 10 hours at 16 kHz
+      (or 24 times max_sec); if it ends more than 0.1 s before the part does; or
+      if it lacks a channel or has another rate. The message names the file.
   """
-  with contextlib.ExitStack() as stack:
-    if isinstance(source, bytes):
-      name, size = name or 'audio', len(source)
-      file = io.BytesIO(source)
-    else:
-      name = name or os.fspath(source)
-      try:
-        if start_sec is None:
-          data = files.read(source, max_bytes=8 * _MAX_SAMPLES)
-          file, size = io.BytesIO(data), len(data)
-        else:  # Of a long file, a small part.
-          file = stack.enter_context(files.open_plain(source))
-          size = os.fstat(file.fileno()).st_size
-      except OSError as e:
-        raise AudioError(name, 'cannot be opened', e.strerror or str(e)) from e
-      except ValueError as e:
-        raise AudioError(name, 'is not readable audio', str(e)) from e
-    if not size:
-      raise AudioError(name, 'is empty', '0 bytes')
+  if name is None:
+    name = 'audio' if isinstance(source, bytes) else os.fspath(source)
+  with _open(source, name=name, is_part=start_sec is not None) as file:
     part = functools.partial(
         _decode,
         name=name,
@@ -168,30 +154,61 @@ def read(
         name, 'has another sampling rate', f'{rate_hz} Hz, not {sample_rate_hz}'
     )
   if channels is not None:
-    if max(channels) >= samples.shape[1]:
-      raise AudioError(
-          name,
-          'has no such channel',
-          f'{max(channels)} of {samples.shape[1]}, counted from 0',
-      )
-    samples = samples[:, list(channels)]
+    samples = _take_channels(name, samples, channels)
   if not samples.size:
     raise AudioError(name, 'has no samples', kind)
   if samples.dtype != np.int16 and not np.all(np.isfinite(samples)):
     raise AudioError(name, 'has samples that are not finite', kind)
-  waveform, done = _convert(samples, rate_hz=rate_hz, kind=kind)
+  waveform, steps = _convert(samples, rate_hz=rate_hz, kind=kind)
   if not waveform.size:
     raise AudioError(name, 'has no samples', 'less than one at 16 kHz')
   if conversions is not None:
-    conversions.update(done)
+    conversions.update(steps)
   return waveform
 
 
-class _Stream(soundfile.SoundFile):
-  """A file that is read forward.
+def _take_channels(
+    name: str, samples: np.ndarray, channels: Sequence[int]
+) -> np.ndarray:
+  """Some columns of samples [N, channels]."""
+  if max(channels) >= samples.shape[1]:
+    raise AudioError(
+        name,
+        'has no such channel',
+        f'{max(channels)} of {samples.shape[1]}, counted from 0',
+    )
+  return samples[:, list(channels)]
 
-  After each read soundfile seeks to where the read has ended, which fails at
-  the end of a FLAC file that does not say its length.
+
+@contextlib.contextmanager
+def _open(
+    source: str | os.PathLike[str] | bytes, *, name: str, is_part: bool
+) -> Iterator[BinaryIO]:
+  """Opens a source; raises AudioError if it is missing or empty."""
+  with contextlib.ExitStack() as stack:
+    try:
+      if isinstance(source, bytes):
+        file, size = io.BytesIO(source), len(source)
+      elif is_part:  # The file may be long: do not read all of it.
+        file = stack.enter_context(files.open_plain(source))
+        size = os.fstat(file.fileno()).st_size
+      else:
+        content = files.read(source, max_bytes=8 * _MAX_SAMPLES)
+        file, size = io.BytesIO(content), len(content)
+    except OSError as e:
+      raise AudioError(name, 'cannot be opened', e.strerror or str(e)) from e
+    except ValueError as e:
+      raise AudioError(name, 'is not readable audio', str(e)) from e
+    if not size:
+      raise AudioError(name, 'is empty', '0 bytes')
+    yield file
+
+
+class _ForwardFile(soundfile.SoundFile):
+  """A file that is read without seeking.
+
+  After each read soundfile seeks to the position that it has reached. That
+  fails at the end of a FLAC file without a length.
   """
 
   def seekable(self) -> bool:
@@ -199,21 +216,14 @@ class _Stream(soundfile.SoundFile):
 
 
 def _decode(
-    file: io.IOBase | str,
+    file: BinaryIO | str,
     *,
     name: str,
     start_sec: float | None,
     duration_sec: float | None,
     max_sec: float,
 ) -> tuple[np.ndarray, int, str]:
-  """Decodes a file by libsndfile.
-
-  Args:
-    file: An open file or a path.
-    name: See `read`, as the others.
-    start_sec: Likewise.
-    duration_sec: Likewise.
-    max_sec: Likewise.
+  """Decodes a file, open or by its path, with libsndfile.
 
   Returns:
     int16 or float64 [N, channels], its rate and its format.
@@ -229,27 +239,26 @@ def _decode(
   is_mp3 = isinstance(file, str) or _MP3_BEGIN.match(header)
   quiet = _without_messages if is_mp3 else contextlib.nullcontext
   try:
-    with quiet(), _Stream(file) as f:
+    with quiet(), _ForwardFile(file) as f:
       start, stop = _bounds(name, f, start_sec, duration_sec)
-      limit = log_mel.samples_of_seconds(max_sec)
-      most = min(
-          limit * f.samplerate // SAMPLE_RATE_HZ,
-          min(_MAX_RATIO * limit, _MAX_SAMPLES) // f.channels,
-      )
-      frames = most + 1 if stop == _UNKNOWN_FRAMES else stop - start
-      if frames > most and stop != _UNKNOWN_FRAMES:
+      is_known = stop != _UNKNOWN_FRAMES
+      max_frames = _max_frames(f, max_sec)
+      # One more shows that a file of unknown length is too long.
+      frames = stop - start if is_known else max_frames + 1
+      if is_known and frames > max_frames:
         raise AudioError(name, 'is too long', f'{frames:,} samples')
-      exact = f.subtype in _EXACT_SUBTYPES
       # float64 holds every integer format exactly.
-      dtype = 'int16' if exact else 'float64'
+      dtype = 'int16' if f.subtype in _EXACT_SUBTYPES else 'float64'
       if soundfile.SoundFile.seekable(f):
         f.seek(start)
       elif start:
         _read_frames(f, start, dtype=dtype)
       samples = _read_frames(f, frames, dtype=dtype)
-      if stop == _UNKNOWN_FRAMES:
-        if len(samples) > most:
-          raise AudioError(name, 'is too long', f'more than {most:,} samples')
+      if not is_known:
+        if len(samples) > max_frames:
+          raise AudioError(
+              name, 'is too long', f'more than {max_frames:,} samples'
+          )
       elif f.subtype.startswith('MPEG') and not _has_mp3_length(file):
         # libsndfile has guessed the length from the first frame.
         if stop == f.frames and (
@@ -266,17 +275,26 @@ def _decode(
   except (AudioError, soundfile.SoundFileError):
     raise
   except Exception as e:  # pylint: disable=broad-exception-caught
-    # Whatever a decoder raises is about this file.
+    # Any other error of a decoder is about this file, too.
     detail = ' '.join(str(e).split()) or type(e).__name__
     raise AudioError(name, 'is not readable audio', detail) from e
+
+
+def _max_frames(f: soundfile.SoundFile, max_sec: float) -> int:
+  """The most frames of a file that are decoded."""
+  limit = log_mel.samples_of_seconds(max_sec)
+  return min(
+      limit * f.samplerate // SAMPLE_RATE_HZ,
+      min(_MAX_RATIO * limit, _MAX_SAMPLES) // f.channels,
+  )
 
 
 @contextlib.contextmanager
 def _without_messages() -> Iterator[None]:
   """Drops the messages of libmpg123, which do not name the file.
 
-  It writes them to the process' standard error. What others write there
-  meanwhile follows.
+  libmpg123 writes to the process's standard error. Other messages that arrive
+  there meanwhile are written afterwards.
   """
   with _stderr_lock, tempfile.TemporaryFile() as held:
     stderr = os.dup(2)
@@ -299,18 +317,21 @@ def _decode_otherwise(
     error: soundfile.SoundFileError,
     part: Callable[..., tuple[np.ndarray, int, str]],
 ) -> tuple[np.ndarray, int, str]:
-  """What `_decode` returns, of a file that it could not decode.
+  """Decodes a file that `_decode` failed on: by its suffix, or by ffmpeg.
 
   Args:
     source: A path or bytes.
     name: See `read`.
-    error: What `_decode` raised.
-    part: `_decode` of a file.
+    error: The error of `_decode`.
+    part: `_decode` with all arguments but the file.
+
+  Returns:
+    As `_decode`.
 
   Raises:
-    AudioError: It cannot be decoded either.
+    AudioError: These cannot decode it either.
   """
-  if not isinstance(source, bytes) and _tells_by_suffix(os.fspath(source)):
+  if not isinstance(source, bytes) and _has_true_suffix(os.fspath(source)):
     try:
       return part(os.fspath(source))
     except soundfile.SoundFileError as e:
@@ -319,8 +340,8 @@ def _decode_otherwise(
   decoded = _run_ffmpeg(source)
   if decoded is None:
     detail += (
-        ': install ffmpeg, by which this program then decodes it, or convert '
-        'it, as by `ffmpeg -i FILE FILE.wav`'
+        ': install ffmpeg, which this program then uses, or convert the file, '
+        'as by `ffmpeg -i FILE FILE.wav`'
     )
     raise AudioError(name, 'is not readable audio', detail) from error
   content, message = decoded
@@ -329,16 +350,16 @@ def _decode_otherwise(
   except soundfile.SoundFileError as e:
     detail = message or detail
     raise AudioError(name, 'is not readable audio', detail) from e
-  if message:  # ffmpeg returns what it could decode.
+  if message:  # ffmpeg also returns the part before an error.
     raise AudioError(name, 'is truncated or damaged', message)
   return found
 
 
-def _tells_by_suffix(path: str) -> bool:
-  """Whether libsndfile recognises a file by its name, and is right.
+def _has_true_suffix(path: str) -> bool:
+  """Whether libsndfile can rely on a file's suffix.
 
-  So it is of MP3 files with other bytes before the first frame, and of raw GSM
-  6.10: 33 bytes a frame, each of which begins with the same four bits.
+  It can for MP3 files with other bytes before the first frame, and for raw GSM
+  6.10 whose frames look right.
   """
   suffix = os.path.splitext(path)[1].lower()
   if suffix != '.gsm':
@@ -358,7 +379,7 @@ def _run_ffmpeg(
     return None
   with contextlib.ExitStack() as stack:
     if isinstance(source, bytes):
-      # Not by a pipe: the index of an MP4 file may stand at its end.
+      # Not a pipe: the index of an MP4 file may stand at its end.
       file = stack.enter_context(tempfile.NamedTemporaryFile())
       file.write(source)
       file.flush()
@@ -366,13 +387,13 @@ def _run_ffmpeg(
     else:
       path = os.path.abspath(source)
     try:
-      done = subprocess.run(
+      finished = subprocess.run(
           [
               program, '-nostdin', '-v', 'error',
               '-protocol_whitelist', 'file',
               '-format_whitelist', _FFMPEG_FORMATS,
               '-i', f'file:{path}',
-              # All tracks: of more than one it makes no WAV.
+              # All audio tracks: ffmpeg refuses to write several as WAV.
               '-map', '0:a', '-t', str(_MAX_SEC + 1), '-f', 'wav', '-',
           ],
           stdin=subprocess.DEVNULL,
@@ -382,14 +403,14 @@ def _run_ffmpeg(
       )
     except subprocess.TimeoutExpired:
       return b'', f'ffmpeg did not end in {_FFMPEG_SEC} s'
-  lines = done.stderr.decode(errors='replace').strip().splitlines()
-  return done.stdout, f'ffmpeg: {lines[-1].strip()}' if lines else ''
+  lines = finished.stderr.decode(errors='replace').strip().splitlines()
+  return finished.stdout, f'ffmpeg: {lines[-1].strip()}' if lines else ''
 
 
 def _read_frames(
     f: soundfile.SoundFile, count: int, *, dtype: str
 ) -> np.ndarray:
-  """Up to `count` frames, as [N, channels]; what `f` says need not be there."""
+  """Up to `count` frames [N, channels]; a file may have fewer than it says."""
   if f.frames != _UNKNOWN_FRAMES:
     return f.read(count, dtype=dtype, always_2d=True)
   blocks = []
@@ -401,10 +422,10 @@ def _read_frames(
   return np.concatenate(blocks)
 
 
-def _has_mp3_length(file: io.IOBase | str) -> bool:
-  """Whether an MP3 file says how long it is."""
+def _has_mp3_length(file: BinaryIO | str) -> bool:
+  """Whether an MP3 file states its length."""
   if isinstance(file, str):
-    # Other bytes stand before its first frame.
+    # Other bytes stand before its first frame, so look further.
     with files.open_plain(file) as opened:
       begin = opened.read(_BLOCK_FRAMES)
     return any(each in begin for each in _MP3_LENGTHS)
@@ -413,7 +434,7 @@ def _has_mp3_length(file: io.IOBase | str) -> bool:
   tag = file.read(_ID3_BYTES)
   begin = 0
   if tag.startswith(b'ID3') and len(tag) == _ID3_BYTES:
-    # Four digits to the base of 128.
+    # The tag's size is four digits in base 128.
     size = functools.reduce(lambda total, byte: 128 * total + byte, tag[6:])
     begin = _ID3_BYTES + size
   file.seek(begin)
@@ -422,8 +443,8 @@ def _has_mp3_length(file: io.IOBase | str) -> bool:
   return any(each in frame for each in _MP3_LENGTHS)
 
 
-def _num_unread(file: io.IOBase) -> int:
-  """How many bytes of a file a decoder has left."""
+def _num_unread(file: BinaryIO) -> int:
+  """How many bytes of a file the decoder has not read."""
   position = file.tell()
   size = file.seek(0, os.SEEK_END)
   file.seek(position)
@@ -431,7 +452,10 @@ def _num_unread(file: io.IOBase) -> int:
 
 
 def encode(waveform: np.ndarray, *, encoding: str) -> bytes:
-  """Returns the bytes that a record stores of a waveform.
+  """Returns the bytes that a record stores for a waveform.
+
+      >>> encode(np.array([1, -2], np.int16), encoding='pcm')
+      b'\\x01\\x00\\xfe\\xff'
 
   Args:
     waveform: int16 [N], 16 kHz mono, N at least 1.
@@ -459,23 +483,23 @@ def encode(waveform: np.ndarray, *, encoding: str) -> bytes:
 def _convert(
     samples: np.ndarray, *, rate_hz: int, kind: str
 ) -> tuple[np.ndarray, list[str]]:
-  """int16 or float64 [N, channels] to int16 [N] at 16 kHz, and what it took."""
+  """Converts samples [N, channels] to int16 [N] at 16 kHz; names the steps."""
   exact = samples.dtype == np.int16
   num_channels = samples.shape[1]
   if exact and num_channels == 1 and rate_hz == SAMPLE_RATE_HZ:
     return samples[:, 0], []
-  done = [] if exact else [f'files in {kind} were rounded to 16 bits']
+  steps = [] if exact else [f'files in {kind} were rounded to 16 bits']
   waveform = samples.astype(np.float64) / (2**15 if exact else 1)
   if num_channels > 1:
-    done.append(f'files of {num_channels} channels were averaged to one')
+    steps.append(f'files of {num_channels} channels were averaged to one')
   waveform = waveform.mean(axis=1)
   if rate_hz != SAMPLE_RATE_HZ:
-    done.append(f'files of {rate_hz} Hz were resampled to {SAMPLE_RATE_HZ} Hz')
+    steps.append(f'files of {rate_hz} Hz were resampled to {SAMPLE_RATE_HZ} Hz')
     waveform = soxr.resample(
         waveform.astype(np.float32), rate_hz, SAMPLE_RATE_HZ, quality='HQ'
     )
   rounded = np.clip(np.rint(waveform * 2**15), -(2**15), 2**15 - 1)
-  return rounded.astype(np.int16), done
+  return rounded.astype(np.int16), steps
 
 
 def _bounds(
@@ -484,7 +508,7 @@ def _bounds(
     start_sec: float | None,
     duration_sec: float | None,
 ) -> tuple[int, int]:
-  """Where a part begins and ends in the samples of a file."""
+  """Where a part starts and stops, in frames of the file."""
   if start_sec is None:
     return 0, f.frames
   if f.frames == _UNKNOWN_FRAMES and duration_sec is None:

@@ -36,6 +36,16 @@ def load(
   Checks the index files by checksum and the shards by size; `verify` checks the
   shards' content.
 
+      >>> from data_tools import shards
+      >>> _ = shards.write_split(
+      ...     [shards.Utterance('ann', 'a0', 'hi', lambda: np.int16([1, 2]))],
+      ...     'split', origin={}, num_workers=0)
+      >>> private = load('split')
+      >>> private.client_ids, private.num_utterances('ann')
+      (['ann'], 1)
+      >>> private.records_of(['ann'])
+      [ClientRecords(client_id='ann', shard=0, offsets=array([0]))]
+
   Args:
     path: A split's folder, as written by `data_tools`.
     client_ids: The clients to keep; None keeps all.
@@ -189,7 +199,7 @@ class SpeechClientData(RecordClientData):
         client_id: row
         for row, client_id in enumerate(self._clients.client_ids)
     }
-    # Records are numbered client by client; each client's end after these.
+    # Utterances are numbered client by client: each client's end after these.
     self._ends = np.cumsum(self._clients.num_utterances)
     self._reader = records.Reader(self._corpus)
 

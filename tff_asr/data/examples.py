@@ -1,9 +1,9 @@
-"""Example sampling: Poisson batches of a corpus' utterances.
+"""Example sampling for private pre-training: Poisson batches of utterances.
 
-An example's number is its place when clients are in the order of their ids and
-each client's utterances in that of the corpus. Which numbers a round has is
-drawn as cohorts are (`cohorts`), from a secret key and the round; so that a
-run can say what it cost by example, whoever the speakers are.
+Examples are numbered client by client in the order of ids, and within a client
+as in the corpus. A round's examples are drawn as cohorts are (`cohorts`): a
+function of a secret key and the round's number. The privacy unit is an example,
+whoever speaks it.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,11 @@ from tff_asr.privacy import accounting
 
 
 class Examples:
-  """The utterances of a corpus, drawn at random."""
+  """Draws batches of a corpus's utterances.
+
+  Attributes:
+    sampling: How batches are drawn, for the accounting.
+  """
 
   def __init__(
       self,
@@ -35,11 +39,11 @@ class Examples:
     """Creates the source.
 
     Args:
-      client_data: The speakers.
-      pipeline: Gives features and packs physical batches; utterances longer
-        than its limit, and those too short for an output frame, are drawn and
-        counted as any and add nothing.
-      batch_size: Examples expected in a batch, at most all.
+      client_data: The corpus.
+      pipeline: Computes features and packs physical batches. Utterances that
+        are longer than its limit, or too short for an output frame, are drawn
+        and charged like any other and contribute nothing.
+      batch_size: Expected number of examples in a batch, at most all.
       key: 256-bit key of the draws, int32 [8].
 
     Raises:
@@ -55,7 +59,7 @@ class Examples:
     self._client_data = client_data
     self._pipeline = pipeline
     self._key = key
-    # Traced here, not at each step.
+    # Traced once, not at each step.
     self._open = tf.function(
         lambda rows: pipeline.evaluation_batches(self._examples(rows)),
         input_signature=[records.LOCATION_SPECS],
@@ -74,7 +78,7 @@ class Examples:
   def draw(
       self, state: cohorts.CohortState
   ) -> tuple[list[int], cohorts.CohortState]:
-    """The numbers of the next batch's examples, and the state after it."""
+    """Returns the numbers of the next batch's examples, and the next state."""
     numbers = cohorts.draw_indices(
         self.sampling, key=state.key, round_num=int(state.round_num)
     )
@@ -82,14 +86,14 @@ class Examples:
     return numbers.tolist(), after
 
   def batches(self, numbers: list[int]) -> Iterator[pipeline_lib.Batch]:
-    """The physical batches of some examples; each is in one of them."""
+    """Returns physical batches in which each of these examples occurs once."""
     if not numbers:
       return iter(())
     rows = self._client_data.record_locations(np.asarray(numbers))
     return iter(self._open(tf.nest.map_structure(tf.constant, rows)))
 
   def _examples(self, rows: records.RecordLocations) -> tf.data.Dataset:
-    """The examples at these locations, without text."""
+    """The examples at these locations, with empty transcripts."""
     examples = self._client_data.read_dataset(rows)
     return (
         examples.map(lambda example: dict(example, **{schema.TRANSCRIPT: ''}))
@@ -106,11 +110,9 @@ class Examples:
 
 
 def _with_features(example: schema.Element) -> dict[str, tf.Tensor]:
-  """An example with features in place of a waveform.
-
-  Each is computed alone: in a batch, the longest utterance decides how those of
-  the others are rounded.
-  """
+  """An example with features in place of a waveform."""
+  # Alone: in a batch, the longest utterance decides how others are rounded, so
+  # an example's gradient would depend on who else was drawn.
   example = dict(example)
   waveform = example.pop(schema.WAVEFORM)
   features, _ = log_mel.log_mel(

@@ -139,17 +139,8 @@ def write(
   if np.any(offsets < 0):
     raise ValueError('offsets must not be negative.')
   _check_clients(clients, num_records=len(offsets), num_shards=len(shards))
-  rows = zip(
-      clients.client_ids,
-      clients.shards.tolist(),
-      clients.first_records.tolist(),
-      clients.num_utterances.tolist(),
-      clients.num_samples.tolist(),
-  )
-  lines = [_TSV_HEADER]
-  lines.extend(f'{i}\t{s}\t{o}\t{u}\t{n}' for i, s, o, u, n in rows)
   contents = {
-      CLIENTS_FILE: ('\n'.join(lines) + '\n').encode(),
+      CLIENTS_FILE: _to_tsv(clients),
       OFFSETS_FILE: offsets.tobytes(),
   }
   for name, content in contents.items():
@@ -222,6 +213,14 @@ def check_sha256(corpus: Corpus, name: str, content: bytes) -> None:
         f' {CORPUS_FILE} gives; it is damaged or of another corpus. Copy or'
         ' write the corpus again.'
     )
+
+
+def _to_tsv(clients: Clients) -> bytes:
+  """The content of clients.tsv."""
+  columns = (column.tolist() for column in clients[1:])
+  rows = zip(clients.client_ids, *columns, strict=True)
+  lines = ['\t'.join(map(str, row)) for row in rows]
+  return '\n'.join([_TSV_HEADER, *lines, '']).encode()
 
 
 def _sorted(clients: Clients) -> Clients:

@@ -1,4 +1,4 @@
-"""Record format: one utterance on disk and in a client's dataset.
+"""Record format: one utterance on disk, and as an element of a dataset.
 
 A record is a serialized `tf.train.Example` with five features:
 
@@ -7,13 +7,12 @@ A record is a serialized `tf.train.Example` with five features:
 | `client_id`    | bytes | UTF-8                                            |
 | `utterance_id` | bytes | UTF-8                                            |
 | `transcript`   | bytes | UTF-8                                            |
-| `audio`        | bytes | as `audio.encode` gives                          |
+| `audio`        | bytes | the bytes that `audio.encode` returns            |
 | `num_samples`  | int64 | length of the audio, 16 kHz mono                 |
 
-`pcm` is parsed with core TensorFlow ops only, so it serves every execution
-context. `flac` is about half the size and is decoded in the graph, bit exactly,
-by tensorflow-io, which only a process that has imported tensorflow-io can run
-(TFF's native worker cannot).
+`pcm` is parsed with core TensorFlow ops, so every execution context reads it.
+`flac` is about half the size. tensorflow-io decodes it in the graph, bit
+exactly; TFF's native worker, which does not import tensorflow-io, cannot.
 
   n: records. N: samples.
 """
@@ -64,10 +63,10 @@ def serialize(
   """Returns one utterance as a serialized record.
 
   Args:
-    client_id: Whose utterance it is, not empty.
-    utterance_id: Its name, unique within the client, not empty.
+    client_id: The speaker's id, not empty.
+    utterance_id: The utterance's name, unique within the client, not empty.
     transcript: Its text.
-    audio: As `audio.encode` gives it.
+    audio: The bytes that `audio.encode` returns.
     num_samples: The length of its waveform, at least 1.
 
   Raises:
@@ -94,14 +93,14 @@ def serialize(
 
 
 def parse(serialized: tf.Tensor) -> dict[str, tf.Tensor]:
-  """Takes records apart, audio still encoded.
+  """Parses records; audio stays encoded.
 
   Args:
     serialized: string [n].
 
   Returns:
-    The features of a record by name: string [n], `num_samples` int64 [n]. In
-    the graph, a missing one raises InvalidArgumentError.
+    The features by name: string [n], `num_samples` int64 [n]. In the graph, a
+    missing feature raises InvalidArgumentError.
   """
   return tf.io.parse_example(
       serialized,
@@ -118,16 +117,16 @@ def parse(serialized: tf.Tensor) -> dict[str, tf.Tensor]:
 def build_decode_fn(
     encoding: str,
 ) -> Callable[[Mapping[str, tf.Tensor], tf.Tensor], tf.Tensor]:
-  """Returns what decodes the audio of records into one tensor.
+  """Returns a function that decodes the audio of records into one tensor.
 
   Args:
     encoding: One of `ENCODINGS`. 'flac' imports tensorflow-io.
 
   Returns:
-    A graph function from features [n] as `parse` gives them, n at least 1, and
-    how many samples to keep of each, `most` int32 [] and at least 1, to
-    waveforms int16 [n, most], 0 past the end of each. It raises
-    InvalidArgumentError if audio does not have its `num_samples`.
+    A graph function from the features that `parse` returns (n at least 1) and
+    `max_samples` int32 [], at least 1, to waveforms int16 [n, max_samples], 0
+    past the end of each. It raises InvalidArgumentError if audio does not have
+    its `num_samples`.
 
   Raises:
     ValueError: If `encoding` is unknown.
@@ -135,13 +134,14 @@ def build_decode_fn(
   checks.one_of(ENCODINGS, encoding=encoding)
   if encoding == 'pcm':
     return _decode_pcm
+  # Registers the ops of FLAC, which few corpora need.
   import tensorflow_io  # pylint: disable=g-import-not-at-top,unused-import
 
   return _decode_flac
 
 
 def _decode_pcm(
-    features: Mapping[str, tf.Tensor], most: tf.Tensor
+    features: Mapping[str, tf.Tensor], max_samples: tf.Tensor
 ) -> tf.Tensor:
   """Waveforms of little-endian int16 bytes."""
   check = _check_lengths(
@@ -151,12 +151,15 @@ def _decode_pcm(
   )
   with tf.control_dependencies([check]):
     return tf.io.decode_raw(
-        features[AUDIO], tf.int16, little_endian=True, fixed_length=2 * most
+        features[AUDIO],
+        tf.int16,
+        little_endian=True,
+        fixed_length=2 * max_samples,
     )
 
 
 def _decode_flac(
-    features: Mapping[str, tf.Tensor], most: tf.Tensor
+    features: Mapping[str, tf.Tensor], max_samples: tf.Tensor
 ) -> tf.Tensor:
   """Waveforms of FLAC files."""
   import tensorflow_io as tfio  # pylint: disable=g-import-not-at-top
@@ -169,7 +172,8 @@ def _decode_flac(
         'samples', tf.cast(size, tf.int64), num_samples[tf.newaxis]
     )
     with tf.control_dependencies([check]):
-      return tf.pad(waveform[:most], [[0, tf.maximum(most - size[0], 0)]])
+      missing = tf.maximum(max_samples - size[0], 0)
+      return tf.pad(waveform[:max_samples], [[0, missing]])
 
   return tf.map_fn(
       decode,

@@ -1,10 +1,10 @@
 """Speaker attributes of a corpus, beside its index: gender, age, accent.
 
 `speakers.tsv` has one line per client, in the order of clients.tsv, and one
-column per attribute, empty where it is not known. corpus.json holds its
-checksum, and how many speakers each attribute is known of. It is personal
-information: training never opens it, evaluation reads it of the speakers that
-are evaluated, and whoever deletes it loses nothing else.
+column per attribute, empty where the attribute is unknown. corpus.json has the
+file's checksum, and for how many speakers each attribute is known. The file is
+personal information: training never opens it, evaluation reads the speakers
+that it evaluates, and the corpus works without it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,28 +21,28 @@ SPEAKERS_FILE = 'speakers.tsv'
 _FIRST_COLUMN = 'client_id'
 
 Attributes = Mapping[str, Mapping[str, frozenset[str]]]
-"""Attributes, in the order of their columns, to clients to all that is said."""
+"""{attribute: {client_id: every value that the corpus states}}; attributes are
+in the order of their columns."""
 
 
 def write(folder: str | os.PathLike[str], attributes: Attributes) -> bool:
-  """Puts speakers.tsv beside an index that is there, or takes it away.
+  """Writes speakers.tsv of a corpus, or removes it.
 
-  Shards, clients.tsv and clients.hash stay as they are, so a corpus may be in
-  use meanwhile. Where everything is as asked for, nothing is written. A corpus
-  may say a thing of a speaker many times (Common Voice with every clip), or not
-  at all, or contradict itself: then the speaker is of no group that anyone
-  could name, and the attribute is left empty and counted.
+  Shards and index files are not changed, so the corpus may be in use. Nothing
+  is written if the file is up to date. A corpus may state an attribute several
+  times for a speaker (Common Voice with every clip), or never. If the values
+  differ, the attribute is left empty and counted as contradictory.
 
   Args:
     folder: A corpus folder.
-    attributes: What the corpus says; also of others, maybe. Without any
-      attribute there is no file.
+    attributes: The values that the corpus states; may include speakers of other
+      splits. If empty, the file is removed.
 
   Returns:
     Whether anything was changed.
 
   Raises:
-    ValueError: As `index.read`, or if a value holds a control character.
+    ValueError: As `index.read`, or if a value contains a control character.
   """
   corpus, clients, _ = index.read(folder)
   path = os.path.join(corpus.path, SPEAKERS_FILE)
@@ -70,12 +70,11 @@ def write(folder: str | os.PathLike[str], attributes: Attributes) -> bool:
 
 
 def read(corpus: index.Corpus) -> dict[str, dict[str, str]]:
-  """Returns what is known of the speakers of a corpus.
+  """Returns the known attributes of the speakers of a corpus.
 
   Returns:
-    Clients to values by attribute; what is not said is left out, and clients of
-    whom nothing is. Empty for a corpus that has no such file, since it says
-    nothing, or was written before there was one, or the file was deleted.
+    {client_id: {attribute: value}}, with known values only. Empty if the corpus
+    has no speakers.tsv.
 
   Raises:
     ValueError: If the file is damaged or of another corpus.
@@ -106,7 +105,7 @@ def read(corpus: index.Corpus) -> dict[str, dict[str, str]]:
 def _count(
     said: Mapping[str, frozenset[str]], client_ids: Sequence[str]
 ) -> dict[str, int]:
-  """Numbers of clients of whom an attribute is known or contradictory."""
+  """For how many clients an attribute is known or contradictory."""
   numbers = [len(said.get(client_id, ())) for client_id in client_ids]
   return {
       'known': numbers.count(1),
@@ -124,8 +123,8 @@ def _to_tsv(client_ids: Sequence[str], attributes: Attributes) -> bytes:
       value = next(iter(said)) if len(said) == 1 else ''
       if not value.isprintable():
         raise ValueError(
-            f'attributes: the {name} of client {client_id} must hold no tabs,'
-            f' line ends or other control characters, found {value!r}.'
+            f'attributes: the {name} of client {client_id} must not contain'
+            f' tabs, line ends or other control characters, found {value!r}.'
         )
       values.append(value)
     lines.append('\t'.join([client_id, *values]))

@@ -1,4 +1,4 @@
-"""Summary of a written split: numbers for summary.json, a table to print."""
+"""Summary of a written split: summary.json, and a table to print."""
 
 from collections.abc import Iterable, Mapping
 import json
@@ -21,17 +21,18 @@ _COLUMNS = (
 
 
 def build(clients: index.Clients, *, origin: Mapping[str, Any]) -> Summary:
-  """Returns the summary of a split, as summary.json holds it.
+  """Returns the summary of a split, as in summary.json.
 
   Args:
     clients: The clients that were written.
-    origin: What corpus.json says of the writing. dropped: how many utterances
-      were left out for which reason; changed: how many files, transcripts or
-      seconds were changed in which way; attributes: of how many speakers each
-      attribute (gender, age, accent) is `known`, and of how many what the
-      corpus says is `contradictory`; copies: how many `records` have the
-      samples of an earlier one, how many the same at `most`, and how many
-      `speakers` have a recording that another one has, too.
+    origin: The `origin` of corpus.json, of which are used
+      dropped: {reason: number of utterances that were left out};
+      changed: {kind: number of files, transcripts or seconds};
+      attributes: {attribute: number of speakers whose value is `known` or
+        `contradictory`};
+      copies: identical recordings: how many `records` repeat an earlier one,
+        the largest number of equal ones (`most`), and how many `speakers` share
+        a recording with another speaker.
 
   Returns:
     num_clients, num_utterances, hours, minutes_per_client (min, mean, std,
@@ -59,7 +60,7 @@ def build(clients: index.Clients, *, origin: Mapping[str, Any]) -> Summary:
 def read(folder: str | os.PathLike[str]) -> Summary:
   """Returns the summary of a corpus folder, from its index.
 
-  The folder needs no summary.json: all that it holds is in the index, too.
+  summary.json itself is not read, because the index has all of it.
 
   Raises:
     ValueError: As `index.read`.
@@ -90,7 +91,7 @@ def table(summaries: Mapping[str, Summary]) -> str:
 
 
 def remarks(name: str, summary: Summary) -> list[str]:
-  """Returns a line for each change, reason to leave out, and attribute."""
+  """Returns a line for each change, each reason for leaving out, and so on."""
   changed = [
       f'{name}: {kind}: {count:,.0f}'
       for kind, count in summary['changed'].items()
@@ -132,7 +133,7 @@ def write_all(folder: str, summaries: Mapping[str, Summary]) -> None:
     known = files.parse_json(files.read(path))
   except (OSError, ValueError):
     known = {}
-  # Splits that were deleted since are not told any longer.
+  # Forget splits that were deleted since.
   known = {
       name: summary
       for name, summary in known.items()
@@ -142,14 +143,14 @@ def write_all(folder: str, summaries: Mapping[str, Summary]) -> None:
 
 
 def write(path: str, content: Mapping[str, Any]) -> None:
-  """Writes JSON that people read: letters as they are."""
+  """Writes indented JSON with non-ASCII letters as they are."""
   files.write_text(
       path, json.dumps(content, indent=1, ensure_ascii=False) + '\n'
   )
 
 
 def _line(cells: Iterable[str], widths: Iterable[int]) -> str:
-  """One row; the first cell to the left, numbers to the right."""
+  """A row: the first cell left-aligned, numbers right-aligned."""
   padded = [
       cell.rjust(width) if i else cell.ljust(width)
       for i, (cell, width) in enumerate(zip(cells, widths))
