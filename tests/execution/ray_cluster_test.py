@@ -71,7 +71,7 @@ _install = tff.framework.get_context_stack().install
 
 
 def _context(num_workers: int = 2) -> tff.framework.SyncContext:
-  """A context that tests share."""
+  """Returns a context that tests share."""
   # pylint: disable-next=g-import-not-at-top
   from tff_asr.execution import ray_session
 
@@ -85,7 +85,7 @@ def _context(num_workers: int = 2) -> tff.framework.SyncContext:
 
 
 def _run(context, process, cohorts) -> list[np.ndarray]:
-  """The leaves of the weights and the optimizer, after one round a cohort."""
+  """Returns the leaves of weights and optimizer after a round a cohort."""
   with _install(context):
     state = process.initialize()
     for cohort in cohorts:
@@ -101,7 +101,7 @@ def _actors(context):
 
 
 def _settings(context, **changes):
-  """Other settings of its rounds, for a `with` block."""
+  """Changes the settings of a context's rounds in a `with` block."""
   runner = context._runner
   return mock.patch.object(
       runner, 'settings', dataclasses.replace(runner.settings, **changes)
@@ -137,15 +137,15 @@ def _get_counts(unused_worker) -> list[int]:
   return client_trainer.counts
 
 
-_NUM_WEIGHTS = 100_000  # Too large to travel beside the object store.
+_NUM_WEIGHTS = 100_000  # Large enough to go through the object store.
 
 
 @tff.tensorflow.computation(np.float32, np.str_)
-def _toil(value, gate):
-  """Vectors: one whose sums round, and integers as exact sums have them.
+def _gated_client(value, gate):
+  """A client that returns vectors of floats and of integers.
 
-  Of 10 and more it waits for the file `gate`. It tells that it waits by a file
-  of that name followed by the value.
+  If its value is at least 10, it first waits for the file `gate`. To show that
+  it waits it writes a file of that name followed by the value.
   """
 
   @tf.function
@@ -166,20 +166,20 @@ def _toil(value, gate):
 @tff.federated_computation(
     tff.FederatedType(np.str_, tff.SERVER), toys.CLIENT_FLOAT
 )
-def _sum_toil(gate, values):
+def _gated_sum(gate, values):
   gates = tff.federated_broadcast(gate)
-  return tff.federated_sum(tff.federated_map(_toil, (values, gates)))
+  return tff.federated_sum(tff.federated_map(_gated_client, (values, gates)))
 
 
-def bits_of_toil(context, gate, values) -> bytes:
-  """The result of `_sum_toil`."""
+def bits_of_gated_sum(context, gate, values) -> bytes:
+  """Returns the bits of `_gated_sum`: of an ordered sum and of exact ones."""
   with _install(context):
-    leaves = tf.nest.flatten(list(_sum_toil(gate.path, values)))
+    leaves = tf.nest.flatten(list(_gated_sum(gate.path, values)))
   return b''.join(np.asarray(leaf).tobytes() for leaf in leaves)
 
 
 class Gate:
-  """A file that clients of `_sum_toil` wait for, in a folder of its own."""
+  """A file for which clients of `_gated_sum` wait, in a temporary folder."""
 
   def __init__(self, *, is_open: bool = False):
     self._folder = tempfile.TemporaryDirectory()
@@ -191,7 +191,7 @@ class Gate:
     pathlib.Path(self.path).touch()
 
   def wait_for_clients(self, number: int) -> None:
-    """Waits until as many clients wait."""
+    """Waits until this number of clients wait."""
     deadline = time.monotonic() + _TIMEOUT_SEC
     while len(os.listdir(self._folder.name)) < number:
       if time.monotonic() > deadline:
@@ -373,12 +373,12 @@ class ComputationTest(parameterized.TestCase):
 @_needs_ray
 class LossTest(absltest.TestCase):
 
-  def test_killed_worker_changes_no_bit_and_is_replaced(self):
+  def test_a_killed_worker_changes_no_bit_and_is_replaced(self):
     context = _context(2)
     values = [float(i) for i in range(20)]
 
     def run(gate):
-      return bits_of_toil(context, gate, values)
+      return bits_of_gated_sum(context, gate, values)
 
     gate = Gate()
     expected = run(Gate(is_open=True))
@@ -398,7 +398,7 @@ class LossTest(absltest.TestCase):
     self.assertNotEqual(before[0], after[0])
     self.assertEqual(before[1], after[1])
 
-  def test_client_that_ends_its_worker_or_hangs_is_not_tried_forever(self):
+  def test_a_client_that_ends_its_worker_or_hangs_is_tried_three_times(self):
     # An end stands for a client that takes more memory than there is.
     @tff.tensorflow.computation(np.float32)
     def crash(value):
@@ -427,7 +427,7 @@ class LossTest(absltest.TestCase):
         ):
           comp([1.0, 2.0])
 
-  def test_lost_machine_changes_no_bit(self):
+  def test_a_lost_machine_changes_no_bit(self):
     # A head without workers and two nodes, of which one is taken away with
     # the partial sums that it holds.
     lines = _run_on_cluster(0, """
@@ -437,7 +437,7 @@ class LossTest(absltest.TestCase):
         values = [float(i) for i in range(20)]
 
         def run(gate):
-          return these.bits_of_toil(context, gate, values)
+          return these.bits_of_gated_sum(context, gate, values)
 
         expected = run(these.Gate(is_open=True))
         print('bytes', context.last_store_bytes - 20 * 4 * these._NUM_WEIGHTS)
@@ -460,7 +460,7 @@ class LossTest(absltest.TestCase):
         context = build()
         values = [float(i) for i in range(20)]
         gate = these.Gate(is_open=True)
-        expected = these.bits_of_toil(context, gate, values)
+        expected = these.bits_of_gated_sum(context, gate, values)
         wait_for_sums = scheduler.Scheduler.wait_for_sums
         def lose_one(*arguments):
           sums = wait_for_sums(*arguments)
@@ -474,7 +474,8 @@ class LossTest(absltest.TestCase):
           fail_sum(tasks, lost)
         scheduler.Scheduler.fail_sum = note
         nodes.pop()
-        print('equal', these.bits_of_toil(context, gate, values) == expected)
+        found = these.bits_of_gated_sum(context, gate, values)
+        print('equal', found == expected)
     """)
     self.assertEqual(lines.count('lost'), 1, lines)
     self.assertIn('equal True', lines)
@@ -489,9 +490,9 @@ class LossTest(absltest.TestCase):
         context = build(num_workers=4)
         values = [float(i) for i in range(20)]
         gate = these.Gate(is_open=True)
-        many = these.bits_of_toil(context, gate, values)
+        many = these.bits_of_gated_sum(context, gate, values)
         ray_runner._FAN_IN = 8
-        print('equal', these.bits_of_toil(context, gate, values) == many)
+        print('equal', these.bits_of_gated_sum(context, gate, values) == many)
     """)
     self.assertIn('equal True', lines)
 
@@ -501,7 +502,7 @@ class LossTest(absltest.TestCase):
         values = [10.0 + i for i in range(6)]
 
         def run(gate):
-          return these.bits_of_toil(context, gate, values)
+          return these.bits_of_gated_sum(context, gate, values)
 
         expected = run(these.Gate(is_open=True))
         print('workers', len(these._actors(context)))
@@ -793,7 +794,7 @@ class NetworkTest(absltest.TestCase):
       mapped = getattr(parsed, 'ipv4_mapped', None)
       self.assertTrue((mapped or parsed).is_loopback, (address, process_name))
 
-  def test_sockets_lie_in_a_folder_that_only_its_owner_gets_into(self):
+  def test_sockets_are_in_a_folder_that_only_its_owner_can_enter(self):
     _context()
 
     def look(process):
@@ -816,7 +817,7 @@ class NetworkTest(absltest.TestCase):
       }
       self.assertIn(0o700, modes.values(), modes)
 
-  def test_a_cluster_of_this_machine_refuses_who_has_no_token(self):
+  def test_a_cluster_of_this_machine_refuses_calls_without_its_token(self):
     _context()
     address = ray.get_runtime_context().gcs_address
     call = 'import sys; from ray._raylet import GcsClient; print(GcsClient('
@@ -858,7 +859,7 @@ class EventLoopTest(absltest.TestCase):
     async def program():
       with _install(context):
         gate = Gate()
-        task = asyncio.create_task(_sum_toil(gate.path, [10.0] * 100))
+        task = asyncio.create_task(_gated_sum(gate.path, [10.0] * 100))
         await asyncio.to_thread(gate.wait_for_clients, 1)
         start_sec = time.monotonic()
         task.cancel()
@@ -965,7 +966,7 @@ _CTRL_C = """
         gate.wait_for_clients(1)
         os.killpg(os.getpgrp(), signal.SIGINT)
       threading.Thread(target=interrupt).start()
-      these._sum_toil(gate.path, [10.0])
+      these._gated_sum(gate.path, [10.0])
 """
 
 
@@ -989,7 +990,7 @@ class EndOfProgramTest(parameterized.TestCase):
           ],
       ),
   )
-  def test_nothing_is_left_and_nothing_but_its_own_is_printed(
+  def test_no_process_and_no_folder_is_left_and_ray_prints_nothing(
       self, last_line, expected
   ):
     lines = _run_program(_PROGRAM.replace('LAST_LINE', last_line))
@@ -1006,7 +1007,7 @@ class EndOfProgramTest(parameterized.TestCase):
 
 
 def _check_that_nothing_is_left(test, lines) -> None:
-  """Of the processes and the folder that a program's output names."""
+  """Checks the processes and the folder that a program's output names."""
   processes = [line.split() for line in lines if line.startswith('process')]
   test.assertContainsSubset(
       {'raylet', 'gcs_server'}, [name for _, _, name, *_ in processes], lines
@@ -1040,7 +1041,7 @@ class BadArgumentTest(parameterized.TestCase):
 class BadClusterTest(absltest.TestCase):
 
   @_slow
-  def test_what_is_not_there_is_named(self):
+  def test_missing_shards_libraries_and_cpus_are_named(self):
     _context()
     for options, message in (
         (
@@ -1076,7 +1077,7 @@ class BadClusterTest(absltest.TestCase):
           )
 
   @_slow
-  def test_absent_cluster_is_named(self):
+  def test_a_missing_cluster_is_named(self):
     lines = _run_program("""
         from tff_asr import launch
         from tff_asr.execution import ray_cluster
