@@ -1,16 +1,11 @@
-"""Random bytes and structures in everything that parses files: clear errors.
+"""A damaged file is read, or reported in one line that names it.
 
-Each trial damages a good file (bytes changed, cut, doubled, replaced by random
-ones; in JSON also values of another kind) and reads it. It reads well, or ends
-in an error that a program prints as one line that names the file. Seeded: a
-trial fails or passes always.
+Each trial changes bytes of a good file, cuts, doubles or replaces them, and
+reads the file. Trials are seeded.
 """
 
 from collections.abc import Callable, Iterator
 import asyncio
-import copy
-import dataclasses
-import hashlib
 import itertools
 import json
 import os
@@ -27,23 +22,17 @@ from data_tools import librispeech
 from data_tools import manifest
 from tests import cases
 from tests import fakes
-from tff_asr import config
-from tff_asr import errors
+from tff_asr import launch
 from tff_asr.data import client_data
 from tff_asr.data import index
 from tff_asr.data import speakers
 from tff_asr.privacy import ledger
-from tff_asr.programs import central
 from tff_asr.storage import metrics_file
 from tff_asr.storage import model_file
 from tff_asr.storage import run_dir
 from tff_asr.storage import state_file
 
-_TRIALS = 150
-_VALUES = (
-    None, True, -1, 0, 2**70, 0.5, float('inf'), '', 'x', '\u0000', [], [1], {},
-    {'a': 1}, [[]],
-)
+_TRIALS = 40
 
 
 def _damaged(good: bytes, seed: int) -> Iterator[bytes]:
@@ -65,24 +54,6 @@ def _damaged(good: bytes, seed: int) -> Iterator[bytes]:
       )[random.integers(6)]
     yield data
 
-
-def _changed(value: Any, seed: int) -> Iterator[Any]:
-  """Variants of a JSON value: one place of it holds something else."""
-  random = np.random.default_rng(seed)
-  for _ in range(_TRIALS):
-    changed = [copy.deepcopy(value)]
-    parent, key = changed, 0
-    while isinstance(parent[key], (dict, list)) and parent[key] and (
-        random.random() < 0.8
-    ):
-      parent = parent[key]
-      keys = list(parent) if isinstance(parent, dict) else range(len(parent))
-      key = keys[random.integers(len(keys))]
-    if isinstance(parent, dict) and random.random() < 0.3:
-      del parent[key]
-    else:
-      parent[key] = _VALUES[random.integers(len(_VALUES))]
-    yield changed[0]
 
 _CUT = {
     'id': 'c', 'type': 'MonoCut', 'start': 0.5, 'duration': 1.5, 'channel': 1,
@@ -114,8 +85,8 @@ class FuzzTest(cases.TestCase):
     try:
       parse()
     except Exception as error:  # pylint: disable=broad-exception-caught
-      self.assertTrue(errors.is_users(error), f'{case!r} gave {error!r}')
-      lines = errors.lines(error)
+      self.assertTrue(launch.is_user_error(error), f'{case!r} gave {error!r}')
+      lines = launch.error_lines(error)
       self.assertLess(max(map(len, lines)), 600)
       self.assertNotIn('\n', ''.join(lines))
       self.assertIn(named, ' '.join(lines))
@@ -163,14 +134,6 @@ class FuzzTest(cases.TestCase):
         manifest.list_utterances(self.path(name))
 
     return parse
-
-  def test_values_of_a_cut(self):
-    path = self.path('own.jsonl')
-    for content in _changed(_CUT, seed=5):
-      self.write('own.jsonl', json.dumps(content).encode())
-      self.check(
-          lambda: manifest.list_utterances(path), named=path, case=content
-      )
 
   def write_speakers(self) -> index.Corpus:
     speakers.write(self.write_clients(), {'age': {'ann': ['teens']}})
@@ -272,7 +235,7 @@ class FuzzTest(cases.TestCase):
 
     refused = 0
     damaged = _damaged(self.read(f'corpus/{shard}'), seed=4)
-    for trial, data in enumerate(itertools.islice(damaged, 60)):
+    for trial, data in enumerate(itertools.islice(damaged, 40)):
       self.write(f'corpus/{shard}', data)
       for numbers, read in readers.items():
         is_refused = self.check(read, named=shard)
@@ -282,50 +245,7 @@ class FuzzTest(cases.TestCase):
               self.check(lambda: count(numbers), named=shard), is_refused
           )
     self.assertGreater(refused, 0)
-    self.assertLess(refused, 120)
-
-  def test_table_of_clients_behind_its_checksum(self):
-    corpus = index.read(self.write_clients()).corpus
-    for data in _damaged(self.read(f'corpus/{index.CLIENTS_FILE}'), seed=3):
-      parse = lambda: index._parse_clients(corpus, data)
-      self.check(parse, named=index.CLIENTS_FILE, case=data)
-
-  def test_attributes_of_speakers_behind_their_checksum(self):
-    corpus = self.write_speakers()
-    name = f'corpus/{speakers.SPEAKERS_FILE}'
-    for data in _damaged(self.read(name), seed=9):
-      self.write(name, data)
-      digest = {speakers.SPEAKERS_FILE: hashlib.sha256(data).hexdigest()}
-      changed = dataclasses.replace(corpus, files=corpus.files | digest)
-      parse = lambda: speakers.read(changed)
-      self.check(parse, named=speakers.SPEAKERS_FILE, case=data)
-
-  def test_fields_of_the_ledger_behind_its_hashes(self):
-    path = self.write_ledger()
-    lines = [json.loads(line) for line in self.read(path).splitlines()]
-    for changed in _changed(lines, seed=9):
-      try:
-        self.write(path, fakes.sealed_ledger(changed))
-      except (TypeError, ValueError):  # Not lines, or JSON has no infinity.
-        continue
-      self.check(lambda: ledger.read(path), named=path, case=changed)
-
-  @parameterized.parameters(
-      'DIM = 8', "TRAIN_DIR = 'x'", 'central.CentralTraining.seed = 3',
-      'MODEL = @ctc.build()',
-  )
-  def test_overrides_of_gin(self, good):
-    refused = 0
-    # Each reads a dozen files.
-    for data in itertools.islice(_damaged(good.encode(), seed=14), 20):
-      text = data.decode('utf-8', 'replace')
-      bind = lambda: config.bind(
-          central.CentralTraining,
-          gin_files=['gin/experiments/quickstart_seed.gin'],
-          gin_params=[text],
-      )
-      refused += self.check(bind, named='', case=text)
-    self.assertGreater(refused, 0)
+    self.assertLess(refused, 80)
 
 
 _STATE = {'a': np.arange(6, dtype=np.float32), 'b': [1, 'x', None, 0.5]}

@@ -25,7 +25,7 @@ from tests import cases
 from tests import experiment_files
 from tests import fakes
 from tff_asr import config
-from tff_asr import errors
+from tff_asr import launch
 from tff_asr.data import client_data
 from tff_asr.execution import scheduler
 from tff_asr.learning import client_update
@@ -312,7 +312,7 @@ class QuickstartTest(cases.TestCase):
     with self.assertRaises(ValueError) as caught:
       self.evaluate('nowhere', 'seed')
     self.assertEqual(
-        errors.lines(caught.exception)[0].count('nowhere is not a folder'), 1
+        launch.error_lines(caught.exception)[0].count('nowhere is not a folder'), 1
     )
 
   def test_a_test_runs_each_mechanism_that_is_compared(self):

@@ -26,7 +26,7 @@ from absl import flags
 from absl import logging
 import psutil
 
-from tff_asr import errors
+from tff_asr import checks
 
 # TensorFlow reads these when it is loaded. oneDNN's kernels are faster on
 # processors without AVX-512, too, where TensorFlow 2.14 leaves them off.
@@ -40,6 +40,10 @@ _WORDS = {signal.SIGINT: 'interrupted', signal.SIGTERM: 'terminated'}
 # Where a wheel has the programs; in a working copy they are beside the package.
 _INSTALLED_PROGRAMS = os.path.join(os.path.dirname(__file__), 'bin')
 _HELP = frozenset({'--help', '-help', '-h', '--helpshort'})
+# TensorFlow wraps the message of a check in a graph in these.
+_NODE = re.compile(r'\{\{function_node [^}]*\}\} ')
+_ASSERTION = re.compile(r'assertion failed: \[(.*?)\](?= |$)')
+_NATIVE = re.compile(r'Failed to run computation: (assertion failed: \[.*?\])')
 _MISSING_FLAG = re.compile(r'Flag --(\w+) must have a value other than None')
 
 
@@ -123,13 +127,13 @@ def run_with_user_errors(
     sys.exit(128 + signal_num)
   except TimeoutError as error:
     # Threads that hang would keep Python from its end.
-    _abandon(f'error: {errors.one_line(error)}', code=1)
+    _abandon(f'error: {_one_line(error)}', code=1)
   except Exception as error:  # pylint: disable=broad-exception-caught
-    if not errors.is_users(error):
+    if not is_user_error(error):
       raise
     if flags.FLAGS.verbosity > 0:
       traceback.print_exc()
-    sys.exit('\n'.join(f'error: {line}' for line in errors.lines(error)))
+    sys.exit('\n'.join(f'error: {line}' for line in error_lines(error)))
   finally:
     drop_default_context()
     for signal_num, handler in before.items():
@@ -242,6 +246,50 @@ def _keep_memory() -> None:
     libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD.
 
 
+def error_lines(error: BaseException) -> list[str]:
+  """Returns the lines to print for an error: one, or one for each problem.
+
+      >>> error_lines(FileNotFoundError(2, 'No such file', 'recordings'))
+      ['recordings: No such file']
+  """
+  if isinstance(error, checks.Problems):
+    return [_one_line(message) for message in error.messages]
+  if isinstance(error, OSError) and error.strerror:
+    # Without the number, which says nothing to users.
+    prefix = f'{error.filename}: ' if error.filename else ''
+    return [_one_line(f'{prefix}{error.strerror}')]
+  return [_one_line(error)]
+
+
+def _one_line(error: BaseException | str) -> str:
+  """The error's message on one line, without traces that libraries append."""
+  text = str(error)
+  if native := _NATIVE.search(text):
+    text = native[1]
+  # gin and TensorFlow append where it happened.
+  text = re.split(r'^\s*(?:In call to configurable|\[\[\{\{|\[Op:)', text,
+                  maxsplit=1, flags=re.MULTILINE)[0]
+  text = ' '.join(text.split()) or type(error).__name__
+  return _ASSERTION.sub(r'\1', _NODE.sub('', text))
+
+
+def is_user_error(error: BaseException) -> bool:
+  """Whether the user can fix the error; any other is a defect."""
+  if isinstance(error, (ValueError, OSError)):
+    return True
+  # Checks on data raise these in a graph. TensorFlow takes seconds to import.
+  tensorflow = sys.modules.get('tensorflow')
+  if tensorflow is not None and isinstance(error, tensorflow.errors.OpError):
+    return True
+  if _NATIVE.search(str(error)):  # A check in the native context's worker.
+    return True
+  # TFF wraps the error of a client in a RuntimeError.
+  cause = error.__cause__
+  if not isinstance(error, RuntimeError) or cause is None:
+    return False
+  return is_user_error(cause)
+
+
 def _parse_flags(
     argv: Sequence[str],
     *,
@@ -265,7 +313,7 @@ def _parse_flags(
   try:
     return flags.FLAGS(argv)
   except flags.Error as error:
-    message = errors.one_line(error)
+    message = _one_line(error)
     if missing := _MISSING_FLAG.search(message):
       message = f'--{missing[1]} is needed and was not given; see --help.'
     sys.exit(f'error: {message}')

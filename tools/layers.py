@@ -3,7 +3,7 @@
 Imports point down. A package of `tff_asr` may import itself, the packages of
 lower layers, Python's own library, and the libraries listed beside it; folders
 outside `tff_asr` have a list each. `tests/layering_test.py` holds every file to
-the table, `tests/tools/build_files_test.py` the visibilities in BUILD files.
+the table.
 """
 
 import ast
@@ -128,8 +128,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
 ALONE: dict[str, tuple[str, ...]] = {
     '__main__': (),
     'config': ('gin', 'tff_asr.arguments', 'tff_asr.checks'),
-    'errors': ('tff_asr.checks',),
-    'launch': ('absl', 'psutil', 'tff_asr.errors'),
+    'launch': ('absl', 'psutil', 'tff_asr.checks'),
 }
 
 # What converters share with training.

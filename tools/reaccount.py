@@ -24,7 +24,6 @@ from typing import Any
 from absl import app
 from absl import flags
 
-from tff_asr import errors
 from tff_asr.privacy import accounting
 from tff_asr.privacy import epsilon_report
 from tff_asr.privacy import ledger
@@ -72,7 +71,7 @@ def main(argv: list[str]) -> None:
       for account in accounts(path, delta=_DELTA.value):
         print(json.dumps(account))
   except (OSError, ValueError) as error:
-    sys.exit('\n'.join(f'error: {line}' for line in errors.lines(error)))
+    sys.exit(f'error: {error}')
 
 
 if __name__ == '__main__':

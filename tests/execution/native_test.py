@@ -87,7 +87,7 @@ class EndOfProgramTest(absltest.TestCase):
     # which TFF ends workers, as what a script starts with `&` does; and its
     # next worker is stopped after an op that it lacks.
     lines = self.check_end(textwrap.dedent("""
-        from tff_asr import errors
+        from tff_asr import launch
         from tff_asr.text import tokenizer
         pieces = tokenizer.SentencePieceTokenizer({'a': -1.0, '\u2581': -1.0})
         unknown = tff.tensorflow.computation(
@@ -96,7 +96,7 @@ class EndOfProgramTest(absltest.TestCase):
         try:
           unknown()
         except ValueError as error:
-          print('error', *errors.lines(error))
+          print('error', *launch.error_lines(error))
         native.stop()
         print('left', [
             child.pid for child in psutil.Process().children()

@@ -21,7 +21,7 @@ from tests import cases
 from tests import fakes
 from tests import seen
 from tests.programs import runs
-from tff_asr import errors
+from tff_asr import launch
 from tff_asr.data import client_data as client_data_lib
 from tff_asr.data import cohorts
 from tff_asr.learning import central_step
@@ -393,7 +393,7 @@ class ExplainedShortageTest(parameterized.TestCase):
     with self.assertRaises(OSError) as caught:
       with training_loop.explained_shortage():
         raise error
-    (line,) = errors.lines(caught.exception)
+    (line,) = launch.error_lines(caught.exception)
     self.assertRegex(
         line,
         f'{text}.*MAX_BATCH_SEC.*CLIENTS_PER_DEVICE.*NUM_BLOCK',
@@ -413,7 +413,7 @@ class ExplainedShortageTest(parameterized.TestCase):
       with self.assertRaises(OSError) as caught:
         with training_loop.explained_shortage():
           raise raised
-      (line,) = errors.lines(caught.exception)
+      (line,) = launch.error_lines(caught.exception)
       self.assertRegex(line, expected)
       self.assertNotRegex(line, 'memory|MAX_BATCH_SEC')
 
@@ -422,7 +422,7 @@ class ExplainedShortageTest(parameterized.TestCase):
     with self.assertRaises(OSError) as caught:
       with training_loop.explained_shortage():
         raise _at_a_client(kind(errno.ENOSPC, 'No space left', '/x'))
-    (line,) = errors.lines(caught.exception)
+    (line,) = launch.error_lines(caught.exception)
     self.assertIn('MAX_BATCH_SEC' if kind is MemoryError else 'is full', line)
 
   def test_an_error_that_says_what_to_change_stays(self):
@@ -436,7 +436,7 @@ class ExplainedShortageTest(parameterized.TestCase):
     with self.assertRaises(OSError) as caught:
       with training_loop.explained_shortage(lambda: False):
         raise _at_a_client(_OOM)
-    (line,) = errors.lines(caught.exception)
+    (line,) = launch.error_lines(caught.exception)
     self.assertRegex(line, r'\(ResourceExhaustedError\).*MAX_BATCH_SEC')
     self.assertNotIn('shape', line)
 

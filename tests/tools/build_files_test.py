@@ -1,4 +1,4 @@
-"""BUILD files agree with the folders, the imports and the layers."""
+"""The deps of each BUILD file are what its package imports."""
 
 import collections
 import pathlib
@@ -59,30 +59,3 @@ class BuildFilesTest(absltest.TestCase):
             label for label in imported if not label.startswith(_EVERYTHING)
         } | {_EVERYTHING}
       self.assertEqual(deps, imported, folder)
-
-  def test_visibilities_are_the_layers(self):
-    groups = {
-        name: (attributes['packages'], attributes.get('includes', []))
-        for name, attributes in _targets('tff_asr').items()
-        if name.startswith('from_layer_')
-    }
-    whole = _targets('tff_asr')['tff_asr']['deps']
-    folders = lambda layer: [
-        f'//tff_asr/{package}'
-        for package in sorted(layers.LAYERS[layer])
-        if (layers.ROOT / 'tff_asr' / package).is_dir()
-    ]
-    top = len(layers.LAYERS)
-    self.assertLen(groups, top)
-    for layer in range(1, top):
-      self.assertEqual(
-          groups[f'from_layer_{layer}'],
-          (folders(layer), [f':from_layer_{layer + 1}']),
-      )
-      for label in folders(layer):
-        self.assertIn(label, whole)
-        package = label.removeprefix('//')
-        (target,) = _targets(package).values()
-        self.assertIn(
-            f'//tff_asr:from_layer_{layer + 1}', target['visibility'], label
-        )
