@@ -48,16 +48,14 @@ class ClientError(RuntimeError):
 
 
 def shortage(error: BaseException | None) -> int | None:
-  """Returns which resource of the machine has run out, as an errno, or None.
-
-  TensorFlow raises ResourceExhaustedError for too little memory (ENOMEM), a
-  full disk (ENOSPC), a quota (EDQUOT) and too many open files (EMFILE, ENFILE).
-  Only the text of the error differs.
-  """
+  """Returns which resource of the machine has run out, as an errno, or None."""
   if isinstance(error, MemoryError):
     return errno.ENOMEM
   if isinstance(error, OSError):
     return error.errno if error.errno in (errno.ENOMEM, *_NOT_MEMORY) else None
+  # TensorFlow raises ResourceExhaustedError for too little memory (ENOMEM), a
+  # full disk (ENOSPC), a quota (EDQUOT) and too many open files (EMFILE,
+  # ENFILE). Only the text of the error differs.
   if isinstance(error, tf.errors.OpError):
     for number in _NOT_MEMORY:
       if os.strerror(number) in str(error):
@@ -219,7 +217,7 @@ class ClientRound:
       return self.program.clients.join(exact, ordered)
     except scheduler.Stopped:
       pass
-    except BaseException:
+    except BaseException:  # KeyboardInterrupt, for example.
       self.stop.set()
       raise
     finally:

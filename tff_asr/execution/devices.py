@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-# As in `launch`, which notebooks and Ray's workers do not import.
+# GPUs' memory is taken as it is needed, unless TensorFlow used them before. As
+# in `launch`, which notebooks and Ray's workers do not import.
 os.environ.setdefault('TF_FORCE_GPU_ALLOW_GROWTH', 'true')
 
 
@@ -67,9 +68,6 @@ def choose(
 def split_gpus(*, count: int, memory_mb: int | None) -> int | None:
   """Splits each GPU into logical devices, which compute at the same time.
 
-  Threads that share one device take turns on its stream. TensorFlow cannot
-  split a GPU that an op or a traced function has used in this process.
-
   Args:
     count: number of logical devices of each GPU; 1 keeps it whole.
     memory_mb: memory of each, in MiB. None keeps the GPUs whole.
@@ -86,6 +84,8 @@ def split_gpus(*, count: int, memory_mb: int | None) -> int | None:
     parts = [tf.config.LogicalDeviceConfiguration(memory_mb)] * count
     if tf.config.get_logical_device_configuration(device) == parts:
       continue
+    # Threads that share one device take turns on its stream. TensorFlow cannot
+    # split a GPU that an op or a traced function has used in this process.
     try:
       tf.config.set_logical_device_configuration(device, parts)
     except RuntimeError as error:
@@ -98,9 +98,6 @@ def split_gpus(*, count: int, memory_mb: int | None) -> int | None:
 
 def find(devices: Sequence[str] | None) -> tuple[str, ...]:
   """Returns the logical devices to run on, such as '/device:GPU:0'.
-
-  GPUs' memory is taken as it is needed (TF_FORCE_GPU_ALLOW_GROWTH, set when
-  this module is imported), unless TensorFlow used them before.
 
   Args:
     devices: names of devices of this machine, each once, such as 'GPU:0' or

@@ -1,13 +1,8 @@
 """Intrinsics that a TFF computation calls, and checks of its number of clients.
 
-TFF infers the number of clients from the arguments. Without an argument at
-clients its runtime assumes zero clients and returns the initial value of the
-aggregation: for a federated_max, the smallest float. Our contexts refuse
-computations whose result over zero clients would be meaningless. A sum over
-zero clients is 0 and a mean NaN, as TFF defines them.
+Our contexts refuse computations whose result over zero clients would be
+meaningless. A sum over zero clients is 0 and a mean NaN, as TFF defines them.
 """
-
-from typing import Any
 
 import tensorflow_federated as tff
 
@@ -58,7 +53,9 @@ def is_one_per_client(type_spec: tff.Type) -> bool:
   return is_at_clients(type_spec) and not type_spec.all_equal
 
 
-def count_clients(argument: Any, type_spec: tff.Type | None) -> int | None:
+def count_clients(
+    argument: object, type_spec: tff.Type | None
+) -> int | None:
   """Returns the number of clients in an argument; None if it has none."""
   if isinstance(type_spec, tff.StructType):
     fields = values.iter_fields(argument, type_spec, 'argument')
@@ -85,6 +82,9 @@ def check_clients(comp: tff.Computation, num_clients: int | None) -> None:
       raise ValueError(
           f'A {name} over zero clients has no value; it needs at least one.'
       )
+  # TFF infers the number of clients from the arguments. Without an argument at
+  # clients its runtime assumes zero clients, and returns the initial value of
+  # the aggregation.
   elif any(
       name.startswith('federated_') and name not in _AT_SERVER for name in found
   ) and not _takes_clients(comp):

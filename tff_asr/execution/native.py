@@ -117,13 +117,12 @@ def _is_worker(child: psutil.Process) -> bool:
 
 
 class _Caller:
-  """Calls a context of TFF in a separate event loop.
+  """Calls a context of TFF in a separate event loop."""
 
-  Such a call blocks its event loop until the worker answers, at the end of a
-  round. If the worker dies, TFF starts a new one and calls again. To end a
-  call, cancel it first and then stop the worker: when the worker fails, the
-  call sees that it was cancelled.
-  """
+  # A call blocks its event loop until the worker answers, at the end of a
+  # round. If the worker dies, TFF starts a new one and calls again. To end a
+  # call, it is cancelled first, and then the worker is stopped: when the worker
+  # fails, the call sees that it was cancelled.
 
   def __init__(self, max_concurrent_clients: int | None):
     if max_concurrent_clients is not None:
@@ -219,19 +218,17 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _leave_interrupts_to_workers() -> None:
-  """Lets SIGINT end workers even if this process ignores it.
-
-  A program that a script starts in the background ignores SIGINT, and its
-  children inherit that. But TFF ends a worker by SIGINT when a context is
-  dropped, and would wait forever. Workers do not inherit handlers, so this
-  process replaces SIG_IGN by a handler that does nothing.
-  """
+  """Lets SIGINT end workers even if this process ignores it."""
+  # A program that a script starts in the background ignores SIGINT, and its
+  # children inherit that. But TFF ends a worker by SIGINT when a context is
+  # dropped, and would wait forever. Workers do not inherit handlers, so this
+  # process replaces SIG_IGN by a handler that does nothing.
   is_main = threading.current_thread() is threading.main_thread()
   if is_main and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, _ignore)
 
 
-def _ignore(*unused_signal: Any) -> None:
+def _ignore(*unused_signal: object) -> None:
   """Does nothing, as SIG_IGN."""
 
 

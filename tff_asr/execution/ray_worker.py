@@ -3,11 +3,9 @@
 It trains through a `client_trainer.ClientTrainer`: its clients' sum stays on
 its devices until the driver flushes it.
 
-The worker handles flat tensors only. Programs arrive as bytes; clients and the
-broadcast arrive as `pack` makes them. So the worker needs none of the classes
-that the computation's types name. A numeric tensor travels as a NumPy array,
-which Ray passes through shared memory; a string tensor as an array of bytes; a
-dataset (a variant tensor) as its serialized graph; sums as in `ray_sums`.
+The worker handles flat tensors only, so it needs none of the classes that the
+computation's types name. Programs arrive as bytes; clients and the broadcast as
+`pack` makes them; sums leave as `ray_sums` packs them.
 """
 
 import collections
@@ -165,11 +163,9 @@ class RayWorker:
     )
 
   def ping(self) -> None:
-    """Returns if the worker and its machine are there, also during training.
-
-    A process survives its machine's Ray by seconds. It would answer, but
-    without the object store it can do nothing.
-    """
+    """Returns if the worker and its machine are there, also during training."""
+    # A process survives its machine's Ray by seconds. It would answer, but
+    # without the object store it can do nothing.
     ray_lib = _import_ray()
     ray_lib.get(ray_lib.put(bytes(_PING_BYTES)))
 
@@ -308,6 +304,7 @@ def check_software(node: str, *, expected: Mapping[str, str]) -> None:
   Raises:
     ValueError: naming the node and all that differs.
   """
+  # Other sources or versions could give other bits, or fail half-way.
   found = find_software()
   different = [
       f'{name} {found[name]} instead of {expected[name]}'
@@ -369,9 +366,7 @@ def digest_all(paths: Iterable[str], *, machine: str) -> dict[str, str]:
 def path_digest(path: str) -> str:
   """Returns a digest of a file, or of all files in a folder.
 
-  It covers names, sizes and the content of .json files. A corpus's .json file
-  holds the checksums of its shards, so the digest tells versions of a corpus
-  apart at little cost. One byte of every other file is read.
+  It covers names, sizes and the content of .json files.
 
   Args:
     path: as TensorFlow reads it.
@@ -393,6 +388,9 @@ def path_digest(path: str) -> str:
     found = hashlib.sha256()
     for name in names:
       file_path = os.path.join(path, name) if name else path
+      # A corpus's .json file holds the checksums of its shards, so a digest of
+      # it differs between versions of a corpus. One byte of a shard shows that
+      # the shard can be read.
       with tf.io.gfile.GFile(file_path, 'rb') as file:
         content = file.read() if name.endswith('.json') else file.read(1)
         size = file.size()
@@ -406,6 +404,9 @@ def path_digest(path: str) -> str:
 
 def pack(tensors: Sequence[tf.Tensor]) -> list[Packed]:
   """Returns the tensors as values that pickle.
+
+  A numeric tensor becomes a NumPy array, which Ray passes through shared
+  memory; a string tensor an array of bytes; a dataset its serialized graph.
 
   Raises:
     tf.errors.OpError: a dataset that has no serialized form, such as one of a

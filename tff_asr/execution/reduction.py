@@ -82,7 +82,7 @@ def _all_reduce(sums: dict[str, list[tf.Tensor]]) -> list[tf.Tensor]:
   parts = list(sums.values())
   sums.clear()
   for index, leaves in enumerate(zip(*parts)):
-    # Each device gets the sum; the first one's is kept.
+    # Leaf by leaf, to free early. Each device gets the sum; one is kept.
     parts[0][index] = reduce_leaf(*leaves)[0]
     for part in parts[1:]:
       part[index] = None

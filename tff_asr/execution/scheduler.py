@@ -144,6 +144,7 @@ class Scheduler(Generic[Value]):
     self._lost = set()  # Workers.
     self._losses = collections.Counter()  # By group.
     self._is_over = False
+    # Two conditions: threads that wait for a task need not wake for each sum.
     lock = threading.RLock()
     self._has_task = threading.Condition(lock)
     self._has_sum = threading.Condition(lock)
@@ -160,7 +161,7 @@ class Scheduler(Generic[Value]):
       return None
 
   def _next(self, worker: Hashable) -> Task | None:
-    """The worker's next task, if there is one now."""
+    """Returns the worker's next task, if there is one now."""
     own = self._tasks[worker]
     if any(isinstance(task, FlushSum) for task in own):
       return None  # The next group belongs to the next running sum.

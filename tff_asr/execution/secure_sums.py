@@ -1,10 +1,7 @@
 """Replaces secure sums by exact plain ones with the same result.
 
 Secure aggregation reveals a sum of integers to the server and nothing else. A
-simulation has all values anyway, so it adds them itself. Each client's values
-are checked as the protocol requires: from 0 to the largest input of
-`tff.federated_secure_sum` and `tff.federated_secure_sum_bitwidth`. Sums are
-exact, in int64; a modular sum is reduced at the end.
+simulation has all values anyway, so it adds them itself, in int64.
 """
 
 from collections.abc import Callable
@@ -38,7 +35,9 @@ def as_plain_sums(
   updates_type = form.work.type_signature.result
   secure_types = list(updates_type)[1:]
 
-  # At each client, as the protocol's encoding would check it.
+  # At each client, as the protocol requires: from 0 to the largest input of
+  # `tff.federated_secure_sum` and `tff.federated_secure_sum_bitwidth`. A modular
+  # sum takes any input.
   @tff.tensorflow.computation(updates_type)
   def check(updates):
     bitwidths, largest = form.secure_sum_bitwidth(), form.secure_sum_max_input()
@@ -48,7 +47,7 @@ def as_plain_sums(
         _map(lambda value, _: tf.cast(value, tf.int64), updates[3], None),
     ]
 
-  # At the server: the moduli and the original dtypes.
+  # At the server: modular sums are reduced, and all get their own dtypes.
   @tff.tensorflow.computation(check.type_signature.result)
   def restore(totals):
     totals = [
