@@ -36,8 +36,8 @@ def as_plain_sums(
   secure_types = list(updates_type)[1:]
 
   # At each client, as the protocol requires: from 0 to the largest input of
-  # `tff.federated_secure_sum` and `tff.federated_secure_sum_bitwidth`. A modular
-  # sum takes any input.
+  # `tff.federated_secure_sum` and `tff.federated_secure_sum_bitwidth`. Modular
+  # sums take any input.
   @tff.tensorflow.computation(updates_type)
   def check(updates):
     bitwidths, largest = form.secure_sum_bitwidth(), form.secure_sum_max_input()
