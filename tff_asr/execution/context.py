@@ -311,10 +311,10 @@ def trim_malloc(tensors: Iterable[tf.Tensor]) -> None:
   """Returns free memory to the system if these tensors are large together."""
   # glibc's allocator keeps freed blocks under 32 MB for reuse. Clients and the
   # server's step need blocks of different sizes, so a large model leaves
-  # gigabytes unused. A round of 255.8M parameters peaked at 12.8 GiB without this and
-  # `sequential`, and at 9.2 GiB with them, when tensors came from glibc. oneDNN
-  # takes them from a pool of TensorFlow, which returns nothing unless
-  # `TF_ONEDNN_USE_SYSTEM_ALLOCATOR` is 1; memory of NumPy is returned.
+  # gigabytes unused. A round of 255.8M parameters peaked at 12.8 GiB without
+  # this and `sequential`, and at 9.2 GiB with them, when tensors came from
+  # glibc. oneDNN takes them from a pool of TensorFlow, which returns nothing
+  # unless `TF_ONEDNN_USE_SYSTEM_ALLOCATOR` is 1; memory of NumPy is returned.
   if _malloc_trim is None:
     return
   num_bytes = sum(
