@@ -555,7 +555,7 @@ def write(measured: Mapping[str, Mapping[str, Any]], *, path: str) -> None:
   plots_dir = os.path.join(os.path.dirname(os.path.abspath(path)), 'results')
   os.makedirs(plots_dir, exist_ok=True)
   plots.save(
-      plots.curves(
+      plots.plot_grid(
           {
               name: {
                   split: [

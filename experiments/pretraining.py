@@ -766,7 +766,7 @@ def _tuned_contrast(
   errors = found[..., 0].sum(axis=1)
   words = np.abs(found[0, 0, :, 1])
   rates = errors.sum(axis=1) / words.sum()
-  return confidence.contrast(
+  return confidence.linear_contrast(
       errors.mean(axis=0).tolist(),
       words.tolist(),
       seed_variance=(

@@ -131,7 +131,7 @@ def _contrast(
   """A sum of rows' word error rates; None if one is not measured."""
   if not weights.keys() <= rows.keys():
     return None
-  return tables.contrast([
+  return tables.linear_contrast([
       (rows[label].runs, weight, rows[label].seed_variance)
       for label, weight in weights.items()
   ])
@@ -140,7 +140,7 @@ def _contrast(
 def paired(differences: Sequence[float]) -> confidence.Interval:
   """The mean of paired differences, with Student's interval."""
   # Of one word each, the ratio estimator is the mean.
-  return confidence.contrast(differences, [1] * len(differences))
+  return confidence.linear_contrast(differences, [1] * len(differences))
 
 
 def shown(found: confidence.Interval, digits: int) -> str:
@@ -283,7 +283,7 @@ COLUMNS: Mapping[str, Callable[..., str]] = {
     'epsilon': lambda each, *unused: tables.epsilon(each.runs),
     'epsilon (RDP)': _by_rdp,
     'utterances': _utterances,
-    'MB': lambda each, *unused: tables.traffic(each.runs),
+    'MB': lambda each, *unused: tables.megabytes_per_round(each.runs),
     'seconds': lambda each, *unused: tables.seconds(each.runs),
 }
 """Further columns: names to what they show of a row, its group and its rows."""
@@ -319,7 +319,7 @@ def _draw(rows: Rows, *, label: str) -> plots.Figure:
       weights = {each.row.label: 1, other.row.label: -1}
       gaps[each.row.x] = _contrast(weights, rows)
   # With several gaps at one place the points say enough.
-  return plots.along(
+  return plots.plot_wer_vs(
       series, lines=lines, gaps=gaps if is_clear else {}, label=label
   )
 

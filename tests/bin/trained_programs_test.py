@@ -222,7 +222,7 @@ class TrainedProgramsTest(absltest.TestCase):
     def serve(server):
       recording = pathlib.Path(path).read_bytes()
       answer = server.transcribe(recording, reference='')
-      heard.extend(each['text'] for each in answer['heard'])
+      heard.extend(each['text'] for each in answer['hypotheses'])
 
     with mock.patch.object(demo.Server, 'serve_forever', serve):
       finished = self.run_program(

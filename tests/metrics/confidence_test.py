@@ -67,7 +67,7 @@ class ContrastTest(parameterized.TestCase):
       ('sure', [1, 2], [10, 20], 0.0, 0.1, 0.0),
   )
   def test_by_hand(self, errors, words, seed_variance, estimate, deviation):
-    found = confidence.contrast(errors, words, seed_variance=seed_variance)
+    found = confidence.linear_contrast(errors, words, seed_variance=seed_variance)
     half = 12.706 * deviation
     np.testing.assert_allclose(
         found, (estimate, estimate - half, estimate + half), rtol=1e-4
@@ -80,7 +80,7 @@ class ContrastTest(parameterized.TestCase):
       seeds = generator.normal(0, 0.02)
       words = generator.integers(50, 90, 10)
       gaps = words * (generator.normal(0.1, 0.03, 10) + seeds)
-      found = confidence.contrast(gaps, words, seed_variance=0.02**2)
+      found = confidence.linear_contrast(gaps, words, seed_variance=0.02**2)
       num_covering += found.low <= 0.1 <= found.high
     # Student's quantile is for the speakers alone: too wide, if anything.
     self.assertBetween(num_covering / num_trials, 0.94, 0.985)
@@ -92,7 +92,7 @@ class ContrastTest(parameterized.TestCase):
   )
   def test_bad_arguments(self, errors, words, message):
     with self.assertRaisesRegex(ValueError, message):
-      confidence.contrast(errors, words)
+      confidence.linear_contrast(errors, words)
 
   def test_variances_are_pooled_by_degrees_of_freedom(self):
     # Squares 2 and 8 of one and two degrees; a sample of one says nothing.

@@ -32,7 +32,7 @@ class AlignTest(parameterized.TestCase):
   def test_by_hand(self, reference, hypothesis, expected):
     self.assertEqual(word_errors.align(reference, hypothesis), expected)
 
-  def test_spells_both_with_the_fewest_errors(self):
+  def test_pairs_contain_both_texts_with_the_fewest_errors(self):
     generator = random.Random(1)
     for _ in range(200):
       said, heard = (
@@ -43,10 +43,10 @@ class AlignTest(parameterized.TestCase):
           [pair.reference for pair in pairs if pair.kind != 'insert'], said
       )
       self.assertEqual(
-          [pair.heard for pair in pairs if pair.kind != 'delete'], heard
+          [pair.hypothesis for pair in pairs if pair.kind != 'delete'], heard
       )
       for pair in pairs:
-        self.assertEqual(pair.kind == 'equal', pair.reference == pair.heard)
+        self.assertEqual(pair.kind == 'equal', pair.reference == pair.hypothesis)
       self.assertEqual(
           word_errors.count(' '.join(said), ' '.join(heard)).errors,
           _distance(said, heard),

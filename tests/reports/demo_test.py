@@ -118,12 +118,12 @@ class DemoTest(cases.TestCase):
         ('2.5', '0.001', True),
     )
 
-  def test_each_model_hears_the_recording(self):
+  def test_each_model_transcribes_the_recording(self):
     status, answer = self.transcribe(
         _tone(0.5, rate_hz=44100, format='FLAC'), 'One, TWO'
     )
     self.assertEqual((status, answer['seconds']), (200, 0.5))
-    one, two = answer['heard']
+    one, two = answer['hypotheses']
     self.assertEqual((one['text'], one['errors'], one['words']),
                      ('one too', 1, 2))
     self.assertEqual(
@@ -136,7 +136,7 @@ class DemoTest(cases.TestCase):
 
   def test_counts_no_errors_without_a_reference(self):
     _, answer = self.transcribe(_tone(0.1), ' ?!')
-    self.assertEqual(answer['heard'][0], {'text': 'one too', 'pairs': None})
+    self.assertEqual(answer['hypotheses'][0], {'text': 'one too', 'pairs': None})
 
   def test_case_and_punctuation_do_not_count(self):
     found = demo.compare('«Ça va», dit-il: l’été!', "ça va dit-il l'été")
@@ -227,12 +227,12 @@ class DemoTest(cases.TestCase):
       browser.type('#reference', 'one two')
       browser.type('#file', str(file))
       status = 'return document.querySelector("#status").innerText'
-      browser.wait(status, 'Heard 2.0 seconds.')
-      heard = (
+      browser.wait(status, 'Transcribed 2.0 seconds.')
+      lines = (
           'return [...document.querySelectorAll("#runs li")].map('
           'e => e.innerText.split("\\n"))'
       )
-      (_, *first), (_, *second) = browser.run(heard)
+      (_, *first), (_, *second) = browser.run(lines)
       self.assertIn('one two too', ' '.join(first))
       self.assertIn('1 of 2 words (50 %)', first)
       self.assertIn('NOT PRIVATE', first)
@@ -243,9 +243,9 @@ class DemoTest(cases.TestCase):
       time.sleep(1)
       browser.click('#record')
       browser.wait(recording, 'Record')
-      browser.wait(f'{status}.startsWith("Heard ")', True)
+      browser.wait(f'{status}.startsWith("Transcribed ")', True)
       self.assertEqual(browser.run('return document.title'),
-                       'What the models hear')
+                       'Transcripts of several models')
     of_file, *_, recorded = self.models[0].waveforms
     self.assertLen(of_file, 32000)
     self.assertBetween(len(recorded), 8000, 80000)

@@ -178,7 +178,7 @@ class PlotsTest(cases.TestCase):
   def test_experiments_along_numbers_have_their_gaps_beside(self):
     points = [plots.Point(1, 0.5, 0.1), plots.Point(4, 0.25, math.nan)]
     gap = confidence.Interval(0.1, 0.05, 0.2)
-    left, right = plots.along(
+    left, right = plots.plot_wer_vs(
         {'a': points}, lines={'seed': 0.75}, gaps={4: gap}, label='clients'
     ).axes
     line, (curve, *_) = left.lines[0], left.containers[0]
@@ -192,7 +192,7 @@ class PlotsTest(cases.TestCase):
 
   def test_only_points_at_one_place_stand_side_by_side(self):
     point = lambda x: plots.Point(x, 0.5, math.nan)
-    (axes,) = plots.along(
+    (axes,) = plots.plot_wer_vs(
         {'a': [point(4), point(5)], 'b': [point(4.1), point(5)]},
         lines={},
         gaps={},
@@ -205,7 +205,7 @@ class PlotsTest(cases.TestCase):
 
   def test_experiments_along_words(self):
     points = [plots.Point(x, 0.5, math.nan) for x in ('LAMB', 'SGD')]
-    (axes,) = plots.along({'': points}, lines={}, gaps={}, label='y').axes
+    (axes,) = plots.plot_wer_vs({'': points}, lines={}, gaps={}, label='y').axes
     labels = [label.get_text() for label in axes.get_xticklabels()]
     self.assertEqual(labels, ['LAMB', 'SGD'])
     path = self.path('x.png')

@@ -135,7 +135,7 @@ class ReportTest(cases.TestCase):
     self.assertNotIn('<b>', text)
     self.assertRegex(text, '<td class="(substitute|delete)">&lt;b&gt;four')
     self.assertIn('<td class="insert">&middot;</td>', text)
-    self.assertIn('nothing was said', text)
+    self.assertIn('reference and hypothesis are empty', text)
 
   def test_a_name_that_is_no_formula_and_no_tag_is_shown(self):
     row = self.row(

@@ -3,25 +3,13 @@
 import asyncio
 import os
 import pathlib
-import struct
 
 from absl.testing import parameterized
-import tensorflow as tf
 
 from tests import cases
 from tests.reports import run_folders
 from tff_asr.reports import runs
 from tff_asr.storage import metrics_file
-
-
-def crc32c(data: bytes) -> int:
-  """CRC-32C, bit by bit."""
-  crc = 2**32 - 1
-  for byte in data:
-    crc ^= byte
-    for _ in range(8):
-      crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-  return crc ^ (2**32 - 1)
 
 
 class RunsTest(cases.TestCase):
@@ -37,7 +25,7 @@ class RunsTest(cases.TestCase):
       asyncio.run(manager.release(metrics, key=key))
     return folder
 
-  def test_reads_what_the_folder_has(self):
+  def test_a_run_is_read_from_its_folder(self):
     folder = self.write(
         'run',
         settings={'NUM_ROUNDS': '3', 'RUNS': "\\\n    ['a',\n     'b']"},
@@ -62,7 +50,7 @@ class RunsTest(cases.TestCase):
     )
     self.assertEqual(run.test_errors.rate, 0.125)
 
-  def test_what_is_missing_is_none(self):
+  def test_missing_fields_are_none_or_empty(self):
     run = run_folders.read(self.path('run'))
     self.assertEqual((run.unit, run.num_done), ('step', 0))
     for missing in (run.results, run.epsilon, run.evaluation, run.last('x')):
@@ -95,7 +83,7 @@ class RunsTest(cases.TestCase):
         },
     )
 
-  def test_a_torn_record_of_tensorboard_ends_what_is_read(self):
+  def test_an_incomplete_record_of_tensorboard_is_left_out(self):
     folder = self.write('run')
     events = self.release(folder, {'x/layer_norm/a': 1.0}, 1, 2)
     path = os.path.join(events, *os.listdir(events))
@@ -109,50 +97,17 @@ class RunsTest(cases.TestCase):
         [run.name for run in runs.read(folders)], ['a/x', 'b/x', 'b/y']
     )
 
-  def test_bad_folders_are_named_together(self):
+  def test_all_bad_folders_are_named_in_one_error(self):
     good = self.write('good')
     with self.assertRaisesRegex(ValueError, 'good is given more than once'):
       runs.read([good, good + '/'])
     with self.assertRaisesRegex(ValueError, 'x has no config.*\n.*y has no'):
       runs.read([self.path(name) for name in ('x', 'good', 'y')])
 
-  @parameterized.parameters(0, 2**40, 2**62, 2**64 - 1)
-  def test_a_record_that_claims_any_length_ends_the_layers(self, length):
-    # TensorFlow's reader dies of these, so its checksum has to be right.
-    folder = self.write('run')
-    events = self.release(folder, {'x/layer_norm/a': 1.0}, 1)
-    head = struct.pack('<Q', length)
-    crc = crc32c(head)
-    crc = ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32
-    with open(os.path.join(events, *os.listdir(events)), 'ab') as f:
-      f.write(head + struct.pack('<I', crc) + b'x' * 8)
-    (run,) = runs.read([folder])
-    self.assertEqual(run.layers, {'layer_norm': {'a': {1: 1.0}}})
-
-  @parameterized.parameters(
-      ([10**10], 1.0, []), ([-5], 1.0, []), ([], 'text', []),
-      ([], 1.0, [1.0]), ([1], 1.0, []),
-  )
-  def test_of_layers_only_numbers_are_read(self, shape, value, expected):
-    tensor = tf.make_tensor_proto(value)
-    for size in shape:
-      tensor.tensor_shape.dim.add().size = size
-    event = tf.compat.v1.Event(step=3)
-    event.summary.value.add(tag='layer_norm/a', tensor=tensor)
-    folder = self.write('run')
-    os.mkdir(os.path.join(folder, 'tensorboard'))
-    path = os.path.join(folder, 'tensorboard', 'events.x')
-    with tf.io.TFRecordWriter(path) as writer:
-      writer.write(event.SerializeToString())
-    (run,) = runs.read([folder])
-    found = run.layers.get('layer_norm', {}).get('a', {})
-    self.assertEqual(list(found.values()), expected)
-
   @parameterized.parameters(
       ('test.json', '{', 'test.json is damaged'),
       ('test.json', '[' * 10**5, 'test.json is damaged .it is nested too'),
       ('test.json', '3', 'test.json is damaged'),
-      ('test.json', '{"a": 1}', 'it has no hypotheses or speakers'),
       ('test.json', '{"speakers": 3, "hypotheses": []}', 'json is damaged'),
       ('test.json', '{"speakers": {}, "hypotheses": []}', 'no words'),
       (
@@ -160,26 +115,7 @@ class RunsTest(cases.TestCase):
           '{"speakers": {"a": {"wrong": 1}}, "hypotheses": []}',
           'test.json is damaged',
       ),
-      ('privacy.json', '[]', 'it has a list in a wrong place'),
-      ('results.json', '{}', 'it has no ended_by'),
-      ('results.json', '{"ended_by": 3}', 'it has a int in a wrong place'),
-      ('privacy.json', '{"epsilon": [1], "groups": []}', 'no delta or private'),
-      (
-          'privacy.json',
-          '{"epsilon": [1], "groups": [], "delta": 1e-9, "private": true}',
-          'it has a list in a wrong place',
-      ),
-      (
-          'privacy.json',
-          '{"epsilon": 1, "groups": [{}], "delta": 1e-9, "private": true}',
-          'it has no cohort_size or kind',
-      ),
-      ('test.json', '{"speakers": {}, "hypotheses": [{}]}', 'no client_id or'),
-      (
-          'test.json',
-          '{"speakers": {"a": {"words": true}}, "hypotheses": []}',
-          'it has a bool in a wrong place',
-      ),
+      ('privacy.json', '[]', 'privacy.json is damaged .it is not an object'),
       ('metrics.csv', 'round,a\n1,x\n', 'metrics.csv is damaged'),
       ('metrics.csv', None, 'has no metrics.csv'),
   )

@@ -86,14 +86,14 @@ class TablesTest(cases.TestCase):
     pair = tables.Row('pair', [self.run_('x', 4, 2), self.run_('y', 6, 4)])
     # The pair's mean errors are 5 and 3, minus twice 8 and 6: -11 and -9.
     self.assertEqual(
-        tables.contrast([(pair, 1, 0.01), (seed, -2, 0.005)]),
-        confidence.contrast(
+        tables.linear_contrast([(pair, 1, 0.01), (seed, -2, 0.005)]),
+        confidence.linear_contrast(
             [-11, -9], [10, 10], seed_variance=0.01 + 4 * 0.005
         ),
     )
     other = tables.Row('other', [self.run_('other', 8)])
     with self.assertRaisesRegex(ValueError, 'other was evaluated on other'):
-      tables.contrast([(seed, 1, 0), (other, -1, 0)])
+      tables.linear_contrast([(seed, 1, 0), (other, -1, 0)])
 
   def test_runs_of_a_row_must_have_the_same_speakers(self):
     for name, wrong in (('few', (1,)), ('none', ())):

@@ -3,7 +3,7 @@
 Utterances of one speaker are not independent, so speakers are what is sampled.
 `rate` and `difference` resample many speakers (Bisani and Ney 2004, "Bootstrap
 estimates for confidence intervals in ASR performance evaluation"). A percentile
-bootstrap of ten speakers is too narrow: `contrast` is for few speakers, and can
+bootstrap of ten speakers is too narrow: `linear_contrast` is for few speakers, and can
 add the variance over random seeds.
 """
 
@@ -86,7 +86,7 @@ def difference(
   return Interval(float(gaps.sum() / words.sum()), float(low), float(high))
 
 
-def contrast(
+def linear_contrast(
     errors: Sequence[float],
     words: Sequence[float],
     *,

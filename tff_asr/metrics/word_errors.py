@@ -1,4 +1,4 @@
-"""Word and token errors, their rates and the alignment they are counted in.
+"""Word and token errors, their rates and the alignment that yields them.
 
     >>> errors = count('the cat sat', 'the cat sad down')
     >>> errors
@@ -17,26 +17,26 @@ import jiwer
 
 
 class Pair(NamedTuple):
-  """A word of the reference beside the word that was heard.
+  """A word of the reference aligned with a word of the hypothesis.
 
   Attributes:
     kind: 'equal', 'substitute', 'delete' or 'insert'.
-    reference: The word that was said; empty for 'insert'.
-    heard: The word that was heard; empty for 'delete'.
+    reference: The word of the reference; empty for 'insert'.
+    hypothesis: The word of the hypothesis; empty for 'delete'.
   """
 
   kind: str
   reference: str
-  heard: str
+  hypothesis: str
 
 
 class WordErrors(NamedTuple):
   """Counts over any number of utterances; add them with `+`.
 
   Attributes:
-    substitutions: Words of the reference heard as another.
-    deletions: Words of the reference not heard.
-    insertions: Words heard that the reference does not have.
+    substitutions: Words of the references with another word in the hypothesis.
+    deletions: Words of the references missing in the hypotheses.
+    insertions: Words of the hypotheses missing in the references.
     words: Words of the references.
   """
 
@@ -50,41 +50,43 @@ class WordErrors(NamedTuple):
 
   @property
   def errors(self) -> int:
+    """Returns the number of all errors."""
     return self.substitutions + self.deletions + self.insertions
 
   @property
   def rate(self) -> float:
-    """Word error rate: errors per word of the references.
+    """Returns the word error rate; NaN without words.
 
-    NaN without words. May exceed 1, since insertions have no bound.
+    It may exceed 1, since insertions have no bound.
     """
     return self.errors / self.words if self.words else float('nan')
 
 
 def align(reference: str, hypothesis: str) -> list[Pair]:
-  """Aligns the words of an utterance with those heard, with fewest errors.
+  """Aligns the words of a reference and a hypothesis, with fewest errors.
 
   Words are split at white space.
 
   Args:
-    reference: What was said; if empty, every word heard is an insertion.
-    hypothesis: What was heard.
+    reference: The transcript; if empty, every word is an insertion.
+    hypothesis: The recognised text.
 
   Returns:
-    A pair for each word of either, in order. All but the insertions spell the
-    reference, all but the deletions the hypothesis.
+    Pairs in order: without the insertions they are the reference, without the
+    deletions the hypothesis.
   """
-  said, heard = reference.split(), hypothesis.split()
-  if not said:
-    return [Pair('insert', '', word) for word in heard]
+  references, hypotheses = reference.split(), hypothesis.split()
+  # jiwer rejects an empty reference.
+  if not references:
+    return [Pair('insert', '', word) for word in hypotheses]
   # jiwer itself splits at spaces only.
-  output = jiwer.process_words(' '.join(said), ' '.join(heard))
+  output = jiwer.process_words(' '.join(references), ' '.join(hypotheses))
   return [
       Pair(chunk.type, *words)
       for chunk in output.alignments[0]
       for words in itertools.zip_longest(
-          said[chunk.ref_start_idx : chunk.ref_end_idx],
-          heard[chunk.hyp_start_idx : chunk.hyp_end_idx],
+          references[chunk.ref_start_idx : chunk.ref_end_idx],
+          hypotheses[chunk.hyp_start_idx : chunk.hyp_end_idx],
           fillvalue='',
       )
   ]
@@ -101,32 +103,34 @@ def count(reference: str, hypothesis: str) -> WordErrors:
   )
 
 
-def count_tokens(reference: Sequence[int], heard: Sequence[int]) -> WordErrors:
-  """Counts the errors of one utterance by token, of their ids."""
-  spell = lambda ids: ' '.join(map(str, ids))
-  return count(spell(reference), spell(heard))
+def count_tokens(
+    reference: Sequence[int], hypothesis: Sequence[int]
+) -> WordErrors:
+  """Counts the token errors of one utterance, given ids of tokens."""
+  join = lambda ids: ' '.join(map(str, ids))
+  return count(join(reference), join(hypothesis))
 
 
 def published_rate(
     utterances: Iterable[WordErrors], *, num_fill_rows: int = 0
 ) -> float:
-  """The word error rate as the code of the federated ASR paper counts it.
+  """Computes the word error rate as the code of the federated ASR paper does.
 
-  It weighs an utterance's own rate not by its words but by two more, which its
-  split at spaces makes of the spaces around a target. A row that fills a batch
-  counts for a word without an error. An utterance without words does not count.
+  An utterance without words does not count.
 
   Args:
-    utterances: The errors of each; that code has none over 30 s.
+    utterances: The errors of each utterance; that code has none over 30 s.
     num_fill_rows: Rows that fill batches to a multiple of 8.
 
   Returns:
     The rate; NaN without words.
   """
-  heard = [errors for errors in utterances if errors.words]
-  weighted = sum(errors.rate * (errors.words + 2) for errors in heard)
-  weight = sum(errors.words + 2 for errors in heard) + num_fill_rows
-  return weighted / weight if heard else float('nan')
+  spoken = [errors for errors in utterances if errors.words]
+  # Two more than its words: that code splits a target at the spaces around it.
+  weighted = sum(errors.rate * (errors.words + 2) for errors in spoken)
+  # A row that fills a batch counts for a word without an error.
+  weight = sum(errors.words + 2 for errors in spoken) + num_fill_rows
+  return weighted / weight if spoken else float('nan')
 
 
 def total(errors: Iterable[WordErrors]) -> WordErrors:

@@ -1,4 +1,4 @@
-"""Local page: one recording, and what the models of several runs hear in it.
+"""Local web page: transcripts of one recording by the models of several runs.
 
 A server of Python's own library, for the person at this computer:
 
@@ -6,14 +6,14 @@ A server of Python's own library, for the person at this computer:
   that no other site's name can be pointed here (DNS rebinding); a recording
   must come from the page itself (its Origin).
 - A recording is bounded in bytes and seconds before it is decoded, and is kept
-  in memory only while it is heard. Requests are not logged.
+  in memory only while it is transcribed. Requests are not logged.
 - Names and transcripts reach the page as JSON, which it shows as text, never as
   markup. The page fetches nothing from elsewhere; its security policy says so.
 
     GET  /            the page
     GET  /runs        {max_bytes, max_sec, runs: [`describe`]}
     POST /transcribe?reference=TEXT, an audio file
-                      {seconds, heard: [`compare`]}, a run each; {error} if not
+                      {seconds, hypotheses: [`compare`]}, one per run; or {error}
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ MAX_SEC = 120.0
 Recognize = Callable[
     [Iterable[tuple[str, np.ndarray]]], Iterator[recognizer_lib.Recognition]
 ]
-"""Hears waveforms as `Recognizer` does: names and int16 [N], 16 kHz mono."""
+"""A `Recognizer`, or a function like it."""
 
 _PAGE = os.path.join(os.path.dirname(__file__), 'demo.html')
 # Scripts and styles are those of the page; a recording is played from memory,
@@ -52,7 +52,7 @@ _POLICY = (
     "style-src 'nonce-{nonce}'; connect-src 'self'; media-src blob:; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-# A page that sends more slowly has gone.
+# A page that sends nothing for longer was closed.
 _TIMEOUT_SEC = 30
 
 
@@ -81,13 +81,13 @@ class Server(socketserver.ThreadingTCPServer):
     """
     self.runs = [describe(row) for row in rows]
     self._recognizers = recognizers
-    # A model at a time: each takes all cores.
+    # One model at a time: each uses all cores.
     self._lock = threading.Lock()
     try:
       super().__init__((HOST, port), _Handler)
     except OSError as e:
       raise ValueError(
-          f'port {port} cannot be used ({e.strerror}): take another --port.'
+          f'port {port} cannot be used ({e.strerror}): use another --port.'
       ) from e
 
   @property
@@ -95,22 +95,25 @@ class Server(socketserver.ThreadingTCPServer):
     return f'http://{HOST}:{self.server_address[1]}/'
 
   def transcribe(self, recording: bytes, *, reference: str) -> dict[str, Any]:
-    """What the runs hear in an audio file.
+    """Transcribes an audio file with the model of each run.
 
     Raises:
-      AudioError: It is no audio, or too long.
+      AudioError: The file is not audio, or is too long.
     """
     with self._lock:
       waveform = audio.read(recording, name='this file', max_sec=MAX_SEC)
-      heard = []
+      hypotheses = []
       for recognize in self._recognizers:
         (recognition,) = recognize([('recording', waveform)])
-        heard.append(compare(reference, recognition.text))
-    return {'seconds': len(waveform) / audio.SAMPLE_RATE_HZ, 'heard': heard}
+        hypotheses.append(compare(reference, recognition.text))
+    return {
+        'seconds': len(waveform) / audio.SAMPLE_RATE_HZ,
+        'hypotheses': hypotheses,
+    }
 
 
 def describe(row: tables.Row) -> dict[str, Any]:
-  """What the page says of a run, as texts; empty where it is not known."""
+  """Returns the page's description of a run; texts are empty if unknown."""
   run = row.first
   return {
       'name': row.label,
@@ -124,23 +127,23 @@ def describe(row: tables.Row) -> dict[str, Any]:
   }
 
 
-def compare(reference: str, heard: str) -> dict[str, Any]:
-  """What was heard, word for word beside what was said, if that is known.
+def compare(reference: str, hypothesis: str) -> dict[str, Any]:
+  """Aligns a hypothesis with the reference, if there is one.
 
-  Case and punctuation do not count: models differ in what they write of them.
+  Case and punctuation do not count, because models differ in them.
 
   Returns:
-    text: What was heard.
+    text: The hypothesis.
     pairs: `word_errors.Pair`s; None without a reference.
     errors, words: Their counts.
   """
-  said = _words(reference)
-  if not said:
-    return {'text': heard, 'pairs': None}
-  errors = word_errors.count(said, _words(heard))
+  words = _words(reference)
+  if not words:
+    return {'text': hypothesis, 'pairs': None}
+  errors = word_errors.count(words, _words(hypothesis))
   return {
-      'text': heard,
-      'pairs': word_errors.align(said, _words(heard)),
+      'text': hypothesis,
+      'pairs': word_errors.align(words, _words(hypothesis)),
       'errors': errors.errors,
       'words': errors.words,
   }
@@ -157,7 +160,7 @@ def _words(text: str) -> str:
 
 
 class _Refused(Exception):
-  """A request that is not answered."""
+  """A request that is refused."""
 
   def __init__(self, status: http.HTTPStatus, why: str):
     super().__init__(why)
@@ -169,7 +172,7 @@ def _split(url: str) -> parse.SplitResult:
   try:
     return parse.urlsplit(url)
   except ValueError as e:
-    raise _Refused(http.HTTPStatus.BAD_REQUEST, 'No such address.') from e
+    raise _Refused(http.HTTPStatus.BAD_REQUEST, 'Malformed URL.') from e
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -194,21 +197,21 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       host = self.headers.get('Host', '')
       # With any port: it may be forwarded from another computer.
       if _split(f'//{host}').hostname not in (HOST, 'localhost'):
-        raise _Refused(http.HTTPStatus.FORBIDDEN, 'This is not your host.')
+        raise _Refused(http.HTTPStatus.FORBIDDEN, 'Unknown host.')
       if self.command == 'POST' and (
           self.headers.get('Origin') != f'http://{host}'
       ):
-        raise _Refused(http.HTTPStatus.FORBIDDEN, 'Only its own page may ask.')
+        raise _Refused(http.HTTPStatus.FORBIDDEN, 'Requests must come from the page itself.')
       path = _split(self.path).path
       if path not in answers:
-        raise _Refused(http.HTTPStatus.NOT_FOUND, 'There is nothing here.')
+        raise _Refused(http.HTTPStatus.NOT_FOUND, 'Not found.')
       answers[path]()
     except _Refused as e:
       self._send_json({'error': str(e)}, status=e.status)
     except audio.AudioError as e:
       self._send_json({'error': str(e)}, status=http.HTTPStatus.BAD_REQUEST)
     except (ConnectionError, TimeoutError):
-      pass  # The page has gone.
+      pass  # The page was closed.
 
   def _page(self) -> None:
     nonce = secrets.token_urlsafe(16)
@@ -224,7 +227,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   def _transcribe(self) -> None:
     size = self.headers.get('Content-Length', '')
     if not size.isdecimal() or 'Transfer-Encoding' in self.headers:
-      raise _Refused(http.HTTPStatus.LENGTH_REQUIRED, 'Its size is missing.')
+      raise _Refused(http.HTTPStatus.LENGTH_REQUIRED, 'The Content-Length is missing.')
     if len(size) > len(str(MAX_BYTES)) or int(size) > MAX_BYTES:
       raise _Refused(
           http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE,

@@ -338,7 +338,7 @@ def epsilon_by_population(
   return figure
 
 
-def along(
+def plot_wer_vs(
     series: Mapping[str, Sequence[Point]],
     *,
     lines: Mapping[str, float],
@@ -405,7 +405,7 @@ def along(
   return figure
 
 
-def curves(
+def plot_grid(
     panels: Mapping[str, Mapping[str, Sequence[Point]]],
     *,
     label: str,

@@ -227,18 +227,18 @@ def _worst(runs: plots.Runs, num_worst: int) -> Iterator[str]:
       yield _aligned(each['reference'], each['text'])
 
 
-def _aligned(reference: str, heard: str) -> str:
-  """An utterance's words above what was heard of them, errors in colour."""
-  pairs = word_errors.align(reference, heard)
+def _aligned(reference: str, hypothesis: str) -> str:
+  """Returns a table of an utterance's aligned words, errors in colour."""
+  pairs = word_errors.align(reference, hypothesis)
   if not pairs:
-    return _note('(nothing was said, and nothing heard)')
+    return _note('(reference and hypothesis are empty)')
   lines = {
       name: ''.join(
           f'<td class="{pair.kind}">'
-          f'{html.escape(getattr(pair, field)) or "&middot;"}</td>'
+          f'{html.escape(getattr(pair, name)) or "&middot;"}</td>'
           for pair in pairs
       )
-      for name, field in (('said', 'reference'), ('heard', 'heard'))
+      for name in ('reference', 'hypothesis')
   }
   inside = ''.join(
       f'<tr><th>{name}</th>{line}</tr>' for name, line in lines.items()

@@ -135,7 +135,7 @@ def overview(rows: Sequence[Row]) -> Table:
   ]
 
 
-def contrast(
+def linear_contrast(
     terms: Sequence[tuple[Row, float, float]],
 ) -> confidence.Interval:
   """A weighted sum of word error rates, and its interval.
@@ -152,7 +152,7 @@ def contrast(
   for row, _, _ in terms:
     if row.words != words:
       raise ValueError(f'{row.label} was evaluated on other speakers.')
-  return confidence.contrast(
+  return confidence.linear_contrast(
       [
           sum(weight * count for (_, weight, _), count in zip(terms, counts))
           for counts in zip(*(row.errors for row, _, _ in terms))
@@ -258,7 +258,7 @@ def rate(row: Row) -> str:
   return shown
 
 
-def traffic(row: Row) -> str:
+def megabytes_per_round(row: Row) -> str:
   """Megabytes of a client in a round."""
   found = row.result('bytes_per_client_and_round')
   return f'{found["down"] / 1e6:.2f} + {found["up"] / 1e6:.2f}' if found else ''
